@@ -1,0 +1,39 @@
+# Bare `make` lists the targets.
+GO ?= go
+
+.DEFAULT_GOAL := help
+.PHONY: help run test race nocgo portable lint generate bench bench-gemm
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+run: ## train a GPT on the Go standard library's source with 2 ranks
+	$(GO) run ./examples/gpt
+
+test: ## run all tests
+	$(GO) test ./...
+
+race: ## run all tests under the race detector
+	$(GO) test -race -timeout 20m ./...
+
+nocgo: ## build and test without cgo
+	CGO_ENABLED=0 $(GO) build ./...
+	CGO_ENABLED=0 $(GO) test ./...
+
+portable: ## test the kernels without assembly, and build for arm64
+	$(GO) test -tags purego ./internal/kernel/... ./internal/ops ./fsdp -run 'Test[^G]|TestGoldenGradients'
+	GOARCH=arm64 $(GO) vet ./...
+
+lint: ## gofmt, vet, staticcheck
+	@test -z "$$(gofmt -l .)" || { gofmt -l .; exit 1; }
+	$(GO) vet ./...
+	$(GO) run honnef.co/go/tools/cmd/staticcheck@v0.8.2 ./...
+
+generate: ## generate the assembly again
+	$(GO) generate ./...
+
+bench: ## tokens/s and GFLOP/s of a GPT, against Gorgonia's TapeMachine
+	$(GO) run ./internal/bench
+
+bench-gemm: ## GFLOP/s of the matrix product
+	$(GO) test ./internal/kernel/gemm -run '^$$' -bench Gemm -benchtime 200ms
