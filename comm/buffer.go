@@ -1,0 +1,148 @@
+package comm
+
+import (
+	"fmt"
+	"reflect"
+	"unsafe"
+)
+
+// DType is the element type of a [Buffer]. The zero value is no type.
+type DType uint8
+
+// The element types that collectives move.
+const (
+	Float32 DType = iota + 1
+	Float64
+	Int32
+	Int64
+	Uint8 // bytes
+)
+
+// dtypes holds what the methods of DType answer; row 0 is the invalid type.
+var dtypes = [...]struct {
+	name string
+	size int
+}{{"invalid", 0}, {"float32", 4}, {"float64", 8}, {"int32", 4}, {"int64", 8}, {"uint8", 1}}
+
+// Size returns the bytes of one element, 0 if d is no type.
+func (d DType) Size() int {
+	if !d.valid() {
+		return 0
+	}
+	return dtypes[d].size
+}
+
+// String returns the name of the Go type.
+func (d DType) String() string {
+	if !d.valid() {
+		return fmt.Sprintf("DType(%d)", uint8(d))
+	}
+	return dtypes[d].name
+}
+
+func (d DType) valid() bool { return d >= Float32 && d <= Uint8 }
+func (d DType) float() bool { return d == Float32 || d == Float64 }
+
+// Elem are the Go types a [Buffer] can hold.
+type Elem interface {
+	~float32 | ~float64 | ~int32 | ~int64 | ~uint8
+}
+
+// Buffer is a typed, contiguous piece of host memory with an optional label. It
+// is a small value that refers to memory owned by whoever made it, like a slice.
+// The zero Buffer holds nothing and is refused by every collective.
+type Buffer struct {
+	ptr   unsafe.Pointer
+	len   int // elements
+	dtype DType
+	label string
+}
+
+// Of returns the Buffer of the elements of s; it shares their memory.
+func Of[T Elem](s []T) Buffer {
+	return Buffer{ptr: unsafe.Pointer(unsafe.SliceData(s)), len: len(s), dtype: dtypeOf[T]()}
+}
+
+func dtypeOf[T Elem]() DType {
+	switch reflect.TypeFor[T]().Kind() {
+	case reflect.Float32:
+		return Float32
+	case reflect.Float64:
+		return Float64
+	case reflect.Int32:
+		return Int32
+	case reflect.Int64:
+		return Int64
+	default:
+		return Uint8
+	}
+}
+
+// Named returns b with a label, the name of what the memory holds ("h.3"). It
+// appears in errors, and ranks whose labels differ do not match.
+func (b Buffer) Named(label string) Buffer {
+	b.label = label
+	return b
+}
+
+// Len returns the number of elements.
+func (b Buffer) Len() int { return b.len }
+
+// DType returns the element type.
+func (b Buffer) DType() DType { return b.dtype }
+
+// Label returns the label, "" if there is none.
+func (b Buffer) Label() string { return b.label }
+
+// Bytes returns the memory of b as bytes, shared, in the machine's byte order.
+func (b Buffer) Bytes() []byte {
+	return unsafe.Slice((*byte)(b.ptr), b.len*b.dtype.Size())
+}
+
+// Slice returns the elements [lo, hi) of b, same memory and label. Bounds that do
+// not lie in b give a Buffer without a type, which every collective refuses.
+func (b Buffer) Slice(lo, hi int) Buffer {
+	if lo < 0 || hi < lo || hi > b.len {
+		return Buffer{label: b.label}
+	}
+	return b.slice(lo, hi)
+}
+
+// slice is Slice for bounds known to be right.
+func (b Buffer) slice(lo, hi int) Buffer {
+	if hi > lo { // an empty range may start past the end, where a pointer must not point
+		b.ptr = unsafe.Add(b.ptr, lo*b.dtype.Size())
+	}
+	b.len = hi - lo
+	return b
+}
+
+// String describes b as in errors: float32[1024] "h.3".
+func (b Buffer) String() string {
+	s := fmt.Sprintf("%v[%d]", b.dtype, b.len)
+	if b.label != "" {
+		s += fmt.Sprintf(" %q", b.label)
+	}
+	return s
+}
+
+// Slice returns the memory of b as a slice of T, shared. It fails if T is not
+// the element type of b.
+func Slice[T Elem](b Buffer) ([]T, error) {
+	if d := dtypeOf[T](); d != b.dtype {
+		return nil, fmt.Errorf("comm: buffer %v does not hold %v", b, d)
+	}
+	return view[T](b), nil
+}
+
+// view is Slice for a type known to be right.
+func view[T Elem](b Buffer) []T { return unsafe.Slice((*T)(b.ptr), b.len) }
+
+// overlap reports whether a and b share memory.
+func overlap(a, b Buffer) bool {
+	if a.len == 0 || b.len == 0 {
+		return false
+	}
+	pa, pb := uintptr(a.ptr), uintptr(b.ptr)
+	return pa < pb+uintptr(b.len*b.dtype.Size()) && pb < pa+uintptr(a.len*a.dtype.Size())
+}

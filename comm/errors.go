@@ -1,0 +1,43 @@
+package comm
+
+import (
+	"errors"
+	"fmt"
+)
+
+// ErrClosed is wrapped by the error of an operation that needs a rank which has
+// closed its handle.
+var ErrClosed = errors.New("group closed")
+
+// ErrInvalid is wrapped by the error of an operation with bad arguments.
+var ErrInvalid = errors.New("invalid call")
+
+// RankError says that a group failed because of one rank: it aborted, closed,
+// gave up waiting, made an invalid call, or died. All ranks of the group get the
+// same error, that rank included.
+type RankError struct {
+	Group string // name of the group, "world" for the first one
+	Rank  int    // in that group
+	Err   error  // what happened there
+}
+
+func (e *RankError) Error() string {
+	return fmt.Sprintf("comm: rank %d of group %q: %v", e.Rank, e.Group, e.Err)
+}
+
+// Unwrap returns e.Err.
+func (e *RankError) Unwrap() error { return e.Err }
+
+// MismatchError says that two ranks made different calls where the same one was
+// due. All ranks of the group get the same error.
+type MismatchError struct {
+	Group string    // name of the group
+	Seq   uint64    // the how-manieth collective of the group, from 1
+	Ranks [2]int    // two ranks that disagree, in ascending order
+	Calls [2]string // what each of them called
+}
+
+func (e *MismatchError) Error() string {
+	return fmt.Sprintf("comm: collective #%d of group %q: rank %d %s, rank %d %s",
+		e.Seq, e.Group, e.Ranks[0], e.Calls[0], e.Ranks[1], e.Calls[1])
+}

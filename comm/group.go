@@ -1,0 +1,89 @@
+package comm
+
+import (
+	"context"
+	"fmt"
+)
+
+// Op is the operator of a reduction. The zero value is Sum.
+type Op uint8
+
+// The operators. Float Sum and Avg follow the canonical tree order of the
+// package; Max and Min are NaN where any rank has NaN. Integer sums wrap around,
+// and integers have no Avg.
+const (
+	Sum Op = iota
+	Avg    // Sum times 1/Size
+	Max
+	Min
+)
+
+var opNames = [...]string{"sum", "avg", "max", "min"}
+
+// String returns the lower-case name.
+func (op Op) String() string {
+	if int(op) >= len(opNames) {
+		return fmt.Sprintf("Op(%d)", uint8(op))
+	}
+	return opNames[op]
+}
+
+// Group is one rank's handle of a process group.
+//
+// The four collectives never block and report every problem, bad arguments
+// included, through Wait. Buffers belong to the group from the call until Wait
+// returns, with or without an error: until then the caller neither reads dst nor
+// writes src. Buffers of different ranks must not overlap. A Work that is never
+// waited for keeps its buffers until Close.
+//
+// Methods may be called from any goroutine, but as the order of the calls is
+// what matches them with the other ranks, one goroutine per rank normally issues.
+type Group interface {
+	// Rank is this rank's index, 0 <= Rank < Size.
+	Rank() int
+	// Size is the number of ranks.
+	Size() int
+
+	// AllGather concatenates the src of all ranks, in rank order, in every dst.
+	// dst.Len is Size*src.Len. In place: src may be the range
+	// [Rank*src.Len, (Rank+1)*src.Len) of dst; no other overlap is legal.
+	AllGather(dst, src Buffer) Work
+	// ReduceScatter reduces the src of all ranks and leaves part Rank of the
+	// result in dst. src.Len is Size*dst.Len. In place: dst may be the range
+	// [Rank*dst.Len, (Rank+1)*dst.Len) of src; no other overlap is legal. Out of
+	// place, src is left as it was.
+	ReduceScatter(dst, src Buffer, op Op) Work
+	// AllReduce replaces buf on every rank by the reduction over all ranks.
+	AllReduce(buf Buffer, op Op) Work
+	// Broadcast copies the root's buf to all others.
+	Broadcast(buf Buffer, root int) Work
+
+	// Barrier returns nil once every rank has called it. It is a collective and
+	// counts in the order; errors as for Wait.
+	Barrier(ctx context.Context) error
+	// Split is a collective that forms one new group per color >= 0, its ranks
+	// ordered by key, then by rank here. A rank with color < 0 gets nil. The new
+	// group is closed with this rank's handle of g, and fails when g fails.
+	Split(ctx context.Context, color, key int) (Group, error)
+
+	// Abort fails the group on every rank: pending and later operations return
+	// a *RankError that names this rank and wraps err. A group that has already
+	// failed keeps its first error.
+	Abort(err error)
+	// Close makes this rank leave. Operations already issued by every rank
+	// complete before it returns; all others fail, on every rank, with a
+	// *RankError that names this rank and wraps ErrClosed. It is idempotent.
+	Close() error
+}
+
+// Work is an operation in flight.
+type Work interface {
+	// Wait returns nil when the operation is complete on this rank: dst holds the
+	// result, src is free again. It may be called any number of times, from any
+	// goroutine, and gives the same answer. Works may be waited for in any order.
+	//
+	// When ctx ends first, Wait returns a *RankError that names this rank and
+	// wraps the cause of ctx, and the group fails with it on every rank, for an
+	// operation that one rank abandons cannot complete on the others.
+	Wait(ctx context.Context) error
+}

@@ -1,0 +1,340 @@
+package comm
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"slices"
+	"sync/atomic"
+)
+
+// A waiter looks at the state a few times, which finds a peer that is a
+// microsecond away, then lets other goroutines run between looks, then parks.
+const (
+	spinsFree    = 200 // loads, when there is a processor for every rank
+	spinsCrowded = 20  // loads, when ranks share processors
+	yields       = 100 // rounds through the scheduler
+)
+
+// worldName names the group that all ranks are in.
+const worldName = "world"
+
+// Local returns the handles of a new group of n ranks inside this process,
+// element r for rank r, to be used by one goroutine each. The group is named
+// "world" and needs no cleaning up beyond what the garbage collector does.
+// Fewer than one rank give no handles. See [Run] for the whole ceremony.
+func Local(n int) []Group {
+	if n < 1 {
+		return nil
+	}
+	t := newTeam(worldName, n)
+	groups := make([]Group, n)
+	for r, l := range t.members {
+		groups[r] = l
+	}
+	return groups
+}
+
+func newTeam(name string, n int) *team {
+	t := &team{name: name, children: map[*local]struct{}{}, splits: map[splitKey]*offshoot{}}
+	switch procs := runtime.GOMAXPROCS(0); {
+	case procs >= n && procs > 1:
+		t.spins = spinsFree
+	case procs > 1:
+		t.spins = spinsCrowded
+	}
+	for r := range n {
+		t.members = append(t.members, &local{team: t, rank: r})
+	}
+	return t
+}
+
+// local is one rank's handle of an in-process group.
+type local struct {
+	team    *team
+	rank    int
+	parent  *local                  // the handle it was split from, nil for the world
+	reducer atomic.Pointer[reducer] // taken by who reduces on behalf of this rank
+
+	// Guarded by team.mu.
+	issued uint64 // number of collectives this rank has issued
+	closed bool
+}
+
+func (l *local) Rank() int { return l.rank }
+func (l *local) Size() int { return len(l.team.members) }
+
+func (l *local) AllGather(dst, src Buffer) Work {
+	return l.work(call{kind: allGather, dst: dst, src: src})
+}
+
+func (l *local) ReduceScatter(dst, src Buffer, op Op) Work {
+	return l.work(call{kind: reduceScatter, op: op, dst: dst, src: src})
+}
+
+func (l *local) AllReduce(buf Buffer, op Op) Work {
+	return l.work(call{kind: allReduce, op: op, dst: buf, src: buf})
+}
+
+func (l *local) Broadcast(buf Buffer, root int) Work {
+	return l.work(call{kind: broadcast, root: root, dst: buf, src: buf})
+}
+
+func (l *local) Barrier(ctx context.Context) error {
+	h, err := l.issue(call{kind: barrier})
+	if err != nil {
+		return err
+	}
+	return h.Wait(ctx)
+}
+
+func (l *local) Split(ctx context.Context, color, key int) (Group, error) {
+	pairs := make([]int64, 2*l.Size())
+	mine := pairs[2*l.rank:][:2]
+	mine[0], mine[1] = int64(color), int64(key)
+	h, err := l.issue(call{kind: split, dst: Of(pairs), src: Of(mine)})
+	if err != nil {
+		return nil, err
+	}
+	if err := h.Wait(ctx); err != nil || color < 0 {
+		return nil, err
+	}
+	child, err := l.team.offshoot(l, h.seq, color, splitRanks(pairs, color))
+	if err != nil {
+		return nil, err
+	}
+	return child, nil
+}
+
+func (l *local) Abort(err error) {
+	if err == nil {
+		err = errors.New("aborted")
+	}
+	l.team.mu.Lock()
+	defer l.team.mu.Unlock()
+	l.team.fail(l.blame(err))
+}
+
+func (l *local) Close() error {
+	t := l.team
+	t.mu.Lock()
+	if l.closed {
+		t.mu.Unlock()
+		return nil
+	}
+	l.closed = true
+	var due []handle // this rank's buffers are in all operations that are ready
+	for _, o := range t.live {
+		if s := o.state.Load(); phase(s&valueMask) == ready {
+			due = append(due, handle{l, o, s >> tagShift})
+		}
+	}
+	t.leave(l.errClosed())
+	var split []*local
+	for child := range t.children {
+		if child.parent == l {
+			split = append(split, child)
+		}
+	}
+	t.mu.Unlock()
+	for _, h := range due {
+		if err := h.Wait(context.Background()); err != nil {
+			return err
+		}
+	}
+	for _, child := range split {
+		if err := child.Close(); err != nil {
+			return err
+		}
+	}
+	if l.parent != nil {
+		l.parent.forget(l)
+	}
+	return nil
+}
+
+// forget drops a closed handle that was split from l.
+func (l *local) forget(child *local) {
+	l.team.mu.Lock()
+	defer l.team.mu.Unlock()
+	delete(l.team.children, child)
+}
+
+// blame says that the group failed because of err on this rank.
+func (l *local) blame(err error) error {
+	return &RankError{Group: l.team.name, Rank: l.rank, Err: err}
+}
+
+func (l *local) errClosed() error { return l.blame(ErrClosed) }
+
+// work issues c and returns its handle, or one that gives the error.
+func (l *local) work(c call) Work {
+	h, err := l.issue(c)
+	if err != nil {
+		return failed{err}
+	}
+	return h
+}
+
+// issue records this rank's part of its next collective.
+func (l *local) issue(c call) (handle, error) {
+	t := l.team
+	invalid := c.check(l.rank, len(t.members))
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if l.closed {
+		return handle{}, l.errClosed()
+	}
+	if invalid != nil {
+		err := l.blame(invalid)
+		t.fail(err)
+		return handle{}, err
+	}
+	if err := t.failure(); err != nil {
+		return handle{}, err
+	}
+	seq := l.issued + 1
+	o := t.at(seq)
+	if o.arrived == 0 {
+		o.first = l.rank
+	} else if ref := &o.calls[o.first]; !c.matches(ref) {
+		err := mismatch(t.name, seq, o.first, ref, l.rank, &c)
+		t.fail(err)
+		return handle{}, err
+	}
+	l.issued = seq
+	o.calls[l.rank] = c
+	if o.arrived++; o.arrived == len(t.members) {
+		t.start(o)
+	}
+	return handle{l, o, seq}, nil
+}
+
+// mismatch returns the error for ranks a and b, which made different calls.
+func mismatch(group string, seq uint64, a int, ca *call, b int, cb *call) error {
+	if a > b {
+		a, ca, b, cb = b, cb, a, ca
+	}
+	return &MismatchError{group, seq, [2]int{a, b}, [2]string{ca.String(), cb.String()}}
+}
+
+// failed is the handle of an operation that could not be issued.
+type failed struct{ err error }
+
+func (f failed) Wait(context.Context) error { return f.err }
+
+// handle is one rank's Work: collective seq, whose record is or was o.
+type handle struct {
+	l   *local
+	o   *operation
+	seq uint64
+}
+
+func (h handle) Wait(ctx context.Context) error {
+	for tries := 0; ; tries++ {
+		switch h.o.phase(h.seq) {
+		case done:
+			return nil
+		case ready:
+			if h.help() {
+				tries = 0
+				continue
+			}
+		case pending:
+			// Phases change only in a group that has not failed, so a look at
+			// the phase after the failure is final.
+			if err := h.l.team.failure(); err != nil && h.o.phase(h.seq) == pending {
+				return err
+			}
+		}
+		switch {
+		case tries < h.l.team.spins:
+		case tries < h.l.team.spins+yields:
+			runtime.Gosched()
+		default:
+			if err := h.park(ctx); err != nil {
+				return err
+			}
+		}
+	}
+}
+
+// help executes parts until none is left to claim, this rank's own lane first,
+// and reports whether it did any.
+func (h handle) help() (worked bool) {
+	o, n := h.o, len(h.l.team.members)
+	r := h.l.reducer.Swap(nil)
+	if r == nil {
+		r = new(reducer) // first use, or somebody else waits for this rank as well
+	}
+	for k := range n {
+		i := (h.l.rank + k) % n
+		for {
+			part, ok := o.claim(i, h.seq)
+			if !ok {
+				break
+			}
+			worked = true
+			o.run(i, part, r)
+			if o.left.Add(-1) == 0 {
+				h.l.team.mu.Lock()
+				h.l.team.retire(o)
+				h.l.team.mu.Unlock()
+			}
+		}
+	}
+	h.l.reducer.Store(r)
+	return worked
+}
+
+// park blocks until the operation changes phase or the group fails; it returns
+// nil if it may have. While the operation is pending the end of ctx is an error,
+// with which the group fails too.
+func (h handle) park(ctx context.Context) error {
+	t := h.l.team
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	phase := h.o.phase(h.seq)
+	if phase == done || phase == pending && t.failure() != nil {
+		return nil
+	}
+	quit := ctx.Done()
+	if phase == ready {
+		quit = nil // other ranks are at work in our buffers, and about to finish
+	}
+	ch := t.channel()
+	h.o.parked = append(h.o.parked, ch)
+	t.mu.Unlock()
+	select {
+	case <-ch:
+		t.mu.Lock()
+		t.chans = append(t.chans, ch)
+		return nil
+	case <-quit:
+	}
+	t.mu.Lock()
+	if i := slices.Index(h.o.parked, ch); i >= 0 {
+		h.o.parked = slices.Delete(h.o.parked, i, i+1)
+	} else {
+		<-ch // woken as well
+	}
+	t.chans = append(t.chans, ch)
+	if h.o.phase(h.seq) != pending || t.failure() != nil {
+		return nil
+	}
+	err := h.l.blame(fmt.Errorf("waiting for ranks %v in %s: %w",
+		t.absent(h.seq), h.o.calls[h.l.rank].numbered(h.seq), context.Cause(ctx)))
+	t.fail(err)
+	return err
+}
+
+// channel takes an empty channel to park on. Called with mu held.
+func (t *team) channel() chan struct{} {
+	if k := len(t.chans); k > 0 {
+		ch := t.chans[k-1]
+		t.chans = t.chans[:k-1]
+		return ch
+	}
+	return make(chan struct{}, 1)
+}

@@ -1,0 +1,175 @@
+package comm
+
+import (
+	"fmt"
+	"slices"
+	"sync"
+	"sync/atomic"
+)
+
+// team is what the handles of an in-process group share.
+//
+// Ranks issue in order, so operations become ready in order as well: those that
+// some rank has still to issue are always started+1, started+2, … and sit in a
+// ring by number. Once ready a record is only known to its handles and to live.
+type team struct {
+	name    string
+	members []*local
+	spins   int                   // loads of the state before a waiter starts to yield
+	err     atomic.Pointer[error] // the first failure; written once, under mu
+
+	mu       sync.Mutex
+	started  uint64       // number of collectives that every rank has issued
+	ring     []*operation // pending number s at s mod len (a power of two); nil where no rank has issued yet
+	live     []*operation // pending or ready, in no order
+	free     []*operation // done
+	chans    []chan struct{}
+	children map[*local]struct{}    // open handles of groups split from this one
+	splits   map[splitKey]*offshoot // split groups that some member has not fetched yet
+}
+
+// splitKey names a group made by a split: the number of the collective and the color.
+type splitKey struct {
+	seq   uint64
+	color int
+}
+
+type offshoot struct {
+	team    *team
+	missing int // members that have not fetched their handle
+}
+
+// wake tells every waiter parked on o to look again. Called with mu held.
+func (t *team) wake(o *operation) {
+	for _, ch := range o.parked {
+		ch <- struct{}{} // has room: a channel is parked once and drained before reuse
+	}
+	clear(o.parked)
+	o.parked = o.parked[:0]
+}
+
+// at returns the record of collective seq, which some rank is about to issue,
+// making it if that rank is the first. Called with mu held.
+func (t *team) at(seq uint64) *operation {
+	if seq-t.started > uint64(len(t.ring)) {
+		ring := make([]*operation, max(4, 2*len(t.ring)))
+		for s := t.started + 1; s < seq; s++ {
+			ring[s%uint64(len(ring))] = t.ring[s%uint64(len(t.ring))]
+		}
+		t.ring = ring
+	}
+	slot := &t.ring[seq%uint64(len(t.ring))]
+	if *slot == nil {
+		*slot = t.record()
+		(*slot).setPhase(seq, pending)
+	}
+	return *slot
+}
+
+// record takes an unused record and puts it into live. Called with mu held.
+func (t *team) record() *operation {
+	var o *operation
+	if k := len(t.free); k > 0 {
+		o, t.free = t.free[k-1], t.free[:k-1]
+	} else {
+		o = newOperation(len(t.members))
+	}
+	o.index, o.arrived = len(t.live), 0
+	t.live = append(t.live, o)
+	return o
+}
+
+// retire ends a ready operation whose parts are all finished. Called with mu held.
+func (t *team) retire(o *operation) {
+	o.state.Store(0)
+	t.wake(o)
+	clear(o.calls) // the buffers are the ranks' again
+	last := t.live[len(t.live)-1]
+	t.live[o.index], last.index = last, o.index
+	t.live = t.live[:len(t.live)-1]
+	t.free = append(t.free, o)
+}
+
+// start makes the oldest pending operation, o, ready: every rank has issued it.
+// Called with mu held.
+func (t *team) start(o *operation) {
+	t.started++
+	t.ring[t.started%uint64(len(t.ring))] = nil
+	if o.cut(t.started) == 0 {
+		t.retire(o)
+		return
+	}
+	o.setPhase(t.started, ready)
+	t.wake(o)
+}
+
+// failure returns the error the group has failed with, or nil.
+func (t *team) failure() error {
+	if err := t.err.Load(); err != nil {
+		return *err
+	}
+	return nil
+}
+
+// fail makes err the failure of the group unless it has one, and of every group
+// split from it. Called with mu held; locks go from parent to child.
+func (t *team) fail(err error) {
+	t.leave(err)
+	for child := range t.children {
+		child.team.mu.Lock()
+		child.team.fail(err)
+		child.team.mu.Unlock()
+	}
+}
+
+// leave is fail for this group only. Called with mu held.
+func (t *team) leave(err error) {
+	if t.failure() != nil {
+		return
+	}
+	t.err.Store(&err)
+	for _, o := range t.live {
+		if phase(o.state.Load()&valueMask) == pending {
+			clear(o.calls) // never to be executed
+			t.wake(o)
+		}
+	}
+}
+
+// absent lists the ranks that have not issued collective seq. Called with mu held.
+func (t *team) absent(seq uint64) (ranks []int) {
+	for r, l := range t.members {
+		if l.issued < seq {
+			ranks = append(ranks, r)
+		}
+	}
+	return ranks
+}
+
+// offshoot hands l its handle of the group that collective seq made of color:
+// the given ranks of this group, in that order. The first to ask makes the group.
+func (t *team) offshoot(l *local, seq uint64, color int, ranks []int) (*local, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if l.closed {
+		return nil, l.errClosed()
+	}
+	key := splitKey{seq, color}
+	s := t.splits[key]
+	if s == nil {
+		s = &offshoot{newTeam(fmt.Sprintf("%s/%d", t.name, color), len(ranks)), len(ranks)}
+		t.splits[key] = s
+	}
+	if s.missing--; s.missing == 0 {
+		delete(t.splits, key)
+	}
+	child := s.team.members[slices.Index(ranks, l.rank)]
+	child.parent = l
+	t.children[child] = struct{}{}
+	if err := t.failure(); err != nil { // it may have failed before the group was known to it
+		s.team.mu.Lock()
+		s.team.fail(err)
+		s.team.mu.Unlock()
+	}
+	return child, nil
+}
