@@ -1,0 +1,88 @@
+package kernel
+
+import (
+	"math"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"pgregory.net/rapid"
+)
+
+func TestActivations(t *testing.T) {
+	both(t, checkActivationTwins[float32], checkActivationTwins[float64])
+}
+
+func checkActivationTwins[T Float](t *rapid.T) {
+	src := newSource[T](t)
+	n := rapid.IntRange(0, 70).Draw(t, "n")
+	x, dy := src.normal(n), src.normal(n)
+	for _, f := range []struct {
+		name    string
+		forward func(y, x []T)
+		grad    func(dx, x, dy []T)
+		twin    func(x float64) float64
+		slope   func(x float64) float64
+	}{
+		{"relu", ReLU[T], ReLUGrad[T],
+			func(x float64) float64 { return max(x, 0) },
+			func(x float64) float64 { return max(math.Copysign(1, x), 0) }},
+		{"gelu", GELU[T], GELUGrad[T],
+			func(x float64) float64 { return x / 2 * (1 + math.Erf(x/math.Sqrt2)) },
+			func(x float64) float64 {
+				return (1+math.Erf(x/math.Sqrt2))/2 + x*math.Exp(-x*x/2)/math.Sqrt(2*math.Pi)
+			}},
+		{"gelu tanh", GELUTanh[T], GELUTanhGrad[T],
+			func(x float64) float64 { return x / 2 * (1 + math.Tanh(tanhArgument(x))) },
+			func(x float64) float64 {
+				tanh := math.Tanh(tanhArgument(x))
+				return (1+tanh)/2 + x/2*(1-tanh*tanh)*math.Sqrt(2/math.Pi)*(1+3*0.044715*x*x)
+			}},
+	} {
+		y, dx := garbage[T](n), garbage[T](n)
+		f.forward(y, x)
+		f.grad(dx, x, dy)
+		want, wantGrad := make([]float64, n), make([]float64, n)
+		for i := range n {
+			want[i], wantGrad[i] = f.twin(float64(x[i])), f.slope(float64(x[i]))*float64(dy[i])
+		}
+		requireClose(t, f.name, want, y)
+		requireClose(t, f.name+" gradient", wantGrad, dx)
+
+		overX, overDy, y2 := clone(x), clone(dy), clone(x)
+		f.forward(y2, y2)
+		f.grad(overX, overX, dy)
+		f.grad(overDy, x, overDy)
+		requireBits(t, f.name+" in place", y, y2)
+		requireBits(t, f.name+" gradient over x", dx, overX)
+		requireBits(t, f.name+" gradient over dy", dx, overDy)
+	}
+}
+
+func tanhArgument(x float64) float64 { return math.Sqrt(2/math.Pi) * (x + 0.044715*x*x*x) }
+
+// The mask depends on positions alone: any cut of a tensor drops the same elements, and on the whole the wanted share.
+func TestDropout(t *testing.T) {
+	const n, rate = 1 << 14, 0.25
+	ones, y := make([]float32, n), garbage[float32](n)
+	for i := range ones {
+		ones[i] = 1
+	}
+	Dropout(y, ones, 1, 0, rate)
+	var kept float64
+	for _, v := range y {
+		if v != 0 {
+			require.InDelta(t, 1/(1-rate), v, 1e-6)
+			kept++
+		}
+	}
+	require.InDelta(t, 1-rate, kept/n, 5*math.Sqrt(rate*(1-rate)/n))
+	rapid.Check(t, func(t *rapid.T) {
+		lo := rapid.IntRange(0, n).Draw(t, "lo")
+		part := ones[lo:min(lo+100, n)]
+		got := clone(part)
+		Dropout(got, got, 1, uint64(lo), rate)
+		requireBits(t, "part", y[lo:lo+len(part)], got)
+	})
+	Dropout(y, ones, 1, 0, 0)
+	require.Equal(t, ones, y)
+}

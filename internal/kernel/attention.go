@@ -1,0 +1,206 @@
+package kernel
+
+import (
+	"fmt"
+	"math"
+
+	"github.com/gofsdp/gofsdp/internal/kernel/gemm"
+	"github.com/gofsdp/gofsdp/internal/kernel/vec"
+)
+
+// Attention is the geometry of multi-head scaled dot-product attention (Vaswani et al. 2017,
+// https://arxiv.org/abs/1706.03762): out = softmax(Scale·q·kᵀ + bias)·v for each of Batch·Heads heads, with QLen queries
+// and KLen keys and values of HeadDim columns. Batch may be 0, the other sizes may not.
+//
+// Queries, keys, values and outputs are read and written where they lie. Position t of batch b is row b·Len+t of its slice;
+// rows are Stride elements apart, and head h is columns [h·HeadDim, (h+1)·HeadDim) of a row. A packed projection qkv
+// [Batch, T, 3·D] is thus q = qkv, k = qkv[D:], v = qkv[2*D:], all with stride 3·D. The slices may be longer than needed;
+// elements that belong to no head are neither read nor written.
+type Attention struct {
+	Batch, QLen, KLen, Heads, HeadDim int
+
+	// Scale multiplies q·k. 0 means 1/sqrt(HeadDim); T5 uses 1.
+	Scale float64
+
+	// Causal hides from query i the keys j > i + KLen - QLen: the last query sees every key.
+	Causal bool
+
+	// QStride, KStride, VStride and OutStride are the elements between consecutive positions.
+	QStride, KStride, VStride, OutStride int
+}
+
+// queryBlock is the number of queries whose scores are held at once. A larger block makes the matrix products more
+// efficient, a smaller one skips more of the hidden half of a causal mask and keeps the scores in the level-two cache. This
+// one is four tiles of the AVX-512 float32 product high; measured at 256 tokens, it is ahead of 32, 42, 64, 84 and 128.
+const queryBlock = 56
+
+// AttentionScratch returns the elements of scratch that [AttentionForward] and [AttentionBackward] need, whichever is more:
+// the scores of one block of queries and their gradient.
+func AttentionScratch(a Attention) int { return 2 * min(queryBlock, a.QLen) * a.scoreStride() }
+
+// scoreStride is the elements between rows of scores. The sixteen beyond KLen keep the rows of a block out of one cache set
+// when KLen is a power of two, worth 5 to 10 % at 1024 keys.
+func (a Attention) scoreStride() int { return a.KLen + 16 }
+
+// AttentionForward writes the heads of out [Batch, QLen, OutStride], and the log-sum-exp of each row of scores in lse
+// [Batch, Heads, QLen] for [AttentionBackward].
+//
+// keyMask is nil or [Batch, KLen]: a key is visible where it is not 0. bias is nil or [Heads, QLen, KLen], added to the
+// scaled scores (relative positions, ALiBi). A query that sees no key gives out = 0 and lse = -Inf. Keys and values that are
+// hidden must be finite all the same: they may be multiplied by zero.
+func AttentionForward[T Float](c *Context, a Attention, out, lse, q, k, v []T, keyMask []int, bias, scratch []T) {
+	o := newAttention(c, a, q, k, v, keyMask, bias, scratch)
+	checkRows("out", len(out), a.Batch*a.QLen, a.OutStride, a.Heads*a.HeadDim)
+	check("Attention", "lse", len(lse), a.Batch*a.Heads*a.QLen)
+	for b := range a.Batch {
+		seen := o.visibleKeys(b)
+		for h := range a.Heads {
+			for q0 := 0; q0 < a.QLen; q0 += queryBlock {
+				o.forwardTile(o.tile(b, h, q0, seen), out, lse)
+			}
+		}
+	}
+}
+
+// forwardTile computes one block of queries of one head.
+func (o *attention[T]) forwardTile(t tile, out, lse []T) {
+	p := o.scores(t)
+	for i := range t.rows {
+		n, row := o.row(t, p, i)
+		lse[t.stat+i] = vec.SoftmaxRow(row[:n], row[:n], 1)
+		clear(row[n:])
+	}
+	gemm.Gemm(&o.c.gemm, false, false, t.rows, o.HeadDim, t.keys, 1, p, o.scoreStride(), o.v[t.k(o.VStride):], o.VStride, 0,
+		out[t.q(o.OutStride):], o.OutStride)
+}
+
+// attention is one call: its geometry with the scale filled in, and its operands.
+type attention[T Float] struct {
+	Attention
+	c       *Context
+	q, k, v []T
+	keyMask []int
+	bias    []T
+	scratch []T
+}
+
+func newAttention[T Float](c *Context, a Attention, q, k, v []T, keyMask []int, bias, scratch []T) attention[T] {
+	if a.Batch < 0 || min(a.QLen, a.KLen, a.Heads, a.HeadDim) < 1 {
+		panic(fmt.Sprintf("kernel: Attention: bad size in %+v", a))
+	}
+	width := a.Heads * a.HeadDim
+	checkRows("q", len(q), a.Batch*a.QLen, a.QStride, width)
+	checkRows("k", len(k), a.Batch*a.KLen, a.KStride, width)
+	checkRows("v", len(v), a.Batch*a.KLen, a.VStride, width)
+	if keyMask != nil {
+		check("Attention", "keyMask", len(keyMask), a.Batch*a.KLen)
+	}
+	if bias != nil {
+		check("Attention", "bias", len(bias), a.Heads*a.QLen*a.KLen)
+	}
+	if need := AttentionScratch(a); len(scratch) < need {
+		panic(fmt.Sprintf("kernel: Attention: len(scratch) is %d, want at least %d", len(scratch), need))
+	}
+	if a.Scale == 0 {
+		a.Scale = 1 / math.Sqrt(float64(a.HeadDim))
+	}
+	return attention[T]{Attention: a, c: c, q: q, k: k, v: v, keyMask: keyMask, bias: bias, scratch: scratch}
+}
+
+// checkRows panics unless a slice holds rows of the given width at the given stride.
+func checkRows(name string, got, rows, stride, width int) {
+	if stride < width {
+		panic(fmt.Sprintf("kernel: Attention: stride %d of %s is less than its %d columns", stride, name, width))
+	}
+	if need := (rows-1)*stride + width; rows > 0 && got < need {
+		panic(fmt.Sprintf("kernel: Attention: len(%s) is %d, want at least %d", name, got, need))
+	}
+}
+
+// keySpan is what a key mask leaves of a sequence: no key outside [lo, hi) is visible, and inside only with holes is one not.
+type keySpan struct {
+	lo, hi int
+	holes  bool
+}
+
+// visibleKeys finds the span of batch b, so that padding at either end costs nothing.
+func (o *attention[T]) visibleKeys(b int) keySpan {
+	s := keySpan{hi: o.KLen}
+	if o.keyMask == nil {
+		return s
+	}
+	mask := o.keyMask[b*o.KLen : (b+1)*o.KLen]
+	for s.hi > 0 && mask[s.hi-1] == 0 {
+		s.hi--
+	}
+	for s.lo < s.hi && mask[s.lo] == 0 {
+		s.lo++
+	}
+	for _, m := range mask[s.lo:s.hi] {
+		s.holes = s.holes || m == 0
+	}
+	return s
+}
+
+// tile is one block of queries of one head, with the keys that any of them can see.
+type tile struct {
+	q0, rows int // queries [q0, q0+rows)
+	k0, keys int // keys [k0, k0+keys)
+	holes    bool
+	head     int
+	column   int // first column of the head
+	qRow     int // row of query q0 in q and out
+	kRow     int // row of key k0 in k and v
+	stat     int // index of query q0 in lse
+}
+
+func (o *attention[T]) tile(b, h, q0 int, s keySpan) tile {
+	t := tile{q0: q0, rows: min(queryBlock, o.QLen-q0), k0: s.lo, holes: s.holes, head: h, column: h * o.HeadDim}
+	t.keys = o.reach(t, s.hi-s.lo, t.rows-1)
+	t.qRow, t.kRow, t.stat = b*o.QLen+q0, b*o.KLen+s.lo, (b*o.Heads+h)*o.QLen+q0
+	return t
+}
+
+// reach returns how many of the first n keys of a tile lie within the causal reach of its query i.
+func (o *attention[T]) reach(t tile, n, i int) int {
+	if !o.Causal {
+		return n
+	}
+	return max(0, min(n, t.q0+i+o.KLen-o.QLen+1-t.k0))
+}
+
+// q and k return the offset of the tile's first query or key in a slice of the given stride.
+func (t tile) q(stride int) int { return t.qRow*stride + t.column }
+func (t tile) k(stride int) int { return t.kRow*stride + t.column }
+
+// scores writes scale·q·kᵀ [t.rows, t.keys] of a tile into the first half of the scratch, at stride scoreStride.
+func (o *attention[T]) scores(t tile) []T {
+	s := o.scratch[:t.rows*o.scoreStride()]
+	gemm.Gemm(&o.c.gemm, false, true, t.rows, t.keys, o.HeadDim, T(o.Scale), o.q[t.q(o.QStride):], o.QStride,
+		o.k[t.k(o.KStride):], o.KStride, 0, s, o.scoreStride())
+	return s
+}
+
+// row returns row i of a tile's scores, with bias and mask applied to its n elements within causal reach.
+func (o *attention[T]) row(t tile, s []T, i int) (n int, row []T) {
+	row = s[i*o.scoreStride():][:t.keys]
+	n = o.reach(t, t.keys, i)
+	if o.bias != nil {
+		vec.Accumulate(row[:n], o.biasRow(o.bias, t, i)[:n])
+	}
+	if t.holes {
+		hide := T(math.Inf(-1))
+		for j, m := range o.keyMask[t.kRow:][:n] {
+			if m == 0 {
+				row[j] = hide
+			}
+		}
+	}
+	return n, row
+}
+
+// biasRow returns what query i of a tile has of a [Heads, QLen, KLen] array, from the tile's first key on.
+func (o *attention[T]) biasRow(bias []T, t tile, i int) []T {
+	r := t.head*o.QLen + t.q0 + i
+	return bias[r*o.KLen+t.k0 : (r+1)*o.KLen]
+}

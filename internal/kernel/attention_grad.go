@@ -1,0 +1,96 @@
+package kernel
+
+import (
+	"github.com/gofsdp/gofsdp/internal/kernel/gemm"
+	"github.com/gofsdp/gofsdp/internal/kernel/vec"
+)
+
+// AttentionBackward is the gradient of [AttentionForward]: it overwrites the heads of dq, dk and dv, which have the strides
+// of q, k and v and may be columns of one packed array, and adds to dbias [Heads, QLen, KLen] unless that is nil. out and lse
+// are what AttentionForward wrote, dout [Batch, QLen, OutStride] is the gradient of out. A query that saw no key has zero
+// gradients.
+//
+// With P = exp(S - lse) recomputed from the scores S, and D = rowsum(dout∘out):
+//
+//	dv = Pᵀ·dout    dS = P∘(dout·vᵀ - D)    dbias += dS    dq = Scale·dS·k    dk = Scale·dSᵀ·q
+func AttentionBackward[T Float](c *Context, a Attention, dq, dk, dv, dbias, q, k, v, out, lse, dout []T, keyMask []int,
+	bias, scratch []T) {
+	o := newAttention(c, a, q, k, v, keyMask, bias, scratch)
+	width := a.Heads * a.HeadDim
+	checkRows("dq", len(dq), a.Batch*a.QLen, a.QStride, width)
+	checkRows("dk", len(dk), a.Batch*a.KLen, a.KStride, width)
+	checkRows("dv", len(dv), a.Batch*a.KLen, a.VStride, width)
+	checkRows("out", len(out), a.Batch*a.QLen, a.OutStride, width)
+	checkRows("dout", len(dout), a.Batch*a.QLen, a.OutStride, width)
+	check("Attention", "lse", len(lse), a.Batch*a.Heads*a.QLen)
+	if dbias != nil {
+		check("Attention", "dbias", len(dbias), a.Heads*a.QLen*a.KLen)
+	}
+	g := attentionGrad[T]{attention: o, dq: dq, dk: dk, dv: dv, dbias: dbias, out: out, lse: lse, dout: dout}
+	for b := range a.Batch {
+		seen := o.visibleKeys(b)
+		for h := range a.Heads {
+			g.head(b, h, seen)
+		}
+	}
+}
+
+// attentionGrad is one backward call.
+type attentionGrad[T Float] struct {
+	attention[T]
+	dq, dk, dv, dbias []T
+	out, lse, dout    []T
+}
+
+// head goes through the blocks of queries from the last to the first: the last one sees every key that any of them sees, so
+// it writes all of dk and dv that is not zero, and the others add to a part of it.
+func (g *attentionGrad[T]) head(b, h int, seen keySpan) {
+	last := g.tile(b, h, (g.QLen-1)/queryBlock*queryBlock, seen)
+	g.clearKeys(last, b*g.KLen, last.kRow)
+	g.clearKeys(last, last.kRow+last.keys, (b+1)*g.KLen)
+	var beta T
+	for q0 := last.q0; q0 >= 0; q0 -= queryBlock {
+		g.tileGrad(g.tile(b, h, q0, seen), beta)
+		beta = 1
+	}
+}
+
+// clearKeys zeroes a head's dk and dv of the key rows [lo, hi).
+func (g *attentionGrad[T]) clearKeys(t tile, lo, hi int) {
+	for r := lo; r < hi; r++ {
+		clear(g.dk[r*g.KStride+t.column:][:g.HeadDim])
+		clear(g.dv[r*g.VStride+t.column:][:g.HeadDim])
+	}
+}
+
+// tileGrad writes dq of one block of queries, and its share of dk and dv: added to beta times what is there.
+func (g *attentionGrad[T]) tileGrad(t tile, beta T) {
+	ws, ld, d := &g.c.gemm, g.scoreStride(), g.HeadDim
+	q, k, v := g.q[t.q(g.QStride):], g.k[t.k(g.KStride):], g.v[t.k(g.VStride):]
+	out, dout := g.out[t.q(g.OutStride):], g.dout[t.q(g.OutStride):]
+
+	p := g.scores(t)
+	ds := g.scratch[len(p) : 2*len(p)]
+	gemm.Gemm(ws, false, true, t.rows, t.keys, d, 1, dout, g.OutStride, v, g.VStride, 0, ds, ld)
+	for i := range t.rows {
+		n, row := g.row(t, p, i)
+		at := i * g.OutStride
+		delta := vec.Dot(out[at:at+d], dout[at:at+d])
+		softmaxGrad(row, ds[i*ld:][:t.keys], n, g.lse[t.stat+i], delta)
+		if g.dbias != nil {
+			vec.Accumulate(g.biasRow(g.dbias, t, i)[:n], ds[i*ld:][:n])
+		}
+	}
+	gemm.Gemm(ws, true, false, t.keys, d, t.rows, 1, p, ld, dout, g.OutStride, beta, g.dv[t.k(g.VStride):], g.VStride)
+	gemm.Gemm(ws, false, false, t.rows, d, t.keys, T(g.Scale), ds, ld, k, g.KStride, 0, g.dq[t.q(g.QStride):], g.QStride)
+	gemm.Gemm(ws, true, false, t.keys, d, t.rows, T(g.Scale), ds, ld, q, g.QStride, beta, g.dk[t.k(g.KStride):], g.KStride)
+}
+
+// softmaxGrad turns a row of scores into probabilities, and the gradient of the probabilities into that of the scores. Only
+// the first n elements of both rows are visible; the rest becomes zero. An lse of -Inf (no visible key) gives zeros.
+func softmaxGrad[T Float](p, ds []T, n int, lse, delta T) {
+	vec.ExpSubSum(p[:n], p[:n], 1, lse)
+	vec.SoftmaxGradRow(ds[:n], p[:n], ds[:n], delta, 1)
+	clear(p[n:])
+	clear(ds[n:])
+}

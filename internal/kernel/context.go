@@ -1,0 +1,24 @@
+package kernel
+
+import (
+	"fmt"
+
+	"github.com/gofsdp/gofsdp/internal/kernel/gemm"
+)
+
+// Float is the element type of every kernel.
+type Float interface{ float32 | float64 }
+
+// Context is one rank's workspace: the packing buffers of the matrix products. The zero value is ready; the buffers grow to
+// a fixed maximum on first use. A Context is not safe for concurrent use.
+type Context struct{ gemm gemm.Workspace }
+
+// Bytes returns the memory the workspace holds now.
+func (c *Context) Bytes() int { return c.gemm.Bytes() }
+
+// check panics unless a slice has the length its shape demands.
+func check(kernel, name string, got, want int) {
+	if got != want {
+		panic(fmt.Sprintf("kernel: %s: len(%s) is %d, want %d", kernel, name, got, want))
+	}
+}

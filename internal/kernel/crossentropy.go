@@ -1,0 +1,79 @@
+package kernel
+
+import (
+	"fmt"
+	"math"
+
+	"github.com/gofsdp/gofsdp/internal/kernel/vec"
+)
+
+// classBlock is how many logits are handled at once, so that the passes over a long row (50257 classes for GPT-2) meet in
+// the level-one cache.
+const classBlock = 1024
+
+// CrossEntropy returns the mean over the counted rows i of -log softmax(logits[i])[targets[i]], for logits [n, classes], and
+// how many rows were counted: those whose target is not ignore. It saves the log-sum-exp of each counted row in lse [n] (0 in
+// the others) for [CrossEntropyGrad]. With no counted row the loss is 0. A target that is neither a class nor ignore is an
+// error that names its row and value; lse is then untouched. Each call allocates one block of at most 1024 elements.
+func CrossEntropy[T Float](lse, logits []T, targets []int, n, classes, ignore int) (loss float64, counted int, err error) {
+	check("CrossEntropy", "lse", len(lse), n)
+	check("CrossEntropy", "targets", len(targets), n)
+	check("CrossEntropy", "logits", len(logits), n*classes)
+	for i, t := range targets {
+		if t != ignore && (t < 0 || t >= classes) {
+			return 0, 0, fmt.Errorf("cross-entropy: target %d of row %d is outside the %d classes", t, i, classes)
+		}
+	}
+	block := make([]T, min(classes, classBlock))
+	for i, t := range targets {
+		lse[i] = 0
+		if t == ignore {
+			continue
+		}
+		row := logits[i*classes : (i+1)*classes]
+		l := logSumExp(row, block)
+		lse[i] = T(l)
+		loss += l - float64(row[t])
+		counted++
+	}
+	if counted > 0 {
+		loss /= float64(counted)
+	}
+	return loss, counted, nil
+}
+
+// CrossEntropyGrad is the gradient of [CrossEntropy] with respect to the logits: dlogits[i] = (softmax(logits[i]) -
+// onehot(targets[i]))·dloss/counted, and 0 in ignored rows. lse and counted are what CrossEntropy returned, dloss the
+// gradient of the loss (1 at the end of a model). dlogits may be logits.
+func CrossEntropyGrad[T Float](dlogits, logits, lse []T, targets []int, n, classes, ignore, counted int, dloss T) {
+	check("CrossEntropyGrad", "lse", len(lse), n)
+	check("CrossEntropyGrad", "targets", len(targets), n)
+	check("CrossEntropyGrad", "logits", len(logits), n*classes)
+	check("CrossEntropyGrad", "dlogits", len(dlogits), n*classes)
+	scale := dloss / T(counted) // never used when counted is 0
+	for i, t := range targets {
+		d := dlogits[i*classes : (i+1)*classes]
+		if t == ignore {
+			clear(d)
+			continue
+		}
+		row := logits[i*classes : (i+1)*classes]
+		for j := 0; j < classes; j += classBlock {
+			k := min(j+classBlock, classes)
+			vec.ExpSubSum(d[j:k], row[j:k], 1, lse[i])
+			vec.Scale(d[j:k], scale)
+		}
+		d[t] -= scale
+	}
+}
+
+// logSumExp returns log Σ exp(x) without overflow. The exponentials go to a block, which leaves the row as it is.
+func logSumExp[T Float](x, block []T) float64 {
+	m := vec.Max(x)
+	var sum float64
+	for j := 0; j < len(x); j += len(block) {
+		k := min(j+len(block), len(x))
+		sum += float64(vec.ExpSubSum(block[:k-j], x[j:k], 1, m))
+	}
+	return float64(m) + math.Log(sum)
+}

@@ -1,0 +1,36 @@
+package kernel
+
+import (
+	"fmt"
+
+	"github.com/gofsdp/gofsdp/internal/kernel/vec"
+)
+
+// Embedding copies rows of a table [rows, d]: y[i, :] = table[idx[i], :], y [len(idx), d]. An index outside [0, rows) is an
+// error that names its position and value; y is then untouched.
+func Embedding[T Float](y, table []T, idx []int, rows, d int) error {
+	check("Embedding", "y", len(y), len(idx)*d)
+	check("Embedding", "table", len(table), rows*d)
+	for i, r := range idx {
+		if r < 0 || r >= rows {
+			return fmt.Errorf("embedding: index %d at position %d is outside the table of %d rows", r, i, rows)
+		}
+	}
+	for i, r := range idx {
+		copy(y[i*d:(i+1)*d], table[r*d:(r+1)*d])
+	}
+	return nil
+}
+
+// EmbeddingGrad is the gradient of [Embedding] with respect to the table: dtable[idx[i], :] += dy[i, :], in the order of idx.
+// The indices are those Embedding accepted; any other panics.
+func EmbeddingGrad[T Float](dtable, dy []T, idx []int, rows, d int, acc bool) {
+	check("EmbeddingGrad", "dy", len(dy), len(idx)*d)
+	check("EmbeddingGrad", "dtable", len(dtable), rows*d)
+	if !acc {
+		clear(dtable)
+	}
+	for i, r := range idx {
+		vec.Accumulate(dtable[r*d:(r+1)*d], dy[i*d:(i+1)*d])
+	}
+}

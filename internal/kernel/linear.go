@@ -1,0 +1,63 @@
+package kernel
+
+import (
+	"github.com/gofsdp/gofsdp/internal/kernel/gemm"
+	"github.com/gofsdp/gofsdp/internal/kernel/vec"
+)
+
+// Linear computes y = x·Wᵀ + b for x [n, in], W [out, in], b [out] or nil, y [n, out]. With wInOut the weight is stored
+// [in, out] and y = x·W + b.
+func Linear[T Float](c *Context, y, x, w, b []T, n, in, out int, wInOut bool) {
+	checkLinear("Linear", len(y), len(x), len(w), n, in, out)
+	ldw := in
+	if wInOut {
+		ldw = out
+	}
+	if b == nil {
+		gemm.Gemm(&c.gemm, false, !wInOut, n, out, in, 1, x, in, w, ldw, 0, y, out)
+		return
+	}
+	check("Linear", "b", len(b), out)
+	gemm.GemmBias(&c.gemm, false, !wInOut, n, out, in, x, in, w, ldw, b, y, out)
+}
+
+// LinearGradX writes dx [n, in] = dy·W, the gradient of [Linear] with respect to its input, for dy [n, out].
+func LinearGradX[T Float](c *Context, dx, dy, w []T, n, in, out int, wInOut bool) {
+	checkLinear("LinearGradX", len(dy), len(dx), len(w), n, in, out)
+	ldw := in
+	if wInOut {
+		ldw = out
+	}
+	gemm.Gemm(&c.gemm, false, wInOut, n, in, out, 1, dy, out, w, ldw, 0, dx, in)
+}
+
+// LinearGradW computes the gradient of [Linear] with respect to its weight: dyᵀ·x [out, in], or xᵀ·dy [in, out] with
+// wInOut.
+func LinearGradW[T Float](c *Context, dw, dy, x []T, n, in, out int, wInOut, acc bool) {
+	checkLinear("LinearGradW", len(dy), len(x), len(dw), n, in, out)
+	var beta T
+	if acc {
+		beta = 1
+	}
+	if wInOut {
+		gemm.Gemm(&c.gemm, true, false, in, out, n, 1, x, in, dy, out, beta, dw, out)
+		return
+	}
+	gemm.Gemm(&c.gemm, true, false, out, in, n, 1, dy, out, x, in, beta, dw, in)
+}
+
+// LinearGradB computes the gradient of [Linear] with respect to its bias, the column sums [out] of dy [n, out].
+func LinearGradB[T Float](db, dy []T, n, out int, acc bool) {
+	check("LinearGradB", "db", len(db), out)
+	check("LinearGradB", "dy", len(dy), n*out)
+	if !acc {
+		clear(db)
+	}
+	vec.ColSum(db, dy, n, out)
+}
+
+func checkLinear(kernel string, y, x, w, n, in, out int) {
+	check(kernel, "x", x, n*in)
+	check(kernel, "w", w, in*out)
+	check(kernel, "y", y, n*out)
+}

@@ -1,0 +1,47 @@
+package vec
+
+import (
+	"fmt"
+	"math"
+)
+
+// Dropout sets y[i] = x[i]/(1-rate) for the elements that are kept and 0 for the others. Element i is dropped with
+// probability rate in [0, 1), and whether it is depends on seed and base+i only: the same call on dy is the backward, no
+// mask is stored, and a tensor may be processed in parts. A dropped NaN becomes 0.
+//
+// The choice is a 32-bit hash of the low half of base+i under two keys made of seed and the high half; it is compared with
+// rate·2³², so rates are exact to 2⁻³².
+func Dropout[T Float](y, x []T, seed, base uint64, rate float64) {
+	same("Dropout", len(y), len(x))
+	if !(rate >= 0 && rate < 1) {
+		panic(fmt.Sprintf("vec: Dropout: rate %v is not in [0, 1)", rate))
+	}
+	k := table[T]()
+	threshold := uint32(min(rate*(1<<32), math.MaxUint32))
+	for i := 0; i < len(y); {
+		at := base + uint64(i)
+		n := min(len(y)-i, piece, 1<<32-int(uint32(at)))
+		key := mix64(seed ^ mix64(at>>32))
+		k.dropout(y[i:i+n], x[i:i+n], uint32(at), uint32(key), uint32(key>>32), threshold, T(1/(1-rate)))
+		i += n
+	}
+}
+
+// mix64 is the finaliser of SplitMix64 after one step of its counter: a bijection in which every input bit reaches every
+// output bit (https://doi.org/10.1145/2714064.2660195).
+func mix64(x uint64) uint64 {
+	x += 0x9E3779B97F4A7C15
+	x = (x ^ x>>30) * 0xBF58476D1CE4E5B9
+	x = (x ^ x>>27) * 0x94D049BB133111EB
+	return x ^ x>>31
+}
+
+// hash32 is what the kernels compute in every lane. Two multiply-xorshift rounds mix the counter; the second key enters
+// between them, so that different seeds are not shifts of one sequence.
+func hash32(i, key1, key2 uint32) uint32 {
+	h := i + key1
+	h = (h ^ h>>16) * 0x7FEB352D
+	h ^= key2
+	h = (h ^ h>>15) * 0x846CA68B
+	return h ^ h>>16
+}

@@ -1,0 +1,158 @@
+package vec
+
+import "math"
+
+// The portable kernels define what every primitive computes. They work in float64 and round once at the end where that
+// costs nothing, which makes the float32 ones a reference for the assembly.
+
+func portable() isa { return isa{"portable", portableKernels[float32](), portableKernels[float64]()} }
+
+func portableKernels[T Float]() kernels[T] {
+	k := kernels[T]{
+		add: addGo[T], mul: mulGo[T], axpy: axpyGo[T], scaleTo: scaleToGo[T], fill: fillGo[T], colSum8: colSum8Go[T],
+		sum: sumGo[T], sumSquares: sumSquaresGo[T], dot: dotGo[T], maximum: maximumGo[T], maxAbs: maxAbsGo[T],
+		relu: reluGo[T], geluErf: geluErfGo[T], geluTanh: geluTanhGo[T], exp: expGo[T],
+		reluGrad: reluGradGo[T], geluErfGrad: geluErfGradGo[T], geluTanhGrad: geluTanhGradGo[T],
+		expSubSum: expSubSumGo[T], softmaxGrad: softmaxGradGo[T],
+		norm: normGo[T], normPlain: normPlainGo[T], normGradSums: normGradSumsGo[T], normGrad: normGradGo[T],
+		adam: adamGo[T], sgd: sgdGo[T], momentum: momentumGo[T], nesterov: nesterovGo[T], dropout: dropoutGo[T],
+	}
+	for n := 2; n <= fanIn; n++ {
+		k.treeSum[n] = treeSumGo[T]
+	}
+	return k
+}
+
+func addGo[T Float](dst, a, b []T) {
+	for i := range dst {
+		dst[i] = a[i] + b[i]
+	}
+}
+
+func mulGo[T Float](dst, a, b []T) {
+	for i := range dst {
+		dst[i] = a[i] * b[i]
+	}
+}
+
+func axpyGo[T Float](dst, x []T, alpha T) {
+	for i := range dst {
+		dst[i] = T(float64(dst[i]) + float64(alpha)*float64(x[i]))
+	}
+}
+
+func scaleToGo[T Float](dst, x []T, alpha T) {
+	for i := range dst {
+		dst[i] = alpha * x[i]
+	}
+}
+
+func fillGo[T Float](dst []T, v T) {
+	for i := range dst {
+		dst[i] = v
+	}
+}
+
+func colSum8Go[T Float](dst, x []T) {
+	n := len(dst)
+	for j := range dst {
+		c := x[j:]
+		dst[j] += ((c[0] + c[n]) + (c[2*n] + c[3*n])) + ((c[4*n] + c[5*n]) + (c[6*n] + c[7*n]))
+	}
+}
+
+func treeSumGo[T Float](dst []T, srcs [][]T, at int, scale T) {
+	for i := range dst {
+		dst[i] = scale * treeAt(srcs, at+i)
+	}
+}
+
+func treeAt[T Float](srcs [][]T, i int) T {
+	if len(srcs) == 1 {
+		return srcs[0][i]
+	}
+	mid := 1
+	for 2*mid < len(srcs) {
+		mid *= 2
+	}
+	return treeAt(srcs[:mid], i) + treeAt(srcs[mid:], i)
+}
+
+func sumGo[T Float](x []T) (sum float64) {
+	for _, v := range x {
+		sum += float64(v)
+	}
+	return sum
+}
+
+func sumSquaresGo[T Float](x []T, center float64) (sum float64) {
+	for _, v := range x {
+		d := float64(v) - center
+		sum += d * d
+	}
+	return sum
+}
+
+func dotGo[T Float](a, b []T) (sum float64) {
+	for i := range a {
+		sum += float64(a[i]) * float64(b[i])
+	}
+	return sum
+}
+
+func maximumGo[T Float](x []T) T {
+	m := T(math.Inf(-1))
+	for _, v := range x {
+		m = max(m, v)
+	}
+	return m
+}
+
+func maxAbsGo[T Float](x []T) T {
+	m := T(0)
+	for _, v := range x {
+		m = max(m, T(math.Abs(float64(v))))
+	}
+	return m
+}
+
+func adamGo[T Float](p, g, m, v []T, c adamStep[T]) {
+	for i := range p {
+		grad := c.gradScale*g[i] + c.l2*p[i]
+		m[i] = c.beta1*m[i] + c.rest1*grad
+		v[i] = c.beta2*v[i] + c.rest2*grad*grad
+		denominator := T(math.Sqrt(float64(v[i])))*c.inverse + c.eps
+		p[i] = c.decay*p[i] - c.rate*m[i]/denominator
+	}
+}
+
+func sgdGo[T Float](p, g []T, c sgdStep[T]) {
+	for i := range p {
+		p[i] -= c.rate * (c.gradScale*g[i] + c.l2*p[i])
+	}
+}
+
+func momentumGo[T Float](p, g, buf []T, c sgdStep[T]) {
+	for i := range p {
+		buf[i] = c.momentum*buf[i] + (c.gradScale*g[i] + c.l2*p[i])
+		p[i] -= c.rate * buf[i]
+	}
+}
+
+func nesterovGo[T Float](p, g, buf []T, c sgdStep[T]) {
+	for i := range p {
+		grad := c.gradScale*g[i] + c.l2*p[i]
+		buf[i] = c.momentum*buf[i] + grad
+		p[i] -= c.rate * (grad + c.momentum*buf[i])
+	}
+}
+
+func dropoutGo[T Float](y, x []T, from, key1, key2, threshold uint32, scale T) {
+	for i := range y {
+		if hash32(from+uint32(i), key1, key2) >= threshold {
+			y[i] = x[i] * scale
+		} else {
+			y[i] = 0
+		}
+	}
+}

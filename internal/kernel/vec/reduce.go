@@ -1,0 +1,61 @@
+package vec
+
+import "math"
+
+// Sum returns the sum of x, accumulated in float64.
+func Sum[T Float](x []T) float64 {
+	k, sum := table[T](), 0.0
+	each1(func(x []T) { sum += k.sum(x) }, x)
+	return sum
+}
+
+// SumSquares returns Σx², accumulated in float64: no float32 input overflows it.
+func SumSquares[T Float](x []T) float64 { return sumSquares(x, 0) }
+
+func sumSquares[T Float](x []T, center float64) float64 {
+	k, sum := table[T](), 0.0
+	each1(func(x []T) { sum += k.sumSquares(x, center) }, x)
+	return sum
+}
+
+// Dot returns Σ a·b, accumulated in float64.
+func Dot[T Float](a, b []T) T {
+	k, sum := table[T](), 0.0
+	each2("Dot", func(a, b []T) { sum += k.dot(a, b) }, a, b)
+	return T(sum)
+}
+
+// Max returns the largest element: -Inf for no elements, NaN if any is NaN.
+func Max[T Float](x []T) T {
+	k, m := table[T](), T(math.Inf(-1))
+	each1(func(x []T) { m = max(m, k.maximum(x)) }, x)
+	return m
+}
+
+// MaxAbs returns the largest absolute value: 0 for no elements, NaN if any element is NaN.
+func MaxAbs[T Float](x []T) T {
+	k, m := table[T](), T(0)
+	each1(func(x []T) { m = max(m, k.maxAbs(x)) }, x)
+	return m
+}
+
+// AllFinite reports whether no element is NaN or infinite. It looks no further than the piece of x that has one.
+func AllFinite[T Float](x []T) bool {
+	k := table[T]()
+	for len(x) > 0 {
+		n := min(piece, len(x))
+		if m := k.maxAbs(x[:n]); m-m != 0 {
+			return false
+		}
+		x = x[n:]
+	}
+	return true
+}
+
+// MeanVar returns the mean of x and its biased variance, Σ(x-mean)²/len(x), both in float64 and by two passes, so that a
+// large mean costs no digits of the variance. No elements give NaN.
+func MeanVar[T Float](x []T) (mean, variance float64) {
+	n := float64(len(x))
+	mean = Sum(x) / n
+	return mean, sumSquares(x, mean) / n
+}
