@@ -1,0 +1,116 @@
+package optim
+
+import (
+	"cmp"
+	"fmt"
+	"math"
+
+	"github.com/gofsdp/gofsdp/internal/kernel/vec"
+)
+
+// Adam is the configuration of Adam (https://arxiv.org/abs/1412.6980) with L2 regularisation: the decay is added to the
+// gradient and thus passes through the moments. With gradient g, at step t = 1, 2, …:
+//
+//	g = g + WeightDecay·p
+//	m = Beta1·m + (1 - Beta1)·g
+//	v = Beta2·v + (1 - Beta2)·g²
+//	p = p - lr/(1 - Beta1^t) · m / (√v/√(1 - Beta2^t) + Eps)
+//
+// m and v are the state entries "exp_avg" and "exp_avg_sq"; both begin at zero. A zero Beta1, Beta2 or Eps means its
+// default; [Zero] means zero.
+type Adam struct {
+	Beta1       float64 // decay of the first moment, in [0, 1); default 0.9
+	Beta2       float64 // decay of the second moment, in [0, 1); default 0.999
+	Eps         float64 // added to the denominator; default 1e-8
+	WeightDecay float64 // default 0, none
+	Rules       []Rule  // exceptions for some parameters
+}
+
+// New returns Adam over params, with its state at zero. It returns an error, naming the parameter, if pieces overlap or
+// are malformed, or if a hyper-parameter is out of range. Only the buffers of params are retained.
+func (c Adam) New(params []Param) (Optimizer, error) { return c.new("adam", false, params) }
+
+// AdamW is the configuration of Adam with decoupled weight decay (https://arxiv.org/abs/1711.05101). It differs from
+// [Adam] in the first line only, where the parameter shrinks and the gradient stays:
+//
+//	p = p - lr·WeightDecay·p
+//
+// As there, a zero Beta1, Beta2 or Eps means its default, and [Zero] means zero.
+type AdamW struct {
+	Beta1       float64 // decay of the first moment, in [0, 1); default 0.9
+	Beta2       float64 // decay of the second moment, in [0, 1); default 0.999
+	Eps         float64 // added to the denominator; default 1e-8
+	WeightDecay float64 // default 0, none
+	Rules       []Rule  // exceptions for some parameters
+}
+
+// New returns AdamW over params, as [Adam.New] does.
+func (c AdamW) New(params []Param) (Optimizer, error) { return Adam(c).new("adamw", true, params) }
+
+// adam is Adam or, if decoupled, AdamW. Its state is exp_avg, exp_avg_sq.
+type adam struct {
+	stepper
+	beta1, beta2, eps float64
+	decoupled         bool
+}
+
+func (c Adam) new(kind string, decoupled bool, params []Param) (Optimizer, error) {
+	o := &adam{
+		beta1:     orDefault(c.Beta1, 0.9),
+		beta2:     orDefault(c.Beta2, 0.999),
+		eps:       orDefault(c.Eps, 1e-8),
+		decoupled: decoupled,
+	}
+	err := cmp.Or(
+		checkHyper("Beta1", o.beta1, 1),
+		checkHyper("Beta2", o.beta2, 1),
+		checkHyper("Eps", o.eps, math.Inf(1)),
+		checkHyper("WeightDecay", c.WeightDecay, math.Inf(1)))
+	if err != nil {
+		return nil, fmt.Errorf("optim: %s: %w", kind, err)
+	}
+	o.stepper, err = newStepper(kind, []string{"exp_avg", "exp_avg_sq"}, params, c.Rules, c.WeightDecay)
+	if err != nil {
+		return nil, err
+	}
+	return o, nil
+}
+
+// orDefault resolves a configuration field whose zero value stands for a default.
+func orDefault(v, def float64) float64 {
+	switch v {
+	case 0:
+		return def
+	case Zero:
+		return 0
+	}
+	return v
+}
+
+// Step implements Optimizer.
+func (o *adam) Step(lr float64) error {
+	if err := o.checkLR(lr); err != nil {
+		return err
+	}
+	o.steps++
+	t := float64(o.steps)
+	h := vec.AdamHyper{
+		Beta1:               o.beta1,
+		Beta2:               o.beta2,
+		Eps:                 o.eps,
+		BiasCorrection1:     1 - math.Pow(o.beta1, t),
+		BiasCorrection2Sqrt: math.Sqrt(1 - math.Pow(o.beta2, t)),
+		GradScale:           1,
+		Decoupled:           o.decoupled,
+	}
+	for i := range o.pieces {
+		p := &o.pieces[i]
+		h.LR, h.WeightDecay = lr*p.lrScale, p.weightDecay
+		if m, v := p.state[0], p.state[1]; p.Value.F64 != nil {
+			vec.Adam(p.Value.F64, p.Grad.F64, m.F64, v.F64, h)
+		} else {
+			vec.Adam(p.Value.F32, p.Grad.F32, m.F32, v.F32, h)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,79 @@
+package optim_test
+
+import (
+	"fmt"
+
+	"github.com/gofsdp/gofsdp/optim"
+)
+
+// Fits y = w·x + b to two points. The buffers belong to the model; the optimizer updates them in place.
+func Example() {
+	value, grad := make([]float64, 2), make([]float64, 2)
+	params := []optim.Param{
+		{Name: "w", Shape: []int{1, 1}, Value: optim.Vec{F64: value[:1]}, Grad: optim.Vec{F64: grad[:1]}},
+		{Name: "b", Shape: []int{1}, Value: optim.Vec{F64: value[1:]}, Grad: optim.Vec{F64: grad[1:]}},
+	}
+	opt, err := optim.AdamW{WeightDecay: 1e-4, Rules: []optim.Rule{optim.NoDecay()}}.New(params)
+	if err != nil {
+		panic(err)
+	}
+	lr := optim.WarmupCosine(0.3, 0.003, 10, 400)
+	for opt.Steps() < 400 {
+		clear(grad)
+		for _, point := range [][2]float64{{1, 1}, {2, 3}} {
+			x, y := point[0], point[1]
+			d := value[0]*x + value[1] - y
+			grad[0] += d * x
+			grad[1] += d
+		}
+		if err := opt.Step(lr(opt.Steps())); err != nil {
+			panic(err)
+		}
+	}
+	fmt.Printf("y = %.2fx %+.2f after %d steps\n", value[0], value[1], opt.Steps())
+	// Output: y = 2.00x -1.00 after 400 steps
+}
+
+// Saves the state of two pieces and restores it into an optimizer that owns the whole parameter.
+func ExampleOptimizer_restore() {
+	value, grad := make([]float32, 4), []float32{1, 2, 3, 4}
+	piece := func(from, to int) optim.Param {
+		return optim.Param{
+			Name: "w", Shape: []int{4}, Offset: from,
+			Value: optim.Vec{F32: value[from:to]}, Grad: optim.Vec{F32: grad[from:to]},
+		}
+	}
+	config := optim.SGD{Momentum: 0.5}
+	two, err := config.New([]optim.Param{piece(0, 3), piece(3, 4)})
+	if err != nil {
+		panic(err)
+	}
+	if err := two.Step(0.1); err != nil {
+		panic(err)
+	}
+	one, err := config.New([]optim.Param{piece(0, 4)})
+	if err != nil {
+		panic(err)
+	}
+	if err := one.Restore(two.Steps(), two.State()); err != nil {
+		panic(err)
+	}
+	for _, e := range one.State() {
+		fmt.Println(e.Param, e.Name, e.Offset, e.Data.F32)
+	}
+	// Output: w momentum_buffer 0 [1 2 3 4]
+}
+
+// A few points of a schedule: warm-up, peak, half way, end.
+func ExampleWarmupCosine() {
+	lr := optim.WarmupCosine(1e-3, 1e-4, 99, 1099)
+	for _, step := range []int{0, 49, 99, 599, 1099} {
+		fmt.Printf("step %4d  lr %.2e\n", step, lr(step))
+	}
+	// Output:
+	// step    0  lr 1.00e-05
+	// step   49  lr 5.00e-04
+	// step   99  lr 1.00e-03
+	// step  599  lr 5.50e-04
+	// step 1099  lr 1.00e-04
+}

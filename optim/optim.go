@@ -1,0 +1,143 @@
+package optim
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+
+	"github.com/gofsdp/gofsdp/shard"
+)
+
+// Zero says zero in a configuration field whose zero value stands for a default: Adam{Beta1: optim.Zero} has no momentum.
+const Zero = math.SmallestNonzeroFloat64
+
+// Vec is a buffer of float32 or float64. At most one field is set; none is for an empty Vec.
+type Vec struct {
+	F32 []float32
+	F64 []float64
+}
+
+// Len returns the number of elements.
+func (v Vec) Len() int { return len(v.F32) + len(v.F64) }
+
+// dtype names the element type of a Vec that is not empty.
+func (v Vec) dtype() string {
+	if v.F64 != nil {
+		return "float64"
+	}
+	return "float32"
+}
+
+// like returns a zeroed Vec of the same type and length.
+func (v Vec) like() Vec {
+	if v.F64 != nil {
+		return Vec{F64: make([]float64, len(v.F64))}
+	}
+	return Vec{F32: make([]float32, len(v.F32))}
+}
+
+// copyFrom copies n elements of src, from element at on, to element to on. Both have the same type.
+func (v Vec) copyFrom(to int, src Vec, at, n int) {
+	if v.F64 != nil {
+		copy(v.F64[to:to+n], src.F64[at:at+n])
+		return
+	}
+	copy(v.F32[to:to+n], src.F32[at:at+n])
+}
+
+// Param is a piece of a parameter: what one rank owns of it. It may be empty. Value and Grad alias buffers of the model,
+// have the same type and length, and must stay where they are as long as the optimizer lives.
+type Param struct {
+	Name   string // full name of the parameter
+	Shape  []int  // shape of the whole parameter
+	Offset int    // position of the first element of Value in the parameter, row-major
+	Value  Vec    // updated by Step
+	Grad   Vec    // read by Step
+}
+
+// end returns the position after the last element.
+func (p Param) end() int { return p.Offset + p.Value.Len() }
+
+// Optimizer updates the parameters it was made for. It is not safe for concurrent use.
+type Optimizer interface {
+	// Step applies one update with learning rate lr to every piece, from its present gradient. It returns an error if lr
+	// is negative or not finite. Gradients are not inspected: one that is not finite spoils its own element only.
+	Step(lr float64) error
+
+	// Steps returns the number of updates made so far, the restored ones included. It is the step number a Schedule asks
+	// for.
+	Steps() int
+
+	// State returns the state of every non-empty piece. The entries alias the optimizer's buffers: they show later steps,
+	// and writing to them is writing to the optimizer. The order depends only on the order of the parameters.
+	State() []Entry
+
+	// Restore replaces the whole state and the number of steps. The entries may be cut in other places than this
+	// optimizer's pieces, in any order, and may hold more than it owns; what it owns must be there exactly once, with its
+	// type, and the entry names must be ones that this kind of optimizer has. The data is copied.
+	Restore(steps int, entries []Entry) error
+}
+
+// Entry is a piece of optimizer state: elements [Offset, Offset+Data.Len()) of a tensor that has the shape of the
+// parameter.
+type Entry struct {
+	Param  string // full name of the parameter
+	Name   string // what it is, such as "exp_avg"
+	Shape  []int  // shape of the whole tensor; shared, not to be modified
+	Offset int
+	Data   Vec
+}
+
+// check returns an error that names the parameter unless p is well formed.
+func (p Param) check() error {
+	if p.Name == "" {
+		return errors.New("parameter without a name")
+	}
+	for _, v := range []Vec{p.Value, p.Grad} {
+		if v.F32 != nil && v.F64 != nil {
+			return fmt.Errorf("parameter %q: a buffer is both float32 and float64", p.Name)
+		}
+	}
+	n := p.Value.Len()
+	if n != p.Grad.Len() {
+		return fmt.Errorf("parameter %q: value has %d elements, gradient %d", p.Name, n, p.Grad.Len())
+	}
+	if n > 0 && p.Value.dtype() != p.Grad.dtype() {
+		return fmt.Errorf("parameter %q: value is %s, gradient %s", p.Name, p.Value.dtype(), p.Grad.dtype())
+	}
+	whole, err := shard.New([]shard.Param{{Name: p.Name, Shape: p.Shape}}, 1, 1) // knows which shapes are valid
+	if err != nil {
+		return err
+	}
+	if p.Offset < 0 || p.Offset > whole.Len()-n {
+		return fmt.Errorf("parameter %q: elements [%d:%d] are outside shape %v", p.Name, p.Offset, p.end(), p.Shape)
+	}
+	return nil
+}
+
+// checkParams checks every piece and that no element is held twice.
+func checkParams(params []Param) error {
+	for _, p := range params {
+		if err := p.check(); err != nil {
+			return fmt.Errorf("optim: %w", err)
+		}
+	}
+	sorted := slices.SortedStableFunc(slices.Values(params), func(a, b Param) int {
+		return cmp.Or(cmp.Compare(a.Name, b.Name), cmp.Compare(a.Offset, b.Offset))
+	})
+	for i := 1; i < len(sorted); i++ {
+		a, b := sorted[i-1], sorted[i]
+		if a.Name != b.Name {
+			continue
+		}
+		if !slices.Equal(a.Shape, b.Shape) {
+			return fmt.Errorf("optim: parameter %q: pieces with shapes %v and %v", a.Name, a.Shape, b.Shape)
+		}
+		if a.Offset == b.Offset || a.end() > b.Offset {
+			return fmt.Errorf("optim: parameter %q: pieces [%d:%d] and [%d:%d] overlap", a.Name, a.Offset, a.end(), b.Offset, b.end())
+		}
+	}
+	return nil
+}

@@ -1,0 +1,73 @@
+package optim
+
+import (
+	"cmp"
+	"errors"
+	"math"
+	"regexp"
+)
+
+// Rule gives some parameters other hyper-parameters than the rest. A nil field changes nothing, so zero can be said:
+//
+//	optim.Rule{Match: optim.MatchName(regexp.MustCompile(`^wte\.`)), LRScale: new(0.1)}
+//
+// When several rules match a parameter, the first that sets a field decides that field: a rule about decay does not hide
+// a later one about learning rates.
+type Rule struct {
+	// Match says which parameters the rule is for; required. It should look at Name and Shape only: the rest depends on
+	// how the parameter happens to be cut.
+	Match func(Param) bool
+	// LRScale multiplies the learning rate given to Step.
+	LRScale *float64
+	// WeightDecay replaces the optimizer's.
+	WeightDecay *float64
+}
+
+// NoDecay is the usual exception from weight decay: parameters of fewer than two dimensions, which are biases and the
+// gains of norms. Decay would pull the gains to zero, and biases are too few to overfit.
+func NoDecay() Rule {
+	return Rule{Match: func(p Param) bool { return len(p.Shape) < 2 }, WeightDecay: new(0.0)}
+}
+
+// MatchName matches parameters whose full name contains a match of the pattern.
+func MatchName(pattern *regexp.Regexp) func(Param) bool {
+	return func(p Param) bool { return pattern.MatchString(p.Name) }
+}
+
+// check returns an error unless the rule can be applied.
+func (r Rule) check() error {
+	if r.Match == nil {
+		return errors.New("no Match")
+	}
+	return cmp.Or(checkOverride("LRScale", r.LRScale), checkOverride("WeightDecay", r.WeightDecay))
+}
+
+// checkOverride is checkHyper for a field that may be nil.
+func checkOverride(name string, v *float64) error {
+	if v == nil {
+		return nil
+	}
+	return checkHyper(name, *v, math.Inf(1))
+}
+
+// hyper is what rules decide for one parameter.
+type hyper struct {
+	lrScale     float64
+	weightDecay float64
+}
+
+// resolve applies the rules to p, the last one first so that earlier ones prevail.
+func resolve(rules []Rule, p Param, weightDecay float64) hyper {
+	h := hyper{lrScale: 1, weightDecay: weightDecay}
+	for i := len(rules) - 1; i >= 0; i-- {
+		if r := rules[i]; r.Match(p) {
+			if r.LRScale != nil {
+				h.lrScale = *r.LRScale
+			}
+			if r.WeightDecay != nil {
+				h.weightDecay = *r.WeightDecay
+			}
+		}
+	}
+	return h
+}
