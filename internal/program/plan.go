@@ -1,0 +1,268 @@
+package program
+
+import (
+	"fmt"
+
+	"github.com/gofsdp/gofsdp/internal/arena"
+)
+
+// Sizes are the bytes of everything a pass allocates, for the batch shapes of one rank.
+type Sizes struct {
+	Group []GroupSizes
+	Call  []CallSizes
+}
+
+// GroupSizes are the bytes of a group's full buffers, padding included.
+type GroupSizes struct{ Params, Grads int }
+
+// CallSizes describe one call. They may be zero for a call that does not run.
+type CallSizes struct {
+	Out             []int  // bytes of each output
+	GradIn          []int  // bytes of the gradient of each input; 0 where there is none
+	KeepIn, KeepOut []bool // what backward reads
+	Saved           int    // bytes kept from forward to backward
+	Work, BackWork  int    // scratch bytes of forward and backward
+}
+
+// BufferKind says what a buffer holds.
+type BufferKind uint8
+
+// The buffers of a pass.
+const (
+	GroupParams BufferKind = iota // full parameters of group Index
+	GroupGrads                    // full gradients of group Index
+	CallOut                       // output Out of call Index
+	CallGradOut                   // gradient of that output
+	CallSaved                     // what call Index keeps for its backward
+)
+
+// Class returns the class of memory that a buffer is counted under.
+func (k BufferKind) Class() arena.Class {
+	switch k {
+	case GroupParams:
+		return arena.Gathered
+	case GroupGrads:
+		return arena.Gradient
+	case CallSaved:
+		return arena.Saved
+	default:
+		return arena.Activation
+	}
+}
+
+// A Buffer is memory that a pass allocates and frees, perhaps more than once.
+type Buffer struct {
+	Kind       BufferKind
+	Index, Out int
+	Bytes      int
+}
+
+// A Step is an operation with the buffers to allocate before it and to free after it, as indices into Plan.Buffers, and
+// the bytes of scratch memory it needs while it runs.
+type Step struct {
+	Op
+	Alloc, Free []int
+	Work        int
+}
+
+// A Plan is a program with its buffers.
+type Plan struct {
+	Program *Program
+	Buffers []Buffer
+	Steps   []Step
+	Turn    int // index into Steps of the Turn, or the number of steps in an evaluation
+	Peak    int // most bytes of buffers that are live at once
+
+	index map[Buffer]int // by Buffer with Bytes 0
+}
+
+// Lookup returns the index of a buffer, or -1 if the pass does not use it.
+func (p *Plan) Lookup(kind BufferKind, index, out int) int {
+	if i, ok := p.index[Buffer{Kind: kind, Index: index, Out: out}]; ok {
+		return i
+	}
+	return -1
+}
+
+// NewPlan decides when every buffer of a pass is allocated and freed.
+//
+//	full parameters   from Gather to Free
+//	full gradients    from the first Backward of the group to Drain
+//	an output         from its Forward to the last operation that reads it; results of an evaluation beyond the end
+//	its gradient      from the first Backward that writes it to the Backward of its call
+//	saved values      from a call's Forward to its Backward
+//	scratch           for one operation
+func NewPlan(p *Program, s *Sizes) (*Plan, error) {
+	if len(s.Group) != len(p.Model.Groups) || len(s.Call) != len(p.Model.Calls) {
+		return nil, fmt.Errorf("program: sizes of %d groups and %d calls, the model has %d and %d",
+			len(s.Group), len(s.Call), len(p.Model.Groups), len(p.Model.Calls))
+	}
+	b := &planner{plan: &Plan{Program: p, Turn: len(p.Ops), index: make(map[Buffer]int)}, sizes: s, last: make(map[int]int), loss: p.Model.Results[0]}
+	for i, op := range p.Ops {
+		b.plan.Steps = append(b.plan.Steps, Step{Op: op})
+		b.visit(i, op)
+	}
+	b.freeAfterLast()
+	b.plan.Peak = b.plan.peak()
+	return b.plan, nil
+}
+
+type planner struct {
+	plan  *Plan
+	sizes *Sizes
+	last  map[int]int // buffer -> step after which it is free; only for values and their gradients
+	loss  Ref
+	ran   []bool // whether a call's backward is part of the pass
+}
+
+// visit adds the buffers that step i touches.
+func (b *planner) visit(i int, op Op) {
+	g, c := op.Group, op.Call
+	switch op.Kind {
+	case Gather:
+		b.alloc(i, Buffer{GroupParams, g, 0, b.sizes.Group[g].Params})
+	case Free:
+		b.free(i, b.plan.Lookup(GroupParams, g, 0))
+	case Drain:
+		b.free(i, b.plan.Lookup(GroupGrads, g, 0))
+	case Turn:
+		b.plan.Turn = i
+		if b.backward(b.loss.Call) {
+			b.alloc(i, Buffer{CallGradOut, b.loss.Call, b.loss.Out, b.sizes.Call[b.loss.Call].Out[b.loss.Out]})
+		}
+	case Forward:
+		b.forward(i, c)
+	case Backward:
+		b.backwardOf(i, c)
+	}
+}
+
+func (b *planner) forward(i, c int) {
+	s := &b.sizes.Call[c]
+	for o, bytes := range s.Out {
+		id := b.alloc(i, Buffer{CallOut, c, o, bytes})
+		b.last[id] = i
+	}
+	if b.backward(c) {
+		b.alloc(i, Buffer{CallSaved, c, 0, s.Saved})
+	}
+	b.plan.Steps[i].Work = s.Work
+	for _, r := range b.plan.Program.Model.Calls[c].In {
+		b.read(i, CallOut, r)
+	}
+}
+
+func (b *planner) backwardOf(i, c int) {
+	m, s := b.plan.Program.Model, &b.sizes.Call[c]
+	for _, g := range m.groups(c) {
+		if b.plan.Lookup(GroupGrads, g, 0) < 0 {
+			b.alloc(i, Buffer{GroupGrads, g, 0, b.sizes.Group[g].Grads})
+		}
+	}
+	for j, r := range m.Calls[c].In {
+		if s.GradIn[j] > 0 && b.plan.Lookup(CallGradOut, r.Call, r.Out) < 0 {
+			b.alloc(i, Buffer{CallGradOut, r.Call, r.Out, s.GradIn[j]})
+		}
+		if s.KeepIn[j] {
+			b.read(i, CallOut, r)
+		}
+	}
+	for o := range s.Out {
+		if s.KeepOut[o] {
+			b.read(i, CallOut, Ref{c, o})
+		}
+		if id := b.plan.Lookup(CallGradOut, c, o); id >= 0 {
+			b.last[id] = i
+		}
+	}
+	b.plan.Steps[i].Work = s.BackWork
+	b.free(i, b.plan.Lookup(CallSaved, c, 0))
+}
+
+// backward tells whether the pass runs the backward of call c.
+func (b *planner) backward(c int) bool {
+	if b.ran == nil {
+		b.ran = make([]bool, len(b.plan.Program.Model.Calls))
+		for _, op := range b.plan.Program.Ops {
+			if op.Kind == Backward {
+				b.ran[op.Call] = true
+			}
+		}
+	}
+	return b.ran[c]
+}
+
+// read extends the life of a value to step i.
+func (b *planner) read(i int, kind BufferKind, r Ref) {
+	if id := b.plan.Lookup(kind, r.Call, r.Out); r.Call != Batch && id >= 0 {
+		b.last[id] = i
+	}
+}
+
+// alloc allocates a buffer before step i. The same buffer may come again.
+func (b *planner) alloc(i int, buf Buffer) int {
+	key := Buffer{Kind: buf.Kind, Index: buf.Index, Out: buf.Out}
+	id, ok := b.plan.index[key]
+	if !ok {
+		id = len(b.plan.Buffers)
+		b.plan.index[key] = id
+		b.plan.Buffers = append(b.plan.Buffers, buf)
+	}
+	b.plan.Steps[i].Alloc = append(b.plan.Steps[i].Alloc, id)
+	return id
+}
+
+func (b *planner) free(i, id int) {
+	if id >= 0 {
+		b.plan.Steps[i].Free = append(b.plan.Steps[i].Free, id)
+	}
+}
+
+// freeAfterLast frees values and their gradients after their last use. The loss is held until the turn; the results of an
+// evaluation are left to whoever runs the plan.
+func (b *planner) freeAfterLast() {
+	p := b.plan.Program
+	if p.Options.Eval {
+		for _, r := range p.Model.Results {
+			delete(b.last, b.plan.Lookup(CallOut, r.Call, r.Out))
+		}
+	} else {
+		id := b.plan.Lookup(CallOut, b.loss.Call, b.loss.Out)
+		b.last[id] = max(b.last[id], b.plan.Turn)
+	}
+	for id := range b.plan.Buffers {
+		if i, ok := b.last[id]; ok {
+			b.free(i, id)
+		}
+	}
+}
+
+// peak walks the plan and returns the most bytes that are live at once.
+func (p *Plan) peak() int {
+	live, most := 0, 0
+	for _, s := range p.Steps {
+		for _, id := range s.Alloc {
+			live += p.Buffers[id].Bytes
+		}
+		most = max(most, live+s.Work)
+		for _, id := range s.Free {
+			live -= p.Buffers[id].Bytes
+		}
+	}
+	return most
+}
+
+// Traffic returns the bytes that one of world ranks sends in the pass: in a gather or a reduce-scatter each rank sends
+// and receives (world-1)/world of the group.
+func (p *Plan) Traffic(world int) int {
+	sent := 0
+	for _, op := range p.Program.Ops {
+		switch op.Kind {
+		case Gather:
+			sent += p.Buffers[p.Lookup(GroupParams, op.Group, 0)].Bytes / world * (world - 1)
+		case Reduce:
+			sent += p.Buffers[p.Lookup(GroupGrads, op.Group, 0)].Bytes / world * (world - 1)
+		}
+	}
+	return sent
+}
