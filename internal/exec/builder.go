@@ -1,0 +1,102 @@
+package exec
+
+import (
+	"crypto/sha256"
+	"fmt"
+	"strings"
+
+	G "gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
+)
+
+// A Spec describes a module to compile.
+type Spec struct {
+	Params []Param
+	// Build adds the module to the graph behind b and returns its outputs. It must be deterministic: it is called more
+	// than once, and the graphs are compared.
+	Build func(b *Builder, in []*G.Node) (G.Nodes, error)
+}
+
+// A Param is a parameter of a module.
+type Param struct {
+	Name  string
+	Shape []int
+}
+
+// A Builder gives Build access to the graph, the parameters and constants.
+type Builder struct {
+	*graph
+	prefix string
+}
+
+// graph is the state that a Builder shares with its scopes.
+type graph struct {
+	g      *G.ExprGraph
+	dtype  tensor.Dtype
+	salt   string // makes the names, and so the hashes, of two traces of one module differ
+	params map[string]*G.Node
+	consts map[*G.Node]string // constants made by Const and ConstTensor, and what identifies them
+}
+
+// Graph returns the graph being built.
+func (b *Builder) Graph() *G.ExprGraph { return b.g }
+
+// DType returns the float type of the parameters and activations.
+func (b *Builder) DType() tensor.Dtype { return b.dtype }
+
+// Scope returns a Builder that looks parameters up under prefix + ".".
+func (b *Builder) Scope(prefix string) *Builder { return &Builder{b.graph, b.prefix + prefix + "."} }
+
+// Param returns the node of a parameter of the module.
+func (b *Builder) Param(name string) (*G.Node, error) {
+	if n, ok := b.params[b.prefix+name]; ok {
+		return n, nil
+	}
+	return nil, fmt.Errorf("no parameter %q among those of Params", b.prefix+name)
+}
+
+// Const returns a scalar constant of the graph's float type.
+func (b *Builder) Const(v float64) *G.Node {
+	if b.dtype == tensor.Float32 {
+		return b.constant(float32(v), fmt.Sprintf("float32 %v", float32(v)))
+	}
+	return b.constant(v, fmt.Sprintf("float64 %v", v))
+}
+
+// ConstTensor returns a constant tensor. t must not be modified afterwards.
+//
+// Gorgonia merges constants of equal name, and names a tensor by its printed, elided value; so constants are named here
+// by a hash of their contents, and tensors made by gorgonia.NewConstant are refused.
+func (b *Builder) ConstTensor(t *tensor.Dense) (*G.Node, error) {
+	v, err := FromTensor(t)
+	if err != nil {
+		return nil, fmt.Errorf("constant: %w", err)
+	}
+	return b.constant(t, fmt.Sprintf("%v%v %x", v.DType, v.Shape, sha256.Sum256(v.Bytes))), nil
+}
+
+func (b *Builder) constant(v any, id string) *G.Node {
+	n := b.g.AddNode(G.NewConstant(v, G.WithName(b.salt+"const "+id)))
+	b.consts[n] = id
+	return n
+}
+
+func (b *Builder) input(name string, dt tensor.Dtype, shape []int) *G.Node {
+	name = b.salt + name
+	if len(shape) == 0 {
+		return G.NewScalar(b.g, dt, G.WithName(name))
+	}
+	return G.NewTensor(b.g, dt, len(shape), G.WithName(name), G.WithShape(shape...))
+}
+
+// newBuilder returns a Builder over an empty graph with the nodes of params.
+func newBuilder(dtype tensor.Dtype, params []Param, salt string) *Builder {
+	b := &Builder{graph: &graph{
+		g: G.NewGraph(G.WithGraphName(strings.TrimSpace(salt + "module"))), dtype: dtype, salt: salt,
+		params: make(map[string]*G.Node), consts: make(map[*G.Node]string),
+	}}
+	for _, p := range params {
+		b.params[p.Name] = b.input("param "+p.Name, dtype, p.Shape)
+	}
+	return b
+}

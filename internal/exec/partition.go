@@ -1,0 +1,145 @@
+package exec
+
+import (
+	"slices"
+
+	G "gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
+
+	"github.com/gofsdp/gofsdp/internal/kernel/vec"
+)
+
+// Policy decides which forward values are kept for backward and which are computed again.
+type Policy uint8
+
+// Balanced keeps what is dear to compute (products, attention, stock operations) and recomputes what is cheap
+// (activations, norms, sums). SaveAll keeps everything backward uses. RecomputeAll keeps nothing but the inputs of the
+// call and runs its forward again: activation checkpointing (Chen et al., 2016, arXiv:1604.06174).
+const (
+	Balanced Policy = iota
+	SaveAll
+	RecomputeAll
+)
+
+// partition is a trace cut into a forward and a backward.
+type partition struct {
+	*trace
+	forward, backward G.Nodes // in execution order
+	saved             G.Nodes // computed in forward, used in backward
+}
+
+func (tr *trace) partition(policy Policy, grads bool) *partition {
+	p := &partition{trace: tr, forward: order(tr.g, tr.outs, nil)}
+	if !grads {
+		return p
+	}
+	inForward := make(map[*G.Node]bool)
+	for _, n := range p.forward {
+		inForward[n] = true
+	}
+	onInput := tr.dependsOnInput(p.forward)
+	savable := func(n *G.Node) bool {
+		if !inForward[n] || !onInput[n] || n.Op() == nil || isConst(n) || isView(n) || isHost(n) {
+			return false
+		}
+		switch policy {
+		case SaveAll:
+			return true
+		case RecomputeAll:
+			return false
+		default:
+			op := native(tr.g, n)
+			return op == nil || !op.Cheap
+		}
+	}
+	p.backward = tr.backwardOrder(savable)
+	for _, n := range p.backward {
+		if savable(n) {
+			p.saved = append(p.saved, n)
+		}
+	}
+	return p
+}
+
+// dependsOnInput tells which values change with the inputs of the call. The others depend on parameters and constants
+// only: kept for backward, they would keep an unsharded copy of the parameters alive.
+func (tr *trace) dependsOnInput(nodes G.Nodes) map[*G.Node]bool {
+	depends := make(map[*G.Node]bool)
+	for _, n := range nodes {
+		if n.Op() == nil {
+			depends[n] = slices.Contains(tr.in, n)
+			continue
+		}
+		for _, c := range children(tr.g, n) {
+			depends[n] = depends[n] || depends[c]
+		}
+	}
+	return depends
+}
+
+// backwardOrder returns the nodes of backward. The gradients of the inputs come in depth-first order; each gradient of
+// a parameter, which nothing waits for, is slipped in as soon as its arguments exist, so that they can be dropped early.
+func (tr *trace) backwardOrder(stop func(*G.Node) bool) G.Nodes {
+	list := order(tr.g, tr.gradIn, stop)
+	index := make(map[*G.Node]int)
+	for _, root := range tr.gradParam {
+		if root == nil {
+			continue
+		}
+		clear(index)
+		for i, n := range list {
+			index[n] = i
+		}
+		needed := order(tr.g, G.Nodes{root}, func(n *G.Node) bool { _, placed := index[n]; return placed || stop(n) })
+		var extra G.Nodes
+		after := -1
+		for _, n := range needed {
+			if i, placed := index[n]; placed {
+				after = max(after, i)
+			} else {
+				extra = append(extra, n)
+			}
+		}
+		list = slices.Insert(list, after+1, extra...)
+	}
+	return list
+}
+
+// isView tells whether n's value is memory of its argument.
+func isView(n *G.Node) bool {
+	if op, ok := n.Op().(*Op); ok {
+		return op.View
+	}
+	return isReshape(n.Op())
+}
+
+// isHost tells whether n's value is not a float tensor, like the sizes that Gorgonia computes in a graph. Such values
+// stay on the Go heap and are cheap.
+func isHost(n *G.Node) bool {
+	dt := n.Dtype()
+	return n.Op() != nil && !isConst(n) && dt != tensor.Float32 && dt != tensor.Float64
+}
+
+// native returns the fused operation of n, or nil if n runs as a stock operation. The sum of two equal shapes is a stock
+// operation that has a kernel here, because differentiation puts one wherever a value is used twice.
+func native(g *G.ExprGraph, n *G.Node) *Op {
+	if op, ok := n.Op().(*Op); ok {
+		return op
+	}
+	if n.Op() == nil || !isAdd(n.Op()) || n.Shape().Dims() == 0 {
+		return nil
+	}
+	for _, c := range children(g, n) {
+		if !c.Shape().Eq(n.Shape()) {
+			return nil
+		}
+	}
+	return addOp
+}
+
+var addOp = &Op{Name: "add", Run32: add[float32], Run64: add[float64], Cheap: true, InPlace: true}
+
+func add[T vec.Float](f *Frame) error {
+	vec.Add(Data[T](f.Out.Bytes), Data[T](f.In[0].Bytes), Data[T](f.In[1].Bytes))
+	return nil
+}

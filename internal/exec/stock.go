@@ -1,0 +1,92 @@
+package exec
+
+import (
+	"fmt"
+	"reflect"
+	"strings"
+
+	G "gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
+)
+
+// Gorgonia's operation types are not exported; these two are recognised by name.
+
+func isReshape(op G.Op) bool { return op != nil && reflect.TypeOf(op).String() == "gorgonia.reshapeOp" }
+
+func isAdd(op G.Op) bool {
+	return reflect.TypeOf(op).String() == "gorgonia.elemBinOp" && strings.HasPrefix(op.String(), "+ ")
+}
+
+// runStock runs a stock operation. Its arguments get fresh headers, because some operations transpose them in place, and
+// its result is copied to where the plan wants it, because it may alias an argument.
+func runStock(op G.Op, out Value, in []G.Value) (err error) {
+	defer func() {
+		if r := recover(); r != nil {
+			err = fmt.Errorf("panic: %v", r)
+		}
+	}()
+	v, err := op.Do(in...)
+	if err != nil {
+		return err
+	}
+	return store(out, v)
+}
+
+// runHost runs a stock operation whose result stays on the Go heap.
+func runHost(op G.Op, in []G.Value) (v G.Value, err error) {
+	defer func() {
+		if r := recover(); r != nil {
+			err = fmt.Errorf("panic: %v", r)
+		}
+	}()
+	return op.Do(in...)
+}
+
+// store copies v, the result of a stock operation, to dst.
+func store(dst Value, v G.Value) error {
+	switch v := v.(type) {
+	case *G.F32:
+		v32 := float32(*v)
+		return storeBytes(dst, Bytes([]float32{v32}), tensor.Float32)
+	case *G.F64:
+		v64 := float64(*v)
+		return storeBytes(dst, Bytes([]float64{v64}), tensor.Float64)
+	case *tensor.Dense:
+		if v.RequiresIterator() || v.DataOrder().IsColMajor() {
+			var ok bool
+			if v, ok = v.Materialize().(*tensor.Dense); !ok {
+				return fmt.Errorf("cannot materialise a result of shape %v", dst.Shape)
+			}
+		}
+		src, err := FromTensor(v)
+		if err != nil {
+			return err
+		}
+		return storeBytes(dst, src.Bytes, src.DType)
+	default:
+		return fmt.Errorf("result is a %T", v)
+	}
+}
+
+func storeBytes(dst Value, src []byte, dt tensor.Dtype) error {
+	if dt != dst.DType || len(src) != len(dst.Bytes) {
+		return fmt.Errorf("result is %d bytes of %v, want %v of %v", len(src), dt, dst.Shape, dst.DType)
+	}
+	copy(dst.Bytes, src)
+	return nil
+}
+
+// stockValue wraps v for a stock operation: those want scalars as scalars.
+func stockValue(v Value) G.Value {
+	if len(v.Shape) > 0 {
+		return v.Tensor()
+	}
+	switch v.DType {
+	case tensor.Float32:
+		return G.NewF32(Data[float32](v.Bytes)[0])
+	case tensor.Float64:
+		return G.NewF64(Data[float64](v.Bytes)[0])
+	default:
+		return G.NewI(Data[int](v.Bytes)[0])
+	}
+}

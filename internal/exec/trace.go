@@ -1,0 +1,301 @@
+package exec
+
+import (
+	"fmt"
+	"runtime/debug"
+	"slices"
+
+	G "gorgonia.org/gorgonia"
+)
+
+// trace is a module's graph with the gradients of its outputs.
+type trace struct {
+	*Builder
+	in, params, outs, gradOut G.Nodes
+	gradIn, gradParam         G.Nodes // nil where no gradient was asked for or none exists
+}
+
+// traceTwice traces the module under two sets of names and compares the graphs.
+//
+// Gorgonia merges nodes whose 32-bit hashes collide without looking at their arguments (equalities.go), which would
+// compute something else without any error. Hashes cover the names of inputs, so a collision in one trace is not one in
+// the other, and the graphs differ. The comparison also catches a Build that is not deterministic.
+func traceTwice(spec *Spec, sig *Signature) (*trace, error) {
+	tr, err := newTrace(spec, sig, "")
+	if err != nil {
+		return nil, err
+	}
+	again, err := newTrace(spec, sig, "again: ")
+	if err != nil {
+		return nil, err
+	}
+	a, b := tr.structure(), again.structure()
+	for i := range max(len(a), len(b)) {
+		if i >= len(a) || i >= len(b) || a[i] != b[i] {
+			return nil, fmt.Errorf("two traces of the module differ at node %d (%s, %s): Build is not deterministic, or two nodes collided in Gorgonia's 32-bit hash; reordering Build avoids a collision",
+				i, at(a, i), at(b, i))
+		}
+	}
+	return tr, nil
+}
+
+func at(s []string, i int) string {
+	if i < len(s) {
+		return s[i]
+	}
+	return "no node"
+}
+
+func newTrace(spec *Spec, sig *Signature, salt string) (*trace, error) {
+	tr := &trace{Builder: newBuilder(sig.DType, spec.Params, salt)}
+	for _, p := range spec.Params {
+		tr.params = append(tr.params, tr.Builder.params[p.Name])
+	}
+	for i, in := range sig.Inputs {
+		if in.Same > 0 {
+			tr.in = append(tr.in, tr.in[in.Same-1])
+			continue
+		}
+		tr.in = append(tr.in, tr.input(fmt.Sprintf("in %d", i), in.DType, in.Shape))
+	}
+	if err := tr.build(spec); err != nil {
+		return nil, err
+	}
+	if err := tr.guard(); err != nil {
+		return nil, err
+	}
+	if sig.GradOut != nil {
+		if err := tr.differentiate(sig); err != nil {
+			return nil, err
+		}
+	}
+	return tr, nil
+}
+
+// build calls Build and turns a panic, which is how many of Gorgonia's functions report misuse, into an error.
+func (tr *trace) build(spec *Spec) (err error) {
+	defer func() {
+		if r := recover(); r != nil {
+			err = fmt.Errorf("Build panicked: %v\n%s", r, debug.Stack())
+		}
+	}()
+	outs, err := spec.Build(tr.Builder, slices.Clone(tr.in))
+	if err != nil {
+		return fmt.Errorf("Build: %w", err)
+	}
+	if len(outs) == 0 {
+		return fmt.Errorf("Build returned no outputs")
+	}
+	for i, o := range outs {
+		if o == nil {
+			return fmt.Errorf("Build: output %d is nil", i)
+		}
+		if o.Graph() != tr.g {
+			return fmt.Errorf("Build: output %d is a node of another graph", i)
+		}
+		if dt := o.Dtype(); dt != tr.dtype {
+			return fmt.Errorf("Build: output %d is %v, want %v", i, dt, tr.dtype)
+		}
+		// An output must be a node of its own for its gradient to be one: not an input, and not another output.
+		if o.Op() == nil || isConst(o) || slices.Contains(tr.outs, o) {
+			if o, err = copyOp(o, i).Apply(o); err != nil {
+				return err
+			}
+		}
+		tr.outs = append(tr.outs, o)
+	}
+	return nil
+}
+
+// copyOp makes output i a node of its own.
+func copyOp(n *G.Node, i int) *Op {
+	run := func(f *Frame) error { copy(f.Out.Bytes, f.In[0].Bytes); return nil }
+	return &Op{
+		Name: fmt.Sprintf("output %d", i), Shape: n.Shape().Clone(), Run32: run, Run64: run, Diff: []bool{true},
+		Grad: func(_ G.Nodes, _, dy *G.Node) (G.Nodes, error) { return G.Nodes{dy}, nil },
+	}
+}
+
+// differentiate adds the gradients of the outputs in sig.GradOut with respect to the parameters and the inputs that want
+// one. Gorgonia fails when an output or a target takes no part, so both are narrowed to those that do.
+func (tr *trace) differentiate(sig *Signature) error {
+	var outs, gouts, targets G.Nodes
+	tr.gradOut = make(G.Nodes, len(tr.outs))
+	tr.gradIn, tr.gradParam = make(G.Nodes, len(tr.in)), make(G.Nodes, len(tr.params))
+	wanted := make(map[*G.Node]*G.Node) // target -> its gradient
+	for i, n := range tr.in {
+		if sig.Inputs[i].Grad {
+			wanted[n] = nil
+		}
+	}
+	for _, n := range tr.params {
+		wanted[n] = nil
+	}
+	reached := make(map[*G.Node]bool)
+	for i, o := range tr.outs {
+		if i >= len(sig.GradOut) || !sig.GradOut[i] {
+			continue
+		}
+		tr.gradOut[i] = tr.input(fmt.Sprintf("grad out %d", i), tr.dtype, o.Shape())
+		if hit := reachable(tr.g, o, wanted); len(hit) > 0 {
+			outs, gouts = append(outs, o), append(gouts, tr.gradOut[i])
+			for n := range hit {
+				reached[n] = true
+			}
+		}
+	}
+	for _, n := range slices.Concat(tr.in, tr.params) {
+		if reached[n] {
+			targets = append(targets, n)
+		}
+	}
+	if len(targets) == 0 {
+		return nil
+	}
+	grads, err := backpropagate(outs, gouts, targets)
+	if err != nil {
+		return err
+	}
+	for i, n := range targets {
+		wanted[n] = grads[i]
+	}
+	for i, n := range tr.in {
+		tr.gradIn[i] = wanted[n]
+	}
+	for i, n := range tr.params {
+		tr.gradParam[i] = wanted[n]
+	}
+	return nil
+}
+
+func backpropagate(outs, gouts, targets G.Nodes) (grads G.Nodes, err error) {
+	defer func() {
+		if r := recover(); r != nil {
+			err = fmt.Errorf("differentiation panicked: %v\n%s", r, debug.Stack())
+		}
+	}()
+	if grads, err = G.Backpropagate(outs, gouts, targets); err != nil {
+		return nil, fmt.Errorf("differentiation: %w", err)
+	}
+	return grads, nil
+}
+
+// reachable returns the targets that out depends on through differentiable arguments.
+func reachable(g *G.ExprGraph, out *G.Node, targets map[*G.Node]*G.Node) map[*G.Node]bool {
+	hit, seen := make(map[*G.Node]bool), make(map[*G.Node]bool)
+	var visit func(n *G.Node)
+	visit = func(n *G.Node) {
+		if seen[n] {
+			return
+		}
+		seen[n] = true
+		if _, ok := targets[n]; ok {
+			hit[n] = true
+		}
+		op, ok := n.Op().(G.SDOp)
+		if !ok {
+			return
+		}
+		kids := children(g, n)
+		for i, d := range op.DiffWRT(len(kids)) {
+			if d && i < len(kids) {
+				visit(kids[i])
+			}
+		}
+	}
+	visit(out)
+	return hit
+}
+
+// children returns n's arguments in order.
+func children(g *G.ExprGraph, n *G.Node) []*G.Node {
+	it := g.From(n.ID())
+	kids := make([]*G.Node, 0, it.Len())
+	for it.Next() {
+		kids = append(kids, it.Node().(*G.Node))
+	}
+	return kids
+}
+
+// constOp is Gorgonia's unexported interface of constants.
+type constOp interface{ Value() G.Value }
+
+func isConst(n *G.Node) bool { return n.Op() != nil && n.Op().Arity() == 0 && constValue(n) != nil }
+
+func constValue(n *G.Node) G.Value {
+	if c, ok := n.Op().(constOp); ok {
+		return c.Value()
+	}
+	return nil
+}
+
+// structure lists the nodes that the results need, children first, each as text that does not depend on the names.
+func (tr *trace) structure() []string {
+	role := make(map[*G.Node]string)
+	for kind, nodes := range map[string]G.Nodes{"in": tr.in, "param": tr.params, "grad out": tr.gradOut} {
+		for i, n := range nodes {
+			if n != nil {
+				role[n] = fmt.Sprintf("%s %d", kind, i)
+			}
+		}
+	}
+	var text []string
+	for _, n := range order(tr.g, tr.roots(), nil) {
+		switch {
+		case role[n] != "":
+			text = append(text, role[n])
+		case isConst(n):
+			text = append(text, fmt.Sprintf("const %v %v", n.Dtype(), constValue(n)))
+		default:
+			text = append(text, fmt.Sprintf("%v%v", n.Op(), n.Shape()))
+		}
+	}
+	index := make(map[*G.Node]int)
+	for i, n := range order(tr.g, tr.roots(), nil) {
+		index[n] = i
+		if n.Op() != nil {
+			for _, c := range children(tr.g, n) {
+				text[i] += fmt.Sprintf(" %d", index[c])
+			}
+		}
+	}
+	for _, r := range tr.roots() {
+		text = append(text, fmt.Sprintf("root %d", index[r]))
+	}
+	return text
+}
+
+// roots returns the nodes that must be computed.
+func (tr *trace) roots() G.Nodes {
+	var roots G.Nodes
+	for _, n := range slices.Concat(tr.outs, tr.gradIn, tr.gradParam) {
+		if n != nil {
+			roots = append(roots, n)
+		}
+	}
+	return roots
+}
+
+// order returns the nodes that roots need, arguments before results. It does not look behind nodes for which stop is
+// true.
+func order(g *G.ExprGraph, roots G.Nodes, stop func(*G.Node) bool) G.Nodes {
+	var list G.Nodes
+	seen := make(map[*G.Node]bool)
+	var visit func(n *G.Node)
+	visit = func(n *G.Node) {
+		if n == nil || seen[n] {
+			return
+		}
+		seen[n] = true
+		if n.Op() != nil && (stop == nil || !stop(n)) {
+			for _, c := range children(g, n) {
+				visit(c)
+			}
+		}
+		list = append(list, n)
+	}
+	for _, r := range roots {
+		visit(r)
+	}
+	return list
+}

@@ -1,0 +1,201 @@
+package exec
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+
+	G "gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
+)
+
+// A Signature is everything besides the module that a Unit depends on.
+type Signature struct {
+	DType  tensor.Dtype // of parameters and activations: tensor.Float32 or tensor.Float64
+	Inputs []Input
+	// GradOut tells which outputs have a gradient flowing into them. Nil compiles the forward alone.
+	GradOut []bool
+	// AccParam tells for which parameters backward adds to the gradient instead of writing it, because another call of
+	// the same pass has written it before. Nil means none.
+	AccParam []bool
+	Save     Policy
+}
+
+// Input describes one input.
+type Input struct {
+	Shape []int
+	DType tensor.Dtype
+	Grad  bool // its gradient is wanted
+	Acc   bool // and is added to what is there
+	Same  int  // if not 0, this input is the same value as input Same-1, which carries the gradient of both
+}
+
+func (s *Signature) key() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%v %v %v %v", s.DType, s.GradOut, s.AccParam, s.Save)
+	for _, in := range s.Inputs {
+		fmt.Fprintf(&b, " %v%v%v%v%d", in.DType, in.Shape, in.Grad, in.Acc, in.Same)
+	}
+	return b.String()
+}
+
+// A Unit is a compiled module. It is immutable and may be run by several goroutines at once.
+type Unit struct {
+	DType    tensor.Dtype
+	OutShape []tensor.Shape // all outputs are of type DType
+	Forward  *Program
+	Backward *Program // nil if compiled for forward alone
+	Saved    int      // bytes kept from forward to backward
+	KeepIn   []bool   // which inputs backward reads
+	KeepOut  []bool   // which outputs backward reads
+}
+
+// tracing serialises the use of Gorgonia's graph functions: some write package-level constants.
+var tracing sync.Mutex
+
+// Compile traces and compiles a module.
+func Compile(spec *Spec, sig *Signature) (*Unit, error) {
+	if sig.DType != tensor.Float32 && sig.DType != tensor.Float64 {
+		return nil, fmt.Errorf("element type %v is not supported: want float32 or float64", sig.DType)
+	}
+	tracing.Lock()
+	defer tracing.Unlock()
+	tr, err := traceTwice(spec, sig)
+	if err != nil {
+		return nil, err
+	}
+	c := &compiler{partition: tr.partition(sig.Save, sig.GradOut != nil), sig: sig}
+	return c.compile()
+}
+
+type compiler struct {
+	*partition
+	sig  *Signature
+	unit Unit
+	kept map[*G.Node]operand // where backward finds forward values
+}
+
+func (c *compiler) compile() (*Unit, error) {
+	c.unit = Unit{DType: c.sig.DType, KeepIn: make([]bool, len(c.in)), KeepOut: make([]bool, len(c.outs))}
+	for _, o := range c.outs {
+		c.unit.OutShape = append(c.unit.OutShape, o.Shape().Clone())
+	}
+	var err error
+	if c.unit.Forward, err = c.compileForward(); err != nil {
+		return nil, err
+	}
+	if c.sig.GradOut != nil {
+		if c.unit.Backward, err = c.compileBackward(); err != nil {
+			return nil, err
+		}
+	}
+	return &c.unit, nil
+}
+
+func (c *compiler) compileForward() (*Program, error) {
+	a := newAssembler(c.g)
+	c.bind(a, spaceParam, c.params)
+	c.bind(a, spaceIn, c.in)
+	for i, o := range c.outs {
+		to := place(spaceOut, i, 0, o)
+		if isView(o) {
+			a.tail[o] = append(a.tail[o], copyTo{to, false})
+		} else {
+			a.dest[o] = to
+		}
+	}
+	c.kept = make(map[*G.Node]operand)
+	for _, n := range c.saved {
+		if to, isOut := a.dest[n]; isOut {
+			c.unit.KeepOut[to.index] = true
+			c.kept[n] = to
+			continue
+		}
+		to := place(spaceSaved, 0, c.unit.Saved, n)
+		a.dest[n], c.kept[n] = to, to
+		c.unit.Saved = align(c.unit.Saved + to.bytes)
+	}
+	return a.assemble(c.forward)
+}
+
+func (c *compiler) compileBackward() (*Program, error) {
+	a := newAssembler(c.g)
+	c.bind(a, spaceParam, c.params)
+	c.bind(a, spaceIn, c.in)
+	c.bind(a, spaceGradOut, c.gradOut)
+	for n, at := range c.kept {
+		a.loc[n] = at
+	}
+	uses := make(map[*G.Node]int)
+	for _, n := range c.backward {
+		if _, kept := c.kept[n]; kept || n.Op() == nil {
+			continue
+		}
+		for _, k := range children(c.g, n) {
+			uses[k]++
+		}
+	}
+	for i, n := range c.in {
+		c.unit.KeepIn[i] = uses[n] > 0
+	}
+	for _, n := range slices.Concat(c.gradIn, c.gradParam) {
+		uses[n]++
+	}
+	var none []copyTo // gradients that are zero
+	for i, n := range c.gradIn {
+		in := c.sig.Inputs[i]
+		if in.Grad {
+			none = c.target(a, uses, n, place(spaceGradIn, i, 0, c.in[i]), in.Acc, none)
+		}
+	}
+	for i, n := range c.gradParam {
+		acc := i < len(c.sig.AccParam) && c.sig.AccParam[i]
+		none = c.target(a, uses, n, place(spaceGradParam, i, 0, c.params[i]), acc, none)
+	}
+	for _, z := range none {
+		a.code.instrs = append(a.code.instrs, instr{op: zeroValue, name: zeroValue.Name, out: z.to})
+	}
+	return a.assemble(c.backward)
+}
+
+// target arranges that the gradient n ends up at to: computed there if nothing stands against it, else copied. A value
+// that is added to what is there must have no other use, for nobody else could read it.
+func (c *compiler) target(a *assembler, uses map[*G.Node]int, n *G.Node, to operand, acc bool, none []copyTo) []copyTo {
+	if n == nil {
+		if !acc {
+			none = append(none, copyTo{to, false})
+		}
+		return none
+	}
+	_, given := a.loc[n]
+	_, taken := a.dest[n]
+	op := native(c.g, n)
+	direct := !given && !taken && n.Op() != nil && !isConst(n) && !isView(n)
+	if acc {
+		direct = direct && op != nil && op.Accumulate && uses[n] == 1
+	}
+	if direct {
+		a.dest[n], a.acc[n] = to, acc
+	} else {
+		a.tail[n] = append(a.tail[n], copyTo{to, acc})
+	}
+	return none
+}
+
+var zeroValue = &Op{Name: "zero",
+	Run32: func(f *Frame) error { clear(f.Out.Bytes); return nil },
+	Run64: func(f *Frame) error { clear(f.Out.Bytes); return nil }}
+
+// bind gives the nodes addresses in a space of the caller.
+func (c *compiler) bind(a *assembler, s space, nodes G.Nodes) {
+	for i, n := range nodes {
+		if n != nil {
+			a.loc[n] = place(s, i, 0, n)
+		}
+	}
+}
+
+func place(s space, index, offset int, n *G.Node) operand {
+	return operand{space: s, index: index, dtype: n.Dtype()}.at(offset, n.Shape().Clone())
+}

@@ -1,0 +1,85 @@
+package exec
+
+import (
+	"fmt"
+	"unsafe"
+
+	"gorgonia.org/tensor"
+)
+
+// A Value is a dense row-major tensor in memory owned by somebody else. Its element type is float32, float64 or int.
+type Value struct {
+	Shape tensor.Shape
+	DType tensor.Dtype
+	Bytes []byte // Len() elements, aligned for the element type
+}
+
+// Len returns the number of elements. A scalar, of shape (), has one.
+func (v Value) Len() int { return Numel(v.Shape) }
+
+// Numel returns the number of elements of a tensor of shape s.
+func Numel(s []int) int {
+	n := 1
+	for _, d := range s {
+		n *= d
+	}
+	return n
+}
+
+// Elem is the set of element types.
+type Elem interface{ float32 | float64 | int }
+
+// Data returns the elements of b, which must hold whole elements of type T.
+func Data[T Elem](b []byte) []T {
+	var z T
+	return unsafe.Slice((*T)(unsafe.Pointer(unsafe.SliceData(b))), len(b)/int(unsafe.Sizeof(z)))
+}
+
+// Bytes returns the memory of s.
+func Bytes[T Elem](s []T) []byte {
+	var z T
+	return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(s))), len(s)*int(unsafe.Sizeof(z)))
+}
+
+// FromTensor returns t's memory as a Value. t must be dense, row-major, contiguous and of a supported element type; the
+// memory stays t's.
+func FromTensor(t tensor.Tensor) (Value, error) {
+	d, ok := t.(*tensor.Dense)
+	if !ok || d == nil {
+		return Value{}, fmt.Errorf("want a dense tensor, got %T", t)
+	}
+	if d.RequiresIterator() || d.DataOrder().IsColMajor() {
+		return Value{}, fmt.Errorf("tensor of shape %v is a view or column-major: clone it into row-major order first", d.Shape())
+	}
+	v := Value{Shape: d.Shape(), DType: d.Dtype()}
+	switch d.Dtype() {
+	case tensor.Float32:
+		v.Bytes = Bytes(d.Float32s())
+	case tensor.Float64:
+		v.Bytes = Bytes(d.Float64s())
+	case tensor.Int:
+		v.Bytes = Bytes(d.Ints())
+	default:
+		return Value{}, fmt.Errorf("element type %v is not supported: want float32, float64 or int", d.Dtype())
+	}
+	if n := v.Len() * int(v.DType.Size()); len(v.Bytes) != n {
+		return Value{}, fmt.Errorf("tensor of shape %v holds %d bytes, want %d", d.Shape(), len(v.Bytes), n)
+	}
+	return v, nil
+}
+
+// Tensor returns v as a tensor that shares v's memory.
+func (v Value) Tensor() *tensor.Dense {
+	shape := v.Shape
+	if len(shape) == 0 {
+		shape = tensor.Shape{1}
+	}
+	switch v.DType {
+	case tensor.Float32:
+		return tensor.New(tensor.WithShape(shape...), tensor.WithBacking(Data[float32](v.Bytes)))
+	case tensor.Float64:
+		return tensor.New(tensor.WithShape(shape...), tensor.WithBacking(Data[float64](v.Bytes)))
+	default:
+		return tensor.New(tensor.WithShape(shape...), tensor.WithBacking(Data[int](v.Bytes)))
+	}
+}
