@@ -1,0 +1,150 @@
+package fsdp
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/gofsdp/gofsdp/comm"
+)
+
+// passKind is what a rank is about to do. Ranks agree on it before the first collective of a pass.
+type passKind int64
+
+const (
+	passWrap passKind = iota + 1
+	passForward
+	passBackward
+	passEval
+	passClip
+	passState
+)
+
+// String names the method that a user called.
+func (k passKind) String() string {
+	names := map[passKind]string{
+		passWrap: "Wrap", passForward: "Forward", passBackward: "Backward", passEval: "Eval", passClip: "ClipGradNorm", passState: "FullState",
+	}
+	return names[k]
+}
+
+// A PeerError is the failure of another rank before a pass, reported on this one, so that no rank waits for a rank that
+// will not come.
+type PeerError struct {
+	Rank    int
+	Message string
+}
+
+// Error implements error.
+func (e *PeerError) Error() string { return fmt.Sprintf("rank %d: %s", e.Rank, e.Message) }
+
+// agreement is the exchange that starts every pass. Each rank says what it is about to do and whether it can; if one
+// cannot, all return its error, and if they are about to do different things, all say so.
+type agreement struct {
+	group comm.Group
+	send  []int64 // kind, number of the pass, 1 if failed
+	recv  []int64
+}
+
+func newAgreement(g comm.Group) *agreement {
+	return &agreement{group: g, send: make([]int64, 3), recv: make([]int64, 3*g.Size())}
+}
+
+// messageSize bounds the error text that a rank tells the others, in bytes.
+const messageSize = 1024
+
+// on agrees to run kind. err is why this rank cannot, or nil. It returns nil on every rank or an error on every rank.
+func (a *agreement) on(ctx context.Context, kind passKind, number int, err error) error {
+	if a.group.Size() == 1 {
+		return err
+	}
+	failed := int64(0)
+	if err != nil {
+		failed = 1
+	}
+	a.send[0], a.send[1], a.send[2] = int64(kind), int64(number), failed
+	label := "agreement"
+	if werr := a.group.AllGather(comm.Of(a.recv).Named(label), comm.Of(a.send).Named(label)).Wait(ctx); werr != nil {
+		return errors.Join(err, fmt.Errorf("agreeing to run %v: %w", kind, werr))
+	}
+	for r := range a.group.Size() {
+		if k, n := passKind(a.recv[3*r]), a.recv[3*r+1]; k != kind || n != int64(number) {
+			return errors.Join(err, fmt.Errorf("ranks disagree: rank %d runs %v number %d, rank %d runs %v number %d",
+				a.group.Rank(), kind, number, r, k, n))
+		}
+	}
+	for r := range a.group.Size() {
+		if a.recv[3*r+2] != 0 {
+			return a.tell(ctx, err)
+		}
+	}
+	return nil
+}
+
+// tell exchanges the messages of the ranks that failed and joins them.
+func (a *agreement) tell(ctx context.Context, err error) error {
+	var message string
+	if err != nil {
+		message = err.Error()
+	}
+	all, gerr := gatherText(ctx, a.group, message[:min(len(message), messageSize)])
+	if gerr != nil {
+		return errors.Join(err, gerr)
+	}
+	errs := []error{err}
+	for r, m := range all {
+		if m != "" && r != a.group.Rank() {
+			errs = append(errs, &PeerError{r, m})
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// gatherText returns every rank's text.
+func gatherText(ctx context.Context, g comm.Group, text string) ([]string, error) {
+	length := []int64{int64(len(text))}
+	if err := g.AllReduce(comm.Of(length).Named("length of text"), comm.Max).Wait(ctx); err != nil {
+		return nil, err
+	}
+	n := int(length[0])
+	send, recv := make([]byte, n), make([]byte, n*g.Size())
+	copy(send, text)
+	if err := g.AllGather(comm.Of(recv).Named("text"), comm.Of(send).Named("text")).Wait(ctx); err != nil {
+		return nil, err
+	}
+	all := make([]string, g.Size())
+	for r := range all {
+		all[r] = string(bytes.TrimRight(recv[r*n:(r+1)*n], "\x00"))
+	}
+	return all, nil
+}
+
+// sameText returns an error on every rank unless all ranks have the same text. It names the first line that differs.
+func sameText(ctx context.Context, g comm.Group, what, text string) error {
+	all, err := gatherText(ctx, g, text)
+	if err != nil {
+		return fmt.Errorf("comparing the %s: %w", what, err)
+	}
+	for r := range all {
+		if all[r] == all[0] {
+			continue
+		}
+		a, b := strings.Split(all[0], "\n"), strings.Split(all[r], "\n")
+		i := 0
+		for i < len(a) && i < len(b) && a[i] == b[i] {
+			i++
+		}
+		return fmt.Errorf("ranks disagree about the %s: rank 0 has %q, rank %d has %q", what, line(a, i), r, line(b, i))
+	}
+	return nil
+}
+
+func line(lines []string, i int) string {
+	if i < len(lines) && !slices.Equal(lines[i:], []string{""}) {
+		return lines[i]
+	}
+	return "nothing"
+}

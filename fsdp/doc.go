@@ -1,0 +1,50 @@
+// Package fsdp trains models that are too big for one device: fully sharded data parallel training (ZeRO-3; Rajbhandari et
+// al., 2020, arXiv:1910.02054) of models written with Gorgonia.
+//
+// Every rank owns 1/N of the parameters, gradients and optimizer state. A group of parameters is whole only while the calls
+// that need it compute: it is all-gathered just in time in forward and again in backward, and freed at once. Its gradients
+// are reduce-scattered as soon as they are complete. The training loop stays the user's:
+//
+//	err := comm.Run(ctx, ranks, func(ctx context.Context, g comm.Group) error {
+//		m, err := fsdp.Wrap(gpt, fsdp.Config{Group: g, Wrap: fsdp.WrapType[*nn.Block]()})
+//		opt, err := optim.AdamW{WeightDecay: 0.1}.New(m.Shards())
+//		for step := range steps {
+//			loss, err := m.Forward(ctx, batch(step, g)...)
+//			err = m.Backward(ctx)
+//			norm, err := m.ClipGradNorm(ctx, 1)
+//			err = opt.Step(lr(step))
+//			m.ZeroGrad()
+//		}
+//		return nil
+//	})
+//
+// # Modules, models, groups
+//
+// A [Module] is a pure builder over Gorgonia nodes with a list of parameters. A [Model] is plain Go code that calls modules:
+// a loop over blocks, an encoder whose output every layer sees, a head tied to an embedding. Wrap runs it once, without data,
+// to learn the calls. A [Policy] then groups the parameters of calls into units; what no unit takes is the root group.
+//
+//	model     Forward: wte ─▶ wpe ─▶ blocks.0 ─▶ blocks.1 ─▶ lnf ─▶ head ─▶ loss
+//	groups    WrapType[*nn.Block]: {blocks.0} {blocks.1}, root {wte wpe lnf head}
+//	schedule  gather root · gather blocks.0 · wait root · forward wte · forward wpe · wait blocks.0 · forward blocks.0 · …
+//
+// # The step is data
+//
+// The order of everything is decided by Wrap, not discovered while running: [Sharded.Plan] shows the schedule, the memory and
+// the traffic of a pass before it runs, and the ranks compare their schedules before the first collective. The knobs of the
+// schedule (prefetch, wrapping, checkpointing) do not change one bit of the result.
+//
+// # What always holds
+//
+//   - At most Prefetch+1 groups besides the root are whole at any time, if no call needs more than one.
+//   - Same seed, same number of ranks: same bits. Parameters start out the same at every number of ranks.
+//   - The peak of the counted memory is the planned one.
+//   - Methods of [Sharded] are collective. Before a pass the ranks agree to run it: if one cannot, because its batch has the
+//     wrong shape or its loss is NaN, all return an error that says which rank and why, and the model is as it was. An error
+//     in the middle of a pass fails the group on every rank. Nothing hangs.
+//
+// # Numbers
+//
+// Computation is in float32, or float64 for tests. Gradients are means over the ranks: each rank's loss should be a mean over
+// its batch, and batches of equal size make the result that of the whole batch on one rank; [Scale] weighs unequal ones.
+package fsdp

@@ -1,0 +1,44 @@
+package fsdp
+
+import "github.com/gofsdp/gofsdp/internal/rng"
+
+// An Init gives the initial values of a parameter: it writes elements first, first+1, … of the parameter, in row-major
+// order, to dst. Each rank asks only for the elements it owns, in pieces, so an element must be a function of its index:
+// then the model is the same at every world size, and no rank ever holds a whole parameter.
+type Init func(r Stream, first int, dst []float64)
+
+// A Stream gives random numbers by index, keyed by the seed of the configuration and the parameter's name. Element i is
+// the same whoever asks for it and in whatever order.
+type Stream struct{ s rng.Stream }
+
+// Uint64 returns number i, uniform over all 64-bit values.
+func (r Stream) Uint64(i int) uint64 { return r.s.Uint64(uint64(i)) }
+
+// Float64 returns number i, uniform in [0, 1).
+func (r Stream) Float64(i int) float64 { return r.s.Float64(uint64(i)) }
+
+// Normal returns number i of a standard normal distribution.
+func (r Stream) Normal(i int) float64 { return r.s.Normal(uint64(i)) }
+
+// Constant sets every element to v.
+func Constant(v float64) Init {
+	return func(_ Stream, _ int, dst []float64) {
+		for i := range dst {
+			dst[i] = v
+		}
+	}
+}
+
+// Normal draws from a normal distribution with mean 0 and the given standard deviation.
+func Normal(std float64) Init {
+	return func(r Stream, first int, dst []float64) { rng.FillNormal(dst, r.s, uint64(first), 0, std) }
+}
+
+// Uniform draws from [lo, hi).
+func Uniform(lo, hi float64) Init {
+	return func(r Stream, first int, dst []float64) {
+		for i := range dst {
+			dst[i] = lo + (hi-lo)*r.Float64(first+i)
+		}
+	}
+}

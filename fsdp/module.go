@@ -1,0 +1,113 @@
+package fsdp
+
+import (
+	"fmt"
+	"strings"
+
+	"gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
+
+	"github.com/gofsdp/gofsdp/internal/exec"
+)
+
+// Tensor is a dense, row-major Gorgonia tensor of float32, float64 or int.
+type Tensor = tensor.Tensor
+
+// A Module is a pure builder over Gorgonia nodes: it has parameters and says what it computes, but holds no values. It must
+// not change once it is part of a wrapped model. Modules that are deeply equal share one compiled program, so make them
+// plain structs of numbers and strings, and pass them as pointers.
+type Module interface {
+	// Params lists the parameters. Their order defines the flat layout. Names are local to the module.
+	Params() []Param
+	// Build adds the module to the graph of b and returns its outputs, of the graph's float type. Inputs are nodes of
+	// known shape. Build must be deterministic; it is called whenever a new input shape is seen, and more than once.
+	Build(b *Builder, in ...*gorgonia.Node) (gorgonia.Nodes, error)
+}
+
+// A Param is a parameter of a module.
+type Param struct {
+	// Name within the module, such as "weight". The full name puts the name of the call before it: "h.3.weight".
+	Name  string
+	Shape []int
+	// Init gives the initial values; nil means zeros.
+	Init Init
+	// Tied makes this the parameter of another call, named in full, instead of a parameter of its own. That call must come
+	// earlier in the model. Its Init counts, and the shapes must be equal.
+	Tied string
+}
+
+// Len returns the number of elements.
+func (p Param) Len() int { return exec.Numel(p.Shape) }
+
+// Prefix returns params with name + "." before each name: a module that is made of others lists theirs this way, and calls
+// them by the same name in Build (see Builder.Call).
+func Prefix(name string, params []Param) []Param {
+	out := make([]Param, len(params))
+	for i, p := range params {
+		p.Name = name + "." + p.Name
+		out[i] = p
+	}
+	return out
+}
+
+// A Builder gives a module's Build its parameters, constants and parts.
+type Builder struct{ b *exec.Builder }
+
+// Param returns the node of the parameter with that name among the module's Params.
+func (b *Builder) Param(name string) (*gorgonia.Node, error) { return b.b.Param(name) }
+
+// Call adds a part of the module: m, whose parameters are listed in the module's Params with the prefix name.
+func (b *Builder) Call(name string, m Module, in ...*gorgonia.Node) (gorgonia.Nodes, error) {
+	out, err := m.Build(&Builder{b.b.Scope(name)}, in...)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", name, err)
+	}
+	return out, nil
+}
+
+// Const returns a scalar constant. Use it in place of gorgonia.NewConstant, which merges constants by name.
+func (b *Builder) Const(v float64) *gorgonia.Node { return b.b.Const(v) }
+
+// ConstTensor returns a constant tensor. t must not be modified afterwards.
+func (b *Builder) ConstTensor(t *tensor.Dense) (*gorgonia.Node, error) { return b.b.ConstTensor(t) }
+
+// DType returns the float type of parameters and activations.
+func (b *Builder) DType() tensor.Dtype { return b.b.DType() }
+
+// Graph returns the graph under construction.
+func (b *Builder) Graph() *gorgonia.ExprGraph { return b.b.Graph() }
+
+// spec describes m to the compiler.
+func spec(m Module, params []Param) *exec.Spec {
+	s := &exec.Spec{Build: func(b *exec.Builder, in []*gorgonia.Node) (gorgonia.Nodes, error) { return m.Build(&Builder{b}, in...) }}
+	for _, p := range params {
+		s.Params = append(s.Params, exec.Param{Name: p.Name, Shape: p.Shape})
+	}
+	return s
+}
+
+// moduleParams returns m's parameters after checking them.
+func moduleParams(m Module) (params []Param, err error) {
+	defer func() {
+		if r := recover(); r != nil {
+			err = fmt.Errorf("Params panicked: %v", r)
+		}
+	}()
+	params = m.Params()
+	seen := make(map[string]bool)
+	for _, p := range params {
+		switch {
+		case p.Name == "" || strings.ContainsAny(p.Name, " \t\n"):
+			return nil, fmt.Errorf("parameter name %q is empty or has spaces", p.Name)
+		case seen[p.Name]:
+			return nil, fmt.Errorf("parameter %q is listed twice", p.Name)
+		}
+		seen[p.Name] = true
+		for _, d := range p.Shape {
+			if d < 1 {
+				return nil, fmt.Errorf("parameter %q has shape %v: dimensions must be positive", p.Name, p.Shape)
+			}
+		}
+	}
+	return params, nil
+}

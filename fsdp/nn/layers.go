@@ -1,0 +1,219 @@
+package nn
+
+import (
+	"fmt"
+
+	"gorgonia.org/gorgonia"
+
+	"github.com/gofsdp/gofsdp/fsdp"
+	"github.com/gofsdp/gofsdp/internal/ops"
+)
+
+// defaultStd is the standard deviation of initial weights where none is given.
+const defaultStd = 0.02
+
+func weights(std float64) fsdp.Init {
+	if std == 0 {
+		std = defaultStd
+	}
+	return fsdp.Normal(std)
+}
+
+// Linear maps x [..., In] to x·weightᵀ + bias, [..., Out]. Parameters: weight [Out, In] and, unless NoBias, bias [Out].
+type Linear struct {
+	In, Out int
+	NoBias  bool
+	Std     float64 // of the initial weights; 0 means 0.02
+}
+
+// Params implements fsdp.Module.
+func (m *Linear) Params() []fsdp.Param {
+	params := []fsdp.Param{{Name: "weight", Shape: []int{m.Out, m.In}, Init: weights(m.Std)}}
+	if !m.NoBias {
+		params = append(params, fsdp.Param{Name: "bias", Shape: []int{m.Out}})
+	}
+	return params
+}
+
+// Build implements fsdp.Module.
+func (m *Linear) Build(b *fsdp.Builder, in ...*gorgonia.Node) (gorgonia.Nodes, error) {
+	if err := arguments(in, 1); err != nil {
+		return nil, err
+	}
+	w, err := b.Param("weight")
+	if err != nil {
+		return nil, err
+	}
+	var bias *gorgonia.Node
+	if !m.NoBias {
+		if bias, err = b.Param("bias"); err != nil {
+			return nil, err
+		}
+	}
+	return one(ops.Linear(in[0], w, bias))
+}
+
+// Embedding maps ints [...] to rows of its table: [..., Dim]. Parameter: weight [Rows, Dim].
+type Embedding struct {
+	Rows, Dim int
+	Std       float64 // of the initial weights; 0 means 0.02
+}
+
+// Params implements fsdp.Module.
+func (m *Embedding) Params() []fsdp.Param {
+	return []fsdp.Param{{Name: "weight", Shape: []int{m.Rows, m.Dim}, Init: weights(m.Std)}}
+}
+
+// Build implements fsdp.Module.
+func (m *Embedding) Build(b *fsdp.Builder, in ...*gorgonia.Node) (gorgonia.Nodes, error) {
+	if err := arguments(in, 1); err != nil {
+		return nil, err
+	}
+	w, err := b.Param("weight")
+	if err != nil {
+		return nil, err
+	}
+	return one(ops.Embedding(w, in[0]))
+}
+
+// Positions adds a learned vector per position to x [B, T, Dim], T <= Rows. Parameter: weight [Rows, Dim].
+type Positions struct {
+	Rows, Dim int
+	Std       float64 // of the initial weights; 0 means 0.02
+}
+
+// Params implements fsdp.Module.
+func (m *Positions) Params() []fsdp.Param {
+	return []fsdp.Param{{Name: "weight", Shape: []int{m.Rows, m.Dim}, Init: weights(m.Std)}}
+}
+
+// Build implements fsdp.Module.
+func (m *Positions) Build(b *fsdp.Builder, in ...*gorgonia.Node) (gorgonia.Nodes, error) {
+	if err := arguments(in, 1); err != nil {
+		return nil, err
+	}
+	w, err := b.Param("weight")
+	if err != nil {
+		return nil, err
+	}
+	return one(ops.AddPositions(in[0], w))
+}
+
+// LayerNorm normalises the last dimension of x [..., Dim] to mean 0 and variance 1, then scales and shifts. Parameters:
+// weight [Dim] and bias [Dim].
+type LayerNorm struct {
+	Dim int
+	Eps float64 // added to the variance; 0 means 1e-5
+}
+
+// Params implements fsdp.Module.
+func (m *LayerNorm) Params() []fsdp.Param {
+	return []fsdp.Param{{Name: "weight", Shape: []int{m.Dim}, Init: fsdp.Constant(1)}, {Name: "bias", Shape: []int{m.Dim}}}
+}
+
+// Build implements fsdp.Module.
+func (m *LayerNorm) Build(b *fsdp.Builder, in ...*gorgonia.Node) (gorgonia.Nodes, error) {
+	if err := arguments(in, 1); err != nil {
+		return nil, err
+	}
+	gain, err := b.Param("weight")
+	if err != nil {
+		return nil, err
+	}
+	bias, err := b.Param("bias")
+	if err != nil {
+		return nil, err
+	}
+	return one(ops.LayerNorm(in[0], gain, bias, epsilon(m.Eps, 1e-5)))
+}
+
+// RMSNorm divides x [..., Dim] by the root mean square of its last dimension, then scales. Parameter: weight [Dim].
+type RMSNorm struct {
+	Dim int
+	Eps float64 // added to the mean square; 0 means 1e-6
+}
+
+// Params implements fsdp.Module.
+func (m *RMSNorm) Params() []fsdp.Param {
+	return []fsdp.Param{{Name: "weight", Shape: []int{m.Dim}, Init: fsdp.Constant(1)}}
+}
+
+// Build implements fsdp.Module.
+func (m *RMSNorm) Build(b *fsdp.Builder, in ...*gorgonia.Node) (gorgonia.Nodes, error) {
+	if err := arguments(in, 1); err != nil {
+		return nil, err
+	}
+	gain, err := b.Param("weight")
+	if err != nil {
+		return nil, err
+	}
+	return one(ops.RMSNorm(in[0], gain, epsilon(m.Eps, 1e-6)))
+}
+
+func epsilon(eps, def float64) float64 {
+	if eps == 0 {
+		return def
+	}
+	return eps
+}
+
+// Activation is an element-wise function.
+type Activation uint8
+
+// The activations. The zero value is GELU.
+const (
+	GELU     Activation = iota // exact, by erf
+	GELUTanh                   // the tanh approximation
+	ReLU
+)
+
+func (a Activation) apply(x *gorgonia.Node) (*gorgonia.Node, error) {
+	switch a {
+	case GELU:
+		return ops.GELU(x)
+	case GELUTanh:
+		return ops.GELUTanh(x)
+	case ReLU:
+		return ops.ReLU(x)
+	default:
+		return nil, fmt.Errorf("unknown activation %d", a)
+	}
+}
+
+// arguments checks the number of inputs.
+func arguments(in []*gorgonia.Node, want int) error {
+	if len(in) != want {
+		return fmt.Errorf("%d inputs, want %d", len(in), want)
+	}
+	return nil
+}
+
+// one makes the result of a module with a single output.
+func one(n *gorgonia.Node, err error) (gorgonia.Nodes, error) {
+	if err != nil {
+		return nil, err
+	}
+	return gorgonia.Nodes{n}, nil
+}
+
+// chain passes x through functions one after the other, up to the first error.
+func chain(x *gorgonia.Node, steps ...func(*gorgonia.Node) (*gorgonia.Node, error)) (*gorgonia.Node, error) {
+	var err error
+	for _, step := range steps {
+		if x, err = step(x); err != nil {
+			return nil, err
+		}
+	}
+	return x, nil
+}
+
+// part returns a step that calls a part of the module with one input and one output.
+func part(b *fsdp.Builder, name string, m fsdp.Module) func(*gorgonia.Node) (*gorgonia.Node, error) {
+	return func(x *gorgonia.Node) (*gorgonia.Node, error) {
+		out, err := b.Call(name, m, x)
+		if err != nil {
+			return nil, err
+		}
+		return out[0], nil
+	}
+}

@@ -1,0 +1,255 @@
+package nn
+
+import (
+	"fmt"
+	"math"
+	"slices"
+
+	"gorgonia.org/gorgonia"
+
+	"github.com/gofsdp/gofsdp/fsdp"
+	"github.com/gofsdp/gofsdp/internal/ops"
+)
+
+// Attention is multi-head scaled dot-product self-attention (Vaswani et al., 2017, arXiv:1706.03762) on x [B, T, Dim]. With
+// Masked it takes a second input, ints [B, T], that hides the keys where it is zero. Parameters: those of the linear layers
+// qkv, from Dim to 3*Dim with query, key and value one after the other, and proj, from Dim to Dim.
+type Attention struct {
+	Dim, Heads int
+	Causal     bool // hide later positions
+	Masked     bool
+	NoBias     bool
+	Dropout    float64 // of the result
+	Std        float64 // of the initial weights of qkv; 0 means 0.02
+	ProjStd    float64 // of those of proj; 0 means Std
+}
+
+func (m *Attention) qkv() *Linear {
+	return &Linear{In: m.Dim, Out: 3 * m.Dim, NoBias: m.NoBias, Std: m.Std}
+}
+func (m *Attention) proj() *Linear {
+	return &Linear{In: m.Dim, Out: m.Dim, NoBias: m.NoBias, Std: epsilon(m.ProjStd, m.Std)}
+}
+
+// Params implements fsdp.Module.
+func (m *Attention) Params() []fsdp.Param {
+	return slices.Concat(fsdp.Prefix("qkv", m.qkv().Params()), fsdp.Prefix("proj", m.proj().Params()))
+}
+
+// Build implements fsdp.Module.
+func (m *Attention) Build(b *fsdp.Builder, in ...*gorgonia.Node) (gorgonia.Nodes, error) {
+	var mask *gorgonia.Node
+	if m.Masked {
+		if err := arguments(in, 2); err != nil {
+			return nil, err
+		}
+		mask = in[1]
+	} else if err := arguments(in, 1); err != nil {
+		return nil, err
+	}
+	return one(chain(in[0],
+		part(b, "qkv", m.qkv()),
+		func(x *gorgonia.Node) (*gorgonia.Node, error) { return ops.SelfAttention(x, mask, m.Heads, m.Causal) },
+		part(b, "proj", m.proj()),
+		dropout(m.Dropout, attentionStream)))
+}
+
+// Dropouts of one module draw from different streams.
+const (
+	attentionStream = iota + 1
+	mlpStream
+)
+
+// dropout returns a step that applies dropout, or nothing if rate is 0.
+func dropout(rate float64, stream int) func(*gorgonia.Node) (*gorgonia.Node, error) {
+	return func(x *gorgonia.Node) (*gorgonia.Node, error) {
+		if rate == 0 {
+			return x, nil
+		}
+		return ops.Dropout(x, rate, stream)
+	}
+}
+
+// Dropout zeroes elements of x with probability Rate while training and scales up the rest; in evaluation it passes x on.
+type Dropout struct{ Rate float64 }
+
+// Params implements fsdp.Module.
+func (m *Dropout) Params() []fsdp.Param { return nil }
+
+// Build implements fsdp.Module.
+func (m *Dropout) Build(_ *fsdp.Builder, in ...*gorgonia.Node) (gorgonia.Nodes, error) {
+	if err := arguments(in, 1); err != nil {
+		return nil, err
+	}
+	return one(ops.Dropout(in[0], m.Rate, 0))
+}
+
+// MLP maps x [..., Dim] to out(act(fc(x))), with Hidden channels between. Parameters: those of the linear layers fc and out.
+type MLP struct {
+	Dim, Hidden int
+	Act         Activation
+	NoBias      bool
+	Dropout     float64 // of the result
+	Std         float64 // of the initial weights of fc; 0 means 0.02
+	OutStd      float64 // of those of out; 0 means Std
+}
+
+func (m *MLP) fc() *Linear { return &Linear{In: m.Dim, Out: m.Hidden, NoBias: m.NoBias, Std: m.Std} }
+func (m *MLP) out() *Linear {
+	return &Linear{In: m.Hidden, Out: m.Dim, NoBias: m.NoBias, Std: epsilon(m.OutStd, m.Std)}
+}
+
+// Params implements fsdp.Module.
+func (m *MLP) Params() []fsdp.Param {
+	return slices.Concat(fsdp.Prefix("fc", m.fc().Params()), fsdp.Prefix("out", m.out().Params()))
+}
+
+// Build implements fsdp.Module.
+func (m *MLP) Build(b *fsdp.Builder, in ...*gorgonia.Node) (gorgonia.Nodes, error) {
+	if err := arguments(in, 1); err != nil {
+		return nil, err
+	}
+	return one(chain(in[0], part(b, "fc", m.fc()), m.Act.apply, part(b, "out", m.out()), dropout(m.Dropout, mlpStream)))
+}
+
+// Block is a pre-norm transformer block on x [B, T, Dim]:
+//
+//	x = x + attn(ln1(x))
+//	x = x + mlp(ln2(x))
+//
+// Parameters, in order: ln1, qkv, proj, ln2, fc and out.
+type Block struct {
+	Dim, Heads int
+	Hidden     int  // 0 means 4*Dim
+	Full       bool // attention sees later positions too
+	Act        Activation
+	NoBias     bool // in the linear layers
+	Dropout    float64
+	Eps        float64 // of the norms; 0 means 1e-5
+	ResidStd   float64 // of the initial weights of proj and out, which feed the residual; 0 means 0.02
+}
+
+func (m *Block) norm() *LayerNorm { return &LayerNorm{Dim: m.Dim, Eps: m.Eps} }
+func (m *Block) attn() *Attention {
+	return &Attention{Dim: m.Dim, Heads: m.Heads, Causal: !m.Full, NoBias: m.NoBias, Dropout: m.Dropout, ProjStd: m.ResidStd}
+}
+func (m *Block) mlp() *MLP {
+	hidden := m.Hidden
+	if hidden == 0 {
+		hidden = 4 * m.Dim
+	}
+	return &MLP{Dim: m.Dim, Hidden: hidden, Act: m.Act, NoBias: m.NoBias, Dropout: m.Dropout, OutStd: m.ResidStd}
+}
+
+// Params implements fsdp.Module.
+func (m *Block) Params() []fsdp.Param {
+	return slices.Concat(fsdp.Prefix("ln1", m.norm().Params()), m.attn().Params(), fsdp.Prefix("ln2", m.norm().Params()), m.mlp().Params())
+}
+
+// Build implements fsdp.Module.
+func (m *Block) Build(b *fsdp.Builder, in ...*gorgonia.Node) (gorgonia.Nodes, error) {
+	if err := arguments(in, 1); err != nil {
+		return nil, err
+	}
+	if m.Heads < 1 || m.Dim%m.Heads != 0 {
+		return nil, fmt.Errorf("%d channels do not divide into %d heads", m.Dim, m.Heads)
+	}
+	own := func(f fsdp.Module) func(*gorgonia.Node) (*gorgonia.Node, error) { // a part whose parameters have no prefix
+		return func(x *gorgonia.Node) (*gorgonia.Node, error) {
+			out, err := f.Build(b, x)
+			if err != nil {
+				return nil, err
+			}
+			return out[0], nil
+		}
+	}
+	residual := func(steps ...func(*gorgonia.Node) (*gorgonia.Node, error)) func(*gorgonia.Node) (*gorgonia.Node, error) {
+		return func(x *gorgonia.Node) (*gorgonia.Node, error) {
+			y, err := chain(x, steps...)
+			if err != nil {
+				return nil, err
+			}
+			return gorgonia.Add(y, x)
+		}
+	}
+	return one(chain(in[0],
+		residual(part(b, "ln1", m.norm()), own(m.attn())),
+		residual(part(b, "ln2", m.norm()), own(m.mlp()))))
+}
+
+// Head maps x [B, T, Dim] to logits over Classes and, given targets, ints [B, T], to the loss: the mean cross-entropy in nats
+// over the targets that are not Ignore. Its outputs are the loss, shape [1], and the logits, [B, T, Classes]. Parameter:
+// weight [Classes, Dim], without a bias, its own or tied to the parameter that Tied names.
+type Head struct {
+	Dim, Classes int
+	Tied         string // full name of an embedding's weight, or "" for a weight of its own
+	Ignore       int    // target that does not count
+	Std          float64
+}
+
+// Params implements fsdp.Module.
+func (m *Head) Params() []fsdp.Param {
+	return []fsdp.Param{{Name: "weight", Shape: []int{m.Classes, m.Dim}, Init: weights(m.Std), Tied: m.Tied}}
+}
+
+// Build implements fsdp.Module.
+func (m *Head) Build(b *fsdp.Builder, in ...*gorgonia.Node) (gorgonia.Nodes, error) {
+	if err := arguments(in, 2); err != nil {
+		return nil, err
+	}
+	w, err := b.Param("weight")
+	if err != nil {
+		return nil, err
+	}
+	logits, err := ops.Linear(in[0], w, nil)
+	if err != nil {
+		return nil, err
+	}
+	loss, err := ops.CrossEntropy(logits, in[1], m.Ignore)
+	if err != nil {
+		return nil, err
+	}
+	return gorgonia.Nodes{loss, logits}, nil
+}
+
+// GPT is a decoder-only transformer language model with learned positions (GPT-2, Radford et al., 2019). Its batch is
+// tokens and targets, ints [B, T]; its results are the loss and the logits [B, T, Vocab]. A target of IgnoreTarget does not
+// count.
+//
+// Parameters: wte.weight [Vocab, Dim], wpe.weight [Context, Dim], blocks.i.*, lnf.weight and lnf.bias [Dim] and, unless
+// Tied, head.weight [Vocab, Dim].
+type GPT struct {
+	Vocab, Context     int
+	Layers, Dim, Heads int
+	Act                Activation
+	NoBias             bool // in the linear layers
+	Tied               bool // the head uses the token embedding's weight
+	Dropout            float64
+}
+
+// IgnoreTarget is the target that does not count in the loss of a GPT.
+const IgnoreTarget = -1
+
+// Inputs names the tensors of a batch.
+func (m *GPT) Inputs() []string { return []string{"tokens", "targets"} }
+
+// Forward implements fsdp.Model.
+func (m *GPT) Forward(t *fsdp.Tape, in ...fsdp.Ref) ([]fsdp.Ref, error) {
+	if m.Layers < 0 || m.Dim < 1 || m.Heads < 1 || m.Vocab < 1 || m.Context < 1 {
+		return nil, fmt.Errorf("nn: GPT %+v has sizes that are not positive", *m)
+	}
+	x := t.Call("wte", &Embedding{Rows: m.Vocab, Dim: m.Dim}, in[0])
+	x = t.Call("wpe", &Positions{Rows: m.Context, Dim: m.Dim}, x)
+	block := &Block{Dim: m.Dim, Heads: m.Heads, Act: m.Act, NoBias: m.NoBias, Dropout: m.Dropout,
+		ResidStd: defaultStd / math.Sqrt(2*math.Max(1, float64(m.Layers)))}
+	for i := range m.Layers {
+		x = t.Call(fmt.Sprintf("blocks.%d", i), block, x)
+	}
+	x = t.Call("lnf", &LayerNorm{Dim: m.Dim}, x)
+	head := &Head{Dim: m.Dim, Classes: m.Vocab, Ignore: IgnoreTarget}
+	if m.Tied {
+		head.Tied = "wte.weight"
+	}
+	loss := t.Call("head", head, x, in[1])
+	return []fsdp.Ref{loss, loss.At(1)}, nil
+}

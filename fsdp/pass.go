@@ -1,0 +1,327 @@
+package fsdp
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"time"
+
+	"gorgonia.org/tensor"
+
+	"github.com/gofsdp/gofsdp/comm"
+	"github.com/gofsdp/gofsdp/internal/arena"
+	"github.com/gofsdp/gofsdp/internal/exec"
+	"github.com/gofsdp/gofsdp/internal/kernel/vec"
+	"github.com/gofsdp/gofsdp/internal/program"
+)
+
+// pass is a pass under way: the buffers that are live and how far the plan has run.
+type pass struct {
+	*compiled
+	batch  []exec.Value
+	blocks []*arena.Block // by buffer of the plan
+	number int
+	scale  float64 // gradient of the loss
+	lost   float64 // the loss
+}
+
+// Forward runs the forward pass on this rank's batch and returns this rank's loss. The batch must not be modified until
+// Backward has returned. A forward whose Backward never comes is discarded by the next pass.
+//
+// Batches may differ in shape from rank to rank and from step to step.
+func (s *Sharded) Forward(ctx context.Context, batch ...Tensor) (loss float64, err error) {
+	p, err := s.start(ctx, passForward, batch)
+	if err != nil {
+		return 0, err
+	}
+	if err := s.run(ctx, p, 0, p.plan.Turn); err != nil {
+		return 0, err
+	}
+	p.lost = p.number64(p.loss)
+	s.pass = p
+	return p.lost, nil
+}
+
+// A BackwardOption changes one Backward.
+type BackwardOption func(*pass)
+
+// Scale multiplies the loss by c before it is differentiated. With k forwards and backwards per step, Scale(1/k) averages
+// their gradients; a rank that holds r of n rows of a batch over w ranks gets the gradient of the mean over all rows by
+// Scale(w*r/n).
+func Scale(c float64) BackwardOption { return func(p *pass) { p.scale = c } }
+
+// Backward runs the backward pass of the last Forward. It leaves the mean over the ranks of the gradients, added to what
+// was there, in the shards that each rank owns. It fails on every rank if the loss of any is not finite, and then changes
+// no gradient.
+func (s *Sharded) Backward(ctx context.Context, opts ...BackwardOption) error {
+	p := s.pass
+	err := s.err
+	switch {
+	case err != nil:
+	case p == nil:
+		err = errors.New("Backward without a Forward before it")
+	case math.IsNaN(p.lost) || math.IsInf(p.lost, 0):
+		err = fmt.Errorf("the loss of pass %d is %v", p.number, p.lost)
+	}
+	if err := s.agree(ctx, passBackward, err); err != nil {
+		s.discard()
+		return err
+	}
+	s.pass = nil
+	p.scale = 1
+	for _, o := range opts {
+		o(p)
+	}
+	if err := s.run(ctx, p, p.plan.Turn, len(p.plan.Steps)); err != nil {
+		return err
+	}
+	s.arena.EndStep()
+	return nil
+}
+
+// Eval runs the forward pass in evaluation mode, without dropout, and returns the results of the model. They belong to the
+// caller.
+func (s *Sharded) Eval(ctx context.Context, batch ...Tensor) ([]Tensor, error) {
+	p, err := s.start(ctx, passEval, batch)
+	if err != nil {
+		return nil, err
+	}
+	if err := s.run(ctx, p, 0, len(p.plan.Steps)); err != nil {
+		return nil, err
+	}
+	results := make([]Tensor, len(s.model.Results))
+	for i, r := range s.model.Results {
+		v := exec.Value{Shape: p.calls[r.Call].unit.OutShape[r.Out], DType: s.cfg.Precision.Compute.tensor()}
+		v.Bytes = p.data(p.plan.Lookup(program.CallOut, r.Call, r.Out))
+		results[i] = v.Tensor().Clone().(*tensor.Dense)
+	}
+	s.drop(p)
+	s.arena.EndStep()
+	return results, nil
+}
+
+// start checks the batch, finds the compiled pass and agrees with the other ranks to run it.
+func (s *Sharded) start(ctx context.Context, kind passKind, batch []Tensor) (*pass, error) {
+	s.discard()
+	var c *compiled
+	values, err := s.batchValues(batch)
+	if err == nil {
+		c, err = s.compiledFor(kind == passEval, values)
+	}
+	if s.err != nil {
+		err = s.err
+	}
+	if err := s.agree(ctx, kind, err); err != nil {
+		return nil, err
+	}
+	return &pass{compiled: c, batch: values, blocks: make([]*arena.Block, len(c.plan.Buffers)), number: s.passes}, nil
+}
+
+// agree counts a pass and agrees with the other ranks to run it.
+func (s *Sharded) agree(ctx context.Context, kind passKind, err error) error {
+	s.passes++
+	if err := s.agreement.on(ctx, kind, s.passes, err); err != nil {
+		return fmt.Errorf("fsdp: rank %d: %v: %w", s.cfg.Group.Rank(), kind, err)
+	}
+	return nil
+}
+
+// batchValues checks the number and kind of the batch's tensors.
+func (s *Sharded) batchValues(batch []Tensor) ([]exec.Value, error) {
+	if len(batch) != s.model.Inputs {
+		return nil, fmt.Errorf("the batch has %d tensors, the model takes %d", len(batch), s.model.Inputs)
+	}
+	values := make([]exec.Value, len(batch))
+	for i, t := range batch {
+		v, err := exec.FromTensor(t)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", s.trace.input(i), err)
+		}
+		if want := s.cfg.Precision.Compute.tensor(); v.DType != tensor.Int && v.DType != want {
+			return nil, fmt.Errorf("%s is %v: the model computes in %v", s.trace.input(i), v.DType, want)
+		}
+		values[i] = v
+	}
+	return values, nil
+}
+
+// discard frees what is left of a forward that gets no backward.
+func (s *Sharded) discard() {
+	if s.pass != nil {
+		s.drop(s.pass)
+		s.pass = nil
+	}
+}
+
+// drop frees all buffers of p that are live.
+func (s *Sharded) drop(p *pass) {
+	for i, b := range p.blocks {
+		s.arena.Free(b)
+		p.blocks[i] = nil
+	}
+}
+
+// run executes steps from to to of the plan. An error in the middle of a pass leaves the other ranks waiting for this one:
+// it fails the group, so that they return it too, and the model with it.
+func (s *Sharded) run(ctx context.Context, p *pass, from, to int) error {
+	for i := from; i < to; i++ {
+		step := &p.plan.Steps[i]
+		err := context.Cause(ctx)
+		if err == nil {
+			err = s.execute(ctx, p, step)
+		}
+		if err != nil {
+			return s.fail(p, step, err)
+		}
+		s.release(p, step)
+	}
+	return nil
+}
+
+func (s *Sharded) fail(p *pass, step *program.Step, err error) error {
+	s.err = fmt.Errorf("fsdp: rank %d, pass %d: %s: %w", s.cfg.Group.Rank(), p.number, p.plan.Program.Text(step.Op), err)
+	s.cfg.Group.Abort(s.err)
+	return s.err
+}
+
+// execute allocates what a step needs and runs it.
+func (s *Sharded) execute(ctx context.Context, p *pass, step *program.Step) error {
+	for _, id := range step.Alloc {
+		b := p.plan.Buffers[id]
+		p.blocks[id] = s.arena.Alloc(b.Bytes, b.Kind.Class())
+		if b.Kind == program.GroupGrads {
+			for _, z := range p.zero[b.Index] {
+				clear(p.blocks[id].Data[z.lo:z.hi])
+			}
+		}
+	}
+	var begin time.Time
+	if s.cfg.Trace != nil {
+		begin = time.Now()
+	}
+	if err := s.operate(ctx, p, step); err != nil {
+		return err
+	}
+	if s.cfg.Trace != nil {
+		s.cfg.Trace(s.event(p, step, begin))
+	}
+	return nil
+}
+
+// release frees what a step leaves.
+func (s *Sharded) release(p *pass, step *program.Step) {
+	for _, id := range step.Free {
+		s.arena.Free(p.blocks[id])
+		p.blocks[id] = nil
+	}
+}
+
+// operate runs the operation of a step.
+func (s *Sharded) operate(ctx context.Context, p *pass, step *program.Step) error {
+	switch step.Kind {
+	case program.Gather:
+		g := s.groups[step.Group]
+		full := p.blocks[p.params[step.Group]].Data
+		g.gather = s.cfg.Group.AllGather(g.buffer(full), g.buffer(g.value.Data))
+	case program.Wait:
+		return s.groups[step.Group].gather.Wait(ctx)
+	case program.Reduce:
+		g := s.groups[step.Group]
+		full := p.blocks[p.grads[step.Group]].Data
+		g.reduce = s.cfg.Group.ReduceScatter(g.buffer(g.own(full)), g.buffer(full), comm.Avg)
+	case program.Drain:
+		g := s.groups[step.Group]
+		if err := g.reduce.Wait(ctx); err != nil {
+			return err
+		}
+		g.addGrad(p.blocks[p.grads[step.Group]].Data)
+	case program.Forward, program.Backward:
+		return s.compute(p, step)
+	case program.Turn:
+		p.seedGradient()
+	}
+	return nil
+}
+
+// compute runs the forward or backward of a call.
+func (s *Sharded) compute(p *pass, step *program.Step) error {
+	b := &p.calls[step.Call]
+	call := &b.bindings
+	p.fill(call.Out, b.out)
+	p.fill(call.GradOut, b.gradOut)
+	p.fill(call.GradIn, b.gradIn)
+	for j, id := range b.in {
+		if id < 0 {
+			call.In[j] = p.batch[^id].Bytes
+		} else {
+			call.In[j] = p.data(id)
+		}
+	}
+	for j, param := range s.model.Calls[step.Call].Params {
+		at := s.home[param]
+		g := s.groups[at.group]
+		call.Param[j] = g.param(p.data(p.params[at.group]), at.index)
+		if step.Kind == program.Backward {
+			call.GradParam[j] = g.param(p.data(p.grads[at.group]), at.index)
+		}
+	}
+	call.Saved = p.data(b.saved)
+	call.Seed, call.Train = s.callSeed(p.number, step.Call), !p.eval
+	work := s.arena.Alloc(step.Work, arena.Work)
+	defer s.arena.Free(work)
+	call.Work = work.Data
+	if step.Kind == program.Backward {
+		return s.runner.Backward(b.unit, call)
+	}
+	return s.runner.Forward(b.unit, call)
+}
+
+// fill sets dst to the memory of the buffers.
+func (p *pass) fill(dst [][]byte, ids []int) {
+	for i, id := range ids {
+		dst[i] = p.data(id)
+	}
+}
+
+// data returns the memory of a buffer, nil if it is not live.
+func (p *pass) data(id int) []byte {
+	if id < 0 || p.blocks[id] == nil {
+		return nil
+	}
+	return p.blocks[id].Data
+}
+
+// number64 returns the one number in a buffer.
+func (p *pass) number64(id int) float64 {
+	b := p.blocks[id].Data
+	if len(b) == 8 {
+		return exec.Data[float64](b)[0]
+	}
+	return float64(exec.Data[float32](b)[0])
+}
+
+// seedGradient sets the gradient of the loss.
+func (p *pass) seedGradient() {
+	if p.seed < 0 {
+		return
+	}
+	if b := p.blocks[p.seed].Data; len(b) == 8 {
+		vec.Fill(exec.Data[float64](b), p.scale)
+	} else {
+		vec.Fill(exec.Data[float32](b), float32(p.scale))
+	}
+}
+
+// callSeed returns the seed of the random numbers of a call: another one for each rank, pass and call. The finaliser is
+// that of SplitMix64 (Steele, Lea and Flood, 2014).
+func (s *Sharded) callSeed(pass, call int) uint64 {
+	x := s.cfg.Seed
+	for _, v := range []int{s.cfg.Group.Rank(), pass, call} {
+		x = (x ^ uint64(v)) + 0x9E3779B97F4A7C15
+		x = (x ^ x>>30) * 0xBF58476D1CE4E5B9
+		x = (x ^ x>>27) * 0x94D049BB133111EB
+		x ^= x >> 31
+	}
+	return x
+}

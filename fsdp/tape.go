@@ -1,0 +1,227 @@
+package fsdp
+
+import (
+	"errors"
+	"fmt"
+	"reflect"
+	"runtime/debug"
+	"strings"
+
+	"github.com/gofsdp/gofsdp/internal/program"
+)
+
+// A Model is plain Go code that calls modules. Forward is run once, by Wrap, without data and without shapes: it must make
+// the same calls whatever the batch. When training, the first result is the loss, of one element.
+//
+// in are the tensors of a batch. A model that also has the method Inputs() []string gets exactly those and has them named
+// in errors; others get MaxInputs references and use the first ones.
+type Model interface {
+	Forward(t *Tape, in ...Ref) ([]Ref, error)
+}
+
+// MaxInputs is the number of batch tensors offered to a model that does not name its inputs.
+const MaxInputs = 16
+
+// inputNamer is implemented by models that name their inputs.
+type inputNamer interface{ Inputs() []string }
+
+// A Ref stands for a value of the model: an input, or an output of a call.
+type Ref struct {
+	tape *Tape
+	ref  program.Ref
+}
+
+// At returns output i of the call that r came from; the Ref that Call returns is output 0.
+func (r Ref) At(i int) Ref {
+	if r.tape != nil {
+		if r.ref.Call == program.Batch || i < 0 {
+			r.tape.fail(fmt.Errorf("At(%d) of a value that is not the output of a call", i))
+		}
+		r.ref.Out = i
+	}
+	return r
+}
+
+// A Tape records the calls that a model makes.
+type Tape struct {
+	calls  []tapeCall
+	params []tapeParam
+	byName map[string]int // parameter by full name
+	byCall map[string]int // first call of a name
+	inputs int            // number of inputs used
+	err    error          // first
+}
+
+// tapeCall is a recorded call.
+type tapeCall struct {
+	name   string
+	module Module
+	local  []Param // of the module
+	params []int   // the same, as indices into Tape.params
+	owned  []int   // those that are not tied to another call's
+	in     []program.Ref
+	again  bool // shares the parameters of an earlier call
+}
+
+// tapeParam is a parameter of the model.
+type tapeParam struct {
+	Param     // Name is the full name
+	call  int // that owns it
+}
+
+// Call records a call of m with the given name, which prefixes the names of its parameters and must be new, and returns
+// its first output. A mistake is reported by Wrap.
+func (t *Tape) Call(name string, m Module, in ...Ref) Ref {
+	c := tapeCall{name: name, module: m}
+	if err := t.declare(&c); err != nil {
+		t.fail(fmt.Errorf("call %q: %w", name, err))
+		return Ref{tape: t}
+	}
+	t.byCall[name] = len(t.calls)
+	return t.record(c, in)
+}
+
+// Again records another call of the module that was called by that name, with the same parameters.
+func (t *Tape) Again(name string, in ...Ref) Ref {
+	i, ok := t.byCall[name]
+	if !ok {
+		t.fail(fmt.Errorf("call %q again: there was no call of that name", name))
+		return Ref{tape: t}
+	}
+	c := t.calls[i]
+	c.again, c.owned = true, nil
+	return t.record(c, in)
+}
+
+// declare adds the parameters of a new call.
+func (t *Tape) declare(c *tapeCall) error {
+	if c.name == "" || strings.ContainsAny(c.name, " \t\n") {
+		return errors.New("the name is empty or has spaces")
+	}
+	if _, dup := t.byCall[c.name]; dup {
+		return errors.New("the name is taken by an earlier call: give each call its own, or share its parameters with Again")
+	}
+	if c.module == nil || reflect.ValueOf(c.module).Kind() == reflect.Pointer && reflect.ValueOf(c.module).IsNil() {
+		return errors.New("the module is nil")
+	}
+	var err error
+	if c.local, err = moduleParams(c.module); err != nil {
+		return err
+	}
+	for _, p := range c.local {
+		i, err := t.parameter(c.name, p)
+		if err != nil {
+			return err
+		}
+		c.params = append(c.params, i)
+		if p.Tied == "" {
+			c.owned = append(c.owned, i)
+		}
+	}
+	return nil
+}
+
+// parameter returns the index of p in the model, adding it unless it is tied.
+func (t *Tape) parameter(call string, p Param) (int, error) {
+	if p.Tied != "" {
+		i, ok := t.byName[p.Tied]
+		if !ok {
+			return 0, fmt.Errorf("parameter %q is tied to %q, which no earlier call has", p.Name, p.Tied)
+		}
+		if !reflect.DeepEqual(t.params[i].Shape, p.Shape) {
+			return 0, fmt.Errorf("parameter %q %v is tied to %q, which is %v", p.Name, p.Shape, p.Tied, t.params[i].Shape)
+		}
+		return i, nil
+	}
+	p.Name = call + "." + p.Name
+	if _, dup := t.byName[p.Name]; dup {
+		return 0, fmt.Errorf("the model already has a parameter %q", p.Name)
+	}
+	i := len(t.params)
+	t.byName[p.Name] = i
+	t.params = append(t.params, tapeParam{p, len(t.calls)})
+	return i, nil
+}
+
+// record appends the call.
+func (t *Tape) record(c tapeCall, in []Ref) Ref {
+	c.in = nil
+	for i, r := range in {
+		if r.tape != t {
+			t.fail(fmt.Errorf("call %q: input %d is not a value of this model", c.name, i))
+			return Ref{tape: t}
+		}
+		if r.ref.Call == program.Batch {
+			t.inputs = max(t.inputs, r.ref.Out+1)
+		}
+		c.in = append(c.in, r.ref)
+	}
+	t.calls = append(t.calls, c)
+	return Ref{t, program.Ref{Call: len(t.calls) - 1}}
+}
+
+func (t *Tape) fail(err error) {
+	if t.err == nil {
+		t.err = err
+	}
+}
+
+// trace is a model's tape with what is known of its ends.
+type trace struct {
+	*Tape
+	results    []program.Ref
+	inputNames []string // nil if the model does not name its inputs
+}
+
+// traceModel runs the model's Forward.
+func traceModel(m Model) (tr *trace, err error) {
+	if m == nil {
+		return nil, errors.New("the model is nil")
+	}
+	defer func() {
+		if r := recover(); r != nil {
+			err = fmt.Errorf("the model's Forward panicked: %v\n%s", r, debug.Stack())
+		}
+	}()
+	tr = &trace{Tape: &Tape{byName: make(map[string]int), byCall: make(map[string]int)}}
+	n := MaxInputs
+	if namer, ok := m.(inputNamer); ok {
+		tr.inputNames = namer.Inputs()
+		n = len(tr.inputNames)
+	}
+	in := make([]Ref, n)
+	for i := range in {
+		in[i] = Ref{tr.Tape, program.Ref{Call: program.Batch, Out: i}}
+	}
+	out, err := m.Forward(tr.Tape, in...)
+	if err == nil {
+		err = tr.err
+	}
+	if err != nil {
+		return nil, err
+	}
+	if tr.inputNames != nil {
+		tr.inputs = n
+	}
+	if len(out) == 0 {
+		return nil, errors.New("the model has no results")
+	}
+	for i, r := range out {
+		if r.tape != tr.Tape || r.ref.Call == program.Batch {
+			return nil, fmt.Errorf("result %d is not the output of a call of this model", i)
+		}
+		tr.results = append(tr.results, r.ref)
+	}
+	if len(tr.params) == 0 {
+		return nil, errors.New("the model has no parameters: there is nothing to shard")
+	}
+	return tr, nil
+}
+
+// input names batch tensor i for messages.
+func (tr *trace) input(i int) string {
+	if i < len(tr.inputNames) {
+		return fmt.Sprintf("batch tensor %d (%s)", i, tr.inputNames[i])
+	}
+	return fmt.Sprintf("batch tensor %d", i)
+}

@@ -1,0 +1,188 @@
+package fsdp
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/gofsdp/gofsdp/internal/arena"
+	"github.com/gofsdp/gofsdp/internal/exec"
+	"github.com/gofsdp/gofsdp/internal/program"
+	"github.com/gofsdp/gofsdp/optim"
+)
+
+// Sharded is one rank's handle of a wrapped model. Its methods are collective: every rank of the group calls the same ones
+// in the same order. It is not safe for concurrent use. After an error in the middle of a pass the group has failed on
+// every rank and the model cannot be used further; errors found before a pass starts, such as a batch of the wrong shape,
+// are returned on every rank and leave the model as it was.
+type Sharded struct {
+	cfg    Config
+	trace  *trace
+	model  *program.Model
+	groups []*flatGroup
+	train  *program.Program
+	eval   *program.Program
+
+	recompute []bool  // by call: Config.Checkpoint selects it
+	home      []place // by parameter
+	arena     *arena.Arena
+	runner    exec.Runner
+	agreement *agreement
+
+	compiled []*compiled // by batch shape, the last used first
+	pass     *pass       // forward done, backward to come
+	passes   int         // agreed passes so far: numbers them, and keys dropout
+	err      error       // first failure in the middle of a pass
+}
+
+// place is where a parameter lives: in which group, and which of its parameters it is.
+type place struct{ group, index int }
+
+// Wrap shards m over the ranks of cfg.Group. It runs m.Forward once to learn the calls, groups their parameters, compiles
+// the passes, checks that all ranks mean the same model, and draws this rank's share of the initial parameters. It is a
+// collective: every rank calls it, and if one fails all return an error.
+func Wrap(m Model, cfg Config) (*Sharded, error) { return WrapContext(context.Background(), m, cfg) }
+
+// WrapContext is Wrap with a context that bounds the exchange with the other ranks.
+func WrapContext(ctx context.Context, m Model, cfg Config) (*Sharded, error) {
+	world := cfg.Group
+	s, err := newSharded(m, cfg)
+	if s == nil {
+		s = &Sharded{cfg: cfg}
+	}
+	if world != nil && world.Size() > 1 {
+		s.agreement = newAgreement(world)
+		err = s.agreement.on(ctx, passWrap, 0, err)
+		if err == nil {
+			err = sameText(ctx, world, "model or configuration", s.manifest())
+		}
+		if err != nil {
+			err = fmt.Errorf("fsdp: rank %d: %w", world.Rank(), err)
+		}
+	} else if err != nil {
+		err = fmt.Errorf("fsdp: %w", err)
+	}
+	if err != nil {
+		return nil, err
+	}
+	for _, g := range s.groups {
+		g.init(s.trace, s.arena, s.cfg.Seed)
+	}
+	return s, nil
+}
+
+// newSharded does the part of Wrap that needs no other rank.
+func newSharded(m Model, cfg Config) (*Sharded, error) {
+	cfg, err := cfg.withDefaults()
+	if err != nil {
+		return nil, err
+	}
+	s := &Sharded{cfg: cfg, arena: arena.New(), agreement: newAgreement(cfg.Group)}
+	s.arena.Poison = cfg.Poison
+	if s.trace, err = traceModel(m); err != nil {
+		return nil, err
+	}
+	if err := s.makeGroups(); err != nil {
+		return nil, err
+	}
+	if s.train, err = program.Compile(s.model, program.Options{Prefetch: cfg.Prefetch}); err != nil {
+		return nil, err
+	}
+	if s.eval, err = program.Compile(s.model, program.Options{Prefetch: cfg.Prefetch, Eval: true}); err != nil {
+		return nil, err
+	}
+	return s, errors.Join(program.Verify(s.train), program.Verify(s.eval))
+}
+
+// makeGroups applies the policies and describes the model to the scheduler.
+func (s *Sharded) makeGroups() error {
+	infos := s.callInfos()
+	units, err := s.cfg.Wrap.apply("Wrap", infos)
+	if err != nil {
+		return err
+	}
+	checkpoint, err := s.cfg.Checkpoint.apply("Checkpoint", infos)
+	if err != nil {
+		return err
+	}
+	names, byName := []string{"root"}, map[string]int{"": program.Root}
+	members := make([][]int, 1)
+	s.home = make([]place, len(s.trace.params))
+	for i, c := range s.trace.calls {
+		s.recompute = append(s.recompute, checkpoint[i] != "")
+		g, ok := byName[units[i]]
+		if !ok && len(c.owned) > 0 {
+			g = len(names)
+			byName[units[i]] = g
+			names, members = append(names, units[i]), append(members, nil)
+		}
+		for _, p := range c.owned {
+			s.home[p] = place{g, len(members[g])}
+			members[g] = append(members[g], p)
+		}
+	}
+	s.model = &program.Model{Inputs: s.trace.inputs, Results: s.trace.results}
+	for g, name := range names {
+		f, err := newFlatGroup(name, s.trace, members[g], s.cfg.Group, s.cfg.Precision.Compute)
+		if err != nil {
+			return err
+		}
+		s.groups = append(s.groups, f)
+		s.model.Groups = append(s.model.Groups, program.Group{Name: name})
+	}
+	for i, p := range s.trace.params {
+		s.model.Params = append(s.model.Params, program.Param{Name: p.Name, Group: s.home[i].group})
+	}
+	for _, c := range s.trace.calls {
+		s.model.Calls = append(s.model.Calls, program.Call{Name: c.name, In: c.in, Params: c.params})
+	}
+	return nil
+}
+
+// callInfos describes the calls to the policies.
+func (s *Sharded) callInfos() []CallInfo {
+	infos := make([]CallInfo, len(s.trace.calls))
+	for i, c := range s.trace.calls {
+		infos[i] = CallInfo{Name: c.name, Module: c.module}
+		for _, p := range c.owned {
+			infos[i].Params = append(infos[i].Params, s.trace.params[p].Param)
+		}
+	}
+	return infos
+}
+
+// manifest is what all ranks must agree on, as text, so that a difference can be shown.
+func (s *Sharded) manifest() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "precision %v, prefetch %d, seed %d\n", s.cfg.Precision.Compute, s.cfg.Prefetch, s.cfg.Seed)
+	for i, g := range s.groups {
+		fmt.Fprintf(&b, "group %s of %d elements\n", g.name, g.layout.Len())
+		for _, p := range g.layout.Params() {
+			fmt.Fprintf(&b, "parameter %s %v in group %s\n", p.Name, p.Shape, s.groups[i].name)
+		}
+	}
+	for i, c := range s.trace.calls {
+		fmt.Fprintf(&b, "call %s of %T %v, checkpoint %t\n", c.name, c.module, c.in, s.recompute[i])
+	}
+	fmt.Fprintf(&b, "schedule %016x %016x\n", s.train.Hash(), s.eval.Hash())
+	return b.String()
+}
+
+// Shards returns the pieces of the parameters that this rank owns, with their gradients, for an optimizer. The memory is
+// the model's: values may be written between passes, and both are valid as long as the model is used. A rank may own
+// nothing.
+func (s *Sharded) Shards() []optim.Param {
+	var list []optim.Param
+	for _, g := range s.groups {
+		list = append(list, g.shards()...)
+	}
+	return list
+}
+
+// ZeroGrad sets the gradients to zero. Without it, the next Backward adds to them.
+func (s *Sharded) ZeroGrad() {
+	for _, g := range s.groups {
+		g.zeroGrad()
+	}
+}
