@@ -20,9 +20,9 @@ func Dropout[T Float](y, x []T, seed, base uint64, rate float64) {
 	threshold := uint32(min(rate*(1<<32), math.MaxUint32))
 	for i := 0; i < len(y); {
 		at := base + uint64(i)
-		n := min(len(y)-i, piece, 1<<32-int(uint32(at)))
+		n := int(min(uint64(min(len(y)-i, piece)), 1<<32-at%(1<<32)))
 		key := mix64(seed ^ mix64(at>>32))
-		k.dropout(y[i:i+n], x[i:i+n], uint32(at), uint32(key), uint32(key>>32), threshold, T(1/(1-rate)))
+		k.dropout(y[i:i+n], x[i:i+n], uint32(at)+uint32(key), uint32(key>>32), threshold, T(1/(1-rate)))
 		i += n
 	}
 }
@@ -36,12 +36,11 @@ func mix64(x uint64) uint64 {
 	return x ^ x>>31
 }
 
-// hash32 is what the kernels compute in every lane. Two multiply-xorshift rounds mix the counter; the second key enters
-// between them, so that different seeds are not shifts of one sequence.
-func hash32(i, key1, key2 uint32) uint32 {
-	h := i + key1
+// hash32 is what the kernels compute in every lane, h being the sum of counter and first key. Two multiply-xorshift rounds
+// mix it; the second key enters between them, so that different seeds are not shifts of one sequence.
+func hash32(h, key uint32) uint32 {
 	h = (h ^ h>>16) * 0x7FEB352D
-	h ^= key2
+	h ^= key
 	h = (h ^ h>>15) * 0x846CA68B
 	return h ^ h>>16
 }

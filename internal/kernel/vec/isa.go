@@ -33,7 +33,7 @@ type kernels[T Float] struct {
 	adam               func(p, g, m, v []T, c adamStep[T])
 	sgd                func(p, g []T, c sgdStep[T])
 	momentum, nesterov func(p, g, buf []T, c sgdStep[T])
-	dropout            func(y, x []T, from, key1, key2, threshold uint32, scale T)
+	dropout            func(y, x []T, from, key, threshold uint32, scale T)
 }
 
 // isa is an instruction set: its name, and its kernels for each element type.

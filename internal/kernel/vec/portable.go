@@ -147,9 +147,9 @@ func nesterovGo[T Float](p, g, buf []T, c sgdStep[T]) {
 	}
 }
 
-func dropoutGo[T Float](y, x []T, from, key1, key2, threshold uint32, scale T) {
+func dropoutGo[T Float](y, x []T, from, key, threshold uint32, scale T) {
 	for i := range y {
-		if hash32(from+uint32(i), key1, key2) >= threshold {
+		if hash32(from+uint32(i), key) >= threshold {
 			y[i] = x[i] * scale
 		} else {
 			y[i] = 0

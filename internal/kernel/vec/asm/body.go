@@ -1,0 +1,331 @@
+package main
+
+import (
+	"fmt"
+	"slices"
+)
+
+// A body is the inside of a loop: a straight line of vector instructions on values that are assigned once. It is recorded
+// first and gets its registers afterwards, when the last use of every value is known. It works on `width` vectors side by
+// side (each node is written out that many times), which hides the latency of one behind the others.
+type body struct {
+	*function
+	width  int
+	masked bool // the remainder: loads and stores touch only the elements that are left
+	nodes  []node
+}
+
+// A value is what an instruction reads or writes: registers (one for each vector of the body, or a single one that all
+// share) or a constant in memory.
+type value struct {
+	regs   []int
+	mem    string
+	pinned bool // its registers belong to the function, not to the body
+	last   int  // index of the last node that reads it, or makes it if none does
+}
+
+// A node is an instruction, or a few.
+type node struct {
+	dst  *value // nil if it produces none
+	args []*value
+	late bool // dst is written before all args are read, so they cannot share registers
+	emit func(u int)
+}
+
+// record appends a node and returns its result.
+func (b *body) record(n node) *value {
+	for _, v := range append([]*value{n.dst}, n.args...) {
+		if v != nil {
+			v.last = len(b.nodes)
+		}
+	}
+	b.nodes = append(b.nodes, n)
+	return n.dst
+}
+
+// schedule gives registers to the values of the body and writes its instructions.
+func (b *body) schedule() {
+	free := b.groups()
+	for i, n := range b.nodes {
+		if !n.late {
+			free = release(free, i, n.args...)
+		}
+		if n.dst != nil {
+			if len(free) == 0 {
+				panic("out of registers in " + b.symbol())
+			}
+			n.dst.regs = free[len(free)-1] // the one released last, if any: fused counts on it
+			free = free[:len(free)-1]
+		}
+		for u := range b.width {
+			n.emit(u)
+		}
+		if n.late {
+			free = release(free, i, n.args...)
+		}
+		if n.dst != nil {
+			free = release(free, i, n.dst)
+		}
+	}
+}
+
+// release returns the registers of the values that end at node i.
+func release(free [][]int, i int, values ...*value) [][]int {
+	for j, v := range values {
+		if v.last == i && !v.pinned && v.regs != nil && !slices.Contains(values[:j], v) {
+			free = append(free, v.regs)
+		}
+	}
+	return free
+}
+
+// groups divides the registers that the function does not hold into sets of one register for each vector of the body.
+func (b *body) groups() (free [][]int) {
+	for r := 0; r+b.width <= b.pin; r += b.width {
+		var g []int
+		for u := range b.width {
+			g = append(g, r+u)
+		}
+		free = append([][]int{g}, free...)
+	}
+	return free
+}
+
+// at names the operand for vector u.
+func (b *body) at(v *value, u int) string { return b.sized(v, u, b.isa.letter) }
+
+// sized is at with the register under another name: X, Y and Z are its low 16, 32 and 64 bytes.
+func (b *body) sized(v *value, u int, letter string) string {
+	if v.regs == nil {
+		return v.mem
+	}
+	if len(v.regs) == 1 {
+		u = 0
+	}
+	return fmt.Sprint(letter, v.regs[u])
+}
+
+// op writes one instruction. Operands are in the order of Go's assembler: the destination last, and before it the operands
+// of the processor's manual in reverse. A constant operand turns into an embedded broadcast on AVX-512.
+func (b *body) op(u int, mnemonic string, args ...any) {
+	text := ""
+	for i, a := range args {
+		if i > 0 {
+			text += ", "
+		}
+		switch a := a.(type) {
+		case *value:
+			if a.regs == nil && b.isa.wide {
+				mnemonic += ".BCST"
+			}
+			text += b.at(a, u)
+		default:
+			text += fmt.Sprint(a)
+		}
+	}
+	b.line("%s %s", mnemonic, text)
+}
+
+// binary records dst = x op y for a three-operand instruction; only y may be in memory.
+func (b *body) binary(mnemonic string, x, y *value) *value {
+	if x.mem != "" {
+		panic(mnemonic + ": the first operand must be in a register")
+	}
+	d := &value{}
+	return b.record(node{d, []*value{x, y}, false, func(u int) { b.op(u, mnemonic, y, x, d) }})
+}
+
+// unary records dst = op(x), or op(x, immediate).
+func (b *body) unary(mnemonic string, x *value, immediate ...any) *value {
+	d := &value{}
+	return b.record(node{d, []*value{x}, false, func(u int) { b.op(u, mnemonic, append(immediate, x, d)...) }})
+}
+
+func (b *body) add(x, y *value) *value { return b.binary("VADD"+b.suffix, x, y) }
+func (b *body) sub(x, y *value) *value { return b.binary("VSUB"+b.suffix, x, y) }
+func (b *body) mul(x, y *value) *value { return b.binary("VMUL"+b.suffix, x, y) }
+func (b *body) div(x, y *value) *value { return b.binary("VDIV"+b.suffix, x, y) }
+func (b *body) and(x, y *value) *value { return b.binary("VAND"+b.suffix, x, y) }
+func (b *body) sqrt(x *value) *value   { return b.unary("VSQRT"+b.suffix, x) }
+
+// min and max return y if either is NaN: with a constant x, a NaN stays.
+func (b *body) min(x, y *value) *value { return b.binary("VMIN"+b.suffix, x, y) }
+func (b *body) max(x, y *value) *value { return b.binary("VMAX"+b.suffix, x, y) }
+
+// fma is x·y + z, fms x·y - z, fnma z - x·y, each rounded once.
+func (b *body) fma(x, y, z *value) *value  { return b.fused("VFMADD", x, y, z) }
+func (b *body) fms(x, y, z *value) *value  { return b.fused("VFMSUB", x, y, z) }
+func (b *body) fnma(x, y, z *value) *value { return b.fused("VFNMADD", x, y, z) }
+
+// fused picks the form of the instruction by the operand whose register the result took over: the processor overwrites one
+// of the three. Of y and z one may be in memory.
+func (b *body) fused(mnemonic string, x, y, z *value) *value {
+	d := &value{}
+	return b.record(node{d, []*value{y, x, z}, false, func(u int) {
+		switch dst := b.at(d, u); dst {
+		case b.at(z, u):
+			b.op(u, mnemonic+"231"+b.suffix, y, x, d)
+		case b.at(x, u):
+			if y.mem != "" {
+				b.op(u, mnemonic+"132"+b.suffix, y, z, d)
+			} else {
+				b.op(u, mnemonic+"213"+b.suffix, z, y, d)
+			}
+		case b.at(y, u):
+			b.op(u, mnemonic+"213"+b.suffix, z, x, d)
+		default:
+			b.copy(u, z, d)
+			b.op(u, mnemonic+"231"+b.suffix, y, x, d)
+		}
+	}})
+}
+
+// copy writes d = v, for v in a register or in memory.
+func (b *body) copy(u int, v, d *value) {
+	if v.mem != "" {
+		b.line("VBROADCASTSS %s, %s", v.mem, b.at(d, u))
+		return
+	}
+	b.line("VMOVAPS %s, %s", b.at(v, u), b.at(d, u))
+}
+
+// poly is the polynomial c[0] + c[1]·x + c[2]·x² + …, by Horner's rule.
+func (b *body) poly(x *value, c ...float64) *value {
+	first, top := &value{}, b.constant(c[len(c)-1])
+	d := b.record(node{first, nil, false, func(u int) { b.copy(u, top, first) }})
+	for i := len(c) - 2; i >= 0; i-- {
+		d = b.fma(d, x, b.constant(c[i]))
+	}
+	return d
+}
+
+// load reads the next vector of a slice. Elements beyond the end are 0. In a widened function float32 becomes float64.
+func (b *body) load(slice string) *value {
+	d := &value{}
+	return b.record(node{d, nil, false, func(u int) {
+		mem := b.address(slice, u)
+		switch {
+		case b.widened && b.masked && !b.isa.wide:
+			x := b.sized(d, u, "X")
+			b.line("VMASKMOVPS %s, X%d, %s", mem, b.isa.mask, x)
+			b.line("VCVTPS2PD %s, %s", x, b.at(d, u))
+		case b.widened && b.masked:
+			b.line("VCVTPS2PD.Z %s, K1, %s", mem, b.at(d, u))
+		case b.widened:
+			b.line("VCVTPS2PD %s, %s", mem, b.at(d, u))
+		case b.masked && !b.isa.wide:
+			b.line("VMASKMOV%s %s, Y%d, %s", b.suffix, mem, b.isa.mask, b.at(d, u))
+		case b.masked:
+			b.line("VMOVU%s.Z %s, K1, %s", b.suffix, mem, b.at(d, u))
+		default:
+			b.line("VMOVU%s %s, %s", b.suffix, mem, b.at(d, u))
+		}
+	}})
+}
+
+// store writes v to the place of a slice that load reads.
+func (b *body) store(slice string, v *value) {
+	b.record(node{nil, []*value{v}, false, func(u int) {
+		mem := b.address(slice, u)
+		switch {
+		case b.masked && !b.isa.wide:
+			b.line("VMASKMOV%s %s, Y%d, %s", b.suffix, b.at(v, u), b.isa.mask, mem)
+		case b.masked:
+			b.line("VMOVU%s %s, K1, %s", b.suffix, b.at(v, u), mem)
+		default:
+			b.line("VMOVU%s %s, %s", b.suffix, b.at(v, u), mem)
+		}
+	}})
+}
+
+// present is v with the elements beyond the end of the slices replaced by fill, nil meaning 0 (the only one in a widened function).
+func (b *body) present(v, fill *value) *value {
+	if !b.masked {
+		return v
+	}
+	d := &value{}
+	return b.record(node{d, []*value{v}, true, func(u int) {
+		switch {
+		case b.widened && !b.isa.wide:
+			b.line("VPMOVSXDQ X%d, %s", b.isa.mask, b.at(d, u)) // the mask is that of float32
+			b.op(u, "VANDPD", v, d, d)
+		case fill == nil && b.isa.wide:
+			b.op(u, "VMOVA"+b.suffix+".Z", v, "K1", d)
+		case fill == nil:
+			b.line("VANDPS Y%d, %s, %s", b.isa.mask, b.at(v, u), b.at(d, u))
+		case b.isa.wide:
+			b.op(u, "VBLENDM"+b.suffix, v, fill, "K1", d)
+		default:
+			b.line("VBLENDV%s Y%d, %s, %s, %s", b.suffix, b.isa.mask, b.at(v, u), b.at(fill, u), b.at(d, u))
+		}
+	}})
+}
+
+// keepIf is v where `x predicate y` holds, and 0 elsewhere. The predicate is the immediate of VCMPPS.
+func (b *body) keepIf(predicate int, x, y, v *value) *value {
+	d := &value{}
+	return b.record(node{d, []*value{x, y, v}, true, func(u int) {
+		imm := fmt.Sprint("$", predicate)
+		if b.isa.wide {
+			k := fmt.Sprint("K", 2+u)
+			b.op(u, "VCMP"+b.suffix, imm, y, x, k)
+			b.op(u, "VMOVA"+b.suffix+".Z", v, k, d)
+			return
+		}
+		b.op(u, "VCMP"+b.suffix, imm, y, x, d)
+		b.op(u, "VANDPS", v, d, d)
+	}})
+}
+
+// ifNegative is x where the sign bit of s is set, and y elsewhere.
+func (b *body) ifNegative(s, x, y *value) *value {
+	d := &value{}
+	return b.record(node{d, []*value{s, x, y}, true, func(u int) {
+		if b.isa.wide {
+			k := fmt.Sprint("K", 2+u)
+			b.op(u, "VPMOVD2M", s, k)
+			b.op(u, "VBLENDMPS", x, y, k, d)
+			return
+		}
+		b.op(u, "VBLENDVPS", s, x, y, d)
+	}})
+}
+
+// accumulate sets acc = acc op v for an accumulator of the function.
+func (b *body) accumulate(mnemonic string, acc, v *value) {
+	b.record(node{nil, []*value{v, acc}, false, func(u int) { b.op(u, mnemonic, v, acc, acc) }})
+}
+
+// accumulateWide adds the elements of v to an accumulator of float64.
+func (b *body) accumulateWide(acc, v *value) {
+	if b.suffix == "PD" {
+		b.accumulate("VADDPD", acc, v)
+		return
+	}
+	t, half, extract := &value{}, "Y", "VEXTRACTF32X8"
+	if !b.isa.wide {
+		half, extract = "X", "VEXTRACTF128"
+	}
+	b.record(node{t, []*value{v, acc}, true, func(u int) {
+		b.line("VCVTPS2PD %s, %s", b.sized(v, u, half), b.at(t, u))
+		b.op(u, "VADDPD", t, acc, acc)
+		b.line("%s $1, %s, %s", extract, b.at(v, u), b.sized(t, u, half))
+		b.line("VCVTPS2PD %s, %s", b.sized(t, u, half), b.at(t, u))
+		b.op(u, "VADDPD", t, acc, acc)
+	}})
+}
+
+// index is the position of every element in the slices, as 32-bit integers.
+func (b *body) index() *value {
+	d := &value{}
+	return b.record(node{d, nil, false, func(u int) {
+		dst := b.at(d, u)
+		if b.isa.wide {
+			b.line("VPBROADCASTD AX, %s", dst)
+		} else {
+			b.line("VMOVD AX, %s", b.sized(d, u, "X"))
+			b.line("VPBROADCASTD %s, %s", b.sized(d, u, "X"), dst)
+		}
+		b.line("VPADDD %s, %s, %s", b.consts.iota(32, u*b.lanes()), dst, dst)
+	}})
+}

@@ -1,0 +1,57 @@
+package main
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// constants collects the read-only data of a file.
+type constants struct {
+	isa    isa
+	words  []uint32
+	tables map[string]string // by name
+}
+
+func newConstants(isa isa) *constants { return &constants{isa: isa, tables: map[string]string{}} }
+
+// word returns the address of a 32-bit constant; for AVX2, which has no broadcasting operands, of a register full of it.
+func (c *constants) word(bits uint32) string {
+	if !slices.Contains(c.words, bits) {
+		c.words = append(c.words, bits)
+	}
+	return fmt.Sprintf("k%08x<>(SB)", bits)
+}
+
+// iota returns the address of the integers from..., each of the given bits.
+func (c *constants) iota(bits, from int) string {
+	name := fmt.Sprintf("iota%d", bits)
+	c.tables[name] = ""
+	const n = 128
+	var s strings.Builder
+	for i := range n * 32 / bits {
+		fmt.Fprintf(&s, "DATA %s<>+%d(SB)/%d, $%d\n", name, i*bits/8, bits/8, i)
+	}
+	fmt.Fprintf(&s, "GLOBL %s<>(SB), RODATA|NOPTR, $%d\n", name, n*4)
+	c.tables[name] = s.String()
+	return fmt.Sprintf("%s<>+%d(SB)", name, from*bits/8)
+}
+
+func (c *constants) text() string {
+	var s strings.Builder
+	slices.Sort(c.words)
+	for _, w := range c.words {
+		if c.isa.wide {
+			fmt.Fprintf(&s, "DATA k%08x<>(SB)/4, $0x%08x\nGLOBL k%08x<>(SB), RODATA|NOPTR, $4\n", w, w, w)
+			continue
+		}
+		for i := 0; i < c.isa.bytes; i += 8 {
+			fmt.Fprintf(&s, "DATA k%08x<>+%d(SB)/8, $0x%08x%08x\n", w, i, w, w)
+		}
+		fmt.Fprintf(&s, "GLOBL k%08x<>(SB), RODATA|NOPTR, $%d\n", w, c.isa.bytes)
+	}
+	for _, name := range []string{"iota32", "iota64"} {
+		s.WriteString(c.tables[name])
+	}
+	return s.String()
+}

@@ -1,0 +1,133 @@
+package main
+
+import "math"
+
+var negInf = math.Inf(-1)
+
+// expCoefficients approximate eʳ for |r| ≤ ln(2)/2 with a relative error of 2e-9 (minimax by Remez' exchange).
+var expCoefficients = []float64{
+	1, 1.00000003654, 0.499999920323, 0.166664191907, 0.0416682317992, 0.00837489834401, 0.00138367421264,
+}
+
+// ln 2 in two parts: the upper one has so few digits that its product with an integer below 2¹¹ is exact.
+const (
+	ln2Upper = 0.693359375
+	ln2Lower = math.Ln2 - ln2Upper
+)
+
+// exp is e^(x+extra) for |x| < 150 and a tiny extra, nil meaning 0: 2ⁿ·eʳ with n the integer next to x/ln 2. Results
+// beyond the range of float32 become 0, denormal or infinite as they should.
+func (b *body) exp(x, extra *value) *value {
+	n := b.round(b.mul(x, b.constant(1/math.Ln2)))
+	r := b.fnma(n, b.constant(ln2Upper), x)
+	r = b.fnma(n, b.constant(ln2Lower), r)
+	if extra != nil {
+		r = b.add(r, extra)
+	}
+	return b.timesPower(b.poly(r, expCoefficients...), n)
+}
+
+// limited clamps x to where exp is neither 0 nor infinite, and a little more. NaN stays.
+func (b *body) limited(x *value) *value { return b.max(b.register(-105), b.min(b.register(90), x)) }
+
+// round is the nearest integer.
+func (b *body) round(x *value) *value {
+	if b.isa.wide {
+		return b.unary("VRNDSCALEPS", x, "$0")
+	}
+	return b.unary("VROUNDPS", x, "$0")
+}
+
+// timesPower is p·2ⁿ for p near 1 and an integral n with |n| < 250. Without the instruction for it, half of n is added to
+// the exponent of p and the other half multiplied, so that only the last operation can leave the range of normal numbers.
+func (b *body) timesPower(p, n *value) *value {
+	if b.isa.wide {
+		return b.binary("VSCALEFPS", p, n)
+	}
+	const mantissa = "$23"
+	i := b.unary("VCVTPS2DQ", n)
+	half := b.unary("VPSRAD", i, "$1")
+	rest := b.binary("VPSUBD", i, half)
+	p = b.binary("VPADDD", p, b.unary("VPSLLD", half, mantissa))
+	power := b.binary("VPADDD", b.unary("VPSLLD", rest, mantissa), b.word(math.Float32bits(1)))
+	return b.mul(p, power)
+}
+
+// tailCoefficients approximate Φ(-a)·exp(a²/2) = t·(c[0] + c[1]·t + …) with t = 1/(1 + tailScale·a) for 0 ≤ a ≤ 14.5, with a
+// relative error of 2.4e-8 (minimax by Remez' exchange; the form is that of Hastings, Approximations for Digital Computers, 1955).
+var tailCoefficients = []float64{
+	0.1077206568, 0.1075428733, 0.1018106145, 0.0720495819, 0.1078257099, -0.06921090114, 0.1697862935, -0.1264859337, 0.0289611167,
+}
+
+const tailScale = 0.27
+
+// activations are the kernels that need an exponential.
+func activations() []kernel {
+	twoOf := [2]int{2, 2}
+	return []kernel{
+		{name: "exp", params: "y, x []T", unroll: twoOf, only32: true, body: func(b *body) {
+			b.store("y", b.exp(b.limited(b.load("x")), nil))
+		}},
+		{name: "expSubSum", params: "y, x []T, scale, m T", result: "float64", unroll: twoOf, only32: true,
+			finish: func(f *function) {
+				f.line("VMOVSD X%d, ret+%d(FP)", f.fold("sum", "VADDPD", 64), f.results())
+			},
+			body: func(b *body) {
+				e := b.exp(b.limited(b.fms(b.load("x"), b.scalar("scale"), b.scalar("m"))), nil)
+				b.store("y", e)
+				b.accumulateWide(b.accumulator("sum", nil), b.present(e, nil))
+			}},
+		{name: "geluErf", params: "y, x []T", unroll: twoOf, only32: true, body: func(b *body) {
+			x := b.load("x")
+			_, density, tail := b.normal(x)
+			b.store("y", b.mul(x, b.mirrored(x, b.mul(density, tail))))
+		}},
+		{name: "geluErfGrad", params: "dx, x, dy []T", unroll: twoOf, only32: true, body: func(b *body) {
+			x := b.load("x")
+			a, density, tail := b.normal(x)
+			q := b.mul(density, b.fnma(a, b.constant(1/math.Sqrt(2*math.Pi)), tail)) // Φ(-a) - a·φ(a)
+			b.store("dx", b.mul(b.mirrored(x, q), b.load("dy")))
+		}},
+		{name: "geluTanh", params: "y, x []T", unroll: twoOf, only32: true, body: func(b *body) {
+			x := b.load("x")
+			_, _, _, s := b.tanhGate(x, 12) // 0 or 1 beyond, in float32
+			b.store("y", b.mul(x, s))
+		}},
+		{name: "geluTanhGrad", params: "dx, x, dy []T", unroll: twoOf, only32: true, body: func(b *body) {
+			a, square, e, s := b.tanhGate(b.load("x"), 9.5) // within 1e-30 of 0 or 1 beyond, and e still finite
+			slope := b.mul(b.poly(square, tanhA, 3*tanhB), a)
+			slope = b.mul(slope, b.mul(e, s)) // 1-σ = e·σ, without the cancellation
+			b.store("dx", b.mul(b.fma(slope, s, s), b.load("dy")))
+		}},
+	}
+}
+
+// normal returns a = |x|, no more than 15 (where Φ(-a) is 0 in float32), exp(-a²/2), and Φ(-a)·exp(a²/2). The exponent is
+// exact: the rounding error of the square goes into the exponential too, or it would grow with a² in the left tail.
+func (b *body) normal(x *value) (a, density, tail *value) {
+	one := b.register(1)
+	a = b.min(b.register(15), b.and(x, b.word(absBits)))
+	t := b.div(one, b.fma(a, b.constant(tailScale), one))
+	tail = b.mul(b.poly(t, tailCoefficients...), t)
+	square := b.mul(a, a)
+	extra := b.mul(b.fms(a, a, square), b.constant(-0.5))
+	return a, b.exp(b.mul(square, b.constant(-0.5)), extra), tail
+}
+
+// mirrored is q for negative x and 1-q for the others.
+func (b *body) mirrored(x, q *value) *value { return b.ifNegative(x, q, b.sub(b.register(1), q)) }
+
+// The tanh form of GELU is x·σ(2u), σ(z) = 1/(1+e⁻ᶻ), 2u = x·(tanhA + tanhB·x²).
+const (
+	tanhA = 2 * 0.797884560802865355879892119868763736951717262 // 2·√(2/π)
+	tanhB = tanhA * 0.044715
+)
+
+// tanhGate returns a = x clamped to ±limit, a², e = exp(-2u) and σ(2u) = 1/(1+e).
+func (b *body) tanhGate(x *value, limit float64) (a, square, e, s *value) {
+	one := b.register(1)
+	a = b.max(b.register(-limit), b.min(b.register(limit), x))
+	square = b.mul(a, a)
+	e = b.exp(b.mul(a, b.poly(square, -tanhA, -tanhB)), nil)
+	return a, square, e, b.div(one, b.add(e, one))
+}

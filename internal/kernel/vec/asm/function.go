@@ -1,0 +1,387 @@
+package main
+
+import (
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+)
+
+// An isa is an instruction set with vector registers.
+type isa struct {
+	name   string
+	letter string // of its registers
+	bytes  int    // in a register
+	regs   int    // registers for values
+	mask   int    // AVX2: the register of the remainder's mask
+	wide   bool   // AVX-512: mask registers, embedded broadcasts
+}
+
+var (
+	avx512 = isa{"AVX512", "Z", 64, 32, 0, true}
+	avx2   = isa{"AVX2", "Y", 32, 15, 15, false}
+)
+
+// A kernel describes a function of package vec for every instruction set and element type.
+type kernel struct {
+	name    string            // of the field of the table; a trailing number is an index into it
+	params  string            // Go parameter list, T being the element type; the first slice gives the number of elements
+	result  string            // Go type, or empty
+	unroll  [2]int            // vectors side by side on AVX-512 and AVX2
+	only32  bool              // float64 is left to the portable kernel
+	widened bool              // calculates in float64 whatever the element type
+	slices  []string          // the slices that the body works on, if not those of the parameters
+	setup   func(f *function) // sets the pointers of slices
+	body    func(b *body)
+	finish  func(f *function) // after the loop: stores the result
+}
+
+// field is the expression of the kernel in a table.
+func (k kernel) field() string {
+	if last := k.name[len(k.name)-1]; last >= '2' && last <= '8' && strings.HasPrefix(k.name, "treeSum") {
+		return k.name[:len(k.name)-1] + "[" + string(last) + "]"
+	}
+	return k.name
+}
+
+// A function is one kernel for one instruction set and element type, while it is written.
+//
+// Registers: AX is the index of the element, CX how many are left, BX a temporary, and every slice of the body has one of
+// pointerRegs. Vector registers from pin upwards hold what lives through the whole loop, the lower ones belong to the body.
+type function struct {
+	kernel
+	isa     isa
+	bits    int    // of an element in memory
+	suffix  string // PS or PD: of an element in a register
+	widened bool   // loads convert float32 to float64
+	consts  *constants
+	out     strings.Builder
+	start   strings.Builder // loads of the pinned registers
+	pin     int
+	pinned  map[string]*value
+}
+
+var pointerRegs = []string{"DI", "SI", "DX", "R8", "R9", "R10", "R11", "R12", "R13"}
+
+func newFunction(isa isa, bits int, k kernel, consts *constants) *function {
+	f := &function{kernel: k, isa: isa, bits: bits, suffix: "PS", consts: consts, pin: isa.regs, pinned: map[string]*value{}}
+	if bits == 64 || k.widened {
+		f.suffix = "PD"
+	}
+	f.widened = k.widened && bits == 32
+	return f
+}
+
+func (f *function) symbol() string { return fmt.Sprintf("%sF%d%s", f.name, f.bits, f.isa.name) }
+
+func (f *function) declaration() string {
+	result := f.result
+	if result == "T" {
+		result = f.elem()
+	}
+	return strings.TrimSpace(fmt.Sprintf("func %s(%s) %s", f.symbol(), typed(f.params, f.elem()), result))
+}
+
+func (f *function) elem() string { return fmt.Sprint("float", f.bits) }
+
+// typed replaces the type parameter T of a parameter list.
+func typed(params, elem string) string {
+	words := strings.Fields(params)
+	for i, w := range words {
+		bare := strings.TrimSuffix(w, ",")
+		switch comma := w[len(bare):]; bare {
+		case "T", "[]T", "[][]T":
+			words[i] = bare[:len(bare)-1] + elem + comma
+		case "adamStep", "sgdStep":
+			words[i] = bare + "[" + elem + "]" + comma
+		}
+	}
+	return strings.Join(words, " ")
+}
+
+// lanes is the number of elements in a register.
+func (f *function) lanes() int {
+	if f.suffix == "PD" {
+		return f.isa.bytes / 8
+	}
+	return f.isa.bytes / 4
+}
+
+func (f *function) width() int {
+	if f.isa.wide {
+		return f.unroll[0]
+	}
+	return f.unroll[1]
+}
+
+func (f *function) line(format string, args ...any) {
+	fmt.Fprintf(&f.out, "\t"+format+"\n", args...)
+}
+
+// text returns the assembly of the function.
+func (f *function) text() string {
+	block := &body{function: f, width: f.width()}
+	rest := &body{function: f, width: 1, masked: true}
+	f.body(block) // both are recorded before either is written, so that all pinned registers are known
+	f.body(rest)
+	step, lanes, size := f.width()*f.lanes(), f.lanes(), f.frame()
+
+	f.line("SUBQ $%d, CX", step)
+	f.line("JLT  rest")
+	f.out.WriteString("\nblock:\n")
+	block.schedule()
+	f.line("ADDQ $%d, AX", step)
+	f.line("SUBQ $%d, CX", step)
+	f.line("JGE  block")
+	f.out.WriteString("\nrest:\n")
+	f.line("ADDQ $%d, CX", step)
+	f.line("JEQ  done")
+	f.out.WriteString("\ntail:\n")
+	f.tailMask()
+	rest.schedule()
+	f.line("ADDQ $%d, AX", lanes)
+	f.line("SUBQ $%d, CX", lanes)
+	f.line("JGT  tail")
+	f.out.WriteString("\ndone:\n")
+	if f.finish != nil {
+		f.finish(f)
+	}
+	f.line("VZEROUPPER")
+	f.line("RET")
+
+	loop := f.out.String()
+	f.out.Reset()
+	fmt.Fprintf(&f.out, "\n// %s\nTEXT ·%s(SB), NOSPLIT, $0-%d\n", f.declaration(), f.symbol(), size)
+	f.prologue()
+	return f.out.String() + f.start.String() + loop
+}
+
+// prologue loads the pointers and the number of elements.
+func (f *function) prologue() {
+	first := f.args()[0]
+	f.line("MOVQ %s_len+8(FP), CX", first.name)
+	if f.setup != nil {
+		f.setup(f)
+	} else {
+		for _, a := range f.args() {
+			if a.kind == "[]T" {
+				f.line("MOVQ %s_base+%d(FP), %s", a.name, a.offset, f.pointer(a.name))
+			}
+		}
+	}
+	f.line("XORL AX, AX")
+}
+
+// tailMask selects the CX elements that are left, or as many of them as fit into one register.
+func (f *function) tailMask() {
+	if f.isa.wide {
+		f.line("MOVQ  $-1, BX")
+		f.line("BZHIQ CX, BX, BX") // at most 64 are left, and BZHI by 64 changes nothing
+		f.line("KMOVW BX, K1")
+		return
+	}
+	letter, element := f.isa.letter, "D"
+	if f.widened {
+		letter = "X" // float32 in memory: masked before they are converted
+	}
+	if f.bits == 64 {
+		element = "Q"
+	}
+	f.line("VMOVQ CX, X%d", f.isa.mask)
+	f.line("VPBROADCAST%s X%d, %s%d", element, f.isa.mask, letter, f.isa.mask)
+	f.line("VPCMPGT%s %s, %s%d, %s%d", element, f.consts.iota(f.bits, 0), letter, f.isa.mask, letter, f.isa.mask)
+}
+
+// An arg is a parameter, or a field of one that is a struct.
+type arg struct {
+	name, kind string
+	offset     int
+}
+
+// structs are the fields of the parameters that are structs of T.
+var structs = map[string][]string{
+	"adamStep": {"decay", "l2", "gradScale", "beta1", "rest1", "beta2", "rest2", "rate", "inverse", "eps"},
+	"sgdStep":  {"rate", "momentum", "l2", "gradScale"},
+}
+
+// args lays out the parameters as Go does.
+func (f *function) args() []arg {
+	var list []arg
+	offset := 0
+	add := func(name, kind string) {
+		size := map[string]int{"T": f.bits / 8, "uint32": 4, "float64": 8, "int": 8, "[]T": 24, "[][]T": 24}[kind]
+		offset = align(offset, min(size, 8))
+		list = append(list, arg{name, kind, offset})
+		offset += size
+	}
+	var names []string
+	for _, p := range strings.Split(f.params, ", ") {
+		name, kind, typed := strings.Cut(p, " ")
+		names = append(names, name)
+		if !typed {
+			continue
+		}
+		for _, name := range names {
+			if fields := structs[kind]; fields != nil {
+				for _, field := range fields {
+					add(name+"_"+field, "T")
+				}
+			} else {
+				add(name, kind)
+			}
+		}
+		names = nil
+	}
+	return list
+}
+
+// results is the offset of the first result, in the frame of the caller.
+func (f *function) results() int {
+	args := f.args()
+	last := args[len(args)-1]
+	size := map[string]int{"T": f.bits / 8, "uint32": 4, "[]T": 24}[last.kind]
+	if size == 0 {
+		size = 8
+	}
+	return align(last.offset+size, 8)
+}
+
+// frame is the size of parameters and results. Results are float64 each, or one T.
+func (f *function) frame() int {
+	switch {
+	case f.result == "":
+		args := f.args()
+		last := args[len(args)-1]
+		size := map[string]int{"T": f.bits / 8, "uint32": 4, "[]T": 24}[last.kind]
+		return last.offset + size
+	case f.result == "T":
+		return f.results() + f.bits/8
+	}
+	return f.results() + 8*strings.Count(f.result, "float64") + 8*strings.Count(f.result, ",")
+}
+
+func align(n, to int) int { return (n + to - 1) / to * to }
+
+// pointer is the register of a slice of the body.
+func (f *function) pointer(slice string) string {
+	names := f.slices
+	if names == nil {
+		for _, a := range f.args() {
+			if a.kind == "[]T" {
+				names = append(names, a.name)
+			}
+		}
+	}
+	return pointerRegs[slices.Index(names, slice)]
+}
+
+// address is where the u-th vector of this turn of the loop lies in a slice.
+func (f *function) address(slice string, u int) string {
+	at := fmt.Sprintf("(%s)(AX*%d)", f.pointer(slice), f.bits/8)
+	if u > 0 {
+		at = fmt.Sprint(u*f.lanes()*f.bits/8) + at
+	}
+	return at
+}
+
+// hold reserves n registers for the whole function.
+func (f *function) hold(key string, n int, load func(v *value)) *value {
+	if v := f.pinned[key]; v != nil {
+		return v
+	}
+	v := &value{pinned: true}
+	for range n {
+		f.pin--
+		v.regs = append(v.regs, f.pin)
+	}
+	f.pinned[key] = v
+	load(v)
+	return v
+}
+
+func (f *function) broadcast(mnemonic, from string, v *value) {
+	fmt.Fprintf(&f.start, "\t%s %s, %s%d\n", mnemonic, from, f.isa.letter, v.regs[0])
+}
+
+// scalar is a parameter in every lane.
+func (f *function) scalar(name string) *value {
+	return f.hold(name, 1, func(v *value) {
+		for _, a := range f.args() {
+			if a.name != name {
+				continue
+			}
+			mnemonic := "VBROADCASTSS"
+			if a.kind == "float64" || a.kind == "T" && f.bits == 64 {
+				mnemonic = "VBROADCASTSD"
+			}
+			f.broadcast(mnemonic, fmt.Sprintf("%s+%d(FP)", name, a.offset), v)
+		}
+	})
+}
+
+// constant is a float32 constant in memory, register the same in a register of its own.
+func (f *function) constant(x float64) *value { return f.word(math.Float32bits(float32(x))) }
+
+func (f *function) register(x float64) *value {
+	mem := f.constant(x).mem
+	return f.hold(mem, 1, func(v *value) { f.broadcast("VBROADCASTSS", mem, v) })
+}
+
+// word is a 32-bit constant in memory.
+func (f *function) word(bits uint32) *value { return &value{mem: f.consts.word(bits)} }
+
+// zero is 0 in a register.
+func (f *function) zero() *value {
+	return f.hold("zero", 1, func(v *value) { f.clear(v.regs[0]) })
+}
+
+func (f *function) clear(reg int) {
+	fmt.Fprintf(&f.start, "\tVXORPS X%d, X%d, X%d\n", reg, reg, reg)
+}
+
+// accumulator is one register for each vector of the loop, initially 0 or, if not nil, the given value.
+func (f *function) accumulator(name string, initial *value) *value {
+	return f.hold(name, f.width(), func(v *value) {
+		for _, r := range v.regs {
+			if initial == nil {
+				f.clear(r)
+			} else {
+				fmt.Fprintf(&f.start, "\tVMOVAPS %s%d, %s%d\n", f.isa.letter, initial.regs[0], f.isa.letter, r)
+			}
+		}
+	})
+}
+
+// fold combines the registers of an accumulator, then the halves of the one that remains, until its lowest element holds
+// all; it returns that register. The order is a balanced tree.
+func (f *function) fold(name, mnemonic string, bits int) int {
+	regs := f.pinned[name].regs
+	for n := len(regs); n > 1; n /= 2 {
+		for i := range n / 2 {
+			f.line("%s %s%d, %s%d, %s%d", mnemonic, f.isa.letter, regs[i+n/2], f.isa.letter, regs[i], f.isa.letter, regs[i])
+		}
+	}
+	r, t := regs[0], 0 // the registers of the body are free now
+	half := func(letter string) { f.line("%s %s%d, %s%d, %s%d", mnemonic, letter, t, letter, r, letter, r) }
+	if f.isa.wide {
+		f.line("VEXTRACTF64X4 $1, Z%d, Y%d", r, t)
+		half("Y")
+	}
+	f.line("%s $1, Y%d, X%d", f.extract128(), r, t)
+	half("X")
+	f.line("VPSHUFD $0x4E, X%d, X%d", r, t)
+	half("X")
+	if bits == 32 {
+		f.line("VPSHUFD $0xB1, X%d, X%d", r, t)
+		half("X")
+	}
+	return r
+}
+
+// extract128 is the instruction for the upper half of a Y register: registers above 15 need the newer one.
+func (f *function) extract128() string {
+	if f.isa.wide {
+		return "VEXTRACTF32X4"
+	}
+	return "VEXTRACTF128"
+}

@@ -1,0 +1,255 @@
+package main
+
+import (
+	"fmt"
+	"math/bits"
+	"slices"
+)
+
+// all lists the kernels. Light loops work on four vectors at once, heavy ones on as many as the registers allow.
+func all() []kernel {
+	return slices.Concat(arithmetic(), treeSums(), reductions(), activations(), rows(), optimizers())
+}
+
+func arithmetic() []kernel {
+	return []kernel{
+		{name: "add", params: "dst, a, b []T", unroll: [2]int{4, 4}, body: func(b *body) {
+			b.store("dst", b.add(b.load("a"), b.load("b")))
+		}},
+		{name: "mul", params: "dst, a, b []T", unroll: [2]int{4, 4}, body: func(b *body) {
+			b.store("dst", b.mul(b.load("a"), b.load("b")))
+		}},
+		{name: "axpy", params: "dst, x []T, alpha T", unroll: [2]int{4, 4}, body: func(b *body) {
+			b.store("dst", b.fma(b.load("x"), b.scalar("alpha"), b.load("dst")))
+		}},
+		{name: "scaleTo", params: "dst, x []T, alpha T", unroll: [2]int{4, 4}, body: func(b *body) {
+			b.store("dst", b.mul(b.load("x"), b.scalar("alpha")))
+		}},
+		{name: "fill", params: "dst []T, v T", unroll: [2]int{4, 4}, body: func(b *body) {
+			b.store("dst", b.scalar("v"))
+		}},
+		{name: "relu", params: "y, x []T", unroll: [2]int{4, 4}, body: func(b *body) {
+			b.store("y", b.max(b.zero(), b.load("x")))
+		}},
+		{name: "reluGrad", params: "dx, x, dy []T", unroll: [2]int{4, 4}, body: func(b *body) {
+			const notLessOrEqual = 6
+			b.store("dx", b.keepIf(notLessOrEqual, b.load("x"), b.zero(), b.load("dy")))
+		}},
+	}
+}
+
+// treeSums are the sums of 2 to 8 sources, and the one of 8 rows that ColSum uses.
+func treeSums() (list []kernel) {
+	var names []string
+	for n := 1; n <= 8; n++ {
+		names = append(names, fmt.Sprint("src", n-1))
+		if n == 1 {
+			continue
+		}
+		sources := append([]string{}, names...)
+		list = append(list, kernel{
+			name: fmt.Sprint("treeSum", n), params: "dst []T, srcs [][]T, at int, scale T", unroll: [2]int{2, 1},
+			slices: append([]string{"dst"}, sources...),
+			setup: func(f *function) {
+				f.line("MOVQ dst_base+0(FP), DI")
+				f.line("MOVQ srcs_base+24(FP), BX")
+				f.line("MOVQ at+48(FP), AX")
+				for i, s := range sources {
+					f.line("MOVQ %d(BX), %s", 24*i, f.pointer(s))
+					f.line("LEAQ (%s)(AX*%d), %s", f.pointer(s), f.bits/8, f.pointer(s))
+				}
+			},
+			body: func(b *body) { b.store("dst", b.mul(b.tree(sources), b.scalar("scale"))) },
+		})
+	}
+	return append(list, kernel{
+		name: "colSum8", params: "dst, x []T", unroll: [2]int{2, 1},
+		slices: append([]string{"dst"}, names...),
+		setup: func(f *function) {
+			f.line("MOVQ dst_base+0(FP), DI")
+			f.line("MOVQ x_base+24(FP), %s", f.pointer("src0"))
+			for i := 1; i < 8; i++ {
+				f.line("LEAQ (%s)(CX*%d), %s", f.pointer(names[i-1]), f.bits/8, f.pointer(names[i]))
+			}
+		},
+		body: func(b *body) { b.store("dst", b.add(b.tree(names), b.load("dst"))) },
+	})
+}
+
+// tree adds sources by the canonical tree: the left part is the largest power of two below their number.
+func (b *body) tree(sources []string) *value {
+	if len(sources) == 1 {
+		return b.load(sources[0])
+	}
+	mid := 1 << (bits.Len(uint(len(sources)-1)) - 1)
+	return b.add(b.tree(sources[:mid]), b.tree(sources[mid:]))
+}
+
+func reductions() []kernel {
+	sum := func(f *function) {
+		f.line("VMOVSD X%d, ret+%d(FP)", f.fold("sum", "VADDPD", 64), f.results())
+	}
+	return []kernel{
+		{name: "sum", params: "x []T", result: "float64", unroll: [2]int{4, 4}, widened: true, finish: sum, body: func(b *body) {
+			b.accumulate("VADDPD", b.accumulator("sum", nil), b.load("x"))
+		}},
+		{name: "sumSquares", params: "x []T, center float64", result: "float64", unroll: [2]int{4, 4}, widened: true, finish: sum,
+			body: func(b *body) {
+				d := b.present(b.sub(b.load("x"), b.scalar("center")), nil)
+				b.accumulateProduct(b.accumulator("sum", nil), d, d)
+			}},
+		{name: "dot", params: "a, b []T", result: "float64", unroll: [2]int{4, 4}, widened: true, finish: sum, body: func(b *body) {
+			b.accumulateProduct(b.accumulator("sum", nil), b.load("a"), b.load("b"))
+		}},
+		{name: "maximum", params: "x []T", result: "T", unroll: [2]int{4, 2}, only32: true, finish: finishMaximum, body: func(b *body) {
+			lowest := b.register(negInf)
+			x := b.load("x")
+			b.accumulate("VPMAXUD", b.accumulator("abs", nil), b.and(x, b.word(absBits)))
+			b.accumulate("VMAXPS", b.accumulator("max", lowest), b.present(x, lowest))
+		}},
+		{name: "maxAbs", params: "x []T", result: "T", unroll: [2]int{4, 4}, only32: true,
+			finish: func(f *function) {
+				f.line("VMOVD X%d, BX", f.fold("abs", "VPMAXUD", 32))
+				f.line("MOVL  BX, ret+%d(FP)", f.results())
+			},
+			body: func(b *body) {
+				b.accumulate("VPMAXUD", b.accumulator("abs", nil), b.and(b.load("x"), b.word(absBits)))
+			}},
+	}
+}
+
+// absBits masks the sign away. What remains orders like an unsigned integer, and every NaN lies above infinity: an integer
+// maximum never loses one, as the floating-point maximum of the processor would.
+const (
+	absBits = 0x7FFFFFFF
+	infBits = 0x7F800000
+)
+
+// finishMaximum returns the maximum, or a NaN if one was met.
+func finishMaximum(f *function) {
+	f.line("VMOVD  X%d, BX", f.fold("abs", "VPMAXUD", 32))
+	f.line("VMOVSS X%d, ret+%d(FP)", f.fold("max", "VMAXPS", 32), f.results())
+	f.line("CMPL   BX, $0x%X", infBits)
+	f.line("JLS    number")
+	f.line("MOVL   BX, ret+%d(FP)", f.results())
+	f.out.WriteString("\nnumber:\n")
+}
+
+// accumulateProduct adds x·y to an accumulator.
+func (b *body) accumulateProduct(acc, x, y *value) {
+	b.record(node{nil, []*value{x, y, acc}, false, func(u int) { b.op(u, "VFMADD231"+b.suffix, y, x, acc) }})
+}
+
+// rows are the parts of softmax and of the norms.
+func rows() []kernel {
+	const widely = "dx, x, gain, dy []T, mean, rstd, c1, c2 T"
+	hat := func(b *body) *value { return b.mul(b.sub(b.load("x"), b.scalar("mean")), b.scalar("rstd")) }
+	return []kernel{
+		{name: "softmaxGrad", params: "dx, p, dp []T, delta, scale T", unroll: [2]int{4, 2}, body: func(b *body) {
+			d := b.sub(b.load("dp"), b.scalar("delta"))
+			b.store("dx", b.mul(b.mul(b.load("p"), b.scalar("scale")), d))
+		}},
+		{name: "norm", params: "y, x, gain, bias []T, mean, rstd T", unroll: [2]int{4, 2}, body: func(b *body) {
+			b.store("y", b.fma(hat(b), b.load("gain"), b.load("bias")))
+		}},
+		{name: "normPlain", params: "y, x, gain []T, mean, rstd T", unroll: [2]int{4, 2}, body: func(b *body) {
+			b.store("y", b.mul(hat(b), b.load("gain")))
+		}},
+		{name: "normGradSums", params: "dgain, x, gain, dy []T, mean, rstd T", result: "(s1, s2 float64)", unroll: [2]int{4, 2},
+			finish: func(f *function) {
+				f.line("VMOVSD X%d, s1+%d(FP)", f.fold("s1", "VADDPD", 64), f.results())
+				f.line("VMOVSD X%d, s2+%d(FP)", f.fold("s2", "VADDPD", 64), f.results()+8)
+			},
+			body: func(b *body) {
+				s1, s2 := b.accumulator("s1", nil), b.accumulator("s2", nil)
+				hat, dy := hat(b), b.load("dy")
+				b.store("dgain", b.fma(dy, hat, b.load("dgain")))
+				g := b.mul(dy, b.load("gain"))
+				b.accumulateWide(s1, g)
+				b.accumulateWide(s2, b.mul(g, hat))
+			}},
+		{name: "normGrad", params: widely, unroll: [2]int{4, 2}, body: func(b *body) {
+			hat := hat(b)
+			centered := b.fms(b.load("gain"), b.load("dy"), b.scalar("c1"))
+			b.store("dx", b.mul(b.fnma(hat, b.scalar("c2"), centered), b.scalar("rstd")))
+		}},
+		{name: "dropout", params: "y, x []T, from, key, threshold uint32, scale T", unroll: [2]int{4, 2}, only32: true, body: dropout},
+	}
+}
+
+// dropout follows hash32 of package vec, in every lane.
+func dropout(b *body) {
+	xorshift := func(h *value, by string) *value {
+		return b.binary(b.xor(), h, b.unary("VPSRLD", h, by))
+	}
+	h := b.binary("VPADDD", b.index(), b.scalar("from"))
+	h = b.binary("VPMULLD", xorshift(h, "$16"), b.word(0x7FEB352D))
+	h = b.binary(b.xor(), h, b.scalar("key"))
+	h = b.binary("VPMULLD", xorshift(h, "$15"), b.word(0x846CA68B))
+	h = xorshift(h, "$16")
+	b.store("y", b.keepAtLeast(h, b.scalar("threshold"), b.mul(b.load("x"), b.scalar("scale"))))
+}
+
+// xor is the integer instruction, whose name differs between the instruction sets.
+func (b *body) xor() string {
+	if b.isa.wide {
+		return "VPXORD"
+	}
+	return "VPXOR"
+}
+
+// keepAtLeast is v where the unsigned integer h is at least t, and 0 elsewhere.
+func (b *body) keepAtLeast(h, t, v *value) *value {
+	d := &value{}
+	return b.record(node{d, []*value{h, t, v}, true, func(u int) {
+		if b.isa.wide {
+			k := fmt.Sprint("K", 2+u)
+			b.op(u, "VPCMPUD", "$5", t, h, k)
+			b.op(u, "VMOVAPS.Z", v, k, d)
+			return
+		}
+		b.op(u, "VPMAXUD", t, h, d) // AVX2 compares signed integers only, but h = max(h, t) says the same
+		b.op(u, "VPCMPEQD", h, d, d)
+		b.op(u, "VANDPS", v, d, d)
+	}})
+}
+
+func optimizers() []kernel {
+	gradient := func(b *body, p *value) *value {
+		return b.fma(p, b.scalar("c_l2"), b.mul(b.load("g"), b.scalar("c_gradScale")))
+	}
+	momentum := func(b *body, p *value) (grad, buf *value) {
+		grad = gradient(b, p)
+		buf = b.fma(b.load("buf"), b.scalar("c_momentum"), grad)
+		b.store("buf", buf)
+		return grad, buf
+	}
+	step := func(b *body, p, by *value) { b.store("p", b.fnma(by, b.scalar("c_rate"), p)) }
+	return []kernel{
+		{name: "adam", params: "p, g, m, v []T, c adamStep", unroll: [2]int{2, 1}, body: func(b *body) {
+			p := b.load("p")
+			g := gradient(b, p)
+			m := b.fma(g, b.scalar("c_rest1"), b.mul(b.load("m"), b.scalar("c_beta1")))
+			b.store("m", m)
+			v := b.fma(b.mul(g, b.scalar("c_rest2")), g, b.mul(b.load("v"), b.scalar("c_beta2")))
+			b.store("v", v)
+			denominator := b.fma(b.sqrt(v), b.scalar("c_inverse"), b.scalar("c_eps"))
+			by := b.div(b.mul(m, b.scalar("c_rate")), denominator)
+			b.store("p", b.fms(p, b.scalar("c_decay"), by))
+		}},
+		{name: "sgd", params: "p, g []T, c sgdStep", unroll: [2]int{4, 2}, body: func(b *body) {
+			p := b.load("p")
+			step(b, p, gradient(b, p))
+		}},
+		{name: "momentum", params: "p, g, buf []T, c sgdStep", unroll: [2]int{4, 2}, body: func(b *body) {
+			p := b.load("p")
+			_, buf := momentum(b, p)
+			step(b, p, buf)
+		}},
+		{name: "nesterov", params: "p, g, buf []T, c sgdStep", unroll: [2]int{4, 2}, body: func(b *body) {
+			p := b.load("p")
+			grad, buf := momentum(b, p)
+			step(b, p, b.fma(buf, b.scalar("c_momentum"), grad))
+		}},
+	}
+}
