@@ -179,10 +179,15 @@ func (l *local) work(c call) Work {
 
 // issue records this rank's part of its next collective.
 func (l *local) issue(c call) (handle, error) {
+	invalid := c.check(l.rank, l.Size())
+	l.team.mu.Lock()
+	defer l.team.mu.Unlock()
+	return l.enter(c, invalid)
+}
+
+// enter is issue with mu held; invalid says what is wrong with c, if anything.
+func (l *local) enter(c call, invalid error) (handle, error) {
 	t := l.team
-	invalid := c.check(l.rank, len(t.members))
-	t.mu.Lock()
-	defer t.mu.Unlock()
 	if l.closed {
 		return handle{}, l.errClosed()
 	}

@@ -5,9 +5,15 @@ import "sync/atomic"
 // Work is cut so that a part is long enough to hide the claim (some 20 ns) and
 // short enough to be shared well and not to hold up preemption in a kernel.
 const (
-	copyBytes   = 256 << 10 // bytes moved by one part of a copy
-	reduceBytes = 64 << 10  // bytes written by one part of a reduction: stays in L1/L2 while it is passed on
-	smallBytes  = 16 << 10  // an operation that moves no more is one part
+	// Bytes moved by one part of a copy. From 1 MiB on Go's copy streams past the
+	// caches: 1.3 times as fast as with 256 KiB where the tensors do not fit them
+	// (64 MiB), and no slower where they do.
+	copyBytes = 1 << 20
+	// Bytes written by one part of a reduction, which an all-reduce then reads
+	// again to pass them on: they stay in the inner caches.
+	reduceBytes = 64 << 10
+	// An operation that has no more to do than this is one part.
+	smallBytes = 16 << 10
 )
 
 // An operation's state and its lanes are words of tag<<tagShift | value, where
@@ -111,16 +117,11 @@ func (o *operation) laneParts(i int) int {
 	c := &o.calls[i]
 	chunks := func(n int) int { return (n + o.chunk - 1) / o.chunk }
 	switch c.kind {
-	case reduceScatter:
-		return chunks(c.dst.len)
+	case reduceScatter, broadcast:
+		return chunks(c.dst.len) // there is nothing to move in those of the root
 	case allReduce:
 		lo, hi := o.stripe(i)
 		return chunks(hi - lo)
-	case broadcast:
-		if i == c.root {
-			return 0
-		}
-		return chunks(c.dst.len)
 	default: // allGather, split
 		return len(o.calls) * chunks(c.src.len)
 	}

@@ -71,7 +71,7 @@ func (f rankFailure) error() error { return fmt.Errorf("rank %d: %w", f.rank, f.
 // rootCause picks what went wrong from the failures of a run, in order of time.
 // That is the first, unless it only reports what another rank did, and that rank
 // tells by itself: a rank that closes its handle on the way out of a failing f
-// may be overtaken by a peer.
+// may be overtaken by a peer. (A rank that was merely cancelled tells nothing.)
 func rootCause(failures []rankFailure) error {
 	if len(failures) == 0 {
 		return nil
@@ -82,7 +82,7 @@ func rootCause(failures []rankFailure) error {
 		return first.error()
 	}
 	for _, f := range failures {
-		if _, passedOn := blames(f); f.rank == blamed && !passedOn && !errors.Is(f.err, context.Canceled) {
+		if f.rank == blamed && !errors.Is(f.err, context.Canceled) {
 			return f.error()
 		}
 	}

@@ -1,0 +1,57 @@
+package comm
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+type celsius float32
+
+func TestBufferTypes(t *testing.T) {
+	for _, c := range []struct {
+		b     Buffer
+		dtype DType
+		size  int
+		text  string
+	}{
+		{Of([]float32{1, 2}), Float32, 4, "float32[2]"},
+		{Of([]float64{1}), Float64, 8, "float64[1]"},
+		{Of([]int32(nil)), Int32, 4, "int32[0]"},
+		{Of([]int64{1}), Int64, 8, "int64[1]"},
+		{Of([]byte("abc")).Named("text"), Uint8, 1, `uint8[3] "text"`},
+		{Of([]celsius{20}), Float32, 4, "float32[1]"},
+		{Buffer{}, 0, 0, "DType(0)[0]"},
+	} {
+		require.Equal(t, c.dtype, c.b.DType())
+		require.Equal(t, c.size, c.b.DType().Size())
+		require.Equal(t, c.text, c.b.String())
+		require.Len(t, c.b.Bytes(), c.b.Len()*c.size)
+	}
+}
+
+func TestBufferSharesMemory(t *testing.T) {
+	x := []float32{0, 1, 2, 3}
+	b := Of(x).Named("x")
+	part := b.Slice(1, 3)
+	require.Equal(t, "x", part.Label())
+	s, err := Slice[float32](part)
+	require.NoError(t, err)
+	s[0] = 7
+	require.Equal(t, []float32{0, 7, 2, 3}, x)
+
+	_, err = Slice[float64](b)
+	require.EqualError(t, err, `comm: buffer float32[4] "x" does not hold float64`)
+	require.Zero(t, b.Slice(4, 4).Len())
+	for _, bad := range [][2]int{{-1, 2}, {2, 5}, {3, 2}} {
+		require.Equal(t, Buffer{label: "x"}, b.Slice(bad[0], bad[1]))
+	}
+}
+
+func TestOverlap(t *testing.T) {
+	b := Of(make([]int64, 8))
+	require.True(t, overlap(b, b.Slice(7, 8)))
+	require.True(t, overlap(b.Slice(0, 4), b.Slice(3, 5)))
+	require.False(t, overlap(b.Slice(0, 4), b.Slice(4, 8)))
+	require.False(t, overlap(b, b.Slice(3, 3)))
+}

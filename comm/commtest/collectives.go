@@ -1,0 +1,123 @@
+package commtest
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"testing"
+
+	"github.com/gofsdp/gofsdp/comm"
+)
+
+var (
+	dtypes = []comm.DType{comm.Float32, comm.Float64, comm.Int32, comm.Int64, comm.Uint8}
+	ops    = []comm.Op{comm.Sum, comm.Avg, comm.Max, comm.Min}
+)
+
+// variants lists every form of every collective with n ranks and shards of size elements.
+func variants(n, size int, dtypes []comm.DType, ops []comm.Op) (steps []step) {
+	add := func(s step) {
+		s.seed = uint64(len(steps)) + uint64(size)<<16
+		steps = append(steps, s)
+	}
+	for _, d := range dtypes {
+		for _, inPlace := range []bool{false, true} {
+			add(step{kind: AllGather, dtype: d, len: size, inPlace: inPlace})
+			for _, op := range ops {
+				if op == comm.Avg && d != comm.Float32 && d != comm.Float64 {
+					continue
+				}
+				add(step{kind: ReduceScatter, dtype: d, op: op, len: size, inPlace: inPlace})
+				if inPlace { // its only form
+					add(step{kind: AllReduce, dtype: d, op: op, len: size})
+				}
+			}
+		}
+		for root := range n {
+			add(step{kind: Broadcast, dtype: d, root: root, len: size})
+		}
+	}
+	return steps
+}
+
+// testCollectives checks the values of every variant, bit for bit.
+func (k kit) testCollectives(t *testing.T) {
+	var steps []step
+	for _, size := range []int{0, 1, 2, 17, 127} {
+		steps = append(steps, variants(k.n, size, dtypes, ops)...)
+	}
+	// Large enough for backends to cut into pieces, the last one short.
+	steps = append(steps, variants(k.n, 1<<16+3, []comm.DType{comm.Float32, comm.Uint8}, ops[:1])...)
+	if k.n == 3 {
+		steps = append(steps, variants(k.n, 1<<18+3, dtypes[:1], ops[:1])...)
+	}
+	must(t, k.group(t), func(ctx context.Context, g comm.Group) error {
+		for _, s := range steps {
+			w, check := s.issue(g)
+			if err := w.Wait(ctx); err != nil {
+				return fmt.Errorf("%v: %w", s, err)
+			}
+			if err := check(); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// testInFlight has many operations under way, waited for in another order on
+// every rank, and twice.
+func (k kit) testInFlight(t *testing.T) {
+	steps := append(variants(k.n, 3, dtypes, ops), variants(k.n, 4099, dtypes[:1], ops)...)
+	must(t, k.group(t), func(ctx context.Context, g comm.Group) error {
+		order := rand.New(rand.NewPCG(1, uint64(g.Rank()))).Perm(len(steps))
+		return runSteps(ctx, g, steps, order)
+	})
+}
+
+// runSteps issues steps, waits for them in the given order, and checks them.
+func runSteps(ctx context.Context, g comm.Group, steps []step, order []int) error {
+	works, checks := make([]comm.Work, len(steps)), make([]func() error, len(steps))
+	for i, s := range steps {
+		works[i], checks[i] = s.issue(g)
+	}
+	for _, i := range order {
+		if err := works[i].Wait(ctx); err != nil {
+			return fmt.Errorf("%v: %w", steps[i], err)
+		}
+		if err := checks[i](); err != nil {
+			return err
+		}
+	}
+	for i, w := range works {
+		if err := w.Wait(ctx); err != nil {
+			return fmt.Errorf("second wait for %v: %w", steps[i], err)
+		}
+	}
+	return nil
+}
+
+// testBarrier checks that nobody leaves a barrier before everybody has come. A
+// rank writes its cell before and reads all others after: the race detector
+// checks the rest.
+func (k kit) testBarrier(t *testing.T) {
+	const rounds = 50
+	cells := make([]int, k.n)
+	must(t, k.group(t), func(ctx context.Context, g comm.Group) error {
+		for round := range rounds {
+			cells[g.Rank()] = round
+			if err := g.Barrier(ctx); err != nil {
+				return err
+			}
+			for r, c := range cells {
+				if c != round {
+					return fmt.Errorf("round %d: rank %d is in round %d", round, r, c)
+				}
+			}
+			if err := g.Barrier(ctx); err != nil { // before anybody writes again
+				return err
+			}
+		}
+		return nil
+	})
+}

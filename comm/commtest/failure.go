@@ -1,0 +1,203 @@
+package commtest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gofsdp/gofsdp/comm"
+)
+
+func f32(n int) comm.Buffer { return comm.Of(make([]float32, n)).Named("h.3") }
+
+// testInvalid has one rank make a bad call: it fails there and everywhere.
+func (k kit) testInvalid(t *testing.T) {
+	n, whole := k.n, f32(8*k.n)
+	calls := map[string]func(comm.Group) comm.Work{
+		"gather length":   func(g comm.Group) comm.Work { return g.AllGather(f32(8*n+1), f32(8)) },
+		"gather types":    func(g comm.Group) comm.Work { return g.AllGather(whole, comm.Of(make([]int32, 8))) },
+		"gather overlap":  func(g comm.Group) comm.Work { return g.AllGather(whole, whole.Slice(1, 9)) },
+		"scatter length":  func(g comm.Group) comm.Work { return g.ReduceScatter(f32(9), f32(8*n), comm.Sum) },
+		"scatter overlap": func(g comm.Group) comm.Work { return g.ReduceScatter(whole.Slice(1, 9), whole, comm.Sum) },
+		"operator":        func(g comm.Group) comm.Work { return g.AllReduce(f32(8), comm.Op(200)) },
+		"integer average": func(g comm.Group) comm.Work { return g.AllReduce(comm.Of(make([]int64, 8)), comm.Avg) },
+		"no buffer":       func(g comm.Group) comm.Work { return g.AllReduce(comm.Buffer{}, comm.Sum) },
+		"slice bounds":    func(g comm.Group) comm.Work { return g.AllReduce(f32(8).Slice(4, 9), comm.Sum) },
+		"root too high":   func(g comm.Group) comm.Work { return g.Broadcast(f32(8), n) },
+		"root negative":   func(g comm.Group) comm.Work { return g.Broadcast(f32(8), -1) },
+	}
+	for name, bad := range calls {
+		t.Run(name, func(t *testing.T) {
+			gs := k.group(t)
+			call := func(ctx context.Context, g comm.Group) error {
+				if g.Rank() == 0 {
+					return bad(g).Wait(ctx)
+				}
+				return g.AllReduce(f32(8), comm.Sum).Wait(ctx)
+			}
+			blamed(t, each(gs, call), 0, comm.ErrInvalid)
+			blamed(t, each(gs, sum), 0, comm.ErrInvalid)
+		})
+	}
+}
+
+// testMismatch has one rank call something else: everybody learns who and what.
+func (k kit) testMismatch(t *testing.T) {
+	if k.n == 1 {
+		return // nobody to disagree with
+	}
+	type calls = func(comm.Group) []comm.Work
+	one := func(f func(comm.Group) comm.Work) calls {
+		return func(g comm.Group) []comm.Work { return []comm.Work{f(g)} }
+	}
+	n := k.n
+	gather := func(g comm.Group) comm.Work { return g.AllGather(f32(8*n), f32(8)) }
+	scatter := func(g comm.Group) comm.Work { return g.ReduceScatter(f32(8), f32(8*n), comm.Sum) }
+	reduce := one(func(g comm.Group) comm.Work { return g.AllReduce(f32(8), comm.Sum) })
+	cases := map[string][2]calls{ // most ranks, the odd one
+		"kind":   {one(gather), one(scatter)},
+		"type":   {reduce, one(func(g comm.Group) comm.Work { return g.AllReduce(comm.Of(make([]int32, 8)).Named("h.3"), comm.Sum) })},
+		"length": {reduce, one(func(g comm.Group) comm.Work { return g.AllReduce(f32(9), comm.Sum) })},
+		"op":     {reduce, one(func(g comm.Group) comm.Work { return g.AllReduce(f32(8), comm.Max) })},
+		"label":  {reduce, one(func(g comm.Group) comm.Work { return g.AllReduce(f32(8).Named("h.4"), comm.Sum) })},
+		"root": {
+			one(func(g comm.Group) comm.Work { return g.Broadcast(f32(8), 0) }),
+			one(func(g comm.Group) comm.Work { return g.Broadcast(f32(8), 1) }),
+		},
+		"order": {
+			func(g comm.Group) []comm.Work { return []comm.Work{gather(g), scatter(g)} },
+			func(g comm.Group) []comm.Work { return []comm.Work{scatter(g), gather(g)} },
+		},
+	}
+	for name, c := range cases {
+		for _, odd := range []int{0, n - 1} {
+			t.Run(fmt.Sprintf("%s/rank %d", name, odd), func(t *testing.T) {
+				gs := k.group(t)
+				disagreed(t, odd, each(gs, func(ctx context.Context, g comm.Group) error {
+					which := 0
+					if g.Rank() == odd {
+						which = 1
+					}
+					return waitAll(ctx, c[which](g))
+				}))
+				disagreed(t, odd, each(gs, sum))
+			})
+		}
+	}
+}
+
+// waitAll waits for all works and returns the first error in their order.
+func waitAll(ctx context.Context, works []comm.Work) (first error) {
+	for _, w := range works {
+		if err := w.Wait(ctx); first == nil {
+			first = err
+		}
+	}
+	return first
+}
+
+// disagreed requires a MismatchError about the odd rank everywhere.
+func disagreed(t testing.TB, odd int, errs []error) {
+	t.Helper()
+	for r, err := range errs {
+		var me *comm.MismatchError
+		require.ErrorAsf(t, err, &me, "rank %d", r)
+		require.Containsf(t, me.Ranks, odd, "rank %d", r)
+		require.Lessf(t, me.Ranks[0], me.Ranks[1], "rank %d", r)
+		require.NotEqualf(t, me.Calls[0], me.Calls[1], "rank %d", r)
+		require.EqualValuesf(t, 1, me.Seq, "rank %d", r)
+		for i := range me.Ranks {
+			require.Containsf(t, err.Error(), fmt.Sprintf("rank %d %s", me.Ranks[i], me.Calls[i]), "rank %d", r)
+		}
+	}
+}
+
+// testAbort aborts under operations that one rank never issues.
+func (k kit) testAbort(t *testing.T) {
+	gs, cause := k.group(t), errors.New("out of coffee")
+	last := k.n - 1
+	blamed(t, each(gs, func(ctx context.Context, g comm.Group) error {
+		if g.Rank() == last {
+			g.Abort(cause)
+		}
+		return sum(ctx, g)
+	}), last, cause)
+	gs[0].Abort(errors.New("too late"))
+	blamed(t, each(gs, sum), last, cause)
+	blamed(t, each(gs, func(ctx context.Context, g comm.Group) error { return g.Barrier(ctx) }), last, cause)
+	blamed(t, each(gs, func(ctx context.Context, g comm.Group) error {
+		_, err := g.Split(ctx, 0, 0)
+		return err
+	}), last, cause)
+}
+
+// testCancel has rank 0 give up waiting for a rank that does not come.
+func (k kit) testCancel(t *testing.T) {
+	if k.n == 1 {
+		return // nobody to wait for
+	}
+	gs, cause := k.group(t), errors.New("deadline of the step")
+	last := k.n - 1
+	gaveUp := make(chan struct{})
+	blamed(t, each(gs, func(ctx context.Context, g comm.Group) error {
+		switch g.Rank() {
+		case 0:
+			defer close(gaveUp)
+			ctx, cancel := context.WithCancelCause(ctx)
+			cancel(cause)
+			return sum(ctx, g)
+		case last:
+			<-gaveUp
+		}
+		return sum(ctx, g)
+	}), 0, cause)
+	blamed(t, each(gs, sum), 0, cause)
+}
+
+// testClose checks what a leaving rank does to the operations of the others.
+func (k kit) testClose(t *testing.T) {
+	last := k.n - 1
+	t.Run("fails what needs the rank", func(t *testing.T) {
+		gs := k.group(t)
+		blamed(t, each(gs, func(ctx context.Context, g comm.Group) error {
+			if g.Rank() == last {
+				if err := errors.Join(g.Close(), g.Close()); err != nil {
+					return err
+				}
+			}
+			return sum(ctx, g)
+		}), last, comm.ErrClosed)
+	})
+	t.Run("completes what all have issued", func(t *testing.T) {
+		gs := k.group(t)
+		var issued sync.WaitGroup
+		issued.Add(k.n)
+		must(t, gs, func(ctx context.Context, g comm.Group) error {
+			w, check := step{kind: AllReduce, dtype: comm.Float32, len: 1000}.issue(g)
+			issued.Done()
+			issued.Wait()
+			if g.Rank() == last {
+				if err := g.Close(); err != nil {
+					return err
+				}
+			}
+			if err := w.Wait(ctx); err != nil {
+				return err
+			}
+			return check()
+		})
+	})
+}
+
+// testOrderlyEnd closes right after the last operation, which no rank may miss.
+func (k kit) testOrderlyEnd(t *testing.T) {
+	for range 20 {
+		must(t, k.open(t, k.n), func(ctx context.Context, g comm.Group) error {
+			return errors.Join(sum(ctx, g), g.Close())
+		})
+	}
+}

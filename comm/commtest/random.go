@@ -1,0 +1,127 @@
+package commtest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+
+	"pgregory.net/rapid"
+
+	"github.com/gofsdp/gofsdp/comm"
+)
+
+// trouble is what one rank does instead of one step of a random program.
+type trouble struct {
+	kind string // "" for none
+	rank int
+	at   int // index of the step
+}
+
+// testRandom runs random programs, half of them with trouble on the way. Without,
+// every value is right; with, every operation from there on fails on every rank
+// and nobody hangs.
+func (k kit) testRandom(t *testing.T) {
+	kinds := []string{"", "mismatch", "invalid", "abort", "cancel", "close"}
+	if k.n == 1 {
+		kinds = []string{"", "invalid", "abort", "close"}
+	}
+	rapid.Check(t, func(rt *rapid.T) {
+		steps := rapid.SliceOfN(stepOf(k.n), 1, 12).Draw(rt, "steps")
+		for i := range steps {
+			steps[i].seed = uint64(i)
+		}
+		index := make([]int, len(steps))
+		for i := range index {
+			index[i] = i
+		}
+		orders := make([][]int, k.n)
+		for r := range orders {
+			orders[r] = rapid.Permutation(index).Draw(rt, "order of waiting")
+		}
+		x := trouble{
+			kind: rapid.OneOf(rapid.Just(""), rapid.SampledFrom(kinds)).Draw(rt, "trouble"),
+			rank: rapid.IntRange(0, k.n-1).Draw(rt, "rank"),
+			at:   rapid.IntRange(0, len(steps)-1).Draw(rt, "at"),
+		}
+		gs := k.open(t, k.n)
+		must(rt, gs, func(ctx context.Context, g comm.Group) error {
+			if x.kind == "" {
+				return runSteps(ctx, g, steps, orders[g.Rank()])
+			}
+			return x.run(ctx, g, steps, orders[g.Rank()])
+		})
+		closeAll(rt, gs)
+	})
+}
+
+func stepOf(n int) *rapid.Generator[step] {
+	return rapid.Custom(func(t *rapid.T) step {
+		s := step{
+			kind:    rapid.SampledFrom([]string{AllGather, ReduceScatter, AllReduce, Broadcast}).Draw(t, "kind"),
+			dtype:   rapid.SampledFrom(dtypes).Draw(t, "type"),
+			len:     rapid.IntRange(0, 300).Draw(t, "len"),
+			inPlace: rapid.Bool().Draw(t, "in place"),
+		}
+		switch s.kind {
+		case Broadcast:
+			s.root = rapid.IntRange(0, n-1).Draw(t, "root")
+		case ReduceScatter, AllReduce:
+			s.op = rapid.SampledFrom(ops).Draw(t, "op")
+			if s.op == comm.Avg && s.dtype != comm.Float32 {
+				s.dtype = comm.Float64
+			}
+		}
+		return s
+	})
+}
+
+// run is one rank's life in a program that meets trouble x.
+func (x trouble) run(ctx context.Context, g comm.Group, steps []step, order []int) error {
+	culprit := g.Rank() == x.rank
+	works := make([]comm.Work, len(steps))
+	for i, s := range steps {
+		if culprit && i == x.at {
+			works[i] = x.cause(ctx, g)
+			continue
+		}
+		works[i], _ = s.issue(g)
+	}
+	for _, i := range order {
+		err := works[i].Wait(ctx)
+		var re *comm.RankError
+		var me *comm.MismatchError
+		switch {
+		case err == nil && i >= x.at:
+			return fmt.Errorf("step %d succeeded after %s on rank %d at %d", i, x.kind, x.rank, x.at)
+		case err == nil:
+		case x.kind != "mismatch" && errors.As(err, &re):
+		case (x.kind == "mismatch" || x.kind == "cancel") && errors.As(err, &me):
+		default:
+			return fmt.Errorf("step %d: after %s: %w", i, x.kind, err)
+		}
+	}
+	return nil
+}
+
+// cause makes the trouble in place of a step.
+func (x trouble) cause(ctx context.Context, g comm.Group) comm.Work {
+	odd := comm.Of(make([]float32, 4)).Named("odd one out")
+	switch x.kind {
+	case "invalid":
+		return g.Broadcast(odd, g.Size())
+	case "abort":
+		g.Abort(errors.New("trouble"))
+	case "close":
+		g.Close()
+	case "cancel":
+		given, cancel := context.WithCancel(ctx)
+		cancel()
+		w := g.Broadcast(odd, 0)
+		// On other ranks this step has another label: whether they notice that or
+		// this rank gives up first, the operation fails.
+		w.Wait(given)
+		return w
+	}
+	return g.Broadcast(odd, 0)
+}

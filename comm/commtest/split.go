@@ -1,0 +1,111 @@
+package commtest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gofsdp/gofsdp/comm"
+)
+
+// parents gathers, within g, the ranks its members have elsewhere.
+func parents(ctx context.Context, g comm.Group, rank int) ([]int64, error) {
+	all := make([]int64, g.Size())
+	return all, g.AllGather(comm.Of(all), comm.Of([]int64{int64(rank)})).Wait(ctx)
+}
+
+// expect splits g and compares the ranks of the new group, in its order.
+func expect(ctx context.Context, g comm.Group, color, key int, want []int64) (comm.Group, error) {
+	sub, err := g.Split(ctx, color, key)
+	if err != nil {
+		return nil, err
+	}
+	got, err := parents(ctx, sub, g.Rank())
+	if err != nil {
+		return nil, err
+	}
+	if !slices.Equal(got, want) || got[sub.Rank()] != int64(g.Rank()) {
+		return nil, fmt.Errorf("color %d: rank %d of group %v, want group %v", color, sub.Rank(), got, want)
+	}
+	return sub, nil
+}
+
+// testSplit checks membership and order, also of a split group split again.
+func (k kit) testSplit(t *testing.T) {
+	var even, odd, reversed []int64 // ranks by the order of the keys
+	for r := k.n - 1; r >= 0; r-- {
+		reversed = append(reversed, int64(r))
+	}
+	for r := range k.n {
+		if r%2 == 0 {
+			even = append(even, int64(r))
+		} else {
+			odd = append(odd, int64(r))
+		}
+	}
+	must(t, k.group(t), func(ctx context.Context, g comm.Group) error {
+		parity := [][]int64{even, odd}[g.Rank()%2]
+		byParity, err := expect(ctx, g, g.Rank()%2, 0, parity) // equal keys: by rank
+		if err != nil {
+			return err
+		}
+		backwards, err := expect(ctx, g, 5, -g.Rank(), reversed)
+		if err != nil {
+			return err
+		}
+		alone, err := expect(ctx, byParity, byParity.Rank(), 0, []int64{int64(byParity.Rank())})
+		if err != nil {
+			return err
+		}
+		if none, err := g.Split(ctx, -1, 0); none != nil || err != nil {
+			return fmt.Errorf("negative color: %v, %w", none, err)
+		}
+		for _, each := range []comm.Group{backwards, alone, byParity, g} {
+			if err := sum(ctx, each); err != nil {
+				return err
+			}
+		}
+		return alone.Close()
+	})
+}
+
+// testSplitLifetime checks how far failures and closing reach.
+func (k kit) testSplitLifetime(t *testing.T) {
+	halves := func(t testing.TB, gs []comm.Group) []comm.Group {
+		subs := make([]comm.Group, k.n)
+		must(t, gs, func(ctx context.Context, g comm.Group) (err error) {
+			subs[g.Rank()], err = g.Split(ctx, g.Rank()%2, 0)
+			return err
+		})
+		return subs
+	}
+	t.Run("abort of the parent fails the children", func(t *testing.T) {
+		gs := k.group(t)
+		subs, cause := halves(t, gs), errors.New("parent aborted")
+		gs[0].Abort(cause)
+		blamed(t, each(subs, sum), 0, cause)
+	})
+	t.Run("abort of a child spares the parent", func(t *testing.T) {
+		gs := k.group(t)
+		subs, cause := halves(t, gs), errors.New("child aborted")
+		subs[0].Abort(cause)
+		require.ErrorIs(t, sum(context.Background(), subs[0]), cause)
+		must(t, gs, sum)
+	})
+	t.Run("close of the parent closes this rank's children", func(t *testing.T) {
+		gs := k.group(t)
+		subs := halves(t, gs)
+		require.NoError(t, gs[0].Close())
+		for r, err := range each(subs, sum) {
+			if r%2 == 0 {
+				require.ErrorIsf(t, err, comm.ErrClosed, "rank %d", r)
+			} else {
+				require.NoErrorf(t, err, "rank %d shares no group with rank 0", r)
+			}
+		}
+	})
+}

@@ -1,0 +1,69 @@
+package comm_test
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/gofsdp/gofsdp/comm"
+)
+
+// Every rank contributes its number and gets the sum of all.
+func ExampleRun() {
+	err := comm.Run(context.Background(), 4, func(ctx context.Context, g comm.Group) error {
+		x := []float32{float32(g.Rank()), 1}
+		if err := g.AllReduce(comm.Of(x), comm.Sum).Wait(ctx); err != nil {
+			return err
+		}
+		if g.Rank() == 2 {
+			fmt.Println("sum of ranks and of ones:", x)
+		}
+		return nil
+	})
+	fmt.Println("error:", err)
+	// Output:
+	// sum of ranks and of ones: [6 4]
+	// error: <nil>
+}
+
+// The first failure ends the run on all ranks and says where it happened.
+func ExampleRun_failure() {
+	err := comm.Run(context.Background(), 3, func(ctx context.Context, g comm.Group) error {
+		if g.Rank() == 2 {
+			return fmt.Errorf("no such file")
+		}
+		return g.Barrier(ctx) // rank 2 never comes
+	})
+	fmt.Println(err)
+	// Output:
+	// rank 2: no such file
+}
+
+// Shards of a layer become the whole layer on every rank, in place, while the
+// rank does something else.
+func ExampleGroup_allGather() {
+	err := comm.Run(context.Background(), 2, func(ctx context.Context, g comm.Group) error {
+		layer := comm.Of(make([]int32, 4)).Named("h.3")
+		shard := layer.Slice(2*g.Rank(), 2*g.Rank()+2) // this rank's half
+		mine, err := comm.Slice[int32](shard)
+		if err != nil {
+			return err
+		}
+		for i := range mine {
+			mine[i] = int32(10*g.Rank() + i)
+		}
+		gathered := g.AllGather(layer, shard)
+		// ... compute with another layer ...
+		if err := gathered.Wait(ctx); err != nil {
+			return err
+		}
+		if g.Rank() == 0 {
+			whole, err := comm.Slice[int32](layer)
+			fmt.Println(whole, err)
+		}
+		return nil
+	})
+	fmt.Println(err)
+	// Output:
+	// [0 1 10 11] <nil>
+	// <nil>
+}

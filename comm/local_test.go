@@ -1,0 +1,277 @@
+package comm
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+func TestLocalWithoutRanks(t *testing.T) {
+	require.Empty(t, Local(0))
+	require.Empty(t, Local(-1))
+}
+
+func floats(n int) Buffer { return Of(make([]float32, n)).Named("h.3") }
+
+// perRank calls f as every rank and returns the errors. Inside a synctest bubble
+// a rank that hangs is a deadlock, which fails the test at once.
+func perRank(gs []Group, f func(Group) error) []error {
+	errs := make([]error, len(gs))
+	var ranks sync.WaitGroup
+	for r, g := range gs {
+		ranks.Go(func() { errs[r] = f(g) })
+	}
+	ranks.Wait()
+	return errs
+}
+
+// A rank that waits past its deadline says for whom, and takes the others along
+// although they would have waited for ever.
+func TestDeadlineNamesTheMissing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		gs := Local(4)
+		start := time.Now()
+		errs := perRank(gs, func(g Group) error {
+			ctx := context.Background()
+			switch g.Rank() {
+			case 1, 3:
+				time.Sleep(2 * time.Hour) // hung
+			case 0:
+				deadline, cancel := context.WithTimeout(ctx, time.Hour)
+				defer cancel()
+				ctx = deadline
+			}
+			for range 2 { // the second answer is the first
+				if err := g.AllGather(floats(8), floats(2)).Wait(ctx); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+		for r, err := range errs {
+			require.ErrorIs(t, err, context.DeadlineExceeded)
+			require.EqualErrorf(t, err, `comm: rank 0 of group "world": waiting for ranks [1 3] in all-gather #1 "h.3": context deadline exceeded`, "rank %d", r)
+		}
+		require.Equal(t, 2*time.Hour, time.Since(start))
+	})
+}
+
+// Waiters are parked when the operation, the abort or the close comes.
+func TestParkedWaitersWake(t *testing.T) {
+	cause := errors.New("no more")
+	for name, c := range map[string]struct {
+		last func(Group) error // what rank 2 does when the others are parked
+		want error             // what the others get
+	}{
+		"operation": {func(g Group) error { return g.Barrier(context.Background()) }, nil},
+		"abort":     {func(g Group) error { g.Abort(cause); return nil }, cause},
+		"nil abort": {func(g Group) error { g.Abort(nil); return nil }, &RankError{"world", 2, errors.New("aborted")}},
+		"close":     {func(g Group) error { return g.Close() }, ErrClosed},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				gs := Local(3)
+				errs := perRank(gs, func(g Group) error {
+					if g.Rank() == 2 {
+						synctest.Wait()
+						return c.last(g)
+					}
+					return g.Barrier(context.Background())
+				})
+				require.NoError(t, errs[2])
+				for _, err := range errs[:2] {
+					if re := (*RankError)(nil); errors.As(c.want, &re) {
+						require.Equal(t, re, err)
+					} else {
+						require.ErrorIs(t, err, c.want)
+					}
+				}
+			})
+		})
+	}
+}
+
+// A parked waiter does the work when the rank it waited for only issues.
+func TestParkedWaiterWorks(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		gs, x, y := Local(2), []float32{1}, []float32{2}
+		parked := make(chan error)
+		go func() { parked <- gs[0].AllReduce(Of(x), Sum).Wait(t.Context()) }()
+		synctest.Wait()
+		gs[1].AllReduce(Of(y), Sum)
+		require.NoError(t, <-parked)
+		require.Equal(t, [2]float32{3, 3}, [2]float32{x[0], y[0]})
+	})
+}
+
+// A waiter whose context ends, but who is woken before it can give up, has its
+// result, and leaves its channel as the next one needs it.
+func TestCancelMeetsWake(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		gs := Local(2)
+		team, last := gs[0].(*local).team, gs[1].(*local)
+		for range 3 {
+			ctx, cancel := context.WithCancel(t.Context())
+			parked := make(chan error)
+			go func() { parked <- gs[0].Barrier(ctx) }()
+			synctest.Wait()
+			team.mu.Lock()
+			cancel() // now the waiter is on its way, but not past the lock
+			_, err := last.enter(call{kind: barrier}, nil)
+			team.mu.Unlock()
+			require.NoError(t, err)
+			require.NoError(t, <-parked)
+		}
+	})
+}
+
+// An operation that all have issued cannot be cancelled, aborted or closed away.
+func TestReadyCompletes(t *testing.T) {
+	gs := Local(2)
+	x, y := []float32{1}, []float32{2}
+	w0, w1 := gs[0].AllReduce(Of(x), Sum), gs[1].AllReduce(Of(y), Sum)
+	gs[1].Abort(errors.New("late"))
+	require.NoError(t, gs[1].Close()) // does rank 0's part as well: it may use its memory now
+	require.Equal(t, []float32{3}, x)
+	require.Equal(t, []float32{3}, y)
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	require.NoError(t, w0.Wait(ctx))
+	require.NoError(t, w1.Wait(ctx))
+	require.ErrorContains(t, gs[0].Barrier(ctx), "rank 1 of group \"world\": late")
+	require.ErrorIs(t, gs[1].Barrier(ctx), ErrClosed)
+}
+
+// A rank that waits early does the work of a rank that computes.
+func TestEarlyWaiterDoesTheWork(t *testing.T) {
+	gs := Local(2)
+	dst := [2]Buffer{floats(1 << 20), floats(1 << 20)}
+	var works [2]Work
+	for r, g := range gs {
+		half := floats(1 << 19)
+		half.Bytes()[3] = byte(r + 1)
+		works[r] = g.AllGather(dst[r], half)
+	}
+	require.NoError(t, works[0].Wait(context.Background()))
+	require.Equal(t, byte(2), dst[1].Bytes()[3+1<<21]) // rank 1 has not waited yet
+	require.NoError(t, works[1].Wait(context.Background()))
+}
+
+// Both messages are part of the interface: people read them.
+func TestErrorTexts(t *testing.T) {
+	gs := Local(3)
+	w0 := gs[0].AllGather(floats(6), floats(2))
+	w2 := gs[2].ReduceScatter(floats(1), floats(3), Max)
+	const mismatch = `comm: collective #1 of group "world": rank 0 all-gather float32[6] "h.3", rank 2 reduce-scatter float32[3] max "h.3"`
+	require.EqualError(t, w0.Wait(context.Background()), mismatch)
+	require.EqualError(t, w2.Wait(context.Background()), mismatch)
+	require.EqualError(t, gs[1].Barrier(context.Background()), mismatch)
+
+	gs = Local(2)
+	err := gs[1].Broadcast(floats(4), 2).Wait(context.Background())
+	require.EqualError(t, err, `comm: rank 1 of group "world": invalid call: broadcast float32[4] from 2 "h.3": root outside of [0, 2)`)
+	err = Local(2)[0].AllGather(floats(5), floats(2)).Wait(context.Background())
+	require.EqualError(t, err, `comm: rank 0 of group "world": invalid call: all-gather float32[5] "h.3": dst has 5 elements, want 2 ranks * 2 of src`)
+}
+
+// Any number of operations may be pending, and records are used again.
+func TestRunAhead(t *testing.T) {
+	const ahead = 1000
+	gs := Local(2)
+	for range 3 {
+		var works [2][]Work
+		x := [2][]int32{make([]int32, ahead), make([]int32, ahead)}
+		for r, g := range gs { // rank 0 issues all before rank 1 issues one
+			for i := range ahead {
+				works[r] = append(works[r], g.AllReduce(Of(x[r][i:i+1]), Sum))
+				x[r][i] = int32(i)
+			}
+		}
+		for i := range works[0] {
+			require.NoError(t, works[1][ahead-1-i].Wait(context.Background()))
+			require.NoError(t, works[0][i].Wait(context.Background()))
+		}
+		for i := range ahead {
+			require.Equal(t, [2]int32{int32(2 * i), int32(2 * i)}, [2]int32{x[0][i], x[1][i]})
+		}
+	}
+	team := gs[0].(*local).team
+	require.Len(t, team.free, ahead)
+	require.Empty(t, team.live)
+}
+
+// Records drop the buffers of finished and failed operations; a split leaves
+// nothing behind once its groups are closed.
+func TestNothingIsKept(t *testing.T) {
+	gs := Local(2)
+	for _, err := range perRank(gs, func(g Group) error {
+		for range 3 {
+			sub, err := g.Split(context.Background(), 0, 0)
+			if err != nil {
+				return err
+			}
+			if err := sub.Close(); err != nil {
+				return err
+			}
+		}
+		return nil
+	}) {
+		require.NoError(t, err)
+	}
+	team := gs[0].(*local).team
+	require.Empty(t, team.splits)
+	require.Empty(t, team.children)
+	noBuffers := func() {
+		t.Helper()
+		for _, o := range append(team.live, team.free...) {
+			require.Equal(t, make([]call, 2), o.calls)
+		}
+	}
+	noBuffers()
+	gs[0].AllReduce(floats(1), Sum)
+	gs[1].Abort(nil)
+	noBuffers()
+}
+
+// In steady state a collective allocates nothing but its handle.
+func TestAllocations(t *testing.T) {
+	ctx := context.Background()
+	const runs = 200
+	for _, n := range []int{1, 2, 5} {
+		gs := Local(n)
+		program := func(g Group) func() {
+			whole, shard := floats(n*3000), floats(3000)
+			return func() {
+				ws := [...]Work{
+					g.AllGather(whole, shard), g.ReduceScatter(shard, whole, Avg),
+					g.AllReduce(whole, Sum), g.Broadcast(shard, n-1),
+				}
+				for _, w := range ws {
+					if err := w.Wait(ctx); err != nil {
+						panic(err)
+					}
+				}
+				if err := g.Barrier(ctx); err != nil {
+					panic(err)
+				}
+			}
+		}
+		var others sync.WaitGroup
+		for _, g := range gs[1:] {
+			others.Go(func() {
+				f := program(g)
+				for range runs + 1 { // one to warm up, as AllocsPerRun does
+					f()
+				}
+			})
+		}
+		allocs := testing.AllocsPerRun(runs, program(gs[0]))
+		others.Wait()
+		require.LessOrEqualf(t, allocs, float64(4*n), "%d ranks, four handles each", n)
+	}
+}
