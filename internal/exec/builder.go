@@ -31,11 +31,12 @@ type Builder struct {
 
 // graph is the state that a Builder shares with its scopes.
 type graph struct {
-	g      *G.ExprGraph
-	dtype  tensor.Dtype
-	salt   string // makes the names, and so the hashes, of two traces of one module differ
-	params map[string]*G.Node
-	consts map[*G.Node]string // constants made by Const and ConstTensor, and what identifies them
+	g       *G.ExprGraph
+	dtype   tensor.Dtype
+	salt    string // makes the names, and so the hashes, of two traces of one module differ
+	params  map[string]*G.Node
+	consts  map[*G.Node]string // constants made by Const and ConstTensor, and what identifies them
+	tensors map[*G.Node]Value  // the values of those made by ConstTensor
 }
 
 // Graph returns the graph being built.
@@ -58,27 +59,31 @@ func (b *Builder) Param(name string) (*G.Node, error) {
 // Const returns a scalar constant of the graph's float type.
 func (b *Builder) Const(v float64) *G.Node {
 	if b.dtype == tensor.Float32 {
-		return b.constant(float32(v), fmt.Sprintf("float32 %v", float32(v)))
+		return b.scalar(float32(v), fmt.Sprintf("const float32 %v", float32(v)))
 	}
-	return b.constant(v, fmt.Sprintf("float64 %v", v))
+	return b.scalar(v, fmt.Sprintf("const float64 %v", v))
+}
+
+func (b *Builder) scalar(v any, id string) *G.Node {
+	n := b.g.AddNode(G.NewConstant(v, G.WithName(b.salt+id)))
+	b.consts[n] = id
+	return n
 }
 
 // ConstTensor returns a constant tensor. t must not be modified afterwards.
 //
-// Gorgonia merges constants of equal name, and names a tensor by its printed, elided value; so constants are named here
-// by a hash of their contents, and tensors made by gorgonia.NewConstant are refused.
+// Gorgonia merges constants of equal name, and tensors that print alike although the middle of a long one is left out. So
+// a constant is an input of the graph here, named by a hash of its contents, and tensors made by gorgonia.NewConstant are
+// refused.
 func (b *Builder) ConstTensor(t *tensor.Dense) (*G.Node, error) {
 	v, err := FromTensor(t)
 	if err != nil {
 		return nil, fmt.Errorf("constant: %w", err)
 	}
-	return b.constant(t, fmt.Sprintf("%v%v %x", v.DType, v.Shape, sha256.Sum256(v.Bytes))), nil
-}
-
-func (b *Builder) constant(v any, id string) *G.Node {
-	n := b.g.AddNode(G.NewConstant(v, G.WithName(b.salt+"const "+id)))
-	b.consts[n] = id
-	return n
+	id := fmt.Sprintf("const %v%v %x", v.DType, v.Shape, sha256.Sum256(v.Bytes))
+	n := b.input(id, v.DType, v.Shape)
+	b.consts[n], b.tensors[n] = id, v
+	return n, nil
 }
 
 func (b *Builder) input(name string, dt tensor.Dtype, shape []int) *G.Node {
@@ -93,7 +98,7 @@ func (b *Builder) input(name string, dt tensor.Dtype, shape []int) *G.Node {
 func newBuilder(dtype tensor.Dtype, params []Param, salt string) *Builder {
 	b := &Builder{graph: &graph{
 		g: G.NewGraph(G.WithGraphName(strings.TrimSpace(salt + "module"))), dtype: dtype, salt: salt,
-		params: make(map[string]*G.Node), consts: make(map[*G.Node]string),
+		params: make(map[string]*G.Node), consts: make(map[*G.Node]string), tensors: make(map[*G.Node]Value),
 	}}
 	for _, p := range params {
 		b.params[p.Name] = b.input("param "+p.Name, dtype, p.Shape)

@@ -7,14 +7,34 @@ import (
 	G "gorgonia.org/gorgonia"
 )
 
-// denied lists stock operations that give wrong results, with what to use instead.
-var denied = []struct{ prefix, why string }{
-	{"Softmax{", "it is numerically wrong when a row lies far below the tensor's first element, and SoftMax and LogSoftMax collide: use the fused attention or cross-entropy"},
-	{"LogSumExp", "it fails on matrices"},
-	{"invSqrt", "its gradient is wrong: use Inverse of Sqrt"},
-	{"Dropout{", "it draws from a global generator, so recomputation and ranks disagree: use nn.Dropout"},
-	{"BatchNorm", "it keeps state in the operation, which ranks share"},
-	{"GroupNorm", "it keeps state in the operation, which ranks share"},
+// denied lists the types of stock operations that give wrong results, with the reason.
+var denied = map[string]string{
+	"gorgonia.softmaxOp":   "it is numerically wrong when a row lies far below the tensor's first element, and SoftMax and LogSoftMax collide: use the fused attention or cross-entropy",
+	"gorgonia.dropoutOp":   "it draws from a global generator, so recomputation and ranks disagree: use nn.Dropout",
+	"gorgonia.randomOp":    "it draws from a global generator, so recomputation and ranks disagree: use nn.Dropout, or pass random numbers as an input",
+	"gorgonia.BatchNormOp": statefulOp,
+	"gorgonia.GroupNormOp": statefulOp,
+	"gorgonia.maxPoolOp":   statefulOp,
+	"gorgonia.avgPoolOp":   statefulOp,
+	"gorgonia.ctcLossOp":   statefulOp,
+	"gorgonia.byIndicesOp": "it takes a wrong row for an index out of range: use nn.Embedding",
+}
+
+const statefulOp = "it keeps what backward needs in the operation, which calls and ranks share"
+
+// refusal returns why a stock operation must not be used, or nothing if it may.
+func refusal(op G.Op) string {
+	switch typeName(op) {
+	case "gorgonia.elemUnaryOp":
+		if op.String() == "invSqrt" {
+			return "its gradient is wrong: use Inverse of Sqrt"
+		}
+	case "gorgonia.linAlgBinOp":
+		if strings.Contains(op.String(), "⊗") {
+			return "the gradient of an outer product is wrong: use Mul of a column and a row"
+		}
+	}
+	return denied[typeName(op)]
 }
 
 // guard refuses what Gorgonia would get wrong silently.
@@ -32,11 +52,8 @@ func (tr *trace) guard() error {
 			}
 			continue
 		}
-		name := n.Op().String()
-		for _, d := range denied {
-			if strings.HasPrefix(name, d.prefix) || strings.HasPrefix(strings.ToLower(name), strings.ToLower(d.prefix)) {
-				return fmt.Errorf("stock operation %s is refused: %s", name, d.why)
-			}
+		if why := refusal(n.Op()); why != "" {
+			return fmt.Errorf("stock operation %v is refused: %s", n.Op(), why)
 		}
 	}
 	return nil

@@ -110,7 +110,7 @@ func isView(n *G.Node) bool {
 	if op, ok := n.Op().(*Op); ok {
 		return op.View
 	}
-	return isReshape(n.Op())
+	return n.Op() != nil && isReshape(n.Op())
 }
 
 // isHost tells whether n's value is not a float tensor, like the sizes that Gorgonia computes in a graph. Such values

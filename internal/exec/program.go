@@ -66,7 +66,7 @@ type Program struct {
 
 // assembler builds a Program from nodes in execution order.
 type assembler struct {
-	g    *G.ExprGraph
+	*graph
 	code Program
 	loc  map[*G.Node]operand // where each value is, once it is known
 	dest map[*G.Node]operand // where a value must be written
@@ -85,9 +85,9 @@ type copyTo struct {
 	acc bool
 }
 
-func newAssembler(g *G.ExprGraph) *assembler {
+func newAssembler(g *graph) *assembler {
 	return &assembler{
-		g: g, loc: make(map[*G.Node]operand), dest: make(map[*G.Node]operand), acc: make(map[*G.Node]bool),
+		graph: g, loc: make(map[*G.Node]operand), dest: make(map[*G.Node]operand), acc: make(map[*G.Node]bool),
 		tail: make(map[*G.Node][]copyTo), last: make(map[*G.Node]int), work: make(map[*G.Node]*storage),
 	}
 }
@@ -142,10 +142,10 @@ func (a *assembler) emit(i int, n *G.Node) error {
 	shape, dt := n.Shape(), n.Dtype()
 	full := operand{shape: shape, dtype: dt, bytes: Numel(shape) * int(dt.Size())}
 	switch {
+	case isConst(n) || a.consts[n] != "":
+		return a.constant(n, full)
 	case n.Op() == nil:
 		return fmt.Errorf("value %q is not an input of the module", n.Name())
-	case isConst(n):
-		return a.constant(n, full)
 	case isView(n):
 		kid := children(a.g, n)[0]
 		off := 0
@@ -201,10 +201,11 @@ func (a *assembler) result(i int, n *G.Node, op *Op, kids []*G.Node, full operan
 	return full, a.storage(full.bytes, i, max(i, a.last[n]))
 }
 
-// onlyFirst tells whether the memory of the first argument is not that of another argument at another offset.
+// onlyFirst tells whether no other argument reads the memory of the first, except the very same elements.
 func (a *assembler) onlyFirst(kids []*G.Node) bool {
+	first := a.loc[kids[0]]
 	for _, c := range kids[1:] {
-		if a.base(c) == a.base(kids[0]) && a.loc[c].offset != a.loc[kids[0]].offset {
+		if at := a.loc[c]; a.base(c) == a.base(kids[0]) && (at.offset != first.offset || at.bytes != first.bytes) {
 			return false
 		}
 	}
@@ -217,19 +218,18 @@ func (a *assembler) storage(bytes, first, last int) *storage {
 	return s
 }
 
+// constant places n, a constant, in the memory of the program.
 func (a *assembler) constant(n *G.Node, full operand) error {
-	full.space, full.index = spaceConst, len(a.code.consts)
-	v := Value{Shape: full.shape, DType: full.dtype, Bytes: make([]byte, full.bytes)}
-	switch c := constValue(n).(type) {
-	case *G.I:
-		Data[int](v.Bytes)[0] = int(*c)
-	case *G.I32, *G.I64, *G.U8, *G.B:
-		return fmt.Errorf("constant %v: element type %T is not supported", c, c)
-	default:
-		if err := store(v, c); err != nil {
+	v, isTensor := a.tensors[n]
+	if !isTensor {
+		v = Value{Shape: full.shape, DType: full.dtype, Bytes: make([]byte, full.bytes)}
+		if i, isInt := constValue(n).(*G.I); isInt {
+			Data[int](v.Bytes)[0] = int(*i)
+		} else if err := store(v, constValue(n)); err != nil {
 			return fmt.Errorf("constant: %w", err)
 		}
 	}
+	full.space, full.index = spaceConst, len(a.code.consts)
 	a.code.consts = append(a.code.consts, v)
 	a.loc[n] = full
 	return nil

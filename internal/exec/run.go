@@ -41,6 +41,7 @@ func (r *Runner) run(p *Program, c *Call) error {
 		spaceParam: c.Param, spaceIn: c.In, spaceOut: c.Out,
 		spaceGradOut: c.GradOut, spaceGradIn: c.GradIn, spaceGradParam: c.GradParam,
 	}
+	defer r.forget()
 	for i := range p.instrs {
 		in := &p.instrs[i]
 		var err error
@@ -53,8 +54,14 @@ func (r *Runner) run(p *Program, c *Call) error {
 			return fmt.Errorf("%s: %w", in.name, err)
 		}
 	}
-	clear(r.host)
 	return nil
+}
+
+// forget drops the references to the memory of a run.
+func (r *Runner) forget() {
+	clear(r.host)
+	clear(r.frame.In[:cap(r.frame.In)])
+	r.frame.Out, r.frame.Scratch = Value{}, nil
 }
 
 func (r *Runner) native(p *Program, c *Call, memory *[spaces][][]byte, in *instr) error {

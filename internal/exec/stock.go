@@ -9,12 +9,14 @@ import (
 	"gorgonia.org/tensor"
 )
 
-// Gorgonia's operation types are not exported; these two are recognised by name.
+// typeName returns the name of op's type with its package. Most of Gorgonia's operation types are not exported, so they are
+// recognised by name.
+func typeName(op G.Op) string { return strings.TrimPrefix(reflect.TypeOf(op).String(), "*") }
 
-func isReshape(op G.Op) bool { return op != nil && reflect.TypeOf(op).String() == "gorgonia.reshapeOp" }
+func isReshape(op G.Op) bool { return typeName(op) == "gorgonia.reshapeOp" }
 
 func isAdd(op G.Op) bool {
-	return reflect.TypeOf(op).String() == "gorgonia.elemBinOp" && strings.HasPrefix(op.String(), "+ ")
+	return typeName(op) == "gorgonia.elemBinOp" && strings.HasPrefix(op.String(), "+ ")
 }
 
 // runStock runs a stock operation. Its arguments get fresh headers, because some operations transpose them in place, and

@@ -157,6 +157,9 @@ func (tr *trace) differentiate(sig *Signature) error {
 		return err
 	}
 	for i, n := range targets {
+		if got, want := grads[i].Shape(), n.Shape(); Numel(got) != Numel(want) {
+			return fmt.Errorf("differentiation: the gradient of %s, of shape %v, has shape %v: a stock operation's gradient is wrong", n.Name(), want, got)
+		}
 		wanted[n] = grads[i]
 	}
 	for i, n := range tr.in {
@@ -217,14 +220,16 @@ func children(g *G.ExprGraph, n *G.Node) []*G.Node {
 	return kids
 }
 
-// constOp is Gorgonia's unexported interface of constants.
-type constOp interface{ Value() G.Value }
+func isConst(n *G.Node) bool { return constValue(n) != nil }
 
-func isConst(n *G.Node) bool { return n.Op() != nil && n.Op().Arity() == 0 && constValue(n) != nil }
-
+// constValue returns the value of a constant, or nil if n is none.
 func constValue(n *G.Node) G.Value {
-	if c, ok := n.Op().(constOp); ok {
-		return c.Value()
+	if n.Op() == nil {
+		return nil
+	}
+	switch typeName(n.Op()) {
+	case "gorgonia.constantScalar", "gorgonia.constantTensor":
+		return n.Op().(interface{ Value() G.Value }).Value()
 	}
 	return nil
 }
@@ -244,6 +249,8 @@ func (tr *trace) structure() []string {
 		switch {
 		case role[n] != "":
 			text = append(text, role[n])
+		case tr.consts[n] != "":
+			text = append(text, tr.consts[n])
 		case isConst(n):
 			text = append(text, fmt.Sprintf("const %v %v", n.Dtype(), constValue(n)))
 		default:

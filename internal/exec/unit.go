@@ -94,7 +94,7 @@ func (c *compiler) compile() (*Unit, error) {
 }
 
 func (c *compiler) compileForward() (*Program, error) {
-	a := newAssembler(c.g)
+	a := newAssembler(c.graph)
 	c.bind(a, spaceParam, c.params)
 	c.bind(a, spaceIn, c.in)
 	for i, o := range c.outs {
@@ -120,7 +120,7 @@ func (c *compiler) compileForward() (*Program, error) {
 }
 
 func (c *compiler) compileBackward() (*Program, error) {
-	a := newAssembler(c.g)
+	a := newAssembler(c.graph)
 	c.bind(a, spaceParam, c.params)
 	c.bind(a, spaceIn, c.in)
 	c.bind(a, spaceGradOut, c.gradOut)
@@ -136,11 +136,11 @@ func (c *compiler) compileBackward() (*Program, error) {
 			uses[k]++
 		}
 	}
-	for i, n := range c.in {
-		c.unit.KeepIn[i] = uses[n] > 0
-	}
 	for _, n := range slices.Concat(c.gradIn, c.gradParam) {
 		uses[n]++
+	}
+	for i, n := range c.in {
+		c.unit.KeepIn[i] = uses[n] > 0
 	}
 	var none []copyTo // gradients that are zero
 	for i, n := range c.gradIn {

@@ -1,0 +1,296 @@
+// Package exectest holds compiled modules against numbers: their gradients against central differences, and one element
+// type against another.
+//
+// A Trial runs a module the way a training step does, and in the least forgiving way: memory that a program must write
+// starts out as NaN, the parameters are in another buffer in backward while the first one is NaN, and what a program does
+// not claim to read is not there at all. So a check of the numbers is also a check of what Unit says about its memory.
+//
+//	trial := exectest.New(t, &exec.Spec{Build: gelu}, exectest.Signature(tensor.Float64, []int{3, 4}))
+//	trial.CheckGradients(t)
+package exectest
+
+import (
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"slices"
+
+	"github.com/stretchr/testify/require"
+	"gorgonia.org/tensor"
+
+	"github.com/gofsdp/gofsdp/internal/exec"
+)
+
+// Start is what the memory of a gradient that is added to holds before.
+const Start = 1.0
+
+// T is a test: a *testing.T, a *testing.B or a *rapid.T.
+type T interface {
+	require.TestingT
+	Helper()
+}
+
+// A Trial is a compiled module with a value for everything that it reads. Values are float64 here, whatever the element
+// type of the module is; those of integer inputs are whole. They may be changed between runs.
+type Trial struct {
+	Unit *exec.Unit
+	// Param, In and GradOut hold the elements of each parameter, input and output gradient. An input with Same set takes
+	// those of the input it names.
+	Param, In, GradOut [][]float64
+	Seed               uint64 // of the random numbers of the call
+	Eval               bool   // run in evaluation mode
+
+	spec *exec.Spec
+	sig  *exec.Signature
+}
+
+// Signature returns a signature with inputs of the given shapes and type dt, whose gradients are wanted, and a gradient of
+// the first output.
+func Signature(dt tensor.Dtype, shapes ...[]int) *exec.Signature {
+	sig := &exec.Signature{DType: dt, GradOut: []bool{true}}
+	for _, s := range shapes {
+		sig.Inputs = append(sig.Inputs, exec.Input{Shape: s, DType: dt, Grad: true})
+	}
+	return sig
+}
+
+// New compiles a module and draws values from the standard normal distribution; integers are 0.
+func New(t T, spec *exec.Spec, sig *exec.Signature) *Trial {
+	t.Helper()
+	u, err := exec.Compile(spec, sig)
+	require.NoError(t, err)
+	tr := &Trial{Unit: u, Seed: 1, spec: spec, sig: sig}
+	rnd := rand.New(rand.NewPCG(1, 2))
+	draw := func(shape []int) []float64 {
+		v := make([]float64, exec.Numel(shape))
+		for i := range v {
+			v[i] = float64(float32(rnd.NormFloat64())) // exact in both element types
+		}
+		return v
+	}
+	for _, p := range spec.Params {
+		tr.Param = append(tr.Param, draw(p.Shape))
+	}
+	for _, in := range sig.Inputs {
+		if in.DType == tensor.Int {
+			tr.In = append(tr.In, make([]float64, exec.Numel(in.Shape)))
+		} else {
+			tr.In = append(tr.In, draw(in.Shape))
+		}
+	}
+	for _, s := range u.OutShape {
+		tr.GradOut = append(tr.GradOut, draw(s))
+	}
+	return tr
+}
+
+// As compiles the module of tr for another element type, with the same values.
+func (tr *Trial) As(t T, dt tensor.Dtype) *Trial {
+	t.Helper()
+	sig := *tr.sig
+	sig.DType, sig.Inputs = dt, slices.Clone(sig.Inputs)
+	for i, in := range sig.Inputs {
+		if in.DType != tensor.Int {
+			sig.Inputs[i].DType = dt
+		}
+	}
+	other := *tr
+	other.sig = &sig
+	var err error
+	other.Unit, err = exec.Compile(tr.spec, &sig)
+	require.NoError(t, err)
+	return &other
+}
+
+// Results are what a run computed. A gradient that was not asked for is nil.
+type Results struct{ Out, GradIn, GradParam [][]float64 }
+
+// Call returns the memory of a forward: the values of the trial, and NaN in everything that the program writes.
+func (tr *Trial) Call() *exec.Call {
+	u := tr.Unit
+	c := &exec.Call{Saved: nan(u.Saved), Work: nan(u.Forward.Work), Seed: tr.Seed, Train: !tr.Eval}
+	for _, p := range tr.Param {
+		c.Param = append(c.Param, encode(u.DType, p))
+	}
+	for i, in := range tr.sig.Inputs {
+		from := i
+		if in.Same > 0 {
+			from = in.Same - 1
+		}
+		c.In = append(c.In, encode(in.DType, tr.In[from]))
+	}
+	for _, s := range u.OutShape {
+		c.Out = append(c.Out, nan(exec.Numel(s)*int(u.DType.Size())))
+	}
+	return c
+}
+
+// Turn makes the memory of a forward that has run the memory of its backward.
+func (tr *Trial) Turn(c *exec.Call) {
+	u := tr.Unit
+	c.Work = nan(u.Backward.Work)
+	for i, p := range tr.Param {
+		copy(c.Param[i], nan(len(c.Param[i])))
+		c.Param[i] = encode(u.DType, p)
+		c.GradParam = append(c.GradParam, gradient(u.DType, len(p), i < len(tr.sig.AccParam) && tr.sig.AccParam[i]))
+	}
+	for i, in := range tr.sig.Inputs {
+		if !u.KeepIn[i] {
+			c.In[i] = nil
+		}
+		var g []byte
+		if in.Grad {
+			g = gradient(u.DType, exec.Numel(in.Shape), in.Acc)
+		}
+		c.GradIn = append(c.GradIn, g)
+	}
+	for i := range c.Out {
+		if !u.KeepOut[i] {
+			c.Out[i] = nil
+		}
+		var g []byte
+		if i < len(tr.sig.GradOut) && tr.sig.GradOut[i] {
+			g = encode(u.DType, tr.GradOut[i])
+		}
+		c.GradOut = append(c.GradOut, g)
+	}
+}
+
+// Run runs forward and, if the module was compiled for it, backward.
+func (tr *Trial) Run(t T) Results {
+	t.Helper()
+	var r exec.Runner
+	c := tr.Call()
+	require.NoError(t, r.Forward(tr.Unit, c))
+	res := Results{Out: decodeAll(tr.Unit.DType, c.Out)}
+	if tr.Unit.Backward != nil {
+		tr.Turn(c)
+		require.NoError(t, r.Backward(tr.Unit, c))
+		res.GradIn, res.GradParam = decodeAll(tr.Unit.DType, c.GradIn), decodeAll(tr.Unit.DType, c.GradParam)
+	}
+	return res
+}
+
+// CheckGradients compares every gradient of the sum of products of the outputs and their gradients with central
+// differences. The module must compute in float64.
+func (tr *Trial) CheckGradients(t T) {
+	t.Helper()
+	res := tr.Run(t)
+	check := func(name string, x, got []float64, acc bool) {
+		require.Len(t, got, len(x), name)
+		for i := range x {
+			want := tr.slope(t, &x[i])
+			if acc {
+				want += Start
+			}
+			require.InDelta(t, want, got[i], 1e-6*(1+math.Abs(want)), "%s, element %d", name, i)
+		}
+	}
+	for i, p := range tr.Param {
+		check("parameter "+tr.spec.Params[i].Name, p, res.GradParam[i], i < len(tr.sig.AccParam) && tr.sig.AccParam[i])
+	}
+	for i, in := range tr.sig.Inputs {
+		if in.Grad {
+			check(fmt.Sprintf("input %d", i), tr.In[i], res.GradIn[i], in.Acc)
+		}
+	}
+}
+
+// slope returns the derivative with respect to *x by a central difference.
+func (tr *Trial) slope(t T, x *float64) float64 {
+	const h = 1e-5
+	at := *x
+	defer func() { *x = at }()
+	*x = at + h
+	above := tr.loss(t)
+	*x = at - h
+	return (above - tr.loss(t)) / (2 * h)
+}
+
+func (tr *Trial) loss(t T) (sum float64) {
+	var r exec.Runner
+	c := tr.Call()
+	require.NoError(t, r.Forward(tr.Unit, c))
+	for i, out := range decodeAll(tr.Unit.DType, c.Out) {
+		if i < len(tr.sig.GradOut) && tr.sig.GradOut[i] {
+			for j, v := range out {
+				sum += v * tr.GradOut[i][j]
+			}
+		}
+	}
+	return sum
+}
+
+// CheckFloat32 compares all results in float32 with those in float64, to within tol of 1 plus their size.
+func (tr *Trial) CheckFloat32(t T, tol float64) {
+	t.Helper()
+	RequireClose(t, tr.As(t, tensor.Float64).Run(t), tr.As(t, tensor.Float32).Run(t), tol)
+}
+
+// RequireClose requires that two sets of results differ by at most tol of 1 plus their size. With tol 0 they must be the
+// same bits.
+func RequireClose(t T, want, got Results, tol float64) {
+	t.Helper()
+	requireClose(t, "output", want.Out, got.Out, tol)
+	requireClose(t, "gradient of input", want.GradIn, got.GradIn, tol)
+	requireClose(t, "gradient of parameter", want.GradParam, got.GradParam, tol)
+}
+
+func requireClose(t T, what string, want, got [][]float64, tol float64) {
+	t.Helper()
+	require.Len(t, got, len(want), what)
+	for i := range want {
+		require.Len(t, got[i], len(want[i]), "%s %d", what, i)
+		for j, w := range want[i] {
+			if tol == 0 {
+				require.Equal(t, math.Float64bits(w), math.Float64bits(got[i][j]), "%s %d, element %d: %v and %v", what, i, j, w, got[i][j])
+			} else {
+				require.InDelta(t, w, got[i][j], tol*(1+math.Abs(w)), "%s %d, element %d", what, i, j)
+			}
+		}
+	}
+}
+
+// nan returns n bytes that read as NaN in both float types.
+func nan(n int) []byte { return slices.Repeat([]byte{0xFF}, n) }
+
+// gradient returns memory for n elements of a gradient.
+func gradient(dt tensor.Dtype, n int, acc bool) []byte {
+	if acc {
+		return encode(dt, slices.Repeat([]float64{Start}, n))
+	}
+	return nan(n * int(dt.Size()))
+}
+
+func encode(dt tensor.Dtype, v []float64) []byte {
+	switch dt {
+	case tensor.Float64:
+		return exec.Bytes(slices.Clone(v))
+	case tensor.Float32:
+		return exec.Bytes(convert[float32](v))
+	default:
+		return exec.Bytes(convert[int](v))
+	}
+}
+
+func decodeAll(dt tensor.Dtype, all [][]byte) [][]float64 {
+	list := make([][]float64, len(all))
+	for i, b := range all {
+		switch {
+		case b == nil:
+		case dt == tensor.Float64:
+			list[i] = slices.Clone(exec.Data[float64](b))
+		default:
+			list[i] = convert[float64](exec.Data[float32](b))
+		}
+	}
+	return list
+}
+
+func convert[To, From exec.Elem](v []From) []To {
+	out := make([]To, len(v))
+	for i, x := range v {
+		out[i] = To(x)
+	}
+	return out
+}

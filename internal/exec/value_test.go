@@ -1,0 +1,49 @@
+package exec_test
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"gorgonia.org/tensor"
+
+	"github.com/gofsdp/gofsdp/internal/exec"
+)
+
+// TestFromTensor shares memory both ways, for every element type.
+func TestFromTensor(t *testing.T) {
+	for _, backing := range []any{[]float32{1, 2, 3, 4, 5, 6}, []float64{1, 2, 3, 4, 5, 6}, []int{1, 2, 3, 4, 5, 6}} {
+		d := tensor.New(tensor.WithShape(2, 3), tensor.WithBacking(backing))
+		v, err := exec.FromTensor(d)
+		require.NoError(t, err)
+		require.Equal(t, 6, v.Len())
+		back := v.Tensor()
+		require.Equal(t, d.Shape(), back.Shape())
+		require.Equal(t, backing, back.Data())
+		v.Bytes[0] ^= 1
+		require.Equal(t, d.Data(), back.Data())
+	}
+	scalar := exec.Value{DType: tensor.Float64, Bytes: exec.Bytes([]float64{7})}
+	require.Equal(t, 1, scalar.Len())
+	require.Equal(t, tensor.Shape{1}, scalar.Tensor().Shape())
+}
+
+// TestFromTensorRefuses views, column-major and sparse tensors, and element types that no kernel has.
+func TestFromTensorRefuses(t *testing.T) {
+	d := tensor.New(tensor.WithShape(2, 4), tensor.WithBacking([]float64{1, 2, 3, 4, 5, 6, 7, 8}))
+	columns, err := d.Slice(nil, tensor.S(0, 2))
+	require.NoError(t, err)
+	turned := d.Clone().(*tensor.Dense)
+	require.NoError(t, turned.T())
+	var none *tensor.Dense
+	for want, bad := range map[string]tensor.Tensor{
+		"is a view or column-major": columns,
+		"shape (4, 2) is a view":    turned,
+		"shape (2, 2) is a view":    tensor.New(tensor.WithShape(2, 2), tensor.AsFortran([]float64{1, 2, 3, 4})),
+		"int32 is not supported":    tensor.New(tensor.WithBacking([]int32{1})),
+		"want a dense tensor":       none,
+		"got <nil>":                 nil,
+	} {
+		_, err := exec.FromTensor(bad)
+		require.ErrorContains(t, err, want)
+	}
+}
