@@ -96,7 +96,7 @@ func (a *agreement) tell(ctx context.Context, err error) error {
 	}
 	errs := []error{err}
 	for r, m := range all {
-		if m != "" && r != a.group.Rank() {
+		if a.recv[3*r+2] != 0 && r != a.group.Rank() {
 			errs = append(errs, &PeerError{r, m})
 		}
 	}

@@ -9,7 +9,7 @@ import (
 )
 
 // Config configures Wrap. The zero value shards fully (ZeRO-3) over one rank, in one group, in float32, with one group
-// gathered ahead. Every rank must use the same values, except for Group and Trace; Wrap checks that.
+// gathered ahead. Every rank must use the same values, except for Group, Poison and Trace; Wrap checks that.
 type Config struct {
 	// Group is the process group to shard over; nil means one rank. Its collectives must not be used by others while a
 	// method of Sharded runs. Sharded does not close it.
@@ -102,11 +102,11 @@ func (p Policy) apply(field string, calls []CallInfo) (names []string, err error
 	}
 	defer func() {
 		if r := recover(); r != nil {
-			err = fmt.Errorf("Config.%s panicked: %v", field, r)
+			err = fmt.Errorf("policy Config.%s panicked: %v", field, r)
 		}
 	}()
 	if names = p(calls); len(names) != len(calls) {
-		return nil, fmt.Errorf("Config.%s returned %d names for %d calls", field, len(names), len(calls))
+		return nil, fmt.Errorf("policy Config.%s returned %d names for %d calls", field, len(names), len(calls))
 	}
 	return names, nil
 }

@@ -32,7 +32,8 @@
 //
 // The order of everything is decided by Wrap, not discovered while running: [Sharded.Plan] shows the schedule, the memory and
 // the traffic of a pass before it runs, and the ranks compare their schedules before the first collective. The knobs of the
-// schedule (prefetch, wrapping, checkpointing) do not change one bit of the result.
+// schedule (prefetch, wrapping, checkpointing) do not change one bit of the result, with one exception: the norm of
+// [Sharded.ClipGradNorm] is summed in the order of the layout, so wrapping changes its last bits.
 //
 // # What always holds
 //

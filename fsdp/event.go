@@ -15,7 +15,7 @@ type Event struct {
 	Call     string    // for forward and backward
 	Begin    time.Time // of the operation on this rank
 	Duration time.Duration
-	Live     int // bytes of counted memory after it, scratch excluded
+	Live     int // bytes of counted memory when it ends, with what it is about to free, scratch excluded
 }
 
 func (s *Sharded) event(p *pass, step *program.Step, begin time.Time) Event {

@@ -90,7 +90,7 @@ func spec(m Module, params []Param) *exec.Spec {
 func moduleParams(m Module) (params []Param, err error) {
 	defer func() {
 		if r := recover(); r != nil {
-			err = fmt.Errorf("Params panicked: %v", r)
+			err = fmt.Errorf("method Params panicked: %v", r)
 		}
 	}()
 	params = m.Params()

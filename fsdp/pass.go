@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"runtime/debug"
 	"time"
 
 	"gorgonia.org/tensor"
@@ -22,6 +23,7 @@ type pass struct {
 	batch  []exec.Value
 	blocks []*arena.Block // by buffer of the plan
 	number int
+	key    int     // of its random numbers, the same in forward and backward
 	scale  float64 // gradient of the loss
 	lost   float64 // the loss
 }
@@ -35,6 +37,8 @@ func (s *Sharded) Forward(ctx context.Context, batch ...Tensor) (loss float64, e
 	if err != nil {
 		return 0, err
 	}
+	p.key = s.forwards
+	s.forwards++
 	if err := s.run(ctx, p, 0, p.plan.Turn); err != nil {
 		return 0, err
 	}
@@ -121,6 +125,9 @@ func (s *Sharded) start(ctx context.Context, kind passKind, batch []Tensor) (*pa
 // agree counts a pass and agrees with the other ranks to run it.
 func (s *Sharded) agree(ctx context.Context, kind passKind, err error) error {
 	s.passes++
+	if err == nil {
+		err = context.Cause(ctx)
+	}
 	if err := s.agreement.on(ctx, kind, s.passes, err); err != nil {
 		return fmt.Errorf("fsdp: rank %d: %v: %w", s.cfg.Group.Rank(), kind, err)
 	}
@@ -244,8 +251,14 @@ func (s *Sharded) operate(ctx context.Context, p *pass, step *program.Step) erro
 	return nil
 }
 
-// compute runs the forward or backward of a call.
-func (s *Sharded) compute(p *pass, step *program.Step) error {
+// compute runs the forward or backward of a call. A kernel panics on what no forward would have let through, such as a
+// batch that was modified before its backward; that fails the group like any other error.
+func (s *Sharded) compute(p *pass, step *program.Step) (err error) {
+	defer func() {
+		if r := recover(); r != nil {
+			err = fmt.Errorf("panic: %v\n%s", r, debug.Stack())
+		}
+	}()
 	b := &p.calls[step.Call]
 	call := &b.bindings
 	p.fill(call.Out, b.out)
@@ -267,7 +280,7 @@ func (s *Sharded) compute(p *pass, step *program.Step) error {
 		}
 	}
 	call.Saved = p.data(b.saved)
-	call.Seed, call.Train = s.callSeed(p.number, step.Call), !p.eval
+	call.Seed, call.Train = s.callSeed(p.key, step.Call), !p.eval
 	work := s.arena.Alloc(step.Work, arena.Work)
 	defer s.arena.Free(work)
 	call.Work = work.Data
@@ -313,11 +326,12 @@ func (p *pass) seedGradient() {
 	}
 }
 
-// callSeed returns the seed of the random numbers of a call: another one for each rank, pass and call. The finaliser is
-// that of SplitMix64 (Steele, Lea and Flood, 2014).
-func (s *Sharded) callSeed(pass, call int) uint64 {
+// callSeed returns the seed of the random numbers of a call: another one for each rank, training pass and call. Passes of
+// other kinds do not count, so that an evaluation between two steps leaves the training as it is. The finaliser is that of
+// SplitMix64 (Steele, Lea and Flood, 2014).
+func (s *Sharded) callSeed(key, call int) uint64 {
 	x := s.cfg.Seed
-	for _, v := range []int{s.cfg.Group.Rank(), pass, call} {
+	for _, v := range [...]int{s.cfg.Group.Rank(), key, call} {
 		x = (x ^ uint64(v)) + 0x9E3779B97F4A7C15
 		x = (x ^ x>>30) * 0xBF58476D1CE4E5B9
 		x = (x ^ x>>27) * 0x94D049BB133111EB

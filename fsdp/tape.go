@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"reflect"
 	"runtime/debug"
+	"slices"
 	"strings"
 
 	"github.com/gofsdp/gofsdp/internal/program"
@@ -112,6 +113,9 @@ func (t *Tape) declare(c *tapeCall) error {
 		i, err := t.parameter(c.name, p)
 		if err != nil {
 			return err
+		}
+		if slices.Contains(c.params, i) { // two gradients of one call would be written to the same place
+			return fmt.Errorf("parameter %q is %q, which the call has already under another name", p.Name, t.params[i].Name)
 		}
 		c.params = append(c.params, i)
 		if p.Tied == "" {

@@ -32,7 +32,8 @@ type Sharded struct {
 
 	compiled []*compiled // by batch shape, the last used first
 	pass     *pass       // forward done, backward to come
-	passes   int         // agreed passes so far: numbers them, and keys dropout
+	passes   int         // passes so far, those that ranks could not agree on included: numbers them
+	forwards int         // training passes begun so far: keys dropout
 	err      error       // first failure in the middle of a pass
 }
 
@@ -163,7 +164,7 @@ func (s *Sharded) manifest() string {
 		}
 	}
 	for i, c := range s.trace.calls {
-		fmt.Fprintf(&b, "call %s of %T %v, checkpoint %t\n", c.name, c.module, c.in, s.recompute[i])
+		fmt.Fprintf(&b, "call %s %v of %s, checkpoint %t\n", c.name, c.in, describe(c.module), s.recompute[i])
 	}
 	fmt.Fprintf(&b, "schedule %016x %016x\n", s.train.Hash(), s.eval.Hash())
 	return b.String()

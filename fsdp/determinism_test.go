@@ -1,0 +1,241 @@
+package fsdp_test
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"regexp"
+	"runtime"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"pgregory.net/rapid"
+
+	"github.com/gofsdp/gofsdp/comm"
+	"github.com/gofsdp/gofsdp/fsdp"
+	"github.com/gofsdp/gofsdp/fsdp/nn"
+)
+
+// train makes steps updates of a new model on n ranks and returns the bits of its parameters, which it requires to be the
+// same on every rank.
+func train(t require.TestingT, model fsdp.Model, n, steps int, limit float64, cfg fsdp.Config) bits {
+	states := make([]bits, n)
+	onRanks(t, n, func(ctx context.Context, g comm.Group) {
+		cfg := cfg
+		cfg.Group = g
+		m := wrap(t, model, cfg)
+		update := updater(t, m, limit)
+		for step := range steps {
+			forwardBackward(t, ctx, m, tinyBatch(step, g.Rank(), 2, tinyContext))
+			update(ctx)
+		}
+		states[g.Rank()] = stateBits(t, ctx, m)
+	})
+	for r, s := range states {
+		requireSameBits(t, states[0], s, "rank ", r)
+	}
+	return states[0]
+}
+
+// blocks is the policy of most tests.
+var blocks = fsdp.WrapType[*nn.Block]()
+
+// TestKnobsDoNotChangeBits trains a GPT with dropout and active clipping with one knob turned at a time.
+func TestKnobsDoNotChangeBits(t *testing.T) {
+	model := tinyGPT(3)
+	model.Dropout = 0.1
+	base := fsdp.Config{Wrap: blocks, Seed: 7}
+	knobs := map[string]func(*fsdp.Config){
+		"again":             func(*fsdp.Config) {},
+		"no prefetch":       func(c *fsdp.Config) { c.Prefetch = fsdp.NoPrefetch },
+		"prefetch 2":        func(c *fsdp.Config) { c.Prefetch = 2 },
+		"prefetch 3":        func(c *fsdp.Config) { c.Prefetch = 3 },
+		"poison":            func(c *fsdp.Config) { c.Poison = true },
+		"checkpoint blocks": func(c *fsdp.Config) { c.Checkpoint = blocks },
+		"checkpoint all":    func(c *fsdp.Config) { c.Checkpoint = fsdp.WrapEach() },
+		"traced":            func(c *fsdp.Config) { c.Trace = func(fsdp.Event) {} },
+	}
+	for world := 1; world <= 3; world++ {
+		want := train(t, model, world, 20, 0.5, base)
+		for name, turn := range knobs {
+			t.Run(fmt.Sprintf("%s/%d ranks", name, world), func(t *testing.T) {
+				cfg := base
+				turn(&cfg)
+				requireSameBits(t, want, train(t, model, world, 20, 0.5, cfg))
+			})
+		}
+	}
+}
+
+// TestProcessorsDoNotChangeBits trains with 1 to 4 processors.
+func TestProcessorsDoNotChangeBits(t *testing.T) {
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(0))
+	cfg := fsdp.Config{Wrap: blocks}
+	want := train(t, tinyGPT(2), 3, 20, 0.5, cfg)
+	for procs := 1; procs <= 4; procs++ {
+		runtime.GOMAXPROCS(procs)
+		requireSameBits(t, want, train(t, tinyGPT(2), 3, 20, 0.5, cfg), procs, " processors")
+	}
+}
+
+// wrapPolicies are all the ways to wrap a tiny GPT.
+var wrapPolicies = map[string]fsdp.Policy{
+	"root only":          nil,
+	"WrapType":           blocks,
+	"WrapEach":           fsdp.WrapEach(),
+	"WrapNames":          fsdp.WrapNames(regexp.MustCompile(`^blocks\.[01]|^w.e`)),
+	"WrapMinParams":      fsdp.WrapMinParams(900),
+	"WrapMinParams, all": fsdp.WrapMinParams(1),
+	"two of each":        everyOther,
+}
+
+// everyOther puts calls in two units in turn, so that neighbours are in different units and distant calls in the same.
+func everyOther(calls []fsdp.CallInfo) []string {
+	names := make([]string, len(calls))
+	for i := range calls {
+		names[i] = []string{"even", "odd"}[i%2]
+	}
+	return names
+}
+
+// TestWrappingDoesNotChangeBits trains under every policy. The limit is above every norm: clipping scales by a norm that
+// is summed in the order of the layout, and so rounds differently.
+func TestWrappingDoesNotChangeBits(t *testing.T) {
+	model := tinyGPT(3)
+	model.Dropout, model.Tied = 0.1, true
+	for world := 1; world <= 3; world++ {
+		want := train(t, model, world, 20, 1e6, fsdp.Config{})
+		for name, policy := range wrapPolicies {
+			t.Run(fmt.Sprintf("%s/%d ranks", name, world), func(t *testing.T) {
+				requireSameBits(t, want, train(t, model, world, 20, 1e6, fsdp.Config{Wrap: policy}))
+			})
+		}
+	}
+}
+
+// TestWrappingBarelyChangesClipping bounds what the order of that sum does.
+func TestWrappingBarelyChangesClipping(t *testing.T) {
+	cfg := fsdp.Config{Precision: fsdp.Precision{Compute: fsdp.Float64}}
+	want := train(t, tinyGPT(2), 2, 5, 0.1, cfg)
+	for name, policy := range wrapPolicies {
+		cfg.Wrap = policy
+		for param, got := range train(t, tinyGPT(2), 2, 5, 0.1, cfg) {
+			for i, b := range got {
+				require.InDelta(t, math.Float64frombits(want[param][i]), math.Float64frombits(b), 1e-9, "%s: %s[%d]", name, param, i)
+			}
+		}
+	}
+}
+
+// TestParametersDoNotDependOnSharding compares the initial parameters at several world sizes and under every policy.
+func TestParametersDoNotDependOnSharding(t *testing.T) {
+	want := train(t, tinyGPT(2), 1, 0, 1, fsdp.Config{Seed: 3})
+	for name, policy := range wrapPolicies {
+		for world := 1; world <= 5; world++ {
+			requireSameBits(t, want, train(t, tinyGPT(2), world, 0, 1, fsdp.Config{Seed: 3, Wrap: policy}), name, ", ranks: ", world)
+		}
+	}
+	require.NotEqual(t, want, train(t, tinyGPT(2), 1, 0, 1, fsdp.Config{Seed: 4}), "another seed")
+}
+
+// drawnPolicy is a random assignment of calls to units: any number of them, of calls next to each other or not.
+func drawnPolicy(t *rapid.T, label string, calls int) fsdp.Policy {
+	names := rapid.SliceOfN(rapid.SampledFrom([]string{"", "a", "b", "c", "d"}), calls, calls).Draw(t, label)
+	return func([]fsdp.CallInfo) []string { return names }
+}
+
+// drawnKnobs is a configuration that only differs in what must not change the result.
+func drawnKnobs(t *rapid.T, label string, calls int) fsdp.Config {
+	return fsdp.Config{
+		Prefetch:   rapid.SampledFrom([]int{fsdp.NoPrefetch, 0, 1, 2, 3, 9}).Draw(t, label+" prefetch"),
+		Wrap:       drawnPolicy(t, label+" wrap", calls),
+		Checkpoint: drawnPolicy(t, label+" checkpoint", calls),
+		Poison:     rapid.Bool().Draw(t, label+" poison"),
+	}
+}
+
+// drawnAction is something to do besides the steps that must not change them.
+type drawnAction struct{ eval, measure bool }
+
+func drawActions(t *rapid.T, label string, steps int) []drawnAction {
+	flip := rapid.Bool()
+	actions := make([]drawnAction, steps)
+	for i := range actions {
+		actions[i] = drawnAction{eval: flip.Draw(t, label+" eval"), measure: flip.Draw(t, label+" measure")}
+	}
+	return actions
+}
+
+// drawnRun is what a run of the metamorphic test does: a model, and for every step and rank the shape of the batch.
+type drawnRun struct {
+	model  *nn.GPT
+	world  int
+	dtype  fsdp.DType
+	shapes [][][2]int // by step and rank
+}
+
+func drawRun(t *rapid.T) drawnRun {
+	r := drawnRun{
+		model: tinyGPT(rapid.IntRange(0, 3).Draw(t, "layers")),
+		world: rapid.IntRange(1, 4).Draw(t, "world"),
+		dtype: rapid.SampledFrom([]fsdp.DType{fsdp.Float32, fsdp.Float64}).Draw(t, "dtype"),
+	}
+	r.model.Tied = rapid.Bool().Draw(t, "tied")
+	r.model.NoBias = rapid.Bool().Draw(t, "no bias")
+	r.model.Dropout = rapid.SampledFrom([]float64{0, 0.2}).Draw(t, "dropout")
+	for range rapid.IntRange(1, 4).Draw(t, "steps") {
+		var ranks [][2]int
+		for range r.world {
+			ranks = append(ranks, [2]int{rapid.IntRange(1, 2).Draw(t, "rows"), rapid.SampledFrom([]int{1, 3, tinyContext}).Draw(t, "cols")})
+		}
+		r.shapes = append(r.shapes, ranks)
+	}
+	return r
+}
+
+// run trains under a configuration, with actions between the steps, and returns the bits of the parameters. On the way it
+// holds the counted memory against the plan.
+func (r drawnRun) run(t require.TestingT, cfg fsdp.Config, actions []drawnAction) bits {
+	var state bits
+	onRanks(t, r.world, func(ctx context.Context, g comm.Group) {
+		cfg := cfg
+		cfg.Group, cfg.Precision.Compute = g, r.dtype
+		m := wrap(t, r.model, cfg)
+		update := updater(t, m, 1e6)
+		for step, shapes := range r.shapes {
+			batch := tinyBatch(step, g.Rank(), shapes[g.Rank()][0], shapes[g.Rank()][1])
+			if actions[step].eval {
+				_, err := m.Eval(ctx, batch...)
+				require.NoError(t, err)
+			}
+			if actions[step].measure {
+				_, err := m.ClipGradNorm(ctx, math.Inf(1))
+				require.NoError(t, err)
+			}
+			plan, err := m.Plan(batch...)
+			require.NoError(t, err)
+			m.ResetPeak()
+			forwardBackward(t, ctx, m, batch)
+			require.Equal(t, plan.Peak(), m.Memory().Peak, "counted and planned peak")
+			require.Equal(t, plan.ShardBytes, m.Memory().Live, "memory after a step")
+			update(ctx)
+		}
+		got := stateBits(t, ctx, m)
+		if g.Rank() == 0 {
+			state = got
+		}
+	})
+	return state
+}
+
+// TestRandomConfigurations draws a run and compares its result between two random configurations of the knobs and of what
+// happens between the steps.
+func TestRandomConfigurations(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		r := drawRun(t)
+		calls, steps := r.model.Layers+4, len(r.shapes)
+		a := r.run(t, drawnKnobs(t, "a", calls), drawActions(t, "a", steps))
+		b := r.run(t, drawnKnobs(t, "b", calls), drawActions(t, "b", steps))
+		requireSameBits(t, a, b)
+	})
+}

@@ -1,0 +1,137 @@
+package fsdp_test
+
+import (
+	"context"
+	"runtime"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gofsdp/gofsdp/comm"
+	"github.com/gofsdp/gofsdp/fsdp"
+)
+
+// TestShardingDividesMemory checks that what a rank keeps shrinks with the number of ranks, up to padding.
+func TestShardingDividesMemory(t *testing.T) {
+	whole := wrap(t, tinyGPT(2), fsdp.Config{Wrap: blocks}).Memory().Live
+	onRanks(t, 4, func(_ context.Context, g comm.Group) {
+		m := wrap(t, tinyGPT(2), fsdp.Config{Group: g, Wrap: blocks})
+		padding := 3 * 2 * 4 * 16 // groups, value and gradient, bytes, alignment of a shard in elements
+		require.InDelta(t, whole/4, m.Memory().Live, float64(padding))
+	})
+}
+
+// TestPlanAsText checks the table of a plan.
+func TestPlanAsText(t *testing.T) {
+	plan, err := wrap(t, tinyGPT(2), fsdp.Config{Wrap: blocks}).Plan(tinyBatch(0, 0, 1, 3)...)
+	require.NoError(t, err)
+	var b strings.Builder
+	n, err := plan.WriteTo(&b)
+	require.NoError(t, err)
+	require.EqualValues(t, b.Len(), n)
+	lines := strings.Split(b.String(), "\n")
+	require.Equal(t, "2016 parameters in 3 groups over 1 ranks", lines[0])
+	require.Equal(t, []string{"blocks.1", "872", "parameters,", "0.00", "MB", "gathered"}, strings.Fields(lines[3]))
+	require.Contains(t, lines[4], "per rank: 0.02 MB parameters and gradients, at most 0.0")
+	elements := 0
+	for _, g := range plan.Groups {
+		elements += g.Len
+		require.GreaterOrEqual(t, g.Bytes, 4*g.Len)
+	}
+	require.Equal(t, plan.Params, elements)
+	require.Zero(t, plan.Traffic, "one rank sends nothing")
+}
+
+// TestWrappingLowersThePeak checks that units need less memory than the whole model at once.
+func TestWrappingLowersThePeak(t *testing.T) {
+	peak := func(cfg fsdp.Config) int {
+		plan, err := wrap(t, tinyGPT(8), cfg).Plan(tinyBatch(0, 0, 1, 3)...)
+		require.NoError(t, err)
+		return plan.PassBytes
+	}
+	root, units := peak(fsdp.Config{}), peak(fsdp.Config{Wrap: blocks})
+	require.Less(t, 2*units, root)
+	require.LessOrEqual(t, peak(fsdp.Config{Wrap: blocks, Prefetch: fsdp.NoPrefetch}), units)
+	require.Less(t, units, peak(fsdp.Config{Wrap: blocks, Prefetch: 4}))
+	require.Less(t, peak(fsdp.Config{Wrap: blocks, Checkpoint: blocks}), units)
+}
+
+// TestSteadyState checks that the memory kept from the runtime stops growing after the first steps, also when two batch
+// shapes alternate.
+func TestSteadyState(t *testing.T) {
+	for name, cols := range map[string][]int{"one shape": {5}, "two shapes": {5, 3}} {
+		t.Run(name, func(t *testing.T) {
+			onRanks(t, 2, func(ctx context.Context, g comm.Group) {
+				m := wrap(t, tinyGPT(3), fsdp.Config{Group: g, Wrap: blocks})
+				update := updater(t, m, 1)
+				var reserved int
+				for step := range 14 {
+					forwardBackward(t, ctx, m, tinyBatch(step, g.Rank(), 2, cols[step%len(cols)]))
+					update(ctx)
+					if step < 4 {
+						reserved = m.Memory().Reserved
+					}
+					require.LessOrEqual(t, m.Memory().Reserved, reserved, "step %d", step)
+				}
+			})
+		})
+	}
+}
+
+// TestOldShapesAreForgotten checks that buffers of a big batch are given back when only small ones follow.
+func TestOldShapesAreForgotten(t *testing.T) {
+	m := wrap(t, tinyGPT(2), fsdp.Config{Wrap: blocks})
+	for range 4 {
+		forwardBackward(t, t.Context(), m, tinyBatch(0, 0, 1, 2))
+	}
+	small := m.Memory().Reserved
+	forwardBackward(t, t.Context(), m, tinyBatch(0, 0, 40, 6))
+	require.Greater(t, m.Memory().Reserved, 2*small)
+	for range 4 {
+		forwardBackward(t, t.Context(), m, tinyBatch(0, 0, 1, 2))
+	}
+	require.LessOrEqual(t, m.Memory().Reserved, small+small/8)
+}
+
+// TestManyShapes runs more batch shapes than are kept compiled, and the first again.
+func TestManyShapes(t *testing.T) {
+	m := wrap(t, tinyGPT(1), fsdp.Config{})
+	for rows := range 70 {
+		_, err := m.Eval(t.Context(), tinyBatch(0, 0, 1+rows, 1)...)
+		require.NoError(t, err)
+	}
+	forwardBackward(t, t.Context(), m, tinyBatch(0, 0, 1, 1))
+}
+
+// TestStepAllocatesLittle bounds what a step on one rank asks of the Go heap, once it is warm: nothing that grows with the
+// model's width or the batch, and little for each operation.
+func TestStepAllocatesLittle(t *testing.T) {
+	ctx := context.Background()
+	m := wrap(t, tinyGPT(3), fsdp.Config{Wrap: blocks})
+	batch := tinyBatch(0, 0, 2, 5)
+	step := func() {
+		if _, err := m.Forward(ctx, batch...); err != nil {
+			panic(err)
+		}
+		if err := m.Backward(ctx); err != nil {
+			panic(err)
+		}
+		if _, err := m.ClipGradNorm(ctx, 1); err != nil {
+			panic(err)
+		}
+		m.ZeroGrad()
+	}
+	for range 5 {
+		step()
+	}
+	require.LessOrEqual(t, testing.AllocsPerRun(20, step), 24.0, "allocations a step")
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	const steps = 50
+	for range steps {
+		step()
+	}
+	runtime.ReadMemStats(&after)
+	require.Less(t, (after.TotalAlloc-before.TotalAlloc)/steps, uint64(2048), "bytes a step")
+}

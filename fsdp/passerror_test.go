@@ -1,0 +1,488 @@
+package fsdp_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
+
+	"github.com/gofsdp/gofsdp/comm"
+	"github.com/gofsdp/gofsdp/fsdp"
+	"github.com/gofsdp/gofsdp/fsdp/nn"
+)
+
+// good is a batch that every tiny GPT takes.
+func good(rank int) []fsdp.Tensor { return tinyBatch(0, rank, 2, 3) }
+
+// badBatches are batches that a tiny GPT refuses before the pass starts, with a part of the message.
+var badBatches = map[string]struct {
+	batch []fsdp.Tensor
+	want  string
+}{
+	"none":             {nil, "the batch has 0 tensors, the model takes 2"},
+	"one":              {good(0)[:1], "the batch has 1 tensors, the model takes 2"},
+	"three":            {append(good(0), good(0)[0]), "the batch has 3 tensors, the model takes 2"},
+	"nil tensor":       {[]fsdp.Tensor{nil, nil}, "batch tensor 0 (tokens)"},
+	"nil dense":        {[]fsdp.Tensor{good(0)[0], (*tensor.Dense)(nil)}, "batch tensor 1 (targets)"},
+	"float tokens":     {[]fsdp.Tensor{tensor.New(tensor.WithShape(2, 3), tensor.Of(tensor.Float32)), good(0)[1]}, "call wte"},
+	"other float":      {[]fsdp.Tensor{floats(1, 2, 3), good(0)[1]}, "batch tensor 0 (tokens) is float64: the model computes in float32"},
+	"bytes":            {[]fsdp.Tensor{tensor.New(tensor.WithShape(2, 3), tensor.Of(tensor.Byte)), good(0)[1]}, "batch tensor 0 (tokens): element type uint8"},
+	"flat":             {[]fsdp.Tensor{tensor.New(tensor.WithShape(6), tensor.Of(tensor.Int)), good(0)[1]}, "call wpe"},
+	"scalar":           {[]fsdp.Tensor{tensor.New(tensor.FromScalar(3)), good(0)[1]}, "call wpe"},
+	"too long":         {tinyBatch(0, 0, 2, tinyContext+1), "call wpe"},
+	"targets differ":   {[]fsdp.Tensor{good(0)[0], tinyBatch(0, 0, 3, 3)[1]}, "call head"},
+	"a transposed one": {[]fsdp.Tensor{transposed(), good(0)[1]}, "batch tensor 0 (tokens)"},
+}
+
+func transposed() *tensor.Dense {
+	t := tokens(1, tinyVocab, 3, 2)
+	if err := t.T(); err != nil {
+		panic(err)
+	}
+	return t
+}
+
+// TestBadBatches gives each bad batch to one rank and to all, in training and evaluation, and checks that every rank
+// returns an error that says what is wrong, and then trains on as if nothing had happened.
+func TestBadBatches(t *testing.T) {
+	model, want := tinyGPT(1), map[int]bits{}
+	model.Dropout = 0.1
+	for world := 1; world <= 3; world++ {
+		want[world] = train(t, model, world, 2, 1, fsdp.Config{Wrap: blocks, Poison: true})
+	}
+	for name, c := range badBatches {
+		for world := 1; world <= 3; world++ {
+			for _, all := range []bool{true, false} {
+				t.Run(fmt.Sprintf("%s/%d ranks/all %t", name, world, all), func(t *testing.T) {
+					onRanks(t, world, func(ctx context.Context, g comm.Group) {
+						m := wrap(t, model, fsdp.Config{Group: g, Wrap: blocks, Poison: true})
+						batch := c.batch
+						if !all && g.Rank() != world-1 {
+							batch = good(g.Rank())
+						}
+						update := updater(t, m, 1)
+						for step := range 2 {
+							_, err := m.Eval(ctx, batch...)
+							require.ErrorContains(t, err, c.want)
+							require.ErrorContains(t, err, fmt.Sprintf("fsdp: rank %d: Eval: ", g.Rank()))
+							_, err = m.Forward(ctx, batch...)
+							require.ErrorContains(t, err, c.want)
+							require.ErrorContains(t, err, fmt.Sprintf("fsdp: rank %d: Forward: ", g.Rank()))
+							if g.Rank() != world-1 && !all {
+								require.ErrorContains(t, err, fmt.Sprintf("rank %d: ", world-1))
+							}
+							forwardBackward(t, ctx, m, tinyBatch(step, g.Rank(), 2, tinyContext))
+							update(ctx)
+						}
+						requireSameBits(t, want[world], stateBits(t, ctx, m))
+					})
+				})
+			}
+		}
+	}
+}
+
+// TestPlanRefusesBadBatches checks that Plan says what is wrong, without a word to the other ranks.
+func TestPlanRefusesBadBatches(t *testing.T) {
+	m := wrap(t, tinyGPT(1), fsdp.Config{})
+	for name, c := range badBatches {
+		_, err := m.Plan(c.batch...)
+		require.ErrorContains(t, err, c.want, name)
+	}
+}
+
+// TestErrorInsideAPass checks that an error that only shows in the middle of a pass, on one rank, reaches all with rank,
+// pass and call, and that the model stays failed.
+func TestErrorInsideAPass(t *testing.T) {
+	for world := 1; world <= 3; world++ {
+		for name, do := range map[string]func(context.Context, *fsdp.Sharded, []fsdp.Tensor) error{
+			"Forward": func(ctx context.Context, m *fsdp.Sharded, b []fsdp.Tensor) error {
+				_, err := m.Forward(ctx, b...)
+				return err
+			},
+			"Eval": func(ctx context.Context, m *fsdp.Sharded, b []fsdp.Tensor) error {
+				_, err := m.Eval(ctx, b...)
+				return err
+			},
+		} {
+			t.Run(fmt.Sprintf("%s/%d ranks", name, world), func(t *testing.T) {
+				for r, err := range errorsOf(t, world, func(ctx context.Context, g comm.Group) error {
+					m := wrap(t, tinyGPT(2), fsdp.Config{Group: g, Wrap: blocks})
+					batch := good(g.Rank())
+					if g.Rank() == world-1 {
+						batch[0].(*tensor.Dense).Ints()[4] = 99
+					}
+					err := do(ctx, m, batch)
+					// What fails late on other ranks, because they were done already, fails in the next pass.
+					if err == nil {
+						err = do(ctx, m, good(g.Rank()))
+					}
+					for range 2 {
+						require.ErrorContains(t, do(ctx, m, good(g.Rank())), "index 99 at position 4", "the failure is sticky")
+						require.ErrorContains(t, m.Backward(ctx), "index 99 at position 4")
+						_, clip := m.ClipGradNorm(ctx, 1)
+						require.ErrorContains(t, clip, "index 99 at position 4")
+						_, state := m.FullState(ctx)
+						require.ErrorContains(t, state, "index 99 at position 4")
+					}
+					return err
+				}) {
+					require.ErrorContains(t, err, fmt.Sprintf("rank %d, pass 1: forward wte", world-1), "rank %d", r)
+					require.ErrorContains(t, err, "index 99 at position 4 is outside the table of 13 rows")
+				}
+			})
+		}
+	}
+}
+
+// TestBatchModifiedTooEarly checks that a batch that changes between Forward and Backward, against the rules, is an error
+// on every rank and not a panic.
+func TestBatchModifiedTooEarly(t *testing.T) {
+	for world := 1; world <= 2; world++ {
+		for _, err := range errorsOf(t, world, func(ctx context.Context, g comm.Group) error {
+			m := wrap(t, tinyGPT(1), fsdp.Config{Group: g, Wrap: blocks})
+			batch := good(g.Rank())
+			_, err := m.Forward(ctx, batch...)
+			require.NoError(t, err)
+			if g.Rank() == 0 {
+				batch[0].(*tensor.Dense).Ints()[0] = 99
+			}
+			return errors.Join(m.Backward(ctx), m.Backward(ctx)) // a rank that was done already is told now
+		}) {
+			require.ErrorContains(t, err, "rank 0, pass 1: backward wte: panic: ")
+		}
+	}
+}
+
+// TestRanksDoDifferentThings checks that ranks that call different methods are all told who does what, and can go on.
+func TestRanksDoDifferentThings(t *testing.T) {
+	type action struct {
+		name string
+		do   func(context.Context, *fsdp.Sharded, int) error
+	}
+	forward := action{"Forward", func(ctx context.Context, m *fsdp.Sharded, r int) error {
+		_, err := m.Forward(ctx, good(r)...)
+		return err
+	}}
+	eval := action{"Eval", func(ctx context.Context, m *fsdp.Sharded, r int) error { _, err := m.Eval(ctx, good(r)...); return err }}
+	backward := action{"Backward", func(ctx context.Context, m *fsdp.Sharded, _ int) error { return m.Backward(ctx) }}
+	clip := action{"ClipGradNorm", func(ctx context.Context, m *fsdp.Sharded, _ int) error { _, err := m.ClipGradNorm(ctx, 1); return err }}
+	state := action{"FullState", func(ctx context.Context, m *fsdp.Sharded, _ int) error { _, err := m.FullState(ctx); return err }}
+	for _, pair := range [][2]action{{forward, eval}, {backward, clip}, {forward, backward}, {state, forward}, {clip, state}} {
+		for world := 2; world <= 3; world++ {
+			t.Run(fmt.Sprintf("%s and %s/%d ranks", pair[0].name, pair[1].name, world), func(t *testing.T) {
+				onRanks(t, world, func(ctx context.Context, g comm.Group) {
+					m := wrap(t, tinyGPT(1), fsdp.Config{Group: g})
+					_, err := m.Forward(ctx, good(g.Rank())...)
+					require.NoError(t, err)
+					odd := g.Rank() / (world - 1)
+					err = pair[odd].do(ctx, m, g.Rank())
+					require.ErrorContains(t, err, "ranks disagree")
+					require.ErrorContains(t, err, fmt.Sprintf("rank %d runs %s number", g.Rank(), pair[odd].name))
+					require.ErrorContains(t, err, pair[1-odd].name)
+					forwardBackward(t, ctx, m, good(g.Rank()))
+				})
+			})
+		}
+	}
+}
+
+// TestBackwardOutOfTurn checks Backward without, and twice after, a Forward.
+func TestBackwardOutOfTurn(t *testing.T) {
+	for world := 1; world <= 2; world++ {
+		onRanks(t, world, func(ctx context.Context, g comm.Group) {
+			m := wrap(t, tinyGPT(1), fsdp.Config{Group: g})
+			require.ErrorContains(t, m.Backward(ctx), "Backward without a Forward before it")
+			forwardBackward(t, ctx, m, good(g.Rank()))
+			grads := gradBits(t, ctx, m)
+			require.ErrorContains(t, m.Backward(ctx), "Backward without a Forward before it")
+			_, err := m.Forward(ctx, good(g.Rank())...)
+			require.NoError(t, err)
+			_, err = m.Eval(ctx, good(g.Rank())...)
+			require.NoError(t, err)
+			require.ErrorContains(t, m.Backward(ctx), "Backward without a Forward before it", "an evaluation discards the forward")
+			requireSameBits(t, grads, gradBits(t, ctx, m))
+		})
+	}
+}
+
+// regression is the mean squared error of x·w, both of 4 elements, against y.
+var regression model = func(t *fsdp.Tape, in []fsdp.Ref) ([]fsdp.Ref, error) {
+	return []fsdp.Ref{t.Call("fit", squaredError, in[0], in[1])}, nil
+}
+
+var squaredError = &module{
+	[]fsdp.Param{{Name: "w", Shape: []int{4}, Init: fsdp.Constant(0.5)}},
+	func(b *fsdp.Builder, in []*gorgonia.Node) (gorgonia.Nodes, error) {
+		w, err := b.Param("w")
+		if err != nil {
+			return nil, err
+		}
+		y, err := gorgonia.HadamardProd(in[0], w)
+		if err != nil {
+			return nil, err
+		}
+		d, err := gorgonia.Sub(y, in[1])
+		if err != nil {
+			return nil, err
+		}
+		if d, err = gorgonia.Square(d); err != nil {
+			return nil, err
+		}
+		loss, err := gorgonia.Mean(d)
+		return gorgonia.Nodes{loss}, err
+	},
+}
+
+var float64s = fsdp.Precision{Compute: fsdp.Float64}
+
+func vector(data ...float64) fsdp.Tensor {
+	return tensor.New(tensor.WithShape(len(data)), tensor.WithBacking(data))
+}
+
+// TestLossNotFinite checks that Backward fails on every rank, names the one, and changes no gradient.
+func TestLossNotFinite(t *testing.T) {
+	for _, bad := range []float64{math.NaN(), math.Inf(1), 1e300} {
+		for world := 1; world <= 3; world++ {
+			onRanks(t, world, func(ctx context.Context, g comm.Group) {
+				m := wrap(t, regression, fsdp.Config{Group: g, Precision: float64s})
+				x, y := vector(1, 2, 3, 4), vector(1, 1, 1, 1)
+				forwardBackward(t, ctx, m, []fsdp.Tensor{x, y})
+				grads := gradBits(t, ctx, m)
+				if g.Rank() == world-1 {
+					x = vector(1, 2, bad, 4)
+				}
+				_, err := m.Forward(ctx, x, y)
+				require.NoError(t, err, "the loss is for the caller to see")
+				err = m.Backward(ctx)
+				require.ErrorContains(t, err, "the loss of pass")
+				require.ErrorContains(t, err, fmt.Sprintf("rank %d: ", world-1))
+				requireSameBits(t, grads, gradBits(t, ctx, m))
+				plan, err := m.Plan(x, y)
+				require.NoError(t, err)
+				require.Equal(t, plan.ShardBytes, m.Memory().Live, "nothing of the pass is left")
+				forwardBackward(t, ctx, m, []fsdp.Tensor{vector(1, 2, 3, 4), y})
+			})
+		}
+	}
+}
+
+// TestGradientNotFinite checks that ClipGradNorm fails on every rank, names a parameter, and changes no gradient.
+func TestGradientNotFinite(t *testing.T) {
+	for world := 1; world <= 3; world++ {
+		onRanks(t, world, func(ctx context.Context, g comm.Group) {
+			m := wrap(t, tinyGPT(1), fsdp.Config{Group: g, Wrap: blocks})
+			forwardBackward(t, ctx, m, good(g.Rank()))
+			for _, p := range m.Shards() { // exactly one rank owns element 5
+				if i := 5 - p.Offset; p.Name == "blocks.0.qkv.weight" && i >= 0 && i < p.Grad.Len() {
+					p.Grad.F32[i] = float32(math.Inf(-1))
+				}
+			}
+			before := gradBits(t, ctx, m)
+			_, err := m.ClipGradNorm(ctx, 1e-3)
+			require.ErrorContains(t, err, "the gradient of blocks.0.qkv.weight")
+			require.ErrorContains(t, err, "is not finite")
+			requireSameBits(t, before, gradBits(t, ctx, m))
+			m.ZeroGrad()
+			norm, err := m.ClipGradNorm(ctx, 1)
+			require.NoError(t, err)
+			require.Zero(t, norm)
+		})
+	}
+}
+
+// TestClipLimit checks the limits that ClipGradNorm refuses.
+func TestClipLimit(t *testing.T) {
+	for _, limit := range []float64{0, -1, math.NaN(), math.Inf(-1)} {
+		onRanks(t, 2, func(ctx context.Context, g comm.Group) {
+			m := wrap(t, tinyGPT(1), fsdp.Config{Group: g})
+			given := 1.0
+			if g.Rank() == 1 {
+				given = limit
+			}
+			_, err := m.ClipGradNorm(ctx, given)
+			require.ErrorContains(t, err, "want a positive number")
+			_, err = m.ClipGradNorm(ctx, math.Inf(1))
+			require.NoError(t, err)
+		})
+	}
+}
+
+// around returns a model that calls mid between an embedding and a head, so that other calls have parameters.
+func around(mid fsdp.Module) model {
+	return func(t *fsdp.Tape, in []fsdp.Ref) ([]fsdp.Ref, error) {
+		x := t.Call("wte", &nn.Embedding{Rows: tinyVocab, Dim: 8}, in[0])
+		x = t.Call("mid", mid, x)
+		return []fsdp.Ref{t.Call("head", &nn.Head{Dim: 8, Classes: tinyVocab, Ignore: nn.IgnoreTarget}, x, in[1])}, nil
+	}
+}
+
+// badBuilds are modules whose Build goes wrong, with a part of the message.
+var badBuilds = map[string]struct {
+	build func(b *fsdp.Builder, in []*gorgonia.Node) (gorgonia.Nodes, error)
+	want  string
+}{
+	"error":   {func(*fsdp.Builder, []*gorgonia.Node) (gorgonia.Nodes, error) { return nil, errors.New("no such thing") }, "no such thing"},
+	"panic":   {func(*fsdp.Builder, []*gorgonia.Node) (gorgonia.Nodes, error) { panic("too many nodes") }, "Build panicked: too many nodes"},
+	"nothing": {func(*fsdp.Builder, []*gorgonia.Node) (gorgonia.Nodes, error) { return nil, nil }, "no outputs"},
+	"nil":     {func(*fsdp.Builder, []*gorgonia.Node) (gorgonia.Nodes, error) { return gorgonia.Nodes{nil}, nil }, "output 0 is nil"},
+	"no param": {func(b *fsdp.Builder, in []*gorgonia.Node) (gorgonia.Nodes, error) {
+		_, err := b.Param("w")
+		return in, err
+	}, `no parameter "w"`},
+	"too wide": {func(b *fsdp.Builder, in []*gorgonia.Node) (gorgonia.Nodes, error) {
+		return b.Call("l", &nn.Linear{In: 3, Out: 3}, in[0])
+	}, "l: "},
+	"elsewhere": {func(*fsdp.Builder, []*gorgonia.Node) (gorgonia.Nodes, error) {
+		return gorgonia.Nodes{gorgonia.NewScalar(gorgonia.NewGraph(), tensor.Float32)}, nil
+	}, "another graph"},
+	"other type": {func(b *fsdp.Builder, in []*gorgonia.Node) (gorgonia.Nodes, error) {
+		return gorgonia.Nodes{gorgonia.NewMatrix(b.Graph(), tensor.Float64, gorgonia.WithShape(2, 2))}, nil
+	}, "float64"},
+	"stray input": {func(b *fsdp.Builder, in []*gorgonia.Node) (gorgonia.Nodes, error) {
+		return gorgonia.Nodes{gorgonia.NewTensor(b.Graph(), tensor.Float32, 3, gorgonia.WithShape(2, 3, 8), gorgonia.WithName("stray"))}, nil
+	}, "stray"},
+}
+
+// TestBadBuilds checks that a Build that goes wrong is an error of the first pass, on every rank, that names the call, and
+// nothing worse.
+func TestBadBuilds(t *testing.T) {
+	for name, c := range badBuilds {
+		for world := 1; world <= 2; world++ {
+			t.Run(fmt.Sprintf("%s/%d ranks", name, world), func(t *testing.T) {
+				for _, err := range errorsOf(t, world, func(ctx context.Context, g comm.Group) error {
+					m := wrap(t, around(&module{build: c.build}), fsdp.Config{Group: g})
+					_, err := m.Eval(ctx, good(0)...)
+					require.ErrorContains(t, err, "call mid")
+					_, err = m.Forward(ctx, good(0)...)
+					return err
+				}) {
+					require.ErrorContains(t, err, "call mid (*fsdp_test.module): ")
+					require.ErrorContains(t, err, c.want)
+				}
+			})
+		}
+	}
+}
+
+// TestUnusableLoss checks that a loss of several elements, or one that does not exist, is refused for training only.
+func TestUnusableLoss(t *testing.T) {
+	several := wrap(t, model(func(t *fsdp.Tape, in []fsdp.Ref) ([]fsdp.Ref, error) {
+		return []fsdp.Ref{t.Call("wte", &nn.Embedding{Rows: tinyVocab, Dim: 8}, in[0])}, nil
+	}), fsdp.Config{})
+	_, err := several.Forward(t.Context(), good(0)[0])
+	require.ErrorContains(t, err, "the loss, output 0 of call wte, has shape (2, 3, 8): it must be one number")
+	out, err := several.Eval(t.Context(), good(0)[0])
+	require.NoError(t, err)
+	require.Equal(t, tensor.Shape{2, 3, 8}, out[0].Shape())
+
+	missing := wrap(t, model(func(t *fsdp.Tape, in []fsdp.Ref) ([]fsdp.Ref, error) {
+		x := t.Call("wte", &nn.Embedding{Rows: tinyVocab, Dim: 8}, in[0])
+		return []fsdp.Ref{x.At(1)}, nil
+	}), fsdp.Config{})
+	_, err = missing.Forward(t.Context(), good(0)[0])
+	require.ErrorContains(t, err, "result 0 is output 1 of call wte, which has 1")
+
+	used := wrap(t, model(func(t *fsdp.Tape, in []fsdp.Ref) ([]fsdp.Ref, error) {
+		x := t.Call("wte", &nn.Embedding{Rows: tinyVocab, Dim: 8}, in[0])
+		return []fsdp.Ref{t.Call("lnf", &nn.LayerNorm{Dim: 8}, x.At(2))}, nil
+	}), fsdp.Config{})
+	_, err = used.Forward(t.Context(), good(0)[0])
+	require.ErrorContains(t, err, "call lnf: input 0 is output 2 of call wte, which has 1")
+}
+
+// TestContextEndsBeforeAPass checks that a pass does not start under a context that has ended, on any rank.
+func TestContextEndsBeforeAPass(t *testing.T) {
+	gone := errors.New("time for lunch")
+	for world := 1; world <= 3; world++ {
+		for _, err := range errorsOf(t, world, func(ctx context.Context, g comm.Group) error {
+			m := wrap(t, tinyGPT(1), fsdp.Config{Group: g})
+			if g.Rank() == 0 {
+				var cancel context.CancelCauseFunc
+				ctx, cancel = context.WithCancelCause(ctx)
+				cancel(gone)
+			}
+			_, err := m.Forward(ctx, good(0)...)
+			if world == 1 {
+				forwardBackward(t, t.Context(), m, good(0))
+			}
+			return err
+		}) {
+			require.ErrorContains(t, err, gone.Error())
+			require.ErrorContains(t, err, "rank 0")
+		}
+	}
+}
+
+// TestContextEndsInsideAPass ends the context of one rank in the middle of a pass, at every operation in turn, and checks
+// that no rank hangs and all learn why.
+func TestContextEndsInsideAPass(t *testing.T) {
+	gone := errors.New("time for lunch")
+	plan, err := wrap(t, tinyGPT(1), fsdp.Config{Wrap: blocks}).Plan(good(0)...)
+	require.NoError(t, err)
+	for world := 1; world <= 3; world++ {
+		for stop := range len(plan.Schedule) - 1 {
+			for _, err := range errorsOf(t, world, func(ctx context.Context, g comm.Group) error {
+				cfg := fsdp.Config{Group: g, Wrap: blocks}
+				if g.Rank() == world-1 {
+					var cancel context.CancelCauseFunc
+					ctx, cancel = context.WithCancelCause(ctx)
+					left := stop
+					cfg.Trace = func(fsdp.Event) {
+						if left--; left < 0 {
+							cancel(gone)
+						}
+					}
+				}
+				m := wrap(t, tinyGPT(1), cfg)
+				if _, err := m.Forward(ctx, good(g.Rank())...); err != nil {
+					return err
+				}
+				if err := m.Backward(ctx); err != nil {
+					return err
+				}
+				_, err := m.FullState(ctx) // a rank that was done already is told now
+				return err
+			}) {
+				require.ErrorContains(t, err, gone.Error(), "stopped after %s", plan.Schedule[stop])
+				require.ErrorContains(t, err, fmt.Sprintf("rank %d", world-1))
+			}
+		}
+	}
+}
+
+// TestRankLeavesEarly checks that a rank that is done before the others makes them fail, not wait.
+func TestRankLeavesEarly(t *testing.T) {
+	for world := 2; world <= 3; world++ {
+		for _, after := range []string{"Wrap", "Forward", "Backward"} {
+			errs := make([]error, world)
+			onRanks(t, world, func(ctx context.Context, g comm.Group) {
+				m := wrap(t, tinyGPT(1), fsdp.Config{Group: g, Wrap: blocks})
+				if after != "Wrap" {
+					_, err := m.Forward(ctx, good(g.Rank())...)
+					require.NoError(t, err)
+				}
+				if after == "Backward" {
+					require.NoError(t, m.Backward(ctx))
+				}
+				if g.Rank() == 0 {
+					return
+				}
+				if after == "Forward" {
+					errs[g.Rank()] = m.Backward(ctx)
+				} else {
+					_, errs[g.Rank()] = m.Forward(ctx, good(g.Rank())...)
+				}
+			})
+			for _, err := range errs[1:] {
+				require.ErrorIs(t, err, comm.ErrClosed)
+				require.ErrorContains(t, err, "rank 0")
+			}
+		}
+	}
+}

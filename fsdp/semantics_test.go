@@ -1,0 +1,336 @@
+package fsdp_test
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"gorgonia.org/gorgonia"
+
+	"github.com/gofsdp/gofsdp/comm"
+	"github.com/gofsdp/gofsdp/fsdp"
+	"github.com/gofsdp/gofsdp/fsdp/nn"
+)
+
+// gradsOf returns the gradients of every parameter, as numbers.
+func gradsOf(t require.TestingT, ctx context.Context, m *fsdp.Sharded) map[string][]float64 {
+	grads, err := m.FullGrads(ctx)
+	require.NoError(t, err)
+	out := make(map[string][]float64)
+	for name, g := range grads {
+		out[name] = elements(g)
+	}
+	return out
+}
+
+// requireNear compares named numbers.
+func requireNear(t require.TestingT, want, got map[string][]float64, tol float64) {
+	require.Len(t, got, len(want))
+	for name, w := range want {
+		require.InDeltaSlice(t, w, got[name], tol, name)
+	}
+}
+
+// tiny64 wraps a tiny GPT in float64.
+func tiny64(t require.TestingT, g comm.Group) *fsdp.Sharded {
+	return wrap(t, tinyGPT(2), fsdp.Config{Group: g, Wrap: blocks, Precision: float64s, Poison: true})
+}
+
+// TestGradientsAreMeans compares the gradients of two ranks with those of each on its own: half their sum, to the bit.
+func TestGradientsAreMeans(t *testing.T) {
+	alone := make([]map[string][]float64, 2)
+	for r := range alone {
+		m := tiny64(t, nil)
+		forwardBackward(t, t.Context(), m, good(r))
+		alone[r] = gradsOf(t, t.Context(), m)
+	}
+	onRanks(t, 2, func(ctx context.Context, g comm.Group) {
+		m := tiny64(t, g)
+		forwardBackward(t, ctx, m, good(g.Rank()))
+		for name, got := range gradsOf(t, ctx, m) {
+			for i, x := range got {
+				require.Equal(t, (alone[0][name][i]+alone[1][name][i])/2, x, "%s[%d]", name, i)
+			}
+		}
+	})
+}
+
+// TestAccumulation checks that Backward adds, that Scale scales, and that ZeroGrad starts over.
+func TestAccumulation(t *testing.T) {
+	onRanks(t, 2, func(ctx context.Context, g comm.Group) {
+		m := tiny64(t, g)
+		backward := func(seed int, opts ...fsdp.BackwardOption) {
+			_, err := m.Forward(ctx, tinyBatch(seed, g.Rank(), 2, 3)...)
+			require.NoError(t, err)
+			require.NoError(t, m.Backward(ctx, opts...))
+		}
+		backward(0)
+		first := gradsOf(t, ctx, m)
+		m.ZeroGrad()
+		for _, g := range gradsOf(t, ctx, m) {
+			require.Equal(t, make([]float64, len(g)), g)
+		}
+		backward(1)
+		second := gradsOf(t, ctx, m)
+		backward(0)
+		sum := make(map[string][]float64)
+		for name := range first {
+			for i := range first[name] {
+				sum[name] = append(sum[name], first[name][i]+second[name][i])
+			}
+		}
+		requireNear(t, sum, gradsOf(t, ctx, m), 0)
+		m.ZeroGrad()
+		backward(0, fsdp.Scale(0.25)) // a power of two: exact
+		backward(0, fsdp.Scale(0.25))
+		for name, got := range gradsOf(t, ctx, m) {
+			for i, x := range got {
+				require.Equal(t, first[name][i]/2, x)
+			}
+		}
+	})
+}
+
+// TestMicroBatches compares the gradient of a batch with that of its rows, one at a time.
+func TestMicroBatches(t *testing.T) {
+	onRanks(t, 3, func(ctx context.Context, g comm.Group) {
+		m := tiny64(t, g)
+		x, y := tokens(g.Rank(), tinyVocab, 4, 3), tokens(9+g.Rank(), tinyVocab, 4, 3)
+		forwardBackward(t, ctx, m, []fsdp.Tensor{x, y})
+		want := gradsOf(t, ctx, m)
+		m.ZeroGrad()
+		for row := range 4 {
+			a, b := tokens(0, tinyVocab, 1, 3), tokens(0, tinyVocab, 1, 3)
+			copy(a.Ints(), x.Ints()[3*row:])
+			copy(b.Ints(), y.Ints()[3*row:])
+			_, err := m.Forward(ctx, a, b)
+			require.NoError(t, err)
+			require.NoError(t, m.Backward(ctx, fsdp.Scale(0.25)))
+		}
+		requireNear(t, want, gradsOf(t, ctx, m), 1e-14)
+	})
+}
+
+// dropoutGPT is a tiny GPT that drops a lot.
+func dropoutGPT() *nn.GPT {
+	m := tinyGPT(2)
+	m.Dropout = 0.4
+	return m
+}
+
+// TestDropout checks that every training pass and rank draws its own masks, and that evaluation draws none.
+func TestDropout(t *testing.T) {
+	losses := make([][]float64, 2)
+	onRanks(t, 2, func(ctx context.Context, g comm.Group) {
+		m := wrap(t, dropoutGPT(), fsdp.Config{Group: g})
+		for range 3 {
+			losses[g.Rank()] = append(losses[g.Rank()], forwardBackward(t, ctx, m, good(0)))
+		}
+		want, err := wrap(t, tinyGPT(2), fsdp.Config{Group: g}).Eval(ctx, good(0)...)
+		require.NoError(t, err)
+		for range 2 {
+			got, err := m.Eval(ctx, good(0)...)
+			require.NoError(t, err)
+			require.Equal(t, elements(want[1]), elements(got[1]), "evaluation is that of the model without dropout")
+		}
+	})
+	all := slices.Sorted(slices.Values(append(losses[0], losses[1]...)))
+	require.Len(t, slices.Compact(all), 6, "one batch, six masks, six losses")
+}
+
+// TestEvaluationLeavesTrainingAlone interleaves a training with everything that is not a step.
+func TestEvaluationLeavesTrainingAlone(t *testing.T) {
+	want := train(t, dropoutGPT(), 2, 3, 1, fsdp.Config{Wrap: blocks})
+	onRanks(t, 2, func(ctx context.Context, g comm.Group) {
+		m := wrap(t, dropoutGPT(), fsdp.Config{Group: g, Wrap: blocks})
+		update := updater(t, m, 1)
+		aside := func() {
+			_, err := m.Eval(ctx, tinyBatch(99, g.Rank(), 1, 4)...)
+			require.NoError(t, err)
+			stateBits(t, ctx, m)
+			_, err = m.Plan(tinyBatch(0, 0, 4, 1)...)
+			require.NoError(t, err)
+		}
+		for step := range 3 {
+			aside()
+			forwardBackward(t, ctx, m, tinyBatch(step, g.Rank(), 2, tinyContext))
+			aside()
+			update(ctx)
+		}
+		requireSameBits(t, want, stateBits(t, ctx, m))
+	})
+}
+
+// TestForwardTwice checks that a forward without its backward leaves nothing behind.
+func TestForwardTwice(t *testing.T) {
+	onRanks(t, 2, func(ctx context.Context, g comm.Group) {
+		m := wrap(t, tinyGPT(2), fsdp.Config{Group: g, Wrap: blocks, Poison: true})
+		forwardBackward(t, ctx, m, good(g.Rank()))
+		want, live := gradBits(t, ctx, m), m.Memory().Live
+		m.ZeroGrad()
+		for range 3 {
+			_, err := m.Forward(ctx, tinyBatch(5, g.Rank(), 3, 4)...)
+			require.NoError(t, err)
+			require.Greater(t, m.Memory().Live, live)
+		}
+		forwardBackward(t, ctx, m, good(g.Rank()))
+		requireSameBits(t, want, gradBits(t, ctx, m))
+		require.Equal(t, live, m.Memory().Live)
+	})
+}
+
+// TestTwoModelsInOneGroup alternates the passes of two models and compares them with each on its own.
+func TestTwoModelsInOneGroup(t *testing.T) {
+	models := []fsdp.Model{tinyGPT(1), dropoutGPT()}
+	var want []bits
+	for _, m := range models {
+		want = append(want, train(t, m, 2, 4, 1, fsdp.Config{Wrap: blocks}))
+	}
+	onRanks(t, 2, func(ctx context.Context, g comm.Group) {
+		var both []*fsdp.Sharded
+		var updates []func(context.Context)
+		for _, model := range models {
+			m := wrap(t, model, fsdp.Config{Group: g, Wrap: blocks})
+			both, updates = append(both, m), append(updates, updater(t, m, 1))
+		}
+		for step := range 4 {
+			for _, m := range both {
+				_, err := m.Forward(ctx, tinyBatch(step, g.Rank(), 2, tinyContext)...)
+				require.NoError(t, err)
+			}
+			for i, m := range both {
+				require.NoError(t, m.Backward(ctx))
+				updates[i](ctx)
+			}
+		}
+		for i, m := range both {
+			requireSameBits(t, want[i], stateBits(t, ctx, m))
+		}
+	})
+}
+
+// TestRanksWithoutParameters trains over more ranks than there are parameters to own.
+func TestRanksWithoutParameters(t *testing.T) {
+	const world = 8
+	owned := make([]int, world)
+	onRanks(t, world, func(ctx context.Context, g comm.Group) {
+		m := wrap(t, regression, fsdp.Config{Group: g, Precision: float64s})
+		owned[g.Rank()] = len(m.Shards())
+		update := updater(t, m, 1)
+		for range 3 {
+			forwardBackward(t, ctx, m, []fsdp.Tensor{vector(1, 2, 3, 4), vector(0, 0, 0, float64(g.Rank()))})
+			update(ctx)
+		}
+	})
+	require.Equal(t, []int{1, 0, 0, 0, 0, 0, 0, 0}, owned)
+}
+
+// TestInitAsksForWhatIsOwned records the intervals that Init is asked for: on every rank exactly those it owns, in pieces,
+// and over all ranks every element once.
+func TestInitAsksForWhatIsOwned(t *testing.T) {
+	const rows, cols = 101, 97
+	type interval struct{ first, n int }
+	for world := 1; world <= 5; world++ {
+		asked := make([][]interval, world)
+		onRanks(t, world, func(_ context.Context, g comm.Group) {
+			record := func(_ fsdp.Stream, first int, dst []float64) {
+				asked[g.Rank()] = append(asked[g.Rank()], interval{first, len(dst)})
+			}
+			big := &module{
+				[]fsdp.Param{{Name: "bias", Shape: []int{7}}, {Name: "w", Shape: []int{rows, cols}, Init: record}},
+				func(_ *fsdp.Builder, in []*gorgonia.Node) (gorgonia.Nodes, error) { return in, nil },
+			}
+			m := wrap(t, calls(call("big", big)), fsdp.Config{Group: g})
+			owned := 0
+			for _, p := range m.Shards() {
+				if !strings.HasSuffix(p.Name, ".w") {
+					continue
+				}
+				owned = p.Value.Len()
+				for _, a := range asked[g.Rank()] {
+					require.GreaterOrEqual(t, a.first, p.Offset)
+					require.LessOrEqual(t, a.first+a.n, p.Offset+p.Value.Len())
+				}
+			}
+			total := 0
+			for _, a := range asked[g.Rank()] {
+				require.Less(t, a.n, rows*cols, "a whole parameter at once")
+				total += a.n
+			}
+			require.Equal(t, owned, total)
+		})
+		times := make([]int, rows*cols)
+		for _, a := range slices.Concat(asked...) {
+			for i := range a.n {
+				times[a.first+i]++
+			}
+		}
+		require.Equal(t, slices.Repeat([]int{1}, rows*cols), times)
+	}
+}
+
+// TestInits checks the distributions.
+func TestInits(t *testing.T) {
+	const n = 20000
+	values := func(init fsdp.Init) []float64 {
+		m := wrap(t, calls(call("a", having(fsdp.Param{Name: "w", Shape: []int{n}, Init: init}))), fsdp.Config{Precision: float64s, Seed: 1})
+		return m.Shards()[0].Value.F64
+	}
+	moments := func(x []float64) (mean, variance float64) {
+		for _, v := range x {
+			mean += v / n
+		}
+		for _, v := range x {
+			variance += (v - mean) * (v - mean) / n
+		}
+		return mean, variance
+	}
+	mean, variance := moments(values(fsdp.Normal(0.5)))
+	require.InDelta(t, 0, mean, 0.015)
+	require.InDelta(t, 0.25, variance, 0.01)
+	uniform := values(fsdp.Uniform(-1, 3))
+	mean, variance = moments(uniform)
+	require.InDelta(t, 1, mean, 0.04)
+	require.InDelta(t, 16./12, variance, 0.04)
+	require.GreaterOrEqual(t, slices.Min(uniform), -1.)
+	require.Less(t, slices.Max(uniform), 3.)
+	require.Equal(t, slices.Repeat([]float64{7}, n), values(fsdp.Constant(7)))
+	require.Equal(t, make([]float64, n), values(nil))
+	require.Equal(t, values(fsdp.Normal(1)), values(func(s fsdp.Stream, first int, dst []float64) {
+		for i := range dst {
+			dst[i] = s.Normal(first + i)
+		}
+	}))
+	first := values(func(s fsdp.Stream, first int, dst []float64) {
+		for i := range dst {
+			dst[i] = float64(s.Uint64(first+i) >> 60)
+		}
+	})
+	require.ElementsMatch(t, seen(first), []float64{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15})
+}
+
+// seen returns the distinct elements of x.
+func seen(x []float64) []float64 { return slices.Compact(slices.Sorted(slices.Values(x))) }
+
+// TestPolicies checks which calls each policy puts together.
+func TestPolicies(t *testing.T) {
+	for name, want := range map[string][]string{
+		"root only":          {"root"},
+		"WrapType":           {"root", "blocks.0", "blocks.1"},
+		"WrapEach":           {"wte", "wpe", "blocks.0", "blocks.1", "lnf", "head"},
+		"WrapNames":          {"root", "wte", "wpe", "blocks.0", "blocks.1"},
+		"WrapMinParams":      {"wte", "blocks.1"},
+		"WrapMinParams, all": {"wte", "wpe", "blocks.0", "blocks.1", "lnf", "head"},
+		"two of each":        {"even", "odd"},
+	} {
+		plan, err := wrap(t, tinyGPT(2), fsdp.Config{Wrap: wrapPolicies[name]}).Plan(good(0)...)
+		require.NoError(t, err)
+		var got []string
+		for _, g := range plan.Groups {
+			got = append(got, g.Name)
+		}
+		require.Equal(t, want, got, name)
+	}
+}

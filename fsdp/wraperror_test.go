@@ -1,0 +1,208 @@
+package fsdp_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"gorgonia.org/gorgonia"
+
+	"github.com/gofsdp/gofsdp/comm"
+	"github.com/gofsdp/gofsdp/fsdp"
+	"github.com/gofsdp/gofsdp/fsdp/nn"
+)
+
+// calls returns a model that makes the given calls with in[0] and returns the last.
+func calls(make ...func(t *fsdp.Tape, x fsdp.Ref) fsdp.Ref) model {
+	return func(t *fsdp.Tape, in []fsdp.Ref) ([]fsdp.Ref, error) {
+		x := in[0]
+		for _, call := range make {
+			x = call(t, x)
+		}
+		return []fsdp.Ref{x}, nil
+	}
+}
+
+// call returns a call for calls.
+func call(name string, m fsdp.Module) func(*fsdp.Tape, fsdp.Ref) fsdp.Ref {
+	return func(t *fsdp.Tape, x fsdp.Ref) fsdp.Ref { return t.Call(name, m, x) }
+}
+
+// having returns a module with these parameters that returns its input.
+func having(params ...fsdp.Param) *module {
+	return &module{params, func(_ *fsdp.Builder, in []*gorgonia.Node) (gorgonia.Nodes, error) { return in, nil }}
+}
+
+// weight is a parameter.
+func weight(name string, shape ...int) fsdp.Param { return fsdp.Param{Name: name, Shape: shape} }
+
+// panicking is a module whose Params panics.
+type panicking struct{ module }
+
+func (*panicking) Params() []fsdp.Param { panic("no parameters today") }
+
+// wrapErrors are models and configurations that Wrap refuses, with a part of the message.
+var wrapErrors = map[string]struct {
+	model fsdp.Model
+	cfg   fsdp.Config
+	want  string
+}{
+	"nil model":          {nil, fsdp.Config{}, "the model is nil"},
+	"nil pointer":        {(*nn.GPT)(nil), fsdp.Config{}, "Forward panicked"},
+	"model fails":        {model(func(*fsdp.Tape, []fsdp.Ref) ([]fsdp.Ref, error) { return nil, errors.New("out of ideas") }), fsdp.Config{}, "out of ideas"},
+	"model panics":       {model(func(*fsdp.Tape, []fsdp.Ref) ([]fsdp.Ref, error) { panic("out of luck") }), fsdp.Config{}, "Forward panicked: out of luck"},
+	"GPT of no width":    {&nn.GPT{Layers: 1}, fsdp.Config{}, "not positive"},
+	"no results":         {model(func(t *fsdp.Tape, in []fsdp.Ref) ([]fsdp.Ref, error) { return nil, nil }), fsdp.Config{}, "no results"},
+	"result is input":    {model(func(t *fsdp.Tape, in []fsdp.Ref) ([]fsdp.Ref, error) { return in[:1], nil }), fsdp.Config{}, "result 0 is not the output of a call"},
+	"zero result":        {model(func(t *fsdp.Tape, in []fsdp.Ref) ([]fsdp.Ref, error) { return []fsdp.Ref{{}}, nil }), fsdp.Config{}, "result 0 is not the output of a call"},
+	"no parameters":      {calls(call("d", &nn.Dropout{})), fsdp.Config{}, "no parameters"},
+	"nil module":         {calls(call("a", nil)), fsdp.Config{}, `call "a": the module is nil`},
+	"nil module pointer": {calls(call("a", (*nn.Linear)(nil))), fsdp.Config{}, `call "a": the module is nil`},
+	"Params panics":      {calls(call("a", &panicking{})), fsdp.Config{}, `call "a": method Params panicked: no parameters today`},
+	"empty call name":    {calls(call("", having(weight("w", 1)))), fsdp.Config{}, "empty or has spaces"},
+	"call name spaces":   {calls(call("a b", having(weight("w", 1)))), fsdp.Config{}, "empty or has spaces"},
+	"call twice":         {calls(call("a", having(weight("w", 1))), call("a", having(weight("w", 1)))), fsdp.Config{}, `call "a": the name is taken`},
+	"empty param name":   {calls(call("a", having(weight("", 1)))), fsdp.Config{}, `parameter name "" is empty`},
+	"param twice":        {calls(call("a", having(weight("w", 1), weight("w", 1)))), fsdp.Config{}, `parameter "w" is listed twice`},
+	"same full name":     {calls(call("a", having(weight("b.w", 1))), call("a.b", having(weight("w", 1)))), fsdp.Config{}, `already has a parameter "a.b.w"`},
+	"empty dimension":    {calls(call("a", having(weight("w", 2, 0)))), fsdp.Config{}, "dimensions must be positive"},
+	"huge shape":         {calls(call("a", having(weight("w", 1<<40, 1<<40)))), fsdp.Config{}, "more elements than"},
+	"tied to nothing":    {calls(call("a", having(fsdp.Param{Name: "w", Shape: []int{1}, Tied: "b.w"}))), fsdp.Config{}, `tied to "b.w", which no earlier call has`},
+	"tied, other shape":  {calls(call("a", having(weight("w", 2))), call("b", having(fsdp.Param{Name: "w", Shape: []int{1}, Tied: "a.w"}))), fsdp.Config{}, `"w" [1] is tied to "a.w", which is [2]`},
+	"tied twice": {calls(call("a", having(weight("w", 2))), call("b", having(fsdp.Param{Name: "u", Shape: []int{2}, Tied: "a.w"}, fsdp.Param{Name: "v", Shape: []int{2}, Tied: "a.w"}))),
+		fsdp.Config{}, `"v" is "a.w", which the call has already`},
+	"again of nothing":   {calls(func(t *fsdp.Tape, x fsdp.Ref) fsdp.Ref { return t.Again("a", x) }), fsdp.Config{}, `call "a" again`},
+	"foreign input":      {calls(func(t *fsdp.Tape, _ fsdp.Ref) fsdp.Ref { return t.Call("a", having(weight("w", 1)), fsdp.Ref{}) }), fsdp.Config{}, `call "a": input 0 is not a value of this model`},
+	"At of an input":     {calls(func(t *fsdp.Tape, x fsdp.Ref) fsdp.Ref { return t.Call("a", having(weight("w", 1)), x.At(1)) }), fsdp.Config{}, "At(1)"},
+	"At below zero":      {calls(call("a", having(weight("w", 1))), func(_ *fsdp.Tape, x fsdp.Ref) fsdp.Ref { return x.At(-1) }), fsdp.Config{}, "At(-1)"},
+	"unknown type":       {tinyGPT(1), fsdp.Config{Precision: fsdp.Precision{Compute: 9}}, "DType(9)"},
+	"negative prefetch":  {tinyGPT(1), fsdp.Config{Prefetch: -2}, "Config.Prefetch is -2"},
+	"policy too short":   {tinyGPT(1), fsdp.Config{Wrap: func([]fsdp.CallInfo) []string { return nil }}, "Config.Wrap returned 0 names for 5 calls"},
+	"policy panics":      {tinyGPT(1), fsdp.Config{Wrap: func(c []fsdp.CallInfo) []string { panic("no opinion") }}, "Config.Wrap panicked: no opinion"},
+	"checkpoint panics":  {tinyGPT(1), fsdp.Config{Checkpoint: func(c []fsdp.CallInfo) []string { panic("no opinion") }}, "Config.Checkpoint panicked: no opinion"},
+	"error without text": {model(func(*fsdp.Tape, []fsdp.Ref) ([]fsdp.Ref, error) { return nil, errors.New("") }), fsdp.Config{}, "fsdp: "},
+}
+
+// TestWrapRefuses checks that each mistake is an error that says what is wrong, on one rank, on all, and on the others
+// when only one rank makes it.
+func TestWrapRefuses(t *testing.T) {
+	for name, c := range wrapErrors {
+		t.Run(name, func(t *testing.T) {
+			_, err := fsdp.Wrap(c.model, c.cfg)
+			require.ErrorContains(t, err, c.want)
+			require.ErrorContains(t, err, "fsdp: ")
+			for world := 2; world <= 3; world++ {
+				for _, err := range errorsOf(t, world, func(ctx context.Context, g comm.Group) error {
+					cfg := c.cfg
+					cfg.Group = g
+					_, err := fsdp.WrapContext(ctx, c.model, cfg)
+					return err
+				}) {
+					require.ErrorContains(t, err, c.want)
+				}
+				errs := errorsOf(t, world, func(ctx context.Context, g comm.Group) error {
+					if g.Rank() > 0 {
+						_, err := fsdp.WrapContext(ctx, tinyGPT(1), fsdp.Config{Group: g})
+						return err
+					}
+					cfg := c.cfg
+					cfg.Group = g
+					_, err := fsdp.WrapContext(ctx, c.model, cfg)
+					return err
+				})
+				for r, err := range errs[1:] {
+					var peer *fsdp.PeerError
+					require.ErrorAs(t, err, &peer, "rank %d", r+1)
+					require.Zero(t, peer.Rank)
+					require.Contains(t, err.Error(), strings.TrimPrefix(c.want, "fsdp: "))
+				}
+			}
+		})
+	}
+}
+
+// TestWrapAfterFailure checks that a failed Wrap leaves the group usable.
+func TestWrapAfterFailure(t *testing.T) {
+	onRanks(t, 3, func(ctx context.Context, g comm.Group) {
+		_, err := fsdp.Wrap(tinyGPT(1), fsdp.Config{Group: g, Prefetch: -7 * g.Rank()})
+		require.ErrorContains(t, err, "Prefetch is -7")
+		require.ErrorContains(t, err, "Prefetch is -14", "all that failed are told")
+		_, err = fsdp.Wrap(tinyGPT(1+g.Rank()/2), fsdp.Config{Group: g})
+		require.ErrorContains(t, err, "disagree")
+		forwardBackward(t, ctx, wrap(t, tinyGPT(1), fsdp.Config{Group: g}), tinyBatch(0, g.Rank(), 1, 2))
+	})
+}
+
+// renamed is a GPT with one more parameter under another name.
+func renamed(name string) model {
+	return func(t *fsdp.Tape, in []fsdp.Ref) ([]fsdp.Ref, error) {
+		x := t.Call(name, &nn.Embedding{Rows: tinyVocab, Dim: 8}, in[0])
+		return []fsdp.Ref{t.Call("head", &nn.Head{Dim: 8, Classes: tinyVocab, Ignore: nn.IgnoreTarget}, x, in[1])}, nil
+	}
+}
+
+// nested is a module with a pointer to another.
+type nested struct{ inner *nn.Linear }
+
+func (m *nested) Params() []fsdp.Param { return m.inner.Params() }
+func (m *nested) Build(b *fsdp.Builder, in ...*gorgonia.Node) (gorgonia.Nodes, error) {
+	return m.inner.Build(b, in...)
+}
+
+// chainOf is a model of one nested module and a head.
+func chainOf(std float64) model {
+	return func(t *fsdp.Tape, in []fsdp.Ref) ([]fsdp.Ref, error) {
+		x := t.Call("wte", &nn.Embedding{Rows: tinyVocab, Dim: 8}, in[0])
+		x = t.Call("mid", &nested{&nn.Linear{In: 8, Out: 8, Std: std}}, x)
+		return []fsdp.Ref{t.Call("head", &nn.Head{Dim: 8, Classes: tinyVocab, Ignore: nn.IgnoreTarget}, x, in[1])}, nil
+	}
+}
+
+// wrapDifferences are pairs of a model and a configuration that do not go together, with what the error must contain.
+var wrapDifferences = map[string]struct {
+	model [2]fsdp.Model
+	cfg   [2]fsdp.Config
+	want  []string
+}{
+	"layers":       {[2]fsdp.Model{tinyGPT(2), tinyGPT(3)}, [2]fsdp.Config{}, []string{"elements"}},
+	"width":        {[2]fsdp.Model{&nn.GPT{Vocab: 5, Context: 4, Dim: 8, Heads: 2}, &nn.GPT{Vocab: 5, Context: 4, Dim: 6, Heads: 2}}, [2]fsdp.Config{}, []string{"elements"}},
+	"names":        {[2]fsdp.Model{renamed("wte"), renamed("tok")}, [2]fsdp.Config{}, []string{"wte.weight", "tok.weight"}},
+	"heads":        {[2]fsdp.Model{&nn.GPT{Vocab: 5, Context: 4, Layers: 1, Dim: 8, Heads: 2}, &nn.GPT{Vocab: 5, Context: 4, Layers: 1, Dim: 8, Heads: 4}}, [2]fsdp.Config{}, []string{"blocks.0", "Heads:2", "Heads:4"}},
+	"inside":       {[2]fsdp.Model{chainOf(0.5), chainOf(0.25)}, [2]fsdp.Config{}, []string{"mid", "0.5", "0.25"}},
+	"seed":         {[2]fsdp.Model{tinyGPT(1), tinyGPT(1)}, [2]fsdp.Config{{Seed: 1}, {Seed: 2}}, []string{"seed 1", "seed 2"}},
+	"prefetch":     {[2]fsdp.Model{tinyGPT(1), tinyGPT(1)}, [2]fsdp.Config{{}, {Prefetch: 3}}, []string{"prefetch 1", "prefetch 3"}},
+	"type":         {[2]fsdp.Model{tinyGPT(1), tinyGPT(1)}, [2]fsdp.Config{{}, {Precision: fsdp.Precision{Compute: fsdp.Float64}}}, []string{"float32", "float64"}},
+	"wrap":         {[2]fsdp.Model{tinyGPT(1), tinyGPT(1)}, [2]fsdp.Config{{Wrap: blocks}, {Wrap: fsdp.WrapEach()}}, []string{"group root"}},
+	"checkpoint":   {[2]fsdp.Model{tinyGPT(1), tinyGPT(1)}, [2]fsdp.Config{{}, {Checkpoint: blocks}}, []string{"blocks.0", "checkpoint false", "checkpoint true"}},
+	"another call": {[2]fsdp.Model{tinyGPT(1), &nn.GPT{Vocab: tinyVocab, Context: tinyContext, Layers: 1, Dim: 8, Heads: 2, Dropout: 0.1}}, [2]fsdp.Config{}, []string{"Dropout:0.1"}},
+}
+
+// TestWrapComparesRanks checks that every rank is told what differs and between which ranks.
+func TestWrapComparesRanks(t *testing.T) {
+	for name, c := range wrapDifferences {
+		for world := 2; world <= 3; world++ {
+			t.Run(fmt.Sprintf("%s/%d ranks", name, world), func(t *testing.T) {
+				odd := world - 1 // the rank that differs
+				for _, err := range errorsOf(t, world, func(ctx context.Context, g comm.Group) error {
+					side := g.Rank() / odd
+					cfg := c.cfg[side]
+					cfg.Group = g
+					_, err := fsdp.WrapContext(ctx, c.model[side], cfg)
+					return err
+				}) {
+					for _, want := range append(c.want, "disagree", "rank 0 has", fmt.Sprintf("rank %d has", odd)) {
+						require.ErrorContains(t, err, want)
+					}
+				}
+			})
+		}
+	}
+}
+
+// TestWrapIgnoresWhereModulesLive checks that equal models are equal wherever their modules are in memory.
+func TestWrapIgnoresWhereModulesLive(t *testing.T) {
+	onRanks(t, 2, func(_ context.Context, g comm.Group) { wrap(t, chainOf(0.5), fsdp.Config{Group: g}) })
+}
