@@ -8,7 +8,7 @@
 // active instruction set:
 //
 //	Add ──► kernels[float32].add ──┬─► addF32AVX512   avx512_amd64.s ┐ written by go generate
-//	                               ├─► addF32AVX2     avx2_amd64.s   ┘ (the program in asm/)
+//	                               ├─► addF32AVX2     avx2_amd64.s   ┘ by the program in asm/
 //	                               └─► addGo          portable*.go
 //
 // The portable kernels are one plain loop each. They are the definition of every primitive: the assembly is tested against
@@ -20,7 +20,7 @@
 //     inside this module. Length 0 is legal. No alignment is needed, 64 bytes is fastest.
 //   - A destination may be exactly one of the sources of the same call unless said otherwise. Slices that overlap in
 //     another way give undefined values.
-//   - Same input and same instruction set give the same bits. An element-wise result depends on its own inputs only, never
+//   - Same input and same instruction set give the same bits; two instruction sets differ by rounding. An element-wise result depends on its own inputs only, never
 //     on its position, so that a vector may be cut anywhere. The order of a reduction depends on the length only.
 //   - NaN and Inf travel: a NaN in an input is a NaN in every result that depends on it, except where a comment says so.
 //   - Calls allocate nothing (but see [TreeSum]), start no goroutines, and are safe to use concurrently on disjoint memory.

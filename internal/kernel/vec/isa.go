@@ -7,7 +7,7 @@ import "fmt"
 const piece = 1 << 15
 
 // kernels is one instruction set's implementation of every primitive on elements of type T. A kernel may assume that its
-// slices have equal lengths of at most [piece].
+// slices have equal lengths.
 type kernels[T Float] struct {
 	add, mul      func(dst, a, b []T)
 	axpy, scaleTo func(dst, x []T, alpha T)

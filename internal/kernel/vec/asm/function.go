@@ -209,7 +209,7 @@ func (f *function) args() []arg {
 	var list []arg
 	offset := 0
 	add := func(name, kind string) {
-		size := map[string]int{"T": f.bits / 8, "uint32": 4, "float64": 8, "int": 8, "[]T": 24, "[][]T": 24}[kind]
+		size := f.size(kind)
 		offset = align(offset, min(size, 8))
 		list = append(list, arg{name, kind, offset})
 		offset += size
@@ -235,29 +235,32 @@ func (f *function) args() []arg {
 	return list
 }
 
-// results is the offset of the first result, in the frame of the caller.
-func (f *function) results() int {
+// end is the offset behind the last parameter.
+func (f *function) end() int {
 	args := f.args()
 	last := args[len(args)-1]
-	size := map[string]int{"T": f.bits / 8, "uint32": 4, "[]T": 24}[last.kind]
-	if size == 0 {
-		size = 8
-	}
-	return align(last.offset+size, 8)
+	return last.offset + f.size(last.kind)
 }
 
-// frame is the size of parameters and results. Results are float64 each, or one T.
+// size is that of a parameter in bytes.
+func (f *function) size(kind string) int {
+	return map[string]int{"T": f.bits / 8, "uint32": 4, "float64": 8, "int": 8, "[]T": 24, "[][]T": 24}[kind]
+}
+
+// results is the offset of the first result.
+func (f *function) results() int { return align(f.end(), 8) }
+
+// frame is the size of parameters and results. A result is one T, or one or two float64.
 func (f *function) frame() int {
-	switch {
-	case f.result == "":
-		args := f.args()
-		last := args[len(args)-1]
-		size := map[string]int{"T": f.bits / 8, "uint32": 4, "[]T": 24}[last.kind]
-		return last.offset + size
-	case f.result == "T":
+	switch f.result {
+	case "":
+		return f.end()
+	case "T":
 		return f.results() + f.bits/8
+	case "float64":
+		return f.results() + 8
 	}
-	return f.results() + 8*strings.Count(f.result, "float64") + 8*strings.Count(f.result, ",")
+	return f.results() + 16
 }
 
 func align(n, to int) int { return (n + to - 1) / to * to }
