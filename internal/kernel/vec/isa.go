@@ -2,8 +2,9 @@ package vec
 
 import "fmt"
 
-// piece is the most elements a kernel is given at once. Assembly cannot be preempted, so the longest kernel call bounds how
-// long a garbage collection waits for this goroutine: at 20 GB/s and 28 bytes an element (Adam), 32 Ki elements are 46 µs.
+// piece is the most elements of a slice that a kernel is given at once (only [ColSum] gives eight whole rows). Assembly
+// cannot be preempted, so the longest kernel call bounds how long a garbage collection waits for this goroutine: at 20 GB/s
+// and 28 bytes an element (Adam), 32 Ki elements are 46 µs.
 const piece = 1 << 15
 
 // kernels is one instruction set's implementation of every primitive on elements of type T. A kernel may assume that its

@@ -162,8 +162,7 @@ func results[T Float, U Float](o op[T], set isa, in [][]U, n numbers, offset int
 	return list
 }
 
-// TestDependsOnNothingElse: the same bits wherever a slice lies in memory, however it is cut, and if the destination is one
-// of the sources.
+// TestDependsOnNothingElse: the same bits wherever a slice lies in memory and however it is cut.
 func TestDependsOnNothingElse(t *testing.T) {
 	t.Run("float32", dependsOnNothingElse[float32])
 	t.Run("float64", dependsOnNothingElse[float64])
@@ -208,4 +207,32 @@ func equalAll(a, b []float64) bool {
 		}
 	}
 	return true
+}
+
+// TestAliasing: the destination may be any of the sources.
+func TestAliasing(t *testing.T) {
+	t.Run("float32", aliasing[float32])
+	t.Run("float64", aliasing[float64])
+}
+
+func aliasing[T Float](t *testing.T) {
+	for _, o := range ops[T]() {
+		if o.written == 0 || o.written == o.slices {
+			continue // nothing is written, or nothing is a source only
+		}
+		eachISA(t, func(t *testing.T) {
+			rapid.Check(t, func(t *rapid.T) {
+				in, n := drawSlices(t, o.slices, o.inputs), drawNumbers(t)
+				k := rapid.IntRange(o.written, o.slices-1).Draw(t, "source")
+				copy(in[0], in[k])
+				apart, alias := convert[T](in), convert[T](in)
+				o.call(apart, n)
+				alias[0] = alias[k]
+				o.call(alias, n)
+				for i := range apart[0] {
+					require.True(t, equalBits(float64(apart[0][i]), float64(alias[0][i])), "%s: element %d", o.name, i)
+				}
+			})
+		})
+	}
 }
