@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 
@@ -45,40 +46,64 @@ func (e *PeerError) Error() string { return fmt.Sprintf("rank %d: %s", e.Rank, e
 // cannot, all return its error, and if they are about to do different things, all say so.
 type agreement struct {
 	group comm.Group
-	send  []int64 // kind, number of the pass, 1 if failed
-	recv  []int64
+	send  []int64 // words of this rank
+	recv  []int64 // words of all ranks
+}
+
+// The words that a rank contributes.
+const (
+	wordKind = iota
+	wordNumber
+	wordArgument // bits of a float64
+	wordFailed   // 1 if the rank cannot
+	words
+)
+
+// request is what a rank is about to do.
+type request struct {
+	kind     passKind
+	number   int     // of the pass
+	argument float64 // that ranks must agree on, if the method has one
+}
+
+func (r request) String() string {
+	if r.argument != 0 {
+		return fmt.Sprintf("%v number %d with %v", r.kind, r.number, r.argument)
+	}
+	return fmt.Sprintf("%v number %d", r.kind, r.number)
 }
 
 func newAgreement(g comm.Group) *agreement {
-	return &agreement{group: g, send: make([]int64, 3), recv: make([]int64, 3*g.Size())}
+	return &agreement{group: g, send: make([]int64, words), recv: make([]int64, words*g.Size())}
 }
 
 // messageSize bounds the error text that a rank tells the others, in bytes.
 const messageSize = 1024
 
-// on agrees to run kind. err is why this rank cannot, or nil. It returns nil on every rank or an error on every rank.
-func (a *agreement) on(ctx context.Context, kind passKind, number int, err error) error {
+// on agrees to run r. err is why this rank cannot, or nil. It returns nil on every rank or an error on every rank.
+func (a *agreement) on(ctx context.Context, r request, err error) error {
 	if a.group.Size() == 1 {
 		return err
 	}
-	failed := int64(0)
+	a.send[wordKind], a.send[wordNumber] = int64(r.kind), int64(r.number)
+	a.send[wordArgument], a.send[wordFailed] = int64(math.Float64bits(r.argument)), 0
 	if err != nil {
-		failed = 1
+		a.send[wordFailed] = 1
 	}
-	a.send[0], a.send[1], a.send[2] = int64(kind), int64(number), failed
 	label := "agreement"
 	if werr := a.group.AllGather(comm.Of(a.recv).Named(label), comm.Of(a.send).Named(label)).Wait(ctx); werr != nil {
-		return errors.Join(err, fmt.Errorf("agreeing to run %v: %w", kind, werr))
+		return errors.Join(err, fmt.Errorf("agreeing to run %v: %w", r.kind, werr))
 	}
-	for r := range a.group.Size() {
-		if k, n := passKind(a.recv[3*r]), a.recv[3*r+1]; k != kind || n != int64(number) {
-			return errors.Join(err, fmt.Errorf("ranks disagree: rank %d runs %v number %d, rank %d runs %v number %d",
-				a.group.Rank(), kind, number, r, k, n))
+	for rank := range a.group.Size() {
+		if a.recv[words*rank+wordFailed] != 0 {
+			return a.tell(ctx, err)
 		}
 	}
-	for r := range a.group.Size() {
-		if a.recv[3*r+2] != 0 {
-			return a.tell(ctx, err)
+	for rank := range a.group.Size() {
+		w := a.recv[words*rank:][:words]
+		theirs := request{passKind(w[wordKind]), int(w[wordNumber]), math.Float64frombits(uint64(w[wordArgument]))}
+		if theirs != r {
+			return fmt.Errorf("ranks disagree: rank %d runs %v, rank %d runs %v", a.group.Rank(), r, rank, theirs)
 		}
 	}
 	return nil
@@ -96,7 +121,7 @@ func (a *agreement) tell(ctx context.Context, err error) error {
 	}
 	errs := []error{err}
 	for r, m := range all {
-		if a.recv[3*r+2] != 0 && r != a.group.Rank() {
+		if a.recv[words*r+wordFailed] != 0 && r != a.group.Rank() {
 			errs = append(errs, &PeerError{r, m})
 		}
 	}

@@ -280,7 +280,7 @@ var goldenOptimizers = map[string]goldenOptimizer{
 	"adamw_wd0.1_clip1e3":        {3e-3, 1e3, adamW(0.1)},
 	"adam_l2_0.1":                {3e-3, 0, optim.Adam{WeightDecay: 0.1}.New},
 	"sgd_lr0.1":                  {0.1, 0, optim.SGD{}.New},
-	"sgd_mom0.9": {0.05, 0, optim.SGD{Momentum: 0.9}.New},
+	"sgd_mom0.9":                 {0.05, 0, optim.SGD{Momentum: 0.9}.New},
 	"sgd_mom0.9_nesterov_wd0.01": {0.05, 0, optim.SGD{Momentum: 0.9, Nesterov: true, WeightDecay: 0.01}.New},
 }
 

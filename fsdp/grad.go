@@ -25,12 +25,11 @@ func (s *Sharded) ClipGradNorm(ctx context.Context, limit float64) (norm float64
 		}
 		sum[0] += squares
 	}
-	if err := s.agree(ctx, passClip, err); err != nil {
+	if err := s.agree(ctx, passClip, limit, err); err != nil {
 		return 0, err
 	}
 	if err := s.cfg.Group.AllReduce(comm.Of(sum).Named("gradient norm"), comm.Sum).Wait(ctx); err != nil {
-		s.err = fmt.Errorf("fsdp: rank %d: ClipGradNorm: %w", s.cfg.Group.Rank(), err)
-		return 0, s.err
+		return 0, s.broken(fmt.Errorf("ClipGradNorm: %w", err))
 	}
 	norm = math.Sqrt(sum[0])
 	if c := limit / (norm + 1e-6); c < 1 {

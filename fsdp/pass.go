@@ -68,7 +68,7 @@ func (s *Sharded) Backward(ctx context.Context, opts ...BackwardOption) error {
 	case math.IsNaN(p.lost) || math.IsInf(p.lost, 0):
 		err = fmt.Errorf("the loss of pass %d is %v", p.number, p.lost)
 	}
-	if err := s.agree(ctx, passBackward, err); err != nil {
+	if err := s.agree(ctx, passBackward, 0, err); err != nil {
 		s.discard()
 		return err
 	}
@@ -116,19 +116,19 @@ func (s *Sharded) start(ctx context.Context, kind passKind, batch []Tensor) (*pa
 	if s.err != nil {
 		err = s.err
 	}
-	if err := s.agree(ctx, kind, err); err != nil {
+	if err := s.agree(ctx, kind, 0, err); err != nil {
 		return nil, err
 	}
 	return &pass{compiled: c, batch: values, blocks: make([]*arena.Block, len(c.plan.Buffers)), number: s.passes}, nil
 }
 
 // agree counts a pass and agrees with the other ranks to run it.
-func (s *Sharded) agree(ctx context.Context, kind passKind, err error) error {
+func (s *Sharded) agree(ctx context.Context, kind passKind, argument float64, err error) error {
 	s.passes++
 	if err == nil {
 		err = context.Cause(ctx)
 	}
-	if err := s.agreement.on(ctx, kind, s.passes, err); err != nil {
+	if err := s.agreement.on(ctx, request{kind, s.passes, argument}, err); err != nil {
 		return fmt.Errorf("fsdp: rank %d: %v: %w", s.cfg.Group.Rank(), kind, err)
 	}
 	return nil
@@ -187,9 +187,14 @@ func (s *Sharded) run(ctx context.Context, p *pass, from, to int) error {
 }
 
 func (s *Sharded) fail(p *pass, step *program.Step, err error) error {
-	s.err = fmt.Errorf("fsdp: rank %d, pass %d: %s: %w", s.cfg.Group.Rank(), p.number, p.plan.Program.Text(step.Op), err)
-	s.cfg.Group.Abort(s.err)
-	return s.err
+	return s.broken(fmt.Errorf("pass %d: %s: %w", p.number, p.plan.Program.Text(step.Op), err))
+}
+
+// broken keeps err as the reason why the model cannot be used further, fails the group with it and returns it for the user.
+func (s *Sharded) broken(err error) error {
+	s.err = err
+	s.cfg.Group.Abort(err)
+	return fmt.Errorf("fsdp: rank %d: %w", s.cfg.Group.Rank(), err)
 }
 
 // execute allocates what a step needs and runs it.

@@ -22,7 +22,7 @@ func (s *Sharded) FullGrads(ctx context.Context) (map[string]*tensor.Dense, erro
 }
 
 func (s *Sharded) full(ctx context.Context, shard func(*flatGroup) []byte) (map[string]*tensor.Dense, error) {
-	if err := s.agree(ctx, passState, s.err); err != nil {
+	if err := s.agree(ctx, passState, 0, s.err); err != nil {
 		return nil, err
 	}
 	all := make(map[string]*tensor.Dense)
@@ -30,8 +30,7 @@ func (s *Sharded) full(ctx context.Context, shard func(*flatGroup) []byte) (map[
 		block := s.arena.Alloc(g.bytes(), arena.Gathered)
 		err := s.cfg.Group.AllGather(g.buffer(block.Data), g.buffer(shard(g))).Wait(ctx)
 		if err != nil { // the block may still be written to: it is not freed
-			s.err = fmt.Errorf("fsdp: rank %d: gathering group %s: %w", s.cfg.Group.Rank(), g.name, err)
-			return nil, s.err
+			return nil, s.broken(fmt.Errorf("gathering group %s: %w", g.name, err))
 		}
 		for i, p := range g.layout.Params() {
 			v := exec.Value{Shape: p.Shape, DType: g.dtype.tensor(), Bytes: g.param(block.Data, i)}

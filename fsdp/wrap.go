@@ -54,7 +54,7 @@ func WrapContext(ctx context.Context, m Model, cfg Config) (*Sharded, error) {
 	}
 	if world != nil && world.Size() > 1 {
 		s.agreement = newAgreement(world)
-		err = s.agreement.on(ctx, passWrap, 0, err)
+		err = s.agreement.on(ctx, request{kind: passWrap}, err)
 		if err == nil {
 			err = sameText(ctx, world, "model or configuration", s.manifest())
 		}
@@ -96,6 +96,9 @@ func newSharded(m Model, cfg Config) (*Sharded, error) {
 	return s, errors.Join(program.Verify(s.train), program.Verify(s.eval))
 }
 
+// rootName is what the root group is called in events and messages.
+const rootName = "root"
+
 // makeGroups applies the policies and describes the model to the scheduler.
 func (s *Sharded) makeGroups() error {
 	infos := s.callInfos()
@@ -107,11 +110,14 @@ func (s *Sharded) makeGroups() error {
 	if err != nil {
 		return err
 	}
-	names, byName := []string{"root"}, map[string]int{"": program.Root}
+	names, byName := []string{rootName}, map[string]int{"": program.Root}
 	members := make([][]int, 1)
 	s.home = make([]place, len(s.trace.params))
 	for i, c := range s.trace.calls {
 		s.recompute = append(s.recompute, checkpoint[i] != "")
+		if units[i] == rootName {
+			return fmt.Errorf("policy Config.Wrap named the unit of call %q %q, which is the name of the root group", c.name, rootName)
+		}
 		g, ok := byName[units[i]]
 		if !ok && len(c.owned) > 0 {
 			g = len(names)
