@@ -1,0 +1,101 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"math"
+
+	"gorgonia.org/tensor"
+
+	"github.com/gofsdp/gofsdp/comm"
+	"github.com/gofsdp/gofsdp/examples/gpt/internal/display"
+	"github.com/gofsdp/gofsdp/fsdp"
+)
+
+// checkTolerance bounds the difference of a gradient on one rank and on many, relative to the largest gradient. The sums are
+// the same, but added in another order, and float32 rounds each to 6e-8.
+const checkTolerance = 1e-5
+
+// check computes every gradient of a small batch on one rank and on c.ranks, and returns a line that compares them, or an
+// error if they differ by more than rounding.
+func check(ctx context.Context, c config, data *corpus) (string, error) {
+	if c.ranks == 1 {
+		return "check: one rank, nothing to compare", nil
+	}
+	c.dropout = 0 // each rank draws its own
+	c.batch = min(c.batch, 2*c.ranks+1)
+	many, err := gradients(ctx, c, data)
+	if err != nil {
+		return "", fmt.Errorf("check: %w", err)
+	}
+	ranks := c.ranks
+	c.ranks = 1
+	one, err := gradients(ctx, c, data)
+	if err != nil {
+		return "", fmt.Errorf("check: %w", err)
+	}
+	return compare(one, many).verdict(ranks)
+}
+
+// gradients returns the gradient of every parameter on the first global batch, computed on c.ranks ranks.
+func gradients(ctx context.Context, c config, data *corpus) (grads map[string]*tensor.Dense, err error) {
+	err = comm.Run(ctx, c.ranks, func(ctx context.Context, g comm.Group) error {
+		sharding := c.sharding()
+		sharding.Group = g
+		m, err := fsdp.WrapContext(ctx, c.model(), sharding)
+		if err != nil {
+			return err
+		}
+		lo, hi := c.share(c.batch, g.Rank())
+		if _, err := m.Forward(ctx, data.batch(c.seed, 0, lo, hi, c.context)...); err != nil {
+			return err
+		}
+		if err := m.Backward(ctx, fsdp.Scale(float64(hi-lo)*float64(c.ranks)/float64(c.batch))); err != nil {
+			return err
+		}
+		all, err := m.FullGrads(ctx)
+		if g.Rank() == 0 {
+			grads = all
+		}
+		return err
+	})
+	return grads, err
+}
+
+// comparison is how far two sets of gradients are apart.
+type comparison struct {
+	diff     float64 // largest difference of two elements; infinite if the parameters are not the same
+	largest  float64 // largest element
+	elements int
+}
+
+func compare(a, b map[string]*tensor.Dense) comparison {
+	var c comparison
+	if len(a) != len(b) {
+		c.diff = math.Inf(1)
+	}
+	for name, x := range a {
+		y, ok := b[name]
+		if !ok || !x.Shape().Eq(y.Shape()) {
+			c.diff = math.Inf(1)
+			continue
+		}
+		u, v := x.Float32s(), y.Float32s()
+		for i := range u {
+			c.diff = max(c.diff, math.Abs(float64(u[i])-float64(v[i]))) // NaN stays
+			c.largest = max(c.largest, math.Abs(float64(u[i])))
+		}
+		c.elements += len(u)
+	}
+	return c
+}
+
+// verdict puts c into words, or returns an error if the difference is more than rounding.
+func (c comparison) verdict(ranks int) (string, error) {
+	if !(c.diff <= checkTolerance*c.largest) { // NaN fails too
+		return "", fmt.Errorf("check: %d ranks differ from 1 rank by %.1e in a gradient; the largest gradient is %.1e",
+			ranks, c.diff, c.largest)
+	}
+	return fmt.Sprintf("check: %d ranks equal 1 rank: largest gradient difference %.1e over %s elements (largest gradient %.1e)",
+		ranks, c.diff, display.Count(c.elements), c.largest), nil
+}

@@ -1,0 +1,228 @@
+package main
+
+import (
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/gofsdp/gofsdp/fsdp"
+	"github.com/gofsdp/gofsdp/fsdp/nn"
+	"github.com/gofsdp/gofsdp/optim"
+)
+
+// vocab is the number of tokens: each byte is one.
+const vocab = 256
+
+// config is what the flags say.
+type config struct {
+	data     []string // files and directories; none means the Go standard library
+	maxBytes int      // of text read
+	holdout  int      // every holdout-th file is for validation
+
+	layers, dim, heads, context int
+	dropout                     float64
+
+	ranks    int
+	prefetch int // groups gathered ahead
+	seed     uint64
+	check    bool // compare the gradients of N ranks with those of one
+
+	steps     int           // 0: as many as fit into budget
+	budget    time.Duration // 0: as long as the steps take
+	batch     int           // sequences in the global batch of a step
+	lr        float64       // highest learning rate
+	warmup    float64       // share of the run until it is reached
+	evalEvery int           // steps between evaluations; 0: an eighth of the run
+	evalBytes int           // of held-out text in an evaluation, rounded up to whole batches
+
+	prompt      string
+	sampleBytes int
+	temperature float64
+	plain       bool
+}
+
+// size is a preset of the model.
+type size struct {
+	name                        string
+	layers, dim, heads, context int
+}
+
+var sizes = []size{
+	{"tiny", 2, 64, 2, 64},
+	{"small", 3, 96, 3, 64},
+	{"medium", 4, 128, 4, 128},
+	{"large", 6, 192, 6, 256},
+}
+
+// errUsage is wrapped by every error about the flags.
+var errUsage = errors.New("usage")
+
+// defaultTime is the length of a training without -steps or -time. With building the program before it, and the sample
+// after it, that is less than three minutes.
+const defaultTime = 2 * time.Minute
+
+// parse reads the flags, whose help goes to w, and checks them.
+func parse(args []string, w io.Writer) (config, error) {
+	var c config
+	f := flag.NewFlagSet("gpt", flag.ContinueOnError)
+	f.SetOutput(io.Discard) // main prints the errors
+	f.Usage = func() {
+		fmt.Fprintf(f.Output(), "Gpt trains a language model over bytes, sharded over several ranks.\n\n\tgpt [flags] [more files or directories]\n\n")
+		f.PrintDefaults()
+	}
+	preset := c.define(f)
+	err := f.Parse(args)
+	if errors.Is(err, flag.ErrHelp) {
+		f.SetOutput(w)
+		f.Usage()
+		return c, err
+	}
+	c.data = append(c.data, f.Args()...)
+	if c.steps == 0 && c.budget == 0 {
+		c.budget = defaultTime
+	}
+	if err == nil {
+		err = c.resize(*preset)
+	}
+	if err == nil {
+		err = c.validate()
+	}
+	if err != nil {
+		return c, fmt.Errorf("%w: %w", errUsage, err)
+	}
+	return c, nil
+}
+
+// define defines the flags in f. It returns the name of the preset, which f sets.
+func (c *config) define(f *flag.FlagSet) (preset *string) {
+	f.Func("data", "train on this `path`, a text file or a directory of them; may be repeated (default the Go standard library)",
+		func(path string) error { c.data = append(c.data, path); return nil })
+	f.IntVar(&c.maxBytes, "max-bytes", 32<<20, "read no more `bytes` of text than this")
+	f.IntVar(&c.holdout, "holdout", 20, "hold out every `k`-th file for validation")
+	preset = f.String("size", "small", "`name` of the model's size: "+sizeNames())
+	f.IntVar(&c.layers, "layers", 0, "transformer blocks (default by size)")
+	f.IntVar(&c.dim, "dim", 0, "channels (default by size)")
+	f.IntVar(&c.heads, "heads", 0, "attention heads (default by size)")
+	f.IntVar(&c.context, "context", 0, "`bytes` that the model sees at once (default by size)")
+	f.Float64Var(&c.dropout, "dropout", 0, "dropout `rate`")
+	f.IntVar(&c.ranks, "ranks", 2, "ranks to shard over, as goroutines of this process")
+	f.IntVar(&c.prefetch, "prefetch", 1, "`groups` of parameters gathered ahead")
+	f.Uint64Var(&c.seed, "seed", 1, "`seed` of the parameters, the batches and the sample")
+	f.BoolVar(&c.check, "check", true, "compare the gradients of all ranks with those of one before training")
+	f.IntVar(&c.steps, "steps", 0, "training steps (default as many as -time allows)")
+	f.DurationVar(&c.budget, "time", 0, fmt.Sprintf("end training after this `duration`, such as 10m (default %v, or no limit with -steps)", defaultTime))
+	f.IntVar(&c.batch, "batch", 16, "`sequences` per step, over all ranks")
+	f.Float64Var(&c.lr, "lr", 2e-3, "highest learning `rate`")
+	f.Float64Var(&c.warmup, "warmup", 0.05, "`share` of the run in which the learning rate rises")
+	f.IntVar(&c.evalEvery, "eval-every", 0, "`steps` between evaluations (default an eighth of the run)")
+	f.IntVar(&c.evalBytes, "eval-bytes", 64<<10, "held-out `bytes` in an evaluation, rounded up to whole batches")
+	f.StringVar(&c.prompt, "prompt", "func ", "`text` that the sample begins with")
+	f.IntVar(&c.sampleBytes, "sample-bytes", 600, "length of the sample in `bytes`; 0 for none")
+	f.Float64Var(&c.temperature, "temperature", 0.7, "of sampling: 0 always takes the likeliest byte")
+	f.BoolVar(&c.plain, "plain", false, "print log lines even to a terminal")
+	return preset
+}
+
+func sizeNames() string {
+	var names []string
+	for _, s := range sizes {
+		names = append(names, s.name)
+	}
+	return strings.Join(names, ", ")
+}
+
+// resize fills in what the preset decides.
+func (c *config) resize(preset string) error {
+	i := slices.IndexFunc(sizes, func(s size) bool { return s.name == preset })
+	if i < 0 {
+		return fmt.Errorf("-size %q: want one of %s", preset, sizeNames())
+	}
+	s := sizes[i]
+	for _, d := range []struct {
+		field *int
+		value int
+	}{{&c.layers, s.layers}, {&c.dim, s.dim}, {&c.heads, s.heads}, {&c.context, s.context}} {
+		if *d.field == 0 {
+			*d.field = d.value
+		}
+	}
+	return nil
+}
+
+// validate says what is wrong with the flags, all of it at once.
+func (c *config) validate() error {
+	var errs []error
+	want := func(ok bool, format string, args ...any) {
+		if !ok {
+			errs = append(errs, fmt.Errorf(format, args...))
+		}
+	}
+	want(c.layers > 0, "-layers %d: want at least 1", c.layers)
+	want(c.dim > 0, "-dim %d: want at least 1", c.dim)
+	want(c.heads > 0, "-heads %d: want at least 1", c.heads)
+	want(c.heads <= 0 || c.dim%c.heads == 0, "-dim %d does not divide into -heads %d", c.dim, c.heads)
+	want(c.context > 1, "-context %d: want at least 2", c.context)
+	want(c.dropout >= 0 && c.dropout < 1, "-dropout %v: want a rate in [0, 1)", c.dropout)
+	want(c.ranks > 0, "-ranks %d: want at least 1", c.ranks)
+	want(c.batch >= c.ranks, "-batch %d: want at least a sequence for each of %d ranks", c.batch, c.ranks)
+	want(c.prefetch >= 0, "-prefetch %d: want 0 or more", c.prefetch)
+	want(c.steps >= 0, "-steps %d: want 1 or more", c.steps)
+	want(c.budget >= 0, "-time %v: want a positive duration", c.budget)
+	want(c.lr > 0 && c.lr < 1, "-lr %v: want a rate in (0, 1)", c.lr)
+	want(c.warmup >= 0 && c.warmup < 1, "-warmup %v: want a share in [0, 1)", c.warmup)
+	want(c.evalEvery >= 0, "-eval-every %d: want 0 or more", c.evalEvery)
+	want(c.evalBytes > 0, "-eval-bytes %d: want at least 1", c.evalBytes)
+	want(c.maxBytes > 0, "-max-bytes %d: want at least 1", c.maxBytes)
+	want(c.holdout > 1, "-holdout %d: want at least 2, or nothing is left to train on", c.holdout)
+	want(c.prompt != "", "-prompt is empty: want at least a byte to go on from")
+	want(c.sampleBytes >= 0, "-sample-bytes %d: want 0 or more", c.sampleBytes)
+	want(c.temperature >= 0 && c.temperature <= 100, "-temperature %v: want a number in [0, 100]", c.temperature)
+	return errors.Join(errs...)
+}
+
+// model returns the model. It has no weights: those are made, sharded, by fsdp.Wrap.
+func (c *config) model() *nn.GPT {
+	return &nn.GPT{
+		Vocab: vocab, Context: c.context, Layers: c.layers, Dim: c.dim, Heads: c.heads, Dropout: c.dropout,
+		Act: nn.ReLU, // learns faster than GELU at this size: 1.97 against 2.07 nats after 1500 steps
+	}
+}
+
+// sharding returns how the model is sharded: each transformer block is gathered, and freed, by itself.
+func (c *config) sharding() fsdp.Config {
+	s := fsdp.Config{Wrap: fsdp.WrapType[*nn.Block](), Prefetch: c.prefetch, Seed: c.seed}
+	if c.prefetch == 0 {
+		s.Prefetch = fsdp.NoPrefetch
+	}
+	return s
+}
+
+// done returns the share of the run that is over, in [0, 1]: by steps, by time, or the larger if both are limited.
+func (c *config) done(step int, elapsed time.Duration) float64 {
+	var share float64
+	if c.steps > 0 {
+		share = float64(step) / float64(c.steps)
+	}
+	if c.budget > 0 {
+		share = max(share, elapsed.Seconds()/c.budget.Seconds())
+	}
+	return min(share, 1)
+}
+
+// schedule returns the learning rate as a function of the share of the run that is over: a linear rise, then half a cosine
+// down to a tenth.
+func (c *config) schedule() func(done float64) float64 {
+	ticks := c.steps
+	if ticks == 0 {
+		ticks = 10000 // of the time: finer than anyone can see
+	}
+	lr := optim.WarmupCosine(c.lr, c.lr/10, int(c.warmup*float64(ticks)), ticks)
+	return func(done float64) float64 { return lr(int(done*float64(ticks) + 0.5)) }
+}
+
+// share returns the rows of a global batch of n that a rank works on, [lo, hi).
+func (c *config) share(n, rank int) (lo, hi int) { return n * rank / c.ranks, n * (rank + 1) / c.ranks }

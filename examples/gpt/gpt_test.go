@@ -1,0 +1,233 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"math"
+	"math/rand/v2"
+	"regexp"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+	"gorgonia.org/tensor"
+	"pgregory.net/rapid"
+
+	"github.com/gofsdp/gofsdp/comm"
+	"github.com/gofsdp/gofsdp/examples/gpt/internal/display"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// smallJob returns the flags of a job that takes a moment, on a directory of little Go files, and more flags.
+func smallJob(t *testing.T, more ...string) []string {
+	files := make(map[string]string)
+	for i := range 20 {
+		files[fmt.Sprintf("f%02d.go", i)] = strings.Repeat(fmt.Sprintf("func f%d(x int) int {\n\treturn x + %d\n}\n\n", i, i), 10)
+	}
+	args := []string{"-data", writeFiles(t, files), "-holdout", "5", "-layers", "2", "-dim", "32", "-heads", "2",
+		"-context", "32", "-batch", "8", "-steps", "40", "-lr", "0.01", "-eval-bytes", "512", "-sample-bytes", "50"}
+	return append(args, more...)
+}
+
+// output runs the program and returns what it prints.
+func output(t *testing.T, args []string) string {
+	var b bytes.Buffer
+	require.NoError(t, run(t.Context(), args, &b, io.Discard))
+	return b.String()
+}
+
+// validations returns the validation losses in the output of a run.
+func validations(t *testing.T, out string) []float64 {
+	var list []float64
+	for _, m := range regexp.MustCompile(`validation loss (\S+) nats/byte`).FindAllStringSubmatch(out, -1) {
+		v, err := strconv.ParseFloat(m[1], 64)
+		require.NoError(t, err)
+		list = append(list, v)
+	}
+	return list
+}
+
+func TestRun(t *testing.T) {
+	out := output(t, smallJob(t))
+	position := 0
+	for _, part := range []string{
+		"corpus\n", "16 files,", "4 files,", "held out",
+		"check: 2 ranks equal 1 rank: largest gradient difference ",
+		"plan\n", "in 3 groups, each over 2 ranks", "2 × blocks", "AdamW",
+		"step  1/40  loss 5.", "tok/s", "/rank", "left",
+		"step 20  validation loss ", "step 40/40  loss ",
+		"loss in nats per byte", "⠒⠒ train  ● validation", "┤", "0 steps",
+		"result\n", "40 steps over 10 240 bytes of text in ", "memory per rank: ", "validation loss: ", "bits/byte",
+		"sample at temperature 0.7\nfunc ", " bytes in ", " in all\n",
+	} {
+		at := strings.Index(out[position:], part)
+		require.GreaterOrEqual(t, at, 0, "%q is missing or out of place in\n%s", part, out)
+		position += at
+	}
+	require.NotContains(t, out, "\x1b", "no control sequences outside a terminal")
+	losses := validations(t, out)
+	require.Len(t, losses, 8)
+	require.Less(t, losses[7], losses[0]-0.5, "the model learns")
+	require.Less(t, losses[7], 3.0)
+}
+
+// TestMemoryIsAsPlanned compares the bytes that the plan foretells with those that were counted.
+func TestMemoryIsAsPlanned(t *testing.T) {
+	out := output(t, smallJob(t, "-steps", "3", "-batch", "7", "-sample-bytes", "0"))
+	m := regexp.MustCompile(`memory per rank: (.*) at most, (.*) planned`).FindStringSubmatch(out)
+	require.NotNil(t, m)
+	require.Equal(t, m[2], m[1])
+	require.NotContains(t, out, "sample")
+}
+
+// TestRunsAreReproducible checks that flags that must not matter do not: not to a bit for the schedule, and not beyond
+// rounding for the number of ranks.
+func TestRunsAreReproducible(t *testing.T) {
+	job := smallJob(t, "-steps", "8", "-check=false")
+	job[1] = smallJob(t)[1]
+	result := func(more ...string) ([]float64, string) {
+		out := output(t, append(job, more...))
+		sample := out[strings.Index(out, "sample at"):strings.LastIndex(out, "(")]
+		return validations(t, out), sample
+	}
+	losses, sample := result()
+	again, sampleAgain := result("-prefetch", "0")
+	require.Equal(t, losses, again)
+	require.Equal(t, sample, sampleAgain)
+	for _, ranks := range []string{"1", "3"} {
+		other, _ := result("-ranks", ranks)
+		require.InDeltaSlice(t, losses, other, 2e-3, "%s ranks", ranks)
+	}
+	other, _ := result("-seed", "2")
+	require.NotEqual(t, losses, other)
+}
+
+// watcher calls stop when it is written what it waits for.
+type watcher struct {
+	bytes.Buffer
+	waits string
+	stop  func()
+}
+
+func (w *watcher) Write(b []byte) (int, error) {
+	if bytes.Contains(b, []byte(w.waits)) {
+		w.stop()
+	}
+	return w.Buffer.Write(b)
+}
+
+func TestInterrupt(t *testing.T) {
+	for _, limit := range [][]string{{"-steps", "1000000"}, {"-steps", "0", "-time", "10h"}} {
+		ctx, cancel := context.WithCancel(t.Context())
+		w := watcher{waits: "step ", stop: cancel}
+		require.NoError(t, run(ctx, smallJob(t, append(limit, "-sample-bytes", "5")...), &w, io.Discard))
+		out := w.String()
+		// The first step writes the line that interrupts, and every rank agrees to stop after the second.
+		for _, part := range []string{"interrupted after step 2\n", "step 2  validation loss", "● validation", "bits/byte", "sample"} {
+			require.Contains(t, out, part)
+		}
+	}
+}
+
+func TestInterruptBeforeTraining(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	require.EqualError(t, run(ctx, smallJob(t), io.Discard, io.Discard), "interrupted before training began")
+}
+
+func TestChooseAtZeroTemperature(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		logits := rapid.SliceOfN(rapid.Float32Range(-50, 50), vocab, vocab).Draw(t, "logits")
+		best := choose(logits, 0, nil)
+		for _, l := range logits {
+			require.LessOrEqual(t, l, logits[best])
+		}
+		random := rand.New(rand.NewPCG(1, rapid.Uint64().Draw(t, "seed")))
+		require.Equal(t, logits[best], logits[choose(logits, 1e-12, random)], "the limit of low temperatures")
+	})
+}
+
+func TestChooseFollowsTheDistribution(t *testing.T) {
+	logits := make([]float32, vocab)
+	for i := range logits {
+		logits[i] = float32(math.Inf(-1))
+	}
+	logits['a'], logits['b'] = 0, float32(math.Log(3)) // at temperature 1: a quarter and three quarters
+	random := rand.New(rand.NewPCG(1, 2))
+	count := func(temperature float64) (a int) {
+		for range 10000 {
+			if b := choose(logits, temperature, random); b == 'a' {
+				a++
+			} else {
+				require.EqualValues(t, 'b', b)
+			}
+		}
+		return a
+	}
+	require.InDelta(t, 2500, count(1), 150)
+	require.InDelta(t, 1000, count(0.5), 120) // 1:9
+}
+
+// TestNextLooksBackOnly checks that the bytes that fill up a short text change nothing, by evaluating without them.
+func TestNextLooksBackOnly(t *testing.T) {
+	c, err := parse(smallJob(t), io.Discard)
+	require.NoError(t, err)
+	c.ranks = 1
+	data, err := load(t.Context(), c)
+	require.NoError(t, err)
+	require.NoError(t, comm.Run(t.Context(), 1, func(ctx context.Context, g comm.Group) error {
+		tr, err := newTrainer(ctx, c, data, g, display.NewScreen(io.Discard, nil, false))
+		if err != nil {
+			return err
+		}
+		long := bytes.Repeat([]byte("func main() {"), 5)
+		for _, n := range []int{1, 5, 16, 17, 32, 60} {
+			got, err := tr.next(ctx, long[:n])
+			if err != nil {
+				return err
+			}
+			seen := windows(append(long[max(0, n-c.context):n:n], 0), 0, 1, min(n, c.context), func(int) int { return 0 })
+			out, err := tr.model.Eval(ctx, seen...)
+			if err != nil {
+				return err
+			}
+			all := out[1].Data().([]float32)
+			require.InDeltaSlice(t, all[len(all)-vocab:], got, 1e-5, "%d bytes", n)
+		}
+		return nil
+	}))
+}
+
+func TestCompare(t *testing.T) {
+	grads := func(values ...float32) map[string]*tensor.Dense {
+		return map[string]*tensor.Dense{"w": tensor.New(tensor.WithShape(len(values)), tensor.WithBacking(values))}
+	}
+	c := compare(grads(1, -4, 2), grads(1, -4.00001, 2))
+	require.Equal(t, 3, c.elements)
+	require.Equal(t, 4.0, c.largest)
+	require.InDelta(t, 1e-5, c.diff, 1e-6)
+	line, err := c.verdict(2)
+	require.NoError(t, err)
+	require.Equal(t, "check: 2 ranks equal 1 rank: largest gradient difference 1.0e-05 over 3 elements (largest gradient 4.0e+00)", line)
+
+	nan := float32(math.NaN())
+	for _, other := range []map[string]*tensor.Dense{grads(1, -4.001, 2), grads(1, nan, 2), grads(1, -4), {}} {
+		_, err := compare(grads(1, -4, 2), other).verdict(2)
+		require.ErrorContains(t, err, "2 ranks differ from 1 rank")
+	}
+}
+
+func TestAverage(t *testing.T) {
+	var a average
+	a.add(3)
+	require.InDelta(t, 3, a.value(), 1e-12, "the beginning is not pulled to zero")
+	for range 200 {
+		a.add(5)
+	}
+	require.InDelta(t, 5, a.value(), 1e-3)
+}

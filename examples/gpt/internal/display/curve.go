@@ -1,0 +1,198 @@
+package display
+
+import (
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+)
+
+// Point is a loss at a step.
+type Point struct {
+	Step int
+	Loss float64 // positive
+}
+
+// Curve is a chart of losses over steps, on a logarithmic scale: the first steps of a training would otherwise flatten all
+// that follows.
+type Curve struct {
+	Train      []Point // drawn as a line, points that share a column averaged
+	Validation []Point // drawn as marks
+	Width      int     // columns in all
+	Height     int     // rows of the plot
+	Color      bool
+}
+
+// A braille character is a grid of dots, this many across and down.
+const (
+	dotsX = 2
+	dotsY = 4
+)
+
+// margin is the columns left of the plot: a label and the axis.
+const margin = 8
+
+// dotBits has the bit of each dot in the code point of a braille character, from U+2800 (Unicode, chapter 21).
+var dotBits = [dotsY][dotsX]rune{{0x01, 0x08}, {0x02, 0x10}, {0x04, 0x20}, {0x40, 0x80}}
+
+const mark = '●'
+
+// plot is a curve under construction: cells[y][x], from the top left, and the ranges of its axes.
+type plot struct {
+	cells      [][]rune
+	cols, rows int // cells
+	last       int // step at the right edge; the left one is 0
+	lo, hi     float64
+}
+
+// String draws the curve. Without a point, or without room, it is empty.
+func (c Curve) String() string {
+	p := &plot{cols: c.Width - margin - 1, rows: c.Height, last: 1}
+	for _, q := range slices.Concat(c.Train, c.Validation) {
+		p.last = max(p.last, q.Step)
+	}
+	if p.cols < 1 || p.rows < 1 {
+		return ""
+	}
+	train := p.average(c.Train)
+	if !p.scale(slices.Concat(train, c.Validation)) {
+		return ""
+	}
+	p.line(train)
+	for _, v := range c.Validation {
+		p.cells[p.y(v)/dotsY][p.x(v)/dotsX] = mark
+	}
+	var b strings.Builder
+	fmt.Fprintf(&b, "%*s in nats per byte, logarithmic: %s  %s validation\n", margin-1, "loss",
+		paint(c.Color, cyan, "⠒⠒ train"), paint(c.Color, yellow, string(mark)))
+	for y, row := range p.cells {
+		p.row(&b, y, row, c.Color)
+	}
+	p.axis(&b)
+	return b.String()
+}
+
+// average returns a point for each column of dots that points fall into: the first step and the mean loss there.
+func (p *plot) average(points []Point) []Point {
+	var means []Point
+	for len(points) > 0 {
+		n, sum := 0, 0.
+		for n < len(points) && p.x(points[n]) == p.x(points[0]) {
+			sum += points[n].Loss
+			n++
+		}
+		means = append(means, Point{points[0].Step, sum / float64(n)})
+		points = points[n:]
+	}
+	return means
+}
+
+// scale sets the range of losses to that of points and clears the plot. It returns false if there is no such range.
+func (p *plot) scale(points []Point) bool {
+	p.lo, p.hi = math.Inf(1), math.Inf(-1)
+	for _, q := range points {
+		p.lo, p.hi = min(p.lo, math.Log(q.Loss)), max(p.hi, math.Log(q.Loss))
+	}
+	if span := p.hi - p.lo; math.IsInf(span, 0) || math.IsNaN(span) {
+		return false
+	}
+	if p.hi-p.lo < 1e-3 { // a flat curve goes through the middle
+		p.lo, p.hi = p.lo-1e-3, p.hi+1e-3
+	}
+	p.cells = make([][]rune, p.rows)
+	for y := range p.cells {
+		p.cells[y] = []rune(strings.Repeat(" ", p.cols))
+	}
+	return true
+}
+
+// x returns the column of dots of a point, from the left.
+func (p *plot) x(q Point) int {
+	return int(float64(q.Step) / float64(p.last) * float64(p.cols*dotsX-1))
+}
+
+// y returns the row of dots of a point, from the top.
+func (p *plot) y(q Point) int {
+	return int(math.Round((p.hi - math.Log(q.Loss)) / (p.hi - p.lo) * float64(p.rows*dotsY-1)))
+}
+
+// line draws points, in order of steps, connected.
+func (p *plot) line(points []Point) {
+	for i, q := range points {
+		from := points[max(0, i-1)]
+		p.segment(p.x(from), p.y(from), p.x(q), p.y(q))
+	}
+}
+
+// segment sets the dots from (x0, y0) to (x1, y1), x0 <= x1.
+func (p *plot) segment(x0, y0, x1, y1 int) {
+	n := max(x1-x0, y1-y0, y0-y1, 1)
+	for i := range n + 1 {
+		x := x0 + (x1-x0)*i/n
+		y := y0 + (y1-y0)*i/n
+		cell := &p.cells[y/dotsY][x/dotsX]
+		if *cell == ' ' {
+			*cell = 0x2800
+		}
+		*cell |= dotBits[y%dotsY][x%dotsX]
+	}
+}
+
+// row writes a row of cells. Every third has a label: the loss at the middle of the row.
+func (p *plot) row(b *strings.Builder, y int, cells []rune, color bool) {
+	if y%3 == 0 || y == p.rows-1 && y%3 == 2 {
+		middle := (float64(y) + 0.5) / float64(p.rows)
+		fmt.Fprintf(b, "%*.2f ┤", margin-2, math.Exp(p.hi-middle*(p.hi-p.lo)))
+	} else {
+		fmt.Fprintf(b, "%*s│", margin-1, "")
+	}
+	for _, run := range runs(strings.TrimRight(string(cells), " ")) {
+		style := cyan
+		if strings.ContainsRune(run, mark) {
+			style = yellow
+		}
+		b.WriteString(paint(color, style, run))
+	}
+	b.WriteByte('\n')
+}
+
+// runs cuts s into marks and what is between them.
+func runs(s string) []string {
+	var list []string
+	for s != "" {
+		i := strings.IndexRune(s, mark)
+		switch {
+		case i < 0:
+			return append(list, s)
+		case i > 0:
+			list = append(list, s[:i])
+		}
+		list = append(list, string(mark))
+		s = s[i+len(string(mark)):]
+	}
+	return list
+}
+
+// axis writes the axis of the steps: the first, the middle and the last one.
+func (p *plot) axis(b *strings.Builder) {
+	line := []rune(strings.Repeat("─", p.cols))
+	labels := []rune(strings.Repeat(" ", p.cols+margin))
+	for _, at := range []float64{0, 0.5, 1} {
+		x := int(at * float64(p.cols-1))
+		line[x] = '┬'
+		text := []rune(fmt.Sprint(int(math.Round(at * float64(p.last)))))
+		if at == 0 {
+			text = []rune("0 steps")
+		}
+		from := max(0, margin+x-len(text)/2)
+		if at == 1 {
+			from = margin + p.cols - len(text)
+		} else if at == 0 {
+			from = margin
+		}
+		if strings.TrimSpace(string(labels[max(0, from-1):])) == "" {
+			copy(labels[from:], text)
+		}
+	}
+	fmt.Fprintf(b, "%*s└%s\n%s\n", margin-1, "", string(line), strings.TrimRight(string(labels), " "))
+}

@@ -1,0 +1,72 @@
+package display
+
+import (
+	"fmt"
+	"strings"
+	"time"
+	"unicode/utf8"
+)
+
+// Progress is the state of a run after a step.
+type Progress struct {
+	Step, Steps int           // done, and in all
+	Estimated   bool          // Steps is a guess: the run ends by time
+	Done        float64       // share of the run that is over, in [0, 1]
+	Loss        float64       // smoothed, in nats per token
+	Speed       float64       // tokens per second
+	Memory      int           // bytes of one rank, the most so far
+	LR          float64       // learning rate of the step
+	Left        time.Duration // until the end of training
+}
+
+// barCells is the width of a progress bar with room around it, and minBarCells of the narrowest one worth drawing.
+const (
+	barCells    = 24
+	minBarCells = 5
+)
+
+// Line draws p on one line of at most width columns: a bar, and as many of the numbers after it as fit, the most
+// important ones first.
+func (p Progress) Line(width int) string {
+	parts := []string{p.steps(), fmt.Sprintf("loss %.3f", p.Loss)}
+	rest := []string{"left " + Duration(p.Left), Rate(p.Speed, "tok"), Bytes(p.Memory) + "/rank", fmt.Sprintf("lr %.1e", p.LR)}
+	const gap = "  "
+	used := len(strings.Join(parts, gap))
+	for _, r := range rest {
+		if used+len(gap)+len(r)+len(gap)+minBarCells > width {
+			break
+		}
+		parts = append(parts, r)
+		used += len(gap) + len(r)
+	}
+	line := strings.Join(parts, gap)
+	if cells := min(barCells, width-used-len(gap)); cells >= minBarCells {
+		return bar(p.Done, cells) + gap + line
+	}
+	return line[:min(len(line), max(0, width))]
+}
+
+// Log writes p as one line of a log, to be read by people and by awk.
+func (p Progress) Log() string {
+	return fmt.Sprintf("step %s  loss %.4f  lr %.2e  %s  %s/rank  left %s",
+		p.steps(), p.Loss, p.LR, Rate(p.Speed, "tok"), Bytes(p.Memory), Duration(p.Left))
+}
+
+func (p Progress) steps() string {
+	total := fmt.Sprint(p.Steps)
+	step := fmt.Sprintf("%*d", len(total), p.Step) // so that the line keeps its length
+	if p.Estimated {
+		return step + "/~" + total
+	}
+	return step + "/" + total
+}
+
+// bar draws a bar of a number of cells, an eighth of a cell exactly.
+func bar(done float64, cells int) string {
+	eighths := int(min(max(done, 0), 1)*float64(8*cells) + 0.5)
+	b := strings.Repeat("█", eighths/8)
+	if part := eighths % 8; part > 0 {
+		b += string([]rune(" ▏▎▍▌▋▊▉")[part])
+	}
+	return b + strings.Repeat("░", cells-utf8.RuneCountInString(b))
+}

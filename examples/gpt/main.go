@@ -1,0 +1,110 @@
+// Gpt trains a language model over bytes, sharded over several ranks, while one watches:
+//
+//	go run ./examples/gpt                        # the Go standard library's source, two ranks, about two minutes
+//	go run ./examples/gpt -data ~/notes -size medium -time 10m
+//	go run ./examples/gpt -ranks 4 -layers 8 -dim 256 -heads 8 -context 256
+//
+// It prints the plan before it runs anything, trains with a progress line, and ends with the loss curve, the loss on text
+// that was held out, and text that the model writes. Ctrl-C ends the training after the step under way and shows the same
+// for what has been learned so far; a second one ends the program.
+//
+// # Reading it
+//
+// The code that uses the library is in train.go: wrap a model, then forward, backward, clip and step, on every rank, each
+// with its own rows of the batch. The rest is what surrounds any training:
+//
+//	config.go   flags
+//	corpus.go   text from files, split into training and held-out text
+//	batch.go    windows of it, as a pure function of seed, step and row
+//	check.go    proof that N ranks compute what one does
+//	sample.go   text from the model
+//	report.go   what is printed
+//
+// # Reproducing a run
+//
+// The rows of a global batch depend on the seed, the step and the row only, never on the number of ranks, and so do the
+// initial parameters. Two runs with the same flags print the same losses, on any schedule of the ranks; with -time, how far
+// they get depends on the machine.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"time"
+
+	"golang.org/x/term"
+
+	"github.com/gofsdp/gofsdp/examples/gpt/internal/display"
+)
+
+func main() {
+	ctx, restore := signal.NotifyContext(context.Background(), os.Interrupt)
+	context.AfterFunc(ctx, restore) // so that a second Ctrl-C kills
+	err := run(ctx, os.Args[1:], os.Stdout, os.Stderr)
+	switch {
+	case errors.Is(err, flag.ErrHelp):
+	case errors.Is(err, errUsage):
+		fmt.Fprintln(os.Stderr, "gpt:", err)
+		os.Exit(2)
+	case err != nil:
+		fmt.Fprintln(os.Stderr, "gpt:", err)
+		os.Exit(1)
+	}
+}
+
+// run is the program. It ends early, in good order, when interrupt ends.
+func run(interrupt context.Context, args []string, stdout, stderr io.Writer) error {
+	begin := time.Now()
+	c, err := parse(args, stderr)
+	if err != nil {
+		return err
+	}
+	screen := newScreen(c, stdout)
+	data, err := load(interrupt, c)
+	if err != nil {
+		return early(interrupt, err)
+	}
+	screen.Printf("%s\n%s\n", screen.Title("corpus"), data.describe(time.Since(begin)))
+	if c.check {
+		line, err := check(interrupt, c, data)
+		if err != nil {
+			return early(interrupt, err)
+		}
+		screen.Printf("%s\n\n", line)
+	}
+	if err := train(interrupt, c, data, screen); err != nil {
+		return err
+	}
+	screen.Printf("\n%s in all\n", display.Duration(time.Since(begin)))
+	return nil
+}
+
+// early returns what to say about an error before the training: if the user ended the program, that.
+func early(interrupt context.Context, err error) error {
+	if interrupt.Err() != nil {
+		return errors.New("interrupted before training began")
+	}
+	return err
+}
+
+// newScreen returns a screen over stdout: live if that is a terminal, unless -plain asks for a log. Colours follow
+// https://no-color.org.
+func newScreen(c config, stdout io.Writer) *display.Screen {
+	file, ok := stdout.(*os.File)
+	if !ok || c.plain || !term.IsTerminal(int(file.Fd())) {
+		return display.NewScreen(stdout, nil, false)
+	}
+	width := func() int {
+		w, _, err := term.GetSize(int(file.Fd()))
+		if err != nil || w < 1 {
+			return 80
+		}
+		return w
+	}
+	return display.NewScreen(stdout, width, os.Getenv("NO_COLOR") == "" && os.Getenv("TERM") != "dumb")
+}

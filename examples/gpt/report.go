@@ -1,0 +1,134 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"strings"
+	"time"
+
+	"github.com/gofsdp/gofsdp/examples/gpt/internal/display"
+	"github.com/gofsdp/gofsdp/fsdp"
+)
+
+// history is what is shown of the steps so far.
+type history struct {
+	train, validation []display.Point
+	loss, seconds     average
+	planned, memory   int // most bytes of a rank, foretold and counted
+}
+
+func (h *history) add(step int, loss float64, took time.Duration) {
+	h.train = append(h.train, display.Point{Step: step, Loss: loss})
+	h.loss.add(loss)
+	h.seconds.add(took.Seconds())
+}
+
+// average is an exponential moving average without the pull to zero at its beginning, corrected as Adam's moments are.
+type average struct{ sum, weight float64 }
+
+func (a *average) add(x float64) {
+	const keep = 0.95
+	a.sum = keep*a.sum + (1-keep)*x
+	a.weight = keep*a.weight + (1 - keep)
+}
+
+func (a *average) value() float64 { return a.sum / a.weight }
+
+// progress returns what the progress line shows after a step.
+func (t *trainer) progress(now moment, lr float64) display.Progress {
+	t.history.memory = max(t.history.memory, now.memory)
+	step := t.opt.Steps()
+	done := t.done(step, now.elapsed)
+	return display.Progress{
+		Step: step, Steps: int(math.Round(float64(step) / done)), Estimated: t.budget > 0, Done: done,
+		Loss:   t.history.loss.value(),
+		Speed:  float64(t.batch*t.context) / t.history.seconds.value(),
+		Memory: t.history.memory,
+		LR:     lr,
+		Left:   time.Duration(float64(now.elapsed) * (1 - done) / done),
+	}
+}
+
+// plan returns what a step takes on a rank with the most rows.
+func (t *trainer) plan() (*fsdp.Plan, error) {
+	rows := (t.batch + t.ranks - 1) / t.ranks
+	return t.model.Plan(t.data.batch(t.seed, 0, 0, rows, t.context)...)
+}
+
+// printPlan prints what the training will take, before it begins.
+func (t *trainer) printPlan() error {
+	p, err := t.plan()
+	if err != nil {
+		return err
+	}
+	t.history.planned = p.Peak()
+	t.screen.Printf("%s\n%s\n", t.screen.Title("plan"), planText(t.config, p))
+	return nil
+}
+
+// planText writes the plan as a table.
+func planText(c config, p *fsdp.Plan) string {
+	var b strings.Builder
+	row := func(name, format string, args ...any) {
+		fmt.Fprintf(&b, "  %-10s "+format+"\n", append([]any{name}, args...)...)
+	}
+	row("model", "%d layers of %d channels and %d heads, %d bytes of context", c.layers, c.dim, c.heads, c.context)
+	row("parameters", "%s in %d groups, each over %d ranks", display.Count(p.Params), len(p.Groups), p.Ranks)
+	for i := 0; i < len(p.Groups); {
+		g, n := p.Groups[i], 1
+		for i+n < len(p.Groups) && p.Groups[i+n].Len == g.Len {
+			n++
+		}
+		name, note := g.Name, ""
+		if n > 1 {
+			name, note = fmt.Sprintf("%d × %s", n, strings.TrimRight(g.Name, ".0123456789")), " each"
+		}
+		row("", "%-12s %10s, %s gathered%s", name, display.Count(g.Len), display.Bytes(g.Bytes), note)
+		i += n
+	}
+	tokens := c.batch * c.context
+	steps := "steps for " + display.Duration(c.budget)
+	if c.steps > 0 {
+		steps = display.Count(c.steps) + " steps"
+	}
+	row("batch", "%d sequences, %s bytes of text; %s", c.batch, display.Count(tokens), steps)
+	// AdamW keeps two moments of each parameter: together as large as parameters and gradients.
+	row("each rank", "%s: %s parameters and gradients, at most %s more in a pass", display.Bytes(p.Peak()),
+		display.Bytes(p.ShardBytes), display.Bytes(p.PassBytes))
+	row("", "and %s of AdamW's moments; it sends %s per step", display.Bytes(p.ShardBytes), display.Bytes(p.Traffic))
+	return b.String()
+}
+
+// printResult prints the loss curve and the summary. took is the time of the training.
+func (t *trainer) printResult(took time.Duration) {
+	curve := display.Curve{Train: t.history.train, Validation: t.history.validation,
+		Width: min(t.screen.Width(), 100), Height: 14, Color: t.screen.Color()}
+	steps := t.opt.Steps()
+	read := steps * t.batch * t.context
+	final := t.history.validation[len(t.history.validation)-1].Loss
+	t.screen.Printf("\n%s\n", curve)
+	t.screen.Printf("%s\n", t.screen.Title("result"))
+	t.screen.Printf("  %d steps over %s bytes of text in %s: %s\n", steps, display.Count(read), display.Duration(took),
+		display.Rate(float64(read)/took.Seconds(), "tok"))
+	t.screen.Printf("  memory per rank: %s at most, %s planned\n", display.Bytes(t.history.memory), display.Bytes(t.history.planned))
+	t.screen.Printf("  validation loss: %.4f nats/byte, %.4f bits/byte\n", final, final/math.Ln2)
+}
+
+// printSample prints text from the model as it comes.
+func (t *trainer) printSample(ctx context.Context) error {
+	t.screen.Printf("\n%s at temperature %v\n", t.screen.Title("sample"), t.temperature)
+	out := display.Filter{W: t.screen}
+	t.screen.Printf("%s", t.screen.Title(t.prompt))
+	begin := time.Now()
+	written := 0
+	err := t.sample(ctx, []byte(t.prompt), t.sampleBytes, func(b byte) {
+		out.Write([]byte{b}) // a screen reports no errors
+		written++
+	})
+	if err != nil {
+		return fmt.Errorf("sample: %w", err)
+	}
+	t.screen.Printf("\n(%d bytes in %.1fs)\n", written, time.Since(begin).Seconds())
+	return nil
+}
