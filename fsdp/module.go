@@ -71,6 +71,9 @@ func (b *Builder) Const(v float64) *gorgonia.Node { return b.b.Const(v) }
 // ConstTensor returns a constant tensor. t must not be modified afterwards.
 func (b *Builder) ConstTensor(t *tensor.Dense) (*gorgonia.Node, error) { return b.b.ConstTensor(t) }
 
+// Stream returns a number for the random operation of that name, another one in every part of the module.
+func (b *Builder) Stream(name string) uint32 { return b.b.Stream(name) }
+
 // DType returns the float type of parameters and activations.
 func (b *Builder) DType() tensor.Dtype { return b.b.DType() }
 

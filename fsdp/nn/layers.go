@@ -12,12 +12,7 @@ import (
 // defaultStd is the standard deviation of initial weights where none is given.
 const defaultStd = 0.02
 
-func weights(std float64) fsdp.Init {
-	if std == 0 {
-		std = defaultStd
-	}
-	return fsdp.Normal(std)
-}
+func weights(std float64) fsdp.Init { return fsdp.Normal(orDefault(std, defaultStd)) }
 
 // Linear maps x [..., In] to x·weightᵀ + bias, [..., Out]. Parameters: weight [Out, In] and, unless NoBias, bias [Out].
 type Linear struct {
@@ -124,7 +119,7 @@ func (m *LayerNorm) Build(b *fsdp.Builder, in ...*gorgonia.Node) (gorgonia.Nodes
 	if err != nil {
 		return nil, err
 	}
-	return one(ops.LayerNorm(in[0], gain, bias, epsilon(m.Eps, 1e-5)))
+	return one(ops.LayerNorm(in[0], gain, bias, orDefault(m.Eps, 1e-5)))
 }
 
 // RMSNorm divides x [..., Dim] by the root mean square of its last dimension, then scales. Parameter: weight [Dim].
@@ -147,14 +142,15 @@ func (m *RMSNorm) Build(b *fsdp.Builder, in ...*gorgonia.Node) (gorgonia.Nodes, 
 	if err != nil {
 		return nil, err
 	}
-	return one(ops.RMSNorm(in[0], gain, epsilon(m.Eps, 1e-6)))
+	return one(ops.RMSNorm(in[0], gain, orDefault(m.Eps, 1e-6)))
 }
 
-func epsilon(eps, def float64) float64 {
-	if eps == 0 {
+// orDefault returns v, or def if v is zero.
+func orDefault(v, def float64) float64 {
+	if v == 0 {
 		return def
 	}
-	return eps
+	return v
 }
 
 // Activation is an element-wise function.

@@ -28,7 +28,7 @@ func (m *Attention) qkv() *Linear {
 	return &Linear{In: m.Dim, Out: 3 * m.Dim, NoBias: m.NoBias, Std: m.Std}
 }
 func (m *Attention) proj() *Linear {
-	return &Linear{In: m.Dim, Out: m.Dim, NoBias: m.NoBias, Std: epsilon(m.ProjStd, m.Std)}
+	return &Linear{In: m.Dim, Out: m.Dim, NoBias: m.NoBias, Std: orDefault(m.ProjStd, m.Std)}
 }
 
 // Params implements fsdp.Module.
@@ -51,22 +51,16 @@ func (m *Attention) Build(b *fsdp.Builder, in ...*gorgonia.Node) (gorgonia.Nodes
 		part(b, "qkv", m.qkv()),
 		func(x *gorgonia.Node) (*gorgonia.Node, error) { return ops.SelfAttention(x, mask, m.Heads, m.Causal) },
 		part(b, "proj", m.proj()),
-		dropout(m.Dropout, attentionStream)))
+		dropout(b, m.Dropout, "attention")))
 }
 
-// Dropouts of one module draw from different streams.
-const (
-	attentionStream = iota + 1
-	mlpStream
-)
-
-// dropout returns a step that applies dropout, or nothing if rate is 0.
-func dropout(rate float64, stream int) func(*gorgonia.Node) (*gorgonia.Node, error) {
+// dropout returns a step that applies dropout, or nothing if rate is 0. Those of one scope need different names.
+func dropout(b *fsdp.Builder, rate float64, name string) func(*gorgonia.Node) (*gorgonia.Node, error) {
 	return func(x *gorgonia.Node) (*gorgonia.Node, error) {
 		if rate == 0 {
 			return x, nil
 		}
-		return ops.Dropout(x, rate, stream)
+		return ops.Dropout(x, rate, b.Stream(name))
 	}
 }
 
@@ -77,11 +71,11 @@ type Dropout struct{ Rate float64 }
 func (m *Dropout) Params() []fsdp.Param { return nil }
 
 // Build implements fsdp.Module.
-func (m *Dropout) Build(_ *fsdp.Builder, in ...*gorgonia.Node) (gorgonia.Nodes, error) {
+func (m *Dropout) Build(b *fsdp.Builder, in ...*gorgonia.Node) (gorgonia.Nodes, error) {
 	if err := arguments(in, 1); err != nil {
 		return nil, err
 	}
-	return one(ops.Dropout(in[0], m.Rate, 0))
+	return one(ops.Dropout(in[0], m.Rate, b.Stream("dropout")))
 }
 
 // MLP maps x [..., Dim] to out(act(fc(x))), with Hidden channels between. Parameters: those of the linear layers fc and out.
@@ -96,7 +90,7 @@ type MLP struct {
 
 func (m *MLP) fc() *Linear { return &Linear{In: m.Dim, Out: m.Hidden, NoBias: m.NoBias, Std: m.Std} }
 func (m *MLP) out() *Linear {
-	return &Linear{In: m.Hidden, Out: m.Dim, NoBias: m.NoBias, Std: epsilon(m.OutStd, m.Std)}
+	return &Linear{In: m.Hidden, Out: m.Dim, NoBias: m.NoBias, Std: orDefault(m.OutStd, m.Std)}
 }
 
 // Params implements fsdp.Module.
@@ -109,7 +103,7 @@ func (m *MLP) Build(b *fsdp.Builder, in ...*gorgonia.Node) (gorgonia.Nodes, erro
 	if err := arguments(in, 1); err != nil {
 		return nil, err
 	}
-	return one(chain(in[0], part(b, "fc", m.fc()), m.Act.apply, part(b, "out", m.out()), dropout(m.Dropout, mlpStream)))
+	return one(chain(in[0], part(b, "fc", m.fc()), m.Act.apply, part(b, "out", m.out()), dropout(b, m.Dropout, "mlp")))
 }
 
 // Block is a pre-norm transformer block on x [B, T, Dim]:

@@ -3,6 +3,7 @@ package exec
 import (
 	"crypto/sha256"
 	"fmt"
+	"hash/fnv"
 	"strings"
 
 	G "gorgonia.org/gorgonia"
@@ -47,6 +48,14 @@ func (b *Builder) DType() tensor.Dtype { return b.dtype }
 
 // Scope returns a Builder that looks parameters up under prefix + ".".
 func (b *Builder) Scope(prefix string) *Builder { return &Builder{b.graph, b.prefix + prefix + "."} }
+
+// Stream returns a number for the random operation of that name in this scope. Operations of one module need different
+// ones; a module that is part of another several times has a scope of its own each time.
+func (b *Builder) Stream(name string) uint32 {
+	h := fnv.New32a()
+	h.Write([]byte(b.prefix + name))
+	return h.Sum32()
+}
 
 // Param returns the node of a parameter of the module.
 func (b *Builder) Param(name string) (*G.Node, error) {

@@ -16,6 +16,7 @@
 //	GradParam the program: the flat gradient    until reduced
 //	Saved     the forward program               from forward to backward
 //	Work      the program                       while it runs; offsets shared by values that never live together
+//	Const     the compiler                      as long as the program
 //
 // Running allocates nothing, except for stock Gorgonia operations, which run through their own Do and are copied into
 // place: they work everywhere, slowly. Operations of type *Op are fused kernels that write straight into the place

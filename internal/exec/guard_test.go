@@ -109,12 +109,12 @@ func TestConstants(t *testing.T) {
 // TestBuildMistakes are mistakes in Build, each with its message.
 func TestBuildMistakes(t *testing.T) {
 	mistakes := map[string]builder{
-		"Build: no luck":                       func(*exec.Builder, []*G.Node) (G.Nodes, error) { return nil, errors.New("no luck") },
-		"Build panicked: no such luck":         func(*exec.Builder, []*G.Node) (G.Nodes, error) { panic("no such luck") },
-		"Build returned no outputs":            func(*exec.Builder, []*G.Node) (G.Nodes, error) { return nil, nil },
-		"Build: output 1 is nil":               func(_ *exec.Builder, x []*G.Node) (G.Nodes, error) { return G.Nodes{x[0], nil}, nil },
-		"Build: output 0 is int, want float64": func(_ *exec.Builder, x []*G.Node) (G.Nodes, error) { return G.Nodes{x[1]}, nil },
-		"Build: output 0 is a node of another graph": func(*exec.Builder, []*G.Node) (G.Nodes, error) {
+		"in Build: no luck":                       func(*exec.Builder, []*G.Node) (G.Nodes, error) { return nil, errors.New("no luck") },
+		"Build panicked: no such luck":            func(*exec.Builder, []*G.Node) (G.Nodes, error) { panic("no such luck") },
+		"Build returned no outputs":               func(*exec.Builder, []*G.Node) (G.Nodes, error) { return nil, nil },
+		"in Build: output 1 is nil":               func(_ *exec.Builder, x []*G.Node) (G.Nodes, error) { return G.Nodes{x[0], nil}, nil },
+		"in Build: output 0 is int, want float64": func(_ *exec.Builder, x []*G.Node) (G.Nodes, error) { return G.Nodes{x[1]}, nil },
+		"in Build: output 0 is a node of another graph": func(*exec.Builder, []*G.Node) (G.Nodes, error) {
 			return G.Nodes{G.NewScalar(G.NewGraph(), G.Float64)}, nil
 		},
 		`no parameter "block.weight" among those of Pa`: func(b *exec.Builder, _ []*G.Node) (G.Nodes, error) {

@@ -35,8 +35,10 @@ type Op struct {
 	Run32, Run64 func(*Frame) error
 	// Grad builds the gradients with respect to each input, nil where Diff is false. out is the op's own node.
 	Grad func(in G.Nodes, out, dy *G.Node) (G.Nodes, error)
-	// Diff tells for each input whether the op is differentiable with respect to it.
+	// Diff tells for each input whether the op is differentiable with respect to it. Nil means none.
 	Diff []bool
+	// Ints tells for each input whether it holds integers. The others hold floats of the graph's type. Nil means none.
+	Ints []bool
 
 	View       bool // the result is input 0's memory from element Offset on; Run32 and Run64 are not called
 	Offset     int
@@ -56,17 +58,19 @@ type arg struct {
 
 // Apply adds the op to the graph of its arguments.
 func (o *Op) Apply(in ...*G.Node) (*G.Node, error) {
-	for i, n := range in {
-		if n == nil {
-			return nil, fmt.Errorf("%s: argument %d is nil", o.Name, i)
-		}
-	}
 	if o.Diff == nil {
 		o.Diff = make([]bool, len(in))
 	}
 	o.args = make([]arg, len(in))
 	for i, n := range in {
-		o.args[i] = arg{n.Shape().Dims(), n.Dtype() == tensor.Int}
+		if n == nil {
+			return nil, fmt.Errorf("%s: argument %d is nil", o.Name, i)
+		}
+		isInt := i < len(o.Ints) && o.Ints[i]
+		if (n.Dtype() == tensor.Int) != isInt {
+			return nil, fmt.Errorf("%s: argument %d is of type %v", o.Name, i, n.Dtype())
+		}
+		o.args[i] = arg{n.Shape().Dims(), isInt}
 	}
 	n, err := G.ApplyOp(o, in...)
 	if err != nil {

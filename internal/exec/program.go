@@ -116,11 +116,6 @@ func (a *assembler) assemble(nodes G.Nodes) (*Program, error) {
 		}
 	}
 	for i, n := range nodes {
-		if len(a.tail[n]) > 0 {
-			a.last[a.base(n)] = max(a.last[a.base(n)], i)
-		}
-	}
-	for i, n := range nodes {
 		if !given[n] {
 			if err := a.emit(i, n); err != nil {
 				return nil, err

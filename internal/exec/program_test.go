@@ -165,9 +165,9 @@ func TestWorkOfAChain(t *testing.T) {
 	const elements = 1000
 	for length := 2; length <= 128; length *= 4 {
 		for name, step := range map[string]func(x *G.Node, i int) (*G.Node, error){
-			"in place": func(x *G.Node, i int) (*G.Node, error) { return ops.Dropout(x, 0.5, i) },
+			"in place": func(x *G.Node, i int) (*G.Node, error) { return ops.Dropout(x, 0.5, uint32(i)) },
 			"residual": func(x *G.Node, i int) (*G.Node, error) {
-				y, err := ops.Dropout(x, 0.5, i)
+				y, err := ops.Dropout(x, 0.5, uint32(i))
 				if err != nil {
 					return nil, err
 				}

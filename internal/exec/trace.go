@@ -76,25 +76,25 @@ func newTrace(spec *Spec, sig *Signature, salt string) (*trace, error) {
 func (tr *trace) build(spec *Spec) (err error) {
 	defer func() {
 		if r := recover(); r != nil {
-			err = fmt.Errorf("Build panicked: %v\n%s", r, debug.Stack())
+			err = fmt.Errorf("the module's Build panicked: %v\n%s", r, debug.Stack())
 		}
 	}()
 	outs, err := spec.Build(tr.Builder, slices.Clone(tr.in))
 	if err != nil {
-		return fmt.Errorf("Build: %w", err)
+		return fmt.Errorf("in Build: %w", err)
 	}
 	if len(outs) == 0 {
-		return fmt.Errorf("Build returned no outputs")
+		return fmt.Errorf("the module's Build returned no outputs")
 	}
 	for i, o := range outs {
 		if o == nil {
-			return fmt.Errorf("Build: output %d is nil", i)
+			return fmt.Errorf("in Build: output %d is nil", i)
 		}
 		if o.Graph() != tr.g {
-			return fmt.Errorf("Build: output %d is a node of another graph", i)
+			return fmt.Errorf("in Build: output %d is a node of another graph", i)
 		}
 		if dt := o.Dtype(); dt != tr.dtype {
-			return fmt.Errorf("Build: output %d is %v, want %v", i, dt, tr.dtype)
+			return fmt.Errorf("in Build: output %d is %v, want %v", i, dt, tr.dtype)
 		}
 		// An output must be a node of its own for its gradient to be one: not an input, and not another output.
 		if o.Op() == nil || isConst(o) || slices.Contains(tr.outs, o) {

@@ -216,6 +216,26 @@ func TestSharedGradients(t *testing.T) {
 	}
 }
 
+// TestSharedProducts adds two weights, which have one gradient, computed by a kernel that accumulates: it may add to the
+// memory of one only if nothing else reads the gradient.
+func TestSharedProducts(t *testing.T) {
+	spec := &exec.Spec{
+		Params: []exec.Param{{Name: "p", Shape: []int{2, 3}}, {Name: "q", Shape: []int{2, 3}}},
+		Build: returning(func(b *exec.Builder, x []*G.Node) (*G.Node, error) {
+			p, err := params(b, "p", "q")
+			if err != nil {
+				return nil, err
+			}
+			return ops.Linear(x[0], G.Must(G.Add(p[0], p[1])), nil)
+		}),
+	}
+	for mask := range 4 {
+		sig := exectest.Signature(tensor.Float64, []int{4, 3})
+		sig.AccParam = []bool{mask&1 > 0, mask&2 > 0}
+		exectest.New(t, spec, sig).CheckGradients(t)
+	}
+}
+
 // TestOutputs are modules whose outputs are not values of their own: inputs, parameters, constants, views, or one another.
 func TestOutputs(t *testing.T) {
 	p := []exec.Param{{Name: "p", Shape: []int{2, 3}}}

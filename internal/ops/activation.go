@@ -51,8 +51,8 @@ func binary[T kernel.Float](run func(dx, x, dy []T)) func(*exec.Frame) error {
 
 // Dropout zeroes each element of x with probability rate and divides the others by 1-rate while training; in evaluation
 // it is the identity. The mask is a function of the call's seed, stream and the element's index, so backward draws the
-// same one again and nothing is kept. Dropouts of one module need different streams.
-func Dropout(x *G.Node, rate float64, stream int) (*G.Node, error) {
+// same one again and nothing is kept. Dropouts of one module need different streams: see exec.Builder.Stream.
+func Dropout(x *G.Node, rate float64, stream uint32) (*G.Node, error) {
 	if !(rate >= 0 && rate < 1) {
 		return nil, fmt.Errorf("dropout: rate %v is not in [0, 1)", rate)
 	}
@@ -66,13 +66,13 @@ func Dropout(x *G.Node, rate float64, stream int) (*G.Node, error) {
 	return run.apply(op, x)
 }
 
-func dropout[T kernel.Float](rate float64, stream int) func(*exec.Frame) error {
+func dropout[T kernel.Float](rate float64, stream uint32) func(*exec.Frame) error {
 	return func(f *exec.Frame) error {
 		if !f.Train {
 			copy(f.Out.Bytes, f.In[0].Bytes)
 			return nil
 		}
-		kernel.Dropout(result[T](f), arg[T](f, 0), f.Seed, uint64(stream)<<40, rate)
+		kernel.Dropout(result[T](f), arg[T](f, 0), f.Seed, uint64(stream)<<32, rate)
 		return nil
 	}
 }

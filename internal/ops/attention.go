@@ -35,7 +35,7 @@ func SelfAttention(qkv, mask *G.Node, heads int, causal bool) (*G.Node, error) {
 	}
 	packed, err := body{attentionRun[float32](a), attentionRun[float64](a)}.apply(exec.Op{ // [y | log-sum-exp per row]
 		Name: fmt.Sprintf("attention(%d,%d,%d,%v,%v)", b, t, heads, causal, a.masked), Shape: tensor.Shape{a.out() + b*heads*t},
-		Scratch: kernel.AttentionScratch(a.Attention), Diff: diff, Grad: a.grad,
+		Scratch: kernel.AttentionScratch(a.Attention), Diff: diff, Ints: []bool{false, a.masked}, Grad: a.grad,
 	}, args...)
 	if err != nil {
 		return nil, err
@@ -59,7 +59,8 @@ func (a attention) grad(in G.Nodes, packed, dy *G.Node) (G.Nodes, error) {
 	}
 	dx, err := body{attentionGrad[float32](a), attentionGrad[float64](a)}.apply(exec.Op{
 		Name:  fmt.Sprintf("attention grad(%d,%v,%v)", a.Heads, a.Causal, a.masked),
-		Shape: in[0].Shape().Clone(), Scratch: kernel.AttentionScratch(a.Attention),
+		Shape: in[0].Shape().Clone(), Ints: []bool{false, false, false, a.masked},
+		Scratch: kernel.AttentionScratch(a.Attention),
 	}, args...)
 	return append(G.Nodes{dx}, make(G.Nodes, len(in)-1)...), err
 }

@@ -26,7 +26,8 @@ func CrossEntropy(logits, targets *G.Node, ignore int) (*G.Node, error) {
 	n, classes := rows(logits)
 	c := crossEntropy{n, classes, ignore}
 	packed, err := body{crossEntropyRun[float32](c), crossEntropyRun[float64](c)}.apply(exec.Op{ // [loss | log-sum-exp per row]
-		Name: fmt.Sprintf("cross-entropy(%d)", ignore), Shape: tensor.Shape{1 + n}, Diff: []bool{true, false}, Grad: c.grad,
+		Name: fmt.Sprintf("cross-entropy(%d)", ignore), Shape: tensor.Shape{1 + n}, Diff: []bool{true, false},
+		Ints: []bool{false, true}, Grad: c.grad,
 	}, logits, targets)
 	if err != nil {
 		return nil, err
@@ -38,7 +39,7 @@ type crossEntropy struct{ n, classes, ignore int }
 
 func (c crossEntropy) grad(in G.Nodes, packed, dy *G.Node) (G.Nodes, error) {
 	d, err := body{crossEntropyGrad[float32](c), crossEntropyGrad[float64](c)}.apply(exec.Op{
-		Name: fmt.Sprintf("cross-entropy grad(%d)", c.ignore), Shape: in[0].Shape().Clone(), InPlace: true,
+		Name: fmt.Sprintf("cross-entropy grad(%d)", c.ignore), Shape: in[0].Shape().Clone(), Ints: []bool{false, true}, InPlace: true,
 	}, in[0], in[1], packed, dy)
 	return G.Nodes{d, nil}, err
 }

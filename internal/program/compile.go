@@ -79,10 +79,11 @@ type place struct {
 	groups   []int // that it needs, without the root
 }
 
-// stage is a run of places that need the same groups.
+// stage is a run of places that need the same groups, up to the place before end in the list. It may begin with places
+// that need none, which run while its groups are on their way; only the last stage may have no groups at all.
 type stage struct {
 	groups []int
-	places []place
+	end    int
 }
 
 type compiler struct {
@@ -121,7 +122,7 @@ func withoutRoot(groups []int) []int {
 	return slices.DeleteFunc(groups, func(g int) bool { return g == Root })
 }
 
-// stages cuts the list into runs that need the same groups. Places that need none belong to the run they are in.
+// stages cuts the list into runs that need the same groups, and finds the last writers of the gradients.
 func (c *compiler) stages() {
 	c.lastGrad = slices.Repeat([]int{-1}, len(c.p.Model.Groups))
 	for i, p := range c.list {
@@ -131,16 +132,16 @@ func (c *compiler) stages() {
 			}
 		}
 		n := len(c.run)
-		if n > 0 && (len(p.groups) == 0 || slices.Equal(p.groups, c.run[n-1].groups)) {
-			c.run[n-1].places = append(c.run[n-1].places, p)
-			continue
+		switch {
+		case len(p.groups) == 0:
+		case n > 0 && slices.Equal(p.groups, c.run[n-1].groups):
+			c.run[n-1].end = i + 1
+		default:
+			c.run = append(c.run, stage{p.groups, i + 1})
 		}
-		if n > 0 && len(c.run[n-1].groups) == 0 {
-			c.run[n-1].groups = p.groups
-			c.run[n-1].places = append(c.run[n-1].places, p)
-			continue
-		}
-		c.run = append(c.run, stage{p.groups, []place{p}})
+	}
+	if n := len(c.run); n == 0 || c.run[n-1].end < len(c.list) {
+		c.run = append(c.run, stage{end: len(c.list)})
 	}
 }
 
@@ -148,7 +149,10 @@ func (c *compiler) stages() {
 // first use.
 func (c *compiler) window(i int) []int {
 	var groups []int
-	for _, s := range c.run[min(i, len(c.run)):min(i+c.p.Options.Prefetch+1, len(c.run))] {
+	for j, s := range c.run[min(i, len(c.run)):] {
+		if j > c.p.Options.Prefetch {
+			break
+		}
 		for _, g := range s.groups {
 			if !slices.Contains(groups, g) {
 				groups = append(groups, g)
@@ -172,27 +176,17 @@ func (c *compiler) emit() {
 		for _, g := range c.window(i) {
 			c.gather(g)
 		}
-		for j, p := range s.places {
+		for ; index < s.end; index++ {
+			p := c.list[index]
 			if p.backward && !turned {
 				turned = true
 				c.add(Turn, -1, -1)
 			}
-			if root && !c.waited[Root] {
-				c.wait(Root)
-			}
-			for _, g := range p.groups {
-				c.wait(g)
-			}
-			if p.backward {
-				c.add(Backward, -1, p.call)
-			} else {
-				c.add(Forward, -1, p.call)
-			}
-			if j == len(s.places)-1 {
+			c.compute(p, root)
+			if index == s.end-1 {
 				c.freeOutside(c.window(i + 1))
 			}
 			c.reduce(index)
-			index++
 		}
 	}
 	if !turned {
@@ -202,6 +196,21 @@ func (c *compiler) emit() {
 		c.free(Root)
 	}
 	c.drain()
+}
+
+// compute writes a place, after waiting for the groups that it needs. The first one waits for the root, if any does.
+func (c *compiler) compute(p place, root bool) {
+	if root {
+		c.wait(Root)
+	}
+	for _, g := range p.groups {
+		c.wait(g)
+	}
+	if p.backward {
+		c.add(Backward, -1, p.call)
+	} else {
+		c.add(Forward, -1, p.call)
+	}
 }
 
 // usesRoot tells whether any place needs the root group.
@@ -297,6 +306,7 @@ func (p *Program) Text(op Op) string {
 // Hash returns a fingerprint of the program: the same on every machine for the same model and options.
 func (p *Program) Hash() uint64 {
 	h := fnv.New64a()
+	fmt.Fprintln(h, p.Model.Inputs, p.Model.Results)
 	for _, c := range p.Model.Calls {
 		fmt.Fprintln(h, c.Name, c.In, c.Params)
 	}

@@ -49,7 +49,8 @@ func (m *Model) groups(c int) []int {
 	return slices.Compact(list)
 }
 
-// check reports the first reference in the model that leads nowhere.
+// check reports the first reference in the model that leads nowhere, and parameters that one call lists twice: their two
+// gradients would be written to the same memory in an order that nobody decided.
 func (m *Model) check() error {
 	if len(m.Groups) == 0 {
 		return fmt.Errorf("program: model has no root group")
@@ -74,9 +75,12 @@ func (m *Model) check() error {
 				return fmt.Errorf("program: input %d of call %s is %v, which is not computed before it", j, c.Name, r)
 			}
 		}
-		for _, p := range c.Params {
+		for j, p := range c.Params {
 			if p < 0 || p >= len(m.Params) {
 				return fmt.Errorf("program: call %s uses parameter %d of %d", c.Name, p, len(m.Params))
+			}
+			if slices.Contains(c.Params[:j], p) {
+				return fmt.Errorf("program: call %s uses parameter %s twice", c.Name, m.Params[p].Name)
 			}
 		}
 	}

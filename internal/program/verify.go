@@ -2,15 +2,18 @@ package program
 
 import (
 	"fmt"
+	"slices"
 )
 
 // Verify checks a program against the rules of fully sharded training and reports the first that is broken: nothing
-// computes without its parameters, every call the pass needs runs once, no gradient is reduced before it is complete, each
-// is reduced exactly once, nothing is left over, and at most Prefetch+1 stages of groups are resident besides the root.
+// computes without its parameters, every call the pass needs runs once, forwards before the turn and after their inputs,
+// backwards after those of all calls that read their outputs, the first backward that writes a gradient and no other says
+// so, no gradient is reduced before it is complete, each is reduced exactly once, nothing is left over, and no more groups
+// are resident besides the root than Prefetch+1 calls can need.
 func Verify(p *Program) error {
 	v := &verifier{
-		p: p, groups: make([]groupState, len(p.Model.Groups)),
-		forward: make([]int, len(p.Model.Calls)), backward: make([]int, len(p.Model.Calls)),
+		p: p, groups: make([]groupState, len(p.Model.Groups)), needed: p.Model.NeedsBackward(),
+		forward: make([]int, len(p.Model.Calls)), backward: make([]int, len(p.Model.Calls)), written: make([]bool, len(p.Model.Params)),
 	}
 	for i, op := range p.Ops {
 		if err := v.step(op); err != nil {
@@ -31,7 +34,9 @@ type groupState struct {
 type verifier struct {
 	p                 *Program
 	groups            []groupState
-	forward, backward []int // how often each call ran
+	needed            []bool // which calls run backward when training
+	forward, backward []int  // how often each call ran
+	written           []bool // which parameters have a gradient
 	turned            bool
 }
 
@@ -81,30 +86,51 @@ func (v *verifier) step(op Op) error {
 }
 
 func (v *verifier) compute(op Op) error {
-	call := v.p.Model.Calls[op.Call]
 	for _, g := range v.p.Model.groups(op.Call) {
 		if !v.groups[g].full {
 			return fmt.Errorf("parameters of group %s are not there", v.p.Model.Groups[g].Name)
 		}
-		if op.Kind == Backward {
-			if v.groups[g].reduced {
-				return fmt.Errorf("gradients of group %s were reduced already", v.p.Model.Groups[g].Name)
-			}
-			v.groups[g].written = true
-		}
 	}
 	if op.Kind == Backward {
-		v.backward[op.Call]++
-		if !v.turned || v.forward[op.Call] != 1 {
-			return fmt.Errorf("backward without forward")
-		}
-		return nil
+		return v.computeBackward(op.Call)
+	}
+	if v.turned {
+		return fmt.Errorf("forward after the turn")
 	}
 	v.forward[op.Call]++
-	for _, r := range call.In {
+	for _, r := range v.p.Model.Calls[op.Call].In {
 		if r.Call != Batch && v.forward[r.Call] == 0 {
 			return fmt.Errorf("its input %s has not been computed", v.p.Model.Calls[r.Call].Name)
 		}
+	}
+	return nil
+}
+
+func (v *verifier) computeBackward(c int) error {
+	m := v.p.Model
+	if !v.turned || v.forward[c] != 1 {
+		return fmt.Errorf("backward without forward")
+	}
+	v.backward[c]++
+	for i, reader := range m.Calls {
+		if v.needed[i] && v.backward[i] == 0 && slices.ContainsFunc(reader.In, func(r Ref) bool { return r.Call == c }) {
+			return fmt.Errorf("%s, which reads its output, has not run backward", reader.Name)
+		}
+	}
+	for _, g := range m.groups(c) {
+		if v.groups[g].reduced {
+			return fmt.Errorf("gradients of group %s were reduced already", m.Groups[g].Name)
+		}
+		v.groups[g].written = true
+	}
+	if len(v.p.First) != len(m.Calls) || len(v.p.First[c]) != len(m.Calls[c].Params) {
+		return fmt.Errorf("field First does not fit the model")
+	}
+	for j, q := range m.Calls[c].Params {
+		if v.p.First[c][j] == v.written[q] {
+			return fmt.Errorf("field First is %t for parameter %s", v.written[q], m.Params[q].Name)
+		}
+		v.written[q] = true
 	}
 	return nil
 }
@@ -120,7 +146,7 @@ func (v *verifier) bounded() error {
 	for c := range v.p.Model.Calls {
 		widest = max(widest, len(withoutRoot(v.p.Model.groups(c))))
 	}
-	if limit := (v.p.Options.Prefetch + 1) * widest; resident > limit {
+	if limit := (min(v.p.Options.Prefetch, len(v.groups)) + 1) * widest; resident > limit {
 		return fmt.Errorf("%d groups are resident, at most %d may be", resident, limit)
 	}
 	return nil
@@ -130,7 +156,7 @@ func (v *verifier) finish() error {
 	m := v.p.Model
 	results, back := m.Results, make([]bool, len(m.Calls))
 	if !v.p.Options.Eval {
-		results, back = results[:1], m.NeedsBackward()
+		results, back = results[:1], v.needed
 	}
 	for c, need := range m.NeedsForward(results) {
 		if v.forward[c] != count(need) || v.backward[c] != count(back[c]) {

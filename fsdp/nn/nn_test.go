@@ -1,0 +1,206 @@
+package nn_test
+
+import (
+	"fmt"
+	"hash/fnv"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+	"gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
+
+	"github.com/gofsdp/gofsdp/fsdp"
+	"github.com/gofsdp/gofsdp/fsdp/nn"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// model is a function as a model.
+type model func(t *fsdp.Tape, in []fsdp.Ref) fsdp.Ref
+
+func (f model) Forward(t *fsdp.Tape, in ...fsdp.Ref) ([]fsdp.Ref, error) {
+	return []fsdp.Ref{f(t, in)}, nil
+}
+
+// calling is a model that is one call of m, named "m", with n inputs.
+func calling(m fsdp.Module, n int) model {
+	return func(t *fsdp.Tape, in []fsdp.Ref) fsdp.Ref { return t.Call("m", m, in[:n]...) }
+}
+
+// wrap wraps a model in float64 and gives every parameter values that are a function of its name without the prefix "m.",
+// so that models with equal parameter names have equal values.
+func wrap(t *testing.T, m fsdp.Model) *fsdp.Sharded {
+	s, err := fsdp.Wrap(m, fsdp.Config{Precision: fsdp.Precision{Compute: fsdp.Float64}, Poison: true})
+	require.NoError(t, err)
+	for _, p := range s.Shards() {
+		for i := range p.Value.F64 {
+			h := fnv.New32a()
+			fmt.Fprint(h, strings.TrimPrefix(p.Name, "m."), p.Offset+i)
+			p.Value.F64[i] = float64(h.Sum32())/(1<<31) - 1
+		}
+	}
+	return s
+}
+
+// set gives a parameter its values.
+func set(s *fsdp.Sharded, name string, values ...float64) {
+	for _, p := range s.Shards() {
+		if p.Name == name {
+			copy(p.Value.F64, values[p.Offset:])
+		}
+	}
+}
+
+// eval returns the first result of a model.
+func eval(t *testing.T, s *fsdp.Sharded, batch ...fsdp.Tensor) []float64 {
+	out, err := s.Eval(t.Context(), batch...)
+	require.NoError(t, err)
+	return out[0].Data().([]float64)
+}
+
+// floats returns a tensor of numbers between -1 and 1.
+func floats(shape ...int) *tensor.Dense {
+	d := tensor.New(tensor.WithShape(shape...), tensor.Of(tensor.Float64))
+	for i := range d.Float64s() {
+		d.Float64s()[i] = float64(i*7%11)/5.5 - 1
+	}
+	return d
+}
+
+func ints(shape []int, v ...int) *tensor.Dense {
+	return tensor.New(tensor.WithShape(shape...), tensor.WithBacking(v))
+}
+
+// names lists parameters with their shapes.
+func names(params []fsdp.Param) (list []string) {
+	for _, p := range params {
+		list = append(list, fmt.Sprint(p.Name, p.Shape))
+	}
+	return list
+}
+
+// TestParams pins names, shapes and order of the parameters of every module: they define the flat layout and the names in
+// checkpoints.
+func TestParams(t *testing.T) {
+	block := []string{
+		"ln1.weight[8]", "ln1.bias[8]", "qkv.weight[24 8]", "qkv.bias[24]", "proj.weight[8 8]", "proj.bias[8]",
+		"ln2.weight[8]", "ln2.bias[8]", "fc.weight[32 8]", "fc.bias[32]", "out.weight[8 32]", "out.bias[8]",
+	}
+	for _, c := range []struct {
+		module fsdp.Module
+		want   []string
+	}{
+		{&nn.Linear{In: 2, Out: 3}, []string{"weight[3 2]", "bias[3]"}},
+		{&nn.Linear{In: 2, Out: 3, NoBias: true}, []string{"weight[3 2]"}},
+		{&nn.Embedding{Rows: 5, Dim: 2}, []string{"weight[5 2]"}},
+		{&nn.Positions{Rows: 5, Dim: 2}, []string{"weight[5 2]"}},
+		{&nn.LayerNorm{Dim: 4}, []string{"weight[4]", "bias[4]"}},
+		{&nn.RMSNorm{Dim: 4}, []string{"weight[4]"}},
+		{&nn.Dropout{Rate: 0.5}, nil},
+		{&nn.Attention{Dim: 8, Heads: 2}, block[2:6]},
+		{&nn.Attention{Dim: 8, Heads: 2, NoBias: true}, []string{block[2], block[4]}},
+		{&nn.MLP{Dim: 8, Hidden: 32}, block[8:]},
+		{&nn.Block{Dim: 8, Heads: 2}, block},
+		{&nn.Block{Dim: 8, Heads: 2, Hidden: 3, NoBias: true}, slices.Concat(block[:3], block[4:5], block[6:8], []string{"fc.weight[3 8]", "out.weight[8 3]"})},
+		{&nn.Head{Dim: 4, Classes: 7}, []string{"weight[7 4]"}},
+	} {
+		require.Equal(t, c.want, names(c.module.Params()), "%T", c.module)
+	}
+}
+
+// gptNames lists the parameters of a wrapped GPT.
+func gptNames(t *testing.T, m *nn.GPT) (list []string) {
+	s, err := fsdp.Wrap(m, fsdp.Config{Wrap: fsdp.WrapType[*nn.Block]()})
+	require.NoError(t, err)
+	state, err := s.FullState(t.Context())
+	require.NoError(t, err)
+	for name, v := range state {
+		list = append(list, fmt.Sprint(name, v.Shape()))
+	}
+	slices.Sort(list)
+	return list
+}
+
+// TestGPTParams pins the parameters of a GPT that its comment lists.
+func TestGPTParams(t *testing.T) {
+	m := &nn.GPT{Vocab: 11, Context: 6, Layers: 2, Dim: 8, Heads: 2, NoBias: true}
+	require.Equal(t, []string{"tokens", "targets"}, m.Inputs())
+	want := []string{"wte.weight(11, 8)", "wpe.weight(6, 8)", "lnf.weight(8)", "lnf.bias(8)"}
+	for i := range 2 {
+		for _, p := range []string{"ln1.weight(8)", "ln1.bias(8)", "qkv.weight(24, 8)", "proj.weight(8, 8)", "ln2.weight(8)", "ln2.bias(8)", "fc.weight(32, 8)", "out.weight(8, 32)"} {
+			want = append(want, fmt.Sprintf("blocks.%d.%s", i, p))
+		}
+	}
+	untied := append([]string{"head.weight(11, 8)"}, want...)
+	slices.Sort(untied)
+	require.Equal(t, untied, gptNames(t, m))
+	m.Tied = true
+	slices.Sort(want)
+	require.Equal(t, want, gptNames(t, m))
+}
+
+// sum is an own module of a stock operation.
+type sum struct{}
+
+func (sum) Params() []fsdp.Param { return nil }
+func (sum) Build(_ *fsdp.Builder, in ...*gorgonia.Node) (gorgonia.Nodes, error) {
+	y, err := gorgonia.Add(in[0], in[1])
+	return gorgonia.Nodes{y}, err
+}
+
+// TestBuildErrors are mistakes in sizes and in the number of inputs; the message says where.
+func TestBuildErrors(t *testing.T) {
+	x, tokens := floats(2, 3, 8), ints([]int{2, 3}, 0, 1, 2, 3, 4, 5)
+	for _, c := range []struct {
+		want   string
+		module fsdp.Module
+		batch  []fsdp.Tensor
+	}{
+		{"2 inputs, want 1", &nn.Linear{In: 8, Out: 2}, []fsdp.Tensor{x, x}},
+		{"2 inputs, want 1", &nn.Embedding{Rows: 8, Dim: 2}, []fsdp.Tensor{tokens, tokens}},
+		{"2 inputs, want 1", &nn.Positions{Rows: 8, Dim: 8}, []fsdp.Tensor{x, x}},
+		{"2 inputs, want 1", &nn.LayerNorm{Dim: 8}, []fsdp.Tensor{x, x}},
+		{"2 inputs, want 1", &nn.RMSNorm{Dim: 8}, []fsdp.Tensor{x, x}},
+		{"2 inputs, want 1", &nn.MLP{Dim: 8, Hidden: 2}, []fsdp.Tensor{x, x}},
+		{"2 inputs, want 1", &nn.Block{Dim: 8, Heads: 2}, []fsdp.Tensor{x, x}},
+		{"2 inputs, want 1", &nn.Attention{Dim: 8, Heads: 2}, []fsdp.Tensor{x, x}},
+		{"1 inputs, want 2", &nn.Attention{Dim: 8, Heads: 2, Masked: true}, []fsdp.Tensor{x}},
+		{"1 inputs, want 2", &nn.Head{Dim: 8, Classes: 3}, []fsdp.Tensor{x}},
+		{"linear: weight is (2, 7), want [out 8] for x (2, 3, 8)", &nn.Linear{In: 7, Out: 2}, []fsdp.Tensor{x}},
+		{"fc: linear: weight is (5, 7), want [out 8] for x (2, 3, 8)", &nn.MLP{Dim: 7, Hidden: 5}, []fsdp.Tensor{x}},
+		{"layer norm: gain is (7), want (8)", &nn.LayerNorm{Dim: 7}, []fsdp.Tensor{x}},
+		{"ln1: layer norm: gain is (4), want (8)", &nn.Block{Dim: 4, Heads: 2}, []fsdp.Tensor{x}},
+		{"embedding: index is float64, want int", &nn.Embedding{Rows: 8, Dim: 2}, []fsdp.Tensor{x}},
+		{"positions: x is (2, 3, 8) and table (2, 8)", &nn.Positions{Rows: 2, Dim: 8}, []fsdp.Tensor{x}},
+		{"D a multiple of 3 heads", &nn.Attention{Dim: 8, Heads: 3}, []fsdp.Tensor{x}},
+		{"8 channels do not divide into 3 heads", &nn.Block{Dim: 8, Heads: 3}, []fsdp.Tensor{x}},
+		{"8 channels do not divide into 0 heads", &nn.Block{Dim: 8}, []fsdp.Tensor{x}},
+		{"unknown activation 9", &nn.MLP{Dim: 8, Hidden: 2, Act: 9}, []fsdp.Tensor{x}},
+		{"dropout: rate 1 is not in [0, 1)", &nn.MLP{Dim: 8, Hidden: 2, Dropout: 1}, []fsdp.Tensor{x}},
+		{"cross-entropy: targets is (2, 3, 8), want (2, 3)", &nn.Head{Dim: 8, Classes: 3}, []fsdp.Tensor{x, ints([]int{2, 3, 8}, make([]int, 48)...)}},
+	} {
+		s, err := fsdp.Wrap(calling(c.module, len(c.batch)), fsdp.Config{Precision: fsdp.Precision{Compute: fsdp.Float64}})
+		require.NoError(t, err)
+		_, err = s.Eval(t.Context(), c.batch...)
+		require.ErrorContains(t, err, c.want, "%T", c.module)
+		require.ErrorContains(t, err, fmt.Sprintf("call m (%T): in Build: ", c.module))
+	}
+	dropout := model(func(t *fsdp.Tape, in []fsdp.Ref) fsdp.Ref {
+		return t.Call("drop", &nn.Dropout{Rate: 0.5}, t.Call("m", &nn.Linear{In: 8, Out: 2}, in[0]), in[0])
+	})
+	_, err := wrap(t, dropout).Eval(t.Context(), x)
+	require.ErrorContains(t, err, "call drop (*nn.Dropout): in Build: 2 inputs, want 1")
+}
+
+// TestGPTErrors refuses sizes that make no model.
+func TestGPTErrors(t *testing.T) {
+	for _, m := range []nn.GPT{
+		{}, {Vocab: 5, Context: 5, Layers: -1, Dim: 4, Heads: 2}, {Vocab: 5, Context: 5, Layers: 1, Dim: 4}, {Vocab: 5, Layers: 1, Dim: 4, Heads: 2},
+	} {
+		_, err := fsdp.Wrap(&m, fsdp.Config{})
+		require.ErrorContains(t, err, "sizes that are not positive")
+	}
+}

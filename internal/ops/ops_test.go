@@ -1,0 +1,198 @@
+package ops_test
+
+import (
+	"math"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	G "gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
+
+	"github.com/gofsdp/gofsdp/internal/exec"
+	"github.com/gofsdp/gofsdp/internal/exec/exectest"
+	"github.com/gofsdp/gofsdp/internal/ops"
+)
+
+// function is an operation on the inputs of a module.
+type function = func(b *exec.Builder, x []*G.Node) (*G.Node, error)
+
+// spec returns the module that is f.
+func spec(f function) *exec.Spec {
+	return &exec.Spec{Build: func(b *exec.Builder, in []*G.Node) (G.Nodes, error) {
+		y, err := f(b, in)
+		if err != nil {
+			return nil, err
+		}
+		return G.Nodes{y}, nil
+	}}
+}
+
+// trial compiles f on float inputs of some shapes, followed by one of integers if ints is not nil.
+func trial(t *testing.T, f function, ints []float64, intShape []int, shapes ...[]int) *exectest.Trial {
+	t.Helper()
+	sig := exectest.Signature(tensor.Float64, shapes...)
+	if ints != nil {
+		sig.Inputs = append(sig.Inputs, exec.Input{Shape: intShape, DType: tensor.Int})
+	}
+	tr := exectest.New(t, spec(f), sig)
+	if ints != nil {
+		tr.In[len(shapes)] = ints
+	}
+	return tr
+}
+
+// operation is an operation with the shapes of its arguments, integers last.
+type operation struct {
+	name     string
+	shapes   [][]int
+	ints     []float64
+	intShape []int
+	f        function
+}
+
+func unary(f func(*G.Node) (*G.Node, error)) function {
+	return func(_ *exec.Builder, x []*G.Node) (*G.Node, error) { return f(x[0]) }
+}
+
+func attention(heads int, causal, masked bool) function {
+	return func(_ *exec.Builder, x []*G.Node) (*G.Node, error) {
+		if masked {
+			return ops.SelfAttention(x[0], x[1], heads, causal)
+		}
+		return ops.SelfAttention(x[0], nil, heads, causal)
+	}
+}
+
+func crossEntropy(_ *exec.Builder, x []*G.Node) (*G.Node, error) {
+	return ops.CrossEntropy(x[0], x[1], -1)
+}
+
+var operations = []operation{
+	{"linear", [][]int{{2, 3, 4}, {5, 4}, {5}}, nil, nil, func(_ *exec.Builder, x []*G.Node) (*G.Node, error) { return ops.Linear(x[0], x[1], x[2]) }},
+	{"linear without bias", [][]int{{3, 4}, {5, 4}}, nil, nil, func(_ *exec.Builder, x []*G.Node) (*G.Node, error) { return ops.Linear(x[0], x[1], nil) }},
+	{"linear of one row", [][]int{{4}, {5, 4}, {5}}, nil, nil, func(_ *exec.Builder, x []*G.Node) (*G.Node, error) { return ops.Linear(x[0], x[1], x[2]) }},
+	{"gelu", [][]int{{3, 7}}, nil, nil, unary(ops.GELU)},
+	{"gelu tanh", [][]int{{3, 7}}, nil, nil, unary(ops.GELUTanh)},
+	{"relu", [][]int{{3, 7}}, nil, nil, unary(ops.ReLU)},
+	{"dropout", [][]int{{3, 7}}, nil, nil, unary(func(x *G.Node) (*G.Node, error) { return ops.Dropout(x, 0.3, 1) })},
+	{"layer norm", [][]int{{2, 3, 5}, {5}, {5}}, nil, nil, func(_ *exec.Builder, x []*G.Node) (*G.Node, error) { return ops.LayerNorm(x[0], x[1], x[2], 1e-5) }},
+	{"rms norm", [][]int{{2, 3, 5}, {5}}, nil, nil, func(_ *exec.Builder, x []*G.Node) (*G.Node, error) { return ops.RMSNorm(x[0], x[1], 1e-6) }},
+	{"attention", [][]int{{2, 5, 12}}, nil, nil, attention(2, false, false)},
+	{"causal attention", [][]int{{2, 5, 12}}, nil, nil, attention(2, true, false)},
+	{"masked attention", [][]int{{2, 3, 12}}, []float64{1, 0, 1, 0, 0, 0}, []int{2, 3}, attention(2, false, true)},
+	{"masked causal attention", [][]int{{2, 3, 12}}, []float64{0, 1, 1, 1, 0, 1}, []int{2, 3}, attention(1, true, true)},
+	{"attention of one token", [][]int{{1, 1, 3}}, nil, nil, attention(1, true, false)},
+	{"embedding", [][]int{{5, 3}}, []float64{4, 0, 4, 1}, []int{2, 2}, func(_ *exec.Builder, x []*G.Node) (*G.Node, error) { return ops.Embedding(x[0], x[1]) }},
+	{"positions", [][]int{{2, 3, 4}, {5, 4}}, nil, nil, func(_ *exec.Builder, x []*G.Node) (*G.Node, error) { return ops.AddPositions(x[0], x[1]) }},
+	{"cross-entropy", [][]int{{2, 3, 5}}, []float64{4, -1, 0, 2, 2, -1}, []int{2, 3}, crossEntropy},
+	{"cross-entropy of nothing", [][]int{{2, 5}}, []float64{-1, -1}, []int{2}, crossEntropy},
+	{"reshape", [][]int{{2, 6}}, nil, nil, unary(func(x *G.Node) (*G.Node, error) { return ops.Reshape(x, 3, 4) })},
+}
+
+// TestGradients holds the gradient of every operation with respect to every argument against central differences, and
+// float32 against float64.
+func TestGradients(t *testing.T) {
+	for _, op := range operations {
+		t.Run(op.name, func(t *testing.T) {
+			tr := trial(t, op.f, op.ints, op.intShape, op.shapes...)
+			tr.CheckGradients(t)
+			tr.CheckFloat32(t, 1e-5)
+		})
+	}
+}
+
+// keep sends x, a value that depends on the batch only, through tanh, so that it lies in work memory.
+func keep(x *G.Node) *G.Node { return G.Must(G.Tanh(x)) }
+
+// TestInPlace runs every operation on a value that it may overwrite and that something else reads later.
+func TestInPlace(t *testing.T) {
+	for _, op := range operations {
+		t.Run(op.name, func(t *testing.T) {
+			tr := trial(t, func(b *exec.Builder, x []*G.Node) (*G.Node, error) {
+				h := keep(x[0])
+				y, err := op.f(b, append(G.Nodes{h}, x[1:]...))
+				if err != nil {
+					return nil, err
+				}
+				return G.Add(G.Must(G.Sum(keep(y))), G.Must(G.Sum(G.Must(G.Square(h)))))
+			}, op.ints, op.intShape, op.shapes...)
+			tr.CheckGradients(t)
+		})
+	}
+}
+
+// TestMistakes builds every operation on arguments that do not fit. The message has the shapes.
+func TestMistakes(t *testing.T) {
+	two := func(f func(x, y *G.Node) (*G.Node, error)) function {
+		return func(_ *exec.Builder, x []*G.Node) (*G.Node, error) { return f(x[0], x[1]) }
+	}
+	onInts := func(f function, ints []float64, shape []int, shapes ...[]int) operation {
+		return operation{shapes: shapes, ints: ints, intShape: shape, f: f}
+	}
+	on := func(f function, shapes ...[]int) operation { return operation{shapes: shapes, f: f} }
+	linear := two(func(x, w *G.Node) (*G.Node, error) { return ops.Linear(x, w, nil) })
+	layerNorm := two(func(x, g *G.Node) (*G.Node, error) { return ops.LayerNorm(x, g, g, 1e-5) })
+	for want, op := range map[string]operation{
+		"linear: x is (), want at least 1 dimensions":                                  on(linear, []int{}, []int{5, 4}),
+		"linear: weight is (5, 3), want [out 4] for x (2, 4)":                          on(linear, []int{2, 4}, []int{5, 3}),
+		"linear: weight is (4), want [out 4] for x (2, 4)":                             on(linear, []int{2, 4}, []int{4}),
+		"linear: bias is (2, 4), want (5)":                                             on(two(func(x, w *G.Node) (*G.Node, error) { return ops.Linear(x, w, x) }), []int{2, 4}, []int{5, 4}),
+		"dropout: rate 1 is not in [0, 1)":                                             on(dropout(1, 0), []int{2}),
+		"dropout: rate -0.1 is not in [0, 1)":                                          on(dropout(-0.1, 0), []int{2}),
+		"dropout: rate NaN is not in [0, 1)":                                           on(dropout(math.NaN(), 0), []int{2}),
+		"layer norm: x is (), want at least 1 dimensions":                              on(layerNorm, []int{}, []int{4}),
+		"layer norm: gain is (3), want (4)":                                            on(layerNorm, []int{2, 4}, []int{3}),
+		"layer norm: bias is (2, 4), want (4)":                                         on(two(func(x, g *G.Node) (*G.Node, error) { return ops.LayerNorm(x, g, x, 1e-5) }), []int{2, 4}, []int{4}),
+		"rms norm: gain is (2, 2), want (4)":                                           on(two(func(x, g *G.Node) (*G.Node, error) { return ops.RMSNorm(x, g, 1e-5) }), []int{2, 4}, []int{2, 2}),
+		"attention: qkv is (2, 9), want [B T 3*D] with D a multiple of 3 heads":        on(attention(3, true, false), []int{2, 9}),
+		"attention: qkv is (2, 3, 12), want [B T 3*D] with D a multiple of 3 heads":    on(attention(3, true, false), []int{2, 3, 12}),
+		"attention: qkv is (2, 3, 12), want [B T 3*D] with D a multiple of 0 heads":    on(attention(0, true, false), []int{2, 3, 12}),
+		"attention: mask is (2), want (2, 3)":                                          onInts(attention(2, true, true), []float64{1, 1}, []int{2}, []int{2, 3, 12}),
+		"attention: mask is float64, want int":                                         on(attention(2, true, true), []int{2, 3, 12}, []int{2, 3}),
+		"embedding: index is float64, want int":                                        on(two(ops.Embedding), []int{5, 3}, []int{2}),
+		"embedding: table is (5), want [rows d]":                                       onInts(two(ops.Embedding), []float64{1}, []int{1}, []int{5}),
+		"positions: x is (2, 3, 4) and table (2, 4), want [B T d] and [at least T, d]": on(two(ops.AddPositions), []int{2, 3, 4}, []int{2, 4}),
+		"positions: x is (3, 4) and table (5, 4), want [B T d] and [at least T, d]":    on(two(ops.AddPositions), []int{3, 4}, []int{5, 4}),
+		"cross-entropy: targets is float64, want int":                                  on(crossEntropy, []int{3, 4}, []int{3}),
+		"cross-entropy: targets is (2), want (3)":                                      onInts(crossEntropy, []float64{1, 1}, []int{2}, []int{3, 4}),
+		"cross-entropy: logits is (4), want at least 2 dimensions":                     onInts(crossEntropy, []float64{1}, []int{1}, []int{4}),
+		"reshape: (2, 6) to (5, 2) changes the number of elements":                     on(unary(func(x *G.Node) (*G.Node, error) { return ops.Reshape(x, 5, 2) }), []int{2, 6}),
+	} {
+		sig := exectest.Signature(tensor.Float64, op.shapes...)
+		if op.ints != nil {
+			sig.Inputs = append(sig.Inputs, exec.Input{Shape: op.intShape, DType: tensor.Int})
+		}
+		_, err := exec.Compile(spec(op.f), sig)
+		require.EqualError(t, err, "in Build: "+want)
+	}
+}
+
+// TestIntegersAreNotFloats refuses integers where an operation computes with floats: it would read their bits.
+func TestIntegersAreNotFloats(t *testing.T) {
+	for _, op := range operations {
+		sig := exectest.Signature(tensor.Float64, op.shapes...)
+		sig.Inputs[0] = exec.Input{Shape: op.shapes[0], DType: tensor.Int}
+		if op.ints != nil {
+			sig.Inputs = append(sig.Inputs, exec.Input{Shape: op.intShape, DType: tensor.Int})
+		}
+		_, err := exec.Compile(spec(op.f), sig)
+		require.ErrorContains(t, err, "argument 0 is of type int", op.name)
+	}
+}
+
+// TestBadData is an index and a target out of range, named with their position.
+func TestBadData(t *testing.T) {
+	for i, op := range operations {
+		want := map[string]string{"embedding": "embedding: ", "cross-entropy": "cross-entropy(-1): "}[op.name]
+		if want == "" {
+			continue
+		}
+		tr := trial(t, op.f, op.ints, op.intShape, op.shapes...)
+		tr.In[1] = append([]float64{}, operations[i].ints...)
+		tr.In[1][2] = 7
+		var r exec.Runner
+		err := r.Forward(tr.Unit, tr.Call())
+		require.ErrorContains(t, err, want)
+		require.ErrorContains(t, err, "7")
+	}
+}

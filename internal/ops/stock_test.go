@@ -1,0 +1,126 @@
+package ops_test
+
+import (
+	"math"
+	"testing"
+
+	G "gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
+
+	"github.com/gofsdp/gofsdp/internal/exec"
+	"github.com/gofsdp/gofsdp/internal/exec/exectest"
+)
+
+// The twins: operations composed of stock operations, on matrices and in the notation of their definition.
+
+func twinLinear(_ *exec.Builder, x []*G.Node) (*G.Node, error) {
+	y := G.Must(G.Mul(x[0], G.Must(G.Transpose(x[1], 1, 0))))
+	return G.BroadcastAdd(y, row(x[2]), nil, []byte{0})
+}
+
+func twinGELUTanh(b *exec.Builder, x []*G.Node) (*G.Node, error) {
+	cubed := G.Must(G.HadamardProd(b.Const(0.044715), G.Must(G.Cube(x[0]))))
+	inner := G.Must(G.HadamardProd(b.Const(math.Sqrt(2/math.Pi)), G.Must(G.Add(x[0], cubed))))
+	return G.HadamardProd(G.Must(G.HadamardProd(b.Const(0.5), x[0])), G.Must(G.Add(b.Const(1), G.Must(G.Tanh(inner)))))
+}
+
+func twinReLU(_ *exec.Builder, x []*G.Node) (*G.Node, error) { return G.Rectify(x[0]) }
+
+func twinLayerNorm(b *exec.Builder, x []*G.Node) (*G.Node, error) {
+	centered := G.Must(G.BroadcastSub(x[0], column(G.Must(G.Mean(x[0], 1))), nil, []byte{1}))
+	y := G.Must(G.BroadcastHadamardDiv(centered, column(rootMeanSquare(b, centered, 1e-5)), nil, []byte{1}))
+	return G.BroadcastAdd(G.Must(G.BroadcastHadamardProd(y, row(x[1]), nil, []byte{0})), row(x[2]), nil, []byte{0})
+}
+
+func twinRMSNorm(b *exec.Builder, x []*G.Node) (*G.Node, error) {
+	y := G.Must(G.BroadcastHadamardDiv(x[0], column(rootMeanSquare(b, x[0], 1e-6)), nil, []byte{1}))
+	return G.BroadcastHadamardProd(y, row(x[1]), nil, []byte{0})
+}
+
+// twinAttention is one head on one sequence, qkv [1, T, 3*D], without a mask.
+func twinAttention(b *exec.Builder, x []*G.Node) (*G.Node, error) {
+	rows, d := x[0].Shape()[1], x[0].Shape()[2]/3
+	qkv := reshape(x[0], rows, 3*d)
+	part := func(i int) *G.Node { return G.Must(G.Slice(qkv, nil, G.S(i*d, (i+1)*d))) }
+	scores := G.Must(G.Mul(part(0), G.Must(G.Transpose(part(1), 1, 0))))
+	e := G.Must(G.Exp(G.Must(G.HadamardProd(scores, b.Const(1/math.Sqrt(float64(d)))))))
+	p := G.Must(G.BroadcastHadamardDiv(e, column(G.Must(G.Sum(e, 1))), nil, []byte{1}))
+	return reshape(G.Must(G.Mul(p, part(2))), 1, rows, d), nil
+}
+
+// twinEmbedding multiplies rows 3, 0 and 3 of the table out of it.
+func twinEmbedding(b *exec.Builder, x []*G.Node) (*G.Node, error) {
+	hot, err := oneHot(b, 5, 3, 0, 3)
+	if err != nil {
+		return nil, err
+	}
+	return G.Mul(hot, x[0])
+}
+
+// twinCrossEntropy has targets 3, 0 and 3 of five classes.
+func twinCrossEntropy(b *exec.Builder, x []*G.Node) (*G.Node, error) {
+	hot, err := oneHot(b, 5, 3, 0, 3)
+	if err != nil {
+		return nil, err
+	}
+	sums := G.Must(G.Log(G.Must(G.Sum(G.Must(G.Exp(x[0])), 1))))
+	picked := G.Must(G.Sum(G.Must(G.HadamardProd(x[0], hot)), 1))
+	return reshape(G.Must(G.Mean(G.Must(G.Sub(sums, picked)))), 1), nil
+}
+
+func twinPositions(_ *exec.Builder, x []*G.Node) (*G.Node, error) {
+	first := G.Must(G.Slice(x[1], G.S(0, x[0].Shape()[1])))
+	return G.BroadcastAdd(x[0], reshape(first, append([]int{1}, first.Shape()...)...), nil, []byte{0})
+}
+
+func oneHot(b *exec.Builder, classes int, which ...int) (*G.Node, error) {
+	v := make([]float64, len(which)*classes)
+	for i, c := range which {
+		v[i*classes+c] = 1
+	}
+	return b.ConstTensor(tensor.New(tensor.WithShape(len(which), classes), tensor.WithBacking(v)))
+}
+
+// rootMeanSquare returns sqrt(mean(x²) + eps) of every row.
+func rootMeanSquare(b *exec.Builder, x *G.Node, eps float64) *G.Node {
+	return G.Must(G.Sqrt(G.Must(G.Add(G.Must(G.Mean(G.Must(G.Square(x)), 1)), b.Const(eps)))))
+}
+
+func reshape(x *G.Node, shape ...int) *G.Node { return G.Must(G.Reshape(x, shape)) }
+func row(x *G.Node) *G.Node                   { return reshape(x, 1, x.Shape()[0]) }
+func column(x *G.Node) *G.Node                { return reshape(x, x.Shape()[0], 1) }
+
+// TestTwins compares values and gradients of operations with those of their twins.
+func TestTwins(t *testing.T) {
+	byName := make(map[string]function)
+	for _, op := range operations {
+		byName[op.name] = op.f
+	}
+	picks := []float64{3, 0, 3}
+	for _, c := range []struct {
+		name   string
+		twin   function
+		ints   []float64
+		shapes [][]int
+	}{
+		{"linear", twinLinear, nil, [][]int{{3, 4}, {5, 4}, {5}}},
+		{"gelu tanh", twinGELUTanh, nil, [][]int{{3, 7}}},
+		{"relu", twinReLU, nil, [][]int{{3, 7}}},
+		{"layer norm", twinLayerNorm, nil, [][]int{{3, 5}, {5}, {5}}},
+		{"rms norm", twinRMSNorm, nil, [][]int{{3, 5}, {5}}},
+		{"attention of one head", twinAttention, nil, [][]int{{1, 6, 12}}},
+		{"embedding", twinEmbedding, picks, [][]int{{5, 2}}},
+		{"positions", twinPositions, nil, [][]int{{2, 3, 4}, {5, 4}}},
+		{"cross-entropy", twinCrossEntropy, picks, [][]int{{3, 5}}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			f := byName[c.name]
+			if f == nil {
+				f = attention(1, false, false)
+			}
+			fused := trial(t, f, c.ints, []int{len(c.ints)}, c.shapes...)
+			stock := trial(t, c.twin, c.ints, []int{len(c.ints)}, c.shapes...)
+			exectest.RequireClose(t, stock.Run(t), fused.Run(t), 1e-12)
+		})
+	}
+}
