@@ -22,12 +22,13 @@ const (
 	passEval
 	passClip
 	passState
+	passGrads
 )
 
 // String names the method that a user called.
 func (k passKind) String() string {
 	names := map[passKind]string{
-		passWrap: "Wrap", passForward: "Forward", passBackward: "Backward", passEval: "Eval", passClip: "ClipGradNorm", passState: "FullState",
+		passWrap: "Wrap", passForward: "Forward", passBackward: "Backward", passEval: "Eval", passClip: "ClipGradNorm", passState: "FullState", passGrads: "FullGrads",
 	}
 	return names[k]
 }
@@ -41,6 +42,12 @@ type PeerError struct {
 
 // Error implements error.
 func (e *PeerError) Error() string { return fmt.Sprintf("rank %d: %s", e.Rank, e.Message) }
+
+// exchangeError is a failure of the exchange itself: this rank cannot know what the others make of it.
+type exchangeError struct{ err error }
+
+func (e *exchangeError) Error() string { return e.err.Error() }
+func (e *exchangeError) Unwrap() error { return e.err }
 
 // agreement is the exchange that starts every pass. Each rank says what it is about to do and whether it can; if one
 // cannot, all return its error, and if they are about to do different things, all say so.
@@ -80,7 +87,8 @@ func newAgreement(g comm.Group) *agreement {
 // messageSize bounds the error text that a rank tells the others, in bytes.
 const messageSize = 1024
 
-// on agrees to run r. err is why this rank cannot, or nil. It returns nil on every rank or an error on every rank.
+// on agrees to run r. err is why this rank cannot, or nil. It returns nil on every rank or an error on every rank, an
+// exchangeError if the ranks could not talk.
 func (a *agreement) on(ctx context.Context, r request, err error) error {
 	if a.group.Size() == 1 {
 		return err
@@ -92,7 +100,7 @@ func (a *agreement) on(ctx context.Context, r request, err error) error {
 	}
 	label := "agreement"
 	if werr := a.group.AllGather(comm.Of(a.recv).Named(label), comm.Of(a.send).Named(label)).Wait(ctx); werr != nil {
-		return errors.Join(err, fmt.Errorf("agreeing to run %v: %w", r.kind, werr))
+		return &exchangeError{errors.Join(err, fmt.Errorf("agreeing with the other ranks: %w", werr))}
 	}
 	for rank := range a.group.Size() {
 		if a.recv[words*rank+wordFailed] != 0 {
@@ -117,7 +125,7 @@ func (a *agreement) tell(ctx context.Context, err error) error {
 	}
 	all, gerr := gatherText(ctx, a.group, message[:min(len(message), messageSize)])
 	if gerr != nil {
-		return errors.Join(err, gerr)
+		return &exchangeError{errors.Join(err, gerr)}
 	}
 	errs := []error{err}
 	for r, m := range all {

@@ -106,18 +106,11 @@ func (s *Sharded) shapes(prog *program.Program, c *compiled) ([][]exec.Value, er
 		}
 		sig := &exec.Signature{DType: s.cfg.Precision.Compute.tensor()}
 		for j, r := range s.model.Calls[op.Call].In {
-			in := exec.Input{Same: s.sameInput(op.Call, j)}
-			if r.Call == program.Batch {
-				in.Shape, in.DType = c.inputs[r.Out].Shape, c.inputs[r.Out].DType
-			} else {
-				from := outs[r.Call]
-				if r.Out >= len(from) {
-					return nil, fmt.Errorf("call %s: input %d is output %d of call %s, which has %d",
-						s.model.Calls[op.Call].Name, j, r.Out, s.model.Calls[r.Call].Name, len(from))
-				}
-				in.Shape, in.DType = from[r.Out].Shape, from[r.Out].DType
+			if r.Call != program.Batch && r.Out >= len(outs[r.Call]) {
+				return nil, fmt.Errorf("call %s: input %d is output %d of call %s, which has %d",
+					s.model.Calls[op.Call].Name, j, r.Out, s.model.Calls[r.Call].Name, len(outs[r.Call]))
 			}
-			sig.Inputs = append(sig.Inputs, in)
+			sig.Inputs = append(sig.Inputs, s.input(c, outs, op.Call, j))
 		}
 		u, err := s.unit(op.Call, sig)
 		if err != nil {
@@ -131,10 +124,15 @@ func (s *Sharded) shapes(prog *program.Program, c *compiled) ([][]exec.Value, er
 	return outs, s.checkResults(prog, outs)
 }
 
-// sameInput returns 1 + the index of an earlier input of the call that is the same value, or 0.
-func (s *Sharded) sameInput(call, j int) int {
+// input describes input j of a call to the compiler, without its gradient.
+func (s *Sharded) input(c *compiled, outs [][]exec.Value, call, j int) exec.Input {
 	in := s.model.Calls[call].In
-	return slices.Index(in[:j], in[j]) + 1
+	from := c.inputs
+	if in[j].Call != program.Batch {
+		from = outs[in[j].Call]
+	}
+	v := from[in[j].Out]
+	return exec.Input{Shape: v.Shape, DType: v.DType, Same: slices.Index(in[:j], in[j]) + 1}
 }
 
 // checkResults checks that the results exist and that the loss is one number.
@@ -186,16 +184,10 @@ func (s *Sharded) compileTraining(c *compiled, shapes [][]exec.Value) error {
 		if !back[i] {
 			continue
 		}
-		sig := &exec.Signature{DType: s.cfg.Precision.Compute.tensor(), GradOut: gradOut[i]}
-		if s.recompute[i] {
-			sig.Save = exec.RecomputeAll
-		}
+		sig := &exec.Signature{DType: s.cfg.Precision.Compute.tensor(), GradOut: gradOut[i], Save: s.save[i]}
 		for j, r := range s.model.Calls[i].In {
-			in := exec.Input{Same: s.sameInput(i, j)}
-			if r.Call == program.Batch {
-				in.Shape, in.DType = c.inputs[r.Out].Shape, c.inputs[r.Out].DType
-			} else {
-				in.Shape, in.DType = shapes[r.Call][r.Out].Shape, shapes[r.Call][r.Out].DType
+			in := s.input(c, shapes, i, j)
+			if r.Call != program.Batch {
 				in.Grad = trained[r.Call] && in.Same == 0
 				in.Acc = in.Grad && written[r]
 				written[r] = true

@@ -21,8 +21,11 @@ type Config struct {
 	// Prefetch is the number of groups gathered ahead of the one that computes: 0 means 1, NoPrefetch none.
 	Prefetch int
 	// Checkpoint selects calls that keep only their inputs for backward and compute the rest again (activation
-	// checkpointing). Nil selects none: then a call keeps what is dear to compute and recomputes what is cheap.
+	// checkpointing): least memory, a third more computation. Nil selects none.
 	Checkpoint Policy
+	// Keep selects calls that keep everything their backward uses: most memory, no computation twice. Nil selects none. Calls
+	// that neither selects keep what is dear to compute, such as products, and recompute what is cheap, such as activations.
+	Keep Policy
 	// Seed of the initial parameters and of dropout.
 	Seed uint64
 	// Poison fills freed buffers with NaN, so that a use after free shows. It costs a pass over that memory: for tests.
@@ -78,9 +81,6 @@ func (d DType) tensor() tensor.Dtype {
 
 // withDefaults returns c with zero values replaced, or what is wrong with it.
 func (c Config) withDefaults() (Config, error) {
-	if c.Group == nil {
-		c.Group = comm.Local(1)[0]
-	}
 	if d := c.Precision.Compute; d != Float32 && d != Float64 {
 		return c, fmt.Errorf("Config.Precision.Compute is %v: want Float32 or Float64", d)
 	}

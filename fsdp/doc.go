@@ -39,10 +39,11 @@
 //
 //   - At most Prefetch+1 groups besides the root are whole at any time, if no call needs more than one.
 //   - Same seed, same number of ranks: same bits. Parameters start out the same at every number of ranks.
-//   - The peak of the counted memory is the planned one.
-//   - Methods of [Sharded] are collective. Before a pass the ranks agree to run it: if one cannot, because its batch has the
-//     wrong shape or its loss is NaN, all return an error that says which rank and why, and the model is as it was. An error
-//     in the middle of a pass fails the group on every rank. Nothing hangs.
+//   - The peak of the counted memory is the planned one. Counted are parameters, gradients, activations and scratch; not
+//     counted are the optimizer's state, batches, and the packing buffers of matrix products, about 1 MiB a rank.
+//   - Methods of [Sharded] that take a context are collective. Before a pass the ranks agree to run it: if one cannot, because
+//     its batch has the wrong shape or its loss is NaN, all return an error that says which rank and why, and parameters and
+//     gradients are as they were. An error in the middle of a pass fails the group on every rank. Nothing hangs.
 //
 // # Numbers
 //

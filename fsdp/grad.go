@@ -31,7 +31,9 @@ func (s *Sharded) ClipGradNorm(ctx context.Context, limit float64) (norm float64
 	if err := s.cfg.Group.AllReduce(comm.Of(sum).Named("gradient norm"), comm.Sum).Wait(ctx); err != nil {
 		return 0, s.broken(fmt.Errorf("ClipGradNorm: %w", err))
 	}
-	norm = math.Sqrt(sum[0])
+	if norm = math.Sqrt(sum[0]); math.IsInf(norm, 0) {
+		return 0, fmt.Errorf("fsdp: rank %d: ClipGradNorm: the sum of the squares of the gradients overflows", s.cfg.Group.Rank())
+	}
 	if c := limit / (norm + 1e-6); c < 1 {
 		for _, g := range s.groups {
 			g.scaleGrad(c)

@@ -28,7 +28,6 @@ type flatGroup struct {
 	params []int // indices into the model's parameters, in layout order
 
 	value, grad *arena.Block // ShardLen elements each; padding is zero
-	clean       bool         // grad is zero
 
 	gather, reduce comm.Work // in flight
 }
@@ -50,14 +49,20 @@ func (f *flatGroup) bytes() int      { return f.layout.Len() * f.dtype.size() }
 func (f *flatGroup) shardBytes() int { return f.layout.ShardLen() * f.dtype.size() }
 
 // init allocates the shard and draws this rank's part of every parameter.
-func (f *flatGroup) init(tr *trace, a *arena.Arena, seed uint64) {
+func (f *flatGroup) init(tr *trace, a *arena.Arena, seed uint64) (err error) {
+	name := ""
+	defer func() {
+		if r := recover(); r != nil {
+			err = fmt.Errorf("Init of parameter %s panicked: %v", name, r)
+		}
+	}()
 	f.value, f.grad = a.Alloc(f.shardBytes(), arena.Shard), a.Alloc(f.shardBytes(), arena.Shard)
 	clear(f.value.Data)
-	f.zeroGrad()
+	clear(f.grad.Data)
 	var chunk [4096]float64
 	for _, s := range f.layout.Segments(f.rank) {
 		p := tr.params[f.params[s.Param]]
-		if p.Init == nil {
+		if name = p.Name; p.Init == nil {
 			continue
 		}
 		stream := Stream{rng.New(seed, p.Name)}
@@ -67,6 +72,7 @@ func (f *flatGroup) init(tr *trace, a *arena.Arena, seed uint64) {
 			f.store(f.value.Data, s.At+done, part)
 		}
 	}
+	return nil
 }
 
 // store writes src to elements at, at+1, … of a buffer of the group's type.
@@ -79,11 +85,6 @@ func (f *flatGroup) store(buf []byte, at int, src []float64) {
 	for i, v := range src {
 		dst[i] = float32(v)
 	}
-}
-
-func (f *flatGroup) zeroGrad() {
-	clear(f.grad.Data)
-	f.clean = true
 }
 
 // buffer returns b as a communication buffer labelled with the group's name.
@@ -110,15 +111,11 @@ func (f *flatGroup) param(full []byte, i int) []byte {
 // addGrad adds the reduced gradient in this rank's range of full to the gradient shard.
 func (f *flatGroup) addGrad(full []byte) {
 	src := f.own(full)
-	switch {
-	case f.clean:
-		copy(f.grad.Data, src)
-	case f.dtype == Float64:
+	if f.dtype == Float64 {
 		vec.Accumulate(exec.Data[float64](f.grad.Data), exec.Data[float64](src))
-	default:
+	} else {
 		vec.Accumulate(exec.Data[float32](f.grad.Data), exec.Data[float32](src))
 	}
-	f.clean = false
 }
 
 // sumSquares returns the sum of the squares of the gradient shard.

@@ -69,13 +69,14 @@ func (s *Sharded) Backward(ctx context.Context, opts ...BackwardOption) error {
 		err = fmt.Errorf("the loss of pass %d is %v", p.number, p.lost)
 	}
 	if err := s.agree(ctx, passBackward, 0, err); err != nil {
-		s.discard()
-		return err
+		return errors.Join(err, s.discard(ctx))
 	}
 	s.pass = nil
 	p.scale = 1
 	for _, o := range opts {
-		o(p)
+		if o != nil {
+			o(p)
+		}
 	}
 	if err := s.run(ctx, p, p.plan.Turn, len(p.plan.Steps)); err != nil {
 		return err
@@ -107,7 +108,14 @@ func (s *Sharded) Eval(ctx context.Context, batch ...Tensor) ([]Tensor, error) {
 
 // start checks the batch, finds the compiled pass and agrees with the other ranks to run it.
 func (s *Sharded) start(ctx context.Context, kind passKind, batch []Tensor) (*pass, error) {
-	s.discard()
+	if err := s.discard(ctx); err != nil {
+		return nil, err
+	}
+	phase := arena.Training
+	if kind == passEval {
+		phase = arena.Evaluation
+	}
+	s.arena.Begin(phase)
 	var c *compiled
 	values, err := s.batchValues(batch)
 	if err == nil {
@@ -128,10 +136,16 @@ func (s *Sharded) agree(ctx context.Context, kind passKind, argument float64, er
 	if err == nil {
 		err = context.Cause(ctx)
 	}
-	if err := s.agreement.on(ctx, request{kind, s.passes, argument}, err); err != nil {
+	err = s.agreement.on(ctx, request{kind, s.passes, argument}, err)
+	var lost *exchangeError
+	switch {
+	case err == nil:
+		return nil
+	case errors.As(err, &lost) && s.err == nil:
+		return s.broken(fmt.Errorf("%v: %w", kind, err))
+	default:
 		return fmt.Errorf("fsdp: rank %d: %v: %w", s.cfg.Group.Rank(), kind, err)
 	}
-	return nil
 }
 
 // batchValues checks the number and kind of the batch's tensors.
@@ -153,12 +167,26 @@ func (s *Sharded) batchValues(batch []Tensor) ([]exec.Value, error) {
 	return values, nil
 }
 
-// discard frees what is left of a forward that gets no backward.
-func (s *Sharded) discard() {
-	if s.pass != nil {
-		s.drop(s.pass)
-		s.pass = nil
+// discard ends a forward that gets no backward. Gathers for the backward may be in flight: their buffers are the group's
+// until they are waited for.
+func (s *Sharded) discard(ctx context.Context) error {
+	p := s.pass
+	if p == nil || s.err != nil {
+		return nil // after a failure the buffers stay where they are
 	}
+	s.pass = nil
+	for _, g := range s.groups {
+		if g.gather == nil {
+			continue
+		}
+		if err := g.gather.Wait(ctx); err != nil {
+			return s.broken(fmt.Errorf("pass %d has no Backward: waiting for group %s: %w", p.number, g.name, err))
+		}
+		g.gather = nil
+	}
+	s.drop(p)
+	s.arena.EndStep()
+	return nil
 }
 
 // drop frees all buffers of p that are live.
@@ -197,8 +225,14 @@ func (s *Sharded) broken(err error) error {
 	return fmt.Errorf("fsdp: rank %d: %w", s.cfg.Group.Rank(), err)
 }
 
-// execute allocates what a step needs and runs it.
-func (s *Sharded) execute(ctx context.Context, p *pass, step *program.Step) error {
+// execute allocates what a step needs and runs it. A kernel panics on what no forward would have let through, such as a
+// batch that was modified before its backward, and Config.Trace is the user's: that fails the group like any other error.
+func (s *Sharded) execute(ctx context.Context, p *pass, step *program.Step) (err error) {
+	defer func() {
+		if r := recover(); r != nil {
+			err = fmt.Errorf("panic: %v\n%s", r, debug.Stack())
+		}
+	}()
 	for _, id := range step.Alloc {
 		b := p.plan.Buffers[id]
 		p.blocks[id] = s.arena.Alloc(b.Bytes, b.Kind.Class())
@@ -237,7 +271,11 @@ func (s *Sharded) operate(ctx context.Context, p *pass, step *program.Step) erro
 		full := p.blocks[p.params[step.Group]].Data
 		g.gather = s.cfg.Group.AllGather(g.buffer(full), g.buffer(g.value.Data))
 	case program.Wait:
-		return s.groups[step.Group].gather.Wait(ctx)
+		g := s.groups[step.Group]
+		if err := g.gather.Wait(ctx); err != nil {
+			return err
+		}
+		g.gather = nil
 	case program.Reduce:
 		g := s.groups[step.Group]
 		full := p.blocks[p.grads[step.Group]].Data
@@ -256,14 +294,8 @@ func (s *Sharded) operate(ctx context.Context, p *pass, step *program.Step) erro
 	return nil
 }
 
-// compute runs the forward or backward of a call. A kernel panics on what no forward would have let through, such as a
-// batch that was modified before its backward; that fails the group like any other error.
-func (s *Sharded) compute(p *pass, step *program.Step) (err error) {
-	defer func() {
-		if r := recover(); r != nil {
-			err = fmt.Errorf("panic: %v\n%s", r, debug.Stack())
-		}
-	}()
+// compute runs the forward or backward of a call.
+func (s *Sharded) compute(p *pass, step *program.Step) error {
 	b := &p.calls[step.Call]
 	call := &b.bindings
 	p.fill(call.Out, b.out)

@@ -331,7 +331,7 @@ func around(mid fsdp.Module) model {
 	return func(t *fsdp.Tape, in []fsdp.Ref) ([]fsdp.Ref, error) {
 		x := t.Call("wte", &nn.Embedding{Rows: tinyVocab, Dim: 8}, in[0])
 		x = t.Call("mid", mid, x)
-		return []fsdp.Ref{t.Call("head", &nn.Head{Dim: 8, Classes: tinyVocab, Ignore: nn.IgnoreTarget}, x, in[1])}, nil
+		return []fsdp.Ref{t.Call("head", &nn.Head{Dim: 8, Classes: tinyVocab}, x, in[1])}, nil
 	}
 }
 

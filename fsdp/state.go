@@ -13,16 +13,16 @@ import (
 // FullState returns the whole parameters by name, on every rank. It gathers one group at a time, but the result is the
 // size of the model. The tensors belong to the caller.
 func (s *Sharded) FullState(ctx context.Context) (map[string]*tensor.Dense, error) {
-	return s.full(ctx, func(g *flatGroup) []byte { return g.value.Data })
+	return s.full(ctx, passState, func(g *flatGroup) []byte { return g.value.Data })
 }
 
 // FullGrads returns the whole gradients by name, on every rank, as FullState does the parameters.
 func (s *Sharded) FullGrads(ctx context.Context) (map[string]*tensor.Dense, error) {
-	return s.full(ctx, func(g *flatGroup) []byte { return g.grad.Data })
+	return s.full(ctx, passGrads, func(g *flatGroup) []byte { return g.grad.Data })
 }
 
-func (s *Sharded) full(ctx context.Context, shard func(*flatGroup) []byte) (map[string]*tensor.Dense, error) {
-	if err := s.agree(ctx, passState, 0, s.err); err != nil {
+func (s *Sharded) full(ctx context.Context, kind passKind, shard func(*flatGroup) []byte) (map[string]*tensor.Dense, error) {
+	if err := s.agree(ctx, kind, 0, s.err); err != nil {
 		return nil, err
 	}
 	all := make(map[string]*tensor.Dense)

@@ -48,7 +48,8 @@ type Tape struct {
 	calls  []tapeCall
 	params []tapeParam
 	byName map[string]int // parameter by full name
-	byCall map[string]int // first call of a name
+	byCall map[string]int // call by name
+	again  map[string]int // how often it was called again
 	inputs int            // number of inputs used
 	err    error          // first
 }
@@ -61,7 +62,6 @@ type tapeCall struct {
 	params []int   // the same, as indices into Tape.params
 	owned  []int   // those that are not tied to another call's
 	in     []program.Ref
-	again  bool // shares the parameters of an earlier call
 }
 
 // tapeParam is a parameter of the model.
@@ -82,7 +82,8 @@ func (t *Tape) Call(name string, m Module, in ...Ref) Ref {
 	return t.record(c, in)
 }
 
-// Again records another call of the module that was called by that name, with the same parameters.
+// Again records another call of the module that was called by that name, with the same parameters. The second call of "cell"
+// is known as "cell#2" in plans, events and errors, and to policies.
 func (t *Tape) Again(name string, in ...Ref) Ref {
 	i, ok := t.byCall[name]
 	if !ok {
@@ -90,14 +91,15 @@ func (t *Tape) Again(name string, in ...Ref) Ref {
 		return Ref{tape: t}
 	}
 	c := t.calls[i]
-	c.again, c.owned = true, nil
+	t.again[name]++
+	c.name, c.owned = fmt.Sprintf("%s#%d", name, t.again[name]+1), nil
 	return t.record(c, in)
 }
 
 // declare adds the parameters of a new call.
 func (t *Tape) declare(c *tapeCall) error {
-	if c.name == "" || strings.ContainsAny(c.name, " \t\n") {
-		return errors.New("the name is empty or has spaces")
+	if c.name == "" || strings.ContainsAny(c.name, " \t\n#") {
+		return errors.New("the name is empty or has spaces or a #")
 	}
 	if _, dup := t.byCall[c.name]; dup {
 		return errors.New("the name is taken by an earlier call: give each call its own, or share its parameters with Again")
@@ -187,7 +189,7 @@ func traceModel(m Model) (tr *trace, err error) {
 			err = fmt.Errorf("the model's Forward panicked: %v\n%s", r, debug.Stack())
 		}
 	}()
-	tr = &trace{Tape: &Tape{byName: make(map[string]int), byCall: make(map[string]int)}}
+	tr = &trace{Tape: &Tape{byName: make(map[string]int), byCall: make(map[string]int), again: make(map[string]int)}}
 	n := MaxInputs
 	if namer, ok := m.(inputNamer); ok {
 		tr.inputNames = namer.Inputs()

@@ -6,16 +6,20 @@ import (
 	"fmt"
 	"strings"
 
+	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/internal/arena"
 	"github.com/gofsdp/gofsdp/internal/exec"
 	"github.com/gofsdp/gofsdp/internal/program"
 	"github.com/gofsdp/gofsdp/optim"
 )
 
-// Sharded is one rank's handle of a wrapped model. Its methods are collective: every rank of the group calls the same ones
-// in the same order. It is not safe for concurrent use. After an error in the middle of a pass the group has failed on
-// every rank and the model cannot be used further; errors found before a pass starts, such as a batch of the wrong shape,
-// are returned on every rank and leave the model as it was.
+// Sharded is one rank's handle of a wrapped model. The methods that take a context are collective: every rank of the group
+// calls the same ones in the same order. It is not safe for concurrent use.
+//
+// Errors that ranks find before a pass starts, such as a batch of the wrong shape or a loss that is NaN, are returned on
+// every rank and leave parameters and gradients as they were. An error in the middle of a pass, such as a token out of range
+// or a context that ends, fails the group: a rank that has finished the pass already gets the error from its next call, and
+// no rank can use the model further.
 type Sharded struct {
 	cfg    Config
 	trace  *trace
@@ -24,8 +28,8 @@ type Sharded struct {
 	train  *program.Program
 	eval   *program.Program
 
-	recompute []bool  // by call: Config.Checkpoint selects it
-	home      []place // by parameter
+	save      []exec.Policy // by call: what it keeps for backward
+	home      []place       // by parameter
 	arena     *arena.Arena
 	runner    exec.Runner
 	agreement *agreement
@@ -47,29 +51,18 @@ func Wrap(m Model, cfg Config) (*Sharded, error) { return WrapContext(context.Ba
 
 // WrapContext is Wrap with a context that bounds the exchange with the other ranks.
 func WrapContext(ctx context.Context, m Model, cfg Config) (*Sharded, error) {
-	world := cfg.Group
-	s, err := newSharded(m, cfg)
-	if s == nil {
-		s = &Sharded{cfg: cfg}
+	if cfg.Group == nil {
+		cfg.Group = comm.Local(1)[0]
 	}
-	if world != nil && world.Size() > 1 {
-		s.agreement = newAgreement(world)
-		err = s.agreement.on(ctx, request{kind: passWrap}, err)
-		if err == nil {
-			err = sameText(ctx, world, "model or configuration", s.manifest())
-		}
-		if err != nil {
-			err = fmt.Errorf("fsdp: rank %d: %w", world.Rank(), err)
-		}
-	} else if err != nil {
-		err = fmt.Errorf("fsdp: %w", err)
+	s, err := newSharded(m, cfg)
+	agreement := newAgreement(cfg.Group)
+	if err = agreement.on(ctx, request{kind: passWrap}, err); err == nil && cfg.Group.Size() > 1 {
+		err = sameText(ctx, cfg.Group, "model or configuration", s.manifest())
 	}
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("fsdp: rank %d: %w", cfg.Group.Rank(), err)
 	}
-	for _, g := range s.groups {
-		g.init(s.trace, s.arena, s.cfg.Seed)
-	}
+	s.agreement = agreement
 	return s, nil
 }
 
@@ -79,7 +72,7 @@ func newSharded(m Model, cfg Config) (*Sharded, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Sharded{cfg: cfg, arena: arena.New(), agreement: newAgreement(cfg.Group)}
+	s := &Sharded{cfg: cfg, arena: arena.New()}
 	s.arena.Poison = cfg.Poison
 	if s.trace, err = traceModel(m); err != nil {
 		return nil, err
@@ -93,7 +86,15 @@ func newSharded(m Model, cfg Config) (*Sharded, error) {
 	if s.eval, err = program.Compile(s.model, program.Options{Prefetch: cfg.Prefetch, Eval: true}); err != nil {
 		return nil, err
 	}
-	return s, errors.Join(program.Verify(s.train), program.Verify(s.eval))
+	if err := errors.Join(program.Verify(s.train), program.Verify(s.eval)); err != nil {
+		return nil, err
+	}
+	for _, g := range s.groups {
+		if err := g.init(s.trace, s.arena, cfg.Seed); err != nil {
+			return nil, err
+		}
+	}
+	return s, nil
 }
 
 // rootName is what the root group is called in events and messages.
@@ -106,15 +107,13 @@ func (s *Sharded) makeGroups() error {
 	if err != nil {
 		return err
 	}
-	checkpoint, err := s.cfg.Checkpoint.apply("Checkpoint", infos)
-	if err != nil {
+	if s.save, err = s.savePolicies(infos); err != nil {
 		return err
 	}
 	names, byName := []string{rootName}, map[string]int{"": program.Root}
 	members := make([][]int, 1)
 	s.home = make([]place, len(s.trace.params))
 	for i, c := range s.trace.calls {
-		s.recompute = append(s.recompute, checkpoint[i] != "")
 		if units[i] == rootName {
 			return fmt.Errorf("policy Config.Wrap named the unit of call %q %q, which is the name of the root group", c.name, rootName)
 		}
@@ -147,6 +146,30 @@ func (s *Sharded) makeGroups() error {
 	return nil
 }
 
+// savePolicies says what each call keeps for backward.
+func (s *Sharded) savePolicies(infos []CallInfo) ([]exec.Policy, error) {
+	checkpoint, err := s.cfg.Checkpoint.apply("Checkpoint", infos)
+	if err != nil {
+		return nil, err
+	}
+	keep, err := s.cfg.Keep.apply("Keep", infos)
+	if err != nil {
+		return nil, err
+	}
+	save := make([]exec.Policy, len(infos)) // exec.Balanced
+	for i, c := range infos {
+		switch {
+		case checkpoint[i] != "" && keep[i] != "":
+			return nil, fmt.Errorf("call %q is selected by both Config.Checkpoint and Config.Keep", c.Name)
+		case checkpoint[i] != "":
+			save[i] = exec.RecomputeAll
+		case keep[i] != "":
+			save[i] = exec.SaveAll
+		}
+	}
+	return save, nil
+}
+
 // callInfos describes the calls to the policies.
 func (s *Sharded) callInfos() []CallInfo {
 	infos := make([]CallInfo, len(s.trace.calls))
@@ -170,7 +193,8 @@ func (s *Sharded) manifest() string {
 		}
 	}
 	for i, c := range s.trace.calls {
-		fmt.Fprintf(&b, "call %s %v of %s, checkpoint %t\n", c.name, c.in, describe(c.module), s.recompute[i])
+		fmt.Fprintf(&b, "call %s %v of %s, checkpoint %t, keep %t\n", c.name, c.in, describe(c.module),
+			s.save[i] == exec.RecomputeAll, s.save[i] == exec.SaveAll)
 	}
 	fmt.Fprintf(&b, "schedule %016x %016x\n", s.train.Hash(), s.eval.Hash())
 	return b.String()
@@ -190,6 +214,6 @@ func (s *Sharded) Shards() []optim.Param {
 // ZeroGrad sets the gradients to zero. Without it, the next Backward adds to them.
 func (s *Sharded) ZeroGrad() {
 	for _, g := range s.groups {
-		g.zeroGrad()
+		clear(g.grad.Data)
 	}
 }

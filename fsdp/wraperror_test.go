@@ -140,7 +140,7 @@ func TestWrapAfterFailure(t *testing.T) {
 func renamed(name string) model {
 	return func(t *fsdp.Tape, in []fsdp.Ref) ([]fsdp.Ref, error) {
 		x := t.Call(name, &nn.Embedding{Rows: tinyVocab, Dim: 8}, in[0])
-		return []fsdp.Ref{t.Call("head", &nn.Head{Dim: 8, Classes: tinyVocab, Ignore: nn.IgnoreTarget}, x, in[1])}, nil
+		return []fsdp.Ref{t.Call("head", &nn.Head{Dim: 8, Classes: tinyVocab}, x, in[1])}, nil
 	}
 }
 
@@ -157,7 +157,7 @@ func chainOf(std float64) model {
 	return func(t *fsdp.Tape, in []fsdp.Ref) ([]fsdp.Ref, error) {
 		x := t.Call("wte", &nn.Embedding{Rows: tinyVocab, Dim: 8}, in[0])
 		x = t.Call("mid", &nested{&nn.Linear{In: 8, Out: 8, Std: std}}, x)
-		return []fsdp.Ref{t.Call("head", &nn.Head{Dim: 8, Classes: tinyVocab, Ignore: nn.IgnoreTarget}, x, in[1])}, nil
+		return []fsdp.Ref{t.Call("head", &nn.Head{Dim: 8, Classes: tinyVocab}, x, in[1])}, nil
 	}
 }
 

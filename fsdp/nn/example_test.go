@@ -45,7 +45,7 @@ type Classifier struct{ Dim, Classes int }
 func (m *Classifier) Forward(t *fsdp.Tape, in ...fsdp.Ref) ([]fsdp.Ref, error) {
 	x := t.Call("mlp", &SquaredReLU{Dim: m.Dim, Hidden: 4 * m.Dim}, in[0])
 	x = t.Call("norm", &nn.RMSNorm{Dim: m.Dim}, x)
-	return []fsdp.Ref{t.Call("head", &nn.Head{Dim: m.Dim, Classes: m.Classes, Ignore: -1}, x, in[1])}, nil
+	return []fsdp.Ref{t.Call("head", &nn.Head{Dim: m.Dim, Classes: m.Classes}, x, in[1])}, nil
 }
 
 // A module of one's own, composed of modules of this package and of stock Gorgonia operations, in a model.

@@ -172,12 +172,11 @@ func (m *Block) Build(b *fsdp.Builder, in ...*gorgonia.Node) (gorgonia.Nodes, er
 }
 
 // Head maps x [B, T, Dim] to logits over Classes and, given targets, ints [B, T], to the loss: the mean cross-entropy in nats
-// over the targets that are not Ignore. Its outputs are the loss, shape [1], and the logits, [B, T, Classes]. Parameter:
+// over the targets that are not IgnoreTarget. Its outputs are the loss, shape [1], and the logits, [B, T, Classes]. Parameter:
 // weight [Classes, Dim], without a bias, its own or tied to the parameter that Tied names.
 type Head struct {
 	Dim, Classes int
 	Tied         string // full name of an embedding's weight, or "" for a weight of its own
-	Ignore       int    // target that does not count
 	Std          float64
 }
 
@@ -199,7 +198,7 @@ func (m *Head) Build(b *fsdp.Builder, in ...*gorgonia.Node) (gorgonia.Nodes, err
 	if err != nil {
 		return nil, err
 	}
-	loss, err := ops.CrossEntropy(logits, in[1], m.Ignore)
+	loss, err := ops.CrossEntropy(logits, in[1], IgnoreTarget)
 	if err != nil {
 		return nil, err
 	}
@@ -221,7 +220,7 @@ type GPT struct {
 	Dropout            float64
 }
 
-// IgnoreTarget is the target that does not count in the loss of a GPT.
+// IgnoreTarget is the target that does not count in the loss.
 const IgnoreTarget = -1
 
 // Inputs names the tensors of a batch.
@@ -240,7 +239,7 @@ func (m *GPT) Forward(t *fsdp.Tape, in ...fsdp.Ref) ([]fsdp.Ref, error) {
 		x = t.Call(fmt.Sprintf("blocks.%d", i), block, x)
 	}
 	x = t.Call("lnf", &LayerNorm{Dim: m.Dim}, x)
-	head := &Head{Dim: m.Dim, Classes: m.Vocab, Ignore: IgnoreTarget}
+	head := &Head{Dim: m.Dim, Classes: m.Vocab}
 	if m.Tied {
 		head.Tied = "wte.weight"
 	}

@@ -49,8 +49,9 @@ type Block struct {
 	Data  []byte
 	whole []byte // the allocation behind Data, at least as long
 	class Class
-	epoch int  // when the block was freed last
-	live  bool // handed out
+	phase Phase // that freed the block last
+	step  int   // of that phase
+	live  bool  // handed out
 }
 
 // Stats counts bytes. Live and Peak count what was asked for; Reserved also counts freed blocks kept for reuse.
@@ -68,8 +69,20 @@ type Arena struct {
 
 	free  []*Block // sorted by len(whole)
 	stats Stats
-	epoch int
+	phase Phase
+	steps [phases]int // ended so far, by phase
 }
+
+// Phase is a kind of step with a working set of its own. Blocks age by the steps of the phase that used them last, so that
+// a long evaluation does not cost the training its buffers.
+type Phase uint8
+
+// The phases.
+const (
+	Training Phase = iota
+	Evaluation
+	phases
+)
 
 // New returns an empty arena.
 func New() *Arena { return &Arena{} }
@@ -114,20 +127,23 @@ func (a *Arena) Free(b *Block) {
 	}
 	a.stats.Live[b.class] -= len(b.Data)
 	a.stats.Total -= len(b.Data)
-	b.live, b.epoch = false, a.epoch
+	b.live, b.phase, b.step = false, a.phase, a.steps[a.phase]
 	i := sort.Search(len(a.free), func(i int) bool { return len(a.free[i].whole) >= len(b.whole) })
 	a.free = append(a.free, nil)
 	copy(a.free[i+1:], a.free[i:])
 	a.free[i] = b
 }
 
-// EndStep ends an epoch and drops free blocks that no step of the last two has used, so that a change of batch shape
-// does not keep the memory of the old shape.
+// Begin says of which phase the steps are that follow.
+func (a *Arena) Begin(p Phase) { a.phase = p }
+
+// EndStep ends a step of the current phase and drops the free blocks of that phase that its last two steps have not used,
+// so that a change of batch shape does not keep the memory of the old shape.
 func (a *Arena) EndStep() {
-	a.epoch++
+	a.steps[a.phase]++
 	kept := a.free[:0]
 	for _, b := range a.free {
-		if a.epoch-b.epoch > 2 {
+		if b.phase == a.phase && a.steps[a.phase]-b.step > 2 {
 			a.stats.Reserved -= len(b.whole)
 			continue
 		}

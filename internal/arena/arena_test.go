@@ -75,3 +75,20 @@ func TestClassNames(t *testing.T) {
 	require.Equal(t, "gradient", Gradient.String())
 	require.Equal(t, "class(9)", Class(9).String())
 }
+
+// TestPhasesAgeApart: a long evaluation leaves the blocks of the training alone, and its own go when it stops using them.
+func TestPhasesAgeApart(t *testing.T) {
+	a := New()
+	a.Free(a.Alloc(1000, Saved))
+	a.Begin(Evaluation)
+	a.Free(a.Alloc(10, Work))
+	for range 10 {
+		a.EndStep()
+	}
+	require.Equal(t, 1000, a.Stats().Reserved)
+	a.Begin(Training)
+	for range 3 {
+		a.EndStep()
+	}
+	require.Zero(t, a.Stats().Reserved)
+}

@@ -1,0 +1,202 @@
+package fsdp_test
+
+import (
+	"context"
+	"math"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gofsdp/gofsdp/comm"
+	"github.com/gofsdp/gofsdp/fsdp"
+	"github.com/gofsdp/gofsdp/fsdp/nn"
+)
+
+// lateGroup keeps the works of the all-gathers of one unit while hold is set, so that a test can see which are waited for.
+type lateGroup struct {
+	comm.Group
+	hold bool
+	held []*lateWork
+}
+
+type lateWork struct {
+	comm.Work
+	waited bool
+}
+
+func (w *lateWork) Wait(ctx context.Context) error {
+	w.waited = true
+	return w.Work.Wait(ctx)
+}
+
+func (g *lateGroup) AllGather(dst, src comm.Buffer) comm.Work {
+	w := g.Group.AllGather(dst, src)
+	if !g.hold {
+		return w
+	}
+	late := &lateWork{Work: w}
+	g.held = append(g.held, late)
+	return late
+}
+
+// TestDiscardWaitsForGathers: a forward without a backward has gathers for the backward in flight, and their buffers must
+// not serve anybody else before they are done.
+func TestDiscardWaitsForGathers(t *testing.T) {
+	onRanks(t, 2, func(ctx context.Context, g comm.Group) {
+		late := &lateGroup{Group: g}
+		m := wrap(t, tinyGPT(3), fsdp.Config{Group: late, Precision: float64s, Wrap: fsdp.WrapType[*nn.Block](), Prefetch: 2})
+		b := tinyBatch(0, g.Rank(), 2, 5)
+		want, err := m.Eval(ctx, b...)
+		require.NoError(t, err)
+		late.hold = true
+		_, err = m.Forward(ctx, b...)
+		require.NoError(t, err)
+		late.hold = false
+		unwaited := 0
+		for _, w := range late.held {
+			if !w.waited {
+				unwaited++
+			}
+		}
+		require.Positive(t, unwaited, "with a prefetch depth of 2 there are gathers in flight after a forward")
+		got, err := m.Eval(ctx, b...)
+		require.NoError(t, err)
+		for _, w := range late.held {
+			require.True(t, w.waited)
+		}
+		require.Equal(t, elements(want[1]), elements(got[1]))
+	})
+}
+
+// TestRefusedBackwardCanGoOn skips the steps whose loss is not finite, as a user would.
+func TestRefusedBackwardCanGoOn(t *testing.T) {
+	onRanks(t, 2, func(ctx context.Context, g comm.Group) {
+		m := wrap(t, shapes["chain"], fsdp.Config{Group: g, Precision: float64s, Prefetch: 3, Wrap: fsdp.WrapEach()})
+		good := shapeBatch(g.Rank())
+		forwardBackward(t, ctx, m, good)
+		want := gradBits(t, ctx, m)
+		bad := shapeBatch(g.Rank())
+		elements(bad[0])[0] = math.NaN()
+		m.ZeroGrad()
+		for range 3 {
+			_, err := m.Forward(ctx, bad...)
+			require.NoError(t, err)
+			require.ErrorContains(t, m.Backward(ctx), "NaN")
+		}
+		forwardBackward(t, ctx, m, good)
+		requireSameBits(t, want, gradBits(t, ctx, m), "after the bad steps")
+	})
+}
+
+// TestEvaluationKeepsTheBuffersOfTraining: a validation between steps neither drops nor multiplies buffers.
+func TestEvaluationKeepsTheBuffersOfTraining(t *testing.T) {
+	m := wrap(t, tinyGPT(2), fsdp.Config{})
+	ctx, b := t.Context(), tinyBatch(0, 0, 4, 5)
+	forwardBackward(t, ctx, m, b)
+	before := m.Memory().Reserved
+	for range 10 {
+		_, err := m.Eval(ctx, tinyBatch(0, 0, 1, 2)...)
+		require.NoError(t, err)
+	}
+	require.GreaterOrEqual(t, m.Memory().Reserved, before)
+	for rows := 1; rows < 30; rows++ { // forwards alone forget the shapes they no longer see
+		_, err := m.Forward(ctx, tinyBatch(0, 0, rows, 5)...)
+		require.NoError(t, err)
+	}
+	largest := wrap(t, tinyGPT(2), fsdp.Config{})
+	forwardBackward(t, ctx, largest, tinyBatch(0, 0, 30, 5))
+	require.Less(t, m.Memory().Reserved, 4*largest.Memory().Reserved)
+}
+
+// TestGradientsOfTheUser are added to, whether written after a Backward or after ZeroGrad.
+func TestGradientsOfTheUser(t *testing.T) {
+	m := wrap(t, shapes["chain"], fsdp.Config{Precision: float64s})
+	ctx, b := t.Context(), shapeBatch(0)
+	forwardBackward(t, ctx, m, b)
+	var want []float64
+	for _, p := range m.Shards() {
+		want = append(want, p.Grad.F64...)
+	}
+	m.ZeroGrad()
+	for _, p := range m.Shards() {
+		for i := range p.Grad.F64 {
+			p.Grad.F64[i] = 1
+		}
+	}
+	forwardBackward(t, ctx, m, b)
+	i := 0
+	for _, p := range m.Shards() {
+		for _, g := range p.Grad.F64 {
+			require.InDelta(t, 1+want[i], g, 1e-12)
+			i++
+		}
+	}
+}
+
+// TestClipOverflow refuses gradients whose norm is beyond float64, and leaves them alone.
+func TestClipOverflow(t *testing.T) {
+	m := wrap(t, shapes["chain"], fsdp.Config{Precision: float64s})
+	m.Shards()[0].Grad.F64[0] = 1e200
+	_, err := m.ClipGradNorm(t.Context(), 1)
+	require.ErrorContains(t, err, "overflows")
+	require.Equal(t, 1e200, m.Shards()[0].Grad.F64[0])
+}
+
+// TestPanicsOfTheUser become errors: of Init on every rank, of Trace in the middle of a pass.
+func TestPanicsOfTheUser(t *testing.T) {
+	onRanks(t, 2, func(ctx context.Context, g comm.Group) {
+		bad := &module{[]fsdp.Param{{Name: "w", Shape: []int{100}, Init: func(fsdp.Stream, int, []float64) {
+			if g.Rank() == 1 {
+				panic("no luck")
+			}
+		}}}, nil}
+		_, err := fsdp.Wrap(around(bad), fsdp.Config{Group: g})
+		require.ErrorContains(t, err, "Init of parameter mid.w panicked: no luck")
+	})
+	onRanks(t, 2, func(ctx context.Context, g comm.Group) {
+		cfg := fsdp.Config{Group: g}
+		if g.Rank() == 1 {
+			cfg.Trace = func(fsdp.Event) { panic("no trace") }
+		}
+		m := wrap(t, tinyGPT(1), cfg)
+		_, err := m.Forward(ctx, tinyBatch(0, g.Rank(), 2, 5)...)
+		if err == nil { // a rank that was done already is told now
+			err = m.Backward(ctx)
+		}
+		require.ErrorContains(t, err, "no trace")
+	})
+}
+
+// TestStateAndGradsDoNotMix: the two are different collectives although they move the same bytes.
+func TestStateAndGradsDoNotMix(t *testing.T) {
+	onRanks(t, 2, func(ctx context.Context, g comm.Group) {
+		m := wrap(t, tinyGPT(1), fsdp.Config{Group: g})
+		var err error
+		if g.Rank() == 0 {
+			_, err = m.FullState(ctx)
+		} else {
+			_, err = m.FullGrads(ctx)
+		}
+		require.ErrorContains(t, err, "rank 0 runs FullState")
+		require.ErrorContains(t, err, "rank 1 runs FullGrads")
+	})
+}
+
+// TestKeep keeps everything for backward: the same bits, more memory.
+func TestKeep(t *testing.T) {
+	ctx, b := t.Context(), tinyBatch(0, 0, 4, 5)
+	grads := func(cfg fsdp.Config) (bits, int) {
+		m := wrap(t, tinyGPT(3), cfg)
+		forwardBackward(t, ctx, m, b)
+		return gradBits(t, ctx, m), m.Memory().Peak
+	}
+	want, balanced := grads(fsdp.Config{})
+	kept, most := grads(fsdp.Config{Keep: fsdp.WrapEach()})
+	again, least := grads(fsdp.Config{Checkpoint: fsdp.WrapEach()})
+	requireSameBits(t, want, kept)
+	requireSameBits(t, want, again)
+	require.Greater(t, most, balanced)
+	require.Less(t, least, balanced)
+	_, err := fsdp.Wrap(tinyGPT(1), fsdp.Config{Keep: fsdp.WrapEach(), Checkpoint: fsdp.WrapType[*nn.Block]()})
+	require.ErrorContains(t, err, `call "blocks.0" is selected by both`)
+}
