@@ -53,9 +53,9 @@ type size struct {
 
 var sizes = []size{
 	{"tiny", 2, 64, 2, 64},
-	{"small", 3, 96, 3, 64},
-	{"medium", 4, 128, 4, 128},
-	{"large", 6, 192, 6, 256},
+	{"small", 3, 128, 4, 128},
+	{"medium", 6, 192, 6, 128},
+	{"large", 6, 384, 6, 256},
 }
 
 // errUsage is wrapped by every error about the flags.

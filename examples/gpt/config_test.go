@@ -23,7 +23,7 @@ func TestParse(t *testing.T) {
 	c, err := parse([]string{"-size", "medium", "-layers", "3", "-steps", "10", "-data", "a", "-data", "b", "c"}, io.Discard)
 	require.NoError(t, err)
 	require.Equal(t, []string{"a", "b", "c"}, c.data)
-	require.Equal(t, []int{3, 128, 4, 128}, []int{c.layers, c.dim, c.heads, c.context})
+	require.Equal(t, []int{3, 192, 6, 128}, []int{c.layers, c.dim, c.heads, c.context})
 	require.Equal(t, 10, c.steps)
 	require.Zero(t, c.budget, "-steps alone sets no limit of time")
 }
