@@ -11,7 +11,7 @@ import (
 )
 
 // FullState returns the whole parameters by name, on every rank. It gathers one group at a time, but the result is the
-// size of the model. The tensors belong to the caller.
+// size of the model. The tensors belong to the caller; a scalar comes as a tensor of shape (1).
 func (s *Sharded) FullState(ctx context.Context) (map[string]*tensor.Dense, error) {
 	return s.full(ctx, passState, func(g *flatGroup) []byte { return g.value.Data })
 }

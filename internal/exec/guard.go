@@ -18,16 +18,26 @@ var denied = map[string]string{
 	"gorgonia.avgPoolOp":   statefulOp,
 	"gorgonia.ctcLossOp":   statefulOp,
 	"gorgonia.byIndicesOp": "it takes a wrong row for an index out of range: use nn.Embedding",
+	"gorgonia.sparsemaxOp": "along the first axis its values come out transposed and its gradient is wrong, and Sparsemaxes along different axes collide",
+	"gorgonia.yoloOp":      "it overwrites its argument, and those that differ in anything but their anchors collide",
 }
 
 const statefulOp = "it keeps what backward needs in the operation, which calls and ranks share"
 
-// refusal returns why a stock operation must not be used, or nothing if it may.
-func refusal(op G.Op) string {
+// refusal returns why the stock operation of n must not be used, or nothing if it may.
+func refusal(g *G.ExprGraph, n *G.Node) string {
+	op := n.Op()
 	switch typeName(op) {
+	case "gorgonia.im2colOp":
+		if collides(g, n) {
+			return "convolutions of one image that differ in their dilation only collide, and here their shapes are equal too: use a larger kernel or a smaller stride"
+		}
 	case "gorgonia.elemUnaryOp":
-		if op.String() == "invSqrt" {
+		switch op.String() {
+		case "invSqrt":
 			return "its gradient is wrong: use Inverse of Sqrt"
+		case "log2":
+			return "its gradient is multiplied by ln 2, not divided: use Log and a constant"
 		}
 	case "gorgonia.linAlgBinOp":
 		if strings.Contains(op.String(), "⊗") {
@@ -35,6 +45,28 @@ func refusal(op G.Op) string {
 		}
 	}
 	return denied[typeName(op)]
+}
+
+// collides tells whether n, the patches that a convolution takes out of an image [B, C, H, W], may be those of another
+// dilation: its hash covers everything but the dilation, so Gorgonia gives the first of two such nodes for the second if
+// their shapes [B, rows, columns, C·kernel] are equal.
+func collides(g *G.ExprGraph, n *G.Node) bool {
+	var kernel, pad, stride, dilation [2]int
+	_, err := fmt.Sscanf(n.Op().String(), "im2col<(%d,%d), (%d, %d), (%d,%d) (%d, %d)>", &kernel[0], &kernel[1], &pad[0],
+		&pad[1], &stride[0], &stride[1], &dilation[0], &dilation[1])
+	if err != nil {
+		return true
+	}
+	image, patches := children(g, n)[0].Shape(), n.Shape()
+	for axis, k := range kernel {
+		size := image[2+axis] + 2*pad[axis]
+		for d := 1; k > 1 && d < size+stride[axis]; d++ {
+			if d != dilation[axis] && (size-d*(k-1)-1)/stride[axis]+1 == patches[1+axis] {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 // guard refuses what Gorgonia would get wrong silently.
@@ -52,7 +84,7 @@ func (tr *trace) guard() error {
 			}
 			continue
 		}
-		if why := refusal(n.Op()); why != "" {
+		if why := refusal(tr.g, n); why != "" {
 			return fmt.Errorf("stock operation %v is refused: %s", n.Op(), why)
 		}
 	}

@@ -32,6 +32,14 @@ func TestRefusedOperations(t *testing.T) {
 			return G.Add(x[0], G.UniformRandomNode(b.Graph(), b.DType(), 0, 1, 2, 2))
 		}},
 		{"InverseSqrt", [][]int{{2, 3}}, func(b *exec.Builder, x []*G.Node) (*G.Node, error) { return G.InverseSqrt(positive(b, x[0])) }},
+		{"Log2", [][]int{{2, 3}}, func(b *exec.Builder, x []*G.Node) (*G.Node, error) { return G.Log2(positive(b, x[0])) }},
+		unaryOp("Sparsemax", []int{2, 3}, along(G.Sparsemax)),
+		unaryOp("YOLOv3", []int{1, 12, 2, 2}, func(x *G.Node) (*G.Node, error) {
+			return G.YOLOv3(x, []float32{1, 2, 3, 4}, []int{0, 1}, 4, 1, 0.5)
+		}),
+		// Dilated by 2, either would have the same shape.
+		binaryOp("Conv2d of even kernel and stride", []int{1, 2, 5, 5}, []int{3, 2, 2, 2}, convolution(0, 2, 1)),
+		binaryOp("Conv2d of one row of the image", []int{1, 1, 2, 4}, []int{1, 1, 2, 3}, convolution(0, 3, 1)),
 		binaryOp("OuterProd", []int{3}, []int{3}, G.OuterProd),
 		unaryOp("MaxPool2D", image, func(x *G.Node) (*G.Node, error) { return G.MaxPool2D(x, two, []int{0, 0}, []int{1, 1}) }),
 		unaryOp("AveragePool2D", image, func(x *G.Node) (*G.Node, error) { return G.AveragePool2D(x, two, []int{0, 0}, []int{1, 1}) }),
@@ -56,16 +64,6 @@ func TestRefusedOperations(t *testing.T) {
 		})}, sig)
 		require.ErrorContains(t, err, "is refused: ")
 	})
-}
-
-// TestWrongGradientShape refuses a gradient that does not fit its parameter, which an operation that is not fused may make.
-func TestWrongGradientShape(t *testing.T) {
-	err := compileError(tensor.Float64, func(_ *exec.Builder, x []*G.Node) (*G.Node, error) {
-		op := &exec.Op{Name: "odd", Shape: tensor.Shape{3}, Diff: []bool{true},
-			Grad: func(_ G.Nodes, _, dy *G.Node) (G.Nodes, error) { return G.Nodes{dy}, nil }}
-		return op.Apply(x[0])
-	}, []int{4})
-	require.ErrorContains(t, err, "has shape (3)")
 }
 
 // TestConstants refuses constants that Gorgonia may have merged with others and keeps apart those of Builder.

@@ -1,6 +1,7 @@
 package exec_test
 
 import (
+	"errors"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -67,6 +68,9 @@ func TestDo(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, []float32{2, 3}, y.Data())
 
+	broken := &exec.Op{Name: "broken", Shape: tensor.Shape{2}, Run32: func(*exec.Frame) error { return errors.New("no luck") }}
+	_, err = broken.Do(tensor.New(tensor.WithBacking([]float32{1, 2})))
+	require.EqualError(t, err, "broken: no luck")
 	_, err = op.Do(tensor.New(tensor.WithBacking([]int{1, 2, 3})))
 	require.EqualError(t, err, "part: no float argument")
 	_, err = op.Do(G.NewF64(1))

@@ -169,7 +169,10 @@ func (o *Op) UsePreallocDo(out G.Value, in ...G.Value) (G.Value, error) {
 		return out, nil
 	}
 	f.Scratch = make([]byte, o.Scratch*int(f.Out.DType.Size()))
-	return out, o.run(f)
+	if err := o.run(f); err != nil {
+		return nil, fmt.Errorf("%s: %w", o.Name, err)
+	}
+	return out, nil
 }
 
 func (o *Op) run(f *Frame) error {

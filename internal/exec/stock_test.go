@@ -67,6 +67,23 @@ func sliced(by ...tensor.Slice) func(*G.Node) (*G.Node, error) {
 	return func(x *G.Node) (*G.Node, error) { return G.Slice(x, by...) }
 }
 
+func convolution(pad, stride, dilation int) func(x, y *G.Node) (*G.Node, error) {
+	return func(x, w *G.Node) (*G.Node, error) {
+		return G.Conv2d(x, w, w.Shape()[2:], []int{pad, pad}, []int{stride, stride}, []int{dilation, dilation})
+	}
+}
+
+var stockConvolutions = []stockOp{
+	binaryOp("Conv2d", []int{2, 2, 4, 5}, []int{3, 2, 3, 3}, convolution(1, 1, 1)),
+	binaryOp("Conv2d with a stride", []int{2, 2, 5, 6}, []int{3, 2, 3, 3}, convolution(1, 2, 1)),
+	binaryOp("Conv2d dilated", []int{1, 2, 5, 6}, []int{2, 2, 2, 2}, convolution(0, 1, 2)),
+	binaryOp("Conv2d of single pixels", []int{1, 3, 5, 5}, []int{2, 3, 1, 1}, convolution(0, 2, 1)),
+	binaryOp("Conv2d twice, with and without dilation", []int{1, 1, 5, 5}, []int{2, 1, 2, 2}, func(x, w *G.Node) (*G.Node, error) {
+		y := G.Must(G.Sum(G.Must(convolution(0, 1, 1)(x, w))))
+		return G.Add(y, G.Must(G.Sum(G.Must(convolution(0, 1, 2)(x, w)))))
+	}),
+}
+
 var stockProducts = []stockOp{
 	binaryOp("Mul", []int{3, 4}, []int{4, 5}, G.Mul),
 	binaryOp("Mul by vector", []int{3, 4}, []int{4}, G.Mul),
@@ -141,7 +158,7 @@ var stockReductions = []stockOp{
 // TestStockOperations holds every stock operation that models are made of against central differences, and float32 against
 // float64.
 func TestStockOperations(t *testing.T) {
-	for _, table := range [][]stockOp{stockProducts, stockElementwise, stockShapes, stockReductions} {
+	for _, table := range [][]stockOp{stockProducts, stockConvolutions, stockElementwise, stockShapes, stockReductions} {
 		for _, op := range table {
 			t.Run(op.name, func(t *testing.T) {
 				trial := exectest.New(t, &exec.Spec{Build: returning(op.build)}, exectest.Signature(tensor.Float64, op.in...))

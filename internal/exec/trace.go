@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	G "gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
 )
 
 // trace is a module's graph with the gradients of its outputs.
@@ -137,7 +138,11 @@ func (tr *trace) differentiate(sig *Signature) error {
 			continue
 		}
 		tr.gradOut[i] = tr.input(fmt.Sprintf("grad out %d", i), tr.dtype, o.Shape())
-		if hit := reachable(tr.g, o, wanted); len(hit) > 0 {
+		hit, err := reachable(tr.g, o, wanted)
+		if err != nil {
+			return err
+		}
+		if len(hit) > 0 {
 			outs, gouts = append(outs, o), append(gouts, tr.gradOut[i])
 			for n := range hit {
 				reached[n] = true
@@ -157,7 +162,7 @@ func (tr *trace) differentiate(sig *Signature) error {
 		return err
 	}
 	for i, n := range targets {
-		if got, want := grads[i].Shape(), n.Shape(); Numel(got) != Numel(want) {
+		if got, want := grads[i].Shape(), n.Shape(); !slices.Equal(squeezed(got), squeezed(want)) {
 			return fmt.Errorf("differentiation: the gradient of %s, of shape %v, has shape %v: a stock operation's gradient is wrong", n.Name(), want, got)
 		}
 		wanted[n] = grads[i]
@@ -183,31 +188,53 @@ func backpropagate(outs, gouts, targets G.Nodes) (grads G.Nodes, err error) {
 	return grads, nil
 }
 
-// reachable returns the targets that out depends on through differentiable arguments.
-func reachable(g *G.ExprGraph, out *G.Node, targets map[*G.Node]*G.Node) map[*G.Node]bool {
-	hit, seen := make(map[*G.Node]bool), make(map[*G.Node]bool)
-	var visit func(n *G.Node)
-	visit = func(n *G.Node) {
-		if seen[n] {
-			return
+// squeezed returns s without the dimensions of 1, which Gorgonia's gradients drop and add: (3, 1), (1, 3) and (3) are
+// one to it, and all lie in memory alike.
+func squeezed(s tensor.Shape) []int {
+	return slices.DeleteFunc(slices.Clone([]int(s)), func(d int) bool { return d == 1 })
+}
+
+// reachable returns the targets that out depends on through differentiable arguments. A target behind an operation that
+// has no gradient is an error, since leaving it out would make its gradient zero.
+func reachable(g *G.ExprGraph, out *G.Node, targets map[*G.Node]*G.Node) (hit map[*G.Node]bool, err error) {
+	hit = make(map[*G.Node]bool)
+	leads := make(map[*G.Node]bool) // to a target, by visited node
+	var visit func(n *G.Node) bool
+	visit = func(n *G.Node) bool {
+		if known, ok := leads[n]; ok {
+			return known
 		}
-		seen[n] = true
-		if _, ok := targets[n]; ok {
+		if _, leads[n] = targets[n]; leads[n] {
 			hit[n] = true
 		}
-		op, ok := n.Op().(G.SDOp)
-		if !ok {
-			return
+		if n.Op() == nil {
+			return leads[n]
 		}
 		kids := children(g, n)
-		for i, d := range op.DiffWRT(len(kids)) {
-			if d && i < len(kids) {
-				visit(kids[i])
+		diff := differentiable(n.Op(), len(kids))
+		for i, k := range kids {
+			if (diff == nil || i < len(diff) && diff[i]) && visit(k) {
+				leads[n] = true
 			}
 		}
+		if diff == nil && leads[n] && err == nil {
+			err = fmt.Errorf("differentiation: %v is not differentiable", n.Op())
+		}
+		return leads[n]
 	}
 	visit(out)
-	return hit
+	return hit, err
+}
+
+// differentiable tells for each argument of op whether its gradient takes part, or returns nil if op ought to have a
+// gradient and has none. An operation may say that an argument does not matter to first order, as comparisons and
+// operations on sizes do; gorgonia.At says so too, but it is wrong.
+func differentiable(op G.Op, arity int) []bool {
+	sd, ok := op.(G.SDOp)
+	if !ok || typeName(op) == "gorgonia.atOp" {
+		return nil
+	}
+	return append([]bool{}, sd.DiffWRT(arity)...)
 }
 
 // children returns n's arguments in order.

@@ -2,6 +2,7 @@ package exec
 
 import (
 	"fmt"
+	"runtime/debug"
 	"slices"
 	"strings"
 	"sync"
@@ -54,8 +55,14 @@ type Unit struct {
 // tracing serialises the use of Gorgonia's graph functions: some write package-level constants.
 var tracing sync.Mutex
 
-// Compile traces and compiles a module.
-func Compile(spec *Spec, sig *Signature) (*Unit, error) {
+// Compile traces and compiles a module. It does not panic: Gorgonia's functions do where they are misused, and so may
+// operations and a signature that does not fit the module; that is an error with the stack.
+func Compile(spec *Spec, sig *Signature) (u *Unit, err error) {
+	defer func() {
+		if r := recover(); r != nil {
+			u, err = nil, fmt.Errorf("compilation panicked: %v\n%s", r, debug.Stack())
+		}
+	}()
 	if sig.DType != tensor.Float32 && sig.DType != tensor.Float64 {
 		return nil, fmt.Errorf("element type %v is not supported: want float32 or float64", sig.DType)
 	}

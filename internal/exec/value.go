@@ -68,7 +68,8 @@ func FromTensor(t tensor.Tensor) (Value, error) {
 	return v, nil
 }
 
-// Tensor returns v as a tensor that shares v's memory.
+// Tensor returns v as a tensor that shares v's memory. A scalar, of shape (), becomes a tensor of shape (1), because
+// package tensor makes scalars only as copies.
 func (v Value) Tensor() *tensor.Dense {
 	shape := v.Shape
 	if len(shape) == 0 {

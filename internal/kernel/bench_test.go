@@ -86,13 +86,13 @@ func BenchmarkLinear(b *testing.B) {
 	y, dx, dw := make([]float32, n*out), make([]float32, n*in), make([]float32, out*in)
 	var c Context
 	b.Run("forward", func(b *testing.B) {
-		compute(b, 2*n*in*out, func() { Linear(&c, y, x, w, bias, n, in, out, false) })
+		compute(b, 2*n*in*out, func() { Linear(&c, y, x, w, bias, n, in, out) })
 	})
 	b.Run("gradX", func(b *testing.B) {
-		compute(b, 2*n*in*out, func() { LinearGradX(&c, dx, dy, w, n, in, out, false) })
+		compute(b, 2*n*in*out, func() { LinearGradX(&c, dx, dy, w, n, in, out) })
 	})
 	b.Run("gradW", func(b *testing.B) {
-		compute(b, 2*n*in*out, func() { LinearGradW(&c, dw, dy, x, n, in, out, false, false) })
+		compute(b, 2*n*in*out, func() { LinearGradW(&c, dw, dy, x, n, in, out, false) })
 	})
 	b.Run("gradB", func(b *testing.B) {
 		traffic(b, 4*n*out, func() { LinearGradB(bias, dy, n, out, false) })
@@ -108,13 +108,13 @@ func BenchmarkNorm(b *testing.B) {
 		traffic(b, 2*bytes, func() { LayerNorm(y, stats, x, gain, bias, n, d, 1e-5) })
 	})
 	b.Run("LayerNormGrad", func(b *testing.B) {
-		traffic(b, 3*bytes, func() { LayerNormGrad(y, dgain, dbias, x, gain, stats, dy, n, d, false) })
+		traffic(b, 3*bytes, func() { LayerNormGrad(y, dgain, dbias, x, gain, stats, dy, n, d) })
 	})
 	b.Run("RMSNorm", func(b *testing.B) {
 		traffic(b, 2*bytes, func() { RMSNorm(y, stats[:n], x, gain, n, d, 1e-5) })
 	})
 	b.Run("RMSNormGrad", func(b *testing.B) {
-		traffic(b, 3*bytes, func() { RMSNormGrad(y, dgain, x, gain, stats[:n], dy, n, d, false) })
+		traffic(b, 3*bytes, func() { RMSNormGrad(y, dgain, x, gain, stats[:n], dy, n, d) })
 	})
 }
 
@@ -122,10 +122,10 @@ func BenchmarkCrossEntropy(b *testing.B) {
 	for _, classes := range []int{256, 50257} {
 		n := (1 << 21) / classes
 		logits, d, lse, targets := random[float32](n*classes), make([]float32, n*classes), make([]float32, n), make([]int, n)
-		bytes := 4 * float64(n*classes)
+		scratch, bytes := make([]float32, CrossEntropyScratch(classes)), 4*float64(n*classes)
 		b.Run(fmt.Sprintf("classes=%d/forward", classes), func(b *testing.B) {
 			traffic(b, bytes, func() {
-				_, _, err := CrossEntropy(lse, logits, targets, n, classes, -100)
+				_, _, err := CrossEntropy(lse, logits, targets, n, classes, -100, scratch)
 				require.NoError(b, err)
 			})
 		})

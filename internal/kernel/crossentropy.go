@@ -11,27 +11,30 @@ import (
 // the level-one cache.
 const classBlock = 1024
 
+// CrossEntropyScratch returns the elements of scratch that [CrossEntropy] needs: the exponentials of one block of logits.
+func CrossEntropyScratch(classes int) int { return min(classes, classBlock) }
+
 // CrossEntropy returns the mean over the counted rows i of -log softmax(logits[i])[targets[i]], for logits [n, classes], and
 // how many rows were counted: those whose target is not ignore. It saves the log-sum-exp of each counted row in lse [n] (0 in
 // the others) for [CrossEntropyGrad]. With no counted row the loss is 0. A target that is neither a class nor ignore is an
-// error that names its row and value; lse is then untouched. Each call allocates one block of at most 1024 elements.
-func CrossEntropy[T Float](lse, logits []T, targets []int, n, classes, ignore int) (loss float64, counted int, err error) {
+// error that names its row and value; lse is then untouched. scratch holds [CrossEntropyScratch] elements.
+func CrossEntropy[T Float](lse, logits []T, targets []int, n, classes, ignore int, scratch []T) (loss float64, counted int, err error) {
 	check("CrossEntropy", "lse", len(lse), n)
 	check("CrossEntropy", "targets", len(targets), n)
 	check("CrossEntropy", "logits", len(logits), n*classes)
+	check("CrossEntropy", "scratch", len(scratch), CrossEntropyScratch(classes))
 	for i, t := range targets {
 		if t != ignore && (t < 0 || t >= classes) {
-			return 0, 0, fmt.Errorf("cross-entropy: target %d of row %d is outside the %d classes", t, i, classes)
+			return 0, 0, fmt.Errorf("target %d of row %d is outside the %d classes", t, i, classes)
 		}
 	}
-	block := make([]T, min(classes, classBlock))
 	for i, t := range targets {
 		lse[i] = 0
 		if t == ignore {
 			continue
 		}
 		row := logits[i*classes : (i+1)*classes]
-		l := logSumExp(row, block)
+		l := logSumExp(row, scratch)
 		lse[i] = T(l)
 		loss += l - float64(row[t])
 		counted++

@@ -1,16 +1,15 @@
 // Package kernel holds the fused host kernels of transformer training: linear layers, norms, activations, attention,
 // embedding, cross-entropy, each with its gradient.
 //
-// A kernel is a pure function over slices the caller owns, generic over float32 and float64. It allocates nothing (but see
-// [CrossEntropy]), starts no goroutine, keeps no reference, and writes every element of its results, so results may start
-// out as garbage. Ranks are the parallelism of this library: one kernel runs on one core.
+// A kernel is a pure function over slices the caller owns, generic over float32 and float64. It allocates nothing, starts no
+// goroutine, keeps no reference, and writes every element of its results, so results may start out as garbage. Ranks are the parallelism of this library: one kernel runs on one core.
 //
 // # Conventions
 //
 // Matrices are dense and row-major, and a slice is exactly as long as its shape says; [Attention], which reads packed
 // projections in place, is the one with strides. Shapes are written [rows, columns]; n is the number of rows, that is of
-// tokens. Gradients of a value v are called dv. A gradient with respect to a parameter takes acc: true adds to what the
-// buffer holds (gradient accumulation, tied weights), false overwrites it.
+// tokens. Gradients of a value v are called dv. The gradients of a linear layer's and an embedding's
+// parameters take acc: true adds to what the buffer holds (gradient accumulation, tied weights), false overwrites it.
 //
 // Results may not overlap inputs, except where a comment allows it.
 //
@@ -34,6 +33,6 @@
 // # Determinism and errors
 //
 // The same inputs on the same instruction set give the same bits. NaN and infinity propagate. Bad data (an index or target
-// out of range) is an error that names position and value, and then nothing was written. Bad shapes are mistakes of the
-// calling package and panic.
+// out of range) is an error that names position and value (the caller adds the operation), and then nothing was written. Bad
+// shapes are mistakes of the calling package and panic.
 package kernel

@@ -13,7 +13,7 @@ func Embedding[T Float](y, table []T, idx []int, rows, d int) error {
 	check("Embedding", "table", len(table), rows*d)
 	for i, r := range idx {
 		if r < 0 || r >= rows {
-			return fmt.Errorf("embedding: index %d at position %d is outside the table of %d rows", r, i, rows)
+			return fmt.Errorf("index %d at position %d is outside the table of %d rows", r, i, rows)
 		}
 	}
 	for i, r := range idx {

@@ -5,43 +5,29 @@ import (
 	"github.com/gofsdp/gofsdp/internal/kernel/vec"
 )
 
-// Linear computes y = x·Wᵀ + b for x [n, in], W [out, in], b [out] or nil, y [n, out]. With wInOut the weight is stored
-// [in, out] and y = x·W + b.
-func Linear[T Float](c *Context, y, x, w, b []T, n, in, out int, wInOut bool) {
+// Linear computes y = x·Wᵀ + b for x [n, in], W [out, in], b [out] or nil, y [n, out].
+func Linear[T Float](c *Context, y, x, w, b []T, n, in, out int) {
 	checkLinear("Linear", len(y), len(x), len(w), n, in, out)
-	ldw := in
-	if wInOut {
-		ldw = out
-	}
 	if b == nil {
-		gemm.Gemm(&c.gemm, false, !wInOut, n, out, in, 1, x, in, w, ldw, 0, y, out)
+		gemm.Gemm(&c.gemm, false, true, n, out, in, 1, x, in, w, in, 0, y, out)
 		return
 	}
 	check("Linear", "b", len(b), out)
-	gemm.GemmBias(&c.gemm, false, !wInOut, n, out, in, x, in, w, ldw, b, y, out)
+	gemm.GemmBias(&c.gemm, false, true, n, out, in, x, in, w, in, b, y, out)
 }
 
 // LinearGradX writes dx [n, in] = dy·W, the gradient of [Linear] with respect to its input, for dy [n, out].
-func LinearGradX[T Float](c *Context, dx, dy, w []T, n, in, out int, wInOut bool) {
+func LinearGradX[T Float](c *Context, dx, dy, w []T, n, in, out int) {
 	checkLinear("LinearGradX", len(dy), len(dx), len(w), n, in, out)
-	ldw := in
-	if wInOut {
-		ldw = out
-	}
-	gemm.Gemm(&c.gemm, false, wInOut, n, in, out, 1, dy, out, w, ldw, 0, dx, in)
+	gemm.Gemm(&c.gemm, false, false, n, in, out, 1, dy, out, w, in, 0, dx, in)
 }
 
-// LinearGradW computes the gradient of [Linear] with respect to its weight: dyᵀ·x [out, in], or xᵀ·dy [in, out] with
-// wInOut.
-func LinearGradW[T Float](c *Context, dw, dy, x []T, n, in, out int, wInOut, acc bool) {
+// LinearGradW computes the gradient of [Linear] with respect to its weight, dyᵀ·x [out, in].
+func LinearGradW[T Float](c *Context, dw, dy, x []T, n, in, out int, acc bool) {
 	checkLinear("LinearGradW", len(dy), len(x), len(dw), n, in, out)
 	var beta T
 	if acc {
 		beta = 1
-	}
-	if wInOut {
-		gemm.Gemm(&c.gemm, true, false, in, out, n, 1, x, in, dy, out, beta, dw, out)
-		return
 	}
 	gemm.Gemm(&c.gemm, true, false, out, in, n, 1, dy, out, x, in, beta, dw, in)
 }

@@ -12,7 +12,7 @@ func TestLinear(t *testing.T) { both(t, checkLinearTwin[float32], checkLinearTwi
 func checkLinearTwin[T Float](t *rapid.T) {
 	src := newSource[T](t)
 	n, in, out := rapid.IntRange(0, 40).Draw(t, "n"), rapid.IntRange(1, 40).Draw(t, "in"), rapid.IntRange(1, 40).Draw(t, "out")
-	wInOut, acc := rapid.Bool().Draw(t, "wInOut"), rapid.Bool().Draw(t, "acc")
+	acc := rapid.Bool().Draw(t, "acc")
 	x, w, dy := src.normal(n*in), src.normal(in*out), src.normal(n*out)
 	var b []T
 	if rapid.Bool().Draw(t, "bias") {
@@ -20,19 +20,19 @@ func checkLinearTwin[T Float](t *rapid.T) {
 	}
 	var c Context
 	y := garbage[T](n * out)
-	Linear(&c, y, x, w, b, n, in, out, wInOut)
+	Linear(&c, y, x, w, b, n, in, out)
 	var wideB []float64
 	if b != nil {
 		wideB = wide(b)
 	}
-	requireClose(t, "y", naiveLinear(wide(x), wide(w), wideB, n, in, out, wInOut), y)
+	requireClose(t, "y", naiveLinear(wide(x), wide(w), wideB, n, in, out), y)
 
 	dx, dw, db := garbage[T](n*in), src.result(in*out, acc), src.result(out, acc)
 	wantW, wantB := start(dw, acc), start(db, acc)
-	LinearGradX(&c, dx, dy, w, n, in, out, wInOut)
-	LinearGradW(&c, dw, dy, x, n, in, out, wInOut, acc)
+	LinearGradX(&c, dx, dy, w, n, in, out)
+	LinearGradW(&c, dw, dy, x, n, in, out, acc)
 	LinearGradB(db, dy, n, out, acc)
-	requireClose(t, "dx", naiveLinearGrad(wantW, wantB, wide(x), wide(w), wide(dy), n, in, out, wInOut), dx)
+	requireClose(t, "dx", naiveLinearGrad(wantW, wantB, wide(x), wide(w), wide(dy), n, in, out), dx)
 	requireClose(t, "dw", wantW, dw)
 	requireClose(t, "db", wantB, db)
 }
@@ -49,13 +49,12 @@ func TestLinearGradient(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		src := newSource[float64](t)
 		const n, in, out = 3, 4, 5
-		wInOut := rapid.Bool().Draw(t, "wInOut")
 		x, w, b, dy := src.normal(n*in), src.normal(in*out), src.normal(out), src.normal(n*out)
 		var c Context
 		y, dx, dw, db := make([]float64, n*out), make([]float64, n*in), make([]float64, in*out), make([]float64, out)
-		loss := func() float64 { Linear(&c, y, x, w, b, n, in, out, wInOut); return dot(y, dy) }
-		LinearGradX(&c, dx, dy, w, n, in, out, wInOut)
-		LinearGradW(&c, dw, dy, x, n, in, out, wInOut, false)
+		loss := func() float64 { Linear(&c, y, x, w, b, n, in, out); return dot(y, dy) }
+		LinearGradX(&c, dx, dy, w, n, in, out)
+		LinearGradW(&c, dw, dy, x, n, in, out, false)
 		LinearGradB(db, dy, n, out, false)
 		requireGradient(t, "x", x, dx, loss)
 		requireGradient(t, "w", w, dw, loss)
@@ -68,18 +67,21 @@ func TestContextBytes(t *testing.T) {
 	require.Zero(t, c.Bytes())
 	const n = 200
 	x := make([]float32, n*n)
-	Linear(&c, make([]float32, n*n), x, x, nil, n, n, n, false)
+	Linear(&c, make([]float32, n*n), x, x, nil, n, n, n)
 	grown := c.Bytes()
 	require.Positive(t, grown)
-	Linear(&c, make([]float32, n*n), x, x, nil, n, n, n, false)
+	Linear(&c, make([]float32, n*n), x, x, nil, n, n, n)
 	require.Equal(t, grown, c.Bytes())
 }
 
 func TestBadShapesPanic(t *testing.T) {
 	var c Context
 	x := make([]float32, 6)
-	require.PanicsWithValue(t, "kernel: Linear: len(x) is 6, want 8", func() { Linear(&c, x, x, x, nil, 2, 4, 3, false) })
+	require.PanicsWithValue(t, "kernel: Linear: len(x) is 6, want 8", func() { Linear(&c, x, x, x, nil, 2, 4, 3) })
 	require.PanicsWithValue(t, "kernel: LayerNorm: len(stats) is 6, want 4", func() { LayerNorm(x, x, x, x[:3], nil, 2, 3, 1e-5) })
+	require.PanicsWithValue(t, "kernel: CrossEntropy: len(scratch) is 1, want 3", func() {
+		_, _, _ = CrossEntropy(x[:2], x, []int{0, 0}, 2, 3, -100, x[:1])
+	})
 	require.PanicsWithValue(t, "kernel: Attention: len(k) is 5, want at least 6", func() {
 		a := Attention{Batch: 1, QLen: 2, KLen: 2, Heads: 1, HeadDim: 3, QStride: 3, KStride: 3, VStride: 3, OutStride: 3}
 		AttentionForward(&c, a, x, x[:2], x, x[:5], x, nil, nil, x)

@@ -25,7 +25,7 @@ func checkCrossEntropyTwin[T Float](t *rapid.T) {
 		}
 	}
 	lse := garbage[T](n)
-	loss, counted, err := CrossEntropy(lse, logits, targets, n, classes, ignore)
+	loss, counted, err := CrossEntropy(lse, logits, targets, n, classes, ignore, garbage[T](CrossEntropyScratch(classes)))
 	require.NoError(t, err)
 	want, wantLse, wantGrad := naiveCrossEntropy(wide(logits), targets, n, classes, ignore, dloss)
 	require.InDelta(t, want, loss, tolerance[T]()*(1+want))
@@ -46,7 +46,7 @@ func TestCrossEntropyGradient(t *testing.T) {
 		targets[rapid.IntRange(0, n-1).Draw(t, "ignored")] = ignore
 		lse, d := make([]float64, n), make([]float64, n*classes)
 		loss := func() float64 {
-			l, _, err := CrossEntropy(lse, logits, targets, n, classes, ignore)
+			l, _, err := CrossEntropy(lse, logits, targets, n, classes, ignore, make([]float64, classes))
 			require.NoError(t, err)
 			return 3 * l
 		}
@@ -70,7 +70,7 @@ func TestCrossEntropyHardRows(t *testing.T) {
 		{"+Inf", []float32{0, float32(math.Inf(1)), 0}, math.NaN()},
 	} {
 		lse := make([]float32, 1)
-		loss, counted, err := CrossEntropy(lse, tc.logits, []int{0}, 1, classes, -100)
+		loss, counted, err := CrossEntropy(lse, tc.logits, []int{0}, 1, classes, -100, make([]float32, classes))
 		require.NoError(t, err, tc.name)
 		require.Equal(t, 1, counted)
 		if math.IsNaN(tc.want) {
@@ -91,10 +91,10 @@ func TestCrossEntropyErrors(t *testing.T) {
 		targets []int
 		want    string
 	}{
-		{[]int{0, 3}, "cross-entropy: target 3 of row 1 is outside the 3 classes"},
-		{[]int{-1, 0}, "cross-entropy: target -1 of row 0 is outside the 3 classes"},
+		{[]int{0, 3}, "target 3 of row 1 is outside the 3 classes"},
+		{[]int{-1, 0}, "target -1 of row 0 is outside the 3 classes"},
 	} {
-		_, _, err := CrossEntropy(lse, make([]float64, 6), tc.targets, 2, 3, -100)
+		_, _, err := CrossEntropy(lse, make([]float64, 6), tc.targets, 2, 3, -100, make([]float64, 3))
 		require.EqualError(t, err, tc.want)
 		require.Equal(t, []float64{5, 5}, lse)
 	}
@@ -122,7 +122,7 @@ func checkEmbeddingTwin[T Float](t *rapid.T) {
 
 func TestEmbeddingErrors(t *testing.T) {
 	y, table := []float32{7, 7, 7, 7}, make([]float32, 6)
-	require.EqualError(t, Embedding(y, table, []int{0, 3}, 3, 2), "embedding: index 3 at position 1 is outside the table of 3 rows")
-	require.EqualError(t, Embedding(y, table, []int{-1, 0}, 3, 2), "embedding: index -1 at position 0 is outside the table of 3 rows")
+	require.EqualError(t, Embedding(y, table, []int{0, 3}, 3, 2), "index 3 at position 1 is outside the table of 3 rows")
+	require.EqualError(t, Embedding(y, table, []int{-1, 0}, 3, 2), "index -1 at position 0 is outside the table of 3 rows")
 	require.Equal(t, []float32{7, 7, 7, 7}, y)
 }

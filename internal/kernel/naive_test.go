@@ -4,7 +4,7 @@ import "math"
 
 // The twins: each kernel and its gradient written as its formula reads, in float64.
 
-func naiveLinear(x, w, b []float64, n, in, out int, wInOut bool) []float64 {
+func naiveLinear(x, w, b []float64, n, in, out int) []float64 {
 	y := make([]float64, n*out)
 	for i := range n {
 		for o := range out {
@@ -12,34 +12,26 @@ func naiveLinear(x, w, b []float64, n, in, out int, wInOut bool) []float64 {
 				y[i*out+o] = b[o]
 			}
 			for j := range in {
-				y[i*out+o] += x[i*in+j] * w[weightAt(o, j, in, out, wInOut)]
+				y[i*out+o] += x[i*in+j] * w[o*in+j]
 			}
 		}
 	}
 	return y
 }
 
-func naiveLinearGrad(dw, db, x, w, dy []float64, n, in, out int, wInOut bool) (dx []float64) {
+func naiveLinearGrad(dw, db, x, w, dy []float64, n, in, out int) (dx []float64) {
 	dx = make([]float64, n*in)
 	for i := range n {
 		for o := range out {
 			g := dy[i*out+o]
 			db[o] += g
 			for j := range in {
-				at := weightAt(o, j, in, out, wInOut)
-				dx[i*in+j] += g * w[at]
-				dw[at] += g * x[i*in+j]
+				dx[i*in+j] += g * w[o*in+j]
+				dw[o*in+j] += g * x[i*in+j]
 			}
 		}
 	}
 	return dx
-}
-
-func weightAt(o, j, in, out int, wInOut bool) int {
-	if wInOut {
-		return j*out + o
-	}
-	return o*in + j
 }
 
 // naiveNorm covers LayerNorm, and RMSNorm with center false.

@@ -23,18 +23,16 @@ func LayerNorm[T Float](y, stats, x, gain, bias []T, n, d int, eps float64) {
 	}
 }
 
-// LayerNormGrad is the gradient of [LayerNorm]: dx [n, d] is written, dgain and dbias [d] follow acc. stats are those that
+// LayerNormGrad is the gradient of [LayerNorm]: it writes dx [n, d], dgain [d] and dbias [d]. stats are those that
 // LayerNorm saved. dx may be dy.
-func LayerNormGrad[T Float](dx, dgain, dbias, x, gain, stats, dy []T, n, d int, acc bool) {
+func LayerNormGrad[T Float](dx, dgain, dbias, x, gain, stats, dy []T, n, d int) {
 	check("LayerNormGrad", "stats", len(stats), 2*n)
 	check("LayerNormGrad", "dgain", len(dgain), d)
 	check("LayerNormGrad", "dbias", len(dbias), d)
 	check("LayerNormGrad", "dx", len(dx), n*d)
 	checkNorm("LayerNormGrad", len(dy), len(x), len(gain), n, d)
-	if !acc {
-		clear(dgain)
-		clear(dbias)
-	}
+	clear(dgain)
+	clear(dbias)
 	for i := range n {
 		lo, hi := i*d, (i+1)*d
 		vec.NormGradRow(dx[lo:hi], dgain, dbias, x[lo:hi], gain, dy[lo:hi], stats[2*i], stats[2*i+1])
@@ -53,16 +51,13 @@ func RMSNorm[T Float](y, rstd, x, gain []T, n, d int, eps float64) {
 	}
 }
 
-// RMSNormGrad is the gradient of [RMSNorm]: dx [n, d] is written, dgain [d] follows acc. rstd is what RMSNorm saved. dx may
-// be dy.
-func RMSNormGrad[T Float](dx, dgain, x, gain, rstd, dy []T, n, d int, acc bool) {
+// RMSNormGrad is the gradient of [RMSNorm]: it writes dx [n, d] and dgain [d]. rstd is what RMSNorm saved. dx may be dy.
+func RMSNormGrad[T Float](dx, dgain, x, gain, rstd, dy []T, n, d int) {
 	check("RMSNormGrad", "rstd", len(rstd), n)
 	check("RMSNormGrad", "dgain", len(dgain), d)
 	check("RMSNormGrad", "dx", len(dx), n*d)
 	checkNorm("RMSNormGrad", len(dy), len(x), len(gain), n, d)
-	if !acc {
-		clear(dgain)
-	}
+	clear(dgain)
 	for i := range n {
 		lo, hi := i*d, (i+1)*d
 		vec.RMSNormGradRow(dx[lo:hi], dgain, x[lo:hi], gain, dy[lo:hi], rstd[i])

@@ -63,21 +63,21 @@ func linearRun[T kernel.Float](l linear) func(*exec.Frame) error {
 		if l.bias {
 			b = arg[T](f, 2)
 		}
-		kernel.Linear(f.Kernel, result[T](f), arg[T](f, 0), arg[T](f, 1), b, l.n, l.in, l.out, false)
+		kernel.Linear(f.Kernel, result[T](f), arg[T](f, 0), arg[T](f, 1), b, l.n, l.in, l.out)
 		return nil
 	}
 }
 
 func linearGradX[T kernel.Float](l linear) func(*exec.Frame) error {
 	return func(f *exec.Frame) error {
-		kernel.LinearGradX(f.Kernel, result[T](f), arg[T](f, 0), arg[T](f, 1), l.n, l.in, l.out, false)
+		kernel.LinearGradX(f.Kernel, result[T](f), arg[T](f, 0), arg[T](f, 1), l.n, l.in, l.out)
 		return nil
 	}
 }
 
 func linearGradW[T kernel.Float](l linear) func(*exec.Frame) error {
 	return func(f *exec.Frame) error {
-		kernel.LinearGradW(f.Kernel, result[T](f), arg[T](f, 0), arg[T](f, 1), l.n, l.in, l.out, false, f.Acc)
+		kernel.LinearGradW(f.Kernel, result[T](f), arg[T](f, 0), arg[T](f, 1), l.n, l.in, l.out, f.Acc)
 		return nil
 	}
 }

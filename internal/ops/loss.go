@@ -27,7 +27,7 @@ func CrossEntropy(logits, targets *G.Node, ignore int) (*G.Node, error) {
 	c := crossEntropy{n, classes, ignore}
 	packed, err := body{crossEntropyRun[float32](c), crossEntropyRun[float64](c)}.apply(exec.Op{ // [loss | log-sum-exp per row]
 		Name: fmt.Sprintf("cross-entropy(%d)", ignore), Shape: tensor.Shape{1 + n}, Diff: []bool{true, false},
-		Ints: []bool{false, true}, Grad: c.grad,
+		Ints: []bool{false, true}, Scratch: kernel.CrossEntropyScratch(classes), Grad: c.grad,
 	}, logits, targets)
 	if err != nil {
 		return nil, err
@@ -47,7 +47,7 @@ func (c crossEntropy) grad(in G.Nodes, packed, dy *G.Node) (G.Nodes, error) {
 func crossEntropyRun[T kernel.Float](c crossEntropy) func(*exec.Frame) error {
 	return func(f *exec.Frame) error {
 		out := result[T](f)
-		loss, _, err := kernel.CrossEntropy(out[1:], arg[T](f, 0), ints(f, 1), c.n, c.classes, c.ignore)
+		loss, _, err := kernel.CrossEntropy(out[1:], arg[T](f, 0), ints(f, 1), c.n, c.classes, c.ignore, exec.Data[T](f.Scratch))
 		out[0] = T(loss)
 		return err
 	}

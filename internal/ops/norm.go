@@ -81,7 +81,7 @@ func layerNorm[T kernel.Float](k norm) func(*exec.Frame) error {
 func layerNormGrad[T kernel.Float](k norm) func(*exec.Frame) error {
 	return func(f *exec.Frame) error {
 		out, stats, nd := result[T](f), arg[T](f, 2)[k.n*k.d:], k.n*k.d
-		kernel.LayerNormGrad(out[:nd], out[nd:nd+k.d], out[nd+k.d:], arg[T](f, 0), arg[T](f, 1), stats, arg[T](f, 3), k.n, k.d, false)
+		kernel.LayerNormGrad(out[:nd], out[nd:nd+k.d], out[nd+k.d:], arg[T](f, 0), arg[T](f, 1), stats, arg[T](f, 3), k.n, k.d)
 		return nil
 	}
 }
@@ -124,7 +124,7 @@ func rmsNorm[T kernel.Float](k norm) func(*exec.Frame) error {
 func rmsNormGrad[T kernel.Float](k norm) func(*exec.Frame) error {
 	return func(f *exec.Frame) error {
 		out, nd := result[T](f), k.n*k.d
-		kernel.RMSNormGrad(out[:nd], out[nd:], arg[T](f, 0), arg[T](f, 1), arg[T](f, 2)[nd:], arg[T](f, 3), k.n, k.d, false)
+		kernel.RMSNormGrad(out[:nd], out[nd:], arg[T](f, 0), arg[T](f, 1), arg[T](f, 2)[nd:], arg[T](f, 3), k.n, k.d)
 		return nil
 	}
 }

@@ -80,26 +80,6 @@ func GemmBias[T Float](w *Workspace, transA, transB bool, m, n, k int, a []T, ld
 	run(w, m, n, k, 1, operand(transA, a, lda), operand(!transB, b, ldb), s, c, ldc)
 }
 
-// Naive computes what [Gemm] does by the three loops of the definition. It is the reference that the tests hold the
-// fast kernels against; it rounds differently (no fused multiply-add, one sum over all of k).
-func Naive[T Float](transA, transB bool, m, n, k int, alpha T, a []T, lda int, b []T, ldb int, beta T, c []T, ldc int) {
-	check(transA, transB, m, n, k, a, lda, b, ldb, c, ldc)
-	va, vb := operand(transA, a, lda), operand(!transB, b, ldb)
-	for i := range m {
-		for j := range n {
-			var sum T
-			for p := range k {
-				sum += va.at(i, p) * vb.at(j, p)
-			}
-			sum *= alpha
-			if beta != 0 {
-				sum += beta * c[i*ldc+j]
-			}
-			c[i*ldc+j] = sum
-		}
-	}
-}
-
 // check panics unless the sizes are sane and every matrix lies inside its slice. All that follows, assembly included,
 // relies on it for memory safety.
 func check[T Float](transA, transB bool, m, n, k int, a []T, lda int, b []T, ldb int, c []T, ldc int) {

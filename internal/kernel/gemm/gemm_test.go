@@ -102,8 +102,27 @@ func (p problem[T]) gemmBias(w *Workspace) []T {
 
 func (p problem[T]) naive() []T {
 	c := slices.Clone(p.c)
-	Naive(p.transA, p.transB, p.m, p.n, p.k, p.alpha, p.a, p.lda, p.b, p.ldb, p.beta, c, p.ldc)
+	naive(p.transA, p.transB, p.m, p.n, p.k, p.alpha, p.a, p.lda, p.b, p.ldb, p.beta, c, p.ldc)
 	return c
+}
+
+// naive computes what [Gemm] does by the three loops of the definition. It rounds differently (no fused multiply-add, one sum over all of k).
+func naive[T Float](transA, transB bool, m, n, k int, alpha T, a []T, lda int, b []T, ldb int, beta T, c []T, ldc int) {
+	check(transA, transB, m, n, k, a, lda, b, ldb, c, ldc)
+	va, vb := operand(transA, a, lda), operand(!transB, b, ldb)
+	for i := range m {
+		for j := range n {
+			var sum T
+			for p := range k {
+				sum += va.at(i, p) * vb.at(j, p)
+			}
+			sum *= alpha
+			if beta != 0 {
+				sum += beta * c[i*ldc+j]
+			}
+			c[i*ldc+j] = sum
+		}
+	}
 }
 
 // tolerance bounds the difference of two ways to round: k terms of at most 1, each wrong by at most k*eps in the worst

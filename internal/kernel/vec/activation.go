@@ -22,6 +22,3 @@ func GELUTanh[T Float](y, x []T) { each2("GELUTanh", table[T]().geluTanh, y, x) 
 // GELUTanhGrad sets dx = dy times the derivative of [GELUTanh] at x. In float32 that factor is within 3e-7·max(1, |x|)
 // of the exact one.
 func GELUTanhGrad[T Float](dx, x, dy []T) { each3("GELUTanhGrad", table[T]().geluTanhGrad, dx, x, dy) }
-
-// Exp sets y = eˣ. In float32 it is within 1.2 units in the last place; results below the normal numbers are denormal or 0.
-func Exp[T Float](y, x []T) { each2("Exp", table[T]().exp, y, x) }

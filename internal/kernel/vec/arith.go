@@ -5,17 +5,8 @@ import "fmt"
 // Add sets dst = a + b.
 func Add[T Float](dst, a, b []T) { each3("Add", table[T]().add, dst, a, b) }
 
-// Mul sets dst = a · b, element by element.
-func Mul[T Float](dst, a, b []T) { each3("Mul", table[T]().mul, dst, a, b) }
-
 // Accumulate adds a to dst.
 func Accumulate[T Float](dst, a []T) { each3("Accumulate", table[T]().add, dst, dst, a) }
-
-// Axpy adds alpha·x to dst.
-func Axpy[T Float](dst []T, alpha T, x []T) {
-	k := table[T]()
-	each2("Axpy", func(dst, x []T) { k.axpy(dst, x, alpha) }, dst, x)
-}
 
 // Scale multiplies dst by alpha.
 func Scale[T Float](dst []T, alpha T) { ScaleTo(dst, alpha, dst) }
@@ -32,18 +23,12 @@ func Fill[T Float](dst []T, v T) {
 	each1(func(dst []T) { k.fill(dst, v) }, dst)
 }
 
-// BiasAdd adds bias [cols] to every row of y [rows, cols].
-func BiasAdd[T Float](y, bias []T, rows, cols int) {
-	checkMatrix("BiasAdd", len(bias), len(y), rows, cols)
-	for i := range rows {
-		Accumulate(y[i*cols:(i+1)*cols], bias)
-	}
-}
-
 // ColSum adds the sum of the rows of x [rows, cols] to dst [cols]; the caller clears dst where it wants the sum alone. Rows
 // are added in groups of eight, a balanced tree within each group, so the order depends on rows only.
 func ColSum[T Float](dst, x []T, rows, cols int) {
-	checkMatrix("ColSum", len(dst), len(x), rows, cols)
+	if rows < 0 || cols < 0 || len(dst) != cols || len(x) != rows*cols {
+		panic(fmt.Sprintf("vec: ColSum: matrix of %d elements and vector of %d for shape [%d, %d]", len(x), len(dst), rows, cols))
+	}
 	k := table[T]()
 	for ; rows >= 8 && cols > 0; rows -= 8 {
 		k.colSum8(dst, x[:8*cols])
@@ -51,11 +36,5 @@ func ColSum[T Float](dst, x []T, rows, cols int) {
 	}
 	for i := range rows {
 		Accumulate(dst, x[i*cols:(i+1)*cols])
-	}
-}
-
-func checkMatrix(op string, vector, matrix, rows, cols int) {
-	if rows < 0 || cols < 0 || vector != cols || matrix != rows*cols {
-		panic(fmt.Sprintf("vec: %s: matrix of %d elements and vector of %d for shape [%d, %d]", op, matrix, vector, rows, cols))
 	}
 }

@@ -10,19 +10,19 @@ const piece = 1 << 15
 // kernels is one instruction set's implementation of every primitive on elements of type T. A kernel may assume that its
 // slices have equal lengths.
 type kernels[T Float] struct {
-	add, mul      func(dst, a, b []T)
-	axpy, scaleTo func(dst, x []T, alpha T)
-	fill          func(dst []T, v T)
-	colSum8       func(dst, x []T)                              // dst += the balanced tree over the 8 rows of x
-	treeSum       [9]func(dst []T, srcs [][]T, at int, scale T) // by len(srcs), from 2; reads srcs[k][at:at+len(dst)]
+	add     func(dst, a, b []T)
+	scaleTo func(dst, x []T, alpha T)
+	fill    func(dst []T, v T)
+	colSum8 func(dst, x []T)                              // dst += the balanced tree over the 8 rows of x
+	treeSum [9]func(dst []T, srcs [][]T, at int, scale T) // by len(srcs), from 2; reads srcs[k][at:at+len(dst)]
 
 	sum        func(x []T) float64
 	sumSquares func(x []T, center float64) float64 // Σ(x-center)²
 	dot        func(a, b []T) float64
 	maximum    func(x []T) T
-	maxAbs     func(x []T) T
+	maxAbs     func(x []T) T // 0 for no elements, NaN if any is NaN
 
-	relu, geluErf, geluTanh, exp        func(y, x []T)
+	relu, geluErf, geluTanh             func(y, x []T)
 	reluGrad, geluErfGrad, geluTanhGrad func(dx, x, dy []T)
 	expSubSum                           func(y, x []T, scale, m T) float64
 	softmaxGrad                         func(dx, p, dp []T, delta, scale T)

@@ -7,8 +7,6 @@ package vec
 func avx512() isa {
 	k32, k64 := portableKernels[float32](), portableKernels[float64]()
 	k32.add = addF32AVX512
-	k32.mul = mulF32AVX512
-	k32.axpy = axpyF32AVX512
 	k32.scaleTo = scaleToF32AVX512
 	k32.fill = fillF32AVX512
 	k32.relu = reluF32AVX512
@@ -26,7 +24,6 @@ func avx512() isa {
 	k32.dot = dotF32AVX512
 	k32.maximum = maximumF32AVX512
 	k32.maxAbs = maxAbsF32AVX512
-	k32.exp = expF32AVX512
 	k32.expSubSum = expSubSumF32AVX512
 	k32.geluErf = geluErfF32AVX512
 	k32.geluErfGrad = geluErfGradF32AVX512
@@ -43,8 +40,6 @@ func avx512() isa {
 	k32.momentum = momentumF32AVX512
 	k32.nesterov = nesterovF32AVX512
 	k64.add = addF64AVX512
-	k64.mul = mulF64AVX512
-	k64.axpy = axpyF64AVX512
 	k64.scaleTo = scaleToF64AVX512
 	k64.fill = fillF64AVX512
 	k64.relu = reluF64AVX512
@@ -74,10 +69,6 @@ func avx512() isa {
 
 func addF32AVX512(dst, a, b []float32)
 func addF64AVX512(dst, a, b []float64)
-func mulF32AVX512(dst, a, b []float32)
-func mulF64AVX512(dst, a, b []float64)
-func axpyF32AVX512(dst, x []float32, alpha float32)
-func axpyF64AVX512(dst, x []float64, alpha float64)
 func scaleToF32AVX512(dst, x []float32, alpha float32)
 func scaleToF64AVX512(dst, x []float64, alpha float64)
 func fillF32AVX512(dst []float32, v float32)
@@ -110,7 +101,6 @@ func dotF32AVX512(a, b []float32) float64
 func dotF64AVX512(a, b []float64) float64
 func maximumF32AVX512(x []float32) float32
 func maxAbsF32AVX512(x []float32) float32
-func expF32AVX512(y, x []float32)
 func expSubSumF32AVX512(y, x []float32, scale, m float32) float64
 func geluErfF32AVX512(y, x []float32)
 func geluErfGradF32AVX512(dx, x, dy []float32)
@@ -139,8 +129,6 @@ func nesterovF64AVX512(p, g, buf []float64, c sgdStep[float64])
 func avx2() isa {
 	k32, k64 := portableKernels[float32](), portableKernels[float64]()
 	k32.add = addF32AVX2
-	k32.mul = mulF32AVX2
-	k32.axpy = axpyF32AVX2
 	k32.scaleTo = scaleToF32AVX2
 	k32.fill = fillF32AVX2
 	k32.relu = reluF32AVX2
@@ -158,7 +146,6 @@ func avx2() isa {
 	k32.dot = dotF32AVX2
 	k32.maximum = maximumF32AVX2
 	k32.maxAbs = maxAbsF32AVX2
-	k32.exp = expF32AVX2
 	k32.expSubSum = expSubSumF32AVX2
 	k32.geluErf = geluErfF32AVX2
 	k32.geluErfGrad = geluErfGradF32AVX2
@@ -175,8 +162,6 @@ func avx2() isa {
 	k32.momentum = momentumF32AVX2
 	k32.nesterov = nesterovF32AVX2
 	k64.add = addF64AVX2
-	k64.mul = mulF64AVX2
-	k64.axpy = axpyF64AVX2
 	k64.scaleTo = scaleToF64AVX2
 	k64.fill = fillF64AVX2
 	k64.relu = reluF64AVX2
@@ -206,10 +191,6 @@ func avx2() isa {
 
 func addF32AVX2(dst, a, b []float32)
 func addF64AVX2(dst, a, b []float64)
-func mulF32AVX2(dst, a, b []float32)
-func mulF64AVX2(dst, a, b []float64)
-func axpyF32AVX2(dst, x []float32, alpha float32)
-func axpyF64AVX2(dst, x []float64, alpha float64)
 func scaleToF32AVX2(dst, x []float32, alpha float32)
 func scaleToF64AVX2(dst, x []float64, alpha float64)
 func fillF32AVX2(dst []float32, v float32)
@@ -242,7 +223,6 @@ func dotF32AVX2(a, b []float32) float64
 func dotF64AVX2(a, b []float64) float64
 func maximumF32AVX2(x []float32) float32
 func maxAbsF32AVX2(x []float32) float32
-func expF32AVX2(y, x []float32)
 func expSubSumF32AVX2(y, x []float32, scale, m float32) float64
 func geluErfF32AVX2(y, x []float32)
 func geluErfGradF32AVX2(dx, x, dy []float32)

@@ -9,9 +9,9 @@ func portable() isa { return isa{"portable", portableKernels[float32](), portabl
 
 func portableKernels[T Float]() kernels[T] {
 	k := kernels[T]{
-		add: addGo[T], mul: mulGo[T], axpy: axpyGo[T], scaleTo: scaleToGo[T], fill: fillGo[T], colSum8: colSum8Go[T],
+		add: addGo[T], scaleTo: scaleToGo[T], fill: fillGo[T], colSum8: colSum8Go[T],
 		sum: sumGo[T], sumSquares: sumSquaresGo[T], dot: dotGo[T], maximum: maximumGo[T], maxAbs: maxAbsGo[T],
-		relu: reluGo[T], geluErf: geluErfGo[T], geluTanh: geluTanhGo[T], exp: expGo[T],
+		relu: reluGo[T], geluErf: geluErfGo[T], geluTanh: geluTanhGo[T],
 		reluGrad: reluGradGo[T], geluErfGrad: geluErfGradGo[T], geluTanhGrad: geluTanhGradGo[T],
 		expSubSum: expSubSumGo[T], softmaxGrad: softmaxGradGo[T],
 		norm: normGo[T], normPlain: normPlainGo[T], normGradSums: normGradSumsGo[T], normGrad: normGradGo[T],
@@ -26,18 +26,6 @@ func portableKernels[T Float]() kernels[T] {
 func addGo[T Float](dst, a, b []T) {
 	for i := range dst {
 		dst[i] = a[i] + b[i]
-	}
-}
-
-func mulGo[T Float](dst, a, b []T) {
-	for i := range dst {
-		dst[i] = a[i] * b[i]
-	}
-}
-
-func axpyGo[T Float](dst, x []T, alpha T) {
-	for i := range dst {
-		dst[i] = T(float64(dst[i]) + float64(alpha)*float64(x[i]))
 	}
 }
 

@@ -21,12 +21,6 @@ func reluGradGo[T Float](dx, x, dy []T) {
 	}
 }
 
-func expGo[T Float](y, x []T) {
-	for i, v := range x {
-		y[i] = T(math.Exp(float64(v)))
-	}
-}
-
 // normalCDF is Φ. erfc keeps the relative accuracy of the left tail, which 1+erf would lose.
 func normalCDF(x float64) float64 { return 0.5 * math.Erfc(-x/math.Sqrt2) }
 

@@ -32,13 +32,6 @@ func Max[T Float](x []T) T {
 	return m
 }
 
-// MaxAbs returns the largest absolute value: 0 for no elements, NaN if any element is NaN.
-func MaxAbs[T Float](x []T) T {
-	k, m := table[T](), T(0)
-	each1(func(x []T) { m = max(m, k.maxAbs(x)) }, x)
-	return m
-}
-
 // AllFinite reports whether no element is NaN or infinite. It looks no further than the piece of x that has one.
 func AllFinite[T Float](x []T) bool {
 	k := table[T]()

@@ -4,7 +4,8 @@ import "math"
 
 // ExpSubSum sets y = exp(scale·x - m) and returns the sum of y, accumulated in float64. It is the middle of a softmax whose
 // m is the maximum of scale·x (rows too long for [SoftmaxRow]) or their log-sum-exp (recomputing probabilities). An m of
-// -Inf says that every x is -Inf, and gives zeros.
+// -Inf says that every x is -Inf, and gives zeros. In float32 exp is within 1.2 units in the last place; results below the
+// normal numbers are denormal or 0.
 func ExpSubSum[T Float](y, x []T, scale, m T) T {
 	if math.IsInf(float64(m), -1) {
 		same("ExpSubSum", len(y), len(x))

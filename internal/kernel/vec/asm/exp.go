@@ -65,9 +65,6 @@ const tailScale = 0.27
 func activations() []kernel {
 	twoOf := [2]int{2, 2}
 	return []kernel{
-		{name: "exp", params: "y, x []T", unroll: twoOf, only32: true, body: func(b *body) {
-			b.store("y", b.exp(b.limited(b.load("x")), nil))
-		}},
 		{name: "expSubSum", params: "y, x []T, scale, m T", result: "float64", unroll: twoOf, only32: true,
 			finish: func(f *function) {
 				f.line("VMOVSD X%d, ret+%d(FP)", f.fold("sum", "VADDPD", 64), f.results())

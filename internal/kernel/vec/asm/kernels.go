@@ -16,12 +16,6 @@ func arithmetic() []kernel {
 		{name: "add", params: "dst, a, b []T", unroll: [2]int{4, 4}, body: func(b *body) {
 			b.store("dst", b.add(b.load("a"), b.load("b")))
 		}},
-		{name: "mul", params: "dst, a, b []T", unroll: [2]int{4, 4}, body: func(b *body) {
-			b.store("dst", b.mul(b.load("a"), b.load("b")))
-		}},
-		{name: "axpy", params: "dst, x []T, alpha T", unroll: [2]int{4, 4}, body: func(b *body) {
-			b.store("dst", b.fma(b.load("x"), b.scalar("alpha"), b.load("dst")))
-		}},
 		{name: "scaleTo", params: "dst, x []T, alpha T", unroll: [2]int{4, 4}, body: func(b *body) {
 			b.store("dst", b.mul(b.load("x"), b.scalar("alpha")))
 		}},
