@@ -6,7 +6,7 @@ export RAPID_SEED ?= 1
 export RAPID_NOFAILFILE ?= true
 
 .DEFAULT_GOAL := help
-.PHONY: help run test race nocgo portable lint generate bench bench-gemm
+.PHONY: help run test race nocgo portable lint generate bench bench-gemm bench-comm
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -42,3 +42,6 @@ bench: ## tokens/s and GFLOP/s of a GPT, against Gorgonia's TapeMachine
 
 bench-gemm: ## GFLOP/s of the matrix product
 	$(GO) test ./internal/kernel/gemm -run '^$$' -bench Gemm -benchtime 200ms
+
+bench-comm: ## GB/s of the collectives, against copying
+	$(GO) test ./comm -run '^$$' -bench Local -benchtime 200ms
