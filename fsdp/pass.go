@@ -121,6 +121,9 @@ func (s *Sharded) start(ctx context.Context, kind passKind, batch []Tensor) (*pa
 	if err == nil {
 		c, err = s.compiledFor(kind == passEval, values)
 	}
+	if err == nil {
+		err = s.checkIntegers(c, values)
+	}
 	if s.err != nil {
 		err = s.err
 	}
@@ -165,6 +168,22 @@ func (s *Sharded) batchValues(batch []Tensor) ([]exec.Value, error) {
 		values[i] = v
 	}
 	return values, nil
+}
+
+// checkIntegers finds the tokens and targets that are out of range while the batch can still be refused: in the middle of a
+// pass they would cost the model.
+func (s *Sharded) checkIntegers(c *compiled, batch []exec.Value) error {
+	for i, call := range s.model.Calls {
+		for j, r := range call.In {
+			if c.calls[i].unit == nil || r.Call != program.Batch || batch[r.Out].DType != tensor.Int {
+				continue
+			}
+			if err := c.calls[i].unit.Check(j, exec.Data[int](batch[r.Out].Bytes)); err != nil {
+				return fmt.Errorf("%s: call %s: %w", s.trace.input(r.Out), call.Name, err)
+			}
+		}
+	}
+	return nil
 }
 
 // discard ends a forward that gets no backward. Gathers for the backward may be in flight: their buffers are the group's

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"math"
 	"testing"
 
@@ -14,16 +15,20 @@ import (
 	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/fsdp"
 	"github.com/gofsdp/gofsdp/fsdp/nn"
+	"github.com/gofsdp/gofsdp/internal/exec"
 )
 
 // good is a batch that every tiny GPT takes.
 func good(rank int) []fsdp.Tensor { return tinyBatch(0, rank, 2, 3) }
 
-// badBatches are batches that a tiny GPT refuses before the pass starts, with a part of the message.
-var badBatches = map[string]struct {
+// badBatch is a batch with a part of the message that refuses it.
+type badBatch struct {
 	batch []fsdp.Tensor
 	want  string
-}{
+}
+
+// badBatches are batches of shapes and types that a tiny GPT refuses before the pass starts.
+var badBatches = map[string]badBatch{
 	"none":             {nil, "the batch has 0 tensors, the model takes 2"},
 	"one":              {good(0)[:1], "the batch has 1 tensors, the model takes 2"},
 	"three":            {append(good(0), good(0)[0]), "the batch has 3 tensors, the model takes 2"},
@@ -37,6 +42,20 @@ var badBatches = map[string]struct {
 	"too long":         {tinyBatch(0, 0, 2, tinyContext+1), "call wpe"},
 	"targets differ":   {[]fsdp.Tensor{good(0)[0], tinyBatch(0, 0, 3, 3)[1]}, "call head"},
 	"a transposed one": {[]fsdp.Tensor{transposed(), good(0)[1]}, "batch tensor 0 (tokens)"},
+}
+
+// badTokens are batches of the right shape with contents that a tiny GPT refuses before the pass starts.
+var badTokens = map[string]badBatch{
+	"token too large":  {with(0, 4, tinyVocab), "batch tensor 0 (tokens): call wte: embedding: index 13 at position 4 is outside the table of 13 rows"},
+	"negative token":   {with(0, 0, -1), "index -1 at position 0 is outside the table of 13 rows"},
+	"target too large": {with(1, 5, 99), "batch tensor 1 (targets): call head: cross-entropy(-1): target 99 of row 5 is outside the 13 classes"},
+}
+
+// with returns a good batch with one element of tensor i changed.
+func with(i, at, v int) []fsdp.Tensor {
+	batch := good(0)
+	batch[i].(*tensor.Dense).Ints()[at] = v
+	return batch
 }
 
 func transposed() *tensor.Dense {
@@ -55,7 +74,9 @@ func TestBadBatches(t *testing.T) {
 	for world := 1; world <= 3; world++ {
 		want[world] = train(t, model, world, 2, 1, fsdp.Config{Wrap: blocks, Poison: true})
 	}
-	for name, c := range badBatches {
+	bad := maps.Clone(badBatches)
+	maps.Copy(bad, badTokens)
+	for name, c := range bad {
 		for world := 1; world <= 3; world++ {
 			for _, all := range []bool{true, false} {
 				t.Run(fmt.Sprintf("%s/%d ranks/all %t", name, world, all), func(t *testing.T) {
@@ -96,9 +117,37 @@ func TestPlanRefusesBadBatches(t *testing.T) {
 	}
 }
 
+// fussy passes x on, unless an element is too large: an error that only shows in the middle of a pass.
+type fussy struct{}
+
+func (fussy) Params() []fsdp.Param { return nil }
+
+func (fussy) Build(_ *fsdp.Builder, in ...*gorgonia.Node) (gorgonia.Nodes, error) {
+	op := exec.Op{
+		Name: "fussy", Shape: in[0].Shape().Clone(), Diff: []bool{true},
+		Run64: func(f *exec.Frame) error {
+			for i, v := range exec.Data[float64](f.In[0].Bytes) {
+				if v > 100 {
+					return fmt.Errorf("element %d is %v", i, v)
+				}
+			}
+			copy(f.Out.Bytes, f.In[0].Bytes)
+			return nil
+		},
+		Grad: func(_ gorgonia.Nodes, _, dy *gorgonia.Node) (gorgonia.Nodes, error) { return gorgonia.Nodes{dy}, nil },
+	}
+	y, err := op.Apply(in[0])
+	return gorgonia.Nodes{y}, err
+}
+
 // TestErrorInsideAPass checks that an error that only shows in the middle of a pass, on one rank, reaches all with rank,
 // pass and call, and that the model stays failed.
 func TestErrorInsideAPass(t *testing.T) {
+	picky := model(func(t *fsdp.Tape, in []fsdp.Ref) ([]fsdp.Ref, error) {
+		x := t.Call("l0", &dense{dim: shapeDim}, in[0])
+		x = t.Call("l1", &dense{dim: shapeDim, mem: true}, x, t.Call("fussy", fussy{}, in[0]))
+		return regress(t, in, x), nil
+	})
 	for world := 1; world <= 3; world++ {
 		for name, do := range map[string]func(context.Context, *fsdp.Sharded, []fsdp.Tensor) error{
 			"Forward": func(ctx context.Context, m *fsdp.Sharded, b []fsdp.Tensor) error {
@@ -112,29 +161,28 @@ func TestErrorInsideAPass(t *testing.T) {
 		} {
 			t.Run(fmt.Sprintf("%s/%d ranks", name, world), func(t *testing.T) {
 				for r, err := range errorsOf(t, world, func(ctx context.Context, g comm.Group) error {
-					m := wrap(t, tinyGPT(2), fsdp.Config{Group: g, Wrap: blocks})
-					batch := good(g.Rank())
+					m := wrap(t, picky, fsdp.Config{Group: g, Wrap: fsdp.WrapEach(), Precision: float64s})
+					batch := shapeBatch(g.Rank())
 					if g.Rank() == world-1 {
-						batch[0].(*tensor.Dense).Ints()[4] = 99
+						elements(batch[0])[3] = 1000
 					}
 					err := do(ctx, m, batch)
 					// What fails late on other ranks, because they were done already, fails in the next pass.
 					if err == nil {
-						err = do(ctx, m, good(g.Rank()))
+						err = do(ctx, m, shapeBatch(g.Rank()))
 					}
 					for range 2 {
-						require.ErrorContains(t, do(ctx, m, good(g.Rank())), "index 99 at position 4", "the failure is sticky")
-						require.ErrorContains(t, m.Backward(ctx), "index 99 at position 4")
+						require.ErrorContains(t, do(ctx, m, shapeBatch(g.Rank())), "element 3 is 1000", "the failure is sticky")
+						require.ErrorContains(t, m.Backward(ctx), "element 3 is 1000")
 						_, clip := m.ClipGradNorm(ctx, 1)
-						require.ErrorContains(t, clip, "index 99 at position 4")
+						require.ErrorContains(t, clip, "element 3 is 1000")
 						_, state := m.FullState(ctx)
-						require.ErrorContains(t, state, "index 99 at position 4")
+						require.ErrorContains(t, state, "element 3 is 1000")
 					}
 					return err
 				}) {
-					require.ErrorContains(t, err, "pass 1: forward wte", "rank %d", r)
+					require.ErrorContains(t, err, "pass 1: forward fussy: fussy: element 3 is 1000", "rank %d", r)
 					require.Regexp(t, fmt.Sprintf(`rank %d( of group "world")?: pass 1`, world-1), err.Error(), "rank %d", r)
-					require.ErrorContains(t, err, "index 99 at position 4 is outside the table of 13 rows")
 				}
 			})
 		}

@@ -16,10 +16,10 @@ import (
 // Sharded is one rank's handle of a wrapped model. The methods that take a context are collective: every rank of the group
 // calls the same ones in the same order. It is not safe for concurrent use.
 //
-// Errors that ranks find before a pass starts, such as a batch of the wrong shape or a loss that is NaN, are returned on
-// every rank and leave parameters and gradients as they were. An error in the middle of a pass, such as a token out of range
-// or a context that ends, fails the group: a rank that has finished the pass already gets the error from its next call, and
-// no rank can use the model further.
+// Errors that ranks find before a pass starts, such as a batch of the wrong shape, a token out of range or a loss that is
+// NaN, are returned on every rank and leave parameters and gradients as they were. An error in the middle of a pass, such as
+// a context that ends or an operation of the user's that fails, fails the group: a rank that has finished the pass already
+// gets the error from its next call, and no rank can use the model further.
 type Sharded struct {
 	cfg    Config
 	trace  *trace

@@ -39,6 +39,9 @@ type Op struct {
 	Diff []bool
 	// Ints tells for each input whether it holds integers. The others hold floats of the graph's type. Nil means none.
 	Ints []bool
+	// Check says what is wrong with the integers of an op that has one input of integers, if anything. It lets a batch be
+	// refused before anything runs on it. The kernel checks too.
+	Check func(v []int) error
 
 	View       bool // the result is input 0's memory from element Offset on; Run32 and Run64 are not called
 	Offset     int

@@ -50,6 +50,44 @@ type Unit struct {
 	Saved    int      // bytes kept from forward to backward
 	KeepIn   []bool   // which inputs backward reads
 	KeepOut  []bool   // which outputs backward reads
+
+	checks []inputCheck
+}
+
+// inputCheck is what an operation demands of an input of integers.
+type inputCheck struct {
+	input int
+	op    string
+	check func([]int) error
+}
+
+// Check says what is wrong with the integers of input i, if anything: what the forward would find in the middle of its run.
+func (u *Unit) Check(i int, v []int) error {
+	for _, c := range u.checks {
+		if c.input != i {
+			continue
+		}
+		if err := c.check(v); err != nil {
+			return fmt.Errorf("%s: %w", c.op, err)
+		}
+	}
+	return nil
+}
+
+// inputChecks lists the demands of the operations that read inputs of the module directly.
+func (c *compiler) inputChecks() (checks []inputCheck) {
+	for _, n := range c.forward {
+		op, ok := n.Op().(*Op)
+		if !ok || op.Check == nil {
+			continue
+		}
+		for j, kid := range children(c.g, n) {
+			if i := slices.Index(c.in, kid); i >= 0 && j < len(op.Ints) && op.Ints[j] {
+				checks = append(checks, inputCheck{i, op.Name, op.Check})
+			}
+		}
+	}
+	return checks
 }
 
 // tracing serialises the use of Gorgonia's graph functions: some write package-level constants.
@@ -85,6 +123,7 @@ type compiler struct {
 
 func (c *compiler) compile() (*Unit, error) {
 	c.unit = Unit{DType: c.sig.DType, KeepIn: make([]bool, len(c.in)), KeepOut: make([]bool, len(c.outs))}
+	c.unit.checks = c.inputChecks()
 	for _, o := range c.outs {
 		c.unit.OutShape = append(c.unit.OutShape, o.Shape().Clone())
 	}

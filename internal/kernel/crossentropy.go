@@ -23,10 +23,8 @@ func CrossEntropy[T Float](lse, logits []T, targets []int, n, classes, ignore in
 	check("CrossEntropy", "targets", len(targets), n)
 	check("CrossEntropy", "logits", len(logits), n*classes)
 	check("CrossEntropy", "scratch", len(scratch), CrossEntropyScratch(classes))
-	for i, t := range targets {
-		if t != ignore && (t < 0 || t >= classes) {
-			return 0, 0, fmt.Errorf("target %d of row %d is outside the %d classes", t, i, classes)
-		}
+	if err := CheckTargets(targets, classes, ignore); err != nil {
+		return 0, 0, err
 	}
 	for i, t := range targets {
 		lse[i] = 0
@@ -43,6 +41,16 @@ func CrossEntropy[T Float](lse, logits []T, targets []int, n, classes, ignore in
 		loss /= float64(counted)
 	}
 	return loss, counted, nil
+}
+
+// CheckTargets returns the error that [CrossEntropy] would.
+func CheckTargets(targets []int, classes, ignore int) error {
+	for i, t := range targets {
+		if t != ignore && (t < 0 || t >= classes) {
+			return fmt.Errorf("target %d of row %d is outside the %d classes", t, i, classes)
+		}
+	}
+	return nil
 }
 
 // CrossEntropyGrad is the gradient of [CrossEntropy] with respect to the logits: dlogits[i] = (softmax(logits[i]) -

@@ -11,13 +11,21 @@ import (
 func Embedding[T Float](y, table []T, idx []int, rows, d int) error {
 	check("Embedding", "y", len(y), len(idx)*d)
 	check("Embedding", "table", len(table), rows*d)
+	if err := CheckIndices(idx, rows); err != nil {
+		return err
+	}
+	for i, r := range idx {
+		copy(y[i*d:(i+1)*d], table[r*d:(r+1)*d])
+	}
+	return nil
+}
+
+// CheckIndices returns the error that [Embedding] would for a table of that many rows.
+func CheckIndices(idx []int, rows int) error {
 	for i, r := range idx {
 		if r < 0 || r >= rows {
 			return fmt.Errorf("index %d at position %d is outside the table of %d rows", r, i, rows)
 		}
-	}
-	for i, r := range idx {
-		copy(y[i*d:(i+1)*d], table[r*d:(r+1)*d])
 	}
 	return nil
 }

@@ -22,6 +22,7 @@ func Embedding(table, index *G.Node) (*G.Node, error) {
 	e := table.Shape().Clone()
 	return body{embedding[float32](e), embedding[float64](e)}.apply(exec.Op{
 		Name: "embedding", Shape: append(index.Shape().Clone(), e[1]), Diff: []bool{true, false}, Ints: []bool{false, true},
+		Check: func(v []int) error { return kernel.CheckIndices(v, e[0]) },
 		Grad: func(in G.Nodes, _, dy *G.Node) (G.Nodes, error) {
 			d, err := body{embeddingGrad[float32](e), embeddingGrad[float64](e)}.apply(exec.Op{
 				Name: "embedding grad", Shape: e.Clone(), Ints: []bool{false, true}, Accumulate: true,

@@ -27,7 +27,8 @@ func CrossEntropy(logits, targets *G.Node, ignore int) (*G.Node, error) {
 	c := crossEntropy{n, classes, ignore}
 	packed, err := body{crossEntropyRun[float32](c), crossEntropyRun[float64](c)}.apply(exec.Op{ // [loss | log-sum-exp per row]
 		Name: fmt.Sprintf("cross-entropy(%d)", ignore), Shape: tensor.Shape{1 + n}, Diff: []bool{true, false},
-		Ints: []bool{false, true}, Scratch: kernel.CrossEntropyScratch(classes), Grad: c.grad,
+		Check: func(v []int) error { return kernel.CheckTargets(v, classes, ignore) },
+		Ints:  []bool{false, true}, Scratch: kernel.CrossEntropyScratch(classes), Grad: c.grad,
 	}, logits, targets)
 	if err != nil {
 		return nil, err
