@@ -117,19 +117,20 @@ func (a *agreement) on(ctx context.Context, r request, err error) error {
 	return nil
 }
 
-// tell exchanges the messages of the ranks that failed and joins them.
+// tell exchanges the messages of the ranks that failed and joins those that say more than this rank's own.
 func (a *agreement) tell(ctx context.Context, err error) error {
 	var message string
 	if err != nil {
 		message = err.Error()
+		message = message[:min(len(message), messageSize)]
 	}
-	all, gerr := gatherText(ctx, a.group, message[:min(len(message), messageSize)])
+	all, gerr := gatherText(ctx, a.group, message)
 	if gerr != nil {
 		return &exchangeError{errors.Join(err, gerr)}
 	}
 	errs := []error{err}
 	for r, m := range all {
-		if a.recv[words*r+wordFailed] != 0 && r != a.group.Rank() {
+		if a.recv[words*r+wordFailed] != 0 && r != a.group.Rank() && (err == nil || m != message) {
 			errs = append(errs, &PeerError{r, m})
 		}
 	}

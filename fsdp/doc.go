@@ -33,14 +33,16 @@
 // The order of everything is decided by Wrap, not discovered while running: [Sharded.Plan] shows the schedule, the memory and
 // the traffic of a pass before it runs, and the ranks compare their schedules before the first collective. The knobs of the
 // schedule (prefetch, wrapping, checkpointing) do not change one bit of the result, with one exception: the norm of
-// [Sharded.ClipGradNorm] is summed in the order of the layout, so wrapping changes its last bits.
+// [Sharded.ClipGradNorm] is summed in the order of the layout, so wrapping changes its last bits, and those of the gradients
+// that it scales.
 //
 // # What always holds
 //
 //   - At most Prefetch+1 groups besides the root are whole at any time, if no call needs more than one.
-//   - Same seed, same number of ranks: same bits. Parameters start out the same at every number of ranks.
+//   - Same seed, same number of ranks, same instruction set: same bits. Parameters start out the same at every number of ranks.
 //   - The peak of the counted memory is the planned one. Counted are parameters, gradients, activations and scratch; not
-//     counted are the optimizer's state, batches, and the packing buffers of matrix products, about 1 MiB a rank.
+//     counted are the optimizer's state, batches and results, constants, what stock Gorgonia operations allocate while they
+//     run, and the packing buffers of matrix products, about 1 MiB a rank.
 //   - Methods of [Sharded] that take a context are collective. Before a pass the ranks agree to run it: if one cannot, because
 //     its batch has the wrong shape or its loss is NaN, all return an error that says which rank and why, and parameters and
 //     gradients are as they were. An error in the middle of a pass fails the group on every rank. Nothing hangs.

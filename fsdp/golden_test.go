@@ -245,7 +245,7 @@ func requireStats(t *testing.T, want map[string][2]float64, got map[string]*tens
 
 var families = []string{"gpt_untied_erf", "gpt_tied_erf", "gpt_untied_tanh", "gpt_nobias_erf"}
 
-// TestGoldenGradients compares loss and every gradient with PyTorch, at several world sizes.
+// TestGoldenGradients compares loss, and norm and sum of every gradient, with PyTorch, at several world sizes.
 func TestGoldenGradients(t *testing.T) {
 	for _, family := range families {
 		for _, prec := range precisions {

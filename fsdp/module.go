@@ -14,8 +14,8 @@ import (
 type Tensor = tensor.Tensor
 
 // A Module is a pure builder over Gorgonia nodes: it has parameters and says what it computes, but holds no values. It must
-// not change once it is part of a wrapped model. Modules that are deeply equal share one compiled program, so make them
-// plain structs of numbers and strings, and pass them as pointers.
+// not change once it is part of a wrapped model. Modules that are deeply equal and hold no pointers share one compiled
+// program, so make them plain structs of numbers and strings, and pass them as pointers.
 type Module interface {
 	// Params lists the parameters. Their order defines the flat layout. Names are local to the module.
 	Params() []Param

@@ -51,20 +51,30 @@ func (s *Sharded) Forward(ctx context.Context, batch ...Tensor) (loss float64, e
 type BackwardOption func(*pass)
 
 // Scale multiplies the loss by c before it is differentiated. With k forwards and backwards per step, Scale(1/k) averages
-// their gradients; a rank that holds r of n rows of a batch over w ranks gets the gradient of the mean over all rows by
-// Scale(w*r/n).
+// their gradients; a rank that holds r of n rows of a batch over w ranks, at least one, gets the gradient of the mean over
+// all rows by Scale(w*r/n). Both together are Scale(w*r/n/k); a second Scale replaces the first.
 func Scale(c float64) BackwardOption { return func(p *pass) { p.scale = c } }
 
 // Backward runs the backward pass of the last Forward. It leaves the mean over the ranks of the gradients, added to what
 // was there, in the shards that each rank owns. It fails on every rank if the loss of any is not finite, and then changes
-// no gradient.
+// no gradient. After an error the Forward is gone: the next call is another Forward.
 func (s *Sharded) Backward(ctx context.Context, opts ...BackwardOption) error {
 	p := s.pass
 	err := s.err
+	if p != nil {
+		p.scale = 1
+		for _, o := range opts {
+			if o != nil {
+				o(p)
+			}
+		}
+	}
 	switch {
 	case err != nil:
 	case p == nil:
 		err = errors.New("Backward without a Forward before it")
+	case math.IsNaN(p.scale) || math.IsInf(p.scale, 0):
+		err = fmt.Errorf("Scale is %v", p.scale)
 	case math.IsNaN(p.lost) || math.IsInf(p.lost, 0):
 		err = fmt.Errorf("the loss of pass %d is %v", p.number, p.lost)
 	}
@@ -72,12 +82,6 @@ func (s *Sharded) Backward(ctx context.Context, opts ...BackwardOption) error {
 		return errors.Join(err, s.discard(ctx))
 	}
 	s.pass = nil
-	p.scale = 1
-	for _, o := range opts {
-		if o != nil {
-			o(p)
-		}
-	}
 	if err := s.run(ctx, p, p.plan.Turn, len(p.plan.Steps)); err != nil {
 		return err
 	}
@@ -86,7 +90,8 @@ func (s *Sharded) Backward(ctx context.Context, opts ...BackwardOption) error {
 }
 
 // Eval runs the forward pass in evaluation mode, without dropout, and returns the results of the model. They belong to the
-// caller.
+// caller; a result that is one number comes as a tensor of shape (1). The batch is that of Forward, targets included: where
+// only predictions are wanted, any valid targets will do, such as nn.IgnoreTarget.
 func (s *Sharded) Eval(ctx context.Context, batch ...Tensor) ([]Tensor, error) {
 	p, err := s.start(ctx, passEval, batch)
 	if err != nil {
@@ -130,16 +135,17 @@ func (s *Sharded) start(ctx context.Context, kind passKind, batch []Tensor) (*pa
 	if err := s.agree(ctx, kind, 0, err); err != nil {
 		return nil, err
 	}
+	s.passes++
 	return &pass{compiled: c, batch: values, blocks: make([]*arena.Block, len(c.plan.Buffers)), number: s.passes}, nil
 }
 
-// agree counts a pass and agrees with the other ranks to run it.
+// agree agrees with the other ranks to run a collective method.
 func (s *Sharded) agree(ctx context.Context, kind passKind, argument float64, err error) error {
-	s.passes++
+	s.requests++
 	if err == nil {
 		err = context.Cause(ctx)
 	}
-	err = s.agreement.on(ctx, request{kind, s.passes, argument}, err)
+	err = s.agreement.on(ctx, request{kind, s.requests, argument}, err)
 	var lost *exchangeError
 	switch {
 	case err == nil:

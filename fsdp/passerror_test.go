@@ -38,6 +38,7 @@ var badBatches = map[string]badBatch{
 	"other float":      {[]fsdp.Tensor{floats(1, 2, 3), good(0)[1]}, "batch tensor 0 (tokens) is float64: the model computes in float32"},
 	"bytes":            {[]fsdp.Tensor{tensor.New(tensor.WithShape(2, 3), tensor.Of(tensor.Byte)), good(0)[1]}, "batch tensor 0 (tokens): element type uint8"},
 	"flat":             {[]fsdp.Tensor{tensor.New(tensor.WithShape(6), tensor.Of(tensor.Int)), good(0)[1]}, "call wpe"},
+	"empty":            {[]fsdp.Tensor{tensor.New(tensor.WithShape(0, 3), tensor.Of(tensor.Int)), good(0)[1]}, "batch tensor 0 (tokens): tensor of shape (0, 3) is empty"},
 	"scalar":           {[]fsdp.Tensor{tensor.New(tensor.FromScalar(3)), good(0)[1]}, "call wpe"},
 	"too long":         {tinyBatch(0, 0, 2, tinyContext+1), "call wpe"},
 	"targets differ":   {[]fsdp.Tensor{good(0)[0], tinyBatch(0, 0, 3, 3)[1]}, "call head"},
@@ -360,6 +361,43 @@ func TestClipLimit(t *testing.T) {
 			require.NoError(t, err)
 		})
 	}
+}
+
+// TestScaleMustBeANumber: a scale that is not would spoil gradients that were accumulated before.
+func TestScaleMustBeANumber(t *testing.T) {
+	for _, c := range []float64{math.NaN(), math.Inf(1)} {
+		onRanks(t, 2, func(ctx context.Context, g comm.Group) {
+			m := wrap(t, tinyGPT(1), fsdp.Config{Group: g})
+			forwardBackward(t, ctx, m, good(g.Rank()))
+			want := gradBits(t, ctx, m)
+			_, err := m.Forward(ctx, good(g.Rank())...)
+			require.NoError(t, err)
+			scale := 1.0
+			if g.Rank() == 1 {
+				scale = c
+			}
+			require.ErrorContains(t, m.Backward(ctx, nil, fsdp.Scale(scale)), "Scale is ")
+			requireSameBits(t, want, gradBits(t, ctx, m))
+		})
+	}
+}
+
+// TestPassesAreCounted: passes are numbered from 1, whatever else is called between them.
+func TestPassesAreCounted(t *testing.T) {
+	var passes []int
+	m := wrap(t, tinyGPT(1), fsdp.Config{Trace: func(e fsdp.Event) {
+		if e.Kind == "gather" && e.Group == "root" {
+			passes = append(passes, e.Pass)
+		}
+	}})
+	for range 2 {
+		forwardBackward(t, t.Context(), m, good(0))
+		_, err := m.ClipGradNorm(t.Context(), 1)
+		require.NoError(t, err)
+		_, err = m.Eval(t.Context(), good(0)...)
+		require.NoError(t, err)
+	}
+	require.Equal(t, []int{1, 2, 3, 4}, passes)
 }
 
 // TestClipLimitsDiffer checks that ranks must mean the same limit.

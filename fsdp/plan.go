@@ -12,10 +12,10 @@ import (
 type Plan struct {
 	Params     int         // elements of the whole model
 	Ranks      int         // that share them
-	Groups     []GroupPlan // the root group first
+	Groups     []GroupPlan // the root group first, if it has parameters
 	ShardBytes int         // this rank's parameters and gradients, padding included
-	PassBytes  int         // most bytes of gathered parameters, gradients and activations at once
-	Traffic    int         // bytes that one rank sends in a pass
+	PassBytes  int         // most bytes of gathered parameters, gradients, activations and scratch at once
+	Traffic    int         // bytes of parameters and gradients that one rank sends in a pass
 	Schedule   []string    // the operations of a pass
 }
 

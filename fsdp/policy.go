@@ -7,7 +7,8 @@ import (
 
 // A Policy selects calls of a model. As Config.Wrap it groups parameters: the calls that it gives the same name form a
 // unit, whose parameters are gathered, freed and reduced together; those that it gives the name "" go to the root group,
-// which is gathered first and stays until the pass is over. As Config.Checkpoint every call with a name is selected.
+// which is gathered first and stays until the pass is over. As Config.Checkpoint or Config.Keep it
+// selects the calls that it gives a name.
 //
 // It returns a name for each call, in order. It must be a pure function: every rank applies it.
 type Policy func(calls []CallInfo) []string

@@ -19,7 +19,8 @@ import (
 // Errors that ranks find before a pass starts, such as a batch of the wrong shape, a token out of range or a loss that is
 // NaN, are returned on every rank and leave parameters and gradients as they were. An error in the middle of a pass, such as
 // a context that ends or an operation of the user's that fails, fails the group: a rank that has finished the pass already
-// gets the error from its next call, and no rank can use the model further.
+// gets the error from its next call, and no rank can use the model further. So may a context that has ended before a pass: a
+// rank that gives up waiting for the others cannot know what they make of it.
 type Sharded struct {
 	cfg    Config
 	trace  *trace
@@ -36,7 +37,8 @@ type Sharded struct {
 
 	compiled []*compiled // by batch shape, the last used first
 	pass     *pass       // forward done, backward to come
-	passes   int         // passes so far, those that ranks could not agree on included: numbers them
+	requests int         // collective calls so far, those that ranks could not agree on included
+	passes   int         // passes so far: numbers them
 	forwards int         // training passes begun so far: keys dropout
 	err      error       // first failure in the middle of a pass
 }

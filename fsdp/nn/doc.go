@@ -1,5 +1,5 @@
 // Package nn has the building blocks of transformers as modules for package fsdp: Linear, Embedding, Positions, LayerNorm,
-// RMSNorm, Attention, MLP, Dropout, Block, Head, and GPT, a model made of them.
+// RMSNorm, Attention, MLP, Dropout, Block, Head, CrossEntropy, and GPT, a model made of them.
 //
 // Each is a plain struct whose fields are its hyper-parameters. It has no weights: fsdp holds those, sharded. Use modules as
 // pointers. Sizes are not inferred from the batch, and a mistake is reported with the shapes when the model is wrapped or
@@ -9,6 +9,8 @@
 // stores them, so y = x·wᵀ + b. Matrix weights start normal with mean 0 and standard deviation Std (0.02 if zero), biases
 // at zero, norm gains at one (GPT-2, Radford et al., 2019).
 //
-// The operations are fused kernels with hand-written gradients. Gorgonia's operations, but for a few that are known to be
-// wrong and are refused, can stand beside them in a module of one's own: see the example of the package.
+// The operations are fused kernels with hand-written gradients. Gorgonia's operations can stand beside them in a module of
+// one's own: see the example of the package. Those known to be wrong are refused, with the reason: SoftMax, Dropout and
+// random nodes, BatchNorm, GroupNorm, pooling, CTC loss, ByIndices, Sparsemax, YOLO, outer products, InverseSqrt, Log2, some
+// convolutions.
 package nn

@@ -171,13 +171,30 @@ func (m *Block) Build(b *fsdp.Builder, in ...*gorgonia.Node) (gorgonia.Nodes, er
 		residual(part(b, "ln2", m.norm()), own(m.mlp()))))
 }
 
-// Head maps x [B, T, Dim] to logits over Classes and, given targets, ints [B, T], to the loss: the mean cross-entropy in nats
-// over the targets that are not IgnoreTarget. Its outputs are the loss, shape [1], and the logits, [B, T, Classes]. Parameter:
-// weight [Classes, Dim], without a bias, its own or tied to the parameter that Tied names.
+// IgnoreTarget is the target that does not count in a loss.
+const IgnoreTarget = -1
+
+// CrossEntropy maps logits [..., Classes] and targets, ints [...], to the mean cross-entropy in nats over the targets that are
+// not IgnoreTarget: shape [1]. It has no parameters.
+type CrossEntropy struct{}
+
+// Params implements fsdp.Module.
+func (m *CrossEntropy) Params() []fsdp.Param { return nil }
+
+// Build implements fsdp.Module.
+func (m *CrossEntropy) Build(_ *fsdp.Builder, in ...*gorgonia.Node) (gorgonia.Nodes, error) {
+	if err := arguments(in, 2); err != nil {
+		return nil, err
+	}
+	return one(ops.CrossEntropy(in[0], in[1], IgnoreTarget))
+}
+
+// Head maps x [..., Dim] and targets, ints [...], to the loss, as CrossEntropy does, and the logits: its outputs are of shape
+// [1] and [..., Classes]. Parameter: weight [Classes, Dim], without a bias, its own or tied to the parameter that Tied names.
 type Head struct {
 	Dim, Classes int
-	Tied         string // full name of an embedding's weight, or "" for a weight of its own
-	Std          float64
+	Tied         string  // full name of an embedding's weight, or "" for a weight of its own
+	Std          float64 // of the initial weights; 0 means 0.02
 }
 
 // Params implements fsdp.Module.
@@ -219,9 +236,6 @@ type GPT struct {
 	Tied               bool // the head uses the token embedding's weight
 	Dropout            float64
 }
-
-// IgnoreTarget is the target that does not count in the loss.
-const IgnoreTarget = -1
 
 // Inputs names the tensors of a batch.
 func (m *GPT) Inputs() []string { return []string{"tokens", "targets"} }

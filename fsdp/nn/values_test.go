@@ -115,6 +115,17 @@ func TestHead(t *testing.T) {
 	require.Equal(t, eval(t, linear, x), eval(t, logits, x, ints([]int{1, 3}, 0, 0, 0)))
 }
 
+// TestCrossEntropy is the loss of a head without its linear layer.
+func TestCrossEntropy(t *testing.T) {
+	s := wrap(t, model(func(t *fsdp.Tape, in []fsdp.Ref) fsdp.Ref {
+		return t.Call("loss", &nn.CrossEntropy{}, t.Call("m", &nn.Linear{In: 2, Out: 3}, in[0]), in[1])
+	}))
+	set(s, "m.weight", make([]float64, 6)...)
+	set(s, "m.bias", math.Log(1), math.Log(2), math.Log(5))
+	got := eval(t, s, floats(1, 3, 2), ints([]int{1, 3}, 2, nn.IgnoreTarget, 0))
+	require.InDeltaSlice(t, []float64{-(math.Log(5./8) + math.Log(1./8)) / 2}, got, 1e-12)
+}
+
 // spread returns mean and standard deviation.
 func spread(v []float64) (mean, std float64) {
 	for _, x := range v {

@@ -10,5 +10,5 @@
 //	      fsdp/nn
 //	high  commands and examples
 //
-// An import goes down this list, or from one leaf package to another: never up.
+// Packages that do not exist yet have their place already. An import goes down this list, or from one leaf package to another: never up.
 package arch

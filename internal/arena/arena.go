@@ -1,8 +1,8 @@
 // Package arena hands out the large buffers of one rank and counts every byte of them.
 //
 // Parameters, gradients and activations of a training step live for a known stretch of a known schedule, so the same
-// few buffers can serve every step. An Arena keeps freed blocks and gives them out again: after the first step it asks
-// the runtime for nothing. It counts what is live by Class and remembers the peak, so that a test can hold the counted
+// few buffers can serve every step. An Arena keeps freed blocks and gives them out again: once the steps repeat it asks
+// the runtime for little or nothing. It counts what is live by Class and remembers the peak, so that a test can hold the counted
 // peak against the one that was planned.
 //
 //	a := arena.New()

@@ -28,7 +28,8 @@ type cached struct {
 // Unit returns the unit of spec for sig, compiling it if there is none yet. module is the value that spec describes: units
 // are shared by modules that are deeply equal and print alike. A module whose own fields were changed after its unit was
 // compiled prints differently, so it gets another; a change behind a pointer among its fields goes unnoticed. Modules that
-// hold functions or pointers are shared only with themselves.
+// hold pointers are shared where the pointers are the same; one that holds a function is shared with itself only, and only
+// if it is passed as a pointer.
 func (c *Cache) Unit(module any, spec *Spec, sig *Signature) (*Unit, error) {
 	key := fmt.Sprintf("%T %#v %s", module, module, sig.key())
 	c.mu.Lock()

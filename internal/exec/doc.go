@@ -17,6 +17,7 @@
 //	Saved     the forward program               from forward to backward
 //	Work      the program                       while it runs; offsets shared by values that never live together
 //	Const     the compiler                      as long as the program
+//	Host      stock operations on sizes         while it runs, on the Go heap
 //
 // Running allocates nothing, except for stock Gorgonia operations, which run through their own Do and are copied into
 // place: they work everywhere, slowly. Operations of type *Op are fused kernels that write straight into the place

@@ -9,7 +9,7 @@ import (
 
 // denied lists the types of stock operations that give wrong results, with the reason.
 var denied = map[string]string{
-	"gorgonia.softmaxOp":   "it is numerically wrong when a row lies far below the tensor's first element, and SoftMax and LogSoftMax collide: use the fused attention or cross-entropy",
+	"gorgonia.softmaxOp":   "it is numerically wrong when a row lies far below the tensor's first element, and SoftMax and LogSoftMax collide: use nn.Attention, nn.CrossEntropy or nn.Head, or Exp, Sum and a broadcast division",
 	"gorgonia.dropoutOp":   "it draws from a global generator, so recomputation and ranks disagree: use nn.Dropout",
 	"gorgonia.randomOp":    "it draws from a global generator, so recomputation and ranks disagree: use nn.Dropout, or pass random numbers as an input",
 	"gorgonia.BatchNormOp": statefulOp,

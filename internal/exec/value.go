@@ -48,6 +48,9 @@ func FromTensor(t tensor.Tensor) (Value, error) {
 	if !ok || d == nil {
 		return Value{}, fmt.Errorf("want a dense tensor, got %T", t)
 	}
+	if Numel(d.Shape()) == 0 {
+		return Value{}, fmt.Errorf("tensor of shape %v is empty", d.Shape())
+	}
 	if d.RequiresIterator() || d.DataOrder().IsColMajor() {
 		return Value{}, fmt.Errorf("tensor of shape %v is a view or column-major: clone it into row-major order first", d.Shape())
 	}
