@@ -53,6 +53,7 @@ func TestKnobsDoNotChangeBits(t *testing.T) {
 		"poison":            func(c *fsdp.Config) { c.Poison = true },
 		"checkpoint blocks": func(c *fsdp.Config) { c.Checkpoint = blocks },
 		"checkpoint all":    func(c *fsdp.Config) { c.Checkpoint = fsdp.WrapEach() },
+		"keep all":          func(c *fsdp.Config) { c.Keep = fsdp.WrapEach() },
 		"traced":            func(c *fsdp.Config) { c.Trace = func(fsdp.Event) {} },
 	}
 	for world := 1; world <= 3; world++ {

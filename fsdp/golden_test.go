@@ -239,7 +239,7 @@ func requireStats(t *testing.T, want map[string][2]float64, got map[string]*tens
 		}
 		l2, sum := stats(got[name])
 		require.InDelta(t, w[0], l2, tol*(1+w[0]), "l2 of %s", name)
-		require.InDelta(t, w[1], sum, 10*tol*(1+w[0]), "sum of %s", name)
+		require.InDelta(t, w[1], sum, tol*(1+w[0]), "sum of %s", name)
 	}
 }
 

@@ -31,6 +31,46 @@ func TestGELUDefinition(t *testing.T) {
 	})
 }
 
+// TestAdamFromZero makes the first steps of a training, where both moments begin at zero and some gradients are zero: that
+// is where the denominator is smallest. The tolerances are a few roundings of the parameter for each step.
+func TestAdamFromZero(t *testing.T) {
+	eachISA(t, func(t *testing.T) {
+		rapid.Check(t, func(t *rapid.T) {
+			s := convert[float64](drawSlices(t, 2, moderate))
+			n := len(s[0])
+			want, g := s[0], s[1]
+			for i := range g {
+				if i%5 == 0 {
+					g[i] = 0
+				}
+				want[i], g[i] = float64(float32(want[i])), float64(float32(g[i]))
+			}
+			p64, m64, v64 := append([]float64{}, want...), make([]float64, n), make([]float64, n)
+			p32, g32, m32, v32 := make([]float32, n), make([]float32, n), make([]float32, n), make([]float32, n)
+			for i := range g {
+				p32[i], g32[i] = float32(want[i]), float32(g[i])
+			}
+			m, v := make([]float64, n), make([]float64, n)
+			const lr, b1, b2, eps, wd = 3e-3, 0.9, 0.95, 1e-8, 0.1
+			for step := 1.; step <= 5; step++ {
+				bc1, bc2 := 1-math.Pow(b1, step), math.Sqrt(1-math.Pow(b2, step))
+				for i := range want {
+					m[i], v[i] = b1*m[i]+(1-b1)*g[i], b2*v[i]+(1-b2)*g[i]*g[i]
+					want[i] = want[i]*(1-lr*wd) - lr/bc1*m[i]/(math.Sqrt(v[i])/bc2+eps)
+				}
+				h := AdamHyper{LR: lr, Beta1: b1, Beta2: b2, Eps: eps, WeightDecay: wd, GradScale: 1, Decoupled: true,
+					BiasCorrection1: bc1, BiasCorrection2Sqrt: bc2}
+				Adam(p64, g, m64, v64, h)
+				Adam(p32, g32, m32, v32, h)
+				for i := range want {
+					require.InDelta(t, want[i], p64[i], 1e-15*step*(1+math.Abs(want[i])))
+					require.InDelta(t, want[i], float64(p32[i]), 0x1p-23*step*(1+math.Abs(want[i])))
+				}
+			}
+		})
+	})
+}
+
 // TestOptimizersDefinition: float64 steps follow the formulas of torch.optim to rounding.
 func TestOptimizersDefinition(t *testing.T) {
 	eachISA(t, func(t *testing.T) {
