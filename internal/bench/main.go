@@ -3,6 +3,9 @@
 //
 //	go run ./internal/bench [-size tiny,small] [-rounds 3] [-seconds 4] [-tape=false]
 //
+// The machine's model differs in its GELU, the tanh form, and its update, Gorgonia's Adam with element-wise clipping; its
+// products are gonum's.
+//
 // A step is forward, backward, clipping and AdamW in float32 on a batch that is the same for all; two ranks share it.
 // Tokens per second count the whole batch. GFLOP/s count 6N + 12·L·d·T floating point operations per token, N without the
 // embedding tables, and nothing for recomputation. Machines are noisy: look at the ratios.
