@@ -43,5 +43,5 @@ bench: ## tokens/s and GFLOP/s of a GPT, against Gorgonia's TapeMachine
 bench-gemm: ## GFLOP/s of the matrix product
 	$(GO) test ./internal/kernel/gemm -run '^$$' -bench Gemm -benchtime 200ms
 
-bench-comm: ## GB/s of the collectives, against copying
-	$(GO) test ./comm -run '^$$' -bench Local -benchtime 200ms
+bench-comm: ## GB/s of the collectives, beside Gloo, Open MPI, MPICH and memcpy
+	$(GO) run ./comm/bench

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"reflect"
 	"unsafe"
+
+	"github.com/gofsdp/gofsdp/internal/half"
 )
 
 // DType is the element type of a [Buffer]. The zero value is no type.
@@ -15,14 +17,36 @@ const (
 	Float64
 	Int32
 	Int64
-	Uint8 // bytes
+	Uint8    // bytes
+	BFloat16 // of Go type [BF16]
+	Float16  // of Go type [F16]
 )
+
+// BF16 is a bfloat16: the upper half of a float32. F16 is a binary16 of IEEE
+// 754. Both are types to store and to move, as bits; their method Float32 gives
+// the value, and [Widen] and [Narrow] convert slices. Reductions calculate in
+// float32 and round once.
+type (
+	BF16 = half.BFloat16
+	F16  = half.Float16
+)
+
+// Widen sets elements of dst to the values of those of src, exactly. Like copy
+// it converts as many as both have, and returns how many.
+func Widen[T BF16 | F16](dst []float32, src []T) int { return half.Widen(dst, src) }
+
+// Narrow rounds elements of src to those of dst: to nearest, ties to even. Like
+// copy it converts as many as both have, and returns how many.
+func Narrow[T BF16 | F16](dst []T, src []float32) int { return half.Narrow(dst, src) }
 
 // dtypes holds what the methods of DType answer; row 0 is the invalid type.
 var dtypes = [...]struct {
 	name string
 	size int
-}{{"invalid", 0}, {"float32", 4}, {"float64", 8}, {"int32", 4}, {"int64", 8}, {"uint8", 1}}
+}{
+	{"invalid", 0}, {"float32", 4}, {"float64", 8}, {"int32", 4}, {"int64", 8}, {"uint8", 1},
+	{"bfloat16", 2}, {"float16", 2},
+}
 
 // Size returns the bytes of one element, 0 if d is no type.
 func (d DType) Size() int {
@@ -32,7 +56,7 @@ func (d DType) Size() int {
 	return dtypes[d].size
 }
 
-// String returns the name of the Go type.
+// String returns the name of the type in lower case.
 func (d DType) String() string {
 	if !d.valid() {
 		return fmt.Sprintf("DType(%d)", uint8(d))
@@ -40,11 +64,17 @@ func (d DType) String() string {
 	return dtypes[d].name
 }
 
-func (d DType) valid() bool { return d >= Float32 && d <= Uint8 }
-func (d DType) float() bool { return d == Float32 || d == Float64 }
+func (d DType) valid() bool { return d >= Float32 && d <= Float16 }
+
+func (d DType) float() bool {
+	return d == Float32 || d == Float64 || d == BFloat16 || d == Float16
+}
 
 // Elem are the Go types a [Buffer] can hold.
-type Elem interface {
+type Elem interface{ number | BF16 | F16 }
+
+// number are those with Go's own arithmetic.
+type number interface {
 	~float32 | ~float64 | ~int32 | ~int64 | ~uint8
 }
 
@@ -73,9 +103,13 @@ func dtypeOf[T Elem]() DType {
 		return Int32
 	case reflect.Int64:
 		return Int64
-	default:
+	case reflect.Uint8:
 		return Uint8
 	}
+	if reflect.TypeFor[T]() == reflect.TypeFor[BF16]() {
+		return BFloat16
+	}
+	return Float16
 }
 
 // Named returns b with a label, the name of what the memory holds ("h.3"). It

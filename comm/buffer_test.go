@@ -21,6 +21,8 @@ func TestBufferTypes(t *testing.T) {
 		{Of([]int64{1}), Int64, 8, "int64[1]"},
 		{Of([]byte("abc")).Named("text"), Uint8, 1, `uint8[3] "text"`},
 		{Of([]celsius{20}), Float32, 4, "float32[1]"},
+		{Of([]BF16{1, 2, 3}), BFloat16, 2, "bfloat16[3]"},
+		{Of([]F16{1}), Float16, 2, "float16[1]"},
 		{Buffer{}, 0, 0, "DType(0)[0]"},
 	} {
 		require.Equal(t, c.dtype, c.b.DType())
@@ -54,4 +56,20 @@ func TestOverlap(t *testing.T) {
 	require.True(t, overlap(b.Slice(0, 4), b.Slice(3, 5)))
 	require.False(t, overlap(b.Slice(0, 4), b.Slice(4, 8)))
 	require.False(t, overlap(b, b.Slice(3, 3)))
+}
+
+// The two 16-bit types differ only by name: neither passes for the other.
+func TestHalfTypes(t *testing.T) {
+	b, f := []BF16{0}, []F16{0}
+	_, err := Slice[F16](Of(b))
+	require.EqualError(t, err, "comm: buffer bfloat16[1] does not hold float16")
+	_, err = Slice[BF16](Of(f))
+	require.EqualError(t, err, "comm: buffer float16[1] does not hold bfloat16")
+
+	require.Equal(t, 1, Narrow(b, []float32{1.003, 7}))
+	require.Equal(t, 1, Narrow(f, []float32{1.003, 7}))
+	require.Equal(t, "1 1.0029297", b[0].String()+" "+f[0].String())
+	wide := make([]float32, 3)
+	require.Equal(t, 1, Widen(wide, f))
+	require.Equal(t, []float32{1.0029297, 0, 0}, wide)
 }

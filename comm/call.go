@@ -6,83 +6,76 @@ import (
 	"slices"
 )
 
-// kind is the sort of a collective.
-type kind uint8
+// Kind is the sort of a collective.
+type Kind uint8
 
+// The collectives. KindSplit is an all-gather of (color, key).
 const (
-	allGather kind = iota
-	reduceScatter
-	allReduce
-	broadcast
-	barrier
-	split // an all-gather of (color, key)
+	KindAllGather Kind = iota
+	KindReduceScatter
+	KindAllReduce
+	KindBroadcast
+	KindBarrier
+	KindSplit
 )
 
 var kindNames = [...]string{"all-gather", "reduce-scatter", "all-reduce", "broadcast", "barrier", "split"}
 
-func (k kind) String() string { return kindNames[k] }
-
-// call is what one rank asks for: the arguments of a collective. Where a
-// collective has one buffer, dst and src are both that buffer.
-type call struct {
-	kind     kind
-	op       Op
-	root     int
-	dst, src Buffer
+// String returns the name with a hyphen, as in errors.
+func (k Kind) String() string {
+	if int(k) >= len(kindNames) {
+		return fmt.Sprintf("Kind(%d)", uint8(k))
+	}
+	return kindNames[k]
 }
 
-func (c *call) reduces() bool { return c.kind == reduceScatter || c.kind == allReduce }
+// Call is what one rank asks for: a collective and its arguments. Where a
+// collective has one buffer, Dst and Src are both that buffer.
+type Call struct {
+	Kind     Kind
+	Op       Op
+	Root     int
+	Dst, Src Buffer
+}
 
-// full returns the larger buffer, the whole tensor.
-func (c *call) full() Buffer {
-	b := c.dst
-	if c.kind == reduceScatter {
-		b = c.src
+// Reduces reports whether the call combines elements of several ranks.
+func (c *Call) Reduces() bool { return c.Kind == KindReduceScatter || c.Kind == KindAllReduce }
+
+// Full returns the larger buffer, the whole tensor, with the label of the call.
+func (c *Call) Full() Buffer {
+	b := c.Dst
+	if c.Kind == KindReduceScatter {
+		b = c.Src
 	}
-	b.label = c.label()
+	b.label = c.Label()
 	return b
 }
 
-func (c *call) label() string { return cmp.Or(c.dst.label, c.src.label) }
+// Label returns the label of Dst or else of Src.
+func (c *Call) Label() string { return cmp.Or(c.Dst.label, c.Src.label) }
 
 // matches reports whether two ranks' calls are the same collective.
-func (c *call) matches(o *call) bool {
-	a, b := c.full(), o.full()
-	return c.kind == o.kind && c.op == o.op && c.root == o.root &&
+func (c *Call) matches(o *Call) bool {
+	a, b := c.Full(), o.Full()
+	return c.Kind == o.Kind && c.Op == o.Op && c.Root == o.Root &&
 		a.dtype == b.dtype && a.len == b.len && a.label == b.label
 }
 
 // String describes c as in errors: reduce-scatter float32[512] sum "h.3", with
 // the length of the full tensor.
-func (c *call) String() string {
-	if c.kind == barrier || c.kind == split {
-		return c.kind.String()
-	}
-	b := c.full()
-	s := fmt.Sprintf("%v %v[%d]", c.kind, b.dtype, b.len)
-	switch {
-	case c.reduces():
-		s += " " + c.op.String()
-	case c.kind == broadcast:
-		s += fmt.Sprintf(" from %d", c.root)
-	}
-	if b.label != "" {
-		s += fmt.Sprintf(" %q", b.label)
-	}
-	return s
-}
+func (c *Call) String() string { return c.Signature().String() }
 
 // numbered names c within its group: all-gather #12 "h.3".
-func (c *call) numbered(seq uint64) string {
-	s := fmt.Sprintf("%v #%d", c.kind, seq)
-	if l := c.label(); l != "" {
+func (c *Call) numbered(seq uint64) string {
+	s := fmt.Sprintf("%v #%d", c.Kind, seq)
+	if l := c.Label(); l != "" {
 		s += fmt.Sprintf(" %q", l)
 	}
 	return s
 }
 
 // check validates the call of one rank out of n. The error wraps ErrInvalid.
-func (c *call) check(rank, n int) error {
+func (c *Call) check(rank, n int) error {
 	if reason := c.fault(rank, n); reason != "" {
 		return fmt.Errorf("%w: %s: %s", ErrInvalid, c.String(), reason)
 	}
@@ -90,29 +83,29 @@ func (c *call) check(rank, n int) error {
 }
 
 // fault says what is wrong with c, "" if nothing.
-func (c *call) fault(rank, n int) string {
-	if c.kind == barrier {
+func (c *Call) fault(rank, n int) string {
+	if c.Kind == KindBarrier {
 		return ""
 	}
 	switch {
-	case !c.dst.dtype.valid() || !c.src.dtype.valid():
+	case !c.Dst.dtype.valid() || !c.Src.dtype.valid():
 		return "a buffer has no element type (zero Buffer, or Slice out of range)"
-	case c.dst.dtype != c.src.dtype:
-		return fmt.Sprintf("dst holds %v, src %v", c.dst.dtype, c.src.dtype)
-	case c.op > Min:
+	case c.Dst.dtype != c.Src.dtype:
+		return fmt.Sprintf("dst holds %v, src %v", c.Dst.dtype, c.Src.dtype)
+	case c.Op > Min:
 		return "no such operator"
-	case c.op == Avg && !c.dst.dtype.float():
-		return fmt.Sprintf("no average of %v", c.dst.dtype)
+	case c.Op == Avg && !c.Dst.dtype.float():
+		return fmt.Sprintf("no average of %v", c.Dst.dtype)
 	}
-	switch c.kind {
-	case broadcast:
-		if c.root < 0 || c.root >= n {
+	switch c.Kind {
+	case KindBroadcast:
+		if c.Root < 0 || c.Root >= n {
 			return fmt.Sprintf("root outside of [0, %d)", n)
 		}
-	case reduceScatter:
-		return shardFault("src", "dst", c.src, c.dst, rank, n)
-	case allGather, split:
-		return shardFault("dst", "src", c.dst, c.src, rank, n)
+	case KindReduceScatter:
+		return shardFault("src", "dst", c.Src, c.Dst, rank, n)
+	case KindAllGather, KindSplit:
+		return shardFault("dst", "src", c.Dst, c.Src, rank, n)
 	}
 	return ""
 }

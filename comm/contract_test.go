@@ -14,3 +14,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 func TestLocalContract(t *testing.T) {
 	commtest.TestGroup(t, func(_ testing.TB, n int) []comm.Group { return comm.Local(n) })
 }
+
+func TestSerialContract(t *testing.T) {
+	commtest.TestGroup(t, func(_ testing.TB, n int) []comm.Group { return comm.SerialGroups(n) })
+}

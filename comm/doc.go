@@ -9,8 +9,10 @@
 //	... compute something else ...
 //	if err := w.Wait(ctx); err != nil { ... }   // full is complete, shard is free again
 //
-// [Run] starts n goroutine ranks and is the usual entry point; [Local] returns
-// the bare handles.
+// [Run] is the usual entry point: it starts n goroutine ranks or, in a process
+// that a launcher has started, is the one rank that the process stands for.
+// [Local] returns the bare handles of goroutine ranks, [FromEnv] and [Connect]
+// the handle of a process.
 //
 // # The collectives
 //
@@ -57,4 +59,42 @@
 //
 // An operation that every rank has issued always completes, even when the group
 // fails meanwhile; one that some rank never issued touches no buffer.
+//
+// # Groups of processes
+//
+// [Connect] makes every process one rank. The ranks meet at a small key-value
+// store that rank 0 serves (or in a directory they all see), prove to each other
+// that they know the job's secret, and keep one control connection per pair. Over
+// these travels what is news rather than data: that a group failed and why, that
+// a rank left, what a rank was doing last. The end of a control connection is how
+// the death of a process is known, at once.
+//
+//	               ranks of one host                  ranks of several hosts
+//	control        unix socket                        TCP, optionally TLS
+//	data           shared memory                      TCP, optionally TLS
+//
+// Inside a host, collectives work as in a process, on records and buffers in
+// memory that all ranks map: whoever waits executes them, for every rank. Buffers
+// from the group's [Allocator] are read and written in place, one copy per byte;
+// any other memory is staged through such buffers. The memory has no name in any
+// file system, so nothing is left of it when a process is killed.
+//
+// Between hosts every group has connections of its own. Frames carry the group,
+// the number of the collective and its [Signature], go straight from the caller's
+// buffer to the wire and from there into the destination, and are summed in the
+// canonical order by the rank that owns the result. Where each host has the same
+// number of ranks, collectives are hierarchical: a byte crosses to a host once.
+//
+// # Failures
+//
+// Whatever happens to a rank, every other one returns an error that names it:
+//
+//	process killed         [ErrLost], at once
+//	stopped, cut off       [ErrTimeout], after [Config].Timeout without progress
+//	different calls        [MismatchError], as soon as the calls meet
+//	Close, Abort, cancel   a [RankError] with the cause, at once
+//
+// A group that has failed stays failed; the groups it was split from go on. What
+// to do is for the program to decide: usually to end, and have the launcher start
+// it again from its last checkpoint. [Report] tells what every rank was doing.
 package comm

@@ -12,6 +12,14 @@ var ErrClosed = errors.New("group closed")
 // ErrInvalid is wrapped by the error of an operation with bad arguments.
 var ErrInvalid = errors.New("invalid call")
 
+// ErrTimeout is wrapped by the error of an operation that made no progress for
+// the time that the group was given.
+var ErrTimeout = errors.New("no progress")
+
+// ErrLost is wrapped by the error of an operation that needs a rank whose
+// process has ended, or can no longer be reached, without having said goodbye.
+var ErrLost = errors.New("process lost")
+
 // RankError says that a group failed because of one rank: it aborted, closed,
 // gave up waiting, made an invalid call, or died. All ranks of the group get the
 // same error, that rank included.

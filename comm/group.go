@@ -9,8 +9,9 @@ import (
 type Op uint8
 
 // The operators. Float Sum and Avg follow the canonical tree order of the
-// package; Max and Min are NaN where any rank has NaN. Integer sums wrap around,
-// and integers have no Avg.
+// package; Max and Min are NaN where any rank has NaN. Floats of 16 bits are
+// summed and averaged in float32 and rounded once, at the end. Integer sums wrap
+// around, and integers have no Avg.
 const (
 	Sum Op = iota
 	Avg    // Sum times 1/Size

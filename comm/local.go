@@ -66,23 +66,23 @@ func (l *local) Rank() int { return l.rank }
 func (l *local) Size() int { return len(l.team.members) }
 
 func (l *local) AllGather(dst, src Buffer) Work {
-	return l.work(call{kind: allGather, dst: dst, src: src})
+	return l.work(Call{Kind: KindAllGather, Dst: dst, Src: src})
 }
 
 func (l *local) ReduceScatter(dst, src Buffer, op Op) Work {
-	return l.work(call{kind: reduceScatter, op: op, dst: dst, src: src})
+	return l.work(Call{Kind: KindReduceScatter, Op: op, Dst: dst, Src: src})
 }
 
 func (l *local) AllReduce(buf Buffer, op Op) Work {
-	return l.work(call{kind: allReduce, op: op, dst: buf, src: buf})
+	return l.work(Call{Kind: KindAllReduce, Op: op, Dst: buf, Src: buf})
 }
 
 func (l *local) Broadcast(buf Buffer, root int) Work {
-	return l.work(call{kind: broadcast, root: root, dst: buf, src: buf})
+	return l.work(Call{Kind: KindBroadcast, Root: root, Dst: buf, Src: buf})
 }
 
 func (l *local) Barrier(ctx context.Context) error {
-	h, err := l.issue(call{kind: barrier})
+	h, err := l.issue(Call{Kind: KindBarrier})
 	if err != nil {
 		return err
 	}
@@ -93,7 +93,7 @@ func (l *local) Split(ctx context.Context, color, key int) (Group, error) {
 	pairs := make([]int64, 2*l.Size())
 	mine := pairs[2*l.rank:][:2]
 	mine[0], mine[1] = int64(color), int64(key)
-	h, err := l.issue(call{kind: split, dst: Of(pairs), src: Of(mine)})
+	h, err := l.issue(Call{Kind: KindSplit, Dst: Of(pairs), Src: Of(mine)})
 	if err != nil {
 		return nil, err
 	}
@@ -169,7 +169,7 @@ func (l *local) blame(err error) error {
 func (l *local) errClosed() error { return l.blame(ErrClosed) }
 
 // work issues c and returns its handle, or one that gives the error.
-func (l *local) work(c call) Work {
+func (l *local) work(c Call) Work {
 	h, err := l.issue(c)
 	if err != nil {
 		return failed{err}
@@ -178,7 +178,7 @@ func (l *local) work(c call) Work {
 }
 
 // issue records this rank's part of its next collective.
-func (l *local) issue(c call) (handle, error) {
+func (l *local) issue(c Call) (handle, error) {
 	invalid := c.check(l.rank, l.Size())
 	l.team.mu.Lock()
 	defer l.team.mu.Unlock()
@@ -186,7 +186,7 @@ func (l *local) issue(c call) (handle, error) {
 }
 
 // enter is issue with mu held; invalid says what is wrong with c, if anything.
-func (l *local) enter(c call, invalid error) (handle, error) {
+func (l *local) enter(c Call, invalid error) (handle, error) {
 	t := l.team
 	if l.closed {
 		return handle{}, l.errClosed()
@@ -217,7 +217,7 @@ func (l *local) enter(c call, invalid error) (handle, error) {
 }
 
 // mismatch returns the error for ranks a and b, which made different calls.
-func mismatch(group string, seq uint64, a int, ca *call, b int, cb *call) error {
+func mismatch(group string, seq uint64, a int, ca *Call, b int, cb *Call) error {
 	if a > b {
 		a, ca, b, cb = b, cb, a, ca
 	}
@@ -281,7 +281,7 @@ func (h handle) help() (worked bool) {
 				break
 			}
 			worked = true
-			o.run(i, part, r)
+			o.execute(i, part, r)
 			if o.left.Add(-1) == 0 {
 				h.l.team.mu.Lock()
 				h.l.team.retire(o)

@@ -122,7 +122,7 @@ func TestCancelMeetsWake(t *testing.T) {
 			synctest.Wait()
 			team.mu.Lock()
 			cancel() // now the waiter is on its way, but not past the lock
-			_, err := last.enter(call{kind: barrier}, nil)
+			_, err := last.enter(Call{Kind: KindBarrier}, nil)
 			team.mu.Unlock()
 			require.NoError(t, err)
 			require.NoError(t, <-parked)
@@ -229,7 +229,7 @@ func TestNothingIsKept(t *testing.T) {
 	noBuffers := func() {
 		t.Helper()
 		for _, o := range append(team.live, team.free...) {
-			require.Equal(t, make([]call, 2), o.calls)
+			require.Equal(t, make([]Call, 2), o.calls)
 		}
 	}
 	noBuffers()

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"runtime/debug"
 	"sync"
 )
@@ -18,22 +17,35 @@ import (
 // failure that came first, "rank 2: …", not the ones it led to; a panic carries
 // its stack. A rank's handle is closed when its f returns.
 //
-// A launcher that started several processes says so in WORLD_SIZE. Run knows
-// ranks inside one process only and refuses, rather than have every process
-// do the whole job on its own.
+// In a process that a launcher has started Run calls f once instead, on the rank
+// of the environment, see [FromEnv]. The launcher's number of ranks counts then,
+// not n.
 func Run(ctx context.Context, n int, f func(context.Context, Group) error) error {
 	if n < 1 {
 		return fmt.Errorf("comm: cannot run %d ranks", n)
 	}
-	if size := os.Getenv("WORLD_SIZE"); size != "" && size != "1" {
-		return fmt.Errorf("comm: WORLD_SIZE is %s, but ranks of this build live in one process: "+
-			"start it once, without a launcher", size)
+	cfg, launched, err := ConfigFromEnv()
+	if err != nil {
+		return err
 	}
+	groups := Local(n)
+	if launched {
+		g, err := Connect(ctx, cfg)
+		if err != nil {
+			return err
+		}
+		groups = []Group{g}
+	}
+	return run(ctx, groups, f)
+}
+
+// run calls f with every handle.
+func run(ctx context.Context, groups []Group, f func(context.Context, Group) error) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	failures := make(chan rankFailure, n)
+	failures := make(chan rankFailure, len(groups))
 	var ranks sync.WaitGroup
-	for rank, g := range Local(n) {
+	for _, g := range groups {
 		ranks.Go(func() {
 			err := errExited // what remains if f ends the goroutine
 			defer func() {
@@ -41,12 +53,15 @@ func Run(ctx context.Context, n int, f func(context.Context, Group) error) error
 					err = panicError(v)
 				}
 				if err != nil {
-					fail := rankFailure{rank, err}
+					fail := rankFailure{g.Rank(), err}
 					failures <- fail // first, so that it precedes what it leads to
 					cancel(fail.error())
 					g.Abort(err)
 				}
-				g.Close() // frees peers that count on a rank which is done
+				// Frees peers that count on a rank which is done.
+				if cerr := g.Close(); err == nil && cerr != nil {
+					failures <- rankFailure{g.Rank(), cerr}
+				}
 			}()
 			err = f(ctx, g)
 		})

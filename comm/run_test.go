@@ -23,12 +23,10 @@ func ended(ctx context.Context) error {
 func TestRunRefuses(t *testing.T) {
 	never := func(context.Context, Group) error { panic("called") }
 	require.EqualError(t, Run(context.Background(), 0, never), "comm: cannot run 0 ranks")
-	for _, size := range []string{"2", "nonsense"} {
+	for _, size := range []string{"2", "nonsense"} { // without a rank, or anything else
 		t.Setenv("WORLD_SIZE", size)
-		require.ErrorContains(t, Run(context.Background(), 2, never), "WORLD_SIZE is "+size)
+		require.ErrorContains(t, Run(context.Background(), 2, never), "WORLD_SIZE")
 	}
-	t.Setenv("WORLD_SIZE", "1")
-	require.NoError(t, Run(context.Background(), 2, func(context.Context, Group) error { return nil }))
 }
 
 // The failure that started it is reported, whatever the others make of it.

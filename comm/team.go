@@ -95,7 +95,7 @@ func (t *team) retire(o *operation) {
 func (t *team) start(o *operation) {
 	t.started++
 	t.ring[t.started%uint64(len(t.ring))] = nil
-	if o.cut(t.started) == 0 {
+	if o.open(t.started) == 0 {
 		t.retire(o)
 		return
 	}

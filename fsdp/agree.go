@@ -124,49 +124,30 @@ func (a *agreement) tell(ctx context.Context, err error) error {
 		message = err.Error()
 		message = message[:min(len(message), messageSize)]
 	}
-	all, gerr := gatherText(ctx, a.group, message)
+	all, gerr := comm.GatherBytes(ctx, a.group, []byte(message))
 	if gerr != nil {
 		return &exchangeError{errors.Join(err, gerr)}
 	}
 	errs := []error{err}
 	for r, m := range all {
-		if a.recv[words*r+wordFailed] != 0 && r != a.group.Rank() && (err == nil || m != message) {
-			errs = append(errs, &PeerError{r, m})
+		if a.recv[words*r+wordFailed] != 0 && r != a.group.Rank() && (err == nil || string(m) != message) {
+			errs = append(errs, &PeerError{r, string(m)})
 		}
 	}
 	return errors.Join(errs...)
 }
 
-// gatherText returns every rank's text.
-func gatherText(ctx context.Context, g comm.Group, text string) ([]string, error) {
-	length := []int64{int64(len(text))}
-	if err := g.AllReduce(comm.Of(length).Named("length of text"), comm.Max).Wait(ctx); err != nil {
-		return nil, err
-	}
-	n := int(length[0])
-	send, recv := make([]byte, n), make([]byte, n*g.Size())
-	copy(send, text)
-	if err := g.AllGather(comm.Of(recv).Named("text"), comm.Of(send).Named("text")).Wait(ctx); err != nil {
-		return nil, err
-	}
-	all := make([]string, g.Size())
-	for r := range all {
-		all[r] = string(bytes.TrimRight(recv[r*n:(r+1)*n], "\x00"))
-	}
-	return all, nil
-}
-
 // sameText returns an error on every rank unless all ranks have the same text. It names the first line that differs.
 func sameText(ctx context.Context, g comm.Group, what, text string) error {
-	all, err := gatherText(ctx, g, text)
+	all, err := comm.GatherBytes(ctx, g, []byte(text))
 	if err != nil {
 		return fmt.Errorf("comparing the %s: %w", what, err)
 	}
 	for r := range all {
-		if all[r] == all[0] {
+		if bytes.Equal(all[r], all[0]) {
 			continue
 		}
-		a, b := strings.Split(all[0], "\n"), strings.Split(all[r], "\n")
+		a, b := strings.Split(string(all[0]), "\n"), strings.Split(string(all[r]), "\n")
 		i := 0
 		for i < len(a) && i < len(b) && a[i] == b[i] {
 			i++

@@ -7,6 +7,9 @@
 //		commtest.TestGroup(t, func(t testing.TB, n int) []comm.Group { return comm.Local(n) })
 //	}
 //
+// One whose ranks are processes that somebody else has started passes it with
+// [TestRank], called by every process.
+//
 // The kit checks values bit for bit against naive references, in every element
 // type, operator and in-place variant, and for every way in which ranks can
 // disagree or disappear that every rank gets an error that names the culprit.
@@ -31,46 +34,74 @@ import (
 // contract: it turns a backend that hangs into one that fails.
 const patience = time.Minute
 
-// TestGroup checks groups of 1, 2, 3, 4, 5 and 8 ranks. open returns the handles
-// of a fresh group of n ranks, element r for rank r; the kit closes them and then
-// looks for goroutines left behind, so tests that call TestGroup must not run in
-// parallel with others.
-func TestGroup(t *testing.T, open func(t testing.TB, n int) []comm.Group) {
+// TestGroup checks groups of 1 to 8 ranks. open returns the handles of a fresh
+// group of n ranks, element r for rank r, and the kit closes them. In the end it
+// calls what is to be called then and looks for goroutines left behind, so tests
+// that call TestGroup must not run in parallel with others.
+func TestGroup(t *testing.T, open func(t testing.TB, n int) []comm.Group, then ...func()) {
 	before := goleak.IgnoreCurrent()
-	for _, n := range []int{1, 2, 3, 4, 5, 8} {
-		k := kit{n, open}
-		t.Run(fmt.Sprintf("n=%d", n), func(t *testing.T) {
-			t.Run("Handles", k.testHandles)
-			t.Run("Collectives", k.testCollectives)
-			t.Run("InFlight", k.testInFlight)
-			t.Run("Barrier", k.testBarrier)
-			t.Run("Split", k.testSplit)
-			t.Run("SplitLifetime", k.testSplitLifetime)
-			t.Run("Invalid", k.testInvalid)
-			t.Run("Mismatch", k.testMismatch)
-			t.Run("Abort", k.testAbort)
-			t.Run("Cancel", k.testCancel)
-			t.Run("Close", k.testClose)
-			t.Run("OrderlyEnd", k.testOrderlyEnd)
-			t.Run("Random", k.testRandom)
-		})
+	for n := 1; n <= 8; n++ {
+		meeting := comm.Local(n)
+		k := kit{n, open, func(ctx context.Context, rank int) error { return meeting[rank].Barrier(ctx) }}
+		t.Run(fmt.Sprintf("n=%d", n), k.run)
+	}
+	for _, f := range then {
+		f()
 	}
 	goleak.VerifyNone(t, before)
 }
 
+// TestRank checks groups of as many ranks as world has, each of which calls
+// TestRank with its own handle, in its own process. The groups are split from
+// world, which is still good to use when TestRank returns, unless a test failed.
+// Property tests must draw the same cases in all processes: set RAPID_SEED.
+func TestRank(t *testing.T, world comm.Group) {
+	open := func(t testing.TB, _ int) []comm.Group {
+		ctx, cancel := context.WithTimeoutCause(context.Background(), patience, errOutOfPatience)
+		defer cancel()
+		g, err := world.Split(ctx, 0, world.Rank())
+		require.NoError(t, err)
+		return []comm.Group{g}
+	}
+	k := kit{world.Size(), open, func(ctx context.Context, _ int) error { return world.Barrier(ctx) }}
+	t.Run(fmt.Sprintf("n=%d/rank %d", k.n, world.Rank()), k.run)
+}
+
 // kit is the contract for groups of n ranks.
 type kit struct {
-	n    int
+	n int
+	// open returns the handles of a fresh group that live in this process, in
+	// the order of their ranks.
 	open func(t testing.TB, n int) []comm.Group
+	// meet returns when all ranks have called it. It uses no group under test.
+	meet func(ctx context.Context, rank int) error
+}
+
+func (k kit) run(t *testing.T) {
+	t.Run("Handles", k.testHandles)
+	t.Run("Collectives", k.testCollectives)
+	t.Run("InFlight", k.testInFlight)
+	t.Run("Barrier", k.testBarrier)
+	t.Run("Split", k.testSplit)
+	t.Run("SplitLifetime", k.testSplitLifetime)
+	t.Run("Invalid", k.testInvalid)
+	t.Run("Mismatch", k.testMismatch)
+	t.Run("Abort", k.testAbort)
+	t.Run("Cancel", k.testCancel)
+	t.Run("Close", k.testClose)
+	t.Run("OrderlyEnd", k.testOrderlyEnd)
+	t.Run("Random", k.testRandom)
 }
 
 // group opens a group that is closed when the test ends.
 func (k kit) group(t testing.TB) []comm.Group {
 	gs := k.open(t, k.n)
-	require.Len(t, gs, k.n)
+	require.NotEmpty(t, gs)
 	t.Cleanup(func() { closeAll(t, gs) })
 	return gs
 }
+
+var errOutOfPatience = errors.New("commtest: out of patience")
 
 // tester is what testing.TB and rapid.T have in common.
 type tester interface {
@@ -83,14 +114,15 @@ func closeAll(t tester, gs []comm.Group) {
 	must(t, gs, func(_ context.Context, g comm.Group) error { return g.Close() })
 }
 
-// each calls f as every rank at once and returns the errors by rank.
+// each calls f as every rank of this process at once and returns the errors in
+// the order of gs.
 func each(gs []comm.Group, f func(context.Context, comm.Group) error) []error {
-	ctx, cancel := context.WithTimeoutCause(context.Background(), patience, errors.New("commtest: out of patience"))
+	ctx, cancel := context.WithTimeoutCause(context.Background(), patience, errOutOfPatience)
 	defer cancel()
 	errs := make([]error, len(gs))
 	var ranks sync.WaitGroup
-	for r, g := range gs {
-		ranks.Go(func() { errs[r] = f(ctx, g) })
+	for i, g := range gs {
+		ranks.Go(func() { errs[i] = f(ctx, g) })
 	}
 	ranks.Wait()
 	return errs
@@ -114,15 +146,29 @@ func must(t tester, gs []comm.Group, f func(context.Context, comm.Group) error) 
 	require.NoError(t, context.Cause(stopped))
 }
 
-// blamed requires that every rank failed because of the given one, with cause.
-func blamed(t testing.TB, errs []error, rank int, cause error) {
+// blamed requires that all of gs failed because of the given rank, with cause.
+// The cause keeps its identity on the rank it comes from; elsewhere the sentinels
+// do, and its text.
+func blamed(t testing.TB, gs []comm.Group, errs []error, rank int, cause error) {
 	t.Helper()
-	for r, err := range errs {
+	for i, err := range errs {
 		var re *comm.RankError
-		require.ErrorAsf(t, err, &re, "rank %d", r)
-		require.Equalf(t, rank, re.Rank, "rank %d: %v", r, err)
-		require.ErrorIsf(t, err, cause, "rank %d", r)
-		require.Containsf(t, err.Error(), fmt.Sprintf("rank %d", rank), "rank %d", r)
+		require.ErrorAsf(t, err, &re, "rank %d", gs[i].Rank())
+		require.Equalf(t, rank, re.Rank, "rank %d: %v", gs[i].Rank(), err)
+		if gs[i].Rank() == rank || cause == comm.ErrClosed || cause == comm.ErrInvalid {
+			require.ErrorIsf(t, err, cause, "rank %d", gs[i].Rank())
+		}
+		require.Containsf(t, err.Error(), cause.Error(), "rank %d", gs[i].Rank())
+		require.Containsf(t, err.Error(), fmt.Sprintf("rank %d", rank), "rank %d", gs[i].Rank())
+	}
+}
+
+// as calls f with the handle of rank, if that lives in this process.
+func as(gs []comm.Group, rank int, f func(comm.Group)) {
+	for _, g := range gs {
+		if g.Rank() == rank {
+			f(g)
+		}
 	}
 }
 
@@ -139,8 +185,11 @@ func sum(ctx context.Context, g comm.Group) error {
 }
 
 func (k kit) testHandles(t *testing.T) {
-	for r, g := range k.group(t) {
-		require.Equal(t, r, g.Rank())
+	gs := k.group(t)
+	for i, g := range gs {
 		require.Equal(t, k.n, g.Size())
+		if len(gs) == k.n {
+			require.Equal(t, i, g.Rank())
+		}
 	}
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -39,8 +38,8 @@ func (k kit) testInvalid(t *testing.T) {
 				}
 				return g.AllReduce(f32(8), comm.Sum).Wait(ctx)
 			}
-			blamed(t, each(gs, call), 0, comm.ErrInvalid)
-			blamed(t, each(gs, sum), 0, comm.ErrInvalid)
+			blamed(t, gs, each(gs, call), 0, comm.ErrInvalid)
+			blamed(t, gs, each(gs, sum), 0, comm.ErrInvalid)
 		})
 	}
 }
@@ -103,7 +102,7 @@ func waitAll(ctx context.Context, works []comm.Work) (first error) {
 // disagreed requires a MismatchError about the odd rank everywhere.
 func disagreed(t testing.TB, odd int, errs []error) {
 	t.Helper()
-	for r, err := range errs {
+	for r, err := range errs { // by rank or, in a process of its own, of this rank
 		var me *comm.MismatchError
 		require.ErrorAsf(t, err, &me, "rank %d", r)
 		require.Containsf(t, me.Ranks, odd, "rank %d", r)
@@ -120,16 +119,16 @@ func disagreed(t testing.TB, odd int, errs []error) {
 func (k kit) testAbort(t *testing.T) {
 	gs, cause := k.group(t), errors.New("out of coffee")
 	last := k.n - 1
-	blamed(t, each(gs, func(ctx context.Context, g comm.Group) error {
+	blamed(t, gs, each(gs, func(ctx context.Context, g comm.Group) error {
 		if g.Rank() == last {
 			g.Abort(cause)
 		}
 		return sum(ctx, g)
 	}), last, cause)
-	gs[0].Abort(errors.New("too late"))
-	blamed(t, each(gs, sum), last, cause)
-	blamed(t, each(gs, func(ctx context.Context, g comm.Group) error { return g.Barrier(ctx) }), last, cause)
-	blamed(t, each(gs, func(ctx context.Context, g comm.Group) error {
+	as(gs, 0, func(g comm.Group) { g.Abort(errors.New("too late")) })
+	blamed(t, gs, each(gs, sum), last, cause)
+	blamed(t, gs, each(gs, func(ctx context.Context, g comm.Group) error { return g.Barrier(ctx) }), last, cause)
+	blamed(t, gs, each(gs, func(ctx context.Context, g comm.Group) error {
 		_, err := g.Split(ctx, 0, 0)
 		return err
 	}), last, cause)
@@ -142,20 +141,29 @@ func (k kit) testCancel(t *testing.T) {
 	}
 	gs, cause := k.group(t), errors.New("deadline of the step")
 	last := k.n - 1
-	gaveUp := make(chan struct{})
-	blamed(t, each(gs, func(ctx context.Context, g comm.Group) error {
-		switch g.Rank() {
-		case 0:
-			defer close(gaveUp)
-			ctx, cancel := context.WithCancelCause(ctx)
-			cancel(cause)
+	errs := each(gs, func(ctx context.Context, g comm.Group) error {
+		if g.Rank() == last { // comes when rank 0 has given up
+			if err := k.meet(ctx, last); err != nil {
+				return err
+			}
 			return sum(ctx, g)
-		case last:
-			<-gaveUp
 		}
-		return sum(ctx, g)
-	}), 0, cause)
-	blamed(t, each(gs, sum), 0, cause)
+		given, cancel := context.WithCancelCause(ctx)
+		defer cancel(nil)
+		if g.Rank() == 0 {
+			cancel(cause)
+		}
+		err := sum(given, g)
+		return errors.Join(err, k.meet(ctx, g.Rank()))
+	})
+	// Between processes the news may be behind what the rank has contributed before it gave up: then the operation
+	// is complete elsewhere. The next one is not.
+	for i, err := range errs {
+		if err != nil || gs[i].Rank() == 0 {
+			blamed(t, gs[i:i+1], errs[i:i+1], 0, cause)
+		}
+	}
+	blamed(t, gs, each(gs, sum), 0, cause)
 }
 
 // testClose checks what a leaving rank does to the operations of the others.
@@ -163,7 +171,7 @@ func (k kit) testClose(t *testing.T) {
 	last := k.n - 1
 	t.Run("fails what needs the rank", func(t *testing.T) {
 		gs := k.group(t)
-		blamed(t, each(gs, func(ctx context.Context, g comm.Group) error {
+		blamed(t, gs, each(gs, func(ctx context.Context, g comm.Group) error {
 			if g.Rank() == last {
 				if err := errors.Join(g.Close(), g.Close()); err != nil {
 					return err
@@ -174,12 +182,11 @@ func (k kit) testClose(t *testing.T) {
 	})
 	t.Run("completes what all have issued", func(t *testing.T) {
 		gs := k.group(t)
-		var issued sync.WaitGroup
-		issued.Add(k.n)
 		must(t, gs, func(ctx context.Context, g comm.Group) error {
 			w, check := step{kind: AllReduce, dtype: comm.Float32, len: 1000}.issue(g)
-			issued.Done()
-			issued.Wait()
+			if err := k.meet(ctx, g.Rank()); err != nil {
+				return err
+			}
 			if g.Rank() == last {
 				if err := g.Close(); err != nil {
 					return err

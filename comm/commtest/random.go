@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"testing"
 
 	"pgregory.net/rapid"
@@ -68,7 +69,7 @@ func stepOf(n int) *rapid.Generator[step] {
 			s.root = rapid.IntRange(0, n-1).Draw(t, "root")
 		case ReduceScatter, AllReduce:
 			s.op = rapid.SampledFrom(ops).Draw(t, "op")
-			if s.op == comm.Avg && s.dtype != comm.Float32 {
+			if s.op == comm.Avg && !slices.Contains(floats, s.dtype) {
 				s.dtype = comm.Float64
 			}
 		}

@@ -76,9 +76,9 @@ func (k kit) testSplit(t *testing.T) {
 // testSplitLifetime checks how far failures and closing reach.
 func (k kit) testSplitLifetime(t *testing.T) {
 	halves := func(t testing.TB, gs []comm.Group) []comm.Group {
-		subs := make([]comm.Group, k.n)
+		subs := make([]comm.Group, len(gs))
 		must(t, gs, func(ctx context.Context, g comm.Group) (err error) {
-			subs[g.Rank()], err = g.Split(ctx, g.Rank()%2, 0)
+			subs[slices.Index(gs, g)], err = g.Split(ctx, g.Rank()%2, 0)
 			return err
 		})
 		return subs
@@ -86,25 +86,36 @@ func (k kit) testSplitLifetime(t *testing.T) {
 	t.Run("abort of the parent fails the children", func(t *testing.T) {
 		gs := k.group(t)
 		subs, cause := halves(t, gs), errors.New("parent aborted")
-		gs[0].Abort(cause)
-		blamed(t, each(subs, sum), 0, cause)
+		as(gs, 0, func(g comm.Group) { g.Abort(cause) })
+		for _, err := range each(gs, sum) { // the news is everywhere when the parent has failed
+			require.Error(t, err)
+		}
+		for i, err := range each(subs, sum) {
+			var re *comm.RankError
+			require.ErrorAsf(t, err, &re, "rank %d", gs[i].Rank())
+			require.Equalf(t, 0, re.Rank, "rank %d", gs[i].Rank())
+			require.ErrorContainsf(t, err, cause.Error(), "rank %d", gs[i].Rank())
+		}
 	})
 	t.Run("abort of a child spares the parent", func(t *testing.T) {
 		gs := k.group(t)
 		subs, cause := halves(t, gs), errors.New("child aborted")
-		subs[0].Abort(cause)
-		require.ErrorIs(t, sum(context.Background(), subs[0]), cause)
+		as(gs, 0, func(g comm.Group) {
+			sub := subs[slices.Index(gs, g)]
+			sub.Abort(cause)
+			require.ErrorIs(t, sum(context.Background(), sub), cause)
+		})
 		must(t, gs, sum)
 	})
 	t.Run("close of the parent closes this rank's children", func(t *testing.T) {
 		gs := k.group(t)
 		subs := halves(t, gs)
-		require.NoError(t, gs[0].Close())
-		for r, err := range each(subs, sum) {
-			if r%2 == 0 {
-				require.ErrorIsf(t, err, comm.ErrClosed, "rank %d", r)
+		as(gs, 0, func(g comm.Group) { require.NoError(t, g.Close()) })
+		for i, err := range each(subs, sum) {
+			if gs[i].Rank()%2 == 0 {
+				require.ErrorIsf(t, err, comm.ErrClosed, "rank %d", gs[i].Rank())
 			} else {
-				require.NoErrorf(t, err, "rank %d shares no group with rank 0", r)
+				require.NoErrorf(t, err, "rank %d shares no group with rank 0", gs[i].Rank())
 			}
 		}
 	})

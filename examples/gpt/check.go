@@ -16,50 +16,46 @@ import (
 // the same, but added in another order, and float32 rounds each to 6e-8.
 const checkTolerance = 1e-5
 
-// check computes every gradient of a small batch on one rank and on c.ranks, and returns a line that compares them, or an
-// error if they differ by more than rounding.
-func check(ctx context.Context, c config, data *corpus) (string, error) {
+// check computes every gradient of a small batch on all ranks of g, and on rank 0 alone, and returns a line that compares
+// them, or an error if they differ by more than rounding. Only rank 0 compares.
+func check(ctx context.Context, c config, data *corpus, g comm.Group) (string, error) {
 	if c.ranks == 1 {
 		return "check: one rank, nothing to compare", nil
 	}
 	c.dropout = 0 // each rank draws its own
 	c.batch = min(c.batch, 2*c.ranks+1)
-	many, err := gradients(ctx, c, data)
+	many, err := gradients(ctx, c, data, g)
 	if err != nil {
 		return "", fmt.Errorf("check: %w", err)
 	}
+	if g.Rank() != 0 {
+		return "", nil
+	}
 	ranks := c.ranks
 	c.ranks = 1
-	one, err := gradients(ctx, c, data)
+	one, err := gradients(ctx, c, data, comm.Local(1)[0])
 	if err != nil {
 		return "", fmt.Errorf("check: %w", err)
 	}
 	return compare(one, many).verdict(ranks)
 }
 
-// gradients returns the gradient of every parameter on the first global batch, computed on c.ranks ranks.
-func gradients(ctx context.Context, c config, data *corpus) (grads map[string]*tensor.Dense, err error) {
-	err = comm.Run(ctx, c.ranks, func(ctx context.Context, g comm.Group) error {
-		sharding := c.sharding()
-		sharding.Group = g
-		m, err := fsdp.WrapContext(ctx, c.model(), sharding)
-		if err != nil {
-			return err
-		}
-		lo, hi := c.share(c.batch, g.Rank())
-		if _, err := m.Forward(ctx, data.batch(c.seed, 0, lo, hi, c.context)...); err != nil {
-			return err
-		}
-		if err := m.Backward(ctx, fsdp.Scale(float64(hi-lo)*float64(c.ranks)/float64(c.batch))); err != nil {
-			return err
-		}
-		all, err := m.FullGrads(ctx)
-		if g.Rank() == 0 {
-			grads = all
-		}
-		return err
-	})
-	return grads, err
+// gradients returns the gradient of every parameter on the first global batch, computed on the ranks of g.
+func gradients(ctx context.Context, c config, data *corpus, g comm.Group) (map[string]*tensor.Dense, error) {
+	sharding := c.sharding()
+	sharding.Group = g
+	m, err := fsdp.WrapContext(ctx, c.model(), sharding)
+	if err != nil {
+		return nil, err
+	}
+	lo, hi := c.share(c.batch, g.Rank())
+	if _, err := m.Forward(ctx, data.batch(c.seed, 0, lo, hi, c.context)...); err != nil {
+		return nil, err
+	}
+	if err := m.Backward(ctx, fsdp.Scale(float64(hi-lo)*float64(c.ranks)/float64(c.batch))); err != nil {
+		return nil, err
+	}
+	return m.FullGrads(ctx)
 }
 
 // comparison is how far two sets of gradients are apart.

@@ -109,7 +109,7 @@ func (c *config) define(f *flag.FlagSet) (preset *string) {
 	f.IntVar(&c.heads, "heads", 0, "attention heads (default by size)")
 	f.IntVar(&c.context, "context", 0, "`bytes` that the model sees at once (default by size)")
 	f.Float64Var(&c.dropout, "dropout", 0, "dropout `rate`")
-	f.IntVar(&c.ranks, "ranks", 2, "ranks to shard over, as goroutines of this process")
+	f.IntVar(&c.ranks, "ranks", 2, "ranks to shard over, as goroutines of this process, unless a launcher has started them")
 	f.IntVar(&c.prefetch, "prefetch", 1, "`groups` of parameters gathered ahead")
 	f.Uint64Var(&c.seed, "seed", 1, "`seed` of the parameters, the batches and the sample")
 	f.BoolVar(&c.check, "check", true, "compare the gradients of all ranks with those of one before training")
@@ -168,7 +168,9 @@ func (c *config) validate() error {
 	want(c.context > 1, "-context %d: want at least 2", c.context)
 	want(c.dropout >= 0 && c.dropout < 1, "-dropout %v: want a rate in [0, 1)", c.dropout)
 	want(c.ranks > 0, "-ranks %d: want at least 1", c.ranks)
-	want(c.batch >= c.ranks, "-batch %d: want at least a sequence for each of %d ranks", c.batch, c.ranks)
+	if err := c.runs(c.ranks); c.ranks > 0 && err != nil {
+		errs = append(errs, err)
+	}
 	want(c.prefetch >= 0, "-prefetch %d: want 0 or more", c.prefetch)
 	want(c.steps >= 0, "-steps %d: want 1 or more", c.steps)
 	want(c.budget >= 0, "-time %v: want a positive duration", c.budget)
@@ -182,6 +184,15 @@ func (c *config) validate() error {
 	want(c.sampleBytes >= 0, "-sample-bytes %d: want 0 or more", c.sampleBytes)
 	want(c.temperature >= 0 && c.temperature <= 100, "-temperature %v: want a number in [0, 100]", c.temperature)
 	return errors.Join(errs...)
+}
+
+// runs sets the number of ranks to what it turned out to be: a launcher may have started another number than -ranks says.
+func (c *config) runs(ranks int) error {
+	if c.batch < ranks {
+		return fmt.Errorf("-batch %d: want at least a sequence for each of %d ranks", c.batch, ranks)
+	}
+	c.ranks = ranks
+	return nil
 }
 
 // model returns the model. It has no weights: those are made, sharded, by fsdp.Wrap.

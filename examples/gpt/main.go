@@ -4,6 +4,12 @@
 //	go run ./examples/gpt -data ~/notes -size medium -time 10m
 //	go run ./examples/gpt -ranks 4 -layers 8 -dim 256 -heads 8 -context 256
 //
+// The ranks are goroutines of the one process. Under a launcher the same program is one rank of the launcher's job:
+//
+//	go run ./fsdp/fsdprun -n 2 ./examples/gpt                 # processes that share memory
+//	go run ./fsdp/fsdprun -n 2 -transport tcp ./examples/gpt
+//	mpirun -n 2 go run ./examples/gpt
+//
 // It prints the plan before it runs anything, trains with a progress line, and ends with the loss curve, the loss on text
 // that was held out, and text that the model writes. Ctrl-C ends the training after the step under way and shows the same
 // for what has been learned so far; a second one ends the program.
@@ -39,6 +45,7 @@ import (
 
 	"golang.org/x/term"
 
+	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/examples/gpt/internal/display"
 )
 
@@ -64,24 +71,34 @@ func run(interrupt context.Context, args []string, stdout, stderr io.Writer) err
 	if err != nil {
 		return err
 	}
-	screen := newScreen(c, stdout)
 	data, err := load(interrupt, c)
 	if err != nil {
 		return early(interrupt, err)
 	}
-	screen.Printf("%s\n%s\n", screen.Title("corpus"), data.describe(time.Since(begin)))
-	if c.check {
-		line, err := check(interrupt, c, data)
-		if err != nil {
-			return early(interrupt, err)
+	// The ranks get a context of their own: one that ended in the middle of a step would fail the group instead.
+	return comm.Run(context.WithoutCancel(interrupt), c.ranks, func(ctx context.Context, g comm.Group) error {
+		c := c
+		if err := c.runs(g.Size()); err != nil {
+			return err
 		}
-		screen.Printf("%s\n\n", line)
-	}
-	if err := train(interrupt, c, data, screen); err != nil {
-		return err
-	}
-	screen.Printf("\n%s in all\n", display.Duration(time.Since(begin)))
-	return nil
+		screen := newScreen(c, stdout)
+		if g.Rank() != 0 { // the others do the same unseen
+			screen = display.NewScreen(io.Discard, nil, false)
+		}
+		screen.Printf("%s\n%s\n", screen.Title("corpus"), data.describe(time.Since(begin)))
+		if c.check {
+			line, err := check(ctx, c, data, g)
+			if err != nil {
+				return err
+			}
+			screen.Printf("%s\n\n", line)
+		}
+		if err := train(ctx, interrupt, c, data, g, screen); err != nil {
+			return err
+		}
+		screen.Printf("\n%s in all\n", display.Duration(time.Since(begin)))
+		return nil
+	})
 }
 
 // early returns what to say about an error before the training: if the user ended the program, that.

@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"fmt"
-	"io"
 	"time"
 
 	"github.com/gofsdp/gofsdp/comm"
@@ -31,26 +30,21 @@ type trainer struct {
 	history history
 }
 
-// train trains, evaluates and samples on c.ranks ranks. When interrupt ends, all ranks stop training after the same step.
-func train(interrupt context.Context, c config, data *corpus, screen *display.Screen) error {
-	// The ranks get a context of their own: one that ended in the middle of a step would fail the group instead.
-	return comm.Run(context.WithoutCancel(interrupt), c.ranks, func(ctx context.Context, g comm.Group) error {
-		t, err := newTrainer(ctx, c, data, g, screen)
-		if err != nil {
-			return err
-		}
-		if err := t.run(ctx, interrupt); err != nil {
-			return err
-		}
-		return t.finish(ctx)
-	})
+// train trains, evaluates and samples as one of c.ranks ranks. When interrupt ends on any rank, all of them stop training
+// after the same step.
+func train(ctx, interrupt context.Context, c config, data *corpus, g comm.Group, screen *display.Screen) error {
+	t, err := newTrainer(ctx, c, data, g, screen)
+	if err != nil {
+		return err
+	}
+	if err := t.run(ctx, interrupt); err != nil {
+		return err
+	}
+	return t.finish(ctx)
 }
 
 // newTrainer wraps the model and makes its optimizer.
 func newTrainer(ctx context.Context, c config, data *corpus, g comm.Group, screen *display.Screen) (*trainer, error) {
-	if g.Rank() != 0 {
-		screen = display.NewScreen(io.Discard, nil, false)
-	}
 	sharding := c.sharding()
 	sharding.Group = g
 	m, err := fsdp.WrapContext(ctx, c.model(), sharding)

@@ -1,0 +1,34 @@
+package comm
+
+import "context"
+
+// Backend executes the collectives of one rank over some transport, one after
+// the other. [NewSerial] makes a [Group] of it, which checks and numbers the
+// calls, keeps them in order, and makes the first failure sticky, so that a
+// Backend only has to move bytes and to carry bad news.
+type Backend interface {
+	// Run executes collective seq and returns nil once it is complete on this
+	// rank: Dst is whole, and Src is not needed any more. Run is called for one
+	// collective at a time, in order, by whichever goroutine waits for it or by
+	// one of the group's own. The calls of all ranks are compared here; a
+	// difference is a *MismatchError. A *RankError blames a rank; for any other
+	// error this rank is blamed. If ctx ends, Run soon returns its cause; without
+	// progress for the time the backend was given, it returns ErrTimeout.
+	Run(ctx context.Context, seq uint64, c *Call) error
+	// Missing returns the ranks that the collective under way still waits for.
+	// It may be called at any time.
+	Missing() []int
+	// Split makes the group of the given ranks (of this group, in the order of
+	// the new one) that collective seq has formed under color. It is called by
+	// all these ranks and may talk to them.
+	Split(ctx context.Context, seq uint64, color int, ranks []int) (Group, error)
+	// Tell tells all other ranks that the group has failed here; on each of them
+	// [Serial.Failed] is to be called. It must not block.
+	Tell(err error)
+	// Stop makes Run return soon, now and in future. It must not block.
+	Stop()
+	// Leave tells all other ranks that this one has left, after completing
+	// collective last; on each of them [Serial.Left] is to be called. It is
+	// called once, when Run is over, and releases everything.
+	Leave(last uint64) error
+}

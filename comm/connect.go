@@ -1,0 +1,192 @@
+package comm
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/gofsdp/gofsdp/internal/launch"
+	"github.com/gofsdp/gofsdp/internal/mesh"
+)
+
+// Transport is how the ranks of a group exchange data. The zero value is Auto.
+type Transport uint8
+
+// The transports.
+const (
+	Auto         Transport = iota // shared memory inside a host, TCP between hosts
+	SharedMemory                  // all ranks are on one host
+	TCP                           // also inside a host
+)
+
+var transportNames = [...]string{"auto", "shm", "tcp"}
+
+// String returns the name that [ParseTransport] understands.
+func (t Transport) String() string {
+	if int(t) >= len(transportNames) {
+		return fmt.Sprintf("Transport(%d)", uint8(t))
+	}
+	return transportNames[t]
+}
+
+// ParseTransport returns the transport called auto (or ""), shm or tcp.
+func ParseTransport(name string) (Transport, error) {
+	for i, n := range transportNames {
+		if n == name {
+			return Transport(i), nil
+		}
+	}
+	if name == "" {
+		return Auto, nil
+	}
+	return 0, fmt.Errorf("comm: no transport %q, want one of %q", name, transportNames)
+}
+
+// Config says how the processes of a job, one per rank, find and trust one another.
+type Config struct {
+	// Rank is this process's index, 0 <= Rank < Size.
+	Rank, Size int
+	// LocalRank and LocalSize are the place among the ranks of this host, as the
+	// launcher tells, -1 and 0 if it does not. They are there for the caller, to
+	// choose a device for example.
+	LocalRank, LocalSize int
+	// Rendezvous is where the ranks meet: "tcp://host:port", where rank 0 serves,
+	// or "file:///dir", a directory that all of them see.
+	Rendezvous string
+	// Job names the job and its attempt. Processes of another job are refused.
+	Job string
+	// Secret is what the ranks of a job know and nobody else does, at least 16
+	// bytes. It may be empty on one host only, where every user of the host could
+	// then join.
+	Secret []byte
+	// TLS encrypts every TCP connection with keys that are derived from Secret.
+	// It costs more than half of the bandwidth.
+	TLS bool
+	// Listen is the interface, by name or address, on which ranks of other hosts
+	// reach this one. With "" ranks listen on loopback only.
+	Listen string
+	// Transport chooses how data travels.
+	Transport Transport
+	// Timeout is how long an operation may make no progress before it fails with
+	// ErrTimeout; 0 means 30 s. A peer that computes counts as no progress.
+	Timeout time.Duration
+	// JoinTimeout is how long a rank waits for all others to join; 0 means 5 minutes.
+	JoinTimeout time.Duration
+	// Host overrides the identity of this host, by which ranks know that they
+	// share memory.
+	Host string
+	// Logger hears of strangers and refused connections; nil for none.
+	Logger *slog.Logger
+}
+
+// Default limits.
+const (
+	defaultTimeout     = 30 * time.Second
+	defaultJoinTimeout = 5 * time.Minute
+)
+
+// withDefaults returns c with defaults filled in, or what is wrong with it.
+func (c Config) withDefaults() (Config, error) {
+	if c.Timeout == 0 {
+		c.Timeout = defaultTimeout
+	}
+	if c.JoinTimeout == 0 {
+		c.JoinTimeout = defaultJoinTimeout
+	}
+	switch {
+	case c.Size < 1 || c.Rank < 0 || c.Rank >= c.Size:
+		return c, fmt.Errorf("comm: no rank %d in a job of %d", c.Rank, c.Size)
+	case c.Timeout < 0 || c.JoinTimeout < 0:
+		return c, fmt.Errorf("comm: negative timeout")
+	case int(c.Transport) >= len(transportNames):
+		return c, fmt.Errorf("comm: no transport %v", c.Transport)
+	case len(c.Secret) > 0 && len(c.Secret) < launch.MinSecret:
+		return c, fmt.Errorf("comm: a secret of %d bytes can be guessed, want at least %d", len(c.Secret), launch.MinSecret)
+	case c.Listen != "" && len(c.Secret) == 0:
+		return c, fmt.Errorf("comm: listening on %q needs a secret", c.Listen)
+	}
+	return c, nil
+}
+
+// Connect joins a job and returns this rank's handle of the group of all ranks,
+// named "world". It returns when all ranks have joined. Closing the handle, with
+// every group split from it, ends this process's part in the job.
+func Connect(ctx context.Context, cfg Config) (Group, error) {
+	cfg, err := cfg.withDefaults()
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, cfg.JoinTimeout, fmt.Errorf("not all ranks joined within %v", cfg.JoinTimeout))
+	defer cancel()
+	g, err := connect(ctx, cfg)
+	if err != nil {
+		return nil, fmt.Errorf("comm: rank %d of %d joining at %s: %w", cfg.Rank, cfg.Size, cfg.Rendezvous, err)
+	}
+	return g, nil
+}
+
+func connect(ctx context.Context, cfg Config) (_ Group, err error) {
+	meet, done, err := rendezvous(ctx, cfg)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, done()) }()
+	s := newSession(cfg)
+	joined, err := mesh.Join(ctx, mesh.Config{
+		Rank: cfg.Rank, Size: cfg.Size, Store: meet, Job: cfg.Job, Secret: cfg.Secret, TLS: cfg.TLS,
+		Listen: cfg.Listen, Host: cfg.Host, Timeout: cfg.JoinTimeout, Log: cfg.Logger, Handler: s,
+	})
+	if err != nil {
+		return nil, err
+	}
+	s.mesh = joined
+	g, err := s.open(ctx)
+	if err != nil {
+		return nil, errors.Join(err, s.mesh.Close())
+	}
+	// Rank 0 may take the store away once everybody has been here.
+	if err := g.Barrier(ctx); err != nil {
+		return nil, errors.Join(err, g.Close())
+	}
+	return g, nil
+}
+
+// open makes the world group.
+func (s *session) open(ctx context.Context) (Group, error) {
+	if s.cfg.Transport != TCP {
+		d, err := newDomain(ctx, s)
+		switch {
+		case err == nil:
+			s.domain = d
+		case s.cfg.Transport == SharedMemory || !errors.Is(err, errShmUnsupported):
+			return nil, err // the other ranks have shared memory: they would wait for this one
+		}
+	}
+	return s.newGroup(ctx, s.world())
+}
+
+// newGroup makes the group of l over what its ranks have in common.
+func (s *session) newGroup(ctx context.Context, l *link) (Group, error) {
+	if s.shares(l.ranks) {
+		return newShared(ctx, l, s.domain)
+	}
+	if s.cfg.Transport == SharedMemory {
+		return nil, fmt.Errorf("group %q spans several hosts, which share no memory", l.name)
+	}
+	return newRemote(ctx, l)
+}
+
+// shares reports whether all of the given world ranks share memory with this one.
+func (s *session) shares(world []int) bool {
+	if s.domain == nil {
+		return false
+	}
+	for _, r := range world {
+		if r != s.cfg.Rank && !s.mesh.SameHost(r) {
+			return false
+		}
+	}
+	return true
+}

@@ -1,0 +1,197 @@
+package comm_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gofsdp/gofsdp/comm"
+	"github.com/gofsdp/gofsdp/comm/commtest"
+)
+
+var secret = []byte("known to all ranks and nobody else")
+
+// freeAddr returns a loopback address that nobody listens on.
+func freeAddr(t testing.TB) string {
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer ln.Close()
+	return ln.Addr().String()
+}
+
+// connect connects n ranks that live in this process, each with its own
+// configuration, and returns their handles and errors by rank.
+func connect(t testing.TB, n int, change func(*comm.Config)) ([]comm.Group, []error) {
+	addr := "tcp://" + freeAddr(t)
+	gs, errs := make([]comm.Group, n), make([]error, n)
+	var ranks sync.WaitGroup
+	for r := range n {
+		cfg := comm.Config{
+			Rank: r, Size: n, Rendezvous: addr, Job: t.Name(), Secret: secret, JoinTimeout: time.Minute,
+		}
+		change(&cfg)
+		ranks.Go(func() { gs[r], errs[r] = comm.Connect(t.Context(), cfg) })
+	}
+	ranks.Wait()
+	return gs, errs
+}
+
+// TestConnectContract checks groups made by Connect over every transport. All but
+// the first group of a size are split from it: what happens to one must not
+// matter to the others.
+func TestConnectContract(t *testing.T) {
+	for name, change := range map[string]func(*comm.Config){
+		"shared memory": func(c *comm.Config) { c.Transport = comm.SharedMemory },
+		"tcp":           func(c *comm.Config) { c.Transport = comm.TCP },
+		"hosts of 2":    func(c *comm.Config) { c.Host = fmt.Sprint("host", c.Rank/2) },
+		"hosts of 4":    func(c *comm.Config) { c.Host = fmt.Sprint("host", c.Rank/4) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			var world []comm.Group
+			done := func() {
+				for _, err := range each(world, func(g comm.Group) error { return g.Close() }) {
+					require.NoError(t, err)
+				}
+			}
+			commtest.TestGroup(t, func(tb testing.TB, n int) []comm.Group {
+				if len(world) != n {
+					done()
+					var errs []error
+					world, errs = connect(t, n, change)
+					require.NoError(tb, errors.Join(errs...))
+				}
+				fresh := make([]comm.Group, n)
+				for _, err := range each(world, func(g comm.Group) (err error) {
+					fresh[g.Rank()], err = g.Split(tb.Context(), 0, g.Rank())
+					return err
+				}) {
+					require.NoError(tb, err)
+				}
+				return fresh
+			}, done)
+		})
+	}
+}
+
+// each calls f with every handle at once and returns the errors.
+func each(gs []comm.Group, f func(comm.Group) error) []error {
+	errs := make([]error, len(gs))
+	var ranks sync.WaitGroup
+	for i, g := range gs {
+		ranks.Go(func() { errs[i] = f(g) })
+	}
+	ranks.Wait()
+	return errs
+}
+
+// TestSameBitsEverywhere checks that a reduction has the same bits in a process,
+// in shared memory, over TCP and over hosts of every size.
+func TestSameBitsEverywhere(t *testing.T) {
+	sum := func(gs []comm.Group) [][]byte {
+		out := make([][]byte, len(gs))
+		for _, err := range each(gs, func(g comm.Group) error {
+			var all []byte
+			for _, n := range []int{1, 5, 1000, 70001, 1 << 20} {
+				x := make([]float32, n*g.Size())
+				for i := range x {
+					x[i] = 1 / float32(1+(i*7919+g.Rank()*104729)%100003)
+				}
+				shard := make([]float32, n)
+				w := g.ReduceScatter(comm.Of(shard), comm.Of(x), comm.Avg)
+				if err := w.Wait(context.Background()); err != nil {
+					return err
+				}
+				if err := g.AllReduce(comm.Of(x), comm.Sum).Wait(context.Background()); err != nil {
+					return err
+				}
+				all = append(append(all, comm.Of(shard).Bytes()...), comm.Of(x).Bytes()...)
+			}
+			out[g.Rank()] = all
+			return g.Close()
+		}) {
+			require.NoError(t, err)
+		}
+		return out
+	}
+	for _, n := range []int{2, 3, 4, 6} {
+		want := sum(comm.Local(n))
+		for name, change := range map[string]func(*comm.Config){
+			"shared memory": func(c *comm.Config) { c.Transport = comm.SharedMemory },
+			"tcp":           func(c *comm.Config) { c.Transport = comm.TCP },
+			"tls":           func(c *comm.Config) { c.Transport, c.TLS = comm.TCP, true },
+			"hosts of 2":    func(c *comm.Config) { c.Host = fmt.Sprint("host", c.Rank/2) },
+			"hosts of 3":    func(c *comm.Config) { c.Host = fmt.Sprint("host", c.Rank/3) },
+		} {
+			gs, errs := connect(t, n, change)
+			require.NoError(t, errors.Join(errs...), name)
+			for r, got := range sum(gs) {
+				require.Equalf(t, want[r], got, "%s, rank %d of %d", name, r, n) // all bytes, in one comparison
+			}
+		}
+	}
+}
+
+// TestConnectFails checks ranks that cannot come together: each learns why, soon.
+func TestConnectFails(t *testing.T) {
+	for name, c := range map[string]struct {
+		change func(*comm.Config)
+		want   []string // in the errors, by rank
+	}{
+		"another secret": {func(c *comm.Config) {
+			if c.Rank == 1 {
+				c.Secret = []byte("something else altogether")
+			}
+			c.JoinTimeout = 3 * time.Second
+		}, []string{"have not joined", "secret"}},
+		"another world size": {func(c *comm.Config) { c.Size += c.Rank }, []string{"size", "size"}},
+		"the same rank twice": {func(c *comm.Config) {
+			c.Rank = 0
+			c.JoinTimeout = 3 * time.Second
+		}, []string{"", ""}},
+		"a rank that never comes": {func(c *comm.Config) {
+			c.Size = 3
+			c.JoinTimeout = time.Second
+		}, []string{"[2]", "[2]"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			gs, errs := connect(t, 2, c.change)
+			for r, err := range errs {
+				require.Nil(t, gs[r])
+				require.ErrorContainsf(t, err, c.want[r], "rank %d", r)
+				require.ErrorContainsf(t, err, "tcp://127.0.0.1:", "rank %d", r)
+			}
+		})
+	}
+}
+
+// TestTimeoutNamesTheMissing checks that a rank that does not come is named on all
+// others, over every transport, with what they were waiting in.
+func TestTimeoutNamesTheMissing(t *testing.T) {
+	for _, transport := range []comm.Transport{comm.SharedMemory, comm.TCP} {
+		gs, errs := connect(t, 3, func(c *comm.Config) { c.Transport, c.Timeout = transport, 300*time.Millisecond })
+		require.NoError(t, errors.Join(errs...))
+		for r, err := range each(gs[:2], func(g comm.Group) error {
+			x := comm.Of(make([]float32, 1000)).Named("h.3")
+			return g.AllReduce(x, comm.Sum).Wait(context.Background())
+		}) {
+			var blame *comm.RankError
+			require.ErrorAs(t, err, &blame)
+			require.Equalf(t, 2, blame.Rank, "rank %d over %v: %v", r, transport, err)
+			require.ErrorIs(t, err, comm.ErrTimeout)
+			require.ErrorContains(t, err, `all-reduce #`)
+			require.ErrorContains(t, err, `"h.3"`)
+		}
+		status, err := comm.Report(t.Context(), gs[2])
+		require.NoError(t, err)
+		require.EqualValues(t, status[2].Issued+1, status[0].Issued)
+		for _, err := range each(gs, func(g comm.Group) error { return g.Close() }) {
+			require.NoError(t, err)
+		}
+	}
+}

@@ -1,0 +1,86 @@
+package comm
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// bare removes what a launcher of the tests may have left in the environment.
+func bare(t *testing.T) {
+	for _, name := range []string{"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT",
+		"FSDP_SECRET", "FSDP_SECRET_FILE", "FSDP_LISTEN", "FSDP_TIMEOUT", "FSDP_TRANSPORT", "FSDP_RENDEZVOUS"} {
+		t.Setenv(name, "")
+	}
+}
+
+func TestConfigFromEnv(t *testing.T) {
+	bare(t)
+	cfg, launched, err := ConfigFromEnv()
+	require.NoError(t, err)
+	require.False(t, launched)
+	require.Zero(t, cfg.Rendezvous)
+
+	for name, value := range map[string]string{"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "10.1.2.3",
+		"MASTER_PORT": "1234", "FSDP_SECRET": "sixteen letters!", "FSDP_LISTEN": "eth0", "FSDP_TIMEOUT": "90s", "FSDP_TRANSPORT": "tcp"} {
+		t.Setenv(name, value)
+	}
+	cfg, launched, err = ConfigFromEnv()
+	require.NoError(t, err)
+	require.True(t, launched)
+	require.Equal(t, Config{
+		Rank: 3, Size: 8, LocalRank: 1, LocalSize: 2, Rendezvous: "tcp://10.1.2.3:1234", Job: cfg.Job,
+		Secret: []byte("sixteen letters!"), Listen: "eth0", Transport: TCP, Timeout: 90 * time.Second,
+	}, cfg)
+
+	file := filepath.Join(t.TempDir(), "secret")
+	require.NoError(t, os.WriteFile(file, []byte("another sixteen or so\n"), 0o600))
+	t.Setenv("FSDP_SECRET", "")
+	t.Setenv("FSDP_SECRET_FILE", file)
+	t.Setenv("FSDP_RENDEZVOUS", "file:///shared/job")
+	cfg, _, err = ConfigFromEnv()
+	require.NoError(t, err)
+	require.Equal(t, "another sixteen or so", string(cfg.Secret))
+	require.Equal(t, "file:///shared/job", cfg.Rendezvous)
+	t.Setenv("FSDP_SECRET_FILE", file+".none")
+	_, _, err = ConfigFromEnv()
+	require.ErrorContains(t, err, "FSDP_SECRET_FILE")
+	require.ErrorIs(t, err, os.ErrNotExist)
+}
+
+func TestFromEnvAlone(t *testing.T) {
+	bare(t)
+	g, err := FromEnv(context.Background())
+	require.NoError(t, err)
+	require.Equal(t, 1, g.Size())
+	require.NoError(t, g.Close())
+}
+
+// TestConnectRefuses checks configurations that cannot work, before anything is tried.
+func TestConnectRefuses(t *testing.T) {
+	good := Config{Rank: 0, Size: 1, Rendezvous: "file://" + t.TempDir()}
+	for _, c := range []struct {
+		change func(*Config)
+		want   string
+	}{
+		{func(c *Config) { c.Size = 0 }, "no rank 0 in a job of 0"},
+		{func(c *Config) { c.Rank = 1 }, "no rank 1 in a job of 1"},
+		{func(c *Config) { c.Timeout = -1 }, "negative"},
+		{func(c *Config) { c.Transport = 9 }, "Transport(9)"},
+		{func(c *Config) { c.Listen = "eth0" }, "needs a secret"},
+		{func(c *Config) { c.Rendezvous = "" }, "tcp://"},
+		{func(c *Config) { c.Rendezvous = "http://localhost:80" }, "http://localhost:80"},
+		{func(c *Config) { c.Rendezvous = "tcp://localhost" }, "localhost"},
+		{func(c *Config) { c.Rendezvous = "tcp://192.0.2.1:29500"; c.Secret = make([]byte, 16) }, "Listen"},
+		{func(c *Config) { c.Secret = []byte("short") }, "16"},
+	} {
+		cfg := good
+		c.change(&cfg)
+		_, err := Connect(context.Background(), cfg)
+		require.ErrorContains(t, err, c.want)
+	}
+}

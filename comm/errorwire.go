@@ -1,0 +1,103 @@
+package comm
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+)
+
+// wireError is the form in which a group's error travels to the other ranks. It
+// keeps the types of the package and the sentinels that callers branch on; of
+// any other error only the text arrives.
+type wireError struct {
+	Group    string     `json:",omitempty"`
+	Rank     int        `json:",omitempty"`
+	Text     string     `json:",omitempty"` // of the cause, for a RankError
+	Is       []string   `json:",omitempty"` // names of the sentinels that the cause wraps
+	Mismatch *wireCalls `json:",omitempty"` // instead of Rank and Text
+}
+
+type wireCalls struct {
+	Seq   uint64
+	Ranks [2]int
+	Calls [2]string
+}
+
+// sentinels are the errors that keep their identity on the wire, by name.
+var sentinels = []struct {
+	name string
+	err  error
+}{
+	{"closed", ErrClosed},
+	{"invalid", ErrInvalid},
+	{"timeout", ErrTimeout},
+	{"lost", ErrLost},
+	{"canceled", context.Canceled},
+	{"deadline", context.DeadlineExceeded},
+}
+
+// maxErrorText bounds the text of an error on the wire, in bytes.
+const maxErrorText = 8 << 10
+
+// MarshalError encodes the failure of a group, a [*RankError] or a
+// [*MismatchError], for the other ranks. Any other error is encoded as the
+// failure of the given rank.
+func MarshalError(group string, rank int, err error) []byte {
+	var w wireError
+	var mismatch *MismatchError
+	var blame *RankError
+	switch {
+	case errors.As(err, &mismatch):
+		w = wireError{Group: mismatch.Group, Mismatch: &wireCalls{mismatch.Seq, mismatch.Ranks, mismatch.Calls}}
+	case errors.As(err, &blame):
+		w = wireError{Group: blame.Group, Rank: blame.Rank}
+		err = blame.Err
+	default:
+		w = wireError{Group: group, Rank: rank}
+	}
+	if w.Mismatch == nil {
+		w.Text = err.Error()
+		w.Text = w.Text[:min(len(w.Text), maxErrorText)]
+		for _, s := range sentinels {
+			if errors.Is(err, s.err) {
+				w.Is = append(w.Is, s.name)
+			}
+		}
+	}
+	b, jerr := json.Marshal(w)
+	if jerr != nil { // strings and integers cannot fail
+		panic(jerr)
+	}
+	return b
+}
+
+// UnmarshalError decodes what [MarshalError] has encoded. The error it returns
+// first is the decoded one.
+func UnmarshalError(b []byte) (failure, err error) {
+	var w wireError
+	if err := json.Unmarshal(b, &w); err != nil {
+		return nil, fmt.Errorf("comm: decoding an error: %w", err)
+	}
+	if m := w.Mismatch; m != nil {
+		return &MismatchError{w.Group, m.Seq, m.Ranks, m.Calls}, nil
+	}
+	cause := &remoteError{text: w.Text}
+	for _, name := range w.Is {
+		for _, s := range sentinels {
+			if s.name == name {
+				cause.is = append(cause.is, s.err)
+			}
+		}
+	}
+	return &RankError{w.Group, w.Rank, cause}, nil
+}
+
+// remoteError is the cause of another rank's failure, as far as it travels.
+type remoteError struct {
+	text string
+	is   []error
+}
+
+func (e *remoteError) Error() string   { return e.text }
+func (e *remoteError) Unwrap() []error { return e.is }

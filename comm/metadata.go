@@ -1,0 +1,126 @@
+package comm
+
+import (
+	"context"
+	"fmt"
+	"slices"
+)
+
+// GatherBytes returns the bytes of every rank, by rank, on every rank. They may
+// have any length; as all are padded to the longest on their way, it suits small
+// things: names, shapes, messages. It is a collective.
+func GatherBytes(ctx context.Context, g Group, mine []byte) ([][]byte, error) {
+	n := g.Size()
+	lengths := make([]int64, n)
+	own := []int64{int64(len(mine))}
+	if err := g.AllGather(Of(lengths).Named("lengths of bytes"), Of(own).Named("lengths of bytes")).Wait(ctx); err != nil {
+		return nil, err
+	}
+	longest := int(slices.Max(lengths))
+	padded, all := make([]byte, longest), make([]byte, n*longest)
+	copy(padded, mine)
+	if err := g.AllGather(Of(all).Named("bytes"), Of(padded).Named("bytes")).Wait(ctx); err != nil {
+		return nil, err
+	}
+	parts := make([][]byte, n)
+	for r := range parts {
+		end := r*longest + int(lengths[r])
+		parts[r] = all[r*longest : end : end]
+	}
+	return parts, nil
+}
+
+// ScatterBytes returns part r of the root's parts on rank r. Parts may have any
+// length; as every rank is sent all of them, it suits small things. Parts of
+// other ranks than the root are not looked at. It is a collective: if the root
+// has not one part for every rank, every rank gets an error that wraps
+// [ErrInvalid], and the group goes on.
+func ScatterBytes(ctx context.Context, g Group, root int, parts [][]byte) ([]byte, error) {
+	n, isRoot := g.Size(), g.Rank() == root
+	header := make([]int64, 1+n) // number of parts, lengths
+	if isRoot {
+		header[0] = int64(len(parts))
+		for r, p := range parts[:min(n, len(parts))] {
+			header[1+r] = int64(len(p))
+		}
+	}
+	if err := g.Broadcast(Of(header).Named("lengths of parts"), root).Wait(ctx); err != nil {
+		return nil, err
+	}
+	if header[0] != int64(n) {
+		return nil, fmt.Errorf("comm: rank %d: %w: scatter: the root, rank %d, has %d parts for %d ranks",
+			g.Rank(), ErrInvalid, root, header[0], n)
+	}
+	starts := make([]int, 1, n+1)
+	for r, length := range header[1:] {
+		starts = append(starts, starts[r]+int(length))
+	}
+	all := make([]byte, starts[n])
+	if isRoot {
+		all = slices.Concat(parts...)
+	}
+	if err := g.Broadcast(Of(all).Named("parts"), root).Wait(ctx); err != nil {
+		return nil, err
+	}
+	return slices.Clone(all[starts[g.Rank()]:starts[g.Rank()+1]]), nil
+}
+
+// AllGatherV is an all-gather of shards of different lengths, in place: the
+// counts[r] elements of rank r lie behind those of the ranks before it in dst,
+// on rank r before and on every rank after. counts are the same on every rank
+// and add up to dst.Len.
+//
+// Nothing is padded or copied: it is a broadcast from every rank that has
+// elements, all in flight together, under the label of dst.
+func AllGatherV(g Group, dst Buffer, counts []int) Work {
+	if reason := countsFault(dst, counts, g.Size()); reason != "" {
+		g.Abort(fmt.Errorf("%w: all-gather %v of %v: %s", ErrInvalid, dst, counts, reason))
+		return g.AllReduce(Of([]byte{}), Max) // fails, with what the group has failed with
+	}
+	ws := make(works, 0, len(counts))
+	at := 0
+	for root, count := range counts {
+		// The last broadcast is issued even if it is empty: then no list of
+		// counts begins with another, and ranks that disagree always clash.
+		if count > 0 || root == len(counts)-1 {
+			ws = append(ws, g.Broadcast(dst.slice(at, at+count), root))
+		}
+		at += count
+	}
+	return ws
+}
+
+// countsFault says what is wrong with the arguments of AllGatherV, "" if nothing.
+func countsFault(dst Buffer, counts []int, n int) string {
+	if !dst.dtype.valid() {
+		return "the buffer has no element type (zero Buffer, or Slice out of range)"
+	}
+	if len(counts) != n {
+		return fmt.Sprintf("%d counts for %d ranks", len(counts), n)
+	}
+	left := dst.len
+	for r, count := range counts {
+		if count < 0 || count > left {
+			return fmt.Sprintf("count %d of rank %d does not fit", count, r)
+		}
+		left -= count
+	}
+	if left > 0 {
+		return fmt.Sprintf("the counts leave %d elements over", left)
+	}
+	return ""
+}
+
+// works are operations that are one to their caller.
+type works []Work
+
+// Wait waits for all, after a failure too, as the buffers are in use until then.
+// It returns the first error in the order of issue.
+func (ws works) Wait(ctx context.Context) (first error) {
+	for _, w := range ws {
+		if err := w.Wait(ctx); first == nil {
+			first = err
+		}
+	}
+	return first
+}

@@ -1,0 +1,134 @@
+package comm
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"sync"
+	"time"
+)
+
+// Status is what one rank has been doing in a group: its flight record.
+type Status struct {
+	Group     string   // name of the group
+	Rank      int      // in that group
+	Issued    uint64   // collectives that the rank has issued
+	Completed uint64   // of them, the first so many are complete on the rank
+	Recent    []Record // the latest collectives, oldest first
+	Err       string   // why there is nothing else, if the rank did not answer
+}
+
+// Record is one collective of a flight record.
+type Record struct {
+	Seq   uint64        // its number in the group, from 1
+	Call  string        // what was called, with the label: all-gather float32[4096] "h.3"
+	State string        // "issued", "running" or "complete"
+	Age   time.Duration // since it was issued
+}
+
+// String describes what the rank did last in one line: rank 2: 40 of 41 collectives complete, last all-gather
+// float32[4096] "h.3" #41 running for 31.2s.
+func (s Status) String() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "rank %d: ", s.Rank)
+	if s.Err != "" {
+		b.WriteString(s.Err)
+		return b.String()
+	}
+	fmt.Fprintf(&b, "%d of %d collectives complete", s.Completed, s.Issued)
+	if n := len(s.Recent); n > 0 {
+		r := s.Recent[n-1]
+		fmt.Fprintf(&b, ", last %s #%d %s, issued %v ago", r.Call, r.Seq, r.State, r.Age.Round(time.Millisecond))
+	}
+	return b.String()
+}
+
+// Report asks every rank of g, itself included, what it was last doing in g, and
+// returns the answers by rank. It is no collective: one rank may call it alone,
+// at any time, also when the group has failed. Ranks that do not answer before
+// ctx ends, because they are dead or stopped, have Err set. Groups that keep no
+// flight record give an error.
+func Report(ctx context.Context, g Group) ([]Status, error) {
+	if r, ok := g.(reporter); ok {
+		return r.report(ctx)
+	}
+	return nil, fmt.Errorf("comm: %T keeps no flight record", g)
+}
+
+// reporter is a Group that knows what its ranks are doing.
+type reporter interface {
+	report(ctx context.Context) ([]Status, error)
+}
+
+// records is how many collectives a flight record holds.
+const records = 16
+
+// recorder keeps the flight record of one handle. The zero value is ready to
+// use. Its methods are safe for concurrent use and do not allocate.
+type recorder struct {
+	mu     sync.Mutex
+	issued uint64
+	done   uint64
+	ring   [records]entry // collective seq is at seq % records
+}
+
+type entry struct {
+	seq   uint64
+	call  Signature
+	state uint8
+	at    time.Time
+}
+
+// States of an entry, in order.
+const (
+	stateIssued uint8 = iota
+	stateRunning
+	stateComplete
+)
+
+var stateNames = [...]string{"issued", "running", "complete"}
+
+// issue notes that the rank has issued collective seq.
+func (r *recorder) issue(seq uint64, c *Call) {
+	now := time.Now()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.issued = seq
+	r.ring[seq%records] = entry{seq: seq, call: c.Signature(), at: now}
+}
+
+// start notes that collective seq is being executed.
+func (r *recorder) start(seq uint64) { r.set(seq, stateRunning) }
+
+// complete notes that collectives up to seq are complete.
+func (r *recorder) complete(seq uint64) {
+	r.set(seq, stateComplete)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.done = max(r.done, seq)
+}
+
+func (r *recorder) set(seq uint64, state uint8) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if e := &r.ring[seq%records]; e.seq == seq && e.state < state {
+		e.state = state
+	}
+}
+
+// status returns the flight record of the given rank.
+func (r *recorder) status(group string, rank int) Status {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	s := Status{Group: group, Rank: rank, Issued: r.issued, Completed: r.done}
+	first := uint64(1)
+	if r.issued > records {
+		first = r.issued - records + 1
+	}
+	for seq := first; seq <= r.issued; seq++ {
+		if e := &r.ring[seq%records]; e.seq == seq {
+			s.Recent = append(s.Recent, Record{seq, e.call.String(), stateNames[e.state], time.Since(e.at)})
+		}
+	}
+	return s
+}

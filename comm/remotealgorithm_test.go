@@ -1,0 +1,252 @@
+package comm
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+func TestPlan(t *testing.T) {
+	const kib = 1 << 10
+	for _, c := range []struct {
+		kind     Kind
+		n, bytes int
+		want     algorithm
+	}{
+		{KindBarrier, 2, 0, direct}, {KindBarrier, 4, 0, direct}, {KindBarrier, 5, 0, doubling},
+		{KindAllGather, 2, kib, direct}, {KindAllGather, 5, 16 * kib, doubling}, {KindAllGather, 5, 17 * kib, direct},
+		{KindAllGather, 15, 1024 * kib, direct}, {KindAllGather, 16, 1024 * kib, ring}, {KindSplit, 8, 16, doubling},
+		{KindBroadcast, 2, 64 * kib, direct}, {KindBroadcast, 3, 64 * kib, ring}, {KindBroadcast, 8, kib, direct},
+		{KindBroadcast, 9, kib, doubling}, {KindReduceScatter, 64, 1024 * kib, direct}, {KindAllReduce, 64, kib, direct},
+	} {
+		require.Equal(t, c.want, plan(c.kind, c.n, c.bytes), "%v of %d bytes on %d ranks", c.kind, c.bytes, c.n)
+	}
+}
+
+// everyRank calls f for all ranks of gs at once.
+func everyRank(t testing.TB, gs []Group, f func(r *remote) error) {
+	t.Helper()
+	errs := make([]error, len(gs))
+	var ranks sync.WaitGroup
+	for i, g := range gs {
+		ranks.Go(func() { errs[i] = f(remoteOf(g)) })
+	}
+	ranks.Wait()
+	require.NoError(t, errors.Join(errs...))
+}
+
+func closeRanks(t testing.TB, gs []Group) {
+	t.Helper()
+	var ranks sync.WaitGroup
+	for _, g := range gs {
+		ranks.Go(func() { require.NoError(t, g.Close()) })
+	}
+	ranks.Wait()
+}
+
+// noise returns n reproducible bytes of rank r.
+func noise(r, n int) []byte {
+	b := make([]byte, n)
+	rand.NewChaCha8([32]byte{byte(r), 1}).Read(b)
+	return b
+}
+
+// TestEveryAlgorithm runs those that the plan leaves to other worlds as well.
+func TestEveryAlgorithm(t *testing.T) {
+	ctx := context.Background()
+	for _, n := range []int{2, 3, 5, 8} {
+		gs := RemoteGroups(t, n, Wiring{Portable: n == 5, TLS: n == 3})
+		for _, size := range []int{0, 1, 1001, 2*block + 5} {
+			var all []byte
+			for r := range n {
+				all = append(all, noise(r, size)...)
+			}
+			gathers := map[string]func(r *remote, full, own Buffer) error{
+				"doubling": func(r *remote, full, own Buffer) error { return r.gatherDoubling(ctx, full, own, roundGather) },
+				"ring": func(r *remote, full, own Buffer) error {
+					return r.gatherRing(ctx, full, own, size, roundGather)
+				},
+				"planned": func(r *remote, full, own Buffer) error { return r.gather(ctx, full, own, size, roundGather) },
+			}
+			for name, gather := range gathers {
+				everyRank(t, gs, func(r *remote) error {
+					full := make([]byte, len(all))
+					if err := gather(r, Of(full), Of(noise(r.rank, size))); err != nil || bytes.Equal(full, all) {
+						return err
+					}
+					return fmt.Errorf("%s gather of %d bytes on rank %d of %d differs", name, size, r.rank, n)
+				})
+			}
+			casts := map[string]func(r *remote, b []byte, root int) error{
+				"tree":    func(r *remote, b []byte, root int) error { return r.broadcastTree(ctx, b, root) },
+				"chain":   func(r *remote, b []byte, root int) error { return r.broadcastChain(ctx, b, root) },
+				"planned": func(r *remote, b []byte, root int) error { return r.broadcast(ctx, Of(b), root) },
+			}
+			for name, cast := range casts {
+				for _, root := range []int{0, n - 1, n / 2} {
+					everyRank(t, gs, func(r *remote) error {
+						b := make([]byte, size)
+						if r.rank == root {
+							copy(b, noise(root, size))
+						}
+						if err := cast(r, b, root); err != nil || bytes.Equal(b, noise(root, size)) {
+							return err
+						}
+						return fmt.Errorf("%s broadcast of %d bytes from %d on rank %d of %d differs", name, size, root, r.rank, n)
+					})
+				}
+			}
+		}
+		everyRank(t, gs, func(r *remote) error { return r.disseminate(ctx, 1) })
+		closeRanks(t, gs)
+	}
+}
+
+// TestRingWorld runs what the plan has for many ranks.
+func TestRingWorld(t *testing.T) {
+	const n = manyRanks
+	gs, local := RemoteGroups(t, n, Wiring{}), Local(n)
+	sameBits(t, gs, local, KindAllReduce, Float32, Sum, n*smallMessage/2+3)
+	sameBits(t, gs, local, KindBroadcast, Uint8, Sum, 100)
+	sameBits(t, gs, local, KindAllReduce, BFloat16, Avg, 100)
+	closeRanks(t, gs)
+}
+
+// TestHostsSameBits compares steps inside hosts and between them with a local group.
+func TestHostsSameBits(t *testing.T) {
+	for _, shape := range [][2]int{{4, 2}, {6, 2}, {6, 3}, {8, 2}, {8, 4}} {
+		n, per := shape[0], shape[1]
+		gs, local := RemoteGroups(t, n, Wiring{PerHost: per}), Local(n)
+		suited := 0
+		for _, kind := range []Kind{KindAllGather, KindReduceScatter, KindAllReduce, KindBroadcast} {
+			for _, d := range []DType{Float32, BFloat16, Int64} {
+				for _, op := range []Op{Sum, Avg, Max} {
+					if op == Avg && !d.float() || op != Sum && kind != KindReduceScatter && kind != KindAllReduce {
+						continue
+					}
+					elements := n * (smallMessage + 48) / d.Size()
+					suited += sameBits(t, gs, local, kind, d, op, elements)
+					if kind == KindAllReduce || kind == KindBroadcast {
+						sameBits(t, gs, local, kind, d, op, elements+7)
+					}
+				}
+			}
+		}
+		require.Positive(t, suited)
+		closeRanks(t, gs)
+	}
+}
+
+// sameBits runs one collective on both groups, compares the bits, and returns how
+// many ranks of gs went by hosts.
+func sameBits(t testing.TB, gs, local []Group, kind Kind, d DType, op Op, elements int) (byHosts int) {
+	t.Helper()
+	n := len(gs)
+	run := func(g Group) ([]byte, error) {
+		rng := rand.New(rand.NewPCG(uint64(g.Rank()), 7))
+		buffer := func(elements int) Buffer {
+			b := bufferOf(make([]byte, elements*d.Size()+8), Buffer{dtype: d}).slice(0, elements)
+			for i := range b.len {
+				x := float32(rng.NormFloat64() * 1e3)
+				switch d {
+				case Float32:
+					view[float32](b)[i] = x
+				case BFloat16:
+					Narrow(view[BF16](b)[i:i+1], []float32{x})
+				default:
+					b.Bytes()[i*d.Size()] = byte(i * (g.Rank() + 3))
+				}
+			}
+			return b
+		}
+		out, ctx := buffer(elements), context.Background()
+		switch kind {
+		case KindAllGather:
+			return out.Bytes(), g.AllGather(out, buffer(elements/n)).Wait(ctx)
+		case KindReduceScatter:
+			dst := buffer(elements / n)
+			return dst.Bytes(), g.ReduceScatter(dst, out, op).Wait(ctx)
+		case KindAllReduce:
+			return out.Bytes(), g.AllReduce(out, op).Wait(ctx)
+		default:
+			return out.Bytes(), g.Broadcast(out, n/2).Wait(ctx)
+		}
+	}
+	results, errs := make([][]byte, 2*n), make([]error, 2*n)
+	var ranks sync.WaitGroup
+	for i, g := range slices.Concat(gs, local) {
+		ranks.Go(func() { results[i], errs[i] = run(g) })
+	}
+	ranks.Wait()
+	require.NoError(t, errors.Join(errs...))
+	for r, g := range gs {
+		require.True(t, bytes.Equal(results[n+r], results[r]), "%v %v %v of %d elements on rank %d of %d", kind, d, op, elements, r, n)
+		c := Call{Kind: kind, Op: op, Dst: Buffer{dtype: d, len: elements}, Src: Buffer{dtype: d, len: elements}}
+		if h := remoteOf(g).hosts; h != nil && h.suits(c.Kind, c.Op, d, elements*d.Size()) {
+			byHosts++
+		}
+	}
+	return byHosts
+}
+
+func TestPerHost(t *testing.T) {
+	for names, want := range map[string]int{
+		"aabb": 2, "aaabbb": 3, "aabbcc": 2, "abab": 0, "aabbb": 0, "abcd": 0, "aaaa": 0, "aabbaa": 0, "a": 0,
+	} {
+		require.Equal(t, want, perHost(len(names), func(r int) string { return names[r : r+1] }), names)
+	}
+}
+
+func TestRemoteDoesNotAllocate(t *testing.T) {
+	gs := RemoteGroups(t, 2, Wiring{})
+	ctx, rounds := context.Background(), 200
+	run := func(g Group, x, part Buffer) {
+		for _, w := range []Work{g.AllReduce(x, Sum), g.ReduceScatter(part, x, Sum), g.AllGather(x, part), g.Broadcast(x, 1)} {
+			if err := w.Wait(ctx); err != nil {
+				panic(err)
+			}
+		}
+	}
+	var other sync.WaitGroup
+	other.Go(func() {
+		x, part := Of(make([]float32, 9000)), Of(make([]float32, 4500))
+		for range rounds + 1 {
+			run(gs[1], x, part)
+		}
+	})
+	x, part := Of(make([]float32, 9000)), Of(make([]float32, 4500))
+	// Less than one per operation: what is allocated grows to its size once.
+	require.Less(t, testing.AllocsPerRun(rounds, func() { run(gs[0], x, part) }), 4.0)
+	other.Wait()
+	closeRanks(t, gs)
+}
+
+// TestNoStalls looks for delayed acknowledgements, which cost 40 ms an operation.
+func TestNoStalls(t *testing.T) {
+	gs := RemoteGroups(t, 2, Wiring{})
+	took := make([]time.Duration, 400)
+	everyRank(t, gs, func(r *remote) error {
+		rng := rand.New(rand.NewPCG(1, 1)) // the same on both
+		for i := range took {
+			start := time.Now()
+			if err := gs[r.rank].AllReduce(Of(make([]float32, rng.IntN(1<<rng.IntN(19)))), Sum).Wait(context.Background()); err != nil {
+				return err
+			}
+			if r.rank == 0 {
+				took[i] = time.Since(start)
+			}
+		}
+		return nil
+	})
+	slices.Sort(took)
+	require.Less(t, took[len(took)*3/4], 20*time.Millisecond) // the rest is the scheduler's
+	closeRanks(t, gs)
+}

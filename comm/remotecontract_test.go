@@ -1,0 +1,19 @@
+package comm_test
+
+import (
+	"testing"
+
+	"github.com/gofsdp/gofsdp/comm"
+	"github.com/gofsdp/gofsdp/comm/commtest"
+)
+
+func TestRemoteContract(t *testing.T) {
+	t.Run("flat", func(t *testing.T) {
+		commtest.TestGroup(t, func(t testing.TB, n int) []comm.Group { return comm.RemoteGroups(t, n, comm.Wiring{}) })
+	})
+	t.Run("two hosts, portable", func(t *testing.T) { // odd numbers of ranks are flat
+		commtest.TestGroup(t, func(t testing.TB, n int) []comm.Group {
+			return comm.RemoteGroups(t, n, comm.Wiring{Portable: true, PerHost: n / 2})
+		})
+	})
+}

@@ -1,0 +1,213 @@
+package comm
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// sums all-reduces as the given ranks of gs and returns their errors.
+func sums(gs []Group, ranks ...int) []error {
+	errs := make([]error, len(ranks))
+	var all sync.WaitGroup
+	for i, r := range ranks {
+		all.Go(func() { errs[i] = gs[r].AllReduce(Of([]float32{1}).Named("h.3"), Sum).Wait(context.Background()) })
+	}
+	all.Wait()
+	return errs
+}
+
+// TestConnectionEnds ends the connections of a rank of which nothing else is heard.
+func TestConnectionEnds(t *testing.T) {
+	for _, portable := range []bool{false, true} {
+		gs := RemoteGroups(t, 3, Wiring{Portable: portable})
+		remoteOf(gs[1]).pump.stop()
+		for _, err := range sums(gs, 0, 2) {
+			var blame *RankError
+			require.ErrorAs(t, err, &blame)
+			require.ErrorIs(t, err, ErrLost)
+			require.Equal(t, 1, blame.Rank)
+		}
+		closeRanks(t, gs)
+	}
+}
+
+// TestSilentRank has a rank that does not come.
+func TestSilentRank(t *testing.T) {
+	for _, w := range []Wiring{{}, {Portable: true}, {PerHost: 2}} {
+		w.Timeout = 50 * time.Millisecond
+		gs := RemoteGroups(t, 4, w)
+		for _, err := range sums(gs, 0, 1, 3) {
+			require.ErrorIs(t, err, ErrTimeout)
+			require.ErrorContains(t, err, "waited for ranks [2] in all-reduce #1")
+		}
+		closeRanks(t, gs)
+	}
+}
+
+// TestSlowRank has one that comes late, but moves bytes all the time.
+func TestSlowRank(t *testing.T) {
+	const length, parts, timeout = 64 << 10, 20, 200 * time.Millisecond
+	r, conn := rawPeer(t, timeout)
+	c := Call{Kind: KindAllGather, Dst: Of(make([]byte, 2*length)), Src: Of(make([]byte, length))}
+	message := message(r, &c, 1, length)
+	var peer sync.WaitGroup
+	peer.Go(func() { _, _ = io.Copy(io.Discard, conn) })
+	peer.Go(func() {
+		tick := time.NewTicker(timeout / parts * 2) // in all twice the timeout
+		defer tick.Stop()
+		for size := len(message)/parts + 1; len(message) > 0; message = message[min(size, len(message)):] {
+			<-tick.C
+			if _, err := conn.Write(message[:min(size, len(message))]); err != nil {
+				return
+			}
+		}
+	})
+	require.NoError(t, r.Run(context.Background(), 1, &c))
+	r.Stop()
+	require.NoError(t, conn.Close())
+	r.pump.close(time.Now())
+	peer.Wait()
+}
+
+// rawPeer returns rank 0 of two, and the other end of its connection.
+func rawPeer(t testing.TB, timeout time.Duration) (*remote, net.Conn) {
+	a, b, err := Wiring{}.pair()
+	require.NoError(t, err)
+	r, err := joinRemote(worldName, worldID, 0, []net.Conn{nil, a}, timeout)
+	require.NoError(t, err)
+	return r, b
+}
+
+// message returns what the other rank would send in collective seq, c: a frame and
+// so many zeros.
+func message(r *remote, c *Call, seq uint64, length int) []byte {
+	f := frame{group: r.frame.group, seq: seq, length: length, round: roundGather}
+	c.Signature().Put(f.call[:])
+	var head [frameSize]byte
+	f.put(&head)
+	return append(head[:], make([]byte, length)...)
+}
+
+// gatherOf is an all-gather of 8 bytes by two ranks.
+func gatherOf(label string) *Call {
+	return &Call{Kind: KindAllGather, Dst: Of(make([]byte, 16)).Named(label), Src: Of(make([]byte, 8))}
+}
+
+// TestFrames sends one wrong frame after another.
+func TestFrames(t *testing.T) {
+	for name, c := range map[string]struct {
+		change func(f *frame)
+		want   string
+	}{
+		"group":  {func(f *frame) { f.group++ }, "rank 1 of group \"world\": broken stream to rank 0: frame of group 2, want 1"},
+		"old":    {func(f *frame) { f.seq-- }, "frame of collective #4 in #5"},
+		"length": {func(f *frame) { f.length = 1 << 40 }, "1099511627776 bytes in round 1, want 8"},
+		"round":  {func(f *frame) { f.round = 9 }, "8 bytes in round 9, want 8 in round 1"},
+		"call":   {func(f *frame) { f.call[0] = 200 }, "no signature: kind 200"},
+		"label":  {func(f *frame) { gatherOf("h.4").Signature().Put(f.call[:]) }, `rank 0 all-gather uint8[16] "h.3", rank 1 all-gather uint8[16] "h.4"`},
+		"later":  {func(f *frame) { f.seq++ }, `rank 1 something else, and all-gather uint8[16] "h.3" as #6`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r, conn := rawPeer(t, 0)
+			call := gatherOf("h.3")
+			f := frame{group: worldID, seq: 5, length: 8, round: roundGather}
+			call.Signature().Put(f.call[:])
+			c.change(&f)
+			var head [frameSize]byte
+			f.put(&head)
+			_, err := conn.Write(head[:])
+			require.NoError(t, err)
+			err = r.Run(context.Background(), 5, call)
+			require.ErrorContains(t, err, c.want)
+			require.Equal(t, err, r.Run(context.Background(), 6, call))
+			require.NoError(t, conn.Close())
+			r.pump.close(time.Now())
+		})
+	}
+}
+
+func FuzzFrame(f *testing.F) {
+	r := &remote{}
+	f.Add(message(r, gatherOf("h.3"), 1, 8))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		var head, again [frameSize]byte
+		copy(head[:], b)
+		var got frame
+		if got.parse(&head) == nil {
+			got.put(&again)
+			require.Equal(t, head, again)
+			_ = (&frame{seq: 1}).compare(&got, worldName, 0, 1)
+		}
+		// Any change is noticed.
+		whole := frame{group: 7, seq: 9, length: len(b), round: 3}
+		whole.put(&head)
+		if len(b) > 1 {
+			head[int(b[0])%frameSize] ^= b[1] | 1
+			require.Error(t, got.parse(&head))
+		}
+	})
+}
+
+// FuzzStream has a peer that sends anything and ends.
+func FuzzStream(f *testing.F) {
+	call := gatherOf("h.3")
+	good := message(&remote{exchange: exchange{frame: frame{group: worldID}}}, call, 1, 8)
+	f.Add(good)
+	f.Add(good[:len(good)-1])
+	f.Add(append(good, good...))
+	f.Add([]byte("GET / HTTP/1.1\r\n\r\n"))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		r, conn := rawPeer(t, time.Minute)
+		var peer sync.WaitGroup
+		peer.Go(func() {
+			_, _ = conn.Write(b) // the rank may refuse it
+			_ = conn.(*net.TCPConn).CloseWrite()
+			_, _ = io.Copy(io.Discard, conn)
+		})
+		err := r.Run(context.Background(), 1, call)
+		if isGood := len(b) >= len(good) && string(b[:frameSize]) == string(good[:frameSize]); isGood {
+			require.NoError(t, err)
+			require.Equal(t, b[frameSize:frameSize+8], call.Dst.Bytes()[8:])
+		} else {
+			require.Error(t, err)
+			require.Contains(t, fmt.Sprint(err), "rank 1")
+		}
+		r.Stop()
+		r.pump.close(time.Now())
+		peer.Wait()
+		require.NoError(t, conn.Close())
+	})
+}
+
+// TestLeaveDelivers has a rank leave at once, with much on its way and something
+// unread, which would reset the connection.
+func TestLeaveDelivers(t *testing.T) {
+	for _, portable := range []bool{false, true} {
+		gs := RemoteGroups(t, 2, Wiring{Portable: portable})
+		var ranks sync.WaitGroup
+		errs := make([]error, 2)
+		for r, g := range gs {
+			ranks.Go(func() {
+				x := Of(make([]byte, 8<<20))
+				w := g.Broadcast(x, 0)
+				if r == 1 {
+					g.AllReduce(Of([]float32{1}), Sum) // never issued by rank 0
+				}
+				if errs[r] = w.Wait(context.Background()); r == 0 {
+					errs[r] = g.Close()
+				}
+			})
+		}
+		ranks.Wait()
+		require.NoError(t, errs[0])
+		require.NoError(t, errs[1])
+		closeRanks(t, gs)
+	}
+}

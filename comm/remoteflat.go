@@ -1,0 +1,364 @@
+package comm
+
+import "context"
+
+// block is how much of a payload is summed or passed on while the next part
+// comes: it stays in the inner caches.
+const block = 256 << 10
+
+// Rounds tell apart the messages of one collective. Those from agreeing on are
+// numbered by step.
+const (
+	roundScatter uint16 = iota
+	roundGather
+	roundCast
+	roundRails
+	roundAgree = 1 << 8
+	roundSteps = 2 << 8
+)
+
+// collective carries out c.
+func (r *remote) collective(ctx context.Context, c *Call) error {
+	if r.size == 1 {
+		move(c.Dst, c.Src)
+		return nil
+	}
+	full := c.Full()
+	if r.hosts != nil && r.hosts.suits(c.Kind, c.Op, full.dtype, len(full.Bytes())) {
+		return r.hierarchical(ctx, c)
+	}
+	switch c.Kind {
+	case KindBarrier:
+		return r.agree(ctx)
+	case KindReduceScatter:
+		return r.scatter(ctx, c.Dst, c.Src, c.Dst.len, c.Op, roundScatter)
+	case KindAllReduce:
+		return r.allReduce(ctx, c.Dst, c.Op)
+	case KindBroadcast:
+		return r.broadcast(ctx, c.Dst, c.Root)
+	default: // KindAllGather, KindSplit
+		return r.gather(ctx, c.Dst, c.Src, c.Src.len, roundGather)
+	}
+}
+
+// left and right return the rank k places away.
+func (r *remote) right(k int) int { return (r.rank + k) % r.size }
+func (r *remote) left(k int) int  { return (r.rank + r.size - k) % r.size }
+
+// agree returns when all ranks are known to be in the same collective.
+func (r *remote) agree(ctx context.Context) error {
+	if plan(KindBarrier, r.size, 0) == direct {
+		for k := 1; k < r.size; k++ {
+			r.send(r.right(k), roundAgree, 0, nil)
+			r.receive(r.left(k), roundAgree, 0, nil)
+		}
+		return r.settle(ctx)
+	}
+	return r.disseminate(ctx, 1)
+}
+
+// disseminate does the steps of a dissemination barrier from distance k on. After
+// that at distance k a rank has heard of the 2k-1 ranks to its left.
+func (r *remote) disseminate(ctx context.Context, k int) error {
+	for ; k < r.size; k *= 2 {
+		r.send(r.right(k), roundAgree+uint16(k), 0, nil)
+		r.receive(r.left(k), roundAgree+uint16(k), 0, nil)
+		if err := r.settle(ctx); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// part returns the elements of b that belong to rank i when each has share of
+// them; the last ranks may have fewer or none.
+func part(b Buffer, i, share int) Buffer {
+	return b.slice(min(i*share, b.len), min((i+1)*share, b.len))
+}
+
+// gather collects in full the part of every rank, of share elements; own is that
+// of this rank, in full or elsewhere.
+func (r *remote) gather(ctx context.Context, full, own Buffer, share int, round uint16) error {
+	switch plan(KindAllGather, r.size, own.dtype.Size()*share) {
+	case doubling:
+		if full.len == r.size*share {
+			return r.gatherDoubling(ctx, full, own, round)
+		}
+	case ring:
+		return r.gatherRing(ctx, full, own, share, round)
+	}
+	b := own.Bytes()
+	for k := 1; k < r.size; k++ {
+		to, from := r.right(k), r.left(k)
+		into := part(full, from, share).Bytes()
+		r.send(to, round, len(b), b)
+		r.receive(from, round, len(into), into)
+	}
+	if err := r.await(ctx, 0); err != nil { // the first bytes go before the copy
+		return err
+	}
+	move(part(full, r.rank, share), own)
+	return r.settle(ctx)
+}
+
+// gatherDoubling is gather after Bruck: at distance k a rank passes on the parts
+// of itself and the k-1 ranks to its left. They lie in the stage in that order,
+// its own first.
+func (r *remote) gatherDoubling(ctx context.Context, full, own Buffer, round uint16) error {
+	n := len(own.Bytes())
+	stage := r.staging(r.size * n)
+	copy(stage, own.Bytes())
+	for k := 1; k < r.size; k *= 2 {
+		count := min(k, r.size-k) * n
+		step := round + roundSteps + uint16(k)
+		r.send(r.right(k), step, count, stage[:count])
+		r.receive(r.left(k), step, count, stage[k*n:k*n+count])
+		if err := r.settle(ctx); err != nil {
+			return err
+		}
+	}
+	all := full.Bytes()
+	for k := range r.size {
+		copy(all[r.left(k)*n:], stage[k*n:(k+1)*n])
+	}
+	return nil
+}
+
+// gatherRing is gather in which every part travels around the ring, in blocks.
+func (r *remote) gatherRing(ctx context.Context, full, own Buffer, share int, round uint16) error {
+	to, from := r.right(1), r.left(1)
+	move(part(full, r.rank, share), own)
+	mine := part(full, r.rank, share).Bytes()
+	r.send(to, round, len(mine), mine)
+	pieces := 0
+	for k := 1; k < r.size; k++ {
+		b := part(full, r.left(k), share).Bytes()
+		step := round + roundSteps + uint16(k)
+		if k == 1 {
+			step = round
+		}
+		r.receive(from, step, len(b), b[:min(block, len(b))])
+		for lo := 0; ; lo += block {
+			hi := min(lo+block, len(b))
+			if next := min(hi+block, len(b)); next > hi {
+				r.receiveMore(from, b[hi:next])
+			}
+			pieces++
+			if err := r.await(ctx, pieces); err != nil {
+				return err
+			}
+			switch {
+			case k == r.size-1: // it has been around
+			case lo == 0:
+				r.send(to, round+roundSteps+uint16(k+1), len(b), b[:hi])
+			default:
+				r.sendMore(to, b[lo:hi])
+			}
+			if hi == len(b) {
+				break
+			}
+		}
+	}
+	return r.settle(ctx)
+}
+
+// staging returns n bytes of scratch memory, aligned for every element type.
+func (r *remote) staging(n int) []byte {
+	if len(r.stage) < n {
+		r.stage = make([]byte, max(n, 64<<10))
+	}
+	return r.stage[:n]
+}
+
+// bufferOf returns b as elements of the type of like.
+func bufferOf(b []byte, like Buffer) Buffer {
+	raw := Of(b)
+	return Buffer{ptr: raw.ptr, len: len(b) / like.dtype.Size(), dtype: like.dtype}
+}
+
+// scatter reduces the parts of src, of share elements each, and leaves that of
+// this rank in dst, which may be that part of src. Each rank sends to every owner
+// its part; the owner sums one block of all ranks while the next one comes.
+func (r *remote) scatter(ctx context.Context, dst, src Buffer, share int, op Op, round uint16) error {
+	size := dst.dtype.Size()
+	step := min(block/size, max(dst.len, 1))
+	line := (step*size + 63) / 64 * 64 // bytes from one rank's block to the next
+	stage := r.staging(2 * r.size * line)
+	at := func(half, rank, n int) []byte {
+		lo := (half*r.size + rank) * line
+		return stage[lo : lo+n*size]
+	}
+	for k := 1; k < r.size; k++ {
+		to, from := r.right(k), r.left(k)
+		b := part(src, to, share).Bytes()
+		r.send(to, round, len(b), b)
+		r.receive(from, round, dst.len*size, at(0, from, min(step, dst.len)))
+	}
+	mine := part(src, r.rank, share)
+	for lo, i := 0, 1; ; i++ {
+		hi := min(lo+step, dst.len)
+		if next := min(hi+step, dst.len); next > hi {
+			for k := 1; k < r.size; k++ {
+				r.receiveMore(r.left(k), at(i%2, r.left(k), next-hi))
+			}
+		}
+		if err := r.await(ctx, i); err != nil {
+			return err
+		}
+		r.reducer.srcs = r.reducer.srcs[:0]
+		for rank := range r.size {
+			b := mine.slice(lo, hi)
+			if rank != r.rank {
+				b = bufferOf(at((i+1)%2, rank, hi-lo), dst)
+			}
+			r.reducer.srcs = append(r.reducer.srcs, b)
+		}
+		r.reducer.reduce(dst.slice(lo, hi), op)
+		clear(r.reducer.srcs)
+		if lo = hi; lo == dst.len {
+			return r.settle(ctx)
+		}
+	}
+}
+
+// allReduce gathers small tensors and sums them everywhere; of large ones every
+// rank sums a part, in whole cache lines.
+func (r *remote) allReduce(ctx context.Context, buf Buffer, op Op) error {
+	bytes := len(buf.Bytes())
+	if bytes > smallMessage {
+		share := stripeLen(buf, r.size)
+		if err := r.scatter(ctx, part(buf, r.rank, share), buf, share, op, roundScatter); err != nil {
+			return err
+		}
+		return r.gather(ctx, buf, part(buf, r.rank, share), share, roundGather)
+	}
+	line := (bytes + 63) / 64 * 64
+	all := r.staging(2 * r.size * line)[r.size*line:] // gatherDoubling uses the first half
+	full := bufferOf(all[:r.size*bytes], buf)
+	if err := r.gather(ctx, full, buf, buf.len, roundGather); err != nil {
+		return err
+	}
+	r.reducer.srcs = r.reducer.srcs[:0]
+	for rank := range r.size {
+		r.reducer.srcs = append(r.reducer.srcs, part(full, rank, buf.len))
+	}
+	r.reducer.reduce(buf, op)
+	clear(r.reducer.srcs)
+	return nil
+}
+
+// stripeLen returns the elements of b that each of n ranks sums: an equal share,
+// rounded up to cache lines.
+func stripeLen(b Buffer, n int) int {
+	line := 64 / b.dtype.Size()
+	share := (b.len + n - 1) / n
+	return (share + line - 1) / line * line
+}
+
+// broadcast sends the root's buf to all. No rank returns before it knows that
+// all agree, the root included.
+func (r *remote) broadcast(ctx context.Context, buf Buffer, root int) error {
+	b := buf.Bytes()
+	switch plan(KindBroadcast, r.size, len(b)) {
+	case ring:
+		return r.broadcastChain(ctx, b, root)
+	case doubling:
+		return r.broadcastTree(ctx, b, root)
+	}
+	for k := 1; k < r.size; k++ {
+		to, from := r.right(k), r.left(k)
+		if r.rank == root {
+			r.send(to, roundCast, len(b), b)
+		} else {
+			r.send(to, roundCast, 0, nil)
+		}
+		if from == root {
+			r.receive(from, roundCast, len(b), b)
+		} else {
+			r.receive(from, roundCast, 0, nil)
+		}
+	}
+	return r.settle(ctx)
+}
+
+// broadcastTree agrees first, then passes b on along a binomial tree: from a rank
+// at distance d from the root to those at d+1, d+2, d+4 … below the next power of
+// two of d's lowest set bit.
+func (r *remote) broadcastTree(ctx context.Context, b []byte, root int) error {
+	if err := r.agree(ctx); err != nil {
+		return err
+	}
+	d := (r.rank + r.size - root) % r.size
+	k := 1
+	for k < r.size && d&k == 0 {
+		k *= 2
+	}
+	if d != 0 {
+		r.receive(r.left(k), roundCast, len(b), b)
+		if err := r.settle(ctx); err != nil {
+			return err
+		}
+	}
+	for k /= 2; k > 0; k /= 2 {
+		if d+k < r.size {
+			r.send(r.right(k), roundCast, len(b), b)
+		}
+	}
+	return r.settle(ctx)
+}
+
+// broadcastChain passes b on from the root to the right. The last rank closes the
+// ring with an empty message, so that this is the first step of the agreement.
+func (r *remote) broadcastChain(ctx context.Context, b []byte, root int) error {
+	to, from := r.right(1), r.left(1)
+	if r.rank == root {
+		r.receive(from, roundCast, 0, nil)
+		from = nobody
+	}
+	if to == root {
+		r.send(to, roundCast, 0, nil)
+		to = nobody
+	}
+	if err := r.relay(ctx, b, from, to, nil); err != nil {
+		return err
+	}
+	return r.disseminate(ctx, 2)
+}
+
+// nobody is the rank before the first of a chain, and after the last.
+const nobody = -1
+
+// relay receives b and passes it on in blocks, and calls each, if there is one,
+// with the bounds of every block that is here. The header does not wait for
+// payload.
+func (r *remote) relay(ctx context.Context, b []byte, from, to int, each func(lo, hi int) error) error {
+	switch {
+	case to == nobody:
+	case from == nobody:
+		r.send(to, roundCast, len(b), b)
+	default:
+		r.send(to, roundCast, len(b), nil)
+	}
+	if from != nobody {
+		r.receive(from, roundCast, len(b), b[:min(block, len(b))])
+	}
+	for lo, i := 0, 1; lo < len(b); i++ {
+		hi := min(lo+block, len(b))
+		if next := min(hi+block, len(b)); from != nobody && next > hi {
+			r.receiveMore(from, b[hi:next])
+		}
+		if err := r.await(ctx, i); err != nil {
+			return err
+		}
+		if from != nobody && to != nobody {
+			r.sendMore(to, b[lo:hi])
+		}
+		if each != nil {
+			if err := each(lo, hi); err != nil {
+				return err
+			}
+		}
+		lo = hi
+	}
+	return r.settle(ctx)
+}

@@ -1,0 +1,97 @@
+package comm
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"hash/crc32"
+)
+
+// frame heads every message between two ranks of a socket group. It carries
+// the whole call, so that whoever receives it knows at once whether the sender
+// does the same thing, and can say what it does instead.
+//
+// On the wire, little-endian:
+//
+//	0 magic | 4 CRC-32C of what follows | 8 group | 16 seq | 24 length, 48 bits | 30 round | 32 call
+//
+// The payload follows. Its length is no news to the receiver, who checks it
+// against its own call and never allocates by it.
+type frame struct {
+	group  uint64
+	seq    uint64
+	length int                 // bytes of payload
+	round  uint16              // tells the messages of a collective apart
+	call   [SignatureSize]byte // encoded Signature
+}
+
+const (
+	frameSize  = 32 + SignatureSize
+	frameMagic = 0x31504f43 // "COP1", changes with the protocol
+	lengthBits = 48
+)
+
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+
+// put encodes f.
+func (f *frame) put(b *[frameSize]byte) {
+	binary.LittleEndian.PutUint32(b[0:], frameMagic)
+	binary.LittleEndian.PutUint64(b[8:], f.group)
+	binary.LittleEndian.PutUint64(b[16:], f.seq)
+	binary.LittleEndian.PutUint64(b[24:], uint64(f.round)<<lengthBits|uint64(f.length))
+	copy(b[32:], f.call[:])
+	binary.LittleEndian.PutUint32(b[4:], crc32.Checksum(b[8:], castagnoli))
+}
+
+// parse decodes a frame. Bytes that put has not written are an error.
+func (f *frame) parse(b *[frameSize]byte) error {
+	if binary.LittleEndian.Uint32(b[0:]) != frameMagic {
+		return errors.New("no frame of this protocol")
+	}
+	if binary.LittleEndian.Uint32(b[4:]) != crc32.Checksum(b[8:], castagnoli) {
+		return errors.New("frame with a wrong checksum")
+	}
+	f.group = binary.LittleEndian.Uint64(b[8:])
+	f.seq = binary.LittleEndian.Uint64(b[16:])
+	word := binary.LittleEndian.Uint64(b[24:])
+	f.round, f.length = uint16(word>>lengthBits), int(word&(1<<lengthBits-1))
+	copy(f.call[:], b[32:])
+	return nil
+}
+
+// compare checks the frame got from rank peer against the one that is due, f, of
+// rank self.
+func (f *frame) compare(got *frame, name string, self, peer int) error {
+	broken := func(format string, args ...any) error {
+		return &RankError{Group: name, Rank: peer, Err: fmt.Errorf("broken stream to rank %d: "+format, append([]any{self}, args...)...)}
+	}
+	if got.group != f.group {
+		return broken("frame of group %x, want %x", got.group, f.group)
+	}
+	if got.seq < f.seq {
+		return broken("frame of collective #%d in #%d", got.seq, f.seq)
+	}
+	if got.seq == f.seq && got.call == f.call {
+		if got.round != f.round || got.length != f.length {
+			return broken("%d bytes in round %d, want %d in round %d", got.length, got.round, f.length, f.round)
+		}
+		return nil
+	}
+	mine, err := ParseSignature(f.call[:])
+	if err != nil {
+		return err // unreachable: this rank encoded it
+	}
+	theirs, err := ParseSignature(got.call[:])
+	if err != nil {
+		return broken("%w", err)
+	}
+	calls := [2]string{mine.String(), theirs.String()}
+	if got.seq > f.seq { // had it called the same, it would have sent what is due first
+		calls[1] = fmt.Sprintf("something else, and %s as #%d", theirs, got.seq)
+	}
+	ranks := [2]int{self, peer}
+	if peer < self {
+		ranks, calls = [2]int{peer, self}, [2]string{calls[1], calls[0]}
+	}
+	return &MismatchError{Group: name, Seq: f.seq, Ranks: ranks, Calls: calls}
+}

@@ -1,0 +1,57 @@
+package comm
+
+// algorithm is a way to carry out a collective between equals.
+type algorithm uint8
+
+// The algorithms. N is the number of ranks, and a step the time a small message
+// takes.
+const (
+	// Everybody sends to everybody what it needs: one step, N-1 messages each.
+	direct algorithm = iota
+	// In step k a rank passes on what it knows to the rank 2^k further: log2 N
+	// steps of one message. Barriers (dissemination), all-gathers (Bruck),
+	// broadcasts (a binomial tree).
+	doubling
+	// Ranks pass on to the right what comes from the left, in blocks: N-1 steps,
+	// but every rank talks to two others only.
+	ring
+)
+
+const (
+	// Messages up to this long cost about the same as empty ones.
+	smallMessage = 16 << 10
+	// Ranks up to which N-1 small messages are cheaper than log2 N steps.
+	fewRanks = 4
+	// Ranks from which on a rank should not talk to all others at once: as many
+	// streams into one port lose packets.
+	manyRanks = 16
+)
+
+// plan chooses the algorithm for a collective of n ranks in which a rank has
+// bytes to give: a shard for gathers, the tensor for broadcasts. Reductions are
+// always direct, as only the owner of an element can sum it in the canonical order.
+func plan(kind Kind, n, bytes int) algorithm {
+	small := bytes <= smallMessage
+	switch kind {
+	case KindBarrier:
+		if n > fewRanks {
+			return doubling
+		}
+	case KindAllGather, KindSplit:
+		switch {
+		case small && n > fewRanks:
+			return doubling
+		case !small && n >= manyRanks:
+			return ring
+		}
+	case KindBroadcast:
+		switch {
+		case n == 2:
+		case !small:
+			return ring
+		case n > 2*fewRanks:
+			return doubling
+		}
+	}
+	return direct
+}

@@ -1,0 +1,236 @@
+package comm
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"slices"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// poller is the pump of Linux for plain TCP: the goroutine that drives it reads
+// and writes all connections itself, without blocking.
+//
+// To wait for all of them at once without holding a thread (and with it, for
+// milliseconds, a processor that computation could use), it has them in an epoll
+// instance of its own, edge-triggered, and waits for that one in Go's poller.
+type poller struct {
+	lines  []line
+	epoll  *os.File
+	raw    syscall.RawConn // of epoll
+	drain  func(fd uintptr) bool
+	events [16]unix.EpollEvent
+
+	mu     sync.Mutex // of stop and close
+	closed bool
+}
+
+// line is a port and the descriptor of its connection, which belongs to the poller.
+type line struct {
+	*port
+	fd  int
+	iov [2][]byte
+}
+
+// burst bounds the bytes that one connection moves while others wait.
+const burst = 1 << 20
+
+func newPoller(conns []net.Conn, ports []*port) (_ pump, err error) {
+	p := &poller{}
+	defer func() {
+		if err != nil {
+			p.close(time.Time{})
+		}
+	}()
+	fd, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
+	if err != nil {
+		return nil, fmt.Errorf("epoll: %w", err)
+	}
+	if err := unix.SetNonblock(fd, true); err != nil { // or Go's poller refuses it
+		return nil, errors.Join(err, unix.Close(fd))
+	}
+	p.epoll = os.NewFile(uintptr(fd), "epoll")
+	if p.raw, err = p.epoll.SyscallConn(); err != nil {
+		return nil, err
+	}
+	p.drain = func(fd uintptr) bool {
+		n, err := unix.EpollWait(int(fd), p.events[:], 0)
+		return n > 0 || err != nil && err != unix.EINTR
+	}
+	for i, c := range conns {
+		own, err := takeDescriptor(c.(*net.TCPConn))
+		if err != nil {
+			return nil, err
+		}
+		p.lines = append(p.lines, line{port: ports[i], fd: own})
+		event := unix.EpollEvent{Events: unix.EPOLLIN | unix.EPOLLOUT | unix.EPOLLRDHUP | unix.EPOLLET, Fd: int32(own)}
+		if err := unix.EpollCtl(fd, unix.EPOLL_CTL_ADD, own, &event); err != nil {
+			return nil, fmt.Errorf("epoll: %w", err)
+		}
+	}
+	return p, nil
+}
+
+// takeDescriptor takes the connection from Go's poller, which would wake a
+// thread at every packet.
+func takeDescriptor(c *net.TCPConn) (fd int, err error) {
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return 0, err
+	}
+	var dup error
+	err = raw.Control(func(old uintptr) { fd, dup = unix.FcntlInt(old, unix.F_DUPFD_CLOEXEC, 0) })
+	if err = errors.Join(err, dup); err != nil {
+		return 0, err
+	}
+	if err := c.Close(); err != nil {
+		return 0, errors.Join(err, unix.Close(fd))
+	}
+	return fd, nil
+}
+
+func (p *poller) push(f *frame, check func(*port) error) (moved bool, err error) {
+	for i := range p.lines {
+		l := &p.lines[i]
+		sent, err := l.write(f)
+		if err != nil {
+			return moved, err
+		}
+		got, err := l.read(check)
+		if err != nil {
+			return moved, err
+		}
+		moved = moved || sent || got
+	}
+	return moved, nil
+}
+
+// read receives what has come, for at most a burst.
+func (l *line) read(check func(*port) error) (moved bool, err error) {
+	if l.in.idle() {
+		return false, nil
+	}
+	if l.lo < l.hi {
+		moved = true
+		if err := l.absorb(check); err != nil {
+			return true, err
+		}
+	}
+	for total := 0; total < burst; {
+		b, _ := l.incoming()
+		if len(b) == 0 {
+			break
+		}
+		b = b[:min(len(b), burst)]
+		n, err := unix.Read(l.fd, b)
+		switch {
+		case err == unix.EAGAIN:
+			return moved, nil
+		case err == unix.EINTR:
+			continue
+		case err != nil:
+			return moved, l.lost(err)
+		case n == 0:
+			return moved, l.lost(errEnded)
+		}
+		moved = true
+		total += n
+		if err := l.received(n, check); err != nil {
+			return true, err
+		}
+		if n < len(b) {
+			break // there was no more
+		}
+	}
+	return moved, nil
+}
+
+// write sends what the connection takes, for at most a burst.
+func (l *line) write(f *frame) (moved bool, err error) {
+	for total := 0; total < burst; {
+		head, body := l.outgoing(f)
+		if len(head)+len(body) == 0 {
+			break
+		}
+		body = body[:min(len(body), burst)]
+		var n int
+		if len(head) == 0 {
+			n, err = unix.Write(l.fd, body)
+		} else {
+			l.iov = [2][]byte{head, body}
+			n, err = unix.Writev(l.fd, l.iov[:])
+			l.iov = [2][]byte{}
+		}
+		switch {
+		case err == unix.EAGAIN:
+			return moved, nil
+		case err == unix.EINTR:
+			continue
+		case err != nil:
+			return moved, l.lost(err)
+		}
+		moved = true
+		total += n
+		l.sent(n)
+	}
+	return moved, nil
+}
+
+func (p *poller) wait(d time.Duration) (moved bool, err error) {
+	if err := p.epoll.SetReadDeadline(time.Now().Add(d)); err != nil {
+		return false, err
+	}
+	if err := p.raw.Read(p.drain); err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
+		return false, err
+	}
+	return false, nil
+}
+
+func (p *poller) stop() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.closed {
+		return
+	}
+	for i := range p.lines {
+		_ = unix.Shutdown(p.lines[i].fd, unix.SHUT_WR) // which wakes wait; the other side may have ended it
+	}
+}
+
+func (p *poller) quit() {}
+
+func (p *poller) close(deadline time.Time) {
+	for p.undelivered() && time.Now().Before(deadline) {
+		_, _ = p.wait(time.Millisecond) // an error costs time, no more
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.closed = true
+	for i := range p.lines {
+		_ = unix.Close(p.lines[i].fd) // nothing is left to flush
+	}
+	if p.epoll != nil {
+		_ = p.epoll.Close()
+	}
+}
+
+// undelivered reports whether there is something that the other side's kernel
+// has not acknowledged. Closing a connection on which unread bytes have come
+// would throw it away.
+func (p *poller) undelivered() bool {
+	return slices.ContainsFunc(p.lines, func(l line) bool { return !delivered(l.fd) })
+}
+
+// delivered reports whether the other side's kernel has all that was sent.
+func delivered(fd int) bool {
+	n, err := unix.IoctlGetInt(fd, unix.SIOCOUTQ)
+	return err != nil || n == 0 // a broken connection delivers nothing more
+}
+
+// yieldProcessor lets another process run.
+func yieldProcessor() { _, _, _ = unix.Syscall(unix.SYS_SCHED_YIELD, 0, 0, 0) }

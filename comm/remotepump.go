@@ -1,0 +1,183 @@
+package comm
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"runtime"
+	"sync/atomic"
+	"time"
+)
+
+// pump moves bytes between the ports of a rank and their connections. One
+// goroutine at a time drives it; stop may be called by any.
+type pump interface {
+	// push moves what can be moved without waiting, and reports whether that was
+	// anything. It calls check with every header that has come, see port.received.
+	push(f *frame, check func(*port) error) (moved bool, err error)
+	// wait returns when there may be something to move, or after d, and reports
+	// whether anything has moved meanwhile.
+	wait(d time.Duration) (moved bool, err error)
+	// stop lets nothing more be sent, and wait return.
+	stop()
+	// quit returns when no piece is being read or written any more, for ever.
+	quit()
+	// close ends the connections when what was sent has arrived, or at the
+	// deadline. It is called once, and after everything else.
+	close(deadline time.Time)
+}
+
+// newPump makes the fastest pump for the connections, of which ports[i] is the
+// end of conns[i]. It owns them from now on.
+func newPump(conns []net.Conn, ports []*port) (pump, error) {
+	for _, c := range conns {
+		if _, ok := c.(*net.TCPConn); !ok {
+			return newStreams(conns, ports), nil
+		}
+	}
+	return newPoller(conns, ports)
+}
+
+// lost says that the connection of p has failed.
+func (p *port) lost(err error) error { return &lostError{p.peer, err} }
+
+// lostError is the end of a connection.
+type lostError struct {
+	peer int
+	err  error
+}
+
+func (e *lostError) Error() string   { return fmt.Sprintf("connection: %v", e.err) }
+func (e *lostError) Unwrap() []error { return []error{e.err, ErrLost} }
+
+var (
+	errEnded   = errors.New("ended by the other rank")
+	errStopped = errors.New("stopped")
+)
+
+const (
+	// A rank looks for bytes this long before it sleeps: longer than a peer that
+	// is just as far takes to answer, shorter than falling asleep and waking up.
+	eager = 20 * time.Microsecond
+	// A sleeping rank looks up this often.
+	slice = 20 * time.Millisecond
+)
+
+// exchange drives the ports of one rank through the collectives.
+type exchange struct {
+	ports   []*port // by rank, nil for this one
+	pump    pump
+	timeout time.Duration // without progress; 0 for none
+	crowded bool          // the ranks of this host outnumber its processors
+	frame   frame         // of the collective under way
+	check   func(*port) error
+	stopped atomic.Bool
+}
+
+// send queues a message to a rank: a header and the first part of the payload,
+// whose whole length is given. What follows is queued with sendMore.
+func (x *exchange) send(to int, round uint16, length int, part []byte) {
+	x.ports[to].out.add(piece{true, round, length, part})
+}
+
+func (x *exchange) sendMore(to int, part []byte) { x.ports[to].out.add(piece{body: part}) }
+
+// receive queues where to put a message from a rank, like send.
+func (x *exchange) receive(from int, round uint16, length int, part []byte) {
+	p := x.ports[from]
+	p.in.add(piece{true, round, length, part})
+	p.waits.Store(true)
+}
+
+func (x *exchange) receiveMore(from int, part []byte) {
+	p := x.ports[from]
+	p.in.add(piece{body: part})
+	if !p.in.idle() {
+		p.waits.Store(true)
+	}
+}
+
+// await returns when every port has received its first k pieces since the last
+// settle, or all of them.
+func (x *exchange) await(ctx context.Context, k int) error { return x.run(ctx, k, false) }
+
+// settle returns when all that was queued has been received and sent. It is the
+// end of every collective.
+func (x *exchange) settle(ctx context.Context) error {
+	if err := x.run(ctx, 0, true); err != nil {
+		return err
+	}
+	for _, p := range x.ports {
+		if p != nil {
+			p.in.reset()
+			p.out.reset()
+		}
+	}
+	return nil
+}
+
+// ready reports whether what await or settle wait for has come.
+func (x *exchange) ready(k int, all bool) bool {
+	for _, p := range x.ports {
+		switch {
+		case p == nil:
+		case all && !(p.in.idle() && p.out.idle()):
+			return false
+		case !p.in.idle() && p.in.next < k:
+			return false
+		}
+	}
+	return true
+}
+
+// run moves bytes until ready.
+func (x *exchange) run(ctx context.Context, k int, all bool) error {
+	var idle time.Time // since when nothing has moved
+	for {
+		moved, err := x.pump.push(&x.frame, x.check)
+		switch {
+		case err != nil:
+			return err
+		case x.ready(k, all):
+			return nil
+		case x.stopped.Load():
+			return errStopped
+		case moved:
+			idle = time.Time{}
+			continue
+		case idle.IsZero():
+			idle = time.Now()
+			continue
+		}
+		quiet := time.Since(idle)
+		if quiet < eager {
+			x.yield()
+			continue
+		}
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		nap := slice
+		if x.timeout > 0 {
+			if quiet >= x.timeout {
+				return fmt.Errorf("%w for %v", ErrTimeout, x.timeout)
+			}
+			nap = min(nap, x.timeout-quiet)
+		}
+		if moved, err = x.pump.wait(nap); err != nil {
+			return err
+		}
+		if moved {
+			idle = time.Now().Add(-eager)
+		}
+	}
+}
+
+// yield lets other ranks run, between two looks for bytes.
+func (x *exchange) yield() {
+	if x.crowded {
+		yieldProcessor()
+	}
+	runtime.Gosched()
+}

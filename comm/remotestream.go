@@ -1,0 +1,244 @@
+package comm
+
+import (
+	"errors"
+	"io"
+	"net"
+	"os"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+)
+
+// streams is the portable pump: a reader and a writer goroutine per connection,
+// which get one order at a time from the goroutine that drives it. They see only
+// bytes; the ports stay with the driver.
+type streams struct {
+	list    []*stream
+	done    chan *job     // jobs finished; has room for all
+	moved   atomic.Uint64 // bytes, by all of them
+	seen    uint64        // of moved, at the last wait
+	timer   *time.Timer
+	running sync.WaitGroup
+}
+
+// stream is a port and its connection.
+type stream struct {
+	*port
+	conn        net.Conn
+	read, write job
+}
+
+// job is one direction of a stream.
+type job struct {
+	of     *stream
+	orders chan struct{} // has room for one
+	busy   bool          // an order is being carried out
+
+	// Written with the order.
+	bufs  [2][]byte // memory to send, or to fill
+	least int       // bytes to read
+	// Written with done.
+	n   int
+	err error
+}
+
+func newStreams(conns []net.Conn, ports []*port) *streams {
+	s := &streams{done: make(chan *job, 2*len(conns)), timer: time.NewTimer(0)}
+	for i, c := range conns {
+		t := &stream{port: ports[i], conn: c}
+		t.read = job{of: t, orders: make(chan struct{}, 1)}
+		t.write = job{of: t, orders: make(chan struct{}, 1)}
+		s.list = append(s.list, t)
+		s.running.Go(func() { s.serve(&t.read, t.fill) })
+		s.running.Go(func() { s.serve(&t.write, t.flush) })
+	}
+	return s
+}
+
+// serve carries out orders until there are none any more.
+func (s *streams) serve(j *job, do func(count *atomic.Uint64)) {
+	for range j.orders {
+		do(&s.moved)
+		s.done <- j
+	}
+}
+
+// fill reads at least as many bytes as are due.
+func (t *stream) fill(count *atomic.Uint64) {
+	j := &t.read
+	for j.n, j.err = 0, nil; j.n < j.least && j.err == nil; {
+		var n int
+		n, j.err = t.conn.Read(j.bufs[0][j.n:])
+		j.n += n
+		count.Add(uint64(n))
+	}
+	if j.n >= j.least {
+		j.err = nil // it will come again
+	}
+}
+
+// flush writes everything.
+func (t *stream) flush(count *atomic.Uint64) {
+	j := &t.write
+	j.n, j.err = 0, nil
+	for _, b := range j.bufs {
+		for len(b) > 0 && j.err == nil {
+			var n int
+			n, j.err = t.conn.Write(b[:min(len(b), 64<<10)])
+			b = b[n:]
+			j.n += n
+			count.Add(uint64(n))
+		}
+	}
+}
+
+// portion bounds one order, so that received blocks are used while others come.
+const portion = 256 << 10
+
+func (s *streams) push(f *frame, check func(*port) error) (moved bool, err error) {
+	for done := false; !done; {
+		select {
+		case j := <-s.done:
+			moved = true
+			if err := j.finish(check); err != nil {
+				return true, err
+			}
+		default:
+			done = true
+		}
+	}
+	for _, t := range s.list {
+		if err := t.order(f, check); err != nil {
+			return moved, err
+		}
+	}
+	return moved, nil
+}
+
+// finish books what j has moved.
+func (j *job) finish(check func(*port) error) error {
+	t := j.of
+	j.busy = false
+	j.bufs = [2][]byte{} // the caller's
+	if j.n > 0 {
+		if j == &t.write {
+			t.sent(j.n)
+		} else if err := t.received(j.n, check); err != nil {
+			return err
+		}
+	}
+	switch {
+	case j.err == io.EOF:
+		return t.lost(errEnded)
+	case j.err != nil:
+		return t.lost(j.err)
+	}
+	return nil
+}
+
+// order sets the goroutines of t to work that have none.
+func (t *stream) order(f *frame, check func(*port) error) error {
+	if !t.write.busy {
+		if head, body := t.outgoing(f); len(head)+len(body) > 0 {
+			t.write.bufs = [2][]byte{head, body[:min(len(body), portion)]}
+			t.write.give()
+		}
+	}
+	if !t.read.busy && !t.in.idle() {
+		if err := t.absorb(check); err != nil {
+			return err
+		}
+		if b, least := t.incoming(); len(b) > 0 {
+			t.read.bufs[0], t.read.least = b[:min(len(b), portion)], min(least, portion)
+			t.read.give()
+		}
+	}
+	return nil
+}
+
+func (j *job) give() {
+	j.busy = true
+	j.orders <- struct{}{}
+}
+
+// wait waits for a job to be finished. The driver alone receives, so it can put
+// what it has seen back into the room it came from.
+func (s *streams) wait(d time.Duration) (moved bool, err error) {
+	s.timer.Reset(d)
+	select {
+	case j := <-s.done:
+		s.done <- j
+	case <-s.timer.C:
+	}
+	s.timer.Stop()
+	total := s.moved.Load()
+	moved = total != s.seen
+	s.seen = total
+	return moved, nil
+}
+
+func (s *streams) stop() {
+	for _, t := range s.list {
+		if c, ok := plain(t.conn).(interface{ CloseWrite() error }); ok {
+			_ = c.CloseWrite() // the other side may have ended it
+		}
+		_ = t.conn.SetDeadline(time.Unix(1, 0)) // long ago: whoever reads or writes returns
+	}
+}
+
+// plain returns the connection under TLS.
+func plain(c net.Conn) net.Conn {
+	if t, ok := c.(interface{ NetConn() net.Conn }); ok {
+		return t.NetConn()
+	}
+	return c
+}
+
+func (s *streams) quit() {
+	s.stop()
+	for _, t := range s.list {
+		for t.read.busy || t.write.busy {
+			j := <-s.done
+			j.busy = false
+			j.bufs = [2][]byte{}
+		}
+	}
+}
+
+func (s *streams) close(deadline time.Time) {
+	s.quit()
+	var ended sync.WaitGroup
+	for _, t := range s.list {
+		close(t.read.orders)
+		close(t.write.orders)
+		ended.Go(func() { t.end(deadline) })
+	}
+	ended.Wait()
+	s.running.Wait()
+	s.timer.Stop()
+}
+
+// end closes the connection when what was sent has arrived. Closing one on which
+// unread bytes have come would throw that away, so where there is no other way to
+// know, it reads on until the other side ends as well.
+func (t *stream) end(deadline time.Time) {
+	c := plain(t.conn)
+	var rest [4 << 10]byte
+	for err := error(nil); !arrived(c) && (err == nil || errors.Is(err, os.ErrDeadlineExceeded)) && time.Now().Before(deadline); {
+		_ = c.SetReadDeadline(time.Now().Add(time.Millisecond)) // if it fails Read does
+		_, err = c.Read(rest[:])
+	}
+	_ = c.Close()
+}
+
+// arrived reports whether the other side is known to have all that was sent.
+func arrived(c net.Conn) (yes bool) {
+	s, ok := c.(syscall.Conn)
+	if !ok {
+		return false
+	}
+	raw, err := s.SyscallConn()
+	return err != nil || raw.Control(func(fd uintptr) { yes = delivered(int(fd)) }) != nil || yes
+}

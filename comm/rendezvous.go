@@ -1,0 +1,72 @@
+package comm
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"path/filepath"
+	"strings"
+
+	"github.com/gofsdp/gofsdp/internal/auth"
+	"github.com/gofsdp/gofsdp/internal/store"
+)
+
+// The schemes of [Config.Rendezvous].
+const (
+	tcpScheme  = "tcp://"
+	fileScheme = "file://"
+)
+
+// rendezvous opens the store where the ranks meet. Rank 0 serves it, if it is
+// not a directory. done is to be called when all ranks have met.
+func rendezvous(ctx context.Context, cfg Config) (meet store.Store, done func() error, err error) {
+	// The size of the job is compared when the ranks meet, where all of them learn of a difference.
+	sc := store.Config{Job: cfg.Job, Secret: cfg.Secret, Rank: cfg.Rank}
+	if cfg.Logger != nil {
+		sc.Log = func(err error) { cfg.Logger.Warn("rendezvous", "error", err) }
+	}
+	if dir, ok := strings.CutPrefix(cfg.Rendezvous, fileScheme); ok && filepath.IsAbs(dir) {
+		meet, err = store.Dir(dir, sc)
+		if err != nil {
+			return nil, nil, err
+		}
+		return meet, meet.Close, nil
+	}
+	addr, ok := strings.CutPrefix(cfg.Rendezvous, tcpScheme)
+	if !ok {
+		return nil, nil, fmt.Errorf("no rendezvous %q, want tcp://host:port or file:///directory", cfg.Rendezvous)
+	}
+	resolved, err := net.ResolveTCPAddr("tcp", addr)
+	if err != nil {
+		return nil, nil, fmt.Errorf("rendezvous: %w", err)
+	}
+	if !resolved.IP.IsLoopback() && cfg.Listen == "" {
+		return nil, nil, fmt.Errorf("rendezvous at %s, which is not this host's loopback: name the interface to listen on in Listen, or FSDP_LISTEN", addr)
+	}
+	server, client := sc, sc
+	if cfg.TLS {
+		if server.TLS, client.TLS, err = auth.TLS(cfg.Secret); err != nil {
+			return nil, nil, err
+		}
+	}
+	var serving *store.Server
+	if cfg.Rank == 0 {
+		if serving, err = store.Listen(ctx, resolved.String(), server); err != nil {
+			return nil, nil, err
+		}
+	}
+	if meet, err = store.Dial(ctx, resolved.String(), client); err != nil {
+		if serving != nil {
+			err = errors.Join(err, serving.Close())
+		}
+		return nil, nil, err
+	}
+	return meet, func() error {
+		err := meet.Close()
+		if serving != nil {
+			err = errors.Join(err, serving.Close())
+		}
+		return err
+	}, nil
+}

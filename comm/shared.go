@@ -1,0 +1,230 @@
+package comm
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/gofsdp/gofsdp/internal/shm"
+)
+
+// shared is one rank's handle of a group of processes on one host.
+//
+// It works as an in-process group does, with its records in memory that all
+// ranks map: issuing a collective posts this rank's part on the board of the
+// group, and once all ranks have arrived, whoever waits executes it, for every
+// rank. Ranks execute their collectives in order, one goroutine at a time: the turn.
+//
+//	issued ≥ published ≥ done        collectives of this rank, by number
+//	             published - 64 ≤    done of every other rank: the slots of the board
+//	             reclaimed      ≤    done of all ranks
+//
+// What the others cannot reach costs a copy. A source outside of the domain is
+// copied when it is published, into memory of this rank's segment that is kept
+// until all ranks have done the collective: at most what is in flight. A
+// destination outside is written by its own rank, but for an all-reduce, which
+// happens in the copy. Tensors of up to a page are always copied, and every rank
+// computes its own result from the copies: one arrival and nobody waits twice.
+//
+// No Wait needs another rank to wait too. That would be so when a rank with a
+// private destination has still to read this rank's source; if that takes long,
+// the source is moved to a copy after all.
+type shared struct {
+	link    *link
+	domain  *domain
+	memory  []byte // of the board, on rank 0
+	board   board
+	rank    int
+	size    int
+	timeout time.Duration
+	rec     recorder
+
+	done  atomic.Uint64         // collectives complete on this rank
+	fault atomic.Pointer[error] // the first failure; whatever was published before it is ready by then, or spoiled
+	lost  []atomic.Bool         // ranks whose process has died
+
+	mu        sync.Mutex
+	issued    uint64
+	published uint64
+	reclaimed uint64 // collectives whose copies are freed
+	tasks     []task // those in (reclaimed, issued], by number mod len
+	closed    bool
+	detached  bool // the board is not ours any more
+	released  bool // and nobody reads our copies
+
+	turn chan struct{} // full while somebody executes
+	// Guarded by turn.
+	work    division
+	private []bool // ranks that only themselves can write the destination of
+	need    []int  // parts of every lane that must be finished before this rank is done
+	reducer reducer
+}
+
+// task is what a rank knows about a collective that it has issued.
+type task struct {
+	call   Call
+	copied bool   // the others do not read call.Src
+	staged []byte // the copy they read, nil if there is none
+	moved  []byte // the copy that it was moved to later
+}
+
+var (
+	_ Group     = (*shared)(nil)
+	_ Allocator = (*shared)(nil)
+	_ member    = (*shared)(nil)
+	_ reporter  = (*shared)(nil)
+)
+
+// smallTensor is the size in bytes up to which every rank computes for itself.
+const smallTensor = 4 << 10
+
+// newShared makes the group of l, all of whose ranks are in d and call newShared.
+func newShared(ctx context.Context, l *link, d *domain) (Group, error) {
+	n := len(l.ranks)
+	s := &shared{
+		link: l, domain: d, rank: l.rank, size: n, timeout: cmp.Or(l.session.cfg.Timeout, defaultTimeout),
+		lost: make([]atomic.Bool, n), tasks: make([]task, boardSlots), turn: make(chan struct{}, 1),
+		work: newDivision(n), private: make([]bool, n), need: make([]int, n), detached: true,
+	}
+	l.attach(s)
+	d.sweep()
+	ctx, cancel := context.WithTimeoutCause(ctx, s.timeout, fmt.Errorf("%w for %v", ErrTimeout, s.timeout))
+	defer cancel()
+	if err := s.meet(ctx); err != nil {
+		err = s.blame(fmt.Errorf("making the group: %w", err))
+		if first := s.failure(); first != nil {
+			err = first
+		} else {
+			s.fail(err)
+		}
+		return nil, errors.Join(err, s.Close())
+	}
+	return s, nil
+}
+
+// meet finds the board, which rank 0 makes, and waits for the other ranks there.
+func (s *shared) meet(ctx context.Context) (err error) {
+	key, host := s.link.id, s.domain.segments[s.link.ranks[0]]
+	if host == nil {
+		return fmt.Errorf("rank 0 is not on this host")
+	}
+	if s.rank == 0 {
+		if s.memory, err = host.Alloc(boardSize(s.size)); err != nil {
+			return err
+		}
+		off, _ := host.Offset(s.memory)
+		if err := host.Publish(key, off); err != nil {
+			return err
+		}
+		defer host.Retract(key)
+	}
+	for {
+		off, bell, rung, ok := host.Lookup(key)
+		if ok {
+			mem, ok := host.Bytes(off, boardSize(s.size))
+			if !ok {
+				return fmt.Errorf("rank 0 says that the board is at %d of its memory", off)
+			}
+			s.attach(mem)
+			break
+		}
+		if err := s.patience(ctx); err != nil {
+			return fmt.Errorf("waiting for rank 0: %w", err)
+		}
+		shm.Wait(bell, rung, nap)
+	}
+	h := s.board.head()
+	h.joined.Add(1)
+	h.bell.Add(1)
+	shm.Wake(&h.bell)
+	for {
+		rung := h.bell.Load()
+		if joined := int(h.joined.Load()); joined == s.size {
+			return nil
+		} else if err := s.patience(ctx); err != nil {
+			return fmt.Errorf("%d of %d ranks are here: %w", joined, s.size, err)
+		}
+		shm.Wait(&h.bell, rung, nap)
+	}
+}
+
+// attach begins to use the board in mem.
+func (s *shared) attach(mem []byte) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.board, s.detached = boardOf(mem, s.size), false
+}
+
+// patience returns why there is nothing to wait for any more, or nil.
+func (s *shared) patience(ctx context.Context) error {
+	if err := s.failure(); err != nil {
+		return err
+	}
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	return nil
+}
+
+func (s *shared) Rank() int { return s.rank }
+func (s *shared) Size() int { return s.size }
+
+func (s *shared) AllGather(dst, src Buffer) Work {
+	return s.start(Call{Kind: KindAllGather, Dst: dst, Src: src})
+}
+
+func (s *shared) ReduceScatter(dst, src Buffer, op Op) Work {
+	return s.start(Call{Kind: KindReduceScatter, Op: op, Dst: dst, Src: src})
+}
+
+func (s *shared) AllReduce(buf Buffer, op Op) Work {
+	return s.start(Call{Kind: KindAllReduce, Op: op, Dst: buf, Src: buf})
+}
+
+func (s *shared) Broadcast(buf Buffer, root int) Work {
+	return s.start(Call{Kind: KindBroadcast, Root: root, Dst: buf, Src: buf})
+}
+
+func (s *shared) Barrier(ctx context.Context) error {
+	seq, err := s.issue(Call{Kind: KindBarrier})
+	if err != nil {
+		return err
+	}
+	return s.await(ctx, seq)
+}
+
+func (s *shared) Split(ctx context.Context, color, key int) (Group, error) {
+	pairs := make([]int64, 2*s.size)
+	mine := []int64{int64(color), int64(key)}
+	seq, err := s.issue(Call{Kind: KindSplit, Dst: Of(pairs), Src: Of(mine)})
+	if err != nil {
+		return nil, err
+	}
+	if err := s.await(ctx, seq); err != nil || color < 0 {
+		return nil, err
+	}
+	child, err := newShared(ctx, s.link.split(seq, color, splitRanks(pairs, color)), s.domain)
+	if err == nil {
+		return child, nil
+	}
+	if first := s.failure(); first != nil {
+		return nil, first
+	}
+	err = s.blame(fmt.Errorf("making group %d of split #%d: %w", color, seq, err))
+	s.fail(err)
+	return nil, err
+}
+
+// Alloc implements [Allocator].
+func (s *shared) Alloc(n int) ([]byte, error) { return s.domain.own.Alloc(n) }
+
+// Free implements [Allocator].
+func (s *shared) Free(b []byte) error { return s.domain.own.Free(b) }
+
+func (s *shared) status() Status { return s.rec.status(s.link.name, s.rank) }
+
+func (s *shared) report(ctx context.Context) ([]Status, error) { return s.link.report(ctx) }

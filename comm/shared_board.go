@@ -1,0 +1,197 @@
+package comm
+
+import (
+	"sync/atomic"
+	"unsafe"
+
+	"github.com/gofsdp/gofsdp/internal/shm"
+)
+
+// board is where the ranks of a shared group write for each other: a block in
+// the segment of rank 0, mapped by all. Whatever one rank writes often has a
+// cache line of its own.
+//
+//	head | a line per rank | slot 0 | slot 1 | … | slot 63
+//	slot: word | a lane per rank | a post per rank
+//
+// Collective #k uses slot k mod 64, once all ranks have done #k-64. Nothing in it
+// needs to be cleared: the words carry the number of their collective, and every
+// rank prepares its lane before it arrives.
+type board struct {
+	base unsafe.Pointer
+	n    int // ranks
+}
+
+const boardSlots = 64
+
+// boardHead is the first part of a board.
+type boardHead struct {
+	joined   atomic.Uint32 // ranks that have found the board
+	released atomic.Uint32 // ranks that will not touch it again
+	_        [56]byte
+	bell     atomic.Uint32 // changes when a sleeper should look again
+	sleepers atomic.Int32  // ranks that wait for the bell, or are about to
+	_        [56]byte
+}
+
+// boardLine is what one rank tells all others.
+type boardLine struct {
+	done atomic.Uint64 // its first so many collectives are complete: it looks at none of their posts
+	busy atomic.Uint64 // the collective of which it is executing parts, 0 for none
+	_    [48]byte
+}
+
+// boardLane is a lane of the division of a collective. Both words are tag and count.
+type boardLane struct {
+	claimed  atomic.Uint64 // parts that somebody has begun, in order
+	finished atomic.Uint64 // parts that are complete
+	_        [48]byte
+}
+
+// post is one rank's part of a collective: its call, and where its buffers are as
+// offsets in its own segment.
+type post struct {
+	seq    atomic.Uint64 // the collective, once the rest is written
+	dst    uint64
+	src    atomic.Uint64 // may move to a copy while only ranks with a private dst read it
+	flags  uint32
+	_      uint32
+	inline [inlineBytes]byte
+	sig    [SignatureSize]byte
+}
+
+const inlineBytes = 32
+
+// Flags of a post.
+const (
+	postInline  = 1 << iota // the source is in inline
+	postPrivate             // nobody else can write the destination
+)
+
+const (
+	headBytes = unsafe.Sizeof(boardHead{})
+	lineBytes = unsafe.Sizeof(boardLine{})
+	laneBytes = unsafe.Sizeof(boardLane{})
+	postBytes = unsafe.Sizeof(post{})
+	wordBytes = 64 // the word of a slot, alone on its line
+)
+
+func slotBytes(n int) uintptr { return wordBytes + uintptr(n)*(laneBytes+postBytes) }
+
+// boardSize returns the bytes of a board of n ranks.
+func boardSize(n int) int {
+	return int(headBytes + uintptr(n)*lineBytes + boardSlots*slotBytes(n))
+}
+
+// boardOf returns the board of n ranks in mem, of boardSize bytes.
+func boardOf(mem []byte, n int) board { return board{unsafe.Pointer(unsafe.SliceData(mem)), n} }
+
+func (b board) head() *boardHead { return (*boardHead)(b.base) }
+
+func (b board) line(rank int) *boardLine {
+	return (*boardLine)(unsafe.Add(b.base, headBytes+uintptr(rank)*lineBytes))
+}
+
+func (b board) slot(seq uint64) unsafe.Pointer {
+	return unsafe.Add(b.base, headBytes+uintptr(b.n)*lineBytes+uintptr(seq%boardSlots)*slotBytes(b.n))
+}
+
+// word is the state of collective seq: tag, and how many ranks have arrived.
+func (b board) word(seq uint64) *atomic.Uint64 { return (*atomic.Uint64)(b.slot(seq)) }
+
+func (b board) lane(seq uint64, rank int) *boardLane {
+	return (*boardLane)(unsafe.Add(b.slot(seq), wordBytes+uintptr(rank)*laneBytes))
+}
+
+func (b board) post(seq uint64, rank int) *post {
+	return (*post)(unsafe.Add(b.slot(seq), wordBytes+uintptr(b.n)*laneBytes+uintptr(rank)*postBytes))
+}
+
+// spoiled in the word of a collective says that a rank has given it up: it will
+// never be ready. All ranks having arrived, nobody can give it up any more; which
+// of the two comes first is decided by that one word.
+const spoiled = 1 << (tagShift - 1)
+
+// arrive counts this rank's arrival at collective seq, unless it is spoiled.
+func (b board) arrive(seq uint64) {
+	for word := b.word(seq); ; {
+		w := word.Load()
+		next := w + 1
+		switch {
+		case w>>tagShift != seq:
+			next = seq<<tagShift | 1
+		case w&spoiled != 0:
+			return
+		}
+		if word.CompareAndSwap(w, next) {
+			if next&valueMask == uint64(b.n) {
+				b.ring()
+			}
+			return
+		}
+	}
+}
+
+// ready reports whether all ranks have arrived at collective seq.
+func (b board) ready(seq uint64) bool {
+	return b.word(seq).Load() == seq<<tagShift|uint64(b.n)
+}
+
+// spoil makes sure that collective seq, at which this rank has arrived, never
+// gets ready, unless it is.
+func (b board) spoil(seq uint64) {
+	for word := b.word(seq); !b.ready(seq); {
+		if w := word.Load(); w>>tagShift != seq || word.CompareAndSwap(w, w|spoiled) {
+			return
+		}
+	}
+}
+
+// arrived reports whether a rank's post for collective seq is there.
+func (b board) arrived(seq uint64, rank int) bool { return b.post(seq, rank).seq.Load() == seq }
+
+// claim takes a part of a lane that has so many parts, if one is left.
+func (b board) claim(seq uint64, rank, parts int) (part int, ok bool) {
+	word := &b.lane(seq, rank).claimed
+	for {
+		w := word.Load()
+		if w&valueMask >= uint64(parts) {
+			return 0, false
+		}
+		if word.CompareAndSwap(w, w+1) {
+			return int(w & valueMask), true
+		}
+	}
+}
+
+// finish counts a part of a lane as complete.
+func (b board) finish(seq uint64, rank, parts int) {
+	if b.lane(seq, rank).finished.Add(1)&valueMask == uint64(parts) {
+		b.ring()
+	}
+}
+
+func (b board) claimed(seq uint64, rank int) int {
+	return int(b.lane(seq, rank).claimed.Load() & valueMask)
+}
+
+func (b board) finished(seq uint64, rank int) int {
+	return int(b.lane(seq, rank).finished.Load() & valueMask)
+}
+
+// settled returns how many collectives are complete on all ranks.
+func (b board) settled() uint64 {
+	least := ^uint64(0)
+	for r := range b.n {
+		least = min(least, b.line(r).done.Load())
+	}
+	return least
+}
+
+// ring wakes who sleeps. The caller has changed what it may wait for.
+func (b board) ring() {
+	if h := b.head(); h.sleepers.Load() > 0 {
+		h.bell.Add(1)
+		shm.Wake(&h.bell)
+	}
+}

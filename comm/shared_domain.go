@@ -1,0 +1,110 @@
+package comm
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"sync"
+
+	"github.com/gofsdp/gofsdp/internal/shm"
+)
+
+// errShmUnsupported says that the ranks of this host cannot share memory.
+var errShmUnsupported = shm.ErrUnsupported
+
+// domain is the memory that the ranks of one host share: a segment of each,
+// mapped by all. A process has one; all its groups use it.
+type domain struct {
+	own      *shm.Segment
+	segments map[int]*shm.Segment // by world rank, own among them
+	crowded  bool                 // there are more ranks than processors
+
+	mu        sync.Mutex
+	lingering []*shared // closed here, with memory that others may still look at
+}
+
+const (
+	segmentTag = 1        // of the file in which a rank passes its segment
+	maxDomain  = 16 << 40 // addresses for all segments together: an eighth of the least a process has
+)
+
+// newDomain creates this process's segment and exchanges it with the other ranks
+// of the host, all of which call newDomain.
+func newDomain(ctx context.Context, s *session) (*domain, error) {
+	var peers []int
+	for r := range s.cfg.Size {
+		if r != s.cfg.Rank && s.mesh.SameHost(r) {
+			peers = append(peers, r)
+		}
+	}
+	own, err := shm.Create(min(shm.Installed(), maxDomain/(len(peers)+1)))
+	if err != nil {
+		return nil, err
+	}
+	d := &domain{
+		own: own, segments: map[int]*shm.Segment{s.cfg.Rank: own},
+		crowded: len(peers)+1 > runtime.NumCPU(),
+	}
+	if err := d.exchange(ctx, s.mesh, peers); err != nil {
+		return nil, errors.Join(err, d.close())
+	}
+	return d, nil
+}
+
+func (d *domain) exchange(ctx context.Context, net network, peers []int) error {
+	for _, r := range peers {
+		if err := net.SendFile(r, segmentTag, d.own.File()); err != nil {
+			return fmt.Errorf("passing shared memory to rank %d: %w", r, err)
+		}
+	}
+	for _, r := range peers {
+		file, err := net.File(ctx, r, segmentTag)
+		if err != nil {
+			return fmt.Errorf("shared memory of rank %d: %w", r, err)
+		}
+		d.segments[r], err = shm.Open(file)
+		if err = errors.Join(err, file.Close()); err != nil {
+			return fmt.Errorf("shared memory of rank %d: %w", r, err)
+		}
+	}
+	return nil
+}
+
+// linger frees what s holds in shared memory, now or when no rank looks at it
+// any more.
+func (d *domain) linger(s *shared) {
+	d.mu.Lock()
+	d.lingering = append(d.lingering, s)
+	d.mu.Unlock()
+	d.sweep()
+}
+
+// sweep frees what groups that are closed here could not free before.
+func (d *domain) sweep() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	kept := d.lingering[:0]
+	for _, s := range d.lingering {
+		if !s.release(false) {
+			kept = append(kept, s)
+		}
+	}
+	clear(d.lingering[len(kept):])
+	d.lingering = kept
+}
+
+// close unmaps all memory but what the user has not freed. No group may be in use.
+func (d *domain) close() error {
+	var errs []error
+	for _, s := range d.lingering {
+		s.release(true) // nothing is allocated any more that could overwrite it
+	}
+	d.lingering = nil
+	for _, s := range d.segments {
+		if s != nil {
+			errs = append(errs, s.Close())
+		}
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,136 @@
+package comm
+
+import (
+	"context"
+	"errors"
+)
+
+// failure returns the error that the group has failed with, or nil.
+func (s *shared) failure() error {
+	if err := s.fault.Load(); err != nil {
+		return *err
+	}
+	return nil
+}
+
+// blame says that the group failed because of err on this rank.
+func (s *shared) blame(err error) error { return &RankError{s.link.name, s.rank, err} }
+
+// fail makes err the failure of the group, on all ranks, unless it has one.
+func (s *shared) fail(err error) {
+	if s.enter(err) {
+		s.link.fail(err)
+	}
+}
+
+// enter makes err the failure of the group on this rank, unless it has one.
+func (s *shared) enter(err error) (first bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var blame *RankError
+	if errors.As(err, &blame) && blame.Group == s.link.name && errors.Is(err, ErrLost) && blame.Rank >= 0 && blame.Rank < s.size {
+		s.lost[blame.Rank].Store(true)
+	}
+	if s.failure() != nil {
+		return false
+	}
+	if !s.detached {
+		for seq := s.published; seq > s.done.Load(); seq-- {
+			s.board.spoil(seq)
+		}
+	}
+	s.fault.Store(&err)
+	if !s.detached {
+		s.board.ring()
+	}
+	return true
+}
+
+func (s *shared) isClosed() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.closed
+}
+
+// failed implements member.
+func (s *shared) failed(err error) { s.enter(err) }
+
+// left implements member: what all ranks have issued is ready, and completes
+// without the one that has left.
+func (s *shared) left(rank int, _ uint64) {
+	s.enter(&RankError{s.link.name, rank, ErrClosed})
+}
+
+// Abort implements [Group].
+func (s *shared) Abort(err error) {
+	if err == nil {
+		err = errors.New("aborted")
+	}
+	if !s.isClosed() {
+		s.fail(s.blame(err))
+	}
+}
+
+// Close implements [Group].
+func (s *shared) Close() error {
+	s.mu.Lock()
+	if s.closed {
+		s.mu.Unlock()
+		return nil
+	}
+	s.closed = true
+	s.mu.Unlock()
+	s.enter(s.blame(ErrClosed)) // what is not ready now never will be
+	s.turn <- struct{}{}
+	s.settle()
+	<-s.turn
+	return s.link.leave(s.done.Load())
+}
+
+// settle completes what all ranks have issued and lets go of the board. Called
+// with the turn held.
+func (s *shared) settle() {
+	s.mu.Lock()
+	last, detached := s.published, s.detached
+	s.mu.Unlock()
+	if detached {
+		return
+	}
+	for seq := s.done.Load() + 1; seq <= last && s.board.ready(seq); seq++ {
+		if s.step(context.Background(), seq) != nil {
+			break // a rank has died, or they disagree: the others know
+		}
+	}
+	s.mu.Lock()
+	s.detached = true
+	s.mu.Unlock()
+	s.board.line(s.rank).done.Store(^uint64(0)) // this rank looks at no post any more
+	s.board.ring()
+	s.domain.linger(s)
+}
+
+// release frees what the handle holds in shared memory, as far as no rank looks
+// at it any more or in any case, and reports whether that is all. The handle is
+// closed.
+func (s *shared) release(anyway bool) (all bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.released {
+		if !anyway && s.board.settled() < s.published {
+			return false
+		}
+		for ; s.reclaimed < s.issued; s.reclaimed++ {
+			s.drop(s.task(s.reclaimed + 1))
+		}
+		s.released = true
+		s.board.head().released.Add(1)
+	}
+	if s.rank != 0 {
+		return true
+	}
+	if !anyway && int(s.board.head().released.Load()) < s.size {
+		return false
+	}
+	_ = s.domain.own.Free(s.memory) // cannot fail: it is our own, and freed once
+	return true
+}

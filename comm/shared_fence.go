@@ -1,0 +1,6 @@
+//go:build !race
+
+package comm
+
+func raceArrive() {}
+func raceMeet()   {}

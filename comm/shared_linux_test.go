@@ -1,0 +1,320 @@
+package comm
+
+import (
+	"context"
+	"errors"
+	"os"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"unsafe"
+
+	"github.com/stretchr/testify/require"
+)
+
+// host is a network of sessions in this process that can pass files.
+type host struct {
+	wires
+	files *sync.Map // chan *os.File by [3]int{from, to, tag}
+}
+
+func (h host) box(from, to int, tag uint64) chan *os.File {
+	ch, _ := h.files.LoadOrStore([3]int{from, to, int(tag)}, make(chan *os.File, 1))
+	return ch.(chan *os.File)
+}
+
+func (h host) SendFile(to int, tag uint64, f *os.File) error {
+	fd, err := syscall.Dup(int(f.Fd()))
+	if err != nil {
+		return err
+	}
+	h.box(h.rank, to, tag) <- os.NewFile(uintptr(fd), f.Name())
+	return nil
+}
+
+func (h host) File(ctx context.Context, from int, tag uint64) (*os.File, error) {
+	select {
+	case f := <-h.box(from, h.rank, tag):
+		return f, nil
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	}
+}
+
+// housed is wired for sessions that share memory, each through mappings of its own.
+func housed(n int) []*session {
+	sessions, files := wired(n), new(sync.Map)
+	for _, s := range sessions {
+		s.mesh = host{s.mesh.(wires), files}
+	}
+	return sessions
+}
+
+// SharedGroups returns a group of n ranks in this process that share memory.
+func SharedGroups(t testing.TB, n int) []Group {
+	sessions, gs := housed(n), make([]Group, n)
+	errs := make([]error, n)
+	var ranks sync.WaitGroup
+	for r, s := range sessions {
+		ranks.Go(func() {
+			if s.domain, errs[r] = newDomain(context.Background(), s); errs[r] == nil {
+				gs[r], errs[r] = newShared(context.Background(), s.world(), s.domain)
+			}
+		})
+	}
+	ranks.Wait()
+	require.NoError(t, errors.Join(errs...))
+	return gs
+}
+
+// allocated is a Group that lets another one work on memory of its allocator, or
+// on some such memory: collective k of a rank takes the place of dst if bit 0 of
+// mix>>(2·k) is set, and of src if bit 1 is.
+type allocated struct {
+	Group
+	mix func(rank int) uint32
+}
+
+// AllocatedGroups is SharedGroups for groups that use allocated memory only.
+func AllocatedGroups(t testing.TB, n int) []Group {
+	return wrap(SharedGroups(t, n), func(int) uint32 { return 3 })
+}
+
+// MixedGroups is SharedGroups for groups that use all kinds of memory by turns.
+func MixedGroups(t testing.TB, n int) []Group {
+	var next atomic.Uint32
+	return wrap(SharedGroups(t, n), func(rank int) uint32 { return hash(next.Add(1) * uint32(2*rank+1)) })
+}
+
+func hash(x uint32) uint32 { return x * 2654435761 >> 13 }
+
+func wrap(gs []Group, mix func(int) uint32) []Group {
+	for r, g := range gs {
+		gs[r] = &allocated{g, mix}
+	}
+	return gs
+}
+
+// replace returns a copy of b in allocated memory.
+func (g *allocated) replace(b Buffer) Buffer {
+	if b.dtype.Size() == 0 {
+		return b
+	}
+	mem, err := g.Group.(Allocator).Alloc(len(b.Bytes()))
+	if err != nil { // the group is closed
+		return b
+	}
+	copy(mem, b.Bytes())
+	b.ptr = unsafe.Pointer(unsafe.SliceData(mem))
+	return b
+}
+
+// both replaces two buffers, one of which may be a part of the other.
+func (g *allocated) both(large, small Buffer) (l, s Buffer) {
+	mix := g.mix(g.Rank())
+	if overlap(large, small) {
+		l = g.replace(large)
+		small.ptr = unsafe.Add(l.ptr, uintptr(small.ptr)-uintptr(large.ptr))
+		return l, small
+	}
+	l, s = large, small
+	if mix&1 != 0 {
+		l = g.replace(large)
+	}
+	if mix&2 != 0 {
+		s = g.replace(small)
+	}
+	return l, s
+}
+
+func (g *allocated) AllGather(dst, src Buffer) Work {
+	d, s := g.both(dst, src)
+	return g.work(g.Group.AllGather(d, s), dst, d, s, src)
+}
+
+func (g *allocated) ReduceScatter(dst, src Buffer, op Op) Work {
+	s, d := g.both(src, dst)
+	return g.work(g.Group.ReduceScatter(d, s, op), dst, d, s, src)
+}
+
+func (g *allocated) AllReduce(buf Buffer, op Op) Work {
+	b, _ := g.both(buf, Buffer{})
+	return g.work(g.Group.AllReduce(b, op), buf, b, b, buf)
+}
+
+func (g *allocated) Broadcast(buf Buffer, root int) Work {
+	b, _ := g.both(buf, Buffer{})
+	return g.work(g.Group.Broadcast(b, root), buf, b, b, buf)
+}
+
+func (g *allocated) Split(ctx context.Context, color, key int) (Group, error) {
+	sub, err := g.Group.Split(ctx, color, key)
+	if sub == nil || err != nil {
+		return nil, err
+	}
+	return &allocated{sub, g.mix}, nil
+}
+
+func (g *allocated) work(w Work, dst, at, src, from Buffer) Work {
+	return &copyBack{Work: w, g: g, dst: dst, at: at, src: src, from: from}
+}
+
+// copyBack brings the result to where it was asked for.
+type copyBack struct {
+	Work
+	g                  *allocated
+	dst, at, src, from Buffer
+	once               sync.Once
+}
+
+func (c *copyBack) Wait(ctx context.Context) error {
+	err := c.Work.Wait(ctx)
+	c.once.Do(func() {
+		if err != nil {
+			return
+		}
+		if c.dst.ptr != c.at.ptr {
+			copy(c.dst.Bytes(), c.at.Bytes())
+		}
+		a, apart := c.g.Group.(Allocator), !overlap(c.at, c.src) && c.at.ptr != c.src.ptr
+		if apart && c.src.ptr != c.from.ptr {
+			clear(c.src.Bytes()) // nobody may need it any more
+			err = a.Free(c.src.Bytes())
+		}
+		if c.dst.ptr != c.at.ptr {
+			freed := a.Free(c.at.Bytes())
+			if !apart && freed != nil { // dst is a part of src
+				freed = a.Free(c.src.Bytes())
+			}
+			err = errors.Join(err, freed)
+		}
+	})
+	return err
+}
+
+func closeGroups(t testing.TB, gs []Group) {
+	for _, err := range perRank(gs, func(g Group) error { return g.Close() }) {
+		require.NoError(t, err)
+	}
+}
+
+// More operations than the board has slots wait in line, in any order.
+func TestSharedRunAhead(t *testing.T) {
+	const ahead = 5 * boardSlots
+	gs := SharedGroups(t, 3)
+	for _, err := range perRank(gs, func(g Group) error {
+		x, works := make([]int32, ahead), make([]Work, ahead)
+		for i := range x {
+			x[i] = int32(i)
+			works[i] = g.AllReduce(Of(x[i:i+1]), Sum)
+		}
+		for i := range works {
+			if err := works[ahead-1-i].Wait(context.Background()); err != nil {
+				return err
+			}
+		}
+		for i := range x {
+			if x[i] != int32(3*i) {
+				return errors.New("wrong sum")
+			}
+		}
+		return nil
+	}) {
+		require.NoError(t, err)
+	}
+	closeGroups(t, gs)
+}
+
+// A rank that waits gets its result and its source back although the other, whose
+// destination nobody else can reach, computes on; that one still reads what was
+// gathered when it comes.
+func TestSharedSourceMoves(t *testing.T) {
+	const n = 1 << 16
+	gs := SharedGroups(t, 2)
+	mem, err := gs[0].(Allocator).Alloc(4 * n)
+	require.NoError(t, err)
+	src, dst := Of(mem), [2]Buffer{Of(make([]byte, 8*n)), Of(make([]byte, 8*n))}
+	mem[5] = 7
+	w0 := gs[0].AllGather(dst[0], src)
+	w1 := gs[1].AllGather(dst[1], Of(make([]byte, 4*n)))
+	require.NoError(t, w0.Wait(t.Context()))
+	mem[5] = 8 // the source is this rank's again
+	require.NoError(t, w1.Wait(t.Context()))
+	require.Equal(t, byte(7), dst[0].Bytes()[5])
+	require.Equal(t, byte(7), dst[1].Bytes()[5])
+	require.NoError(t, gs[0].(Allocator).Free(mem))
+	closeGroups(t, gs)
+}
+
+// A rank that waits early does the work of a rank that computes, if it can.
+func TestSharedEarlyWaiter(t *testing.T) {
+	gs := SharedGroups(t, 2)
+	var dst, src [2][]byte
+	for r, g := range gs {
+		var err error
+		dst[r], err = g.(Allocator).Alloc(1 << 20)
+		require.NoError(t, err)
+		src[r], err = g.(Allocator).Alloc(1 << 19)
+		require.NoError(t, err)
+		src[r][3] = byte(r + 1)
+	}
+	w0, w1 := gs[0].AllGather(Of(dst[0]), Of(src[0])), gs[1].AllGather(Of(dst[1]), Of(src[1]))
+	require.NoError(t, w0.Wait(t.Context()))
+	require.Equal(t, byte(2), dst[1][3+1<<19]) // rank 1 has not waited yet
+	require.NoError(t, w1.Wait(t.Context()))
+	closeGroups(t, gs)
+}
+
+// In steady state a collective allocates nothing but its handle, and its copies
+// are freed; closed groups leave no shared memory behind.
+func TestSharedAllocations(t *testing.T) {
+	const runs, n = 100, 2
+	gs := SharedGroups(t, n)
+	program := func(g Group) func() {
+		whole, shard := floats(n*3000), floats(3000)
+		return func() {
+			ws := [...]Work{
+				g.AllGather(whole, shard), g.ReduceScatter(shard, whole, Avg),
+				g.AllReduce(whole, Sum), g.Broadcast(shard, n-1),
+			}
+			for _, w := range ws {
+				if err := w.Wait(context.Background()); err != nil {
+					panic(err)
+				}
+			}
+			if err := g.Barrier(context.Background()); err != nil {
+				panic(err)
+			}
+		}
+	}
+	var other sync.WaitGroup
+	other.Go(func() {
+		f := program(gs[1])
+		for range runs + 1 { // one to warm up, as AllocsPerRun does
+			f()
+		}
+	})
+	allocs := testing.AllocsPerRun(runs, program(gs[0]))
+	other.Wait()
+	require.LessOrEqual(t, allocs, float64(4*n))
+	closeGroups(t, gs)
+	for _, g := range gs {
+		allocated, _ := g.(*shared).domain.own.Live()
+		require.Zero(t, allocated)
+	}
+}
+
+// Buffers that a rank cannot have posted are an error, not a fault.
+func TestSharedAstray(t *testing.T) {
+	gs := SharedGroups(t, 2)
+	mem, err := gs[1].(Allocator).Alloc(1 << 16)
+	require.NoError(t, err)
+	x := floats(1 << 14)
+	gs[1].AllReduce(Of(mem), Sum)
+	liar := gs[1].(*shared)
+	liar.board.post(1, 1).dst = 1 << 62
+	err = gs[0].AllReduce(Of(x.Bytes()), Sum).Wait(t.Context())
+	require.EqualError(t, err, `comm: rank 1 of group "world": posted a buffer outside of its memory for all-reduce #1`)
+	closeGroups(t, gs)
+}

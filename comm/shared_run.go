@@ -1,0 +1,319 @@
+package comm
+
+import (
+	"context"
+	"fmt"
+)
+
+// await returns when collective seq is complete on this rank, or can no longer
+// become so. The end of ctx fails the group while some rank has not issued it.
+func (s *shared) await(ctx context.Context, seq uint64) error {
+	if s.done.Load() >= seq {
+		return nil
+	}
+	select {
+	case s.turn <- struct{}{}:
+	default:
+		s.queue(ctx, seq)
+	}
+	defer func() { <-s.turn }()
+	for next := s.done.Load() + 1; next <= seq; next++ {
+		if err := s.step(ctx, next); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// queue waits for the turn. If ctx ends first this rank gives up seq, unless it
+// is ready; the goroutine whose turn it is will then not be long.
+func (s *shared) queue(ctx context.Context, seq uint64) {
+	select {
+	case s.turn <- struct{}{}:
+		return
+	case <-ctx.Done():
+	}
+	s.mu.Lock()
+	ready := s.done.Load() >= seq || !s.detached && s.published >= seq && s.board.ready(seq)
+	call := s.task(seq).call
+	s.mu.Unlock()
+	if !ready {
+		s.fail(s.blame(fmt.Errorf("waiting for its turn in %s: %w", call.numbered(seq), context.Cause(ctx))))
+	}
+	s.turn <- struct{}{}
+}
+
+// step completes collective seq, the next one of this rank.
+func (s *shared) step(ctx context.Context, seq uint64) error {
+	s.mu.Lock()
+	if s.detached {
+		s.mu.Unlock()
+		return s.failure()
+	}
+	t := *s.task(seq)
+	s.mu.Unlock()
+	if err := s.arrival(ctx, seq, &t); err != nil {
+		return err
+	}
+	raceMeet()
+	if err := s.finish(seq, &t); err != nil {
+		s.fail(err)
+		return s.failure()
+	}
+	s.mu.Lock()
+	kept := s.task(seq)
+	kept.call, kept.moved = Call{}, t.moved // the buffers are the rank's again
+	s.mu.Unlock()
+	clear(s.work.calls)
+	s.done.Store(seq)
+	s.board.line(s.rank).done.Store(seq)
+	s.board.ring()
+	s.rec.complete(seq)
+	return nil
+}
+
+// arrival returns when all ranks have arrived at collective seq and made the same
+// call, and puts this rank's part as published into t.
+func (s *shared) arrival(ctx context.Context, seq uint64, t *task) error {
+	w := waiter{s: s}
+	defer w.end()
+	for !s.board.ready(seq) {
+		// What has been published before a failure is ready when the failure can
+		// be seen, or never will be.
+		if err := s.failure(); err != nil && !s.board.ready(seq) {
+			return err
+		}
+		if !w.rest() {
+			continue
+		}
+		if err := s.overdue(ctx, seq, t, &w); err != nil {
+			s.fail(err)
+		}
+	}
+	s.mu.Lock()
+	*t = *s.task(seq)
+	s.mu.Unlock()
+	if err := s.compare(seq, s.size); err != nil {
+		s.fail(err)
+		return s.failure()
+	}
+	return nil
+}
+
+// overdue does what has to be done from time to time while collective seq is not
+// ready, and returns why the group has to fail, if it has to.
+func (s *shared) overdue(ctx context.Context, seq uint64, t *task, w *waiter) error {
+	s.mu.Lock()
+	err := s.publish() // the board may have room now
+	s.mu.Unlock()
+	if err != nil {
+		return s.blame(err)
+	}
+	if err := s.compare(seq, 0); err != nil {
+		return err
+	}
+	missing := s.missing(seq)
+	if ctx.Err() != nil {
+		return s.blame(fmt.Errorf("waiting for ranks %v in %s: %w", missing, t.call.numbered(seq), context.Cause(ctx)))
+	}
+	return w.deadline(uint64(s.size-len(missing)), missing, seq, &t.call)
+}
+
+// missing returns the ranks that have not arrived at collective seq.
+func (s *shared) missing(seq uint64) (ranks []int) {
+	for r := range s.size {
+		if !s.board.arrived(seq, r) {
+			ranks = append(ranks, r)
+		}
+	}
+	return ranks
+}
+
+// compare compares the calls for collective seq of the ranks that have arrived;
+// it is known that the first so many have.
+func (s *shared) compare(seq uint64, known int) error {
+	first := -1
+	for r := range s.size {
+		if r >= known && !s.board.arrived(seq, r) {
+			continue
+		}
+		if first < 0 {
+			first = r
+			continue
+		}
+		a, b := s.board.post(seq, first), s.board.post(seq, r)
+		if a.sig != b.sig {
+			return &MismatchError{s.link.name, seq, [2]int{first, r}, [2]string{a.call(), b.call()}}
+		}
+	}
+	return nil
+}
+
+// call describes the call of a post.
+func (p *post) call() string {
+	sig, err := ParseSignature(p.sig[:])
+	if err != nil {
+		return err.Error()
+	}
+	return sig.String()
+}
+
+// finish executes collective seq, which is ready: until this rank's destination
+// is complete and nobody needs its source.
+func (s *shared) finish(seq uint64, t *task) error {
+	if t.call.Kind == KindBarrier {
+		return nil
+	}
+	if err := s.read(seq, t); err != nil {
+		return err
+	}
+	parts := s.work.cut()
+	if small(&t.call) {
+		if parts > 0 {
+			s.compute()
+		}
+		return nil
+	}
+	s.rec.start(seq)
+	for i := range s.need {
+		s.need[i] = s.work.parts[i]
+		if i != s.rank && t.copied && t.call.Kind != KindAllReduce {
+			s.need[i] = 0 // has nothing to do with this rank
+		}
+	}
+	line := s.board.line(s.rank)
+	line.busy.Store(seq) // before any claim: a rank that is not busy holds none
+	err := s.drain(seq, t)
+	line.busy.Store(0)
+	if err == nil && t.call.Kind == KindAllReduce && t.staged != nil {
+		copy(t.call.Dst.Bytes(), t.staged)
+	}
+	return err
+}
+
+// compute computes this rank's result, and nobody else's.
+func (s *shared) compute() {
+	c := &s.work.calls[s.rank]
+	if c.Kind == KindAllReduce {
+		s.work.reduce(c.Dst, 0, c.Dst.len, &s.reducer)
+		return
+	}
+	for part := range s.work.parts[s.rank] {
+		s.work.run(s.rank, part, &s.reducer)
+	}
+}
+
+// drain executes parts of collective seq until all that this rank needs are
+// finished, by itself or by others.
+func (s *shared) drain(seq uint64, t *task) error {
+	w := waiter{s: s}
+	defer w.end()
+	for !s.complete(seq) {
+		if s.help(seq) {
+			w.tries = 0
+			continue
+		}
+		if !w.rest() {
+			continue
+		}
+		s.move(seq, t)
+		if s.complete(seq) {
+			return nil
+		}
+		if err := s.hopeless(seq); err != nil {
+			return err
+		}
+		finished := uint64(0)
+		for i := range s.need {
+			finished += uint64(s.board.finished(seq, i))
+		}
+		if err := w.deadline(finished, s.busy(seq), seq, &t.call); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (s *shared) complete(seq uint64) bool {
+	for i, need := range s.need {
+		if need > 0 && s.board.finished(seq, i) < need {
+			return false
+		}
+	}
+	return true
+}
+
+// help executes one part of collective seq, of this rank's lane if there is one
+// left, and reports whether it did.
+func (s *shared) help(seq uint64) bool {
+	for k := range s.size {
+		i := (s.rank + k) % s.size
+		if i != s.rank && s.own(i) {
+			continue
+		}
+		part, ok := s.board.claim(seq, i, s.work.parts[i])
+		if !ok {
+			continue
+		}
+		if s.own(i) {
+			s.reread(seq)
+		}
+		s.work.run(i, part, &s.reducer)
+		s.board.finish(seq, i, s.work.parts[i])
+		return true
+	}
+	return false
+}
+
+// own reports whether only rank i itself can execute lane i.
+func (s *shared) own(i int) bool {
+	return s.private[i] && s.work.calls[i].Kind != KindAllReduce
+}
+
+// move copies the source of this rank to where it can stay, for ranks with a
+// private destination that have not read it yet: they may be computing for long.
+// All lanes that this rank can help with have been claimed.
+func (s *shared) move(seq uint64, t *task) {
+	unread := false
+	for i, need := range s.need {
+		unread = unread || i != s.rank && need > s.board.claimed(seq, i)
+	}
+	if !unread || t.copied || t.call.Kind == KindAllReduce {
+		return
+	}
+	off, err := s.copySource(&t.moved, t.call.Src)
+	if err != nil {
+		return // there is no memory for that: wait
+	}
+	s.board.post(seq, s.rank).src.Store(off)
+	t.copied = true
+	for i := range s.need {
+		if i != s.rank {
+			s.need[i] = s.board.claimed(seq, i) // who claims from here on reads the copy
+		}
+	}
+}
+
+// hopeless returns the failure of the group if a rank has died with parts of
+// collective seq in its hands: when nobody else is at work in this rank's
+// buffers, and all parts are claimed, so nobody will be.
+func (s *shared) hopeless(seq uint64) error {
+	died := false
+	for r := range s.lost {
+		died = died || s.lost[r].Load()
+	}
+	if !died || len(s.busy(seq)) > 0 || s.complete(seq) {
+		return nil
+	}
+	return s.failure()
+}
+
+// busy returns the other living ranks that may be executing parts of collective seq.
+func (s *shared) busy(seq uint64) (ranks []int) {
+	for r := range s.size {
+		if r != s.rank && !s.lost[r].Load() && s.board.line(r).busy.Load() == seq {
+			ranks = append(ranks, r)
+		}
+	}
+	return ranks
+}

@@ -1,0 +1,116 @@
+package comm
+
+import (
+	"bytes"
+	"encoding/binary"
+	"fmt"
+	"unicode/utf8"
+)
+
+// Signature is the part of a [Call] that has to be the same on every rank.
+type Signature struct {
+	Kind  Kind
+	Op    Op
+	DType DType
+	Root  int
+	Len   int // elements of the full tensor
+	Label string
+}
+
+// Signature returns the signature of c.
+func (c *Call) Signature() Signature {
+	b := c.Full()
+	return Signature{c.Kind, c.Op, b.dtype, c.Root, b.len, b.label}
+}
+
+// String describes the call as in errors: reduce-scatter float32[512] sum "h.3".
+func (s Signature) String() string {
+	if s.Kind == KindBarrier || s.Kind == KindSplit {
+		return s.Kind.String()
+	}
+	text := fmt.Sprintf("%v %v[%d]", s.Kind, s.DType, s.Len)
+	switch s.Kind {
+	case KindReduceScatter, KindAllReduce:
+		text += " " + s.Op.String()
+	case KindBroadcast:
+		text += fmt.Sprintf(" from %d", s.Root)
+	}
+	if s.Label != "" {
+		text += fmt.Sprintf(" %q", s.Label)
+	}
+	return text
+}
+
+// SignatureSize is the size in bytes of an encoded [Signature]: a cache line.
+const SignatureSize = 64
+
+// Layout of an encoded signature, little-endian:
+//
+//	0 kind | 1 op | 2 dtype | 3 length of label | 4 root | 8 len | 16 hash of label | 24 label …
+//
+// A label that does not fit is cut; its hash keeps it apart from others that
+// begin alike, and its length is stored as cutLabel.
+const (
+	labelAt  = 24
+	maxLabel = SignatureSize - labelAt
+	cutLabel = 0xff
+)
+
+// Put encodes s into b, which has SignatureSize bytes or more. Two signatures
+// are equal exactly if their encodings are (but for collisions of a 64-bit hash
+// between labels of more than 40 bytes). It does not allocate.
+func (s Signature) Put(b []byte) {
+	b = b[:SignatureSize]
+	b[0], b[1], b[2], b[3] = byte(s.Kind), byte(s.Op), byte(s.DType), byte(min(len(s.Label), cutLabel))
+	binary.LittleEndian.PutUint32(b[4:], uint32(s.Root))
+	binary.LittleEndian.PutUint64(b[8:], uint64(s.Len))
+	hash := uint64(0)
+	if len(s.Label) > maxLabel {
+		b[3] = cutLabel
+		hash = hashText(s.Label)
+	}
+	binary.LittleEndian.PutUint64(b[16:], hash)
+	clear(b[labelAt+copy(b[labelAt:], s.Label):])
+}
+
+// ParseSignature decodes what [Signature.Put] has encoded. A label that was cut
+// ends in an ellipsis. Anything that Put cannot have written is an error.
+func ParseSignature(b []byte) (Signature, error) {
+	if len(b) != SignatureSize {
+		return Signature{}, fmt.Errorf("comm: signature of %d bytes, want %d", len(b), SignatureSize)
+	}
+	s := Signature{
+		Kind: Kind(b[0]), Op: Op(b[1]), DType: DType(b[2]),
+		Root: int(int32(binary.LittleEndian.Uint32(b[4:]))),
+		Len:  int(binary.LittleEndian.Uint64(b[8:])),
+	}
+	label := b[labelAt:]
+	switch n := int(b[3]); {
+	case n <= maxLabel:
+		if len(bytes.TrimRight(label[n:], "\x00")) > 0 {
+			return Signature{}, fmt.Errorf("comm: signature with bytes after its label")
+		}
+		s.Label = string(label[:n])
+	case n == cutLabel:
+		for !utf8.Valid(label) && len(label) > maxLabel-utf8.UTFMax { // the cut may have split a rune
+			label = label[:len(label)-1]
+		}
+		s.Label = string(label) + "…"
+	default:
+		return Signature{}, fmt.Errorf("comm: signature with a label of %d bytes", n)
+	}
+	barrier := s.Kind == KindBarrier && s.DType == 0
+	if int(s.Kind) >= len(kindNames) || int(s.Op) >= len(opNames) || !s.DType.valid() && !barrier || s.Len < 0 || s.Root < 0 {
+		return Signature{}, fmt.Errorf("comm: no signature: kind %d, operator %d, type %d, length %d, root %d", b[0], b[1], b[2], s.Len, s.Root)
+	}
+	return s, nil
+}
+
+// hashText is FNV-1a.
+func hashText(s string) uint64 {
+	h := uint64(0xcbf29ce484222325)
+	for i := range len(s) {
+		h = (h ^ uint64(s[i])) * 0x100000001b3
+	}
+	return h
+}

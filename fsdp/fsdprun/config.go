@@ -1,0 +1,163 @@
+package main
+
+import (
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"net"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// config is what the command line says.
+type config struct {
+	program []string // and its arguments
+
+	n        int    // ranks of this host, at the first start
+	min, max int    // of them, at later ones
+	nodes    int    // hosts
+	node     int    // this one
+	host     string // where rank 0 serves, if there are several
+	port     string
+	job      string // "" for a random name
+
+	transport, listen, timeout string // for the ranks; "" if not chosen
+	secretFile                 string
+
+	restarts int
+	grace    time.Duration
+	pin      bool
+	logDir   string
+	show     func(rank int) bool
+}
+
+// parse reads the command line for a host with so many cores.
+func parse(args []string, cores int, usage io.Writer) (config, error) {
+	var c config
+	f := flag.NewFlagSet("fsdprun", flag.ContinueOnError)
+	f.SetOutput(usage)
+	f.Usage = func() {
+		fmt.Fprint(usage, "usage: fsdprun [flags] program [arguments]\n\nThe program is a binary, or a Go package or file, which is built first.\n\n")
+		f.PrintDefaults()
+	}
+	n := f.String("n", "auto", "number of ranks on this host; auto: -max, or else one per core")
+	f.IntVar(&c.min, "min", 0, "at least so many ranks after a restart (default -n)")
+	f.IntVar(&c.max, "max", 0, "at most so many ranks after a restart (default -n)")
+	f.IntVar(&c.nodes, "nnodes", 1, "number of hosts")
+	f.IntVar(&c.node, "node-rank", 0, "this host, from 0")
+	rdzv := f.String("rdzv", "", "host:port where rank 0 serves the rendezvous, with several hosts")
+	f.StringVar(&c.job, "job", "", "name of the job, the same on all hosts (default: random, or -rdzv)")
+	f.StringVar(&c.secretFile, "secret-file", "", "file with the key that all hosts share (default: FSDP_SECRET, or random on one host)")
+	f.StringVar(&c.transport, "transport", "", "auto, shm or tcp")
+	f.StringVar(&c.listen, "listen", "", "network interface or address on which ranks listen")
+	f.StringVar(&c.timeout, "timeout", "", "for how long an operation of the ranks may make no progress, such as 90s")
+	f.IntVar(&c.restarts, "restarts", 0, "how many times to start again after a failure")
+	f.DurationVar(&c.grace, "grace", 10*time.Second, "between a signal that asks ranks to end and SIGKILL")
+	f.BoolVar(&c.pin, "pin", false, "give each rank its own share of the cores (Linux)")
+	f.StringVar(&c.logDir, "log-dir", "", "directory for rank-0.log, rank-1.log, …")
+	show := f.String("show", "all", "ranks whose output is printed: all, none, or a list such as 0,2-3")
+	if err := f.Parse(args); err != nil {
+		return c, err
+	}
+	if c.program = f.Args(); len(c.program) == 0 {
+		f.Usage()
+		return c, errors.New("no program")
+	}
+	return c, errors.Join(c.setRanks(*n, cores), c.setHosts(*rdzv, *n), c.setShow(*show), c.check())
+}
+
+// setRanks sets n, min and max.
+func (c *config) setRanks(n string, cores int) error {
+	if n != "auto" {
+		k, err := strconv.Atoi(n)
+		if err != nil || k < 1 {
+			return fmt.Errorf("-n %s: not a number of ranks", n)
+		}
+		c.n = k
+	} else if c.n = cores; c.max > 0 {
+		c.n = c.max
+	}
+	if c.min == 0 {
+		c.min = c.n
+	}
+	if c.max == 0 {
+		c.max = c.n
+	}
+	if c.min < 1 || c.n < c.min || c.n > c.max {
+		return fmt.Errorf("-n %d is not between -min %d and -max %d", c.n, c.min, c.max)
+	}
+	return nil
+}
+
+// setHosts checks what belongs to several hosts.
+func (c *config) setHosts(rdzv, n string) error {
+	switch {
+	case c.nodes < 1 || c.node < 0 || c.node >= c.nodes:
+		return fmt.Errorf("-node-rank %d is not one of -nnodes %d hosts", c.node, c.nodes)
+	case c.nodes == 1 && rdzv != "":
+		return errors.New("-rdzv: one host needs no address, give -nnodes too")
+	case c.nodes == 1:
+		return nil
+	case n == "auto":
+		return errors.New("-n auto: with several hosts the number of ranks must be given, for it has to be the same on each")
+	case c.restarts > 0 || c.min != c.n || c.max != c.n:
+		return errors.New("-restarts, -min, -max: not with several hosts, whose launchers do not talk to each other")
+	case rdzv == "":
+		return errors.New("-rdzv: several hosts need the host:port where rank 0 serves")
+	}
+	var err error
+	if c.host, c.port, err = net.SplitHostPort(rdzv); err != nil || c.host == "" {
+		return fmt.Errorf("-rdzv %s: not host:port", rdzv)
+	}
+	if c.job == "" {
+		c.job = rdzv
+	}
+	return nil
+}
+
+// setShow reads a set of ranks.
+func (c *config) setShow(list string) error {
+	switch list {
+	case "all":
+		c.show = func(int) bool { return true }
+		return nil
+	case "none":
+		c.show = func(int) bool { return false }
+		return nil
+	}
+	type span struct{ lo, hi int }
+	var spans []span
+	for item := range strings.SplitSeq(list, ",") {
+		first, last, isRange := strings.Cut(item, "-")
+		if !isRange {
+			last = first
+		}
+		lo, errLo := strconv.Atoi(first)
+		hi, errHi := strconv.Atoi(last)
+		if errLo != nil || errHi != nil || lo > hi {
+			return fmt.Errorf("-show %s: not all, none or a list such as 0,2-3", list)
+		}
+		spans = append(spans, span{lo, hi})
+	}
+	c.show = func(rank int) bool {
+		for _, s := range spans {
+			if s.lo <= rank && rank <= s.hi {
+				return true
+			}
+		}
+		return false
+	}
+	return nil
+}
+
+func (c *config) check() error {
+	if c.restarts < 0 || c.grace < 0 {
+		return errors.New("-restarts and -grace are not negative")
+	}
+	if c.pin && !canPin {
+		return errors.New("-pin: this system does not bind processes to cores")
+	}
+	return nil
+}

@@ -1,0 +1,136 @@
+package main
+
+import (
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/gofsdp/gofsdp/internal/launch"
+)
+
+// start is one start of all ranks.
+type start struct {
+	count int    // of those before
+	n     int    // ranks of this host
+	job   string // a name of its own
+	port  string // where rank 0 serves
+}
+
+// owned are the variables that a launcher above fsdprun may have set and that would contradict what fsdprun says.
+var owned = []string{
+	"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "GROUP_RANK", "GROUP_WORLD_SIZE",
+	"MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_USE_AGENT_STORE",
+	"FSDP_RENDEZVOUS",
+}
+
+// environ returns the environment of local rank i. base has a secret and the settings of the flags.
+func (c *config) environ(base []string, s start, i, cores int) []string {
+	env := slices.DeleteFunc(slices.Clone(base), func(pair string) bool {
+		name, _, _ := strings.Cut(pair, "=")
+		return slices.Contains(owned, name)
+	})
+	host, port := "127.0.0.1", s.port
+	if c.nodes > 1 {
+		host, port = c.host, c.port
+	}
+	if lookup(base, "GOMAXPROCS") == "" {
+		env = append(env, "GOMAXPROCS="+strconv.Itoa(max(1, cores/s.n)))
+	}
+	return append(env,
+		"RANK="+strconv.Itoa(c.node*s.n+i),
+		"WORLD_SIZE="+strconv.Itoa(c.nodes*s.n),
+		"LOCAL_RANK="+strconv.Itoa(i),
+		"LOCAL_WORLD_SIZE="+strconv.Itoa(s.n),
+		"NODE_RANK="+strconv.Itoa(c.node),
+		"GROUP_RANK="+strconv.Itoa(c.node),
+		"GROUP_WORLD_SIZE="+strconv.Itoa(c.nodes),
+		"MASTER_ADDR="+host,
+		"MASTER_PORT="+port,
+		"TORCHELASTIC_RUN_ID="+s.job,
+		"TORCHELASTIC_RESTART_COUNT="+strconv.Itoa(s.count),
+	)
+}
+
+// settings returns environ with the flags and a secret in it.
+func (c *config) settings(environ []string) ([]string, error) {
+	env := slices.Clone(environ)
+	set := func(name, value string) {
+		env = slices.DeleteFunc(env, func(pair string) bool { return strings.HasPrefix(pair, name+"=") })
+		if value != "" {
+			env = append(env, name+"="+value)
+		}
+	}
+	for name, value := range map[string]string{"FSDP_TRANSPORT": c.transport, "FSDP_LISTEN": c.listen, "FSDP_TIMEOUT": c.timeout} {
+		if value != "" {
+			set(name, value)
+		}
+	}
+	if c.secretFile != "" {
+		path, err := filepath.Abs(c.secretFile)
+		if err != nil {
+			return nil, err
+		}
+		set("FSDP_SECRET", "")
+		set("FSDP_SECRET_FILE", path)
+	}
+	switch file := lookup(env, "FSDP_SECRET_FILE"); {
+	case file != "":
+		text, err := os.ReadFile(file)
+		if err == nil {
+			_, err = launch.ParseSecret(text)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("secret in %s: %w", file, err)
+		}
+	case lookup(env, "FSDP_SECRET") != "":
+	case c.nodes > 1:
+		return nil, errors.New("several hosts need a secret in common: write one into a file, copy it to each host, and give -secret-file (or set FSDP_SECRET)")
+	default:
+		set("FSDP_SECRET", random(32))
+	}
+	// The ranks will read this. Better one error now than one from each of them.
+	probe := c.environ(env, start{n: c.n, job: "probe", port: "1"}, 0, 1)
+	_, _, err := launch.Parse(func(name string) string { return lookup(probe, name) })
+	return env, err
+}
+
+// lookup returns the value of a variable, "" if it is not set. The last one counts.
+func lookup(env []string, name string) string {
+	for _, pair := range slices.Backward(env) {
+		if value, ok := strings.CutPrefix(pair, name+"="); ok {
+			return value
+		}
+	}
+	return ""
+}
+
+// random returns n random bytes in hex.
+func random(n int) string {
+	b := make([]byte, n)
+	rand.Read(b) // never fails
+	return hex.EncodeToString(b)
+}
+
+// next prepares a start. The port is free now; should another process take it before rank 0 does, rank 0 says so.
+func (c *config) next(job string, count, n int) (start, error) {
+	s := start{count: count, n: n, job: job}
+	if count > 0 {
+		s.job += "." + strconv.Itoa(count)
+	}
+	if c.nodes > 1 {
+		return s, nil
+	}
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return s, fmt.Errorf("no free port: %w", err)
+	}
+	_, s.port, err = net.SplitHostPort(l.Addr().String())
+	return s, errors.Join(err, l.Close())
+}

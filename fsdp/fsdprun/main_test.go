@@ -1,0 +1,546 @@
+//go:build unix
+
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"regexp"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+	"golang.org/x/sys/unix"
+
+	"github.com/gofsdp/gofsdp/internal/launch"
+)
+
+// The test binary is also the program that is launched, and the launcher where that has to be a process of its own.
+const (
+	scriptVariable   = "FSDPRUN_TEST_SCRIPT"
+	launcherVariable = "FSDPRUN_TEST_LAUNCHER"
+)
+
+func TestMain(m *testing.M) {
+	switch script := os.Getenv(scriptVariable); {
+	case script == "grandchild": // of a rank, whose RANK it inherits
+		hold()
+	case script != "" && os.Getenv("RANK") != "":
+		e, ok, err := launch.Parse(os.Getenv)
+		if err != nil || !ok {
+			fmt.Fprintln(os.Stderr, "no rank:", err)
+			os.Exit(99)
+		}
+		os.Exit(scripts[script](e))
+	case os.Getenv(launcherVariable) != "":
+		main()
+	default:
+		goleak.VerifyTestMain(m)
+	}
+}
+
+// scripts are what ranks do. They return the exit status.
+var scripts = map[string]func(launch.Env) int{
+	"place": func(e launch.Env) int {
+		fmt.Println(e.Rank, e.Size, e.LocalRank, e.LocalSize, e.NodeRank, e.Nodes, e.Addr, e.Job, e.Restart,
+			len(e.Secret), e.Transport, e.Listen, e.Timeout, os.Getenv("GOMAXPROCS"), os.Args[1:])
+		return 0
+	},
+	"lines": func(e launch.Env) int {
+		for i := range 200 {
+			fmt.Printf("%d line %d %s\n", e.Rank, i, strings.Repeat("x", i))
+			fmt.Fprintf(os.Stderr, "%d error %d\n", e.Rank, i)
+		}
+		fmt.Print("no end")
+		return 0
+	},
+	"huge": func(launch.Env) int {
+		fmt.Println(strings.Repeat("a", 900_000))
+		fmt.Println(strings.Repeat("b", 2*maxLine+5))
+		return 0
+	},
+	"cat": func(e launch.Env) int {
+		n, _ := io.Copy(os.Stdout, os.Stdin)
+		fmt.Println("read", n)
+		return 0
+	},
+	// The last rank fails, the others wait for the signal.
+	"fail": func(e launch.Env) int {
+		if e.Rank < e.Size-1 {
+			return untilSignal()
+		}
+		for i := range 12 {
+			fmt.Fprintln(os.Stderr, "reason", i)
+		}
+		return 7
+	},
+	// All but the last rank end with the error that the death of the last one is to them.
+	"kill": func(e launch.Env) int {
+		if e.Rank == e.Size-1 {
+			syscall.Kill(os.Getpid(), syscall.SIGKILL)
+		}
+		return untilSignal()
+	},
+	// The last rank is killed at the first start only.
+	"killed once": func(e launch.Env) int {
+		fmt.Println("start", e.Restart, "of", e.Size)
+		if e.Restart == 0 && e.Rank == e.Size-1 {
+			syscall.Kill(os.Getpid(), syscall.SIGKILL)
+		}
+		if e.Restart == 0 {
+			return untilSignal()
+		}
+		return 0
+	},
+	"fail twice": func(e launch.Env) int {
+		fmt.Println("start", e.Restart, e.Job, e.Addr)
+		if e.Restart < 2 {
+			return 5
+		}
+		return 0
+	},
+	// Until a signal comes; the exit status is its number, 0 for SIGINT.
+	"wait": func(launch.Env) int { return untilSignal() },
+	"grow": func(e launch.Env) int {
+		if e.Restart > 0 {
+			fmt.Println("start", e.Restart, "of", e.Size)
+			return 0
+		}
+		return untilSignal()
+	},
+	"stubborn": func(e launch.Env) int {
+		signal.Ignore(syscall.SIGTERM, syscall.SIGINT)
+		fmt.Println("ready")
+		if e.Rank == 1 { // fails once rank 0 ignores signals
+			f, _ := os.Open(os.Args[1])
+			f.Read(make([]byte, 1))
+			return 1
+		}
+		hold()
+		return 0
+	},
+	// Rank 0 leaves a child behind, which holds a pipe of the test and the output of the rank.
+	"parent": func(launch.Env) int { return leaveChild(false) },
+	"escape": func(launch.Env) int { return leaveChild(true) },
+	// Holds the FIFO that the first argument names open, for ever.
+	"hold": func(launch.Env) int { hold(); return 0 },
+}
+
+// untilSignal says that it is ready and waits.
+func untilSignal() int {
+	c := make(chan os.Signal, 1)
+	signal.Notify(c, syscall.SIGINT, syscall.SIGTERM)
+	fmt.Println("ready")
+	s := <-c
+	fmt.Println("got", s)
+	if s == syscall.SIGINT {
+		return 0
+	}
+	return int(s.(syscall.Signal))
+}
+
+// leaveChild starts a child, in a session of its own or not, and returns once that holds both FIFOs.
+func leaveChild(session bool) int {
+	child := exec.Command(os.Args[0], os.Args[1:]...)
+	child.Env = append(os.Environ(), scriptVariable+"=grandchild")
+	child.Stdout = os.Stdout
+	child.SysProcAttr = &syscall.SysProcAttr{Setsid: session}
+	if err := child.Start(); err != nil {
+		return 1
+	}
+	fmt.Println("child", child.Process.Pid)
+	in, err := os.Open(os.Args[2])
+	if err != nil {
+		return 1
+	}
+	in.Read(make([]byte, 1))
+	return 0
+}
+
+// hold opens the FIFOs that are arguments, writes a byte to each, and waits to be killed.
+func hold() {
+	var files []*os.File
+	for _, name := range os.Args[1:] {
+		f, err := os.OpenFile(name, os.O_WRONLY, 0)
+		if err != nil {
+			os.Exit(1)
+		}
+		f.Write([]byte("x"))
+		files = append(files, f)
+	}
+	c := make(chan os.Signal, 1)
+	signal.Notify(c, syscall.SIGUSR2)
+	<-c
+	fmt.Println(files)
+}
+
+// output keeps what is written, and tells a channel of each line.
+type output struct {
+	mu    sync.Mutex
+	text  bytes.Buffer
+	lines chan string // nil if nobody listens
+}
+
+func (o *output) Write(p []byte) (int, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.lines != nil {
+		for line := range strings.Lines(string(p)) {
+			o.lines <- strings.TrimSuffix(line, "\n")
+		}
+	}
+	return o.text.Write(p)
+}
+
+func (o *output) String() string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.text.String()
+}
+
+// sorted returns the lines in order.
+func (o *output) sorted() []string { return slices.Sorted(strings.Lines(o.String())) }
+
+// running is an fsdprun inside this process.
+type running struct {
+	out, err output
+	signals  chan os.Signal
+	status   chan int
+}
+
+// begin runs fsdprun with a script.
+func begin(t *testing.T, script string, in io.Reader, flags []string, args ...string) *running {
+	r := &running{signals: make(chan os.Signal, 8), status: make(chan int, 1)}
+	r.out.lines = make(chan string, 10000)
+	env := append(os.Environ(), scriptVariable+"="+script, "GOMAXPROCS=", "GORACE=atexit_sleep_ms=0")
+	go func() {
+		r.status <- run(append(append(flags, os.Args[0]), args...), system{in: in, out: &r.out, err: &r.err, signals: r.signals, environ: env})
+	}()
+	return r
+}
+
+// await waits until n lines of standard output contain text.
+func (r *running) await(n int, text string) {
+	for n > 0 {
+		if strings.Contains(<-r.out.lines, text) {
+			n--
+		}
+	}
+}
+
+// finish runs a script to its end.
+func finish(t *testing.T, script string, flags ...string) (status int, r *running) {
+	r = begin(t, script, strings.NewReader(""), flags)
+	return <-r.status, r
+}
+
+func TestPlaces(t *testing.T) {
+	r := begin(t, "place", strings.NewReader(""), []string{"-n", "3", "-transport", "tcp", "-listen", "lo", "-timeout", "9s", "-job", "j"}, "-a", "b c")
+	require.Zero(t, <-r.status, &r.err)
+	for i, line := range r.out.sorted() {
+		require.Regexp(t, fmt.Sprintf(`^\[%d\] %d 3 %d 3 0 1 127\.0\.0\.1:\d+ j 0 32 tcp lo 9s %d \[-a b c\]\n$`,
+			i, i, i, max(1, runtime.GOMAXPROCS(0)/3)), line)
+	}
+	require.Empty(t, r.err.String())
+}
+
+func TestSeveralHosts(t *testing.T) {
+	secret := filepath.Join(t.TempDir(), "key")
+	require.NoError(t, os.WriteFile(secret, []byte("0123456789abcdef 0123456789\n"), 0o600))
+	status, r := finish(t, "place", "-n", "2", "-nnodes", "3", "-node-rank", "2", "-rdzv", "h:77", "-secret-file", secret)
+	require.Zero(t, status, &r.err)
+	require.Regexp(t, `^\[4\] 4 6 0 2 2 3 h:77 h:77 0 0 `, r.out.sorted()[0])
+	require.Regexp(t, `^\[5\] 5 6 1 2 2 3 h:77 h:77 0 0 `, r.out.sorted()[1])
+}
+
+func TestUsage(t *testing.T) {
+	short := filepath.Join(t.TempDir(), "key")
+	require.NoError(t, os.WriteFile(short, []byte("short"), 0o600))
+	hosts := "-n 2 -nnodes 2 -rdzv h:1 "
+	for _, c := range []struct{ flags, want string }{
+		{"", "no program"},
+		{"-n 0 x", "-n 0: not a number of ranks"},
+		{"-n many x", "-n many"},
+		{"-n 3 -max 2 x", "-n 3 is not between -min 3 and -max 2"},
+		{"-n 2 -min 3 x", "-min 3"},
+		{"-nnodes 2 -node-rank 2 x", "-node-rank 2 is not one of -nnodes 2"},
+		{"-rdzv h:1 x", "-rdzv: one host"},
+		{"-nnodes 2 -rdzv h:1 x", "-n auto: with several hosts"},
+		{"-n 2 -nnodes 2 x", "-rdzv: several hosts"},
+		{"-n 2 -nnodes 2 -rdzv h x", "-rdzv h: not host:port"},
+		{hosts + "-restarts 1 x", "-restarts, -min, -max: not with several hosts"},
+		{hosts + "x", "several hosts need a secret in common"},
+		{hosts + "-secret-file " + short + " x", "this one has 5"},
+		{hosts + "-secret-file /nowhere x", "/nowhere"},
+		{"-n 1 -timeout 5 x", "FSDP_TIMEOUT"},
+		{"-n 1 -transport ib x", "FSDP_TRANSPORT"},
+		{"-n 1 -show 3-2 x", "-show 3-2"},
+		{"-n 1 -restarts -1 x", "not negative"},
+		{"-bogus x", "bogus"},
+	} {
+		var err output
+		require.Equal(t, exitUsage, run(strings.Fields(c.flags), system{err: &err, out: io.Discard}), c.flags)
+		require.Contains(t, err.String(), c.want, c.flags)
+	}
+	var err output
+	require.Equal(t, exitError, run([]string{"-n", "1", "no-such-program"}, system{err: &err, out: io.Discard}))
+	require.Contains(t, err.String(), "no-such-program: no such file")
+	require.Zero(t, run([]string{"-h"}, system{err: &err, out: io.Discard}))
+}
+
+func TestOutputIsWholeLinesWithPrefix(t *testing.T) {
+	logs := t.TempDir()
+	status, r := finish(t, "lines", "-n", "3", "-show", "0,2", "-log-dir", logs)
+	require.Zero(t, status)
+	for _, rank := range []string{"0", "2"} {
+		var want []string
+		for i := range 200 {
+			want = append(want, fmt.Sprintf("[%s] %s line %d %s\n", rank, rank, i, strings.Repeat("x", i)))
+		}
+		require.Equal(t, append(want, "["+rank+"] no end\n"), slices.DeleteFunc(slices.Collect(strings.Lines(r.out.String())),
+			func(line string) bool { return !strings.HasPrefix(line, "["+rank+"]") }))
+		require.Contains(t, r.err.String(), "["+rank+"] "+rank+" error 199\n")
+	}
+	require.NotContains(t, r.out.String()+r.err.String(), "[1]")
+	log, err := os.ReadFile(filepath.Join(logs, "rank-1.log"))
+	require.NoError(t, err)
+	require.Equal(t, 400, bytes.Count(log, []byte("\n")))
+	require.Contains(t, string(log), "1 error 199\n")
+}
+
+func TestHugeLines(t *testing.T) {
+	status, r := finish(t, "huge", "-n", "1")
+	require.Zero(t, status)
+	var lengths []int
+	for line := range strings.Lines(r.out.String()) {
+		lengths = append(lengths, len(line)-len("[0] \n"))
+	}
+	require.Equal(t, []int{900_000, maxLine, maxLine, 5}, lengths)
+}
+
+func TestInputGoesToRank0(t *testing.T) {
+	r := begin(t, "cat", strings.NewReader("one\ntwo\n"), []string{"-n", "2"})
+	require.Zero(t, <-r.status)
+	require.Equal(t, []string{"[0] one\n", "[0] read 8\n", "[0] two\n", "[1] read 0\n"}, r.out.sorted())
+}
+
+func TestFirstFailure(t *testing.T) {
+	status, r := finish(t, "fail", "-n", "3")
+	require.Equal(t, 7, status)
+	require.Regexp(t, `(?s)rank 2: exit status 7; ending the others.*first: rank 2, after \S+: exit status 7\n.*standard error:\n`+
+		`fsdprun:   \| reason 2\n.*reason 11\nfsdprun: then: ranks? 0\S*: (ended by fsdprun with SIGTERM|exit status 15)`, r.err.String())
+	require.NotContains(t, r.err.String(), "| reason 1\n")
+}
+
+func TestKilledRank(t *testing.T) {
+	status, r := finish(t, "kill", "-n", "2")
+	require.Equal(t, 128+9, status)
+	require.Regexp(t, `first: rank 1, after \S+: killed by SIGKILL, which fsdprun did not send: by the kernel, out of memory\?`, r.err.String())
+}
+
+// TestBlame checks who is blamed when several ranks have failed before fsdprun could look.
+func TestBlame(t *testing.T) {
+	failed := &rank{number: 0, end: &ending{code: 1}}
+	killed := &rank{number: 1, end: &ending{signal: syscall.SIGKILL}}
+	ended := &rank{number: 2, end: &ending{signal: syscall.SIGTERM, asked: true}}
+	well := &rank{number: 3, end: &ending{}}
+	all := []*rank{failed, killed, ended, well}
+	for _, c := range []struct {
+		suspects []*rank
+		want     *rank
+		lost     int
+	}{
+		{[]*rank{failed, well, killed}, killed, 1}, // its peers noticed
+		{[]*rank{failed, well}, failed, 0},
+		{nil, failed, 0}, // all were asked to end
+	} {
+		a := &attempt{suspects: c.suspects, ranks: all, ended: all}
+		require.Same(t, c.want, a.culprit())
+		require.Equal(t, c.lost, a.lost())
+	}
+	require.Nil(t, (&attempt{ended: []*rank{well}}).culprit())
+}
+
+func TestSignalsArePassedOn(t *testing.T) {
+	r := begin(t, "wait", strings.NewReader(""), []string{"-n", "2", "-restarts", "5"})
+	r.await(2, "ready")
+	r.signals <- syscall.SIGINT
+	require.Zero(t, <-r.status) // the ranks chose to end well
+	require.Equal(t, []string{"[0] got interrupt\n", "[0] ready\n", "[1] got interrupt\n", "[1] ready\n"}, r.out.sorted())
+
+	r = begin(t, "wait", strings.NewReader(""), []string{"-n", "2", "-restarts", "5"})
+	r.await(2, "ready")
+	r.signals <- syscall.SIGTERM
+	require.Equal(t, 15, <-r.status) // and no restart
+	require.NotContains(t, r.err.String(), "restart")
+}
+
+func TestSecondSignalKills(t *testing.T) {
+	r := begin(t, "stubborn", strings.NewReader(""), []string{"-n", "1", "-grace", "1h"})
+	r.await(1, "ready")
+	r.signals <- syscall.SIGTERM
+	r.signals <- syscall.SIGTERM
+	require.Equal(t, 128+9, <-r.status)
+	require.Contains(t, r.err.String(), ": ended by fsdprun with SIGKILL")
+}
+
+func TestKillAfterGrace(t *testing.T) {
+	r := begin(t, "stubborn", strings.NewReader(""), []string{"-n", "2", "-grace", "10ms"}, fifo(t, t.TempDir(), "ready"))
+	require.Equal(t, 1, <-r.status)
+	require.Contains(t, r.err.String(), "ranks still running after 10ms are killed")
+	require.Contains(t, r.err.String(), "then: rank 0: ended by fsdprun with SIGKILL")
+}
+
+func TestRestarts(t *testing.T) {
+	logs := t.TempDir()
+	status, r := finish(t, "fail twice", "-n", "1", "-restarts", "2", "-job", "j", "-log-dir", logs)
+	require.Zero(t, status, &r.err)
+	starts := regexp.MustCompile(`start (\d) (\S+) 127.0.0.1:(\d+)`).FindAllStringSubmatch(r.out.String(), -1)
+	require.Len(t, starts, 3)
+	for i, job := range []string{"j", "j.1", "j.2"} {
+		require.Equal(t, []string{strconv.Itoa(i), job}, starts[i][1:3])
+	}
+	log, err := os.ReadFile(filepath.Join(logs, "rank-0.log"))
+	require.NoError(t, err)
+	require.Equal(t, 3, bytes.Count(log, []byte("start")))
+
+	status, r = finish(t, "fail twice", "-n", "1", "-restarts", "1")
+	require.Equal(t, 5, status)
+	require.Equal(t, 2, strings.Count(r.err.String(), "first:"))
+}
+
+func TestShrink(t *testing.T) {
+	for _, c := range []struct {
+		flags string
+		want  int
+	}{
+		{"-n 3 -min 1", 2},
+		{"-n 3 -min 3", 3}, // not below
+		{"-n 3", 3},        // not elastic
+	} {
+		status, r := finish(t, "killed once", append(strings.Fields(c.flags), "-restarts", "1")...)
+		require.Zero(t, status, &r.err)
+		require.Equal(t, c.want, strings.Count(r.out.String(), fmt.Sprintf("start 1 of %d\n", c.want)), c.flags)
+	}
+}
+
+func TestGrow(t *testing.T) {
+	r := begin(t, "grow", strings.NewReader(""), []string{"-n", "1", "-max", "3"})
+	r.await(1, "ready")
+	r.signals <- syscall.SIGUSR1
+	require.Zero(t, <-r.status, &r.err)
+	require.Equal(t, 3, strings.Count(r.out.String(), "start 1 of 3\n"))
+
+	r = begin(t, "wait", strings.NewReader(""), []string{"-n", "1"})
+	r.await(1, "ready")
+	r.signals <- syscall.SIGUSR1
+	r.signals <- syscall.SIGINT
+	require.Zero(t, <-r.status)
+	require.Contains(t, r.err.String(), "there are 1 ranks already")
+}
+
+// fifo makes a named pipe in a directory.
+func fifo(t *testing.T, dir, name string) string {
+	path := filepath.Join(dir, name)
+	require.NoError(t, unix.Mkfifo(path, 0o600))
+	return path
+}
+
+// TestGrandchildrenEndWithTheirRank checks that a process which a rank leaves behind ends, and holds nothing up.
+func TestGrandchildrenEndWithTheirRank(t *testing.T) {
+	dir := t.TempDir()
+	mine, ranks := fifo(t, dir, "test"), fifo(t, dir, "rank")
+	r := begin(t, "parent", strings.NewReader(""), []string{"-n", "1"}, mine, ranks)
+	f, err := os.Open(mine)
+	require.NoError(t, err)
+	defer f.Close()
+	held, err := io.ReadAll(f) // until nobody can write: the grandchild is dead
+	require.NoError(t, err)
+	require.Equal(t, "x", string(held))
+	require.Zero(t, <-r.status, &r.err)
+}
+
+// TestEscapedProcessHoldsNothingUp checks that fsdprun ends although a process outside of its reach holds its pipes.
+func TestEscapedProcessHoldsNothingUp(t *testing.T) {
+	dir := t.TempDir()
+	mine, ranks := fifo(t, dir, "test"), fifo(t, dir, "rank")
+	r := begin(t, "escape", strings.NewReader(""), []string{"-n", "1"}, mine, ranks)
+	f, err := os.Open(mine)
+	require.NoError(t, err)
+	defer f.Close()
+	require.Zero(t, <-r.status, &r.err)
+	var pid int
+	_, err = fmt.Sscanf(r.out.String(), "[0] child %d", &pid)
+	require.NoError(t, err)
+	require.NoError(t, syscall.Kill(pid, syscall.SIGKILL)) // it was there all the time
+	_, err = io.ReadAll(f)
+	require.NoError(t, err)
+}
+
+func TestPackageIsBuilt(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "hello")
+	require.NoError(t, os.Mkdir(dir, 0o700))
+	files := map[string]string{
+		"go.mod":  "module hello\n\ngo 1.21\n",
+		"main.go": "package main\n\nimport \"os\"\n\nfunc main() { os.Stdout.WriteString(\"hello \" + os.Args[1] + os.Getenv(\"RANK\") + \"\\n\") }\n",
+	}
+	for name, text := range files {
+		require.NoError(t, os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600))
+	}
+	temporary := t.TempDir()
+	t.Setenv("TMPDIR", temporary)
+	for _, program := range []string{dir, filepath.Join(dir, "main.go")} {
+		var r running
+		require.Zero(t, run([]string{"-n", "2", program, "rank "}, system{in: strings.NewReader(""), out: &r.out, err: &r.err, environ: os.Environ()}), &r.err)
+		require.Equal(t, []string{"[0] hello rank 0\n", "[1] hello rank 1\n"}, r.out.sorted())
+	}
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "main.go"), []byte("package hello\n"), 0o600))
+	var r running
+	require.Equal(t, exitError, run([]string{"-n", "1", dir}, system{out: &r.out, err: &r.err, environ: os.Environ()}))
+	require.Contains(t, r.err.String(), "is not a main package")
+	left, err := os.ReadDir(temporary)
+	require.NoError(t, err)
+	require.Empty(t, left)
+}
+
+// TestRealSignal sends a signal to a launcher that is a process of its own.
+func TestRealSignal(t *testing.T) {
+	cmd, lines := process(t, "wait", "-n", "2", os.Args[0])
+	for range 2 {
+		require.Contains(t, <-lines, "ready")
+	}
+	require.NoError(t, cmd.Process.Signal(syscall.SIGTERM))
+	for range lines {
+	}
+	require.Error(t, cmd.Wait())
+	require.Equal(t, 15, cmd.ProcessState.ExitCode())
+}
+
+// process starts a launcher as a process, and returns its lines of standard output until that is closed.
+func process(t *testing.T, script string, args ...string) (*exec.Cmd, <-chan string) {
+	cmd := exec.Command(os.Args[0], args...)
+	cmd.Env = append(os.Environ(), launcherVariable+"=1", scriptVariable+"="+script)
+	out, err := cmd.StdoutPipe()
+	require.NoError(t, err)
+	require.NoError(t, cmd.Start())
+	lines := make(chan string, 100)
+	go func() {
+		defer close(lines)
+		for s := bufio.NewScanner(out); s.Scan(); {
+			lines <- s.Text()
+		}
+	}()
+	return cmd, lines
+}

@@ -1,0 +1,203 @@
+package main
+
+import (
+	"errors"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"sync"
+	"syscall"
+	"time"
+)
+
+// rank is one process.
+type rank struct {
+	number int // in the job
+	cmd    *exec.Cmd
+	sent   map[syscall.Signal]bool // by fsdprun
+	tail   tail                    // of standard error
+
+	pipes   []*os.File // our ends of its output
+	readers sync.WaitGroup
+	log     *os.File // nil if there is none
+
+	exited bool    // seen to have ended, and still to be reaped
+	end    *ending // nil until it is reaped
+}
+
+// ending is how a rank ended.
+type ending struct {
+	after  time.Duration  // since the start
+	code   int            // exit status, if no signal
+	signal syscall.Signal // that killed it, or 0
+	asked  bool           // fsdprun sent this signal
+}
+
+func (e ending) failed() bool { return e.code != 0 || e.signal != 0 }
+
+// status is what a shell calls the exit status.
+func (e ending) status() int {
+	if e.signal != 0 {
+		return 128 + int(e.signal)
+	}
+	return e.code
+}
+
+// lost tells whether somebody else killed the rank.
+func (r *rank) lost() bool { return r.end.signal != 0 && !r.end.asked }
+
+// launch starts local rank i.
+func (l *launcher) launch(s start, i int) (*rank, error) {
+	r := &rank{number: l.node*s.n + i, sent: make(map[syscall.Signal]bool)}
+	r.cmd = exec.Command(l.command[0], l.command[1:]...)
+	r.cmd.Env = l.environ(l.base, s, i, l.cores)
+	r.cmd.SysProcAttr = ownGroup()
+	stdin, err := l.open(r, s.count)
+	if err == nil {
+		l.thread.do(func() {
+			if err = l.bind(i, s.n); err == nil {
+				err = r.cmd.Start()
+			}
+		})
+	}
+	for _, theirs := range []any{r.cmd.Stdin, r.cmd.Stdout, r.cmd.Stderr} {
+		if f, ok := theirs.(*os.File); ok {
+			f.Close() // the process has its own
+		}
+	}
+	if err != nil {
+		if stdin != nil {
+			stdin.Close()
+		}
+		r.release()
+		return nil, err
+	}
+	if stdin != nil {
+		l.input.attach(stdin)
+	}
+	for stream, pipe := range r.pipes {
+		r.readers.Go(func() { l.read(r, stream, pipe) })
+	}
+	return r, nil
+}
+
+// open makes the pipes of r and opens its log. Of rank 0, it returns where to write its input.
+func (l *launcher) open(r *rank, count int) (stdin *os.File, err error) {
+	for _, to := range []*io.Writer{&r.cmd.Stdout, &r.cmd.Stderr} {
+		ours, theirs, err := os.Pipe()
+		if err != nil {
+			return nil, err
+		}
+		*to, r.pipes = theirs, append(r.pipes, ours)
+	}
+	if r.log, err = l.openLog(r.number, count); err != nil || r.number != 0 {
+		return nil, err
+	}
+	theirs, stdin, err := os.Pipe()
+	if err == nil {
+		r.cmd.Stdin = theirs
+	}
+	return stdin, err
+}
+
+// openLog opens the file of a rank, anew for the first start. It returns nil if none is wanted.
+func (l *launcher) openLog(number, count int) (*os.File, error) {
+	if l.logDir == "" {
+		return nil, nil
+	}
+	mode := os.O_CREATE | os.O_WRONLY | os.O_APPEND
+	if count == 0 {
+		mode |= os.O_TRUNC
+	}
+	return os.OpenFile(filepath.Join(l.logDir, "rank-"+strconv.Itoa(number)+".log"), mode, 0o666)
+}
+
+// bind restricts the thread that starts ranks to the cores of local rank i of n.
+func (l *launcher) bind(i, n int) error {
+	if !l.pin {
+		return nil
+	}
+	return setCores(share(l.allowed, i, n))
+}
+
+// share cuts cores into n contiguous parts, as even as possible, and returns part i. With fewer cores than parts, each is one
+// core, shared.
+func share(cores []int, i, n int) []int {
+	lo, hi := i*len(cores)/n, (i+1)*len(cores)/n
+	return cores[lo:max(hi, lo+1)]
+}
+
+// drain is how long a process that outlives its rank, and holds the pipe, may keep silent before it is cut off.
+const drain = time.Second
+
+// read copies one output stream of r until it ends.
+func (l *launcher) read(r *rank, stream int, pipe *os.File) {
+	lines := splitter{emit: func(line []byte, progress bool) {
+		if stream == stderr && !progress {
+			r.tail.add(line)
+		}
+		if l.show(r.number) {
+			l.screen.print(stream, r.number, line, progress)
+		}
+	}}
+	buf := make([]byte, 64<<10)
+	logging := r.log != nil
+	for deadlines, silent := 0, false; ; {
+		n, err := pipe.Read(buf)
+		lines.Write(buf[:n])
+		if logging && n > 0 {
+			if _, err := r.log.Write(buf[:n]); err != nil {
+				l.screen.say("rank %d: log: %v", r.number, err)
+				logging = false
+			}
+		}
+		if errors.Is(err, os.ErrDeadlineExceeded) && !silent && deadlines < 5 {
+			pipe.SetReadDeadline(time.Now().Add(drain)) // there may be more, which waited for a slow terminal
+			deadlines, silent = deadlines+1, true
+			continue
+		}
+		if err != nil {
+			lines.flush()
+			return
+		}
+		silent = false
+	}
+}
+
+// signal sends to the processes of r, unless it has ended.
+func (r *rank) signal(s syscall.Signal) {
+	if r.end == nil && !r.exited {
+		r.sent[s] = true
+		signalGroup(r.cmd.Process, s)
+	}
+}
+
+// reap takes leave of a process that has ended, and ends those it leaves behind.
+func (r *rank) reap(begin time.Time) {
+	r.end = &ending{after: time.Since(begin)}
+	signalGroup(r.cmd.Process, syscall.SIGKILL)
+	r.cmd.Wait() // its error is in the state
+	switch w, ok := r.cmd.ProcessState.Sys().(syscall.WaitStatus); {
+	case ok && w.Signaled():
+		r.end.signal = w.Signal()
+		r.end.asked = r.sent[w.Signal()]
+	default:
+		r.end.code = r.cmd.ProcessState.ExitCode()
+	}
+	for _, p := range r.pipes {
+		p.SetReadDeadline(time.Now().Add(drain))
+	}
+}
+
+// release waits until the output is read, and closes the files.
+func (r *rank) release() {
+	r.readers.Wait()
+	for _, p := range r.pipes {
+		p.Close()
+	}
+	if r.log != nil {
+		r.log.Close()
+	}
+}

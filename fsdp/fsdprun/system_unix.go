@@ -1,0 +1,35 @@
+//go:build unix
+
+package main
+
+import (
+	"os"
+	"os/signal"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	executableSuffix = ""
+	growSignal       = syscall.SIGUSR1
+)
+
+// caught returns the signals that fsdprun handles. One that was ignored from the start, as by nohup, stays so.
+func caught() []os.Signal {
+	list := []os.Signal{growSignal}
+	for _, s := range []os.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT} {
+		if !signal.Ignored(s) {
+			list = append(list, s)
+		}
+	}
+	return list
+}
+
+// ignoreTerminalReads lets fsdprun run in the background of a shell, where reading the terminal would stop it.
+func ignoreTerminalReads() { signal.Ignore(syscall.SIGTTIN) }
+
+// signalGroup sends to a process and those that it started. The group exists at least until the process is waited for.
+func signalGroup(p *os.Process, s syscall.Signal) { syscall.Kill(-p.Pid, s) }
+
+func signalName(s syscall.Signal) string { return unix.SignalName(s) }

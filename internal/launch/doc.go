@@ -1,0 +1,39 @@
+// Package launch finds out which rank of which job a process is, from the
+// environment that whoever started it left behind.
+//
+// Every launcher says the same few things under names of its own. [Parse] tries
+// them in this order; the first that tells both rank and size wins:
+//
+//	launcher                   rank                    size                   where rank 0 is
+//	Kubeflow                   PET_NODE_RANK           PET_NNODES             PET_MASTER_* or MASTER_*
+//	torchrun, fsdprun, by hand RANK                    WORLD_SIZE             MASTER_ADDR, MASTER_PORT
+//	Open MPI                   OMPI_COMM_WORLD_RANK    OMPI_COMM_WORLD_SIZE   loopback, if on one host
+//	PMIx                       PMIX_RANK               WORLD_SIZE             -
+//	MPICH, Intel MPI (Hydra)   PMI_RANK                PMI_SIZE               -
+//	Slurm (srun)               SLURM_PROCID            SLURM_STEP_NUM_TASKS   first host of the step
+//	Kubernetes Indexed Job     JOB_COMPLETION_INDEX    WORLD_SIZE             pod 0 of FSDP_SERVICE
+//
+// MASTER_ADDR and MASTER_PORT override the last column for all of them, and
+// FSDP_RENDEZVOUS overrides those. What is particular to each launcher, and where
+// that is written down, stands at its function in launchers.go.
+//
+// A process that was started by itself finds nothing, which is no error. Half a
+// set is one, for a rank that believes to be alone would train a model of its own
+// in silence: RANK without WORLD_SIZE, numbers that are none, a rank beyond the
+// size. The error names the variables and their values.
+//
+// # Settings of this library
+//
+// Beside them, under any launcher and none:
+//
+//	FSDP_RENDEZVOUS   where the ranks meet: tcp://host:port, served by rank 0, or file:///dir on a file system they share
+//	FSDP_SECRET       the key that ranks must share to talk to each other: 16 bytes at least, in hex or as text
+//	FSDP_SECRET_FILE  a file that holds it
+//	FSDP_LISTEN       the network interface or address on which ranks listen
+//	FSDP_TIMEOUT      for how long an operation may make no progress: a duration such as 90s
+//	FSDP_TRANSPORT    auto, shm or tcp
+//	FSDP_SERVICE      the headless service of a Kubernetes job
+//
+// The package reads variables through the function that it is given and does
+// nothing else: no files, no network, no state.
+package launch

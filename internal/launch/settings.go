@@ -1,0 +1,113 @@
+package launch
+
+import (
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"net"
+	"net/url"
+	"path"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// settings reads the variables of this library into e, and checks them.
+func settings(v *vars, e *Env) error {
+	if err := rendezvous(v.get("FSDP_RENDEZVOUS"), e); err != nil {
+		return err
+	}
+	text, file := v.get("FSDP_SECRET"), v.get("FSDP_SECRET_FILE")
+	if text != "" && file != "" {
+		return errors.New("FSDP_SECRET and FSDP_SECRET_FILE are both set")
+	}
+	if text != "" {
+		secret, err := ParseSecret([]byte(text))
+		if err != nil {
+			return fmt.Errorf("FSDP_SECRET: %w", err) // without its value
+		}
+		e.Secret = secret
+	}
+	e.SecretFile = file
+	e.Listen = v.get("FSDP_LISTEN")
+	if strings.ContainsAny(e.Listen, " \t\n/") {
+		return fmt.Errorf("FSDP_LISTEN=%q is not a network interface or address", e.Listen)
+	}
+	if s := v.get("FSDP_TIMEOUT"); s != "" {
+		d, err := time.ParseDuration(s)
+		if err != nil || d <= 0 {
+			return fmt.Errorf("FSDP_TIMEOUT=%q is not a duration such as 90s", s)
+		}
+		e.Timeout = d
+	}
+	switch e.Transport = v.get("FSDP_TRANSPORT"); e.Transport {
+	case "", "auto", "shm", "tcp":
+		return nil
+	}
+	return fmt.Errorf("FSDP_TRANSPORT=%q is not auto, shm or tcp", e.Transport)
+}
+
+// rendezvous sets Addr or Dir from a URL, if there is one.
+func rendezvous(text string, e *Env) error {
+	if text == "" {
+		return nil
+	}
+	wrong := fmt.Errorf("FSDP_RENDEZVOUS=%q is not tcp://host:port or file:///dir", text)
+	u, err := url.Parse(text)
+	if err != nil || u.User != nil || u.RawQuery != "" || u.Fragment != "" {
+		return wrong
+	}
+	if e.Source == "" {
+		return fmt.Errorf("FSDP_RENDEZVOUS=%q is set, but neither RANK and WORLD_SIZE nor another launcher's variables", text)
+	}
+	switch {
+	case u.Scheme == "tcp" && u.Path == "" && validAddr(u.Host):
+		e.Addr, e.Dir = u.Host, ""
+	case u.Scheme == "file" && u.Host == "" && path.IsAbs(u.Path):
+		e.Addr, e.Dir = "", u.Path
+	default:
+		return wrong
+	}
+	return nil
+}
+
+// validAddr tells whether addr is host:port.
+func validAddr(addr string) bool {
+	host, port, err := net.SplitHostPort(addr)
+	if err != nil || host == "" {
+		return false
+	}
+	n, err := strconv.ParseUint(port, 10, 16)
+	return err == nil && n > 0
+}
+
+// nextPort returns addr with the port one higher, or lower for the last.
+func nextPort(addr string) string {
+	host, port, err := net.SplitHostPort(addr)
+	n, err2 := strconv.Atoi(port)
+	if err != nil || err2 != nil {
+		return addr
+	}
+	if n == 65535 {
+		n -= 2
+	}
+	return net.JoinHostPort(host, strconv.Itoa(n+1))
+}
+
+// MinSecret is the number of bytes below which a secret can be guessed.
+const MinSecret = 16
+
+// ParseSecret returns the key that is written in text, the value of FSDP_SECRET or
+// the content of FSDP_SECRET_FILE: the bytes that it says in hex, or else the text
+// itself, without blanks around.
+func ParseSecret(text []byte) ([]byte, error) {
+	s := strings.TrimSpace(string(text))
+	key, err := hex.DecodeString(s)
+	if err != nil {
+		key = []byte(s)
+	}
+	if len(key) < MinSecret {
+		return nil, fmt.Errorf("a secret has at least %d bytes, that is %d digits in hex; this one has %d", MinSecret, 2*MinSecret, len(key))
+	}
+	return key, nil
+}

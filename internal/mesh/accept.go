@@ -1,0 +1,224 @@
+package mesh
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"time"
+
+	"github.com/gofsdp/gofsdp/internal/auth"
+)
+
+const (
+	// maxStrangers is how many connections are checked at a time. More wait in the kernel.
+	maxStrangers = 64
+	// checkTime is how long the check of a connection may take. Whoever dials is more patient: it may have to wait for a place.
+	checkTime = 5 * time.Second
+	dialTime  = 3 * checkTime
+)
+
+// What a connection is for, as its hello says.
+const (
+	purposeControl = "mesh control"
+	purposeData    = "mesh data"
+)
+
+// errImpostor is wrapped by the error of dialing a rank where another answers.
+var errImpostor = errors.New("another rank answers at its address")
+
+// accept takes connections until Close, and checks them beside each other.
+func (m *Mesh) accept(l net.Listener) {
+	for {
+		select {
+		case m.doors <- struct{}{}:
+		case <-m.closing:
+			return
+		}
+		conn, err := l.Accept()
+		if err != nil {
+			<-m.doors
+			m.warn("mesh: cannot accept connections", "error", err)
+			if !m.wait(100 * time.Millisecond) { // too many open files, probably: that takes a while
+				return
+			}
+			continue
+		}
+		if !m.start(func() { m.check(conn); <-m.doors }) {
+			_ = conn.Close()
+		}
+	}
+}
+
+// warn logs what happened, unless it did because of Close.
+func (m *Mesh) warn(what string, attributes ...any) {
+	select {
+	case <-m.closing:
+	default:
+		m.cfg.Log.With("rank", m.cfg.Rank, "job", m.cfg.Job).Warn(what, attributes...)
+	}
+}
+
+// wait waits. It reports false, and stops waiting, when Close has begun.
+func (m *Mesh) wait(d time.Duration) bool {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return true
+	case <-m.closing:
+		return false
+	}
+}
+
+// check finds out who is at the other end of a connection, and either makes use of it or closes it.
+func (m *Mesh) check(conn net.Conn) {
+	if !m.noteChecking(conn) {
+		_ = conn.Close()
+		return
+	}
+	secure := conn
+	if _, ok := conn.(*net.TCPConn); ok && m.server != nil {
+		secure = tls.Server(conn, m.server)
+	}
+	var guest visit
+	theirs, err := auth.Server(secure, m.cfg.Secret, func(theirs auth.Hello) (mine auth.Hello, err error) {
+		guest, err = m.admit(theirs)
+		return m.hello(auth.Hello{Purpose: theirs.Purpose}, visit{process: m.self.process}), err
+	}, time.Now().Add(checkTime))
+	m.mu.Lock()
+	delete(m.checking, conn)
+	m.mu.Unlock()
+	if err == nil {
+		tune(conn, theirs.Purpose)
+		err = m.receive(theirs, guest, secure)
+	}
+	if err != nil {
+		_ = conn.Close()
+		m.warn("mesh: connection refused", "from", conn.RemoteAddr().String(), "error", err)
+	}
+}
+
+// noteChecking lets Close end the check. It reports false when Close has begun.
+func (m *Mesh) noteChecking(conn net.Conn) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if !m.closed {
+		m.checking[conn] = struct{}{}
+	}
+	return !m.closed
+}
+
+// admit decides about a process that has proven that it knows the secret.
+func (m *Mesh) admit(theirs auth.Hello) (visit, error) {
+	guest, err := decode[visit](theirs.Extra)
+	switch c := m.cfg; {
+	case err != nil:
+		return guest, err
+	case theirs.Job != c.Job:
+		return guest, fmt.Errorf("this is rank %d of job %q, not of job %q", c.Rank, c.Job, theirs.Job)
+	case theirs.Size != c.Size:
+		return guest, fmt.Errorf("rank %d was started with a world size of %d, rank %d with %d", theirs.Rank, theirs.Size, c.Rank, c.Size)
+	case theirs.Rank <= c.Rank || theirs.Rank >= c.Size:
+		return guest, fmt.Errorf("this is rank %d, which rank %d does not dial", c.Rank, theirs.Rank)
+	}
+	m.mu.Lock()
+	p := m.peers[theirs.Rank]
+	m.mu.Unlock()
+	l := label{theirs.Rank, guest.Channel}
+	switch theirs.Purpose {
+	case purposeControl:
+		if p != nil {
+			return guest, fmt.Errorf("rank %d has already joined from %v", theirs.Rank, p.who.process)
+		}
+	case purposeData:
+		free, taken := m.conns.room(l)
+		switch {
+		case p == nil || p.who.Nonce != guest.Nonce:
+			return guest, fmt.Errorf("%v is not rank %d of this mesh", guest.process, theirs.Rank)
+		case taken:
+			return guest, fmt.Errorf("rank %d has yet to ask for the connection that there is on channel %#x", m.cfg.Rank, guest.Channel)
+		case !free:
+			return guest, fmt.Errorf("rank %d has yet to ask for %d other connections", m.cfg.Rank, maxWaiting)
+		}
+	default:
+		return guest, fmt.Errorf("unknown purpose %q", theirs.Purpose)
+	}
+	return guest, nil
+}
+
+// receive makes use of an admitted connection.
+func (m *Mesh) receive(theirs auth.Hello, guest visit, conn net.Conn) error {
+	if theirs.Purpose == purposeData {
+		return m.conns.put(label{theirs.Rank, guest.Channel}, conn)
+	}
+	return m.attach(theirs.Rank, record{process: guest.process, Rank: theirs.Rank, Size: theirs.Size}, conn)
+}
+
+// hello completes a hello with what this process says on all connections.
+func (m *Mesh) hello(h auth.Hello, v visit) auth.Hello {
+	h.Job, h.Rank, h.Size, h.Extra = m.cfg.Job, m.cfg.Rank, m.cfg.Size, encode(v)
+	return h
+}
+
+// dial connects to a rank, again and again until it works, cannot work, or ctx ends. Then the error is the latest failure, if
+// there has been one.
+func (m *Mesh) dial(ctx context.Context, network, address string, rank int, h auth.Hello, v visit) (net.Conn, error) {
+	var latest error
+	for pause := 20 * time.Millisecond; ; pause = min(2*pause, time.Second) {
+		conn, err := m.dialOnce(ctx, network, address, rank, h, v)
+		switch {
+		case err == nil:
+			return conn, nil
+		case ctx.Err() != nil && latest == nil:
+			return nil, context.Cause(ctx)
+		case ctx.Err() != nil:
+			return nil, latest
+		}
+		latest = fmt.Errorf("dialing rank %d: %w", rank, err)
+		if auth.Final(err) || errors.Is(err, errImpostor) {
+			return nil, latest
+		}
+		timer := time.NewTimer(pause/2 + rand.N(pause/2)) // so that not all come back at once
+		select {
+		case <-timer.C:
+		case <-ctx.Done():
+			timer.Stop()
+		}
+	}
+}
+
+// dialOnce connects to a rank and makes sure that it is the right one.
+func (m *Mesh) dialOnce(ctx context.Context, network, address string, rank int, h auth.Hello, v visit) (_ net.Conn, err error) {
+	dialer := net.Dialer{Timeout: checkTime}
+	if network == "tcp" {
+		dialer.Control = enlarge
+	}
+	conn, err := dialer.DialContext(ctx, network, address)
+	if err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			_ = conn.Close() // the first error counts
+		}
+	}()
+	interrupt := context.AfterFunc(ctx, func() { _ = conn.Close() })
+	secure := conn
+	if network == "tcp" && m.client != nil {
+		secure = tls.Client(conn, m.client)
+	}
+	theirs, err := auth.Client(secure, m.cfg.Secret, m.hello(h, v), time.Now().Add(dialTime))
+	switch {
+	case !interrupt():
+		return nil, context.Cause(ctx)
+	case err != nil:
+		return nil, err
+	case theirs.Rank != rank:
+		return nil, fmt.Errorf("%w: rank %d", errImpostor, theirs.Rank)
+	}
+	tune(conn, h.Purpose)
+	return secure, nil
+}

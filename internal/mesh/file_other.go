@@ -1,0 +1,10 @@
+//go:build !linux
+
+package mesh
+
+import "net"
+
+// listenUnix opens nothing: passing files needs Linux.
+func listenUnix() (net.Listener, string, error) { return nil, "", nil }
+
+func withFiles(conn *net.UnixConn) controlConn { return conn }

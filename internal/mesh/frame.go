@@ -1,0 +1,80 @@
+package mesh
+
+import (
+	"bufio"
+	"encoding/binary"
+	"fmt"
+	"io"
+)
+
+// frameKind is the first byte of a frame, the unit of a control connection:
+//
+//	byte  0      kind
+//	bytes 1..5   length of the body, big-endian
+//	bytes 5..    body
+type frameKind byte
+
+const (
+	frameReady   frameKind = iota + 1 // connected to all others; the first frame, but for frameAbort
+	frameMessage                      // for the Handler
+	frameFile                         // a file, attached to this frame; the body is its tag
+	frameGoodbye                      // closed; nothing follows
+	frameAbort                        // cannot join; the body is a setback; nothing follows
+)
+
+const frameHeader = 5
+
+// fits tells whether n is a length that the body of such a frame can have.
+func (k frameKind) fits(n uint32) bool {
+	switch k {
+	case frameMessage, frameAbort:
+		return n <= MaxMessage
+	case frameFile:
+		return n == 8
+	case frameReady, frameGoodbye:
+		return n == 0
+	}
+	return false
+}
+
+// last tells whether nothing follows such a frame.
+func (k frameKind) last() bool { return k == frameGoodbye || k == frameAbort }
+
+// appendFrame appends an encoded frame to b.
+func appendFrame(b []byte, kind frameKind, body []byte) []byte {
+	b = append(b, byte(kind))
+	b = binary.BigEndian.AppendUint32(b, uint32(len(body)))
+	return append(b, body...)
+}
+
+// frameReader takes a stream apart.
+type frameReader struct {
+	in   *bufio.Reader
+	body []byte // of the latest frame, reused
+}
+
+func newFrameReader(r io.Reader) *frameReader { return &frameReader{in: bufio.NewReader(r)} }
+
+// next returns the next frame; body is valid until the call after. At the end of the stream the error is io.EOF, or
+// io.ErrUnexpectedEOF in the middle of a frame.
+func (f *frameReader) next() (kind frameKind, body []byte, err error) {
+	var header [frameHeader]byte
+	if _, err := io.ReadFull(f.in, header[:]); err != nil {
+		return 0, nil, err
+	}
+	kind, n := frameKind(header[0]), binary.BigEndian.Uint32(header[1:])
+	if !kind.fits(n) {
+		return 0, nil, fmt.Errorf("protocol error: frame of kind %d with %d bytes", kind, n)
+	}
+	if int(n) > cap(f.body) {
+		f.body = make([]byte, n)
+	}
+	f.body = f.body[:n]
+	if _, err := io.ReadFull(f.in, f.body); err != nil {
+		if err == io.EOF {
+			err = io.ErrUnexpectedEOF
+		}
+		return 0, nil, err
+	}
+	return kind, f.body, nil
+}

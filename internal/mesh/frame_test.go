@@ -1,0 +1,144 @@
+package mesh
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"io"
+	"testing"
+	"testing/iotest"
+
+	"github.com/stretchr/testify/require"
+	"pgregory.net/rapid"
+)
+
+// TestFrames reads what was written, however the bytes arrive.
+func TestFrames(t *testing.T) {
+	type frame struct {
+		kind frameKind
+		body []byte
+	}
+	rapid.Check(t, func(t *rapid.T) {
+		var want []frame
+		var stream []byte
+		for range rapid.IntRange(0, 10).Draw(t, "frames") {
+			f := frame{kind: frameKind(rapid.IntRange(1, 5).Draw(t, "kind"))}
+			switch f.kind {
+			case frameMessage, frameAbort:
+				n := rapid.OneOf(rapid.IntRange(0, 20), rapid.IntRange(MaxMessage-2, MaxMessage)).Draw(t, "length")
+				f.body = bytes.Repeat([]byte{byte(n)}, n)
+			case frameFile:
+				f.body = make([]byte, 8)
+			}
+			want = append(want, f)
+			stream = appendFrame(stream, f.kind, f.body)
+		}
+		in := newFrameReader(iotest.HalfReader(bytes.NewReader(stream)))
+		for _, w := range want {
+			kind, body, err := in.next()
+			require.NoError(t, err)
+			require.Equal(t, w.kind, kind)
+			require.True(t, bytes.Equal(w.body, body))
+		}
+		_, _, err := in.next()
+		require.Equal(t, io.EOF, err)
+	})
+}
+
+// TestFrameCut ends the stream at every byte of a frame.
+func TestFrameCut(t *testing.T) {
+	whole := appendFrame(nil, frameMessage, []byte("message"))
+	for n := 1; n < len(whole); n++ {
+		_, _, err := newFrameReader(bytes.NewReader(whole[:n])).next()
+		require.Equal(t, io.ErrUnexpectedEOF, err)
+	}
+}
+
+// FuzzFrames reads anything: frames are taken as they are written, and nothing is allocated on the word of a stranger.
+func FuzzFrames(f *testing.F) {
+	f.Add(appendFrame(appendFrame(nil, frameReady, nil), frameMessage, []byte("hello")))
+	f.Add(appendFrame(appendFrame(nil, frameFile, make([]byte, 8)), frameGoodbye, nil))
+	f.Add(appendFrame(nil, frameAbort, encode(setback{1, "reason"})))
+	f.Add(binary.BigEndian.AppendUint32([]byte{byte(frameMessage)}, 1<<31))
+	f.Fuzz(func(t *testing.T, stream []byte) {
+		in := newFrameReader(bytes.NewReader(stream))
+		var again []byte
+		for {
+			kind, body, err := in.next()
+			if cap(in.body) > MaxMessage {
+				t.Fatalf("%d bytes allocated", cap(in.body))
+			}
+			if err != nil {
+				break
+			}
+			again = appendFrame(again, kind, body)
+		}
+		if !bytes.HasPrefix(stream, again) {
+			t.Fatalf("read %q from %q", again, stream)
+		}
+	})
+}
+
+// FuzzDecode reads anything as what ranks write to the store and say in hellos.
+func FuzzDecode(f *testing.F) {
+	r := record{process{"h", "n", 1, "x"}, 1, 2, "127.0.0.1:1", "@u"}
+	f.Add(encode(r))
+	f.Add(encode(visit{r.process, 1 << 63}))
+	f.Add(encode(setback{1, "reason"}))
+	f.Add([]byte(`{"Rank":-1}`))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		if r, err := decode[record](b); err == nil {
+			again, err := decode[record](encode(r))
+			require.NoError(t, err)
+			require.Equal(t, r, again)
+			require.True(t, 0 <= r.Rank && r.Rank < r.Size)
+		}
+		if v, err := decode[visit](b); err == nil {
+			again, err := decode[visit](encode(v))
+			require.NoError(t, err)
+			require.Equal(t, v, again)
+		}
+		if s, err := decode[setback](b); err == nil {
+			require.NotEmpty(t, s.Error())
+		}
+	})
+}
+
+// thing counts how often it is closed.
+type thing int
+
+func (c *thing) Close() error { *c++; return nil }
+
+func TestMailbox(t *testing.T) {
+	var b mailbox[*thing]
+	ended, cancel := context.WithCancelCause(context.Background())
+	cancel(errors.New("ended"))
+	_, err := b.take(ended, label{1, 1})
+	require.EqualError(t, err, "ended")
+
+	got := make(chan *thing)
+	go func() { c, _ := b.take(context.Background(), label{1, 1}); got <- c }()
+	require.Eventually(t, func() bool { b.mu.Lock(); defer b.mu.Unlock(); return b.changed != nil }, patience, 1e6)
+	other, mine := new(thing), new(thing)
+	require.NoError(t, b.put(label{2, 1}, other))
+	require.NoError(t, b.put(label{1, 1}, mine))
+	require.Same(t, mine, <-got)
+
+	for range maxWaiting {
+		require.NoError(t, b.put(label{1, 7}, new(thing)))
+	}
+	require.ErrorContains(t, b.put(label{1, 8}, mine), "more than 256 from rank 1")
+	free, taken := b.room(label{1, 7})
+	require.True(t, !free && taken)
+	free, taken = b.room(label{2, 7})
+	require.True(t, free && !taken)
+	_, err = b.take(ended, label{1, 7})
+	require.NoError(t, err, "it is there")
+	require.NoError(t, b.put(label{1, 8}, mine), "there is room again")
+
+	b.close()
+	require.EqualValues(t, 1, *mine)
+	require.EqualValues(t, 1, *other)
+	require.ErrorIs(t, b.put(label{1, 1}, mine), ErrClosed)
+}

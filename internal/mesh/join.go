@@ -1,0 +1,330 @@
+package mesh
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"net"
+	"net/netip"
+	"sync"
+
+	"github.com/gofsdp/gofsdp/internal/auth"
+)
+
+// Keys in the store, below those of the job.
+const (
+	keySize  = "size"  // record of the rank that said first how many there are
+	keyRank  = "rank-" // record of each rank
+	keyAbort = "abort" // setback of the first rank that could not join
+)
+
+var (
+	// errLate is the cause of the end of joining when time is up.
+	errLate = errors.New("time is up")
+	// errTwice is wrapped by the error of a rank that another process has taken: no reason for others to give up.
+	errTwice = errors.New("every attempt of a job needs a name of its own, every process a rank")
+)
+
+// Join connects all ranks. It returns when all pairs are connected, or when one rank, not necessarily this one, finds
+// that it cannot join, ctx ends, or Timeout has passed.
+func Join(ctx context.Context, cfg Config) (*Mesh, error) {
+	cfg, err := cfg.check()
+	if err != nil {
+		return nil, fmt.Errorf("mesh: rank %d: %w", cfg.Rank, err)
+	}
+	m := newMesh(cfg)
+	if err = m.prepare(); err == nil {
+		err = m.join(ctx)
+	}
+	if err != nil {
+		m.abandon(ctx, err)
+		return nil, fmt.Errorf("mesh: rank %d of %d joining job %q: %w", cfg.Rank, cfg.Size, cfg.Job, err)
+	}
+	return m, nil
+}
+
+// prepare finds out who this process is, and listens.
+func (m *Mesh) prepare() (err error) {
+	if m.cfg.TLS {
+		if m.server, m.client, err = auth.TLS(m.cfg.Secret); err != nil {
+			return err
+		}
+	}
+	who, err := thisProcess(m.cfg.Host)
+	if err != nil {
+		return err
+	}
+	m.self = record{process: who, Rank: m.cfg.Rank, Size: m.cfg.Size}
+	if n := len(encode(visit{process: who, Channel: math.MaxUint64})); n > auth.MaxExtra {
+		return fmt.Errorf("%d bytes describe host %q, at most %d are allowed", n, who.Host, auth.MaxExtra)
+	}
+	return m.listen()
+}
+
+// join meets the other ranks in the store and waits until all are connected to all.
+func (m *Mesh) join(ctx context.Context) error {
+	for _, l := range m.listeners {
+		m.start(func() { m.accept(l) })
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, m.cfg.Timeout, errLate)
+	defer cancel()
+	if err := m.announce(ctx); err != nil {
+		return err
+	}
+	if m.cfg.Size == 1 {
+		m.othersReady(m.cfg.Rank)
+	}
+	var helpers sync.WaitGroup
+	helpers.Go(func() { m.watch(ctx) })
+	for rank := range m.cfg.Rank {
+		helpers.Go(func() { m.seek(ctx, rank) })
+	}
+	var err, ended error
+	select {
+	case <-m.complete:
+	case err = <-m.broken:
+	case <-ctx.Done():
+		ended = context.Cause(ctx)
+	}
+	cancel()
+	helpers.Wait()
+	if ended != nil {
+		return m.late(ended)
+	}
+	return err
+}
+
+// fail ends joining with err, unless something else has ended it already.
+func (m *Mesh) fail(err error) {
+	select {
+	case m.broken <- err:
+	default:
+	}
+}
+
+// late explains why joining has not ended when it had to.
+func (m *Mesh) late(cause error) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	when := fmt.Errorf(": %w", cause)
+	if cause == errLate {
+		when = fmt.Errorf(" within %v", m.cfg.Timeout)
+	}
+	missing := m.missing()
+	if len(missing) == 0 {
+		return fmt.Errorf("ranks %v of %d have not reached all others%w", m.unready(), m.cfg.Size, when)
+	}
+	err := fmt.Errorf("ranks %v of %d have not joined%w", missing, m.cfg.Size, when)
+	for _, r := range missing {
+		if trouble := m.trouble[r]; trouble != nil {
+			err = fmt.Errorf("%w; %w", err, trouble)
+		}
+	}
+	return err
+}
+
+// announce tells the store who and where this rank is, unless another process is there or the job has another size.
+func (m *Mesh) announce(ctx context.Context) error {
+	first, err := m.claim(ctx, m.key(keySize))
+	if err != nil {
+		return err
+	}
+	if first.Size != m.cfg.Size {
+		return fmt.Errorf("rank %d on %v was started with a world size of %d, rank %d on %v with %d",
+			m.cfg.Rank, m.self.process, m.cfg.Size, first.Rank, first.process, first.Size)
+	}
+	holder, err := m.claim(ctx, m.key(keyRank, m.cfg.Rank))
+	if err != nil {
+		return err
+	}
+	if holder.process != m.self.process {
+		return fmt.Errorf("rank %d has already joined from %v, this is %v: %w", m.cfg.Rank, holder.process, m.self.process, errTwice)
+	}
+	return nil
+}
+
+// key returns the key in the store of something about the job, or one of its ranks.
+func (m *Mesh) key(parts ...any) string { return "mesh/" + m.cfg.Job + "/" + fmt.Sprint(parts...) }
+
+// claim stores who and where this rank is unless a record is there, and returns the one that is there now.
+func (m *Mesh) claim(ctx context.Context, key string) (record, error) {
+	value, err := m.cfg.Store.Claim(ctx, key, encode(m.self))
+	if err != nil {
+		return record{}, err
+	}
+	return decode[record](value)
+}
+
+// watch waits for the setback of another rank. That the store fails is for those to report who need it.
+func (m *Mesh) watch(ctx context.Context) {
+	value, err := m.cfg.Store.Get(ctx, m.key(keyAbort))
+	if err != nil {
+		return
+	}
+	gaveUp, err := decode[setback](value)
+	if err != nil {
+		m.fail(err)
+		return
+	}
+	m.fail(&gaveUp)
+}
+
+// seek connects to a lower rank: the higher one dials.
+func (m *Mesh) seek(ctx context.Context, rank int) {
+	err := m.find(ctx, rank)
+	switch {
+	case err == nil:
+	case ctx.Err() == nil:
+		m.fail(err)
+	case !errors.Is(err, ctx.Err()): // this is what took so long
+		m.mu.Lock()
+		m.trouble[rank] = err
+		m.mu.Unlock()
+	}
+}
+
+// find looks a rank up in the store, dials it and attaches the connection.
+func (m *Mesh) find(ctx context.Context, rank int) error {
+	value, err := m.cfg.Store.Get(ctx, m.key(keyRank, rank))
+	if err != nil {
+		return err
+	}
+	where, err := decode[record](value)
+	if err != nil {
+		return err
+	}
+	network, address := "tcp", where.TCP
+	if where.Host == m.self.Host && where.Unix != "" && m.self.Unix != "" {
+		network, address = "unix", where.Unix
+	}
+	conn, err := m.dial(ctx, network, address, rank, auth.Hello{Purpose: purposeControl}, visit{process: m.self.process})
+	if err != nil {
+		return fmt.Errorf("%w%s", err, m.hint(where))
+	}
+	return m.attach(rank, where, conn)
+}
+
+// hint says what is wrong if where is an address that cannot be reached from here.
+func (m *Mesh) hint(where record) string {
+	addr, err := netip.ParseAddrPort(where.TCP)
+	if err != nil || !addr.Addr().IsLoopback() || where.Host == m.self.Host {
+		return ""
+	}
+	return fmt.Sprintf(" (rank %d listens on loopback, on another host than rank %d: set Listen on all ranks)", where.Rank, m.cfg.Rank)
+}
+
+// attach starts the control connection with a rank, and tells all when it was the last.
+func (m *Mesh) attach(rank int, who record, conn net.Conn) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	switch {
+	case m.closed:
+		_ = conn.Close()
+		return ErrClosed
+	case m.peers[rank] != nil:
+		_ = conn.Close()
+		return fmt.Errorf("rank %d is connected already, with %v", rank, m.peers[rank].who.process)
+	}
+	p := newPeer(m, rank, who, asControl(conn))
+	m.peers[rank] = p
+	m.running.Go(p.run)
+	if len(m.missing()) > 0 {
+		return nil
+	}
+	for _, p := range m.peers {
+		if p != nil {
+			_ = p.post(frameReady, nil, nil) // if it has ended, its run tells
+		}
+	}
+	m.noteReady(m.cfg.Rank)
+	return nil
+}
+
+// missing returns the ranks that this one has no connection to. The caller holds m.mu.
+func (m *Mesh) missing() (ranks []int) {
+	for r, p := range m.peers {
+		if p == nil && r != m.cfg.Rank {
+			ranks = append(ranks, r)
+		}
+	}
+	return ranks
+}
+
+// unready returns the ranks that have not said that they are connected to all. The caller holds m.mu.
+func (m *Mesh) unready() (ranks []int) {
+	for r := range m.cfg.Size {
+		if _, ok := m.ready[r]; !ok {
+			ranks = append(ranks, r)
+		}
+	}
+	return ranks
+}
+
+// othersReady notes that a rank is connected to all others.
+func (m *Mesh) othersReady(rank int) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.noteReady(rank)
+}
+
+// noteReady is othersReady for callers that hold m.mu.
+func (m *Mesh) noteReady(rank int) {
+	m.ready[rank] = struct{}{}
+	if len(m.ready) == m.cfg.Size {
+		close(m.complete)
+	}
+}
+
+// open waits until all ranks have joined. It reports false when Close has begun.
+func (m *Mesh) open() bool {
+	select {
+	case <-m.complete:
+	case <-m.closing:
+	}
+	select {
+	case <-m.closing:
+		return false
+	default:
+		return true
+	}
+}
+
+// ended handles the end of a rank: one that was ready has joined, whatever became of it; without one that was not,
+// nobody can join.
+func (m *Mesh) ended(p *peer, err error) {
+	var gaveUp *setback
+	switch {
+	case !p.ready && errors.As(err, &gaveUp):
+		m.fail(err)
+	case !p.ready:
+		// It may have given up before it knew of this connection. Then the store has a better reason.
+		if m.wait(linger) {
+			m.fail(err)
+		}
+	case !m.open():
+	case errors.Is(err, ErrGone):
+		m.cfg.Handler.Gone(p.rank)
+	default:
+		m.cfg.Handler.Lost(p.rank, err)
+	}
+}
+
+// abandon tells the other ranks why this one cannot join, and ends the mesh.
+func (m *Mesh) abandon(ctx context.Context, err error) {
+	gaveUp := &setback{Rank: m.cfg.Rank, Reason: err.Error()}
+	errors.As(err, &gaveUp) // another rank's reason is passed on as it is
+	body := encode(gaveUp)
+	var publish sync.WaitGroup
+	if !errors.Is(err, errTwice) {
+		publish.Go(func() {
+			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), linger)
+			defer cancel()
+			if _, err := m.cfg.Store.Claim(ctx, m.key(keyAbort), body); err != nil {
+				m.cfg.Log.Warn("mesh: cannot tell the other ranks", "rank", m.cfg.Rank, "error", err)
+			}
+		})
+	}
+	m.end(frameAbort, body)
+	publish.Wait()
+}

@@ -1,0 +1,208 @@
+package mesh
+
+import (
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"sync"
+	"time"
+	"unicode/utf8"
+
+	"github.com/gofsdp/gofsdp/internal/store"
+)
+
+// MaxMessage is the most bytes a control message may have.
+const MaxMessage = 64 << 10
+
+const (
+	defaultTimeout = 30 * time.Second
+	maxJob         = 128         // store keys are made of it
+	linger         = time.Second // for the others to answer goodbye
+)
+
+var (
+	// ErrClosed is wrapped by errors of a mesh that this process has closed.
+	ErrClosed = errors.New("this process has left the job")
+	// ErrGone is wrapped by errors of calls that need a rank which has closed its mesh.
+	ErrGone = errors.New("has left the job")
+)
+
+// Config says how the processes of a job find and trust one another.
+type Config struct {
+	Rank, Size int
+	Store      store.Store   // where ranks publish their addresses, needed until Join returns; the caller closes it
+	Job        string        // names the job and its attempt: processes of another are refused, and no name serves twice in a store
+	Secret     []byte        // shared by all ranks; may only be empty while Listen is loopback
+	TLS        bool          // encrypt every TCP connection, with keys derived from Secret
+	Listen     string        // name or address of the interface to listen on, "" for loopback
+	Host       string        // identity of this host, "" to detect it: ranks with the same one pass files to each other
+	Timeout    time.Duration // for all ranks to join, 0 for 30 s
+	Log        *slog.Logger  // strangers and refusals; nil for none
+	Handler    Handler
+}
+
+// Handler hears what the other ranks say. Its methods are called from one
+// goroutine per peer, in the order of events, and must not block. They are
+// called when all ranks have joined, possibly just before Join returns, and not
+// after Close has begun, but for a call in progress, which Close waits for.
+type Handler interface {
+	// Message is called with a control message; msg is only valid during the call.
+	Message(from int, msg []byte)
+	// Gone is called once when a rank has closed its mesh, after its last message.
+	Gone(rank int)
+	// Lost is called once, instead of Gone, when the process of a rank has died
+	// or can no longer be reached.
+	Lost(rank int, err error)
+}
+
+// check fills in defaults, or says what is wrong.
+func (c Config) check() (Config, error) {
+	if c.Timeout == 0 {
+		c.Timeout = defaultTimeout
+	}
+	if c.Log == nil {
+		c.Log = slog.New(slog.DiscardHandler)
+	}
+	switch {
+	case c.Size < 1 || c.Rank < 0 || c.Rank >= c.Size:
+		return c, fmt.Errorf("no rank %d among %d", c.Rank, c.Size)
+	case c.Store == nil || c.Handler == nil:
+		return c, errors.New("a Store and a Handler are needed")
+	case len(c.Job) > maxJob:
+		return c, fmt.Errorf("the name of a job has at most %d bytes, not %d", maxJob, len(c.Job))
+	case !utf8.ValidString(c.Host):
+		return c, fmt.Errorf("the host %q is no text", c.Host)
+	case c.Timeout < 0:
+		return c, fmt.Errorf("negative Timeout %v", c.Timeout)
+	}
+	return c, nil
+}
+
+// Mesh is one process's connections to all others: a control connection each,
+// and data connections on demand. Its methods may be called from any goroutine.
+type Mesh struct {
+	cfg       Config
+	self      record
+	server    *tls.Config // both nil without TLS
+	client    *tls.Config
+	listeners []net.Listener
+	doors     chan struct{} // one token for each connection that is being checked
+
+	broken   chan error    // holds the first reason why joining is impossible
+	complete chan struct{} // closed when all pairs are connected
+	closing  chan struct{} // closed when Close begins
+
+	mu       sync.Mutex
+	peers    []*peer               // by rank; nil for this one, and for ranks that have not joined yet
+	ready    map[int]struct{}      // ranks that are connected to all others
+	trouble  map[int]error         // why a rank could not be reached when time was up
+	checking map[net.Conn]struct{} // connections that are being checked
+	closed   bool
+	running  sync.WaitGroup // everything that Close ends; grows only while !closed
+
+	conns mailbox[net.Conn] // accepted data connections, by rank and channel
+	files mailbox[*os.File] // received files, by rank and tag
+}
+
+func newMesh(cfg Config) *Mesh {
+	return &Mesh{
+		cfg:      cfg,
+		doors:    make(chan struct{}, maxStrangers),
+		broken:   make(chan error, 1),
+		complete: make(chan struct{}),
+		closing:  make(chan struct{}),
+		peers:    make([]*peer, cfg.Size),
+		ready:    map[int]struct{}{},
+		trouble:  map[int]error{},
+		checking: map[net.Conn]struct{}{},
+	}
+}
+
+// SameHost reports whether rank runs on this host, so that files can be passed.
+func (m *Mesh) SameHost(rank int) bool {
+	p, err := m.peer(rank)
+	return rank == m.cfg.Rank || err == nil && p.files != nil
+}
+
+// Host returns the identity of the host of rank, "" if there is no such rank.
+func (m *Mesh) Host(rank int) string {
+	if rank == m.cfg.Rank {
+		return m.self.Host
+	}
+	p, err := m.peer(rank)
+	if err != nil {
+		return ""
+	}
+	return p.who.Host
+}
+
+// peer returns the other rank, which must have joined.
+func (m *Mesh) peer(rank int) (*peer, error) {
+	if rank < 0 || rank >= m.cfg.Size || rank == m.cfg.Rank {
+		return nil, fmt.Errorf("mesh: no other rank %d of %d", rank, m.cfg.Size)
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if p := m.peers[rank]; p != nil {
+		return p, nil
+	}
+	return nil, fmt.Errorf("mesh: rank %d has not joined", rank)
+}
+
+// Send queues a control message of at most MaxMessage bytes; it never blocks.
+// An error says that the message will not arrive; without one it arrives unless
+// the other process ends before.
+func (m *Mesh) Send(to int, msg []byte) error {
+	p, err := m.peer(to)
+	if err != nil {
+		return err
+	}
+	if len(msg) > MaxMessage {
+		return fmt.Errorf("mesh: message of %d bytes to rank %d, the limit is %d", len(msg), to, MaxMessage)
+	}
+	return p.post(frameMessage, msg, nil)
+}
+
+// Close says goodbye and closes all connections within about a second, but for
+// the data connections that Connect has returned. What was sent before arrives.
+func (m *Mesh) Close() error {
+	m.end(frameGoodbye, nil)
+	return nil
+}
+
+// end takes leave with the given frame, and waits for all goroutines of the mesh.
+func (m *Mesh) end(last frameKind, body []byte) {
+	m.mu.Lock()
+	if !m.closed {
+		m.closed = true
+		close(m.closing)
+		for _, l := range m.listeners {
+			_ = l.Close() // it fails only if it is closed
+		}
+		for conn := range m.checking {
+			_ = conn.Close() // whoever checks it finds out
+		}
+		for _, p := range m.peers {
+			if p != nil {
+				p.farewell(last, body)
+			}
+		}
+	}
+	m.mu.Unlock()
+	m.running.Wait()
+	m.conns.close()
+	m.files.close()
+}
+
+// start runs f until Close, which waits for it. It reports false, and does nothing, when Close has begun.
+func (m *Mesh) start(f func()) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if !m.closed {
+		m.running.Go(f)
+	}
+	return !m.closed
+}

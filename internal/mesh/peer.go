@@ -1,0 +1,310 @@
+package mesh
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"sync"
+	"syscall"
+	"time"
+)
+
+// maxUnsent is how many bytes may wait for a peer that does not read. A file counts as heldFile bytes.
+const (
+	maxUnsent = 1 << 20
+	heldFile  = 4 << 10
+)
+
+var (
+	errDied   = errors.New("the connection ended without goodbye: has the process died?")
+	errCut    = fmt.Errorf("the host has not answered for %v: is it down, or the link?", unanswered)
+	errUnread = fmt.Errorf("it does not read: %d bytes wait for it", maxUnsent)
+)
+
+// filePasser is a control connection inside a host.
+type filePasser interface {
+	// hold returns a file of our own for what f is open on, so that the caller may close f.
+	hold(f *os.File) (*os.File, error)
+	// send writes a frame with the file attached to it.
+	send(frame []byte, f *os.File) error
+	// arrived returns the files that have come with the bytes read so far, in order, and forgets them.
+	arrived() []*os.File
+}
+
+// peer is the control connection to one other rank: a goroutine that reads (run), and one that writes.
+type peer struct {
+	m     *Mesh
+	rank  int
+	who   record
+	conn  controlConn
+	files filePasser // conn, if files can be passed; else nil
+	ready bool       // the frame has come; only run uses it
+
+	mu     sync.Mutex
+	work   sync.Cond // queue or sealed has changed
+	queue  []outgoing
+	unsent int   // bytes in queue and being written
+	sealed bool  // nothing may be added to queue; the connection is half-closed after it
+	leaves bool  // this side does
+	fault  error // what broke the connection, if something else than its end
+	ended  error // why nothing more will come from the rank, once over is closed
+	over   chan struct{}
+}
+
+// outgoing is an encoded frame.
+type outgoing struct {
+	frame []byte
+	file  *os.File // attached to it, our own; or nil
+}
+
+func (o outgoing) size() int {
+	if o.file != nil {
+		return len(o.frame) + heldFile
+	}
+	return len(o.frame)
+}
+
+func newPeer(m *Mesh, rank int, who record, conn controlConn) *peer {
+	p := &peer{m: m, rank: rank, who: who, conn: conn, over: make(chan struct{})}
+	p.files, _ = conn.(filePasser)
+	p.work.L = &p.mu
+	return p
+}
+
+// String names the peer in errors.
+func (p *peer) String() string { return fmt.Sprintf("rank %d on %v", p.rank, p.who.process) }
+
+// post queues a frame, with a file that becomes the peer's.
+func (p *peer) post(kind frameKind, body []byte, file *os.File) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.enqueue(kind, body, file)
+}
+
+// enqueue is post for callers that hold p.mu.
+func (p *peer) enqueue(kind frameKind, body []byte, file *os.File) error {
+	out := outgoing{appendFrame(make([]byte, 0, frameHeader+len(body)), kind, body), file}
+	switch {
+	case p.ended != nil:
+		return fmt.Errorf("mesh: %w", p.ended)
+	case p.fault != nil:
+		return fmt.Errorf("mesh: %v: %w", p, p.fault)
+	case p.sealed:
+		return fmt.Errorf("mesh: %w", ErrClosed)
+	case p.unsent+out.size() > maxUnsent && !kind.last():
+		p.breakOff(errUnread, 0)
+		return fmt.Errorf("mesh: %v: %w", p, errUnread)
+	}
+	p.queue = append(p.queue, out)
+	p.unsent += out.size()
+	p.work.Signal()
+	return nil
+}
+
+// farewell queues the last frame and limits the time that is left to the connection.
+func (p *peer) farewell(kind frameKind, body []byte) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	_ = p.enqueue(kind, body, nil) // to one that has ended there is nothing to say
+	p.leaves = true
+	p.seal()
+	if p.fault == nil {
+		_ = p.conn.SetDeadline(time.Now().Add(linger)) // it fails on a closed connection only
+	}
+}
+
+// seal lets nothing more be queued. The caller holds p.mu.
+func (p *peer) seal() {
+	p.sealed = true
+	p.work.Signal()
+}
+
+// breakOff makes err the reason why the connection ends, and lets the reader see for another while what the
+// other side has said. The caller holds p.mu.
+func (p *peer) breakOff(err error, while time.Duration) {
+	if p.fault == nil {
+		p.fault = err
+	}
+	p.seal()
+	_ = p.conn.SetDeadline(time.Now().Add(while)) // it fails on a closed connection only
+}
+
+// run reads until the rank has ended, and tells the mesh what it hears.
+func (p *peer) run() {
+	var writer sync.WaitGroup
+	writer.Go(p.write)
+	last := p.read()
+	err := p.finish(last)
+	p.mu.Lock()
+	if errors.Is(last, ErrGone) {
+		p.seal() // what is queued may still be wanted
+		_ = p.conn.SetWriteDeadline(time.Now().Add(linger))
+	} else {
+		p.breakOff(err, 0)
+	}
+	p.mu.Unlock()
+	p.m.ended(p, err)
+	writer.Wait()
+	_ = p.conn.Close() // both directions have ended
+	for _, o := range p.queue {
+		o.drop()
+	}
+	if p.files != nil {
+		for _, f := range p.files.arrived() {
+			_ = f.Close() // it came without its frame
+		}
+	}
+}
+
+// finish notes and returns why nothing more will come.
+func (p *peer) finish(err error) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	var gaveUp *setback
+	switch {
+	case p.leaves:
+		err = ErrClosed
+	case errors.Is(err, ErrGone):
+		err = fmt.Errorf("rank %d %w", p.rank, ErrGone)
+	case errors.As(err, &gaveUp):
+		err = gaveUp
+	case p.fault != nil:
+		err = fmt.Errorf("%v: %w", p, p.fault)
+	default:
+		err = fmt.Errorf("%v: %w", p, explain(err))
+	}
+	p.ended = err
+	close(p.over)
+	return err
+}
+
+// explain says in our terms how a connection ended.
+func explain(err error) error {
+	switch {
+	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, syscall.ECONNRESET), errors.Is(err, syscall.EPIPE),
+		errors.Is(err, net.ErrClosed):
+		return errDied
+	case errors.Is(err, syscall.ETIMEDOUT):
+		return errCut
+	}
+	return err
+}
+
+// read handles frames until the last one. It never returns nil.
+func (p *peer) read() error {
+	in := newFrameReader(p.conn)
+	for {
+		kind, body, err := in.next()
+		switch {
+		case err != nil:
+			return err
+		case p.ready == (kind == frameReady) && kind != frameAbort:
+			return fmt.Errorf("protocol error: frame of kind %d out of turn", kind)
+		}
+		switch kind {
+		case frameReady:
+			p.ready = true
+			p.m.othersReady(p.rank)
+		case frameMessage:
+			if p.m.open() {
+				p.m.cfg.Handler.Message(p.rank, body)
+			}
+		case frameFile:
+			if err := p.receive(binary.BigEndian.Uint64(body)); err != nil {
+				return err
+			}
+		case frameGoodbye:
+			return ErrGone
+		case frameAbort:
+			gaveUp, err := decode[setback](body)
+			if err != nil {
+				return err
+			}
+			return &gaveUp
+		}
+	}
+}
+
+// receive keeps the file that came with a frame.
+func (p *peer) receive(tag uint64) error {
+	if p.files == nil {
+		return errors.New("protocol error: a file from another host")
+	}
+	files := p.files.arrived()
+	if len(files) == 1 {
+		err := p.m.files.put(label{p.rank, tag}, files[0])
+		if err == nil {
+			return nil
+		}
+		_ = files[0].Close()
+		return fmt.Errorf("file %d: %w", tag, err)
+	}
+	for _, f := range files {
+		_ = f.Close() // nobody knows what it is
+	}
+	return fmt.Errorf("protocol error: %d files where one is due", len(files))
+}
+
+// write sends what is queued, and half-closes the connection at the end.
+func (p *peer) write() {
+	for {
+		batch := p.collect()
+		if batch == nil {
+			if err := p.conn.CloseWrite(); err != nil {
+				p.broken(err)
+			}
+			return
+		}
+		for i, o := range batch {
+			if err := p.transmit(o); err != nil {
+				for _, rest := range batch[i:] {
+					rest.drop()
+				}
+				p.broken(err)
+				return
+			}
+			o.drop()
+			p.mu.Lock()
+			p.unsent -= o.size()
+			p.mu.Unlock()
+		}
+	}
+}
+
+// collect waits for frames to send; nil means that there will be none.
+func (p *peer) collect() []outgoing {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for len(p.queue) == 0 && !p.sealed {
+		p.work.Wait()
+	}
+	batch := p.queue
+	p.queue = nil
+	return batch
+}
+
+func (p *peer) transmit(o outgoing) error {
+	if o.file != nil {
+		return p.files.send(o.frame, o.file)
+	}
+	_, err := p.conn.Write(o.frame)
+	return err
+}
+
+func (o outgoing) drop() {
+	if o.file != nil {
+		_ = o.file.Close() // the other side has its own, or never will
+	}
+}
+
+// broken handles a failure to write. What the other side has said before it went, a goodbye perhaps, can still be read.
+func (p *peer) broken(err error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.fault == nil {
+		p.breakOff(explain(err), linger)
+	}
+}

@@ -1,0 +1,74 @@
+package mesh
+
+import (
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+)
+
+// process is who runs a rank, as the others are told.
+type process struct {
+	Host  string // identity of the host: equal for processes that can pass files to each other
+	Name  string // of the host, for people
+	PID   int    // for people, too
+	Nonce string // told apart from another process under the same rank
+}
+
+func (p process) String() string { return fmt.Sprintf("host %s pid %d", p.Name, p.PID) }
+
+// record is what a rank publishes in the store.
+type record struct {
+	process
+	Rank int
+	Size int    // of the job, as this rank was told
+	TCP  string // address of the listener, host:port
+	Unix string // name of the abstract socket, "" where there is none
+}
+
+// visit is what comes with the hello of a connection, beside what every hello holds.
+type visit struct {
+	process
+	Channel uint64 // of a data connection
+}
+
+// setback is the error of a rank that has given up joining, as the other ranks get it.
+type setback struct {
+	Rank   int
+	Reason string
+}
+
+func (s *setback) Error() string { return fmt.Sprintf("rank %d gave up: %s", s.Rank, s.Reason) }
+
+// thisProcess describes this process, with the host's identity unless it is given.
+func thisProcess(host string) (process, error) {
+	name, err := os.Hostname()
+	if err != nil {
+		return process{}, fmt.Errorf("name of this host: %w", err)
+	}
+	if host == "" {
+		host = hostIdentity(name)
+	}
+	return process{Host: host, Name: name, PID: os.Getpid(), Nonce: rand.Text()}, nil
+}
+
+// encode returns the bytes of a record, visit or setback. They are few and rare, and may be read by people.
+func encode(v any) []byte {
+	b, err := json.Marshal(v)
+	if err != nil {
+		panic(fmt.Sprintf("mesh: %T: %v", v, err)) // strings and numbers only
+	}
+	return b
+}
+
+// decode is the inverse of encode. It refuses what this package does not write.
+func decode[T record | visit | setback](b []byte) (v T, err error) {
+	if err := json.Unmarshal(b, &v); err != nil {
+		return v, fmt.Errorf("malformed %T: %w", v, err)
+	}
+	if r, ok := any(v).(record); ok && (r.Size < 1 || r.Rank < 0 || r.Rank >= r.Size || r.TCP == "") {
+		return v, errors.New("malformed record of a rank")
+	}
+	return v, nil
+}

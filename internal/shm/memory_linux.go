@@ -1,0 +1,144 @@
+package shm
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"os"
+	"strings"
+	"sync/atomic"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+const seals = unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_SEAL_SEAL
+
+// create makes a file of limit bytes without memory behind it, and maps it.
+func create(limit int) (*os.File, []byte, error) {
+	fd, err := unix.MemfdCreate("gofsdp", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
+	if errors.Is(err, unix.ENOSYS) || errors.Is(err, unix.EPERM) { // an old kernel, or a sandbox
+		err = fmt.Errorf("%w: memfd_create: %w", ErrUnsupported, err)
+	}
+	if err != nil {
+		return nil, nil, err
+	}
+	file := os.NewFile(uintptr(fd), "memfd:gofsdp")
+	if err := unix.Ftruncate(fd, int64(limit)); err != nil {
+		return nil, nil, errors.Join(os.NewSyscallError("ftruncate", err), file.Close())
+	}
+	if _, err := unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, seals); err != nil {
+		return nil, nil, errors.Join(os.NewSyscallError("sealing", err), file.Close())
+	}
+	mem, err := mmap(fd, limit)
+	if err != nil {
+		return nil, nil, errors.Join(err, file.Close())
+	}
+	return file, mem, nil
+}
+
+// open maps another process's file, if that process cannot shrink it.
+func open(file *os.File) (mem []byte, err error) {
+	raw, err := file.SyscallConn()
+	if err != nil {
+		return nil, err
+	}
+	if ctl := raw.Control(func(fd uintptr) { mem, err = openFd(int(fd)) }); ctl != nil {
+		return nil, ctl
+	}
+	return mem, err
+}
+
+func openFd(fd int) ([]byte, error) {
+	got, err := unix.FcntlInt(uintptr(fd), unix.F_GET_SEALS, 0)
+	if err != nil || got&unix.F_SEAL_SHRINK == 0 {
+		return nil, fmt.Errorf("file is not sealed against shrinking (seals %#x, %v)", got, err)
+	}
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return nil, os.NewSyscallError("fstat", err)
+	}
+	if st.Size < headerBytes {
+		return nil, fmt.Errorf("file of %d bytes is no segment", st.Size)
+	}
+	return mmap(fd, int(st.Size))
+}
+
+func mmap(fd, n int) ([]byte, error) {
+	mem, err := unix.Mmap(fd, 0, n, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_NORESERVE)
+	if err != nil {
+		return nil, os.NewSyscallError("mmap", err)
+	}
+	return mem, nil
+}
+
+func unmap(mem []byte) error { return os.NewSyscallError("munmap", unix.Munmap(mem)) }
+
+// reserve gives the bytes [lo, hi) memory, or says that there is none, and maps
+// it into this process: page faults would cost more than most transfers.
+func reserve(file *os.File, mem []byte, lo, hi int) error {
+	// The kernel would rather end processes than refuse. What others take at the
+	// same time it cannot be asked about, so this is no guarantee.
+	if spare := available(); hi-lo > spare {
+		return fmt.Errorf("%w: the machine has %d bytes left", unix.ENOMEM, spare)
+	}
+	raw, err := file.SyscallConn()
+	if err != nil {
+		return err
+	}
+	for {
+		var ferr error
+		if err := raw.Control(func(fd uintptr) {
+			ferr = unix.Fallocate(int(fd), 0, int64(lo), int64(hi-lo))
+		}); err != nil {
+			return err
+		}
+		if ferr == nil {
+			break
+		}
+		if !errors.Is(ferr, unix.EINTR) { // the runtime preempts with signals
+			return os.NewSyscallError("fallocate", ferr)
+		}
+	}
+	touch(mem[lo&^(os.Getpagesize()-1) : hi])
+	return nil
+}
+
+// available returns the bytes that the machine can give without swapping.
+func available() int {
+	text, err := os.ReadFile("/proc/meminfo")
+	if err != nil {
+		return math.MaxInt // no /proc here: ask for it and see
+	}
+	_, line, _ := strings.Cut(string(text), "MemAvailable:")
+	var kib int
+	if _, err := fmt.Sscan(line, &kib); err != nil {
+		return math.MaxInt
+	}
+	return kib << 10
+}
+
+// touch maps the pages of mem, whose contents stay.
+func touch(mem []byte) {
+	for {
+		err := unix.Madvise(mem, unix.MADV_POPULATE_WRITE)
+		if err == nil {
+			return
+		}
+		if !errors.Is(err, unix.EINTR) && !errors.Is(err, unix.EAGAIN) {
+			break // before Linux 5.14
+		}
+	}
+	for i := 0; i < len(mem); i += pageBytes {
+		atomic.AddUint32((*uint32)(unsafe.Pointer(&mem[i])), 0) // a write, whoever else writes there
+	}
+}
+
+// Installed returns the bytes of memory that this machine has.
+func Installed() int {
+	var info unix.Sysinfo_t
+	if err := unix.Sysinfo(&info); err != nil {
+		return 1 << 30 // never, on Linux
+	}
+	return int(uint64(info.Totalram) * uint64(info.Unit))
+}

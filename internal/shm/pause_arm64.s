@@ -1,0 +1,14 @@
+//go:build !purego
+
+#include "textflag.h"
+
+// func Pause(n int)
+TEXT ·Pause(SB), NOSPLIT, $0-8
+	MOVD n+0(FP), R0
+loop:
+	SUBS $1, R0, R0
+	BLT  done
+	ISB  $15
+	B    loop
+done:
+	RET

@@ -1,0 +1,34 @@
+package shm
+
+import (
+	"math"
+	"sync/atomic"
+	"syscall"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	futexWait = 0 // not private: the waker is another process
+	futexWake = 1
+)
+
+// Wait sleeps while *word is val, until somebody calls Wake or d has passed. It
+// may return early; the caller looks again.
+func Wait(word *atomic.Uint32, val uint32, d time.Duration) {
+	limit := unix.NsecToTimespec(int64(max(d, 0)))
+	// A Syscall, not a RawSyscall, which would keep the processor from other
+	// goroutines and the collector waiting. All its errors mean: look again.
+	_, _, _ = syscall.Syscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(word)), futexWait, uintptr(val), uintptr(unsafe.Pointer(&limit)), 0, 0)
+}
+
+// Wake wakes all who wait for a word of a segment to change, in any process. The
+// caller has changed it before.
+func Wake(word *atomic.Uint32) {
+	_, _, _ = syscall.Syscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(word)), futexWake, math.MaxInt32, 0, 0, 0)
+}
+
+// Yield lets another thread have this processor, if one waits for it.
+func Yield() { _, _, _ = syscall.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0) }

@@ -1,0 +1,105 @@
+package store
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"net"
+	"time"
+
+	"github.com/gofsdp/gofsdp/internal/auth"
+)
+
+// Dial connects to the server at a TCP address. Until ctx ends it waits for one that is not there yet, does not answer or is cut off;
+// a server that is there and is not ours, or does not want us, is an error at once.
+func Dial(ctx context.Context, addr string, cfg Config) (Store, error) {
+	dialer := &net.Dialer{KeepAliveConfig: keepAlive}
+	return dial(ctx, addr, cfg, dialer.DialContext)
+}
+
+type dialFunc func(ctx context.Context, network, addr string) (net.Conn, error)
+
+func dial(ctx context.Context, addr string, cfg Config, connect dialFunc) (Store, error) {
+	retry := backoff{20 * time.Millisecond, time.Second}
+	var last error // apart from what giving up brings about
+	for {
+		c, err := attempt(ctx, addr, cfg, connect)
+		if err == nil {
+			return c, nil
+		}
+		if final(err) {
+			return nil, fmt.Errorf("store: rank 0 at %s: %w", addr, err)
+		}
+		if last == nil {
+			cfg.log(fmt.Errorf("store: waiting for rank 0 at %s: %w", addr, reason(err)))
+		}
+		if last == nil || ctx.Err() == nil {
+			last = err
+		}
+		if ctx.Err() != nil || !retry.wait(ctx.Done(), nil) {
+			return nil, fmt.Errorf("store: rank 0 at %s does not answer: %w (%w)", addr, reason(last), context.Cause(ctx))
+		}
+	}
+}
+
+// attempt makes one connection.
+func attempt(ctx context.Context, addr string, cfg Config, connect dialFunc) (Store, error) {
+	raw, err := connect(ctx, "tcp", addr)
+	if err != nil {
+		return nil, err
+	}
+	abort := context.AfterFunc(ctx, func() { raw.Close() })
+	conn, err := shakeHands(raw, addr, cfg)
+	if !abort() && err == nil {
+		err = context.Cause(ctx)
+	}
+	if err != nil {
+		raw.Close()
+		return nil, err
+	}
+	return newClient(addr, conn, raw), nil
+}
+
+// shakeHands makes a connection to whoever listens at addr one to the store.
+func shakeHands(raw net.Conn, addr string, cfg Config) (net.Conn, error) {
+	if loop(raw) {
+		return nil, errors.New("nobody listens (the connection has met itself)")
+	}
+	if err := auth.Check(cfg.Secret, raw.RemoteAddr()); err != nil {
+		return nil, err
+	}
+	conn := raw
+	if cfg.TLS != nil {
+		t := cfg.TLS
+		if host, _, err := net.SplitHostPort(addr); err == nil && t.ServerName == "" {
+			t = t.Clone()
+			t.ServerName = host // what certificates of the user's own are issued for
+		}
+		conn = tls.Client(raw, t)
+	}
+	_, err := auth.Client(conn, cfg.Secret, cfg.hello(), time.Now().Add(auth.Timeout))
+	return conn, err
+}
+
+// loop tells whether a connection leads to itself: TCP opens one when a port of this host is dialled, nobody listens, and the
+// kernel happens to choose that very port for the near end.
+func loop(c net.Conn) bool {
+	local, ok := c.LocalAddr().(*net.TCPAddr)
+	return ok && local.String() == c.RemoteAddr().String()
+}
+
+// final tells whether trying again is useless.
+func final(err error) bool {
+	var malformed *net.AddrError
+	return auth.Final(err) || errors.As(err, &malformed)
+}
+
+// reason leaves out of a network error what the message says anyway.
+func reason(err error) error {
+	var op *net.OpError
+	if errors.As(err, &op) && op.Op == "dial" {
+		return op.Err
+	}
+	return err
+}

@@ -1,0 +1,636 @@
+package store
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/gofsdp/gofsdp/internal/auth"
+	"github.com/stretchr/testify/require"
+)
+
+var config = Config{Job: "gpt", Size: 8, Secret: secret}
+
+// memory is a network of pipes with one listener, for tests in fake time.
+type memory struct {
+	conns chan net.Conn
+	done  chan struct{}
+	once  sync.Once
+}
+
+func newMemory() *memory { return &memory{conns: make(chan net.Conn), done: make(chan struct{})} }
+
+func (m *memory) Accept() (net.Conn, error) {
+	select {
+	case c := <-m.conns:
+		return c, nil
+	case <-m.done:
+		return nil, net.ErrClosed
+	}
+}
+
+func (m *memory) Close() error { m.once.Do(func() { close(m.done) }); return nil }
+
+type memoryAddr struct{}
+
+func (memoryAddr) Network() string { return "pipe" }
+func (memoryAddr) String() string  { return "memory" }
+
+func (m *memory) Addr() net.Addr { return memoryAddr{} }
+
+var errRefused = &net.OpError{Op: "dial", Net: "tcp", Err: errors.New("connect: connection refused")}
+
+func (m *memory) dial(ctx context.Context, _, _ string) (net.Conn, error) {
+	a, b := net.Pipe()
+	select {
+	case m.conns <- b:
+		return a, nil
+	case <-m.done:
+		return nil, errRefused
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+}
+
+// journal collects what is logged.
+type journal struct {
+	mu   sync.Mutex
+	errs []error
+}
+
+func (j *journal) log(err error) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	j.errs = append(j.errs, err)
+}
+
+func (j *journal) all() []error {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return j.errs
+}
+
+// bubble runs a test in fake time with a server and a way to dial it.
+func bubble(t *testing.T, test func(t *testing.T, s *Server, m *memory, j *journal)) {
+	synctest.Test(t, func(t *testing.T) {
+		m, j := newMemory(), &journal{}
+		cfg := config
+		cfg.Log = j.log
+		s, err := Serve(m, cfg)
+		require.NoError(t, err)
+		defer s.Close() // when the test fails
+		test(t, s, m, j)
+		require.NoError(t, s.Close())
+		require.Zero(t, s.vacancies(), "a Get that nobody waits for is left")
+	})
+}
+
+// vacancies returns the number of keys that are waited for.
+func (s *Server) vacancies() int {
+	s.table.mu.Lock()
+	defer s.table.mu.Unlock()
+	return len(s.table.waiting)
+}
+
+func join(t *testing.T, m *memory) *client {
+	c, err := dial(t.Context(), "memory:1", config, m.dial)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, c.Close()) })
+	return c.(*client)
+}
+
+func TestServerLostWhileWaiting(t *testing.T) {
+	bubble(t, func(t *testing.T, s *Server, m *memory, _ *journal) {
+		c := join(t, m)
+		start := time.Now()
+		failed := make(chan error, 3)
+		for range 3 {
+			go func() { _, err := c.Get(t.Context(), "never"); failed <- err }()
+		}
+		synctest.Wait()
+		require.NoError(t, s.Close())
+		require.NoError(t, s.Close(), "twice")
+		for range 3 {
+			err := <-failed
+			require.ErrorIs(t, err, ErrLost)
+			require.ErrorContains(t, err, `store at memory:1: get "never": connection to the store lost: the server has hung up`)
+		}
+		require.ErrorIs(t, c.Set(t.Context(), "k", nil), ErrLost)
+		require.Zero(t, time.Since(start))
+	})
+}
+
+func TestAbandonedGetLeavesTheServer(t *testing.T) {
+	bubble(t, func(t *testing.T, s *Server, m *memory, _ *journal) {
+		c := join(t, m)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		var gets sync.WaitGroup
+		for i := range 100 {
+			gets.Go(func() {
+				_, err := c.Get(ctx, fmt.Sprint(i%10))
+				require.ErrorIs(t, err, context.DeadlineExceeded)
+				require.ErrorContains(t, err, "nobody has set it")
+			})
+		}
+		synctest.Wait()
+		require.Equal(t, 10, s.vacancies())
+		gets.Wait()
+		synctest.Wait()
+		require.Zero(t, s.vacancies())
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		require.Empty(t, c.calls)
+	})
+}
+
+func TestTooManyGets(t *testing.T) {
+	bubble(t, func(t *testing.T, s *Server, m *memory, _ *journal) {
+		c := join(t, m)
+		ctx, cancel := context.WithCancel(t.Context())
+		var gets sync.WaitGroup
+		for range maxWaiting {
+			gets.Go(func() { _, _ = c.Get(ctx, "never") })
+		}
+		synctest.Wait()
+		_, err := c.Get(ctx, "never")
+		require.ErrorIs(t, err, ErrLimit)
+		require.ErrorContains(t, err, "4096 Gets of this client wait already")
+		require.NoError(t, c.Set(ctx, "k", nil))
+		_, err = join(t, m).Get(ctx, "k")
+		require.NoError(t, err)
+		cancel()
+		gets.Wait()
+	})
+}
+
+func TestServerIsFull(t *testing.T) {
+	bubble(t, func(t *testing.T, s *Server, m *memory, _ *journal) {
+		c := join(t, m)
+		ctx := t.Context()
+		s.table.bytes = MaxTotal - 10
+		require.NoError(t, c.Set(ctx, "12345", []byte("12345")))
+		require.NoError(t, c.Set(ctx, "12345", []byte("54321")), "nothing grows")
+		_, claim := c.Claim(ctx, "x", nil)
+		for _, err := range []error{c.Set(ctx, "12345", []byte("123456")), claim} {
+			require.ErrorIs(t, err, ErrLimit)
+			require.ErrorContains(t, err, "it holds 67108864 bytes")
+		}
+		require.NoError(t, c.Delete(ctx, "12345"))
+		require.NoError(t, c.Set(ctx, "x", []byte("123456789")))
+	})
+}
+
+// TestStuckServer has a server that knows the secret and then neither reads nor writes.
+func TestStuckServer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := newMemory()
+		go func() {
+			conn, err := m.Accept()
+			if err == nil {
+				_, err = auth.Server(conn, secret, func(auth.Hello) (auth.Hello, error) { return config.hello(), nil }, time.Time{})
+			}
+			require.NoError(t, err)
+		}()
+		c := join(t, m)
+		for range 3 {
+			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+			start := time.Now()
+			require.ErrorIs(t, c.Set(ctx, "k", nil), context.DeadlineExceeded)
+			_, err := c.Get(ctx, "k")
+			require.ErrorIs(t, err, context.DeadlineExceeded)
+			require.Equal(t, time.Second, time.Since(start))
+			cancel()
+		}
+		require.NoError(t, c.Close())
+		require.ErrorIs(t, c.Set(t.Context(), "k", nil), ErrClosed)
+	})
+}
+
+// raw connects and proves itself, and leaves what follows to the test.
+func raw(t *testing.T, m *memory) net.Conn {
+	c, err := m.dial(t.Context(), "", "")
+	require.NoError(t, err)
+	_, err = auth.Client(c, secret, config.hello(), time.Time{})
+	require.NoError(t, err)
+	return c
+}
+
+// TestDeafClient has a client that asks and does not listen to the answers.
+func TestDeafClient(t *testing.T) {
+	m := newMemory()
+	s, err := Serve(m, config)
+	require.NoError(t, err)
+	deaf, c := raw(t, m), join(t, m)
+	for id := range uint64(3) {
+		_, err := deaf.Write(frame{id: id, code: askGet, key: "k"}.encode())
+		require.NoError(t, err)
+	}
+	require.NoError(t, c.Set(t.Context(), "k", []byte("v")))
+	v, err := c.Get(t.Context(), "k")
+	require.NoError(t, err)
+	require.Equal(t, "v", string(v))
+	_, err = io.ReadFull(deaf, make([]byte, 1)) // of the first answer; the rest of it and the others are stuck
+	require.NoError(t, err)
+	require.NoError(t, c.Set(t.Context(), "k", nil))
+	require.NoError(t, s.Close())
+}
+
+func TestMalformedRequests(t *testing.T) {
+	whole := frame{id: 1, code: askSet, key: "k", value: []byte("v")}.encode()
+	for name, b := range map[string][]byte{
+		"giant":        {0xff, 0xff, 0xff, 0xff},
+		"tiny":         {0, 0, 0, 1, 0},
+		"no such code": frame{id: 1, code: 99, key: "k"}.encode(),
+		"reply":        frame{id: 1, code: replyOK, key: "k"}.encode(),
+		"no key":       frame{id: 1, code: askSet}.encode(),
+		"key length":   append(append([]byte{}, whole[:13]...), 0xff, 0xff, 'k', 'v'),
+		"value":        frame{id: 1, code: askSet, key: "k", value: make([]byte, MaxValue+1)}.encode(),
+		"twice":        bytes.Repeat(frame{id: 1, code: askGet, key: "k"}.encode(), 2),
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T, s *Server, m *memory, j *journal) {
+				bad := raw(t, m)
+				go func() { _, _ = bad.Write(b) }()
+				answer, err := io.ReadAll(bad)
+				require.NoError(t, err)
+				require.Empty(t, answer)
+				synctest.Wait()
+				require.Len(t, j.all(), 1)
+				require.ErrorIs(t, j.all()[0], errFrame)
+				require.ErrorContains(t, j.all()[0], "store: rank 0 at pipe")
+				require.NoError(t, join(t, m).Set(t.Context(), "k", nil), "others do not notice")
+			})
+		})
+	}
+}
+
+// TestReusedNumber cancels a Get and uses its number again at once, which our client never does.
+func TestReusedNumber(t *testing.T) {
+	bubble(t, func(t *testing.T, s *Server, m *memory, _ *journal) {
+		c := raw(t, m)
+		defer c.Close()
+		for range 100 {
+			for _, ask := range []code{askGet, askCancel} {
+				_, err := c.Write(frame{id: 1, code: ask, key: "k"}.encode())
+				require.NoError(t, err)
+			}
+		}
+		_, err := c.Write(frame{id: 1, code: askGet, key: "k"}.encode())
+		require.NoError(t, err)
+		synctest.Wait()
+		require.NoError(t, join(t, m).Set(t.Context(), "k", []byte("v")))
+		f, err := readFrame(bufio.NewReader(c))
+		require.NoError(t, err)
+		require.Equal(t, "v", string(f.value))
+	})
+}
+
+func TestSilentStrangers(t *testing.T) {
+	bubble(t, func(t *testing.T, s *Server, m *memory, j *journal) {
+		start := time.Now()
+		var silent []net.Conn
+		for range maxStrangers - 1 {
+			c, err := m.dial(t.Context(), "", "")
+			require.NoError(t, err)
+			silent = append(silent, c)
+		}
+		join(t, m)
+		require.Zero(t, time.Since(start), "silence of others delays nobody")
+		c, err := m.dial(t.Context(), "", "")
+		require.NoError(t, err)
+		silent = append(silent, c)
+		join(t, m)
+		require.Equal(t, auth.Timeout, time.Since(start), "there is room again when the strangers are thrown out")
+		synctest.Wait()
+		require.Len(t, j.all(), maxStrangers)
+		require.ErrorContains(t, j.all()[0], "turned away: auth: pipe: waiting for the greeting: ")
+		for _, c := range silent {
+			_, err := c.Read(make([]byte, 1))
+			require.ErrorIs(t, err, io.EOF)
+		}
+	})
+}
+
+func TestCloseDuringHandshake(t *testing.T) {
+	bubble(t, func(t *testing.T, s *Server, m *memory, j *journal) {
+		start := time.Now()
+		c, err := m.dial(t.Context(), "", "")
+		require.NoError(t, err)
+		synctest.Wait()
+		require.NoError(t, s.Close())
+		_, err = c.Read(make([]byte, 1))
+		require.ErrorIs(t, err, io.EOF)
+		require.Zero(t, time.Since(start))
+		require.Empty(t, j.all(), "closing is not worth a word")
+	})
+}
+
+func TestTurnedAway(t *testing.T) {
+	for text, change := range map[string]func(*Config){
+		"the other side has another secret":                func(c *Config) { c.Secret = []byte("another sixteen bytes") },
+		`this is the store of job "gpt", not of "gpt/2"`:   func(c *Config) { c.Job = "gpt/2" },
+		"this job has 8 ranks, not 4 as rank 3 believes":   func(c *Config) { c.Size = 4 },
+		"the secret is too weak: it has 5 bytes, at least": func(c *Config) { c.Secret = []byte("short") },
+	} {
+		bubble(t, func(t *testing.T, s *Server, m *memory, j *journal) {
+			start := time.Now()
+			cfg := config
+			cfg.Rank = 3
+			change(&cfg)
+			_, err := dial(t.Context(), "memory:1", cfg, m.dial)
+			require.ErrorContains(t, err, text)
+			require.ErrorContains(t, err, "store: rank 0 at memory:1: ")
+			require.Zero(t, time.Since(start), "it does not try again")
+			synctest.Wait()
+			if text != "the secret is too weak: it has 5 bytes, at least" {
+				require.ErrorContains(t, j.all()[0], text)
+			}
+			require.Len(t, j.all(), 1)
+		})
+	}
+	bubble(t, func(t *testing.T, s *Server, m *memory, j *journal) {
+		c, err := m.dial(t.Context(), "", "")
+		require.NoError(t, err)
+		defer c.Close()
+		_, err = auth.Client(c, secret, auth.Hello{Job: "gpt", Purpose: "mesh"}, time.Time{})
+		require.ErrorContains(t, err, `this is a store, not "mesh"`)
+	})
+}
+
+func TestNoSecretOffHost(t *testing.T) {
+	ctx := t.Context()
+	_, err := Listen(ctx, "0.0.0.0:0", Config{})
+	require.ErrorIs(t, err, auth.ErrWeak)
+	require.ErrorContains(t, err, "can be reached from other hosts")
+	_, err = Listen(ctx, "127.0.0.1:0", Config{Secret: []byte("short")})
+	require.ErrorIs(t, err, auth.ErrWeak)
+	s, err := Listen(ctx, "127.0.0.1:0", Config{})
+	require.NoError(t, err)
+	c, err := Dial(ctx, s.Addr().String(), Config{})
+	require.NoError(t, err)
+	require.NoError(t, c.Set(ctx, "k", nil))
+	require.NoError(t, c.Close())
+	require.NoError(t, s.Close())
+	far := func(context.Context, string, string) (net.Conn, error) {
+		a, b := net.Pipe()
+		b.Close()
+		return remote{Conn: a, local: "10.0.0.1:1", remote: "10.0.0.2:1"}, nil
+	}
+	_, err = dial(ctx, "10.0.0.2:1", Config{}, far)
+	require.ErrorIs(t, err, auth.ErrWeak)
+}
+
+// remote is a connection with addresses of the test's choice.
+type remote struct {
+	net.Conn
+	local, remote string
+}
+
+func address(s string) net.Addr {
+	a, err := net.ResolveTCPAddr("tcp", s)
+	if err != nil {
+		panic(err)
+	}
+	return a
+}
+
+func (r remote) LocalAddr() net.Addr  { return address(r.local) }
+func (r remote) RemoteAddr() net.Addr { return address(r.remote) }
+
+func TestPortInUseAndUsedAgain(t *testing.T) {
+	ctx := t.Context()
+	s, err := Listen(ctx, "127.0.0.1:0", config)
+	require.NoError(t, err)
+	addr := s.Addr().String()
+	_, err = Listen(ctx, addr, config)
+	require.ErrorContains(t, err, addr)
+	require.ErrorContains(t, err, "in use")
+
+	c, err := Dial(ctx, addr, config)
+	require.NoError(t, err)
+	require.NoError(t, s.Close()) // the server hangs up first: its end of the connection lingers in TIME_WAIT
+	require.ErrorIs(t, c.Set(ctx, "k", nil), ErrLost)
+	require.NoError(t, c.Close())
+	s, err = Listen(ctx, addr, config)
+	require.NoError(t, err, "a restarted job listens at once")
+	require.NoError(t, s.Close())
+}
+
+// flaky is a listener that fails as one does that has run out of file descriptors.
+type flaky struct {
+	*memory
+	left int
+}
+
+func (f *flaky) Accept() (net.Conn, error) {
+	if f.left > 0 {
+		f.left--
+		return nil, errors.New("too many open files")
+	}
+	return f.memory.Accept()
+}
+
+func TestAcceptErrorsPass(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m, j := newMemory(), &journal{}
+		cfg := config
+		cfg.Log = j.log
+		start := time.Now()
+		s, err := Serve(&flaky{m, 10}, cfg)
+		require.NoError(t, err)
+		join(t, m)
+		require.Len(t, j.all(), 10)
+		require.Greater(t, time.Since(start), time.Second, "a server without descriptors must not spin")
+		require.NoError(t, m.Close())
+		synctest.Wait()
+		require.Len(t, j.all(), 11)
+		require.ErrorIs(t, j.all()[10], net.ErrClosed, "a listener closed behind its back")
+		require.NoError(t, s.Close())
+	})
+}
+
+func TestDialWaitsForALateServer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m, j := newMemory(), &journal{}
+		start := time.Now()
+		attempts := 0
+		late := func(ctx context.Context, network, addr string) (net.Conn, error) {
+			attempts++
+			if time.Since(start) < time.Minute {
+				return nil, errRefused
+			}
+			return m.dial(ctx, network, addr)
+		}
+		s, err := Serve(m, config)
+		require.NoError(t, err)
+		cfg := config
+		cfg.Log = j.log
+		c, err := dial(t.Context(), "host0:1", cfg, late)
+		require.NoError(t, err)
+		require.Less(t, time.Since(start), time.Minute+time.Second)
+		require.Less(t, attempts, 130)
+		require.Len(t, j.all(), 1)
+		require.EqualError(t, j.all()[0], "store: waiting for rank 0 at host0:1: connect: connection refused")
+		require.NoError(t, c.Close())
+		require.NoError(t, s.Close())
+	})
+}
+
+func TestDialGivesUp(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		nobody := func(context.Context, string, string) (net.Conn, error) { return nil, errRefused }
+		silent := func(context.Context, string, string) (net.Conn, error) {
+			a, b := net.Pipe()
+			go func() { _, _ = io.Copy(io.Discard, b); b.Close() }()
+			return a, nil
+		}
+		mirror := func(context.Context, string, string) (net.Conn, error) {
+			a, b := net.Pipe()
+			b.Close()
+			return remote{Conn: a, local: "127.0.0.1:5", remote: "127.0.0.1:5"}, nil
+		}
+		for text, connect := range map[string]dialFunc{"connection refused": nobody, "i/o timeout": silent, "met itself": mirror} {
+			start := time.Now()
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			_, err := dial(ctx, "host0:1", config, connect)
+			cancel()
+			require.ErrorContains(t, err, "store: rank 0 at host0:1 does not answer: ")
+			require.ErrorContains(t, err, text)
+			require.ErrorIs(t, err, context.DeadlineExceeded)
+			require.Equal(t, time.Minute, time.Since(start))
+		}
+		ctx, cancel := context.WithCancelCause(t.Context()) // before the handshake would time out
+		time.AfterFunc(time.Second, func() { cancel(errors.New("enough")) })
+		start := time.Now()
+		_, err := dial(ctx, "host0:1", config, silent)
+		require.ErrorContains(t, err, "enough")
+		require.Equal(t, time.Second, time.Since(start))
+	})
+}
+
+func TestDialRealErrors(t *testing.T) {
+	_, err := Dial(t.Context(), "127.0.0.1:99999", config)
+	require.ErrorContains(t, err, "invalid port")
+	_, err = Dial(t.Context(), "127.0.0.1", config)
+	require.ErrorContains(t, err, "missing port")
+
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	addr := ln.Addr().String()
+	require.NoError(t, ln.Close())
+	err = dialOnce(t, addr, config)
+	require.EqualError(t, err, "store: rank 0 at "+addr+" does not answer: connect: connection refused (tried)")
+}
+
+// dialOnce returns the error of Dial given up after the first attempt.
+func dialOnce(t *testing.T, addr string, cfg Config) error {
+	ctx, cancel := context.WithCancelCause(t.Context())
+	cfg.Log = func(error) { cancel(errors.New("tried")) }
+	_, err := Dial(ctx, addr, cfg)
+	return err
+}
+
+func TestTLSIsNotOptional(t *testing.T) {
+	server, client, err := auth.TLS(secret)
+	require.NoError(t, err)
+	secure, plain := config, config
+	secure.TLS = server
+	j := &journal{}
+	secure.Log = j.log
+	s, err := Listen(t.Context(), "127.0.0.1:0", secure)
+	require.NoError(t, err)
+	require.ErrorContains(t, dialOnce(t, s.Addr().String(), plain), "does it expect TLS?")
+	require.NoError(t, s.Close())
+	require.ErrorIs(t, j.all()[0], auth.ErrStranger)
+
+	s, err = Listen(t.Context(), "127.0.0.1:0", plain)
+	require.NoError(t, err)
+	secure.TLS = client
+	require.ErrorContains(t, dialOnce(t, s.Addr().String(), secure), "TLS handshake")
+	require.NoError(t, s.Close())
+}
+
+func FuzzReadFrame(f *testing.F) {
+	f.Add(frame{id: 7, code: askSet, key: "k", value: []byte("v")}.encode())
+	f.Add(frame{code: askList}.encode())
+	f.Add([]byte{0xff, 0xff, 0xff, 0xff})
+	f.Add([]byte{0, 0, 0, 11, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 1})
+	f.Fuzz(func(t *testing.T, b []byte) {
+		got, err := readFrame(bufio.NewReader(bytes.NewReader(b)))
+		if err != nil {
+			return
+		}
+		require.LessOrEqual(t, len(got.key), MaxKey)
+		require.LessOrEqual(t, len(got.value), MaxValue)
+		require.True(t, bytes.HasPrefix(b, got.encode()))
+	})
+}
+
+// talk runs end on one side of a pipe; the other side says b and hangs up when it has been heard.
+func talk(b []byte, end func(net.Conn)) {
+	a, c := net.Pipe()
+	done := make(chan struct{})
+	go func() { end(c); c.Close(); close(done) }()
+	go func() { _, _ = io.Copy(io.Discard, a) }()
+	_, _ = a.Write(b)
+	a.Close()
+	<-done
+}
+
+// FuzzServer lets a client that knows the secret say anything.
+func FuzzServer(f *testing.F) {
+	get := frame{id: 7, code: askGet, key: "k"}.encode()
+	f.Add(append(get, frame{id: 7, code: askCancel}.encode()...))
+	f.Add(append(get, frame{id: 8, code: askSet, key: "k", value: []byte("v")}.encode()...))
+	f.Add(append(get, frame{id: 9, code: askList}.encode()...))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		s := &Server{table: newTable()}
+		talk(b, func(c net.Conn) { _ = newSession(s, c, c).run() })
+		require.Empty(t, s.table.waiting)
+	})
+}
+
+// FuzzClient lets a server that knows the secret say anything.
+func FuzzClient(f *testing.F) {
+	f.Add(frame{id: 1, code: replyOK, value: []byte("v")}.encode())
+	f.Add(append(frame{id: 1, code: replyEntry, key: "k"}.encode(), frame{id: 1, code: replyLimit}.encode()...))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		talk(b, func(conn net.Conn) {
+			c := newClient("fuzz", conn, conn)
+			_, _ = c.List(t.Context(), "") // answered, or the connection ends
+			_ = c.Close()
+		})
+	})
+}
+
+func BenchmarkSetGet(b *testing.B) {
+	s, err := Listen(b.Context(), "127.0.0.1:0", config)
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer s.Close()
+	c, err := Dial(b.Context(), s.Addr().String(), config)
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer c.Close()
+	value := []byte(strings.Repeat("v", 100))
+	for b.Loop() {
+		if err := c.Set(b.Context(), "k", value); err != nil {
+			b.Fatal(err)
+		}
+		if _, err := c.Get(b.Context(), "k"); err != nil {
+			b.Fatal(err)
+		}
+	}
+}

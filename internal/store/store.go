@@ -1,0 +1,88 @@
+package store
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"time"
+)
+
+// The limits of a store.
+const (
+	MaxKey   = 256      // bytes of a key, which has at least one
+	MaxValue = 64 << 10 // bytes of a value
+	MaxTotal = 64 << 20 // bytes of all keys and values of a server
+)
+
+// Errors that callers may tell apart. Those of package auth occur as well, and the cause of an ended context.
+var (
+	ErrClosed = errors.New("store is closed")
+	ErrLost   = errors.New("connection to the store lost")
+	ErrLimit  = errors.New("over a limit of the store")
+)
+
+// Store is a small key-value store where the ranks of a job meet. Keys are bytes, not paths; by convention parts are
+// separated by slashes. All methods may be called concurrently. Values belong to the caller, before and after.
+//
+// A Set, Claim or Delete that ends with an error may have happened or not.
+type Store interface {
+	// Set stores value under key, replacing what was there.
+	Set(ctx context.Context, key string, value []byte) error
+	// Get waits until key exists or ctx ends.
+	Get(ctx context.Context, key string) ([]byte, error)
+	// Claim stores value under key unless there is one, and returns the one that is there now. A caller that uses a value of its
+	// own, such as its address, sees by it whether the claim is its.
+	Claim(ctx context.Context, key string, value []byte) (holder []byte, err error)
+	// Delete removes key. It is no error if there is none.
+	Delete(ctx context.Context, key string) error
+	// List returns all keys that begin with prefix, which may be empty.
+	List(ctx context.Context, prefix string) (map[string][]byte, error)
+	// Close releases the store on this side; what was stored stays. Calls that wait return ErrClosed.
+	Close() error
+}
+
+// Config says who this side is and whom it trusts. The zero value is enough on one host.
+type Config struct {
+	Job        string      // the run of the program, attempt included; all sides name the same
+	Rank, Size int         // of this process; two sides that both state a Size must agree on it
+	Secret     []byte      // what all sides share; without it a connection does not leave the host, and whoever can write to a Dir may join
+	TLS        *tls.Config // the server's or the client's, of auth.TLS or the user's own; nil for none
+	Log        func(error) // told about strangers, refusals and attempts to connect, from any goroutine; nil for nobody
+}
+
+// log reports err to whoever wants to know.
+func (c Config) log(err error) {
+	if c.Log != nil {
+		c.Log(err)
+	}
+}
+
+// check refuses keys and values over the limits.
+func check(key string, value []byte) error {
+	switch {
+	case len(key) == 0 || len(key) > MaxKey:
+		return fmt.Errorf("%w: a key has 1 to %d bytes, not %d", ErrLimit, MaxKey, len(key))
+	case len(value) > MaxValue:
+		return fmt.Errorf("%w: a value has at most %d bytes, not %d", ErrLimit, MaxValue, len(value))
+	}
+	return nil
+}
+
+// backoff is a pause that doubles up to a limit. Pauses are jittered, so that ranks started together do not retry together.
+type backoff struct{ next, max time.Duration }
+
+// wait pauses, or returns false as soon as one of the channels is closed.
+func (b *backoff) wait(a, c <-chan struct{}) bool {
+	pause := time.NewTimer(b.next/2 + rand.N(b.next/2))
+	defer pause.Stop()
+	b.next = min(2*b.next, b.max)
+	select {
+	case <-pause.C:
+		return true
+	case <-a:
+	case <-c:
+	}
+	return false
+}

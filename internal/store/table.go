@@ -1,0 +1,120 @@
+package store
+
+import (
+	"fmt"
+	"strings"
+	"sync"
+)
+
+// table is what a server stores. Values in it are never written to, so they are handed out without copying.
+type table struct {
+	mu      sync.Mutex
+	values  map[string][]byte
+	bytes   int // of all keys and values, at most MaxTotal
+	waiting map[string]*vacancy
+}
+
+// vacancy is a key that is waited for and does not exist.
+type vacancy struct {
+	filled  chan struct{} // closed when value is there
+	value   []byte
+	waiters int
+}
+
+func newTable() *table {
+	return &table{values: make(map[string][]byte), waiting: make(map[string]*vacancy)}
+}
+
+// put stores value under key.
+func (t *table) put(key string, value []byte) error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.putLocked(key, value)
+}
+
+func (t *table) putLocked(key string, value []byte) error {
+	old, exists := t.values[key]
+	grown := t.bytes + len(value) - len(old)
+	if !exists {
+		grown += len(key)
+	}
+	if grown > MaxTotal {
+		return fmt.Errorf("%w: it holds %d bytes, at most %d are allowed", ErrLimit, t.bytes, MaxTotal)
+	}
+	t.values[key], t.bytes = value, grown
+	if v := t.waiting[key]; v != nil {
+		delete(t.waiting, key)
+		v.value = value
+		close(v.filled)
+	}
+	return nil
+}
+
+// claim stores value under key unless there is one, and returns the one that is there.
+func (t *table) claim(key string, value []byte) ([]byte, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if holder, ok := t.values[key]; ok {
+		return holder, nil
+	}
+	return value, t.putLocked(key, value)
+}
+
+// get returns the value of key, if it exists.
+func (t *table) get(key string) ([]byte, bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	value, ok := t.values[key]
+	return value, ok
+}
+
+// wait returns the value of key once it exists, or false once stop is closed. A key that is deleted again at once has existed.
+func (t *table) wait(key string, stop <-chan struct{}) ([]byte, bool) {
+	t.mu.Lock()
+	if value, ok := t.values[key]; ok {
+		t.mu.Unlock()
+		return value, true
+	}
+	v := t.waiting[key]
+	if v == nil {
+		v = &vacancy{filled: make(chan struct{})}
+		t.waiting[key] = v
+	}
+	v.waiters++
+	t.mu.Unlock()
+
+	select {
+	case <-v.filled:
+		return v.value, true
+	case <-stop:
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if v.waiters--; v.waiters == 0 && t.waiting[key] == v {
+		delete(t.waiting, key)
+	}
+	return nil, false
+}
+
+// remove deletes key.
+func (t *table) remove(key string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if value, ok := t.values[key]; ok {
+		delete(t.values, key)
+		t.bytes -= len(key) + len(value)
+	}
+}
+
+// list returns all entries whose keys begin with prefix.
+func (t *table) list(prefix string) map[string][]byte {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	list := make(map[string][]byte)
+	for key, value := range t.values {
+		if strings.HasPrefix(key, prefix) {
+			list[key] = value
+		}
+	}
+	return list
+}
