@@ -3,6 +3,8 @@ package comm_test
 import (
 	"context"
 	"fmt"
+	"net"
+	"sync"
 
 	"github.com/gofsdp/gofsdp/comm"
 )
@@ -66,4 +68,57 @@ func ExampleGroup_allGather() {
 	// Output:
 	// [0 1 10 11] <nil>
 	// <nil>
+}
+
+// Two ranks find each other at an address. Here they are goroutines; usually
+// each is a process, and FromEnv fills in the configuration.
+func ExampleConnect() {
+	ln, err := net.Listen("tcp", "127.0.0.1:0") // a free port
+	if err != nil {
+		panic(err)
+	}
+	ln.Close()
+	var ranks sync.WaitGroup
+	for rank := range 2 {
+		ranks.Go(func() {
+			g, err := comm.Connect(context.Background(), comm.Config{
+				Rank: rank, Size: 2, Rendezvous: "tcp://" + ln.Addr().String(),
+				Job: "example", Secret: []byte("of at least 16 bytes"), Transport: comm.TCP,
+			})
+			if err != nil {
+				panic(err)
+			}
+			defer g.Close()
+			x := make([]comm.BF16, 1)
+			comm.Narrow(x, []float32{1.5})
+			if err := g.AllReduce(comm.Of(x), comm.Sum).Wait(context.Background()); err != nil {
+				panic(err)
+			}
+			if rank == 1 {
+				fmt.Println(x[0])
+			}
+		})
+	}
+	ranks.Wait()
+	// Output:
+	// 3
+}
+
+// A rank that others wait for can be asked what it is doing.
+func ExampleReport() {
+	g, err := comm.FromEnv(context.Background()) // one rank, as no launcher has started this
+	if err != nil {
+		panic(err)
+	}
+	defer g.Close()
+	if err := g.AllReduce(comm.Of([]float32{1}).Named("h.3"), comm.Sum).Wait(context.Background()); err != nil {
+		panic(err)
+	}
+	status, err := comm.Report(context.Background(), g)
+	if err != nil {
+		panic(err)
+	}
+	fmt.Println(status[0].Completed, status[0].Recent[0].Call)
+	// Output:
+	// 1 all-reduce float32[1] sum "h.3"
 }

@@ -122,7 +122,7 @@ func TestRingWorld(t *testing.T) {
 
 // TestHostsSameBits compares steps inside hosts and between them with a local group.
 func TestHostsSameBits(t *testing.T) {
-	for _, shape := range [][2]int{{4, 2}, {6, 2}, {6, 3}, {8, 2}, {8, 4}} {
+	for _, shape := range [][2]int{{4, 2}, {6, 2}, {6, 3}, {8, 4}} {
 		n, per := shape[0], shape[1]
 		gs, local := RemoteGroups(t, n, Wiring{PerHost: per}), Local(n)
 		suited := 0
@@ -132,7 +132,7 @@ func TestHostsSameBits(t *testing.T) {
 					if op == Avg && !d.float() || op != Sum && kind != KindReduceScatter && kind != KindAllReduce {
 						continue
 					}
-					elements := n * (smallMessage + 48) / d.Size()
+					elements := n * (smallMessage/d.Size()/n + 16) // just large enough
 					suited += sameBits(t, gs, local, kind, d, op, elements)
 					if kind == KindAllReduce || kind == KindBroadcast {
 						sameBits(t, gs, local, kind, d, op, elements+7)

@@ -12,7 +12,8 @@ import (
 // gathered ahead. Every rank must use the same values, except for Group, Poison and Trace; Wrap checks that.
 type Config struct {
 	// Group is the process group to shard over; nil means one rank. Its collectives must not be used by others while a
-	// method of Sharded runs. Sharded does not close it.
+	// method of Sharded runs. If it is a [comm.Allocator], parameters and gradients live in its memory. Sharded does not
+	// close it: keep it open until [Sharded.Close].
 	Group comm.Group
 	// Wrap groups the parameters into units; nil puts all of them into the root group.
 	Wrap Policy

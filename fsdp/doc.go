@@ -7,6 +7,7 @@
 //
 //	err := comm.Run(ctx, ranks, func(ctx context.Context, g comm.Group) error {
 //		m, err := fsdp.Wrap(gpt, fsdp.Config{Group: g, Wrap: fsdp.WrapType[*nn.Block]()})
+//		defer m.Close()
 //		opt, err := optim.AdamW{WeightDecay: 0.1}.New(m.Shards())
 //		for step := range steps {
 //			loss, err := m.Forward(ctx, batch(step, g)...)
@@ -46,6 +47,12 @@
 //   - Methods of [Sharded] that take a context are collective. Before a pass the ranks agree to run it: if one cannot, because
 //     its batch has the wrong shape or its loss is NaN, all return an error that says which rank and why, and parameters and
 //     gradients are as they were. An error in the middle of a pass fails the group on every rank. Nothing hangs.
+//
+// # Memory
+//
+// What ranks send each other, namely shards, gathered parameters and gradients, lives in memory of the group if that has
+// any to give (see [comm.Allocator]): ranks on one host then read and write it in place. Activations and scratch live on the
+// Go heap. Both are kept for the next step until [Sharded.Close] gives them back.
 //
 // # Numbers
 //

@@ -36,6 +36,7 @@ func ExampleWrap() {
 		if err != nil {
 			return err
 		}
+		defer m.Close()
 		opt, err := optim.AdamW{WeightDecay: 0.1}.New(m.Shards()) // state for this rank's share only
 		if err != nil {
 			return err

@@ -18,9 +18,9 @@ func (s *Sharded) ClipGradNorm(ctx context.Context, limit float64) (norm float64
 		err = fmt.Errorf("limit is %v, want a positive number", limit)
 	}
 	sum := []float64{0}
-	for _, g := range s.groups {
-		squares := g.sumSquares()
-		if name := g.nonFiniteIf(squares); name != "" && err == nil {
+	for i := 0; i < len(s.groups) && err == nil; i++ {
+		squares := s.groups[i].sumSquares()
+		if name := s.groups[i].nonFiniteIf(squares); name != "" {
 			err = fmt.Errorf("the gradient of %s is not finite", name)
 		}
 		sum[0] += squares

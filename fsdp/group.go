@@ -1,6 +1,7 @@
 package fsdp
 
 import (
+	"context"
 	"fmt"
 
 	"github.com/gofsdp/gofsdp/comm"
@@ -29,7 +30,7 @@ type flatGroup struct {
 
 	value, grad *arena.Block // ShardLen elements each; padding is zero
 
-	gather, reduce comm.Work // in flight
+	gather, reduce comm.Work // in flight, or nil
 }
 
 func newFlatGroup(name string, tr *trace, params []int, g comm.Group, dtype DType) (*flatGroup, error) {
@@ -56,7 +57,12 @@ func (f *flatGroup) init(tr *trace, a *arena.Arena, seed uint64) (err error) {
 			err = fmt.Errorf("Init of parameter %s panicked: %v", name, r)
 		}
 	}()
-	f.value, f.grad = a.Alloc(f.shardBytes(), arena.Shard), a.Alloc(f.shardBytes(), arena.Shard)
+	if f.value, err = a.Alloc(f.shardBytes(), arena.Shard); err == nil {
+		f.grad, err = a.Alloc(f.shardBytes(), arena.Shard)
+	}
+	if err != nil {
+		return fmt.Errorf("group %s: %w", f.name, err)
+	}
 	clear(f.value.Data)
 	clear(f.grad.Data)
 	var chunk [4096]float64
@@ -85,6 +91,16 @@ func (f *flatGroup) store(buf []byte, at int, src []float64) {
 	for i, v := range src {
 		dst[i] = float32(v)
 	}
+}
+
+// settle waits for what is in flight, which is over when it has failed, too: then the memory is this rank's again.
+func (f *flatGroup) settle() {
+	for _, w := range []comm.Work{f.gather, f.reduce} {
+		if w != nil {
+			_ = w.Wait(context.Background())
+		}
+	}
+	f.gather, f.reduce = nil, nil
 }
 
 // buffer returns b as a communication buffer labelled with the group's name.

@@ -85,8 +85,7 @@ func (s *Sharded) Backward(ctx context.Context, opts ...BackwardOption) error {
 	if err := s.run(ctx, p, p.plan.Turn, len(p.plan.Steps)); err != nil {
 		return err
 	}
-	s.arena.EndStep()
-	return nil
+	return s.endStep()
 }
 
 // Eval runs the forward pass in evaluation mode, without dropout, and returns the results of the model. They belong to the
@@ -107,20 +106,15 @@ func (s *Sharded) Eval(ctx context.Context, batch ...Tensor) ([]Tensor, error) {
 		results[i] = v.Tensor().Clone().(*tensor.Dense)
 	}
 	s.drop(p)
-	s.arena.EndStep()
+	if err := s.endStep(); err != nil {
+		return nil, err
+	}
 	return results, nil
 }
 
-// start checks the batch, finds the compiled pass and agrees with the other ranks to run it.
+// start checks the batch, finds the compiled pass and agrees with the other ranks to run it. Only then does it touch any
+// buffer: the memory of a group that was closed may be gone.
 func (s *Sharded) start(ctx context.Context, kind passKind, batch []Tensor) (*pass, error) {
-	if err := s.discard(ctx); err != nil {
-		return nil, err
-	}
-	phase := arena.Training
-	if kind == passEval {
-		phase = arena.Evaluation
-	}
-	s.arena.Begin(phase)
 	var c *compiled
 	values, err := s.batchValues(batch)
 	if err == nil {
@@ -133,14 +127,25 @@ func (s *Sharded) start(ctx context.Context, kind passKind, batch []Tensor) (*pa
 		err = s.err
 	}
 	if err := s.agree(ctx, kind, 0, err); err != nil {
+		return nil, errors.Join(err, s.discard(ctx))
+	}
+	if err := s.discard(ctx); err != nil {
 		return nil, err
 	}
+	phase := arena.Training
+	if kind == passEval {
+		phase = arena.Evaluation
+	}
+	s.arena.Begin(phase)
 	s.passes++
 	return &pass{compiled: c, batch: values, blocks: make([]*arena.Block, len(c.plan.Buffers)), number: s.passes}, nil
 }
 
 // agree agrees with the other ranks to run a collective method.
 func (s *Sharded) agree(ctx context.Context, kind passKind, argument float64, err error) error {
+	if s.err == errClosed { // the others need not know, and may have left
+		return fmt.Errorf("fsdp: rank %d: %v: %w", s.cfg.Group.Rank(), kind, s.err)
+	}
 	s.requests++
 	if err == nil {
 		err = context.Cause(ctx)
@@ -210,7 +215,14 @@ func (s *Sharded) discard(ctx context.Context) error {
 		g.gather = nil
 	}
 	s.drop(p)
-	s.arena.EndStep()
+	return s.endStep()
+}
+
+// endStep lets go of memory that steps have stopped using.
+func (s *Sharded) endStep() error {
+	if err := s.arena.EndStep(); err != nil {
+		return s.broken(err)
+	}
 	return nil
 }
 
@@ -260,7 +272,9 @@ func (s *Sharded) execute(ctx context.Context, p *pass, step *program.Step) (err
 	}()
 	for _, id := range step.Alloc {
 		b := p.plan.Buffers[id]
-		p.blocks[id] = s.arena.Alloc(b.Bytes, b.Kind.Class())
+		if p.blocks[id], err = s.arena.Alloc(b.Bytes, b.Kind.Class()); err != nil {
+			return err
+		}
 		if b.Kind == program.GroupGrads {
 			for _, z := range p.zero[b.Index] {
 				clear(p.blocks[id].Data[z.lo:z.hi])
@@ -310,6 +324,7 @@ func (s *Sharded) operate(ctx context.Context, p *pass, step *program.Step) erro
 		if err := g.reduce.Wait(ctx); err != nil {
 			return err
 		}
+		g.reduce = nil
 		g.addGrad(p.blocks[p.grads[step.Group]].Data)
 	case program.Forward, program.Backward:
 		return s.compute(p, step)
@@ -343,7 +358,10 @@ func (s *Sharded) compute(p *pass, step *program.Step) error {
 	}
 	call.Saved = p.data(b.saved)
 	call.Seed, call.Train = s.callSeed(p.key, step.Call), !p.eval
-	work := s.arena.Alloc(step.Work, arena.Work)
+	work, err := s.arena.Alloc(step.Work, arena.Work)
+	if err != nil {
+		return err
+	}
 	defer s.arena.Free(work)
 	call.Work = work.Data
 	if step.Kind == program.Backward {

@@ -22,21 +22,33 @@ func (s *Sharded) FullGrads(ctx context.Context) (map[string]*tensor.Dense, erro
 }
 
 func (s *Sharded) full(ctx context.Context, kind passKind, shard func(*flatGroup) []byte) (map[string]*tensor.Dense, error) {
-	if err := s.agree(ctx, kind, 0, s.err); err != nil {
+	largest := 0
+	for _, g := range s.groups {
+		largest = max(largest, g.bytes())
+	}
+	var block *arena.Block // while ranks can still say that they have no memory
+	err := s.err
+	if err == nil {
+		block, err = s.arena.Alloc(largest, arena.Gathered)
+	}
+	defer func() {
+		if s.err == nil { // after a failure buffers stay where they are
+			s.arena.Free(block)
+		}
+	}()
+	if err := s.agree(ctx, kind, 0, err); err != nil {
 		return nil, err
 	}
 	all := make(map[string]*tensor.Dense)
 	for _, g := range s.groups {
-		block := s.arena.Alloc(g.bytes(), arena.Gathered)
-		err := s.cfg.Group.AllGather(g.buffer(block.Data), g.buffer(shard(g))).Wait(ctx)
-		if err != nil { // the block may still be written to: it is not freed
+		full := block.Data[:g.bytes()]
+		if err := s.cfg.Group.AllGather(g.buffer(full), g.buffer(shard(g))).Wait(ctx); err != nil {
 			return nil, s.broken(fmt.Errorf("gathering group %s: %w", g.name, err))
 		}
 		for i, p := range g.layout.Params() {
-			v := exec.Value{Shape: p.Shape, DType: g.dtype.tensor(), Bytes: g.param(block.Data, i)}
+			v := exec.Value{Shape: p.Shape, DType: g.dtype.tensor(), Bytes: g.param(full, i)}
 			all[p.Name] = v.Tensor().Clone().(*tensor.Dense)
 		}
-		s.arena.Free(block)
 	}
 	return all, nil
 }

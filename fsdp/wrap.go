@@ -40,7 +40,7 @@ type Sharded struct {
 	requests int         // collective calls so far, those that ranks could not agree on included
 	passes   int         // passes so far: numbers them
 	forwards int         // training passes begun so far: keys dropout
-	err      error       // first failure in the middle of a pass
+	err      error       // first failure in the middle of a pass, or errClosed: no more passes
 }
 
 // place is where a parameter lives: in which group, and which of its parameters it is.
@@ -62,6 +62,9 @@ func WrapContext(ctx context.Context, m Model, cfg Config) (*Sharded, error) {
 		err = sameText(ctx, cfg.Group, "model or configuration", s.manifest())
 	}
 	if err != nil {
+		if s != nil { // this rank could have gone on
+			err = errors.Join(err, s.arena.Close())
+		}
 		return nil, fmt.Errorf("fsdp: rank %d: %w", cfg.Group.Rank(), err)
 	}
 	s.agreement = agreement
@@ -74,7 +77,8 @@ func newSharded(m Model, cfg Config) (*Sharded, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Sharded{cfg: cfg, arena: arena.New()}
+	shared, _ := cfg.Group.(comm.Allocator)
+	s := &Sharded{cfg: cfg, arena: arena.New(shared)}
 	s.arena.Poison = cfg.Poison
 	if s.trace, err = traceModel(m); err != nil {
 		return nil, err
@@ -93,7 +97,7 @@ func newSharded(m Model, cfg Config) (*Sharded, error) {
 	}
 	for _, g := range s.groups {
 		if err := g.init(s.trace, s.arena, cfg.Seed); err != nil {
-			return nil, err
+			return nil, errors.Join(err, s.arena.Close())
 		}
 	}
 	return s, nil
@@ -203,9 +207,11 @@ func (s *Sharded) manifest() string {
 }
 
 // Shards returns the pieces of the parameters that this rank owns, with their gradients, for an optimizer. The memory is
-// the model's: values may be written between passes, and both are valid as long as the model is used. A rank may own
-// nothing.
+// the model's: values may be written between passes, and both are valid until Close. A rank may own nothing.
 func (s *Sharded) Shards() []optim.Param {
+	if s.err == errClosed {
+		return nil
+	}
 	var list []optim.Param
 	for _, g := range s.groups {
 		list = append(list, g.shards()...)
@@ -215,7 +221,34 @@ func (s *Sharded) Shards() []optim.Param {
 
 // ZeroGrad sets the gradients to zero. Without it, the next Backward adds to them.
 func (s *Sharded) ZeroGrad() {
+	if s.err == errClosed {
+		return
+	}
 	for _, g := range s.groups {
 		clear(g.grad.Data)
 	}
+}
+
+// errClosed is why a closed model can do nothing.
+var errClosed = errors.New("the model is closed")
+
+// Close gives back the memory of parameters, gradients and buffers. From then on collective methods return an error, and
+// what Shards returned must not be touched, nor an optimizer stepped that was made of it: the memory may not be there.
+// Closing again does nothing.
+//
+// Close is not a collective, but after a Forward without a Backward it waits for the gathers that were begun. It leaves the
+// group open, which best outlives the model: if the memory was the group's and has gone with it, Close says so, and nothing
+// worse happens.
+func (s *Sharded) Close() error {
+	if s.err == errClosed {
+		return nil
+	}
+	for _, g := range s.groups {
+		g.settle()
+	}
+	s.err, s.pass = errClosed, nil
+	if err := s.arena.Close(); err != nil {
+		return fmt.Errorf("fsdp: rank %d: Close: %w", s.cfg.Group.Rank(), err)
+	}
+	return nil
 }

@@ -109,9 +109,7 @@ func tensor(bytes int) []float32 {
 
 // registered returns a tensor in memory of the group, which the group frees when it closes.
 func registered(g comm.Group, bytes int) ([]float32, error) {
-	a, ok := g.(interface {
-		Alloc(bytes int) ([]byte, error)
-	})
+	a, ok := g.(comm.Allocator)
 	if !ok {
 		return nil, fmt.Errorf("%T has no memory of its own to give", g)
 	}

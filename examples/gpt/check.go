@@ -48,6 +48,7 @@ func gradients(ctx context.Context, c config, data *corpus, g comm.Group) (map[s
 	if err != nil {
 		return nil, err
 	}
+	defer m.Close()
 	lo, hi := c.share(c.batch, g.Rank())
 	if _, err := m.Forward(ctx, data.batch(c.seed, 0, lo, hi, c.context)...); err != nil {
 		return nil, err

@@ -37,6 +37,7 @@ func train(ctx, interrupt context.Context, c config, data *corpus, g comm.Group,
 	if err != nil {
 		return err
 	}
+	defer t.model.Close() // the run is over; that memory could not be given back changes nothing
 	if err := t.run(ctx, interrupt); err != nil {
 		return err
 	}

@@ -5,14 +5,21 @@
 // the runtime for little or nothing. It counts what is live by Class and remembers the peak, so that a test can hold the counted
 // peak against the one that was planned.
 //
-//	a := arena.New()
-//	b := a.Alloc(1<<20, arena.Gathered) // 64-byte aligned, contents undefined
+//	a := arena.New(nil)
+//	b, err := a.Alloc(1<<20, arena.Gathered) // 64-byte aligned, contents undefined
 //	defer a.Free(b)
+//
+// Memory comes from the Go heap, or for the classes that ranks send to each other from a [Source], such as memory that
+// the other ranks can reach. The two never mix: a block is only given out again to a class of the same source.
+//
+//	shard, gathered, gradient    the source
+//	activation, saved, work      the Go heap
 //
 // An Arena belongs to one rank and is not safe for concurrent use.
 package arena
 
 import (
+	"errors"
 	"fmt"
 	"sort"
 	"unsafe"
@@ -21,7 +28,7 @@ import (
 // Align is the alignment in bytes of every block: a cache line, and the width of the widest vector register.
 const Align = 64
 
-// Class says what a block is used for. It only matters for counting.
+// Class says what a block is used for: what it counts as, and where its memory comes from.
 type Class uint8
 
 // The classes of memory of a sharded training step.
@@ -44,14 +51,25 @@ func (c Class) String() string {
 	return fmt.Sprintf("class(%d)", uint8(c))
 }
 
+// collective tells whether ranks send each other blocks of class c.
+func (c Class) collective() bool { return c == Shard || c == Gathered || c == Gradient }
+
+// A Source is where memory comes from.
+type Source interface {
+	// Alloc returns n > 0 bytes, aligned to Align at least.
+	Alloc(n int) ([]byte, error)
+	// Free takes back what Alloc returned, all of it. It may be called when the memory does not exist any more.
+	Free(b []byte) error
+}
+
 // A Block is one buffer. Data is valid until the block is freed.
 type Block struct {
 	Data  []byte
 	whole []byte // the allocation behind Data, at least as long
 	class Class
+	pool  *pool
 	phase Phase // that freed the block last
 	step  int   // of that phase
-	live  bool  // handed out
 }
 
 // Stats counts bytes. Live and Peak count what was asked for; Reserved also counts freed blocks kept for reuse.
@@ -67,10 +85,17 @@ type Arena struct {
 	// Poison fills freed blocks with 0xFF bytes, which read as NaN in every float type: a use after free then shows.
 	Poison bool
 
-	free  []*Block // sorted by len(whole)
-	stats Stats
-	phase Phase
-	steps [phases]int // ended so far, by phase
+	heap, shared *pool               // of most classes, and of the collective ones: the same pool without a source
+	live         map[*Block]struct{} // handed out; nil once closed
+	stats        Stats
+	phase        Phase
+	steps        [phases]int // ended so far, by phase
+}
+
+// A pool is the free blocks of one source.
+type pool struct {
+	source Source
+	free   []*Block // sorted by len(whole)
 }
 
 // Phase is a kind of step with a working set of its own. Blocks age by the steps of the phase that used them last, so that
@@ -84,40 +109,95 @@ const (
 	phases
 )
 
-// New returns an empty arena.
-func New() *Arena { return &Arena{} }
-
-// Alloc returns a block of n bytes with undefined contents.
-func (a *Arena) Alloc(n int, class Class) *Block {
-	b := a.take(n)
-	if b == nil {
-		b = &Block{whole: aligned(n)}
-		a.stats.Reserved += len(b.whole)
+// New returns an empty arena whose collective classes come from shared, or from the Go heap if that is nil.
+func New(shared Source) *Arena {
+	a := &Arena{heap: &pool{source: goHeap{}}, live: make(map[*Block]struct{})}
+	if a.shared = a.heap; shared != nil {
+		a.shared = &pool{source: shared}
 	}
-	b.Data, b.class, b.live = b.whole[:n:n], class, true
+	return a
+}
+
+// errClosed is why a closed arena gives no memory.
+var errClosed = errors.New("the arena is closed")
+
+// Alloc returns a block of n bytes with undefined contents. It fails if the source of the class does, or after Close.
+func (a *Arena) Alloc(n int, class Class) (*Block, error) {
+	p := a.heap
+	if class.collective() && n > 0 { // no source has to know what nothing is
+		p = a.shared
+	}
+	b, err := a.take(p, n)
+	if err != nil {
+		return nil, fmt.Errorf("allocating %d bytes of %v memory: %w", n, class, err)
+	}
+	b.Data, b.class = b.whole[:n:n], class
+	a.live[b] = struct{}{}
 	a.stats.Live[class] += n
 	a.stats.Total += n
 	a.stats.Peak = max(a.stats.Peak, a.stats.Total)
-	return b
+	return b, nil
+}
+
+// take returns a free block of p that holds n bytes, or a new one.
+func (a *Arena) take(p *pool, n int) (*Block, error) {
+	if a.live == nil {
+		return nil, errClosed
+	}
+	if b := p.take(n); b != nil {
+		return b, nil
+	}
+	whole, err := p.source.Alloc(n)
+	if err != nil {
+		return nil, err
+	}
+	a.stats.Reserved += len(whole)
+	return &Block{whole: whole, pool: p}, nil
 }
 
 // take returns the smallest free block that holds n bytes and wastes at most an eighth, or nil.
-func (a *Arena) take(n int) *Block {
-	i := sort.Search(len(a.free), func(i int) bool { return len(a.free[i].whole) >= n })
-	if i == len(a.free) || len(a.free[i].whole) > n+n/8 {
+func (p *pool) take(n int) *Block {
+	i := sort.Search(len(p.free), func(i int) bool { return len(p.free[i].whole) >= n })
+	if i == len(p.free) || len(p.free[i].whole) > n+n/8 {
 		return nil
 	}
-	b := a.free[i]
-	a.free = append(a.free[:i], a.free[i+1:]...)
+	b := p.free[i]
+	p.free = append(p.free[:i], p.free[i+1:]...)
 	return b
 }
 
-// Free takes b back. Freeing nil is a no-op; freeing a block twice is a bug of the caller and panics.
+// put adds b to the free blocks.
+func (p *pool) put(b *Block) {
+	i := sort.Search(len(p.free), func(i int) bool { return len(p.free[i].whole) >= len(b.whole) })
+	p.free = append(p.free, nil)
+	copy(p.free[i+1:], p.free[i:])
+	p.free[i] = b
+}
+
+// drop gives the free blocks for which old is true back to the source.
+func (p *pool) drop(old func(*Block) bool) (bytes int, err error) {
+	kept := p.free[:0]
+	for _, b := range p.free {
+		if !old(b) {
+			kept = append(kept, b)
+			continue
+		}
+		bytes += len(b.whole)
+		if e := p.source.Free(b.whole); err == nil {
+			err = e
+		}
+	}
+	clear(p.free[len(kept):])
+	p.free = kept
+	return bytes, err
+}
+
+// Free takes b back. Freeing nil, or anything after Close, is a no-op; freeing a block twice is a bug of the caller and panics.
 func (a *Arena) Free(b *Block) {
-	if b == nil {
+	if b == nil || a.live == nil {
 		return
 	}
-	if !b.live {
+	if _, ok := a.live[b]; !ok {
 		panic("arena: block freed twice")
 	}
 	if a.Poison {
@@ -125,32 +205,44 @@ func (a *Arena) Free(b *Block) {
 			b.Data[i] = 0xFF
 		}
 	}
+	delete(a.live, b)
 	a.stats.Live[b.class] -= len(b.Data)
 	a.stats.Total -= len(b.Data)
-	b.live, b.phase, b.step = false, a.phase, a.steps[a.phase]
-	i := sort.Search(len(a.free), func(i int) bool { return len(a.free[i].whole) >= len(b.whole) })
-	a.free = append(a.free, nil)
-	copy(a.free[i+1:], a.free[i:])
-	a.free[i] = b
+	b.phase, b.step = a.phase, a.steps[a.phase]
+	b.pool.put(b)
 }
 
 // Begin says of which phase the steps are that follow.
 func (a *Arena) Begin(p Phase) { a.phase = p }
 
 // EndStep ends a step of the current phase and drops the free blocks of that phase that its last two steps have not used,
-// so that a change of batch shape does not keep the memory of the old shape.
-func (a *Arena) EndStep() {
+// so that a change of batch shape does not keep the memory of the old shape. An error is the first of a source that did not
+// take a block back; the block is dropped all the same.
+func (a *Arena) EndStep() error {
 	a.steps[a.phase]++
-	kept := a.free[:0]
-	for _, b := range a.free {
-		if b.phase == a.phase && a.steps[a.phase]-b.step > 2 {
-			a.stats.Reserved -= len(b.whole)
-			continue
-		}
-		kept = append(kept, b)
+	return a.drop(func(b *Block) bool { return b.phase == a.phase && a.steps[a.phase]-b.step > 2 })
+}
+
+// drop gives free blocks back to where they came from.
+func (a *Arena) drop(old func(*Block) bool) error {
+	fromHeap, err := a.heap.drop(old)
+	fromSource, sourceErr := a.shared.drop(old)
+	a.stats.Reserved -= fromHeap + fromSource
+	if err = errors.Join(err, sourceErr); err != nil {
+		return fmt.Errorf("giving memory back: %w", err)
 	}
-	clear(a.free[len(kept):])
-	a.free = kept
+	return nil
+}
+
+// Close gives all memory back, that of live blocks too. It looks at none of it, so it may come after the source has gone.
+// No more blocks can be allocated. Closing again does nothing.
+func (a *Arena) Close() error {
+	for b := range a.live {
+		b.pool.put(b)
+	}
+	a.live = nil
+	a.stats.Live, a.stats.Total = [Classes]int{}, 0
+	return a.drop(func(*Block) bool { return true })
 }
 
 // Stats returns the current counts.
@@ -159,8 +251,15 @@ func (a *Arena) Stats() Stats { return a.stats }
 // ResetPeak sets the peak to what is live now.
 func (a *Arena) ResetPeak() { a.stats.Peak = a.stats.Total }
 
-func aligned(n int) []byte {
+// goHeap is the source of what only this rank touches.
+type goHeap struct{}
+
+// Alloc implements Source. It also takes n = 0.
+func (goHeap) Alloc(n int) ([]byte, error) {
 	raw := make([]byte, n+Align)
 	skip := int(-uintptr(unsafe.Pointer(unsafe.SliceData(raw))) & (Align - 1))
-	return raw[skip : skip+n : skip+n]
+	return raw[skip : skip+n : skip+n], nil
 }
+
+// Free implements Source: the garbage collector finds out by itself.
+func (goHeap) Free([]byte) error { return nil }

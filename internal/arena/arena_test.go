@@ -1,6 +1,9 @@
 package arena
 
 import (
+	"errors"
+	"maps"
+	"slices"
 	"testing"
 	"unsafe"
 
@@ -8,56 +11,107 @@ import (
 	"pgregory.net/rapid"
 )
 
+func alloc(t require.TestingT, a *Arena, n int, class Class) *Block {
+	b, err := a.Alloc(n, class)
+	require.NoError(t, err)
+	return b
+}
+
+// testSource is a Source that knows what is out, and fails when it is told to.
+type testSource struct {
+	out  map[*byte]int // bytes by address
+	fail error
+}
+
+func newTestSource() *testSource { return &testSource{out: map[*byte]int{}} }
+
+func (s *testSource) Alloc(n int) ([]byte, error) {
+	if s.fail != nil {
+		return nil, s.fail
+	}
+	b, _ := goHeap{}.Alloc(n)
+	s.out[unsafe.SliceData(b)] = n
+	return b, nil
+}
+
+func (s *testSource) Free(b []byte) error {
+	p := unsafe.SliceData(b)
+	if s.out[p] != len(b) || len(b) == 0 {
+		return errors.New("not mine")
+	}
+	delete(s.out, p)
+	return s.fail
+}
+
+// bytes returns what is out.
+func (s *testSource) bytes() (n int) {
+	for size := range maps.Values(s.out) {
+		n += size
+	}
+	return n
+}
+
 func TestBlocksAreReused(t *testing.T) {
-	a := New()
-	b := a.Alloc(1000, Gathered)
+	a := New(nil)
+	b := alloc(t, a, 1000, Gathered)
 	first := unsafe.SliceData(b.Data)
 	a.Free(b)
-	require.Same(t, first, unsafe.SliceData(a.Alloc(900, Work).Data), "a slightly smaller request reuses the block")
-	require.NotSame(t, first, unsafe.SliceData(a.Alloc(900, Work).Data), "a live block is not handed out again")
+	require.Same(t, first, unsafe.SliceData(alloc(t, a, 900, Work).Data), "a slightly smaller request reuses the block")
+	require.NotSame(t, first, unsafe.SliceData(alloc(t, a, 900, Work).Data), "a live block is not handed out again")
 }
 
 func TestPoison(t *testing.T) {
-	a := New()
+	a := New(nil)
 	a.Poison = true
-	b := a.Alloc(8, Work)
+	b := alloc(t, a, 8, Work)
 	data := b.Data
 	a.Free(b)
 	require.Equal(t, []byte{255, 255, 255, 255, 255, 255, 255, 255}, data)
 }
 
 func TestDoubleFreePanics(t *testing.T) {
-	a := New()
-	b := a.Alloc(8, Work)
+	a := New(nil)
+	b := alloc(t, a, 8, Work)
 	a.Free(b)
 	require.Panics(t, func() { a.Free(b) })
 	require.NotPanics(t, func() { a.Free(nil) })
 }
 
 func TestUnusedBlocksAreDropped(t *testing.T) {
-	a := New()
-	a.Free(a.Alloc(1<<20, Saved))
-	for range 3 {
-		require.Equal(t, 1<<20, a.Stats().Reserved)
-		a.EndStep()
+	for _, class := range []Class{Saved, Gradient} {
+		source := newTestSource()
+		a := New(source)
+		a.Free(alloc(t, a, 1<<20, class))
+		for range 3 {
+			require.Equal(t, 1<<20, a.Stats().Reserved)
+			require.NoError(t, a.EndStep())
+		}
+		require.Zero(t, a.Stats().Reserved)
+		require.Zero(t, source.bytes())
 	}
-	require.Zero(t, a.Stats().Reserved)
 }
 
+// TestCountsMatchWhatIsLive compares an arena with a simple model, with and without a source.
 func TestCountsMatchWhatIsLive(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		a := New()
+		source, a := newTestSource(), New(nil)
+		if rapid.Bool().Draw(t, "shared") {
+			a = New(source)
+		}
 		var live []*Block
 		total, peak := 0, 0
 		for range rapid.IntRange(1, 60).Draw(t, "operations") {
-			if len(live) > 0 && rapid.Bool().Draw(t, "free") {
+			switch {
+			case len(live) > 0 && rapid.Bool().Draw(t, "free"):
 				i := rapid.IntRange(0, len(live)-1).Draw(t, "which")
 				total -= len(live[i].Data)
 				a.Free(live[i])
-				live = append(live[:i], live[i+1:]...)
-			} else {
+				live = slices.Delete(live, i, i+1)
+			case rapid.IntRange(0, 9).Draw(t, "end step") == 0:
+				require.NoError(t, a.EndStep())
+			default:
 				n := rapid.IntRange(0, 500).Draw(t, "bytes")
-				b := a.Alloc(n, Class(rapid.IntRange(0, int(Classes)-1).Draw(t, "class")))
+				b := alloc(t, a, n, Class(rapid.IntRange(0, int(Classes)-1).Draw(t, "class")))
 				require.Len(t, b.Data, n)
 				require.Zero(t, uintptr(unsafe.Pointer(unsafe.SliceData(b.Data)))%Align)
 				live = append(live, b)
@@ -67,8 +121,76 @@ func TestCountsMatchWhatIsLive(t *testing.T) {
 			require.Equal(t, total, a.Stats().Total)
 			require.Equal(t, peak, a.Stats().Peak)
 			require.GreaterOrEqual(t, a.Stats().Reserved, total)
+			require.LessOrEqual(t, source.bytes(), a.Stats().Reserved)
 		}
+		require.NoError(t, a.Close())
+		require.Empty(t, source.out)
+		require.Equal(t, Stats{Peak: peak}, a.Stats())
 	})
+}
+
+// TestSourcesAreKeptApart: what ranks send each other comes from the source, the rest does not, and no block changes sides.
+func TestSourcesAreKeptApart(t *testing.T) {
+	source := newTestSource()
+	a := New(source)
+	want := map[Class]bool{Shard: true, Gathered: true, Gradient: true, Activation: false, Saved: false, Work: false}
+	for range 2 { // the second time every block is used again
+		var blocks []*Block
+		for class := range Classes {
+			b := alloc(t, a, 100, class)
+			_, shared := source.out[unsafe.SliceData(b.Data)]
+			require.Equal(t, want[class], shared, class)
+			blocks = append(blocks, b)
+		}
+		require.Equal(t, 300, source.bytes())
+		require.Equal(t, 600, a.Stats().Reserved)
+		for _, b := range blocks {
+			a.Free(b)
+		}
+	}
+	require.Empty(t, alloc(t, a, 0, Shard).Data, "no source is asked for nothing")
+}
+
+// TestSourceFails: an error names bytes and class, and leaves the counts alone.
+func TestSourceFails(t *testing.T) {
+	full := errors.New("memory full")
+	source := newTestSource()
+	a := New(source)
+	a.Free(alloc(t, a, 64, Gathered))
+	source.fail = full
+	before := a.Stats()
+	b, err := a.Alloc(1000, Gradient)
+	require.Nil(t, b)
+	require.ErrorIs(t, err, full)
+	require.EqualError(t, err, "allocating 1000 bytes of gradient memory: memory full")
+	require.Equal(t, before, a.Stats())
+	a.Free(alloc(t, a, 1000, Work))
+	a.Free(alloc(t, a, 60, Shard))
+	require.NoError(t, a.EndStep())
+	require.NoError(t, a.EndStep())
+	require.EqualError(t, a.EndStep(), "giving memory back: memory full")
+	require.Zero(t, a.Stats().Reserved, "it is not kept")
+}
+
+// TestClose gives everything back without a look at it, for the source may be gone.
+func TestClose(t *testing.T) {
+	source := newTestSource()
+	a := New(source)
+	a.Poison = true
+	live, free := alloc(t, a, 100, Shard), alloc(t, a, 300, Gathered)
+	a.Free(free)
+	copy(live.Data, "live")
+	copy(free.whole, "free")
+	require.NoError(t, a.Close())
+	require.Empty(t, source.out)
+	require.Equal(t, "live", string(live.Data[:4]))
+	require.Equal(t, "free", string(free.whole[:4]))
+	_, err := a.Alloc(1, Work)
+	require.EqualError(t, err, "allocating 1 bytes of work memory: the arena is closed")
+	a.Free(live)
+	require.NoError(t, a.EndStep())
+	require.NoError(t, a.Close())
+	require.Equal(t, Stats{Peak: 400}, a.Stats())
 }
 
 func TestClassNames(t *testing.T) {
@@ -78,17 +200,17 @@ func TestClassNames(t *testing.T) {
 
 // TestPhasesAgeApart: a long evaluation leaves the blocks of the training alone, and its own go when it stops using them.
 func TestPhasesAgeApart(t *testing.T) {
-	a := New()
-	a.Free(a.Alloc(1000, Saved))
+	a := New(nil)
+	a.Free(alloc(t, a, 1000, Saved))
 	a.Begin(Evaluation)
-	a.Free(a.Alloc(10, Work))
+	a.Free(alloc(t, a, 10, Work))
 	for range 10 {
-		a.EndStep()
+		require.NoError(t, a.EndStep())
 	}
 	require.Equal(t, 1000, a.Stats().Reserved)
 	a.Begin(Training)
 	for range 3 {
-		a.EndStep()
+		require.NoError(t, a.EndStep())
 	}
 	require.Zero(t, a.Stats().Reserved)
 }

@@ -466,6 +466,19 @@ func TestReflection(t *testing.T) {
 	}
 }
 
+// TestVerdictIsProven passes an acceptance off as a refusal and the other way round.
+func TestVerdictIsProven(t *testing.T) {
+	for _, verdict := range []error{nil, errors.New("no")} {
+		l, _ := relay(func(up bool, b []byte) ([]byte, bool) {
+			if !up && len(b) > 0 && b[0] != magic[0] {
+				b[0] ^= byte(kindAccept ^ kindRefuse)
+			}
+			return b, true
+		}, client(secret), server(secret, func(Hello) (Hello, error) { return bob, verdict }))
+		require.ErrorIs(t, l.err, ErrSecret)
+	}
+}
+
 func TestHelloRoundTrip(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		h := Hello{

@@ -84,8 +84,15 @@ func (m *Mesh) check(conn net.Conn) {
 		secure = tls.Server(conn, m.server)
 	}
 	var guest visit
+	var place *label // kept for a data connection
 	theirs, err := auth.Server(secure, m.cfg.Secret, func(theirs auth.Hello) (mine auth.Hello, err error) {
-		guest, err = m.admit(theirs)
+		if guest, err = m.admit(theirs); err == nil && theirs.Purpose == purposeData {
+			place = &label{theirs.Rank, guest.Channel}
+			if err = m.conns.reserve(*place); err != nil {
+				place = nil
+				err = fmt.Errorf("rank %d, channel %#x: %w", m.cfg.Rank, guest.Channel, err)
+			}
+		}
 		return m.hello(auth.Hello{Purpose: theirs.Purpose}, visit{process: m.self.process}), err
 	}, time.Now().Add(checkTime))
 	m.mu.Lock()
@@ -97,6 +104,9 @@ func (m *Mesh) check(conn net.Conn) {
 	}
 	if err != nil {
 		_ = conn.Close()
+		if place != nil {
+			m.conns.release(*place)
+		}
 		m.warn("mesh: connection refused", "from", conn.RemoteAddr().String(), "error", err)
 	}
 }
@@ -127,21 +137,14 @@ func (m *Mesh) admit(theirs auth.Hello) (visit, error) {
 	m.mu.Lock()
 	p := m.peers[theirs.Rank]
 	m.mu.Unlock()
-	l := label{theirs.Rank, guest.Channel}
 	switch theirs.Purpose {
 	case purposeControl:
 		if p != nil {
 			return guest, fmt.Errorf("rank %d has already joined from %v", theirs.Rank, p.who.process)
 		}
 	case purposeData:
-		free, taken := m.conns.room(l)
-		switch {
-		case p == nil || p.who.Nonce != guest.Nonce:
+		if p == nil || p.who.Nonce != guest.Nonce {
 			return guest, fmt.Errorf("%v is not rank %d of this mesh", guest.process, theirs.Rank)
-		case taken:
-			return guest, fmt.Errorf("rank %d has yet to ask for the connection that there is on channel %#x", m.cfg.Rank, guest.Channel)
-		case !free:
-			return guest, fmt.Errorf("rank %d has yet to ask for %d other connections", m.cfg.Rank, maxWaiting)
 		}
 	default:
 		return guest, fmt.Errorf("unknown purpose %q", theirs.Purpose)

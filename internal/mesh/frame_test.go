@@ -128,17 +128,27 @@ func TestMailbox(t *testing.T) {
 	for range maxWaiting {
 		require.NoError(t, b.put(label{1, 7}, new(thing)))
 	}
-	require.ErrorContains(t, b.put(label{1, 8}, mine), "more than 256 from rank 1")
-	free, taken := b.room(label{1, 7})
-	require.True(t, !free && taken)
-	free, taken = b.room(label{2, 7})
-	require.True(t, free && !taken)
+	require.EqualError(t, b.put(label{1, 8}, mine), "256 from rank 1 have not been asked for yet")
+	require.EqualError(t, b.reserve(label{1, 8}), "256 from rank 1 have not been asked for yet")
+	require.ErrorIs(t, b.reserve(label{1, 7}), errTaken)
+
+	require.NoError(t, b.reserve(label{2, 7}))
+	require.ErrorIs(t, b.reserve(label{2, 7}), errTaken)
+	b.release(label{2, 7})
+	b.release(label{2, 7})
+	require.NoError(t, b.reserve(label{2, 7}))
+	require.Equal(t, 2, b.count[2], "one waits, one has a place")
+	require.NoError(t, b.put(label{2, 7}, other))
+	require.Equal(t, 2, b.count[2])
+	require.ErrorIs(t, b.reserve(label{2, 7}), errTaken)
+
 	_, err = b.take(ended, label{1, 7})
 	require.NoError(t, err, "it is there")
 	require.NoError(t, b.put(label{1, 8}, mine), "there is room again")
 
 	b.close()
 	require.EqualValues(t, 1, *mine)
-	require.EqualValues(t, 1, *other)
+	require.EqualValues(t, 2, *other, "it was there twice")
 	require.ErrorIs(t, b.put(label{1, 1}, mine), ErrClosed)
+	require.ErrorIs(t, b.reserve(label{1, 1}), ErrClosed)
 }

@@ -131,12 +131,12 @@ func TestTimeout(t *testing.T) {
 // TestTimeoutSaysWhy lets a rank publish an address where nobody is.
 func TestTimeoutSaysWhy(t *testing.T) {
 	t.Parallel()
-	j := newJob(t, 2, func(c *Config) { c.Timeout = 300 * time.Millisecond })
+	j := newJob(t, 2, func(c *Config) { c.Timeout = 2 * time.Second })
 	nobody := "127.0.0.1:1"
 	far := record{process{"far", "far", 1, "x"}, 0, 2, nobody, ""}
 	require.NoError(t, j.folder.Set(context.Background(), "mesh/test/1/rank-0", encode(far)))
 	_, _, err := j.join(context.Background(), 1)
-	require.ErrorContains(t, err, "ranks [0] of 2 have not joined within 300ms; dialing rank 0: dial tcp "+nobody)
+	require.ErrorContains(t, err, "ranks [0] of 2 have not joined within 2s; dialing rank 0: dial tcp "+nobody)
 	require.ErrorContains(t, err, "(rank 0 listens on loopback, on another host than rank 1: set Listen on all ranks)")
 }
 

@@ -2,6 +2,7 @@ package mesh
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"sync"
@@ -13,36 +14,71 @@ type label struct {
 	id   uint64 // channel of a connection, tag of a file
 }
 
+// errTaken is the error of reserving a place where something waits already.
+var errTaken = errors.New("the one before has not been asked for yet")
+
 // maxWaiting is how many things of one rank may wait in a mailbox.
 const maxWaiting = 256
 
 // mailbox keeps what has arrived until somebody asks for it. The zero value is empty.
 type mailbox[T io.Closer] struct {
 	mu      sync.Mutex
-	things  map[label][]T // in the order of arrival; no entry is empty
-	count   map[int]int   // by rank
-	changed chan struct{} // closed at the next arrival; nil while nobody waits
+	things  map[label][]T      // in the order of arrival; no entry is empty
+	places  map[label]struct{} // reserved for things that are about to arrive
+	count   map[int]int        // things and places, by rank
+	changed chan struct{}      // closed at the next arrival; nil while nobody waits
 	closed  bool
 }
 
-// room tells whether rank may send another thing, and whether one with this label waits already.
-func (b *mailbox[T]) room(l label) (free, taken bool) {
+// reserve keeps a place for a thing that nobody else may then send: put or release must follow.
+func (b *mailbox[T]) reserve(l label) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return b.count[l.rank] < maxWaiting && !b.closed, len(b.things[l]) > 0
+	if _, coming := b.places[l]; coming || len(b.things[l]) > 0 {
+		return errTaken
+	}
+	if err := b.room(l.rank); err != nil {
+		return err
+	}
+	b.places[l] = struct{}{}
+	b.count[l.rank]++
+	return nil
+}
+
+// release gives a reserved place back.
+func (b *mailbox[T]) release(l label) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.vacate(l)
+}
+
+func (b *mailbox[T]) vacate(l label) {
+	if _, ok := b.places[l]; ok {
+		delete(b.places, l)
+		b.count[l.rank]--
+	}
+}
+
+// room tells whether another thing of rank may come in.
+func (b *mailbox[T]) room(rank int) error {
+	switch {
+	case b.closed:
+		return ErrClosed
+	case b.count[rank] >= maxWaiting:
+		return fmt.Errorf("%d from rank %d have not been asked for yet", maxWaiting, rank)
+	case b.things == nil:
+		b.things, b.places, b.count = map[label][]T{}, map[label]struct{}{}, map[int]int{}
+	}
+	return nil
 }
 
 // put adds a thing. With an error it is still the caller's.
 func (b *mailbox[T]) put(l label, thing T) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	switch {
-	case b.closed:
-		return ErrClosed
-	case b.count[l.rank] >= maxWaiting:
-		return fmt.Errorf("more than %d from rank %d that nobody has asked for", maxWaiting, l.rank)
-	case b.things == nil:
-		b.things, b.count = map[label][]T{}, map[int]int{}
+	b.vacate(l)
+	if err := b.room(l.rank); err != nil {
+		return err
 	}
 	b.things[l] = append(b.things[l], thing)
 	b.count[l.rank]++
@@ -98,5 +134,5 @@ func (b *mailbox[T]) close() {
 			_ = thing.Close() // nobody has used it
 		}
 	}
-	b.things, b.count = nil, nil
+	b.things, b.places = nil, nil
 }

@@ -12,9 +12,9 @@ const (
 // ordered list, which keeps the segment low and, with the few and similar sizes
 // of training, free of splinters.
 type heap struct {
-	free       []span      // in order, never adjacent, below top
-	live       map[int]int // size of every allocation by its offset
-	top, limit int         // memory is reserved below top, and can be up to limit
+	free       []span // in order, never adjacent, below top
+	live       []span // allocations, in order
+	top, limit int    // memory is reserved below top, and can be up to limit
 }
 
 // span is a range of offsets.
@@ -55,7 +55,8 @@ func (h *heap) take(n int) (off int, ok bool) {
 		default:
 			h.free = slices.Delete(h.free, i, i+1)
 		}
-		h.live[lo] = size
+		k, _ := h.find(lo)
+		h.live = slices.Insert(h.live, k, span{lo, lo + size})
 		return lo, true
 	}
 	return 0, false
@@ -86,13 +87,18 @@ func (h *heap) grow(hi int) {
 
 // give frees the allocation at off. It returns false if there is none.
 func (h *heap) give(off int) bool {
-	size, ok := h.live[off]
+	k, ok := h.find(off)
 	if !ok {
 		return false
 	}
-	delete(h.live, off)
-	h.release(span{off, off + size})
+	h.release(h.live[k])
+	h.live = slices.Delete(h.live, k, k+1)
 	return true
+}
+
+// find returns where the allocation at off is in live, or would be.
+func (h *heap) find(off int) (k int, ok bool) {
+	return slices.BinarySearchFunc(h.live, off, func(s span, off int) int { return s.lo - off })
 }
 
 // release adds s to the free list, joined with its neighbours.

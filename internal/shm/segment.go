@@ -57,7 +57,7 @@ func Create(limit int) (*Segment, error) {
 		return nil, fmt.Errorf("shm: creating a segment of %d bytes: %w", limit, err)
 	}
 	s := &Segment{mem: mem, file: file}
-	s.heap = heap{top: headerBytes, limit: limit, live: map[int]int{}}
+	s.heap = heap{top: headerBytes, limit: limit}
 	if err := reserve(file, mem, 0, headerBytes); err != nil {
 		return nil, errors.Join(fmt.Errorf("shm: reserving the header: %w", err), s.Close())
 	}
@@ -146,8 +146,8 @@ func (s *Segment) Free(b []byte) error {
 func (s *Segment) Live() (allocated, reserved int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for _, size := range s.heap.live {
-		allocated += size
+	for _, b := range s.heap.live {
+		allocated += b.hi - b.lo
 	}
 	return allocated, s.heap.top
 }
