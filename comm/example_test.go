@@ -104,21 +104,21 @@ func ExampleConnect() {
 	// 3
 }
 
-// A rank that others wait for can be asked what it is doing.
+// Rank 1 asks what the ranks are doing, while rank 0 waits for it.
 func ExampleReport() {
-	g, err := comm.FromEnv(context.Background()) // one rank, as no launcher has started this
+	gs := comm.Local(2)
+	w := gs[0].AllReduce(comm.Of([]float32{1}).Named("h.3"), comm.Sum)
+	status, err := comm.Report(context.Background(), gs[1])
 	if err != nil {
 		panic(err)
 	}
-	defer g.Close()
-	if err := g.AllReduce(comm.Of([]float32{1}).Named("h.3"), comm.Sum).Wait(context.Background()); err != nil {
-		panic(err)
+	for _, s := range status {
+		fmt.Println(s)
 	}
-	status, err := comm.Report(context.Background(), g)
-	if err != nil {
-		panic(err)
-	}
-	fmt.Println(status[0].Completed, status[0].Recent[0].Call)
+	gs[1].Abort(fmt.Errorf("rank 1 has no gradient for h.3"))
+	fmt.Println(w.Wait(context.Background()))
 	// Output:
-	// 1 all-reduce float32[1] sum "h.3"
+	// rank 0: 0 of 1 collectives complete, last all-reduce float32[1] sum "h.3" #1 issued
+	// rank 1: 0 of 0 collectives complete
+	// comm: rank 1 of group "world": rank 1 has no gradient for h.3
 }

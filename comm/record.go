@@ -23,7 +23,7 @@ type Record struct {
 	Seq   uint64        // its number in the group, from 1
 	Call  string        // what was called, with the label: all-gather float32[4096] "h.3"
 	State string        // "issued", "running" or "complete"
-	Age   time.Duration // since it was issued
+	Age   time.Duration // since it was issued; 0 in a process, where nobody looks at the clock
 }
 
 // String describes what the rank did last in one line: rank 2: 40 of 41 collectives complete, last all-gather
@@ -38,7 +38,10 @@ func (s Status) String() string {
 	fmt.Fprintf(&b, "%d of %d collectives complete", s.Completed, s.Issued)
 	if n := len(s.Recent); n > 0 {
 		r := s.Recent[n-1]
-		fmt.Fprintf(&b, ", last %s #%d %s, issued %v ago", r.Call, r.Seq, r.State, r.Age.Round(time.Millisecond))
+		fmt.Fprintf(&b, ", last %s #%d %s", r.Call, r.Seq, r.State)
+		if r.Age > 0 {
+			fmt.Fprintf(&b, ", issued %v ago", r.Age.Round(time.Millisecond))
+		}
 	}
 	return b.String()
 }

@@ -112,11 +112,19 @@ func (s *shared) overdue(ctx context.Context, seq uint64, t *task, w *waiter) er
 	if err := s.compare(seq, 0); err != nil {
 		return err
 	}
-	missing := s.missing(seq)
-	if ctx.Err() != nil {
-		return s.blame(fmt.Errorf("waiting for ranks %v in %s: %w", missing, t.call.numbered(seq), context.Cause(ctx)))
+	arrived := uint64(0)
+	for r := range s.size {
+		if s.board.arrived(seq, r) {
+			arrived++
+		}
 	}
-	return w.deadline(uint64(s.size-len(missing)), missing, seq, &t.call)
+	switch {
+	case ctx.Err() != nil:
+		return s.blame(fmt.Errorf("waiting for ranks %v in %s: %w", s.missing(seq), t.call.numbered(seq), context.Cause(ctx)))
+	case w.late(arrived):
+		return s.timedOut(s.missing(seq), seq, &t.call)
+	}
+	return nil
 }
 
 // missing returns the ranks that have not arrived at collective seq.
@@ -227,8 +235,8 @@ func (s *shared) drain(seq uint64, t *task) error {
 		for i := range s.need {
 			finished += uint64(s.board.finished(seq, i))
 		}
-		if err := w.deadline(finished, s.busy(seq), seq, &t.call); err != nil {
-			return err
+		if w.late(finished) {
+			return s.timedOut(s.busy(seq), seq, &t.call)
 		}
 	}
 	return nil

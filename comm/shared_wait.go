@@ -63,16 +63,18 @@ func (w *waiter) end() {
 	}
 }
 
-// deadline returns an error when progress has been the same for the time that the
-// group has, while this rank waited for the given others in collective seq.
-func (w *waiter) deadline(progress uint64, ranks []int, seq uint64, c *Call) error {
-	now, s := time.Now(), w.s
+// late reports whether progress has been the same for as long as the group allows.
+func (w *waiter) late(progress uint64) bool {
+	now := time.Now()
 	if w.since.IsZero() || progress != w.seen {
 		w.since, w.seen = now, progress
 	}
-	if now.Sub(w.since) < s.timeout {
-		return nil
-	}
+	return now.Sub(w.since) >= w.s.timeout
+}
+
+// timedOut is the failure of a group in which this rank has waited too long for
+// the given others. The first of them is blamed.
+func (s *shared) timedOut(ranks []int, seq uint64, c *Call) error {
 	blamed := s.rank
 	if len(ranks) > 0 {
 		blamed = ranks[0]
