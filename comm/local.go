@@ -59,6 +59,7 @@ type local struct {
 
 	// Guarded by team.mu.
 	issued uint64 // number of collectives this rank has issued
+	works  sheet[handle]
 	closed bool
 }
 
@@ -170,11 +171,16 @@ func (l *local) errClosed() error { return l.blame(ErrClosed) }
 
 // work issues c and returns its handle, or one that gives the error.
 func (l *local) work(c Call) Work {
-	h, err := l.issue(c)
+	invalid := c.check(l.rank, l.Size())
+	l.team.mu.Lock()
+	defer l.team.mu.Unlock()
+	h, err := l.enter(c, invalid)
 	if err != nil {
 		return failed{err}
 	}
-	return h
+	w := l.works.next()
+	*w = h
+	return w
 }
 
 // issue records this rank's part of its next collective.

@@ -119,9 +119,9 @@ func (l *local) report(context.Context) ([]Status, error) {
 			if m.issued < seq || phase(state&valueMask) == done {
 				continue
 			}
-			name := stateNames[stateIssued]
+			name := "issued"
 			if phase(state&valueMask) == ready {
-				name = stateNames[stateRunning]
+				name = "running"
 			}
 			all[r].Completed = min(all[r].Completed, seq-1)
 			all[r].Recent = append(all[r].Recent, Record{Seq: seq, Call: o.calls[r].String(), State: name})

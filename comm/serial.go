@@ -222,7 +222,7 @@ func (s *Serial) work(c Call) Work {
 	case s.wake <- struct{}{}:
 	default:
 	}
-	return s.tickets.next(s, seq)
+	return s.tickets.ticket(s, seq)
 }
 
 // awaiter is what tickets are for.
@@ -239,22 +239,16 @@ type ticket struct {
 // Wait implements [Work].
 func (t *ticket) Wait(ctx context.Context) error { return t.of.await(ctx, t.seq) }
 
-// tickets makes tickets. A Work may be kept and asked for ever, so they cannot be
-// reused; they are allocated by the hundred, so that an operation costs no
-// allocation of its own.
+// tickets makes tickets.
 type tickets struct {
 	mu    sync.Mutex
-	sheet []ticket
+	sheet sheet[ticket]
 }
 
-func (t *tickets) next(of awaiter, seq uint64) *ticket {
+func (t *tickets) ticket(of awaiter, seq uint64) *ticket {
 	t.mu.Lock()
-	defer t.mu.Unlock()
-	if len(t.sheet) == 0 {
-		t.sheet = make([]ticket, 128)
-	}
-	k := &t.sheet[0]
-	t.sheet = t.sheet[1:]
+	k := t.sheet.next()
+	t.mu.Unlock()
 	*k = ticket{of, seq}
 	return k
 }

@@ -42,6 +42,7 @@ type shared struct {
 	size    int
 	timeout time.Duration
 	rec     recorder
+	tickets tickets
 
 	done  atomic.Uint64         // collectives complete on this rank
 	fault atomic.Pointer[error] // the first failure; whatever was published before it is ready by then, or spoiled

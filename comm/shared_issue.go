@@ -1,7 +1,6 @@
 package comm
 
 import (
-	"context"
 	"fmt"
 	"unsafe"
 )
@@ -12,16 +11,8 @@ func (s *shared) start(c Call) Work {
 	if err != nil {
 		return failed{err}
 	}
-	return sharedWork{s, seq}
+	return s.tickets.ticket(s, seq)
 }
-
-// sharedWork is the Work of collective seq.
-type sharedWork struct {
-	s   *shared
-	seq uint64
-}
-
-func (w sharedWork) Wait(ctx context.Context) error { return w.s.await(ctx, w.seq) }
 
 // issue records this rank's next collective, publishes it if the board has room,
 // and returns its number.
