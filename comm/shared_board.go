@@ -16,7 +16,9 @@ import (
 //
 // Collective #k uses slot k mod 64, once all ranks have done #k-64. Nothing in it
 // needs to be cleared: the words carry the number of their collective, and every
-// rank prepares its lane before it arrives.
+// rank prepares its lane before it arrives. A small collective, in which every
+// rank computes its own result, needs neither word nor lanes: the posts are all
+// there is to it.
 type board struct {
 	base unsafe.Pointer
 	n    int // ranks
@@ -49,13 +51,12 @@ type boardLane struct {
 }
 
 // post is one rank's part of a collective: its call, and where its buffers are as
-// offsets in its own segment.
+// offsets in its own segment. The first line is all that is read of most posts.
 type post struct {
 	seq    atomic.Uint64 // the collective, once the rest is written
 	dst    uint64
 	src    atomic.Uint64 // may move to a copy while only ranks with a private dst read it
-	flags  uint32
-	_      uint32
+	meta   uint64        // flags, and a hash of sig above them
 	inline [inlineBytes]byte
 	sig    [SignatureSize]byte
 }
@@ -66,7 +67,26 @@ const inlineBytes = 32
 const (
 	postInline  = 1 << iota // the source is in inline
 	postPrivate             // nobody else can write the destination
+
+	postFlags = 1<<iota - 1 // all flags
 )
+
+// sign writes the signature of a call, and the flags.
+func (p *post) sign(s Signature, flags uint64) {
+	s.Put(p.sig[:])
+	words := (*[SignatureSize / 8]uint64)(unsafe.Pointer(&p.sig))
+	hash := uint64(0)
+	for _, w := range words {
+		hash = (hash ^ w) * 0x9e3779b97f4a7c15
+		hash ^= hash >> 32
+	}
+	p.meta = hash&^postFlags | flags
+}
+
+// alike reports whether two posts make the same call.
+func (p *post) alike(q *post) bool {
+	return (p.meta^q.meta)&^postFlags == 0 || p.sig == q.sig
+}
 
 const (
 	headBytes = unsafe.Sizeof(boardHead{})
@@ -145,6 +165,16 @@ func (b board) spoil(seq uint64) {
 			return
 		}
 	}
+}
+
+// met reports whether all ranks have posted their calls for collective seq.
+func (b board) met(seq uint64) bool {
+	for r := range b.n {
+		if !b.arrived(seq, r) {
+			return false
+		}
+	}
+	return true
 }
 
 // arrived reports whether a rank's post for collective seq is there.

@@ -96,9 +96,12 @@ func (s *shared) settle() {
 	if detached {
 		return
 	}
-	for seq := s.done.Load() + 1; seq <= last && s.board.ready(seq); seq++ {
-		if s.step(context.Background(), seq) != nil {
-			break // a rank has died, or they disagree: the others know
+	for seq := s.done.Load() + 1; seq <= last; seq++ {
+		s.mu.Lock()
+		ready := s.ready(seq, &s.task(seq).call)
+		s.mu.Unlock()
+		if !ready || s.step(context.Background(), seq) != nil {
+			break // or a rank has died, or they disagree: the others know
 		}
 	}
 	s.mu.Lock()

@@ -98,7 +98,12 @@ func (s *shared) publish() error {
 			return fmt.Errorf("%s: %w", s.task(next).call.numbered(next), err)
 		}
 		raceArrive()
-		s.board.arrive(next)
+		s.board.post(next, s.rank).seq.Store(next)
+		if small(&s.task(next).call) {
+			s.board.ring()
+		} else {
+			s.board.arrive(next)
+		}
 		s.published = next
 	}
 	return nil
@@ -107,51 +112,51 @@ func (s *shared) publish() error {
 // post writes this rank's part of collective seq on the board.
 func (s *shared) post(seq uint64, t *task) error {
 	c, p := &t.call, s.board.post(seq, s.rank)
-	p.flags, p.dst = 0, 0
-	if err := s.postSource(p, t); err != nil {
+	flags, err := s.postSource(p, t)
+	if err != nil {
 		return err
 	}
-	switch off, ok := s.locate(c.Dst); {
-	case c.Kind == KindAllReduce && t.staged != nil:
-		p.dst = p.src.Load()
-	case ok:
-		p.dst = uint64(off)
-	default:
-		p.flags |= postPrivate
+	p.dst = 0
+	if !small(c) {
+		switch off, ok := s.locate(c.Dst); {
+		case c.Kind == KindAllReduce && t.staged != nil:
+			p.dst = p.src.Load()
+		case ok:
+			p.dst = uint64(off)
+		default:
+			flags |= postPrivate
+		}
+		lane := s.board.lane(seq, s.rank)
+		lane.claimed.Store(seq << tagShift)
+		lane.finished.Store(seq << tagShift)
 	}
-	sig := c.Signature()
-	sig.Put(p.sig[:])
-	lane := s.board.lane(seq, s.rank)
-	lane.claimed.Store(seq << tagShift)
-	lane.finished.Store(seq << tagShift)
-	p.seq.Store(seq)
+	p.sign(c.Signature(), flags)
 	return nil
 }
 
 // postSource says where the others find the source, and copies it if that has to
 // be elsewhere.
-func (s *shared) postSource(p *post, t *task) error {
+func (s *shared) postSource(p *post, t *task) (flags uint64, err error) {
 	c := &t.call
-	p.src.Store(0)
 	if s.size == 1 || c.Src.len == 0 || c.Kind == KindBroadcast && c.Root != s.rank {
+		p.src.Store(0)
 		t.copied = true
-		return nil
+		return 0, nil
 	}
 	if small(c) {
 		t.copied = true
 		if src := c.Src.Bytes(); len(src) <= inlineBytes {
 			copy(p.inline[:], src)
-			p.flags |= postInline
-			return nil
+			return postInline, nil
 		}
 	} else if off, ok := s.locate(c.Src); ok {
 		p.src.Store(uint64(off))
-		return nil
+		return 0, nil
 	}
 	off, err := s.copySource(&t.staged, c.Src)
 	t.copied = true
 	p.src.Store(off)
-	return err
+	return 0, err
 }
 
 // copySource copies src into new memory of this rank's segment.
@@ -174,8 +179,11 @@ func (s *shared) locate(b Buffer) (off int, ok bool) {
 
 // small reports whether every rank computes the result of c by itself.
 func small(c *Call) bool {
-	b := c.Full()
-	return b.len <= smallTensor/max(1, b.dtype.Size())
+	b := &c.Dst
+	if c.Kind == KindReduceScatter {
+		b = &c.Src
+	}
+	return b.len*b.dtype.Size() <= smallTensor
 }
 
 // read makes work the division of collective seq, of which t is this rank's
@@ -191,13 +199,13 @@ func (s *shared) read(seq uint64, t *task) error {
 				c.Dst.ptr = unsafe.Pointer(unsafe.SliceData(t.staged))
 				c.Src.ptr = c.Dst.ptr
 			}
-			s.private[r] = s.board.post(seq, r).flags&postPrivate != 0
+			s.private[r] = s.board.post(seq, r).meta&postPrivate != 0
 			continue
 		}
 		p, peer := s.board.post(seq, r), s.domain.segments[s.link.ranks[r]]
-		s.private[r] = p.flags&postPrivate != 0
+		s.private[r] = p.meta&postPrivate != 0
 		c.Dst.ptr, c.Src.ptr = nil, nil
-		if p.flags&postInline != 0 {
+		if p.meta&postInline != 0 {
 			if n := c.Src.len * c.Src.dtype.Size(); n > inlineBytes {
 				return &RankError{s.link.name, r, fmt.Errorf("posted %d bytes of source inline", n)}
 			}
@@ -226,7 +234,7 @@ func (s *shared) astray(rank int, c *Call, seq uint64) error {
 func (s *shared) reread(seq uint64) {
 	for r := range s.size {
 		p, c := s.board.post(seq, r), &s.work.calls[r]
-		if r == s.rank || p.flags&postInline != 0 {
+		if r == s.rank || p.meta&postInline != 0 {
 			continue
 		}
 		if b, ok := s.domain.segments[s.link.ranks[r]].Bytes(int(p.src.Load()), c.Src.len*c.Src.dtype.Size()); ok {

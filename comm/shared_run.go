@@ -34,8 +34,8 @@ func (s *shared) queue(ctx context.Context, seq uint64) {
 	case <-ctx.Done():
 	}
 	s.mu.Lock()
-	ready := s.done.Load() >= seq || !s.detached && s.published >= seq && s.board.ready(seq)
 	call := s.task(seq).call
+	ready := s.done.Load() >= seq || !s.detached && s.published >= seq && s.ready(seq, &call)
 	s.mu.Unlock()
 	if !ready {
 		s.fail(s.blame(fmt.Errorf("waiting for its turn in %s: %w", call.numbered(seq), context.Cause(ctx))))
@@ -50,9 +50,9 @@ func (s *shared) step(ctx context.Context, seq uint64) error {
 		s.mu.Unlock()
 		return s.failure()
 	}
-	t := *s.task(seq)
+	t, published := *s.task(seq), s.published >= seq
 	s.mu.Unlock()
-	if err := s.arrival(ctx, seq, &t); err != nil {
+	if err := s.arrival(ctx, seq, &t, published); err != nil {
 		return err
 	}
 	raceMeet()
@@ -73,14 +73,14 @@ func (s *shared) step(ctx context.Context, seq uint64) error {
 }
 
 // arrival returns when all ranks have arrived at collective seq and made the same
-// call, and puts this rank's part as published into t.
-func (s *shared) arrival(ctx context.Context, seq uint64, t *task) error {
+// call, and puts this rank's part as published into t, unless it is that already.
+func (s *shared) arrival(ctx context.Context, seq uint64, t *task, published bool) error {
 	w := waiter{s: s}
 	defer w.end()
-	for !s.board.ready(seq) {
+	for !s.ready(seq, &t.call) {
 		// What has been published before a failure is ready when the failure can
-		// be seen, or never will be.
-		if err := s.failure(); err != nil && !s.board.ready(seq) {
+		// be seen, or never will be. (If it is small, others may complete it yet.)
+		if err := s.failure(); err != nil && !s.ready(seq, &t.call) {
 			return err
 		}
 		if !w.rest() {
@@ -90,14 +90,24 @@ func (s *shared) arrival(ctx context.Context, seq uint64, t *task) error {
 			s.fail(err)
 		}
 	}
-	s.mu.Lock()
-	*t = *s.task(seq)
-	s.mu.Unlock()
+	if !published {
+		s.mu.Lock()
+		*t = *s.task(seq)
+		s.mu.Unlock()
+	}
 	if err := s.compare(seq, s.size); err != nil {
 		s.fail(err)
 		return s.failure()
 	}
 	return nil
+}
+
+// ready reports whether all ranks have arrived at collective seq, call c.
+func (s *shared) ready(seq uint64, c *Call) bool {
+	if small(c) {
+		return s.board.met(seq)
+	}
+	return s.board.ready(seq)
 }
 
 // overdue does what has to be done from time to time while collective seq is not
@@ -150,7 +160,7 @@ func (s *shared) compare(seq uint64, known int) error {
 			continue
 		}
 		a, b := s.board.post(seq, first), s.board.post(seq, r)
-		if a.sig != b.sig {
+		if !a.alike(b) {
 			return &MismatchError{s.link.name, seq, [2]int{first, r}, [2]string{a.call(), b.call()}}
 		}
 	}
