@@ -1,0 +1,86 @@
+//go:build mpi && cgo && unix
+
+package mpi
+
+import (
+	"encoding/binary"
+	"fmt"
+
+	"github.com/gofsdp/gofsdp/comm"
+)
+
+// message is what ranks send each other beside the data of large collectives.
+// All messages of two ranks, of whatever group, arrive in the order in which they
+// were sent. Encoded, little-endian:
+//
+//	0 what | 1 flags | 2 zero | 8 group | 16 seq | 24 body
+type message struct {
+	what  what
+	flags byte
+	group uint64 // id
+	seq   uint64 // call: number of the collective; left: of the last that is complete
+	body  []byte // call: signature and data; failed, left: see comm.MarshalError
+}
+
+// what is the kind of a message.
+type what uint8
+
+const (
+	call   what = iota + 1 // the rank has issued a collective
+	stop                   // the rank will send no more calls
+	failed                 // so will it, as the group has failed; the cause is in the body
+	left                   // so will it, as it has closed its handle; the last word, with the cause if another rank was first
+)
+
+// Flags of left.
+const (
+	torn   = 1 << iota // the rank has abandoned a transfer
+	faulty             // the cause is a failure, which the children of the group share
+)
+
+const (
+	bodyAt    = 24
+	inline    = 4 << 10 // most data in a call, in bytes
+	maxBody   = comm.SignatureSize + inline
+	maxCall   = bodyAt + maxBody
+	maxLetter = 64 << 10 // of any message: an encoded error is shorter
+)
+
+// put encodes the message but for its body into b.
+func (m message) put(b []byte) {
+	clear(b[:bodyAt])
+	b[0], b[1] = byte(m.what), m.flags
+	binary.LittleEndian.PutUint64(b[8:], m.group)
+	binary.LittleEndian.PutUint64(b[16:], m.seq)
+}
+
+// encode returns the whole message in new memory.
+func (m message) encode() []byte {
+	b := make([]byte, bodyAt, bodyAt+len(m.body))
+	m.put(b)
+	return append(b, m.body...)
+}
+
+// parse decodes a message. Its body is part of b.
+func parse(b []byte) (message, error) {
+	if len(b) < bodyAt {
+		return message{}, fmt.Errorf("message of %d bytes", len(b))
+	}
+	m := message{what: what(b[0]), flags: b[1], body: b[bodyAt:],
+		group: binary.LittleEndian.Uint64(b[8:]), seq: binary.LittleEndian.Uint64(b[16:])}
+	ok := false
+	switch n := len(m.body); m.what {
+	case call:
+		ok = n >= comm.SignatureSize && n <= maxBody
+	case stop:
+		ok = n == 0
+	case left:
+		ok = true
+	case failed:
+		ok = n > 0
+	}
+	if !ok || b[1] > torn|faulty || m.what != left && b[1] != 0 || [6]byte(b[2:]) != [6]byte{} {
+		return message{}, fmt.Errorf("unintelligible message % x of %d bytes", b[:bodyAt], len(b))
+	}
+	return m, nil
+}

@@ -1,0 +1,5 @@
+//go:build race && mpi && cgo && unix
+
+package mpi
+
+func init() { raced = true }

@@ -1,0 +1,266 @@
+//go:build mpi && cgo && unix
+
+package mpi
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/gofsdp/gofsdp/comm"
+)
+
+// Run implements [comm.Backend].
+func (g *group) Run(ctx context.Context, seq uint64, c *comm.Call) error {
+	g.seq.Store(seq)
+	if err := g.send(ctx, seq, c); err != nil {
+		return err
+	}
+	if err := g.agree(ctx, seq); err != nil {
+		return err
+	}
+	if err := g.compare(seq); err != nil {
+		return err
+	}
+	if share(c) <= inline || g.size == 1 {
+		return g.finish(seq, c)
+	}
+	return g.transfer(ctx, c)
+}
+
+// share is how many bytes a rank has for each other one in a collective.
+func share(c *comm.Call) int {
+	switch c.Kind {
+	case comm.KindAllGather, comm.KindSplit:
+		return bytesOf(c.Src)
+	default:
+		return bytesOf(c.Dst)
+	}
+}
+
+func bytesOf(b comm.Buffer) int { return b.Len() * b.DType().Size() }
+
+// send sends this rank's call to all others, unless the group has ended.
+func (g *group) send(ctx context.Context, seq uint64, c *comm.Call) error {
+	if g.size == 1 {
+		return nil
+	}
+	if err := g.settle(ctx, g.calls); err != nil { // of the collective before
+		return err
+	}
+	stride, size := g.write(seq, c)
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	e := g.engine
+	e.mu.Lock()
+	if g.over.Load() {
+		e.mu.Unlock()
+		return g.reason(ctx)
+	}
+	defer e.mu.Unlock()
+	if e.err != nil {
+		return e.err
+	}
+	return sendCalls(g.letters, stride, size, g.rank, g.world, e.control, g.calls)
+}
+
+// write writes the call into g.letters. With stride 0 there is one letter for
+// all ranks, else that of rank r is at r*stride.
+func (g *group) write(seq uint64, c *comm.Call) (stride, size int) {
+	const dataAt = bodyAt + comm.SignatureSize
+	m := message{what: call, group: g.id, seq: seq}
+	m.put(g.letters)
+	c.Signature().Put(g.letters[bodyAt:])
+	n := share(c)
+	if n > inline || c.Kind == comm.KindBroadcast && c.Root != g.rank {
+		return 0, dataAt
+	}
+	if c.Kind != comm.KindReduceScatter {
+		if n > 0 {
+			copy(g.letters[dataAt:], c.Src.Bytes())
+		}
+		return 0, dataAt + n
+	}
+	src := c.Src.Bytes()
+	for r := range g.size {
+		letter := g.letters[r*maxCall:]
+		copy(letter, g.letters[:dataAt])
+		copy(letter[dataAt:], src[r*n:(r+1)*n])
+	}
+	return maxCall, dataAt + n
+}
+
+// agree waits until every rank has sent its call, which makes the collective
+// happen, or one will not, so that it cannot. A rank that wants to give up says
+// that it makes no more calls, which the others answer with theirs or the same.
+// It may be too late then: the collective happens, and the group fails after it.
+func (g *group) agree(ctx context.Context, seq uint64) error {
+	var giveUp error
+	var limit time.Time
+	idle, halt := g.rest(), g.halt
+	for arrived := 0; ; {
+		got, err := g.engine.poll(burst)
+		if err != nil {
+			return err
+		}
+		before := arrived
+		var refused bool
+		if arrived, refused = g.count(seq); arrived == g.size-1 {
+			if giveUp != nil && giveUp != errHalted {
+				g.serial.Abort(giveUp)
+			}
+			return nil
+		}
+		if arrived > before {
+			idle.since = time.Now()
+		}
+		switch {
+		case refused && giveUp == nil:
+			return g.reason(ctx)
+		case refused, giveUp != nil && time.Now().After(limit):
+			if !refused {
+				g.tear() // what the others decide is not known
+			}
+			return giveUp
+		case giveUp == nil:
+			if giveUp = g.impatient(ctx, idle); giveUp != nil {
+				g.fallSilent()
+				limit = time.Now().Add(grace)
+				ctx, halt = context.Background(), nil // they have done their part
+			}
+		}
+		if !got {
+			idle.pause(ctx, halt)
+		}
+	}
+}
+
+// count returns how many other ranks have sent call seq, and whether one never will.
+func (g *group) count(seq uint64) (arrived int, refused bool) {
+	complete := true
+	for r := range g.heard {
+		switch {
+		case r == g.rank:
+		case g.heard[r].Load() >= seq:
+			arrived++
+		default:
+			complete = false
+		}
+	}
+	if complete {
+		return arrived, false
+	}
+	g.engine.mu.Lock()
+	defer g.engine.mu.Unlock()
+	for r, silent := range g.silent {
+		refused = refused || silent && g.heard[r].Load() < seq
+	}
+	return arrived, refused
+}
+
+// impatient returns why a collective should be waited for no longer, if so.
+func (g *group) impatient(ctx context.Context, idle *idler) error {
+	switch {
+	case g.halted():
+		return errHalted
+	case ctx.Err() != nil:
+		return context.Cause(ctx)
+	case idle.quiet() > g.engine.timeout:
+		return comm.ErrTimeout
+	}
+	return nil
+}
+
+// reason waits until the handle knows why there are no more calls.
+func (g *group) reason(ctx context.Context) error {
+	idle := g.rest()
+	for !g.halted() && idle.quiet() < grace {
+		got, err := g.engine.poll(burst)
+		if err != nil {
+			return err
+		}
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		if !got {
+			idle.pause(ctx, g.halt)
+		}
+	}
+	if g.halted() {
+		return errHalted
+	}
+	return errors.New("a rank has stopped without saying why")
+}
+
+// compare compares the calls of all ranks.
+func (g *group) compare(seq uint64) error {
+	if g.size == 1 {
+		return nil
+	}
+	first := g.signature(0, seq)
+	for r := 1; r < g.size; r++ {
+		if other := g.signature(r, seq); !bytes.Equal(first, other) {
+			return &comm.MismatchError{
+				Group: g.name, Seq: seq, Ranks: [2]int{0, r}, Calls: [2]string{describe(first), describe(other)},
+			}
+		}
+	}
+	return nil
+}
+
+// signature returns what rank has called as number seq.
+func (g *group) signature(rank int, seq uint64) []byte {
+	if rank == g.rank {
+		return g.letters[bodyAt : bodyAt+comm.SignatureSize]
+	}
+	return g.bodies[2*rank+int(seq%2)][:comm.SignatureSize]
+}
+
+func describe(signature []byte) string {
+	s, err := comm.ParseSignature(signature)
+	if err != nil {
+		return err.Error()
+	}
+	return s.String()
+}
+
+// settle waits for requests. If the group fails meanwhile, or ctx ends, they have
+// still a moment, for the other ranks do their part as well.
+func (g *group) settle(ctx context.Context, rs []request) error {
+	e, idle := g.engine, g.rest()
+	for {
+		e.mu.Lock()
+		done, err := test(rs, burst)
+		e.mu.Unlock()
+		if done || err != nil {
+			return err
+		}
+		got, err := e.poll(1)
+		if err != nil {
+			return err
+		}
+		if cause := g.impatient(ctx, idle); cause != nil && idle.quiet() > min(grace, e.timeout) {
+			g.tear()
+			return fmt.Errorf("abandoning a transfer: %w", cause)
+		}
+		if !got {
+			idle.pause(context.Background(), nil) // its end is no reason to hurry
+		}
+	}
+}
+
+// rest returns the group's idler, as new.
+func (g *group) rest() *idler {
+	g.idle.since = time.Now()
+	return &g.idle
+}
+
+// tear notes that something may be under way in MPI for ever.
+func (g *group) tear() {
+	g.engine.mu.Lock()
+	g.torn, g.engine.torn = true, true
+	g.engine.mu.Unlock()
+}
