@@ -20,10 +20,13 @@ type division struct {
 	calls []Call // by rank
 	parts []int  // by lane
 	chunk int    // elements per part
+	// Ranks whose buffer of an all-reduce is a copy of the real one. They fetch
+	// what is summed in other such copies by themselves, in the end.
+	copies []bool
 }
 
 func newDivision(n int) division {
-	return division{calls: make([]Call, n), parts: make([]int, n)}
+	return division{calls: make([]Call, n), parts: make([]int, n), copies: make([]bool, n)}
 }
 
 // cut divides the work and returns how many parts there are.
@@ -45,6 +48,18 @@ func (d *division) cut() (parts int) {
 		parts += d.parts[i]
 	}
 	return parts
+}
+
+// fetch completes the all-reduce of rank i, whose buffer is a copy, in dst.
+func (d *division) fetch(i int, dst Buffer) {
+	for k := range d.calls {
+		lo, hi := d.stripe(k)
+		from := i // where the owner of the stripe has put the sum
+		if d.copies[k] {
+			from = k
+		}
+		move(dst.slice(lo, hi), d.calls[from].Dst.slice(lo, hi))
+	}
 }
 
 // laneParts returns the number of parts in lane i.
@@ -86,7 +101,7 @@ func (d *division) run(i, part int, r *reducer) {
 		sum := c.Dst.slice(lo, hi)
 		d.reduce(sum, lo, hi, r)
 		for k := range d.calls {
-			if k != i {
+			if k != i && !(d.copies[i] && d.copies[k]) {
 				move(d.calls[k].Dst.slice(lo, hi), sum)
 			}
 		}

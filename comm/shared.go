@@ -20,15 +20,15 @@ import (
 // rank. Ranks execute their collectives in order, one goroutine at a time: the turn.
 //
 //	issued ≥ published ≥ done        collectives of this rank, by number
-//	             published - 64 ≤    done of every other rank: the slots of the board
+//	             published - 32 ≤    done of every other rank: the slots of the board
 //	             reclaimed      ≤    done of all ranks
 //
 // What the others cannot reach costs a copy. A source outside of the domain is
 // copied when it is published, into memory of this rank's segment that is kept
 // until all ranks have done the collective: at most what is in flight. A
 // destination outside is written by its own rank, but for an all-reduce, which
-// happens in the copy. Tensors of up to a page are always copied, and every rank
-// computes its own result from the copies: one arrival and nobody waits twice.
+// happens in the copy. Tensors of up to a page are copied onto the board, and every
+// rank computes its own result from there: one arrival and nobody waits twice.
 //
 // No Wait needs another rank to wait too. That would be so when a rank with a
 // private destination has still to read this rank's source; if that takes long,
@@ -91,20 +91,44 @@ func newShared(ctx context.Context, l *link, d *domain) (Group, error) {
 		lost: make([]atomic.Bool, n), tasks: make([]task, boardSlots), turn: make(chan struct{}, 1),
 		work: newDivision(n), private: make([]bool, n), need: make([]int, n), detached: true,
 	}
+	s.turn <- struct{}{} // Close waits until the ranks have met
 	l.attach(s)
 	d.sweep()
 	ctx, cancel := context.WithTimeoutCause(ctx, s.timeout, fmt.Errorf("%w for %v", ErrTimeout, s.timeout))
 	defer cancel()
-	if err := s.meet(ctx); err != nil {
-		err = s.blame(fmt.Errorf("making the group: %w", err))
-		if first := s.failure(); first != nil {
-			err = first
-		} else {
-			s.fail(err)
-		}
+	err := s.meet(ctx)
+	if err != nil {
+		err = s.stranded(fmt.Errorf("making the group: %w", err))
+	}
+	<-s.turn
+	if err != nil {
 		return nil, errors.Join(err, s.Close())
 	}
 	return s, nil
+}
+
+// stranded makes err the failure of a group that could not be made, unless it has
+// one, and returns that.
+func (s *shared) stranded(err error) error {
+	if s.failure() == nil {
+		if errors.Is(err, ErrTimeout) {
+			err = s.accuse(s.others(), 0, err)
+		} else {
+			err = s.blame(err)
+		}
+		s.fail(err)
+	}
+	return s.failure()
+}
+
+// others lists all ranks but this one.
+func (s *shared) others() (ranks []int) {
+	for r := range s.size {
+		if r != s.rank {
+			ranks = append(ranks, r)
+		}
+	}
+	return ranks
 }
 
 // meet finds the board, which rank 0 makes, and waits for the other ranks there.
@@ -208,16 +232,13 @@ func (s *shared) Split(ctx context.Context, color, key int) (Group, error) {
 	if err := s.await(ctx, seq); err != nil || color < 0 {
 		return nil, err
 	}
-	child, err := newShared(ctx, s.link.split(seq, color, splitRanks(pairs, color)), s.domain)
-	if err == nil {
-		return child, nil
+	ranks := splitRanks(pairs, color)
+	child, err := newShared(ctx, s.link.split(seq, color, ranks), s.domain)
+	if err != nil {
+		s.fail(unborn(s.link.name, s.rank, seq, color, ranks, err))
+		return nil, s.failure()
 	}
-	if first := s.failure(); first != nil {
-		return nil, first
-	}
-	err = s.blame(fmt.Errorf("making group %d of split #%d: %w", color, seq, err))
-	s.fail(err)
-	return nil, err
+	return child, nil
 }
 
 // Alloc implements [Allocator].

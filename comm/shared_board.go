@@ -11,10 +11,10 @@ import (
 // the segment of rank 0, mapped by all. Whatever one rank writes often has a
 // cache line of its own.
 //
-//	head | a line per rank | slot 0 | slot 1 | … | slot 63
-//	slot: word | a lane per rank | a post per rank
+//	head | a line per rank | slot 0 | slot 1 | … | slot 31
+//	slot: word | a lane per rank | a post per rank | a page per rank
 //
-// Collective #k uses slot k mod 64, once all ranks have done #k-64. Nothing in it
+// Collective #k uses slot k mod 32, once all ranks have done #k-32. Nothing in it
 // needs to be cleared: the words carry the number of their collective, and every
 // rank prepares its lane before it arrives. A small collective, in which every
 // rank computes its own result, needs neither word nor lanes: the posts are all
@@ -24,7 +24,7 @@ type board struct {
 	n    int // ranks
 }
 
-const boardSlots = 64
+const boardSlots = 32
 
 // boardHead is the first part of a board.
 type boardHead struct {
@@ -65,8 +65,9 @@ const inlineBytes = 32
 
 // Flags of a post.
 const (
-	postInline  = 1 << iota // the source is in inline
+	postInline  = 1 << iota // the source is in inline or, if it is larger, in the page
 	postPrivate             // nobody else can write the destination
+	postCopy                // the buffer of the all-reduce is a copy
 
 	postFlags = 1<<iota - 1 // all flags
 )
@@ -93,10 +94,11 @@ const (
 	lineBytes = unsafe.Sizeof(boardLine{})
 	laneBytes = unsafe.Sizeof(boardLane{})
 	postBytes = unsafe.Sizeof(post{})
-	wordBytes = 64 // the word of a slot, alone on its line
+	wordBytes = 64          // the word of a slot, alone on its line
+	pageBytes = smallTensor // for the source of a small collective
 )
 
-func slotBytes(n int) uintptr { return wordBytes + uintptr(n)*(laneBytes+postBytes) }
+func slotBytes(n int) uintptr { return wordBytes + uintptr(n)*(laneBytes+postBytes+pageBytes) }
 
 // boardSize returns the bytes of a board of n ranks.
 func boardSize(n int) int {
@@ -125,6 +127,14 @@ func (b board) lane(seq uint64, rank int) *boardLane {
 
 func (b board) post(seq uint64, rank int) *post {
 	return (*post)(unsafe.Add(b.slot(seq), wordBytes+uintptr(b.n)*laneBytes+uintptr(rank)*postBytes))
+}
+
+// inline returns where a rank puts n bytes of source into collective seq itself.
+func (b board) inline(seq uint64, rank, n int) unsafe.Pointer {
+	if n <= inlineBytes {
+		return unsafe.Pointer(&b.post(seq, rank).inline)
+	}
+	return unsafe.Add(b.slot(seq), wordBytes+uintptr(b.n)*(laneBytes+postBytes)+uintptr(rank)*pageBytes)
 }
 
 // spoiled in the word of a collective says that a rank has given it up: it will

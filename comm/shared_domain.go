@@ -18,7 +18,8 @@ var errShmUnsupported = shm.ErrUnsupported
 type domain struct {
 	own      *shm.Segment
 	segments map[int]*shm.Segment // by world rank, own among them
-	crowded  bool                 // there are more ranks than processors
+	spins    int                  // looks of a waiter before it lets others run,
+	yields   int                  // and then before it sleeps
 
 	mu        sync.Mutex
 	lingering []*shared // closed here, with memory that others may still look at
@@ -42,10 +43,8 @@ func newDomain(ctx context.Context, s *session) (*domain, error) {
 	if err != nil {
 		return nil, err
 	}
-	d := &domain{
-		own: own, segments: map[int]*shm.Segment{s.cfg.Rank: own},
-		crowded: len(peers)+1 > runtime.NumCPU(),
-	}
+	d := &domain{own: own, segments: map[int]*shm.Segment{s.cfg.Rank: own}}
+	d.spins, d.yields = eagerness(len(peers)+1 > runtime.NumCPU())
 	if err := d.exchange(ctx, s.mesh, peers); err != nil {
 		return nil, errors.Join(err, d.close())
 	}

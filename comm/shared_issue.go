@@ -112,7 +112,7 @@ func (s *shared) publish() error {
 // post writes this rank's part of collective seq on the board.
 func (s *shared) post(seq uint64, t *task) error {
 	c, p := &t.call, s.board.post(seq, s.rank)
-	flags, err := s.postSource(p, t)
+	flags, err := s.postSource(seq, p, t)
 	if err != nil {
 		return err
 	}
@@ -121,6 +121,7 @@ func (s *shared) post(seq uint64, t *task) error {
 		switch off, ok := s.locate(c.Dst); {
 		case c.Kind == KindAllReduce && t.staged != nil:
 			p.dst = p.src.Load()
+			flags |= postCopy
 		case ok:
 			p.dst = uint64(off)
 		default:
@@ -136,7 +137,7 @@ func (s *shared) post(seq uint64, t *task) error {
 
 // postSource says where the others find the source, and copies it if that has to
 // be elsewhere.
-func (s *shared) postSource(p *post, t *task) (flags uint64, err error) {
+func (s *shared) postSource(seq uint64, p *post, t *task) (flags uint64, err error) {
 	c := &t.call
 	if s.size == 1 || c.Src.len == 0 || c.Kind == KindBroadcast && c.Root != s.rank {
 		p.src.Store(0)
@@ -145,14 +146,15 @@ func (s *shared) postSource(p *post, t *task) (flags uint64, err error) {
 	}
 	if small(c) {
 		t.copied = true
-		if src := c.Src.Bytes(); len(src) <= inlineBytes {
-			copy(p.inline[:], src)
-			return postInline, nil
-		}
-	} else if off, ok := s.locate(c.Src); ok {
+		src := c.Src.Bytes()
+		copy(unsafe.Slice((*byte)(s.board.inline(seq, s.rank, len(src))), len(src)), src)
+		return postInline, nil
+	}
+	if off, ok := s.locate(c.Src); ok {
 		p.src.Store(uint64(off))
 		return 0, nil
 	}
+	s.reclaim() // so that the memory of a copy serves the next one, if all ranks are so far
 	off, err := s.copySource(&t.staged, c.Src)
 	t.copied = true
 	p.src.Store(off)
@@ -194,6 +196,7 @@ func (s *shared) read(seq uint64, t *task) error {
 	for r := range s.size {
 		c := &s.work.calls[r]
 		*c = *own
+		s.work.copies[r] = s.board.post(seq, r).meta&postCopy != 0
 		if r == s.rank {
 			if own.Kind == KindAllReduce && t.staged != nil && !small(own) {
 				c.Dst.ptr = unsafe.Pointer(unsafe.SliceData(t.staged))
@@ -206,10 +209,11 @@ func (s *shared) read(seq uint64, t *task) error {
 		s.private[r] = p.meta&postPrivate != 0
 		c.Dst.ptr, c.Src.ptr = nil, nil
 		if p.meta&postInline != 0 {
-			if n := c.Src.len * c.Src.dtype.Size(); n > inlineBytes {
+			n := c.Src.len * c.Src.dtype.Size()
+			if n > pageBytes {
 				return &RankError{s.link.name, r, fmt.Errorf("posted %d bytes of source inline", n)}
 			}
-			c.Src.ptr = unsafe.Pointer(&p.inline)
+			c.Src.ptr = s.board.inline(seq, r, n)
 		} else if b, ok := peer.Bytes(int(p.src.Load()), c.Src.len*c.Src.dtype.Size()); ok {
 			c.Src.ptr = unsafe.Pointer(unsafe.SliceData(b))
 		} else {

@@ -204,7 +204,7 @@ func (s *shared) finish(seq uint64, t *task) error {
 	err := s.drain(seq, t)
 	line.busy.Store(0)
 	if err == nil && t.call.Kind == KindAllReduce && t.staged != nil {
-		copy(t.call.Dst.Bytes(), t.staged)
+		s.work.fetch(s.rank, t.call.Dst)
 	}
 	return err
 }

@@ -20,36 +20,49 @@ type waiter struct {
 }
 
 const (
-	sharedSpins  = 150                   // some 20 µs
-	sharedYields = 50                    // rounds through the schedulers
+	spinTime     = 20 * time.Microsecond // without letting others run
+	sharedYields = 200                   // rounds through the schedulers after that
+	crowdedSpins = 10                    // looks, where ranks share processors
+	crowdedYield = 50
 	nap          = 10 * time.Millisecond // the longest that a waiter does not look
 )
+
+// eagerness returns how often a waiter looks at once, and then between letting
+// others run, before it sleeps. Processors differ much in the length of a pause.
+func eagerness(crowded bool) (spins, yields int) {
+	if crowded {
+		return crowdedSpins, crowdedYield
+	}
+	const sample = 256
+	begin := time.Now()
+	for range sample {
+		shm.Pause(1)
+	}
+	each := max(time.Since(begin)/sample, 1)
+	return max(int(spinTime/each), crowdedSpins), sharedYields
+}
 
 // rest is called when there is nothing to do but wait, and returns for another
 // look. It returns true when that has been so for long enough to look closely.
 func (w *waiter) rest() (long bool) {
 	w.tries++
-	s := w.s
-	spins := sharedSpins
-	if s.domain.crowded {
-		spins = 10
-	}
+	d := w.s.domain
 	switch {
-	case w.tries < spins:
+	case w.tries < d.spins:
 		shm.Pause(1)
-		if w.tries%32 == 0 {
+		if w.tries%256 == 0 {
 			runtime.Gosched()
 		}
-	case w.tries < spins+sharedYields:
+	case w.tries < d.spins+d.yields:
 		runtime.Gosched()
 		shm.Yield()
 	case !w.armed:
-		h := s.board.head()
+		h := w.s.board.head()
 		h.sleepers.Add(1)
 		w.armed, w.rung = true, h.bell.Load()
 		return true
 	default:
-		shm.Wait(&s.board.head().bell, w.rung, nap)
+		shm.Wait(&w.s.board.head().bell, w.rung, nap)
 		w.end()
 	}
 	return false
@@ -73,12 +86,17 @@ func (w *waiter) late(progress uint64) bool {
 }
 
 // timedOut is the failure of a group in which this rank has waited too long for
-// the given others. The first of them is blamed.
+// the given others.
 func (s *shared) timedOut(ranks []int, seq uint64, c *Call) error {
-	blamed := s.rank
-	if len(ranks) > 0 {
-		blamed = ranks[0]
+	return s.accuse(ranks, seq, fmt.Errorf("rank %d waited for ranks %v in %s: %w for %v",
+		s.rank, ranks, c.numbered(seq), ErrTimeout, s.timeout))
+}
+
+// accuse blames one of the suspects for err, or this rank if there are none.
+func (s *shared) accuse(suspects []int, seq uint64, err error) error {
+	if len(suspects) == 0 {
+		return s.blame(err)
 	}
-	return &RankError{s.link.name, blamed, fmt.Errorf("rank %d waited for ranks %v in %s: %w for %v",
-		s.rank, ranks, c.numbered(seq), ErrTimeout, s.timeout)}
+	rank, err := convict(s.report, suspects, seq, err)
+	return &RankError{s.link.name, rank, err}
 }
