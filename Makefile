@@ -6,7 +6,7 @@ export RAPID_SEED ?= 1
 export RAPID_NOFAILFILE ?= true
 
 .DEFAULT_GOAL := help
-.PHONY: help run test race nocgo portable lint generate bench bench-gemm bench-comm
+.PHONY: help run test race nocgo portable mpi mpich faults soak netns lint generate bench bench-gemm bench-comm
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -28,6 +28,22 @@ portable: ## test the kernels without assembly, and build for arm64
 	$(GO) test -tags purego ./internal/kernel/... ./internal/ops
 	$(GO) test -tags purego ./fsdp -run TestGoldenGradients
 	GOARCH=arm64 $(GO) vet ./...
+
+mpi: ## test the groups over Open MPI (Debian: openmpi-bin libopenmpi-dev pkg-config)
+	$(GO) vet -tags mpi ./comm/mpi
+	$(GO) test -tags mpi ./comm/mpi
+
+mpich: ## test the groups over MPICH (Debian: mpich libmpich-dev pkg-config)
+	$(GO) test -tags mpi,mpich ./comm/mpi
+
+faults: ## every fault in every collective over every transport, a few minutes
+	$(GO) run ./comm/faults
+
+soak: ## ten minutes of random collectives with random faults
+	$(GO) run ./comm/faults -soak 10m
+
+netns: ## ranks on hosts of their own, in network namespaces (root, iproute2)
+	$(GO) test -tags netns ./comm/netns
 
 lint: ## gofmt, vet, staticcheck
 	@test -z "$$(gofmt -l .)" || { gofmt -l .; exit 1; }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/gofsdp/gofsdp/internal/launch"
 	"github.com/gofsdp/gofsdp/internal/mesh"
+	"github.com/gofsdp/gofsdp/internal/store"
 )
 
 // Transport is how the ranks of a group exchange data. The zero value is Auto.
@@ -127,12 +128,21 @@ func Connect(ctx context.Context, cfg Config) (Group, error) {
 	return g, nil
 }
 
-func connect(ctx context.Context, cfg Config) (_ Group, err error) {
+func connect(ctx context.Context, cfg Config) (Group, error) {
 	meet, done, err := rendezvous(ctx, cfg)
 	if err != nil {
 		return nil, err
 	}
-	defer func() { err = errors.Join(err, done()) }()
+	g, err := join(ctx, cfg, meet)
+	// Rank 0 may take the store away now that everybody has been here.
+	if err = errors.Join(err, done()); err != nil && g != nil {
+		return nil, errors.Join(err, g.Close())
+	}
+	return g, err
+}
+
+// join returns the world group when all ranks have it.
+func join(ctx context.Context, cfg Config, meet store.Store) (Group, error) {
 	s := newSession(cfg)
 	joined, err := mesh.Join(ctx, mesh.Config{
 		Rank: cfg.Rank, Size: cfg.Size, Store: meet, Job: cfg.Job, Secret: cfg.Secret, TLS: cfg.TLS,
@@ -144,13 +154,28 @@ func connect(ctx context.Context, cfg Config) (_ Group, err error) {
 	s.mesh = joined
 	g, err := s.open(ctx)
 	if err != nil {
-		return nil, errors.Join(err, s.mesh.Close())
+		return nil, s.abandon(err)
 	}
-	// Rank 0 may take the store away once everybody has been here.
 	if err := g.Barrier(ctx); err != nil {
 		return nil, errors.Join(err, g.Close())
 	}
 	return g, nil
+}
+
+// abandon ends the session of a rank that has no world group because of err, and
+// returns the reason: err, or what another rank has told before.
+func (s *session) abandon(err error) error {
+	w := s.world()
+	s.mu.Lock()
+	for _, n := range s.takeEarly(w.id) {
+		if first, uerr := UnmarshalError(n.body); n.what == newsFailed && uerr == nil {
+			err = first
+			break
+		}
+	}
+	s.mu.Unlock()
+	w.fail(err)
+	return errors.Join(err, s.close())
 }
 
 // open makes the world group.

@@ -37,8 +37,16 @@ var sentinels = []struct {
 	{"deadline", context.DeadlineExceeded},
 }
 
-// maxErrorText bounds the text of an error on the wire, in bytes.
-const maxErrorText = 8 << 10
+// Bounds of an error's texts on the wire, in bytes: of the cause, which may hold a
+// stack, and of names and calls. As JSON they may become six times as long, and
+// the whole has to fit a message of the mesh.
+const (
+	maxErrorText = 8 << 10
+	maxErrorName = 1 << 10
+)
+
+// cut returns the first n bytes of text.
+func cut(text string, n int) string { return text[:min(len(text), n)] }
 
 // MarshalError encodes the failure of a group, a [*RankError] or a
 // [*MismatchError], for the other ranks. Any other error is encoded as the
@@ -48,17 +56,22 @@ func MarshalError(group string, rank int, err error) []byte {
 	var mismatch *MismatchError
 	var blame *RankError
 	switch {
+	case errors.As(err, &blame): // that wraps a MismatchError, perhaps of another group
+		w = wireError{Group: blame.Group, Rank: blame.Rank}
+		if blame.Err != nil {
+			err = blame.Err
+		}
 	case errors.As(err, &mismatch):
 		w = wireError{Group: mismatch.Group, Mismatch: &wireCalls{mismatch.Seq, mismatch.Ranks, mismatch.Calls}}
-	case errors.As(err, &blame):
-		w = wireError{Group: blame.Group, Rank: blame.Rank}
-		err = blame.Err
+		for i := range w.Mismatch.Calls {
+			w.Mismatch.Calls[i] = cut(w.Mismatch.Calls[i], maxErrorName)
+		}
 	default:
 		w = wireError{Group: group, Rank: rank}
 	}
+	w.Group = cut(w.Group, maxErrorName)
 	if w.Mismatch == nil {
-		w.Text = err.Error()
-		w.Text = w.Text[:min(len(w.Text), maxErrorText)]
+		w.Text = cut(err.Error(), maxErrorText)
 		for _, s := range sentinels {
 			if errors.Is(err, s.err) {
 				w.Is = append(w.Is, s.name)

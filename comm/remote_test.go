@@ -112,7 +112,7 @@ func remoteGroups(t testing.TB, n int, w Wiring) ([]Group, []*session) {
 	if per := w.PerHost; per > 1 && n%per == 0 && n > per {
 		for lo := 0; lo < n; lo += per {
 			for i, local := range Local(per) {
-				remoteOf(gs[lo+i]).hosts = &hosts{local, n / per, lo / per, i}
+				remoteOf(gs[lo+i]).hosts = &hosts{local: local, count: n / per, host: lo / per, index: i}
 			}
 		}
 	}

@@ -80,8 +80,9 @@ func TestSlowRank(t *testing.T) {
 func rawPeer(t testing.TB, timeout time.Duration) (*remote, net.Conn) {
 	a, b, err := Wiring{}.pair()
 	require.NoError(t, err)
-	r, err := joinRemote(worldName, worldID, 0, []net.Conn{nil, a}, timeout)
-	require.NoError(t, err)
+	r := newRank(worldName, worldID, 0, 2, timeout)
+	r.halt = r.interrupt
+	require.NoError(t, r.plug([]net.Conn{nil, a}))
 	return r, b
 }
 

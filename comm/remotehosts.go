@@ -19,37 +19,57 @@ import (
 // The sums have the bits of the canonical tree, of which the ranks of a host are
 // a subtree if their number is a power of two.
 type hosts struct {
-	local Group // the ranks of this host
-	count int   // hosts
-	host  int   // this one
-	index int   // of this rank on the host
+	local Group  // the ranks of this host
+	count int    // hosts
+	host  int    // this one
+	index int    // of this rank on the host
+	name  string // of local
 }
 
 // findHosts returns how l lies on hosts, nil if it is better treated as flat. All
-// ranks come to the same result.
+// ranks come to the same result, and none before all are connected: a rank may
+// leave the group as soon as it is made.
 func (r *remote) findHosts(ctx context.Context, l *link) (*hosts, error) {
-	s := l.session
-	per := perHost(len(l.ranks), func(r int) string { return s.mesh.Host(l.ranks[r]) })
-	if per == 0 {
-		return nil, nil
-	}
-	h := &hosts{count: len(l.ranks) / per, host: l.rank / per, index: l.rank % per}
-	world := l.ranks[h.host*per:][:per]
+	h, mates := hostsOf(l)
 	able := []int32{0}
-	if s.shares(world) {
+	if h != nil && l.session.shares(mates) {
 		able[0] = 1
 	}
 	// A host may have no shared memory: what is done must not depend on it.
 	if err := r.Run(ctx, 0, &Call{Kind: KindAllReduce, Op: Min, Dst: Of(able), Src: Of(able)}); err != nil {
-		return nil, fmt.Errorf("agreeing on the hosts of group %q: %w", l.name, err)
+		return nil, err
 	}
 	if able[0] == 0 {
 		return nil, nil
 	}
-	name := fmt.Sprintf("%s on host %d", l.name, h.host)
+	inside := l.derive(h.name, hashText(fmt.Sprintf("%x on %d", l.id, h.host)), mates)
 	var err error
-	h.local, err = newShared(ctx, l.derive(name, hashText(fmt.Sprintf("%x on %d", l.id, h.host)), world), s.domain)
-	return h, err
+	if h.local, err = newShared(ctx, inside, l.session.domain); err != nil {
+		return nil, h.outside(r.name, len(mates), err)
+	}
+	return h, nil
+}
+
+// hostsOf returns where the ranks of l are, and the world ranks of those on this
+// host; nil if that is of no use.
+func hostsOf(l *link) (h *hosts, mates []int) {
+	per := perHost(len(l.ranks), func(r int) string { return l.session.mesh.Host(l.ranks[r]) })
+	if per == 0 {
+		return nil, nil
+	}
+	h = &hosts{count: len(l.ranks) / per, host: l.rank / per, index: l.rank % per}
+	h.name = fmt.Sprintf("%s on host %d", l.name, h.host)
+	return h, l.ranks[h.host*per:][:per]
+}
+
+// outside turns the failure of the ranks of this host, of which there are per, into
+// one of the whole group.
+func (h *hosts) outside(group string, per int, err error) error {
+	var blame *RankError
+	if errors.As(err, &blame) && blame.Group == h.name {
+		return &RankError{Group: group, Rank: h.host*per + blame.Rank, Err: blame.Err}
+	}
+	return err
 }
 
 // perHost returns the number of ranks on each host, 0 if it is not the same
@@ -77,7 +97,10 @@ func (h *hosts) per() int          { return h.local.Size() }
 func (h *hosts) rail(host int) int { return host*h.per() + h.index }
 func (h *hosts) after(k int) int   { return (h.host + k) % h.count }
 func (h *hosts) before(k int) int  { return (h.host + h.count - k) % h.count }
-func (h *hosts) stop()             { h.local.Abort(errStopped) }
+
+// stop ends what the ranks of this host do together. Why, the others will hear in
+// the whole group: for them it is as if a connection had ended.
+func (h *hosts) stop() { h.local.Abort(fmt.Errorf("%w: %w", errStopped, ErrLost)) }
 
 // suits reports whether a collective of so many bytes is large enough to pay for
 // the agreement that comes first, and keeps its bits.
@@ -109,11 +132,10 @@ func (r *remote) hierarchical(ctx context.Context, c *Call) error {
 	default:
 		err = r.railBroadcast(ctx, c.Dst, c.Root)
 	}
-	var blame *RankError
-	if errors.As(err, &blame) && blame.Group != r.name { // of the local group
-		err = &RankError{Group: r.name, Rank: r.hosts.host*r.hosts.per() + blame.Rank, Err: blame.Err}
+	if err != nil {
+		return r.hosts.outside(r.name, r.hosts.per(), err)
 	}
-	return err
+	return nil
 }
 
 // railGather is an all-gather of own to full.

@@ -37,12 +37,10 @@ func rendezvous(ctx context.Context, cfg Config) (meet store.Store, done func() 
 	if !ok {
 		return nil, nil, fmt.Errorf("no rendezvous %q, want tcp://host:port or file:///directory", cfg.Rendezvous)
 	}
-	resolved, err := net.ResolveTCPAddr("tcp", addr)
-	if err != nil {
-		return nil, nil, fmt.Errorf("rendezvous: %w", err)
-	}
-	if !resolved.IP.IsLoopback() && cfg.Listen == "" {
-		return nil, nil, fmt.Errorf("rendezvous at %s, which is not this host's loopback: name the interface to listen on in Listen, or FSDP_LISTEN", addr)
+	if cfg.Listen == "" {
+		if err := onLoopback(ctx, addr); err != nil {
+			return nil, nil, err
+		}
 	}
 	server, client := sc, sc
 	if cfg.TLS {
@@ -52,11 +50,11 @@ func rendezvous(ctx context.Context, cfg Config) (meet store.Store, done func() 
 	}
 	var serving *store.Server
 	if cfg.Rank == 0 {
-		if serving, err = store.Listen(ctx, resolved.String(), server); err != nil {
+		if serving, err = store.Listen(ctx, addr, server); err != nil {
 			return nil, nil, err
 		}
 	}
-	if meet, err = store.Dial(ctx, resolved.String(), client); err != nil {
+	if meet, err = store.Dial(ctx, addr, client); err != nil {
 		if serving != nil {
 			err = errors.Join(err, serving.Close())
 		}
@@ -69,4 +67,23 @@ func rendezvous(ctx context.Context, cfg Config) (meet store.Store, done func() 
 		}
 		return err
 	}, nil
+}
+
+// onLoopback makes sure that a rank which listens on loopback only meets the others
+// there. Elsewhere a name need not exist yet: whoever dials tries again.
+func onLoopback(ctx context.Context, addr string) error {
+	host, _, err := net.SplitHostPort(addr)
+	if err != nil {
+		return fmt.Errorf("rendezvous: %w", err)
+	}
+	ips, err := net.DefaultResolver.LookupNetIP(ctx, "ip", host)
+	if err != nil {
+		return fmt.Errorf("rendezvous: %w", err)
+	}
+	for _, ip := range ips {
+		if !ip.Unmap().IsLoopback() {
+			return fmt.Errorf("rendezvous at %s, which is not this host's loopback: name the interface to listen on in Listen, or FSDP_LISTEN", addr)
+		}
+	}
+	return nil
 }

@@ -1,52 +1,60 @@
 package comm
 
 import (
-	"cmp"
 	"context"
 	"encoding/binary"
 	"encoding/json"
 	"fmt"
-	"slices"
 )
 
-// answer is a rank's answer to a question of report.
+// question is a question of [Report] that has not been answered by all ranks.
+// Guarded by the session's mu, but for answers.
+type question struct {
+	open    map[int]struct{} // world ranks that have not answered
+	answers chan answer      // has room for all
+}
+
+// answer is a rank's answer.
 type answer struct {
 	from   int // world rank
 	status Status
 }
 
+// answer notes the answer of a world rank, or what there is instead. Only the
+// first one counts.
+func (q *question) answer(from int, s Status) {
+	if _, ok := q.open[from]; ok {
+		delete(q.open, from)
+		q.answers <- answer{from, s}
+	}
+}
+
 // report asks all ranks of l for their flight records, see [Report].
 func (l *link) report(ctx context.Context) ([]Status, error) {
-	all := make([]Status, len(l.ranks))
-	answers := make(chan answer, len(l.ranks))
-	s := l.session
-	s.mu.Lock()
-	s.asking++
-	number := s.asking
-	s.asked[number] = answers
-	s.mu.Unlock()
+	l.mu.Lock()
+	closed := l.closed
+	l.mu.Unlock()
+	if closed {
+		return nil, &RankError{Group: l.name, Rank: l.rank, Err: ErrClosed}
+	}
+	number, q := l.ask()
 	defer func() {
-		s.mu.Lock()
-		delete(s.asked, number)
-		s.mu.Unlock()
+		l.session.mu.Lock()
+		delete(l.session.asked, number)
+		l.session.mu.Unlock()
 	}()
-	question := binary.LittleEndian.AppendUint64(nil, number)
+	all := make([]Status, len(l.ranks))
+	rankOf := make(map[int]int, len(l.ranks))
 	for r, world := range l.ranks {
 		all[r] = Status{Group: l.name, Rank: r, Err: "does not answer"}
-		if r != l.rank {
-			s.send(world, newsAsk, l.id, question)
-		}
+		rankOf[world] = r
 	}
-	all[l.rank] = l.member.status()
-	for open := l.silent(all); open > 0; open = l.silent(all) {
+	for range l.ranks {
 		select {
-		case a := <-answers:
-			for r, world := range l.ranks {
-				if world == a.from {
-					a.status.Rank = r
-					all[r] = a.status
-				}
-			}
+		case a := <-q.answers:
+			r := rankOf[a.from]
+			all[r] = a.status
+			all[r].Group, all[r].Rank = l.name, r
 		case <-ctx.Done():
 			return all, nil
 		}
@@ -54,30 +62,53 @@ func (l *link) report(ctx context.Context) ([]Status, error) {
 	return all, nil
 }
 
-// silent returns how many ranks may still answer. Those that are gone never will.
-func (l *link) silent(all []Status) (n int) {
-	l.session.mu.Lock()
-	defer l.session.mu.Unlock()
-	for r, world := range l.ranks {
-		if all[r].Err == "" {
-			continue
-		}
-		if err, gone := l.session.gone[world]; gone {
-			all[r].Err = fmt.Sprintf("does not answer: %v", err)
-			continue
-		}
-		n++
+// ask puts a question to all ranks of l, of which this one and those that cannot
+// be asked are answered for at once.
+func (l *link) ask() (number uint64, q *question) {
+	q = &question{map[int]struct{}{}, make(chan answer, len(l.ranks))}
+	for _, world := range l.ranks {
+		q.open[world] = struct{}{}
 	}
-	return n
+	s := l.session
+	s.mu.Lock()
+	s.asking++
+	number = s.asking
+	s.asked[number] = q
+	for world, err := range s.gone {
+		q.answer(world, Status{Err: fmt.Sprintf("does not answer: %v", err)})
+	}
+	s.mu.Unlock()
+	body := binary.LittleEndian.AppendUint64(nil, number)
+	for r, world := range l.ranks {
+		var status Status
+		if r == l.rank {
+			status = l.member.status()
+		} else if err := s.send(world, newsAsk, l.id, body); err != nil {
+			status.Err = fmt.Sprintf("cannot be asked: %v", err)
+		} else {
+			continue
+		}
+		s.mu.Lock()
+		q.answer(world, status)
+		s.mu.Unlock()
+	}
+	return number, q
 }
 
-// answer answers a question of another rank.
-func (l *link) answer(n news) {
-	status, err := json.Marshal(l.member.status())
+// maxRecordText bounds the text of a record that travels, in bytes: labels may be long.
+const maxRecordText = 256
+
+// reply answers a question of another rank about a group.
+func (s *session) reply(id uint64, n news, status Status) {
+	for i := range status.Recent {
+		r := &status.Recent[i]
+		r.Call = cut(r.Call, maxRecordText)
+	}
+	text, err := json.Marshal(status)
 	if len(n.body) != 8 || err != nil {
 		return // the other rank waits for the end of its context
 	}
-	l.session.send(n.from, newsAnswer, l.id, append(n.body, status...))
+	_ = s.send(n.from, newsAnswer, id, append(n.body, text...))
 }
 
 // answered hands an answer to whoever asked.
@@ -85,50 +116,13 @@ func (s *session) answered(n news) {
 	if len(n.body) < 8 {
 		return
 	}
-	a := answer{from: n.from}
-	if err := json.Unmarshal(n.body[8:], &a.status); err != nil {
-		a.status.Err = fmt.Sprintf("answer not understood: %v", err)
+	var status Status
+	if err := json.Unmarshal(n.body[8:], &status); err != nil {
+		status = Status{Err: fmt.Sprintf("answer not understood: %v", err)}
 	}
 	s.mu.Lock()
-	ch := s.asked[binary.LittleEndian.Uint64(n.body)]
-	s.mu.Unlock()
-	if ch == nil {
-		return // too late
+	defer s.mu.Unlock()
+	if q := s.asked[binary.LittleEndian.Uint64(n.body)]; q != nil { // else it is too late
+		q.answer(n.from, status)
 	}
-	select {
-	case ch <- a:
-	default: // answered twice
-	}
-}
-
-// report says what the ranks of an in-process group have under way. It keeps no
-// record of what is complete, nor of time: that would cost every operation more
-// than the operation costs.
-func (l *local) report(context.Context) ([]Status, error) {
-	t := l.team
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	all := make([]Status, len(t.members))
-	for r, m := range t.members {
-		all[r] = Status{Group: t.name, Rank: r, Issued: m.issued, Completed: m.issued}
-	}
-	for _, o := range t.live {
-		state := o.state.Load()
-		seq := state >> tagShift
-		for r, m := range t.members {
-			if m.issued < seq || phase(state&valueMask) == done {
-				continue
-			}
-			name := "issued"
-			if phase(state&valueMask) == ready {
-				name = "running"
-			}
-			all[r].Completed = min(all[r].Completed, seq-1)
-			all[r].Recent = append(all[r].Recent, Record{Seq: seq, Call: o.calls[r].String(), State: name})
-		}
-	}
-	for r := range all {
-		slices.SortFunc(all[r].Recent, func(a, b Record) int { return cmp.Compare(a.Seq, b.Seq) })
-	}
-	return all, nil
 }

@@ -4,9 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"sync"
-	"time"
 )
 
 // Serial is a [Group] whose collectives a [Backend] executes one after another.
@@ -23,35 +21,30 @@ type Serial struct {
 	background sync.WaitGroup
 	wake       chan struct{} // has room for one: there may be something to run
 	quit       chan struct{} // closed by Close
+	over       chan struct{} // closed when Close is done, with the error
+	ended      error
 
 	mu      sync.Mutex
 	tasks   []Call // issued, not complete: collective s at s mod len (a power of two)
 	issued  uint64
 	done    uint64 // collectives complete on this rank
 	running bool   // some goroutine is in Run, or about to be
-	fault   failure
+	opening bool   // it is in open, with what counts as collective #0
+	busy    int    // other calls of the backend that Close waits for
+	faults  []failure
 	closed  bool
 	parked  []parked        // waiters
 	chans   []chan struct{} // empty, for reuse
 }
 
-// failure is the sticky error of a group on one rank. Collectives up to spare
-// may still complete; the zero value is no failure.
+// failure is a reason why collectives of a group cannot complete on one rank.
+// Those before spare still may, unless there is another reason: a group has
+// several when a rank leaves and then another one fails in what the first has
+// completed. Each spares less than those before it.
 type failure struct {
 	err   error
 	spare uint64
 }
-
-// parked is a waiter: it is woken when collective seq is complete or the group
-// fails, or somebody has to run it.
-type parked struct {
-	seq uint64
-	ch  chan struct{}
-}
-
-// Close waits this long for operations that this rank has issued and others may
-// not have, and a broken connection this long for its cause to become known.
-const grace = time.Second
 
 // NewSerial returns the group of the given name, in which this process is rank
 // rank of size. The caller connects it to the other ranks: their bad news goes
@@ -59,10 +52,40 @@ const grace = time.Second
 func NewSerial(name string, rank, size int, b Backend) *Serial {
 	s := &Serial{
 		name: name, rank: rank, size: size, backend: b, tasks: make([]Call, 16),
-		wake: make(chan struct{}, 1), quit: make(chan struct{}),
+		wake: make(chan struct{}, 1), quit: make(chan struct{}), over: make(chan struct{}),
 	}
 	s.background.Go(s.serve)
 	return s
+}
+
+// open runs join, which makes the backend ready together with the other ranks, as
+// collective #0: if the group fails meanwhile the backend is stopped and join
+// returns, and Close waits for that. If open returns an error, the group is closed.
+func (s *Serial) open(ctx context.Context, join func() error) error {
+	s.mu.Lock()
+	s.opening, s.running = true, true
+	s.mu.Unlock()
+	err := join()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err != nil {
+		s.fail(failure{err: s.explain(ctx, 0, err)}, false)
+		err = s.fault(0)
+		s.mu.Unlock()
+		s.backend.Tell(err) // even if it is not news to this rank: the others must not wait for it
+		s.mu.Lock()
+	}
+	s.opening, s.running = false, false
+	s.wakeAll()
+	if err == nil && s.closed {
+		err = s.blame(ErrClosed)
+	}
+	if err != nil {
+		s.mu.Unlock()
+		_ = s.Close() // what it leaves behind is not the reason
+		s.mu.Lock()
+	}
+	return err
 }
 
 // Rank implements [Group].
@@ -111,13 +134,51 @@ func (s *Serial) Split(ctx context.Context, color, key int) (Group, error) {
 	if err := s.await(ctx, seq); err != nil || color < 0 {
 		return nil, err
 	}
-	child, err := s.backend.Split(ctx, seq, color, splitRanks(pairs, color))
-	if err != nil {
-		err = s.blame(fmt.Errorf("making group %d of split #%d: %w", color, seq, err))
-		s.fail(err)
-		return nil, err
+	return s.form(ctx, seq, color, splitRanks(pairs, color))
+}
+
+// form makes the group that collective seq has formed under color.
+func (s *Serial) form(ctx context.Context, seq uint64, color int, ranks []int) (Group, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return nil, s.blame(ErrClosed)
 	}
-	return child, nil
+	s.busy++
+	s.mu.Unlock()
+	open, done := s.whileOpen(ctx)
+	child, err := s.backend.Split(open, seq, color, ranks)
+	done()
+	s.mu.Lock()
+	if err == nil && s.closed { // nobody else would close it
+		s.mu.Unlock()
+		err = errors.Join(s.blame(ErrClosed), child.Close())
+		s.mu.Lock()
+	}
+	s.busy--
+	s.wakeAll()
+	switch {
+	case err == nil:
+		return child, nil
+	case s.closed:
+		return nil, s.blame(ErrClosed)
+	}
+	s.fail(failure{err: unborn(s.name, s.rank, seq, color, ranks, err)}, true)
+	return nil, s.fault(^uint64(0))
+}
+
+// whileOpen returns a context that also ends when the handle is closed. done releases it.
+func (s *Serial) whileOpen(ctx context.Context) (_ context.Context, done func()) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	var watch sync.WaitGroup
+	watch.Go(func() {
+		select {
+		case <-s.quit:
+			cancel(ErrClosed)
+		case <-ctx.Done():
+		}
+	})
+	return ctx, func() { cancel(nil); watch.Wait() }
 }
 
 // Abort implements [Group].
@@ -125,92 +186,107 @@ func (s *Serial) Abort(err error) {
 	if err == nil {
 		err = errors.New("aborted")
 	}
-	s.fail(s.blame(err))
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.fail(failure{err: s.blame(err)}, true)
 }
 
 // Failed says that the group has failed with err on another rank.
 func (s *Serial) Failed(err error) {
-	if s.enter(failure{err: err}) {
-		s.backend.Stop()
-	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.fail(failure{err: err}, false)
 }
 
 // Left says that a rank has left the group after completing collective last.
 // What it has completed the others still will; anything later fails.
 func (s *Serial) Left(rank int, last uint64) {
-	err := &RankError{Group: s.name, Rank: rank, Err: ErrClosed}
-	if s.enter(failure{err, last}) {
-		s.backend.Stop()
-	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.fail(failure{&RankError{Group: s.name, Rank: rank, Err: ErrClosed}, last + 1}, false)
 }
 
-// Close implements [Group].
+// Close implements [Group]. What every rank has issued completes if that takes no
+// longer than a second or so.
 func (s *Serial) Close() error {
 	s.mu.Lock()
-	if s.closed {
-		s.mu.Unlock()
-		return nil
-	}
+	again := s.closed
 	s.closed = true
-	issued := s.issued
 	s.mu.Unlock()
-
-	// What every rank has issued completes. What some rank has not is told from
-	// it by time only, so that closing takes no agreement.
-	ctx, cancel := context.WithTimeout(context.Background(), grace)
-	_ = s.advance(ctx, issued, false) // an error says that some rank had not
-	cancel()
-	if s.enter(failure{err: s.blame(ErrClosed)}) {
-		s.backend.Stop()
+	if !again {
+		s.ended = s.end()
+		close(s.over)
 	}
-	close(s.quit)
-	s.background.Wait()
+	<-s.over
+	return s.ended
+}
+
+// end ends the handle, which is closed to operations.
+func (s *Serial) end() error {
 	s.mu.Lock()
-	for s.running { // a waiter that lets go now
+	s.drain()
+	s.fail(failure{err: s.blame(ErrClosed)}, false) // the others hear it from Leave
+	close(s.quit)
+	for s.running || s.busy > 0 {
 		s.park(context.Background(), 0)
 	}
 	last := s.done
 	clear(s.tasks)
 	s.mu.Unlock()
+	s.background.Wait()
 	return s.backend.Leave(last)
 }
 
-// blame says that the group failed because of err on this rank.
-func (s *Serial) blame(err error) error { return &RankError{Group: s.name, Rank: s.rank, Err: err} }
-
-// fail makes err the failure of the group, here and on all other ranks.
-func (s *Serial) fail(err error) {
-	s.mu.Lock()
-	known := s.fault.err != nil
-	s.mu.Unlock()
-	stop := s.enter(failure{err: err})
-	if !known {
-		s.backend.Tell(err)
-	}
-	if stop {
-		s.backend.Stop()
+// drain lets what every rank has issued complete. What some rank has not is told
+// from it by time only, so that closing takes no agreement. Called with mu held,
+// which it gives up meanwhile.
+func (s *Serial) drain() {
+	ctx, cancel := context.WithTimeout(context.Background(), grace)
+	defer cancel()
+	s.call()
+	for s.done < s.issued && !s.doomed(s.done+1) && s.park(ctx, s.issued) {
 	}
 }
 
-// enter makes f the failure of the group, unless it has one that leaves as
-// little to complete, and reports whether the backend must stop now.
-func (s *Serial) enter(f failure) (stop bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	switch {
-	case s.fault.err == nil:
-		s.fault = f
-	case f.spare < s.fault.spare: // the first error stays, but spares no more than f does
-		s.fault.spare = f.spare
-	default:
-		return false
+// fail makes f a failure of the group, if it dooms a collective that nothing else
+// does; the other ranks are told of it, if they have to be. Called with mu held,
+// which it gives up meanwhile. After Close it does nothing.
+func (s *Serial) fail(f failure, tell bool) {
+	next := s.done + 1
+	if s.opening {
+		next = 0
 	}
+	if n := len(s.faults); n > 0 && s.faults[n-1].spare <= max(f.spare, next) {
+		return
+	}
+	s.faults = append(s.faults, f)
 	s.wakeAll()
-	return s.fault.spare <= s.done
+	s.busy++
+	s.mu.Unlock()
+	if tell {
+		s.backend.Tell(f.err)
+	}
+	if f.spare <= next {
+		s.backend.Stop()
+	}
+	s.mu.Lock()
+	s.busy--
+	s.wakeAll()
+}
+
+// fault returns why collective seq can no longer complete, or nil: the first
+// reason, so that the answer stays the same. Called with mu held.
+func (s *Serial) fault(seq uint64) error {
+	for _, f := range s.faults {
+		if seq >= f.spare {
+			return f.err
+		}
+	}
+	return nil
 }
 
 // doomed reports whether collective seq can no longer complete. Called with mu held.
-func (s *Serial) doomed(seq uint64) bool { return s.fault.err != nil && seq > s.fault.spare }
+func (s *Serial) doomed(seq uint64) bool { return s.fault(seq) != nil }
 
 // work issues c and returns its handle, or one that gives the error.
 func (s *Serial) work(c Call) Work {
@@ -218,11 +294,16 @@ func (s *Serial) work(c Call) Work {
 	if err != nil {
 		return failed{err}
 	}
+	s.call()
+	return s.tickets.ticket(s, seq)
+}
+
+// call makes the goroutine of the group look for something to run.
+func (s *Serial) call() {
 	select {
 	case s.wake <- struct{}{}:
 	default:
 	}
-	return s.tickets.ticket(s, seq)
 }
 
 // awaiter is what tickets are for.
@@ -255,24 +336,17 @@ func (t *tickets) ticket(of awaiter, seq uint64) *ticket {
 
 // issue records this rank's next collective and returns its number.
 func (s *Serial) issue(c Call) (uint64, error) {
-	if err := c.check(s.rank, s.size); err != nil {
-		s.mu.Lock()
-		closed := s.closed
-		s.mu.Unlock()
-		if closed {
-			return 0, s.blame(ErrClosed)
-		}
-		err = s.blame(err)
-		s.fail(err)
-		return 0, err
-	}
+	invalid := c.check(s.rank, s.size)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.closed {
+	switch err := s.fault(s.issued + 1); {
+	case s.closed:
 		return 0, s.blame(ErrClosed)
-	}
-	if s.doomed(s.issued + 1) {
-		return 0, s.fault.err
+	case err != nil:
+		return 0, err
+	case invalid != nil:
+		s.fail(failure{err: s.blame(invalid)}, true)
+		return 0, s.fault(s.issued + 1)
 	}
 	if s.issued-s.done == uint64(len(s.tasks)) {
 		tasks := make([]Call, 2*len(s.tasks))
@@ -289,57 +363,42 @@ func (s *Serial) issue(c Call) (uint64, error) {
 
 func (s *Serial) task(seq uint64) *Call { return &s.tasks[seq%uint64(len(s.tasks))] }
 
-// await returns when collective seq is complete or has failed. If ctx ends
-// first, the group fails.
-func (s *Serial) await(ctx context.Context, seq uint64) error { return s.advance(ctx, seq, true) }
-
-// advance runs what has been issued up to collective seq, or waits for whoever
-// does. If ctx ends first the group fails, if it may; otherwise that is the error.
-func (s *Serial) advance(ctx context.Context, seq uint64, mayFail bool) error {
+// await runs what has been issued up to collective seq, or waits for whoever does,
+// and returns when that is complete or has failed. If ctx ends first, the group fails.
+func (s *Serial) await(ctx context.Context, seq uint64) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for s.done < seq {
-		switch inRun := s.running && s.done+1 == seq; {
-		case s.doomed(seq) && !inRun: // else the backend may still be in its buffers
-			return s.fault.err
-		case !s.running:
-			if err := s.drive(ctx, seq); err != nil && !s.doomed(seq) {
-				if !mayFail && ctx.Err() != nil {
-					return err
-				}
-				s.mu.Unlock()
-				s.fail(err)
-				s.mu.Lock()
-			}
-		case s.doomed(seq):
+		err, inRun := s.fault(seq), s.running && s.done+1 == seq
+		switch {
+		case err != nil && !inRun:
+			return err
+		case err != nil: // the backend may still be in its buffers
 			s.park(context.Background(), seq)
-		case !s.park(ctx, seq):
-			if !mayFail {
-				return context.Cause(ctx)
-			}
-			err := s.gaveUp(s.done+1, context.Cause(ctx))
-			s.mu.Unlock()
-			s.fail(err)
-			s.mu.Lock()
+		case !s.running:
+			s.drive(ctx, seq)
+		case !s.park(ctx, seq) && s.done < seq && !s.doomed(seq):
+			s.fail(failure{err: s.gaveUp(s.done+1, context.Cause(ctx))}, true)
 		}
 	}
 	return nil
 }
 
-// drive runs collectives in order until seq is complete, and returns the error
-// with which the group has to fail, if any. Called with mu held, when nobody else
-// drives; it gives mu up meanwhile.
-func (s *Serial) drive(ctx context.Context, seq uint64) (err error) {
+// drive runs collectives in order until seq is complete or the group has failed.
+// Called with mu held, when nobody else drives; it gives mu up meanwhile.
+func (s *Serial) drive(ctx context.Context, seq uint64) {
 	s.running = true
-	for s.done < seq && err == nil && !s.doomed(s.done+1) {
+	for s.done < seq && !s.doomed(s.done+1) {
 		next := s.done + 1
 		c := s.task(next)
 		s.mu.Unlock()
 		s.rec.start(next)
-		err = s.backend.Run(ctx, next, c)
+		err := s.backend.Run(ctx, next, c)
 		s.mu.Lock()
 		if err != nil {
-			err = s.explain(ctx, next, err)
+			if err = s.explain(ctx, next, err); !s.doomed(next) {
+				s.fail(failure{err: err}, true)
+			}
 			break
 		}
 		s.done = next
@@ -349,56 +408,9 @@ func (s *Serial) drive(ctx context.Context, seq uint64) (err error) {
 	}
 	s.running = false
 	s.wakeAll() // somebody else may have to drive
-	if s.done < s.issued && s.fault.err == nil {
-		select {
-		case s.wake <- struct{}{}:
-		default:
-		}
+	if s.done < s.issued && !s.doomed(s.done+1) {
+		s.call()
 	}
-	return err
-}
-
-// explain turns what Run returned for collective seq into the failure of the
-// group. Called with mu held, which it gives up to wait.
-func (s *Serial) explain(ctx context.Context, seq uint64, err error) error {
-	if s.doomed(seq) {
-		return s.fault.err
-	}
-	if ctx.Err() != nil {
-		return s.gaveUp(seq, context.Cause(ctx))
-	}
-	if errors.Is(err, ErrLost) {
-		// Connections end when a rank fails for another reason, which it has told
-		// before, but elsewhere: let that news overtake.
-		late, cancel := context.WithTimeout(context.Background(), grace)
-		defer cancel()
-		for !s.doomed(seq) && s.park(late, ^uint64(0)) {
-		}
-		if s.doomed(seq) {
-			return s.fault.err
-		}
-	}
-	var blame *RankError
-	var mismatch *MismatchError
-	switch {
-	case errors.As(err, &mismatch):
-		return mismatch
-	case errors.As(err, &blame):
-		return blame
-	case errors.Is(err, ErrTimeout):
-		missing := s.backend.Missing()
-		err = fmt.Errorf("rank %d waited for ranks %v in %s: %w", s.rank, missing, s.task(seq).numbered(seq), err)
-		if len(missing) > 0 {
-			return &RankError{Group: s.name, Rank: missing[0], Err: err}
-		}
-	}
-	return s.blame(err)
-}
-
-// gaveUp is the failure of a rank that stopped waiting in collective seq. Called
-// with mu held.
-func (s *Serial) gaveUp(seq uint64, cause error) error {
-	return s.blame(fmt.Errorf("waiting for ranks %v in %s: %w", s.backend.Missing(), s.task(seq).numbered(seq), cause))
 }
 
 // serve runs what nobody waits for yet.
@@ -410,72 +422,11 @@ func (s *Serial) serve() {
 		case <-s.wake:
 		}
 		s.mu.Lock()
-		if !s.running && s.done < s.issued && s.fault.err == nil {
-			if err := s.drive(context.Background(), s.issued); err != nil {
-				s.mu.Unlock()
-				s.fail(err)
-				s.mu.Lock()
-			}
+		if !s.running && s.done < s.issued {
+			s.drive(context.Background(), s.issued)
 		}
 		s.mu.Unlock()
 	}
-}
-
-// park waits until collective seq is complete, the group fails or somebody has to
-// drive; it may return early. It returns false if ctx ended. Called with mu held,
-// which it gives up meanwhile.
-func (s *Serial) park(ctx context.Context, seq uint64) bool {
-	ch := s.channel()
-	s.parked = append(s.parked, parked{seq, ch})
-	s.mu.Unlock()
-	ended := false
-	select {
-	case <-ch:
-		s.mu.Lock()
-	case <-ctx.Done():
-		ended = true
-		s.mu.Lock()
-		if i := slices.IndexFunc(s.parked, func(p parked) bool { return p.ch == ch }); i >= 0 {
-			s.parked = slices.Delete(s.parked, i, i+1)
-		} else {
-			<-ch // woken as well
-		}
-	}
-	s.chans = append(s.chans, ch)
-	return !ended
-}
-
-// channel takes an empty channel to park on. Called with mu held.
-func (s *Serial) channel() chan struct{} {
-	if k := len(s.chans); k > 0 {
-		ch := s.chans[k-1]
-		s.chans = s.chans[:k-1]
-		return ch
-	}
-	return make(chan struct{}, 1)
-}
-
-// wakeAll wakes every waiter, wakeDone those whose collective is complete. Both
-// are called with mu held.
-func (s *Serial) wakeAll() {
-	for _, p := range s.parked {
-		p.ch <- struct{}{} // has room: a channel is parked once and drained before reuse
-	}
-	clear(s.parked)
-	s.parked = s.parked[:0]
-}
-
-func (s *Serial) wakeDone() {
-	kept := s.parked[:0]
-	for _, p := range s.parked {
-		if p.seq <= s.done {
-			p.ch <- struct{}{}
-		} else {
-			kept = append(kept, p)
-		}
-	}
-	clear(s.parked[len(kept):])
-	s.parked = kept
 }
 
 func (s *Serial) failed(err error)           { s.Failed(err) }

@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"os"
 	"slices"
@@ -31,11 +32,13 @@ type session struct {
 
 	mu     sync.Mutex
 	links  map[uint64]*link
-	ended  map[uint64]struct{} // ids of groups that this rank has left
-	early  map[uint64][]news   // about groups that this rank has still to make
-	gone   map[int]error       // world ranks whose process has ended, and how
-	asked  map[uint64]chan<- answer
-	asking uint64
+	ended  map[uint64]map[int]struct{} // groups that this rank has left: world ranks that have not, and may still speak of them
+	early  map[uint64][]news           // about groups that this rank has still to make
+	held   int                         // bytes in early
+	gone   map[int]error               // world ranks whose process has ended, and how
+	asked  map[uint64]*question        // by number
+	asking uint64                      // the latest number
+	over   bool                        // the session has ended, or is about to
 }
 
 // network is what a session needs of a [mesh.Mesh].
@@ -70,13 +73,14 @@ const (
 
 const (
 	newsHeader = 9
-	maxEarly   = 1 << 10 // messages kept for groups that do not exist here yet
+	newsCost   = 64       // bytes that a message takes beside its body
+	maxEarly   = 16 << 20 // bytes kept for groups that do not exist here yet; what is beyond is lost
 )
 
 func newSession(cfg Config) *session {
 	return &session{
-		cfg: cfg, links: map[uint64]*link{}, ended: map[uint64]struct{}{}, early: map[uint64][]news{},
-		gone: map[int]error{}, asked: map[uint64]chan<- answer{},
+		cfg: cfg, links: map[uint64]*link{}, ended: map[uint64]map[int]struct{}{}, early: map[uint64][]news{},
+		gone: map[int]error{}, asked: map[uint64]*question{},
 	}
 }
 
@@ -93,12 +97,30 @@ func (s *session) Message(from int, msg []byte) {
 	}
 	s.mu.Lock()
 	l := s.links[id]
-	if _, ended := s.ended[id]; l == nil && !ended && len(s.early) < maxEarly && len(s.early[id]) < maxEarly {
+	_, ended := s.ended[id]
+	if size := newsCost + len(n.body); l == nil && !ended && s.held+size <= maxEarly {
 		s.early[id] = append(s.early[id], n)
+		s.held += size
 	}
 	s.mu.Unlock()
-	if l != nil {
+	switch {
+	case l != nil:
 		l.hear(n)
+	case ended && n.what == newsLeft:
+		s.parted(id, n.from)
+	case ended && n.what == newsAsk:
+		s.reply(id, n, Status{Err: "has left the group"})
+	}
+}
+
+// parted notes that a world rank will say no more about a group that this rank has left.
+func (s *session) parted(id uint64, world int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if others, ok := s.ended[id]; ok {
+		if delete(others, world); len(others) == 0 {
+			delete(s.ended, id)
+		}
 	}
 }
 
@@ -118,40 +140,98 @@ func (s *session) Lost(rank int, err error) {
 func (s *session) end(rank int, err error) {
 	s.mu.Lock()
 	s.gone[rank] = err
-	links := make([]*link, 0, len(s.links))
-	for _, l := range s.links {
-		links = append(links, l)
+	links := slices.Collect(maps.Values(s.links))
+	ended := slices.Collect(maps.Keys(s.ended))
+	for _, q := range s.asked {
+		q.answer(rank, Status{Err: fmt.Sprintf("does not answer: %v", err)})
 	}
 	s.mu.Unlock()
+	for _, id := range ended {
+		s.parted(id, rank)
+	}
 	for _, l := range links {
 		l.ended(rank, err)
 	}
 }
 
-// send tells a world rank something about a group. That the rank is gone is
-// nothing to report here: whoever needs it learns so by itself.
-func (s *session) send(to int, what byte, id uint64, body []byte) {
+// send tells a world rank something about a group. Most callers do not mind if
+// the rank is gone: whoever needs it learns so by itself.
+func (s *session) send(to int, what byte, id uint64, body []byte) error {
 	msg := make([]byte, newsHeader, newsHeader+len(body))
 	msg[0] = what
 	binary.LittleEndian.PutUint64(msg[1:], id)
-	_ = s.mesh.Send(to, append(msg, body...))
+	return s.mesh.Send(to, append(msg, body...))
+}
+
+// register lets messages come to l directly, unless some have come before: these
+// are returned, to be heard first. At last it returns which ranks are gone.
+func (s *session) register(l *link) (early []news, gone map[int]error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if early = s.takeEarly(l.id); len(early) > 0 {
+		return early, nil
+	}
+	if !l.closed { // by its parent
+		s.links[l.id] = l
+	}
+	return nil, maps.Clone(s.gone)
+}
+
+// takeEarly removes what is kept about a group. Called with mu held.
+func (s *session) takeEarly(id uint64) []news {
+	early := s.early[id]
+	delete(s.early, id)
+	for _, n := range early {
+		s.held -= newsCost + len(n.body)
+	}
+	return early
 }
 
 // remove forgets a group that this rank has left. The last one ends the session.
 func (s *session) remove(l *link) error {
+	l.mu.Lock()
 	s.mu.Lock()
 	delete(s.links, l.id)
-	s.ended[l.id] = struct{}{}
+	s.takeEarly(l.id)
+	others := map[int]struct{}{}
+	for r, world := range l.ranks {
+		_, left := l.leavers[r]
+		if _, gone := s.gone[world]; r != l.rank && !left && !gone {
+			others[world] = struct{}{}
+		}
+	}
+	if len(others) > 0 {
+		s.ended[l.id] = others
+	}
 	last := len(s.links) == 0
 	s.mu.Unlock()
+	l.mu.Unlock()
 	if !last {
+		return nil
+	}
+	return s.close()
+}
+
+// close ends this process's part in the job.
+func (s *session) close() error {
+	s.mu.Lock()
+	over := s.over
+	s.over = true
+	s.mu.Unlock()
+	if over {
 		return nil
 	}
 	var err error
 	if s.domain != nil {
 		err = s.domain.close()
 	}
-	return errors.Join(err, s.mesh.Close())
+	err = errors.Join(err, s.mesh.Close())
+	for r := range s.cfg.Size { // nothing more is heard of them
+		s.end(r, ErrClosed)
+	}
+	return err
 }
 
 // member is a group as the control side sees it. The methods are called from
@@ -202,7 +282,7 @@ func (l *link) split(seq uint64, color int, ranks []int) *link {
 	for i, r := range ranks {
 		world[i] = l.ranks[r]
 	}
-	return l.derive(fmt.Sprintf("%s/%d", l.name, color), hashText(fmt.Sprintf("%x/%d/%d", l.id, seq, color)), world)
+	return l.derive(childName(l.name, color), hashText(fmt.Sprintf("%x/%d/%d", l.id, seq, color)), world)
 }
 
 // derive makes the link of a group of some of l's ranks, given by world rank,
@@ -214,35 +294,45 @@ func (l *link) derive(name string, id uint64, world []int) *link {
 	}
 }
 
-// attach lets m hear what the other ranks say, and have said already.
+// attach lets m hear what the other ranks say, and have said already. A group
+// whose parent has been closed meanwhile fails with that.
 func (l *link) attach(m member) {
 	l.mu.Lock()
 	l.member = m
 	l.mu.Unlock()
 	if p := l.parent; p != nil {
 		p.mu.Lock()
-		p.children[l] = struct{}{}
-		fault := p.fault
+		closed, fault := p.closed, p.fault
+		if !closed {
+			p.children[l] = struct{}{}
+		}
 		p.mu.Unlock()
+		if closed && fault == nil {
+			fault = &RankError{Group: p.name, Rank: p.rank, Err: ErrClosed}
+		}
 		if fault != nil {
 			l.spread(fault)
 		}
+		if closed {
+			return // nobody would close it with its parent
+		}
 	}
-	s := l.session
-	s.mu.Lock()
-	s.links[l.id] = l
-	early := s.early[l.id]
-	delete(s.early, l.id)
-	gone := make(map[int]error, len(s.gone))
-	for r, err := range s.gone {
-		gone[r] = err
-	}
-	s.mu.Unlock()
-	for _, n := range early {
-		l.hear(n)
+	early, gone := l.session.register(l)
+	for ; len(early) > 0; early, gone = l.session.register(l) {
+		for _, n := range early {
+			l.hear(n)
+		}
 	}
 	for r, err := range gone {
 		l.ended(r, err)
+	}
+	if p := l.parent; p != nil {
+		p.mu.Lock()
+		leavers := slices.Collect(maps.Keys(p.leavers))
+		p.mu.Unlock()
+		for _, r := range leavers {
+			l.missed(p.ranks[r])
+		}
 	}
 }
 
@@ -252,7 +342,7 @@ func (l *link) fail(err error) {
 	body := MarshalError(l.name, l.rank, err)
 	for r, world := range l.ranks {
 		if r != l.rank {
-			l.session.send(world, newsFailed, l.id, body)
+			_ = l.session.send(world, newsFailed, l.id, body)
 		}
 	}
 	l.spread(err)
@@ -293,14 +383,16 @@ func (l *link) leave(last uint64) error {
 		members = append(members, c.member)
 	}
 	l.mu.Unlock()
-	var errs []error
-	for _, m := range members {
-		errs = append(errs, m.Close())
+	errs := make([]error, len(members))
+	var closing sync.WaitGroup
+	for i, m := range members {
+		closing.Go(func() { errs[i] = m.Close() }) // each may take its time
 	}
+	closing.Wait()
 	body := binary.LittleEndian.AppendUint64(nil, last)
 	for r, world := range l.ranks {
 		if r != l.rank {
-			l.session.send(world, newsLeft, l.id, body)
+			_ = l.session.send(world, newsLeft, l.id, body)
 		}
 	}
 	if p := l.parent; p != nil {
@@ -330,11 +422,30 @@ func (l *link) hear(n news) {
 		}
 		l.mu.Lock()
 		l.leavers[rank] = struct{}{}
-		m := l.member
+		closed := l.closed
+		children := slices.Collect(maps.Keys(l.children))
 		l.mu.Unlock()
-		m.left(rank, binary.LittleEndian.Uint64(n.body))
+		if closed {
+			l.session.parted(l.id, n.from)
+		}
+		for _, c := range children {
+			c.missed(n.from)
+		}
+		l.member.left(rank, binary.LittleEndian.Uint64(n.body))
 	case newsAsk:
-		l.answer(n)
+		l.session.reply(l.id, n, l.member.status())
+	}
+}
+
+// missed makes the group fail if a world rank that has left its parent was never
+// in it: a rank leaves a group after those that it has split from it.
+func (l *link) missed(world int) {
+	rank := slices.Index(l.ranks, world)
+	l.mu.Lock()
+	_, left := l.leavers[rank]
+	l.mu.Unlock()
+	if rank >= 0 && !left {
+		l.spread(&RankError{Group: l.parent.name, Rank: slices.Index(l.parent.ranks, world), Err: ErrClosed})
 	}
 }
 
@@ -346,9 +457,10 @@ func (l *link) ended(world int, err error) {
 	}
 	l.mu.Lock()
 	_, left := l.leavers[rank]
+	left = left || l.closed
 	l.mu.Unlock()
 	switch blame := (&RankError{Group: l.name, Rank: rank, Err: err}); {
-	case left:
+	case left: // it was not needed any more, or this rank needs nobody
 	case errors.Is(err, ErrLost):
 		l.fail(blame) // others may not have seen it yet, behind a cut link
 	default:

@@ -4,10 +4,12 @@ import (
 	"context"
 	"errors"
 	"os"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"syscall"
 	"testing"
+	"time"
 	"unsafe"
 
 	"github.com/stretchr/testify/require"
@@ -321,4 +323,45 @@ func TestSharedAstray(t *testing.T) {
 	err = gs[0].AllReduce(Of(x.Bytes()), Sum).Wait(t.Context())
 	require.EqualError(t, err, `comm: rank 1 of group "world": posted a buffer outside of its memory for all-reduce #1`)
 	closeGroups(t, gs)
+}
+
+// TestSharedMissing makes a group to which one rank does not come.
+func TestSharedMissing(t *testing.T) {
+	gs := SharedGroups(t, 3)
+	errs := make([]error, 2)
+	var ranks sync.WaitGroup
+	for r := range errs {
+		g := gs[r].(*shared)
+		g.link.session.cfg.Timeout = 50 * time.Millisecond
+		ranks.Go(func() {
+			_, err := newShared(context.Background(), g.link.split(1, 0, []int{1, 2, 0}), g.domain)
+			errs[r] = unborn(worldName, r, 1, 0, []int{1, 2, 0}, err)
+		})
+	}
+	ranks.Wait()
+	for _, err := range errs {
+		var blame *RankError
+		require.ErrorAs(t, err, &blame)
+		require.Equal(t, 2, blame.Rank)
+		require.ErrorIs(t, err, ErrTimeout)
+		require.ErrorContains(t, err, "making the group: 2 of 3 ranks are here: no progress for 50ms; rank 1: does not answer")
+	}
+	closeRanks(t, gs)
+}
+
+// TestSharedCloseWhileMeeting closes a group of which another one is being made.
+func TestSharedCloseWhileMeeting(t *testing.T) {
+	gs := SharedGroups(t, 2)
+	g := gs[0].(*shared)
+	ended := make(chan error, 1)
+	child := g.link.split(1, 0, []int{0, 1})
+	go func() {
+		_, err := newShared(context.Background(), child, g.domain)
+		ended <- err
+	}()
+	for there := false; !there; runtime.Gosched() {
+		_, _, _, there = g.domain.own.Lookup(child.id)
+	}
+	closeRanks(t, gs)
+	require.ErrorIs(t, <-ended, ErrClosed)
 }

@@ -2,6 +2,7 @@ package commtest
 
 import (
 	"context"
+	"sync"
 
 	"github.com/gofsdp/gofsdp/comm"
 )
@@ -13,13 +14,28 @@ type Call struct {
 	Label string // of the destination or only buffer
 }
 
-// Fault is what happens to a Call. The zero value lets it pass.
+// Fault is what happens to a Call. The zero value lets it pass. An [Incident] is
+// a fault as data.
 type Fault struct {
 	// Err, if not nil, aborts the group with it before the call.
 	Err error
 	// Late holds the call back until the rank's next one has been issued, or
 	// until it is waited for. Barrier and Split, which wait, are never held.
 	Late bool
+	// Drop never issues the call: the rank has gone silent. Waiting for it ends
+	// with the context.
+	Drop bool
+	// Instead, if not nil, changes the arguments of the call, or makes it another
+	// one. A Split that is changed must be made another collective; it gives no
+	// group then.
+	Instead func(comm.Call) comm.Call
+	// Issued, if not nil, is called when the call has been issued. For Barrier and
+	// Split, which wait at once, that is no moment of its own: Waiting is.
+	Issued func()
+	// Waiting, if not nil, is called beside the first Wait, which returns after it
+	// has. Its context ends when the operation does; cancel ends the context that
+	// the operation is waited for with.
+	Waiting func(ctx context.Context, cancel context.CancelFunc)
 }
 
 // Faulty returns g with faults: decide is asked before every operation. It may
@@ -37,45 +53,60 @@ type faulty struct {
 }
 
 func (f *faulty) AllGather(dst, src comm.Buffer) comm.Work {
-	return f.issue(AllGather, dst, func() comm.Work { return f.Group.AllGather(dst, src) })
+	return f.issue(comm.Call{Kind: comm.KindAllGather, Dst: dst, Src: src})
 }
 
 func (f *faulty) ReduceScatter(dst, src comm.Buffer, op comm.Op) comm.Work {
-	return f.issue(ReduceScatter, dst, func() comm.Work { return f.Group.ReduceScatter(dst, src, op) })
+	return f.issue(comm.Call{Kind: comm.KindReduceScatter, Op: op, Dst: dst, Src: src})
 }
 
 func (f *faulty) AllReduce(buf comm.Buffer, op comm.Op) comm.Work {
-	return f.issue(AllReduce, buf, func() comm.Work { return f.Group.AllReduce(buf, op) })
+	return f.issue(comm.Call{Kind: comm.KindAllReduce, Op: op, Dst: buf, Src: buf})
 }
 
 func (f *faulty) Broadcast(buf comm.Buffer, root int) comm.Work {
-	return f.issue(Broadcast, buf, func() comm.Work { return f.Group.Broadcast(buf, root) })
+	return f.issue(comm.Call{Kind: comm.KindBroadcast, Root: root, Dst: buf, Src: buf})
 }
 
 func (f *faulty) Barrier(ctx context.Context) error {
-	f.ask(Barrier, "")
-	f.release()
-	return f.Group.Barrier(ctx)
+	return f.block(ctx, comm.KindBarrier, func(ctx context.Context) error { return f.Group.Barrier(ctx) })
 }
 
-func (f *faulty) Split(ctx context.Context, color, key int) (comm.Group, error) {
-	f.ask(Split, "")
-	f.release()
-	return f.Group.Split(ctx, color, key)
+func (f *faulty) Split(ctx context.Context, color, key int) (child comm.Group, err error) {
+	err = f.block(ctx, comm.KindSplit, func(ctx context.Context) (err error) {
+		child, err = f.Group.Split(ctx, color, key)
+		return err
+	})
+	return child, err
 }
 
 // ask has the next call decided and carries out the part that comes before it.
-func (f *faulty) ask(kind, label string) (late bool) {
+func (f *faulty) ask(c comm.Call) Fault {
 	f.seq++
-	fault := f.decide(Call{f.seq, kind, label})
+	fault := f.decide(Call{f.seq, c.Kind.String(), c.Dst.Label()})
 	if fault.Err != nil {
 		f.Abort(fault.Err)
 	}
-	return fault.Late
+	return fault
 }
 
-func (f *faulty) issue(kind string, dst comm.Buffer, call func() comm.Work) comm.Work {
-	if f.ask(kind, dst.Label()) {
+// issue issues c, now or later, as it is or not.
+func (f *faulty) issue(c comm.Call) comm.Work {
+	fault := f.ask(c)
+	call := func() comm.Work {
+		if fault.Drop {
+			return dropped{}
+		}
+		w := call(f.Group, fault.changed(c))
+		if fault.Issued != nil {
+			fault.Issued()
+		}
+		if fault.Waiting != nil {
+			w = &watched{work: w, beside: fault.Waiting}
+		}
+		return w
+	}
+	if fault.Late {
 		f.release()
 		f.held = &late{issue: call}
 		return f.held
@@ -85,12 +116,90 @@ func (f *faulty) issue(kind string, dst comm.Buffer, call func() comm.Work) comm
 	return w
 }
 
+// block carries out a collective that waits at once.
+func (f *faulty) block(ctx context.Context, kind comm.Kind, collective func(context.Context) error) error {
+	fault := f.ask(comm.Call{Kind: kind})
+	f.release()
+	if fault.Drop {
+		return dropped{}.Wait(ctx)
+	}
+	w := waiter(collective)
+	if c := fault.changed(comm.Call{Kind: kind}); c.Kind != kind {
+		w = func(ctx context.Context) error { return call(f.Group, c).Wait(ctx) }
+	}
+	if fault.Waiting != nil {
+		return (&watched{work: w, beside: fault.Waiting}).Wait(ctx)
+	}
+	return w(ctx)
+}
+
 // release issues the call held back.
 func (f *faulty) release() {
 	if f.held != nil {
 		f.held.now()
 		f.held = nil
 	}
+}
+
+// changed returns what is issued in place of c.
+func (f Fault) changed(c comm.Call) comm.Call {
+	if f.Instead == nil {
+		return c
+	}
+	return f.Instead(c)
+}
+
+// call makes the call c on g.
+func call(g comm.Group, c comm.Call) comm.Work {
+	switch c.Kind {
+	case comm.KindAllGather:
+		return g.AllGather(c.Dst, c.Src)
+	case comm.KindReduceScatter:
+		return g.ReduceScatter(c.Dst, c.Src, c.Op)
+	case comm.KindAllReduce:
+		return g.AllReduce(c.Dst, c.Op)
+	case comm.KindBroadcast:
+		return g.Broadcast(c.Dst, c.Root)
+	default:
+		return waiter(g.Barrier)
+	}
+}
+
+// waiter is a collective that begins when it is waited for.
+type waiter func(context.Context) error
+
+func (w waiter) Wait(ctx context.Context) error { return w(ctx) }
+
+// dropped is an operation that was never issued.
+type dropped struct{}
+
+func (dropped) Wait(ctx context.Context) error {
+	<-ctx.Done()
+	return context.Cause(ctx)
+}
+
+// watched is an operation with company while it is waited for.
+type watched struct {
+	work   comm.Work
+	once   sync.Once
+	beside func(context.Context, context.CancelFunc)
+}
+
+func (w *watched) Wait(ctx context.Context) (err error) {
+	first := false
+	w.once.Do(func() { first = true })
+	if !first {
+		return w.work.Wait(ctx)
+	}
+	given, cancel := context.WithCancel(ctx)
+	defer cancel()
+	over, end := context.WithCancel(context.Background())
+	var company sync.WaitGroup
+	company.Go(func() { w.beside(over, cancel) })
+	err = w.work.Wait(given)
+	end()
+	company.Wait()
+	return err
 }
 
 // late is an operation that is issued when asked for.

@@ -1,0 +1,137 @@
+package commtest
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/gofsdp/gofsdp/comm"
+)
+
+// Inject returns g, the handle of one rank, with the incidents that concern the
+// rank. If note is not nil it hears of each right before it happens, which for
+// the end of the process is the last chance to hear. The result must be used by
+// one goroutine at a time.
+func Inject(g comm.Group, note func(Incident), incidents ...Incident) comm.Group {
+	in := &injector{g: g, note: note}
+	for _, i := range incidents {
+		if i.What != "" && i.Rank == g.Rank() {
+			in.due = append(in.due, i)
+		}
+	}
+	return Faulty(g, in.decide)
+}
+
+// injector decides on the faults of one rank.
+type injector struct {
+	g      comm.Group
+	note   func(Incident)
+	due    []Incident // those that have not happened
+	silent bool       // the rank has gone silent
+}
+
+// decide is the decision that [Faulty] asks for.
+func (in *injector) decide(c Call) Fault {
+	fault := Fault{Drop: in.silent}
+	for k := 0; k < len(in.due); {
+		i := in.due[k]
+		if !i.matches(c) {
+			k++
+			continue
+		}
+		in.due = append(in.due[:k], in.due[k+1:]...)
+		in.add(&fault, i, c)
+	}
+	return fault
+}
+
+// add makes i part of the fault of c, or has it happen now.
+func (in *injector) add(f *Fault, i Incident, c Call) {
+	blocks := c.Kind == Barrier || c.Kind == Split
+	switch {
+	case i.What == Cancel:
+		f.Waiting = in.beside(i)
+	case len(i.What.Moments()) == 1, i.When == Before:
+		in.before(f, i)
+	case i.When == Waiting || blocks:
+		f.Waiting = in.beside(i)
+	default:
+		f.Issued = func() { in.happen(i, nil) }
+	}
+}
+
+// before has i happen before the call, or to it.
+func (in *injector) before(f *Fault, i Incident) {
+	switch i.What {
+	case Delay:
+		in.tell(i)
+		time.Sleep(i.After)
+	case Drop:
+		in.tell(i)
+		in.silent, f.Drop = true, true
+	case WrongOrder:
+		in.tell(i)
+		f.Late = true
+	case Corrupt:
+		f.Instead = func(c comm.Call) comm.Call {
+			in.tell(i)
+			if b := c.Src.Bytes(); len(b) > 0 {
+				b[len(b)/2] ^= 1
+			}
+			return c
+		}
+	case Kill, Stop, Cut, Garble, Abort, Close:
+		in.happen(i, nil)
+	default:
+		f.Instead = func(c comm.Call) comm.Call {
+			in.tell(i)
+			return i.What.instead(c, in.g.Rank(), in.g.Size())
+		}
+	}
+}
+
+// beside returns what happens while the rank waits.
+func (in *injector) beside(i Incident) func(context.Context, context.CancelFunc) {
+	return func(ctx context.Context, cancel context.CancelFunc) {
+		timer := time.NewTimer(i.After)
+		defer timer.Stop()
+		select {
+		case <-timer.C:
+			in.happen(i, cancel)
+		case <-ctx.Done(): // the operation ended first
+		}
+	}
+}
+
+func (in *injector) tell(i Incident) {
+	if in.note != nil {
+		in.note(i)
+	}
+}
+
+// happen has i happen now. What cannot be done on this system aborts the group.
+func (in *injector) happen(i Incident, cancel context.CancelFunc) {
+	in.tell(i)
+	var err error
+	switch i.What {
+	case Abort:
+		err = ErrInjected
+	case Close:
+		err = in.g.Close()
+	case Cancel:
+		cancel()
+	case Kill:
+		err = killSelf()
+	case Stop:
+		err = stopSelf()
+	case Cut:
+		err = eachConnection(cut)
+	case Garble:
+		err = eachConnection(garble)
+	default:
+		err = fmt.Errorf("commtest: %s cannot happen %s", i.What, i.When)
+	}
+	if err != nil {
+		in.g.Abort(err)
+	}
+}

@@ -1,0 +1,110 @@
+package comm
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// questioned is a stage whose ranks can be asked what they are doing.
+type questioned struct {
+	*stage
+	asked func(context.Context) ([]Status, error)
+}
+
+func (q questioned) report(ctx context.Context) ([]Status, error) { return q.asked(ctx) }
+
+// accused returns what rank 0 of three is told when collective #2 has made no
+// progress, and what it tells.
+func accused(t *testing.T, effect error, asked func(context.Context, *Serial) ([]Status, error)) (err error, told []error) {
+	synctest.Test(t, func(t *testing.T) {
+		s, b := staged()
+		defer s.Close()
+		s.backend = questioned{b, func(ctx context.Context) ([]Status, error) { return asked(ctx, s) }}
+		first, second := waiting(t.Context(), reduce(s)), waiting(t.Context(), reduce(s))
+		b.results <- nil
+		require.NoError(t, <-first)
+		b.results <- effect
+		err, told = <-second, b.told
+	})
+	return err, told
+}
+
+// TestSerialAccuses asks ranks that answer this and that: in the end one is blamed,
+// and its flight record says why.
+func TestSerialAccuses(t *testing.T) {
+	const waited = `comm: rank %d of group "g": rank 0 waited for ranks [%d] in all-reduce #2 "h.3": no progress`
+	all := func(ranks ...Status) []Status { return append([]Status{{Issued: 2}}, ranks...) }
+	for name, c := range map[string]struct {
+		ranks  []Status
+		effect error
+		want   string
+	}{
+		"that one": {all(Status{Rank: 1, Issued: 1, Completed: 1}, Status{Rank: 2, Issued: 2}), ErrTimeout,
+			fmt.Sprintf(waited, 1, 1) + "; rank 1: 1 of 1 collectives complete"},
+		"another is behind": {all(Status{Rank: 1, Issued: 2}, Status{Rank: 2, Issued: 1}), ErrTimeout,
+			fmt.Sprintf(waited, 2, 1) + "; rank 2: 0 of 1 collectives complete"},
+		"the last": {all(Status{Rank: 1, Issued: 1}, Status{Rank: 2}), ErrTimeout,
+			fmt.Sprintf(waited, 2, 1) + "; rank 2: 0 of 0 collectives complete"},
+		"both": {all(Status{Rank: 1}, Status{Rank: 2}), ErrTimeout,
+			fmt.Sprintf(waited, 1, 1) + "; rank 1: 0 of 0 collectives complete"},
+		"nobody": {all(Status{Rank: 1, Issued: 3}, Status{Rank: 2, Issued: 2}), ErrTimeout,
+			fmt.Sprintf(waited, 1, 1) + "; rank 1: 0 of 3 collectives complete"},
+		"another is silent": {all(Status{Rank: 1}, Status{Rank: 2, Err: "does not answer"}), ErrTimeout,
+			fmt.Sprintf(waited, 2, 1) + "; rank 2: does not answer"},
+		"of a part": {all(Status{Rank: 1, Issued: 2}, Status{Rank: 2, Issued: 2}), &RankError{"g", 2, ErrTimeout},
+			fmt.Sprintf(waited, 2, 2) + "; rank 2: 0 of 2 collectives complete"},
+		"who cannot be asked": {nil, ErrTimeout, fmt.Sprintf(waited, 1, 1)},
+	} {
+		t.Run(name, func(t *testing.T) {
+			err, told := accused(t, c.effect, func(context.Context, *Serial) ([]Status, error) {
+				if c.ranks == nil {
+					return nil, errors.New("no news")
+				}
+				return c.ranks, nil
+			})
+			require.EqualError(t, err, c.want)
+			require.ErrorIs(t, err, ErrTimeout)
+			require.Equal(t, []error{err}, told)
+		})
+	}
+}
+
+// TestSerialAdoptsVerdict has another rank blame one while this one asks.
+func TestSerialAdoptsVerdict(t *testing.T) {
+	verdict := &RankError{"g", 2, ErrTimeout}
+	begin := time.Now()
+	err, told := accused(t, ErrTimeout, func(ctx context.Context, s *Serial) ([]Status, error) {
+		begin = time.Now()
+		s.Failed(verdict)
+		<-ctx.Done() // one does not answer
+		require.Equal(t, patience, time.Since(begin))
+		return []Status{{}, {Rank: 1, Err: "does not answer"}, {Rank: 2}}, nil
+	})
+	require.Equal(t, verdict, err)
+	require.Empty(t, told)
+}
+
+func TestUnborn(t *testing.T) {
+	for name, c := range map[string]struct {
+		err  error
+		want string
+	}{
+		"of the child": {fmt.Errorf("joining: %w", &RankError{"world/7/1", 1, ErrLost}),
+			`comm: rank 4 of group "world/7": making group 1 of split #3: process lost`},
+		"of the group":       {&RankError{"world/7", 2, errDisk}, `comm: rank 2 of group "world/7": ` + errDisk.Error()},
+		"of the first group": {&RankError{"world", 5, errDisk}, `comm: rank 5 of group "world": ` + errDisk.Error()},
+		"of no rank":         {errDisk, `comm: rank 0 of group "world/7": making group 1 of split #3: ` + errDisk.Error()},
+		"of nonsense": {&RankError{"world/7/1", 9, errDisk},
+			`comm: rank 0 of group "world/7": making group 1 of split #3: comm: rank 9 of group "world/7/1": ` + errDisk.Error()},
+	} {
+		t.Run(name, func(t *testing.T) {
+			require.EqualError(t, unborn("world/7", 0, 3, 1, []int{0, 4}, c.err), c.want)
+		})
+	}
+}

@@ -1,0 +1,212 @@
+package main
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"time"
+
+	"github.com/gofsdp/gofsdp/comm"
+	"github.com/gofsdp/gofsdp/comm/commtest"
+)
+
+// Case is a world, a program and what goes wrong in it. It travels as JSON.
+type Case struct {
+	Seed   uint64
+	Number int
+
+	Transport string // local, shm, tcp or auto; auto is on two pretended hosts
+	Ranks     int
+	Sub       bool // the program runs in a group split from the world
+
+	Collective string // of the target
+	Moment     string
+	Bytes      int // of the full tensor of the target
+
+	Incident commtest.Incident // rank and numbers are those of the group of the program
+	Lag      commtest.Incident // another rank comes so much later than the incident, for which the culprit must be waiting
+
+	// Steps, if not 0, replaces the program by so many random collectives.
+	Steps int
+}
+
+// The moments of a case. All but the last two are moments of an incident.
+const (
+	momentBefore  = "before"
+	momentIssued  = "issued"
+	momentWaiting = "waiting"
+	momentFlight  = "in flight"
+	momentAfter   = "after"
+)
+
+var (
+	transports  = []string{"local", "shm", "tcp", "auto"}
+	worlds      = []int{2, 3, 4, 8}
+	sizes       = []int{4, 4, 4, 64 << 10, 64 << 10, 64 << 10, 4 << 20} // the dear one less often
+	collectives = []string{
+		commtest.AllGather, commtest.ReduceScatter, commtest.AllReduce, commtest.Broadcast, commtest.Barrier, commtest.Split,
+	}
+)
+
+// sorts are the incidents of the matrix: all whose consequence is certain. What
+// flips in memory no group can see.
+var sorts = []commtest.What{
+	commtest.Kill, commtest.Stop, commtest.Cut, commtest.Garble, commtest.Abort, commtest.Close, commtest.Cancel,
+	commtest.Delay, commtest.Drop, commtest.Invalid, commtest.WrongKind, commtest.WrongType, commtest.WrongLength,
+	commtest.WrongOp, commtest.WrongLabel, commtest.WrongRoot, commtest.WrongOrder,
+}
+
+// endsProcess reports whether w is about a whole process, not about a handle.
+func endsProcess(w commtest.What) bool {
+	switch w {
+	case commtest.Kill, commtest.Stop, commtest.Cut, commtest.Garble:
+		return true
+	}
+	return false
+}
+
+// silent reports whether only time can tell that w has happened.
+func silent(w commtest.What) bool { return w == commtest.Stop || w == commtest.Drop }
+
+// moments returns the moments of a case with w.
+func moments(w commtest.What) []string {
+	switch {
+	case w == commtest.WrongOrder:
+		return []string{momentFlight} // it takes two
+	case w == commtest.Garble:
+		return []string{momentBefore, momentAfter}
+	case w == commtest.Cancel || len(w.Moments()) == 3:
+		return []string{momentBefore, momentIssued, momentWaiting, momentFlight, momentAfter}
+	default:
+		return []string{momentBefore, momentFlight, momentAfter}
+	}
+}
+
+// caseOf returns a case by its number. Incidents and transports take turns, so
+// that any run of cases has all of them; the rest is drawn.
+func caseOf(seed uint64, number int) Case {
+	rng := rand.New(rand.NewPCG(seed, uint64(number)))
+	what := sorts[number%len(sorts)]
+	transport := transports[number/len(sorts)%len(transports)]
+	if transport == "local" && endsProcess(what) {
+		transport = transports[1+rng.IntN(3)]
+	}
+	c := Case{
+		Seed: seed, Number: number, Transport: transport,
+		Ranks: worlds[rng.IntN(len(worlds))], Sub: rng.IntN(3) == 0,
+		Collective: collectives[rng.IntN(len(collectives))], Bytes: sizes[rng.IntN(len(sizes))],
+	}
+	choice := moments(what)
+	c.Moment = choice[rng.IntN(len(choice))]
+	if c.Moment == momentFlight && what == commtest.WrongOrder {
+		c.Collective = collectives[rng.IntN(4)] // the others cannot be held back
+	}
+	c.arrange(what, rng.IntN(c.members()))
+	return c
+}
+
+// arrange sets the incident that happens to rank.
+func (c *Case) arrange(what commtest.What, rank int) {
+	i := commtest.Incident{What: what, When: commtest.Before, Rank: rank, At: commtest.Call{Seq: 1}}
+	switch c.Moment {
+	case momentIssued:
+		i.When = commtest.Issued
+	case momentWaiting:
+		i.When, i.After = commtest.Waiting, 20*time.Millisecond
+	case momentFlight:
+		i.At.Seq = 3
+	case momentAfter:
+		i.At.Seq = 2
+	}
+	if what == commtest.Delay {
+		i.After = 300 * time.Millisecond
+	}
+	c.Incident = i
+	blocks := c.Collective == commtest.Barrier || c.Collective == commtest.Split // issued means waiting
+	if i.When == commtest.Waiting || i.When == commtest.Issued && blocks || what == commtest.Cancel {
+		c.Lag = commtest.Incident{
+			What: commtest.Delay, When: commtest.Before, Rank: (rank + 1) % c.members(), At: i.At, After: 250 * time.Millisecond,
+		}
+	}
+}
+
+// members is the size of the group of the program: a group that is split from a
+// world of more than three spares the last rank.
+func (c *Case) members() int {
+	if c.Sub && c.Ranks > 3 {
+		return c.Ranks - 1
+	}
+	return c.Ranks
+}
+
+// place is where a rank of the world is in the group of the program, -1 for nowhere.
+func (c *Case) place(world int) int {
+	switch {
+	case !c.Sub:
+		return world
+	case world >= c.members():
+		return -1
+	default:
+		return c.members() - 1 - world
+	}
+}
+
+// world is where a rank of the group of the program is in the world.
+func (c *Case) world(place int) int {
+	if c.Sub {
+		return c.members() - 1 - place
+	}
+	return place
+}
+
+// culprit is the rank of the world to which the incident happens.
+func (c *Case) culprit() int { return c.world(c.Incident.Rank) }
+
+// trial is a collective of the given sort, of about c.Bytes in all.
+func (c *Case) trial(kind string, seq int) commtest.Trial {
+	t := commtest.Trial{Kind: kind, Type: comm.Float32, Len: c.Bytes / 4, Seed: c.Seed<<32 + uint64(c.Number)<<8 + uint64(seq)}
+	switch kind {
+	case commtest.AllGather, commtest.ReduceScatter:
+		t.Len = max(1, t.Len/c.members())
+	case commtest.Broadcast:
+		t.Root = (c.Number + seq) % c.members()
+	}
+	return t
+}
+
+// limit is the limit of no progress of the groups. Where the culprit is not
+// silent it must play no part.
+func (c *Case) limit() time.Duration {
+	if silent(c.Incident.What) {
+		return 1500 * time.Millisecond
+	}
+	return 20 * time.Second
+}
+
+// deadline is how long after the incident every rank must know.
+func (c *Case) deadline() time.Duration {
+	if silent(c.Incident.What) {
+		return c.limit() + 1500*time.Millisecond
+	}
+	return 2 * time.Second
+}
+
+// command runs c again.
+func (c *Case) command() string {
+	if c.Steps > 0 {
+		return fmt.Sprintf("go run ./comm/faults -seed %d -round %d -transport %s", c.Seed, c.Number, c.Transport)
+	}
+	return fmt.Sprintf("go run ./comm/faults -seed %d -case %d", c.Seed, c.Number)
+}
+
+// String says what c is in a line.
+func (c Case) String() string {
+	group := "world"
+	if c.Sub {
+		group = fmt.Sprintf("group of %d", c.members())
+	}
+	if c.Steps > 0 {
+		return fmt.Sprintf("round %d: %s, %d ranks, %s, %d collectives, %v", c.Number, c.Transport, c.Ranks, group, c.Steps, c.Incident)
+	}
+	return fmt.Sprintf("case %d: %s %s %s of %d B, %s, %d ranks, %s; %v",
+		c.Number, c.Incident.What, c.Moment, c.Collective, c.Bytes, c.Transport, c.Ranks, group, c.Incident)
+}

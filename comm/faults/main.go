@@ -1,0 +1,118 @@
+// The faults command breaks process groups in every way it knows and checks that
+// every rank gets to know, in time and by name.
+//
+//	go run ./comm/faults                 the fault matrix: exit status 1 if a case fails
+//	go run ./comm/faults -case 1234      one case again, with all that its ranks say
+//	go run ./comm/faults -soak 10m       random programs and faults, one job after the other
+//	go run ./comm/faults -round 77       one job of it again
+//
+// # The matrix
+//
+// A case is a world of ranks that runs a short program of collectives in which
+// one incident happens (see [commtest.Incident]):
+//
+//	incident    kill stop cut garble, abort close cancel delay drop invalid, seven sorts of mismatch
+//	moment      before a call, issued, waiting with others missing, several in flight, after
+//	collective  all-gather reduce-scatter all-reduce broadcast barrier split
+//	group       the world, or one split from it that spares a rank
+//	size        4 B, 64 KiB, 4 MiB
+//	transport   local, shm, tcp, and auto with ranks that pretend to be on two hosts
+//	world       2, 3, 4, 8 ranks
+//
+// Case number i of a seed is always the same. Its ranks are processes, but for
+// the local transport, where they are goroutines of one. A case passes if on
+// every rank that is still there
+//
+//   - the error comes in time: after the limit of no progress if the culprit is
+//     silent, and at once otherwise,
+//   - it is a RankError that names the culprit and wraps the right sentinel, or a
+//     MismatchError that names it among the two,
+//   - operations that did complete have the right values,
+//   - everything issued later fails with the same error,
+//   - Report answers, Close returns within two seconds, and neither goroutines
+//     nor files are left,
+//
+// and if what the incident should not touch still works: the other ranks of a
+// delay, and the world around a group that failed for its own reasons.
+//
+// # The processes
+//
+//	parent                                worker: the same program, one rank of one case at a time
+//	  | -- order: case, rank, directory -->  |
+//	  |                                      | connects
+//	  | <-- joined ------------------------- |
+//	  | -- begin --------------------------> | when all have: runs the program
+//	  | <-- struck: when ------------------- | the culprit, right before the incident
+//	  | <-- told: first error, when -------- | every rank that can
+//	  | -- finish -------------------------> | when all have
+//	  |                                      | later calls, Report, Close, leaks
+//	  | <-- finished ----------------------- |
+//
+// Messages are lines of JSON over pipes. Workers serve many cases; those that an
+// incident has spoilt are replaced.
+package main
+
+import (
+	"cmp"
+	"context"
+	"flag"
+	"fmt"
+	"os"
+	"os/signal"
+	"time"
+)
+
+func main() {
+	if os.Getenv(workerVariable) != "" {
+		work(os.Stdin, os.Stdout)
+		return
+	}
+	seed := flag.Uint64("seed", 1, "of all that is random")
+	cases := flag.Int("cases", 2400, "number of `cases` of the matrix")
+	only := flag.Int("case", -1, "run this `case` only")
+	round := flag.Int("round", -1, "run this `round` of the soak only")
+	parallel := flag.Int("parallel", 6, "`cases` at a time")
+	soak := flag.Duration("soak", 0, "run random programs for this `time` instead of the matrix")
+	transport := flag.String("transport", "", "only this `transport`")
+	what := flag.String("what", "", "only this `incident`")
+	flag.Parse()
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	defer stop()
+
+	run, err := newRunner(*parallel)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	var failed int
+	switch {
+	case *soak > 0:
+		s := &soaker{run: run, seed: *seed, out: os.Stdout, transport: *transport}
+		failed = s.soak(ctx, *soak)
+	case *round >= 0:
+		failed = matrix(ctx, run, os.Stdout, []Case{roundOf(*seed, *round, *transport)}, true)
+	case *only >= 0:
+		failed = matrix(ctx, run, os.Stdout, []Case{caseOf(*seed, *only)}, true)
+	default:
+		var list []Case
+		for i := range *cases {
+			c := caseOf(*seed, i)
+			if cmp.Or(*transport, c.Transport) == c.Transport && cmp.Or(*what, string(c.Incident.What)) == string(c.Incident.What) {
+				list = append(list, c)
+			}
+		}
+		failed = matrix(ctx, run, os.Stdout, list, false)
+	}
+	begin := time.Now()
+	if err := run.close(); err != nil {
+		fmt.Println(err)
+		failed++
+	}
+	if d := time.Since(begin); d > 5*time.Second {
+		fmt.Printf("idle workers took %v to end\n", d)
+		failed++
+	}
+	if failed > 0 {
+		os.Exit(1)
+	}
+}

@@ -1,0 +1,351 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"time"
+
+	"github.com/gofsdp/gofsdp/comm"
+	"github.com/gofsdp/gofsdp/comm/commtest"
+)
+
+// rank plays one rank of a case.
+type rank struct {
+	c   Case
+	id  int // in the world
+	dir string
+	say func(report)
+	stages
+
+	world, group comm.Group // group runs the program; nil on the rank that it spares
+	wrong        []string   // what should not have been
+	ops          int        // operations complete
+	bytes        int64      // that they were about
+
+	entered time.Time // the last call that waits began
+	knew    time.Time // the first error came
+}
+
+// stages are what a rank waits for: channels that are closed when
+type stages struct {
+	begin  chan struct{} // every rank has joined
+	struck chan struct{} // the incident has happened
+	finish chan struct{} // every rank has told how its program ended
+	end    chan struct{} // every rank has checked what is left
+}
+
+// report is what a worker says to the parent.
+type report struct {
+	What  string // joined, struck, told, checked, closed; ended is said by the worker, not by a rank
+	Rank  int    // in the world
+	At    time.Time
+	Took  time.Duration `json:",omitempty"` // the call that gave the first error
+	Err   string        `json:",omitempty"` // how the program ended
+	Wrong []string      `json:",omitempty"`
+	Ops   int           `json:",omitempty"`
+	Bytes int64         `json:",omitempty"`
+	Usage usage         `json:",omitzero"`
+}
+
+func (r *rank) complain(format string, args ...any) {
+	r.wrong = append(r.wrong, fmt.Sprintf("rank %d: ", r.id)+fmt.Sprintf(format, args...))
+}
+
+// tell says that the rank has come to the end of a stage, and what was wrong in it.
+func (r *rank) tell(what string, err error) {
+	t := report{What: what, Rank: r.id, At: time.Now(), Wrong: r.wrong, Ops: r.ops, Bytes: r.bytes}
+	if err != nil {
+		t.Err = err.Error()
+	}
+	if !r.knew.IsZero() {
+		t.At, t.Took = r.knew, r.knew.Sub(r.entered)
+	}
+	r.say(t)
+	r.wrong, r.ops, r.bytes = nil, 0, 0
+}
+
+// wait calls f, which may wait for other ranks, and takes the time of the first
+// that fails: what a rank computes between its calls is not the group's time.
+func (r *rank) wait(f func() error) error {
+	if r.knew.IsZero() {
+		r.entered = time.Now()
+	}
+	err := f()
+	if err != nil && r.knew.IsZero() {
+		r.knew = time.Now()
+	}
+	return err
+}
+
+// play plays the case. open gives the handle of the world.
+func (r *rank) play(open func(context.Context) (comm.Group, error)) {
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	err := r.join(ctx, open)
+	if err != nil {
+		r.complain("joining: %v", err)
+	}
+	r.tell("joined", err)
+	<-r.begin
+	if err == nil {
+		err = r.act(ctx)
+		r.judge(err)
+	}
+	r.tell("told", err)
+	<-r.finish
+	if r.world != nil {
+		r.afterwards(ctx, err)
+	}
+	r.tell("checked", nil)
+	<-r.end
+	r.leave()
+	r.tell("closed", nil)
+}
+
+// join makes the groups, which have to work at first.
+func (r *rank) join(ctx context.Context, open func(context.Context) (comm.Group, error)) (err error) {
+	if r.world, err = open(ctx); err != nil {
+		return err
+	}
+	r.group = r.world
+	if r.c.Sub {
+		color := 0
+		if r.c.place(r.id) < 0 {
+			color = -1
+		}
+		if r.group, err = r.world.Split(ctx, color, -r.id); err != nil || r.group == nil {
+			return err
+		}
+	}
+	return r.group.Barrier(ctx)
+}
+
+// act runs the program with its incidents and returns the first error.
+func (r *rank) act(ctx context.Context) error {
+	if r.group == nil {
+		if endsProcess(r.c.Incident.What) && r.c.Incident.What != commtest.Stop {
+			return r.wait(func() error { return r.world.Barrier(ctx) }) // where nobody else comes
+		}
+		return nil
+	}
+	over := make(chan struct{})
+	defer close(over)
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	go func() { // a rank that has gone silent waits for that
+		select {
+		case <-r.finish:
+			cancel()
+		case <-over:
+		}
+	}()
+	if r.c.Transport == "local" && silent(r.c.Incident.What) { // no limit but the caller's
+		var stop context.CancelFunc
+		ctx, stop = context.WithTimeout(ctx, r.c.limit())
+		defer stop()
+	}
+	note := func(i commtest.Incident) {
+		if i == r.c.Incident {
+			r.say(report{What: "struck", Rank: r.id, At: time.Now()})
+		}
+	}
+	g := commtest.Inject(r.group, note, r.c.Incident)
+	if r.group.Rank() == r.c.Lag.Rank && r.c.Lag.What != "" {
+		g = commtest.Faulty(r.group, r.lag)
+	}
+	if r.c.Steps > 0 {
+		return r.ramble(ctx, g)
+	}
+	return r.program(ctx, g)
+}
+
+// lag comes late where that is due: some time after the incident.
+func (r *rank) lag(c commtest.Call) (none commtest.Fault) {
+	if c.Seq != r.c.Lag.At.Seq {
+		return none
+	}
+	select {
+	case <-r.struck:
+		time.Sleep(r.c.Lag.After)
+	case <-time.After(grace): // the case fails: the incident did not happen
+	}
+	return none
+}
+
+// program is the target, alone or among others, and three sums in which the
+// incident shows at the latest. Ranks that share memory need their connections
+// so little that the news of a broken one may take more of them.
+func (r *rank) program(ctx context.Context, g comm.Group) error {
+	first := []string{r.c.Collective}
+	if r.c.Moment == momentFlight {
+		first = []string{commtest.AllReduce, r.c.Collective, r.c.Collective, commtest.AllReduce}
+	}
+	what := r.c.Incident.What
+	broken := what == commtest.Cut || what == commtest.Garble
+	seq, begin := 0, time.Now()
+	for round := 0; round <= 3 || broken && time.Since(begin) < r.c.deadline(); round++ {
+		batch := first
+		if round > 0 {
+			batch = []string{commtest.AllReduce}
+		}
+		var waits []func() error
+		for _, kind := range batch {
+			seq++
+			waits = append(waits, r.issue(ctx, g, kind, seq))
+		}
+		if err := firstError(waits); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// firstError waits for all and returns the first error.
+func firstError(waits []func() error) (first error) {
+	for _, wait := range waits {
+		if err := wait(); first == nil {
+			first = err
+		}
+	}
+	return first
+}
+
+// issue issues a collective and returns what waits for it and checks it.
+func (r *rank) issue(ctx context.Context, g comm.Group, kind string, seq int) (wait func() error) {
+	var err error
+	switch kind {
+	case commtest.Barrier:
+		err = r.wait(func() error { return g.Barrier(ctx) })
+	case commtest.Split:
+		var child comm.Group
+		err = r.wait(func() (err error) {
+			child, err = g.Split(ctx, 0, -g.Rank())
+			return err
+		})
+		if err == nil && (child == nil || child.Size() != g.Size() || child.Rank() != g.Size()-1-g.Rank()) {
+			r.complain("split #%d gave %v", seq, child)
+		}
+	default:
+		return r.trial(ctx, g, r.c.trial(kind, seq))
+	}
+	if err == nil {
+		r.ops++
+	}
+	return func() error { return err }
+}
+
+// trial issues t and returns what waits for it and checks the values.
+func (r *rank) trial(ctx context.Context, g comm.Group, t commtest.Trial) (wait func() error) {
+	w, check := t.Issue(g)
+	return func() error {
+		if err := r.wait(func() error { return w.Wait(ctx) }); err != nil {
+			return err
+		}
+		if err := check(); err != nil {
+			r.complain("%v", err)
+		}
+		r.ops++
+		r.bytes += int64(t.Len * t.Type.Size())
+		return nil
+	}
+}
+
+// ramble runs random collectives, of which up to six are in flight, and then
+// waits for every rank.
+func (r *rank) ramble(ctx context.Context, g comm.Group) error {
+	rng := rand.New(rand.NewPCG(r.c.Seed, uint64(r.c.Number)))
+	own := rand.New(rand.NewPCG(r.c.Seed, uint64(r.id))) // ranks need not wait alike
+	for left := r.c.Steps; left > 0; {
+		batch := 1 + rng.IntN(min(6, left))
+		var waits []func() error
+		for range batch {
+			waits = append(waits, r.trial(ctx, g, commtest.RandomTrial(rng, g.Size(), r.c.Bytes)))
+		}
+		own.Shuffle(len(waits), func(i, j int) { waits[i], waits[j] = waits[j], waits[i] })
+		if err := firstError(waits); err != nil {
+			return err
+		}
+		left -= batch
+	}
+	return r.wait(func() error { return g.Barrier(ctx) })
+}
+
+// afterwards checks what remains true when every rank knows. err is what this
+// rank was told.
+func (r *rank) afterwards(ctx context.Context, err error) {
+	what := r.c.Incident.What
+	if r.group != nil && err != nil {
+		r.later(ctx, err)
+	}
+	if whole := what == commtest.Delay || what == ""; whole || r.c.Sub && !endsProcess(what) {
+		given, cancel := context.WithTimeout(ctx, grace)
+		defer cancel()
+		if err := r.world.Barrier(given); err != nil {
+			r.complain("the world should still work: %v", err)
+		}
+	}
+	if r.c.Transport != "local" && !(what == commtest.Close && r.id == r.c.culprit()) {
+		r.checkReport(ctx)
+	}
+}
+
+// grace is what an operation that cannot fail, or has failed already, may take.
+const grace = 5 * time.Second
+
+// later requires that later operations fail like the first, without waiting.
+func (r *rank) later(ctx context.Context, first error) {
+	if r.c.Incident.What == commtest.Drop && r.id == r.c.culprit() {
+		return // it was told nothing
+	}
+	given, cancel := context.WithTimeout(ctx, grace)
+	defer cancel()
+	x := []float32{1}
+	for _, err := range []error{
+		r.group.AllReduce(comm.Of(x), comm.Sum).Wait(given),
+		r.group.Barrier(given),
+	} {
+		if err == nil || err.Error() != first.Error() {
+			r.complain("later operation: %v, but before: %v", err, first)
+			return
+		}
+	}
+}
+
+// checkReport requires an answer from every rank that is there.
+func (r *rank) checkReport(ctx context.Context) {
+	given, cancel := context.WithTimeout(ctx, grace)
+	defer cancel()
+	g := r.group
+	if g == nil {
+		g = r.world
+	}
+	all, err := comm.Report(given, g)
+	if err != nil || len(all) != g.Size() {
+		r.complain("report: %d answers, %v", len(all), err)
+		return
+	}
+	spoilt := endsProcess(r.c.Incident.What) || r.c.Incident.What == commtest.Close
+	for i, s := range all {
+		if s.Err != "" && (i == g.Rank() || !spoilt) {
+			r.complain("report: %v", s)
+		}
+	}
+	if given.Err() != nil && !spoilt {
+		r.complain("report took %v", grace)
+	}
+}
+
+// leave closes the world, in time.
+func (r *rank) leave() {
+	if r.world == nil {
+		return
+	}
+	begin := time.Now()
+	if err := r.world.Close(); err != nil {
+		r.complain("close: %v", err)
+	}
+	if took := time.Since(begin); took > 2*time.Second {
+		r.complain("close took %v", took)
+	}
+}

@@ -1,0 +1,274 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	"github.com/gofsdp/gofsdp/comm/commtest"
+)
+
+// runner runs cases in worker processes.
+type runner struct {
+	pool  pool
+	slots chan struct{} // one for every case at a time
+}
+
+// newRunner makes a runner of so many cases at a time. All files of its cases are in a directory of its own.
+func newRunner(parallel int) (*runner, error) {
+	dir, err := os.MkdirTemp("", "gofsdp-faults-")
+	if err != nil {
+		return nil, err
+	}
+	return &runner{pool: pool{dir: dir}, slots: make(chan struct{}, max(1, parallel))}, nil
+}
+
+func (r *runner) close() error { return errors.Join(r.pool.close(), os.RemoveAll(r.pool.dir)) }
+
+// verdict is how a case ended.
+type verdict struct {
+	Case   Case
+	Wrong  []string      // nothing, if the case passes
+	Struck bool          // the incident happened
+	Detect time.Duration // from the incident until the last rank knew
+	Told   []string      // what the ranks were told, by rank of the world
+	Ops    int           // operations complete, over all ranks
+	Bytes  int64
+	Usage  []usage // of the workers that are left
+}
+
+// trial is a case under way.
+type trial struct {
+	c       Case
+	workers []*worker // by rank; one for a local world
+	events  chan event
+	v       verdict
+
+	struck time.Time               // the incident
+	leaky  bool                    // a worker has left something behind
+	seen   map[string]map[int]bool // ranks by what they have said
+	dead   map[int]bool            // workers that have ended
+}
+
+// event is something that a worker said, or its end.
+type event struct {
+	worker int
+	report report
+	end    bool
+}
+
+// How long the stages of a case may take on a busy machine. Whether an error
+// came in time is another question.
+const (
+	joinTime  = 30 * time.Second
+	checkTime = 30 * time.Second
+)
+
+// run runs a case.
+func (r *runner) run(ctx context.Context, c Case) (v verdict) {
+	t := &trial{c: c, v: verdict{Case: c, Told: make([]string, c.Ranks)}, seen: map[string]map[int]bool{}, dead: map[int]bool{}}
+	dir, err := os.MkdirTemp(r.pool.dir, "case-")
+	if err == nil {
+		defer func() {
+			if err := os.RemoveAll(dir); err != nil {
+				v.Wrong = append(v.Wrong, err.Error())
+			}
+		}()
+		err = t.start(&r.pool, dir)
+	}
+	if err == nil {
+		err = t.stages(ctx)
+	}
+	if err != nil {
+		t.v.Wrong = append(t.v.Wrong, err.Error())
+	}
+	t.stop(&r.pool, err != nil)
+	return t.v
+}
+
+// start hands the ranks out to workers.
+func (t *trial) start(p *pool, dir string) error {
+	n := t.c.Ranks
+	if t.c.Transport == "local" {
+		n = 1
+	}
+	t.events = make(chan event, 8*t.c.Ranks) // more than a case has
+	for i := range n {
+		w, err := p.take(
+			func(r report) { t.events <- event{worker: i, report: r} },
+			func() { t.events <- event{worker: i, end: true} })
+		if err != nil {
+			return err
+		}
+		t.workers = append(t.workers, w)
+	}
+	for i, w := range t.workers {
+		o := order{Case: &t.c, Ranks: []int{i}, Dir: dir}
+		if n != t.c.Ranks {
+			o.Ranks = o.Ranks[:0]
+			for id := range t.c.Ranks {
+				o.Ranks = append(o.Ranks, id)
+			}
+		}
+		w.say(o)
+	}
+	return nil
+}
+
+// stages leads the ranks through the case.
+func (t *trial) stages(ctx context.Context) error {
+	culprit, what := t.c.culprit(), t.c.Incident.What
+	mute := -1 // who tells nothing before it may go on
+	if what == commtest.Kill || silent(what) {
+		mute = culprit
+	}
+	if err := t.await(ctx, "joined", -1, joinTime); err != nil {
+		return err
+	}
+	t.proceed()
+	if err := t.await(ctx, "told", mute, grace+t.c.limit()); err != nil {
+		return err
+	}
+	t.timing()
+	if what == commtest.Stop && t.v.Struck {
+		if err := resume(t.workers[culprit].cmd.Process); err != nil {
+			return err
+		}
+		if err := t.await(ctx, "told", -1, checkTime); err != nil {
+			return err
+		}
+	}
+	gone := -1
+	if what == commtest.Kill {
+		gone = culprit
+	}
+	t.proceed()
+	if err := t.await(ctx, "checked", gone, checkTime); err != nil {
+		return err
+	}
+	t.proceed()
+	if err := t.await(ctx, "closed", gone, checkTime); err != nil {
+		return err
+	}
+	return t.await(ctx, "ended", gone, checkTime)
+}
+
+// await returns when all ranks but one have said what.
+func (t *trial) await(ctx context.Context, what string, but int, limit time.Duration) error {
+	n := t.c.Ranks
+	if what == "ended" {
+		n = len(t.workers) // which is said once by each
+	}
+	timer := time.NewTimer(limit)
+	defer timer.Stop()
+	for {
+		var missing []int
+		for r := range n {
+			if r != but && !t.seen[what][r] {
+				missing = append(missing, r)
+			}
+		}
+		if len(missing) == 0 {
+			return nil
+		}
+		for _, r := range missing {
+			if w := min(r, len(t.workers)-1); t.dead[w] {
+				return fmt.Errorf("rank %d: its process ended: %s", r, t.workers[w].stderr)
+			}
+		}
+		select {
+		case e := <-t.events:
+			t.take(e)
+		case <-timer.C:
+			return fmt.Errorf("ranks %v have not %s within %v, stacks in %s", missing, what, limit, t.stacks(missing))
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// take notes what a worker said.
+func (t *trial) take(e event) {
+	r := e.report
+	switch {
+	case e.end:
+		t.dead[e.worker] = true
+		return
+	case r.What == "struck":
+		if !t.v.Struck {
+			t.struck, t.v.Struck = r.At, true
+			if t.c.Lag.What != "" {
+				t.workers[min(t.c.world(t.c.Lag.Rank), len(t.workers)-1)].say(order{Struck: true})
+			}
+		}
+		return
+	case r.What == "told":
+		t.v.Told[r.Rank] = r.Err
+		absent := t.c.Lag.What != "" && r.Rank == t.c.world(t.c.Lag.Rank) || silent(t.c.Incident.What) && r.Rank == t.c.culprit()
+		if r.Err != "" && !absent && t.v.Struck {
+			t.v.Detect = max(t.v.Detect, min(r.At.Sub(t.struck), r.Took))
+		}
+	case r.What == "ended" && len(r.Wrong) > 0:
+		t.leaky = true // the next case should not inherit it
+	case r.What == "ended":
+		t.v.Usage = append(t.v.Usage, r.Usage)
+	}
+	t.v.Wrong = append(t.v.Wrong, r.Wrong...)
+	t.v.Ops += r.Ops
+	t.v.Bytes += r.Bytes
+	if t.seen[r.What] == nil {
+		t.seen[r.What] = map[int]bool{}
+	}
+	t.seen[r.What][r.Rank] = true
+}
+
+// timing checks that the incident happened and that all ranks knew in time.
+func (t *trial) timing() {
+	switch {
+	case !t.v.Struck && t.c.Steps == 0 && t.c.Incident.What != "":
+		t.v.Wrong = append(t.v.Wrong, "the incident did not happen")
+	case t.v.Detect > t.c.deadline():
+		t.v.Wrong = append(t.v.Wrong, fmt.Sprintf("the last rank knew after %v, %v are allowed", t.v.Detect.Round(time.Millisecond), t.c.deadline()))
+	}
+}
+
+// proceed lets the ranks go on.
+func (t *trial) proceed() {
+	for _, w := range t.workers {
+		w.say(order{})
+	}
+}
+
+// stacks returns the file that holds what the goroutines of the processes of the given ranks do, which ends them.
+func (t *trial) stacks(ranks []int) string {
+	f, err := os.CreateTemp("", "gofsdp-faults-stacks-")
+	if err != nil {
+		return err.Error()
+	}
+	defer f.Close()
+	for _, r := range ranks {
+		w := t.workers[min(r, len(t.workers)-1)]
+		dumpStacks(w.cmd.Process)
+		select {
+		case <-w.gone:
+		case <-time.After(5 * time.Second):
+		}
+		fmt.Fprintf(f, "rank %d\n%s\n", r, w.stderr)
+	}
+	return f.Name()
+}
+
+// stop gives the workers back, or ends those that cannot be used again.
+func (t *trial) stop(p *pool, spoilt bool) {
+	for i, w := range t.workers {
+		fit := !spoilt && !t.leaky && t.seen["ended"][i]
+		if fit {
+			p.give(w)
+		} else {
+			w.listen(nil, nil)
+			w.kill()
+		}
+	}
+}

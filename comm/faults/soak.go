@@ -1,0 +1,124 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"path/filepath"
+	"time"
+
+	"github.com/gofsdp/gofsdp/comm/commtest"
+)
+
+// soaker runs one random job after the other, always in the same processes as
+// far as those survive: what a job leaves behind adds up.
+type soaker struct {
+	run       *runner
+	seed      uint64
+	out       io.Writer
+	transport string // only this one, "" for all
+
+	rounds, incidents, ops int
+	bytes                  int64
+	detect                 time.Duration // the worst of those that need not wait for a limit
+	first, most            usage         // of workers: after warming up, and ever
+	files                  []string      // in shared memory and of jobs, at the beginning
+}
+
+// warm is the number of rounds after which a process should hold all it will ever need.
+const warm = 30
+
+// growth is how much memory may come and go, in bytes: the garbage of a few rounds.
+const growth = 192 << 20
+
+// soak runs rounds for the given time and returns how many failed.
+func (s *soaker) soak(ctx context.Context, length time.Duration) (failed int) {
+	begin, last := time.Now(), time.Now()
+	s.files = s.leftovers()
+	for time.Since(begin) < length && ctx.Err() == nil {
+		s.rounds++
+		c := roundOf(s.seed, s.rounds, s.transport)
+		v := s.run.run(ctx, c)
+		if ctx.Err() != nil {
+			break
+		}
+		s.note(&v)
+		if len(v.Wrong) > 0 {
+			failed++
+			v.print(s.out, true)
+		}
+		if time.Since(last) > 10*time.Second {
+			last = time.Now()
+			s.print(failed)
+		}
+	}
+	s.print(failed)
+	return failed
+}
+
+// roundOf returns a job of the soak by its number, on a random transport if none is given.
+func roundOf(seed uint64, number int, transport string) Case {
+	rng := rand.New(rand.NewPCG(seed, uint64(number)))
+	c := Case{
+		Seed: seed, Number: number, Transport: cmp.Or(transport, transports[1+rng.IntN(len(transports)-1)]),
+		Ranks: 2 + rng.IntN(5), Sub: rng.IntN(3) == 0, Steps: 1 + rng.IntN(60), Bytes: 1 << rng.IntN(20),
+	}
+	if rng.IntN(4) == 0 {
+		return c // nothing goes wrong
+	}
+	c.Incident = commtest.Plan(rng.Uint64(), c.members(), uint64(c.Steps), sorts...)
+	if c.Incident.What == commtest.Garble || c.Transport == "local" && endsProcess(c.Incident.What) {
+		c.Incident.What = commtest.Abort // noise in a payload under way is not noticed
+	}
+	return c
+}
+
+// note adds up v, and makes what a process holds too much of a failure.
+func (s *soaker) note(v *verdict) {
+	s.ops += v.Ops
+	s.bytes += v.Bytes
+	if v.Struck {
+		s.incidents++
+	}
+	if !silent(v.Case.Incident.What) {
+		s.detect = max(s.detect, v.Detect)
+	}
+	for _, u := range v.Usage {
+		s.most = larger(s.most, u)
+		if s.rounds <= warm {
+			s.first = larger(s.first, u)
+		} else if u.Files > s.first.Files || u.Goroutines > s.first.Goroutines || u.Resident > s.first.Resident+growth || u.Maps > 2*s.first.Maps+100 {
+			v.Wrong = append(v.Wrong, fmt.Sprintf("a process has grown: %v, at first: %v", u, s.first))
+		}
+	}
+	if now := s.leftovers(); len(now) > len(s.files) {
+		v.Wrong = append(v.Wrong, fmt.Sprintf("files left behind: %q, at first: %q", now, s.files))
+		s.files = now
+	}
+}
+
+func larger(a, b usage) usage {
+	return usage{
+		Files: max(a.Files, b.Files), Goroutines: max(a.Goroutines, b.Goroutines), Maps: max(a.Maps, b.Maps),
+		Shared: max(a.Shared, b.Shared), Resident: max(a.Resident, b.Resident),
+	}
+}
+
+// leftovers lists what dead processes may have left behind.
+func (s *soaker) leftovers() (files []string) {
+	for _, pattern := range []string{"/dev/shm/*", filepath.Join(s.run.pool.dir, "*")} {
+		found, err := filepath.Glob(pattern)
+		if err != nil {
+			panic(err) // the patterns are right
+		}
+		files = append(files, found...)
+	}
+	return files
+}
+
+func (s *soaker) print(failed int) {
+	fmt.Fprintf(s.out, "%d rounds, %d failed, %d incidents, %d operations, %.1f GB checked, worst detection %v, a process holds at most %v\n",
+		s.rounds, failed, s.incidents, s.ops, float64(s.bytes)/1e9, s.detect.Round(time.Microsecond), s.most)
+}

@@ -1,0 +1,210 @@
+package comm
+
+import (
+	"context"
+	"errors"
+	"net"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// blocked is a network that makes no data connections, or fails to.
+type blocked struct {
+	network
+	trying *sync.WaitGroup // done at the first attempt
+	once   *sync.Once
+	err    error
+}
+
+func (b blocked) Connect(ctx context.Context, _ int, _ uint64) (net.Conn, error) {
+	b.once.Do(b.trying.Done)
+	if b.err != nil {
+		return nil, b.err
+	}
+	<-ctx.Done()
+	return nil, context.Cause(ctx)
+}
+
+// splitting has three ranks split a group whose rank 2 can connect to nobody, calls
+// strike when it tries, and returns the groups, whose world has failed, and what
+// Split gave.
+func splitting(t *testing.T, timeout time.Duration, refused error, strike func([]Group, []*session, context.CancelFunc)) ([]Group, []error) {
+	gs, sessions := remoteGroups(t, 3, Wiring{Timeout: timeout})
+	trying := new(sync.WaitGroup)
+	trying.Add(1)
+	sessions[2].mesh = blocked{sessions[2].mesh, trying, new(sync.Once), refused}
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	errs := make([]error, 3)
+	var ranks sync.WaitGroup
+	for r, g := range gs {
+		ranks.Go(func() {
+			given := context.Background()
+			if r == 1 {
+				given = ctx
+			}
+			_, errs[r] = g.Split(given, 0, -r)
+		})
+	}
+	trying.Wait()
+	strike(gs, sessions, cancel)
+	ranks.Wait()
+	return gs, errs
+}
+
+// TestJoinFails has something happen while a group is being made: every rank gets
+// to know at once, by the name of the group that was split, and for good.
+func TestJoinFails(t *testing.T) {
+	for name, c := range map[string]struct {
+		strike func([]Group, []*session, context.CancelFunc)
+		blamed int
+		is     error
+	}{
+		"abort":  {func(gs []Group, _ []*session, _ context.CancelFunc) { gs[1].Abort(errDisk) }, 1, nil},
+		"close":  {func(gs []Group, _ []*session, _ context.CancelFunc) { _ = gs[1].Close() }, 1, ErrClosed},
+		"leave":  {func(gs []Group, _ []*session, _ context.CancelFunc) { _ = gs[2].Close() }, 2, ErrClosed},
+		"cancel": {func(_ []Group, _ []*session, cancel context.CancelFunc) { cancel() }, 1, context.Canceled},
+		"lost":   {func(_ []Group, s []*session, _ context.CancelFunc) { s[0].Lost(2, errors.New("reset")) }, 2, ErrLost},
+	} {
+		t.Run(name, func(t *testing.T) {
+			gs, errs := splitting(t, time.Hour, nil, c.strike)
+			for r, err := range errs {
+				var blame *RankError
+				require.ErrorAs(t, err, &blame)
+				require.Equal(t, worldName, blame.Group)
+				require.Equal(t, c.blamed, blame.Rank, "%v", err)
+				if c.is != nil {
+					require.ErrorIs(t, err, c.is)
+				}
+				require.EqualError(t, gs[r].Barrier(t.Context()), err.Error())
+			}
+			closeRanks(t, gs)
+		})
+	}
+}
+
+// TestJoinSilent has a rank of which nothing is heard while a group is being made.
+func TestJoinSilent(t *testing.T) {
+	gs, errs := splitting(t, 50*time.Millisecond, nil, func(_ []Group, s []*session, _ context.CancelFunc) {
+		for r := range 2 {
+			s[r].mesh = deafTo{s[r].mesh, 2}
+		}
+		s[2].mesh = mute{s[2].mesh}
+	})
+	for _, err := range errs[:2] {
+		var blame *RankError
+		require.ErrorAs(t, err, &blame)
+		require.ErrorIs(t, err, ErrTimeout)
+		require.Equal(t, 2, blame.Rank)
+		require.ErrorContains(t, err, "making group 0 of split #1: rank ")
+		require.ErrorContains(t, err, "no progress for 50ms; rank 0: does not answer")
+	}
+	require.ErrorIs(t, errs[2], ErrTimeout)
+	closeRanks(t, gs)
+}
+
+// deafTo is a network in which what is sent to a rank gets lost, mute one in which
+// everything does.
+type deafTo struct {
+	network
+	rank int
+}
+
+func (d deafTo) Send(to int, msg []byte) error {
+	if to == d.rank {
+		return nil
+	}
+	return d.network.Send(to, msg)
+}
+
+type mute struct{ network }
+
+func (mute) Send(int, []byte) error { return nil }
+
+// TestJoinRefused has a rank whose connections fail for no reason that anybody tells.
+func TestJoinRefused(t *testing.T) {
+	gs, errs := splitting(t, time.Hour, errDisk, func([]Group, []*session, context.CancelFunc) {})
+	for _, err := range errs {
+		require.ErrorIs(t, err, ErrLost)
+		require.ErrorContains(t, err, errDisk.Error())
+		require.ErrorContains(t, err, `comm: rank `)
+		require.Equal(t, errs[0].Error(), err.Error())
+	}
+	closeRanks(t, gs)
+}
+
+// TestJoinThenLeave has a rank leave a new group at once: the others have made it all the same.
+func TestJoinThenLeave(t *testing.T) {
+	gs := RemoteGroups(t, 3, Wiring{})
+	errs := make([]error, 3)
+	for range 20 {
+		var ranks sync.WaitGroup
+		for r, g := range gs {
+			ranks.Go(func() {
+				child, err := g.Split(t.Context(), 0, 0)
+				if err == nil {
+					err = child.Close()
+				}
+				errs[r] = err
+			})
+		}
+		ranks.Wait()
+		require.NoError(t, errors.Join(errs...))
+	}
+	closeRanks(t, gs)
+}
+
+// hearer is a member that keeps what it is told.
+type hearer struct {
+	mu   sync.Mutex
+	errs []error
+}
+
+func (h *hearer) failed(err error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.errs = append(h.errs, err)
+}
+
+func (h *hearer) left(int, uint64) {}
+func (h *hearer) status() Status   { return Status{} }
+func (h *hearer) Close() error     { return nil }
+
+// TestLeaverMisses has a rank leave a group of which another one makes children: those
+// in which it should be and never was have failed.
+func TestLeaverMisses(t *testing.T) {
+	sessions := wired(3)
+	here, there := sessions[0].world(), sessions[1].world()
+	here.attach(new(hearer))
+	there.attach(new(hearer))
+	var before, after, known, without hearer
+	here.split(1, 0, []int{0, 1}).attach(&before)
+	here.split(2, 0, []int{0, 2}).attach(&without)
+	here.split(3, 0, []int{0, 1}).attach(&known)
+	made := there.split(3, 0, []int{0, 1})
+	made.attach(new(hearer))
+	require.NoError(t, made.leave(7))
+	require.NoError(t, there.leave(3))
+	here.split(4, 0, []int{0, 1}).attach(&after)
+	want := []error{&RankError{worldName, 1, ErrClosed}}
+	require.Equal(t, want, before.errs)
+	require.Equal(t, want, after.errs)
+	require.Empty(t, known.errs)
+	require.Empty(t, without.errs)
+}
+
+// TestAttachToClosed makes a child of a handle that is being closed.
+func TestAttachToClosed(t *testing.T) {
+	world := wired(2)[0].world()
+	world.attach(new(hearer))
+	require.NoError(t, world.leave(0))
+	child := world.split(1, 0, []int{0, 1})
+	var h hearer
+	child.attach(&h)
+	require.Equal(t, []error{&RankError{worldName, 0, ErrClosed}}, h.errs)
+	require.Empty(t, world.session.links, "nobody would remove it")
+	require.NoError(t, child.leave(0))
+}
