@@ -97,9 +97,8 @@ func (s *Serial) accuse(seq uint64, err error) error {
 }
 
 // convict asks all ranks of a group what they are doing and returns which of the
-// suspects, the likeliest first, keeps the others waiting in collective seq: one
-// that does not answer, or else has issued the fewest collectives. What it is doing
-// is added to err.
+// suspects, the likeliest first, keeps the others waiting in collective seq. What
+// it is doing is added to err.
 func convict(report func(context.Context) ([]Status, error), suspects []int, seq uint64, err error) (int, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
@@ -109,15 +108,25 @@ func convict(report func(context.Context) ([]Status, error), suspects []int, seq
 		return rank, err // nobody can be asked
 	}
 	for _, r := range suspects {
-		if all[r].Err != "" {
-			rank = r
-			break
-		}
-		if least := all[rank].Issued; all[r].Issued < min(least, seq) {
+		if all[r].guilt(seq) > all[rank].guilt(seq) {
 			rank = r
 		}
 	}
 	return rank, fmt.Errorf("%w; %v", err, all[rank])
+}
+
+// guilt is how likely it is that others wait for a rank in collective seq: most of
+// all if it is silent, else the less it has issued.
+func (s Status) guilt(seq uint64) uint64 {
+	switch s.Err {
+	case "":
+		return seq - min(s.Issued, seq)
+	case hasLeft: // having done its part
+		return 0
+	case notHere:
+		return seq + 1
+	}
+	return ^uint64(0)
 }
 
 // unborn is the failure of group name on the given rank when collective seq has

@@ -7,6 +7,12 @@ import (
 	"fmt"
 )
 
+// What a process answers about a group that it has no handle of.
+const (
+	notHere = "has still to make the group"
+	hasLeft = "has left the group"
+)
+
 // question is a question of [Report] that has not been answered by all ranks.
 // Guarded by the session's mu, but for answers.
 type question struct {

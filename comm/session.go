@@ -98,7 +98,7 @@ func (s *session) Message(from int, msg []byte) {
 	s.mu.Lock()
 	l := s.links[id]
 	_, ended := s.ended[id]
-	if size := newsCost + len(n.body); l == nil && !ended && s.held+size <= maxEarly {
+	if size := newsCost + len(n.body); l == nil && !ended && n.what != newsAsk && s.held+size <= maxEarly {
 		s.early[id] = append(s.early[id], n)
 		s.held += size
 	}
@@ -109,7 +109,9 @@ func (s *session) Message(from int, msg []byte) {
 	case ended && n.what == newsLeft:
 		s.parted(id, n.from)
 	case ended && n.what == newsAsk:
-		s.reply(id, n, Status{Err: "has left the group"})
+		s.reply(id, n, Status{Err: hasLeft})
+	case n.what == newsAsk:
+		s.reply(id, n, Status{Err: notHere})
 	}
 }
 

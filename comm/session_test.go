@@ -1,15 +1,23 @@
 package comm
 
 import (
+	"bytes"
 	"context"
+	"encoding/binary"
 	"errors"
+	"fmt"
 	"net"
 	"os"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/gofsdp/gofsdp/internal/mesh"
 )
 
 // wires is a network of sessions in this process: what one sends another hears
@@ -23,6 +31,9 @@ func (w wires) SameHost(int) bool { return true }
 func (w wires) Host(int) string   { return "here" }
 
 func (w wires) Send(to int, msg []byte) error {
+	if len(msg) > mesh.MaxMessage {
+		return fmt.Errorf("message of %d bytes", len(msg))
+	}
 	w.sessions[to].Message(w.rank, slices.Clone(msg))
 	return nil
 }
@@ -153,3 +164,278 @@ func TestReport(t *testing.T) {
 		require.NoError(t, g.Close())
 	}
 }
+
+// TestReportNeedsNoPatience asks ranks that cannot answer for different reasons,
+// with a context that never ends.
+func TestReportNeedsNoPatience(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		sessions := wired(4)
+		links := make([]*link, 4)
+		for r := range 3 { // rank 3 has still to make the group
+			links[r] = sessions[r].world()
+			links[r].attach(&ear{link: links[r]})
+		}
+		keep(sessions[1])
+		require.NoError(t, links[1].leave(7))
+		ask := func(want ...string) {
+			var all []Status
+			go func() { all, _ = links[0].report(context.Background()) }()
+			synctest.Wait()
+			require.Len(t, all, 4)
+			for r, s := range all {
+				require.Equal(t, r, s.Rank)
+				require.Equal(t, worldName, s.Group)
+				require.Equal(t, want[r], s.Err)
+			}
+		}
+		ask("", "has left the group", "", "has still to make the group")
+		sessions[0].Lost(3, errors.New("no route"))
+		ask("", "has left the group", "", "does not answer: process lost: no route")
+		require.Empty(t, sessions[0].asked)
+
+		var all []Status
+		late := links[2]
+		sessions[2].mesh = deafTo{sessions[2].mesh, 0} // it does not answer any more
+		go func() { all, _ = late.report(context.Background()) }()
+		synctest.Wait()
+		require.Nil(t, all)
+		require.NoError(t, late.leave(0))
+		synctest.Wait()
+		require.Contains(t, all[0].Err, ErrClosed.Error())
+		_, err := late.report(context.Background())
+		require.ErrorIs(t, err, ErrClosed)
+	})
+}
+
+// TestReportWithLongLabels has flight records that do not fit a message as they are.
+func TestReportWithLongLabels(t *testing.T) {
+	gs := SerialGroups(2)
+	label := strings.Repeat("\x00é<", 1<<18)
+	for range records {
+		gs[1].AllReduce(Of([]float32{1}).Named(label), Sum)
+	}
+	all, err := Report(context.Background(), gs[0])
+	require.NoError(t, err)
+	require.Empty(t, all[1].Err)
+	require.Len(t, all[1].Recent, records)
+	for _, g := range gs {
+		g.Abort(errDisk)
+		require.NoError(t, g.Close())
+	}
+}
+
+// ear is a member that notes what it hears.
+type ear struct {
+	link  *link
+	onEar func()
+	close func() error
+
+	mu    sync.Mutex
+	heard []string
+}
+
+func (e *ear) note(what string) {
+	e.mu.Lock()
+	e.heard = append(e.heard, what)
+	first := len(e.heard) == 1
+	e.mu.Unlock()
+	if first && e.onEar != nil {
+		e.onEar()
+	}
+}
+
+func (e *ear) failed(err error)           { e.note(err.Error()) }
+func (e *ear) left(rank int, last uint64) { e.note(fmt.Sprintf("%d left after %d", rank, last)) }
+func (e *ear) status() Status             { return Status{} }
+
+func (e *ear) Close() error {
+	if e.close != nil {
+		return e.close()
+	}
+	return e.link.leave(0)
+}
+
+// keep adds a group to a session, which then does not end with the others.
+func keep(s *session) {
+	l := s.world()
+	l.id = 99
+	l.attach(&ear{link: l})
+}
+
+// leftAfter is the body of a message about a rank that has left.
+func leftAfter(last uint64) []byte { return binary.LittleEndian.AppendUint64(nil, last) }
+
+// TestNewsInOrder has messages come while those that came early are being heard.
+func TestNewsInOrder(t *testing.T) {
+	sessions := wired(3)
+	s, id := sessions[0], uint64(worldID)
+	require.NoError(t, sessions[1].send(0, newsLeft, id, leftAfter(3)))
+	require.NoError(t, sessions[2].send(0, newsLeft, id, leftAfter(4)))
+	failure := &RankError{worldName, 2, errDisk}
+	l := s.world()
+	e := &ear{link: l, onEar: func() {
+		require.NoError(t, sessions[2].send(0, newsFailed, id, MarshalError(worldName, 2, failure)))
+		s.Lost(2, errors.New("reset"))
+	}}
+	l.attach(e)
+	require.Equal(t, []string{"1 left after 3", "2 left after 4", failure.Error()}, e.heard)
+	require.Empty(t, s.early)
+	require.Zero(t, s.held)
+}
+
+// TestParentEndsDuringAttach closes the parent of a group that is being made: it
+// must not keep the session.
+func TestParentEndsDuringAttach(t *testing.T) {
+	s := wired(2)[0]
+	parent := s.world()
+	parent.attach(&ear{link: parent})
+	parent.spread(errDisk)
+	child := parent.split(1, 0, []int{0, 1})
+	e := &ear{link: child}
+	e.onEar = func() { require.NoError(t, parent.leave(1)) }
+	child.attach(e)
+	require.Equal(t, []string{errDisk.Error()}, e.heard)
+	require.Empty(t, s.links)
+	require.True(t, s.over)
+}
+
+// TestLeaveClosesAtOnce has children that take their time to close.
+func TestLeaveClosesAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := wired(2)[0]
+		parent := s.world()
+		parent.attach(&ear{link: parent})
+		for color := range 5 {
+			child := parent.split(1, color, []int{0, 1})
+			child.attach(&ear{link: child, close: func() error {
+				time.Sleep(time.Second)
+				return child.leave(0)
+			}})
+		}
+		begin := time.Now()
+		require.NoError(t, parent.leave(1))
+		require.Equal(t, time.Second, time.Since(begin))
+		require.Empty(t, s.links)
+	})
+}
+
+// TestSplitsAreForgotten makes and closes many groups: nothing is left of them, on
+// ranks that close first and on those that close last.
+func TestSplitsAreForgotten(t *testing.T) {
+	gs := SerialGroups(3)
+	for i := range 60 {
+		subs, errs := make([]Group, 3), make([]error, 3)
+		var ranks sync.WaitGroup
+		for r, g := range gs {
+			ranks.Go(func() { subs[r], errs[r] = g.Split(context.Background(), i%2, 0) })
+		}
+		ranks.Wait()
+		require.NoError(t, errors.Join(errs...))
+		for k := range subs {
+			g := subs[(i+k)%3]
+			if i%5 == 0 {
+				g.Abort(errDisk)
+			}
+			require.NoError(t, g.Close())
+		}
+	}
+	for _, g := range gs {
+		l := g.(*Serial).backend.(*lent).link
+		require.Empty(t, l.children)
+		require.Len(t, l.session.links, 1)
+		require.Empty(t, l.session.ended)
+		require.Empty(t, l.session.early)
+		require.Zero(t, l.session.held)
+	}
+	// A rank that dies before it leaves is not waited for, either.
+	s := gs[0].(*Serial).backend.(*lent).session
+	keep(s)
+	require.NoError(t, gs[0].Close())
+	require.Len(t, s.ended, 1)
+	require.NoError(t, gs[1].Close())
+	require.Len(t, s.ended, 1)
+	s.Lost(2, errors.New("reset"))
+	require.Empty(t, s.ended)
+	require.NoError(t, gs[2].Close())
+}
+
+// TestEarlyIsBounded sends news about groups that are never made.
+func TestEarlyIsBounded(t *testing.T) {
+	s := wired(1)[0]
+	msg := make([]byte, mesh.MaxMessage)
+	for id := range uint64(2 * maxEarly / mesh.MaxMessage) {
+		msg[0] = newsFailed
+		binary.LittleEndian.PutUint64(msg[1:], id)
+		s.Message(0, msg)
+	}
+	require.LessOrEqual(t, s.held, maxEarly)
+	require.LessOrEqual(t, len(s.early), maxEarly/mesh.MaxMessage+1)
+}
+
+// TestAbandon has one rank that cannot make its world group: the others hear why,
+// whatever they fail with themselves.
+func TestAbandon(t *testing.T) {
+	sessions := wired(3)
+	require.EqualError(t, sessions[1].abandon(errDisk), "disk full")
+	want := (&RankError{worldName, 1, errDisk}).Error()
+	require.EqualError(t, sessions[0].abandon(errors.New("rank 1 has left the job")), want)
+	delete(sessions[2].early, worldID) // as if only what rank 0 says had come
+	sessions[0].over = false
+	require.NoError(t, sessions[0].send(2, newsFailed, worldID, MarshalError(worldName, 0, &RankError{worldName, 1, errDisk})))
+	require.EqualError(t, sessions[2].abandon(errors.New("rank 0 has left the job")), want)
+}
+
+// FuzzMessage has ranks say anything, about a group that is there, one that is made
+// later, and one that is over.
+func FuzzMessage(f *testing.F) {
+	say := func(from, what byte, id uint64, body []byte) []byte {
+		msg := append([]byte{from, 0, what}, binary.LittleEndian.AppendUint64(nil, id)...)
+		msg = append(msg, body...)
+		msg[1] = byte(len(msg) - 2)
+		return msg
+	}
+	failure := MarshalError(worldName, 1, ErrLost)
+	f.Add(slices.Concat(say(1, newsFailed, 1, failure), say(2, newsLeft, 1, leftAfter(3))))
+	f.Add(slices.Concat(say(1, newsAsk, 1, leftAfter(1)), say(2, newsAnswer, 1, append(leftAfter(1), `{"Err":"x"}`...))))
+	f.Add(slices.Concat(say(1, newsLeft, 2, leftAfter(3)), say(2, newsFailed, 2, failure), say(1, newsAsk, 2, nil)))
+	f.Add(slices.Concat(say(1, newsLeft, 3, leftAfter(3)), say(1, newsAsk, 3, leftAfter(9)), say(9, newsFailed, 3, failure)))
+	f.Add([]byte{1, 2, 0, 0})
+	f.Fuzz(func(t *testing.T, script []byte) {
+		s := wired(3)[0]
+		s.mesh = silence{}
+		open := func(id uint64) (*link, *Serial) {
+			l := s.world().derive("g", id, []int{0, 1, 2})
+			g := NewSerial("g", 0, 3, &stage{results: make(chan error), halt: make(chan struct{})})
+			l.attach(g)
+			return l, g
+		}
+		_, now := open(1)
+		old, gone := open(3)
+		require.NoError(t, gone.Close())
+		require.NoError(t, old.leave(0))
+		s.asked[1] = &question{map[int]struct{}{1: {}, 2: {}}, make(chan answer, 2)}
+		for len(script) >= 2 {
+			from, n := int(script[0]), min(int(script[1]), len(script)-2)
+			msg := bytes.Clone(script[2:][:n])
+			s.Message(from%3, msg)
+			clear(msg) // it is only valid during the call
+			script = script[2+n:]
+		}
+		_, later := open(2)
+		s.Gone(1)
+		s.Lost(2, errDisk)
+		ended, cancel := context.WithCancel(context.Background())
+		cancel() // a rank may say that it leaves after what is never to be
+		for _, g := range []*Serial{now, later} {
+			require.Error(t, g.Barrier(ended))
+			require.NoError(t, g.Close())
+		}
+		require.Empty(t, s.ended)
+	})
+}
+
+// silence is a network on which nobody hears.
+type silence struct{ wires }
+
+func (silence) Send(int, []byte) error { return nil }
+func (silence) Close() error           { return nil }

@@ -344,7 +344,7 @@ func TestSharedMissing(t *testing.T) {
 		require.ErrorAs(t, err, &blame)
 		require.Equal(t, 2, blame.Rank)
 		require.ErrorIs(t, err, ErrTimeout)
-		require.ErrorContains(t, err, "making the group: 2 of 3 ranks are here: no progress for 50ms; rank 1: does not answer")
+		require.ErrorContains(t, err, "making the group: 2 of 3 ranks are here: no progress for 50ms; rank 1: has still to make the group")
 	}
 	closeRanks(t, gs)
 }

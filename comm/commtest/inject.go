@@ -111,15 +111,17 @@ func (in *injector) tell(i Incident) {
 
 // happen has i happen now. What cannot be done on this system aborts the group.
 func (in *injector) happen(i Incident, cancel context.CancelFunc) {
+	if i.What == Cancel { // only now: who hears of it may let the operation complete
+		cancel()
+	}
 	in.tell(i)
 	var err error
 	switch i.What {
+	case Cancel:
 	case Abort:
 		err = ErrInjected
 	case Close:
 		err = in.g.Close()
-	case Cancel:
-		cancel()
 	case Kill:
 		err = killSelf()
 	case Stop:

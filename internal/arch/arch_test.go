@@ -308,8 +308,9 @@ func TestNoCatchAllPackages(t *testing.T) {
 // skips proves nothing at all. In a synctest bubble time is not real, and sleeping is a way to be late.
 func TestTestsRun(t *testing.T) {
 	for _, f := range sources(t, func(f *file) bool { return f.test }) {
+		bubbles := bubbleMakers(f)
 		for _, d := range f.ast.Decls {
-			bubble := len(methodCalls(d, "synctest", "Test")) > 0
+			bubble := len(methodCalls(d, "synctest", "Test")) > 0 || callsAny(d, bubbles)
 			for _, c := range methodCalls(d, "time", "Sleep") {
 				if !bubble {
 					t.Errorf("%s sleeps: wait for an event, or use testing/synctest", f.at(c))
@@ -322,6 +323,28 @@ func TestTestsRun(t *testing.T) {
 			}
 		}
 	}
+}
+
+// bubbleMakers returns the names of the functions of f that run something in a synctest bubble.
+func bubbleMakers(f *file) (names []string) {
+	for _, d := range f.ast.Decls {
+		if fn, ok := d.(*ast.FuncDecl); ok && len(methodCalls(d, "synctest", "Test")) > 0 {
+			names = append(names, fn.Name.Name)
+		}
+	}
+	return names
+}
+
+// callsAny tells whether n calls a function of one of the names.
+func callsAny(n ast.Node, names []string) (found bool) {
+	ast.Inspect(n, func(n ast.Node) bool {
+		if call, ok := n.(*ast.CallExpr); ok {
+			id, ok := call.Fun.(*ast.Ident)
+			found = found || ok && slices.Contains(names, id.Name)
+		}
+		return !found
+	})
+	return found
 }
 
 // methodCalls returns the calls x.name below n.
