@@ -12,15 +12,17 @@ type Backend interface {
 	// collective at a time, in order, by whichever goroutine waits for it or by
 	// one of the group's own. The calls of all ranks are compared here; a
 	// difference is a *MismatchError. A *RankError blames a rank; for any other
-	// error this rank is blamed. If ctx ends, Run soon returns its cause; without
-	// progress for the time the backend was given, it returns ErrTimeout.
+	// error this rank is blamed. An error that blames another rank, or wraps
+	// ErrLost, counts a second later, if no news has told of a better one. If ctx
+	// ends, Run soon returns its cause; without progress for the time the backend
+	// was given, it returns ErrTimeout. After an error Run is not called again.
 	Run(ctx context.Context, seq uint64, c *Call) error
 	// Missing returns the ranks that the collective under way still waits for.
 	// It may be called at any time.
 	Missing() []int
 	// Split makes the group of the given ranks (of this group, in the order of
 	// the new one) that collective seq has formed under color. It is called by
-	// all these ranks and may talk to them.
+	// all these ranks and may talk to them. ctx also ends when this handle is closed.
 	Split(ctx context.Context, seq uint64, color int, ranks []int) (Group, error)
 	// Tell tells all other ranks that the group has failed here; on each of them
 	// [Serial.Failed] is to be called. It must not block.
@@ -29,6 +31,6 @@ type Backend interface {
 	Stop()
 	// Leave tells all other ranks that this one has left, after completing
 	// collective last; on each of them [Serial.Left] is to be called. It is
-	// called once, when Run is over, and releases everything.
+	// called once, after all else, and releases everything.
 	Leave(last uint64) error
 }

@@ -46,12 +46,16 @@ func connect(t testing.TB, n int, change func(*comm.Config)) ([]comm.Group, []er
 // the first group of a size are split from it: what happens to one must not
 // matter to the others.
 func TestConnectContract(t *testing.T) {
-	for name, change := range map[string]func(*comm.Config){
-		"shared memory": func(c *comm.Config) { c.Transport = comm.SharedMemory },
-		"tcp":           func(c *comm.Config) { c.Transport = comm.TCP },
-		"hosts of 2":    func(c *comm.Config) { c.Host = fmt.Sprint("host", c.Rank/2) },
-		"hosts of 4":    func(c *comm.Config) { c.Host = fmt.Sprint("host", c.Rank/4) },
+	for name, c := range map[string]struct {
+		sizes  []int
+		change func(*comm.Config)
+	}{
+		"shared memory": {[]int{1, 2, 5}, func(c *comm.Config) { c.Transport = comm.SharedMemory }},
+		"tcp":           {[]int{1, 2, 5}, func(c *comm.Config) { c.Transport = comm.TCP }},
+		"hosts of 2":    {[]int{3, 4, 6}, func(c *comm.Config) { c.Host = fmt.Sprint("host", c.Rank/2) }},
+		"hosts of 4":    {[]int{8}, func(c *comm.Config) { c.Host = fmt.Sprint("host", c.Rank/4) }},
 	} {
+		sizes, change := c.sizes, c.change
 		t.Run(name, func(t *testing.T) {
 			var world []comm.Group
 			done := func() {
@@ -59,7 +63,7 @@ func TestConnectContract(t *testing.T) {
 					require.NoError(t, err)
 				}
 			}
-			commtest.TestGroup(t, func(tb testing.TB, n int) []comm.Group {
+			commtest.TestSizes(t, sizes, func(tb testing.TB, n int) []comm.Group {
 				if len(world) != n {
 					done()
 					var errs []error
@@ -97,7 +101,11 @@ func TestSameBitsEverywhere(t *testing.T) {
 		out := make([][]byte, len(gs))
 		for _, err := range each(gs, func(g comm.Group) error {
 			var all []byte
-			for _, n := range []int{1, 5, 1000, 70001, 1 << 20} {
+			sizes := []int{1, 5, 1000, 70001, 1 << 20}
+			if g.Size() == 2 {
+				sizes = append(sizes, 8<<20+1) // a whole tensor of 64 MiB and a little
+			}
+			for _, n := range sizes {
 				x := make([]float32, n*g.Size())
 				for i := range x {
 					x[i] = 1 / float32(1+(i*7919+g.Rank()*104729)%100003)
@@ -154,6 +162,12 @@ func TestConnectFails(t *testing.T) {
 			c.Rank = 0
 			c.JoinTimeout = 3 * time.Second
 		}, []string{"", ""}},
+		"a rank that cannot make the group": {func(c *comm.Config) {
+			c.Host = fmt.Sprint("host", c.Rank)
+			if c.Rank == 1 {
+				c.Transport = comm.SharedMemory
+			}
+		}, []string{"rank 1 of group \"world\": group \"world\" spans several hosts", "spans several hosts"}},
 		"a rank that never comes": {func(c *comm.Config) {
 			c.Size = 3
 			c.JoinTimeout = time.Second

@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/gofsdp/gofsdp/internal/mesh"
 )
 
 // TestErrorsTravel checks what is left of an error on another rank: its type, its text, and the sentinels it wraps.
@@ -43,6 +45,41 @@ func FuzzUnmarshalError(f *testing.F) {
 	f.Fuzz(func(t *testing.T, b []byte) {
 		if failure, err := UnmarshalError(b); err == nil {
 			require.NotEmpty(t, failure.Error())
+		}
+	})
+}
+
+// TestErrorsKeepTheirOrigin marshals errors that are wrapped in one another: who
+// failed the group counts, not why.
+func TestErrorsKeepTheirOrigin(t *testing.T) {
+	elsewhere := &MismatchError{"world/1", 7, [2]int{0, 3}, [2]string{"barrier", "split"}}
+	for _, err := range []*RankError{
+		{"world", 2, elsewhere},
+		{"world", 2, fmt.Errorf("step 3: %w", &RankError{"world/1", 0, ErrLost})},
+		{"world", 2, nil},
+	} {
+		got, derr := UnmarshalError(MarshalError("g", 9, fmt.Errorf("wrapped: %w", err)))
+		require.NoError(t, derr)
+		var blame *RankError
+		require.ErrorAs(t, got, &blame)
+		require.Equal(t, "world", blame.Group)
+		require.Equal(t, 2, blame.Rank)
+	}
+}
+
+// FuzzMarshalError checks that any error fits a message, however it is escaped.
+func FuzzMarshalError(f *testing.F) {
+	f.Add("world", "h.3", 1)
+	f.Add("<&\x00\xff", "\x00\u2028\xfe", 64<<10)
+	f.Fuzz(func(t *testing.T, group, text string, times int) {
+		text = strings.Repeat(text, min(max(times, 0), 1+maxErrorText/(len(text)+1)))
+		for _, err := range []error{
+			errors.New(text), &RankError{text, 1, errors.New(text)}, &MismatchError{text, 1, [2]int{}, [2]string{text, text}},
+		} {
+			b := MarshalError(group, 3, err)
+			require.LessOrEqual(t, newsHeader+len(b), mesh.MaxMessage)
+			_, derr := UnmarshalError(b)
+			require.NoError(t, derr)
 		}
 	})
 }

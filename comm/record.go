@@ -30,7 +30,7 @@ type Record struct {
 }
 
 // String describes what the rank did last in one line: rank 2: 40 of 41 collectives complete, last all-gather
-// float32[4096] "h.3" #41 running for 31.2s.
+// float32[4096] "h.3" #41 running, issued 31.2s ago.
 func (s Status) String() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "rank %d: ", s.Rank)
@@ -51,9 +51,9 @@ func (s Status) String() string {
 
 // Report asks every rank of g, itself included, what it was last doing in g, and
 // returns the answers by rank. It is no collective: one rank may call it alone,
-// at any time, also when the group has failed. Ranks that do not answer before
-// ctx ends, because they are dead or stopped, have Err set. Groups that keep no
-// flight record give an error.
+// at any time until it closes g, also when the group has failed. Ranks that are
+// dead, have left or do not answer before ctx ends have Err set. Groups that keep
+// no flight record give an error.
 func Report(ctx context.Context, g Group) ([]Status, error) {
 	if r, ok := g.(reporter); ok {
 		return r.report(ctx)
@@ -70,8 +70,8 @@ type reporter interface {
 const records = 16
 
 // recorder keeps the flight record of one handle. The zero value is ready to
-// use. Its methods are safe for concurrent use, do not allocate, and cost little
-// next to the fastest operation.
+// use. Its methods are safe for concurrent use; those that note something do not
+// allocate, and cost little next to the fastest operation.
 type recorder struct {
 	running atomic.Uint64 // the latest collective that has begun to execute
 	done    atomic.Uint64 // collectives that are complete

@@ -196,6 +196,23 @@ func TestLeaverMisses(t *testing.T) {
 	require.Empty(t, without.errs)
 }
 
+// TestLeaverTellsWhy has a rank leave a group that has failed, before another one has
+// heard of that: the failure is what that one is told.
+func TestLeaverTellsWhy(t *testing.T) {
+	sessions := wired(3)
+	var worlds [3]*link
+	var ears [3]hearer
+	for r, s := range sessions {
+		worlds[r] = s.world()
+		worlds[r].attach(&ears[r])
+	}
+	failure := &RankError{worldName, 2, ErrTimeout}
+	sessions[2].mesh = deafTo{sessions[2].mesh, 0}
+	worlds[2].fail(failure)
+	require.NoError(t, worlds[1].leave(7))
+	require.EqualError(t, errors.Join(ears[0].errs...), failure.Error())
+}
+
 // TestAttachToClosed makes a child of a handle that is being closed.
 func TestAttachToClosed(t *testing.T) {
 	world := wired(2)[0].world()

@@ -243,7 +243,6 @@ func (s *Serial) end() error {
 func (s *Serial) drain() {
 	ctx, cancel := context.WithTimeout(context.Background(), grace)
 	defer cancel()
-	s.call()
 	for s.done < s.issued && !s.doomed(s.done+1) && s.park(ctx, s.issued) {
 	}
 }

@@ -20,9 +20,10 @@ type stage struct {
 	mu   sync.Mutex
 	runs []uint64
 	told []error
-	over bool     // Stop has been called
-	left []uint64 // the arguments of Leave
-	late bool     // Tell or Stop has been called after it
+	over bool          // Stop has been called
+	left []uint64      // the arguments of Leave
+	slow chan struct{} // if there is one, Tell returns when it is closed
+	late bool          // Tell or Stop has been called after it
 }
 
 func (b *stage) Run(ctx context.Context, seq uint64, _ *Call) error {
@@ -46,6 +47,9 @@ func (b *stage) Split(ctx context.Context, _ uint64, _ int, _ []int) (Group, err
 }
 
 func (b *stage) Tell(err error) {
+	if b.slow != nil {
+		<-b.slow
+	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.told = append(b.told, err)
@@ -344,6 +348,22 @@ func TestSerialCloseEndsSplit(t *testing.T) {
 			require.ErrorIs(t, <-made, ErrClosed)
 			require.Equal(t, []uint64{0}, below.left)
 		})
+	})
+}
+
+// TestSerialLeavesLast closes a handle while the other ranks are being told that
+// it has failed.
+func TestSerialLeavesLast(t *testing.T) {
+	onStage(t, func(t *testing.T, s *Serial, b *stage) {
+		b.slow = make(chan struct{})
+		go s.Abort(errDisk)
+		synctest.Wait()
+		go s.Close()
+		synctest.Wait()
+		require.Empty(t, b.left)
+		close(b.slow)
+		require.NoError(t, s.Close())
+		require.Len(t, b.told, 1)
 	})
 }
 

@@ -341,13 +341,17 @@ func (l *link) attach(m member) {
 // fail tells all other ranks that the group has failed on this one, and lets
 // this rank's children fail.
 func (l *link) fail(err error) {
-	body := MarshalError(l.name, l.rank, err)
+	l.tell(newsFailed, MarshalError(l.name, l.rank, err))
+	l.spread(err)
+}
+
+// tell tells all other ranks of the group.
+func (l *link) tell(what byte, body []byte) {
 	for r, world := range l.ranks {
 		if r != l.rank {
-			_ = l.session.send(world, newsFailed, l.id, body)
+			_ = l.session.send(world, what, l.id, body)
 		}
 	}
-	l.spread(err)
 }
 
 // spread makes err the failure of this handle and of all below it, from below, so
@@ -391,12 +395,13 @@ func (l *link) leave(last uint64) error {
 		closing.Go(func() { errs[i] = m.Close() }) // each may take its time
 	}
 	closing.Wait()
-	body := binary.LittleEndian.AppendUint64(nil, last)
-	for r, world := range l.ranks {
-		if r != l.rank {
-			_ = l.session.send(world, newsLeft, l.id, body)
-		}
+	l.mu.Lock()
+	fault := l.fault
+	l.mu.Unlock()
+	if fault != nil { // a rank that has not heard of it must not take it that this one has ended the group
+		l.tell(newsFailed, MarshalError(l.name, l.rank, fault))
 	}
+	l.tell(newsLeft, binary.LittleEndian.AppendUint64(nil, last))
 	if p := l.parent; p != nil {
 		p.mu.Lock()
 		delete(p.children, l)

@@ -357,6 +357,15 @@ func TestSplitsAreForgotten(t *testing.T) {
 	s.Lost(2, errors.New("reset"))
 	require.Empty(t, s.ended)
 	require.NoError(t, gs[2].Close())
+	// One whose goodbye was on its way to the handle when that was closed has left.
+	s = wired(2)[0]
+	keep(s)
+	l := s.world()
+	l.attach(&ear{link: l})
+	require.NoError(t, l.leave(0))
+	require.Len(t, s.ended, 1)
+	l.hear(news{newsLeft, 1, leftAfter(0)})
+	require.Empty(t, s.ended)
 }
 
 // TestEarlyIsBounded sends news about groups that are never made.

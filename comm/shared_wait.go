@@ -24,6 +24,7 @@ const (
 	sharedYields = 200                   // rounds through the schedulers after that
 	crowdedSpins = 10                    // looks, where ranks share processors
 	crowdedYield = 50
+	longYield    = time.Millisecond      // when others need the processor so much, sleep
 	nap          = 10 * time.Millisecond // the longest that a waiter does not look
 )
 
@@ -54,8 +55,12 @@ func (w *waiter) rest() (long bool) {
 			runtime.Gosched()
 		}
 	case w.tries < d.spins+d.yields:
+		begin := time.Now()
 		runtime.Gosched()
 		shm.Yield()
+		if time.Since(begin) > longYield {
+			w.tries = d.spins + d.yields
+		}
 	case !w.armed:
 		h := w.s.board.head()
 		h.sleepers.Add(1)

@@ -39,8 +39,13 @@ const patience = time.Minute
 // calls what is to be called then and looks for goroutines left behind, so tests
 // that call TestGroup must not run in parallel with others.
 func TestGroup(t *testing.T, open func(t testing.TB, n int) []comm.Group, then ...func()) {
+	TestSizes(t, []int{1, 2, 3, 4, 5, 6, 7, 8}, open, then...)
+}
+
+// TestSizes is TestGroup for groups of the given numbers of ranks.
+func TestSizes(t *testing.T, sizes []int, open func(t testing.TB, n int) []comm.Group, then ...func()) {
 	before := goleak.IgnoreCurrent()
-	for n := 1; n <= 8; n++ {
+	for _, n := range sizes {
 		meeting := comm.Local(n)
 		k := kit{n, open, func(ctx context.Context, rank int) error { return meeting[rank].Barrier(ctx) }}
 		t.Run(fmt.Sprintf("n=%d", n), k.run)
