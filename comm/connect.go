@@ -61,7 +61,7 @@ type Config struct {
 	// Secret is what the ranks of a job know and nobody else does, at least 16
 	// bytes. It may be empty on one host only, where every user of the host could
 	// then join.
-	Secret []byte
+	Secret Secret
 	// TLS encrypts every TCP connection with keys that are derived from Secret.
 	// It costs more than half of the bandwidth.
 	TLS bool
@@ -81,6 +81,15 @@ type Config struct {
 	// Logger hears of strangers and refused connections; nil for none.
 	Logger *slog.Logger
 }
+
+// Secret is a key that must not be printed.
+type Secret []byte
+
+// String hides the secret.
+func (s Secret) String() string { return fmt.Sprintf("(%d secret bytes)", len(s)) }
+
+// GoString hides the secret.
+func (s Secret) GoString() string { return s.String() }
 
 // Default limits.
 const (

@@ -2,6 +2,7 @@ package comm
 
 import (
 	"context"
+	"fmt"
 	"os"
 	"path/filepath"
 	"testing"
@@ -36,6 +37,11 @@ func TestConfigFromEnv(t *testing.T) {
 		Rank: 3, Size: 8, LocalRank: 1, LocalSize: 2, Rendezvous: "tcp://10.1.2.3:1234", Job: cfg.Job,
 		Secret: []byte("sixteen letters!"), Listen: "eth0", Transport: TCP, Timeout: 90 * time.Second,
 	}, cfg)
+
+	for _, verb := range []string{"%v", "%+v", "%#v", "%s"} {
+		require.NotContains(t, fmt.Sprintf(verb, cfg), "sixteen")
+		require.NotContains(t, fmt.Sprintf(verb, cfg), "115, 105, 120")
+	}
 
 	file := filepath.Join(t.TempDir(), "secret")
 	require.NoError(t, os.WriteFile(file, []byte("another sixteen or so\n"), 0o600))

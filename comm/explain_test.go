@@ -19,9 +19,9 @@ type questioned struct {
 
 func (q questioned) report(ctx context.Context) ([]Status, error) { return q.asked(ctx) }
 
-// accused returns what rank 0 of three is told when collective #2 has made no
-// progress, and what it tells.
-func accused(t *testing.T, effect error, asked func(context.Context, *Serial) ([]Status, error)) (err error, told []error) {
+// accused returns what rank 0 of three tells the others when collective #2 has made
+// no progress, and what it is told itself.
+func accused(t *testing.T, effect error, asked func(context.Context, *Serial) ([]Status, error)) (told []error, err error) {
 	synctest.Test(t, func(t *testing.T) {
 		s, b := staged()
 		defer s.Close()
@@ -32,7 +32,7 @@ func accused(t *testing.T, effect error, asked func(context.Context, *Serial) ([
 		b.results <- effect
 		err, told = <-second, b.told
 	})
-	return err, told
+	return told, err
 }
 
 // TestSerialAccuses asks ranks that answer this and that: in the end one is blamed,
@@ -68,7 +68,7 @@ func TestSerialAccuses(t *testing.T) {
 		"who cannot be asked": {nil, ErrTimeout, fmt.Sprintf(waited, 1, 1)},
 	} {
 		t.Run(name, func(t *testing.T) {
-			err, told := accused(t, c.effect, func(context.Context, *Serial) ([]Status, error) {
+			told, err := accused(t, c.effect, func(context.Context, *Serial) ([]Status, error) {
 				if c.ranks == nil {
 					return nil, errors.New("no news")
 				}
@@ -85,7 +85,7 @@ func TestSerialAccuses(t *testing.T) {
 func TestSerialAdoptsVerdict(t *testing.T) {
 	verdict := &RankError{"g", 2, ErrTimeout}
 	begin := time.Now()
-	err, told := accused(t, ErrTimeout, func(ctx context.Context, s *Serial) ([]Status, error) {
+	told, err := accused(t, ErrTimeout, func(ctx context.Context, s *Serial) ([]Status, error) {
 		begin = time.Now()
 		s.Failed(verdict)
 		<-ctx.Done() // one does not answer

@@ -29,10 +29,8 @@ func (b blocked) Connect(ctx context.Context, _ int, _ uint64) (net.Conn, error)
 }
 
 // splitting has three ranks split a group whose rank 2 can connect to nobody, calls
-// strike when it tries, and returns the groups, whose world has failed, and what
-// Split gave.
-func splitting(t *testing.T, timeout time.Duration, refused error, strike func([]Group, []*session, context.CancelFunc)) ([]Group, []error) {
-	gs, sessions := remoteGroups(t, 3, Wiring{Timeout: timeout})
+// strike when it tries, and returns the groups, which have failed, and what Split gave.
+func splitting(t *testing.T, gs []Group, sessions []*session, refused error, strike func([]Group, []*session, context.CancelFunc)) []error {
 	trying := new(sync.WaitGroup)
 	trying.Add(1)
 	sessions[2].mesh = blocked{sessions[2].mesh, trying, new(sync.Once), refused}
@@ -52,7 +50,7 @@ func splitting(t *testing.T, timeout time.Duration, refused error, strike func([
 	trying.Wait()
 	strike(gs, sessions, cancel)
 	ranks.Wait()
-	return gs, errs
+	return errs
 }
 
 // TestJoinFails has something happen while a group is being made: every rank gets
@@ -70,7 +68,8 @@ func TestJoinFails(t *testing.T) {
 		"lost":   {func(_ []Group, s []*session, _ context.CancelFunc) { s[0].Lost(2, errors.New("reset")) }, 2, ErrLost},
 	} {
 		t.Run(name, func(t *testing.T) {
-			gs, errs := splitting(t, time.Hour, nil, c.strike)
+			gs, sessions := remoteGroups(t, 3, Wiring{})
+			errs := splitting(t, gs, sessions, nil, c.strike)
 			for r, err := range errs {
 				var blame *RankError
 				require.ErrorAs(t, err, &blame)
@@ -88,12 +87,12 @@ func TestJoinFails(t *testing.T) {
 
 // TestJoinSilent has a rank of which nothing is heard while a group is being made.
 func TestJoinSilent(t *testing.T) {
-	gs, errs := splitting(t, 50*time.Millisecond, nil, func(_ []Group, s []*session, _ context.CancelFunc) {
-		for r := range 2 {
-			s[r].mesh = deafTo{s[r].mesh, 2}
-		}
-		s[2].mesh = mute{s[2].mesh}
-	})
+	gs, sessions := remoteGroups(t, 3, Wiring{Timeout: 50 * time.Millisecond})
+	for r := range 2 {
+		sessions[r].mesh = deafTo{sessions[r].mesh, 2}
+	}
+	sessions[2].mesh = mute{sessions[2].mesh}
+	errs := splitting(t, gs, sessions, nil, func([]Group, []*session, context.CancelFunc) {})
 	for _, err := range errs[:2] {
 		var blame *RankError
 		require.ErrorAs(t, err, &blame)
@@ -126,7 +125,8 @@ func (mute) Send(int, []byte) error { return nil }
 
 // TestJoinRefused has a rank whose connections fail for no reason that anybody tells.
 func TestJoinRefused(t *testing.T) {
-	gs, errs := splitting(t, time.Hour, errDisk, func([]Group, []*session, context.CancelFunc) {})
+	gs, sessions := remoteGroups(t, 3, Wiring{})
+	errs := splitting(t, gs, sessions, errDisk, func([]Group, []*session, context.CancelFunc) {})
 	for _, err := range errs {
 		require.ErrorIs(t, err, ErrLost)
 		require.ErrorContains(t, err, errDisk.Error())

@@ -133,6 +133,9 @@ func (s *shared) others() (ranks []int) {
 
 // meet finds the board, which rank 0 makes, and waits for the other ranks there.
 func (s *shared) meet(ctx context.Context) (err error) {
+	if err := s.failure(); err != nil { // then the memory may be gone
+		return err
+	}
 	key, host := s.link.id, s.domain.segments[s.link.ranks[0]]
 	if host == nil {
 		return fmt.Errorf("rank 0 is not on this host")

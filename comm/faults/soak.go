@@ -72,6 +72,10 @@ func roundOf(seed uint64, number int, transport string) Case {
 	if c.Incident.What == commtest.Garble || c.Transport == "local" && endsProcess(c.Incident.What) {
 		c.Incident.What = commtest.Abort // noise in a payload under way is not noticed
 	}
+	if c.Sub && endsProcess(c.Incident.What) && c.Incident.When == commtest.Waiting {
+		// The rank that the group spares waits for the end of the process: it has to come.
+		c.Incident.When, c.Incident.After = commtest.Issued, 0
+	}
 	return c
 }
 
