@@ -161,6 +161,15 @@ func (c *Case) world(place int) int {
 // culprit is the rank of the world to which the incident happens.
 func (c *Case) culprit() int { return c.world(c.Incident.Rank) }
 
+// breaks reports whether the incident is sure to break connections.
+func (c *Case) breaks() bool {
+	switch c.Incident.What {
+	case commtest.Cut, commtest.Garble:
+		return c.Steps == 0 || c.Incident.When != commtest.Waiting // or the operation may end before
+	}
+	return false
+}
+
 // trial is a collective of the given sort, of about c.Bytes in all.
 func (c *Case) trial(kind string, seq int) commtest.Trial {
 	t := commtest.Trial{Kind: kind, Type: comm.Float32, Len: c.Bytes / 4, Seed: c.Seed<<32 + uint64(c.Number)<<8 + uint64(seq)}

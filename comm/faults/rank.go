@@ -181,10 +181,8 @@ func (r *rank) program(ctx context.Context, g comm.Group) error {
 	if r.c.Moment == momentFlight {
 		first = []string{commtest.AllReduce, r.c.Collective, r.c.Collective, commtest.AllReduce}
 	}
-	what := r.c.Incident.What
-	broken := what == commtest.Cut || what == commtest.Garble
 	seq, begin := 0, time.Now()
-	for round := 0; round <= 3 || broken && time.Since(begin) < r.c.deadline(); round++ {
+	for round := 0; round <= 3 || r.c.breaks() && time.Since(begin) < r.c.deadline(); round++ {
 		batch := first
 		if round > 0 {
 			batch = []string{commtest.AllReduce}
@@ -252,7 +250,7 @@ func (r *rank) trial(ctx context.Context, g comm.Group, t commtest.Trial) (wait 
 }
 
 // ramble runs random collectives, of which up to six are in flight, and then
-// waits for every rank.
+// waits for every rank: as in program, until the news of a broken connection is here.
 func (r *rank) ramble(ctx context.Context, g comm.Group) error {
 	rng := rand.New(rand.NewPCG(r.c.Seed, uint64(r.c.Number)))
 	own := rand.New(rand.NewPCG(r.c.Seed, uint64(r.id))) // ranks need not wait alike
@@ -268,7 +266,12 @@ func (r *rank) ramble(ctx context.Context, g comm.Group) error {
 		}
 		left -= batch
 	}
-	return r.wait(func() error { return g.Barrier(ctx) })
+	for begin := time.Now(); ; {
+		err := r.wait(func() error { return g.Barrier(ctx) })
+		if err != nil || !r.c.breaks() || time.Since(begin) > r.c.deadline() {
+			return err
+		}
+	}
 }
 
 // afterwards checks what remains true when every rank knows. err is what this
