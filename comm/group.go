@@ -72,8 +72,10 @@ type Group interface {
 	// failed keeps its first error.
 	Abort(err error)
 	// Close makes this rank leave. Operations already issued by every rank
-	// complete before it returns; all others fail, on every rank, with a
-	// *RankError that names this rank and wraps ErrClosed. It is idempotent.
+	// complete before it returns; all others fail with a *RankError that names
+	// this rank and wraps ErrClosed, on every rank (where ranks are processes, but
+	// for those that they can complete with what this rank has contributed). It is
+	// idempotent.
 	Close() error
 }
 
@@ -84,7 +86,8 @@ type Work interface {
 	// goroutine, and gives the same answer. Works may be waited for in any order.
 	//
 	// When ctx ends first, Wait returns a *RankError that names this rank and
-	// wraps the cause of ctx, and the group fails with it on every rank, for an
-	// operation that one rank abandons cannot complete on the others.
+	// wraps the cause of ctx, and the group fails with it on every rank. Where
+	// ranks are processes, others may still complete that one operation with what
+	// this rank had contributed before; the next one fails.
 	Wait(ctx context.Context) error
 }
