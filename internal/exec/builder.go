@@ -4,6 +4,7 @@ import (
 	"crypto/sha256"
 	"fmt"
 	"hash/fnv"
+	"slices"
 	"strings"
 
 	G "gorgonia.org/gorgonia"
@@ -18,10 +19,12 @@ type Spec struct {
 	Build func(b *Builder, in []*G.Node) (G.Nodes, error)
 }
 
-// A Param is a parameter of a module.
+// A Param is a parameter of a module, or a buffer: named state that is not trained, such as running statistics. A buffer
+// has no gradient; it changes by Builder.Update.
 type Param struct {
-	Name  string
-	Shape []int
+	Name   string
+	Shape  []int
+	Buffer bool
 }
 
 // A Builder gives Build access to the graph, the parameters and constants.
@@ -35,7 +38,9 @@ type graph struct {
 	g       *G.ExprGraph
 	dtype   tensor.Dtype
 	salt    string // makes the names, and so the hashes, of two traces of one module differ
+	specs   []Param
 	params  map[string]*G.Node
+	updates G.Nodes            // by parameter: the value that a buffer takes, nil if it keeps its own
 	consts  map[*G.Node]string // constants made by Const and ConstTensor, and what identifies them
 	tensors map[*G.Node]Value  // the values of those made by ConstTensor
 }
@@ -63,6 +68,30 @@ func (b *Builder) Param(name string) (*G.Node, error) {
 		return n, nil
 	}
 	return nil, fmt.Errorf("no parameter %q among those of Params", b.prefix+name)
+}
+
+// Update makes n the value that the buffer of that name takes after a forward in training; Param keeps returning the value
+// from before. n may be any node, used elsewhere or not. No gradient flows through an update.
+func (b *Builder) Update(name string, n *G.Node) error {
+	name = b.prefix + name
+	i := slices.IndexFunc(b.specs, func(p Param) bool { return p.Name == name })
+	switch {
+	case i < 0:
+		return fmt.Errorf("update of %q: no such parameter among those of Params", name)
+	case !b.specs[i].Buffer:
+		return fmt.Errorf("update of %q: it is a parameter to train, not a buffer", name)
+	case b.updates[i] != nil:
+		return fmt.Errorf("update of %q: it has been updated before", name)
+	case n == nil:
+		return fmt.Errorf("update of %q: the value is nil", name)
+	case n.Graph() != b.g:
+		return fmt.Errorf("update of %q: the value is a node of another graph", name)
+	case n.Dtype() != b.dtype || !slices.Equal(n.Shape(), b.specs[i].Shape):
+		return fmt.Errorf("update of %q: the value is %v of shape %v, want %v of shape %v",
+			name, n.Dtype(), n.Shape(), b.dtype, tensor.Shape(b.specs[i].Shape))
+	}
+	b.updates[i] = n
+	return nil
 }
 
 // Const returns a scalar constant of the graph's float type.
@@ -107,6 +136,7 @@ func (b *Builder) input(name string, dt tensor.Dtype, shape []int) *G.Node {
 func newBuilder(dtype tensor.Dtype, params []Param, salt string) *Builder {
 	b := &Builder{graph: &graph{
 		g: G.NewGraph(G.WithGraphName(strings.TrimSpace(salt + "module"))), dtype: dtype, salt: salt,
+		specs: params, updates: make(G.Nodes, len(params)),
 		params: make(map[string]*G.Node), consts: make(map[*G.Node]string), tensors: make(map[*G.Node]Value),
 	}}
 	for _, p := range params {

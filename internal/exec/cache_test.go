@@ -87,6 +87,7 @@ func TestCacheSignatures(t *testing.T) {
 		func(s *exec.Signature) { s.GradOut = nil },
 		func(s *exec.Signature) { s.GradOut = []bool{false} },
 		func(s *exec.Signature) { s.AccParam = []bool{false} },
+		func(s *exec.Signature) { s.FrozenParam = []bool{true} },
 		func(s *exec.Signature) { s.Inputs[0].Shape = []int{1, 2} },
 		func(s *exec.Signature) { s.Inputs[0].Grad = false },
 		func(s *exec.Signature) { s.Inputs[0].Acc = true },

@@ -14,6 +14,7 @@
 //	GradOut   the caller: gradients of outputs
 //	GradIn    the program
 //	GradParam the program: the flat gradient    until reduced
+//	Update    the forward program, in training  until the caller makes them the buffers' values
 //	Saved     the forward program               from forward to backward
 //	Work      the program                       while it runs; offsets shared by values that never live together
 //	Const     the compiler                      as long as the program
@@ -26,6 +27,10 @@
 // What backward needs of forward is decided per value (see Policy). Three rules are not a matter of policy: a value that
 // depends on parameters only is never saved, because it would keep unsharded weights alive; a view is never saved, its
 // base is; a random operation draws its numbers from a counter, so computing it again gives the same bits.
+//
+// Parameters that are frozen, and buffers, have no gradient. A Unit says which parameters its backward reads at all, so that
+// what it does not read need not be gathered again. A module updates its buffers by naming their new values, which the
+// forward computes next to the outputs.
 //
 // A Unit is immutable and shared: identical modules, and all ranks of a process, use one (see Cache). Gorgonia has a
 // number of defects that would corrupt results silently; trace.go and guard.go keep clear of them and say how.

@@ -2,6 +2,7 @@ package exec
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 
 	G "gorgonia.org/gorgonia"
@@ -71,7 +72,7 @@ func collides(g *G.ExprGraph, n *G.Node) bool {
 
 // guard refuses what Gorgonia would get wrong silently.
 func (tr *trace) guard() error {
-	for _, n := range order(tr.g, tr.outs, nil) {
+	for _, n := range order(tr.g, slices.Concat(tr.outs, tr.updates), nil) {
 		if n.Op() == nil {
 			continue
 		}

@@ -26,16 +26,24 @@ type partition struct {
 	*trace
 	forward, backward G.Nodes // in execution order
 	saved             G.Nodes // computed in forward, used in backward
+	// updating are the values of forward that nothing but updates of buffers needs. They are computed in training alone,
+	// and never saved.
+	updating map[*G.Node]bool
 }
 
 func (tr *trace) partition(policy Policy, grads bool) *partition {
-	p := &partition{trace: tr, forward: order(tr.g, tr.outs, nil)}
+	p := &partition{trace: tr, updating: make(map[*G.Node]bool)}
+	forward := order(tr.g, tr.outs, nil)
+	inForward := make(map[*G.Node]bool)
+	for _, n := range forward {
+		inForward[n] = true
+	}
+	p.forward = slipIn(tr.g, forward, tr.updates, nil)
+	for _, n := range p.forward {
+		p.updating[n] = !inForward[n]
+	}
 	if !grads {
 		return p
-	}
-	inForward := make(map[*G.Node]bool)
-	for _, n := range p.forward {
-		inForward[n] = true
 	}
 	onInput := tr.dependsOnInput(p.forward)
 	savable := func(n *G.Node) bool {
@@ -52,7 +60,7 @@ func (tr *trace) partition(policy Policy, grads bool) *partition {
 			return op == nil || !op.Cheap
 		}
 	}
-	p.backward = tr.backwardOrder(savable)
+	p.backward = slipIn(tr.g, order(tr.g, tr.gradIn, savable), tr.gradParam, savable)
 	for _, n := range p.backward {
 		if savable(n) {
 			p.saved = append(p.saved, n)
@@ -77,12 +85,12 @@ func (tr *trace) dependsOnInput(nodes G.Nodes) map[*G.Node]bool {
 	return depends
 }
 
-// backwardOrder returns the nodes of backward. The gradients of the inputs come in depth-first order; each gradient of
-// a parameter, which nothing waits for, is slipped in as soon as its arguments exist, so that they can be dropped early.
-func (tr *trace) backwardOrder(stop func(*G.Node) bool) G.Nodes {
-	list := order(tr.g, tr.gradIn, stop)
+// slipIn adds roots, and what they need, to nodes in execution order. Nothing in the list waits for them, neither for the
+// gradient of a parameter in backward nor for the update of a buffer in forward, so each comes as soon as its arguments
+// exist: they can be dropped early. stop is that of order.
+func slipIn(g *G.ExprGraph, list, roots G.Nodes, stop func(*G.Node) bool) G.Nodes {
 	index := make(map[*G.Node]int)
-	for _, root := range tr.gradParam {
+	for _, root := range roots {
 		if root == nil {
 			continue
 		}
@@ -90,7 +98,10 @@ func (tr *trace) backwardOrder(stop func(*G.Node) bool) G.Nodes {
 		for i, n := range list {
 			index[n] = i
 		}
-		needed := order(tr.g, G.Nodes{root}, func(n *G.Node) bool { _, placed := index[n]; return placed || stop(n) })
+		needed := order(g, G.Nodes{root}, func(n *G.Node) bool {
+			_, placed := index[n]
+			return placed || stop != nil && stop(n)
+		})
 		var extra G.Nodes
 		after := -1
 		for _, n := range needed {

@@ -21,6 +21,7 @@ const (
 	spaceGradOut
 	spaceGradIn
 	spaceGradParam
+	spaceUpdate
 	spaceConst
 	spaceHost // Go values outside the plan: index into the run's list
 	spaces
@@ -53,6 +54,7 @@ type instr struct {
 	in      []operand
 	scratch operand
 	acc     bool
+	update  bool // serves nothing but updates of buffers: left out in evaluation
 }
 
 // Program is a straight line of instructions.
@@ -72,8 +74,10 @@ type assembler struct {
 	dest map[*G.Node]operand // where a value must be written
 	acc  map[*G.Node]bool    // whether it is added there
 	tail map[*G.Node][]copyTo
-	last map[*G.Node]int      // by base: index in nodes of the last use
-	work map[*G.Node]*storage // by base: values in work memory
+	// updating are the values that nothing but updates of buffers needs
+	updating map[*G.Node]bool
+	last     map[*G.Node]int      // by base: index in nodes of the last use
+	work     map[*G.Node]*storage // by base: values in work memory
 	// storages in order of creation; patch lists the operands to set once they have offsets
 	storages []*storage
 	patch    []func()
@@ -150,7 +154,7 @@ func (a *assembler) emit(i int, n *G.Node) error {
 		a.loc[n] = a.loc[kid].at(off, shape)
 		return nil
 	}
-	in := instr{op: native(a.g, n), stock: n.Op(), name: n.Op().String()}
+	in := instr{op: native(a.g, n), stock: n.Op(), name: n.Op().String(), update: a.updating[n]}
 	kids := children(a.g, n)
 	for _, c := range kids {
 		in.in = append(in.in, a.loc[c])
@@ -236,7 +240,9 @@ func (a *assembler) copy(n *G.Node, t copyTo) {
 	if t.acc {
 		op = addValue
 	}
-	a.code.instrs = append(a.code.instrs, instr{op: op, name: op.Name, out: t.to.at(0, n.Shape()), in: []operand{a.loc[n]}})
+	a.code.instrs = append(a.code.instrs, instr{
+		op: op, name: op.Name, out: t.to.at(0, n.Shape()), in: []operand{a.loc[n]}, update: t.to.space == spaceUpdate,
+	})
 	k := len(a.code.instrs) - 1
 	if s := a.work[a.base(n)]; s != nil {
 		a.patch = append(a.patch, func() { a.code.instrs[k].in[0].offset += s.offset })

@@ -71,6 +71,19 @@ func randomModule(t *rapid.T) (nodes []randomNode, outs []int) {
 	return nodes, rapid.SliceOfN(rapid.IntRange(0, len(nodes)+2), 1, 3).Draw(t, "outs")
 }
 
+// buildRandom returns values 0 to 2 followed by those of nodes.
+func buildRandom(nodes []randomNode, leaves []*G.Node) ([]*G.Node, error) {
+	values := leaves
+	for _, n := range nodes {
+		y, err := randomOps[n.op].node(values[n.a], values[n.b])
+		if err != nil {
+			return nil, err
+		}
+		values = append(values, y)
+	}
+	return values, nil
+}
+
 // TestRandomModules holds random modules against a direct evaluation and central differences. All policies must give the
 // same bits.
 func TestRandomModules(t *testing.T) {
@@ -83,13 +96,9 @@ func TestRandomModules(t *testing.T) {
 				if err != nil {
 					return nil, err
 				}
-				values := append(slices.Clone(in), p)
-				for _, n := range nodes {
-					y, err := randomOps[n.op].node(values[n.a], values[n.b])
-					if err != nil {
-						return nil, err
-					}
-					values = append(values, y)
+				values, err := buildRandom(nodes, append(slices.Clone(in), p))
+				if err != nil {
+					return nil, err
 				}
 				var list G.Nodes
 				for _, o := range outs {
@@ -111,7 +120,7 @@ func TestRandomModules(t *testing.T) {
 				continue
 			}
 			first = res
-			for k, want := range evaluate(nodes, outs, trial) {
+			for k, want := range evaluate(nodes, outs, append(slices.Clone(trial.In), trial.Param...)) {
 				require.InDeltaSlice(t, want, res.Out[k], 1e-9)
 			}
 			trial.CheckGradients(t)
@@ -119,11 +128,11 @@ func TestRandomModules(t *testing.T) {
 	})
 }
 
-// evaluate computes the outputs of a random module number by number.
-func evaluate(nodes []randomNode, outs []int, trial *exectest.Trial) [][]float64 {
+// evaluate computes the outputs of a random module from values 0 to 2 number by number.
+func evaluate(nodes []randomNode, outs []int, leaves [][]float64) [][]float64 {
 	list := make([][]float64, len(outs))
-	for e := range trial.In[0] {
-		values := []float64{trial.In[0][e], trial.In[1][e], trial.Param[0][e]}
+	for e := range leaves[0] {
+		values := []float64{leaves[0][e], leaves[1][e], leaves[2][e]}
 		for _, n := range nodes {
 			values = append(values, randomOps[n.op].number(values[n.a], values[n.b]))
 		}

@@ -9,14 +9,19 @@ import (
 )
 
 // A Call is the memory that one run of a unit works on: for each parameter, input and output, in order, its elements.
-// The caller owns it all. GradIn and GradParam may hold nil where no gradient was asked for.
+// The caller owns it all. GradIn and GradParam may hold nil where no gradient was asked for, and in backward so may Param,
+// In and Out where the Unit says that it does not read them.
 type Call struct {
 	Param, In, Out             [][]byte
 	GradOut, GradIn, GradParam [][]byte
-	Saved                      []byte // Unit.Saved bytes, the same in forward and backward
-	Work                       []byte // Program.Work bytes
-	Seed                       uint64 // of the random numbers of this call, the same in forward and backward
-	Train                      bool
+	// Update is where a forward in training puts the new values of buffers, one for each of Unit.Updates. It must not be
+	// the memory in Param, whose old values the rest of the forward, and the backward, may still read. In evaluation no
+	// update is computed and it may be nil; backward does not use it.
+	Update [][]byte
+	Saved  []byte // Unit.Saved bytes, the same in forward and backward
+	Work   []byte // Program.Work bytes
+	Seed   uint64 // of the random numbers of this call, the same in forward and backward
+	Train  bool
 }
 
 // A Runner runs units. It belongs to one rank and is not safe for concurrent use.
@@ -40,10 +45,14 @@ func (r *Runner) run(p *Program, c *Call) error {
 	memory := [spaces][][]byte{
 		spaceParam: c.Param, spaceIn: c.In, spaceOut: c.Out,
 		spaceGradOut: c.GradOut, spaceGradIn: c.GradIn, spaceGradParam: c.GradParam,
+		spaceUpdate: c.Update,
 	}
 	defer r.forget()
 	for i := range p.instrs {
 		in := &p.instrs[i]
+		if in.update && !c.Train {
+			continue
+		}
 		var err error
 		if in.op != nil {
 			err = r.native(p, c, &memory, in)

@@ -14,6 +14,7 @@ type trace struct {
 	*Builder
 	in, params, outs, gradOut G.Nodes
 	gradIn, gradParam         G.Nodes // nil where no gradient was asked for or none exists
+	trained                   []bool  // by parameter: whether a gradient is asked for
 }
 
 // traceTwice traces the module under two sets of names and compares the graphs.
@@ -129,8 +130,11 @@ func (tr *trace) differentiate(sig *Signature) error {
 			wanted[n] = nil
 		}
 	}
-	for _, n := range tr.params {
-		wanted[n] = nil
+	for i, p := range tr.specs {
+		tr.trained = append(tr.trained, !p.Buffer && !(i < len(sig.FrozenParam) && sig.FrozenParam[i]))
+		if tr.trained[i] {
+			wanted[tr.params[i]] = nil
+		}
 	}
 	reached := make(map[*G.Node]bool)
 	for i, o := range tr.outs {
@@ -296,13 +300,18 @@ func (tr *trace) structure() []string {
 	for _, r := range tr.roots() {
 		text = append(text, fmt.Sprintf("root %d", index[r]))
 	}
+	for i, n := range tr.updates {
+		if n != nil {
+			text = append(text, fmt.Sprintf("update of parameter %d by %d", i, index[n]))
+		}
+	}
 	return text
 }
 
 // roots returns the nodes that must be computed.
 func (tr *trace) roots() G.Nodes {
 	var roots G.Nodes
-	for _, n := range slices.Concat(tr.outs, tr.gradIn, tr.gradParam) {
+	for _, n := range slices.Concat(tr.outs, tr.updates, tr.gradIn, tr.gradParam) {
 		if n != nil {
 			roots = append(roots, n)
 		}

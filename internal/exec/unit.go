@@ -20,7 +20,9 @@ type Signature struct {
 	// AccParam tells for which parameters backward adds to the gradient instead of writing it, because another call of
 	// the same pass has written it before. Nil means none.
 	AccParam []bool
-	Save     Policy
+	// FrozenParam tells which parameters are not trained: their gradients are neither computed nor written. Nil means none.
+	FrozenParam []bool
+	Save        Policy
 }
 
 // Input describes one input.
@@ -34,7 +36,7 @@ type Input struct {
 
 func (s *Signature) key() string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "%v %v %v %v", s.DType, s.GradOut, s.AccParam, s.Save)
+	fmt.Fprintf(&b, "%v %v %v %v %v", s.DType, s.GradOut, s.AccParam, s.FrozenParam, s.Save)
 	for _, in := range s.Inputs {
 		fmt.Fprintf(&b, " %v%v%v%v%d", in.DType, in.Shape, in.Grad, in.Acc, in.Same)
 	}
@@ -45,13 +47,26 @@ func (s *Signature) key() string {
 type Unit struct {
 	DType    tensor.Dtype
 	OutShape []tensor.Shape // all outputs are of type DType
+	Updates  []Update       // of buffers, in the order of Spec.Params
 	Forward  *Program
 	Backward *Program // nil if compiled for forward alone
 	Saved    int      // bytes kept from forward to backward
 	KeepIn   []bool   // which inputs backward reads
 	KeepOut  []bool   // which outputs backward reads
+	// ReadParam tells which parameters backward reads, be it to compute forward values again. They must hold what they
+	// held in forward: a buffer that is read gets its new value only after backward.
+	ReadParam []bool
+	// HasGrad tells for which parameters backward computes a gradient. The others are frozen, buffers, or no output with a
+	// gradient depends on them: of these last ones the gradient is set to zero, unless it is added to.
+	HasGrad []bool
 
 	checks []inputCheck
+}
+
+// An Update is a new value of a buffer that a forward in training computes.
+type Update struct {
+	Param int          // index in Spec.Params
+	Shape tensor.Shape // that of the parameter
 }
 
 // inputCheck is what an operation demands of an input of integers.
@@ -122,7 +137,10 @@ type compiler struct {
 }
 
 func (c *compiler) compile() (*Unit, error) {
-	c.unit = Unit{DType: c.sig.DType, KeepIn: make([]bool, len(c.in)), KeepOut: make([]bool, len(c.outs))}
+	c.unit = Unit{
+		DType: c.sig.DType, KeepIn: make([]bool, len(c.in)), KeepOut: make([]bool, len(c.outs)),
+		ReadParam: make([]bool, len(c.params)), HasGrad: make([]bool, len(c.params)),
+	}
 	c.unit.checks = c.inputChecks()
 	for _, o := range c.outs {
 		c.unit.OutShape = append(c.unit.OutShape, o.Shape().Clone())
@@ -162,7 +180,26 @@ func (c *compiler) compileForward() (*Program, error) {
 		a.dest[n], c.kept[n] = to, to
 		c.unit.Saved = align(c.unit.Saved + to.bytes)
 	}
+	c.update(a)
 	return a.assemble(c.forward)
+}
+
+// update arranges that the new values of buffers end up in the memory for updates. A value that anything else needs is
+// copied there, since that memory is not there in evaluation and not the unit's to read in backward.
+func (c *compiler) update(a *assembler) {
+	a.updating = c.updating
+	for i, n := range c.updates {
+		if n == nil {
+			continue
+		}
+		to := place(spaceUpdate, len(c.unit.Updates), 0, n)
+		c.unit.Updates = append(c.unit.Updates, Update{i, n.Shape().Clone()})
+		if c.updating[n] && c.direct(a, n) {
+			a.dest[n] = to
+		} else {
+			a.tail[n] = append(a.tail[n], copyTo{to, false})
+		}
+	}
 }
 
 func (c *compiler) compileBackward() (*Program, error) {
@@ -188,6 +225,9 @@ func (c *compiler) compileBackward() (*Program, error) {
 	for i, n := range c.in {
 		c.unit.KeepIn[i] = uses[n] > 0
 	}
+	for i, n := range c.params {
+		c.unit.ReadParam[i] = uses[n] > 0
+	}
 	var none []copyTo // gradients that are zero
 	for i, n := range c.gradIn {
 		in := c.sig.Inputs[i]
@@ -196,6 +236,10 @@ func (c *compiler) compileBackward() (*Program, error) {
 		}
 	}
 	for i, n := range c.gradParam {
+		if !c.trained[i] {
+			continue
+		}
+		c.unit.HasGrad[i] = n != nil
 		acc := i < len(c.sig.AccParam) && c.sig.AccParam[i]
 		none = c.target(a, uses, n, place(spaceGradParam, i, 0, c.params[i]), acc, none)
 	}
@@ -214,11 +258,9 @@ func (c *compiler) target(a *assembler, uses map[*G.Node]int, n *G.Node, to oper
 		}
 		return none
 	}
-	_, given := a.loc[n]
-	_, taken := a.dest[n]
-	op := native(c.g, n)
-	direct := !given && !taken && n.Op() != nil && !isConst(n) && !isView(n)
+	direct := c.direct(a, n)
 	if acc {
+		op := native(c.g, n)
 		direct = direct && op != nil && op.Accumulate && uses[n] == 1
 	}
 	if direct {
@@ -227,6 +269,13 @@ func (c *compiler) target(a *assembler, uses map[*G.Node]int, n *G.Node, to oper
 		a.tail[n] = append(a.tail[n], copyTo{to, acc})
 	}
 	return none
+}
+
+// direct tells whether n's value is computed by an instruction that may still be told where to write.
+func (c *compiler) direct(a *assembler, n *G.Node) bool {
+	_, given := a.loc[n]
+	_, taken := a.dest[n]
+	return !given && !taken && n.Op() != nil && !isConst(n) && !isView(n)
 }
 
 var zeroValue = &Op{Name: "zero",

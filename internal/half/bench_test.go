@@ -26,4 +26,10 @@ func benchmark[T Float](b *testing.B) {
 			Narrow(x, wide)
 		}
 	})
+	b.Run("narrow scaled", func(b *testing.B) {
+		b.SetBytes(int64(4 * len(wide)))
+		for b.Loop() {
+			NarrowScaled(x, wide, 0.5)
+		}
+	})
 }

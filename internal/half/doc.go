@@ -18,6 +18,18 @@
 // in float32: a magnitude that rounds beyond the largest value becomes infinity, a tiny one a subnormal or a zero of the same
 // sign. NaN stays NaN with its sign and as much of its payload as there is room for, and comes out of narrowing quiet.
 //
+// # In place
+//
+// [Widen], [Narrow] and [NarrowScaled] also convert n elements within the memory of n float32, if the 16-bit ones are its
+// second half before widening and become its first half by narrowing:
+//
+//	bytes of the float32   0       2n      4n
+//	Widen                  ├ dst ──┼─ src ─┤    dst over all of it
+//	Narrow                 ├─ dst ─┼─ src ─┤    src over all of it
+//
+// Both go through the elements in ascending order, so that what is written lies behind what is still to be read. Other
+// overlaps give undefined values.
+//
 // On amd64 slices are converted in assembly (AVX2 and F16C), to the same bits as their elements one by one, which is what
 // happens elsewhere and under the build tag purego.
 //

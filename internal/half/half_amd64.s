@@ -3,7 +3,8 @@
 #include "textflag.h"
 
 // Every function converts src_len elements, a multiple of 16, two registers of eight at a time. DI and SI point to the
-// elements that come next, CX counts those that are left.
+// elements that come next, CX counts those that are left. A turn reads all of its elements before it writes any, on which
+// conversion in place depends.
 
 // func widenBFloat16AVX2(dst []float32, src []BFloat16)
 TEXT ·widenBFloat16AVX2(SB), NOSPLIT, $0-48
@@ -29,11 +30,12 @@ done:
 	VZEROUPPER
 	RET
 
-// func narrowBFloat16AVX2(dst []BFloat16, src []float32)
-TEXT ·narrowBFloat16AVX2(SB), NOSPLIT, $0-48
+// func narrowBFloat16AVX2(dst []BFloat16, src []float32, c float32)
+TEXT ·narrowBFloat16AVX2(SB), NOSPLIT, $0-52
 	MOVQ         dst_base+0(FP), DI
 	MOVQ         src_base+24(FP), SI
 	MOVQ         src_len+32(FP), CX
+	VBROADCASTSS c+48(FP), Y12
 	MOVL         $0x7fff, AX
 	VMOVD        AX, X13
 	VPBROADCASTD X13, Y13
@@ -47,8 +49,8 @@ TEXT ·narrowBFloat16AVX2(SB), NOSPLIT, $0-48
 	JLT          done
 
 loop:
-	VMOVDQU (SI), Y0
-	VMOVDQU 32(SI), Y1
+	VMULPS (SI), Y12, Y0
+	VMULPS 32(SI), Y12, Y1
 
 	// The upper halves; of NaN they are the result, once made quiet.
 	VPSRLD $16, Y0, Y2
@@ -106,17 +108,18 @@ done:
 	VZEROUPPER
 	RET
 
-// func narrowFloat16AVX2(dst []Float16, src []float32)
-TEXT ·narrowFloat16AVX2(SB), NOSPLIT, $0-48
-	MOVQ dst_base+0(FP), DI
-	MOVQ src_base+24(FP), SI
-	MOVQ src_len+32(FP), CX
+// func narrowFloat16AVX2(dst []Float16, src []float32, c float32)
+TEXT ·narrowFloat16AVX2(SB), NOSPLIT, $0-52
+	MOVQ         dst_base+0(FP), DI
+	MOVQ         src_base+24(FP), SI
+	MOVQ         src_len+32(FP), CX
+	VBROADCASTSS c+48(FP), Y12
 	SUBQ $16, CX
 	JLT  done
 
 loop:
-	VMOVUPS   (SI), Y0
-	VMOVUPS   32(SI), Y1
+	VMULPS    (SI), Y12, Y0
+	VMULPS    32(SI), Y12, Y1
 	VCVTPS2PH $0, Y0, (DI) // to nearest, ties to even
 	VCVTPS2PH $0, Y1, 16(DI)
 	ADDQ      $64, SI

@@ -2,8 +2,10 @@ package half
 
 import (
 	"math"
+	"slices"
 	"sort"
 	"testing"
+	"unsafe"
 
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
@@ -198,6 +200,80 @@ func testSlices[T Float](t *testing.T, widen func(T) float32, narrow func(float3
 	})
 }
 
+// TestNarrowScaled checks that the product is rounded before it is narrowed, and that c = 1 changes nothing.
+func TestNarrowScaled(t *testing.T) {
+	onEvery(t, func(t *testing.T) {
+		t.Run("bfloat16", func(t *testing.T) { testNarrowScaled(t, ToBFloat16) })
+		t.Run("float16", func(t *testing.T) { testNarrowScaled(t, ToFloat16) })
+	})
+}
+
+func testNarrowScaled[T Float](t *testing.T, narrow func(float32) T) {
+	rapid.Check(t, func(t *rapid.T) {
+		src := make([]float32, rapid.IntRange(0, 100).Draw(t, "length"))
+		for i := range src {
+			src[i] = rapid.Float32().Draw(t, "x")
+		}
+		c := rapid.OneOf(rapid.SampledFrom([]float32{1, 0, 1. / 3, 0x1p-130}), rapid.Float32()).Draw(t, "c")
+		got := make([]T, len(src))
+		require.Equal(t, len(src), NarrowScaled(got, src, c))
+		for i, x := range src {
+			product := c * x
+			require.Equal(t, narrow(product), got[i], "%v · %v", c, x)
+		}
+	})
+}
+
+// TestInPlace converts within the memory of the float32, at every length and with every kind of rest.
+func TestInPlace(t *testing.T) {
+	onEvery(t, func(t *testing.T) {
+		t.Run("bfloat16", testInPlace[BFloat16])
+		t.Run("float16", testInPlace[Float16])
+	})
+}
+
+func testInPlace[T Float](t *testing.T) {
+	lengths := []int{piece - 1, piece, 2*piece + 5}
+	for n := range 201 {
+		lengths = append(lengths, n)
+	}
+	for _, n := range lengths {
+		const guard = 0x1.8p100
+		memory := make([]float32, n+2)
+		memory[0], memory[n+1] = guard, guard
+		wide := memory[1 : n+1]
+		halves := unsafe.Slice((*T)(unsafe.Pointer(&memory[1])), 2*n) // also where n is 0
+
+		x, want := make([]T, n), make([]float32, n)
+		for i := range x {
+			x[i] = T(i * 40503)
+		}
+		Widen(want, x)
+		copy(halves[n:], x)
+		require.Equal(t, n, Widen(wide, halves[n:]))
+		requireBits(t, want, wide)
+
+		for _, c := range []float32{1, 1. / 3} {
+			for i := range wide {
+				want[i] = math.Float32frombits(uint32(i) * 0x9E3779B9)
+			}
+			NarrowScaled(x, want, c)
+			copy(wide, want)
+			require.Equal(t, n, NarrowScaled(halves[:n], wide, c))
+			require.True(t, slices.Equal(x, halves[:n]), "narrow %d in place", n)
+		}
+		require.Equal(t, []float32{guard, guard}, []float32{memory[0], memory[n+1]})
+	}
+}
+
+func requireBits(t *testing.T, want, got []float32) {
+	for i := range want {
+		if math.Float32bits(want[i]) != math.Float32bits(got[i]) {
+			t.Fatalf("element %d of %d is %v, want %v", i, len(want), got[i], want[i])
+		}
+	}
+}
+
 // TestAllBits checks that slices of every bit pattern, of the ties between them and of their neighbours are converted like
 // their elements. They are long enough to be cut.
 func TestAllBits(t *testing.T) {
@@ -240,5 +316,6 @@ func TestSlicesAllocateNothing(t *testing.T) {
 		Narrow(b, wide)
 		Widen(wide, f)
 		Narrow(f, wide)
+		NarrowScaled(f, wide, 0.5)
 	}))
 }

@@ -12,22 +12,31 @@ func supported() []isa {
 	}
 	return []isa{{
 		name:           "avx2",
-		widenBFloat16:  withRest(widenBFloat16AVX2, p.widenBFloat16),
-		narrowBFloat16: withRest(narrowBFloat16AVX2, p.narrowBFloat16),
-		widenFloat16:   withRest(widenFloat16AVX2, p.widenFloat16),
-		narrowFloat16:  withRest(narrowFloat16AVX2, p.narrowFloat16),
+		widenBFloat16:  widenWithRest(widenBFloat16AVX2, p.widenBFloat16),
+		narrowBFloat16: narrowWithRest(narrowBFloat16AVX2, p.narrowBFloat16),
+		widenFloat16:   widenWithRest(widenFloat16AVX2, p.widenFloat16),
+		narrowFloat16:  narrowWithRest(narrowFloat16AVX2, p.narrowFloat16),
 	}, p}
 }
 
 // step is how many elements the assembly converts in one turn of its loop.
 const step = 16
 
-// withRest is a kernel for any number of elements, from one for multiples of step and one for the rest.
-func withRest[D, S any](steps, rest kernel[D, S]) kernel[D, S] {
-	return func(dst []D, src []S) {
+// widenWithRest and narrowWithRest are kernels for any number of elements, from one for multiples of step and one for the
+// rest.
+func widenWithRest[T Float](steps, rest widening[T]) widening[T] {
+	return func(dst []float32, src []T) {
 		whole := len(src) &^ (step - 1)
 		steps(dst[:whole], src[:whole])
 		rest(dst[whole:], src[whole:])
+	}
+}
+
+func narrowWithRest[T Float](steps, rest narrowing[T]) narrowing[T] {
+	return func(dst []T, src []float32, c float32) {
+		whole := len(src) &^ (step - 1)
+		steps(dst[:whole], src[:whole], c)
+		rest(dst[whole:], src[whole:], c)
 	}
 }
 
@@ -35,10 +44,10 @@ func withRest[D, S any](steps, rest kernel[D, S]) kernel[D, S] {
 func widenBFloat16AVX2(dst []float32, src []BFloat16)
 
 //go:noescape
-func narrowBFloat16AVX2(dst []BFloat16, src []float32)
+func narrowBFloat16AVX2(dst []BFloat16, src []float32, c float32)
 
 //go:noescape
 func widenFloat16AVX2(dst []float32, src []Float16)
 
 //go:noescape
-func narrowFloat16AVX2(dst []Float16, src []float32)
+func narrowFloat16AVX2(dst []Float16, src []float32, c float32)

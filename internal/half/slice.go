@@ -1,6 +1,7 @@
 package half
 
 // Widen sets elements of dst to the values of those of src. Like copy it converts as many as both have, and returns how many.
+// src may be the second half of the memory of dst, of twice as many bytes.
 func Widen[T Float](dst []float32, src []T) int {
 	n := min(len(dst), len(src))
 	switch src := any(src[:n]).(type) {
@@ -13,13 +14,17 @@ func Widen[T Float](dst []float32, src []T) int {
 }
 
 // Narrow rounds elements of src to those of dst. Like copy it converts as many as both have, and returns how many.
-func Narrow[T Float](dst []T, src []float32) int {
+// dst may be the first half of the memory of src, of half as many bytes.
+func Narrow[T Float](dst []T, src []float32) int { return NarrowScaled(dst, src, 1) }
+
+// NarrowScaled is [Narrow] of c · src: the products are rounded to float32 first, as if they had been stored in between.
+func NarrowScaled[T Float](dst []T, src []float32, c float32) int {
 	n := min(len(dst), len(src))
 	switch dst := any(dst).(type) {
 	case []BFloat16:
-		active.narrowBFloat16.run(dst, src[:n])
+		active.narrowBFloat16.run(dst, src[:n], c)
 	case []Float16:
-		active.narrowFloat16.run(dst, src[:n])
+		active.narrowFloat16.run(dst, src[:n], c)
 	}
 	return n
 }
@@ -28,24 +33,36 @@ func Narrow[T Float](dst []T, src []float32) int {
 // long a garbage collection waits for this goroutine.
 const piece = 1 << 15
 
-// A kernel sets dst[i] to the converted src[i], for every element of src.
-type kernel[D, S any] func(dst []D, src []S)
+// A widening sets dst[i] to the value of src[i], and a narrowing to the rounded c·src[i], for every element of src. They
+// read an element, or a few, before they write it or any later one, and begin with the first.
+type (
+	widening[T Float]  func(dst []float32, src []T)
+	narrowing[T Float] func(dst []T, src []float32, c float32)
+)
 
-func (k kernel[D, S]) run(dst []D, src []S) {
+func (w widening[T]) run(dst []float32, src []T) {
 	for len(src) > piece {
-		k(dst, src[:piece])
+		w(dst, src[:piece])
 		dst, src = dst[piece:], src[piece:]
 	}
-	k(dst, src)
+	w(dst, src)
+}
+
+func (w narrowing[T]) run(dst []T, src []float32, c float32) {
+	for len(src) > piece {
+		w(dst, src[:piece], c)
+		dst, src = dst[piece:], src[piece:]
+	}
+	w(dst, src, c)
 }
 
 // isa is an instruction set: its name, and its kernels. All give the same bits.
 type isa struct {
 	name           string
-	widenBFloat16  kernel[float32, BFloat16]
-	narrowBFloat16 kernel[BFloat16, float32]
-	widenFloat16   kernel[float32, Float16]
-	narrowFloat16  kernel[Float16, float32]
+	widenBFloat16  widening[BFloat16]
+	narrowBFloat16 narrowing[BFloat16]
+	widenFloat16   widening[Float16]
+	narrowFloat16  narrowing[Float16]
 }
 
 // active is what everything runs on: the best that this machine has. Only tests change it.
@@ -60,9 +77,9 @@ func portable() isa {
 				dst[i] = src[i].Float32()
 			}
 		},
-		narrowBFloat16: func(dst []BFloat16, src []float32) {
+		narrowBFloat16: func(dst []BFloat16, src []float32, c float32) {
 			for i := range dst[:len(src)] {
-				dst[i] = ToBFloat16(src[i])
+				dst[i] = ToBFloat16(times(c, src[i]))
 			}
 		},
 		widenFloat16: func(dst []float32, src []Float16) {
@@ -70,10 +87,18 @@ func portable() isa {
 				dst[i] = src[i].Float32()
 			}
 		},
-		narrowFloat16: func(dst []Float16, src []float32) {
+		narrowFloat16: func(dst []Float16, src []float32, c float32) {
 			for i := range dst[:len(src)] {
-				dst[i] = ToFloat16(src[i])
+				dst[i] = ToFloat16(times(c, src[i]))
 			}
 		},
 	}
+}
+
+// times is c·f, and f itself if c is 1: not every processor keeps the payload of a NaN through a product.
+func times(c, f float32) float32 {
+	if c == 1 {
+		return f
+	}
+	return float32(c * f)
 }

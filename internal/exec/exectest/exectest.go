@@ -103,9 +103,10 @@ func (tr *Trial) As(t T, dt tensor.Dtype) *Trial {
 }
 
 // Results are what a run computed. A gradient that was not asked for is nil.
-type Results struct{ Out, GradIn, GradParam [][]float64 }
+type Results struct{ Out, Update, GradIn, GradParam [][]float64 }
 
-// Call returns the memory of a forward: the values of the trial, and NaN in everything that the program writes.
+// Call returns the memory of a forward: the values of the trial, and NaN in everything that the program writes. In
+// evaluation there is none for updates.
 func (tr *Trial) Call() *exec.Call {
 	u := tr.Unit
 	c := &exec.Call{Saved: nan(u.Saved), Work: nan(u.Forward.Work), Seed: tr.Seed, Train: !tr.Eval}
@@ -122,17 +123,29 @@ func (tr *Trial) Call() *exec.Call {
 	for _, s := range u.OutShape {
 		c.Out = append(c.Out, nan(exec.Numel(s)*int(u.DType.Size())))
 	}
+	for _, up := range u.Updates {
+		if !tr.Eval {
+			c.Update = append(c.Update, nan(exec.Numel(up.Shape)*int(u.DType.Size())))
+		}
+	}
 	return c
 }
 
 // Turn makes the memory of a forward that has run the memory of its backward.
 func (tr *Trial) Turn(c *exec.Call) {
 	u := tr.Unit
-	c.Work = nan(u.Backward.Work)
+	c.Work, c.Update = nan(u.Backward.Work), nil
 	for i, p := range tr.Param {
 		copy(c.Param[i], nan(len(c.Param[i])))
-		c.Param[i] = encode(u.DType, p)
-		c.GradParam = append(c.GradParam, gradient(u.DType, len(p), i < len(tr.sig.AccParam) && tr.sig.AccParam[i]))
+		c.Param[i] = nil
+		if u.ReadParam[i] {
+			c.Param[i] = encode(u.DType, p)
+		}
+		var g []byte
+		if tr.trained(i) {
+			g = gradient(u.DType, len(p), i < len(tr.sig.AccParam) && tr.sig.AccParam[i])
+		}
+		c.GradParam = append(c.GradParam, g)
 	}
 	for i, in := range tr.sig.Inputs {
 		if !u.KeepIn[i] {
@@ -156,13 +169,18 @@ func (tr *Trial) Turn(c *exec.Call) {
 	}
 }
 
+// trained tells whether the gradient of parameter i is asked for.
+func (tr *Trial) trained(i int) bool {
+	return !tr.spec.Params[i].Buffer && !(i < len(tr.sig.FrozenParam) && tr.sig.FrozenParam[i])
+}
+
 // Run runs forward and, if the module was compiled for it, backward.
 func (tr *Trial) Run(t T) Results {
 	t.Helper()
 	var r exec.Runner
 	c := tr.Call()
 	require.NoError(t, r.Forward(tr.Unit, c))
-	res := Results{Out: decodeAll(tr.Unit.DType, c.Out)}
+	res := Results{Out: decodeAll(tr.Unit.DType, c.Out), Update: decodeAll(tr.Unit.DType, c.Update)}
 	if tr.Unit.Backward != nil {
 		tr.Turn(c)
 		require.NoError(t, r.Backward(tr.Unit, c))
@@ -187,6 +205,9 @@ func (tr *Trial) CheckGradients(t T) {
 		}
 	}
 	for i, p := range tr.Param {
+		if !tr.trained(i) {
+			continue
+		}
 		check("parameter "+tr.spec.Params[i].Name, p, res.GradParam[i], i < len(tr.sig.AccParam) && tr.sig.AccParam[i])
 	}
 	for i, in := range tr.sig.Inputs {
@@ -232,6 +253,7 @@ func (tr *Trial) CheckFloat32(t T, tol float64) {
 func RequireClose(t T, want, got Results, tol float64) {
 	t.Helper()
 	requireClose(t, "output", want.Out, got.Out, tol)
+	requireClose(t, "update", want.Update, got.Update, tol)
 	requireClose(t, "gradient of input", want.GradIn, got.GradIn, tol)
 	requireClose(t, "gradient of parameter", want.GradParam, got.GradParam, tol)
 }

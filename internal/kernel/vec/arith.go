@@ -8,6 +8,13 @@ func Add[T Float](dst, a, b []T) { each3("Add", table[T]().add, dst, a, b) }
 // Accumulate adds a to dst.
 func Accumulate[T Float](dst, a []T) { each3("Accumulate", table[T]().add, dst, dst, a) }
 
+// AddScaled adds c · x to dst. The product is rounded and then the sum, not both at once: AddScaled is [ScaleTo] followed by
+// [Accumulate] in one pass, to the bit, and with c = 1 it is Accumulate alone.
+func AddScaled[T Float](dst, x []T, c T) {
+	k := table[T]()
+	each2("AddScaled", func(dst, x []T) { k.addScaled(dst, x, c) }, dst, x)
+}
+
 // Scale multiplies dst by alpha.
 func Scale[T Float](dst []T, alpha T) { ScaleTo(dst, alpha, dst) }
 

@@ -17,9 +17,12 @@ var benchmarks = []benchmark{
 	{"copy", 8, func(s [][]float32) { copy(s[0], s[1]) }},
 	{"Add", 12, func(s [][]float32) { Add(s[0], s[1], s[2]) }},
 	{"Accumulate", 12, func(s [][]float32) { Accumulate(s[0], s[1]) }},
+	{"AddScaled", 12, func(s [][]float32) { AddScaled(s[0], s[1], 0) }},
 	{"ScaleTo", 8, func(s [][]float32) { ScaleTo(s[0], 0.5, s[1]) }},
 	{"Sum", 4, func(s [][]float32) { Sum(s[0]) }},
 	{"SumSquares", 4, func(s [][]float32) { SumSquares(s[0]) }},
+	{"Squares", 4, func(s [][]float32) { q := NewSquares(2); AddSquares(&q, s[0]) }},
+	{"MaxAbs", 4, func(s [][]float32) { MaxAbs(s[0]) }},
 	{"Max", 4, func(s [][]float32) { Max(s[0]) }},
 	{"TreeSum4", 20, func(s [][]float32) { TreeSum(s[0], s[:4], 0.25) }},
 	{"ReLU", 8, func(s [][]float32) { ReLU(s[0], s[1]) }},
@@ -103,6 +106,36 @@ func BenchmarkVec(b *testing.B) {
 					}
 				})
 			}
+		}
+	}
+}
+
+// BenchmarkSquares reports how many times longer [AddSquares] takes than [SumSquares], the two in turns.
+func BenchmarkSquares(b *testing.B) {
+	b.Run("float32", benchmarkSquares[float32])
+	b.Run("float64", benchmarkSquares[float64])
+}
+
+func benchmarkSquares[T Float](b *testing.B) {
+	for _, n := range []int{4 << 10, 64 << 10, 4 << 20} {
+		x := make([]T, n)
+		for i := range x {
+			x[i] = T(int(hash32(uint32(i), 0))>>8%1000)/500 - 1
+		}
+		for _, set := range supported() {
+			b.Run(fmt.Sprintf("%dKi/%s", n>>10, set.name), func(b *testing.B) {
+				use(b, set)
+				fixed, plain := time.Duration(1<<62), time.Duration(1<<62)
+				for b.Loop() {
+					start := time.Now()
+					s := NewSquares(1)
+					AddSquares(&s, x)
+					middle := time.Now()
+					SumSquares(x)
+					fixed, plain = min(fixed, middle.Sub(start)), min(plain, time.Since(middle))
+				}
+				b.ReportMetric(float64(fixed)/float64(plain), "x-SumSquares")
+			})
 		}
 	}
 }

@@ -20,8 +20,9 @@
 //     inside this module. Length 0 is legal. No alignment is needed, 64 bytes is fastest.
 //   - A destination may be exactly one of the sources of the same call unless said otherwise. Slices that overlap in
 //     another way give undefined values.
-//   - Same input and same instruction set give the same bits; two instruction sets differ by rounding. An element-wise result depends on its own inputs only, never
-//     on its position, so that a vector may be cut anywhere. The order of a reduction depends on the length only.
+//   - Same input and same instruction set give the same bits; two instruction sets differ by rounding, but not in [Squares].
+//     An element-wise result depends on its own inputs only, never on its position, so that a vector may be cut anywhere.
+//     The order of a reduction depends on the length only; the result of [Squares] does not depend on any order.
 //   - NaN and Inf travel: a NaN in an input is a NaN in every result that depends on it, except where a comment says so.
 //   - Calls allocate nothing (but see [TreeSum]), start no goroutines, and are safe to use concurrently on disjoint memory.
 package vec

@@ -8,6 +8,7 @@ func avx512() isa {
 	k32, k64 := portableKernels[float32](), portableKernels[float64]()
 	k32.add = addF32AVX512
 	k32.scaleTo = scaleToF32AVX512
+	k32.addScaled = addScaledF32AVX512
 	k32.fill = fillF32AVX512
 	k32.relu = reluF32AVX512
 	k32.reluGrad = reluGradF32AVX512
@@ -21,6 +22,7 @@ func avx512() isa {
 	k32.colSum8 = colSum8F32AVX512
 	k32.sum = sumF32AVX512
 	k32.sumSquares = sumSquaresF32AVX512
+	k32.addSquares = addSquaresF32AVX512
 	k32.dot = dotF32AVX512
 	k32.maximum = maximumF32AVX512
 	k32.maxAbs = maxAbsF32AVX512
@@ -41,6 +43,7 @@ func avx512() isa {
 	k32.nesterov = nesterovF32AVX512
 	k64.add = addF64AVX512
 	k64.scaleTo = scaleToF64AVX512
+	k64.addScaled = addScaledF64AVX512
 	k64.fill = fillF64AVX512
 	k64.relu = reluF64AVX512
 	k64.reluGrad = reluGradF64AVX512
@@ -54,6 +57,7 @@ func avx512() isa {
 	k64.colSum8 = colSum8F64AVX512
 	k64.sum = sumF64AVX512
 	k64.sumSquares = sumSquaresF64AVX512
+	k64.addSquares = addSquaresF64AVX512
 	k64.dot = dotF64AVX512
 	k64.softmaxGrad = softmaxGradF64AVX512
 	k64.norm = normF64AVX512
@@ -71,6 +75,8 @@ func addF32AVX512(dst, a, b []float32)
 func addF64AVX512(dst, a, b []float64)
 func scaleToF32AVX512(dst, x []float32, alpha float32)
 func scaleToF64AVX512(dst, x []float64, alpha float64)
+func addScaledF32AVX512(dst, x []float32, c float32)
+func addScaledF64AVX512(dst, x []float64, c float64)
 func fillF32AVX512(dst []float32, v float32)
 func fillF64AVX512(dst []float64, v float64)
 func reluF32AVX512(y, x []float32)
@@ -97,6 +103,8 @@ func sumF32AVX512(x []float32) float64
 func sumF64AVX512(x []float64) float64
 func sumSquaresF32AVX512(x []float32, center float64) float64
 func sumSquaresF64AVX512(x []float64, center float64) float64
+func addSquaresF32AVX512(x []float32, scale, onHi, both float64) (hi, lo uint64)
+func addSquaresF64AVX512(x []float64, scale, onHi, both float64) (hi, lo uint64)
 func dotF32AVX512(a, b []float32) float64
 func dotF64AVX512(a, b []float64) float64
 func maximumF32AVX512(x []float32) float32
@@ -130,6 +138,7 @@ func avx2() isa {
 	k32, k64 := portableKernels[float32](), portableKernels[float64]()
 	k32.add = addF32AVX2
 	k32.scaleTo = scaleToF32AVX2
+	k32.addScaled = addScaledF32AVX2
 	k32.fill = fillF32AVX2
 	k32.relu = reluF32AVX2
 	k32.reluGrad = reluGradF32AVX2
@@ -143,6 +152,7 @@ func avx2() isa {
 	k32.colSum8 = colSum8F32AVX2
 	k32.sum = sumF32AVX2
 	k32.sumSquares = sumSquaresF32AVX2
+	k32.addSquares = addSquaresF32AVX2
 	k32.dot = dotF32AVX2
 	k32.maximum = maximumF32AVX2
 	k32.maxAbs = maxAbsF32AVX2
@@ -163,6 +173,7 @@ func avx2() isa {
 	k32.nesterov = nesterovF32AVX2
 	k64.add = addF64AVX2
 	k64.scaleTo = scaleToF64AVX2
+	k64.addScaled = addScaledF64AVX2
 	k64.fill = fillF64AVX2
 	k64.relu = reluF64AVX2
 	k64.reluGrad = reluGradF64AVX2
@@ -176,6 +187,7 @@ func avx2() isa {
 	k64.colSum8 = colSum8F64AVX2
 	k64.sum = sumF64AVX2
 	k64.sumSquares = sumSquaresF64AVX2
+	k64.addSquares = addSquaresF64AVX2
 	k64.dot = dotF64AVX2
 	k64.softmaxGrad = softmaxGradF64AVX2
 	k64.norm = normF64AVX2
@@ -193,6 +205,8 @@ func addF32AVX2(dst, a, b []float32)
 func addF64AVX2(dst, a, b []float64)
 func scaleToF32AVX2(dst, x []float32, alpha float32)
 func scaleToF64AVX2(dst, x []float64, alpha float64)
+func addScaledF32AVX2(dst, x []float32, c float32)
+func addScaledF64AVX2(dst, x []float64, c float64)
 func fillF32AVX2(dst []float32, v float32)
 func fillF64AVX2(dst []float64, v float64)
 func reluF32AVX2(y, x []float32)
@@ -219,6 +233,8 @@ func sumF32AVX2(x []float32) float64
 func sumF64AVX2(x []float64) float64
 func sumSquaresF32AVX2(x []float32, center float64) float64
 func sumSquaresF64AVX2(x []float64, center float64) float64
+func addSquaresF32AVX2(x []float32, scale, onHi, both float64) (hi, lo uint64)
+func addSquaresF64AVX2(x []float64, scale, onHi, both float64) (hi, lo uint64)
 func dotF32AVX2(a, b []float32) float64
 func dotF64AVX2(a, b []float64) float64
 func maximumF32AVX2(x []float32) float32

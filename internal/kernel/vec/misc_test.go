@@ -94,10 +94,60 @@ func TestDropoutStreams(t *testing.T) {
 	}
 }
 
+// TestAddScaled: the bits of the two calls it stands for, also where a fused product would differ.
+func TestAddScaled(t *testing.T) {
+	t.Run("float32", addScaled[float32])
+	t.Run("float64", addScaled[float64])
+}
+
+func addScaled[T Float](t *testing.T) {
+	eachISA(t, func(t *testing.T) {
+		rapid.Check(t, func(t *rapid.T) {
+			in := convert[T](drawSlices(t, 2, wide))
+			c := 1 / T(rapid.IntRange(1, 20).Draw(t, "1/c"))
+			want, product := append([]T{}, in[0]...), make([]T, len(in[0]))
+			ScaleTo(product, c, in[1])
+			Accumulate(want, product)
+			AddScaled(in[0], in[1], c)
+			for i := range want {
+				require.True(t, equalBits(float64(want[i]), float64(in[0][i])), "element %d is %v, want %v", i, in[0][i], want[i])
+			}
+		})
+		one := 1 + T(0x1p-20)
+		dst := []T{-one * one}
+		AddScaled(dst, []T{one}, one)
+		require.Zero(t, dst[0], "not fused")
+	})
+}
+
+func TestMaxAbs(t *testing.T) {
+	t.Run("float32", maxAbs[float32])
+	t.Run("float64", maxAbs[float64])
+}
+
+func maxAbs[T Float](t *testing.T) {
+	inf, nan := T(math.Inf(1)), T(math.NaN())
+	eachISA(t, func(t *testing.T) {
+		require.Zero(t, MaxAbs[T](nil))
+		require.Equal(t, T(3), MaxAbs([]T{2, -3, 0}))
+		require.Equal(t, T(math.SmallestNonzeroFloat32), MaxAbs([]T{0, -math.SmallestNonzeroFloat32}))
+		long := make([]T, 2*piece+7)
+		for _, at := range []int{0, piece - 1, piece, len(long) - 1} {
+			long[at] = -inf
+			require.Equal(t, inf, MaxAbs(long))
+			other := (at + piece) % len(long)
+			long[other] = nan
+			require.True(t, MaxAbs(long) != MaxAbs(long), "NaN at %d", other)
+			long[at], long[other] = 0, 0
+		}
+	})
+}
+
 func TestMisuse(t *testing.T) {
 	x, y := make([]float32, 3), make([]float32, 4)
 	for _, f := range []func(){
 		func() { Add(x, x, y) },
+		func() { AddScaled(x, y, 1) },
 		func() { Scale(x[:2:2], 1); ScaleTo(x, 1, y) },
 		func() { TreeSum(x, nil, 1) },
 		func() { TreeSum(x, [][]float32{x, y}, 1) },
@@ -121,6 +171,10 @@ func TestNoAllocation(t *testing.T) {
 	require.Zero(t, testing.AllocsPerRun(10, func() {
 		Add(x, x, y)
 		ScaleTo(x, 2, y)
+		AddScaled(x, y, 2)
+		s := NewSquares(float64(MaxAbs(x)))
+		AddSquares(&s, x)
+		s.Merge(s.Words())
 		TreeSum(y, srcs, 0.5)
 		SoftmaxRow(x, y, 1)
 		MeanVar(x)

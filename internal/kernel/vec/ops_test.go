@@ -70,6 +70,7 @@ func elementwise[T Float]() []op[T] {
 	return []op[T]{
 		{"Add", 3, 1, wide, true, 0, true, binary(Add[T])},
 		{"Accumulate", 2, 1, wide, true, 0, true, unary(Accumulate[T])},
+		{"AddScaled", 2, 1, wide, true, 0, true, func(s [][]T, n numbers) []float64 { AddScaled(s[0], s[1], T(n.alpha)); return nil }},
 		{"Scale", 1, 1, wide, true, 0, true, func(s [][]T, n numbers) []float64 { Scale(s[0], T(n.alpha)); return nil }},
 		{"ScaleTo", 2, 1, wide, true, 0, true, func(s [][]T, n numbers) []float64 { ScaleTo(s[0], T(n.alpha), s[1]); return nil }},
 		{"Fill", 1, 1, wide, true, 0, true, func(s [][]T, n numbers) []float64 { Fill(s[0], T(n.alpha)); return nil }},
@@ -103,6 +104,12 @@ func rowwise[T Float]() []op[T] {
 	return []op[T]{
 		{"Sum", 1, 0, moderate, false, 1e-6, false, reduction(Sum[T])},
 		{"SumSquares", 1, 0, moderate, false, 1e-6, false, reduction(SumSquares[T])},
+		{"Squares", 1, 0, moderate, true, 0, false, func(s [][]T, _ numbers) []float64 {
+			q := NewSquares(float64(MaxAbs(s[0])))
+			AddSquares(&q, s[0])
+			return []float64{q.Value(), q.Norm()}
+		}},
+		{"MaxAbs", 1, 0, wide, true, 0, false, reduction(MaxAbs[T])},
 		{"Dot", 2, 0, moderate, false, 4, false, func(s [][]T, _ numbers) []float64 { return []float64{float64(Dot(s[0], s[1]))} }},
 		{"Max", 1, 0, wide, true, 0, false, reduction(Max[T])},
 		{"AllFinite", 1, 0, wide, true, 0, false, func(s [][]T, _ numbers) []float64 {

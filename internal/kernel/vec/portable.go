@@ -9,8 +9,9 @@ func portable() isa { return isa{"portable", portableKernels[float32](), portabl
 
 func portableKernels[T Float]() kernels[T] {
 	k := kernels[T]{
-		add: addGo[T], scaleTo: scaleToGo[T], fill: fillGo[T], colSum8: colSum8Go[T],
-		sum: sumGo[T], sumSquares: sumSquaresGo[T], dot: dotGo[T], maximum: maximumGo[T], maxAbs: maxAbsGo[T],
+		add: addGo[T], scaleTo: scaleToGo[T], addScaled: addScaledGo[T], fill: fillGo[T], colSum8: colSum8Go[T],
+		sum: sumGo[T], sumSquares: sumSquaresGo[T], addSquares: addSquaresGo[T], dot: dotGo[T],
+		maximum: maximumGo[T], maxAbs: maxAbsGo[T],
 		relu: reluGo[T], geluErf: geluErfGo[T], geluTanh: geluTanhGo[T],
 		reluGrad: reluGradGo[T], geluErfGrad: geluErfGradGo[T], geluTanhGrad: geluTanhGradGo[T],
 		expSubSum: expSubSumGo[T], softmaxGrad: softmaxGradGo[T],
@@ -32,6 +33,13 @@ func addGo[T Float](dst, a, b []T) {
 func scaleToGo[T Float](dst, x []T, alpha T) {
 	for i := range dst {
 		dst[i] = alpha * x[i]
+	}
+}
+
+// addScaledGo converts the product explicitly, which keeps a compiler from fusing it with the sum.
+func addScaledGo[T Float](dst, x []T, c T) {
+	for i := range dst {
+		dst[i] += T(c * x[i])
 	}
 }
 
@@ -81,6 +89,16 @@ func sumSquaresGo[T Float](x []T, center float64) (sum float64) {
 	return sum
 }
 
+func addSquaresGo[T Float](x []T, scale, onHi, both float64) (hi, lo uint64) {
+	for _, v := range x {
+		s := float64(v) * scale
+		t := math.FMA(s, s, onHi)
+		hi += math.Float64bits(t)
+		lo += math.Float64bits(math.FMA(s, s, both-t))
+	}
+	return hi, lo
+}
+
 func dotGo[T Float](a, b []T) (sum float64) {
 	for i := range a {
 		sum += float64(a[i]) * float64(b[i])
@@ -96,12 +114,13 @@ func maximumGo[T Float](x []T) T {
 	return m
 }
 
+// maxAbsGo compares bits: without the sign they order like integers, NaN above infinity.
 func maxAbsGo[T Float](x []T) T {
-	m := T(0)
+	m := uint64(0)
 	for _, v := range x {
-		m = max(m, T(math.Abs(float64(v))))
+		m = max(m, math.Float64bits(float64(v))&^(1<<63))
 	}
-	return m
+	return T(math.Float64frombits(m))
 }
 
 func adamGo[T Float](p, g, m, v []T, c adamStep[T]) {

@@ -9,7 +9,8 @@ func Sum[T Float](x []T) float64 {
 	return sum
 }
 
-// SumSquares returns Σx², accumulated in float64: no float32 input overflows it.
+// SumSquares returns Σx², accumulated in float64: no float32 input overflows it. See [Squares] for a sum that does not depend
+// on how x is divided.
 func SumSquares[T Float](x []T) float64 { return sumSquares(x, 0) }
 
 func sumSquares[T Float](x []T, center float64) float64 {
@@ -29,6 +30,13 @@ func Dot[T Float](a, b []T) T {
 func Max[T Float](x []T) T {
 	k, m := table[T](), T(math.Inf(-1))
 	each1(func(x []T) { m = max(m, k.maximum(x)) }, x)
+	return m
+}
+
+// MaxAbs returns the largest magnitude: 0 for no elements, NaN if any is NaN.
+func MaxAbs[T Float](x []T) T {
+	k, m := table[T](), T(0)
+	each1(func(x []T) { m = max(m, k.maxAbs(x)) }, x)
 	return m
 }
 

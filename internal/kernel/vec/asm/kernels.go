@@ -19,6 +19,9 @@ func arithmetic() []kernel {
 		{name: "scaleTo", params: "dst, x []T, alpha T", unroll: [2]int{4, 4}, body: func(b *body) {
 			b.store("dst", b.mul(b.load("x"), b.scalar("alpha")))
 		}},
+		{name: "addScaled", params: "dst, x []T, c T", unroll: [2]int{4, 4}, body: func(b *body) {
+			b.store("dst", b.add(b.load("dst"), b.mul(b.load("x"), b.scalar("c")))) // not fused
+		}},
 		{name: "fill", params: "dst []T, v T", unroll: [2]int{4, 4}, body: func(b *body) {
 			b.store("dst", b.scalar("v"))
 		}},
@@ -91,6 +94,18 @@ func reductions() []kernel {
 			body: func(b *body) {
 				d := b.present(b.sub(b.load("x"), b.scalar("center")), nil)
 				b.accumulateProduct(b.accumulator("sum", nil), d, d)
+			}},
+		{name: "addSquares", params: "x []T, scale, onHi, both float64", result: "(hi, lo uint64)", unroll: [2]int{4, 2}, widened: true,
+			finish: func(f *function) {
+				f.line("VMOVQ X%d, hi+%d(FP)", f.fold("hi", "VPADDQ", 64), f.results())
+				f.line("VMOVQ X%d, lo+%d(FP)", f.fold("lo", "VPADDQ", 64), f.results()+8)
+			},
+			body: func(b *body) {
+				x := b.mul(b.load("x"), b.scalar("scale"))
+				t := b.fma(x, x, b.scalar("onHi"))
+				b.accumulate("VPADDQ", b.accumulator("hi", nil), b.present(t, nil))
+				u := b.fma(x, x, b.sub(b.scalar("both"), t))
+				b.accumulate("VPADDQ", b.accumulator("lo", nil), b.present(u, nil))
 			}},
 		{name: "dot", params: "a, b []T", result: "float64", unroll: [2]int{4, 4}, widened: true, finish: sum, body: func(b *body) {
 			b.accumulateProduct(b.accumulator("sum", nil), b.load("a"), b.load("b"))
