@@ -6,7 +6,7 @@ export RAPID_SEED ?= 1
 export RAPID_NOFAILFILE ?= true
 
 .DEFAULT_GOAL := help
-.PHONY: help run test race nocgo portable mpi mpich faults soak netns lint generate bench bench-gemm bench-comm
+.PHONY: help run test race nocgo portable mpi mpich faults soak netns lint generate memory bench bench-gemm bench-comm
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -53,7 +53,10 @@ lint: ## gofmt, vet, staticcheck
 generate: ## generate the assembly again
 	$(GO) generate ./...
 
-bench: ## tokens/s and GFLOP/s of a GPT, against Gorgonia's TapeMachine
+memory: ## what a rank holds under each sharding strategy, planned and counted
+	$(GO) run ./internal/bench -memory
+
+bench: ## tokens/s and GFLOP/s of a GPT, against Gorgonia's TapeMachine; how much communication is hidden
 	$(GO) run ./internal/bench
 
 bench-gemm: ## GFLOP/s of the matrix product

@@ -5,7 +5,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"hash/fnv"
 	"math"
+	"runtime/debug"
 	"slices"
 	"strings"
 
@@ -21,14 +23,24 @@ const (
 	passBackward
 	passEval
 	passClip
+	passClipInf
 	passState
 	passGrads
+	passNorms
+	passUnscale
+	passSync
+	passFull
+	passSet
+	passFreeze
+	passBuffers
 )
 
 // String names the method that a user called.
 func (k passKind) String() string {
 	names := map[passKind]string{
-		passWrap: "Wrap", passForward: "Forward", passBackward: "Backward", passEval: "Eval", passClip: "ClipGradNorm", passState: "FullState", passGrads: "FullGrads",
+		passWrap: "Wrap", passForward: "Forward", passBackward: "Backward", passEval: "Eval", passClip: "ClipGradNorm", passClipInf: "ClipGradNorm of the infinity norm",
+		passState: "FullState", passGrads: "FullGrads", passNorms: "GradNorms", passUnscale: "Unscale", passSync: "SyncGrads",
+		passFull: "Full", passSet: "SetFull", passFreeze: "Freeze", passBuffers: "AverageBuffers",
 	}
 	return names[k]
 }
@@ -62,22 +74,41 @@ const (
 	wordKind = iota
 	wordNumber
 	wordArgument // bits of a float64
-	wordFailed   // 1 if the rank cannot
+	wordSchedule
+	wordNoSync // 1 inside NoSync
+	wordWeight // bits of a float64
+	wordFailed // 1 if the rank cannot
 	words
 )
 
 // request is what a rank is about to do.
 type request struct {
 	kind     passKind
-	number   int     // of the pass
+	number   int     // of the collective method
 	argument float64 // that ranks must agree on, if the method has one
+	schedule uint64  // hash of the pass, if there is one
+	noSync   bool    // a training pass, or a part of it, inside NoSync
+	weight   float64 // of this rank, which may differ from that of others
+}
+
+// same tells whether two ranks are about to do the same thing.
+func (r request) same(o request) bool {
+	o.weight = r.weight
+	return r == o
 }
 
 func (r request) String() string {
+	text := fmt.Sprintf("%v number %d", r.kind, r.number)
 	if r.argument != 0 {
-		return fmt.Sprintf("%v number %d with %v", r.kind, r.number, r.argument)
+		text += fmt.Sprintf(" with %v", r.argument)
 	}
-	return fmt.Sprintf("%v number %d", r.kind, r.number)
+	if r.noSync {
+		text += " inside NoSync"
+	}
+	if r.schedule != 0 {
+		text += fmt.Sprintf(" by schedule %016x", r.schedule)
+	}
+	return text
 }
 
 func newAgreement(g comm.Group) *agreement {
@@ -90,11 +121,16 @@ const messageSize = 1024
 // on agrees to run r. err is why this rank cannot, or nil. It returns nil on every rank or an error on every rank, an
 // exchangeError if the ranks could not talk.
 func (a *agreement) on(ctx context.Context, r request, err error) error {
+	a.send[wordKind], a.send[wordNumber], a.send[wordSchedule] = int64(r.kind), int64(r.number), int64(r.schedule)
+	a.send[wordArgument], a.send[wordWeight] = int64(math.Float64bits(r.argument)), int64(math.Float64bits(r.weight))
+	a.send[wordNoSync], a.send[wordFailed] = 0, 0
+	if r.noSync {
+		a.send[wordNoSync] = 1
+	}
 	if a.group.Size() == 1 {
+		copy(a.recv, a.send)
 		return err
 	}
-	a.send[wordKind], a.send[wordNumber] = int64(r.kind), int64(r.number)
-	a.send[wordArgument], a.send[wordFailed] = int64(math.Float64bits(r.argument)), 0
 	if err != nil {
 		a.send[wordFailed] = 1
 	}
@@ -108,13 +144,38 @@ func (a *agreement) on(ctx context.Context, r request, err error) error {
 		}
 	}
 	for rank := range a.group.Size() {
-		w := a.recv[words*rank:][:words]
-		theirs := request{passKind(w[wordKind]), int(w[wordNumber]), math.Float64frombits(uint64(w[wordArgument]))}
-		if theirs != r {
+		if theirs := a.request(rank); !theirs.same(r) {
 			return fmt.Errorf("ranks disagree: rank %d runs %v, rank %d runs %v", a.group.Rank(), r, rank, theirs)
 		}
 	}
 	return nil
+}
+
+// request returns what another rank has said that it is about to do.
+func (a *agreement) request(rank int) request {
+	w := a.recv[words*rank:][:words]
+	return request{
+		kind: passKind(w[wordKind]), number: int(w[wordNumber]), argument: math.Float64frombits(uint64(w[wordArgument])),
+		schedule: uint64(w[wordSchedule]), noSync: w[wordNoSync] != 0, weight: math.Float64frombits(uint64(w[wordWeight])),
+	}
+}
+
+// weights returns the sum of the weights that the ranks have just given, in rank order.
+func (a *agreement) weights() float64 {
+	sum := 0.0
+	for rank := range a.group.Size() {
+		sum += a.request(rank).weight
+	}
+	return sum
+}
+
+// largest returns the largest of those weights.
+func (a *agreement) largest() float64 {
+	most := 0.0
+	for rank := range a.group.Size() {
+		most = max(most, a.request(rank).weight)
+	}
+	return most
 }
 
 // tell exchanges the messages of the ranks that failed and joins those that say more than this rank's own.
@@ -162,4 +223,23 @@ func line(lines []string, i int) string {
 		return lines[i]
 	}
 	return "nothing"
+}
+
+// textHash returns a number that is the same for the same words.
+func textHash(words []string) uint64 {
+	h := fnv.New64a()
+	for _, w := range words {
+		fmt.Fprintf(h, "%q", w)
+	}
+	return h.Sum64()
+}
+
+// guarded calls a function of the user's and turns a panic into an error.
+func guarded(f func() error) (err error) {
+	defer func() {
+		if r := recover(); r != nil {
+			err = fmt.Errorf("panic: %v\n%s", r, debug.Stack())
+		}
+	}()
+	return f()
 }

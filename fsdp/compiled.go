@@ -2,6 +2,7 @@ package fsdp
 
 import (
 	"fmt"
+	"hash/fnv"
 	"slices"
 
 	"github.com/gofsdp/gofsdp/internal/exec"
@@ -11,7 +12,7 @@ import (
 // compiled is a pass compiled for one set of batch shapes: the plan with its buffers, the program of each call, and where
 // each call finds its memory.
 type compiled struct {
-	eval   bool
+	variant
 	inputs []exec.Value // shapes and types of the batch; Bytes is nil
 	plan   *program.Plan
 	calls  []boundCall
@@ -20,6 +21,15 @@ type compiled struct {
 	zero   [][]span // by group: bytes of the full gradients that no call writes
 	loss   int      // buffer of the loss
 	seed   int      // buffer of its gradient, or -1
+	hash   uint64   // of the program and of which parameters get a gradient
+	grad   []bool   // by parameter: whether it gets one
+}
+
+// variant is what a pass does about gradients.
+type variant struct {
+	eval    bool // it has none
+	noSync  bool // it leaves them unreduced
+	pending bool // it adds to unreduced ones
 }
 
 // span is a range of bytes.
@@ -32,6 +42,7 @@ type boundCall struct {
 	gradOut  []int      // buffers, or -1
 	gradIn   []int      // buffers, or -1
 	saved    int        // buffer, or -1
+	update   []int      // buffers of new values for the module's buffers
 	bindings exec.Call  // slices of the right lengths, filled before each run
 }
 
@@ -39,15 +50,15 @@ type boundCall struct {
 const maxCompiled = 64
 
 // compiledFor returns the pass for a batch of these shapes, compiling it when they are new.
-func (s *Sharded) compiledFor(eval bool, batch []exec.Value) (*compiled, error) {
+func (s *Sharded) compiledFor(v variant, batch []exec.Value) (*compiled, error) {
 	for i, c := range s.compiled {
-		if c.eval == eval && c.matches(batch) {
+		if c.variant == v && c.matches(batch) {
 			copy(s.compiled[1:i+1], s.compiled[:i]) // move to the front
 			s.compiled[0] = c
 			return c, nil
 		}
 	}
-	c, err := s.compile(eval, batch)
+	c, err := s.compile(v, batch)
 	if err != nil {
 		return nil, err
 	}
@@ -74,54 +85,85 @@ func shapeless(batch []exec.Value) []exec.Value {
 	return out
 }
 
-// compile infers the shapes of all values, compiles every call and plans the buffers.
-func (s *Sharded) compile(eval bool, batch []exec.Value) (*compiled, error) {
-	prog := s.train
-	if eval {
-		prog = s.eval
+// compile infers the shapes of all values, compiles every call, schedules the pass with what the calls turn out to read in
+// backward, and plans the buffers.
+func (s *Sharded) compile(v variant, batch []exec.Value) (*compiled, error) {
+	c := &compiled{
+		variant: v, inputs: shapeless(batch),
+		calls: make([]boundCall, len(s.model.Calls)), grad: make([]bool, len(s.model.Params)),
 	}
-	c := &compiled{eval: eval, inputs: shapeless(batch), calls: make([]boundCall, len(s.model.Calls))}
-	shapes, err := s.shapes(prog, c)
+	shapes, err := s.shapes(c)
 	if err != nil {
 		return nil, err
 	}
-	if !eval {
-		if err := s.compileTraining(c, shapes); err != nil {
+	var reads [][]bool
+	if !v.eval {
+		if reads, err = s.compileTraining(c, shapes); err != nil {
 			return nil, err
 		}
+	}
+	prog, err := s.program(v, reads)
+	if err != nil {
+		return nil, err
 	}
 	if c.plan, err = program.NewPlan(prog, s.sizes(c)); err != nil {
 		return nil, err
 	}
 	s.bind(c)
+	h := fnv.New64a()
+	fmt.Fprint(h, prog.Hash(), c.grad)
+	c.hash = h.Sum64()
 	return c, nil
 }
 
+// program returns the schedule of a pass whose calls read these of their parameters in backward; nil means all.
+func (s *Sharded) program(v variant, reads [][]bool) (*program.Program, error) {
+	key := fmt.Sprint(v, reads)
+	if p := s.programs[key]; p != nil {
+		return p, nil
+	}
+	p, err := program.Compile(s.model, program.Options{
+		Prefetch: s.cfg.Prefetch, InFlight: s.cfg.InFlight, Eval: v.eval, NoSync: v.noSync, Pending: v.pending, Reads: reads,
+	})
+	if err == nil {
+		s.programs[key] = p
+	}
+	return p, err
+}
+
 // shapes compiles the forward of every call of the pass in turn, which gives the shapes of its outputs.
-func (s *Sharded) shapes(prog *program.Program, c *compiled) ([][]exec.Value, error) {
+func (s *Sharded) shapes(c *compiled) ([][]exec.Value, error) {
 	outs := make([][]exec.Value, len(s.model.Calls))
-	for _, op := range prog.Ops {
-		if op.Kind != program.Forward {
+	for i, need := range s.model.NeedsForward(s.results(c.eval)) {
+		if !need {
 			continue
 		}
 		sig := &exec.Signature{DType: s.cfg.Precision.Compute.tensor()}
-		for j, r := range s.model.Calls[op.Call].In {
+		for j, r := range s.model.Calls[i].In {
 			if r.Call != program.Batch && r.Out >= len(outs[r.Call]) {
 				return nil, fmt.Errorf("call %s: input %d is output %d of call %s, which has %d",
-					s.model.Calls[op.Call].Name, j, r.Out, s.model.Calls[r.Call].Name, len(outs[r.Call]))
+					s.model.Calls[i].Name, j, r.Out, s.model.Calls[r.Call].Name, len(outs[r.Call]))
 			}
-			sig.Inputs = append(sig.Inputs, s.input(c, outs, op.Call, j))
+			sig.Inputs = append(sig.Inputs, s.input(c, outs, i, j))
 		}
-		u, err := s.unit(op.Call, sig)
+		u, err := s.unit(i, sig)
 		if err != nil {
 			return nil, err
 		}
-		c.calls[op.Call].unit = u
+		c.calls[i].unit = u
 		for _, shape := range u.OutShape {
-			outs[op.Call] = append(outs[op.Call], exec.Value{Shape: shape, DType: u.DType})
+			outs[i] = append(outs[i], exec.Value{Shape: shape, DType: u.DType})
 		}
 	}
-	return outs, s.checkResults(prog, outs)
+	return outs, s.checkResults(c.eval, outs)
+}
+
+// results returns those of the model that a pass computes: all in an evaluation, the loss in training.
+func (s *Sharded) results(eval bool) []program.Ref {
+	if eval {
+		return s.model.Results
+	}
+	return s.model.Results[:1]
 }
 
 // input describes input j of a call to the compiler, without its gradient.
@@ -136,17 +178,14 @@ func (s *Sharded) input(c *compiled, outs [][]exec.Value, call, j int) exec.Inpu
 }
 
 // checkResults checks that the results exist and that the loss is one number.
-func (s *Sharded) checkResults(prog *program.Program, outs [][]exec.Value) error {
-	results := s.model.Results
-	if !prog.Options.Eval {
-		results = results[:1]
-	}
+func (s *Sharded) checkResults(eval bool, outs [][]exec.Value) error {
+	results := s.results(eval)
 	for i, r := range results {
 		if r.Out >= len(outs[r.Call]) {
 			return fmt.Errorf("result %d is output %d of call %s, which has %d", i, r.Out, s.model.Calls[r.Call].Name, len(outs[r.Call]))
 		}
 	}
-	if loss := outs[results[0].Call][results[0].Out]; !prog.Options.Eval && loss.Len() != 1 {
+	if loss := outs[results[0].Call][results[0].Out]; !eval && loss.Len() != 1 {
 		return fmt.Errorf("the loss, output %d of call %s, has shape %v: it must be one number to train on",
 			results[0].Out, s.model.Calls[results[0].Call].Name, loss.Shape)
 	}
@@ -163,8 +202,11 @@ func (s *Sharded) unit(call int, sig *exec.Signature) (*exec.Unit, error) {
 	return u, nil
 }
 
-// compileTraining compiles forward and backward of the calls that need both.
-func (s *Sharded) compileTraining(c *compiled, shapes [][]exec.Value) error {
+// compileTraining compiles forward and backward of the calls that need both. It returns which parameters the backward of
+// each call reads.
+func (s *Sharded) compileTraining(c *compiled, shapes [][]exec.Value) (reads [][]bool, err error) {
+	reads = make([][]bool, len(s.model.Calls))
+	firsts := s.model.First()
 	back, trained := s.model.NeedsBackward(), s.model.Trained()
 	gradOut := make([][]bool, len(s.model.Calls)) // which outputs receive a gradient
 	for i := range gradOut {
@@ -194,23 +236,27 @@ func (s *Sharded) compileTraining(c *compiled, shapes [][]exec.Value) error {
 			}
 			sig.Inputs = append(sig.Inputs, in)
 		}
-		for _, first := range s.train.First[i] {
-			sig.AccParam = append(sig.AccParam, !first)
+		for j, p := range s.model.Calls[i].Params {
+			sig.AccParam = append(sig.AccParam, c.pending || !firsts[i][j])
+			sig.FrozenParam = append(sig.FrozenParam, s.groups[s.home[p].group].kind.frozen)
 		}
 		u, err := s.unit(i, sig)
 		if err != nil {
-			return err
+			return nil, err
 		}
-		c.calls[i].unit = u
+		c.calls[i].unit, reads[i] = u, u.ReadParam
+		for j, p := range s.model.Calls[i].Params {
+			c.grad[p] = c.grad[p] || u.HasGrad[j]
+		}
 	}
-	return nil
+	return reads, nil
 }
 
 // sizes returns the bytes that the planner needs.
 func (s *Sharded) sizes(c *compiled) *program.Sizes {
 	z := &program.Sizes{}
 	for _, g := range s.groups {
-		z.Group = append(z.Group, program.GroupSizes{Params: g.bytes(), Grads: g.bytes()})
+		z.Group = append(z.Group, g.sizes())
 	}
 	trained, es := s.model.Trained(), s.cfg.Precision.Compute.size()
 	for i, call := range s.model.Calls {
@@ -219,7 +265,13 @@ func (s *Sharded) sizes(c *compiled) *program.Sizes {
 			z.Call = append(z.Call, program.CallSizes{})
 			continue
 		}
-		cs := program.CallSizes{KeepIn: u.KeepIn, KeepOut: u.KeepOut, Saved: u.Saved, Work: u.Forward.Work}
+		cs := program.CallSizes{KeepIn: u.KeepIn, KeepOut: u.KeepOut, Saved: u.Saved, Spill: s.spill[i], Work: u.Forward.Work}
+		for _, update := range u.Updates {
+			if !c.eval {
+				cs.Update = append(cs.Update, exec.Numel(update.Shape)*es)
+				cs.KeepUpdate = append(cs.KeepUpdate, u.ReadParam[update.Param])
+			}
+		}
 		for _, shape := range u.OutShape {
 			cs.Out = append(cs.Out, exec.Numel(shape)*es)
 		}
@@ -242,7 +294,7 @@ func (s *Sharded) bind(c *compiled) {
 	for g := range s.groups {
 		c.params = append(c.params, c.plan.Lookup(program.GroupParams, g, 0))
 		c.grads = append(c.grads, c.plan.Lookup(program.GroupGrads, g, 0))
-		c.zero = append(c.zero, s.unwritten(g))
+		c.zero = append(c.zero, s.unwritten(c, g))
 	}
 	loss := s.model.Results[0]
 	c.loss, c.seed = c.plan.Lookup(program.CallOut, loss.Call, loss.Out), c.plan.Lookup(program.CallGradOut, loss.Call, loss.Out)
@@ -264,33 +316,28 @@ func (s *Sharded) bind(c *compiled) {
 			b.gradOut = append(b.gradOut, c.plan.Lookup(program.CallGradOut, i, o))
 		}
 		b.saved = c.plan.Lookup(program.CallSaved, i, 0)
+		for k := range b.unit.Updates {
+			b.update = append(b.update, c.plan.Lookup(program.CallUpdate, i, k))
+		}
 		b.bindings = exec.Call{
 			Param: make([][]byte, len(call.Params)), GradParam: make([][]byte, len(call.Params)),
 			In: make([][]byte, len(b.in)), GradIn: make([][]byte, len(b.in)),
-			Out: make([][]byte, len(b.out)), GradOut: make([][]byte, len(b.out)),
+			Out: make([][]byte, len(b.out)), GradOut: make([][]byte, len(b.out)), Update: make([][]byte, len(b.update)),
 		}
 	}
 }
 
 // unwritten returns the ranges of a group's full gradients that no backward writes: padding, and parameters that the loss
 // does not depend on. They are set to zero before the reduction.
-func (s *Sharded) unwritten(g int) []span {
+func (s *Sharded) unwritten(c *compiled, g int) []span {
 	f := s.groups[g]
 	es := f.dtype.size()
 	var zero []span
 	for _, p := range f.layout.Padding() {
 		zero = append(zero, span{p.Start * es, p.End * es})
 	}
-	written := make(map[int]bool)
-	for i, back := range s.model.NeedsBackward() {
-		if back {
-			for _, p := range s.model.Calls[i].Params {
-				written[p] = true
-			}
-		}
-	}
 	for i, p := range f.params {
-		if !written[p] {
+		if !c.grad[p] {
 			lo := f.layout.Offset(i) * es
 			zero = append(zero, span{lo, lo + f.layout.Params()[i].Len()*es})
 		}

@@ -1,89 +1,101 @@
 package fsdp
 
 import (
+	"cmp"
+	"errors"
 	"fmt"
-
-	"gorgonia.org/tensor"
+	"log/slog"
 
 	"github.com/gofsdp/gofsdp/comm"
 )
 
-// Config configures Wrap. The zero value shards fully (ZeRO-3) over one rank, in one group, in float32, with one group
-// gathered ahead. Every rank must use the same values, except for Group, Poison and Trace; Wrap checks that.
+// Config configures Wrap. The zero value shards fully (ZeRO-3) over one rank, in one unit, in float32, with one unit
+// gathered ahead. Every rank must use the same values, except for Group, GroupOf's groups, OffloadDir, Poison, Trace and
+// Logger; Wrap checks that.
 type Config struct {
-	// Group is the process group to shard over; nil means one rank. Its collectives must not be used by others while a
+	// Group is the process group to train on; nil means one rank. Its collectives must not be used by others while a
 	// method of Sharded runs. If it is a [comm.Allocator], parameters and gradients live in its memory. Sharded does not
 	// close it: keep it open until [Sharded.Close].
 	Group comm.Group
-	// Wrap groups the parameters into units; nil puts all of them into the root group.
+
+	// Strategy says what of a unit is cut over the ranks, and when it is whole.
+	Strategy Strategy
+	// StrategyOf, if set, decides for each unit, whose Strategy field holds what would be used without it. See KeepBelow.
+	StrategyOf func(u UnitInfo) Strategy
+	// ShardRanks is, for HybridShard and HybridGradOp, the number of consecutive ranks that parameters are cut over, such
+	// as those of one host. It must divide the number of ranks; where it is a power of two, results have the bits of the
+	// other strategies.
+	ShardRanks int
+	// GroupOf, if set, may return a process group of its own for a unit, of which this rank is part, or nil. The unit is
+	// sharded over that group: ranks in different groups have different parameters under the same names, which start out
+	// different, such as the experts of a mixture. Their gradients are summed over the group and still divided by all
+	// ranks of Config.Group: they are those of the mean loss of all. All groups of a unit must have the same size.
+	GroupOf func(u UnitInfo) comm.Group
+
+	// Wrap groups the parameters into units; nil puts all of them into the root unit.
 	Wrap Policy
 	// Precision of parameters, gradients and computation.
 	Precision Precision
-	// Prefetch is the number of groups gathered ahead of the one that computes: 0 means 1, NoPrefetch none.
+	// Divide says what the sum of the ranks' gradients is divided by.
+	Divide Divide
+	// Prefetch is the number of units gathered ahead of the one that computes: 0 means 1, NoPrefetch none.
 	Prefetch int
+	// InFlight, if positive, limits the bytes of collectives that are under way: a unit is gathered ahead only within it.
+	InFlight int
+
+	// Frozen selects parameters that are not trained, by full name: they have no gradient and no optimizer state, and are
+	// whole in backward only where something that is trained needs them. Nil selects none; [Sharded.Freeze] changes it.
+	Frozen func(name string) bool
+	// Ignored selects parameters, by full name, that are not sharded: every rank holds them, and their gradients are summed
+	// by all-reduce. Nil selects none.
+	Ignored func(name string) bool
+
 	// Checkpoint selects calls that keep only their inputs for backward and compute the rest again (activation
 	// checkpointing): least memory, a third more computation. Nil selects none.
 	Checkpoint Policy
 	// Keep selects calls that keep everything their backward uses: most memory, no computation twice. Nil selects none. Calls
 	// that neither selects keep what is dear to compute, such as products, and recompute what is cheap, such as activations.
 	Keep Policy
+	// Spill selects calls that keep what their backward uses in files under OffloadDir. Nil selects none.
+	Spill Policy
+	// OffloadDir, if set, is a directory for files that are mapped into memory in place of RAM: shards of parameters and
+	// gradients, the optimizer's state, and what Spill selects. The system writes back and drops what is not in use, so a
+	// model may be larger than memory. The files have no names, so nothing is left behind; ranks may share a directory.
+	OffloadDir string
+
 	// Seed of the initial parameters and of dropout.
 	Seed uint64
 	// Poison fills freed buffers with NaN, so that a use after free shows. It costs a pass over that memory: for tests.
 	Poison bool
 	// Trace, if set, is called after every operation of a pass, on the rank's own goroutine.
 	Trace func(Event)
+	// Logger, if set, is told what Wrap and Freeze have decided: units, strategies, memory and what is unusual about them.
+	Logger *slog.Logger
 }
 
-// NoPrefetch as Config.Prefetch gathers each group when it is needed.
+// NoPrefetch as Config.Prefetch gathers each unit when it is needed.
 const NoPrefetch = -1
 
-// Precision says in which type a model computes.
-type Precision struct {
-	// Compute is the type of parameters, gradients and activations.
-	Compute DType
-}
+// Divide is what the sum of the ranks' gradients is divided by.
+type Divide uint8
 
-// DType is an element type.
-type DType uint8
-
-// The element types. The zero value is Float32.
+// The divisors.
 const (
-	Float32 DType = iota
-	Float64
+	// ByRanks makes gradients means over all ranks of Config.Group.
+	ByRanks Divide = iota
+	// ByWeights makes them means weighted by the numbers that each rank gives to Backward by [Weight], such as the number
+	// of its tokens: the gradient of a mean over all tokens of a Backward if each rank's loss is the mean over its own.
+	// Several Backwards add up as they do otherwise.
+	ByWeights
+	// ByOne leaves them sums.
+	ByOne
 )
-
-// String returns the name of the Go type.
-func (d DType) String() string {
-	switch d {
-	case Float32:
-		return "float32"
-	case Float64:
-		return "float64"
-	default:
-		return fmt.Sprintf("DType(%d)", uint8(d))
-	}
-}
-
-// size returns the bytes of an element.
-func (d DType) size() int {
-	if d == Float64 {
-		return 8
-	}
-	return 4
-}
-
-func (d DType) tensor() tensor.Dtype {
-	if d == Float64 {
-		return tensor.Float64
-	}
-	return tensor.Float32
-}
 
 // withDefaults returns c with zero values replaced, or what is wrong with it.
 func (c Config) withDefaults() (Config, error) {
-	if d := c.Precision.Compute; d != Float32 && d != Float64 {
-		return c, fmt.Errorf("Config.Precision.Compute is %v: want Float32 or Float64", d)
+	var err error
+	if c.Precision, err = c.Precision.withDefaults(); err != nil {
+		return c, err
 	}
 	switch {
 	case c.Prefetch == 0:
@@ -93,6 +105,19 @@ func (c Config) withDefaults() (Config, error) {
 	case c.Prefetch < 0:
 		return c, fmt.Errorf("Config.Prefetch is %d: want a depth, or NoPrefetch", c.Prefetch)
 	}
+	switch {
+	case c.Strategy >= strategies:
+		return c, fmt.Errorf("Config.Strategy is %v", c.Strategy)
+	case c.Divide > ByOne:
+		return c, fmt.Errorf("Config.Divide is %d: want ByRanks, ByWeights or ByOne", c.Divide)
+	case c.InFlight < 0:
+		return c, fmt.Errorf("Config.InFlight is %d: want a number of bytes, or 0", c.InFlight)
+	case c.ShardRanks < 0 || c.ShardRanks > 0 && c.Group.Size()%c.ShardRanks != 0:
+		return c, fmt.Errorf("Config.ShardRanks is %d, which does not divide the %d ranks", c.ShardRanks, c.Group.Size())
+	case c.Spill != nil && c.OffloadDir == "":
+		return c, errors.New("Config.Spill selects calls, but Config.OffloadDir names no directory")
+	}
+	c.ShardRanks = cmp.Or(c.ShardRanks, c.Group.Size())
 	return c, nil
 }
 

@@ -99,31 +99,17 @@ func everyOther(calls []fsdp.CallInfo) []string {
 	return names
 }
 
-// TestWrappingDoesNotChangeBits trains under every policy. The limit is above every norm: clipping scales by a norm that
-// is summed in the order of the layout, and so rounds differently.
+// TestWrappingDoesNotChangeBits trains under every policy, with clipping in every step: the norm is the same to the last bit,
+// whatever the layout.
 func TestWrappingDoesNotChangeBits(t *testing.T) {
 	model := tinyGPT(3)
 	model.Dropout, model.Tied = 0.1, true
 	for world := 1; world <= 3; world++ {
-		want := train(t, model, world, 20, 1e6, fsdp.Config{})
+		want := train(t, model, world, 20, 0.5, fsdp.Config{})
 		for name, policy := range wrapPolicies {
 			t.Run(fmt.Sprintf("%s/%d ranks", name, world), func(t *testing.T) {
-				requireSameBits(t, want, train(t, model, world, 20, 1e6, fsdp.Config{Wrap: policy}))
+				requireSameBits(t, want, train(t, model, world, 20, 0.5, fsdp.Config{Wrap: policy}))
 			})
-		}
-	}
-}
-
-// TestWrappingBarelyChangesClipping bounds what the order of that sum does.
-func TestWrappingBarelyChangesClipping(t *testing.T) {
-	cfg := fsdp.Config{Precision: fsdp.Precision{Compute: fsdp.Float64}}
-	want := train(t, tinyGPT(2), 2, 5, 0.1, cfg)
-	for name, policy := range wrapPolicies {
-		cfg.Wrap = policy
-		for param, got := range train(t, tinyGPT(2), 2, 5, 0.1, cfg) {
-			for i, b := range got {
-				require.InDelta(t, math.Float64frombits(want[param][i]), math.Float64frombits(b), 1e-9, "%s: %s[%d]", name, param, i)
-			}
 		}
 	}
 }
@@ -197,12 +183,16 @@ func drawRun(t *rapid.T) drawnRun {
 // run trains under a configuration, with actions between the steps, and returns the bits of the parameters. On the way it
 // holds the counted memory against the plan.
 func (r drawnRun) run(t require.TestingT, cfg fsdp.Config, actions []drawnAction) bits {
-	var state bits
+	var result bits
 	onRanks(t, r.world, func(ctx context.Context, g comm.Group) {
 		cfg := cfg
 		cfg.Group, cfg.Precision.Compute = g, r.dtype
 		m := wrap(t, r.model, cfg)
-		update := updater(t, m, 1e6)
+		update := updater(t, m, 0.5)
+		state := 0 // bytes of the optimizer: two numbers for each that this rank owns
+		for _, p := range m.Shards() {
+			state += 2 * p.Value.Len() * map[fsdp.DType]int{fsdp.Float32: 4, fsdp.Float64: 8}[r.dtype]
+		}
 		for step, shapes := range r.shapes {
 			batch := tinyBatch(step, g.Rank(), shapes[g.Rank()][0], shapes[g.Rank()][1])
 			if actions[step].eval {
@@ -217,16 +207,17 @@ func (r drawnRun) run(t require.TestingT, cfg fsdp.Config, actions []drawnAction
 			require.NoError(t, err)
 			m.ResetPeak()
 			forwardBackward(t, ctx, m, batch)
+			require.Equal(t, state, plan.StateBytes)
 			require.Equal(t, plan.Peak(), m.Memory().Peak, "counted and planned peak")
-			require.Equal(t, plan.ShardBytes, m.Memory().Live, "memory after a step")
+			require.Equal(t, plan.ShardBytes+plan.StateBytes, m.Memory().Live, "memory after a step")
 			update(ctx)
 		}
 		got := stateBits(t, ctx, m)
 		if g.Rank() == 0 {
-			state = got
+			result = got
 		}
 	})
-	return state
+	return result
 }
 
 // TestRandomConfigurations draws a run and compares its result between two random configurations of the knobs and of what

@@ -133,13 +133,35 @@ func TestGradientsOfTheUser(t *testing.T) {
 	}
 }
 
-// TestClipOverflow refuses gradients whose norm is beyond float64, and leaves them alone.
+// TestClipOverflow clips gradients whose squares are beyond float64. A norm that is so itself is refused, and they are left
+// alone.
 func TestClipOverflow(t *testing.T) {
 	m := wrap(t, shapes["chain"], fsdp.Config{Precision: float64s})
-	m.Shards()[0].Grad.F64[0] = 1e200
-	_, err := m.ClipGradNorm(t.Context(), 1)
-	require.ErrorContains(t, err, "overflows")
-	require.Equal(t, 1e200, m.Shards()[0].Grad.F64[0])
+	grad := m.Shards()[0].Grad.F64
+	grad[0], grad[1] = 3e200, 4e200
+	norm, err := m.ClipGradNorm(t.Context(), 1)
+	require.NoError(t, err)
+	require.InEpsilon(t, 5e200, norm, 1e-15)
+	require.InDeltaSlice(t, []float64{0.6, 0.8}, grad[:2], 1e-15)
+
+	grad[0], grad[1] = math.MaxFloat64, -math.MaxFloat64
+	_, err = m.ClipGradNorm(t.Context(), 1)
+	require.ErrorContains(t, err, "the norm of the gradients overflows")
+	require.Equal(t, []float64{math.MaxFloat64, -math.MaxFloat64}, grad[:2])
+	norm, err = m.ClipGradNorm(t.Context(), math.Inf(1), fsdp.InfNorm)
+	require.NoError(t, err, "the largest magnitude is a number")
+	require.Equal(t, math.MaxFloat64, norm)
+}
+
+// TestClipUnderflow: squares that are below float64 count as well.
+func TestClipUnderflow(t *testing.T) {
+	m := wrap(t, shapes["chain"], fsdp.Config{Precision: float64s})
+	grad := m.Shards()[0].Grad.F64
+	grad[0], grad[1] = 3e-200, 4e-200
+	norm, err := m.ClipGradNorm(t.Context(), 1)
+	require.NoError(t, err)
+	require.InEpsilon(t, 5e-200, norm, 1e-15)
+	require.Equal(t, []float64{3e-200, 4e-200}, grad[:2])
 }
 
 // TestPanicsOfTheUser become errors: of Init on every rank, of Trace in the middle of a pass.

@@ -19,31 +19,57 @@
 //		return nil
 //	})
 //
-// # Modules, models, groups
+// # Modules, models, units
 //
 // A [Module] is a pure builder over Gorgonia nodes with a list of parameters. A [Model] is plain Go code that calls modules:
 // a loop over blocks, an encoder whose output every layer sees, a head tied to an embedding. Wrap runs it once, without data,
-// to learn the calls. A [Policy] then groups the parameters of calls into units; what no unit takes is the root group.
+// to learn the calls. A [Policy] then puts the parameters of calls into units; what no unit takes is the root unit. The
+// parameters of a unit lie end to end in a flat group, or in several where some are frozen, ignored, or travel in another type.
 //
 //	model     Forward: wte ─▶ wpe ─▶ blocks.0 ─▶ blocks.1 ─▶ lnf ─▶ head ─▶ loss
-//	groups    WrapType[*nn.Block]: {blocks.0} {blocks.1}, root {wte wpe lnf head}
-//	schedule  gather root · gather blocks.0 · wait root · forward wte · forward wpe · wait blocks.0 · forward blocks.0 · …
+//	units     WrapType[*nn.Block]: {blocks.0} {blocks.1}, root {wte wpe lnf head}
+//	schedule  gather root · gather blocks.0 · wait root · forward wte · gather blocks.1 · forward wpe · wait blocks.0 · …
+//
+// # Strategies
+//
+// A [Strategy] says what is cut over the ranks and what is whole when: FullShard cuts all there is, ShardGradOp keeps parameters
+// whole during a pass, NoShard copies everything to every rank (DDP), and the hybrid strategies cut over the ranks of a host, say,
+// and copy from host to host. Config.StrategyOf chooses for each unit; Config.GroupOf gives a unit, such as an expert, a
+// process group of its own.
 //
 // # The step is data
 //
-// The order of everything is decided by Wrap, not discovered while running: [Sharded.Plan] shows the schedule, the memory and
-// the traffic of a pass before it runs, and the ranks compare their schedules before the first collective. The knobs of the
-// schedule (prefetch, wrapping, checkpointing) do not change one bit of the result, with one exception: the norm of
-// [Sharded.ClipGradNorm] is summed in the order of the layout, so wrapping changes its last bits, and those of the gradients
-// that it scales.
+// The order of everything is decided before a pass, not discovered while it runs: [Sharded.Plan] shows the schedule, the memory
+// and the traffic, and the ranks compare their schedules before the first collective. How a pass is scheduled (strategy,
+// prefetch, wrapping, checkpointing, where memory lies) does not change one bit of its result, the norm of
+// [Sharded.ClipGradNorm] included. Two exceptions concern the sum over the ranks: ShardRanks that is no power of two, and gradients
+// that travel in 16 bits under a hybrid strategy, are rounded in another order.
+//
+// # Gradients
+//
+// Gradients are means over the ranks: each rank's loss should be a mean over its batch, and batches of equal size make the
+// result that of the whole batch on one rank. [ByWeights] weighs unequal ones. Backward adds to the gradients that are there, until
+// [Sharded.ZeroGrad]. Inside [Sharded.NoSync] it does so without communication, for the memory of whole gradients. [Sharded.Hold] puts a
+// forward aside, so that several may come before their backwards. A parameter that no loss depended on has no gradient, and
+// optimizers leave it alone.
+//
+// Frozen parameters have no gradient and no optimizer state. They are whole in backward only while something that is trained needs
+// their value, and freed directly after; calls before the first trained parameter have no backward. [Sharded.Freeze]
+// changes what is frozen between steps.
+//
+// # Numbers
+//
+// Computation is in float32, or float64 for tests. [Precision] lets parameters and gradients travel in 16 bits, which halves the
+// traffic; shards, optimizer state and checkpoints keep the type of the computation. [Sharded.Unscale] undoes a loss scale.
 //
 // # What always holds
 //
-//   - At most Prefetch+1 groups besides the root are whole at any time, if no call needs more than one.
+//   - While a call computes, only the units are whole that it and the Prefetch next ones read, besides those that are kept:
+//     Prefetch+1, if no call reads more than one.
 //   - Same seed, same number of ranks, same instruction set: same bits. Parameters start out the same at every number of ranks.
-//   - The peak of the counted memory is the planned one. Counted are parameters, gradients, activations and scratch; not
-//     counted are the optimizer's state, batches and results, constants, what stock Gorgonia operations allocate while they
-//     run, and the packing buffers of matrix products, about 1 MiB a rank.
+//   - The peak of the counted memory is the planned one; passes put aside by Hold come on top. Counted are parameters,
+//     gradients, optimizer state, activations and scratch; not counted are batches and results, constants, what stock Gorgonia
+//     operations allocate while they run, and the packing buffers of matrix products, about 1 MiB a rank.
 //   - Methods of [Sharded] that take a context are collective. Before a pass the ranks agree to run it: if one cannot, because
 //     its batch has the wrong shape or its loss is NaN, all return an error that says which rank and why, and parameters and
 //     gradients are as they were. An error in the middle of a pass fails the group on every rank. Nothing hangs.
@@ -51,11 +77,7 @@
 // # Memory
 //
 // What ranks send each other, namely shards, gathered parameters and gradients, lives in memory of the group if that has
-// any to give (see [comm.Allocator]): ranks on one host then read and write it in place. Activations and scratch live on the
-// Go heap. Both are kept for the next step until [Sharded.Close] gives them back.
-//
-// # Numbers
-//
-// Computation is in float32, or float64 for tests. Gradients are means over the ranks: each rank's loss should be a mean over
-// its batch, and batches of equal size make the result that of the whole batch on one rank; [Scale] weighs unequal ones.
+// any to give (see [comm.Allocator]): ranks on one host then read and write it in place. Optimizer state, activations and
+// scratch live on the Go heap. Config.OffloadDir puts shards, optimizer state and what Config.Spill selects into files instead.
+// All of it is kept for the next step until [Sharded.Close] gives it back.
 package fsdp

@@ -10,8 +10,8 @@ import (
 type Event struct {
 	Rank     int
 	Pass     int       // number of the pass
-	Kind     string    // gather, wait, forward, turn, free, backward, reduce or drain
-	Group    string    // for gather, wait, free, reduce and drain
+	Kind     string    // gather, wait, forward, turn, free, backward, reduce, sync or drain
+	Group    string    // for gather, wait, free, reduce, sync and drain
 	Call     string    // for forward and backward
 	Begin    time.Time // of the operation on this rank
 	Duration time.Duration

@@ -134,9 +134,9 @@ func ExampleSharded_Plan() {
 	// 0.86 MB kept, 3.19 MB sent per pass
 	//   gather root
 	//   gather blocks.0
-	//   gather blocks.1
 	//   wait root
 	//   forward wte
+	//   gather blocks.1
 	//   forward wpe
 	//   wait blocks.0
 	//   forward blocks.0

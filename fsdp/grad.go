@@ -6,47 +6,226 @@ import (
 	"math"
 
 	"github.com/gofsdp/gofsdp/comm"
+	"github.com/gofsdp/gofsdp/internal/kernel/vec"
+	"github.com/gofsdp/gofsdp/optim"
 )
 
-// ClipGradNorm computes the L2 norm of the gradients of the whole model, over all ranks, and if it exceeds limit scales the
+// A Norm is a way to measure gradients.
+type Norm uint8
+
+// The norms.
+const (
+	L2Norm  Norm = iota // square root of the sum of squares
+	InfNorm             // largest magnitude
+)
+
+// check returns an error if there is no such norm.
+func (n Norm) check() error {
+	if n > InfNorm {
+		return fmt.Errorf("norm %d is neither L2Norm nor InfNorm", n)
+	}
+	return nil
+}
+
+// ClipGradNorm computes the norm of the gradients of the whole model, over all ranks, and if it exceeds limit scales the
 // gradients by limit/(norm + 1e-6), as PyTorch's clip_grad_norm_ does. It returns the norm before clipping; with an
-// infinite limit it only measures. If a gradient is not finite it fails on every rank, naming a parameter, and changes
-// nothing.
-func (s *Sharded) ClipGradNorm(ctx context.Context, limit float64) (norm float64, err error) {
+// infinite limit it only measures. The norm is L2Norm unless another is given. If a gradient is not finite it fails on every
+// rank, naming a parameter, and changes nothing.
+//
+// The norm is computed exactly and rounded at the end, so that it has the same bits under every strategy and wrap policy.
+func (s *Sharded) ClipGradNorm(ctx context.Context, limit float64, kind ...Norm) (norm float64, err error) {
+	r := request{kind: passClip, argument: limit}
+	if len(kind) > 0 && kind[0] == InfNorm {
+		r.kind = passClipInf
+	}
 	err = s.err
+	if err == nil {
+		err = s.pending.reduced()
+	}
+	if err == nil && len(kind) > 0 {
+		err = kind[0].check()
+	}
 	if err == nil && !(limit > 0) {
 		err = fmt.Errorf("limit is %v, want a positive number", limit)
 	}
-	sum := []float64{0}
-	for i := 0; i < len(s.groups) && err == nil; i++ {
-		squares := s.groups[i].sumSquares()
-		if name := s.groups[i].nonFiniteIf(squares); name != "" {
-			err = fmt.Errorf("the gradient of %s is not finite", name)
-		}
-		sum[0] += squares
+	if err == nil {
+		r.weight, err = s.largestGrad()
 	}
-	if err := s.agree(ctx, passClip, limit, err); err != nil {
+	if err := s.agree(ctx, r, err); err != nil {
 		return 0, err
 	}
-	if err := s.cfg.Group.AllReduce(comm.Of(sum).Named("gradient norm"), comm.Sum).Wait(ctx); err != nil {
-		return 0, s.broken(fmt.Errorf("ClipGradNorm: %w", err))
+	if norm = s.agreement.largest(); r.kind == passClip {
+		if norm, err = s.l2(ctx, norm); err != nil {
+			return 0, err
+		}
 	}
-	if norm = math.Sqrt(sum[0]); math.IsInf(norm, 0) {
-		return 0, fmt.Errorf("fsdp: rank %d: ClipGradNorm: the sum of the squares of the gradients overflows", s.cfg.Group.Rank())
+	if math.IsInf(norm, 0) {
+		return 0, fmt.Errorf("fsdp: rank %d: ClipGradNorm: the norm of the gradients overflows", s.cfg.Group.Rank())
 	}
 	if c := limit / (norm + 1e-6); c < 1 {
-		for _, g := range s.groups {
-			g.scaleGrad(c)
-		}
+		s.ScaleGrads(c)
 	}
 	return norm, nil
 }
 
-// nonFiniteIf returns the name of a parameter with a gradient that is not finite, looking only if the sum of squares says
-// that there may be one.
-func (f *flatGroup) nonFiniteIf(squares float64) string {
-	if !math.IsNaN(squares) && !math.IsInf(squares, 0) {
-		return ""
+// ScaleGrads multiplies all gradients in shards by c. It is no collective: every rank must do the same.
+func (s *Sharded) ScaleGrads(c float64) {
+	if s.err == errClosed {
+		return
 	}
-	return f.nonFinite()
+	for _, g := range s.trained() {
+		g.scaleGrad(c)
+	}
+}
+
+// trained returns the groups that have gradients.
+func (s *Sharded) trained() []*flatGroup {
+	var list []*flatGroup
+	for _, g := range s.groups {
+		if g.grad != nil {
+			list = append(list, g)
+		}
+	}
+	return list
+}
+
+// largestGrad returns the largest magnitude of this rank's gradients, or an error that names one that is not finite.
+func (s *Sharded) largestGrad() (float64, error) {
+	largest := 0.0
+	for _, g := range s.trained() {
+		m := maxAbs(g.vec(g.grad.Data, 0, g.layout.ShardLen()))
+		if m-m != 0 {
+			return m, fmt.Errorf("the gradient of %s is not finite", g.nonFinite())
+		}
+		largest = max(largest, m)
+	}
+	return largest, nil
+}
+
+// l2 returns the L2 norm of the gradients, none of which is larger than bound.
+func (s *Sharded) l2(ctx context.Context, bound float64) (float64, error) {
+	mine := vec.NewSquares(bound)
+	for _, g := range s.trained() {
+		if g.mesh.counts() {
+			addSquares(&mine, g.vec(g.grad.Data, 0, g.layout.ShardLen()))
+		}
+	}
+	words := mine.Words()
+	if err := s.cfg.Group.AllReduce(comm.Of(words[:]).Named("gradient norm"), comm.Sum).Wait(ctx); err != nil {
+		return 0, s.broken(fmt.Errorf("ClipGradNorm: %w", err))
+	}
+	all := vec.NewSquares(bound)
+	all.Merge(words)
+	return all.Norm(), nil
+}
+
+// GradNorms returns the norm of the gradient of each parameter by name, on every rank, for logging. Those that have no
+// gradient are not in it. One that is not finite has a norm that is not.
+func (s *Sharded) GradNorms(ctx context.Context, kind Norm) (map[string]float64, error) {
+	err := s.err
+	if err == nil {
+		err = s.pending.reduced()
+	}
+	if err == nil {
+		err = kind.check()
+	}
+	if err := s.agree(ctx, request{kind: passNorms, argument: float64(kind)}, err); err != nil {
+		return nil, err
+	}
+	norms := make(map[string]float64)
+	for _, g := range s.trained() {
+		list, err := g.norms(ctx, kind)
+		if err != nil {
+			return nil, s.broken(fmt.Errorf("GradNorms of group %s: %w", g.name, err))
+		}
+		for i, p := range g.params {
+			if s.present[p] {
+				norms[g.layout.Params()[i].Name] = list[i]
+			}
+		}
+	}
+	return norms, nil
+}
+
+// norms returns the norm of the gradient of each parameter in the group.
+func (f *flatGroup) norms(ctx context.Context, kind Norm) ([]float64, error) {
+	largest := make([]float64, len(f.params))
+	for _, seg := range f.segments() {
+		m := maxAbs(f.vec(f.grad.Data, seg.At, seg.Len))
+		if m != m { // a maximum over ranks may lose a NaN
+			m = math.Inf(1)
+		}
+		largest[seg.Param] = max(largest[seg.Param], m)
+	}
+	if err := f.mesh.shard.AllReduce(comm.Of(largest).Named(f.name), comm.Max).Wait(ctx); err != nil || kind == InfNorm {
+		return largest, err
+	}
+	const words = 4
+	sums := make([]float64, words*len(f.params))
+	for _, seg := range f.segments() {
+		squares := vec.NewSquares(largest[seg.Param])
+		addSquares(&squares, f.vec(f.grad.Data, seg.At, seg.Len))
+		w := squares.Words()
+		copy(sums[words*seg.Param:], w[:])
+	}
+	if err := f.mesh.shard.AllReduce(comm.Of(sums).Named(f.name), comm.Sum).Wait(ctx); err != nil {
+		return nil, err
+	}
+	for i, bound := range largest {
+		squares := vec.NewSquares(bound)
+		squares.Merge([words]float64(sums[words*i:]))
+		largest[i] = squares.Norm()
+	}
+	return largest, nil
+}
+
+// Unscale divides the gradients by the scale of l, which the losses were multiplied by (Scale(l.Scale()) in Backward), and
+// updates l. If a gradient on any rank is not finite, it returns false on every rank and drops the gradients, so that the
+// step is to be left out: call it once a step, after the last Backward and before ClipGradNorm.
+func (s *Sharded) Unscale(ctx context.Context, l *optim.LossScaler) (finite bool, err error) {
+	r := request{kind: passUnscale, argument: l.Scale()}
+	if err = s.err; err == nil {
+		err = s.pending.reduced()
+	}
+	if err == nil {
+		if _, infinite := s.largestGrad(); infinite != nil {
+			r.weight = 1
+		}
+	}
+	if err := s.agree(ctx, r, err); err != nil {
+		return false, err
+	}
+	finite = s.agreement.largest() == 0
+	if finite {
+		s.ScaleGrads(1 / l.Scale())
+	} else {
+		s.ZeroGrad()
+	}
+	l.Update(finite)
+	return finite, nil
+}
+
+// nonFinite returns the name of the first parameter whose gradient on this rank is not finite, or "".
+func (f *flatGroup) nonFinite() string {
+	for _, seg := range f.segments() {
+		if m := maxAbs(f.vec(f.grad.Data, seg.At, seg.Len)); m-m != 0 {
+			return seg.Interval.String()
+		}
+	}
+	return ""
+}
+
+func maxAbs(v optim.Vec) float64 {
+	if v.F64 != nil {
+		return vec.MaxAbs(v.F64)
+	}
+	return float64(vec.MaxAbs(v.F32))
+}
+
+func addSquares(s *vec.Squares, v optim.Vec) {
+	if v.F64 != nil {
+		vec.AddSquares(s, v.F64)
+	} else {
+		vec.AddSquares(s, v.F32)
+	}
 }

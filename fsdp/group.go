@@ -1,13 +1,12 @@
 package fsdp
 
 import (
-	"context"
 	"fmt"
 
-	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/internal/arena"
 	"github.com/gofsdp/gofsdp/internal/exec"
 	"github.com/gofsdp/gofsdp/internal/kernel/vec"
+	"github.com/gofsdp/gofsdp/internal/program"
 	"github.com/gofsdp/gofsdp/internal/rng"
 	"github.com/gofsdp/gofsdp/optim"
 	"github.com/gofsdp/gofsdp/shard"
@@ -16,62 +15,108 @@ import (
 // flatGroup is the set of parameters that is gathered, freed and reduced together, and this rank's share of it.
 //
 //	state        full parameters    full gradients       shard
-//	sharded      none               none                 value and gradient, always
+//	sharded      none               none                 value, and gradient if it is trained, always
 //	gathering    being written      -                    read by the group
 //	full         valid              -
 //	backward     valid              written by calls
 //	reducing     none               read by the group    gradient is added to when drained
+//
+// What is held by every rank (program.Always) has no full parameters but its value.
 type flatGroup struct {
 	name   string
 	layout *shard.Layout
-	rank   int
-	dtype  DType
+	mesh   *mesh
+	kind   kind
+	hold   program.Hold
+	dtype  DType // of computation and of the shard
+	gather DType // of the parameters that travel
+	reduce DType // of the gradients that travel
 	params []int // indices into the model's parameters, in layout order
 
-	value, grad *arena.Block // ShardLen elements each; padding is zero
-
-	gather, reduce comm.Work // in flight, or nil
+	value, grad *arena.Block // ShardLen elements each; padding is zero; grad is nil if frozen
 }
 
-func newFlatGroup(name string, tr *trace, params []int, g comm.Group, dtype DType) (*flatGroup, error) {
+func newFlatGroup(name string, tr *trace, params []int, m *mesh, k kind, p Precision) (*flatGroup, error) {
 	list := make([]shard.Param, len(params))
 	for i, p := range params {
 		list[i] = shard.Param{Name: tr.params[p].Name, Shape: tr.params[p].Shape}
 	}
-	layout, err := shard.New(list, g.Size(), shard.DefaultAlign)
+	layout, err := shard.New(list, m.shard.Size(), shard.DefaultAlign)
 	if err != nil {
 		return nil, fmt.Errorf("group %s: %w", name, err)
 	}
-	return &flatGroup{name: name, layout: layout, rank: g.Rank(), dtype: dtype, params: params}, nil
+	f := &flatGroup{
+		name: name, layout: layout, mesh: m, kind: k, params: params,
+		dtype: p.Compute, gather: p.Gather, reduce: p.Reduce,
+	}
+	if k.full {
+		f.gather, f.reduce = p.Compute, p.Compute
+	}
+	return f, nil
+}
+
+// schedule describes the group to the scheduler.
+func (f *flatGroup) schedule(unit string) program.Group {
+	wire := f.layout.Len() * f.gather.size()
+	if !f.kind.frozen {
+		wire = max(wire, f.layout.Len()*f.reduce.size())
+	}
+	return program.Group{
+		Name: f.name, Unit: unit, Hold: f.hold, Frozen: f.kind.frozen, Bytes: wire,
+		Shards: f.mesh.shard.Size(), Replicas: f.mesh.replicas(),
+	}
+}
+
+// sizes returns the bytes of the group's full buffers.
+func (f *flatGroup) sizes() program.GroupSizes {
+	n := f.layout.Len()
+	return program.GroupSizes{
+		Params: n * f.dtype.size(), Grads: n * f.dtype.size(),
+		ParamsWire: n * f.gather.size(), GradsWire: n * f.reduce.size(),
+	}
 }
 
 // bytes returns the size of the full buffer, shardBytes of one rank's share.
 func (f *flatGroup) bytes() int      { return f.layout.Len() * f.dtype.size() }
 func (f *flatGroup) shardBytes() int { return f.layout.ShardLen() * f.dtype.size() }
 
-// init allocates the shard and draws this rank's part of every parameter.
-func (f *flatGroup) init(tr *trace, a *arena.Arena, seed uint64) (err error) {
-	name := ""
-	defer func() {
-		if r := recover(); r != nil {
-			err = fmt.Errorf("Init of parameter %s panicked: %v", name, r)
-		}
-	}()
-	if f.value, err = a.Alloc(f.shardBytes(), arena.Shard); err == nil {
+// alloc allocates the shard, all zero.
+func (f *flatGroup) alloc(a *arena.Arena) (err error) {
+	if f.value, err = a.Alloc(f.shardBytes(), arena.Shard); err == nil && !f.kind.frozen {
 		f.grad, err = a.Alloc(f.shardBytes(), arena.Shard)
 	}
 	if err != nil {
 		return fmt.Errorf("group %s: %w", f.name, err)
 	}
 	clear(f.value.Data)
-	clear(f.grad.Data)
+	if f.grad != nil {
+		clear(f.grad.Data)
+	}
+	return nil
+}
+
+// free gives the shard back.
+func (f *flatGroup) free(a *arena.Arena) {
+	a.Free(f.value)
+	a.Free(f.grad)
+	f.value, f.grad = nil, nil
+}
+
+// draw sets this rank's part of every parameter to its initial value.
+func (f *flatGroup) draw(tr *trace, seed uint64) (err error) {
+	name := ""
+	defer func() {
+		if r := recover(); r != nil {
+			err = fmt.Errorf("Init of parameter %s panicked: %v", name, r)
+		}
+	}()
 	var chunk [4096]float64
-	for _, s := range f.layout.Segments(f.rank) {
+	for _, s := range f.segments() {
 		p := tr.params[f.params[s.Param]]
 		if name = p.Name; p.Init == nil {
 			continue
 		}
-		stream := Stream{rng.New(seed, p.Name)}
+		stream := Stream{rng.New(seed, f.streamName(name))}
 		for done := 0; done < s.Len; done += len(chunk) {
 			part := chunk[:min(len(chunk), s.Len-done)]
 			p.Init(stream, s.Offset+done, part)
@@ -79,6 +124,14 @@ func (f *flatGroup) init(tr *trace, a *arena.Arena, seed uint64) (err error) {
 		}
 	}
 	return nil
+}
+
+// streamName names the random numbers of a parameter: others in every group of the user's that has one of that name.
+func (f *flatGroup) streamName(param string) string {
+	if f.mesh.leader > 0 {
+		return fmt.Sprintf("%s of rank %d", param, f.mesh.leader)
+	}
+	return param
 }
 
 // store writes src to elements at, at+1, … of a buffer of the group's type.
@@ -93,53 +146,14 @@ func (f *flatGroup) store(buf []byte, at int, src []float64) {
 	}
 }
 
-// settle waits for what is in flight, which is over when it has failed, too: then the memory is this rank's again.
-func (f *flatGroup) settle() {
-	for _, w := range []comm.Work{f.gather, f.reduce} {
-		if w != nil {
-			_ = w.Wait(context.Background())
-		}
-	}
-	f.gather, f.reduce = nil, nil
-}
-
-// buffer returns b as a communication buffer labelled with the group's name.
-func (f *flatGroup) buffer(b []byte) comm.Buffer {
-	if f.dtype == Float64 {
-		return comm.Of(exec.Data[float64](b)).Named(f.name)
-	}
-	return comm.Of(exec.Data[float32](b)).Named(f.name)
-}
-
-// own returns this rank's range of a full buffer.
-func (f *flatGroup) own(full []byte) []byte {
-	n := f.shardBytes()
-	return full[f.rank*n : (f.rank+1)*n : (f.rank+1)*n]
-}
+// segments returns what this rank owns.
+func (f *flatGroup) segments() []shard.Segment { return f.layout.Segments(f.mesh.shard.Rank()) }
 
 // param returns the memory of parameter i of the layout in a full buffer.
 func (f *flatGroup) param(full []byte, i int) []byte {
 	lo := f.layout.Offset(i) * f.dtype.size()
 	hi := lo + f.layout.Params()[i].Len()*f.dtype.size()
 	return full[lo:hi:hi]
-}
-
-// addGrad adds the reduced gradient in this rank's range of full to the gradient shard.
-func (f *flatGroup) addGrad(full []byte) {
-	src := f.own(full)
-	if f.dtype == Float64 {
-		vec.Accumulate(exec.Data[float64](f.grad.Data), exec.Data[float64](src))
-	} else {
-		vec.Accumulate(exec.Data[float32](f.grad.Data), exec.Data[float32](src))
-	}
-}
-
-// sumSquares returns the sum of the squares of the gradient shard.
-func (f *flatGroup) sumSquares() float64 {
-	if f.dtype == Float64 {
-		return vec.SumSquares(exec.Data[float64](f.grad.Data))
-	}
-	return vec.SumSquares(exec.Data[float32](f.grad.Data))
 }
 
 // scaleGrad multiplies the gradient shard by c.
@@ -157,26 +171,4 @@ func (f *flatGroup) vec(buf []byte, at, n int) optim.Vec {
 		return optim.Vec{F64: exec.Data[float64](buf)[at : at+n : at+n]}
 	}
 	return optim.Vec{F32: exec.Data[float32](buf)[at : at+n : at+n]}
-}
-
-// shards returns the segments that this rank owns.
-func (f *flatGroup) shards() []optim.Param {
-	var list []optim.Param
-	for _, s := range f.layout.Segments(f.rank) {
-		list = append(list, optim.Param{
-			Name: s.Name, Shape: f.layout.Params()[s.Param].Shape, Offset: s.Offset,
-			Value: f.vec(f.value.Data, s.At, s.Len), Grad: f.vec(f.grad.Data, s.At, s.Len),
-		})
-	}
-	return list
-}
-
-// nonFinite returns the name of the first parameter whose gradient on this rank is not finite, or "".
-func (f *flatGroup) nonFinite() string {
-	for _, p := range f.shards() {
-		if !vec.AllFinite(p.Grad.F32) || !vec.AllFinite(p.Grad.F64) {
-			return fmt.Sprintf("%s[%d:%d]", p.Name, p.Offset, p.Offset+p.Grad.Len())
-		}
-	}
-	return ""
 }

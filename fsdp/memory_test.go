@@ -32,7 +32,8 @@ func TestPlanAsText(t *testing.T) {
 	require.EqualValues(t, b.Len(), n)
 	lines := strings.Split(b.String(), "\n")
 	require.Equal(t, "2016 parameters in 3 groups over 1 ranks", lines[0])
-	require.Equal(t, []string{"blocks.1", "872", "parameters,", "0.00", "MB", "gathered"}, strings.Fields(lines[3]))
+	require.Equal(t, "root 272 parameters, 0.00 MB whole, ShardGradOp over 1", strings.Join(strings.Fields(lines[1]), " "))
+	require.Equal(t, "blocks.1 872 parameters, 0.00 MB whole, FullShard over 1", strings.Join(strings.Fields(lines[3]), " "))
 	require.Contains(t, lines[4], "per rank: 0.02 MB parameters and gradients, at most 0.0")
 	elements := 0
 	for _, g := range plan.Groups {
@@ -41,6 +42,19 @@ func TestPlanAsText(t *testing.T) {
 	}
 	require.Equal(t, plan.Params, elements)
 	require.Zero(t, plan.Traffic, "one rank sends nothing")
+	onRanks(t, 4, func(_ context.Context, g comm.Group) {
+		plan, err := wrap(t, tinyGPT(1), fsdp.Config{
+			Group: g, Wrap: blocks, Strategy: fsdp.HybridShard, ShardRanks: 2,
+			Frozen: func(name string) bool { return name == "blocks.0.ln1.bias" },
+		}).Plan(tinyBatch(0, 0, 1, 3)...)
+		require.NoError(t, err)
+		var b strings.Builder
+		_, err = plan.WriteTo(&b)
+		require.NoError(t, err)
+		require.Contains(t, b.String(), "1144 parameters in 3 groups over 4 ranks\n")
+		require.Contains(t, b.String(), "MB whole, HybridGradOp over 2, 2 replicas\n")
+		require.Contains(t, b.String(), "blocks.0 (frozen)          8 parameters,     0.00 MB whole, HybridShard over 2, 2 replicas, frozen\n")
+	})
 }
 
 // TestWrappingLowersThePeak checks that units need less memory than the whole model at once.

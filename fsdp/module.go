@@ -34,6 +34,13 @@ type Param struct {
 	// Tied makes this the parameter of another call, named in full, instead of a parameter of its own. That call must come
 	// earlier in the model. Its Init counts, and the shapes must be equal.
 	Tied string
+	// Full says that the parameter always travels in the type of the computation, unless Config.Precision.Full decides:
+	// for what is small and sensitive to rounding, such as the gains of norms.
+	Full bool
+	// Buffer says that this is no parameter but named state that is not trained, such as the running statistics of a norm.
+	// Every rank has its own, whole; Build may give it a new value with [Builder.Update]. It travels never, is kept in the
+	// type of the computation, and is part of FullState.
+	Buffer bool
 }
 
 // Len returns the number of elements.
@@ -77,6 +84,10 @@ func (b *Builder) Stream(name string) uint32 { return b.b.Stream(name) }
 // DType returns the float type of parameters and activations.
 func (b *Builder) DType() tensor.Dtype { return b.b.DType() }
 
+// Update gives the buffer of that name among the module's Params the value of n after each training forward. n must have
+// its shape. What else the module computes sees the old value.
+func (b *Builder) Update(name string, n *gorgonia.Node) error { return b.b.Update(name, n) }
+
 // Graph returns the graph under construction.
 func (b *Builder) Graph() *gorgonia.ExprGraph { return b.b.Graph() }
 
@@ -84,7 +95,7 @@ func (b *Builder) Graph() *gorgonia.ExprGraph { return b.b.Graph() }
 func spec(m Module, params []Param) *exec.Spec {
 	s := &exec.Spec{Build: func(b *exec.Builder, in []*gorgonia.Node) (gorgonia.Nodes, error) { return m.Build(&Builder{b}, in...) }}
 	for _, p := range params {
-		s.Params = append(s.Params, exec.Param{Name: p.Name, Shape: p.Shape})
+		s.Params = append(s.Params, exec.Param{Name: p.Name, Shape: p.Shape, Buffer: p.Buffer})
 	}
 	return s
 }
@@ -106,6 +117,9 @@ func moduleParams(m Module) (params []Param, err error) {
 			return nil, fmt.Errorf("parameter %q is listed twice", p.Name)
 		}
 		seen[p.Name] = true
+		if p.Buffer && p.Tied != "" {
+			return nil, fmt.Errorf("parameter %q is a buffer and tied to %q: call the module that has it again instead", p.Name, p.Tied)
+		}
 		for _, d := range p.Shape {
 			if d < 1 {
 				return nil, fmt.Errorf("parameter %q has shape %v: dimensions must be positive", p.Name, p.Shape)

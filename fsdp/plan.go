@@ -5,54 +5,75 @@ import (
 	"io"
 	"strings"
 
-	"github.com/gofsdp/gofsdp/internal/program"
+	"github.com/gofsdp/gofsdp/internal/arena"
 )
 
 // A Plan says what training on a batch will take, before anything runs. Bytes are those of one rank.
 type Plan struct {
 	Params     int         // elements of the whole model
 	Ranks      int         // that share them
-	Groups     []GroupPlan // the root group first, if it has parameters
+	Groups     []GroupPlan // the root unit first, if it has parameters
 	ShardBytes int         // this rank's parameters and gradients, padding included
+	StateBytes int         // of the optimizers that were made so far
 	PassBytes  int         // most bytes of gathered parameters, gradients, activations and scratch at once
-	Traffic    int         // bytes of parameters and gradients that one rank sends in a pass
-	Schedule   []string    // the operations of a pass
+
+	// The same bytes by where they lie. The two need not be largest at the same time.
+	MappedBytes int // most at once in files (Config.OffloadDir)
+	RAMBytes    int // most at once elsewhere, which must fit in RAM
+
+	Gathers    int      // all-gathers in a pass, over more than one rank
+	Reduces    int      // reduce-scatters
+	AllReduces int      // all-reduces
+	Traffic    int      // bytes of parameters and gradients that one rank sends in a pass
+	Schedule   []string // the operations of a pass
 }
 
-// GroupPlan describes a group of parameters.
+// GroupPlan describes a flat group: the parameters of one kind in a unit, or all of them.
 type GroupPlan struct {
-	Name   string
-	Params int // parameters
-	Len    int // their elements
-	Bytes  int // of the gathered group, padding included
+	Name     string
+	Strategy Strategy // of its unit
+	Params   int      // parameters
+	Len      int      // their elements
+	Bytes    int      // of the whole group, padding included
+	Frozen   bool     // it has no gradients
+	Ranks    int      // that it is cut over
+	Replicas int      // of each piece
 }
 
-// Peak returns the most bytes that will be counted at once. The optimizer's state comes on top.
-func (p *Plan) Peak() int { return p.ShardBytes + p.PassBytes }
+// Peak returns the most bytes that will be counted at once, in files and elsewhere.
+func (p *Plan) Peak() int { return p.ShardBytes + p.StateBytes + p.PassBytes }
 
-// Plan plans a training pass on a batch of the shapes of these tensors, whose contents do not matter. It is not a
-// collective.
+// Plan plans a training pass on a batch of the shapes of these tensors, whose contents do not matter: one that begins now,
+// inside NoSync if it is. It is not a collective.
 func (s *Sharded) Plan(batch ...Tensor) (*Plan, error) {
+	if s.err == errClosed {
+		return nil, fmt.Errorf("fsdp: %w", s.err)
+	}
 	values, err := s.batchValues(batch)
 	if err != nil {
 		return nil, fmt.Errorf("fsdp: %w", err)
 	}
-	c, err := s.compiledFor(false, values)
+	c, err := s.compiledFor(s.training(), values)
 	if err != nil {
 		return nil, fmt.Errorf("fsdp: %w", err)
 	}
-	p := &Plan{Ranks: s.cfg.Group.Size(), PassBytes: c.plan.Peak, Traffic: c.plan.Traffic(s.cfg.Group.Size())}
-	for i, g := range s.groups {
-		gp := GroupPlan{Name: g.name, Params: len(g.params), Bytes: g.bytes()}
+	n := c.plan.Program.Counts()
+	p := &Plan{
+		Ranks: s.cfg.Group.Size(), ShardBytes: s.shardBytes(), StateBytes: s.arena.Stats().Live[arena.State], PassBytes: c.plan.Peak,
+		Gathers: n.Gathers, Reduces: n.Reduces, AllReduces: n.Syncs, Traffic: c.plan.Traffic(),
+	}
+	for _, g := range s.groups {
+		gp := GroupPlan{
+			Name: g.name, Strategy: s.units[s.unitOf(g.params[0])].strategy, Params: len(g.params), Bytes: g.bytes(),
+			Frozen: g.kind.frozen, Ranks: g.mesh.shard.Size(), Replicas: g.mesh.replicas(),
+		}
 		for _, q := range g.layout.Params() {
 			gp.Len += q.Len()
 		}
-		if i > program.Root || gp.Params > 0 {
-			p.Groups = append(p.Groups, gp)
-		}
+		p.Groups = append(p.Groups, gp)
 		p.Params += gp.Len
-		p.ShardBytes += 2 * g.shardBytes()
 	}
+	s.planFiles(p, c.plan)
 	for _, op := range c.plan.Program.Ops {
 		p.Schedule = append(p.Schedule, c.plan.Program.Text(op))
 	}
@@ -64,25 +85,36 @@ func (p *Plan) WriteTo(w io.Writer) (int64, error) {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%d parameters in %d groups over %d ranks\n", p.Params, len(p.Groups), p.Ranks)
 	for _, g := range p.Groups {
-		fmt.Fprintf(&b, "  %-12s %10d parameters, %8.2f MB gathered\n", g.Name, g.Len, float64(g.Bytes)/1e6)
+		fmt.Fprintf(&b, "  %-12s %10d parameters, %8.2f MB whole, %v over %d", g.Name, g.Len, float64(g.Bytes)/1e6, g.Strategy, g.Ranks)
+		if g.Replicas > 1 {
+			fmt.Fprintf(&b, ", %d replicas", g.Replicas)
+		}
+		if g.Frozen {
+			fmt.Fprint(&b, ", frozen")
+		}
+		fmt.Fprintln(&b)
 	}
 	fmt.Fprintf(&b, "per rank: %.2f MB parameters and gradients, at most %.2f MB more in a pass, %.2f MB sent per pass\n",
 		float64(p.ShardBytes)/1e6, float64(p.PassBytes)/1e6, float64(p.Traffic)/1e6)
+	if p.MappedBytes > 0 {
+		fmt.Fprintf(&b, "of these at most %.2f MB in files, and at most %.2f MB elsewhere\n", float64(p.MappedBytes)/1e6, float64(p.RAMBytes)/1e6)
+	}
 	n, err := io.WriteString(w, b.String())
 	return int64(n), err
 }
 
 // Memory counts the bytes that this rank holds now.
 type Memory struct {
-	Live     int // parameters, gradients and buffers in use
-	Peak     int // most at once since the last ResetPeak, or the beginning
+	Live     int // parameters, gradients, optimizer state and buffers in use
+	Mapped   int // of these, what lies in files (Config.OffloadDir): the system keeps in RAM what it has room for
+	Peak     int // most live at once since the last ResetPeak, or the beginning
 	Reserved int // live, and freed buffers kept for the next step
 }
 
-// Memory returns the counts. Optimizer state and batches are not the model's and are not counted.
+// Memory returns the counts. Batches are not the model's and are not counted.
 func (s *Sharded) Memory() Memory {
 	st := s.arena.Stats()
-	return Memory{Live: st.Total, Peak: st.Peak, Reserved: st.Reserved}
+	return Memory{Live: st.Total, Mapped: s.mappedBytes(), Peak: st.Peak, Reserved: st.Reserved}
 }
 
 // ResetPeak makes Memory count the peak from here on.

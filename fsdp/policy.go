@@ -7,8 +7,8 @@ import (
 
 // A Policy selects calls of a model. As Config.Wrap it groups parameters: the calls that it gives the same name form a
 // unit, whose parameters are gathered, freed and reduced together; those that it gives the name "" go to the root group,
-// which is gathered first and stays until the pass is over. As Config.Checkpoint or Config.Keep it
-// selects the calls that it gives a name.
+// which stays whole from its first use in a pass to its last. As Config.Checkpoint, Config.Keep or Config.Spill
+// it selects the calls that it gives a name.
 //
 // It returns a name for each call, in order. It must be a pure function: every rank applies it.
 type Policy func(calls []CallInfo) []string
@@ -21,13 +21,7 @@ type CallInfo struct {
 }
 
 // Len returns the number of parameter elements that the call owns.
-func (c CallInfo) Len() int {
-	n := 0
-	for _, p := range c.Params {
-		n += p.Len()
-	}
-	return n
-}
+func (c CallInfo) Len() int { return countElements(c.Params) }
 
 // WrapType makes a unit of each call of a module of type M, such as *nn.Block.
 func WrapType[M Module]() Policy {

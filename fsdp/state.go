@@ -3,31 +3,242 @@ package fsdp
 import (
 	"context"
 	"fmt"
+	"slices"
 
 	"gorgonia.org/tensor"
 
+	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/internal/arena"
 	"github.com/gofsdp/gofsdp/internal/exec"
 )
 
-// FullState returns the whole parameters by name, on every rank. It gathers one group at a time, but the result is the
-// size of the model. The tensors belong to the caller; a scalar comes as a tensor of shape (1).
+// FullState returns the whole parameters and buffers by name, on every rank. It gathers one group at a time, but the result
+// is the size of the model. The tensors belong to the caller; a scalar comes as a tensor of shape (1). Buffers, and parameters
+// of units with a group of their own, are those of this rank.
 func (s *Sharded) FullState(ctx context.Context) (map[string]*tensor.Dense, error) {
-	return s.full(ctx, passState, func(g *flatGroup) []byte { return g.value.Data })
+	all := make(map[string]*tensor.Dense)
+	err := s.gatherEach(ctx, request{kind: passState}, s.err, s.groups, func(g *flatGroup) *arena.Block { return g.value },
+		func(name string, v exec.Value) { all[name] = v.Tensor().Clone().(*tensor.Dense) })
+	return all, err
 }
 
-// FullGrads returns the whole gradients by name, on every rank, as FullState does the parameters.
+// FullGrads returns the whole gradients by name, on every rank, as FullState does the parameters. Those that have no gradient
+// are not in it.
 func (s *Sharded) FullGrads(ctx context.Context) (map[string]*tensor.Dense, error) {
-	return s.full(ctx, passGrads, func(g *flatGroup) []byte { return g.grad.Data })
+	err := s.err
+	if err == nil {
+		err = s.pending.reduced()
+	}
+	all := make(map[string]*tensor.Dense)
+	err = s.gatherEach(ctx, request{kind: passGrads}, err, s.trained(), func(g *flatGroup) *arena.Block { return g.grad },
+		func(name string, v exec.Value) { all[name] = v.Tensor().Clone().(*tensor.Dense) })
+	for p, q := range s.trace.params {
+		if !s.present[p] {
+			delete(all, q.Name)
+		}
+	}
+	return all, err
 }
 
-func (s *Sharded) full(ctx context.Context, kind passKind, shard func(*flatGroup) []byte) (map[string]*tensor.Dense, error) {
-	largest := 0
+// Full calls f with the whole values of the parameters and buffers of these names, all if there are none, on every rank. With
+// WriteBack, what f has changed on that rank becomes their value on all; otherwise changes are lost. It fails on every rank,
+// and changes nothing, if f fails on any. f must not call collective methods of s.
+func (s *Sharded) Full(ctx context.Context, names []string, f func(params map[string]*tensor.Dense) error, opts ...FullOption) error {
+	o := fullOptions{root: -1}
+	for _, opt := range opts {
+		if opt != nil {
+			opt(&o)
+		}
+	}
+	err := s.err
+	if err == nil {
+		err = s.known(names)
+	}
+	if err == nil && o.write && (o.root < 0 || o.root >= s.cfg.Group.Size()) {
+		err = fmt.Errorf("WriteBack(%d): there are %d ranks", o.root, s.cfg.Group.Size())
+	}
+	want := func(name string) bool { return len(names) == 0 || slices.Contains(names, name) }
+	var groups []*flatGroup
 	for _, g := range s.groups {
+		if slices.ContainsFunc(g.params, func(p int) bool { return want(s.trace.params[p].Name) }) {
+			groups = append(groups, g)
+		}
+	}
+	params := make(map[string]*tensor.Dense)
+	err = s.gatherEach(ctx, request{kind: passFull, argument: float64(o.root), schedule: textHash(names)}, err, groups,
+		func(g *flatGroup) *arena.Block { return g.value },
+		func(name string, v exec.Value) {
+			if want(name) {
+				params[name] = v.Tensor().Clone().(*tensor.Dense)
+			}
+		})
+	if err != nil {
+		return err
+	}
+	err = guarded(func() error { return f(params) })
+	if !o.write {
+		return s.agree(ctx, request{kind: passFull}, err)
+	}
+	for name := range params {
+		if err == nil && !want(name) {
+			err = fmt.Errorf("the function has added parameter %q, which was not asked for", name)
+		}
+	}
+	return s.set(ctx, request{kind: passFull}, err, o.root, params, groups)
+}
+
+// A FullOption changes Full.
+type FullOption func(*fullOptions)
+
+type fullOptions struct {
+	root  int
+	write bool
+}
+
+// WriteBack makes the values that the rank has when the function returns those of all.
+func WriteBack(rank int) FullOption {
+	return func(o *fullOptions) { *o = fullOptions{root: rank, write: true} }
+}
+
+// SetFull gives parameters and buffers the values that rank root has in params, such as weights that only that rank has
+// loaded; on other ranks params is not looked at. It goes parameter by parameter, so that no rank but root needs memory for
+// all. Names that the model does not have, other shapes and other types are an error on every rank, and change nothing;
+// parameters that are missing in params keep their value.
+func (s *Sharded) SetFull(ctx context.Context, root int, params map[string]*tensor.Dense) error {
+	err := s.err
+	if err == nil && (root < 0 || root >= s.cfg.Group.Size()) {
+		err = fmt.Errorf("rank %d is not one of the %d ranks", root, s.cfg.Group.Size())
+	}
+	return s.set(ctx, request{kind: passSet, argument: float64(root)}, err, root, params, s.groups)
+}
+
+// set broadcasts root's params and stores what this rank owns of them.
+func (s *Sharded) set(ctx context.Context, r request, err error, root int, params map[string]*tensor.Dense, groups []*flatGroup) error {
+	isRoot := s.cfg.Group.Rank() == root
+	if err == nil && isRoot {
+		err = s.fits(params)
+	}
+	var block *arena.Block
+	if err == nil {
+		largest := 0
+		for _, p := range s.trace.params {
+			largest = max(largest, p.Len()*s.cfg.Precision.Compute.size())
+		}
+		block, err = s.arena.Alloc(largest, arena.Gathered)
+	}
+	defer func() {
+		if s.err == nil { // after a failure buffers stay where they are
+			s.arena.Free(block)
+		}
+	}()
+	if err := s.agree(ctx, r, err); err != nil {
+		return err
+	}
+	for _, g := range groups {
+		has := make([]uint8, len(g.params))
+		for i, p := range g.layout.Params() {
+			if isRoot && params[p.Name] != nil {
+				has[i] = 1
+			}
+		}
+		if err := s.cfg.Group.Broadcast(comm.Of(has).Named(g.name), root).Wait(ctx); err != nil {
+			return s.broken(fmt.Errorf("%v: group %s: %w", r.kind, g.name, err))
+		}
+		for i, p := range g.layout.Params() {
+			if has[i] == 0 {
+				continue
+			}
+			b := block.Data[:p.Len()*g.dtype.size()]
+			if isRoot {
+				v, _ := exec.FromTensor(params[p.Name]) // fits has seen it
+				copy(b, v.Bytes)
+			}
+			if err := s.cfg.Group.Broadcast(g.buffer(b, g.dtype).Named(p.Name), root).Wait(ctx); err != nil {
+				return s.broken(fmt.Errorf("%v: parameter %s: %w", r.kind, p.Name, err))
+			}
+			g.take(g.value.Data, i, b)
+		}
+	}
+	return nil
+}
+
+// take copies what this rank owns of parameter i, whose elements are in whole, to a shard buffer.
+func (f *flatGroup) take(shard []byte, i int, whole []byte) {
+	es := f.dtype.size()
+	for _, seg := range f.segments() {
+		if seg.Param == i {
+			copy(shard[seg.At*es:][:seg.Len*es], whole[seg.Offset*es:])
+		}
+	}
+}
+
+// fits tells what is wrong with values for the model's parameters.
+func (s *Sharded) fits(params map[string]*tensor.Dense) error {
+	for name, t := range params {
+		i, ok := s.trace.byName[name]
+		if !ok {
+			return fmt.Errorf("the model has no parameter %q", name)
+		}
+		v, err := exec.FromTensor(t)
+		if err != nil {
+			return fmt.Errorf("parameter %s: %w", name, err)
+		}
+		want := s.trace.params[i]
+		if v.DType != s.cfg.Precision.Compute.tensor() || !slices.Equal(squeezed(v.Shape), squeezed(want.Shape)) {
+			return fmt.Errorf("parameter %s is %v %v, got %v %v", name, s.cfg.Precision.Compute, want.Shape, v.DType, v.Shape)
+		}
+		if s.units[s.unitOf(i)].group != nil {
+			return fmt.Errorf("parameter %s belongs to a unit with a process group of its own: its values differ from rank to rank", name)
+		}
+	}
+	return nil
+}
+
+// unitOf returns the unit of a parameter.
+func (s *Sharded) unitOf(p int) int {
+	return slices.IndexFunc(s.units, func(u *unit) bool { return slices.Contains(u.members, p) })
+}
+
+// squeezed returns shape without dimensions of 1: a scalar comes back as a tensor of one element.
+func squeezed(shape []int) []int {
+	return slices.DeleteFunc(slices.Clone(shape), func(d int) bool { return d == 1 })
+}
+
+// known returns an error that names the first name that the model does not have.
+func (s *Sharded) known(names []string) error {
+	for _, name := range names {
+		if _, ok := s.trace.byName[name]; !ok {
+			return fmt.Errorf("the model has no parameter %q", name)
+		}
+	}
+	return nil
+}
+
+// AverageBuffers gives every buffer the mean of its values on all ranks: the statistics that ranks have collected from
+// their own batches, before they are evaluated with or saved.
+func (s *Sharded) AverageBuffers(ctx context.Context) error {
+	if err := s.agree(ctx, request{kind: passBuffers}, s.err); err != nil {
+		return err
+	}
+	for _, g := range s.groups {
+		if !g.kind.buffer {
+			continue
+		}
+		if err := s.cfg.Group.AllReduce(g.buffer(g.value.Data, g.dtype), comm.Avg).Wait(ctx); err != nil {
+			return s.broken(fmt.Errorf("AverageBuffers: group %s: %w", g.name, err))
+		}
+	}
+	return nil
+}
+
+// gatherEach agrees to r and calls f with every parameter of the groups, whole, one group at a time. The memory is f's until
+// it returns.
+func (s *Sharded) gatherEach(ctx context.Context, r request, err error, groups []*flatGroup, shard func(*flatGroup) *arena.Block, f func(name string, v exec.Value)) error {
+	largest := 0
+	for _, g := range groups {
 		largest = max(largest, g.bytes())
 	}
 	var block *arena.Block // while ranks can still say that they have no memory
-	err := s.err
 	if err == nil {
 		block, err = s.arena.Alloc(largest, arena.Gathered)
 	}
@@ -36,19 +247,16 @@ func (s *Sharded) full(ctx context.Context, kind passKind, shard func(*flatGroup
 			s.arena.Free(block)
 		}
 	}()
-	if err := s.agree(ctx, kind, 0, err); err != nil {
-		return nil, err
+	if err := s.agree(ctx, r, err); err != nil {
+		return err
 	}
-	all := make(map[string]*tensor.Dense)
-	for _, g := range s.groups {
-		full := block.Data[:g.bytes()]
-		if err := s.cfg.Group.AllGather(g.buffer(full), g.buffer(shard(g))).Wait(ctx); err != nil {
-			return nil, s.broken(fmt.Errorf("gathering group %s: %w", g.name, err))
+	for _, g := range groups {
+		if err := g.gatherNow(ctx, block.Data, shard(g).Data); err != nil {
+			return s.broken(err)
 		}
 		for i, p := range g.layout.Params() {
-			v := exec.Value{Shape: p.Shape, DType: g.dtype.tensor(), Bytes: g.param(full, i)}
-			all[p.Name] = v.Tensor().Clone().(*tensor.Dense)
+			f(p.Name, exec.Value{Shape: p.Shape, DType: g.dtype.tensor(), Bytes: g.param(block.Data, i)})
 		}
 	}
-	return all, nil
+	return nil
 }

@@ -9,6 +9,7 @@ import (
 	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/internal/arena"
 	"github.com/gofsdp/gofsdp/internal/exec"
+	"github.com/gofsdp/gofsdp/internal/mapped"
 	"github.com/gofsdp/gofsdp/internal/program"
 	"github.com/gofsdp/gofsdp/optim"
 )
@@ -23,24 +24,34 @@ import (
 // rank that gives up waiting for the others cannot know what they make of it.
 type Sharded struct {
 	cfg    Config
+	frozen func(name string) bool
 	trace  *trace
-	model  *program.Model
+	save   []exec.Policy // by call: what it keeps for backward
+	spill  []bool        // by call: whether in files
+	units  []*unit
+	meshes *meshes
 	groups []*flatGroup
-	train  *program.Program
-	eval   *program.Program
+	home   []place // by parameter
+	model  *program.Model
 
-	save      []exec.Policy // by call: what it keeps for backward
-	home      []place       // by parameter
+	files     *mapped.Files // nil unless Config.OffloadDir is set
 	arena     *arena.Arena
 	runner    exec.Runner
 	agreement *agreement
+	programs  map[string]*program.Program // by what was asked for
 
-	compiled []*compiled // by batch shape, the last used first
-	pass     *pass       // forward done, backward to come
-	requests int         // collective calls so far, those that ranks could not agree on included
-	passes   int         // passes so far: numbers them
-	forwards int         // training passes begun so far: keys dropout
-	err      error       // first failure in the middle of a pass, or errClosed: no more passes
+	compiled []*compiled    // by batch shape, the last used first
+	pass     *pass          // forward done, backward to come
+	held     map[*Pass]bool // likewise, put aside
+	failed   *pass          // the one that err ended, whose collectives may be in flight
+	noSync   bool           // inside NoSync
+	pending  pending        // gradients that are not reduced
+	present  []bool         // by parameter: whether it has a gradient
+	state    []*arena.Block // of optimizers
+	requests int            // collective calls so far, those that ranks could not agree on included
+	passes   int            // passes so far: numbers them
+	forwards int            // training passes begun so far: keys dropout
+	err      error          // first failure in the middle of a pass, or errClosed: no more passes
 }
 
 // place is where a parameter lives: in which group, and which of its parameters it is.
@@ -56,124 +67,104 @@ func WrapContext(ctx context.Context, m Model, cfg Config) (*Sharded, error) {
 	if cfg.Group == nil {
 		cfg.Group = comm.Local(1)[0]
 	}
-	s, err := newSharded(m, cfg)
-	agreement := newAgreement(cfg.Group)
-	if err = agreement.on(ctx, request{kind: passWrap}, err); err == nil && cfg.Group.Size() > 1 {
-		err = sameText(ctx, cfg.Group, "model or configuration", s.manifest())
+	s := &Sharded{
+		cfg: cfg, frozen: cfg.Frozen, agreement: newAgreement(cfg.Group),
+		arena: arena.New(arena.Sources{}), held: make(map[*Pass]bool),
 	}
-	if err != nil {
-		if s != nil { // this rank could have gone on
-			err = errors.Join(err, s.arena.Close())
-		}
-		return nil, fmt.Errorf("fsdp: rank %d: %w", cfg.Group.Rank(), err)
+	if err := s.wrap(ctx, m); err != nil {
+		return nil, fmt.Errorf("fsdp: rank %d: %w", cfg.Group.Rank(), errors.Join(err, s.giveBack()))
 	}
-	s.agreement = agreement
 	return s, nil
 }
 
-// newSharded does the part of Wrap that needs no other rank.
-func newSharded(m Model, cfg Config) (*Sharded, error) {
-	cfg, err := cfg.withDefaults()
-	if err != nil {
-		return nil, err
+// wrap does what needs no other rank, compares it with the others, and then makes this rank's share.
+func (s *Sharded) wrap(ctx context.Context, m Model) error {
+	err := s.agreement.on(ctx, request{kind: passWrap, number: 1}, s.prepare(m))
+	if err == nil && s.cfg.Group.Size() > 1 {
+		err = sameText(ctx, s.cfg.Group, "model or configuration", s.manifest())
 	}
-	shared, _ := cfg.Group.(comm.Allocator)
-	s := &Sharded{cfg: cfg, arena: arena.New(shared)}
-	s.arena.Poison = cfg.Poison
+	if err != nil {
+		return err
+	}
+	s.meshes = newMeshes(s.cfg.Group, s.cfg.ShardRanks)
+	if err := s.makeGroups(ctx); err != nil {
+		return err
+	}
+	err = s.check()
+	for i := 0; i < len(s.groups) && err == nil; i++ {
+		if err = s.groups[i].alloc(s.arena); err == nil {
+			err = s.groups[i].draw(s.trace, s.cfg.Seed)
+		}
+	}
+	if err := s.agreement.on(ctx, request{kind: passWrap, number: 2}, err); err != nil {
+		return err
+	}
+	s.log("wrapped")
+	return nil
+}
+
+// prepare does the part of Wrap that needs no other rank.
+func (s *Sharded) prepare(m Model) (err error) {
+	if s.cfg, err = s.cfg.withDefaults(); err != nil {
+		return err
+	}
 	if s.trace, err = traceModel(m); err != nil {
-		return nil, err
+		return err
 	}
-	if err := s.makeGroups(); err != nil {
-		return nil, err
+	s.present = make([]bool, len(s.trace.params))
+	if err := s.makeUnits(); err != nil {
+		return err
 	}
-	if s.train, err = program.Compile(s.model, program.Options{Prefetch: cfg.Prefetch}); err != nil {
-		return nil, err
-	}
-	if s.eval, err = program.Compile(s.model, program.Options{Prefetch: cfg.Prefetch, Eval: true}); err != nil {
-		return nil, err
-	}
-	if err := errors.Join(program.Verify(s.train), program.Verify(s.eval)); err != nil {
-		return nil, err
-	}
-	for _, g := range s.groups {
-		if err := g.init(s.trace, s.arena, cfg.Seed); err != nil {
-			return nil, errors.Join(err, s.arena.Close())
-		}
-	}
-	return s, nil
-}
-
-// rootName is what the root group is called in events and messages.
-const rootName = "root"
-
-// makeGroups applies the policies and describes the model to the scheduler.
-func (s *Sharded) makeGroups() error {
-	infos := s.callInfos()
-	units, err := s.cfg.Wrap.apply("Wrap", infos)
+	sources, err := s.sources()
 	if err != nil {
 		return err
 	}
-	if s.save, err = s.savePolicies(infos); err != nil {
-		return err
-	}
-	names, byName := []string{rootName}, map[string]int{"": program.Root}
-	members := make([][]int, 1)
-	s.home = make([]place, len(s.trace.params))
-	for i, c := range s.trace.calls {
-		if units[i] == rootName {
-			return fmt.Errorf("policy Config.Wrap named the unit of call %q %q, which is the name of the root group", c.name, rootName)
-		}
-		g, ok := byName[units[i]]
-		if !ok && len(c.owned) > 0 {
-			g = len(names)
-			byName[units[i]] = g
-			names, members = append(names, units[i]), append(members, nil)
-		}
-		for _, p := range c.owned {
-			s.home[p] = place{g, len(members[g])}
-			members[g] = append(members[g], p)
-		}
-	}
-	s.model = &program.Model{Inputs: s.trace.inputs, Results: s.trace.results}
-	for g, name := range names {
-		f, err := newFlatGroup(name, s.trace, members[g], s.cfg.Group, s.cfg.Precision.Compute)
+	s.arena = arena.New(sources)
+	s.arena.Poison = s.cfg.Poison
+	return nil
+}
+
+// check compiles the passes as far as that is possible without a batch.
+func (s *Sharded) check() error {
+	s.programs = make(map[string]*program.Program)
+	for _, v := range []variant{{}, {eval: true}} {
+		p, err := s.program(v, nil)
 		if err != nil {
 			return err
 		}
-		s.groups = append(s.groups, f)
-		s.model.Groups = append(s.model.Groups, program.Group{Name: name})
-	}
-	for i, p := range s.trace.params {
-		s.model.Params = append(s.model.Params, program.Param{Name: p.Name, Group: s.home[i].group})
-	}
-	for _, c := range s.trace.calls {
-		s.model.Calls = append(s.model.Calls, program.Call{Name: c.name, In: c.in, Params: c.params})
+		if err := program.Verify(p); err != nil {
+			return err
+		}
 	}
 	return nil
 }
 
-// savePolicies says what each call keeps for backward.
-func (s *Sharded) savePolicies(infos []CallInfo) ([]exec.Policy, error) {
-	checkpoint, err := s.cfg.Checkpoint.apply("Checkpoint", infos)
-	if err != nil {
-		return nil, err
-	}
-	keep, err := s.cfg.Keep.apply("Keep", infos)
-	if err != nil {
-		return nil, err
-	}
-	save := make([]exec.Policy, len(infos)) // exec.Balanced
-	for i, c := range infos {
-		switch {
-		case checkpoint[i] != "" && keep[i] != "":
-			return nil, fmt.Errorf("call %q is selected by both Config.Checkpoint and Config.Keep", c.Name)
-		case checkpoint[i] != "":
-			save[i] = exec.RecomputeAll
-		case keep[i] != "":
-			save[i] = exec.SaveAll
+// savePolicies decides what each call keeps for backward, and where.
+func (s *Sharded) savePolicies(infos []CallInfo) error {
+	var chosen [3][]string
+	for i, p := range []struct {
+		name   string
+		policy Policy
+	}{{"Checkpoint", s.cfg.Checkpoint}, {"Keep", s.cfg.Keep}, {"Spill", s.cfg.Spill}} {
+		var err error
+		if chosen[i], err = p.policy.apply(p.name, infos); err != nil {
+			return err
 		}
 	}
-	return save, nil
+	s.save, s.spill = make([]exec.Policy, len(infos)), make([]bool, len(infos)) // exec.Balanced
+	for i, c := range infos {
+		checkpoint, keep := chosen[0][i] != "", chosen[1][i] != ""
+		switch {
+		case checkpoint && keep:
+			return fmt.Errorf("call %q is selected by both Config.Checkpoint and Config.Keep", c.Name)
+		case checkpoint:
+			s.save[i] = exec.RecomputeAll
+		case keep:
+			s.save[i] = exec.SaveAll
+		}
+		s.spill[i] = chosen[2][i] != ""
+	}
+	return nil
 }
 
 // callInfos describes the calls to the policies.
@@ -191,41 +182,128 @@ func (s *Sharded) callInfos() []CallInfo {
 // manifest is what all ranks must agree on, as text, so that a difference can be shown.
 func (s *Sharded) manifest() string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "precision %v, prefetch %d, seed %d\n", s.cfg.Precision.Compute, s.cfg.Prefetch, s.cfg.Seed)
-	for i, g := range s.groups {
-		fmt.Fprintf(&b, "group %s of %d elements\n", g.name, g.layout.Len())
-		for _, p := range g.layout.Params() {
-			fmt.Fprintf(&b, "parameter %s %v in group %s\n", p.Name, p.Shape, s.groups[i].name)
+	p := s.cfg.Precision
+	fmt.Fprintf(&b, "precision %v, gather %v, reduce %v, divide %d, prefetch %d, in flight %d, seed %d\n",
+		p.Compute, p.Gather, p.Reduce, s.cfg.Divide, s.cfg.Prefetch, s.cfg.InFlight, s.cfg.Seed)
+	for _, u := range s.units {
+		fmt.Fprintf(&b, "unit %s by %v", u.Name, u.strategy)
+		if u.strategy == HybridShard || u.strategy == HybridGradOp {
+			fmt.Fprintf(&b, " over %d", s.cfg.ShardRanks)
+		}
+		if u.group != nil {
+			fmt.Fprintf(&b, " in a group of %d", u.group.Size())
+		}
+		fmt.Fprintln(&b)
+		for i, p := range u.Params {
+			fmt.Fprintf(&b, "parameter %s %v in unit %s %v\n", p.Name, p.Shape, u.Name, u.kinds[i])
 		}
 	}
 	for i, c := range s.trace.calls {
 		fmt.Fprintf(&b, "call %s %v of %s, checkpoint %t, keep %t\n", c.name, c.in, describe(c.module),
 			s.save[i] == exec.RecomputeAll, s.save[i] == exec.SaveAll)
 	}
-	fmt.Fprintf(&b, "schedule %016x %016x\n", s.train.Hash(), s.eval.Hash())
 	return b.String()
 }
 
-// Shards returns the pieces of the parameters that this rank owns, with their gradients, for an optimizer. The memory is
-// the model's: values may be written between passes, and both are valid until Close. A rank may own nothing.
+// log tells the logger how the model lies.
+func (s *Sharded) log(what string) {
+	if s.cfg.Logger == nil {
+		return
+	}
+	logger := s.cfg.Logger.With("rank", s.cfg.Group.Rank())
+	for _, u := range s.units {
+		logger.Debug("fsdp: unit", "name", u.Name, "strategy", u.strategy.String(), "elements", u.Len())
+	}
+	logger.Info("fsdp: "+what, "ranks", s.cfg.Group.Size(), "units", len(s.units), "groups", len(s.groups), "shard bytes", s.shardBytes())
+	if unused := s.unused(); len(unused) > 0 {
+		logger.Warn("fsdp: the loss does not depend on some parameters: they get no gradient", "parameters", unused)
+	}
+}
+
+// unused returns the names of trained parameters that the loss does not depend on.
+func (s *Sharded) unused() (names []string) {
+	used := make([]bool, len(s.trace.params))
+	for c, need := range s.model.NeedsBackward() {
+		for _, p := range s.model.Calls[c].Params {
+			used[p] = used[p] || need
+		}
+	}
+	for p, q := range s.trace.params {
+		if !used[p] && !s.groups[s.home[p].group].kind.frozen {
+			names = append(names, q.Name)
+		}
+	}
+	return names
+}
+
+// shardBytes returns the bytes of this rank's parameters and gradients.
+func (s *Sharded) shardBytes() int {
+	n := 0
+	for _, g := range s.groups {
+		n += len(g.value.Data)
+		if g.grad != nil {
+			n += len(g.grad.Data)
+		}
+	}
+	return n
+}
+
+// Shards returns the pieces of the trained parameters that this rank owns, with their gradients, for an optimizer. The memory is
+// the model's: values may be written between passes, and both are valid until Freeze or Close. A rank may own nothing.
+//
+// A parameter that no Backward since ZeroGrad has reached has no gradient, and an optimizer leaves it alone. An optimizer's
+// own state lies where the shards do, and is counted with them.
 func (s *Sharded) Shards() []optim.Param {
 	if s.err == errClosed {
 		return nil
 	}
 	var list []optim.Param
 	for _, g := range s.groups {
-		list = append(list, g.shards()...)
+		if !g.kind.frozen {
+			list = append(list, s.shardsOf(g)...)
+		}
 	}
 	return list
 }
 
-// ZeroGrad sets the gradients to zero. Without it, the next Backward adds to them.
+// shardsOf returns the segments of a trained group.
+func (s *Sharded) shardsOf(f *flatGroup) []optim.Param {
+	var list []optim.Param
+	for _, seg := range f.segments() {
+		present := &s.present[f.params[seg.Param]]
+		list = append(list, optim.Param{
+			Name: seg.Name, Shape: f.layout.Params()[seg.Param].Shape, Offset: seg.Offset,
+			Value: f.vec(f.value.Data, seg.At, seg.Len), Grad: f.vec(f.grad.Data, seg.At, seg.Len),
+			Absent: func() bool { return !*present },
+			Alloc:  func(n int) (optim.Vec, error) { return s.allocState(f, n) },
+		})
+	}
+	return list
+}
+
+// allocState returns n elements for an optimizer.
+func (s *Sharded) allocState(f *flatGroup, n int) (optim.Vec, error) {
+	b, err := s.arena.Alloc(n*f.dtype.size(), arena.State)
+	if err != nil {
+		return optim.Vec{}, fmt.Errorf("fsdp: rank %d: state of group %s: %w", s.cfg.Group.Rank(), f.name, err)
+	}
+	s.state = append(s.state, b)
+	return f.vec(b.Data, 0, n), nil
+}
+
+// ZeroGrad drops all gradients, those that are not reduced yet included. Without it, the next Backward adds to them.
 func (s *Sharded) ZeroGrad() {
 	if s.err == errClosed {
 		return
 	}
 	for _, g := range s.groups {
-		clear(g.grad.Data)
+		if g.grad != nil {
+			clear(g.grad.Data)
+		}
+	}
+	clear(s.present)
+	if s.err == nil {
+		s.pending.drop(s.arena)
 	}
 }
 
@@ -243,12 +321,24 @@ func (s *Sharded) Close() error {
 	if s.err == errClosed {
 		return nil
 	}
-	for _, g := range s.groups {
-		g.settle()
+	for _, p := range s.waiting() {
+		p.settle()
 	}
-	s.err, s.pass = errClosed, nil
-	if err := s.arena.Close(); err != nil {
+	s.err, s.pass, s.held = errClosed, nil, nil
+	if err := s.giveBack(); err != nil {
 		return fmt.Errorf("fsdp: rank %d: Close: %w", s.cfg.Group.Rank(), err)
 	}
 	return nil
+}
+
+// giveBack closes what the model has opened.
+func (s *Sharded) giveBack() error {
+	err := s.arena.Close()
+	if s.files != nil {
+		err = errors.Join(err, s.files.Close())
+	}
+	if s.meshes != nil {
+		err = errors.Join(err, s.meshes.close())
+	}
+	return err
 }

@@ -69,7 +69,6 @@ var wrapErrors = map[string]struct {
 	"param twice":        {calls(call("a", having(weight("w", 1), weight("w", 1)))), fsdp.Config{}, `parameter "w" is listed twice`},
 	"same full name":     {calls(call("a", having(weight("b.w", 1))), call("a.b", having(weight("w", 1)))), fsdp.Config{}, `already has a parameter "a.b.w"`},
 	"empty dimension":    {calls(call("a", having(weight("w", 2, 0)))), fsdp.Config{}, "dimensions must be positive"},
-	"huge shape":         {calls(call("a", having(weight("w", 1<<40, 1<<40)))), fsdp.Config{}, "more elements than"},
 	"tied to nothing":    {calls(call("a", having(fsdp.Param{Name: "w", Shape: []int{1}, Tied: "b.w"}))), fsdp.Config{}, `tied to "b.w", which no earlier call has`},
 	"tied, other shape":  {calls(call("a", having(weight("w", 2))), call("b", having(fsdp.Param{Name: "w", Shape: []int{1}, Tied: "a.w"}))), fsdp.Config{}, `"w" [1] is tied to "a.w", which is [2]`},
 	"tied twice": {calls(call("a", having(weight("w", 2))), call("b", having(fsdp.Param{Name: "u", Shape: []int{2}, Tied: "a.w"}, fsdp.Param{Name: "v", Shape: []int{2}, Tied: "a.w"}))),
@@ -124,6 +123,29 @@ func TestWrapRefuses(t *testing.T) {
 	}
 }
 
+// TestWrapRefusesLayout: models are compared before parameters are laid out, so a shape that cannot be is an error of its own
+// only where all ranks have it.
+func TestWrapRefusesLayout(t *testing.T) {
+	huge := calls(call("a", having(weight("w", 1<<40, 1<<40))))
+	for world := 1; world <= 3; world++ {
+		for _, err := range errorsOf(t, world, func(ctx context.Context, g comm.Group) error {
+			_, err := fsdp.WrapContext(ctx, huge, fsdp.Config{Group: g})
+			return err
+		}) {
+			require.ErrorContains(t, err, "group root: ")
+			require.ErrorContains(t, err, "a.w")
+			require.ErrorContains(t, err, "more elements than")
+		}
+	}
+	for _, err := range errorsOf(t, 2, func(ctx context.Context, g comm.Group) error {
+		_, err := fsdp.WrapContext(ctx, []fsdp.Model{huge, tinyGPT(1)}[g.Rank()], fsdp.Config{Group: g})
+		return err
+	}) {
+		require.ErrorContains(t, err, `rank 0 has "parameter a.w [1099511627776 1099511627776]`)
+		require.ErrorContains(t, err, `rank 1 has "parameter wte.weight [13 8]`)
+	}
+}
+
 // TestWrapAfterFailure checks that a failed Wrap leaves the group usable.
 func TestWrapAfterFailure(t *testing.T) {
 	onRanks(t, 3, func(ctx context.Context, g comm.Group) {
@@ -167,15 +189,15 @@ var wrapDifferences = map[string]struct {
 	cfg   [2]fsdp.Config
 	want  []string
 }{
-	"layers":       {[2]fsdp.Model{tinyGPT(2), tinyGPT(3)}, [2]fsdp.Config{}, []string{"elements"}},
-	"width":        {[2]fsdp.Model{&nn.GPT{Vocab: 5, Context: 4, Dim: 8, Heads: 2}, &nn.GPT{Vocab: 5, Context: 4, Dim: 6, Heads: 2}}, [2]fsdp.Config{}, []string{"elements"}},
+	"layers":       {[2]fsdp.Model{tinyGPT(2), tinyGPT(3)}, [2]fsdp.Config{}, []string{"parameter lnf.weight [8]", "parameter blocks.2.ln1.weight [8]"}},
+	"width":        {[2]fsdp.Model{&nn.GPT{Vocab: 5, Context: 4, Dim: 8, Heads: 2}, &nn.GPT{Vocab: 5, Context: 4, Dim: 6, Heads: 2}}, [2]fsdp.Config{}, []string{"parameter wte.weight [5 8]", "parameter wte.weight [5 6]"}},
 	"names":        {[2]fsdp.Model{renamed("wte"), renamed("tok")}, [2]fsdp.Config{}, []string{"wte.weight", "tok.weight"}},
 	"heads":        {[2]fsdp.Model{&nn.GPT{Vocab: 5, Context: 4, Layers: 1, Dim: 8, Heads: 2}, &nn.GPT{Vocab: 5, Context: 4, Layers: 1, Dim: 8, Heads: 4}}, [2]fsdp.Config{}, []string{"blocks.0", "Heads:2", "Heads:4"}},
 	"inside":       {[2]fsdp.Model{chainOf(0.5), chainOf(0.25)}, [2]fsdp.Config{}, []string{"mid", "0.5", "0.25"}},
 	"seed":         {[2]fsdp.Model{tinyGPT(1), tinyGPT(1)}, [2]fsdp.Config{{Seed: 1}, {Seed: 2}}, []string{"seed 1", "seed 2"}},
 	"prefetch":     {[2]fsdp.Model{tinyGPT(1), tinyGPT(1)}, [2]fsdp.Config{{}, {Prefetch: 3}}, []string{"prefetch 1", "prefetch 3"}},
 	"type":         {[2]fsdp.Model{tinyGPT(1), tinyGPT(1)}, [2]fsdp.Config{{}, {Precision: fsdp.Precision{Compute: fsdp.Float64}}}, []string{"float32", "float64"}},
-	"wrap":         {[2]fsdp.Model{tinyGPT(1), tinyGPT(1)}, [2]fsdp.Config{{Wrap: blocks}, {Wrap: fsdp.WrapEach()}}, []string{"group root"}},
+	"wrap":         {[2]fsdp.Model{tinyGPT(1), tinyGPT(1)}, [2]fsdp.Config{{Wrap: blocks}, {Wrap: fsdp.WrapEach()}}, []string{"unit root by ShardGradOp", "unit wte by FullShard"}},
 	"checkpoint":   {[2]fsdp.Model{tinyGPT(1), tinyGPT(1)}, [2]fsdp.Config{{}, {Checkpoint: blocks}}, []string{"blocks.0", "checkpoint false", "checkpoint true"}},
 	"another call": {[2]fsdp.Model{tinyGPT(1), &nn.GPT{Vocab: tinyVocab, Context: tinyContext, Layers: 1, Dim: 8, Heads: 2, Dropout: 0.1}}, [2]fsdp.Config{}, []string{"Dropout:0.1"}},
 }

@@ -9,7 +9,7 @@ import (
 )
 
 // Adam is the configuration of Adam (https://arxiv.org/abs/1412.6980) with L2 regularisation: the decay is added to the
-// gradient and thus passes through the moments. With gradient g, at step t = 1, 2, …:
+// gradient and thus passes through the moments. With gradient g, at the parameter's own update t = 1, 2, …:
 //
 //	g = g + WeightDecay·p
 //	m = Beta1·m + (1 - Beta1)·g
@@ -93,18 +93,18 @@ func (o *adam) Step(lr float64) error {
 		return err
 	}
 	o.steps++
-	t := float64(o.steps)
-	h := vec.AdamHyper{
-		Beta1:               o.beta1,
-		Beta2:               o.beta2,
-		Eps:                 o.eps,
-		BiasCorrection1:     1 - math.Pow(o.beta1, t),
-		BiasCorrection2Sqrt: math.Sqrt(1 - math.Pow(o.beta2, t)),
-		GradScale:           1,
-		Decoupled:           o.decoupled,
-	}
+	h := vec.AdamHyper{Beta1: o.beta1, Beta2: o.beta2, Eps: o.eps, GradScale: 1, Decoupled: o.decoupled}
+	t := 0 // what h's corrections are for; nearly always that of the piece before
 	for i := range o.pieces {
 		p := &o.pieces[i]
+		if !p.begin() {
+			continue
+		}
+		if t != p.steps {
+			t = p.steps
+			h.BiasCorrection1 = 1 - math.Pow(o.beta1, float64(t))
+			h.BiasCorrection2Sqrt = math.Sqrt(1 - math.Pow(o.beta2, float64(t)))
+		}
 		h.LR, h.WeightDecay = lr*p.lrScale, p.weightDecay
 		if m, v := p.state[0], p.state[1]; p.Value.F64 != nil {
 			vec.Adam(p.Value.F64, p.Grad.F64, m.F64, v.F64, h)

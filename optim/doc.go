@@ -1,4 +1,5 @@
-// Package optim holds the optimizers that act element by element (SGD, Adam, AdamW) and learning-rate schedules.
+// Package optim holds the optimizers that act element by element (SGD, Adam, AdamW), learning-rate schedules
+// and loss scaling.
 //
 // # Optimizers over shards
 //
@@ -19,14 +20,41 @@
 //
 // [AdamW.New] and the others allocate the state once: one buffer of the value's type per piece and entry ("exp_avg",
 // "exp_avg_sq", "momentum_buffer"; PyTorch's names). [Optimizer.State] lists it by parameter name, entry and interval, and
-// [Optimizer.Restore] takes back such a list however it was cut, so state written by 8 ranks loads on 3, or on one. The
-// only other state is the number of steps taken.
+// [Optimizer.Restore] takes back such a list however it was cut, so state written by 8 ranks loads on 3, or on one. A piece
+// with [Param.Alloc] keeps its state where that says, such as in a file.
+//
+// # Freezing
+//
+// Every piece counts its own updates ([Entry.Steps]), apart from the calls of Step that schedules go by
+// ([Optimizer.Steps]). A piece without a gradient ([Param.Absent]) is passed over, so a parameter unfrozen at step 100
+// starts as in a new optimizer, with the bias correction of a first update:
+//
+//	call of Step       0    1    …    99   100  101
+//	Steps before it    0    1    …    99   100  101
+//	t of "wte"         1    2    …    100  101  102
+//	t of "head"        -    -    …    -    1    2       absent until 100
+//
+// Where the model is wrapped anew for the change, a new optimizer takes over what the old one had, by [Optimizer.Adopt].
+//
+// # Loss scaling
+//
+// A [LossScaler] keeps the factor that brings small gradients into the range of float16. Around every update:
+//
+//	… // backward of the loss times scaler.Scale()
+//	finite := … // is the gradient finite, on every rank?
+//	if finite {
+//		… // divide the gradient by scaler.Scale()
+//		err = opt.Step(lr(opt.Steps()))
+//	}
+//	scaler.Update(finite)
 //
 // # What always holds
 //
-//   - Splitting a parameter into pieces, in any way, changes no bit of any result.
+//   - Splitting a parameter into pieces, in any way, changes no bit of any result, as long as its pieces are absent together.
 //   - Step allocates nothing and reads and writes every element once.
-//   - A Step or Restore that returns an error has changed nothing.
+//   - A Step, Restore or Adopt that returns an error has changed nothing.
+//   - Restoring what State returned, into pieces cut alike, always works.
+//   - State that has had no update is zero.
 //   - A rank may own nothing: an optimizer over no parameters is legal and counts its steps.
 //
 // An optimizer is for one goroutine at a time.

@@ -64,6 +64,72 @@ func ExampleOptimizer_restore() {
 	// Output: w momentum_buffer 0 [1 2 3 4]
 }
 
+// Fine-tunes the head alone, then everything: a new optimizer takes over the head's state and starts the trunk afresh.
+func ExampleOptimizer_adopt() {
+	param := func(name string) optim.Param {
+		return optim.Param{
+			Name: name, Shape: []int{1},
+			Value: optim.Vec{F32: []float32{0}}, Grad: optim.Vec{F32: []float32{1}},
+		}
+	}
+	head, trunk := param("head"), param("trunk")
+	first, err := optim.AdamW{}.New([]optim.Param{head})
+	if err != nil {
+		panic(err)
+	}
+	for range 100 {
+		if err := first.Step(1e-3); err != nil {
+			panic(err)
+		}
+	}
+	all, err := optim.AdamW{}.New([]optim.Param{trunk, head})
+	if err != nil {
+		panic(err)
+	}
+	if err := all.Adopt(first.Steps(), first.State()); err != nil {
+		panic(err)
+	}
+	if err := all.Step(1e-3); err != nil {
+		panic(err)
+	}
+	fmt.Println("step", all.Steps())
+	for _, e := range all.State() {
+		if e.Name == "exp_avg" {
+			fmt.Println(e.Param, e.Steps)
+		}
+	}
+	// Output:
+	// step 101
+	// trunk 1
+	// head 101
+}
+
+// Searches for the scale of a loss whose gradient, 3 here, overflows float16 beyond 65504.
+func ExampleLossScale() {
+	scaler, err := optim.LossScale{Interval: 2}.New()
+	if err != nil {
+		panic(err)
+	}
+	for step := range 6 {
+		scale := scaler.Scale()
+		grad := 3 * scale
+		finite := grad <= 65504 // on every rank
+		if finite {
+			fmt.Printf("step %d  scale %5.0f  gradient %v\n", step, scale, grad/scale)
+		} else {
+			fmt.Printf("step %d  scale %5.0f  overflow, no update\n", step, scale)
+		}
+		scaler.Update(finite)
+	}
+	// Output:
+	// step 0  scale 65536  overflow, no update
+	// step 1  scale 32768  overflow, no update
+	// step 2  scale 16384  gradient 3
+	// step 3  scale 16384  gradient 3
+	// step 4  scale 32768  overflow, no update
+	// step 5  scale 16384  gradient 3
+}
+
 // A few points of a schedule: warm-up, peak, half way, end.
 func ExampleWarmupCosine() {
 	lr := optim.WarmupCosine(1e-3, 1e-4, 99, 1099)

@@ -47,6 +47,14 @@ func (v Vec) copyFrom(to int, src Vec, at, n int) {
 	copy(v.F32[to:to+n], src.F32[at:at+n])
 }
 
+// isZero reports whether elements [at, at+n) are all zero.
+func (v Vec) isZero(at, n int) bool {
+	if v.F64 != nil {
+		return !slices.ContainsFunc(v.F64[at:at+n], func(x float64) bool { return x != 0 })
+	}
+	return !slices.ContainsFunc(v.F32[at:at+n], func(x float32) bool { return x != 0 })
+}
+
 // Param is a piece of a parameter: what one rank owns of it. It may be empty. Value and Grad alias buffers of the model,
 // have the same type and length, and must stay where they are as long as the optimizer lives.
 type Param struct {
@@ -55,6 +63,18 @@ type Param struct {
 	Offset int    // position of the first element of Value in the parameter, row-major
 	Value  Vec    // updated by Step
 	Grad   Vec    // read by Step
+
+	// Absent, if not nil, is asked once in every Step whether the piece has no gradient this time: it is frozen, or took
+	// no part in the loss. That is not a gradient of zero, which would still decay the value and the moments: Step leaves
+	// value, state and step count of the piece alone. All pieces of a parameter, on every rank, should give the same answer;
+	// where they do not, their counts part and a later Restore cannot join them in one piece.
+	Absent func() bool
+
+	// Alloc, if not nil, is where the state of a piece that is not empty comes from, for example a file mapped into memory;
+	// nil means the Go heap. New calls it once for each state entry and sets the buffer to zero. It must return n
+	// elements of Value's type that nothing else uses as long as the optimizer lives. Releasing them is the caller's
+	// business, also if New then fails.
+	Alloc func(n int) (Vec, error)
 }
 
 // end returns the position after the last element.
@@ -62,22 +82,32 @@ func (p Param) end() int { return p.Offset + p.Value.Len() }
 
 // Optimizer updates the parameters it was made for. It is not safe for concurrent use.
 type Optimizer interface {
-	// Step applies one update with learning rate lr to every piece, from its present gradient. It returns an error if lr
-	// is negative or not finite. Gradients are not inspected: one that is not finite spoils its own element only.
+	// Step applies one update with learning rate lr to every piece that is not Absent, from its present gradient. It
+	// returns an error if lr is negative or not finite. Gradients are not inspected: one that is not finite spoils its own
+	// element only.
 	Step(lr float64) error
 
-	// Steps returns the number of updates made so far, the restored ones included. It is the step number a Schedule asks
-	// for.
+	// Steps returns the number of calls of Step so far, the restored ones included, whether or not any piece had a gradient.
+	// It is the step number a Schedule asks for; formulas that depend on the step go by each piece's own [Entry.Steps].
 	Steps() int
 
-	// State returns the state of every non-empty piece. The entries alias the optimizer's buffers: they show later steps,
-	// and writing to them is writing to the optimizer. The order depends only on the order of the parameters.
+	// State returns the state of every non-empty piece. The data aliases the optimizer's buffers: it shows later steps, and
+	// writing to it is writing to the optimizer. The counts do not follow, so a list is good until the next Step. The
+	// order depends only on the order of the parameters.
 	State() []Entry
 
 	// Restore replaces the whole state and the number of steps. The entries may be cut in other places than this
-	// optimizer's pieces, in any order, and may hold more than it owns; what it owns must be there exactly once, with its
-	// type, and the entry names must be ones that this kind of optimizer has. The data is copied.
+	// optimizer's pieces, in any order, and may hold more than it owns. What it owns must be there exactly once, with its
+	// type, and the entry names must be ones that this kind of optimizer has. All entries that meet in one piece must
+	// have the same Steps, and one with zero Steps must hold zeros, as no update can have made anything else. The data is
+	// copied.
 	Restore(steps int, entries []Entry) error
+
+	// Adopt is Restore for an optimizer over other parameters than those the entries were made for, as after freezing or
+	// unfreezing: a parameter that no entry is about stays as it is, which is fresh in a new optimizer. A parameter
+	// that some entry is about must be there in full, as in Restore: a rank that passes only what it had itself would
+	// start anew, unnoticed, what came from others.
+	Adopt(steps int, entries []Entry) error
 }
 
 // Entry is a piece of optimizer state: elements [Offset, Offset+Data.Len()) of a tensor that has the shape of the
@@ -87,7 +117,29 @@ type Entry struct {
 	Name   string // what it is, such as "exp_avg"
 	Shape  []int  // shape of the whole tensor; shared, not to be modified
 	Offset int
+	Steps  int // number of updates that made Data: what Adam's t counts; the same for all entries of a piece
 	Data   Vec
+}
+
+// newState returns a zeroed buffer like Value, from Alloc if there is one.
+func (p Param) newState() (Vec, error) {
+	n := p.Value.Len()
+	if p.Alloc == nil || n == 0 {
+		return p.Value.like(), nil
+	}
+	v, err := p.Alloc(n)
+	switch {
+	case err != nil:
+		return Vec{}, fmt.Errorf("parameter %q: Alloc of %d elements: %w", p.Name, n, err)
+	case v.F32 != nil && v.F64 != nil:
+		return Vec{}, fmt.Errorf("parameter %q: Alloc returned a buffer that is both float32 and float64", p.Name)
+	case v.Len() != n || v.dtype() != p.Value.dtype():
+		return Vec{}, fmt.Errorf("parameter %q: Alloc returned %d elements of %s, not %d of %s",
+			p.Name, v.Len(), v.dtype(), n, p.Value.dtype())
+	}
+	clear(v.F32)
+	clear(v.F64)
+	return v, nil
 }
 
 // check returns an error that names the parameter unless p is well formed.

@@ -13,7 +13,7 @@ import (
 // in PyTorch's form). The zero value is plain gradient descent. With gradient g:
 //
 //	g = g + WeightDecay·p
-//	b = g at the first step, then Momentum·b + g
+//	b = g at the parameter's own first update, then Momentum·b + g
 //	p = p - lr·d,   d = g + Momentum·b if Nesterov, b if Momentum is set, else g
 //
 // b is the state entry "momentum_buffer"; without momentum there is no state.
@@ -57,11 +57,14 @@ func (o *sgd) Step(lr float64) error {
 	if err := o.checkLR(lr); err != nil {
 		return err
 	}
-	h := vec.SGDHyper{Momentum: o.momentum, GradScale: 1, Nesterov: o.nesterov, First: o.steps == 0}
+	h := vec.SGDHyper{Momentum: o.momentum, GradScale: 1, Nesterov: o.nesterov}
 	o.steps++
 	for i := range o.pieces {
 		p := &o.pieces[i]
-		h.LR, h.WeightDecay = lr*p.lrScale, p.weightDecay
+		if !p.begin() {
+			continue
+		}
+		h.LR, h.WeightDecay, h.First = lr*p.lrScale, p.weightDecay, p.steps == 1
 		if b := p.state[0]; p.Value.F64 != nil {
 			vec.SGD(p.Value.F64, p.Grad.F64, b.F64, h)
 		} else {

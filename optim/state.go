@@ -13,7 +13,7 @@ type stepper struct {
 	kind   string   // "adamw", for messages
 	names  []string // entry i of every piece is called names[i]
 	pieces []piece
-	steps  int
+	steps  int // calls of Step
 }
 
 // piece is a Param and what belongs to it.
@@ -21,6 +21,16 @@ type piece struct {
 	Param
 	hyper
 	state [2]Vec // the first len(names) are in use, zeroed at New
+	steps int    // updates that state has had; zero means that it is zero
+}
+
+// begin reports whether the piece has a gradient and, if so, counts the update that follows.
+func (p *piece) begin() bool {
+	if p.Absent != nil && p.Absent() {
+		return false
+	}
+	p.steps++
+	return true
 }
 
 // newStepper checks the parameters and allocates their state.
@@ -37,8 +47,11 @@ func newStepper(kind string, names []string, params []Param, rules []Rule, weigh
 	for _, p := range params {
 		piece := piece{Param: p, hyper: resolve(rules, p, weightDecay)}
 		piece.Shape = slices.Clone(p.Shape)
-		for i := range names {
-			piece.state[i] = p.Value.like()
+		for i, name := range names {
+			var err error
+			if piece.state[i], err = p.newState(); err != nil {
+				return s, fmt.Errorf("optim: %s: %s of %w", kind, name, err)
+			}
 		}
 		s.pieces = append(s.pieces, piece)
 	}
@@ -72,7 +85,9 @@ func (s *stepper) State() []Entry {
 			continue
 		}
 		for i, name := range s.names {
-			entries = append(entries, Entry{Param: p.Name, Name: name, Shape: p.Shape, Offset: p.Offset, Data: p.state[i]})
+			entries = append(entries, Entry{
+				Param: p.Name, Name: name, Shape: p.Shape, Offset: p.Offset, Steps: p.steps, Data: p.state[i],
+			})
 		}
 	}
 	return entries
@@ -81,7 +96,14 @@ func (s *stepper) State() []Entry {
 // tensor identifies a state tensor of the whole model.
 type tensor struct{ param, name string }
 
-// transfer is one copy of a Restore.
+// refill is what Restore and Adopt do to one piece.
+type refill struct {
+	piece  *piece
+	steps  int // -1 until an entry says
+	copies []transfer
+}
+
+// transfer is one copy of a refill.
 type transfer struct {
 	dst   Vec
 	to    int
@@ -89,27 +111,45 @@ type transfer struct {
 	at, n int
 }
 
-// Restore implements Optimizer. It plans every copy before it makes the first.
+// Restore implements Optimizer.
 func (s *stepper) Restore(steps int, entries []Entry) error {
+	return s.load("restore", steps, entries, true)
+}
+
+// Adopt implements Optimizer.
+func (s *stepper) Adopt(steps int, entries []Entry) error {
+	return s.load("adopt", steps, entries, false)
+}
+
+// load refills all pieces, or those of parameters that some entry is about. It plans every copy before it makes the first.
+func (s *stepper) load(verb string, steps int, entries []Entry, all bool) error {
 	if steps < 0 {
-		return fmt.Errorf("optim: %s: restore: %d steps", s.kind, steps)
+		return fmt.Errorf("optim: %s: %s: %d steps", s.kind, verb, steps)
 	}
 	sources, err := s.sortEntries(entries)
 	if err != nil {
-		return fmt.Errorf("optim: %s: restore: %w", s.kind, err)
+		return fmt.Errorf("optim: %s: %s: %w", s.kind, verb, err)
 	}
-	var plan []transfer
+	var plan []refill
 	for i := range s.pieces {
 		p := &s.pieces[i]
+		mentioned := func(name string) bool { return len(sources[tensor{p.Name, name}]) > 0 }
+		if p.Value.Len() == 0 || !all && !slices.ContainsFunc(s.names, mentioned) {
+			continue
+		}
+		r := refill{piece: p, steps: -1}
 		for j, name := range s.names {
-			plan, err = appendTransfers(plan, p, p.state[j], sources[tensor{p.Name, name}])
-			if err != nil {
-				return fmt.Errorf("optim: %s: restore: %s of %w", s.kind, name, err)
+			if err := r.add(p.state[j], sources[tensor{p.Name, name}]); err != nil {
+				return fmt.Errorf("optim: %s: %s: %s of parameter %q: %w", s.kind, verb, name, p.Name, err)
 			}
 		}
+		plan = append(plan, r)
 	}
-	for _, c := range plan {
-		c.dst.copyFrom(c.to, c.src, c.at, c.n)
+	for _, r := range plan {
+		for _, c := range r.copies {
+			c.dst.copyFrom(c.to, c.src, c.at, c.n)
+		}
+		r.piece.steps = max(r.steps, 0) // no entry says where the optimizer keeps none: then nobody asks
 	}
 	s.steps = steps
 	return nil
@@ -121,6 +161,12 @@ func (s *stepper) sortEntries(entries []Entry) (map[tensor][]Entry, error) {
 	for _, e := range entries {
 		if !slices.Contains(s.names, e.Name) {
 			return nil, fmt.Errorf("parameter %q has state %q, this optimizer keeps %q", e.Param, e.Name, s.names)
+		}
+		if e.Steps < 0 {
+			return nil, fmt.Errorf("%s of parameter %q: %d steps", e.Name, e.Param, e.Steps)
+		}
+		if e.Data.F32 != nil && e.Data.F64 != nil {
+			return nil, fmt.Errorf("%s of parameter %q: data is both float32 and float64", e.Name, e.Param)
 		}
 		if e.Data.Len() > 0 {
 			key := tensor{e.Param, e.Name}
@@ -141,9 +187,9 @@ func (s *stepper) sortEntries(entries []Entry) (map[tensor][]Entry, error) {
 // end returns the position after the last element.
 func (e Entry) end() int { return e.Offset + e.Data.Len() }
 
-// appendTransfers plans how to fill one state buffer of p from sources that are ascending and disjoint.
-func appendTransfers(plan []transfer, p *piece, dst Vec, sources []Entry) ([]transfer, error) {
-	next := p.Offset
+// add plans how to fill dst, one state buffer of the piece, from sources that are ascending and disjoint.
+func (r *refill) add(dst Vec, sources []Entry) error {
+	p, next := r.piece, r.piece.Offset
 	for _, e := range sources {
 		from, to := max(e.Offset, p.Offset), min(e.end(), p.end())
 		if from >= to {
@@ -152,17 +198,25 @@ func appendTransfers(plan []transfer, p *piece, dst Vec, sources []Entry) ([]tra
 		if from > next {
 			break
 		}
-		if !slices.Equal(e.Shape, p.Shape) {
-			return nil, fmt.Errorf("parameter %q: shape %v, parameter has %v", p.Name, e.Shape, p.Shape)
+		c := transfer{dst: dst, to: from - p.Offset, src: e.Data, at: from - e.Offset, n: to - from}
+		if r.steps < 0 {
+			r.steps = e.Steps
 		}
-		if e.Data.dtype() != p.Value.dtype() {
-			return nil, fmt.Errorf("parameter %q: state is %s, parameter %s", p.Name, e.Data.dtype(), p.Value.dtype())
+		switch {
+		case !slices.Equal(e.Shape, p.Shape):
+			return fmt.Errorf("shape %v, parameter has %v", e.Shape, p.Shape)
+		case e.Data.dtype() != p.Value.dtype():
+			return fmt.Errorf("state is %s, parameter %s", e.Data.dtype(), p.Value.dtype())
+		case e.Steps != r.steps:
+			return fmt.Errorf("elements [%d:%d] have had %d steps, others of this piece %d", from, to, e.Steps, r.steps)
+		case e.Steps == 0 && !c.src.isZero(c.at, c.n):
+			return fmt.Errorf("elements [%d:%d] have had no step and are not zero", from, to)
 		}
-		plan = append(plan, transfer{dst: dst, to: from - p.Offset, src: e.Data, at: from - e.Offset, n: to - from})
+		r.copies = append(r.copies, c)
 		next = to
 	}
 	if next < p.end() {
-		return nil, fmt.Errorf("parameter %q: element %d is missing", p.Name, next)
+		return fmt.Errorf("element %d is missing", next)
 	}
-	return plan, nil
+	return nil
 }

@@ -15,12 +15,23 @@ func TestRestoreAcrossCuts(t *testing.T) {
 		c, f64 := drawConfig(t), rapid.Bool().Draw(t, "f64")
 		n := rapid.IntRange(0, 100).Draw(t, "n")
 		a, b := newTensor(n, f64), newTensor(n, f64)
+		late, late2 := newTensor(n, f64), newTensor(n, f64) // absent at first: its count is another
 		rng := rand.New(rand.NewPCG(rapid.Uint64().Draw(t, "seed"), 0))
 		fill(a.value, rng)
-		first, err := c.New(cut(t, "w", a))
+		fill(late.value, rng)
+		unfrozen := rapid.IntRange(0, 4).Draw(t, "unfrozen")
+		step := 0
+		pieces := append(cut(t, "w", a), cut(t, "late", late)...)
+		for i := range pieces {
+			if pieces[i].Name == "late" {
+				pieces[i].Absent = func() bool { return step < unfrozen }
+			}
+		}
+		first, err := c.New(pieces)
 		require.NoError(t, err)
-		for range rapid.IntRange(0, 3).Draw(t, "steps") {
+		for step = range rapid.IntRange(0, 3).Draw(t, "steps") {
 			fill(a.grad, rng)
+			fill(late.grad, rng)
 			require.NoError(t, first.Step(0.1))
 		}
 
@@ -29,20 +40,25 @@ func TestRestoreAcrossCuts(t *testing.T) {
 			saved[i].Data = clone(saved[i].Data)
 		}
 		copyVec(b.value, a.value)
-		second, err := c.New(cut(t, "w", b))
+		copyVec(late2.value, late.value)
+		second, err := c.New(append(cut(t, "w", b), cut(t, "late", late2)...))
 		require.NoError(t, err)
 		require.NoError(t, second.Restore(first.Steps(), rapid.Permutation(saved).Draw(t, "saved")))
 		require.Equal(t, first.Steps(), second.Steps())
 		for i := range saved { // Restore copied
 			fill(saved[i].Data, rng)
 		}
+		step = unfrozen
 		for range 2 {
 			fill(a.grad, rng)
+			fill(late.grad, rng)
 			copyVec(b.grad, a.grad)
+			copyVec(late2.grad, late.grad)
 			require.NoError(t, first.Step(0.1))
 			require.NoError(t, second.Step(0.1))
 		}
 		require.Equal(t, a.value, b.value)
+		require.Equal(t, late.value, late2.value)
 	})
 }
 
@@ -89,7 +105,11 @@ func TestRestoreErrors(t *testing.T) {
 		for i := range ones {
 			ones[i] = 1
 		}
-		return optim.Entry{Param: "w", Name: "momentum_buffer", Shape: []int{10}, Offset: from, Data: optim.Vec{F32: ones}}
+		return optim.Entry{Param: "w", Name: "momentum_buffer", Shape: []int{10}, Offset: from, Steps: 2, Data: optim.Vec{F32: ones}}
+	}
+	other := func(steps int, e optim.Entry) optim.Entry {
+		e.Steps = steps
+		return e
 	}
 	edit := func(f func(*optim.Entry)) []optim.Entry {
 		e := entry(0, 10)
@@ -111,6 +131,10 @@ func TestRestoreErrors(t *testing.T) {
 		{1, edit(func(e *optim.Entry) { e.Name = "exp_avg" }), `parameter "w" has state "exp_avg", this optimizer keeps ["momentum_buffer"]`},
 		{1, edit(func(e *optim.Entry) { e.Shape = []int{5, 2} }), `parameter "w": shape [5 2], parameter has [10]`},
 		{1, edit(func(e *optim.Entry) { e.Data = optim.Vec{F64: make([]float64, 10)} }), `parameter "w": state is float64, parameter float32`},
+		{1, edit(func(e *optim.Entry) { e.Data.F64 = []float64{} }), `momentum_buffer of parameter "w": data is both`},
+		{1, edit(func(e *optim.Entry) { e.Steps = -1 }), `momentum_buffer of parameter "w": -1 steps`},
+		{1, edit(func(e *optim.Entry) { e.Steps = 0 }), `parameter "w": elements [3:7] have had no step and are not zero`},
+		{1, []optim.Entry{entry(0, 5), other(3, entry(5, 10))}, `parameter "w": elements [5:7] have had 3 steps, others of this piece 2`},
 	} {
 		require.ErrorContains(t, opt.Restore(c.steps, c.entries), c.want)
 		require.Zero(t, opt.Steps())
@@ -118,7 +142,25 @@ func TestRestoreErrors(t *testing.T) {
 	}
 	foreign := entry(0, 2)
 	foreign.Param = "x"
-	require.NoError(t, opt.Restore(5, []optim.Entry{entry(8, 10), foreign, entry(4, 8), entry(0, 4), entry(6, 6)}))
+	elsewhere := other(9, entry(8, 10)) // not this piece's: whoever holds [7:9] has an error
+	require.NoError(t, opt.Restore(5, []optim.Entry{elsewhere, foreign, entry(4, 8), entry(0, 4), entry(6, 6)}))
 	require.Equal(t, []float32{1, 1, 1, 1}, opt.State()[0].Data.F32)
 	require.Equal(t, 5, opt.Steps())
+	require.Equal(t, 2, opt.State()[0].Steps)
+	zeros := edit(func(e *optim.Entry) { e.Steps, e.Data = 0, optim.Vec{F32: make([]float32, 10)} })
+	require.NoError(t, opt.Restore(5, zeros), "never updated")
+	require.Zero(t, opt.State()[0].Steps)
+}
+
+// The two entries of a piece count the same updates.
+func TestRestoreNamesMustAgree(t *testing.T) {
+	d := newTensor(4, true)
+	opt, err := optim.AdamW{}.New(whole("w", d))
+	require.NoError(t, err)
+	fill(d.grad, rand.New(rand.NewPCG(1, 1)))
+	require.NoError(t, opt.Step(0.1))
+	entries := opt.State()
+	require.NoError(t, opt.Restore(1, entries))
+	entries[1].Steps++
+	require.ErrorContains(t, opt.Restore(1, entries), `exp_avg_sq of parameter "w": elements [0:4] have had 2 steps, others of this piece 1`)
 }

@@ -93,10 +93,9 @@ func planText(c config, p *fsdp.Plan) string {
 		steps = display.Count(c.steps) + " steps"
 	}
 	row("batch", "%d sequences, %s bytes of text; %s", c.batch, display.Count(tokens), steps)
-	// AdamW keeps two moments of each parameter: together as large as parameters and gradients.
-	row("each rank", "%s: %s parameters and gradients, at most %s more in a pass", display.Bytes(p.Peak()),
-		display.Bytes(p.ShardBytes), display.Bytes(p.PassBytes))
-	row("", "and %s of AdamW's moments; it sends %s per step", display.Bytes(p.ShardBytes), display.Bytes(p.Traffic))
+	row("each rank", "%s: %s parameters and gradients, %s AdamW's moments, at most %s more in a pass", display.Bytes(p.Peak()),
+		display.Bytes(p.ShardBytes), display.Bytes(p.StateBytes), display.Bytes(p.PassBytes))
+	row("", "it sends %s per step", display.Bytes(p.Traffic))
 	return b.String()
 }
 

@@ -14,11 +14,13 @@ const defaultStd = 0.02
 
 func weights(std float64) fsdp.Init { return fsdp.Normal(orDefault(std, defaultStd)) }
 
-// Linear maps x [..., In] to x·weightᵀ + bias, [..., Out]. Parameters: weight [Out, In] and, unless NoBias, bias [Out].
+// Linear maps x [..., In] to x·weightᵀ + bias, [..., Out]. Parameters: weight [Out, In] and, unless NoBias, bias [Out], and
+// those of its adapter.
 type Linear struct {
 	In, Out int
 	NoBias  bool
 	Std     float64 // of the initial weights; 0 means 0.02
+	LoRA    LoRA
 }
 
 // Params implements fsdp.Module.
@@ -27,7 +29,7 @@ func (m *Linear) Params() []fsdp.Param {
 	if !m.NoBias {
 		params = append(params, fsdp.Param{Name: "bias", Shape: []int{m.Out}})
 	}
-	return params
+	return append(params, m.LoRA.params(m.In, m.Out)...)
 }
 
 // Build implements fsdp.Module.
@@ -45,7 +47,11 @@ func (m *Linear) Build(b *fsdp.Builder, in ...*gorgonia.Node) (gorgonia.Nodes, e
 			return nil, err
 		}
 	}
-	return one(ops.Linear(in[0], w, bias))
+	y, err := ops.Linear(in[0], w, bias)
+	if err != nil {
+		return nil, err
+	}
+	return one(m.LoRA.add(b, y, in[0]))
 }
 
 // Embedding maps ints [...] to rows of its table: [..., Dim]. Parameter: weight [Rows, Dim].
@@ -92,57 +98,6 @@ func (m *Positions) Build(b *fsdp.Builder, in ...*gorgonia.Node) (gorgonia.Nodes
 		return nil, err
 	}
 	return one(ops.AddPositions(in[0], w))
-}
-
-// LayerNorm normalises the last dimension of x [..., Dim] to mean 0 and variance 1, then scales and shifts. Parameters:
-// weight [Dim] and bias [Dim].
-type LayerNorm struct {
-	Dim int
-	Eps float64 // added to the variance; 0 means 1e-5
-}
-
-// Params implements fsdp.Module.
-func (m *LayerNorm) Params() []fsdp.Param {
-	return []fsdp.Param{{Name: "weight", Shape: []int{m.Dim}, Init: fsdp.Constant(1)}, {Name: "bias", Shape: []int{m.Dim}}}
-}
-
-// Build implements fsdp.Module.
-func (m *LayerNorm) Build(b *fsdp.Builder, in ...*gorgonia.Node) (gorgonia.Nodes, error) {
-	if err := arguments(in, 1); err != nil {
-		return nil, err
-	}
-	gain, err := b.Param("weight")
-	if err != nil {
-		return nil, err
-	}
-	bias, err := b.Param("bias")
-	if err != nil {
-		return nil, err
-	}
-	return one(ops.LayerNorm(in[0], gain, bias, orDefault(m.Eps, 1e-5)))
-}
-
-// RMSNorm divides x [..., Dim] by the root mean square of its last dimension, then scales. Parameter: weight [Dim].
-type RMSNorm struct {
-	Dim int
-	Eps float64 // added to the mean square; 0 means 1e-6
-}
-
-// Params implements fsdp.Module.
-func (m *RMSNorm) Params() []fsdp.Param {
-	return []fsdp.Param{{Name: "weight", Shape: []int{m.Dim}, Init: fsdp.Constant(1)}}
-}
-
-// Build implements fsdp.Module.
-func (m *RMSNorm) Build(b *fsdp.Builder, in ...*gorgonia.Node) (gorgonia.Nodes, error) {
-	if err := arguments(in, 1); err != nil {
-		return nil, err
-	}
-	gain, err := b.Param("weight")
-	if err != nil {
-		return nil, err
-	}
-	return one(ops.RMSNorm(in[0], gain, orDefault(m.Eps, 1e-6)))
 }
 
 // orDefault returns v, or def if v is zero.

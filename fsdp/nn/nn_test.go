@@ -9,7 +9,6 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
-	"gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
 
 	"github.com/gofsdp/gofsdp/fsdp"
@@ -99,12 +98,16 @@ func TestParams(t *testing.T) {
 		{&nn.Positions{Rows: 5, Dim: 2}, []string{"weight[5 2]"}},
 		{&nn.LayerNorm{Dim: 4}, []string{"weight[4]", "bias[4]"}},
 		{&nn.RMSNorm{Dim: 4}, []string{"weight[4]"}},
+		{&nn.BatchNorm{Dim: 4}, []string{"weight[4]", "bias[4]", "running_mean[4]", "running_var[4]"}},
+		{&nn.Linear{In: 2, Out: 3, LoRA: nn.LoRA{Rank: 5}}, []string{"weight[3 2]", "bias[3]", "lora_a[5 2]", "lora_b[3 5]"}},
+		{&nn.Add{}, nil},
 		{&nn.Dropout{Rate: 0.5}, nil},
 		{&nn.Attention{Dim: 8, Heads: 2}, block[2:6]},
 		{&nn.Attention{Dim: 8, Heads: 2, NoBias: true}, []string{block[2], block[4]}},
 		{&nn.MLP{Dim: 8, Hidden: 32}, block[8:]},
 		{&nn.Block{Dim: 8, Heads: 2}, block},
 		{&nn.Block{Dim: 8, Heads: 2, Hidden: 3, NoBias: true}, slices.Concat(block[:3], block[4:5], block[6:8], []string{"fc.weight[3 8]", "out.weight[8 3]"})},
+		{&nn.MLP{Dim: 8, Hidden: 2, NoBias: true, LoRA: nn.LoRA{Rank: 1}}, []string{"fc.weight[2 8]", "fc.lora_a[1 8]", "fc.lora_b[2 1]", "out.weight[8 2]", "out.lora_a[1 2]", "out.lora_b[8 1]"}},
 		{&nn.Head{Dim: 4, Classes: 7}, []string{"weight[7 4]"}},
 	} {
 		require.Equal(t, c.want, names(c.module.Params()), "%T", c.module)
@@ -142,15 +145,6 @@ func TestGPTParams(t *testing.T) {
 	require.Equal(t, want, gptNames(t, m))
 }
 
-// sum is an own module of a stock operation.
-type sum struct{}
-
-func (sum) Params() []fsdp.Param { return nil }
-func (sum) Build(_ *fsdp.Builder, in ...*gorgonia.Node) (gorgonia.Nodes, error) {
-	y, err := gorgonia.Add(in[0], in[1])
-	return gorgonia.Nodes{y}, err
-}
-
 // TestBuildErrors are mistakes in sizes and in the number of inputs; the message says where.
 func TestBuildErrors(t *testing.T) {
 	x, tokens := floats(2, 3, 8), ints([]int{2, 3}, 0, 1, 2, 3, 4, 5)
@@ -164,6 +158,9 @@ func TestBuildErrors(t *testing.T) {
 		{"2 inputs, want 1", &nn.Positions{Rows: 8, Dim: 8}, []fsdp.Tensor{x, x}},
 		{"2 inputs, want 1", &nn.LayerNorm{Dim: 8}, []fsdp.Tensor{x, x}},
 		{"2 inputs, want 1", &nn.RMSNorm{Dim: 8}, []fsdp.Tensor{x, x}},
+		{"2 inputs, want 1", &nn.BatchNorm{Dim: 8}, []fsdp.Tensor{x, x}},
+		{"batch norm: gain is (7), want (8)", &nn.BatchNorm{Dim: 7}, []fsdp.Tensor{x}},
+		{"batch norm: momentum 2 is not in (0, 1]", &nn.BatchNorm{Dim: 8, Momentum: 2}, []fsdp.Tensor{x}},
 		{"2 inputs, want 1", &nn.MLP{Dim: 8, Hidden: 2}, []fsdp.Tensor{x, x}},
 		{"2 inputs, want 1", &nn.Block{Dim: 8, Heads: 2}, []fsdp.Tensor{x, x}},
 		{"2 inputs, want 1", &nn.Attention{Dim: 8, Heads: 2}, []fsdp.Tensor{x, x}},
@@ -191,7 +188,12 @@ func TestBuildErrors(t *testing.T) {
 	dropout := model(func(t *fsdp.Tape, in []fsdp.Ref) fsdp.Ref {
 		return t.Call("drop", &nn.Dropout{Rate: 0.5}, t.Call("m", &nn.Linear{In: 8, Out: 2}, in[0]), in[0])
 	})
-	_, err := wrap(t, dropout).Eval(t.Context(), x)
+	add := model(func(t *fsdp.Tape, in []fsdp.Ref) fsdp.Ref {
+		return t.Call("add", &nn.Add{}, t.Call("m", &nn.Linear{In: 8, Out: 8}, in[0]))
+	})
+	_, err := wrap(t, add).Eval(t.Context(), x)
+	require.ErrorContains(t, err, "call add (*nn.Add): in Build: 1 inputs, want 2")
+	_, err = wrap(t, dropout).Eval(t.Context(), x)
 	require.ErrorContains(t, err, "call drop (*nn.Dropout): in Build: 2 inputs, want 1")
 }
 

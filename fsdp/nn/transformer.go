@@ -22,13 +22,14 @@ type Attention struct {
 	Dropout    float64 // of the result
 	Std        float64 // of the initial weights of qkv; 0 means 0.02
 	ProjStd    float64 // of those of proj; 0 means Std
+	LoRA       LoRA    // of both linear layers; query, key and value share one
 }
 
 func (m *Attention) qkv() *Linear {
-	return &Linear{In: m.Dim, Out: 3 * m.Dim, NoBias: m.NoBias, Std: m.Std}
+	return &Linear{In: m.Dim, Out: 3 * m.Dim, NoBias: m.NoBias, Std: m.Std, LoRA: m.LoRA}
 }
 func (m *Attention) proj() *Linear {
-	return &Linear{In: m.Dim, Out: m.Dim, NoBias: m.NoBias, Std: orDefault(m.ProjStd, m.Std)}
+	return &Linear{In: m.Dim, Out: m.Dim, NoBias: m.NoBias, Std: orDefault(m.ProjStd, m.Std), LoRA: m.LoRA}
 }
 
 // Params implements fsdp.Module.
@@ -86,11 +87,14 @@ type MLP struct {
 	Dropout     float64 // of the result
 	Std         float64 // of the initial weights of fc; 0 means 0.02
 	OutStd      float64 // of those of out; 0 means Std
+	LoRA        LoRA    // of both
 }
 
-func (m *MLP) fc() *Linear { return &Linear{In: m.Dim, Out: m.Hidden, NoBias: m.NoBias, Std: m.Std} }
+func (m *MLP) fc() *Linear {
+	return &Linear{In: m.Dim, Out: m.Hidden, NoBias: m.NoBias, Std: m.Std, LoRA: m.LoRA}
+}
 func (m *MLP) out() *Linear {
-	return &Linear{In: m.Hidden, Out: m.Dim, NoBias: m.NoBias, Std: orDefault(m.OutStd, m.Std)}
+	return &Linear{In: m.Hidden, Out: m.Dim, NoBias: m.NoBias, Std: orDefault(m.OutStd, m.Std), LoRA: m.LoRA}
 }
 
 // Params implements fsdp.Module.
@@ -121,18 +125,19 @@ type Block struct {
 	Dropout    float64
 	Eps        float64 // of the norms; 0 means 1e-5
 	ResidStd   float64 // of the initial weights of proj and out, which feed the residual; 0 means 0.02
+	LoRA       LoRA    // of all linear layers
 }
 
 func (m *Block) norm() *LayerNorm { return &LayerNorm{Dim: m.Dim, Eps: m.Eps} }
 func (m *Block) attn() *Attention {
-	return &Attention{Dim: m.Dim, Heads: m.Heads, Causal: !m.Full, NoBias: m.NoBias, Dropout: m.Dropout, ProjStd: m.ResidStd}
+	return &Attention{Dim: m.Dim, Heads: m.Heads, Causal: !m.Full, NoBias: m.NoBias, Dropout: m.Dropout, ProjStd: m.ResidStd, LoRA: m.LoRA}
 }
 func (m *Block) mlp() *MLP {
 	hidden := m.Hidden
 	if hidden == 0 {
 		hidden = 4 * m.Dim
 	}
-	return &MLP{Dim: m.Dim, Hidden: hidden, Act: m.Act, NoBias: m.NoBias, Dropout: m.Dropout, OutStd: m.ResidStd}
+	return &MLP{Dim: m.Dim, Hidden: hidden, Act: m.Act, NoBias: m.NoBias, Dropout: m.Dropout, OutStd: m.ResidStd, LoRA: m.LoRA}
 }
 
 // Params implements fsdp.Module.
@@ -173,6 +178,21 @@ func (m *Block) Build(b *fsdp.Builder, in ...*gorgonia.Node) (gorgonia.Nodes, er
 
 // IgnoreTarget is the target that does not count in a loss.
 const IgnoreTarget = -1
+
+// Add adds two values of one shape: the residual connection of a model that calls the parts of a block one by one. It has no
+// parameters.
+type Add struct{}
+
+// Params implements fsdp.Module.
+func (m *Add) Params() []fsdp.Param { return nil }
+
+// Build implements fsdp.Module.
+func (m *Add) Build(_ *fsdp.Builder, in ...*gorgonia.Node) (gorgonia.Nodes, error) {
+	if err := arguments(in, 2); err != nil {
+		return nil, err
+	}
+	return one(gorgonia.Add(in[0], in[1]))
+}
 
 // CrossEntropy maps logits [..., Classes] and targets, ints [...], to the mean cross-entropy in nats over the targets that are
 // not IgnoreTarget: shape [1]. It has no parameters.
@@ -227,7 +247,7 @@ func (m *Head) Build(b *fsdp.Builder, in ...*gorgonia.Node) (gorgonia.Nodes, err
 // count.
 //
 // Parameters: wte.weight [Vocab, Dim], wpe.weight [Context, Dim], blocks.i.*, lnf.weight and lnf.bias [Dim] and, unless
-// Tied, head.weight [Vocab, Dim].
+// Tied, head.weight [Vocab, Dim]. With LoRA those of the adapters of each block come on top.
 type GPT struct {
 	Vocab, Context     int
 	Layers, Dim, Heads int
@@ -235,6 +255,7 @@ type GPT struct {
 	NoBias             bool // in the linear layers
 	Tied               bool // the head uses the token embedding's weight
 	Dropout            float64
+	LoRA               LoRA // of the blocks' linear layers
 }
 
 // Inputs names the tensors of a batch.
@@ -247,7 +268,7 @@ func (m *GPT) Forward(t *fsdp.Tape, in ...fsdp.Ref) ([]fsdp.Ref, error) {
 	}
 	x := t.Call("wte", &Embedding{Rows: m.Vocab, Dim: m.Dim}, in[0])
 	x = t.Call("wpe", &Positions{Rows: m.Context, Dim: m.Dim}, x)
-	block := &Block{Dim: m.Dim, Heads: m.Heads, Act: m.Act, NoBias: m.NoBias, Dropout: m.Dropout,
+	block := &Block{Dim: m.Dim, Heads: m.Heads, Act: m.Act, NoBias: m.NoBias, Dropout: m.Dropout, LoRA: m.LoRA,
 		ResidStd: defaultStd / math.Sqrt(2*math.Max(1, float64(m.Layers)))}
 	for i := range m.Layers {
 		x = t.Call(fmt.Sprintf("blocks.%d", i), block, x)

@@ -26,8 +26,8 @@ func TestBlockIsItsParts(t *testing.T) {
 			attention := &nn.Attention{Dim: 8, Heads: block.Heads, Causal: !block.Full, NoBias: block.NoBias}
 			mlp := &nn.MLP{Dim: 8, Hidden: hidden, Act: block.Act, NoBias: block.NoBias}
 			x := in[0]
-			x = t.Call("add1", sum{}, x, t.Call("attn", attention, t.Call("ln1", &nn.LayerNorm{Dim: 8, Eps: block.Eps}, x)))
-			return t.Call("add2", sum{}, x, t.Call("mlp", mlp, t.Call("ln2", &nn.LayerNorm{Dim: 8, Eps: block.Eps}, x)))
+			x = t.Call("add1", &nn.Add{}, x, t.Call("attn", attention, t.Call("ln1", &nn.LayerNorm{Dim: 8, Eps: block.Eps}, x)))
+			return t.Call("add2", &nn.Add{}, x, t.Call("mlp", mlp, t.Call("ln2", &nn.LayerNorm{Dim: 8, Eps: block.Eps}, x)))
 		})
 		whole, split := wrap(t, calling(&block, 1)), wrap(t, parts)
 		state, err := whole.FullState(t.Context())

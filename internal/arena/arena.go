@@ -5,15 +5,20 @@
 // the runtime for little or nothing. It counts what is live by Class and remembers the peak, so that a test can hold the counted
 // peak against the one that was planned.
 //
-//	a := arena.New(nil)
+//	a := arena.New(arena.Sources{})
 //	b, err := a.Alloc(1<<20, arena.Gathered) // 64-byte aligned, contents undefined
 //	defer a.Free(b)
 //
-// Memory comes from the Go heap, or for the classes that ranks send to each other from a [Source], such as memory that
-// the other ranks can reach. The two never mix: a block is only given out again to a class of the same source.
+// Memory comes from the Go heap unless [Sources] names another place: memory that the other ranks can reach for what ranks
+// send to each other, files for what is too much for RAM. They never mix: a block is only given out again to a class that
+// comes from the same place.
 //
-//	shard, gathered, gradient    the source
-//	activation, saved, work      the Go heap
+//	                            Collective    Shard    Spill
+//	gathered, gradient              x
+//	shard                           x      or   x             Shard, if both are set
+//	state                                       x
+//	spilled                                              x
+//	activation, saved, work                                   always the Go heap
 //
 // An Arena belongs to one rank and is not safe for concurrent use.
 package arena
@@ -34,25 +39,24 @@ type Class uint8
 // The classes of memory of a sharded training step.
 const (
 	Shard      Class = iota // the rank's own share of parameters and gradients: lives as long as the model
+	State                   // what the optimizer keeps for that share: lives as long as the model, is never sent
 	Gathered                // full parameters of a group while it computes
 	Gradient                // full gradients of a group until they are reduced
 	Activation              // values passed between calls, and their gradients
 	Saved                   // what a call keeps from its forward for its backward
+	Spilled                 // the part of it that was moved out of RAM
 	Work                    // scratch of the call that runs now
 	Classes                 // number of classes
 )
 
 // String returns the class in lower case.
 func (c Class) String() string {
-	names := [Classes]string{"shard", "gathered", "gradient", "activation", "saved", "work"}
+	names := [Classes]string{"shard", "state", "gathered", "gradient", "activation", "saved", "spilled", "work"}
 	if c < Classes {
 		return names[c]
 	}
 	return fmt.Sprintf("class(%d)", uint8(c))
 }
-
-// collective tells whether ranks send each other blocks of class c.
-func (c Class) collective() bool { return c == Shard || c == Gathered || c == Gradient }
 
 // A Source is where memory comes from.
 type Source interface {
@@ -60,6 +64,16 @@ type Source interface {
 	Alloc(n int) ([]byte, error)
 	// Free takes back what Alloc returned, all of it. It may be called when the memory does not exist any more.
 	Free(b []byte) error
+}
+
+// Sources says where the memory of an arena comes from. A field that is nil means the Go heap.
+type Sources struct {
+	// Collective gives what ranks send each other: Shard, Gathered and Gradient.
+	Collective Source
+	// Shard gives Shard, in place of Collective, and State.
+	Shard Source
+	// Spill gives Spilled.
+	Spill Source
 }
 
 // A Block is one buffer. Data is valid until the block is freed.
@@ -85,11 +99,13 @@ type Arena struct {
 	// Poison fills freed blocks with 0xFF bytes, which read as NaN in every float type: a use after free then shows.
 	Poison bool
 
-	heap, shared *pool               // of most classes, and of the collective ones: the same pool without a source
-	live         map[*Block]struct{} // handed out; nil once closed
-	stats        Stats
-	phase        Phase
-	steps        [phases]int // ended so far, by phase
+	heap  *pool
+	of    [Classes]*pool      // that a class comes from: heap, or one of a source
+	pools []*pool             // each once
+	live  map[*Block]struct{} // handed out; nil once closed
+	stats Stats
+	phase Phase
+	steps [phases]int // ended so far, by phase
 }
 
 // A pool is the free blocks of one source.
@@ -109,13 +125,29 @@ const (
 	phases
 )
 
-// New returns an empty arena whose collective classes come from shared, or from the Go heap if that is nil.
-func New(shared Source) *Arena {
-	a := &Arena{heap: &pool{source: goHeap{}}, live: make(map[*Block]struct{})}
-	if a.shared = a.heap; shared != nil {
-		a.shared = &pool{source: shared}
+// New returns an empty arena whose memory comes from s.
+func New(s Sources) *Arena {
+	heap := &pool{source: goHeap{}}
+	a := &Arena{heap: heap, pools: []*pool{heap}, live: make(map[*Block]struct{})}
+	for class := range a.of {
+		a.of[class] = heap
 	}
+	a.draw(s.Collective, Shard, Gathered, Gradient)
+	a.draw(s.Shard, Shard, State)
+	a.draw(s.Spill, Spilled)
 	return a
+}
+
+// draw has the given classes come from a source, if there is one.
+func (a *Arena) draw(from Source, classes ...Class) {
+	if from == nil {
+		return
+	}
+	p := &pool{source: from}
+	a.pools = append(a.pools, p)
+	for _, class := range classes {
+		a.of[class] = p
+	}
 }
 
 // errClosed is why a closed arena gives no memory.
@@ -123,9 +155,9 @@ var errClosed = errors.New("the arena is closed")
 
 // Alloc returns a block of n bytes with undefined contents. It fails if the source of the class does, or after Close.
 func (a *Arena) Alloc(n int, class Class) (*Block, error) {
-	p := a.heap
-	if class.collective() && n > 0 { // no source has to know what nothing is
-		p = a.shared
+	p := a.of[class]
+	if n == 0 { // no source has to know what nothing is
+		p = a.heap
 	}
 	b, err := a.take(p, n)
 	if err != nil {
@@ -216,8 +248,8 @@ func (a *Arena) Free(b *Block) {
 func (a *Arena) Begin(p Phase) { a.phase = p }
 
 // EndStep ends a step of the current phase and drops the free blocks of that phase that its last two steps have not used,
-// so that a change of batch shape does not keep the memory of the old shape. An error is the first of a source that did not
-// take a block back; the block is dropped all the same.
+// so that a change of batch shape does not keep the memory of the old shape. An error is the first of each source that did
+// not take a block back; the block is dropped all the same.
 func (a *Arena) EndStep() error {
 	a.steps[a.phase]++
 	return a.drop(func(b *Block) bool { return b.phase == a.phase && a.steps[a.phase]-b.step > 2 })
@@ -225,11 +257,14 @@ func (a *Arena) EndStep() error {
 
 // drop gives free blocks back to where they came from.
 func (a *Arena) drop(old func(*Block) bool) error {
-	fromHeap, err := a.heap.drop(old)
-	fromSource, sourceErr := a.shared.drop(old)
-	a.stats.Reserved -= fromHeap + fromSource
-	if err = errors.Join(err, sourceErr); err != nil {
-		return fmt.Errorf("giving memory back: %w", err)
+	var failed error
+	for _, p := range a.pools {
+		bytes, err := p.drop(old)
+		a.stats.Reserved -= bytes
+		failed = errors.Join(failed, err)
+	}
+	if failed != nil {
+		return fmt.Errorf("giving memory back: %w", failed)
 	}
 	return nil
 }

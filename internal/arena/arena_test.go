@@ -52,7 +52,7 @@ func (s *testSource) bytes() (n int) {
 }
 
 func TestBlocksAreReused(t *testing.T) {
-	a := New(nil)
+	a := New(Sources{})
 	b := alloc(t, a, 1000, Gathered)
 	first := unsafe.SliceData(b.Data)
 	a.Free(b)
@@ -61,7 +61,7 @@ func TestBlocksAreReused(t *testing.T) {
 }
 
 func TestPoison(t *testing.T) {
-	a := New(nil)
+	a := New(Sources{})
 	a.Poison = true
 	b := alloc(t, a, 8, Work)
 	data := b.Data
@@ -70,7 +70,7 @@ func TestPoison(t *testing.T) {
 }
 
 func TestDoubleFreePanics(t *testing.T) {
-	a := New(nil)
+	a := New(Sources{})
 	b := alloc(t, a, 8, Work)
 	a.Free(b)
 	require.Panics(t, func() { a.Free(b) })
@@ -80,7 +80,7 @@ func TestDoubleFreePanics(t *testing.T) {
 func TestUnusedBlocksAreDropped(t *testing.T) {
 	for _, class := range []Class{Saved, Gradient} {
 		source := newTestSource()
-		a := New(source)
+		a := New(Sources{Collective: source})
 		a.Free(alloc(t, a, 1<<20, class))
 		for range 3 {
 			require.Equal(t, 1<<20, a.Stats().Reserved)
@@ -91,13 +91,21 @@ func TestUnusedBlocksAreDropped(t *testing.T) {
 	}
 }
 
-// TestCountsMatchWhatIsLive compares an arena with a simple model, with and without a source.
+// TestCountsMatchWhatIsLive compares an arena with a simple model, with and without sources.
 func TestCountsMatchWhatIsLive(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		source, a := newTestSource(), New(nil)
-		if rapid.Bool().Draw(t, "shared") {
-			a = New(source)
+		source, files := newTestSource(), newTestSource()
+		var from Sources
+		if rapid.Bool().Draw(t, "collective") {
+			from.Collective = source
 		}
+		if rapid.Bool().Draw(t, "shard") {
+			from.Shard = files
+		}
+		if rapid.Bool().Draw(t, "spill") {
+			from.Spill = files // one source may serve two purposes
+		}
+		a := New(from)
 		var live []*Block
 		total, peak := 0, 0
 		for range rapid.IntRange(1, 60).Draw(t, "operations") {
@@ -121,41 +129,61 @@ func TestCountsMatchWhatIsLive(t *testing.T) {
 			require.Equal(t, total, a.Stats().Total)
 			require.Equal(t, peak, a.Stats().Peak)
 			require.GreaterOrEqual(t, a.Stats().Reserved, total)
-			require.LessOrEqual(t, source.bytes(), a.Stats().Reserved)
+			require.LessOrEqual(t, source.bytes()+files.bytes(), a.Stats().Reserved)
 		}
 		require.NoError(t, a.Close())
 		require.Empty(t, source.out)
+		require.Empty(t, files.out)
 		require.Equal(t, Stats{Peak: peak}, a.Stats())
 	})
 }
 
-// TestSourcesAreKeptApart: what ranks send each other comes from the source, the rest does not, and no block changes sides.
+// TestSourcesAreKeptApart: a class comes from the source that is meant for it, and no block changes sides.
 func TestSourcesAreKeptApart(t *testing.T) {
-	source := newTestSource()
-	a := New(source)
-	want := map[Class]bool{Shard: true, Gathered: true, Gradient: true, Activation: false, Saved: false, Work: false}
-	for range 2 { // the second time every block is used again
-		var blocks []*Block
-		for class := range Classes {
-			b := alloc(t, a, 100, class)
-			_, shared := source.out[unsafe.SliceData(b.Data)]
-			require.Equal(t, want[class], shared, class)
-			blocks = append(blocks, b)
-		}
-		require.Equal(t, 300, source.bytes())
-		require.Equal(t, 600, a.Stats().Reserved)
-		for _, b := range blocks {
-			a.Free(b)
-		}
+	collective, shard, spill := newTestSource(), newTestSource(), newTestSource()
+	for name, test := range map[string]struct {
+		from Sources
+		want map[Class]*testSource // nothing: the heap
+	}{
+		"heap":       {Sources{}, nil},
+		"collective": {Sources{Collective: collective}, map[Class]*testSource{Shard: collective, Gathered: collective, Gradient: collective}},
+		"shard":      {Sources{Shard: shard}, map[Class]*testSource{Shard: shard, State: shard}},
+		"spill":      {Sources{Spill: spill}, map[Class]*testSource{Spilled: spill}},
+		"all": {Sources{Collective: collective, Shard: shard, Spill: spill}, map[Class]*testSource{
+			Shard: shard, State: shard, Gathered: collective, Gradient: collective, Spilled: spill}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			a := New(test.from)
+			for range 2 { // the second time every block is used again
+				var blocks []*Block
+				for class := range Classes {
+					b := alloc(t, a, 100, class)
+					for _, source := range []*testSource{collective, shard, spill} {
+						_, from := source.out[unsafe.SliceData(b.Data)]
+						require.Equal(t, test.want[class] == source, from, class)
+					}
+					blocks = append(blocks, b)
+				}
+				require.Equal(t, 100*len(test.want), collective.bytes()+shard.bytes()+spill.bytes())
+				require.Equal(t, 100*int(Classes), a.Stats().Reserved)
+				for _, b := range blocks {
+					a.Free(b)
+				}
+			}
+			for class := range Classes {
+				require.Empty(t, alloc(t, a, 0, class).Data, "no source is asked for nothing")
+			}
+			require.NoError(t, a.Close())
+			require.Zero(t, collective.bytes()+shard.bytes()+spill.bytes())
+		})
 	}
-	require.Empty(t, alloc(t, a, 0, Shard).Data, "no source is asked for nothing")
 }
 
 // TestSourceFails: an error names bytes and class, and leaves the counts alone.
 func TestSourceFails(t *testing.T) {
 	full := errors.New("memory full")
 	source := newTestSource()
-	a := New(source)
+	a := New(Sources{Collective: source})
 	a.Free(alloc(t, a, 64, Gathered))
 	source.fail = full
 	before := a.Stats()
@@ -175,7 +203,7 @@ func TestSourceFails(t *testing.T) {
 // TestClose gives everything back without a look at it, for the source may be gone.
 func TestClose(t *testing.T) {
 	source := newTestSource()
-	a := New(source)
+	a := New(Sources{Collective: source})
 	a.Poison = true
 	live, free := alloc(t, a, 100, Shard), alloc(t, a, 300, Gathered)
 	a.Free(free)
@@ -195,12 +223,15 @@ func TestClose(t *testing.T) {
 
 func TestClassNames(t *testing.T) {
 	require.Equal(t, "gradient", Gradient.String())
+	require.Equal(t, "state", State.String())
+	require.Equal(t, "spilled", Spilled.String())
+	require.Equal(t, "work", Work.String())
 	require.Equal(t, "class(9)", Class(9).String())
 }
 
 // TestPhasesAgeApart: a long evaluation leaves the blocks of the training alone, and its own go when it stops using them.
 func TestPhasesAgeApart(t *testing.T) {
-	a := New(nil)
+	a := New(Sources{})
 	a.Free(alloc(t, a, 1000, Saved))
 	a.Begin(Evaluation)
 	a.Free(alloc(t, a, 10, Work))

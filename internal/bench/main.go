@@ -1,7 +1,12 @@
 // Command bench measures training steps of a GPT: this library on one and on two ranks of one core each, and the same model
 // on Gorgonia's own TapeMachine, interleaved in one run.
 //
-//	go run ./internal/bench [-size tiny,small] [-rounds 3] [-seconds 4] [-tape=false]
+//	go run ./internal/bench [-size tiny,small] [-rounds 3] [-seconds 4] [-tape=false] [-bandwidth 400]
+//	go run ./internal/bench -memory
+//
+// After that it trains the largest size over a link that is slowed down to a stated bandwidth, and prints how much of the
+// communication is not hidden behind computation with each prefetch depth. With -memory it prints instead what a rank holds
+// under each sharding strategy, planned and counted.
 //
 // The machine's model differs in its GELU, the tanh form, and its update, Gorgonia's Adam with element-wise clipping; its
 // products are gonum's.
@@ -57,22 +62,35 @@ func main() {
 	rounds := flag.Int("rounds", 3, "interleaved rounds")
 	seconds := flag.Float64("seconds", 4, "seconds for each contestant and round")
 	tape := flag.Bool("tape", true, "measure Gorgonia's TapeMachine too")
+	bandwidth := flag.Float64("bandwidth", 400, "MB/s of the link that the overlap is measured on; 0 leaves that out")
+	onlyMemory := flag.Bool("memory", false, "print the memory of the strategies, and measure nothing")
 	flag.Parse()
-	if err := run(os.Stdout, strings.Split(*names, ","), *rounds, *seconds, *tape); err != nil {
+	err := error(nil)
+	if *onlyMemory {
+		err = memory(os.Stdout, sizes[0])
+	} else {
+		err = run(os.Stdout, strings.Split(*names, ","), *rounds, *seconds, *tape, *bandwidth)
+	}
+	if err != nil {
 		fmt.Fprintln(os.Stderr, "bench:", err)
 		os.Exit(1)
 	}
 }
 
-func run(w io.Writer, names []string, rounds int, seconds float64, tape bool) error {
+func run(w io.Writer, names []string, rounds int, seconds float64, tape bool, bandwidth float64) error {
+	var last size
 	for _, name := range names {
 		i := slices.IndexFunc(sizes, func(s size) bool { return s.name == name })
 		if i < 0 {
 			return fmt.Errorf("unknown size %q", name)
 		}
-		if err := measure(w, sizes[i], rounds, seconds, tape); err != nil {
+		last = sizes[i]
+		if err := measure(w, last, rounds, seconds, tape); err != nil {
 			return fmt.Errorf("%s: %w", name, err)
 		}
+	}
+	if bandwidth > 0 {
+		return overlap(w, last, bandwidth*1e6, rounds, seconds)
 	}
 	return nil
 }

@@ -10,14 +10,28 @@ import (
 // TestBench runs a short round of everything on the smallest size.
 func TestBench(t *testing.T) {
 	var out strings.Builder
-	require.NoError(t, run(&out, []string{"tiny"}, 1, 0, true))
+	require.NoError(t, run(&out, []string{"tiny"}, 1, 0, true, 1000))
 	rows := strings.Split(strings.TrimSpace(out.String()), "\n")
-	require.Len(t, rows, 5)
+	require.Len(t, rows, 10)
 	for i, name := range []string{"1 rank(s)", "2 rank(s)", "Gorgonia TapeMachine"} {
 		require.Regexp(t, `^  `+strings.NewReplacer("(", `\(`, ")", `\)`).Replace(name)+` +\d+ +[\d.]+ \([\d.]+\.\.[\d.]+, 1\) +\d+ +[\d.]+ +[\d.]+x$`, rows[2+i])
+	}
+	for i, prefetch := range []string{"0", "1", "2"} {
+		require.Regexp(t, `^  `+prefetch+`( +[\d.]+){6} +-?\d+%$`, rows[7+i])
+	}
+}
+
+// TestMemory prints the table, which fails where the plan and the counts differ.
+func TestMemory(t *testing.T) {
+	var out strings.Builder
+	require.NoError(t, memory(&out, size{"test", 2, 16, 2, 8, 8, 32}))
+	rows := strings.Split(strings.TrimSpace(out.String()), "\n")
+	require.Len(t, rows, 2+4+4+2+1+4)
+	for _, row := range rows[2:] {
+		require.Contains(t, row, " true ")
 	}
 }
 
 func TestBenchRefusesUnknownSizes(t *testing.T) {
-	require.ErrorContains(t, run(new(strings.Builder), []string{"huge"}, 1, 0, false), `unknown size "huge"`)
+	require.ErrorContains(t, run(new(strings.Builder), []string{"huge"}, 1, 0, false, 0), `unknown size "huge"`)
 }

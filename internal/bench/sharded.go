@@ -24,19 +24,30 @@ func (s size) rows(lo, hi int) (tokens, targets []int) {
 
 // newSharded trains with this library on goroutine ranks.
 func newSharded(ctx context.Context, s size, ranks int) (*contestant, error) {
-	trainers := make([]func() error, ranks)
+	return newRanks(fmt.Sprintf("%d rank(s)", ranks), ranks, func(g comm.Group) (func() error, error) {
+		t, err := newTrainer(ctx, s, fsdp.Config{Group: g, Wrap: fsdp.WrapType[*nn.Block]()}, s.batch/ranks)
+		if err != nil {
+			return nil, err
+		}
+		return t.step, nil
+	})
+}
+
+// newRanks returns a contestant whose step runs, on every one of some goroutine ranks at once, what start returns for it.
+func newRanks(name string, ranks int, start func(comm.Group) (step func() error, err error)) (*contestant, error) {
+	steps := make([]func() error, ranks)
 	groups := comm.Local(ranks)
 	errs := make([]error, ranks)
-	parallel(ranks, func(r int) { trainers[r], errs[r] = newTrainer(ctx, s, groups[r]) })
+	parallel(ranks, func(r int) { steps[r], errs[r] = start(groups[r]) })
 	for _, err := range errs {
 		if err != nil {
 			return nil, err
 		}
 	}
 	return &contestant{
-		name: fmt.Sprintf("%d rank(s)", ranks), cores: ranks,
+		name: name, cores: ranks,
 		step: func() error {
-			parallel(ranks, func(r int) { errs[r] = trainers[r]() })
+			parallel(ranks, func(r int) { errs[r] = steps[r]() })
 			for _, err := range errs {
 				if err != nil {
 					return err
@@ -64,10 +75,16 @@ func parallel(ranks int, f func(rank int)) {
 	wg.Wait()
 }
 
-// newTrainer returns a function that trains one step on one rank.
-func newTrainer(ctx context.Context, s size, g comm.Group) (func() error, error) {
-	model := &nn.GPT{Vocab: s.vocab, Context: s.context, Layers: s.layers, Dim: s.dim, Heads: s.heads}
-	m, err := fsdp.WrapContext(ctx, model, fsdp.Config{Group: g, Wrap: fsdp.WrapType[*nn.Block]()})
+// trainer is a model on one rank with its batch.
+type trainer struct {
+	model *fsdp.Sharded
+	batch []fsdp.Tensor
+	step  func() error
+}
+
+// newTrainer wraps the model on one rank, for a batch of some rows.
+func newTrainer(ctx context.Context, s size, cfg fsdp.Config, rows int) (*trainer, error) {
+	m, err := fsdp.WrapContext(ctx, &nn.GPT{Vocab: s.vocab, Context: s.context, Layers: s.layers, Dim: s.dim, Heads: s.heads}, cfg)
 	if err != nil {
 		return nil, err
 	}
@@ -75,11 +92,11 @@ func newTrainer(ctx context.Context, s size, g comm.Group) (func() error, error)
 	if err != nil {
 		return nil, err
 	}
-	x, y := s.rows(s.batch*g.Rank()/g.Size(), s.batch*(g.Rank()+1)/g.Size())
-	shape := tensor.WithShape(len(x)/s.context, s.context)
-	tokens, targets := tensor.New(shape, tensor.WithBacking(x)), tensor.New(shape, tensor.WithBacking(y))
-	return func() error {
-		if _, err := m.Forward(ctx, tokens, targets); err != nil {
+	x, y := s.rows(rows*cfg.Group.Rank(), rows*(cfg.Group.Rank()+1))
+	shape := tensor.WithShape(rows, s.context)
+	t := &trainer{model: m, batch: []fsdp.Tensor{tensor.New(shape, tensor.WithBacking(x)), tensor.New(shape, tensor.WithBacking(y))}}
+	t.step = func() error {
+		if _, err := m.Forward(ctx, t.batch...); err != nil {
 			return err
 		}
 		if err := m.Backward(ctx); err != nil {
@@ -93,5 +110,6 @@ func newTrainer(ctx context.Context, s size, g comm.Group) (func() error, error)
 		}
 		m.ZeroGrad()
 		return nil
-	}, nil
+	}
+	return t, nil
 }

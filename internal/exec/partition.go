@@ -137,7 +137,7 @@ func native(g *G.ExprGraph, n *G.Node) *Op {
 	if op, ok := n.Op().(*Op); ok {
 		return op
 	}
-	if n.Op() == nil || !isAdd(n.Op()) || n.Shape().Dims() == 0 {
+	if n.Op() == nil || isHost(n) || !isAdd(n.Op()) || n.Shape().Dims() == 0 {
 		return nil
 	}
 	for _, c := range children(g, n) {

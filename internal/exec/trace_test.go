@@ -105,3 +105,34 @@ func TestCompileDoesNotPanic(t *testing.T) {
 	_, err = exec.Compile(mixedSpec, exectest.Signature(tensor.Float64, []int{2, 3, 4}))
 	require.NoError(t, err, "the lock is free again")
 }
+
+// TestIntegerSum adds integers and converts the sum: neither the kernel for floats nor a gradient has any business there.
+func TestIntegerSum(t *testing.T) {
+	sum := func(x ...*G.Node) (*G.Node, error) {
+		n, err := G.Add(x[0], x[1])
+		if err != nil {
+			return nil, err
+		}
+		return G.ConvType(n, tensor.Int, tensor.Float64)
+	}
+	sig := exectest.Signature(tensor.Float64, []int{3}, []int{3}, []int{3})
+	for i := range 2 {
+		sig.Inputs[1+i].DType, sig.Inputs[1+i].Grad = tensor.Int, false
+	}
+	exectest.New(t, &exec.Spec{Build: returning(func(_ *exec.Builder, x []*G.Node) (*G.Node, error) {
+		n, err := sum(x[1], x[2])
+		if err != nil {
+			return nil, err
+		}
+		return G.HadamardProd(x[0], n)
+	})}, sig).CheckGradients(t)
+
+	_, err := exec.Compile(&exec.Spec{Build: returning(func(_ *exec.Builder, x []*G.Node) (*G.Node, error) {
+		n, err := G.ConvType(x[0], tensor.Float64, tensor.Int)
+		if err != nil {
+			return nil, err
+		}
+		return sum(n, x[1])
+	})}, sig)
+	require.ErrorContains(t, err, "is not differentiable")
+}

@@ -16,6 +16,12 @@ func Linear[T Float](c *Context, y, x, w, b []T, n, in, out int) {
 	gemm.GemmBias(&c.gemm, false, true, n, out, in, x, in, w, in, b, y, out)
 }
 
+// LinearAdd adds x·Wᵀ to y, for the shapes of [Linear].
+func LinearAdd[T Float](c *Context, y, x, w []T, n, in, out int) {
+	checkLinear("LinearAdd", len(y), len(x), len(w), n, in, out)
+	gemm.Gemm(&c.gemm, false, true, n, out, in, 1, x, in, w, in, 1, y, out)
+}
+
 // LinearGradX writes dx [n, in] = dy·W, the gradient of [Linear] with respect to its input, for dy [n, out].
 func LinearGradX[T Float](c *Context, dx, dy, w []T, n, in, out int) {
 	checkLinear("LinearGradX", len(dy), len(dx), len(w), n, in, out)

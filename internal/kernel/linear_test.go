@@ -25,7 +25,13 @@ func checkLinearTwin[T Float](t *rapid.T) {
 	if b != nil {
 		wideB = wide(b)
 	}
-	requireClose(t, "y", naiveLinear(wide(x), wide(w), wideB, n, in, out), y)
+	want := naiveLinear(wide(x), wide(w), wideB, n, in, out)
+	requireClose(t, "y", want, y)
+	LinearAdd(&c, y, x, w, n, in, out)
+	for i, v := range naiveLinear(wide(x), wide(w), nil, n, in, out) {
+		want[i] += v
+	}
+	requireClose(t, "y and y added", want, y)
 
 	dx, dw, db := garbage[T](n*in), src.result(in*out, acc), src.result(out, acc)
 	wantW, wantB := start(dw, acc), start(db, acc)

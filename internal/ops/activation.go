@@ -7,6 +7,7 @@ import (
 
 	"github.com/gofsdp/gofsdp/internal/exec"
 	"github.com/gofsdp/gofsdp/internal/kernel"
+	"github.com/gofsdp/gofsdp/internal/kernel/vec"
 )
 
 // GELU returns x·Φ(x), with Φ the normal distribution function (Hendrycks and Gimpel, 2016, arXiv:1606.08415).
@@ -47,6 +48,22 @@ func unary[T kernel.Float](run func(y, x []T)) func(*exec.Frame) error {
 
 func binary[T kernel.Float](run func(dx, x, dy []T)) func(*exec.Frame) error {
 	return func(f *exec.Frame) error { run(result[T](f), arg[T](f, 0), arg[T](f, 1)); return nil }
+}
+
+// Scale returns c·x.
+func Scale(x *G.Node, c float64) (*G.Node, error) {
+	run := body{scale[float32](c), scale[float64](c)}
+	op := exec.Op{Name: fmt.Sprintf("scale(%v)", c), Shape: x.Shape().Clone(), Cheap: true, InPlace: true, Diff: []bool{true}}
+	grad := op
+	op.Grad = func(_ G.Nodes, _, dy *G.Node) (G.Nodes, error) {
+		dx, err := run.apply(grad, dy)
+		return G.Nodes{dx}, err
+	}
+	return run.apply(op, x)
+}
+
+func scale[T kernel.Float](c float64) func(*exec.Frame) error {
+	return func(f *exec.Frame) error { vec.ScaleTo(result[T](f), T(c), arg[T](f, 0)); return nil }
 }
 
 // Dropout zeroes each element of x with probability rate and divides the others by 1-rate while training; in evaluation

@@ -32,6 +32,29 @@ func Linear(x, w, b *G.Node) (*G.Node, error) {
 	}, args...)
 }
 
+// AddLinear returns y + x·wᵀ for y [..., out], x [..., in] and w [out, in]. Other than the sum of y and Linear(x, w), it leaves
+// neither of the two to be kept for backward.
+func AddLinear(y, x, w *G.Node) (*G.Node, error) {
+	if err := wantRank("linear", "x", x, 1); err != nil {
+		return nil, err
+	}
+	n, in := rows(x)
+	if w.Shape().Dims() != 2 || w.Shape()[1] != in {
+		return nil, fmt.Errorf("linear: weight is %v, want [out %d] for x %v", w.Shape(), in, x.Shape())
+	}
+	l := linear{n: n, in: in, out: w.Shape()[0]}
+	if err := wantShape("linear", "y", y, withLast(x, l.out)...); err != nil {
+		return nil, err
+	}
+	return body{linearAdd[float32](l), linearAdd[float64](l)}.apply(exec.Op{
+		Name: "add linear", Shape: y.Shape().Clone(), InPlace: true, Diff: []bool{true, true, true},
+		Grad: func(in G.Nodes, out, dy *G.Node) (G.Nodes, error) {
+			grads, err := l.grad(in[1:], out, dy)
+			return append(G.Nodes{dy}, grads...), err
+		},
+	}, y, x, w)
+}
+
 // linear is the geometry of a linear layer: n rows of in elements to rows of out elements.
 type linear struct {
 	n, in, out int
@@ -64,6 +87,14 @@ func linearRun[T kernel.Float](l linear) func(*exec.Frame) error {
 			b = arg[T](f, 2)
 		}
 		kernel.Linear(f.Kernel, result[T](f), arg[T](f, 0), arg[T](f, 1), b, l.n, l.in, l.out)
+		return nil
+	}
+}
+
+func linearAdd[T kernel.Float](l linear) func(*exec.Frame) error {
+	return func(f *exec.Frame) error {
+		copy(f.Out.Bytes, f.In[0].Bytes)
+		kernel.LinearAdd(f.Kernel, result[T](f), arg[T](f, 1), arg[T](f, 2), l.n, l.in, l.out)
 		return nil
 	}
 }

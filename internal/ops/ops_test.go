@@ -63,6 +63,14 @@ func attention(heads int, causal, masked bool) function {
 	}
 }
 
+// batchNorm takes x, gain, bias and the running statistics.
+func batchNorm(momentum float64) function {
+	return func(_ *exec.Builder, x []*G.Node) (*G.Node, error) {
+		y, _, _, err := ops.BatchNorm(x[0], x[1], x[2], x[3], x[4], 1e-5, momentum)
+		return y, err
+	}
+}
+
 func crossEntropy(_ *exec.Builder, x []*G.Node) (*G.Node, error) {
 	return ops.CrossEntropy(x[0], x[1], -1)
 }
@@ -71,12 +79,15 @@ var operations = []operation{
 	{"linear", [][]int{{2, 3, 4}, {5, 4}, {5}}, nil, nil, func(_ *exec.Builder, x []*G.Node) (*G.Node, error) { return ops.Linear(x[0], x[1], x[2]) }},
 	{"linear without bias", [][]int{{3, 4}, {5, 4}}, nil, nil, func(_ *exec.Builder, x []*G.Node) (*G.Node, error) { return ops.Linear(x[0], x[1], nil) }},
 	{"linear of one row", [][]int{{4}, {5, 4}, {5}}, nil, nil, func(_ *exec.Builder, x []*G.Node) (*G.Node, error) { return ops.Linear(x[0], x[1], x[2]) }},
+	{"add linear", [][]int{{2, 3, 5}, {2, 3, 4}, {5, 4}}, nil, nil, func(_ *exec.Builder, x []*G.Node) (*G.Node, error) { return ops.AddLinear(x[0], x[1], x[2]) }},
 	{"gelu", [][]int{{3, 7}}, nil, nil, unary(ops.GELU)},
 	{"gelu tanh", [][]int{{3, 7}}, nil, nil, unary(ops.GELUTanh)},
 	{"relu", [][]int{{3, 7}}, nil, nil, unary(ops.ReLU)},
 	{"dropout", [][]int{{3, 7}}, nil, nil, unary(func(x *G.Node) (*G.Node, error) { return ops.Dropout(x, 0.3, 1) })},
 	{"layer norm", [][]int{{2, 3, 5}, {5}, {5}}, nil, nil, func(_ *exec.Builder, x []*G.Node) (*G.Node, error) { return ops.LayerNorm(x[0], x[1], x[2], 1e-5) }},
 	{"rms norm", [][]int{{2, 3, 5}, {5}}, nil, nil, func(_ *exec.Builder, x []*G.Node) (*G.Node, error) { return ops.RMSNorm(x[0], x[1], 1e-6) }},
+	{"batch norm", [][]int{{2, 3, 5}, {5}, {5}, {5}, {5}}, nil, nil, batchNorm(0.1)},
+	{"scale", [][]int{{3, 7}}, nil, nil, unary(func(x *G.Node) (*G.Node, error) { return ops.Scale(x, -1.5) })},
 	{"attention", [][]int{{2, 5, 12}}, nil, nil, attention(2, false, false)},
 	{"causal attention", [][]int{{2, 5, 12}}, nil, nil, attention(2, true, false)},
 	{"masked attention", [][]int{{2, 3, 12}}, []float64{1, 0, 1, 0, 0, 0}, []int{2, 3}, attention(2, false, true)},
@@ -156,6 +167,8 @@ func TestMistakes(t *testing.T) {
 		"linear: weight is (5, 3), want [out 4] for x (2, 4)":                          on(linear, []int{2, 4}, []int{5, 3}),
 		"linear: weight is (4), want [out 4] for x (2, 4)":                             on(linear, []int{2, 4}, []int{4}),
 		"linear: bias is (2, 4), want (5)":                                             on(two(func(x, w *G.Node) (*G.Node, error) { return ops.Linear(x, w, x) }), []int{2, 4}, []int{5, 4}),
+		"linear: y is (4), want (2, 5)":                                                on(two(func(x, w *G.Node) (*G.Node, error) { return ops.AddLinear(G.Must(ops.Reshape(x, 4)), x, w) }), []int{2, 2}, []int{5, 2}),
+		"linear: weight is (5, 3), want [out 2] for x (2, 2)":                          on(two(func(x, w *G.Node) (*G.Node, error) { return ops.AddLinear(x, x, w) }), []int{2, 2}, []int{5, 3}),
 		"dropout: rate 1 is not in [0, 1)":                                             on(dropout(1, 0), []int{2}),
 		"dropout: rate -0.1 is not in [0, 1)":                                          on(dropout(-0.1, 0), []int{2}),
 		"dropout: rate NaN is not in [0, 1)":                                           on(dropout(math.NaN(), 0), []int{2}),
@@ -163,6 +176,11 @@ func TestMistakes(t *testing.T) {
 		"layer norm: gain is (3), want (4)":                                            on(layerNorm, []int{2, 4}, []int{3}),
 		"layer norm: bias is (2, 4), want (4)":                                         on(two(func(x, g *G.Node) (*G.Node, error) { return ops.LayerNorm(x, g, x, 1e-5) }), []int{2, 4}, []int{4}),
 		"rms norm: gain is (2, 2), want (4)":                                           on(two(func(x, g *G.Node) (*G.Node, error) { return ops.RMSNorm(x, g, 1e-5) }), []int{2, 4}, []int{2, 2}),
+		"batch norm: x is (), want at least 1 dimensions":                              on(batchNorm(0.1), []int{}, []int{1}, []int{1}, []int{1}, []int{1}),
+		"batch norm: running variance is (3), want (4)":                                on(batchNorm(0.1), []int{2, 4}, []int{4}, []int{4}, []int{4}, []int{3}),
+		"batch norm: gain is (2, 4), want (4)":                                         on(batchNorm(0.1), []int{2, 4}, []int{2, 4}, []int{4}, []int{4}, []int{4}),
+		"batch norm: momentum 0 is not in (0, 1]":                                      on(batchNorm(0), []int{2, 4}, []int{4}, []int{4}, []int{4}, []int{4}),
+		"batch norm: momentum NaN is not in (0, 1]":                                    on(batchNorm(math.NaN()), []int{2, 4}, []int{4}, []int{4}, []int{4}, []int{4}),
 		"attention: qkv is (2, 9), want [B T 3*D] with D a multiple of 3 heads":        on(attention(3, true, false), []int{2, 9}),
 		"attention: qkv is (2, 3, 12), want [B T 3*D] with D a multiple of 3 heads":    on(attention(3, true, false), []int{2, 3, 12}),
 		"attention: qkv is (2, 3, 12), want [B T 3*D] with D a multiple of 0 heads":    on(attention(0, true, false), []int{2, 3, 12}),

@@ -2,58 +2,54 @@ package program
 
 import (
 	"fmt"
-	"hash/fnv"
-	"io"
 	"slices"
 )
 
-// Kind is what an operation does.
-type Kind uint8
-
-// The operations of a program. Gather and Reduce are collectives: every rank issues them in the same order.
-const (
-	Gather   Kind = iota // issue the all-gather of the group's parameters
-	Wait                 // wait for it: the parameters are now full
-	Forward              // run the call's forward
-	Turn                 // the loss is known; what follows is backward
-	Free                 // drop the full parameters
-	Backward             // run the call's backward
-	Reduce               // issue the reduce-scatter of the group's gradients
-	Drain                // wait for it, add to the gradient shard, drop the full gradients
-)
-
-var kindNames = [...]string{"gather", "wait", "forward", "turn", "free", "backward", "reduce", "drain"}
-
-// String returns the operation's name in lower case.
-func (k Kind) String() string {
-	if int(k) < len(kindNames) {
-		return kindNames[k]
-	}
-	return fmt.Sprintf("kind(%d)", uint8(k))
-}
-
-// An Op is one operation, on group Group or call Call.
-type Op struct {
-	Kind        Kind
-	Group, Call int // the one that the kind does not use is -1
-}
-
 // Options select a schedule.
 type Options struct {
-	// Prefetch is the number of groups gathered ahead of the one that computes.
+	// Prefetch is the number of stages whose groups are gathered ahead of the one that computes.
 	Prefetch int
 	// Eval compiles the forward pass alone.
 	Eval bool
+	// NoSync leaves the reductions out: the full gradients stay for a later pass.
+	NoSync bool
+	// Pending says that an earlier pass has left full gradients, to which this one adds.
+	Pending bool
+	// InFlight limits the bytes of collectives that have been issued and not waited for. A gather is issued ahead only
+	// within the limit; what cannot be put off first waits for others, and goes alone if it is more than the limit by
+	// itself. 0 means no limit.
+	InFlight int
+	// Reads tells for each call, in order of its parameters, which of them its backward reads. Nil means all, for a call
+	// or for the model.
+	Reads [][]bool
 }
 
-// A Program is one pass over a model.
-type Program struct {
-	Model   *Model
-	Options Options
-	Ops     []Op
-	// First tells for each call, in order of its parameters, whether its backward is the first to write the gradient
-	// of that parameter in the pass. The others add to it.
-	First [][]bool
+// reads returns what is known of call c.
+func (o *Options) reads(c int) []bool {
+	if o.Reads == nil {
+		return nil
+	}
+	return o.Reads[c]
+}
+
+// check reports options that do not fit the model.
+func (o *Options) check(m *Model) error {
+	switch {
+	case o.Prefetch < 0:
+		return fmt.Errorf("program: prefetch depth %d is negative", o.Prefetch)
+	case o.InFlight < 0:
+		return fmt.Errorf("program: limit of %d bytes in flight is negative", o.InFlight)
+	case o.Eval && (o.NoSync || o.Pending):
+		return fmt.Errorf("program: an evaluation has no gradients")
+	case o.Reads != nil && len(o.Reads) != len(m.Calls):
+		return fmt.Errorf("program: Reads of %d calls, the model has %d", len(o.Reads), len(m.Calls))
+	}
+	for c, call := range m.Calls {
+		if r := o.reads(c); r != nil && len(r) != len(call.Params) {
+			return fmt.Errorf("program: Reads of %d parameters of call %s, which has %d", len(r), call.Name, len(call.Params))
+		}
+	}
+	return nil
 }
 
 // Compile returns the program of one pass: forward and backward, or forward alone.
@@ -61,14 +57,14 @@ func Compile(m *Model, o Options) (*Program, error) {
 	if err := m.check(); err != nil {
 		return nil, err
 	}
-	if o.Prefetch < 0 {
-		return nil, fmt.Errorf("program: prefetch depth %d is negative", o.Prefetch)
+	if err := o.check(m); err != nil {
+		return nil, err
 	}
-	c := &compiler{p: &Program{Model: m, Options: o}, resident: make([]bool, len(m.Groups)), waited: make([]bool, len(m.Groups))}
+	c := &compiler{p: &Program{Model: m, Options: o}, state: make([]state, len(m.Groups))}
 	c.places()
 	c.stages()
+	c.uses()
 	c.emit()
-	c.p.First = c.first()
 	return c.p, nil
 }
 
@@ -76,136 +72,191 @@ func Compile(m *Model, o Options) (*Program, error) {
 type place struct {
 	call     int
 	backward bool
-	groups   []int // that it needs, without the root
+	reads    []int // groups that must be gathered for it
+	next     []int // of each of them, the next place that reads it, or the number of places
+	trains   []int // groups whose gradients it writes
 }
 
-// stage is a run of places that need the same groups, up to the place before end in the list. It may begin with places
-// that need none, which run while its groups are on their way; only the last stage may have no groups at all.
-type stage struct {
-	groups []int
-	end    int
+// state is what the compiler knows of a group at the place it has come to.
+type state struct {
+	resident, waited bool
+	lastGrad         int // last place that writes its gradients, or -1
 }
 
 type compiler struct {
-	p                *Program
-	list             []place
-	run              []stage
-	resident, waited []bool
-	pending          int   // group whose reduction is in flight, or -1
-	lastGrad         []int // by group: index in list of the last backward that writes its gradients, or -1
+	p     *Program
+	list  []place
+	ends  []int // of the stages: runs of places that read the same units
+	state []state
+
+	fetched   int   // places whose groups have been gathered: all that have run, and those ahead
+	inFlight  int   // bytes
+	gathering []int // groups with a gather in flight, in the order of issue
+	reducing  []int // groups with the first half of a reduction in flight: the sum over the replicas is not yet issued
+	draining  []int // groups with the last half of a reduction in flight
 }
 
 // places lists the forwards and backwards of the pass.
 func (c *compiler) places() {
-	m := c.p.Model
+	m, o := c.p.Model, &c.p.Options
 	results := m.Results
-	if !c.p.Options.Eval {
+	if !o.Eval {
 		results = results[:1]
 	}
 	for i, need := range m.NeedsForward(results) {
 		if need {
-			c.list = append(c.list, place{call: i, groups: withoutRoot(m.groups(i))})
+			c.list = append(c.list, place{call: i, reads: m.reads(i, false, nil)})
 		}
 	}
-	if c.p.Options.Eval {
-		return
-	}
-	need := m.NeedsBackward()
-	for i := len(need) - 1; i >= 0; i-- {
-		if need[i] {
-			c.list = append(c.list, place{call: i, backward: true, groups: withoutRoot(m.groups(i))})
+	if !o.Eval {
+		for i, need := range slices.Backward(m.NeedsBackward()) {
+			if need {
+				c.list = append(c.list, place{call: i, backward: true, reads: m.reads(i, true, o.reads(i)), trains: m.trains(i)})
+			}
 		}
 	}
 }
 
-func withoutRoot(groups []int) []int {
-	return slices.DeleteFunc(groups, func(g int) bool { return g == Root })
-}
-
-// stages cuts the list into runs that need the same groups, and finds the last writers of the gradients.
+// stages cuts the list into runs that read the same units. Places that read none belong to the stage after them: they run
+// while its groups are on their way. Only the last stage may have no units at all.
 func (c *compiler) stages() {
-	c.lastGrad = slices.Repeat([]int{-1}, len(c.p.Model.Groups))
-	for i, p := range c.list {
-		if p.backward {
-			for _, g := range c.p.Model.groups(p.call) {
-				c.lastGrad[g] = i
-			}
-		}
-		n := len(c.run)
-		switch {
-		case len(p.groups) == 0:
-		case n > 0 && slices.Equal(p.groups, c.run[n-1].groups):
-			c.run[n-1].end = i + 1
+	kept := make([]bool, len(c.state))
+	var last []string
+	for i := range c.list {
+		units := c.units(&c.list[i], kept)
+		switch n := len(c.ends); {
+		case len(units) == 0:
+		case n > 0 && slices.Equal(units, last):
+			c.ends[n-1] = i + 1
 		default:
-			c.run = append(c.run, stage{p.groups, i + 1})
+			c.ends, last = append(c.ends, i+1), units
 		}
 	}
-	if n := len(c.run); n == 0 || c.run[n-1].end < len(c.list) {
-		c.run = append(c.run, stage{end: len(c.list)})
+	if n := len(c.ends); n == 0 || c.ends[n-1] < len(c.list) {
+		c.ends = append(c.ends, len(c.list))
 	}
 }
 
-// window returns the groups that are resident during stage i: its own and those of the prefetched stages, in order of
-// first use.
-func (c *compiler) window(i int) []int {
-	var groups []int
-	for j, s := range c.run[min(i, len(c.run)):] {
-		if j > c.p.Options.Prefetch {
-			break
-		}
-		for _, g := range s.groups {
-			if !slices.Contains(groups, g) {
-				groups = append(groups, g)
-			}
+// units returns the units of the groups that may have to be gathered for p, which are not those kept since an earlier
+// place. It notes those that are kept from now on.
+func (c *compiler) units(p *place, kept []bool) []string {
+	var units []string
+	for _, g := range p.reads {
+		if q := &c.p.Model.Groups[g]; !kept[g] {
+			units = append(units, q.unit())
+			kept[g] = q.Hold == Keep
 		}
 	}
-	return groups
+	slices.Sort(units)
+	return slices.Compact(units)
 }
 
-// emit writes the operations. Between two stages it frees what the next window does not hold, then gathers what it adds:
-// never more is resident than one window.
+// uses finds the next reader of every group that a place reads, and the last writer of every group's gradients.
+func (c *compiler) uses() {
+	next := slices.Repeat([]int{len(c.list)}, len(c.state))
+	for g := range c.state {
+		c.state[g].lastGrad = -1
+	}
+	for i := range c.list {
+		for _, g := range c.list[i].trains {
+			c.state[g].lastGrad = i
+		}
+	}
+	for i := range slices.Backward(c.list) {
+		p := &c.list[i]
+		for _, g := range p.reads {
+			p.next = append(p.next, next[g])
+			next[g] = i
+		}
+	}
+}
+
+// emit writes the operations. Before each place it gathers what the window holds, as far as the limit allows; after it,
+// it frees what the next place's window does not hold: never more is resident than one window and what is kept. The window
+// goes from the place to the horizon of its stage.
 func (c *compiler) emit() {
-	c.pending = -1
-	root := c.usesRoot()
-	if root {
-		c.gather(Root)
-	}
-	turned := c.p.Options.Eval
-	index := 0
-	for i, s := range c.run {
-		for _, g := range c.window(i) {
-			c.gather(g)
+	turned, stage := c.p.Options.Eval, 0
+	for i, p := range c.list {
+		c.gatherUntil(c.horizon(stage), i)
+		if p.backward && !turned {
+			turned = true
+			c.add(Turn, -1, -1)
 		}
-		for ; index < s.end; index++ {
-			p := c.list[index]
-			if p.backward && !turned {
-				turned = true
-				c.add(Turn, -1, -1)
-			}
-			c.compute(p, root)
-			if index == s.end-1 {
-				c.freeOutside(c.window(i + 1))
-			}
-			c.reduce(index)
+		for _, g := range p.reads {
+			c.wait(g)
 		}
+		c.compute(p)
+		if i+1 == c.ends[stage] {
+			stage++
+		}
+		c.freeBeyond(c.horizon(stage), p)
+		c.reduce(i)
 	}
 	if !turned {
 		c.add(Turn, -1, -1)
 	}
-	if root {
-		c.free(Root)
-	}
+	c.sync()
 	c.drain()
 }
 
-// compute writes a place, after waiting for the groups that it needs. The first one waits for the root, if any does.
-func (c *compiler) compute(p place, root bool) {
-	if root {
-		c.wait(Root)
+// horizon returns the end of the stage that is Prefetch stages after the given one.
+func (c *compiler) horizon(stage int) int {
+	last := len(c.ends) - 1
+	if c.p.Options.Prefetch < last-stage {
+		last = stage + c.p.Options.Prefetch
 	}
-	for _, g := range p.groups {
-		c.wait(g)
+	return c.ends[last]
+}
+
+// gatherUntil gathers what the places before end read, in order of first use. It stops at the first group that does not
+// fit and that place i can do without: no group overtakes one that is needed before it.
+func (c *compiler) gatherUntil(end, i int) {
+	for ; c.fetched < end; c.fetched++ {
+		for _, g := range c.list[c.fetched].reads {
+			s := &c.state[g]
+			if s.resident {
+				continue
+			}
+			if c.fetched > i && !c.fits(g) {
+				return
+			}
+			s.resident = true
+			c.issue(Gather, g)
+			c.gathering = append(c.gathering, g)
+		}
 	}
+}
+
+// fits tells whether a collective of group g may be issued besides those in flight.
+func (c *compiler) fits(g int) bool {
+	limit := c.p.Options.InFlight
+	return limit == 0 || c.inFlight+c.p.Model.Groups[g].Bytes <= limit
+}
+
+// issue issues a collective of group g. If it does not fit, it first waits for what is in flight: for reductions, whose
+// results no computation needs, then for gathers, the oldest first.
+func (c *compiler) issue(k Kind, g int) {
+	if !c.fits(g) {
+		c.sync()
+		c.drain()
+	}
+	for len(c.gathering) > 0 && !c.fits(g) {
+		c.wait(c.gathering[0])
+	}
+	c.inFlight += c.p.Model.Groups[g].Bytes
+	c.add(k, g, -1)
+}
+
+func (c *compiler) wait(g int) {
+	if s := &c.state[g]; !s.waited {
+		s.waited = true
+		c.gathering = slices.DeleteFunc(c.gathering, func(h int) bool { return h == g })
+		c.inFlight -= c.p.Model.Groups[g].Bytes
+		c.add(Wait, g, -1)
+	}
+}
+
+func (c *compiler) compute(p place) {
 	if p.backward {
 		c.add(Backward, -1, p.call)
 	} else {
@@ -213,106 +264,59 @@ func (c *compiler) compute(p place, root bool) {
 	}
 }
 
-// usesRoot tells whether any place needs the root group.
-func (c *compiler) usesRoot() bool {
-	return slices.ContainsFunc(c.list, func(p place) bool { return slices.Contains(c.p.Model.groups(p.call), Root) })
-}
-
-func (c *compiler) gather(g int) {
-	if !c.resident[g] {
-		c.resident[g] = true
-		c.add(Gather, g, -1)
-	}
-}
-
-func (c *compiler) wait(g int) {
-	if !c.waited[g] {
-		c.waited[g] = true
-		c.add(Wait, g, -1)
-	}
-}
-
-func (c *compiler) free(g int) {
-	c.resident[g], c.waited[g] = false, false
-	c.add(Free, g, -1)
-}
-
-// freeOutside frees every group but the root and those in keep.
-func (c *compiler) freeOutside(keep []int) {
-	for g, r := range c.resident {
-		if r && g != Root && !slices.Contains(keep, g) {
-			c.free(g)
+// freeBeyond frees, after place p, the groups that no place before end reads, but those that are held for a later one.
+// Only groups that p has read can be among them.
+func (c *compiler) freeBeyond(end int, p place) {
+	for j, g := range p.reads {
+		held := c.p.Model.Groups[g].Hold == Keep && p.next[j] < len(c.list)
+		if !held && p.next[j] >= end {
+			c.state[g].resident, c.state[g].waited = false, false
+			c.add(Free, g, -1)
 		}
 	}
 }
 
-// reduce issues the reductions of the groups whose gradients are complete after place i. One reduction is in flight at a
-// time: it is drained when the next is due, with the computation of a whole group between.
+// reduce issues the reductions of the groups whose gradients are complete after place i. Those of one place are in flight
+// at a time: they are drained when the next are due, with the computation of a whole unit between. Those with replicas take
+// two such rounds, one for each half, with full gradients of one unit more in memory.
 func (c *compiler) reduce(i int) {
-	for g, last := range c.lastGrad {
-		if last == i {
-			c.drain()
-			c.add(Reduce, g, -1)
-			c.pending = g
+	var due []int
+	for _, g := range c.list[i].trains {
+		if c.state[g].lastGrad == i && !c.p.Options.NoSync {
+			due = append(due, g)
+		}
+	}
+	if len(due) > 0 {
+		c.drain()
+	}
+	c.sync()
+	for _, g := range due {
+		c.issue(Reduce, g)
+		if c.p.Model.Groups[g].twice() {
+			c.reducing = append(c.reducing, g)
+		} else {
+			c.draining = append(c.draining, g)
 		}
 	}
 }
 
-func (c *compiler) drain() {
-	if c.pending >= 0 {
-		c.add(Drain, c.pending, -1)
-		c.pending = -1
+// sync issues the second half of the reductions in flight, over the replicas. It comes one place after the first half,
+// which has had time to arrive.
+func (c *compiler) sync() {
+	for _, g := range c.reducing {
+		c.add(Sync, g, -1)
 	}
+	c.draining = append(c.draining, c.reducing...)
+	c.reducing = c.reducing[:0]
+}
+
+// drain waits for the reductions whose last half has been issued.
+func (c *compiler) drain() {
+	for _, g := range c.draining {
+		c.inFlight -= c.p.Model.Groups[g].Bytes
+		c.add(Drain, g, -1)
+	}
+	c.draining = c.draining[:0]
 }
 
 func (c *compiler) add(k Kind, group, call int) { c.p.Ops = append(c.p.Ops, Op{k, group, call}) }
-
-// first finds the first writer of every gradient.
-func (c *compiler) first() [][]bool {
-	m := c.p.Model
-	written := make([]bool, len(m.Params))
-	first := make([][]bool, len(m.Calls))
-	for _, p := range c.list {
-		if !p.backward {
-			continue
-		}
-		for _, q := range m.Calls[p.call].Params {
-			first[p.call] = append(first[p.call], !written[q])
-			written[q] = true
-		}
-	}
-	return first
-}
-
-// Describe writes the program as text, one operation a line with the names of groups and calls.
-func (p *Program) Describe(w io.Writer) {
-	for _, op := range p.Ops {
-		fmt.Fprintln(w, p.Text(op))
-	}
-}
-
-// Text returns op with the name of its group or call.
-func (p *Program) Text(op Op) string {
-	switch {
-	case op.Group >= 0:
-		return fmt.Sprintf("%v %s", op.Kind, p.Model.Groups[op.Group].Name)
-	case op.Call >= 0:
-		return fmt.Sprintf("%v %s", op.Kind, p.Model.Calls[op.Call].Name)
-	default:
-		return op.Kind.String()
-	}
-}
-
-// Hash returns a fingerprint of the program: the same on every machine for the same model and options.
-func (p *Program) Hash() uint64 {
-	h := fnv.New64a()
-	fmt.Fprintln(h, p.Model.Inputs, p.Model.Results)
-	for _, c := range p.Model.Calls {
-		fmt.Fprintln(h, c.Name, c.In, c.Params)
-	}
-	for _, q := range p.Model.Params {
-		fmt.Fprintln(h, q.Name, q.Group)
-	}
-	p.Describe(h)
-	return h.Sum64()
-}

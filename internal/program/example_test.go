@@ -7,12 +7,13 @@ import (
 	"github.com/gofsdp/gofsdp/internal/program"
 )
 
-// A model of two layers, each sharded on its own, between an embedding and a head in the root group. The head is the loss.
+// A model of two layers, each sharded on its own, between an embedding and a head in a root group that is kept. The head is
+// the loss.
 func ExampleCompile() {
 	m := &program.Model{
 		Inputs: 1,
-		Groups: []program.Group{{Name: "root"}, {Name: "h.0"}, {Name: "h.1"}},
-		Params: []program.Param{{Name: "wte", Group: program.Root}, {Name: "h.0.w", Group: 1}, {Name: "h.1.w", Group: 2}},
+		Groups: []program.Group{{Name: "root", Hold: program.Keep}, {Name: "h.0"}, {Name: "h.1"}},
+		Params: []program.Param{{Name: "wte", Group: 0}, {Name: "h.0.w", Group: 1}, {Name: "h.1.w", Group: 2}},
 		Calls: []program.Call{
 			{Name: "embed", In: []program.Ref{{Call: program.Batch}}, Params: []int{0}},
 			{Name: "h.0", In: []program.Ref{{Call: 0}}, Params: []int{1}},
@@ -30,9 +31,9 @@ func ExampleCompile() {
 	fmt.Println("verified:", program.Verify(p) == nil)
 	// Output:
 	// gather root
-	// gather h.0
 	// wait root
 	// forward embed
+	// gather h.0
 	// wait h.0
 	// forward h.0
 	// free h.0
@@ -52,9 +53,9 @@ func ExampleCompile() {
 	// drain h.1
 	// reduce h.0
 	// backward embed
+	// free root
 	// drain h.0
 	// reduce root
-	// free root
 	// drain root
 	// verified: true
 }

@@ -10,8 +10,8 @@ type Model struct {
 	Inputs  int     // batch tensors
 	Calls   []Call  // in the order of the forward pass
 	Params  []Param // of all calls, each once
-	Groups  []Group // Groups[0] is the root group, which may be empty
-	Results []Ref   // of the model; the first is the loss when training
+	Groups  []Group
+	Results []Ref // of the model; the first is the loss when training
 }
 
 // A Ref names a value: output Out of call Call, or batch tensor Out if Call is Batch.
@@ -33,28 +33,79 @@ type Param struct {
 	Group int
 }
 
-// A Group is a set of parameters that is gathered, freed and reduced together.
-type Group struct{ Name string }
+// A Group is a set of parameters that is gathered, freed and reduced together: one flat buffer. The groups of a unit are
+// scheduled together, though each is gathered and freed only where it is of use itself: a unit with frozen and trained
+// parameters has a group for each kind.
+type Group struct {
+	Name   string
+	Unit   string // "" if the group is a unit of its own
+	Hold   Hold
+	Frozen bool // its parameters get no gradient
+	Bytes  int  // of a gather or reduction, for Options.InFlight
 
-// Root is the index of the root group. It is gathered first and stays until the pass is over.
-const Root = 0
+	Shards   int // ranks that its parameters are cut over; 0 is 1
+	Replicas int // ranks that hold the same piece, over which gradients are summed once more; 0 is 1
+}
 
-// groups returns the groups, in ascending order, whose parameters call c uses.
-func (m *Model) groups(c int) []int {
+// unit returns the name that the groups of a unit share.
+func (g *Group) unit() string {
+	if g.Unit != "" {
+		return g.Unit
+	}
+	return g.Name
+}
+
+// twice tells whether gradients are reduced over the shards first and then over the replicas.
+func (g *Group) twice() bool { return g.Shards > 1 && g.Replicas > 1 }
+
+// Hold says how long the full parameters of a group are there once they have been gathered.
+type Hold uint8
+
+// The holds, from the least memory to the least traffic.
+const (
+	// Use frees them as soon as no call of this stage and of the prefetched ones needs them (ZeRO-3).
+	Use Hold = iota
+	// Keep frees them after their last use in the pass (ZeRO-2, and the root unit of ZeRO-3).
+	Keep
+	// Always needs no gather at all: every rank has them (DDP).
+	Always
+)
+
+// distinct returns the groups of the given parameters in ascending order, each once.
+func (m *Model) distinct(params []int, want func(g *Group) bool) []int {
 	var list []int
-	for _, p := range m.Calls[c].Params {
-		list = append(list, m.Params[p].Group)
+	for _, p := range params {
+		if g := m.Params[p].Group; want(&m.Groups[g]) {
+			list = append(list, g)
+		}
 	}
 	slices.Sort(list)
 	return slices.Compact(list)
 }
 
+// trains returns the groups whose gradients the backward of call c writes.
+func (m *Model) trains(c int) []int {
+	return m.distinct(m.Calls[c].Params, func(g *Group) bool { return !g.Frozen })
+}
+
+// reads returns the groups that call c finds gathered, in forward or in backward. reads tells which of its parameters
+// backward reads; nil means all.
+func (m *Model) reads(c int, backward bool, reads []bool) []int {
+	params := m.Calls[c].Params
+	if backward && reads != nil {
+		params = nil
+		for j, p := range m.Calls[c].Params {
+			if reads[j] {
+				params = append(params, p)
+			}
+		}
+	}
+	return m.distinct(params, func(g *Group) bool { return g.Hold != Always })
+}
+
 // check reports the first reference in the model that leads nowhere, and parameters that one call lists twice: their two
 // gradients would be written to the same memory in an order that nobody decided.
 func (m *Model) check() error {
-	if len(m.Groups) == 0 {
-		return fmt.Errorf("program: model has no root group")
-	}
 	if len(m.Results) == 0 {
 		return fmt.Errorf("program: model has no results")
 	}
@@ -110,8 +161,8 @@ func (m *Model) NeedsForward(results []Ref) []bool {
 	return need
 }
 
-// NeedsBackward tells which calls run backward: those that the loss depends on and that have parameters, or inputs that
-// depend on parameters.
+// NeedsBackward tells which calls run backward: those that the loss depends on and that have parameters to train, or inputs
+// that depend on such. A frozen prefix of the model is not among them.
 func (m *Model) NeedsBackward() []bool {
 	need := m.NeedsForward(m.Results[:1])
 	trained := m.Trained()
@@ -121,14 +172,35 @@ func (m *Model) NeedsBackward() []bool {
 	return need
 }
 
-// Trained tells which calls' outputs depend on parameters, so that a gradient with respect to them is of use.
+// Trained tells which calls' outputs depend on parameters that are trained, so that a gradient with respect to them is of
+// use.
 func (m *Model) Trained() []bool {
 	trained := make([]bool, len(m.Calls))
 	for c, call := range m.Calls {
-		trained[c] = len(call.Params) > 0
+		trained[c] = slices.ContainsFunc(call.Params, func(p int) bool { return !m.frozen(p) })
 		for _, r := range call.In {
 			trained[c] = trained[c] || r.Call != Batch && trained[r.Call]
 		}
 	}
 	return trained
+}
+
+func (m *Model) frozen(p int) bool { return m.Groups[m.Params[p].Group].Frozen }
+
+// First tells for each call, in order of its parameters, whether its backward is the first to write the gradient of that
+// parameter in a pass. The others add to it. It is false for frozen parameters.
+func (m *Model) First() [][]bool {
+	written := make([]bool, len(m.Params))
+	first := make([][]bool, len(m.Calls))
+	need := m.NeedsBackward()
+	for c := len(m.Calls) - 1; c >= 0; c-- {
+		if !need[c] {
+			continue
+		}
+		for _, p := range m.Calls[c].Params {
+			first[c] = append(first[c], !written[p] && !m.frozen(p))
+			written[p] = true
+		}
+	}
+	return first
 }

@@ -12,8 +12,12 @@ type Sizes struct {
 	Call  []CallSizes
 }
 
-// GroupSizes are the bytes of a group's full buffers, padding included.
-type GroupSizes struct{ Params, Grads int }
+// GroupSizes are the bytes of a group's full buffers, padding included, and what of them travels, which is less if it
+// does in a narrower type.
+type GroupSizes struct {
+	Params, Grads         int
+	ParamsWire, GradsWire int
+}
 
 // CallSizes describe one call. They may be zero for a call that does not run.
 type CallSizes struct {
@@ -21,8 +25,13 @@ type CallSizes struct {
 	GradIn          []int  // bytes of the gradient of each input; 0 where there is none
 	KeepIn, KeepOut []bool // what backward reads
 	Saved           int    // bytes kept from forward to backward
+	Spill           bool   // what its backward reads, saved or kept, is of class arena.Spilled
+	Update          []int  // bytes of each new value of a buffer
+	KeepUpdate      []bool // whether backward reads the value before, which then takes the new one's place; nil means none
 	Work, BackWork  int    // scratch bytes of forward and backward
 }
+
+func (s *CallSizes) keepsUpdate(o int) bool { return s.KeepUpdate != nil && s.KeepUpdate[o] }
 
 // BufferKind says what a buffer holds.
 type BufferKind uint8
@@ -34,27 +43,15 @@ const (
 	CallOut                       // output Out of call Index
 	CallGradOut                   // gradient of that output
 	CallSaved                     // what call Index keeps for its backward
+	CallUpdate                    // new value Out of a buffer that call Index computes
 )
-
-// Class returns the class of memory that a buffer is counted under.
-func (k BufferKind) Class() arena.Class {
-	switch k {
-	case GroupParams:
-		return arena.Gathered
-	case GroupGrads:
-		return arena.Gradient
-	case CallSaved:
-		return arena.Saved
-	default:
-		return arena.Activation
-	}
-}
 
 // A Buffer is memory that a pass allocates and frees, perhaps more than once.
 type Buffer struct {
 	Kind       BufferKind
 	Index, Out int
 	Bytes      int
+	Class      arena.Class
 }
 
 // A Step is an operation with the buffers to allocate before it and to free after it, as indices into Plan.Buffers, and
@@ -67,18 +64,27 @@ type Step struct {
 
 // A Plan is a program with its buffers.
 type Plan struct {
-	Program *Program
-	Buffers []Buffer
-	Steps   []Step
-	Turn    int // index into Steps of the Turn, or the number of steps in an evaluation
-	Peak    int // most bytes of buffers that are live at once
+	Program   *Program
+	Buffers   []Buffer
+	Steps     []Step
+	Inherited []int // buffers that are there before the first step: gradients that an earlier pass has left
+	Left      []int // buffers that are there after the last: gradients that are not reduced
+	Turn      int   // index into Steps of the Turn, or the number of steps in an evaluation
+	Peak      int   // most bytes of buffers that are live at once
 
-	index map[Buffer]int // by Buffer with Bytes 0
+	sizes *Sizes
+	index map[key]int
+}
+
+// key names a buffer.
+type key struct {
+	kind       BufferKind
+	index, out int
 }
 
 // Lookup returns the index of a buffer, or -1 if the pass does not use it.
 func (p *Plan) Lookup(kind BufferKind, index, out int) int {
-	if i, ok := p.index[Buffer{Kind: kind, Index: index, Out: out}]; ok {
+	if i, ok := p.index[key{kind, index, out}]; ok {
 		return i
 	}
 	return -1
@@ -87,17 +93,20 @@ func (p *Plan) Lookup(kind BufferKind, index, out int) int {
 // NewPlan decides when every buffer of a pass is allocated and freed.
 //
 //	full parameters   from Gather to Free
-//	full gradients    from the first Backward of the group to Drain
+//	full gradients    from the first Backward of the group, or from an earlier pass, to Drain, or to a later pass
 //	an output         from its Forward to the last operation that reads it; results of an evaluation beyond the end
 //	its gradient      from the first Backward that writes it to the Backward of its call
 //	saved values      from a call's Forward to its Backward
+//	new buffer values during their Forward, or to the Backward of the call
 //	scratch           for one operation
 func NewPlan(p *Program, s *Sizes) (*Plan, error) {
 	if len(s.Group) != len(p.Model.Groups) || len(s.Call) != len(p.Model.Calls) {
 		return nil, fmt.Errorf("program: sizes of %d groups and %d calls, the model has %d and %d",
 			len(s.Group), len(s.Call), len(p.Model.Groups), len(p.Model.Calls))
 	}
-	b := &planner{plan: &Plan{Program: p, Turn: len(p.Ops), index: make(map[Buffer]int)}, sizes: s, last: make(map[int]int), loss: p.Model.Results[0]}
+	plan := &Plan{Program: p, Turn: len(p.Ops), sizes: s, index: make(map[key]int)}
+	b := &planner{plan: plan, sizes: s, last: make(map[int]int), loss: p.Model.Results[0]}
+	b.pending()
 	for i, op := range p.Ops {
 		b.plan.Steps = append(b.plan.Steps, Step{Op: op})
 		b.visit(i, op)
@@ -115,12 +124,43 @@ type planner struct {
 	ran   []bool // whether a call's backward is part of the pass
 }
 
+// pending adds the gradients that an earlier pass has left: those that this pass would write too.
+func (b *planner) pending() {
+	p := b.plan.Program
+	if !p.Options.Pending {
+		return
+	}
+	for c, back := range p.Model.NeedsBackward() {
+		if !back {
+			continue
+		}
+		for _, g := range p.Model.trains(c) {
+			if b.plan.Lookup(GroupGrads, g, 0) < 0 {
+				id := b.add(b.grads(g))
+				b.plan.Inherited = append(b.plan.Inherited, id)
+				b.left(id)
+			}
+		}
+	}
+}
+
+// left notes that gradients stay, if the pass does not reduce.
+func (b *planner) left(id int) {
+	if b.plan.Program.Options.NoSync {
+		b.plan.Left = append(b.plan.Left, id)
+	}
+}
+
+func (b *planner) grads(g int) Buffer {
+	return Buffer{GroupGrads, g, 0, b.sizes.Group[g].Grads, arena.Gradient}
+}
+
 // visit adds the buffers that step i touches.
 func (b *planner) visit(i int, op Op) {
 	g, c := op.Group, op.Call
 	switch op.Kind {
 	case Gather:
-		b.alloc(i, Buffer{GroupParams, g, 0, b.sizes.Group[g].Params})
+		b.alloc(i, Buffer{GroupParams, g, 0, b.sizes.Group[g].Params, arena.Gathered})
 	case Free:
 		b.free(i, b.plan.Lookup(GroupParams, g, 0))
 	case Drain:
@@ -128,7 +168,7 @@ func (b *planner) visit(i int, op Op) {
 	case Turn:
 		b.plan.Turn = i
 		if b.backward(b.loss.Call) {
-			b.alloc(i, Buffer{CallGradOut, b.loss.Call, b.loss.Out, b.sizes.Call[b.loss.Call].Out[b.loss.Out]})
+			b.alloc(i, Buffer{CallGradOut, b.loss.Call, b.loss.Out, b.sizes.Call[b.loss.Call].Out[b.loss.Out], arena.Activation})
 		}
 	case Forward:
 		b.forward(i, c)
@@ -140,11 +180,20 @@ func (b *planner) visit(i int, op Op) {
 func (b *planner) forward(i, c int) {
 	s := &b.sizes.Call[c]
 	for o, bytes := range s.Out {
-		id := b.alloc(i, Buffer{CallOut, c, o, bytes})
+		id := b.alloc(i, Buffer{CallOut, c, o, bytes, b.classOf(Ref{c, o})})
 		b.last[id] = i
 	}
 	if b.backward(c) {
-		b.alloc(i, Buffer{CallSaved, c, 0, s.Saved})
+		class := arena.Saved
+		if s.Spill {
+			class = arena.Spilled
+		}
+		b.alloc(i, Buffer{CallSaved, c, 0, s.Saved, class})
+	}
+	for o, bytes := range s.Update {
+		if id := b.alloc(i, Buffer{CallUpdate, c, o, bytes, arena.Activation}); !s.keepsUpdate(o) || !b.backward(c) {
+			b.free(i, id)
+		}
 	}
 	b.plan.Steps[i].Work = s.Work
 	for _, r := range b.plan.Program.Model.Calls[c].In {
@@ -152,16 +201,28 @@ func (b *planner) forward(i, c int) {
 	}
 }
 
+// classOf returns the class of an output: that of activations, unless the backward of a call that spills keeps it.
+func (b *planner) classOf(out Ref) arena.Class {
+	for c, call := range b.plan.Program.Model.Calls {
+		for j, r := range call.In {
+			if r == out && b.sizes.Call[c].Spill && b.sizes.Call[c].KeepIn[j] && b.backward(c) {
+				return arena.Spilled
+			}
+		}
+	}
+	return arena.Activation
+}
+
 func (b *planner) backwardOf(i, c int) {
 	m, s := b.plan.Program.Model, &b.sizes.Call[c]
-	for _, g := range m.groups(c) {
+	for _, g := range m.trains(c) {
 		if b.plan.Lookup(GroupGrads, g, 0) < 0 {
-			b.alloc(i, Buffer{GroupGrads, g, 0, b.sizes.Group[g].Grads})
+			b.left(b.alloc(i, b.grads(g)))
 		}
 	}
 	for j, r := range m.Calls[c].In {
 		if s.GradIn[j] > 0 && b.plan.Lookup(CallGradOut, r.Call, r.Out) < 0 {
-			b.alloc(i, Buffer{CallGradOut, r.Call, r.Out, s.GradIn[j]})
+			b.alloc(i, Buffer{CallGradOut, r.Call, r.Out, s.GradIn[j], arena.Activation})
 		}
 		if s.KeepIn[j] {
 			b.read(i, CallOut, r)
@@ -173,6 +234,11 @@ func (b *planner) backwardOf(i, c int) {
 		}
 		if id := b.plan.Lookup(CallGradOut, c, o); id >= 0 {
 			b.last[id] = i
+		}
+	}
+	for o := range s.Update {
+		if s.keepsUpdate(o) {
+			b.free(i, b.plan.Lookup(CallUpdate, c, o))
 		}
 	}
 	b.plan.Steps[i].Work = s.BackWork
@@ -201,14 +267,20 @@ func (b *planner) read(i int, kind BufferKind, r Ref) {
 
 // alloc allocates a buffer before step i. The same buffer may come again.
 func (b *planner) alloc(i int, buf Buffer) int {
-	key := Buffer{Kind: buf.Kind, Index: buf.Index, Out: buf.Out}
-	id, ok := b.plan.index[key]
+	id := b.add(buf)
+	b.plan.Steps[i].Alloc = append(b.plan.Steps[i].Alloc, id)
+	return id
+}
+
+// add returns the index of buf, which may be there already.
+func (b *planner) add(buf Buffer) int {
+	k := key{buf.Kind, buf.Index, buf.Out}
+	id, ok := b.plan.index[k]
 	if !ok {
 		id = len(b.plan.Buffers)
-		b.plan.index[key] = id
+		b.plan.index[k] = id
 		b.plan.Buffers = append(b.plan.Buffers, buf)
 	}
-	b.plan.Steps[i].Alloc = append(b.plan.Steps[i].Alloc, id)
 	return id
 }
 
@@ -240,6 +312,9 @@ func (b *planner) freeAfterLast() {
 // peak walks the plan and returns the most bytes that are live at once.
 func (p *Plan) peak() int {
 	live, most := 0, 0
+	for _, id := range p.Inherited {
+		live += p.Buffers[id].Bytes
+	}
 	for _, s := range p.Steps {
 		for _, id := range s.Alloc {
 			live += p.Buffers[id].Bytes
@@ -252,16 +327,24 @@ func (p *Plan) peak() int {
 	return most
 }
 
-// Traffic returns the bytes that one of world ranks sends in the pass: in a gather or a reduce-scatter each rank sends
-// and receives (world-1)/world of the group.
-func (p *Plan) Traffic(world int) int {
+// Traffic returns the bytes that a rank sends in the pass. Of a group of B bytes that travel, cut over S ranks with R
+// replicas, a gather and a reduce-scatter send B·(S-1)/S each, and the all-reduce of the piece over the replicas sends
+// 2·B/S·(R-1)/R: what the algorithms that send least do (Chan et al., 2007).
+func (p *Plan) Traffic() int {
 	sent := 0
 	for _, op := range p.Program.Ops {
-		switch op.Kind {
-		case Gather:
-			sent += p.Buffers[p.Lookup(GroupParams, op.Group, 0)].Bytes / world * (world - 1)
-		case Reduce:
-			sent += p.Buffers[p.Lookup(GroupGrads, op.Group, 0)].Bytes / world * (world - 1)
+		if op.Group < 0 {
+			continue
+		}
+		g, size := &p.Program.Model.Groups[op.Group], &p.sizes.Group[op.Group]
+		shards, replicas := max(g.Shards, 1), max(g.Replicas, 1)
+		switch {
+		case op.Kind == Gather:
+			sent += size.ParamsWire / shards * (shards - 1)
+		case op.Kind == Reduce && shards > 1:
+			sent += size.GradsWire / shards * (shards - 1)
+		case op.Kind == Sync || op.Kind == Reduce:
+			sent += 2 * size.GradsWire / shards * (replicas - 1) / replicas
 		}
 	}
 	return sent

@@ -14,8 +14,14 @@ import (
 var rewrite = flag.Bool("rewrite", false, "write the schedules in testdata anew")
 
 // TestSchedules compiles the models in testdata/schedules.txt and compares the programs with those below them, broken into
-// lines after each computation. A model is a list of calls, "name(inputs) group/parameter…", after its options; its first
-// group is root and its result the last call unless it says otherwise.
+// lines after each computation. A model is a list of calls, "name(inputs) group/parameter…", after its options; its result
+// is the last call unless it says otherwise. A backward does not read the parameters after a "~". The lines before are
+//
+//	prefetch 1, inflight 100, eval, nosync, pending    options of the schedule
+//	group name keep|always|frozen|unit=u|bytes=100|shards=4|replicas=2…
+//	result name
+//
+// where a group that has no line of its own is cut over two ranks and freed when it is not in use.
 func TestSchedules(t *testing.T) {
 	const file = "testdata/schedules.txt"
 	script, err := os.ReadFile(file)
@@ -56,20 +62,32 @@ func lines(p *Program) string {
 
 // parse reads a model and its options.
 func parse(t *testing.T, source string) (m *Model, o Options) {
-	m = &Model{Inputs: 1, Groups: []Group{{"root"}}}
+	m = &Model{Inputs: 1}
+	number := func(text string) (n int) {
+		_, err := fmt.Sscan(text, &n)
+		require.NoError(t, err)
+		return n
+	}
 	for _, line := range strings.Split(strings.TrimSpace(source), "\n") {
 		fields := strings.Fields(line)
 		switch fields[0] {
 		case "#":
 		case "eval":
 			o.Eval = true
+		case "nosync":
+			o.NoSync = true
+		case "pending":
+			o.Pending = true
 		case "prefetch":
-			_, err := fmt.Sscan(fields[1], &o.Prefetch)
-			require.NoError(t, err)
+			o.Prefetch = number(fields[1])
+		case "inflight":
+			o.InFlight = number(fields[1])
+		case "group":
+			parseGroup(t, &m.Groups[group(m, fields[1])], fields[2:], number)
 		case "result":
 			m.Results = append(m.Results, reference(t, m, fields[1]))
 		default:
-			parseCall(t, m, fields)
+			o.Reads = append(o.Reads, parseCall(t, m, fields))
 		}
 	}
 	if m.Results == nil {
@@ -78,27 +96,60 @@ func parse(t *testing.T, source string) (m *Model, o Options) {
 	return m, o
 }
 
-func parseCall(t *testing.T, m *Model, fields []string) {
+// group returns the index of a group, which may be new.
+func group(m *Model, name string) int {
+	g := slices.IndexFunc(m.Groups, func(q Group) bool { return q.Name == name })
+	if g < 0 {
+		g = len(m.Groups)
+		m.Groups = append(m.Groups, Group{Name: name, Bytes: 10, Shards: 2, Replicas: 1})
+	}
+	return g
+}
+
+func parseGroup(t *testing.T, g *Group, fields []string, number func(string) int) {
+	for _, field := range fields {
+		switch key, value, _ := strings.Cut(field, "="); key {
+		case "keep":
+			g.Hold = Keep
+		case "always":
+			g.Hold = Always
+		case "frozen":
+			g.Frozen = true
+		case "unit":
+			g.Unit = value
+		case "bytes":
+			g.Bytes = number(value)
+		case "shards":
+			g.Shards = number(value)
+		case "replicas":
+			g.Replicas = number(value)
+		default:
+			require.Fail(t, "unknown word", field)
+		}
+	}
+}
+
+// parseCall adds a call to the model and returns which of its parameters backward reads.
+func parseCall(t *testing.T, m *Model, fields []string) []bool {
 	name, in, _ := strings.Cut(strings.TrimSuffix(fields[0], ")"), "(")
 	c := Call{Name: name}
 	for _, from := range strings.Split(in, ",") {
 		c.In = append(c.In, reference(t, m, from))
 	}
+	reads := []bool{}
 	for _, field := range fields[1:] {
-		group, _, _ := strings.Cut(field, "/")
-		g := slices.Index(m.Groups, Group{group})
-		if g < 0 {
-			g = len(m.Groups)
-			m.Groups = append(m.Groups, Group{group})
-		}
-		p := slices.Index(m.Params, Param{field, g})
+		param, unread := strings.CutPrefix(field, "~")
+		owner, _, _ := strings.Cut(param, "/")
+		q := Param{param, group(m, owner)}
+		p := slices.Index(m.Params, q)
 		if p < 0 {
 			p = len(m.Params)
-			m.Params = append(m.Params, Param{field, g})
+			m.Params = append(m.Params, q)
 		}
-		c.Params = append(c.Params, p)
+		c.Params, reads = append(c.Params, p), append(reads, !unread)
 	}
 	m.Calls = append(m.Calls, c)
+	return reads
 }
 
 // reference finds the value that a name stands for.

@@ -5,18 +5,26 @@ import (
 	"slices"
 )
 
-// Verify checks a program against the rules of fully sharded training and reports the first that is broken: nothing
-// computes without its parameters, every call the pass needs runs once, forwards before the turn and after their inputs,
-// backwards after those of all calls that read their outputs, the first backward that writes a gradient and no other says
-// so, no gradient is reduced before it is complete, each is reduced exactly once, nothing is left over, and no more groups
-// are resident besides the root than Prefetch+1 calls can need.
+// Verify checks a program against the rules of fully sharded training and reports the first that is broken:
+//
+//   - nothing computes without its parameters, nothing is gathered that no call reads;
+//   - no parameters outstay the last call that reads them, and no more units are resident besides those that are kept than
+//     Prefetch+1 calls can need;
+//   - every call that the pass needs runs once, forwards before the turn and after their inputs, backwards after those of
+//     all calls that read their outputs;
+//   - every gradient is first written by the call that Model.First names, and reduced exactly once, when it is complete
+//     (with NoSync never), over shards and then replicas;
+//   - no more is in flight than the limit allows, and nothing is left over.
 func Verify(p *Program) error {
 	v := &verifier{
 		p: p, groups: make([]groupState, len(p.Model.Groups)), needed: p.Model.NeedsBackward(),
-		forward: make([]int, len(p.Model.Calls)), backward: make([]int, len(p.Model.Calls)), written: make([]bool, len(p.Model.Params)),
+		first: p.Model.First(), begun: make([]bool, len(p.Model.Params)),
+		forward: make([]int, len(p.Model.Calls)), backward: make([]int, len(p.Model.Calls)),
+		resident: make(map[string]int), limit: p.maxResident(),
 	}
+	v.lastReads()
 	for i, op := range p.Ops {
-		if err := v.step(op); err != nil {
+		if err := v.step(i, op); err != nil {
 			return fmt.Errorf("program: operation %d, %s: %w", i, p.Text(op), err)
 		}
 	}
@@ -26,24 +34,65 @@ func Verify(p *Program) error {
 // groupState is the state of a group while a program is checked.
 type groupState struct {
 	gathered, full bool // a gather was issued; it was waited for
+	used           bool // a call has read the full parameters
 	written        bool // the buffer of full gradients holds something
 	reduced        bool // its reduction was issued
+	synced         bool // its sum over the replicas was issued
 	drained        bool
 }
 
 type verifier struct {
 	p                 *Program
 	groups            []groupState
+	lastRead          []int  // by group: the last operation that reads its parameters, or -1
 	needed            []bool // which calls run backward when training
+	first             [][]bool
+	begun             []bool // by parameter: its gradient has been written
 	forward, backward []int  // how often each call ran
-	written           []bool // which parameters have a gradient
 	turned            bool
+
+	resident map[string]int // groups of a unit that are gathered and not kept
+	limit    int            // units that may be resident
+	inFlight int            // bytes
 }
 
-func (v *verifier) step(op Op) error {
+// lastReads finds the last reader of every group.
+func (v *verifier) lastReads() {
+	v.lastRead = slices.Repeat([]int{-1}, len(v.groups))
+	for i, op := range v.p.Ops {
+		if op.Kind == Forward || op.Kind == Backward {
+			for _, g := range v.p.reads(op) {
+				v.lastRead[g] = i
+			}
+		}
+	}
+}
+
+// reads returns the groups that a forward or backward finds gathered.
+func (p *Program) reads(op Op) []int {
+	return p.Model.reads(op.Call, op.Kind == Backward, p.Options.reads(op.Call))
+}
+
+// maxResident returns how many units may be resident at once, besides those that are kept: Prefetch+1 times those of the
+// call that reads most.
+func (p *Program) maxResident() int {
+	widest := 1
+	for c := range p.Model.Calls {
+		units := make(map[string]bool)
+		for _, g := range p.Model.reads(c, false, nil) {
+			if q := &p.Model.Groups[g]; q.Hold == Use {
+				units[q.unit()] = true
+			}
+		}
+		widest = max(widest, len(units))
+	}
+	return (min(p.Options.Prefetch, len(p.Model.Groups)) + 1) * widest
+}
+
+func (v *verifier) step(i int, op Op) error {
 	switch op.Kind {
 	case Forward, Backward:
-		return v.compute(op)
+		return v.compute(i, op)
 	case Turn:
 		if v.turned {
 			return fmt.Errorf("the pass turned twice")
@@ -51,44 +100,97 @@ func (v *verifier) step(op Op) error {
 		v.turned = true
 		return nil
 	}
-	g := &v.groups[op.Group]
+	g, q := &v.groups[op.Group], &v.p.Model.Groups[op.Group]
 	switch op.Kind {
 	case Gather:
-		if g.gathered {
-			return fmt.Errorf("already gathered")
+		if g.gathered || q.Hold == Always {
+			return fmt.Errorf("already there")
 		}
 		g.gathered = true
-		return v.bounded()
+		return v.gather(q)
 	case Wait:
 		if !g.gathered || g.full {
 			return fmt.Errorf("no gather in flight")
 		}
 		g.full = true
+		v.inFlight -= q.Bytes
 	case Free:
-		if !g.full {
-			return fmt.Errorf("not gathered and waited for")
+		if !g.full || !g.used {
+			return fmt.Errorf("not gathered and waited for, or of no use to anybody since")
 		}
-		g.gathered, g.full = false, false
+		g.gathered, g.full, g.used = false, false, false
+		v.count(q, -1)
+	default:
+		return v.reduction(op, g, q)
+	}
+	return nil
+}
+
+// gather checks the number of units that are resident with one group more.
+func (v *verifier) gather(q *Group) error {
+	if v.count(q, 1); len(v.resident) > v.limit {
+		return fmt.Errorf("%d units are resident, at most %d may be", len(v.resident), v.limit)
+	}
+	return v.issue(q)
+}
+
+// count adds n to the resident groups of a unit.
+func (v *verifier) count(q *Group, n int) {
+	if q.Hold != Use {
+		return
+	}
+	if v.resident[q.unit()] += n; v.resident[q.unit()] == 0 {
+		delete(v.resident, q.unit())
+	}
+}
+
+// issue checks the bytes in flight with one collective more.
+func (v *verifier) issue(q *Group) error {
+	before, limit := v.inFlight, v.p.Options.InFlight
+	v.inFlight += q.Bytes
+	if limit > 0 && before > 0 && v.inFlight > limit {
+		return fmt.Errorf("%d bytes are in flight, at most %d may be", v.inFlight, limit)
+	}
+	return nil
+}
+
+// reduction checks the three steps of a reduction.
+func (v *verifier) reduction(op Op, g *groupState, q *Group) error {
+	switch op.Kind {
 	case Reduce:
-		if !g.written || g.reduced {
-			return fmt.Errorf("no gradients, or reduced before")
+		if !g.written || g.reduced || v.p.Options.NoSync {
+			return fmt.Errorf("no gradients to reduce, or reduced before")
 		}
 		g.reduced = true
+		return v.issue(q)
+	case Sync:
+		if !g.reduced || g.synced || !q.twice() {
+			return fmt.Errorf("no reduction in flight, or no replicas")
+		}
+		g.synced = true
 	case Drain:
-		if !g.reduced || g.drained {
+		if !g.reduced || g.drained || q.twice() && !g.synced {
 			return fmt.Errorf("no reduction in flight")
 		}
 		g.drained = true
+		v.inFlight -= q.Bytes
 	default:
 		return fmt.Errorf("unknown operation")
 	}
 	return nil
 }
 
-func (v *verifier) compute(op Op) error {
-	for _, g := range v.p.Model.groups(op.Call) {
+func (v *verifier) compute(i int, op Op) error {
+	m := v.p.Model
+	for _, g := range v.p.reads(op) {
 		if !v.groups[g].full {
-			return fmt.Errorf("parameters of group %s are not there", v.p.Model.Groups[g].Name)
+			return fmt.Errorf("parameters of group %s are not there", m.Groups[g].Name)
+		}
+		v.groups[g].used = true
+	}
+	for g, s := range v.groups {
+		if s.gathered && v.lastRead[g] < i {
+			return fmt.Errorf("parameters of group %s are still there, though nothing reads them any more", m.Groups[g].Name)
 		}
 	}
 	if op.Kind == Backward {
@@ -98,9 +200,9 @@ func (v *verifier) compute(op Op) error {
 		return fmt.Errorf("forward after the turn")
 	}
 	v.forward[op.Call]++
-	for _, r := range v.p.Model.Calls[op.Call].In {
+	for _, r := range m.Calls[op.Call].In {
 		if r.Call != Batch && v.forward[r.Call] == 0 {
-			return fmt.Errorf("its input %s has not been computed", v.p.Model.Calls[r.Call].Name)
+			return fmt.Errorf("its input %s has not been computed", m.Calls[r.Call].Name)
 		}
 	}
 	return nil
@@ -108,8 +210,11 @@ func (v *verifier) compute(op Op) error {
 
 func (v *verifier) computeBackward(c int) error {
 	m := v.p.Model
-	if !v.turned || v.forward[c] != 1 {
+	switch {
+	case !v.turned || v.forward[c] != 1:
 		return fmt.Errorf("backward without forward")
+	case !v.needed[c]:
+		return fmt.Errorf("nothing is trained by it")
 	}
 	v.backward[c]++
 	for i, reader := range m.Calls {
@@ -117,37 +222,17 @@ func (v *verifier) computeBackward(c int) error {
 			return fmt.Errorf("%s, which reads its output, has not run backward", reader.Name)
 		}
 	}
-	for _, g := range m.groups(c) {
+	for _, g := range m.trains(c) {
 		if v.groups[g].reduced {
 			return fmt.Errorf("gradients of group %s were reduced already", m.Groups[g].Name)
 		}
 		v.groups[g].written = true
 	}
-	if len(v.p.First) != len(m.Calls) || len(v.p.First[c]) != len(m.Calls[c].Params) {
-		return fmt.Errorf("field First does not fit the model")
-	}
 	for j, q := range m.Calls[c].Params {
-		if v.p.First[c][j] == v.written[q] {
-			return fmt.Errorf("field First is %t for parameter %s", v.written[q], m.Params[q].Name)
+		if !m.frozen(q) && v.first[c][j] == v.begun[q] {
+			return fmt.Errorf("another call is the first to write the gradient of %s", m.Params[q].Name)
 		}
-		v.written[q] = true
-	}
-	return nil
-}
-
-// bounded checks the number of groups that are resident at once.
-func (v *verifier) bounded() error {
-	resident, widest := 0, 1
-	for i, g := range v.groups {
-		if g.gathered && i != Root {
-			resident++
-		}
-	}
-	for c := range v.p.Model.Calls {
-		widest = max(widest, len(withoutRoot(v.p.Model.groups(c))))
-	}
-	if limit := (min(v.p.Options.Prefetch, len(v.groups)) + 1) * widest; resident > limit {
-		return fmt.Errorf("%d groups are resident, at most %d may be", resident, limit)
+		v.begun[q] = true
 	}
 	return nil
 }
@@ -168,7 +253,7 @@ func (v *verifier) finish() error {
 		return fmt.Errorf("program: the turn from forward to backward is missing, or in an evaluation")
 	}
 	for i, g := range v.groups {
-		if g.gathered || g.written && !g.drained {
+		if g.gathered || g.written && g.drained == v.p.Options.NoSync {
 			return fmt.Errorf("program: group %s is left over at the end: %+v", m.Groups[i].Name, g)
 		}
 	}

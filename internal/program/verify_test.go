@@ -1,7 +1,10 @@
 package program
 
 import (
+	"fmt"
+	"math"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -22,60 +25,105 @@ func TestVerifyNoticesDroppedOperations(t *testing.T) {
 			require.Error(t, Verify(p.with(p.Ops[:i], p.Ops[i+1:])), "without operation %d, %s", i, p.Text(op))
 			require.Error(t, Verify(p.with(p.Ops[:i], p.Ops[i:i+1], p.Ops[i:])), "with operation %d twice, %s", i, p.Text(op))
 		}
-		require.Error(t, Verify(p.with(p.Ops, []Op{{Kind(8), Root, -1}})))
+		require.Error(t, Verify(p.with(p.Ops, []Op{{Kind(9), 0, -1}})))
 	})
 }
 
-// TestVerifyNoticesSwappedOperations swaps every two neighbours of random programs. It is noticed if their order matters,
-// and not if it does not.
+// TestVerifyNoticesMovedOperations moves one operation of a random program to another place. It is noticed, unless the
+// operation may overtake all those between, for one of the reasons that harmless lists.
+func TestVerifyNoticesMovedOperations(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		p := randomProgram(t)
+		from, to := rapid.IntRange(0, len(p.Ops)-1).Draw(t, "from"), rapid.IntRange(0, len(p.Ops)-1).Draw(t, "to")
+		op := p.Ops[from]
+		moved := slices.Insert(slices.Delete(slices.Clone(p.Ops), from, from+1), to, op)
+		if Verify(p.with(moved)) != nil {
+			return
+		}
+		for _, over := range p.Ops[min(from, to) : max(from, to)+1] {
+			if over != op {
+				a, b := op, over
+				if to < from {
+					a, b = over, op
+				}
+				require.NotEmpty(t, harmless(p, a, b), "%s moves from %d to %d, over %s", p.Text(op), from, to, p.Text(over))
+			}
+		}
+	})
+}
+
+// TestVerifyNoticesSwappedOperations swaps every two neighbours of random programs. It is noticed if their order matters;
+// if not, it is only refused where it leaves more in memory or in flight than there may be.
 func TestVerifyNoticesSwappedOperations(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		p := randomProgram(t)
 		for i := 1; i < len(p.Ops); i++ {
 			a, b := p.Ops[i-1], p.Ops[i]
-			if a.Kind == Free && b.Kind == Gather {
-				continue // matters if it leaves one group too many resident: see the next test
-			}
+			reason := harmless(p, a, b)
 			err := Verify(p.with(p.Ops[:i-1], []Op{b, a}, p.Ops[i+1:]))
-			require.Equal(t, ordered(p, a, b), err != nil, "operation %d, %s, before %s: %v", i, p.Text(b), p.Text(a), err)
+			switch {
+			case reason == "":
+				require.Error(t, err, "operation %d, %s, before %s", i, p.Text(b), p.Text(a))
+			case err != nil:
+				require.Regexp(t, "at most [0-9]+ may be$|nothing reads them any more$", err, "%s before %s, though %s", p.Text(b), p.Text(a), reason)
+			}
 		}
 	})
 }
 
-// ordered tells whether b, which follows a in a program, must come after it.
-func ordered(p *Program, a, b Op) bool {
-	if a.Group >= 0 && b.Group >= 0 { // parameters and gradients are different memory
-		return a.Group == b.Group && (a.Kind >= Reduce) == (b.Kind >= Reduce)
+// harmless says why b, which follows a in a program, may also come before it, as far as the two are concerned; it returns
+// nothing if it may not. Counted limits, of units in memory and bytes in flight, are another matter.
+func harmless(p *Program, a, b Op) string {
+	computes := func(op Op) bool { return op.Call >= 0 }
+	switch {
+	case a.Group >= 0 && b.Group >= 0:
+		switch {
+		case a.Group != b.Group:
+			return "they are about different groups"
+		case (a.Kind >= Reduce) != (b.Kind >= Reduce):
+			return "parameters and gradients are different memory"
+		}
+	case computes(a) && computes(b):
+		if !computesAfter(p, a, b) {
+			return "neither computes what the other reads, or writes a gradient first that the other adds to"
+		}
+	case !computes(a) && !computes(b):
+		return "the turn tells calls apart, not collectives"
+	case a.Kind == Turn || b.Kind == Turn:
+		return ""
+	case computes(a):
+		return harmlessToCall(p, a, b)
+	default:
+		return harmlessToCall(p, b, a)
 	}
-	if a.Call < 0 && b.Call < 0 {
-		return false // the turn, and communication
-	}
-	if a.Kind == Turn || b.Kind == Turn {
-		return true // the other one computes
-	}
-	if a.Call >= 0 && b.Call >= 0 {
-		return computesAfter(p, a, b)
-	}
-	if b.Call >= 0 {
-		a, b = b, a
-	}
-	switch b.Kind { // a computes, b communicates
-	case Wait, Free:
-		return slices.Contains(p.Model.groups(a.Call), b.Group)
-	case Reduce:
-		return a.Kind == Backward && slices.Contains(p.Model.groups(a.Call), b.Group)
-	default: // a gather is issued long before its wait; a drain comes after all backwards of its group
-		return false
-	}
+	return ""
 }
 
-// computesAfter tells whether b must come after a because it reads what a computes, or adds to a gradient that a
-// is the first to write.
+// harmlessToCall says why the operation of a group may stand on either side of a computation.
+func harmlessToCall(p *Program, call, op Op) string {
+	switch {
+	case op.Kind == Drain || op.Kind == Sync:
+		return "the reduction has begun, so that the gradient was complete"
+	case op.Kind == Reduce && !slices.Contains(writes(p, call), op.Group):
+		return "the call writes another gradient"
+	case op.Kind != Reduce && !slices.Contains(finds(p, call), op.Group):
+		return "the call reads other parameters"
+	case op.Kind == Gather:
+		return "the call reads the parameters of another gather, which is waited for and freed by itself"
+	}
+	return ""
+}
+
+// computesAfter tells whether b must come after a because it reads what a computes, or adds to a gradient that a is the
+// first to write.
 func computesAfter(p *Program, a, b Op) bool {
-	m := p.Model
+	m, first := p.Model, p.Model.First()
+	if a.Kind != b.Kind {
+		return true // the turn is between them
+	}
 	if a.Kind == Backward {
 		for j, q := range m.Calls[a.Call].Params {
-			if p.First[a.Call][j] && slices.Contains(m.Calls[b.Call].Params, q) {
+			if first[a.Call][j] && slices.Contains(m.Calls[b.Call].Params, q) {
 				return true
 			}
 		}
@@ -84,20 +132,70 @@ func computesAfter(p *Program, a, b Op) bool {
 	return slices.ContainsFunc(m.Calls[b.Call].In, func(r Ref) bool { return r.Call == a.Call })
 }
 
-// TestVerifyBoundsResidency gathers ahead of a free, so that one group more is resident than the depth allows.
+// TestVerifyNoticesLateFrees moves all frees to the end, with and without the gathers that this makes needless, for any
+// depth and hold: parameters that no call needs any more do not wait for the end of the pass.
+func TestVerifyNoticesLateFrees(t *testing.T) {
+	for n := 3; n <= 8; n++ {
+		for _, prefetch := range []int{0, 1, 2, 4, math.MaxInt} {
+			for _, hold := range []Hold{Use, Keep} {
+				p := compiled(t, chain(n).each(func(g *Group) { g.Hold = hold }), Options{Prefetch: prefetch})
+				var ops, once, frees []Op
+				gathered := make(map[Op]bool)
+				for _, op := range p.Ops {
+					if op.Kind == Free {
+						frees = append(frees, op)
+						continue
+					}
+					ops = append(ops, op)
+					if op.Kind == Gather || op.Kind == Wait {
+						if gathered[op] {
+							continue
+						}
+						gathered[op] = true
+					}
+					once = append(once, op)
+				}
+				require.Error(t, Verify(p.with(ops, frees)))
+				slices.SortFunc(frees, func(a, b Op) int { return a.Group - b.Group })
+				err := Verify(p.with(once, slices.Compact(frees)))
+				if hold == Use && prefetch < n-1 {
+					require.ErrorContains(t, err, fmt.Sprintf("%d units are resident, at most %d may be", prefetch+2, prefetch+1))
+				} else {
+					require.ErrorContains(t, err, "are still there, though nothing reads them any more")
+				}
+			}
+		}
+	}
+}
+
+// TestVerifyBoundsResidency gathers ahead of a free, so that one group more is resident than the depth allows; groups that
+// are kept, and those of one unit, do not count.
 func TestVerifyBoundsResidency(t *testing.T) {
-	p, err := Compile(chain(5), Options{Prefetch: 1})
-	require.NoError(t, err)
-	i := slices.Index(p.Ops, Op{Gather, 3, -1})
-	require.Equal(t, Op{Free, 1, -1}, p.Ops[i-1])
-	require.EqualError(t, Verify(p.with(p.Ops[:i-1], []Op{p.Ops[i], p.Ops[i-1]}, p.Ops[i+1:])),
-		"program: operation 4, gather h.2: 3 groups are resident, at most 2 may be")
+	p := compiled(t, chain(5), Options{Prefetch: 1})
+	i := slices.Index(p.Ops, Op{Gather, 2, -1})
+	require.Equal(t, Op{Free, 0, -1}, p.Ops[i-1])
+	early := [][]Op{p.Ops[:i-1], {p.Ops[i], p.Ops[i-1]}, p.Ops[i+1:]}
+	require.EqualError(t, Verify(p.with(early...)), "program: operation 4, gather h.2: 3 units are resident, at most 2 may be")
+	p.Model.Groups[1].Unit, p.Model.Groups[2].Unit = "u", "u"
+	require.NoError(t, Verify(p.with(early...)))
+	p.Model.Groups[1].Unit, p.Model.Groups[2].Unit, p.Model.Groups[1].Hold = "", "", Keep
+	require.NoError(t, Verify(p.with(early...)))
+}
+
+// TestVerifyBoundsFlight puts a gather before the wait that makes room for it.
+func TestVerifyBoundsFlight(t *testing.T) {
+	p := compiled(t, chain(3), Options{Prefetch: 2, InFlight: 100})
+	i := slices.Index(p.Ops, Op{Gather, 1, -1})
+	wait := slices.Index(p.Ops, Op{Wait, 0, -1})
+	require.Less(t, wait, i)
+	require.EqualError(t, Verify(p.with(p.Ops[:wait], p.Ops[i:i+1], p.Ops[wait:i], p.Ops[i+1:])),
+		"program: operation 1, gather h.1: 200 bytes are in flight, at most 100 may be")
 }
 
 // TestVerifyMessages breaks one rule at a time.
 func TestVerifyMessages(t *testing.T) {
 	const (
-		gather0 = iota // of a chain of two without prefetch
+		gather0 = iota // of a chain of two without prefetch, whose shards have replicas
 		wait0
 		forward0
 		free0
@@ -106,32 +204,58 @@ func TestVerifyMessages(t *testing.T) {
 		forward1
 		turn
 		backward1
+		free1
+		reduce1
 	)
-	p, err := Compile(chain(2), Options{})
-	require.NoError(t, err)
-	require.Equal(t, Backward, p.Ops[backward1].Kind)
+	p := compiled(t, chain(2).each(func(g *Group) { g.Replicas = 2 }), Options{})
+	require.Equal(t, Reduce, p.Ops[reduce1].Kind)
 	ops := p.Ops
+	plain := compiled(t, chain(2), Options{})
+	silent := compiled(t, chain(2), Options{NoSync: true})
+	eval := compiled(t, chain(2), Options{Eval: true})
+	frozen := chain(2)
+	frozen.Groups[0].Frozen, frozen.Groups[0].Hold = true, Always
+	half := compiled(t, frozen, Options{})
+	full := compiled(t, chain(2).each(func(g *Group) { g.Hold = Always }), Options{})
 	for want, bad := range map[string]*Program{
-		"operation 1, forward h.0: parameters of group h.0 are not there":                                                 p.with(ops[:wait0], ops[forward0:]),
-		"operation 0, wait h.0: no gather in flight":                                                                      p.with(ops[wait0:]),
-		"operation 1, gather h.0: already gathered":                                                                       p.with(ops[:wait0], ops[gather0:]),
-		"operation 0, free h.0: not gathered and waited for":                                                              p.with(ops[free0:]),
-		"operation 2, forward h.1: its input h.0 has not been computed":                                                   p.with(ops[gather1:]),
-		"operation 7, backward h.1: backward without forward":                                                             p.with(ops[:turn], ops[backward1:]),
-		"operation 3, forward h.0: forward after the turn":                                                                p.with(ops[:forward0], ops[turn:turn+1], ops[forward0:]),
-		"operation 8, turn: the pass turned twice":                                                                        p.with(ops[:turn], ops[turn:turn+1], ops[turn:]),
-		"operation 8, reduce h.1: no gradients, or reduced before":                                                        p.with(ops[:backward1], ops[backward1+2:]),
-		"operation 8, drain h.0: no reduction in flight":                                                                  p.with(ops[:backward1], []Op{{Drain, 1, -1}}),
-		"operation 0, kind(8) root: unknown operation":                                                                    p.with([]Op{{Kind(8), Root, -1}}),
-		"program: call h.0 runs 1 times forward and 0 times backward, want 1 and 1":                                       p.with(ops[:backward1]),
-		"program: the turn from forward to backward is missing, or in an evaluation":                                      {Model: p.Model, Options: Options{Eval: true}, Ops: slices.Concat(ops[:free0+1], ops[gather1:backward1], ops[backward1+1:backward1+2])},
-		"program: group h.0 is left over at the end: {gathered:false full:false written:true reduced:true drained:false}": p.with(ops[:len(ops)-1]),
+		"operation 1, forward h.0: parameters of group h.0 are not there":                    p.with(ops[:wait0], ops[forward0:]),
+		"operation 0, wait h.0: no gather in flight":                                         p.with(ops[wait0:]),
+		"operation 1, gather h.0: already there":                                             p.with(ops[:wait0], ops[gather0:]),
+		"operation 0, free h.0: not gathered and waited for, or of no use to anybody since":  p.with(ops[free0:]),
+		"operation 2, free h.0: not gathered and waited for, or of no use to anybody since":  p.with(ops[:forward0], ops[free0:]),
+		"operation 2, forward h.1: its input h.0 has not been computed":                      p.with(ops[gather1:]),
+		"operation 7, backward h.1: backward without forward":                                p.with(ops[:turn], ops[backward1:]),
+		"operation 3, forward h.0: forward after the turn":                                   p.with(ops[:forward0], ops[turn:turn+1], ops[forward0:]),
+		"operation 8, turn: the pass turned twice":                                           p.with(ops[:turn], ops[turn:turn+1], ops[turn:]),
+		"operation 8, reduce h.1: no gradients to reduce, or reduced before":                 p.with(ops[:backward1], ops[reduce1:]),
+		"operation 8, sync h.0: no reduction in flight, or no replicas":                      p.with(ops[:backward1], []Op{{Sync, 0, -1}}),
+		"operation 11, sync h.1: no reduction in flight, or no replicas":                     plain.with(plain.Ops[:reduce1+1], []Op{{Sync, 1, -1}}),
+		"operation 8, drain h.0: no reduction in flight":                                     p.with(ops[:backward1], []Op{{Drain, 0, -1}}),
+		"operation 11, drain h.1: no reduction in flight":                                    p.with(ops[:reduce1+1], []Op{{Drain, 1, -1}}),
+		"operation 10, reduce h.1: no gradients to reduce, or reduced before":                silent.with(silent.Ops[:reduce1], ops[reduce1:]),
+		"operation 0, kind(9) h.0: unknown operation":                                        p.with([]Op{{Kind(9), 0, -1}}),
+		"program: call h.0 runs 1 times forward and 0 times backward, want 1 and 1":          p.with(ops[:backward1]),
+		"program: the turn from forward to backward is missing, or in an evaluation":         eval.with(eval.Ops, []Op{{Turn, -1, -1}}),
+		"gradients of group h.1 were reduced already":                                        p.with(ops[:free1], ops[reduce1:reduce1+1], ops[backward1:]),
+		"backward h.0: nothing is trained by it":                                             half.with(half.Ops, []Op{{Backward, -1, 0}}),
+		"backward h.0: h.1, which reads its output, has not run backward":                    full.with(full.Ops[:3], []Op{{Backward, -1, 0}}),
+		"program: group h.0 is left over at the end: {gathered:false full:false used:false ": p.with(ops[:len(ops)-1]),
 	} {
 		require.ErrorContains(t, Verify(bad), want)
 	}
-	spoilt := *p
-	spoilt.First = [][]bool{{true}, {false}}
-	require.EqualError(t, Verify(&spoilt), "program: operation 8, backward h.1: field First is false for parameter h.1.w")
-	spoilt.First = nil
-	require.EqualError(t, Verify(&spoilt), "program: operation 8, backward h.1: field First does not fit the model")
+}
+
+// TestVerifyFirstWriter swaps two calls that share a parameter and are otherwise independent: the sum of its gradients would
+// start from the wrong one.
+func TestVerifyFirstWriter(t *testing.T) {
+	m := chain(3)
+	m.Calls[1] = Call{"h.1", []Ref{{Batch, 0}}, []int{0}}
+	m.Calls[2].In = []Ref{{0, 0}, {1, 0}}
+	p := compiled(t, m, Options{})
+	i, j := slices.Index(p.Ops, Op{Backward, -1, 1}), slices.Index(p.Ops, Op{Backward, -1, 0})
+	swapped := slices.Clone(p.Ops)
+	swapped[i], swapped[j] = swapped[j], swapped[i]
+	err := Verify(p.with(swapped))
+	require.ErrorContains(t, err, "another call is the first to write the gradient of h.0.w")
+	require.True(t, strings.HasPrefix(err.Error(), "program: operation "))
 }

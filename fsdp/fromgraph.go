@@ -1,0 +1,346 @@
+package fsdp
+
+import (
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"reflect"
+	"slices"
+	"strings"
+
+	"gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
+
+	"github.com/gofsdp/gofsdp/internal/exec"
+)
+
+// FromGraph makes a model of an ordinary Gorgonia graph, so that a model that was written without this package trains
+// sharded:
+//
+//	model, err := fsdp.FromGraph(cost, gorgonia.Nodes{x, y}, m.learnables())
+//	s, err := fsdp.Wrap(model, fsdp.Config{Group: g, Wrap: fsdp.WrapEach()})
+//	loss, err := s.Forward(ctx, xTensor, yTensor)
+//
+// cost is the loss, a single number; inputs are the tensors of a batch, in the order that Forward gets them; learnables are
+// the parameters, and the values bound to them are where training starts. Values are copied and the graph is only read: it
+// may be run, extended or dropped afterwards, but not used while FromGraph reads it. Only what cost needs counts: the model
+// needs no call of gorgonia.Grad, and gradients that are in the graph already are ignored.
+//
+// # Calls
+//
+// The graph is cut into calls, such that a call uses few parameters and the wrap policies have something to group. A call
+// ends where a parameter is used that it does not have, if by then its own have been through more than one operation other
+// than an addition or a rearrangement. So x·w + b is one call, and so is x·wx + h·wh + b, but relu(x·w0 + b0)·w1 are two.
+// Between the last use of the one call's parameters and the first of the next one's, the cut lies where the fewest bytes
+// cross. A parameter belongs to the first call that uses it; calls further on, such as the later time steps of a recurrent
+// net, are tied to it. Constants, and what is computed from parameters and constants alone, such as a transposed weight, are
+// computed anew in each call that uses them, lest they keep unsharded weights alive. A single number, such as a norm, is
+// computed once. The cuts do not depend on the policies: to gather several calls together, give them one name in Config.Wrap.
+//
+// A call is named after its first parameter, and a parameter's full name is that of its call and its own: the nodes w0 and b0
+// of one layer are "w0.w0" and "w0.b0". Spaces and # become _, and names that are taken get a suffix such as @2.
+//
+// # Limits
+//
+//   - The graph must have its shapes, and a batch must have those of the inputs.
+//   - [Precision.Compute] must be the float type of the graph, and is checked by the first pass.
+//   - Operations whose results or gradients are wrong in Gorgonia, or that keep state between forward and backward, are
+//     refused with the name of the node: SoftMax and LogSoftMax, Dropout, pooling, BatchNorm and others. Write softmax as Exp,
+//     Sum and a broadcast division, and convolutions with a stride in place of pooling. A convolution is refused too if another
+//     dilation would give a result of the same shape, because Gorgonia does not tell the two apart.
+//   - Gorgonia gives one node for two constants of equal name or two inputs that are alike. That has happened before this
+//     package sees the graph.
+//   - Gorgonia's graph functions share package-level nodes: ranks that are goroutines must not build graphs at the same time.
+//     Build one, and give its model to all: Wrap does not change it.
+//   - Every process holds a copy of the initial values, and keeps it. They must be the same on all ranks, which Wrap checks by
+//     their hashes: Gorgonia's own initialisers differ from process to process, so seed them or load the values from a file.
+func FromGraph(cost *gorgonia.Node, inputs, learnables gorgonia.Nodes, opts ...GraphOption) (Model, error) {
+	m, err := fromGraph(cost, inputs, learnables, opts)
+	if err != nil {
+		return nil, fmt.Errorf("fsdp: FromGraph: %w", err)
+	}
+	return m, nil
+}
+
+// A GraphOption changes what FromGraph makes of a graph.
+type GraphOption func(*graphReader)
+
+// GraphResults adds nodes, such as predictions, to the results of the model: [Sharded.Eval] returns them after the loss.
+// Training does not compute what only they need.
+func GraphResults(nodes ...*gorgonia.Node) GraphOption {
+	return func(r *graphReader) { r.results = append(r.results, nodes...) }
+}
+
+// GraphConstants names leaves that are neither inputs nor learnables and keep the values bound to them, such as the initial
+// state of a recurrent net.
+func GraphConstants(nodes ...*gorgonia.Node) GraphOption {
+	return func(r *graphReader) { r.constants = append(r.constants, nodes...) }
+}
+
+// origin says where a value of the graph comes from.
+type origin uint8
+
+const (
+	fromBatch origin = iota
+	fromLearnable
+	fromConstant
+	rebuilt  // computed in every call that uses it
+	computed // computed in one call, and passed on to others
+)
+
+// graphValue is a node of the graph.
+type graphValue struct {
+	origin origin
+	name   string // of the node
+	shape  tensor.Shape
+	dtype  tensor.Dtype
+	index  int         // of a batch tensor or learnable, among its kind
+	data   exec.Value  // of a learnable or constant
+	hash   [8]byte     // of data
+	op     gorgonia.Op // of a rebuilt or computed value
+	args   []int       // its arguments
+	reads  []int       // computed values and batch tensors that it needs, directly or through rebuilt values
+	params []int       // learnables likewise
+	apart  bool        // from the batch: it depends on learnables, constants and sizes alone
+}
+
+// graphReader turns the nodes that the results need into values, arguments before results.
+type graphReader struct {
+	results, constants gorgonia.Nodes // of the options; results begins with the cost once read
+
+	graph  *gorgonia.ExprGraph
+	dtype  tensor.Dtype // of all floats
+	leaves map[*gorgonia.Node]graphValue
+	index  map[*gorgonia.Node]int
+	values []graphValue
+	trains int // how many of the values cost needs
+}
+
+func fromGraph(cost *gorgonia.Node, inputs, learnables gorgonia.Nodes, opts []GraphOption) (m *graphModel, err error) {
+	defer func() {
+		if r := recover(); r != nil { // Gorgonia's answer to a node that was put together wrongly
+			m, err = nil, fmt.Errorf("reading the graph panicked: %v", r)
+		}
+	}()
+	r := &graphReader{leaves: make(map[*gorgonia.Node]graphValue), index: make(map[*gorgonia.Node]int)}
+	for _, o := range opts {
+		if o != nil {
+			o(r)
+		}
+	}
+	r.results = slices.Insert(r.results, 0, cost)
+	if err := r.check(inputs, learnables); err != nil {
+		return nil, err
+	}
+	if err := r.addLeaves(inputs, learnables); err != nil {
+		return nil, err
+	}
+	for _, n := range r.results {
+		if _, err := r.read(n); err != nil {
+			return nil, err
+		}
+		if r.trains == 0 {
+			r.trains = len(r.values)
+		}
+	}
+	for _, n := range r.results {
+		if v := r.values[r.index[n]]; v.origin != computed {
+			return nil, fmt.Errorf("result %q is not a float that is computed from the batch", v.name)
+		}
+	}
+	for _, n := range learnables {
+		if i, ok := r.index[n]; !ok || i >= r.trains {
+			return nil, fmt.Errorf("learnable %q is not used by the cost", n.Name())
+		}
+	}
+	return newGraphModel(r, inputs, learnables)
+}
+
+// check looks at the nodes that the user names.
+func (r *graphReader) check(inputs, learnables gorgonia.Nodes) error {
+	cost := r.results[0]
+	if cost == nil {
+		return errors.New("cost is nil")
+	}
+	if len(learnables) == 0 {
+		return errors.New("there are no learnables")
+	}
+	r.dtype = cost.Dtype()
+	if r.dtype != tensor.Float32 && r.dtype != tensor.Float64 {
+		return fmt.Errorf("cost %q is %v: want float32 or float64", cost.Name(), r.dtype)
+	}
+	if exec.Numel(cost.Shape()) != 1 {
+		return fmt.Errorf("cost %q has shape %v: it must be a single number", cost.Name(), cost.Shape())
+	}
+	for _, list := range []struct {
+		what  string
+		nodes gorgonia.Nodes
+	}{{"result", r.results}, {"input", inputs}, {"learnable", learnables}, {"constant", r.constants}} {
+		for i, n := range list.nodes {
+			switch {
+			case n == nil:
+				return fmt.Errorf("%s %d is nil", list.what, i)
+			case n.Graph() != cost.Graph():
+				return fmt.Errorf("%s %q is a node of another graph than the cost", list.what, n.Name())
+			case list.what != "result" && n.Op() != nil:
+				return fmt.Errorf("%s %q is computed by %v: it must be a leaf of the graph", list.what, n.Name(), n.Op())
+			case !n.IsScalar() && len(n.Shape()) == 0:
+				return fmt.Errorf("%s %q has no shape", list.what, n.Name())
+			}
+		}
+	}
+	// A graph of its own, over the same nodes: looking for a node writes to an index, which removals leave stale.
+	r.graph = cost.Graph().ExactSubgraphRoots(slices.Clone(r.results)...)
+	return nil
+}
+
+// addLeaves takes down what the user says of the leaves.
+func (r *graphReader) addLeaves(inputs, learnables gorgonia.Nodes) error {
+	kinds := []struct {
+		what   string
+		origin origin
+		nodes  gorgonia.Nodes
+	}{{"input", fromBatch, inputs}, {"learnable", fromLearnable, learnables}, {"constant", fromConstant, r.constants}}
+	for _, k := range kinds {
+		for i, n := range k.nodes {
+			v := graphValue{origin: k.origin, name: n.Name(), shape: n.Shape(), dtype: n.Dtype(), index: i}
+			if _, twice := r.leaves[n]; twice {
+				return fmt.Errorf("%s %q is listed twice", k.what, v.name)
+			}
+			if v.dtype != r.dtype && (v.dtype != tensor.Int || k.origin == fromLearnable) {
+				return fmt.Errorf("%s %q is %v, the cost is %v", k.what, v.name, v.dtype, r.dtype)
+			}
+			if k.origin != fromBatch {
+				if err := v.copyData(n); err != nil {
+					return fmt.Errorf("%s %q: %w", k.what, v.name, err)
+				}
+			}
+			r.leaves[n] = v
+		}
+	}
+	return nil
+}
+
+// read adds n and what it needs, and returns its index.
+func (r *graphReader) read(n *gorgonia.Node) (int, error) {
+	if i, ok := r.index[n]; ok {
+		return i, nil
+	}
+	v, known := r.leaves[n]
+	switch {
+	case known:
+	case n.Op() == nil:
+		return 0, fmt.Errorf("node %q, of shape %v, is neither an input nor a learnable: list it, or give it to GraphConstants if it keeps its value", n.Name(), n.Shape())
+	default:
+		v = graphValue{name: n.Name(), op: n.Op(), shape: n.Shape(), dtype: n.Dtype()}
+		if err := r.operation(&v, n); err != nil {
+			return 0, err
+		}
+	}
+	r.index[n] = len(r.values)
+	r.values = append(r.values, v)
+	return r.index[n], nil
+}
+
+// operation fills in the value of a node with an operation.
+func (r *graphReader) operation(v *graphValue, n *gorgonia.Node) error {
+	if _, ok := v.op.(interface{ Value() gorgonia.Value }); ok {
+		v.origin, v.op = fromConstant, nil
+		if err := v.copyData(n); err != nil {
+			return fmt.Errorf("constant %.40q: %w", v.name, err)
+		}
+		return nil
+	}
+	v.apart = true
+	for args := r.graph.From(n.ID()); args.Next(); {
+		i, err := r.read(args.Node().(*gorgonia.Node))
+		if err != nil {
+			return err
+		}
+		v.args = append(v.args, i)
+		switch a := r.values[i]; a.origin {
+		case fromBatch, computed:
+			v.reads, v.apart = append(v.reads, i), false
+		case fromLearnable:
+			v.params = append(v.params, i)
+		case rebuilt:
+			v.reads, v.params, v.apart = append(v.reads, a.reads...), append(v.params, a.params...), v.apart && a.apart
+		}
+	}
+	v.reads, v.params = unique(v.reads), unique(v.params)
+	v.apart = v.apart || opType(v.op) == "sizeOp"
+	number := exec.Numel(v.shape) == 1 && len(v.params) > 0 && opType(v.op) != "sizeOp"
+	v.origin = computed
+	if v.apart && !number || v.dtype != r.dtype {
+		v.origin = rebuilt
+	}
+	return nil
+}
+
+// opType returns the name of the type of a stock operation, most of which are not exported.
+func opType(op gorgonia.Op) string {
+	name := reflect.TypeOf(op).String()
+	return name[strings.LastIndex(name, ".")+1:]
+}
+
+func unique(list []int) []int {
+	slices.Sort(list)
+	return slices.Compact(list)
+}
+
+// copyData takes a copy of the value of a leaf or constant.
+func (v *graphValue) copyData(n *gorgonia.Node) error {
+	data, err := boundValue(n)
+	switch {
+	case err != nil:
+		return err
+	case data.DType != v.dtype:
+		return fmt.Errorf("its value is %v, the node %v", data.DType, v.dtype)
+	case !slices.Equal(data.Shape, v.shape) && (data.Len() != 1 || exec.Numel(v.shape) != 1):
+		return fmt.Errorf("its value has shape %v, the node %v", data.Shape, v.shape)
+	}
+	sum := sha256.Sum256(data.Bytes)
+	v.data, v.hash = data, [8]byte(sum[:])
+	return nil
+}
+
+// boundValue returns a copy of the value of a leaf or constant. A number comes in shape (1).
+func boundValue(n *gorgonia.Node) (exec.Value, error) {
+	var t *tensor.Dense
+	switch v := n.Value().(type) {
+	case nil:
+		return exec.Value{}, errors.New("it has no value: bind one by WithValue, WithInit or Let")
+	case *gorgonia.F64:
+		t = tensor.New(tensor.WithShape(1), tensor.WithBacking([]float64{float64(*v)}))
+	case *gorgonia.F32:
+		t = tensor.New(tensor.WithShape(1), tensor.WithBacking([]float32{float32(*v)}))
+	case *gorgonia.I:
+		t = tensor.New(tensor.WithShape(1), tensor.WithBacking([]int{int(*v)}))
+	case *tensor.Dense:
+		t = v.Clone().(*tensor.Dense)
+		if t.RequiresIterator() {
+			t = t.Materialize().(*tensor.Dense)
+		}
+	default:
+		return exec.Value{}, fmt.Errorf("its value is a %T: want a dense tensor or a number", v)
+	}
+	v, err := exec.FromTensor(t)
+	if err != nil {
+		return v, fmt.Errorf("its value: %w", err)
+	}
+	return v, nil
+}
+
+// init returns the learnable's value as an Init.
+func (v *graphValue) init() Init {
+	data := v.data
+	return func(_ Stream, first int, dst []float64) {
+		if data.DType == tensor.Float64 {
+			copy(dst, exec.Data[float64](data.Bytes)[first:])
+			return
+		}
+		for i, x := range exec.Data[float32](data.Bytes)[first:][:len(dst)] {
+			dst[i] = float64(x)
+		}
+	}
+}

@@ -1,0 +1,225 @@
+package fsdp_test
+
+import (
+	"context"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	G "gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
+
+	"github.com/gofsdp/gofsdp/comm"
+	"github.com/gofsdp/gofsdp/fsdp"
+)
+
+func TestFromGraphErrors(t *testing.T) {
+	f64 := tensor.Float64
+	product := func(m *graphNet) *G.Node { return G.Must(G.Mul(m.input("x", 2, 3), m.weight("w", 3, 4))) }
+	image := func(m *graphNet) *G.Node {
+		one := []int{1, 1}
+		return G.Must(G.Conv2d(m.input("x", 1, 1, 4, 4), m.weight("w", 1, 1, 3, 3), tensor.Shape{3, 3}, one, one, one))
+	}
+	for name, c := range map[string]struct {
+		build func(m *graphNet) // sets m.cost; without it, the cost is the sum of m.pred
+		want  []string
+	}{
+		"cost nil":        {func(m *graphNet) { product(m) }, []string{"cost is nil"}},
+		"cost not scalar": {func(m *graphNet) { m.cost = product(m) }, []string{"cost", "A × B", "shape (2, 4)", "single number"}},
+		"cost of ints":    {func(m *graphNet) { m.pred = product(m); m.cost = G.NewScalar(m.g, tensor.Int, G.WithName("n")) }, []string{`cost "n" is int`}},
+		"cost a learnable": {func(m *graphNet) {
+			m.cost = G.NewScalar(m.g, f64, G.WithName("s"), G.WithValue(1.0))
+			m.learn = G.Nodes{m.cost}
+		}, []string{`result "s" is not a float that is computed`}},
+		"other graph": {func(m *graphNet) {
+			m.pred = product(m)
+			m.learn = append(m.learn, newGraphNet(f64).weight("alien", 2, 2))
+		}, []string{`learnable "alien" is a node of another graph`}},
+		"no learnables": {func(m *graphNet) { m.pred = product(m); m.learn = nil }, []string{"no learnables"}},
+		"nil input":     {func(m *graphNet) { m.pred = product(m); m.inputs = append(m.inputs, nil) }, []string{"input 1 is nil"}},
+		"no value": {func(m *graphNet) {
+			w := G.NewMatrix(m.g, f64, G.WithName("bare"), G.WithShape(4, 4))
+			m.pred, m.learn = G.Must(G.Mul(product(m), w)), append(m.learn, w)
+		}, []string{`learnable "bare"`, "no value"}},
+		"no shape": {func(m *graphNet) {
+			m.pred = product(m)
+			m.learn = append(m.learn, G.NewMatrix(m.g, f64, G.WithName("vague")))
+		}, []string{`learnable "vague" has no shape`}},
+		"other type": {func(m *graphNet) {
+			m.pred = product(m)
+			m.inputs = append(m.inputs, G.NewMatrix(m.g, tensor.Float32, G.WithName("half"), G.WithShape(2, 2)))
+		}, []string{`input "half" is float32`, "float64"}},
+		"unbound": {func(m *graphNet) {
+			z := G.NewMatrix(m.g, f64, G.WithName("z"), G.WithShape(2, 4))
+			m.pred = G.Must(G.Add(product(m), z))
+		}, []string{`node "z"`, "(2, 4)", "neither an input nor a learnable", "GraphConstants"}},
+		"unused":     {func(m *graphNet) { m.pred = product(m); m.weight("idle", 2) }, []string{`learnable "idle" is not used by the cost`}},
+		"twice":      {func(m *graphNet) { m.pred = product(m); m.learn = append(m.learn, m.learn[0]) }, []string{`learnable "w" is listed twice`}},
+		"both":       {func(m *graphNet) { m.pred = product(m); m.inputs = append(m.inputs, m.learn[0]) }, []string{`learnable "w" is listed twice`}},
+		"not a leaf": {func(m *graphNet) { m.pred = product(m); m.learn = append(m.learn, m.pred) }, []string{"learnable", "A × B", "must be a leaf"}},
+		"pooling": {func(m *graphNet) {
+			m.pred = G.Must(G.MaxPool2D(image(m), tensor.Shape{2, 2}, []int{0, 0}, []int{2, 2}))
+		}, []string{`call "w"`, "node", "MaxPool", "refused"}},
+		"softmax": {func(m *graphNet) {
+			m.pred = G.Must(G.SoftMax(product(m)))
+			G.WithName("probabilities")(m.pred)
+		}, []string{`node "probabilities"`, "refused"}},
+		"dropout":             {func(m *graphNet) { m.pred = G.Must(G.Dropout(product(m), 0.5)) }, []string{"node", "refused", "nn.Dropout"}},
+		"inverse square root": {func(m *graphNet) { m.pred = G.Must(G.InverseSqrt(product(m))) }, []string{"node", "invSqrt", "its gradient is wrong"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := newGraphNet(f64)
+			c.build(m)
+			if m.cost == nil && m.pred != nil {
+				m.cost = G.Must(G.Sum(m.pred))
+			}
+			model, err := fsdp.FromGraph(m.cost, m.inputs, m.learn)
+			require.Nil(t, model)
+			require.Error(t, err)
+			require.Contains(t, err.Error(), "fsdp: FromGraph: ")
+			for _, w := range c.want {
+				require.ErrorContains(t, err, w)
+			}
+			require.NotContains(t, err.Error(), "goroutine")
+		})
+	}
+}
+
+// Gradients that are in the graph already, and nodes that hang off it, are not ours.
+func TestFromGraphIgnoresGradients(t *testing.T) {
+	plain, graded := graphMLP(tensor.Float64), graphMLP(tensor.Float64)
+	_, err := G.Grad(graded.cost, graded.learn...)
+	require.NoError(t, err)
+	G.Must(G.Square(graded.pred))
+	cfg := fsdp.Config{Wrap: fsdp.WrapEach()}
+	require.Equal(t, trainGraph(t, plain, plain.model(t), 1, 2, 0.1, cfg), trainGraph(t, graded, graded.model(t), 1, 2, 0.1, cfg))
+	a, _ := graphCalls(t, plain.model(t), fsdp.Float64)
+	b, _ := graphCalls(t, graded.model(t), fsdp.Float64)
+	require.Equal(t, a, b)
+}
+
+// Values are taken when FromGraph is called: what happens to the graph later does not matter.
+func TestFromGraphCopiesValues(t *testing.T) {
+	m := graphMLP(tensor.Float32)
+	model := m.model(t)
+	first := trainGraph(t, m, model, 1, 1, 0.1, fsdp.Config{})
+	for _, n := range m.learn {
+		zeroGraphValue(n.Value())
+	}
+	require.Equal(t, first, trainGraph(t, m, model, 1, 1, 0.1, fsdp.Config{}))
+}
+
+// Eval gives the other nodes, which training does not compute.
+func TestFromGraphResults(t *testing.T) {
+	m := graphMLP(tensor.Float64)
+	extra := G.Must(G.Mul(m.pred, G.Must(G.Transpose(m.pred, 1, 0))))
+	model, err := fsdp.FromGraph(m.cost, m.inputs, m.learn, fsdp.GraphResults(m.pred), fsdp.GraphResults(extra))
+	require.NoError(t, err)
+	s := wrap(t, model, fsdp.Config{Precision: fsdp.Precision{Compute: fsdp.Float64}})
+	batch := m.batch(0, 0)
+	got, err := s.Eval(t.Context(), batch...)
+	require.NoError(t, err)
+	require.Len(t, got, 3)
+
+	vm := G.NewTapeMachine(m.g)
+	defer vm.Close()
+	for i, v := range batch {
+		require.NoError(t, G.Let(m.inputs[i], v))
+	}
+	require.NoError(t, vm.RunAll())
+	for i, n := range []*G.Node{m.cost, m.pred, extra} {
+		requireClose(t, graphFloats(n.Value()), graphFloats(got[i]), 1e-12, "result %d", i)
+	}
+	plan, err := s.Plan(batch...)
+	require.NoError(t, err)
+	calls, _ := graphCalls(t, model, fsdp.Float64)
+	require.Equal(t, "graph:", calls[len(calls)-1])
+	require.NotContains(t, plan.Schedule, "forward graph")
+	require.Contains(t, plan.Schedule, "forward w2")
+	require.NoError(t, s.Close())
+
+	for _, leaf := range []*G.Node{m.inputs[0], m.learn[0]} {
+		_, err := fsdp.FromGraph(m.cost, m.inputs, m.learn, fsdp.GraphResults(leaf))
+		require.ErrorContains(t, err, leaf.Name())
+	}
+}
+
+// A batch must fit the graph, and so must the precision.
+func TestFromGraphBatches(t *testing.T) {
+	m := graphMLP(tensor.Float32)
+	s := wrap(t, m.model(t), fsdp.Config{})
+	_, err := s.Forward(t.Context(), graphFill(m.dt, 0, 1, 4, 7), graphFill(m.dt, 0, 1, 5, 3))
+	require.ErrorContains(t, err, `node "x": it gets float32(4, 7), the graph is made for float32(5, 7)`)
+	_, err = s.Forward(t.Context(), m.batch(0, 0)[0])
+	require.ErrorContains(t, err, "1 tensors, the model takes 2")
+	_, err = s.Forward(t.Context(), m.batch(0, 0)...)
+	require.NoError(t, err, "the model is as it was")
+	require.NoError(t, s.Close())
+
+	s = wrap(t, m.model(t), fsdp.Config{Precision: fsdp.Precision{Compute: fsdp.Float64}})
+	m.dt = tensor.Float64
+	_, err = s.Forward(t.Context(), m.batch(0, 0)...)
+	require.ErrorContains(t, err, "the graph computes in float32, Config.Precision.Compute is float64")
+	require.NoError(t, s.Close())
+}
+
+// Scalars are inputs too, and names that cannot be used or are taken are changed.
+func TestFromGraphNamesAndScalars(t *testing.T) {
+	g := G.NewGraph()
+	x := G.NewMatrix(g, tensor.Float64, G.WithName("x"), G.WithShape(2, 3))
+	scale := G.NewScalar(g, tensor.Float64, G.WithName("scale"))
+	w := G.NewMatrix(g, tensor.Float64, G.WithName("layer #1"), G.WithShape(3, 3), G.WithValue(graphFill(tensor.Float64, 1, 1, 3, 3)))
+	v := G.NewMatrix(g, tensor.Float64, G.WithName("layer #1"), G.WithShape(3, 1), G.WithValue(graphFill(tensor.Float64, 2, 1, 3, 1)))
+	h := G.Must(G.Tanh(G.Must(G.HadamardProd(G.Must(G.Mul(x, w)), scale))))
+	cost := G.Must(G.Sum(G.Must(G.Mul(h, v))))
+	model, err := fsdp.FromGraph(cost, G.Nodes{x, scale}, G.Nodes{w, v})
+	require.NoError(t, err)
+	lines, _ := graphCalls(t, model, fsdp.Float64)
+	require.Equal(t, []string{"layer__1: layer__1.layer__1", "layer__1@2: layer__1@2.layer__1@2"}, lines)
+
+	s := wrap(t, model, fsdp.Config{Precision: fsdp.Precision{Compute: fsdp.Float64}})
+	xs, one := graphFill(tensor.Float64, 3, 1, 2, 3), tensor.New(tensor.FromScalar(0.0))
+	loss, err := s.Forward(t.Context(), xs, one)
+	require.NoError(t, err)
+	require.Zero(t, loss)
+	require.NoError(t, s.Close())
+}
+
+// Integers cannot pass from call to call, so what is computed of them is computed wherever it is needed.
+func TestFromGraphIntegers(t *testing.T) {
+	g := G.NewGraph()
+	x := G.NewMatrix(g, tensor.Int, G.WithName("x"), G.WithShape(2, 2))
+	identity := func() G.NodeConsOpt { return G.WithValue(graphTensor(tensor.Float64, []float64{1, 0, 0, 1}, 2, 2)) }
+	w := G.NewMatrix(g, tensor.Float64, G.WithName("w"), G.WithShape(2, 2), identity())
+	v := G.NewMatrix(g, tensor.Float64, G.WithName("v"), G.WithShape(2, 2), identity())
+	square := G.Must(G.HadamardProd(x, x))
+	float := func(n *G.Node) *G.Node { return G.Must(G.ConvType(n, tensor.Int, tensor.Float64)) }
+	h := G.Must(G.Square(G.Must(G.Mul(float(square), w))))
+	cost := G.Must(G.Sum(G.Must(G.HadamardProd(G.Must(G.Mul(h, v)), float(G.Must(G.Sub(square, x)))))))
+	model, err := fsdp.FromGraph(cost, G.Nodes{x}, G.Nodes{w, v})
+	require.NoError(t, err)
+	s := wrap(t, model, fsdp.Config{Wrap: fsdp.WrapEach(), Precision: fsdp.Precision{Compute: fsdp.Float64}})
+	loss, err := s.Forward(t.Context(), tensor.New(tensor.WithShape(2, 2), tensor.WithBacking([]int{1, 2, 3, 4})))
+	require.NoError(t, err)
+	require.InDelta(t, 1*0+16*2+81*6+256*12, loss, 1e-9) // the sum of x⁴·(x² - x)
+	require.NoError(t, s.Backward(t.Context()))
+	require.NoError(t, s.Close())
+}
+
+// Ranks that start from different values would train different models: Wrap says in which call.
+func TestFromGraphRanksMustStartAlike(t *testing.T) {
+	models := make([]fsdp.Model, 2)
+	for r := range models {
+		m := graphMLP(tensor.Float32)
+		if r == 1 {
+			m.learn[2].Value().(*tensor.Dense).Float32s()[5] += 1
+		}
+		models[r] = m.model(t)
+	}
+	for _, err := range errorsOf(t, 2, func(ctx context.Context, g comm.Group) error {
+		_, err := fsdp.WrapContext(ctx, models[g.Rank()], fsdp.Config{Group: g})
+		return err
+	}) {
+		require.ErrorContains(t, err, "ranks disagree about the model")
+		require.ErrorContains(t, err, "call w1")
+	}
+}

@@ -1,0 +1,341 @@
+package fsdp_test
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	G "gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
+
+	"github.com/gofsdp/gofsdp/comm"
+	"github.com/gofsdp/gofsdp/fsdp"
+	"github.com/gofsdp/gofsdp/optim"
+)
+
+// graphNet is a model in the style of Gorgonia's examples: it knows nothing of package fsdp.
+type graphNet struct {
+	g           *G.ExprGraph
+	dt          tensor.Dtype
+	inputs      G.Nodes
+	learn       G.Nodes
+	constants   G.Nodes
+	pred, cost  *G.Node
+	inputShapes []tensor.Shape
+}
+
+func newGraphNet(dt tensor.Dtype) *graphNet { return &graphNet{g: G.NewGraph(), dt: dt} }
+
+// graphFill returns a tensor of numbers in (-scale, scale) that are a function of the seed.
+func graphFill(dt tensor.Dtype, seed int, scale float64, shape ...int) *tensor.Dense {
+	n := tensor.Shape(shape).TotalSize()
+	data := make([]float64, n)
+	for i := range data {
+		data[i] = scale * (float64(u24(i, seed))/(1<<23) - 1)
+	}
+	return graphTensor(dt, data, shape...)
+}
+
+func graphTensor(dt tensor.Dtype, data []float64, shape ...int) *tensor.Dense {
+	if dt == tensor.Float64 {
+		return tensor.New(tensor.WithShape(shape...), tensor.WithBacking(data))
+	}
+	data32 := make([]float32, len(data))
+	for i, x := range data {
+		data32[i] = float32(x)
+	}
+	return tensor.New(tensor.WithShape(shape...), tensor.WithBacking(data32))
+}
+
+func (m *graphNet) weight(name string, shape ...int) *G.Node {
+	v := graphFill(m.dt, 1000+len(m.learn), 1/math.Sqrt(float64(shape[len(shape)-1])), shape...)
+	n := G.NewTensor(m.g, m.dt, len(shape), G.WithName(name), G.WithShape(shape...), G.WithValue(v))
+	m.learn = append(m.learn, n)
+	return n
+}
+
+func (m *graphNet) input(name string, shape ...int) *G.Node {
+	n := G.NewTensor(m.g, m.dt, len(shape), G.WithName(name), G.WithShape(shape...))
+	m.inputs, m.inputShapes = append(m.inputs, n), append(m.inputShapes, shape)
+	return n
+}
+
+// state is a leaf that keeps its value.
+func (m *graphNet) state(name string, shape ...int) *G.Node {
+	n := G.NewTensor(m.g, m.dt, len(shape), G.WithName(name), G.WithShape(shape...), G.WithValue(graphFill(m.dt, 7, 0.5, shape...)))
+	m.constants = append(m.constants, n)
+	return n
+}
+
+// batch returns the batch of a rank in a step.
+func (m *graphNet) batch(step, rank int) []fsdp.Tensor {
+	var list []fsdp.Tensor
+	for i, s := range m.inputShapes {
+		list = append(list, graphFill(m.dt, 100*step+10*rank+i, 1, s...))
+	}
+	return list
+}
+
+func (m *graphNet) model(t require.TestingT) fsdp.Model {
+	model, err := fsdp.FromGraph(m.cost, m.inputs, m.learn, fsdp.GraphResults(m.pred), fsdp.GraphConstants(m.constants...))
+	require.NoError(t, err)
+	return model
+}
+
+// squares sets the cost to the mean of the squared error.
+func (m *graphNet) squares(pred, y *G.Node) {
+	m.pred = pred
+	m.cost = G.Must(G.Mean(G.Must(G.Square(G.Must(G.Sub(pred, y))))))
+}
+
+// addBias adds b [1, n] to each row of x.
+func addBias(x, b *G.Node) *G.Node { return G.Must(G.BroadcastAdd(x, b, nil, []byte{0})) }
+
+// graphMLP is three layers with biases, and softmax cross-entropy written out.
+func graphMLP(dt tensor.Dtype) *graphNet {
+	m := newGraphNet(dt)
+	x, y := m.input("x", 5, 7), m.input("y", 5, 3)
+	w0, b0 := m.weight("w0", 7, 11), m.weight("b0", 1, 11)
+	w1, b1 := m.weight("w1", 11, 13), m.weight("b1", 1, 13)
+	w2, b2 := m.weight("w2", 13, 3), m.weight("b2", 1, 3)
+	h := G.Must(G.Rectify(addBias(G.Must(G.Mul(x, w0)), b0)))
+	h = G.Must(G.Tanh(addBias(G.Must(G.Mul(h, w1)), b1)))
+	logits := addBias(G.Must(G.Mul(h, w2)), b2)
+	e := G.Must(G.Exp(logits))
+	m.pred = G.Must(G.BroadcastHadamardDiv(e, G.Must(G.Reshape(G.Must(G.Sum(e, 1)), tensor.Shape{5, 1})), nil, []byte{1}))
+	losses := G.Must(G.HadamardProd(G.Must(G.Log(m.pred)), G.Must(G.Square(y))))
+	m.cost = G.Must(G.Neg(G.Must(G.Mean(losses))))
+	return m
+}
+
+// graphConvnet is two convolutions, the second with a stride in place of pooling, and two dense layers.
+func graphConvnet(dt tensor.Dtype) *graphNet {
+	m := newGraphNet(dt)
+	x, y := m.input("image", 2, 2, 6, 6), m.input("y", 2, 3)
+	w0, w1 := m.weight("conv0", 3, 2, 3, 3), m.weight("conv1", 4, 3, 3, 3)
+	w2, w3 := m.weight("fc0", 4*3*3, 5), m.weight("fc1", 5, 3)
+	one := []int{1, 1}
+	h := G.Must(G.Rectify(G.Must(G.Conv2d(x, w0, tensor.Shape{3, 3}, one, one, one))))
+	h = G.Must(G.Rectify(G.Must(G.Conv2d(h, w1, tensor.Shape{3, 3}, one, []int{2, 2}, one))))
+	h = G.Must(G.Reshape(h, tensor.Shape{2, 4 * 3 * 3}))
+	h = G.Must(G.Rectify(G.Must(G.Mul(h, w2))))
+	m.squares(G.Must(G.Mul(h, w3)), y)
+	return m
+}
+
+// graphLSTM is four steps of a recurrent net that predicts something at each.
+func graphLSTM(dt tensor.Dtype) *graphNet {
+	m := newGraphNet(dt)
+	const in, hidden, out = 3, 5, 2
+	gate := func(name string) func(x, h *G.Node) *G.Node {
+		wx, wh, b := m.weight("wx_"+name, hidden, in), m.weight("wh_"+name, hidden, hidden), m.weight("b_"+name, hidden)
+		return func(x, h *G.Node) *G.Node {
+			return G.Must(G.Add(G.Must(G.Add(G.Must(G.Mul(wx, x)), G.Must(G.Mul(wh, h)))), b))
+		}
+	}
+	i, f, o, c := gate("i"), gate("f"), gate("o"), gate("c")
+	why := m.weight("why", out, hidden)
+	h, cell := m.state("h0", hidden), m.state("c0", hidden)
+	for _, step := range []string{"0", "1", "2", "3"} {
+		x, y := m.input("x"+step, in), m.input("y"+step, out)
+		write := G.Must(G.HadamardProd(G.Must(G.Sigmoid(i(x, h))), G.Must(G.Tanh(c(x, h)))))
+		cell = G.Must(G.Add(G.Must(G.HadamardProd(G.Must(G.Sigmoid(f(x, h))), cell)), write))
+		h = G.Must(G.HadamardProd(G.Must(G.Sigmoid(o(x, h))), G.Must(G.Tanh(cell))))
+		m.pred = G.Must(G.Mul(why, h))
+		loss := G.Must(G.Sum(G.Must(G.Square(G.Must(G.Sub(m.pred, y))))))
+		if m.cost == nil {
+			m.cost = loss
+		} else {
+			m.cost = G.Must(G.Add(m.cost, loss))
+		}
+	}
+	return m
+}
+
+// graphDecayed is a net with a tied, transposed weight, a residual, a scalar parameter, and weight decay in its cost.
+func graphDecayed(dt tensor.Dtype) *graphNet {
+	m := newGraphNet(dt)
+	x, y := m.input("x", 4, 6), m.input("y", 4, 6)
+	w, v := m.weight("w", 6, 5), m.weight("v", 5, 5)
+	scale := G.NewScalar(m.g, dt, G.WithName("scale"), G.WithValue(graphTensor(dt, []float64{0.7}, 1).Get(0)))
+	m.learn = append(m.learn, scale)
+	h := G.Must(G.Tanh(G.Must(G.Mul(x, w))))
+	h = G.Must(G.Add(h, G.Must(G.Tanh(G.Must(G.Mul(h, v))))))
+	h = G.Must(G.HadamardProd(h, scale))
+	m.squares(G.Must(G.Mul(h, G.Must(G.Transpose(w, 1, 0)))), y)
+	for _, p := range []*G.Node{w, v} {
+		half := G.NewConstant(graphTensor(dt, []float64{0.05}, 1).Get(0))
+		m.cost = G.Must(G.Add(m.cost, G.Must(G.Mul(half, G.Must(G.Sum(G.Must(G.Square(p))))))))
+	}
+	return m
+}
+
+var graphNets = map[string]func(tensor.Dtype) *graphNet{"mlp": graphMLP, "convnet": graphConvnet, "lstm": graphLSTM, "decayed": graphDecayed}
+
+// graphStep is what one step of training leaves: the loss of each rank and the mean gradient of each learnable.
+type graphStep struct {
+	losses []float64
+	grads  map[string][]float64
+}
+
+// tapeMachine trains m by Gorgonia's own machine and solver, with the batches of all ranks in turn.
+func tapeMachine(t *testing.T, m *graphNet, ranks, steps int, rate float64) []graphStep {
+	_, err := G.Grad(m.cost, m.learn...)
+	require.NoError(t, err)
+	vm := G.NewTapeMachine(m.g, G.BindDualValues(m.learn...))
+	defer vm.Close()
+	solver := G.NewVanillaSolver(G.WithLearnRate(rate))
+	var trace []graphStep
+	for step := range steps {
+		s := graphStep{grads: make(map[string][]float64)}
+		for rank := range ranks {
+			for i, v := range m.batch(step, rank) {
+				require.NoError(t, G.Let(m.inputs[i], v))
+			}
+			require.NoError(t, vm.RunAll())
+			s.losses = append(s.losses, graphFloats(m.cost.Value())[0])
+			for _, n := range m.learn {
+				g, err := n.Grad()
+				require.NoError(t, err)
+				if s.grads[n.Name()] == nil {
+					s.grads[n.Name()] = make([]float64, len(graphFloats(g)))
+				}
+				for i, x := range graphFloats(g) {
+					s.grads[n.Name()][i] += x / float64(ranks)
+				}
+				zeroGraphValue(g)
+			}
+			vm.Reset()
+		}
+		var update []G.ValueGrad
+		for _, n := range m.learn {
+			g := graphTensor(m.dt, append([]float64(nil), s.grads[n.Name()]...), n.Shape()...)
+			update = append(update, graphGrad{n, g})
+		}
+		require.NoError(t, solver.Step(update))
+		trace = append(trace, s)
+	}
+	return trace
+}
+
+// graphGrad pairs a learnable with a gradient for a solver.
+type graphGrad struct {
+	n *G.Node
+	g *tensor.Dense
+}
+
+func (v graphGrad) Value() G.Value { return v.n.Value() }
+
+func (v graphGrad) Grad() (G.Value, error) {
+	if !v.n.IsScalar() {
+		return v.g, nil
+	}
+	return G.NewConstant(v.g.Get(0)).Value(), nil
+}
+
+func graphFloats(v G.Value) []float64 {
+	switch data := v.Data().(type) {
+	case float64:
+		return []float64{data}
+	case float32:
+		return []float64{float64(data)}
+	case []float64:
+		return data
+	default:
+		var list []float64
+		for _, x := range data.([]float32) {
+			list = append(list, float64(x))
+		}
+		return list
+	}
+}
+
+func zeroGraphValue(v G.Value) {
+	switch v := v.(type) {
+	case *tensor.Dense:
+		v.Zero()
+	case *G.F64:
+		*v = 0
+	case *G.F32:
+		*v = 0
+	}
+}
+
+// trainGraph trains the model sharded and returns what tapeMachine does. Names are those of the model.
+func trainGraph(t *testing.T, m *graphNet, model fsdp.Model, ranks, steps int, rate float64, cfg fsdp.Config) []graphStep {
+	trace := make([]graphStep, steps)
+	for i := range trace {
+		trace[i] = graphStep{losses: make([]float64, ranks), grads: make(map[string][]float64)}
+	}
+	if m.dt == tensor.Float64 {
+		cfg.Precision.Compute = fsdp.Float64
+	}
+	onRanks(t, ranks, func(ctx context.Context, g comm.Group) {
+		cfg := cfg
+		cfg.Group = g
+		s := wrap(t, model, cfg)
+		opt, err := optim.SGD{}.New(s.Shards())
+		require.NoError(t, err)
+		for step := range steps {
+			loss, err := s.Forward(ctx, m.batch(step, g.Rank())...)
+			require.NoError(t, err)
+			trace[step].losses[g.Rank()] = loss
+			require.NoError(t, s.Backward(ctx))
+			grads, err := s.FullGrads(ctx)
+			require.NoError(t, err)
+			if g.Rank() == 0 {
+				for name, v := range grads {
+					trace[step].grads[name] = graphFloats(v)
+				}
+			}
+			require.NoError(t, opt.Step(rate))
+			s.ZeroGrad()
+		}
+		require.NoError(t, s.Close())
+	})
+	return trace
+}
+
+// requireClose requires that every number is that of want up to rounding, relative to the largest.
+func requireClose(t require.TestingT, want, got []float64, tolerance float64, what string, args ...any) {
+
+	require.Len(t, got, len(want), append([]any{what}, args...)...)
+	scale := 1e-3
+	for _, x := range want {
+		scale = max(scale, math.Abs(x))
+	}
+	for i := range want {
+		require.InDelta(t, want[i], got[i], tolerance*scale, append([]any{what}, args...)...)
+	}
+}
+
+func TestFromGraphTrainsLikeTapeMachine(t *testing.T) {
+	for name, build := range graphNets {
+		for dt, tolerance := range map[tensor.Dtype]float64{tensor.Float64: 1e-10, tensor.Float32: 1e-5} {
+			for ranks := 1; ranks <= 3; ranks++ {
+				t.Run(fmt.Sprintf("%s/%v/%d", name, dt, ranks), func(t *testing.T) {
+					m := build(dt)
+					requireLikeTapeMachine(t, m, m.model(t), ranks, tolerance)
+				})
+			}
+		}
+	}
+}
+
+// requireLikeTapeMachine requires that sharded training of the model, which is m's, gives the losses and every gradient that
+// Gorgonia's machine gives.
+func requireLikeTapeMachine(t *testing.T, m *graphNet, model fsdp.Model, ranks int, tolerance float64) {
+	const steps, rate = 5, 0.1
+	got := trainGraph(t, m, model, ranks, steps, rate, fsdp.Config{Wrap: fsdp.WrapEach(), Poison: true})
+	for i, want := range tapeMachine(t, m, ranks, steps, rate) {
+		requireClose(t, want.losses, got[i].losses, tolerance, "losses of step %d", i)
+		require.Len(t, got[i].grads, len(want.grads))
+		for full, g := range got[i].grads {
+			local := full[strings.LastIndex(full, ".")+1:]
+			requireClose(t, want.grads[local], g, tolerance, "step %d: gradient of %s", i, full)
+		}
+	}
+}

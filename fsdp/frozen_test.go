@@ -1,0 +1,514 @@
+package fsdp_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"gorgonia.org/gorgonia"
+
+	"github.com/gofsdp/gofsdp/comm"
+	"github.com/gofsdp/gofsdp/fsdp"
+)
+
+// The models of this file are chains of units l0, l1, … of which some parameters are frozen. They are wide and their
+// batches are small, so that parameters and gradients are nearly all of the memory.
+
+const (
+	frozenRows  = 2
+	frozenDim   = 32
+	frozenDepth = 6
+)
+
+// frozenModel is a chain with what must follow from what is frozen.
+type frozenModel struct {
+	model    model
+	trained  func(name string) bool // all others are frozen
+	reads    string                 // parameters that backward reads
+	backward string                 // calls that run backward besides the distance, in order
+}
+
+// chain is a model of layers l0, l1, …, each made by its index.
+func chain(layer func(i int) fsdp.Module) model {
+	return func(t *fsdp.Tape, in []fsdp.Ref) ([]fsdp.Ref, error) {
+		x := in[0]
+		for i := range frozenDepth {
+			m := layer(i)
+			if d, ok := m.(*dense); ok && d.mem {
+				x = t.Call(fmt.Sprint("l", i), m, x, in[0])
+			} else {
+				x = t.Call(fmt.Sprint("l", i), m, x)
+			}
+		}
+		return regress(t, in, x), nil
+	}
+}
+
+func plainLayer(int) fsdp.Module { return &dense{dim: frozenDim} }
+
+// moduleOf returns a module that computes f of its input and its parameters.
+func moduleOf(params []fsdp.Param, f func(x *gorgonia.Node, params gorgonia.Nodes) (*gorgonia.Node, error)) *module {
+	return &module{params, func(b *fsdp.Builder, in []*gorgonia.Node) (gorgonia.Nodes, error) {
+		var nodes gorgonia.Nodes
+		for _, p := range params {
+			n, err := b.Param(p.Name)
+			if err != nil {
+				return nil, err
+			}
+			nodes = append(nodes, n)
+		}
+		y, err := f(in[0], nodes)
+		return gorgonia.Nodes{y}, err
+	}}
+}
+
+// drawn is a parameter with random values.
+func drawn(name string, shape ...int) fsdp.Param {
+	return fsdp.Param{Name: name, Shape: shape, Init: fsdp.Uniform(-0.3, 0.3)}
+}
+
+// shifted is y = x + s: no gradient depends on s.
+var shifted = moduleOf([]fsdp.Param{drawn("s", frozenRows, frozenDim)}, func(x *gorgonia.Node, p gorgonia.Nodes) (*gorgonia.Node, error) {
+	return gorgonia.Add(x, p[0])
+})
+
+// biased is y = tanh(x·w + s).
+var biased = moduleOf([]fsdp.Param{drawn("w", frozenDim, frozenDim), drawn("s", frozenRows, frozenDim)},
+	func(x *gorgonia.Node, p gorgonia.Nodes) (*gorgonia.Node, error) {
+		y, err := gorgonia.Mul(x, p[0])
+		if err == nil {
+			y, err = gorgonia.Add(y, p[1])
+		}
+		if err != nil {
+			return nil, err
+		}
+		return gorgonia.Tanh(y)
+	})
+
+// adapted is y = tanh(x·w + (x·a)·b): a dense layer with a small trained part beside it.
+var adapted = moduleOf([]fsdp.Param{drawn("w", frozenDim, frozenDim), drawn("a", frozenDim, 3), drawn("b", 3, frozenDim)},
+	func(x *gorgonia.Node, p gorgonia.Nodes) (*gorgonia.Node, error) {
+		y, err := gorgonia.Mul(x, p[0])
+		if err != nil {
+			return nil, err
+		}
+		small, err := gorgonia.Mul(x, p[1])
+		if err == nil {
+			small, err = gorgonia.Mul(small, p[2])
+		}
+		if err == nil {
+			y, err = gorgonia.Add(y, small)
+		}
+		if err != nil {
+			return nil, err
+		}
+		return gorgonia.Tanh(y)
+	})
+
+// oneOf tells whether a name is in a list of words.
+func oneOf(words string) func(string) bool {
+	list := strings.Fields(words)
+	return func(name string) bool { return slices.Contains(list, name) }
+}
+
+// hasSuffix tells whether a name ends so.
+func hasSuffix(suffixes ...string) func(string) bool {
+	return func(name string) bool {
+		return slices.ContainsFunc(suffixes, func(s string) bool { return strings.HasSuffix(name, s) })
+	}
+}
+
+// frozenModels: of y = tanh(x·w) the gradient of x reads w, and that of w reads x. So the backward of a layer reads what is
+// multiplied with its input if something before it is trained.
+var frozenModels = map[string]frozenModel{
+	"trained head": {chain(plainLayer), oneOf("l5.w"), "", "l5"},
+	"trained foot": {chain(plainLayer), oneOf("l0.w"), "l1.w l2.w l3.w l4.w l5.w", "l5 l4 l3 l2 l1 l0"},
+	"alternating":  {chain(plainLayer), oneOf("l0.w l2.w l4.w"), "l1.w l2.w l3.w l4.w l5.w", "l5 l4 l3 l2 l1 l0"},
+	"prefix":       {chain(plainLayer), oneOf("l3.w l4.w l5.w"), "l4.w l5.w", "l5 l4 l3"},
+	"middle":       {chain(plainLayer), oneOf("l2.w"), "l3.w l4.w l5.w", "l5 l4 l3 l2"},
+	"one bias":     {chain(func(int) fsdp.Module { return biased }), oneOf("l2.s"), "l3.w l4.w l5.w", "l5 l4 l3 l2"},
+	"biases":       {chain(func(int) fsdp.Module { return biased }), hasSuffix(".s"), "l1.w l2.w l3.w l4.w l5.w", "l5 l4 l3 l2 l1 l0"},
+	"adapters": {chain(func(int) fsdp.Module { return adapted }), hasSuffix(".a", ".b"),
+		"l0.b l1.w l1.a l1.b l2.w l2.a l2.b l3.w l3.a l3.b l4.w l4.a l4.b l5.w l5.a l5.b", "l5 l4 l3 l2 l1 l0"},
+	"adapters above": {chain(func(i int) fsdp.Module {
+		if i < 3 {
+			return plainLayer(i)
+		}
+		return adapted
+	}), hasSuffix(".a", ".b"), "l3.b l4.w l4.a l4.b l5.w l5.a l5.b", "l5 l4 l3"},
+	"part of a unit": {chain(func(int) fsdp.Module { return &dense{frozenDim, true} }), hasSuffix(".v"), "l1.w l2.w l3.w l4.w l5.w", "l5 l4 l3 l2 l1 l0"},
+	"value not read": {chain(func(i int) fsdp.Module {
+		if i%2 == 1 {
+			return shifted
+		}
+		return plainLayer(i)
+	}), hasSuffix(".w"), "l2.w l4.w", "l5 l4 l3 l2 l1 l0"},
+	"all trained": {chain(plainLayer), func(string) bool { return true }, "l1.w l2.w l3.w l4.w l5.w", "l5 l4 l3 l2 l1 l0"},
+}
+
+// config returns a configuration under which every call is a unit and only what is trained is not frozen.
+func (f *frozenModel) config(prefetch int) fsdp.Config {
+	return fsdp.Config{
+		Wrap: fsdp.WrapEach(), Prefetch: prefetch, Precision: float64s, Poison: true, Seed: 3,
+		Frozen: func(name string) bool { return !f.trained(name) },
+	}
+}
+
+// watch returns a configuration to wrap with on one rank.
+func (f *frozenModel) watch(g comm.Group, cfg fsdp.Config) *watched {
+	cfg.Group = g
+	reads := oneOf(f.reads)
+	return watch(cfg, func(_, param string) bool { return reads(param) })
+}
+
+// frozenBatch is the batch of a rank in a step.
+func frozenBatch(step, rank int) []fsdp.Tensor {
+	seed := 100*step + 2*rank
+	return []fsdp.Tensor{floats(seed+1, frozenRows, frozenDim), floats(seed+2, frozenRows, frozenDim)}
+}
+
+// onFrozenModels runs f for every model, depth and number of ranks.
+func onFrozenModels(t *testing.T, f func(t require.TestingT, ctx context.Context, g comm.Group, f frozenModel, cfg fsdp.Config)) {
+	for name, fm := range frozenModels {
+		for _, prefetch := range []int{fsdp.NoPrefetch, 1, 2} {
+			for world := 1; world <= 3; world++ {
+				t.Run(fmt.Sprintf("%s/prefetch %d/%d ranks", name, prefetch, world), func(t *testing.T) {
+					onRanks(t, world, func(ctx context.Context, g comm.Group) { f(t, ctx, g, fm, fm.config(prefetch)) })
+				})
+			}
+		}
+	}
+}
+
+// TestFrozenTrace holds the events of training passes against the strict rules, under every strategy.
+func TestFrozenTrace(t *testing.T) {
+	onFrozenModels(t, func(t require.TestingT, ctx context.Context, g comm.Group, f frozenModel, cfg fsdp.Config) {
+		for _, cfg.Strategy = range []fsdp.Strategy{fsdp.FullShard, fsdp.ShardGradOp, fsdp.NoShard} {
+			f.requireTrace(t, ctx, g, cfg)
+		}
+	})
+	for name, f := range frozenModels {
+		t.Run(name+"/hybrid", func(t *testing.T) {
+			onRanks(t, 4, func(ctx context.Context, g comm.Group) {
+				cfg := f.config(1)
+				cfg.ShardRanks = 2
+				for _, cfg.Strategy = range []fsdp.Strategy{fsdp.HybridShard, fsdp.HybridGradOp} {
+					f.requireTrace(t, ctx, g, cfg)
+				}
+			})
+		})
+	}
+}
+
+// requireTrace checks the events of two passes.
+func (f *frozenModel) requireTrace(t require.TestingT, ctx context.Context, g comm.Group, cfg fsdp.Config) {
+	w := f.watch(g, cfg)
+	m := wrap(t, f.model, w.cfg)
+	plan, err := m.Plan(frozenBatch(0, 0)...)
+	require.NoError(t, err)
+	w.planned(t, plan)
+	for step := range 2 {
+		w.events = nil
+		forwardBackward(t, ctx, m, frozenBatch(step, g.Rank()))
+		require.Equal(t, plan.Schedule, schedule(w.events))
+		require.NoError(t, w.check(w.events))
+		require.NoError(t, w.checkReductions(w.events, true))
+		require.NoError(t, f.checkBackward(w.events))
+		if cfg.Strategy == fsdp.FullShard || cfg.Strategy == fsdp.HybridShard {
+			require.NoError(t, w.checkFrees(w.events))
+		}
+	}
+	require.NoError(t, m.Close())
+}
+
+// checkBackward checks which calls run backward, that nothing that they do not read is gathered for them, and that what is
+// frozen is not reduced.
+func (f *frozenModel) checkBackward(events []fsdp.Event) error {
+	reads := oneOf(f.reads)
+	var calls []string
+	turned := false
+	for _, e := range events {
+		layer, part, _ := strings.Cut(e.Group, " ")
+		switch e.Kind {
+		case "turn":
+			turned = true
+		case "backward":
+			calls = append(calls, e.Call)
+		case "gather":
+			params := slices.DeleteFunc(strings.Fields(layer+".w "+layer+".v "+layer+".s "+layer+".a "+layer+".b"), func(p string) bool {
+				return part != "" && f.trained(p) // that of a group of frozen parameters
+			})
+			if turned && !slices.ContainsFunc(params, reads) {
+				return fmt.Errorf("%s is gathered for backward, which reads none of it", e.Group)
+			}
+		case "reduce", "drain":
+			if part != "" || !slices.ContainsFunc([]string{".w", ".v", ".s", ".a", ".b"}, func(p string) bool { return f.trained(layer + p) }) {
+				return fmt.Errorf("%s of %s, which is frozen", e.Kind, e.Group)
+			}
+		}
+	}
+	if want := append([]string{"distance"}, strings.Fields(f.backward)...); !slices.Equal(want, calls) {
+		return fmt.Errorf("%v run backward, want %v", calls, want)
+	}
+	return nil
+}
+
+// checkFrees checks the promise about units in backward as it is written: unit i is freed directly after its last use, and
+// before the gather of unit i-1-prefetch, the next that the window has no room for; with a prefetch of 1, of unit i-2.
+func (w *watched) checkFrees(events []fsdp.Event) error {
+	turn := slices.IndexFunc(events, func(e fsdp.Event) bool { return e.Kind == "turn" })
+	use, gathered := make(map[string]int), make(map[string]int)
+	gathers, frees := 0, 0
+	for i, e := range events {
+		switch {
+		case e.Kind == "gather":
+			if gathers++; i > turn {
+				layer, _, _ := strings.Cut(e.Group, " ")
+				if _, again := gathered[layer]; !again {
+					gathered[layer] = i
+				}
+			}
+		case e.Kind == "backward":
+			for _, name := range w.params[e.Call] {
+				if w.reads(e.Call, name) {
+					use[w.home[name]] = i
+				}
+			}
+		case e.Kind == "free":
+			frees++
+		}
+	}
+	if gathers != frees {
+		return fmt.Errorf("%d gathers, %d frees", gathers, frees)
+	}
+	for group, last := range use {
+		free := last + 1
+		for ; free < len(events) && events[free].Kind == "free"; free++ {
+			if events[free].Group == group {
+				break
+			}
+		}
+		if free == len(events) || events[free].Kind != "free" {
+			return fmt.Errorf("%s is not freed directly after event %d, its last use", group, last)
+		}
+		var i int
+		if _, err := fmt.Sscanf(group, "l%d", &i); err != nil {
+			return err
+		}
+		if g, ok := gathered[fmt.Sprint("l", i-1-w.prefetch)]; ok && g < free {
+			return fmt.Errorf("%s is freed by event %d, after the gather of l%d by event %d", group, free, i-1-w.prefetch, g)
+		}
+	}
+	return nil
+}
+
+// TestFrozenMemory accounts for the memory at every event: shards, what is whole, the gradients of what is trained from their
+// first use to their drain, and little more.
+func TestFrozenMemory(t *testing.T) {
+	const activations = 8 * frozenDepth * frozenRows * frozenDim * 8 // a few values of each layer, less than one unit
+	onFrozenModels(t, func(t require.TestingT, ctx context.Context, g comm.Group, f frozenModel, cfg fsdp.Config) {
+		w := f.watch(g, cfg)
+		m := wrap(t, f.model, w.cfg)
+		plan, err := m.Plan(frozenBatch(0, 0)...)
+		require.NoError(t, err)
+		w.planned(t, plan)
+		shards, largest := 0, 0
+		units := make(map[string]int) // bytes
+		for _, p := range plan.Groups {
+			copies := 2 // value and gradient
+			if p.Frozen {
+				copies = 1
+			}
+			shards += copies * p.Bytes / plan.Ranks
+			units[w.unit[p.Name]] += p.Bytes
+			largest = max(largest, units[w.unit[p.Name]])
+		}
+		require.Equal(t, shards, plan.ShardBytes)
+		require.Equal(t, shards, m.Memory().Live)
+		for _, p := range m.Shards() {
+			require.True(t, f.trained(p.Name), p.Name)
+		}
+		m.ResetPeak()
+		forwardBackward(t, ctx, m, frozenBatch(0, g.Rank()))
+		require.Equal(t, plan.Peak(), m.Memory().Peak)
+		require.Equal(t, shards, m.Memory().Live)
+
+		whole, grads := make(map[string]bool), make(map[string]bool)
+		sum := func(groups map[string]bool) (bytes int) {
+			for group := range groups {
+				bytes += w.plan[group].Bytes
+			}
+			return bytes
+		}
+		for i, e := range w.events {
+			switch e.Kind {
+			case "gather":
+				whole[e.Group] = true
+			case "backward":
+				for _, name := range w.params[e.Call] {
+					if f.trained(name) {
+						grads[w.home[name]] = true
+					}
+				}
+			}
+			expected := shards + sum(whole) + sum(grads)
+			require.GreaterOrEqual(t, e.Live, expected, "event %d, %s %s%s", i, e.Kind, e.Group, e.Call)
+			require.Less(t, e.Live, expected+activations, "event %d, %s %s%s", i, e.Kind, e.Group, e.Call)
+			require.LessOrEqual(t, sum(whole), (w.prefetch+1)*largest)
+			switch e.Kind {
+			case "free":
+				delete(whole, e.Group)
+			case "drain":
+				delete(grads, e.Group)
+			}
+		}
+	})
+}
+
+// TestFrozenMemoryIsSaved compares the peaks of a pass with those of the same model unfrozen.
+func TestFrozenMemoryIsSaved(t *testing.T) {
+	peak := func(f frozenModel) int {
+		plan, err := wrap(t, f.model, f.config(fsdp.NoPrefetch)).Plan(frozenBatch(0, 0)...)
+		require.NoError(t, err)
+		return plan.PassBytes
+	}
+	const unit = 8 * frozenDim * frozenDim
+	all := peak(frozenModels["all trained"])
+	require.Greater(t, all, 3*unit, "parameters, and gradients of the unit and of the one that is reduced")
+	require.InDelta(t, 2*unit, peak(frozenModels["trained foot"]), unit/2)
+	require.InDelta(t, unit, peak(frozenModels["one bias"]), unit)
+	require.InDelta(t, all-2*unit, peak(frozenModels["biases"]), unit/2)
+}
+
+// TestFreezingChangesNoBit compares loss and trained gradients with those of the same model unfrozen, over two accumulating
+// passes.
+func TestFreezingChangesNoBit(t *testing.T) {
+	onFrozenModels(t, func(t require.TestingT, ctx context.Context, g comm.Group, f frozenModel, cfg fsdp.Config) {
+		run := func(cfg fsdp.Config) (losses []float64, grads bits) {
+			cfg.Group = g
+			m := wrap(t, f.model, cfg)
+			defer m.Close()
+			for step := range 2 {
+				losses = append(losses, forwardBackward(t, ctx, m, frozenBatch(step, g.Rank())))
+			}
+			return losses, gradBits(t, ctx, m)
+		}
+		frozenLosses, frozenGrads := run(cfg)
+		cfg.Frozen = nil
+		losses, grads := run(cfg)
+		require.Equal(t, losses, frozenLosses)
+		for name := range grads {
+			if !f.trained(name) {
+				delete(grads, name)
+			}
+		}
+		require.NotEmpty(t, grads)
+		requireSameBits(t, grads, frozenGrads)
+	})
+}
+
+// TestFrozenStays: five steps of AdamW, with decay and clipping, change every trained parameter and no bit of a frozen one.
+func TestFrozenStays(t *testing.T) {
+	for name, f := range frozenModels {
+		t.Run(name, func(t *testing.T) {
+			onRanks(t, 2, func(ctx context.Context, g comm.Group) {
+				cfg := f.config(0)
+				cfg.Group = g
+				m := wrap(t, f.model, cfg)
+				before := stateBits(t, ctx, m)
+				update := updater(t, m, 0.1)
+				for step := range 5 {
+					forwardBackward(t, ctx, m, frozenBatch(step, g.Rank()))
+					update(ctx)
+				}
+				for name, got := range stateBits(t, ctx, m) {
+					require.Equal(t, !f.trained(name), slices.Equal(before[name], got), name)
+				}
+			})
+		})
+	}
+}
+
+// TestAllFrozen: a model without anything to train has no backward, and no gradients.
+func TestAllFrozen(t *testing.T) {
+	onRanks(t, 2, func(ctx context.Context, g comm.Group) {
+		f := frozenModel{model: chain(plainLayer), trained: func(string) bool { return false }}
+		w := f.watch(g, f.config(0))
+		m := wrap(t, f.model, w.cfg)
+		require.Empty(t, m.Shards())
+		forwardBackward(t, ctx, m, frozenBatch(0, g.Rank()))
+		require.NotContains(t, strings.Join(schedule(w.events), "\n"), "backward")
+		require.Empty(t, gradBits(t, ctx, m))
+	})
+}
+
+// TestCheckerIsStrict takes a good trace and spoils it in every way that matters: the checks must notice each.
+func TestCheckerIsStrict(t *testing.T) {
+	for name, f := range frozenModels {
+		t.Run(name, func(t *testing.T) {
+			w := f.watch(nil, f.config(1))
+			m := wrap(t, f.model, w.cfg)
+			plan, err := m.Plan(frozenBatch(0, 0)...)
+			require.NoError(t, err)
+			w.planned(t, plan)
+			forwardBackward(t, t.Context(), m, frozenBatch(0, 0))
+			check := func(events []fsdp.Event) error {
+				return errors.Join(w.check(events), w.checkReductions(events, true), f.checkBackward(events))
+			}
+			require.NoError(t, check(w.events))
+
+			var frees, rest []fsdp.Event
+			for _, e := range w.events {
+				if e.Kind == "free" {
+					frees = append(frees, e)
+				} else {
+					rest = append(rest, e)
+				}
+			}
+			require.Error(t, w.check(append(slices.Clone(rest), frees...)), "all frees at the end")
+			if len(strings.Fields(f.reads)) > 1 {
+				require.Error(t, w.checkFrees(append(slices.Clone(rest), frees...)), "all frees at the end")
+			}
+			require.Error(t, w.check(rest), "no frees")
+			for i, e := range w.events {
+				switch e.Kind {
+				case "free":
+					require.Error(t, check(later(w.events, i)), "free %s after the next operation", e.Group)
+				case "gather":
+					require.Error(t, check(earlier(w.events, i)), "gather %s before the computation before it", e.Group)
+					twice := slices.Insert(slices.Clone(w.events), i, e)
+					require.Error(t, check(twice), "gather %s twice", e.Group)
+				case "reduce", "drain", "wait", "backward":
+					require.Error(t, check(slices.Delete(slices.Clone(w.events), i, i+1)), "without %s %s%s", e.Kind, e.Group, e.Call)
+				}
+			}
+		})
+	}
+}
+
+// later moves event i, a free, behind the next event that is none, or a computation if it is the last.
+func later(events []fsdp.Event, i int) []fsdp.Event {
+	moved := slices.Delete(slices.Clone(events), i, i+1)
+	for i < len(moved) && moved[i].Kind == "free" {
+		i++
+	}
+	if i == len(moved) {
+		return moved // left out
+	}
+	return slices.Insert(moved, i+1, events[i])
+}
+
+// earlier moves event i, a gather, before the computation before it, or leaves it out.
+func earlier(events []fsdp.Event, i int) []fsdp.Event {
+	moved := slices.Delete(slices.Clone(events), i, i+1)
+	for at := i - 1; at >= 0; at-- {
+		if k := events[at].Kind; k == "forward" || k == "backward" {
+			return slices.Insert(moved, at, events[i])
+		}
+	}
+	return moved
+}

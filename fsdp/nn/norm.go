@@ -1,0 +1,109 @@
+package nn
+
+import (
+	"gorgonia.org/gorgonia"
+
+	"github.com/gofsdp/gofsdp/fsdp"
+	"github.com/gofsdp/gofsdp/internal/ops"
+)
+
+// gain is the parameter that scales what a norm has normalised. It is small, and multiplies everything: it travels in full
+// precision.
+func gain(dim int) fsdp.Param {
+	return fsdp.Param{Name: "weight", Shape: []int{dim}, Init: fsdp.Constant(1), Full: true}
+}
+
+// LayerNorm normalises the last dimension of x [..., Dim] to mean 0 and variance 1, then scales and shifts. Parameters:
+// weight [Dim] and bias [Dim].
+type LayerNorm struct {
+	Dim int
+	Eps float64 // added to the variance; 0 means 1e-5
+}
+
+// Params implements fsdp.Module.
+func (m *LayerNorm) Params() []fsdp.Param {
+	return []fsdp.Param{gain(m.Dim), {Name: "bias", Shape: []int{m.Dim}, Full: true}}
+}
+
+// Build implements fsdp.Module.
+func (m *LayerNorm) Build(b *fsdp.Builder, in ...*gorgonia.Node) (gorgonia.Nodes, error) {
+	if err := arguments(in, 1); err != nil {
+		return nil, err
+	}
+	gain, err := b.Param("weight")
+	if err != nil {
+		return nil, err
+	}
+	bias, err := b.Param("bias")
+	if err != nil {
+		return nil, err
+	}
+	return one(ops.LayerNorm(in[0], gain, bias, orDefault(m.Eps, 1e-5)))
+}
+
+// RMSNorm divides x [..., Dim] by the root mean square of its last dimension, then scales. Parameter: weight [Dim].
+type RMSNorm struct {
+	Dim int
+	Eps float64 // added to the mean square; 0 means 1e-6
+}
+
+// Params implements fsdp.Module.
+func (m *RMSNorm) Params() []fsdp.Param {
+	return []fsdp.Param{gain(m.Dim)}
+}
+
+// Build implements fsdp.Module.
+func (m *RMSNorm) Build(b *fsdp.Builder, in ...*gorgonia.Node) (gorgonia.Nodes, error) {
+	if err := arguments(in, 1); err != nil {
+		return nil, err
+	}
+	gain, err := b.Param("weight")
+	if err != nil {
+		return nil, err
+	}
+	return one(ops.RMSNorm(in[0], gain, orDefault(m.Eps, 1e-6)))
+}
+
+// BatchNorm normalises each channel of x [..., Dim] over all other dimensions to mean 0 and variance 1, then scales and
+// shifts (Ioffe and Szegedy, 2015, arXiv:1502.03167). Training normalises with the statistics of the rank's own batch, and
+// moves the running ones towards them; evaluation normalises with the running ones. Ranks see different batches, so these
+// differ until [fsdp.Sharded.AverageBuffers] is called.
+//
+// Parameters: weight [Dim] and bias [Dim]. Buffers: running_mean [Dim] and running_var [Dim], of which the latter takes the
+// unbiased variance, as in PyTorch; that of a single row is 0.
+type BatchNorm struct {
+	Dim      int
+	Eps      float64 // added to the variance; 0 means 1e-5
+	Momentum float64 // weight of a batch in the running statistics; 0 means 0.1
+}
+
+// Params implements fsdp.Module.
+func (m *BatchNorm) Params() []fsdp.Param {
+	shape := []int{m.Dim}
+	return []fsdp.Param{
+		gain(m.Dim), {Name: "bias", Shape: shape, Full: true},
+		{Name: "running_mean", Shape: shape, Buffer: true}, {Name: "running_var", Shape: shape, Init: fsdp.Constant(1), Buffer: true},
+	}
+}
+
+// Build implements fsdp.Module.
+func (m *BatchNorm) Build(b *fsdp.Builder, in ...*gorgonia.Node) (gorgonia.Nodes, error) {
+	if err := arguments(in, 1); err != nil {
+		return nil, err
+	}
+	var p [4]*gorgonia.Node
+	for i, name := range [...]string{"weight", "bias", "running_mean", "running_var"} {
+		var err error
+		if p[i], err = b.Param(name); err != nil {
+			return nil, err
+		}
+	}
+	y, mean, variance, err := ops.BatchNorm(in[0], p[0], p[1], p[2], p[3], orDefault(m.Eps, 1e-5), orDefault(m.Momentum, 0.1))
+	if err != nil {
+		return nil, err
+	}
+	if err := b.Update("running_mean", mean); err != nil {
+		return nil, err
+	}
+	return gorgonia.Nodes{y}, b.Update("running_var", variance)
+}

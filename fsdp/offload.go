@@ -1,0 +1,81 @@
+package fsdp
+
+import (
+	"fmt"
+
+	"github.com/gofsdp/gofsdp/comm"
+	"github.com/gofsdp/gofsdp/internal/arena"
+	"github.com/gofsdp/gofsdp/internal/mapped"
+	"github.com/gofsdp/gofsdp/internal/program"
+)
+
+// What lives in files is memory to everybody who reads and writes it: the schedule, the collectives and the optimizer are the
+// same, and so are the bits. The system alone decides what of it is in RAM. Telling it what comes next and what is done with,
+// as package mapped can, does not pay: to ask for the next unit's shard when a unit is gathered, and for the gradient when it
+// is reduced, changed a step by less than its noise, whether all pages were in RAM or none; to write pages back after each
+// use made it three to five times as long when there was RAM enough, and no shorter when every page came from the disk.
+
+// sources opens the files, if there are to be any, and says where which memory comes from.
+func (s *Sharded) sources() (from arena.Sources, err error) {
+	if shared, ok := s.cfg.Group.(comm.Allocator); ok {
+		from.Collective = shared
+	}
+	if s.cfg.OffloadDir == "" {
+		return from, nil
+	}
+	if s.files, err = mapped.Open(s.cfg.OffloadDir); err != nil {
+		return from, fmt.Errorf("Config.OffloadDir: %w", err)
+	}
+	from.Shard, from.Spill = s.files, s.files
+	return from, nil
+}
+
+// inFile tells whether memory of a class lies in files.
+func (s *Sharded) inFile(c arena.Class) bool {
+	return s.files != nil && (c == arena.Shard || c == arena.State || c == arena.Spilled)
+}
+
+// mappedBytes returns how many of the bytes that are live lie in files.
+func (s *Sharded) mappedBytes() int {
+	n := 0
+	for c, live := range s.arena.Stats().Live {
+		if s.inFile(arena.Class(c)) {
+			n += live
+		}
+	}
+	return n
+}
+
+// planFiles divides the bytes of a plan between files and RAM. What was live before the pass is there all through it.
+func (s *Sharded) planFiles(p *Plan, pass *program.Plan) {
+	p.MappedBytes = mostLive(pass, s.inFile)
+	p.RAMBytes = mostLive(pass, func(c arena.Class) bool { return !s.inFile(c) })
+	if s.files != nil {
+		p.MappedBytes += p.ShardBytes + p.StateBytes
+	} else {
+		p.RAMBytes += p.ShardBytes + p.StateBytes
+	}
+}
+
+// mostLive walks a pass and returns the most bytes of some classes that are live at once.
+func mostLive(p *program.Plan, counts func(arena.Class) bool) int {
+	live, most := 0, 0
+	add := func(ids []int, sign int) {
+		for _, id := range ids {
+			if b := p.Buffers[id]; counts(b.Class) {
+				live += sign * b.Bytes
+			}
+		}
+	}
+	add(p.Inherited, 1)
+	for _, step := range p.Steps {
+		add(step.Alloc, 1)
+		work := 0
+		if counts(arena.Work) {
+			work = step.Work
+		}
+		most = max(most, live+work)
+		add(step.Free, -1)
+	}
+	return most
+}

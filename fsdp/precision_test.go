@@ -1,0 +1,410 @@
+package fsdp_test
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
+
+	"github.com/gofsdp/gofsdp/comm"
+	"github.com/gofsdp/gofsdp/fsdp"
+	"github.com/gofsdp/gofsdp/internal/half"
+	"github.com/gofsdp/gofsdp/optim"
+)
+
+// bare is the product x ⊙ w [n], whose mean is the loss: with x of ones a forward shows w itself, and the gradient of w is
+// x/n, to the bit if n is a power of two.
+type bare struct {
+	n    int
+	full bool
+}
+
+func (m *bare) Params() []fsdp.Param {
+	return []fsdp.Param{{Name: "w", Shape: []int{m.n}, Init: fsdp.Normal(1), Full: m.full}}
+}
+
+func (m *bare) Build(b *fsdp.Builder, in ...*gorgonia.Node) (gorgonia.Nodes, error) {
+	w, err := b.Param("w")
+	if err != nil {
+		return nil, err
+	}
+	y, err := gorgonia.HadamardProd(in[0], w)
+	if err != nil {
+		return nil, err
+	}
+	loss, err := gorgonia.Mean(y)
+	return gorgonia.Nodes{loss, y}, err
+}
+
+// sum is x + y.
+var sum = &module{build: func(_ *fsdp.Builder, in []*gorgonia.Node) (gorgonia.Nodes, error) {
+	y, err := gorgonia.Add(in[0], in[1])
+	return gorgonia.Nodes{y}, err
+}}
+
+const bareLen = 64
+
+// bares is a model of three bare modules, the second of which is Full. The loss is the sum of theirs; the other results are
+// their products.
+var bares model = func(t *fsdp.Tape, in []fsdp.Ref) ([]fsdp.Ref, error) {
+	a, exact, b := t.Call("a", &bare{n: bareLen}, in[0]), t.Call("exact", &bare{bareLen, true}, in[0]), t.Call("b", &bare{n: bareLen}, in[0])
+	loss := t.Call("all", sum, t.Call("both", sum, a, exact), b)
+	return []fsdp.Ref{loss, a.At(1), exact.At(1), b.At(1)}, nil
+}
+
+// filled returns a float32 tensor [n] with elements f(i).
+func filled(n int, f func(i int) float32) *tensor.Dense {
+	data := make([]float32, n)
+	for i := range data {
+		data[i] = f(i)
+	}
+	return tensor.New(tensor.WithShape(n), tensor.WithBacking(data))
+}
+
+func ones(n int) *tensor.Dense { return filled(n, func(int) float32 { return 1 }) }
+
+// rounded returns v after a journey in type t.
+func rounded(v float32, t fsdp.DType) float32 {
+	out := []float32{0}
+	switch t {
+	case fsdp.BFloat16:
+		low := make([]half.BFloat16, 1)
+		half.Narrow(low, []float32{v})
+		half.Widen(out, low)
+	case fsdp.Float16:
+		low := make([]half.Float16, 1)
+		half.Narrow(low, []float32{v})
+		half.Widen(out, low)
+	default:
+		return v
+	}
+	return out[0]
+}
+
+// floats32 returns the elements of a float32 tensor.
+func floats32(t fsdp.Tensor) []float32 { return t.Data().([]float32) }
+
+// everyStrategy runs f under every strategy over world ranks; the hybrid ones over half of them.
+func everyStrategy(t *testing.T, world int, f func(t *testing.T, cfg fsdp.Config)) {
+	for s := fsdp.FullShard; s <= fsdp.HybridGradOp; s++ {
+		if hybrid := s >= fsdp.HybridShard; !hybrid || world%2 == 0 {
+			t.Run(fmt.Sprintf("%v/%d ranks", s, world), func(t *testing.T) {
+				cfg := fsdp.Config{Strategy: s, Poison: true}
+				if hybrid {
+					cfg.ShardRanks = world / 2
+				}
+				f(t, cfg)
+			})
+		}
+	}
+}
+
+// TestForwardSeesRoundedParameters checks that what forward computes with is exactly the rounded parameters under every
+// strategy, also those that send none, that Full parameters are not rounded, and that the optimizer's stay as they are.
+func TestForwardSeesRoundedParameters(t *testing.T) {
+	for _, typ := range []fsdp.DType{fsdp.Float32, fsdp.BFloat16, fsdp.Float16} {
+		for _, world := range []int{1, 3, 4} {
+			everyStrategy(t, world, func(t *testing.T, cfg fsdp.Config) {
+				onRanks(t, world, func(ctx context.Context, g comm.Group) {
+					cfg := cfg
+					cfg.Group, cfg.Wrap = g, fsdp.WrapEach()
+					exact := wrap(t, bares, cfg)
+					want, err := exact.FullState(ctx)
+					require.NoError(t, err)
+					cfg.Precision.Gather = typ
+					m := wrap(t, bares, cfg)
+					for range 2 {
+						out, err := m.Eval(ctx, ones(bareLen))
+						require.NoError(t, err)
+						for i, name := range []string{"a", "exact", "b"} {
+							for j, w := range floats32(want[name+".w"]) {
+								if name != "exact" {
+									w = rounded(w, typ)
+								}
+								require.Equal(t, w, floats32(out[1+i])[j], "%s[%d]", name, j)
+							}
+						}
+						loss := forwardBackward(t, ctx, m, []fsdp.Tensor{ones(bareLen)})
+						require.Equal(t, float32(loss), floats32(out[0])[0], "training sees the same")
+						requireSameBits(t, bitsOf(want), stateBits(t, ctx, m), "masters are not rounded")
+						for name, grad := range gradsOf(t, ctx, m) {
+							require.Equal(t, 1./bareLen, grad[0], name)
+						}
+						m.ZeroGrad()
+					}
+				})
+			})
+		}
+	}
+}
+
+// TestTrainingInHalfIsTheSameUnderEveryStrategy trains with narrow gathers and compares the bits.
+func TestTrainingInHalfIsTheSameUnderEveryStrategy(t *testing.T) {
+	for _, p := range []fsdp.Precision{{Gather: fsdp.BFloat16}, {Gather: fsdp.Float16}, {Gather: fsdp.BFloat16, Reduce: fsdp.BFloat16}} {
+		var want bits
+		everyStrategy(t, 4, func(t *testing.T, cfg fsdp.Config) {
+			cfg.Precision, cfg.Wrap = p, blocks
+			if p.Reduce != fsdp.Float32 && cfg.ShardRanks > 0 {
+				return // rounded twice
+			}
+			got := train(t, tinyGPT(2), 4, 3, 0.5, cfg)
+			if want == nil {
+				want = got
+			}
+			requireSameBits(t, want, got)
+		})
+		require.NotEqual(t, want, train(t, tinyGPT(2), 4, 3, 0.5, fsdp.Config{Wrap: blocks}), "it is not float32")
+	}
+}
+
+// TestHalfHalvesTraffic compares the plans.
+func TestHalfHalvesTraffic(t *testing.T) {
+	plan := func(p fsdp.Precision, s fsdp.Strategy) (traffic int) {
+		onRanks(t, 2, func(_ context.Context, g comm.Group) {
+			full := func(fsdp.CallInfo, fsdp.Param) bool { return false }
+			p.Full = full
+			m := wrap(t, tinyGPT(2), fsdp.Config{Group: g, Precision: p, Wrap: blocks, Strategy: s})
+			plan, err := m.Plan(good(0)...)
+			require.NoError(t, err)
+			if g.Rank() == 0 {
+				traffic = plan.Traffic
+			}
+		})
+		return traffic
+	}
+	for _, s := range []fsdp.Strategy{fsdp.FullShard, fsdp.ShardGradOp, fsdp.NoShard} {
+		all := plan(fsdp.Precision{}, s)
+		gathers, reduces := all-plan(fsdp.Precision{Gather: fsdp.BFloat16}, s), all-plan(fsdp.Precision{Reduce: fsdp.Float16}, s)
+		require.Equal(t, all, 2*gathers+2*reduces, "%v: half of what is gathered and half of what is reduced", s)
+		require.Equal(t, all/2, plan(fsdp.Precision{Gather: fsdp.Float16, Reduce: fsdp.BFloat16}, s), s.String())
+		require.Equal(t, s == fsdp.NoShard, gathers == 0)
+		require.Positive(t, reduces)
+	}
+}
+
+// TestSumsInHalf compares gradients with a sum that rounds where a reduction does: what each rank sends, and the sum.
+func TestSumsInHalf(t *testing.T) {
+	x := func(rank int) func(int) float32 {
+		return func(i int) float32 { return float32(value(i, rank)) } // in [-1, 1)
+	}
+	for _, typ := range []fsdp.DType{fsdp.BFloat16, fsdp.Float16} {
+		for _, world := range []int{2, 3, 4} {
+			everyStrategy(t, world, func(t *testing.T, cfg fsdp.Config) {
+				if cfg.ShardRanks > 1 {
+					return // rounds a second time in between
+				}
+				pre := float32(1)
+				if typ == fsdp.Float16 {
+					pre = 0.5
+				}
+				onRanks(t, world, func(ctx context.Context, g comm.Group) {
+					cfg := cfg
+					cfg.Group, cfg.Wrap, cfg.Precision.Reduce = g, fsdp.WrapEach(), typ
+					m := wrap(t, bares, cfg)
+					forwardBackward(t, ctx, m, []fsdp.Tensor{filled(bareLen, x(g.Rank()))})
+					grads, err := m.FullGrads(ctx)
+					require.NoError(t, err)
+					for name, grad := range grads {
+						for i, got := range floats32(grad) {
+							sent := make([]float32, world)
+							for r := range sent {
+								sent[r] = x(r)(i) / bareLen
+								if name != "exact.w" {
+									sent[r] = rounded(sent[r]*pre, typ)
+								}
+							}
+							var want float32
+							if name == "exact.w" {
+								want = treeSum(sent) * float32(1/float64(world))
+							} else {
+								want = rounded(treeSum(sent), typ) * float32(1/float64(world)/float64(pre))
+							}
+							require.Equal(t, want, got, "%s[%d]", name, i)
+						}
+					}
+				})
+			})
+		}
+	}
+}
+
+// treeSum sums in the order of the reductions: a balanced tree over the ranks.
+func treeSum(x []float32) float32 {
+	if len(x) == 1 {
+		return x[0]
+	}
+	half := 1
+	for 2*half < len(x) {
+		half *= 2
+	}
+	return treeSum(x[:half]) + treeSum(x[half:])
+}
+
+// TestLossScaling overflows float16 on one rank and checks that every rank leaves the step out, and that the next goes on at
+// half the scale.
+func TestLossScaling(t *testing.T) {
+	for _, world := range []int{1, 2, 3} {
+		everyStrategy(t, world, func(t *testing.T, cfg fsdp.Config) {
+			onRanks(t, world, func(ctx context.Context, g comm.Group) {
+				cfg := cfg
+				cfg.Group, cfg.Wrap, cfg.Precision = g, fsdp.WrapEach(), fsdp.Precision{Gather: fsdp.Float16, Reduce: fsdp.Float16}
+				m := wrap(t, bares, cfg)
+				opt, err := optim.SGD{Momentum: 0.9}.New(m.Shards())
+				require.NoError(t, err)
+				scaler, err := optim.LossScale{Init: 1 << 20, Interval: 2}.New()
+				require.NoError(t, err)
+				begin := stateBits(t, ctx, m)
+				step := func() bool {
+					_, err := m.Forward(ctx, ones(bareLen))
+					require.NoError(t, err)
+					require.NoError(t, m.Backward(ctx, fsdp.Scale(4), fsdp.Scale(scaler.Scale())))
+					finite, err := m.Unscale(ctx, scaler)
+					require.NoError(t, err)
+					if finite {
+						for name, g := range gradsOf(t, ctx, m) {
+							require.Equal(t, 4./bareLen, g[7], name)
+						}
+					} else {
+						require.Empty(t, gradsOf(t, ctx, m), "dropped")
+					}
+					require.NoError(t, opt.Step(0.1))
+					m.ZeroGrad()
+					return finite
+				}
+				var finite []bool
+				for range 8 {
+					finite = append(finite, step())
+					if !finite[len(finite)-1] {
+						requireSameBits(t, begin, stateBits(t, ctx, m), "a step left out changes nothing")
+					}
+					begin = stateBits(t, ctx, m)
+				}
+				require.Contains(t, finite, false)
+				require.Contains(t, finite, true)
+				require.Less(t, scaler.Scale(), float64(1<<20))
+			})
+		})
+	}
+}
+
+// TestOverflowOnOneRank checks that one rank's infinite gradient reaches every rank.
+func TestOverflowOnOneRank(t *testing.T) {
+	for world := 1; world <= 3; world++ {
+		onRanks(t, world, func(ctx context.Context, g comm.Group) {
+			m := wrap(t, bares, fsdp.Config{Group: g, Precision: fsdp.Precision{Reduce: fsdp.Float16}})
+			scaler, err := optim.LossScale{Init: 1 << 10, Interval: 1}.New()
+			require.NoError(t, err)
+			backward := func(x *tensor.Dense) {
+				_, err := m.Forward(ctx, x)
+				require.NoError(t, err)
+				require.NoError(t, m.Backward(ctx, fsdp.Scale(scaler.Scale())))
+			}
+			last := g.Rank() == world-1
+			backward(filled(bareLen, func(i int) float32 {
+				if last && i == bareLen-1 {
+					return 1e6
+				}
+				return 1
+			}))
+			_, err = m.ClipGradNorm(ctx, 1)
+			require.ErrorContains(t, err, ".w[")
+			require.ErrorContains(t, err, "is not finite")
+			finite, err := m.Unscale(ctx, scaler)
+			require.NoError(t, err)
+			require.False(t, finite)
+			require.Equal(t, 512., scaler.Scale())
+			backward(ones(bareLen))
+			finite, err = m.Unscale(ctx, scaler)
+			require.NoError(t, err)
+			require.True(t, finite)
+			require.Equal(t, 1024., scaler.Scale(), "grows after Interval")
+			norm, err := m.ClipGradNorm(ctx, math.Inf(1))
+			require.NoError(t, err)
+			require.InDelta(t, math.Sqrt(3./bareLen), norm, 1e-6)
+		})
+	}
+}
+
+// TestUnderflow checks that a gradient of 1e-8, which is nothing in float16, survives a loss scale.
+func TestUnderflow(t *testing.T) {
+	onRanks(t, 2, func(ctx context.Context, g comm.Group) {
+		m := wrap(t, bares, fsdp.Config{Group: g, Precision: fsdp.Precision{Reduce: fsdp.Float16}})
+		scaler, err := optim.LossScale{}.New()
+		require.NoError(t, err)
+		tiny := filled(bareLen, func(int) float32 { return 1e-8 * bareLen })
+		forwardBackward(t, ctx, m, []fsdp.Tensor{tiny})
+		for name, grad := range gradsOf(t, ctx, m) {
+			require.Equal(t, name == "exact.w", grad[0] != 0, name)
+		}
+		m.ZeroGrad()
+		_, err = m.Forward(ctx, tiny)
+		require.NoError(t, err)
+		require.NoError(t, m.Backward(ctx, fsdp.Scale(scaler.Scale())))
+		_, err = m.Unscale(ctx, scaler)
+		require.NoError(t, err)
+		for name, grad := range gradsOf(t, ctx, m) {
+			require.InEpsilon(t, 1e-8, grad[0], 1e-3, name)
+		}
+	})
+}
+
+// TestSumOfManyRanksStaysFinite sums gradients whose sum is out of float16's range, but whose mean is not.
+func TestSumOfManyRanksStaysFinite(t *testing.T) {
+	for divide, finite := range map[fsdp.Divide]bool{fsdp.ByRanks: true, fsdp.ByWeights: true, fsdp.ByOne: false} {
+		onRanks(t, 8, func(ctx context.Context, g comm.Group) {
+			m := wrap(t, bares, fsdp.Config{Group: g, Divide: divide, Precision: fsdp.Precision{Reduce: fsdp.Float16}})
+			forwardBackward(t, ctx, m, []fsdp.Tensor{filled(bareLen, func(int) float32 { return 20000 * bareLen })})
+			if grads := gradsOf(t, ctx, m); finite {
+				require.InEpsilon(t, 20000, grads["a.w"][3], 1e-3)
+			} else {
+				require.True(t, math.IsInf(grads["a.w"][3], 1))
+			}
+		})
+	}
+}
+
+// TestPrecisionErrors checks what Wrap refuses.
+func TestPrecisionErrors(t *testing.T) {
+	for want, p := range map[string]fsdp.Precision{
+		"Config.Precision.Compute is bfloat16: want Float32 or Float64":                       {Compute: fsdp.BFloat16},
+		"Config.Precision.Compute is DType(9)":                                                {Compute: 9},
+		"Config.Precision.Gather is bfloat16, which needs Compute to be Float32, not float64": {Compute: fsdp.Float64, Gather: fsdp.BFloat16},
+		"Config.Precision.Reduce is float16, which needs Compute to be Float32, not float64":  {Compute: fsdp.Float64, Reduce: fsdp.Float16},
+		"Config.Precision.Gather is float64: want BFloat16, Float16 or the type of Compute":   {Gather: fsdp.Float64},
+		"Config.Precision.Reduce is DType(77): want BFloat16, Float16 or the type of Compute": {Reduce: 77},
+		"Config.Frozen, Ignored or Precision.Full panicked for parameter a.w: too full":       {Gather: fsdp.BFloat16, Full: func(fsdp.CallInfo, fsdp.Param) bool { panic("too full") }},
+	} {
+		_, err := fsdp.Wrap(bares, fsdp.Config{Precision: p})
+		require.ErrorContains(t, err, want)
+	}
+	for _, err := range errorsOf(t, 2, func(_ context.Context, g comm.Group) error {
+		cfg := fsdp.Config{Group: g}
+		if g.Rank() == 1 {
+			cfg.Precision.Reduce = fsdp.BFloat16
+		}
+		_, err := fsdp.Wrap(bares, cfg)
+		return err
+	}) {
+		require.ErrorContains(t, err, "reduce float32")
+		require.ErrorContains(t, err, "reduce bfloat16")
+	}
+}
+
+// TestFullDecides checks that Precision.Full takes the place of Param.Full, and sees calls and parameters by full name.
+func TestFullDecides(t *testing.T) {
+	m := wrap(t, bares, fsdp.Config{Wrap: fsdp.WrapEach(), Precision: fsdp.Precision{
+		Gather: fsdp.BFloat16,
+		Full:   func(c fsdp.CallInfo, p fsdp.Param) bool { return c.Name == "b" && strings.HasPrefix(p.Name, "b.") },
+	}})
+	state, err := m.FullState(t.Context())
+	require.NoError(t, err)
+	out, err := m.Eval(t.Context(), ones(bareLen))
+	require.NoError(t, err)
+	require.Equal(t, floats32(state["b.w"]), floats32(out[3]))
+	require.NotEqual(t, floats32(state["exact.w"]), floats32(out[2]))
+}

@@ -1,0 +1,100 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"time"
+
+	"github.com/gofsdp/gofsdp/comm"
+	"github.com/gofsdp/gofsdp/comm/commtest"
+	"github.com/gofsdp/gofsdp/fsdp"
+	"github.com/gofsdp/gofsdp/fsdp/nn"
+)
+
+// lane is a prefetch depth on a link.
+type lane struct {
+	*contestant
+	waiting time.Duration // of rank 0, in all steps
+	plan    *fsdp.Plan
+}
+
+// wait returns the time of a step that rank 0 waits.
+func (l *lane) wait() time.Duration { return l.waiting / time.Duration(len(l.times)) }
+
+// overlap trains on two ranks over a link of a stated bandwidth and prints how much of the communication each prefetch depth
+// leaves exposed: the time that a rank waits in a pass, less what it waits in the same schedule over a link without a limit,
+// where it waits for the other rank only, as a share of the time that the link is busy.
+func overlap(w io.Writer, s size, bandwidth float64, rounds int, seconds float64) error {
+	const latency = 50 * time.Microsecond
+	depths := []int{fsdp.NoPrefetch, 1, 2}
+	var slow, free []*lane
+	for _, prefetch := range depths {
+		for _, link := range []struct {
+			lanes     *[]*lane
+			bandwidth float64
+			latency   time.Duration
+		}{{&slow, bandwidth, latency}, {&free, 0, 0}} {
+			l, err := newLane(s, prefetch, link.bandwidth, link.latency)
+			if err != nil {
+				return err
+			}
+			defer l.close()
+			*link.lanes = append(*link.lanes, l)
+		}
+	}
+	for round := range rounds {
+		for i := range depths {
+			for _, l := range []*lane{slow[i], free[i]} {
+				if err := l.run(seconds/2, round == 0); err != nil {
+					return err
+				}
+			}
+		}
+	}
+	fmt.Fprintf(w, "%s on 2 ranks over a link of %.0f MB/s and %v a collective: communication that is not hidden behind computation\n", s.name, bandwidth/1e6, latency)
+	fmt.Fprintf(w, "  %-10s %11s %12s %9s %13s %11s %14s %9s\n", "prefetch", "ms a step", "without link", "MB sent", "link busy ms", "waiting ms", "without link", "exposed")
+	for i, l := range slow {
+		n := l.plan.Gathers + l.plan.Reduces
+		busy := time.Duration(float64(l.plan.Traffic)/bandwidth*1e9) + time.Duration(n)*latency
+		fmt.Fprintf(w, "  %-10d %11.1f %12.1f %9.1f %13.1f %11.1f %14.1f %8.0f%%\n", max(0, depths[i]), ms(median(l.times)), ms(median(free[i].times)),
+			mb(l.plan.Traffic), ms(busy), ms(l.wait()), ms(free[i].wait()), 100*(l.wait()-free[i].wait()).Seconds()/busy.Seconds())
+	}
+	return nil
+}
+
+// run runs steps for some seconds, after one that does not count if it is the first time.
+func (l *lane) run(seconds float64, first bool) error {
+	if first {
+		if err := l.step(); err != nil {
+			return err
+		}
+		l.waiting = 0
+	}
+	return l.race(seconds, false)
+}
+
+// newLane wraps a model on two goroutine ranks.
+func newLane(s size, prefetch int, bandwidth float64, latency time.Duration) (*lane, error) {
+	l := &lane{}
+	var err error
+	l.contestant, err = newRanks(fmt.Sprint("prefetch ", prefetch), 2, func(g comm.Group) (func() error, error) {
+		cfg := fsdp.Config{Group: commtest.Slow(g, bandwidth, latency), Wrap: fsdp.WrapType[*nn.Block](), Prefetch: prefetch}
+		if g.Rank() == 0 {
+			cfg.Trace = func(e fsdp.Event) {
+				if e.Kind == "wait" || e.Kind == "drain" || e.Kind == "sync" {
+					l.waiting += e.Duration
+				}
+			}
+		}
+		t, err := newTrainer(context.Background(), s, cfg, s.batch/2)
+		if err != nil {
+			return nil, err
+		}
+		if g.Rank() == 0 {
+			l.plan, err = t.model.Plan(t.batch...)
+		}
+		return t.step, err
+	})
+	return l, err
+}

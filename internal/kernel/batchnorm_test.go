@@ -1,0 +1,62 @@
+package kernel
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"pgregory.net/rapid"
+)
+
+func TestBatchNorm(t *testing.T) { both(t, checkBatchNormTwin[float32], checkBatchNormTwin[float64]) }
+
+// checkBatchNormTwin compares a batch norm with a layer norm of the transpose, whose gain and bias are one per row.
+func checkBatchNormTwin[T Float](t *rapid.T) {
+	src := newSource[T](t)
+	n, d := rapid.IntRange(2, 9).Draw(t, "n"), rapid.IntRange(1, 70).Draw(t, "d")
+	x, gain, bias, dy := src.normal(n*d), src.normal(d), src.normal(d), src.normal(n*d)
+	const eps = 1e-2 // columns of two nearly equal elements stay well-conditioned
+	mean, variance, y := garbage[T](d), garbage[T](d), garbage[T](n*d)
+	BatchStats(mean, variance, x, n, d)
+	BatchNorm(y, x, gain, bias, mean, variance, n, d, eps)
+	dx, dgain, dbias := garbage[T](n*d), garbage[T](d), garbage[T](d)
+	BatchNormGrad(dx, dgain, dbias, x, gain, mean, variance, dy, n, d, eps)
+
+	wantY, wantX := make([]float64, n*d), make([]float64, n*d)
+	wantGain, wantBias := make([]float64, d), make([]float64, d)
+	for c := range d {
+		column, g := make([]float64, n), make([]float64, n)
+		ones := make([]float64, n)
+		for i := range n {
+			column[i], g[i], ones[i] = float64(x[i*d+c]), float64(dy[i*d+c]), 1
+		}
+		normal, m, rstd := naiveNorm(column, ones, nil, 1, n, eps, true)
+		slope := naiveNormGrad(make([]float64, n), make([]float64, n), column, ones, m, rstd, g, 1, n, true)
+		for i := range n {
+			wantY[i*d+c] = normal[i]*float64(gain[c]) + float64(bias[c])
+			wantX[i*d+c] = slope[i] * float64(gain[c])
+			wantGain[c] += g[i] * normal[i]
+			wantBias[c] += g[i]
+		}
+		requireClose(t, "mean", m, mean[c:c+1])
+		requireClose(t, "variance", []float64{1/(rstd[0]*rstd[0]) - eps}, variance[c:c+1])
+	}
+	requireClose(t, "y", wantY, y)
+	requireClose(t, "dx", wantX, dx)
+	requireClose(t, "dgain", wantGain, dgain)
+	requireClose(t, "dbias", wantBias, dbias)
+
+	BatchNormGrad(dy, dgain, dbias, x, gain, mean, variance, dy, n, d, eps)
+	requireBits(t, "dx in place of dy", dx, dy)
+	BatchNorm(x, x, gain, bias, mean, variance, n, d, eps)
+	requireBits(t, "y in place of x", y, x)
+}
+
+// A column far from zero must not lose its variance to cancellation.
+func TestBatchStatsFarFromZero(t *testing.T) {
+	x, mean, variance := make([]float32, 64), make([]float32, 1), make([]float32, 1)
+	for i := range x {
+		x[i] = 4096 + float32(i%2)
+	}
+	BatchStats(mean, variance, x, 64, 1)
+	require.Equal(t, []float32{4096.5, 0.25}, append(mean, variance...))
+}

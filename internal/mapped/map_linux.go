@@ -1,0 +1,46 @@
+package mapped
+
+import (
+	"errors"
+	"os"
+
+	"golang.org/x/sys/unix"
+)
+
+// reserve makes file n bytes long, all of which have a place on the disk and read as zero.
+func reserve(file *os.File, n int) error {
+	raw, err := file.SyscallConn()
+	if err != nil {
+		return err
+	}
+	err = unix.EINTR
+	for errors.Is(err, unix.EINTR) { // the runtime preempts with signals; what is reserved by then stays
+		if ctl := raw.Control(func(fd uintptr) { err = unix.Fallocate(int(fd), 0, 0, int64(n)) }); ctl != nil {
+			return ctl
+		}
+	}
+	if errors.Is(err, unix.EOPNOTSUPP) { // NFS before 4.2, some overlays
+		return fill(file, n)
+	}
+	return os.NewSyscallError("fallocate", err)
+}
+
+// fill does what reserve does by writing zeros.
+func fill(file *os.File, n int) error {
+	zeros := make([]byte, min(n, 1<<20))
+	for at := 0; at < n; at += len(zeros) {
+		if _, err := file.WriteAt(zeros[:min(len(zeros), n-at)], int64(at)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// evict drops clean pages from RAM, not only from this process's tables.
+func evict(pages []byte) error {
+	err := unix.Madvise(pages, unix.MADV_PAGEOUT)
+	if errors.Is(err, unix.EINVAL) { // before Linux 5.4: off our tables, and the first to go when memory is short
+		return unix.Madvise(pages, unix.MADV_DONTNEED)
+	}
+	return err
+}

@@ -1,0 +1,56 @@
+//go:build linux || darwin
+
+package mapped
+
+import (
+	"math"
+	"os"
+
+	"golang.org/x/sys/unix"
+)
+
+const supported = true
+
+// errFull is what the system says when a disk is full.
+var errFull error = unix.ENOSPC
+
+// freeBytes returns what a process without privileges can still write in dir.
+func freeBytes(dir string) int {
+	var st unix.Statfs_t
+	if err := unix.Statfs(dir, &st); err != nil || st.Blocks == 0 || st.Bsize <= 0 {
+		return math.MaxInt // the file system does not say: ask for it and see
+	}
+	return int(min(uint64(st.Bavail), math.MaxInt/uint64(st.Bsize)) * uint64(st.Bsize))
+}
+
+// mmap maps n bytes of file, which this process reads and writes from front to back more often than not.
+func mmap(file *os.File, n int) ([]byte, error) {
+	raw, err := file.SyscallConn()
+	if err != nil {
+		return nil, err
+	}
+	var mem []byte
+	if ctl := raw.Control(func(fd uintptr) {
+		mem, err = unix.Mmap(int(fd), 0, n, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	}); ctl != nil {
+		return nil, ctl
+	}
+	if err != nil {
+		return nil, os.NewSyscallError("mmap", err)
+	}
+	_ = unix.Madvise(mem, unix.MADV_SEQUENTIAL) // a hint: more is read at a time, and goes sooner
+	return mem, nil
+}
+
+func unmap(mem []byte) error { return os.NewSyscallError("munmap", unix.Munmap(mem)) }
+
+func willNeed(pages []byte) error {
+	return os.NewSyscallError("madvise", unix.Madvise(pages, unix.MADV_WILLNEED))
+}
+
+func release(pages []byte) error {
+	if err := unix.Msync(pages, unix.MS_SYNC); err != nil {
+		return os.NewSyscallError("msync", err)
+	}
+	return os.NewSyscallError("madvise", evict(pages))
+}

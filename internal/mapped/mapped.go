@@ -1,0 +1,274 @@
+// Package mapped is memory that lives in files, for what is too much for RAM.
+//
+// A [Files] gives out blocks that are mapped from files of one directory. They are read and written like any other memory.
+// The kernel keeps in RAM what is in use, writes the rest to the disk and reads it back when it is touched: what a rank can
+// hold ends at the disk, and what it needs at once decides how fast it is. A [Files] is an [arena.Source]:
+//
+//	f, err := mapped.Open("/scratch")            // a private directory in /scratch
+//	a := arena.New(arena.Sources{Shard: f, Spill: f})
+//	...
+//	err = errors.Join(a.Close(), f.Close())
+//
+// The kernel does not know what comes next, but the schedule of a training step does, and says so:
+//
+//	f.WillNeed(b)    before use: read-ahead begins, the call does not wait for it
+//	f.Release(b)     after use: written to the disk, then dropped from RAM; the contents stay
+//
+// # What always holds
+//
+//   - A block has its place on the disk before it is given out. A disk that is full is a [SpaceError] of Alloc and not a
+//     signal in the middle of a pass. (File systems that copy on write, such as btrfs and ZFS, cannot promise that much.)
+//   - A file has no name while it is in use: however the process ends, its space is free again, and no more than an empty
+//     directory is left.
+//   - Blocks of 64 KiB and more have a file of their own and begin with a page. Smaller ones share files of 1 MiB, begin at
+//     [arena.Align], and stay where they are: WillNeed and Release do nothing for them.
+//
+// A disk that fails to read a page back is, as for every mapped file, a signal that ends the process. A directory of tmpfs
+// is RAM, and nothing is won by files in it.
+//
+// The package works on Linux and macOS. Elsewhere Open returns [ErrUnsupported].
+package mapped
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"unsafe"
+
+	"github.com/gofsdp/gofsdp/internal/arena"
+)
+
+const (
+	smallBytes = 64 << 10 // blocks below share files
+	sharedSize = 1 << 20  // of a file that blocks share
+)
+
+// ErrUnsupported is wrapped by the error of Open where files cannot be mapped in the way this package needs.
+var ErrUnsupported = errors.New("no mapped files on this system")
+
+// A SpaceError says that the disk has no place for a block.
+type SpaceError struct {
+	Dir  string // where the place was asked for
+	Size int    // bytes asked for
+	Free int    // bytes that were free
+	Err  error  // what the system said: its code for a full disk, for a quota, for a limit on files
+}
+
+func (e *SpaceError) Error() string {
+	return fmt.Sprintf("mapped: no place for %d bytes in %s, where %d are free: %v", e.Size, e.Dir, e.Free, e.Err)
+}
+
+func (e *SpaceError) Unwrap() error { return e.Err }
+
+// Files gives out blocks of memory that live in the files of a directory. It is not safe for concurrent use; the blocks are
+// as any memory.
+type Files struct {
+	dir    string        // private to this Files, and empty: the files in use have no names
+	maps   []*mapping    // by address; nil once closed
+	live   map[*byte]int // bytes of every block that is out, by its first byte
+	shared *mapping      // the one that small blocks are cut from now, or nil
+}
+
+var _ arena.Source = (*Files)(nil)
+
+// A mapping is a file in memory.
+type mapping struct {
+	mem    []byte // all of it, whole pages
+	shared bool   // by small blocks
+	cut    int    // bytes of mem that were given out once, and are not again
+	live   int    // blocks that are out; at 0 the mapping ends
+}
+
+// Open makes a private directory in dir, which must exist and be named, for files that live until Close.
+func Open(dir string) (*Files, error) {
+	if dir == "" {
+		return nil, errors.New("mapped: no directory is named for the files")
+	}
+	if !supported {
+		return nil, fmt.Errorf("mapped: files in %s: %w", dir, ErrUnsupported)
+	}
+	private, err := os.MkdirTemp(dir, "gofsdp-")
+	if err != nil {
+		return nil, fmt.Errorf("mapped: making a directory: %w", err)
+	}
+	return &Files{dir: private, maps: []*mapping{}, live: make(map[*byte]int)}, nil
+}
+
+// Alloc implements [arena.Source]. The memory is zero.
+func (f *Files) Alloc(n int) ([]byte, error) {
+	if f.maps == nil {
+		return nil, errClosed
+	}
+	if n <= 0 {
+		return nil, fmt.Errorf("mapped: cannot allocate %d bytes", n)
+	}
+	m, err := f.room(n)
+	if err != nil {
+		return nil, err
+	}
+	b := m.mem[m.cut : m.cut+n : m.cut+n]
+	m.cut = min(m.cut+up(n, arena.Align), len(m.mem))
+	m.live++
+	f.live[unsafe.SliceData(b)] = n
+	return b, nil
+}
+
+// errClosed is why closed files give no memory.
+var errClosed = errors.New("mapped: the files are closed")
+
+// room returns a mapping with n bytes that have not been cut.
+func (f *Files) room(n int) (*mapping, error) {
+	if n >= smallBytes {
+		return f.newMapping(n)
+	}
+	if f.shared != nil && n <= len(f.shared.mem)-f.shared.cut {
+		return f.shared, nil
+	}
+	m, err := f.newMapping(sharedSize)
+	if err == nil {
+		m.shared, f.shared = true, m
+	}
+	return m, err
+}
+
+// newMapping maps a new file of at least n bytes.
+func (f *Files) newMapping(n int) (*mapping, error) {
+	if free := freeBytes(f.dir); n > free {
+		// Asking for it would fill the disk before it fails, at the cost of everybody else who writes there.
+		return nil, &SpaceError{Dir: f.dir, Size: n, Free: free, Err: errFull}
+	}
+	file, err := nameless(f.dir)
+	if err != nil {
+		return nil, fmt.Errorf("mapped: making a file of %d bytes: %w", n, err)
+	}
+	size := up(n, os.Getpagesize())
+	if err := reserve(file, size); err != nil {
+		file.Close() // which has nothing to lose
+		return nil, &SpaceError{Dir: f.dir, Size: n, Free: freeBytes(f.dir), Err: err}
+	}
+	mem, err := mmap(file, size)
+	if err = errors.Join(err, file.Close()); err != nil { // the mapping keeps the file
+		return nil, fmt.Errorf("mapped: mapping a file of %d bytes in %s: %w", n, f.dir, err)
+	}
+	m := &mapping{mem: mem}
+	i, _ := f.find(unsafe.SliceData(mem))
+	f.maps = slices.Insert(f.maps, i, m)
+	return m, nil
+}
+
+// nameless returns a new file in dir whose space is free again once it is neither open nor mapped.
+func nameless(dir string) (*os.File, error) {
+	file, err := os.CreateTemp(dir, "block-")
+	if err != nil {
+		return nil, err
+	}
+	if err := os.Remove(file.Name()); err != nil {
+		return nil, errors.Join(err, file.Close())
+	}
+	return file, nil
+}
+
+// up rounds n up to a multiple of align, a power of two.
+func up(n, align int) int { return (n + align - 1) &^ (align - 1) }
+
+// find returns the mapping that p points into, or where it would be in maps.
+func (f *Files) find(p *byte) (i int, ok bool) {
+	return slices.BinarySearchFunc(f.maps, uintptr(unsafe.Pointer(p)), func(m *mapping, p uintptr) int {
+		switch begin := uintptr(unsafe.Pointer(unsafe.SliceData(m.mem))); {
+		case p < begin:
+			return 1
+		case p >= begin+uintptr(len(m.mem)):
+			return -1
+		}
+		return 0
+	})
+}
+
+// Free implements [arena.Source]. Anything but a block that is out is an error, as is everything after Close.
+func (f *Files) Free(b []byte) error {
+	if f.maps == nil {
+		return errClosed
+	}
+	first := unsafe.SliceData(b)
+	if n, ok := f.live[first]; !ok || n != len(b) {
+		return fmt.Errorf("mapped: freeing %d bytes that are not allocated here, or have been freed", len(b))
+	}
+	delete(f.live, first)
+	i, _ := f.find(first)
+	m := f.maps[i]
+	if m.live--; m.live > 0 {
+		return nil
+	}
+	f.maps = slices.Delete(f.maps, i, i+1)
+	if f.shared == m {
+		f.shared = nil
+	}
+	return unmap(m.mem)
+}
+
+// WillNeed begins to read b, a block or a part of one, back into RAM, if it is not there. It does not wait for the disk.
+func (f *Files) WillNeed(b []byte) error {
+	pages, err := f.pages(b)
+	if err != nil || len(pages) == 0 {
+		return err
+	}
+	if err := willNeed(pages); err != nil {
+		return fmt.Errorf("mapped: reading %d bytes ahead: %w", len(b), err)
+	}
+	return nil
+}
+
+// Release writes b, a block or a part of one, to the disk, waits until it is there, and drops it from RAM. Pages at the ends
+// of b that also hold other parts of the block go with it. The contents stay: who touches them waits for the disk.
+func (f *Files) Release(b []byte) error {
+	pages, err := f.pages(b)
+	if err != nil || len(pages) == 0 {
+		return err
+	}
+	if err := release(pages); err != nil {
+		return fmt.Errorf("mapped: releasing %d bytes: %w", len(b), err)
+	}
+	return nil
+}
+
+// pages returns the whole pages of b's file that hold b; none, if other blocks may be on them.
+func (f *Files) pages(b []byte) ([]byte, error) {
+	if f.maps == nil {
+		return nil, errClosed
+	}
+	if len(b) == 0 {
+		return nil, nil
+	}
+	i, ok := f.find(&b[0])
+	if !ok {
+		return nil, fmt.Errorf("mapped: %d bytes that are not allocated here", len(b))
+	}
+	m := f.maps[i]
+	lo := int(uintptr(unsafe.Pointer(&b[0])) - uintptr(unsafe.Pointer(&m.mem[0])))
+	switch page := os.Getpagesize(); {
+	case len(b) > len(m.mem)-lo:
+		return nil, fmt.Errorf("mapped: %d bytes, of which only %d are allocated here", len(b), len(m.mem)-lo)
+	case m.shared:
+		return nil, nil
+	default:
+		return m.mem[lo&^(page-1) : up(lo+len(b), page)], nil
+	}
+}
+
+// Close ends all mappings, those of live blocks too, which must not be touched any more, and removes the directory. Closing
+// again does nothing.
+func (f *Files) Close() error {
+	if f.maps == nil {
+		return nil
+	}
+	var failed error
+	for _, m := range f.maps {
+		failed = errors.Join(failed, unmap(m.mem))
+	}
+	f.maps, f.live, f.shared = nil, nil, nil
+	if failed = errors.Join(failed, os.Remove(f.dir)); failed != nil {
+		return fmt.Errorf("mapped: closing the files of %s: %w", f.dir, failed)
+	}
+	return nil
+}

@@ -1,0 +1,107 @@
+package program
+
+import (
+	"fmt"
+	"hash/fnv"
+	"io"
+)
+
+// Kind is what an operation does.
+type Kind uint8
+
+// The operations of a program. Gather, Reduce and Sync are collectives: every rank issues them in the same order.
+const (
+	Gather   Kind = iota // issue the all-gather of the group's parameters
+	Wait                 // wait for it: the parameters are now full
+	Forward              // run the call's forward
+	Turn                 // the loss is known; what follows is backward
+	Free                 // drop the full parameters
+	Backward             // run the call's backward
+	Reduce               // issue the reduce-scatter of the group's gradients; their all-reduce, if every rank holds all of them
+	Sync                 // wait for the reduce-scatter and issue the all-reduce of this rank's piece over the replicas
+	Drain                // wait for it, add to the gradient shard, drop the full gradients
+)
+
+var kindNames = [...]string{"gather", "wait", "forward", "turn", "free", "backward", "reduce", "sync", "drain"}
+
+// String returns the operation's name in lower case.
+func (k Kind) String() string {
+	if int(k) < len(kindNames) {
+		return kindNames[k]
+	}
+	return fmt.Sprintf("kind(%d)", uint8(k))
+}
+
+// An Op is one operation, on group Group or call Call.
+type Op struct {
+	Kind        Kind
+	Group, Call int // the one that the kind does not use is -1
+}
+
+// A Program is one pass over a model.
+type Program struct {
+	Model   *Model
+	Options Options
+	Ops     []Op
+}
+
+// Describe writes the program as text, one operation a line with the names of groups and calls.
+func (p *Program) Describe(w io.Writer) {
+	for _, op := range p.Ops {
+		fmt.Fprintln(w, p.Text(op))
+	}
+}
+
+// Text returns op with the name of its group or call.
+func (p *Program) Text(op Op) string {
+	switch {
+	case op.Group >= 0:
+		return fmt.Sprintf("%v %s", op.Kind, p.Model.Groups[op.Group].Name)
+	case op.Call >= 0:
+		return fmt.Sprintf("%v %s", op.Kind, p.Model.Calls[op.Call].Name)
+	default:
+		return op.Kind.String()
+	}
+}
+
+// Hash returns a fingerprint of the program: the same on every machine for the same model and options.
+func (p *Program) Hash() uint64 {
+	h := fnv.New64a()
+	fmt.Fprintln(h, p.Model.Inputs, p.Model.Results, p.Options.NoSync, p.Options.Pending)
+	for _, c := range p.Model.Calls {
+		fmt.Fprintln(h, c.Name, c.In, c.Params)
+	}
+	for _, q := range p.Model.Params {
+		fmt.Fprintln(h, q.Name, q.Group)
+	}
+	for _, g := range p.Model.Groups {
+		fmt.Fprintln(h, g.Name, g.Unit, g.Hold, g.Frozen, g.Bytes, g.Shards, g.Replicas)
+	}
+	p.Describe(h)
+	return h.Sum64()
+}
+
+// Counts are the collectives of a pass.
+type Counts struct {
+	Gathers int // all-gathers over more than one rank
+	Reduces int // reduce-scatters over more than one rank
+	Syncs   int // all-reduces over more than one rank
+}
+
+// Counts counts the collectives that more than one rank takes part in.
+func (p *Program) Counts() Counts {
+	var n Counts
+	for _, op := range p.Ops {
+		switch op.Kind {
+		case Gather:
+			n.Gathers += count(p.Model.Groups[op.Group].Shards > 1)
+		case Reduce:
+			g := p.Model.Groups[op.Group]
+			n.Reduces += count(g.Shards > 1)
+			n.Syncs += count(g.Shards <= 1 && g.Replicas > 1)
+		case Sync:
+			n.Syncs++
+		}
+	}
+	return n
+}

@@ -1,0 +1,104 @@
+package optim
+
+import (
+	"cmp"
+	"fmt"
+)
+
+// LossScale is the configuration of dynamic loss scaling (https://arxiv.org/abs/1710.03740, section 3.2), which training
+// in half precision needs: small gradients are zero in float16 unless the loss, and with it every gradient, is multiplied
+// by a large scale before backward and divided by it before the update. The right scale is as large as possible without
+// overflow and changes as training goes on, so it is searched for: it grows after Interval finite gradients in a row and
+// falls at once when a gradient is not finite. The zero value has the defaults of PyTorch's GradScaler.
+//
+// Powers of two, as all defaults are, keep the scale one, and multiplying by it and dividing again then changes no bit of
+// what does not overflow or underflow.
+type LossScale struct {
+	Init     float64 // first scale, in [Min, Max]; default 65536
+	Growth   float64 // factor of growth, at least 1; default 2. At 1 the scale is static: it stays Init, come what may
+	Backoff  float64 // factor after a gradient that is not finite, in (0, 1); default 0.5
+	Interval int     // finite gradients in a row before growth; default 2000
+	Min      float64 // least scale, at least 2^-126; default 1
+	Max      float64 // greatest scale, at most 2^126, the default: the scale and its inverse are normal in float32
+}
+
+// maxLossScale keeps scale and inverse normal float32 numbers. The scale is never zero or infinite for it.
+const maxLossScale = 0x1p126
+
+// LossScaler is the scale as training goes on. It only decides: multiplying the loss, dividing the gradient and leaving
+// out the update are the caller's. It is not safe for concurrent use.
+type LossScaler struct {
+	config LossScale // no field is at its default, and Min == Max if static
+	state  LossScaleState
+}
+
+// LossScaleState is what a checkpoint keeps of a [LossScaler].
+type LossScaleState struct {
+	Scale  float64
+	Streak int // finite gradients in a row since the scale last changed
+}
+
+// New returns a scaler that begins at c.Init, or an error that names the field out of range.
+func (c LossScale) New() (*LossScaler, error) {
+	c.Init = cmp.Or(c.Init, 1<<16)
+	c.Growth = cmp.Or(c.Growth, 2)
+	c.Backoff = cmp.Or(c.Backoff, 0.5)
+	c.Interval = cmp.Or(c.Interval, 2000)
+	c.Min = cmp.Or(c.Min, 1)
+	c.Max = cmp.Or(c.Max, maxLossScale)
+	var want string
+	switch { // negated, for NaN fails every comparison
+	case !(c.Min >= 1/maxLossScale && c.Min <= c.Max && c.Max <= maxLossScale):
+		want = fmt.Sprintf("Min and Max are %v and %v: must ascend within [2^-126, 2^126]", c.Min, c.Max)
+	case !(c.Init >= c.Min && c.Init <= c.Max):
+		want = fmt.Sprintf("Init is %v: must be in [%v, %v]", c.Init, c.Min, c.Max)
+	case !(c.Growth >= 1 && c.Growth <= maxLossScale):
+		want = fmt.Sprintf("Growth is %v: must be in [1, 2^126]", c.Growth)
+	case !(c.Backoff > 0 && c.Backoff < 1):
+		want = fmt.Sprintf("Backoff is %v: must be in (0, 1)", c.Backoff)
+	case c.Interval < 0:
+		want = fmt.Sprintf("Interval is %d: must not be negative", c.Interval)
+	}
+	if want != "" {
+		return nil, fmt.Errorf("optim: loss scale: %s", want)
+	}
+	if c.Growth == 1 {
+		c.Min, c.Max = c.Init, c.Init
+	}
+	return &LossScaler{config: c, state: LossScaleState{Scale: c.Init}}, nil
+}
+
+// Scale returns what to multiply the next loss by: a finite number within the bounds, never zero.
+func (s *LossScaler) Scale() float64 { return s.state.Scale }
+
+// Update says whether the gradient of the loss multiplied by Scale was finite. If not, the caller leaves out the update
+// of the parameters. Every rank must give the same answer, agreed upon beforehand: one element that is not finite in any
+// rank's shard makes it false for all, else ranks step apart from then on. A scale that would leave the bounds stops there;
+// if gradients are still not finite at the lower one, the scale is not what is wrong.
+func (s *LossScaler) Update(finite bool) {
+	c, st := s.config, &s.state
+	if !finite {
+		*st = LossScaleState{Scale: max(st.Scale*c.Backoff, c.Min)}
+		return
+	}
+	st.Streak++
+	if st.Streak >= c.Interval {
+		*st = LossScaleState{Scale: min(st.Scale*c.Growth, c.Max)}
+	}
+}
+
+// State returns what Restore takes.
+func (s *LossScaler) State() LossScaleState { return s.state }
+
+// Restore continues from a state, of a scaler with other settings, too. It changes nothing and returns an error if the
+// scale is outside this scaler's bounds; those of a static one are its only scale.
+func (s *LossScaler) Restore(state LossScaleState) error {
+	if c := s.config; !(state.Scale >= c.Min && state.Scale <= c.Max) {
+		return fmt.Errorf("optim: loss scale: restore: scale is %v: must be in [%v, %v]", state.Scale, c.Min, c.Max)
+	}
+	if state.Streak < 0 {
+		return fmt.Errorf("optim: loss scale: restore: streak is %d: must not be negative", state.Streak)
+	}
+	s.state = state
+	return nil
+}
