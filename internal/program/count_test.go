@@ -108,3 +108,12 @@ func TestRingTraffic(t *testing.T) {
 	require.Equal(t, ddp, traffic(hold(Keep, N, 1)))
 	require.Equal(t, 3*ddp/2-2*400*(N-1)/N, traffic(hold(Use, N, 1)), "neither the root nor the last unit is gathered twice")
 }
+
+// TestZeroMesh sends nothing if a group says nothing of ranks: it is whole, and the only one.
+func TestZeroMesh(t *testing.T) {
+	p := compiled(t, chain(1).each(hold(Use, 0, 0)), Options{})
+	require.Zero(t, p.Counts())
+	plan, err := NewPlan(p, &Sizes{Group: []GroupSizes{{8, 8, 8, 8}}, Call: []CallSizes{{Out: []int{8}, GradIn: []int{0}, KeepIn: []bool{false}, KeepOut: []bool{false}}}})
+	require.NoError(t, err)
+	require.Zero(t, plan.Traffic())
+}

@@ -333,4 +333,7 @@ func TestBufferClasses(t *testing.T) {
 	require.Equal(t, arena.Activation, class(CallUpdate, 0))
 	require.Equal(t, arena.Saved, class(CallSaved, 0))
 	require.Equal(t, arena.Spilled, class(CallSaved, 1))
+	plan, err = NewPlan(compiled(t, chain(2), Options{Eval: true}), s)
+	require.NoError(t, err)
+	require.Equal(t, arena.Activation, class(CallOut, 0), "an evaluation keeps nothing for a backward")
 }

@@ -180,6 +180,13 @@ func TestVerifyBoundsResidency(t *testing.T) {
 	require.NoError(t, Verify(p.with(early...)))
 	p.Model.Groups[1].Unit, p.Model.Groups[2].Unit, p.Model.Groups[1].Hold = "", "", Keep
 	require.NoError(t, Verify(p.with(early...)))
+
+	wide := rooted(3)
+	wide.Calls[1].Params = []int{0, 1} // a kept group does not make the call wide
+	p = compiled(t, wide, Options{})
+	i = slices.Index(p.Ops, Op{Gather, 2, -1})
+	require.Equal(t, Op{Free, 1, -1}, p.Ops[i-1])
+	require.ErrorContains(t, Verify(p.with(p.Ops[:i-1], []Op{p.Ops[i], p.Ops[i-1]}, p.Ops[i+1:])), "2 units are resident, at most 1 may be")
 }
 
 // TestVerifyBoundsFlight puts a gather before the wait that makes room for it.
