@@ -1,0 +1,29 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"github.com/gofsdp/gofsdp/comm"
+	"github.com/gofsdp/gofsdp/examples/internal/text"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// TestRun trains for some steps; run itself checks which ranks share what.
+func TestRun(t *testing.T) {
+	code, prose, err := text.Load()
+	require.NoError(t, err)
+	var out bytes.Buffer
+	require.NoError(t, comm.Run(t.Context(), ranks, func(ctx context.Context, g comm.Group) error {
+		return run(ctx, g, []text.Text{code, prose}, 10, &out)
+	}))
+	require.Contains(t, out.String(), "rank 3 owns")
+	require.ErrorContains(t, comm.Run(t.Context(), 3, func(ctx context.Context, g comm.Group) error {
+		return run(ctx, g, []text.Text{code, prose}, 10, &out)
+	}), "3 ranks do not divide into 2 domains")
+}
