@@ -19,8 +19,8 @@ type compiled struct {
 	params []int    // by group: buffer of the full parameters, or -1
 	grads  []int    // by group: buffer of the full gradients, or -1
 	zero   [][]span // by group: bytes of the full gradients that no call writes
-	loss   int      // buffer of the loss
-	seed   int      // buffer of its gradient, or -1
+	lossAt int      // buffer of the loss
+	seedAt int      // buffer of its gradient, or -1
 	hash   uint64   // of the program and of which parameters get a gradient
 	grad   []bool   // by parameter: whether it gets one
 }
@@ -297,7 +297,7 @@ func (s *Sharded) bind(c *compiled) {
 		c.zero = append(c.zero, s.unwritten(c, g))
 	}
 	loss := s.model.Results[0]
-	c.loss, c.seed = c.plan.Lookup(program.CallOut, loss.Call, loss.Out), c.plan.Lookup(program.CallGradOut, loss.Call, loss.Out)
+	c.lossAt, c.seedAt = c.plan.Lookup(program.CallOut, loss.Call, loss.Out), c.plan.Lookup(program.CallGradOut, loss.Call, loss.Out)
 	for i, call := range s.model.Calls {
 		b := &c.calls[i]
 		if b.unit == nil {

@@ -10,8 +10,8 @@ import (
 )
 
 // Config configures Wrap. The zero value shards fully (ZeRO-3) over one rank, in one unit, in float32, with one unit
-// gathered ahead. Every rank must use the same values, except for Group, GroupOf's groups, OffloadDir, Poison, Trace and
-// Logger; Wrap checks that.
+// gathered ahead. Every rank must use the same values, except for Group, GroupOf's groups, OffloadDir, Spill, Poison,
+// Trace and Logger; Wrap checks that.
 type Config struct {
 	// Group is the process group to train on; nil means one rank. Its collectives must not be used by others while a
 	// method of Sharded runs. If it is a [comm.Allocator], parameters and gradients live in its memory. Sharded does not
@@ -44,10 +44,11 @@ type Config struct {
 	InFlight int
 
 	// Frozen selects parameters that are not trained, by full name: they have no gradient and no optimizer state, and are
-	// whole in backward only where something that is trained needs them. Nil selects none; [Sharded.Freeze] changes it.
+	// whole in backward only where something that is trained needs them. All may be: then Backward does nothing. Nil selects
+	// none; [Sharded.Freeze] changes it.
 	Frozen func(name string) bool
 	// Ignored selects parameters, by full name, that are not sharded: every rank holds them, and their gradients are summed
-	// by all-reduce. Nil selects none.
+	// by all-reduce, in the type of the computation. Nil selects none.
 	Ignored func(name string) bool
 
 	// Checkpoint selects calls that keep only their inputs for backward and compute the rest again (activation
@@ -56,11 +57,15 @@ type Config struct {
 	// Keep selects calls that keep everything their backward uses: most memory, no computation twice. Nil selects none. Calls
 	// that neither selects keep what is dear to compute, such as products, and recompute what is cheap, such as activations.
 	Keep Policy
-	// Spill selects calls that keep what their backward uses in files under OffloadDir. Nil selects none.
+	// Spill selects calls that keep what their backward uses in files under OffloadDir. Nil selects none. As long as RAM has
+	// room for the files, a pass takes no longer than without, where Checkpoint takes 1.2 times as long; once it has not, what
+	// a call keeps is written to the disk and read back in every pass. So Spill pays for calls that compute longer than the
+	// disk needs for what they keep; for those that Checkpoint selects too, it is only their inputs.
 	Spill Policy
 	// OffloadDir, if set, is a directory for files that are mapped into memory in place of RAM: shards of parameters and
 	// gradients, the optimizer's state, and what Spill selects. The system writes back and drops what is not in use, so a
-	// model may be larger than memory. The files have no names, so nothing is left behind; ranks may share a directory.
+	// model may be larger than memory. The files have no names, so nothing is left behind; ranks may share a directory. A disk
+	// without room is an error of Wrap, of making an optimizer, or of the pass that spills. Linux and macOS only.
 	OffloadDir string
 
 	// Seed of the initial parameters and of dropout.

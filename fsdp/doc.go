@@ -21,10 +21,11 @@
 //
 // # Modules, models, units
 //
-// A [Module] is a pure builder over Gorgonia nodes with a list of parameters. A [Model] is plain Go code that calls modules:
-// a loop over blocks, an encoder whose output every layer sees, a head tied to an embedding. Wrap runs it once, without data,
-// to learn the calls. A [Policy] then puts the parameters of calls into units; what no unit takes is the root unit. The
-// parameters of a unit lie end to end in a flat group, or in several where some are frozen, ignored, or travel in another type.
+// A [Module] is a pure builder over Gorgonia nodes with a list of parameters. A [Model] is plain Go code that calls
+// modules: a loop over blocks, an encoder whose output every layer sees, a head tied to an embedding. Wrap runs it once,
+// without data, to learn the calls. A [Policy] then puts the parameters of calls into units; what no unit takes is the root
+// unit. The parameters of a unit lie end to end in a flat group, or in several where some are frozen, ignored, or travel in
+// another type.
 //
 //	model     Forward: wte ─▶ wpe ─▶ blocks.0 ─▶ blocks.1 ─▶ lnf ─▶ head ─▶ loss
 //	units     WrapType[*nn.Block]: {blocks.0} {blocks.1}, root {wte wpe lnf head}
@@ -32,35 +33,36 @@
 //
 // # Strategies
 //
-// A [Strategy] says what is cut over the ranks and what is whole when: FullShard cuts all there is, ShardGradOp keeps parameters
-// whole during a pass, NoShard copies everything to every rank (DDP), and the hybrid strategies cut over the ranks of a host, say,
-// and copy from host to host. Config.StrategyOf chooses for each unit; Config.GroupOf gives a unit, such as an expert, a
-// process group of its own.
+// A [Strategy] says what is cut over the ranks and what is whole when: FullShard cuts all there is, ShardGradOp keeps
+// parameters whole during a pass, NoShard copies everything to every rank (DDP), and the hybrid strategies cut over the
+// ranks of a host, say, and copy from host to host. Config.StrategyOf chooses for each unit; Config.GroupOf gives a unit,
+// such as an expert, a process group of its own.
 //
 // # The step is data
 //
-// The order of everything is decided before a pass, not discovered while it runs: [Sharded.Plan] shows the schedule, the memory
-// and the traffic, and the ranks compare their schedules before the first collective. How a pass is scheduled (strategy,
-// prefetch, wrapping, checkpointing, where memory lies) does not change one bit of its result, the norm of
-// [Sharded.ClipGradNorm] included. Two exceptions concern the sum over the ranks: ShardRanks that is no power of two, and gradients
-// that travel in 16 bits under a hybrid strategy, are rounded in another order.
+// The order of everything is decided before a pass, not discovered while it runs: [Sharded.Plan] shows the schedule, the
+// memory and the traffic, and the ranks compare their schedules before the first collective. How a pass is scheduled
+// (strategy, prefetch, wrapping, checkpointing, where memory lies) does not change one bit of its result, the norm of
+// [Sharded.ClipGradNorm] included. Two exceptions concern the sum over the ranks: ShardRanks that is no power of two, and
+// gradients that travel in 16 bits under a hybrid strategy, are rounded in another order.
 //
 // # Gradients
 //
 // Gradients are means over the ranks: each rank's loss should be a mean over its batch, and batches of equal size make the
-// result that of the whole batch on one rank. [ByWeights] weighs unequal ones. Backward adds to the gradients that are there, until
-// [Sharded.ZeroGrad]. Inside [Sharded.NoSync] it does so without communication, for the memory of whole gradients. [Sharded.Hold] puts a
-// forward aside, so that several may come before their backwards. A parameter that no loss depended on has no gradient, and
-// optimizers leave it alone.
+// result that of the whole batch on one rank. [ByWeights] weighs unequal ones. Backward adds to the gradients that are
+// there, until [Sharded.ZeroGrad]. Inside [Sharded.NoSync] it does so without communication, for the memory of whole
+// gradients. [Sharded.Hold] puts a forward aside, so that several may come before their backwards. A parameter that no loss
+// depended on has no gradient, and optimizers leave it alone.
 //
-// Frozen parameters have no gradient and no optimizer state. They are whole in backward only while something that is trained needs
-// their value, and freed directly after; calls before the first trained parameter have no backward. [Sharded.Freeze]
-// changes what is frozen between steps.
+// Frozen parameters have no gradient and no optimizer state. They are whole in backward only while something that is
+// trained needs their value, and freed directly after; calls before the first trained parameter have no backward.
+// [Sharded.Freeze] changes what is frozen between steps.
 //
 // # Numbers
 //
-// Computation is in float32, or float64 for tests. [Precision] lets parameters and gradients travel in 16 bits, which halves the
-// traffic; shards, optimizer state and checkpoints keep the type of the computation. [Sharded.Unscale] undoes a loss scale.
+// Computation is in float32, or float64 for tests. [Precision] lets parameters and gradients travel in 16 bits, which
+// halves the traffic; shards, optimizer state and checkpoints keep the type of the computation. [Sharded.Unscale] undoes a
+// loss scale.
 //
 // # What always holds
 //
@@ -78,6 +80,6 @@
 //
 // What ranks send each other, namely shards, gathered parameters and gradients, lives in memory of the group if that has
 // any to give (see [comm.Allocator]): ranks on one host then read and write it in place. Optimizer state, activations and
-// scratch live on the Go heap. Config.OffloadDir puts shards, optimizer state and what Config.Spill selects into files instead.
-// All of it is kept for the next step until [Sharded.Close] gives it back.
+// scratch live on the Go heap. Config.OffloadDir puts shards, optimizer state and what Config.Spill selects into files
+// instead. All of it is kept for the next step until [Sharded.Close] gives it back.
 package fsdp

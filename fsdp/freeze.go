@@ -23,7 +23,8 @@ import (
 //
 // An error that is found before anything moves leaves everything as it was, on every rank.
 func (s *Sharded) Freeze(ctx context.Context, frozen func(name string) bool, opt optim.Optimizer) ([]optim.Entry, error) {
-	next := &Sharded{cfg: s.cfg, frozen: frozen, trace: s.trace, meshes: s.meshes, arena: s.arena}
+	next := &Sharded{cfg: s.cfg, trace: s.trace, meshes: s.meshes, arena: s.arena}
+	next.cfg.Frozen = frozen
 	err := s.err
 	if err == nil {
 		err = s.idle()
@@ -31,7 +32,11 @@ func (s *Sharded) Freeze(ctx context.Context, frozen func(name string) bool, opt
 	if err == nil {
 		err = next.makeUnits()
 	}
-	if err := s.agree(ctx, request{kind: passFreeze}, err); err != nil {
+	r := request{kind: passFreeze}
+	if opt != nil {
+		r.argument = 1 // state that only some ranks bring would be zero in the pieces of the others
+	}
+	if err := s.agree(ctx, r, err); err != nil {
 		return nil, err
 	}
 	if err := sameText(ctx, s.cfg.Group, "frozen parameters", next.manifest()); err != nil {
@@ -97,7 +102,7 @@ func (s *Sharded) become(next *Sharded) {
 	}
 	s.state, s.compiled = nil, nil
 	clear(s.present)
-	s.frozen, s.units, s.groups, s.home, s.model, s.programs = next.frozen, next.units, next.groups, next.home, next.model, next.programs
+	s.cfg, s.units, s.groups, s.home, s.model, s.programs = next.cfg, next.units, next.groups, next.home, next.model, next.programs
 }
 
 // stateName is a tensor of an optimizer's state that some rank has a piece of.
@@ -170,15 +175,6 @@ func (s *Sharded) move(ctx context.Context, next *Sharded, full *arena.Block, ke
 		}
 	}
 	return entries, nil
-}
-
-// gatherNow gathers a shard buffer of the group.
-func (f *flatGroup) gatherNow(ctx context.Context, full, shard []byte) error {
-	full = full[:f.bytes()]
-	if err := f.mesh.shard.AllGather(f.buffer(full, f.dtype), f.buffer(shard, f.dtype)).Wait(ctx); err != nil {
-		return fmt.Errorf("gathering group %s: %w", f.name, err)
-	}
-	return nil
 }
 
 // putState writes the state entries of that name to where the gradients were.

@@ -2,6 +2,7 @@ package fsdp
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math"
 
@@ -183,11 +184,15 @@ func (f *flatGroup) norms(ctx context.Context, kind Norm) ([]float64, error) {
 // updates l. If a gradient on any rank is not finite, it returns false on every rank and drops the gradients, so that the
 // step is to be left out: call it once a step, after the last Backward and before ClipGradNorm.
 func (s *Sharded) Unscale(ctx context.Context, l *optim.LossScaler) (finite bool, err error) {
-	r := request{kind: passUnscale, argument: l.Scale()}
+	r := request{kind: passUnscale}
 	if err = s.err; err == nil {
 		err = s.pending.reduced()
 	}
+	if err == nil && l == nil {
+		err = errors.New("there is no LossScaler")
+	}
 	if err == nil {
+		r.argument = l.Scale()
 		if _, infinite := s.largestGrad(); infinite != nil {
 			r.weight = 1
 		}

@@ -2,7 +2,9 @@ package fsdp
 
 import (
 	"fmt"
+	"math"
 
+	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/internal/arena"
 	"github.com/gofsdp/gofsdp/internal/exec"
 	"github.com/gofsdp/gofsdp/internal/kernel/vec"
@@ -26,6 +28,7 @@ type flatGroup struct {
 	name   string
 	layout *shard.Layout
 	mesh   *mesh
+	peers  comm.Group // all ranks that have these parameters, or buffers
 	kind   kind
 	hold   program.Hold
 	dtype  DType // of computation and of the shard
@@ -44,6 +47,9 @@ func newFlatGroup(name string, tr *trace, params []int, m *mesh, k kind, p Preci
 	layout, err := shard.New(list, m.shard.Size(), shard.DefaultAlign)
 	if err != nil {
 		return nil, fmt.Errorf("group %s: %w", name, err)
+	}
+	if layout.Len() > math.MaxInt/Float64.size() {
+		return nil, fmt.Errorf("group %s: %d elements are more bytes than an int can count", name, layout.Len())
 	}
 	f := &flatGroup{
 		name: name, layout: layout, mesh: m, kind: k, params: params,

@@ -28,6 +28,9 @@ func (m *mesh) replicas() int {
 	return m.replica.Size()
 }
 
+// twice tells whether gradients are summed over the ranks that share them, and then over the replicas.
+func (m *mesh) twice() bool { return m.shard.Size() > 1 && m.replicas() > 1 }
+
 // counts tells whether this rank speaks for its replicas when something is summed over all ranks.
 func (m *mesh) counts() bool { return m.replica == nil || m.replica.Rank() == 0 }
 
@@ -48,11 +51,16 @@ func newMeshes(g comm.Group, ranks int) *meshes {
 		group: g, ranks: ranks, whole: &mesh{shard: g}, local: &mesh{shard: comm.Local(1)[0]},
 		own: make(map[comm.Group]*mesh),
 	}
-	m.apart = &mesh{shard: m.local.shard}
-	if g.Size() > 1 {
-		m.apart.replica = g
-	}
+	m.apart = &mesh{shard: m.local.shard, replica: several(g)}
 	return m
+}
+
+// several returns g, or nil if it is one rank.
+func several(g comm.Group) comm.Group {
+	if g.Size() == 1 {
+		return nil
+	}
+	return g
 }
 
 // of returns the mesh of a kind of parameters in a unit. It is a collective of all ranks, or of the unit's own group.
@@ -60,10 +68,14 @@ func (m *meshes) of(ctx context.Context, u *unit, k kind) (*mesh, error) {
 	switch {
 	case k.buffer:
 		return m.local, nil
+	case u.group != nil:
+		own, err := m.ofUser(ctx, u.group)
+		if err == nil && k.ignored {
+			own = &mesh{shard: m.local.shard, replica: several(u.group), leader: own.leader}
+		}
+		return own, err
 	case k.ignored:
 		return m.apart, nil
-	case u.group != nil:
-		return m.ofUser(ctx, u.group)
 	}
 	switch u.strategy {
 	case NoShard:
@@ -117,6 +129,15 @@ func (m *meshes) abort(err error) {
 	m.group.Abort(err)
 	for g := range m.own {
 		g.Abort(err)
+	}
+}
+
+// abortOwn fails the groups of the user's that this rank has met or was about to: their other ranks may wait for it there.
+func (m *meshes) abortOwn(units []*unit, err error) {
+	for _, u := range units {
+		if u.group != nil {
+			u.group.Abort(err)
+		}
 	}
 }
 

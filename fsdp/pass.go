@@ -25,7 +25,7 @@ type pass struct {
 	key    int     // of its random numbers, the same in forward and backward
 	scale  float64 // gradient of the loss
 	weight float64 // of this rank among the others
-	lost   float64 // the loss
+	loss   float64 // of this rank
 }
 
 // Forward runs the forward pass on this rank's batch and returns this rank's loss. The batch must not be modified until
@@ -42,9 +42,9 @@ func (s *Sharded) Forward(ctx context.Context, batch ...Tensor) (loss float64, e
 	if err := s.run(ctx, p, 0, p.plan.Turn); err != nil {
 		return 0, err
 	}
-	p.lost = p.number64(p.loss)
+	p.loss = p.number64(p.lossAt)
 	s.pass = p
-	return p.lost, nil
+	return p.loss, nil
 }
 
 // A BackwardOption changes one Backward.
@@ -60,7 +60,8 @@ func Weight(w float64) BackwardOption { return func(p *pass) { p.weight = w } }
 
 // Backward runs the backward pass of the last Forward. It leaves the mean over the ranks of the gradients (see
 // Config.Divide), added to what was there, in the shards that each rank owns. It fails on every rank if the loss of any is
-// not finite, and then changes no gradient. After an error the Forward is gone: the next call is another Forward.
+// not finite, and then changes no gradient. After an error the Forward is gone: the next call is another Forward. Where
+// all parameters are frozen there is nothing to do, which is no error.
 func (s *Sharded) Backward(ctx context.Context, opts ...BackwardOption) error {
 	p := s.pass
 	s.pass = nil
@@ -87,6 +88,7 @@ func (s *Sharded) backward(ctx context.Context, p *pass, opts []BackwardOption) 
 	if err != nil {
 		return errors.Join(err, s.discard(ctx, p))
 	}
+	s.arena.Begin(arena.Training)
 	s.pending.take(p)
 	if err := s.run(ctx, p, p.plan.Turn, len(p.plan.Steps)); err != nil {
 		return err
@@ -111,12 +113,12 @@ func (s *Sharded) prepareBackward(p *pass, opts []BackwardOption) error {
 		}
 	}
 	switch {
-	case math.IsNaN(p.scale) || math.IsInf(p.scale, 0):
+	case !s.cfg.Precision.finite(p.scale):
 		return fmt.Errorf("Scale is %v", p.scale)
 	case !(p.weight >= 0) || math.IsInf(p.weight, 0):
 		return fmt.Errorf("Weight is %v", p.weight)
-	case math.IsNaN(p.lost) || math.IsInf(p.lost, 0):
-		return fmt.Errorf("the loss of pass %d is %v", p.number, p.lost)
+	case math.IsNaN(p.loss) || math.IsInf(p.loss, 0):
+		return fmt.Errorf("the loss of pass %d is %v", p.number, p.loss)
 	}
 	c, err := s.compiledFor(s.training(), p.batch)
 	if err != nil {
@@ -280,14 +282,19 @@ func (s *Sharded) discardLast(ctx context.Context) error {
 // discard ends a forward that gets no backward. Gathers for the backward may be in flight: their buffers are the group's
 // until they are waited for.
 func (s *Sharded) discard(ctx context.Context, p *pass) error {
-	if p == nil || s.err != nil {
-		return nil // after a failure the buffers stay where they are
+	if p == nil {
+		return nil
+	}
+	if s.err != nil { // after a failure the buffers stay where they are, until Close has waited
+		s.ended = append(s.ended, p)
+		return nil
 	}
 	for g, w := range p.gather {
 		if w == nil {
 			continue
 		}
 		if err := w.Wait(ctx); err != nil {
+			s.ended = append(s.ended, p)
 			return s.broken(fmt.Errorf("pass %d has no Backward: waiting for group %s: %w", p.number, s.groups[g].name, err))
 		}
 		p.gather[g] = nil

@@ -2,9 +2,9 @@ package fsdp
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"math"
+	"slices"
 
 	"github.com/gofsdp/gofsdp/internal/arena"
 )
@@ -134,7 +134,7 @@ func (s *Sharded) reduceNow(ctx context.Context, g *flatGroup, full []byte) erro
 			return err
 		}
 	}
-	if q := g.schedule(""); q.Shards > 1 && q.Replicas > 1 {
+	if g.mesh.twice() {
 		if err := g.startSync(full).Wait(ctx); err != nil {
 			return err
 		}
@@ -156,7 +156,7 @@ type Pass struct {
 func (s *Sharded) Hold() *Pass {
 	p := &Pass{s: s, p: s.pass}
 	if s.pass != nil {
-		p.loss = s.pass.lost
+		p.loss = s.pass.loss
 		s.held[p] = true
 		s.pass = nil
 	}
@@ -182,13 +182,11 @@ func (p *Pass) Discard(ctx context.Context) error {
 	return p.s.discard(ctx, q)
 }
 
-// waiting returns the passes that may have collectives in flight: those whose backward is to come, and one that failed.
+// waiting returns the passes that may have collectives in flight: those whose backward is to come, and those that err has ended.
 func (s *Sharded) waiting() []*pass {
-	var list []*pass
-	for _, p := range []*pass{s.pass, s.failed} {
-		if p != nil {
-			list = append(list, p)
-		}
+	list := slices.Clone(s.ended)
+	if s.pass != nil {
+		list = append(list, s.pass)
 	}
 	for p := range s.held {
 		list = append(list, p.p)
@@ -198,8 +196,16 @@ func (s *Sharded) waiting() []*pass {
 
 // idle is the error of a method that no pass may be waiting through.
 func (s *Sharded) idle() error {
-	if len(s.held) > 0 {
-		return errors.New("passes put aside by Hold are waiting for their Backward")
+	if err := s.noneHeld(); err != nil {
+		return err
 	}
 	return s.pending.reduced()
+}
+
+// noneHeld is the error of a method that changes parameters.
+func (s *Sharded) noneHeld() error {
+	if len(s.held) > 0 {
+		return fmt.Errorf("%d passes put aside by Hold are waiting for their Backward", len(s.held))
+	}
+	return nil
 }

@@ -152,13 +152,16 @@ func (h *history) run(t require.TestingT, ctx context.Context, g comm.Group, k k
 	cfg := k.config()
 	cfg.Group, cfg.Divide = g, h.Divide
 	m := wrap(t, shapes[h.Model], cfg)
+	shards := m.Memory().Live
 	book := &ledger{grads: map[string][]float64{}, pending: map[string][]float64{}}
 	type heldPass struct {
 		*fsdp.Pass
 		batch int
 	}
 	var held []heldPass
+	open := false // a forward that has no backward yet
 	forward := func(batch int) {
+		open = true
 		_, err := m.Forward(ctx, historyBatch(batch, g.Rank())...)
 		require.NoError(t, err)
 	}
@@ -184,9 +187,10 @@ func (h *history) run(t require.TestingT, ctx context.Context, g comm.Group, k k
 				forward(d.Batch)
 			}
 			backward(d, d.Batch, m.Backward)
+			open = false
 		case "hold":
 			forward(d.Batch)
-			held = append(held, heldPass{m.Hold(), d.Batch})
+			held, open = append(held, heldPass{m.Hold(), d.Batch}), false
 		case "held backward":
 			if d.Which < len(held) {
 				p := held[d.Which]
@@ -209,6 +213,7 @@ func (h *history) run(t require.TestingT, ctx context.Context, g comm.Group, k k
 		case "eval":
 			_, err := m.Eval(ctx, historyBatch(d.Batch, g.Rank())...)
 			require.NoError(t, err)
+			open = false
 		case "state":
 			stateBits(t, ctx, m)
 		case "full":
@@ -219,6 +224,9 @@ func (h *history) run(t require.TestingT, ctx context.Context, g comm.Group, k k
 			require.ErrorContains(t, err, fmt.Sprintf("the gradients of %d passes inside NoSync are not reduced", book.passes))
 		} else {
 			requireNear(t, book.grads, gradsOf(t, ctx, m), 1e-12)
+			if !open && len(held) == 0 {
+				require.Equal(t, shards, m.Memory().Live)
+			}
 		}
 	}
 	for _, p := range held {
@@ -437,6 +445,27 @@ func TestWeights(t *testing.T) {
 			})
 		})
 	}
+}
+
+// TestScales checks that a scale that is no number is an error on every rank, and that scales multiply.
+func TestScales(t *testing.T) {
+	onRanks(t, 2, func(ctx context.Context, g comm.Group) {
+		m, batch := chain64(t, g), shapeBatch(g.Rank())
+		forwardBackward(t, ctx, m, batch)
+		want := map[string][]float64{}
+		add(want, gradsOf(t, ctx, m), -6)
+		for _, bad := range []float64{math.NaN(), math.Inf(1)} {
+			_, err := m.Forward(ctx, batch...)
+			require.NoError(t, err)
+			require.ErrorContains(t, m.Backward(ctx, fsdp.Scale(bad*float64(g.Rank()*2-1))), "Scale is")
+			requireIdle(t, ctx, m, batch)
+		}
+		m.ZeroGrad()
+		_, err := m.Forward(ctx, batch...)
+		require.NoError(t, err)
+		require.NoError(t, m.Backward(ctx, fsdp.Scale(-2), fsdp.Scale(3)))
+		requireNear(t, want, gradsOf(t, ctx, m), 1e-14)
+	})
 }
 
 // TestTokensAsWeights gives ranks batches of different sizes, weighted by them, and compares with one rank that has all rows.

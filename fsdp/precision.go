@@ -93,5 +93,13 @@ func (p Precision) withDefaults() (Precision, error) {
 	return p, nil
 }
 
+// finite tells whether v is a finite number in Compute type.
+func (p Precision) finite(v float64) bool {
+	if p.Compute == Float32 {
+		v = float64(float32(v))
+	}
+	return v-v == 0
+}
+
 // narrow tells whether any parameter or gradient may travel in fewer bits than it is computed in.
 func (p Precision) narrow() bool { return p.Gather != p.Compute || p.Reduce != p.Compute }

@@ -165,9 +165,8 @@ func TestTrainingInHalfIsTheSameUnderEveryStrategy(t *testing.T) {
 // TestHalfHalvesTraffic compares the plans.
 func TestHalfHalvesTraffic(t *testing.T) {
 	plan := func(p fsdp.Precision, s fsdp.Strategy) (traffic int) {
+		p.Full = func(fsdp.CallInfo, fsdp.Param) bool { return false }
 		onRanks(t, 2, func(_ context.Context, g comm.Group) {
-			full := func(fsdp.CallInfo, fsdp.Param) bool { return false }
-			p.Full = full
 			m := wrap(t, tinyGPT(2), fsdp.Config{Group: g, Precision: p, Wrap: blocks, Strategy: s})
 			plan, err := m.Plan(good(0)...)
 			require.NoError(t, err)
@@ -330,6 +329,24 @@ func TestOverflowOnOneRank(t *testing.T) {
 	}
 }
 
+// TestScalersDiffer gives ranks different scales, or none.
+func TestScalersDiffer(t *testing.T) {
+	onRanks(t, 2, func(ctx context.Context, g comm.Group) {
+		m := wrap(t, bares, fsdp.Config{Group: g})
+		scaler, err := optim.LossScale{Init: []float64{2, 4}[g.Rank()]}.New()
+		require.NoError(t, err)
+		forwardBackward(t, ctx, m, []fsdp.Tensor{ones(bareLen)})
+		want := gradBits(t, ctx, m)
+		_, err = m.Unscale(ctx, scaler)
+		require.ErrorContains(t, err, "Unscale number 4 with 2")
+		require.ErrorContains(t, err, "Unscale number 4 with 4")
+		_, err = m.Unscale(ctx, nil)
+		require.ErrorContains(t, err, "there is no LossScaler")
+		requireSameBits(t, want, gradBits(t, ctx, m))
+		require.Equal(t, []float64{2, 4}[g.Rank()], scaler.Scale())
+	})
+}
+
 // TestUnderflow checks that a gradient of 1e-8, which is nothing in float16, survives a loss scale.
 func TestUnderflow(t *testing.T) {
 	onRanks(t, 2, func(ctx context.Context, g comm.Group) {
@@ -407,4 +424,25 @@ func TestFullDecides(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, floats32(state["b.w"]), floats32(out[3]))
 	require.NotEqual(t, floats32(state["exact.w"]), floats32(out[2]))
+}
+
+// TestIgnoredAreNotRounded checks that what every rank holds is neither computed with nor summed in 16 bits.
+func TestIgnoredAreNotRounded(t *testing.T) {
+	onRanks(t, 2, func(ctx context.Context, g comm.Group) {
+		m := wrap(t, bares, fsdp.Config{
+			Group: g, Precision: fsdp.Precision{Gather: fsdp.BFloat16, Reduce: fsdp.BFloat16},
+			Ignored: func(name string) bool { return name == "b.w" },
+		})
+		state, err := m.FullState(ctx)
+		require.NoError(t, err)
+		out, err := m.Eval(ctx, ones(bareLen))
+		require.NoError(t, err)
+		require.Equal(t, floats32(state["b.w"]), floats32(out[3]))
+		require.NotEqual(t, floats32(state["a.w"]), floats32(out[1]))
+		x := float32(1 + 1./1024) // more bits than bfloat16 has
+		forwardBackward(t, ctx, m, []fsdp.Tensor{filled(bareLen, func(int) float32 { return x })})
+		grads := gradsOf(t, ctx, m)
+		require.Equal(t, float64(x/bareLen), grads["b.w"][0])
+		require.Equal(t, 1./bareLen, grads["a.w"][0])
+	})
 }

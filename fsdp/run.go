@@ -19,6 +19,7 @@ func (s *Sharded) run(ctx context.Context, p *pass, from, to int) error {
 		step := &p.plan.Steps[i]
 		err := context.Cause(ctx)
 		if err == nil {
+			s.readAhead(p, i)
 			err = s.execute(ctx, p, step)
 		}
 		if err != nil {
@@ -30,7 +31,7 @@ func (s *Sharded) run(ctx context.Context, p *pass, from, to int) error {
 }
 
 func (s *Sharded) fail(p *pass, step *program.Step, err error) error {
-	s.failed = p
+	s.ended = append(s.ended, p)
 	return s.broken(fmt.Errorf("pass %d: %s: %w", p.number, p.plan.Program.Text(step.Op), err))
 }
 
@@ -217,10 +218,10 @@ func (p *pass) number64(id int) float64 {
 
 // seedGradient sets the gradient of the loss.
 func (p *pass) seedGradient() {
-	if p.seed < 0 {
+	if p.seedAt < 0 {
 		return
 	}
-	if b := p.blocks[p.seed].Data; len(b) == 8 {
+	if b := p.blocks[p.seedAt].Data; len(b) == 8 {
 		vec.Fill(exec.Data[float64](b), p.scale)
 	} else {
 		vec.Fill(exec.Data[float32](b), float32(p.scale))

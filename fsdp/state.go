@@ -42,7 +42,8 @@ func (s *Sharded) FullGrads(ctx context.Context) (map[string]*tensor.Dense, erro
 
 // Full calls f with the whole values of the parameters and buffers of these names, all if there are none, on every rank. With
 // WriteBack, what f has changed on that rank becomes their value on all; otherwise changes are lost. It fails on every rank,
-// and changes nothing, if f fails on any. f must not call collective methods of s.
+// and changes nothing, if f fails on any. f must not call collective methods of s. WriteBack discards a Forward that waits
+// for its Backward, and is refused while Hold has put one aside.
 func (s *Sharded) Full(ctx context.Context, names []string, f func(params map[string]*tensor.Dense) error, opts ...FullOption) error {
 	o := fullOptions{root: -1}
 	for _, opt := range opts {
@@ -103,7 +104,8 @@ func WriteBack(rank int) FullOption {
 // SetFull gives parameters and buffers the values that rank root has in params, such as weights that only that rank has
 // loaded; on other ranks params is not looked at. It goes parameter by parameter, so that no rank but root needs memory for
 // all. Names that the model does not have, other shapes and other types are an error on every rank, and change nothing;
-// parameters that are missing in params keep their value.
+// parameters that are missing in params keep their value. A Forward that waits for its Backward is discarded; while Hold has put
+// one aside SetFull fails.
 func (s *Sharded) SetFull(ctx context.Context, root int, params map[string]*tensor.Dense) error {
 	err := s.err
 	if err == nil && (root < 0 || root >= s.cfg.Group.Size()) {
@@ -115,6 +117,9 @@ func (s *Sharded) SetFull(ctx context.Context, root int, params map[string]*tens
 // set broadcasts root's params and stores what this rank owns of them.
 func (s *Sharded) set(ctx context.Context, r request, err error, root int, params map[string]*tensor.Dense, groups []*flatGroup) error {
 	isRoot := s.cfg.Group.Rank() == root
+	if err == nil {
+		err = s.noneHeld()
+	}
 	if err == nil && isRoot {
 		err = s.fits(params)
 	}
@@ -132,6 +137,9 @@ func (s *Sharded) set(ctx context.Context, r request, err error, root int, param
 		}
 	}()
 	if err := s.agree(ctx, r, err); err != nil {
+		return err
+	}
+	if err := s.discardLast(ctx); err != nil { // gathers for its backward may be reading what is about to change
 		return err
 	}
 	for _, g := range groups {
@@ -160,16 +168,6 @@ func (s *Sharded) set(ctx context.Context, r request, err error, root int, param
 		}
 	}
 	return nil
-}
-
-// take copies what this rank owns of parameter i, whose elements are in whole, to a shard buffer.
-func (f *flatGroup) take(shard []byte, i int, whole []byte) {
-	es := f.dtype.size()
-	for _, seg := range f.segments() {
-		if seg.Param == i {
-			copy(shard[seg.At*es:][:seg.Len*es], whole[seg.Offset*es:])
-		}
-	}
 }
 
 // fits tells what is wrong with values for the model's parameters.
@@ -224,7 +222,7 @@ func (s *Sharded) AverageBuffers(ctx context.Context) error {
 		if !g.kind.buffer {
 			continue
 		}
-		if err := s.cfg.Group.AllReduce(g.buffer(g.value.Data, g.dtype), comm.Avg).Wait(ctx); err != nil {
+		if err := g.peers.AllReduce(g.buffer(g.value.Data, g.dtype), comm.Avg).Wait(ctx); err != nil {
 			return s.broken(fmt.Errorf("AverageBuffers: group %s: %w", g.name, err))
 		}
 	}

@@ -3,7 +3,8 @@ package fsdp
 import "fmt"
 
 // A Strategy says what of a unit is cut over the ranks, and when its parameters are whole. All give the same bits, the
-// hybrid ones where ShardRanks is a power of two. With N ranks, a unit of P bytes and AdamW, each rank holds and sends per step:
+// hybrid ones where ShardRanks is a power of two and gradients do not travel in 16 bits. With N ranks, a unit of P bytes and
+// AdamW, each rank holds and sends per step:
 //
 //	               parameters  gradients   state   whole         gathers           sum of gradients   sends
 //	FullShard      P/N         P/N         2P/N    while in use  forward, backward reduce-scatter     3P(N-1)/N

@@ -1,6 +1,8 @@
 package fsdp
 
 import (
+	"context"
+	"fmt"
 	"unsafe"
 
 	"github.com/gofsdp/gofsdp/comm"
@@ -68,6 +70,25 @@ func (f *flatGroup) finishReduce(full []byte, c float64) {
 			widen(chunk[:n], own[:2*n], f.reduce)
 			vec.AddScaled(grad[:n], chunk[:n], float32(c))
 			grad, own = grad[n:], own[2*n:]
+		}
+	}
+}
+
+// gatherNow gathers a shard buffer of the group.
+func (f *flatGroup) gatherNow(ctx context.Context, full, shard []byte) error {
+	full = full[:f.bytes()]
+	if err := f.mesh.shard.AllGather(f.buffer(full, f.dtype), f.buffer(shard, f.dtype)).Wait(ctx); err != nil {
+		return fmt.Errorf("gathering group %s: %w", f.name, err)
+	}
+	return nil
+}
+
+// take copies what this rank owns of parameter i, whose elements are in whole, to a shard buffer.
+func (f *flatGroup) take(shard []byte, i int, whole []byte) {
+	es := f.dtype.size()
+	for _, seg := range f.segments() {
+		if seg.Param == i {
+			copy(shard[seg.At*es:][:seg.Len*es], whole[seg.Offset*es:])
 		}
 	}
 }

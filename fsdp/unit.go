@@ -99,7 +99,7 @@ func (s *Sharded) paramKinds(infos []CallInfo) (kinds []kind, err error) {
 		case k.buffer:
 			k.frozen, k.full = true, s.cfg.Precision.narrow()
 		default:
-			k.frozen = s.frozen != nil && s.frozen(name)
+			k.frozen = s.cfg.Frozen != nil && s.cfg.Frozen(name)
 			k.ignored = s.cfg.Ignored != nil && s.cfg.Ignored(name)
 			k.full = s.cfg.Precision.narrow() && (k.ignored || s.cfg.Precision.Full(infos[p.call], p.Param))
 		}
@@ -185,6 +185,10 @@ func (s *Sharded) makeGroups(ctx context.Context) error {
 			f, err := newFlatGroup(name, s.trace, params, m, k, s.cfg.Precision)
 			if err != nil {
 				return err
+			}
+			f.peers = s.cfg.Group
+			if u.group != nil {
+				f.peers = u.group
 			}
 			f.hold = u.hold(k, s.cfg.Precision)
 			s.groups = append(s.groups, f)

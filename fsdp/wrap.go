@@ -24,7 +24,6 @@ import (
 // rank that gives up waiting for the others cannot know what they make of it.
 type Sharded struct {
 	cfg    Config
-	frozen func(name string) bool
 	trace  *trace
 	save   []exec.Policy // by call: what it keeps for backward
 	spill  []bool        // by call: whether in files
@@ -43,7 +42,7 @@ type Sharded struct {
 	compiled []*compiled    // by batch shape, the last used first
 	pass     *pass          // forward done, backward to come
 	held     map[*Pass]bool // likewise, put aside
-	failed   *pass          // the one that err ended, whose collectives may be in flight
+	ended    []*pass        // those that err ended, whose collectives may be in flight
 	noSync   bool           // inside NoSync
 	pending  pending        // gradients that are not reduced
 	present  []bool         // by parameter: whether it has a gradient
@@ -68,7 +67,7 @@ func WrapContext(ctx context.Context, m Model, cfg Config) (*Sharded, error) {
 		cfg.Group = comm.Local(1)[0]
 	}
 	s := &Sharded{
-		cfg: cfg, frozen: cfg.Frozen, agreement: newAgreement(cfg.Group),
+		cfg: cfg, agreement: newAgreement(cfg.Group),
 		arena: arena.New(arena.Sources{}), held: make(map[*Pass]bool),
 	}
 	if err := s.wrap(ctx, m); err != nil {
@@ -87,10 +86,11 @@ func (s *Sharded) wrap(ctx context.Context, m Model) error {
 		return err
 	}
 	s.meshes = newMeshes(s.cfg.Group, s.cfg.ShardRanks)
-	if err := s.makeGroups(ctx); err != nil {
-		return err
+	if err = s.makeGroups(ctx); err == nil {
+		err = s.check()
+	} else {
+		s.meshes.abortOwn(s.units, err)
 	}
-	err = s.check()
 	for i := 0; i < len(s.groups) && err == nil; i++ {
 		if err = s.groups[i].alloc(s.arena); err == nil {
 			err = s.groups[i].draw(s.trace, s.cfg.Seed)
@@ -251,8 +251,11 @@ func (s *Sharded) shardBytes() int {
 // Shards returns the pieces of the trained parameters that this rank owns, with their gradients, for an optimizer. The memory is
 // the model's: values may be written between passes, and both are valid until Freeze or Close. A rank may own nothing.
 //
-// A parameter that no Backward since ZeroGrad has reached has no gradient, and an optimizer leaves it alone. An optimizer's
-// own state lies where the shards do, and is counted with them.
+// A parameter that no Backward since ZeroGrad has reached has no gradient, and an optimizer leaves it alone. Gradients of
+// passes inside NoSync are not in the shards yet. An optimizer must not step between a Forward and its Backward.
+//
+// The state of an optimizer that is made of these pieces lies where the shards do, and is counted with them until Freeze or
+// Close, also when the optimizer is no longer in use.
 func (s *Sharded) Shards() []optim.Param {
 	if s.err == errClosed {
 		return nil
@@ -285,7 +288,7 @@ func (s *Sharded) shardsOf(f *flatGroup) []optim.Param {
 func (s *Sharded) allocState(f *flatGroup, n int) (optim.Vec, error) {
 	b, err := s.arena.Alloc(n*f.dtype.size(), arena.State)
 	if err != nil {
-		return optim.Vec{}, fmt.Errorf("fsdp: rank %d: state of group %s: %w", s.cfg.Group.Rank(), f.name, err)
+		return optim.Vec{}, fmt.Errorf("rank %d: state of group %s: %w", s.cfg.Group.Rank(), f.name, err)
 	}
 	s.state = append(s.state, b)
 	return f.vec(b.Data, 0, n), nil

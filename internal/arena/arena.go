@@ -290,7 +290,12 @@ func (a *Arena) ResetPeak() { a.stats.Peak = a.stats.Total }
 type goHeap struct{}
 
 // Alloc implements Source. It also takes n = 0.
-func (goHeap) Alloc(n int) ([]byte, error) {
+func (goHeap) Alloc(n int) (b []byte, err error) {
+	defer func() {
+		if r := recover(); r != nil { // more than any machine has: make panics
+			err = fmt.Errorf("%v", r)
+		}
+	}()
 	raw := make([]byte, n+Align)
 	skip := int(-uintptr(unsafe.Pointer(unsafe.SliceData(raw))) & (Align - 1))
 	return raw[skip : skip+n : skip+n], nil

@@ -1,0 +1,254 @@
+package fsdp_test
+
+import (
+	"context"
+	"fmt"
+	"log"
+	"strings"
+
+	"gorgonia.org/tensor"
+
+	"github.com/gofsdp/gofsdp/comm"
+	"github.com/gofsdp/gofsdp/fsdp"
+	"github.com/gofsdp/gofsdp/fsdp/nn"
+	"github.com/gofsdp/gofsdp/optim"
+)
+
+// counter is a GPT that can count to ten.
+func counter() *nn.GPT { return &nn.GPT{Vocab: 10, Context: 8, Layers: 2, Dim: 16, Heads: 2} }
+
+// Four micro-batches make one step. The first three add up on each rank, and the last one sends the sum.
+func ExampleSharded_NoSync() {
+	err := comm.Run(context.Background(), 2, func(ctx context.Context, g comm.Group) error {
+		m, err := fsdp.Wrap(counter(), fsdp.Config{Group: g, Wrap: fsdp.WrapType[*nn.Block]()})
+		if err != nil {
+			return err
+		}
+		defer m.Close()
+		micro := func(i int) error {
+			tokens, targets := counting(i+5*g.Rank(), 2, 8)
+			plan, err := m.Plan(tokens, targets)
+			if err != nil {
+				return err
+			}
+			if g.Rank() == 0 {
+				fmt.Printf("micro-batch %d: %d reductions\n", i, plan.Reduces)
+			}
+			if _, err := m.Forward(ctx, tokens, targets); err != nil {
+				return err
+			}
+			return m.Backward(ctx, fsdp.Scale(1./4))
+		}
+		err = m.NoSync(func() error {
+			for i := range 3 {
+				if err := micro(i); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+		if err != nil {
+			return err
+		}
+		return micro(3)
+	})
+	if err != nil {
+		log.Fatal(err)
+	}
+	// Output:
+	// micro-batch 0: 0 reductions
+	// micro-batch 1: 0 reductions
+	// micro-batch 2: 0 reductions
+	// micro-batch 3: 3 reductions
+}
+
+// Gradients travel as float16. The scale keeps small ones above zero, and comes down where it makes large ones infinite:
+// such a step is left out.
+func ExampleSharded_Unscale() {
+	ctx := context.Background()
+	m, err := fsdp.Wrap(counter(), fsdp.Config{Precision: fsdp.Precision{Gather: fsdp.BFloat16, Reduce: fsdp.Float16}})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer m.Close()
+	opt, err := optim.AdamW{}.New(m.Shards())
+	if err != nil {
+		log.Fatal(err)
+	}
+	scaler, err := optim.LossScale{Init: 1 << 20}.New()
+	if err != nil {
+		log.Fatal(err)
+	}
+	for updates := 0; updates < 2; {
+		tokens, targets := counting(updates, 4, 8)
+		if _, err := m.Forward(ctx, tokens, targets); err != nil {
+			log.Fatal(err)
+		}
+		if err := m.Backward(ctx, fsdp.Scale(scaler.Scale())); err != nil {
+			log.Fatal(err)
+		}
+		finite, err := m.Unscale(ctx, scaler)
+		if err != nil {
+			log.Fatal(err)
+		}
+		if !finite {
+			continue // Unscale has dropped the gradients, and the scale has come down
+		}
+		if err := opt.Step(0.01); err != nil {
+			log.Fatal(err)
+		}
+		m.ZeroGrad()
+		updates++
+	}
+	fmt.Println("2 of", opt.Steps(), "updates done, the scale came down:", scaler.Scale() < 1<<20)
+	// Output: 2 of 2 updates done, the scale came down: true
+}
+
+// The head is trained alone, then everything: the head's moments go on, those of the rest begin.
+func ExampleSharded_Freeze() {
+	ctx := context.Background()
+	m, err := fsdp.Wrap(counter(), fsdp.Config{Frozen: func(name string) bool { return !strings.HasPrefix(name, "head") }})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer m.Close()
+	opt, err := optim.AdamW{}.New(m.Shards())
+	if err != nil {
+		log.Fatal(err)
+	}
+	step := func() {
+		tokens, targets := counting(opt.Steps(), 4, 8)
+		if _, err := m.Forward(ctx, tokens, targets); err != nil {
+			log.Fatal(err)
+		}
+		if err := m.Backward(ctx); err != nil {
+			log.Fatal(err)
+		}
+		if err := opt.Step(0.01); err != nil {
+			log.Fatal(err)
+		}
+		m.ZeroGrad()
+	}
+	for range 3 {
+		step()
+	}
+	entries, err := m.Freeze(ctx, nil, opt)
+	if err != nil {
+		log.Fatal(err)
+	}
+	if opt, err = (optim.AdamW{}).New(m.Shards()); err != nil {
+		log.Fatal(err)
+	}
+	if err := opt.Adopt(3, entries); err != nil {
+		log.Fatal(err)
+	}
+	step()
+	for _, e := range opt.State() {
+		if e.Name == "exp_avg" && (e.Param == "head.weight" || e.Param == "wte.weight") {
+			fmt.Println(e.Param, "has seen", e.Steps, "updates")
+		}
+	}
+	// Output:
+	// wte.weight has seen 1 updates
+	// head.weight has seen 4 updates
+}
+
+// Two forwards before their backwards: the better batch counts three times as much.
+func ExampleSharded_Hold() {
+	ctx := context.Background()
+	m, err := fsdp.Wrap(counter(), fsdp.Config{})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer m.Close()
+	var passes []*fsdp.Pass
+	for i := range 2 {
+		tokens, targets := counting(i, 2, 8)
+		if _, err := m.Forward(ctx, tokens, targets); err != nil {
+			log.Fatal(err)
+		}
+		passes = append(passes, m.Hold())
+	}
+	better := 0
+	if passes[1].Loss() < passes[0].Loss() {
+		better = 1
+	}
+	for i, p := range passes {
+		scale := 0.25
+		if i == better {
+			scale = 0.75
+		}
+		if err := p.Backward(ctx, fsdp.Scale(scale)); err != nil {
+			log.Fatal(err)
+		}
+	}
+	norms, err := m.GradNorms(ctx, fsdp.L2Norm)
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println(len(norms), "parameters have a gradient")
+	// Output: 29 parameters have a gradient
+}
+
+// One rank changes a parameter that no rank has whole, and all have the result.
+func ExampleSharded_Full() {
+	err := comm.Run(context.Background(), 3, func(ctx context.Context, g comm.Group) error {
+		m, err := fsdp.Wrap(counter(), fsdp.Config{Group: g})
+		if err != nil {
+			return err
+		}
+		defer m.Close()
+		err = m.Full(ctx, []string{"lnf.weight"}, func(params map[string]*tensor.Dense) error {
+			if g.Rank() == 0 {
+				params["lnf.weight"].Float32s()[15] = 0.5
+			}
+			return nil
+		}, fsdp.WriteBack(0))
+		if err != nil {
+			return err
+		}
+		for _, p := range m.Shards() {
+			if p.Name == "lnf.weight" && p.Offset+p.Value.Len() == 16 {
+				fmt.Println(p.Value.F32[p.Value.Len()-2:])
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		log.Fatal(err)
+	}
+	// Output: [1 0.5]
+}
+
+// Units that are too small to be worth gathering twice stay whole for the pass.
+func ExampleKeepBelow() {
+	err := comm.Run(context.Background(), 2, func(ctx context.Context, g comm.Group) error {
+		m, err := fsdp.Wrap(counter(), fsdp.Config{Group: g, Wrap: fsdp.WrapEach(), StrategyOf: fsdp.KeepBelow(1000)})
+		if err != nil {
+			return err
+		}
+		defer m.Close()
+		tokens, targets := counting(0, 1, 8)
+		plan, err := m.Plan(tokens, targets)
+		if err != nil {
+			return err
+		}
+		if g.Rank() > 0 {
+			return nil
+		}
+		for _, p := range plan.Groups {
+			fmt.Printf("%s: %d elements, %v\n", p.Name, p.Len, p.Strategy)
+		}
+		return nil
+	})
+	if err != nil {
+		log.Fatal(err)
+	}
+	// Output:
+	// wte: 160 elements, ShardGradOp
+	// wpe: 128 elements, ShardGradOp
+	// blocks.0: 3280 elements, FullShard
+	// blocks.1: 3280 elements, FullShard
+	// lnf: 32 elements, ShardGradOp
+	// head: 160 elements, ShardGradOp
+}

@@ -1,0 +1,300 @@
+package fsdp_test
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"pgregory.net/rapid"
+
+	"github.com/gofsdp/gofsdp/comm"
+	"github.com/gofsdp/gofsdp/fsdp"
+	"github.com/gofsdp/gofsdp/optim"
+)
+
+// optimizers are those whose state must follow.
+var optimizers = map[string]func([]optim.Param) (optim.Optimizer, error){
+	"momentum": optim.SGD{Momentum: 0.9, WeightDecay: 0.01}.New,
+	"AdamW":    optim.AdamW{WeightDecay: 0.1}.New,
+}
+
+// refreeze freezes anew and returns the next optimizer.
+func refreeze(t require.TestingT, ctx context.Context, m *fsdp.Sharded, frozen func(string) bool, opt optim.Optimizer, make func([]optim.Param) (optim.Optimizer, error)) optim.Optimizer {
+	entries, err := m.Freeze(ctx, frozen, opt)
+	require.NoError(t, err)
+	next, err := make(m.Shards())
+	require.NoError(t, err)
+	require.NoError(t, next.Adopt(opt.Steps(), entries))
+	return next
+}
+
+// someFrozen are choices of what to freeze in a tiny GPT of two blocks.
+var someFrozen = []func(string) bool{
+	nil,
+	func(name string) bool { return strings.HasPrefix(name, "blocks.0") },
+	func(name string) bool { return !strings.HasPrefix(name, "head") },
+	func(name string) bool { return strings.HasSuffix(name, "bias") },
+	func(name string) bool { return len(name)%3 == 0 },
+}
+
+// phases is a training whose frozen set changes: one choice for each step.
+type phases []int
+
+// absentWhere hides from an optimizer's eyes what is frozen in a phase: the reference never freezes, but those parameters
+// have no gradient.
+func absentWhere(list []optim.Param, frozen *func(string) bool) []optim.Param {
+	for i := range list {
+		name := list[i].Name
+		list[i].Absent = func() bool { return *frozen != nil && (*frozen)(name) }
+		list[i].Alloc = nil
+	}
+	return list
+}
+
+// reference trains on world ranks without ever freezing.
+func (p phases) reference(t require.TestingT, world int, make func([]optim.Param) (optim.Optimizer, error)) (state bits) {
+	onRanks(t, world, func(ctx context.Context, g comm.Group) {
+		m := wrap(t, tinyGPT(2), fsdp.Config{Group: g})
+		var frozen func(string) bool
+		opts := []optim.Optimizer{}
+		list := absentWhere(m.Shards(), &frozen)
+		opt, err := make(list)
+		require.NoError(t, err)
+		opts = append(opts, opt)
+		for step, phase := range p {
+			frozen = someFrozen[phase]
+			if step > 0 && phase != p[step-1] { // state of what is frozen is lost
+				old := opts[len(opts)-1]
+				opt, err := make(list)
+				require.NoError(t, err)
+				kept := slices.DeleteFunc(old.State(), func(e optim.Entry) bool { return frozen != nil && frozen(e.Param) })
+				require.NoError(t, opt.Adopt(old.Steps(), kept))
+				opts = append(opts, opt)
+			}
+			forwardBackward(t, ctx, m, tinyBatch(step, g.Rank(), 2, 3))
+			require.NoError(t, opts[len(opts)-1].Step(1e-2))
+			m.ZeroGrad()
+		}
+		if got := stateBits(t, ctx, m); g.Rank() == 0 {
+			state = got
+		}
+	})
+	return state
+}
+
+// train trains with Freeze between the steps.
+func (p phases) train(t require.TestingT, world int, make func([]optim.Param) (optim.Optimizer, error), cfg fsdp.Config) (state bits) {
+	onRanks(t, world, func(ctx context.Context, g comm.Group) {
+		cfg := cfg
+		cfg.Group, cfg.Frozen = g, someFrozen[p[0]]
+		m := wrap(t, tinyGPT(2), cfg)
+		opt, err := make(m.Shards())
+		require.NoError(t, err)
+		for step, phase := range p {
+			if step > 0 && phase != p[step-1] {
+				before := stateBits(t, ctx, m)
+				opt = refreeze(t, ctx, m, someFrozen[phase], opt, make)
+				requireSameBits(t, before, stateBits(t, ctx, m), "Freeze changes no value")
+			}
+			batch := tinyBatch(step, g.Rank(), 2, 3)
+			plan, err := m.Plan(batch...)
+			require.NoError(t, err)
+			require.Equal(t, plan.ShardBytes+plan.StateBytes, m.Memory().Live)
+			m.ResetPeak()
+			forwardBackward(t, ctx, m, batch)
+			require.Equal(t, plan.Peak(), m.Memory().Peak)
+			for name := range gradsOf(t, ctx, m) {
+				require.False(t, someFrozen[phase] != nil && someFrozen[phase](name), name)
+			}
+			require.NoError(t, opt.Step(1e-2))
+			m.ZeroGrad()
+		}
+		if got := stateBits(t, ctx, m); g.Rank() == 0 {
+			state = got
+		}
+		require.NoError(t, m.Close())
+	})
+	return state
+}
+
+// TestFreezing trains in phases and compares with a training that never freezes, where what should be frozen has no gradient:
+// the values of all parameters, which depend on the state and the step counts of all, must have the same bits under
+// every strategy and number of ranks.
+func TestFreezing(t *testing.T) {
+	steps := phases{1, 1, 2, 2, 0, 0, 3, 4, 4, 0}
+	for name, make := range optimizers {
+		for _, world := range []int{1, 2, 3, 4} {
+			want := steps.reference(t, world, make)
+			everyStrategy(t, world, func(t *testing.T, cfg fsdp.Config) {
+				cfg.Wrap = blocks
+				requireSameBits(t, want, steps.train(t, world, make, cfg), name)
+			})
+		}
+	}
+}
+
+// TestFreezingAtRandom draws phases and knobs.
+func TestFreezingAtRandom(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		world := rapid.IntRange(1, 4).Draw(t, "world")
+		steps := phases(rapid.SliceOfN(rapid.IntRange(0, len(someFrozen)-1), 1, 5).Draw(t, "phases"))
+		make := optimizers[rapid.SampledFrom([]string{"momentum", "AdamW"}).Draw(t, "optimizer")]
+		k := drawKnobs(t, world)
+		cfg := k.config()
+		cfg.Precision, cfg.Seed = fsdp.Precision{}, 0
+		if rapid.Bool().Draw(t, "ignore") {
+			cfg.Ignored = func(name string) bool { return len(name)%2 == 0 }
+		}
+		requireSameBits(t, steps.reference(t, world, make), steps.train(t, world, make, cfg))
+	})
+}
+
+// TestFreezeIsAFreshWrap compares memory, plan and schedule after Freeze with those of a model that was wrapped that way.
+func TestFreezeIsAFreshWrap(t *testing.T) {
+	for _, world := range []int{1, 3} {
+		for i, frozen := range someFrozen {
+			onRanks(t, world, func(ctx context.Context, g comm.Group) {
+				cfg := fsdp.Config{Group: g, Wrap: fsdp.WrapEach(), Frozen: frozen}
+				fresh := wrap(t, tinyGPT(2), cfg)
+				cfg.Frozen = someFrozen[(i+1)%len(someFrozen)]
+				m := wrap(t, tinyGPT(2), cfg)
+				opt, err := optim.AdamW{}.New(m.Shards())
+				require.NoError(t, err)
+				forwardBackward(t, ctx, m, good(g.Rank()))
+				require.NoError(t, opt.Step(0))
+				_, err = m.Freeze(ctx, frozen, opt)
+				require.NoError(t, err)
+				want, err := fresh.Plan(good(0)...)
+				require.NoError(t, err)
+				got, err := m.Plan(good(0)...)
+				require.NoError(t, err)
+				require.Equal(t, want, got)
+				require.Equal(t, fresh.Memory().Live, m.Memory().Live)
+				require.Empty(t, gradsOf(t, ctx, m), "gradients are dropped")
+				var names, wantNames []string
+				for _, p := range m.Shards() {
+					require.True(t, p.Absent())
+					names = append(names, p.Name)
+				}
+				for _, p := range fresh.Shards() {
+					wantNames = append(wantNames, p.Name)
+				}
+				require.Equal(t, wantNames, names)
+			})
+		}
+	}
+}
+
+// TestFreezeErrors checks that errors reach every rank and change nothing, so that training goes on to the same bits.
+func TestFreezeErrors(t *testing.T) {
+	cfg := fsdp.Config{Wrap: blocks}
+	want := train(t, tinyGPT(2), 3, 2, 1, cfg)
+	one := func(name string) bool { return name == "lnf.bias" }
+	for name, c := range map[string]struct {
+		frozen func(rank int) func(string) bool
+		want   []string
+	}{
+		"ranks disagree": {func(r int) func(string) bool {
+			if r == 2 {
+				return one
+			}
+			return nil
+		}, []string{"ranks disagree about the frozen parameters", "parameter lnf.bias", "frozen"}},
+		"panic": {func(r int) func(string) bool {
+			return func(name string) bool {
+				if r == 1 && name == "wpe.weight" {
+					panic("cold")
+				}
+				return false
+			}
+		}, []string{"parameter wpe.weight", "cold"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			onRanks(t, 3, func(ctx context.Context, g comm.Group) {
+				cfg := cfg
+				cfg.Group = g
+				m := wrap(t, tinyGPT(2), cfg)
+				opt, err := optim.AdamW{WeightDecay: 0.1}.New(m.Shards())
+				require.NoError(t, err)
+				live := m.Memory().Live
+				for step := range 2 {
+					_, err := m.Freeze(ctx, c.frozen(g.Rank()), opt)
+					for _, w := range c.want {
+						require.ErrorContains(t, err, w)
+					}
+					require.ErrorContains(t, err, fmt.Sprintf("fsdp: rank %d: Freeze", g.Rank()))
+					forwardBackward(t, ctx, m, tinyBatch(step, g.Rank(), 2, tinyContext))
+					_, err = m.ClipGradNorm(ctx, 1)
+					require.NoError(t, err)
+					require.NoError(t, opt.Step(1e-2))
+					m.ZeroGrad()
+					require.Equal(t, live, m.Memory().Live)
+				}
+				requireSameBits(t, want, stateBits(t, ctx, m))
+			})
+		})
+	}
+	m := wrap(t, tinyGPT(1), fsdp.Config{})
+	require.NoError(t, m.Close())
+	_, err := m.Freeze(t.Context(), nil, nil)
+	require.ErrorContains(t, err, "the model is closed")
+}
+
+// TestFreezeDiscardsTheForward checks that the last forward has no backward after Freeze.
+func TestFreezeDiscardsTheForward(t *testing.T) {
+	onRanks(t, 2, func(ctx context.Context, g comm.Group) {
+		m := wrap(t, tinyGPT(2), fsdp.Config{Group: g, Wrap: blocks, Poison: true})
+		_, err := m.Forward(ctx, good(g.Rank())...)
+		require.NoError(t, err)
+		_, err = m.Freeze(ctx, someFrozen[1], nil)
+		require.NoError(t, err)
+		require.ErrorContains(t, m.Backward(ctx), "Backward without a Forward before it")
+		requireIdle(t, ctx, m, good(g.Rank()))
+	})
+}
+
+// TestEverythingFrozen checks that a model with nothing to train has a loss, and a Backward that does nothing.
+func TestEverythingFrozen(t *testing.T) {
+	all := func(string) bool { return true }
+	for _, world := range []int{1, 2, 4} {
+		everyStrategy(t, world, func(t *testing.T, cfg fsdp.Config) {
+			onRanks(t, world, func(ctx context.Context, g comm.Group) {
+				cfg := cfg
+				cfg.Group, cfg.Wrap = g, blocks
+				trained := wrap(t, tinyGPT(2), cfg)
+				want := forwardBackward(t, ctx, trained, good(g.Rank()))
+				cfg.Frozen = all
+				m := wrap(t, tinyGPT(2), cfg)
+				for range 2 {
+					plan, err := m.Plan(good(0)...)
+					require.NoError(t, err)
+					require.Zero(t, plan.Reduces+plan.AllReduces)
+					m.ResetPeak()
+					require.Equal(t, want, forwardBackward(t, ctx, m, good(g.Rank())))
+					require.Equal(t, plan.Peak(), m.Memory().Peak)
+					require.NoError(t, m.NoSync(func() error { forwardBackward(t, ctx, m, good(g.Rank())); return nil }))
+					require.NoError(t, m.SyncGrads(ctx))
+					require.Empty(t, m.Shards())
+					require.Empty(t, gradsOf(t, ctx, m))
+					norm, err := m.ClipGradNorm(ctx, 1)
+					require.NoError(t, err)
+					require.Zero(t, norm)
+					requireIdle(t, ctx, m, good(g.Rank()))
+				}
+				_, err := m.Freeze(ctx, nil, nil)
+				require.NoError(t, err)
+				forwardBackward(t, ctx, m, good(g.Rank()))
+				requireSameBits(t, gradBits(t, ctx, trained), gradBits(t, ctx, m))
+				_, err = m.Freeze(ctx, all, nil)
+				require.NoError(t, err)
+				forwardBackward(t, ctx, m, good(g.Rank()))
+				_, err = m.ClipGradNorm(ctx, math.Inf(1))
+				require.NoError(t, err)
+			})
+		})
+	}
+}

@@ -1,0 +1,26 @@
+//go:build !linux && !darwin
+
+package fsdp_test
+
+import (
+	"context"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gofsdp/gofsdp/comm"
+	"github.com/gofsdp/gofsdp/fsdp"
+	"github.com/gofsdp/gofsdp/internal/mapped"
+)
+
+// TestOffloadUnsupported: where files cannot be mapped, every rank is told.
+func TestOffloadUnsupported(t *testing.T) {
+	dir := t.TempDir()
+	for _, err := range errorsOf(t, 2, func(ctx context.Context, g comm.Group) error {
+		_, err := fsdp.WrapContext(ctx, tinyGPT(1), fsdp.Config{Group: g, OffloadDir: dir})
+		return err
+	}) {
+		require.ErrorIs(t, err, mapped.ErrUnsupported)
+		require.ErrorContains(t, err, "Config.OffloadDir: mapped: files in "+dir)
+	}
+}

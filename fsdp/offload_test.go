@@ -1,0 +1,274 @@
+//go:build linux || darwin
+
+package fsdp_test
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gofsdp/gofsdp/comm"
+	"github.com/gofsdp/gofsdp/fsdp"
+	"github.com/gofsdp/gofsdp/internal/mapped"
+	"github.com/gofsdp/gofsdp/optim"
+)
+
+// offloads are configurations that differ in where memory lies.
+var offloads = map[string]func(c *fsdp.Config, dir string){
+	"shards": func(c *fsdp.Config, dir string) { c.OffloadDir = dir },
+	"shards and activations": func(c *fsdp.Config, dir string) {
+		c.OffloadDir, c.Spill, c.Keep = dir, fsdp.WrapEach(), fsdp.WrapEach()
+	},
+	"shards and checkpoints": func(c *fsdp.Config, dir string) { c.OffloadDir, c.Spill, c.Checkpoint = dir, blocks, blocks },
+	"on one rank only": func(c *fsdp.Config, dir string) {
+		if c.Group.Rank() == 0 {
+			c.OffloadDir, c.Spill = dir, blocks
+		}
+	},
+}
+
+// offloaded are configurations to be had with and without files.
+var offloaded = map[string]fsdp.Config{
+	"FullShard":   {Wrap: blocks},
+	"ShardGradOp": {Wrap: blocks, Strategy: fsdp.ShardGradOp},
+	"NoShard":     {Wrap: blocks, Strategy: fsdp.NoShard},
+	"HybridShard": {Wrap: blocks, Strategy: fsdp.HybridShard, ShardRanks: 1},
+	"bf16":        {Wrap: fsdp.WrapEach(), Precision: fsdp.Precision{Gather: fsdp.BFloat16, Reduce: fsdp.BFloat16}},
+	"poison":      {Prefetch: 2, Wrap: fsdp.WrapEach(), Poison: true},
+}
+
+// variedRun trains with all that may happen between steps: an evaluation, passes inside NoSync, clipping, a change of what is
+// frozen with the optimizer's state moved. It returns the bits of parameters and losses.
+func variedRun(t require.TestingT, ctx context.Context, cfg fsdp.Config) bits {
+	model := tinyGPT(2)
+	model.Dropout = 0.1
+	m := wrap(t, model, cfg)
+	opt, err := optim.AdamW{WeightDecay: 0.1}.New(m.Shards())
+	require.NoError(t, err)
+	seen := make(bits)
+	note := func(x float64) { seen["losses"] = append(seen["losses"], math.Float64bits(x)) }
+	for step := range 6 {
+		batch := func(k int) []fsdp.Tensor { return tinyBatch(10*step+k, cfg.Group.Rank(), 2, tinyContext) }
+		if step == 3 {
+			entries, err := m.Freeze(ctx, func(name string) bool { return strings.HasPrefix(name, "blocks.0") }, opt)
+			require.NoError(t, err)
+			steps := opt.Steps()
+			opt, err = optim.AdamW{WeightDecay: 0.1}.New(m.Shards())
+			require.NoError(t, err)
+			require.NoError(t, opt.Adopt(steps, entries))
+		}
+		out, err := m.Eval(ctx, batch(0)...)
+		require.NoError(t, err)
+		note(elements(out[0])[0])
+		if step%2 == 1 {
+			require.NoError(t, m.NoSync(func() error {
+				note(forwardBackward(t, ctx, m, batch(1)))
+				return nil
+			}))
+		}
+		note(forwardBackward(t, ctx, m, batch(2)))
+		_, err = m.ClipGradNorm(ctx, 0.5)
+		require.NoError(t, err)
+		require.NoError(t, opt.Step(1e-2))
+		m.ZeroGrad()
+	}
+	for name, b := range stateBits(t, ctx, m) {
+		seen[name] = b
+	}
+	if cfg.OffloadDir != "" {
+		require.Positive(t, m.Memory().Mapped)
+	} else {
+		require.Zero(t, m.Memory().Mapped)
+	}
+	require.NoError(t, m.Close())
+	require.Zero(t, m.Memory().Mapped)
+	return seen
+}
+
+// TestOffloadDoesNotChangeBits compares every rank's run with and without files.
+func TestOffloadDoesNotChangeBits(t *testing.T) {
+	for name, base := range offloaded {
+		for world := 1; world <= 3; world++ {
+			t.Run(fmt.Sprintf("%s/%d ranks", name, world), func(t *testing.T) {
+				want := make([]bits, world)
+				onRanks(t, world, func(ctx context.Context, g comm.Group) {
+					cfg := base
+					cfg.Group = g
+					want[g.Rank()] = variedRun(t, ctx, cfg)
+				})
+				for how, offload := range offloads {
+					dir := t.TempDir()
+					onRanks(t, world, func(ctx context.Context, g comm.Group) {
+						cfg := base
+						cfg.Group = g
+						offload(&cfg, dir)
+						requireSameBits(t, want[g.Rank()], variedRun(t, ctx, cfg), how)
+					})
+					requireEmpty(t, dir)
+				}
+			})
+		}
+	}
+}
+
+// requireEmpty requires that nothing is left in a directory.
+func requireEmpty(t require.TestingT, dir string) {
+	left, err := os.ReadDir(dir)
+	require.NoError(t, err)
+	require.Empty(t, left)
+}
+
+// TestOffloadIsCounted holds what is counted at every operation against the plan: shards and state always lie in files, what
+// calls keep lies there if it is spilled, and all of it is counted once.
+func TestOffloadIsCounted(t *testing.T) {
+	plans := make(map[string]*fsdp.Plan)
+	spill := func(c *fsdp.Config) { c.Spill = fsdp.WrapEach() }
+	for name, turn := range map[string]func(*fsdp.Config){
+		"shards":      func(*fsdp.Config) {},
+		"activations": spill,
+		"kept":        func(c *fsdp.Config) { spill(c); c.Keep = fsdp.WrapEach() },
+		"checkpoints": func(c *fsdp.Config) { spill(c); c.Checkpoint = blocks },
+		"nothing":     func(c *fsdp.Config) { c.OffloadDir = "" },
+	} {
+		onRanks(t, 2, func(ctx context.Context, g comm.Group) {
+			var m *fsdp.Sharded
+			inFiles, elsewhere := 0, 0
+			cfg := fsdp.Config{Group: g, Wrap: blocks, OffloadDir: t.TempDir(), Trace: func(fsdp.Event) {
+				now := m.Memory()
+				inFiles, elsewhere = max(inFiles, now.Mapped), max(elsewhere, now.Live-now.Mapped)
+			}}
+			turn(&cfg)
+			m = wrap(t, tinyGPT(4), cfg)
+			update := updater(t, m, 1)
+			batch := tinyBatch(0, g.Rank(), 8, tinyContext)
+			plan, err := m.Plan(batch...)
+			require.NoError(t, err)
+			m.ResetPeak()
+			forwardBackward(t, ctx, m, batch)
+			update(ctx)
+
+			require.Equal(t, plan.Peak(), m.Memory().Peak, name)
+			require.Equal(t, plan.MappedBytes, inFiles, name)
+			require.LessOrEqual(t, elsewhere, plan.RAMBytes, name)
+			require.LessOrEqual(t, plan.RAMBytes, plan.Peak(), name)
+			require.LessOrEqual(t, plan.Peak(), plan.RAMBytes+plan.MappedBytes, name)
+			if always := plan.ShardBytes + plan.StateBytes; name == "nothing" {
+				require.Zero(t, m.Memory().Mapped)
+				require.Equal(t, plan.Peak(), plan.RAMBytes)
+			} else {
+				require.Equal(t, always, m.Memory().Mapped, "after a step")
+			}
+			if g.Rank() == 0 {
+				plans[name] = plan
+			}
+			require.NoError(t, m.Close())
+		})
+	}
+	shards := plans["shards"]
+	require.Equal(t, shards.ShardBytes+shards.StateBytes, shards.MappedBytes)
+	require.Equal(t, plans["nothing"].RAMBytes-shards.MappedBytes, shards.RAMBytes)
+	require.Less(t, 2*plans["activations"].RAMBytes, shards.RAMBytes, "what calls keep is most of a pass")
+	require.Less(t, plans["checkpoints"].MappedBytes, plans["activations"].MappedBytes, "they keep less")
+	require.Less(t, plans["activations"].MappedBytes, plans["kept"].MappedBytes, "they keep more")
+	var b strings.Builder
+	_, err := shards.WriteTo(&b)
+	require.NoError(t, err)
+	require.Contains(t, b.String(), "MB in files, and at most")
+	b.Reset()
+	_, err = plans["nothing"].WriteTo(&b)
+	require.NoError(t, err)
+	require.NotContains(t, b.String(), "files")
+}
+
+// TestOffloadDirRefused: a directory that cannot be used is an error of Wrap on every rank, also when it is that of one rank only.
+func TestOffloadDirRefused(t *testing.T) {
+	missing, file := filepath.Join(t.TempDir(), "missing"), filepath.Join(t.TempDir(), "file")
+	require.NoError(t, os.WriteFile(file, nil, 0o600))
+	cases := map[string]error{missing: os.ErrNotExist, file: syscall.ENOTDIR}
+	if os.Getuid() != 0 { // whom no mode stops
+		locked := t.TempDir()
+		require.NoError(t, os.Chmod(locked, 0o500))
+		cases[locked] = os.ErrPermission
+	}
+	for dir, want := range cases {
+		for world := 1; world <= 3; world++ {
+			bad := world - 1
+			for rank, err := range errorsOf(t, world, func(ctx context.Context, g comm.Group) error {
+				cfg := fsdp.Config{Group: g}
+				if g.Rank() == bad {
+					cfg.OffloadDir = dir
+				}
+				_, err := fsdp.WrapContext(ctx, tinyGPT(1), cfg)
+				return err
+			}) {
+				require.ErrorContains(t, err, fmt.Sprintf("rank %d: ", rank))
+				require.ErrorContains(t, err, "Config.OffloadDir: mapped: making a directory: ")
+				require.ErrorContains(t, err, dir)
+				if rank == bad {
+					require.ErrorIs(t, err, want)
+					continue
+				}
+				var peer *fsdp.PeerError
+				require.ErrorAs(t, err, &peer)
+				require.Equal(t, bad, peer.Rank)
+			}
+		}
+	}
+	_, err := fsdp.Wrap(tinyGPT(1), fsdp.Config{Spill: blocks})
+	require.EqualError(t, err, "fsdp: rank 0: Config.Spill selects calls, but Config.OffloadDir names no directory")
+}
+
+// TestOffloadNeedsRoom: a model that the disk has no place for is refused by every rank before anything is written, and leaves
+// nothing behind.
+func TestOffloadNeedsRoom(t *testing.T) {
+	huge := calls(call("a", having(weight("w", 1<<20, 1<<24))))
+	dir := t.TempDir()
+	for rank, err := range errorsOf(t, 2, func(ctx context.Context, g comm.Group) error {
+		_, err := fsdp.WrapContext(ctx, huge, fsdp.Config{Group: g, OffloadDir: dir})
+		return err
+	}) {
+		require.ErrorContains(t, err, fmt.Sprintf("fsdp: rank %d: group root: allocating 35184372088832 bytes of shard memory: mapped: no place", rank))
+		require.ErrorContains(t, err, dir)
+		require.ErrorIs(t, err, syscall.ENOSPC)
+		var space *mapped.SpaceError
+		require.ErrorAs(t, err, &space)
+		require.Positive(t, space.Free)
+		require.Equal(t, 1<<45, space.Size)
+	}
+	requireEmpty(t, dir)
+}
+
+// TestOffloadAfterFailure: a model whose Wrap failed elsewhere, one that failed in the middle of a pass, and one that is closed
+// after a forward leave nothing behind.
+func TestOffloadAfterFailure(t *testing.T) {
+	dir := t.TempDir()
+	errorsOf(t, 2, func(ctx context.Context, g comm.Group) error {
+		_, err := fsdp.WrapContext(ctx, tinyGPT(1+g.Rank()), fsdp.Config{Group: g, OffloadDir: dir})
+		return err
+	})
+	requireEmpty(t, dir)
+	for _, traced := range []string{"backward", "nothing"} {
+		onRanks(t, 2, func(ctx context.Context, g comm.Group) {
+			m := wrap(t, tinyGPT(2), fsdp.Config{Group: g, OffloadDir: dir, Spill: blocks, Wrap: blocks, Trace: func(e fsdp.Event) {
+				if e.Rank == 1 && e.Kind == traced {
+					panic("no more")
+				}
+			}})
+			_, err := m.Forward(ctx, tinyBatch(0, g.Rank(), 2, 3)...)
+			require.NoError(t, err)
+			if traced == "backward" {
+				require.ErrorContains(t, m.Backward(ctx), "no more")
+			}
+			require.NoError(t, m.Close())
+			require.NoError(t, m.Close())
+		})
+		requireEmpty(t, dir)
+	}
+}
