@@ -14,35 +14,36 @@ import (
 	"github.com/gofsdp/gofsdp/comm"
 )
 
-// passKind is what a rank is about to do. Ranks agree on it before the first collective of a pass.
-type passKind int64
+// method is a collective method of Sharded that a rank has been called for. Ranks agree on it before its first collective.
+type method int64
 
 const (
-	passWrap passKind = iota + 1
-	passForward
-	passBackward
-	passEval
-	passClip
-	passClipInf
-	passState
-	passGrads
-	passNorms
-	passUnscale
-	passSync
-	passFull
-	passSet
-	passFreeze
-	passBuffers
+	methodWrap method = iota + 1
+	methodForward
+	methodBackward
+	methodEval
+	methodClip
+	methodClipInf
+	methodState
+	methodGrads
+	methodNorms
+	methodUnscale
+	methodSync
+	methodFull
+	methodSet
+	methodFreeze
+	methodBuffers
 )
 
-// String names the method that a user called.
-func (k passKind) String() string {
-	names := map[passKind]string{
-		passWrap: "Wrap", passForward: "Forward", passBackward: "Backward", passEval: "Eval", passClip: "ClipGradNorm", passClipInf: "ClipGradNorm of the infinity norm",
-		passState: "FullState", passGrads: "FullGrads", passNorms: "GradNorms", passUnscale: "Unscale", passSync: "SyncGrads",
-		passFull: "Full", passSet: "SetFull", passFreeze: "Freeze", passBuffers: "AverageBuffers",
+// String names the method as its users do.
+func (m method) String() string {
+	names := map[method]string{
+		methodWrap: "Wrap", methodForward: "Forward", methodBackward: "Backward", methodEval: "Eval",
+		methodClip: "ClipGradNorm", methodClipInf: "ClipGradNorm of the infinity norm",
+		methodState: "FullState", methodGrads: "FullGrads", methodNorms: "GradNorms", methodUnscale: "Unscale", methodSync: "SyncGrads",
+		methodFull: "Full", methodSet: "SetFull", methodFreeze: "Freeze", methodBuffers: "AverageBuffers",
 	}
-	return names[k]
+	return names[m]
 }
 
 // A PeerError is the failure of another rank before a pass, reported on this one, so that no rank waits for a rank that
@@ -71,34 +72,34 @@ type agreement struct {
 
 // The words that a rank contributes.
 const (
-	wordKind = iota
+	wordMethod = iota
 	wordNumber
 	wordArgument // bits of a float64
 	wordSchedule
 	wordNoSync // 1 inside NoSync
-	wordWeight // bits of a float64
+	wordValue  // bits of a float64
 	wordFailed // 1 if the rank cannot
 	words
 )
 
 // request is what a rank is about to do.
 type request struct {
-	kind     passKind
+	method   method
 	number   int     // of the collective method
 	argument float64 // that ranks must agree on, if the method has one
 	schedule uint64  // hash of the pass, if there is one
 	noSync   bool    // a training pass, or a part of it, inside NoSync
-	weight   float64 // of this rank, which may differ from that of others
+	value    float64 // of this rank, which may be another on others: a weight, or the largest gradient
 }
 
 // same tells whether two ranks are about to do the same thing.
 func (r request) same(o request) bool {
-	o.weight = r.weight
+	o.value = r.value
 	return r == o
 }
 
 func (r request) String() string {
-	text := fmt.Sprintf("%v number %d", r.kind, r.number)
+	text := fmt.Sprintf("%v number %d", r.method, r.number)
 	if r.argument != 0 {
 		text += fmt.Sprintf(" with %v", r.argument)
 	}
@@ -121,8 +122,8 @@ const messageSize = 1024
 // on agrees to run r. err is why this rank cannot, or nil. It returns nil on every rank or an error on every rank, an
 // exchangeError if the ranks could not talk.
 func (a *agreement) on(ctx context.Context, r request, err error) error {
-	a.send[wordKind], a.send[wordNumber], a.send[wordSchedule] = int64(r.kind), int64(r.number), int64(r.schedule)
-	a.send[wordArgument], a.send[wordWeight] = int64(math.Float64bits(r.argument)), int64(math.Float64bits(r.weight))
+	a.send[wordMethod], a.send[wordNumber], a.send[wordSchedule] = int64(r.method), int64(r.number), int64(r.schedule)
+	a.send[wordArgument], a.send[wordValue] = int64(math.Float64bits(r.argument)), int64(math.Float64bits(r.value))
 	a.send[wordNoSync], a.send[wordFailed] = 0, 0
 	if r.noSync {
 		a.send[wordNoSync] = 1
@@ -155,25 +156,25 @@ func (a *agreement) on(ctx context.Context, r request, err error) error {
 func (a *agreement) request(rank int) request {
 	w := a.recv[words*rank:][:words]
 	return request{
-		kind: passKind(w[wordKind]), number: int(w[wordNumber]), argument: math.Float64frombits(uint64(w[wordArgument])),
-		schedule: uint64(w[wordSchedule]), noSync: w[wordNoSync] != 0, weight: math.Float64frombits(uint64(w[wordWeight])),
+		method: method(w[wordMethod]), number: int(w[wordNumber]), argument: math.Float64frombits(uint64(w[wordArgument])),
+		schedule: uint64(w[wordSchedule]), noSync: w[wordNoSync] != 0, value: math.Float64frombits(uint64(w[wordValue])),
 	}
 }
 
-// weights returns the sum of the weights that the ranks have just given, in rank order.
-func (a *agreement) weights() float64 {
-	sum := 0.0
+// sum returns the sum of the values that the ranks have just given, in rank order.
+func (a *agreement) sum() float64 {
+	total := 0.0
 	for rank := range a.group.Size() {
-		sum += a.request(rank).weight
+		total += a.request(rank).value
 	}
-	return sum
+	return total
 }
 
-// largest returns the largest of those weights.
+// largest returns the largest of those values.
 func (a *agreement) largest() float64 {
 	most := 0.0
 	for rank := range a.group.Size() {
-		most = max(most, a.request(rank).weight)
+		most = max(most, a.request(rank).value)
 	}
 	return most
 }

@@ -1,7 +1,6 @@
 package fsdp
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -23,8 +22,8 @@ type Config struct {
 	// StrategyOf, if set, decides for each unit, whose Strategy field holds what would be used without it. See KeepBelow.
 	StrategyOf func(u UnitInfo) Strategy
 	// ShardRanks is, for HybridShard and HybridGradOp, the number of consecutive ranks that parameters are cut over, such
-	// as those of one host. It must divide the number of ranks; where it is a power of two, results have the bits of the
-	// other strategies.
+	// as those of one host; to cut over others, order the ranks of Group by Split. It must be set for them, and divide the
+	// number of ranks; where it is a power of two, results have the bits of the other strategies.
 	ShardRanks int
 	// GroupOf, if set, may return a process group of its own for a unit, of which this rank is part, or nil. The unit is
 	// sharded over that group: ranks in different groups have different parameters under the same names, which start out
@@ -122,7 +121,6 @@ func (c Config) withDefaults() (Config, error) {
 	case c.Spill != nil && c.OffloadDir == "":
 		return c, errors.New("Config.Spill selects calls, but Config.OffloadDir names no directory")
 	}
-	c.ShardRanks = cmp.Or(c.ShardRanks, c.Group.Size())
 	return c, nil
 }
 

@@ -32,7 +32,7 @@ func (s *Sharded) Freeze(ctx context.Context, frozen func(name string) bool, opt
 	if err == nil {
 		err = next.makeUnits()
 	}
-	r := request{kind: passFreeze}
+	r := request{method: methodFreeze}
 	if opt != nil {
 		r.argument = 1 // state that only some ranks bring would be zero in the pieces of the others
 	}
@@ -53,7 +53,7 @@ func (s *Sharded) Freeze(ctx context.Context, frozen func(name string) bool, opt
 		return nil, s.broken(fmt.Errorf("Freeze: %w", err))
 	}
 	full, err := next.room(s.groups)
-	if err := s.agree(ctx, request{kind: passFreeze}, err); err != nil {
+	if err := s.agree(ctx, request{method: methodFreeze}, err); err != nil {
 		next.leave(full)
 		return nil, err
 	}

@@ -100,8 +100,7 @@ func goldenBatch(n, lo, hi int) (tokens, targets *tensor.Dense) {
 }
 
 type goldenFile struct {
-	Single   map[string]json.RawMessage `json:"single"`
-	TwoRanks map[string][]goldenRank    `json:"two_ranks"`
+	Single map[string]json.RawMessage `json:"single"`
 }
 
 type goldenCase struct {
@@ -117,12 +116,6 @@ type goldenTraining struct {
 	GradNorm []float64                        `json:"grad_norm"`
 	EvalLoss map[string]float64               `json:"eval_loss"`
 	Params   map[string]map[string][2]float64 `json:"params"`
-}
-
-type goldenRank struct {
-	Losses   []float64             `json:"losses"`
-	GradNorm []float64             `json:"grad_norm"`
-	Params   map[string][2]float64 `json:"params"`
 }
 
 var golden = sync.OnceValues(func() (f goldenFile, err error) {
@@ -347,75 +340,6 @@ func trainGolden(t *testing.T, ctx context.Context, g comm.Group, family string,
 			require.InDelta(t, loss, got, prec.tol*loss, "evaluation after step %s", done)
 		}
 	}
-}
-
-// TestGoldenTwoRanks compares two ranks with a batch each against PyTorch's DDP and FSDP on two processes.
-func TestGoldenTwoRanks(t *testing.T) {
-	f, err := golden()
-	require.NoError(t, err)
-	optimizers := map[string]goldenOptimizer{
-		"ddp_gpt_adamw_wd0.1_clip0.5_f64": goldenOptimizers["adamw_wd0.1_clip0.5"],
-		"ddp_gpt_sgd_lr0.1_f64":           goldenOptimizers["sgd_lr0.1"],
-		"fsdp_gpt_sgd_lr0.1_f64":          goldenOptimizers["sgd_lr0.1"],
-	}
-	for name, o := range optimizers {
-		t.Run(name, func(t *testing.T) {
-			require.NoError(t, comm.Run(t.Context(), 2, func(ctx context.Context, g comm.Group) error {
-				want := f.TwoRanks[name][g.Rank()]
-				m := wrapGolden(t, "gpt_untied_erf", g, fsdp.Float64, fsdp.Config{})
-				opt, err := o.build(m.Shards())
-				require.NoError(t, err)
-				for step := range want.Losses {
-					tokens, targets := goldenBatch(step*2+g.Rank(), 0, goldenB)
-					loss, err := m.Forward(ctx, tokens, targets)
-					require.NoError(t, err)
-					require.InDelta(t, want.Losses[step], loss, 1e-10)
-					require.NoError(t, m.Backward(ctx))
-					norm, err := m.ClipGradNorm(ctx, orInf(o.clip))
-					require.NoError(t, err)
-					require.InDelta(t, want.GradNorm[step], norm, 1e-10)
-					require.NoError(t, opt.Step(o.lr))
-					m.ZeroGrad()
-				}
-				got, err := m.FullState(ctx)
-				require.NoError(t, err)
-				requireStats(t, want.Params, got, 1e-10, nil)
-				return nil
-			}))
-		})
-	}
-}
-
-// TestGoldenAccumulation compares two updates of three micro-batches each with PyTorch.
-func TestGoldenAccumulation(t *testing.T) {
-	f, err := golden()
-	require.NoError(t, err)
-	o := goldenOptimizers["adamw_wd0.1_clip0.5"]
-	require.NoError(t, comm.Run(t.Context(), 2, func(ctx context.Context, g comm.Group) error {
-		want := f.TwoRanks["accum3_sync_every_micro_f64"][g.Rank()]
-		m := wrapGolden(t, "gpt_untied_erf", g, fsdp.Float64, fsdp.Config{})
-		opt, err := o.build(m.Shards())
-		require.NoError(t, err)
-		for update := range want.GradNorm {
-			for a := range 3 {
-				micro := update*3 + a
-				tokens, targets := goldenBatch(micro*2+g.Rank(), 0, goldenB)
-				loss, err := m.Forward(ctx, tokens, targets)
-				require.NoError(t, err)
-				require.InDelta(t, want.Losses[micro], loss, 1e-10)
-				require.NoError(t, m.Backward(ctx, fsdp.Scale(1./3)))
-			}
-			norm, err := m.ClipGradNorm(ctx, o.clip)
-			require.NoError(t, err)
-			require.InDelta(t, want.GradNorm[update], norm, 1e-10)
-			require.NoError(t, opt.Step(o.lr))
-			m.ZeroGrad()
-		}
-		got, err := m.FullState(ctx)
-		require.NoError(t, err)
-		requireStats(t, want.Params, got, 1e-10, nil)
-		return nil
-	}))
 }
 
 func orInf(clip float64) float64 {

@@ -35,9 +35,9 @@ func (n Norm) check() error {
 //
 // The norm is computed exactly and rounded at the end, so that it has the same bits under every strategy and wrap policy.
 func (s *Sharded) ClipGradNorm(ctx context.Context, limit float64, kind ...Norm) (norm float64, err error) {
-	r := request{kind: passClip, argument: limit}
+	r := request{method: methodClip, argument: limit}
 	if len(kind) > 0 && kind[0] == InfNorm {
-		r.kind = passClipInf
+		r.method = methodClipInf
 	}
 	err = s.err
 	if err == nil {
@@ -50,12 +50,12 @@ func (s *Sharded) ClipGradNorm(ctx context.Context, limit float64, kind ...Norm)
 		err = fmt.Errorf("limit is %v, want a positive number", limit)
 	}
 	if err == nil {
-		r.weight, err = s.largestGrad()
+		r.value, err = s.largestGrad()
 	}
 	if err := s.agree(ctx, r, err); err != nil {
 		return 0, err
 	}
-	if norm = s.agreement.largest(); r.kind == passClip {
+	if norm = s.agreement.largest(); r.method == methodClip {
 		if norm, err = s.l2(ctx, norm); err != nil {
 			return 0, err
 		}
@@ -130,7 +130,7 @@ func (s *Sharded) GradNorms(ctx context.Context, kind Norm) (map[string]float64,
 	if err == nil {
 		err = kind.check()
 	}
-	if err := s.agree(ctx, request{kind: passNorms, argument: float64(kind)}, err); err != nil {
+	if err := s.agree(ctx, request{method: methodNorms, argument: float64(kind)}, err); err != nil {
 		return nil, err
 	}
 	norms := make(map[string]float64)
@@ -184,7 +184,7 @@ func (f *flatGroup) norms(ctx context.Context, kind Norm) ([]float64, error) {
 // updates l. If a gradient on any rank is not finite, it returns false on every rank and drops the gradients, so that the
 // step is to be left out: call it once a step, after the last Backward and before ClipGradNorm.
 func (s *Sharded) Unscale(ctx context.Context, l *optim.LossScaler) (finite bool, err error) {
-	r := request{kind: passUnscale}
+	r := request{method: methodUnscale}
 	if err = s.err; err == nil {
 		err = s.pending.reduced()
 	}
@@ -194,7 +194,7 @@ func (s *Sharded) Unscale(ctx context.Context, l *optim.LossScaler) (finite bool
 	if err == nil {
 		r.argument = l.Scale()
 		if _, infinite := s.largestGrad(); infinite != nil {
-			r.weight = 1
+			r.value = 1
 		}
 	}
 	if err := s.agree(ctx, r, err); err != nil {

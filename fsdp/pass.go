@@ -33,7 +33,7 @@ type pass struct {
 //
 // Batches may differ in shape from rank to rank and from step to step.
 func (s *Sharded) Forward(ctx context.Context, batch ...Tensor) (loss float64, err error) {
-	p, err := s.start(ctx, passForward, batch)
+	p, err := s.start(ctx, methodForward, batch)
 	if err != nil {
 		return 0, err
 	}
@@ -70,13 +70,13 @@ func (s *Sharded) Backward(ctx context.Context, opts ...BackwardOption) error {
 
 // backward runs the backward pass of p, which is nil if there was no forward.
 func (s *Sharded) backward(ctx context.Context, p *pass, opts []BackwardOption) error {
-	r := request{kind: passBackward, noSync: s.noSync, weight: 1}
+	r := request{method: methodBackward, noSync: s.noSync, value: 1}
 	err := s.err
 	if err == nil {
 		err = s.prepareBackward(p, opts)
 	}
 	if p != nil {
-		r.argument, r.schedule, r.weight = float64(p.number), p.hash, p.weight
+		r.argument, r.schedule, r.value = float64(p.number), p.hash, p.weight
 	}
 	if err == nil && s.cfg.Divide != ByWeights && p.weight != 1 {
 		err = errors.New("Weight is for Config.Divide = ByWeights")
@@ -149,7 +149,7 @@ func (p *pass) switchTo(c *compiled) {
 // caller; a result that is one number comes as a tensor of shape (1). The batch is that of Forward, targets included: where
 // only predictions are wanted, any valid targets will do, such as nn.IgnoreTarget.
 func (s *Sharded) Eval(ctx context.Context, batch ...Tensor) ([]Tensor, error) {
-	p, err := s.start(ctx, passEval, batch)
+	p, err := s.start(ctx, methodEval, batch)
 	if err != nil {
 		return nil, err
 	}
@@ -171,12 +171,12 @@ func (s *Sharded) Eval(ctx context.Context, batch ...Tensor) ([]Tensor, error) {
 
 // start checks the batch, finds the compiled pass and agrees with the other ranks to run it. Only then does it touch any
 // buffer: the memory of a group that was closed may be gone.
-func (s *Sharded) start(ctx context.Context, kind passKind, batch []Tensor) (*pass, error) {
+func (s *Sharded) start(ctx context.Context, m method, batch []Tensor) (*pass, error) {
 	v := variant{eval: true}
-	if kind == passForward {
+	if m == methodForward {
 		v = s.training()
 	}
-	r := request{kind: kind, noSync: v.noSync}
+	r := request{method: m, noSync: v.noSync}
 	c, values, err := s.prepareForward(v, batch)
 	if err == nil {
 		r.schedule = c.hash
@@ -218,7 +218,7 @@ func (s *Sharded) prepareForward(v variant, batch []Tensor) (*compiled, []exec.V
 // agree agrees with the other ranks to run a collective method.
 func (s *Sharded) agree(ctx context.Context, r request, err error) error {
 	if s.err == errClosed { // the others need not know, and may have left
-		return fmt.Errorf("fsdp: rank %d: %v: %w", s.cfg.Group.Rank(), r.kind, s.err)
+		return fmt.Errorf("fsdp: rank %d: %v: %w", s.cfg.Group.Rank(), r.method, s.err)
 	}
 	s.requests++
 	r.number = s.requests
@@ -231,9 +231,9 @@ func (s *Sharded) agree(ctx context.Context, r request, err error) error {
 	case err == nil:
 		return nil
 	case errors.As(err, &lost) && s.err == nil:
-		return s.broken(fmt.Errorf("%v: %w", r.kind, err))
+		return s.broken(fmt.Errorf("%v: %w", r.method, err))
 	default:
-		return fmt.Errorf("fsdp: rank %d: %v: %w", s.cfg.Group.Rank(), r.kind, err)
+		return fmt.Errorf("fsdp: rank %d: %v: %w", s.cfg.Group.Rank(), r.method, err)
 	}
 }
 

@@ -76,7 +76,7 @@ func (s *Sharded) weigh(p *pass) error {
 	if s.cfg.Divide != ByWeights {
 		return nil
 	}
-	mean := s.agreement.weights() / float64(s.cfg.Group.Size())
+	mean := s.agreement.sum() / float64(s.cfg.Group.Size())
 	if mean == 0 || math.IsInf(mean, 0) {
 		return fmt.Errorf("fsdp: rank %d: Backward: the mean of the ranks' weights is %v", s.cfg.Group.Rank(), mean)
 	}
@@ -108,7 +108,7 @@ func (s *Sharded) preDivide(g *flatGroup) float32 {
 // SyncGrads reduces the gradients of the passes inside NoSync, as the next Backward outside would. Without such it does
 // nothing.
 func (s *Sharded) SyncGrads(ctx context.Context) error {
-	r := request{kind: passSync, argument: float64(s.pending.passes)}
+	r := request{method: methodSync, argument: float64(s.pending.passes)}
 	if err := s.agree(ctx, r, s.err); err != nil {
 		return err
 	}

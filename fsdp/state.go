@@ -17,7 +17,7 @@ import (
 // of units with a group of their own, are those of this rank.
 func (s *Sharded) FullState(ctx context.Context) (map[string]*tensor.Dense, error) {
 	all := make(map[string]*tensor.Dense)
-	err := s.gatherEach(ctx, request{kind: passState}, s.err, s.groups, func(g *flatGroup) *arena.Block { return g.value },
+	err := s.gatherEach(ctx, request{method: methodState}, s.err, s.groups, func(g *flatGroup) *arena.Block { return g.value },
 		func(name string, v exec.Value) { all[name] = v.Tensor().Clone().(*tensor.Dense) })
 	return all, err
 }
@@ -30,7 +30,7 @@ func (s *Sharded) FullGrads(ctx context.Context) (map[string]*tensor.Dense, erro
 		err = s.pending.reduced()
 	}
 	all := make(map[string]*tensor.Dense)
-	err = s.gatherEach(ctx, request{kind: passGrads}, err, s.trained(), func(g *flatGroup) *arena.Block { return g.grad },
+	err = s.gatherEach(ctx, request{method: methodGrads}, err, s.trained(), func(g *flatGroup) *arena.Block { return g.grad },
 		func(name string, v exec.Value) { all[name] = v.Tensor().Clone().(*tensor.Dense) })
 	for p, q := range s.trace.params {
 		if !s.present[p] {
@@ -66,7 +66,7 @@ func (s *Sharded) Full(ctx context.Context, names []string, f func(params map[st
 		}
 	}
 	params := make(map[string]*tensor.Dense)
-	err = s.gatherEach(ctx, request{kind: passFull, argument: float64(o.root), schedule: textHash(names)}, err, groups,
+	err = s.gatherEach(ctx, request{method: methodFull, argument: float64(o.root), schedule: textHash(names)}, err, groups,
 		func(g *flatGroup) *arena.Block { return g.value },
 		func(name string, v exec.Value) {
 			if want(name) {
@@ -78,14 +78,14 @@ func (s *Sharded) Full(ctx context.Context, names []string, f func(params map[st
 	}
 	err = guarded(func() error { return f(params) })
 	if !o.write {
-		return s.agree(ctx, request{kind: passFull}, err)
+		return s.agree(ctx, request{method: methodFull}, err)
 	}
 	for name := range params {
 		if err == nil && !want(name) {
 			err = fmt.Errorf("the function has added parameter %q, which was not asked for", name)
 		}
 	}
-	return s.set(ctx, request{kind: passFull}, err, o.root, params, groups)
+	return s.set(ctx, request{method: methodFull}, err, o.root, params, groups)
 }
 
 // A FullOption changes Full.
@@ -111,7 +111,7 @@ func (s *Sharded) SetFull(ctx context.Context, root int, params map[string]*tens
 	if err == nil && (root < 0 || root >= s.cfg.Group.Size()) {
 		err = fmt.Errorf("rank %d is not one of the %d ranks", root, s.cfg.Group.Size())
 	}
-	return s.set(ctx, request{kind: passSet, argument: float64(root)}, err, root, params, s.groups)
+	return s.set(ctx, request{method: methodSet, argument: float64(root)}, err, root, params, s.groups)
 }
 
 // set broadcasts root's params and stores what this rank owns of them.
@@ -150,7 +150,7 @@ func (s *Sharded) set(ctx context.Context, r request, err error, root int, param
 			}
 		}
 		if err := s.cfg.Group.Broadcast(comm.Of(has).Named(g.name), root).Wait(ctx); err != nil {
-			return s.broken(fmt.Errorf("%v: group %s: %w", r.kind, g.name, err))
+			return s.broken(fmt.Errorf("%v: group %s: %w", r.method, g.name, err))
 		}
 		for i, p := range g.layout.Params() {
 			if has[i] == 0 {
@@ -162,7 +162,7 @@ func (s *Sharded) set(ctx context.Context, r request, err error, root int, param
 				copy(b, v.Bytes)
 			}
 			if err := s.cfg.Group.Broadcast(g.buffer(b, g.dtype).Named(p.Name), root).Wait(ctx); err != nil {
-				return s.broken(fmt.Errorf("%v: parameter %s: %w", r.kind, p.Name, err))
+				return s.broken(fmt.Errorf("%v: parameter %s: %w", r.method, p.Name, err))
 			}
 			g.take(g.value.Data, i, b)
 		}
@@ -215,7 +215,7 @@ func (s *Sharded) known(names []string) error {
 // AverageBuffers gives every buffer the mean of its values on all ranks: the statistics that ranks have collected from
 // their own batches, before they are evaluated with or saved.
 func (s *Sharded) AverageBuffers(ctx context.Context) error {
-	if err := s.agree(ctx, request{kind: passBuffers}, s.err); err != nil {
+	if err := s.agree(ctx, request{method: methodBuffers}, s.err); err != nil {
 		return err
 	}
 	for _, g := range s.groups {

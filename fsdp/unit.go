@@ -124,6 +124,9 @@ func (u *unit) decide(cfg *Config) (err error) {
 			return fmt.Errorf("Config.StrategyOf returned %v", u.strategy)
 		}
 	}
+	if hybrid := u.strategy == HybridShard || u.strategy == HybridGradOp; hybrid && cfg.ShardRanks == 0 {
+		return fmt.Errorf("%v needs Config.ShardRanks, the number of ranks that parameters are cut over", u.strategy)
+	}
 	if cfg.GroupOf != nil {
 		u.group = cfg.GroupOf(u.UnitInfo)
 	}

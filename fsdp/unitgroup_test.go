@@ -139,7 +139,7 @@ func TestUnitGroupErrors(t *testing.T) {
 			cfg.Strategy = fsdp.NoShard
 		}, "unit l1: Config.GroupOf gives a group of its own, over which NoShard is not possible: want FullShard or ShardGradOp"},
 		"HybridShard": {func(_ context.Context, g comm.Group, cfg *fsdp.Config) {
-			cfg.Strategy = fsdp.HybridShard
+			cfg.Strategy, cfg.ShardRanks = fsdp.HybridShard, 1
 		}, "over which HybridShard is not possible"},
 		"panic": {func(_ context.Context, g comm.Group, cfg *fsdp.Config) {
 			if g.Rank() == 2 {
@@ -286,4 +286,57 @@ func TestFreezeWithUnitGroups(t *testing.T) {
 		require.NoError(t, err)
 		requireIdle(t, ctx, m, shapeBatch(g.Rank()))
 	})
+}
+
+// TestUnitGroupsStayApart gives every group of ranks its own unit with statistics, and one with a parameter that is ignored.
+// What is averaged and summed over the ranks of a group is nothing to the other one.
+func TestUnitGroupsStayApart(t *testing.T) {
+	const world = 4
+	var states, grads [world]params
+	run := func(model model, unit string, ignored func(string) bool, alone bool) {
+		onRanks(t, world, func(ctx context.Context, g comm.Group) {
+			whole := g
+			cfg := groupedBy(t, ctx, g, unit, 2)
+			if cfg.Ignored = ignored; alone { // the other group does not exist
+				part, err := g.Split(ctx, g.Rank()/2, g.Rank())
+				require.NoError(t, err)
+				cfg.Group, cfg.GroupOf = part, nil
+			}
+			m := wrap(t, model, cfg)
+			if alone { // but it had the same parameters
+				state := states[whole.Rank()/2*2]
+				require.NoError(t, m.SetFull(ctx, 0, state))
+			}
+			_, err := m.Forward(ctx, shapeBatch(whole.Rank())...)
+			require.NoError(t, err)
+			require.NoError(t, m.Backward(ctx))
+			require.NoError(t, m.AverageBuffers(ctx))
+			states[whole.Rank()], err = m.FullState(ctx)
+			require.NoError(t, err)
+			grads[whole.Rank()], err = m.FullGrads(ctx)
+			require.NoError(t, err)
+		})
+	}
+	run(statistics, "bn", nil, false)
+	for _, name := range []string{"bn.running_mean", "bn.running_var"} {
+		for r := range world {
+			require.Equal(t, elements(states[r/2*2][name]), elements(states[r][name]), "%s is the same in a group", name)
+		}
+		require.NotEqual(t, elements(states[0][name]), elements(states[2][name]), "%s of other ranks", name)
+	}
+
+	ignored := func(name string) bool { return name == "l1.w" }
+	run(shapes["chain"], "l1", ignored, false)
+	for r := range world {
+		require.Equal(t, elements(states[r/2*2]["l1.w"]), elements(states[r]["l1.w"]), "one group, one value")
+		require.Equal(t, elements(grads[r/2*2]["l1.w"]), elements(grads[r]["l1.w"]), "one group, one gradient")
+	}
+	require.NotEqual(t, elements(states[0]["l1.w"]), elements(states[2]["l1.w"]), "ranks in different groups start out different")
+	whole := grads
+	run(shapes["chain"], "l1", ignored, true)
+	for r := range world {
+		for i, x := range elements(grads[r]["l1.w"]) { // a mean over two ranks, not four
+			require.InDelta(t, x/2, elements(whole[r]["l1.w"])[i], 1e-15)
+		}
+	}
 }

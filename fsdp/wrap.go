@@ -78,7 +78,7 @@ func WrapContext(ctx context.Context, m Model, cfg Config) (*Sharded, error) {
 
 // wrap does what needs no other rank, compares it with the others, and then makes this rank's share.
 func (s *Sharded) wrap(ctx context.Context, m Model) error {
-	err := s.agreement.on(ctx, request{kind: passWrap, number: 1}, s.prepare(m))
+	err := s.agreement.on(ctx, request{method: methodWrap, number: 1}, s.prepare(m))
 	if err == nil && s.cfg.Group.Size() > 1 {
 		err = sameText(ctx, s.cfg.Group, "model or configuration", s.manifest())
 	}
@@ -96,7 +96,7 @@ func (s *Sharded) wrap(ctx context.Context, m Model) error {
 			err = s.groups[i].draw(s.trace, s.cfg.Seed)
 		}
 	}
-	if err := s.agreement.on(ctx, request{kind: passWrap, number: 2}, err); err != nil {
+	if err := s.agreement.on(ctx, request{method: methodWrap, number: 2}, err); err != nil {
 		return err
 	}
 	s.log("wrapped")

@@ -44,8 +44,9 @@ const (
 	sharedSize = 1 << 20  // of a file that blocks share
 )
 
-// ErrUnsupported is wrapped by the error of Open where files cannot be mapped in the way this package needs.
-var ErrUnsupported = errors.New("no mapped files on this system")
+// ErrUnsupported is wrapped by the error of Open where files cannot be mapped in the way this package needs. It is an
+// [errors.ErrUnsupported].
+var ErrUnsupported = fmt.Errorf("no mapped files on this system: %w", errors.ErrUnsupported)
 
 // A SpaceError says that the disk has no place for a block.
 type SpaceError struct {
