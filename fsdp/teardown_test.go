@@ -1,0 +1,242 @@
+package fsdp_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gofsdp/gofsdp/comm"
+	"github.com/gofsdp/gofsdp/fsdp"
+	"github.com/gofsdp/gofsdp/internal/mapped"
+	"github.com/gofsdp/gofsdp/optim"
+)
+
+// What fails or is refused leaves nothing behind: no collective that still writes to memory which is given back, no rank that
+// waits for another, and no value that has changed on some ranks.
+
+// memories are where shards may lie: on the heap, or in files where there are any.
+func memories(t *testing.T) []string {
+	dir := t.TempDir()
+	files, err := mapped.Open(dir)
+	if errors.Is(err, mapped.ErrUnsupported) {
+		return []string{""}
+	}
+	require.NoError(t, err)
+	require.NoError(t, files.Close())
+	return []string{"", dir}
+}
+
+// TestCloseAfterTheGroup pulls the cable while gathers for a backward are in flight, and lets every kind of method find out.
+// Close then waits for all of them.
+func TestCloseAfterTheGroup(t *testing.T) {
+	pulled := errors.New("cable pulled")
+	for name, find := range map[string]func(ctx context.Context, m *fsdp.Sharded, batch []fsdp.Tensor) error{
+		"Forward": func(ctx context.Context, m *fsdp.Sharded, b []fsdp.Tensor) error {
+			_, err := m.Forward(ctx, b...)
+			return err
+		},
+		"Backward": func(ctx context.Context, m *fsdp.Sharded, b []fsdp.Tensor) error { return m.Backward(ctx) },
+		"Backward of a held pass": func(ctx context.Context, m *fsdp.Sharded, b []fsdp.Tensor) error {
+			return m.Hold().Backward(ctx)
+		},
+		"Eval after Discard": func(ctx context.Context, m *fsdp.Sharded, b []fsdp.Tensor) error {
+			_ = m.Hold().Discard(ctx) // gathers may have arrived in time
+			_, err := m.Eval(ctx, b...)
+			return err
+		},
+		"Discard after Eval": func(ctx context.Context, m *fsdp.Sharded, b []fsdp.Tensor) error {
+			held := m.Hold()
+			_, err := m.Eval(ctx, b...)
+			require.NoError(t, held.Discard(ctx), "there is nobody to tell any more")
+			return err
+		},
+		"SetFull": func(ctx context.Context, m *fsdp.Sharded, b []fsdp.Tensor) error { return m.SetFull(ctx, 0, nil) },
+		"Freeze": func(ctx context.Context, m *fsdp.Sharded, b []fsdp.Tensor) error {
+			_, err := m.Freeze(ctx, nil, nil)
+			return err
+		},
+		"SyncGrads": func(ctx context.Context, m *fsdp.Sharded, b []fsdp.Tensor) error { return m.SyncGrads(ctx) },
+		"Close":     func(context.Context, *fsdp.Sharded, []fsdp.Tensor) error { return pulled },
+	} {
+		for _, dir := range memories(t) {
+			t.Run(fmt.Sprintf("%s/files %t", name, dir != ""), func(t *testing.T) {
+				onRanks(t, 2, func(ctx context.Context, g comm.Group) {
+					strict := newStrictGroup(g)
+					m := wrap(t, tinyGPT(3), fsdp.Config{Group: strict, Wrap: blocks, Prefetch: 2, OffloadDir: dir})
+					batch := tinyBatch(0, g.Rank(), 2, 5)
+					_, err := m.Forward(ctx, batch...)
+					require.NoError(t, err)
+					require.Positive(t, strict.book.open, "gathers for the backward")
+					require.NoError(t, g.Barrier(ctx))
+					g.Abort(pulled)
+					require.ErrorIs(t, find(ctx, m, batch), pulled)
+					require.NoError(t, m.Close())
+					strict.book.require(t)
+				})
+			})
+		}
+	}
+}
+
+// TestCloseInsideAPass fails one rank after every operation of a pass in turn, while others are held. Every rank that closes
+// its model then has waited for what it began, reductions included.
+func TestCloseInsideAPass(t *testing.T) {
+	cfg := fsdp.Config{Strategy: fsdp.HybridShard, ShardRanks: 2, Wrap: fsdp.WrapEach(), Prefetch: 2, Precision: float64s}
+	plan, err := wrap(t, shapes["chain"], fsdp.Config{Wrap: fsdp.WrapEach(), Prefetch: 2, Precision: float64s}).Plan(shapeBatch(0)...)
+	require.NoError(t, err)
+	waited := 0 // works in flight on the rank that fails
+	for stop := range 2 * len(plan.Schedule) {
+		for _, err := range errorsOf(t, 4, func(ctx context.Context, g comm.Group) error {
+			strict := newStrictGroup(g)
+			cfg := cfg
+			cfg.Group = strict
+			left := stop
+			if g.Rank() == 3 {
+				cfg.Trace = func(fsdp.Event) {
+					if left--; left < 0 {
+						panic("no more")
+					}
+				}
+			}
+			m := wrap(t, shapes["chain"], cfg)
+			var err error
+			for err == nil {
+				if _, err = m.Forward(ctx, shapeBatch(g.Rank())...); err == nil {
+					m.Hold()
+					_, err = m.Forward(ctx, shapeBatch(g.Rank())...)
+				}
+				if err == nil {
+					err = m.Backward(ctx)
+				}
+			}
+			if g.Rank() == 3 {
+				waited += strict.book.open
+			}
+			require.NoError(t, m.Close())
+			strict.book.require(t)
+			return err
+		}) {
+			require.ErrorContains(t, err, "no more")
+		}
+	}
+	require.Positive(t, waited)
+}
+
+// TestCloseUnmapsAtLast closes the model of one rank, whose shards lie in files, while another has not noticed the failure
+// and may be reading them.
+func TestCloseUnmapsAtLast(t *testing.T) {
+	for _, dir := range memories(t) {
+		gone := make(chan struct{})
+		onRanks(t, 2, func(ctx context.Context, g comm.Group) {
+			m := wrap(t, tinyGPT(3), fsdp.Config{Group: g, Wrap: blocks, Prefetch: 2, OffloadDir: dir})
+			_, err := m.Forward(ctx, tinyBatch(0, g.Rank(), 2, 5)...)
+			require.NoError(t, err)
+			require.NoError(t, g.Barrier(ctx))
+			if g.Rank() == 0 {
+				defer close(gone)
+				g.Abort(errors.New("cable pulled"))
+				require.ErrorContains(t, m.Backward(ctx), "cable pulled")
+			} else {
+				<-gone
+			}
+			require.NoError(t, m.Close())
+		})
+	}
+}
+
+// TestTwoLayersOfUnitGroups gives units groups along the rows and the columns of a grid of ranks, one of which is closed on
+// one rank. A rank that fails to meet its row must not let its column wait.
+func TestTwoLayersOfUnitGroups(t *testing.T) {
+	for _, broken := range []string{"rows", "columns"} {
+		var done sync.WaitGroup
+		done.Add(4)
+		for _, err := range errorsOf(t, 4, func(ctx context.Context, g comm.Group) error {
+			rows, err := g.Split(ctx, g.Rank()/2, g.Rank())
+			require.NoError(t, err)
+			columns, err := g.Split(ctx, g.Rank()%2, g.Rank())
+			require.NoError(t, err)
+			if g.Rank() == 0 {
+				require.NoError(t, map[string]comm.Group{"rows": rows, "columns": columns}[broken].Close())
+			}
+			_, err = fsdp.WrapContext(ctx, shapes["chain"], fsdp.Config{Group: g, Wrap: fsdp.WrapEach(), GroupOf: func(u fsdp.UnitInfo) comm.Group {
+				if u.Name == "l0" {
+					return rows
+				}
+				return columns
+			}})
+			done.Done()
+			done.Wait() // a rank that leaves would tell the others
+			return err
+		}) {
+			require.ErrorContains(t, err, "meeting the ranks of a group of GroupOf", broken)
+			require.ErrorContains(t, err, comm.ErrClosed.Error())
+		}
+	}
+}
+
+// TestFreezeWithSomeOptimizers lets one rank bring an optimizer and another none: its pieces of the state would be lost.
+func TestFreezeWithSomeOptimizers(t *testing.T) {
+	onRanks(t, 2, func(ctx context.Context, g comm.Group) {
+		m := chain64(t, g)
+		opt, err := optim.SGD{Momentum: 0.9}.New(m.Shards())
+		require.NoError(t, err)
+		forwardBackward(t, ctx, m, shapeBatch(g.Rank()))
+		require.NoError(t, opt.Step(0.1))
+		state, live := stateBits(t, ctx, m), m.Memory().Live
+		given := opt
+		if g.Rank() == 1 {
+			given = nil
+		}
+		entries, err := m.Freeze(ctx, nil, given)
+		require.ErrorContains(t, err, "ranks disagree")
+		require.ErrorContains(t, err, fmt.Sprintf("fsdp: rank %d: Freeze", g.Rank()))
+		require.Empty(t, entries)
+		requireSameBits(t, state, stateBits(t, ctx, m))
+		require.Equal(t, live, m.Memory().Live)
+		require.NotEmpty(t, gradsOf(t, ctx, m), "nothing was dropped")
+		refreeze(t, ctx, m, nil, opt, optim.SGD{Momentum: 0.9}.New)
+	})
+}
+
+// TestScaleOverflows refuses a scale that is a number, but none of the type of the computation.
+func TestScaleOverflows(t *testing.T) {
+	for _, scale := range []float64{1e300, -1e39, math.MaxFloat64} {
+		onRanks(t, 2, func(ctx context.Context, g comm.Group) {
+			m := wrap(t, tinyGPT(1), fsdp.Config{Group: g})
+			forwardBackward(t, ctx, m, good(g.Rank()))
+			want := gradBits(t, ctx, m)
+			_, err := m.Forward(ctx, good(g.Rank())...)
+			require.NoError(t, err)
+			require.ErrorContains(t, m.Backward(ctx, fsdp.Scale(scale)), fmt.Sprintf("Scale is %v", scale))
+			requireSameBits(t, want, gradBits(t, ctx, m))
+			_, err = m.Forward(ctx, good(g.Rank())...)
+			require.NoError(t, err)
+			require.NoError(t, m.Backward(ctx, fsdp.Scale(1e300), fsdp.Scale(1e-300)), "the product counts")
+
+			wide := chain64(t, g)
+			_, err = wide.Forward(ctx, shapeBatch(g.Rank())...)
+			require.NoError(t, err)
+			require.NoError(t, wide.Backward(ctx, fsdp.Scale(scale/1e10)), "float64 has it")
+		})
+	}
+}
+
+// TestHugeShapes refuses, on every rank, parameters whose elements or bytes no int can count and no machine has.
+func TestHugeShapes(t *testing.T) {
+	for _, shape := range [][]int{{1 << 40, 1 << 40}, {1 << 62}, {1 << 61}, {1 << 60}, {1 << 50}, {3, 1 << 58, 1}} {
+		for world := 1; world <= 3; world++ {
+			huge := calls(call("a", having(weight("w", shape...))))
+			for rank, err := range errorsOf(t, world, func(ctx context.Context, g comm.Group) error {
+				_, err := fsdp.WrapContext(ctx, huge, fsdp.Config{Group: g, Precision: float64s})
+				return err
+			}) {
+				require.ErrorContains(t, err, fmt.Sprintf("fsdp: rank %d: group root: ", rank))
+			}
+		}
+	}
+}
