@@ -100,7 +100,12 @@ func (r request) same(o request) bool {
 
 func (r request) String() string {
 	text := fmt.Sprintf("%v number %d", r.method, r.number)
-	if r.argument != 0 {
+	switch {
+	case r.method == methodFreeze && r.argument != 0:
+		text += " with an optimizer"
+	case r.method == methodSet:
+		text += fmt.Sprintf(" from rank %v", r.argument)
+	case r.argument != 0:
 		text += fmt.Sprintf(" with %v", r.argument)
 	}
 	if r.noSync {
@@ -214,7 +219,8 @@ func sameText(ctx context.Context, g comm.Group, what, text string) error {
 		for i < len(a) && i < len(b) && a[i] == b[i] {
 			i++
 		}
-		return fmt.Errorf("ranks disagree about the %s: rank 0 has %q, rank %d has %q", what, line(a, i), r, line(b, i))
+		first, other := parting(line(a, i), line(b, i))
+		return fmt.Errorf("ranks disagree about the %s: rank 0 has %q, rank %d has %q", what, first, r, other)
 	}
 	return nil
 }
@@ -224,6 +230,27 @@ func line(lines []string, i int) string {
 		return lines[i]
 	}
 	return "nothing"
+}
+
+// parting returns the beginnings of two lines, and of long ones what is around the place where they part.
+func parting(a, b string) (string, string) {
+	const head, around = 60, 40
+	at := 0
+	for at < len(a) && at < len(b) && a[at] == b[at] {
+		at++
+	}
+	cut := func(s string) string {
+		if at > head+around {
+			s = s[:head] + " … " + s[at-around:]
+			if end := head + 5 + 2*around; len(s) > end {
+				s = s[:end] + "…"
+			}
+		} else if end := at + around; len(s) > max(end, 2*head) {
+			s = s[:max(end, 2*head)] + "…"
+		}
+		return strings.ToValidUTF8(s, "…")
+	}
+	return cut(a), cut(b)
 }
 
 // textHash returns a number that is the same for the same words.

@@ -27,7 +27,7 @@ type Config struct {
 	ShardRanks int
 	// GroupOf, if set, may return a process group of its own for a unit, of which this rank is part, or nil. The unit is
 	// sharded over that group: ranks in different groups have different parameters under the same names, which start out
-	// different, such as the experts of a mixture. Their gradients are summed over the group and still divided by all
+	// different, such as the experts of a mixture. All ranks of such a group must return it for the unit. Their gradients are summed over the group and still divided by all
 	// ranks of Config.Group: they are those of the mean loss of all. All groups of a unit must have the same size.
 	GroupOf func(u UnitInfo) comm.Group
 
@@ -63,7 +63,8 @@ type Config struct {
 	Spill Policy
 	// OffloadDir, if set, is a directory for files that are mapped into memory in place of RAM: shards of parameters and
 	// gradients, the optimizer's state, and what Spill selects. The system writes back and drops what is not in use, so a
-	// model may be larger than memory. The files have no names, so nothing is left behind; ranks may share a directory. A disk
+	// model may be larger than memory. The files have no names, so a rank that is killed leaves an empty directory there at
+	// most; ranks may share OffloadDir. A disk
 	// without room is an error of Wrap, of making an optimizer, or of the pass that spills. Linux and macOS only.
 	OffloadDir string
 
@@ -73,7 +74,8 @@ type Config struct {
 	Poison bool
 	// Trace, if set, is called after every operation of a pass, on the rank's own goroutine.
 	Trace func(Event)
-	// Logger, if set, is told what Wrap and Freeze have decided: units, strategies, memory and what is unusual about them.
+	// Logger, if set, is told what Wrap and Freeze have decided: units, strategies and memory; and warned of what looks like
+	// a mistake: parameters that the loss does not depend on, and fields that select nothing.
 	Logger *slog.Logger
 }
 
@@ -95,6 +97,15 @@ const (
 	ByOne
 )
 
+// String returns the divisor's name.
+func (d Divide) String() string {
+	names := [...]string{"ByRanks", "ByWeights", "ByOne"}
+	if int(d) < len(names) {
+		return names[d]
+	}
+	return fmt.Sprintf("Divide(%d)", uint8(d))
+}
+
 // withDefaults returns c with zero values replaced, or what is wrong with it.
 func (c Config) withDefaults() (Config, error) {
 	var err error
@@ -113,7 +124,7 @@ func (c Config) withDefaults() (Config, error) {
 	case c.Strategy >= strategies:
 		return c, fmt.Errorf("Config.Strategy is %v", c.Strategy)
 	case c.Divide > ByOne:
-		return c, fmt.Errorf("Config.Divide is %d: want ByRanks, ByWeights or ByOne", c.Divide)
+		return c, fmt.Errorf("Config.Divide is %v: want ByRanks, ByWeights or ByOne", c.Divide)
 	case c.InFlight < 0:
 		return c, fmt.Errorf("Config.InFlight is %d: want a number of bytes, or 0", c.InFlight)
 	case c.ShardRanks < 0 || c.ShardRanks > 0 && c.Group.Size()%c.ShardRanks != 0:

@@ -43,6 +43,8 @@ import (
 // # Limits
 //
 //   - The graph must have its shapes, and a batch must have those of the inputs.
+//   - Beside this package's passes, read what a TapeMachine has computed with gorgonia.Read: it overwrites the Value of nodes
+//     in the middle of a graph.
 //   - [Precision.Compute] must be the float type of the graph, and is checked by the first pass.
 //   - Operations whose results or gradients are wrong in Gorgonia, or that keep state between forward and backward, are
 //     refused with the name of the node: SoftMax and LogSoftMax, Dropout, pooling, BatchNorm and others. Write softmax as Exp,
@@ -101,7 +103,7 @@ type graphValue struct {
 	args   []int       // its arguments
 	reads  []int       // computed values and batch tensors that it needs, directly or through rebuilt values
 	params []int       // learnables likewise
-	apart  bool        // from the batch: it depends on learnables, constants and sizes alone
+	apart  bool        // from the batch: it depends on learnables, constants and sizes alone, if by way of a number
 }
 
 // graphReader turns the nodes that the results need into values, arguments before results.
@@ -259,8 +261,8 @@ func (r *graphReader) operation(v *graphValue, n *gorgonia.Node) error {
 		}
 		v.args = append(v.args, i)
 		switch a := r.values[i]; a.origin {
-		case fromBatch, computed:
-			v.reads, v.apart = append(v.reads, i), false
+		case fromBatch, computed: // a computed value that is apart is a number made of parameters
+			v.reads, v.apart = append(v.reads, i), v.apart && a.apart
 		case fromLearnable:
 			v.params = append(v.params, i)
 		case rebuilt:
@@ -269,7 +271,8 @@ func (r *graphReader) operation(v *graphValue, n *gorgonia.Node) error {
 	}
 	v.reads, v.params = unique(v.reads), unique(v.params)
 	v.apart = v.apart || opType(v.op) == "sizeOp"
-	number := exec.Numel(v.shape) == 1 && len(v.params) > 0 && opType(v.op) != "sizeOp"
+	learned := len(v.params) > 0 || slices.ContainsFunc(v.reads, func(i int) bool { return r.values[i].apart })
+	number := exec.Numel(v.shape) == 1 && learned && opType(v.op) != "sizeOp"
 	v.origin = computed
 	if v.apart && !number || v.dtype != r.dtype {
 		v.origin = rebuilt
@@ -317,9 +320,8 @@ func boundValue(n *gorgonia.Node) (exec.Value, error) {
 	case *gorgonia.I:
 		t = tensor.New(tensor.WithShape(1), tensor.WithBacking([]int{int(*v)}))
 	case *tensor.Dense:
-		t = v.Clone().(*tensor.Dense)
-		if t.RequiresIterator() {
-			t = t.Materialize().(*tensor.Dense)
+		if t, _ = v.Materialize().(*tensor.Dense); t == v { // neither a view nor transposed: no copy yet
+			t = v.Clone().(*tensor.Dense)
 		}
 	default:
 		return exec.Value{}, fmt.Errorf("its value is a %T: want a dense tensor or a number", v)

@@ -81,6 +81,45 @@ func TestFromGraphTellsEqualValuesApart(t *testing.T) {
 	requireLikeTapeMachine(t, m, model, 2, 1e-10)
 }
 
+// Nor do calls in which a learnable and a constant of equal values have changed places.
+func TestFromGraphTellsLearnablesFromConstants(t *testing.T) {
+	m := newGraphNet(tensor.Float64)
+	h, y := m.input("x", 3, 3), m.input("y", 3, 3)
+	w, v, c := m.weight("w", 3, 3), m.weight("v", 3, 3), m.state("c", 3, 3)
+	require.NoError(t, tensor.Copy(v.Value().(*tensor.Dense), c.Value().(*tensor.Dense)))
+	for _, order := range []G.Nodes{{c, v}, {v, c}, {c, v}} {
+		h = G.Must(G.Tanh(G.Must(G.Mul(h, w))))
+		left, right := G.Must(G.Tanh(G.Must(G.Mul(h, order[0])))), G.Must(G.Tanh(G.Must(G.Mul(h, order[1]))))
+		h = G.Must(G.Mul(left, right))
+	}
+	m.squares(G.Must(G.Tanh(G.Must(G.Mul(h, w)))), y)
+	model := m.model(t)
+	_, modules := graphCalls(t, model, fsdp.Float64)
+	require.Len(t, modules, 7)
+	require.Same(t, modules[2], modules[4])
+	require.NotSame(t, modules[3], modules[5])
+	requireLikeTapeMachine(t, m, model, 2, 1e-10)
+}
+
+// A normalised weight is made of parameters alone, if by way of a number: calls make it anew rather than pass it on.
+func TestFromGraphRebuildsNormalisedWeights(t *testing.T) {
+	m := newGraphNet(tensor.Float64)
+	h, y := m.input("x", 2, 5), m.input("y", 2, 5)
+	w, v := m.weight("w", 5, 5), m.weight("v", 5, 5)
+	unit := G.Must(G.HadamardDiv(w, G.Must(G.Sqrt(G.Must(G.Sum(G.Must(G.Square(w))))))))
+	for range 3 {
+		h = G.Must(G.Tanh(G.Must(G.Mul(h, unit))))
+		h = G.Must(G.Tanh(G.Must(G.Mul(h, v))))
+	}
+	m.squares(h, y)
+	model := m.model(t)
+	_, modules := graphCalls(t, model, fsdp.Float64)
+	for i, module := range modules {
+		require.NotContains(t, fmt.Sprint(module), "input float64(5, 5)", "call %d", i)
+	}
+	requireLikeTapeMachine(t, m, model, 2, 1e-10)
+}
+
 // The patches of a convolution are larger than its image, so the image crosses the cut, and each call takes its own patches.
 func TestFromGraphCutsWhereLeastCrosses(t *testing.T) {
 	_, modules := graphCalls(t, graphConvnet(tensor.Float32).model(t), fsdp.Float32)
@@ -121,6 +160,9 @@ func (p *graphProgram) build(x *G.Node, param func(i int) *G.Node) *G.Node {
 			n = addBias(a, param(o.param))
 		case "normed":
 			n = G.Must(G.HadamardProd(a, G.Must(G.Sum(G.Must(G.Square(param(o.param)))))))
+		case "unit": // or through a number made of it
+			w := param(o.param)
+			n = G.Must(G.Mul(a, G.Must(G.HadamardDiv(w, G.Must(G.Sqrt(G.Must(G.Sum(G.Must(G.Square(w))))))))))
 		case "squashed": // a parameter that goes through an operation first
 			n = G.Must(G.Mul(a, G.Must(G.Tanh(param(o.param)))))
 		}
@@ -147,7 +189,7 @@ func (p *graphProgram) build(x *G.Node, param func(i int) *G.Node) *G.Node {
 
 func drawGraphProgram(t *rapid.T) *graphProgram {
 	p := &graphProgram{}
-	kinds := []string{"add", "gate", "tanh", "product", "transposed", "bias", "normed", "squashed"}
+	kinds := []string{"add", "gate", "tanh", "product", "transposed", "bias", "normed", "squashed", "unit"}
 	for i := range rapid.IntRange(1, 12).Draw(t, "ops") {
 		o := graphOp{kind: rapid.SampledFrom(kinds).Draw(t, "kind"), a: rapid.IntRange(max(0, i-2), i).Draw(t, "a"), b: rapid.IntRange(0, i).Draw(t, "b")}
 		if o.kind != "add" && o.kind != "gate" {

@@ -108,6 +108,28 @@ func TestFromGraphCopiesValues(t *testing.T) {
 	require.Equal(t, first, trainGraph(t, m, model, 1, 1, 0.1, fsdp.Config{}))
 }
 
+// Views are values like any other: of some columns, of some rows, transposed.
+func TestFromGraphCopiesViews(t *testing.T) {
+	table := graphFill(tensor.Float64, 1, 1, 5, 5)
+	columns, err := table.Slice(nil, G.S(1, 3))
+	require.NoError(t, err)
+	rows, err := table.Slice(G.S(1, 3))
+	require.NoError(t, err)
+	require.NoError(t, rows.T())
+	for _, v := range []tensor.View{columns, rows} {
+		g := G.NewGraph()
+		x := G.NewMatrix(g, tensor.Float64, G.WithName("x"), G.WithShape(1, 5))
+		w := G.NewMatrix(g, tensor.Float64, G.WithName("w"), G.WithShape(5, 2), G.WithValue(v.(*tensor.Dense)))
+		model, err := fsdp.FromGraph(G.Must(G.Sum(G.Must(G.Mul(x, w)))), G.Nodes{x}, G.Nodes{w})
+		require.NoError(t, err)
+		s := wrap(t, model, fsdp.Config{Precision: fsdp.Precision{Compute: fsdp.Float64}})
+		state, err := s.FullState(t.Context())
+		require.NoError(t, err)
+		require.Equal(t, v.Materialize().Data(), state["w.w"].Data())
+		require.NoError(t, s.Close())
+	}
+}
+
 // Eval gives the other nodes, which training does not compute.
 func TestFromGraphResults(t *testing.T) {
 	m := graphMLP(tensor.Float64)
@@ -221,5 +243,29 @@ func TestFromGraphRanksMustStartAlike(t *testing.T) {
 	}) {
 		require.ErrorContains(t, err, "ranks disagree about the model")
 		require.ErrorContains(t, err, "call w1")
+	}
+}
+
+// Ranks that take the same graph and values but learn another of two equal leaves disagree too.
+func TestFromGraphRanksMustLearnAlike(t *testing.T) {
+	models := make([]fsdp.Model, 2)
+	for r := range models {
+		m := newGraphNet(tensor.Float64)
+		x := m.input("x", 2, 2)
+		leaves := make(G.Nodes, 2)
+		for i := range leaves {
+			name := []string{"fixed", "learned"}[(i+r)%2]
+			leaves[i] = G.NewMatrix(m.g, m.dt, G.WithName(name), G.WithShape(2, 2), G.WithValue(graphFill(m.dt, 1, 1, 2, 2)))
+		}
+		cost := G.Must(G.Sum(G.Must(G.Mul(G.Must(G.Mul(x, leaves[0])), leaves[1]))))
+		var err error
+		models[r], err = fsdp.FromGraph(cost, G.Nodes{x}, G.Nodes{leaves[1-r]}, fsdp.GraphConstants(leaves[r]))
+		require.NoError(t, err)
+	}
+	for _, err := range errorsOf(t, 2, func(ctx context.Context, g comm.Group) error {
+		_, err := fsdp.WrapContext(ctx, models[g.Rank()], fsdp.Config{Group: g, Precision: fsdp.Precision{Compute: fsdp.Float64}})
+		return err
+	}) {
+		require.ErrorContains(t, err, "ranks disagree about the model")
 	}
 }

@@ -117,6 +117,8 @@ func (s *graphStep) text() string {
 	switch {
 	case s.given:
 		return fmt.Sprintf("input %v%v", s.dtype, s.shape)
+	case s.origin == fromLearnable:
+		return fmt.Sprintf("parameter %v%v %x", s.dtype, s.shape, s.hash)
 	case s.op == nil:
 		return fmt.Sprintf("value %v%v %x", s.dtype, s.shape, s.hash)
 	default:

@@ -32,9 +32,14 @@ func TestPlanAsText(t *testing.T) {
 	require.EqualValues(t, b.Len(), n)
 	lines := strings.Split(b.String(), "\n")
 	require.Equal(t, "2016 parameters in 3 groups over 1 ranks", lines[0])
-	require.Equal(t, "root 272 parameters, 0.00 MB whole, ShardGradOp over 1", strings.Join(strings.Fields(lines[1]), " "))
-	require.Equal(t, "blocks.1 872 parameters, 0.00 MB whole, FullShard over 1", strings.Join(strings.Fields(lines[3]), " "))
-	require.Contains(t, lines[4], "per rank: 0.02 MB parameters and gradients, at most 0.0")
+	require.Equal(t, "root 272 parameters, 1.2 kB whole, ShardGradOp over 1", strings.Join(strings.Fields(lines[1]), " "))
+	require.Equal(t, "blocks.1 872 parameters, 3.7 kB whole, FullShard over 1", strings.Join(strings.Fields(lines[3]), " "))
+	require.Contains(t, lines[4], "per rank: 17.3 kB parameters and gradients, at most ")
+	b.Reset()
+	plan.StateBytes = 4e6
+	_, err = plan.WriteTo(&b)
+	require.NoError(t, err)
+	require.Contains(t, b.String(), "gradients, 4.0 MB optimizer state, at most ")
 	elements := 0
 	for _, g := range plan.Groups {
 		elements += g.Len
@@ -52,8 +57,8 @@ func TestPlanAsText(t *testing.T) {
 		_, err = plan.WriteTo(&b)
 		require.NoError(t, err)
 		require.Contains(t, b.String(), "1144 parameters in 3 groups over 4 ranks\n")
-		require.Contains(t, b.String(), "MB whole, HybridGradOp over 2, 2 replicas\n")
-		require.Contains(t, b.String(), "blocks.0 (frozen)          8 parameters,     0.00 MB whole, HybridShard over 2, 2 replicas, frozen\n")
+		require.Contains(t, b.String(), " whole, HybridGradOp over 2, 2 replicas\n")
+		require.Contains(t, b.String(), "blocks.0 (frozen)             8 parameters, 0.1 kB whole, HybridShard over 2, 2 replicas, frozen\n")
 	})
 }
 

@@ -97,18 +97,30 @@ func (m *meshes) hybrid(ctx context.Context) (_ *mesh, err error) {
 	}
 	if m.mixed == nil {
 		h := &mesh{}
-		rank := m.group.Rank()
-		if h.shard, err = m.group.Split(ctx, rank/m.ranks, rank); err != nil {
+		sets, set, place := m.group.Size()/m.ranks, m.group.Rank()/m.ranks, m.group.Rank()%m.ranks
+		if h.shard, err = m.part(ctx, set, set*m.ranks, 1, m.ranks); err != nil {
 			return nil, fmt.Errorf("making the groups of %d ranks that share shards: %w", m.ranks, err)
 		}
-		m.split = append(m.split, h.shard)
-		if h.replica, err = m.group.Split(ctx, rank%m.ranks, rank); err != nil {
+		if h.replica, err = m.part(ctx, sets+place, place, m.ranks, sets); err != nil { // colors of their own: groups are named by them
 			return nil, fmt.Errorf("making the groups of replicas: %w", err)
 		}
-		m.split = append(m.split, h.replica)
 		m.mixed = h
 	}
 	return m.mixed, nil
+}
+
+// part splits off the group of color, whose n ranks are first, first+step, …
+func (m *meshes) part(ctx context.Context, color, first, step, n int) (comm.Group, error) {
+	g, err := m.group.Split(ctx, color, m.group.Rank())
+	if err != nil {
+		return nil, err
+	}
+	p := &part{Group: g}
+	for i := range n {
+		p.ranks = append(p.ranks, first+i*step)
+	}
+	m.split = append(m.split, p)
+	return p, nil
 }
 
 // ofUser returns the mesh of a group of the user's.
@@ -124,9 +136,13 @@ func (m *meshes) ofUser(ctx context.Context, g comm.Group) (*mesh, error) {
 	return m.own[g], nil
 }
 
-// abort fails all groups on every rank.
+// abort fails all groups on every rank. Those made here fail with the group, but not if it has failed before because a rank
+// has left it: then the ranks that wait elsewhere, for this one, would not know.
 func (m *meshes) abort(err error) {
 	m.group.Abort(err)
+	for _, g := range m.split {
+		g.Abort(err)
+	}
 	for g := range m.own {
 		g.Abort(err)
 	}
@@ -148,4 +164,40 @@ func (m *meshes) close() error {
 		errs = append(errs, g.Close())
 	}
 	return errors.Join(errs...)
+}
+
+// A part is a group that was split off here. It has numbers of its own for ranks that the user knows by others, so its errors
+// list those.
+type part struct {
+	comm.Group
+	ranks []int // of Config.Group
+}
+
+// partWork is an operation of a part.
+type partWork struct {
+	comm.Work
+	part *part
+}
+
+// Wait implements comm.Work.
+func (w partWork) Wait(ctx context.Context) error {
+	if err := w.Work.Wait(ctx); err != nil {
+		return fmt.Errorf("among ranks %v: %w", w.part.ranks, err)
+	}
+	return nil
+}
+
+// AllGather implements comm.Group.
+func (p *part) AllGather(dst, src comm.Buffer) comm.Work {
+	return partWork{p.Group.AllGather(dst, src), p}
+}
+
+// ReduceScatter implements comm.Group.
+func (p *part) ReduceScatter(dst, src comm.Buffer, op comm.Op) comm.Work {
+	return partWork{p.Group.ReduceScatter(dst, src, op), p}
+}
+
+// AllReduce implements comm.Group.
+func (p *part) AllReduce(buf comm.Buffer, op comm.Op) comm.Work {
+	return partWork{p.Group.AllReduce(buf, op), p}
 }

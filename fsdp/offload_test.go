@@ -180,7 +180,7 @@ func TestOffloadIsCounted(t *testing.T) {
 	var b strings.Builder
 	_, err := shards.WriteTo(&b)
 	require.NoError(t, err)
-	require.Contains(t, b.String(), "MB in files, and at most")
+	require.Contains(t, b.String(), " in files, and at most")
 	b.Reset()
 	_, err = plans["nothing"].WriteTo(&b)
 	require.NoError(t, err)

@@ -55,7 +55,8 @@ type BackwardOption func(*pass)
 func Scale(c float64) BackwardOption { return func(p *pass) { p.scale *= c } }
 
 // Weight gives this rank's batch a weight under Config.Divide = ByWeights, such as its number of tokens. It may be zero, but
-// not on all ranks. Without it the weight is 1.
+// not on all ranks. For the mean over all tokens of several Backwards use ByOne, and Scale(n/N) with the tokens n of this
+// rank's batch and N of the step on all ranks.
 func Weight(w float64) BackwardOption { return func(p *pass) { p.weight = w } }
 
 // Backward runs the backward pass of the last Forward. It leaves the mean over the ranks of the gradients (see
@@ -79,7 +80,7 @@ func (s *Sharded) backward(ctx context.Context, p *pass, opts []BackwardOption) 
 		r.argument, r.schedule, r.value = float64(p.number), p.hash, p.weight
 	}
 	if err == nil && s.cfg.Divide != ByWeights && p.weight != 1 {
-		err = errors.New("Weight is for Config.Divide = ByWeights")
+		err = fmt.Errorf("Weight is for Config.Divide = ByWeights, which is %v", s.cfg.Divide)
 	}
 	err = s.agree(ctx, r, err)
 	if err == nil {
@@ -104,9 +105,12 @@ func (s *Sharded) backward(ctx context.Context, p *pass, opts []BackwardOption) 
 // of the gradients may have been decided after the forward.
 func (s *Sharded) prepareBackward(p *pass, opts []BackwardOption) error {
 	if p == nil {
-		return errors.New("Backward without a Forward before it")
+		return errors.New("Backward without a Forward before it, or its Backward has run, or another pass has discarded it, see Hold")
 	}
 	p.scale, p.weight = 1, 1
+	if s.cfg.Divide == ByWeights {
+		p.weight = math.NaN()
+	}
 	for _, o := range opts {
 		if o != nil {
 			o(p)
@@ -115,6 +119,8 @@ func (s *Sharded) prepareBackward(p *pass, opts []BackwardOption) error {
 	switch {
 	case !s.cfg.Precision.finite(p.scale):
 		return fmt.Errorf("Scale is %v", p.scale)
+	case s.cfg.Divide == ByWeights && math.IsNaN(p.weight):
+		return errors.New("Config.Divide is ByWeights: give Backward a Weight")
 	case !(p.weight >= 0) || math.IsInf(p.weight, 0):
 		return fmt.Errorf("Weight is %v", p.weight)
 	case math.IsNaN(p.loss) || math.IsInf(p.loss, 0):

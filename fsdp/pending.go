@@ -2,6 +2,7 @@ package fsdp
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math"
 	"slices"
@@ -14,6 +15,9 @@ import (
 // on every rank; without NoSync every Backward adds to the gradient shards, which costs no memory. Both may be mixed: the
 // gradients are those of the batches together. NoSync itself does not communicate and may be nested.
 func (s *Sharded) NoSync(f func() error) error {
+	if f == nil {
+		return errors.New("fsdp: NoSync of no function")
+	}
 	before := s.noSync
 	s.noSync = true
 	defer func() { s.noSync = before }()

@@ -415,18 +415,25 @@ func TestWeights(t *testing.T) {
 		weight func(rank int) float64
 		want   string
 	}{
-		"of ByRanks":  {fsdp.ByRanks, func(int) float64 { return 2 }, "Weight is for Config.Divide = ByWeights"},
-		"of ByOne":    {fsdp.ByOne, func(int) float64 { return 0 }, "Weight is for Config.Divide = ByWeights"},
+		"of ByRanks":  {fsdp.ByRanks, func(int) float64 { return 2 }, "Weight is for Config.Divide = ByWeights, which is By"},
+		"of ByOne":    {fsdp.ByOne, func(int) float64 { return 0 }, "Weight is for Config.Divide = ByWeights, which is By"},
 		"of one rank": {fsdp.ByRanks, func(r int) float64 { return float64(1 + r) }, "rank 1: "},
 		"all zero":    {fsdp.ByWeights, func(int) float64 { return 0 }, "the mean of the ranks' weights is 0"},
 		"negative":    {fsdp.ByWeights, func(r int) float64 { return float64(1 - 2*r) }, "Weight is -1"},
-		"NaN":         {fsdp.ByWeights, func(r int) float64 { return math.NaN() }, "Weight is NaN"},
+		"NaN":         {fsdp.ByWeights, func(r int) float64 { return math.NaN() }, "give Backward a Weight"},
 		"infinite":    {fsdp.ByWeights, func(r int) float64 { return math.Inf(1) }, "Weight is +Inf"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			onRanks(t, 2, func(ctx context.Context, g comm.Group) {
 				m, batch := chain64(t, g, func(c2 *fsdp.Config) { c2.Divide = c.divide }), shapeBatch(g.Rank())
-				forwardBackward(t, ctx, m, batch)
+				if c.divide == fsdp.ByWeights {
+					_, err := m.Forward(ctx, batch...)
+					require.NoError(t, err)
+					require.ErrorContains(t, m.Backward(ctx), "Config.Divide is ByWeights: give Backward a Weight")
+					forwardBackward(t, ctx, m, batch, fsdp.Weight(1))
+				} else {
+					forwardBackward(t, ctx, m, batch)
+				}
 				grads := gradBits(t, ctx, m)
 				for _, noSync := range []bool{false, true} {
 					_, err := m.Forward(ctx, batch...)

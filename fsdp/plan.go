@@ -28,14 +28,15 @@ type Plan struct {
 	Schedule   []string // the operations of a pass
 }
 
-// GroupPlan describes a flat group: the parameters of one kind in a unit, or all of them.
+// GroupPlan describes a flat group: the parameters of a unit, or those of one kind if it has several.
 type GroupPlan struct {
-	Name     string
+	Name     string   // of the unit, and the kind in brackets: frozen, ignored, full (precision), buffers
 	Strategy Strategy // of its unit
 	Params   int      // parameters
 	Len      int      // their elements
 	Bytes    int      // of the whole group, padding included
 	Frozen   bool     // it has no gradients
+	Buffers  bool     // what it has are no parameters
 	Ranks    int      // that it is cut over
 	Replicas int      // of each piece
 }
@@ -65,13 +66,15 @@ func (s *Sharded) Plan(batch ...Tensor) (*Plan, error) {
 	for _, g := range s.groups {
 		gp := GroupPlan{
 			Name: g.name, Strategy: s.units[s.unitOf(g.params[0])].strategy, Params: len(g.params), Bytes: g.bytes(),
-			Frozen: g.kind.frozen, Ranks: g.mesh.shard.Size(), Replicas: g.mesh.replicas(),
+			Frozen: g.kind.frozen && !g.kind.buffer, Buffers: g.kind.buffer, Ranks: g.mesh.shard.Size(), Replicas: g.mesh.replicas(),
 		}
 		for _, q := range g.layout.Params() {
 			gp.Len += q.Len()
 		}
 		p.Groups = append(p.Groups, gp)
-		p.Params += gp.Len
+		if !gp.Buffers {
+			p.Params += gp.Len
+		}
 	}
 	s.planFiles(p, c.plan)
 	for _, op := range c.plan.Program.Ops {
@@ -85,7 +88,11 @@ func (p *Plan) WriteTo(w io.Writer) (int64, error) {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%d parameters in %d groups over %d ranks\n", p.Params, len(p.Groups), p.Ranks)
 	for _, g := range p.Groups {
-		fmt.Fprintf(&b, "  %-12s %10d parameters, %8.2f MB whole, %v over %d", g.Name, g.Len, float64(g.Bytes)/1e6, g.Strategy, g.Ranks)
+		if g.Buffers {
+			fmt.Fprintf(&b, "  %-20s %10d elements, %s on every rank\n", g.Name, g.Len, bytesText(g.Bytes))
+			continue
+		}
+		fmt.Fprintf(&b, "  %-20s %10d parameters, %s whole, %v over %d", g.Name, g.Len, bytesText(g.Bytes), g.Strategy, g.Ranks)
 		if g.Replicas > 1 {
 			fmt.Fprintf(&b, ", %d replicas", g.Replicas)
 		}
@@ -94,13 +101,28 @@ func (p *Plan) WriteTo(w io.Writer) (int64, error) {
 		}
 		fmt.Fprintln(&b)
 	}
-	fmt.Fprintf(&b, "per rank: %.2f MB parameters and gradients, at most %.2f MB more in a pass, %.2f MB sent per pass\n",
-		float64(p.ShardBytes)/1e6, float64(p.PassBytes)/1e6, float64(p.Traffic)/1e6)
+	fmt.Fprintf(&b, "per rank: %s parameters and gradients, ", bytesText(p.ShardBytes))
+	if p.StateBytes > 0 {
+		fmt.Fprintf(&b, "%s optimizer state, ", bytesText(p.StateBytes))
+	}
+	fmt.Fprintf(&b, "at most %s more in a pass, %s sent per pass\n", bytesText(p.PassBytes), bytesText(p.Traffic))
 	if p.MappedBytes > 0 {
-		fmt.Fprintf(&b, "of these at most %.2f MB in files, and at most %.2f MB elsewhere\n", float64(p.MappedBytes)/1e6, float64(p.RAMBytes)/1e6)
+		fmt.Fprintf(&b, "of these at most %s in files, and at most %s elsewhere\n", bytesText(p.MappedBytes), bytesText(p.RAMBytes))
 	}
 	n, err := io.WriteString(w, b.String())
 	return int64(n), err
+}
+
+// bytesText returns n in a unit that suits it.
+func bytesText(n int) string {
+	switch {
+	case n < 1e6:
+		return fmt.Sprintf("%.1f kB", float64(n)/1e3)
+	case n < 1e9:
+		return fmt.Sprintf("%.1f MB", float64(n)/1e6)
+	default:
+		return fmt.Sprintf("%.2f GB", float64(n)/1e9)
+	}
 }
 
 // Memory counts the bytes that this rank holds now.

@@ -23,7 +23,8 @@ type CallInfo struct {
 // Len returns the number of parameter elements that the call owns.
 func (c CallInfo) Len() int { return countElements(c.Params) }
 
-// WrapType makes a unit of each call of a module of type M, such as *nn.Block.
+// WrapType makes a unit of each call of a module of type M, such as *nn.Block: of calls on the Tape, not of the parts that a
+// module calls with Builder.Call.
 func WrapType[M Module]() Policy {
 	want := reflect.TypeFor[M]()
 	return each(func(c CallInfo) string {

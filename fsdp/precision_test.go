@@ -375,7 +375,11 @@ func TestSumOfManyRanksStaysFinite(t *testing.T) {
 	for divide, finite := range map[fsdp.Divide]bool{fsdp.ByRanks: true, fsdp.ByWeights: true, fsdp.ByOne: false} {
 		onRanks(t, 8, func(ctx context.Context, g comm.Group) {
 			m := wrap(t, bares, fsdp.Config{Group: g, Divide: divide, Precision: fsdp.Precision{Reduce: fsdp.Float16}})
-			forwardBackward(t, ctx, m, []fsdp.Tensor{filled(bareLen, func(int) float32 { return 20000 * bareLen })})
+			var opts []fsdp.BackwardOption
+			if divide == fsdp.ByWeights {
+				opts = append(opts, fsdp.Weight(2))
+			}
+			forwardBackward(t, ctx, m, []fsdp.Tensor{filled(bareLen, func(int) float32 { return 20000 * bareLen })}, opts...)
 			if grads := gradsOf(t, ctx, m); finite {
 				require.InEpsilon(t, 20000, grads["a.w"][3], 1e-3)
 			} else {
@@ -407,8 +411,8 @@ func TestPrecisionErrors(t *testing.T) {
 		_, err := fsdp.Wrap(bares, cfg)
 		return err
 	}) {
-		require.ErrorContains(t, err, "reduce float32")
-		require.ErrorContains(t, err, "reduce bfloat16")
+		require.ErrorContains(t, err, "Config.Precision.Reduce float32")
+		require.ErrorContains(t, err, "Config.Precision.Reduce bfloat16")
 	}
 }
 

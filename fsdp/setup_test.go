@@ -79,10 +79,10 @@ func wrap(t require.TestingT, m fsdp.Model, cfg fsdp.Config) *fsdp.Sharded {
 }
 
 // forwardBackward runs one forward and backward and returns the loss.
-func forwardBackward(t require.TestingT, ctx context.Context, m *fsdp.Sharded, batch []fsdp.Tensor) float64 {
+func forwardBackward(t require.TestingT, ctx context.Context, m *fsdp.Sharded, batch []fsdp.Tensor, opts ...fsdp.BackwardOption) float64 {
 	loss, err := m.Forward(ctx, batch...)
 	require.NoError(t, err)
-	require.NoError(t, m.Backward(ctx))
+	require.NoError(t, m.Backward(ctx, opts...))
 	return loss
 }
 

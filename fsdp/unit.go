@@ -41,6 +41,9 @@ func (k kind) String() string {
 			words = append(words, w.name)
 		}
 	}
+	if words == nil {
+		return "trained"
+	}
 	return strings.Join(words, " ")
 }
 
@@ -121,11 +124,12 @@ func (u *unit) decide(cfg *Config) (err error) {
 	}
 	if u.strategy = u.Strategy; cfg.StrategyOf != nil {
 		if u.strategy = cfg.StrategyOf(u.UnitInfo); u.strategy >= strategies {
-			return fmt.Errorf("Config.StrategyOf returned %v", u.strategy)
+			return fmt.Errorf("Config.StrategyOf returned %v: to change nothing, return the unit's Strategy", u.strategy)
 		}
 	}
 	if hybrid := u.strategy == HybridShard || u.strategy == HybridGradOp; hybrid && cfg.ShardRanks == 0 {
-		return fmt.Errorf("%v needs Config.ShardRanks, the number of ranks that parameters are cut over", u.strategy)
+		return fmt.Errorf("%v needs Config.ShardRanks, the number of ranks that parameters are cut over: a divisor of %d, such as the ranks of a host",
+			u.strategy, cfg.Group.Size())
 	}
 	if cfg.GroupOf != nil {
 		u.group = cfg.GroupOf(u.UnitInfo)
@@ -159,7 +163,13 @@ func (u *unit) ordered() []kind {
 			list = append(list, k)
 		}
 	}
-	slices.SortFunc(list, func(a, b kind) int { return strings.Compare(a.String(), b.String()) })
+	label := func(k kind) string {
+		if k == (kind{}) {
+			return ""
+		}
+		return k.String()
+	}
+	slices.SortFunc(list, func(a, b kind) int { return strings.Compare(label(a), label(b)) })
 	return list
 }
 
@@ -175,8 +185,8 @@ func (s *Sharded) makeGroups(ctx context.Context) error {
 				return fmt.Errorf("unit %s: %w", u.Name, err)
 			}
 			name := u.Name
-			if label := k.String(); len(kinds) > 1 && label != "" {
-				name += " (" + label + ")"
+			if len(kinds) > 1 && k != (kind{}) {
+				name += " (" + k.String() + ")"
 			}
 			var params []int
 			for i, p := range u.members {

@@ -315,6 +315,7 @@ func TestUnitGroupsStayApart(t *testing.T) {
 			require.NoError(t, err)
 			grads[whole.Rank()], err = m.FullGrads(ctx)
 			require.NoError(t, err)
+			require.NoError(t, whole.Barrier(ctx)) // a rank that leaves fails the groups that others are still in
 		})
 	}
 	run(statistics, "bn", nil, false)

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
 
 	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/internal/arena"
@@ -179,63 +178,6 @@ func (s *Sharded) callInfos() []CallInfo {
 	return infos
 }
 
-// manifest is what all ranks must agree on, as text, so that a difference can be shown.
-func (s *Sharded) manifest() string {
-	var b strings.Builder
-	p := s.cfg.Precision
-	fmt.Fprintf(&b, "precision %v, gather %v, reduce %v, divide %d, prefetch %d, in flight %d, seed %d\n",
-		p.Compute, p.Gather, p.Reduce, s.cfg.Divide, s.cfg.Prefetch, s.cfg.InFlight, s.cfg.Seed)
-	for _, u := range s.units {
-		fmt.Fprintf(&b, "unit %s by %v", u.Name, u.strategy)
-		if u.strategy == HybridShard || u.strategy == HybridGradOp {
-			fmt.Fprintf(&b, " over %d", s.cfg.ShardRanks)
-		}
-		if u.group != nil {
-			fmt.Fprintf(&b, " in a group of %d", u.group.Size())
-		}
-		fmt.Fprintln(&b)
-		for i, p := range u.Params {
-			fmt.Fprintf(&b, "parameter %s %v in unit %s %v\n", p.Name, p.Shape, u.Name, u.kinds[i])
-		}
-	}
-	for i, c := range s.trace.calls {
-		fmt.Fprintf(&b, "call %s %v of %s, checkpoint %t, keep %t\n", c.name, c.in, describe(c.module),
-			s.save[i] == exec.RecomputeAll, s.save[i] == exec.SaveAll)
-	}
-	return b.String()
-}
-
-// log tells the logger how the model lies.
-func (s *Sharded) log(what string) {
-	if s.cfg.Logger == nil {
-		return
-	}
-	logger := s.cfg.Logger.With("rank", s.cfg.Group.Rank())
-	for _, u := range s.units {
-		logger.Debug("fsdp: unit", "name", u.Name, "strategy", u.strategy.String(), "elements", u.Len())
-	}
-	logger.Info("fsdp: "+what, "ranks", s.cfg.Group.Size(), "units", len(s.units), "groups", len(s.groups), "shard bytes", s.shardBytes())
-	if unused := s.unused(); len(unused) > 0 {
-		logger.Warn("fsdp: the loss does not depend on some parameters: they get no gradient", "parameters", unused)
-	}
-}
-
-// unused returns the names of trained parameters that the loss does not depend on.
-func (s *Sharded) unused() (names []string) {
-	used := make([]bool, len(s.trace.params))
-	for c, need := range s.model.NeedsBackward() {
-		for _, p := range s.model.Calls[c].Params {
-			used[p] = used[p] || need
-		}
-	}
-	for p, q := range s.trace.params {
-		if !used[p] && !s.groups[s.home[p].group].kind.frozen {
-			names = append(names, q.Name)
-		}
-	}
-	return names
-}
-
 // shardBytes returns the bytes of this rank's parameters and gradients.
 func (s *Sharded) shardBytes() int {
 	n := 0
@@ -252,7 +194,8 @@ func (s *Sharded) shardBytes() int {
 // the model's: values may be written between passes, and both are valid until Freeze or Close. A rank may own nothing.
 //
 // A parameter that no Backward since ZeroGrad has reached has no gradient, and an optimizer leaves it alone. Gradients of
-// passes inside NoSync are not in the shards yet. An optimizer must not step between a Forward and its Backward.
+// passes inside NoSync are not in the shards yet. An optimizer refuses to step then, between a Forward and its Backward, and
+// after Freeze and Close.
 //
 // The state of an optimizer that is made of these pieces lies where the shards do, and is counted with them until Freeze or
 // Close, also when the optimizer is no longer in use.
@@ -278,10 +221,24 @@ func (s *Sharded) shardsOf(f *flatGroup) []optim.Param {
 			Name: seg.Name, Shape: f.layout.Params()[seg.Param].Shape, Offset: seg.Offset,
 			Value: f.vec(f.value.Data, seg.At, seg.Len), Grad: f.vec(f.grad.Data, seg.At, seg.Len),
 			Absent: func() bool { return !*present },
+			Ready:  func() error { return s.steppable(f) },
 			Alloc:  func(n int) (optim.Vec, error) { return s.allocState(f, n) },
 		})
 	}
 	return list
+}
+
+// steppable says why an optimizer must not touch the shards of a group now.
+func (s *Sharded) steppable(f *flatGroup) error {
+	switch {
+	case s.err == errClosed:
+		return s.err
+	case f.value == nil:
+		return errors.New("the optimizer was made before Freeze: make a new one of Sharded.Shards, and let it Adopt what Freeze returned")
+	case s.pass != nil || len(s.held) > 0:
+		return errors.New("a Forward waits for its Backward: parameters must not change in between")
+	}
+	return s.pending.reduced()
 }
 
 // allocState returns n elements for an optimizer.

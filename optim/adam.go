@@ -89,7 +89,7 @@ func orDefault(v, def float64) float64 {
 
 // Step implements Optimizer.
 func (o *adam) Step(lr float64) error {
-	if err := o.checkLR(lr); err != nil {
+	if err := o.check(lr); err != nil {
 		return err
 	}
 	o.steps++

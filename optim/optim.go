@@ -70,6 +70,10 @@ type Param struct {
 	// where they do not, their counts part and a later Restore cannot join them in one piece.
 	Absent func() bool
 
+	// Ready, if not nil, is asked at the start of every Step whether the buffers may be used now. If it says why not, Step
+	// returns that and changes nothing.
+	Ready func() error
+
 	// Alloc, if not nil, is where the state of a piece that is not empty comes from, for example a file mapped into memory;
 	// nil means the Go heap. New calls it once for each state entry and sets the buffer to zero. It must return n
 	// elements of Value's type that nothing else uses as long as the optimizer lives. Releasing them is the caller's
@@ -83,7 +87,7 @@ func (p Param) end() int { return p.Offset + p.Value.Len() }
 // Optimizer updates the parameters it was made for. It is not safe for concurrent use.
 type Optimizer interface {
 	// Step applies one update with learning rate lr to every piece that is not Absent, from its present gradient. It
-	// returns an error if lr is negative or not finite. Gradients are not inspected: one that is not finite spoils its own
+	// returns an error if lr is negative or not finite, or if a piece is not Ready. Gradients are not inspected: one that is not finite spoils its own
 	// element only.
 	Step(lr float64) error
 

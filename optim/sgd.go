@@ -54,7 +54,7 @@ func (c SGD) New(params []Param) (Optimizer, error) {
 
 // Step implements Optimizer.
 func (o *sgd) Step(lr float64) error {
-	if err := o.checkLR(lr); err != nil {
+	if err := o.check(lr); err != nil {
 		return err
 	}
 	h := vec.SGDHyper{Momentum: o.momentum, GradScale: 1, Nesterov: o.nesterov}

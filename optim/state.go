@@ -58,9 +58,15 @@ func newStepper(kind string, names []string, params []Param, rules []Rule, weigh
 	return s, nil
 }
 
-// checkLR is the error of Step.
-func (s *stepper) checkLR(lr float64) error {
-	if err := checkHyper("learning rate", lr, math.Inf(1)); err != nil {
+// check is the error of Step.
+func (s *stepper) check(lr float64) error {
+	err := checkHyper("learning rate", lr, math.Inf(1))
+	for i := 0; i < len(s.pieces) && err == nil; i++ {
+		if ready := s.pieces[i].Ready; ready != nil {
+			err = ready()
+		}
+	}
+	if err != nil {
 		return fmt.Errorf("optim: %s: step %d: %w", s.kind, s.steps, err)
 	}
 	return nil

@@ -108,6 +108,20 @@ func orDefault(v, def float64) float64 {
 	return v
 }
 
+// Pointwise applies an activation to its input, for models that call their parts one by one.
+type Pointwise struct{ Act Activation }
+
+// Params implements [fsdp.Module]: there are none.
+func (*Pointwise) Params() []fsdp.Param { return nil }
+
+// Build implements [fsdp.Module].
+func (p *Pointwise) Build(_ *fsdp.Builder, in ...*gorgonia.Node) (gorgonia.Nodes, error) {
+	if len(in) != 1 {
+		return nil, fmt.Errorf("pointwise: %d inputs, want 1", len(in))
+	}
+	return one(p.Act.apply(in[0]))
+}
+
 // Activation is an element-wise function.
 type Activation uint8
 

@@ -116,6 +116,9 @@ func (l LoRA) fits(w, a, b *tensor.Dense) error {
 		if dt := t.Dtype(); dt != w.Dtype() || dt != tensor.Float32 && dt != tensor.Float64 || t.Dims() != 2 {
 			return fmt.Errorf("%v %v is no matrix of the same float type as the weight, %v", dt, t.Shape(), w.Dtype())
 		}
+		if t.RequiresIterator() || t.DataOrder().IsColMajor() {
+			return fmt.Errorf("a tensor of shape %v is a view or column-major: clone it into row-major order first", t.Shape())
+		}
 	}
 	s := w.Shape()
 	if !a.Shape().Eq(tensor.Shape{l.Rank, s[1]}) || !b.Shape().Eq(tensor.Shape{s[0], l.Rank}) {

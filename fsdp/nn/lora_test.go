@@ -147,6 +147,10 @@ func TestMergeErrors(t *testing.T) {
 		{"(2, 5) and (5, 2) do not make an adapter of rank 2 for (5, 4)", func(m map[string]*tensor.Dense) { m["h.0.fc.lora_a"] = matrix(tensor.Float32, 2, 5) }},
 		{"float64 (2, 4) is no matrix of the same float type as the weight, float32", func(m map[string]*tensor.Dense) { m["h.0.fc.lora_a"] = matrix(tensor.Float64, 2, 4) }},
 		{"float32 (10) is no matrix of the same float type as the weight, float32", func(m map[string]*tensor.Dense) { m["h.0.fc.lora_b"] = matrix(tensor.Float32, 10) }},
+		{"shape (2, 4) is a view or column-major", func(m map[string]*tensor.Dense) {
+			m["h.0.fc.lora_a"] = matrix(tensor.Float32, 4, 2)
+			require.NoError(t, m["h.0.fc.lora_a"].T())
+		}},
 	} {
 		params := map[string]*tensor.Dense{
 			"a.weight": matrix(tensor.Float32, 5, 4), "a.lora_a": matrix(tensor.Float32, 2, 4), "a.lora_b": matrix(tensor.Float32, 5, 2),

@@ -55,6 +55,11 @@ func TestActivations(t *testing.T) {
 		for i, y := range eval(t, s, x) {
 			require.InDelta(t, f(x.Float64s()[i]), y, 1e-12)
 		}
+		alone := wrap(t, model(func(t *fsdp.Tape, in []fsdp.Ref) fsdp.Ref {
+			return t.Call("a", &nn.Pointwise{Act: act}, t.Call("m", &nn.Linear{In: 2, Out: 2, NoBias: true}, in[0]))
+		}))
+		set(alone, "m.weight", 1, 0, 0, 1)
+		require.InDeltaSlice(t, eval(t, s, x), eval(t, alone, x), 1e-12)
 	}
 }
 

@@ -78,6 +78,9 @@ func main() {
 }
 
 func run(w io.Writer, names []string, rounds int, seconds float64, tape bool, bandwidth float64) error {
+	if rounds < 1 {
+		return fmt.Errorf("%d rounds: there must be at least one", rounds)
+	}
 	var last size
 	for _, name := range names {
 		i := slices.IndexFunc(sizes, func(s size) bool { return s.name == name })

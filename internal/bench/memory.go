@@ -25,7 +25,7 @@ var memoryRows = []memoryRow{
 // It is an error if they differ.
 func memory(w io.Writer, s size) error {
 	fmt.Fprintf(w, "%s: %d layers, %d channels; MB of a rank in a step with AdamW, batch of 1 sequence of %d bytes a rank\n", s.name, s.layers, s.dim, s.context)
-	fmt.Fprintf(w, "  %-26s %5s %12s %8s %8s %9s %9s %8s %13s\n", "", "ranks", "shard+grads", "state", "pass", "planned", "counted", "equal", "sent per pass")
+	fmt.Fprintf(w, "  %-26s %5s %12s %8s %8s %9s %9s %13s\n", "", "ranks", "shard+grads", "state", "pass", "planned", "counted", "sent per pass")
 	for _, row := range memoryRows {
 		for _, ranks := range []int{1, 2, 4, 8} {
 			if row.shards > 0 && ranks <= row.shards {
@@ -69,8 +69,8 @@ func memoryOf(w io.Writer, s size, row memoryRow, ranks int) error {
 			return fmt.Errorf("rank %d: %d bytes planned, %d counted", r, plans[r].Peak(), counted[r])
 		}
 	}
-	fmt.Fprintf(w, "  %-26s %5d %12.2f %8.2f %8.2f %9.2f %9.2f %8t %13.2f\n", name, ranks, mb(p.ShardBytes), mb(p.StateBytes), mb(p.PassBytes),
-		mb(p.Peak()), mb(counted[0]), p.Peak() == counted[0], mb(p.Traffic))
+	fmt.Fprintf(w, "  %-26s %5d %12.2f %8.2f %8.2f %9.2f %9.2f %13.2f\n", name, ranks, mb(p.ShardBytes), mb(p.StateBytes), mb(p.PassBytes),
+		mb(p.Peak()), mb(counted[0]), mb(p.Traffic))
 	return nil
 }
 

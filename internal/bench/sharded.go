@@ -13,7 +13,7 @@ import (
 	"github.com/gofsdp/gofsdp/optim"
 )
 
-// batch returns rows lo to hi of the batch: tokens that are a function of their position.
+// rows returns rows lo to hi of the batch: tokens that are a function of their position.
 func (s size) rows(lo, hi int) (tokens, targets []int) {
 	for i := lo * s.context; i < hi*s.context; i++ {
 		tokens = append(tokens, i*2654435761>>7%s.vocab)

@@ -1,6 +1,7 @@
 package exec
 
 import (
+	"errors"
 	"fmt"
 	"unsafe"
 
@@ -46,6 +47,9 @@ func Bytes[T Elem](s []T) []byte {
 func FromTensor(t tensor.Tensor) (Value, error) {
 	d, ok := t.(*tensor.Dense)
 	if !ok || d == nil {
+		if t == nil || ok {
+			return Value{}, errors.New("the tensor is nil")
+		}
 		return Value{}, fmt.Errorf("want a dense tensor, got %T", t)
 	}
 	if Numel(d.Shape()) == 0 {

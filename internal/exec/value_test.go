@@ -40,10 +40,11 @@ func TestFromTensorRefuses(t *testing.T) {
 		"shape (4, 2) is a view":    turned,
 		"shape (2, 2) is a view":    tensor.New(tensor.WithShape(2, 2), tensor.AsFortran([]float64{1, 2, 3, 4})),
 		"int32 is not supported":    tensor.New(tensor.WithBacking([]int32{1})),
-		"want a dense tensor":       none,
-		"got <nil>":                 nil,
+		"the tensor is nil":         none,
 	} {
 		_, err := exec.FromTensor(bad)
 		require.ErrorContains(t, err, want)
 	}
+	_, err = exec.FromTensor(nil)
+	require.ErrorContains(t, err, "the tensor is nil")
 }

@@ -1,0 +1,121 @@
+package fsdp
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/gofsdp/gofsdp/internal/exec"
+)
+
+// manifest is what all ranks must agree on, as text, so that a difference can be shown: one fact a line.
+func (s *Sharded) manifest() string {
+	var b strings.Builder
+	for _, field := range []struct {
+		name  string
+		value any
+	}{
+		{"Precision.Compute", s.cfg.Precision.Compute}, {"Precision.Gather", s.cfg.Precision.Gather}, {"Precision.Reduce", s.cfg.Precision.Reduce},
+		{"Divide", s.cfg.Divide}, {"Prefetch", s.cfg.Prefetch}, {"InFlight", s.cfg.InFlight}, {"ShardRanks", s.cfg.ShardRanks}, {"Seed", s.cfg.Seed},
+	} {
+		fmt.Fprintf(&b, "Config.%s %v\n", field.name, field.value)
+	}
+	facts := make([]string, len(s.trace.params))
+	for _, u := range s.units {
+		for i, p := range u.members {
+			facts[p] = fmt.Sprintf("%v, in unit %s", u.kinds[i], u.Name)
+		}
+	}
+	for i, p := range s.trace.params {
+		fmt.Fprintf(&b, "parameter %s %v: %s\n", p.Name, p.Shape, facts[i])
+	}
+	for i, c := range s.trace.calls {
+		fmt.Fprintf(&b, "call %s: Checkpoint %t, Keep %t\n", c.name, s.save[i] == exec.RecomputeAll, s.save[i] == exec.SaveAll)
+		fmt.Fprintf(&b, "call %s %v of %s\n", c.name, c.in, describe(c.module))
+	}
+	for _, u := range s.units {
+		fmt.Fprintf(&b, "unit %s: %v", u.Name, u.strategy)
+		if u.group != nil {
+			fmt.Fprintf(&b, ", in a group of %d", u.group.Size())
+		}
+		fmt.Fprintln(&b)
+	}
+	return b.String()
+}
+
+// log tells the logger how the model lies, and what looks like a mistake.
+func (s *Sharded) log(what string) {
+	if s.cfg.Logger == nil {
+		return
+	}
+	logger := s.cfg.Logger.With("rank", s.cfg.Group.Rank())
+	for _, u := range s.units {
+		logger.Debug("fsdp: unit", "name", u.Name, "strategy", u.strategy.String(), "elements", u.Len())
+	}
+	frozen, total := 0, 0
+	for _, g := range s.groups {
+		for _, p := range g.layout.Params() {
+			if total += p.Len(); g.kind.frozen {
+				frozen += p.Len()
+			}
+		}
+	}
+	logger.Info("fsdp: "+what, "ranks", s.cfg.Group.Size(), "units", len(s.units), "groups", len(s.groups), "elements", total,
+		"frozen", frozen, "shard bytes", s.shardBytes())
+	if unused := s.unused(); len(unused) > 0 {
+		logger.Warn("fsdp: the loss does not depend on some parameters: they get no gradient", "parameters", unused)
+	}
+	for _, field := range s.idleFields() {
+		logger.Warn("fsdp: Config."+field+" selects nothing", "calls", s.callNames())
+	}
+	if s.cfg.ShardRanks > 0 && !slices.ContainsFunc(s.units, func(u *unit) bool { return u.strategy == HybridShard || u.strategy == HybridGradOp }) {
+		logger.Warn("fsdp: Config.ShardRanks is set, but no unit has a hybrid strategy")
+	}
+}
+
+// idleFields returns the fields of the configuration that select something and find nothing.
+func (s *Sharded) idleFields() (fields []string) {
+	any := func(is func(k kind) bool) bool {
+		return slices.ContainsFunc(s.units, func(u *unit) bool { return slices.ContainsFunc(u.kinds, is) })
+	}
+	for _, f := range []struct {
+		name       string
+		set, found bool
+	}{
+		{"Wrap", s.cfg.Wrap != nil, slices.ContainsFunc(s.units, func(u *unit) bool { return !u.Root })},
+		{"Checkpoint", s.cfg.Checkpoint != nil, slices.Contains(s.save, exec.RecomputeAll)},
+		{"Keep", s.cfg.Keep != nil, slices.Contains(s.save, exec.SaveAll)},
+		{"Spill", s.cfg.Spill != nil, slices.Contains(s.spill, true)},
+		{"Frozen", s.cfg.Frozen != nil, any(func(k kind) bool { return k.frozen && !k.buffer })},
+		{"Ignored", s.cfg.Ignored != nil, any(func(k kind) bool { return k.ignored })},
+	} {
+		if f.set && !f.found {
+			fields = append(fields, f.name)
+		}
+	}
+	return fields
+}
+
+// callNames returns the names of the calls, which policies select by.
+func (s *Sharded) callNames() (names []string) {
+	for _, c := range s.trace.calls {
+		names = append(names, c.name)
+	}
+	return names
+}
+
+// unused returns the names of trained parameters that the loss does not depend on.
+func (s *Sharded) unused() (names []string) {
+	used := make([]bool, len(s.trace.params))
+	for c, need := range s.model.NeedsBackward() {
+		for _, p := range s.model.Calls[c].Params {
+			used[p] = used[p] || need
+		}
+	}
+	for p, q := range s.trace.params {
+		if !used[p] && !s.groups[s.home[p].group].kind.frozen {
+			names = append(names, q.Name)
+		}
+	}
+	return names
+}

@@ -1,0 +1,13 @@
+package fsdp_test
+
+import (
+	"fmt"
+
+	"github.com/gofsdp/gofsdp/comm"
+)
+
+func init() {
+	transports["shared memory"] = func(c *comm.Config) { c.Transport = comm.SharedMemory }
+	// Two hosts, so that four ranks have two groups inside and sums go from there to the other host.
+	transports["hosts"] = func(c *comm.Config) { c.Host = fmt.Sprint("host", 2*c.Rank/c.Size) }
+}
