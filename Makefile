@@ -6,7 +6,7 @@ export RAPID_SEED ?= 1
 export RAPID_NOFAILFILE ?= true
 
 .DEFAULT_GOAL := help
-.PHONY: help run test race nocgo portable mpi mpich faults soak netns lint generate memory bench bench-gemm bench-comm
+.PHONY: help run test race nocgo portable mpi mpich faults soak netns lint generate memory bench bench-join bench-gemm bench-comm
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -58,6 +58,9 @@ memory: ## what a rank holds under each sharding strategy, planned and counted
 
 bench: ## tokens/s and GFLOP/s of a GPT, against Gorgonia's TapeMachine; how much communication is hidden
 	$(GO) run ./internal/bench
+
+bench-join: ## what Join costs with even data, and what a rank without a batch takes
+	$(GO) run ./internal/bench -join -seconds 8
 
 bench-gemm: ## GFLOP/s of the matrix product
 	$(GO) test ./internal/kernel/gemm -run '^$$' -bench Gemm -benchtime 200ms

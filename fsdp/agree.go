@@ -33,6 +33,9 @@ const (
 	methodSet
 	methodFreeze
 	methodBuffers
+	methodJoin // and those of its policies
+	methodJoinShortest
+	methodJoinEven
 )
 
 // String names the method as its users do.
@@ -42,6 +45,7 @@ func (m method) String() string {
 		methodClip: "ClipGradNorm", methodClipInf: "ClipGradNorm of the infinity norm",
 		methodState: "FullState", methodGrads: "FullGrads", methodNorms: "GradNorms", methodUnscale: "Unscale", methodSync: "SyncGrads",
 		methodFull: "Full", methodSet: "SetFull", methodFreeze: "Freeze", methodBuffers: "AverageBuffers",
+		methodJoin: "Join", methodJoinShortest: "Join with StopAtShortest", methodJoinEven: "Join with RefuseUneven",
 	}
 	return names[m]
 }
@@ -65,9 +69,10 @@ func (e *exchangeError) Unwrap() error { return e.err }
 // agreement is the exchange that starts every pass. Each rank says what it is about to do and whether it can; if one
 // cannot, all return its error, and if they are about to do different things, all say so.
 type agreement struct {
-	group comm.Group
-	send  []int64 // words of this rank
-	recv  []int64 // words of all ranks
+	group    comm.Group
+	send     []int64  // words of this rank
+	recv     []int64  // words of all ranks
+	programs []string // of the model: the argument of methodEval is 1 more than an index, or 0 for Forward
 }
 
 // The words that a rank contributes.
@@ -77,6 +82,7 @@ const (
 	wordArgument // bits of a float64
 	wordSchedule
 	wordNoSync // 1 inside NoSync
+	wordShadow // 1 without a batch
 	wordValue  // bits of a float64
 	wordFailed // 1 if the rank cannot
 	words
@@ -89,12 +95,16 @@ type request struct {
 	argument float64 // that ranks must agree on, if the method has one
 	schedule uint64  // hash of the pass, if there is one
 	noSync   bool    // a training pass, or a part of it, inside NoSync
+	shadow   bool    // without a batch: any schedule will do
 	value    float64 // of this rank, which may be another on others: a weight, or the largest gradient
 }
 
 // same tells whether two ranks are about to do the same thing.
 func (r request) same(o request) bool {
-	o.value = r.value
+	if o.value = r.value; o.shadow {
+		o.schedule = r.schedule
+	}
+	o.shadow = r.shadow
 	return r == o
 }
 
@@ -117,6 +127,16 @@ func (r request) String() string {
 	return text
 }
 
+// text describes r for messages, with the name of the program that it evaluates.
+func (a *agreement) text(r request) string {
+	i := int(r.argument) - 1
+	if r.method != methodEval || i < 0 || i >= len(a.programs) {
+		return r.String()
+	}
+	r.argument = 0
+	return fmt.Sprintf("%v of program %s", r, a.programs[i])
+}
+
 func newAgreement(g comm.Group) *agreement {
 	return &agreement{group: g, send: make([]int64, words), recv: make([]int64, words*g.Size())}
 }
@@ -129,16 +149,10 @@ const messageSize = 1024
 func (a *agreement) on(ctx context.Context, r request, err error) error {
 	a.send[wordMethod], a.send[wordNumber], a.send[wordSchedule] = int64(r.method), int64(r.number), int64(r.schedule)
 	a.send[wordArgument], a.send[wordValue] = int64(math.Float64bits(r.argument)), int64(math.Float64bits(r.value))
-	a.send[wordNoSync], a.send[wordFailed] = 0, 0
-	if r.noSync {
-		a.send[wordNoSync] = 1
-	}
+	a.send[wordNoSync], a.send[wordShadow], a.send[wordFailed] = word(r.noSync), word(r.shadow), word(err != nil && a.group.Size() > 1)
 	if a.group.Size() == 1 {
 		copy(a.recv, a.send)
 		return err
-	}
-	if err != nil {
-		a.send[wordFailed] = 1
 	}
 	label := "agreement"
 	if werr := a.group.AllGather(comm.Of(a.recv).Named(label), comm.Of(a.send).Named(label)).Wait(ctx); werr != nil {
@@ -149,9 +163,12 @@ func (a *agreement) on(ctx context.Context, r request, err error) error {
 			return a.tell(ctx, err)
 		}
 	}
+	if lead := a.leader(); r.shadow && lead >= 0 {
+		r.schedule = a.request(lead).schedule
+	}
 	for rank := range a.group.Size() {
-		if theirs := a.request(rank); !theirs.same(r) {
-			return fmt.Errorf("ranks disagree: rank %d runs %v, rank %d runs %v", a.group.Rank(), r, rank, theirs)
+		if theirs := a.request(rank); !r.same(theirs) {
+			return fmt.Errorf("ranks disagree: rank %d runs %s, rank %d runs %s", a.group.Rank(), a.text(r), rank, a.text(theirs))
 		}
 	}
 	return nil
@@ -162,8 +179,45 @@ func (a *agreement) request(rank int) request {
 	w := a.recv[words*rank:][:words]
 	return request{
 		method: method(w[wordMethod]), number: int(w[wordNumber]), argument: math.Float64frombits(uint64(w[wordArgument])),
-		schedule: uint64(w[wordSchedule]), noSync: w[wordNoSync] != 0, value: math.Float64frombits(uint64(w[wordValue])),
+		schedule: uint64(w[wordSchedule]), noSync: w[wordNoSync] != 0, shadow: w[wordShadow] != 0, value: math.Float64frombits(uint64(w[wordValue])),
 	}
+}
+
+// leader returns the first rank that has a batch, or -1.
+func (a *agreement) leader() int {
+	for rank := range a.group.Size() {
+		if !a.request(rank).shadow {
+			return rank
+		}
+	}
+	return -1
+}
+
+// shadows returns the ranks that have no batch.
+func (a *agreement) shadows() (ranks []int) {
+	for rank := range a.group.Size() {
+		if a.request(rank).shadow {
+			ranks = append(ranks, rank)
+		}
+	}
+	return ranks
+}
+
+// schedules tells whether all ranks know the schedule of the leader.
+func (a *agreement) schedules(lead int) bool {
+	for rank := range a.group.Size() {
+		if a.request(rank).schedule != a.request(lead).schedule {
+			return false
+		}
+	}
+	return true
+}
+
+func word(b bool) int64 {
+	if b {
+		return 1
+	}
+	return 0
 }
 
 // sum returns the sum of the values that the ranks have just given, in rank order.

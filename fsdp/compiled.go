@@ -13,6 +13,7 @@ import (
 // each call finds its memory.
 type compiled struct {
 	variant
+	way    *entry
 	inputs []exec.Value // shapes and types of the batch; Bytes is nil
 	plan   *program.Plan
 	calls  []boundCall
@@ -22,14 +23,23 @@ type compiled struct {
 	lossAt int      // buffer of the loss
 	seedAt int      // buffer of its gradient, or -1
 	hash   uint64   // of the program and of which parameters get a gradient
-	grad   []bool   // by parameter: whether it gets one
+	shadow bool     // the pass computes nothing: calls are not compiled
+	*facts
 }
 
-// variant is what a pass does about gradients.
+// facts are what a training pass turns out to need when its calls are compiled for a batch: the part of its schedule that a
+// rank without a batch cannot know.
+type facts struct {
+	reads [][]bool // by call: which of its parameters backward reads; nil for all
+	grad  []bool   // by parameter: whether it gets a gradient
+}
+
+// variant is which program a pass runs, and what it does about gradients.
 type variant struct {
-	eval    bool // it has none
-	noSync  bool // it leaves them unreduced
-	pending bool // it adds to unreduced ones
+	entry   string // "" is Forward
+	eval    bool   // it has none
+	noSync  bool   // it leaves them unreduced
+	pending bool   // it adds to unreduced ones
 }
 
 // span is a range of bytes.
@@ -89,31 +99,36 @@ func shapeless(batch []exec.Value) []exec.Value {
 // backward, and plans the buffers.
 func (s *Sharded) compile(v variant, batch []exec.Value) (*compiled, error) {
 	c := &compiled{
-		variant: v, inputs: shapeless(batch),
-		calls: make([]boundCall, len(s.model.Calls)), grad: make([]bool, len(s.model.Params)),
+		variant: v, way: s.entries[v.entry], inputs: shapeless(batch),
+		calls: make([]boundCall, len(s.entries[v.entry].model.Calls)), facts: &facts{grad: make([]bool, len(s.model.Params))},
 	}
 	shapes, err := s.shapes(c)
 	if err != nil {
 		return nil, err
 	}
-	var reads [][]bool
 	if !v.eval {
-		if reads, err = s.compileTraining(c, shapes); err != nil {
+		if c.reads, err = s.compileTraining(c, shapes); err != nil {
 			return nil, err
 		}
+		s.learn(c.facts)
 	}
-	prog, err := s.program(v, reads)
+	return c, s.schedule(c, s.sizes(c))
+}
+
+// schedule compiles and plans the pass and looks up its buffers.
+func (s *Sharded) schedule(c *compiled, sizes *program.Sizes) error {
+	prog, err := s.program(c.variant, c.reads)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	if c.plan, err = program.NewPlan(prog, s.sizes(c)); err != nil {
-		return nil, err
+	if c.plan, err = program.NewPlan(prog, sizes); err != nil {
+		return err
 	}
 	s.bind(c)
 	h := fnv.New64a()
 	fmt.Fprint(h, prog.Hash(), c.grad)
 	c.hash = h.Sum64()
-	return c, nil
+	return nil
 }
 
 // program returns the schedule of a pass whose calls read these of their parameters in backward; nil means all.
@@ -122,7 +137,7 @@ func (s *Sharded) program(v variant, reads [][]bool) (*program.Program, error) {
 	if p := s.programs[key]; p != nil {
 		return p, nil
 	}
-	p, err := program.Compile(s.model, program.Options{
+	p, err := program.Compile(s.entries[v.entry].model, program.Options{
 		Prefetch: s.cfg.Prefetch, InFlight: s.cfg.InFlight, Eval: v.eval, NoSync: v.noSync, Pending: v.pending, Reads: reads,
 	})
 	if err == nil {
@@ -133,20 +148,20 @@ func (s *Sharded) program(v variant, reads [][]bool) (*program.Program, error) {
 
 // shapes compiles the forward of every call of the pass in turn, which gives the shapes of its outputs.
 func (s *Sharded) shapes(c *compiled) ([][]exec.Value, error) {
-	outs := make([][]exec.Value, len(s.model.Calls))
-	for i, need := range s.model.NeedsForward(s.results(c.eval)) {
+	outs := make([][]exec.Value, len(c.way.model.Calls))
+	for i, need := range c.way.model.NeedsForward(c.results()) {
 		if !need {
 			continue
 		}
 		sig := &exec.Signature{DType: s.cfg.Precision.Compute.tensor()}
-		for j, r := range s.model.Calls[i].In {
+		for j, r := range c.way.model.Calls[i].In {
 			if r.Call != program.Batch && r.Out >= len(outs[r.Call]) {
 				return nil, fmt.Errorf("call %s: input %d is output %d of call %s, which has %d",
-					s.model.Calls[i].Name, j, r.Out, s.model.Calls[r.Call].Name, len(outs[r.Call]))
+					c.way.model.Calls[i].Name, j, r.Out, c.way.model.Calls[r.Call].Name, len(outs[r.Call]))
 			}
-			sig.Inputs = append(sig.Inputs, s.input(c, outs, i, j))
+			sig.Inputs = append(sig.Inputs, c.input(outs, i, j))
 		}
-		u, err := s.unit(i, sig)
+		u, err := s.unit(c, i, sig)
 		if err != nil {
 			return nil, err
 		}
@@ -155,20 +170,20 @@ func (s *Sharded) shapes(c *compiled) ([][]exec.Value, error) {
 			outs[i] = append(outs[i], exec.Value{Shape: shape, DType: u.DType})
 		}
 	}
-	return outs, s.checkResults(c.eval, outs)
+	return outs, c.checkResults(outs)
 }
 
 // results returns those of the model that a pass computes: all in an evaluation, the loss in training.
-func (s *Sharded) results(eval bool) []program.Ref {
-	if eval {
-		return s.model.Results
+func (c *compiled) results() []program.Ref {
+	if c.eval {
+		return c.way.model.Results
 	}
-	return s.model.Results[:1]
+	return c.way.model.Results[:1]
 }
 
 // input describes input j of a call to the compiler, without its gradient.
-func (s *Sharded) input(c *compiled, outs [][]exec.Value, call, j int) exec.Input {
-	in := s.model.Calls[call].In
+func (c *compiled) input(outs [][]exec.Value, call, j int) exec.Input {
+	in := c.way.model.Calls[call].In
 	from := c.inputs
 	if in[j].Call != program.Batch {
 		from = outs[in[j].Call]
@@ -178,23 +193,23 @@ func (s *Sharded) input(c *compiled, outs [][]exec.Value, call, j int) exec.Inpu
 }
 
 // checkResults checks that the results exist and that the loss is one number.
-func (s *Sharded) checkResults(eval bool, outs [][]exec.Value) error {
-	results := s.results(eval)
+func (c *compiled) checkResults(outs [][]exec.Value) error {
+	results := c.results()
 	for i, r := range results {
 		if r.Out >= len(outs[r.Call]) {
-			return fmt.Errorf("result %d is output %d of call %s, which has %d", i, r.Out, s.model.Calls[r.Call].Name, len(outs[r.Call]))
+			return fmt.Errorf("result %d is output %d of call %s, which has %d", i, r.Out, c.way.model.Calls[r.Call].Name, len(outs[r.Call]))
 		}
 	}
-	if loss := outs[results[0].Call][results[0].Out]; !eval && loss.Len() != 1 {
+	if loss := outs[results[0].Call][results[0].Out]; !c.eval && loss.Len() != 1 {
 		return fmt.Errorf("the loss, output %d of call %s, has shape %v: it must be one number to train on",
-			results[0].Out, s.model.Calls[results[0].Call].Name, loss.Shape)
+			results[0].Out, c.way.model.Calls[results[0].Call].Name, loss.Shape)
 	}
 	return nil
 }
 
 // unit returns the program of a call.
-func (s *Sharded) unit(call int, sig *exec.Signature) (*exec.Unit, error) {
-	t := s.trace.calls[call]
+func (s *Sharded) unit(c *compiled, call int, sig *exec.Signature) (*exec.Unit, error) {
+	t := c.way.calls[call]
 	u, err := exec.Shared.Unit(t.module, spec(t.module, t.local), sig)
 	if err != nil {
 		return nil, fmt.Errorf("call %s (%T): %w", t.name, t.module, err)
@@ -228,7 +243,7 @@ func (s *Sharded) compileTraining(c *compiled, shapes [][]exec.Value) (reads [][
 		}
 		sig := &exec.Signature{DType: s.cfg.Precision.Compute.tensor(), GradOut: gradOut[i], Save: s.save[i]}
 		for j, r := range s.model.Calls[i].In {
-			in := s.input(c, shapes, i, j)
+			in := c.input(shapes, i, j)
 			if r.Call != program.Batch {
 				in.Grad = trained[r.Call] && in.Same == 0
 				in.Acc = in.Grad && written[r]
@@ -240,7 +255,7 @@ func (s *Sharded) compileTraining(c *compiled, shapes [][]exec.Value) (reads [][
 			sig.AccParam = append(sig.AccParam, c.pending || !firsts[i][j])
 			sig.FrozenParam = append(sig.FrozenParam, s.groups[s.home[p].group].kind.frozen)
 		}
-		u, err := s.unit(i, sig)
+		u, err := s.unit(c, i, sig)
 		if err != nil {
 			return nil, err
 		}
@@ -254,18 +269,15 @@ func (s *Sharded) compileTraining(c *compiled, shapes [][]exec.Value) (reads [][
 
 // sizes returns the bytes that the planner needs.
 func (s *Sharded) sizes(c *compiled) *program.Sizes {
-	z := &program.Sizes{}
-	for _, g := range s.groups {
-		z.Group = append(z.Group, g.sizes())
-	}
-	trained, es := s.model.Trained(), s.cfg.Precision.Compute.size()
-	for i, call := range s.model.Calls {
+	z := s.groupSizes()
+	trained, es := c.way.model.Trained(), s.cfg.Precision.Compute.size()
+	for i, call := range c.way.model.Calls {
 		u := c.calls[i].unit
 		if u == nil {
 			z.Call = append(z.Call, program.CallSizes{})
 			continue
 		}
-		cs := program.CallSizes{KeepIn: u.KeepIn, KeepOut: u.KeepOut, Saved: u.Saved, Spill: s.spill[i], Work: u.Forward.Work}
+		cs := program.CallSizes{KeepIn: u.KeepIn, KeepOut: u.KeepOut, Saved: u.Saved, Spill: !c.eval && s.spill[i], Work: u.Forward.Work}
 		for _, update := range u.Updates {
 			if !c.eval {
 				cs.Update = append(cs.Update, exec.Numel(update.Shape)*es)
@@ -289,6 +301,15 @@ func (s *Sharded) sizes(c *compiled) *program.Sizes {
 	return z
 }
 
+// groupSizes returns the bytes that a pass without computation needs.
+func (s *Sharded) groupSizes() *program.Sizes {
+	z := &program.Sizes{}
+	for _, g := range s.groups {
+		z.Group = append(z.Group, g.sizes())
+	}
+	return z
+}
+
 // bind looks up the buffers of every operand, so that running a pass needs no maps.
 func (s *Sharded) bind(c *compiled) {
 	for g := range s.groups {
@@ -296,10 +317,10 @@ func (s *Sharded) bind(c *compiled) {
 		c.grads = append(c.grads, c.plan.Lookup(program.GroupGrads, g, 0))
 		c.zero = append(c.zero, s.unwritten(c, g))
 	}
-	loss := s.model.Results[0]
+	loss := c.way.model.Results[0]
 	c.lossAt, c.seedAt = c.plan.Lookup(program.CallOut, loss.Call, loss.Out), c.plan.Lookup(program.CallGradOut, loss.Call, loss.Out)
-	for i, call := range s.model.Calls {
-		b := &c.calls[i]
+	for i := range c.calls {
+		call, b := c.way.model.Calls[i], &c.calls[i]
 		if b.unit == nil {
 			continue
 		}
@@ -328,10 +349,13 @@ func (s *Sharded) bind(c *compiled) {
 }
 
 // unwritten returns the ranges of a group's full gradients that no backward writes: padding, and parameters that the loss
-// does not depend on. They are set to zero before the reduction.
+// does not depend on; all, if the pass computes nothing. They are set to zero before the reduction.
 func (s *Sharded) unwritten(c *compiled, g int) []span {
 	f := s.groups[g]
 	es := f.dtype.size()
+	if c.shadow {
+		return []span{{0, f.bytes()}}
+	}
 	var zero []span
 	for _, p := range f.layout.Padding() {
 		zero = append(zero, span{p.Start * es, p.End * es})

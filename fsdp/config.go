@@ -93,13 +93,15 @@ const (
 	// of its tokens: the gradient of a mean over all tokens of a Backward if each rank's loss is the mean over its own.
 	// Several Backwards add up as they do otherwise.
 	ByWeights
+	// ByActive makes them means over the ranks that have a batch, see [Sharded.Join]. Without Join it is ByRanks.
+	ByActive
 	// ByOne leaves them sums.
 	ByOne
 )
 
 // String returns the divisor's name.
 func (d Divide) String() string {
-	names := [...]string{"ByRanks", "ByWeights", "ByOne"}
+	names := [...]string{"ByRanks", "ByWeights", "ByActive", "ByOne"}
 	if int(d) < len(names) {
 		return names[d]
 	}
@@ -124,7 +126,7 @@ func (c Config) withDefaults() (Config, error) {
 	case c.Strategy >= strategies:
 		return c, fmt.Errorf("Config.Strategy is %v", c.Strategy)
 	case c.Divide > ByOne:
-		return c, fmt.Errorf("Config.Divide is %v: want ByRanks, ByWeights or ByOne", c.Divide)
+		return c, fmt.Errorf("Config.Divide is %v: want ByRanks, ByWeights, ByActive or ByOne", c.Divide)
 	case c.InFlight < 0:
 		return c, fmt.Errorf("Config.InFlight is %d: want a number of bytes, or 0", c.InFlight)
 	case c.ShardRanks < 0 || c.ShardRanks > 0 && c.Group.Size()%c.ShardRanks != 0:

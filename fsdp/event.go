@@ -15,19 +15,20 @@ type Event struct {
 	Call     string    // for forward and backward
 	Begin    time.Time // of the operation on this rank
 	Duration time.Duration
-	Live     int // bytes of counted memory when it ends, with what it is about to free, scratch excluded
+	Shadow   bool // the rank has no batch and takes part without computing
+	Live     int  // bytes of counted memory when it ends, with what it is about to free, scratch excluded
 }
 
 func (s *Sharded) event(p *pass, step *program.Step, begin time.Time) Event {
 	e := Event{
-		Rank: s.cfg.Group.Rank(), Pass: p.number, Kind: step.Kind.String(),
+		Rank: s.cfg.Group.Rank(), Pass: p.number, Kind: step.Kind.String(), Shadow: p.shadow,
 		Begin: begin, Duration: time.Since(begin), Live: s.arena.Stats().Total,
 	}
 	if step.Group >= 0 {
 		e.Group = s.groups[step.Group].name
 	}
 	if step.Call >= 0 {
-		e.Call = s.model.Calls[step.Call].Name
+		e.Call = p.way.model.Calls[step.Call].Name
 	}
 	return e
 }

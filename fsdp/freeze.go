@@ -25,7 +25,7 @@ import (
 //
 // An error that is found before anything moves leaves parameters and optimizer as they were, on every rank.
 func (s *Sharded) Freeze(ctx context.Context, frozen func(name string) bool, opt optim.Optimizer) ([]optim.Entry, error) {
-	next := &Sharded{cfg: s.cfg, trace: s.trace, meshes: s.meshes, arena: s.arena}
+	next := &Sharded{cfg: s.cfg, trace: s.trace, traces: s.traces, meshes: s.meshes, arena: s.arena}
 	next.cfg.Frozen = frozen
 	err := s.err
 	if err == nil {
@@ -102,9 +102,10 @@ func (s *Sharded) become(next *Sharded) {
 	for _, b := range s.state {
 		s.arena.Free(b)
 	}
-	s.state, s.compiled = nil, nil
+	s.state, s.compiled, s.facts = nil, nil, nil
+	clear(s.shadows)
 	clear(s.present)
-	s.cfg, s.units, s.groups, s.home, s.model, s.programs = next.cfg, next.units, next.groups, next.home, next.model, next.programs
+	s.cfg, s.units, s.groups, s.home, s.model, s.entries, s.programs = next.cfg, next.units, next.groups, next.home, next.model, next.entries, next.programs
 }
 
 // stateName is a tensor of an optimizer's state that some rank has a piece of.

@@ -2,6 +2,7 @@ package fsdp
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
@@ -32,6 +33,11 @@ func (s *Sharded) manifest() string {
 	for i, c := range s.trace.calls {
 		fmt.Fprintf(&b, "call %s: Checkpoint %t, Keep %t\n", c.name, s.save[i] == exec.RecomputeAll, s.save[i] == exec.SaveAll)
 		fmt.Fprintf(&b, "call %s %v of %s\n", c.name, c.in, describe(c.module))
+	}
+	for _, name := range slices.Sorted(maps.Keys(s.traces)) {
+		for _, c := range s.traces[name].calls {
+			fmt.Fprintf(&b, "call %s %v in program %s\n", c.name, c.in, name)
+		}
 	}
 	for _, u := range s.units {
 		fmt.Fprintf(&b, "unit %s: %v", u.Name, u.strategy)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 
 	"gorgonia.org/tensor"
 
@@ -26,6 +27,7 @@ type pass struct {
 	scale  float64 // gradient of the loss
 	weight float64 // of this rank among the others
 	loss   float64 // of this rank
+	dummy  bool    // the batch is none of this rank's own: backward adds nothing
 }
 
 // Forward runs the forward pass on this rank's batch and returns this rank's loss. The batch must not be modified until
@@ -33,16 +35,18 @@ type pass struct {
 //
 // Batches may differ in shape from rank to rank and from step to step.
 func (s *Sharded) Forward(ctx context.Context, batch ...Tensor) (loss float64, err error) {
-	p, err := s.start(ctx, methodForward, batch)
+	p, err := s.start(ctx, methodForward, s.training(), batch)
 	if err != nil {
 		return 0, err
 	}
-	p.key = s.forwards
+	p.key, p.dummy = s.forwards, s.dummy
 	s.forwards++
 	if err := s.run(ctx, p, 0, p.plan.Turn); err != nil {
 		return 0, err
 	}
-	p.loss = p.number64(p.lossAt)
+	if !p.shadow {
+		p.loss = p.number64(p.lossAt)
+	}
 	s.pass = p
 	return p.loss, nil
 }
@@ -56,7 +60,7 @@ func Scale(c float64) BackwardOption { return func(p *pass) { p.scale *= c } }
 
 // Weight gives this rank's batch a weight under Config.Divide = ByWeights, such as its number of tokens. It may be zero, but
 // not on all ranks. For the mean over all tokens of several Backwards use ByOne, and Scale(n/N) with the tokens n of this
-// rank's batch and N of the step on all ranks.
+// rank's batch and N of the step on all ranks. A pass without a batch, see [Sharded.Join], has no weight, whatever is given.
 func Weight(w float64) BackwardOption { return func(p *pass) { p.weight = w } }
 
 // Backward runs the backward pass of the last Forward. It leaves the mean over the ranks of the gradients (see
@@ -71,7 +75,7 @@ func (s *Sharded) Backward(ctx context.Context, opts ...BackwardOption) error {
 
 // backward runs the backward pass of p, which is nil if there was no forward.
 func (s *Sharded) backward(ctx context.Context, p *pass, opts []BackwardOption) error {
-	r := request{method: methodBackward, noSync: s.noSync, value: 1}
+	r := request{method: methodBackward, noSync: s.noSync}
 	err := s.err
 	if err == nil {
 		err = s.prepareBackward(p, opts)
@@ -79,7 +83,7 @@ func (s *Sharded) backward(ctx context.Context, p *pass, opts []BackwardOption) 
 	if p != nil {
 		r.argument, r.schedule, r.value = float64(p.number), p.hash, p.weight
 	}
-	if err == nil && s.cfg.Divide != ByWeights && p.weight != 1 {
+	if err == nil && s.cfg.Divide != ByWeights && p.weight != 1 && !p.shadow {
 		err = fmt.Errorf("Weight is for Config.Divide = ByWeights, which is %v", s.cfg.Divide)
 	}
 	err = s.agree(ctx, r, err)
@@ -107,7 +111,14 @@ func (s *Sharded) prepareBackward(p *pass, opts []BackwardOption) error {
 	if p == nil {
 		return errors.New("Backward without a Forward before it, or its Backward has run, or another pass has discarded it, see Hold")
 	}
-	p.scale, p.weight = 1, 1
+	if p.scale, p.weight = 1, 1; p.shadow || p.dummy {
+		p.weight = 0
+		c, err := s.shadow(s.training(), p.facts) // those of its forward, which ranks have agreed on
+		if err == nil {
+			s.switchTo(p, c)
+		}
+		return err
+	}
 	if s.cfg.Divide == ByWeights {
 		p.weight = math.NaN()
 	}
@@ -130,22 +141,25 @@ func (s *Sharded) prepareBackward(p *pass, opts []BackwardOption) error {
 	if err != nil {
 		return err
 	}
-	p.switchTo(c)
+	s.switchTo(p, c)
 	return nil
 }
 
 // training returns the variant of a training pass that begins now.
 func (s *Sharded) training() variant { return variant{noSync: s.noSync, pending: s.pending.any()} }
 
-// switchTo makes p a pass by another schedule of the same calls, whose forwards are the same.
-func (p *pass) switchTo(c *compiled) {
+// switchTo makes p a pass by another schedule of the same calls, whose forwards are the same. What that has no use for, because
+// it does not compute, is freed.
+func (s *Sharded) switchTo(p *pass, c *compiled) {
 	if c == p.compiled {
 		return
 	}
 	blocks := make([]*arena.Block, len(c.plan.Buffers))
 	for id, b := range p.plan.Buffers {
-		if p.blocks[id] != nil {
-			blocks[c.plan.Lookup(b.Kind, b.Index, b.Out)] = p.blocks[id]
+		if to := c.plan.Lookup(b.Kind, b.Index, b.Out); to >= 0 {
+			blocks[to] = p.blocks[id]
+		} else {
+			s.arena.Free(p.blocks[id])
 		}
 	}
 	p.compiled, p.blocks = c, blocks
@@ -155,18 +169,32 @@ func (p *pass) switchTo(c *compiled) {
 // caller; a result that is one number comes as a tensor of shape (1). The batch is that of Forward, targets included: where
 // only predictions are wanted, any valid targets will do, such as nn.IgnoreTarget.
 func (s *Sharded) Eval(ctx context.Context, batch ...Tensor) ([]Tensor, error) {
-	p, err := s.start(ctx, methodEval, batch)
+	return s.eval(ctx, "", batch)
+}
+
+// EvalProgram is Eval of another program of the model, of that name: a model that also has the method
+// Programs() map[string]Program has other ways through it than Forward, such as the encoder alone, or one step of a decoder.
+// The batch is what the program takes.
+func (s *Sharded) EvalProgram(ctx context.Context, name string, batch ...Tensor) ([]Tensor, error) {
+	return s.eval(ctx, name, batch)
+}
+
+func (s *Sharded) eval(ctx context.Context, entry string, batch []Tensor) ([]Tensor, error) {
+	p, err := s.start(ctx, methodEval, variant{entry: entry, eval: true}, batch)
 	if err != nil {
 		return nil, err
 	}
 	if err := s.run(ctx, p, 0, len(p.plan.Steps)); err != nil {
 		return nil, err
 	}
-	results := make([]Tensor, len(s.model.Results))
-	for i, r := range s.model.Results {
+	results := make([]Tensor, 0, len(p.way.results))
+	for _, r := range p.way.results {
+		if p.shadow {
+			break
+		}
 		v := exec.Value{Shape: p.calls[r.Call].unit.OutShape[r.Out], DType: s.cfg.Precision.Compute.tensor()}
 		v.Bytes = p.data(p.plan.Lookup(program.CallOut, r.Call, r.Out))
-		results[i] = v.Tensor().Clone().(*tensor.Dense)
+		results = append(results, v.Tensor().Clone().(*tensor.Dense))
 	}
 	s.drop(p)
 	if err := s.endStep(); err != nil {
@@ -177,17 +205,16 @@ func (s *Sharded) Eval(ctx context.Context, batch ...Tensor) ([]Tensor, error) {
 
 // start checks the batch, finds the compiled pass and agrees with the other ranks to run it. Only then does it touch any
 // buffer: the memory of a group that was closed may be gone.
-func (s *Sharded) start(ctx context.Context, m method, batch []Tensor) (*pass, error) {
-	v := variant{eval: true}
-	if m == methodForward {
-		v = s.training()
-	}
-	r := request{method: m, noSync: v.noSync}
+func (s *Sharded) start(ctx context.Context, m method, v variant, batch []Tensor) (*pass, error) {
+	r := request{method: m, noSync: v.noSync, argument: float64(slices.Index(s.agreement.programs, v.entry) + 1)}
 	c, values, err := s.prepareForward(v, batch)
 	if err == nil {
-		r.schedule = c.hash
+		r.schedule, r.shadow = c.hash, c.shadow
 	}
-	if err := s.agree(ctx, r, err); err != nil {
+	if err = s.agree(ctx, r, err); err == nil {
+		c, err = s.teach(ctx, c)
+	}
+	if err != nil {
 		return nil, errors.Join(err, s.discardLast(ctx))
 	}
 	if err := s.discardLast(ctx); err != nil {
@@ -210,7 +237,14 @@ func (s *Sharded) prepareForward(v variant, batch []Tensor) (*compiled, []exec.V
 	if s.err != nil {
 		return nil, nil, s.err
 	}
-	values, err := s.batchValues(batch)
+	if s.entries[v.entry] == nil {
+		return nil, nil, fmt.Errorf("the model has no program %q", v.entry)
+	}
+	if s.joined && len(batch) == 0 {
+		c, err := s.shadow(v, s.facts)
+		return c, nil, err
+	}
+	values, err := s.batchValues(s.entries[v.entry].trace, batch)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -244,18 +278,18 @@ func (s *Sharded) agree(ctx context.Context, r request, err error) error {
 }
 
 // batchValues checks the number and kind of the batch's tensors.
-func (s *Sharded) batchValues(batch []Tensor) ([]exec.Value, error) {
-	if len(batch) != s.model.Inputs {
-		return nil, fmt.Errorf("the batch has %d tensors, the model takes %d", len(batch), s.model.Inputs)
+func (s *Sharded) batchValues(tr *trace, batch []Tensor) ([]exec.Value, error) {
+	if len(batch) != tr.inputs {
+		return nil, fmt.Errorf("the batch has %d tensors, the model takes %d", len(batch), tr.inputs)
 	}
 	values := make([]exec.Value, len(batch))
 	for i, t := range batch {
 		v, err := exec.FromTensor(t)
 		if err != nil {
-			return nil, fmt.Errorf("%s: %w", s.trace.input(i), err)
+			return nil, fmt.Errorf("%s: %w", tr.input(i), err)
 		}
 		if want := s.cfg.Precision.Compute.tensor(); v.DType != tensor.Int && v.DType != want {
-			return nil, fmt.Errorf("%s is %v: the model computes in %v", s.trace.input(i), v.DType, want)
+			return nil, fmt.Errorf("%s is %v: the model computes in %v", tr.input(i), v.DType, want)
 		}
 		values[i] = v
 	}
@@ -265,13 +299,13 @@ func (s *Sharded) batchValues(batch []Tensor) ([]exec.Value, error) {
 // checkIntegers finds the tokens and targets that are out of range while the batch can still be refused: in the middle of a
 // pass they would cost the model.
 func (s *Sharded) checkIntegers(c *compiled, batch []exec.Value) error {
-	for i, call := range s.model.Calls {
+	for i, call := range c.way.model.Calls {
 		for j, r := range call.In {
 			if c.calls[i].unit == nil || r.Call != program.Batch || batch[r.Out].DType != tensor.Int {
 				continue
 			}
 			if err := c.calls[i].unit.Check(j, exec.Data[int](batch[r.Out].Bytes)); err != nil {
-				return fmt.Errorf("%s: call %s: %w", s.trace.input(r.Out), call.Name, err)
+				return fmt.Errorf("%s: call %s: %w", c.way.input(r.Out), call.Name, err)
 			}
 		}
 	}

@@ -77,7 +77,7 @@ func (d *pending) reduced() error {
 // the ranks is the weighted one then, the gradients of all passes have the same divisor, and none grows with the unit of the
 // weights.
 func (s *Sharded) weigh(p *pass) error {
-	if s.cfg.Divide != ByWeights {
+	if s.cfg.Divide != ByWeights && s.cfg.Divide != ByActive {
 		return nil
 	}
 	mean := s.agreement.sum() / float64(s.cfg.Group.Size())

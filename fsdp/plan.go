@@ -50,7 +50,7 @@ func (s *Sharded) Plan(batch ...Tensor) (*Plan, error) {
 	if s.err == errClosed {
 		return nil, fmt.Errorf("fsdp: %w", s.err)
 	}
-	values, err := s.batchValues(batch)
+	values, err := s.batchValues(s.trace, batch)
 	if err != nil {
 		return nil, fmt.Errorf("fsdp: %w", err)
 	}

@@ -86,6 +86,9 @@ func (s *Sharded) release(p *pass, step *program.Step) {
 func (s *Sharded) operate(ctx context.Context, p *pass, step *program.Step) error {
 	switch step.Kind {
 	case program.Forward, program.Backward:
+		if p.shadow {
+			return nil
+		}
 		return s.compute(p, step)
 	case program.Turn:
 		p.seedGradient()
@@ -167,7 +170,7 @@ func swap(a, b []byte) {
 
 // bindParams says where the parameters of a call and their gradients are. What is not there is what the call does not use.
 func (s *Sharded) bindParams(p *pass, step *program.Step, call *exec.Call) {
-	for j, param := range s.model.Calls[step.Call].Params {
+	for j, param := range p.way.model.Calls[step.Call].Params {
 		at := s.home[param]
 		g := s.groups[at.group]
 		full := p.data(p.params[at.group])

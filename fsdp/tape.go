@@ -3,6 +3,7 @@ package fsdp
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"reflect"
 	"runtime/debug"
 	"slices"
@@ -22,6 +23,13 @@ type Model interface {
 
 // MaxInputs is the number of batch tensors offered to a model that does not name its inputs.
 const MaxInputs = 16
+
+// A Program is another way through a model than its Forward, such as the encoder alone, or one step of a decoder.
+type Program func(t *Tape, in ...Ref) ([]Ref, error)
+
+// programmer is implemented by models that have more ways through them than Forward, which [Sharded.EvalProgram] runs by name.
+// Their calls are calls of Forward, by name and with equal modules, on other values.
+type programmer interface{ Programs() map[string]Program }
 
 // inputNamer is implemented by models that name their inputs.
 type inputNamer interface{ Inputs() []string }
@@ -50,6 +58,7 @@ type Tape struct {
 	byName map[string]int // parameter by full name
 	byCall map[string]int // call by name
 	again  map[string]int // how often it was called again
+	main   *Tape          // of Forward, if this one is of another program: all calls must be there
 	inputs int            // number of inputs used
 	err    error          // first
 }
@@ -104,6 +113,9 @@ func (t *Tape) declare(c *tapeCall) error {
 	if _, dup := t.byCall[c.name]; dup {
 		return errors.New("the name is taken by an earlier call: give each call its own, or share its parameters with Again")
 	}
+	if t.main != nil {
+		return t.recall(c)
+	}
 	if c.module == nil || reflect.ValueOf(c.module).Kind() == reflect.Pointer && reflect.ValueOf(c.module).IsNil() {
 		return errors.New("the module is nil")
 	}
@@ -124,6 +136,20 @@ func (t *Tape) declare(c *tapeCall) error {
 			c.owned = append(c.owned, i)
 		}
 	}
+	return nil
+}
+
+// recall makes c the call of that name in Forward.
+func (t *Tape) recall(c *tapeCall) error {
+	i, ok := t.main.byCall[c.name]
+	if !ok {
+		return errors.New("the model's Forward has no call of that name")
+	}
+	first := t.main.calls[i]
+	if !reflect.DeepEqual(c.module, first.module) {
+		return fmt.Errorf("the module differs from that in Forward: %s, there %s", describe(c.module), describe(first.module))
+	}
+	c.local, c.params = first.local, first.params
 	return nil
 }
 
@@ -189,39 +215,82 @@ func traceModel(m Model) (tr *trace, err error) {
 			err = fmt.Errorf("the model's Forward panicked: %v\n%s", r, debug.Stack())
 		}
 	}()
-	tr = &trace{Tape: &Tape{byName: make(map[string]int), byCall: make(map[string]int), again: make(map[string]int)}}
-	n := MaxInputs
+	tr = &trace{Tape: newTape(nil)}
 	if namer, ok := m.(inputNamer); ok {
 		tr.inputNames = namer.Inputs()
+	}
+	if err := tr.run(m.Forward); err != nil {
+		return nil, err
+	}
+	if len(tr.params) == 0 {
+		return nil, errors.New("the model has no parameters: there is nothing to shard")
+	}
+	return tr, nil
+}
+
+// tracePrograms runs the other programs of the model whose Forward has been traced.
+func tracePrograms(m Model, main *trace) (map[string]*trace, error) {
+	p, ok := m.(programmer)
+	if !ok {
+		return nil, nil
+	}
+	traces := make(map[string]*trace)
+	err := guarded(func() error {
+		programs := p.Programs()
+		for _, name := range slices.Sorted(maps.Keys(programs)) {
+			if name == "" || programs[name] == nil {
+				return fmt.Errorf("program %q has no name or no function", name)
+			}
+			tr := &trace{Tape: newTape(main.Tape)}
+			if err := tr.run(programs[name]); err != nil {
+				return fmt.Errorf("program %q: %w", name, err)
+			}
+			traces[name] = tr
+		}
+		return nil
+	})
+	return traces, err
+}
+
+// newTape returns an empty tape; of a program other than Forward if main is the tape of that.
+func newTape(main *Tape) *Tape {
+	t := &Tape{byName: make(map[string]int), byCall: make(map[string]int), again: make(map[string]int), main: main}
+	if main != nil {
+		t.params, t.byName = main.params, main.byName
+	}
+	return t
+}
+
+// run records what f calls.
+func (tr *trace) run(f Program) error {
+	n := MaxInputs
+	if tr.inputNames != nil {
 		n = len(tr.inputNames)
 	}
 	in := make([]Ref, n)
 	for i := range in {
 		in[i] = Ref{tr.Tape, program.Ref{Call: program.Batch, Out: i}}
 	}
-	out, err := m.Forward(tr.Tape, in...)
+	out, err := f(tr.Tape, in...)
 	if err == nil {
 		err = tr.err
 	}
 	if err != nil {
-		return nil, err
+		return err
 	}
 	if tr.inputNames != nil {
 		tr.inputs = n
 	}
 	if len(out) == 0 {
-		return nil, errors.New("the model has no results")
+		return errors.New("the model has no results")
 	}
 	for i, r := range out {
 		if r.tape != tr.Tape || r.ref.Call == program.Batch {
-			return nil, fmt.Errorf("result %d is not the output of a call of this model", i)
+			return fmt.Errorf("result %d is not the output of a call of this model", i)
 		}
 		tr.results = append(tr.results, r.ref)
 	}
-	if len(tr.params) == 0 {
-		return nil, errors.New("the model has no parameters: there is nothing to shard")
-	}
-	return tr, nil
+	return nil
 }
 
 // input names batch tensor i for messages.

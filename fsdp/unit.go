@@ -176,7 +176,7 @@ func (u *unit) ordered() []kind {
 // makeGroups lays the units out in flat groups and describes the model to the scheduler. It is a collective.
 func (s *Sharded) makeGroups(ctx context.Context) error {
 	s.groups, s.home = nil, make([]place, len(s.trace.params))
-	s.model = &program.Model{Inputs: s.trace.inputs, Results: s.trace.results}
+	s.model = &program.Model{}
 	for _, u := range s.units {
 		kinds := u.ordered()
 		for _, k := range kinds {
@@ -211,8 +211,25 @@ func (s *Sharded) makeGroups(ctx context.Context) error {
 	for i, p := range s.trace.params {
 		s.model.Params = append(s.model.Params, program.Param{Name: p.Name, Group: s.home[i].group})
 	}
-	for _, c := range s.trace.calls {
-		s.model.Calls = append(s.model.Calls, program.Call{Name: c.name, In: c.in, Params: c.params})
+	s.entries = map[string]*entry{"": {s.trace, s.trace.model(s.model)}}
+	s.model = s.entries[""].model
+	for name, tr := range s.traces {
+		s.entries[name] = &entry{tr, tr.model(s.model)}
 	}
 	return nil
+}
+
+// entry is a way through the model: its Forward, or another of its programs.
+type entry struct {
+	*trace
+	model *program.Model
+}
+
+// model describes the calls to the scheduler, with the parameters and groups of like.
+func (tr *trace) model(like *program.Model) *program.Model {
+	m := &program.Model{Inputs: tr.inputs, Params: like.Params, Groups: like.Groups, Results: tr.results}
+	for _, c := range tr.calls {
+		m.Calls = append(m.Calls, program.Call{Name: c.name, In: c.in, Params: c.params})
+	}
+	return m
 }

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 
 	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/internal/arena"
@@ -22,15 +24,17 @@ import (
 // gets the error from its next call, and no rank can use the model further. So may a context that has ended before a pass: a
 // rank that gives up waiting for the others cannot know what they make of it.
 type Sharded struct {
-	cfg    Config
-	trace  *trace
-	save   []exec.Policy // by call: what it keeps for backward
-	spill  []bool        // by call: whether in files
-	units  []*unit
-	meshes *meshes
-	groups []*flatGroup
-	home   []place // by parameter
-	model  *program.Model
+	cfg     Config
+	trace   *trace            // of Forward
+	traces  map[string]*trace // of the other programs
+	save    []exec.Policy     // by call: what it keeps for backward
+	spill   []bool            // by call: whether in files
+	units   []*unit
+	meshes  *meshes
+	groups  []*flatGroup
+	home    []place           // by parameter
+	model   *program.Model    // of Forward
+	entries map[string]*entry // by program, Forward is ""
 
 	files     *mapped.Files // nil unless Config.OffloadDir is set
 	arena     *arena.Arena
@@ -43,6 +47,10 @@ type Sharded struct {
 	held     map[*Pass]bool // likewise, put aside
 	ended    []*pass        // those that err ended, whose collectives may be in flight
 	noSync   bool           // inside NoSync
+	dummy    bool           // in an iteration of Join for which this rank has a dummy batch
+	joined   bool           // in an iteration of Join for which this rank has no batch
+	facts    *facts         // of the last training pass, or nil
+	shadows  map[shadowKey]*compiled
 	pending  pending        // gradients that are not reduced
 	present  []bool         // by parameter: whether it has a gradient
 	state    []*arena.Block // of optimizers
@@ -67,7 +75,7 @@ func WrapContext(ctx context.Context, m Model, cfg Config) (*Sharded, error) {
 	}
 	s := &Sharded{
 		cfg: cfg, agreement: newAgreement(cfg.Group),
-		arena: arena.New(arena.Sources{}), held: make(map[*Pass]bool),
+		arena: arena.New(arena.Sources{}), held: make(map[*Pass]bool), shadows: make(map[shadowKey]*compiled),
 	}
 	if err := s.wrap(ctx, m); err != nil {
 		return nil, fmt.Errorf("fsdp: rank %d: %w", cfg.Group.Rank(), errors.Join(err, s.giveBack()))
@@ -110,6 +118,10 @@ func (s *Sharded) prepare(m Model) (err error) {
 	if s.trace, err = traceModel(m); err != nil {
 		return err
 	}
+	if s.traces, err = tracePrograms(m, s.trace); err != nil {
+		return err
+	}
+	s.agreement.programs = slices.Sorted(maps.Keys(s.traces))
 	s.present = make([]bool, len(s.trace.params))
 	if err := s.makeUnits(); err != nil {
 		return err
@@ -126,7 +138,11 @@ func (s *Sharded) prepare(m Model) (err error) {
 // check compiles the passes as far as that is possible without a batch.
 func (s *Sharded) check() error {
 	s.programs = make(map[string]*program.Program)
-	for _, v := range []variant{{}, {eval: true}} {
+	variants := []variant{{}}
+	for name := range s.entries {
+		variants = append(variants, variant{entry: name, eval: true})
+	}
+	for _, v := range variants {
 		p, err := s.program(v, nil)
 		if err != nil {
 			return err

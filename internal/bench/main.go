@@ -3,10 +3,11 @@
 //
 //	go run ./internal/bench [-size tiny,small] [-rounds 3] [-seconds 4] [-tape=false] [-bandwidth 400]
 //	go run ./internal/bench -memory
+//	go run ./internal/bench -join [-size tiny,small] [-rounds 3] [-seconds 4]
 //
 // After that it trains the largest size over a link that is slowed down to a stated bandwidth, and prints how much of the
 // communication is not hidden behind computation with each prefetch depth. With -memory it prints instead what a rank holds
-// under each sharding strategy, planned and counted.
+// under each sharding strategy, planned and counted; with -join, what Join costs with even data, and a rank without a batch.
 //
 // The machine's model differs in its GELU, the tanh form, and its update, Gorgonia's Adam with element-wise clipping; its
 // products are gonum's.
@@ -64,11 +65,15 @@ func main() {
 	tape := flag.Bool("tape", true, "measure Gorgonia's TapeMachine too")
 	bandwidth := flag.Float64("bandwidth", 400, "MB/s of the link that the overlap is measured on; 0 leaves that out")
 	onlyMemory := flag.Bool("memory", false, "print the memory of the strategies, and measure nothing")
+	onlyJoin := flag.Bool("join", false, "measure only Join")
 	flag.Parse()
 	err := error(nil)
-	if *onlyMemory {
+	switch {
+	case *onlyMemory:
 		err = memory(os.Stdout, sizes[0])
-	} else {
+	case *onlyJoin:
+		err = joining(os.Stdout, strings.Split(*names, ","), *rounds, *seconds)
+	default:
 		err = run(os.Stdout, strings.Split(*names, ","), *rounds, *seconds, *tape, *bandwidth)
 	}
 	if err != nil {
@@ -83,11 +88,10 @@ func run(w io.Writer, names []string, rounds int, seconds float64, tape bool, ba
 	}
 	var last size
 	for _, name := range names {
-		i := slices.IndexFunc(sizes, func(s size) bool { return s.name == name })
-		if i < 0 {
-			return fmt.Errorf("unknown size %q", name)
+		var err error
+		if last, err = sizeOf(name); err != nil {
+			return err
 		}
-		last = sizes[i]
 		if err := measure(w, last, rounds, seconds, tape); err != nil {
 			return fmt.Errorf("%s: %w", name, err)
 		}
@@ -96,6 +100,14 @@ func run(w io.Writer, names []string, rounds int, seconds float64, tape bool, ba
 		return overlap(w, last, bandwidth*1e6, rounds, seconds)
 	}
 	return nil
+}
+
+func sizeOf(name string) (size, error) {
+	i := slices.IndexFunc(sizes, func(s size) bool { return s.name == name })
+	if i < 0 {
+		return size{}, fmt.Errorf("unknown size %q", name)
+	}
+	return sizes[i], nil
 }
 
 // measure runs all contestants on one size.

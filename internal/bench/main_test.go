@@ -32,6 +32,19 @@ func TestMemory(t *testing.T) {
 	}
 }
 
+// TestJoin prints the table for a round.
+func TestJoin(t *testing.T) {
+	var out strings.Builder
+	require.NoError(t, joining(&out, []string{"tiny"}, 1, 0))
+	rows := strings.Split(strings.TrimRight(out.String(), "\n"), "\n")
+	require.Len(t, rows, 2+3+1)
+	for i, mode := range []string{"plain loop", "Join, both have batches", "Join, rank 1 has none"} {
+		require.Regexp(t, `^  `+mode+` +[\d.]+ \([\d.]+\.\.[\d.]+, 1\) +[\d.]+% +[\d.]+ +[\d.]+%$`, rows[2+i])
+	}
+	require.Regexp(t, `^  an exchange of flags takes [\d.]+ µs, [\d.]+% of a step$`, rows[5])
+	require.ErrorContains(t, joining(&out, []string{"huge"}, 1, 0), `unknown size "huge"`)
+}
+
 func TestBenchRefusesBadFlags(t *testing.T) {
 	require.ErrorContains(t, run(new(strings.Builder), []string{"tiny"}, 0, 0, false, 0), "0 rounds")
 	require.ErrorContains(t, run(new(strings.Builder), []string{"huge"}, 1, 0, false, 0), `unknown size "huge"`)

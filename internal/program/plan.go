@@ -9,7 +9,7 @@ import (
 // Sizes are the bytes of everything a pass allocates, for the batch shapes of one rank.
 type Sizes struct {
 	Group []GroupSizes
-	Call  []CallSizes
+	Call  []CallSizes // nil for a rank that takes part in the collectives without computing
 }
 
 // GroupSizes are the bytes of a group's full buffers, padding included, and what of them travels, which is less if it
@@ -100,7 +100,7 @@ func (p *Plan) Lookup(kind BufferKind, index, out int) int {
 //	new buffer values during their Forward, or to the Backward of the call
 //	scratch           for one operation
 func NewPlan(p *Program, s *Sizes) (*Plan, error) {
-	if len(s.Group) != len(p.Model.Groups) || len(s.Call) != len(p.Model.Calls) {
+	if len(s.Group) != len(p.Model.Groups) || s.Call != nil && len(s.Call) != len(p.Model.Calls) {
 		return nil, fmt.Errorf("program: sizes of %d groups and %d calls, the model has %d and %d",
 			len(s.Group), len(s.Call), len(p.Model.Groups), len(p.Model.Calls))
 	}
@@ -167,11 +167,13 @@ func (b *planner) visit(i int, op Op) {
 		b.free(i, b.plan.Lookup(GroupGrads, g, 0))
 	case Turn:
 		b.plan.Turn = i
-		if b.backward(b.loss.Call) {
+		if b.backward(b.loss.Call) && b.sizes.Call != nil {
 			b.alloc(i, Buffer{CallGradOut, b.loss.Call, b.loss.Out, b.sizes.Call[b.loss.Call].Out[b.loss.Out], arena.Activation})
 		}
 	case Forward:
-		b.forward(i, c)
+		if b.sizes.Call != nil {
+			b.forward(i, c)
+		}
 	case Backward:
 		b.backwardOf(i, c)
 	}
@@ -214,12 +216,16 @@ func (b *planner) classOf(out Ref) arena.Class {
 }
 
 func (b *planner) backwardOf(i, c int) {
-	m, s := b.plan.Program.Model, &b.sizes.Call[c]
+	m := b.plan.Program.Model
 	for _, g := range m.trains(c) {
 		if b.plan.Lookup(GroupGrads, g, 0) < 0 {
 			b.left(b.alloc(i, b.grads(g)))
 		}
 	}
+	if b.sizes.Call == nil {
+		return
+	}
+	s := &b.sizes.Call[c]
 	for j, r := range m.Calls[c].In {
 		if s.GradIn[j] > 0 && b.plan.Lookup(CallGradOut, r.Call, r.Out) < 0 {
 			b.alloc(i, Buffer{CallGradOut, r.Call, r.Out, s.GradIn[j], arena.Activation})

@@ -1,0 +1,197 @@
+package fsdp
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"iter"
+	"reflect"
+
+	"github.com/gofsdp/gofsdp/comm"
+)
+
+// Join ranges over the batches of this rank, and goes on when they are used up as long as any rank has one: ranks may have
+// different numbers of them, none included. Sharded training needs every rank in every collective, since each owns a part of
+// every parameter, so without Join the ranks that have more would wait for the others for ever; they get an error instead.
+//
+//	for batch, err := range m.Join(ctx, loader(g.Rank(), g.Size())) {
+//		loss, err := m.Forward(ctx, batch...) // of nothing: 0
+//		err = m.Backward(ctx)
+//		_, err = m.ClipGradNorm(ctx, 1)
+//		err = opt.Step(lr)
+//		m.ZeroGrad()
+//	}
+//
+// A rank that has run out gets nil batches, and its loop body does what it always does. Forward and Eval of nothing take part
+// in the collectives of the pass without computing: no random numbers, no statistics. Eval returns no results. Backward adds
+// nothing, or what NoSync has left, to the sums, and keeps the part of them that this rank owns. Clipping, loss scales and
+// optimizers run as on the others, so the slice of the model that only this rank owns goes on learning. Config.Divide says what
+// the gradients are means over. The loop ends on all ranks in the same place.
+//
+// The loop body must make the same collective calls on every rank. Loops may be nested: an inner Join, such as one over the
+// steps of generation, ends on every rank when all are done. A second model in the same loop, such as a teacher, needs a Join
+// of its own inside, over the one batch or none.
+//
+// Before each iteration the ranks exchange a flag, and an error of one of them, which may be the panic of its data, ends the
+// loop on all with that error as the last thing it yields. A loop that is left early has to be left on all ranks.
+func (s *Sharded) Join(ctx context.Context, data iter.Seq[[]Tensor], opts ...JoinOption) iter.Seq2[[]Tensor, error] {
+	return func(yield func([]Tensor, error) bool) {
+		var o joinOptions
+		for _, opt := range opts {
+			if opt != nil {
+				opt(&o)
+			}
+		}
+		next, stop := iter.Pull(data)
+		defer stop()
+		outer, outerDummy := s.joined, s.dummy
+		defer func() { s.joined, s.dummy = outer, outerDummy }()
+		for more := true; ; {
+			s.joined, s.dummy = outer, outerDummy
+			batch, err := []Tensor(nil), s.err
+			if err == nil && data == nil {
+				err = errors.New("the data is nil")
+			}
+			if err == nil && more {
+				err = guarded(func() error { batch, more = next(); return nil })
+			}
+			another, err := s.joinOnce(ctx, &o, more, err)
+			if err != nil {
+				yield(nil, err)
+				return
+			}
+			if !more && o.dummy != nil {
+				s.dummy, batch = true, o.dummy
+			} else if !more {
+				s.joined = true
+			}
+			if !another || !yield(batch, nil) {
+				return
+			}
+		}
+	}
+}
+
+// joinOnce exchanges the flags of an iteration and tells whether there is one.
+func (s *Sharded) joinOnce(ctx context.Context, o *joinOptions, more bool, err error) (bool, error) {
+	r := request{method: methodJoin + method(o.policy), shadow: !more, value: float64(word(more))}
+	if err := s.agree(ctx, r, err); err != nil {
+		return false, err
+	}
+	switch active := int(s.agreement.sum()); {
+	case active == 0 || active < s.cfg.Group.Size() && o.policy == stopAtShortest:
+		return false, nil
+	case active < s.cfg.Group.Size() && o.policy == refuseUneven:
+		return false, fmt.Errorf("fsdp: rank %d: Join: ranks %v have no batch left, and others have", s.cfg.Group.Rank(), s.agreement.shadows())
+	}
+	return true, nil
+}
+
+// A JoinOption changes Join.
+type JoinOption func(*joinOptions)
+
+type joinOptions struct {
+	policy joinPolicy
+	dummy  []Tensor
+}
+
+type joinPolicy uint8
+
+const (
+	shadowing joinPolicy = iota
+	stopAtShortest
+	refuseUneven
+)
+
+// StopAtShortest ends the loop on all ranks as soon as one has no batch left; what others have read for that iteration is
+// lost.
+func StopAtShortest() JoinOption { return func(o *joinOptions) { o.policy = stopAtShortest } }
+
+// Dummy gives a rank that has run out this batch, in place of nil: Forward computes, with statistics and random numbers, as if it
+// were one of its own, and Backward adds nothing to the sums all the same. It is for loop bodies that look into the batch, and
+// for models whose passes should take as long on every rank. In Divide it counts as no batch.
+func Dummy(batch ...Tensor) JoinOption { return func(o *joinOptions) { o.dummy = batch } }
+
+// RefuseUneven makes it an error on every rank, with the names of those that have no batch left, if others have.
+func RefuseUneven() JoinOption { return func(o *joinOptions) { o.policy = refuseUneven } }
+
+// errNoBatch is why nobody can run a pass.
+var errNoBatch = errors.New("no rank has a batch")
+
+// learn keeps what a training pass has turned out to need, for passes without a batch.
+func (s *Sharded) learn(f *facts) {
+	if s.facts == nil || !reflect.DeepEqual(f, s.facts) {
+		s.facts = f
+		clear(s.shadows)
+	}
+}
+
+// shadowKey is what the schedule of a pass without computation depends on.
+type shadowKey struct {
+	variant
+	*facts
+}
+
+// shadow returns a pass without computation, which in training needs what f says; nil, if nothing is known.
+func (s *Sharded) shadow(v variant, f *facts) (*compiled, error) {
+	if v.eval {
+		f = nil
+	}
+	k := shadowKey{v, f}
+	if c := s.shadows[k]; c != nil {
+		return c, nil
+	}
+	c := &compiled{variant: v, way: s.entries[v.entry], shadow: true, facts: f}
+	if f == nil {
+		c.facts = &facts{grad: make([]bool, len(s.model.Params))}
+	}
+	if err := s.schedule(c, s.groupSizes()); err != nil {
+		return nil, err
+	}
+	s.shadows[k] = c
+	return c, nil
+}
+
+// teach tells the ranks without a batch what the pass of the others, which all have agreed on, turns out to need, if one of
+// them does not know. It returns the pass that this rank runs.
+func (s *Sharded) teach(ctx context.Context, c *compiled) (*compiled, error) {
+	lead := s.agreement.leader()
+	if lead < 0 {
+		return nil, fmt.Errorf("fsdp: rank %d: %w", s.cfg.Group.Rank(), errNoBatch)
+	}
+	if s.agreement.schedules(lead) {
+		return c, nil
+	}
+	want := s.agreement.request(lead).schedule
+	var mine []byte
+	var err error
+	if s.cfg.Group.Rank() == lead {
+		mine, err = json.Marshal(factsText{c.reads, c.grad})
+	}
+	all, gerr := comm.GatherBytes(ctx, s.cfg.Group, mine)
+	if err = errors.Join(err, gerr); err != nil {
+		return nil, s.broken(fmt.Errorf("learning the schedule: %w", err))
+	}
+	if !c.shadow {
+		return c, nil
+	}
+	var text factsText
+	if err = json.Unmarshal(all[lead], &text); err == nil {
+		s.learn(&facts{text.Reads, text.Grad})
+		c, err = s.shadow(c.variant, s.facts)
+	}
+	if err == nil && c.hash != want {
+		err = fmt.Errorf("the schedule of rank %d is %016x, with what it says it needs this rank arrives at %016x", lead, want, c.hash)
+	}
+	if err != nil {
+		return nil, s.broken(fmt.Errorf("learning the schedule: %w", err))
+	}
+	return c, nil
+}
+
+// factsText is how facts travel.
+type factsText struct {
+	Reads [][]bool
+	Grad  []bool
+}

@@ -1,0 +1,349 @@
+package fsdp_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"iter"
+	"math"
+	"strings"
+	"testing"
+	"testing/synctest"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gofsdp/gofsdp/comm"
+	"github.com/gofsdp/gofsdp/fsdp"
+)
+
+// trouble is one rank's run of an uneven training with which something is wrong.
+type trouble struct {
+	g      comm.Group
+	cancel context.CancelCauseFunc // of this rank alone
+	faulty bool
+}
+
+// errOops is what goes wrong.
+var errOops = errors.New("the disk is full")
+
+// troubles are faults by what is said of them on every rank.
+var troubles = map[string]struct {
+	kind string // of event, in a pass
+	data func(w *trouble)
+	body func(w *trouble) error
+}{
+	"an error in the body":       {body: func(*trouble) error { return errOops }},
+	"a panic in the body":        {body: func(*trouble) error { panic(errOops) }},
+	"a cancelled body":           {body: func(w *trouble) error { w.cancel(errOops); return nil }},
+	"a panic in the data":        {data: func(*trouble) { panic(errOops) }},
+	"a cancelled context":        {data: func(w *trouble) { w.cancel(errOops) }},
+	"a panic in a gather":        {kind: "gather"},
+	"a panic after a forward":    {kind: "forward"},
+	"a panic after a backward":   {kind: "backward"},
+	"a panic after a reduction":  {kind: "drain"},
+	"a cancelled forward":        {kind: "cancel forward"},
+	"a cancelled backward":       {kind: "cancel backward"},
+	"a rank that leaves the job": {body: func(*trouble) error { return errLeft }},
+}
+
+// errLeft is why a rank returns no error.
+var errLeft = errors.New("done early")
+
+// run trains 4, 2, 0 batches in pairs of passes. The fault is in the second iteration.
+func (w *trouble) run(ctx context.Context, name string) error {
+	fault, i := troubles[name], 0
+	cfg := fsdp.Config{Group: w.g, Wrap: fsdp.WrapEach(), Precision: float64s, Poison: true}
+	cfg.Trace = func(e fsdp.Event) {
+		switch kind, cancels := strings.CutPrefix(fault.kind, "cancel "); {
+		case !w.faulty || i != 1 || e.Kind != kind:
+		case cancels:
+			w.cancel(errOops)
+		default:
+			panic(errOops)
+		}
+	}
+	m, err := fsdp.WrapContext(ctx, shapes["chain"], cfg)
+	if err != nil {
+		return err
+	}
+	data := func(yield func([]fsdp.Tensor) bool) {
+		for n := range 4 - 2*w.g.Rank() {
+			if n == 1 && w.faulty && fault.data != nil {
+				fault.data(w)
+			}
+			if !yield(unevenBatch(n, w.g.Rank())) {
+				return
+			}
+		}
+	}
+	for batch, err := range m.Join(ctx, data) {
+		if err == nil && i == 1 && w.faulty && fault.body != nil {
+			err = fault.body(w)
+		}
+		if err == nil {
+			err = m.NoSync(func() error { return trainStep(ctx, m, batch) })
+		}
+		if err == nil {
+			err = trainStep(ctx, m, batch)
+		}
+		if err != nil {
+			if err == errLeft {
+				err = nil
+			}
+			return err
+		}
+		i++
+	}
+	return nil
+}
+
+// TestJoinFailures lets one of three ranks fail, one that goes on or one that has a batch no more or never had, and checks that
+// all of them return, with its reason, before any time has passed.
+func TestJoinFailures(t *testing.T) {
+	for name, fault := range troubles {
+		for faulty := range 3 {
+			if fault.data != nil && faulty == 2 {
+				continue // which has none
+			}
+			t.Run(fmt.Sprintf("%s/rank %d", name, faulty), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					var errs [3]error
+					ctx, cancel := context.WithTimeout(t.Context(), patience)
+					defer cancel()
+					_ = comm.Run(ctx, 3, func(ctx context.Context, g comm.Group) (err error) {
+						ctx, cancel := context.WithCancelCause(ctx)
+						defer cancel(nil)
+						defer func() {
+							if r := recover(); r != nil {
+								err = fmt.Errorf("panic: %v", r)
+							}
+							errs[g.Rank()] = err
+						}()
+						w := &trouble{g: g, cancel: cancel, faulty: g.Rank() == faulty}
+						return w.run(ctx, name)
+					})
+					require.NoError(t, ctx.Err(), "time has passed")
+					for r, err := range errs {
+						if name == "a rank that leaves the job" {
+							if r != faulty {
+								require.ErrorContains(t, err, fmt.Sprintf("rank %d", faulty))
+							}
+							continue
+						}
+						require.ErrorContains(t, err, errOops.Error(), "rank %d", r)
+						if r != faulty {
+							require.ErrorContains(t, err, fmt.Sprintf("rank %d", faulty), "rank %d", r)
+						}
+					}
+				})
+			})
+		}
+	}
+}
+
+// TestJoinRefusals gives ranks in a Join what is refused before a pass, and checks that all of them are told, and that the loop
+// goes on.
+func TestJoinRefusals(t *testing.T) {
+	for name, c := range map[string]struct {
+		rank int // that does it; 2 is the one without batches
+		do   func(ctx context.Context, m *fsdp.Sharded, batch []fsdp.Tensor) error
+		want string
+	}{
+		"no batch, having one": {1, func(ctx context.Context, m *fsdp.Sharded, _ []fsdp.Tensor) error {
+			_, err := m.Forward(ctx)
+			return err
+		}, "the batch has 0 tensors, the model takes 2"},
+		"no batch to evaluate, having one": {0, func(ctx context.Context, m *fsdp.Sharded, _ []fsdp.Tensor) error {
+			_, err := m.Eval(ctx)
+			return err
+		}, "the batch has 0 tensors, the model takes 2"},
+		"half a batch, having none": {2, func(ctx context.Context, m *fsdp.Sharded, _ []fsdp.Tensor) error {
+			return trainStep(ctx, m, unevenBatch(0, 0)[:1])
+		}, "the batch has 1 tensors, the model takes 2"},
+		"a loss that is infinite": {1, func(ctx context.Context, m *fsdp.Sharded, _ []fsdp.Tensor) error {
+			return trainStep(ctx, m, []fsdp.Tensor{floats(1, 2, shapeDim), filled64(math.Inf(1))})
+		}, "the loss of pass"},
+		"a scale that is no number": {0, func(ctx context.Context, m *fsdp.Sharded, batch []fsdp.Tensor) error {
+			return trainStep(ctx, m, batch, fsdp.Scale(math.NaN()))
+		}, "Scale is NaN"},
+		"a program that there is not": {2, func(ctx context.Context, m *fsdp.Sharded, batch []fsdp.Tensor) error {
+			_, err := m.EvalProgram(ctx, "decode", batch...)
+			return err
+		}, `the model has no program "decode"`},
+		"Backward before Forward": {2, func(ctx context.Context, m *fsdp.Sharded, _ []fsdp.Tensor) error { return m.Backward(ctx) },
+			"Backward without a Forward before it"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			onRanks(t, 3, func(ctx context.Context, g comm.Group) {
+				m := chain64(t, g)
+				passes := 0
+				require.NoError(t, unevenly(ctx, m, g.Rank(), 2*(2-g.Rank()), func(_ int, batch []fsdp.Tensor) error {
+					do := func(ctx context.Context, m *fsdp.Sharded, batch []fsdp.Tensor) error { return trainStep(ctx, m, batch) }
+					if g.Rank() == c.rank && passes < 2 { // once all have learned the schedule, and before
+						do = c.do
+					}
+					if err := do(ctx, m, batch); passes < 2 {
+						require.ErrorContains(t, err, c.want)
+						require.ErrorContains(t, err, fmt.Sprintf("rank %d: ", c.rank))
+					} else {
+						require.NoError(t, err)
+					}
+					passes++
+					return nil
+				}))
+				require.Equal(t, 4, passes)
+				requireIdle(t, ctx, m, shapeBatch(0))
+			})
+		})
+	}
+}
+
+// filled64 returns a float64 tensor [2, shapeDim] of one value.
+func filled64(x float64) fsdp.Tensor {
+	v := floats(1, 2, shapeDim)
+	for i := range v.Float64s() {
+		v.Float64s()[i] = x
+	}
+	return v
+}
+
+// TestJoinOfNothing checks that there is no loop over data that is nil, nor over a model that is closed.
+func TestJoinOfNothing(t *testing.T) {
+	for world := 1; world <= 2; world++ {
+		onRanks(t, world, func(ctx context.Context, g comm.Group) {
+			m := chain64(t, g)
+			loop := func(data iter.Seq[[]fsdp.Tensor]) (last error) {
+				for batch, err := range m.Join(ctx, data) {
+					require.Nil(t, batch)
+					require.Error(t, err)
+					last = err
+				}
+				return last
+			}
+			require.ErrorContains(t, loop(nil), "Join: the data is nil")
+			require.NoError(t, loop(batches(0, nil)))
+			require.NoError(t, m.Close())
+			require.ErrorContains(t, loop(batches(1, shapeBatch)), "Join: the model is closed")
+		})
+	}
+}
+
+// TestJoinDataFails lets the data of one rank panic, or its context end while it reads: the loop is over on all ranks, and the
+// model is as good as before.
+func TestJoinDataFails(t *testing.T) {
+	for _, panics := range []bool{true, false} {
+		onRanks(t, 3, func(ctx context.Context, g comm.Group) {
+			m := chain64(t, g)
+			reading, cancel := context.WithCancelCause(ctx)
+			defer cancel(nil)
+			data := func(yield func([]fsdp.Tensor) bool) {
+				switch {
+				case !yield(unevenBatch(0, 0)) || g.Rank() != 1:
+				case panics:
+					panic(errOops)
+				default:
+					cancel(errOops)
+				}
+			}
+			var last error
+			passes := 0
+			for batch, err := range m.Join(reading, data) {
+				require.NoError(t, last, "an error is the last thing")
+				if last = err; err == nil {
+					passes++
+					require.NoError(t, trainStep(ctx, m, batch))
+				}
+			}
+			require.Equal(t, 1, passes)
+			require.ErrorContains(t, last, fmt.Sprintf("fsdp: rank %d: Join: ", g.Rank()))
+			require.ErrorContains(t, last, errOops.Error())
+			if g.Rank() != 1 {
+				var peer *fsdp.PeerError
+				require.ErrorAs(t, last, &peer)
+				require.Equal(t, 1, peer.Rank)
+			}
+			body := func(_ int, batch []fsdp.Tensor) error { passes++; return trainStep(ctx, m, batch) }
+			require.NoError(t, unevenly(ctx, m, g.Rank(), g.Rank(), body))
+			require.Equal(t, 3, passes)
+		})
+	}
+}
+
+// TestNobodyHasABatch lets ranks whose loops have nothing left, each another one, all come without a batch.
+func TestNobodyHasABatch(t *testing.T) {
+	onRanks(t, 2, func(ctx context.Context, g comm.Group) {
+		m := chain64(t, g)
+		require.NoError(t, unevenly(ctx, m, 0, g.Rank(), func(_ int, outer []fsdp.Tensor) error {
+			return unevenly(ctx, m, 0, 1-g.Rank(), func(_ int, inner []fsdp.Tensor) error {
+				for range 2 {
+					_, err := m.Forward(ctx)
+					require.EqualError(t, err, fmt.Sprintf("fsdp: rank %d: no rank has a batch", g.Rank()))
+					require.NoError(t, trainStep(ctx, m, outer))
+					require.NoError(t, trainStep(ctx, m, inner))
+				}
+				return nil
+			})
+		}))
+		_, err := m.Forward(ctx)
+		require.ErrorContains(t, err, "the batch has 0 tensors")
+		requireIdle(t, ctx, m, shapeBatch(0))
+	})
+}
+
+// TestJoinBodiesDiffer lets one rank of three do something else than the others in the second iteration: all are told who does
+// what, and may go on.
+func TestJoinBodiesDiffer(t *testing.T) {
+	var leaves = errors.New("leaves")
+	forward := func(ctx context.Context, m *fsdp.Sharded, batch []fsdp.Tensor) error {
+		_, err := m.Forward(ctx, batch...)
+		return err
+	}
+	for name, c := range map[string]struct {
+		usual, odd func(ctx context.Context, m *fsdp.Sharded, batch []fsdp.Tensor) error
+		who, what  string
+	}{
+		"leaves": {forward, func(context.Context, *fsdp.Sharded, []fsdp.Tensor) error { return leaves }, "Forward number", "FullState number"},
+		"evaluates": {forward, func(ctx context.Context, m *fsdp.Sharded, batch []fsdp.Tensor) error {
+			_, err := m.Eval(ctx, batch...)
+			return err
+		}, "Forward number", "Eval number"},
+		"does not sync": {forward, func(ctx context.Context, m *fsdp.Sharded, batch []fsdp.Tensor) error {
+			return m.NoSync(func() error { return forward(ctx, m, batch) })
+		}, "Forward number", "inside NoSync"},
+		"does nothing": {forward, func(ctx context.Context, m *fsdp.Sharded, batch []fsdp.Tensor) error { return nil }, "Forward number", "Join number"},
+		"begins a loop": {forward, func(ctx context.Context, m *fsdp.Sharded, batch []fsdp.Tensor) error {
+			return unevenly(ctx, m, 0, 1, nil)
+		}, "Forward number", "Join number"},
+		"has another policy": {func(ctx context.Context, m *fsdp.Sharded, _ []fsdp.Tensor) error {
+			return unevenly(ctx, m, 0, 1, nil, fsdp.RefuseUneven())
+		}, func(ctx context.Context, m *fsdp.Sharded, _ []fsdp.Tensor) error {
+			return unevenly(ctx, m, 0, 1, nil, fsdp.StopAtShortest())
+		}, "Join with RefuseUneven number", "Join with StopAtShortest number"},
+	} {
+		for odd := range 3 {
+			t.Run(fmt.Sprintf("%s/rank %d", name, odd), func(t *testing.T) {
+				onRanks(t, 3, func(ctx context.Context, g comm.Group) {
+					m := chain64(t, g)
+					err := unevenly(ctx, m, g.Rank(), 4-2*g.Rank(), func(i int, batch []fsdp.Tensor) error {
+						switch {
+						case i == 0:
+							return trainStep(ctx, m, batch)
+						case g.Rank() == odd:
+							return c.odd(ctx, m, batch)
+						}
+						return c.usual(ctx, m, batch)
+					})
+					if err == leaves {
+						_, err = m.FullState(ctx)
+					}
+					require.ErrorContains(t, err, "ranks disagree: ")
+					require.ErrorContains(t, err, c.who)
+					require.ErrorContains(t, err, c.what)
+					require.ErrorContains(t, err, fmt.Sprintf("rank %d runs ", odd))
+					require.NoError(t, trainStep(ctx, m, shapeBatch(g.Rank())))
+					requireIdle(t, ctx, m, shapeBatch(0))
+				})
+			})
+		}
+	}
+}

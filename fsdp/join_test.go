@@ -1,0 +1,619 @@
+package fsdp_test
+
+import (
+	"context"
+	"fmt"
+	"iter"
+	"math"
+	"slices"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"gorgonia.org/gorgonia"
+
+	"github.com/gofsdp/gofsdp/comm"
+	"github.com/gofsdp/gofsdp/fsdp"
+	"github.com/gofsdp/gofsdp/optim"
+)
+
+// What there is to go wrong when ranks have different numbers of batches, and the test that would notice. Most of it happens at
+// random in TestJoinAtRandom, called random here.
+//
+//	 1 no batch before the first forward                 TestJoin, TestJoinLearns, TestJoinMemory, random
+//	 2 one rank; even data; Join not used                TestJoin, random; TestJoinExchanges counts the flags
+//	 3 all used up at once; one rank goes on alone       TestJoin; TestOneRankGoesOn
+//	 4 an error on one rank                              TestJoinFailures, TestJoinDataFails, TestJoinRefusals
+//	 5 an error in the middle of a pass                  TestJoinFailures
+//	 6 used up in the middle of a NoSync window          TestJoinMidWindow, random
+//	 7 accumulation without NoSync                       random
+//	 8 where a step ends                                 the body decides, the same on all ranks: TestJoinBodiesDiffer
+//	 9 NoSync on some ranks only                         TestJoinBodiesDiffer
+//	10 clipping, infinite norms                          TestJoinMidWindow, random
+//	11 loss scales that overflow                         TestJoinLossScale
+//	12 infinities in a loss times zero                   there is no such product: TestJoinRefusals
+//	13 the type of zeros that travel in 16 bits          TestJoinedIsWeightless
+//	14 momentum, decay, step counts of a joined rank     TestGoldenJoin (AdamW), random
+//	15 optimizers that communicate                       there are none
+//	16 statistics of batches                             random (the model "statistics")
+//	17 collectives inside of modules                     there are none
+//	18 dropout                                           TestJoinedIsWeightless
+//	19 a schedule that depends on the batch              TestJoinLearnsAgain
+//	20 frozen and unused parameters                      TestJoinLearns, random
+//	21 units in groups of their own, hybrid strategies   random
+//	22 the order of collectives in several groups        one schedule orders all: random
+//	23 prefetching                                       random
+//	24 parameters that every rank has whole              random (ignored, NoShard)
+//	25 units that stay whole                             random (ShardGradOp)
+//	26 activation checkpoints                            random
+//	27 several forwards before a backward                random ("two", "later")
+//	28 a forward without a backward                      random ("drop")
+//	29 other programs of a model                         TestJoinGenerates
+//	30 done with a batch while others are not            TestJoinGenerates
+//	31 done is agreed for each step, in one group        TestJoinGenerates
+//	32 two models in one loop                            TestJoinTwoModels
+//	33 evaluating and saving inside of a training        random (nested Joins, "look")
+//	34 memory in files                                   TestJoinOffload
+//	35 quantized collectives                             there are none
+//	36 means over ranks of what is measured              a joined rank's loss is 0, its results are none: random
+//	37 deadlines while waiting for a flag                TestJoinFailures, TestJoinNeverWaits
+//	38 the cost of a flag                                TestJoinExchanges, make bench-join
+//	39 a second epoch                                    random, TestJoinedIsWeightless
+//	40 nobody is active                                  TestNobodyHasABatch
+//	41 parameters whole through an evaluation            random (NoShard)
+
+// TestJoin trains ranks with different numbers of batches of different shapes against one process that adds up the gradients of
+// those that have one.
+func TestJoin(t *testing.T) {
+	for _, divide := range []fsdp.Divide{fsdp.ByRanks, fsdp.ByActive} {
+		for _, counts := range [][]int{{3, 0, 5}, {2, 2, 2}, {0, 0, 1}, {0, 0, 0}, {4}, {1, 7}} {
+			t.Run(fmt.Sprint(divide, counts), func(t *testing.T) {
+				batch := func(rank, i int) []fsdp.Tensor { return tinyBatch(i, rank, 1+(i+rank)%2, 3+i%2) }
+				ref := wrap(t, tinyGPT(2), fsdp.Config{Precision: float64s, Divide: fsdp.ByOne, Seed: 3})
+				opt, err := optim.SGD{Momentum: 0.9}.New(ref.Shards())
+				require.NoError(t, err)
+				for i := range slices.Max(counts) {
+					active := 0
+					for _, n := range counts {
+						if i < n {
+							active++
+						}
+					}
+					if divide == fsdp.ByRanks {
+						active = len(counts)
+					}
+					for r, n := range counts {
+						if i < n {
+							_, err := ref.Forward(t.Context(), batch(r, i)...)
+							require.NoError(t, err)
+							require.NoError(t, ref.Backward(t.Context(), fsdp.Scale(1/float64(active))))
+						}
+					}
+					_, err = ref.ClipGradNorm(t.Context(), 0.5)
+					require.NoError(t, err)
+					require.NoError(t, opt.Step(0.1))
+					ref.ZeroGrad()
+				}
+				want, err := ref.FullState(t.Context())
+				require.NoError(t, err)
+				onRanks(t, len(counts), func(ctx context.Context, g comm.Group) {
+					m := wrap(t, tinyGPT(2), fsdp.Config{Group: g, Precision: float64s, Divide: divide, Wrap: blocks, Seed: 3, Poison: true})
+					opt, err := optim.SGD{Momentum: 0.9}.New(m.Shards())
+					require.NoError(t, err)
+					data := func(yield func([]fsdp.Tensor) bool) {
+						for i := range counts[g.Rank()] {
+							if !yield(batch(g.Rank(), i)) {
+								return
+							}
+						}
+					}
+					passes := 0
+					for b, err := range m.Join(ctx, data) {
+						require.NoError(t, err)
+						passes++
+						_, err = m.Forward(ctx, b...)
+						require.NoError(t, err)
+						require.NoError(t, m.Backward(ctx))
+						_, err = m.ClipGradNorm(ctx, 0.5)
+						require.NoError(t, err)
+						require.NoError(t, opt.Step(0.1))
+						m.ZeroGrad()
+						_, err = m.Eval(ctx, b...)
+						require.NoError(t, err)
+					}
+					require.Equal(t, slices.Max(counts), passes)
+					got, err := m.FullState(ctx)
+					require.NoError(t, err)
+					for name := range want {
+						require.InDeltaSlice(t, elements(want[name]), elements(got[name]), 1e-12, name)
+					}
+				})
+			})
+		}
+	}
+}
+
+// batches are n batches of a rank.
+func batches(n int, batch func(i int) []fsdp.Tensor) iter.Seq[[]fsdp.Tensor] {
+	return func(yield func([]fsdp.Tensor) bool) {
+		for i := range n {
+			if !yield(batch(i)) {
+				return
+			}
+		}
+	}
+}
+
+// unevenly runs a loop over this rank's batches of shapes until it or its body fails.
+func unevenly(ctx context.Context, m *fsdp.Sharded, rank, count int, body func(i int, batch []fsdp.Tensor) error, opts ...fsdp.JoinOption) error {
+	i := 0
+	for batch, err := range m.Join(ctx, batches(count, func(i int) []fsdp.Tensor { return unevenBatch(i, rank) }), opts...) {
+		if err == nil {
+			err = body(i, batch)
+		}
+		if err != nil {
+			return err
+		}
+		i++
+	}
+	return nil
+}
+
+// trainStep is the body of a training without an update.
+func trainStep(ctx context.Context, m *fsdp.Sharded, batch []fsdp.Tensor, opts ...fsdp.BackwardOption) error {
+	if _, err := m.Forward(ctx, batch...); err != nil {
+		return err
+	}
+	return m.Backward(ctx, opts...)
+}
+
+// TestJoinedIsWeightless trains ranks with different numbers of batches, and again with as many on all, of which those beyond
+// the first count nothing. Under every strategy and precision the losses and parameters have the same bits, and so have the
+// masks of dropout, which count passes and not batches. What a joined rank says of its batch is ignored.
+func TestJoinedIsWeightless(t *testing.T) {
+	epochs := [][]int{{3, 1, 0, 2}, {0, 2, 2, 1}}
+	for _, p := range parityPrecisions {
+		everyStrategy(t, 4, func(t *testing.T, cfg fsdp.Config) {
+			cfg.Wrap, cfg.Precision, cfg.Divide = blocks, fsdp.Precision{Compute: p.compute, Gather: p.gather, Reduce: p.reduce}, fsdp.ByWeights
+			run := func(joins bool) [4]bits {
+				var seen [4]bits
+				onRanks(t, 4, func(ctx context.Context, g comm.Group) {
+					cfg := cfg
+					cfg.Group = g
+					m := wrap(t, dropoutGPT(), cfg)
+					update, losses := updater(t, m, 0.5), []uint64{}
+					for e, counts := range epochs {
+						batch := func(i int) []fsdp.Tensor { return tinyBatch(10*e+i, g.Rank(), 1+i%2, tinyContext-g.Rank()) }
+						data, i := batches(counts[g.Rank()], batch), 0
+						if !joins {
+							data = batches(slices.Max(counts), batch)
+						}
+						for b, err := range m.Join(ctx, data) {
+							require.NoError(t, err)
+							loss, err := m.Forward(ctx, b...)
+							require.NoError(t, err)
+							weight := 0.0
+							if i < counts[g.Rank()] {
+								weight = 2 + float64(g.Rank())
+								losses = append(losses, math.Float64bits(loss))
+							} else if joins {
+								weight = math.NaN()
+							}
+							require.NoError(t, m.Backward(ctx, fsdp.Weight(weight)))
+							update(ctx)
+							i++
+						}
+					}
+					seen[g.Rank()] = stateBits(t, ctx, m)
+					seen[g.Rank()]["losses"] = losses
+				})
+				return seen
+			}
+			want, got := run(false), run(true)
+			for r := range want {
+				requireSameBits(t, want[r], got[r], p.name)
+			}
+		})
+	}
+}
+
+// TestOneRankGoesOn trains one rank for a thousand steps after all others have run out, which is as if it were alone.
+func TestOneRankGoesOn(t *testing.T) {
+	const steps = 1000
+	run := func(world int) (state bits) {
+		onRanks(t, world, func(ctx context.Context, g comm.Group) {
+			m := chain64(t, g, func(c *fsdp.Config) { c.Divide = fsdp.ByOne })
+			opt := momentum(t, m.Shards())
+			count := 0
+			if g.Rank() == world-1 {
+				count = steps
+			}
+			passes := 0
+			require.NoError(t, unevenly(ctx, m, 0, count, func(i int, batch []fsdp.Tensor) error {
+				passes++
+				if err := trainStep(ctx, m, batch); err != nil {
+					return err
+				}
+				defer m.ZeroGrad()
+				return opt.Step(1e-3)
+			}))
+			require.Equal(t, steps, passes)
+			if b := stateBits(t, ctx, m); g.Rank() == 0 {
+				state = b
+			}
+		})
+		return state
+	}
+	requireSameBits(t, run(1), run(3))
+}
+
+// TestJoinMidWindow lets a rank run out in the middle of a window without reductions: the gradients that it has are handed in,
+// and every rank finds the same norms.
+func TestJoinMidWindow(t *testing.T) {
+	for _, sync := range []bool{true, false} { // by SyncGrads, or by the last Backward
+		onRanks(t, 2, func(ctx context.Context, g comm.Group) {
+			m := chain64(t, g)
+			require.NoError(t, unevenly(ctx, m, g.Rank(), 3-2*g.Rank(), func(i int, batch []fsdp.Tensor) error {
+				if !sync && i == 2 {
+					return trainStep(ctx, m, batch)
+				}
+				return m.NoSync(func() error { return trainStep(ctx, m, batch) })
+			}))
+			require.NoError(t, m.SyncGrads(ctx))
+			want, all, most := record{}, 0.0, 0.0
+			for _, at := range [][2]int{{0, 0}, {0, 1}, {0, 2}, {1, 0}} { // rank and batch
+				one := chain64(t, nil)
+				forwardBackward(t, ctx, one, unevenBatch(at[1], at[0]))
+				add(want, gradsOf(t, ctx, one), 0.5)
+			}
+			requireNear(t, want, gradsOf(t, ctx, m), 1e-14)
+			for _, v := range want {
+				for _, x := range v {
+					all, most = all+x*x, max(most, math.Abs(x))
+				}
+			}
+			norm, err := m.ClipGradNorm(ctx, math.Inf(1), fsdp.InfNorm)
+			require.NoError(t, err)
+			require.InDelta(t, most, norm, 1e-14)
+			norm, err = m.ClipGradNorm(ctx, math.Inf(1))
+			require.NoError(t, err)
+			require.InDelta(t, math.Sqrt(all), norm, 1e-14)
+			requireIdle(t, ctx, m, shapeBatch(0))
+		})
+	}
+}
+
+// TestJoinLossScale overflows the gradients of the one rank that has a batch: every rank leaves the step out, and all have the
+// same scale.
+func TestJoinLossScale(t *testing.T) {
+	onRanks(t, 3, func(ctx context.Context, g comm.Group) {
+		m := wrap(t, regression, fsdp.Config{Group: g})
+		opt := momentum(t, m.Shards())
+		scaler, err := optim.LossScale{Init: 0x1p126, Backoff: 0x1p-20, Interval: 1}.New()
+		require.NoError(t, err)
+		big := func(int) []fsdp.Tensor {
+			return inType([]fsdp.Tensor{vector(1e3, 1e3, 1e3, 1e3), vector(0, 0, 0, 0)}, fsdp.Float32)
+		}
+		before := stateBits(t, ctx, m)
+		var found []bool
+		for batch, err := range m.Join(ctx, batches(2*(g.Rank()/2), big)) {
+			require.NoError(t, err)
+			require.NoError(t, trainStep(ctx, m, batch, fsdp.Scale(scaler.Scale())))
+			finite, err := m.Unscale(ctx, scaler)
+			require.NoError(t, err)
+			if found = append(found, finite); finite {
+				require.NoError(t, opt.Step(1e-9))
+				require.NotEqual(t, before, stateBits(t, ctx, m))
+			} else {
+				requireSameBits(t, before, stateBits(t, ctx, m))
+			}
+		}
+		require.Equal(t, []bool{false, true}, found)
+		require.Equal(t, 0x1p107, scaler.Scale())
+	})
+}
+
+// TestJoinLearns trains a rank that never has a batch, and what it cannot know before the first pass is which parameters are
+// read and trained: some are frozen, and some unused.
+func TestJoinLearns(t *testing.T) {
+	for _, name := range []string{"chain", "an unused call", "an unused parameter", "recurrence"} {
+		for _, frozen := range freezable {
+			onRanks(t, 2, func(ctx context.Context, g comm.Group) {
+				m := wrap(t, shapes[name], fsdp.Config{Group: g, Wrap: fsdp.WrapEach(), Frozen: frozen, Divide: fsdp.ByActive, Precision: float64s, Poison: true})
+				one := wrap(t, shapes[name], fsdp.Config{Frozen: frozen, Precision: float64s})
+				require.NoError(t, unevenly(ctx, m, 0, 2*g.Rank(), func(i int, batch []fsdp.Tensor) error {
+					forwardBackward(t, ctx, one, unevenBatch(i, 0))
+					return trainStep(ctx, m, batch)
+				}))
+				requireNear(t, gradsOf(t, ctx, one), gradsOf(t, ctx, m), 1e-14)
+				got, err := m.GradNorms(ctx, fsdp.L2Norm)
+				require.NoError(t, err)
+				want, err := one.GradNorms(ctx, fsdp.L2Norm)
+				require.NoError(t, err)
+				require.Len(t, got, len(want))
+			})
+		}
+	}
+}
+
+// moody is dense, but does not use v where x has one row.
+type moody struct{ dense }
+
+func (m *moody) Build(b *fsdp.Builder, in ...*gorgonia.Node) (gorgonia.Nodes, error) {
+	if in[0].Shape()[0] == 1 {
+		return (&dense{dim: m.dim}).Build(b, in...)
+	}
+	return m.dense.Build(b, in...)
+}
+
+// TestJoinLearnsAgain trains a model whose schedule depends on the shape of the batch: a rank without batches learns it anew
+// when it changes, and keeps the old one for the backward of a pass that was put aside.
+func TestJoinLearnsAgain(t *testing.T) {
+	var changing model = func(t *fsdp.Tape, in []fsdp.Ref) ([]fsdp.Ref, error) {
+		x := t.Call("a", &dense{dim: shapeDim}, in[0])
+		x = t.Call("b", &moody{dense{shapeDim, true}}, x, x)
+		return regress(t, in, t.Call("c", &dense{dim: shapeDim}, x)), nil
+	}
+	rows := []int{3, 1, 3, 1, 1, 2}
+	batch := func(i int) []fsdp.Tensor {
+		return []fsdp.Tensor{floats(2*i, rows[i], shapeDim), floats(2*i+1, rows[i], shapeDim)}
+	}
+	onRanks(t, 2, func(ctx context.Context, g comm.Group) {
+		m := wrap(t, changing, fsdp.Config{Group: g, Wrap: fsdp.WrapEach(), Divide: fsdp.ByActive, Precision: float64s, Poison: true})
+		var held *fsdp.Pass
+		i := 0
+		for b, err := range m.Join(ctx, batches(len(rows)*g.Rank(), batch)) {
+			require.NoError(t, err)
+			one := wrap(t, changing, fsdp.Config{Precision: float64s})
+			forwardBackward(t, ctx, one, batch(i))
+			want := gradsOf(t, ctx, one)
+			require.Equal(t, rows[i] > 1, want["b.v"] != nil)
+			_, err = m.Forward(ctx, b...)
+			require.NoError(t, err)
+			if held != nil {
+				last := m.Hold()
+				require.NoError(t, held.Backward(ctx))
+				held = last
+				m.ZeroGrad()
+				require.NoError(t, held.Backward(ctx))
+				held = nil
+			} else if i == 2 {
+				held = m.Hold()
+				i++
+				continue
+			} else {
+				require.NoError(t, m.Backward(ctx))
+			}
+			requireNear(t, want, gradsOf(t, ctx, m), 1e-14)
+			m.ZeroGrad()
+			i++
+		}
+		requireIdle(t, ctx, m, batch(0))
+	})
+}
+
+// TestJoinTwoModels runs a teacher and a student in one loop: a Join of the one inside a Join of the other, over the one batch
+// or none, tells both.
+func TestJoinTwoModels(t *testing.T) {
+	onRanks(t, 3, func(ctx context.Context, g comm.Group) {
+		teacher, student := chain64(t, g), chain64(t, g, func(c *fsdp.Config) { c.Seed = 7 })
+		passes := 0
+		require.NoError(t, unevenly(ctx, teacher, g.Rank(), g.Rank(), func(i int, batch []fsdp.Tensor) error {
+			one := batches(min(len(batch), 1), func(int) []fsdp.Tensor { return batch })
+			for b, err := range student.Join(ctx, one) {
+				require.NoError(t, err)
+				require.Equal(t, batch, b)
+				out, err := teacher.Eval(ctx, b...)
+				require.NoError(t, err)
+				if passes++; len(b) > 0 {
+					b = []fsdp.Tensor{b[0], out[1]}
+				}
+				require.NoError(t, trainStep(ctx, student, b))
+			}
+			return nil
+		}))
+		require.Equal(t, 2, passes)
+	})
+}
+
+// TestJoinMemory checks that a rank without a batch takes no more memory than one with, and gives all of it back, and that its
+// events are those of the others, marked.
+func TestJoinMemory(t *testing.T) {
+	for _, prefetch := range []int{fsdp.NoPrefetch, 2} {
+		everyStrategy(t, 2, func(t *testing.T, cfg fsdp.Config) {
+			var events [2][]fsdp.Event
+			onRanks(t, 2, func(ctx context.Context, g comm.Group) {
+				cfg := cfg
+				cfg.Group, cfg.Wrap, cfg.Prefetch, cfg.Precision = g, fsdp.WrapEach(), prefetch, float64s
+				cfg.Trace = func(e fsdp.Event) {
+					require.Equal(t, g.Rank() == 0, e.Shadow)
+					events[g.Rank()] = append(events[g.Rank()], e)
+				}
+				m := wrap(t, shapes["recurrence"], cfg)
+				opt := momentum(t, m.Shards())
+				require.NoError(t, unevenly(ctx, m, 0, 2*g.Rank(), func(i int, batch []fsdp.Tensor) error {
+					idle, whole := m.Memory().Live, 0
+					m.ResetPeak()
+					require.NoError(t, trainStep(ctx, m, batch))
+					plan, err := m.Plan(unevenBatch(i, 0)...)
+					require.NoError(t, err)
+					if g.Rank() == 1 {
+						require.Equal(t, plan.Peak(), m.Memory().Peak)
+					}
+					require.LessOrEqual(t, m.Memory().Peak, plan.Peak())
+					require.Equal(t, plan.ShardBytes+plan.StateBytes, m.Memory().Live)
+					require.Equal(t, idle, m.Memory().Live)
+					require.NoError(t, m.NoSync(func() error { return trainStep(ctx, m, batch) }))
+					for _, g := range plan.Groups {
+						whole += g.Bytes
+					}
+					require.Equal(t, idle+whole, m.Memory().Live)
+					require.NoError(t, m.SyncGrads(ctx))
+					_, err = m.Eval(ctx, batch...)
+					require.NoError(t, err)
+					require.Equal(t, idle, m.Memory().Live)
+					return opt.Step(0.1)
+				}))
+			})
+			require.NotEmpty(t, events[0])
+			require.Equal(t, schedule(events[1]), schedule(events[0]))
+		})
+	}
+}
+
+// talkingGroup counts the exchanges between ranks that are not of parameters or gradients.
+type talkingGroup struct {
+	comm.Group
+	exchanges int
+}
+
+func (g *talkingGroup) AllGather(dst, src comm.Buffer) comm.Work {
+	if t := dst.DType(); t == comm.Int64 || t == comm.Uint8 {
+		g.exchanges++
+	}
+	return g.Group.AllGather(dst, src)
+}
+
+// TestJoinExchanges checks that Join costs one exchange for each iteration and one for the end, that ranks without batches learn
+// once, and that without Join there is none of it.
+func TestJoinExchanges(t *testing.T) {
+	onRanks(t, 3, func(ctx context.Context, g comm.Group) {
+		talk := &talkingGroup{Group: g}
+		m := chain64(t, talk)
+		const steps = 4
+		took := func(f func() error) int {
+			talk.exchanges = 0
+			require.NoError(t, f())
+			return talk.exchanges
+		}
+		plain := took(func() error {
+			for i := range steps {
+				require.NoError(t, trainStep(ctx, m, unevenBatch(i, g.Rank())))
+			}
+			return nil
+		})
+		require.Equal(t, 2*steps, plain)
+		body := func(_ int, batch []fsdp.Tensor) error { return trainStep(ctx, m, batch) }
+		require.Equal(t, plain+steps+1, took(func() error { return unevenly(ctx, m, g.Rank(), steps, body) }))
+		require.Equal(t, plain+steps+1, took(func() error { return unevenly(ctx, m, g.Rank(), steps*(g.Rank()/2), body) }))
+		fresh := chain64(t, talk)
+		body = func(_ int, batch []fsdp.Tensor) error { return trainStep(ctx, fresh, batch) }
+		once := took(func() error { return unevenly(ctx, fresh, g.Rank(), steps*(g.Rank()/2), body) })
+		require.Greater(t, once, plain+steps+1)
+		require.Equal(t, plain+steps+1, took(func() error { return unevenly(ctx, fresh, g.Rank(), steps*(g.Rank()/2), body) }))
+	})
+}
+
+// TestJoinPolicies ends loops at the shortest, refuses what is uneven, and leaves both and a broken-off loop behind without a
+// trace.
+func TestJoinPolicies(t *testing.T) {
+	for _, c := range []struct {
+		counts []int
+		opts   []fsdp.JoinOption
+		passes int
+		err    string
+	}{
+		{[]int{3, 1, 2}, []fsdp.JoinOption{fsdp.StopAtShortest()}, 1, ""},
+		{[]int{2, 0}, []fsdp.JoinOption{fsdp.StopAtShortest(), nil}, 0, ""},
+		{[]int{2, 2}, []fsdp.JoinOption{fsdp.StopAtShortest()}, 2, ""},
+		{[]int{3}, []fsdp.JoinOption{fsdp.StopAtShortest()}, 3, ""},
+		{[]int{2, 2, 2}, []fsdp.JoinOption{fsdp.RefuseUneven()}, 2, ""},
+		{[]int{0, 0}, []fsdp.JoinOption{fsdp.RefuseUneven()}, 0, ""},
+		{[]int{3, 1, 2, 1}, []fsdp.JoinOption{fsdp.RefuseUneven()}, 1, "Join: ranks [1 3] have no batch left, and others have"},
+		{[]int{0, 1}, []fsdp.JoinOption{fsdp.StopAtShortest(), fsdp.RefuseUneven()}, 0, "Join: ranks [0] have no batch left, and others have"},
+	} {
+		t.Run(fmt.Sprint(c.counts, c.passes, c.err), func(t *testing.T) {
+			onRanks(t, len(c.counts), func(ctx context.Context, g comm.Group) {
+				m := chain64(t, g)
+				nothing := func() {
+					_, err := m.Forward(ctx)
+					require.ErrorContains(t, err, "the batch has 0 tensors, the model takes 2")
+				}
+				for range 2 { // epochs
+					passes := 0
+					err := unevenly(ctx, m, g.Rank(), c.counts[g.Rank()], func(_ int, batch []fsdp.Tensor) error {
+						require.NotNil(t, batch)
+						passes++
+						return trainStep(ctx, m, batch)
+					}, c.opts...)
+					if c.err != "" {
+						require.EqualError(t, err, fmt.Sprintf("fsdp: rank %d: %s", g.Rank(), c.err))
+					} else {
+						require.NoError(t, err)
+					}
+					require.Equal(t, c.passes, passes)
+					nothing()
+				}
+				closed := 0
+				loop := m.Join(ctx, func(yield func([]fsdp.Tensor) bool) {
+					defer func() { closed++ }()
+					for i := 0; i < c.counts[g.Rank()] && yield(unevenBatch(i, g.Rank())); i++ {
+					}
+				})
+				for epoch := 1; epoch <= 2; epoch++ { // one loop, twice, that all leave in the last iteration
+					i := 0
+					for batch, err := range loop {
+						require.NoError(t, err)
+						require.NoError(t, trainStep(ctx, m, batch))
+						if i++; i == slices.Max(c.counts) {
+							break
+						}
+					}
+					require.Equal(t, slices.Max(c.counts), i)
+					require.Equal(t, epoch, closed, "the data is told that the loop is over")
+					nothing()
+				}
+				requireIdle(t, ctx, m, shapeBatch(0))
+			})
+		})
+	}
+}
+
+// TestJoinDummy gives ranks that have run out a batch that would spoil every gradient it were part of. Their gradients are those
+// of ranks without a batch, also after NoSync, under every divisor; forwards compute, and their statistics move.
+func TestJoinDummy(t *testing.T) {
+	counts := []int{3, 0, 1}
+	for _, divide := range []fsdp.Divide{fsdp.ByRanks, fsdp.ByWeights, fsdp.ByActive, fsdp.ByOne} {
+		var runs [2]bits
+		for i := range runs {
+			onRanks(t, len(counts), func(ctx context.Context, g comm.Group) {
+				m := wrap(t, tinyGPT(2), fsdp.Config{Group: g, Precision: float64s, Divide: divide, Wrap: blocks, Poison: true})
+				var opts []fsdp.JoinOption
+				if i == 1 {
+					opts = append(opts, fsdp.Dummy(tinyBatch(99, 9, 2, 5)...))
+				}
+				data := func(yield func([]fsdp.Tensor) bool) {
+					for k := range counts[g.Rank()] {
+						if !yield(tinyBatch(k, g.Rank(), 1, 3)) {
+							return
+						}
+					}
+				}
+				pass := 0
+				for batch, err := range m.Join(ctx, data, opts...) {
+					require.NoError(t, err)
+					require.Equal(t, i == 1 || pass < counts[g.Rank()], batch != nil)
+					loss, err := m.Forward(ctx, batch...)
+					require.NoError(t, err)
+					require.Equal(t, batch != nil, loss != 0, "what is given is computed")
+					var weight []fsdp.BackwardOption
+					if divide == fsdp.ByWeights {
+						weight = append(weight, fsdp.Weight(3))
+					}
+					back := func() error { return m.Backward(ctx, weight...) }
+					if pass == 0 {
+						require.NoError(t, m.NoSync(back))
+					} else {
+						require.NoError(t, back())
+					}
+					pass++
+				}
+				require.Equal(t, 3, pass)
+				grads := gradBits(t, ctx, m)
+				if g.Rank() == 0 {
+					runs[i] = grads
+				}
+			})
+		}
+		requireSameBits(t, runs[0], runs[1], "divide ", divide)
+	}
+}

@@ -1,0 +1,227 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"slices"
+	"time"
+
+	"github.com/gofsdp/gofsdp/comm"
+	"github.com/gofsdp/gofsdp/fsdp"
+	"github.com/gofsdp/gofsdp/fsdp/nn"
+)
+
+// joinMode is how two ranks run a step.
+type joinMode int
+
+const (
+	plainLoop joinMode = iota
+	joinEven
+	joinAlone
+	joinModes
+	joinFlags joinMode = -1 // no step, only the exchanges of many iterations
+)
+
+// exchanges is how many joinFlags times.
+const exchanges = 200
+
+func (m joinMode) String() string {
+	return [...]string{"plain loop", "Join, both have batches", "Join, rank 1 has none"}[m]
+}
+
+// joining prints for each size what Join costs on two ranks: where both have batches, beside the plain loop, and where one has
+// none.
+func joining(w io.Writer, names []string, rounds int, seconds float64) error {
+	for _, name := range names {
+		s, err := sizeOf(name)
+		if err == nil {
+			err = joiningOf(w, s, rounds, seconds)
+		}
+		if err != nil {
+			return fmt.Errorf("%s: %w", name, err)
+		}
+	}
+	return nil
+}
+
+func joiningOf(w io.Writer, s size, rounds int, seconds float64) (err error) {
+	j, err := newJoiner(s)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, j.close()) }()
+	for mode := joinFlags; mode < joinModes; mode++ { // compiles, and teaches rank 1 the schedule
+		if _, err := j.time(mode); err != nil {
+			return err
+		}
+	}
+	j.busy = [joinModes][]time.Duration{}
+	for round := range rounds {
+		if err := j.race(uint64(round), seconds); err != nil {
+			return err
+		}
+	}
+	j.report(w, s)
+	return nil
+}
+
+// joiner is a model on two ranks that runs steps in all modes: they differ in nothing else.
+type joiner struct {
+	*contestant
+	mode  joinMode                   // of the step that both ranks run next
+	times [joinModes][]time.Duration // of steps
+	busy  [joinModes][]time.Duration // of rank 1 in them
+	flags []time.Duration            // of an exchange
+}
+
+func newJoiner(s size) (*joiner, error) {
+	j := &joiner{}
+	var err error
+	j.contestant, err = newRanks("join", 2, func(g comm.Group) (func() error, error) {
+		watch, cfg := &stopwatch{Group: g}, fsdp.Config{Group: g, Wrap: fsdp.WrapType[*nn.Block]()}
+		if g.Rank() == 1 {
+			cfg.Group = watch
+		}
+		t, err := newTrainer(context.Background(), s, cfg, s.batch/2)
+		if err != nil {
+			return nil, err
+		}
+		batch := t.batch
+		return func() error {
+			begin, waited := time.Now(), watch.waited
+			err := t.run(j.mode, g.Rank(), batch)
+			if g.Rank() == 1 && j.mode != joinFlags {
+				j.busy[j.mode] = append(j.busy[j.mode], time.Since(begin)-(watch.waited-waited))
+			}
+			return err
+		}, nil
+	})
+	return j, err
+}
+
+// run runs a step in a mode.
+func (t *trainer) run(mode joinMode, rank int, batch []fsdp.Tensor) error {
+	ctx := context.Background()
+	switch {
+	case mode == joinFlags:
+		return t.idle(ctx, batch)
+	case mode == joinAlone && rank == 1:
+		return t.joined(ctx)
+	case mode != plainLoop:
+		return t.joined(ctx, batch)
+	}
+	t.batch = batch
+	return t.step()
+}
+
+// joined runs a step in the first iteration of Join over some batches, and leaves the loop there: the exchange that finds its
+// end would be one more than a step has.
+func (t *trainer) joined(ctx context.Context, batches ...[]fsdp.Tensor) error {
+	for batch, err := range t.model.Join(ctx, slices.Values(batches)) {
+		if err != nil {
+			return err
+		}
+		t.batch = batch
+		return t.step()
+	}
+	return errors.New("no rank has a batch")
+}
+
+// idle goes through Join and does nothing.
+func (t *trainer) idle(ctx context.Context, batch []fsdp.Tensor) error {
+	for _, err := range t.model.Join(ctx, slices.Values(slices.Repeat([][]fsdp.Tensor{batch}, exchanges-1))) {
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// time runs a step in a mode.
+func (j *joiner) time(mode joinMode) (time.Duration, error) {
+	j.mode = mode
+	begin := time.Now()
+	err := j.step()
+	return time.Since(begin), err
+}
+
+// race runs a step in each mode, in an order that is another one every time, for some seconds. What a step leaves behind, such
+// as garbage and caches, is then no single mode's.
+func (j *joiner) race(seed uint64, seconds float64) error {
+	order := []joinMode{plainLoop, joinEven, joinAlone}
+	rnd := rand.New(rand.NewPCG(seed, 0))
+	for begin := time.Now(); ; {
+		rnd.Shuffle(len(order), func(a, b int) { order[a], order[b] = order[b], order[a] })
+		for _, mode := range order {
+			t, err := j.time(mode)
+			if err != nil {
+				return err
+			}
+			j.times[mode] = append(j.times[mode], t)
+		}
+		if time.Since(begin).Seconds() > seconds {
+			break
+		}
+	}
+	t, err := j.time(joinFlags)
+	j.flags = append(j.flags, t/exchanges)
+	return err
+}
+
+// report prints a row for each mode, and what an exchange of flags takes that nobody is late for. That is what Join costs; the
+// rows have it in the noise of a step.
+func (j *joiner) report(w io.Writer, s size) {
+	fmt.Fprintf(w, "%s: %d layers, %d channels, 2 ranks with %d sequences of %d bytes\n", s.name, s.layers, s.dim, s.batch/2, s.context)
+	fmt.Fprintf(w, "  %-26s %28s %10s %15s %10s\n", "", "ms a step (min..max, n)", "of plain", "rank 1 busy ms", "of plain")
+	for mode, times := range j.times {
+		fmt.Fprintf(w, "  %-26s %28s %9.2f%% %15.2f %9.2f%%\n", joinMode(mode),
+			fmt.Sprintf("%.1f (%.1f..%.1f, %d)", ms(median(times)), ms(slices.Min(times)), ms(slices.Max(times)), len(times)),
+			100*ratio(times, j.times[plainLoop]), ms(median(j.busy[mode])), 100*ratio(j.busy[mode], j.busy[plainLoop]))
+	}
+	flag := median(j.flags)
+	fmt.Fprintf(w, "  an exchange of flags takes %.1f µs, %.4f%% of a step\n", flag.Seconds()*1e6, 100*flag.Seconds()/median(j.times[plainLoop]).Seconds())
+}
+
+// ratio returns the median of the ratios of steps that ran one after the other.
+func ratio(times, to []time.Duration) float64 {
+	ratios := make([]float64, len(times))
+	for i := range times {
+		ratios[i] = times[i].Seconds() / to[i].Seconds()
+	}
+	slices.Sort(ratios)
+	return ratios[len(ratios)/2]
+}
+
+// stopwatch is a group that adds up how long its rank waits, which is also when ranks of one process move bytes.
+type stopwatch struct {
+	comm.Group
+	waited time.Duration
+}
+
+func (s *stopwatch) AllGather(dst, src comm.Buffer) comm.Work {
+	return timed{s.Group.AllGather(dst, src), s}
+}
+
+func (s *stopwatch) ReduceScatter(dst, src comm.Buffer, op comm.Op) comm.Work {
+	return timed{s.Group.ReduceScatter(dst, src, op), s}
+}
+
+func (s *stopwatch) AllReduce(buf comm.Buffer, op comm.Op) comm.Work {
+	return timed{s.Group.AllReduce(buf, op), s}
+}
+
+// timed is a collective under way.
+type timed struct {
+	comm.Work
+	watch *stopwatch
+}
+
+// Wait implements comm.Work.
+func (t timed) Wait(ctx context.Context) error {
+	begin := time.Now()
+	defer func() { t.watch.waited += time.Since(begin) }()
+	return t.Work.Wait(ctx)
+}
