@@ -9,11 +9,11 @@
 //		m, err := fsdp.Wrap(gpt, fsdp.Config{Group: g, Wrap: fsdp.WrapType[*nn.Block]()})
 //		defer m.Close()
 //		opt, err := optim.AdamW{WeightDecay: 0.1}.New(m.Shards())
-//		for step := range steps {
-//			loss, err := m.Forward(ctx, batch(step, g)...)
+//		for batch, err := range m.Join(ctx, loader(g.Rank(), g.Size())) {
+//			loss, err := m.Forward(ctx, batch...)
 //			err = m.Backward(ctx)
 //			norm, err := m.ClipGradNorm(ctx, 1)
-//			err = opt.Step(lr(step))
+//			err = opt.Step(lr(opt.Steps()))
 //			m.ZeroGrad()
 //		}
 //		return nil
@@ -57,6 +57,12 @@
 // Frozen parameters have no gradient and no optimizer state. They are whole in backward only while something that is
 // trained needs their value, and freed directly after; calls before the first trained parameter have no backward.
 // [Sharded.Freeze] changes what is frozen between steps.
+//
+// # Uneven ranks
+//
+// A rank that has no batch left goes on with empty ones in [Sharded.Join], as long as any rank has one: its passes run the same
+// schedule without computing. All ranks leave the loop in the same place. [Sharded.EvalProgram] runs other ways through the
+// model than its Forward, such as an encoder, and one step of a decoder, of which ranks may need different numbers.
 //
 // # Numbers
 //
