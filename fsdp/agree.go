@@ -316,11 +316,15 @@ func textHash(words []string) uint64 {
 	return h.Sum64()
 }
 
-// guarded calls a function of the user's and turns a panic into an error.
+// guarded calls a function of the user's and turns a panic into an error, which wraps what it panicked with if that is one.
 func guarded(f func() error) (err error) {
 	defer func() {
 		if r := recover(); r != nil {
-			err = fmt.Errorf("panic: %v\n%s", r, debug.Stack())
+			cause, ok := r.(error)
+			if !ok {
+				cause = fmt.Errorf("%v", r)
+			}
+			err = fmt.Errorf("panic: %w\n%s", cause, debug.Stack())
 		}
 	}()
 	return f()

@@ -110,7 +110,7 @@ func (s *Sharded) compile(v variant, batch []exec.Value) (*compiled, error) {
 		if c.reads, err = s.compileTraining(c, shapes); err != nil {
 			return nil, err
 		}
-		s.learn(c.facts)
+		c.facts = s.learn(c.facts)
 	}
 	return c, s.schedule(c, s.sizes(c))
 }

@@ -34,7 +34,8 @@ import (
 // of its own inside, over the one batch or none.
 //
 // Before each iteration the ranks exchange a flag, and an error of one of them, which may be the panic of its data, ends the
-// loop on all with that error as the last thing it yields. A loop that is left early has to be left on all ranks.
+// loop on all with that error as the last thing it yields. A loop that is left early has to be left on all ranks, and
+// of nested loops the inner one first. In an inner loop within an iteration of Dummy, batches count for nothing either.
 func (s *Sharded) Join(ctx context.Context, data iter.Seq[[]Tensor], opts ...JoinOption) iter.Seq2[[]Tensor, error] {
 	return func(yield func([]Tensor, error) bool) {
 		var o joinOptions
@@ -119,12 +120,14 @@ func RefuseUneven() JoinOption { return func(o *joinOptions) { o.policy = refuse
 // errNoBatch is why nobody can run a pass.
 var errNoBatch = errors.New("no rank has a batch")
 
-// learn keeps what a training pass has turned out to need, for passes without a batch.
-func (s *Sharded) learn(f *facts) {
+// learn keeps what a training pass has turned out to need, for passes without a batch. It returns what is kept, the same for equal
+// facts: shadows are found by it.
+func (s *Sharded) learn(f *facts) *facts {
 	if s.facts == nil || !reflect.DeepEqual(f, s.facts) {
 		s.facts = f
 		clear(s.shadows)
 	}
+	return s.facts
 }
 
 // shadowKey is what the schedule of a pass without computation depends on.

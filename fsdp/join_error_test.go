@@ -261,6 +261,8 @@ func TestJoinDataFails(t *testing.T) {
 				var peer *fsdp.PeerError
 				require.ErrorAs(t, last, &peer)
 				require.Equal(t, 1, peer.Rank)
+			} else {
+				require.ErrorIs(t, last, errOops)
 			}
 			body := func(_ int, batch []fsdp.Tensor) error { passes++; return trainStep(ctx, m, batch) }
 			require.NoError(t, unevenly(ctx, m, g.Rank(), g.Rank(), body))

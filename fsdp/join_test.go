@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"iter"
 	"math"
+	"reflect"
 	"slices"
 	"testing"
 
@@ -616,4 +617,19 @@ func TestJoinDummy(t *testing.T) {
 		}
 		requireSameBits(t, runs[0], runs[1], "divide ", divide)
 	}
+}
+
+// TestDummiesShareASchedule lets dummies have many shapes: their backwards compute nothing, so that one schedule does for all.
+func TestDummiesShareASchedule(t *testing.T) {
+	onRanks(t, 2, func(ctx context.Context, g comm.Group) {
+		m := wrap(t, tinyGPT(1), fsdp.Config{Group: g, Precision: float64s, Wrap: blocks})
+		for i := range 4 {
+			data := batches(1-g.Rank(), func(int) []fsdp.Tensor { return tinyBatch(i, 0, 1, 3) })
+			for batch, err := range m.Join(ctx, data, fsdp.Dummy(tinyBatch(0, 0, 1+i, 3)...)) {
+				require.NoError(t, err)
+				require.NoError(t, trainStep(ctx, m, batch))
+			}
+			require.LessOrEqual(t, reflect.ValueOf(m).Elem().FieldByName("shadows").Len(), 1)
+		}
+	})
 }

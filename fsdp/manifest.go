@@ -34,7 +34,9 @@ func (s *Sharded) manifest() string {
 		fmt.Fprintf(&b, "call %s: Checkpoint %t, Keep %t\n", c.name, s.save[i] == exec.RecomputeAll, s.save[i] == exec.SaveAll)
 		fmt.Fprintf(&b, "call %s %v of %s\n", c.name, c.in, describe(c.module))
 	}
+	fmt.Fprintf(&b, "results %v\n", s.trace.results)
 	for _, name := range slices.Sorted(maps.Keys(s.traces)) {
+		fmt.Fprintf(&b, "results %v of program %s\n", s.traces[name].results, name)
 		for _, c := range s.traces[name].calls {
 			fmt.Fprintf(&b, "call %s %v in program %s\n", c.name, c.in, name)
 		}

@@ -147,7 +147,8 @@ func (t *Tape) recall(c *tapeCall) error {
 	}
 	first := t.main.calls[i]
 	if !reflect.DeepEqual(c.module, first.module) {
-		return fmt.Errorf("the module differs from that in Forward: %s, there %s", describe(c.module), describe(first.module))
+		return fmt.Errorf("the module is not that of Forward (make it once if it holds functions, which cannot be compared): %s, there %s",
+			describe(c.module), describe(first.module))
 	}
 	c.local, c.params = first.local, first.params
 	return nil
