@@ -92,6 +92,12 @@ func (o *adam) Step(lr float64) error {
 	if err := o.check(lr); err != nil {
 		return err
 	}
+	o.update(lr)
+	return nil
+}
+
+// update is Step once it has checked.
+func (o *adam) update(lr float64) {
 	o.steps++
 	h := vec.AdamHyper{Beta1: o.beta1, Beta2: o.beta2, Eps: o.eps, GradScale: 1, Decoupled: o.decoupled}
 	t := 0 // what h's corrections are for; nearly always that of the piece before
@@ -112,5 +118,4 @@ func (o *adam) Step(lr float64) error {
 			vec.Adam(p.Value.F32, p.Grad.F32, m.F32, v.F32, h)
 		}
 	}
-	return nil
 }

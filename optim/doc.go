@@ -23,6 +23,21 @@
 // [Optimizer.Restore] takes back such a list however it was cut, so state written by 8 ranks loads on 3, or on one. A piece
 // with [Param.Alloc] keeps its state where that says, such as in a file.
 //
+// A [FullState] is the state of all ranks joined by [Consolidate]: whole tensors by parameter name, with nothing in it that
+// depends on how many ranks there were. [FullState.Shard] cuts out what any other pieces need:
+//
+//	rank 0   State()  w[0:5]         ┐                             ┌  Shard(params)  w[0:3]        rank 0
+//	rank 1   State()  w[5:8] b[0:1]  ├ Consolidate ─ w[0:8] b[0:4] ┼  Shard(params)  w[3:8]        rank 1
+//	rank 2   State()  b[1:4]         ┘                             └  Shard(params)  b[0:4]        rank 2
+//
+// # Several optimizers
+//
+// [Rule] gives parameters other learning rates. Where they need another kind of optimizer, [Compose] makes one of several:
+//
+//	matrices, err := optim.AdamW{}.New(two)
+//	rest, err := optim.SGD{Momentum: 0.9}.New(one)
+//	opt, err := optim.Compose(matrices, rest)
+//
 // # Freezing
 //
 // Every piece counts its own updates ([Entry.Steps]), apart from the calls of Step that schedules go by
@@ -52,9 +67,10 @@
 //
 //   - Splitting a parameter into pieces, in any way, changes no bit of any result, as long as its pieces are absent together.
 //   - Step allocates nothing and reads and writes every element once.
-//   - A Step, Restore or Adopt that returns an error has changed nothing.
+//   - A Step, Restore or Adopt that returns an error has changed nothing, in no member of a composed optimizer.
 //   - Restoring what State returned, into pieces cut alike, always works.
 //   - State that has had no update is zero.
+//   - Of a tensor that Consolidate is given any piece of, it returns every element, with the step count, or an error.
 //   - A rank may own nothing: an optimizer over no parameters is legal and counts its steps.
 //
 // An optimizer is for one goroutine at a time.

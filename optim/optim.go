@@ -30,12 +30,20 @@ func (v Vec) dtype() string {
 	return "float32"
 }
 
-// like returns a zeroed Vec of the same type and length.
-func (v Vec) like() Vec {
+// zeros returns a zeroed Vec of the same type with n elements.
+func (v Vec) zeros(n int) Vec {
 	if v.F64 != nil {
-		return Vec{F64: make([]float64, len(v.F64))}
+		return Vec{F64: make([]float64, n)}
 	}
-	return Vec{F32: make([]float32, len(v.F32))}
+	return Vec{F32: make([]float32, n)}
+}
+
+// slice returns elements [from, to), which the caller cannot append to.
+func (v Vec) slice(from, to int) Vec {
+	if v.F64 != nil {
+		return Vec{F64: v.F64[from:to:to]}
+	}
+	return Vec{F32: v.F32[from:to:to]}
 }
 
 // copyFrom copies n elements of src, from element at on, to element to on. Both have the same type.
@@ -129,7 +137,7 @@ type Entry struct {
 func (p Param) newState() (Vec, error) {
 	n := p.Value.Len()
 	if p.Alloc == nil || n == 0 {
-		return p.Value.like(), nil
+		return p.Value.zeros(n), nil
 	}
 	v, err := p.Alloc(n)
 	switch {
@@ -163,14 +171,29 @@ func (p Param) check() error {
 	if n > 0 && p.Value.dtype() != p.Grad.dtype() {
 		return fmt.Errorf("parameter %q: value is %s, gradient %s", p.Name, p.Value.dtype(), p.Grad.dtype())
 	}
-	whole, err := shard.New([]shard.Param{{Name: p.Name, Shape: p.Shape}}, 1, 1) // knows which shapes are valid
+	_, err := p.checkInterval()
+	return err
+}
+
+// checkInterval returns the number of elements of the whole parameter, and an error unless the piece lies in it.
+func (p Param) checkInterval() (int, error) {
+	n, err := elements(p.Name, p.Shape)
 	if err != nil {
-		return err
+		return 0, err
 	}
-	if p.Offset < 0 || p.Offset > whole.Len()-n {
-		return fmt.Errorf("parameter %q: elements [%d:%d] are outside shape %v", p.Name, p.Offset, p.end(), p.Shape)
+	if p.Offset < 0 || p.Offset > n-p.Value.Len() {
+		return 0, fmt.Errorf("parameter %q: elements [%d:%d] are outside shape %v", p.Name, p.Offset, p.end(), p.Shape)
 	}
-	return nil
+	return n, nil
+}
+
+// elements returns the number of elements of a parameter with that name and shape, which nobody has checked.
+func elements(name string, shape []int) (int, error) {
+	whole, err := shard.New([]shard.Param{{Name: name, Shape: shape}}, 1, 1) // knows which shapes are valid
+	if err != nil {
+		return 0, err
+	}
+	return whole.Len(), nil
 }
 
 // checkParams checks every piece and that no element is held twice.

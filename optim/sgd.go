@@ -57,6 +57,12 @@ func (o *sgd) Step(lr float64) error {
 	if err := o.check(lr); err != nil {
 		return err
 	}
+	o.update(lr)
+	return nil
+}
+
+// update is Step once it has checked.
+func (o *sgd) update(lr float64) {
 	h := vec.SGDHyper{Momentum: o.momentum, GradScale: 1, Nesterov: o.nesterov}
 	o.steps++
 	for i := range o.pieces {
@@ -71,5 +77,4 @@ func (o *sgd) Step(lr float64) error {
 			vec.SGD(p.Value.F32, p.Grad.F32, b.F32, h)
 		}
 	}
-	return nil
 }

@@ -58,9 +58,12 @@ func newStepper(kind string, names []string, params []Param, rules []Rule, weigh
 	return s, nil
 }
 
+// base returns what the optimizers share.
+func (s *stepper) base() *stepper { return s }
+
 // check is the error of Step.
 func (s *stepper) check(lr float64) error {
-	err := checkHyper("learning rate", lr, math.Inf(1))
+	err := checkRate(lr)
 	for i := 0; i < len(s.pieces) && err == nil; i++ {
 		if ready := s.pieces[i].Ready; ready != nil {
 			err = ready()
@@ -71,6 +74,9 @@ func (s *stepper) check(lr float64) error {
 	}
 	return nil
 }
+
+// checkRate returns an error unless Step takes lr.
+func checkRate(lr float64) error { return checkHyper("learning rate", lr, math.Inf(1)) }
 
 // checkHyper returns an error unless v is in [0, below).
 func checkHyper(name string, v, below float64) error {
@@ -129,12 +135,22 @@ func (s *stepper) Adopt(steps int, entries []Entry) error {
 
 // load refills all pieces, or those of parameters that some entry is about. It plans every copy before it makes the first.
 func (s *stepper) load(verb string, steps int, entries []Entry, all bool) error {
+	plan, err := s.plan(verb, steps, entries, all)
+	if err != nil {
+		return err
+	}
+	s.refill(steps, plan)
+	return nil
+}
+
+// plan is the part of load that can fail, and changes nothing.
+func (s *stepper) plan(verb string, steps int, entries []Entry, all bool) ([]refill, error) {
 	if steps < 0 {
-		return fmt.Errorf("optim: %s: %s: %d steps", s.kind, verb, steps)
+		return nil, fmt.Errorf("optim: %s: %s: %d steps", s.kind, verb, steps)
 	}
 	sources, err := s.sortEntries(entries)
 	if err != nil {
-		return fmt.Errorf("optim: %s: %s: %w", s.kind, verb, err)
+		return nil, fmt.Errorf("optim: %s: %s: %w", s.kind, verb, err)
 	}
 	var plan []refill
 	for i := range s.pieces {
@@ -146,11 +162,16 @@ func (s *stepper) load(verb string, steps int, entries []Entry, all bool) error 
 		r := refill{piece: p, steps: -1}
 		for j, name := range s.names {
 			if err := r.add(p.state[j], sources[tensor{p.Name, name}]); err != nil {
-				return fmt.Errorf("optim: %s: %s: %s of parameter %q: %w", s.kind, verb, name, p.Name, err)
+				return nil, fmt.Errorf("optim: %s: %s: %s of parameter %q: %w", s.kind, verb, name, p.Name, err)
 			}
 		}
 		plan = append(plan, r)
 	}
+	return plan, nil
+}
+
+// refill carries out a plan.
+func (s *stepper) refill(steps int, plan []refill) {
 	for _, r := range plan {
 		for _, c := range r.copies {
 			c.dst.copyFrom(c.to, c.src, c.at, c.n)
@@ -158,7 +179,6 @@ func (s *stepper) load(verb string, steps int, entries []Entry, all bool) error 
 		r.piece.steps = max(r.steps, 0) // no entry says where the optimizer keeps none: then nobody asks
 	}
 	s.steps = steps
-	return nil
 }
 
 // sortEntries groups entries by tensor, each group ascending and free of overlap.
