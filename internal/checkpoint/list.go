@@ -1,0 +1,165 @@
+package checkpoint
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"io/fs"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// draftMark is in the name of what does not count: a checkpoint that is being written or removed.
+const draftMark = ".tmp-"
+
+// ErrUnfinished is why a draft does not count.
+var ErrUnfinished = errors.New("not complete: it is being written or removed, or that was broken off")
+
+// ErrNone is wrapped by the error of [Latest] where there is no whole checkpoint. It is an [fs.ErrNotExist].
+var ErrNone error = none{}
+
+type none struct{}
+
+func (none) Error() string { return "no whole checkpoint" }
+func (none) Unwrap() error { return fs.ErrNotExist }
+
+// An Entry is something in a job's directory that has the name of a checkpoint.
+type Entry struct {
+	Path           string
+	Sequence, Step int   // of the save in the directory, and of the training
+	Err            error // why it does not count, or nil if it is whole
+}
+
+// List returns what is in a job's directory in the order of saving, drafts included. Of each it looks at the manifest and at
+// the presence and size of its files, and not at the data. What has other names is passed over.
+func List(fsys FS, dir string) ([]Entry, error) {
+	names, err := readNames(fsys, dir)
+	if err != nil {
+		return nil, fmt.Errorf("checkpoint: listing: %w", err)
+	}
+	entries := make([]Entry, 0, len(names))
+	for _, n := range names {
+		entries = append(entries, n.entry(fsys, dir))
+	}
+	return entries, nil
+}
+
+// Latest returns the path of the last whole checkpoint in a job's directory, or dir if that is a whole checkpoint itself. It
+// passes over what is torn, and where nothing is left, the error, an [ErrNone], says what that was. A checkpoint that cannot be
+// judged, as it is of another format or the system does not let us read it, is an error: to go on from an older one in silence
+// would lose part of a training.
+func Latest(fsys FS, dir string) (path string, err error) {
+	switch f, err := fsys.Open(filepath.Join(dir, ManifestName)); {
+	case err == nil:
+		if err := errors.Join(f.Close(), checkWhole(fsys, dir)); err != nil {
+			return "", fmt.Errorf("checkpoint: %s does not count: %w", dir, err)
+		}
+		return dir, nil
+	case !errors.Is(err, fs.ErrNotExist):
+		return "", fmt.Errorf("checkpoint: %w", err)
+	}
+	names, err := readNames(fsys, dir)
+	for {
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return "", fmt.Errorf("checkpoint: looking for the latest: %w", err)
+		}
+		path, noneErr := latest(fsys, dir, names)
+		if !errors.Is(noneErr, ErrNone) {
+			return path, noneErr
+		}
+		// A job that saves here may have removed what we saw, and has completed others before that.
+		seen := names
+		if names, err = readNames(fsys, dir); slices.Equal(names, seen) {
+			return "", noneErr
+		}
+	}
+}
+
+// latest is Latest among some names.
+func latest(fsys FS, dir string, names []name) (string, error) {
+	const shown = 4
+	var passed []string
+	for _, n := range slices.Backward(names) {
+		switch e := n.entry(fsys, dir); {
+		case e.Err == nil:
+			return e.Path, nil
+		case !torn(e.Err):
+			return "", fmt.Errorf("checkpoint: %s is the latest, unless it is damaged, which cannot be told: %w", e.Path, e.Err)
+		default:
+			passed = append(passed, fmt.Sprintf("%s: %v", n, e.Err))
+		}
+	}
+	if more := len(passed) - shown; more > 0 {
+		passed = append(passed[:shown], fmt.Sprintf("and %d more", more))
+	}
+	if len(passed) > 0 {
+		return "", fmt.Errorf("checkpoint: %w in %s (%s)", ErrNone, dir, strings.Join(passed, "; "))
+	}
+	return "", fmt.Errorf("checkpoint: %w in %s", ErrNone, dir)
+}
+
+// checkWhole returns why the directory is no whole checkpoint, as far as can be told without its data.
+func checkWhole(fsys FS, dir string) error {
+	r, err := OpenReader(fsys, dir)
+	if err != nil {
+		return err
+	}
+	return r.Close()
+}
+
+// torn tells whether err is about what there is of a checkpoint, and not about this program or this machine.
+func torn(err error) bool {
+	return errors.Is(err, ErrUnfinished) || errors.Is(err, ErrDamaged) || errors.Is(err, fs.ErrNotExist)
+}
+
+// A name is that of a checkpoint's directory: "000007-step-1200", or "000007-step-1200.tmp-1b3d5f79" while it does not count.
+type name struct {
+	sequence, step int
+	draft          string // ".tmp-1b3d5f79", or empty
+}
+
+func (n name) String() string { return fmt.Sprintf("%06d-step-%d%s", n.sequence, n.step, n.draft) }
+
+// entry looks at what has the name.
+func (n name) entry(fsys FS, dir string) Entry {
+	e := Entry{Path: filepath.Join(dir, n.String()), Sequence: n.sequence, Step: n.step, Err: ErrUnfinished}
+	if n.draft == "" {
+		e.Err = checkWhole(fsys, e.Path)
+	}
+	return e
+}
+
+var namePattern = regexp.MustCompile(`^(\d{6,})-step-(\d+)(` + regexp.QuoteMeta(draftMark) + `[0-9a-f]{8})?$`)
+
+// parseName is the inverse of String.
+func parseName(base string) (n name, ok bool) {
+	part := namePattern.FindStringSubmatch(base)
+	if part == nil {
+		return name{}, false
+	}
+	sequence, sequenceErr := strconv.Atoi(part[1])
+	step, stepErr := strconv.Atoi(part[2])
+	n = name{sequence: sequence, step: step, draft: part[3]}
+	return n, sequenceErr == nil && stepErr == nil && n.String() == base // no more zeros than there should be
+}
+
+// readNames returns the names of ours in dir, by number. A checkpoint may have been moved elsewhere and left a symbolic link.
+func readNames(fsys FS, dir string) ([]name, error) {
+	entries, err := fsys.ReadDir(dir)
+	if err != nil {
+		return nil, err
+	}
+	var names []name
+	for _, e := range entries {
+		if n, ok := parseName(e.Name()); ok && (e.IsDir() || e.Type()&fs.ModeSymlink != 0) {
+			names = append(names, n)
+		}
+	}
+	slices.SortFunc(names, func(a, b name) int {
+		return cmp.Or(cmp.Compare(a.sequence, b.sequence), cmp.Compare(a.step, b.step), cmp.Compare(a.draft, b.draft))
+	})
+	return names, nil
+}

@@ -1,0 +1,11 @@
+//go:build !(darwin || dragonfly || freebsd || linux || netbsd || openbsd || windows)
+
+package checkpoint
+
+import (
+	"errors"
+	"os"
+)
+
+// tryLock fails: a lock that outlives its holder would be worse than none, and this system has no other that we know.
+func tryLock(*os.File) (held bool, err error) { return false, errors.ErrUnsupported }

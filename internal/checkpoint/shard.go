@@ -1,0 +1,224 @@
+package checkpoint
+
+import (
+	"cmp"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"io"
+	"path/filepath"
+	"slices"
+
+	"github.com/gofsdp/gofsdp/internal/safetensors"
+)
+
+// A Part is what a rank has of a tensor: elements from Offset on, little-endian. A tensor without elements is made known by a
+// Part without Data.
+type Part struct {
+	Key
+	DType  safetensors.DType
+	Shape  []int // of the whole tensor
+	Steps  int   // updates that the entry of an optimizer has had
+	Offset int   // elements
+	Data   []byte
+}
+
+// A Shard is what one rank has written. The zero Shard is nothing.
+type Shard struct {
+	File    File     `json:"file"`
+	Tensors []Tensor `json:"tensors,omitempty"` // in the order of their keys, pieces by Offset, with 0 as their File
+}
+
+// WriteShard writes parts to a new file and returns once it is on disk. It goes through the data once, chunk by chunk, tells
+// wrote, which may be nil, how many bytes of data each chunk had, and stops between two of them when ctx ends. If there is no
+// data it makes no file, and the Shard's File is zero. What a call that failed has left at path is of no use.
+func WriteShard(ctx context.Context, fsys FS, path string, parts []Part, wrote func(bytes int)) (*Shard, error) {
+	name := filepath.Base(path)
+	s, blocks, err := plan(name, parts)
+	if err == nil && len(blocks) > 0 {
+		err = writeFile(ctx, fsys, path, blocks, wrote)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", name, err)
+	}
+	return s, nil
+}
+
+// Encode returns s as bytes for DecodeShard.
+func (s *Shard) Encode() ([]byte, error) {
+	if err := s.validate(); err != nil {
+		return nil, fmt.Errorf("shard: %w", err)
+	}
+	return compact(s)
+}
+
+// DecodeShard is the reverse of Encode. What it returns is as safe to use as what Decode does, except that pieces need not
+// cover their tensors and may overlap.
+func DecodeShard(b []byte) (*Shard, error) {
+	s := new(Shard)
+	if err := strict(b, s); err != nil {
+		return nil, fmt.Errorf("shard: %w", err)
+	}
+	if err := s.validate(); err != nil {
+		return nil, fmt.Errorf("shard: %w", err)
+	}
+	return s, nil
+}
+
+// files returns the list of files that the pieces of s are about: one, or none.
+func (s *Shard) files() []File {
+	if s.File == (File{}) {
+		return nil
+	}
+	return []File{s.File}
+}
+
+func (s *Shard) validate() error {
+	if err := validateFiles(s.files()); err != nil {
+		return err
+	}
+	return validateTensors(s.Tensors, s.files())
+}
+
+// A block is what is written of a file at a time, chunk by chunk.
+type block struct {
+	name string // in messages
+	data []byte
+	sums Sums // of the chunks, to be filled in; nil if nobody asks for them
+}
+
+// plan lays parts out in a file. The blocks are what to write, none if there is no data; their sums are those of the Shard.
+func plan(name string, parts []Part) (*Shard, []block, error) {
+	if err := littleEndian(); err != nil {
+		return nil, nil, err
+	}
+	tensors, err := byKey(parts)
+	if err != nil {
+		return nil, nil, err
+	}
+	data := slices.DeleteFunc(slices.Clone(parts), func(p Part) bool { return len(p.Data) == 0 })
+	// The format has no padding. With the largest elements first, all are aligned nonetheless.
+	slices.SortStableFunc(data, func(p, q Part) int { return cmp.Compare(q.DType.Size(), p.DType.Size()) })
+	header, err := headerOf(data)
+	if err != nil {
+		return nil, nil, err
+	}
+
+	s, blocks := new(Shard), []block(nil)
+	for i, p := range data {
+		h := header.Tensors[i]
+		sums := make(Sums, chunks(len(p.Data)))
+		blocks = append(blocks, block{h.Name, p.Data, sums})
+		t := tensors[p.Key]
+		t.Pieces = append(t.Pieces, Piece{Offset: p.Offset, Len: p.len(), At: h.Offset, Sums: sums})
+		s.File.Size = h.Offset + h.Size
+	}
+	if len(data) > 0 {
+		b := header.Encode()
+		s.File.Name, s.File.Header = name, crc32.Checksum(b, castagnoli)
+		blocks = slices.Insert(blocks, 0, block{name: "header", data: b})
+	}
+	s.Tensors = sorted(tensors)
+	return s, blocks, nil
+}
+
+// byKey returns the tensors that parts are of, without their pieces.
+func byKey(parts []Part) (map[Key]*Tensor, error) {
+	tensors := make(map[Key]*Tensor)
+	for i := range parts {
+		p := &parts[i]
+		if err := p.validate(); err != nil {
+			return nil, fmt.Errorf("%s: %w", p.Name(), err)
+		}
+		t := &Tensor{Key: p.Key, DType: p.DType, Shape: p.Shape, Steps: p.Steps}
+		if first, ok := tensors[p.Key]; !ok {
+			tensors[p.Key] = t
+		} else if !first.like(t) {
+			return nil, fmt.Errorf("%s is both %s and %s", p.Name(), first.kind(), t.kind())
+		}
+	}
+	return tensors, nil
+}
+
+// sorted returns tensors in the order of their keys, with their pieces by Offset.
+func sorted(tensors map[Key]*Tensor) []Tensor {
+	list := make([]Tensor, 0, len(tensors))
+	for _, t := range tensors {
+		slices.SortFunc(t.Pieces, func(p, q Piece) int {
+			return cmp.Or(cmp.Compare(p.Offset, q.Offset), cmp.Compare(p.File, q.File), cmp.Compare(p.At, q.At))
+		})
+		list = append(list, *t)
+	}
+	slices.SortFunc(list, func(t, u Tensor) int { return t.Compare(u.Key) })
+	return list
+}
+
+// headerOf returns the header of a file with the data of parts one behind the other.
+func headerOf(parts []Part) (*safetensors.Header, error) {
+	tensors := make([]safetensors.Tensor, len(parts))
+	for i, p := range parts {
+		tensors[i] = safetensors.Tensor{
+			Name: pieceName(p.Key, p.Offset, p.Offset+p.len()), DType: p.DType, Shape: []int{p.len()},
+		}
+	}
+	return safetensors.NewHeader(tensors, nil)
+}
+
+// len returns the number of elements of p.
+func (p *Part) len() int { return len(p.Data) / p.DType.Size() }
+
+func (p *Part) validate() error {
+	n, err := elements(p.DType, p.Shape)
+	if err != nil {
+		return err
+	}
+	if len(p.Data)%p.DType.Size() != 0 || p.Offset < 0 || p.len() > n-p.Offset {
+		return fmt.Errorf("%d bytes at element %d do not fit %s %v", len(p.Data), p.Offset, p.DType, p.Shape)
+	}
+	return nil
+}
+
+// writeFile makes a file of blocks. A chunk is summed right before it is written, so that memory is read once.
+func writeFile(ctx context.Context, fsys FS, path string, blocks []block, wrote func(bytes int)) (err error) {
+	f, err := fsys.Create(path)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, f.Close()) }()
+	for _, b := range blocks {
+		i := 0
+		for chunk := range slices.Chunk(b.data, ChunkBytes) {
+			if ctx.Err() != nil {
+				return context.Cause(ctx)
+			}
+			if b.sums != nil {
+				b.sums[i] = crc32.Checksum(chunk, castagnoli)
+			}
+			n, err := f.Write(chunk)
+			if err == nil && n < len(chunk) {
+				err = io.ErrShortWrite
+			}
+			if err != nil {
+				return fmt.Errorf("write %s: %w", b.name, err)
+			}
+			if b.sums != nil && wrote != nil {
+				wrote(n)
+			}
+			i++
+		}
+	}
+	return f.Sync()
+}
+
+// native is the order of bytes of this machine; tests pretend to be on another.
+var native binary.ByteOrder = binary.NativeEndian
+
+// littleEndian refuses memory whose elements are not as those of the format.
+func littleEndian() error {
+	if native.Uint16([]byte{1, 0}) != 1 {
+		return errors.New("checkpoints have little-endian elements, and this machine has others")
+	}
+	return nil
+}

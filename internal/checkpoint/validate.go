@@ -1,0 +1,147 @@
+package checkpoint
+
+import (
+	"fmt"
+	"math"
+	"strings"
+	"unicode/utf8"
+
+	"github.com/gofsdp/gofsdp/internal/safetensors"
+)
+
+// validate checks all that a manifest promises and that can be seen without its files.
+func (m *Manifest) validate() error {
+	if m.Step < 0 || m.World < 1 {
+		return fmt.Errorf("step %d of %d ranks", m.Step, m.World)
+	}
+	for name := range m.Meta {
+		if !utf8.ValidString(name) {
+			return fmt.Errorf("the name %q of metadata is not UTF-8", name)
+		}
+	}
+	if err := validateFiles(m.Files); err != nil {
+		return err
+	}
+	if err := validateTensors(m.Tensors, m.Files); err != nil {
+		return err
+	}
+	names := make(map[string]Key, len(m.Tensors))
+	for i := range m.Tensors {
+		t := &m.Tensors[i]
+		if t.Owner >= m.World {
+			return fmt.Errorf("%s belongs to rank %d of %d", t.Name(), t.Owner, m.World)
+		}
+		if err := t.covered(func(file int) string { return m.Files[file].Name }); err != nil {
+			return err
+		}
+		if k, ok := names[t.Name()]; ok {
+			return fmt.Errorf("%+v and %+v are both called %s", k, t.Key, t.Name())
+		}
+		names[t.Name()] = t.Key
+	}
+	return nil
+}
+
+// validateFiles checks that files have names of their own that stay in the checkpoint's directory on every system.
+func validateFiles(files []File) error {
+	seen := make(map[string]bool, len(files))
+	for _, f := range files {
+		// Names that differ only by case are one file to some file systems.
+		name := strings.ToLower(f.Name)
+		switch {
+		case name == "" || name == ManifestName || name[0] == '.' || strings.ContainsFunc(name, notInNames):
+			return fmt.Errorf("%q is no name for a file of a checkpoint", f.Name)
+		case seen[name]:
+			return fmt.Errorf("file %s is listed twice", f.Name)
+		case f.Size < 0:
+			return fmt.Errorf("file %s has %d bytes", f.Name, f.Size)
+		}
+		seen[name] = true
+	}
+	return nil
+}
+
+// notInNames reports whether r may not be in the lower-case name of a file.
+func notInNames(r rune) bool {
+	return (r < 'a' || r > 'z') && (r < '0' || r > '9') && r != '-' && r != '_' && r != '.'
+}
+
+// validateTensors checks tensors, each by itself, and that their keys ascend.
+func validateTensors(tensors []Tensor, files []File) error {
+	for i := range tensors {
+		t := &tensors[i]
+		if err := t.validate(files); err != nil {
+			return fmt.Errorf("%s: %w", t.Name(), err)
+		}
+		if i > 0 && tensors[i-1].Compare(t.Key) >= 0 {
+			return fmt.Errorf("%s is listed behind %s", t.Name(), tensors[i-1].Name())
+		}
+	}
+	return nil
+}
+
+// validate checks what t says of itself and that each of its pieces is inside it, and inside its file, and has its checksums.
+func (t *Tensor) validate(files []File) error {
+	if t.Param == "" || !utf8.ValidString(t.Param) || !utf8.ValidString(t.Entry) {
+		return fmt.Errorf("%q of parameter %q is no name", t.Entry, t.Param)
+	}
+	if t.Owner < Shared || t.Steps < 0 {
+		return fmt.Errorf("owner %d, %d steps", t.Owner, t.Steps)
+	}
+	n, err := elements(t.DType, t.Shape)
+	if err != nil {
+		return err
+	}
+	for _, p := range t.Pieces {
+		if p.Offset < 0 || p.Len < 1 || p.Len > n-p.Offset {
+			return fmt.Errorf("a piece has %d elements at %d of %d", p.Len, p.Offset, n)
+		}
+		if p.File < 0 || p.File >= len(files) {
+			return fmt.Errorf("piece [%d:%d] is in file %d of %d", p.Offset, p.end(), p.File, len(files))
+		}
+		bytes := p.Len * t.DType.Size()
+		if f := files[p.File]; p.At < 0 || p.At > f.Size-int64(bytes) {
+			return fmt.Errorf("piece [%d:%d] is %d bytes at %d of file %s, which has %d",
+				p.Offset, p.end(), bytes, p.At, f.Name, f.Size)
+		}
+		if len(p.Sums) != chunks(bytes) {
+			return fmt.Errorf("piece [%d:%d] has %d checksums, not %d", p.Offset, p.end(), len(p.Sums), chunks(bytes))
+		}
+	}
+	return nil
+}
+
+// elements returns the number of elements of a tensor, of which the bytes can be counted too.
+func elements(dtype safetensors.DType, shape []int) (int, error) {
+	if dtype.Size() < 1 {
+		return 0, fmt.Errorf("elements of type %q are unknown", dtype)
+	}
+	n, most := 1, math.MaxInt/dtype.Size()
+	for _, d := range shape {
+		if d < 0 || n > 0 && d > most/n {
+			return 0, fmt.Errorf("there is no %s tensor of shape %v", dtype, shape)
+		}
+		n *= d
+	}
+	return n, nil
+}
+
+// covered checks that the pieces of t, which is valid, follow each other from its first element to its last. holder says in
+// messages who holds what is in a file.
+func (t *Tensor) covered(holder func(file int) string) error {
+	next := 0
+	for i, p := range t.Pieces {
+		if p.Offset < next {
+			return fmt.Errorf("%s is twice: in %s and in %s", pieceName(t.Key, p.Offset, min(next, p.end())),
+				holder(t.Pieces[i-1].File), holder(p.File))
+		}
+		if p.Offset > next {
+			return fmt.Errorf("%s is missing, up to what is in %s", pieceName(t.Key, next, p.Offset), holder(p.File))
+		}
+		next = p.end()
+	}
+	if n := t.Len(); next < n {
+		return fmt.Errorf("%s of %d elements is missing", pieceName(t.Key, next, n), n)
+	}
+	return nil
+}

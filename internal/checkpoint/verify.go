@@ -1,0 +1,109 @@
+package checkpoint
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"io"
+	"slices"
+
+	"github.com/gofsdp/gofsdp/internal/safetensors"
+)
+
+// maxFaults is how many faults Verify lists before it only counts.
+const maxFaults = 20
+
+// Verify reads every byte of every file and checks it: chunks against their sums, and what the files' headers say against the
+// manifest. It tells read, which may be nil, how many bytes of data each chunk had. The error joins all faults, up to a
+// number of them; only the end of ctx makes it stop before.
+func (r *Reader) Verify(ctx context.Context, read func(bytes int)) error {
+	var faults []error
+	more := 0
+	fault := func(err error) {
+		switch {
+		case err == nil:
+		case len(faults) < maxFaults:
+			faults = append(faults, err)
+		default:
+			more++
+		}
+	}
+	buffer := scratch.Get().(*[ChunkBytes]byte)
+	defer scratch.Put(buffer)
+	for i, held := range r.contents() {
+		fault(r.verifyHeader(i, held))
+		for _, h := range held {
+			for c := range h.piece.Sums {
+				if ctx.Err() != nil {
+					return errors.Join(append(faults, context.Cause(ctx))...)
+				}
+				chunk := buffer[:chunkLen(h.tensor, h.piece, c)]
+				fault(r.readChunk(h.tensor, h.piece, c, chunk))
+				if read != nil {
+					read(len(chunk))
+				}
+			}
+		}
+	}
+	if more > 0 {
+		faults = append(faults, fmt.Errorf("and %d more faults", more))
+	}
+	return errors.Join(faults...)
+}
+
+// held is a piece that a file holds.
+type held struct {
+	tensor *Tensor
+	piece  *Piece
+}
+
+// contents lists the pieces of each file in the order in which they lie there.
+func (r *Reader) contents() [][]held {
+	files := make([][]held, len(r.files))
+	for i := range r.manifest.Tensors {
+		t := &r.manifest.Tensors[i]
+		for j := range t.Pieces {
+			p := &t.Pieces[j]
+			files[p.File] = append(files[p.File], held{t, p})
+		}
+	}
+	for _, list := range files {
+		slices.SortStableFunc(list, func(a, b held) int { return cmp.Compare(a.piece.At, b.piece.At) })
+	}
+	return files
+}
+
+// verifyHeader checks that the header of file i is the one that was written and says of the file what the manifest does.
+func (r *Reader) verifyHeader(i int, pieces []held) error {
+	f, file := r.files[i], &r.manifest.Files[i]
+	fail := func(err error) error { return fmt.Errorf("%s: header: %w", file.Name, err) }
+	size, err := f.Size()
+	if err != nil {
+		return fail(err)
+	}
+	h, err := safetensors.ReadHeader(f, size)
+	if err != nil {
+		return fail(err)
+	}
+	if len(h.Tensors) != len(pieces) {
+		return fail(fmt.Errorf("it has %d pieces, the manifest %d", len(h.Tensors), len(pieces)))
+	}
+	for j, p := range pieces {
+		name := pieceName(p.tensor.Key, p.piece.Offset, p.piece.end())
+		t := h.Tensors[j]
+		if t.Name != name || t.DType != p.tensor.DType || !slices.Equal(t.Shape, []int{p.piece.Len}) || t.Offset != p.piece.At {
+			return fail(fmt.Errorf("it has %s %s %v at byte %d, the manifest %s %s [%d] at byte %d",
+				t.Name, t.DType, t.Shape, t.Offset, name, p.tensor.DType, p.piece.Len, p.piece.At))
+		}
+	}
+	sum := crc32.New(castagnoli)
+	if _, err := io.Copy(sum, io.NewSectionReader(f, 0, h.DataStart)); err != nil {
+		return fail(err)
+	}
+	if sum.Sum32() != file.Header {
+		return fail(fmt.Errorf("%w: its CRC-32C is %08x, %08x was written", ErrDamaged, sum.Sum32(), file.Header))
+	}
+	return nil
+}
