@@ -6,7 +6,7 @@ export RAPID_SEED ?= 1
 export RAPID_NOFAILFILE ?= true
 
 .DEFAULT_GOAL := help
-.PHONY: help run test race nocgo portable mpi mpich faults soak netns lint generate memory bench bench-join bench-gemm bench-comm
+.PHONY: help run test race nocgo portable mpi mpich faults soak netns lint generate memory bench bench-join bench-state bench-gemm bench-comm
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -61,6 +61,9 @@ bench: ## tokens/s and GFLOP/s of a GPT, against Gorgonia's TapeMachine; how muc
 
 bench-join: ## what Join costs with even data, and what a rank without a batch takes
 	$(GO) run ./internal/bench -join -seconds 8
+
+bench-state: ## optimizer state made whole, and checkpoints, beside plain copies and files; needs 15 GB of memory
+	$(GO) run ./internal/bench -state
 
 bench-gemm: ## GFLOP/s of the matrix product
 	$(GO) test ./internal/kernel/gemm -run '^$$' -bench Gemm -benchtime 200ms

@@ -20,9 +20,12 @@ func BenchmarkLocal(b *testing.B) {
 		"ReduceScatter": func(g Group, full, shard Buffer) Work { return g.ReduceScatter(shard, full, Sum) },
 		"AllReduce":     func(g Group, full, _ Buffer) Work { return g.AllReduce(full, Sum) },
 		"Broadcast":     func(g Group, full, _ Buffer) Work { return g.Broadcast(full, 0) },
+		"Gather": func(g Group, full, shard Buffer) Work {
+			return g.Gather(full, shard, []int{shard.len, shard.len}, 0)
+		},
 	}
-	written := map[string]int{"AllGather": 2, "ReduceScatter": 1, "AllReduce": 2, "Broadcast": 1} // tensors, over all ranks
-	for _, name := range []string{"AllGather", "ReduceScatter", "AllReduce", "Broadcast"} {
+	written := map[string]int{"AllGather": 2, "ReduceScatter": 1, "AllReduce": 2, "Broadcast": 1, "Gather": 1} // tensors, over all ranks
+	for _, name := range []string{"AllGather", "ReduceScatter", "AllReduce", "Broadcast", "Gather"} {
 		for _, bytes := range []int{16, 64 << 10, 1 << 20, 16 << 20} {
 			b.Run(fmt.Sprintf("%s/%d", name, bytes), func(b *testing.B) {
 				gs := Local(n)

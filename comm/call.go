@@ -3,6 +3,7 @@ package comm
 import (
 	"cmp"
 	"fmt"
+	"math"
 	"slices"
 )
 
@@ -15,11 +16,12 @@ const (
 	KindReduceScatter
 	KindAllReduce
 	KindBroadcast
+	KindGather
 	KindBarrier
 	KindSplit
 )
 
-var kindNames = [...]string{"all-gather", "reduce-scatter", "all-reduce", "broadcast", "barrier", "split"}
+var kindNames = [...]string{"all-gather", "reduce-scatter", "all-reduce", "broadcast", "gather", "barrier", "split"}
 
 // String returns the name with a hyphen, as in errors.
 func (k Kind) String() string {
@@ -36,29 +38,61 @@ type Call struct {
 	Op       Op
 	Root     int
 	Dst, Src Buffer
+	Counts   []int // of a gather: elements by rank; the caller's, like the memory of the buffers
+}
+
+// gather returns the call of [Group].Gather on the given rank. It keeps no Dst but the root's.
+func gather(dst, src Buffer, counts []int, root, rank int) Call {
+	if rank != root {
+		dst = Buffer{}
+	}
+	return Call{Kind: KindGather, Root: root, Dst: dst, Src: src, Counts: counts}
 }
 
 // Reduces reports whether the call combines elements of several ranks.
 func (c *Call) Reduces() bool { return c.Kind == KindReduceScatter || c.Kind == KindAllReduce }
 
-// Full returns the larger buffer, the whole tensor, with the label of the call.
-func (c *Call) Full() Buffer {
-	b := c.Dst
-	if c.Kind == KindReduceScatter {
-		b = c.Src
+// Len returns the elements of the whole tensor: of the larger buffer, which in a
+// gather only the root has.
+func (c *Call) Len() int {
+	switch c.Kind {
+	case KindReduceScatter:
+		return c.Src.len
+	case KindGather:
+		total := 0
+		for _, n := range c.Counts {
+			total += n
+		}
+		return total
+	default:
+		return c.Dst.len
 	}
-	b.label = c.Label()
-	return b
 }
 
-// Label returns the label of Dst or else of Src.
-func (c *Call) Label() string { return cmp.Or(c.Dst.label, c.Src.label) }
+// DType returns the element type, 0 for a barrier.
+func (c *Call) DType() DType {
+	if c.Kind == KindGather {
+		return c.Src.dtype
+	}
+	return c.Dst.dtype
+}
+
+// Bytes returns the size of the whole tensor in bytes.
+func (c *Call) Bytes() int { return c.Len() * c.DType().Size() }
+
+// Label returns the label of Dst or else of Src; of Src in a gather, where that is
+// all that every rank has.
+func (c *Call) Label() string {
+	if c.Kind == KindGather {
+		return c.Src.label
+	}
+	return cmp.Or(c.Dst.label, c.Src.label)
+}
 
 // matches reports whether two ranks' calls are the same collective.
 func (c *Call) matches(o *Call) bool {
-	a, b := c.Full(), o.Full()
-	return c.Kind == o.Kind && c.Op == o.Op && c.Root == o.Root &&
-		a.dtype == b.dtype && a.len == b.len && a.label == b.label
+	return c.Kind == o.Kind && c.Op == o.Op && c.Root == o.Root && c.DType() == o.DType() &&
+		c.Len() == o.Len() && c.Label() == o.Label() && slices.Equal(c.Counts, o.Counts)
 }
 
 // String describes c as in errors: reduce-scatter float32[512] sum "h.3", with
@@ -84,8 +118,11 @@ func (c *Call) check(rank, n int) error {
 
 // fault says what is wrong with c, "" if nothing.
 func (c *Call) fault(rank, n int) string {
-	if c.Kind == KindBarrier {
+	switch c.Kind {
+	case KindBarrier:
 		return ""
+	case KindGather:
+		return c.gatherFault(rank, n)
 	}
 	switch {
 	case !c.Dst.dtype.valid() || !c.Src.dtype.valid():
@@ -121,6 +158,56 @@ func shardFault(fullName, shardName string, full, shard Buffer, rank, n int) str
 		return fmt.Sprintf("%s overlaps %s elsewhere than in range %d", shardName, fullName, rank)
 	}
 	return ""
+}
+
+// gatherFault is fault for a gather. The limit of the sum is that of what a
+// program can address.
+func (c *Call) gatherFault(rank, n int) string {
+	switch {
+	case !c.Src.dtype.valid():
+		return "src has no element type (zero Buffer, or Slice out of range)"
+	case c.Root < 0 || c.Root >= n:
+		return fmt.Sprintf("root outside of [0, %d)", n)
+	case len(c.Counts) != n:
+		return fmt.Sprintf("%d counts for %d ranks", len(c.Counts), n)
+	}
+	left, at := math.MaxInt/c.Src.dtype.Size(), 0 // elements before those of rank
+	for r, count := range c.Counts {
+		if count < 0 || count > left {
+			return fmt.Sprintf("count %d of rank %d", count, r)
+		}
+		left -= count
+		if r < rank {
+			at += count
+		}
+	}
+	switch total := c.Len(); {
+	case c.Src.len != c.Counts[rank]:
+		return fmt.Sprintf("src has %d elements, the count of rank %d is %d", c.Src.len, rank, c.Counts[rank])
+	case rank != c.Root:
+		return ""
+	case c.Dst.dtype != c.Src.dtype:
+		return fmt.Sprintf("dst holds %v, src %v", c.Dst.dtype, c.Src.dtype)
+	case c.Dst.len != total:
+		return fmt.Sprintf("dst has %d elements, the counts add up to %d", c.Dst.len, total)
+	case overlap(c.Dst, c.Src) && c.Src.ptr != c.Dst.slice(at, at+c.Src.len).ptr:
+		return fmt.Sprintf("src overlaps dst elsewhere than in range %d", rank)
+	}
+	return ""
+}
+
+// of returns the call that rank r has made if self, whose call is c, made the same
+// one, up to where its buffers are.
+func (c *Call) of(r, self int) Call {
+	o := *c
+	if c.Kind == KindGather && r != self {
+		o.Src.len = c.Counts[r]
+		o.Dst = Buffer{}
+		if r == c.Root {
+			o.Dst = Buffer{len: c.Len(), dtype: c.Src.dtype}
+		}
+	}
+	return o
 }
 
 // splitRanks returns the ranks that chose color, ordered by key, then rank.

@@ -15,7 +15,8 @@ const (
 // division is how the work of one collective is divided among those who execute
 // it: into lanes, and the lanes into parts. It follows from the calls alone, so
 // whoever knows them divides alike. Lane i is what suits rank i best: what fills
-// its destination or, in an all-reduce, an equal share of the buffer.
+// its destination (a gather is all in the root's lane) or, in an all-reduce, an
+// equal share of the buffer.
 type division struct {
 	calls []Call // by rank
 	parts []int  // by lane
@@ -36,13 +37,12 @@ func (d *division) cut() (parts int) {
 	if c.Kind == KindBarrier || len(d.calls) == 1 && c.Dst.ptr == c.Src.ptr {
 		return 0
 	}
-	full := c.Full()
 	bytes := copyBytes
 	if c.Reduces() {
 		bytes = reduceBytes
 	}
 	// However long the buffer, the parts of a lane must fit the word.
-	d.chunk = max(bytes/full.dtype.Size(), full.len>>(tagShift-2))
+	d.chunk = max(bytes/c.DType().Size(), c.Len()>>(tagShift-2))
 	for i := range d.parts {
 		d.parts[i] = d.laneParts(i)
 		parts += d.parts[i]
@@ -67,8 +67,8 @@ func (d *division) laneParts(i int) int {
 	c := &d.calls[i]
 	chunks := func(n int) int { return (n + d.chunk - 1) / d.chunk }
 	switch c.Kind {
-	case KindReduceScatter, KindBroadcast:
-		return chunks(c.Dst.len) // there is nothing to move in those of the root
+	case KindReduceScatter, KindBroadcast, KindGather:
+		return chunks(c.Dst.len) // of a broadcast: there is nothing to move in those of the root
 	case KindAllReduce:
 		lo, hi := d.stripe(i)
 		return chunks(hi - lo)
@@ -108,12 +108,28 @@ func (d *division) run(i, part int, r *reducer) {
 	case KindBroadcast:
 		lo, hi := d.bounds(part, 0, c.Dst.len)
 		move(c.Dst.slice(lo, hi), d.calls[c.Root].Src.slice(lo, hi))
+	case KindGather:
+		lo, hi := d.bounds(part, 0, c.Dst.len)
+		d.collect(c, lo, hi)
 	default: // KindAllGather, split
 		n, chunks := len(d.calls), d.parts[i]/len(d.calls)
 		from := (i + part/chunks) % n // start at the own shard, so that ranks read different memory
 		src := d.calls[from].Src
 		lo, hi := d.bounds(part%chunks, 0, src.len)
 		move(c.Dst.slice(from*src.len+lo, from*src.len+hi), src.slice(lo, hi))
+	}
+}
+
+// collect fills elements [lo, hi) of the destination of c, the root of a gather,
+// from the sources that they lie in.
+func (d *division) collect(c *Call, lo, hi int) {
+	start := 0
+	for r, count := range c.Counts {
+		end := start + count
+		if from, to := max(lo, start), min(hi, end); from < to {
+			move(c.Dst.slice(from, to), d.calls[r].Src.slice(from-start, to-start))
+		}
+		start = end
 	}
 }
 

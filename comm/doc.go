@@ -23,6 +23,10 @@
 //	ReduceScatter  rank r: src = a_r        [N·m]   dst = op over q of a_q[r·m:(r+1)·m]  [m]
 //	AllReduce      rank r: buf = a_r        [m]     buf = op over q of a_q             [m] on every rank
 //	Broadcast      root:   buf = a          [m]     buf = a                            [m] on every rank
+//	Gather         rank r: src = s_r        [m_r]   dst = s_0 | s_1 | … | s_{N-1}  [Σ m_r] on the root only
+//
+// Gather is for state that one rank writes to a file: shards may have different
+// lengths, and the ranks that only send do no more than that.
 //
 // All-reduce is reduce-scatter followed by all-gather; ZeRO-3 keeps the two
 // halves apart and holds only a shard in between (Rajbhandari et al.,
@@ -32,10 +36,10 @@
 //
 //   - One order. Collectives of a group are numbered #1, #2, … by the order in
 //     which a rank issues them, and #k of one rank meets #k of the others.
-//     Every rank must issue the same kind, element type, length, operator, root
-//     and label; a difference is a [MismatchError] on every rank, never wrong
-//     numbers and never a hang. Labels are compared so that two layers of
-//     equal size cannot be swapped silently.
+//     Every rank must issue the same kind, element type, length, operator, root,
+//     label and list of counts; a difference is a [MismatchError] on every rank,
+//     never wrong numbers and never a hang. Labels are compared so that two layers
+//     of equal size cannot be swapped silently.
 //   - One sum. Reductions follow the balanced binary tree over the rank index,
 //     sum(lo,hi) = sum(lo,mid) + sum(mid,hi) with mid-lo the largest power of
 //     two below hi-lo, and Avg multiplies that sum by 1/N. Results therefore do

@@ -31,7 +31,7 @@ func (op Op) String() string {
 
 // Group is one rank's handle of a process group.
 //
-// The four collectives never block and report every problem, bad arguments
+// The five collectives never block and report every problem, bad arguments
 // included, through Wait. Buffers belong to the group from the call until Wait
 // returns, with or without an error: until then the caller neither reads dst nor
 // writes src. Buffers of different ranks must not overlap. A Work that is never
@@ -58,6 +58,16 @@ type Group interface {
 	AllReduce(buf Buffer, op Op) Work
 	// Broadcast copies the root's buf to all others.
 	Broadcast(buf Buffer, root int) Work
+	// Gather concatenates the src of all ranks, in rank order, in the root's dst.
+	// counts[r] is the number of elements of rank r, the same list on every rank:
+	// src.Len is counts[Rank], and dst.Len on the root their sum. counts belongs to
+	// the group until Wait returns, like the buffers. The label is that of src, and
+	// only the root looks at dst, which may be the zero Buffer elsewhere. In place:
+	// the root's src may be its own range of dst; no other overlap is legal.
+	//
+	// The other ranks send and receive nothing else, and need no memory but for what
+	// the transport copies of src.
+	Gather(dst, src Buffer, counts []int, root int) Work
 
 	// Barrier returns nil once every rank has called it. It is a collective and
 	// counts in the order; errors as for Wait.

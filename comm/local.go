@@ -82,6 +82,10 @@ func (l *local) Broadcast(buf Buffer, root int) Work {
 	return l.work(Call{Kind: KindBroadcast, Root: root, Dst: buf, Src: buf})
 }
 
+func (l *local) Gather(dst, src Buffer, counts []int, root int) Work {
+	return l.work(gather(dst, src, counts, root, l.rank))
+}
+
 func (l *local) Barrier(ctx context.Context) error {
 	h, err := l.issue(Call{Kind: KindBarrier})
 	if err != nil {

@@ -3,6 +3,7 @@ package comm
 import (
 	"context"
 	"errors"
+	"slices"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -245,11 +246,11 @@ func TestAllocations(t *testing.T) {
 	for _, n := range []int{1, 2, 5} {
 		gs := Local(n)
 		program := func(g Group) func() {
-			whole, shard := floats(n*3000), floats(3000)
+			whole, shard, counts := floats(n*3000), floats(3000), slices.Repeat([]int{3000}, n)
 			return func() {
 				ws := [...]Work{
 					g.AllGather(whole, shard), g.ReduceScatter(shard, whole, Avg),
-					g.AllReduce(whole, Sum), g.Broadcast(shard, n-1),
+					g.AllReduce(whole, Sum), g.Broadcast(shard, n-1), g.Gather(whole, shard, counts, n/2),
 				}
 				for _, w := range ws {
 					if err := w.Wait(ctx); err != nil {

@@ -70,8 +70,7 @@ func (o *operation) open(seq uint64) (parts int) {
 	if parts == 0 {
 		return 0
 	}
-	full := o.calls[0].Full()
-	o.single = full.len*full.dtype.Size()*len(o.calls) <= smallBytes
+	o.single = o.calls[0].Bytes()*len(o.calls) <= smallBytes
 	if o.single {
 		parts = 1
 	}

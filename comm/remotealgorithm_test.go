@@ -110,6 +110,33 @@ func TestEveryAlgorithm(t *testing.T) {
 	}
 }
 
+// TestGatherStraight checks that a gather needs no memory of the group's, with few ranks and with many.
+func TestGatherStraight(t *testing.T) {
+	for _, n := range []int{2, fewRanks, fewRanks + 1, manyRanks} {
+		gs := RemoteGroups(t, n, Wiring{})
+		counts, want := make([]int, n), []byte(nil)
+		for r := range counts {
+			counts[r] = r % 3 * smallMessage * 2
+			want = append(want, noise(r, counts[r])...)
+		}
+		everyRank(t, gs, func(r *remote) error {
+			dst, before := make([]byte, len(want)), len(r.stage)
+			w := gs[r.rank].Gather(Of(dst), Of(noise(r.rank, counts[r.rank])), counts, n-1)
+			if err := w.Wait(context.Background()); err != nil {
+				return err
+			}
+			if r.rank == n-1 && !bytes.Equal(dst, want) {
+				return fmt.Errorf("the gather of %d ranks differs", n)
+			}
+			if len(r.stage) > before {
+				return fmt.Errorf("rank %d of %d has staged %d bytes", r.rank, n, len(r.stage))
+			}
+			return nil
+		})
+		closeRanks(t, gs)
+	}
+}
+
 // TestRingWorld runs what the plan has for many ranks.
 func TestRingWorld(t *testing.T) {
 	const n = manyRanks
@@ -208,8 +235,9 @@ func TestPerHost(t *testing.T) {
 func TestRemoteDoesNotAllocate(t *testing.T) {
 	gs := RemoteGroups(t, 2, Wiring{})
 	ctx, rounds := context.Background(), 200
+	counts := []int{4500, 4500}
 	run := func(g Group, x, part Buffer) {
-		for _, w := range []Work{g.AllReduce(x, Sum), g.ReduceScatter(part, x, Sum), g.AllGather(x, part), g.Broadcast(x, 1)} {
+		for _, w := range []Work{g.AllReduce(x, Sum), g.ReduceScatter(part, x, Sum), g.AllGather(x, part), g.Broadcast(x, 1), g.Gather(x, part, counts, 1)} {
 			if err := w.Wait(ctx); err != nil {
 				panic(err)
 			}

@@ -17,8 +17,11 @@ func BenchmarkRemote(b *testing.B) {
 		"ReduceScatter": func(g Group, full, shard Buffer) Work { return g.ReduceScatter(shard, full, Sum) },
 		"AllReduce":     func(g Group, full, _ Buffer) Work { return g.AllReduce(full, Sum) },
 		"Broadcast":     func(g Group, full, _ Buffer) Work { return g.Broadcast(full, 0) },
+		"Gather": func(g Group, full, shard Buffer) Work {
+			return g.Gather(full, shard, []int{shard.len, shard.len}, 0)
+		},
 	}
-	for _, name := range []string{"AllGather", "ReduceScatter", "AllReduce", "Broadcast"} {
+	for _, name := range []string{"AllGather", "ReduceScatter", "AllReduce", "Broadcast", "Gather"} {
 		for _, bytes := range []int{16, 64 << 10, 1 << 20, 16 << 20} {
 			b.Run(fmt.Sprintf("%s/%d", name, bytes), func(b *testing.B) {
 				pumps := [][]Group{RemoteGroups(b, n, Wiring{}), RemoteGroups(b, n, Wiring{Portable: true})}

@@ -23,8 +23,7 @@ func (r *remote) collective(ctx context.Context, c *Call) error {
 		move(c.Dst, c.Src)
 		return nil
 	}
-	full := c.Full()
-	if r.hosts != nil && r.hosts.suits(c.Kind, c.Op, full.dtype, len(full.Bytes())) {
+	if r.hosts != nil && r.hosts.suits(c.Kind, c.Op, c.DType(), c.Bytes()) {
 		return r.hierarchical(ctx, c)
 	}
 	switch c.Kind {
@@ -36,6 +35,8 @@ func (r *remote) collective(ctx context.Context, c *Call) error {
 		return r.allReduce(ctx, c.Dst, c.Op)
 	case KindBroadcast:
 		return r.broadcast(ctx, c.Dst, c.Root)
+	case KindGather:
+		return r.collect(ctx, c)
 	default: // KindAllGather, KindSplit
 		return r.gather(ctx, c.Dst, c.Src, c.Src.len, roundGather)
 	}
@@ -253,6 +254,47 @@ func stripeLen(b Buffer, n int) int {
 	line := 64 / b.dtype.Size()
 	share := (b.len + n - 1) / n
 	return (share + line - 1) / line * line
+}
+
+// collect is a gather: every rank sends to the root, straight from its source to
+// where that belongs. Among few ranks the payload is in one of the messages by
+// which they agree; many agree first.
+func (r *remote) collect(ctx context.Context, c *Call) error {
+	alone := plan(KindGather, r.size, 0) == doubling // the payload travels alone
+	if alone {
+		if err := r.agree(ctx); err != nil {
+			return err
+		}
+	}
+	own := c.Src.Bytes()
+	var mine Buffer // of the root: its own range
+	at := 0
+	for rank, count := range c.Counts {
+		var into Buffer
+		if r.rank == c.Root {
+			into = c.Dst.slice(at, at+count)
+		}
+		at += count
+		switch {
+		case rank == r.rank:
+			mine = into
+			continue
+		case rank == c.Root:
+			r.send(rank, roundGather, len(own), own)
+		case !alone:
+			r.send(rank, roundGather, 0, nil)
+		}
+		if b := into.Bytes(); r.rank == c.Root || !alone {
+			r.receive(rank, roundGather, len(b), b)
+		}
+	}
+	if err := r.await(ctx, 0); err != nil { // start the wires
+		return err
+	}
+	if r.rank == c.Root {
+		move(mine, c.Src)
+	}
+	return r.settle(ctx)
 }
 
 // broadcast sends the root's buf to all. No rank returns before it knows that

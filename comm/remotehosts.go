@@ -16,6 +16,8 @@ import (
 //	reduce-scatter  every host's part inside the host, rails, sum of the partial sums
 //	broadcast       the root's rail, from there inside each host, block by block
 //
+// A gather is none of these, as it sends no byte twice in any case.
+//
 // The sums have the bits of the canonical tree, of which the ranks of a host are
 // a subtree if their number is a power of two.
 type hosts struct {
@@ -106,7 +108,7 @@ func (h *hosts) stop() { h.local.Abort(fmt.Errorf("%w: %w", errStopped, ErrLost)
 // the agreement that comes first, and keeps its bits.
 func (h *hosts) suits(kind Kind, op Op, d DType, bytes int) bool {
 	switch {
-	case kind == KindBarrier || kind == KindSplit || bytes <= smallMessage:
+	case kind == KindBarrier || kind == KindSplit || kind == KindGather || bytes <= smallMessage:
 		return false
 	case kind == KindAllGather || kind == KindBroadcast || !d.float() || op == Max || op == Min:
 		return true

@@ -10,7 +10,7 @@ const (
 	direct algorithm = iota
 	// In step k a rank passes on what it knows to the rank 2^k further: log2 N
 	// steps of one message. Barriers (dissemination), all-gathers (Bruck),
-	// broadcasts (a binomial tree).
+	// broadcasts (a binomial tree), the agreement that comes before a gather.
 	doubling
 	// Ranks pass on to the right what comes from the left, in blocks: N-1 steps,
 	// but every rank talks to two others only.
@@ -28,12 +28,12 @@ const (
 )
 
 // plan chooses the algorithm for a collective of n ranks in which a rank has
-// bytes to give: a shard for gathers, the tensor for broadcasts. Reductions are
+// bytes to give: a shard for all-gathers, the tensor for broadcasts. Reductions are
 // always direct, as only the owner of an element can sum it in the canonical order.
 func plan(kind Kind, n, bytes int) algorithm {
 	small := bytes <= smallMessage
 	switch kind {
-	case KindBarrier:
+	case KindBarrier, KindGather:
 		if n > fewRanks {
 			return doubling
 		}

@@ -44,6 +44,7 @@ type Serial struct {
 type failure struct {
 	err   error
 	spare uint64
+	abort bool // the groups split from this one fail as well, which they need not when a rank has left
 }
 
 // NewSerial returns the group of the given name, in which this process is rank
@@ -112,6 +113,11 @@ func (s *Serial) AllReduce(buf Buffer, op Op) Work {
 // Broadcast implements [Group].
 func (s *Serial) Broadcast(buf Buffer, root int) Work {
 	return s.work(Call{Kind: KindBroadcast, Root: root, Dst: buf, Src: buf})
+}
+
+// Gather implements [Group].
+func (s *Serial) Gather(dst, src Buffer, counts []int, root int) Work {
+	return s.work(gather(dst, src, counts, root, s.rank))
 }
 
 // Barrier implements [Group].
@@ -188,7 +194,7 @@ func (s *Serial) Abort(err error) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.fail(failure{err: s.blame(err)}, true)
+	s.fail(failure{err: s.blame(err), abort: true}, true)
 }
 
 // Failed says that the group has failed with err on another rank.
@@ -203,7 +209,7 @@ func (s *Serial) Failed(err error) {
 func (s *Serial) Left(rank int, last uint64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.fail(failure{&RankError{Group: s.name, Rank: rank, Err: ErrClosed}, last + 1}, false)
+	s.fail(failure{err: &RankError{Group: s.name, Rank: rank, Err: ErrClosed}, spare: last + 1}, false)
 }
 
 // Close implements [Group]. What every rank has issued completes if that takes no
@@ -256,7 +262,9 @@ func (s *Serial) fail(f failure, tell bool) {
 		next = 0
 	}
 	if n := len(s.faults); n > 0 && s.faults[n-1].spare <= max(f.spare, next) {
-		return
+		if news := f.abort && !s.closed && s.deserted(s.faults[n-1].err); !news {
+			return
+		}
 	}
 	s.faults = append(s.faults, f)
 	s.wakeAll()
@@ -271,6 +279,12 @@ func (s *Serial) fail(f failure, tell bool) {
 	s.mu.Lock()
 	s.busy--
 	s.wakeAll()
+}
+
+// deserted reports whether err is that a rank has left the group.
+func (s *Serial) deserted(err error) bool {
+	var blame *RankError
+	return errors.As(err, &blame) && blame.Group == s.name && errors.Is(blame.Err, ErrClosed)
 }
 
 // fault returns why collective seq can no longer complete, or nil: the first

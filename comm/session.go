@@ -345,6 +345,13 @@ func (l *link) fail(err error) {
 	l.spread(err)
 }
 
+// failed reports whether the group has failed otherwise than by a rank's leaving.
+func (l *link) failed() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.fault != nil
+}
+
 // tell tells all other ranks of the group.
 func (l *link) tell(what byte, body []byte) {
 	for r, world := range l.ranks {

@@ -68,6 +68,7 @@ type shared struct {
 // task is what a rank knows about a collective that it has issued.
 type task struct {
 	call   Call
+	small  bool   // every rank computes its result by itself
 	copied bool   // the others do not read call.Src
 	staged []byte // the copy they read, nil if there is none
 	moved  []byte // the copy that it was moved to later
@@ -215,6 +216,10 @@ func (s *shared) AllReduce(buf Buffer, op Op) Work {
 
 func (s *shared) Broadcast(buf Buffer, root int) Work {
 	return s.start(Call{Kind: KindBroadcast, Root: root, Dst: buf, Src: buf})
+}
+
+func (s *shared) Gather(dst, src Buffer, counts []int, root int) Work {
+	return s.start(gather(dst, src, counts, root, s.rank))
 }
 
 func (s *shared) Barrier(ctx context.Context) error {

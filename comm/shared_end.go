@@ -66,8 +66,12 @@ func (s *shared) Abort(err error) {
 	if err == nil {
 		err = errors.New("aborted")
 	}
-	if !s.isClosed() {
-		s.fail(s.blame(err))
+	if s.isClosed() {
+		return
+	}
+	err = s.blame(err)
+	if first := s.enter(err); first || !s.link.failed() { // that a rank has left is no failure of the groups split from this one
+		s.link.fail(err)
 	}
 }
 
@@ -98,7 +102,7 @@ func (s *shared) settle() {
 	}
 	for seq := s.done.Load() + 1; seq <= last; seq++ {
 		s.mu.Lock()
-		ready := s.ready(seq, &s.task(seq).call)
+		ready := s.ready(seq, s.task(seq))
 		s.mu.Unlock()
 		if !ready || s.step(context.Background(), seq) != nil {
 			break // or a rank has died, or they disagree: the others know

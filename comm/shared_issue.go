@@ -47,7 +47,7 @@ func (s *shared) enqueue(c *Call) (uint64, error) {
 	if s.issued-s.reclaimed > uint64(len(s.tasks)) {
 		s.makeRoom()
 	}
-	*s.task(s.issued) = task{call: *c}
+	*s.task(s.issued) = task{call: *c, small: small(c)}
 	s.rec.issue(s.issued, c)
 	return s.issued, nil
 }
@@ -99,7 +99,7 @@ func (s *shared) publish() error {
 		}
 		raceArrive()
 		s.board.post(next, s.rank).seq.Store(next)
-		if small(&s.task(next).call) {
+		if s.task(next).small {
 			s.board.ring()
 		} else {
 			s.board.arrive(next)
@@ -117,14 +117,14 @@ func (s *shared) post(seq uint64, t *task) error {
 		return err
 	}
 	p.dst = 0
-	if !small(c) {
+	if !t.small {
 		switch off, ok := s.locate(c.Dst); {
 		case c.Kind == KindAllReduce && t.staged != nil:
 			p.dst = p.src.Load()
 			flags |= postCopy
 		case ok:
 			p.dst = uint64(off)
-		default:
+		case c.Dst.len > 0:
 			flags |= postPrivate
 		}
 		lane := s.board.lane(seq, s.rank)
@@ -139,12 +139,12 @@ func (s *shared) post(seq uint64, t *task) error {
 // be elsewhere.
 func (s *shared) postSource(seq uint64, p *post, t *task) (flags uint64, err error) {
 	c := &t.call
-	if s.size == 1 || c.Src.len == 0 || c.Kind == KindBroadcast && c.Root != s.rank {
+	if s.size == 1 || c.Src.len == 0 || s.keepsSource(t) {
 		p.src.Store(0)
 		t.copied = true
 		return 0, nil
 	}
-	if small(c) {
+	if t.small {
 		t.copied = true
 		src := c.Src.Bytes()
 		copy(unsafe.Slice((*byte)(s.board.inline(seq, s.rank, len(src))), len(src)), src)
@@ -159,6 +159,19 @@ func (s *shared) postSource(seq uint64, p *post, t *task) (flags uint64, err err
 	t.copied = true
 	p.src.Store(off)
 	return 0, err
+}
+
+// keepsSource reports whether no other rank reads the source of c: of a broadcast
+// that is not the root, and of a gather the root if nobody else can write there.
+func (s *shared) keepsSource(t *task) bool {
+	switch c := &t.call; c.Kind {
+	case KindBroadcast:
+		return c.Root != s.rank
+	case KindGather:
+		_, ok := s.locate(c.Dst)
+		return c.Root == s.rank && (t.small || !ok)
+	}
+	return false
 }
 
 // copySource copies src into new memory of this rank's segment.
@@ -181,11 +194,7 @@ func (s *shared) locate(b Buffer) (off int, ok bool) {
 
 // small reports whether every rank computes the result of c by itself.
 func small(c *Call) bool {
-	b := &c.Dst
-	if c.Kind == KindReduceScatter {
-		b = &c.Src
-	}
-	return b.len*b.dtype.Size() <= smallTensor
+	return c.Bytes() <= smallTensor
 }
 
 // read makes work the division of collective seq, of which t is this rank's
@@ -195,10 +204,10 @@ func (s *shared) read(seq uint64, t *task) error {
 	own := &t.call
 	for r := range s.size {
 		c := &s.work.calls[r]
-		*c = *own
+		*c = own.of(r, s.rank)
 		s.work.copies[r] = s.board.post(seq, r).meta&postCopy != 0
 		if r == s.rank {
-			if own.Kind == KindAllReduce && t.staged != nil && !small(own) {
+			if own.Kind == KindAllReduce && t.staged != nil && !t.small {
 				c.Dst.ptr = unsafe.Pointer(unsafe.SliceData(t.staged))
 				c.Src.ptr = c.Dst.ptr
 			}
@@ -219,7 +228,7 @@ func (s *shared) read(seq uint64, t *task) error {
 		} else {
 			return s.astray(r, own, seq)
 		}
-		if !s.private[r] && !small(own) {
+		if !s.private[r] && !t.small {
 			b, ok := peer.Bytes(int(p.dst), c.Dst.len*c.Dst.dtype.Size())
 			if !ok {
 				return s.astray(r, own, seq)

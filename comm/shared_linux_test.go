@@ -150,6 +150,11 @@ func (g *allocated) Broadcast(buf Buffer, root int) Work {
 	return g.work(g.Group.Broadcast(b, root), buf, b, b, buf)
 }
 
+func (g *allocated) Gather(dst, src Buffer, counts []int, root int) Work {
+	d, s := g.both(dst, src)
+	return g.work(g.Group.Gather(d, s, counts, root), dst, d, s, src)
+}
+
 func (g *allocated) Split(ctx context.Context, color, key int) (Group, error) {
 	sub, err := g.Group.Split(ctx, color, key)
 	if sub == nil || err != nil {
@@ -173,16 +178,13 @@ type copyBack struct {
 func (c *copyBack) Wait(ctx context.Context) error {
 	err := c.Work.Wait(ctx)
 	c.once.Do(func() {
-		if err != nil {
-			return
-		}
-		if c.dst.ptr != c.at.ptr {
+		if err == nil && c.dst.ptr != c.at.ptr {
 			copy(c.dst.Bytes(), c.at.Bytes())
 		}
 		a, apart := c.g.Group.(Allocator), !overlap(c.at, c.src) && c.at.ptr != c.src.ptr
 		if apart && c.src.ptr != c.from.ptr {
 			clear(c.src.Bytes()) // nobody may need it any more
-			err = a.Free(c.src.Bytes())
+			err = errors.Join(err, a.Free(c.src.Bytes()))
 		}
 		if c.dst.ptr != c.at.ptr {
 			freed := a.Free(c.at.Bytes())
@@ -274,11 +276,11 @@ func TestSharedAllocations(t *testing.T) {
 	const warm, runs, n = 20, 100, 2 // the segments grow to what is in flight at most
 	gs := SharedGroups(t, n)
 	program := func(g Group) func() {
-		whole, shard := floats(n*3000), floats(3000)
+		whole, shard, counts := floats(n*3000), floats(3000), []int{3000, 3000}
 		return func() {
 			ws := [...]Work{
 				g.AllGather(whole, shard), g.ReduceScatter(shard, whole, Avg),
-				g.AllReduce(whole, Sum), g.Broadcast(shard, n-1),
+				g.AllReduce(whole, Sum), g.Broadcast(shard, n-1), g.Gather(whole, shard, counts, 0), g.Gather(whole, shard, counts, 1),
 			}
 			for _, w := range ws {
 				if err := w.Wait(context.Background()); err != nil {
@@ -308,6 +310,56 @@ func TestSharedAllocations(t *testing.T) {
 	for _, g := range gs {
 		allocated, _ := g.(*shared).domain.own.Live()
 		require.Zero(t, allocated)
+	}
+}
+
+// TestSharedGatherCopies checks what a gather takes of the segments: a copy of a private source and nothing else, on no
+// rank but that of the source.
+func TestSharedGatherCopies(t *testing.T) {
+	const n, length, bytes = 3, 1 << 16, 4 << 16
+	for name, private := range map[string]struct{ dst, src bool }{
+		"allocated": {false, false}, "private source": {false, true}, "private destination": {true, false}, "private": {true, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			gs, counts := SharedGroups(t, n), []int{length, length, length}
+			live := func(r int) int {
+				held, _ := gs[r].(*shared).domain.own.Live()
+				return held
+			}
+			alloc := func(r, elements int, private bool) Buffer {
+				if private {
+					return floats(elements)
+				}
+				mem, err := gs[r].(Allocator).Alloc(4 * elements)
+				require.NoError(t, err)
+				return bufferOf(mem, Buffer{dtype: Float32})
+			}
+			dst, works := alloc(1, n*length, private.dst), make([]Work, n)
+			for r, g := range gs {
+				src := alloc(r, length, private.src)
+				for i, x := 0, view[float32](src); i < length; i++ {
+					x[i] = float32(r*length + i)
+				}
+				before, want := live(r), 0
+				if private.src && !(r == 1 && private.dst) { // then nobody else reads it
+					want = bytes
+				}
+				works[r] = g.Gather(dst, src, counts, 1)
+				require.Equal(t, want, live(r)-before, "rank %d", r)
+			}
+			for _, r := range []int{0, 2, 1} { // a source that is copied waits for nobody
+				if r == 1 || private.src {
+					require.NoError(t, works[r].Wait(t.Context()))
+				}
+			}
+			for i, x := range view[float32](dst) {
+				require.Equal(t, float32(i), x)
+			}
+			for _, w := range works {
+				require.NoError(t, w.Wait(t.Context()))
+			}
+			closeGroups(t, gs)
+		})
 	}
 }
 

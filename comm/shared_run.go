@@ -34,11 +34,11 @@ func (s *shared) queue(ctx context.Context, seq uint64) {
 	case <-ctx.Done():
 	}
 	s.mu.Lock()
-	call := s.task(seq).call
-	ready := s.done.Load() >= seq || !s.detached && s.published >= seq && s.ready(seq, &call)
+	t := *s.task(seq)
+	ready := s.done.Load() >= seq || !s.detached && s.published >= seq && s.ready(seq, &t)
 	s.mu.Unlock()
 	if !ready {
-		s.fail(s.blame(fmt.Errorf("waiting for its turn in %s: %w", call.numbered(seq), context.Cause(ctx))))
+		s.fail(s.blame(fmt.Errorf("waiting for its turn in %s: %w", t.call.numbered(seq), context.Cause(ctx))))
 	}
 	s.turn <- struct{}{}
 }
@@ -77,10 +77,10 @@ func (s *shared) step(ctx context.Context, seq uint64) error {
 func (s *shared) arrival(ctx context.Context, seq uint64, t *task, published bool) error {
 	w := waiter{s: s}
 	defer w.end()
-	for !s.ready(seq, &t.call) {
+	for !s.ready(seq, t) {
 		// What has been published before a failure is ready when the failure can
 		// be seen, or never will be. (If it is small, others may complete it yet.)
-		if err := s.failure(); err != nil && !s.ready(seq, &t.call) {
+		if err := s.failure(); err != nil && !s.ready(seq, t) {
 			return err
 		}
 		if !w.rest() {
@@ -102,9 +102,9 @@ func (s *shared) arrival(ctx context.Context, seq uint64, t *task, published boo
 	return nil
 }
 
-// ready reports whether all ranks have arrived at collective seq, call c.
-func (s *shared) ready(seq uint64, c *Call) bool {
-	if small(c) {
+// ready reports whether all ranks have arrived at collective seq.
+func (s *shared) ready(seq uint64, t *task) bool {
+	if t.small {
 		return s.board.met(seq)
 	}
 	return s.board.ready(seq)
@@ -186,7 +186,7 @@ func (s *shared) finish(seq uint64, t *task) error {
 		return err
 	}
 	parts := s.work.cut()
-	if small(&t.call) {
+	if t.small {
 		if parts > 0 {
 			s.compute()
 		}

@@ -15,12 +15,18 @@ type Signature struct {
 	Root  int
 	Len   int // elements of the full tensor
 	Label string
+	// Counts is a hash of the counts of a gather, 0 in other collectives. It tells
+	// any two lists apart that differ in one place, and almost all others.
+	Counts uint64
 }
 
 // Signature returns the signature of c.
 func (c *Call) Signature() Signature {
-	b := c.Full()
-	return Signature{c.Kind, c.Op, b.dtype, c.Root, b.len, b.label}
+	s := Signature{c.Kind, c.Op, c.DType(), c.Root, c.Len(), c.Label(), 0}
+	if c.Kind == KindGather {
+		s.Counts = hashCounts(c.Counts)
+	}
+	return s
 }
 
 // String describes the call as in errors: reduce-scatter float32[512] sum "h.3".
@@ -34,6 +40,8 @@ func (s Signature) String() string {
 		text += " " + s.Op.String()
 	case KindBroadcast:
 		text += fmt.Sprintf(" from %d", s.Root)
+	case KindGather:
+		text += fmt.Sprintf(" to %d, counts %016x", s.Root, s.Counts)
 	}
 	if s.Label != "" {
 		text += fmt.Sprintf(" %q", s.Label)
@@ -46,10 +54,11 @@ const SignatureSize = 64
 
 // Layout of an encoded signature, little-endian:
 //
-//	0 kind | 1 op | 2 dtype | 3 length of label | 4 root | 8 len | 16 hash of label | 24 label …
+//	0 kind | 1 op | 2 dtype | 3 length of label | 4 root | 8 len | 16 hash | 24 label …
 //
-// A label that does not fit is cut; its hash keeps it apart from others that
-// begin alike, and its length is stored as cutLabel.
+// The hash is that of the counts. A label that does not fit is cut; its own hash,
+// added to the other, keeps it apart from labels that begin alike, and its length
+// is stored as cutLabel.
 const (
 	labelAt  = 24
 	maxLabel = SignatureSize - labelAt
@@ -57,24 +66,25 @@ const (
 )
 
 // Put encodes s into b, which has SignatureSize bytes or more. Two signatures
-// are equal exactly if their encodings are (but for collisions of a 64-bit hash
-// between labels of more than 40 bytes). It does not allocate.
+// are equal exactly if their encodings are (but for collisions of a 64-bit hash,
+// of labels of more than 40 bytes and counts). It does not allocate.
 func (s Signature) Put(b []byte) {
 	b = b[:SignatureSize]
 	b[0], b[1], b[2], b[3] = byte(s.Kind), byte(s.Op), byte(s.DType), byte(min(len(s.Label), cutLabel))
 	binary.LittleEndian.PutUint32(b[4:], uint32(s.Root))
 	binary.LittleEndian.PutUint64(b[8:], uint64(s.Len))
-	hash := uint64(0)
+	hash := s.Counts
 	if len(s.Label) > maxLabel {
 		b[3] = cutLabel
-		hash = hashText(s.Label)
+		hash += hashText(s.Label)
 	}
 	binary.LittleEndian.PutUint64(b[16:], hash)
 	clear(b[labelAt+copy(b[labelAt:], s.Label):])
 }
 
 // ParseSignature decodes what [Signature.Put] has encoded. A label that was cut
-// ends in an ellipsis. Anything that Put cannot have written is an error.
+// ends in an ellipsis, and its hash is part of the Counts of a gather then. Anything
+// that Put cannot have written is an error.
 func ParseSignature(b []byte) (Signature, error) {
 	if len(b) != SignatureSize {
 		return Signature{}, fmt.Errorf("comm: signature of %d bytes, want %d", len(b), SignatureSize)
@@ -84,11 +94,15 @@ func ParseSignature(b []byte) (Signature, error) {
 		Root: int(int32(binary.LittleEndian.Uint32(b[4:]))),
 		Len:  int(binary.LittleEndian.Uint64(b[8:])),
 	}
+	hash := binary.LittleEndian.Uint64(b[16:])
+	if s.Kind == KindGather {
+		s.Counts, hash = hash, 0
+	}
 	label := b[labelAt:]
 	switch n := int(b[3]); {
 	case n <= maxLabel:
-		if len(bytes.TrimRight(label[n:], "\x00")) > 0 {
-			return Signature{}, fmt.Errorf("comm: signature with bytes after its label")
+		if len(bytes.TrimRight(label[n:], "\x00")) > 0 || hash != 0 {
+			return Signature{}, fmt.Errorf("comm: signature with bytes beside its label")
 		}
 		s.Label = string(label[:n])
 	case n == cutLabel:
@@ -104,6 +118,16 @@ func ParseSignature(b []byte) (Signature, error) {
 		return Signature{}, fmt.Errorf("comm: no signature: kind %d, operator %d, type %d, length %d, root %d", b[0], b[1], b[2], s.Len, s.Root)
 	}
 	return s, nil
+}
+
+// hashCounts mixes in one count after another, each step a bijection of the hash.
+func hashCounts(counts []int) uint64 {
+	h := uint64(0)
+	for _, n := range counts {
+		h = (h ^ uint64(n)) * 0x9e3779b97f4a7c15
+		h ^= h >> 32
+	}
+	return h
 }
 
 // hashText is FNV-1a.

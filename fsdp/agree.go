@@ -36,6 +36,12 @@ const (
 	methodJoin // and those of its policies
 	methodJoinShortest
 	methodJoinEven
+	methodOptimState
+	methodSetOptim
+	methodExport
+	methodImport
+	methodSave
+	methodLoad
 )
 
 // String names the method as its users do.
@@ -45,6 +51,8 @@ func (m method) String() string {
 		methodClip: "ClipGradNorm", methodClipInf: "ClipGradNorm of the infinity norm",
 		methodState: "FullState", methodGrads: "FullGrads", methodNorms: "GradNorms", methodUnscale: "Unscale", methodSync: "SyncGrads",
 		methodFull: "Full", methodSet: "SetFull", methodFreeze: "Freeze", methodBuffers: "AverageBuffers",
+		methodOptimState: "FullOptimState", methodSetOptim: "SetFullOptim", methodExport: "Export", methodImport: "Import",
+		methodSave: "Save", methodLoad: "Load",
 		methodJoin: "Join", methodJoinShortest: "Join with StopAtShortest", methodJoinEven: "Join with RefuseUneven",
 	}
 	return names[m]

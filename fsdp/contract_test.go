@@ -104,6 +104,10 @@ func (g *strictGroup) Broadcast(buf comm.Buffer, root int) comm.Work {
 	return g.start("broadcast", buf, buf, func(buf, _ comm.Buffer) comm.Work { return g.Group.Broadcast(buf, root) })
 }
 
+func (g *strictGroup) Gather(dst, src comm.Buffer, counts []int, root int) comm.Work {
+	return g.start("gather", dst, src, func(dst, src comm.Buffer) comm.Work { return g.Group.Gather(dst, src, counts, root) })
+}
+
 func (g *strictGroup) Split(ctx context.Context, color, key int) (comm.Group, error) {
 	part, err := g.Group.Split(ctx, color, key)
 	if part == nil || err != nil {

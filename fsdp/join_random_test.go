@@ -372,7 +372,7 @@ func (u *unevenRun) train(t require.TestingT, ctx context.Context, g comm.Group,
 func (l *learner) see(where string, values record) { l.seen = append(l.seen, sight{where, values}) }
 
 func (l *learner) state(ctx context.Context) record {
-	state, err := l.m.FullState(ctx)
+	state, err := ownState(ctx, l.m)
 	require.NoError(l.t, err)
 	seen := record{}
 	for name, v := range state {

@@ -197,6 +197,11 @@ func (p *part) ReduceScatter(dst, src comm.Buffer, op comm.Op) comm.Work {
 	return partWork{p.Group.ReduceScatter(dst, src, op), p}
 }
 
+// Gather implements comm.Group.
+func (p *part) Gather(dst, src comm.Buffer, counts []int, root int) comm.Work {
+	return partWork{p.Group.Gather(dst, src, counts, root), p}
+}
+
 // AllReduce implements comm.Group.
 func (p *part) AllReduce(buf comm.Buffer, op comm.Op) comm.Work {
 	return partWork{p.Group.AllReduce(buf, op), p}

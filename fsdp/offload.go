@@ -51,7 +51,7 @@ func (s *Sharded) readAhead(p *pass, at int) {
 
 // inFile tells whether memory of a class lies in files.
 func (s *Sharded) inFile(c arena.Class) bool {
-	return s.files != nil && (c == arena.Shard || c == arena.State || c == arena.Spilled)
+	return s.files != nil && (c == arena.Shard || c == arena.State || c == arena.Spilled || c == arena.Snapshot)
 }
 
 // mappedBytes returns how many of the bytes that are live lie in files.
@@ -69,10 +69,10 @@ func (s *Sharded) mappedBytes() int {
 func (s *Sharded) planFiles(p *Plan, pass *program.Plan) {
 	p.MappedBytes = mostLive(pass, s.inFile)
 	p.RAMBytes = mostLive(pass, func(c arena.Class) bool { return !s.inFile(c) })
-	if s.files != nil {
-		p.MappedBytes += p.ShardBytes + p.StateBytes
+	if lasting := p.ShardBytes + p.StateBytes + p.SnapshotBytes; s.files != nil {
+		p.MappedBytes += lasting
 	} else {
-		p.RAMBytes += p.ShardBytes + p.StateBytes
+		p.RAMBytes += lasting
 	}
 }
 

@@ -76,7 +76,7 @@ func (s *Sharded) Backward(ctx context.Context, opts ...BackwardOption) error {
 // backward runs the backward pass of p, which is nil if there was no forward.
 func (s *Sharded) backward(ctx context.Context, p *pass, opts []BackwardOption) error {
 	r := request{method: methodBackward, noSync: s.noSync}
-	err := s.err
+	err := s.usable()
 	if err == nil {
 		err = s.prepareBackward(p, opts)
 	}
@@ -234,8 +234,8 @@ func (s *Sharded) start(ctx context.Context, m method, v variant, batch []Tensor
 
 // prepareForward does what a pass needs before the ranks agree on it.
 func (s *Sharded) prepareForward(v variant, batch []Tensor) (*compiled, []exec.Value, error) {
-	if s.err != nil {
-		return nil, nil, s.err
+	if err := s.usable(); err != nil {
+		return nil, nil, err
 	}
 	if s.entries[v.entry] == nil {
 		return nil, nil, fmt.Errorf("the model has no program %q", v.entry)

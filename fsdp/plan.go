@@ -10,12 +10,13 @@ import (
 
 // A Plan says what training on a batch will take, before anything runs. Bytes are those of one rank.
 type Plan struct {
-	Params     int         // elements of the whole model
-	Ranks      int         // that share them
-	Groups     []GroupPlan // the root unit first, if it has parameters
-	ShardBytes int         // this rank's parameters and gradients, padding included
-	StateBytes int         // of the optimizers that were made so far
-	PassBytes  int         // most bytes of gathered parameters, gradients, activations and scratch at once
+	Params        int         // elements of the whole model
+	Ranks         int         // that share them
+	Groups        []GroupPlan // the root unit first, if it has parameters
+	ShardBytes    int         // this rank's parameters and gradients, padding included
+	StateBytes    int         // of the optimizers that were made so far
+	SnapshotBytes int         // of what SaveAsync has copied, which is kept
+	PassBytes     int         // most bytes of gathered parameters, gradients, activations and scratch at once
 
 	// The same bytes by where they lie. The two need not be largest at the same time.
 	MappedBytes int // most at once in files (Config.OffloadDir)
@@ -42,7 +43,7 @@ type GroupPlan struct {
 }
 
 // Peak returns the most bytes that will be counted at once, in files and elsewhere.
-func (p *Plan) Peak() int { return p.ShardBytes + p.StateBytes + p.PassBytes }
+func (p *Plan) Peak() int { return p.ShardBytes + p.StateBytes + p.SnapshotBytes + p.PassBytes }
 
 // Plan plans a training pass on a batch of the shapes of these tensors, whose contents do not matter: one that begins now,
 // inside NoSync if it is. It is not a collective.
@@ -58,9 +59,9 @@ func (s *Sharded) Plan(batch ...Tensor) (*Plan, error) {
 	if err != nil {
 		return nil, fmt.Errorf("fsdp: %w", err)
 	}
-	n := c.plan.Program.Counts()
+	n, live := c.plan.Program.Counts(), s.arena.Stats().Live
 	p := &Plan{
-		Ranks: s.cfg.Group.Size(), ShardBytes: s.shardBytes(), StateBytes: s.arena.Stats().Live[arena.State], PassBytes: c.plan.Peak,
+		Ranks: s.cfg.Group.Size(), ShardBytes: s.shardBytes(), StateBytes: live[arena.State], SnapshotBytes: live[arena.Snapshot], PassBytes: c.plan.Peak,
 		Gathers: n.Gathers, Reduces: n.Reduces, AllReduces: n.Syncs, Traffic: c.plan.Traffic(),
 	}
 	for _, g := range s.groups {
@@ -104,6 +105,9 @@ func (p *Plan) WriteTo(w io.Writer) (int64, error) {
 	fmt.Fprintf(&b, "per rank: %s parameters and gradients, ", bytesText(p.ShardBytes))
 	if p.StateBytes > 0 {
 		fmt.Fprintf(&b, "%s optimizer state, ", bytesText(p.StateBytes))
+	}
+	if p.SnapshotBytes > 0 {
+		fmt.Fprintf(&b, "%s snapshot, ", bytesText(p.SnapshotBytes))
 	}
 	fmt.Fprintf(&b, "at most %s more in a pass, %s sent per pass\n", bytesText(p.PassBytes), bytesText(p.Traffic))
 	if p.MappedBytes > 0 {

@@ -42,6 +42,14 @@ func (s *Sharded) broken(err error) error {
 	return fmt.Errorf("fsdp: rank %d: %w", s.cfg.Group.Rank(), err)
 }
 
+// usable is why no pass can run, and nothing be saved.
+func (s *Sharded) usable() error {
+	if s.err == nil && s.torn != nil {
+		return s.torn
+	}
+	return s.err
+}
+
 // execute allocates what a step needs and runs it. A kernel panics on what no forward would have let through, such as a
 // batch that was modified before its backward, and Config.Trace is the user's: that fails the group like any other error.
 func (s *Sharded) execute(ctx context.Context, p *pass, step *program.Step) (err error) {

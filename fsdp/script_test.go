@@ -401,7 +401,10 @@ func (a *actor) do(ctx context.Context, d *deed) (seen record, err error) {
 		}
 		return seen, err
 	case "grads", "state":
-		look := map[string]func(context.Context) (map[string]*tensor.Dense, error){"grads": m.FullGrads, "state": m.FullState}[d.Kind]
+		look := m.FullGrads
+		if d.Kind == "state" {
+			look = func(ctx context.Context) (map[string]*tensor.Dense, error) { return m.FullState(ctx) }
+		}
 		tensors, err := look(ctx)
 		for name, v := range tensors {
 			seen[name] = elements(v)

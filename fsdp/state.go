@@ -12,18 +12,8 @@ import (
 	"github.com/gofsdp/gofsdp/internal/exec"
 )
 
-// FullState returns the whole parameters and buffers by name, on every rank. It gathers one group at a time, but the result
-// is the size of the model. The tensors belong to the caller; a scalar comes as a tensor of shape (1). Buffers, and parameters
-// of units with a group of their own, are those of this rank.
-func (s *Sharded) FullState(ctx context.Context) (map[string]*tensor.Dense, error) {
-	all := make(map[string]*tensor.Dense)
-	err := s.gatherEach(ctx, request{method: methodState}, s.err, s.groups, func(g *flatGroup) *arena.Block { return g.value },
-		func(name string, v exec.Value) { all[name] = v.Tensor().Clone().(*tensor.Dense) })
-	return all, err
-}
-
-// FullGrads returns the whole gradients by name, on every rank, as FullState does the parameters. Those that have no gradient
-// are not in it.
+// FullGrads returns the whole gradients by name, on every rank, under the plain names of the model. Those that have no
+// gradient are not in it, and of units with groups of their own it has this rank's. It gathers one group at a time.
 func (s *Sharded) FullGrads(ctx context.Context) (map[string]*tensor.Dense, error) {
 	err := s.err
 	if err == nil {

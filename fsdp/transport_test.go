@@ -351,6 +351,10 @@ func (g *watchedGroup) Broadcast(buf comm.Buffer, root int) comm.Work {
 	return g.begun(g.Group.Broadcast(buf, root))
 }
 
+func (g *watchedGroup) Gather(dst, src comm.Buffer, counts []int, root int) comm.Work {
+	return g.begun(g.Group.Gather(dst, src, counts, root))
+}
+
 func (g *watchedGroup) Split(ctx context.Context, color, key int) (comm.Group, error) {
 	part, err := g.Group.Split(ctx, color, key)
 	if err != nil {

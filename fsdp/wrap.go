@@ -9,6 +9,7 @@ import (
 
 	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/internal/arena"
+	"github.com/gofsdp/gofsdp/internal/checkpoint"
 	"github.com/gofsdp/gofsdp/internal/exec"
 	"github.com/gofsdp/gofsdp/internal/mapped"
 	"github.com/gofsdp/gofsdp/internal/program"
@@ -51,13 +52,16 @@ type Sharded struct {
 	joined   bool           // in an iteration of Join for which this rank has no batch
 	facts    *facts         // of the last training pass, or nil
 	shadows  map[shadowKey]*compiled
-	pending  pending        // gradients that are not reduced
-	present  []bool         // by parameter: whether it has a gradient
-	state    []*arena.Block // of optimizers
-	requests int            // collective calls so far, those that ranks could not agree on included
-	passes   int            // passes so far: numbers them
-	forwards int            // training passes begun so far: keys dropout
-	err      error          // first failure in the middle of a pass, or errClosed: no more passes
+	pending  pending                      // gradients that are not reduced
+	present  []bool                       // by parameter: whether it has a gradient
+	state    []*arena.Block               // of optimizers
+	async    async                        // SaveAsync
+	stores   map[string]*checkpoint.Store // by directory that was saved to, locked; of rank 0
+	requests int                          // collective calls so far, those that ranks could not agree on included
+	passes   int                          // passes so far: numbers them
+	forwards int                          // training passes begun so far: keys dropout
+	torn     error                        // of a Load or Import that failed in the middle, until one succeeds: no more passes till then
+	err      error                        // first failure in the middle of a pass, or errClosed: no more passes
 }
 
 // place is where a parameter lives: in which group, and which of its parameters it is.
@@ -249,6 +253,8 @@ func (s *Sharded) steppable(f *flatGroup) error {
 	switch {
 	case s.err == errClosed:
 		return s.err
+	case s.torn != nil:
+		return s.torn
 	case f.value == nil:
 		return errors.New("the optimizer was made before Freeze: make a new one of Sharded.Shards, and let it Adopt what Freeze returned")
 	case s.pass != nil || len(s.held) > 0:
@@ -290,8 +296,8 @@ var errClosed = errors.New("the model is closed")
 // what Shards returned must not be touched, nor an optimizer stepped that was made of it: the memory may not be there.
 // Closing again does nothing.
 //
-// Close is not a collective, but after a Forward without a Backward it waits for the gathers that were begun. It leaves the
-// group open, which best outlives the model: if the memory was the group's and has gone with it, Close says so, and nothing
+// Close is not a collective, but after a Forward without a Backward it waits for the gathers that were begun, and after
+// SaveAsync until the checkpoint is written, whose error it returns unless Wait has. It leaves the group open, which best outlives the model: if the memory was the group's and has gone with it, Close says so, and nothing
 // worse happens.
 func (s *Sharded) Close() error {
 	if s.err == errClosed {
@@ -300,8 +306,9 @@ func (s *Sharded) Close() error {
 	for _, p := range s.waiting() {
 		p.settle()
 	}
+	err := s.settleSaving(context.Background())
 	s.err, s.pass, s.held = errClosed, nil, nil
-	if err := s.giveBack(); err != nil {
+	if err := errors.Join(err, s.giveBack()); err != nil {
 		return fmt.Errorf("fsdp: rank %d: Close: %w", s.cfg.Group.Rank(), err)
 	}
 	return nil
@@ -313,6 +320,10 @@ func (s *Sharded) giveBack() error {
 	if s.files != nil {
 		err = errors.Join(err, s.files.Close())
 	}
+	for _, store := range s.stores {
+		err = errors.Join(err, store.Close())
+	}
+	s.stores = nil
 	if s.meshes != nil {
 		err = errors.Join(err, s.meshes.close())
 	}

@@ -10,7 +10,7 @@
 //	       <── "ok 0.0391" ─────────────────                                  slowest rank counts
 //
 // The result is the median over rounds of the time of one operation. Bytes are those of the full tensor: the output of an
-// all-gather, the input of a reduce-scatter. GB/s is that divided by the time. Before a candidate is timed at an operation
+// all-gather or gather, the input of a reduce-scatter. GB/s is that divided by the time. Before a candidate is timed at an operation
 // and a size it has to get a test pattern right.
 //
 // The peers are small programs of ours (directory peers), built here with the compilers of the machine; what is not

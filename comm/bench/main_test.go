@@ -28,7 +28,7 @@ func TestParseOptions(t *testing.T) {
 	require.Equal(t, options{[]int{3}, []string{"flag", "broadcast"}, 256 << 10, 2, []string{"local", "gloo"}, "x"}, o)
 
 	for _, args := range [][]string{
-		{"-worlds", "1"}, {"-worlds", "2,"}, {"-worlds", "65"}, {"-ops", "gather"}, {"-ops", ""}, {"-max", "1K"}, {"-max", "2048M"},
+		{"-worlds", "1"}, {"-worlds", "2,"}, {"-worlds", "65"}, {"-ops", "scatter"}, {"-ops", ""}, {"-max", "1K"}, {"-max", "2048M"},
 		{"-max", "M"}, {"-rounds", "0"}, {"-candidates", "nccl"}, {"extra"}, {"-unknown"},
 	} {
 		_, err := parseOptions(args, io.Discard)

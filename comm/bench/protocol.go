@@ -10,7 +10,7 @@ import (
 
 // The operations, and the sizes of their tensors: from smallest in factors of 16 up to the largest, which counts too.
 // A barrier has no tensor and a flag has one element; both are said to be of one element.
-var operations = []string{"barrier", "flag", "all-gather", "reduce-scatter", "all-reduce", "broadcast"}
+var operations = []string{"barrier", "flag", "all-gather", "reduce-scatter", "all-reduce", "broadcast", "gather"}
 
 const (
 	elementSize   = 4 // bytes of a float32

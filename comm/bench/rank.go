@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"slices"
 	"time"
 
 	"github.com/gofsdp/gofsdp/comm"
@@ -91,6 +92,9 @@ func (r *rank) operation(op string, n int) func(context.Context) error {
 		return func(ctx context.Context) error { return g.AllReduce(full, comm.Sum).Wait(ctx) }
 	case "broadcast":
 		return func(ctx context.Context) error { return g.Broadcast(full, 0).Wait(ctx) }
+	case "gather":
+		counts := slices.Repeat([]int{shard.Len()}, g.Size())
+		return func(ctx context.Context) error { return g.Gather(full, shard, counts, 0).Wait(ctx) }
 	}
 	return nil
 }
@@ -101,6 +105,9 @@ func (r *rank) check(ctx context.Context, op string, n int, collective func(cont
 	full, shard, first := r.full[:n], r.shard[:n/size], rank*(n/size)
 	fill(full, 0, float32(rank+1))
 	fill(shard, first, 1)
+	if op == "gather" {
+		clear(full) // or it would look right on the root
+	}
 	if err := collective(ctx); err != nil {
 		return err
 	}
@@ -109,6 +116,11 @@ func (r *rank) check(ctx context.Context, op string, n int, collective func(cont
 	case "flag":
 		return verify(full[:1], 0, float32(size))
 	case "all-gather", "broadcast":
+		return verify(full, 0, 1)
+	case "gather":
+		if rank > 0 {
+			return verify(full, 0, 0) // as it was
+		}
 		return verify(full, 0, 1)
 	case "all-reduce":
 		return verify(full, 0, sum)

@@ -91,8 +91,8 @@ func TestOurRanksComputeAllOperations(t *testing.T) {
 
 func TestWrongOperationIsRefused(t *testing.T) {
 	s := ours(t, 2, 4<<10)
-	_, err := s.do(t.Context(), command{op: "gather", bytes: 4, iterations: 1})
-	require.EqualError(t, err, "local: rank 0: run gather 4 1: no such operation")
+	_, err := s.do(t.Context(), command{op: "scatter", bytes: 4, iterations: 1})
+	require.EqualError(t, err, "local: rank 0: run scatter 4 1: no such operation")
 	require.True(t, refused(err))
 	_, err = s.do(t.Context(), command{op: "flag", bytes: 8 << 10, iterations: 1})
 	require.True(t, refused(err), "a tensor that is too large")

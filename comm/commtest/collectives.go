@@ -37,6 +37,7 @@ func variants(n, size int, dtypes []comm.DType, ops []comm.Op) (steps []step) {
 		}
 		for root := range n {
 			add(step{kind: Broadcast, dtype: d, root: root, len: size})
+			add(step{kind: Gather, dtype: d, root: root, len: size, inPlace: (root+size)%2 == 0})
 		}
 	}
 	return steps

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"math"
 	"slices"
 	"testing"
 
@@ -14,6 +15,15 @@ import (
 )
 
 func f32(n int) comm.Buffer { return comm.Of(make([]float32, n)).Named("h.3") }
+
+// eights are counts for a gather of n shards of 8 elements each.
+func eights(n int) []int { return slices.Repeat([]int{8}, n) }
+
+// with returns counts with another one for rank r.
+func with(counts []int, r, count int) []int {
+	counts[r] = count
+	return counts
+}
 
 // testInvalid has one rank make a bad call: it fails there and everywhere.
 func (k kit) testInvalid(t *testing.T) {
@@ -30,6 +40,14 @@ func (k kit) testInvalid(t *testing.T) {
 		"slice bounds":    func(g comm.Group) comm.Work { return g.AllReduce(f32(8).Slice(4, 9), comm.Sum) },
 		"root too high":   func(g comm.Group) comm.Work { return g.Broadcast(f32(8), n) },
 		"root negative":   func(g comm.Group) comm.Work { return g.Broadcast(f32(8), -1) },
+
+		"gather to root":     func(g comm.Group) comm.Work { return g.Gather(whole, f32(8), eights(n), n) },
+		"gather to length":   func(g comm.Group) comm.Work { return g.Gather(f32(8*n+1), f32(8), eights(n), 0) },
+		"gather to source":   func(g comm.Group) comm.Work { return g.Gather(whole, f32(7), eights(n), 0) },
+		"gather to overlap":  func(g comm.Group) comm.Work { return g.Gather(whole, whole.Slice(1, 9), eights(n), 0) },
+		"gather to nothing":  func(g comm.Group) comm.Work { return g.Gather(comm.Buffer{}, f32(8), eights(n), 0) },
+		"gather of counts":   func(g comm.Group) comm.Work { return g.Gather(whole, f32(8), with(eights(n), n-1, math.MaxInt), 0) },
+		"gather of no count": func(g comm.Group) comm.Work { return g.Gather(whole, f32(8), nil, 0) },
 	}
 	for _, name := range slices.Sorted(maps.Keys(calls)) { // in one order, for ranks that are processes
 		bad := calls[name]
@@ -60,6 +78,11 @@ func (k kit) testMismatch(t *testing.T) {
 	gather := func(g comm.Group) comm.Work { return g.AllGather(f32(8*n), f32(8)) }
 	scatter := func(g comm.Group) comm.Work { return g.ReduceScatter(f32(8), f32(8*n), comm.Sum) }
 	reduce := one(func(g comm.Group) comm.Work { return g.AllReduce(f32(8), comm.Sum) })
+	to := func(counts []int, root int, label string) func(comm.Group) comm.Work {
+		return func(g comm.Group) comm.Work {
+			return g.Gather(f32(total(counts)), f32(counts[g.Rank()]).Named(label), counts, root)
+		}
+	}
 	cases := map[string][2]calls{ // most ranks, the odd one
 		"kind":   {one(gather), one(scatter)},
 		"type":   {reduce, one(func(g comm.Group) comm.Work { return g.AllReduce(comm.Of(make([]int32, 8)).Named("h.3"), comm.Sum) })},
@@ -70,6 +93,10 @@ func (k kit) testMismatch(t *testing.T) {
 			one(func(g comm.Group) comm.Work { return g.Broadcast(f32(8), 0) }),
 			one(func(g comm.Group) comm.Work { return g.Broadcast(f32(8), 1) }),
 		},
+		"gather to another root": {one(to(eights(n), 0, "h.3")), one(to(eights(n), 1, "h.3"))},
+		"gather by label":        {one(to(eights(n), 0, "h.3")), one(to(eights(n), 0, "h.4"))},
+		"gather of counts":       {one(to(eights(n), n-1, "")), one(to(with(with(eights(n), 0, 7), n-1, 9), n-1, ""))},
+		"gather of large counts": {one(to(with(eights(n), 0, 5000), 1, "")), one(to(with(eights(n), n-1, 5000), 1, ""))},
 		"order": {
 			func(g comm.Group) []comm.Work { return []comm.Work{gather(g), scatter(g)} },
 			func(g comm.Group) []comm.Work { return []comm.Work{scatter(g), gather(g)} },

@@ -11,7 +11,7 @@ import (
 type Call struct {
 	Seq   uint64 // its number on this handle, from 1
 	Kind  string // AllGather, ReduceScatter, …
-	Label string // of the destination or only buffer
+	Label string
 }
 
 // Fault is what happens to a Call. The zero value lets it pass. An [Incident] is
@@ -68,6 +68,10 @@ func (f *faulty) Broadcast(buf comm.Buffer, root int) comm.Work {
 	return f.issue(comm.Call{Kind: comm.KindBroadcast, Root: root, Dst: buf, Src: buf})
 }
 
+func (f *faulty) Gather(dst, src comm.Buffer, counts []int, root int) comm.Work {
+	return f.issue(comm.Call{Kind: comm.KindGather, Root: root, Dst: dst, Src: src, Counts: counts})
+}
+
 func (f *faulty) Barrier(ctx context.Context) error {
 	return f.block(ctx, comm.KindBarrier, func(ctx context.Context) error { return f.Group.Barrier(ctx) })
 }
@@ -83,7 +87,7 @@ func (f *faulty) Split(ctx context.Context, color, key int) (child comm.Group, e
 // ask has the next call decided and carries out the part that comes before it.
 func (f *faulty) ask(c comm.Call) Fault {
 	f.seq++
-	fault := f.decide(Call{f.seq, c.Kind.String(), c.Dst.Label()})
+	fault := f.decide(Call{f.seq, c.Kind.String(), c.Label()})
 	if fault.Err != nil {
 		f.Abort(fault.Err)
 	}
@@ -160,6 +164,8 @@ func call(g comm.Group, c comm.Call) comm.Work {
 		return g.AllReduce(c.Dst, c.Op)
 	case comm.KindBroadcast:
 		return g.Broadcast(c.Dst, c.Root)
+	case comm.KindGather:
+		return g.Gather(c.Dst, c.Src, c.Counts, c.Root)
 	default:
 		return waiter(g.Barrier)
 	}

@@ -143,7 +143,6 @@ var ErrInjected = errors.New("injected fault")
 
 // instead returns the call that the rank of a group of n makes in place of c.
 func (w What) instead(c comm.Call, rank, n int) comm.Call {
-	full := c.Full()
 	averages := c.Op == comm.Avg
 	switch reduces := c.Reduces(); {
 	case w == Invalid:
@@ -151,19 +150,26 @@ func (w What) instead(c comm.Call, rank, n int) comm.Call {
 	case w == WrongRoot && c.Kind == comm.KindBroadcast && n > 1:
 		c.Root = (c.Root + 1) % n
 		return c
+	case w == WrongRoot && c.Kind == comm.KindGather && n > 1:
+		c.Root = (c.Root + 1) % n
+		c.Dst = blank(c.DType(), c.Len()) // only looked at if that is this rank
+		return c
 	case w == WrongOp && reduces && c.Op == comm.Max:
 		c.Op = comm.Min
 		return c
 	case w == WrongOp && reduces:
 		c.Op = comm.Max
 		return c
-	case w == WrongLabel && full.Len() > 0:
+	case w == WrongLabel && c.Kind == comm.KindGather && c.Len() > 0:
+		c.Src = c.Src.Named(c.Label() + ", or not")
+		return c
+	case w == WrongLabel && c.Len() > 0:
 		c.Dst = c.Dst.Named(c.Label() + ", or not")
 		return c
-	case w == WrongType && full.Len() > 0 && (!averages || full.DType() != comm.Float64):
-		return resized(c, n, comm.Float64, 0)
-	case w == WrongLength && full.Len() > 0:
-		return resized(c, n, full.DType(), 1)
+	case w == WrongType && c.Len() > 0 && (!averages || c.DType() != comm.Float64):
+		return resized(c, rank, n, comm.Float64, 0)
+	case w == WrongLength && c.Len() > 0:
+		return resized(c, rank, n, c.DType(), 1)
 	case c.Kind == comm.KindBroadcast:
 		return comm.Call{Kind: comm.KindAllReduce, Dst: comm.Of([]float32{float32(rank)}), Src: comm.Of([]float32{0})}
 	default:
@@ -171,9 +177,11 @@ func (w What) instead(c comm.Call, rank, n int) comm.Call {
 	}
 }
 
-// resized returns c with fresh buffers of type d, so many elements longer per shard.
-func resized(c comm.Call, n int, d comm.DType, more int) comm.Call {
-	if d == c.Dst.DType() && more == 0 {
+// resized returns the call c of a rank with fresh buffers of type d, so many
+// elements longer per shard. In a gather that is only the shard of this rank, and
+// another one gets what is over if it can: a list of the same sum.
+func resized(c comm.Call, rank, n int, d comm.DType, more int) comm.Call {
+	if d == c.DType() && more == 0 {
 		d = comm.Float32
 	}
 	fresh := func(b comm.Buffer, shards int) comm.Buffer {
@@ -184,6 +192,14 @@ func resized(c comm.Call, n int, d comm.DType, more int) comm.Call {
 		c.Dst, c.Src = fresh(c.Dst, n), fresh(c.Src, 1)
 	case comm.KindReduceScatter:
 		c.Dst, c.Src = fresh(c.Dst, 1), fresh(c.Src, n)
+	case comm.KindGather:
+		c.Counts = slices.Clone(c.Counts)
+		c.Counts[rank] += more
+		if next := &c.Counts[(rank+1)%n]; n > 1 && *next >= more {
+			*next -= more
+		}
+		c.Src = blank(d, c.Counts[rank]).Named(c.Label())
+		c.Dst = blank(d, c.Len()) // only looked at on the root
 	default:
 		c.Dst = fresh(c.Dst, 1)
 	}

@@ -59,13 +59,13 @@ func (k kit) testRandom(t *testing.T) {
 func stepOf(n int) *rapid.Generator[step] {
 	return rapid.Custom(func(t *rapid.T) step {
 		s := step{
-			kind:    rapid.SampledFrom([]string{AllGather, ReduceScatter, AllReduce, Broadcast}).Draw(t, "kind"),
+			kind:    rapid.SampledFrom([]string{AllGather, ReduceScatter, AllReduce, Broadcast, Gather}).Draw(t, "kind"),
 			dtype:   rapid.SampledFrom(dtypes).Draw(t, "type"),
 			len:     rapid.IntRange(0, 300).Draw(t, "len"),
 			inPlace: rapid.Bool().Draw(t, "in place"),
 		}
 		switch s.kind {
-		case Broadcast:
+		case Broadcast, Gather:
 			s.root = rapid.IntRange(0, n-1).Draw(t, "root")
 		case ReduceScatter, AllReduce:
 			s.op = rapid.SampledFrom(ops).Draw(t, "op")

@@ -30,6 +30,15 @@ func (a arithmetic[T]) result(s step, rank, n int) []T {
 		return all
 	case Broadcast:
 		return a.input(s, s.root, 0, s.len)
+	case Gather:
+		if rank != s.root {
+			return make([]T, s.seed%2) // what there is stays as it is
+		}
+		var all []T
+		for r, count := range s.counts(n) {
+			all = append(all, a.input(s, r, 0, count)...)
+		}
+		return all
 	}
 	lo := 0
 	if s.kind == ReduceScatter {

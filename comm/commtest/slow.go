@@ -36,6 +36,7 @@ import (
 //	AllGather, ReduceScatter     (N-1)/N · B
 //	AllReduce                  2·(N-1)/N · B
 //	Broadcast                            B     handed on from rank to rank; 0 for N = 1
+//	Gather                               S     that the rank has; for the root what it receives, B - S
 //	Split                      an all-gather of 16 bytes per rank
 //	Barrier                              0
 //
@@ -91,10 +92,9 @@ func (l *link) take(bytes float64) (over time.Time) {
 	return l.free
 }
 
-// sent returns how many bytes a rank of n sends for c.
-func sent(c *comm.Call, n int) float64 {
-	full := c.Full()
-	bytes, others := float64(full.Len())*float64(full.DType().Size()), float64(n-1)
+// carried returns for how many bytes of c the link of the given rank of n is busy.
+func carried(c *comm.Call, rank, n int) float64 {
+	bytes, others := float64(c.Len())*float64(c.DType().Size()), float64(n-1)
 	switch {
 	case n == 1:
 		return 0
@@ -102,6 +102,12 @@ func sent(c *comm.Call, n int) float64 {
 		return 2 * bytes * others / float64(n)
 	case c.Kind == comm.KindBroadcast:
 		return bytes
+	case c.Kind == comm.KindGather:
+		own := float64(c.Src.Len()) * float64(c.DType().Size())
+		if rank == c.Root {
+			return max(0, bytes-own)
+		}
+		return own
 	default:
 		return bytes * others / float64(n)
 	}
@@ -127,6 +133,10 @@ func (s *slow) AllReduce(buf comm.Buffer, op comm.Op) comm.Work {
 
 func (s *slow) Broadcast(buf comm.Buffer, root int) comm.Work {
 	return s.issue(comm.Call{Kind: comm.KindBroadcast, Root: root, Dst: buf, Src: buf})
+}
+
+func (s *slow) Gather(dst, src comm.Buffer, counts []int, root int) comm.Work {
+	return s.issue(comm.Call{Kind: comm.KindGather, Root: root, Dst: dst, Src: src, Counts: counts})
 }
 
 func (s *slow) Barrier(ctx context.Context) error {
@@ -159,7 +169,7 @@ func (s *slow) issue(c comm.Call) comm.Work {
 
 // transfer starts the transfer of c.
 func (s *slow) transfer(c comm.Call) *transfer {
-	return &transfer{slow: s, over: s.link.take(sent(&c, s.Size())), settled: make(chan struct{})}
+	return &transfer{slow: s, over: s.link.take(carried(&c, s.Rank(), s.Size())), settled: make(chan struct{})}
 }
 
 // transfer is the Work of a collective on a link.

@@ -90,6 +90,16 @@ func TestSlowDurations(t *testing.T) {
 	}
 }
 
+// A gather keeps the links of the others busy with what they have, and the root's with all of that.
+func TestSlowGather(t *testing.T) {
+	counts, busy := []int{1 << 10, 3 << 10, 2 << 10}, []time.Duration{time.Second, 3 * time.Second, 4 * time.Second}
+	slowRanks(t, 3, func(t *testing.T, g comm.Group) {
+		start := time.Now()
+		require.NoError(t, g.Gather(kib(6), kib(counts[g.Rank()]>>10), counts, 2).Wait(t.Context()))
+		require.Equal(t, lag+busy[g.Rank()], time.Since(start))
+	})
+}
+
 // work is a collective that is issued when it is waited for.
 type work func(context.Context) error
 

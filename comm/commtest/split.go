@@ -97,6 +97,29 @@ func (k kit) testSplitLifetime(t *testing.T) {
 			require.ErrorContainsf(t, err, cause.Error(), "rank %d", gs[i].Rank())
 		}
 	})
+	t.Run("abort of a parent that a rank has left fails the children", func(t *testing.T) {
+		if k.n == 1 {
+			return // nobody is left
+		}
+		gs := k.group(t)
+		subs, cause := halves(t, gs), errors.New("deserted parent aborted")
+		last, aborter := k.n-1, k.n-2
+		as(gs, last, func(g comm.Group) { require.NoError(t, g.Close()) })
+		for i, err := range each(gs, func(ctx context.Context, g comm.Group) error {
+			return errors.Join(sum(ctx, g), k.meet(ctx, g.Rank())) // all ranks have heard of it
+		}) {
+			require.ErrorIsf(t, err, comm.ErrClosed, "rank %d", gs[i].Rank())
+		}
+		as(gs, aborter, func(g comm.Group) { g.Abort(cause) })
+		for i, err := range each(subs, sum) {
+			if gs[i].Rank()%2 == aborter%2 { // the others share a group with the rank that has left
+				blamed(t, gs[i:i+1], []error{err}, aborter, cause)
+			}
+		}
+		for i, err := range each(gs, sum) {
+			require.ErrorIsf(t, err, comm.ErrClosed, "rank %d: the first error stays", gs[i].Rank())
+		}
+	})
 	t.Run("abort of a child spares the parent", func(t *testing.T) {
 		gs := k.group(t)
 		subs, cause := halves(t, gs), errors.New("child aborted")

@@ -12,6 +12,7 @@ const (
 	ReduceScatter = "reduce-scatter"
 	AllReduce     = "all-reduce"
 	Broadcast     = "broadcast"
+	Gather        = "gather"
 	Barrier       = "barrier"
 	Split         = "split"
 )
@@ -23,13 +24,36 @@ type step struct {
 	dtype   comm.DType
 	op      comm.Op
 	root    int
-	len     int // of a shard, or of the one buffer
-	inPlace bool
+	len     int  // of a shard, or of the one buffer; in a gather shards have about as much
+	inPlace bool // in a gather only the root is
 	seed    uint64
 }
 
 func (s step) String() string {
 	return fmt.Sprintf("%s %v[%d] %v root %d in place %t", s.kind, s.dtype, s.len, s.op, s.root, s.inPlace)
+}
+
+// counts returns the lengths of the shards of a gather: equal ones, different ones,
+// or some empty.
+func (s step) counts(n int) []int {
+	counts := make([]int, n)
+	for r := range counts {
+		h := mix(s.seed<<8 | uint64(r))
+		switch counts[r] = s.len; s.seed % 4 {
+		case 1, 2:
+			counts[r] = int(h % uint64(2*s.len+1))
+		case 3:
+			counts[r] *= int(h % 3)
+		}
+	}
+	return counts
+}
+
+func total(counts []int) (sum int) {
+	for _, n := range counts {
+		sum += n
+	}
+	return sum
 }
 
 // issue starts s on one rank. check compares the buffers with the reference and
@@ -83,6 +107,20 @@ func issue[T comm.Elem](s step, g comm.Group, a arithmetic[T]) (comm.Work, func(
 	case Broadcast:
 		dst = guard(a.input(s, rank, 0, s.len))
 		w = g.Broadcast(named(dst.x), s.root)
+	case Gather:
+		counts := s.counts(n)
+		src, dst = guard(a.input(s, rank, 0, counts[rank])), guard(make([]T, len(a.result(s, rank, n))))
+		from, to := named(src.x), comm.Buffer{}
+		if rank == s.root || len(dst.x) > 0 { // else there is none
+			to = comm.Of(dst.x)
+		}
+		if rank == s.root && s.inPlace {
+			first := total(counts[:rank])
+			own := dst.x[first : first+counts[rank]]
+			copy(own, src.x)
+			from = named(own)
+		}
+		w = g.Gather(to, from, counts, s.root)
 	}
 	return w, func() error {
 		if !dst.intact() || !src.intact() {

@@ -11,11 +11,11 @@ import (
 // every other one: its result is known on every rank, to the last bit, without
 // a word from the others.
 type Trial struct {
-	Kind    string // AllGather, ReduceScatter, AllReduce or Broadcast
+	Kind    string // AllGather, ReduceScatter, AllReduce, Broadcast or Gather
 	Type    comm.DType
 	Op      comm.Op
 	Root    int
-	Len     int // elements of a shard, or of the one buffer
+	Len     int // elements of a shard, or of the one buffer; in a gather shards have up to twice as many
 	InPlace bool
 	Seed    uint64 // of the contents; part of the label
 }
@@ -35,12 +35,12 @@ func (t Trial) step() step {
 // buffer, small ones most often.
 func RandomTrial(rng *rand.Rand, n, maxLen int) Trial {
 	t := Trial{
-		Kind: []string{AllGather, ReduceScatter, AllReduce, Broadcast}[rng.IntN(4)],
+		Kind: []string{AllGather, ReduceScatter, AllReduce, Broadcast, Gather}[rng.IntN(5)],
 		Type: dtypes[rng.IntN(len(dtypes))], Op: comm.Sum, InPlace: rng.IntN(2) == 0, Seed: rng.Uint64(),
 	}
 	t.Len = rng.IntN(1 + rng.IntN(1+rng.IntN(maxLen+1)))
 	switch t.Kind {
-	case Broadcast:
+	case Broadcast, Gather:
 		t.Root = rng.IntN(n)
 	case ReduceScatter, AllReduce:
 		t.Op = ops[rng.IntN(len(ops))]

@@ -43,7 +43,8 @@ var (
 	worlds      = []int{2, 3, 4, 8}
 	sizes       = []int{4, 4, 4, 64 << 10, 64 << 10, 64 << 10, 4 << 20} // the dear one less often
 	collectives = []string{
-		commtest.AllGather, commtest.ReduceScatter, commtest.AllReduce, commtest.Broadcast, commtest.Barrier, commtest.Split,
+		commtest.AllGather, commtest.ReduceScatter, commtest.AllReduce, commtest.Broadcast, commtest.Gather,
+		commtest.Barrier, commtest.Split,
 	}
 )
 
@@ -98,7 +99,7 @@ func caseOf(seed uint64, number int) Case {
 	choice := moments(what)
 	c.Moment = choice[rng.IntN(len(choice))]
 	if c.Moment == momentFlight && what == commtest.WrongOrder {
-		c.Collective = collectives[rng.IntN(4)] // the others cannot be held back
+		c.Collective = collectives[rng.IntN(5)] // the others cannot be held back
 	}
 	c.arrange(what, rng.IntN(c.members()))
 	return c
@@ -176,6 +177,9 @@ func (c *Case) trial(kind string, seq int) commtest.Trial {
 	switch kind {
 	case commtest.AllGather, commtest.ReduceScatter:
 		t.Len = max(1, t.Len/c.members())
+	case commtest.Gather:
+		t.Len = max(1, t.Len/c.members())
+		t.Root = (c.Number + seq) % c.members()
 	case commtest.Broadcast:
 		t.Root = (c.Number + seq) % c.members()
 	}

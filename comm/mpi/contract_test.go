@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"time"
 
@@ -100,7 +101,7 @@ type operation struct {
 	kind    comm.Kind
 	op      comm.Op
 	dtype   comm.DType
-	len     int // of a shard, or of the one buffer
+	len     int // of a shard, or of the one buffer; in a gather of the shards 0 and 1
 	root    int
 	inPlace bool
 }
@@ -131,6 +132,26 @@ func (o operation) issue(g comm.Group, seed int) (w comm.Work, result comm.Buffe
 		buf := buffer(o.dtype, o.len)
 		noise(buf, seed, r)
 		return g.AllReduce(buf, o.op), buf
+	case comm.KindGather:
+		counts, total, first := make([]int, n), 0, 0
+		for i := range counts {
+			counts[i] = []int{o.len, o.len, 0, 3 * o.len}[i%4]
+			if i < r {
+				first += counts[i]
+			}
+			total += counts[i]
+		}
+		src := buffer(o.dtype, counts[r])
+		if r != o.root {
+			noise(src, seed, r)
+			return g.Gather(comm.Buffer{}, src, counts, o.root), comm.Buffer{}
+		}
+		dst := buffer(o.dtype, total)
+		if o.inPlace {
+			src = dst.Slice(first, first+counts[r])
+		}
+		noise(src, seed, r)
+		return g.Gather(dst, src, counts, o.root), dst
 	default:
 		buf := buffer(o.dtype, o.len)
 		noise(buf, seed, r)
@@ -174,6 +195,9 @@ func operations(n, length int, dtypes []comm.DType, ops ...comm.Op) (list []oper
 		}
 		for root := range n {
 			list = append(list, operation{kind: comm.KindBroadcast, dtype: d, len: length, root: root})
+			for _, inPlace := range []bool{false, true} {
+				list = append(list, operation{kind: comm.KindGather, dtype: d, len: length, root: root, inPlace: inPlace})
+			}
 		}
 	}
 	return list
@@ -298,13 +322,13 @@ var raced bool
 func checkAllocations(t *rank, g comm.Group) {
 	small, large := make([]float32, 16), make([]float32, 64<<10)
 	shard := make([]float32, len(large)/4)[:len(large)/g.Size()/4]
-	dst := large[:len(shard)*g.Size()]
+	dst, counts := large[:len(shard)*g.Size()], slices.Repeat([]int{len(shard)}, g.Size())
 	step := func() {
 		var err error
 		for _, w := range []comm.Work{
 			g.AllReduce(comm.Of(small), comm.Sum), g.AllGather(comm.Of(dst), comm.Of(shard)),
 			g.ReduceScatter(comm.Of(shard), comm.Of(dst), comm.Avg), g.Broadcast(comm.Of(large), 0),
-			g.AllReduce(comm.Of(large), comm.Sum),
+			g.AllReduce(comm.Of(large), comm.Sum), g.Gather(comm.Of(dst), comm.Of(shard), counts, 1%g.Size()),
 		} {
 			err = errors.Join(err, w.Wait(t.ctx()))
 		}

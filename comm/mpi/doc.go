@@ -30,9 +30,9 @@
 // A collective happens when every rank has sent its call, and on every rank or
 // on none: calls and the news that a rank will make no more calls travel in
 // order, so all ranks decide alike. Small ones need nothing else and cost one
-// message each way. Transfers are MPI_Iallgather, MPI_Ibcast and, for
-// reductions, MPI_Isend and MPI_Irecv of blocks which are summed in the
-// canonical order of package comm while the next are under way: bits are those
+// message each way. Transfers are MPI_Iallgather, MPI_Ibcast and, for gathers and
+// reductions, MPI_Isend and MPI_Irecv, of blocks which are summed in the canonical
+// order of package comm while the next are under way: bits are those
 // of every other transport, and it is faster than MPI_Reduce_scatter_block.
 //
 //	rank 0 ── call #7 ──▶ rank 1        committed: both have sent #7

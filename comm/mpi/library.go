@@ -10,12 +10,16 @@ package mpi
 // #cgo noescape shim_exchange
 // #cgo noescape shim_allgather
 // #cgo noescape shim_broadcast
+// #cgo noescape shim_send_part
+// #cgo noescape shim_receive_part
 // #cgo nocallback shim_calls
 // #cgo nocallback shim_receive
 // #cgo nocallback shim_test
 // #cgo nocallback shim_exchange
 // #cgo nocallback shim_allgather
 // #cgo nocallback shim_broadcast
+// #cgo nocallback shim_send_part
+// #cgo nocallback shim_receive_part
 // #include "shim.h"
 import "C"
 
@@ -158,6 +162,15 @@ func exchange(out, in parts, n, self int, c communicator, rs []request) error {
 // they are in their places already. All memory is pinned.
 func allGather(src, dst unsafe.Pointer, size int, c communicator, r *request) error {
 	return check("MPI_Iallgather", C.shim_allgather(C.uintptr_t(uintptr(src)), C.uintptr_t(uintptr(dst)), C.int(size), c, r))
+}
+
+// sendPart sends size bytes of pinned memory to a rank's receivePart.
+func sendPart(p unsafe.Pointer, size, to int, c communicator, r *request) error {
+	return check("MPI_Isend", C.shim_send_part(C.uintptr_t(uintptr(p)), C.int(size), C.int(to), c, r))
+}
+
+func receivePart(p unsafe.Pointer, size, from int, c communicator, r *request) error {
+	return check("MPI_Irecv", C.shim_receive_part(C.uintptr_t(uintptr(p)), C.int(size), C.int(from), c, r))
 }
 
 // broadcast copies size bytes from the root's memory to the others'. All is pinned.

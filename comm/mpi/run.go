@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/gofsdp/gofsdp/comm"
@@ -24,19 +25,42 @@ func (g *group) Run(ctx context.Context, seq uint64, c *comm.Call) error {
 	if err := g.compare(seq); err != nil {
 		return err
 	}
-	if share(c) <= inline || g.size == 1 {
+	if largest(c) <= inline || g.size == 1 {
 		return g.finish(seq, c)
 	}
 	return g.transfer(ctx, c)
 }
 
-// share is how many bytes a rank has for each other one in a collective.
-func share(c *comm.Call) int {
+// share is how many bytes a rank has for each other one in a collective, or for
+// the root in a gather.
+func share(c *comm.Call, rank int) int {
 	switch c.Kind {
 	case comm.KindAllGather, comm.KindSplit:
 		return bytesOf(c.Src)
+	case comm.KindGather:
+		return c.Counts[rank] * c.DType().Size()
 	default:
 		return bytesOf(c.Dst)
+	}
+}
+
+// largest is the largest share, which decides for all ranks how the data travels.
+func largest(c *comm.Call) int {
+	if c.Kind == comm.KindGather {
+		return slices.Max(c.Counts) * c.DType().Size()
+	}
+	return share(c, 0)
+}
+
+// sends reports whether a rank has data for others in a collective.
+func sends(c *comm.Call, rank int) bool {
+	switch c.Kind {
+	case comm.KindBroadcast:
+		return rank == c.Root
+	case comm.KindGather:
+		return rank != c.Root
+	default:
+		return true
 	}
 }
 
@@ -74,8 +98,8 @@ func (g *group) write(seq uint64, c *comm.Call) (stride, size int) {
 	m := message{what: call, group: g.id, seq: seq}
 	m.put(g.letters)
 	c.Signature().Put(g.letters[bodyAt:])
-	n := share(c)
-	if n > inline || c.Kind == comm.KindBroadcast && c.Root != g.rank {
+	n := share(c, g.rank)
+	if largest(c) > inline || !sends(c, g.rank) {
 		return 0, dataAt
 	}
 	if c.Kind != comm.KindReduceScatter {

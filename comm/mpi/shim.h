@@ -164,6 +164,14 @@ static int shim_allgather(uintptr_t src, uintptr_t dst, int n, MPI_Comm c, MPI_R
   return MPI_Iallgather(src ? (void *)src : MPI_IN_PLACE, n, MPI_BYTE, (void *)dst, n, MPI_BYTE, c, r);
 }
 
+static int shim_send_part(uintptr_t buf, int n, int to, MPI_Comm c, MPI_Request *r) {
+  return MPI_Isend((void *)buf, n, MPI_BYTE, to, SHIM_DATA, c, r);
+}
+
+static int shim_receive_part(uintptr_t buf, int n, int from, MPI_Comm c, MPI_Request *r) {
+  return MPI_Irecv((void *)buf, n, MPI_BYTE, from, SHIM_DATA, c, r);
+}
+
 static int shim_broadcast(uintptr_t buf, int n, int root, MPI_Comm c, MPI_Request *r) {
   return MPI_Ibcast((void *)buf, n, MPI_BYTE, root, c, r);
 }

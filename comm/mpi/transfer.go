@@ -26,21 +26,19 @@ const (
 
 // finish completes a collective whose data came with the calls.
 func (g *group) finish(seq uint64, c *comm.Call) error {
-	n := share(c)
 	data := func(rank int) []byte {
 		i := 2*rank + int(seq%2)
 		return g.bodies[i][comm.SignatureSize:g.sizes[i]]
 	}
 	for r := range g.size {
-		sends := c.Kind != comm.KindBroadcast || r == c.Root
-		if r != g.rank && sends && len(data(r)) != n {
+		if n := share(c, r); r != g.rank && sends(c, r) && len(data(r)) != n {
 			return &comm.RankError{Group: g.name, Rank: r, Err: fmt.Errorf("it sent %d bytes, %d were due", len(data(r)), n)}
 		}
 	}
-	if n == 0 {
+	if largest(c) == 0 {
 		return nil
 	}
-	switch c.Kind {
+	switch n := share(c, g.rank); c.Kind {
 	case comm.KindAllGather, comm.KindSplit:
 		dst := c.Dst.Bytes()
 		for r := range g.size {
@@ -53,6 +51,10 @@ func (g *group) finish(seq uint64, c *comm.Call) error {
 		if c.Root != g.rank {
 			copy(c.Dst.Bytes(), data(c.Root))
 		}
+	case comm.KindGather:
+		if c.Root == g.rank {
+			g.place(c, data)
+		}
 	default:
 		own := c.Src
 		if c.Kind == comm.KindReduceScatter {
@@ -61,6 +63,18 @@ func (g *group) finish(seq uint64, c *comm.Call) error {
 		return g.reduce(c.Dst, own, c.Op, func(r int) unsafe.Pointer { return unsafe.Pointer(&data(r)[0]) })
 	}
 	return nil
+}
+
+// place puts what the ranks have sent into the destination of the root of a gather.
+func (g *group) place(c *comm.Call, data func(rank int) []byte) {
+	dst := c.Dst.Bytes()
+	for r := range g.size {
+		src := c.Src.Bytes()
+		if r != g.rank {
+			src = data(r)
+		}
+		dst = dst[copy(dst, src):]
+	}
 }
 
 // reduce reduces own and what the other ranks have sent, which is at the given places.
@@ -102,8 +116,11 @@ func typed(d comm.DType, p unsafe.Pointer, n int) comm.Buffer {
 // the same, so it completes, even if the group fails meanwhile.
 func (g *group) transfer(ctx context.Context, c *comm.Call) (err error) {
 	dst, src := pointer(c.Dst), pointer(c.Src)
-	g.pins.Pin(dst)
-	g.pins.Pin(src)
+	for _, p := range []unsafe.Pointer{dst, src} {
+		if p != nil {
+			g.pins.Pin(p)
+		}
+	}
 	defer func() {
 		if err != nil {
 			keep(g.pins)
@@ -117,6 +134,8 @@ func (g *group) transfer(ctx context.Context, c *comm.Call) (err error) {
 		return g.allGather(ctx, dst, src, bytesOf(c.Src))
 	case comm.KindBroadcast:
 		return g.broadcast(ctx, dst, bytesOf(c.Dst), c.Root)
+	case comm.KindGather:
+		return g.collect(ctx, c)
 	case comm.KindReduceScatter:
 		return g.reduceScatter(ctx, c.Dst, c.Src, c.Dst.Len(), c.Op)
 	default:
@@ -203,6 +222,65 @@ func (g *group) broadcast(ctx context.Context, buf unsafe.Pointer, n, root int) 
 		}
 	}
 	return nil
+}
+
+// collect is a gather: the root receives a piece of every rank at a time, in its
+// place; the others send theirs to the root alone.
+func (g *group) collect(ctx context.Context, c *comm.Call) error {
+	if g.rank != c.Root {
+		src, n := pointer(c.Src), bytesOf(c.Src)
+		for at := 0; at < n; at += piece {
+			err := g.start(func() error {
+				return sendPart(unsafe.Add(src, at), min(piece, n-at), c.Root, g.comm, &g.moving[0])
+			})
+			if err != nil {
+				return err
+			}
+			if err := g.settle(ctx, g.moving[:1]); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	for at, most := 0, largest(c); at < most; at += piece {
+		if err := g.start(func() error { return g.receivePieces(c, at) }); err != nil {
+			return err
+		}
+		if at == 0 {
+			g.placeOwn(c)
+		}
+		if err := g.settle(ctx, g.moving); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// receivePieces begins to receive the pieces of all shares that begin at bytes after those.
+func (g *group) receivePieces(c *comm.Call, at int) error {
+	dst, first, next := pointer(c.Dst), 0, 0
+	for r := range g.size {
+		n := share(c, r)
+		if r != g.rank && at < n {
+			if err := receivePart(unsafe.Add(dst, first+at), min(piece, n-at), r, g.comm, &g.moving[next]); err != nil {
+				return err
+			}
+			next++
+		}
+		first += n
+	}
+	return nil
+}
+
+// placeOwn copies the root's source in a gather to its place.
+func (g *group) placeOwn(c *comm.Call) {
+	first := 0
+	for _, count := range c.Counts[:g.rank] {
+		first += count
+	}
+	if own := c.Dst.Slice(first, first+c.Src.Len()); pointer(own) != pointer(c.Src) {
+		copy(own.Bytes(), c.Src.Bytes())
+	}
 }
 
 // reduceScatter reduces chunk Rank of src, of chunk elements, to dst. The last

@@ -39,6 +39,13 @@ type config struct {
 	evalEvery int           // steps between evaluations; 0: an eighth of the run
 	evalBytes int           // of held-out text in an evaluation, rounded up to whole batches
 
+	saveDir    string // checkpoints go here; "" for none
+	saveEvery  int    // steps between them; 0: an eighth of the run
+	keep       int    // checkpoints that are left in saveDir
+	resume     bool   // begin with the newest of them
+	importFrom string // file of the initial weights; "" for random ones
+	exportTo   string // file of the trained weights; "" for none
+
 	prompt      string
 	sampleBytes int
 	temperature float64
@@ -120,6 +127,12 @@ func (c *config) define(f *flag.FlagSet) (preset *string) {
 	f.Float64Var(&c.warmup, "warmup", 0.05, "`share` of the run in which the learning rate rises")
 	f.IntVar(&c.evalEvery, "eval-every", 0, "`steps` between evaluations (default an eighth of the run)")
 	f.IntVar(&c.evalBytes, "eval-bytes", 64<<10, "held-out `bytes` in an evaluation, rounded up to whole batches")
+	f.StringVar(&c.saveDir, "save", "", "write checkpoints of the training to this `directory`")
+	f.IntVar(&c.saveEvery, "save-every", 0, "`steps` between checkpoints (default an eighth of the run)")
+	f.IntVar(&c.keep, "keep", 3, "leave the last `k` checkpoints")
+	f.BoolVar(&c.resume, "resume", false, "go on from the newest checkpoint in the directory of -save, if there is one")
+	f.StringVar(&c.importFrom, "import", "", "begin with the weights in this `file`, safetensors with GPT-2's names")
+	f.StringVar(&c.exportTo, "export", "", "write the weights to this `file` at the end, safetensors with GPT-2's names")
 	f.StringVar(&c.prompt, "prompt", "func ", "`text` that the sample begins with")
 	f.IntVar(&c.sampleBytes, "sample-bytes", 600, "length of the sample in `bytes`; 0 for none")
 	f.Float64Var(&c.temperature, "temperature", 0.7, "of sampling: 0 always takes the likeliest byte")
@@ -178,6 +191,9 @@ func (c *config) validate() error {
 	want(c.warmup >= 0 && c.warmup < 1, "-warmup %v: want a share in [0, 1)", c.warmup)
 	want(c.evalEvery >= 0, "-eval-every %d: want 0 or more", c.evalEvery)
 	want(c.evalBytes > 0, "-eval-bytes %d: want at least 1", c.evalBytes)
+	want(c.saveEvery >= 0, "-save-every %d: want 0 or more", c.saveEvery)
+	want(c.keep > 0, "-keep %d: want at least 1", c.keep)
+	want(!c.resume || c.saveDir != "", "-resume: want -save too, the directory to go on from")
 	want(c.maxBytes > 0, "-max-bytes %d: want at least 1", c.maxBytes)
 	want(c.holdout > 1, "-holdout %d: want at least 2, or nothing is left to train on", c.holdout)
 	want(c.prompt != "", "-prompt is empty: want at least a byte to go on from")

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"go/build"
+	"hash/crc32"
 	"hash/fnv"
 	"io"
 	"io/fs"
@@ -26,6 +27,7 @@ type corpus struct {
 	source           string // where it is from
 	train, held      []byte
 	files, heldFiles int
+	sum              uint32 // CRC-32 of train
 }
 
 // endOfFile ends each file in a corpus. It does not occur in text.
@@ -191,6 +193,7 @@ func split(files []file, k int) *corpus {
 			c.train = append(append(c.train, f.data...), endOfFile)
 		}
 	}
+	c.sum = crc32.ChecksumIEEE(c.train)
 	return c
 }
 

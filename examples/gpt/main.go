@@ -14,6 +14,20 @@
 // that was held out, and text that the model writes. Ctrl-C ends the training after the step under way and shows the same
 // for what has been learned so far; a second one ends the program.
 //
+// # Saving and resuming
+//
+// With -save the run leaves checkpoints in a directory, written while the training goes on; the last ones are kept, and
+// Ctrl-C writes one more. The same command with -resume goes on from the newest, wherever the run has stopped:
+//
+//	go run ./examples/gpt -time 2h -save ckpt -resume
+//	go run ./examples/gpt -time 2h -save ckpt -resume -ranks 4   # any number of ranks
+//
+// On as many ranks it prints the losses that a run which was never stopped would have, to the last bit. The shape of the model
+// must be what it was; of other flags that change what is learned a warning is printed.
+//
+// The weights alone go to a file with -export, and initial ones come from a file with -import: safetensors with the names and
+// layouts of GPT-2. The model is like GPT-2 but for its 256 tokens, its activation, ReLU, and its head, which is not tied.
+//
 // # Reading it
 //
 // The code that uses the library is in train.go: wrap a model, then forward, backward, clip and step, on every rank, each
@@ -23,6 +37,7 @@
 //	corpus.go   text from files, split into training and held-out text
 //	batch.go    windows of it, as a pure function of seed, step and row
 //	check.go    proof that N ranks compute what one does
+//	state.go    checkpoints, and weights in files
 //	sample.go   text from the model
 //	report.go   what is printed
 //

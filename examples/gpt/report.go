@@ -11,42 +11,44 @@ import (
 	"github.com/gofsdp/gofsdp/fsdp"
 )
 
-// history is what is shown of the steps so far.
+// history is what is shown of the steps so far. What is exported is saved with them.
 type history struct {
-	train, validation []display.Point
-	loss, seconds     average
+	Train, Validation []display.Point
+	Loss, Seconds     average
 	planned, memory   int // most bytes of a rank, foretold and counted
 }
 
 func (h *history) add(step int, loss float64, took time.Duration) {
-	h.train = append(h.train, display.Point{Step: step, Loss: loss})
-	h.loss.add(loss)
-	h.seconds.add(took.Seconds())
+	h.Train = append(h.Train, display.Point{Step: step, Loss: loss})
+	h.Loss.add(loss)
+	h.Seconds.add(took.Seconds())
 }
 
 // average is an exponential moving average without the pull to zero at its beginning, corrected as Adam's moments are.
-type average struct{ sum, weight float64 }
+type average struct{ Sum, Weight float64 }
 
 func (a *average) add(x float64) {
 	const keep = 0.95
-	a.sum = keep*a.sum + (1-keep)*x
-	a.weight = keep*a.weight + (1 - keep)
+	a.Sum = keep*a.Sum + (1-keep)*x
+	a.Weight = keep*a.Weight + (1 - keep)
 }
 
-func (a *average) value() float64 { return a.sum / a.weight }
+func (a *average) value() float64 { return a.Sum / a.Weight }
 
 // progress returns what the progress line shows after a step.
 func (t *trainer) progress(now moment, lr float64) display.Progress {
 	t.history.memory = max(t.history.memory, now.memory)
 	step := t.opt.Steps()
 	done := t.done(step, now.elapsed)
+	saving, saved := t.saves.progress()
 	return display.Progress{
 		Step: step, Steps: int(math.Round(float64(step) / done)), Estimated: t.budget > 0, Done: done,
-		Loss:   t.history.loss.value(),
-		Speed:  float64(t.batch*t.context) / t.history.seconds.value(),
+		Loss:   t.history.Loss.value(),
+		Speed:  float64(t.batch*t.context) / t.history.Seconds.value(),
 		Memory: t.history.memory,
 		LR:     lr,
 		Left:   time.Duration(float64(now.elapsed) * (1 - done) / done),
+		Saving: saving, Saved: saved,
 	}
 }
 
@@ -101,16 +103,20 @@ func planText(c config, p *fsdp.Plan) string {
 
 // printResult prints the loss curve and the summary. took is the time of the training.
 func (t *trainer) printResult(took time.Duration) {
-	curve := display.Curve{Train: t.history.train, Validation: t.history.validation,
+	curve := display.Curve{Train: t.history.Train, Validation: t.history.Validation,
 		Width: min(t.screen.Width(), 100), Height: 14, Color: t.screen.Color()}
 	steps := t.opt.Steps()
 	read := steps * t.batch * t.context
-	final := t.history.validation[len(t.history.validation)-1].Loss
+	final := t.history.Validation[len(t.history.Validation)-1].Loss
 	t.screen.Printf("\n%s\n", curve)
 	t.screen.Printf("%s\n", t.screen.Title("result"))
 	t.screen.Printf("  %d steps over %s bytes of text in %s: %s\n", steps, display.Count(read), display.Duration(took),
 		display.Rate(float64(read)/took.Seconds(), "tok"))
-	t.screen.Printf("  memory per rank: %s at most, %s planned\n", display.Bytes(t.history.memory), display.Bytes(t.history.planned))
+	copies := ""
+	if t.saves.size > 0 {
+		copies = fmt.Sprintf(" and %s for checkpoints", display.Bytes(t.saves.size))
+	}
+	t.screen.Printf("  memory per rank: %s at most, %s planned%s\n", display.Bytes(t.history.memory), display.Bytes(t.history.planned), copies)
 	t.screen.Printf("  validation loss: %.4f nats/byte, %.4f bits/byte\n", final, final/math.Ln2)
 }
 

@@ -24,10 +24,12 @@ type trainer struct {
 	opt    optim.Optimizer
 	screen *display.Screen
 
-	lo, hi  int     // this rank's rows of a global batch
-	weight  float64 // its share of them
-	begin   time.Time
+	lo, hi  int       // this rank's rows of a global batch
+	weight  float64   // its share of them
+	begin   time.Time // of the training; of one that goes on, earlier by the time that it had taken
+	elapsed time.Duration
 	history history
+	saves   saves
 }
 
 // train trains, evaluates and samples as one of c.ranks ranks. When interrupt ends on any rank, all of them stop training
@@ -38,6 +40,9 @@ func train(ctx, interrupt context.Context, c config, data *corpus, g comm.Group,
 		return err
 	}
 	defer t.model.Close() // the run is over; that memory could not be given back changes nothing
+	if err := t.restore(ctx); err != nil {
+		return err
+	}
 	if err := t.run(ctx, interrupt); err != nil {
 		return err
 	}
@@ -62,14 +67,14 @@ func newTrainer(ctx context.Context, c config, data *corpus, g comm.Group, scree
 	return t, nil
 }
 
-// run prints the plan, then trains until the run is over or interrupted.
+// run prints the plan, then trains until the run is over or interrupted, and saves what it has come to.
 func (t *trainer) run(ctx, interrupt context.Context) error {
 	if err := t.printPlan(); err != nil {
 		return err
 	}
 	lr := t.schedule()
-	t.begin = time.Now()
-	for done := 0.0; done < 1; {
+	t.begin = time.Now().Add(-t.elapsed)
+	for done := t.done(t.opt.Steps(), t.elapsed); done < 1; {
 		begin := time.Now()
 		loss, err := t.step(ctx, lr(done))
 		if err != nil {
@@ -79,19 +84,32 @@ func (t *trainer) run(ctx, interrupt context.Context) error {
 		if err != nil {
 			return err
 		}
+		t.elapsed = now.elapsed
 		t.history.add(t.opt.Steps(), now.loss, time.Since(begin))
 		t.screen.Progress(t.progress(now, lr(done)))
 		if now.interrupted {
 			t.screen.Printf("interrupted after step %d\n", t.opt.Steps())
-			return nil
+			break
 		}
 		before := done
-		done = t.done(t.opt.Steps(), now.elapsed)
-		if t.evaluationDue(before, done) {
-			if err := t.validate(ctx); err != nil {
-				return err
-			}
+		done = t.done(t.opt.Steps(), t.elapsed)
+		if err := t.pause(ctx, before, done); err != nil {
+			return err
 		}
+	}
+	return t.saveLast(ctx)
+}
+
+// pause evaluates and saves, where that is due, when the share of the run that is over has grown.
+func (t *trainer) pause(ctx context.Context, before, done float64) error {
+	if t.due(t.evalEvery, before, done) {
+		if err := t.validate(ctx); err != nil {
+			return err
+		}
+	}
+	t.look(ctx)
+	if t.saveDir != "" && t.due(t.saveEvery, before, done) {
+		return t.save(ctx)
 	}
 	return nil
 }
@@ -143,13 +161,13 @@ func (t *trainer) agree(ctx context.Context, loss float64, interrupted bool) (mo
 	return moment{mean[0], time.Duration(most[0] * float64(time.Second)), int(most[1]), most[2] > 0}, nil
 }
 
-// evaluationDue says whether to evaluate now, when the share of the run that is over has grown.
-func (t *trainer) evaluationDue(before, done float64) bool {
+// due says whether it is time for what is done every so many steps, or with 0 eight times in a run.
+func (t *trainer) due(every int, before, done float64) bool {
 	if done == 1 {
-		return false // the last evaluation is not part of the training
+		return false // the last time is not part of the training
 	}
-	if t.evalEvery > 0 {
-		return t.opt.Steps()%t.evalEvery == 0
+	if every > 0 {
+		return t.opt.Steps()%every == 0
 	}
 	return display.Crossed(before, done, 8)
 }
@@ -160,7 +178,7 @@ func (t *trainer) validate(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("evaluation after step %d: %w", t.opt.Steps(), err)
 	}
-	t.history.validation = append(t.history.validation, display.Point{Step: t.opt.Steps(), Loss: loss})
+	t.history.Validation = append(t.history.Validation, display.Point{Step: t.opt.Steps(), Loss: loss})
 	t.screen.Printf("step %d  validation loss %.4f nats/byte\n", t.opt.Steps(), loss)
 	return nil
 }
@@ -186,13 +204,18 @@ func (t *trainer) evaluate(ctx context.Context) (float64, error) {
 	return mean[0], err
 }
 
-// finish evaluates once more and prints the curve, the summary and a sample.
+// finish evaluates once more, prints the curve and the summary, exports the weights and prints a sample.
 func (t *trainer) finish(ctx context.Context) error {
 	took := time.Since(t.begin)
 	if err := t.validate(ctx); err != nil {
 		return err
 	}
 	t.printResult(took)
+	if t.exportTo != "" {
+		if err := t.export(ctx); err != nil {
+			return err
+		}
+	}
 	if t.sampleBytes == 0 {
 		return nil
 	}

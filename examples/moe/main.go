@@ -27,6 +27,8 @@ import (
 	"slices"
 	"strings"
 
+	"gorgonia.org/tensor"
+
 	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/examples/internal/text"
 	"github.com/gofsdp/gofsdp/fsdp"
@@ -162,18 +164,20 @@ func report(ctx context.Context, m *fsdp.Sharded, g comm.Group, out io.Writer, d
 
 // compare prints what every rank has of the trunk and of experts, and checks which are equal.
 func compare(ctx context.Context, m *fsdp.Sharded, g comm.Group, out io.Writer) error {
-	state, err := m.FullState(ctx) // with the experts of this rank's domain
+	sums, total, own := [2]hash.Hash32{crc32.NewIEEE(), crc32.NewIEEE()}, 0, 0 // sums of trunk and experts
+	err := m.Full(ctx, nil, func(params map[string]*tensor.Dense) error {      // with the experts of this rank's domain
+		for _, name := range slices.Sorted(maps.Keys(params)) {
+			part := 0
+			if isExpert(name) {
+				part = 1
+			}
+			total += params[name].DataSize()
+			fmt.Fprint(sums[part], params[name].Float32s()) // in as many digits as it takes to tell them apart
+		}
+		return nil
+	})
 	if err != nil {
 		return err
-	}
-	sums, total, own := [2]hash.Hash32{crc32.NewIEEE(), crc32.NewIEEE()}, 0, 0 // sums of trunk and experts
-	for _, name := range slices.Sorted(maps.Keys(state)) {
-		part := 0
-		if isExpert(name) {
-			part = 1
-		}
-		total += state[name].DataSize()
-		fmt.Fprint(sums[part], state[name].Float32s()) // in as many digits as it takes to tell them apart
 	}
 	for _, p := range m.Shards() {
 		own += len(p.Value.F32)

@@ -108,7 +108,7 @@ var layers = []struct {
 	{"device group", []string{"nccl/..."}},
 	{"library", []string{"fsdp"}},
 	{"building blocks", []string{"fsdp/nn"}},
-	{"command or example", []string{"fsdp/fsdprun/...", "examples/...", "internal/bench/..."}},
+	{"command or example", []string{"fsdp/fsdprun/...", "fsdp/fsdpckpt/...", "examples/...", "internal/bench/..."}},
 }
 
 // layer returns the layer of the package in dir, or -1.

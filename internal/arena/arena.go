@@ -17,7 +17,7 @@
 //	gathered, gradient              x
 //	shard                           x      or   x             Shard, if both are set
 //	state                                       x
-//	spilled                                              x
+//	spilled, snapshot                                    x
 //	activation, saved, work                                   always the Go heap
 //
 // An Arena belongs to one rank and is not safe for concurrent use.
@@ -46,12 +46,13 @@ const (
 	Saved                   // what a call keeps from its forward for its backward
 	Spilled                 // the part of it that was moved out of RAM
 	Work                    // scratch of the call that runs now
+	Snapshot                // a copy of the rank's share, which a checkpoint is written from while training goes on
 	Classes                 // number of classes
 )
 
 // String returns the class in lower case.
 func (c Class) String() string {
-	names := [Classes]string{"shard", "state", "gathered", "gradient", "activation", "saved", "spilled", "work"}
+	names := [Classes]string{"shard", "state", "gathered", "gradient", "activation", "saved", "spilled", "work", "snapshot"}
 	if c < Classes {
 		return names[c]
 	}
@@ -72,7 +73,7 @@ type Sources struct {
 	Collective Source
 	// Shard gives Shard, in place of Collective, and State.
 	Shard Source
-	// Spill gives Spilled.
+	// Spill gives Spilled and Snapshot.
 	Spill Source
 }
 
@@ -134,7 +135,7 @@ func New(s Sources) *Arena {
 	}
 	a.draw(s.Collective, Shard, Gathered, Gradient)
 	a.draw(s.Shard, Shard, State)
-	a.draw(s.Spill, Spilled)
+	a.draw(s.Spill, Spilled, Snapshot)
 	return a
 }
 

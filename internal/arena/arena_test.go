@@ -148,9 +148,9 @@ func TestSourcesAreKeptApart(t *testing.T) {
 		"heap":       {Sources{}, nil},
 		"collective": {Sources{Collective: collective}, map[Class]*testSource{Shard: collective, Gathered: collective, Gradient: collective}},
 		"shard":      {Sources{Shard: shard}, map[Class]*testSource{Shard: shard, State: shard}},
-		"spill":      {Sources{Spill: spill}, map[Class]*testSource{Spilled: spill}},
+		"spill":      {Sources{Spill: spill}, map[Class]*testSource{Spilled: spill, Snapshot: spill}},
 		"all": {Sources{Collective: collective, Shard: shard, Spill: spill}, map[Class]*testSource{
-			Shard: shard, State: shard, Gathered: collective, Gradient: collective, Spilled: spill}},
+			Shard: shard, State: shard, Gathered: collective, Gradient: collective, Spilled: spill, Snapshot: spill}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			a := New(test.from)

@@ -25,6 +25,8 @@ static int operation(const char *op, size_t count) {
     MPI_Allreduce(MPI_IN_PLACE, full, n, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
   else if (!strcmp(op, "broadcast"))
     MPI_Bcast(full, n, MPI_FLOAT, 0, MPI_COMM_WORLD);
+  else if (!strcmp(op, "gather"))
+    MPI_Gather(shard, m, MPI_FLOAT, full, m, MPI_FLOAT, 0, MPI_COMM_WORLD);
   else
     return 0;
   return 1;
@@ -36,6 +38,7 @@ static void check(const struct command *c) {
   float mine = (float)(rank + 1), sum = (float)(size * (size + 1) / 2);
   peer_fill(full, 0, c->count, mine);
   peer_fill(shard, m * (size_t)rank, m, 1);
+  if (!strcmp(c->op, "gather")) memset(full, 0, c->count * sizeof *full); // or it would look right on the root
   if (!operation(c->op, c->count)) {
     peer_error("no such operation");
     return;
@@ -43,7 +46,7 @@ static void check(const struct command *c) {
   int right = 1;
   if (!strcmp(c->op, "flag"))
     right = peer_verify(full, 0, 1, (float)size);
-  else if (!strcmp(c->op, "all-gather") || !strcmp(c->op, "broadcast"))
+  else if (!strcmp(c->op, "all-gather") || !strcmp(c->op, "broadcast") || (!strcmp(c->op, "gather") && !rank))
     right = peer_verify(full, 0, c->count, 1);
   else if (!strcmp(c->op, "all-reduce"))
     right = peer_verify(full, 0, c->count, sum);

@@ -54,7 +54,7 @@ func (c Curve) String() string {
 	if p.cols < 1 || p.rows < 1 {
 		return ""
 	}
-	train := p.average(c.Train)
+	train := average(c.Train, p.x)
 	if !p.scale(slices.Concat(train, c.Validation)) {
 		return ""
 	}
@@ -73,11 +73,11 @@ func (c Curve) String() string {
 }
 
 // average returns a point for each column of dots that points fall into: the first step and the mean loss there.
-func (p *plot) average(points []Point) []Point {
+func average(points []Point, column func(Point) int) []Point {
 	var means []Point
 	for len(points) > 0 {
 		n, sum := 0, 0.
-		for n < len(points) && p.x(points[n]) == p.x(points[0]) {
+		for n < len(points) && column(points[n]) == column(points[0]) {
 			sum += points[n].Loss
 			n++
 		}
@@ -85,6 +85,16 @@ func (p *plot) average(points []Point) []Point {
 		points = points[n:]
 	}
 	return means
+}
+
+// Thin returns at most n points that draw nearly the same curve: those of each n-th of the run, averaged. points are in order
+// of their steps, which begin at 1.
+func Thin(points []Point, n int) []Point {
+	if len(points) <= n {
+		return points
+	}
+	last := points[len(points)-1].Step
+	return average(points, func(q Point) int { return (q.Step - 1) * n / last })
 }
 
 // scale sets the range of losses to that of points and clears the plot. It returns false if there is no such range.

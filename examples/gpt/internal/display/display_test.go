@@ -47,10 +47,15 @@ func TestProgressLine(t *testing.T) {
 	p := example()
 	p.Estimated = true
 	require.Contains(t, p.Line(80), "412/~1600")
+	p.Saving, p.Saved = 12e6, 3.4e6
+	require.Equal(t, "████▏░░░░░░░░░░░   412/~1600  loss 2.124  saving 3.40 MB of 12.0 MB  left 1m42s", p.Line(79))
 }
 
 func TestProgressLog(t *testing.T) {
 	require.Equal(t, "step  412/1600  loss 2.1239  lr 2.80e-03  41.2k tok/s  33.9 MB/rank  left 1m42s", example().Log())
+	p := example()
+	p.Saving = 12e6
+	require.Equal(t, example().Log()+"  saving 0 B of 12.0 MB", p.Log())
 }
 
 func TestProgressLineFits(t *testing.T) {
@@ -59,6 +64,7 @@ func TestProgressLineFits(t *testing.T) {
 			Step: rapid.IntRange(1, 1e9).Draw(t, "step"), Steps: rapid.IntRange(1, 1e9).Draw(t, "steps"),
 			Done: rapid.Float64Range(-1, 2).Draw(t, "done"), Loss: rapid.Float64().Draw(t, "loss"),
 			Memory: rapid.IntRange(0, 1e15).Draw(t, "memory"), Estimated: rapid.Bool().Draw(t, "estimated"),
+			Saving: rapid.IntRange(0, 1e15).Draw(t, "saving"),
 		}
 		width := rapid.IntRange(-1, 200).Draw(t, "width")
 		require.LessOrEqual(t, utf8.RuneCountInString(p.Line(width)), max(width, 0))
@@ -110,6 +116,34 @@ func TestCurveFits(t *testing.T) {
 		}
 		c.Color = true
 		require.Equal(t, strings.Join(lines, "\n")+"\n", plain(c.String()))
+	})
+}
+
+// TestThin checks that a point stands for the steps up to the next one, however often a curve was thinned while it grew.
+func TestThin(t *testing.T) {
+	require.Equal(t, []Point{{1, 3}, {2, 2}, {3, 4}}, Thin([]Point{{1, 3}, {2, 2}, {3, 4}}, 3))
+	require.Equal(t, []Point{{1, 2.5}, {3, 4.5}}, Thin([]Point{{1, 3}, {2, 2}, {3, 4}, {4, 5}}, 2))
+	rapid.Check(t, func(t *rapid.T) {
+		n := rapid.IntRange(1, 50).Draw(t, "n")
+		var points []Point
+		steps := rapid.IntRange(1, 1000).Draw(t, "steps")
+		for step := 1; step <= steps; step++ {
+			points = append(points, Point{step, float64(step)})
+			if rapid.IntRange(0, 20).Draw(t, "thin") == 0 {
+				points = Thin(points, n)
+			}
+		}
+		thin := Thin(points, n)
+		require.LessOrEqual(t, len(thin), n)
+		require.Equal(t, 1, thin[0].Step)
+		for i, p := range thin {
+			end := steps + 1
+			if i+1 < len(thin) {
+				end = thin[i+1].Step
+			}
+			require.GreaterOrEqual(t, p.Loss, float64(p.Step))
+			require.Less(t, p.Loss, float64(end))
+		}
 	})
 }
 

@@ -17,6 +17,8 @@ type Progress struct {
 	Memory      int           // bytes of one rank, the most so far
 	LR          float64       // learning rate of the step
 	Left        time.Duration // until the end of training
+
+	Saving, Saved int // bytes of the checkpoint that is being written, if one is: in all, and so far
 }
 
 // barCells is the width of a progress bar with room around it, and minBarCells of the narrowest one worth drawing.
@@ -29,7 +31,11 @@ const (
 // important ones first.
 func (p Progress) Line(width int) string {
 	parts := []string{p.steps(), fmt.Sprintf("loss %.3f", p.Loss)}
-	rest := []string{"left " + Duration(p.Left), Rate(p.Speed, "tok"), Bytes(p.Memory) + "/rank", fmt.Sprintf("lr %.1e", p.LR)}
+	var rest []string
+	if p.Saving > 0 {
+		rest = append(rest, p.saving())
+	}
+	rest = append(rest, "left "+Duration(p.Left), Rate(p.Speed, "tok"), Bytes(p.Memory)+"/rank", fmt.Sprintf("lr %.1e", p.LR))
 	const gap = "  "
 	used := len(strings.Join(parts, gap))
 	for _, r := range rest {
@@ -48,8 +54,16 @@ func (p Progress) Line(width int) string {
 
 // Log writes p as one line of a log, to be read by people and by awk.
 func (p Progress) Log() string {
-	return fmt.Sprintf("step %s  loss %.4f  lr %.2e  %s  %s/rank  left %s",
+	line := fmt.Sprintf("step %s  loss %.4f  lr %.2e  %s  %s/rank  left %s",
 		p.steps(), p.Loss, p.LR, Rate(p.Speed, "tok"), Bytes(p.Memory), Duration(p.Left))
+	if p.Saving > 0 {
+		line += "  " + p.saving()
+	}
+	return line
+}
+
+func (p Progress) saving() string {
+	return fmt.Sprintf("saving %s of %s", Bytes(p.Saved), Bytes(p.Saving))
 }
 
 func (p Progress) steps() string {

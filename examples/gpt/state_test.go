@@ -1,0 +1,261 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"maps"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gofsdp/gofsdp/comm"
+	"github.com/gofsdp/gofsdp/examples/gpt/internal/display"
+	"github.com/gofsdp/gofsdp/fsdp"
+	"github.com/gofsdp/gofsdp/fsdp/nn"
+)
+
+// savingJob returns a function that makes the flags of a job of twelve steps, all of which are logged, and more flags. The text
+// is the same for all.
+func savingJob(t *testing.T) func(more ...string) []string {
+	job := smallJob(t, "-check=false", "-steps", "12", "-batch", "6", "-eval-every", "4", "-save-every", "5", "-sample-bytes", "0")
+	return func(more ...string) []string { return slices.Concat(job, more) }
+}
+
+// losses returns what the output of a run says of each step: "7/12" for the smoothed loss, "8  validation" for the other.
+func losses(t *testing.T, out string) map[string]float64 {
+	all := make(map[string]float64)
+	for _, m := range regexp.MustCompile(`(?m)^step +(\d+/\d+|\d+  validation)  ?loss (\S+)`).FindAllStringSubmatch(out, -1) {
+		v, err := strconv.ParseFloat(m[2], 64)
+		require.NoError(t, err)
+		all[m[1]] = v
+	}
+	return all
+}
+
+// interrupted runs a job until it writes a text, and one step more.
+func interrupted(t *testing.T, job []string, text string) string {
+	ctx, cancel := context.WithCancel(t.Context())
+	w := watcher{waits: text, stop: cancel}
+	require.NoError(t, run(ctx, job, &w, io.Discard))
+	require.Contains(t, w.String(), "interrupted after step")
+	return w.String()
+}
+
+// checkpoints lists the steps of the checkpoints in dir.
+func checkpoints(t *testing.T, dir string) (steps []string) {
+	found, err := filepath.Glob(filepath.Join(dir, "*-step-*"))
+	require.NoError(t, err)
+	for _, path := range found {
+		steps = append(steps, path[strings.LastIndexByte(path, '-')+1:])
+	}
+	return steps
+}
+
+// TestResume compares a run that was interrupted and goes on with one that was not: to the last bit.
+func TestResume(t *testing.T) {
+	job, dir := savingJob(t), t.TempDir()
+	whole := output(t, job("-dropout", "0.1", "-save", filepath.Join(dir, "whole")))
+	parts := job("-dropout", "0.1", "-save", filepath.Join(dir, "parts"))
+	first := interrupted(t, parts, "step  6/12")
+	require.Contains(t, first, "interrupted after step 7\n")
+	require.Equal(t, []string{"5", "7"}, checkpoints(t, filepath.Join(dir, "parts")))
+
+	rest := output(t, append(parts, "-resume"))
+	require.Regexp(t, `resumed after step 7 from .*-step-7, which 2 ranks saved\n\n`, rest, "and no warning")
+	want, got := losses(t, whole), losses(t, rest)
+	require.Equal(t, []string{"10/12", "11/12", "12  validation", "12/12", "8  validation", "8/12", "9/12"}, slices.Sorted(maps.Keys(got)))
+	for step, loss := range got {
+		require.Equal(t, want[step], loss, step)
+	}
+	curve := func(out string) string {
+		return out[strings.Index(out, "loss in nats per byte"):strings.Index(out, "result\n")]
+	}
+	require.Equal(t, curve(whole), curve(rest), "the curve begins where the run did")
+	require.Contains(t, rest, "12 steps over")
+	require.Equal(t, []string{"7", "10", "12"}, checkpoints(t, filepath.Join(dir, "parts")))
+
+	again := output(t, append(parts, "-resume"))
+	require.Equal(t, map[string]float64{"12  validation": want["12  validation"]}, losses(t, again), "nothing is left to train")
+	require.Equal(t, []string{"7", "10", "12"}, checkpoints(t, filepath.Join(dir, "parts")), "or to save")
+}
+
+// TestResumeOnOtherRanks is the same up to the order in which sums are added.
+func TestResumeOnOtherRanks(t *testing.T) {
+	job, dir := savingJob(t), t.TempDir()
+	want := losses(t, output(t, job()))
+	saved := filepath.Join(dir, "2")
+	interrupted(t, job("-save", saved), "step  4/12")
+	for _, ranks := range []string{"1", "3"} {
+		other := filepath.Join(dir, "on "+ranks)
+		require.NoError(t, os.CopyFS(other, os.DirFS(saved)))
+		out := output(t, job("-save", other, "-resume", "-ranks", ranks))
+		require.Contains(t, out, "resumed after step 5")
+		got := losses(t, out)
+		require.Len(t, got, 7+2)
+		for step, loss := range got {
+			require.InDelta(t, want[step], loss, 2e-3, "%s ranks, step %s", ranks, step)
+		}
+	}
+}
+
+// TestSave looks at what is left in the directory, and at what is said about it.
+func TestSave(t *testing.T) {
+	job, dir := savingJob(t), t.TempDir()
+	out := output(t, job("-save", dir, "-save-every", "1", "-keep", "2", "-resume"))
+	require.Contains(t, out, "starting anew: ")
+	require.Equal(t, []string{"11", "12"}, checkpoints(t, dir))
+	require.Len(t, regexp.MustCompile(`step \d+  saved \d{6}-step-\d+: \S+ kB/rank in \S+s, \S+ .?B/s; training stood still for `).FindAllString(out, -1), 12)
+
+	err := run(t.Context(), job("-save", dir), io.Discard, io.Discard)
+	require.ErrorContains(t, err, "has checkpoints of another run: go on from them with -resume, or -save to another directory")
+}
+
+// TestResumeByTime goes on with the time that is left.
+func TestResumeByTime(t *testing.T) {
+	job := append(savingJob(t)("-save", t.TempDir(), "-resume"), "-steps", "0", "-time", "10h")
+	asRank(t, job, func(ctx context.Context, tr *trainer) error {
+		require.NoError(t, tr.restore(ctx))
+		require.Zero(t, tr.elapsed)
+		_, err := tr.step(ctx, 0.01)
+		require.NoError(t, err)
+		tr.elapsed = time.Hour
+		return tr.saveLast(ctx)
+	})
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel() // ends after a step
+	var out bytes.Buffer
+	asRank(t, job, func(_ context.Context, tr *trainer) error {
+		tr.screen = display.NewScreen(&out, nil, false)
+		require.NoError(t, tr.restore(t.Context()))
+		require.Equal(t, time.Hour, tr.elapsed)
+		require.NoError(t, tr.run(t.Context(), ctx))
+		require.Greater(t, tr.elapsed, time.Hour)
+		require.Less(t, tr.elapsed, 2*time.Hour)
+		return nil
+	})
+	require.Regexp(t, `step +2/~20  .* left (9h00m|8h59m)`, out.String())
+}
+
+// TestFailedSave spoils the directory in the middle of a run. The run goes on if it has saved before, and ends with an error in
+// any case.
+func TestFailedSave(t *testing.T) {
+	for _, c := range []struct {
+		spoilt, fails, last string
+		begun               bool
+	}{
+		{spoilt: "step 3  saved", fails: "step 6  not saved: ", last: "step 12"},
+		{spoilt: "step  1/12", fails: "step 3  not saved: ", last: "step 3"},
+		{spoilt: "step  5/12", fails: "step 6  not saved: ", last: "step 6", begun: true},
+	} {
+		dir := filepath.Join(t.TempDir(), "checkpoints")
+		job := savingJob(t)("-save", dir, "-save-every", "3", "-resume")
+		if c.begun {
+			interrupted(t, job, "step  3/12")
+		}
+		w := watcher{waits: c.spoilt, stop: func() {
+			require.NoError(t, os.RemoveAll(dir))
+			require.NoError(t, os.WriteFile(dir, nil, 0o600))
+		}}
+		err := run(t.Context(), job, &w, io.Discard)
+		require.ErrorContains(t, err, c.last+": ")
+		require.ErrorContains(t, err, dir)
+		require.Contains(t, w.String(), c.fails)
+		require.Equal(t, c.last == "step 12", strings.Contains(w.String(), "step 12/12"))
+	}
+}
+
+// TestResumeWithOtherFlags refuses another model, and says what else has changed.
+func TestResumeWithOtherFlags(t *testing.T) {
+	job, dir := savingJob(t), t.TempDir()
+	output(t, job("-save", dir))
+	out := output(t, job("-save", dir, "-resume", "-lr", "0.02", "-seed", "7", "-steps", "13"))
+	require.Contains(t, out, "warning: -lr is 0.02, it was 0.01\nwarning: -seed is 7, it was 1\nwarning: -steps is 13, it was 12\n")
+	require.Contains(t, out, "step 13/13")
+	require.Contains(t, output(t, append(savingJob(t)("-save", dir, "-resume", "-max-bytes", "2000"), "-steps", "14")),
+		"warning: -data is text of ")
+	for _, c := range [][]string{{"-heads", "4", "the model has 2 heads, this one has 4"}, {"-layers", "3", "blocks.2."}, {"-context", "16", "wpe.weight"}} {
+		err := run(t.Context(), job("-save", dir, "-resume", c[0], c[1]), io.Discard, io.Discard)
+		require.ErrorContains(t, err, c[2])
+	}
+}
+
+// asRank runs f with the trainer of a job on one rank.
+func asRank(t *testing.T, args []string, f func(context.Context, *trainer) error) {
+	c, err := parse(args, io.Discard)
+	require.NoError(t, err)
+	c.ranks = 1
+	data, err := load(t.Context(), c)
+	require.NoError(t, err)
+	require.NoError(t, comm.Run(t.Context(), 1, func(ctx context.Context, g comm.Group) error {
+		tr, err := newTrainer(ctx, c, data, g, display.NewScreen(io.Discard, nil, false))
+		if err != nil {
+			return err
+		}
+		return errors.Join(f(ctx, tr), tr.model.Close())
+	}))
+}
+
+// TestProgressShowsTheSave looks at the progress line right after a save has begun.
+func TestProgressShowsTheSave(t *testing.T) {
+	asRank(t, savingJob(t)("-save", t.TempDir()), func(ctx context.Context, tr *trainer) error {
+		for range 2 {
+			require.Zero(t, tr.progress(moment{}, 0).Saving)
+			if _, err := tr.step(ctx, 0.01); err != nil {
+				return err
+			}
+			if err := tr.save(ctx); err != nil {
+				return err
+			}
+			p := tr.progress(moment{}, 0)
+			params, err := tr.plan()
+			require.NoError(t, err)
+			require.GreaterOrEqual(t, p.Saving, 3*4*params.Params, "parameters and two moments")
+			require.LessOrEqual(t, p.Saved, p.Saving)
+			<-tr.saves.under.Done()
+			require.NoError(t, tr.pause(ctx, 0, 0))
+			require.NoError(t, tr.saves.err)
+			require.Nil(t, tr.saves.under, "it is reported at once")
+		}
+		return nil
+	})
+}
+
+// TestExportAndImport passes weights from a run to the next.
+func TestExportAndImport(t *testing.T) {
+	job, dir := savingJob(t), t.TempDir()
+	plain, prefixed := filepath.Join(dir, "plain"), filepath.Join(dir, "prefixed")
+	out := output(t, job("-export", plain))
+	require.Contains(t, out, "weights: "+plain)
+	trained := losses(t, out)["12  validation"]
+
+	// A step with hardly a learning rate, on other batches: the weights stay as they are.
+	unchanged := func(more ...string) float64 {
+		out := output(t, job(append(more, "-steps", "1", "-lr", "1e-12", "-seed", "2")...))
+		return losses(t, out)["1  validation"]
+	}
+	require.InDelta(t, trained, unchanged("-import", plain), 1e-3)
+	require.Greater(t, unchanged(), trained+0.5)
+
+	asRank(t, job("-import", plain), func(ctx context.Context, tr *trainer) error {
+		require.NoError(t, tr.restore(ctx))
+		return tr.model.Export(ctx, prefixed, append(nn.ToGPT2("transformer."), fsdp.As(fsdp.Float64))...)
+	})
+	require.InDelta(t, trained, unchanged("-import", prefixed), 1e-3)
+
+	for _, c := range [][]string{
+		{plain, "-dim", "16", "wte.weight [256 32] -> [256 16]"}, {prefixed, "-layers", "3", "transformer.h.2.ln_1.weight"},
+		{filepath.Join(dir, "none"), "-layers", "2", "none"},
+	} {
+		err := run(t.Context(), job("-import", c[0], c[1], c[2]), io.Discard, io.Discard)
+		require.ErrorContains(t, err, c[3])
+	}
+}

@@ -1,0 +1,165 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/gofsdp/gofsdp/internal/checkpoint"
+)
+
+// system is what fsdpckpt is given besides its arguments.
+type system struct {
+	fs       checkpoint.FS
+	out, err io.Writer
+	zone     *time.Location // of the times that are printed
+}
+
+// Exit statuses.
+const (
+	exitError = 1
+	exitUsage = 2
+)
+
+// A command is one of the things that fsdpckpt does.
+type command struct {
+	name, args, short string
+	long              string // for -h
+	n                 int    // number of args, but for flags
+	// flags defines the flags and returns what runs the command once they and the args are there.
+	flags func(f *flag.FlagSet) action
+}
+
+// action runs a command.
+type action func(ctx context.Context, sys system, args []string) error
+
+// commands are in the order in which a user meets them.
+var commands = []*command{&listCommand, &inspectCommand, &verifyCommand, &mergeCommand, &reshardCommand}
+
+// A usageError is a command line that makes no sense.
+type usageError struct{ error }
+
+// run is fsdpckpt. It returns the exit status.
+func run(ctx context.Context, args []string, sys system) int {
+	if len(args) == 0 {
+		overview(sys.err)
+		return exitUsage
+	}
+	for _, c := range commands {
+		if c.name == args[0] {
+			return c.run(ctx, args[1:], sys)
+		}
+	}
+	switch args[0] {
+	case "-h", "-help", "--help", "help":
+		overview(sys.out)
+		return 0
+	}
+	fmt.Fprintf(sys.err, "fsdpckpt: there is no command %q\n", args[0])
+	overview(sys.err)
+	return exitUsage
+}
+
+// overview prints what there is.
+func overview(w io.Writer) {
+	fmt.Fprint(w, "Fsdpckpt looks into checkpoints, checks them and rewrites them, without the model that they are of.\n\n")
+	for _, c := range commands {
+		fmt.Fprintf(w, "  %-38s  %s\n", "fsdpckpt "+c.name+" "+c.args, c.short)
+	}
+	fmt.Fprint(w, "\nPATH is a checkpoint, or the directory of a job: then its last whole one.\n"+
+		"Exit status: 0, 1 after a failure or if there is damage, 2 for a wrong command line.\n"+
+		"fsdpckpt COMMAND -h tells more.\n")
+}
+
+// run runs c and returns the exit status.
+func (c *command) run(ctx context.Context, args []string, sys system) int {
+	f := flag.NewFlagSet(c.name, flag.ContinueOnError)
+	f.SetOutput(io.Discard) // errors are printed below
+	act := c.flags(f)
+	args, err := parse(f, args)
+	if err == nil && len(args) != c.n {
+		err = usageError{fmt.Errorf("%s where %s is wanted", plural(len(args), "argument"), c.args)}
+	}
+	if err == nil {
+		err = act(ctx, sys, args)
+	}
+	var usage usageError
+	switch {
+	case err == nil:
+		return 0
+	case errors.Is(err, flag.ErrHelp):
+		c.help(f, sys.out)
+		return 0
+	case errors.As(err, &usage):
+		fmt.Fprintf(sys.err, "fsdpckpt %s: %v\nusage: %s\n", c.name, err, c.usage(f))
+		return exitUsage
+	default:
+		fmt.Fprintf(sys.err, "fsdpckpt %s: %v\n", c.name, err)
+		return exitError
+	}
+}
+
+// parse is f.Parse for flags that may stand between the arguments and behind them, too. It returns the arguments.
+func parse(f *flag.FlagSet, args []string) (rest []string, err error) {
+	for {
+		switch err := f.Parse(args); {
+		case errors.Is(err, flag.ErrHelp):
+			return nil, err
+		case err != nil:
+			return nil, usageError{err}
+		case f.NArg() == 0:
+			return rest, nil
+		}
+		rest, args = append(rest, f.Arg(0)), f.Args()[1:]
+	}
+}
+
+// usage is c on one line.
+func (c *command) usage(f *flag.FlagSet) string {
+	line := "fsdpckpt " + c.name + " " + c.args
+	f.VisitAll(func(g *flag.Flag) {
+		if strings.Contains(line, " -"+g.Name) { // it is no option
+			return
+		}
+		value, _ := flag.UnquoteUsage(g)
+		line += " [" + strings.TrimSpace("-"+g.Name+" "+value) + "]"
+	})
+	return line
+}
+
+// help prints all about c.
+func (c *command) help(f *flag.FlagSet, w io.Writer) {
+	fmt.Fprintf(w, "usage: %s\n\n%s\n", c.usage(f), strings.TrimSpace(c.long))
+	first := true
+	f.VisitAll(func(*flag.Flag) {
+		if first {
+			fmt.Fprintln(w)
+		}
+		first = false
+	})
+	f.SetOutput(w)
+	f.PrintDefaults()
+}
+
+// open opens the checkpoint that PATH leads to.
+func open(fsys checkpoint.FS, path string) (r *checkpoint.Reader, dir string, err error) {
+	if dir, err = checkpoint.Latest(fsys, filepath.Clean(path)); err != nil {
+		return nil, "", err
+	}
+	r, err = checkpoint.OpenReader(fsys, dir)
+	return r, dir, err
+}
+
+// noCheckpoint is an error if dir is a checkpoint, in which nothing is to be written.
+func noCheckpoint(fsys checkpoint.FS, dir string) error {
+	f, err := fsys.Open(filepath.Join(dir, checkpoint.ManifestName))
+	if err != nil { // what it is will be seen when dir is used
+		return nil
+	}
+	return errors.Join(fmt.Errorf("%s is a checkpoint: nothing else is written there", dir), f.Close())
+}

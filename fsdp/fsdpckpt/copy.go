@@ -1,0 +1,96 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"io"
+
+	"github.com/gofsdp/gofsdp/internal/checkpoint"
+	"github.com/gofsdp/gofsdp/internal/safetensors"
+)
+
+// A copier copies elements out of a checkpoint. Every chunk that it reads is compared with its checksum, so damage is not
+// copied. It needs memory for one chunk.
+type copier struct {
+	reader   *checkpoint.Reader
+	buffer   []byte
+	progress *progress
+}
+
+func newCopier(r *checkpoint.Reader, p *progress) *copier {
+	return &copier{reader: r, buffer: make([]byte, 4*checkpoint.ChunkBytes), progress: p}
+}
+
+// copy writes elements [from, to) of a tensor to w, as those of another type. It goes along the chunks of the pieces: none is
+// read twice, but where an interval begins or ends.
+func (c *copier) copy(ctx context.Context, w io.Writer, t *checkpoint.Tensor, from, to int, as safetensors.DType) error {
+	chunk := checkpoint.ChunkBytes / t.DType.Size() // elements
+	for _, p := range t.Pieces {
+		for at := max(from, p.Offset); at < min(to, p.Offset+p.Len); {
+			end := min(to, p.Offset+p.Len, p.Offset+((at-p.Offset)/chunk+1)*chunk)
+			part := c.buffer[:(end-at)*as.Size()] // no type is more than 4 times another
+			if err := c.reader.Read(ctx, t.Key, at, part, as); err != nil {
+				return err
+			}
+			if _, err := w.Write(part); err != nil {
+				return fmt.Errorf("%s: %w", t.Name(), err)
+			}
+			c.progress.add((end - at) * t.DType.Size())
+			at = end
+		}
+	}
+	return nil
+}
+
+// tensorBytes returns the bytes of a tensor's elements.
+func tensorBytes(t *checkpoint.Tensor) int64 { return int64(t.Len()) * int64(t.DType.Size()) }
+
+// dataBytes returns the bytes of all elements of a checkpoint.
+func dataBytes(m *checkpoint.Manifest) (n int64) {
+	for i := range m.Tensors {
+		n += tensorBytes(&m.Tensors[i])
+	}
+	return n
+}
+
+// writeFile makes a file, has its content written, and returns once it is on disk.
+func writeFile(fsys checkpoint.FS, path string, content func(w io.Writer) error) (err error) {
+	f, err := fsys.Create(path)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, f.Close()) }()
+	w := bufio.NewWriterSize(f, checkpoint.ChunkBytes)
+	if err := content(w); err != nil {
+		return err
+	}
+	if err := w.Flush(); err != nil {
+		return err
+	}
+	return f.Sync()
+}
+
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+
+// A summer takes the checksums of a piece that is written to it: one of each chunk.
+type summer struct {
+	sums checkpoint.Sums
+	room int // bytes of the last chunk that are still to come
+}
+
+// Write implements io.Writer.
+func (s *summer) Write(p []byte) (int, error) {
+	for rest := p; len(rest) > 0; {
+		if s.room == 0 {
+			s.sums, s.room = append(s.sums, 0), checkpoint.ChunkBytes
+		}
+		part := rest[:min(len(rest), s.room)]
+		last := &s.sums[len(s.sums)-1]
+		*last = crc32.Update(*last, castagnoli, part)
+		s.room, rest = s.room-len(part), rest[len(part):]
+	}
+	return len(p), nil
+}

@@ -1,0 +1,175 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"path/filepath"
+	"slices"
+
+	"github.com/gofsdp/gofsdp/internal/checkpoint"
+	"github.com/gofsdp/gofsdp/internal/safetensors"
+)
+
+var mergeCommand = command{
+	name: "merge", args: "PATH OUT.safetensors", n: 2, short: "one file for other programs",
+	long: `
+Writes the whole parameters and buffers of a checkpoint into one safetensors file, as fsdp.Export does of a model. Buffers are
+those of rank 0. A parameter that ranks have of their own, such as an expert's, keeps its name "name@rank". What is read is
+compared with its checksums on the way. The file appears under its name once it is complete, in place of one that was there.
+Memory is that of one chunk, whatever the size of the model.`,
+	flags: func(f *flag.FlagSet) action {
+		var m merger
+		f.BoolVar(&m.optimizer, "optimizer", false, `write the state of the optimizer too, as "exp_avg:name"`)
+		f.StringVar(&m.prefix, "prefix", "", "put this `text` before the name of every parameter, such as transformer.")
+		f.Func("dtype", "write parameters and buffers as this `type`: bf16, f16, f32 or f64 (default: as they are)", m.setType)
+		return m.run
+	},
+}
+
+// merger is a merge as the command line has it.
+type merger struct {
+	optimizer bool
+	prefix    string
+	as        safetensors.DType // "" for that of the checkpoint
+}
+
+func (m *merger) setType(name string) error {
+	types := map[string]safetensors.DType{"bf16": safetensors.BF16, "f16": safetensors.F16, "f32": safetensors.F32, "f64": safetensors.F64}
+	var ok bool
+	if m.as, ok = types[name]; !ok {
+		return errors.New("not bf16, f16, f32 or f64")
+	}
+	return nil
+}
+
+// optimizerKey is where fsdp.Export puts the counts of an optimizer into the metadata of a file, and fsdp.Import looks for them.
+const optimizerKey = "gofsdp.optimizer"
+
+// optimizerCounts is what is there, as JSON.
+type optimizerCounts struct {
+	Steps   int            `json:"steps"`
+	Updates map[string]int `json:"updates"` // by parameter, with its name in the file
+}
+
+// A merged tensor has a new name and type.
+type merged struct {
+	*checkpoint.Tensor
+	as safetensors.Tensor
+}
+
+func (m *merger) run(ctx context.Context, sys system, args []string) (err error) {
+	out := filepath.Clean(args[1])
+	if err := noCheckpoint(sys.fs, filepath.Dir(out)); err != nil {
+		return err
+	}
+	r, dir, err := open(sys.fs, args[0])
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, r.Close()) }()
+	list, header, err := m.plan(r.Manifest())
+	if err != nil {
+		return fmt.Errorf("%s: %w", dir, err)
+	}
+	var total int64
+	for _, t := range list {
+		total += tensorBytes(t.Tensor)
+	}
+	p := newProgress(sys.err, "merging", total)
+	c := newCopier(r, p)
+	err = replace(sys.fs, out, func(w io.Writer) error {
+		if _, err := w.Write(header.Encode()); err != nil {
+			return err
+		}
+		for _, t := range list {
+			if err := c.copy(ctx, w, t.Tensor, 0, t.Len(), t.as.DType); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	p.end()
+	if err != nil {
+		return err
+	}
+	last := header.DataStart
+	if n := len(header.Tensors); n > 0 {
+		last = header.Tensors[n-1].Offset + header.Tensors[n-1].Size
+	}
+	fmt.Fprintf(sys.out, "%s: %s, %s, of %s\n", out, plural(len(list), "tensor"), sizeText(last), dir)
+	return nil
+}
+
+// plan chooses the tensors and lays out the file.
+func (m *merger) plan(manifest *checkpoint.Manifest) ([]merged, *safetensors.Header, error) {
+	a, err := readAbout(manifest)
+	if err != nil {
+		return nil, nil, err
+	}
+	var list []merged
+	counts := optimizerCounts{Updates: make(map[string]int)}
+	for i := range manifest.Tensors {
+		t := &manifest.Tensors[i]
+		k, dtype := t.Key, t.DType
+		k.Param = m.prefix + k.Param
+		switch {
+		case k.Entry != "" && !m.optimizer, a.isBuffer(t.Key) && k.Owner != 0:
+			continue
+		case k.Entry != "":
+			counts.Updates[checkpoint.Key{Param: k.Param, Owner: k.Owner}.Name()] = t.Steps
+		case m.as != "" && !isFloat(dtype):
+			return nil, nil, fmt.Errorf("%s is %s, which -dtype cannot change", t.Name(), dtype)
+		case m.as != "":
+			dtype = m.as
+		}
+		if a.isBuffer(t.Key) {
+			k.Owner = checkpoint.Shared
+		}
+		list = append(list, merged{t, safetensors.Tensor{Name: k.Name(), DType: dtype, Shape: t.Shape}})
+	}
+	metadata := map[string]string{"format": "pt"} // without which Python's transformers does not take a file
+	if m.optimizer {
+		if a.OptimizerSteps == nil {
+			return nil, nil, errors.New("-optimizer: it has no state of an optimizer")
+		}
+		counts.Steps = *a.OptimizerSteps
+		text, err := json.Marshal(counts)
+		if err != nil {
+			return nil, nil, err
+		}
+		metadata[optimizerKey] = string(text)
+	}
+	slices.SortStableFunc(list, func(t, u merged) int { return safetensors.Order(t.as, u.as) })
+	tensors := make([]safetensors.Tensor, len(list))
+	for i, t := range list {
+		tensors[i] = t.as
+	}
+	header, err := safetensors.NewHeader(tensors, metadata)
+	return list, header, err
+}
+
+// isFloat tells whether elements of a type can be converted.
+func isFloat(t safetensors.DType) bool {
+	return t == safetensors.F64 || t == safetensors.F32 || t == safetensors.F16 || t == safetensors.BF16
+}
+
+// replace makes a file that has its name only once all of it is on disk. Before that, and after an error, there is what was there.
+func replace(fsys checkpoint.FS, path string, content func(w io.Writer) error) error {
+	draft := fmt.Sprintf("%s.tmp-%08x", path, rand.Uint32())
+	err := writeFile(fsys, draft, content)
+	if err == nil {
+		err = fsys.Rename(draft, path)
+	}
+	if err != nil {
+		return errors.Join(fmt.Errorf("%s is not written: %w", path, err), fsys.RemoveAll(draft))
+	}
+	if err := fsys.SyncDir(filepath.Dir(path)); err != nil {
+		return fmt.Errorf("%s is written, but a power failure may undo that: %w", path, err)
+	}
+	return nil
+}

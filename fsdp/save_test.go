@@ -1,0 +1,614 @@
+package fsdp_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gofsdp/gofsdp/comm"
+	"github.com/gofsdp/gofsdp/fsdp"
+	"github.com/gofsdp/gofsdp/internal/checkpoint"
+	"github.com/gofsdp/gofsdp/internal/checkpoint/crashfs"
+	"github.com/gofsdp/gofsdp/optim"
+)
+
+// ckpt is a directory of a file system in memory.
+var ckpt, _ = filepath.Abs("ckpt")
+
+// filler is a model whose parameters and optimizer hold one number each time it is saved, so that a mixture of two checkpoints
+// would show.
+type filler struct {
+	*fsdp.Sharded
+	opt optim.Optimizer
+}
+
+func newFiller(t require.TestingT, ctx context.Context, g comm.Group) *filler {
+	return loggingFiller(t, ctx, g, nil)
+}
+
+func loggingFiller(t require.TestingT, ctx context.Context, g comm.Group, logger *slog.Logger) *filler {
+	m := wrap(t, shapes["chain"], fsdp.Config{Group: g, Precision: float64s, Logger: logger}) // one unit: each of three ranks has a part of it
+	opt, err := optim.AdamW{}.New(m.Shards())
+	require.NoError(t, err)
+	forwardBackward(t, ctx, m, shapeBatch(g.Rank()))
+	require.NoError(t, opt.Step(0.01))
+	m.ZeroGrad()
+	return &filler{m, opt}
+}
+
+// fill sets everything to v.
+func (f *filler) fill(v float64) {
+	for _, p := range f.Shards() {
+		for i := range p.Value.F64 {
+			p.Value.F64[i] = v
+		}
+	}
+	for _, e := range f.opt.State() {
+		for i := range e.Data.F64 {
+			e.Data.F64[i] = v
+		}
+	}
+}
+
+// require checks that everything is v.
+func (f *filler) require(t require.TestingT, v float64) {
+	for _, p := range f.Shards() {
+		for i, x := range p.Value.F64 {
+			require.Equal(t, v, x, "%s[%d]", p.Name, i)
+		}
+	}
+	for _, e := range f.opt.State() {
+		for i, x := range e.Data.F64 {
+			require.Equal(t, v, x, "%s of %s[%d]", e.Name, e.Param, i)
+		}
+	}
+}
+
+// saveStep fills with the number of a step and saves it.
+func (f *filler) saveStep(ctx context.Context, dir string, step int, opts ...fsdp.StateOption) error {
+	f.fill(float64(step))
+	return f.Save(ctx, dir, f.opt, append(opts, fsdp.AtStep(step))...)
+}
+
+// requireLatest loads the latest checkpoint on one rank and returns its step, which everything in it must be.
+func requireLatest(t require.TestingT, dir string, opts ...fsdp.StateOption) int {
+	f := newFiller(t, context.Background(), comm.Local(1)[0])
+	defer f.Close()
+	c, err := f.Load(context.Background(), dir, f.opt, opts...)
+	require.NoError(t, err)
+	f.require(t, float64(c.Step))
+	return c.Step
+}
+
+// TestSaveFaults lets one operation of one rank fail: every rank has an error that names rank and file, the previous checkpoint
+// is what is loaded, nothing is left of the failed one, and the training goes on.
+func TestSaveFaults(t *testing.T) {
+	on := func(name, part string) func(crashfs.Op) bool {
+		return func(o crashfs.Op) bool { return o.Name == name && strings.Contains(o.Path, part) }
+	}
+	for name, c := range map[string]struct {
+		fault crashfs.Fault
+		want  []string
+	}{
+		"no space on rank 2":       {crashfs.Fault{Only: on("write", "rank-00002"), At: 1, Err: syscall.ENOSPC}, []string{"rank 2", "rank-00002-of-00003.safetensors"}},
+		"no permission on rank 1":  {crashfs.Fault{Only: on("create", "rank-00001"), Err: fs.ErrPermission}, []string{"rank 1", "rank-00001-of-00003.safetensors"}},
+		"rank 0 cannot sync":       {crashfs.Fault{Only: on("sync", "rank-00000"), Err: syscall.EIO}, []string{"rank 0", "rank-00000-of-00003.safetensors"}},
+		"all are full":             {crashfs.Fault{Only: on("write", "rank-"), Err: syscall.ENOSPC, Forever: true}, []string{"rank 0", "rank 1", "rank 2"}},
+		"no directory":             {crashfs.Fault{Only: on("mkdir", "step-2"), Err: syscall.ENOSPC}, []string{"rank 0", "step-2"}},
+		"the manifest is not made": {crashfs.Fault{Only: on("create", "manifest.json"), Err: syscall.ENOSPC}, []string{"rank 0", "manifest.json"}},
+		"half of the manifest":     {crashfs.Fault{Only: on("write", "manifest.json"), Err: syscall.ENOSPC, Done: true}, []string{"rank 0", "manifest.json"}},
+		"no name":                  {crashfs.Fault{Only: on("rename", "step-2"), Err: syscall.EIO}, []string{"rank 0", "step-2"}},
+	} {
+		for _, asynchronous := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s/asynchronous %t", name, asynchronous), func(t *testing.T) {
+				disk := crashfs.New()
+				onRanks(t, 3, func(ctx context.Context, g comm.Group) {
+					f := newFiller(t, ctx, g)
+					defer f.Close()
+					require.NoError(t, f.saveStep(ctx, ckpt, 1, fsdp.OnFS(disk)))
+					require.NoError(t, g.Barrier(ctx))
+					if g.Rank() == 0 {
+						disk.Inject(c.fault)
+					}
+					require.NoError(t, g.Barrier(ctx))
+					err := f.saveAs(ctx, asynchronous, ckpt, 2, fsdp.OnFS(disk))
+					for _, part := range c.want {
+						require.ErrorContains(t, err, part)
+					}
+					if strings.Contains(c.want[0], fmt.Sprint(g.Rank())) {
+						require.ErrorIs(t, err, c.fault.Err)
+					}
+					require.NoError(t, g.Barrier(ctx))
+					if g.Rank() == 0 {
+						disk.Inject(crashfs.Fault{})
+						require.Equal(t, 1, requireLatest(t, ckpt, fsdp.OnFS(disk)))
+						require.Len(t, entries(t, disk, ckpt), 1, "the draft is gone")
+					}
+					f.require(t, 2)
+					forwardBackward(t, ctx, f.Sharded, shapeBatch(g.Rank()))
+					require.NoError(t, f.opt.Step(0.01))
+					require.NoError(t, f.saveAs(ctx, asynchronous, ckpt, 3, fsdp.OnFS(disk)))
+				})
+				require.Equal(t, 3, requireLatest(t, ckpt, fsdp.OnFS(disk)))
+			})
+		}
+	}
+}
+
+// saveAs is saveStep, or SaveAsync and Wait.
+func (f *filler) saveAs(ctx context.Context, asynchronous bool, dir string, step int, opts ...fsdp.StateOption) error {
+	if !asynchronous {
+		return f.saveStep(ctx, dir, step, opts...)
+	}
+	f.fill(float64(step))
+	v, err := f.SaveAsync(ctx, dir, f.opt, append(opts, fsdp.AtStep(step))...)
+	if err != nil {
+		return err
+	}
+	return v.Wait(ctx)
+}
+
+// entries returns the checkpoints and drafts in dir.
+func entries(t require.TestingT, fsys checkpoint.FS, dir string) []checkpoint.Entry {
+	list, err := checkpoint.List(fsys, dir)
+	require.NoError(t, err)
+	return list
+}
+
+// TestCrashDuringSave ends the process after every operation of a save in turn, and the power with it: what is loaded then is
+// the old checkpoint or the new one, whole, and the next save succeeds.
+func TestCrashDuringSave(t *testing.T) {
+	steps := map[int]int{} // times that each was loaded
+	for ops, done := 0, false; !done; ops++ {
+		disk := crashfs.New()
+		onRanks(t, 2, func(ctx context.Context, g comm.Group) {
+			f := newFiller(t, ctx, g)
+			require.NoError(t, f.saveStep(ctx, ckpt, 1, fsdp.OnFS(disk)))
+			require.NoError(t, g.Barrier(ctx))
+			if g.Rank() == 0 {
+				disk.Kill(ops)
+			}
+			require.NoError(t, g.Barrier(ctx))
+			err := f.saveStep(ctx, ckpt, 2, fsdp.OnFS(disk), fsdp.KeepLast(1))
+			if g.Rank() == 0 {
+				done = err == nil
+			}
+			_ = f.Close() // the lock went with the process
+		})
+		for seed := range uint64(6) {
+			after := disk.Crash(seed)
+			step := requireLatest(t, ckpt, fsdp.OnFS(after))
+			require.Contains(t, []int{1, 2}, step, "after %d operations, seed %d", ops, seed)
+			require.True(t, !done || step == 2)
+			steps[step]++
+			f := newFiller(t, t.Context(), comm.Local(1)[0])
+			require.NoError(t, f.saveStep(t.Context(), ckpt, 3, fsdp.OnFS(after), fsdp.KeepLast(1)))
+			require.Len(t, entries(t, after, ckpt), 1)
+			require.Equal(t, 3, requireLatest(t, ckpt, fsdp.OnFS(after)))
+			require.NoError(t, f.Close())
+		}
+	}
+	require.Greater(t, steps[1], 20)
+	require.Greater(t, steps[2], 5)
+}
+
+// TestUnsharedDirectory gives one rank a disk of its own.
+func TestUnsharedDirectory(t *testing.T) {
+	disks := []*crashfs.FS{crashfs.New(), crashfs.New()}
+	host, _ := os.Hostname()
+	for _, err := range errorsOf(t, 3, func(ctx context.Context, g comm.Group) error {
+		return newFiller(t, ctx, g).Save(ctx, ckpt, nil, fsdp.OnFS(disks[g.Rank()/2]))
+	}) {
+		require.ErrorContains(t, err, "rank 2")
+		require.ErrorContains(t, err, fmt.Sprintf("checkpoints need a file system that all ranks share: host %q does not see", host))
+	}
+	require.Empty(t, entries(t, disks[0], ckpt))
+}
+
+// TestTwoJobs saves from two jobs in one directory: the second is told who the first is, until that ends.
+func TestTwoJobs(t *testing.T) {
+	dir := t.TempDir()
+	host, _ := os.Hostname()
+	first := newFiller(t, t.Context(), comm.Local(1)[0])
+	require.NoError(t, first.saveStep(t.Context(), dir, 1))
+	for _, asynchronous := range []bool{false, true} {
+		for _, err := range errorsOf(t, 2, func(ctx context.Context, g comm.Group) error {
+			f := newFiller(t, ctx, g)
+			defer f.Close()
+			return f.saveAs(ctx, asynchronous, dir, 2)
+		}) {
+			require.ErrorContains(t, err, fmt.Sprintf("rank 0: checkpoint: %s", filepath.Join(dir, "lock"))[8:])
+			require.ErrorContains(t, err, fmt.Sprintf("host %s, pid %d", host, os.Getpid()))
+		}
+	}
+	require.NoError(t, first.saveStep(t.Context(), dir, 3))
+	require.NoError(t, first.Close())
+	onRanks(t, 2, func(ctx context.Context, g comm.Group) {
+		f := newFiller(t, ctx, g)
+		require.NoError(t, f.saveStep(ctx, dir, 4))
+		require.NoError(t, f.Close())
+	})
+	require.Equal(t, 4, requireLatest(t, dir))
+}
+
+// TestDamage damages the last of two checkpoints. What is found before anything changes leaves the model as it was; what is
+// found while it is read makes it useless until the other one is loaded.
+func TestDamage(t *testing.T) {
+	const file = "rank-00001-of-00003.safetensors"
+	for name, c := range map[string]struct {
+		damage  func(t *testing.T, path string)
+		message []string
+		latest  bool // takes it for the latest
+		torn    bool
+	}{
+		"a byte": {func(t *testing.T, path string) {
+			change(t, filepath.Join(path, file), func(b []byte) []byte { b[len(b)-100] ^= 1; return b })
+		}, []string{file, "damaged", "CRC-32C"}, true, true},
+		"truncated": {func(t *testing.T, path string) {
+			change(t, filepath.Join(path, file), func(b []byte) []byte { return b[:len(b)-1] })
+		}, []string{file, "damaged"}, false, false},
+		"missing": {func(t *testing.T, path string) {
+			require.NoError(t, os.Remove(filepath.Join(path, file)))
+		}, []string{file}, false, false},
+		"the manifest": {func(t *testing.T, path string) {
+			change(t, filepath.Join(path, "manifest.json"), func(b []byte) []byte { b[len(b)/2] ^= 1; return b })
+		}, []string{"manifest", "damaged"}, false, false},
+		"a newer format": {func(t *testing.T, path string) {
+			change(t, filepath.Join(path, "manifest.json"), func(b []byte) []byte {
+				return []byte(strings.Replace(string(b), `"format":1`, `"format":2`, 1))
+			})
+		}, []string{"another format", "version is 2", "reads 1"}, true, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			var paths []string
+			onRanks(t, 3, func(ctx context.Context, g comm.Group) {
+				f := newFiller(t, ctx, g)
+				defer f.Close()
+				require.NoError(t, f.saveStep(ctx, dir, 1))
+				require.NoError(t, f.saveStep(ctx, dir, 2))
+			})
+			for _, e := range entries(t, checkpoint.OS(), dir) {
+				require.NoError(t, e.Err)
+				paths = append(paths, e.Path)
+			}
+			c.damage(t, paths[1])
+			onRanks(t, 2, func(ctx context.Context, g comm.Group) {
+				var log bytes.Buffer
+				f := loggingFiller(t, ctx, g, slog.New(slog.NewTextHandler(&log, nil)))
+				defer f.Close()
+				f.fill(5)
+				_, err := f.Load(ctx, paths[1], f.opt)
+				for _, part := range c.message {
+					require.ErrorContains(t, err, part)
+				}
+				latest, latestErr := f.Load(ctx, dir, f.opt)
+				if c.latest {
+					require.Error(t, latestErr)
+				} else {
+					require.NoError(t, latestErr)
+					require.Equal(t, paths[0], latest.Path)
+					require.Equal(t, g.Rank() == 0, strings.Contains(log.String(), "a checkpoint is not whole and does not count"))
+					f.require(t, 1)
+					f.fill(5)
+				}
+				if c.torn {
+					requireTorn(t, ctx, f, g)
+				} else {
+					f.require(t, 5)
+					forwardBackward(t, ctx, f.Sharded, shapeBatch(g.Rank()))
+					require.NoError(t, f.opt.Step(0.1))
+				}
+				first, err := f.Load(ctx, paths[0], f.opt)
+				require.NoError(t, err)
+				require.Equal(t, 1, first.Step)
+				f.require(t, 1)
+				forwardBackward(t, ctx, f.Sharded, shapeBatch(g.Rank()))
+				require.NoError(t, f.opt.Step(0.1))
+				require.NoError(t, f.saveStep(ctx, filepath.Join(dir, "another"), 3))
+			})
+		})
+	}
+}
+
+// change rewrites a file.
+func change(t *testing.T, path string, f func([]byte) []byte) {
+	b, err := os.ReadFile(path)
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(path, f(b), 0o600))
+}
+
+// requireTorn checks that nothing goes on with parameters of which only a part was loaded.
+func requireTorn(t *testing.T, ctx context.Context, f *filler, g comm.Group) {
+	const why = "has broken off: parameters are not whole until a Load or Import succeeds"
+	_, err := f.Forward(ctx, shapeBatch(g.Rank())...)
+	require.ErrorContains(t, err, why)
+	require.ErrorContains(t, f.Backward(ctx), why)
+	_, err = f.Eval(ctx, shapeBatch(g.Rank())...)
+	require.ErrorContains(t, err, why)
+	require.ErrorContains(t, f.opt.Step(0.1), why)
+	require.ErrorContains(t, f.Save(ctx, t.TempDir(), nil), why)
+	_, err = f.SaveAsync(ctx, t.TempDir(), nil)
+	require.ErrorContains(t, err, why)
+}
+
+// TestSaveArguments gives ranks arguments that are wrong, or do not agree. Nothing is written, and the model goes on.
+func TestSaveArguments(t *testing.T) {
+	dir := t.TempDir()
+	foreign, err := optim.SGD{Momentum: 0.9}.New([]optim.Param{{Name: "x", Shape: []int{1}, Value: optim.Vec{F64: []float64{1}}, Grad: optim.Vec{F64: []float64{1}}}})
+	require.NoError(t, err)
+	for name, c := range map[string]struct {
+		save func(ctx context.Context, f *filler, rank int) error
+		want string
+	}{
+		"step": {func(ctx context.Context, f *filler, rank int) error {
+			return f.Save(ctx, dir, f.opt, fsdp.AtStep(rank))
+		}, `ranks disagree about the arguments of Save: rank 0 has "step 0", rank 1 has "step 1"`},
+		"negative step": {func(ctx context.Context, f *filler, rank int) error {
+			return f.Save(ctx, dir, f.opt, fsdp.AtStep(rank-2))
+		}, "AtStep(-2): steps count from 0"},
+		"keep": {func(ctx context.Context, f *filler, rank int) error {
+			return f.Save(ctx, dir, f.opt, fsdp.KeepLast(0))
+		}, "KeepLast(0): want at least 1"},
+		"directory": {func(ctx context.Context, f *filler, rank int) error {
+			return f.Save(ctx, filepath.Join(dir, fmt.Sprint(rank)), f.opt)
+		}, "ranks disagree about the arguments of Save: rank 0 has \"directory "},
+		"no directory": {func(ctx context.Context, f *filler, rank int) error { return f.Save(ctx, "", f.opt) }, "no directory is named"},
+		"optimizer on one rank": {func(ctx context.Context, f *filler, rank int) error {
+			if rank == 0 {
+				return f.Save(ctx, dir, nil, fsdp.AtStep(1))
+			}
+			return f.Save(ctx, dir, f.opt)
+		}, `rank 0 has "optimizer false", rank 1 has "optimizer true"`},
+		"of other pieces": {func(ctx context.Context, f *filler, rank int) error {
+			pieces := f.Shards()
+			p := &pieces[0]
+			p.Offset, p.Value.F64, p.Grad.F64 = p.Offset+1, p.Value.F64[1:], p.Grad.F64[1:]
+			p.Alloc = nil
+			opt, err := optim.AdamW{}.New(pieces)
+			require.NoError(t, err)
+			return f.Save(ctx, dir, opt)
+		}, "which is not what this rank has of it: make it of Sharded.Shards as they are"},
+		"another model's": {func(ctx context.Context, f *filler, rank int) error { return f.Save(ctx, dir, foreign) },
+			`the optimizer has momentum_buffer of "x", which is no parameter of the model`},
+		"one waits": {func(ctx context.Context, f *filler, rank int) error {
+			if rank == 0 {
+				return f.Save(ctx, dir, f.opt)
+			}
+			_, err := f.SaveAsync(ctx, dir, f.opt)
+			return err
+		}, `rank 0 has "asynchronous false", rank 1 has "asynchronous true"`},
+		"extra": {func(ctx context.Context, f *filler, rank int) error {
+			return f.Save(ctx, dir, f.opt, fsdp.Extra("f", func() {}))
+		}, `Extra("f"): json: unsupported type: func()`},
+		"extra of one rank": {func(ctx context.Context, f *filler, rank int) error {
+			return f.Save(ctx, dir, f.opt, fsdp.RankExtra("c", map[bool]any{true: 1, false: make(chan int)}[rank == 0]))
+		}, `RankExtra("c"): json: unsupported type: chan int`},
+		"option": {func(ctx context.Context, f *filler, rank int) error {
+			return f.Save(ctx, dir, f.opt, fsdp.As(fsdp.BFloat16))
+		}, "option As is not for this method, which takes [AtStep KeepLast Extra RankExtra]"},
+		"method": {func(ctx context.Context, f *filler, rank int) error {
+			if rank == 0 {
+				return f.Save(ctx, dir, f.opt)
+			}
+			_, err := f.Load(ctx, dir, f.opt)
+			return err
+		}, "ranks disagree: "},
+	} {
+		t.Run(name, func(t *testing.T) {
+			onRanks(t, 2, func(ctx context.Context, g comm.Group) {
+				f := newFiller(t, ctx, g)
+				require.ErrorContains(t, c.save(ctx, f, g.Rank()), c.want)
+				forwardBackward(t, ctx, f.Sharded, shapeBatch(g.Rank()))
+				require.NoError(t, f.Close())
+				require.ErrorContains(t, f.Save(ctx, dir, f.opt), "the model is closed")
+				_, err := f.SaveAsync(ctx, dir, f.opt)
+				require.ErrorContains(t, err, "the model is closed")
+				_, err = f.Load(ctx, dir, f.opt)
+				require.ErrorContains(t, err, "the model is closed")
+			})
+			list, err := os.ReadDir(dir)
+			require.NoError(t, err)
+			require.Empty(t, list)
+		})
+	}
+}
+
+// TestExtras reads back what was saved beside the model.
+func TestExtras(t *testing.T) {
+	dir := t.TempDir()
+	onRanks(t, 2, func(ctx context.Context, g comm.Group) {
+		f := newFiller(t, ctx, g)
+		opts := []fsdp.StateOption{fsdp.Extra("rank", g.Rank()), fsdp.Extra("name", "tiny")}
+		if g.Rank() == 1 {
+			opts = append(opts, fsdp.RankExtra("position", 1<<60+1))
+		}
+		require.NoError(t, f.Save(ctx, dir, nil, opts...))
+	})
+	f := newFiller(t, t.Context(), comm.Local(1)[0])
+	c, err := f.Load(t.Context(), dir, nil)
+	require.NoError(t, err)
+	latest, err := fsdp.LatestCheckpoint(dir)
+	require.NoError(t, err)
+	require.Equal(t, latest, c.Path)
+	require.Equal(t, []int{0, 2}, []int{c.Step, c.World})
+	var n int
+	var s string
+	require.NoError(t, c.Extra("rank", &n))
+	require.NoError(t, c.Extra("name", &s))
+	require.Equal(t, "0 tiny", fmt.Sprint(n, " ", s))
+	require.NoError(t, c.RankExtra("position", 1, &n))
+	require.Equal(t, 1<<60+1, n)
+	require.ErrorIs(t, c.RankExtra("position", 0, &n), fsdp.ErrNoExtra)
+	require.ErrorIs(t, c.Extra("scaler", &n), fsdp.ErrNoExtra)
+	require.ErrorContains(t, c.Extra("scaler", &n), latest+`: Extra "scaler": not in the checkpoint`)
+	require.ErrorContains(t, c.Extra("name", &n), "cannot unmarshal string")
+	require.ErrorContains(t, c.RankExtra("position", 2, &n), `RankExtra "position" of rank 2: 2 ranks have written it`)
+}
+
+// TestKeepLast removes old checkpoints, and only those.
+func TestKeepLast(t *testing.T) {
+	dir := t.TempDir()
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "notes.txt"), []byte("mine"), 0o600))
+	onRanks(t, 2, func(ctx context.Context, g comm.Group) {
+		f := newFiller(t, ctx, g)
+		for step := range 6 {
+			require.NoError(t, f.saveStep(ctx, dir, step, fsdp.KeepLast(2)))
+		}
+		require.NoError(t, f.saveStep(ctx, dir, 6))
+		require.NoError(t, f.Close())
+	})
+	var steps []int
+	for _, e := range entries(t, checkpoint.OS(), dir) {
+		require.NoError(t, e.Err)
+		steps = append(steps, e.Step)
+	}
+	require.Equal(t, []int{4, 5, 6}, steps)
+	require.FileExists(t, filepath.Join(dir, "notes.txt"))
+}
+
+// TestReplicasSaveOnce counts the bytes on disk: of what several ranks hold, one writes, and they take turns.
+func TestReplicasSaveOnce(t *testing.T) {
+	for _, c := range []struct {
+		cfg   fsdp.Config
+		files int // a rank that writes nothing has none
+	}{
+		{fsdp.Config{Strategy: fsdp.NoShard, Wrap: fsdp.WrapEach()}, 4},
+		{fsdp.Config{Strategy: fsdp.HybridShard, ShardRanks: 2, Wrap: fsdp.WrapEach()}, 4},
+		{fsdp.Config{Strategy: fsdp.NoShard}, 1},
+	} {
+		dir := t.TempDir()
+		onRanks(t, 4, func(ctx context.Context, g comm.Group) {
+			cfg := c.cfg
+			cfg.Group, cfg.Precision = g, float64s
+			m := wrap(t, shapes["chain"], cfg)
+			require.NoError(t, m.Save(ctx, dir, nil))
+		})
+		latest, err := fsdp.LatestCheckpoint(dir)
+		require.NoError(t, err)
+		r, err := checkpoint.OpenReader(checkpoint.OS(), latest)
+		require.NoError(t, err)
+		elements := 0
+		for _, tensor := range r.Manifest().Tensors {
+			for _, p := range tensor.Pieces {
+				elements += p.Len
+			}
+		}
+		require.Equal(t, 4*shapeDim*shapeDim, elements)
+		require.Len(t, r.Manifest().Files, c.files)
+		require.NoError(t, r.Close())
+	}
+}
+
+// TestSaveInJoin saves in a loop in which some ranks have run out of batches, and between a Forward and its Backward.
+func TestSaveInJoin(t *testing.T) {
+	dir := t.TempDir()
+	var want, got bits
+	run := func(ctx context.Context, g comm.Group, from string, to int, save func(m *fsdp.Sharded, opt optim.Optimizer, step int)) bits {
+		m := wrap(t, dropoutGPT(), fsdp.Config{Group: g, Wrap: blocks, Divide: fsdp.ByActive})
+		defer m.Close()
+		opt, err := optim.AdamW{}.New(m.Shards())
+		require.NoError(t, err)
+		first := 0
+		if from != "" {
+			c, err := m.Load(ctx, from, opt)
+			require.NoError(t, err)
+			first = c.Step
+		}
+		step := first
+		for batch, err := range m.Join(ctx, batches(max(0, 2*g.Rank()+1-first), func(i int) []fsdp.Tensor { return tinyBatch(first+i, g.Rank(), 2, 3) })) {
+			require.NoError(t, err)
+			_, err = m.Forward(ctx, batch...)
+			require.NoError(t, err)
+			require.NoError(t, m.Backward(ctx))
+			require.NoError(t, opt.Step(0.01))
+			m.ZeroGrad()
+			step++
+			save(m, opt, step)
+		}
+		require.Equal(t, to, step)
+		return stateBits(t, ctx, m)
+	}
+	onRanks(t, 3, func(ctx context.Context, g comm.Group) {
+		b := run(ctx, g, "", 5, func(m *fsdp.Sharded, opt optim.Optimizer, step int) {
+			if step == 4 {
+				require.NoError(t, m.Save(ctx, dir, opt))
+			}
+		})
+		if g.Rank() == 0 {
+			want = b
+		}
+	})
+	onRanks(t, 3, func(ctx context.Context, g comm.Group) {
+		b := run(ctx, g, dir, 5, func(*fsdp.Sharded, optim.Optimizer, int) {})
+		if g.Rank() == 0 {
+			got = b
+		}
+	})
+	requireSameBits(t, want, got)
+}
+
+// TestSaveLeavesThePass saves between a Forward and its Backward, which go on as if nothing had been.
+func TestSaveLeavesThePass(t *testing.T) {
+	disk := crashfs.New()
+	onRanks(t, 3, func(ctx context.Context, g comm.Group) {
+		var want bits
+		for _, save := range []bool{false, true} {
+			m := wrap(t, dropoutGPT(), fsdp.Config{Group: g, Wrap: blocks, Prefetch: 2, Poison: true})
+			_, err := m.Forward(ctx, tinyBatch(0, g.Rank(), 2, 5)...)
+			require.NoError(t, err)
+			if save {
+				require.NoError(t, m.Save(ctx, ckpt, nil, fsdp.OnFS(disk)))
+				v, err := m.SaveAsync(ctx, ckpt, nil, fsdp.OnFS(disk))
+				require.NoError(t, err)
+				require.NoError(t, v.Wait(ctx))
+			}
+			require.NoError(t, m.Backward(ctx))
+			got := gradBits(t, ctx, m)
+			if want == nil {
+				want = got
+			}
+			requireSameBits(t, want, got)
+			require.NoError(t, m.Close())
+		}
+	})
+}
+
+// TestSaveContext ends the context of one rank in the middle of a save: the others are told.
+func TestSaveContext(t *testing.T) {
+	gone := errors.New("time for lunch")
+	for _, err := range errorsOf(t, 3, func(ctx context.Context, g comm.Group) error {
+		f := newFiller(t, ctx, g)
+		defer f.Close()
+		disk := checkpoint.FS(crashfs.New())
+		if g.Rank() == 0 {
+			var cancel context.CancelCauseFunc
+			ctx, cancel = context.WithCancelCause(ctx)
+			disk = &hookedFS{disk, func(string) { cancel(gone) }}
+		}
+		return f.Save(ctx, ckpt, f.opt, fsdp.OnFS(disk))
+	}) {
+		require.ErrorContains(t, err, gone.Error())
+	}
+}
+
+// hookedFS calls a function before a file is made.
+type hookedFS struct {
+	checkpoint.FS
+	create func(path string)
+}
+
+func (h *hookedFS) Create(path string) (checkpoint.Handle, error) {
+	h.create(path)
+	return h.FS.Create(path)
+}

@@ -1,0 +1,326 @@
+package fsdp_test
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gofsdp/gofsdp/comm"
+	"github.com/gofsdp/gofsdp/fsdp"
+	"github.com/gofsdp/gofsdp/internal/checkpoint"
+	"github.com/gofsdp/gofsdp/internal/checkpoint/crashfs"
+	"github.com/gofsdp/gofsdp/optim"
+)
+
+// gatedFS holds the files of ranks back until it is opened.
+type gatedFS struct {
+	checkpoint.FS
+	open chan struct{}
+}
+
+func newGate(fsys checkpoint.FS) *gatedFS { return &gatedFS{fsys, make(chan struct{})} }
+
+func (h *gatedFS) Create(path string) (checkpoint.Handle, error) {
+	if strings.HasPrefix(filepath.Base(path), "rank-") {
+		<-h.open
+	}
+	return h.FS.Create(path)
+}
+
+// TestSaveAsyncIsSave saves while the training goes on and compares the files with those of Save at the same step, byte for byte.
+// Nothing is written before the training has changed everything.
+func TestSaveAsyncIsSave(t *testing.T) {
+	for _, offload := range memories(t) {
+		for i, spread := range spreads {
+			t.Run(spread.name, func(t *testing.T) {
+				dir := t.TempDir()
+				gates := make([]*gatedFS, 3)
+				for i := range gates {
+					gates[i] = newGate(checkpoint.OS())
+				}
+				onRanks(t, 4, func(ctx context.Context, g comm.Group) {
+					cfg := spreads[i].config(4)
+					cfg.Group, cfg.Precision, cfg.OffloadDir, cfg.Poison = g, float64s, offload, true
+					m := wrap(t, shapes["chain"], cfg)
+					opt := adamAndMomentum(t, m)
+					r := &resharder{m, g, opt, fsdp.Float64}
+					var snapshot int
+					for step := range 3 {
+						r.train(t, ctx, step, step+1)
+						extra := fsdp.RankExtra("rank", g.Rank())
+						require.NoError(t, m.Save(ctx, filepath.Join(dir, "sync"), opt, extra))
+						before := m.Memory()
+						v, err := m.SaveAsync(ctx, filepath.Join(dir, "async"), opt, extra, fsdp.OnFS(gates[step]))
+						require.NoError(t, err)
+						done, total := v.Progress()
+						require.Zero(t, done)
+						require.Positive(t, v.Stalled())
+						require.Empty(t, v.Path())
+						grown := m.Memory()
+						if step == 0 {
+							snapshot = grown.Live - before.Live
+							require.EqualValues(t, total, snapshot)
+						} else {
+							require.Equal(t, before, grown, "the memory of the first time serves again")
+						}
+						if offload != "" {
+							require.Equal(t, grown.Live, grown.Mapped)
+						}
+						r.train(t, ctx, step+1, step+2)
+						require.NoError(t, g.Barrier(ctx))
+						if g.Rank() == 0 {
+							close(gates[step].open)
+						}
+						require.NoError(t, v.Wait(ctx))
+						<-v.Done()
+						done, total = v.Progress()
+						require.Equal(t, total, done)
+						require.NotEmpty(t, v.Path())
+						_, err = m.Load(ctx, v.Path(), opt) // goes back to where it was saved
+						require.NoError(t, err)
+					}
+					require.NoError(t, m.Close())
+					require.Zero(t, m.Memory().Live)
+				})
+				requireSameFiles(t, filepath.Join(dir, "sync"), filepath.Join(dir, "async"))
+			})
+		}
+	}
+}
+
+// requireSameFiles compares directories.
+func requireSameFiles(t *testing.T, a, b string) {
+	files := 0
+	require.NoError(t, filepath.WalkDir(a, func(path string, d os.DirEntry, err error) error {
+		if err != nil || d.IsDir() || d.Name() == "lock" {
+			return err
+		}
+		files++
+		want, err := os.ReadFile(path)
+		require.NoError(t, err)
+		got, err := os.ReadFile(filepath.Join(b, strings.TrimPrefix(path, a)))
+		require.NoError(t, err)
+		require.Equal(t, want, got, path)
+		return nil
+	}))
+	require.GreaterOrEqual(t, files, 3*3)
+}
+
+// TestSaveWaits has a save wait for the one under way: if that fails and nobody has asked, it returns the error, once.
+func TestSaveWaits(t *testing.T) {
+	for name, c := range map[string]struct {
+		next  func(ctx context.Context, f *filler, disk checkpoint.FS) error
+		told  bool // of the error
+		asked bool // with Wait before
+	}{
+		"Save": {func(ctx context.Context, f *filler, disk checkpoint.FS) error {
+			return f.saveStep(ctx, ckpt, 3, fsdp.OnFS(disk))
+		}, true, false},
+		"SaveAsync": {func(ctx context.Context, f *filler, disk checkpoint.FS) error {
+			return f.saveAs(ctx, true, ckpt, 3, fsdp.OnFS(disk))
+		}, true, false},
+		"Save after Wait": {func(ctx context.Context, f *filler, disk checkpoint.FS) error {
+			return f.saveStep(ctx, ckpt, 3, fsdp.OnFS(disk))
+		}, false, true},
+		"Load": {func(ctx context.Context, f *filler, disk checkpoint.FS) error {
+			c, err := f.Load(ctx, ckpt, f.opt, fsdp.OnFS(disk))
+			if err == nil {
+				require.Equal(t, 1, c.Step)
+			}
+			return err
+		}, false, false},
+		"Close":            {func(ctx context.Context, f *filler, disk checkpoint.FS) error { return f.Close() }, true, false},
+		"Close after Wait": {func(ctx context.Context, f *filler, disk checkpoint.FS) error { return f.Close() }, false, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			disk := crashfs.New()
+			gate := newGate(disk)
+			onRanks(t, 2, func(ctx context.Context, g comm.Group) {
+				f := newFiller(t, ctx, g)
+				defer f.Close()
+				require.NoError(t, f.saveStep(ctx, ckpt, 1, fsdp.OnFS(disk)))
+				require.NoError(t, g.Barrier(ctx))
+				f.fill(2)
+				v, err := f.SaveAsync(ctx, ckpt, f.opt, fsdp.OnFS(gate), fsdp.AtStep(2))
+				require.NoError(t, err)
+				ended, cancel := context.WithCancel(ctx)
+				cancel()
+				require.ErrorIs(t, v.Wait(ended), context.Canceled)
+				if g.Rank() == 0 {
+					disk.Inject(crashfs.Fault{Only: func(o crashfs.Op) bool { return o.Name == "write" && strings.Contains(o.Path, "rank-00001") }, Err: syscall.ENOSPC})
+					close(gate.open)
+				}
+				if c.asked {
+					require.ErrorContains(t, v.Wait(ctx), "SaveAsync at step 2: ")
+				}
+				err = c.next(ctx, f, disk)
+				if c.told {
+					require.ErrorContains(t, err, "SaveAsync at step 2: ")
+					require.ErrorContains(t, err, "rank-00001-of-00002.safetensors")
+				} else {
+					require.NoError(t, err)
+				}
+				if strings.HasPrefix(name, "Close") {
+					return
+				}
+				if name == "Load" {
+					require.ErrorContains(t, f.saveStep(ctx, ckpt, 3, fsdp.OnFS(disk)), "Save: SaveAsync at step 2: ")
+				}
+				require.NoError(t, f.saveStep(ctx, ckpt, 4, fsdp.OnFS(disk)))
+			})
+		})
+	}
+}
+
+// TestCloseWaitsForSaving closes the model while a checkpoint is being written: it is complete afterwards.
+func TestCloseWaitsForSaving(t *testing.T) {
+	disk := crashfs.New()
+	gate := newGate(disk)
+	onRanks(t, 3, func(ctx context.Context, g comm.Group) {
+		f := newFiller(t, ctx, g)
+		f.fill(7)
+		brief, cancel := context.WithCancel(ctx)
+		_, err := f.SaveAsync(brief, ckpt, f.opt, fsdp.OnFS(gate), fsdp.AtStep(7))
+		require.NoError(t, err)
+		cancel() // it was that of the copy
+		var opening sync.WaitGroup
+		if g.Rank() == 2 {
+			opening.Go(func() { close(gate.open) })
+		}
+		require.NoError(t, f.Close())
+		opening.Wait()
+		require.NoError(t, g.Barrier(ctx), "the group is open")
+	})
+	require.Equal(t, 7, requireLatest(t, ckpt, fsdp.OnFS(disk)))
+}
+
+// TestLoadWaitsForSaving loads what is still being written.
+func TestLoadWaitsForSaving(t *testing.T) {
+	disk := crashfs.New()
+	gate := newGate(disk)
+	onRanks(t, 2, func(ctx context.Context, g comm.Group) {
+		f := newFiller(t, ctx, g)
+		defer f.Close()
+		require.NoError(t, f.saveStep(ctx, ckpt, 1, fsdp.OnFS(disk)))
+		f.fill(2)
+		_, err := f.SaveAsync(ctx, ckpt, f.opt, fsdp.OnFS(gate), fsdp.AtStep(2))
+		require.NoError(t, err)
+		f.fill(3)
+		var opening sync.WaitGroup
+		if g.Rank() == 1 {
+			opening.Go(func() { close(gate.open) })
+		}
+		c, err := f.Load(ctx, ckpt, f.opt, fsdp.OnFS(disk))
+		require.NoError(t, err)
+		require.Equal(t, 2, c.Step)
+		f.require(t, 2)
+		opening.Wait()
+	})
+}
+
+// TestRankDiesWhileSaving ends one rank while all of them write: the others are told by Wait and by Close, and what was there
+// before is loaded.
+func TestRankDiesWhileSaving(t *testing.T) {
+	gone := errors.New("time for lunch")
+	disk := crashfs.New()
+	gates := []*gatedFS{newGate(disk), newGate(disk)}
+	var waiting sync.WaitGroup
+	waiting.Add(3)
+	err := comm.Run(t.Context(), 3, func(ctx context.Context, g comm.Group) error {
+		f := newFiller(t, ctx, g)
+		defer f.Close()
+		require.NoError(t, f.saveStep(ctx, ckpt, 1, fsdp.OnFS(disk)))
+		f.fill(2)
+		v, err := f.SaveAsync(ctx, ckpt, f.opt, fsdp.OnFS(gates[g.Rank()/2]), fsdp.AtStep(2))
+		require.NoError(t, err)
+		waiting.Done()
+		if g.Rank() == 2 {
+			waiting.Wait()
+			defer close(gates[1].open) // after the group has heard of it
+			g.Abort(gone)
+			return gone
+		}
+		<-ctx.Done()
+		close(map[int]chan struct{}{0: gates[0].open, 1: make(chan struct{})}[g.Rank()])
+		require.ErrorContains(t, v.Wait(context.Background()), gone.Error())
+		require.ErrorIs(t, f.Save(context.Background(), ckpt, nil), gone)
+		return nil
+	})
+	require.ErrorIs(t, err, gone)
+	require.Equal(t, 1, requireLatest(t, ckpt, fsdp.OnFS(disk.Restart())))
+}
+
+// TestSnapshotFits makes a snapshot of another size, and looks for it in the plan.
+func TestSnapshotFits(t *testing.T) {
+	disk := crashfs.New()
+	onRanks(t, 2, func(ctx context.Context, g comm.Group) {
+		m := wrap(t, tinyGPT(2), fsdp.Config{Group: g, Wrap: blocks})
+		opt, err := optim.AdamW{}.New(m.Shards())
+		require.NoError(t, err)
+		batch := tinyBatch(0, g.Rank(), 2, 3)
+		forwardBackward(t, ctx, m, batch)
+		v, err := m.SaveAsync(ctx, ckpt, opt, fsdp.OnFS(disk))
+		require.NoError(t, err)
+		require.NoError(t, v.Wait(ctx))
+		_, err = m.Freeze(ctx, func(name string) bool { return strings.HasPrefix(name, "h.") }, opt)
+		require.NoError(t, err)
+		before := m.Memory().Live
+		v, err = m.SaveAsync(ctx, ckpt, nil, fsdp.OnFS(disk)) // of another size
+		require.NoError(t, err)
+		_, total := v.Progress()
+		require.Less(t, m.Memory().Live, before)
+		require.NoError(t, v.Wait(ctx))
+		plan, err := m.Plan(batch...)
+		require.NoError(t, err)
+		require.EqualValues(t, total, plan.SnapshotBytes)
+		m.ResetPeak()
+		forwardBackward(t, ctx, m, batch)
+		require.Equal(t, plan.Peak(), m.Memory().Peak)
+		require.NoError(t, m.Close())
+	})
+}
+
+// TestSaveOverTransports saves while the training goes on, over the groups that processes have, until one rank leaves in the
+// middle of it.
+func TestSaveOverTransports(t *testing.T) {
+	for name, change := range transports {
+		t.Run(name, func(t *testing.T) {
+			disk := crashfs.New()
+			gate := newGate(disk)
+			var begun sync.WaitGroup
+			begun.Add(3)
+			onGroups(t, connect(t, 3, change), func(ctx context.Context, g comm.Group) {
+				m := newResharder(t, g, g.Size(), fsdp.Float64, 5, nil)
+				defer m.Close()
+				m.train(t, ctx, 0, 2)
+				want := stateBits(t, ctx, m.Sharded)
+				v, err := m.SaveAsync(ctx, ckpt, m.opt, fsdp.OnFS(disk))
+				require.NoError(t, err)
+				m.train(t, ctx, 2, 5)
+				_, err = m.Load(ctx, ckpt, m.opt, fsdp.OnFS(disk))
+				require.NoError(t, err)
+				require.NoError(t, v.Wait(ctx))
+				requireSameBits(t, want, stateBits(t, ctx, m.Sharded))
+				require.NoError(t, m.Save(ctx, ckpt, m.opt, fsdp.OnFS(disk)))
+
+				v, err = m.SaveAsync(ctx, ckpt, m.opt, fsdp.OnFS(gate))
+				require.NoError(t, err)
+				begun.Done()
+				begun.Wait()
+				if g.Rank() == 2 {
+					require.NoError(t, g.Close())
+					close(gate.open)
+				}
+				require.ErrorContains(t, v.Wait(ctx), "rank 2")
+				require.ErrorContains(t, m.Save(ctx, ckpt, m.opt, fsdp.OnFS(disk)), "rank 2")
+			})
+		})
+	}
+}

@@ -1,0 +1,89 @@
+package fsdp
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/gofsdp/gofsdp/internal/checkpoint"
+	"github.com/gofsdp/gofsdp/internal/exec"
+	"github.com/gofsdp/gofsdp/optim"
+	"github.com/gofsdp/gofsdp/shard"
+)
+
+// A statePiece is what this rank holds of a tensor of the training's state: the value of a parameter or buffer, or what an
+// optimizer keeps for a parameter. Pieces are known by names and intervals, never by where they lie.
+type statePiece struct {
+	checkpoint.Key
+	shape  []int // of the whole tensor
+	steps  int   // updates that the entry of an optimizer has had
+	group  int   // index of the flat group
+	index  int   // of the parameter in the group's layout
+	offset int   // of the first element in the tensor
+	data   []byte
+}
+
+// owner returns who a tensor of a group belongs to: a rank, if the ranks' are different tensors, or checkpoint.Shared.
+func (s *Sharded) owner(g *flatGroup) int {
+	switch {
+	case g.kind.buffer:
+		return s.cfg.Group.Rank()
+	case g.peers.Size() != s.cfg.Group.Size(): // a group of the user's
+		return g.mesh.leader
+	default:
+		return checkpoint.Shared
+	}
+}
+
+// pieces lists what this rank holds: of parameters and buffers, and of the state of opt, which may be nil. The data is the
+// model's and the optimizer's own memory.
+func (s *Sharded) pieces(opt optim.Optimizer) ([]statePiece, error) {
+	var list []statePiece
+	owned := make(map[place]shard.Segment)
+	for i, g := range s.groups {
+		es := g.dtype.size()
+		for _, seg := range g.segments() {
+			p := g.layout.Params()[seg.Param]
+			owned[place{i, seg.Param}] = seg
+			list = append(list, statePiece{
+				Key:   checkpoint.Key{Param: p.Name, Owner: s.owner(g)},
+				shape: p.Shape, group: i, index: seg.Param, offset: seg.Offset,
+				data: g.value.Data[seg.At*es : (seg.At+seg.Len)*es],
+			})
+		}
+	}
+	if opt == nil {
+		return list, nil
+	}
+	for _, e := range opt.State() {
+		p, ok := s.trace.byName[e.Param]
+		if !ok {
+			return nil, fmt.Errorf("the optimizer has %s of %q, which is no parameter of the model", e.Name, e.Param)
+		}
+		home := s.home[p]
+		g := s.groups[home.group]
+		if shape := g.layout.Params()[home.index].Shape; !slices.Equal(e.Shape, shape) {
+			return nil, fmt.Errorf("the optimizer has %s of %s %v, the model's is %v", e.Name, e.Param, e.Shape, shape)
+		}
+		data := elementBytes(e.Data)
+		if want := e.Data.Len() * g.dtype.size(); len(data) != want {
+			return nil, fmt.Errorf("the optimizer's %s of %s is not %v", e.Name, e.Param, g.dtype)
+		}
+		if seg := owned[home]; e.Offset != seg.Offset || e.Data.Len() != seg.Len {
+			return nil, fmt.Errorf("the optimizer has elements [%d:%d] of %s, which is not what this rank has of it: make it of Sharded.Shards as they are",
+				e.Offset, e.Offset+e.Data.Len(), e.Param)
+		}
+		list = append(list, statePiece{
+			Key:   checkpoint.Key{Param: e.Param, Entry: e.Name, Owner: s.owner(g)},
+			shape: e.Shape, steps: e.Steps, group: home.group, index: home.index, offset: e.Offset, data: data,
+		})
+	}
+	return list, nil
+}
+
+// elementBytes returns the memory of v.
+func elementBytes(v optim.Vec) []byte {
+	if v.F64 != nil {
+		return exec.Bytes(v.F64)
+	}
+	return exec.Bytes(v.F32)
+}

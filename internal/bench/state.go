@@ -1,0 +1,176 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/gofsdp/gofsdp/comm"
+)
+
+// stateRankCommand is the first argument of a process that is a rank of the measurement of states, and not its driver.
+const stateRankCommand = "state-rank"
+
+// stateModel is a stack of transformer blocks, whose parameters and AdamW state are moved about and never trained.
+type stateModel struct {
+	name        string
+	layers, dim int
+}
+
+var stateModels = []stateModel{
+	{"0.1M", 2, 64},
+	{"30M", 10, 512},
+	{"300M", 24, 1024},
+}
+
+// params returns the number of parameters: products and norms with their biases.
+func (m stateModel) params() int { return m.layers * (12*m.dim*m.dim + 13*m.dim) }
+
+func stateModelOf(name string) (stateModel, error) {
+	i := slices.IndexFunc(stateModels, func(m stateModel) bool { return m.name == name })
+	if i < 0 {
+		return stateModel{}, fmt.Errorf("unknown model %q", name)
+	}
+	return stateModels[i], nil
+}
+
+// stateOptions is what is measured.
+type stateOptions struct {
+	models []string
+	ranks  []int
+	rounds int
+	dir    string // where checkpoints are written and removed, "" for that of temporary files
+	tcp    bool   // ranks talk over TCP, not shared memory
+}
+
+// stateJob is what a rank is told: the ranks of one job measure one model, and free everything by ending.
+type stateJob struct {
+	Model      string
+	Rank, Size int
+	Rounds     int
+	Transport  comm.Transport
+	Dir        string // empty at first: where ranks meet, and write
+}
+
+// runStates is the command line's states, which an interrupt ends and has cleaned up.
+func runStates(w io.Writer, models, ranks string, o stateOptions) (err error) {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	defer stop()
+	o.models = strings.Split(models, ",")
+	if o.ranks, err = numbers(ranks); err != nil {
+		return err
+	}
+	return states(ctx, w, o)
+}
+
+// states starts for each model and number of ranks a job of processes, one after the other. Their rank 0 prints to w.
+func states(ctx context.Context, w io.Writer, o stateOptions) error {
+	if o.rounds < 1 {
+		return fmt.Errorf("%d rounds: there must be at least one", o.rounds)
+	}
+	for _, name := range o.models {
+		if _, err := stateModelOf(name); err != nil {
+			return err
+		}
+	}
+	for _, ranks := range o.ranks {
+		if ranks < 2 || ranks > 64 {
+			return fmt.Errorf("%d ranks: want 2 to 64", ranks)
+		}
+	}
+	for _, name := range o.models {
+		for _, ranks := range o.ranks {
+			if err := stateRun(ctx, w, o, stateJob{Model: name, Size: ranks, Rounds: o.rounds}); err != nil {
+				return fmt.Errorf("%s on %d ranks: %w", name, ranks, err)
+			}
+		}
+	}
+	return nil
+}
+
+// stateRun runs a job in a directory of its own.
+func stateRun(ctx context.Context, w io.Writer, o stateOptions, job stateJob) (err error) {
+	dir, err := os.MkdirTemp(o.dir, "bench-state-")
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+	if job.Dir, err = filepath.Abs(dir); err != nil {
+		return err
+	}
+	job.Transport = comm.SharedMemory
+	if o.tcp {
+		job.Transport = comm.TCP
+	}
+	return stateProcesses(ctx, w, job)
+}
+
+// stateGrace is what ranks have to end by themselves after one has failed. It tells the others, unless they have not met yet.
+const stateGrace = 10 * time.Second
+
+// stateProcesses runs the ranks of a job and returns the errors of all.
+func stateProcesses(ctx context.Context, w io.Writer, job stateJob) error {
+	self, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	errs := make([]error, job.Size)
+	var running sync.WaitGroup
+	for rank := range errs {
+		j := job
+		j.Rank = rank
+		running.Go(func() {
+			cmd, err := j.command(ctx, self, w)
+			if err == nil {
+				err = cmd.Run()
+			}
+			if err != nil {
+				errs[rank] = fmt.Errorf("rank %d: %w", rank, err)
+				time.AfterFunc(stateGrace, cancel)
+			}
+		})
+	}
+	running.Wait()
+	return errors.Join(errs...)
+}
+
+// command returns the process of a rank. Like fsdprun's it has its share of the cores.
+func (j stateJob) command(ctx context.Context, self string, w io.Writer) (*exec.Cmd, error) {
+	text, err := json.Marshal(j)
+	if err != nil {
+		return nil, err
+	}
+	cmd := exec.CommandContext(ctx, self, stateRankCommand, string(text))
+	cmd.Env = append(cmd.Environ(), fmt.Sprintf("GOMAXPROCS=%d", max(1, runtime.NumCPU()/j.Size)))
+	cmd.Stderr = os.Stderr
+	if j.Rank == 0 {
+		cmd.Stdout = w
+	}
+	return cmd, nil
+}
+
+// numbers reads a list such as "2,4".
+func numbers(text string) (list []int, err error) {
+	for _, word := range strings.Split(text, ",") {
+		n, err := strconv.Atoi(word)
+		if err != nil {
+			return nil, fmt.Errorf("%q is not a list of numbers", text)
+		}
+		list = append(list, n)
+	}
+	return list, nil
+}

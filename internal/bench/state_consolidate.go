@@ -1,0 +1,288 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"slices"
+
+	"gorgonia.org/tensor"
+
+	"github.com/gofsdp/gofsdp/comm"
+	"github.com/gofsdp/gofsdp/fsdp"
+	"github.com/gofsdp/gofsdp/optim"
+)
+
+// consolidate measures ways to have the state of the optimizer whole on rank 0, and what the transport and memory allow.
+func (r *stateRank) consolidate(ctx context.Context) error {
+	peer := statePeers[statePeerOf{r.Model, r.Size}]
+	values, state := 4*r.model.params(), 8*r.model.params()
+	onAll := func(context.Context) (*optim.FullState, error) { return r.held.FullOptimState(ctx, r.held.opt) }
+	onFirst := func(context.Context) (*optim.FullState, error) {
+		return r.held.FullOptimState(ctx, r.held.opt, fsdp.OnlyOn(0))
+	}
+	broadcast := &stateRow{name: "broadcast", bytes: state, peer: peer.broadcast}
+	fresh := &stateRow{name: "transport, into new memory", bytes: state}
+	warm := &stateRow{name: "transport, into warm memory", bytes: state}
+	rows := []*stateRow{
+		broadcast,
+		{name: "all-gather", bytes: state, peer: peer.allGather},
+		{name: "gather", bytes: state, peer: peer.gather},
+		{name: "parameters, gather", bytes: values},
+		fresh, warm,
+		{name: "copy, into new memory", bytes: state},
+		{name: "copy, into warm memory", bytes: state},
+	}
+	for _, row := range rows {
+		row.against = []*stateRow{broadcast, fresh, warm}
+	}
+	err := r.measure(ctx, []*stateTrial{
+		r.consolidation(rows[0], r.broadcast),
+		r.consolidation(rows[1], onAll),
+		r.consolidation(rows[2], onFirst),
+		r.parameters(rows[3]),
+		r.rawCopy(rows[4], true, r.transport),
+		r.rawCopy(rows[5], false, r.transport),
+		r.rawCopy(rows[6], true, r.memcpy),
+		r.rawCopy(rows[7], false, r.memcpy),
+	})
+	if err != nil || r.Rank != 0 {
+		return err
+	}
+	return r.reportConsolidation(rows, peer)
+}
+
+// consolidation is the trial of one way.
+func (r *stateRank) consolidation(row *stateRow, how func(context.Context) (*optim.FullState, error)) *stateTrial {
+	var full *optim.FullState
+	return &stateTrial{
+		rows: []*stateRow{row},
+		run: func(ctx context.Context, _ func()) (err error) {
+			full, err = how(ctx)
+			return err
+		},
+		finish: func(first bool) error {
+			defer func() { full = nil }()
+			switch {
+			case r.Rank == 0 && full == nil:
+				return fmt.Errorf("rank 0 has nothing")
+			case full == nil || !first:
+				return nil
+			}
+			return r.checkFull(full)
+		},
+	}
+}
+
+// checkFull checks every number of a state that is whole.
+func (r *stateRank) checkFull(full *optim.FullState) error {
+	n := 0
+	for _, e := range full.Entries() {
+		if err := checkState(e.Name+":"+e.Param, 0, e.Data.F32); err != nil {
+			return err
+		}
+		n += e.Data.Len()
+	}
+	if n != 2*r.model.params() {
+		return fmt.Errorf("%d numbers, want %d", n, 2*r.model.params())
+	}
+	return nil
+}
+
+// parameters is the trial of FullState.
+func (r *stateRank) parameters(row *stateRow) *stateTrial {
+	var full map[string]*tensor.Dense
+	return &stateTrial{
+		rows: []*stateRow{row},
+		run: func(ctx context.Context, _ func()) (err error) {
+			full, err = r.held.FullState(ctx, fsdp.OnlyOn(0))
+			return err
+		},
+		finish: func(first bool) error {
+			defer func() { full = nil }()
+			if !first || r.Rank != 0 {
+				return nil
+			}
+			n := 0
+			for _, name := range slices.Sorted(maps.Keys(full)) {
+				numbers, ok := full[name].Data().([]float32)
+				if !ok {
+					return fmt.Errorf("%s is of type %T", name, full[name].Data())
+				}
+				if err := checkState(name, 0, numbers); err != nil {
+					return err
+				}
+				n += len(numbers)
+			}
+			if n != r.model.params() {
+				return fmt.Errorf("%d numbers, want %d", n, r.model.params())
+			}
+			return nil
+		},
+	}
+}
+
+// broadcast is how torch.distributed.optim.ZeroRedundancyOptimizer.consolidate_state_dict does it: one rank after the other
+// puts all that it has into one message and broadcasts that. Rank 0 keeps it and the others, which need a place for it all the
+// same, throw it away. In the end rank 0 joins by name what it has got and its own.
+//
+// Nothing here is slower than it must be: a message is a header and the numbers as they are, copied once, and ranks that throw
+// messages away have them all in the same memory.
+func (r *stateRank) broadcast(ctx context.Context) (*optim.FullState, error) {
+	all := r.held.opt.State()
+	var m stateMessage
+	for root := 1; root < r.Size; root++ {
+		var err error
+		if r.Rank == root {
+			err = m.pack(r.held.opt.State())
+		}
+		if err == nil {
+			err = m.broadcast(ctx, r.group, root)
+		}
+		if err != nil {
+			return nil, err
+		}
+		if r.Rank != 0 {
+			continue
+		}
+		entries, err := m.unpack()
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, entries...)
+		m = stateMessage{}
+	}
+	if r.Rank != 0 {
+		return nil, nil
+	}
+	return optim.Consolidate(r.held.opt.Steps(), all)
+}
+
+// stateMessage is the state of one rank.
+type stateMessage struct {
+	header  []byte    // JSON of the entries without their numbers
+	numbers []float32 // of all entries, one behind the other
+}
+
+// stateHeader is an entry without its numbers.
+type stateHeader struct {
+	Param, Name        string
+	Shape              []int
+	Offset, Len, Steps int
+}
+
+// pack makes the message of some entries.
+func (m *stateMessage) pack(entries []optim.Entry) (err error) {
+	headers, n := make([]stateHeader, len(entries)), 0
+	for i, e := range entries {
+		headers[i] = stateHeader{e.Param, e.Name, e.Shape, e.Offset, e.Data.Len(), e.Steps}
+		n += e.Data.Len()
+	}
+	m.numbers = resize(m.numbers, n)[:0]
+	for _, e := range entries {
+		m.numbers = append(m.numbers, e.Data.F32...)
+	}
+	m.header, err = json.Marshal(headers)
+	return err
+}
+
+// broadcast sends the message of the root to all ranks.
+func (m *stateMessage) broadcast(ctx context.Context, g comm.Group, root int) error {
+	sizes := []int64{int64(len(m.header)), int64(len(m.numbers))}
+	if err := g.Broadcast(comm.Of(sizes), root).Wait(ctx); err != nil {
+		return err
+	}
+	m.header, m.numbers = resize(m.header, int(sizes[0])), resize(m.numbers, int(sizes[1]))
+	if err := g.Broadcast(comm.Of(m.header), root).Wait(ctx); err != nil {
+		return err
+	}
+	return g.Broadcast(comm.Of(m.numbers), root).Wait(ctx)
+}
+
+// unpack returns the entries, whose numbers are those of the message.
+func (m *stateMessage) unpack() ([]optim.Entry, error) {
+	var headers []stateHeader
+	if err := json.Unmarshal(m.header, &headers); err != nil {
+		return nil, err
+	}
+	entries, rest := make([]optim.Entry, len(headers)), m.numbers
+	for i, h := range headers {
+		entries[i] = optim.Entry{Param: h.Param, Name: h.Name, Shape: h.Shape, Offset: h.Offset, Steps: h.Steps, Data: optim.Vec{F32: rest[:h.Len]}}
+		rest = rest[h.Len:]
+	}
+	return entries, nil
+}
+
+// resize returns n elements, those of s if it has room.
+func resize[T any](s []T, n int) []T {
+	if cap(s) < n {
+		return make([]T, n)
+	}
+	return s[:n]
+}
+
+// rawCopy is a trial that moves as many bytes as the state has, from warm memory of all ranks, all of it, to rank 0, and does
+// nothing else: whole there into memory that is new, as a result's is, or warm.
+func (r *stateRank) rawCopy(row *stateRow, fresh bool, move func(ctx context.Context, dst, src []float32) error) *stateTrial {
+	n := row.bytes / 4 / r.Size
+	var src, dst []float32
+	room := func() {
+		if r.Rank == 0 {
+			dst = make([]float32, n*r.Size)
+		}
+	}
+	return &stateTrial{
+		rows: []*stateRow{row},
+		prepare: func(context.Context) error {
+			src = make([]float32, n)
+			fillState("", r.Rank*n, src)
+			if !fresh {
+				room()
+				fillState("", 1, dst)
+			}
+			return nil
+		},
+		run: func(ctx context.Context, _ func()) error {
+			if fresh {
+				room()
+			}
+			return move(ctx, dst, src)
+		},
+		finish: func(bool) error {
+			src, dst = nil, nil
+			return nil
+		},
+	}
+}
+
+// transportPiece is how many numbers of a rank transport moves at a time: a few MB, which is where the transports are fastest.
+const transportPiece = 1 << 20
+
+// transport collects src of all ranks in dst of rank 0.
+func (r *stateRank) transport(ctx context.Context, dst, src []float32) error {
+	var last comm.Work
+	for len(src) > 0 {
+		n := min(len(src), transportPiece)
+		var all comm.Buffer
+		if r.Rank == 0 {
+			all, dst = comm.Of(dst[:n*r.Size]), dst[n*r.Size:]
+		}
+		work := r.group.Gather(all, comm.Of(src[:n]), slices.Repeat([]int{n}, r.Size), 0)
+		if last != nil {
+			if err := last.Wait(ctx); err != nil {
+				return err
+			}
+		}
+		last, src = work, src[n:]
+	}
+	return last.Wait(ctx)
+}
+
+// memcpy fills dst of rank 0 from its own memory; the other ranks are idle.
+func (r *stateRank) memcpy(_ context.Context, dst, src []float32) error {
+	for len(dst) > 0 {
+		dst = dst[copy(dst, src):]
+	}
+	return nil
+}
