@@ -121,8 +121,10 @@ func (r request) String() string {
 	switch {
 	case r.method == methodFreeze && r.argument != 0:
 		text += " with an optimizer"
-	case r.method == methodSet:
+	case r.method == methodSet || r.method == methodSetOptim:
 		text += fmt.Sprintf(" from rank %v", r.argument)
+	case (r.method == methodState || r.method == methodOptimState) && r.argument != 0: // 1 more than the rank of OnlyOn
+		text += fmt.Sprintf(" for rank %v", r.argument-1)
 	case r.argument != 0:
 		text += fmt.Sprintf(" with %v", r.argument)
 	}

@@ -16,8 +16,9 @@ type Checkpoint struct {
 	about checkpointMeta
 }
 
-// ErrNoCheckpoint is wrapped by the error of Load and LatestCheckpoint where there is none, which is how a first run begins.
-// On every rank it is an [fs.ErrNotExist], too.
+// ErrNoCheckpoint is wrapped by the error of Load and LatestCheckpoint where no save has been completed yet, which is how a first
+// run begins. On every rank it is an [fs.ErrNotExist], too. Where there are checkpoints and all of them are damaged, the error is
+// another, so that nobody begins anew unawares.
 var ErrNoCheckpoint error = checkpoint.ErrNone
 
 // ErrNoExtra is wrapped by the error of Checkpoint.Extra and RankExtra if nothing was saved under the name.

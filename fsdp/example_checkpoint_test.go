@@ -65,6 +65,9 @@ func ExampleSharded_SaveAsync() {
 					}
 				}
 			}
+			if saving == nil { // there was nothing left to do
+				return nil
+			}
 			return saving.Wait(ctx)
 		})
 	}

@@ -118,7 +118,7 @@ func (s *Sharded) warnOfTorn(l *loading, dir string) {
 
 // openCheckpoint opens what rank 0 has found on every rank, and checks that it is the same.
 func (s *Sharded) openCheckpoint(ctx context.Context, l *loading, dir string) error {
-	text := fmt.Sprintf("directory %s\noptimizer %t\n%s", dir, l.opt != nil, l.naming.text)
+	text := fmt.Sprintf("directory %s\n%s\n%s", dir, oneOrNone(l.opt), l.naming.text)
 	if err := sameText(ctx, s.cfg.Group, "arguments of Load", text); err != nil {
 		return s.refused(methodLoad, err)
 	}
@@ -172,7 +172,7 @@ func (s *Sharded) readPieces(ctx context.Context, l *loading) error {
 			continue // matchCheckpoint has let it pass
 		}
 		if err := l.reader.Read(ctx, key, p.offset, p.data, g.dtype.inFile()); err != nil {
-			return err
+			return fmt.Errorf("checkpoint %s: %w", l.path, err)
 		}
 		if p.Entry != "" {
 			entries = append(entries, optim.Entry{

@@ -650,7 +650,7 @@ func TestLoadArguments(t *testing.T) {
 			}
 			_, err := f.Load(ctx, ckpt, opt, fsdp.OnFS(disks[0]))
 			return err
-		}, `rank 0 has "optimizer true", rank 1 has "optimizer false"`},
+		}, `rank 0 has "an optimizer", rank 1 has "no optimizer"`},
 		"names": {func(ctx context.Context, f *filler, rank int) error {
 			_, err := f.Load(ctx, ckpt, f.opt, fsdp.OnFS(disks[0]), fsdp.Rename(func(name string) string { return name[rank:] }))
 			return err

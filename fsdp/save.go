@@ -61,11 +61,23 @@ func (s *Sharded) startSave(ctx context.Context, dir string, opt optim.Optimizer
 	if err := s.agree(ctx, request{method: methodSave}, err); err != nil {
 		return nil, err
 	}
-	text := fmt.Sprintf("directory %s\nstep %d\nKeepLast %d\noptimizer %t\nasynchronous %t\n", dir, w.step, w.keep, opt != nil, asynchronous)
+	call := "Save"
+	if asynchronous {
+		call = "SaveAsync"
+	}
+	text := fmt.Sprintf("call of %s\ndirectory %s\nstep %d\nKeepLast %d\n%s\n", call, dir, w.step, w.keep, oneOrNone(opt))
 	if err := sameText(ctx, s.cfg.Group, "arguments of Save", text); err != nil {
 		return nil, fmt.Errorf("fsdp: rank %d: Save: %w", s.cfg.Group.Rank(), err)
 	}
 	return w, nil
+}
+
+// oneOrNone says whether a rank has given an optimizer.
+func oneOrNone(opt optim.Optimizer) string {
+	if opt == nil {
+		return "no optimizer"
+	}
+	return "an optimizer"
 }
 
 // newWriter lists what this rank writes. Nothing is copied.

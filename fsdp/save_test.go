@@ -253,7 +253,7 @@ func TestDamage(t *testing.T) {
 	}{
 		"a byte": {func(t *testing.T, path string) {
 			change(t, filepath.Join(path, file), func(b []byte) []byte { b[len(b)-100] ^= 1; return b })
-		}, []string{file, "damaged", "CRC-32C"}, true, true},
+		}, []string{"000002-step-2", file, "damaged", "CRC-32C"}, true, true},
 		"truncated": {func(t *testing.T, path string) {
 			change(t, filepath.Join(path, file), func(b []byte) []byte { return b[:len(b)-1] })
 		}, []string{file, "damaged"}, false, false},
@@ -369,7 +369,7 @@ func TestSaveArguments(t *testing.T) {
 				return f.Save(ctx, dir, nil, fsdp.AtStep(1))
 			}
 			return f.Save(ctx, dir, f.opt)
-		}, `rank 0 has "optimizer false", rank 1 has "optimizer true"`},
+		}, `rank 0 has "no optimizer", rank 1 has "an optimizer"`},
 		"of other pieces": {func(ctx context.Context, f *filler, rank int) error {
 			pieces := f.Shards()
 			p := &pieces[0]
@@ -387,7 +387,7 @@ func TestSaveArguments(t *testing.T) {
 			}
 			_, err := f.SaveAsync(ctx, dir, f.opt)
 			return err
-		}, `rank 0 has "asynchronous false", rank 1 has "asynchronous true"`},
+		}, `rank 0 has "call of Save", rank 1 has "call of SaveAsync"`},
 		"extra": {func(ctx context.Context, f *filler, rank int) error {
 			return f.Save(ctx, dir, f.opt, fsdp.Extra("f", func() {}))
 		}, `Extra("f"): json: unsupported type: func()`},

@@ -90,7 +90,7 @@ func TestSetFullOptimErrors(t *testing.T) {
 		}, want: "rank 3 is not one of the 3 ranks"},
 		"roots differ": {call: func(ctx context.Context, m *fsdp.Sharded, opt optim.Optimizer, full *optim.FullState, rank int) error {
 			return m.SetFullOptim(ctx, rank, opt, full)
-		}, want: "ranks disagree"},
+		}, want: "from rank 0"},
 		"renamed on one rank": {call: func(ctx context.Context, m *fsdp.Sharded, opt optim.Optimizer, full *optim.FullState, rank int) error {
 			return m.SetFullOptim(ctx, root, opt, full, fsdp.Rename(func(name string) string { return name[:1+rank/2] + name[1:] }))
 		}, want: "ranks disagree about the options"},

@@ -26,6 +26,9 @@ type none struct{}
 func (none) Error() string { return "no whole checkpoint" }
 func (none) Unwrap() error { return fs.ErrNotExist }
 
+// errAllTorn is the error of Latest where checkpoints were completed, and none of them is whole any more.
+var errAllTorn = errors.New("no checkpoint is whole any more")
+
 // An Entry is something in a job's directory that has the name of a checkpoint.
 type Entry struct {
 	Path           string
@@ -48,9 +51,9 @@ func List(fsys FS, dir string) ([]Entry, error) {
 }
 
 // Latest returns the path of the last whole checkpoint in a job's directory, or dir if that is a whole checkpoint itself. It
-// passes over what is torn, and where nothing is left, the error, an [ErrNone], says what that was. A checkpoint that cannot be
-// judged, as it is of another format or the system does not let us read it, is an error: to go on from an older one in silence
-// would lose part of a training.
+// passes over what is torn. The error is an [ErrNone] where no save has been completed yet. Where some were, and all of them are
+// torn, it is another, which says why: to begin anew in silence would lose the training. A checkpoint that cannot be judged, as it
+// is of another format or the system does not let us read it, is an error, too: to go on from an older one would lose part of it.
 func Latest(fsys FS, dir string) (path string, err error) {
 	switch f, err := fsys.Open(filepath.Join(dir, ManifestName)); {
 	case err == nil:
@@ -67,7 +70,7 @@ func Latest(fsys FS, dir string) (path string, err error) {
 			return "", fmt.Errorf("checkpoint: looking for the latest: %w", err)
 		}
 		path, noneErr := latest(fsys, dir, names)
-		if !errors.Is(noneErr, ErrNone) {
+		if !errors.Is(noneErr, ErrNone) && !errors.Is(noneErr, errAllTorn) {
 			return path, noneErr
 		}
 		// A job that saves here may have removed what we saw, and has completed others before that.
@@ -82,7 +85,11 @@ func Latest(fsys FS, dir string) (path string, err error) {
 func latest(fsys FS, dir string, names []name) (string, error) {
 	const shown = 4
 	var passed []string
+	reason := ErrNone
 	for _, n := range slices.Backward(names) {
+		if n.draft == "" {
+			reason = errAllTorn
+		}
 		switch e := n.entry(fsys, dir); {
 		case e.Err == nil:
 			return e.Path, nil
@@ -96,7 +103,7 @@ func latest(fsys FS, dir string, names []name) (string, error) {
 		passed = append(passed[:shown], fmt.Sprintf("and %d more", more))
 	}
 	if len(passed) > 0 {
-		return "", fmt.Errorf("checkpoint: %w in %s (%s)", ErrNone, dir, strings.Join(passed, "; "))
+		return "", fmt.Errorf("checkpoint: %w in %s (%s)", reason, dir, strings.Join(passed, "; "))
 	}
 	return "", fmt.Errorf("checkpoint: %w in %s", ErrNone, dir)
 }

@@ -61,10 +61,14 @@ func (e *SaveError) Error() string {
 
 func (e *SaveError) Unwrap() error { return e.Err }
 
-// Open returns the Store of a directory, which it makes if need be, durably.
+// Open returns the Store of a directory, which it makes if need be, durably. A checkpoint is not one: [Latest] would not see what
+// is saved in it.
 func Open(fsys FS, dir string) (*Store, error) {
 	if dir == "" {
 		return nil, errors.New("checkpoint: no directory is named")
+	}
+	if f, err := fsys.Open(filepath.Join(dir, ManifestName)); err == nil {
+		return nil, errors.Join(fmt.Errorf("checkpoint: %s is a checkpoint: name the directory that it is in", dir), f.Close())
 	}
 	if err := makeDir(fsys, filepath.Clean(dir)); err != nil {
 		return nil, fmt.Errorf("checkpoint: making the directory for checkpoints: %w", err)

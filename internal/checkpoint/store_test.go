@@ -240,6 +240,10 @@ func TestMisuse(t *testing.T) {
 	put(t, f, "file", "")
 	_, err = checkpoint.Open(f, "file/ckpt")
 	require.ErrorContains(t, err, "file")
+	put(t, f, "whole/manifest.json", "")
+	_, err = checkpoint.Open(f, "whole")
+	require.ErrorContains(t, err, "whole is a checkpoint")
+	require.Equal(t, []string{"manifest.json"}, bases(t, f, "whole"))
 	put(t, f, fmt.Sprintf("%s/%06d-step-1", dir, math.MaxInt), "")
 	require.NoError(t, s.Lock(ctx))
 	_, err = s.Begin(1)
@@ -379,7 +383,7 @@ func TestTorn(t *testing.T) {
 			c.tear(t, f, paths[1])
 			c.tear(t, f, dir+"/000004-step-4")
 			_, err = load(f, dir)
-			require.ErrorIs(t, err, checkpoint.ErrNone)
+			require.NotErrorIs(t, err, checkpoint.ErrNone, "a job would begin anew")
 			for _, want := range []string{dir, "000002-step-2", "000003-step-3", "000004-step-4", c.says} {
 				require.ErrorContains(t, err, want)
 			}
@@ -486,6 +490,12 @@ func TestJunk(t *testing.T) {
 		}
 		_, err = checkpoint.Latest(f, dir)
 		require.Error(t, err)
+		if h, err := f.Open(dir + "/manifest.json"); err == nil {
+			require.NoError(t, h.Close())
+			_, err = checkpoint.Open(f, dir)
+			require.ErrorContains(t, err, "is a checkpoint")
+			return
+		}
 		path := mustSave(t, f, 5, 1)
 		require.Contains(t, bases(t, f, dir), filepath.Base(path))
 		for b := range made {
