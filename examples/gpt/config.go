@@ -5,6 +5,8 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -199,6 +201,10 @@ func (c *config) validate() error {
 	want(c.prompt != "", "-prompt is empty: want at least a byte to go on from")
 	want(c.sampleBytes >= 0, "-sample-bytes %d: want 0 or more", c.sampleBytes)
 	want(c.temperature >= 0 && c.temperature <= 100, "-temperature %v: want a number in [0, 100]", c.temperature)
+	if c.exportTo != "" { // it would be a pity to find out at the end
+		_, err := os.Stat(filepath.Dir(c.exportTo))
+		want(err == nil, "-export %s: %v", c.exportTo, err)
+	}
 	return errors.Join(errs...)
 }
 

@@ -58,6 +58,7 @@ func TestParseErrors(t *testing.T) {
 		{[]string{"-holdout", "1"}, "-holdout 1: want at least 2"},
 		{[]string{"-prompt", ""}, "-prompt is empty"},
 		{[]string{"-temperature", "-1"}, "-temperature -1: want a number in [0, 100]"},
+		{[]string{"-export", "no/such/directory/file"}, "-export no/such/directory/file: "},
 		{[]string{"-steps", "x"}, "invalid value"},
 		{[]string{"-nonsense"}, "not defined"},
 	} {

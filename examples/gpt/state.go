@@ -83,8 +83,10 @@ func (t *trainer) restore(ctx context.Context) error {
 func (t *trainer) hasCheckpoint(ctx context.Context) (bool, error) {
 	found := []byte{0}
 	if t.group.Rank() == 0 {
-		_, err := fsdp.LatestCheckpoint(t.saveDir)
+		latest, err := fsdp.LatestCheckpoint(t.saveDir)
 		switch {
+		case err == nil && filepath.Clean(latest) == filepath.Clean(t.saveDir):
+			return false, fmt.Errorf("-save %s is a checkpoint: name the directory that it is in", t.saveDir)
 		case err == nil:
 			found[0] = 1
 		case !errors.Is(err, fsdp.ErrNoCheckpoint):

@@ -117,6 +117,11 @@ func TestSave(t *testing.T) {
 
 	err := run(t.Context(), job("-save", dir), io.Discard, io.Discard)
 	require.ErrorContains(t, err, "has checkpoints of another run: go on from them with -resume, or -save to another directory")
+
+	latest, err := fsdp.LatestCheckpoint(dir)
+	require.NoError(t, err)
+	err = run(t.Context(), job("-save", latest, "-resume"), io.Discard, io.Discard)
+	require.ErrorContains(t, err, "is a checkpoint: name the directory that it is in")
 }
 
 // TestResumeByTime goes on with the time that is left.
