@@ -6,7 +6,7 @@ export RAPID_SEED ?= 1
 export RAPID_NOFAILFILE ?= true
 
 .DEFAULT_GOAL := help
-.PHONY: help run test race nocgo portable mpi mpich faults soak netns lint generate memory bench bench-join bench-state bench-gemm bench-comm
+.PHONY: help run test race nocgo portable mpi mpich faults soak netns nccl-abi lint generate memory bench bench-join bench-state bench-gemm bench-comm
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -44,6 +44,9 @@ soak: ## ten minutes of random collectives with random faults
 
 netns: ## ranks on hosts of their own, in network namespaces (root, iproute2)
 	$(GO) test -tags netns ./comm/netns
+
+nccl-abi: ## compare our declarations of NCCL with real releases from Python wheels, no GPU needed
+	nccl/abi/check.sh
 
 lint: ## gofmt, vet, staticcheck
 	@test -z "$$(gofmt -l .)" || { gofmt -l .; exit 1; }

@@ -61,6 +61,9 @@ var files = sync.OnceValues(func() ([]*file, error) {
 		if base := d.Name(); d.IsDir() && name != root && (base == "testdata" || base == "vendor" || base[0] == '.' || base[0] == '_') {
 			return filepath.SkipDir
 		}
+		if _, err := os.Stat(filepath.Join(name, "go.mod")); d.IsDir() && name != root && err == nil {
+			return filepath.SkipDir // a module of its own
+		}
 		if filepath.Ext(name) != ".go" {
 			return nil
 		}

@@ -1,0 +1,145 @@
+//go:build linux && cgo
+
+package device
+
+/*
+#include "driver.h"
+#cgo nocallback driver_device
+#cgo nocallback driver_name
+#cgo nocallback driver_retain
+#cgo nocallback driver_release
+#cgo nocallback driver_memory
+#cgo noescape driver_device
+#cgo noescape driver_name
+#cgo noescape driver_retain
+#cgo noescape driver_memory
+*/
+import "C"
+
+import (
+	"fmt"
+	"strings"
+	"sync"
+)
+
+// Device is a GPU with its primary context, the one that NCCL and the CUDA runtime use. Several Devices may be open for one
+// GPU.
+type Device struct {
+	ordinal int
+	name    string
+	number  C.int
+	context C.driver_handle
+
+	mu     sync.Mutex
+	open   bool
+	counts [kinds]count // of what was made here and is not closed
+}
+
+// count is a number of objects and what they hold.
+type count struct{ objects, bytes int }
+
+// Open opens the GPU of an ordinal, counted from 0.
+func Open(ordinal int) (*Device, error) {
+	n, err := Count()
+	if err != nil {
+		return nil, err
+	}
+	if ordinal < 0 || ordinal >= n {
+		return nil, fmt.Errorf("device %d is %w, which has %d", ordinal, ErrUnavailable, n)
+	}
+	d := &Device{ordinal: ordinal, open: true}
+	if err := d.result("cuDeviceGet", C.driver_device(C.int(ordinal), &d.number)); err != nil {
+		return nil, err
+	}
+	var name [textBytes]C.char
+	if err := d.result("cuDeviceGetName", C.driver_name(d.number, &name[0], textBytes)); err != nil {
+		return nil, err
+	}
+	d.name = C.GoString(&name[0])
+	if err := d.result("cuDevicePrimaryCtxRetain", C.driver_retain(d.number, &d.context)); err != nil {
+		return nil, err
+	}
+	return d, nil
+}
+
+// result returns the error of what the driver's function op returned for d.
+func (d *Device) result(op string, r C.driver_result) error {
+	if r == 0 {
+		return nil
+	}
+	return fmt.Errorf("device %d: %w", d.ordinal, result(op, r))
+}
+
+// Ordinal returns the number of the GPU in this process.
+func (d *Device) Ordinal() int { return d.ordinal }
+
+// Name returns what the GPU is called, "NVIDIA H200".
+func (d *Device) Name() string { return d.name }
+
+// Context returns the CUcontext.
+func (d *Device) Context() uintptr { return uintptr(d.context) }
+
+// Memory returns how many bytes of the GPU's memory are free, for all its users, and how many there are.
+func (d *Device) Memory() (free, total int, err error) {
+	if err := d.enter(query, 0); err != nil {
+		return 0, 0, err
+	}
+	defer d.leave(query, 0)
+	var f, t C.size_t
+	if err := d.result("cuMemGetInfo", C.driver_memory(d.context, &f, &t)); err != nil {
+		return 0, 0, err
+	}
+	return int(f), int(t), nil
+}
+
+// Close gives the primary context back. While something that d made is not closed it only returns an error that counts what
+// there is.
+func (d *Device) Close() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if !d.open {
+		return fmt.Errorf("device %d is %w", d.ordinal, ErrClosed)
+	}
+	if left := d.left(); len(left) > 0 {
+		return fmt.Errorf("device %d cannot be closed, still open: %s", d.ordinal, strings.Join(left, ", "))
+	}
+	if err := d.result("cuDevicePrimaryCtxRelease", C.driver_release(d.number)); err != nil {
+		return err
+	}
+	d.open = false
+	return nil
+}
+
+// left says what of d is not closed.
+func (d *Device) left() (list []string) {
+	for k, c := range d.counts {
+		switch {
+		case c.objects == 0:
+		case c.bytes > 0:
+			list = append(list, fmt.Sprintf("%d × %v (%d bytes)", c.objects, kind(k), c.bytes))
+		default:
+			list = append(list, fmt.Sprintf("%d × %v", c.objects, kind(k)))
+		}
+	}
+	return list
+}
+
+// enter counts an object that is about to be made. It fails if d is closed, and from now on d cannot be.
+func (d *Device) enter(k kind, bytes int) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if !d.open {
+		return fmt.Errorf("device %d: no %v of a device that is %w", d.ordinal, k, ErrClosed)
+	}
+	d.counts[k].objects++
+	d.counts[k].bytes += bytes
+	return nil
+}
+
+// leave uncounts an object that is closed, or could not be made.
+func (d *Device) leave(k kind, bytes int) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.counts[k].objects--
+	d.counts[k].bytes -= bytes
+}

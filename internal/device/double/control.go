@@ -1,0 +1,133 @@
+//go:build linux && cgo
+
+package double
+
+/*
+#cgo LDFLAGS: -ldl
+#include <dlfcn.h>
+#include <stdint.h>
+#include <stdlib.h>
+
+typedef void (*fail_function)(const char *, long, int);
+typedef long (*number_function)(const char *);
+typedef int (*report_function)(char *, size_t);
+typedef void (*delay_function)(unsigned, unsigned);
+typedef int (*pause_function)(uintptr_t, int);
+
+static void *find(const char *path, const char *name) {
+  void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD);
+  return library ? dlsym(library, name) : NULL;
+}
+static void call_fail(void *f, const char *name, long nth, int code) { ((fail_function)f)(name, nth, code); }
+static long call_number(void *f, const char *name) { return ((number_function)f)(name); }
+static int call_report(void *f, char *text, size_t size) { return ((report_function)f)(text, size); }
+static void call_delay(void *f, unsigned max, unsigned seed) { ((delay_function)f)(max, seed); }
+static int call_pause(void *f, uintptr_t stream, int paused) { return ((pause_function)f)(stream, paused); }
+*/
+import "C"
+
+import (
+	"strings"
+	"testing"
+	"time"
+	"unsafe"
+)
+
+// Control is the side door of a double that this process has loaded.
+type Control struct {
+	path                            string
+	fail, calls, live, report, wait unsafe.Pointer
+}
+
+// Open returns the side door of the double at path, which is loaded.
+func Open(t testing.TB, path string) *Control {
+	t.Helper()
+	c := &Control{path: path}
+	for name, f := range map[string]*unsafe.Pointer{
+		"double_fail": &c.fail, "double_calls": &c.calls, "double_live": &c.live, "double_report": &c.report, "double_delay": &c.wait,
+	} {
+		if *f = c.symbol(name); *f == nil {
+			t.Fatalf("%s is not loaded, or no double: it has no %s", path, name)
+		}
+	}
+	return c
+}
+
+// symbol returns a function of the double, or nil.
+func (c *Control) symbol(name string) unsafe.Pointer {
+	p, n := C.CString(c.path), C.CString(name)
+	defer C.free(unsafe.Pointer(p))
+	defer C.free(unsafe.Pointer(n))
+	return C.find(p, n)
+}
+
+// Fail lets the nth call of a function from now on, counted from 1, return code. Functions have the names that the
+// documentation has: cuMemAlloc, not cuMemAlloc_v2.
+func (c *Control) Fail(function string, nth, code int) {
+	s := C.CString(function)
+	defer C.free(unsafe.Pointer(s))
+	C.call_fail(c.fail, s, C.long(nth), C.int(code))
+}
+
+// Calls returns how often a function was called.
+func (c *Control) Calls(function string) int { return c.number(c.calls, function) }
+
+// Live returns how many there are of something: "memory", "bytes" of it, "host" (pinned memory), "stream", "event",
+// "module", "context" of the double of libcuda.
+func (c *Control) Live(what string) int { return c.number(c.live, what) }
+
+func (c *Control) number(f unsafe.Pointer, name string) int {
+	s := C.CString(name)
+	defer C.free(unsafe.Pointer(s))
+	return int(C.call_number(f, s))
+}
+
+// Reports returns, once, what was done wrong and the real library would have answered with an error, with wrong data, or
+// with a crash.
+func (c *Control) Reports() (list []string) {
+	var text [256]C.char
+	for C.call_report(c.report, &text[0], C.size_t(len(text))) != 0 {
+		list = append(list, C.GoString(&text[0]))
+	}
+	return list
+}
+
+// Delay lets every operation of a stream wait for a random time before it runs, at most max.
+func (c *Control) Delay(max time.Duration, seed int) {
+	C.call_delay(c.wait, C.uint(max.Microseconds()), C.uint(seed))
+}
+
+// Pause holds a stream of the double of libcuda back before its next operation, until Resume.
+func (c *Control) Pause(t testing.TB, stream uintptr) { t.Helper(); c.pause(t, stream, 1) }
+
+// Resume ends Pause.
+func (c *Control) Resume(t testing.TB, stream uintptr) { t.Helper(); c.pause(t, stream, 0) }
+
+func (c *Control) pause(t testing.TB, stream uintptr, paused int) {
+	t.Helper()
+	if f := c.symbol("double_pause"); f == nil || C.call_pause(f, C.uintptr_t(stream), C.int(paused)) != 0 {
+		t.Fatalf("no stream %#x to pause in %s", stream, c.path)
+	}
+}
+
+// Clean lets the test fail if at its end something of what lives is left, or something was misused.
+func (c *Control) Clean(t testing.TB, lives ...string) {
+	t.Helper()
+	if lives == nil {
+		lives = []string{"memory", "host", "stream", "event", "module", "context"}
+	}
+	before := make(map[string]int)
+	for _, what := range lives {
+		before[what] = c.Live(what)
+	}
+	t.Cleanup(func() {
+		for _, what := range lives {
+			if n := c.Live(what) - before[what]; n != 0 {
+				t.Errorf("%d × %s left behind", n, what)
+			}
+		}
+		if list := c.Reports(); len(list) > 0 {
+			t.Errorf("misuse:\n%s", strings.Join(list, "\n"))
+		}
+	})
+}

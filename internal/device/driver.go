@@ -1,0 +1,130 @@
+//go:build linux && cgo
+
+package device
+
+/*
+#cgo CFLAGS: -O2 -Wall -Wextra
+#cgo LDFLAGS: -ldl
+#include <stdlib.h>
+#include "driver.h"
+
+// None of these calls back into Go, and none keeps an address of Go memory.
+#cgo nocallback driver_open
+#cgo nocallback driver_init
+#cgo nocallback driver_count
+#cgo nocallback driver_version
+#cgo nocallback driver_describe
+#cgo noescape driver_open
+#cgo noescape driver_count
+#cgo noescape driver_version
+#cgo noescape driver_describe
+*/
+import "C"
+
+import (
+	"fmt"
+	"os"
+	"sync"
+	"unsafe"
+)
+
+// driver is the loaded library.
+var driver struct {
+	sync.Mutex
+	path string // empty: none yet
+}
+
+// textBytes is the room for what the loader or the driver has to say.
+const textBytes = 512
+
+// Load loads the CUDA driver from path. An empty path means what [EnvCUDA] says, or else the system's libcuda.so.1.
+//
+// A process loads one driver, when it first needs it: Load is only for those who have a path to give, and says so if
+// another one is in use. After an error it may be tried again.
+func Load(path string) error {
+	driver.Lock()
+	defer driver.Unlock()
+	if driver.path != "" {
+		if path != "" && path != driver.path {
+			return fmt.Errorf("device: cannot load the CUDA driver from %s: it is loaded from %s already", path, driver.path)
+		}
+		return nil
+	}
+	if path == "" {
+		path = os.Getenv(EnvCUDA)
+	}
+	if path == "" {
+		path = "libcuda.so.1"
+	}
+	if err := load(path); err != nil {
+		return err
+	}
+	driver.path = path
+	return nil
+}
+
+// load loads a library and initializes it.
+func load(path string) error {
+	name := C.CString(path)
+	defer C.free(unsafe.Pointer(name))
+	var text [textBytes]C.char
+	if C.driver_open(name, &text[0], textBytes) != 0 {
+		return &LoadError{
+			What:  "the CUDA driver",
+			Tried: []string{path + ": " + C.GoString(&text[0])},
+			Hint:  "it comes with the NVIDIA driver, and " + EnvCUDA + " may name its file",
+		}
+	}
+	if err := result("cuInit", C.driver_init()); err != nil { // no device, or a driver unlike the kernel module
+		return fmt.Errorf("the CUDA driver %s is %w: %w", path, ErrUnavailable, err)
+	}
+	return nil
+}
+
+// result returns the error of what the driver's function op returned.
+func result(op string, r C.driver_result) error {
+	if r == 0 {
+		return nil
+	}
+	if r < 0 {
+		op, r = "cuCtxSetCurrent", -r
+	}
+	var text [textBytes]C.char
+	C.driver_describe(r, &text[0], textBytes)
+	return &Error{Op: op, Code: int(r), Text: C.GoString(&text[0])}
+}
+
+// Symbol returns the address of a function of the driver, by its name with version, or 0 if there is none. It is for other
+// libraries that have to set a context in a C call of theirs.
+func Symbol(name string) uintptr {
+	if Load("") != nil {
+		return 0
+	}
+	s := C.CString(name)
+	defer C.free(unsafe.Pointer(s))
+	return uintptr(C.driver_symbol(s))
+}
+
+// Version returns the version of CUDA that the driver is for: 13000 for 13.0.
+func Version() (int, error) {
+	if err := Load(""); err != nil {
+		return 0, err
+	}
+	var v C.int
+	if err := result("cuDriverGetVersion", C.driver_version(&v)); err != nil {
+		return 0, err
+	}
+	return int(v), nil
+}
+
+// Count returns the number of devices.
+func Count() (int, error) {
+	if err := Load(""); err != nil {
+		return 0, err
+	}
+	var n C.int
+	if err := result("cuDeviceGetCount", C.driver_count(&n)); err != nil {
+		return 0, err
+	}
+	return int(n), nil
+}

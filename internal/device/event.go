@@ -1,0 +1,106 @@
+//go:build linux && cgo
+
+package device
+
+/*
+#include "driver.h"
+#cgo nocallback driver_event
+#cgo nocallback driver_event_destroy
+#cgo nocallback driver_event_record
+#cgo nocallback driver_event_query
+#cgo nocallback driver_event_sync
+#cgo nocallback driver_event_elapsed
+#cgo noescape driver_event
+#cgo noescape driver_event_elapsed
+*/
+import "C"
+
+import (
+	"fmt"
+	"time"
+)
+
+// Event marks a place in a stream: what it was given before, and nothing after.
+type Event struct {
+	object
+	timing bool
+}
+
+// NewEvent makes an event that orders streams, and cannot tell the time.
+func (d *Device) NewEvent() (*Event, error) { return d.newEvent(false) }
+
+// NewTimer makes an event that also knows when its place was reached.
+func (d *Device) NewTimer() (*Event, error) { return d.newEvent(true) }
+
+func (d *Device) newEvent(timing bool) (*Event, error) {
+	e := &Event{timing: timing}
+	var flag C.int
+	if timing {
+		flag = 1
+	}
+	err := e.create(d, event, 0, "cuEventCreate", func(context C.driver_handle) C.driver_result {
+		return C.driver_event(context, &e.handle, flag)
+	})
+	if err != nil {
+		return nil, err
+	}
+	return e, nil
+}
+
+// Handle returns the CUevent, or 0 of an event that is closed.
+func (e *Event) Handle() uintptr { return e.number() }
+
+// Record marks the end of what s has been given so far. Who waits for an earlier place of the event still does.
+func (e *Event) Record(s *Stream) error {
+	if err := e.use(); err != nil {
+		return err
+	}
+	if err := s.use(); err != nil {
+		return err
+	}
+	if e.device.context != s.device.context {
+		return fmt.Errorf("device %d: an event cannot be recorded in a stream of device %d", e.device.ordinal, s.device.ordinal)
+	}
+	return e.result("cuEventRecord", C.driver_event_record(e.device.context, e.handle, s.handle))
+}
+
+// Query tells whether the place that was marked last is reached. It is, if none ever was marked.
+func (e *Event) Query() (done bool, err error) {
+	if err := e.use(); err != nil {
+		return false, err
+	}
+	return e.done("cuEventQuery", C.driver_event_query(e.device.context, e.handle))
+}
+
+// Sync blocks a thread until the place that was marked last is reached.
+func (e *Event) Sync() error {
+	if err := e.use(); err != nil {
+		return err
+	}
+	return e.result("cuEventSynchronize", C.driver_event_sync(e.device.context, e.handle))
+}
+
+// Elapsed returns the time from the place that since marks to that of e. Both are timers of one device that were reached.
+func (e *Event) Elapsed(since *Event) (time.Duration, error) {
+	if err := e.use(); err != nil {
+		return 0, err
+	}
+	if err := since.use(); err != nil {
+		return 0, err
+	}
+	if !e.timing || !since.timing || e.device.context != since.device.context {
+		return 0, fmt.Errorf("device %d: time passes between two timers of one device, made by NewTimer", e.device.ordinal)
+	}
+	var ms C.float
+	if err := e.result("cuEventElapsedTime", C.driver_event_elapsed(e.device.context, &ms, since.handle, e.handle)); err != nil {
+		return 0, err
+	}
+	return time.Duration(float64(ms) * float64(time.Millisecond)), nil
+}
+
+// Close closes e at once. Streams that wait for it still do.
+func (e *Event) Close() error {
+	return e.destroy("cuEventDestroy", func(context, handle C.driver_handle) C.driver_result {
+		return C.driver_event_destroy(context, handle)
+	})
+}

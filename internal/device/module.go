@@ -1,0 +1,187 @@
+//go:build linux && cgo
+
+package device
+
+/*
+#include <stdlib.h>
+#include <string.h>
+#include "driver.h"
+#cgo nocallback driver_module
+#cgo nocallback driver_module_unload
+#cgo nocallback driver_function
+#cgo nocallback driver_parameter
+#cgo nocallback driver_launch
+#cgo noescape driver_module
+#cgo noescape driver_function
+#cgo noescape driver_parameter
+#cgo noescape driver_launch
+*/
+import "C"
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"math"
+	"reflect"
+	"strings"
+	"unsafe"
+)
+
+// Module is a set of kernels that a device has loaded.
+type Module struct{ object }
+
+// LoadModule loads PTX text, which the driver compiles for the device, or a cubin. The error of text that does not compile
+// says what the compiler says.
+func (d *Device) LoadModule(image []byte) (*Module, error) {
+	if len(image) == 0 {
+		return nil, fmt.Errorf("device %d: a module of no bytes", d.ordinal)
+	}
+	text := append(bytes.Clone(image), 0) // the driver takes text that ends in zero, and knows the length of a cubin
+	var log [4096]C.char
+	m := new(Module)
+	err := m.create(d, module, 0, "cuModuleLoadDataEx", func(context C.driver_handle) C.driver_result {
+		return C.driver_module(context, &m.handle, unsafe.Pointer(&text[0]), &log[0], C.size_t(len(log)))
+	})
+	if err != nil {
+		if said := strings.TrimSpace(C.GoString(&log[0])); said != "" {
+			err = fmt.Errorf("%w: %s", err, said)
+		}
+		return nil, err
+	}
+	return m, nil
+}
+
+// Unload unloads the module. Its functions must not be running.
+func (m *Module) Unload() error {
+	return m.destroy("cuModuleUnload", func(context, handle C.driver_handle) C.driver_result {
+		return C.driver_module_unload(context, handle)
+	})
+}
+
+// Function is a kernel. It lives as long as its module.
+type Function struct {
+	module *Module
+	name   string
+	handle C.driver_handle
+	sizes  []int // of the parameters, in bytes; nil if the driver does not know
+}
+
+// Function returns the kernel of a name.
+func (m *Module) Function(name string) (*Function, error) {
+	if err := m.use(); err != nil {
+		return nil, err
+	}
+	s := C.CString(name)
+	defer C.free(unsafe.Pointer(s))
+	f := &Function{module: m, name: name}
+	r := C.driver_function(m.device.context, &f.handle, m.handle, s)
+	if err := m.result("cuModuleGetFunction", r); err != nil {
+		return nil, fmt.Errorf("kernel %s: %w", name, err)
+	}
+	if err := f.measure(); err != nil {
+		return nil, err
+	}
+	return f, nil
+}
+
+// measure asks for the sizes of the parameters. The driver tells them since CUDA 12.4.
+func (f *Function) measure() error {
+	sizes := []int{}
+	for {
+		var size C.size_t
+		r := C.driver_parameter(f.module.device.context, f.handle, C.size_t(len(sizes)), &size)
+		switch {
+		case r == C.DRIVER_NOT_SUPPORTED:
+			return nil
+		case r == C.DRIVER_INVALID_VALUE: // that was the last
+			f.sizes = sizes
+			return nil
+		case r != 0:
+			return fmt.Errorf("kernel %s: %w", f.name, f.module.result("cuFuncGetParamInfo", r))
+		}
+		sizes = append(sizes, int(size))
+	}
+}
+
+// Launch runs the kernel on a grid of blocks of threads, with shared bytes of dynamic shared memory for each block.
+//
+// Arguments are int32, uint32, int64, uint64, float32, float64, a *Memory, or a uintptr, which is an address in device
+// memory. An int is none, for kernels have no such type. Where the driver knows the kernel's parameters, from CUDA 12.4 on,
+// number and sizes are compared with them.
+func (f *Function) Launch(s *Stream, grid, block [3]int, shared int, args ...any) error {
+	if err := errors.Join(f.module.use(), s.use()); err != nil {
+		return err
+	}
+	if s.device.context != f.module.device.context {
+		return f.refuse("a stream of device %d", s.device.ordinal)
+	}
+	g, ok1 := extent(grid)
+	b, ok2 := extent(block)
+	if !ok1 || !ok2 || shared < 0 || shared > math.MaxInt32 {
+		return f.refuse("grid %v of blocks %v with %d bytes of shared memory", grid, block, shared)
+	}
+	if most := C.DRIVER_MAX_ARGUMENTS; len(args) > most {
+		return f.refuse("%d arguments, at most %d can be", len(args), most)
+	}
+	if f.sizes != nil && len(args) != len(f.sizes) {
+		return f.refuse("%d arguments for %d parameters", len(args), len(f.sizes))
+	}
+	var values [C.DRIVER_MAX_ARGUMENTS]C.uint64_t
+	for i, a := range args {
+		value, size := argument(a)
+		if size == 0 {
+			return f.refuse("argument %d is a %v, which is closed or not of a kernel's types", i, reflect.TypeOf(a))
+		}
+		if f.sizes != nil && size != f.sizes[i] {
+			return f.refuse("argument %d is a %v of %d bytes, the parameter has %d", i, reflect.TypeOf(a), size, f.sizes[i])
+		}
+		values[i] = C.uint64_t(value)
+	}
+	r := C.driver_launch(f.module.device.context, f.handle, g, b, C.uint(shared), s.handle, &values[0], C.int(len(args)))
+	if r != 0 {
+		return fmt.Errorf("kernel %s: %w", f.name, s.result("cuLaunchKernel", r))
+	}
+	return nil
+}
+
+// refuse returns the error of a launch that the driver is not asked for.
+func (f *Function) refuse(format string, args ...any) error {
+	return fmt.Errorf("device %d: kernel %s: "+format, append([]any{f.module.device.ordinal, f.name}, args...)...)
+}
+
+// extent tells whether sizes are those of a grid or a block.
+func extent(n [3]int) (e C.driver_extent, ok bool) {
+	for _, n := range n {
+		if n < 1 || n > math.MaxInt32 {
+			return e, false
+		}
+	}
+	return C.driver_extent{x: C.uint(n[0]), y: C.uint(n[1]), z: C.uint(n[2])}, true
+}
+
+// argument returns the bits of an argument and how many bytes they are, none if a kernel cannot take it. Values lie in the
+// first bytes: all machines with CUDA are little-endian.
+func argument(a any) (bits uint64, size int) {
+	switch a := a.(type) {
+	case int32:
+		return uint64(uint32(a)), 4
+	case uint32:
+		return uint64(a), 4
+	case int64:
+		return uint64(a), 8
+	case uint64:
+		return a, 8
+	case float32:
+		return uint64(math.Float32bits(a)), 4
+	case float64:
+		return math.Float64bits(a), 8
+	case uintptr:
+		return uint64(a), 8
+	case *Memory:
+		if a != nil && a.use() == nil {
+			return uint64(a.Addr()), 8
+		}
+	}
+	return 0, 0
+}

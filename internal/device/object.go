@@ -1,0 +1,89 @@
+//go:build linux && cgo
+
+package device
+
+// #include "driver.h"
+import "C"
+
+import (
+	"fmt"
+	"sync/atomic"
+)
+
+// kind is what an object is.
+type kind int
+
+const (
+	memory kind = iota
+	hostMemory
+	stream
+	event
+	module
+	query // of the device itself, while it runs
+	kinds
+)
+
+func (k kind) String() string {
+	return [kinds]string{"memory", "pinned host memory", "stream", "event", "module", "query"}[k]
+}
+
+// object is something of a device that is made once and closed once.
+type object struct {
+	device *Device
+	kind   kind
+	bytes  int
+	handle C.driver_handle // or the address of memory
+	open   atomic.Bool
+}
+
+// create makes the object by the driver's function op.
+func (o *object) create(d *Device, k kind, bytes int, op string, call func(context C.driver_handle) C.driver_result) error {
+	if err := d.enter(k, bytes); err != nil {
+		return err
+	}
+	if err := d.result(op, call(d.context)); err != nil {
+		d.leave(k, bytes)
+		return err
+	}
+	o.device, o.kind, o.bytes = d, k, bytes
+	o.open.Store(true)
+	return nil
+}
+
+// destroy closes the object by the driver's function op. What the driver refuses to close stays open.
+func (o *object) destroy(op string, call func(context, handle C.driver_handle) C.driver_result) error {
+	if !o.open.CompareAndSwap(true, false) {
+		return o.closed()
+	}
+	if err := o.result(op, call(o.device.context, o.handle)); err != nil {
+		o.open.Store(true)
+		return err
+	}
+	o.device.leave(o.kind, o.bytes)
+	return nil
+}
+
+// use returns an error if the object is closed.
+func (o *object) use() error {
+	if o.open.Load() {
+		return nil
+	}
+	return o.closed()
+}
+
+func (o *object) closed() error {
+	if o.device == nil {
+		return fmt.Errorf("what no device made is %w", ErrClosed)
+	}
+	return fmt.Errorf("device %d: %v is %w", o.device.ordinal, o.kind, ErrClosed)
+}
+
+// number returns the handle, or 0 of what is closed.
+func (o *object) number() uintptr {
+	if !o.open.Load() {
+		return 0
+	}
+	return uintptr(o.handle)
+}
+
+func (o *object) result(op string, r C.driver_result) error { return o.device.result(op, r) }

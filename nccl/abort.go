@@ -1,0 +1,134 @@
+package nccl
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+)
+
+const (
+	// patience is how long Abort lets a call in flight come to its end by itself: the
+	// calls of NCCL return within microseconds, unless they wait for other ranks.
+	patience = 100 * time.Millisecond
+	// release is how long a call may take to return after its communicator was aborted.
+	release = 10 * time.Second
+)
+
+// Abort stops what the communicator does, makes calls on it return, and frees it. All
+// ranks of a communicator that has failed call it. Streams go on with what follows. It
+// does nothing to a communicator that is closed.
+//
+// A call that hangs in NCCL is given a moment to return. Then NCCL is told to abort from
+// the thread of the caller, which is how it lets go of such a call.
+func (c *Communicator) Abort() error {
+	if c.closed.Swap(true) {
+		return nil
+	}
+	if lockWithin(&c.mu, patience) {
+		defer c.mu.Unlock()
+		err := c.abort()
+		c.slot.free()
+		return err
+	}
+	err := c.abort()
+	if !lockWithin(&c.mu, release) {
+		return errors.Join(err, fmt.Errorf("nccl: rank %d of %d: a call hangs %v after its communicator was aborted", c.rank, c.size, release))
+	}
+	defer c.mu.Unlock()
+	if !c.stuck {
+		c.slot.free()
+	}
+	return err
+}
+
+// wait makes a call that may wait for other ranks. If ctx ends first, it aborts the
+// communicator, so that the call returns. The lock is held.
+func (c *Communicator) wait(ctx context.Context, name string, call func() Result) error {
+	done := make(chan Result, 1)
+	go func() { done <- call() }()
+	select {
+	case r := <-done:
+		return c.settle(ctx, name, r)
+	case <-ctx.Done():
+	}
+	mine := !c.closed.Swap(true) // or else Abort is at work
+	err := c.ended(ctx, name)
+	if mine {
+		err = errors.Join(err, c.abort())
+	}
+	select {
+	case <-done:
+	case <-time.After(release):
+		c.stuck = true
+		err = errors.Join(err, fmt.Errorf("nccl: the call hangs %v after its communicator was aborted", release))
+	}
+	if mine && !c.stuck {
+		c.slot.free()
+	}
+	return err
+}
+
+// settle waits for the end of a call that has answered r, which is in progress on a
+// thread of NCCL's if the communicator is a non-blocking one. The lock is held.
+func (c *Communicator) settle(ctx context.Context, name string, r Result) error {
+	for pause := 5 * time.Microsecond; r == InProgress; pause = min(2*pause, time.Millisecond) {
+		select {
+		case <-ctx.Done():
+			err := c.ended(ctx, name)
+			if !c.closed.Swap(true) {
+				err = errors.Join(err, c.abort())
+				c.slot.free()
+			}
+			return err
+		case <-time.After(pause):
+		}
+		if c.closed.Load() {
+			return c.usable() // Abort waits for the lock
+		}
+		r = c.slot.async()
+	}
+	if c.closed.Load() {
+		return c.usable() // Abort has made the call return
+	}
+	return c.result(name, r)
+}
+
+// ended is the error of a call that ctx has ended.
+func (c *Communicator) ended(ctx context.Context, name string) error {
+	return fmt.Errorf("nccl: rank %d of %d: %s: %w", c.rank, c.size, name, context.Cause(ctx))
+}
+
+// abort tells NCCL to abort. It is called by whoever has set closed, also without the
+// lock.
+func (c *Communicator) abort() error {
+	if !c.slot.live() {
+		return nil
+	}
+	r, detail := c.slot.abort()
+	if r == Success || r == InProgress {
+		return nil
+	}
+	return c.failure("ncclCommAbort", r, detail)
+}
+
+// discard aborts and frees a communicator that nobody has seen.
+func (c *Communicator) discard() {
+	if !c.closed.Swap(true) {
+		c.abort() // whatever it says: it is the error before that counts
+		c.slot.free()
+	}
+}
+
+// lockWithin locks mu if it becomes free within d.
+func lockWithin(mu *sync.Mutex, d time.Duration) bool {
+	end := time.Now().Add(d)
+	for pause := 10 * time.Microsecond; !mu.TryLock(); pause = min(2*pause, time.Millisecond) {
+		if time.Now().After(end) {
+			return false
+		}
+		time.Sleep(pause)
+	}
+	return true
+}

@@ -1,0 +1,32 @@
+// Package nccl trains on GPUs: it binds NVIDIA's collective communication library and
+// makes process groups of it.
+//
+// Neither NCCL nor CUDA is needed to build a program. Both are loaded when they are first
+// used, and on a machine without them everything answers an error that matches
+// [ErrUnavailable] and says what was looked for. The variables [EnvLibrary] and [EnvCUDA]
+// name other files than the system's. Linux and cgo are needed; elsewhere the package
+// has the same names and is never available.
+//
+// A [Communicator] is NCCL's own interface with Go's manners: device memory and streams
+// are addresses, as they come from a [Device] or from another CUDA binding.
+//
+//	dev, err := nccl.OpenDevice(rank)
+//	id, err := nccl.NewUniqueID() // on one rank, which gives it to the others
+//	c, err := nccl.NewCommunicator(ctx, dev, ranks, id, rank, nccl.Config{})
+//	err = c.ReduceScatter(grads.Addr(), shard.Addr(), n, nccl.Float32, nccl.Avg, stream.Handle())
+//	err = stream.Sync()
+//	err = c.Finalize(ctx)
+//	err = c.Destroy()
+//
+// # What holds
+//
+//   - Every call makes the device's context current and calls NCCL on one thread, so that
+//     goroutines may move between threads. It must be the primary context.
+//   - A collective allocates nothing and costs little more than the call of a C function.
+//   - A communicator takes one call at a time. Several on one device are to be used in the
+//     same order on all ranks; NCCL_LAUNCH_ORDER_IMPLICIT=1 makes the device keep to it.
+//   - Nothing frees a communicator but Destroy and Abort: both are collective, so that no
+//     garbage collector may choose their moment.
+//   - NCCL does not notice every peer that is gone. Whoever waits for a stream watches
+//     AsyncError and the clock, and aborts on all ranks.
+package nccl

@@ -1,0 +1,128 @@
+//go:build linux && cgo
+
+package nccl
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gofsdp/gofsdp/internal/device/double"
+)
+
+// The scripts of this file load libraries, which a process does once.
+func init() {
+	scripts["absent"] = absent
+	scripts["no cuda"] = noCUDA
+	scripts["path"] = path
+	scripts["old"] = old
+}
+
+// wanted is the variable that tells a script what to find.
+const wanted = "FSDP_NCCL_TEST_WANTED"
+
+func that(err error, what string, ok bool) {
+	if !ok {
+		panic(fmt.Errorf("not %s: %w", what, err))
+	}
+}
+
+// absent expects everything to be unavailable, and a message with what is wanted.
+func absent() error {
+	return caught(func() error {
+		for range 2 { // it is looked for again
+			_, err := Version()
+			_, id := NewUniqueID()
+			_, mem := MemAlloc(nil, 1)
+			_, c := NewCommunicator(context.Background(), nil, 1, UniqueID{}, 0, Config{})
+			for _, err := range []error{err, id, mem, MemFree(nil, 0), c, Load("")} {
+				var tried *LoadError
+				that(err, "unavailable", errors.Is(err, ErrUnavailable) && errors.As(err, &tried))
+				require.ErrorContains(new(rank), err, os.Getenv(wanted))
+				require.ErrorContains(new(rank), err, EnvLibrary)
+			}
+		}
+		return nil
+	})
+}
+
+func TestAbsent(t *testing.T) {
+	old := double.Build(t, "-DNCCL_DOUBLE_VERSION=21703")
+	text := filepath.Join(t.TempDir(), "libnccl.so.2")
+	require.NoError(t, os.WriteFile(text, []byte("not a library"), 0o600))
+	for file, want := range map[string]string{
+		"/nowhere/libnccl.so.2": "/nowhere/libnccl.so.2: cannot open shared object file",
+		"":                      "libnccl.so.2: ",
+		text:                    "file too short",
+		old.NCCL:                "NCCL 2.17 is older than 2.18",
+		double.Build(t).CUDA:    "there is no function ncclGetVersion",
+	} {
+		t.Run(want, func(t *testing.T) { runChild(t, "absent", EnvLibrary+"="+file, wanted+"="+want) })
+	}
+}
+
+// noCUDA expects NCCL to be there and CUDA not.
+func noCUDA() error {
+	return caught(func() error {
+		must(Version())
+		must(NewUniqueID())
+		_, err := OpenDevice(0)
+		that(err, "unavailable", errors.Is(err, ErrUnavailable))
+		_, err = Devices()
+		that(err, "unavailable", errors.Is(err, ErrUnavailable))
+		return nil
+	})
+}
+
+func TestNoCUDA(t *testing.T) { runChild(t, "no cuda", EnvCUDA+"=/nowhere/libcuda.so.1") }
+
+// path expects that a path given wins, and that only one library is loaded.
+func path() error {
+	return caught(func() error {
+		good := os.Getenv(wanted)
+		check(Load(good))
+		check(Load(good))
+		check(Load(""))
+		must(Version())
+		err := Load("/elsewhere/libnccl.so.2")
+		require.EqualError(new(rank), err, "nccl: cannot load /elsewhere/libnccl.so.2: "+good+" is loaded already")
+		return nil
+	})
+}
+
+func TestPath(t *testing.T) {
+	runChild(t, "path", EnvLibrary+"=/nowhere/libnccl.so.2", wanted+"="+double.Build(t).NCCL)
+}
+
+// old expects an NCCL 2.18.5, without what came later.
+func old() error {
+	return caught(func() error {
+		v := must(Version())
+		that(nil, "2.18.5", v.String() == "2.18.5")
+		dev := must(OpenDevice(0))
+		c := must(NewCommunicator(context.Background(), dev, 1, must(NewUniqueID()), 0, Config{}))
+		_, mem := MemAlloc(dev, 1)
+		_, reg := c.Register(1, 1)
+		for symbol, err := range map[string]error{
+			"ncclMemAlloc": mem, "ncclMemFree": MemFree(dev, 1), "ncclCommRegister": reg, "ncclCommDeregister": c.Deregister(1),
+		} {
+			var e *SymbolError
+			that(err, "a missing symbol", errors.As(err, &e) && *e == SymbolError{Symbol: symbol, Since: 21901, Have: 21805})
+		}
+		split := must(c.Split(context.Background(), 0, 0, Config{}))
+		check(split.Finalize(context.Background()))
+		check(split.Destroy())
+		check(c.Finalize(context.Background()))
+		check(c.Destroy())
+		return dev.Close()
+	})
+}
+
+func TestOldLibrary(t *testing.T) {
+	runChild(t, "old", EnvLibrary+"="+double.Build(t, "-DNCCL_DOUBLE_VERSION=21805").NCCL)
+}
