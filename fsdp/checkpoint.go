@@ -62,8 +62,9 @@ type checkpointMeta struct {
 	Forwards       int      `json:"forwards"`                  // training passes: they key dropout
 	OptimizerSteps *int     `json:"optimizer_steps,omitempty"` // nil if there was no optimizer
 	Extra          extras   `json:"extra,omitempty"`
-	RankExtra      []extras `json:"rank_extra"` // by rank
-	Config         []string `json:"config"`     // for people: the configuration and the model
+	RankExtra      []extras `json:"rank_extra"`        // by rank
+	Buffers        []string `json:"buffers,omitempty"` // names of the parameters that are buffers: every rank's own
+	Config         []string `json:"config"`            // for people: the configuration and the model
 }
 
 // extras are values of the user's, as JSON.
@@ -76,7 +77,8 @@ func encodeExtras(option string, values map[string]any) (extras, error) {
 	}
 	all := make(extras, len(values))
 	for name, v := range values {
-		text, err := json.Marshal(v)
+		var text []byte
+		err := guarded(func() (err error) { text, err = json.Marshal(v); return err }) // v may encode itself
 		if err != nil {
 			return nil, fmt.Errorf("%s(%q): %w", option, name, err)
 		}

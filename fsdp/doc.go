@@ -70,13 +70,38 @@
 // halves the traffic; shards, optimizer state and checkpoints keep the type of the computation. [Sharded.Unscale] undoes a
 // loss scale.
 //
+// # State
+//
+// [Sharded.Save] writes a checkpoint, each rank what it owns, and [Sharded.SaveAsync] does while the training goes on. A checkpoint
+// has its name once all of it is on disk, so that no crash leaves half of one. [Sharded.Load] continues from the last, on any
+// number of ranks, with any strategy and units. On as many as before, configured as before, a training goes on bit for bit:
+//
+//	c, err := m.Load(ctx, "ckpt", opt)
+//	switch {
+//	case errors.Is(err, fsdp.ErrNoCheckpoint): // the first run
+//	case err == nil:
+//		err = c.Extra("data", &position)
+//	}
+//	…
+//	v, err := m.SaveAsync(ctx, "ckpt", opt, fsdp.KeepLast(3), fsdp.Extra("data", position))
+//
+// Saved are parameters, the buffers of every rank, the state of the optimizer and its counts, and the number of passes, which with
+// Config.Seed keys dropout. Not saved are gradients, so save after ZeroGrad and not between Forward and Backward; nor what only
+// the user knows, such as where the data stands and the loss scale, for which there are [Extra] and [RankExtra]; nor the model and
+// its Config, which the program has. Errors that can be known before are known before anything changes. What breaks off in the
+// middle of loading is never trained on.
+//
+// [Sharded.Export] writes one file for other programs, and [Sharded.Import] reads theirs. [Sharded.FullState] and
+// [Sharded.FullOptimState] return the same in memory, whole, as one process would have it; [Sharded.SetFull] and
+// [Sharded.SetFullOptim] are the reverse.
+//
 // # What always holds
 //
 //   - While a call computes, only the units are whole that it and the Prefetch next ones read, besides those that are kept:
 //     Prefetch+1, if no call reads more than one.
 //   - Same seed, same number of ranks, same instruction set: same bits. Parameters start out the same at every number of ranks.
 //   - The peak of the counted memory is the planned one; passes put aside by Hold come on top. Counted are parameters,
-//     gradients, optimizer state, activations and scratch; not counted are batches and results, constants, what stock Gorgonia
+//     gradients, optimizer state, activations, scratch and the snapshot of SaveAsync; not counted are batches and results, constants, what stock Gorgonia
 //     operations allocate while they run, and the packing buffers of matrix products, about 1 MiB a rank.
 //   - Methods of [Sharded] that take a context are collective. Before a pass the ranks agree to run it: if one cannot, because
 //     its batch has the wrong shape or its loss is NaN, all return an error that says which rank and why, and parameters and

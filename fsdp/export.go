@@ -82,10 +82,10 @@ func (e *exporter) export(ctx context.Context, opts []StateOption) error {
 // prepare does what needs no other rank.
 func (e *exporter) prepare(opts []StateOption) (err error) {
 	s := e.s
-	if err := s.usable(); err != nil {
+	if e.stateOptions, err = s.stateOptions(opts, "As", "Rename", "Transpose", "WithOptimizer", "Metadata"); err != nil {
 		return err
 	}
-	if e.stateOptions, err = s.stateOptions(opts, "As", "Rename", "Transpose", "WithOptimizer", "Metadata"); err != nil {
+	if err := s.usableWith(e.opt); err != nil {
 		return err
 	}
 	if e.dtype.inFile() == "" {

@@ -15,7 +15,7 @@ import (
 // Freeze changes which parameters are frozen, between two steps: it takes the place of Config.Frozen, nil freezes none. The
 // schedule is compiled anew and parameters move to where the new layout has them; gradients are dropped, and a Forward that
 // waits for its Backward. What Shards returned before must not be used any more: the optimizer is made anew, and the old one
-// refuses to step. Given the old one, Freeze returns its state as this rank needs it, for the new one to adopt; parameters that
+// refuses to step, to be saved and to be loaded. Given the old one, Freeze returns its state as this rank needs it, for the new one to adopt; parameters that
 // were frozen until now start with none. A nil opt has no state; all ranks give an optimizer, or none does.
 //
 //	entries, err := m.Freeze(ctx, func(name string) bool { return !strings.HasPrefix(name, "head") }, opt)
@@ -27,7 +27,10 @@ import (
 func (s *Sharded) Freeze(ctx context.Context, frozen func(name string) bool, opt optim.Optimizer) ([]optim.Entry, error) {
 	next := &Sharded{cfg: s.cfg, trace: s.trace, traces: s.traces, meshes: s.meshes, arena: s.arena}
 	next.cfg.Frozen = frozen
-	err := s.err
+	err := s.usableWith(opt)
+	if err == nil {
+		err = s.refusal(opt, errFormer)
+	}
 	if err == nil {
 		err = s.idle()
 	}

@@ -60,7 +60,7 @@ func (s *Sharded) FullState(ctx context.Context, opts ...StateOption) (map[strin
 func (s *Sharded) FullOptimState(ctx context.Context, opt optim.Optimizer, opts ...StateOption) (*optim.FullState, error) {
 	o, err := s.stateOptions(opts, "OnlyOn", "Extra")
 	if err == nil {
-		err = s.usable()
+		err = s.usableWith(opt)
 	}
 	var parts map[key][]byte
 	if err == nil {

@@ -18,7 +18,7 @@ import (
 // [Rename] and [Transpose] say how the model's parameters appear in the file. Names, shapes and types are checked first: what does
 // not fit is a *StateError on every rank, which names all of it, and changes nothing; [AllowMissing] and [AllowExtra] make
 // exceptions. An error in the middle of reading leaves the model with a part of the values: it refuses passes, steps and Save
-// until an Import or Load succeeds.
+// until an Import or Load succeeds, and the optimizer until one with it does.
 //
 // [WithOptimizer] reads the state of an optimizer, too, which an Export with that option has written. The entries of one parameter
 // are there together or not at all; where they may be missing the optimizer keeps its own. The number of its steps goes by the
@@ -64,13 +64,13 @@ func (m *importer) run(ctx context.Context, opts []StateOption) error {
 		return err
 	}
 	s.ZeroGrad()
-	s.torn = fmt.Errorf("an Import of %s has broken off: parameters are not whole until a Load or Import succeeds", m.path)
+	s.tear("an Import of "+m.path, m.counts != nil)
 	err = s.agreement.busy(ctx, m.read)
 	if err := s.agree(ctx, request{method: methodImport}, err); err != nil {
 		s.torn = fmt.Errorf("%w: %w", s.torn, err)
 		return err
 	}
-	s.torn = nil
+	s.mend(m.counts != nil)
 	return nil
 }
 

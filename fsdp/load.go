@@ -20,7 +20,8 @@ import (
 // state of an optimizer that was not saved, or that is of parameters which are frozen now, unless AllowMissing or AllowExtra
 // accepts it. Of a tensor in which ranks differ, such as a buffer, their functions are asked for the name with the rank and without.
 // An error after that, such as a file that is damaged, leaves parameters of which only a part is loaded: the model refuses
-// passes, steps and Save until another Load succeeds. The optimizer has to be loaded again then, too, or made anew.
+// passes, steps and Save until another Load or Import succeeds. If that is one without the optimizer, the optimizer goes on to
+// refuse steps, and to be saved: it is loaded again, too, or made anew.
 //
 // Gradients are dropped, and a Forward that waits for its Backward; while Hold has put one aside Load fails.
 //
@@ -66,7 +67,7 @@ func (l *loading) close() {
 	}
 }
 
-// prepareLoad does what needs no other rank. Rank 0 looks for the checkpoint.
+// prepareLoad does what needs neither another rank nor the checkpoint.
 func (s *Sharded) prepareLoad(ctx context.Context, l *loading, dir string, opts []StateOption) error {
 	if s.err != nil {
 		return s.err
@@ -90,6 +91,11 @@ func (s *Sharded) prepareLoad(ctx context.Context, l *loading, dir string, opts 
 	if dir == "" {
 		return errors.New("no directory is named")
 	}
+	return nil
+}
+
+// findCheckpoint looks for the checkpoint, on rank 0.
+func (s *Sharded) findCheckpoint(l *loading, dir string) (err error) {
 	if s.cfg.Group.Rank() != 0 {
 		return nil
 	}
@@ -116,14 +122,18 @@ func (s *Sharded) warnOfTorn(l *loading, dir string) {
 	}
 }
 
-// openCheckpoint opens what rank 0 has found on every rank, and checks that it is the same.
+// openCheckpoint opens what rank 0 finds on every rank, and checks that it is the same. There may be many files, and a disk that is
+// slow to say so.
 func (s *Sharded) openCheckpoint(ctx context.Context, l *loading, dir string) error {
 	text := fmt.Sprintf("directory %s\n%s\n%s", dir, oneOrNone(l.opt), l.naming.text)
 	if err := sameText(ctx, s.cfg.Group, "arguments of Load", text); err != nil {
 		return s.refused(methodLoad, err)
 	}
+	err := s.agreement.busy(ctx, func(context.Context) error { return s.findCheckpoint(l, dir) })
+	if err := s.agree(ctx, request{method: methodLoad}, err); err != nil {
+		return err
+	}
 	for _, found := range []*string{&l.none, &l.path} {
-		var err error
 		if *found, err = textOfFirst(ctx, s.cfg.Group, *found); err != nil {
 			return s.broken(fmt.Errorf("Load: %w", err))
 		}
@@ -131,16 +141,31 @@ func (s *Sharded) openCheckpoint(ctx context.Context, l *loading, dir string) er
 	if l.none != "" {
 		return s.refused(methodLoad, &noCheckpointError{l.none})
 	}
-	var err error
-	if l.reader, err = checkpoint.OpenReader(l.fs, l.path); err == nil {
-		m := l.reader.Manifest()
-		l.about, err = parseMeta(m.Meta, m.World)
-	}
+	err = s.agreement.busy(ctx, func(context.Context) error { return s.openFiles(l) })
 	if err := s.agree(ctx, request{method: methodLoad}, err); err != nil {
 		return err
 	}
 	if err := sameText(ctx, s.cfg.Group, "manifest in "+l.path, fmt.Sprintf("CRC-32C %08x", l.reader.Sum())); err != nil {
 		return s.refused(methodLoad, err)
+	}
+	return nil
+}
+
+// openFiles opens the checkpoint on this rank, with the files that it is going to read: from here on another job may remove them.
+func (s *Sharded) openFiles(l *loading) (err error) {
+	if l.reader, err = checkpoint.OpenReader(l.fs, l.path); err != nil {
+		return err
+	}
+	m := l.reader.Manifest()
+	if l.about, err = parseMeta(m.Meta, m.World); err != nil {
+		return err
+	}
+	for i := range l.pieces {
+		p := &l.pieces[i]
+		n := len(p.data) / s.groups[p.group].dtype.size()
+		if err := l.reader.Hold(s.saved(l, s.param(p), p.Key), p.offset, n); err != nil {
+			return err
+		}
 	}
 	return nil
 }
@@ -151,13 +176,14 @@ func (s *Sharded) readCheckpoint(ctx context.Context, l *loading) error {
 		return err
 	}
 	s.ZeroGrad()
+	state := l.opt != nil && l.about.OptimizerSteps != nil
+	s.tear("a Load of "+l.path, state)
 	err := s.agreement.busy(ctx, func(ctx context.Context) error { return s.readPieces(ctx, l) })
-	s.torn = fmt.Errorf("a Load of %s has broken off: parameters are not whole until a Load or Import succeeds", l.path)
 	if err := s.agree(ctx, request{method: methodLoad}, err); err != nil {
 		s.torn = fmt.Errorf("%w: %w", s.torn, err)
 		return err
 	}
-	s.torn = nil
+	s.mend(state)
 	return nil
 }
 

@@ -69,18 +69,19 @@ func (m *matching) want() {
 			m.missing(k)
 		}
 	}
+	state := false
 	for rest := m.pieces; len(rest) > 0; {
 		p := rest[0]
 		n := 1 // what belongs to one piece of a parameter is together
 		for n < len(rest) && rest[n].Param == p.Param && (rest[n].Entry == "") == (p.Entry == "") {
 			n++
 		}
-		if p.Entry != "" {
-			m.wantEntries(rest[:n])
+		if p.Entry != "" && m.wantEntries(rest[:n]) {
+			state = true
 		}
 		rest = rest[n:]
 	}
-	if m.opt != nil && m.about.OptimizerSteps == nil && !m.mayMiss(optimizerName) {
+	if m.opt != nil && m.about.OptimizerSteps == nil && (state || !m.mayMiss(optimizerName)) {
 		m.wrong.Missing = append(m.wrong.Missing, optimizerName)
 	}
 }
@@ -88,8 +89,9 @@ func (m *matching) want() {
 // optimizerName stands for the number of steps of an optimizer, which plain SGD has although it keeps no tensors.
 const optimizerName = "optimizer"
 
-// wantEntries looks for what an optimizer keeps for a parameter. All of it may be missing, but not a part.
-func (m *matching) wantEntries(entries []statePiece) {
+// wantEntries looks for what an optimizer keeps for a parameter, and tells whether any of it is there. All of it may be missing,
+// but not a part.
+func (m *matching) wantEntries(entries []statePiece) bool {
 	var missing []checkpoint.Key
 	for i := range entries {
 		e := &entries[i]
@@ -104,6 +106,7 @@ func (m *matching) wantEntries(entries []statePiece) {
 			m.wrong.Missing = append(m.wrong.Missing, k.Name())
 		}
 	}
+	return len(missing) < len(entries)
 }
 
 // missing notes a tensor that is not there.

@@ -24,7 +24,7 @@ import (
 //
 // A checkpoint has its name only once all of it is on disk: a crash at any time, or a full disk, leaves the earlier ones and
 // nothing that Load would take for another. An error of one rank is one on all, and the training may go on. From the first Save
-// until Close a lock keeps other jobs from saving in dir.
+// until Close a lock keeps other jobs, and other models of this one, from saving in dir.
 //
 // Options: AtStep, KeepLast, Extra, RankExtra.
 func (s *Sharded) Save(ctx context.Context, dir string, opt optim.Optimizer, opts ...StateOption) error {
@@ -49,7 +49,7 @@ func (s *Sharded) Save(ctx context.Context, dir string, opt optim.Optimizer, opt
 func (s *Sharded) startSave(ctx context.Context, dir string, opt optim.Optimizer, opts []StateOption, asynchronous bool) (*writer, error) {
 	err := s.settleSaving(ctx)
 	if err == nil {
-		err = s.usable()
+		err = s.usableWith(opt)
 	}
 	var w *writer
 	if err == nil {
@@ -101,16 +101,19 @@ func (s *Sharded) newWriter(dir string, opt optim.Optimizer, opts []StateOption)
 		open:  func(ctx context.Context) (*checkpoint.Store, error) { return s.lockedStore(ctx, o.fs, dir) },
 		about: checkpointMeta{Seed: s.cfg.Seed, Forwards: s.forwards, Config: strings.Split(strings.TrimSpace(s.manifest()), "\n")},
 	}
+	for _, p := range s.trace.params {
+		if p.Buffer {
+			w.about.Buffers = append(w.about.Buffers, p.Name)
+		}
+	}
 	if opt != nil {
 		steps := opt.Steps()
 		w.about.OptimizerSteps = &steps
-	}
-	if w.step < 0 {
-		w.step = 0
-		if opt != nil {
-			w.step = opt.Steps()
+		if w.step < 0 {
+			w.step = steps
 		}
 	}
+	w.step = max(w.step, 0)
 	if w.about.Extra, err = encodeExtras("Extra", o.extra); err != nil {
 		return nil, err
 	}

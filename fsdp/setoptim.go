@@ -63,13 +63,16 @@ func (s *Sharded) SetFullOptim(ctx context.Context, root int, opt optim.Optimize
 		return err
 	}
 	err = s.agree(ctx, r, f.failed)
-	switch {
-	case err != nil:
+	if err != nil {
 		s.torn = fmt.Errorf("%w: %w", errOptimTorn, err)
-	case errors.Is(s.torn, errOptimTorn):
+		s.tearState("a SetFullOptim")
+		return err
+	}
+	if errors.Is(s.torn, errOptimTorn) {
 		s.torn = nil
 	}
-	return err
+	s.tornOpt = tornState{}
+	return nil
 }
 
 // errOptimTorn is why a model is torn by SetFullOptim.

@@ -54,6 +54,9 @@ func (s *Sharded) pieces(opt optim.Optimizer) ([]statePiece, error) {
 	if opt == nil {
 		return list, nil
 	}
+	if err := s.refusal(opt, errFormer); err != nil { // its memory is used for other things
+		return nil, err
+	}
 	for _, e := range opt.State() {
 		p, ok := s.trace.byName[e.Param]
 		if !ok {

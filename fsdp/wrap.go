@@ -60,7 +60,9 @@ type Sharded struct {
 	requests int                          // collective calls so far, those that ranks could not agree on included
 	passes   int                          // passes so far: numbers them
 	forwards int                          // training passes begun so far: keys dropout
+	lists    int                          // calls of Shards so far
 	torn     error                        // of a Load or Import that failed in the middle, until one succeeds: no more passes till then
+	tornOpt  tornState                    // of one that changed optimizers, too: no more steps of them
 	err      error                        // first failure in the middle of a pass, or errClosed: no more passes
 }
 
@@ -223,6 +225,7 @@ func (s *Sharded) Shards() []optim.Param {
 	if s.err == errClosed {
 		return nil
 	}
+	s.lists++
 	var list []optim.Param
 	for _, g := range s.groups {
 		if !g.kind.frozen {
@@ -235,28 +238,32 @@ func (s *Sharded) Shards() []optim.Param {
 // shardsOf returns the segments of a trained group.
 func (s *Sharded) shardsOf(f *flatGroup) []optim.Param {
 	var list []optim.Param
+	number := s.lists
 	for _, seg := range f.segments() {
 		present := &s.present[f.params[seg.Param]]
 		list = append(list, optim.Param{
 			Name: seg.Name, Shape: f.layout.Params()[seg.Param].Shape, Offset: seg.Offset,
 			Value: f.vec(f.value.Data, seg.At, seg.Len), Grad: f.vec(f.grad.Data, seg.At, seg.Len),
 			Absent: func() bool { return !*present },
-			Ready:  func() error { return s.steppable(f) },
+			Ready:  func() error { return s.steppable(f, number) },
 			Alloc:  func(n int) (optim.Vec, error) { return s.allocState(f, n) },
 		})
 	}
 	return list
 }
 
-// steppable says why an optimizer must not touch the shards of a group now.
-func (s *Sharded) steppable(f *flatGroup) error {
+// steppable says why an optimizer must not touch the shards of a group now. It was made of those that the call of Shards with
+// this number has returned.
+func (s *Sharded) steppable(f *flatGroup, list int) error {
 	switch {
 	case s.err == errClosed:
 		return s.err
+	case f.value == nil:
+		return errFormer
 	case s.torn != nil:
 		return s.torn
-	case f.value == nil:
-		return errors.New("the optimizer was made before Freeze: make a new one of Sharded.Shards, and let it Adopt what Freeze returned")
+	case list <= s.tornOpt.lists && s.tornOpt.err != nil:
+		return s.tornOpt.err
 	case s.pass != nil || len(s.held) > 0:
 		return errors.New("a Forward waits for its Backward: parameters must not change in between")
 	}
@@ -297,8 +304,8 @@ var errClosed = errors.New("the model is closed")
 // Closing again does nothing.
 //
 // Close is not a collective, but after a Forward without a Backward it waits for the gathers that were begun, and after
-// SaveAsync until the checkpoint is written, whose error it returns unless Wait has. It leaves the group open, which best outlives the model: if the memory was the group's and has gone with it, Close says so, and nothing
-// worse happens.
+// SaveAsync until the checkpoint is written, whose error it returns unless Wait has. It leaves the group open, which best outlives
+// the model: if the memory was the group's and has gone with it, Close says so, and nothing worse happens.
 func (s *Sharded) Close() error {
 	if s.err == errClosed {
 		return nil

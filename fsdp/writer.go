@@ -160,7 +160,7 @@ func (w *writer) manifest(shards, extra [][]byte) (*checkpoint.Manifest, error) 
 }
 
 // discard removes the draft of a save that has failed with err, on rank 0. If the group has failed, other ranks may still be
-// writing to it: then the next save removes it.
+// writing to it: then it is left to the next job that saves there.
 func (w *writer) discard(err error) error {
 	var lost *exchangeError
 	if w.draft == nil || errors.As(err, &lost) {

@@ -182,3 +182,23 @@ func TestComposeOfNothing(t *testing.T) {
 	require.Equal(t, 1, empty.Steps())
 	require.ErrorContains(t, compose(t, newOptimizer(t, optim.SGD{Momentum: 0.5}, nil)).Restore(1, p.opt.State()), `has state "exp_avg"`)
 }
+
+// TestParams lists the pieces of optimizers, alone and composed.
+func TestParams(t *testing.T) {
+	pieces := func(name string) []optim.Param {
+		return []optim.Param{{Name: name, Shape: []int{2}, Value: optim.Vec{F32: make([]float32, 2)}, Grad: optim.Vec{F32: make([]float32, 2)}}}
+	}
+	a, err := optim.AdamW{}.New(pieces("a"))
+	require.NoError(t, err)
+	b, err := optim.SGD{}.New(pieces("b"))
+	require.NoError(t, err)
+	both, err := optim.Compose(a, b)
+	require.NoError(t, err)
+	var names []string
+	for _, p := range optim.Params(both) {
+		names = append(names, p.Name)
+	}
+	require.Equal(t, []string{"a", "b"}, names)
+	require.Equal(t, "b", optim.Params(b)[0].Name)
+	require.Empty(t, optim.Params(struct{ optim.Optimizer }{a}), "it is of another package")
+}

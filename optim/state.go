@@ -61,6 +61,22 @@ func newStepper(kind string, names []string, params []Param, rules []Rule, weigh
 // base returns what the optimizers share.
 func (s *stepper) base() *stepper { return s }
 
+// Params returns the pieces that an optimizer of this package was made of, with [Compose] those of all its parts. It tells whose
+// memory an optimizer works on. Of other optimizers it knows none.
+func Params(o Optimizer) (list []Param) {
+	switch o := o.(type) {
+	case member:
+		for _, p := range o.base().pieces {
+			list = append(list, p.Param)
+		}
+	case *composed:
+		for _, m := range o.members {
+			list = append(list, Params(m)...)
+		}
+	}
+	return list
+}
+
 // check is the error of Step.
 func (s *stepper) check(lr float64) error {
 	err := checkRate(lr)

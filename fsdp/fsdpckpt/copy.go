@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"hash/crc32"
 	"io"
 
 	"github.com/gofsdp/gofsdp/internal/checkpoint"
@@ -71,26 +70,4 @@ func writeFile(fsys checkpoint.FS, path string, content func(w io.Writer) error)
 		return err
 	}
 	return f.Sync()
-}
-
-var castagnoli = crc32.MakeTable(crc32.Castagnoli)
-
-// A summer takes the checksums of a piece that is written to it: one of each chunk.
-type summer struct {
-	sums checkpoint.Sums
-	room int // bytes of the last chunk that are still to come
-}
-
-// Write implements io.Writer.
-func (s *summer) Write(p []byte) (int, error) {
-	for rest := p; len(rest) > 0; {
-		if s.room == 0 {
-			s.sums, s.room = append(s.sums, 0), checkpoint.ChunkBytes
-		}
-		part := rest[:min(len(rest), s.room)]
-		last := &s.sums[len(s.sums)-1]
-		*last = crc32.Update(*last, castagnoli, part)
-		s.room, rest = s.room-len(part), rest[len(part):]
-	}
-	return len(p), nil
 }

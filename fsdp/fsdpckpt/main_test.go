@@ -116,7 +116,7 @@ func part(param, entry string, owner int, dtype safetensors.DType, steps int, se
 // smallMeta is as fsdp.Save writes it.
 const smallMeta = `{"seed":5,"forwards":40,"optimizer_steps":20,"extra":{"data":{"epoch":1,"next":640},` +
 	`"history":[3.3012,3.1127,2.9855,2.8713,2.7702,2.6911,2.6105,2.5498,2.4883]},"rank_extra":[{"position":0},{"position":9},{}],` +
-	`"config":["Config.Seed 5","parameter norm.mean [3]: buffers, in unit norm","parameter w [4 5]: trained, in unit "]}`
+	`"buffers":["norm.mean"],"config":["Config.Seed 5"]}`
 
 // small is the state of a training on 3 ranks: a weight, a buffer, an expert of two groups, and the state of an optimizer.
 func small() []checkpoint.Part {
@@ -726,8 +726,7 @@ func TestLocked(t *testing.T) {
 
 // TestBuffers requires that only what ranks have of their own, and the model calls a buffer, is one.
 func TestBuffers(t *testing.T) {
-	a, err := readAbout(&checkpoint.Manifest{Meta: map[string]json.RawMessage{"config": json.RawMessage(
-		`["parameter a []: buffers ignored, in unit x","parameter b [2 3]: frozen, in unit buffers","call a: buffers, in unit "]`)}})
+	a, err := readAbout(&checkpoint.Manifest{Meta: map[string]json.RawMessage{"buffers": json.RawMessage(`["a"]`)}})
 	require.NoError(t, err)
 	require.True(t, a.isBuffer(checkpoint.Key{Param: "a", Owner: 2}))
 	require.False(t, a.isBuffer(checkpoint.Key{Param: "a", Owner: checkpoint.Shared}))

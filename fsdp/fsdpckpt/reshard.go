@@ -5,13 +5,11 @@ import (
 	"errors"
 	"flag"
 	"fmt"
-	"hash/crc32"
 	"io"
 	"path/filepath"
 	"slices"
 
 	"github.com/gofsdp/gofsdp/internal/checkpoint"
-	"github.com/gofsdp/gofsdp/internal/safetensors"
 )
 
 var reshardCommand = command{
@@ -73,31 +71,41 @@ func reshard(ctx context.Context, sys system, from, to string, n int) (err error
 	return nil
 }
 
-// rewrite writes all that c reads from into n files in dir, and returns the manifest of the new checkpoint.
+// rewrite writes all that c reads from into n files in dir, fewer if there are fewer elements, and returns the manifest of the new
+// checkpoint.
 func rewrite(ctx context.Context, fsys checkpoint.FS, c *copier, dir string, n int) (*checkpoint.Manifest, error) {
 	m := *c.reader.Manifest()
-	m.Files, m.Tensors = nil, slices.Clone(m.Tensors)
-	for i := range m.Tensors {
-		m.Tensors[i].Pieces = nil
-	}
+	var shards []*checkpoint.Shard
 	for i, cuts := range divide(m.Tensors, n) {
-		if len(cuts) == 0 { // there are fewer elements than files
-			continue
+		parts := make([]checkpoint.Part, len(cuts))
+		for j, u := range cuts {
+			parts[j] = u.part(c)
 		}
 		name := fmt.Sprintf("shard-%05d-of-%05d.safetensors", i, n)
-		file, err := c.shard(ctx, fsys, filepath.Join(dir, name), cuts, len(m.Files))
+		s, err := checkpoint.WriteShard(ctx, fsys, filepath.Join(dir, name), parts, nil)
 		if err != nil {
-			return nil, fmt.Errorf("%s: %w", name, err)
+			return nil, err
 		}
-		m.Files = append(m.Files, file)
+		shards = append(shards, s)
 	}
-	return &m, nil
+	var err error
+	m.Files, m.Tensors, err = checkpoint.Merge(shards)
+	return &m, err
 }
 
 // A cut is an interval of elements of a tensor.
 type cut struct {
 	tensor   *checkpoint.Tensor
 	from, to int
+}
+
+// part returns what c copies of the tensor.
+func (u cut) part(c *copier) checkpoint.Part {
+	t := u.tensor
+	return checkpoint.Part{
+		Key: t.Key, DType: t.DType, Shape: t.Shape, Steps: t.Steps, Offset: u.from, Len: u.to - u.from,
+		Write: func(ctx context.Context, w io.Writer) error { return c.copy(ctx, w, t, u.from, u.to, t.DType) },
+	}
 }
 
 // divide puts tensors one behind the other, those of the largest elements first so that all of them are aligned in files, and
@@ -115,6 +123,9 @@ func divide(tensors []checkpoint.Tensor, n int) [][]cut {
 	var begin int64 // of the tensor
 	i := 0
 	for _, t := range order {
+		if t.Len() == 0 { // a file has no such thing, but the manifest does
+			ranges[i] = append(ranges[i], cut{tensor: t})
+		}
 		size := int64(t.DType.Size())
 		for from := 0; from < t.Len(); {
 			// An element belongs to the range in which it begins.
@@ -130,37 +141,4 @@ func divide(tensors []checkpoint.Tensor, n int) [][]cut {
 		begin += tensorBytes(t)
 	}
 	return ranges
-}
-
-// shard writes the file of some cuts and adds them to the pieces of their tensors. index is that of the file.
-func (c *copier) shard(ctx context.Context, fsys checkpoint.FS, path string, cuts []cut, index int) (checkpoint.File, error) {
-	tensors := make([]safetensors.Tensor, len(cuts))
-	for i, u := range cuts {
-		tensors[i] = safetensors.Tensor{
-			Name: fmt.Sprintf("%s[%d:%d]", u.tensor.Name(), u.from, u.to), DType: u.tensor.DType, Shape: []int{u.to - u.from},
-		}
-	}
-	header, err := safetensors.NewHeader(tensors, nil)
-	if err != nil {
-		return checkpoint.File{}, err
-	}
-	last := header.Tensors[len(cuts)-1]
-	text := header.Encode()
-	file := checkpoint.File{Name: filepath.Base(path), Size: last.Offset + last.Size, Header: crc32.Checksum(text, castagnoli)}
-	return file, writeFile(fsys, path, func(w io.Writer) error {
-		if _, err := w.Write(text); err != nil {
-			return err
-		}
-		for i, u := range cuts {
-			var s summer
-			t, _ := c.reader.Lookup(u.tensor.Key) // with its pieces there
-			if err := c.copy(ctx, io.MultiWriter(w, &s), &t, u.from, u.to, u.tensor.DType); err != nil {
-				return err
-			}
-			u.tensor.Pieces = append(u.tensor.Pieces, checkpoint.Piece{
-				Offset: u.from, Len: u.to - u.from, File: index, At: header.Tensors[i].Offset, Sums: s.sums,
-			})
-		}
-		return nil
-	})
 }

@@ -6,8 +6,9 @@ import (
 	"fmt"
 	"hash/crc32"
 	"io"
+	"io/fs"
 	"path/filepath"
-	"slices"
+	"sort"
 	"sync"
 
 	"github.com/gofsdp/gofsdp/internal/safetensors"
@@ -15,29 +16,37 @@ import (
 
 // A Reader reads the tensors of a checkpoint. It is safe for concurrent use until Close.
 type Reader struct {
+	fsys     FS
+	dir      string
 	manifest *Manifest
 	sum      uint32
-	files    []Handle // of manifest.Files
+
+	mu    sync.Mutex
+	files map[int]Handle // of manifest.Files, at most maxOpen, opened when they are first needed; nil after Close
 }
+
+// maxOpen is how many files a Reader keeps open. There are as many as ranks have saved, and a process may open only so many. What
+// is beyond is opened each time.
+const maxOpen = 64
 
 // scratch has memory for chunks that do not go straight to where they are wanted.
 var scratch = sync.Pool{New: func() any { return new([ChunkBytes]byte) }}
 
-// OpenReader opens the checkpoint in dir with all its files. The manifest is checked, and that the files are there and have
-// the sizes that it says; their content is checked as it is read.
+// OpenReader opens the checkpoint in dir. The manifest is checked, and that the files are there and have the sizes that it says;
+// their content is checked as it is read.
 func OpenReader(fsys FS, dir string) (*Reader, error) {
-	r := new(Reader)
-	if err := r.open(fsys, dir); err != nil {
-		return nil, errors.Join(fmt.Errorf("%s: %w", dir, err), r.Close())
+	r := &Reader{fsys: fsys, dir: dir, files: make(map[int]Handle)}
+	if err := r.open(); err != nil {
+		return nil, fmt.Errorf("%s: %w", dir, err)
 	}
 	return r, nil
 }
 
-func (r *Reader) open(fsys FS, dir string) error {
+func (r *Reader) open() error {
 	if err := littleEndian(); err != nil {
 		return err
 	}
-	b, err := readFile(fsys, filepath.Join(dir, ManifestName))
+	b, err := readFile(r.fsys, filepath.Join(r.dir, ManifestName))
 	if err != nil {
 		return err
 	}
@@ -45,21 +54,59 @@ func (r *Reader) open(fsys FS, dir string) error {
 	if r.manifest, err = Decode(b); err != nil {
 		return err
 	}
-	for _, file := range r.manifest.Files {
-		f, err := fsys.Open(filepath.Join(dir, file.Name))
-		if err != nil {
+	for i := range r.manifest.Files {
+		if err := r.checkSize(i); err != nil {
 			return err
-		}
-		r.files = append(r.files, f)
-		size, err := f.Size()
-		if err != nil {
-			return err
-		}
-		if size != file.Size {
-			return fmt.Errorf("%s: %w: it has %d bytes, %d were written", file.Name, ErrDamaged, size, file.Size)
 		}
 	}
 	return nil
+}
+
+// checkSize checks that a file is there and has its size.
+func (r *Reader) checkSize(i int) (err error) {
+	file := &r.manifest.Files[i]
+	f, err := r.fsys.Open(filepath.Join(r.dir, file.Name))
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, f.Close()) }()
+	size, err := f.Size()
+	if err == nil && size != file.Size {
+		err = fmt.Errorf("%s: %w: it has %d bytes, %d were written", file.Name, ErrDamaged, size, file.Size)
+	}
+	return err
+}
+
+// with calls use with an open file.
+func (r *Reader) with(i int, use func(f Handle) error) error {
+	f, kept, err := r.file(i)
+	switch {
+	case err != nil:
+		return err
+	case kept:
+		return use(f)
+	default:
+		return errors.Join(use(f), f.Close())
+	}
+}
+
+// file returns a file, and whether it is kept open.
+func (r *Reader) file(i int) (f Handle, kept bool, err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if f, kept = r.files[i]; kept {
+		return f, true, nil
+	}
+	if r.files == nil {
+		return nil, false, fs.ErrClosed
+	}
+	if f, err = r.fsys.Open(filepath.Join(r.dir, r.manifest.Files[i].Name)); err != nil {
+		return nil, false, err
+	}
+	if kept = len(r.files) < maxOpen; kept {
+		r.files[i] = f
+	}
+	return f, kept, nil
 }
 
 // readFile returns what is in a file.
@@ -105,8 +152,22 @@ func (r *Reader) Sum() uint32 { return r.sum }
 // Lookup finds a tensor by its key.
 func (r *Reader) Lookup(k Key) (Tensor, bool) { return r.manifest.Lookup(k) }
 
+// Hold opens the files that n elements of a tensor from offset on are in, as many as there is room for. They can be read then even
+// if somebody removes the checkpoint, where the file system is one that keeps what is open.
+func (r *Reader) Hold(k Key, offset, n int) error {
+	t, _ := r.Lookup(k)
+	for _, p := range t.within(offset, n) {
+		if err := r.with(p.File, func(Handle) error { return nil }); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // Close closes the files.
 func (r *Reader) Close() error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
 	var errs []error
 	for _, f := range r.files {
 		errs = append(errs, f.Close())
@@ -126,21 +187,21 @@ func (r *Reader) Read(ctx context.Context, k Key, offset int, dst []byte, as saf
 	if size == 0 || len(dst)%size != 0 || offset < 0 || len(dst)/size > t.Len()-offset {
 		return fmt.Errorf("%d bytes of type %q at element %d are no part of %s %v", len(dst), as, offset, k.Name(), t.Shape)
 	}
-	first, _ := slices.BinarySearchFunc(t.Pieces, offset, func(p Piece, offset int) int {
-		if p.end() <= offset {
-			return -1
-		}
-		return 1
-	})
-	for i := first; len(dst) > 0; i++ {
-		p := &t.Pieces[i]
+	for _, p := range t.within(offset, len(dst)/size) {
 		part := dst[:min(len(dst), (p.end()-offset)*size)]
-		if err := r.readPiece(ctx, &t, p, offset-p.Offset, part, as); err != nil {
+		if err := r.readPiece(ctx, &t, &p, offset-p.Offset, part, as); err != nil {
 			return err
 		}
 		dst, offset = dst[len(part):], p.end()
 	}
 	return nil
+}
+
+// within returns the pieces of t in which n elements from offset on lie.
+func (t *Tensor) within(offset, n int) []Piece {
+	begin := sort.Search(len(t.Pieces), func(i int) bool { return t.Pieces[i].end() > offset })
+	end := sort.Search(len(t.Pieces), func(i int) bool { return t.Pieces[i].Offset >= offset+n })
+	return t.Pieces[begin:max(begin, end)]
 }
 
 // readPiece is Read inside a piece: from is an element of it.
@@ -183,7 +244,7 @@ func chunkLen(t *Tensor, p *Piece, c int) int {
 // readChunk reads chunk c of p and checks its sum.
 func (r *Reader) readChunk(t *Tensor, p *Piece, c int, chunk []byte) error {
 	at := p.At + int64(c)*ChunkBytes
-	err := readFull(r.files[p.File], chunk, at)
+	err := r.with(p.File, func(f Handle) error { return readFull(f, chunk, at) })
 	if err == nil {
 		if sum := crc32.Checksum(chunk, castagnoli); sum != p.Sums[c] {
 			err = fmt.Errorf("%w: their CRC-32C is %08x, %08x was written", ErrDamaged, sum, p.Sums[c])

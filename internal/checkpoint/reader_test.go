@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"sync"
 	"testing"
@@ -291,4 +292,86 @@ func TestSum(t *testing.T) {
 	a := must(OpenReader(fsys, "a")).Sum()
 	require.Equal(t, a, must(OpenReader(fsys, "b")).Sum())
 	require.NotEqual(t, a, must(OpenReader(fsys, "c")).Sum())
+}
+
+// counting counts the files that are open for reading.
+type counting struct {
+	FS
+	mu         sync.Mutex
+	open, most int
+}
+
+func (c *counting) Open(path string) (Handle, error) {
+	h, err := c.FS.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	c.add(1)
+	return &countingHandle{h, c}, nil
+}
+
+func (c *counting) add(n int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.open += n
+	c.most = max(c.most, c.open)
+}
+
+type countingHandle struct {
+	Handle
+	c *counting
+}
+
+func (h *countingHandle) Close() error {
+	h.c.add(-1)
+	return h.Handle.Close()
+}
+
+// TestManyFiles reads a checkpoint of more ranks than files may be open.
+func TestManyFiles(t *testing.T) {
+	const world = maxOpen + 30
+	fsys := &counting{FS: newMemory()}
+	w := newWhole(rand.New(rand.NewPCG(1, 2)), Key{"w", "", Shared}, safetensors.F32, 3*world)
+	_, err := save(fsys, "c", cutEvenly([]*whole{w}, world))
+	require.NoError(t, err)
+	r, err := OpenReader(fsys, "c")
+	require.NoError(t, err)
+	require.Equal(t, 1, fsys.most)
+	require.Zero(t, fsys.open)
+	for range 2 {
+		got := make([]byte, len(w.data))
+		require.NoError(t, r.Read(t.Context(), w.Key, 0, got, w.dtype))
+		require.Equal(t, w.data, got)
+		require.NoError(t, r.Verify(t.Context(), nil))
+		require.Equal(t, maxOpen, fsys.open)
+		require.Equal(t, maxOpen+1, fsys.most)
+	}
+	require.NoError(t, r.Close())
+	require.Zero(t, fsys.open)
+	require.ErrorIs(t, r.Read(t.Context(), w.Key, 0, make([]byte, 4), w.dtype), fs.ErrClosed)
+	require.Zero(t, fsys.open)
+}
+
+// TestHold removes files after some elements were held: the others are gone.
+func TestHold(t *testing.T) {
+	if runtime.GOOS == "windows" {
+		return // which does not remove what is open
+	}
+	dir := t.TempDir()
+	w := newWhole(rand.New(rand.NewPCG(1, 2)), Key{"w", "", Shared}, safetensors.F32, 12)
+	_, err := save(OS(), dir, cutEvenly([]*whole{w}, 4))
+	require.NoError(t, err)
+	r, err := OpenReader(OS(), dir)
+	require.NoError(t, err)
+	require.NoError(t, r.Hold(w.Key, 5, 2))
+	require.NoError(t, r.Hold(Key{"no", "", Shared}, 5, 2))
+	require.NoError(t, os.RemoveAll(dir))
+	got := make([]byte, 6*4)
+	require.NoError(t, r.Read(t.Context(), w.Key, 3, got, w.dtype))
+	require.Equal(t, w.data[3*4:9*4], got)
+	for _, offset := range []int{2, 9} {
+		require.ErrorIs(t, r.Read(t.Context(), w.Key, offset, got[:4], w.dtype), fs.ErrNotExist)
+		require.ErrorIs(t, r.Hold(w.Key, offset, 1), fs.ErrNotExist)
+	}
+	require.NoError(t, r.Close())
 }

@@ -15,7 +15,7 @@ import (
 )
 
 // A Part is what a rank has of a tensor: elements from Offset on, little-endian. A tensor without elements is made known by a
-// Part without Data.
+// Part without any.
 type Part struct {
 	Key
 	DType  safetensors.DType
@@ -23,6 +23,10 @@ type Part struct {
 	Steps  int   // updates that the entry of an optimizer has had
 	Offset int   // elements
 	Data   []byte
+
+	// Write, if it is not nil, stands for Data that is not in memory: it writes Len elements, in portions of any size.
+	Write func(ctx context.Context, w io.Writer) error
+	Len   int
 }
 
 // A Shard is what one rank has written. The zero Shard is nothing.
@@ -36,9 +40,9 @@ type Shard struct {
 // data it makes no file, and the Shard's File is zero. What a call that failed has left at path is of no use.
 func WriteShard(ctx context.Context, fsys FS, path string, parts []Part, wrote func(bytes int)) (*Shard, error) {
 	name := filepath.Base(path)
-	s, blocks, err := plan(name, parts)
+	s, header, blocks, err := plan(name, parts)
 	if err == nil && len(blocks) > 0 {
-		err = writeFile(ctx, fsys, path, blocks, wrote)
+		err = writeFile(ctx, fsys, path, header, blocks, wrote)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", name, err)
@@ -82,46 +86,45 @@ func (s *Shard) validate() error {
 	return validateTensors(s.Tensors, s.files())
 }
 
-// A block is what is written of a file at a time, chunk by chunk.
+// A block is a part in its place in a file.
 type block struct {
+	Part
 	name string // in messages
-	data []byte
-	sums Sums // of the chunks, to be filled in; nil if nobody asks for them
+	sums Sums   // of the chunks, to be filled in
 }
 
-// plan lays parts out in a file. The blocks are what to write, none if there is no data; their sums are those of the Shard.
-func plan(name string, parts []Part) (*Shard, []block, error) {
+// plan lays parts out in a file: a header and, behind it, the blocks. There are none if there is no data. The sums of the blocks
+// are those of the Shard.
+func plan(name string, parts []Part) (s *Shard, header []byte, blocks []block, err error) {
 	if err := littleEndian(); err != nil {
-		return nil, nil, err
+		return nil, nil, nil, err
 	}
 	tensors, err := byKey(parts)
 	if err != nil {
-		return nil, nil, err
+		return nil, nil, nil, err
 	}
-	data := slices.DeleteFunc(slices.Clone(parts), func(p Part) bool { return len(p.Data) == 0 })
+	data := slices.DeleteFunc(slices.Clone(parts), func(p Part) bool { return p.len() == 0 })
 	// The format has no padding. With the largest elements first, all are aligned nonetheless.
 	slices.SortStableFunc(data, func(p, q Part) int { return cmp.Compare(q.DType.Size(), p.DType.Size()) })
-	header, err := headerOf(data)
+	list, err := headerOf(data)
 	if err != nil {
-		return nil, nil, err
+		return nil, nil, nil, err
 	}
 
-	s, blocks := new(Shard), []block(nil)
+	s, header = new(Shard), list.Encode()
 	for i, p := range data {
-		h := header.Tensors[i]
-		sums := make(Sums, chunks(len(p.Data)))
-		blocks = append(blocks, block{h.Name, p.Data, sums})
+		h := list.Tensors[i]
+		sums := make(Sums, chunks(p.bytes()))
+		blocks = append(blocks, block{p, h.Name, sums})
 		t := tensors[p.Key]
 		t.Pieces = append(t.Pieces, Piece{Offset: p.Offset, Len: p.len(), At: h.Offset, Sums: sums})
 		s.File.Size = h.Offset + h.Size
 	}
 	if len(data) > 0 {
-		b := header.Encode()
-		s.File.Name, s.File.Header = name, crc32.Checksum(b, castagnoli)
-		blocks = slices.Insert(blocks, 0, block{name: "header", data: b})
+		s.File.Name, s.File.Header = name, crc32.Checksum(header, castagnoli)
 	}
 	s.Tensors = sorted(tensors)
-	return s, blocks, nil
+	return s, header, blocks, nil
 }
 
 // byKey returns the tensors that parts are of, without their pieces.
@@ -166,50 +169,106 @@ func headerOf(parts []Part) (*safetensors.Header, error) {
 	return safetensors.NewHeader(tensors, nil)
 }
 
-// len returns the number of elements of p.
-func (p *Part) len() int { return len(p.Data) / p.DType.Size() }
+// len returns the number of elements of p, and bytes their size.
+func (p *Part) len() int {
+	if p.Write != nil {
+		return p.Len
+	}
+	return len(p.Data) / p.DType.Size()
+}
+
+func (p *Part) bytes() int { return p.len() * p.DType.Size() }
 
 func (p *Part) validate() error {
 	n, err := elements(p.DType, p.Shape)
 	if err != nil {
 		return err
 	}
-	if len(p.Data)%p.DType.Size() != 0 || p.Offset < 0 || p.len() > n-p.Offset {
-		return fmt.Errorf("%d bytes at element %d do not fit %s %v", len(p.Data), p.Offset, p.DType, p.Shape)
+	switch {
+	case p.Write == nil && len(p.Data)%p.DType.Size() != 0:
+		return fmt.Errorf("%d bytes are no whole number of %s", len(p.Data), p.DType)
+	case p.Offset < 0 || p.len() < 0 || p.len() > n-p.Offset:
+		return fmt.Errorf("%d elements at %d do not fit %s %v", p.len(), p.Offset, p.DType, p.Shape)
 	}
 	return nil
 }
 
-// writeFile makes a file of blocks. A chunk is summed right before it is written, so that memory is read once.
-func writeFile(ctx context.Context, fsys FS, path string, blocks []block, wrote func(bytes int)) (err error) {
+// write writes the elements to w: what is in memory chunk by chunk, until ctx ends.
+func (p *Part) write(ctx context.Context, w io.Writer) error {
+	if p.Write != nil {
+		return p.Write(ctx, w)
+	}
+	for chunk := range slices.Chunk(p.Data, ChunkBytes) {
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		if _, err := w.Write(chunk); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// writeFile makes a file of blocks.
+func writeFile(ctx context.Context, fsys FS, path string, header []byte, blocks []block, wrote func(bytes int)) (err error) {
 	f, err := fsys.Create(path)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, f.Close()) }()
-	for _, b := range blocks {
-		i := 0
-		for chunk := range slices.Chunk(b.data, ChunkBytes) {
-			if ctx.Err() != nil {
-				return context.Cause(ctx)
-			}
-			if b.sums != nil {
-				b.sums[i] = crc32.Checksum(chunk, castagnoli)
-			}
-			n, err := f.Write(chunk)
-			if err == nil && n < len(chunk) {
-				err = io.ErrShortWrite
-			}
-			if err != nil {
-				return fmt.Errorf("write %s: %w", b.name, err)
-			}
-			if b.sums != nil && wrote != nil {
-				wrote(n)
-			}
-			i++
+	if err := writeFull(f, header); err != nil {
+		return fmt.Errorf("write header: %w", err)
+	}
+	for i := range blocks {
+		b := &blocks[i]
+		w := &summer{file: f, sums: b.sums, room: b.bytes(), wrote: wrote}
+		err := b.write(ctx, w)
+		if err == nil && w.room > 0 {
+			err = fmt.Errorf("%d of %d bytes are missing", w.room, b.bytes())
+		}
+		if err != nil {
+			return fmt.Errorf("write %s: %w", b.name, err)
 		}
 	}
 	return f.Sync()
+}
+
+// A summer writes a block to a file. A chunk is summed right before it is written, so that memory is read once.
+type summer struct {
+	file  io.Writer
+	sums  Sums
+	at    int // bytes written
+	room  int // bytes that are to come
+	wrote func(bytes int)
+}
+
+// Write implements io.Writer.
+func (s *summer) Write(p []byte) (n int, err error) {
+	if len(p) > s.room {
+		return 0, fmt.Errorf("there are %d bytes more than there should be", len(p)-s.room)
+	}
+	for n < len(p) {
+		part := p[n:min(len(p), n+ChunkBytes-s.at%ChunkBytes)]
+		sum := &s.sums[s.at/ChunkBytes]
+		*sum = crc32.Update(*sum, castagnoli, part)
+		if err := writeFull(s.file, part); err != nil {
+			return n, err
+		}
+		n, s.at, s.room = n+len(part), s.at+len(part), s.room-len(part)
+		if s.wrote != nil {
+			s.wrote(len(part))
+		}
+	}
+	return n, nil
+}
+
+// writeFull writes all of b.
+func writeFull(w io.Writer, b []byte) error {
+	n, err := w.Write(b)
+	if err == nil && n < len(b) {
+		return io.ErrShortWrite
+	}
+	return err
 }
 
 // native is the order of bytes of this machine; tests pretend to be on another.

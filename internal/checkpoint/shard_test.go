@@ -235,9 +235,9 @@ func TestWriteShardRefuses(t *testing.T) {
 		return []Part{w.part(0, 1), p}
 	}
 	for want, parts := range map[string][]Part{
-		"w: 11 bytes at element 1 do not fit F32 [4]":                 with(func(p *Part) { p.Data = p.Data[1:] }),
-		"w: 12 bytes at element 2 do not fit F32 [4]":                 with(func(p *Part) { p.Offset = 2 }),
-		"w: 12 bytes at element -1 do not fit F32 [4]":                with(func(p *Part) { p.Offset = -1 }),
+		"w: 11 bytes are no whole number of F32":                      with(func(p *Part) { p.Data = p.Data[1:] }),
+		"w: 3 elements at 2 do not fit F32 [4]":                       with(func(p *Part) { p.Offset = 2 }),
+		"w: 3 elements at -1 do not fit F32 [4]":                      with(func(p *Part) { p.Offset = -1 }),
 		"w: there is no F32 tensor of shape [-1]":                     with(func(p *Part) { p.Shape = []int{-1} }),
 		`w: elements of type "F31" are unknown`:                       with(func(p *Part) { p.DType = "F31" }),
 		"w is both F32 [4] after 0 steps and F32 [2 2] after 0 steps": with(func(p *Part) { p.Shape = []int{2, 2} }),
@@ -343,4 +343,61 @@ func FuzzDecodeShard(f *testing.F) {
 			_, _ = m.Encode()
 		}
 	})
+}
+
+// TestWriteShardStreams writes the same parts from memory and in portions of any size: the files are equal.
+func TestWriteShardStreams(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		var parts, streamed []Part
+		for _, w := range drawWholes(t) {
+			p := w.part(0, w.len())
+			q := p
+			portion := rapid.SampledFrom([]int{1 + len(p.Data)/7, ChunkBytes - 1, ChunkBytes, 3 * ChunkBytes}).Draw(t, "portion")
+			q.Data, q.Len, q.Write = nil, w.len(), func(_ context.Context, out io.Writer) error {
+				for portion := range slices.Chunk(p.Data, portion) {
+					if _, err := out.Write(portion); err != nil {
+						return err
+					}
+				}
+				return nil
+			}
+			parts, streamed = append(parts, p), append(streamed, q)
+		}
+		fsys := newMemory()
+		want, err := WriteShard(context.Background(), fsys, "a/x", parts, nil)
+		require.NoError(t, err)
+		told, total := 0, 0
+		got, err := WriteShard(context.Background(), fsys, "b/x", streamed, func(n int) { told += n })
+		require.NoError(t, err)
+		require.Equal(t, want, got)
+		require.Equal(t, fsys.files["a/x"], fsys.files["b/x"])
+		for _, p := range parts {
+			total += len(p.Data)
+		}
+		require.Equal(t, total, told)
+	})
+}
+
+// TestWriteShardStreamsThatFail has parts write less or more than they say, and fail.
+func TestWriteShardStreamsThatFail(t *testing.T) {
+	broken := errors.New("broken")
+	for want, c := range map[string]struct {
+		len, bytes int
+		err        error
+	}{
+		"write w[0:4]: 1 of 16 bytes are missing":                   {4, 15, nil},
+		"write w[0:4]: there are 3 bytes more than there should be": {4, 19, nil},
+		"write w[0:4]: broken":                                      {4, 8, broken},
+		"w: 5 elements at 0 do not fit F32 [4]":                     {5, 20, nil},
+		"w: -1 elements at 0 do not fit F32 [4]":                    {-1, 0, nil},
+	} {
+		_, err := WriteShard(t.Context(), newMemory(), "a", []Part{{
+			Key: Key{"w", "", Shared}, DType: safetensors.F32, Shape: []int{4}, Len: c.len,
+			Write: func(_ context.Context, w io.Writer) error {
+				_, err := w.Write(make([]byte, c.bytes))
+				return errors.Join(err, c.err)
+			},
+		}}, nil)
+		require.ErrorContains(t, err, want)
+	}
 }

@@ -33,7 +33,7 @@ func (r *Reader) Verify(ctx context.Context, read func(bytes int)) error {
 	buffer := scratch.Get().(*[ChunkBytes]byte)
 	defer scratch.Put(buffer)
 	for i, held := range r.contents() {
-		fault(r.verifyHeader(i, held))
+		fault(r.with(i, func(f Handle) error { return r.verifyHeader(f, &r.manifest.Files[i], held) }))
 		for _, h := range held {
 			for c := range h.piece.Sums {
 				if ctx.Err() != nil {
@@ -61,7 +61,7 @@ type held struct {
 
 // contents lists the pieces of each file in the order in which they lie there.
 func (r *Reader) contents() [][]held {
-	files := make([][]held, len(r.files))
+	files := make([][]held, len(r.manifest.Files))
 	for i := range r.manifest.Tensors {
 		t := &r.manifest.Tensors[i]
 		for j := range t.Pieces {
@@ -75,9 +75,8 @@ func (r *Reader) contents() [][]held {
 	return files
 }
 
-// verifyHeader checks that the header of file i is the one that was written and says of the file what the manifest does.
-func (r *Reader) verifyHeader(i int, pieces []held) error {
-	f, file := r.files[i], &r.manifest.Files[i]
+// verifyHeader checks that the header of a file is the one that was written and says of the file what the manifest does.
+func (r *Reader) verifyHeader(f Handle, file *File, pieces []held) error {
 	fail := func(err error) error { return fmt.Errorf("%s: header: %w", file.Name, err) }
 	size, err := f.Size()
 	if err != nil {

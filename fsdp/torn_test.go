@@ -1,0 +1,202 @@
+package fsdp_test
+
+import (
+	"context"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gofsdp/gofsdp/comm"
+	"github.com/gofsdp/gofsdp/fsdp"
+	"github.com/gofsdp/gofsdp/internal/checkpoint"
+	"github.com/gofsdp/gofsdp/optim"
+)
+
+// TestFormerOptimizer hands an optimizer on that was made before Freeze, whether or not Freeze was given it. Its memory is used
+// for other things.
+func TestFormerOptimizer(t *testing.T) {
+	dir := t.TempDir()
+	onRanks(t, 2, func(ctx context.Context, g comm.Group) {
+		f := newFiller(t, ctx, g)
+		defer f.Close()
+		require.NoError(t, f.saveStep(ctx, dir, 1))
+		full, err := f.FullOptimState(ctx, f.opt)
+		require.NoError(t, err)
+		file := filepath.Join(dir, "model.safetensors")
+		require.NoError(t, f.Export(ctx, file, fsdp.WithOptimizer(f.opt)))
+
+		_, err = f.Freeze(ctx, nil, nil)
+		require.NoError(t, err)
+		composed, err := optim.Compose(f.opt)
+		require.NoError(t, err)
+		for _, former := range []optim.Optimizer{f.opt, composed} {
+			_, asyncErr := f.SaveAsync(ctx, dir, former)
+			_, stateErr := f.FullOptimState(ctx, former)
+			_, loadErr := f.Load(ctx, dir, former)
+			_, freezeErr := f.Freeze(ctx, nil, former)
+			for _, err := range []error{
+				f.Save(ctx, dir, former), asyncErr, stateErr, loadErr, freezeErr, f.SetFullOptim(ctx, 0, former, full),
+				f.Export(ctx, file+"2", fsdp.WithOptimizer(former)), f.Import(ctx, file, fsdp.WithOptimizer(former)), former.Step(0.1),
+			} {
+				require.ErrorContains(t, err, "made before Freeze: make a new one of Sharded.Shards")
+			}
+		}
+		f.requireTakenUp(t, ctx, dir)
+	})
+}
+
+// requireTakenUp checks that a new optimizer takes up what was saved.
+func (f *filler) requireTakenUp(t require.TestingT, ctx context.Context, dir string) {
+	var err error
+	f.opt, err = optim.AdamW{}.New(f.Shards())
+	require.NoError(t, err)
+	_, err = f.Load(ctx, dir, f.opt)
+	require.NoError(t, err)
+	f.require(t, 1)
+	require.NoError(t, f.opt.Step(0.1))
+}
+
+// TestHalfLoadedOptimizer breaks off a Load and then loads the parameters alone: the model goes on, but not with the optimizer of
+// which only a part was loaded, until that is loaded again or there is a new one.
+func TestHalfLoadedOptimizer(t *testing.T) {
+	const why = "has broken off: the optimizer is not whole until it is loaded again, or made anew of Sharded.Shards"
+	for name, breakOff := range map[string]func(ctx context.Context, f *filler, dir, file string, bad checkpoint.FS) error{
+		"Load": func(ctx context.Context, f *filler, dir, file string, bad checkpoint.FS) error {
+			_, err := f.Load(ctx, dir, f.opt, fsdp.OnFS(bad))
+			return err
+		},
+		"Import": func(ctx context.Context, f *filler, dir, file string, bad checkpoint.FS) error {
+			return f.Import(ctx, file, fsdp.WithOptimizer(f.opt), fsdp.OnFS(bad))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			file := filepath.Join(dir, "model.safetensors")
+			onRanks(t, 2, func(ctx context.Context, g comm.Group) {
+				f := newFiller(t, ctx, g)
+				defer f.Close()
+				require.NoError(t, f.saveStep(ctx, dir, 1))
+				require.NoError(t, f.Export(ctx, file, fsdp.WithOptimizer(f.opt)))
+				for _, mend := range []func(){
+					func() {
+						_, err := f.Load(ctx, dir, f.opt)
+						require.NoError(t, err)
+					},
+					func() { require.NoError(t, f.Import(ctx, file, fsdp.WithOptimizer(f.opt))) },
+					func() {
+						var err error
+						f.opt, err = optim.AdamW{}.New(f.Shards())
+						require.NoError(t, err)
+					},
+				} {
+					bad := &unreadable{FS: checkpoint.OS(), rank: g.Rank()}
+					require.ErrorContains(t, breakOff(ctx, f, dir, file, bad), errDiskFull.Error())
+					requireTorn(t, ctx, f, g)
+					_, err := f.Load(ctx, dir, nil)
+					require.NoError(t, err)
+					require.ErrorContains(t, f.opt.Step(0.1), why)
+					require.ErrorContains(t, f.Save(ctx, dir, f.opt), why)
+					require.ErrorContains(t, f.Export(ctx, file+"2", fsdp.WithOptimizer(f.opt)), why)
+					_, err = f.FullOptimState(ctx, f.opt)
+					require.ErrorContains(t, err, why)
+					_, err = f.Freeze(ctx, nil, f.opt)
+					require.ErrorContains(t, err, why)
+					require.NoError(t, f.Save(ctx, filepath.Join(dir, "without"), nil))
+					mend()
+					forwardBackward(t, ctx, f.Sharded, shapeBatch(g.Rank()))
+					require.NoError(t, f.opt.Step(0.1))
+					f.ZeroGrad()
+					_, err = f.FullOptimState(ctx, f.opt)
+					require.NoError(t, err)
+				}
+			})
+		})
+	}
+}
+
+// unreadable is a disk that fails on rank 1 behind the beginning of files.
+type unreadable struct {
+	checkpoint.FS
+	rank int
+}
+
+func (u *unreadable) Open(path string) (checkpoint.Handle, error) {
+	h, err := u.FS.Open(path)
+	if err == nil && u.rank == 1 && strings.HasSuffix(path, ".safetensors") {
+		h = &unreadableHandle{Handle: h}
+	}
+	return h, err
+}
+
+type unreadableHandle struct {
+	checkpoint.Handle
+	reads int
+}
+
+func (h *unreadableHandle) ReadAt(b []byte, at int64) (int, error) {
+	if h.reads++; h.reads > 5 {
+		return 0, errDiskFull
+	}
+	return h.Handle.ReadAt(b, at)
+}
+
+// TestLoadIsSlow has the disk of rank 0 be slow to find a checkpoint, and that of rank 1 to open it: the others hear of it, as
+// groups take a rank that says nothing for long for one that hangs.
+func TestLoadIsSlow(t *testing.T) {
+	dir := t.TempDir()
+	onRanks(t, 2, func(ctx context.Context, g comm.Group) {
+		f := newFiller(t, ctx, g)
+		require.NoError(t, f.saveStep(ctx, dir, 1))
+		require.NoError(t, f.Close())
+	})
+	for slow := range 2 {
+		onRanks(t, 2, func(ctx context.Context, g comm.Group) {
+			w := &beating{Group: g, beats: make(chan struct{}, 1000)}
+			f := newFiller(t, ctx, w)
+			defer f.Close()
+			for len(w.beats) > 0 {
+				<-w.beats
+			}
+			disk := &lateFS{FS: checkpoint.OS(), ended: ctx.Done()}
+			if g.Rank() == slow {
+				disk.beats = w.beats
+			}
+			_, err := f.Load(ctx, dir, f.opt, fsdp.OnFS(disk))
+			require.NoError(t, err)
+		})
+	}
+}
+
+// beating is a group that tells of all-reduces, by which ranks say that they are busy.
+type beating struct {
+	comm.Group
+	beats chan struct{}
+}
+
+func (b *beating) AllReduce(buf comm.Buffer, op comm.Op) comm.Work {
+	b.beats <- struct{}{}
+	return b.Group.AllReduce(buf, op)
+}
+
+// lateFS opens a manifest once ranks have heard of each other twice, the first time.
+type lateFS struct {
+	checkpoint.FS
+	ended <-chan struct{}
+	beats chan struct{} // nil if it is not late
+}
+
+func (l *lateFS) Open(path string) (checkpoint.Handle, error) {
+	if l.beats != nil && filepath.Base(path) == checkpoint.ManifestName {
+		for range 2 {
+			select {
+			case <-l.beats:
+			case <-l.ended:
+				return nil, context.DeadlineExceeded
+			}
+		}
+		l.beats = nil
+	}
+	return l.FS.Open(path)
+}
