@@ -123,8 +123,14 @@ func (r request) String() string {
 		text += " with an optimizer"
 	case r.method == methodSet || r.method == methodSetOptim:
 		text += fmt.Sprintf(" from rank %v", r.argument)
-	case (r.method == methodState || r.method == methodOptimState) && r.argument != 0: // 1 more than the rank of OnlyOn
-		text += fmt.Sprintf(" for rank %v", r.argument-1)
+	case r.method == methodState || r.method == methodOptimState || r.method == methodFull:
+		option := "OnlyOn"
+		if r.method == methodFull {
+			option = "WriteBack"
+		}
+		if r.argument != everywhere {
+			text += fmt.Sprintf(" with %s(%v)", option, r.argument)
+		}
 	case r.argument != 0:
 		text += fmt.Sprintf(" with %v", r.argument)
 	}

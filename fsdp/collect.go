@@ -33,10 +33,10 @@ type collector struct {
 	root     int            // the rank that gets them, or everywhere
 	ahead    int            // how many tensors are under way, the one that is waited for included
 
-	// room returns the memory for the next tensor, and take is given it when it is whole, both on ranks that get them and in
-	// the order of the list.
+	// room returns the memory for the next tensor, on ranks that get it. take, if not nil, is called when it is whole, on all
+	// ranks, of which those that do not get it have nil; an error is that of the group. Both go in the order of the list.
 	room func(t *stateTensor) []byte
-	take func(t *stateTensor, whole []byte)
+	take func(ctx context.Context, t *stateTensor, whole []byte) error
 }
 
 // key is a tensor that this rank has a part of: it has no two of one parameter and entry.
@@ -83,11 +83,12 @@ func (c *collector) run(ctx context.Context, list []stateTensor) error {
 	land := func() error {
 		first := flight[0]
 		flight = flight[1:]
-		if err := first.wait(ctx); err != nil {
-			return fmt.Errorf("collecting %s: %w", first.t.Name(), err)
+		err := first.wait(ctx)
+		if err == nil && c.take != nil {
+			err = c.take(ctx, first.t, first.whole)
 		}
-		if first.whole != nil {
-			c.take(first.t, first.whole)
+		if err != nil {
+			return fmt.Errorf("collecting %s: %w", first.t.Name(), err)
 		}
 		return nil
 	}

@@ -171,9 +171,24 @@ func (e *exporter) room(t *stateTensor) []byte {
 	return e.blocks[e.next].Data[:n:n]
 }
 
-// take writes a tensor, unless there is no use in it any more.
-func (e *exporter) take(t *stateTensor, whole []byte) {
-	if e.failed != nil {
+// slowWrite is how many bytes may take a disk so long that the other ranks would take this one for one that hangs.
+const slowWrite = 1 << 20
+
+// take writes a tensor. Nobody waits in vain meanwhile: the next one is on its way.
+func (e *exporter) take(ctx context.Context, t *stateTensor, whole []byte) error {
+	if t.len()*e.s.cfg.Precision.Compute.size() < slowWrite {
+		e.write(t, whole)
+		return nil
+	}
+	return e.s.agreement.busy(ctx, func(context.Context) error {
+		e.write(t, whole)
+		return nil
+	})
+}
+
+// write writes a tensor that this rank has, unless there is no use in it any more.
+func (e *exporter) write(t *stateTensor, whole []byte) {
+	if whole == nil || e.failed != nil {
 		return
 	}
 	rows := 0

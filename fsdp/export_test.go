@@ -11,8 +11,12 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
+	"testing/synctest"
+	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"gorgonia.org/tensor"
 
@@ -414,6 +418,63 @@ func (h *failingHandle) ReadAt(b []byte, at int64) (int, error) {
 	return h.Handle.ReadAt(b, at)
 }
 
+// slowFS takes its time for large writes.
+type slowFS struct {
+	checkpoint.FS
+	pause func()
+}
+
+type slowHandle struct {
+	checkpoint.Handle
+	pause func()
+}
+
+func (f slowFS) Create(path string) (checkpoint.Handle, error) {
+	h, err := f.FS.Create(path)
+	return slowHandle{h, f.pause}, err
+}
+
+func (h slowHandle) Write(b []byte) (int, error) {
+	if len(b) >= 1<<20 {
+		h.pause()
+	}
+	return h.Handle.Write(b)
+}
+
+// reducing counts the all-reduces of a group.
+type reducing struct {
+	comm.Group
+	n *int
+}
+
+func (r reducing) AllReduce(buf comm.Buffer, op comm.Op) comm.Work {
+	*r.n++
+	return r.Group.AllReduce(buf, op)
+}
+
+// TestExportToSlowDisk writes a tensor in a minute of fake time. The ranks hear of each other meanwhile, as they would take one that
+// says nothing for one that hangs.
+func TestExportToSlowDisk(t *testing.T) {
+	dir := t.TempDir()
+	synctest.Test(t, func(t *testing.T) {
+		slow := slowFS{checkpoint.OS(), func() { time.Sleep(time.Minute) }}
+		var ranks sync.WaitGroup
+		for _, g := range comm.Local(2) {
+			ranks.Go(func() {
+				n := 0
+				m := wrap(t, calls(call("a", having(weight("w", 512, 600), weight("b", 7)))), fsdp.Config{Group: reducing{g, &n}})
+				n = 0
+				assert.NoError(t, m.Export(t.Context(), filepath.Join(dir, "model"), fsdp.OnFS(slow)))
+				assert.Greater(t, n, 50)
+				assert.NoError(t, m.Close())
+			})
+		}
+		ranks.Wait()
+	})
+	tensors, _ := parseFile(t, filepath.Join(dir, "model"))
+	require.Len(t, tensors["a.w"].data, 512*600)
+}
+
 // TestExportErrors checks what every rank hears of what can be known before anything is written.
 func TestExportErrors(t *testing.T) {
 	for name, c := range map[string]struct {
@@ -437,7 +498,7 @@ func TestExportErrors(t *testing.T) {
 				}
 				return n
 			})}
-		}, "x", "the name is there twice"},
+		}, "x", `the state would have two tensors named "exp_avg:a.w"`},
 		"reserved metadata": {func(int, optim.Optimizer) []fsdp.StateOption {
 			return []fsdp.StateOption{fsdp.Metadata(map[string]string{"gofsdp.optimizer": ""})}
 		}, "x", `the name "gofsdp.optimizer" is taken`},

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"gorgonia.org/tensor"
 
@@ -22,7 +23,7 @@ func (s *Sharded) FullState(ctx context.Context, opts ...StateOption) (map[strin
 	if err == nil {
 		err = s.usable()
 	}
-	r := request{method: methodState, argument: float64(1 + o.root)}
+	r := request{method: methodState, argument: float64(o.root)}
 	if err := s.agree(ctx, r, err); err != nil {
 		return nil, err
 	}
@@ -31,7 +32,7 @@ func (s *Sharded) FullState(ctx context.Context, opts ...StateOption) (map[strin
 		return nil, s.broken(fmt.Errorf("%v: %w", r.method, err))
 	}
 	list := s.values(c.holdings)
-	if err := distinct(list); err != nil {
+	if err := distinct(list, (*stateTensor).Name); err != nil {
 		return nil, s.refused(r.method, err)
 	}
 	all := make(map[string]*tensor.Dense, len(list))
@@ -41,7 +42,6 @@ func (s *Sharded) FullState(ctx context.Context, opts ...StateOption) (map[strin
 		all[t.Name()] = v.Tensor()
 		return v.Bytes
 	}
-	c.take = func(*stateTensor, []byte) {}
 	if err := c.run(ctx, list); err != nil {
 		return nil, err
 	}
@@ -66,7 +66,7 @@ func (s *Sharded) FullOptimState(ctx context.Context, opt optim.Optimizer, opts 
 	if err == nil {
 		parts, err = s.memoryWith(opt)
 	}
-	r := request{method: methodOptimState, argument: float64(1 + o.root)}
+	r := request{method: methodOptimState, argument: float64(o.root)}
 	if err := s.agree(ctx, r, err); err != nil {
 		return nil, err
 	}
@@ -80,7 +80,7 @@ func (s *Sharded) FullOptimState(ctx context.Context, opt optim.Optimizer, opts 
 	}
 	state, err := s.merge(all, c.holdings, true)
 	if err == nil {
-		err = distinct(state.tensors)
+		err = distinct(state.tensors, (*stateTensor).Name)
 	}
 	if err != nil {
 		return nil, s.refused(r.method, err)
@@ -91,13 +91,12 @@ func (s *Sharded) FullOptimState(ctx context.Context, opt optim.Optimizer, opts 
 		name := paramName(t)
 		p, ok := full.Params[name]
 		if !ok {
-			p = optim.FullParam{Shape: t.shape, Steps: t.steps, Entries: make(map[string]optim.Vec)}
+			p = optim.FullParam{Shape: slices.Clone(t.shape), Steps: t.steps, Entries: make(map[string]optim.Vec)}
 			full.Params[name] = p
 		}
 		p.Entries[t.Entry] = v
 		return elementBytes(v)
 	}
-	c.take = func(*stateTensor, []byte) {}
 	if err := c.run(ctx, state.tensors); err != nil {
 		return nil, err
 	}
@@ -142,11 +141,12 @@ func paramName(t *stateTensor) string {
 	return checkpoint.Key{Param: t.Param, Owner: t.Owner}.Name()
 }
 
-// distinct returns an error if two tensors have one name: a parameter is named as those of a group of the user's are.
-func distinct(list []stateTensor) error {
+// distinct returns an error if two tensors have one name: a parameter may be named as those of a group of the user's are, or as
+// what an optimizer keeps for another.
+func distinct(list []stateTensor, nameOf func(*stateTensor) string) error {
 	seen := make(map[string]bool, len(list))
 	for i := range list {
-		name := list[i].Name()
+		name := nameOf(&list[i])
 		if seen[name] {
 			return fmt.Errorf("the state would have two tensors named %q: rename the parameter", name)
 		}

@@ -242,9 +242,16 @@ func checkFull(t require.TestingT, ctx context.Context, g comm.Group, m *fsdp.Sh
 	all, err := m.FullState(ctx)
 	require.NoError(t, err)
 	requireSameBits(t, values, bitsOf(all))
+	require.NoError(t, m.SetFull(ctx, root, map[int]params{root: all}[g.Rank()]), "what FullState returns, SetFull takes")
+	again, err := m.FullState(ctx)
+	require.NoError(t, err)
+	requireSameBits(t, values, bitsOf(again))
 	state, err := m.FullOptimState(ctx, opt)
 	require.NoError(t, err)
 	requireSameState(t, want, state)
+	for _, p := range state.Params {
+		clear(p.Shape) // it is the caller's
+	}
 	one, err := m.FullState(ctx, fsdp.OnlyOn(root))
 	require.NoError(t, err)
 	state, err = m.FullOptimState(ctx, opt, fsdp.OnlyOn(root), fsdp.Extra("rank", g.Rank()))
@@ -374,7 +381,7 @@ func TestFullStateErrors(t *testing.T) {
 		}, "FullOptimState: OnlyOn(-1): there are 3 ranks"},
 		"roots differ": {func(ctx context.Context, m *fsdp.Sharded, opt optim.Optimizer, rank int) error {
 			return state(ctx, m, opt, fsdp.OnlyOn(rank/2))
-		}, " for rank 1"},
+		}, "rank 2 runs FullOptimState number 1 with OnlyOn(1)"},
 		"option of another method": {only(wrong, func(ctx context.Context, m *fsdp.Sharded, opt optim.Optimizer, _ int) error {
 			return state(ctx, m, opt, fsdp.As(fsdp.BFloat16))
 		}), "option As is not for this method, which takes [OnlyOn Extra]"},
@@ -444,6 +451,11 @@ func TestFullStateNamesAreDistinct(t *testing.T) {
 			}
 			return nil
 		}})
+		opt, err := optim.AdamW{}.New(m.Shards())
+		require.NoError(t, err)
+		err = m.SetFullOptim(ctx, 0, opt, &optim.FullState{})
+		require.ErrorContains(t, err, `SetFullOptim: the state would have two tensors named "exp_avg:a.b.up@0"`)
+		require.ErrorContains(t, m.SetFull(ctx, 0, nil), `the state would have two tensors named "a.b.up@0"`)
 		_, err = m.FullState(ctx)
 		return err
 	}) {

@@ -13,7 +13,8 @@ import (
 )
 
 // Import gives parameters and buffers the values in a file of the format safetensors, of [Sharded.Export] or another program. Every
-// rank opens it and reads no more than the parts that it owns. Any type of floats is converted to that of the computation.
+// rank opens it and reads no more than the parts that it owns, or, of a matrix that lies transposed there, what is between them. Any
+// type of floats is converted to that of the computation.
 //
 // [Rename] and [Transpose] say how the model's parameters appear in the file. Names, shapes and types are checked first: what does
 // not fit is a *StateError on every rank, which names all of it, and changes nothing; [AllowMissing] and [AllowExtra] make

@@ -41,6 +41,9 @@ func TestImportErrors(t *testing.T) {
 		"renamed": {opts: func(optim.Optimizer, int) []fsdp.StateOption {
 			return []fsdp.StateOption{fsdp.Rename(func(n string) string { return "x." + n }), fsdp.AllowExtra(all)}
 		}, want: "missing x.a.w, x.a.b, x.b.w", fits: &fsdp.StateError{Missing: []string{"x.a.w", "x.a.b", "x.b.w"}}},
+		"name of an entry": {opts: func(opt optim.Optimizer, _ int) []fsdp.StateOption {
+			return []fsdp.StateOption{fsdp.WithOptimizer(opt), fsdp.Rename(func(n string) string { return strings.Replace(n, "a.b", "exp_avg:b.w", 1) }), fsdp.AllowMissing(all), fsdp.AllowExtra(all)}
+		}, want: `Import: the state would have two tensors named "exp_avg:b.w"`},
 		"no state of an optimizer": {opts: func(opt optim.Optimizer, _ int) []fsdp.StateOption {
 			return []fsdp.StateOption{fsdp.WithOptimizer(opt)}
 		}, want: "missing exp_avg:a.w, exp_avg_sq:a.w, exp_avg:a.b, exp_avg_sq:a.b, exp_avg:b.w and 2 more"},

@@ -17,23 +17,45 @@ import (
 // An inventory is what the optimizer of a rank keeps. Ranks exchange theirs, as one that owns nothing of a parameter does not
 // know what the others keep for it.
 type inventory struct {
-	Steps   int         // calls of Step
-	Entries []item      // of every part
-	Full    *stateSheet `json:",omitempty"` // what SetFullOptim is given on its root
+	Steps int         // calls of Step
+	Kinds []entries   // what it keeps for a parameter; most are alike
+	Of    []int       // by parameter of the model: index in Kinds, or -1 for nothing
+	Full  *stateSheet `json:",omitempty"` // what SetFullOptim is given on its root
 }
 
-// item is an entry of an optimizer's state that a rank has a part of.
-type item struct {
-	Param int // index in the model
-	Name  string
-	Steps int // updates
+// kept returns what the optimizer keeps for a parameter, without its counts if they do not matter.
+func (inv *inventory) kept(param int, counts bool) entries {
+	if inv.Of[param] < 0 {
+		return nil
+	}
+	kind := inv.Kinds[inv.Of[param]]
+	if counts {
+		return kind
+	}
+	names := make(entries, len(kind))
+	for name := range kind {
+		names[name] = 0
+	}
+	return names
 }
 
 // inventory makes the inventory of an optimizer.
 func (s *Sharded) inventory(opt optim.Optimizer) inventory {
 	inv := inventory{Steps: opt.Steps()}
+	kept := make([]entries, len(s.trace.params))
 	for _, e := range opt.State() {
-		inv.Entries = append(inv.Entries, item{s.trace.byName[e.Param], e.Name, e.Steps})
+		set((*map[string]int)(&kept[s.trace.byName[e.Param]]), e.Name, e.Steps)
+	}
+	for _, list := range kept {
+		kind := -1
+		if list != nil {
+			kind = slices.IndexFunc(inv.Kinds, func(e entries) bool { return maps.Equal(e, list) })
+			if kind < 0 {
+				kind = len(inv.Kinds)
+				inv.Kinds = append(inv.Kinds, list)
+			}
+		}
+		inv.Of = append(inv.Of, kind)
 	}
 	return inv
 }
@@ -67,20 +89,9 @@ type optimState struct {
 // than the rest, or, where the counts matter, if they have had other numbers of updates.
 func (s *Sharded) merge(all []inventory, holdings []holding, counts bool) (optimState, error) {
 	state := optimState{steps: all[0].Steps}
-	kept := make([]map[int]entries, len(all)) // by rank and parameter
 	for r, inv := range all {
 		if counts && inv.Steps != state.steps {
 			return state, fmt.Errorf("the optimizer has made %d steps on rank 0, %d on rank %d", state.steps, inv.Steps, r)
-		}
-		kept[r] = make(map[int]entries)
-		for _, e := range inv.Entries {
-			if kept[r][e.Param] == nil {
-				kept[r][e.Param] = make(entries)
-			}
-			if !counts {
-				e.Steps = 0
-			}
-			kept[r][e.Param][e.Name] = e.Steps
 		}
 	}
 	var errs []error
@@ -93,8 +104,8 @@ func (s *Sharded) merge(all []inventory, holdings []holding, counts bool) (optim
 					continue
 				}
 				if first < 0 {
-					first, list = r, kept[r][p]
-				} else if theirs := kept[r][p]; !maps.Equal(list, theirs) {
+					first, list = r, all[r].kept(p, counts)
+				} else if theirs := all[r].kept(p, counts); !maps.Equal(list, theirs) {
 					errs = append(errs, fmt.Errorf("parameter %s: rank %d keeps %v, rank %d %v", q.Name, first, list, r, theirs))
 					break
 				}

@@ -28,7 +28,7 @@ func (s *Sharded) listed(ctx context.Context, m method, n *naming, opt optim.Opt
 	values := s.values(holdings)
 	if opt == nil {
 		l.tensors = values
-		return l, nil
+		return l, s.named(m, n, l.tensors)
 	}
 	all, err := s.exchange(ctx, s.inventory(opt))
 	if err != nil {
@@ -46,5 +46,13 @@ func (s *Sharded) listed(ctx context.Context, m method, n *naming, opt optim.Opt
 			l.tensors, rest = append(l.tensors, rest[0]), rest[1:]
 		}
 	}
-	return l, nil
+	return l, s.named(m, n, l.tensors)
+}
+
+// named returns an error on all ranks alike if two tensors have one name there.
+func (s *Sharded) named(m method, n *naming, list []stateTensor) error {
+	if err := distinct(list, n.of); err != nil {
+		return s.refused(m, err)
+	}
+	return nil
 }

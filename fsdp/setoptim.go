@@ -156,6 +156,9 @@ func (f *optimFiller) plan(ctx context.Context, o *stateOptions, own *stateSheet
 	f.steps = sheet.Steps
 	have, err := s.merge(all, f.holdings, false)
 	if err == nil {
+		err = distinct(have.tensors, f.names.of)
+	}
+	if err == nil {
 		err = guarded(func() error { return f.match(sheet, have.tensors, o) })
 	}
 	var chosen []string

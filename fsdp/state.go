@@ -3,6 +3,7 @@ package fsdp
 import (
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 
 	"gorgonia.org/tensor"
@@ -35,7 +36,7 @@ func (s *Sharded) FullGrads(ctx context.Context) (map[string]*tensor.Dense, erro
 // and changes nothing, if f fails on any. f must not call collective methods of s. WriteBack discards a Forward that waits
 // for its Backward, and is refused while Hold has put one aside.
 func (s *Sharded) Full(ctx context.Context, names []string, f func(params map[string]*tensor.Dense) error, opts ...FullOption) error {
-	o := fullOptions{root: -1}
+	o := fullOptions{root: everywhere}
 	for _, opt := range opts {
 		if opt != nil {
 			opt(&o)
@@ -56,7 +57,8 @@ func (s *Sharded) Full(ctx context.Context, names []string, f func(params map[st
 		}
 	}
 	params := make(map[string]*tensor.Dense)
-	err = s.gatherEach(ctx, request{method: methodFull, argument: float64(o.root), schedule: textHash(names)}, err, groups,
+	r := request{method: methodFull, argument: float64(o.root), schedule: textHash(names)}
+	err = s.gatherEach(ctx, r, err, groups,
 		func(g *flatGroup) *arena.Block { return g.value },
 		func(name string, v exec.Value) {
 			if want(name) {
@@ -68,14 +70,14 @@ func (s *Sharded) Full(ctx context.Context, names []string, f func(params map[st
 	}
 	err = guarded(func() error { return f(params) })
 	if !o.write {
-		return s.agree(ctx, request{method: methodFull}, err)
+		return s.agree(ctx, r, err)
 	}
 	for name := range params {
 		if err == nil && !want(name) {
 			err = fmt.Errorf("the function has added parameter %q, which was not asked for", name)
 		}
 	}
-	return s.set(ctx, request{method: methodFull}, err, o.root, params, groups)
+	return s.set(ctx, r, err, o.root, params)
 }
 
 // A FullOption changes Full.
@@ -94,24 +96,31 @@ func WriteBack(rank int) FullOption {
 // SetFull gives parameters and buffers the values that rank root has in params, such as weights that only that rank has
 // loaded; on other ranks params is not looked at. It goes parameter by parameter, so that no rank but root needs memory for
 // all. Names that the model does not have, other shapes and other types are an error on every rank, and change nothing;
-// parameters that are missing in params keep their value. A Forward that waits for its Backward is discarded; while Hold has put
-// one aside SetFull fails.
+// parameters that are missing in params keep their value. Names are those of [Sharded.FullState], whose result it takes. A Forward
+// that waits for its Backward is discarded; while Hold has put one aside SetFull fails.
 func (s *Sharded) SetFull(ctx context.Context, root int, params map[string]*tensor.Dense) error {
 	err := s.err
 	if err == nil && (root < 0 || root >= s.cfg.Group.Size()) {
 		err = fmt.Errorf("rank %d is not one of the %d ranks", root, s.cfg.Group.Size())
 	}
-	return s.set(ctx, request{method: methodSet, argument: float64(root)}, err, root, params, s.groups)
+	return s.set(ctx, request{method: methodSet, argument: float64(root)}, err, root, params)
 }
 
-// set broadcasts root's params and stores what this rank owns of them.
-func (s *Sharded) set(ctx context.Context, r request, err error, root int, params map[string]*tensor.Dense, groups []*flatGroup) error {
-	isRoot := s.cfg.Group.Rank() == root
+// set agrees to r and gives the model root's params.
+func (s *Sharded) set(ctx context.Context, r request, err error, root int, params map[string]*tensor.Dense) error {
 	if err == nil {
 		err = s.noneHeld()
 	}
-	if err == nil && isRoot {
-		err = s.fits(params)
+	if err := s.agree(ctx, r, err); err != nil {
+		return err
+	}
+	holdings, err := s.holdings(ctx)
+	if err != nil {
+		return s.broken(fmt.Errorf("%v: %w", r.method, err))
+	}
+	list := s.values(holdings)
+	if s.cfg.Group.Rank() == root {
+		err = s.fits(list, params)
 	}
 	var block *arena.Block
 	if err == nil {
@@ -132,54 +141,74 @@ func (s *Sharded) set(ctx context.Context, r request, err error, root int, param
 	if err := s.discardLast(ctx); err != nil { // gathers for its backward may be reading what is about to change
 		return err
 	}
-	for _, g := range groups {
-		has := make([]uint8, len(g.params))
-		for i, p := range g.layout.Params() {
-			if isRoot && params[p.Name] != nil {
-				has[i] = 1
-			}
+	if err := s.store(ctx, list, holdings, root, params, block); err != nil {
+		return s.broken(fmt.Errorf("%v: %w", r.method, err))
+	}
+	return nil
+}
+
+// store broadcasts root's params, one after the other into the block, and keeps what this rank owns of each.
+func (s *Sharded) store(ctx context.Context, list []stateTensor, holdings []holding, root int, params map[string]*tensor.Dense, block *arena.Block) error {
+	me := s.cfg.Group.Rank()
+	has := make([]uint8, len(list))
+	for i := range list {
+		has[i] = uint8(word(me == root && params[list[i].Name()] != nil))
+	}
+	if err := s.cfg.Group.Broadcast(comm.Of(has).Named("names"), root).Wait(ctx); err != nil {
+		return err
+	}
+	for i := range list {
+		t := &list[i]
+		if has[i] == 0 {
+			continue
 		}
-		if err := s.cfg.Group.Broadcast(comm.Of(has).Named(g.name), root).Wait(ctx); err != nil {
-			return s.broken(fmt.Errorf("%v: group %s: %w", r.method, g.name, err))
+		home := s.home[t.param]
+		g := s.groups[home.group]
+		b := block.Data[:t.len()*g.dtype.size()]
+		if me == root {
+			v, _ := exec.FromTensor(params[t.Name()]) // fits has seen it
+			copy(b, v.Bytes)
 		}
-		for i, p := range g.layout.Params() {
-			if has[i] == 0 {
-				continue
-			}
-			b := block.Data[:p.Len()*g.dtype.size()]
-			if isRoot {
-				v, _ := exec.FromTensor(params[p.Name]) // fits has seen it
-				copy(b, v.Bytes)
-			}
-			if err := s.cfg.Group.Broadcast(g.buffer(b, g.dtype).Named(p.Name), root).Wait(ctx); err != nil {
-				return s.broken(fmt.Errorf("%v: parameter %s: %w", r.method, p.Name, err))
-			}
-			g.take(g.value.Data, i, b)
+		if err := s.cfg.Group.Broadcast(g.buffer(b, g.dtype).Named(t.Name()), root).Wait(ctx); err != nil {
+			return fmt.Errorf("parameter %s: %w", t.Name(), err)
+		}
+		if holdings[home.group].has(me, t.Owner) {
+			g.take(g.value.Data, home.index, b)
 		}
 	}
 	return nil
 }
 
-// fits tells what is wrong with values for the model's parameters.
-func (s *Sharded) fits(params map[string]*tensor.Dense) error {
-	for name, t := range params {
-		i, ok := s.trace.byName[name]
+// fits tells what is wrong with values for the tensors of the model.
+func (s *Sharded) fits(list []stateTensor, params map[string]*tensor.Dense) error {
+	if err := distinct(list, (*stateTensor).Name); err != nil {
+		return err
+	}
+	left := maps.Clone(params)
+	for i := range list {
+		want := &list[i]
+		name := want.Name()
+		t, ok := left[name]
 		if !ok {
-			return fmt.Errorf("the model has no parameter %q", name)
+			continue
 		}
+		delete(left, name)
 		v, err := exec.FromTensor(t)
 		if err != nil {
 			return fmt.Errorf("parameter %s: %w", name, err)
 		}
-		want := s.trace.params[i]
-		if v.DType != s.cfg.Precision.Compute.tensor() || !slices.Equal(squeezed(v.Shape), squeezed(want.Shape)) {
-			return fmt.Errorf("parameter %s is %v %v, got %v %v", name, s.cfg.Precision.Compute, want.Shape, v.DType, v.Shape)
-		}
-		if s.units[s.unitOf(i)].group != nil {
-			return fmt.Errorf("parameter %s belongs to a unit with a process group of its own: its values differ from rank to rank", name)
+		if v.DType != s.cfg.Precision.Compute.tensor() || !slices.Equal(squeezed(v.Shape), squeezed(want.shape)) {
+			return fmt.Errorf("parameter %s is %v %v, got %v %v", name, s.cfg.Precision.Compute, want.shape, v.DType, v.Shape)
 		}
 	}
-	return nil
+	if len(left) == 0 {
+		return nil
+	}
+	name := slices.Min(slices.Collect(maps.Keys(left)))
+	if _, ok := s.trace.byName[name]; ok {
+		return fmt.Errorf("parameter %s belongs to a unit with a process group of its own: its values differ from rank to rank, and have the names of FullState", name)
+	}
+	return fmt.Errorf("the model has no parameter %q", name)
 }
 
 // unitOf returns the unit of a parameter.

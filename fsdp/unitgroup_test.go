@@ -183,6 +183,19 @@ func TestUnitGroupErrors(t *testing.T) {
 		requireSameBits(t, want, stateBits(t, ctx, m))
 		delete(state, "l1.w")
 		require.NoError(t, m.SetFull(ctx, 1, state))
+		requireSameBits(t, want, stateBits(t, ctx, m))
+
+		all, err := m.FullState(ctx)
+		require.NoError(t, err)
+		all["l1.w@5"] = all["l1.w@0"]
+		require.ErrorContains(t, m.SetFull(ctx, 1, all), `the model has no parameter "l1.w@5"`)
+		requireSameBits(t, want, stateBits(t, ctx, m))
+		delete(all, "l1.w@5")
+		all["l1.w@0"], all["l1.w@1"] = all["l1.w@1"], all["l1.w@0"]
+		require.NoError(t, m.SetFull(ctx, 1, all))
+		now, err := m.FullState(ctx)
+		require.NoError(t, err)
+		requireSameBits(t, bitsOf(all), bitsOf(now))
 	})
 }
 
