@@ -6,7 +6,7 @@ export RAPID_SEED ?= 1
 export RAPID_NOFAILFILE ?= true
 
 .DEFAULT_GOAL := help
-.PHONY: help run test race nocgo portable mpi mpich faults soak netns nccl-abi lint generate memory bench bench-join bench-state bench-gemm bench-comm
+.PHONY: help run test race nocgo portable mpi mpich faults soak netns nccl-abi gpu-check cu-check lint generate memory bench bench-join bench-state bench-gemm bench-comm
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -47,6 +47,12 @@ netns: ## ranks on hosts of their own, in network namespaces (root, iproute2)
 
 nccl-abi: ## compare our declarations of NCCL with real releases from Python wheels, no GPU needed
 	nccl/abi/check.sh
+
+gpu-check: ## the process group over NCCL on this machine's GPUs: contract and bandwidths; fails without a GPU
+	nccl/gpucheck/run.sh
+
+cu-check: ## the adapter for gorgonia.org/cu, with NVIDIA's headers from Python's wheels (network, pip)
+	nccl/cuadapter/check.sh
 
 lint: ## gofmt, vet, staticcheck
 	@test -z "$$(gofmt -l .)" || { gofmt -l .; exit 1; }

@@ -34,3 +34,12 @@ type Backend interface {
 	// called once, after all else, and releases everything.
 	Leave(last uint64) error
 }
+
+// DeviceBackend is a Backend that also moves device memory, see [OnDevice]. The
+// groups of other backends refuse it.
+type DeviceBackend interface {
+	Backend
+	// Reach returns why the backend cannot use a buffer of device memory, or nil. It
+	// is called when a collective is issued and must not block.
+	Reach(b Buffer) error
+}

@@ -78,19 +78,32 @@ type number interface {
 	~float32 | ~float64 | ~int32 | ~int64 | ~uint8
 }
 
-// Buffer is a typed, contiguous piece of host memory with an optional label. It
-// is a small value that refers to memory owned by whoever made it, like a slice.
-// The zero Buffer holds nothing and is refused by every collective.
+// Buffer is a typed, contiguous piece of memory with an optional label. It is a
+// small value that refers to memory owned by whoever made it, like a slice: memory
+// of the host or, made by [OnDevice], of a device. The zero Buffer holds nothing
+// and is refused by every collective.
 type Buffer struct {
-	ptr   unsafe.Pointer
-	len   int // elements
-	dtype DType
-	label string
+	ptr    unsafe.Pointer // nil on a device
+	addr   uintptr        // 0 on the host
+	len    int            // elements
+	dtype  DType
+	device bool
+	label  string
 }
 
 // Of returns the Buffer of the elements of s; it shares their memory.
 func Of[T Elem](s []T) Buffer {
 	return Buffer{ptr: unsafe.Pointer(unsafe.SliceData(s)), len: len(s), dtype: dtypeOf[T]()}
+}
+
+// OnDevice returns the Buffer of n elements at an address of device memory, which
+// the program never looks at. Groups of package nccl move them; any other group
+// refuses them with [ErrInvalid]. The zero Buffer is returned for a negative n.
+func OnDevice[T Elem](addr uintptr, n int) Buffer {
+	if n < 0 {
+		return Buffer{}
+	}
+	return Buffer{addr: addr, len: n, dtype: dtypeOf[T](), device: true}
 }
 
 func dtypeOf[T Elem]() DType {
@@ -128,8 +141,15 @@ func (b Buffer) DType() DType { return b.dtype }
 // Label returns the label, "" if there is none.
 func (b Buffer) Label() string { return b.label }
 
-// Bytes returns the memory of b as bytes, shared, in the machine's byte order.
+// Device returns the address of device memory, and whether b is such memory.
+func (b Buffer) Device() (addr uintptr, ok bool) { return b.addr, b.device }
+
+// Bytes returns the memory of b as bytes, shared, in the machine's byte order. It
+// returns nil for device memory.
 func (b Buffer) Bytes() []byte {
+	if b.device {
+		return nil
+	}
 	return unsafe.Slice((*byte)(b.ptr), b.len*b.dtype.Size())
 }
 
@@ -144,7 +164,10 @@ func (b Buffer) Slice(lo, hi int) Buffer {
 
 // slice is Slice for bounds known to be right.
 func (b Buffer) slice(lo, hi int) Buffer {
-	if hi > lo { // an empty range may start past the end, where a pointer must not point
+	switch {
+	case b.device:
+		b.addr += uintptr(lo * b.dtype.Size())
+	case hi > lo: // an empty range may start past the end, where a pointer must not point
 		b.ptr = unsafe.Add(b.ptr, lo*b.dtype.Size())
 	}
 	b.len = hi - lo
@@ -161,8 +184,11 @@ func (b Buffer) String() string {
 }
 
 // Slice returns the memory of b as a slice of T, shared. It fails if T is not
-// the element type of b.
+// the element type of b, or b is device memory.
 func Slice[T Elem](b Buffer) ([]T, error) {
+	if b.device {
+		return nil, fmt.Errorf("comm: buffer %v is device memory", b)
+	}
 	if d := dtypeOf[T](); d != b.dtype {
 		return nil, fmt.Errorf("comm: buffer %v does not hold %v", b, d)
 	}
@@ -172,11 +198,20 @@ func Slice[T Elem](b Buffer) ([]T, error) {
 // view is Slice for a type known to be right.
 func view[T Elem](b Buffer) []T { return unsafe.Slice((*T)(b.ptr), b.len) }
 
+// start returns the address of the first byte. That of device memory means
+// nothing beside one of the host.
+func (b Buffer) start() uintptr {
+	if b.device {
+		return b.addr
+	}
+	return uintptr(b.ptr)
+}
+
 // overlap reports whether a and b share memory.
 func overlap(a, b Buffer) bool {
-	if a.len == 0 || b.len == 0 {
+	if a.len == 0 || b.len == 0 || a.device != b.device {
 		return false
 	}
-	pa, pb := uintptr(a.ptr), uintptr(b.ptr)
+	pa, pb := a.start(), b.start()
 	return pa < pb+uintptr(b.len*b.dtype.Size()) && pb < pa+uintptr(a.len*a.dtype.Size())
 }

@@ -108,8 +108,17 @@ func (c *Call) numbered(seq uint64) string {
 	return s
 }
 
-// check validates the call of one rank out of n. The error wraps ErrInvalid.
+// check validates the call of one rank out of n, in a group that takes host memory
+// only. The error wraps ErrInvalid.
 func (c *Call) check(rank, n int) error {
+	if c.Dst.device || c.Src.device {
+		return fmt.Errorf("%w: %s: a buffer is device memory, which this group does not reach", ErrInvalid, c.String())
+	}
+	return c.checkAnywhere(rank, n)
+}
+
+// checkAnywhere is check for memory of the host and of devices.
+func (c *Call) checkAnywhere(rank, n int) error {
 	if reason := c.fault(rank, n); reason != "" {
 		return fmt.Errorf("%w: %s: %s", ErrInvalid, c.String(), reason)
 	}
@@ -154,7 +163,7 @@ func shardFault(fullName, shardName string, full, shard Buffer, rank, n int) str
 		return fmt.Sprintf("%s has %d elements, want %d ranks * %d of %s", fullName, full.len, n, shard.len, shardName)
 	}
 	own := full.slice(rank*shard.len, (rank+1)*shard.len)
-	if overlap(full, shard) && shard.ptr != own.ptr {
+	if overlap(full, shard) && shard.start() != own.start() {
 		return fmt.Sprintf("%s overlaps %s elsewhere than in range %d", shardName, fullName, rank)
 	}
 	return ""
@@ -190,7 +199,7 @@ func (c *Call) gatherFault(rank, n int) string {
 		return fmt.Sprintf("dst holds %v, src %v", c.Dst.dtype, c.Src.dtype)
 	case c.Dst.len != total:
 		return fmt.Sprintf("dst has %d elements, the counts add up to %d", c.Dst.len, total)
-	case overlap(c.Dst, c.Src) && c.Src.ptr != c.Dst.slice(at, at+c.Src.len).ptr:
+	case overlap(c.Dst, c.Src) && c.Src.start() != c.Dst.slice(at, at+c.Src.len).start():
 		return fmt.Sprintf("src overlaps dst elsewhere than in range %d", rank)
 	}
 	return ""

@@ -66,6 +66,8 @@ type local struct {
 func (l *local) Rank() int { return l.rank }
 func (l *local) Size() int { return len(l.team.members) }
 
+func (l *local) failing() <-chan struct{} { return l.team.alarm.bell() }
+
 func (l *local) AllGather(dst, src Buffer) Work {
 	return l.work(Call{Kind: KindAllGather, Dst: dst, Src: src})
 }

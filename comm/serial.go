@@ -19,6 +19,7 @@ type Serial struct {
 	rec        recorder
 	tickets    tickets
 	background sync.WaitGroup
+	alarm      alarm         // rung when the group fails
 	wake       chan struct{} // has room for one: there may be something to run
 	quit       chan struct{} // closed by Close
 	over       chan struct{} // closed when Close is done, with the error
@@ -257,6 +258,9 @@ func (s *Serial) drain() {
 // does; the other ranks are told of it, if they have to be. Called with mu held,
 // which it gives up meanwhile. After Close it does nothing.
 func (s *Serial) fail(f failure, tell bool) {
+	if f.spare == 0 { // not by a rank's leaving
+		s.alarm.ring()
+	}
 	next := s.done + 1
 	if s.opening {
 		next = 0
@@ -311,6 +315,16 @@ func (s *Serial) work(c Call) Work {
 	return s.tickets.ticket(s, seq)
 }
 
+// Seq returns the number of a collective of the group, from 1. ok is false if w is
+// none, but one of another group or one that could not be issued.
+func (s *Serial) Seq(w Work) (seq uint64, ok bool) {
+	t, ok := w.(*ticket)
+	if !ok || t.of != awaiter(s) {
+		return 0, false
+	}
+	return t.seq, true
+}
+
 // call makes the goroutine of the group look for something to run.
 func (s *Serial) call() {
 	select {
@@ -349,7 +363,7 @@ func (t *tickets) ticket(of awaiter, seq uint64) *ticket {
 
 // issue records this rank's next collective and returns its number.
 func (s *Serial) issue(c Call) (uint64, error) {
-	invalid := c.check(s.rank, s.size)
+	invalid := s.check(&c)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	switch err := s.fault(s.issued + 1); {
@@ -372,6 +386,23 @@ func (s *Serial) issue(c Call) (uint64, error) {
 	*s.task(s.issued) = c
 	s.rec.issue(s.issued, &c)
 	return s.issued, nil
+}
+
+// check validates a call of this rank.
+func (s *Serial) check(c *Call) error {
+	b, ok := s.backend.(DeviceBackend)
+	if !ok {
+		return c.check(s.rank, s.size)
+	}
+	for _, buf := range [...]Buffer{c.Dst, c.Src} {
+		if !buf.device {
+			continue
+		}
+		if err := b.Reach(buf); err != nil {
+			return fmt.Errorf("%w: %s: %w", ErrInvalid, c.String(), err)
+		}
+	}
+	return c.checkAnywhere(s.rank, s.size)
 }
 
 func (s *Serial) task(seq uint64) *Call { return &s.tasks[seq%uint64(len(s.tasks))] }
@@ -444,6 +475,7 @@ func (s *Serial) serve() {
 
 func (s *Serial) failed(err error)           { s.Failed(err) }
 func (s *Serial) left(rank int, last uint64) { s.Left(rank, last) }
+func (s *Serial) failing() <-chan struct{}   { return s.alarm.bell() }
 func (s *Serial) status() Status             { return s.rec.status(s.name, s.rank) }
 
 func (s *Serial) report(ctx context.Context) ([]Status, error) {

@@ -43,6 +43,7 @@ type shared struct {
 	timeout time.Duration
 	rec     recorder
 	tickets tickets
+	alarm   alarm // rung when the group fails
 
 	done  atomic.Uint64         // collectives complete on this rank
 	fault atomic.Pointer[error] // the first failure; whatever was published before it is ready by then, or spoiled

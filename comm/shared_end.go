@@ -18,10 +18,13 @@ func (s *shared) blame(err error) error { return &RankError{s.link.name, s.rank,
 
 // fail makes err the failure of the group, on all ranks, unless it has one.
 func (s *shared) fail(err error) {
+	defer s.alarm.ring()
 	if s.enter(err) {
 		s.link.fail(err)
 	}
 }
+
+func (s *shared) failing() <-chan struct{} { return s.alarm.bell() }
 
 // enter makes err the failure of the group on this rank, unless it has one.
 func (s *shared) enter(err error) (first bool) {
@@ -53,7 +56,10 @@ func (s *shared) isClosed() bool {
 }
 
 // failed implements member.
-func (s *shared) failed(err error) { s.enter(err) }
+func (s *shared) failed(err error) {
+	s.enter(err)
+	s.alarm.ring()
+}
 
 // left implements member: what all ranks have issued is ready, and completes
 // without the one that has left.
@@ -70,6 +76,7 @@ func (s *shared) Abort(err error) {
 		return
 	}
 	err = s.blame(err)
+	defer s.alarm.ring()
 	if first := s.enter(err); first || !s.link.failed() { // that a rank has left is no failure of the groups split from this one
 		s.link.fail(err)
 	}

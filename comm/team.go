@@ -17,6 +17,7 @@ type team struct {
 	members []*local
 	spins   int                   // loads of the state before a waiter starts to yield
 	err     atomic.Pointer[error] // the first failure; written once, under mu
+	alarm   alarm                 // rung when the group fails
 
 	mu       sync.Mutex
 	started  uint64       // number of collectives that every rank has issued
@@ -115,6 +116,7 @@ func (t *team) failure() error {
 // split from it. Called with mu held; locks go from parent to child.
 func (t *team) fail(err error) {
 	t.leave(err)
+	t.alarm.ring()
 	for child := range t.children {
 		child.team.mu.Lock()
 		child.team.fail(err)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -46,8 +47,15 @@ func (c *Communicator) Abort() error {
 // wait makes a call that may wait for other ranks. If ctx ends first, it aborts the
 // communicator, so that the call returns. The lock is held.
 func (c *Communicator) wait(ctx context.Context, name string, call func() Result) error {
-	done := make(chan Result, 1)
-	go func() { done <- call() }()
+	done, early := make(chan Result, 1), c.slot.live()
+	var claimed atomic.Bool // by the call that is about to be made, or by who gives it up before
+	go func() {
+		if claimed.Swap(true) {
+			done <- Success
+			return
+		}
+		done <- call()
+	}()
 	select {
 	case r := <-done:
 		return c.settle(ctx, name, r)
@@ -55,16 +63,31 @@ func (c *Communicator) wait(ctx context.Context, name string, call func() Result
 	}
 	mine := !c.closed.Swap(true) // or else Abort is at work
 	err := c.ended(ctx, name)
+	claimed.Store(true)
+	if early { // abort could come before the call, which would find no communicator any more
+		select {
+		case <-done:
+			done <- Success // for below
+		case <-time.After(patience):
+		}
+	}
+	limit, look := time.After(release), time.NewTicker(time.Millisecond)
+	defer look.Stop()
+	for aborted, returned := !mine, false; !returned || !aborted; {
+		if !aborted && (returned || c.slot.live()) { // else the call has not come to where it can be aborted
+			aborted, err = true, errors.Join(err, c.abort())
+			continue
+		}
+		select {
+		case <-done:
+			returned = true
+		case <-look.C:
+		case <-limit:
+			c.stuck = true
+			return errors.Join(err, fmt.Errorf("nccl: the call hangs %v after its communicator was aborted", release))
+		}
+	}
 	if mine {
-		err = errors.Join(err, c.abort())
-	}
-	select {
-	case <-done:
-	case <-time.After(release):
-		c.stuck = true
-		err = errors.Join(err, fmt.Errorf("nccl: the call hangs %v after its communicator was aborted", release))
-	}
-	if mine && !c.stuck {
 		c.slot.free()
 	}
 	return err

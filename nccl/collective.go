@@ -73,8 +73,8 @@ func (c *Communicator) Group(ops []Op, stream uintptr) error {
 	if r == Success {
 		return nil
 	}
-	at := 0
-	if len(ops) > 1 && r != InProgress {
+	at := -1 // in progress: what fails later is all of them
+	if r != InProgress {
 		at, _ = c.slot.failed()
 	}
 	return c.settle(context.Background(), describe(ops, at), r)

@@ -37,8 +37,8 @@ func NewCommunicator(ctx context.Context, dev *Device, n int, id UniqueID, rank 
 	if err := cfg.check(); err != nil {
 		return nil, err
 	}
-	if err := ctx.Err(); err != nil {
-		return nil, context.Cause(ctx)
+	if ctx.Err() != nil {
+		return nil, fmt.Errorf("nccl: rank %d of %d: ncclCommInitRankConfig: %w", rank, n, context.Cause(ctx))
 	}
 	if err := attach(dev); err != nil {
 		return nil, err
@@ -101,7 +101,7 @@ func (c *Communicator) Split(ctx context.Context, color, key int, cfg Config) (*
 		return nil, nil
 	}
 	if err == nil {
-		err = child.wait(ctx, "ncclCommSplit", child.slot.async)
+		err = child.settle(ctx, "ncclCommSplit", child.slot.async())
 	}
 	if err == nil {
 		rank, size, r := child.slot.place()
@@ -144,12 +144,16 @@ func (c *Communicator) Finalize(ctx context.Context) error {
 	return c.wait(ctx, "ncclCommFinalize", c.slot.finalize)
 }
 
-// Destroy frees the communicator, which is to be finalized before. All ranks call it.
+// Destroy frees the communicator, which is to be finalized before. All ranks call it. One
+// that has failed is not destroyed but answers its error, and is to be aborted.
 func (c *Communicator) Destroy() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if err := c.usable(); err != nil { // after a failure it takes an Abort
 		return err
+	}
+	if r := c.slot.async(); r != Success { // which NCCL would notice too, and leave a group open on this thread
+		return c.result("ncclCommDestroy", r)
 	}
 	if c.closed.Swap(true) {
 		return c.usable()

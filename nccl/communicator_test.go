@@ -232,6 +232,32 @@ func TestAbort(t *testing.T) {
 	})
 }
 
+// NCCL leaves a group open on the thread of a Destroy that finds a failure first.
+func TestDestroyAfterAFailureNobodySaw(t *testing.T) {
+	both(t, func(t *testing.T, cfg Config) {
+		doubles(t)
+		enqueued := make(chan struct{})
+		errs := world(t, 2, cfg, func(r *rank) error {
+			r.alloc(4, func(p uintptr) {
+				if r.Rank() == 0 {
+					<-enqueued
+					check(r.Abort())
+					return
+				}
+				check(r.AllReduce(p, p, 4, Uint8, Sum, r.stream.Handle()))
+				close(enqueued)
+				check(r.stream.Sync())
+				require.ErrorIs(r, r.Destroy(), RemoteError)
+				check(r.Abort())
+			})
+			return ErrClosed
+		})
+		for _, err := range errs {
+			require.ErrorIs(t, err, ErrClosed)
+		}
+	})
+}
+
 // A call that hangs in NCCL, because it connects the ranks, returns when another goroutine
 // aborts the communicator.
 func TestAbortOfACall(t *testing.T) {

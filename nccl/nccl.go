@@ -120,7 +120,9 @@ type Config struct {
 	Name string
 	// NonBlocking makes NCCL start every call on a thread of its own, and the
 	// methods poll it. They can then be given up at any time without the help of
-	// another thread; each call costs some ten microseconds more.
+	// another thread, and NCCL promises that only of such communicators: to abort
+	// beside a call that hangs works as a rule, but NCCL may be freeing what the call
+	// still uses. Each call costs some ten microseconds more.
 	NonBlocking bool
 	// MinCTAs and MaxCTAs bound the thread blocks, and so the multiprocessors, that
 	// an operation takes from the computation beside it.
@@ -129,7 +131,8 @@ type Config struct {
 	ClusterSize int
 	// Net names the network plugin to use.
 	Net string
-	// Share makes a communicator of Split use the channels of its parent. It takes
-	// less memory; operations of the two must not overlap.
+	// Share makes the communicators that are split from this one use its channels. It
+	// takes less memory. Operations of parent and children must not overlap, and to
+	// abort one is to abort all of them.
 	Share bool
 }

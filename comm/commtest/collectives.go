@@ -43,17 +43,26 @@ func variants(n, size int, dtypes []comm.DType, ops []comm.Op) (steps []step) {
 	return steps
 }
 
-// testCollectives checks the values of every variant, bit for bit.
+// variants lists them for the groups of k.
+func (k kit) variants(size int, dtypes []comm.DType, ops []comm.Op) []step {
+	steps := variants(k.n, size, dtypes, ops)
+	for i := range steps {
+		steps[i].rounded = k.rounded
+	}
+	return steps
+}
+
+// testCollectives checks the values of every variant, bit for bit unless k says otherwise.
 func (k kit) testCollectives(t *testing.T) {
 	var steps []step
 	for _, size := range []int{0, 1, 2, 17, 127} {
-		steps = append(steps, variants(k.n, size, dtypes, ops)...)
+		steps = append(steps, k.variants(size, dtypes, ops)...)
 	}
 	// Large enough for backends to cut into pieces, the last one short.
-	steps = append(steps, variants(k.n, 1<<16+3, []comm.DType{comm.Float32, comm.Uint8}, ops[:1])...)
+	steps = append(steps, k.variants(1<<16+3, []comm.DType{comm.Float32, comm.Uint8}, ops[:1])...)
 	if k.n == 3 {
-		steps = append(steps, variants(k.n, 1<<18+3, floats[:1], ops[:1])...)
-		steps = append(steps, variants(k.n, 1<<16+3, []comm.DType{comm.BFloat16}, ops[:1])...)
+		steps = append(steps, k.variants(1<<18+3, floats[:1], ops[:1])...)
+		steps = append(steps, k.variants(1<<16+3, []comm.DType{comm.BFloat16}, ops[:1])...)
 	}
 	must(t, k.group(t), func(ctx context.Context, g comm.Group) error {
 		for _, s := range steps {
@@ -72,7 +81,7 @@ func (k kit) testCollectives(t *testing.T) {
 // testInFlight has many operations under way, waited for in another order on
 // every rank, and twice.
 func (k kit) testInFlight(t *testing.T) {
-	steps := append(variants(k.n, 3, dtypes, ops), variants(k.n, 4099, floats[:1], ops)...)
+	steps := append(k.variants(3, dtypes, ops), k.variants(4099, floats[:1], ops)...)
 	must(t, k.group(t), func(ctx context.Context, g comm.Group) error {
 		order := rand.New(rand.NewPCG(1, uint64(g.Rank()))).Perm(len(steps))
 		return runSteps(ctx, g, steps, order)

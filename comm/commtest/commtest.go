@@ -13,6 +13,9 @@
 // The kit checks values bit for bit against naive references, in every element
 // type, operator and in-place variant, and for every way in which ranks can
 // disagree or disappear that every rank gets an error that names the culprit.
+// Groups that sum floats in another order than the canonical one, as those of GPUs do,
+// say so by a [Contract].
+//
 // It uses nothing but the interface, so the ranks it drives may live anywhere.
 package commtest
 
@@ -34,20 +37,27 @@ import (
 // contract: it turns a backend that hangs into one that fails.
 const patience = time.Minute
 
-// TestGroup checks groups of 1 to 8 ranks. open returns the handles of a fresh
-// group of n ranks, element r for rank r, and the kit closes them. In the end it
-// calls what is to be called then and looks for goroutines left behind, so tests
-// that call TestGroup must not run in parallel with others.
-func TestGroup(t *testing.T, open func(t testing.TB, n int) []comm.Group, then ...func()) {
-	TestSizes(t, []int{1, 2, 3, 4, 5, 6, 7, 8}, open, then...)
+// Contract is what groups are to keep. The zero value is all of it.
+type Contract struct {
+	// Sizes are the numbers of ranks that [Contract.Test] tries; nil means 1 to 8.
+	Sizes []int
+	// Rounded allows sums and averages of floats that follow another order than the
+	// canonical one, or are rounded at every step. They are right within the bound that
+	// holds for any order. Max and Min are free where a rank has NaN.
+	Rounded bool
 }
 
-// TestSizes is TestGroup for groups of the given numbers of ranks.
-func TestSizes(t *testing.T, sizes []int, open func(t testing.TB, n int) []comm.Group, then ...func()) {
+// Test is [TestGroup] for this contract.
+func (c Contract) Test(t *testing.T, open func(t testing.TB, n int) []comm.Group, then ...func()) {
 	before := goleak.IgnoreCurrent()
+	sizes := c.Sizes
+	if sizes == nil {
+		sizes = []int{1, 2, 3, 4, 5, 6, 7, 8}
+	}
 	for _, n := range sizes {
 		meeting := comm.Local(n)
-		k := kit{n, open, func(ctx context.Context, rank int) error { return meeting[rank].Barrier(ctx) }}
+		meet := func(ctx context.Context, rank int) error { return meeting[rank].Barrier(ctx) }
+		k := kit{n, c.Rounded, open, meet}
 		t.Run(fmt.Sprintf("n=%d", n), k.run)
 	}
 	for _, f := range then {
@@ -56,11 +66,8 @@ func TestSizes(t *testing.T, sizes []int, open func(t testing.TB, n int) []comm.
 	goleak.VerifyNone(t, before)
 }
 
-// TestRank checks groups of as many ranks as world has, each of which calls
-// TestRank with its own handle, in its own process. The groups are split from
-// world, which is still good to use when TestRank returns, unless a test failed.
-// Property tests must draw the same cases in all processes: set RAPID_SEED.
-func TestRank(t *testing.T, world comm.Group) {
+// TestRank is the function [TestRank] for this contract.
+func (c Contract) TestRank(t *testing.T, world comm.Group) {
 	open := func(t testing.TB, _ int) []comm.Group {
 		ctx, cancel := context.WithTimeoutCause(context.Background(), patience, errOutOfPatience)
 		defer cancel()
@@ -68,13 +75,33 @@ func TestRank(t *testing.T, world comm.Group) {
 		require.NoError(t, err)
 		return []comm.Group{g}
 	}
-	k := kit{world.Size(), open, func(ctx context.Context, _ int) error { return world.Barrier(ctx) }}
+	k := kit{world.Size(), c.Rounded, open, func(ctx context.Context, _ int) error { return world.Barrier(ctx) }}
 	t.Run(fmt.Sprintf("n=%d/rank %d", k.n, world.Rank()), k.run)
 }
 
+// TestGroup checks groups of 1 to 8 ranks. open returns the handles of a fresh
+// group of n ranks, element r for rank r, and the kit closes them. In the end it
+// calls what is to be called then and looks for goroutines left behind, so tests
+// that call TestGroup must not run in parallel with others.
+func TestGroup(t *testing.T, open func(t testing.TB, n int) []comm.Group, then ...func()) {
+	Contract{}.Test(t, open, then...)
+}
+
+// TestSizes is TestGroup for groups of the given numbers of ranks.
+func TestSizes(t *testing.T, sizes []int, open func(t testing.TB, n int) []comm.Group, then ...func()) {
+	Contract{Sizes: sizes}.Test(t, open, then...)
+}
+
+// TestRank checks groups of as many ranks as world has, each of which calls
+// TestRank with its own handle, in its own process. The groups are split from
+// world, which is still good to use when TestRank returns, unless a test failed.
+// Property tests must draw the same cases in all processes: set RAPID_SEED.
+func TestRank(t *testing.T, world comm.Group) { Contract{}.TestRank(t, world) }
+
 // kit is the contract for groups of n ranks.
 type kit struct {
-	n int
+	n       int
+	rounded bool
 	// open returns the handles of a fresh group that live in this process, in
 	// the order of their ranks.
 	open func(t testing.TB, n int) []comm.Group

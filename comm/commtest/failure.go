@@ -214,7 +214,7 @@ func (k kit) testClose(t *testing.T) {
 	t.Run("completes what all have issued", func(t *testing.T) {
 		gs := k.group(t)
 		must(t, gs, func(ctx context.Context, g comm.Group) error {
-			w, check := step{kind: AllReduce, dtype: comm.Float32, len: 1000}.issue(g)
+			w, check := step{kind: AllReduce, dtype: comm.Float32, len: 1000, rounded: k.rounded}.issue(g)
 			if err := k.meet(ctx, g.Rank()); err != nil {
 				return err
 			}

@@ -30,7 +30,7 @@ func (k kit) testRandom(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		steps := rapid.SliceOfN(stepOf(k.n), 1, 12).Draw(rt, "steps")
 		for i := range steps {
-			steps[i].seed = uint64(i)
+			steps[i].seed, steps[i].rounded = uint64(i), k.rounded
 		}
 		index := make([]int, len(steps))
 		for i := range index {

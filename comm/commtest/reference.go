@@ -17,6 +17,7 @@ type arithmetic[T comm.Elem] struct {
 	reduce func(srcs [][]T, op comm.Op) []T
 	// equal requires equal values, or NaN on both sides.
 	equal func(a, b T) bool
+	float floating[T]
 }
 
 // result is what rank must find in its destination: the naive reference.
@@ -71,7 +72,7 @@ type number interface {
 
 // plain is the arithmetic of Go.
 func plain[T number]() arithmetic[T] {
-	return arithmetic[T]{input[T], reduce[T], func(a, b T) bool { return a == b || a != a && b != b }}
+	return arithmetic[T]{input[T], reduce[T], func(a, b T) bool { return a == b || a != a && b != b }, float[T]()}
 }
 
 func input[T number](s step, rank, lo, hi int) []T {
@@ -165,6 +166,12 @@ func widened[T comm.BF16 | comm.F16](f format) arithmetic[T] {
 		},
 		equal: func(a, b T) bool {
 			return a == b || math.IsNaN(f.decode(uint16(a))) && math.IsNaN(f.decode(uint16(b)))
+		},
+		float: floating[T]{
+			value:   func(x T) float64 { return f.decode(uint16(x)) },
+			unit:    math.Ldexp(1, -int(f)-1),
+			tiny:    math.Ldexp(1, f.lowest()),
+			largest: f.decode(uint16(f.infinity() - 1)),
 		},
 	}
 }

@@ -79,7 +79,10 @@ func (k kit) testSplitLifetime(t *testing.T) {
 		subs := make([]comm.Group, len(gs))
 		must(t, gs, func(ctx context.Context, g comm.Group) (err error) {
 			subs[slices.Index(gs, g)], err = g.Split(ctx, g.Rank()%2, 0)
-			return err
+			if err != nil {
+				return err
+			}
+			return k.meet(ctx, g.Rank()) // nobody disturbs the parent before all have split it
 		})
 		return subs
 	}

@@ -412,6 +412,10 @@ EXPORT result ncclCommDestroy(handle comm) {
   struct communicator *c;
   result r = ready(comm, "ncclCommDestroy", &c);
   if (r) return r;
+  if (c->failure) {
+    open_group(); // X
+    return leave(c, misuse(c->failure, "the communicator has failed: a group stays open on this thread", "ncclCommDestroy"));
+  }
   drain(c);
   return end(comm, c);
 }

@@ -1,0 +1,43 @@
+package comm
+
+import "sync"
+
+// Failing returns a channel that is closed when g has failed, otherwise than by a
+// rank's leaving it, also while nothing is under way: any operation issued then
+// gives the reason. Who has other work to give up than operations of g waits for
+// it. For groups that cannot tell the channel is nil, which is never closed.
+func Failing(g Group) <-chan struct{} {
+	if f, ok := g.(interface{ failing() <-chan struct{} }); ok {
+		return f.failing()
+	}
+	return nil
+}
+
+// alarm is a channel that is closed at most once. The zero value is ready to use.
+type alarm struct {
+	mu   sync.Mutex
+	rung bool
+	ch   chan struct{} // nil until somebody listens
+}
+
+func (a *alarm) ring() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if !a.rung && a.ch != nil {
+		close(a.ch)
+	}
+	a.rung = true
+}
+
+// bell returns the channel.
+func (a *alarm) bell() <-chan struct{} {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.ch == nil {
+		a.ch = make(chan struct{})
+		if a.rung {
+			close(a.ch)
+		}
+	}
+	return a.ch
+}

@@ -1,0 +1,26 @@
+// Package gpucheck checks on real GPUs what is otherwise tested with doubles of their
+// libraries: that process groups over NCCL keep the contract of [comm.Group], and how
+// fast they are. There are only tests here, behind a build tag, and a script that runs
+// them:
+//
+//	make gpu-check
+//	nccl/gpucheck/run.sh -test.run Bandwidth -largest 64    # MiB
+//
+// Ranks are processes, in these arrangements:
+//
+//	one rank
+//	two ranks on one GPU, which NCCL takes for GPUs of two hosts (NCCL_HOSTID), over loopback
+//	two ranks on one GPU, with NCCL 2.30 or later (NCCL_MULTI_RANK_GPU_ENABLE)
+//	a rank on each GPU, if there are several
+//
+// The script builds the test program, or takes the one that GPUCHECK_BIN names, which
+// needs neither Go nor this source; it finds NCCL, also in a Python environment. Its exit
+// status is 0 if all is well, 3 if the machine has no GPU, and another one after any
+// failure.
+//
+//	CGO_ENABLED=1 go test -c -tags gpu -o gpucheck ./nccl/gpucheck
+//	GPUCHECK_BIN=./gpucheck ./run.sh      # elsewhere, with both files copied
+//
+// Without the tag the package tests the script itself, with the doubles. There its
+// figures say nothing about anything.
+package gpucheck

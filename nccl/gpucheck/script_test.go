@@ -1,0 +1,115 @@
+//go:build !gpu && linux && cgo
+
+package gpucheck
+
+import (
+	"context"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"github.com/gofsdp/gofsdp/internal/device/double"
+	"github.com/gofsdp/gofsdp/nccl"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// program builds the test program once.
+var program = struct {
+	sync.Once
+	path string
+}{}
+
+// gpucheck runs the script with a built program, unless a variable says otherwise. It returns what it printed and its exit
+// status.
+func gpucheck(t *testing.T, variables []string, args ...string) (string, int) {
+	t.Helper()
+	libs := double.Build(t)
+	program.Do(func() {
+		program.path = filepath.Join(filepath.Dir(libs.CUDA), "gpucheck") // what is there goes with the doubles
+		out, err := exec.Command("go", "test", "-c", "-tags", "gpu", "-o", program.path, ".").CombinedOutput()
+		require.NoError(t, err, "%s", out)
+	})
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
+	defer cancel()
+	script, err := filepath.Abs("run.sh")
+	require.NoError(t, err)
+	c := exec.CommandContext(ctx, script, args...)
+	c.Dir = t.TempDir() // nothing of the source is needed
+	c.WaitDelay = time.Second
+	c.Env = append(os.Environ(), "GPUCHECK_BIN="+program.path, nccl.EnvCUDA+"="+libs.CUDA, nccl.EnvLibrary+"="+libs.NCCL,
+		"FSDP_DOUBLE_DEVICES=2", "FSDP_DOUBLE_VERBOSE=1", "VIRTUAL_ENV=", "CONDA_PREFIX=")
+	c.Env = append(c.Env, variables...)
+	out, err := c.CombinedOutput()
+	require.NoError(t, ctx.Err(), "%s", out)
+	var exit *exec.ExitError
+	if err != nil && !errors.As(err, &exit) {
+		require.NoError(t, err)
+	}
+	return string(out), c.ProcessState.ExitCode()
+}
+
+// TestScript runs everything with the doubles.
+func TestScript(t *testing.T) {
+	out, status := gpucheck(t, []string{"RAPID_CHECKS=20"}, "-largest=4")
+	require.Zero(t, status, out)
+	require.NotContains(t, out, "double: ", "what was done wrong")
+	require.Regexp(t, `(?m)^driver  CUDA \d+\.\d`, out)
+	require.Regexp(t, `(?m)^NCCL    2\.\d+\.\d+ `, out)
+	require.Regexp(t, `(?m)^GPU 1 .* GiB free`, out)
+	for _, ranks := range []string{"one rank", "two ranks on one GPU", "two ranks on one GPU by NCCL's leave", "a rank on each of 2 GPUs"} {
+		require.Regexp(t, `(?m)^Contract, `+ranks+`\n  done in`, out)
+		require.Regexp(t, `(?m)^Step, `+ranks+`\n  done in`, out)
+		require.Regexp(t, `(?m)^Bandwidth, `+ranks+`\n.*all-gather.*\n +1( +[0-9.e+-]+){5}\n +4 .*\n  done in`, out)
+	}
+}
+
+// TestWithoutGPU also lets the script build the program.
+func TestWithoutGPU(t *testing.T) {
+	out, status := gpucheck(t, []string{"GPUCHECK_BIN=", nccl.EnvCUDA + "=/nowhere/libcuda.so.1"})
+	require.Equal(t, 3, status, out)
+	require.Contains(t, out, "no GPU on this machine")
+	require.Contains(t, out, "/nowhere/libcuda.so.1")
+
+	out, status = gpucheck(t, []string{"FSDP_DOUBLE_DEVICES=0"})
+	require.Equal(t, 3, status, out)
+	require.Contains(t, out, "no GPU on this machine")
+}
+
+func TestWithoutNCCL(t *testing.T) {
+	out, status := gpucheck(t, []string{nccl.EnvLibrary + "=/nowhere/libnccl.so.2"})
+	require.Equal(t, 1, status, out)
+	require.Contains(t, out, "/nowhere/libnccl.so.2")
+}
+
+// TestFailure checks that what fails in a rank fails the script.
+func TestFailure(t *testing.T) {
+	for call, arguments := range map[string][]string{
+		"ncclAllGather":   {"-test.run=Bandwidth/one"},
+		"ncclCommDestroy": {"-test.run=Bandwidth/two"},
+		"cuMemAlloc":      {"-test.run=Bandwidth/one"},
+	} {
+		out, status := gpucheck(t, []string{"FSDP_DOUBLE_FAIL=" + call + ":1:2", "FSDP_DOUBLE_NCCL_TIMEOUT_MS=2000"}, append(arguments, "-largest=1")...)
+		require.Equal(t, 1, status, out)
+		require.Contains(t, out, call)
+		require.Contains(t, out, "rank 0")
+	}
+}
+
+// TestWheel checks that the NCCL of an active Python environment is found.
+func TestWheel(t *testing.T) {
+	home := t.TempDir()
+	library := filepath.Join(home, "lib", "python3.12", "site-packages", "nvidia", "nccl", "lib", "libnccl.so.2")
+	require.NoError(t, os.MkdirAll(filepath.Dir(library), 0o700))
+	require.NoError(t, os.Symlink(double.Build(t).NCCL, library))
+	out, status := gpucheck(t, []string{nccl.EnvLibrary + "=", "VIRTUAL_ENV=" + home}, "-test.run=^$")
+	require.Zero(t, status, out)
+	require.Contains(t, out, "("+library+")")
+}

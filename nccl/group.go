@@ -1,0 +1,125 @@
+package nccl
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/gofsdp/gofsdp/comm"
+)
+
+// GroupConfig says how a [Group] behaves. The zero value is useful. It is the same on
+// all ranks.
+type GroupConfig struct {
+	// Communicator is what NCCL is asked for. Its Name is also that of the group, "nccl"
+	// if it is empty.
+	Communicator Config
+	// Timeout is how long a collective may take once every rank has come to it, with
+	// the work of other streams that it waits for; 0 means 5 minutes. How long ranks
+	// wait for each other is the business of the group that this one is made over.
+	Timeout time.Duration
+	// Staging is the number of bytes of pinned host memory, and of device memory, that
+	// hold pieces of host buffers on their way through NCCL; 0 means 8 MiB. They are
+	// allocated when the first host buffer comes.
+	Staging int
+}
+
+const (
+	defaultTimeout = 5 * time.Minute
+	defaultStaging = 8 << 20
+)
+
+// complete checks c and fills in what is left to the package.
+func (c GroupConfig) complete() (GroupConfig, error) {
+	if c.Communicator.Share { // a part that ends in an abort would end the whole
+		return c, errors.New("nccl: GroupConfig with Communicator.Share, which would let a group split from another end that, too")
+	}
+	if c.Timeout < 0 || c.Staging < 0 {
+		return c, fmt.Errorf("nccl: GroupConfig with Timeout %v and Staging %d", c.Timeout, c.Staging)
+	}
+	if c.Timeout == 0 {
+		c.Timeout = defaultTimeout
+	}
+	if c.Staging == 0 {
+		c.Staging = defaultStaging
+	}
+	if c.Communicator.Name == "" {
+		c.Communicator.Name = "nccl"
+	}
+	return c, nil
+}
+
+// Group is a [comm.Group] whose collectives NCCL executes. Buffers are device memory,
+// made by [comm.OnDevice], which is read and written in place, or host memory, which is
+// copied through pinned memory in pieces. Ranks may differ in that.
+//
+//	boot, err := comm.FromEnv(ctx)       // any group: it carries what is not data
+//	dev, err := nccl.OpenDevice(local)
+//	g, err := nccl.New(ctx, boot, dev, nccl.GroupConfig{})
+//	err = g.Fence(compute)               // collectives come after the kernels in this stream
+//	w := g.ReduceScatter(comm.OnDevice[float32](shard, m), comm.OnDevice[float32](grads, n*m), comm.Sum)
+//	err = g.WaitOn(ctx, compute, w)      // the stream waits, the host does not
+//
+// The contract is that of package comm, but for sums: NCCL adds floats in an order of
+// its own and in their own type, so that sums and averages are right within rounding,
+// and differ from those of other groups in the last bits. An average is the sum of
+// what has been multiplied by 1/n, rounded to the element type: of 16-bit floats, n
+// other than a power of two makes all of it wrong by up to half a unit in the last
+// place. Where a rank has NaN, Max and Min are any rank's value. Integers are exact.
+//
+// All ranks compare their calls before NCCL is asked for anything, so that a mismatch
+// is an error and never a hang. This, barriers, and news of failures travel over a
+// group split from boot. When the group fails, each rank aborts its communicator, and no
+// buffer is touched after an operation has returned its error.
+//
+// Collectives of one group run one after the other. Those of different groups of one
+// device are launched in an order that may differ between ranks, and NCCL wants one
+// order: wait for a collective of one group before the next group's is issued. Leave
+// NCCL_LAUNCH_ORDER_IMPLICIT alone, with which orders that differ are a deadlock.
+type Group struct {
+	comm.Group // a *comm.Serial
+	backend    *backend
+}
+
+// New makes a group of the ranks of boot, each with its own device. It is a collective
+// of boot, which stays the caller's: the group fails when boot fails, and is to be closed
+// before boot and the device are. If a rank cannot join, every rank gets an error that
+// names it.
+func New(ctx context.Context, boot comm.Group, dev *Device, cfg GroupConfig) (*Group, error) {
+	cfg, invalid := cfg.complete()
+	meta, err := boot.Split(ctx, 0, boot.Rank())
+	if err != nil {
+		return nil, fmt.Errorf("nccl: group %q: %w", cfg.Communicator.Name, err)
+	}
+	b := newBackend(cfg.Communicator.Name, meta, dev, cfg)
+	if invalid == nil && dev == nil {
+		invalid = errors.New("nccl: there is no device")
+	}
+	return b.open(ctx, invalid)
+}
+
+// Fence lets the collectives that are launched from now on wait for what the streams,
+// which are of the group's device, have been given so far. A collective is launched at
+// some time after it is issued.
+func (g *Group) Fence(streams ...*Stream) error { return g.backend.follow(streams) }
+
+// WaitOn lets a stream wait for an operation of the group: what s is given after WaitOn
+// has returned runs when the result is there. It returns once the operation is launched
+// on this rank, or complete if a rank has a host buffer in it. If it has failed, WaitOn
+// returns the error; if it fails later, Wait does, and s goes on. The end of ctx fails
+// nothing but WaitOn.
+func (g *Group) WaitOn(ctx context.Context, s *Stream, w comm.Work) error {
+	seq, ok := g.backend.serial.Seq(w)
+	if !ok {
+		if err := w.Wait(ctx); err != nil {
+			return err
+		}
+		return fmt.Errorf("nccl: group %q: WaitOn of an operation of another group", g.backend.name)
+	}
+	ready, err := g.backend.order(ctx, seq, s)
+	if err == nil && !ready {
+		err = w.Wait(ctx) // the group has failed, perhaps after this one
+	}
+	return err
+}

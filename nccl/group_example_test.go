@@ -1,0 +1,52 @@
+package nccl_test
+
+import (
+	"context"
+	"fmt"
+	"log"
+	"os"
+	"strconv"
+
+	"github.com/gofsdp/gofsdp/comm"
+	"github.com/gofsdp/gofsdp/nccl"
+)
+
+// Every process that a launcher has started takes the GPU of its place on the host, and
+// sums over all of them in device memory.
+func ExampleNew() {
+	ctx := context.Background()
+	boot, err := comm.FromEnv(ctx)
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer boot.Close()
+	local, err := strconv.Atoi(os.Getenv("LOCAL_RANK"))
+	if err != nil {
+		log.Fatal(err)
+	}
+	dev, err := nccl.OpenDevice(local)
+	if err != nil {
+		log.Fatal(err) // matches nccl.ErrUnavailable where there is no GPU
+	}
+	defer dev.Close()
+	g, err := nccl.New(ctx, boot, dev, nccl.GroupConfig{})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer g.Close()
+
+	const n = 1 << 20
+	grads, err := dev.Alloc(4 * n)
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer grads.Free()
+	if err := g.AllReduce(comm.OnDevice[float32](grads.Addr(), n).Named("grads"), comm.Avg).Wait(ctx); err != nil {
+		log.Fatal(err)
+	}
+	loss := []float64{1} // host memory works as well
+	if err := g.AllReduce(comm.Of(loss), comm.Avg).Wait(ctx); err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println("mean loss", loss[0])
+}
