@@ -216,15 +216,39 @@ func TestGroupLetsGo(t *testing.T) {
 func TestGroupLaunchHangs(t *testing.T) {
 	t.Setenv("FSDP_DOUBLE_NCCL_CONNECT", "1")
 	cuda, _ := doubles(t)
-	cuda.Fail("cuMemcpyHtoDAsync", 3, 999)
-	start := time.Now()
-	errs := groupOf(t, 2, GroupConfig{Staging: 64}, func(m *member) error {
-		return m.AllReduce(comm.Of(make([]float32, 100)), comm.Sum).Wait(m.me.ctx)
+	for nth := range 6 {
+		cuda.Fail("cuMemcpyHtoDAsync", 1+nth, 999)
+		start := time.Now()
+		errs := groupOf(t, 2, GroupConfig{Staging: 64}, func(m *member) error {
+			return m.AllReduce(comm.Of(make([]float32, 100)), comm.Sum).Wait(m.me.ctx)
+		})
+		for r, err := range errs {
+			require.ErrorContains(t, err, "cuMemcpyHtoD", "rank %d", r)
+		}
+		require.Less(t, time.Since(start), 10*time.Second)
+	}
+}
+
+// A call of NCCL that waits for a rank that does not come returns in time.
+func TestGroupLaunchTimesOut(t *testing.T) {
+	t.Setenv("FSDP_DOUBLE_NCCL_CONNECT", "1")
+	doubles(t)
+	errs := groupOf(t, 2, GroupConfig{Timeout: 100 * time.Millisecond}, func(m *member) (err error) {
+		m.me.alloc(16, func(x uintptr) {
+			if m.Rank() == 1 { // stays before the call
+				m.backend.communicator.mu.Lock()
+				go func() {
+					<-m.backend.halt
+					m.backend.communicator.mu.Unlock()
+				}()
+			}
+			err = m.AllReduce(f32s(x, 4), comm.Sum).Wait(m.me.ctx)
+		})
+		return err
 	})
 	for r, err := range errs {
-		require.ErrorContains(t, err, "cuMemcpyHtoD", "rank %d", r)
+		require.ErrorIs(t, err, comm.ErrTimeout, "rank %d", r)
 	}
-	require.Less(t, time.Since(start), 10*time.Second)
 }
 
 // New fails on every rank if it does on one.

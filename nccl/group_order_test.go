@@ -60,6 +60,7 @@ func TestGroupOrder(t *testing.T) {
 	cuda, _ := doubles(t)
 	const n = 2
 	inGroup(t, n, GroupConfig{}, func(m *member) error {
+		unfenced := must(m.Split(m.me.ctx, 0, m.Rank()))
 		m.me.alloc(4, func(x uintptr) {
 			check(m.me.stream.Set(x, 0, 4))
 			check(m.me.stream.Sync())
@@ -71,6 +72,9 @@ func TestGroupOrder(t *testing.T) {
 			check(m.WaitOn(m.me.ctx, after, w)) // launched on this rank, and cannot have run
 			h := must(m.me.dev.AllocHost(4))
 			check(after.CopyToHost(h, 0, x, 4))
+			for range 5 { // all ranks have launched it, and have time to do others
+				check(unfenced.AllReduce(comm.Of([]float32{1}), comm.Sum).Wait(m.me.ctx))
+			}
 			that(nil, "a collective before its fence", !must(after.Query()))
 			cuda.Resume(t, m.me.stream.Handle())
 			check(after.Sync())
