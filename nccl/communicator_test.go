@@ -140,6 +140,7 @@ func TestSplit(t *testing.T) {
 	both(t, func(t *testing.T, cfg Config) {
 		doubles(t)
 		inWorld(t, 4, cfg, func(r *rank) error {
+			cfg := cfg // of this rank
 			cfg.Name = "half"
 			c := must(r.Split(r.ctx, r.Rank()%2, -r.Rank(), cfg)) // {2, 0} and {3, 1}
 			require.Equal(r, 2, c.Size())
