@@ -22,7 +22,8 @@ func (w wrong) AllReduce(buf comm.Buffer, op comm.Op) comm.Work {
 	if err != nil {
 		return w.Group.AllReduce(buf, op)
 	}
-	return changed{w.Group.AllReduce(buf, op), w, slices.Clone(x), x, op}
+	own := slices.Clone(x) // before the operation may write to x
+	return changed{w.Group.AllReduce(buf, op), w, own, x, op}
 }
 
 type changed struct {
