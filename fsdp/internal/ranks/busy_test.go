@@ -1,4 +1,4 @@
-package fsdp
+package ranks
 
 import (
 	"context"
@@ -25,13 +25,13 @@ func (c *counted) AllReduce(buf comm.Buffer, op comm.Op) comm.Work {
 }
 
 // onAgreements runs f with an agreement of every rank, in a bubble of fake time.
-func onAgreements(t *testing.T, n int, f func(t *testing.T, a *agreement, g *counted)) {
+func onAgreements(t *testing.T, n int, f func(t *testing.T, a *Agreement, g *counted)) {
 	synctest.Test(t, func(t *testing.T) {
 		var ranks sync.WaitGroup
 		for _, g := range comm.Local(n) {
 			ranks.Go(func() {
 				c := &counted{Group: g}
-				f(t, newAgreement(c), c)
+				f(t, NewAgreement(c, newPeerError), c)
 			})
 		}
 		ranks.Wait()
@@ -41,9 +41,9 @@ func onAgreements(t *testing.T, n int, f func(t *testing.T, a *agreement, g *cou
 // TestBusy has ranks work for different times. All hear of each other often, none is done before the last, and each has its own
 // error.
 func TestBusy(t *testing.T) {
-	onAgreements(t, 3, func(t *testing.T, a *agreement, g *counted) {
+	onAgreements(t, 3, func(t *testing.T, a *Agreement, g *counted) {
 		begin := time.Now()
-		err := a.busy(t.Context(), func(context.Context) error {
+		err := a.Busy(t.Context(), func(context.Context) error {
 			time.Sleep(time.Duration(g.Rank()) * time.Minute)
 			return nil
 		})
@@ -56,9 +56,9 @@ func TestBusy(t *testing.T) {
 // TestBusyStops has one rank fail: the others stop, and have nothing to say.
 func TestBusyStops(t *testing.T) {
 	full := errors.New("disk full")
-	onAgreements(t, 3, func(t *testing.T, a *agreement, g *counted) {
+	onAgreements(t, 3, func(t *testing.T, a *Agreement, g *counted) {
 		begin := time.Now()
-		err := a.busy(t.Context(), func(ctx context.Context) error {
+		err := a.Busy(t.Context(), func(ctx context.Context) error {
 			if g.Rank() == 1 {
 				return full
 			}
@@ -77,9 +77,9 @@ func TestBusyStops(t *testing.T) {
 // TestBusyGroupFails fails the group while ranks work, and panics on one: all work has ended when busy returns.
 func TestBusyGroupFails(t *testing.T) {
 	gone := errors.New("gone")
-	onAgreements(t, 2, func(t *testing.T, a *agreement, g *counted) {
+	onAgreements(t, 2, func(t *testing.T, a *Agreement, g *counted) {
 		ended := false
-		err := a.busy(t.Context(), func(ctx context.Context) error {
+		err := a.Busy(t.Context(), func(ctx context.Context) error {
 			if g.Rank() == 1 {
 				g.Abort(gone)
 				panic("no more")
@@ -89,7 +89,7 @@ func TestBusyGroupFails(t *testing.T) {
 			ended = true
 			return nil
 		})
-		var lost *exchangeError
+		var lost *LostError
 		require.ErrorAs(t, err, &lost)
 		require.ErrorIs(t, err, gone)
 		if g.Rank() == 1 {

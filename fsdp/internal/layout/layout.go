@@ -1,0 +1,207 @@
+package layout
+
+import (
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+
+	"github.com/gofsdp/gofsdp/comm"
+	"github.com/gofsdp/gofsdp/internal/program"
+	"github.com/gofsdp/gofsdp/shard"
+)
+
+// A Layout says how a model lies over the ranks, as one of them sees it.
+type Layout struct {
+	Model   *Model
+	Units   []Unit
+	Groups  []Group
+	Home    []Place                   // by parameter
+	Entries map[string]*program.Model // what the scheduler knows of each path; Forward is ""
+}
+
+// A Place is where a parameter lives: in which group, and which of its parameters it is.
+type Place struct{ Group, Index int }
+
+// A Unit is a set of parameters that is scheduled together. It has a group for each kind of them.
+type Unit struct {
+	Name    string
+	Members []int  // parameters of the model
+	Kinds   []Kind // of the members
+	Cut     Cut
+	Keep    bool // once gathered, they stay whole until their last use in a pass
+	Own     *Own // the unit's own process group, or nil
+}
+
+// Cut says how many ranks the parameters of a unit are cut over.
+type Cut uint8
+
+// The cuts.
+const (
+	Whole Cut = iota // none: every rank has all of them
+	Some             // Options.ShardRanks
+	All              // all ranks, or those of the unit's own group
+)
+
+// A Group is the set of parameters that is gathered, freed and reduced together.
+type Group struct {
+	Name   string
+	Unit   int // that it belongs to
+	Kind   Kind
+	Hold   program.Hold
+	Flat   *shard.Layout
+	Params []int // of the model, in the order of Flat
+	Ranks  Ranks
+
+	Compute comm.DType // of computation and of the shard
+	Gather  comm.DType // of parameters that travel
+	Reduce  comm.DType // of gradients that travel
+}
+
+// Options are what a layout depends on beside the model and its units.
+type Options struct {
+	World, Rank             int
+	ShardRanks              int // places of a unit whose Cut is Some
+	Compute, Gather, Reduce comm.DType
+}
+
+// New lays units of m out in flat groups. Every parameter is a member of one unit.
+func New(m *Model, units []Unit, o Options) (*Layout, error) {
+	l := &Layout{Model: m, Units: units, Home: make([]Place, len(m.Params))}
+	like := &program.Model{}
+	for u := range units {
+		kinds := units[u].ordered()
+		for _, k := range kinds {
+			g, err := l.group(u, k, len(kinds) > 1, &o)
+			if err != nil {
+				return nil, err
+			}
+			l.Groups = append(l.Groups, *g)
+			like.Groups = append(like.Groups, g.schedule(units[u].Name))
+		}
+	}
+	for p := range m.Params {
+		like.Params = append(like.Params, program.Param{Name: m.Params[p].Name, Group: l.Home[p].Group})
+	}
+	l.Entries = make(map[string]*program.Model, len(m.Paths))
+	for name, path := range m.Paths {
+		l.Entries[name] = path.schedule(like)
+	}
+	return l, nil
+}
+
+// group lays out the members of a unit that are of kind k. Among several kinds, the group's name says which.
+func (l *Layout) group(unit int, k Kind, several bool, o *Options) (*Group, error) {
+	u := &l.Units[unit]
+	g := &Group{Name: u.Name, Unit: unit, Kind: k, Ranks: u.ranks(k, o), Compute: o.Compute, Gather: o.Gather, Reduce: o.Reduce}
+	if several && k != (Kind{}) {
+		g.Name += " (" + k.String() + ")"
+	}
+	if k.Full {
+		g.Gather, g.Reduce = g.Compute, g.Compute
+	}
+	var list []shard.Param
+	for i, p := range u.Members {
+		if u.Kinds[i] == k {
+			l.Home[p] = Place{len(l.Groups), len(list)}
+			g.Params, list = append(g.Params, p), append(list, l.Model.Params[p].Param)
+		}
+	}
+	var err error
+	if g.Flat, err = shard.New(list, g.Ranks.Shards, shard.DefaultAlign); err != nil {
+		return nil, fmt.Errorf("group %s: %w", g.Name, err)
+	}
+	if g.Flat.Len() > math.MaxInt/8 {
+		return nil, fmt.Errorf("group %s: %d elements are more bytes than an int can count", g.Name, g.Flat.Len())
+	}
+	g.Hold = u.hold(k, g.Gather == g.Compute)
+	return g, nil
+}
+
+// ordered returns the distinct kinds of the unit, the usual one first.
+func (u *Unit) ordered() []Kind {
+	list := make([]Kind, 0, 1)
+	for _, k := range u.Kinds {
+		if !slices.Contains(list, k) {
+			list = append(list, k)
+		}
+	}
+	slices.SortFunc(list, func(a, b Kind) int { return strings.Compare(a.label(), b.label()) })
+	return list
+}
+
+// hold returns how long the parameters of a kind stay whole in a pass. A copy that every rank has can be computed with as it
+// is if it does not have to be rounded on the way.
+func (u *Unit) hold(k Kind, exact bool) program.Hold {
+	switch {
+	case k.Buffer, k.Ignored, u.Cut == Whole && exact:
+		return program.Always
+	case u.Keep:
+		return program.Keep
+	default:
+		return program.Use
+	}
+}
+
+// ranks returns which ranks share the members of kind k.
+func (u *Unit) ranks(k Kind, o *Options) Ranks {
+	world, rank, places := o.World, o.Rank, o.World
+	if u.Own != nil {
+		world, rank, places = u.Own.Ranks, u.Own.Rank, u.Own.Ranks
+	}
+	switch {
+	case k.Buffer, k.Ignored, u.Cut == Whole:
+		places = 1
+	case u.Cut == Some:
+		places = o.ShardRanks
+	}
+	r := Ranks{World: o.World, Shards: places, Place: rank % places, Replicas: world / places, Replica: rank / places, Own: u.Own}
+	if k.Buffer { // every rank has its own
+		r.Replicas, r.Replica = 1, 0
+	}
+	return r
+}
+
+// schedule describes the group to the scheduler.
+func (g *Group) schedule(unit string) program.Group {
+	wire := g.Flat.Len() * g.Gather.Size()
+	if !g.Kind.Frozen {
+		wire = max(wire, g.Flat.Len()*g.Reduce.Size())
+	}
+	return program.Group{
+		Name: g.Name, Unit: unit, Hold: g.Hold, Frozen: g.Kind.Frozen, Bytes: wire, Shards: g.Ranks.Shards, Replicas: g.Ranks.Replicas,
+	}
+}
+
+// Sizes returns the bytes of the full buffers of every group.
+func (l *Layout) Sizes() []program.GroupSizes {
+	sizes := make([]program.GroupSizes, len(l.Groups))
+	for i := range l.Groups {
+		g := &l.Groups[i]
+		n := g.Flat.Len()
+		sizes[i] = program.GroupSizes{Params: g.Bytes(), Grads: g.Bytes(), ParamsWire: n * g.Gather.Size(), GradsWire: n * g.Reduce.Size()}
+	}
+	return sizes
+}
+
+// Bytes returns the size of the group's full buffer, ShardBytes of one rank's share.
+func (g *Group) Bytes() int      { return g.Flat.Len() * g.Compute.Size() }
+func (g *Group) ShardBytes() int { return g.Flat.ShardLen() * g.Compute.Size() }
+
+// Segments returns what this rank owns.
+func (g *Group) Segments() []shard.Segment { return g.Flat.Segments(g.Ranks.Place) }
+
+// Param returns the memory of parameter i of the group in a full buffer.
+func (g *Group) Param(full []byte, i int) []byte {
+	lo := g.Flat.Offset(i) * g.Compute.Size()
+	hi := lo + g.Flat.Params()[i].Len()*g.Compute.Size()
+	return full[lo:hi:hi]
+}
+
+// Stream names the random numbers of a parameter: others for every set of ranks that has its own of that name.
+func (g *Group) Stream(param string) string {
+	if own := g.Ranks.Own; own != nil && own.Leader > 0 && !g.Kind.Buffer {
+		return fmt.Sprintf("%s of rank %d", param, own.Leader)
+	}
+	return param
+}

@@ -1,0 +1,45 @@
+package layout
+
+import (
+	"github.com/gofsdp/gofsdp/internal/program"
+	"github.com/gofsdp/gofsdp/shard"
+)
+
+// A Model is what a trace has found. All layouts of a model share it.
+type Model struct {
+	Params []Param
+	Index  map[string]int   // into Params, by name
+	Paths  map[string]*Path // the ways through the model, by program; Forward is ""
+}
+
+// A Param is a parameter or, if it is not trained but kept by every rank for itself, a buffer.
+type Param struct {
+	shard.Param
+	Call   int // of Forward, that owns it
+	Buffer bool
+}
+
+// A Path is one way through the model: its Forward, or another of its programs.
+type Path struct {
+	Inputs     int      // batch tensors
+	InputNames []string // nil if the model does not name them
+	Calls      []Call
+	Results    []program.Ref // the first is the loss in training
+}
+
+// A Call is one use of a module.
+type Call struct {
+	Name   string
+	Module int // index of the call in Forward that has brought the module
+	In     []program.Ref
+	Params []int // indices into Model.Params, as the module lists them
+}
+
+// schedule describes the path to the scheduler, with the parameters and groups of like.
+func (p *Path) schedule(like *program.Model) *program.Model {
+	m := &program.Model{Inputs: p.Inputs, Params: like.Params, Groups: like.Groups, Results: p.Results}
+	for _, c := range p.Calls {
+		m.Calls = append(m.Calls, program.Call{Name: c.Name, In: c.In, Params: c.Params})
+	}
+	return m
+}

@@ -1,0 +1,237 @@
+package ranks
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+
+	"github.com/gofsdp/gofsdp/comm"
+)
+
+// An Ask is what a rank is about to do.
+type Ask struct {
+	Call     string  // the method, as its users name it
+	Detail   string  // what else ranks must have alike, for messages too; usually ""
+	Argument float64 // likewise; 0 is not mentioned
+	Number   int     // of the rank's collective calls
+	NoSync   bool    // a training pass, or a part of it, inside NoSync
+	Schedule uint64  // hash of the pass that is to run, of 63 bits; 0 if there is none
+	Absent   bool    // the rank has no batch: any schedule will do
+	Value    float64 // not negative; of this rank, others may have another
+}
+
+// String describes what is asked for as in "Backward number 7 inside NoSync by schedule 0123456789abcdef".
+func (q *Ask) String() string {
+	text := fmt.Sprintf("%s number %d%s", q.Call, q.Number, q.Detail)
+	if q.Argument != 0 {
+		text += fmt.Sprintf(" with %v", q.Argument)
+	}
+	if q.NoSync {
+		text += " inside NoSync"
+	}
+	if q.Schedule != 0 {
+		text += fmt.Sprintf(" by schedule %016x", q.Schedule)
+	}
+	return text
+}
+
+// hash returns a number from 0 on that is the same where ranks ask for the same, schedules aside.
+func (q *Ask) hash() int64 {
+	h := hash(hash(offset, q.Call), q.Detail)
+	for _, v := range [...]uint64{math.Float64bits(q.Argument), uint64(q.Number), uint64(word(q.NoSync))} {
+		h = mix(h, v)
+	}
+	return int64(h >> 1)
+}
+
+// An Answer is what all ranks have asked for.
+type Answer struct {
+	Leader  int     // first rank that is not Absent, or -1
+	Missing bool    // some rank is Absent
+	Hash    uint64  // the leader's Schedule
+	Known   bool    // all ranks have asked by the leader's schedule, Absent ones too
+	Largest float64 // Value
+}
+
+// An Agreement is the exchange before a collective call: each rank says what it is about to do and whether it can. If one
+// cannot, all return its error; if they are about to do different things, all say so. It belongs to one goroutine.
+type Agreement struct {
+	group comm.Group
+	peer  func(rank int, message string) error
+	send  [words]int64
+}
+
+// The words that are exchanged, of which every rank gets the largest. Of two numbers one is complemented, so that the smallest
+// is known too.
+const (
+	firstFailed    = iota // size - rank
+	lastFailed            // rank + 1
+	call                  // hash of the Ask
+	callMin               // complemented
+	schedule              // hash, of ranks that have a batch
+	scheduleMin           // complemented
+	anySchedule           // of all ranks
+	anyScheduleMin        // complemented
+	firstPresent          // size - rank
+	absent                // 1
+	value                 // bits of a float64, which are in the order of the numbers where these are not negative
+	words
+)
+
+// NewAgreement returns one of the ranks of g. Errors that peer makes stand for failures of other ranks.
+func NewAgreement(g comm.Group, peer func(rank int, message string) error) *Agreement {
+	return &Agreement{group: g, peer: peer}
+}
+
+// A LostError is a failure of an exchange itself: this rank cannot know what the others make of it.
+type LostError struct{ Err error }
+
+func (e *LostError) Error() string { return e.Err.Error() }
+func (e *LostError) Unwrap() error { return e.Err }
+
+// Agree agrees to do q. err is why this rank cannot, or nil. It returns nil on every rank or an error on every rank: a
+// LostError if the ranks could not talk.
+func (a *Agreement) Agree(ctx context.Context, q *Ask, err error) (Answer, error) {
+	n := a.group.Size()
+	if n == 1 {
+		return alone(q), err
+	}
+	a.fill(q, err != nil)
+	if werr := a.reduce(ctx, a.send[:]); werr != nil {
+		return Answer{}, &LostError{errors.Join(err, fmt.Errorf("agreeing with the other ranks: %w", werr))}
+	}
+	w := a.send // of all ranks now
+	if w[firstFailed] > 0 {
+		return Answer{}, a.failures(ctx, n-int(w[firstFailed]), int(w[lastFailed])-1, err)
+	}
+	ans := Answer{
+		Leader: -1, Missing: w[absent] != 0, Hash: uint64(max(w[schedule], 0)), Known: w[anySchedule] == flip(w[anyScheduleMin]),
+		Largest: math.Float64frombits(uint64(w[value])),
+	}
+	if w[firstPresent] > 0 {
+		ans.Leader = n - int(w[firstPresent])
+	}
+	var measure int
+	var mine int64
+	switch {
+	case w[call] != flip(w[callMin]):
+		mine = q.hash()
+	case ans.Leader >= 0 && w[schedule] != flip(w[scheduleMin]):
+		if measure, mine = ans.Leader, int64(q.Schedule); q.Absent {
+			mine = none
+		}
+	default:
+		return ans, nil
+	}
+	d, werr := a.differ(ctx, measure, mine, q.String())
+	if werr != nil {
+		return Answer{}, &LostError{errors.Join(err, werr)}
+	}
+	return Answer{}, fmt.Errorf("ranks disagree: rank %d runs %s, rank %d runs %s", measure, d.first, d.rank, d.other)
+}
+
+// alone is the answer to the only rank.
+func alone(q *Ask) Answer {
+	ans := Answer{Leader: 0, Missing: q.Absent, Hash: q.Schedule, Known: true, Largest: q.Value}
+	if q.Absent {
+		ans.Leader = -1
+	}
+	return ans
+}
+
+// fill sets the words of this rank.
+func (a *Agreement) fill(q *Ask, failed bool) {
+	n, rank := int64(a.group.Size()), int64(a.group.Rank())
+	a.send = [words]int64{}
+	if failed {
+		a.send[firstFailed], a.send[lastFailed] = n-rank, rank+1
+		return
+	}
+	a.send[call] = q.hash()
+	a.send[callMin] = flip(a.send[call])
+	a.send[anySchedule], a.send[anyScheduleMin] = int64(q.Schedule), flip(int64(q.Schedule))
+	if q.Absent {
+		a.send[schedule], a.send[scheduleMin], a.send[absent] = none, none, 1
+	} else {
+		a.send[schedule], a.send[scheduleMin], a.send[firstPresent] = int64(q.Schedule), flip(int64(q.Schedule)), n-rank
+	}
+	a.send[value] = int64(math.Float64bits(q.Value))
+}
+
+// failures returns the errors of the first and the last rank that failed, and this rank's own.
+func (a *Agreement) failures(ctx context.Context, first, last int, err error) error {
+	mine := ""
+	if err != nil {
+		mine = shortened(err.Error())
+	}
+	errs := []error{err}
+	for _, rank := range slices.Compact([]int{first, last}) {
+		theirs, terr := a.text(ctx, rank, mine)
+		if terr != nil {
+			return &LostError{errors.Join(err, terr)}
+		}
+		if rank != a.group.Rank() && (err == nil || theirs != mine) {
+			errs = append(errs, a.peer(rank, theirs))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// messageSize bounds the error text that a rank tells the others, in bytes.
+const messageSize = 1024
+
+// shortened returns the beginning of a text, of whole characters.
+func shortened(text string) string {
+	if len(text) <= messageSize {
+		return text
+	}
+	return strings.ToValidUTF8(text[:messageSize], "")
+}
+
+// Sum returns the sum of v over the ranks, in the canonical order of package comm. Ranks must have agreed to call it.
+func (a *Agreement) Sum(ctx context.Context, v float64) (float64, error) {
+	sum := []float64{v}
+	if err := a.group.AllReduce(comm.Of(sum).Named(label), comm.Sum).Wait(ctx); err != nil {
+		return 0, &LostError{fmt.Errorf("agreeing with the other ranks: %w", err)}
+	}
+	return sum[0], nil
+}
+
+// Missing returns the ranks for which missing is true, in order, on every rank. Ranks must have agreed to call it.
+func (a *Agreement) Missing(ctx context.Context, missing bool) ([]int, error) {
+	all := make([]uint8, a.group.Size())
+	if err := a.group.AllGather(comm.Of(all).Named(label), comm.Of([]uint8{uint8(word(missing))}).Named(label)).Wait(ctx); err != nil {
+		return nil, &LostError{err}
+	}
+	var ranks []int
+	for rank, is := range all {
+		if is != 0 {
+			ranks = append(ranks, rank)
+		}
+	}
+	return ranks, nil
+}
+
+// label names the exchanges in errors of the group.
+const label = "agreement"
+
+// reduce leaves the largest of each word of all ranks.
+func (a *Agreement) reduce(ctx context.Context, w []int64) error {
+	return a.group.AllReduce(comm.Of(w).Named(label), comm.Max).Wait(ctx)
+}
+
+// none is the number of a rank that has no say.
+const none = -1
+
+// flip maps numbers from 0 on so that the largest is the smallest, and back.
+func flip(w int64) int64 { return math.MaxInt64 - w }
+
+func word(b bool) int64 {
+	if b {
+		return 1
+	}
+	return 0
+}

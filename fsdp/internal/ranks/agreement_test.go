@@ -1,0 +1,149 @@
+package ranks
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+	"pgregory.net/rapid"
+
+	"github.com/gofsdp/gofsdp/comm"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// peerError stands for another rank's failure.
+type peerError struct {
+	rank    int
+	message string
+}
+
+func (e *peerError) Error() string { return fmt.Sprintf("rank %d: %s", e.rank, e.message) }
+
+func newPeerError(rank int, message string) error { return &peerError{rank, message} }
+
+// each runs f as every rank of n and returns their errors.
+func each(n int, f func(a *Agreement, rank int) error) []error {
+	errs := make([]error, n)
+	var all sync.WaitGroup
+	for r, g := range comm.Local(n) {
+		all.Go(func() {
+			errs[r] = f(NewAgreement(g, newPeerError), r)
+		})
+	}
+	all.Wait()
+	return errs
+}
+
+// TestAgree draws what ranks ask for and compares with a definition that sees all of it.
+func TestAgree(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		n := rapid.IntRange(1, 5).Draw(t, "ranks")
+		asks := make([]Ask, n)
+		fails := make([]error, n)
+		for r := range asks {
+			asks[r] = Ask{
+				Call: rapid.SampledFrom([]string{"Forward", "Forward", "Forward", "Eval"}).Draw(t, "call"), Number: 7,
+				Schedule: rapid.SampledFrom([]uint64{5, 5, 5, 6}).Draw(t, "schedule"), Absent: rapid.IntRange(0, 3).Draw(t, "absent") == 0,
+				Value: float64(rapid.IntRange(0, 9).Draw(t, "value")),
+			}
+			if rapid.IntRange(0, 9).Draw(t, "fails") == 0 {
+				fails[r] = fmt.Errorf("rank %d cannot", r)
+			}
+		}
+		answers := make([]Answer, n)
+		errs := each(n, func(a *Agreement, r int) (err error) {
+			answers[r], err = a.Agree(context.Background(), &asks[r], fails[r])
+			return err
+		})
+		want, wantErr := define(asks, fails)
+		for r := range n {
+			if wantErr == "" {
+				require.NoError(t, errs[r])
+				require.Equal(t, want, answers[r])
+				continue
+			}
+			require.ErrorContains(t, errs[r], wantErr)
+			if fails[r] != nil {
+				require.ErrorIs(t, errs[r], fails[r])
+			}
+		}
+	})
+}
+
+// define says what all ranks get, or what their errors contain.
+func define(asks []Ask, fails []error) (ans Answer, text string) {
+	for _, err := range fails {
+		if err != nil {
+			return ans, err.Error()
+		}
+	}
+	ans = Answer{Leader: -1, Known: true}
+	for r, q := range asks {
+		if !q.Absent && ans.Leader < 0 {
+			ans.Leader, ans.Hash = r, q.Schedule
+		}
+		ans.Missing = ans.Missing || q.Absent
+		ans.Largest = max(ans.Largest, q.Value)
+	}
+	for r, q := range asks {
+		if q.Call != asks[0].Call {
+			return ans, fmt.Sprintf("rank 0 runs %s, rank %d runs %s", &asks[0], r, &q)
+		}
+		ans.Known = ans.Known && q.Schedule == asks[0].Schedule
+	}
+	for r, q := range asks {
+		if lead := ans.Leader; !q.Absent && q.Schedule != asks[lead].Schedule {
+			return ans, fmt.Sprintf("rank %d runs %s, rank %d runs %s", lead, &asks[lead], r, &q)
+		}
+	}
+	if len(asks) == 1 {
+		ans.Hash = asks[0].Schedule
+	}
+	return ans, ""
+}
+
+// TestFailuresAreCut cuts a message of two-byte characters where a byte count would split one.
+func TestFailuresAreCut(t *testing.T) {
+	long := errors.New("x" + strings.Repeat("ä", messageSize))
+	errs := each(2, func(a *Agreement, r int) error {
+		_, err := a.Agree(context.Background(), &Ask{Call: "Save"}, map[int]error{0: long}[r])
+		return err
+	})
+	require.Equal(t, long, errs[0].(interface{ Unwrap() []error }).Unwrap()[0])
+	var peer *peerError
+	require.ErrorAs(t, errs[1], &peer)
+	require.Equal(t, "x"+strings.Repeat("ä", (messageSize-1)/2), peer.message)
+}
+
+// TestSame compares texts, and names where the first and another differ.
+func TestSame(t *testing.T) {
+	texts := []string{"a\nb\nc\n", "a\nb\nc\n", "a\nB\nc\n", "a\n"}
+	errs := each(4, func(a *Agreement, r int) error { return a.Same(context.Background(), "model", texts[r]) })
+	for _, err := range errs {
+		require.EqualError(t, err, `ranks disagree about the model: rank 0 has "b", rank 2 has "B"`)
+	}
+	for _, err := range each(3, func(a *Agreement, r int) error { return a.Same(context.Background(), "model", texts[0]) }) {
+		require.NoError(t, err)
+	}
+}
+
+// TestSum and the ranks that are missing.
+func TestSum(t *testing.T) {
+	errs := each(3, func(a *Agreement, r int) error {
+		sum, err := a.Sum(context.Background(), float64(r))
+		require.Equal(t, 3.0, sum)
+		if err != nil {
+			return err
+		}
+		ranks, err := a.Missing(context.Background(), r != 1)
+		require.Equal(t, []int{0, 2}, ranks)
+		return err
+	})
+	require.NoError(t, errors.Join(errs...))
+}

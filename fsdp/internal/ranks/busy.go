@@ -1,0 +1,81 @@
+package ranks
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime/debug"
+	"time"
+
+	"github.com/gofsdp/gofsdp/comm"
+)
+
+// errStopped is why a rank stops working: another has failed, and will say so.
+var errStopped = errors.New("another rank has failed")
+
+// longestBeat is how often ranks at least tell each other that they are still busy.
+const longestBeat = time.Second
+
+// beat is that of the ranks of g: a group takes a rank that says nothing for its timeout for one that hangs.
+func beat(g comm.Group) time.Duration {
+	if limit := comm.Timeout(g); limit > 0 {
+		return min(longestBeat, limit/4)
+	}
+	return longestBeat
+}
+
+// Busy runs work, which may take any time on any rank, such as writing files, and returns when all ranks are done with theirs.
+// Its context ends when the work of another rank has failed: there is no use in it any more. The error is this rank's, none if
+// it was only stopped, or a LostError if the group has failed. It has to be agreed on.
+func (a *Agreement) Busy(ctx context.Context, work func(context.Context) error) (err error) {
+	inner, stop := context.WithCancelCause(ctx)
+	defer stop(nil)
+	done := make(chan error, 1)
+	go func() { done <- Guarded(func() error { return work(inner) }) }()
+	if a.group.Size() == 1 {
+		return <-done
+	}
+	tick := time.NewTicker(beat(a.group))
+	defer tick.Stop()
+	for busy := true; ; {
+		if busy {
+			select {
+			case err = <-done:
+				busy = false
+			case <-tick.C:
+			}
+		}
+		flags := []int64{word(busy), word(err != nil)}
+		if werr := a.group.AllReduce(comm.Of(flags).Named("busy"), comm.Max).Wait(ctx); werr != nil {
+			stop(werr)
+			if busy {
+				err = <-done
+			}
+			return &LostError{errors.Join(err, fmt.Errorf("waiting for the other ranks: %w", werr))}
+		}
+		if flags[1] != 0 {
+			stop(errStopped)
+		}
+		if flags[0] == 0 {
+			break
+		}
+	}
+	if errors.Is(err, errStopped) {
+		return nil
+	}
+	return err
+}
+
+// Guarded calls a function of the user's and turns a panic into an error, which wraps what it panicked with if that is one.
+func Guarded(f func() error) (err error) {
+	defer func() {
+		if r := recover(); r != nil {
+			cause, ok := r.(error)
+			if !ok {
+				cause = fmt.Errorf("%v", r)
+			}
+			err = fmt.Errorf("panic: %w\n%s", cause, debug.Stack())
+		}
+	}()
+	return f()
+}

@@ -1,0 +1,175 @@
+package ranks
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/gofsdp/gofsdp/comm"
+)
+
+// A Team is all ranks that train a model, as one of them sees them: the exchanges between all, and the groups that its
+// parameters lie on. It belongs to one goroutine.
+type Team struct {
+	*Agreement
+	group comm.Group
+	alone comm.Group // this rank
+	mixed *Mesh      // of the hybrid strategies, once it is needed
+	own   map[comm.Group]int
+	split []comm.Group // made here
+}
+
+// A Mesh is where the parameters of a flat group live: cut over the ranks of Shard, each piece of which the ranks of Replica
+// hold alike.
+//
+//	FullShard     Shard: all ranks      Replica: none
+//	HybridShard   Shard: one of R sets  Replica: the ranks that have the same place in the other sets
+//	NoShard       Shard: this rank      Replica: all ranks
+type Mesh struct {
+	Shard   comm.Group
+	Replica comm.Group // nil without replicas
+	Peers   comm.Group // all ranks that have these parameters, or buffers
+}
+
+// NewTeam returns the team of the ranks of g. Errors that peer makes stand for failures of other ranks.
+func NewTeam(g comm.Group, peer func(rank int, message string) error) *Team {
+	return &Team{Agreement: NewAgreement(g, peer), group: g, alone: comm.Local(1)[0], own: make(map[comm.Group]int)}
+}
+
+// Rank returns this rank, Size the number of all.
+func (t *Team) Rank() int { return t.group.Rank() }
+func (t *Team) Size() int { return t.group.Size() }
+
+// Mesh returns the mesh of parameters that are cut over shards ranks with so many replicas: of own, if that is not nil, or of
+// all. It is a collective of these ranks.
+func (t *Team) Mesh(ctx context.Context, own comm.Group, shards, replicas int) (_ Mesh, err error) {
+	all := t.group
+	if own != nil {
+		all = own
+	}
+	switch {
+	case shards == all.Size():
+		return Mesh{Shard: all, Peers: all}, nil
+	case replicas == 1: // buffers
+		return Mesh{Shard: t.alone, Peers: all}, nil
+	case shards == 1:
+		return Mesh{Shard: t.alone, Replica: all, Peers: all}, nil
+	case t.mixed != nil:
+		return *t.mixed, nil
+	}
+	m := Mesh{Peers: all}
+	set, place := t.Rank()/shards, t.Rank()%shards
+	if m.Shard, err = t.part(ctx, set, set*shards, 1, shards); err != nil {
+		return m, fmt.Errorf("making the groups of %d ranks that share shards: %w", shards, err)
+	}
+	if m.Replica, err = t.part(ctx, replicas+place, place, shards, replicas); err != nil { // groups are named by their colors
+		return m, fmt.Errorf("making the groups of replicas: %w", err)
+	}
+	t.mixed = &m
+	return m, nil
+}
+
+// part splits off the group of color, whose n ranks are first, first+step, …
+func (t *Team) part(ctx context.Context, color, first, step, n int) (comm.Group, error) {
+	g, err := t.group.Split(ctx, color, t.Rank())
+	if err != nil {
+		return nil, err
+	}
+	p := &part{Group: g}
+	for i := range n {
+		p.ranks = append(p.ranks, first+i*step)
+	}
+	t.split = append(t.split, p)
+	return p, nil
+}
+
+// Meet returns the first rank, of the team, of a group of the user's. It is a collective of that group, the first time.
+func (t *Team) Meet(ctx context.Context, own comm.Group) (leader int, err error) {
+	if leader, known := t.own[own]; known {
+		return leader, nil
+	}
+	first := []int64{int64(t.Rank())}
+	if err := own.AllReduce(comm.Of(first).Named("first rank"), comm.Min).Wait(ctx); err != nil {
+		return 0, fmt.Errorf("meeting the ranks of a group of GroupOf: %w", err)
+	}
+	t.own[own] = int(first[0])
+	return int(first[0]), nil
+}
+
+// Each returns the words of every rank, in rank order: mine of this one, as many as on every rank.
+func (t *Team) Each(ctx context.Context, what string, mine []int64) ([]int64, error) {
+	all := make([]int64, len(mine)*t.Size())
+	if len(mine) == 0 {
+		return nil, nil
+	}
+	return all, t.group.AllGather(comm.Of(all).Named(what), comm.Of(mine).Named(what)).Wait(ctx)
+}
+
+// A Failure is an error after which no group of the model is of use: it is the same on every rank, or some rank's own.
+type Failure struct{ Err error }
+
+func (e *Failure) Error() string { return e.Err.Error() }
+func (e *Failure) Unwrap() error { return e.Err }
+
+// Fail fails all groups on every rank and returns err as a Failure. Those made here fail with the team's group, but not if it
+// has failed before because a rank has left it: then the ranks that wait elsewhere, for this one, would not know.
+func (t *Team) Fail(err error) error {
+	t.group.Abort(err)
+	for _, g := range t.split {
+		g.Abort(err)
+	}
+	for g := range t.own {
+		g.Abort(err)
+	}
+	return &Failure{err}
+}
+
+// Close closes the groups made here.
+func (t *Team) Close() error {
+	var errs []error
+	for _, g := range append(t.split, t.alone) {
+		errs = append(errs, g.Close())
+	}
+	return errors.Join(errs...)
+}
+
+// A part is a group that was split off here. It has numbers of its own for ranks that the user knows by others, so its errors
+// list those.
+type part struct {
+	comm.Group
+	ranks []int // of the team
+}
+
+// partWork is an operation of a part.
+type partWork struct {
+	comm.Work
+	part *part
+}
+
+// Wait implements comm.Work.
+func (w partWork) Wait(ctx context.Context) error {
+	if err := w.Work.Wait(ctx); err != nil {
+		return fmt.Errorf("among ranks %v: %w", w.part.ranks, err)
+	}
+	return nil
+}
+
+// AllGather implements comm.Group.
+func (p *part) AllGather(dst, src comm.Buffer) comm.Work {
+	return partWork{p.Group.AllGather(dst, src), p}
+}
+
+// ReduceScatter implements comm.Group.
+func (p *part) ReduceScatter(dst, src comm.Buffer, op comm.Op) comm.Work {
+	return partWork{p.Group.ReduceScatter(dst, src, op), p}
+}
+
+// Gather implements comm.Group.
+func (p *part) Gather(dst, src comm.Buffer, counts []int, root int) comm.Work {
+	return partWork{p.Group.Gather(dst, src, counts, root), p}
+}
+
+// AllReduce implements comm.Group.
+func (p *part) AllReduce(buf comm.Buffer, op comm.Op) comm.Work {
+	return partWork{p.Group.AllReduce(buf, op), p}
+}
