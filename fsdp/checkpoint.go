@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/gofsdp/gofsdp/fsdp/internal/ranks"
 	"github.com/gofsdp/gofsdp/internal/checkpoint"
 )
 
@@ -78,7 +79,7 @@ func encodeExtras(option string, values map[string]any) (extras, error) {
 	all := make(extras, len(values))
 	for name, v := range values {
 		var text []byte
-		err := guarded(func() (err error) { text, err = json.Marshal(v); return err }) // v may encode itself
+		err := ranks.Guarded(func() (err error) { text, err = json.Marshal(v); return err }) // v may encode itself
 		if err != nil {
 			return nil, fmt.Errorf("%s(%q): %w", option, name, err)
 		}

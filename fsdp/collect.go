@@ -58,7 +58,7 @@ func (s *Sharded) memory(opt optim.Optimizer) (map[key][]byte, error) {
 // values lists the parameters and buffers, in the order of the model. A buffer is every rank's own, under its plain name.
 func (s *Sharded) values(holdings []holding) (list []stateTensor) {
 	for p, q := range s.trace.params {
-		for _, owner := range holdings[s.home[p].group].owners() {
+		for _, owner := range holdings[s.layout.Home[p].Group].g.Owners() {
 			list = append(list, stateTensor{Key: checkpoint.Key{Param: q.Name, Owner: owner}, param: p, shape: q.Shape})
 		}
 	}
@@ -134,25 +134,25 @@ func (c *collector) start(t *stateTensor) collection {
 	if c.root == me || c.root == everywhere {
 		out.whole = c.room(t)
 	}
-	home := c.s.home[t.param]
-	g, h := c.s.groups[home.group], &c.holdings[home.group]
-	buffer := func(b []byte) comm.Buffer { return g.buffer(b, g.dtype).Named(t.Name()) }
-	part, es := c.parts[key{t.Param, t.Entry}], g.dtype.size()
+	home := c.s.layout.Home[t.param]
+	g, h := c.s.groups[home.Group], &c.holdings[home.Group]
+	buffer := func(b []byte) comm.Buffer { return g.buffer(b, g.Compute).Named(t.Name()) }
+	part, es := c.parts[key{t.Param, t.Entry}], g.Compute.Size()
 
 	if c.root == everywhere && t.Owner == checkpoint.Shared { // every set has all of it
-		copy(out.whole[h.span(me, home.index).Start*es:], part)
-		if g.mesh.shard.Size() > 1 {
-			out.work = comm.AllGatherV(g.mesh.shard, buffer(out.whole), h.lengths(home.index))
+		copy(out.whole[g.Span(g.Member(me).Place, home.Index).Start*es:], part)
+		if g.mesh.Shard.Size() > 1 {
+			out.work = comm.AllGatherV(g.mesh.Shard, buffer(out.whole), h.lengths(home.Index))
 		}
 		return out
 	}
 	source := h.source(t.Owner, max(c.root, 0))
-	if h.set[me] != h.set[source] {
+	if g.Member(me).Set != g.Member(source).Set {
 		part = nil
 	}
-	counts, ordered := h.counts(source, home.index)
+	counts, ordered := h.counts(source, home.Index)
 	if out.whole != nil && !ordered {
-		out.finish = func() { h.arrange(out.whole, counts, home.index, es) }
+		out.finish = func() { h.arrange(out.whole, counts, home.Index, es) }
 	}
 	switch {
 	case c.root == everywhere:

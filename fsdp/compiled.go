@@ -5,6 +5,7 @@ import (
 	"hash/fnv"
 	"slices"
 
+	"github.com/gofsdp/gofsdp/fsdp/internal/layout"
 	"github.com/gofsdp/gofsdp/internal/exec"
 	"github.com/gofsdp/gofsdp/internal/program"
 )
@@ -13,7 +14,8 @@ import (
 // each call finds its memory.
 type compiled struct {
 	variant
-	way    *entry
+	path   *layout.Path
+	model  *program.Model
 	inputs []exec.Value // shapes and types of the batch; Bytes is nil
 	plan   *program.Plan
 	calls  []boundCall
@@ -99,8 +101,8 @@ func shapeless(batch []exec.Value) []exec.Value {
 // backward, and plans the buffers.
 func (s *Sharded) compile(v variant, batch []exec.Value) (*compiled, error) {
 	c := &compiled{
-		variant: v, way: s.entries[v.entry], inputs: shapeless(batch),
-		calls: make([]boundCall, len(s.entries[v.entry].model.Calls)), facts: &facts{grad: make([]bool, len(s.model.Params))},
+		variant: v, path: s.model.Paths[v.entry], model: s.layout.Entries[v.entry], inputs: shapeless(batch),
+		calls: make([]boundCall, len(s.model.Paths[v.entry].Calls)), facts: &facts{grad: make([]bool, len(s.model.Params))},
 	}
 	shapes, err := s.shapes(c)
 	if err != nil {
@@ -117,7 +119,7 @@ func (s *Sharded) compile(v variant, batch []exec.Value) (*compiled, error) {
 
 // schedule compiles and plans the pass and looks up its buffers.
 func (s *Sharded) schedule(c *compiled, sizes *program.Sizes) error {
-	prog, err := s.program(c.variant, c.reads)
+	prog, err := s.program(s.layout, s.programs, c.variant, c.reads)
 	if err != nil {
 		return err
 	}
@@ -127,37 +129,42 @@ func (s *Sharded) schedule(c *compiled, sizes *program.Sizes) error {
 	s.bind(c)
 	h := fnv.New64a()
 	fmt.Fprint(h, prog.Hash(), c.grad)
-	c.hash = h.Sum64()
+	c.hash = h.Sum64() >> 1 // ranks agree on numbers of 63 bits
 	return nil
 }
 
-// program returns the schedule of a pass whose calls read these of their parameters in backward; nil means all.
-func (s *Sharded) program(v variant, reads [][]bool) (*program.Program, error) {
+// program returns the schedule of a pass whose calls read these of their parameters in backward; nil means all. What is compiled
+// is verified, and kept in programs.
+func (s *Sharded) program(l *layout.Layout, programs map[string]*program.Program, v variant, reads [][]bool) (*program.Program, error) {
 	key := fmt.Sprint(v, reads)
-	if p := s.programs[key]; p != nil {
+	if p := programs[key]; p != nil {
 		return p, nil
 	}
-	p, err := program.Compile(s.entries[v.entry].model, program.Options{
+	p, err := program.Compile(l.Entries[v.entry], program.Options{
 		Prefetch: s.cfg.Prefetch, InFlight: s.cfg.InFlight, Eval: v.eval, NoSync: v.noSync, Pending: v.pending, Reads: reads,
 	})
 	if err == nil {
-		s.programs[key] = p
+		err = program.Verify(p)
 	}
-	return p, err
+	if err != nil {
+		return nil, err
+	}
+	programs[key] = p
+	return p, nil
 }
 
 // shapes compiles the forward of every call of the pass in turn, which gives the shapes of its outputs.
 func (s *Sharded) shapes(c *compiled) ([][]exec.Value, error) {
-	outs := make([][]exec.Value, len(c.way.model.Calls))
-	for i, need := range c.way.model.NeedsForward(c.results()) {
+	outs := make([][]exec.Value, len(c.model.Calls))
+	for i, need := range c.model.NeedsForward(c.results()) {
 		if !need {
 			continue
 		}
 		sig := &exec.Signature{DType: s.cfg.Precision.Compute.tensor()}
-		for j, r := range c.way.model.Calls[i].In {
+		for j, r := range c.model.Calls[i].In {
 			if r.Call != program.Batch && r.Out >= len(outs[r.Call]) {
 				return nil, fmt.Errorf("call %s: input %d is output %d of call %s, which has %d",
-					c.way.model.Calls[i].Name, j, r.Out, c.way.model.Calls[r.Call].Name, len(outs[r.Call]))
+					c.model.Calls[i].Name, j, r.Out, c.model.Calls[r.Call].Name, len(outs[r.Call]))
 			}
 			sig.Inputs = append(sig.Inputs, c.input(outs, i, j))
 		}
@@ -176,14 +183,14 @@ func (s *Sharded) shapes(c *compiled) ([][]exec.Value, error) {
 // results returns those of the model that a pass computes: all in an evaluation, the loss in training.
 func (c *compiled) results() []program.Ref {
 	if c.eval {
-		return c.way.model.Results
+		return c.model.Results
 	}
-	return c.way.model.Results[:1]
+	return c.model.Results[:1]
 }
 
 // input describes input j of a call to the compiler, without its gradient.
 func (c *compiled) input(outs [][]exec.Value, call, j int) exec.Input {
-	in := c.way.model.Calls[call].In
+	in := c.model.Calls[call].In
 	from := c.inputs
 	if in[j].Call != program.Batch {
 		from = outs[in[j].Call]
@@ -197,22 +204,22 @@ func (c *compiled) checkResults(outs [][]exec.Value) error {
 	results := c.results()
 	for i, r := range results {
 		if r.Out >= len(outs[r.Call]) {
-			return fmt.Errorf("result %d is output %d of call %s, which has %d", i, r.Out, c.way.model.Calls[r.Call].Name, len(outs[r.Call]))
+			return fmt.Errorf("result %d is output %d of call %s, which has %d", i, r.Out, c.model.Calls[r.Call].Name, len(outs[r.Call]))
 		}
 	}
 	if loss := outs[results[0].Call][results[0].Out]; !c.eval && loss.Len() != 1 {
 		return fmt.Errorf("the loss, output %d of call %s, has shape %v: it must be one number to train on",
-			results[0].Out, c.way.model.Calls[results[0].Call].Name, loss.Shape)
+			results[0].Out, c.model.Calls[results[0].Call].Name, loss.Shape)
 	}
 	return nil
 }
 
 // unit returns the program of a call.
 func (s *Sharded) unit(c *compiled, call int, sig *exec.Signature) (*exec.Unit, error) {
-	t := c.way.calls[call]
+	t := s.trace.calls[c.path.Calls[call].Module]
 	u, err := exec.Shared.Unit(t.module, spec(t.module, t.local), sig)
 	if err != nil {
-		return nil, fmt.Errorf("call %s (%T): %w", t.name, t.module, err)
+		return nil, fmt.Errorf("call %s (%T): %w", c.path.Calls[call].Name, t.module, err)
 	}
 	return u, nil
 }
@@ -220,16 +227,16 @@ func (s *Sharded) unit(c *compiled, call int, sig *exec.Signature) (*exec.Unit, 
 // compileTraining compiles forward and backward of the calls that need both. It returns which parameters the backward of
 // each call reads.
 func (s *Sharded) compileTraining(c *compiled, shapes [][]exec.Value) (reads [][]bool, err error) {
-	reads = make([][]bool, len(s.model.Calls))
-	firsts := s.model.First()
-	back, trained := s.model.NeedsBackward(), s.model.Trained()
-	gradOut := make([][]bool, len(s.model.Calls)) // which outputs receive a gradient
+	reads = make([][]bool, len(c.model.Calls))
+	firsts := c.model.First()
+	back, trained := c.model.NeedsBackward(), c.model.Trained()
+	gradOut := make([][]bool, len(c.model.Calls)) // which outputs receive a gradient
 	for i := range gradOut {
 		gradOut[i] = make([]bool, len(shapes[i]))
 	}
-	loss := s.model.Results[0]
+	loss := c.model.Results[0]
 	gradOut[loss.Call][loss.Out] = true
-	for i, call := range s.model.Calls {
+	for i, call := range c.model.Calls {
 		for _, r := range call.In {
 			if back[i] && r.Call != program.Batch && trained[r.Call] {
 				gradOut[r.Call][r.Out] = true
@@ -242,7 +249,7 @@ func (s *Sharded) compileTraining(c *compiled, shapes [][]exec.Value) (reads [][
 			continue
 		}
 		sig := &exec.Signature{DType: s.cfg.Precision.Compute.tensor(), GradOut: gradOut[i], Save: s.save[i]}
-		for j, r := range s.model.Calls[i].In {
+		for j, r := range c.model.Calls[i].In {
 			in := c.input(shapes, i, j)
 			if r.Call != program.Batch {
 				in.Grad = trained[r.Call] && in.Same == 0
@@ -251,16 +258,16 @@ func (s *Sharded) compileTraining(c *compiled, shapes [][]exec.Value) (reads [][
 			}
 			sig.Inputs = append(sig.Inputs, in)
 		}
-		for j, p := range s.model.Calls[i].Params {
+		for j, p := range c.model.Calls[i].Params {
 			sig.AccParam = append(sig.AccParam, c.pending || !firsts[i][j])
-			sig.FrozenParam = append(sig.FrozenParam, s.groups[s.home[p].group].kind.frozen)
+			sig.FrozenParam = append(sig.FrozenParam, s.groups[s.layout.Home[p].Group].Kind.Frozen)
 		}
 		u, err := s.unit(c, i, sig)
 		if err != nil {
 			return nil, err
 		}
 		c.calls[i].unit, reads[i] = u, u.ReadParam
-		for j, p := range s.model.Calls[i].Params {
+		for j, p := range c.model.Calls[i].Params {
 			c.grad[p] = c.grad[p] || u.HasGrad[j]
 		}
 	}
@@ -270,8 +277,8 @@ func (s *Sharded) compileTraining(c *compiled, shapes [][]exec.Value) (reads [][
 // sizes returns the bytes that the planner needs.
 func (s *Sharded) sizes(c *compiled) *program.Sizes {
 	z := s.groupSizes()
-	trained, es := c.way.model.Trained(), s.cfg.Precision.Compute.size()
-	for i, call := range c.way.model.Calls {
+	trained, es := c.model.Trained(), s.cfg.Precision.Compute.size()
+	for i, call := range c.model.Calls {
 		u := c.calls[i].unit
 		if u == nil {
 			z.Call = append(z.Call, program.CallSizes{})
@@ -303,11 +310,7 @@ func (s *Sharded) sizes(c *compiled) *program.Sizes {
 
 // groupSizes returns the bytes that a pass without computation needs.
 func (s *Sharded) groupSizes() *program.Sizes {
-	z := &program.Sizes{}
-	for _, g := range s.groups {
-		z.Group = append(z.Group, g.sizes())
-	}
-	return z
+	return &program.Sizes{Group: s.layout.Sizes()}
 }
 
 // bind looks up the buffers of every operand, so that running a pass needs no maps.
@@ -317,10 +320,10 @@ func (s *Sharded) bind(c *compiled) {
 		c.grads = append(c.grads, c.plan.Lookup(program.GroupGrads, g, 0))
 		c.zero = append(c.zero, s.unwritten(c, g))
 	}
-	loss := c.way.model.Results[0]
+	loss := c.model.Results[0]
 	c.lossAt, c.seedAt = c.plan.Lookup(program.CallOut, loss.Call, loss.Out), c.plan.Lookup(program.CallGradOut, loss.Call, loss.Out)
 	for i := range c.calls {
-		call, b := c.way.model.Calls[i], &c.calls[i]
+		call, b := c.model.Calls[i], &c.calls[i]
 		if b.unit == nil {
 			continue
 		}
@@ -352,18 +355,18 @@ func (s *Sharded) bind(c *compiled) {
 // does not depend on; all, if the pass computes nothing. They are set to zero before the reduction.
 func (s *Sharded) unwritten(c *compiled, g int) []span {
 	f := s.groups[g]
-	es := f.dtype.size()
+	es := f.Compute.Size()
 	if c.shadow {
-		return []span{{0, f.bytes()}}
+		return []span{{0, f.Bytes()}}
 	}
 	var zero []span
-	for _, p := range f.layout.Padding() {
+	for _, p := range f.Flat.Padding() {
 		zero = append(zero, span{p.Start * es, p.End * es})
 	}
-	for i, p := range f.params {
+	for i, p := range f.Params {
 		if !c.grad[p] {
-			lo := f.layout.Offset(i) * es
-			zero = append(zero, span{lo, lo + f.layout.Params()[i].Len()*es})
+			lo := f.Flat.Offset(i) * es
+			zero = append(zero, span{lo, lo + f.Flat.Params()[i].Len()*es})
 		}
 	}
 	return zero

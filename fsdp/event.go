@@ -25,10 +25,10 @@ func (s *Sharded) event(p *pass, step *program.Step, begin time.Time) Event {
 		Begin: begin, Duration: time.Since(begin), Live: s.arena.Stats().Total,
 	}
 	if step.Group >= 0 {
-		e.Group = s.groups[step.Group].name
+		e.Group = s.groups[step.Group].Name
 	}
 	if step.Call >= 0 {
-		e.Call = p.way.model.Calls[step.Call].Name
+		e.Call = p.model.Calls[step.Call].Name
 	}
 	return e
 }

@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"slices"
 
+	"github.com/gofsdp/gofsdp/fsdp/internal/ranks"
 	"github.com/gofsdp/gofsdp/internal/arena"
 	"github.com/gofsdp/gofsdp/internal/checkpoint"
 	"github.com/gofsdp/gofsdp/internal/safetensors"
@@ -57,11 +58,11 @@ type exporter struct {
 }
 
 func (e *exporter) export(ctx context.Context, opts []StateOption) error {
-	s, r := e.s, request{method: methodExport}
+	s, r := e.s, ranks.Ask{Call: "Export"}
 	if err := s.agree(ctx, r, e.prepare(opts)); err != nil {
 		return err
 	}
-	l, err := s.listed(ctx, r.method, &e.naming, e.opt)
+	l, err := s.listed(ctx, r.Call, &e.naming, e.opt)
 	if err != nil {
 		return err
 	}
@@ -75,7 +76,7 @@ func (e *exporter) export(ctx context.Context, opts []StateOption) error {
 	if err := c.run(ctx, e.tensors); err != nil {
 		return err
 	}
-	err = s.agreement.busy(ctx, func(context.Context) error { return e.undo(e.commit()) })
+	err = s.team.Busy(ctx, func(context.Context) error { return e.undo(e.commit()) })
 	return s.agree(ctx, r, err)
 }
 
@@ -180,7 +181,7 @@ func (e *exporter) take(ctx context.Context, t *stateTensor, whole []byte) error
 		e.write(t, whole)
 		return nil
 	}
-	return e.s.agreement.busy(ctx, func(context.Context) error {
+	return e.s.team.Busy(ctx, func(context.Context) error {
 		e.write(t, whole)
 		return nil
 	})

@@ -8,7 +8,10 @@ import (
 	"strings"
 
 	"github.com/gofsdp/gofsdp/comm"
+	"github.com/gofsdp/gofsdp/fsdp/internal/layout"
+	"github.com/gofsdp/gofsdp/fsdp/internal/ranks"
 	"github.com/gofsdp/gofsdp/internal/arena"
+	"github.com/gofsdp/gofsdp/internal/program"
 	"github.com/gofsdp/gofsdp/optim"
 )
 
@@ -25,8 +28,9 @@ import (
 //
 // An error that is found before anything moves leaves parameters and optimizer as they were, on every rank.
 func (s *Sharded) Freeze(ctx context.Context, frozen func(name string) bool, opt optim.Optimizer) ([]optim.Entry, error) {
-	next := &Sharded{cfg: s.cfg, trace: s.trace, traces: s.traces, meshes: s.meshes, arena: s.arena}
-	next.cfg.Frozen = frozen
+	cfg := s.cfg
+	cfg.Frozen = frozen
+	var units []*unit
 	err := s.usableWith(opt)
 	if err == nil {
 		err = s.refusal(opt, errFormer)
@@ -35,17 +39,17 @@ func (s *Sharded) Freeze(ctx context.Context, frozen func(name string) bool, opt
 		err = s.idle()
 	}
 	if err == nil {
-		err = next.makeUnits()
+		units, err = decideUnits(&cfg, s.trace)
 	}
-	r := request{method: methodFreeze}
+	q := ranks.Ask{Call: "Freeze"}
 	if opt != nil {
-		r.argument = 1 // state that only some ranks bring would be zero in the pieces of the others
+		q.Detail = " with an optimizer" // state that only some ranks bring would be zero in the pieces of the others
 	}
-	if err := s.agree(ctx, r, err); err != nil {
+	if err := s.agree(ctx, q, err); err != nil {
 		return nil, err
 	}
-	if err := sameText(ctx, s.cfg.Group, "frozen parameters", next.manifest()); err != nil {
-		return nil, fmt.Errorf("fsdp: rank %d: Freeze: %w", s.cfg.Group.Rank(), err)
+	if err := s.team.Same(ctx, "frozen parameters", s.manifest(units)); err != nil {
+		return nil, s.refused("Freeze", err)
 	}
 	if err := s.discardLast(ctx); err != nil {
 		return nil, err
@@ -54,51 +58,63 @@ func (s *Sharded) Freeze(ctx context.Context, frozen func(name string) bool, opt
 	if err != nil {
 		return nil, s.broken(fmt.Errorf("Freeze: %w", err))
 	}
-	if err := next.makeGroups(ctx); err != nil {
+	next := refreezing{cfg: cfg, units: units}
+	var meshes []ranks.Mesh
+	if next.layout, meshes, err = s.lay(ctx, &cfg, units); err != nil {
 		return nil, s.broken(fmt.Errorf("Freeze: %w", err))
 	}
-	full, err := next.room(s.groups)
-	if err := s.agree(ctx, request{method: methodFreeze}, err); err != nil {
-		next.leave(full)
+	next.groups = flatGroups(next.layout, meshes)
+	full, err := s.room(&next)
+	if err := s.agree(ctx, ranks.Ask{Call: "Freeze"}, err); err != nil {
+		s.arena.Free(full)
+		next.free(s.arena)
 		return nil, err
 	}
-	entries, err := s.move(ctx, next, full, kept, opt)
+	entries, err := s.move(ctx, &next, full, kept, opt)
 	if err != nil {
 		return nil, s.broken(fmt.Errorf("Freeze: %w", err))
 	}
 	s.arena.Free(full)
-	s.become(next)
+	s.become(&next)
 	s.log("frozen anew")
 	return entries, nil
 }
 
+// refreezing is what takes the place of a model's layout.
+type refreezing struct {
+	cfg      Config
+	units    []*unit
+	layout   *layout.Layout
+	groups   []*flatGroup
+	programs map[string]*program.Program
+}
+
 // room allocates the new shards, and a buffer for any of the old groups whole.
-func (s *Sharded) room(old []*flatGroup) (full *arena.Block, err error) {
-	if err := s.check(); err != nil {
+func (s *Sharded) room(next *refreezing) (full *arena.Block, err error) {
+	if next.programs, err = s.check(next.layout); err != nil {
 		return nil, err
 	}
-	for _, g := range s.groups {
+	for _, g := range next.groups {
 		if err := g.alloc(s.arena); err != nil {
 			return nil, err
 		}
 	}
 	largest := 0
-	for _, g := range old {
-		largest = max(largest, g.bytes())
+	for _, g := range s.groups {
+		largest = max(largest, g.Bytes())
 	}
 	return s.arena.Alloc(largest, arena.Gathered)
 }
 
-// leave gives back what room has allocated.
-func (s *Sharded) leave(full *arena.Block) {
-	s.arena.Free(full)
-	for _, g := range s.groups {
-		g.free(s.arena)
+// free gives the shards back.
+func (r *refreezing) free(a *arena.Arena) {
+	for _, g := range r.groups {
+		g.free(a)
 	}
 }
 
-// become replaces the layout by that of next.
-func (s *Sharded) become(next *Sharded) {
+// become replaces the layout by next.
+func (s *Sharded) become(next *refreezing) {
 	for _, g := range s.groups {
 		g.free(s.arena)
 	}
@@ -108,7 +124,7 @@ func (s *Sharded) become(next *Sharded) {
 	s.state, s.compiled, s.facts = nil, nil, nil
 	clear(s.shadows)
 	clear(s.present)
-	s.cfg, s.units, s.groups, s.home, s.model, s.entries, s.programs = next.cfg, next.units, next.groups, next.home, next.model, next.entries, next.programs
+	s.cfg, s.units, s.layout, s.groups, s.programs = next.cfg, next.units, next.layout, next.groups, next.programs
 }
 
 // stateName is a tensor of an optimizer's state that some rank has a piece of.
@@ -146,7 +162,7 @@ func (s *Sharded) stateNames(ctx context.Context, opt optim.Optimizer) ([]stateN
 }
 
 // move gathers each group, and the optimizer's state of it, and keeps what this rank has in next.
-func (s *Sharded) move(ctx context.Context, next *Sharded, full *arena.Block, kept []stateName, opt optim.Optimizer) (entries []optim.Entry, err error) {
+func (s *Sharded) move(ctx context.Context, next *refreezing, full *arena.Block, kept []stateName, opt optim.Optimizer) (entries []optim.Entry, err error) {
 	var old []optim.Entry
 	if opt != nil {
 		old = opt.State()
@@ -155,9 +171,9 @@ func (s *Sharded) move(ctx context.Context, next *Sharded, full *arena.Block, ke
 		if err := g.gatherNow(ctx, full.Data, g.value.Data); err != nil {
 			return nil, err
 		}
-		for i, p := range g.params {
-			to := next.home[p]
-			next.groups[to.group].take(next.groups[to.group].value.Data, to.index, g.param(full.Data, i))
+		for i, p := range g.Params {
+			to := next.layout.Home[p]
+			next.groups[to.Group].take(next.groups[to.Group].value.Data, to.Index, g.Param(full.Data, i))
 		}
 		if g.grad == nil {
 			continue
@@ -173,8 +189,8 @@ func (s *Sharded) move(ctx context.Context, next *Sharded, full *arena.Block, ke
 				return nil, err
 			}
 			for _, k := range rest[:n] {
-				if i, ok := g.layout.Lookup(k.param); ok {
-					entries = append(entries, next.takeState(s.trace.byName[k.param], k, g.param(full.Data, i))...)
+				if i, ok := g.Flat.Lookup(k.param); ok {
+					entries = append(entries, next.takeState(s.trace.params[s.trace.byName[k.param]].Shape, s.trace.byName[k.param], k, g.Param(full.Data, i))...)
 				}
 			}
 			rest = rest[n:]
@@ -186,7 +202,7 @@ func (s *Sharded) move(ctx context.Context, next *Sharded, full *arena.Block, ke
 // putState writes the state entries of that name to where the gradients were.
 func (f *flatGroup) putState(entries []optim.Entry, name string) {
 	clear(f.grad.Data)
-	segments := f.segments()
+	segments := f.Segments()
 	for _, e := range entries {
 		if e.Name != name {
 			continue
@@ -214,18 +230,19 @@ func sliceOf[T any](v []T, lo, hi int) []T {
 }
 
 // takeState returns what this rank owns of a parameter's state, whose elements are in whole.
-func (s *Sharded) takeState(p int, k stateName, whole []byte) (entries []optim.Entry) {
-	g := s.groups[s.home[p].group]
-	if g.kind.frozen {
+func (r *refreezing) takeState(shape []int, p int, k stateName, whole []byte) (entries []optim.Entry) {
+	home := r.layout.Home[p]
+	g := r.groups[home.Group]
+	if g.Kind.Frozen {
 		return nil
 	}
-	for _, seg := range g.segments() {
-		if seg.Param != s.home[p].index {
+	for _, seg := range g.Segments() {
+		if seg.Param != home.Index {
 			continue
 		}
 		v := g.vec(whole, seg.Offset, seg.Len)
 		entries = append(entries, optim.Entry{
-			Param: k.param, Name: k.name, Shape: s.trace.params[p].Shape, Offset: seg.Offset, Steps: k.steps,
+			Param: k.param, Name: k.name, Shape: shape, Offset: seg.Offset, Steps: k.steps,
 			Data: optim.Vec{F32: slices.Clone(v.F32), F64: slices.Clone(v.F64)},
 		})
 	}

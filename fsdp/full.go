@@ -8,6 +8,7 @@ import (
 
 	"gorgonia.org/tensor"
 
+	"github.com/gofsdp/gofsdp/fsdp/internal/ranks"
 	"github.com/gofsdp/gofsdp/internal/checkpoint"
 	"github.com/gofsdp/gofsdp/internal/exec"
 	"github.com/gofsdp/gofsdp/optim"
@@ -23,17 +24,14 @@ func (s *Sharded) FullState(ctx context.Context, opts ...StateOption) (map[strin
 	if err == nil {
 		err = s.usable()
 	}
-	r := request{method: methodState, argument: float64(o.root)}
+	r := ranks.Ask{Call: "FullState", Detail: onlyOn(o.root)}
 	if err := s.agree(ctx, r, err); err != nil {
 		return nil, err
 	}
-	c, err := s.collector(ctx, nil, o.root)
-	if err != nil {
-		return nil, s.broken(fmt.Errorf("%v: %w", r.method, err))
-	}
+	c := s.collector(nil, o.root)
 	list := s.values(c.holdings)
 	if err := distinct(list, (*stateTensor).Name); err != nil {
-		return nil, s.refused(r.method, err)
+		return nil, s.refused(r.Call, err)
 	}
 	all := make(map[string]*tensor.Dense, len(list))
 	c.room = func(t *stateTensor) []byte {
@@ -66,24 +64,21 @@ func (s *Sharded) FullOptimState(ctx context.Context, opt optim.Optimizer, opts 
 	if err == nil {
 		parts, err = s.memoryWith(opt)
 	}
-	r := request{method: methodOptimState, argument: float64(o.root)}
+	r := ranks.Ask{Call: "FullOptimState", Detail: onlyOn(o.root)}
 	if err := s.agree(ctx, r, err); err != nil {
 		return nil, err
 	}
-	c, err := s.collector(ctx, parts, o.root)
-	if err != nil {
-		return nil, s.broken(fmt.Errorf("%v: %w", r.method, err))
-	}
+	c := s.collector(parts, o.root)
 	all, err := s.exchange(ctx, s.inventory(opt))
 	if err != nil {
-		return nil, s.broken(fmt.Errorf("%v: %w", r.method, err))
+		return nil, s.broken(fmt.Errorf("%s: %w", r.Call, err))
 	}
 	state, err := s.merge(all, c.holdings, true)
 	if err == nil {
 		err = distinct(state.tensors, (*stateTensor).Name)
 	}
 	if err != nil {
-		return nil, s.refused(r.method, err)
+		return nil, s.refused(r.Call, err)
 	}
 	full := &optim.FullState{Steps: state.steps, Params: make(map[string]optim.FullParam), Extra: o.extra}
 	c.room = func(t *stateTensor) []byte {
@@ -106,13 +101,12 @@ func (s *Sharded) FullOptimState(ctx context.Context, opt optim.Optimizer, opts 
 	return full, nil
 }
 
-// collector returns a collector of what this rank has in parts, or of the values if that is nil. It is a collective.
-func (s *Sharded) collector(ctx context.Context, parts map[key][]byte, root int) (*collector, error) {
+// collector returns a collector of what this rank has in parts, or of the values if that is nil.
+func (s *Sharded) collector(parts map[key][]byte, root int) *collector {
 	if parts == nil {
 		parts, _ = s.memory(nil) // what the model itself has is always in order
 	}
-	holdings, err := s.holdings(ctx)
-	return &collector{s: s, holdings: holdings, parts: parts, root: root, ahead: inFlight}, err
+	return &collector{s: s, holdings: s.holdings(), parts: parts, root: root, ahead: inFlight}
 }
 
 // memoryWith returns the parts that this rank has of the values and of the optimizer's state.
@@ -132,8 +126,8 @@ func (s *Sharded) vec(n int) optim.Vec {
 }
 
 // refused returns an error that all ranks return, with nothing changed.
-func (s *Sharded) refused(m method, err error) error {
-	return fmt.Errorf("fsdp: rank %d: %v: %w", s.cfg.Group.Rank(), m, err)
+func (s *Sharded) refused(call string, err error) error {
+	return fmt.Errorf("fsdp: rank %d: %s: %w", s.cfg.Group.Rank(), call, err)
 }
 
 // paramName is the name of the parameter that an entry is about, as FullState has it.

@@ -7,6 +7,7 @@ import (
 	"math"
 
 	"github.com/gofsdp/gofsdp/comm"
+	"github.com/gofsdp/gofsdp/fsdp/internal/ranks"
 	"github.com/gofsdp/gofsdp/internal/kernel/vec"
 	"github.com/gofsdp/gofsdp/optim"
 )
@@ -35,9 +36,9 @@ func (n Norm) check() error {
 //
 // The norm is computed exactly and rounded at the end, so that it has the same bits under every strategy and wrap policy.
 func (s *Sharded) ClipGradNorm(ctx context.Context, limit float64, kind ...Norm) (norm float64, err error) {
-	r := request{method: methodClip, argument: limit}
+	q := ranks.Ask{Call: "ClipGradNorm", Argument: limit}
 	if len(kind) > 0 && kind[0] == InfNorm {
-		r.method = methodClipInf
+		q.Call = "ClipGradNorm of the infinity norm"
 	}
 	err = s.err
 	if err == nil {
@@ -50,12 +51,13 @@ func (s *Sharded) ClipGradNorm(ctx context.Context, limit float64, kind ...Norm)
 		err = fmt.Errorf("limit is %v, want a positive number", limit)
 	}
 	if err == nil {
-		r.value, err = s.largestGrad()
+		q.Value, err = s.largestGrad()
 	}
-	if err := s.agree(ctx, r, err); err != nil {
+	ans, err := s.ask(ctx, &q, err)
+	if err != nil {
 		return 0, err
 	}
-	if norm = s.agreement.largest(); r.method == methodClip {
+	if norm = ans.Largest; len(kind) == 0 || kind[0] == L2Norm {
 		if norm, err = s.l2(ctx, norm); err != nil {
 			return 0, err
 		}
@@ -94,7 +96,7 @@ func (s *Sharded) trained() []*flatGroup {
 func (s *Sharded) largestGrad() (float64, error) {
 	largest := 0.0
 	for _, g := range s.trained() {
-		m := maxAbs(g.vec(g.grad.Data, 0, g.layout.ShardLen()))
+		m := maxAbs(g.vec(g.grad.Data, 0, g.Flat.ShardLen()))
 		if m-m != 0 {
 			return m, fmt.Errorf("the gradient of %s is not finite", g.nonFinite())
 		}
@@ -107,8 +109,8 @@ func (s *Sharded) largestGrad() (float64, error) {
 func (s *Sharded) l2(ctx context.Context, bound float64) (float64, error) {
 	mine := vec.NewSquares(bound)
 	for _, g := range s.trained() {
-		if g.mesh.counts() {
-			addSquares(&mine, g.vec(g.grad.Data, 0, g.layout.ShardLen()))
+		if g.Ranks.Counts() {
+			addSquares(&mine, g.vec(g.grad.Data, 0, g.Flat.ShardLen()))
 		}
 	}
 	words := mine.Words()
@@ -130,18 +132,18 @@ func (s *Sharded) GradNorms(ctx context.Context, kind Norm) (map[string]float64,
 	if err == nil {
 		err = kind.check()
 	}
-	if err := s.agree(ctx, request{method: methodNorms, argument: float64(kind)}, err); err != nil {
+	if err := s.agree(ctx, ranks.Ask{Call: "GradNorms", Argument: float64(kind)}, err); err != nil {
 		return nil, err
 	}
 	norms := make(map[string]float64)
 	for _, g := range s.trained() {
 		list, err := g.norms(ctx, kind)
 		if err != nil {
-			return nil, s.broken(fmt.Errorf("GradNorms of group %s: %w", g.name, err))
+			return nil, s.broken(fmt.Errorf("GradNorms of group %s: %w", g.Name, err))
 		}
-		for i, p := range g.params {
+		for i, p := range g.Params {
 			if s.present[p] {
-				norms[g.layout.Params()[i].Name] = list[i]
+				norms[g.Flat.Params()[i].Name] = list[i]
 			}
 		}
 	}
@@ -150,26 +152,26 @@ func (s *Sharded) GradNorms(ctx context.Context, kind Norm) (map[string]float64,
 
 // norms returns the norm of the gradient of each parameter in the group.
 func (f *flatGroup) norms(ctx context.Context, kind Norm) ([]float64, error) {
-	largest := make([]float64, len(f.params))
-	for _, seg := range f.segments() {
+	largest := make([]float64, len(f.Params))
+	for _, seg := range f.Segments() {
 		m := maxAbs(f.vec(f.grad.Data, seg.At, seg.Len))
 		if m != m { // a maximum over ranks may lose a NaN
 			m = math.Inf(1)
 		}
 		largest[seg.Param] = max(largest[seg.Param], m)
 	}
-	if err := f.mesh.shard.AllReduce(comm.Of(largest).Named(f.name), comm.Max).Wait(ctx); err != nil || kind == InfNorm {
+	if err := f.mesh.Shard.AllReduce(comm.Of(largest).Named(f.Name), comm.Max).Wait(ctx); err != nil || kind == InfNorm {
 		return largest, err
 	}
 	const words = 4
-	sums := make([]float64, words*len(f.params))
-	for _, seg := range f.segments() {
+	sums := make([]float64, words*len(f.Params))
+	for _, seg := range f.Segments() {
 		squares := vec.NewSquares(largest[seg.Param])
 		addSquares(&squares, f.vec(f.grad.Data, seg.At, seg.Len))
 		w := squares.Words()
 		copy(sums[words*seg.Param:], w[:])
 	}
-	if err := f.mesh.shard.AllReduce(comm.Of(sums).Named(f.name), comm.Sum).Wait(ctx); err != nil {
+	if err := f.mesh.Shard.AllReduce(comm.Of(sums).Named(f.Name), comm.Sum).Wait(ctx); err != nil {
 		return nil, err
 	}
 	for i, bound := range largest {
@@ -184,7 +186,7 @@ func (f *flatGroup) norms(ctx context.Context, kind Norm) ([]float64, error) {
 // updates l. If a gradient on any rank is not finite, it returns false on every rank and drops the gradients, so that the
 // step is to be left out: call it once a step, after the last Backward and before ClipGradNorm.
 func (s *Sharded) Unscale(ctx context.Context, l *optim.LossScaler) (finite bool, err error) {
-	r := request{method: methodUnscale}
+	q := ranks.Ask{Call: "Unscale"}
 	if err = s.err; err == nil {
 		err = s.pending.reduced()
 	}
@@ -192,15 +194,16 @@ func (s *Sharded) Unscale(ctx context.Context, l *optim.LossScaler) (finite bool
 		err = errors.New("there is no LossScaler")
 	}
 	if err == nil {
-		r.argument = l.Scale()
+		q.Argument = l.Scale()
 		if _, infinite := s.largestGrad(); infinite != nil {
-			r.value = 1
+			q.Value = 1
 		}
 	}
-	if err := s.agree(ctx, r, err); err != nil {
+	ans, err := s.ask(ctx, &q, err)
+	if err != nil {
 		return false, err
 	}
-	finite = s.agreement.largest() == 0
+	finite = ans.Largest == 0
 	if finite {
 		s.ScaleGrads(1 / l.Scale())
 	} else {
@@ -212,7 +215,7 @@ func (s *Sharded) Unscale(ctx context.Context, l *optim.LossScaler) (finite bool
 
 // nonFinite returns the name of the first parameter whose gradient on this rank is not finite, or "".
 func (f *flatGroup) nonFinite() string {
-	for _, seg := range f.segments() {
+	for _, seg := range f.Segments() {
 		if m := maxAbs(f.vec(f.grad.Data, seg.At, seg.Len)); m-m != 0 {
 			return seg.Interval.String()
 		}

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/gofsdp/gofsdp/fsdp/internal/ranks"
 	"github.com/gofsdp/gofsdp/internal/checkpoint"
 	"github.com/gofsdp/gofsdp/internal/safetensors"
 	"github.com/gofsdp/gofsdp/optim"
@@ -46,18 +47,18 @@ type importer struct {
 }
 
 func (m *importer) run(ctx context.Context, opts []StateOption) error {
-	s, r := m.s, request{method: methodImport}
+	s, r := m.s, ranks.Ask{Call: "Import"}
 	if err := s.agree(ctx, r, m.prepare(opts)); err != nil {
 		return err
 	}
-	l, err := s.listed(ctx, r.method, &m.naming, m.opt)
+	l, err := s.listed(ctx, r.Call, &m.naming, m.opt)
 	if err != nil {
 		return err
 	}
 	if err = m.open(); err == nil {
-		err = guarded(func() error { return m.match(l) })
+		err = ranks.Guarded(func() error { return m.match(l) })
 	}
-	r.schedule = m.sum()
+	r.Schedule = m.sum()
 	if err := s.agree(ctx, r, err); err != nil {
 		return err
 	}
@@ -66,8 +67,8 @@ func (m *importer) run(ctx context.Context, opts []StateOption) error {
 	}
 	s.ZeroGrad()
 	s.tear("an Import of "+m.path, m.counts != nil)
-	err = s.agreement.busy(ctx, m.read)
-	if err := s.agree(ctx, request{method: methodImport}, err); err != nil {
+	err = s.team.Busy(ctx, m.read)
+	if err := s.agree(ctx, ranks.Ask{Call: "Import"}, err); err != nil {
 		s.torn = fmt.Errorf("%w: %w", s.torn, err)
 		return err
 	}
@@ -258,7 +259,7 @@ func (m *importer) read(ctx context.Context) error {
 // tensor returns the tensor that a piece of this rank is of. A buffer has the plain name in files, which every rank reads.
 func (m *importer) tensor(p *statePiece) *stateTensor {
 	t := &stateTensor{Key: p.Key, param: m.s.trace.byName[p.Param], shape: p.shape}
-	if m.s.groups[p.group].kind.buffer {
+	if m.s.groups[p.group].Kind.Buffer {
 		t.Owner = checkpoint.Shared
 	}
 	return t

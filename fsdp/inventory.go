@@ -96,11 +96,11 @@ func (s *Sharded) merge(all []inventory, holdings []holding, counts bool) (optim
 	}
 	var errs []error
 	for p, q := range s.trace.params {
-		h, index := &holdings[s.home[p].group], s.home[p].index
-		for _, owner := range h.owners() {
+		h, index := &holdings[s.layout.Home[p].Group], s.layout.Home[p].Index
+		for _, owner := range h.g.Owners() {
 			first, list := -1, entries(nil)
 			for r := range all {
-				if span := h.span(r, index); !h.has(r, owner) || span.Start == span.End {
+				if span := h.g.Span(h.g.Member(r).Place, index); !h.has(r, owner) || span.Start == span.End {
 					continue
 				}
 				if first < 0 {

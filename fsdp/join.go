@@ -8,7 +8,7 @@ import (
 	"iter"
 	"reflect"
 
-	"github.com/gofsdp/gofsdp/comm"
+	"github.com/gofsdp/gofsdp/fsdp/internal/ranks"
 )
 
 // Join ranges over the batches of this rank, and goes on when they are used up as long as any rank has one: ranks may have
@@ -55,7 +55,7 @@ func (s *Sharded) Join(ctx context.Context, data iter.Seq[[]Tensor], opts ...Joi
 				err = errors.New("the data is nil")
 			}
 			if err == nil && more {
-				err = guarded(func() error { batch, more = next(); return nil })
+				err = ranks.Guarded(func() error { batch, more = next(); return nil })
 			}
 			another, err := s.joinOnce(ctx, &o, more, err)
 			if err != nil {
@@ -76,15 +76,16 @@ func (s *Sharded) Join(ctx context.Context, data iter.Seq[[]Tensor], opts ...Joi
 
 // joinOnce exchanges the flags of an iteration and tells whether there is one.
 func (s *Sharded) joinOnce(ctx context.Context, o *joinOptions, more bool, err error) (bool, error) {
-	r := request{method: methodJoin + method(o.policy), shadow: !more, value: float64(word(more))}
-	if err := s.agree(ctx, r, err); err != nil {
+	ans, err := s.ask(ctx, &ranks.Ask{Call: o.policy.call(), Absent: !more}, err)
+	switch {
+	case err != nil, ans.Leader < 0, ans.Missing && o.policy == stopAtShortest:
 		return false, err
-	}
-	switch active := int(s.agreement.sum()); {
-	case active == 0 || active < s.cfg.Group.Size() && o.policy == stopAtShortest:
-		return false, nil
-	case active < s.cfg.Group.Size() && o.policy == refuseUneven:
-		return false, fmt.Errorf("fsdp: rank %d: Join: ranks %v have no batch left, and others have", s.cfg.Group.Rank(), s.agreement.shadows())
+	case ans.Missing && o.policy == refuseUneven:
+		missing, err := s.team.Missing(ctx, !more)
+		if err != nil {
+			return false, s.broken(fmt.Errorf("Join: %w", err))
+		}
+		return false, fmt.Errorf("fsdp: rank %d: Join: ranks %v have no batch left, and others have", s.team.Rank(), missing)
 	}
 	return true, nil
 }
@@ -104,6 +105,11 @@ const (
 	stopAtShortest
 	refuseUneven
 )
+
+// call names Join with the policy.
+func (p joinPolicy) call() string {
+	return [...]string{"Join", "Join with StopAtShortest", "Join with RefuseUneven"}[p]
+}
 
 // StopAtShortest ends the loop on all ranks as soon as one has no batch left; what others have read for that iteration is
 // lost.
@@ -145,7 +151,7 @@ func (s *Sharded) shadow(v variant, f *facts) (*compiled, error) {
 	if c := s.shadows[k]; c != nil {
 		return c, nil
 	}
-	c := &compiled{variant: v, way: s.entries[v.entry], shadow: true, facts: f}
+	c := &compiled{variant: v, path: s.model.Paths[v.entry], model: s.layout.Entries[v.entry], shadow: true, facts: f}
 	if f == nil {
 		c.facts = &facts{grad: make([]bool, len(s.model.Params))}
 	}
@@ -158,29 +164,28 @@ func (s *Sharded) shadow(v variant, f *facts) (*compiled, error) {
 
 // teach tells the ranks without a batch what the pass of the others, which all have agreed on, turns out to need, if one of
 // them does not know. It returns the pass that this rank runs.
-func (s *Sharded) teach(ctx context.Context, c *compiled) (*compiled, error) {
-	lead := s.agreement.leader()
+func (s *Sharded) teach(ctx context.Context, c *compiled, ans *ranks.Answer) (*compiled, error) {
+	lead, want := ans.Leader, ans.Hash
 	if lead < 0 {
 		return nil, fmt.Errorf("fsdp: rank %d: %w", s.cfg.Group.Rank(), errNoBatch)
 	}
-	if s.agreement.schedules(lead) {
+	if ans.Known {
 		return c, nil
 	}
-	want := s.agreement.request(lead).schedule
 	var mine []byte
 	var err error
-	if s.cfg.Group.Rank() == lead {
+	if s.team.Rank() == lead {
 		mine, err = json.Marshal(factsText{c.reads, c.grad})
 	}
-	all, gerr := comm.GatherBytes(ctx, s.cfg.Group, mine)
-	if err = errors.Join(err, gerr); err != nil {
+	told, terr := s.team.Tell(ctx, lead, mine)
+	if err = errors.Join(err, terr); err != nil {
 		return nil, s.broken(fmt.Errorf("learning the schedule: %w", err))
 	}
 	if !c.shadow {
 		return c, nil
 	}
 	var text factsText
-	if err = json.Unmarshal(all[lead], &text); err == nil {
+	if err = json.Unmarshal(told, &text); err == nil {
 		s.learn(&facts{text.Reads, text.Grad})
 		c, err = s.shadow(c.variant, s.facts)
 	}

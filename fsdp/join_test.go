@@ -467,11 +467,18 @@ type talkingGroup struct {
 	exchanges int
 }
 
-func (g *talkingGroup) AllGather(dst, src comm.Buffer) comm.Work {
-	if t := dst.DType(); t == comm.Int64 || t == comm.Uint8 {
+func (g *talkingGroup) AllReduce(buf comm.Buffer, op comm.Op) comm.Work {
+	if buf.DType() == comm.Int64 {
 		g.exchanges++
 	}
-	return g.Group.AllGather(dst, src)
+	return g.Group.AllReduce(buf, op)
+}
+
+func (g *talkingGroup) Broadcast(buf comm.Buffer, root int) comm.Work {
+	if t := buf.DType(); t == comm.Int64 || t == comm.Uint8 {
+		g.exchanges++
+	}
+	return g.Group.Broadcast(buf, root)
 }
 
 // TestJoinExchanges checks that Join costs one exchange for each iteration and one for the end, that ranks without batches learn

@@ -16,27 +16,24 @@ type listing struct {
 
 // listed lists the state after comparing the names that the ranks give it. The counts of the optimizers matter where they are
 // written. It is a collective and fails on all ranks alike.
-func (s *Sharded) listed(ctx context.Context, m method, n *naming, opt optim.Optimizer) (*listing, error) {
-	if err := sameText(ctx, s.cfg.Group, "options", n.text); err != nil {
-		return nil, s.refused(m, err)
+func (s *Sharded) listed(ctx context.Context, call string, n *naming, opt optim.Optimizer) (*listing, error) {
+	if err := s.team.Same(ctx, "options", n.text); err != nil {
+		return nil, s.refused(call, err)
 	}
-	holdings, err := s.holdings(ctx)
-	if err != nil {
-		return nil, s.broken(fmt.Errorf("%v: %w", m, err))
-	}
+	holdings := s.holdings()
 	l := &listing{holdings: holdings}
 	values := s.values(holdings)
 	if opt == nil {
 		l.tensors = values
-		return l, s.named(m, n, l.tensors)
+		return l, s.named(call, n, l.tensors)
 	}
 	all, err := s.exchange(ctx, s.inventory(opt))
 	if err != nil {
-		return nil, s.broken(fmt.Errorf("%v: %w", m, err))
+		return nil, s.broken(fmt.Errorf("%s: %w", call, err))
 	}
-	state, err := s.merge(all, holdings, m == methodExport)
+	state, err := s.merge(all, holdings, call == "Export")
 	if err != nil {
-		return nil, s.refused(m, err)
+		return nil, s.refused(call, err)
 	}
 	l.steps = state.steps
 	rest := state.tensors
@@ -46,13 +43,13 @@ func (s *Sharded) listed(ctx context.Context, m method, n *naming, opt optim.Opt
 			l.tensors, rest = append(l.tensors, rest[0]), rest[1:]
 		}
 	}
-	return l, s.named(m, n, l.tensors)
+	return l, s.named(call, n, l.tensors)
 }
 
 // named returns an error on all ranks alike if two tensors have one name there.
-func (s *Sharded) named(m method, n *naming, list []stateTensor) error {
+func (s *Sharded) named(call string, n *naming, list []stateTensor) error {
 	if err := distinct(list, n.of); err != nil {
-		return s.refused(m, err)
+		return s.refused(call, err)
 	}
 	return nil
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"path/filepath"
 
+	"github.com/gofsdp/gofsdp/fsdp/internal/ranks"
 	"github.com/gofsdp/gofsdp/internal/checkpoint"
 	"github.com/gofsdp/gofsdp/optim"
 )
@@ -29,7 +30,7 @@ import (
 func (s *Sharded) Load(ctx context.Context, dir string, opt optim.Optimizer, opts ...StateOption) (*Checkpoint, error) {
 	l := &loading{opt: opt}
 	err := s.prepareLoad(ctx, l, dir, opts)
-	if err := s.agree(ctx, request{method: methodLoad}, err); err != nil {
+	if err := s.agree(ctx, ranks.Ask{Call: "Load"}, err); err != nil {
 		return nil, err
 	}
 	defer l.close()
@@ -126,11 +127,11 @@ func (s *Sharded) warnOfTorn(l *loading, dir string) {
 // slow to say so.
 func (s *Sharded) openCheckpoint(ctx context.Context, l *loading, dir string) error {
 	text := fmt.Sprintf("directory %s\n%s\n%s", dir, oneOrNone(l.opt), l.naming.text)
-	if err := sameText(ctx, s.cfg.Group, "arguments of Load", text); err != nil {
-		return s.refused(methodLoad, err)
+	if err := s.team.Same(ctx, "arguments of Load", text); err != nil {
+		return s.refused("Load", err)
 	}
-	err := s.agreement.busy(ctx, func(context.Context) error { return s.findCheckpoint(l, dir) })
-	if err := s.agree(ctx, request{method: methodLoad}, err); err != nil {
+	err := s.team.Busy(ctx, func(context.Context) error { return s.findCheckpoint(l, dir) })
+	if err := s.agree(ctx, ranks.Ask{Call: "Load"}, err); err != nil {
 		return err
 	}
 	for _, found := range []*string{&l.none, &l.path} {
@@ -139,14 +140,14 @@ func (s *Sharded) openCheckpoint(ctx context.Context, l *loading, dir string) er
 		}
 	}
 	if l.none != "" {
-		return s.refused(methodLoad, &noCheckpointError{l.none})
+		return s.refused("Load", &noCheckpointError{l.none})
 	}
-	err = s.agreement.busy(ctx, func(context.Context) error { return s.openFiles(l) })
-	if err := s.agree(ctx, request{method: methodLoad}, err); err != nil {
+	err = s.team.Busy(ctx, func(context.Context) error { return s.openFiles(l) })
+	if err := s.agree(ctx, ranks.Ask{Call: "Load"}, err); err != nil {
 		return err
 	}
-	if err := sameText(ctx, s.cfg.Group, "manifest in "+l.path, fmt.Sprintf("CRC-32C %08x", l.reader.Sum())); err != nil {
-		return s.refused(methodLoad, err)
+	if err := s.team.Same(ctx, "manifest in "+l.path, fmt.Sprintf("CRC-32C %08x", l.reader.Sum())); err != nil {
+		return s.refused("Load", err)
 	}
 	return nil
 }
@@ -162,7 +163,7 @@ func (s *Sharded) openFiles(l *loading) (err error) {
 	}
 	for i := range l.pieces {
 		p := &l.pieces[i]
-		n := len(p.data) / s.groups[p.group].dtype.size()
+		n := len(p.data) / s.groups[p.group].Compute.Size()
 		if err := l.reader.Hold(s.saved(l, s.param(p), p.Key), p.offset, n); err != nil {
 			return err
 		}
@@ -178,8 +179,8 @@ func (s *Sharded) readCheckpoint(ctx context.Context, l *loading) error {
 	s.ZeroGrad()
 	state := l.opt != nil && l.about.OptimizerSteps != nil
 	s.tear("a Load of "+l.path, state)
-	err := s.agreement.busy(ctx, func(ctx context.Context) error { return s.readPieces(ctx, l) })
-	if err := s.agree(ctx, request{method: methodLoad}, err); err != nil {
+	err := s.team.Busy(ctx, func(ctx context.Context) error { return s.readPieces(ctx, l) })
+	if err := s.agree(ctx, ranks.Ask{Call: "Load"}, err); err != nil {
 		s.torn = fmt.Errorf("%w: %w", s.torn, err)
 		return err
 	}
@@ -197,13 +198,13 @@ func (s *Sharded) readPieces(ctx context.Context, l *loading) error {
 		if !ok {
 			continue // matchCheckpoint has let it pass
 		}
-		if err := l.reader.Read(ctx, key, p.offset, p.data, g.dtype.inFile()); err != nil {
+		if err := l.reader.Read(ctx, key, p.offset, p.data, s.cfg.Precision.Compute.inFile()); err != nil {
 			return fmt.Errorf("checkpoint %s: %w", l.path, err)
 		}
 		if p.Entry != "" {
 			entries = append(entries, optim.Entry{
 				Param: p.Param, Name: p.Entry, Shape: p.shape, Offset: p.offset, Steps: t.Steps,
-				Data: g.vec(p.data, 0, len(p.data)/g.dtype.size()),
+				Data: g.vec(p.data, 0, len(p.data)/g.Compute.Size()),
 			})
 		}
 	}

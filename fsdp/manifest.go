@@ -6,11 +6,12 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/gofsdp/gofsdp/fsdp/internal/layout"
 	"github.com/gofsdp/gofsdp/internal/exec"
 )
 
 // manifest is what all ranks must agree on, as text, so that a difference can be shown: one fact a line.
-func (s *Sharded) manifest() string {
+func (s *Sharded) manifest(units []*unit) string {
 	var b strings.Builder
 	for _, field := range []struct {
 		name  string
@@ -22,7 +23,7 @@ func (s *Sharded) manifest() string {
 		fmt.Fprintf(&b, "Config.%s %v\n", field.name, field.value)
 	}
 	facts := make([]string, len(s.trace.params))
-	for _, u := range s.units {
+	for _, u := range units {
 		for i, p := range u.members {
 			facts[p] = fmt.Sprintf("%v, in unit %s", u.kinds[i], u.Name)
 		}
@@ -35,13 +36,14 @@ func (s *Sharded) manifest() string {
 		fmt.Fprintf(&b, "call %s %v of %s\n", c.name, c.in, describe(c.module))
 	}
 	fmt.Fprintf(&b, "results %v\n", s.trace.results)
-	for _, name := range slices.Sorted(maps.Keys(s.traces)) {
-		fmt.Fprintf(&b, "results %v of program %s\n", s.traces[name].results, name)
-		for _, c := range s.traces[name].calls {
-			fmt.Fprintf(&b, "call %s %v in program %s\n", c.name, c.in, name)
+	for _, name := range s.programNames() {
+		path := s.model.Paths[name]
+		fmt.Fprintf(&b, "results %v of program %s\n", path.Results, name)
+		for _, c := range path.Calls {
+			fmt.Fprintf(&b, "call %s %v in program %s\n", c.Name, c.In, name)
 		}
 	}
-	for _, u := range s.units {
+	for _, u := range units {
 		fmt.Fprintf(&b, "unit %s: %v", u.Name, u.strategy)
 		if u.group != nil {
 			fmt.Fprintf(&b, ", in a group of %d", u.group.Size())
@@ -49,6 +51,11 @@ func (s *Sharded) manifest() string {
 		fmt.Fprintln(&b)
 	}
 	return b.String()
+}
+
+// programNames returns the names of the programs other than Forward.
+func (s *Sharded) programNames() []string {
+	return slices.DeleteFunc(slices.Sorted(maps.Keys(s.model.Paths)), func(name string) bool { return name == "" })
 }
 
 // log tells the logger how the model lies, and what looks like a mistake.
@@ -62,8 +69,8 @@ func (s *Sharded) log(what string) {
 	}
 	frozen, total := 0, 0
 	for _, g := range s.groups {
-		for _, p := range g.layout.Params() {
-			if total += p.Len(); g.kind.frozen {
+		for _, p := range g.Flat.Params() {
+			if total += p.Len(); g.Kind.Frozen {
 				frozen += p.Len()
 			}
 		}
@@ -83,7 +90,7 @@ func (s *Sharded) log(what string) {
 
 // idleFields returns the fields of the configuration that select something and find nothing.
 func (s *Sharded) idleFields() (fields []string) {
-	any := func(is func(k kind) bool) bool {
+	any := func(is func(k layout.Kind) bool) bool {
 		return slices.ContainsFunc(s.units, func(u *unit) bool { return slices.ContainsFunc(u.kinds, is) })
 	}
 	for _, f := range []struct {
@@ -94,8 +101,8 @@ func (s *Sharded) idleFields() (fields []string) {
 		{"Checkpoint", s.cfg.Checkpoint != nil, slices.Contains(s.save, exec.RecomputeAll)},
 		{"Keep", s.cfg.Keep != nil, slices.Contains(s.save, exec.SaveAll)},
 		{"Spill", s.cfg.Spill != nil, slices.Contains(s.spill, true)},
-		{"Frozen", s.cfg.Frozen != nil, any(func(k kind) bool { return k.frozen && !k.buffer })},
-		{"Ignored", s.cfg.Ignored != nil, any(func(k kind) bool { return k.ignored })},
+		{"Frozen", s.cfg.Frozen != nil, any(func(k layout.Kind) bool { return k.Frozen && !k.Buffer })},
+		{"Ignored", s.cfg.Ignored != nil, any(func(k layout.Kind) bool { return k.Ignored })},
 	} {
 		if f.set && !f.found {
 			fields = append(fields, f.name)
@@ -115,13 +122,13 @@ func (s *Sharded) callNames() (names []string) {
 // unused returns the names of trained parameters that the loss does not depend on.
 func (s *Sharded) unused() (names []string) {
 	used := make([]bool, len(s.trace.params))
-	for c, need := range s.model.NeedsBackward() {
-		for _, p := range s.model.Calls[c].Params {
+	for c, need := range s.layout.Entries[""].NeedsBackward() {
+		for _, p := range s.layout.Entries[""].Calls[c].Params {
 			used[p] = used[p] || need
 		}
 	}
 	for p, q := range s.trace.params {
-		if !used[p] && !s.groups[s.home[p].group].kind.frozen {
+		if !used[p] && !s.groups[s.layout.Home[p].Group].Kind.Frozen {
 			names = append(names, q.Name)
 		}
 	}

@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"github.com/gofsdp/gofsdp/comm"
+	"github.com/gofsdp/gofsdp/fsdp/internal/ranks"
 	"github.com/gofsdp/gofsdp/internal/checkpoint"
 	"github.com/gofsdp/gofsdp/internal/safetensors"
 )
@@ -24,22 +25,22 @@ func (s *Sharded) saved(l *loading, param int, k checkpoint.Key) checkpoint.Key 
 }
 
 // param returns the parameter of the model that a piece is about.
-func (s *Sharded) param(p *statePiece) int { return s.groups[p.group].params[p.index] }
+func (s *Sharded) param(p *statePiece) int { return s.groups[p.group].Params[p.index] }
 
 // matchCheckpoint returns a *StateError on every rank unless the checkpoint has what the ranks want, and no more.
 func (s *Sharded) matchCheckpoint(ctx context.Context, l *loading) error {
 	m := newMatching(s, l)
-	err := guarded(func() error { m.want(); return nil }) // AllowMissing is the user's
-	if err := s.agree(ctx, request{method: methodLoad}, err); err != nil {
+	err := ranks.Guarded(func() error { m.want(); return nil }) // AllowMissing is the user's
+	if err := s.agree(ctx, ranks.Ask{Call: "Load"}, err); err != nil {
 		return err
 	}
 	if err := m.exchange(ctx, s.cfg.Group); err != nil {
 		return s.broken(fmt.Errorf("Load: comparing names with those of the checkpoint: %w", err))
 	}
-	if err = guarded(func() error { m.leave(); return nil }); err == nil {
+	if err = ranks.Guarded(func() error { m.leave(); return nil }); err == nil {
 		err = m.wrong.orNil()
 	}
-	return s.agree(ctx, request{method: methodLoad}, err)
+	return s.agree(ctx, ranks.Ask{Call: "Load"}, err)
 }
 
 // A matching compares names and shapes.
@@ -64,7 +65,7 @@ func newMatching(s *Sharded, l *loading) *matching {
 // want looks for what this rank wants.
 func (m *matching) want() {
 	for i, p := range m.s.trace.params {
-		k := m.s.saved(m.loading, i, checkpoint.Key{Param: p.Name, Owner: m.s.owner(m.s.groups[m.s.home[i].group])})
+		k := m.s.saved(m.loading, i, checkpoint.Key{Param: p.Name, Owner: m.s.groups[m.s.layout.Home[i].Group].Owner(m.s.cfg.Group.Rank())})
 		if !m.find(k, p.Shape) && p.Len() > 0 {
 			m.missing(k)
 		}

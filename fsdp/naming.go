@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/gofsdp/gofsdp/fsdp/internal/ranks"
 	"github.com/gofsdp/gofsdp/internal/checkpoint"
 )
 
@@ -20,7 +21,7 @@ func (s *Sharded) naming(o *stateOptions) (naming, error) {
 	n := naming{}
 	var b strings.Builder
 	fmt.Fprintf(&b, "options %s\nAs %v\n", slices.Sorted(slices.Values(o.given)), o.dtype)
-	err := guarded(func() error {
+	err := ranks.Guarded(func() error {
 		model := make(map[string]string) // names in the model by those there
 		for _, p := range s.trace.params {
 			name, transposed := o.rename(p.Name), o.transposed(p.Name)

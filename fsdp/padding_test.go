@@ -6,8 +6,8 @@ import "math"
 func PoisonPadding(s *Sharded) {
 	nan := []float64{math.NaN()}
 	for _, g := range s.groups {
-		owned := make([]bool, g.layout.ShardLen())
-		for _, seg := range g.segments() {
+		owned := make([]bool, g.Flat.ShardLen())
+		for _, seg := range g.Segments() {
 			for i := range seg.Len {
 				owned[seg.At+i] = true
 			}

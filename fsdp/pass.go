@@ -5,11 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"slices"
 
 	"gorgonia.org/tensor"
 
 	"github.com/gofsdp/gofsdp/comm"
+	"github.com/gofsdp/gofsdp/fsdp/internal/layout"
+	"github.com/gofsdp/gofsdp/fsdp/internal/ranks"
 	"github.com/gofsdp/gofsdp/internal/arena"
 	"github.com/gofsdp/gofsdp/internal/exec"
 	"github.com/gofsdp/gofsdp/internal/program"
@@ -35,7 +36,7 @@ type pass struct {
 //
 // Batches may differ in shape from rank to rank and from step to step.
 func (s *Sharded) Forward(ctx context.Context, batch ...Tensor) (loss float64, err error) {
-	p, err := s.start(ctx, methodForward, s.training(), batch)
+	p, err := s.start(ctx, ranks.Ask{Call: "Forward"}, s.training(), batch)
 	if err != nil {
 		return 0, err
 	}
@@ -75,20 +76,19 @@ func (s *Sharded) Backward(ctx context.Context, opts ...BackwardOption) error {
 
 // backward runs the backward pass of p, which is nil if there was no forward.
 func (s *Sharded) backward(ctx context.Context, p *pass, opts []BackwardOption) error {
-	r := request{method: methodBackward, noSync: s.noSync}
+	q := ranks.Ask{Call: "Backward", NoSync: s.noSync}
 	err := s.usable()
 	if err == nil {
 		err = s.prepareBackward(p, opts)
 	}
 	if p != nil {
-		r.argument, r.schedule, r.value = float64(p.number), p.hash, p.weight
+		q.Argument, q.Schedule, q.Value = float64(p.number), p.hash, p.weight
 	}
 	if err == nil && s.cfg.Divide != ByWeights && p.weight != 1 && !p.shadow {
 		err = fmt.Errorf("Weight is for Config.Divide = ByWeights, which is %v", s.cfg.Divide)
 	}
-	err = s.agree(ctx, r, err)
-	if err == nil {
-		err = s.weigh(p)
+	if err = s.agree(ctx, q, err); err == nil {
+		err = s.weigh(ctx, p)
 	}
 	if err != nil {
 		return errors.Join(err, s.discard(ctx, p))
@@ -180,15 +180,19 @@ func (s *Sharded) EvalProgram(ctx context.Context, name string, batch ...Tensor)
 }
 
 func (s *Sharded) eval(ctx context.Context, entry string, batch []Tensor) ([]Tensor, error) {
-	p, err := s.start(ctx, methodEval, variant{entry: entry, eval: true}, batch)
+	q := ranks.Ask{Call: "Eval"}
+	if entry != "" {
+		q.Detail = " of program " + entry
+	}
+	p, err := s.start(ctx, q, variant{entry: entry, eval: true}, batch)
 	if err != nil {
 		return nil, err
 	}
 	if err := s.run(ctx, p, 0, len(p.plan.Steps)); err != nil {
 		return nil, err
 	}
-	results := make([]Tensor, 0, len(p.way.results))
-	for _, r := range p.way.results {
+	results := make([]Tensor, 0, len(p.path.Results))
+	for _, r := range p.path.Results {
 		if p.shadow {
 			break
 		}
@@ -205,14 +209,15 @@ func (s *Sharded) eval(ctx context.Context, entry string, batch []Tensor) ([]Ten
 
 // start checks the batch, finds the compiled pass and agrees with the other ranks to run it. Only then does it touch any
 // buffer: the memory of a group that was closed may be gone.
-func (s *Sharded) start(ctx context.Context, m method, v variant, batch []Tensor) (*pass, error) {
-	r := request{method: m, noSync: v.noSync, argument: float64(slices.Index(s.agreement.programs, v.entry) + 1)}
+func (s *Sharded) start(ctx context.Context, q ranks.Ask, v variant, batch []Tensor) (*pass, error) {
+	q.NoSync = v.noSync
 	c, values, err := s.prepareForward(v, batch)
 	if err == nil {
-		r.schedule, r.shadow = c.hash, c.shadow
+		q.Schedule, q.Absent = c.hash, c.shadow
 	}
-	if err = s.agree(ctx, r, err); err == nil {
-		c, err = s.teach(ctx, c)
+	ans, err := s.ask(ctx, &q, err)
+	if err == nil {
+		c, err = s.teach(ctx, c, &ans)
 	}
 	if err != nil {
 		return nil, errors.Join(err, s.discardLast(ctx))
@@ -237,14 +242,14 @@ func (s *Sharded) prepareForward(v variant, batch []Tensor) (*compiled, []exec.V
 	if err := s.usable(); err != nil {
 		return nil, nil, err
 	}
-	if s.entries[v.entry] == nil {
+	if s.model.Paths[v.entry] == nil {
 		return nil, nil, fmt.Errorf("the model has no program %q", v.entry)
 	}
 	if s.joined && len(batch) == 0 {
 		c, err := s.shadow(v, s.facts)
 		return c, nil, err
 	}
-	values, err := s.batchValues(s.entries[v.entry].trace, batch)
+	values, err := s.batchValues(s.model.Paths[v.entry], batch)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -255,41 +260,19 @@ func (s *Sharded) prepareForward(v variant, batch []Tensor) (*compiled, []exec.V
 	return c, values, s.checkIntegers(c, values)
 }
 
-// agree agrees with the other ranks to run a collective method.
-func (s *Sharded) agree(ctx context.Context, r request, err error) error {
-	if s.err == errClosed { // the others need not know, and may have left
-		return fmt.Errorf("fsdp: rank %d: %v: %w", s.cfg.Group.Rank(), r.method, s.err)
-	}
-	s.requests++
-	r.number = s.requests
-	if err == nil {
-		err = context.Cause(ctx)
-	}
-	err = s.agreement.on(ctx, r, err)
-	var lost *exchangeError
-	switch {
-	case err == nil:
-		return nil
-	case errors.As(err, &lost) && s.err == nil:
-		return s.broken(fmt.Errorf("%v: %w", r.method, err))
-	default:
-		return fmt.Errorf("fsdp: rank %d: %v: %w", s.cfg.Group.Rank(), r.method, err)
-	}
-}
-
 // batchValues checks the number and kind of the batch's tensors.
-func (s *Sharded) batchValues(tr *trace, batch []Tensor) ([]exec.Value, error) {
-	if len(batch) != tr.inputs {
-		return nil, fmt.Errorf("the batch has %d tensors, the model takes %d", len(batch), tr.inputs)
+func (s *Sharded) batchValues(p *layout.Path, batch []Tensor) ([]exec.Value, error) {
+	if len(batch) != p.Inputs {
+		return nil, fmt.Errorf("the batch has %d tensors, the model takes %d", len(batch), p.Inputs)
 	}
 	values := make([]exec.Value, len(batch))
 	for i, t := range batch {
 		v, err := exec.FromTensor(t)
 		if err != nil {
-			return nil, fmt.Errorf("%s: %w", tr.input(i), err)
+			return nil, fmt.Errorf("%s: %w", p.Input(i), err)
 		}
 		if want := s.cfg.Precision.Compute.tensor(); v.DType != tensor.Int && v.DType != want {
-			return nil, fmt.Errorf("%s is %v: the model computes in %v", tr.input(i), v.DType, want)
+			return nil, fmt.Errorf("%s is %v: the model computes in %v", p.Input(i), v.DType, want)
 		}
 		values[i] = v
 	}
@@ -299,13 +282,13 @@ func (s *Sharded) batchValues(tr *trace, batch []Tensor) ([]exec.Value, error) {
 // checkIntegers finds the tokens and targets that are out of range while the batch can still be refused: in the middle of a
 // pass they would cost the model.
 func (s *Sharded) checkIntegers(c *compiled, batch []exec.Value) error {
-	for i, call := range c.way.model.Calls {
+	for i, call := range c.model.Calls {
 		for j, r := range call.In {
 			if c.calls[i].unit == nil || r.Call != program.Batch || batch[r.Out].DType != tensor.Int {
 				continue
 			}
 			if err := c.calls[i].unit.Check(j, exec.Data[int](batch[r.Out].Bytes)); err != nil {
-				return fmt.Errorf("%s: call %s: %w", c.way.input(r.Out), call.Name, err)
+				return fmt.Errorf("%s: call %s: %w", c.path.Input(r.Out), call.Name, err)
 			}
 		}
 	}
@@ -335,7 +318,7 @@ func (s *Sharded) discard(ctx context.Context, p *pass) error {
 		}
 		if err := w.Wait(ctx); err != nil {
 			s.ended = append(s.ended, p)
-			return s.broken(fmt.Errorf("pass %d has no Backward: waiting for group %s: %w", p.number, s.groups[g].name, err))
+			return s.broken(fmt.Errorf("pass %d has no Backward: waiting for group %s: %w", p.number, s.groups[g].Name, err))
 		}
 		p.gather[g] = nil
 	}

@@ -7,6 +7,8 @@ import (
 	"math"
 	"slices"
 
+	"github.com/gofsdp/gofsdp/comm"
+	"github.com/gofsdp/gofsdp/fsdp/internal/ranks"
 	"github.com/gofsdp/gofsdp/internal/arena"
 )
 
@@ -76,11 +78,15 @@ func (d *pending) reduced() error {
 // weigh multiplies p's loss by its weight relative to the mean of the weights that the ranks have just agreed on: the mean over
 // the ranks is the weighted one then, the gradients of all passes have the same divisor, and none grows with the unit of the
 // weights.
-func (s *Sharded) weigh(p *pass) error {
+func (s *Sharded) weigh(ctx context.Context, p *pass) error {
 	if s.cfg.Divide != ByWeights && s.cfg.Divide != ByActive {
 		return nil
 	}
-	mean := s.agreement.sum() / float64(s.cfg.Group.Size())
+	sum, err := s.team.Sum(ctx, p.weight)
+	if err != nil {
+		return s.broken(fmt.Errorf("Backward: %w", err))
+	}
+	mean := sum / float64(s.team.Size())
 	if mean == 0 || math.IsInf(mean, 0) {
 		return fmt.Errorf("fsdp: rank %d: Backward: the mean of the ranks' weights is %v", s.cfg.Group.Rank(), mean)
 	}
@@ -99,7 +105,7 @@ func (s *Sharded) factor() float64 {
 // preDivide returns what gradients are multiplied by before they are summed: a power of two near 1/√N if they travel as
 // Float16, so that neither they nor their sum leave its range easily, and 1 otherwise.
 func (s *Sharded) preDivide(g *flatGroup) float32 {
-	if g.reduce != Float16 || s.cfg.Divide == ByOne {
+	if g.Reduce != comm.Float16 || s.cfg.Divide == ByOne {
 		return 1
 	}
 	n, pre := s.cfg.Group.Size(), 1
@@ -112,8 +118,7 @@ func (s *Sharded) preDivide(g *flatGroup) float32 {
 // SyncGrads reduces the gradients of the passes inside NoSync, as the next Backward outside would. Without such it does
 // nothing.
 func (s *Sharded) SyncGrads(ctx context.Context) error {
-	r := request{method: methodSync, argument: float64(s.pending.passes)}
-	if err := s.agree(ctx, r, s.err); err != nil {
+	if err := s.agree(ctx, ranks.Ask{Call: "SyncGrads", Argument: float64(s.pending.passes)}, s.err); err != nil {
 		return err
 	}
 	if !s.pending.any() {
@@ -122,7 +127,7 @@ func (s *Sharded) SyncGrads(ctx context.Context) error {
 	for i, g := range s.groups {
 		if b := s.pending.blocks[i]; b != nil {
 			if err := s.reduceNow(ctx, g, b.Data); err != nil {
-				return s.broken(fmt.Errorf("SyncGrads: group %s: %w", g.name, err))
+				return s.broken(fmt.Errorf("SyncGrads: group %s: %w", g.Name, err))
 			}
 		}
 	}
@@ -138,7 +143,7 @@ func (s *Sharded) reduceNow(ctx context.Context, g *flatGroup, full []byte) erro
 			return err
 		}
 	}
-	if g.mesh.twice() {
+	if g.Ranks.Twice() {
 		if err := g.startSync(full).Wait(ctx); err != nil {
 			return err
 		}

@@ -51,7 +51,7 @@ func (s *Sharded) Plan(batch ...Tensor) (*Plan, error) {
 	if s.err == errClosed {
 		return nil, fmt.Errorf("fsdp: %w", s.err)
 	}
-	values, err := s.batchValues(s.trace, batch)
+	values, err := s.batchValues(s.model.Paths[""], batch)
 	if err != nil {
 		return nil, fmt.Errorf("fsdp: %w", err)
 	}
@@ -66,10 +66,10 @@ func (s *Sharded) Plan(batch ...Tensor) (*Plan, error) {
 	}
 	for _, g := range s.groups {
 		gp := GroupPlan{
-			Name: g.name, Strategy: s.units[s.unitOf(g.params[0])].strategy, Params: len(g.params), Bytes: g.bytes(),
-			Frozen: g.kind.frozen && !g.kind.buffer, Buffers: g.kind.buffer, Ranks: g.mesh.shard.Size(), Replicas: g.mesh.replicas(),
+			Name: g.Name, Strategy: s.units[g.Unit].strategy, Params: len(g.Params), Bytes: g.Bytes(),
+			Frozen: g.Kind.Frozen && !g.Kind.Buffer, Buffers: g.Kind.Buffer, Ranks: g.Ranks.Shards, Replicas: g.Ranks.Replicas,
 		}
-		for _, q := range g.layout.Params() {
+		for _, q := range g.Flat.Params() {
 			gp.Len += q.Len()
 		}
 		p.Groups = append(p.Groups, gp)

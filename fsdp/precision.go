@@ -4,6 +4,8 @@ import (
 	"fmt"
 
 	"gorgonia.org/tensor"
+
+	"github.com/gofsdp/gofsdp/comm"
 )
 
 // Precision says in which types a model computes and communicates. Its parameters are kept in Compute type by the rank that
@@ -58,6 +60,11 @@ func (d DType) size() int {
 	default:
 		return 4
 	}
+}
+
+// comm returns the type for collectives.
+func (d DType) comm() comm.DType {
+	return [...]comm.DType{Float32: comm.Float32, Float64: comm.Float64, BFloat16: comm.BFloat16, Float16: comm.Float16}[d]
 }
 
 // tensor returns the type for Gorgonia, which has none of 16 bits.

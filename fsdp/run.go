@@ -38,7 +38,7 @@ func (s *Sharded) fail(p *pass, step *program.Step, err error) error {
 // broken keeps err as the reason why the model cannot be used further, fails the group with it and returns it for the user.
 func (s *Sharded) broken(err error) error {
 	s.err = err
-	s.meshes.abort(err)
+	_ = s.team.Fail(err)
 	return fmt.Errorf("fsdp: rank %d: %w", s.cfg.Group.Rank(), err)
 }
 
@@ -178,19 +178,19 @@ func swap(a, b []byte) {
 
 // bindParams says where the parameters of a call and their gradients are. What is not there is what the call does not use.
 func (s *Sharded) bindParams(p *pass, step *program.Step, call *exec.Call) {
-	for j, param := range p.way.model.Calls[step.Call].Params {
-		at := s.home[param]
-		g := s.groups[at.group]
-		full := p.data(p.params[at.group])
-		if g.hold == program.Always {
+	for j, param := range p.model.Calls[step.Call].Params {
+		at := s.layout.Home[param]
+		g := s.groups[at.Group]
+		full := p.data(p.params[at.Group])
+		if g.Hold == program.Always {
 			full = g.value.Data
 		}
 		call.Param[j], call.GradParam[j] = nil, nil
 		if full != nil {
-			call.Param[j] = g.param(full, at.index)
+			call.Param[j] = g.Param(full, at.Index)
 		}
-		if step.Kind == program.Backward && !g.kind.frozen {
-			call.GradParam[j] = g.param(p.data(p.grads[at.group]), at.index)
+		if step.Kind == program.Backward && !g.Kind.Frozen {
+			call.GradParam[j] = g.Param(p.data(p.grads[at.Group]), at.Index)
 		}
 	}
 	if step.Kind != program.Backward {

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/gofsdp/gofsdp/fsdp/internal/ranks"
 	"github.com/gofsdp/gofsdp/internal/checkpoint"
 	"github.com/gofsdp/gofsdp/internal/safetensors"
 	"github.com/gofsdp/gofsdp/optim"
@@ -32,9 +33,9 @@ func (s *Sharded) Save(ctx context.Context, dir string, opt optim.Optimizer, opt
 	if err != nil {
 		return err
 	}
-	w.group, w.agreement = s.cfg.Group, s.agreement
+	w.group, w.agreement = s.cfg.Group, s.team.Agreement
 	_, err = w.run(ctx)
-	var lost *exchangeError
+	var lost *ranks.LostError
 	switch {
 	case err == nil:
 		return nil
@@ -58,7 +59,7 @@ func (s *Sharded) startSave(ctx context.Context, dir string, opt optim.Optimizer
 	if err == nil && asynchronous {
 		err = s.async.room(s.arena, w)
 	}
-	if err := s.agree(ctx, request{method: methodSave}, err); err != nil {
+	if err := s.agree(ctx, ranks.Ask{Call: "Save"}, err); err != nil {
 		return nil, err
 	}
 	call := "Save"
@@ -66,7 +67,7 @@ func (s *Sharded) startSave(ctx context.Context, dir string, opt optim.Optimizer
 		call = "SaveAsync"
 	}
 	text := fmt.Sprintf("call of %s\ndirectory %s\nstep %d\nKeepLast %d\n%s\n", call, dir, w.step, w.keep, oneOrNone(opt))
-	if err := sameText(ctx, s.cfg.Group, "arguments of Save", text); err != nil {
+	if err := s.team.Same(ctx, "arguments of Save", text); err != nil {
 		return nil, fmt.Errorf("fsdp: rank %d: Save: %w", s.cfg.Group.Rank(), err)
 	}
 	return w, nil
@@ -99,7 +100,7 @@ func (s *Sharded) newWriter(dir string, opt optim.Optimizer, opts []StateOption)
 	w := &writer{
 		fs: o.fs, step: o.step, keep: o.keep,
 		open:  func(ctx context.Context) (*checkpoint.Store, error) { return s.lockedStore(ctx, o.fs, dir) },
-		about: checkpointMeta{Seed: s.cfg.Seed, Forwards: s.forwards, Config: strings.Split(strings.TrimSpace(s.manifest()), "\n")},
+		about: checkpointMeta{Seed: s.cfg.Seed, Forwards: s.forwards, Config: strings.Split(strings.TrimSpace(s.manifest(s.units)), "\n")},
 	}
 	for _, p := range s.trace.params {
 		if p.Buffer {
@@ -137,10 +138,10 @@ func (s *Sharded) parts(opt optim.Optimizer) ([]checkpoint.Part, error) {
 	parts := make([]checkpoint.Part, 0, len(pieces))
 	for _, p := range pieces {
 		g := s.groups[p.group]
-		if r := g.mesh.replica; r != nil && r.Rank() != p.group%r.Size() {
+		if r := g.mesh.Replica; r != nil && r.Rank() != p.group%r.Size() {
 			continue
 		}
-		parts = append(parts, checkpoint.Part{Key: p.Key, DType: g.dtype.inFile(), Shape: p.shape, Steps: p.steps, Offset: p.offset, Data: p.data})
+		parts = append(parts, checkpoint.Part{Key: p.Key, DType: s.cfg.Precision.Compute.inFile(), Shape: p.shape, Steps: p.steps, Offset: p.offset, Data: p.data})
 	}
 	return parts, nil
 }

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/gofsdp/gofsdp/comm"
+	"github.com/gofsdp/gofsdp/fsdp/internal/ranks"
 	"github.com/gofsdp/gofsdp/internal/arena"
 	"github.com/gofsdp/gofsdp/optim"
 )
@@ -23,7 +24,7 @@ func (s *Sharded) SaveAsync(ctx context.Context, dir string, opt optim.Optimizer
 	if err != nil {
 		return nil, err
 	}
-	if err := s.async.join(ctx, s.cfg.Group, s.meshes); err != nil {
+	if err := s.async.join(ctx, s.cfg.Group, s.team); err != nil {
 		return nil, s.broken(fmt.Errorf("SaveAsync: %w", err))
 	}
 	w.group, w.agreement = s.async.group, s.async.agreement
@@ -38,8 +39,8 @@ func (s *Sharded) SaveAsync(ctx context.Context, dir string, opt optim.Optimizer
 
 // async is what SaveAsync keeps from one time to the next.
 type async struct {
-	group     comm.Group // apart from the training's, nil before the first time
-	agreement *agreement // of that group
+	group     comm.Group       // apart from the training's, nil before the first time
+	agreement *ranks.Agreement // of that group
 	snapshot  *arena.Block
 	last      *Saving // nil before the first time
 }
@@ -63,15 +64,15 @@ func (a *async) take(w *writer) {
 }
 
 // join makes the group, the first time. It is a collective.
-func (a *async) join(ctx context.Context, g comm.Group, m *meshes) (err error) {
+func (a *async) join(ctx context.Context, g comm.Group, t *ranks.Team) (err error) {
 	if a.group != nil {
 		return nil
 	}
 	if a.group, err = g.Split(ctx, 0, g.Rank()); err != nil {
 		return fmt.Errorf("making a group for it: %w", err)
 	}
-	a.agreement = newAgreement(a.group)
-	m.split = append(m.split, a.group) // closed, and failed, with the others
+	a.agreement = ranks.NewAgreement(a.group, newPeerError)
+	t.Adopt(a.group) // closed, and failed, with the others
 	return nil
 }
 

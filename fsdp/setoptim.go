@@ -8,6 +8,7 @@ import (
 	"slices"
 
 	"github.com/gofsdp/gofsdp/comm"
+	"github.com/gofsdp/gofsdp/fsdp/internal/ranks"
 	"github.com/gofsdp/gofsdp/internal/arena"
 	"github.com/gofsdp/gofsdp/internal/checkpoint"
 	"github.com/gofsdp/gofsdp/internal/exec"
@@ -27,7 +28,7 @@ import (
 // An optimizer that does not take what fits, which none of package optim does, leaves the model unusable until a SetFullOptim, Load or
 // Import succeeds.
 func (s *Sharded) SetFullOptim(ctx context.Context, root int, opt optim.Optimizer, full *optim.FullState, opts ...StateOption) error {
-	r := request{method: methodSetOptim, argument: float64(root)}
+	r := ranks.Ask{Call: "SetFullOptim", Detail: fromRank(root)}
 	isRoot := s.cfg.Group.Rank() == root
 	var names naming
 	var sheet *stateSheet
@@ -140,17 +141,15 @@ type optimFiller struct {
 // plan compares the full state with what the optimizers keep. It is a collective and returns the same on all ranks.
 func (f *optimFiller) plan(ctx context.Context, o *stateOptions, own *stateSheet) (err error) {
 	s := f.s
-	if err := sameText(ctx, s.cfg.Group, "options", f.names.text); err != nil {
-		return s.refused(methodSetOptim, err)
+	if err := s.team.Same(ctx, "options", f.names.text); err != nil {
+		return s.refused("SetFullOptim", err)
 	}
-	if f.holdings, err = s.holdings(ctx); err != nil {
-		return s.broken(fmt.Errorf("%v: %w", methodSetOptim, err))
-	}
+	f.holdings = s.holdings()
 	inv := s.inventory(f.opt)
 	inv.Full = own
 	all, err := s.exchange(ctx, inv)
 	if err != nil {
-		return s.broken(fmt.Errorf("%v: %w", methodSetOptim, err))
+		return s.broken(fmt.Errorf("%s: %w", "SetFullOptim", err))
 	}
 	sheet := all[f.root].Full
 	f.steps = sheet.Steps
@@ -159,7 +158,7 @@ func (f *optimFiller) plan(ctx context.Context, o *stateOptions, own *stateSheet
 		err = distinct(have.tensors, f.names.of)
 	}
 	if err == nil {
-		err = guarded(func() error { return f.match(sheet, have.tensors, o) })
+		err = ranks.Guarded(func() error { return f.match(sheet, have.tensors, o) })
 	}
 	var chosen []string
 	largest := 0
@@ -172,7 +171,7 @@ func (f *optimFiller) plan(ctx context.Context, o *stateOptions, own *stateSheet
 	if err == nil {
 		f.block, err = s.arena.Alloc(largest, arena.Gathered)
 	}
-	err = s.agree(ctx, request{method: methodSetOptim, argument: float64(f.root), schedule: textHash(chosen)}, err)
+	err = s.agree(ctx, ranks.Ask{Call: "SetFullOptim", Detail: fromRank(f.root), Schedule: textHash(chosen)}, err)
 	if err != nil && s.err == nil {
 		s.arena.Free(f.block)
 	}
@@ -241,7 +240,7 @@ func entryName(entry, param string) string {
 func (f *optimFiller) run(ctx context.Context) error {
 	for _, entries := range f.params {
 		if err := f.send(ctx, entries); err != nil {
-			return f.s.broken(fmt.Errorf("%v: state of parameter %s: %w", methodSetOptim, entries[0].Param, err))
+			return f.s.broken(fmt.Errorf("%s: state of parameter %s: %w", "SetFullOptim", entries[0].Param, err))
 		}
 	}
 	f.adopt(nil) // also where this rank owns nothing, or the optimizer has no entries
@@ -251,9 +250,9 @@ func (f *optimFiller) run(ctx context.Context) error {
 // send sends the entries of one parameter, and has the optimizer adopt them if this rank has a part of it.
 func (f *optimFiller) send(ctx context.Context, entries []stateTensor) error {
 	s, t := f.s, &entries[0]
-	home := s.home[t.param]
-	g, h := s.groups[home.group], &f.holdings[home.group]
-	size := t.len() * g.dtype.size()
+	home := s.layout.Home[t.param]
+	g, h := s.groups[home.Group], &f.holdings[home.Group]
+	size := t.len() * g.Compute.Size()
 	adopted := make([]optim.Entry, len(entries))
 	works := make([]comm.Work, len(entries))
 	for i := range entries {
@@ -262,7 +261,7 @@ func (f *optimFiller) send(ctx context.Context, entries []stateTensor) error {
 		if f.root == s.cfg.Group.Rank() {
 			whole = f.convert(whole, f.full.Params[f.names.param(e)].Entries[e.Entry])
 		}
-		works[i] = s.cfg.Group.Broadcast(g.buffer(whole, g.dtype).Named(e.Name()), f.root)
+		works[i] = s.cfg.Group.Broadcast(g.buffer(whole, g.Compute).Named(e.Name()), f.root)
 		adopted[i] = optim.Entry{Param: e.Param, Name: e.Entry, Shape: e.shape, Steps: e.steps, Data: g.vec(whole, 0, e.len())}
 	}
 	var err error
@@ -272,7 +271,7 @@ func (f *optimFiller) send(ctx context.Context, entries []stateTensor) error {
 		}
 	}
 	me := s.cfg.Group.Rank()
-	if span := h.span(me, home.index); err == nil && h.has(me, t.Owner) && span.End > span.Start {
+	if span := g.Span(g.Member(me).Place, home.Index); err == nil && h.has(me, t.Owner) && span.End > span.Start {
 		f.adopt(adopted)
 	}
 	return err

@@ -9,6 +9,7 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/gofsdp/gofsdp/comm"
+	"github.com/gofsdp/gofsdp/fsdp/internal/ranks"
 	"github.com/gofsdp/gofsdp/internal/arena"
 	"github.com/gofsdp/gofsdp/internal/exec"
 )
@@ -21,7 +22,7 @@ func (s *Sharded) FullGrads(ctx context.Context) (map[string]*tensor.Dense, erro
 		err = s.pending.reduced()
 	}
 	all := make(map[string]*tensor.Dense)
-	err = s.gatherEach(ctx, request{method: methodGrads}, err, s.trained(), func(g *flatGroup) *arena.Block { return g.grad },
+	err = s.gatherEach(ctx, ranks.Ask{Call: "FullGrads"}, err, s.trained(), func(g *flatGroup) *arena.Block { return g.grad },
 		func(name string, v exec.Value) { all[name] = v.Tensor().Clone().(*tensor.Dense) })
 	for p, q := range s.trace.params {
 		if !s.present[p] {
@@ -52,12 +53,12 @@ func (s *Sharded) Full(ctx context.Context, names []string, f func(params map[st
 	want := func(name string) bool { return len(names) == 0 || slices.Contains(names, name) }
 	var groups []*flatGroup
 	for _, g := range s.groups {
-		if slices.ContainsFunc(g.params, func(p int) bool { return want(s.trace.params[p].Name) }) {
+		if slices.ContainsFunc(g.Params, func(p int) bool { return want(s.trace.params[p].Name) }) {
 			groups = append(groups, g)
 		}
 	}
 	params := make(map[string]*tensor.Dense)
-	r := request{method: methodFull, argument: float64(o.root), schedule: textHash(names)}
+	r := ranks.Ask{Call: "Full", Detail: writeBack(o.root), Schedule: textHash(names)}
 	err = s.gatherEach(ctx, r, err, groups,
 		func(g *flatGroup) *arena.Block { return g.value },
 		func(name string, v exec.Value) {
@@ -68,7 +69,7 @@ func (s *Sharded) Full(ctx context.Context, names []string, f func(params map[st
 	if err != nil {
 		return err
 	}
-	err = guarded(func() error { return f(params) })
+	err = ranks.Guarded(func() error { return f(params) })
 	if !o.write {
 		return s.agree(ctx, r, err)
 	}
@@ -103,21 +104,18 @@ func (s *Sharded) SetFull(ctx context.Context, root int, params map[string]*tens
 	if err == nil && (root < 0 || root >= s.cfg.Group.Size()) {
 		err = fmt.Errorf("rank %d is not one of the %d ranks", root, s.cfg.Group.Size())
 	}
-	return s.set(ctx, request{method: methodSet, argument: float64(root)}, err, root, params)
+	return s.set(ctx, ranks.Ask{Call: "SetFull", Detail: fromRank(root)}, err, root, params)
 }
 
 // set agrees to r and gives the model root's params.
-func (s *Sharded) set(ctx context.Context, r request, err error, root int, params map[string]*tensor.Dense) error {
+func (s *Sharded) set(ctx context.Context, r ranks.Ask, err error, root int, params map[string]*tensor.Dense) error {
 	if err == nil {
 		err = s.noneHeld()
 	}
 	if err := s.agree(ctx, r, err); err != nil {
 		return err
 	}
-	holdings, err := s.holdings(ctx)
-	if err != nil {
-		return s.broken(fmt.Errorf("%v: %w", r.method, err))
-	}
+	holdings := s.holdings()
 	list := s.values(holdings)
 	if s.cfg.Group.Rank() == root {
 		err = s.fits(list, params)
@@ -142,7 +140,7 @@ func (s *Sharded) set(ctx context.Context, r request, err error, root int, param
 		return err
 	}
 	if err := s.store(ctx, list, holdings, root, params, block); err != nil {
-		return s.broken(fmt.Errorf("%v: %w", r.method, err))
+		return s.broken(fmt.Errorf("%s: %w", r.Call, err))
 	}
 	return nil
 }
@@ -152,7 +150,10 @@ func (s *Sharded) store(ctx context.Context, list []stateTensor, holdings []hold
 	me := s.cfg.Group.Rank()
 	has := make([]uint8, len(list))
 	for i := range list {
-		has[i] = uint8(word(me == root && params[list[i].Name()] != nil))
+		has[i] = uint8(0)
+		if me == root && params[list[i].Name()] != nil {
+			has[i] = 1
+		}
 	}
 	if err := s.cfg.Group.Broadcast(comm.Of(has).Named("names"), root).Wait(ctx); err != nil {
 		return err
@@ -162,18 +163,18 @@ func (s *Sharded) store(ctx context.Context, list []stateTensor, holdings []hold
 		if has[i] == 0 {
 			continue
 		}
-		home := s.home[t.param]
-		g := s.groups[home.group]
-		b := block.Data[:t.len()*g.dtype.size()]
+		home := s.layout.Home[t.param]
+		g := s.groups[home.Group]
+		b := block.Data[:t.len()*g.Compute.Size()]
 		if me == root {
 			v, _ := exec.FromTensor(params[t.Name()]) // fits has seen it
 			copy(b, v.Bytes)
 		}
-		if err := s.cfg.Group.Broadcast(g.buffer(b, g.dtype).Named(t.Name()), root).Wait(ctx); err != nil {
+		if err := s.cfg.Group.Broadcast(g.buffer(b, g.Compute).Named(t.Name()), root).Wait(ctx); err != nil {
 			return fmt.Errorf("parameter %s: %w", t.Name(), err)
 		}
-		if holdings[home.group].has(me, t.Owner) {
-			g.take(g.value.Data, home.index, b)
+		if holdings[home.Group].has(me, t.Owner) {
+			g.take(g.value.Data, home.Index, b)
 		}
 	}
 	return nil
@@ -211,11 +212,6 @@ func (s *Sharded) fits(list []stateTensor, params map[string]*tensor.Dense) erro
 	return fmt.Errorf("the model has no parameter %q", name)
 }
 
-// unitOf returns the unit of a parameter.
-func (s *Sharded) unitOf(p int) int {
-	return slices.IndexFunc(s.units, func(u *unit) bool { return slices.Contains(u.members, p) })
-}
-
 // squeezed returns shape without dimensions of 1: a scalar comes back as a tensor of one element.
 func squeezed(shape []int) []int {
 	return slices.DeleteFunc(slices.Clone(shape), func(d int) bool { return d == 1 })
@@ -234,15 +230,15 @@ func (s *Sharded) known(names []string) error {
 // AverageBuffers gives every buffer the mean of its values on all ranks: the statistics that ranks have collected from
 // their own batches, before they are evaluated with or saved.
 func (s *Sharded) AverageBuffers(ctx context.Context) error {
-	if err := s.agree(ctx, request{method: methodBuffers}, s.err); err != nil {
+	if err := s.agree(ctx, ranks.Ask{Call: "AverageBuffers"}, s.err); err != nil {
 		return err
 	}
 	for _, g := range s.groups {
-		if !g.kind.buffer {
+		if !g.Kind.Buffer {
 			continue
 		}
-		if err := g.peers.AllReduce(g.buffer(g.value.Data, g.dtype), comm.Avg).Wait(ctx); err != nil {
-			return s.broken(fmt.Errorf("AverageBuffers: group %s: %w", g.name, err))
+		if err := g.mesh.Peers.AllReduce(g.buffer(g.value.Data, g.Compute), comm.Avg).Wait(ctx); err != nil {
+			return s.broken(fmt.Errorf("AverageBuffers: group %s: %w", g.Name, err))
 		}
 	}
 	return nil
@@ -250,10 +246,10 @@ func (s *Sharded) AverageBuffers(ctx context.Context) error {
 
 // gatherEach agrees to r and calls f with every parameter of the groups, whole, one group at a time. The memory is f's until
 // it returns.
-func (s *Sharded) gatherEach(ctx context.Context, r request, err error, groups []*flatGroup, shard func(*flatGroup) *arena.Block, f func(name string, v exec.Value)) error {
+func (s *Sharded) gatherEach(ctx context.Context, r ranks.Ask, err error, groups []*flatGroup, shard func(*flatGroup) *arena.Block, f func(name string, v exec.Value)) error {
 	largest := 0
 	for _, g := range groups {
-		largest = max(largest, g.bytes())
+		largest = max(largest, g.Bytes())
 	}
 	var block *arena.Block // while ranks can still say that they have no memory
 	if err == nil {
@@ -271,8 +267,8 @@ func (s *Sharded) gatherEach(ctx context.Context, r request, err error, groups [
 		if err := g.gatherNow(ctx, block.Data, shard(g).Data); err != nil {
 			return s.broken(err)
 		}
-		for i, p := range g.layout.Params() {
-			f(p.Name, exec.Value{Shape: p.Shape, DType: g.dtype.tensor(), Bytes: g.param(block.Data, i)})
+		for i, p := range g.Flat.Params() {
+			f(p.Name, exec.Value{Shape: p.Shape, DType: s.cfg.Precision.Compute.tensor(), Bytes: g.Param(block.Data, i)})
 		}
 	}
 	return nil

@@ -1,6 +1,10 @@
 package fsdp
 
-import "fmt"
+import (
+	"fmt"
+
+	"github.com/gofsdp/gofsdp/fsdp/internal/layout"
+)
 
 // A Strategy says what of a unit is cut over the ranks, and when its parameters are whole. All give the same bits, the
 // hybrid ones where ShardRanks is a power of two and gradients do not travel in 16 bits. With N ranks, a unit of P bytes and
@@ -58,6 +62,18 @@ func (s Strategy) kept() Strategy {
 		return HybridGradOp
 	default:
 		return s
+	}
+}
+
+// cut says how many ranks the strategy cuts parameters over.
+func (s Strategy) cut() layout.Cut {
+	switch s {
+	case NoShard:
+		return layout.Whole
+	case HybridShard, HybridGradOp:
+		return layout.Some
+	default:
+		return layout.All
 	}
 }
 

@@ -9,7 +9,10 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/gofsdp/gofsdp/fsdp/internal/layout"
+	"github.com/gofsdp/gofsdp/fsdp/internal/ranks"
 	"github.com/gofsdp/gofsdp/internal/program"
+	"github.com/gofsdp/gofsdp/shard"
 )
 
 // A Model is plain Go code that calls modules. Forward is run once, by Wrap, without data and without shapes: it must make
@@ -71,6 +74,7 @@ type tapeCall struct {
 	params []int   // the same, as indices into Tape.params
 	owned  []int   // those that are not tied to another call's
 	in     []program.Ref
+	from   int // index of the call in Forward that has brought the module
 }
 
 // tapeParam is a parameter of the model.
@@ -87,7 +91,9 @@ func (t *Tape) Call(name string, m Module, in ...Ref) Ref {
 		t.fail(fmt.Errorf("call %q: %w", name, err))
 		return Ref{tape: t}
 	}
-	t.byCall[name] = len(t.calls)
+	if t.byCall[name] = len(t.calls); t.main == nil {
+		c.from = len(t.calls)
+	}
 	return t.record(c, in)
 }
 
@@ -150,7 +156,7 @@ func (t *Tape) recall(c *tapeCall) error {
 		return fmt.Errorf("the module is not that of Forward (make it once if it holds functions, which cannot be compared): %s, there %s",
 			describe(c.module), describe(first.module))
 	}
-	c.local, c.params = first.local, first.params
+	c.local, c.params, c.from = first.local, first.params, first.from
 	return nil
 }
 
@@ -236,7 +242,7 @@ func tracePrograms(m Model, main *trace) (map[string]*trace, error) {
 		return nil, nil
 	}
 	traces := make(map[string]*trace)
-	err := guarded(func() error {
+	err := ranks.Guarded(func() error {
 		programs := p.Programs()
 		for _, name := range slices.Sorted(maps.Keys(programs)) {
 			if name == "" || programs[name] == nil {
@@ -251,6 +257,39 @@ func tracePrograms(m Model, main *trace) (map[string]*trace, error) {
 		return nil
 	})
 	return traces, err
+}
+
+// callInfos describes the calls to the policies.
+func (tr *trace) callInfos() []CallInfo {
+	infos := make([]CallInfo, len(tr.calls))
+	for i, c := range tr.calls {
+		infos[i] = CallInfo{Name: c.name, Module: c.module}
+		for _, p := range c.owned {
+			infos[i].Params = append(infos[i].Params, tr.params[p].Param)
+		}
+	}
+	return infos
+}
+
+// layoutModel returns what has been traced, as data: of Forward and of the other programs.
+func layoutModel(forward *trace, programs map[string]*trace) *layout.Model {
+	m := &layout.Model{Index: forward.byName, Paths: map[string]*layout.Path{"": forward.path()}}
+	for _, p := range forward.params {
+		m.Params = append(m.Params, layout.Param{Param: shard.Param{Name: p.Name, Shape: p.Shape}, Call: p.call, Buffer: p.Buffer})
+	}
+	for name, tr := range programs {
+		m.Paths[name] = tr.path()
+	}
+	return m
+}
+
+// path returns the calls of one program.
+func (tr *trace) path() *layout.Path {
+	p := &layout.Path{Inputs: tr.inputs, InputNames: tr.inputNames, Results: tr.results}
+	for _, c := range tr.calls {
+		p.Calls = append(p.Calls, layout.Call{Name: c.name, Module: c.from, In: c.in, Params: c.params})
+	}
+	return p
 }
 
 // newTape returns an empty tape; of a program other than Forward if main is the tape of that.
@@ -292,12 +331,4 @@ func (tr *trace) run(f Program) error {
 		tr.results = append(tr.results, r.ref)
 	}
 	return nil
-}
-
-// input names batch tensor i for messages.
-func (tr *trace) input(i int) string {
-	if i < len(tr.inputNames) {
-		return fmt.Sprintf("batch tensor %d (%s)", i, tr.inputNames[i])
-	}
-	return fmt.Sprintf("batch tensor %d", i)
 }

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/gofsdp/gofsdp/fsdp/internal/layout"
 	"github.com/gofsdp/gofsdp/internal/checkpoint"
 	"github.com/gofsdp/gofsdp/internal/exec"
 	"github.com/gofsdp/gofsdp/optim"
@@ -22,30 +23,18 @@ type statePiece struct {
 	data   []byte
 }
 
-// owner returns who a tensor of a group belongs to: a rank, if the ranks' are different tensors, or checkpoint.Shared.
-func (s *Sharded) owner(g *flatGroup) int {
-	switch {
-	case g.kind.buffer:
-		return s.cfg.Group.Rank()
-	case g.peers.Size() != s.cfg.Group.Size(): // a group of the user's
-		return g.mesh.leader
-	default:
-		return checkpoint.Shared
-	}
-}
-
 // pieces lists what this rank holds: of parameters and buffers, and of the state of opt, which may be nil. The data is the
 // model's and the optimizer's own memory.
 func (s *Sharded) pieces(opt optim.Optimizer) ([]statePiece, error) {
 	var list []statePiece
-	owned := make(map[place]shard.Segment)
+	owned := make(map[layout.Place]shard.Segment)
 	for i, g := range s.groups {
-		es := g.dtype.size()
-		for _, seg := range g.segments() {
-			p := g.layout.Params()[seg.Param]
-			owned[place{i, seg.Param}] = seg
+		es := g.Compute.Size()
+		for _, seg := range g.Segments() {
+			p := g.Flat.Params()[seg.Param]
+			owned[layout.Place{Group: i, Index: seg.Param}] = seg
 			list = append(list, statePiece{
-				Key:   checkpoint.Key{Param: p.Name, Owner: s.owner(g)},
+				Key:   checkpoint.Key{Param: p.Name, Owner: g.Owner(s.cfg.Group.Rank())},
 				shape: p.Shape, group: i, index: seg.Param, offset: seg.Offset,
 				data: g.value.Data[seg.At*es : (seg.At+seg.Len)*es],
 			})
@@ -62,22 +51,22 @@ func (s *Sharded) pieces(opt optim.Optimizer) ([]statePiece, error) {
 		if !ok {
 			return nil, fmt.Errorf("the optimizer has %s of %q, which is no parameter of the model", e.Name, e.Param)
 		}
-		home := s.home[p]
-		g := s.groups[home.group]
-		if shape := g.layout.Params()[home.index].Shape; !slices.Equal(e.Shape, shape) {
+		home := s.layout.Home[p]
+		g := s.groups[home.Group]
+		if shape := g.Flat.Params()[home.Index].Shape; !slices.Equal(e.Shape, shape) {
 			return nil, fmt.Errorf("the optimizer has %s of %s %v, the model's is %v", e.Name, e.Param, e.Shape, shape)
 		}
 		data := elementBytes(e.Data)
-		if want := e.Data.Len() * g.dtype.size(); len(data) != want {
-			return nil, fmt.Errorf("the optimizer's %s of %s is not %v", e.Name, e.Param, g.dtype)
+		if want := e.Data.Len() * g.Compute.Size(); len(data) != want {
+			return nil, fmt.Errorf("the optimizer's %s of %s is not %v", e.Name, e.Param, g.Compute)
 		}
 		if seg := owned[home]; e.Offset != seg.Offset || e.Data.Len() != seg.Len {
 			return nil, fmt.Errorf("the optimizer has elements [%d:%d] of %s, which is not what this rank has of it: make it of Sharded.Shards as they are",
 				e.Offset, e.Offset+e.Data.Len(), e.Param)
 		}
 		list = append(list, statePiece{
-			Key:   checkpoint.Key{Param: e.Param, Entry: e.Name, Owner: s.owner(g)},
-			shape: e.Shape, steps: e.Steps, group: home.group, index: home.index, offset: e.Offset, data: data,
+			Key:   checkpoint.Key{Param: e.Param, Entry: e.Name, Owner: g.Owner(s.cfg.Group.Rank())},
+			shape: e.Shape, steps: e.Steps, group: home.Group, index: home.Index, offset: e.Offset, data: data,
 		})
 	}
 	return list, nil

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 
 	"github.com/gofsdp/gofsdp/comm"
+	"github.com/gofsdp/gofsdp/fsdp/internal/ranks"
 	"github.com/gofsdp/gofsdp/internal/checkpoint"
 )
 
@@ -24,7 +25,7 @@ import (
 // run while the training goes on, on a group of its own and with a copy of them.
 type writer struct {
 	group     comm.Group
-	agreement *agreement
+	agreement *ranks.Agreement
 	steps     int // of the work, begun so far
 
 	fs    checkpoint.FS
@@ -48,7 +49,7 @@ func (w *writer) bytes() (n int) {
 	return n
 }
 
-// run writes the checkpoint and returns its path, or an error on every rank: an exchangeError if the group has failed.
+// run writes the checkpoint and returns its path, or an error on every rank: an ranks.LostError if the group has failed.
 func (w *writer) run(ctx context.Context) (path string, err error) {
 	if err := w.together(ctx, w.begin); err != nil {
 		return "", w.discard(err)
@@ -83,7 +84,8 @@ func (w *writer) run(ctx context.Context) (path string, err error) {
 // together runs a step of the work, and is an error on every rank if it fails on any.
 func (w *writer) together(ctx context.Context, step func(context.Context) error) error {
 	w.steps++
-	return w.agreement.on(ctx, request{method: methodSave, number: w.steps}, w.agreement.busy(ctx, step))
+	_, err := w.agreement.Agree(ctx, &ranks.Ask{Call: "Save", Number: w.steps}, w.agreement.Busy(ctx, step))
+	return err
 }
 
 // begin makes the draft, on rank 0.
@@ -162,7 +164,7 @@ func (w *writer) manifest(shards, extra [][]byte) (*checkpoint.Manifest, error) 
 // discard removes the draft of a save that has failed with err, on rank 0. If the group has failed, other ranks may still be
 // writing to it: then it is left to the next job that saves there.
 func (w *writer) discard(err error) error {
-	var lost *exchangeError
+	var lost *ranks.LostError
 	if w.draft == nil || errors.As(err, &lost) {
 		return err
 	}
@@ -173,7 +175,7 @@ func (w *writer) discard(err error) error {
 func (w *writer) gather(ctx context.Context, mine []byte) ([][]byte, error) {
 	all, err := comm.GatherBytes(ctx, w.group, mine)
 	if err != nil {
-		return nil, &exchangeError{fmt.Errorf("telling what was written: %w", err)}
+		return nil, &ranks.LostError{Err: fmt.Errorf("telling what was written: %w", err)}
 	}
 	return all, nil
 }
@@ -185,7 +187,7 @@ func textOfFirst(ctx context.Context, g comm.Group, text string) (string, error)
 	}
 	all, err := comm.GatherBytes(ctx, g, []byte(text))
 	if err != nil {
-		return "", &exchangeError{fmt.Errorf("learning the path of the checkpoint: %w", err)}
+		return "", &ranks.LostError{Err: fmt.Errorf("learning the path of the checkpoint: %w", err)}
 	}
 	return string(all[0]), nil
 }

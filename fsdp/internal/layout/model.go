@@ -1,6 +1,8 @@
 package layout
 
 import (
+	"fmt"
+
 	"github.com/gofsdp/gofsdp/internal/program"
 	"github.com/gofsdp/gofsdp/shard"
 )
@@ -33,6 +35,14 @@ type Call struct {
 	Module int // index of the call in Forward that has brought the module
 	In     []program.Ref
 	Params []int // indices into Model.Params, as the module lists them
+}
+
+// Input names batch tensor i for messages.
+func (p *Path) Input(i int) string {
+	if i < len(p.InputNames) {
+		return fmt.Sprintf("batch tensor %d (%s)", i, p.InputNames[i])
+	}
+	return fmt.Sprintf("batch tensor %d", i)
 }
 
 // schedule describes the path to the scheduler, with the parameters and groups of like.

@@ -105,6 +105,9 @@ func (t *Team) Each(ctx context.Context, what string, mine []int64) ([]int64, er
 	return all, t.group.AllGather(comm.Of(all).Named(what), comm.Of(mine).Named(what)).Wait(ctx)
 }
 
+// Adopt has a group that was split off the team's fail and be closed with it.
+func (t *Team) Adopt(g comm.Group) { t.split = append(t.split, g) }
+
 // A Failure is an error after which no group of the model is of use: it is the same on every rank, or some rank's own.
 type Failure struct{ Err error }
 

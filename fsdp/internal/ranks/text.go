@@ -81,6 +81,15 @@ func (a *Agreement) text(ctx context.Context, root int, mine string) (string, er
 	return string(text), err
 }
 
+// Tell returns, on every rank, what rank root has to say: its own mine. Ranks must have agreed to call it.
+func (a *Agreement) Tell(ctx context.Context, root int, mine []byte) ([]byte, error) {
+	text, err := a.text(ctx, root, string(mine))
+	if err != nil {
+		return nil, &LostError{err}
+	}
+	return []byte(text), nil
+}
+
 func line(lines []string, i int) string {
 	if i < len(lines) && !slices.Equal(lines[i:], []string{""}) {
 		return lines[i]

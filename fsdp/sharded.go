@@ -4,10 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
-	"slices"
 
 	"github.com/gofsdp/gofsdp/comm"
+	"github.com/gofsdp/gofsdp/fsdp/internal/layout"
+	"github.com/gofsdp/gofsdp/fsdp/internal/ranks"
 	"github.com/gofsdp/gofsdp/internal/arena"
 	"github.com/gofsdp/gofsdp/internal/checkpoint"
 	"github.com/gofsdp/gofsdp/internal/exec"
@@ -25,23 +25,20 @@ import (
 // gets the error from its next call, and no rank can use the model further. So may a context that has ended before a pass: a
 // rank that gives up waiting for the others cannot know what they make of it.
 type Sharded struct {
-	cfg     Config
-	trace   *trace            // of Forward
-	traces  map[string]*trace // of the other programs
-	save    []exec.Policy     // by call: what it keeps for backward
-	spill   []bool            // by call: whether in files
-	units   []*unit
-	meshes  *meshes
-	groups  []*flatGroup
-	home    []place           // by parameter
-	model   *program.Model    // of Forward
-	entries map[string]*entry // by program, Forward is ""
+	cfg    Config
+	trace  *trace        // of Forward
+	model  *layout.Model // what has been traced
+	save   []exec.Policy // by call: what it keeps for backward
+	spill  []bool        // by call: whether in files
+	units  []*unit
+	layout *layout.Layout
+	groups []*flatGroup
+	team   *ranks.Team
 
-	files     *mapped.Files // nil unless Config.OffloadDir is set
-	arena     *arena.Arena
-	runner    exec.Runner
-	agreement *agreement
-	programs  map[string]*program.Program // by what was asked for
+	files    *mapped.Files // nil unless Config.OffloadDir is set
+	arena    *arena.Arena
+	runner   exec.Runner
+	programs map[string]*program.Program // by what was asked for
 
 	compiled []*compiled    // by batch shape, the last used first
 	pass     *pass          // forward done, backward to come
@@ -66,9 +63,6 @@ type Sharded struct {
 	err      error                        // first failure in the middle of a pass, or errClosed: no more passes
 }
 
-// place is where a parameter lives: in which group, and which of its parameters it is.
-type place struct{ group, index int }
-
 // Wrap shards m over the ranks of cfg.Group. It runs m.Forward once to learn the calls, groups their parameters, compiles
 // the passes, checks that all ranks mean the same model, and draws this rank's share of the initial parameters. It is a
 // collective: every rank calls it, and if one fails all return an error.
@@ -80,7 +74,7 @@ func WrapContext(ctx context.Context, m Model, cfg Config) (*Sharded, error) {
 		cfg.Group = comm.Local(1)[0]
 	}
 	s := &Sharded{
-		cfg: cfg, agreement: newAgreement(cfg.Group),
+		cfg: cfg, team: ranks.NewTeam(cfg.Group, newPeerError),
 		arena: arena.New(arena.Sources{}), held: make(map[*Pass]bool), shadows: make(map[shadowKey]*compiled),
 	}
 	if err := s.wrap(ctx, m); err != nil {
@@ -91,25 +85,24 @@ func WrapContext(ctx context.Context, m Model, cfg Config) (*Sharded, error) {
 
 // wrap does what needs no other rank, compares it with the others, and then makes this rank's share.
 func (s *Sharded) wrap(ctx context.Context, m Model) error {
-	err := s.agreement.on(ctx, request{method: methodWrap, number: 1}, s.prepare(m))
-	if err == nil && s.cfg.Group.Size() > 1 {
-		err = sameText(ctx, s.cfg.Group, "model or configuration", s.manifest())
+	_, err := s.team.Agree(ctx, &ranks.Ask{Call: "Wrap", Number: 1}, s.prepare(m))
+	if err == nil {
+		err = s.team.Same(ctx, "model or configuration", s.manifest(s.units))
 	}
 	if err != nil {
 		return err
 	}
-	s.meshes = newMeshes(s.cfg.Group, s.cfg.ShardRanks)
-	if err = s.makeGroups(ctx); err == nil {
-		err = s.check()
-	} else {
-		s.meshes.abortOwn(s.units, err)
+	var meshes []ranks.Mesh
+	if s.layout, meshes, err = s.lay(ctx, &s.cfg, s.units); err == nil {
+		s.groups = flatGroups(s.layout, meshes)
+		s.programs, err = s.check(s.layout)
 	}
 	for i := 0; i < len(s.groups) && err == nil; i++ {
 		if err = s.groups[i].alloc(s.arena); err == nil {
 			err = s.groups[i].draw(s.trace, s.cfg.Seed)
 		}
 	}
-	if err := s.agreement.on(ctx, request{method: methodWrap, number: 2}, err); err != nil {
+	if _, err := s.team.Agree(ctx, &ranks.Ask{Call: "Wrap", Number: 2}, err); err != nil {
 		return err
 	}
 	s.log("wrapped")
@@ -124,12 +117,16 @@ func (s *Sharded) prepare(m Model) (err error) {
 	if s.trace, err = traceModel(m); err != nil {
 		return err
 	}
-	if s.traces, err = tracePrograms(m, s.trace); err != nil {
+	programs, err := tracePrograms(m, s.trace)
+	if err != nil {
 		return err
 	}
-	s.agreement.programs = slices.Sorted(maps.Keys(s.traces))
+	s.model = layoutModel(s.trace, programs)
 	s.present = make([]bool, len(s.trace.params))
-	if err := s.makeUnits(); err != nil {
+	if s.units, err = decideUnits(&s.cfg, s.trace); err != nil {
+		return err
+	}
+	if s.save, s.spill, err = savePolicies(&s.cfg, s.trace.callInfos()); err != nil {
 		return err
 	}
 	sources, err := s.sources()
@@ -141,63 +138,28 @@ func (s *Sharded) prepare(m Model) (err error) {
 	return nil
 }
 
-// check compiles the passes as far as that is possible without a batch.
-func (s *Sharded) check() error {
-	s.programs = make(map[string]*program.Program)
+// flatGroups returns the groups of a layout, without memory.
+func flatGroups(l *layout.Layout, meshes []ranks.Mesh) []*flatGroup {
+	list := make([]*flatGroup, len(meshes))
+	for i, m := range meshes {
+		list[i] = &flatGroup{Group: &l.Groups[i], mesh: m}
+	}
+	return list
+}
+
+// check compiles the passes as far as that is possible without a batch, and keeps their programs.
+func (s *Sharded) check(l *layout.Layout) (map[string]*program.Program, error) {
+	programs := make(map[string]*program.Program)
 	variants := []variant{{}}
-	for name := range s.entries {
+	for name := range l.Entries {
 		variants = append(variants, variant{entry: name, eval: true})
 	}
 	for _, v := range variants {
-		p, err := s.program(v, nil)
-		if err != nil {
-			return err
-		}
-		if err := program.Verify(p); err != nil {
-			return err
+		if _, err := s.program(l, programs, v, nil); err != nil {
+			return nil, err
 		}
 	}
-	return nil
-}
-
-// savePolicies decides what each call keeps for backward, and where.
-func (s *Sharded) savePolicies(infos []CallInfo) error {
-	var chosen [3][]string
-	for i, p := range []struct {
-		name   string
-		policy Policy
-	}{{"Checkpoint", s.cfg.Checkpoint}, {"Keep", s.cfg.Keep}, {"Spill", s.cfg.Spill}} {
-		var err error
-		if chosen[i], err = p.policy.apply(p.name, infos); err != nil {
-			return err
-		}
-	}
-	s.save, s.spill = make([]exec.Policy, len(infos)), make([]bool, len(infos)) // exec.Balanced
-	for i, c := range infos {
-		checkpoint, keep := chosen[0][i] != "", chosen[1][i] != ""
-		switch {
-		case checkpoint && keep:
-			return fmt.Errorf("call %q is selected by both Config.Checkpoint and Config.Keep", c.Name)
-		case checkpoint:
-			s.save[i] = exec.RecomputeAll
-		case keep:
-			s.save[i] = exec.SaveAll
-		}
-		s.spill[i] = chosen[2][i] != ""
-	}
-	return nil
-}
-
-// callInfos describes the calls to the policies.
-func (s *Sharded) callInfos() []CallInfo {
-	infos := make([]CallInfo, len(s.trace.calls))
-	for i, c := range s.trace.calls {
-		infos[i] = CallInfo{Name: c.name, Module: c.module}
-		for _, p := range c.owned {
-			infos[i].Params = append(infos[i].Params, s.trace.params[p].Param)
-		}
-	}
-	return infos
+	return programs, nil
 }
 
 // shardBytes returns the bytes of this rank's parameters and gradients.
@@ -228,7 +190,7 @@ func (s *Sharded) Shards() []optim.Param {
 	s.lists++
 	var list []optim.Param
 	for _, g := range s.groups {
-		if !g.kind.frozen {
+		if !g.Kind.Frozen {
 			list = append(list, s.shardsOf(g)...)
 		}
 	}
@@ -239,10 +201,10 @@ func (s *Sharded) Shards() []optim.Param {
 func (s *Sharded) shardsOf(f *flatGroup) []optim.Param {
 	var list []optim.Param
 	number := s.lists
-	for _, seg := range f.segments() {
-		present := &s.present[f.params[seg.Param]]
+	for _, seg := range f.Segments() {
+		present := &s.present[f.Group.Params[seg.Param]]
 		list = append(list, optim.Param{
-			Name: seg.Name, Shape: f.layout.Params()[seg.Param].Shape, Offset: seg.Offset,
+			Name: seg.Name, Shape: f.Flat.Params()[seg.Param].Shape, Offset: seg.Offset,
 			Value: f.vec(f.value.Data, seg.At, seg.Len), Grad: f.vec(f.grad.Data, seg.At, seg.Len),
 			Absent: func() bool { return !*present },
 			Ready:  func() error { return s.steppable(f, number) },
@@ -272,9 +234,9 @@ func (s *Sharded) steppable(f *flatGroup, list int) error {
 
 // allocState returns n elements for an optimizer.
 func (s *Sharded) allocState(f *flatGroup, n int) (optim.Vec, error) {
-	b, err := s.arena.Alloc(n*f.dtype.size(), arena.State)
+	b, err := s.arena.Alloc(n*f.Compute.Size(), arena.State)
 	if err != nil {
-		return optim.Vec{}, fmt.Errorf("rank %d: state of group %s: %w", s.cfg.Group.Rank(), f.name, err)
+		return optim.Vec{}, fmt.Errorf("rank %d: state of group %s: %w", s.cfg.Group.Rank(), f.Name, err)
 	}
 	s.state = append(s.state, b)
 	return f.vec(b.Data, 0, n), nil
@@ -331,8 +293,5 @@ func (s *Sharded) giveBack() error {
 		err = errors.Join(err, store.Close())
 	}
 	s.stores = nil
-	if s.meshes != nil {
-		err = errors.Join(err, s.meshes.close())
-	}
-	return err
+	return errors.Join(err, s.team.Close())
 }

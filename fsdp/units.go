@@ -1,0 +1,227 @@
+package fsdp
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	"github.com/gofsdp/gofsdp/comm"
+	"github.com/gofsdp/gofsdp/fsdp/internal/layout"
+	"github.com/gofsdp/gofsdp/fsdp/internal/ranks"
+	"github.com/gofsdp/gofsdp/internal/exec"
+)
+
+// rootName is what the root unit is called in events and messages.
+const rootName = "root"
+
+// unit is what the configuration has decided for a set of parameters that is scheduled together.
+type unit struct {
+	UnitInfo
+	members  []int         // parameters of the model
+	kinds    []layout.Kind // of the members
+	strategy Strategy
+	group    comm.Group // of its own, or nil
+}
+
+// decideUnits applies the policies of cfg to the model.
+func decideUnits(cfg *Config, tr *trace) ([]*unit, error) {
+	infos := tr.callInfos()
+	names, err := cfg.Wrap.apply("Wrap", infos)
+	if err != nil {
+		return nil, err
+	}
+	kinds, err := paramKinds(cfg, tr, infos)
+	if err != nil {
+		return nil, err
+	}
+	root := &unit{UnitInfo: UnitInfo{Name: rootName, Root: true}}
+	units := []*unit{root}
+	byName := map[string]*unit{"": root}
+	for i, c := range tr.calls {
+		if names[i] == rootName {
+			return nil, fmt.Errorf("policy Config.Wrap named the unit of call %q %q, which is the name of the root unit", c.name, rootName)
+		}
+		u := byName[names[i]]
+		if u == nil && len(c.owned) > 0 {
+			u = &unit{UnitInfo: UnitInfo{Name: names[i]}}
+			byName[names[i]], units = u, append(units, u)
+		}
+		for _, p := range c.owned {
+			u.Params = append(u.Params, tr.params[p].Param)
+			u.members, u.kinds = append(u.members, p), append(u.kinds, kinds[p])
+		}
+	}
+	units = slices.DeleteFunc(units, func(u *unit) bool { return len(u.members) == 0 })
+	for _, u := range units {
+		if err := u.decide(cfg); err != nil {
+			return nil, fmt.Errorf("unit %s: %w", u.Name, err)
+		}
+	}
+	return units, nil
+}
+
+// paramKinds returns the kind of every parameter.
+func paramKinds(cfg *Config, tr *trace, infos []CallInfo) (kinds []layout.Kind, err error) {
+	name := ""
+	defer func() {
+		if r := recover(); r != nil {
+			err = fmt.Errorf("Config.Frozen, Ignored or Precision.Full panicked for parameter %s: %v", name, r)
+		}
+	}()
+	narrow := cfg.Precision.narrow()
+	for _, p := range tr.params {
+		name = p.Name
+		k := layout.Kind{Buffer: p.Buffer}
+		switch {
+		case k.Buffer:
+			k.Frozen, k.Full = true, narrow
+		default:
+			k.Frozen = cfg.Frozen != nil && cfg.Frozen(name)
+			k.Ignored = cfg.Ignored != nil && cfg.Ignored(name)
+			k.Full = narrow && (k.Ignored || cfg.Precision.Full(infos[p.call], p.Param))
+		}
+		kinds = append(kinds, k)
+	}
+	return kinds, nil
+}
+
+// decide asks the configuration for the unit's strategy and group.
+func (u *unit) decide(cfg *Config) (err error) {
+	defer func() {
+		if r := recover(); r != nil {
+			err = fmt.Errorf("Config.StrategyOf or GroupOf panicked: %v", r)
+		}
+	}()
+	u.Strategy = cfg.Strategy
+	if u.Root {
+		u.Strategy = u.Strategy.kept()
+	}
+	if u.strategy = u.Strategy; cfg.StrategyOf != nil {
+		if u.strategy = cfg.StrategyOf(u.UnitInfo); u.strategy >= strategies {
+			return fmt.Errorf("Config.StrategyOf returned %v: to change nothing, return the unit's Strategy", u.strategy)
+		}
+	}
+	if hybrid := u.strategy == HybridShard || u.strategy == HybridGradOp; hybrid && cfg.ShardRanks == 0 {
+		return fmt.Errorf("%v needs Config.ShardRanks, the number of ranks that parameters are cut over: a divisor of %d, such as the ranks of a host",
+			u.strategy, cfg.Group.Size())
+	}
+	if cfg.GroupOf != nil {
+		u.group = cfg.GroupOf(u.UnitInfo)
+	}
+	if u.group == cfg.Group {
+		u.group = nil
+	}
+	if u.group != nil && u.strategy != FullShard && u.strategy != ShardGradOp {
+		return fmt.Errorf("Config.GroupOf gives a group of its own, over which %v is not possible: want FullShard or ShardGradOp", u.strategy)
+	}
+	return nil
+}
+
+// hold returns how long the parameters of a kind stay whole in a pass.
+
+// lay lays the units out in flat groups and finds the ranks that share them. It is a collective.
+func (s *Sharded) lay(ctx context.Context, cfg *Config, units []*unit) (*layout.Layout, []ranks.Mesh, error) {
+	own, err := s.meet(ctx, units)
+	if err != nil {
+		return nil, nil, err
+	}
+	list := make([]layout.Unit, len(units))
+	for i, u := range units {
+		list[i] = layout.Unit{Name: u.Name, Members: u.members, Kinds: u.kinds, Cut: u.strategy.cut(), Keep: u.strategy.kept() == u.strategy, Own: own[i]}
+	}
+	p := cfg.Precision
+	l, err := layout.New(s.model, list, layout.Options{
+		World: s.team.Size(), Rank: s.team.Rank(), ShardRanks: cfg.ShardRanks,
+		Compute: p.Compute.comm(), Gather: p.Gather.comm(), Reduce: p.Reduce.comm(),
+	})
+	if err != nil {
+		return nil, nil, err
+	}
+	meshes := make([]ranks.Mesh, len(l.Groups))
+	for i := range l.Groups {
+		g := &l.Groups[i]
+		if meshes[i], err = s.team.Mesh(ctx, units[g.Unit].group, g.Ranks.Shards, g.Ranks.Replicas); err != nil {
+			return nil, nil, fmt.Errorf("unit %s: %w", units[g.Unit].Name, err)
+		}
+	}
+	return l, meshes, nil
+}
+
+// meet returns the ranks of the units that have groups of their own, by unit. Every rank learns of all those groups. It is a
+// collective if there are any.
+func (s *Sharded) meet(ctx context.Context, units []*unit) ([]*layout.Own, error) {
+	own := make([]*layout.Own, len(units))
+	var mine []int64 // leader and rank in every group of the user's
+	var err error
+	for i, u := range units {
+		if u.group == nil || err != nil {
+			continue
+		}
+		leader, merr := s.team.Meet(ctx, u.group)
+		if merr != nil {
+			err = fmt.Errorf("unit %s: %w", u.Name, merr)
+		}
+		own[i] = &layout.Own{Ranks: u.group.Size(), Rank: u.group.Rank(), Leader: leader}
+		mine = append(mine, int64(leader), int64(u.group.Rank()))
+	}
+	if mine == nil {
+		return own, nil
+	}
+	if err != nil {
+		abortOwn(units, err)
+	}
+	if _, err := s.team.Agree(ctx, &ranks.Ask{Call: "the meeting of the ranks of a group of GroupOf"}, err); err != nil {
+		return nil, err
+	}
+	all, err := s.team.Each(ctx, "ranks of groups of GroupOf", mine)
+	if err != nil {
+		return nil, err
+	}
+	for at := 0; at < len(all); at += len(mine) {
+		words := all[at:]
+		for _, o := range own {
+			if o != nil {
+				leader := int(words[0])
+				o.Table = append(o.Table, layout.Member{Leader: leader, Set: leader, Place: int(words[1])})
+				words = words[2:]
+			}
+		}
+	}
+	return own, nil
+}
+
+// abortOwn fails the groups of the user's that this rank has met or was about to: their other ranks may wait for it there.
+func abortOwn(units []*unit, err error) {
+	for _, u := range units {
+		if u.group != nil {
+			u.group.Abort(err)
+		}
+	}
+}
+
+// savePolicies decides what each call keeps for backward, and which of them keep it in files.
+func savePolicies(cfg *Config, infos []CallInfo) (save []exec.Policy, spill []bool, err error) {
+	var chosen [3][]string
+	for i, p := range []struct {
+		name   string
+		policy Policy
+	}{{"Checkpoint", cfg.Checkpoint}, {"Keep", cfg.Keep}, {"Spill", cfg.Spill}} {
+		if chosen[i], err = p.policy.apply(p.name, infos); err != nil {
+			return nil, nil, err
+		}
+	}
+	save, spill = make([]exec.Policy, len(infos)), make([]bool, len(infos)) // exec.Balanced
+	for i, c := range infos {
+		checkpoint, keep := chosen[0][i] != "", chosen[1][i] != ""
+		switch {
+		case checkpoint && keep:
+			return nil, nil, fmt.Errorf("call %q is selected by both Config.Checkpoint and Config.Keep", c.Name)
+		case checkpoint:
+			save[i] = exec.RecomputeAll
+		case keep:
+			save[i] = exec.SaveAll
+		}
+		spill[i] = chosen[2][i] != ""
+	}
+	return save, spill, nil
+}
