@@ -10,6 +10,7 @@ import (
 	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/fsdp"
 	"github.com/gofsdp/gofsdp/fsdp/nn"
+	"github.com/gofsdp/gofsdp/optim"
 )
 
 // lateGroup keeps the works of the all-gathers of one unit while hold is set, so that a test can see which are waited for.
@@ -115,18 +116,18 @@ func TestGradientsOfTheUser(t *testing.T) {
 	forwardBackward(t, ctx, m, b)
 	var want []float64
 	for _, p := range m.Shards() {
-		want = append(want, p.Grad.F64...)
+		want = append(want, p.Grad.(optim.Host).F64...)
 	}
 	m.ZeroGrad()
 	for _, p := range m.Shards() {
-		for i := range p.Grad.F64 {
-			p.Grad.F64[i] = 1
+		for i := range p.Grad.(optim.Host).F64 {
+			p.Grad.(optim.Host).F64[i] = 1
 		}
 	}
 	forwardBackward(t, ctx, m, b)
 	i := 0
 	for _, p := range m.Shards() {
-		for _, g := range p.Grad.F64 {
+		for _, g := range p.Grad.(optim.Host).F64 {
 			require.InDelta(t, 1+want[i], g, 1e-12)
 			i++
 		}
@@ -137,7 +138,7 @@ func TestGradientsOfTheUser(t *testing.T) {
 // alone.
 func TestClipOverflow(t *testing.T) {
 	m := wrap(t, shapes["chain"], fsdp.Config{Precision: float64s})
-	grad := m.Shards()[0].Grad.F64
+	grad := m.Shards()[0].Grad.(optim.Host).F64
 	grad[0], grad[1] = 3e200, 4e200
 	norm, err := m.ClipGradNorm(t.Context(), 1)
 	require.NoError(t, err)
@@ -156,7 +157,7 @@ func TestClipOverflow(t *testing.T) {
 // TestClipUnderflow: squares that are below float64 count as well.
 func TestClipUnderflow(t *testing.T) {
 	m := wrap(t, shapes["chain"], fsdp.Config{Precision: float64s})
-	grad := m.Shards()[0].Grad.F64
+	grad := m.Shards()[0].Grad.(optim.Host).F64
 	grad[0], grad[1] = 3e-200, 4e-200
 	norm, err := m.ClipGradNorm(t.Context(), 1)
 	require.NoError(t, err)

@@ -209,7 +209,7 @@ func ExampleSharded_Full() {
 		}
 		for _, p := range m.Shards() {
 			if p.Name == "lnf.weight" && p.Offset+p.Value.Len() == 16 {
-				fmt.Println(p.Value.F32[p.Value.Len()-2:])
+				fmt.Println(p.Value.(optim.Host).F32[p.Value.Len()-2:])
 			}
 		}
 		return nil

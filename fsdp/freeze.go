@@ -184,7 +184,9 @@ func (s *Sharded) move(ctx context.Context, next *refreezing, full *arena.Block,
 			if n < 0 {
 				n = len(rest)
 			}
-			g.putState(old, name) // the gradients' memory is free for it: they are dropped
+			if err := g.putState(old, name); err != nil { // where the gradients were, which are dropped
+				return nil, err
+			}
 			if err := g.gatherNow(ctx, full.Data, g.grad.Data); err != nil {
 				return nil, err
 			}
@@ -200,7 +202,7 @@ func (s *Sharded) move(ctx context.Context, next *refreezing, full *arena.Block,
 }
 
 // putState writes the state entries of that name to where the gradients were.
-func (f *flatGroup) putState(entries []optim.Entry, name string) {
+func (f *flatGroup) putState(entries []optim.Entry, name string) error {
 	clear(f.grad.Data)
 	segments := f.Segments()
 	for _, e := range entries {
@@ -214,19 +216,13 @@ func (f *flatGroup) putState(entries []optim.Entry, name string) {
 			lo, hi := max(seg.Offset, e.Offset), min(seg.Offset+seg.Len, e.Offset+e.Data.Len())
 			if lo < hi {
 				to := f.vec(f.grad.Data, seg.At+lo-seg.Offset, hi-lo)
-				copy(to.F32, sliceOf(e.Data.F32, lo-e.Offset, hi-e.Offset))
-				copy(to.F64, sliceOf(e.Data.F64, lo-e.Offset, hi-e.Offset))
+				if err := e.Data.Slice(lo-e.Offset, hi-e.Offset).Read(to); err != nil {
+					return fmt.Errorf("%s of %s: %w", name, e.Param, err)
+				}
 			}
 		}
 	}
-}
-
-// sliceOf is v[lo:hi], or nothing of nothing.
-func sliceOf[T any](v []T, lo, hi int) []T {
-	if v == nil {
-		return nil
-	}
-	return v[lo:hi]
+	return nil
 }
 
 // takeState returns what this rank owns of a parameter's state, whose elements are in whole.
@@ -243,7 +239,7 @@ func (r *refreezing) takeState(shape []int, p int, k stateName, whole []byte) (e
 		v := g.vec(whole, seg.Offset, seg.Len)
 		entries = append(entries, optim.Entry{
 			Param: k.param, Name: k.name, Shape: shape, Offset: seg.Offset, Steps: k.steps,
-			Data: optim.Vec{F32: slices.Clone(v.F32), F64: slices.Clone(v.F64)},
+			Data: optim.Host{F32: slices.Clone(v.F32), F64: slices.Clone(v.F64)},
 		})
 	}
 	return entries

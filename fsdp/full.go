@@ -86,7 +86,7 @@ func (s *Sharded) FullOptimState(ctx context.Context, opt optim.Optimizer, opts 
 		name := paramName(t)
 		p, ok := full.Params[name]
 		if !ok {
-			p = optim.FullParam{Shape: slices.Clone(t.shape), Steps: t.steps, Entries: make(map[string]optim.Vec)}
+			p = optim.FullParam{Shape: slices.Clone(t.shape), Steps: t.steps, Entries: make(map[string]optim.Host)}
 			full.Params[name] = p
 		}
 		p.Entries[t.Entry] = v
@@ -118,11 +118,11 @@ func (s *Sharded) memoryWith(opt optim.Optimizer) (map[key][]byte, error) {
 }
 
 // vec returns n elements in the type of the computation.
-func (s *Sharded) vec(n int) optim.Vec {
+func (s *Sharded) vec(n int) optim.Host {
 	if s.cfg.Precision.Compute == Float64 {
-		return optim.Vec{F64: make([]float64, n)}
+		return optim.Host{F64: make([]float64, n)}
 	}
-	return optim.Vec{F32: make([]float32, n)}
+	return optim.Host{F32: make([]float32, n)}
 }
 
 // refused returns an error that all ranks return, with nothing changed.

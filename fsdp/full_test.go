@@ -78,10 +78,10 @@ func fiveUpdates(t require.TestingT, pieces []optim.Param, name func(string) str
 		for _, p := range pieces {
 			for i := range p.Grad.Len() {
 				g := float64(u24(p.Offset+i, step+100*len(name(p.Name))+int(name(p.Name)[len(name(p.Name))-1]))%17 - 8)
-				if p.Grad.F64 != nil {
-					p.Grad.F64[i] = g
+				if p.Grad.(optim.Host).F64 != nil {
+					p.Grad.(optim.Host).F64[i] = g
 				} else {
-					p.Grad.F32[i] = float32(g)
+					p.Grad.(optim.Host).F32[i] = float32(g)
 				}
 			}
 		}
@@ -99,9 +99,9 @@ func whole(state params, frozen func(string) bool) (pieces []optim.Param) {
 		p := optim.Param{Name: name, Shape: state[name].Shape()}
 		switch data := state[name].Data().(type) {
 		case []float32:
-			p.Value.F32, p.Grad.F32 = slices.Clone(data), make([]float32, len(data))
+			p.Value, p.Grad = optim.Host{F32: slices.Clone(data)}, optim.Host{F32: make([]float32, len(data))}
 		case []float64:
-			p.Value.F64, p.Grad.F64 = slices.Clone(data), make([]float64, len(data))
+			p.Value, p.Grad = optim.Host{F64: slices.Clone(data)}, optim.Host{F64: make([]float64, len(data))}
 		}
 		pieces = append(pieces, p)
 	}
@@ -210,7 +210,7 @@ func TestFullStateIsThatOfOneProcess(t *testing.T) {
 						require.NoError(t, err)
 						values := bitsOf(before)
 						for _, p := range alone {
-							values[p.Name] = bitsOf(params{p.Name: tensor.New(tensor.WithShape(p.Value.Len()), tensor.WithBacking(anySlice(p.Value)))})[p.Name]
+							values[p.Name] = bitsOf(params{p.Name: tensor.New(tensor.WithShape(p.Value.Len()), tensor.WithBacking(anySlice(p.Value.(optim.Host))))})[p.Name]
 						}
 
 						checkFull(t, ctx, g, m, opt, root, values, want)
@@ -230,7 +230,7 @@ func TestFullStateIsThatOfOneProcess(t *testing.T) {
 	}
 }
 
-func anySlice(v optim.Vec) any {
+func anySlice(v optim.Host) any {
 	if v.F64 != nil {
 		return v.F64
 	}
@@ -363,7 +363,7 @@ func TestFullStateErrors(t *testing.T) {
 		}
 	}
 	foreign := func(param optim.Param) optim.Optimizer {
-		param.Value, param.Grad = optim.Vec{F32: make([]float32, 2)}, optim.Vec{F32: make([]float32, 2)}
+		param.Value, param.Grad = optim.Host{F32: make([]float32, 2)}, optim.Host{F32: make([]float32, 2)}
 		opt, err := optim.AdamW{}.New([]optim.Param{param})
 		require.NoError(t, err)
 		return opt

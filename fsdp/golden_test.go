@@ -72,10 +72,10 @@ func goldenInit(order []string, params []optim.Param) {
 			default:
 				v = 1 + 0.125*v
 			}
-			if p.Value.F64 != nil {
-				p.Value.F64[j] = v
+			if p.Value.(optim.Host).F64 != nil {
+				p.Value.(optim.Host).F64[j] = v
 			} else {
-				p.Value.F32[j] = float32(v)
+				p.Value.(optim.Host).F32[j] = float32(v)
 			}
 		}
 	}

@@ -223,14 +223,14 @@ func (f *flatGroup) nonFinite() string {
 	return ""
 }
 
-func maxAbs(v optim.Vec) float64 {
+func maxAbs(v optim.Host) float64 {
 	if v.F64 != nil {
 		return vec.MaxAbs(v.F64)
 	}
 	return float64(vec.MaxAbs(v.F32))
 }
 
-func addSquares(s *vec.Squares, v optim.Vec) {
+func addSquares(s *vec.Squares, v optim.Host) {
 	if v.F64 != nil {
 		vec.AddSquares(s, v.F64)
 	} else {

@@ -98,9 +98,9 @@ func (f *flatGroup) scaleGrad(c float64) {
 }
 
 // vec returns n elements of a shard buffer from element at on.
-func (f *flatGroup) vec(buf []byte, at, n int) optim.Vec {
+func (f *flatGroup) vec(buf []byte, at, n int) optim.Host {
 	if f.Compute == comm.Float64 {
-		return optim.Vec{F64: exec.Data[float64](buf)[at : at+n : at+n]}
+		return optim.Host{F64: exec.Data[float64](buf)[at : at+n : at+n]}
 	}
-	return optim.Vec{F32: exec.Data[float32](buf)[at : at+n : at+n]}
+	return optim.Host{F32: exec.Data[float32](buf)[at : at+n : at+n]}
 }

@@ -193,7 +193,7 @@ func (s *Sharded) readPieces(ctx context.Context, l *loading) error {
 	var entries []optim.Entry
 	for i := range l.pieces {
 		p := &l.pieces[i]
-		g, key := s.groups[p.group], s.saved(l, s.param(p), p.Key)
+		key := s.saved(l, s.param(p), p.Key)
 		t, ok := l.reader.Lookup(key)
 		if !ok {
 			continue // matchCheckpoint has let it pass
@@ -204,13 +204,13 @@ func (s *Sharded) readPieces(ctx context.Context, l *loading) error {
 		if p.Entry != "" {
 			entries = append(entries, optim.Entry{
 				Param: p.Param, Name: p.Entry, Shape: p.shape, Offset: p.offset, Steps: t.Steps,
-				Data: g.vec(p.data, 0, len(p.data)/g.Compute.Size()),
+				Data: p.vec,
 			})
 		}
 	}
 	if l.opt == nil || l.about.OptimizerSteps == nil {
 		return nil
 	}
-	// The entries are the optimizer's own memory, which has its values already. What it learns here are the counts.
+	// The optimizer has the values already, as its own memory was read into. It adopts the counts.
 	return l.opt.Adopt(*l.about.OptimizerSteps, entries)
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/fsdp"
 	"github.com/gofsdp/gofsdp/fsdp/nn"
+	"github.com/gofsdp/gofsdp/optim"
 )
 
 // The models of this file are shapes of computation that a chain of blocks does not have. Modules are made of stock
@@ -232,8 +233,8 @@ func meanLoss(t require.TestingT, ctx context.Context, m *fsdp.Sharded, g comm.G
 func lossAt(t require.TestingT, ctx context.Context, m *fsdp.Sharded, g comm.Group, batch []fsdp.Tensor, name string, i int, h float64) float64 {
 	for _, p := range m.Shards() {
 		if at := i - p.Offset; p.Name == name && at >= 0 && at < p.Value.Len() {
-			defer func(old float64) { p.Value.F64[at] = old }(p.Value.F64[at])
-			p.Value.F64[at] += h
+			defer func(old float64) { p.Value.(optim.Host).F64[at] = old }(p.Value.(optim.Host).F64[at])
+			p.Value.(optim.Host).F64[at] += h
 		}
 	}
 	return meanLoss(t, ctx, m, g, batch)
@@ -314,8 +315,8 @@ func TestOneCallOrMany(t *testing.T) {
 	run := func(m model) (float64, map[string]*tensor.Dense) {
 		s := wrap(t, m, fsdp.Config{Precision: float64s, Wrap: fsdp.WrapEach()})
 		for _, p := range s.Shards() {
-			for i := range p.Value.F64 {
-				p.Value.F64[i] = value(i+p.Offset, int(p.Name[len(p.Name)-3]))
+			for i := range p.Value.(optim.Host).F64 {
+				p.Value.(optim.Host).F64[i] = value(i+p.Offset, int(p.Name[len(p.Name)-3]))
 			}
 		}
 		loss := forwardBackward(t, t.Context(), s, shapeBatch(0))

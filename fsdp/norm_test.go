@@ -14,6 +14,7 @@ import (
 
 	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/fsdp"
+	"github.com/gofsdp/gofsdp/optim"
 )
 
 // gradient is what the tests of this file make element i of a parameter's gradient: a number of a size that depends on the
@@ -32,11 +33,11 @@ func mild(name string, i int) float64 { return gradient(name, i) / math.Pow(10, 
 // setGrads writes gradients into the shards.
 func setGrads(m *fsdp.Sharded, f func(name string, i int) float64) {
 	for _, p := range m.Shards() {
-		for i := range p.Grad.F64 {
-			p.Grad.F64[i] = f(p.Name, p.Offset+i)
+		for i := range p.Grad.(optim.Host).F64 {
+			p.Grad.(optim.Host).F64[i] = f(p.Name, p.Offset+i)
 		}
-		for i := range p.Grad.F32 {
-			p.Grad.F32[i] = float32(f(p.Name, p.Offset+i))
+		for i := range p.Grad.(optim.Host).F32 {
+			p.Grad.(optim.Host).F32[i] = float32(f(p.Name, p.Offset+i))
 		}
 	}
 }

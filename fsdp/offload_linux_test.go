@@ -143,7 +143,7 @@ func trainLarge(r largeRun, dir string) error {
 		}
 		h := fnv.New64a()
 		for _, p := range m.Shards() {
-			for _, x := range p.Value.F32 {
+			for _, x := range p.Value.(optim.Host).F32 {
 				b := math.Float32bits(x)
 				_, _ = h.Write([]byte{byte(b), byte(b >> 8), byte(b >> 16), byte(b >> 24)})
 			}
@@ -276,9 +276,9 @@ func TestOffloadReadsAhead(t *testing.T) {
 	defer func() { require.NoError(t, m.Close()) }()
 	for _, p := range m.Shards() {
 		if unit, ok := strings.CutSuffix(p.Name, ".fc.weight"); ok {
-			values[unit], grads[unit] = p.Value.F32, p.Grad.F32
+			values[unit], grads[unit] = p.Value.(optim.Host).F32, p.Grad.(optim.Host).F32
 		}
-		for _, x := range [][]float32{p.Value.F32, p.Grad.F32} {
+		for _, x := range [][]float32{p.Value.(optim.Host).F32, p.Grad.(optim.Host).F32} {
 			if pages := pagesOf(x); len(pages) > 0 {
 				require.NoError(t, unix.Msync(pages, unix.MS_SYNC))
 				require.NoError(t, unix.Madvise(pages, unix.MADV_PAGEOUT))

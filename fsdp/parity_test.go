@@ -685,15 +685,15 @@ func nearest(typ fsdp.DType, x float64) float64 {
 }
 
 // vecOf returns a tensor's elements, aliased.
-func vecOf(v *tensor.Dense) optim.Vec {
+func vecOf(v *tensor.Dense) optim.Host {
 	if data, ok := v.Data().([]float32); ok {
-		return optim.Vec{F32: data}
+		return optim.Host{F32: data}
 	}
-	return optim.Vec{F64: v.Float64s()}
+	return optim.Host{F64: v.Float64s()}
 }
 
 // setEach sets every element to f of it.
-func setEach(v optim.Vec, f func(i int, x float64) float64) {
+func setEach(v optim.Host, f func(i int, x float64) float64) {
 	for i, x := range v.F32 {
 		v.F32[i] = float32(f(i, float64(x)))
 	}

@@ -49,13 +49,13 @@ func loggingFiller(t require.TestingT, ctx context.Context, g comm.Group, logger
 // fill sets everything to v.
 func (f *filler) fill(v float64) {
 	for _, p := range f.Shards() {
-		for i := range p.Value.F64 {
-			p.Value.F64[i] = v
+		for i := range p.Value.(optim.Host).F64 {
+			p.Value.(optim.Host).F64[i] = v
 		}
 	}
 	for _, e := range f.opt.State() {
-		for i := range e.Data.F64 {
-			e.Data.F64[i] = v
+		for i := range e.Data.(optim.Host).F64 {
+			e.Data.(optim.Host).F64[i] = v
 		}
 	}
 }
@@ -63,12 +63,12 @@ func (f *filler) fill(v float64) {
 // require checks that everything is v.
 func (f *filler) require(t require.TestingT, v float64) {
 	for _, p := range f.Shards() {
-		for i, x := range p.Value.F64 {
+		for i, x := range p.Value.(optim.Host).F64 {
 			require.Equal(t, v, x, "%s[%d]", p.Name, i)
 		}
 	}
 	for _, e := range f.opt.State() {
-		for i, x := range e.Data.F64 {
+		for i, x := range e.Data.(optim.Host).F64 {
 			require.Equal(t, v, x, "%s of %s[%d]", e.Name, e.Param, i)
 		}
 	}
@@ -345,7 +345,7 @@ func requireTorn(t *testing.T, ctx context.Context, f *filler, g comm.Group) {
 // TestSaveArguments gives ranks arguments that are wrong, or do not agree. Nothing is written, and the model goes on.
 func TestSaveArguments(t *testing.T) {
 	dir := t.TempDir()
-	foreign, err := optim.SGD{Momentum: 0.9}.New([]optim.Param{{Name: "x", Shape: []int{1}, Value: optim.Vec{F64: []float64{1}}, Grad: optim.Vec{F64: []float64{1}}}})
+	foreign, err := optim.SGD{Momentum: 0.9}.New([]optim.Param{{Name: "x", Shape: []int{1}, Value: optim.Host{F64: []float64{1}}, Grad: optim.Host{F64: []float64{1}}}})
 	require.NoError(t, err)
 	for name, c := range map[string]struct {
 		save func(ctx context.Context, f *filler, rank int) error
@@ -373,7 +373,7 @@ func TestSaveArguments(t *testing.T) {
 		"of other pieces": {func(ctx context.Context, f *filler, rank int) error {
 			pieces := f.Shards()
 			p := &pieces[0]
-			p.Offset, p.Value.F64, p.Grad.F64 = p.Offset+1, p.Value.F64[1:], p.Grad.F64[1:]
+			p.Offset, p.Value, p.Grad = p.Offset+1, p.Value.Slice(1, p.Value.Len()), p.Grad.Slice(1, p.Grad.Len())
 			p.Alloc = nil
 			opt, err := optim.AdamW{}.New(pieces)
 			require.NoError(t, err)

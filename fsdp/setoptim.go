@@ -119,7 +119,7 @@ func newStateSheet(full *optim.FullState) (*stateSheet, error) {
 	return sheet, nil
 }
 
-func zero(v optim.Vec) bool {
+func zero(v optim.Host) bool {
 	return !slices.ContainsFunc(v.F32, func(x float32) bool { return x != 0 }) && !slices.ContainsFunc(v.F64, func(x float64) bool { return x != 0 })
 }
 
@@ -278,7 +278,7 @@ func (f *optimFiller) send(ctx context.Context, entries []stateTensor) error {
 }
 
 // convert returns the memory of v if that is in the type of the computation, or else room with the elements in it.
-func (f *optimFiller) convert(room []byte, v optim.Vec) []byte {
+func (f *optimFiller) convert(room []byte, v optim.Host) []byte {
 	compute := f.s.cfg.Precision.Compute
 	switch {
 	case v.F64 != nil && compute == Float32:

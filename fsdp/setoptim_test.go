@@ -27,9 +27,9 @@ func fullAdam() *optim.FullState {
 		for _, d := range shape {
 			n *= d
 		}
-		p := optim.FullParam{Shape: shape, Steps: 5 + len(shape), Entries: make(map[string]optim.Vec)}
+		p := optim.FullParam{Shape: shape, Steps: 5 + len(shape), Entries: make(map[string]optim.Host)}
 		for k, entry := range []string{"exp_avg", "exp_avg_sq"} {
-			v := optim.Vec{F32: make([]float32, n)}
+			v := optim.Host{F32: make([]float32, n)}
 			for i := range v.F32 {
 				v.F32[i] = float32(1 + u24(i, k+len(name)+int(name[0]))%1000)
 			}
@@ -63,7 +63,7 @@ func TestSetFullOptimErrors(t *testing.T) {
 			p.Shape = []int{11, 5}
 			f.Params["b.w"] = p
 		}, want: "reshaped b.w [11 5] -> [5 11]"},
-		"too few elements": {change: func(f *optim.FullState) { f.Params["a.b"].Entries["exp_avg"] = optim.Vec{F32: make([]float32, 6)} },
+		"too few elements": {change: func(f *optim.FullState) { f.Params["a.b"].Entries["exp_avg"] = optim.Host{F32: make([]float32, 6)} },
 			want: "the full state has 6 float32 and 0 float64 elements of exp_avg of parameter a.b [7]"},
 		"negative dimension": {change: func(f *optim.FullState) {
 			p := f.Params["b.w"]
@@ -154,7 +154,7 @@ func TestSetFullOptimOptions(t *testing.T) {
 				for _, x := range v.F32 {
 					v.F64 = append(v.F64, float64(x))
 				}
-				given.Params["x.a.b"].Entries["exp_avg"] = optim.Vec{F64: v.F64} // types may be mixed
+				given.Params["x.a.b"].Entries["exp_avg"] = optim.Host{F64: v.F64} // types may be mixed
 			}
 			require.NoError(t, m.SetFullOptim(ctx, 2, opt, given,
 				fsdp.Rename(func(name string) string { return "x." + name }),
@@ -178,7 +178,7 @@ func TestSetFullOptimOptions(t *testing.T) {
 	}
 }
 
-func asFloat64(v optim.Vec) []float64 {
+func asFloat64(v optim.Host) []float64 {
 	out := slices.Clone(v.F64)
 	for _, x := range v.F32 {
 		out = append(out, float64(x))

@@ -236,7 +236,7 @@ func (s *Sharded) steppable(f *flatGroup, list int) error {
 func (s *Sharded) allocState(f *flatGroup, n int) (optim.Vec, error) {
 	b, err := s.arena.Alloc(n*f.Compute.Size(), arena.State)
 	if err != nil {
-		return optim.Vec{}, fmt.Errorf("rank %d: state of group %s: %w", s.cfg.Group.Rank(), f.Name, err)
+		return nil, fmt.Errorf("rank %d: state of group %s: %w", s.cfg.Group.Rank(), f.Name, err)
 	}
 	s.state = append(s.state, b)
 	return f.vec(b.Data, 0, n), nil

@@ -21,6 +21,7 @@ type statePiece struct {
 	index  int   // of the parameter in the group's layout
 	offset int   // of the first element in the tensor
 	data   []byte
+	vec    optim.Vec // of the optimizer, whose memory is data; nil of a value
 }
 
 // pieces lists what this rank holds: of parameters and buffers, and of the state of opt, which may be nil. The data is the
@@ -56,7 +57,8 @@ func (s *Sharded) pieces(opt optim.Optimizer) ([]statePiece, error) {
 		if shape := g.Flat.Params()[home.Index].Shape; !slices.Equal(e.Shape, shape) {
 			return nil, fmt.Errorf("the optimizer has %s of %s %v, the model's is %v", e.Name, e.Param, e.Shape, shape)
 		}
-		data := elementBytes(e.Data)
+		host, _ := e.Data.(optim.Host)
+		data := elementBytes(host)
 		if want := e.Data.Len() * g.Compute.Size(); len(data) != want {
 			return nil, fmt.Errorf("the optimizer's %s of %s is not %v", e.Name, e.Param, g.Compute)
 		}
@@ -66,14 +68,14 @@ func (s *Sharded) pieces(opt optim.Optimizer) ([]statePiece, error) {
 		}
 		list = append(list, statePiece{
 			Key:   checkpoint.Key{Param: e.Param, Entry: e.Name, Owner: g.Owner(s.cfg.Group.Rank())},
-			shape: e.Shape, steps: e.Steps, group: home.Group, index: home.Index, offset: e.Offset, data: data,
+			shape: e.Shape, steps: e.Steps, group: home.Group, index: home.Index, offset: e.Offset, data: data, vec: e.Data,
 		})
 	}
 	return list, nil
 }
 
 // elementBytes returns the memory of v.
-func elementBytes(v optim.Vec) []byte {
+func elementBytes(v optim.Host) []byte {
 	if v.F64 != nil {
 		return exec.Bytes(v.F64)
 	}

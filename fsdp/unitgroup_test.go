@@ -295,7 +295,7 @@ func TestFreezeWithUnitGroups(t *testing.T) {
 		var names []string
 		for _, e := range entries {
 			for i := range e.Data.Len() {
-				require.Equal(t, grads[e.Param][e.Offset+i], e.Data.F64[i], e.Param)
+				require.Equal(t, grads[e.Param][e.Offset+i], e.Data.(optim.Host).F64[i], e.Param)
 			}
 			names = append(names, e.Param)
 		}

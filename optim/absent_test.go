@@ -68,7 +68,7 @@ func TestAbsentLooksAtNothing(t *testing.T) {
 	for _, c := range []config{
 		optim.SGD{WeightDecay: 0.1}, optim.SGD{Momentum: 0.9, WeightDecay: 0.1}, optim.Adam{WeightDecay: 0.1}, optim.AdamW{WeightDecay: 0.1},
 	} {
-		d := tensorData{optim.Vec{F64: []float64{1, 2}}, optim.Vec{F64: []float64{math.NaN(), math.Inf(1)}}}
+		d := tensorData{optim.Host{F64: []float64{1, 2}}, optim.Host{F64: []float64{math.NaN(), math.Inf(1)}}}
 		params := whole("w", d)
 		params[0].Absent = func() bool { return true }
 		opt, err := c.New(params)
@@ -78,7 +78,7 @@ func TestAbsentLooksAtNothing(t *testing.T) {
 		}
 		require.Equal(t, []float64{1, 2}, d.value.F64)
 		for _, e := range opt.State() {
-			require.Equal(t, []float64{0, 0}, e.Data.F64)
+			require.Equal(t, []float64{0, 0}, e.Data.(optim.Host).F64)
 			require.Zero(t, e.Steps)
 		}
 	}
@@ -86,14 +86,14 @@ func TestAbsentLooksAtNothing(t *testing.T) {
 
 // Momentum begins with the first gradient of the piece itself, whatever its buffer held before.
 func TestMomentumBeginsAtFirstPresence(t *testing.T) {
-	d := tensorData{optim.Vec{F64: []float64{0}}, optim.Vec{F64: []float64{1}}}
+	d := tensorData{optim.Host{F64: []float64{0}}, optim.Host{F64: []float64{1}}}
 	absent := true
 	params := whole("w", d)
 	params[0].Absent = func() bool { return absent }
 	opt, err := optim.SGD{Momentum: 0.5}.New(params)
 	require.NoError(t, err)
 	require.NoError(t, opt.Step(1))
-	opt.State()[0].Data.F64[0] = 100
+	opt.State()[0].Data.(optim.Host).F64[0] = 100
 	absent = false
 	require.NoError(t, opt.Step(1))
 	require.NoError(t, opt.Step(1))
@@ -112,14 +112,14 @@ func TestAllocPlacesState(t *testing.T) {
 			return v, nil
 		}
 		params = append(params, optim.Param{Name: "empty", Shape: []int{4}, Offset: 4, Alloc: func(int) (optim.Vec, error) {
-			return optim.Vec{}, errors.New("asked for nothing")
+			return optim.Host{}, errors.New("asked for nothing")
 		}})
 		opt, err := optim.AdamW{}.New(params)
 		require.NoError(t, err)
 		require.Len(t, given, 2)
 		for i, v := range given {
-			require.Equal(t, make([]float64, 5), wide(v))
-			fill(v, rand.New(rand.NewPCG(2, uint64(i))))
+			require.Equal(t, make([]float64, 5), wide(v.(optim.Host)))
+			fill(v.(optim.Host), rand.New(rand.NewPCG(2, uint64(i))))
 			require.Equal(t, v, opt.State()[i].Data, "the optimizer's own buffer")
 		}
 		plain, err := optim.SGD{}.New(params)
@@ -137,11 +137,11 @@ func TestAllocErrors(t *testing.T) {
 		err  error
 		want string
 	}{
-		{optim.Vec{}, broken, `optim: adamw: exp_avg of parameter "w": Alloc of 5 elements: disk full`},
-		{optim.Vec{}, nil, "Alloc returned 0 elements of float32, not 5 of float32"},
-		{optim.Vec{F32: four}, nil, "Alloc returned 4 elements"},
-		{optim.Vec{F64: make([]float64, 5)}, nil, "Alloc returned 5 elements of float64, not 5 of float32"},
-		{optim.Vec{F32: five, F64: []float64{}}, nil, "both float32 and float64"},
+		{optim.Host{}, broken, `optim: adamw: exp_avg of parameter "w": Alloc of 5 elements: disk full`},
+		{optim.Host{}, nil, "Alloc returned 0 elements of float32, not 5 of float32"},
+		{optim.Host{F32: four}, nil, "Alloc returned 4 elements"},
+		{optim.Host{F64: make([]float64, 5)}, nil, "Alloc returned 5 elements of float64, not 5 of float32"},
+		{optim.Host{F32: five, F64: []float64{}}, nil, "both float32 and float64"},
 	} {
 		params := whole("w", newTensor(5, false))
 		params[0].Alloc = func(int) (optim.Vec, error) { return c.vec, c.err }
@@ -205,11 +205,11 @@ func TestAdoptErrors(t *testing.T) {
 	fill(w.grad, rand.New(rand.NewPCG(1, 1)))
 	require.NoError(t, opt.Step(0.1))
 	entry := func(name string, from, to int) optim.Entry {
-		return optim.Entry{Param: "w", Name: name, Shape: []int{4}, Offset: from, Steps: 3, Data: optim.Vec{F32: []float32{9, 9, 9, 9}[from:to]}}
+		return optim.Entry{Param: "w", Name: name, Shape: []int{4}, Offset: from, Steps: 3, Data: optim.Host{F32: []float32{9, 9, 9, 9}[from:to]}}
 	}
 	before := opt.State()
 	for i := range before {
-		before[i].Data = clone(before[i].Data)
+		before[i].Data = clone(before[i].Data.(optim.Host))
 	}
 	for _, c := range []struct {
 		steps   int
@@ -232,7 +232,7 @@ func TestAdoptErrors(t *testing.T) {
 	require.NoError(t, opt.Adopt(7, []optim.Entry{entry("exp_avg", 0, 4), entry("exp_avg_sq", 0, 4)}))
 	require.Equal(t, 7, opt.Steps())
 	after := opt.State()
-	require.Equal(t, []float32{9, 9, 9, 9}, after[0].Data.F32)
+	require.Equal(t, []float32{9, 9, 9, 9}, after[0].Data.(optim.Host).F32)
 	require.Equal(t, 3, after[1].Steps)
 	require.Equal(t, before[2:], after[2:], "u stays as it is")
 }

@@ -47,9 +47,44 @@ type AdamW struct {
 // New returns AdamW over params, as [Adam.New] does.
 func (c AdamW) New(params []Param) (Optimizer, error) { return Adam(c).new("adamw", true, params) }
 
+// AdamVec is a [Vec] with the update of [Adam] and [AdamW].
+type AdamVec interface {
+	Vec
+	// Adam updates the elements, the parameter p, and the moments m and v from gradient g, as
+	// documented at [Adam] and [AdamW]. g, m and v have the length, type and implementation of p and
+	// share no memory with it. Without elements it does nothing.
+	Adam(g, m, v Vec, s AdamStep) error
+}
+
+// AdamStep is the numbers of one update by [AdamVec], at the t-th of the parameter.
+type AdamStep struct {
+	LR, WeightDecay     float64
+	Beta1, Beta2, Eps   float64
+	BiasCorrection1     float64 // 1 - Beta1^t
+	BiasCorrection2Sqrt float64 // √(1 - Beta2^t)
+	Decoupled           bool    // AdamW
+}
+
+// Adam implements [AdamVec].
+func (h Host) Adam(g, m, v Vec, s AdamStep) error {
+	grad, first, second := g.(Host), m.(Host), v.(Host)
+	hyper := vec.AdamHyper{
+		LR: s.LR, Beta1: s.Beta1, Beta2: s.Beta2, Eps: s.Eps, WeightDecay: s.WeightDecay,
+		BiasCorrection1: s.BiasCorrection1, BiasCorrection2Sqrt: s.BiasCorrection2Sqrt,
+		GradScale: 1, Decoupled: s.Decoupled,
+	}
+	if h.F64 != nil {
+		vec.Adam(h.F64, grad.F64, first.F64, second.F64, hyper)
+	} else {
+		vec.Adam(h.F32, grad.F32, first.F32, second.F32, hyper)
+	}
+	return nil
+}
+
 // adam is Adam or, if decoupled, AdamW. Its state is exp_avg, exp_avg_sq.
 type adam struct {
 	stepper
+	values            []AdamVec // of the pieces
 	beta1, beta2, eps float64
 	decoupled         bool
 }
@@ -68,6 +103,9 @@ func (c Adam) new(kind string, decoupled bool, params []Param) (Optimizer, error
 		checkHyper("WeightDecay", c.WeightDecay, math.Inf(1)))
 	if err != nil {
 		return nil, fmt.Errorf("optim: %s: %w", kind, err)
+	}
+	if o.values, err = valuesAs[AdamVec](kind, params); err != nil {
+		return nil, err
 	}
 	o.stepper, err = newStepper(kind, []string{"exp_avg", "exp_avg_sq"}, params, c.Rules, c.WeightDecay)
 	if err != nil {
@@ -92,15 +130,14 @@ func (o *adam) Step(lr float64) error {
 	if err := o.check(lr); err != nil {
 		return err
 	}
-	o.update(lr)
-	return nil
+	return o.update(lr)
 }
 
 // update is Step once it has checked.
-func (o *adam) update(lr float64) {
+func (o *adam) update(lr float64) error {
 	o.steps++
-	h := vec.AdamHyper{Beta1: o.beta1, Beta2: o.beta2, Eps: o.eps, GradScale: 1, Decoupled: o.decoupled}
-	t := 0 // what h's corrections are for; nearly always that of the piece before
+	s := AdamStep{Beta1: o.beta1, Beta2: o.beta2, Eps: o.eps, Decoupled: o.decoupled}
+	t := 0 // what s's corrections are for; nearly always that of the piece before
 	for i := range o.pieces {
 		p := &o.pieces[i]
 		if !p.begin() {
@@ -108,14 +145,13 @@ func (o *adam) update(lr float64) {
 		}
 		if t != p.steps {
 			t = p.steps
-			h.BiasCorrection1 = 1 - math.Pow(o.beta1, float64(t))
-			h.BiasCorrection2Sqrt = math.Sqrt(1 - math.Pow(o.beta2, float64(t)))
+			s.BiasCorrection1 = 1 - math.Pow(o.beta1, float64(t))
+			s.BiasCorrection2Sqrt = math.Sqrt(1 - math.Pow(o.beta2, float64(t)))
 		}
-		h.LR, h.WeightDecay = lr*p.lrScale, p.weightDecay
-		if m, v := p.state[0], p.state[1]; p.Value.F64 != nil {
-			vec.Adam(p.Value.F64, p.Grad.F64, m.F64, v.F64, h)
-		} else {
-			vec.Adam(p.Value.F32, p.Grad.F32, m.F32, v.F32, h)
+		s.LR, s.WeightDecay = lr*p.lrScale, p.weightDecay
+		if err := o.values[i].Adam(p.Grad, p.state[0], p.state[1], s); err != nil {
+			return o.failed(p, err)
 		}
 	}
+	return nil
 }

@@ -38,7 +38,7 @@ func Compose(optimizers ...Optimizer) (Optimizer, error) {
 type member interface {
 	Optimizer
 	base() *stepper
-	update(lr float64) // what Step does once it has checked
+	update(lr float64) error // what Step does once it has checked
 }
 
 // composed is the optimizer. Its members hold different parameters and have had equally many steps.
@@ -85,7 +85,9 @@ func (c *composed) Step(lr float64) error {
 	}
 	c.steps++
 	for _, m := range c.members {
-		m.update(lr)
+		if err := m.update(lr); err != nil {
+			return err
+		}
 	}
 	return nil
 }
@@ -128,7 +130,9 @@ func (c *composed) load(verb string, steps int, entries []Entry, all bool) error
 		}
 	}
 	for i, m := range c.members {
-		m.base().refill(steps, plans[i])
+		if err := m.base().refill(verb, steps, plans[i]); err != nil {
+			return err
+		}
 	}
 	c.steps = steps
 	return nil

@@ -21,8 +21,8 @@ func newPair(t *testing.T) *pair {
 	p := &pair{a: newTensor(4, false), b: newTensor(4, false), ready: make(map[string]error), asked: make(map[string]int)}
 	params := append(whole("a", p.a), whole("b", p.b)...)
 	for i, q := range params {
-		copy(q.Value.F32, []float32{1, 2, 3, 4})
-		copy(q.Grad.F32, []float32{1, 1, -1, 2})
+		copy(q.Value.(optim.Host).F32, []float32{1, 2, 3, 4})
+		copy(q.Grad.(optim.Host).F32, []float32{1, 1, -1, 2})
 		params[i].Ready = func() error { p.asked["ready "+q.Name]++; return p.ready[q.Name] }
 		params[i].Absent = func() bool { p.asked["absent "+q.Name]++; return false }
 	}
@@ -46,7 +46,7 @@ func compose(t *testing.T, opts ...optim.Optimizer) optim.Optimizer {
 func (p *pair) snapshot() []any {
 	list := []any{p.opt.Steps(), clone(p.a.value), clone(p.b.value)}
 	for _, e := range p.opt.State() {
-		e.Data = clone(e.Data)
+		e.Data = clone(e.Data.(optim.Host))
 		list = append(list, e)
 	}
 	return list
@@ -88,8 +88,8 @@ func TestComposeState(t *testing.T) {
 		names = append(names, e.Param+" "+e.Name)
 	}
 	require.Equal(t, []string{"a exp_avg", "a exp_avg_sq", "b momentum_buffer"}, names)
-	p.opt.State()[2].Data.F32[0] = 9
-	require.Equal(t, float32(9), p.opt.State()[2].Data.F32[0], "the optimizer's own memory")
+	p.opt.State()[2].Data.(optim.Host).F32[0] = 9
+	require.Equal(t, float32(9), p.opt.State()[2].Data.(optim.Host).F32[0], "the optimizer's own memory")
 }
 
 func TestComposeRestoreAllOrNone(t *testing.T) {
@@ -186,7 +186,7 @@ func TestComposeOfNothing(t *testing.T) {
 // TestParams lists the pieces of optimizers, alone and composed.
 func TestParams(t *testing.T) {
 	pieces := func(name string) []optim.Param {
-		return []optim.Param{{Name: name, Shape: []int{2}, Value: optim.Vec{F32: make([]float32, 2)}, Grad: optim.Vec{F32: make([]float32, 2)}}}
+		return []optim.Param{{Name: name, Shape: []int{2}, Value: optim.Host{F32: make([]float32, 2)}, Grad: optim.Host{F32: make([]float32, 2)}}}
 	}
 	a, err := optim.AdamW{}.New(pieces("a"))
 	require.NoError(t, err)

@@ -10,8 +10,8 @@ import (
 func Example() {
 	value, grad := make([]float64, 2), make([]float64, 2)
 	params := []optim.Param{
-		{Name: "w", Shape: []int{1, 1}, Value: optim.Vec{F64: value[:1]}, Grad: optim.Vec{F64: grad[:1]}},
-		{Name: "b", Shape: []int{1}, Value: optim.Vec{F64: value[1:]}, Grad: optim.Vec{F64: grad[1:]}},
+		{Name: "w", Shape: []int{1, 1}, Value: optim.Host{F64: value[:1]}, Grad: optim.Host{F64: grad[:1]}},
+		{Name: "b", Shape: []int{1}, Value: optim.Host{F64: value[1:]}, Grad: optim.Host{F64: grad[1:]}},
 	}
 	opt, err := optim.AdamW{WeightDecay: 1e-4, Rules: []optim.Rule{optim.NoDecay()}}.New(params)
 	if err != nil {
@@ -40,7 +40,7 @@ func ExampleOptimizer_restore() {
 	piece := func(from, to int) optim.Param {
 		return optim.Param{
 			Name: "w", Shape: []int{4}, Offset: from,
-			Value: optim.Vec{F32: value[from:to]}, Grad: optim.Vec{F32: grad[from:to]},
+			Value: optim.Host{F32: value[from:to]}, Grad: optim.Host{F32: grad[from:to]},
 		}
 	}
 	config := optim.SGD{Momentum: 0.5}
@@ -59,7 +59,7 @@ func ExampleOptimizer_restore() {
 		panic(err)
 	}
 	for _, e := range one.State() {
-		fmt.Println(e.Param, e.Name, e.Offset, e.Data.F32)
+		fmt.Println(e.Param, e.Name, e.Offset, e.Data.(optim.Host).F32)
 	}
 	// Output: w momentum_buffer 0 [1 2 3 4]
 }
@@ -69,7 +69,7 @@ func ExampleOptimizer_adopt() {
 	param := func(name string) optim.Param {
 		return optim.Param{
 			Name: name, Shape: []int{1},
-			Value: optim.Vec{F32: []float32{0}}, Grad: optim.Vec{F32: []float32{1}},
+			Value: optim.Host{F32: []float32{0}}, Grad: optim.Host{F32: []float32{1}},
 		}
 	}
 	head, trunk := param("head"), param("trunk")
@@ -110,7 +110,7 @@ func ExampleConsolidate() {
 		whole := []float32{1, 2, 3, 4, 5, 6}
 		params := []optim.Param{{
 			Name: "w", Shape: []int{2, 3}, Offset: from,
-			Value: optim.Vec{F32: make([]float32, to-from)}, Grad: optim.Vec{F32: whole[from:to]},
+			Value: optim.Host{F32: make([]float32, to-from)}, Grad: optim.Host{F32: whole[from:to]},
 		}}
 		opt, err := optim.SGD{Momentum: 0.5}.New(params)
 		if err != nil {
@@ -142,7 +142,7 @@ func ExampleConsolidate() {
 			panic(err)
 		}
 		e := opt.State()[0]
-		fmt.Println("w from", e.Offset, e.Data.F32, "after step", e.Steps)
+		fmt.Println("w from", e.Offset, e.Data.(optim.Host).F32, "after step", e.Steps)
 	}
 	// Output:
 	// w [2 3] [1 2 3 4 5 6]
@@ -156,7 +156,7 @@ func ExampleCompose() {
 	param := func(name string, shape ...int) optim.Param {
 		return optim.Param{
 			Name: name, Shape: shape,
-			Value: optim.Vec{F32: make([]float32, 2)}, Grad: optim.Vec{F32: []float32{1, 2}},
+			Value: optim.Host{F32: make([]float32, 2)}, Grad: optim.Host{F32: []float32{1, 2}},
 		}
 	}
 	params := []optim.Param{param("fc.weight", 1, 2), param("fc.bias", 2), param("ln.weight", 2)}

@@ -21,8 +21,8 @@ type FullState struct {
 // FullParam is the state of a whole parameter.
 type FullParam struct {
 	Shape   []int
-	Steps   int            // number of updates that made the entries
-	Entries map[string]Vec // whole tensors of that shape, row-major, by name such as "exp_avg"
+	Steps   int             // number of updates that made the entries
+	Entries map[string]Host // whole tensors of that shape, row-major, by name such as "exp_avg"
 }
 
 // Consolidate joins the state of all ranks, [Optimizer.State] of each appended in any order, into whole tensors. The steps
@@ -78,7 +78,7 @@ func (f *FullState) Shard(params []Param) ([]Entry, error) {
 			}
 			continue
 		}
-		if p.Value.Len() == 0 {
+		if lenOf(p.Value) == 0 {
 			continue
 		}
 		for _, name := range slices.Sorted(maps.Keys(whole.Entries)) {
@@ -105,7 +105,7 @@ func (w FullParam) fits(p Param) error {
 	}
 	for _, name := range slices.Sorted(maps.Keys(w.Entries)) {
 		v := w.Entries[name]
-		if v.F32 != nil && v.F64 != nil {
+		if twoTypes(v) {
 			return fmt.Errorf("%s of parameter %q: data is both float32 and float64", name, p.Name)
 		}
 		if v.Len() != n {
@@ -122,7 +122,7 @@ func joinParam(pieces []Entry) (FullParam, error) {
 	if err != nil {
 		return FullParam{}, err
 	}
-	p := FullParam{Shape: slices.Clone(first.Shape), Steps: first.Steps, Entries: make(map[string]Vec)}
+	p := FullParam{Shape: slices.Clone(first.Shape), Steps: first.Steps, Entries: make(map[string]Host)}
 	for tensor := range runs(pieces, func(e Entry) string { return e.Name }) {
 		name := tensor[0].Name
 		for _, e := range tensor {
@@ -140,7 +140,7 @@ func joinParam(pieces []Entry) (FullParam, error) {
 // belongs returns an error unless e can be state of the same parameter as first, which has n elements.
 func (e Entry) belongs(first Entry, n int) error {
 	switch {
-	case e.Data.F32 != nil && e.Data.F64 != nil:
+	case twoTypes(e.Data):
 		return errors.New("are both float32 and float64")
 	case !slices.Equal(e.Shape, first.Shape):
 		return fmt.Errorf("are of shape %v, %s [%d:%d] of %v", e.Shape, first.Name, first.Offset, first.end(), first.Shape)
@@ -148,7 +148,7 @@ func (e Entry) belongs(first Entry, n int) error {
 		return fmt.Errorf("have had %d steps", e.Steps)
 	case e.Steps != first.Steps:
 		return fmt.Errorf("have had %d steps, %s [%d:%d] %d", e.Steps, first.Name, first.Offset, first.end(), first.Steps)
-	case e.Offset < 0 || e.Offset > n-e.Data.Len():
+	case e.Offset < 0 || e.Offset > n-lenOf(e.Data):
 		return fmt.Errorf("are outside shape %v", e.Shape)
 	}
 	return nil
@@ -156,31 +156,36 @@ func (e Entry) belongs(first Entry, n int) error {
 
 // join copies the pieces of one tensor of n elements, ascending and inside it, into one. Nothing is allocated before it is
 // certain that they fill it.
-func join(pieces []Entry, n int) (Vec, error) {
+func join(pieces []Entry, n int) (Host, error) {
 	next := 0
 	var like Entry // the first piece that has a type, which an empty one has not
 	for _, e := range pieces {
 		switch {
-		case e.Data.Len() == 0:
+		case lenOf(e.Data) == 0:
 			continue
 		case e.Offset > next:
-			return Vec{}, fmt.Errorf("elements [%d:%d] are missing", next, e.Offset)
+			return Host{}, fmt.Errorf("elements [%d:%d] are missing", next, e.Offset)
 		case e.Offset < next:
-			return Vec{}, fmt.Errorf("elements [%d:%d] are there twice", e.Offset, min(next, e.end()))
+			return Host{}, fmt.Errorf("elements [%d:%d] are there twice", e.Offset, min(next, e.end()))
 		case next == 0:
 			like = e
-		case e.Data.dtype() != like.Data.dtype():
-			return Vec{}, fmt.Errorf("elements [%d:%d] are %s, [%d:%d] %s",
-				e.Offset, e.end(), e.Data.dtype(), like.Offset, like.end(), like.Data.dtype())
+		case e.Data.Float64() != like.Data.Float64():
+			return Host{}, fmt.Errorf("elements [%d:%d] are %s, [%d:%d] %s",
+				e.Offset, e.end(), dtype(e.Data), like.Offset, like.end(), dtype(like.Data))
 		}
 		next = e.end()
 	}
 	if next < n {
-		return Vec{}, fmt.Errorf("elements [%d:%d] are missing", next, n)
+		return Host{}, fmt.Errorf("elements [%d:%d] are missing", next, n)
 	}
-	whole := like.Data.zeros(n)
+	whole := newHost(n, like.Data != nil && like.Data.Float64())
 	for _, e := range pieces {
-		whole.copyFrom(e.Offset, e.Data, 0, e.Data.Len())
+		if lenOf(e.Data) == 0 {
+			continue
+		}
+		if err := e.Data.Read(whole.slice(e.Offset, e.end())); err != nil {
+			return Host{}, fmt.Errorf("elements [%d:%d]: %w", e.Offset, e.end(), err)
+		}
 	}
 	return whole, nil
 }

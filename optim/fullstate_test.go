@@ -129,9 +129,9 @@ func (m *model) check(t *rapid.T, single, ranks []optim.Optimizer) *optim.FullSt
 	for _, opt := range single {
 		for _, e := range opt.State() {
 			if _, ok := want.Params[e.Param]; !ok {
-				want.Params[e.Param] = optim.FullParam{Shape: m.shape[e.Param], Steps: e.Steps, Entries: make(map[string]optim.Vec)}
+				want.Params[e.Param] = optim.FullParam{Shape: m.shape[e.Param], Steps: e.Steps, Entries: make(map[string]optim.Host)}
 			}
-			want.Params[e.Param].Entries[e.Name] = e.Data
+			want.Params[e.Param].Entries[e.Name] = e.Data.(optim.Host)
 		}
 	}
 	require.Equal(t, len(want.Params), len(full.Params))
@@ -180,8 +180,8 @@ func TestFullStateAcrossRanks(t *testing.T) {
 }
 
 // ramp is n elements that differ, from one on.
-func ramp(n int) optim.Vec {
-	v := optim.Vec{F32: make([]float32, n)}
+func ramp(n int) optim.Host {
+	v := optim.Host{F32: make([]float32, n)}
 	for i := range v.F32 {
 		v.F32[i] = float32(i + 1)
 	}
@@ -221,9 +221,9 @@ func TestConsolidateErrors(t *testing.T) {
 		{1, []optim.Entry{stateOf(m, 0, 10), edit(stateOf(v, 0, 10), func(e *optim.Entry) { e.Steps = 4 })},
 			`exp_avg_sq of parameter "w": elements [0:10] have had 4 steps, exp_avg [0:10] 3`},
 		{1, []optim.Entry{edit(stateOf(m, 0, 10), func(e *optim.Entry) { e.Steps = -2 })}, `elements [0:10] have had -2 steps`},
-		{1, []optim.Entry{stateOf(m, 0, 4), edit(stateOf(m, 4, 10), func(e *optim.Entry) { e.Data = optim.Vec{F64: make([]float64, 6)} })},
+		{1, []optim.Entry{stateOf(m, 0, 4), edit(stateOf(m, 4, 10), func(e *optim.Entry) { e.Data = optim.Host{F64: make([]float64, 6)} })},
 			`exp_avg of parameter "w": elements [4:10] are float64, [0:4] float32`},
-		{1, []optim.Entry{edit(stateOf(m, 0, 10), func(e *optim.Entry) { e.Data.F64 = []float64{} })}, `elements [0:10] are both float32 and float64`},
+		{1, []optim.Entry{edit(stateOf(m, 0, 10), func(e *optim.Entry) { e.Data = optim.Host{F32: make([]float32, 10), F64: []float64{}} })}, `elements [0:10] are both float32 and float64`},
 		{1, []optim.Entry{edit(stateOf(m, 0, 4), func(e *optim.Entry) { e.Offset = -1 })}, `elements [-1:3] are outside shape [2 5]`},
 		{1, []optim.Entry{edit(stateOf(m, 0, 4), func(e *optim.Entry) { e.Offset = 7 })}, `elements [7:11] are outside shape [2 5]`},
 		{1, []optim.Entry{edit(stateOf(m, 0, 4), func(e *optim.Entry) { e.Offset = math.MaxInt })}, `are outside shape [2 5]`},
@@ -263,18 +263,18 @@ func TestConsolidateCopies(t *testing.T) {
 	entries := []optim.Entry{
 		stateOf("exp_avg", 0, 10),
 		{Param: "none", Name: "exp_avg", Shape: []int{0, 3}, Steps: 1}, // a tensor without elements is still one
-		{Param: "scalar", Name: "exp_avg", Steps: 2, Data: optim.Vec{F64: []float64{7}}},
+		{Param: "scalar", Name: "exp_avg", Steps: 2, Data: optim.Host{F64: []float64{7}}},
 		stateOf("exp_avg", 5, 5), // what a rank may say of a parameter that it has nothing of
 	}
 	full, err := optim.Consolidate(9, entries)
 	require.NoError(t, err)
 	want := &optim.FullState{Steps: 9, Params: map[string]optim.FullParam{
-		"w":      {Shape: []int{2, 5}, Steps: 3, Entries: map[string]optim.Vec{"exp_avg": ramp(10)}},
-		"none":   {Shape: []int{0, 3}, Steps: 1, Entries: map[string]optim.Vec{"exp_avg": {F32: []float32{}}}},
-		"scalar": {Steps: 2, Entries: map[string]optim.Vec{"exp_avg": {F64: []float64{7}}}},
+		"w":      {Shape: []int{2, 5}, Steps: 3, Entries: map[string]optim.Host{"exp_avg": ramp(10)}},
+		"none":   {Shape: []int{0, 3}, Steps: 1, Entries: map[string]optim.Host{"exp_avg": {F32: []float32{}}}},
+		"scalar": {Steps: 2, Entries: map[string]optim.Host{"exp_avg": {F64: []float64{7}}}},
 	}}
 	require.Equal(t, want, full)
-	clear(entries[0].Data.F32)
+	clear(entries[0].Data.(optim.Host).F32)
 	entries[0].Shape[0] = 10
 	require.Equal(t, want, full)
 	again, err := optim.Consolidate(9, full.Entries())
@@ -288,10 +288,10 @@ func TestConsolidateCopies(t *testing.T) {
 }
 
 func TestFullStateEntries(t *testing.T) {
-	w, b := ramp(10), optim.Vec{F32: []float32{5}}
+	w, b := ramp(10), optim.Host{F32: []float32{5}}
 	full := &optim.FullState{Params: map[string]optim.FullParam{
-		"w": {Shape: []int{2, 5}, Steps: 3, Entries: map[string]optim.Vec{"exp_avg_sq": w, "exp_avg": w}},
-		"b": {Shape: []int{1}, Steps: 2, Entries: map[string]optim.Vec{"momentum_buffer": b}},
+		"w": {Shape: []int{2, 5}, Steps: 3, Entries: map[string]optim.Host{"exp_avg_sq": w, "exp_avg": w}},
+		"b": {Shape: []int{1}, Steps: 2, Entries: map[string]optim.Host{"momentum_buffer": b}},
 		"c": {Shape: []int{4}}, // no state
 	}}
 	entries := full.Entries()
@@ -300,7 +300,7 @@ func TestFullStateEntries(t *testing.T) {
 		{Param: "w", Name: "exp_avg", Shape: []int{2, 5}, Steps: 3, Data: w},
 		{Param: "w", Name: "exp_avg_sq", Shape: []int{2, 5}, Steps: 3, Data: w},
 	}, entries)
-	require.Same(t, &w.F32[0], &entries[1].Data.F32[0], "no copy")
+	require.Same(t, &w.F32[0], &entries[1].Data.(optim.Host).F32[0], "no copy")
 
 	part, err := full.Shard([]optim.Param{
 		{Name: "w", Shape: []int{2, 5}, Offset: 6, Value: ramp(3)},
@@ -315,15 +315,15 @@ func TestFullStateEntries(t *testing.T) {
 		{Param: "w", Name: "exp_avg_sq", Shape: []int{2, 5}, Offset: 6, Steps: 3, Data: slice(w, 6, 9)},
 		{Param: "b", Name: "momentum_buffer", Shape: []int{1}, Steps: 2, Data: b},
 	}, part)
-	require.Same(t, &w.F32[6], &part[0].Data.F32[0], "no copy")
-	require.Equal(t, 3, cap(part[0].Data.F32), "appending does not write to the rest")
+	require.Same(t, &w.F32[6], &part[0].Data.(optim.Host).F32[0], "no copy")
+	require.Equal(t, 3, cap(part[0].Data.(optim.Host).F32), "appending does not write to the rest")
 }
 
 func TestShardErrors(t *testing.T) {
 	full := &optim.FullState{Params: map[string]optim.FullParam{
-		"w":     {Shape: []int{2, 5}, Entries: map[string]optim.Vec{"exp_avg": ramp(10)}},
-		"short": {Shape: []int{4}, Entries: map[string]optim.Vec{"exp_avg": ramp(4), "exp_avg_sq": ramp(3)}},
-		"both":  {Shape: []int{1}, Entries: map[string]optim.Vec{"exp_avg": {F32: []float32{}, F64: []float64{1}}}},
+		"w":     {Shape: []int{2, 5}, Entries: map[string]optim.Host{"exp_avg": ramp(10)}},
+		"short": {Shape: []int{4}, Entries: map[string]optim.Host{"exp_avg": ramp(4), "exp_avg_sq": ramp(3)}},
+		"both":  {Shape: []int{1}, Entries: map[string]optim.Host{"exp_avg": {F32: []float32{}, F64: []float64{1}}}},
 	}}
 	fine := optim.Param{Name: "w", Shape: []int{2, 5}, Value: ramp(10)}
 	entries, err := full.Shard([]optim.Param{
@@ -356,7 +356,7 @@ func TestShardLacks(t *testing.T) {
 	opt, err := optim.SGD{Momentum: 0.5}.New(params)
 	require.NoError(t, err)
 	full := &optim.FullState{Steps: 5, Params: map[string]optim.FullParam{
-		"w": {Shape: []int{4}, Steps: 5, Entries: map[string]optim.Vec{"momentum_buffer": ramp(4)}},
+		"w": {Shape: []int{4}, Steps: 5, Entries: map[string]optim.Host{"momentum_buffer": ramp(4)}},
 	}}
 	entries, err := full.Shard(params)
 	require.NoError(t, err)

@@ -179,8 +179,8 @@ func (m *mlp) shardedOptimizers(t *testing.T, new func([]optim.Param) (optim.Opt
 		for _, s := range l.Segments(rank) {
 			params = append(params, optim.Param{
 				Name: s.Name, Shape: m.params[s.Param].Shape, Offset: s.Offset,
-				Value: optim.Vec{F64: r.value[s.At : s.At+s.Len]},
-				Grad:  optim.Vec{F64: r.grad[s.At : s.At+s.Len]},
+				Value: optim.Host{F64: r.value[s.At : s.At+s.Len]},
+				Grad:  optim.Host{F64: r.grad[s.At : s.At+s.Len]},
 			})
 		}
 		r.opt, err = new(params)

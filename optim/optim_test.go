@@ -73,18 +73,18 @@ func (w twin) adam(i, t int, lr, g, beta1, beta2, eps float64) {
 }
 
 // tensorData is a whole parameter for tests, in both types, with its gradient. Only one type is in use.
-type tensorData struct{ value, grad optim.Vec }
+type tensorData struct{ value, grad optim.Host }
 
 func newTensor(n int, f64 bool) tensorData {
 	if f64 {
-		return tensorData{optim.Vec{F64: make([]float64, n)}, optim.Vec{F64: make([]float64, n)}}
+		return tensorData{optim.Host{F64: make([]float64, n)}, optim.Host{F64: make([]float64, n)}}
 	}
-	return tensorData{optim.Vec{F32: make([]float32, n)}, optim.Vec{F32: make([]float32, n)}}
+	return tensorData{optim.Host{F32: make([]float32, n)}, optim.Host{F32: make([]float32, n)}}
 }
 
 // fill sets v to numbers of magnitude [0.5, 1), so that no sum with decay comes close to zero: there Adam turns rounding
 // noise into full steps.
-func fill(v optim.Vec, rng *rand.Rand) {
+func fill(v optim.Host, rng *rand.Rand) {
 	draw := func() float32 { return (0.5 + rng.Float32()/2) * float32(1-2*rng.IntN(2)) }
 	for i := range v.F32 {
 		v.F32[i] = draw()
@@ -95,14 +95,14 @@ func fill(v optim.Vec, rng *rand.Rand) {
 }
 
 // slice returns elements [from, to) of v.
-func slice(v optim.Vec, from, to int) optim.Vec {
+func slice(v optim.Host, from, to int) optim.Host {
 	if v.F64 != nil {
-		return optim.Vec{F64: v.F64[from:to]}
+		return optim.Host{F64: v.F64[from:to]}
 	}
-	return optim.Vec{F32: v.F32[from:to]}
+	return optim.Host{F32: v.F32[from:to]}
 }
 
-func wide(v optim.Vec) []float64 {
+func wide(v optim.Host) []float64 {
 	out := slices.Clone(v.F64)
 	for _, x := range v.F32 {
 		out = append(out, float64(x))
@@ -110,8 +110,8 @@ func wide(v optim.Vec) []float64 {
 	return out
 }
 
-func clone(v optim.Vec) optim.Vec {
-	return optim.Vec{F32: slices.Clone(v.F32), F64: slices.Clone(v.F64)}
+func clone(v optim.Host) optim.Host {
+	return optim.Host{F32: slices.Clone(v.F32), F64: slices.Clone(v.F64)}
 }
 
 // cut draws a split of the tensor into pieces, some of them perhaps empty, in any order.
@@ -233,7 +233,7 @@ func TestRules(t *testing.T) {
 			shape = []int{1}
 		}
 		params = append(params, optim.Param{Name: name, Shape: shape,
-			Value: optim.Vec{F64: values[i : i+1]}, Grad: optim.Vec{F64: grads[i : i+1]}})
+			Value: optim.Host{F64: values[i : i+1]}, Grad: optim.Host{F64: grads[i : i+1]}})
 	}
 	head := optim.MatchName(regexp.MustCompile(`^head\.`))
 	rules := []optim.Rule{
@@ -259,7 +259,7 @@ func TestRules(t *testing.T) {
 }
 
 func TestNewErrors(t *testing.T) {
-	f32, f64 := optim.Vec{F32: make([]float32, 2)}, optim.Vec{F64: make([]float64, 2)}
+	f32, f64 := optim.Host{F32: make([]float32, 2)}, optim.Host{F64: make([]float64, 2)}
 	ok := optim.Param{Name: "w", Shape: []int{4}, Value: f32, Grad: f32}
 	edit := func(f func(*optim.Param)) []optim.Param {
 		p := ok
@@ -271,9 +271,9 @@ func TestNewErrors(t *testing.T) {
 		want   string
 	}{
 		{edit(func(p *optim.Param) { p.Name = "" }), "without a name"},
-		{edit(func(p *optim.Param) { p.Grad = optim.Vec{F32: make([]float32, 3)} }), `parameter "w": value has 2 elements, gradient 3`},
+		{edit(func(p *optim.Param) { p.Grad = optim.Host{F32: make([]float32, 3)} }), `parameter "w": value has 2 elements, gradient 3`},
 		{edit(func(p *optim.Param) { p.Grad = f64 }), `parameter "w": value is float32, gradient float64`},
-		{edit(func(p *optim.Param) { p.Value.F64 = f64.F64 }), `parameter "w": a buffer is both`},
+		{edit(func(p *optim.Param) { p.Value = optim.Host{F32: f32.F32, F64: f64.F64} }), `parameter "w": a buffer is both`},
 		{edit(func(p *optim.Param) { p.Offset = 3 }), `parameter "w": elements [3:5] are outside shape [4]`},
 		{edit(func(p *optim.Param) { p.Offset = -1 }), `parameter "w": elements [-1:1] are outside`},
 		{edit(func(p *optim.Param) { p.Shape = []int{-4} }), `parameter "w": negative dimension`},

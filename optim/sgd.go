@@ -24,9 +24,43 @@ type SGD struct {
 	Rules       []Rule  // exceptions for some parameters
 }
 
+// SGDVec is a [Vec] with the update of [SGD].
+type SGDVec interface {
+	Vec
+	// SGD updates the elements, the parameter p, and the momentum b from gradient g, as documented at
+	// [SGD]. b is nil if Momentum is zero. g and b have the length, type and implementation of p and
+	// share no memory with it. Without elements it does nothing.
+	SGD(g, b Vec, s SGDStep) error
+}
+
+// SGDStep is the numbers of one update by [SGDVec].
+type SGDStep struct {
+	LR, WeightDecay float64
+	Momentum        float64
+	Nesterov        bool
+	First           bool // the parameter's own first update: b = g, whatever b held
+}
+
+// SGD implements [SGDVec].
+func (h Host) SGD(g, b Vec, s SGDStep) error {
+	grad := g.(Host)
+	buf, _ := b.(Host) // none without momentum
+	hyper := vec.SGDHyper{
+		LR: s.LR, Momentum: s.Momentum, WeightDecay: s.WeightDecay, GradScale: 1,
+		Nesterov: s.Nesterov, First: s.First,
+	}
+	if h.F64 != nil {
+		vec.SGD(h.F64, grad.F64, buf.F64, hyper)
+	} else {
+		vec.SGD(h.F32, grad.F32, buf.F32, hyper)
+	}
+	return nil
+}
+
 // sgd is the optimizer. Its state is momentum_buffer, if momentum is set.
 type sgd struct {
 	stepper
+	values   []SGDVec // of the pieces
 	momentum float64
 	nesterov bool
 }
@@ -41,6 +75,10 @@ func (c SGD) New(params []Param) (Optimizer, error) {
 	if c.Nesterov && c.Momentum == 0 {
 		return nil, errors.New("optim: sgd: Nesterov needs Momentum")
 	}
+	values, err := valuesAs[SGDVec]("sgd", params)
+	if err != nil {
+		return nil, err
+	}
 	var names []string
 	if c.Momentum != 0 {
 		names = []string{"momentum_buffer"}
@@ -49,7 +87,7 @@ func (c SGD) New(params []Param) (Optimizer, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &sgd{stepper: s, momentum: c.Momentum, nesterov: c.Nesterov}, nil
+	return &sgd{stepper: s, values: values, momentum: c.Momentum, nesterov: c.Nesterov}, nil
 }
 
 // Step implements Optimizer.
@@ -57,24 +95,22 @@ func (o *sgd) Step(lr float64) error {
 	if err := o.check(lr); err != nil {
 		return err
 	}
-	o.update(lr)
-	return nil
+	return o.update(lr)
 }
 
 // update is Step once it has checked.
-func (o *sgd) update(lr float64) {
-	h := vec.SGDHyper{Momentum: o.momentum, GradScale: 1, Nesterov: o.nesterov}
+func (o *sgd) update(lr float64) error {
+	s := SGDStep{Momentum: o.momentum, Nesterov: o.nesterov}
 	o.steps++
 	for i := range o.pieces {
 		p := &o.pieces[i]
 		if !p.begin() {
 			continue
 		}
-		h.LR, h.WeightDecay, h.First = lr*p.lrScale, p.weightDecay, p.steps == 1
-		if b := p.state[0]; p.Value.F64 != nil {
-			vec.SGD(p.Value.F64, p.Grad.F64, b.F64, h)
-		} else {
-			vec.SGD(p.Value.F32, p.Grad.F32, b.F32, h)
+		s.LR, s.WeightDecay, s.First = lr*p.lrScale, p.weightDecay, p.steps == 1
+		if err := o.values[i].SGD(p.Grad, p.state[0], s); err != nil {
+			return o.failed(p, err)
 		}
 	}
+	return nil
 }

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"math"
+	"reflect"
 	"slices"
 )
 
@@ -36,6 +37,10 @@ func (p *piece) begin() bool {
 // newStepper checks the parameters and allocates their state.
 func newStepper(kind string, names []string, params []Param, rules []Rule, weightDecay float64) (stepper, error) {
 	s := stepper{kind: kind, names: names}
+	params = slices.Clone(params)
+	for i, p := range params {
+		params[i] = p.withVecs()
+	}
 	if err := checkParams(params); err != nil {
 		return s, err
 	}
@@ -56,6 +61,24 @@ func newStepper(kind string, names []string, params []Param, rules []Rule, weigh
 		s.pieces = append(s.pieces, piece)
 	}
 	return s, nil
+}
+
+// valuesAs returns the values of params as vectors with the update that an optimizer needs.
+func valuesAs[V Vec](kind string, params []Param) ([]V, error) {
+	values := make([]V, len(params))
+	for i, p := range params {
+		var ok bool
+		if values[i], ok = p.withVecs().Value.(V); !ok {
+			return nil, fmt.Errorf("optim: %s: parameter %q: a value of type %T has no such update, it is no %v",
+				kind, p.Name, p.Value, reflect.TypeFor[V]())
+		}
+	}
+	return values, nil
+}
+
+// failed is the error of an update of p that has failed in the middle of a Step.
+func (s *stepper) failed(p *piece, err error) error {
+	return fmt.Errorf("optim: %s: step %d: parameter %q: %w", s.kind, s.steps-1, p.Name, err)
 }
 
 // base returns what the optimizers share.
@@ -132,12 +155,7 @@ type refill struct {
 }
 
 // transfer is one copy of a refill.
-type transfer struct {
-	dst   Vec
-	to    int
-	src   Vec
-	at, n int
-}
+type transfer struct{ dst, src Vec }
 
 // Restore implements Optimizer.
 func (s *stepper) Restore(steps int, entries []Entry) error {
@@ -155,8 +173,7 @@ func (s *stepper) load(verb string, steps int, entries []Entry, all bool) error 
 	if err != nil {
 		return err
 	}
-	s.refill(steps, plan)
-	return nil
+	return s.refill(verb, steps, plan)
 }
 
 // plan is the part of load that can fail, and changes nothing.
@@ -187,14 +204,17 @@ func (s *stepper) plan(verb string, steps int, entries []Entry, all bool) ([]ref
 }
 
 // refill carries out a plan.
-func (s *stepper) refill(steps int, plan []refill) {
+func (s *stepper) refill(verb string, steps int, plan []refill) error {
 	for _, r := range plan {
 		for _, c := range r.copies {
-			c.dst.copyFrom(c.to, c.src, c.at, c.n)
+			if err := copyVec(c.dst, c.src); err != nil {
+				return fmt.Errorf("optim: %s: %s: parameter %q: %w", s.kind, verb, r.piece.Name, err)
+			}
 		}
 		r.piece.steps = max(r.steps, 0) // no entry says where the optimizer keeps none: then nobody asks
 	}
 	s.steps = steps
+	return nil
 }
 
 // sortEntries groups entries by tensor, each group ascending and free of overlap.
@@ -207,10 +227,10 @@ func (s *stepper) sortEntries(entries []Entry) (map[tensor][]Entry, error) {
 		if e.Steps < 0 {
 			return nil, fmt.Errorf("%s of parameter %q: %d steps", e.Name, e.Param, e.Steps)
 		}
-		if e.Data.F32 != nil && e.Data.F64 != nil {
+		if twoTypes(e.Data) {
 			return nil, fmt.Errorf("%s of parameter %q: data is both float32 and float64", e.Name, e.Param)
 		}
-		if e.Data.Len() > 0 {
+		if lenOf(e.Data) > 0 {
 			key := tensor{e.Param, e.Name}
 			groups[key] = append(groups[key], e)
 		}
@@ -227,7 +247,7 @@ func (s *stepper) sortEntries(entries []Entry) (map[tensor][]Entry, error) {
 }
 
 // end returns the position after the last element.
-func (e Entry) end() int { return e.Offset + e.Data.Len() }
+func (e Entry) end() int { return e.Offset + lenOf(e.Data) }
 
 // add plans how to fill dst, one state buffer of the piece, from sources that are ascending and disjoint.
 func (r *refill) add(dst Vec, sources []Entry) error {
@@ -240,22 +260,29 @@ func (r *refill) add(dst Vec, sources []Entry) error {
 		if from > next {
 			break
 		}
-		c := transfer{dst: dst, to: from - p.Offset, src: e.Data, at: from - e.Offset, n: to - from}
 		if r.steps < 0 {
 			r.steps = e.Steps
 		}
 		switch {
 		case !slices.Equal(e.Shape, p.Shape):
 			return fmt.Errorf("shape %v, parameter has %v", e.Shape, p.Shape)
-		case e.Data.dtype() != p.Value.dtype():
-			return fmt.Errorf("state is %s, parameter %s", e.Data.dtype(), p.Value.dtype())
+		case e.Data.Float64() != p.Value.Float64():
+			return fmt.Errorf("state is %s, parameter %s", dtype(e.Data), dtype(p.Value))
 		case e.Steps != r.steps:
 			return fmt.Errorf("elements [%d:%d] have had %d steps, others of this piece %d", from, to, e.Steps, r.steps)
-		case e.Steps == 0 && !c.src.isZero(c.at, c.n):
-			return fmt.Errorf("elements [%d:%d] have had no step and are not zero", from, to)
 		}
-		r.copies = append(r.copies, c)
 		next = to
+		src := e.Data.Slice(from-e.Offset, to-e.Offset)
+		if e.Steps == 0 {
+			if zero, err := isZero(src); err != nil {
+				return err
+			} else if !zero {
+				return fmt.Errorf("elements [%d:%d] have had no step and are not zero", from, to)
+			}
+		}
+		if e.Offset != p.Offset || !sameVec(e.Data, dst) { // else they are where they belong
+			r.copies = append(r.copies, transfer{dst.Slice(from-p.Offset, to-p.Offset), src})
+		}
 	}
 	if next < p.end() {
 		return fmt.Errorf("element %d is missing", next)

@@ -37,7 +37,7 @@ func TestRestoreAcrossCuts(t *testing.T) {
 
 		saved := first.State()
 		for i := range saved {
-			saved[i].Data = clone(saved[i].Data)
+			saved[i].Data = clone(saved[i].Data.(optim.Host))
 		}
 		copyVec(b.value, a.value)
 		copyVec(late2.value, late.value)
@@ -46,7 +46,7 @@ func TestRestoreAcrossCuts(t *testing.T) {
 		require.NoError(t, second.Restore(first.Steps(), rapid.Permutation(saved).Draw(t, "saved")))
 		require.Equal(t, first.Steps(), second.Steps())
 		for i := range saved { // Restore copied
-			fill(saved[i].Data, rng)
+			fill(saved[i].Data.(optim.Host), rng)
 		}
 		step = unfrozen
 		for range 2 {
@@ -62,7 +62,7 @@ func TestRestoreAcrossCuts(t *testing.T) {
 	})
 }
 
-func copyVec(dst, src optim.Vec) {
+func copyVec(dst, src optim.Host) {
 	copy(dst.F32, src.F32)
 	copy(dst.F64, src.F64)
 }
@@ -72,18 +72,18 @@ func TestStateNamesPieces(t *testing.T) {
 	params := []optim.Param{
 		{Name: "a", Shape: []int{2, 4}, Offset: 3, Value: slice(d.value, 0, 5), Grad: slice(d.grad, 0, 5)},
 		{Name: "b", Shape: []int{9}},
-		{Name: "c", Shape: nil, Value: optim.Vec{F64: []float64{1}}, Grad: optim.Vec{F64: []float64{2}}},
+		{Name: "c", Shape: nil, Value: optim.Host{F64: []float64{1}}, Grad: optim.Host{F64: []float64{2}}},
 	}
 	opt, err := optim.Adam{Beta1: 0.5, Beta2: 0.5}.New(params)
 	require.NoError(t, err)
 	state := opt.State()
 	require.NoError(t, opt.Step(0))
-	zero := optim.Vec{F32: make([]float32, 5)}
+	zero := optim.Host{F32: make([]float32, 5)}
 	require.Equal(t, []optim.Entry{
 		{Param: "a", Name: "exp_avg", Shape: []int{2, 4}, Offset: 3, Data: zero},
 		{Param: "a", Name: "exp_avg_sq", Shape: []int{2, 4}, Offset: 3, Data: zero},
-		{Param: "c", Name: "exp_avg", Data: optim.Vec{F64: []float64{1}}}, // entries are live
-		{Param: "c", Name: "exp_avg_sq", Data: optim.Vec{F64: []float64{2}}},
+		{Param: "c", Name: "exp_avg", Data: optim.Host{F64: []float64{1}}}, // entries are live
+		{Param: "c", Name: "exp_avg_sq", Data: optim.Host{F64: []float64{2}}},
 	}, state)
 
 	momentum, err := optim.SGD{Momentum: 0.9}.New(params)
@@ -105,7 +105,7 @@ func TestRestoreErrors(t *testing.T) {
 		for i := range ones {
 			ones[i] = 1
 		}
-		return optim.Entry{Param: "w", Name: "momentum_buffer", Shape: []int{10}, Offset: from, Steps: 2, Data: optim.Vec{F32: ones}}
+		return optim.Entry{Param: "w", Name: "momentum_buffer", Shape: []int{10}, Offset: from, Steps: 2, Data: optim.Host{F32: ones}}
 	}
 	other := func(steps int, e optim.Entry) optim.Entry {
 		e.Steps = steps
@@ -130,24 +130,24 @@ func TestRestoreErrors(t *testing.T) {
 		{1, edit(func(e *optim.Entry) { e.Param = "x" }), "element 3 is missing"},
 		{1, edit(func(e *optim.Entry) { e.Name = "exp_avg" }), `parameter "w" has state "exp_avg", this optimizer keeps ["momentum_buffer"]`},
 		{1, edit(func(e *optim.Entry) { e.Shape = []int{5, 2} }), `parameter "w": shape [5 2], parameter has [10]`},
-		{1, edit(func(e *optim.Entry) { e.Data = optim.Vec{F64: make([]float64, 10)} }), `parameter "w": state is float64, parameter float32`},
-		{1, edit(func(e *optim.Entry) { e.Data.F64 = []float64{} }), `momentum_buffer of parameter "w": data is both`},
+		{1, edit(func(e *optim.Entry) { e.Data = optim.Host{F64: make([]float64, 10)} }), `parameter "w": state is float64, parameter float32`},
+		{1, edit(func(e *optim.Entry) { e.Data = optim.Host{F32: make([]float32, 10), F64: []float64{}} }), `momentum_buffer of parameter "w": data is both`},
 		{1, edit(func(e *optim.Entry) { e.Steps = -1 }), `momentum_buffer of parameter "w": -1 steps`},
 		{1, edit(func(e *optim.Entry) { e.Steps = 0 }), `parameter "w": elements [3:7] have had no step and are not zero`},
 		{1, []optim.Entry{entry(0, 5), other(3, entry(5, 10))}, `parameter "w": elements [5:7] have had 3 steps, others of this piece 2`},
 	} {
 		require.ErrorContains(t, opt.Restore(c.steps, c.entries), c.want)
 		require.Zero(t, opt.Steps())
-		require.Equal(t, make([]float32, 4), opt.State()[0].Data.F32, "an error changes nothing")
+		require.Equal(t, make([]float32, 4), opt.State()[0].Data.(optim.Host).F32, "an error changes nothing")
 	}
 	foreign := entry(0, 2)
 	foreign.Param = "x"
 	elsewhere := other(9, entry(8, 10)) // not this piece's: whoever holds [7:9] has an error
 	require.NoError(t, opt.Restore(5, []optim.Entry{elsewhere, foreign, entry(4, 8), entry(0, 4), entry(6, 6)}))
-	require.Equal(t, []float32{1, 1, 1, 1}, opt.State()[0].Data.F32)
+	require.Equal(t, []float32{1, 1, 1, 1}, opt.State()[0].Data.(optim.Host).F32)
 	require.Equal(t, 5, opt.Steps())
 	require.Equal(t, 2, opt.State()[0].Steps)
-	zeros := edit(func(e *optim.Entry) { e.Steps, e.Data = 0, optim.Vec{F32: make([]float32, 10)} })
+	zeros := edit(func(e *optim.Entry) { e.Steps, e.Data = 0, optim.Host{F32: make([]float32, 10)} })
 	require.NoError(t, opt.Restore(5, zeros), "never updated")
 	require.Zero(t, opt.State()[0].Steps)
 }

@@ -180,7 +180,7 @@ func compare(ctx context.Context, m *fsdp.Sharded, g comm.Group, out io.Writer) 
 		return err
 	}
 	for _, p := range m.Shards() {
-		own += len(p.Value.F32)
+		own += p.Value.Len()
 	}
 	mine := []int64{int64(own), int64(sums[0].Sum32()), int64(sums[1].Sum32())}
 	all := make([]int64, len(mine)*g.Size())

@@ -122,7 +122,7 @@ func state(t *testing.T, ctx context.Context, s *fsdp.Sharded, opt optim.Optimiz
 	o, err := s.FullOptimState(ctx, opt)
 	require.NoError(t, err)
 	for _, e := range o.Entries() {
-		all[e.Name+":"+e.Param] = append(littleEndian(e.Data.F32), byte(e.Steps), byte(o.Steps))
+		all[e.Name+":"+e.Param] = append(littleEndian(e.Data.(optim.Host).F32), byte(e.Steps), byte(o.Steps))
 	}
 	return all
 }

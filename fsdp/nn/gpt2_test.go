@@ -18,6 +18,7 @@ import (
 	"github.com/gofsdp/gofsdp/fsdp"
 	"github.com/gofsdp/gofsdp/fsdp/nn"
 	"github.com/gofsdp/gofsdp/internal/safetensors"
+	"github.com/gofsdp/gofsdp/optim"
 )
 
 // gpt2 is the model in testdata/gpt2.safetensors; testdata/gpt2.py says how it was made.
@@ -127,7 +128,7 @@ func TestGPT2Prefix(t *testing.T) {
 			return err
 		}
 		for _, p := range s.Shards() {
-			clear(p.Value.F32)
+			clear(p.Value.(optim.Host).F32)
 		}
 		if err := s.Import(ctx, path, nn.FromGPT2(prefix)...); err != nil {
 			return err

@@ -77,7 +77,7 @@ func TestLoRAOfGPT(t *testing.T) {
 	fresh := wrap(t, gpt(lora))
 	for _, p := range fresh.Shards() {
 		if nn.IsAdapter(p.Name) {
-			clear(p.Value.F64) // wrap has drawn lora_b, too
+			clear(p.Value.(optim.Host).F64) // wrap has drawn lora_b, too
 		}
 	}
 	require.NoError(t, fresh.SetFull(t.Context(), 0, base))

@@ -13,6 +13,7 @@ import (
 
 	"github.com/gofsdp/gofsdp/fsdp"
 	"github.com/gofsdp/gofsdp/fsdp/nn"
+	"github.com/gofsdp/gofsdp/optim"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -35,10 +36,10 @@ func wrap(t *testing.T, m fsdp.Model) *fsdp.Sharded {
 	s, err := fsdp.Wrap(m, fsdp.Config{Precision: fsdp.Precision{Compute: fsdp.Float64}, Poison: true})
 	require.NoError(t, err)
 	for _, p := range s.Shards() {
-		for i := range p.Value.F64 {
+		for i := range p.Value.(optim.Host).F64 {
 			h := fnv.New32a()
 			fmt.Fprint(h, strings.TrimPrefix(p.Name, "m."), p.Offset+i)
-			p.Value.F64[i] = float64(h.Sum32())/(1<<31) - 1
+			p.Value.(optim.Host).F64[i] = float64(h.Sum32())/(1<<31) - 1
 		}
 	}
 	return s
@@ -48,7 +49,7 @@ func wrap(t *testing.T, m fsdp.Model) *fsdp.Sharded {
 func set(s *fsdp.Sharded, name string, values ...float64) {
 	for _, p := range s.Shards() {
 		if p.Name == name {
-			copy(p.Value.F64, values[p.Offset:])
+			copy(p.Value.(optim.Host).F64, values[p.Offset:])
 		}
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/fsdp"
 	"github.com/gofsdp/gofsdp/fsdp/nn"
+	"github.com/gofsdp/gofsdp/optim"
 )
 
 // checkGradients compares the gradient of every parameter that has one with central differences of the loss in training.
@@ -32,13 +33,13 @@ func checkGradients(t *testing.T, s *fsdp.Sharded, batch ...fsdp.Tensor) {
 		if !trained {
 			continue
 		}
-		for i, at := range p.Value.F64 {
+		for i, at := range p.Value.(optim.Host).F64 {
 			const h = 1e-5
-			p.Value.F64[i] = at + h
+			p.Value.(optim.Host).F64[i] = at + h
 			above := loss()
-			p.Value.F64[i] = at - h
+			p.Value.(optim.Host).F64[i] = at - h
 			want := (above - loss()) / (2 * h)
-			p.Value.F64[i] = at
+			p.Value.(optim.Host).F64[i] = at
 			require.InDelta(t, want, g.Float64s()[p.Offset+i], 1e-7, "%s, element %d", p.Name, p.Offset+i)
 		}
 	}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/gofsdp/gofsdp/fsdp"
 	"github.com/gofsdp/gofsdp/fsdp/nn"
+	"github.com/gofsdp/gofsdp/optim"
 )
 
 // TestBlockIsItsParts compares a block with its parts called one by one, as its comment has it.
@@ -35,7 +36,7 @@ func TestBlockIsItsParts(t *testing.T) {
 		for _, p := range split.Shards() {
 			name := strings.TrimPrefix(strings.TrimPrefix(p.Name, "attn."), "mlp.")
 			require.Contains(t, state, "m."+name)
-			copy(p.Value.F64, state["m."+name].Float64s()[p.Offset:])
+			copy(p.Value.(optim.Host).F64, state["m."+name].Float64s()[p.Offset:])
 		}
 		require.InDeltaSlice(t, eval(t, split, x), eval(t, whole, x), 1e-12)
 	}

@@ -79,7 +79,7 @@ func (r *stateRank) consolidation(row *stateRow, how func(context.Context) (*opt
 func (r *stateRank) checkFull(full *optim.FullState) error {
 	n := 0
 	for _, e := range full.Entries() {
-		if err := checkState(e.Name+":"+e.Param, 0, e.Data.F32); err != nil {
+		if err := checkState(e.Name+":"+e.Param, 0, e.Data.(optim.Host).F32); err != nil {
 			return err
 		}
 		n += e.Data.Len()
@@ -181,7 +181,7 @@ func (m *stateMessage) pack(entries []optim.Entry) (err error) {
 	}
 	m.numbers = resize(m.numbers, n)[:0]
 	for _, e := range entries {
-		m.numbers = append(m.numbers, e.Data.F32...)
+		m.numbers = append(m.numbers, e.Data.(optim.Host).F32...)
 	}
 	m.header, err = json.Marshal(headers)
 	return err
@@ -208,7 +208,7 @@ func (m *stateMessage) unpack() ([]optim.Entry, error) {
 	}
 	entries, rest := make([]optim.Entry, len(headers)), m.numbers
 	for i, h := range headers {
-		entries[i] = optim.Entry{Param: h.Param, Name: h.Name, Shape: h.Shape, Offset: h.Offset, Steps: h.Steps, Data: optim.Vec{F32: rest[:h.Len]}}
+		entries[i] = optim.Entry{Param: h.Param, Name: h.Name, Shape: h.Shape, Offset: h.Offset, Steps: h.Steps, Data: optim.Host{F32: rest[:h.Len]}}
 		rest = rest[h.Len:]
 	}
 	return entries, nil

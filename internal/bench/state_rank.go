@@ -97,12 +97,12 @@ func (b *stateBlock) Params() []fsdp.Param {
 // fill gives all values and all state their numbers, and the optimizer a step that may have made them.
 func (h *stateHolder) fill() error {
 	for _, p := range h.params {
-		fillState(p.Name, p.Offset, p.Value.F32)
+		fillState(p.Name, p.Offset, p.Value.(optim.Host).F32)
 	}
 	entries := h.opt.State()
 	for i := range entries {
 		e := &entries[i]
-		fillState(e.Name+":"+e.Param, e.Offset, e.Data.F32)
+		fillState(e.Name+":"+e.Param, e.Offset, e.Data.(optim.Host).F32)
 		e.Steps = 1
 	}
 	return h.opt.Adopt(1, entries)
@@ -111,25 +111,25 @@ func (h *stateHolder) fill() error {
 // forget overwrites the values and, if asked to, the state with zeros.
 func (h *stateHolder) forget(state bool) {
 	for _, p := range h.params {
-		clear(p.Value.F32)
+		clear(p.Value.(optim.Host).F32)
 	}
 	if !state {
 		return
 	}
 	for _, e := range h.opt.State() {
-		clear(e.Data.F32)
+		clear(e.Data.(optim.Host).F32)
 	}
 }
 
 // check returns an error unless values and state are as fill leaves them.
 func (h *stateHolder) check() error {
 	for _, p := range h.params {
-		if err := checkState(p.Name, p.Offset, p.Value.F32); err != nil {
+		if err := checkState(p.Name, p.Offset, p.Value.(optim.Host).F32); err != nil {
 			return err
 		}
 	}
 	for _, e := range h.opt.State() {
-		if err := checkState(e.Name+":"+e.Param, e.Offset, e.Data.F32); err != nil {
+		if err := checkState(e.Name+":"+e.Param, e.Offset, e.Data.(optim.Host).F32); err != nil {
 			return err
 		}
 	}
@@ -139,12 +139,12 @@ func (h *stateHolder) check() error {
 // memory gives the memory of all values and state, as an iterator.
 func (h *stateHolder) memory(yield func([]byte) bool) {
 	for _, p := range h.params {
-		if !yield(comm.Of(p.Value.F32).Bytes()) {
+		if !yield(comm.Of(p.Value.(optim.Host).F32).Bytes()) {
 			return
 		}
 	}
 	for _, e := range h.opt.State() {
-		if !yield(comm.Of(e.Data.F32).Bytes()) {
+		if !yield(comm.Of(e.Data.(optim.Host).F32).Bytes()) {
 			return
 		}
 	}

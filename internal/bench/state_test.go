@@ -95,7 +95,7 @@ func TestStateCheck(t *testing.T) {
 	require.NoError(t, h.fill())
 	h.forget(true)
 	for _, p := range h.params {
-		fillState(p.Name, p.Offset, p.Value.F32)
+		fillState(p.Name, p.Offset, p.Value.(optim.Host).F32)
 	}
 	require.ErrorContains(t, h.check(), "element 0 of exp_avg")
 }

@@ -1,0 +1,186 @@
+package optim
+
+import (
+	"errors"
+	"fmt"
+	"reflect"
+	"slices"
+)
+
+// Vec is a vector of float32 or float64 that an optimizer works on. Its memory may be out of
+// reach, such as that of a device: it is seen through Read and Write only. [Host] is a Vec in
+// ordinary memory. Package optimtest tests implementations.
+//
+// What an optimizer does to a Vec is an interface of its own: [AdamVec], [SGDVec]. Only the values
+// of parameters need it. New asks for it once and returns an error that names the parameter if it
+// is not there, so a new kind of optimizer does not make Vec larger.
+//
+// Ownership: a Vec is a view. Whoever allocated the memory frees it, after every Vec of it is out
+// of use. Slices share the memory. Read and Write keep nothing of their arguments.
+//
+// Order: the methods of Vecs that share memory take effect in the order of the calls. Zero, Write
+// and the updates may return before they have taken effect. Read waits until everything before it
+// has, so it is the only method that waits for a device.
+//
+// Errors: every method may report a failure of any earlier one, as of a device that is lost.
+// Afterwards the contents are undefined.
+//
+// Concurrency: calls for elements that do not overlap may be made at the same time, as those of
+// Host may. Otherwise a Vec is for one goroutine at a time.
+type Vec interface {
+	// Len returns the number of elements.
+	Len() int
+
+	// Float64 reports whether the elements are float64. Otherwise they are float32.
+	Float64() bool
+
+	// Slice returns elements [from, to), which are v's own. It panics unless 0 <= from <= to <= Len.
+	Slice(from, to int) Vec
+
+	// Zero sets all elements to zero.
+	Zero() error
+
+	// Read copies the elements to memory of the same length and type. Any other is an error.
+	Read(to Host) error
+
+	// Write replaces the elements by others of the same length and type. Any other is an error.
+	// The caller may change from as soon as Write returns.
+	Write(from Host) error
+}
+
+// Host is a [Vec] in ordinary memory. At most one field is set; none is for an empty Host. It is
+// what state and values are outside of an optimizer, and it does all updates.
+type Host struct {
+	F32 []float32
+	F64 []float64
+}
+
+// Len implements [Vec].
+func (h Host) Len() int { return len(h.F32) + len(h.F64) }
+
+// Float64 implements [Vec]. An empty Host without memory counts as float32.
+func (h Host) Float64() bool { return h.F64 != nil }
+
+// Slice implements [Vec]. The caller cannot append to the result.
+func (h Host) Slice(from, to int) Vec { return h.slice(from, to) }
+
+// Zero implements [Vec].
+func (h Host) Zero() error {
+	clear(h.F32)
+	clear(h.F64)
+	return nil
+}
+
+// Read implements [Vec].
+func (h Host) Read(to Host) error { return to.Write(h) }
+
+// Write implements [Vec]. The two may overlap.
+func (h Host) Write(from Host) error {
+	if len(h.F32) != len(from.F32) || len(h.F64) != len(from.F64) {
+		return fmt.Errorf("optim: copy of %d elements of %s to %d of %s", from.Len(), dtype(from), h.Len(), dtype(h))
+	}
+	copy(h.F32, from.F32)
+	copy(h.F64, from.F64)
+	return nil
+}
+
+func (h Host) slice(from, to int) Host {
+	if h.F64 != nil {
+		return Host{F64: h.F64[from:to:to]}
+	}
+	return Host{F32: h.F32[from:to:to]}
+}
+
+// isZero reports whether all elements are zero.
+func (h Host) isZero() bool {
+	return !slices.ContainsFunc(h.F32, func(x float32) bool { return x != 0 }) &&
+		!slices.ContainsFunc(h.F64, func(x float64) bool { return x != 0 })
+}
+
+// newHost returns n zeros.
+func newHost(n int, float64s bool) Host {
+	if float64s {
+		return Host{F64: make([]float64, n)}
+	}
+	return Host{F32: make([]float32, n)}
+}
+
+// lenOf returns the number of elements of v, which may be nil.
+func lenOf(v Vec) int {
+	if v == nil {
+		return 0
+	}
+	return v.Len()
+}
+
+// dtype names the element type of v.
+func dtype(v Vec) string {
+	if v.Float64() {
+		return "float64"
+	}
+	return "float32"
+}
+
+// twoTypes reports whether v is a Host that is both float32 and float64.
+func twoTypes(v Vec) bool {
+	h, ok := v.(Host)
+	return ok && h.F32 != nil && h.F64 != nil
+}
+
+// sameVec reports whether a and b are the same elements. It may miss it of Vecs that are no Host.
+func sameVec(a, b Vec) bool {
+	x, isHost := a.(Host)
+	y, both := b.(Host)
+	switch {
+	case isHost && both:
+		return len(x.F32) > 0 && len(x.F32) == len(y.F32) && &x.F32[0] == &y.F32[0] ||
+			len(x.F64) > 0 && len(x.F64) == len(y.F64) && &x.F64[0] == &y.F64[0]
+	case isHost || both:
+		return false
+	}
+	return reflect.ValueOf(a).Comparable() && a == b
+}
+
+// copyVec copies src to dst, which has the same length and type.
+func copyVec(dst, src Vec) error {
+	if to, ok := dst.(Host); ok {
+		return src.Read(to)
+	}
+	return eachBlock(src, func(at int, b Host) error { return dst.Slice(at, at+b.Len()).Write(b) })
+}
+
+// isZero reports whether all elements of v are zero.
+func isZero(v Vec) (bool, error) {
+	err := eachBlock(v, func(_ int, b Host) error {
+		if !b.isZero() {
+			return errNotZero
+		}
+		return nil
+	})
+	if err == errNotZero {
+		return false, nil
+	}
+	return err == nil, err
+}
+
+var errNotZero = errors.New("not zero")
+
+// eachBlock calls f with the elements of v in host memory: a Host at once, anything else a block at
+// a time, which is valid until f returns.
+func eachBlock(v Vec, f func(at int, b Host) error) error {
+	if h, ok := v.(Host); ok {
+		return f(0, h)
+	}
+	const block = 1 << 16
+	room := newHost(min(v.Len(), block), v.Float64())
+	for at := 0; at < v.Len(); at += block {
+		b := room.slice(0, min(v.Len()-at, block))
+		if err := v.Slice(at, at+b.Len()).Read(b); err != nil {
+			return err
+		}
+		if err := f(at, b); err != nil {
+			return err
+		}
+	}
+	return nil
+}

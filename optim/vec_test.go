@@ -1,0 +1,319 @@
+package optim_test
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"testing"
+
+	"github.com/gofsdp/gofsdp/optim"
+	"github.com/gofsdp/gofsdp/optim/optimtest"
+	"github.com/stretchr/testify/require"
+	"pgregory.net/rapid"
+)
+
+// remote is a Vec whose elements nobody else can reach, as those of a device. Nothing is done before
+// the next Read: until then calls wait in a queue.
+type remote struct {
+	elements optim.Host
+	device   *device
+}
+
+// device is what the Vecs of one memory share.
+type device struct {
+	queue []func()
+	lost  error // what every call returns
+	read  int   // elements that were read
+}
+
+func (d *device) alloc(n int, f64 bool) *remote { return &remote{newTensor(n, f64).value, d} }
+
+// issue queues an operation on elements.
+func (d *device) issue(op func()) error {
+	d.queue = append(d.queue, op)
+	return d.lost
+}
+
+func (r *remote) Len() int      { return r.elements.Len() }
+func (r *remote) Float64() bool { return r.elements.Float64() }
+
+func (r *remote) Slice(from, to int) optim.Vec {
+	return &remote{r.elements.Slice(from, to).(optim.Host), r.device}
+}
+
+func (r *remote) Zero() error { return r.device.issue(func() { _ = r.elements.Zero() }) }
+
+func (r *remote) Write(from optim.Host) error {
+	if from.Len() != r.Len() || r.Len() > 0 && from.Float64() != r.Float64() {
+		return errors.New("another length or type")
+	}
+	staged := clone(from)
+	return r.device.issue(func() { copyVec(r.elements, staged) })
+}
+
+func (r *remote) Read(to optim.Host) error {
+	for _, op := range r.device.queue {
+		op()
+	}
+	r.device.queue = nil
+	r.device.read += r.Len()
+	if r.device.lost != nil {
+		return r.device.lost
+	}
+	return r.elements.Read(to)
+}
+
+// trained is a remote with updates.
+type trained struct{ *remote }
+
+func (r trained) Slice(from, to int) optim.Vec { return trained{r.remote.Slice(from, to).(*remote)} }
+
+func (r trained) Adam(g, m, v optim.Vec, s optim.AdamStep) error {
+	return r.device.issue(func() {
+		_ = r.elements.Adam(g.(trained).elements, m.(trained).elements, v.(trained).elements, s)
+	})
+}
+
+func (r trained) SGD(g, b optim.Vec, s optim.SGDStep) error {
+	return r.device.issue(func() {
+		if b == nil {
+			_ = r.elements.SGD(g.(trained).elements, nil, s)
+		} else {
+			_ = r.elements.SGD(g.(trained).elements, b.(trained).elements, s)
+		}
+	})
+}
+
+func TestVecContract(t *testing.T) {
+	d := new(device)
+	for name, alloc := range map[string]func(n int, f64 bool) optim.Vec{
+		"host":            func(n int, f64 bool) optim.Vec { return newTensor(n, f64).value },
+		"out of reach":    func(n int, f64 bool) optim.Vec { return trained{d.alloc(n, f64)} },
+		"without updates": func(n int, f64 bool) optim.Vec { return d.alloc(n, f64) },
+	} {
+		t.Run(name, func(t *testing.T) { optimtest.TestVec(t, alloc) })
+	}
+}
+
+// moved returns p with its value, gradient and state on d.
+func (d *device) moved(t require.TestingT, p optim.Param) optim.Param {
+	move := func(v optim.Vec) optim.Vec {
+		r := trained{d.alloc(v.Len(), v.Float64())}
+		require.NoError(t, r.Write(v.(optim.Host)))
+		return r
+	}
+	p.Value, p.Grad = move(p.Value), move(p.Grad)
+	f64 := p.Value.Float64()
+	p.Alloc = func(n int) (optim.Vec, error) { return trained{d.alloc(n, f64)}, nil }
+	return p
+}
+
+// onHost returns what a Vec holds.
+func onHost(t require.TestingT, v optim.Vec) optim.Host {
+	h := newTensor(v.Len(), v.Float64()).value
+	require.NoError(t, v.Read(h))
+	return h
+}
+
+// twins are an optimizer on the host and its like on a device, of parameters w and u at one cut.
+type twins struct {
+	host, remote             optim.Optimizer
+	hostParams, remoteParams []optim.Param
+}
+
+// newTwins makes the twins. w is AdamW's or another's, u is SGD's; both are composed.
+func newTwins(t *rapid.T, c config, w, u tensorData, d *device) *twins {
+	first, second := cut(t, "w", w), cut(t, "u", u)
+	tw := &twins{hostParams: append(first, second...)}
+	for _, p := range tw.hostParams {
+		tw.remoteParams = append(tw.remoteParams, d.moved(t, p))
+	}
+	make := func(params []optim.Param) optim.Optimizer {
+		a, err := c.New(params[:len(first)])
+		require.NoError(t, err)
+		b, err := optim.SGD{Momentum: 0.9}.New(params[len(first):])
+		require.NoError(t, err)
+		both, err := optim.Compose(a, b)
+		require.NoError(t, err)
+		return both
+	}
+	tw.host, tw.remote = make(tw.hostParams), make(tw.remoteParams)
+	return tw
+}
+
+func (tw *twins) step(t *rapid.T, rng *rand.Rand) {
+	for i, p := range tw.hostParams {
+		fill(p.Grad.(optim.Host), rng)
+		require.NoError(t, tw.remoteParams[i].Grad.Write(p.Grad.(optim.Host)))
+	}
+	require.NoError(t, tw.host.Step(0.1))
+	require.NoError(t, tw.remote.Step(0.1))
+}
+
+// check compares values and state, and returns the state in full.
+func (tw *twins) check(t *rapid.T) *optim.FullState {
+	require.Equal(t, tw.host.Steps(), tw.remote.Steps())
+	for i, p := range tw.hostParams {
+		require.Equal(t, onHost(t, p.Value), onHost(t, tw.remoteParams[i].Value))
+	}
+	want, err := optim.Consolidate(tw.host.Steps(), tw.host.State())
+	require.NoError(t, err)
+	got, err := optim.Consolidate(tw.remote.Steps(), tw.remote.State())
+	require.NoError(t, err)
+	require.Equal(t, want, got)
+	return got
+}
+
+// Where the memory is changes no bit: of updates, of a full state, and of what is loaded from the
+// host or from another device, cut alike or not.
+func TestOutOfReachChangesNoBit(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		c, f64, d := drawConfig(t), rapid.Bool().Draw(t, "f64"), new(device)
+		rng := rand.New(rand.NewPCG(rapid.Uint64().Draw(t, "seed"), 0))
+		w, u := newTensor(rapid.IntRange(0, 60).Draw(t, "w"), f64), newTensor(rapid.IntRange(0, 60).Draw(t, "u"), f64)
+		fill(w.value, rng)
+		fill(u.value, rng)
+		tw := newTwins(t, c, w, u, d)
+		for range rapid.IntRange(0, 3).Draw(t, "steps") {
+			tw.step(t, rng)
+		}
+		full := tw.check(t)
+		for _, load := range []func(from *twins, o optim.Optimizer, params []optim.Param) error{
+			func(from *twins, o optim.Optimizer, _ []optim.Param) error {
+				return o.Restore(from.remote.Steps(), from.remote.State())
+			},
+			func(from *twins, o optim.Optimizer, _ []optim.Param) error {
+				return o.Adopt(from.host.Steps(), from.host.State())
+			},
+			func(_ *twins, o optim.Optimizer, params []optim.Param) error {
+				entries, err := full.Shard(params)
+				require.NoError(t, err)
+				return o.Restore(full.Steps, entries)
+			},
+		} {
+			next := newTwins(t, c, w, u, d)
+			require.NoError(t, load(tw, next.host, next.hostParams))
+			require.NoError(t, load(tw, next.remote, next.remoteParams))
+			require.Equal(t, full, next.check(t))
+			next.step(t, rng)
+			next.check(t)
+		}
+	})
+}
+
+// State that was written to where it belongs is adopted by its counts: nothing is read or written.
+func TestAdoptOwnState(t *testing.T) {
+	d := new(device)
+	params := []optim.Param{d.moved(t, whole("w", newTensor(4, false))[0])}
+	opt := newOptimizer(t, optim.AdamW{}, params)
+	entries := opt.State()
+	for i := range entries {
+		require.NoError(t, entries[i].Data.Write(ramp(4)))
+		entries[i].Steps = 7
+	}
+	d.read = 0
+	queued := len(d.queue)
+	require.NoError(t, opt.Adopt(9, entries))
+	require.Zero(t, d.read)
+	require.Len(t, d.queue, queued)
+	require.Equal(t, 9, opt.Steps())
+	for _, e := range opt.State() {
+		require.Equal(t, 7, e.Steps)
+		require.Equal(t, ramp(4), onHost(t, e.Data))
+	}
+	entries[0].Steps, entries[1].Steps = 0, 0
+	require.ErrorContains(t, opt.Adopt(9, entries), "have had no step and are not zero")
+}
+
+func TestUpdateOutOfReachIsMissing(t *testing.T) {
+	d := new(device)
+	p := whole("w", newTensor(4, false))[0]
+	p.Value, p.Grad = d.alloc(4, false), d.alloc(4, false)
+	for kind, c := range map[string]config{"sgd": optim.SGD{}, "adam": optim.Adam{}, "adamw": optim.AdamW{}} {
+		_, err := c.New([]optim.Param{whole("v", newTensor(2, false))[0], p})
+		require.ErrorContains(t, err, fmt.Sprintf(`optim: %s: parameter "w": a value of type *optim_test.remote has no such update, it is no optim.`, kind))
+	}
+}
+
+func TestNewErrorsOutOfReach(t *testing.T) {
+	lost := errors.New("the device is lost")
+	for want, edit := range map[string]func(d *device, p *optim.Param){
+		`parameter "w": value is a optim_test.trained, gradient a optim.Host`: func(_ *device, p *optim.Param) {
+			p.Grad = newTensor(4, false).value
+		},
+		`parameter "w": a value of type optim_test.trained needs Alloc`: func(_ *device, p *optim.Param) { p.Alloc = nil },
+		`parameter "w": Alloc returned a optim.Host, its value is a optim_test.trained`: func(_ *device, p *optim.Param) {
+			p.Alloc = func(n int) (optim.Vec, error) { return newTensor(n, false).value, nil }
+		},
+		`parameter "w": Alloc returned a <nil>`: func(_ *device, p *optim.Param) {
+			p.Alloc = func(int) (optim.Vec, error) { return nil, nil }
+		},
+		`parameter "w": the device is lost`: func(d *device, _ *optim.Param) { d.lost = lost },
+	} {
+		d := new(device)
+		p := d.moved(t, whole("w", newTensor(4, false))[0])
+		edit(d, &p)
+		_, err := optim.AdamW{}.New([]optim.Param{p})
+		require.ErrorContains(t, err, want)
+	}
+}
+
+// A failure of the memory is the error of whatever meets it, and names the parameter.
+func TestLostDevice(t *testing.T) {
+	d := new(device)
+	params := []optim.Param{d.moved(t, whole("w", newTensor(4, false))[0])}
+	for _, c := range []config{optim.AdamW{}, optim.SGD{Momentum: 0.9}} {
+		d.lost = nil
+		alone := newOptimizer(t, c, params)
+		both := compose(t, newOptimizer(t, c, params), newOptimizer(t, optim.SGD{}, nil))
+		entries := alone.State()
+		for i := range entries {
+			entries[i].Data, entries[i].Steps = ramp(4), 2
+		}
+		d.lost = errors.New("the device is lost")
+		for _, opt := range []optim.Optimizer{alone, both} {
+			for _, err := range []error{opt.Step(0.1), opt.Restore(2, entries), opt.Adopt(2, entries)} {
+				require.ErrorIs(t, err, d.lost)
+				require.ErrorContains(t, err, `parameter "w"`)
+			}
+			_, err := optim.Consolidate(0, opt.State())
+			require.ErrorIs(t, err, d.lost)
+			require.ErrorContains(t, err, `parameter "w"`)
+		}
+		require.ErrorIs(t, newHostOptimizer(t, c).Restore(0, zeroSteps(alone.State())), d.lost, "it looks for zeros")
+	}
+}
+
+// newHostOptimizer is over the parameter of TestLostDevice, on the host.
+func newHostOptimizer(t *testing.T, c config) optim.Optimizer {
+	return newOptimizer(t, c, whole("w", newTensor(4, false)))
+}
+
+// zeroSteps returns the entries as those of no update.
+func zeroSteps(entries []optim.Entry) []optim.Entry {
+	for i := range entries {
+		entries[i].Steps = 0
+	}
+	return entries
+}
+
+func TestOutOfReachStepAllocatesNothing(t *testing.T) {
+	p := whole("w", newTensor(100, false))[0]
+	p.Value = counting{p.Value.(optim.Host), new(int)}
+	p.Grad = counting{p.Grad.(optim.Host), new(int)}
+	p.Alloc = func(n int) (optim.Vec, error) { return counting{newTensor(n, false).value, new(int)}, nil }
+	opt := newOptimizer(t, optim.AdamW{}, []optim.Param{p})
+	require.Zero(t, testing.AllocsPerRun(10, func() { _ = opt.Step(0.1) }))
+	require.Equal(t, 11, *p.Value.(counting).updates)
+}
+
+// counting is a Vec that only counts its updates.
+type counting struct {
+	optim.Host
+	updates *int
+}
+
+func (c counting) Adam(g, m, v optim.Vec, _ optim.AdamStep) error {
+	*c.updates++
+	return nil
+}
