@@ -15,7 +15,7 @@ import (
 // Adopt give each entry to the optimizer that holds its parameter. Entries of parameters that none holds here are passed
 // over, as in an optimizer alone, as long as one of them keeps state of that name.
 func Compose(optimizers ...Optimizer) (Optimizer, error) {
-	c := &composed{home: make(map[string]int)}
+	c := &composed{}
 	for i, o := range optimizers {
 		switch o := o.(type) {
 		case member:
@@ -44,11 +44,15 @@ type member interface {
 // composed is the optimizer. Its members hold different parameters and have had equally many steps.
 type composed struct {
 	members []member
-	home    map[string]int // index of the member that holds pieces of a parameter
-	steps   int            // also of every member; there may be none
+	steps   int // also of every member; there may be none
 }
 
-// take checks member i against those before it and notes what it holds.
+// holder returns the index of the member that holds pieces of a parameter, or -1.
+func (c *composed) holder(param string) int {
+	return slices.IndexFunc(c.members, func(m member) bool { return len(m.base().index[param]) > 0 })
+}
+
+// take checks member i against those before it.
 func (c *composed) take(i int, m member) error {
 	if slices.Contains(c.members[:i], m) {
 		return fmt.Errorf("%s is there twice", m.base().kind)
@@ -60,15 +64,12 @@ func (c *composed) take(i int, m member) error {
 		return fmt.Errorf("%s has had %d steps, %s %d", c.members[0].base().kind, c.steps, m.base().kind, m.Steps())
 	}
 	for _, p := range m.base().pieces {
-		j, held := c.home[p.Name]
-		if held && j != i {
+		if j := c.holder(p.Name); j != i {
 			other := c.members[j].base()
-			at := slices.IndexFunc(other.pieces, func(q piece) bool { return q.Name == p.Name })
-			q := other.pieces[at]
+			q := other.pieces[other.index[p.Name][0]]
 			return fmt.Errorf("parameter %q: %s holds elements [%d:%d], %s holds [%d:%d]",
 				p.Name, other.kind, q.Offset, q.end(), m.base().kind, p.Offset, p.end())
 		}
-		c.home[p.Name] = i
 	}
 	return nil
 }
@@ -143,8 +144,8 @@ func (c *composed) load(verb string, steps int, entries []Entry, all bool) error
 func (c *composed) deal(entries []Entry) ([][]Entry, error) {
 	hands := make([][]Entry, len(c.members))
 	for _, e := range entries {
-		i, held := c.home[e.Param]
-		if !held {
+		i := c.holder(e.Param)
+		if i < 0 {
 			i = slices.IndexFunc(c.members, func(m member) bool { return slices.Contains(m.base().names, e.Name) })
 		}
 		if i < 0 {

@@ -14,7 +14,8 @@ type stepper struct {
 	kind   string   // "adamw", for messages
 	names  []string // entry i of every piece is called names[i]
 	pieces []piece
-	steps  int // calls of Step
+	index  map[string][]int // positions in pieces, by parameter, ascending
+	steps  int              // calls of Step
 }
 
 // piece is a Param and what belongs to it.
@@ -36,7 +37,7 @@ func (p *piece) begin() bool {
 
 // newStepper checks the parameters and allocates their state.
 func newStepper(kind string, names []string, params []Param, rules []Rule, weightDecay float64) (stepper, error) {
-	s := stepper{kind: kind, names: names}
+	s := stepper{kind: kind, names: names, index: make(map[string][]int)}
 	params = slices.Clone(params)
 	for i, p := range params {
 		params[i] = p.withVecs()
@@ -58,6 +59,7 @@ func newStepper(kind string, names []string, params []Param, rules []Rule, weigh
 				return s, fmt.Errorf("optim: %s: %s of %w", kind, name, err)
 			}
 		}
+		s.index[p.Name] = append(s.index[p.Name], len(s.pieces))
 		s.pieces = append(s.pieces, piece)
 	}
 	return s, nil
@@ -186,10 +188,9 @@ func (s *stepper) plan(verb string, steps int, entries []Entry, all bool) ([]ref
 		return nil, fmt.Errorf("optim: %s: %s: %w", s.kind, verb, err)
 	}
 	var plan []refill
-	for i := range s.pieces {
+	for _, i := range s.affected(sources, all) {
 		p := &s.pieces[i]
-		mentioned := func(name string) bool { return len(sources[tensor{p.Name, name}]) > 0 }
-		if p.Value.Len() == 0 || !all && !slices.ContainsFunc(s.names, mentioned) {
+		if p.Value.Len() == 0 {
 			continue
 		}
 		r := refill{piece: p, steps: -1}
@@ -201,6 +202,23 @@ func (s *stepper) plan(verb string, steps int, entries []Entry, all bool) ([]ref
 		plan = append(plan, r)
 	}
 	return plan, nil
+}
+
+// affected returns the positions of the pieces that a load is about, ascending: all, or those of
+// the parameters that sources are about. Its time depends on them only, as a job may load one
+// parameter after the other.
+func (s *stepper) affected(sources map[tensor][]Entry, all bool) (list []int) {
+	if all {
+		for i := range s.pieces {
+			list = append(list, i)
+		}
+		return list
+	}
+	for key := range sources {
+		list = append(list, s.index[key.param]...)
+	}
+	slices.Sort(list)
+	return slices.Compact(list)
 }
 
 // refill carries out a plan.

@@ -299,21 +299,61 @@ func zeroSteps(entries []optim.Entry) []optim.Entry {
 
 func TestOutOfReachStepAllocatesNothing(t *testing.T) {
 	p := whole("w", newTensor(100, false))[0]
-	p.Value = counting{p.Value.(optim.Host), new(int)}
-	p.Grad = counting{p.Grad.(optim.Host), new(int)}
-	p.Alloc = func(n int) (optim.Vec, error) { return counting{newTensor(n, false).value, new(int)}, nil }
+	var c calls
+	p.Value, p.Grad = counting{p.Value.(optim.Host), &c}, counting{p.Grad.(optim.Host), &c}
+	p.Alloc = func(n int) (optim.Vec, error) { return counting{newTensor(n, false).value, &c}, nil }
 	opt := newOptimizer(t, optim.AdamW{}, []optim.Param{p})
 	require.Zero(t, testing.AllocsPerRun(10, func() { _ = opt.Step(0.1) }))
-	require.Equal(t, 11, *p.Value.(counting).updates)
+	require.Equal(t, 11, c.updates)
 }
 
-// counting is a Vec that only counts its updates.
+// counting is a Vec that counts calls.
 type counting struct {
 	optim.Host
-	updates *int
+	*calls
 }
 
+type calls struct{ lens, updates int }
+
+func (c counting) Len() int {
+	c.lens++
+	return c.Host.Len()
+}
+
+// Adam does nothing else.
 func (c counting) Adam(g, m, v optim.Vec, _ optim.AdamStep) error {
-	*c.updates++
+	c.updates++
 	return nil
+}
+
+// What one Adopt costs depends on the parameters that it is about, not on those that there are:
+// whoever loads one after the other has all in linear time.
+func TestAdoptLooksAtItsParametersOnly(t *testing.T) {
+	lensOf := func(n int, wrap func(optim.Optimizer) optim.Optimizer) int {
+		var c calls
+		params := make([]optim.Param, n)
+		for i := range params {
+			v := counting{newTensor(1, false).value, &c}
+			params[i] = optim.Param{Name: fmt.Sprint(i), Shape: []int{1}, Value: v, Grad: v,
+				Alloc: func(int) (optim.Vec, error) { return v, nil }}
+		}
+		opt := wrap(newOptimizer(t, optim.AdamW{}, params))
+		c.lens = 0
+		for i := range params {
+			require.NoError(t, opt.Adopt(i, []optim.Entry{
+				{Param: params[i].Name, Name: "exp_avg", Shape: []int{1}, Steps: i + 1, Data: ramp(1)},
+				{Param: params[i].Name, Name: "exp_avg_sq", Shape: []int{1}, Steps: i + 1, Data: ramp(1)},
+			}))
+		}
+		for i, e := range opt.State() {
+			require.Equal(t, i/2+1, e.Steps)
+		}
+		return c.lens / n
+	}
+	for name, wrap := range map[string]func(optim.Optimizer) optim.Optimizer{
+		"alone":    func(o optim.Optimizer) optim.Optimizer { return o },
+		"composed": func(o optim.Optimizer) optim.Optimizer { return compose(t, o, newOptimizer(t, optim.SGD{}, nil)) },
+	} {
+		require.Equal(t, lensOf(10, wrap), lensOf(8000, wrap), "calls of Len by one Adopt, %s", name)
+	}
 }
