@@ -17,7 +17,7 @@ import (
 
 	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/comm/commtest"
-	"github.com/gofsdp/gofsdp/internal/device/double"
+	"github.com/gofsdp/gofsdp/internal/gpudouble"
 )
 
 const (
@@ -33,7 +33,7 @@ func bootOf(ctx context.Context, rank int, meet string) (comm.Group, error) {
 
 // processOf starts this test binary as a rank of two.
 func processOf(t *testing.T, role, meet string, rank int) *exec.Cmd {
-	libs := double.Build(t)
+	libs := gpudouble.Build(t)
 	c := exec.Command(must(os.Executable()), "-test.run=^TestGroupOfProcess$", "-test.timeout=100s", "-test.v")
 	c.Env = append(os.Environ(), envRole+"="+role, envMeet+"="+meet, envRank+"="+strconv.Itoa(rank),
 		EnvCUDA+"="+libs.CUDA, EnvLibrary+"="+libs.NCCL, "RAPID_SEED=1", "RAPID_NOFAILFILE=true")
@@ -59,7 +59,7 @@ func TestGroupOfProcess(t *testing.T) {
 	case "contract":
 		commtest.Contract{Rounded: true}.TestRank(t, g)
 	case "victim":
-		double.Open(t, os.Getenv(EnvCUDA)).Pause(t, g.backend.stream.Handle())
+		gpudouble.Open(t, os.Getenv(EnvCUDA)).Pause(t, g.backend.stream.Handle())
 		m, err := dev.Alloc(16)
 		require.NoError(t, err)
 		s, err := dev.NewStream()

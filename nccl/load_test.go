@@ -12,7 +12,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/gofsdp/gofsdp/internal/device/double"
+	"github.com/gofsdp/gofsdp/internal/gpudouble"
 )
 
 // The scripts of this file load libraries, which a process does once.
@@ -52,7 +52,7 @@ func absent() error {
 }
 
 func TestAbsent(t *testing.T) {
-	old := double.Build(t, "-DNCCL_DOUBLE_VERSION=21703")
+	old := gpudouble.Build(t, "-DNCCL_DOUBLE_VERSION=21703")
 	text := filepath.Join(t.TempDir(), "libnccl.so.2")
 	require.NoError(t, os.WriteFile(text, []byte("not a library"), 0o600))
 	for file, want := range map[string]string{
@@ -60,7 +60,7 @@ func TestAbsent(t *testing.T) {
 		"":                      "libnccl.so.2: ",
 		text:                    "file too short",
 		old.NCCL:                "NCCL 2.17 is older than 2.18",
-		double.Build(t).CUDA:    "there is no function ncclGetVersion",
+		gpudouble.Build(t).CUDA: "there is no function ncclGetVersion",
 	} {
 		t.Run(want, func(t *testing.T) { runChild(t, "absent", EnvLibrary+"="+file, wanted+"="+want) })
 	}
@@ -96,7 +96,7 @@ func path() error {
 }
 
 func TestPath(t *testing.T) {
-	runChild(t, "path", EnvLibrary+"=/nowhere/libnccl.so.2", wanted+"="+double.Build(t).NCCL)
+	runChild(t, "path", EnvLibrary+"=/nowhere/libnccl.so.2", wanted+"="+gpudouble.Build(t).NCCL)
 }
 
 // old expects an NCCL 2.18.5, without what came later.
@@ -124,5 +124,5 @@ func old() error {
 }
 
 func TestOldLibrary(t *testing.T) {
-	runChild(t, "old", EnvLibrary+"="+double.Build(t, "-DNCCL_DOUBLE_VERSION=21805").NCCL)
+	runChild(t, "old", EnvLibrary+"="+gpudouble.Build(t, "-DNCCL_DOUBLE_VERSION=21805").NCCL)
 }

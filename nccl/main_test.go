@@ -16,7 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
-	"github.com/gofsdp/gofsdp/internal/device/double"
+	"github.com/gofsdp/gofsdp/internal/gpudouble"
 )
 
 // scriptName is the variable that names the script which a child process of a test
@@ -42,7 +42,7 @@ func TestMain(m *testing.M) {
 // child is a process that runs a script under the doubles, or under what variables name.
 func child(t testing.TB, name string, variables ...string) *exec.Cmd {
 	t.Helper()
-	libs := double.Build(t)
+	libs := gpudouble.Build(t)
 	self, err := os.Executable()
 	require.NoError(t, err)
 	c := exec.Command(self)
@@ -60,12 +60,12 @@ func runChild(t testing.TB, name string, variables ...string) {
 
 // doubles loads the doubles and returns their side doors. The test fails if it leaves
 // something behind in either.
-func doubles(t testing.TB) (cuda, lib *double.Control) {
+func doubles(t testing.TB) (cuda, lib *gpudouble.Control) {
 	t.Helper()
-	libs := double.Build(t)
+	libs := gpudouble.Build(t)
 	require.NoError(t, LoadCUDA(libs.CUDA))
 	require.NoError(t, Load(libs.NCCL))
-	cuda, lib = double.Open(t, libs.CUDA), double.Open(t, libs.NCCL)
+	cuda, lib = gpudouble.Open(t, libs.CUDA), gpudouble.Open(t, libs.NCCL)
 	cuda.Clean(t)
 	lib.Clean(t, "communicator", "operator", "registrable memory", "registration")
 	return cuda, lib
@@ -189,7 +189,7 @@ func (r *rank) get(from uintptr, n int) []byte {
 
 // drain empties the reports of a double that a test provokes, and requires one about
 // each of some words.
-func drain(t testing.TB, c *double.Control, words ...string) {
+func drain(t testing.TB, c *gpudouble.Control, words ...string) {
 	t.Helper()
 	text := strings.Join(c.Reports(), "\n")
 	for _, w := range words {

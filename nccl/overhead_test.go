@@ -17,7 +17,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/gofsdp/gofsdp/internal/device/double"
+	"github.com/gofsdp/gofsdp/internal/gpudouble"
 )
 
 func init() { scripts["overhead"] = overhead }
@@ -54,7 +54,7 @@ func BenchmarkOverhead(b *testing.B) {
 		out, err := exec.Command("cc", append([]string{"-O2", "-w"}, args...)...).CombinedOutput()
 		require.NoError(b, err, "%s", out)
 	}
-	cuda := double.Build(b).CUDA
+	cuda := gpudouble.Build(b).CUDA
 	measure := func(c *exec.Cmd) float64 {
 		c.Stderr = os.Stderr
 		out, err := c.Output()

@@ -13,7 +13,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/gofsdp/gofsdp/internal/device/double"
+	"github.com/gofsdp/gofsdp/internal/gpudouble"
 )
 
 // loadScript is a process that loads the driver in every way, and prints how that ends. Its argument is the double.
@@ -57,7 +57,7 @@ func loadScript() {
 }
 
 func TestLoad(t *testing.T) {
-	path := double.Build(t).CUDA
+	path := gpudouble.Build(t).CUDA
 	dir := t.TempDir() // where the loader finds something that is no library, even if the machine has a driver
 	broken := filepath.Join(dir, "libcuda.so.1")
 	require.NoError(t, os.WriteFile(broken, nil, 0o600))
@@ -96,7 +96,7 @@ func TestLoad(t *testing.T) {
 
 // TestLoadBySoname lets the loader find the double where it looks for the driver.
 func TestLoadBySoname(t *testing.T) {
-	path := double.Build(t).CUDA
+	path := gpudouble.Build(t).CUDA
 	lines := child(t, filepath.Dir(path), path)
 	require.Equal(t, "name: unavailable=false <nil>", lines[0])
 	require.Contains(t, lines, "other: unavailable=false device: cannot load the CUDA driver from /nowhere/explicit.so: "+

@@ -11,7 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
-	"github.com/gofsdp/gofsdp/internal/device/double"
+	"github.com/gofsdp/gofsdp/internal/gpudouble"
 )
 
 // script names what a child process of a test does instead of tests.
@@ -26,11 +26,11 @@ func TestMain(m *testing.M) {
 }
 
 // cuda loads the double and returns its side door. The test fails if it leaves something behind.
-func cuda(t testing.TB) *double.Control {
+func cuda(t testing.TB) *gpudouble.Control {
 	t.Helper()
-	libs := double.Build(t)
+	libs := gpudouble.Build(t)
 	require.NoError(t, Load(libs.CUDA))
-	c := double.Open(t, libs.CUDA)
+	c := gpudouble.Open(t, libs.CUDA)
 	c.Clean(t)
 	return c
 }

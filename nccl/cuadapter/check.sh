@@ -9,7 +9,7 @@
 # Needed: go, a C compiler, python3 with pip, and a network or a wheel in $PIP_FIND_LINKS.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
-double=$here/../../internal/device/double
+double=$here/../../internal/gpudouble
 tmp=$(mktemp -d)
 trap 'rm -rf "$tmp"' EXIT
 
@@ -19,8 +19,8 @@ library() { # soname, sources
 		"${@:2}" "$double/control.c" -ldl -lm -lrt
 }
 mkdir "$tmp/run"
-library libcuda.so.1 "$double"/cuda*.c
-library libnccl.so.2 "$double"/nccl*.c
+library libcuda.so.1 "$double"/cuda/*.c
+library libnccl.so.2 "$double"/nccl/*.c
 
 check() { # a package of the index, with its version
 	local dir=$tmp/${1%%=*} include

@@ -15,7 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
-	"github.com/gofsdp/gofsdp/internal/device/double"
+	"github.com/gofsdp/gofsdp/internal/gpudouble"
 	"github.com/gofsdp/gofsdp/nccl"
 )
 
@@ -31,7 +31,7 @@ var program = struct {
 // status.
 func gpucheck(t *testing.T, variables []string, args ...string) (string, int) {
 	t.Helper()
-	libs := double.Build(t)
+	libs := gpudouble.Build(t)
 	program.Do(func() {
 		program.path = filepath.Join(filepath.Dir(libs.CUDA), "gpucheck") // what is there goes with the doubles
 		out, err := exec.Command("go", "test", "-c", "-tags", "gpu", "-o", program.path, ".").CombinedOutput()
@@ -108,7 +108,7 @@ func TestWheel(t *testing.T) {
 	home := t.TempDir()
 	library := filepath.Join(home, "lib", "python3.12", "site-packages", "nvidia", "nccl", "lib", "libnccl.so.2")
 	require.NoError(t, os.MkdirAll(filepath.Dir(library), 0o700))
-	require.NoError(t, os.Symlink(double.Build(t).NCCL, library))
+	require.NoError(t, os.Symlink(gpudouble.Build(t).NCCL, library))
 	out, status := gpucheck(t, []string{nccl.EnvLibrary + "=", "VIRTUAL_ENV=" + home}, "-test.run=^$")
 	require.Zero(t, status, out)
 	require.Contains(t, out, "("+library+")")

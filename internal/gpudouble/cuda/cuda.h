@@ -8,7 +8,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "double.h"
+#include "../double.h"
 
 typedef int CUresult;
 typedef int CUdevice;

@@ -1,10 +1,10 @@
-// Package double builds stand-ins for libcuda and libnccl, in C, so that what
+// Package gpudouble builds stand-ins for libcuda and libnccl, in C, so that what
 // uses a GPU is tested on machines without one. They are loaded by the very path
 // that production takes:
 //
-//	libs := double.Build(t)
+//	libs := gpudouble.Build(t)
 //	require.NoError(t, device.Load(libs.CUDA))
-//	cuda := double.Open(t, libs.CUDA)  // the side door of the loaded library
+//	cuda := gpudouble.Open(t, libs.CUDA)  // the side door of the loaded library
 //	cuda.Clean(t)                      // at the end of the test nothing lives, and nothing was misused
 //	cuda.Fail("cuMemAlloc", 2, 2)      // the second allocation from now on: out of memory
 //
@@ -20,4 +20,4 @@
 //	FSDP_DOUBLE_CFLAGS    for the C compiler, at build time: -fsanitize=address
 //
 // The package works on Linux with cgo, which needs a C compiler anyway.
-package double
+package gpudouble

@@ -1,6 +1,6 @@
 //go:build linux && cgo
 
-package double
+package gpudouble
 
 /*
 #cgo LDFLAGS: -ldl

@@ -1,7 +1,7 @@
 //go:build ignore
 
 // A double of libnccl.so.2 that computes on the host what NCCL computes on devices of the double of libcuda. Ranks may be
-// threads or processes of one host (nccl_ranks.c). Collectives run on the streams they are given, in their order. It is
+// threads or processes of one host (meeting.c). Collectives run on the streams they are given, in their order. It is
 // stricter than NCCL: ranks that disagree, buffers that are too short, freed or not on the device, calls without the right
 // current context, and communicators that are gone or still in progress are refused and reported, where NCCL would hang,
 // crash, or compute something else.

@@ -1,12 +1,11 @@
 //go:build linux && cgo
 
-package double
+package gpudouble
 
 import (
 	"embed"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -15,9 +14,9 @@ import (
 	"testing"
 )
 
-// sources are the doubles: cuda*.c make libcuda, nccl*.c make libnccl, and control.c is part of both.
+// sources are the doubles: cuda/*.c make libcuda, nccl/*.c make libnccl, and control.c is part of both.
 //
-//go:embed *.c *.h
+//go:embed *.c *.h cuda nccl
 var sources embed.FS
 
 // Libraries are the files of the doubles.
@@ -54,8 +53,8 @@ func Build(t testing.TB, flags ...string) Libraries {
 	}
 	libs := Libraries{CUDA: filepath.Join(out, "libcuda.so.1"), NCCL: filepath.Join(out, "libnccl.so.2")}
 	nccl := make(chan error)
-	go func() { nccl <- compile(libs.NCCL, "nccl*.c", flags) }()
-	err = compile(libs.CUDA, "cuda*.c", flags)
+	go func() { nccl <- compile(libs.NCCL, "nccl", flags) }()
+	err = compile(libs.CUDA, "cuda", flags)
 	if err := errors.Join(err, <-nccl); err != nil {
 		t.Fatalf("building the doubles needs cc, as cgo does: %v", err)
 	}
@@ -80,27 +79,14 @@ func unpack() (dir string, err error) {
 		return "", err
 	}
 	builds.alive = alive
-	files, err := fs.Glob(sources, "*")
-	if err != nil {
-		return "", err
-	}
-	for _, name := range files {
-		text, err := sources.ReadFile(name)
-		if err == nil {
-			err = os.WriteFile(filepath.Join(dir, name), text, 0o600)
-		}
-		if err != nil {
-			return "", err
-		}
-	}
-	return dir, nil
+	return dir, os.CopyFS(dir, sources)
 }
 
-// compile makes a library of the sources of a pattern.
-func compile(library, pattern string, flags []string) error {
-	files, _ := filepath.Glob(filepath.Join(builds.dir, pattern)) // the pattern is a valid one
+// compile makes a library of the sources in a folder and of control.c.
+func compile(library, folder string, flags []string) error {
+	files, _ := filepath.Glob(filepath.Join(builds.dir, folder, "*.c")) // the pattern is a valid one
 	if len(files) == 0 {
-		return fmt.Errorf("no sources %s", pattern)
+		return fmt.Errorf("no sources in %s", folder)
 	}
 	args := []string{"-shared", "-fPIC", "-O1", "-g", "-w", "-fvisibility=hidden", "-pthread", "-o", library,
 		"-Wl,-Bsymbolic", "-Wl,-soname," + filepath.Base(library)}

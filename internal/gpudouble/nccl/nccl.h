@@ -9,7 +9,7 @@
 #include <stdint.h>
 #include <sys/types.h>
 
-#include "double.h"
+#include "../double.h"
 
 // The version that the double claims, and the newest whose functions it has.
 #ifndef NCCL_DOUBLE_VERSION
