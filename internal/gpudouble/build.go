@@ -14,7 +14,8 @@ import (
 	"testing"
 )
 
-// sources are the doubles: cuda/*.c make libcuda, nccl/*.c make libnccl, and control.c is part of both.
+// sources are the doubles: cuda/*.c make libcuda, nccl/*.c make libnccl, and control.c is part of
+// both.
 //
 //go:embed *.c *.h cuda nccl
 var sources embed.FS
@@ -30,8 +31,8 @@ var builds struct {
 	made  map[string]Libraries
 }
 
-// Build compiles the doubles with cc, once per process and set of flags, such as a -D for an old version. The files are
-// removed when the process ends, however it ends.
+// Build compiles the doubles with cc, once per process and set of flags, such as a -D for an old
+// version. The files are removed when the process ends, however it ends.
 func Build(t testing.TB, flags ...string) Libraries {
 	t.Helper()
 	builds.Lock()
@@ -62,8 +63,8 @@ func Build(t testing.TB, flags ...string) Libraries {
 	return libs
 }
 
-// unpack writes the sources to a directory that disappears with this process: another process, that waits for the end of
-// this one's, removes it.
+// unpack writes the sources to a directory that disappears with this process: another process,
+// that waits for the end of this one's, removes it.
 func unpack() (dir string, err error) {
 	if dir, err = os.MkdirTemp("", "gofsdp-double"); err != nil {
 		return "", err
@@ -84,7 +85,7 @@ func unpack() (dir string, err error) {
 
 // compile makes a library of the sources in a folder and of control.c.
 func compile(library, folder string, flags []string) error {
-	files, _ := filepath.Glob(filepath.Join(builds.dir, folder, "*.c")) // the pattern is a valid one
+	files, _ := filepath.Glob(filepath.Join(builds.dir, folder, "*.c"))
 	if len(files) == 0 {
 		return fmt.Errorf("no sources in %s", folder)
 	}

@@ -1,6 +1,7 @@
 //go:build ignore
 
-// What tests control and ask of a double: injected failures, counts of calls and of what is live, reports of misuse.
+// What tests control and ask of a double: injected failures, counts of calls and of what is live,
+// reports of misuse.
 #define _GNU_SOURCE
 #include "double.h"
 
@@ -113,8 +114,8 @@ void double_wait(unsigned *state) {
   if (max) usleep(rand_r(state) % max);
 }
 
-// environment reads what a process is told before it runs a line of a test: FSDP_DOUBLE_FAIL is a list of function:nth:code,
-// FSDP_DOUBLE_DELAY_US and FSDP_DOUBLE_SEED are those of double_delay.
+// environment reads what a process is told before it runs a line of a test: FSDP_DOUBLE_FAIL is a
+// list of function:nth:code, FSDP_DOUBLE_DELAY_US and FSDP_DOUBLE_SEED are those of double_delay.
 __attribute__((constructor)) static void environment(void) {
   const char *us = getenv("FSDP_DOUBLE_DELAY_US"), *seed = getenv("FSDP_DOUBLE_SEED"), *list = getenv("FSDP_DOUBLE_FAIL");
   if (us) double_delay((unsigned)atoi(us), seed ? (unsigned)atoi(seed) : 1);

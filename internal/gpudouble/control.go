@@ -61,8 +61,8 @@ func (c *Control) symbol(name string) unsafe.Pointer {
 	return C.find(p, n)
 }
 
-// Fail lets the nth call of a function from now on, counted from 1, return code. Functions have the names that the
-// documentation has: cuMemAlloc, not cuMemAlloc_v2.
+// Fail lets the nth call of a function from now on, counted from 1, return code. Functions have
+// the names that the documentation has: cuMemAlloc, not cuMemAlloc_v2.
 func (c *Control) Fail(function string, nth, code int) {
 	s := C.CString(function)
 	defer C.free(unsafe.Pointer(s))
@@ -72,8 +72,8 @@ func (c *Control) Fail(function string, nth, code int) {
 // Calls returns how often a function was called.
 func (c *Control) Calls(function string) int { return c.number(c.calls, function) }
 
-// Live returns how many there are of something: "memory", "bytes" of it, "host" (pinned memory), "stream", "event",
-// "module", "context" of the double of libcuda.
+// Live returns how many there are of something: "memory", "bytes" of it, "host" (pinned memory),
+// "stream", "event", "module", "context" of the double of libcuda.
 func (c *Control) Live(what string) int { return c.number(c.live, what) }
 
 func (c *Control) number(f unsafe.Pointer, name string) int {
@@ -82,8 +82,8 @@ func (c *Control) number(f unsafe.Pointer, name string) int {
 	return int(C.call_number(f, s))
 }
 
-// Reports returns, once, what was done wrong and the real library would have answered with an error, with wrong data, or
-// with a crash.
+// Reports returns, once, what was done wrong and the real library would have answered with an
+// error, with wrong data, or with a crash.
 func (c *Control) Reports() (list []string) {
 	var text [256]C.char
 	for C.call_report(c.report, &text[0], C.size_t(len(text))) != 0 {

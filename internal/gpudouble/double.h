@@ -1,7 +1,7 @@
 //go:build ignore
 
-// The side door that tests have to a double, and what one double offers another. Every double exports the control functions,
-// which control.c defines.
+// The side door that tests have to a double, and what one double offers another. Every double
+// exports the control functions, which control.c defines.
 #ifndef DOUBLE_H
 #define DOUBLE_H
 
@@ -10,23 +10,28 @@
 
 #define EXPORT __attribute__((visibility("default")))
 
-// double_fail lets the nth call of a function from now on return code instead of doing anything. Functions have the names of
-// the documentation, without the version of their ABI: cuMemAlloc, not cuMemAlloc_v2.
+// double_fail lets the nth call of a function from now on return code instead of doing anything.
+// Functions have the names of the documentation, without the version of their ABI: cuMemAlloc, not
+// cuMemAlloc_v2.
 EXPORT void double_fail(const char *function, long nth, int code);
 // double_calls returns how often a function was called.
 EXPORT long double_calls(const char *function);
-// double_live returns how many there are of something that has to be closed or freed: what double_count counts.
+// double_live returns how many there are of something that has to be closed or freed: what
+// double_count counts.
 EXPORT long double_live(const char *what);
 // double_report moves the oldest report of misuse to text. It returns 0 if there is none.
 EXPORT int double_report(char *text, size_t size);
-// double_delay lets every operation of a stream wait for a random time before it runs, at most max microseconds.
+// double_delay lets every operation of a stream wait for a random time before it runs, at most max
+// microseconds.
 EXPORT void double_delay(unsigned max, unsigned seed);
 
 // For the doubles themselves:
 
-// double_enter counts a call of a function and returns the code that a test wants it to fail with, or 0.
+// double_enter counts a call of a function and returns the code that a test wants it to fail with,
+// or 0.
 int double_enter(const char *function);
-// double_misuse reports a mistake of the caller that a real library would answer with an error, wrong data, or a crash.
+// double_misuse reports a mistake of the caller that a real library would answer with an error,
+// wrong data, or a crash.
 void double_misuse(const char *format, ...) __attribute__((format(printf, 1, 2)));
 // double_count adds to the number of what there is of something.
 void double_count(const char *what, long delta);
@@ -35,10 +40,12 @@ void double_wait(unsigned *state);
 
 // Exported by the double of libcuda only:
 
-// double_pause holds a stream back before its next operation until it is resumed. It returns 0, or -1 for no stream.
+// double_pause holds a stream back before its next operation until it is resumed. It returns 0, or
+// -1 for no stream.
 EXPORT int double_pause(uintptr_t stream, int paused);
-// double_pin returns host memory that is the device memory [address, address+size), and the device, or NULL if that is not
-// inside one live allocation, which is reported. The memory cannot be freed until double_unpin.
+// double_pin returns host memory that is the device memory [address, address+size), and the
+// device, or NULL if that is not inside one live allocation, which is reported. The memory cannot
+// be freed until double_unpin.
 EXPORT char *double_pin(uint64_t address, size_t size, int *device);
 EXPORT void double_unpin(uint64_t address);
 

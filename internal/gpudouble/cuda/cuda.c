@@ -2,15 +2,16 @@
 
 // A double of libcuda.so.1 for machines without a GPU. It is stricter than the driver:
 //
-//   - device memory cannot be reached by the host: its addresses are mapped without any access, the bytes are elsewhere
-//     (memory.c), and no address is ever used again;
+//   - device memory cannot be reached by the host: its addresses are mapped without any access, the
+//     bytes are elsewhere (memory.c), and no address is ever used again;
 //   - handles are numbers that are never used again either, so that a wrong one is always found;
-//   - a stream is a thread, its operations happen when they run and not when they are given, and the host memory of a copy
-//     has to be pinned (stream.c);
-//   - modules are PTX text, of which the kernels that the double knows by name can be launched (module.c).
+//   - a stream is a thread, its operations happen when they run and not when they are given, and
+//     the host memory of a copy has to be pinned (stream.c);
+//   - modules are PTX text, of which the kernels that the double knows by name can be launched
+//     (module.c).
 //
-// Mistakes are reported, besides the error that the driver would answer. Where the driver has a version of a function the
-// double has that only.
+// Mistakes are reported, besides the error that the driver would answer. Where the driver has a
+// version of a function the double has that only.
 #include "cuda.h"
 
 #include <stdio.h>

@@ -13,7 +13,8 @@
 typedef int CUresult;
 typedef int CUdevice;
 typedef uint64_t CUdeviceptr;
-typedef uintptr_t CUcontext, CUstream, CUevent, CUmodule, CUfunction; // numbers, so that nobody can look behind them
+// Handles are numbers, so that nobody can look behind them.
+typedef uintptr_t CUcontext, CUstream, CUevent, CUmodule, CUfunction;
 
 enum {
   SUCCESS = 0,
@@ -38,11 +39,14 @@ enum { MAX_DEVICES = 16 };
 struct context {
   CUcontext handle;
   int device, references;
-  CUresult fault; // of an operation that ran: the answer to everything but freeing, until the context is released
+  // fault is that of an operation that ran: the answer to everything but freeing, until the context
+  // is released.
+  CUresult fault;
   long owned;     // objects and allocations that live
 };
 
-// The one lock of the double, but for what control.c has, and its one condition: something has changed.
+// The one lock of the double, but for what control.c has, and its one condition: something has
+// changed.
 extern pthread_mutex_t lock;
 extern pthread_cond_t changed;
 
@@ -52,30 +56,32 @@ extern _Thread_local int running;
 // Objects are what handles name.
 enum kind { CONTEXT = 1, STREAM, EVENT, MODULE, FUNCTION };
 
-// object_add returns the handle of a new object, and counts it. object_get returns the object that a handle names, or reports
-// that there is none of this kind and returns NULL. object_remove forgets it. All are called with the lock held.
+// object_add returns the handle of a new object, and counts it. object_get returns the object that
+// a handle names, or reports that there is none of this kind and returns NULL. object_remove
+// forgets it. All are called with the lock held.
 uintptr_t object_add(enum kind kind, void *body, struct context *owner);
 void *object_get(const char *function, enum kind kind, uintptr_t handle);
 void object_remove(uintptr_t handle, struct context *owner);
 
 // enter begins a function: 0, or what it has to return.
 CUresult enter(const char *function);
-// enter_context begins a function that needs a current context, and takes the lock. Without success the lock is not held.
-// freeing is for functions that work after a fault.
+// enter_context begins a function that needs a current context, and takes the lock. Without
+// success the lock is not held. freeing is for functions that work after a fault.
 CUresult enter_context(const char *function, struct context **context);
 CUresult enter_freeing(const char *function, struct context **context);
 // leave gives the lock back and returns result.
 CUresult leave(CUresult result);
 
-// region_check tells whether [address, address+size) is inside live memory, of the device or pinned memory of the host, and
-// reports if not. It is called with the lock held.
+// region_check tells whether [address, address+size) is inside live memory, of the device or
+// pinned memory of the host, and reports if not. It is called with the lock held.
 int region_check(const char *function, uint64_t address, size_t size, int host);
-// region_pin returns where the bytes of a range are, or NULL as region_check, and keeps it from being freed.
+// region_pin returns where the bytes of a range are, or NULL as region_check, and keeps it from
+// being freed.
 char *region_pin(const char *function, uint64_t address, size_t size, int host, int *device);
 void region_unpin(uint64_t address, int host);
 
-// An operation is something that a stream does. It runs without the lock and is freed afterwards. After a fault of the
-// context only those that always run do.
+// An operation is something that a stream does. It runs without the lock and is freed afterwards.
+// After a fault of the context only those that always run do.
 struct operation {
   CUresult (*run)(struct operation *);
   struct operation *next;

@@ -10,7 +10,8 @@
 
 enum { ALIGNMENT = 256, PAGE = 4096, FILLED = 1 << 20 };
 
-// A region is an allocation. Of device memory the addresses are one mapping, without access, and the bytes another.
+// A region is an allocation. Of device memory the addresses are one mapping, without access, and
+// the bytes another.
 struct region {
   struct region *next;
   char *address, *bytes; // the same for host memory
@@ -76,7 +77,8 @@ void region_unpin(uint64_t address, int host) {
 char *double_pin(uint64_t address, size_t size, int *device) { return region_pin("double_pin", address, size, 0, device); }
 void double_unpin(uint64_t address) { region_unpin(address, 0); }
 
-// region_free moves the region at an address to those that are freed. Its addresses stay taken, without access.
+// region_free moves the region at an address to those that are freed. Its addresses stay taken,
+// without access.
 static CUresult region_free(const char *function, struct context *context, char *address, int host) {
   struct region **at, *r;
   for (int reported = 0;; reported = 1) {

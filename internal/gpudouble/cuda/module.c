@@ -1,7 +1,7 @@
 //go:build ignore
 
-// Modules and kernels. A module is PTX text. A kernel runs if the text has an entry of its name and the double has a function
-// of the host for it, below.
+// Modules and kernels. A module is PTX text. A kernel runs if the text has an entry of its name
+// and the double has a function of the host for it, below.
 #define _GNU_SOURCE
 #include <ctype.h>
 #include <stdio.h>
@@ -12,7 +12,8 @@
 
 enum { MAX_PARAMETERS = 8, MAX_THREADS = 1024, MAX_SHARED = 48 << 10 };
 
-// A launch is a kernel with its arguments, and how many threads it has along x, the only index that these kernels use.
+// A launch is a kernel with its arguments, and how many threads it has along x, the only index
+// that these kernels use.
 struct launch {
   const struct kernel *kernel;
   uint64_t threads;

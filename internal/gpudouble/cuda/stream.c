@@ -9,8 +9,8 @@
 
 #include "cuda.h"
 
-// A stream is a thread that runs operations one after the other. It ends by itself when the stream is destroyed and
-// everything is done.
+// A stream is a thread that runs operations one after the other. It ends by itself when the stream
+// is destroyed and everything is done.
 struct stream {
   struct context *context;
   CUcontext life; // of the context: a stream may go on after it
@@ -20,7 +20,8 @@ struct stream {
   unsigned seed;
 };
 
-// An event counts how often it was recorded, and which of those places are reached. Operations hold references.
+// An event counts how often it was recorded, and which of those places are reached. Operations
+// hold references.
 struct event {
   struct context *context;
   uint64_t recorded, reached;

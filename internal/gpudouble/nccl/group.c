@@ -4,7 +4,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "nccl.h"
+#include "communicator.h"
+#include "group.h"
+#include "work.h"
 
 // --- Groups: a state of the thread, as in NCCL.
 
@@ -17,22 +19,23 @@ struct batch {
 };
 
 static _Thread_local int depth, queued, room;
-static _Thread_local struct work *queue;
+static _Thread_local struct queued { struct communicator *c; struct work work; } *queue;
 static _Thread_local result group_failed;
 
 void open_group(void) { depth++; }
 
-// run_batch is a batch's turn on its stream. After a failure NCCL's kernel would not end; here streams go on.
+// run_batch is a batch's turn on its stream. After a failure NCCL's kernel would not end; here
+// streams go on.
 static void run_batch(void *data) {
   struct batch *b = data;
   struct communicator *c = b->c;
   pthread_mutex_lock(&lock);
   c->running++;
-  while (c->done != b->number && !c->aborted) pthread_cond_wait(&changed, &lock);
-  int runs = !c->aborted && !c->failure;
+  while (c->done != b->number && !c->seat.aborted) pthread_cond_wait(&changed, &lock);
+  int runs = !c->seat.aborted && !c->failure;
   pthread_mutex_unlock(&lock);
-  result r = runs ? run_works(c, b->works, b->n) : SUCCESS;
-  if (r) meeting_fail(c->meeting, REMOTE_FAILED);
+  result r = runs ? run_works(&c->seat, b->works, b->n) : SUCCESS;
+  if (r) meeting_fail(c->seat.meeting, REMOTE_FAILED);
   pthread_mutex_lock(&lock);
   if (r && !c->failure) c->failure = r;
   c->done++;
@@ -43,12 +46,12 @@ static void run_batch(void *data) {
   free(b);
 }
 
-// batch_launch puts a batch into its stream. With FSDP_DOUBLE_NCCL_CONNECT every launch waits for all ranks, as NCCL does
-// when it has to connect them.
+// batch_launch puts a batch into its stream. With FSDP_DOUBLE_NCCL_CONNECT every launch waits for
+// all ranks, as NCCL does when it has to connect them.
 static result batch_launch(struct task *t) {
   struct batch *b = t->batch;
   struct communicator *c = t->c;
-  result r = getenv("FSDP_DOUBLE_NCCL_CONNECT") ? meeting_barrier(c, CALLS) : SUCCESS;
+  result r = getenv("FSDP_DOUBLE_NCCL_CONNECT") ? meeting_barrier(&c->seat, CALLS) : SUCCESS;
   if (!r) {
     pthread_mutex_lock(&lock);
     b->number = c->issued++;
@@ -66,7 +69,8 @@ static result batch_launch(struct task *t) {
   return r;
 }
 
-// flush ends the outermost group: one batch for every communicator, in the order of their first operations.
+// flush ends the outermost group: one batch for every communicator, in the order of their first
+// operations.
 static result flush(void) {
   result r = group_failed;
   int n = queued, in_progress = 0;
@@ -80,8 +84,8 @@ static result flush(void) {
     b->n = 0;
     for (int j = i; j < n; j++) {
       if (queue[j].c != c) continue;
-      if (queue[j].stream != queue[i].stream && !r) r = misuse(INVALID_USAGE, "a group of several streams is beyond the double", "ncclGroupEnd");
-      b->works[b->n++] = queue[j];
+      if (queue[j].work.stream != queue[i].work.stream && !r) r = misuse(INVALID_USAGE, "a group of several streams is beyond the double", "ncclGroupEnd");
+      b->works[b->n++] = queue[j].work;
       queue[j].c = NULL;
       if (j > i) put(c, SUCCESS);
     }
@@ -115,19 +119,10 @@ EXPORT result ncclGroupEnd(void) {
 
 // --- Collectives.
 
-result check_buffer(const struct communicator *c, const char *function, const char *which, uint64_t address, uint64_t size) {
-  int device = -1;
-  if (!size) return SUCCESS;
-  if (!driver.pin(address, size, &device)) // which reports it
-    return fail(INVALID_ARGUMENT, "%s: %s %#lx is not %lu bytes of device memory", function, which, (unsigned long)address, (unsigned long)size);
-  driver.unpin(address);
-  return device == c->device ? SUCCESS : misuse(INVALID_ARGUMENT, "a buffer is on another device", function);
-}
-
 // overlap refuses buffers that overlap otherwise than in place.
 static result overlap(const struct communicator *c, const char *function, const struct work *w, uint64_t send, uint64_t recv) {
   if (!send || !recv || w->send + send <= w->recv || w->recv + recv <= w->send) return SUCCESS;
-  uint64_t part = w->post.count * type_size(w->post.type) * (uint64_t)c->rank;
+  uint64_t part = w->post.count * type_size(w->post.type) * (uint64_t)c->seat.rank;
   int in_place = w->post.kind == ALL_GATHER ? w->send == w->recv + part : w->post.kind == REDUCE_SCATTER ? w->recv == w->send + part : w->send == w->recv;
   return in_place ? SUCCESS : misuse(INVALID_ARGUMENT, "the buffers overlap", function);
 }
@@ -149,9 +144,9 @@ static result check(struct communicator *c, const char *function, struct work *w
   if (c->failure) return fail(c->failure, "%s: the communicator has failed", function);
   if (c->finalized) return misuse(INVALID_USAGE, "the communicator is finalized", function);
   if (!type_size(p->type)) return fail(INVALID_ARGUMENT, "%s: invalid type %d", function, p->type);
-  if (p->root < 0 || p->root >= c->size) return fail(INVALID_ARGUMENT, "%s: invalid root %d (root should be in the 0..%d range)", function, p->root, c->size);
+  if (p->root < 0 || p->root >= c->seat.size) return fail(INVALID_ARGUMENT, "%s: invalid root %d (root should be in the 0..%d range)", function, p->root, c->seat.size);
   result r = p->kind == REDUCE_SCATTER || p->kind == ALL_REDUCE || p->kind == REDUCE ? reduction(c, function, p) : SUCCESS;
-  spans(p, c->rank, c->size, &send, &recv);
+  spans(p, c->seat.rank, c->seat.size, &send, &recv);
   if (!r) r = check_buffer(c, function, "sendbuff", w->send, send);
   if (!r) r = check_buffer(c, function, "recvbuff", w->recv, recv);
   return r ? r : overlap(c, function, w, send, recv);
@@ -161,13 +156,13 @@ static result enqueue(const char *function, uintptr_t comm, struct post post, co
   struct communicator *c;
   result r = ready(comm, function, &c);
   if (!r) {
-    struct work w = {c, (uintptr_t)stream, post, (uint64_t)send, (uint64_t)recv};
+    struct work w = {(uintptr_t)stream, post, (uint64_t)send, (uint64_t)recv};
     if ((r = check(c, function, &w))) {
       leave(c, r);
     } else {
       stay(c);
       if (queued == room) queue = realloc(queue, (size_t)(room = room * 2 + 8) * sizeof *queue);
-      queue[queued++] = w;
+      queue[queued++] = (struct queued){c, w};
     }
   }
   if (r && !group_failed && depth) group_failed = r;

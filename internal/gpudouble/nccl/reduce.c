@@ -1,10 +1,12 @@
 //go:build ignore
 
-// Element types and reductions. Floats of up to 32 bits are added in 32 bits, in the order of the ranks, and rounded once.
+// Element types and reductions. Floats of up to 32 bits are added in 32 bits, in the order of the
+// ranks, and rounded once.
 #include <math.h>
 #include <string.h>
 
-#include "nccl.h"
+#include "library.h"
+#include "reduce.h"
 
 size_t type_size(int type) {
   static const size_t sizes[TYPES] = {1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1};
@@ -29,7 +31,8 @@ static float widen16(uint16_t h) {
   return h & 0x8000 ? -f : f;
 }
 
-// narrow16 rounds to nearest, ties to even: nearbyintf does so of a value whose unit is the last bit that stays.
+// narrow16 rounds to nearest, ties to even: nearbyintf does so of a value whose unit is the last
+// bit that stays.
 static uint16_t narrow16(float f) {
   uint16_t sign = signbit(f) ? 0x8000 : 0;
   f = fabsf(f);
