@@ -5,128 +5,125 @@ import (
 	"errors"
 	"fmt"
 	"sync"
-	"time"
 
 	"github.com/gofsdp/gofsdp/comm"
 )
 
-// backend is the comm.Backend of one rank's handle of a group.
+// backend is the comm.Backend of one rank's handle of a group. It decides what happens in which order;
+// how, its parts know:
+//
+//	meeting   compares the calls of all ranks, over the host group
+//	direct    runs a collective in place, in device memory
+//	staging   runs a collective with host buffers, in pieces
+//	launcher  gives work to NCCL, waits for it, aborts it
+//	progress  lets other streams wait for collectives, and fence lets collectives wait for them
+//	splits    holds the groups that come of this one
 type backend struct {
 	name   string
 	cfg    GroupConfig
-	dev    *Device
-	parent *backend     // that it was split from, or nil
-	meta   comm.Group   // of the same ranks: compares calls, and carries news
-	serial *comm.Serial // the handle
+	dev    *Device      // the caller's: it outlives the group
+	parent *backend     // that the group was split from, or nil
+	host   comm.Group   // of the same ranks: carries calls and news. Closed by Leave, or by Stop in a meeting
+	serial *comm.Serial // the handle; nil until open has succeeded
 
-	communicator *Communicator
-	stream       *Stream
-	reached      *Event // the end of the collective launched last
-	records      records
-	ops          []Op // scratch
-	staging      staging
-	pause        pause
-	hang         hang
-	torn         bool // NCCL was given up in the middle of a collective
-	stuck        bool // what the stream was given has not ended even so
+	meeting  *meeting
+	launcher *launcher
+	progress *progress
+	fence    fence
+	direct   direct
+	staging  staging
+	splits   splits
 
-	halt  chan struct{}  // closed by Stop
+	halt  chan struct{}  // closed by Stop: nothing is begun any more, and whatever waits returns soon
+	stop  sync.Once      // closes halt
 	tasks sync.WaitGroup // goroutines of the group
-
-	fencing sync.Mutex
-	fence   *Event
-
-	mu       sync.Mutex
-	halted   bool
-	meeting  bool            // Run is in a collective of meta
-	launched uint64          // collectives of which reached marks the end, or that are complete
-	complete uint64          // collectives that are complete
-	waiters  []chan struct{} // for launched to grow, or for halt
-	parts    map[uint64]part // of groups being split from this one, by collective
-	children []*backend      // by the order of their splits
 }
 
-// part is what the ranks of a split have made together of a new group.
-type part struct {
-	meta         comm.Group
-	communicator *Communicator // nil if it could not be made
-}
+// errHalted is why Run returns when Stop was called: the handle knows why that was.
+var errHalted = errors.New("the group has failed")
 
-func newBackend(name string, meta comm.Group, dev *Device, cfg GroupConfig) *backend {
-	b := &backend{
-		name: name, cfg: cfg, dev: dev, meta: meta, records: newRecords(meta), ops: make([]Op, 0, meta.Size()),
-		pause: newPause(), halt: make(chan struct{}), parts: map[uint64]part{},
+// newBackend returns the backend of a rank of host. parent and communicator are those of a group that
+// was split from another one, else nil.
+func newBackend(
+	name string, host comm.Group, dev *Device, cfg GroupConfig, parent *backend, communicator *Communicator,
+) *backend {
+	halt := make(chan struct{})
+	l, p := newLauncher(communicator, cfg.Timeout, halt), &progress{halt: halt}
+	return &backend{
+		name: name, cfg: cfg, dev: dev, parent: parent, host: host,
+		meeting: newMeeting(host), launcher: l, progress: p,
+		direct:  direct{launcher: l, progress: p, rank: host.Rank(), ops: make([]Op, 0, host.Size())},
+		staging: staging{launcher: l, dev: dev, bytes: cfg.Staging, rank: host.Rank(), ranks: host.Size()},
+		halt:    halt,
 	}
-	b.hang.timer = time.AfterFunc(moment, b.look)
-	b.hang.timer.Stop() // should it run before that, it finds nothing to look after
-	return b
 }
 
-// open makes the group ready, together with the other ranks, of which none is if one
-// is not. trouble is a reason why this one cannot be.
+// open makes the group ready, together with the other ranks: either all of them are, or none.
+// trouble is a reason why this rank cannot be.
 func (b *backend) open(ctx context.Context, trouble error) (*Group, error) {
 	err := trouble
 	if err == nil {
 		err = b.prepare()
 	}
-	if err == nil {
+	if err == nil && b.launcher.communicator == nil {
 		err = b.connect(ctx)
 	}
 	if err == nil {
-		err = b.meta.Barrier(ctx)
+		err = b.host.Barrier(ctx)
 	}
 	if err != nil {
-		err = b.reason(fmt.Errorf("nccl: rank %d of group %q: %w", b.meta.Rank(), b.name, err))
-		b.meta.Abort(err)
-		if b.communicator != nil {
-			b.giveUp()
+		err = b.reason(b.wrap("making the group", err))
+		b.host.Abort(err)
+		if b.launcher.communicator != nil {
+			b.launcher.abort()
 		}
-		return nil, errors.Join(err, b.meta.Close(), b.release())
+		return nil, errors.Join(err, b.host.Close(), b.release())
 	}
-	b.serial = comm.NewSerial(b.name, b.meta.Rank(), b.meta.Size(), b)
+	b.serial = comm.NewSerial(b.name, b.host.Rank(), b.host.Size(), b)
 	b.tasks.Go(b.listen)
 	return &Group{b.serial, b}, nil
 }
 
+// wrap adds rank, group and operation to an error that is not one of the group.
+func (b *backend) wrap(operation string, err error) error {
+	return fmt.Errorf("nccl: rank %d of group %q: %s: %w", b.host.Rank(), b.name, operation, err)
+}
+
 // prepare makes what a rank needs for itself.
 func (b *backend) prepare() (err error) {
-	if b.stream, err = b.dev.NewStream(); err != nil {
+	if b.launcher.stream, err = b.dev.NewStream(); err != nil {
 		return err
 	}
-	if b.reached, err = b.dev.NewEvent(); err != nil {
+	if b.progress.reached, err = b.dev.NewEvent(); err != nil {
 		return err
 	}
-	b.fence, err = b.dev.NewEvent()
+	b.fence.event, err = b.dev.NewEvent()
 	return err
 }
 
-// connect makes the communicator, unless it came of a split. The ranks also compare what
-// has to be equal.
+// connect makes the communicator. The ranks also compare what has to be equal.
 func (b *backend) connect(ctx context.Context) error {
-	if b.communicator != nil {
-		return nil
-	}
 	v, err := Version()
 	if err != nil {
 		return err
 	}
 	var id UniqueID
-	if b.meta.Rank() == 0 {
+	if b.host.Rank() == 0 {
 		if id, err = NewUniqueID(); err != nil {
 			return err
 		}
 	}
 	label := fmt.Sprintf("unique id for NCCL %v with %d bytes of staging", v, b.cfg.Staging)
-	if err := b.meta.Broadcast(comm.Of(id[:]).Named(label), 0).Wait(ctx); err != nil {
+	if err := b.host.Broadcast(comm.Of(id[:]).Named(label), 0).Wait(ctx); err != nil {
 		return err
 	}
 	ctx, done := b.whileGood(ctx)
 	defer done()
-	b.communicator, err = NewCommunicator(ctx, b.dev, b.meta.Size(), id, b.meta.Rank(), b.cfg.Communicator)
+	b.launcher.communicator, err = NewCommunicator(ctx, b.dev, b.host.Size(), id, b.host.Rank(), b.cfg.Communicator)
 	return err
 }
 
-// whileGood returns a context that also ends when meta fails, Stop is called, or it takes
+// whileGood returns a context that also ends when the host group fails, Stop is called, or it takes
 // too long. done releases it.
 func (b *backend) whileGood(ctx context.Context) (_ context.Context, done func()) {
 	ctx, stop := context.WithTimeoutCause(ctx, b.cfg.Timeout, comm.ErrTimeout)
@@ -134,7 +131,7 @@ func (b *backend) whileGood(ctx context.Context) (_ context.Context, done func()
 	var watch sync.WaitGroup
 	watch.Go(func() {
 		select {
-		case <-comm.Failing(b.meta):
+		case <-comm.Failing(b.host):
 			cancel(errHalted)
 		case <-b.halt:
 			cancel(errHalted)
@@ -144,72 +141,68 @@ func (b *backend) whileGood(ctx context.Context) (_ context.Context, done func()
 	return ctx, func() { stop(); watch.Wait(); cancel(nil) }
 }
 
-// reason returns why meta has failed, or else err.
-func (b *backend) reason(err error) error {
-	select {
-	case <-comm.Failing(b.meta):
-		return heard(b.meta.Barrier(context.Background()))
-	default:
+// Run implements [comm.Backend].
+func (b *backend) Run(ctx context.Context, seq uint64, c *comm.Call) error {
+	staged, err := b.meet(ctx, seq, c)
+	if err != nil {
 		return err
 	}
+	switch {
+	case c.Kind == comm.KindBarrier:
+	case c.Kind == comm.KindSplit:
+		err = b.divide(ctx, seq, c)
+	case c.Bytes() == 0:
+	case staged:
+		err = b.staging.run(ctx, c)
+	default:
+		err = b.direct.run(ctx, seq, c)
+	}
+	if err != nil {
+		return b.broken(seq, c, err)
+	}
+	b.progress.complete(seq)
+	return nil
 }
 
-// listen passes on that the group has failed elsewhere.
-func (b *backend) listen() {
-	select {
-	case <-comm.Failing(b.meta):
-		b.serial.Failed(b.reason(nil))
-	case <-b.halt:
+// broken gives up a collective that NCCL may be at work in: it tells the others, who would wait in
+// vain, and returns when no buffer is touched any more.
+func (b *backend) broken(seq uint64, c *comm.Call, err error) error {
+	err = fmt.Errorf("%s: %w", numbered(seq, c), b.reason(err))
+	var remote *comm.RankError
+	switch {
+	case errors.Is(err, errHalted), errors.As(err, &remote):
+		err = received(err)
+	case errors.Is(err, RemoteError):
+		err = fmt.Errorf("%w: %w", comm.ErrLost, err) // the rank that it comes from may still tell
+	default:
+		err = &comm.RankError{Group: b.name, Rank: b.host.Rank(), Err: err}
+		b.serial.Failed(err)
+		b.Tell(err)
 	}
-}
-
-// told is a failure on its way to the other ranks: its text is all that some groups
-// carry of it.
-type told struct {
-	failure error
-	text    string // of comm.MarshalError
-}
-
-func (t *told) Error() string { return t.text }
-func (t *told) Unwrap() error { return t.failure }
-
-// heard returns the failure that another rank has told, if err, of meta, is that.
-func heard(err error) error {
-	var t *told
-	if errors.As(err, &t) {
-		return t.failure
-	}
-	var blame *comm.RankError
-	if errors.As(err, &blame) && blame.Err != nil {
-		if failure, err := comm.UnmarshalError([]byte(blame.Err.Error())); err == nil {
-			return failure
-		}
-	}
+	b.launcher.abort()
 	return err
 }
 
-// Tell implements [comm.Backend].
-func (b *backend) Tell(err error) {
-	b.meta.Abort(&told{err, string(comm.MarshalError(b.name, b.meta.Rank(), err))})
+// numbered names a collective within its group.
+func numbered(seq uint64, c *comm.Call) string {
+	if l := c.Label(); l != "" {
+		return fmt.Sprintf("%v #%d %q", c.Kind, seq, l)
+	}
+	return fmt.Sprintf("%v #%d", c.Kind, seq)
 }
 
-// Stop implements [comm.Backend]. If ranks are still awaited, this one leaves them.
+// Stop implements [comm.Backend]. A rank that waits for the others leaves them.
 func (b *backend) Stop() {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.halted {
-		return
-	}
-	b.halted = true
-	close(b.halt)
-	b.wake()
-	if b.meeting {
-		b.tasks.Go(func() { _ = b.meta.Close() }) // Leave gets the answer as well
-	}
+	b.stop.Do(func() {
+		close(b.halt)
+		if b.meeting.stop() {
+			b.tasks.Go(func() { _ = b.host.Close() }) // Leave gets the answer as well
+		}
+	})
 }
 
-// Missing implements [comm.Backend]. Who is late only meta knows, which says so in its
-// errors; and once all ranks have come, NCCL does not tell.
+// Missing implements [comm.Backend]. Only the host group knows who is late, and says so in its errors;
+// and once all ranks have come, NCCL does not tell.
 func (b *backend) Missing() []int { return nil }
 
 // Reach implements [comm.DeviceBackend].
@@ -227,54 +220,45 @@ func (b *backend) Reach(buf comm.Buffer) error {
 	return nil
 }
 
-// follow lets the group's stream wait for others.
-func (b *backend) follow(streams []*Stream) error {
-	b.fencing.Lock()
-	defer b.fencing.Unlock()
-	for _, s := range streams {
-		if s == nil {
-			return fmt.Errorf("nccl: group %q: Fence of no stream", b.name)
-		}
-		if err := b.fence.Record(s); err != nil {
-			return err
-		}
-		if err := b.stream.Wait(b.fence); err != nil {
-			return err
-		}
+// Leave implements [comm.Backend].
+//
+// A communicator is destroyed by all ranks together, once nothing is under way in it. If they do not
+// all come it is aborted: then this rank has completed whatever it took part in, and given the others
+// time to do so.
+func (b *backend) Leave(last uint64) error {
+	errs := []error{b.splits.close()}
+	switch {
+	case b.launcher.aborted:
+		b.Tell(&comm.RankError{
+			Group: b.name, Rank: b.host.Rank(), Err: fmt.Errorf("%w in collective #%d", comm.ErrClosed, last+1),
+		})
+	case b.meeting.farewell():
+		errs = append(errs, b.launcher.destroy())
+	default:
+		b.launcher.abort()
 	}
-	return nil
+	errs = append(errs, b.host.Close())
+	b.tasks.Wait()
+	if b.parent != nil {
+		b.parent.splits.forget(b)
+	}
+	return errors.Join(append(errs, b.release())...)
 }
 
-// order lets s wait for collective seq once that is launched. ready is false if it
-// never will be.
-func (b *backend) order(ctx context.Context, seq uint64, s *Stream) (ready bool, err error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	for b.launched < seq {
-		if b.halted {
-			return false, nil
-		}
-		ch := make(chan struct{})
-		b.waiters = append(b.waiters, ch)
-		b.mu.Unlock()
-		select {
-		case <-ch:
-			b.mu.Lock()
-		case <-ctx.Done():
-			b.mu.Lock()
-			return false, context.Cause(ctx)
+// release frees what the rank has of its own.
+func (b *backend) release() error {
+	if b.launcher.stuck {
+		return fmt.Errorf("nccl: group %q: a stream does not end %v after NCCL was told to abort: its memory is not freed",
+			b.name, settling)
+	}
+	errs := []error{b.staging.free()}
+	for _, e := range []*Event{b.progress.reached, b.fence.event} {
+		if e != nil {
+			errs = append(errs, e.Close())
 		}
 	}
-	if b.complete >= seq {
-		return true, nil
+	if b.launcher.stream != nil {
+		errs = append(errs, b.launcher.stream.Close())
 	}
-	return true, s.Wait(b.reached)
-}
-
-// wake wakes those who wait in order. Called with mu held.
-func (b *backend) wake() {
-	for _, ch := range b.waiters {
-		close(ch)
-	}
-	b.waiters = b.waiters[:0]
+	return errors.Join(errs...)
 }

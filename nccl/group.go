@@ -88,11 +88,11 @@ type Group struct {
 // names it.
 func New(ctx context.Context, boot comm.Group, dev *Device, cfg GroupConfig) (*Group, error) {
 	cfg, invalid := cfg.complete()
-	meta, err := boot.Split(ctx, 0, boot.Rank())
+	host, err := boot.Split(ctx, 0, boot.Rank())
 	if err != nil {
 		return nil, fmt.Errorf("nccl: group %q: %w", cfg.Communicator.Name, err)
 	}
-	b := newBackend(cfg.Communicator.Name, meta, dev, cfg)
+	b := newBackend(cfg.Communicator.Name, host, dev, cfg, nil, nil)
 	if invalid == nil && dev == nil {
 		invalid = errors.New("nccl: there is no device")
 	}
@@ -102,7 +102,12 @@ func New(ctx context.Context, boot comm.Group, dev *Device, cfg GroupConfig) (*G
 // Fence lets the collectives that are launched from now on wait for what the streams,
 // which are of the group's device, have been given so far. A collective is launched at
 // some time after it is issued.
-func (g *Group) Fence(streams ...*Stream) error { return g.backend.follow(streams) }
+func (g *Group) Fence(streams ...*Stream) error {
+	if err := g.backend.fence.wait(g.backend.launcher.stream, streams); err != nil {
+		return g.backend.wrap("Fence", err)
+	}
+	return nil
+}
 
 // WaitOn lets a stream wait for an operation of the group: what s is given after WaitOn
 // has returned runs when the result is there. It returns once the operation is launched
@@ -117,7 +122,7 @@ func (g *Group) WaitOn(ctx context.Context, s *Stream, w comm.Work) error {
 		}
 		return fmt.Errorf("nccl: group %q: WaitOn of an operation of another group", g.backend.name)
 	}
-	ready, err := g.backend.order(ctx, seq, s)
+	ready, err := g.backend.progress.order(ctx, seq, s)
 	if err == nil && !ready {
 		err = w.Wait(ctx) // the group has failed, perhaps after this one
 	}

@@ -105,7 +105,7 @@ func stall(t *testing.T, cfg GroupConfig, f func(m *member, w comm.Work) error) 
 	return groupOf(t, 2, cfg, func(m *member) (err error) {
 		m.me.alloc(16, func(x uintptr) {
 			if m.Rank() == 1 {
-				cuda.Pause(t, m.backend.stream.Handle())
+				cuda.Pause(t, m.backend.launcher.stream.Handle())
 			}
 			done := make(chan struct{})
 			go func() {
@@ -113,7 +113,7 @@ func stall(t *testing.T, cfg GroupConfig, f func(m *member, w comm.Work) error) 
 				<-m.backend.halt
 				eventually(m.me.ctx, func() bool { return lib.Live("communicator") < 2 })
 				if m.Rank() == 1 {
-					cuda.Resume(t, m.backend.stream.Handle())
+					cuda.Resume(t, m.backend.launcher.stream.Handle())
 				}
 			}()
 			defer func() { <-done }()
@@ -236,10 +236,10 @@ func TestGroupLaunchTimesOut(t *testing.T) {
 	errs := groupOf(t, 2, GroupConfig{Timeout: 100 * time.Millisecond}, func(m *member) (err error) {
 		m.me.alloc(16, func(x uintptr) {
 			if m.Rank() == 1 { // stays before the call
-				m.backend.communicator.mu.Lock()
+				m.backend.launcher.communicator.mu.Lock()
 				go func() {
 					<-m.backend.halt
-					m.backend.communicator.mu.Unlock()
+					m.backend.launcher.communicator.mu.Unlock()
 				}()
 			}
 			err = m.AllReduce(f32s(x, 4), comm.Sum).Wait(m.me.ctx)

@@ -59,7 +59,7 @@ func TestGroupOfProcess(t *testing.T) {
 	case "contract":
 		commtest.Contract{Rounded: true}.TestRank(t, g)
 	case "victim":
-		gpudouble.Open(t, os.Getenv(EnvCUDA)).Pause(t, g.backend.stream.Handle())
+		gpudouble.Open(t, os.Getenv(EnvCUDA)).Pause(t, g.backend.launcher.stream.Handle())
 		m, err := dev.Alloc(16)
 		require.NoError(t, err)
 		s, err := dev.NewStream()

@@ -2,7 +2,6 @@ package nccl
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"runtime"
 	"time"
@@ -10,159 +9,50 @@ import (
 	"github.com/gofsdp/gofsdp/comm"
 )
 
-// errHalted is why Run returns when Stop was called: the handle knows why that was.
-var errHalted = errors.New("the group has failed")
-
-// types and operators are NCCL's names for those of package comm.
-var (
-	types = [...]DataType{
-		comm.Float32: Float32, comm.Float64: Float64, comm.Int32: Int32, comm.Int64: Int64, comm.Uint8: Uint8,
-		comm.BFloat16: BFloat16, comm.Float16: Float16,
-	}
-	operators = [...]RedOp{comm.Sum: Sum, comm.Avg: Avg, comm.Max: Max, comm.Min: Min}
-)
-
-// Run implements [comm.Backend].
-func (b *backend) Run(ctx context.Context, seq uint64, c *comm.Call) error {
-	staged, err := b.meet(ctx, seq, c)
-	if err != nil {
-		return err
-	}
-	switch {
-	case c.Kind == comm.KindBarrier:
-	case c.Kind == comm.KindSplit:
-		err = b.divide(ctx, seq, c)
-	case c.Bytes() == 0:
-	case staged:
-		err = b.stage(ctx, c)
-	default:
-		err = b.direct(ctx, seq, c)
-	}
-	if err != nil {
-		return b.broken(seq, c, err)
-	}
-	b.mu.Lock()
-	b.launched, b.complete = seq, seq
-	b.wake()
-	b.mu.Unlock()
-	return nil
+// launcher gives work to NCCL, waits until the stream has come past it, and aborts what does not end.
+// It is used by one goroutine at a time, that of Run or of Leave, but for look.
+type launcher struct {
+	communicator *Communicator   // nil until the group is connected
+	stream       *Stream         // of the collectives and of nothing else; nil until prepared
+	timeout      time.Duration   // of a collective, from its start
+	halt         <-chan struct{} // the group's: all waits end
+	pause        pause
+	watchdog     watchdog
+	aborted      bool // abort was called: there was a failure, and nothing can be launched any more
+	stuck        bool // even so the stream has not come to its end: what it may use is never freed
 }
 
-// broken gives up a collective that NCCL may be at work in: it tells the others, who
-// would wait in vain, and returns when no buffer is touched any more.
-func (b *backend) broken(seq uint64, c *comm.Call, err error) error {
-	err = fmt.Errorf("%s: %w", numbered(seq, c), b.reason(err))
-	var remote *comm.RankError
-	switch {
-	case errors.Is(err, errHalted), errors.As(err, &remote):
-		err = heard(err)
-	case errors.Is(err, RemoteError):
-		err = fmt.Errorf("%w: %w", comm.ErrLost, err) // the rank that it comes from may still tell
-	default:
-		err = &comm.RankError{Group: b.name, Rank: b.meta.Rank(), Err: err}
-		b.serial.Failed(err)
-		b.Tell(err)
-	}
-	b.giveUp()
-	return err
-}
-
-// direct runs a collective in place, in device memory.
-func (b *backend) direct(ctx context.Context, seq uint64, c *comm.Call) error {
-	ops, err := b.plan(c)
-	if err != nil {
-		return err
-	}
-	start := time.Now()
-	if err := b.launch(ctx, start, ops); err != nil {
-		return err
-	}
-	b.mu.Lock()
-	err = b.reached.Record(b.stream)
-	if err == nil {
-		b.launched = seq
-		b.wake()
-	}
-	b.mu.Unlock()
-	if err != nil {
-		return err
-	}
-	return b.await(ctx, start, b.reached)
-}
-
-// plan returns what NCCL has to do for a collective of device memory. In a gather the
-// root copies its own part.
-func (b *backend) plan(c *comm.Call) ([]Op, error) {
-	op := Op{Type: types[c.DType()], Reduce: operators[c.Op], Peer: c.Root, Count: c.Src.Len()}
-	op.Send, _ = c.Src.Device()
-	op.Recv, _ = c.Dst.Device()
-	switch c.Kind {
-	case comm.KindAllGather:
-		op.Kind = AllGather
-	case comm.KindReduceScatter:
-		op.Kind, op.Count = ReduceScatter, c.Dst.Len()
-	case comm.KindAllReduce:
-		op.Kind = AllReduce
-	case comm.KindBroadcast:
-		op.Kind = Broadcast
-	case comm.KindGather:
-		return b.planGather(c, op)
-	default:
-		return nil, fmt.Errorf("nccl: no collective %v", c.Kind)
-	}
-	return append(b.ops[:0], op), nil
-}
-
-func (b *backend) planGather(c *comm.Call, op Op) ([]Op, error) {
-	ops, rank := b.ops[:0], b.meta.Rank()
-	if rank != c.Root {
-		if op.Kind = Send; op.Count > 0 {
-			ops = append(ops, op)
-		}
-		return ops, nil
-	}
-	size, own := uintptr(c.DType().Size()), op.Send
-	op.Kind = Recv
-	for r, n := range c.Counts {
-		switch {
-		case n == 0:
-		case r != rank:
-			op.Peer, op.Count = r, n
-			ops = append(ops, op)
-		case own != op.Recv:
-			if err := b.stream.CopyDevice(op.Recv, own, n*int(size)); err != nil {
-				return nil, err
-			}
-		}
-		op.Recv += uintptr(n) * size
-	}
-	return ops, nil
+func newLauncher(communicator *Communicator, timeout time.Duration, halt <-chan struct{}) *launcher {
+	l := &launcher{communicator: communicator, timeout: timeout, halt: halt, pause: newPause()}
+	l.watchdog.timer = time.AfterFunc(moment, l.look)
+	l.watchdog.timer.Stop() // should it run before that, it finds nothing to look after
+	return l
 }
 
 // launch enqueues operations of NCCL. The call is given up like any other wait.
-func (b *backend) launch(ctx context.Context, start time.Time, ops []Op) error {
+func (l *launcher) launch(ctx context.Context, start time.Time, ops []Op) error {
 	if len(ops) == 0 {
 		return nil
 	}
-	b.hang.begin(ctx.Done(), start)
-	err := b.communicator.Group(ops, b.stream.Handle())
-	if b.hang.end() {
-		return b.impatient(ctx, start)
+	l.watchdog.begin(ctx.Done(), start)
+	err := l.communicator.Group(ops, l.stream.Handle())
+	if l.watchdog.end() {
+		return l.overdue(ctx, start)
 	}
 	return err
 }
 
-// impatient returns why what has begun at start is waited for no longer, or nil.
-func (b *backend) impatient(ctx context.Context, start time.Time) error {
+// overdue returns why what has begun at start is waited for no longer, or nil.
+func (l *launcher) overdue(ctx context.Context, start time.Time) error {
 	select {
-	case <-b.halt:
+	case <-l.halt:
 		return errHalted
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	default:
 	}
-	if time.Since(start) > b.cfg.Timeout {
-		return fmt.Errorf("%w of NCCL for %v", comm.ErrTimeout, b.cfg.Timeout)
+	if time.Since(start) > l.timeout {
+		return fmt.Errorf("%w of NCCL for %v", comm.ErrTimeout, l.timeout)
 	}
 	return nil
 }
@@ -171,23 +61,58 @@ func (b *backend) impatient(ctx context.Context, start time.Time) error {
 const spins = 20
 
 // await waits until the stream has come to e and NCCL has had no failure.
-func (b *backend) await(ctx context.Context, start time.Time, e *Event) error {
-	b.pause.reset()
+func (l *launcher) await(ctx context.Context, start time.Time, e *Event) error {
+	l.pause.reset()
 	for i := 0; ; i++ {
 		reached, err := e.Query()
 		if err != nil {
 			return err
 		}
 		if reached || i >= spins { // a stream also comes past collectives that have failed
-			if err := b.communicator.AsyncError(); err != nil || reached {
+			if err := l.communicator.AsyncError(); err != nil || reached {
 				return err
 			}
-			if err := b.impatient(ctx, start); err != nil {
+			if err := l.overdue(ctx, start); err != nil {
 				return err
 			}
-			b.pause.sleep(ctx.Done(), b.halt)
+			l.pause.sleep(ctx.Done(), l.halt)
 			continue
 		}
 		runtime.Gosched()
 	}
+}
+
+// abort aborts the communicator, and returns when the stream has come past what it was given, so that
+// buffers are the callers' again.
+func (l *launcher) abort() {
+	l.aborted = true
+	_ = l.communicator.Abort() // whatever it says, there is an error before
+	if l.stream == nil {
+		return // it was never used
+	}
+	end := time.Now().Add(settling)
+	for l.pause.reset(); ; l.pause.sleep(nil, nil) {
+		idle, err := l.stream.Query()
+		if idle || err != nil {
+			return
+		}
+		if time.Now().After(end) {
+			l.stuck = true
+			return
+		}
+	}
+}
+
+// destroy ends the communicator together with the other ranks.
+func (l *launcher) destroy() error {
+	ctx, cancel := context.WithTimeout(context.Background(), settling)
+	defer cancel()
+	err := l.communicator.Finalize(ctx)
+	if err == nil {
+		err = l.communicator.Destroy()
+	}
+	if err != nil {
+		l.abort()
+	}
+	return err
 }

@@ -2,17 +2,16 @@ package nccl
 
 import (
 	"bytes"
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"slices"
+	"sync"
 	"time"
 
 	"github.com/gofsdp/gofsdp/comm"
 )
 
-// Before every collective the ranks exchange a record each, over meta:
+// A record is what a rank says of itself in a meeting:
 //
 //	byte  0      what the rank is about to do
 //	bytes 8..72  the signature of its call
@@ -27,19 +26,61 @@ const (
 	leaving             // nothing any more
 )
 
-// records are those of all ranks.
-type records struct {
-	mine, all       []byte
+// meeting is where the ranks exchange their records: over the host group, one meeting at a time.
+type meeting struct {
+	host            comm.Group
+	mine, all       []byte // records of this rank, and of all; used by the running call of the backend
 	mineBuf, allBuf comm.Buffer
+
+	mu     sync.Mutex
+	inside bool // a call of host is being made that waits for other ranks; never if over
+	over   bool // no other meeting begins
 }
 
-func newRecords(meta comm.Group) records {
-	r := records{mine: make([]byte, recordSize), all: make([]byte, meta.Size()*recordSize)}
-	r.mineBuf, r.allBuf = comm.Of(r.mine).Named("calls"), comm.Of(r.all).Named("calls")
-	return r
+func newMeeting(host comm.Group) *meeting {
+	m := &meeting{host: host, mine: make([]byte, recordSize), all: make([]byte, host.Size()*recordSize)}
+	m.mineBuf, m.allBuf = comm.Of(m.mine).Named("calls"), comm.Of(m.all).Named("calls")
+	return m
 }
 
-func (r *records) of(rank int) []byte { return r.all[rank*recordSize:][:recordSize] }
+func (m *meeting) record(rank int) []byte { return m.all[rank*recordSize:][:recordSize] }
+
+// enter begins calls of the host group that wait for other ranks. It returns false after stop.
+func (m *meeting) enter() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.inside = !m.over
+	return m.inside
+}
+
+// exit ends what enter has begun.
+func (m *meeting) exit() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.inside = false
+}
+
+// stop ends all meetings. It reports whether one is under way, which Close of the host group ends.
+func (m *meeting) stop() (waiting bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.over = true
+	return m.inside
+}
+
+// exchange gives all ranks the record of a call of this one, and gets theirs.
+func (m *meeting) exchange(ctx context.Context, c *comm.Call) error {
+	if !m.enter() {
+		return errHalted
+	}
+	defer m.exit()
+	m.mine[0] = inPlace
+	if onHost(c.Dst) || onHost(c.Src) {
+		m.mine[0] = staged
+	}
+	c.Signature().Put(m.mine[signatureAt:])
+	return m.host.AllGather(m.allBuf, m.mineBuf).Wait(ctx)
+}
 
 // onHost reports whether some of b lies in host memory.
 func onHost(b comm.Buffer) bool {
@@ -47,58 +88,60 @@ func onHost(b comm.Buffer) bool {
 	return !device && b.Len() > 0
 }
 
-// meet returns when all ranks have come to collective seq and want the same; it reports
-// whether one has a host buffer.
-func (b *backend) meet(ctx context.Context, seq uint64, c *comm.Call) (stage bool, err error) {
-	if !b.enter() {
-		return false, errHalted
-	}
-	b.records.mine[0] = inPlace
-	if onHost(c.Dst) || onHost(c.Src) {
-		b.records.mine[0] = staged
-	}
-	c.Signature().Put(b.records.mine[signatureAt:])
-	err = b.meta.AllGather(b.records.allBuf, b.records.mineBuf).Wait(ctx)
-	b.exit()
-	if err != nil {
-		return false, b.missed(ctx, seq, c, err)
-	}
-	first := b.records.of(0)
-	for r := range b.meta.Size() {
-		record := b.records.of(r)
-		switch {
-		case record[0] == leaving:
-			b.serial.Left(r, seq-1)
-			return false, &comm.RankError{Group: b.name, Rank: r, Err: comm.ErrClosed}
-		case record[0] == staged:
+// compare looks at what exchange has brought of collective seq of a group. It reports whether a rank has
+// a host buffer, or returns a rank that leaves, or an error, the same on every rank, if ranks have
+// made different calls.
+func (m *meeting) compare(group string, seq uint64) (stage bool, left *comm.RankError, err error) {
+	for r := range m.host.Size() {
+		switch m.record(r)[0] {
+		case leaving:
+			return false, &comm.RankError{Group: group, Rank: r, Err: comm.ErrClosed}, nil
+		case staged:
 			stage = true
 		}
 	}
-	for r := range b.meta.Size() {
-		if record := b.records.of(r); !bytes.Equal(first[signatureAt:], record[signatureAt:]) {
-			return false, b.mismatch(seq, r)
+	first := m.record(0)
+	for r := range m.host.Size() {
+		if !bytes.Equal(first[signatureAt:], m.record(r)[signatureAt:]) {
+			return false, nil, m.mismatch(group, seq, r)
 		}
 	}
-	return stage, nil
+	return stage, nil, nil
 }
 
-// enter begins a call of meta that Stop may end. It returns false if Stop has been called.
-func (b *backend) enter() bool {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.meeting = !b.halted
-	return b.meeting
+// mismatch says that rank r has made another call than rank 0.
+func (m *meeting) mismatch(group string, seq uint64, r int) error {
+	err := &comm.MismatchError{Group: group, Seq: seq, Ranks: [2]int{0, r}}
+	for i, rank := range err.Ranks {
+		s, bad := comm.ParseSignature(m.record(rank)[signatureAt:])
+		if bad != nil {
+			return &comm.RankError{Group: group, Rank: rank, Err: bad}
+		}
+		err.Calls[i] = s.String()
+	}
+	return err
 }
 
-func (b *backend) exit() {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.meeting = false
+// meet returns when all ranks have come to collective seq and want the same. It reports whether a rank
+// has a host buffer.
+func (b *backend) meet(ctx context.Context, seq uint64, c *comm.Call) (stage bool, err error) {
+	switch err := b.meeting.exchange(ctx, c); {
+	case errors.Is(err, errHalted):
+		return false, err
+	case err != nil:
+		return false, b.missed(ctx, seq, c, err)
+	}
+	stage, left, err := b.meeting.compare(b.name, seq)
+	if left != nil {
+		b.serial.Left(left.Rank, seq-1)
+		return false, left
+	}
+	return stage, err
 }
 
-// missed tells the handle why the ranks have not come together: err, of meta.
+// missed tells the handle why the ranks have not come together: err, of the host group.
 func (b *backend) missed(ctx context.Context, seq uint64, c *comm.Call, err error) error {
-	err = heard(err)
+	err = received(err)
 	var blame *comm.RankError
 	if !errors.As(err, &blame) {
 		b.serial.Failed(err)
@@ -106,7 +149,7 @@ func (b *backend) missed(ctx context.Context, seq uint64, c *comm.Call, err erro
 	}
 	failing := b.reason(nil) != nil
 	switch {
-	case ctx.Err() != nil && blame.Rank == b.meta.Rank():
+	case ctx.Err() != nil && blame.Rank == b.host.Rank():
 		err = &comm.RankError{Group: b.name, Rank: blame.Rank, Err: fmt.Errorf("%s: %w", numbered(seq, c), blame.Err)}
 		b.serial.Failed(err)
 	case errors.Is(blame.Err, comm.ErrClosed) && !failing:
@@ -117,88 +160,14 @@ func (b *backend) missed(ctx context.Context, seq uint64, c *comm.Call, err erro
 	return err
 }
 
-// numbered names a collective within its group.
-func numbered(seq uint64, c *comm.Call) string {
-	if l := c.Label(); l != "" {
-		return fmt.Sprintf("%v #%d %q", c.Kind, seq, l)
-	}
-	return fmt.Sprintf("%v #%d", c.Kind, seq)
-}
-
-// mismatch fails the group because rank r has made another call than rank 0. Every rank
-// finds the same.
-func (b *backend) mismatch(seq uint64, r int) error {
-	err := &comm.MismatchError{Group: b.name, Seq: seq, Ranks: [2]int{0, r}}
-	for i, rank := range err.Ranks {
-		s, bad := comm.ParseSignature(b.records.of(rank)[signatureAt:])
-		if bad != nil {
-			return &comm.RankError{Group: b.name, Rank: rank, Err: bad}
-		}
-		err.Calls[i] = s.String()
-	}
-	return err
-}
-
-// divide makes the groups of a split, as far as all ranks of this one have a part in it.
-func (b *backend) divide(ctx context.Context, seq uint64, c *comm.Call) error {
-	mine, err := comm.Slice[int64](c.Src)
-	if err != nil {
-		return err
-	}
-	pairs, err := comm.Slice[int64](c.Dst)
-	if err != nil {
-		return err
-	}
-	if !b.enter() {
-		return errHalted
-	}
-	defer b.exit()
-	if err := b.meta.AllGather(c.Dst, c.Src).Wait(ctx); err != nil {
-		return err
-	}
-	var p part
-	if p.meta, err = b.meta.Split(ctx, int(mine[0]), int(mine[1])); err != nil {
-		return err
-	}
-	color, key := place(pairs, b.meta.Rank())
-	limited, done := b.whileGood(ctx)
-	p.communicator, err = b.communicator.Split(limited, color, key, b.cfg.Communicator)
-	done()
-	if p.meta != nil {
-		b.mu.Lock()
-		b.parts[seq] = p // also if it failed: the others are told why before the part is closed
-		b.mu.Unlock()
-	}
-	return err
-}
-
-// place returns a color and a key for NCCL, which are 32 bits there, that mean the same as
-// those of rank in pairs, which holds the (color, key) of every rank.
-func place(pairs []int64, rank int) (color, key int) {
-	own := pairs[2*rank : 2*rank+2]
-	if own[0] < 0 {
-		return NoColor, 0
-	}
-	var colors []int64
-	for r := range len(pairs) / 2 {
-		colors = append(colors, pairs[2*r])
-		if k := cmp.Compare(pairs[2*r+1], own[1]); pairs[2*r] == own[0] && (k < 0 || k == 0 && r < rank) {
-			key++
-		}
-	}
-	slices.Sort(colors)
-	color, _ = slices.BinarySearch(slices.Compact(colors), own[0])
-	return color, key
-}
-
-// grace is how long a rank that closes the group waits for the others to do so or to want
-// more, before it takes it that they need nothing from it any more.
+// grace is how long a rank that closes the group waits for the others to do so or to want more, before
+// it takes it that they need nothing from it any more.
 var grace = time.Second
 
-// farewell reports whether all ranks leave the group now.
-func (b *backend) farewell() bool {
-	b.records.mine[0] = leaving
-	work, met := b.meta.AllGather(b.records.allBuf, b.records.mineBuf), make(chan error, 1)
+// farewell reports whether all ranks leave the group now. It may close the host group.
+func (m *meeting) farewell() bool {
+	m.mine[0] = leaving
+	work, met := m.host.AllGather(m.allBuf, m.mineBuf), make(chan error, 1)
 	go func() { met <- work.Wait(context.Background()) }()
 	timer := time.NewTimer(grace)
 	defer timer.Stop()
@@ -208,12 +177,12 @@ func (b *backend) farewell() bool {
 			return false
 		}
 	case <-timer.C:
-		_ = b.meta.Close() // ends the wait; Leave closes it again, for the answer
+		_ = m.host.Close() // ends the wait; Leave closes it again, for the answer
 		<-met
 		return false
 	}
-	for r := range b.meta.Size() {
-		if b.records.of(r)[0] != leaving {
+	for r := range m.host.Size() {
+		if m.record(r)[0] != leaving {
 			return false
 		}
 	}

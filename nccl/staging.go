@@ -9,12 +9,18 @@ import (
 	"github.com/gofsdp/gofsdp/comm"
 )
 
-// staging is the memory through which host buffers travel: two bays, so that the host
-// fills and empties one while the stream works on the other.
+// staging runs collectives that have host buffers, through memory of its own: two bays, so that the
+// host fills and empties one while the stream works on the other.
 //
 //	host    fill 0 │ fill 1 │ empty 0, fill 0 │ …
 //	stream         │ in, NCCL, out of 0       │ in, NCCL, out of 1 …
-type staging [2]bay
+type staging struct {
+	launcher    *launcher
+	dev         *Device
+	rank, ranks int
+	bytes       int // of both bays together, the same on every rank: where a collective is cut depends on it
+	bays        [2]bay
+}
 
 // bay holds one piece of a collective.
 type bay struct {
@@ -39,11 +45,11 @@ type span struct {
 }
 
 // reserve gives both bays n bytes at least.
-func (s *staging) reserve(dev *Device, n int) error {
-	for i := range s {
-		h := &s[i]
+func (s *staging) reserve(n int) error {
+	for i := range s.bays {
+		h := &s.bays[i]
 		if h.reached == nil {
-			e, err := dev.NewEvent()
+			e, err := s.dev.NewEvent()
 			if err != nil {
 				return err
 			}
@@ -56,10 +62,10 @@ func (s *staging) reserve(dev *Device, n int) error {
 			return err
 		}
 		var err error
-		if h.dev, err = dev.Alloc(n); err != nil {
+		if h.dev, err = s.dev.Alloc(n); err != nil {
 			return err
 		}
-		if h.host, err = dev.AllocHost(n); err != nil {
+		if h.host, err = s.dev.AllocHost(n); err != nil {
 			return err
 		}
 	}
@@ -81,112 +87,111 @@ func (h *bay) shrink() error {
 
 func (s *staging) free() error {
 	var errs []error
-	for i := range s {
-		errs = append(errs, s[i].shrink())
-		if s[i].reached != nil {
-			errs = append(errs, s[i].reached.Close())
+	for i := range s.bays {
+		errs = append(errs, s.bays[i].shrink())
+		if e := s.bays[i].reached; e != nil {
+			errs = append(errs, e.Close())
 		}
 	}
 	return errors.Join(errs...)
 }
 
-// stage runs a collective in pieces, through the staging memory. All ranks cut it alike,
-// wherever their buffers are.
-func (b *backend) stage(ctx context.Context, c *comm.Call) error {
-	parts, length := b.extent(c)
-	size := c.DType().Size()
-	step := min(length, max(1, b.cfg.Staging/len(b.staging)/(parts*size)))
-	room := max(parts*step*size, b.cfg.Staging/len(b.staging)) // all of it at once: to free memory waits for the device
-	if err := b.staging.reserve(b.dev, room); err != nil {
+// run runs a collective in pieces. All ranks cut it alike, wherever their buffers are.
+func (s *staging) run(ctx context.Context, c *comm.Call) error {
+	parts, length := s.extent(c)
+	size, half := c.DType().Size(), s.bytes/len(s.bays)
+	step := min(length, max(1, half/(parts*size)))
+	// At least half, which is enough for all but the widest pieces: to grow, a bay frees memory first,
+	// which waits for the device.
+	if err := s.reserve(max(parts*step*size, half)); err != nil {
 		return err
 	}
 	start := time.Now()
 	for i, lo := 0, 0; lo < length; i, lo = i+1, lo+step {
-		h := &b.staging[i%len(b.staging)]
-		if err := b.collect(ctx, start, h); err != nil {
+		h := &s.bays[i%len(s.bays)]
+		if err := s.collect(ctx, start, h); err != nil {
 			return err
 		}
 		start = time.Now() // a piece is progress
-		b.cut(c, &h.piece, h.dev.Addr(), lo, min(lo+step, length))
-		if err := b.send(ctx, start, h); err != nil {
+		s.cut(c, &h.piece, h.dev.Addr(), lo, min(lo+step, length))
+		if err := s.send(ctx, start, h); err != nil {
 			return err
 		}
 	}
-	for i := range b.staging {
-		if err := b.collect(ctx, start, &b.staging[i]); err != nil {
+	for i := range s.bays {
+		if err := s.collect(ctx, start, &s.bays[i]); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// extent returns of how many parts the whole tensor consists, and how many elements the
-// longest of them has.
-func (b *backend) extent(c *comm.Call) (parts, length int) {
+// extent returns of how many parts the whole tensor consists, and how many elements the longest of
+// them has.
+func (s *staging) extent(c *comm.Call) (parts, length int) {
 	switch c.Kind {
 	case comm.KindAllGather:
-		return b.meta.Size(), c.Src.Len()
+		return s.ranks, c.Src.Len()
 	case comm.KindReduceScatter:
-		return b.meta.Size(), c.Dst.Len()
+		return s.ranks, c.Dst.Len()
 	case comm.KindGather:
-		return b.meta.Size(), slices.Max(c.Counts)
+		return s.ranks, slices.Max(c.Counts)
 	default:
 		return 1, c.Dst.Len()
 	}
 }
 
 // send gives the stream a piece.
-func (b *backend) send(ctx context.Context, start time.Time, h *bay) error {
+func (s *staging) send(ctx context.Context, start time.Time, h *bay) error {
 	h.busy = true
-	for _, s := range h.in {
-		if err := b.put(h, s); err != nil {
+	for _, x := range h.in {
+		if err := s.put(h, x); err != nil {
 			return err
 		}
 	}
-	if err := b.launch(ctx, start, h.ops); err != nil {
+	if err := s.launcher.launch(ctx, start, h.ops); err != nil {
 		return err
 	}
-	for _, s := range h.out {
-		if err := b.get(h, s); err != nil {
+	for _, x := range h.out {
+		if err := s.get(h, x); err != nil {
 			return err
 		}
 	}
-	return h.reached.Record(b.stream)
+	return h.reached.Record(s.launcher.stream)
 }
 
-// put lets a span go into the staging memory of the device.
-func (b *backend) put(h *bay, s span) error {
-	n, to := s.bytes(), h.dev.Addr()+uintptr(s.at)
-	if from, ok := s.buf.Device(); ok {
-		return b.stream.CopyDevice(to, from, n)
+// put copies a span into the staging memory of the device.
+func (s *staging) put(h *bay, x span) error {
+	n, to := x.bytes(), h.dev.Addr()+uintptr(x.at)
+	if from, ok := x.buf.Device(); ok {
+		return s.launcher.stream.CopyDevice(to, from, n)
 	}
-	copy(h.host.Bytes()[s.at:], s.buf.Bytes())
-	return b.stream.CopyToDevice(to, h.host, s.at, n)
+	copy(h.host.Bytes()[x.at:], x.buf.Bytes())
+	return s.launcher.stream.CopyToDevice(to, h.host, x.at, n)
 }
 
-// get lets a span come out of it. Host memory is filled by collect.
-func (b *backend) get(h *bay, s span) error {
-	n, from := s.bytes(), h.dev.Addr()+uintptr(s.at)
-	if to, ok := s.buf.Device(); ok {
-		return b.stream.CopyDevice(to, from, n)
+// get copies a span out of it. Host memory is filled by collect.
+func (s *staging) get(h *bay, x span) error {
+	n, from := x.bytes(), h.dev.Addr()+uintptr(x.at)
+	if to, ok := x.buf.Device(); ok {
+		return s.launcher.stream.CopyDevice(to, from, n)
 	}
-	return b.stream.CopyToHost(h.host, s.at, from, n)
+	return s.launcher.stream.CopyToHost(h.host, x.at, from, n)
 }
 
-func (s span) bytes() int { return s.buf.Len() * s.buf.DType().Size() }
+func (x span) bytes() int { return x.buf.Len() * x.buf.DType().Size() }
 
-// collect waits for the piece that h holds, if any, and copies what came of it to the
-// host's buffers.
-func (b *backend) collect(ctx context.Context, start time.Time, h *bay) error {
+// collect waits for the piece that h holds, if any, and copies what came of it to the host's buffers.
+func (s *staging) collect(ctx context.Context, start time.Time, h *bay) error {
 	if !h.busy {
 		return nil
 	}
-	if err := b.await(ctx, start, h.reached); err != nil {
+	if err := s.launcher.await(ctx, start, h.reached); err != nil {
 		return err
 	}
-	for _, s := range h.out {
-		if _, ok := s.buf.Device(); !ok {
-			copy(s.buf.Bytes(), h.host.Bytes()[s.at:])
+	for _, x := range h.out {
+		if _, ok := x.buf.Device(); !ok {
+			copy(x.buf.Bytes(), h.host.Bytes()[x.at:])
 		}
 	}
 	h.busy = false
@@ -196,48 +201,45 @@ func (b *backend) collect(ctx context.Context, start time.Time, h *bay) error {
 }
 
 // cut makes the piece of the elements [lo, hi) of every part.
-func (b *backend) cut(c *comm.Call, p *piece, base uintptr, lo, hi int) {
-	n, rank, ranks := hi-lo, b.meta.Rank(), b.meta.Size()
+func (s *staging) cut(c *comm.Call, p *piece, base uintptr, lo, hi int) {
+	n, rank := hi-lo, s.rank
 	part := n * c.DType().Size() // bytes
-	op := Op{Type: types[c.DType()], Reduce: operators[c.Op], Peer: c.Root, Count: n, Send: base, Recv: base}
+	op := opOf(c)
+	op.Count, op.Send, op.Recv = n, base, base
 	p.in, p.ops, p.out = p.in[:0], p.ops[:0], p.out[:0]
 	switch c.Kind {
 	case comm.KindAllGather:
-		op.Kind = AllGather
 		op.Send += uintptr(rank * part)
 		p.in = append(p.in, span{rank * part, c.Src.Slice(lo, hi)})
-		for r, at := 0, 0; r < ranks; r, at = r+1, at+c.Src.Len() {
+		for r, at := 0, 0; r < s.ranks; r, at = r+1, at+c.Src.Len() {
 			p.out = append(p.out, span{r * part, c.Dst.Slice(at+lo, at+hi)})
 		}
 	case comm.KindReduceScatter:
-		op.Kind = ReduceScatter
 		op.Recv += uintptr(rank * part)
-		for r, at := 0, 0; r < ranks; r, at = r+1, at+c.Dst.Len() {
+		for r, at := 0, 0; r < s.ranks; r, at = r+1, at+c.Dst.Len() {
 			p.in = append(p.in, span{r * part, c.Src.Slice(at+lo, at+hi)})
 		}
 		p.out = append(p.out, span{rank * part, c.Dst.Slice(lo, hi)})
 	case comm.KindAllReduce:
-		op.Kind = AllReduce
 		p.in = append(p.in, span{0, c.Src.Slice(lo, hi)})
 		p.out = append(p.out, span{0, c.Dst.Slice(lo, hi)})
 	case comm.KindBroadcast:
-		op.Kind = Broadcast
-		if s := (span{0, c.Src.Slice(lo, hi)}); rank == c.Root {
-			p.in = append(p.in, s)
+		if x := (span{0, c.Src.Slice(lo, hi)}); rank == c.Root {
+			p.in = append(p.in, x)
 		} else {
-			p.out = append(p.out, s)
+			p.out = append(p.out, x)
 		}
 	case comm.KindGather:
-		b.cutGather(c, p, op, lo, hi)
+		s.cutGather(c, p, op, lo, hi)
 		return
 	}
 	p.ops = append(p.ops, op)
 }
 
-// cutGather is cut for a gather, where some parts end before others. That of the root
-// goes the same way, but for NCCL.
-func (b *backend) cutGather(c *comm.Call, p *piece, op Op, lo, hi int) {
-	rank, size, base := b.meta.Rank(), c.DType().Size(), op.Recv
+// cutGather is cut for a gather, where some parts end before others. That of the root goes the same
+// way, but for NCCL.
+func (s *staging) cutGather(c *comm.Call, p *piece, op Op, lo, hi int) {
+	rank, size, base := s.rank, c.DType().Size(), op.Recv
 	first := 0 // of the part, in dst
 	for r, count := range c.Counts {
 		from, to := min(lo, count), min(hi, count)

@@ -1,0 +1,91 @@
+package nccl
+
+import (
+	"context"
+	"time"
+
+	"github.com/gofsdp/gofsdp/comm"
+)
+
+// NCCL's names for those of package comm. A gather is made of sends and receives.
+var (
+	types = [...]DataType{
+		comm.Float32: Float32, comm.Float64: Float64, comm.Int32: Int32, comm.Int64: Int64, comm.Uint8: Uint8,
+		comm.BFloat16: BFloat16, comm.Float16: Float16,
+	}
+	operators   = [...]RedOp{comm.Sum: Sum, comm.Avg: Avg, comm.Max: Max, comm.Min: Min}
+	collectives = [...]Kind{
+		comm.KindAllGather: AllGather, comm.KindReduceScatter: ReduceScatter, comm.KindAllReduce: AllReduce,
+		comm.KindBroadcast: Broadcast, comm.KindGather: 0,
+	}
+)
+
+// opOf returns what NCCL has to do for c, but for the buffers.
+func opOf(c *comm.Call) Op {
+	return Op{Kind: collectives[c.Kind], Type: types[c.DType()], Reduce: operators[c.Op], Peer: c.Root}
+}
+
+// direct runs collectives in place, in the device memory of the callers.
+type direct struct {
+	launcher *launcher
+	progress *progress
+	rank     int
+	ops      []Op // scratch; its capacity is the number of ranks
+}
+
+func (d *direct) run(ctx context.Context, seq uint64, c *comm.Call) error {
+	ops, err := d.plan(c)
+	if err != nil {
+		return err
+	}
+	start := time.Now()
+	if err := d.launcher.launch(ctx, start, ops); err != nil {
+		return err
+	}
+	if err := d.progress.launch(seq, d.launcher.stream); err != nil {
+		return err
+	}
+	return d.launcher.await(ctx, start, d.progress.reached)
+}
+
+// plan returns what NCCL has to do for a collective.
+func (d *direct) plan(c *comm.Call) ([]Op, error) {
+	op := opOf(c)
+	op.Count = c.Src.Len()
+	op.Send, _ = c.Src.Device()
+	op.Recv, _ = c.Dst.Device()
+	switch c.Kind {
+	case comm.KindGather:
+		return d.planGather(c, op)
+	case comm.KindReduceScatter:
+		op.Count = c.Dst.Len()
+	}
+	return append(d.ops[:0], op), nil
+}
+
+// planGather is plan for a gather, in which the root copies its own part.
+func (d *direct) planGather(c *comm.Call, op Op) ([]Op, error) {
+	ops := d.ops[:0]
+	if d.rank != c.Root {
+		if op.Kind = Send; op.Count > 0 {
+			ops = append(ops, op)
+		}
+		return ops, nil
+	}
+	size, own := uintptr(c.DType().Size()), op.Send
+	op.Kind = Recv
+	for r, n := range c.Counts {
+		switch {
+		case n == 0:
+		case r != d.rank:
+			op.Peer, op.Count = r, n
+			ops = append(ops, op)
+		case own != op.Recv:
+			if err := d.launcher.stream.CopyDevice(op.Recv, own, n*int(size)); err != nil {
+				return nil, err
+			}
+		}
+		op.Recv += uintptr(n) * size
+	}
+	return ops, nil
+}

@@ -1,0 +1,59 @@
+package nccl
+
+import (
+	"context"
+	"errors"
+
+	"github.com/gofsdp/gofsdp/comm"
+)
+
+// News. A failure of the group travels over the host group: Tell aborts that with the failure, and
+// listen, or whoever is in a call of the host group, gets it from there on the other ranks. Some
+// groups carry only the text of an error, so the failure is also encoded in it.
+
+// sent is a failure on its way to the other ranks.
+type sent struct {
+	failure error
+	text    string // of comm.MarshalError
+}
+
+func (s *sent) Error() string { return s.text }
+func (s *sent) Unwrap() error { return s.failure }
+
+// received returns the failure that another rank has sent, if err, of the host group, is that, or
+// else err.
+func received(err error) error {
+	var s *sent
+	if errors.As(err, &s) {
+		return s.failure
+	}
+	var blame *comm.RankError
+	if errors.As(err, &blame) && blame.Err != nil {
+		if failure, err := comm.UnmarshalError([]byte(blame.Err.Error())); err == nil {
+			return failure
+		}
+	}
+	return err
+}
+
+// Tell implements [comm.Backend].
+func (b *backend) Tell(err error) {
+	b.host.Abort(&sent{err, string(comm.MarshalError(b.name, b.host.Rank(), err))})
+}
+
+// listen passes on that the group has failed elsewhere.
+func (b *backend) listen() {
+	select {
+	case <-comm.Failing(b.host):
+		b.serial.Failed(b.reason(nil))
+	case <-b.halt:
+	}
+}
+
+// reason returns why the host group has failed, or else err.
+func (b *backend) reason(err error) error {
+	if !closed(comm.Failing(b.host)) {
+		return err
+	}
+	return received(b.host.Barrier(context.Background())) // a failed group answers at once
+}

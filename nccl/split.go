@@ -1,0 +1,137 @@
+package nccl
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+
+	"github.com/gofsdp/gofsdp/comm"
+)
+
+// splits are the groups that come of a group. A split has two steps: divide, a part of the collective,
+// makes host groups and communicators together with all ranks; Split makes a group of each.
+type splits struct {
+	mu       sync.Mutex
+	parts    map[uint64]part // made by divide and not yet taken by Split, by collective
+	children []*backend      // open, by the order of their splits
+}
+
+// part is what the ranks of a split have made together of a new group.
+type part struct {
+	host         comm.Group
+	communicator *Communicator // nil if it could not be made
+}
+
+func (s *splits) put(seq uint64, p part) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.parts == nil {
+		s.parts = map[uint64]part{}
+	}
+	s.parts[seq] = p
+}
+
+func (s *splits) take(seq uint64) part {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	p := s.parts[seq]
+	delete(s.parts, seq)
+	return p
+}
+
+func (s *splits) adopt(child *backend) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.children = append(s.children, child)
+}
+
+// forget drops a group that is closed.
+func (s *splits) forget(child *backend) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.children = slices.DeleteFunc(s.children, func(c *backend) bool { return c == child })
+}
+
+// close closes the groups, the youngest first, and what is left of those that never became one.
+func (s *splits) close() error {
+	s.mu.Lock()
+	children, parts := slices.Clone(s.children), s.parts
+	s.parts = nil
+	s.mu.Unlock()
+	var errs []error
+	for _, c := range slices.Backward(children) {
+		errs = append(errs, c.serial.Close())
+	}
+	for _, p := range parts {
+		if p.communicator != nil {
+			errs = append(errs, p.communicator.Abort())
+		}
+		errs = append(errs, p.host.Close())
+	}
+	return errors.Join(errs...)
+}
+
+// divide makes the groups of a split, as far as all ranks of this one have a part in it.
+func (b *backend) divide(ctx context.Context, seq uint64, c *comm.Call) error {
+	mine, err := comm.Slice[int64](c.Src)
+	if err != nil {
+		return err
+	}
+	pairs, err := comm.Slice[int64](c.Dst)
+	if err != nil {
+		return err
+	}
+	if !b.meeting.enter() {
+		return errHalted
+	}
+	defer b.meeting.exit()
+	if err := b.host.AllGather(c.Dst, c.Src).Wait(ctx); err != nil {
+		return err
+	}
+	var p part
+	if p.host, err = b.host.Split(ctx, int(mine[0]), int(mine[1])); err != nil {
+		return err
+	}
+	color, key := place(pairs, b.host.Rank())
+	limited, done := b.whileGood(ctx)
+	p.communicator, err = b.launcher.communicator.Split(limited, color, key, b.cfg.Communicator)
+	done()
+	if p.host != nil {
+		b.splits.put(seq, p) // also after an error: the others are told why before the part is closed
+	}
+	return err
+}
+
+// place returns a color and a key for NCCL, which are 32 bits there, that mean the same as those of
+// rank in pairs, which holds the (color, key) of every rank.
+func place(pairs []int64, rank int) (color, key int) {
+	own := pairs[2*rank : 2*rank+2]
+	if own[0] < 0 {
+		return NoColor, 0
+	}
+	var colors []int64
+	for r := range len(pairs) / 2 {
+		colors = append(colors, pairs[2*r])
+		if k := cmp.Compare(pairs[2*r+1], own[1]); pairs[2*r] == own[0] && (k < 0 || k == 0 && r < rank) {
+			key++
+		}
+	}
+	slices.Sort(colors)
+	color, _ = slices.BinarySearch(slices.Compact(colors), own[0])
+	return color, key
+}
+
+// Split implements [comm.Backend]. The part that takes all ranks was done by Run.
+func (b *backend) Split(ctx context.Context, seq uint64, color int, _ []int) (comm.Group, error) {
+	p := b.splits.take(seq)
+	child := newBackend(fmt.Sprintf("%s/%d", b.name, color), p.host, b.dev, b.cfg, b, p.communicator)
+	g, err := child.open(ctx, nil)
+	if err != nil {
+		return nil, err
+	}
+	b.splits.adopt(child)
+	return g, nil
+}
