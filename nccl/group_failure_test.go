@@ -193,6 +193,30 @@ func TestGroupClosedInside(t *testing.T) {
 	}
 }
 
+// The failure of a group reaches the groups split from it as it is, also on a rank that was waiting for
+// the others when it came.
+func TestGroupFailsItsParts(t *testing.T) {
+	doubles(t)
+	cause := errors.New("parent aborted")
+	errs := groupOf(t, 2, GroupConfig{}, func(m *member) error {
+		sub := must(m.Split(m.me.ctx, 0, m.Rank())).(*Group)
+		check(m.Barrier(m.me.ctx))
+		if m.Rank() == 1 {
+			that(nil, "no meeting", m.backend.meeting.enter())
+			m.Abort(cause)
+			m.backend.tasks.Wait() // for all that Abort has begun
+		}
+		<-sub.backend.halt
+		return sub.backend.reason(nil)
+	})
+	for r, err := range errs {
+		var blame *comm.RankError
+		require.ErrorAs(t, err, &blame, "rank %d", r)
+		require.Equal(t, 1, blame.Rank, "rank %d", r)
+		require.ErrorIs(t, err, cause, "rank %d", r)
+	}
+}
+
 // No buffer is touched once an operation has failed.
 func TestGroupLetsGo(t *testing.T) {
 	doubles(t)

@@ -60,12 +60,14 @@ func (m *meeting) exit() {
 	m.inside = false
 }
 
-// stop ends all meetings. It reports whether one is under way, which Close of the host group ends.
+// stop ends all meetings. It reports whether one is under way that only Close of the host group ends:
+// if that has failed the meeting ends by itself, and groups split from it can still say why they have
+// failed, which they cannot once they are closed with it.
 func (m *meeting) stop() (waiting bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.over = true
-	return m.inside
+	return m.inside && !closed(comm.Failing(m.host))
 }
 
 // exchange gives all ranks the record of a call of this one, and gets theirs.
