@@ -6,7 +6,7 @@ export RAPID_SEED ?= 1
 export RAPID_NOFAILFILE ?= true
 
 .DEFAULT_GOAL := help
-.PHONY: help run test race nocgo portable mpi mpich faults soak netns nccl-abi gpu-check cu-check lint generate memory bench bench-join bench-state bench-gemm bench-comm
+.PHONY: help run test race nocgo portable mpi mpich faults soak netns nccl-abi gpu-check cu-check lint generate memory bench bench-join bench-state bench-gemm bench-comm same-bits
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -61,6 +61,10 @@ lint: ## gofmt, vet, staticcheck
 
 generate: ## generate the assembly again
 	$(GO) generate ./...
+
+# The tool has a training program of its own, since examples/gpt has no flags for strategies, frozen parameters or offload.
+same-bits: ## compare trainings bit for bit with another commit: BASE=main~1, RENAMED=New=Old,… for public names
+	$(GO) run ./internal/samebits -base "$(BASE)" -renamed "$(RENAMED)"
 
 memory: ## what a rank holds under each sharding strategy, planned and counted
 	$(GO) run ./internal/bench -memory

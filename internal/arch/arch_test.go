@@ -111,7 +111,7 @@ var layers = []struct {
 	{"device group", []string{"nccl/..."}},
 	{"library", []string{"fsdp"}},
 	{"building blocks", []string{"fsdp/nn"}},
-	{"command or example", []string{"fsdp/fsdprun/...", "fsdp/fsdpckpt/...", "examples/...", "internal/bench/..."}},
+	{"command or example", []string{"fsdp/fsdprun/...", "fsdp/fsdpckpt/...", "examples/...", "internal/bench/...", "internal/samebits/..."}},
 }
 
 // layer returns the layer of the package in dir, or -1.
@@ -176,7 +176,7 @@ func TestImportsGoDown(t *testing.T) {
 func top(dir string) string { first, _, _ := strings.Cut(dir, "/"); return first }
 
 // gorgonia lists the packages that may import Gorgonia and its tensors.
-var gorgonia = []string{"internal/exec", "internal/ops", "fsdp", "examples", "internal/bench"}
+var gorgonia = []string{"internal/exec", "internal/ops", "fsdp", "examples", "internal/bench", "internal/samebits"}
 
 // TestWhoMayUseGorgonia keeps Gorgonia behind the packages that know its defects.
 func TestWhoMayUseGorgonia(t *testing.T) {

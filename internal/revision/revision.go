@@ -1,0 +1,87 @@
+// Package revision builds programs of this repository at two commits, to compare what they do:
+//
+//	work, err := revision.Working(ctx)
+//	base, remove, err := work.Checkout(ctx, "v1.2.0")
+//	defer remove()
+//	err = base.Build(ctx, "/tmp/base", "./examples/gpt") // makes /tmp/base/gpt
+package revision
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+)
+
+// A Tree is a directory with the files of a commit, or those of a working tree.
+type Tree struct {
+	Dir  string
+	Name string // for people: the commit's hash, abbreviated, with "+" where the working tree differs from it
+}
+
+// Working returns the tree that the current directory is in.
+func Working(ctx context.Context) (Tree, error) {
+	dir, err := run(ctx, "", "git", "rev-parse", "--show-toplevel")
+	if err != nil {
+		return Tree{}, err
+	}
+	name, err := run(ctx, dir, "git", "rev-parse", "--short", "HEAD")
+	if err != nil {
+		return Tree{}, err
+	}
+	if changed, err := run(ctx, dir, "git", "status", "--porcelain"); err != nil {
+		return Tree{}, err
+	} else if changed != "" {
+		name += "+"
+	}
+	return Tree{Dir: dir, Name: name}, nil
+}
+
+// Checkout makes a temporary git worktree of t's repository at a commit. The caller calls remove
+// when done.
+func (t Tree) Checkout(ctx context.Context, commit string) (base Tree, remove func() error, err error) {
+	name, err := run(ctx, t.Dir, "git", "rev-parse", "--short", "--verify", "--end-of-options", commit+"^{commit}")
+	if err != nil {
+		return Tree{}, nil, err
+	}
+	parent, err := os.MkdirTemp("", "revision")
+	if err != nil {
+		return Tree{}, nil, err
+	}
+	dir := filepath.Join(parent, "tree")
+	remove = func() error {
+		_, err := run(context.WithoutCancel(ctx), t.Dir, "git", "worktree", "remove", "--force", dir)
+		return errors.Join(err, os.RemoveAll(parent))
+	}
+	if _, err := run(ctx, t.Dir, "git", "worktree", "add", "--detach", "--quiet", dir, name); err != nil {
+		return Tree{}, nil, errors.Join(err, os.RemoveAll(parent))
+	}
+	return Tree{Dir: dir, Name: name}, remove, nil
+}
+
+// Build builds main packages of t, named as `go build` in its directory names them, into the
+// directory out.
+func (t Tree) Build(ctx context.Context, out string, packages ...string) error {
+	if err := os.MkdirAll(out, 0o755); err != nil {
+		return err
+	}
+	args := append([]string{"build", "-buildvcs=false", "-trimpath", "-o", out + string(filepath.Separator)}, packages...)
+	_, err := run(ctx, t.Dir, "go", args...)
+	return err
+}
+
+// run returns the output of a command in dir, without white space around it.
+func run(ctx context.Context, dir, name string, args ...string) (string, error) {
+	cmd := exec.CommandContext(ctx, name, args...)
+	cmd.Dir = dir
+	var stderr strings.Builder
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	if err != nil {
+		return "", fmt.Errorf("%s: %w: %s", strings.Join(cmd.Args, " "), err, strings.TrimSpace(stderr.String()))
+	}
+	return strings.TrimSpace(string(out)), nil
+}

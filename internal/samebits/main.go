@@ -1,0 +1,187 @@
+// Samebits shows that a change of the code changes no bit of a training. It builds examples/gpt and
+// the program in train at a base commit and in the working tree, runs both under every
+// configuration of a table, and compares what they have written:
+//
+//	go run ./internal/samebits -base main~3
+//
+// It prints a line for each configuration, with hashes of the weights and of the optimizer's state,
+// and exits with 1 if any differ. Examples/gpt has flags for the transports and ranks only; train,
+// which has them for the rest, is compiled at both commits from the source of the working tree.
+// Where a public name has changed since, -renamed says how:
+//
+//	go run ./internal/samebits -base main~3 -renamed Recompute=Checkpoint
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"sync"
+	"syscall"
+
+	"github.com/gofsdp/gofsdp/internal/revision"
+)
+
+// trainer is the package whose source is copied into the base tree.
+const trainer = "internal/samebits/train"
+
+var errDifferent = errors.New("not the same bits")
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	if err := run(ctx, os.Args[1:], os.Stdout); err != nil && !errors.Is(err, flag.ErrHelp) {
+		fmt.Fprintln(os.Stderr, "samebits:", err)
+		stop()
+		os.Exit(1)
+	}
+}
+
+// run compares what args say and prints to out.
+func run(ctx context.Context, args []string, out io.Writer) (err error) {
+	f := flag.NewFlagSet("samebits", flag.ContinueOnError)
+	base := f.String("base", "", "`commit` to compare the working tree with")
+	only := f.String("run", "", "only configurations whose names match this regular `expression`")
+	renamed := f.String("renamed", "", "public names that have changed since the base, as `new=old,new=old`")
+	if err := f.Parse(args); err != nil {
+		return err
+	}
+	filter, err := regexp.Compile(*only)
+	if err != nil {
+		return err
+	}
+	if *base == "" || f.NArg() > 0 {
+		return errors.New("want -base COMMIT and no other arguments")
+	}
+	work, err := revision.Working(ctx)
+	if err != nil {
+		return err
+	}
+	old, remove, err := work.Checkout(ctx, *base)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, remove()) }()
+	dir, err := os.MkdirTemp("", "samebits")
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+	if err := copyTrainer(work.Dir, old.Dir, *renamed); err != nil {
+		return err
+	}
+	b := &bench{dir: dir, bins: [2]string{filepath.Join(dir, "base"), filepath.Join(dir, "work")}}
+	for i, t := range []revision.Tree{old, work} {
+		if err := t.Build(ctx, b.bins[i], "./examples/gpt", "./fsdp/fsdprun", "./"+trainer); err != nil {
+			return fmt.Errorf("%s: %w", t.Name, err)
+		}
+	}
+	// One fsdpckpt reads the checkpoints of both.
+	if err := work.Build(ctx, b.bins[1], "./fsdp/fsdpckpt"); err != nil {
+		return err
+	}
+	if err := os.WriteFile(filepath.Join(dir, "text"), text(), 0o644); err != nil {
+		return err
+	}
+	fmt.Fprintf(out, "base %s, working tree %s\n%-34s %-25s %-25s\n", old.Name, work.Name, "", "weights", "optimizer")
+	return compare(ctx, out, filter, b.both)
+}
+
+// copyTrainer copies the source of the trainer from one tree into another, where public names are
+// as renamed says.
+func copyTrainer(from, to, renamed string) error {
+	var pairs [][2]string
+	for _, p := range strings.FieldsFunc(renamed, func(r rune) bool { return r == ',' }) {
+		now, then, ok := strings.Cut(p, "=")
+		if !ok {
+			return fmt.Errorf("-renamed %s: want new=old", p)
+		}
+		pairs = append(pairs, [2]string{`\b` + regexp.QuoteMeta(now) + `\b`, then})
+	}
+	files, err := filepath.Glob(filepath.Join(from, trainer, "*.go"))
+	if err != nil || len(files) == 0 {
+		return fmt.Errorf("no source of the trainer in %s: %w", from, err)
+	}
+	if err := os.MkdirAll(filepath.Join(to, trainer), 0o755); err != nil {
+		return err
+	}
+	for _, name := range files {
+		src, err := os.ReadFile(name)
+		if err != nil {
+			return err
+		}
+		for _, p := range pairs {
+			src = regexp.MustCompile(p[0]).ReplaceAllLiteral(src, []byte(p[1]))
+		}
+		if err := os.WriteFile(filepath.Join(to, trainer, filepath.Base(name)), src, 0o644); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// text is what examples/gpt trains on: some kilobytes that are the same on every machine.
+func text() []byte {
+	var s strings.Builder
+	for i := range 2000 {
+		fmt.Fprintf(&s, "%d times %d is %d;\n", i, i%17, i*(i%17))
+	}
+	return []byte(s.String())
+}
+
+// bench runs the programs.
+type bench struct {
+	dir  string    // for everything that they write
+	bins [2]string // directories of the programs, of the base and of the working tree
+}
+
+// compare trains the configurations whose names match filter with the programs of both trees, and
+// prints a line for each.
+func compare(ctx context.Context, out io.Writer, filter *regexp.Regexp,
+	both func(context.Context, configuration) ([2]sums, error)) error {
+	ran, different := 0, 0
+	for _, c := range configurations {
+		if !filter.MatchString(c.name) {
+			continue
+		}
+		ran++
+		sums, err := both(ctx, c)
+		if err != nil {
+			return fmt.Errorf("%s: %w", c.name, err)
+		}
+		verdict := "same"
+		if sums[0] != sums[1] {
+			verdict = "DIFFERENT"
+			different++
+		}
+		fmt.Fprintf(out, "%-34s %s %s %s %s %s\n", c.name, sums[0].weights, sums[1].weights, sums[0].state, sums[1].state, verdict)
+	}
+	if ran == 0 {
+		return errors.New("no such configuration")
+	}
+	fmt.Fprintf(out, "%d configurations, %d different\n", ran, different)
+	if different > 0 {
+		return fmt.Errorf("%d of %d configurations: %w", different, ran, errDifferent)
+	}
+	return nil
+}
+
+// both runs a configuration with the programs of both trees, side by side, and removes what they
+// have written.
+func (b *bench) both(ctx context.Context, c configuration) (sums [2]sums, err error) {
+	var errs [2]error
+	dir := filepath.Join(b.dir, "run")
+	var wait sync.WaitGroup
+	for i, bin := range b.bins {
+		wait.Go(func() { sums[i], errs[i] = b.one(ctx, c, bin, filepath.Join(dir, filepath.Base(bin))) })
+	}
+	wait.Wait()
+	return sums, errors.Join(errs[0], errs[1], os.RemoveAll(dir))
+}

@@ -1,0 +1,52 @@
+package main
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/gofsdp/gofsdp/internal/safetensors"
+)
+
+// sums are what a training came to, as hashes in 12 hexadecimal digits.
+type sums struct {
+	weights string
+	state   string // the optimizer's, with its counts and the parameters beside them
+}
+
+// counts is where a file has the optimizer's number of updates, in its metadata.
+const counts = "gofsdp.optimizer"
+
+// sum returns a hash of the tensors of a safetensors file, and of the optimizer's counts. It
+// depends neither on the order of the tensors nor on other metadata.
+func sum(path string) (hash string, err error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return "", err
+	}
+	defer func() { err = errors.Join(err, f.Close()) }()
+	info, err := f.Stat()
+	if err != nil {
+		return "", err
+	}
+	header, err := safetensors.ReadHeader(f, info.Size())
+	if err != nil {
+		return "", fmt.Errorf("%s: %w", path, err)
+	}
+	tensors := slices.Clone(header.Tensors)
+	slices.SortFunc(tensors, func(a, b safetensors.Tensor) int { return strings.Compare(a.Name, b.Name) })
+	h := sha256.New()
+	for _, t := range tensors {
+		fmt.Fprintf(h, "%q %s %v\n", t.Name, t.DType, t.Shape)
+		if _, err := io.Copy(h, io.NewSectionReader(f, t.Offset, t.Size)); err != nil {
+			return "", err
+		}
+	}
+	fmt.Fprintf(h, "%q\n", header.Metadata[counts])
+	return hex.EncodeToString(h.Sum(nil))[:12], nil
+}
