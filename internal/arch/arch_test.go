@@ -100,99 +100,6 @@ func sources(t *testing.T, keep func(*file) bool) []*file {
 
 func product(f *file) bool { return !f.test }
 
-// layers are the packages from low to high. A package belongs to the entry that matches most of its path; "/..." matches
-// everything below.
-var layers = []struct {
-	name     string
-	packages []string
-}{
-	{"leaf", []string{"internal/...", "shard"}},
-	{"group or optimizer", []string{"comm/...", "optim/..."}},
-	{"device group", []string{"nccl/..."}},
-	{"library", []string{"fsdp"}},
-	{"building blocks", []string{"fsdp/nn"}},
-	{"command or example", []string{"fsdp/fsdprun/...", "fsdp/fsdpckpt/...", "examples/...", "internal/bench/...", "internal/samebits/..."}},
-}
-
-// layer returns the layer of the package in dir, or -1.
-func layer(dir string) int {
-	best, longest := -1, -1
-	for i, l := range layers {
-		for _, p := range l.packages {
-			prefix, below := strings.CutSuffix(p, "/...")
-			if dir == prefix || below && strings.HasPrefix(dir, prefix+"/") {
-				if len(prefix) > longest {
-					best, longest = i, len(prefix)
-				}
-			}
-		}
-	}
-	return best
-}
-
-// own returns the directory of a package of this module.
-func own(imported string) (dir string, ok bool) { return strings.CutPrefix(imported, module+"/") }
-
-func TestLayers(t *testing.T) {
-	order := []string{"internal/kernel/vec", "comm/commtest", "nccl", "fsdp", "fsdp/nn", "examples/gpt"}
-	for i, dir := range order {
-		require.Equal(t, i, layer(dir), dir)
-	}
-	require.Equal(t, layer("shard"), layer("internal/program"))
-	require.Equal(t, layer("examples/gpt"), layer("internal/bench"))
-	require.Equal(t, layer("examples/gpt"), layer("fsdp/fsdprun"))
-	require.Negative(t, layer("."))
-	require.Negative(t, layer("fsdpx"))
-}
-
-// apart are packages of one layer that know nothing of each other.
-var apart = []string{"comm", "optim"}
-
-// TestImportsGoDown checks the order of the layers. Inside a layer packages may import each other, unless they are apart.
-func TestImportsGoDown(t *testing.T) {
-	for _, f := range sources(t, product) {
-		from := layer(f.dir)
-		if from < 0 {
-			t.Errorf("%s: package %s has no place among the layers", f.path, f.dir)
-			continue
-		}
-		for _, i := range f.imports() {
-			dir, ok := own(i)
-			if !ok {
-				continue
-			}
-			to := layer(dir)
-			if to > from {
-				t.Errorf("%s: a %s package imports %s, which is a %s package above it", f.path, layers[from].name, dir, layers[to].name)
-			}
-			if a, b := top(f.dir), top(dir); a != b && slices.Contains(apart, a) && slices.Contains(apart, b) {
-				t.Errorf("%s: %s and %s stand beside each other and must not import each other", f.path, a, b)
-			}
-		}
-	}
-}
-
-// top returns the first element of a path.
-func top(dir string) string { first, _, _ := strings.Cut(dir, "/"); return first }
-
-// gorgonia lists the packages that may import Gorgonia and its tensors.
-var gorgonia = []string{"internal/exec", "internal/ops", "fsdp", "examples", "internal/bench", "internal/samebits"}
-
-// TestWhoMayUseGorgonia keeps Gorgonia behind the packages that know its defects.
-func TestWhoMayUseGorgonia(t *testing.T) {
-	for _, f := range sources(t, product) {
-		allowed := slices.ContainsFunc(gorgonia, func(p string) bool { return f.dir == p || strings.HasPrefix(f.dir, p+"/") })
-		for _, i := range f.imports() {
-			if strings.HasPrefix(i, "gorgonia.org/") && !allowed {
-				t.Errorf("%s imports %s", f.path, i)
-			}
-			if i == "gorgonia.org/cu" && !strings.Contains(string(f.src), "//go:build") {
-				t.Errorf("%s imports %s, which ends the process where there is no driver, without a build tag", f.path, i)
-			}
-		}
-	}
-}
-
 // TestNoCgo checks that only the packages that load native libraries use cgo.
 func TestNoCgo(t *testing.T) {
 	for _, f := range sources(t, func(*file) bool { return true }) {
@@ -227,8 +134,8 @@ func TestPackagesAreDocumented(t *testing.T) {
 	}
 }
 
-// TestNamesAreDocumented checks that every exported name has a comment. The names of a group share one; a method that
-// implements an interface needs one, too.
+// TestNamesAreDocumented checks that every exported name has a comment. The names of a group share
+// one; a method that implements an interface needs one, too.
 func TestNamesAreDocumented(t *testing.T) {
 	for _, f := range sources(t, func(f *file) bool { return !f.test && f.ast.Name.Name != "main" }) {
 		for _, d := range f.ast.Decls {
@@ -280,7 +187,8 @@ func receiverIsExported(d *ast.FuncDecl) bool {
 	}
 }
 
-// standardMethod tells whether d implements error: what Error returns and Unwrap unwraps needs no words.
+// standardMethod tells whether d implements error: what Error returns and Unwrap unwraps needs no
+// words.
 func standardMethod(d *ast.FuncDecl) bool {
 	return d.Recv != nil && (d.Name.Name == "Error" || d.Name.Name == "Unwrap")
 }
@@ -307,8 +215,9 @@ func TestNoCatchAllPackages(t *testing.T) {
 	}
 }
 
-// TestTestsRun checks that tests neither sleep nor skip: one that waits for time proves nothing on a busy machine, one that
-// skips proves nothing at all. In a synctest bubble time is not real, and sleeping is a way to be late.
+// TestTestsRun checks that tests neither sleep nor skip: one that waits for time proves nothing on
+// a busy machine, one that skips proves nothing at all. In a synctest bubble time is not real, and
+// sleeping is a way to be late.
 func TestTestsRun(t *testing.T) {
 	for _, f := range sources(t, func(f *file) bool { return f.test }) {
 		bubbles := bubbleMakers(f)

@@ -1,0 +1,281 @@
+package arch
+
+import (
+	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// edges has a row for every package: what it may import of this module, and "gorgonia" if it may
+// import Gorgonia or its tensors. Imports of tests do not count; those of files behind build tags
+// do. A row has what is used and no more.
+var edges = map[string]string{
+	// Leaves.
+	"internal/arena":         "",
+	"internal/arch":          "",
+	"internal/auth":          "",
+	"internal/device":        "",
+	"internal/device/double": "",
+	"internal/half":          "",
+	"internal/launch":        "",
+	"internal/revision":      "",
+	"internal/rng":           "",
+	"internal/shm":           "",
+	"shard":                  "",
+
+	// Computation.
+	"internal/kernel":          "internal/kernel/gemm internal/kernel/vec",
+	"internal/kernel/gemm":     "",
+	"internal/kernel/gemm/asm": "",
+	"internal/kernel/vec":      "",
+	"internal/kernel/vec/asm":  "",
+	"internal/exec":            "gorgonia internal/arena internal/kernel internal/kernel/vec",
+	"internal/exec/exectest":   "gorgonia internal/exec",
+	"internal/ops":             "gorgonia internal/exec internal/kernel internal/kernel/vec",
+	"internal/program":         "internal/arena",
+
+	// Files.
+	"internal/checkpoint":         "internal/safetensors",
+	"internal/checkpoint/crashfs": "internal/checkpoint",
+	"internal/mapped":             "internal/arena",
+	"internal/safetensors":        "internal/half",
+
+	// Groups of ranks.
+	"comm":           "internal/auth internal/half internal/kernel/vec internal/launch internal/mesh internal/shm internal/store",
+	"comm/commtest":  "comm",
+	"comm/mpi":       "comm",
+	"internal/mesh":  "internal/auth internal/store",
+	"internal/store": "internal/auth",
+	"nccl":           "comm internal/device internal/half",
+	"nccl/gpucheck":  "",
+
+	// The library.
+	"optim": "internal/kernel/vec shard",
+	"fsdp": "gorgonia comm internal/arena internal/checkpoint internal/exec internal/half internal/kernel/vec " +
+		"internal/mapped internal/program internal/rng internal/safetensors optim shard",
+	"fsdp/nn": "gorgonia fsdp internal/kernel/vec internal/ops",
+
+	// Commands and examples.
+	"fsdp/fsdpckpt":                 "internal/checkpoint internal/safetensors",
+	"fsdp/fsdprun":                  "internal/launch",
+	"examples/fromgraph":            "gorgonia comm fsdp optim",
+	"examples/gpt":                  "gorgonia comm examples/gpt/internal/display fsdp fsdp/nn optim",
+	"examples/gpt/internal/display": "",
+	"examples/internal/text":        "gorgonia fsdp",
+	"examples/lora":                 "gorgonia comm examples/internal/text fsdp fsdp/nn optim",
+	"examples/moe":                  "gorgonia comm examples/internal/text fsdp fsdp/nn optim",
+	"examples/offload":              "gorgonia fsdp fsdp/nn optim",
+	"examples/uneven":               "gorgonia comm fsdp fsdp/nn optim",
+
+	// What measures and checks.
+	"comm/bench":              "comm",
+	"comm/faults":             "comm comm/commtest",
+	"comm/netns":              "",
+	"internal/bench":          "gorgonia comm comm/commtest fsdp fsdp/nn optim",
+	"internal/samebits":       "internal/revision internal/safetensors",
+	"internal/samebits/train": "gorgonia comm fsdp fsdp/nn optim",
+}
+
+// gorgonia names Gorgonia in the rows.
+const gorgonia = "gorgonia"
+
+// overGorgonia lists the packages that may need Gorgonia, directly or through what they import.
+// Nothing else may, so that groups, optimizers, schedules and kernels can be used without it.
+var overGorgonia = strings.Fields(`
+	examples/fromgraph examples/gpt examples/internal/text examples/lora examples/moe examples/offload examples/uneven
+	fsdp fsdp/nn internal/bench internal/exec internal/exec/exectest internal/ops internal/samebits/train
+`)
+
+// pure lists the packages that only decide: they neither wait, nor start goroutines, nor read and
+// write anything.
+var pure = []string{"internal/program", "shard"}
+
+// impure are the packages that those may not import.
+var impure = []string{"bufio", "context", "io/fs", "log", "net", "os", "sync", "syscall", "time"}
+
+// own returns the directory of a package of this module.
+func own(imported string) (dir string, ok bool) { return strings.CutPrefix(imported, module+"/") }
+
+// graph returns, for each package of the module, what it imports as the rows name it.
+func graph(t *testing.T) map[string][]string {
+	g := make(map[string][]string)
+	for _, f := range sources(t, product) {
+		list := g[f.dir]
+		for _, i := range f.imports() {
+			if dir, ok := own(i); ok {
+				list = append(list, dir)
+			} else if strings.HasPrefix(i, "gorgonia.org/") {
+				list = append(list, gorgonia)
+			}
+		}
+		slices.Sort(list)
+		g[f.dir] = slices.Compact(list)
+	}
+	return g
+}
+
+// checkEdges returns how a graph differs from the rows of a table.
+func checkEdges(graph map[string][]string, table map[string]string) (faults []string) {
+	for _, from := range slices.Sorted(maps.Keys(graph)) {
+		row, ok := table[from]
+		if !ok {
+			faults = append(faults, from+" has no row")
+			continue
+		}
+		allowed := strings.Fields(row)
+		for _, to := range graph[from] {
+			if !slices.Contains(allowed, to) {
+				faults = append(faults, fmt.Sprintf("%s may not import %s", from, to))
+			}
+		}
+		for _, to := range allowed {
+			if !slices.Contains(graph[from], to) {
+				faults = append(faults, fmt.Sprintf("%s does not import %s: take it out of the row", from, to))
+			}
+		}
+	}
+	for _, from := range slices.Sorted(maps.Keys(table)) {
+		if _, ok := graph[from]; !ok {
+			faults = append(faults, "there is no package "+from+": take out its row")
+		}
+	}
+	return faults
+}
+
+// reach returns the way from a package to another in a graph, both included, or nil.
+func reach(graph map[string][]string, from, to string) []string {
+	seen := make(map[string]bool)
+	var walk func(at string) []string
+	walk = func(at string) []string {
+		if at == to {
+			return []string{at}
+		}
+		if seen[at] {
+			return nil
+		}
+		seen[at] = true
+		for _, next := range graph[at] {
+			if way := walk(next); way != nil {
+				return append([]string{at}, way...)
+			}
+		}
+		return nil
+	}
+	return walk(from)
+}
+
+// checkGorgonia returns the packages that need Gorgonia and may not, and those that may and do not.
+func checkGorgonia(graph map[string][]string, may []string) (faults []string) {
+	for _, from := range slices.Sorted(maps.Keys(graph)) {
+		way := reach(graph, from, gorgonia)
+		switch {
+		case way != nil && !slices.Contains(may, from):
+			faults = append(faults, "needs Gorgonia: "+strings.Join(way, " -> "))
+		case way == nil && slices.Contains(may, from):
+			faults = append(faults, from+" does not need Gorgonia: take it out of the list")
+		}
+	}
+	for _, p := range may {
+		if graph[p] == nil {
+			faults = append(faults, "there is no package "+p+" over Gorgonia: take it out of the list")
+		}
+	}
+	return faults
+}
+
+// TestEdges checks the imports of every package.
+func TestEdges(t *testing.T) {
+	for _, fault := range checkEdges(graph(t), edges) {
+		t.Error(fault)
+	}
+}
+
+// TestWhoNeedsGorgonia keeps Gorgonia behind the packages that know its defects, however it would
+// come in.
+func TestWhoNeedsGorgonia(t *testing.T) {
+	for _, fault := range checkGorgonia(graph(t), overGorgonia) {
+		t.Error(fault)
+	}
+	for _, f := range sources(t, product) {
+		if slices.Contains(f.imports(), "gorgonia.org/cu") {
+			t.Errorf("%s imports gorgonia.org/cu, which ends the process where there is no driver", f.path)
+		}
+	}
+}
+
+// TestRulesRefuse checks that the rules see what they are there for: an import that nobody allowed,
+// a way to Gorgonia over packages that may be imported, and what is left in the tables when the
+// code has gone.
+func TestRulesRefuse(t *testing.T) {
+	good := graph(t)
+	with := func(from, to string) map[string][]string {
+		g := maps.Clone(good)
+		g[from] = append(slices.Clone(g[from]), to)
+		return g
+	}
+	for _, from := range []string{"comm", "optim", "internal/program"} {
+		g := with(from, "internal/exec")
+		require.Contains(t, checkEdges(g, edges), from+" may not import internal/exec")
+		require.Contains(t, checkGorgonia(g, overGorgonia), "needs Gorgonia: "+from+" -> internal/exec -> gorgonia")
+	}
+	g := with("internal/kernel", "internal/ops")
+	require.Contains(t, checkGorgonia(g, overGorgonia), "needs Gorgonia: internal/kernel -> internal/ops -> gorgonia")
+	g = with("internal/launch", "internal/ops") // allowed or not: comm comes to need Gorgonia
+	require.Contains(t, checkGorgonia(g, overGorgonia),
+		"needs Gorgonia: comm -> internal/launch -> internal/ops -> gorgonia")
+
+	require.Contains(t, checkEdges(with("more", "comm"), edges), "more has no row")
+	less := maps.Clone(good)
+	delete(less, "internal/exec")
+	require.Contains(t, checkEdges(less, edges), "there is no package internal/exec: take out its row")
+	require.Contains(t, checkGorgonia(less, overGorgonia),
+		"there is no package internal/exec over Gorgonia: take it out of the list")
+	less = maps.Clone(good)
+	less["optim"] = []string{"shard"}
+	require.Contains(t, checkEdges(less, edges), "optim does not import internal/kernel/vec: take it out of the row")
+	require.Contains(t, checkGorgonia(good, append(slices.Clone(overGorgonia), "shard")),
+		"shard does not need Gorgonia: take it out of the list")
+}
+
+// impurities returns the places of f where it does more than decide.
+func impurities(f *file) (list []string) {
+	for _, i := range f.ast.Imports {
+		name := strings.Trim(i.Path.Value, `"`)
+		if slices.ContainsFunc(impure, func(p string) bool { return name == p || strings.HasPrefix(name, p+"/") }) {
+			list = append(list, f.at(i)+": imports "+name)
+		}
+	}
+	ast.Inspect(f.ast, func(n ast.Node) bool {
+		switch n.(type) {
+		case *ast.GoStmt:
+			list = append(list, f.at(n)+": starts a goroutine")
+		case *ast.ChanType:
+			list = append(list, f.at(n)+": has a channel")
+		}
+		return true
+	})
+	return list
+}
+
+// TestPurePackagesOnlyDecide checks the packages of pure, and that the check sees something.
+func TestPurePackagesOnlyDecide(t *testing.T) {
+	for _, dir := range pure {
+		for _, f := range sources(t, func(f *file) bool { return !f.test && f.dir == dir }) {
+			for _, fault := range impurities(f) {
+				t.Error(fault)
+			}
+		}
+	}
+	set := token.NewFileSet()
+	tree, err := parser.ParseFile(set, "f.go", "package p\nimport \"io\"\nimport \"net/http\"\nfunc f(chan int) { go f(nil) }", 0)
+	require.NoError(t, err)
+	require.Equal(t, []string{"f.go:3: imports net/http", "f.go:4: has a channel", "f.go:4: starts a goroutine"},
+		impurities(&file{path: "f.go", ast: tree, set: set}))
+}
