@@ -91,7 +91,7 @@ func checkAttentionTwin[T Float](t *rapid.T) {
 		bias = wide(c.bias)
 	}
 	out, lse := make([]float64, len(c.out)), make([]float64, len(c.lse))
-	naiveAttention(a, out, lse, q, k, v, c.keyMask, bias)
+	NaiveAttentionForward(nil, a, out, lse, q, k, v, c.keyMask, bias, nil)
 	width := a.Heads * a.HeadDim
 	requireHeads(t, "out", out, c.out, a.OutStride, width)
 	requireWithin(t, "lse", attentionTolerance[T](), lse, c.lse)
@@ -100,7 +100,7 @@ func checkAttentionTwin[T Float](t *rapid.T) {
 	dq, dk, dv := make([]float64, len(c.q)), make([]float64, len(c.k)), make([]float64, len(c.v))
 	dbias := make([]float64, a.Heads*a.QLen*a.KLen)
 	copy(dbias, wide(c.was))
-	naiveAttentionGrad(a, dq, dk, dv, dbias, q, k, v, wide(c.dout), c.keyMask, bias)
+	NaiveAttentionBackward(nil, a, dq, dk, dv, dbias, q, k, v, nil, nil, wide(c.dout), c.keyMask, bias, nil)
 	requireHeads(t, "dq", dq, c.dq, a.QStride, width)
 	requireHeads(t, "dk", dk, c.dk, a.KStride, width)
 	requireHeads(t, "dv", dv, c.dv, a.VStride, width)

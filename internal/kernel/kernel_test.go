@@ -10,7 +10,7 @@ import (
 	"github.com/gofsdp/gofsdp/internal/rng"
 )
 
-// Every kernel is compared in three ways: with its naive twin (naive_test.go, float64) for both element types on random
+// Every kernel is compared in three ways: with its naive twin (naive.go, float64) for both element types on random
 // shapes; its gradient with central differences of its own forward in float64; and all of it starting from results full of
 // NaN, so that an element left unwritten shows.
 

@@ -2,83 +2,165 @@ package kernel
 
 import "math"
 
-// The twins: each kernel and its gradient written as its formula reads, in float64.
+// The naive twins: each kernel written as its formula reads, in float64, with the arguments of the kernel. They
+// are the reference that kernels of every engine are compared with. They may allocate.
 
-func naiveLinear(x, w, b []float64, n, in, out int) []float64 {
-	y := make([]float64, n*out)
+// NaiveLinear is the twin of [Linear].
+func NaiveLinear(_ *Context, y, x, w, b []float64, n, in, out int) {
+	naiveSums(y, n, out, in, false, func(i, o, j int) float64 { return x[i*in+j] * w[o*in+j] })
 	for i := range n {
-		for o := range out {
-			if b != nil {
-				y[i*out+o] = b[o]
+		for o, v := range b {
+			y[i*out+o] += v
+		}
+	}
+}
+
+// NaiveLinearAdd is the twin of [LinearAdd].
+func NaiveLinearAdd(_ *Context, y, x, w []float64, n, in, out int) {
+	naiveSums(y, n, out, in, true, func(i, o, j int) float64 { return x[i*in+j] * w[o*in+j] })
+}
+
+// NaiveLinearGradX is the twin of [LinearGradX].
+func NaiveLinearGradX(_ *Context, dx, dy, w []float64, n, in, out int) {
+	naiveSums(dx, n, in, out, false, func(i, j, o int) float64 { return dy[i*out+o] * w[o*in+j] })
+}
+
+// NaiveLinearGradW is the twin of [LinearGradW].
+func NaiveLinearGradW(_ *Context, dw, dy, x []float64, n, in, out int, acc bool) {
+	naiveSums(dw, out, in, n, acc, func(o, j, i int) float64 { return dy[i*out+o] * x[i*in+j] })
+}
+
+// NaiveLinearGradB is the twin of [LinearGradB], and of any sum over the rows of dy [n, out].
+func NaiveLinearGradB(db, dy []float64, n, out int, acc bool) {
+	naiveSums(db, 1, out, n, acc, func(_, o, i int) float64 { return dy[i*out+o] })
+}
+
+// naiveSums writes to y [rows, columns] the sums of k terms, or adds them.
+func naiveSums(y []float64, rows, columns, k int, acc bool, term func(i, j, l int) float64) {
+	for i := range rows {
+		for j := range columns {
+			at := i*columns + j
+			if !acc {
+				y[at] = 0
 			}
-			for j := range in {
-				y[i*out+o] += x[i*in+j] * w[o*in+j]
+			for l := range k {
+				y[at] += term(i, j, l)
 			}
 		}
 	}
-	return y
 }
 
-func naiveLinearGrad(dw, db, x, w, dy []float64, n, in, out int) (dx []float64) {
-	dx = make([]float64, n*in)
+// NaiveLayerNorm is the twin of [LayerNorm].
+func NaiveLayerNorm(y, stats, x, gain, bias []float64, n, d int, eps float64) {
 	for i := range n {
-		for o := range out {
-			g := dy[i*out+o]
-			db[o] += g
-			for j := range in {
-				dx[i*in+j] += g * w[o*in+j]
-				dw[o*in+j] += g * x[i*in+j]
-			}
-		}
-	}
-	return dx
-}
-
-// naiveNorm covers LayerNorm, and RMSNorm with center false.
-func naiveNorm(x, gain, bias []float64, n, d int, eps float64, center bool) (y, mean, rstd []float64) {
-	y, mean, rstd = make([]float64, n*d), make([]float64, n), make([]float64, n)
-	for i := range n {
-		row := x[i*d : (i+1)*d]
-		if center {
-			for _, v := range row {
-				mean[i] += v / float64(d)
-			}
-		}
-		var square float64
+		row, mean := x[i*d:][:d], 0.0
 		for _, v := range row {
-			square += (v - mean[i]) * (v - mean[i]) / float64(d)
+			mean += v / float64(d)
 		}
-		rstd[i] = 1 / math.Sqrt(square+eps)
+		rstd := naiveRstd(row, mean, eps)
+		stats[2*i], stats[2*i+1] = mean, rstd
 		for j, v := range row {
-			y[i*d+j] = (v - mean[i]) * rstd[i] * gain[j]
+			y[i*d+j] = (v - mean) * rstd * gain[j]
 			if bias != nil {
 				y[i*d+j] += bias[j]
 			}
 		}
 	}
-	return y, mean, rstd
 }
 
-// naiveNormGrad uses dx = rstd·(g - mean(g) - x̂·mean(g·x̂)), g = dy·gain; without centering the middle term is absent.
-func naiveNormGrad(dgain, dbias, x, gain, mean, rstd, dy []float64, n, d int, center bool) (dx []float64) {
-	dx = make([]float64, n*d)
+// NaiveRMSNorm is the twin of [RMSNorm].
+func NaiveRMSNorm(y, rstd, x, gain []float64, n, d int, eps float64) {
 	for i := range n {
-		var meanG, meanGX float64
-		for j := range d {
-			g, xhat := dy[i*d+j]*gain[j], (x[i*d+j]-mean[i])*rstd[i]
-			dgain[j] += dy[i*d+j] * xhat
-			dbias[j] += dy[i*d+j]
-			meanGX += g * xhat / float64(d)
-			if center {
-				meanG += g / float64(d)
-			}
-		}
-		for j := range d {
-			xhat := (x[i*d+j] - mean[i]) * rstd[i]
-			dx[i*d+j] = rstd[i] * (dy[i*d+j]*gain[j] - meanG - xhat*meanGX)
+		row := x[i*d:][:d]
+		rstd[i] = naiveRstd(row, 0, eps)
+		for j, v := range row {
+			y[i*d+j] = v * rstd[i] * gain[j]
 		}
 	}
-	return dx
+}
+
+func naiveRstd(row []float64, mean, eps float64) float64 {
+	var square float64
+	for _, v := range row {
+		square += (v - mean) * (v - mean) / float64(len(row))
+	}
+	return 1 / math.Sqrt(square+eps)
+}
+
+// NaiveLayerNormGrad is the twin of [LayerNormGrad].
+func NaiveLayerNormGrad(dx, dgain, dbias, x, gain, stats, dy []float64, n, d int) {
+	clear(dgain)
+	clear(dbias)
+	for i := range n {
+		at := i * d
+		naiveNormGradRow(dx[at:], dgain, dbias, x[at:], gain, dy[at:], stats[2*i], stats[2*i+1])
+	}
+}
+
+// NaiveRMSNormGrad is the twin of [RMSNormGrad].
+func NaiveRMSNormGrad(dx, dgain, x, gain, rstd, dy []float64, n, d int) {
+	clear(dgain)
+	for i := range n {
+		at := i * d
+		naiveNormGradRow(dx[at:], dgain, nil, x[at:], gain, dy[at:], 0, rstd[i])
+	}
+}
+
+// naiveNormGradRow computes dx = rstd·(g - mean(g) - x̂·mean(g·x̂)) of a row, with g = dy·gain, and adds to dgain and
+// dbias. The norm has no mean, and the middle term is absent, if dbias is nil.
+func naiveNormGradRow(dx, dgain, dbias, x, gain, dy []float64, mean, rstd float64) {
+	d := len(gain)
+	var meanG, meanGX float64
+	for j := range d {
+		xhat := (x[j] - mean) * rstd
+		dgain[j] += dy[j] * xhat
+		meanGX += dy[j] * gain[j] * xhat / float64(d)
+		if dbias != nil {
+			dbias[j] += dy[j]
+			meanG += dy[j] * gain[j] / float64(d)
+		}
+	}
+	for j := range d {
+		dx[j] = rstd * (dy[j]*gain[j] - meanG - (x[j]-mean)*rstd*meanGX)
+	}
+}
+
+// NaiveBatchStats is the twin of [BatchStats].
+func NaiveBatchStats(mean, variance, x []float64, n, d int) {
+	for j := range d {
+		mean[j], variance[j] = 0, 0
+		for i := range n {
+			mean[j] += x[i*d+j] / float64(n)
+		}
+		for i := range n {
+			variance[j] += (x[i*d+j] - mean[j]) * (x[i*d+j] - mean[j]) / float64(n)
+		}
+	}
+}
+
+// NaiveBatchNorm is the twin of [BatchNorm].
+func NaiveBatchNorm(y, x, gain, bias, mean, variance []float64, n, d int, eps float64) {
+	for i := range n {
+		for j := range d {
+			y[i*d+j] = (x[i*d+j]-mean[j])/math.Sqrt(variance[j]+eps)*gain[j] + bias[j]
+		}
+	}
+}
+
+// NaiveBatchNormGrad is the twin of [BatchNormGrad].
+func NaiveBatchNormGrad(dx, dgain, dbias, x, gain, mean, variance, dy []float64, n, d int, eps float64) {
+	for j := range d {
+		rstd := 1 / math.Sqrt(variance[j]+eps)
+		dgain[j], dbias[j] = 0, 0
+		for i := range n {
+			dgain[j] += dy[i*d+j] * (x[i*d+j] - mean[j]) * rstd
+			dbias[j] += dy[i*d+j]
+		}
+		for i := range n {
+			xhat := (x[i*d+j] - mean[j]) * rstd
+			dx[i*d+j] = gain[j] * rstd * (dy[i*d+j] - (dbias[j]+xhat*dgain[j])/float64(n))
+		}
+	}
 }
 
 // naiveProbabilities returns row (b, h, i) of the attention matrix [KLen], and the log-sum-exp of its scores.
@@ -115,7 +197,8 @@ func naiveScale(a Attention) float64 {
 	return 1 / math.Sqrt(float64(a.HeadDim))
 }
 
-func naiveAttention(a Attention, out, lse, q, k, v []float64, keyMask []int, bias []float64) {
+// NaiveAttentionForward is the twin of [AttentionForward].
+func NaiveAttentionForward(_ *Context, a Attention, out, lse, q, k, v []float64, keyMask []int, bias, _ []float64) {
 	for b := range a.Batch {
 		for h := range a.Heads {
 			for i := range a.QLen {
@@ -133,10 +216,19 @@ func naiveAttention(a Attention, out, lse, q, k, v []float64, keyMask []int, bia
 	}
 }
 
-// naiveAttentionGrad adds to dq, dk, dv and dbias.
-func naiveAttentionGrad(a Attention, dq, dk, dv, dbias, q, k, v, dout []float64, keyMask []int, bias []float64) {
+// NaiveAttentionBackward is the twin of [AttentionBackward]. It does not use out and lse.
+func NaiveAttentionBackward(_ *Context, a Attention, dq, dk, dv, dbias, q, k, v, _, _, dout []float64, keyMask []int,
+	bias, _ []float64) {
 	for b := range a.Batch {
 		for h := range a.Heads {
+			for c := h * a.HeadDim; c < (h+1)*a.HeadDim; c++ {
+				for i := range a.QLen {
+					dq[(b*a.QLen+i)*a.QStride+c] = 0
+				}
+				for j := range a.KLen {
+					dk[(b*a.KLen+j)*a.KStride+c], dv[(b*a.KLen+j)*a.VStride+c] = 0, 0
+				}
+			}
 			for i := range a.QLen {
 				p, _ := naiveProbabilities(a, q, k, keyMask, bias, b, h, i)
 				dp := make([]float64, a.KLen)
@@ -151,7 +243,9 @@ func naiveAttentionGrad(a Attention, dq, dk, dv, dbias, q, k, v, dout []float64,
 				}
 				for j := range p {
 					ds := p[j] * (dp[j] - delta)
-					dbias[(h*a.QLen+i)*a.KLen+j] += ds
+					if dbias != nil {
+						dbias[(h*a.QLen+i)*a.KLen+j] += ds
+					}
 					for c := h * a.HeadDim; c < (h+1)*a.HeadDim; c++ {
 						dq[(b*a.QLen+i)*a.QStride+c] += naiveScale(a) * ds * k[(b*a.KLen+j)*a.KStride+c]
 						dk[(b*a.KLen+j)*a.KStride+c] += naiveScale(a) * ds * q[(b*a.QLen+i)*a.QStride+c]
@@ -162,31 +256,117 @@ func naiveAttentionGrad(a Attention, dq, dk, dv, dbias, q, k, v, dout []float64,
 	}
 }
 
-// naiveCrossEntropy returns the loss, the log-sum-exp per row and the gradient of dloss·loss.
-func naiveCrossEntropy(logits []float64, targets []int, n, classes, ignore int, dloss float64) (loss float64, lse, grad []float64) {
-	lse, grad = make([]float64, n), make([]float64, n*classes)
-	var counted float64
-	for i, t := range targets {
+// NaiveCrossEntropy is the twin of [CrossEntropy]. Its exponentials overflow beyond 700.
+func NaiveCrossEntropy(lse, logits []float64, targets []int, n, classes, ignore int, _ []float64) (loss float64, counted int, err error) {
+	for i, t := range targets[:n] {
+		lse[i] = 0
 		if t == ignore {
 			continue
 		}
 		var sum float64
-		for _, v := range logits[i*classes : (i+1)*classes] {
+		for _, v := range logits[i*classes:][:classes] {
 			sum += math.Exp(v)
 		}
 		lse[i] = math.Log(sum)
-		for j, v := range logits[i*classes : (i+1)*classes] {
-			grad[i*classes+j] = dloss * math.Exp(v) / sum
-		}
-		grad[i*classes+t] -= dloss
 		loss += lse[i] - logits[i*classes+t]
 		counted++
 	}
-	if counted == 0 {
-		return 0, lse, grad
+	return loss / float64(max(1, counted)), counted, nil
+}
+
+// NaiveCrossEntropyGrad is the twin of [CrossEntropyGrad].
+func NaiveCrossEntropyGrad(dlogits, logits, lse []float64, targets []int, n, classes, ignore, counted int, dloss float64) {
+	for i, t := range targets[:n] {
+		for j := range classes {
+			at := i*classes + j
+			p := math.Exp(logits[at] - lse[i])
+			if t == j {
+				p--
+			}
+			dlogits[at] = 0
+			if t != ignore {
+				dlogits[at] = p * dloss / float64(counted)
+			}
+		}
 	}
-	for j := range grad {
-		grad[j] /= counted
+}
+
+// NaiveEmbedding is the twin of [Embedding].
+func NaiveEmbedding(y, table []float64, idx []int, _, d int) error {
+	for i, r := range idx {
+		for j := range d {
+			y[i*d+j] = table[r*d+j]
+		}
 	}
-	return loss / counted, lse, grad
+	return nil
+}
+
+// NaiveEmbeddingGrad is the twin of [EmbeddingGrad].
+func NaiveEmbeddingGrad(dtable, dy []float64, idx []int, _, d int, acc bool) {
+	if !acc {
+		clear(dtable)
+	}
+	for i, r := range idx {
+		for j := range d {
+			dtable[r*d+j] += dy[i*d+j]
+		}
+	}
+}
+
+// The twins of the activations, and of their gradients.
+var (
+	NaiveReLU     = naiveEach(func(x float64) float64 { return max(x, 0) })
+	NaiveReLUGrad = naiveSlope(func(x float64) float64 { return max(math.Copysign(1, x), 0) })
+	NaiveGELU     = naiveEach(func(x float64) float64 { return x / 2 * (1 + math.Erf(x/math.Sqrt2)) })
+	NaiveGELUGrad = naiveSlope(func(x float64) float64 {
+		return (1+math.Erf(x/math.Sqrt2))/2 + x*math.Exp(-x*x/2)/math.Sqrt(2*math.Pi)
+	})
+	NaiveGELUTanh     = naiveEach(func(x float64) float64 { return x / 2 * (1 + math.Tanh(tanhArgument(x))) })
+	NaiveGELUTanhGrad = naiveSlope(func(x float64) float64 {
+		tanh := math.Tanh(tanhArgument(x))
+		return (1+tanh)/2 + x/2*(1-tanh*tanh)*math.Sqrt(2/math.Pi)*(1+3*0.044715*x*x)
+	})
+)
+
+func tanhArgument(x float64) float64 { return math.Sqrt(2/math.Pi) * (x + 0.044715*x*x*x) }
+
+func naiveEach(f func(float64) float64) func(y, x []float64) {
+	return func(y, x []float64) {
+		for i, v := range x {
+			y[i] = f(v)
+		}
+	}
+}
+
+func naiveSlope(f func(float64) float64) func(dx, x, dy []float64) {
+	return func(dx, x, dy []float64) {
+		for i, v := range x {
+			dx[i] = f(v) * dy[i]
+		}
+	}
+}
+
+// NaiveDropout is the twin of [Dropout]. Element i is kept if a 32-bit hash of its position, base+i, is at least
+// rate·2³². The hash is two rounds of multiply and xorshift of the low half, with a key of 64 bits made of seed and the
+// high half.
+func NaiveDropout(y, x []float64, seed, base uint64, rate float64) {
+	mix := func(x uint64) uint64 {
+		x += 0x9E3779B97F4A7C15
+		x = (x ^ x>>30) * 0xBF58476D1CE4E5B9
+		x = (x ^ x>>27) * 0x94D049BB133111EB
+		return x ^ x>>31
+	}
+	for i, v := range x {
+		at := base + uint64(i)
+		key := mix(seed ^ mix(at>>32))
+		h := uint32(at) + uint32(key)
+		h = (h ^ h>>16) * 0x7FEB352D
+		h ^= uint32(key >> 32)
+		h = (h ^ h>>15) * 0x846CA68B
+		h ^= h >> 16
+		y[i] = 0
+		if h >= uint32(rate*(1<<32)) {
+			y[i] = v / (1 - rate)
+		}
+	}
 }
