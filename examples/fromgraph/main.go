@@ -33,6 +33,7 @@ import (
 
 	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/fsdp"
+	"github.com/gofsdp/gofsdp/fsdp/graph"
 	"github.com/gofsdp/gofsdp/optim"
 )
 
@@ -51,7 +52,7 @@ func main() {
 
 func run(ctx context.Context, w io.Writer) error {
 	for _, m := range []*net{mlp(), convnet(), elman()} {
-		model, err := fsdp.FromGraph(m.cost, m.inputs, m.learn, fsdp.GraphConstants(m.constants...))
+		model, err := graph.Model(m.cost, m.inputs, m.learn, graph.Constants(m.constants...))
 		if err != nil {
 			return err
 		}

@@ -18,17 +18,17 @@ import (
 // do. A row has what is used and no more.
 var edges = map[string]string{
 	// Leaves.
-	"internal/arena":         "",
-	"internal/arch":          "",
-	"internal/auth":          "",
-	"internal/device":        "",
-	"internal/device/double": "",
-	"internal/half":          "",
-	"internal/launch":        "",
-	"internal/revision":      "",
-	"internal/rng":           "",
-	"internal/shm":           "",
-	"shard":                  "",
+	"internal/arena":     "",
+	"internal/arch":      "",
+	"internal/auth":      "",
+	"internal/device":    "",
+	"internal/gpudouble": "",
+	"internal/half":      "",
+	"internal/launch":    "",
+	"internal/revision":  "",
+	"internal/rng":       "",
+	"internal/shm":       "",
+	"shard":              "",
 
 	// Computation.
 	"internal/kernel":          "internal/kernel/gemm internal/kernel/vec",
@@ -57,15 +57,19 @@ var edges = map[string]string{
 	"nccl/gpucheck":  "",
 
 	// The library.
-	"optim": "internal/kernel/vec shard",
-	"fsdp": "gorgonia comm internal/arena internal/checkpoint internal/exec internal/half internal/kernel/vec " +
-		"internal/mapped internal/program internal/rng internal/safetensors optim shard",
-	"fsdp/nn": "gorgonia fsdp internal/kernel/vec internal/ops",
+	"optim":           "internal/kernel/vec shard",
+	"optim/optimtest": "optim",
+	"fsdp": "gorgonia comm fsdp/internal/layout fsdp/internal/ranks internal/arena internal/checkpoint internal/exec " +
+		"internal/half internal/kernel/vec internal/mapped internal/program internal/rng internal/safetensors optim shard",
+	"fsdp/internal/layout": "comm internal/program shard",
+	"fsdp/internal/ranks":  "comm",
+	"fsdp/graph":           "gorgonia fsdp internal/exec",
+	"fsdp/nn":              "gorgonia fsdp internal/kernel/vec internal/ops",
 
 	// Commands and examples.
 	"fsdp/fsdpckpt":                 "internal/checkpoint internal/safetensors",
 	"fsdp/fsdprun":                  "internal/launch",
-	"examples/fromgraph":            "gorgonia comm fsdp optim",
+	"examples/fromgraph":            "gorgonia comm fsdp fsdp/graph optim",
 	"examples/gpt":                  "gorgonia comm examples/gpt/internal/display fsdp fsdp/nn optim",
 	"examples/gpt/internal/display": "",
 	"examples/internal/text":        "gorgonia fsdp",
@@ -90,12 +94,12 @@ const gorgonia = "gorgonia"
 // Nothing else may, so that groups, optimizers, schedules and kernels can be used without it.
 var overGorgonia = strings.Fields(`
 	examples/fromgraph examples/gpt examples/internal/text examples/lora examples/moe examples/offload examples/uneven
-	fsdp fsdp/nn internal/bench internal/exec internal/exec/exectest internal/ops internal/samebits/train
+	fsdp fsdp/graph fsdp/nn internal/bench internal/exec internal/exec/exectest internal/ops internal/samebits/train
 `)
 
 // pure lists the packages that only decide: they neither wait, nor start goroutines, nor read and
 // write anything.
-var pure = []string{"internal/program", "shard"}
+var pure = []string{"fsdp/internal/layout", "internal/program", "shard"}
 
 // impure are the packages that those may not import.
 var impure = []string{"bufio", "context", "io/fs", "log", "net", "os", "sync", "syscall", "time"}

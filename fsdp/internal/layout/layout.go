@@ -184,8 +184,10 @@ func (l *Layout) Sizes() []program.GroupSizes {
 	return sizes
 }
 
-// Bytes returns the size of the group's full buffer, ShardBytes of one rank's share.
-func (g *Group) Bytes() int      { return g.Flat.Len() * g.Compute.Size() }
+// Bytes returns the size of the group's full buffer.
+func (g *Group) Bytes() int { return g.Flat.Len() * g.Compute.Size() }
+
+// ShardBytes returns the size of one rank's share.
 func (g *Group) ShardBytes() int { return g.Flat.ShardLen() * g.Compute.Size() }
 
 // Segments returns what this rank owns.

@@ -36,8 +36,10 @@ func NewTeam(g comm.Group, peer func(rank int, message string) error) *Team {
 	return &Team{Agreement: NewAgreement(g, peer), group: g, alone: comm.Local(1)[0], own: make(map[comm.Group]int)}
 }
 
-// Rank returns this rank, Size the number of all.
+// Rank returns this rank.
 func (t *Team) Rank() int { return t.group.Rank() }
+
+// Size returns the number of ranks.
 func (t *Team) Size() int { return t.group.Size() }
 
 // Mesh returns the mesh of parameters that are cut over shards ranks with so many replicas: of own, if that is not nil, or of

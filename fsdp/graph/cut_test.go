@@ -1,4 +1,4 @@
-package fsdp_test
+package graph_test
 
 import (
 	"context"
@@ -12,6 +12,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/gofsdp/gofsdp/fsdp"
+	"github.com/gofsdp/gofsdp/fsdp/graph"
 )
 
 // graphCalls returns the calls of a model as lines of the call's name, the module and the parameters it owns.
@@ -32,7 +33,7 @@ func graphCalls(t require.TestingT, m fsdp.Model, precision fsdp.DType) (lines [
 	return lines, modules
 }
 
-func TestFromGraphCuts(t *testing.T) {
+func TestCuts(t *testing.T) {
 	for _, c := range []struct {
 		net  func(tensor.Dtype) *graphNet
 		want string
@@ -53,7 +54,7 @@ func TestFromGraphCuts(t *testing.T) {
 
 // Time steps of a recurrent net share compiled programs, but for the first, which owns the parameters, and the last,
 // whose state nobody reads.
-func TestFromGraphSharesTimeSteps(t *testing.T) {
+func TestSharesTimeSteps(t *testing.T) {
 	_, modules := graphCalls(t, graphLSTM(tensor.Float32).model(t), fsdp.Float32)
 	const perStep = 5
 	for i := range perStep {
@@ -63,7 +64,7 @@ func TestFromGraphSharesTimeSteps(t *testing.T) {
 }
 
 // Calls that look alike share nothing if their parameters differ, even if these start out equal.
-func TestFromGraphTellsEqualValuesApart(t *testing.T) {
+func TestTellsEqualValuesApart(t *testing.T) {
 	m := newGraphNet(tensor.Float64)
 	h, y := m.input("x", 2, 3), m.input("y", 2, 3)
 	w, v := m.weight("w", 3, 3), m.weight("v", 3, 3)
@@ -82,7 +83,7 @@ func TestFromGraphTellsEqualValuesApart(t *testing.T) {
 }
 
 // Nor do calls in which a learnable and a constant of equal values have changed places.
-func TestFromGraphTellsLearnablesFromConstants(t *testing.T) {
+func TestTellsLearnablesFromConstants(t *testing.T) {
 	m := newGraphNet(tensor.Float64)
 	h, y := m.input("x", 3, 3), m.input("y", 3, 3)
 	w, v, c := m.weight("w", 3, 3), m.weight("v", 3, 3), m.state("c", 3, 3)
@@ -102,7 +103,7 @@ func TestFromGraphTellsLearnablesFromConstants(t *testing.T) {
 }
 
 // A normalised weight is made of parameters alone, if by way of a number: calls make it anew rather than pass it on.
-func TestFromGraphRebuildsNormalisedWeights(t *testing.T) {
+func TestRebuildsNormalisedWeights(t *testing.T) {
 	m := newGraphNet(tensor.Float64)
 	h, y := m.input("x", 2, 5), m.input("y", 2, 5)
 	w, v := m.weight("w", 5, 5), m.weight("v", 5, 5)
@@ -121,7 +122,7 @@ func TestFromGraphRebuildsNormalisedWeights(t *testing.T) {
 }
 
 // The patches of a convolution are larger than its image, so the image crosses the cut, and each call takes its own patches.
-func TestFromGraphCutsWhereLeastCrosses(t *testing.T) {
+func TestCutsWhereLeastCrosses(t *testing.T) {
 	_, modules := graphCalls(t, graphConvnet(tensor.Float32).model(t), fsdp.Float32)
 	for i, want := range []int{1, 1, 0, 0} {
 		require.Equal(t, want, strings.Count(fmt.Sprint(modules[i]), "im2col"), "call %d", i)
@@ -254,7 +255,7 @@ func (m graphWhole) Forward(t *fsdp.Tape, in ...fsdp.Ref) ([]fsdp.Ref, error) {
 }
 
 // A graph that is cut anywhere computes what it computes in one piece.
-func TestFromGraphEqualsOneModule(t *testing.T) {
+func TestEqualsOneModule(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		p := drawGraphProgram(t)
 		g := G.NewGraph()
@@ -263,7 +264,7 @@ func TestFromGraphEqualsOneModule(t *testing.T) {
 		for i, s := range p.params {
 			learn = append(learn, G.NewMatrix(g, tensor.Float64, G.WithName(fmt.Sprint("p", i)), G.WithShape(s...), G.WithValue(p.value(i))))
 		}
-		model, err := fsdp.FromGraph(p.build(x, func(i int) *G.Node { return learn[i] }), G.Nodes{x}, learn)
+		model, err := graph.Model(p.build(x, func(i int) *G.Node { return learn[i] }), G.Nodes{x}, learn)
 		require.NoError(t, err)
 		batch := graphFill(tensor.Float64, 9, 1, 3, 4)
 		run := func(m fsdp.Model, units fsdp.Policy) (loss float64, grads map[string][]float64) {

@@ -1,4 +1,4 @@
-package fsdp
+package graph
 
 import (
 	"crypto/sha256"
@@ -11,71 +11,43 @@ import (
 	"gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
 
+	"github.com/gofsdp/gofsdp/fsdp"
 	"github.com/gofsdp/gofsdp/internal/exec"
 )
 
-// FromGraph makes a model of an ordinary Gorgonia graph, so that a model that was written without this package trains
-// sharded:
+// Model makes a model of an ordinary Gorgonia graph. The comment of the package says how.
 //
-//	model, err := fsdp.FromGraph(cost, gorgonia.Nodes{x, y}, m.learnables())
-//	s, err := fsdp.Wrap(model, fsdp.Config{Group: g, Wrap: fsdp.WrapEach()})
-//	loss, err := s.Forward(ctx, xTensor, yTensor)
+// cost is the loss: a single number of type float32 or float64, which is the type of all floats of
+// the graph. inputs are the tensors of a batch, in the order in which Forward gets them; they may
+// also be int. learnables are the parameters. Only what cost and the nodes of [Results] need counts.
+// The graph needs no call of gorgonia.Grad, and gradients that it has already are ignored.
 //
-// cost is the loss, a single number; inputs are the tensors of a batch, in the order that Forward gets them; learnables are
-// the parameters, and the values bound to them are where training starts. Values are copied and the graph is only read: it
-// may be run, extended or dropped afterwards, but not used while FromGraph reads it. Only what cost needs counts: the model
-// needs no call of gorgonia.Grad, and gradients that are in the graph already are ignored.
+// Model copies the values that are bound to learnables and constants, and only reads the graph. The
+// graph must not be used meanwhile; afterwards it may be run, extended or dropped. The model keeps
+// the copies, so every process holds one of the initial values. It never changes: ranks of a process
+// may share it. It names its inputs, so that errors do.
 //
-// # Calls
-//
-// The graph is cut into calls, such that a call uses few parameters and the wrap policies have something to group. A call
-// ends where a parameter is used that it does not have, if by then its own have been through more than one operation other
-// than an addition or a rearrangement. So x·w + b is one call, and so is x·wx + h·wh + b, but relu(x·w0 + b0)·w1 are two.
-// Between the last use of the one call's parameters and the first of the next one's, the cut lies where the fewest bytes
-// cross. A parameter belongs to the first call that uses it; calls further on, such as the later time steps of a recurrent
-// net, are tied to it. Constants, and what is computed from parameters and constants alone, such as a transposed weight, are
-// computed anew in each call that uses them, lest they keep unsharded weights alive. A single number, such as a norm, is
-// computed once. The cuts do not depend on the policies: to gather several calls together, give them one name in Config.Wrap.
-//
-// A call is named after its first parameter, and a parameter's full name is that of its call and its own: the nodes w0 and b0
-// of one layer are "w0.w0" and "w0.b0". Spaces and # become _, and names that are taken get a suffix such as @2.
-//
-// # Limits
-//
-//   - The graph must have its shapes, and a batch must have those of the inputs.
-//   - Beside this package's passes, read what a TapeMachine has computed with gorgonia.Read: it overwrites the Value of nodes
-//     in the middle of a graph.
-//   - [Precision.Compute] must be the float type of the graph, and is checked by the first pass.
-//   - Operations whose results or gradients are wrong in Gorgonia, or that keep state between forward and backward, are
-//     refused with the name of the node: SoftMax and LogSoftMax, Dropout, pooling, BatchNorm and others. Write softmax as Exp,
-//     Sum and a broadcast division, and convolutions with a stride in place of pooling. A convolution is refused too if another
-//     dilation would give a result of the same shape, because Gorgonia does not tell the two apart.
-//   - Gorgonia gives one node for two constants of equal name or two inputs that are alike. That has happened before this
-//     package sees the graph.
-//   - Gorgonia's graph functions share package-level nodes: ranks that are goroutines must not build graphs at the same time.
-//     Build one, and give its model to all: Wrap does not change it.
-//   - Every process holds a copy of the initial values, and keeps it. They must be the same on all ranks, which Wrap checks by
-//     their hashes: Gorgonia's own initialisers differ from process to process, so seed them or load the values from a file.
-func FromGraph(cost *gorgonia.Node, inputs, learnables gorgonia.Nodes, opts ...GraphOption) (Model, error) {
-	m, err := fromGraph(cost, inputs, learnables, opts)
+// An error names the node that is wrong, or of an operation that is refused.
+func Model(cost *gorgonia.Node, inputs, learnables gorgonia.Nodes, opts ...Option) (fsdp.Model, error) {
+	m, err := newModel(cost, inputs, learnables, opts)
 	if err != nil {
-		return nil, fmt.Errorf("fsdp: FromGraph: %w", err)
+		return nil, fmt.Errorf("graph: %w", err)
 	}
 	return m, nil
 }
 
-// A GraphOption changes what FromGraph makes of a graph.
-type GraphOption func(*graphReader)
+// An Option changes what Model makes of a graph.
+type Option func(*graphReader)
 
-// GraphResults adds nodes, such as predictions, to the results of the model: [Sharded.Eval] returns them after the loss.
+// Results adds nodes, such as predictions, to the results of the model: [fsdp.Sharded.Eval] returns them after the loss.
 // Training does not compute what only they need.
-func GraphResults(nodes ...*gorgonia.Node) GraphOption {
+func Results(nodes ...*gorgonia.Node) Option {
 	return func(r *graphReader) { r.results = append(r.results, nodes...) }
 }
 
-// GraphConstants names leaves that are neither inputs nor learnables and keep the values bound to them, such as the initial
+// Constants names leaves that are neither inputs nor learnables and keep the values bound to them, such as the initial
 // state of a recurrent net.
-func GraphConstants(nodes ...*gorgonia.Node) GraphOption {
+func Constants(nodes ...*gorgonia.Node) Option {
 	return func(r *graphReader) { r.constants = append(r.constants, nodes...) }
 }
 
@@ -118,7 +90,7 @@ type graphReader struct {
 	trains int // how many of the values cost needs
 }
 
-func fromGraph(cost *gorgonia.Node, inputs, learnables gorgonia.Nodes, opts []GraphOption) (m *graphModel, err error) {
+func newModel(cost *gorgonia.Node, inputs, learnables gorgonia.Nodes, opts []Option) (m *graphModel, err error) {
 	defer func() {
 		if r := recover(); r != nil { // Gorgonia's answer to a node that was put together wrongly
 			m, err = nil, fmt.Errorf("reading the graph panicked: %v", r)
@@ -232,7 +204,7 @@ func (r *graphReader) read(n *gorgonia.Node) (int, error) {
 	switch {
 	case known:
 	case n.Op() == nil:
-		return 0, fmt.Errorf("node %q, of shape %v, is neither an input nor a learnable: list it, or give it to GraphConstants if it keeps its value", n.Name(), n.Shape())
+		return 0, fmt.Errorf("node %q, of shape %v, is neither an input nor a learnable: list it, or give it to graph.Constants if it keeps its value", n.Name(), n.Shape())
 	default:
 		v = graphValue{name: n.Name(), op: n.Op(), shape: n.Shape(), dtype: n.Dtype()}
 		if err := r.operation(&v, n); err != nil {
@@ -334,9 +306,9 @@ func boundValue(n *gorgonia.Node) (exec.Value, error) {
 }
 
 // init returns the learnable's value as an Init.
-func (v *graphValue) init() Init {
+func (v *graphValue) init() fsdp.Init {
 	data := v.data
-	return func(_ Stream, first int, dst []float64) {
+	return func(_ fsdp.Stream, first int, dst []float64) {
 		if data.DType == tensor.Float64 {
 			copy(dst, exec.Data[float64](data.Bytes)[first:])
 			return

@@ -1,4 +1,4 @@
-package fsdp_test
+package graph_test
 
 import (
 	"context"
@@ -13,6 +13,7 @@ import (
 
 	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/fsdp"
+	"github.com/gofsdp/gofsdp/fsdp/graph"
 	"github.com/gofsdp/gofsdp/optim"
 )
 
@@ -28,6 +29,16 @@ type graphNet struct {
 }
 
 func newGraphNet(dt tensor.Dtype) *graphNet { return &graphNet{g: G.NewGraph(), dt: dt} }
+
+// u24 returns a number below 1<<24 that is a function of i and s.
+func u24(i, s int) int {
+	x := uint32(i)*0x9E3779B1 + uint32(s)*0x85EBCA77 + 0x165667B1
+	x ^= x >> 15
+	x *= 0x2C1B3C6D
+	x ^= x >> 12
+	x *= 0x297A2D39
+	return int((x ^ x>>15) >> 8)
+}
 
 // graphFill returns a tensor of numbers in (-scale, scale) that are a function of the seed.
 func graphFill(dt tensor.Dtype, seed int, scale float64, shape ...int) *tensor.Dense {
@@ -80,7 +91,7 @@ func (m *graphNet) batch(step, rank int) []fsdp.Tensor {
 }
 
 func (m *graphNet) model(t require.TestingT) fsdp.Model {
-	model, err := fsdp.FromGraph(m.cost, m.inputs, m.learn, fsdp.GraphResults(m.pred), fsdp.GraphConstants(m.constants...))
+	model, err := graph.Model(m.cost, m.inputs, m.learn, graph.Results(m.pred), graph.Constants(m.constants...))
 	require.NoError(t, err)
 	return model
 }
@@ -312,7 +323,7 @@ func requireClose(t require.TestingT, want, got []float64, tolerance float64, wh
 	}
 }
 
-func TestFromGraphTrainsLikeTapeMachine(t *testing.T) {
+func TestTrainsLikeTapeMachine(t *testing.T) {
 	for name, build := range graphNets {
 		for dt, tolerance := range map[tensor.Dtype]float64{tensor.Float64: 1e-10, tensor.Float32: 1e-5} {
 			for ranks := 1; ranks <= 3; ranks++ {

@@ -1,4 +1,4 @@
-package fsdp
+package graph
 
 import (
 	"fmt"
@@ -8,30 +8,40 @@ import (
 	"gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
 
+	"github.com/gofsdp/gofsdp/fsdp"
 	"github.com/gofsdp/gofsdp/internal/exec"
 )
 
 // graphModule is a part of a graph as a Module. Text describes what it computes and from which values; ranks compare it.
 type graphModule struct {
 	Text   []string
-	params []Param
+	params []fsdp.Param
 	build  graphBuild // a function, because nothing is to look into the part
 }
 
-type graphBuild func(b *Builder, in []*gorgonia.Node) (gorgonia.Nodes, error)
+type graphBuild func(b builder, in []*gorgonia.Node) (gorgonia.Nodes, error)
+
+// builder is what a part needs of a Builder: of fsdp's, or of the compiler's when the part is tried.
+type builder interface {
+	Param(name string) (*gorgonia.Node, error)
+	Const(v float64) *gorgonia.Node
+	ConstTensor(t *tensor.Dense) (*gorgonia.Node, error)
+	DType() tensor.Dtype
+	Graph() *gorgonia.ExprGraph
+}
 
 // Params implements Module.
-func (m *graphModule) Params() []Param { return m.params }
+func (m *graphModule) Params() []fsdp.Param { return m.params }
 
 // Build implements Module.
-func (m *graphModule) Build(b *Builder, in ...*gorgonia.Node) (gorgonia.Nodes, error) {
+func (m *graphModule) Build(b *fsdp.Builder, in ...*gorgonia.Node) (gorgonia.Nodes, error) {
 	return m.build(b, in)
 }
 
 // graphPart is the part of a graph that a call computes: steps, each a value with arguments among the earlier steps.
 type graphPart struct {
 	steps  []graphStep
-	params []Param
+	params []fsdp.Param
 	outs   []int        // steps
 	dtype  tensor.Dtype // of floats
 
@@ -128,7 +138,7 @@ func (s *graphStep) text() string {
 
 // builder returns a function that builds the part and returns the nodes of outs.
 func (p *graphPart) builder(outs []int) graphBuild {
-	return func(b *Builder, in []*gorgonia.Node) (gorgonia.Nodes, error) {
+	return func(b builder, in []*gorgonia.Node) (gorgonia.Nodes, error) {
 		if b.DType() != p.dtype {
 			return nil, fmt.Errorf("the graph computes in %v, Config.Precision.Compute is %v", p.dtype, b.DType())
 		}
@@ -148,7 +158,7 @@ func (p *graphPart) builder(outs []int) graphBuild {
 }
 
 // node adds a step to the graph of b.
-func (p *graphPart) node(s *graphStep, b *Builder, in, nodes gorgonia.Nodes) (*gorgonia.Node, error) {
+func (p *graphPart) node(s *graphStep, b builder, in, nodes gorgonia.Nodes) (*gorgonia.Node, error) {
 	switch {
 	case s.given:
 		n := in[s.slot]
@@ -169,7 +179,7 @@ func (p *graphPart) node(s *graphStep, b *Builder, in, nodes gorgonia.Nodes) (*g
 }
 
 // constant adds a constant to the graph of b.
-func (s *graphStep) constant(b *Builder) (*gorgonia.Node, error) {
+func (s *graphStep) constant(b builder) (*gorgonia.Node, error) {
 	switch {
 	case len(s.shape) > 0:
 		return b.ConstTensor(exec.Value{Shape: s.shape, DType: s.dtype, Bytes: s.data.Bytes}.Tensor())
@@ -188,7 +198,7 @@ func (p *graphPart) try() error {
 	for _, i := range p.inputs {
 		sig.Inputs = append(sig.Inputs, exec.Input{Shape: p.values[i].shape, DType: p.values[i].dtype})
 	}
-	_, err := exec.Shared.Unit(p.made, spec(p.made, p.params), sig)
+	_, err := exec.Shared.Unit(p.made, p.spec(p.outs), sig)
 	if err == nil {
 		return nil
 	}
@@ -196,10 +206,19 @@ func (p *graphPart) try() error {
 		if s.given || s.op == nil || s.dtype != p.dtype {
 			continue
 		}
-		alone := &graphModule{params: p.params, build: p.builder([]int{i})}
-		if _, err := exec.Compile(spec(alone, p.params), sig); err != nil {
+		if _, err := exec.Compile(p.spec([]int{i}), sig); err != nil {
 			return fmt.Errorf("node %q: %w", s.name, err)
 		}
 	}
 	return err
+}
+
+// spec describes the part with these outputs to the compiler.
+func (p *graphPart) spec(outs []int) *exec.Spec {
+	build := p.builder(outs)
+	s := &exec.Spec{Build: func(b *exec.Builder, in []*gorgonia.Node) (gorgonia.Nodes, error) { return build(b, in) }}
+	for _, q := range p.params {
+		s.Params = append(s.Params, exec.Param{Name: q.Name, Shape: q.Shape})
+	}
+	return s
 }

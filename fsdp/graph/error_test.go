@@ -1,4 +1,4 @@
-package fsdp_test
+package graph_test
 
 import (
 	"context"
@@ -10,9 +10,10 @@ import (
 
 	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/fsdp"
+	"github.com/gofsdp/gofsdp/fsdp/graph"
 )
 
-func TestFromGraphErrors(t *testing.T) {
+func TestErrors(t *testing.T) {
 	f64 := tensor.Float64
 	product := func(m *graphNet) *G.Node { return G.Must(G.Mul(m.input("x", 2, 3), m.weight("w", 3, 4))) }
 	image := func(m *graphNet) *G.Node {
@@ -51,7 +52,7 @@ func TestFromGraphErrors(t *testing.T) {
 		"unbound": {func(m *graphNet) {
 			z := G.NewMatrix(m.g, f64, G.WithName("z"), G.WithShape(2, 4))
 			m.pred = G.Must(G.Add(product(m), z))
-		}, []string{`node "z"`, "(2, 4)", "neither an input nor a learnable", "GraphConstants"}},
+		}, []string{`node "z"`, "(2, 4)", "neither an input nor a learnable", "graph.Constants"}},
 		"unused":     {func(m *graphNet) { m.pred = product(m); m.weight("idle", 2) }, []string{`learnable "idle" is not used by the cost`}},
 		"twice":      {func(m *graphNet) { m.pred = product(m); m.learn = append(m.learn, m.learn[0]) }, []string{`learnable "w" is listed twice`}},
 		"both":       {func(m *graphNet) { m.pred = product(m); m.inputs = append(m.inputs, m.learn[0]) }, []string{`learnable "w" is listed twice`}},
@@ -72,10 +73,10 @@ func TestFromGraphErrors(t *testing.T) {
 			if m.cost == nil && m.pred != nil {
 				m.cost = G.Must(G.Sum(m.pred))
 			}
-			model, err := fsdp.FromGraph(m.cost, m.inputs, m.learn)
+			model, err := graph.Model(m.cost, m.inputs, m.learn)
 			require.Nil(t, model)
 			require.Error(t, err)
-			require.Contains(t, err.Error(), "fsdp: FromGraph: ")
+			require.Contains(t, err.Error(), "graph: ")
 			for _, w := range c.want {
 				require.ErrorContains(t, err, w)
 			}
@@ -85,7 +86,7 @@ func TestFromGraphErrors(t *testing.T) {
 }
 
 // Gradients that are in the graph already, and nodes that hang off it, are not ours.
-func TestFromGraphIgnoresGradients(t *testing.T) {
+func TestIgnoresGradients(t *testing.T) {
 	plain, graded := graphMLP(tensor.Float64), graphMLP(tensor.Float64)
 	_, err := G.Grad(graded.cost, graded.learn...)
 	require.NoError(t, err)
@@ -97,8 +98,8 @@ func TestFromGraphIgnoresGradients(t *testing.T) {
 	require.Equal(t, a, b)
 }
 
-// Values are taken when FromGraph is called: what happens to the graph later does not matter.
-func TestFromGraphCopiesValues(t *testing.T) {
+// Values are taken when Model is called: what happens to the graph later does not matter.
+func TestCopiesValues(t *testing.T) {
 	m := graphMLP(tensor.Float32)
 	model := m.model(t)
 	first := trainGraph(t, m, model, 1, 1, 0.1, fsdp.Config{})
@@ -109,7 +110,7 @@ func TestFromGraphCopiesValues(t *testing.T) {
 }
 
 // Views are values like any other: of some columns, of some rows, transposed.
-func TestFromGraphCopiesViews(t *testing.T) {
+func TestCopiesViews(t *testing.T) {
 	table := graphFill(tensor.Float64, 1, 1, 5, 5)
 	columns, err := table.Slice(nil, G.S(1, 3))
 	require.NoError(t, err)
@@ -120,7 +121,7 @@ func TestFromGraphCopiesViews(t *testing.T) {
 		g := G.NewGraph()
 		x := G.NewMatrix(g, tensor.Float64, G.WithName("x"), G.WithShape(1, 5))
 		w := G.NewMatrix(g, tensor.Float64, G.WithName("w"), G.WithShape(5, 2), G.WithValue(v.(*tensor.Dense)))
-		model, err := fsdp.FromGraph(G.Must(G.Sum(G.Must(G.Mul(x, w)))), G.Nodes{x}, G.Nodes{w})
+		model, err := graph.Model(G.Must(G.Sum(G.Must(G.Mul(x, w)))), G.Nodes{x}, G.Nodes{w})
 		require.NoError(t, err)
 		s := wrap(t, model, fsdp.Config{Precision: fsdp.Precision{Compute: fsdp.Float64}})
 		state, err := s.FullState(t.Context())
@@ -131,10 +132,10 @@ func TestFromGraphCopiesViews(t *testing.T) {
 }
 
 // Eval gives the other nodes, which training does not compute.
-func TestFromGraphResults(t *testing.T) {
+func TestResults(t *testing.T) {
 	m := graphMLP(tensor.Float64)
 	extra := G.Must(G.Mul(m.pred, G.Must(G.Transpose(m.pred, 1, 0))))
-	model, err := fsdp.FromGraph(m.cost, m.inputs, m.learn, fsdp.GraphResults(m.pred), fsdp.GraphResults(extra))
+	model, err := graph.Model(m.cost, m.inputs, m.learn, graph.Results(m.pred), graph.Results(extra))
 	require.NoError(t, err)
 	s := wrap(t, model, fsdp.Config{Precision: fsdp.Precision{Compute: fsdp.Float64}})
 	batch := m.batch(0, 0)
@@ -160,13 +161,13 @@ func TestFromGraphResults(t *testing.T) {
 	require.NoError(t, s.Close())
 
 	for _, leaf := range []*G.Node{m.inputs[0], m.learn[0]} {
-		_, err := fsdp.FromGraph(m.cost, m.inputs, m.learn, fsdp.GraphResults(leaf))
+		_, err := graph.Model(m.cost, m.inputs, m.learn, graph.Results(leaf))
 		require.ErrorContains(t, err, leaf.Name())
 	}
 }
 
 // A batch must fit the graph, and so must the precision.
-func TestFromGraphBatches(t *testing.T) {
+func TestBatches(t *testing.T) {
 	m := graphMLP(tensor.Float32)
 	s := wrap(t, m.model(t), fsdp.Config{})
 	_, err := s.Forward(t.Context(), graphFill(m.dt, 0, 1, 4, 7), graphFill(m.dt, 0, 1, 5, 3))
@@ -185,7 +186,7 @@ func TestFromGraphBatches(t *testing.T) {
 }
 
 // Scalars are inputs too, and names that cannot be used or are taken are changed.
-func TestFromGraphNamesAndScalars(t *testing.T) {
+func TestNamesAndScalars(t *testing.T) {
 	g := G.NewGraph()
 	x := G.NewMatrix(g, tensor.Float64, G.WithName("x"), G.WithShape(2, 3))
 	scale := G.NewScalar(g, tensor.Float64, G.WithName("scale"))
@@ -193,7 +194,7 @@ func TestFromGraphNamesAndScalars(t *testing.T) {
 	v := G.NewMatrix(g, tensor.Float64, G.WithName("layer #1"), G.WithShape(3, 1), G.WithValue(graphFill(tensor.Float64, 2, 1, 3, 1)))
 	h := G.Must(G.Tanh(G.Must(G.HadamardProd(G.Must(G.Mul(x, w)), scale))))
 	cost := G.Must(G.Sum(G.Must(G.Mul(h, v))))
-	model, err := fsdp.FromGraph(cost, G.Nodes{x, scale}, G.Nodes{w, v})
+	model, err := graph.Model(cost, G.Nodes{x, scale}, G.Nodes{w, v})
 	require.NoError(t, err)
 	lines, _ := graphCalls(t, model, fsdp.Float64)
 	require.Equal(t, []string{"layer__1: layer__1.layer__1", "layer__1@2: layer__1@2.layer__1@2"}, lines)
@@ -207,7 +208,7 @@ func TestFromGraphNamesAndScalars(t *testing.T) {
 }
 
 // Integers cannot pass from call to call, so what is computed of them is computed wherever it is needed.
-func TestFromGraphIntegers(t *testing.T) {
+func TestIntegers(t *testing.T) {
 	g := G.NewGraph()
 	x := G.NewMatrix(g, tensor.Int, G.WithName("x"), G.WithShape(2, 2))
 	identity := func() G.NodeConsOpt { return G.WithValue(graphTensor(tensor.Float64, []float64{1, 0, 0, 1}, 2, 2)) }
@@ -217,7 +218,7 @@ func TestFromGraphIntegers(t *testing.T) {
 	float := func(n *G.Node) *G.Node { return G.Must(G.ConvType(n, tensor.Int, tensor.Float64)) }
 	h := G.Must(G.Square(G.Must(G.Mul(float(square), w))))
 	cost := G.Must(G.Sum(G.Must(G.HadamardProd(G.Must(G.Mul(h, v)), float(G.Must(G.Sub(square, x)))))))
-	model, err := fsdp.FromGraph(cost, G.Nodes{x}, G.Nodes{w, v})
+	model, err := graph.Model(cost, G.Nodes{x}, G.Nodes{w, v})
 	require.NoError(t, err)
 	s := wrap(t, model, fsdp.Config{Wrap: fsdp.WrapEach(), Precision: fsdp.Precision{Compute: fsdp.Float64}})
 	loss, err := s.Forward(t.Context(), tensor.New(tensor.WithShape(2, 2), tensor.WithBacking([]int{1, 2, 3, 4})))
@@ -228,7 +229,7 @@ func TestFromGraphIntegers(t *testing.T) {
 }
 
 // Ranks that start from different values would train different models: Wrap says in which call.
-func TestFromGraphRanksMustStartAlike(t *testing.T) {
+func TestRanksMustStartAlike(t *testing.T) {
 	models := make([]fsdp.Model, 2)
 	for r := range models {
 		m := graphMLP(tensor.Float32)
@@ -247,7 +248,7 @@ func TestFromGraphRanksMustStartAlike(t *testing.T) {
 }
 
 // Ranks that take the same graph and values but learn another of two equal leaves disagree too.
-func TestFromGraphRanksMustLearnAlike(t *testing.T) {
+func TestRanksMustLearnAlike(t *testing.T) {
 	models := make([]fsdp.Model, 2)
 	for r := range models {
 		m := newGraphNet(tensor.Float64)
@@ -259,7 +260,7 @@ func TestFromGraphRanksMustLearnAlike(t *testing.T) {
 		}
 		cost := G.Must(G.Sum(G.Must(G.Mul(G.Must(G.Mul(x, leaves[0])), leaves[1]))))
 		var err error
-		models[r], err = fsdp.FromGraph(cost, G.Nodes{x}, G.Nodes{leaves[1-r]}, fsdp.GraphConstants(leaves[r]))
+		models[r], err = graph.Model(cost, G.Nodes{x}, G.Nodes{leaves[1-r]}, graph.Constants(leaves[r]))
 		require.NoError(t, err)
 	}
 	for _, err := range errorsOf(t, 2, func(ctx context.Context, g comm.Group) error {

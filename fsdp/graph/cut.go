@@ -1,4 +1,4 @@
-package fsdp
+package graph
 
 import (
 	"slices"
@@ -9,7 +9,7 @@ import (
 	"github.com/gofsdp/gofsdp/internal/exec"
 )
 
-// graphCutter cuts the computed values of a graph into calls. See FromGraph for the rule.
+// graphCutter cuts the computed values of a graph into calls. See Model for the rule.
 type graphCutter struct {
 	values []graphValue
 	order  []int // computed values, arguments before results

@@ -1,4 +1,4 @@
-package fsdp
+package graph
 
 import (
 	"fmt"
@@ -7,6 +7,8 @@ import (
 	"unicode"
 
 	"gorgonia.org/gorgonia"
+
+	"github.com/gofsdp/gofsdp/fsdp"
 )
 
 // graphModel is a graph as a Model.
@@ -30,9 +32,9 @@ type graphCall struct {
 func (m *graphModel) Inputs() []string { return m.inputs }
 
 // Forward implements Model.
-func (m *graphModel) Forward(t *Tape, in ...Ref) ([]Ref, error) {
-	outs := make([]Ref, len(m.calls))
-	find := func(refs []graphRef) (list []Ref) {
+func (m *graphModel) Forward(t *fsdp.Tape, in ...fsdp.Ref) ([]fsdp.Ref, error) {
+	outs := make([]fsdp.Ref, len(m.calls))
+	find := func(refs []graphRef) (list []fsdp.Ref) {
 		for _, r := range refs {
 			if r.call < 0 {
 				list = append(list, in[r.out])
@@ -131,7 +133,7 @@ func (g *graphNames) call(p *graphPart) string {
 	first := -1 // that the call owns
 	for i, id := range p.learnables {
 		v := &p.values[id]
-		param := Param{Name: g.learnable[v.index], Shape: v.shape, Tied: g.owner[v.index]}
+		param := fsdp.Param{Name: g.learnable[v.index], Shape: v.shape, Tied: g.owner[v.index]}
 		if param.Tied == "" {
 			param.Init = v.init()
 			if first < 0 {
@@ -145,7 +147,7 @@ func (g *graphNames) call(p *graphPart) string {
 		base = p.params[max(first, 0)].Name
 	}
 	name := newName(base, func(s string) bool {
-		return g.taken[s] || slices.ContainsFunc(p.params, func(p Param) bool { return p.Tied == "" && g.taken[s+"."+p.Name] })
+		return g.taken[s] || slices.ContainsFunc(p.params, func(p fsdp.Param) bool { return p.Tied == "" && g.taken[s+"."+p.Name] })
 	})
 	g.taken[name] = true
 	for i, id := range p.learnables {

@@ -1,0 +1,64 @@
+// Package graph makes models for package fsdp of Gorgonia graphs that were written without it.
+//
+// [Model] takes the nodes that one gives to Gorgonia's own machines and solvers:
+//
+//	model, err := graph.Model(cost, gorgonia.Nodes{x, y}, m.learnables())
+//	s, err := fsdp.Wrap(model, fsdp.Config{Group: g, Wrap: fsdp.WrapEach()})
+//	loss, err := s.Forward(ctx, xTensor, yTensor)
+//	err = s.Backward(ctx)
+//
+// Training starts from the values that are bound to the learnables. Leaves that are neither inputs
+// nor learnables and keep their value, such as the first state of a recurrent net, are named by
+// [Constants]. Nodes that an evaluation returns beside the cost, such as predictions, are named by
+// [Results].
+//
+// # Calls
+//
+// The graph is cut into calls of few parameters each, so that the wrap policies have something to
+// group. The cuts do not depend on the policies: to gather several calls together, give them one
+// name in Config.Wrap.
+//
+//	graph    y = tanh(x·w0 + b0)·w1 + b1
+//	call w0  h = tanh(x·w0 + b0)           owns w0.w0, w0.b0
+//	call w1  y = h·w1 + b1                 owns w1.w1, w1.b1
+//
+// A call ends where a parameter is used that it does not have, if by then its own have been through
+// more than one operation other than an addition or a rearrangement. So x·w + b is one call, and so
+// is x·wx + h·wh + b, but relu(x·w0 + b0)·w1 are two. The cut lies where the fewest bytes cross,
+// between the last use of the one call's parameters and the first use of the next one's.
+//
+// A parameter belongs to the first call that uses it. Later calls, such as the later time steps of a
+// recurrent net, are tied to it. Calls that compute the same from the same tied parameters share one
+// module, which is compiled once.
+//
+// Constants are computed in every call that uses them, and so is what depends on parameters and
+// constants alone, such as a transposed weight: to pass it on would keep an unsharded weight alive.
+// A single number, such as a norm, is computed once and passed on.
+//
+// A call is named after its first parameter. A parameter's full name is that of its call and its
+// own: the nodes w0 and b0 of one layer are "w0.w0" and "w0.b0". Spaces and # become _, and names
+// that are taken get a suffix such as @2.
+//
+// # Limits
+//
+//   - The graph must have its shapes, and a batch must have those of the inputs.
+//   - [fsdp.Precision].Compute must be the float type of the graph. The first pass checks it.
+//   - Operations whose results or gradients are wrong in Gorgonia, or that keep state between
+//     forward and backward, are refused with the name of the node: SoftMax and LogSoftMax, Dropout,
+//     pooling, BatchNorm and others (see package nn). Write softmax as Exp, Sum and a broadcast
+//     division, and convolutions with a stride in place of pooling.
+//   - A convolution is refused if another dilation would give a result of the same shape, because
+//     Gorgonia does not tell the two apart.
+//   - Gorgonia gives one node for two constants of equal name or two inputs that are alike. That has
+//     happened before this package sees the graph.
+//   - Read what a TapeMachine has computed with gorgonia.Read: the machine overwrites the Value of
+//     nodes in the middle of a graph.
+//
+// # Ranks
+//
+// All ranks must start from the same values. Wrap checks that by their hashes. Gorgonia's own
+// initialisers differ from process to process, so seed them or load the values from a file.
+//
+// Gorgonia's graph functions share package-level nodes: ranks that are goroutines must not build
+// graphs at the same time. Build one, and give its model to all.
+package graph
