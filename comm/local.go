@@ -2,7 +2,6 @@ package comm
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"runtime"
 	"slices"
@@ -37,7 +36,7 @@ func Local(n int) []Group {
 }
 
 func newTeam(name string, n int) *team {
-	t := &team{name: name, children: map[*local]struct{}{}, splits: map[splitKey]*offshoot{}}
+	t := &team{name: name, children: map[*local]struct{}{}, splits: map[splitKey]*splitTeam{}}
 	switch procs := runtime.GOMAXPROCS(0); {
 	case procs >= n && procs > 1:
 		t.spins = spinsFree
@@ -45,15 +44,17 @@ func newTeam(name string, n int) *team {
 		t.spins = spinsCrowded
 	}
 	for r := range n {
-		t.members = append(t.members, &local{team: t, rank: r})
+		l := &local{team: t}
+		l.face = face{l, name, r, n}
+		t.members = append(t.members, l)
 	}
 	return t
 }
 
 // local is one rank's handle of an in-process group.
 type local struct {
+	face
 	team    *team
-	rank    int
 	parent  *local                  // the handle it was split from, nil for the world
 	reducer atomic.Pointer[reducer] // taken by who reduces on behalf of this rank
 
@@ -63,64 +64,13 @@ type local struct {
 	closed bool
 }
 
-func (l *local) Rank() int { return l.rank }
-func (l *local) Size() int { return len(l.team.members) }
-
 func (l *local) failing() <-chan struct{} { return l.team.alarm.bell() }
 
-func (l *local) AllGather(dst, src Buffer) Work {
-	return l.work(Call{Kind: KindAllGather, Dst: dst, Src: src})
-}
-
-func (l *local) ReduceScatter(dst, src Buffer, op Op) Work {
-	return l.work(Call{Kind: KindReduceScatter, Op: op, Dst: dst, Src: src})
-}
-
-func (l *local) AllReduce(buf Buffer, op Op) Work {
-	return l.work(Call{Kind: KindAllReduce, Op: op, Dst: buf, Src: buf})
-}
-
-func (l *local) Broadcast(buf Buffer, root int) Work {
-	return l.work(Call{Kind: KindBroadcast, Root: root, Dst: buf, Src: buf})
-}
-
-func (l *local) Gather(dst, src Buffer, counts []int, root int) Work {
-	return l.work(gather(dst, src, counts, root, l.rank))
-}
-
-func (l *local) Barrier(ctx context.Context) error {
-	h, err := l.issue(Call{Kind: KindBarrier})
-	if err != nil {
-		return err
-	}
-	return h.Wait(ctx)
-}
-
-func (l *local) Split(ctx context.Context, color, key int) (Group, error) {
-	pairs := make([]int64, 2*l.Size())
-	mine := pairs[2*l.rank:][:2]
-	mine[0], mine[1] = int64(color), int64(key)
-	h, err := l.issue(Call{Kind: KindSplit, Dst: Of(pairs), Src: Of(mine)})
-	if err != nil {
-		return nil, err
-	}
-	if err := h.Wait(ctx); err != nil || color < 0 {
-		return nil, err
-	}
-	child, err := l.team.offshoot(l, h.seq, color, splitRanks(pairs, color))
-	if err != nil {
-		return nil, err
-	}
-	return child, nil
-}
-
-func (l *local) Abort(err error) {
-	if err == nil {
-		err = errors.New("aborted")
-	}
+// abort implements transport.
+func (l *local) abort(err error) {
 	l.team.mu.Lock()
 	defer l.team.mu.Unlock()
-	l.team.fail(l.blame(err))
+	l.team.fail(err)
 }
 
 func (l *local) Close() error {
@@ -168,16 +118,9 @@ func (l *local) forget(child *local) {
 	delete(l.team.children, child)
 }
 
-// blame says that the group failed because of err on this rank.
-func (l *local) blame(err error) error {
-	return &RankError{Group: l.team.name, Rank: l.rank, Err: err}
-}
-
-func (l *local) errClosed() error { return l.blame(ErrClosed) }
-
-// work issues c and returns its handle, or one that gives the error.
-func (l *local) work(c Call) Work {
-	invalid := c.check(l.rank, l.Size())
+// start implements transport.
+func (l *local) start(c Call) Work {
+	invalid := c.check(l.rank, l.size)
 	l.team.mu.Lock()
 	defer l.team.mu.Unlock()
 	h, err := l.enter(c, invalid)
@@ -189,9 +132,18 @@ func (l *local) work(c Call) Work {
 	return w
 }
 
+// perform implements transport.
+func (l *local) perform(ctx context.Context, c Call) (uint64, error) {
+	h, err := l.issue(c)
+	if err == nil {
+		err = h.Wait(ctx)
+	}
+	return h.seq, err
+}
+
 // issue records this rank's part of its next collective.
 func (l *local) issue(c Call) (handle, error) {
-	invalid := c.check(l.rank, l.Size())
+	invalid := c.check(l.rank, l.size)
 	l.team.mu.Lock()
 	defer l.team.mu.Unlock()
 	return l.enter(c, invalid)
@@ -235,11 +187,6 @@ func mismatch(group string, seq uint64, a int, ca *Call, b int, cb *Call) error 
 	}
 	return &MismatchError{group, seq, [2]int{a, b}, [2]string{ca.String(), cb.String()}}
 }
-
-// failed is the handle of an operation that could not be issued.
-type failed struct{ err error }
-
-func (f failed) Wait(context.Context) error { return f.err }
 
 // handle is one rank's Work: collective seq, whose record is or was o.
 type handle struct {

@@ -1,7 +1,7 @@
 package comm
 
 import (
-	"fmt"
+	"context"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -25,8 +25,8 @@ type team struct {
 	live     []*operation // pending or ready, in no order
 	free     []*operation // done
 	chans    []chan struct{}
-	children map[*local]struct{}    // open handles of groups split from this one
-	splits   map[splitKey]*offshoot // split groups that some member has not fetched yet
+	children map[*local]struct{}     // open handles of groups split from this one
+	splits   map[splitKey]*splitTeam // split groups that some member has not fetched yet
 }
 
 // splitKey names a group made by a split: the number of the collective and the color.
@@ -35,9 +35,10 @@ type splitKey struct {
 	color int
 }
 
-type offshoot struct {
+// splitTeam is a group made by a split, as long as some member has not fetched its handle.
+type splitTeam struct {
 	team    *team
-	missing int // members that have not fetched their handle
+	missing int // members that have not
 }
 
 // wake tells every waiter parked on o to look again. Called with mu held.
@@ -148,9 +149,9 @@ func (t *team) absent(seq uint64) (ranks []int) {
 	return ranks
 }
 
-// offshoot hands l its handle of the group that collective seq made of color:
-// the given ranks of this group, in that order. The first to ask makes the group.
-func (t *team) offshoot(l *local, seq uint64, color int, ranks []int) (*local, error) {
+// form implements transport: the first rank to ask makes the group for all of them.
+func (l *local) form(_ context.Context, seq uint64, color int, ranks []int) (Group, error) {
+	t := l.team
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if l.closed {
@@ -159,7 +160,7 @@ func (t *team) offshoot(l *local, seq uint64, color int, ranks []int) (*local, e
 	key := splitKey{seq, color}
 	s := t.splits[key]
 	if s == nil {
-		s = &offshoot{newTeam(fmt.Sprintf("%s/%d", t.name, color), len(ranks)), len(ranks)}
+		s = &splitTeam{newTeam(childName(t.name, color), len(ranks)), len(ranks)}
 		t.splits[key] = s
 	}
 	if s.missing--; s.missing == 0 {

@@ -13,8 +13,7 @@ import (
 // goroutine of the group's own runs what nobody waits for yet, so that
 // communication goes on beside the computation. A Serial is made by [NewSerial].
 type Serial struct {
-	name       string
-	rank, size int
+	face
 	backend    Backend
 	rec        recorder
 	tickets    tickets
@@ -53,9 +52,10 @@ type failure struct {
 // to Failed and Left. Close ends it and the backend.
 func NewSerial(name string, rank, size int, b Backend) *Serial {
 	s := &Serial{
-		name: name, rank: rank, size: size, backend: b, tasks: make([]Call, 16),
+		backend: b, tasks: make([]Call, 16),
 		wake: make(chan struct{}, 1), quit: make(chan struct{}), over: make(chan struct{}),
 	}
+	s.face = face{s, name, rank, size}
 	s.background.Go(s.serve)
 	return s
 }
@@ -80,7 +80,7 @@ func (s *Serial) open(ctx context.Context, join func() error) error {
 	s.opening, s.running = false, false
 	s.wakeAll()
 	if err == nil && s.closed {
-		err = s.blame(ErrClosed)
+		err = s.errClosed()
 	}
 	if err != nil {
 		s.mu.Unlock()
@@ -90,66 +90,12 @@ func (s *Serial) open(ctx context.Context, join func() error) error {
 	return err
 }
 
-// Rank implements [Group].
-func (s *Serial) Rank() int { return s.rank }
-
-// Size implements [Group].
-func (s *Serial) Size() int { return s.size }
-
-// AllGather implements [Group].
-func (s *Serial) AllGather(dst, src Buffer) Work {
-	return s.work(Call{Kind: KindAllGather, Dst: dst, Src: src})
-}
-
-// ReduceScatter implements [Group].
-func (s *Serial) ReduceScatter(dst, src Buffer, op Op) Work {
-	return s.work(Call{Kind: KindReduceScatter, Op: op, Dst: dst, Src: src})
-}
-
-// AllReduce implements [Group].
-func (s *Serial) AllReduce(buf Buffer, op Op) Work {
-	return s.work(Call{Kind: KindAllReduce, Op: op, Dst: buf, Src: buf})
-}
-
-// Broadcast implements [Group].
-func (s *Serial) Broadcast(buf Buffer, root int) Work {
-	return s.work(Call{Kind: KindBroadcast, Root: root, Dst: buf, Src: buf})
-}
-
-// Gather implements [Group].
-func (s *Serial) Gather(dst, src Buffer, counts []int, root int) Work {
-	return s.work(gather(dst, src, counts, root, s.rank))
-}
-
-// Barrier implements [Group].
-func (s *Serial) Barrier(ctx context.Context) error {
-	seq, err := s.issue(Call{Kind: KindBarrier})
-	if err != nil {
-		return err
-	}
-	return s.await(ctx, seq)
-}
-
-// Split implements [Group].
-func (s *Serial) Split(ctx context.Context, color, key int) (Group, error) {
-	pairs := make([]int64, 2*s.size)
-	mine := []int64{int64(color), int64(key)}
-	seq, err := s.issue(Call{Kind: KindSplit, Dst: Of(pairs), Src: Of(mine)})
-	if err != nil {
-		return nil, err
-	}
-	if err := s.await(ctx, seq); err != nil || color < 0 {
-		return nil, err
-	}
-	return s.form(ctx, seq, color, splitRanks(pairs, color))
-}
-
-// form makes the group that collective seq has formed under color.
+// form implements transport.
 func (s *Serial) form(ctx context.Context, seq uint64, color int, ranks []int) (Group, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closed {
-		return nil, s.blame(ErrClosed)
+		return nil, s.errClosed()
 	}
 	s.busy++
 	s.mu.Unlock()
@@ -159,7 +105,7 @@ func (s *Serial) form(ctx context.Context, seq uint64, color int, ranks []int) (
 	s.mu.Lock()
 	if err == nil && s.closed { // nobody else would close it
 		s.mu.Unlock()
-		err = errors.Join(s.blame(ErrClosed), child.Close())
+		err = errors.Join(s.errClosed(), child.Close())
 		s.mu.Lock()
 	}
 	s.busy--
@@ -168,7 +114,7 @@ func (s *Serial) form(ctx context.Context, seq uint64, color int, ranks []int) (
 	case err == nil:
 		return child, nil
 	case s.closed:
-		return nil, s.blame(ErrClosed)
+		return nil, s.errClosed()
 	}
 	s.fail(failure{err: unborn(s.name, s.rank, seq, color, ranks, err)}, true)
 	return nil, s.fault(^uint64(0))
@@ -188,14 +134,11 @@ func (s *Serial) whileOpen(ctx context.Context) (_ context.Context, done func())
 	return ctx, func() { cancel(nil); watch.Wait() }
 }
 
-// Abort implements [Group].
-func (s *Serial) Abort(err error) {
-	if err == nil {
-		err = errors.New("aborted")
-	}
+// abort implements transport.
+func (s *Serial) abort(err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.fail(failure{err: s.blame(err), abort: true}, true)
+	s.fail(failure{err: err, abort: true}, true)
 }
 
 // Failed says that the group has failed with err on another rank.
@@ -232,7 +175,7 @@ func (s *Serial) Close() error {
 func (s *Serial) end() error {
 	s.mu.Lock()
 	s.drain()
-	s.fail(failure{err: s.blame(ErrClosed)}, false) // the others hear it from Leave
+	s.fail(failure{err: s.errClosed()}, false) // the others hear it from Leave
 	close(s.quit)
 	for s.running || s.busy > 0 {
 		s.park(context.Background(), 0)
@@ -305,14 +248,23 @@ func (s *Serial) fault(seq uint64) error {
 // doomed reports whether collective seq can no longer complete. Called with mu held.
 func (s *Serial) doomed(seq uint64) bool { return s.fault(seq) != nil }
 
-// work issues c and returns its handle, or one that gives the error.
-func (s *Serial) work(c Call) Work {
+// start implements transport.
+func (s *Serial) start(c Call) Work {
 	seq, err := s.issue(c)
 	if err != nil {
 		return failed{err}
 	}
 	s.call()
 	return s.tickets.ticket(s, seq)
+}
+
+// perform implements transport.
+func (s *Serial) perform(ctx context.Context, c Call) (uint64, error) {
+	seq, err := s.issue(c)
+	if err == nil {
+		err = s.await(ctx, seq)
+	}
+	return seq, err
 }
 
 // Seq returns the number of a collective of the group, from 1. ok is false if w is
@@ -333,34 +285,6 @@ func (s *Serial) call() {
 	}
 }
 
-// awaiter is what tickets are for.
-type awaiter interface {
-	await(ctx context.Context, seq uint64) error
-}
-
-// ticket is the Work of collective seq.
-type ticket struct {
-	of  awaiter
-	seq uint64
-}
-
-// Wait implements [Work].
-func (t *ticket) Wait(ctx context.Context) error { return t.of.await(ctx, t.seq) }
-
-// tickets makes tickets.
-type tickets struct {
-	mu    sync.Mutex
-	sheet sheet[ticket]
-}
-
-func (t *tickets) ticket(of awaiter, seq uint64) *ticket {
-	t.mu.Lock()
-	k := t.sheet.next()
-	t.mu.Unlock()
-	*k = ticket{of, seq}
-	return k
-}
-
 // issue records this rank's next collective and returns its number.
 func (s *Serial) issue(c Call) (uint64, error) {
 	invalid := s.check(&c)
@@ -368,7 +292,7 @@ func (s *Serial) issue(c Call) (uint64, error) {
 	defer s.mu.Unlock()
 	switch err := s.fault(s.issued + 1); {
 	case s.closed:
-		return 0, s.blame(ErrClosed)
+		return 0, s.errClosed()
 	case err != nil:
 		return 0, err
 	case invalid != nil:

@@ -18,9 +18,6 @@ const (
 	patience = 500 * time.Millisecond
 )
 
-// blame says that the group failed because of err on this rank.
-func (s *Serial) blame(err error) error { return &RankError{Group: s.name, Rank: s.rank, Err: err} }
-
 // explain turns what Run returned for collective seq into the failure of the
 // group. Called with mu held, which it gives up to wait.
 func (s *Serial) explain(ctx context.Context, seq uint64, err error) error {

@@ -93,7 +93,7 @@ func (b *lent) Run(ctx context.Context, _ uint64, c *Call) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer context.AfterFunc(b.ctx, cancel)()
-	return b.group.work(*c).Wait(ctx)
+	return b.group.start(*c).Wait(ctx)
 }
 
 func (b *lent) Missing() []int { return nil }

@@ -34,12 +34,11 @@ import (
 // private destination has still to read this rank's source; if that takes long,
 // the source is moved to a copy after all.
 type shared struct {
+	face
 	link    *link
 	domain  *domain
 	memory  []byte // of the board, on rank 0
 	board   board
-	rank    int
-	size    int
 	timeout time.Duration
 	rec     recorder
 	tickets tickets
@@ -89,10 +88,11 @@ const smallTensor = 4 << 10
 func newShared(ctx context.Context, l *link, d *domain) (Group, error) {
 	n := len(l.ranks)
 	s := &shared{
-		link: l, domain: d, rank: l.rank, size: n, timeout: cmp.Or(l.session.cfg.Timeout, defaultTimeout),
+		link: l, domain: d, timeout: cmp.Or(l.session.cfg.Timeout, defaultTimeout),
 		lost: make([]atomic.Bool, n), tasks: make([]task, boardSlots), turn: make(chan struct{}, 1),
 		work: newDivision(n), private: make([]bool, n), need: make([]int, n), detached: true,
 	}
+	s.face = face{s, l.name, l.rank, n}
 	s.turn <- struct{}{} // Close waits until the ranks have met
 	l.attach(s)
 	d.sweep()
@@ -200,51 +200,11 @@ func (s *shared) patience(ctx context.Context) error {
 	return nil
 }
 
-func (s *shared) Rank() int { return s.rank }
-func (s *shared) Size() int { return s.size }
-
-func (s *shared) AllGather(dst, src Buffer) Work {
-	return s.start(Call{Kind: KindAllGather, Dst: dst, Src: src})
-}
-
-func (s *shared) ReduceScatter(dst, src Buffer, op Op) Work {
-	return s.start(Call{Kind: KindReduceScatter, Op: op, Dst: dst, Src: src})
-}
-
-func (s *shared) AllReduce(buf Buffer, op Op) Work {
-	return s.start(Call{Kind: KindAllReduce, Op: op, Dst: buf, Src: buf})
-}
-
-func (s *shared) Broadcast(buf Buffer, root int) Work {
-	return s.start(Call{Kind: KindBroadcast, Root: root, Dst: buf, Src: buf})
-}
-
-func (s *shared) Gather(dst, src Buffer, counts []int, root int) Work {
-	return s.start(gather(dst, src, counts, root, s.rank))
-}
-
-func (s *shared) Barrier(ctx context.Context) error {
-	seq, err := s.issue(Call{Kind: KindBarrier})
-	if err != nil {
-		return err
-	}
-	return s.await(ctx, seq)
-}
-
-func (s *shared) Split(ctx context.Context, color, key int) (Group, error) {
-	pairs := make([]int64, 2*s.size)
-	mine := []int64{int64(color), int64(key)}
-	seq, err := s.issue(Call{Kind: KindSplit, Dst: Of(pairs), Src: Of(mine)})
-	if err != nil {
-		return nil, err
-	}
-	if err := s.await(ctx, seq); err != nil || color < 0 {
-		return nil, err
-	}
-	ranks := splitRanks(pairs, color)
+// form implements transport.
+func (s *shared) form(ctx context.Context, seq uint64, color int, ranks []int) (Group, error) {
 	child, err := newShared(ctx, s.link.split(seq, color, ranks), s.domain)
 	if err != nil {
-		s.fail(unborn(s.link.name, s.rank, seq, color, ranks, err))
+		s.fail(unborn(s.name, s.rank, seq, color, ranks, err))
 		return nil, s.failure()
 	}
 	return child, nil
@@ -256,6 +216,6 @@ func (s *shared) Alloc(n int) ([]byte, error) { return s.domain.own.Alloc(n) }
 // Free implements [Allocator].
 func (s *shared) Free(b []byte) error { return s.domain.own.Free(b) }
 
-func (s *shared) status() Status { return s.rec.status(s.link.name, s.rank) }
+func (s *shared) status() Status { return s.rec.status(s.name, s.rank) }
 
 func (s *shared) report(ctx context.Context) ([]Status, error) { return s.link.report(ctx) }

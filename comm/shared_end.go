@@ -13,9 +13,6 @@ func (s *shared) failure() error {
 	return nil
 }
 
-// blame says that the group failed because of err on this rank.
-func (s *shared) blame(err error) error { return &RankError{s.link.name, s.rank, err} }
-
 // fail makes err the failure of the group, on all ranks, unless it has one.
 func (s *shared) fail(err error) {
 	defer s.alarm.ring()
@@ -31,7 +28,7 @@ func (s *shared) enter(err error) (first bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var blame *RankError
-	if errors.As(err, &blame) && blame.Group == s.link.name && errors.Is(err, ErrLost) && blame.Rank >= 0 && blame.Rank < s.size {
+	if errors.As(err, &blame) && blame.Group == s.name && errors.Is(err, ErrLost) && blame.Rank >= 0 && blame.Rank < s.size {
 		s.lost[blame.Rank].Store(true)
 	}
 	if s.failure() != nil {
@@ -64,18 +61,14 @@ func (s *shared) failed(err error) {
 // left implements member: what all ranks have issued is ready, and completes
 // without the one that has left.
 func (s *shared) left(rank int, _ uint64) {
-	s.enter(&RankError{s.link.name, rank, ErrClosed})
+	s.enter(&RankError{s.name, rank, ErrClosed})
 }
 
-// Abort implements [Group].
-func (s *shared) Abort(err error) {
-	if err == nil {
-		err = errors.New("aborted")
-	}
+// abort implements transport.
+func (s *shared) abort(err error) {
 	if s.isClosed() {
 		return
 	}
-	err = s.blame(err)
 	defer s.alarm.ring()
 	if first := s.enter(err); first || !s.link.failed() { // that a rank has left is no failure of the groups split from this one
 		s.link.fail(err)
@@ -91,7 +84,7 @@ func (s *shared) Close() error {
 	}
 	s.closed = true
 	s.mu.Unlock()
-	s.enter(s.blame(ErrClosed)) // what is not ready now never will be
+	s.enter(s.errClosed()) // what is not ready now never will be
 	s.turn <- struct{}{}
 	s.settle()
 	<-s.turn

@@ -1,17 +1,27 @@
 package comm
 
 import (
+	"context"
 	"fmt"
 	"unsafe"
 )
 
-// start issues c and returns its handle, or one that gives the error.
+// start implements transport.
 func (s *shared) start(c Call) Work {
 	seq, err := s.issue(c)
 	if err != nil {
 		return failed{err}
 	}
 	return s.tickets.ticket(s, seq)
+}
+
+// perform implements transport.
+func (s *shared) perform(ctx context.Context, c Call) (uint64, error) {
+	seq, err := s.issue(c)
+	if err == nil {
+		err = s.await(ctx, seq)
+	}
+	return seq, err
 }
 
 // issue records this rank's next collective, publishes it if the board has room,
@@ -38,7 +48,7 @@ func (s *shared) issue(c Call) (uint64, error) {
 // enqueue makes c the next task. Called with mu held.
 func (s *shared) enqueue(c *Call) (uint64, error) {
 	if s.closed {
-		return 0, s.blame(ErrClosed)
+		return 0, s.errClosed()
 	}
 	if err := s.failure(); err != nil {
 		return 0, err
@@ -220,7 +230,7 @@ func (s *shared) read(seq uint64, t *task) error {
 		if p.meta&postInline != 0 {
 			n := c.Src.len * c.Src.dtype.Size()
 			if n > pageBytes {
-				return &RankError{s.link.name, r, fmt.Errorf("posted %d bytes of source inline", n)}
+				return &RankError{s.name, r, fmt.Errorf("posted %d bytes of source inline", n)}
 			}
 			c.Src.ptr = s.board.inline(seq, r, n)
 		} else if b, ok := peer.Bytes(int(p.src.Load()), c.Src.len*c.Src.dtype.Size()); ok {
@@ -240,7 +250,7 @@ func (s *shared) read(seq uint64, t *task) error {
 }
 
 func (s *shared) astray(rank int, c *Call, seq uint64) error {
-	return &RankError{s.link.name, rank, fmt.Errorf("posted a buffer outside of its memory for %s", c.numbered(seq))}
+	return &RankError{s.name, rank, fmt.Errorf("posted a buffer outside of its memory for %s", c.numbered(seq))}
 }
 
 // reread follows sources that have been moved since read.

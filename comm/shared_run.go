@@ -161,7 +161,7 @@ func (s *shared) compare(seq uint64, known int) error {
 		}
 		a, b := s.board.post(seq, first), s.board.post(seq, r)
 		if !a.alike(b) {
-			return &MismatchError{s.link.name, seq, [2]int{first, r}, [2]string{a.call(), b.call()}}
+			return &MismatchError{s.name, seq, [2]int{first, r}, [2]string{a.call(), b.call()}}
 		}
 	}
 	return nil

@@ -103,5 +103,5 @@ func (s *shared) accuse(suspects []int, seq uint64, err error) error {
 		return s.blame(err)
 	}
 	rank, err := convict(s.report, suspects, seq, err)
-	return &RankError{s.link.name, rank, err}
+	return &RankError{s.name, rank, err}
 }
