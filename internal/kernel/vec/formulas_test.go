@@ -173,6 +173,17 @@ func TestNormGradients(t *testing.T) {
 	})
 }
 
+// TestTreeSumReusesScratch: sums of many sources leave no garbage, nested ones neither.
+func TestTreeSumReusesScratch(t *testing.T) {
+	for _, n := range []int{8, 9, 64, 65, 200} {
+		srcs := make([][]float64, n)
+		for k := range srcs {
+			srcs[k] = make([]float64, 2500)
+		}
+		require.Zero(t, testing.AllocsPerRun(100, func() { TreeSum(srcs[0], srcs, 1) }), "%d sources", n)
+	}
+}
+
 // TestTreeSumOrder: the order of addition is the canonical tree, seen by its rounding.
 func TestTreeSumOrder(t *testing.T) {
 	var tree func(s [][]float32, i int) float32
@@ -185,7 +196,7 @@ func TestTreeSumOrder(t *testing.T) {
 	}
 	eachISA(t, func(t *testing.T) {
 		rapid.Check(t, func(t *rapid.T) {
-			srcs := drawSlices(t, rapid.IntRange(1, 40).Draw(t, "sources"), moderate)
+			srcs := drawSlices(t, rapid.IntRange(1, 80).Draw(t, "sources"), moderate)
 			var want []float32
 			for i := range srcs[0] {
 				want = append(want, tree(srcs, i)/4)

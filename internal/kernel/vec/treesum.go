@@ -1,5 +1,10 @@
 package vec
 
+import (
+	"sync"
+	"unsafe"
+)
+
 // fanIn is how many sources one kernel call adds, all held in registers.
 const fanIn = 8
 
@@ -29,24 +34,49 @@ func TreeSum[T Float](dst []T, srcs [][]T, scale T) {
 	}
 }
 
+// treeBlock is how many elements of every eight sources are summed before the next ones: eight such sums fit the inner caches.
+const treeBlock = 1024
+
+// treeScratch is the memory for the sums of every eight sources. It is reused, as a reduction of many sources is a call per
+// part of a tensor: made anew, its garbage would grow with the number of sources times that of parts.
+type treeScratch[T Float] struct {
+	memory []T   // blocks of treeBlock
+	sums   [][]T // the parts of them in use
+}
+
+var treeScratches32, treeScratches64 sync.Pool // of *treeScratch[float32] and *treeScratch[float64]
+
+// takeTreeScratch returns scratch for the given number of blocks, and the pool that it goes back to.
+func takeTreeScratch[T Float](blocks int) (*treeScratch[T], *sync.Pool) {
+	pool := &treeScratches32
+	if unsafe.Sizeof(T(0)) == 8 {
+		pool = &treeScratches64
+	}
+	s, _ := pool.Get().(*treeScratch[T])
+	if s == nil || len(s.sums) < blocks {
+		s = &treeScratch[T]{make([]T, blocks*treeBlock), make([][]T, blocks)}
+	}
+	return s, pool
+}
+
 // treeSumMany sums every eight sources into a block of scratch and then the blocks. The splits of a tree over more than
 // eight sources all fall on multiples of eight, so that gives the same tree.
 func treeSumMany[T Float](k *kernels[T], dst []T, srcs [][]T, scale T) {
-	const block = 1024
-	groups := (len(srcs) + fanIn - 1) / fanIn
-	scratch := make([]T, groups*block)
-	parts := make([][]T, groups)
-	for at := 0; at < len(dst); at += block {
-		n := min(block, len(dst)-at)
-		for g := range parts {
-			parts[g] = scratch[g*block:][:n]
+	blocks := (len(srcs) + fanIn - 1) / fanIn
+	scratch, pool := takeTreeScratch[T](blocks)
+	defer pool.Put(scratch)
+	sums := scratch.sums[:blocks]
+	for at := 0; at < len(dst); at += treeBlock {
+		n := min(treeBlock, len(dst)-at)
+		for g := range sums {
+			sums[g] = scratch.memory[g*treeBlock:][:n]
 			group := srcs[g*fanIn : min((g+1)*fanIn, len(srcs))]
 			if len(group) == 1 {
-				copy(parts[g], group[0][at:])
+				copy(sums[g], group[0][at:])
 			} else {
-				k.treeSum[len(group)](parts[g], group, at, 1)
+				k.treeSum[len(group)](sums[g], group, at, 1)
 			}
 		}
-		TreeSum(dst[at:at+n], parts, scale)
+		TreeSum(dst[at:at+n], sums, scale)
 	}
 }
