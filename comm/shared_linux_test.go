@@ -251,6 +251,42 @@ func TestSharedSourceMoves(t *testing.T) {
 	closeGroups(t, gs)
 }
 
+// A source that was moved is freed although the collective fails: here because rank 2
+// dies with parts in its hands, while rank 1 has still to read what rank 0 has moved.
+func TestSharedMovedSourceIsFreed(t *testing.T) {
+	const n, seq, parts = 1 << 16, 1, 3
+	gs := SharedGroups(t, 3)
+	src, err := gs[0].(Allocator).Alloc(n)
+	require.NoError(t, err)
+	src[5] = 7
+	works, dst := make([]Work, 3), make([][]byte, 3)
+	for r, g := range gs {
+		dst[r] = make([]byte, 3*n)
+		own := make([]byte, n)
+		if r == 0 {
+			own = src
+		}
+		works[r] = g.AllGather(Of(dst[r]), Of(own))
+	}
+	board := gs[2].(*shared).board
+	for range parts {
+		_, ok := board.claim(seq, 2, parts)
+		require.True(t, ok)
+	}
+	gs[0].(*shared).failed(&RankError{worldName, 2, ErrLost})
+	require.ErrorIs(t, works[0].Wait(t.Context()), ErrLost)
+	src[5] = 8 // the source is this rank's again
+	require.NoError(t, works[1].Wait(t.Context()))
+	require.Equal(t, byte(7), dst[1][5])
+	for range parts { // so that rank 2 can close
+		board.finish(seq, 2, parts)
+	}
+	require.NoError(t, gs[0].(Allocator).Free(src))
+	closeGroups(t, gs)
+	live, _ := gs[0].(*shared).domain.own.Live()
+	require.Zero(t, live)
+}
+
 // A rank that waits early does the work of a rank that computes, if it can.
 func TestSharedEarlyWaiter(t *testing.T) {
 	gs := SharedGroups(t, 2)

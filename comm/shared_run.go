@@ -56,14 +56,18 @@ func (s *shared) step(ctx context.Context, seq uint64) error {
 		return err
 	}
 	raceMeet()
-	if err := s.finish(seq, &t); err != nil {
+	err := s.finish(seq, &t)
+	s.mu.Lock()
+	kept := s.task(seq)
+	kept.moved = t.moved // after a failure, too: release frees it
+	if err == nil {
+		kept.call = Call{} // the buffers are the rank's again
+	}
+	s.mu.Unlock()
+	if err != nil {
 		s.fail(err)
 		return s.failure()
 	}
-	s.mu.Lock()
-	kept := s.task(seq)
-	kept.call, kept.moved = Call{}, t.moved // the buffers are the rank's again
-	s.mu.Unlock()
 	clear(s.work.calls)
 	s.done.Store(seq)
 	s.board.line(s.rank).done.Store(seq)
