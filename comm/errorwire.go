@@ -5,6 +5,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+
+	"github.com/gofsdp/gofsdp/internal/text"
 )
 
 // wireError is the form in which a group's error travels to the other ranks. It
@@ -45,9 +47,6 @@ const (
 	maxErrorName = 1 << 10
 )
 
-// cut returns the first n bytes of text.
-func cut(text string, n int) string { return text[:min(len(text), n)] }
-
 // MarshalError encodes the failure of a group, a [*RankError] or a
 // [*MismatchError], for the other ranks. Any other error is encoded as the
 // failure of the given rank.
@@ -64,14 +63,14 @@ func MarshalError(group string, rank int, err error) []byte {
 	case errors.As(err, &mismatch):
 		w = wireError{Group: mismatch.Group, Mismatch: &wireCalls{mismatch.Seq, mismatch.Ranks, mismatch.Calls}}
 		for i := range w.Mismatch.Calls {
-			w.Mismatch.Calls[i] = cut(w.Mismatch.Calls[i], maxErrorName)
+			w.Mismatch.Calls[i] = text.Cut(w.Mismatch.Calls[i], maxErrorName)
 		}
 	default:
 		w = wireError{Group: group, Rank: rank}
 	}
-	w.Group = cut(w.Group, maxErrorName)
+	w.Group = text.Cut(w.Group, maxErrorName)
 	if w.Mismatch == nil {
-		w.Text = cut(err.Error(), maxErrorText)
+		w.Text = text.Cut(err.Error(), maxErrorText)
 		for _, s := range sentinels {
 			if errors.Is(err, s.err) {
 				w.Is = append(w.Is, s.name)

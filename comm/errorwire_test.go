@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"unicode/utf8"
 
 	"github.com/stretchr/testify/require"
 
@@ -64,6 +65,20 @@ func TestErrorsKeepTheirOrigin(t *testing.T) {
 		require.ErrorAs(t, got, &blame)
 		require.Equal(t, "world", blame.Group)
 		require.Equal(t, 2, blame.Rank)
+	}
+}
+
+// TestLongErrorsKeepTheirRunes cuts texts in the middle of a rune, which JSON would
+// replace by another one.
+func TestLongErrorsKeepTheirRunes(t *testing.T) {
+	long := "x" + strings.Repeat("é", maxErrorText)
+	for _, err := range []error{
+		&RankError{long, 1, errors.New(long)}, &MismatchError{long, 1, [2]int{0, 1}, [2]string{long, long}},
+	} {
+		got, derr := UnmarshalError(MarshalError("g", 9, err))
+		require.NoError(t, derr)
+		require.False(t, strings.ContainsRune(got.Error(), utf8.RuneError))
+		require.True(t, strings.Contains(got.Error(), long[:maxErrorName-1]))
 	}
 }
 

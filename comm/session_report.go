@@ -5,6 +5,8 @@ import (
 	"encoding/binary"
 	"encoding/json"
 	"fmt"
+
+	"github.com/gofsdp/gofsdp/internal/text"
 )
 
 // What a process answers about a group that it has no handle of.
@@ -108,13 +110,13 @@ const maxRecordText = 256
 func (s *session) reply(id uint64, n news, status Status) {
 	for i := range status.Recent {
 		r := &status.Recent[i]
-		r.Call = cut(r.Call, maxRecordText)
+		r.Call = text.Cut(r.Call, maxRecordText)
 	}
-	text, err := json.Marshal(status)
+	body, err := json.Marshal(status)
 	if len(n.body) != 8 || err != nil {
 		return // the other rank waits for the end of its context
 	}
-	_ = s.send(n.from, newsAnswer, id, append(n.body, text...))
+	_ = s.send(n.from, newsAnswer, id, append(n.body, body...))
 }
 
 // answered hands an answer to whoever asked.

@@ -13,6 +13,8 @@ import (
 	"net"
 	"strings"
 	"time"
+
+	"github.com/gofsdp/gofsdp/internal/text"
 )
 
 // Timeout is the time a handshake may take when no deadline is given.
@@ -183,11 +185,7 @@ func (s *session) server(accept func(Hello) (Hello, error)) (theirs Hello, err e
 
 // refuse tells the client why and returns the error of this side.
 func (s *session) refuse(theirs Hello, hello []byte, why error) error {
-	reason := why.Error()
-	if len(reason) > maxReason {
-		reason = strings.ToValidUTF8(reason[:maxReason], "")
-	}
-	body := []byte(reason)
+	body := []byte(text.Cut(why.Error(), maxReason))
 	err := fmt.Errorf("refused rank %d of %d, job %q: %w", theirs.Rank, theirs.Size, theirs.Job, why)
 	if told := s.send(kindRefuse, body, s.prove(kindRefuse, hello, body)); told != nil {
 		return fmt.Errorf("%w (and it could not be told: %w)", err, told)
