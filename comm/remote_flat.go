@@ -6,15 +6,21 @@ import "context"
 // comes: it stays in the inner caches.
 const block = 256 << 10
 
-// Rounds tell apart the messages of one collective. Those from agreeing on are
-// numbered by step.
+// Rounds tell apart the messages of one collective. An algorithm of several steps
+// numbers them from its own round plus roundSteps, the agreement from roundAgree;
+// the step over k ranks adds k.
 const (
 	roundScatter uint16 = iota
 	roundGather
 	roundCast
 	roundRails
-	roundAgree = 1 << 8
-	roundSteps = 2 << 8
+	roundSteps = 1 << 9
+	roundAgree = 1 << 15
+
+	// What does not compile if two of them can be the same in a group of mostRanks.
+	mostRanks = 1 << 14
+	_         = roundAgree - roundSteps - roundRails - mostRanks
+	_         = 1<<16 - 1 - roundAgree - mostRanks
 )
 
 // collective carries out c.
@@ -42,7 +48,7 @@ func (r *remote) collective(ctx context.Context, c *Call) error {
 	}
 }
 
-// left and right return the rank k places away.
+// right and left return the rank that is k places after this one, and before it.
 func (r *remote) right(k int) int { return (r.rank + k) % r.size }
 func (r *remote) left(k int) int  { return (r.rank + r.size - k) % r.size }
 

@@ -27,7 +27,7 @@ type frame struct {
 
 const (
 	frameSize  = 32 + SignatureSize
-	frameMagic = 0x31504f43 // "COP1", changes with the protocol
+	frameMagic = 0x32504f43 // "COP2", changes with the protocol
 	lengthBits = 48
 )
 
