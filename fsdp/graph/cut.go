@@ -9,59 +9,56 @@ import (
 	"github.com/gofsdp/gofsdp/internal/exec"
 )
 
-// graphCutter cuts the computed values of a graph into calls. See Model for the rule.
-type graphCutter struct {
-	values []graphValue
+// cutter cuts the computed values of a graph into calls. The comment of the package gives the rule.
+//
+// The stage of a value in a call counts the operations that a parameter of the call has been
+// through on the way to it, not counting additions and rearrangements. A call with a value of stage
+// 2 takes no more parameters.
+type cutter struct {
+	values []value
 	order  []int // computed values, arguments before results
-	trains int   // how many of them training needs
 	cross  []int // bytes of the values that cross a cut before each position of order
 
 	// The call that is growing.
-	starts  []int        // where calls begin; this one is the last
+	starts  []int        // where calls begin in order; this one is the last
 	params  map[int]bool // that it uses
 	lastUse int          // the last position at which it uses one
-	stage   map[int]int  // of its values: how many operations, other than additions, a parameter of it has been through
-	closed  bool         // a value has stage 2 or more: it takes no more parameters
+	stage   map[int]int  // of its values
+	closed  bool         // it takes no more parameters
 }
 
-// cutGraph returns the computed values of each call, arguments before results.
-func cutGraph(r *graphReader) [][]int {
-	c := &graphCutter{values: r.values}
+// cut returns the computed values of each call, arguments before results.
+func cut(r *reader) [][]int {
+	c := &cutter{values: r.values}
 	for i := range r.values {
-		if r.values[i].origin != computed {
-			continue
-		}
-		c.order = append(c.order, i)
-		if i < r.trains {
-			c.trains++
+		if r.values[i].origin == computed {
+			c.order = append(c.order, i)
 		}
 	}
 	c.measure()
 	c.begin(0)
-	for at := range c.order {
-		if at == c.trains { // training is to leave out the rest
+	for at, i := range c.order {
+		if i >= r.trains && c.order[at-1] < r.trains { // training is to leave out the rest
 			c.begin(at)
 		}
 		c.place(at)
 	}
 	var calls [][]int
-	end := len(c.order)
-	for _, start := range slices.Backward(c.starts) {
-		calls = append(calls, c.order[start:end])
-		end = start
+	for i, end := range append(c.starts[1:], len(c.order)) {
+		calls = append(calls, c.order[c.starts[i]:end])
 	}
-	slices.Reverse(calls)
 	return calls
 }
 
 // begin starts a call at a position of order.
-func (c *graphCutter) begin(at int) {
+func (c *cutter) begin(at int) {
 	c.starts = append(c.starts, at)
 	c.params, c.stage, c.closed = make(map[int]bool), make(map[int]int), false
 }
 
-// place gives the value at a position of order to the growing call, or to a new one.
-func (c *graphCutter) place(at int) {
+// place gives the value at a position of order to the growing call, or to a new one. The new one
+// may begin earlier, with values that use no parameter.
+func (c *cutter) place(at int) {
 	v := &c.values[c.order[at]]
 	fresh := slices.ContainsFunc(v.params, func(p int) bool { return !c.params[p] })
 	if fresh && len(c.params) > 0 && (c.closed || c.stageOf(v) > 1) {
@@ -76,8 +73,8 @@ func (c *graphCutter) place(at int) {
 }
 
 // stageOf returns the stage that v has in the growing call. Values of other calls have stage 0.
-func (c *graphCutter) stageOf(v *graphValue) int {
-	if len(v.reads) == 0 { // a number made of parameters alone, such as a norm: nothing to wait for
+func (c *cutter) stageOf(v *value) int {
+	if len(v.reads) == 0 { // a number made of parameters alone, such as a norm
 		return 2
 	}
 	stage := 0
@@ -102,8 +99,9 @@ func movesOrAdds(op gorgonia.Op) bool {
 	return false
 }
 
-// narrowest returns the position from first to last where the fewest bytes cross a cut before it, the last of several.
-func (c *graphCutter) narrowest(first, last int) int {
+// narrowest returns the position from first to last where the fewest bytes cross a cut before it,
+// the last of several.
+func (c *cutter) narrowest(first, last int) int {
 	best := last
 	for at := last - 1; at >= first; at-- {
 		if c.cross[at] < c.cross[best] {
@@ -113,19 +111,20 @@ func (c *graphCutter) narrowest(first, last int) int {
 	return best
 }
 
-// measure fills in cross: a value crosses every cut between where it is computed and where it is last read.
-func (c *graphCutter) measure() {
-	position, last := make(map[int]int), make(map[int]int)
+// measure fills in cross. A value crosses every cut between where it is computed and where it is
+// last read.
+func (c *cutter) measure() {
+	last := make(map[int]int)
 	for at, i := range c.order {
-		position[i], last[i] = at, at
+		last[i] = at
 		for _, from := range c.values[i].reads {
 			last[from] = at
 		}
 	}
 	c.cross = make([]int, len(c.order)+1)
-	for _, i := range c.order {
+	for at, i := range c.order {
 		bytes := exec.Numel(c.values[i].shape) * int(c.values[i].dtype.Size())
-		c.cross[position[i]+1] += bytes
+		c.cross[at+1] += bytes
 		c.cross[last[i]+1] -= bytes
 	}
 	for at := 1; at < len(c.cross); at++ {

@@ -27,17 +27,17 @@
 // is x·wx + h·wh + b, but relu(x·w0 + b0)·w1 are two. The cut lies where the fewest bytes cross,
 // between the last use of the one call's parameters and the first use of the next one's.
 //
-// A parameter belongs to the first call that uses it. Later calls, such as the later time steps of a
-// recurrent net, are tied to it. Calls that compute the same from the same tied parameters share one
-// module, which is compiled once.
+// A parameter belongs to the first call that uses it. Later calls, such as the later time steps of
+// a recurrent net, are tied to it. Calls that compute the same from the same tied parameters share
+// one module, which is compiled once.
 //
 // Constants are computed in every call that uses them, and so is what depends on parameters and
 // constants alone, such as a transposed weight: to pass it on would keep an unsharded weight alive.
 // A single number, such as a norm, is computed once and passed on.
 //
 // A call is named after its first parameter. A parameter's full name is that of its call and its
-// own: the nodes w0 and b0 of one layer are "w0.w0" and "w0.b0". Spaces and # become _, and names
-// that are taken get a suffix such as @2.
+// own: the nodes w0 and b0 of one layer are "w0.w0" and "w0.b0". Spaces and # become _, a node
+// without a name is "unnamed", and names that are taken get a suffix such as @2.
 //
 // # Limits
 //
@@ -49,8 +49,8 @@
 //     division, and convolutions with a stride in place of pooling.
 //   - A convolution is refused if another dilation would give a result of the same shape, because
 //     Gorgonia does not tell the two apart.
-//   - Gorgonia gives one node for two constants of equal name or two inputs that are alike. That has
-//     happened before this package sees the graph.
+//   - Gorgonia gives one node for two constants of equal name or two inputs that are alike. That
+//     has happened before this package sees the graph.
 //   - Read what a TapeMachine has computed with gorgonia.Read: the machine overwrites the Value of
 //     nodes in the middle of a graph.
 //

@@ -41,6 +41,14 @@ func TestErrors(t *testing.T) {
 			w := G.NewMatrix(m.g, f64, G.WithName("bare"), G.WithShape(4, 4))
 			m.pred, m.learn = G.Must(G.Mul(product(m), w)), append(m.learn, w)
 		}, []string{`learnable "bare"`, "no value"}},
+		"value of another shape": {func(m *graphNet) {
+			w := G.NewMatrix(m.g, f64, G.WithName("w"), G.WithValue(graphFill(f64, 1, 1, 4, 3)), G.WithShape(3, 4))
+			m.pred, m.learn = G.Must(G.Mul(m.input("x", 2, 3), w)), G.Nodes{w}
+		}, []string{`learnable "w" has a value of shape (4, 3), the node has (3, 4)`}},
+		"constant of another type": {func(m *graphNet) {
+			three := G.Must(G.ConvType(m.g.AddNode(G.NewConstant(int32(3))), tensor.Int32, f64))
+			m.pred = G.Must(G.Mul(product(m), three))
+		}, []string{`constant "3" has a value`, "element type int32 is not supported"}},
 		"no shape": {func(m *graphNet) {
 			m.pred = product(m)
 			m.learn = append(m.learn, G.NewMatrix(m.g, f64, G.WithName("vague")))
@@ -192,12 +200,13 @@ func TestNamesAndScalars(t *testing.T) {
 	scale := G.NewScalar(g, tensor.Float64, G.WithName("scale"))
 	w := G.NewMatrix(g, tensor.Float64, G.WithName("layer #1"), G.WithShape(3, 3), G.WithValue(graphFill(tensor.Float64, 1, 1, 3, 3)))
 	v := G.NewMatrix(g, tensor.Float64, G.WithName("layer #1"), G.WithShape(3, 1), G.WithValue(graphFill(tensor.Float64, 2, 1, 3, 1)))
+	u := G.NewMatrix(g, tensor.Float64, G.WithShape(1, 1), G.WithValue(graphFill(tensor.Float64, 2, 1, 1, 1)))
 	h := G.Must(G.Tanh(G.Must(G.HadamardProd(G.Must(G.Mul(x, w)), scale))))
-	cost := G.Must(G.Sum(G.Must(G.Mul(h, v))))
-	model, err := graph.Model(cost, G.Nodes{x, scale}, G.Nodes{w, v})
+	cost := G.Must(G.Sum(G.Must(G.Mul(G.Must(G.Tanh(G.Must(G.Mul(h, v)))), u))))
+	model, err := graph.Model(cost, G.Nodes{x, scale}, G.Nodes{w, v, u})
 	require.NoError(t, err)
 	lines, _ := graphCalls(t, model, fsdp.Float64)
-	require.Equal(t, []string{"layer__1: layer__1.layer__1", "layer__1@2: layer__1@2.layer__1@2"}, lines)
+	require.Equal(t, []string{"layer__1: layer__1.layer__1", "layer__1@2: layer__1@2.layer__1@2", "unnamed: unnamed.unnamed"}, lines)
 
 	s := wrap(t, model, fsdp.Config{Precision: fsdp.Precision{Compute: fsdp.Float64}})
 	xs, one := graphFill(tensor.Float64, 3, 1, 2, 3), tensor.New(tensor.FromScalar(0.0))
@@ -217,13 +226,15 @@ func TestIntegers(t *testing.T) {
 	square := G.Must(G.HadamardProd(x, x))
 	float := func(n *G.Node) *G.Node { return G.Must(G.ConvType(n, tensor.Int, tensor.Float64)) }
 	h := G.Must(G.Square(G.Must(G.Mul(float(square), w))))
-	cost := G.Must(G.Sum(G.Must(G.HadamardProd(G.Must(G.Mul(h, v)), float(G.Must(G.Sub(square, x)))))))
+	three := float(g.AddNode(G.NewConstant(3)))
+	sum := G.Must(G.Sum(G.Must(G.HadamardProd(G.Must(G.Mul(h, v)), float(G.Must(G.Sub(square, x)))))))
+	cost := G.Must(G.Mul(three, sum))
 	model, err := graph.Model(cost, G.Nodes{x}, G.Nodes{w, v})
 	require.NoError(t, err)
 	s := wrap(t, model, fsdp.Config{Wrap: fsdp.WrapEach(), Precision: fsdp.Precision{Compute: fsdp.Float64}})
 	loss, err := s.Forward(t.Context(), tensor.New(tensor.WithShape(2, 2), tensor.WithBacking([]int{1, 2, 3, 4})))
 	require.NoError(t, err)
-	require.InDelta(t, 1*0+16*2+81*6+256*12, loss, 1e-9) // the sum of x⁴·(x² - x)
+	require.InDelta(t, 3*(1*0+16*2+81*6+256*12), loss, 1e-9) // three times the sum of x⁴·(x² - x)
 	require.NoError(t, s.Backward(t.Context()))
 	require.NoError(t, s.Close())
 }

@@ -11,32 +11,34 @@ import (
 	"github.com/gofsdp/gofsdp/fsdp"
 )
 
-// graphModel is a graph as a Model.
-type graphModel struct {
+// model is a graph as a fsdp.Model.
+type model struct {
 	inputs  []string
-	calls   []graphCall
-	results []graphRef
+	calls   []call
+	results []ref
 }
 
-// graphRef is an output of a call, or a batch tensor if call is -1.
-type graphRef struct{ call, out int }
+// ref is an output of a call. If call is batch, it is a tensor of the batch.
+type ref struct{ call, out int }
 
-// graphCall is a call of the model.
-type graphCall struct {
+const batch = -1
+
+// call is a call of the model.
+type call struct {
 	name   string
-	module *graphModule
-	in     []graphRef
+	module *module
+	in     []ref
 }
 
 // Inputs names the batch tensors.
-func (m *graphModel) Inputs() []string { return m.inputs }
+func (m *model) Inputs() []string { return m.inputs }
 
-// Forward implements Model.
-func (m *graphModel) Forward(t *fsdp.Tape, in ...fsdp.Ref) ([]fsdp.Ref, error) {
+// Forward implements fsdp.Model.
+func (m *model) Forward(t *fsdp.Tape, in ...fsdp.Ref) ([]fsdp.Ref, error) {
 	outs := make([]fsdp.Ref, len(m.calls))
-	find := func(refs []graphRef) (list []fsdp.Ref) {
+	find := func(refs []ref) (list []fsdp.Ref) {
 		for _, r := range refs {
-			if r.call < 0 {
+			if r.call == batch {
 				list = append(list, in[r.out])
 			} else {
 				list = append(list, outs[r.call].At(r.out))
@@ -50,109 +52,77 @@ func (m *graphModel) Forward(t *fsdp.Tape, in ...fsdp.Ref) ([]fsdp.Ref, error) {
 	return find(m.results), nil
 }
 
-// newGraphModel cuts the graph and makes a call of each part.
-func newGraphModel(r *graphReader, inputs, learnables gorgonia.Nodes) (*graphModel, error) {
-	m := &graphModel{}
+// newModel cuts the graph and makes a call of each part.
+func newModel(r *reader, inputs, learnables gorgonia.Nodes) (*model, error) {
+	m := &model{}
 	for _, n := range inputs {
 		m.inputs = append(m.inputs, n.Name())
 	}
-	names := newGraphNames(learnables)
-	parts := cutGraph(r)
-	home := make(map[int]graphRef) // where other calls find a value
-	for i := range r.values {
-		if v := &r.values[i]; v.origin == fromBatch {
-			home[i] = graphRef{-1, v.index}
-		}
-	}
-	leaving := r.leaving(parts)
-	var done []*graphPart
-	for n, part := range parts {
-		p := newGraphPart(r, part)
-		for _, i := range part {
-			if leaving[i] {
-				home[i] = graphRef{n, len(p.outs)}
-				p.outs = append(p.outs, p.local[i])
-			}
-		}
-		c := graphCall{name: names.call(p)}
+	r.nameParams(learnables)
+	cuts := cut(r)
+	r.settle(cuts)
+	var parts []*part
+	taken := make(map[string]bool) // names of calls, and full names of parameters
+	for n, list := range cuts {
+		p := newPart(r, n, list)
+		c := call{name: p.name(taken)}
 		for _, i := range p.inputs {
-			c.in = append(c.in, home[i])
+			c.in = append(c.in, r.values[i].home)
 		}
-		var err error
-		if c.module, err = p.module(done); err != nil {
+		if err := p.compile(parts); err != nil {
 			return nil, fmt.Errorf("call %q: %w", c.name, err)
 		}
-		done, m.calls = append(done, p), append(m.calls, c)
+		c.module = p.module
+		parts, m.calls = append(parts, p), append(m.calls, c)
 	}
 	for _, n := range r.results {
-		m.results = append(m.results, home[r.index[n]])
+		m.results = append(m.results, r.values[r.index[n]].home)
 	}
 	return m, nil
 }
 
-// leaving returns the computed values that are used outside their part, or are results.
-func (r *graphReader) leaving(parts [][]int) map[int]bool {
-	leaving := make(map[int]bool)
-	for _, n := range r.results {
-		leaving[r.index[n]] = true
-	}
-	for _, part := range parts {
-		inside := make(map[int]bool)
-		for _, i := range part {
-			inside[i] = true
-		}
-		for _, i := range part {
-			for _, from := range r.values[i].reads {
-				leaving[from] = leaving[from] || !inside[from]
-			}
-		}
-	}
-	return leaving
-}
-
-// graphNames names parameters and calls.
-type graphNames struct {
-	learnable []string       // by index, all different
-	owner     map[int]string // full names of the learnables that a call has already
-	taken     map[string]bool
-}
-
-func newGraphNames(learnables gorgonia.Nodes) *graphNames {
-	g := &graphNames{owner: make(map[int]string), taken: make(map[string]bool)}
-	local := make(map[string]bool)
+// nameParams gives each learnable a name of its own.
+func (r *reader) nameParams(learnables gorgonia.Nodes) {
+	taken := make(map[string]bool)
 	for _, n := range learnables {
-		name := newName(sanitized(n.Name()), func(s string) bool { return local[s] })
-		local[name] = true
-		g.learnable = append(g.learnable, name)
+		name := newName(sanitized(n.Name()), func(s string) bool { return taken[s] })
+		taken[name], r.values[r.index[n]].param = true, name
 	}
-	return g
 }
 
-// call fills in the parameters of a part and names its call. Parameters that an earlier call has are tied to it.
-func (g *graphNames) call(p *graphPart) string {
-	first := -1 // that the call owns
-	for i, id := range p.learnables {
-		v := &p.values[id]
-		param := fsdp.Param{Name: g.learnable[v.index], Shape: v.shape, Tied: g.owner[v.index]}
-		if param.Tied == "" {
-			param.Init = v.init()
-			if first < 0 {
-				first = i
+// settle tells each computed value its call, and whether it leaves it.
+func (r *reader) settle(cuts [][]int) {
+	for n, list := range cuts {
+		for _, i := range list {
+			r.values[i].home.call = n
+			for _, from := range r.values[i].reads { // computed earlier
+				v := &r.values[from]
+				v.leaves = v.leaves || v.home.call != n
 			}
 		}
-		p.params = append(p.params, param)
 	}
+	for _, n := range r.results {
+		r.values[r.index[n]].leaves = true
+	}
+}
+
+// name names the call of p, and those of its parameters that no earlier call owns.
+func (p *part) name(taken map[string]bool) string {
+	owned := func(q fsdp.Param) bool { return q.Tied == "" }
 	base := "graph"
 	if len(p.params) > 0 {
-		base = p.params[max(first, 0)].Name
+		base = p.params[max(slices.IndexFunc(p.params, owned), 0)].Name
 	}
 	name := newName(base, func(s string) bool {
-		return g.taken[s] || slices.ContainsFunc(p.params, func(p fsdp.Param) bool { return p.Tied == "" && g.taken[s+"."+p.Name] })
+		return taken[s] || slices.ContainsFunc(p.params, func(q fsdp.Param) bool {
+			return owned(q) && taken[s+"."+q.Name]
+		})
 	})
-	g.taken[name] = true
-	for i, id := range p.learnables {
-		if full := name + "." + p.params[i].Name; p.params[i].Tied == "" {
-			g.owner[p.values[id].index], g.taken[full] = full, true
+	taken[name] = true
+	for _, s := range p.steps {
+		if s.origin == fromLearnable && s.full == "" {
+			s.full = name + "." + s.param
+			taken[s.full] = true
 		}
 	}
 	return name
@@ -160,7 +130,7 @@ func (g *graphNames) call(p *graphPart) string {
 
 // sanitized returns a node's name as the tape takes it.
 func sanitized(name string) string {
-	if name == "" {
+	if name == "%!s(<nil>)()" { // Gorgonia's answer for a leaf without a name
 		return "unnamed"
 	}
 	return strings.Map(func(c rune) rune {
