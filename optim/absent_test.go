@@ -11,8 +11,9 @@ import (
 	"pgregory.net/rapid"
 )
 
-// A parameter that is absent at times has the bits of one that is alone in its optimizer, which is called only when there
-// is a gradient. That is freezing at first (absent, then present), freezing later, and everything else.
+// A parameter that is absent at times has the bits of one that is alone in its optimizer, which is
+// called only when there is a gradient. That is freezing at first (absent, then present), freezing
+// later, and everything else.
 func TestAbsent(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		c, f64 := drawConfig(t), rapid.Bool().Draw(t, "f64")
@@ -63,7 +64,8 @@ func TestAbsent(t *testing.T) {
 	})
 }
 
-// What the gradient buffer of an absent piece holds is nobody's business, and weight decay leaves the piece alone, too.
+// What the gradient buffer of an absent piece holds is nobody's business, and weight decay leaves
+// the piece alone, too.
 func TestAbsentLooksAtNothing(t *testing.T) {
 	for _, c := range []config{
 		optim.SGD{WeightDecay: 0.1}, optim.SGD{Momentum: 0.9, WeightDecay: 0.1}, optim.Adam{WeightDecay: 0.1}, optim.AdamW{WeightDecay: 0.1},
@@ -154,8 +156,9 @@ func TestAllocErrors(t *testing.T) {
 	}
 }
 
-// The second half of a job trains other parameters: b stays, a is frozen and left out, c is new. What remains of the old
-// optimizer goes on with its bits and c starts as in an optimizer of its own, however all is cut.
+// The second half of a job trains other parameters: b stays, a is frozen and left out, c is new.
+// What remains of the old optimizer goes on with its bits and c starts as in an optimizer of its
+// own, however all is cut.
 func TestAdoptAcrossFreezing(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		c, f64 := drawConfig(t), rapid.Bool().Draw(t, "f64")
@@ -216,7 +219,7 @@ func TestAdoptErrors(t *testing.T) {
 		entries []optim.Entry
 		want    string
 	}{
-		{-1, nil, "optim: adam: adopt: -1 steps"},
+		{-1, nil, "optim: adopt: -1 steps"},
 		{3, []optim.Entry{entry("exp_avg", 0, 4)}, `adopt: exp_avg_sq of parameter "w": element 0 is missing`},
 		{3, []optim.Entry{entry("exp_avg", 0, 4), entry("exp_avg_sq", 0, 3)}, `exp_avg_sq of parameter "w": element 3 is missing`},
 		{3, []optim.Entry{entry("exp_avg", 1, 4), entry("exp_avg_sq", 0, 4)}, `exp_avg of parameter "w": element 0 is missing`},

@@ -8,16 +8,17 @@ import (
 	"github.com/gofsdp/gofsdp/internal/kernel/vec"
 )
 
-// Adam is the configuration of Adam (https://arxiv.org/abs/1412.6980) with L2 regularisation: the decay is added to the
-// gradient and thus passes through the moments. With gradient g, at the parameter's own update t = 1, 2, …:
+// Adam is the configuration of Adam (https://arxiv.org/abs/1412.6980) with L2 regularisation: the
+// decay is added to the gradient and thus passes through the moments. With gradient g, at the
+// parameter's own update t = 1, 2, …:
 //
 //	g = g + WeightDecay·p
 //	m = Beta1·m + (1 - Beta1)·g
 //	v = Beta2·v + (1 - Beta2)·g²
 //	p = p - lr/(1 - Beta1^t) · m / (√v/√(1 - Beta2^t) + Eps)
 //
-// m and v are the state entries "exp_avg" and "exp_avg_sq"; both begin at zero. A zero Beta1, Beta2 or Eps means its
-// default; [Zero] means zero.
+// m and v are the state entries "exp_avg" and "exp_avg_sq"; both begin at zero. A zero Beta1, Beta2
+// or Eps means its default; [Zero] means zero.
 type Adam struct {
 	Beta1       float64 // decay of the first moment, in [0, 1); default 0.9
 	Beta2       float64 // decay of the second moment, in [0, 1); default 0.999
@@ -26,12 +27,14 @@ type Adam struct {
 	Rules       []Rule  // exceptions for some parameters
 }
 
-// New returns Adam over params, with its state at zero. It returns an error, naming the parameter, if pieces overlap or
-// are malformed, or if a hyper-parameter is out of range. Only the buffers of params are retained.
+// New returns Adam over params, with its state at zero. It returns an error, naming the parameter,
+// if pieces overlap or are malformed, if a value is no [AdamVec], or if a hyper-parameter is out of
+// range. Of params only the memory and the functions are retained.
 func (c Adam) New(params []Param) (Optimizer, error) { return c.new("adam", false, params) }
 
-// AdamW is the configuration of Adam with decoupled weight decay (https://arxiv.org/abs/1711.05101). It differs from
-// [Adam] in the first line only, where the parameter shrinks and the gradient stays:
+// AdamW is the configuration of Adam with decoupled weight decay
+// (https://arxiv.org/abs/1711.05101). It differs from [Adam] in the first line only, where the
+// parameter shrinks and the gradient stays:
 //
 //	p = p - lr·WeightDecay·p
 //
@@ -50,13 +53,13 @@ func (c AdamW) New(params []Param) (Optimizer, error) { return Adam(c).new("adam
 // AdamVec is a [Vec] with the update of [Adam] and [AdamW].
 type AdamVec interface {
 	Vec
-	// Adam updates the elements, the parameter p, and the moments m and v from gradient g, as
-	// documented at [Adam] and [AdamW]. g, m and v have the length, type and implementation of p and
-	// share no memory with it. Without elements it does nothing.
+	// Adam updates the elements, the parameter p, and the moments m and v from gradient g by the
+	// formulas of [Adam] and [AdamW]. g, m and v have the length, type and implementation of p. The
+	// four share no memory. Without elements it does nothing.
 	Adam(g, m, v Vec, s AdamStep) error
 }
 
-// AdamStep is the numbers of one update by [AdamVec], at the t-th of the parameter.
+// AdamStep holds the numbers of one update by an [AdamVec], the t-th of the parameter.
 type AdamStep struct {
 	LR, WeightDecay     float64
 	Beta1, Beta2, Eps   float64
@@ -81,37 +84,28 @@ func (h Host) Adam(g, m, v Vec, s AdamStep) error {
 	return nil
 }
 
-// adam is Adam or, if decoupled, AdamW. Its state is exp_avg, exp_avg_sq.
-type adam struct {
-	stepper
-	values            []AdamVec // of the pieces
-	beta1, beta2, eps float64
-	decoupled         bool
-}
-
+// new makes Adam or, if decoupled, AdamW.
 func (c Adam) new(kind string, decoupled bool, params []Param) (Optimizer, error) {
-	o := &adam{
-		beta1:     orDefault(c.Beta1, 0.9),
-		beta2:     orDefault(c.Beta2, 0.999),
-		eps:       orDefault(c.Eps, 1e-8),
-		decoupled: decoupled,
+	s := AdamStep{
+		Beta1:     orDefault(c.Beta1, 0.9),
+		Beta2:     orDefault(c.Beta2, 0.999),
+		Eps:       orDefault(c.Eps, 1e-8),
+		Decoupled: decoupled,
 	}
 	err := cmp.Or(
-		checkHyper("Beta1", o.beta1, 1),
-		checkHyper("Beta2", o.beta2, 1),
-		checkHyper("Eps", o.eps, math.Inf(1)),
+		checkHyper("Beta1", s.Beta1, 1),
+		checkHyper("Beta2", s.Beta2, 1),
+		checkHyper("Eps", s.Eps, math.Inf(1)),
 		checkHyper("WeightDecay", c.WeightDecay, math.Inf(1)))
 	if err != nil {
 		return nil, fmt.Errorf("optim: %s: %w", kind, err)
 	}
-	if o.values, err = valuesAs[AdamVec](kind, params); err != nil {
-		return nil, err
-	}
-	o.stepper, err = newStepper(kind, []string{"exp_avg", "exp_avg_sq"}, params, c.Rules, c.WeightDecay)
+	values, err := valuesAs[AdamVec](kind, params)
 	if err != nil {
 		return nil, err
 	}
-	return o, nil
+	u := &adam{values: values, step: s}
+	return newOptimizer(kind, []string{"exp_avg", "exp_avg_sq"}, u, params, c.Rules, c.WeightDecay)
 }
 
 // orDefault resolves a configuration field whose zero value stands for a default.
@@ -125,33 +119,20 @@ func orDefault(v, def float64) float64 {
 	return v
 }
 
-// Step implements Optimizer.
-func (o *adam) Step(lr float64) error {
-	if err := o.check(lr); err != nil {
-		return err
-	}
-	return o.update(lr)
+// adam does the updates of Adam and AdamW.
+type adam struct {
+	values []AdamVec // of the pieces
+	step   AdamStep  // with the corrections for t, nearly always the same as of the piece before
+	t      int
 }
 
-// update is Step once it has checked.
-func (o *adam) update(lr float64) error {
-	o.steps++
-	s := AdamStep{Beta1: o.beta1, Beta2: o.beta2, Eps: o.eps, Decoupled: o.decoupled}
-	t := 0 // what s's corrections are for; nearly always that of the piece before
-	for i := range o.pieces {
-		p := &o.pieces[i]
-		if !p.begin() {
-			continue
-		}
-		if t != p.steps {
-			t = p.steps
-			s.BiasCorrection1 = 1 - math.Pow(o.beta1, float64(t))
-			s.BiasCorrection2Sqrt = math.Sqrt(1 - math.Pow(o.beta2, float64(t)))
-		}
-		s.LR, s.WeightDecay = lr*p.lrScale, p.weightDecay
-		if err := o.values[i].Adam(p.Grad, p.state[0], p.state[1], s); err != nil {
-			return o.failed(p, err)
-		}
+func (a *adam) update(i int, p *piece, lr float64) error {
+	s := &a.step
+	if a.t != p.steps {
+		a.t = p.steps
+		s.BiasCorrection1 = 1 - math.Pow(s.Beta1, float64(a.t))
+		s.BiasCorrection2Sqrt = math.Sqrt(1 - math.Pow(s.Beta2, float64(a.t)))
 	}
-	return nil
+	s.LR, s.WeightDecay = lr, p.weightDecay
+	return a.values[i].Adam(p.Grad, p.vecs[0], p.vecs[1], *s)
 }

@@ -2,156 +2,179 @@ package optim
 
 import (
 	"fmt"
+	"math"
 	"slices"
 )
 
-// Compose makes one optimizer of several over different parameters: AdamW for the matrices and SGD for the embeddings, say.
-// What it does, it does to all of them or, if there is an error, to none. [Rule] is enough where only the learning
-// rate or the weight decay differ.
+// Compose makes one optimizer of several over different parameters: AdamW for the matrices and SGD
+// for the embeddings, say. What it does, it does to all of them or, if there is an error, to none.
+// [Rule] is enough where only the learning rate or the weight decay differ.
 //
-// The optimizers must come from this package, have had equally many steps, and be left to the composed one from now on.
-// A parameter belongs to one of them: if two hold pieces of it, the error names both. All ranks should compose the same
-// kinds in the same order, of which some may be empty on some ranks. State lists theirs one behind the other. Restore and
-// Adopt give each entry to the optimizer that holds its parameter. Entries of parameters that none holds here are passed
-// over, as in an optimizer alone, as long as one of them keeps state of that name.
+// The optimizers must come from this package and have had equally many steps. They are not to be
+// used on their own any more. A parameter belongs to one of them: if two hold pieces of it, the
+// error names both. All ranks should compose the same kinds in the same order, of which some may be
+// empty on some ranks. State lists their state one behind the other. Restore and Adopt give each
+// entry to the optimizer that holds its parameter. Entries of parameters that none holds are passed
+// over, as by a single optimizer, if one of them keeps state of that name.
 func Compose(optimizers ...Optimizer) (Optimizer, error) {
-	c := &composed{}
+	c := &optimizer{}
 	for i, o := range optimizers {
-		switch o := o.(type) {
-		case member:
-			c.members = append(c.members, o)
-		case *composed:
-			c.members = append(c.members, o.members...)
-		default:
-			return nil, fmt.Errorf("optim: compose: optimizer %d is %T, which is not of this package", i, o)
+		o, ok := o.(*optimizer)
+		if !ok {
+			return nil, fmt.Errorf("optim: compose: optimizer %d is %T, which is not of this package", i, optimizers[i])
 		}
-	}
-	for i, m := range c.members {
-		if err := c.take(i, m); err != nil {
-			return nil, fmt.Errorf("optim: compose: %w", err)
+		for _, p := range o.parts {
+			if err := c.add(p, o.steps); err != nil {
+				return nil, fmt.Errorf("optim: compose: %w", err)
+			}
 		}
 	}
 	return c, nil
 }
 
-// member is an optimizer in parts, so that several can check before any of them changes.
-type member interface {
-	Optimizer
-	base() *stepper
-	update(lr float64) error // what Step does once it has checked
-}
-
-// composed is the optimizer. Its members hold different parameters and have had equally many steps.
-type composed struct {
-	members []member
-	steps   int // also of every member; there may be none
-}
-
-// holder returns the index of the member that holds pieces of a parameter, or -1.
-func (c *composed) holder(param string) int {
-	return slices.IndexFunc(c.members, func(m member) bool { return len(m.base().index[param]) > 0 })
-}
-
-// take checks member i against those before it.
-func (c *composed) take(i int, m member) error {
-	if slices.Contains(c.members[:i], m) {
-		return fmt.Errorf("%s is there twice", m.base().kind)
-	}
-	if i == 0 {
-		c.steps = m.Steps()
-	}
-	if m.Steps() != c.steps {
-		return fmt.Errorf("%s has had %d steps, %s %d", c.members[0].base().kind, c.steps, m.base().kind, m.Steps())
-	}
-	for _, p := range m.base().pieces {
-		if j := c.holder(p.Name); j != i {
-			other := c.members[j].base()
-			q := other.pieces[other.index[p.Name][0]]
-			return fmt.Errorf("parameter %q: %s holds elements [%d:%d], %s holds [%d:%d]",
-				p.Name, other.kind, q.Offset, q.end(), m.base().kind, p.Offset, p.end())
+// Params returns the pieces that an optimizer of this package was made of, with [Compose] those of
+// all its parts. It tells whose memory an optimizer works on. Of other optimizers it returns none.
+func Params(o Optimizer) (list []Param) {
+	if o, ok := o.(*optimizer); ok {
+		for _, part := range o.parts {
+			for _, p := range part.pieces {
+				list = append(list, p.Param)
+			}
 		}
 	}
+	return list
+}
+
+// All or nothing
+//
+// Step, Restore and Adopt change every piece that they are about, in all parts, or none. So each
+// has two halves. The first does whatever can fail: Step asks every Ready, Restore and Adopt plan
+// every copy. The second updates or copies, and cannot fail as long as the memory does not. If a
+// Vec reports that its memory has failed, values and state are undefined; a Host never does.
+//
+// A parameter belongs to one part, so every entry has one receiver, and a plan for that part covers
+// everything that the entry changes.
+//
+// Each call is all or nothing, a sequence of calls is not. Who adopts one parameter after the
+// other, so as to hold the state of only one beside the optimizer, has a mixed state if it breaks
+// off. It is up to Ready to refuse Step until a complete load has succeeded.
+
+// optimizer is every Optimizer of this package: one part is what New makes, Compose puts several
+// together. The parts hold different parameters.
+type optimizer struct {
+	parts []*part
+	steps int // calls of Step
+}
+
+// add appends a part that has had a number of steps, unless it does not go with those before it.
+func (o *optimizer) add(p *part, steps int) error {
+	if slices.Contains(o.parts, p) {
+		return fmt.Errorf("%s is there twice", p.kind)
+	}
+	if len(o.parts) == 0 {
+		o.steps = steps
+	}
+	if steps != o.steps {
+		return fmt.Errorf("%s has had %d steps, %s %d", o.parts[0].kind, o.steps, p.kind, steps)
+	}
+	for _, q := range p.pieces {
+		if i := o.holder(q.Name); i >= 0 {
+			other := o.parts[i]
+			held := other.pieces[other.index[q.Name][0]]
+			return fmt.Errorf("parameter %q: %s holds elements [%d:%d], %s holds [%d:%d]",
+				q.Name, other.kind, held.Offset, held.end(), p.kind, q.Offset, q.end())
+		}
+	}
+	o.parts = append(o.parts, p)
 	return nil
 }
 
+// holder returns the index of the part that holds pieces of a parameter, or -1.
+func (o *optimizer) holder(param string) int {
+	return slices.IndexFunc(o.parts, func(p *part) bool { return len(p.index[param]) > 0 })
+}
+
 // Step implements Optimizer.
-func (c *composed) Step(lr float64) error {
-	if err := checkRate(lr); err != nil {
-		return fmt.Errorf("optim: step %d: %w", c.steps, err)
+func (o *optimizer) Step(lr float64) error {
+	if err := checkHyper("learning rate", lr, math.Inf(1)); err != nil {
+		return fmt.Errorf("optim: step %d: %w", o.steps, err)
 	}
-	for _, m := range c.members {
-		if err := m.base().check(lr); err != nil {
-			return err
+	for _, p := range o.parts {
+		if err := p.ready(); err != nil {
+			return fmt.Errorf("optim: %s: step %d: %w", p.kind, o.steps, err)
 		}
 	}
-	c.steps++
-	for _, m := range c.members {
-		if err := m.update(lr); err != nil {
-			return err
+	o.steps++
+	for _, p := range o.parts {
+		if err := p.update(lr); err != nil {
+			return fmt.Errorf("optim: %s: step %d: %w", p.kind, o.steps-1, err)
 		}
 	}
 	return nil
 }
 
 // Steps implements Optimizer.
-func (c *composed) Steps() int { return c.steps }
+func (o *optimizer) Steps() int { return o.steps }
 
 // State implements Optimizer.
-func (c *composed) State() []Entry {
+func (o *optimizer) State() []Entry {
 	var entries []Entry
-	for _, m := range c.members {
-		entries = append(entries, m.State()...)
+	for _, p := range o.parts {
+		entries = append(entries, p.state()...)
 	}
 	return entries
 }
 
 // Restore implements Optimizer.
-func (c *composed) Restore(steps int, entries []Entry) error {
-	return c.load("restore", steps, entries, true)
+func (o *optimizer) Restore(steps int, entries []Entry) error {
+	return o.load("restore", steps, entries, true)
 }
 
 // Adopt implements Optimizer.
-func (c *composed) Adopt(steps int, entries []Entry) error {
-	return c.load("adopt", steps, entries, false)
+func (o *optimizer) Adopt(steps int, entries []Entry) error {
+	return o.load("adopt", steps, entries, false)
 }
 
-// load plans for every member before it refills the first.
-func (c *composed) load(verb string, steps int, entries []Entry, all bool) error {
+// load refills all pieces, or those of parameters that some entry is about.
+func (o *optimizer) load(verb string, steps int, entries []Entry, all bool) error {
 	if steps < 0 {
 		return fmt.Errorf("optim: %s: %d steps", verb, steps)
 	}
-	hands, err := c.deal(entries)
+	lists, err := o.byPart(entries)
 	if err != nil {
 		return fmt.Errorf("optim: %s: %w", verb, err)
 	}
-	plans := make([][]refill, len(c.members))
-	for i, m := range c.members {
-		if plans[i], err = m.base().plan(verb, steps, hands[i], all); err != nil {
-			return err
+	plans := make([][]refill, len(o.parts))
+	for i, p := range o.parts {
+		if plans[i], err = p.plan(lists[i], all); err != nil {
+			return fmt.Errorf("optim: %s: %s: %w", p.kind, verb, err)
 		}
 	}
-	for i, m := range c.members {
-		if err := m.base().refill(verb, steps, plans[i]); err != nil {
-			return err
+	for i, p := range o.parts {
+		if err := p.refill(plans[i]); err != nil {
+			return fmt.Errorf("optim: %s: %s: %w", p.kind, verb, err)
 		}
 	}
-	c.steps = steps
+	o.steps = steps
 	return nil
 }
 
-// deal sorts entries by the member that gets them. One of a parameter that nobody holds goes to the first that has entries
-// of its name, which checks it like others and has no use for it.
-func (c *composed) deal(entries []Entry) ([][]Entry, error) {
-	hands := make([][]Entry, len(c.members))
+// byPart sorts entries by the part that gets them. An entry of a parameter that no part holds goes
+// to the first that keeps state of its name, which checks it like others and has no use for it.
+func (o *optimizer) byPart(entries []Entry) ([][]Entry, error) {
+	if len(o.parts) == 1 {
+		return [][]Entry{entries}, nil
+	}
+	lists := make([][]Entry, len(o.parts))
 	for _, e := range entries {
-		i := c.holder(e.Param)
+		i := o.holder(e.Param)
 		if i < 0 {
-			i = slices.IndexFunc(c.members, func(m member) bool { return slices.Contains(m.base().names, e.Name) })
+			i = slices.IndexFunc(o.parts, func(p *part) bool { return slices.Contains(p.names, e.Name) })
 		}
 		if i < 0 {
 			return nil, fmt.Errorf("parameter %q has state %q, none of these optimizers keeps that", e.Param, e.Name)
 		}
-		hands[i] = append(hands[i], e)
+		lists[i] = append(lists[i], e)
 	}
-	return hands, nil
+	return lists, nil
 }

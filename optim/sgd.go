@@ -9,8 +9,9 @@ import (
 	"github.com/gofsdp/gofsdp/internal/kernel/vec"
 )
 
-// SGD is the configuration of stochastic gradient descent with momentum (http://proceedings.mlr.press/v28/sutskever13.html,
-// in PyTorch's form). The zero value is plain gradient descent. With gradient g:
+// SGD is the configuration of stochastic gradient descent with momentum
+// (http://proceedings.mlr.press/v28/sutskever13.html, in PyTorch's form). The zero value is plain
+// gradient descent. With gradient g:
 //
 //	g = g + WeightDecay·p
 //	b = g at the parameter's own first update, then Momentum·b + g
@@ -27,13 +28,13 @@ type SGD struct {
 // SGDVec is a [Vec] with the update of [SGD].
 type SGDVec interface {
 	Vec
-	// SGD updates the elements, the parameter p, and the momentum b from gradient g, as documented at
-	// [SGD]. b is nil if Momentum is zero. g and b have the length, type and implementation of p and
-	// share no memory with it. Without elements it does nothing.
+	// SGD updates the elements, the parameter p, and the momentum b from gradient g by the formulas
+	// of [SGD]. b is nil if Momentum is zero. g and b have the length, type and implementation of
+	// p. The three share no memory. Without elements it does nothing.
 	SGD(g, b Vec, s SGDStep) error
 }
 
-// SGDStep is the numbers of one update by [SGDVec].
+// SGDStep holds the numbers of one update by an [SGDVec].
 type SGDStep struct {
 	LR, WeightDecay float64
 	Momentum        float64
@@ -57,16 +58,9 @@ func (h Host) SGD(g, b Vec, s SGDStep) error {
 	return nil
 }
 
-// sgd is the optimizer. Its state is momentum_buffer, if momentum is set.
-type sgd struct {
-	stepper
-	values   []SGDVec // of the pieces
-	momentum float64
-	nesterov bool
-}
-
-// New returns SGD over params, with its state at zero. It returns an error, naming the parameter, if pieces overlap or
-// are malformed, or if a hyper-parameter is out of range. Only the buffers of params are retained.
+// New returns SGD over params, with its state at zero. It returns an error, naming the parameter,
+// if pieces overlap or are malformed, if a value is no [SGDVec], or if a hyper-parameter is out of
+// range. Of params only the memory and the functions are retained.
 func (c SGD) New(params []Param) (Optimizer, error) {
 	err := cmp.Or(checkHyper("Momentum", c.Momentum, 1), checkHyper("WeightDecay", c.WeightDecay, math.Inf(1)))
 	if err != nil {
@@ -83,34 +77,17 @@ func (c SGD) New(params []Param) (Optimizer, error) {
 	if c.Momentum != 0 {
 		names = []string{"momentum_buffer"}
 	}
-	s, err := newStepper("sgd", names, params, c.Rules, c.WeightDecay)
-	if err != nil {
-		return nil, err
-	}
-	return &sgd{stepper: s, values: values, momentum: c.Momentum, nesterov: c.Nesterov}, nil
+	u := &sgd{values: values, step: SGDStep{Momentum: c.Momentum, Nesterov: c.Nesterov}}
+	return newOptimizer("sgd", names, u, params, c.Rules, c.WeightDecay)
 }
 
-// Step implements Optimizer.
-func (o *sgd) Step(lr float64) error {
-	if err := o.check(lr); err != nil {
-		return err
-	}
-	return o.update(lr)
+// sgd does the updates of SGD.
+type sgd struct {
+	values []SGDVec // of the pieces
+	step   SGDStep
 }
 
-// update is Step once it has checked.
-func (o *sgd) update(lr float64) error {
-	s := SGDStep{Momentum: o.momentum, Nesterov: o.nesterov}
-	o.steps++
-	for i := range o.pieces {
-		p := &o.pieces[i]
-		if !p.begin() {
-			continue
-		}
-		s.LR, s.WeightDecay, s.First = lr*p.lrScale, p.weightDecay, p.steps == 1
-		if err := o.values[i].SGD(p.Grad, p.state[0], s); err != nil {
-			return o.failed(p, err)
-		}
-	}
-	return nil
+func (u *sgd) update(i int, p *piece, lr float64) error {
+	u.step.LR, u.step.WeightDecay, u.step.First = lr, p.weightDecay, p.steps == 1
+	return u.values[i].SGD(p.Grad, p.vecs[0], u.step)
 }
