@@ -150,7 +150,7 @@ func TestComposeErrors(t *testing.T) {
 	}{
 		{[]optim.Optimizer{adamw(piece("w", 0, 4)...), sgd(piece("w", 2, 6)...)}, `parameter "w": adamw holds elements [0:4], sgd holds [2:6]`},
 		{[]optim.Optimizer{adamw(append(piece("v", 0, 8), piece("w", 4, 8)...)...), sgd(), sgd(piece("w", 0, 4)...)},
-			`parameter "w": adamw holds elements [4:8], sgd holds [0:4]`}, // else neither could be restored at another cut
+			`parameter "w": adamw holds elements [4:8], sgd holds [0:4]`}, // it could not be restored
 		{[]optim.Optimizer{compose(t, adamw(piece("w", 0, 4)...)), compose(t, sgd(piece("w", 4, 4)...))}, `sgd holds [4:4]`},
 		{[]optim.Optimizer{adamw(), stepped}, "optim: compose: adamw has had 0 steps, sgd 1"},
 		{[]optim.Optimizer{empty, sgd(), empty}, "optim: compose: adamw is there twice"},

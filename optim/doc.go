@@ -1,13 +1,15 @@
-// Package optim holds the optimizers that act element by element (SGD, Adam, AdamW), learning-rate schedules
-// and loss scaling.
+// Package optim holds the optimizers that act element by element (SGD, Adam, AdamW), learning-rate
+// schedules and loss scaling.
 //
 // # Optimizers over shards
 //
-// Under fully sharded data parallelism a rank owns pieces of parameters: some interval of "h.0.fc.weight", the end of one
-// bias, all of the next. An update that treats every element alike does not care where the pieces were cut, so each rank
-// steps what it owns, without communication, and the ranks together compute exactly what one process would. That is why
-// the state of Adam costs 1/N per rank. A [Param] is such a piece: the name and shape of the whole parameter, where the
-// piece begins in it, and the value and gradient buffers of the model, which the optimizer updates in place:
+// Under fully sharded data parallelism a rank owns pieces of parameters: some interval of
+// "h.0.fc.weight", the end of one bias, all of the next. An update that treats every element alike
+// does not depend on where the pieces were cut. So each rank steps what it owns, without
+// communication, and the ranks together compute exactly what one process would. That is why the
+// state of Adam costs 1/N per rank. A [Param] is such a piece: the name and shape of the whole
+// parameter, where the piece begins in it, and the value and gradient of the model, which the
+// optimizer updates in place:
 //
 //	opt, err := optim.AdamW{WeightDecay: 0.1, Rules: []optim.Rule{optim.NoDecay()}}.New(params)
 //	lr := optim.WarmupCosine(3e-4, 3e-5, 100, 10000)
@@ -16,23 +18,32 @@
 //		err = opt.Step(lr(opt.Steps()))
 //	}
 //
+// # Memory
+//
+// A [Vec] is a vector wherever it lies, such as on a device; [Host] is one in ordinary memory.
+// Every vector of a piece lies in the same place. State that has left the optimizers is always on
+// the host.
+//
 // # State
 //
-// [AdamW.New] and the others allocate the state once: one buffer of the value's type per piece and entry ("exp_avg",
-// "exp_avg_sq", "momentum_buffer"; PyTorch's names). [Optimizer.State] lists it by parameter name, entry and interval, and
-// [Optimizer.Restore] takes back such a list however it was cut, so state written by 8 ranks loads on 3, or on one. A piece
-// with [Param.Alloc] keeps its state where that says, such as in a file.
+// [AdamW.New] and the others allocate the state once: one vector of the value's type per piece and
+// entry ("exp_avg", "exp_avg_sq", "momentum_buffer"; PyTorch's names). A piece with [Param.Alloc]
+// keeps its state where that says, such as in a file. [Optimizer.State] lists it by parameter name,
+// entry and interval. [Optimizer.Restore] takes back such a list however it was cut, so state
+// written by 8 ranks loads on 3, or on one.
 //
-// A [FullState] is the state of all ranks joined by [Consolidate]: whole tensors by parameter name, with nothing in it that
-// depends on how many ranks there were. [FullState.Shard] cuts out what any other pieces need:
+// A [FullState] is the state of all ranks joined by [Consolidate]: whole tensors by parameter name,
+// with nothing in it that depends on how many ranks there were. [FullState.Shard] cuts out what any
+// other pieces need:
 //
-//	rank 0   State()  w[0:5]         ┐                             ┌  Shard(params)  w[0:3]        rank 0
-//	rank 1   State()  w[5:8] b[0:1]  ├ Consolidate ─ w[0:8] b[0:4] ┼  Shard(params)  w[3:8]        rank 1
-//	rank 2   State()  b[1:4]         ┘                             └  Shard(params)  b[0:4]        rank 2
+//	rank 0   State()  w[0:5]         ┐                             ┌  Shard(params)  w[0:3]   rank 0
+//	rank 1   State()  w[5:8] b[0:1]  ├ Consolidate ─ w[0:8] b[0:4] ┼  Shard(params)  w[3:8]   rank 1
+//	rank 2   State()  b[1:4]         ┘                             └  Shard(params)  b[0:4]   rank 2
 //
 // # Several optimizers
 //
-// [Rule] gives parameters other learning rates. Where they need another kind of optimizer, [Compose] makes one of several:
+// [Rule] gives parameters other learning rates. Where they need another kind of optimizer,
+// [Compose] makes one of several:
 //
 //	matrices, err := optim.AdamW{}.New(two)
 //	rest, err := optim.SGD{Momentum: 0.9}.New(one)
@@ -40,20 +51,22 @@
 //
 // # Freezing
 //
-// Every piece counts its own updates ([Entry.Steps]), apart from the calls of Step that schedules go by
-// ([Optimizer.Steps]). A piece without a gradient ([Param.Absent]) is passed over, so a parameter unfrozen at step 100
-// starts as in a new optimizer, with the bias correction of a first update:
+// Every piece counts its own updates ([Entry.Steps]). Schedules go by the calls of Step
+// ([Optimizer.Steps]). A piece without a gradient ([Param.Absent]) is passed over, so a parameter
+// unfrozen at step 100 starts as in a new optimizer, with the bias correction of a first update:
 //
 //	call of Step       0    1    …    99   100  101
 //	Steps before it    0    1    …    99   100  101
 //	t of "wte"         1    2    …    100  101  102
 //	t of "head"        -    -    …    -    1    2       absent until 100
 //
-// Where the model is wrapped anew for the change, a new optimizer takes over what the old one had, by [Optimizer.Adopt].
+// Where the model is wrapped anew for the change, a new optimizer takes over what the old one had,
+// by [Optimizer.Adopt].
 //
 // # Loss scaling
 //
-// A [LossScaler] keeps the factor that brings small gradients into the range of float16. Around every update:
+// A [LossScaler] keeps the factor that brings small gradients into the range of float16. Around
+// every update:
 //
 //	… // backward of the loss times scaler.Scale()
 //	finite := … // is the gradient finite, on every rank?
@@ -65,12 +78,15 @@
 //
 // # What always holds
 //
-//   - Splitting a parameter into pieces, in any way, changes no bit of any result, as long as its pieces are absent together.
+//   - Splitting a parameter into pieces, in any way, changes no bit of any result, as long as its
+//     pieces are absent together.
 //   - Step allocates nothing and reads and writes every element once.
-//   - A Step, Restore or Adopt that returns an error has changed nothing, in no member of a composed optimizer.
+//   - A Step, Restore or Adopt that returns an error has changed nothing, in no part of a composed
+//     optimizer. Only memory that fails ([Vec]) leaves values and state undefined.
 //   - Restoring what State returned, into pieces cut alike, always works.
 //   - State that has had no update is zero.
-//   - Of a tensor that Consolidate is given any piece of, it returns every element, with the step count, or an error.
+//   - Consolidate returns every element of a tensor that it is given any piece of, with the step
+//     count, or an error.
 //   - A rank may own nothing: an optimizer over no parameters is legal and counts its steps.
 //
 // An optimizer is for one goroutine at a time.

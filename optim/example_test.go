@@ -6,7 +6,8 @@ import (
 	"github.com/gofsdp/gofsdp/optim"
 )
 
-// Fits y = w·x + b to two points. The buffers belong to the model; the optimizer updates them in place.
+// Fits y = w·x + b to two points. The buffers belong to the model; the optimizer updates them in
+// place.
 func Example() {
 	value, grad := make([]float64, 2), make([]float64, 2)
 	params := []optim.Param{
@@ -64,7 +65,8 @@ func ExampleOptimizer_restore() {
 	// Output: w momentum_buffer 0 [1 2 3 4]
 }
 
-// Fine-tunes the head alone, then everything: a new optimizer takes over the head's state and starts the trunk afresh.
+// Fine-tunes the head alone, then everything: a new optimizer takes over the head's state and
+// starts the trunk afresh.
 func ExampleOptimizer_adopt() {
 	param := func(name string) optim.Param {
 		return optim.Param{

@@ -10,8 +10,9 @@ import (
 	"strings"
 )
 
-// FullState is the state of an optimizer over all ranks, by parameter name: what the optimizer of one process would have.
-// It is data only, to be kept, sent, edited or written by other means than this library's.
+// FullState is the state of an optimizer over all ranks, by parameter name: what the optimizer of
+// one process would have. It is data only, to be kept, sent, edited or written by other means than
+// this library's.
 type FullState struct {
 	Steps  int                  // calls of Step
 	Params map[string]FullParam // parameters that have state, by full name
@@ -25,10 +26,11 @@ type FullParam struct {
 	Entries map[string]Host // whole tensors of that shape, row-major, by name such as "exp_avg"
 }
 
-// Consolidate joins the state of all ranks, [Optimizer.State] of each appended in any order, into whole tensors. The steps
-// are [Optimizer.Steps], the same on every rank. Every element must be there exactly once, and what belongs to one parameter
-// must agree on its shape and step count. Otherwise the error names the parameter, the entry and the interval. The data is
-// copied.
+// Consolidate joins the state of all ranks, [Optimizer.State] of each appended in any order, into
+// whole tensors. The steps are [Optimizer.Steps], the same on every rank. Every element must be
+// there exactly once, and what belongs to one parameter must agree on its shape and step count.
+// Otherwise the error names the parameter, the entry and the interval. The data is copied, with one
+// [Vec.Read] of each entry.
 func Consolidate(steps int, entries []Entry) (*FullState, error) {
 	if steps < 0 {
 		return nil, fmt.Errorf("optim: consolidate: %d steps", steps)
@@ -47,8 +49,8 @@ func Consolidate(steps int, entries []Entry) (*FullState, error) {
 	return full, nil
 }
 
-// Entries lists the state, sorted by parameter and entry, each whole: what any rank of any number of ranks can Restore or
-// Adopt. The data is f's own memory.
+// Entries lists the state, sorted by parameter and entry, each whole: what any rank of any number
+// of ranks can Restore or Adopt. The data is f's own memory.
 func (f *FullState) Entries() []Entry {
 	var entries []Entry
 	for _, param := range slices.Sorted(maps.Keys(f.Params)) {
@@ -60,10 +62,11 @@ func (f *FullState) Entries() []Entry {
 	return entries
 }
 
-// Shard lists the state of the given pieces, in their order, each entry cut to its piece: as much of Entries as one rank
-// needs. The data is f's own memory. A parameter that f lacks has no entries: Restore says so if the optimizer keeps state
-// for it, and Adopt starts it anew. Parameters that have another shape in f, and entries that are not whole, are an error
-// that names them.
+// Shard lists the state of the given pieces, in their order, each entry cut to its piece: as much
+// of Entries as one rank needs. The data is f's own memory. A parameter that f lacks has no
+// entries: Restore says so if the optimizer keeps state for it, and Adopt leaves it as it is.
+// Parameters that have another shape in f, and entries that are not whole, are an error that names
+// them.
 func (f *FullState) Shard(params []Param) ([]Entry, error) {
 	var entries []Entry
 	var misfits []string
@@ -73,7 +76,7 @@ func (f *FullState) Shard(params []Param) ([]Entry, error) {
 			continue
 		}
 		if err := whole.fits(p); err != nil {
-			if text := err.Error(); !slices.Contains(misfits, text) { // another piece may have said it
+			if text := err.Error(); !slices.Contains(misfits, text) { // said before
 				misfits = append(misfits, text)
 			}
 			continue
@@ -137,7 +140,8 @@ func joinParam(pieces []Entry) (FullParam, error) {
 	return p, nil
 }
 
-// belongs returns an error unless e can be state of the same parameter as first, which has n elements.
+// belongs returns an error unless e can be state of the same parameter as first, which has n
+// elements.
 func (e Entry) belongs(first Entry, n int) error {
 	switch {
 	case twoTypes(e.Data):
@@ -154,8 +158,8 @@ func (e Entry) belongs(first Entry, n int) error {
 	return nil
 }
 
-// join copies the pieces of one tensor of n elements, ascending and inside it, into one. Nothing is allocated before it is
-// certain that they fill it.
+// join copies the pieces of one tensor of n elements, ascending and inside it, into one. It
+// allocates nothing before it is certain that they fill it.
 func join(pieces []Entry, n int) (Host, error) {
 	next := 0
 	var like Entry // the first piece that has a type, which an empty one has not

@@ -13,7 +13,8 @@ import (
 	"pgregory.net/rapid"
 )
 
-// model is the parameters of a test, whole: what one process trains, and its twin that ranks hold in pieces.
+// model is the parameters of a test, whole: what one process trains, and its twin that ranks hold
+// in pieces.
 type model struct {
 	kinds     []config       // of the parameter groups
 	names     []string       // of the parameters
@@ -58,7 +59,8 @@ func (m *model) dress(pieces []optim.Param) []optim.Param {
 	return pieces
 }
 
-// single makes one optimizer of each kind over whole parameters, as one process has without Compose.
+// single makes one optimizer of each kind over whole parameters, as one process has without
+// Compose.
 func (m *model) single(t *rapid.T) (opts []optim.Optimizer) {
 	for k, c := range m.kinds {
 		var params []optim.Param
@@ -144,8 +146,8 @@ func (m *model) check(t *rapid.T, single, ranks []optim.Optimizer) *optim.FullSt
 	return full
 }
 
-// A job of several kinds of optimizers, at any cut over any ranks, has the state of one process, and continues at another cut
-// over other ranks with the bits of one process.
+// A job of several kinds of optimizers, at any cut over any ranks, has the state of one process,
+// and continues at another cut over other ranks with the bits of one process.
 func TestFullStateAcrossRanks(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		rng := rand.New(rand.NewPCG(rapid.Uint64().Draw(t, "seed"), 0))
@@ -230,7 +232,7 @@ func TestConsolidateErrors(t *testing.T) {
 		{1, []optim.Entry{edit(stateOf(m, 0, 10), func(e *optim.Entry) { e.Shape = []int{-2, -5} })}, `"w": negative dimension in shape [-2 -5]`},
 		{1, []optim.Entry{edit(stateOf(m, 0, 10), func(e *optim.Entry) { e.Shape = []int{math.MaxInt, 2} })}, `"w": shape`},
 		{1, []optim.Entry{edit(stateOf(m, 0, 10), func(e *optim.Entry) { e.Shape = []int{math.MaxInt} })},
-			`exp_avg of parameter "w": elements [10:9223372036854775807] are missing`}, // found before it is allocated
+			`exp_avg of parameter "w": elements [10:9223372036854775807] are missing`}, // not allocated
 		{1, []optim.Entry{edit(stateOf(m, 0, 10), func(e *optim.Entry) { e.Param = "" })}, "no name"},
 	} {
 		full, err := optim.Consolidate(c.steps, c.entries)
@@ -251,7 +253,7 @@ func TestConsolidateNoticesEveryPiece(t *testing.T) {
 		i := rapid.IntRange(0, len(entries)-1).Draw(t, "piece")
 		_, err = optim.Consolidate(0, append(slices.Clone(entries), entries[i]))
 		require.ErrorContains(t, err, "twice")
-		if len(entries) > 2 { // with both entries in one piece, what is left is a whole state of one entry
+		if len(entries) > 2 { // otherwise a whole entry is left
 			_, err = optim.Consolidate(0, slices.Delete(entries, i, i+1))
 			require.ErrorContains(t, err, "missing")
 		}
@@ -262,7 +264,7 @@ func TestConsolidateNoticesEveryPiece(t *testing.T) {
 func TestConsolidateCopies(t *testing.T) {
 	entries := []optim.Entry{
 		stateOf("exp_avg", 0, 10),
-		{Param: "none", Name: "exp_avg", Shape: []int{0, 3}, Steps: 1}, // a tensor without elements is still one
+		{Param: "none", Name: "exp_avg", Shape: []int{0, 3}, Steps: 1}, // a tensor, too
 		{Param: "scalar", Name: "exp_avg", Steps: 2, Data: optim.Host{F64: []float64{7}}},
 		stateOf("exp_avg", 5, 5), // what a rank may say of a parameter that it has nothing of
 	}

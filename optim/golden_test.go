@@ -12,9 +12,10 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// PyTorch trained a 6-8-8-3 ReLU classifier on two data-parallel ranks that had 3 and 5 batches (a rank without data
-// adds a zero gradient, the sum is halved); testdata/torch_mlp.json has each rank's losses and the final parameters.
-// Here one process computes the averaged gradients and three ranks' optimizers, each over its shard, do the updates.
+// PyTorch trained a 6-8-8-3 ReLU classifier on two data-parallel ranks that had 3 and 5 batches (a
+// rank without data adds a zero gradient, the sum is halved); testdata/torch_mlp.json has each
+// rank's losses and the final parameters. Here one process computes the averaged gradients and
+// three ranks' optimizers, each over its shard, do the updates.
 func TestTorchMLP(t *testing.T) {
 	data, err := os.ReadFile("testdata/torch_mlp.json")
 	require.NoError(t, err)
@@ -61,7 +62,8 @@ func TestTorchMLP(t *testing.T) {
 	}
 }
 
-// hash24 and val are the generator of the golden data: integers in, numbers in [-1, 1) out, the same in any language.
+// hash24 and val are the generator of the golden data: integers in, numbers in [-1, 1) out, the
+// same in any language.
 func hash24(i, s uint32) uint32 {
 	x := i*0x9E3779B1 + s*0x85EBCA77 + 0x165667B1
 	x ^= x >> 15
@@ -100,7 +102,8 @@ func newMLP() *mlp {
 	return m
 }
 
-// backward adds scale times the gradient of batch k to grads and returns the batch's loss. One sample at a time.
+// backward adds scale times the gradient of batch k to grads and returns the batch's loss. One
+// sample at a time.
 func (m *mlp) backward(k uint32, scale float64) (loss float64) {
 	const batch, features = 4, 6
 	for b := range uint32(batch) {
@@ -144,7 +147,8 @@ func (m *mlp) backward(k uint32, scale float64) (loss float64) {
 	return loss
 }
 
-// layerBackward adds the gradients of one layer and returns that of its input, through the ReLU that made the input.
+// layerBackward adds the gradients of one layer and returns that of its input, through the ReLU
+// that made the input.
 func (m *mlp) layerBackward(layer int, in, dy []float64) (dx []float64) {
 	w, dw, db := m.values[2*layer], m.grads[2*layer], m.grads[2*layer+1]
 	dx = make([]float64, len(in))

@@ -5,28 +5,30 @@ import (
 	"fmt"
 )
 
-// LossScale is the configuration of dynamic loss scaling (https://arxiv.org/abs/1710.03740, section 3.2), which training
-// in half precision needs: small gradients are zero in float16 unless the loss, and with it every gradient, is multiplied
-// by a large scale before backward and divided by it before the update. The right scale is as large as possible without
-// overflow and changes as training goes on, so it is searched for: it grows after Interval finite gradients in a row and
-// falls at once when a gradient is not finite. The zero value has the defaults of PyTorch's GradScaler.
+// LossScale is the configuration of dynamic loss scaling (https://arxiv.org/abs/1710.03740, section
+// 3.2), which training in half precision needs. Small gradients are zero in float16 unless the
+// loss, and with it every gradient, is multiplied by a large scale before backward and divided by
+// it before the update. The right scale is as large as possible without overflow, and changes as
+// training goes on. So it is searched for: it grows after Interval finite gradients in a row and
+// falls at once when a gradient is not finite. The zero value has the defaults of PyTorch's
+// GradScaler.
 //
-// Powers of two, as all defaults are, keep the scale one, and multiplying by it and dividing again then changes no bit of
-// what does not overflow or underflow.
+// All defaults are powers of two, which keep the scale a power of two. Multiplying by it and
+// dividing again then changes no bit of what does not overflow or underflow.
 type LossScale struct {
 	Init     float64 // first scale, in [Min, Max]; default 65536
-	Growth   float64 // factor of growth, at least 1; default 2. At 1 the scale is static: it stays Init, come what may
+	Growth   float64 // factor of growth, at least 1; default 2. At 1 the scale is always Init
 	Backoff  float64 // factor after a gradient that is not finite, in (0, 1); default 0.5
 	Interval int     // finite gradients in a row before growth; default 2000
 	Min      float64 // least scale, at least 2^-126; default 1
-	Max      float64 // greatest scale, at most 2^126, the default: the scale and its inverse are normal in float32
+	Max      float64 // greatest scale, at most 2^126, the default
 }
 
-// maxLossScale keeps scale and inverse normal float32 numbers. The scale is never zero or infinite for it.
+// maxLossScale keeps the scale and its inverse normal float32 numbers, never zero or infinite.
 const maxLossScale = 0x1p126
 
-// LossScaler is the scale as training goes on. It only decides: multiplying the loss, dividing the gradient and leaving
-// out the update are the caller's. It is not safe for concurrent use.
+// LossScaler is the scale as training goes on. It only decides: the caller multiplies the loss,
+// divides the gradient and leaves out the update. It is not safe for concurrent use.
 type LossScaler struct {
 	config LossScale // no field is at its default, and Min == Max if static
 	state  LossScaleState
@@ -71,10 +73,11 @@ func (c LossScale) New() (*LossScaler, error) {
 // Scale returns what to multiply the next loss by: a finite number within the bounds, never zero.
 func (s *LossScaler) Scale() float64 { return s.state.Scale }
 
-// Update says whether the gradient of the loss multiplied by Scale was finite. If not, the caller leaves out the update
-// of the parameters. Every rank must give the same answer, agreed upon beforehand: one element that is not finite in any
-// rank's shard makes it false for all, else ranks step apart from then on. A scale that would leave the bounds stops there;
-// if gradients are still not finite at the lower one, the scale is not what is wrong.
+// Update says whether the gradient of the loss multiplied by Scale was finite. If not, the caller
+// leaves out the update of the parameters. All ranks must agree on the answer beforehand: one
+// element that is not finite in any rank's shard makes it false for all, else parameters differ
+// between ranks from then on. A scale that would leave the bounds stops there. If gradients are
+// still not finite at the lower bound, the scale is not what is wrong.
 func (s *LossScaler) Update(finite bool) {
 	c, st := s.config, &s.state
 	if !finite {
@@ -90,8 +93,9 @@ func (s *LossScaler) Update(finite bool) {
 // State returns what Restore takes.
 func (s *LossScaler) State() LossScaleState { return s.state }
 
-// Restore continues from a state, of a scaler with other settings, too. It changes nothing and returns an error if the
-// scale is outside this scaler's bounds; those of a static one are its only scale.
+// Restore continues from a state, also that of a scaler with other settings. It changes nothing and
+// returns an error if the scale is outside this scaler's bounds, which for a static one is Init
+// alone.
 func (s *LossScaler) Restore(state LossScaleState) error {
 	if c := s.config; !(state.Scale >= c.Min && state.Scale <= c.Max) {
 		return fmt.Errorf("optim: loss scale: restore: scale is %v: must be in [%v, %v]", state.Scale, c.Min, c.Max)

@@ -53,8 +53,8 @@ func TestLossScaleDefaultInterval(t *testing.T) {
 	require.Equal(t, optim.LossScaleState{Scale: 131072}, s.State())
 }
 
-// Whatever happens, the scale stays within the bounds and has an inverse in float32; by default it is a power of two. A
-// scaler restored on the way goes on as the first does.
+// Whatever happens, the scale stays within the bounds and has an inverse in float32; by default it
+// is a power of two. A scaler restored on the way goes on as the first does.
 func TestLossScaleStaysInBounds(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		factors := rapid.Float64Range(1.01, 1e30)

@@ -11,34 +11,36 @@ import (
 	"github.com/gofsdp/gofsdp/shard"
 )
 
-// Zero says zero in a configuration field whose zero value stands for a default: Adam{Beta1: optim.Zero} has no momentum.
+// Zero says zero in a configuration field whose zero value stands for a default:
+// Adam{Beta1: optim.Zero} has no momentum.
 const Zero = math.SmallestNonzeroFloat64
 
 // Param is a piece of a parameter: what one rank owns of it. It may be empty. Value and Grad are
-// memory of the model, of the same length and element type and the same implementation of [Vec],
-// that must stay where it is as long as the optimizer lives. Both may be nil in an empty piece.
+// memory of the model that must stay where it is as long as the optimizer lives. They have the same
+// length, element type and implementation of [Vec]. Both may be nil in an empty piece.
 type Param struct {
 	Name   string // full name of the parameter
 	Shape  []int  // shape of the whole parameter
 	Offset int    // position of the first element of Value in the parameter, row-major
-	Value  Vec    // updated by Step; also an AdamVec for Adam and AdamW, an SGDVec for SGD
+	Value  Vec    // updated by Step: an [AdamVec] for Adam and AdamW, an [SGDVec] for SGD
 	Grad   Vec    // read by Step
 
-	// Absent, if not nil, is asked once in every Step whether the piece has no gradient this time: it is frozen, or took
-	// no part in the loss. That is not a gradient of zero, which would still decay the value and the moments: Step leaves
-	// value, state and step count of the piece alone. All pieces of a parameter, on every rank, should give the same answer;
-	// where they do not, their counts part and a later Restore cannot join them in one piece.
+	// Absent, if not nil, is asked once in every Step whether the piece has no gradient this time:
+	// it is frozen, or took no part in the loss. That is not a gradient of zero, which would still
+	// decay the value and the moments. Step leaves value, state and step count of an absent piece
+	// alone. All pieces of a parameter, on every rank, should give the same answer. Where they do
+	// not, their counts differ, and a later Restore cannot join them in one piece.
 	Absent func() bool
 
-	// Ready, if not nil, is asked at the start of every Step whether the buffers may be used now. If it says why not, Step
-	// returns that and changes nothing.
+	// Ready, if not nil, is asked at the start of every Step whether value and gradient may be used
+	// now. If it returns why not, Step returns that and changes nothing.
 	Ready func() error
 
 	// Alloc, if not nil, is where the state of a piece that is not empty comes from, for example a
 	// file mapped into memory; nil means the Go heap, and is an error unless Value is a Host. New
 	// calls it once for each state entry and sets the memory to zero. It must return n elements of
-	// Value's type and implementation that nothing else uses as long as the optimizer lives.
-	// Releasing them is the caller's business, also if New then fails.
+	// Value's type and implementation that nothing else uses as long as the optimizer lives. The
+	// caller releases them, also if New then fails.
 	Alloc func(n int) (Vec, error)
 }
 
@@ -47,44 +49,46 @@ func (p Param) end() int { return p.Offset + lenOf(p.Value) }
 
 // Optimizer updates the parameters it was made for. It is not safe for concurrent use.
 type Optimizer interface {
-	// Step applies one update with learning rate lr to every piece that is not Absent, from its present gradient. It
-	// returns an error if lr is negative or not finite, or if a piece is not Ready. Gradients are not inspected: one that is not finite spoils its own
-	// element only. An update of a Vec that fails, as that of a lost device, is an error that leaves values and state
-	// undefined.
+	// Step applies one update with learning rate lr to every piece that is not Absent, from its
+	// present gradient. It returns an error if lr is negative or not finite, or if a piece is not
+	// Ready. Gradients are not inspected: one that is not finite spoils its own element only.
 	Step(lr float64) error
 
-	// Steps returns the number of calls of Step so far, the restored ones included, whether or not any piece had a gradient.
-	// It is the step number a Schedule asks for; formulas that depend on the step go by each piece's own [Entry.Steps].
+	// Steps returns the number of calls of Step so far, the restored ones included, whether or not
+	// any piece had a gradient. It is the step number a Schedule asks for. Formulas that depend on
+	// the step go by each piece's own [Entry.Steps].
 	Steps() int
 
-	// State returns the state of every non-empty piece. The data is the optimizer's memory: it shows later steps, and
-	// writing to it is writing to the optimizer. The counts do not follow, so a list is good until the next Step. The
-	// order depends only on the order of the parameters.
+	// State returns the state of every non-empty piece. The data is the optimizer's memory: it
+	// shows later steps, and writing to it is writing to the optimizer. The counts do not follow,
+	// so a list is good until the next Step. The order depends only on the order of the parameters.
 	State() []Entry
 
-	// Restore replaces the whole state and the number of steps. The entries may be cut in other places than this
-	// optimizer's pieces, in any order, and may hold more than it owns. What it owns must be there exactly once, with its
-	// type, and the entry names must be ones that this kind of optimizer has. All entries that meet in one piece must
-	// have the same Steps, and one with zero Steps must hold zeros, as no update can have made anything else. The data is
-	// copied, except data that State has returned of the same piece: that is where it belongs already, so only the
-	// counts change. A Write that fails is an error that leaves the state undefined.
+	// Restore replaces the whole state and the number of steps. The entries may be cut in other
+	// places than this optimizer's pieces, in any order, and may hold more than it owns. What it
+	// owns must be there exactly once, with its type, and the entry names must be ones that this
+	// kind of optimizer has. All entries that meet in one piece must have the same Steps. Those
+	// with zero Steps must hold zeros, as no update can have made anything else. The data is
+	// copied. Only data that State returned for the same piece is not, as it is there already: its
+	// count changes alone.
 	Restore(steps int, entries []Entry) error
 
-	// Adopt is Restore for an optimizer over other parameters than those the entries were made for, as after freezing or
-	// unfreezing: a parameter that no entry is about stays as it is, which is fresh in a new optimizer. A parameter
-	// that some entry is about must be there in full, as in Restore: a rank that passes only what it had itself would
-	// start anew, unnoticed, what came from others.
+	// Adopt is Restore for an optimizer over other parameters than those the entries were made for,
+	// as after freezing or unfreezing. A parameter that no entry is about stays as it is, which is
+	// fresh in a new optimizer. A parameter that some entry is about must be there in full, as in
+	// Restore: a rank that passes only what it had itself would start anew, unnoticed, what came
+	// from others.
 	Adopt(steps int, entries []Entry) error
 }
 
-// Entry is a piece of optimizer state: elements [Offset, Offset+Data.Len()) of a tensor that has the shape of the
-// parameter. Data without elements, or nil, says nothing.
+// Entry is a piece of optimizer state: elements [Offset, Offset+Data.Len()) of a tensor that has
+// the shape of the parameter. An entry whose Data is nil or empty says nothing.
 type Entry struct {
 	Param  string // full name of the parameter
 	Name   string // what it is, such as "exp_avg"
 	Shape  []int  // shape of the whole tensor; shared, not to be modified
 	Offset int
-	Steps  int // number of updates that made Data: what Adam's t counts; the same for all entries of a piece
+	Steps  int // updates that made Data, Adam's t; the same for all entries of a piece
 	Data   Vec
 }
 
@@ -149,7 +153,8 @@ func (p Param) check() error {
 	return err
 }
 
-// checkInterval returns the number of elements of the whole parameter, and an error unless the piece lies in it.
+// checkInterval returns the number of elements of the whole parameter, or an error unless the piece
+// lies in it.
 func (p Param) checkInterval() (int, error) {
 	n, err := elements(p.Name, p.Shape)
 	if err != nil {
@@ -161,9 +166,9 @@ func (p Param) checkInterval() (int, error) {
 	return n, nil
 }
 
-// elements returns the number of elements of a parameter with that name and shape, which nobody has checked.
+// elements returns the number of elements of a parameter, or an error if name or shape are invalid.
 func elements(name string, shape []int) (int, error) {
-	whole, err := shard.New([]shard.Param{{Name: name, Shape: shape}}, 1, 1) // knows which shapes are valid
+	whole, err := shard.New([]shard.Param{{Name: name, Shape: shape}}, 1, 1)
 	if err != nil {
 		return 0, err
 	}
@@ -189,7 +194,8 @@ func checkParams(params []Param) error {
 			return fmt.Errorf("optim: parameter %q: pieces with shapes %v and %v", a.Name, a.Shape, b.Shape)
 		}
 		if a.Offset == b.Offset || a.end() > b.Offset {
-			return fmt.Errorf("optim: parameter %q: pieces [%d:%d] and [%d:%d] overlap", a.Name, a.Offset, a.end(), b.Offset, b.end())
+			return fmt.Errorf("optim: parameter %q: pieces [%d:%d] and [%d:%d] overlap",
+				a.Name, a.Offset, a.end(), b.Offset, b.end())
 		}
 	}
 	return nil

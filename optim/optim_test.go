@@ -33,7 +33,8 @@ func drawConfig(t *rapid.T) config {
 	}
 }
 
-// twin updates one element at a time, in float64 and exactly as the documentation of the configurations says.
+// twin updates one element at a time, in float64 and exactly as the documentation of the
+// configurations says.
 type twin struct{ p, m, v []float64 }
 
 func (w twin) step(c config, t int, lr float64, grad []float64) {
@@ -72,7 +73,8 @@ func (w twin) adam(i, t int, lr, g, beta1, beta2, eps float64) {
 	w.p[i] -= lr / c1 * w.m[i] / (math.Sqrt(w.v[i])/math.Sqrt(c2) + eps)
 }
 
-// tensorData is a whole parameter for tests, in both types, with its gradient. Only one type is in use.
+// tensorData is a whole parameter for tests, in both types, with its gradient. Only one type is in
+// use.
 type tensorData struct{ value, grad optim.Host }
 
 func newTensor(n int, f64 bool) tensorData {
@@ -82,8 +84,8 @@ func newTensor(n int, f64 bool) tensorData {
 	return tensorData{optim.Host{F32: make([]float32, n)}, optim.Host{F32: make([]float32, n)}}
 }
 
-// fill sets v to numbers of magnitude [0.5, 1), so that no sum with decay comes close to zero: there Adam turns rounding
-// noise into full steps.
+// fill sets v to numbers of magnitude [0.5, 1), so that no sum with decay comes close to zero:
+// there Adam turns rounding noise into full steps.
 func fill(v optim.Host, rng *rand.Rand) {
 	draw := func() float32 { return (0.5 + rng.Float32()/2) * float32(1-2*rng.IntN(2)) }
 	for i := range v.F32 {
@@ -188,7 +190,8 @@ func TestSplitChangesNoBit(t *testing.T) {
 	})
 }
 
-// Expected values are worked out by hand; every number is exact in binary unless a tolerance is given.
+// Expected values are worked out by hand; every number is exact in binary unless a tolerance is
+// given.
 func TestByHand(t *testing.T) {
 	for _, c := range []struct {
 		name   string

@@ -7,15 +7,16 @@ import (
 	"regexp"
 )
 
-// Rule gives some parameters other hyper-parameters than the rest. A nil field changes nothing, so zero can be said:
+// Rule gives some parameters other hyper-parameters than the rest. A nil field changes nothing, so
+// zero can be said:
 //
 //	optim.Rule{Match: optim.MatchName(regexp.MustCompile(`^wte\.`)), LRScale: new(0.1)}
 //
-// When several rules match a parameter, the first that sets a field decides that field: a rule about decay does not hide
-// a later one about learning rates.
+// When several rules match a parameter, the first that sets a field decides that field: a rule
+// about decay does not hide a later one about learning rates.
 type Rule struct {
-	// Match says which parameters the rule is for; required. It should look at Name and Shape only: the rest depends on
-	// how the parameter happens to be cut.
+	// Match says which parameters the rule is for; required. It should look at Name and Shape only:
+	// the rest depends on how the parameter happens to be cut.
 	Match func(Param) bool
 	// LRScale multiplies the learning rate given to Step.
 	LRScale *float64
@@ -23,8 +24,9 @@ type Rule struct {
 	WeightDecay *float64
 }
 
-// NoDecay is the usual exception from weight decay: parameters of fewer than two dimensions, which are biases and the
-// gains of norms. Decay would pull the gains to zero, and biases are too few to overfit.
+// NoDecay is the usual exception from weight decay: parameters of fewer than two dimensions, which
+// are biases and the gains of norms. Decay would pull the gains to zero, and biases are too few to
+// overfit.
 func NoDecay() Rule {
 	return Rule{Match: func(p Param) bool { return len(p.Shape) < 2 }, WeightDecay: new(0.0)}
 }

@@ -22,8 +22,8 @@ import (
 // and the updates may return before they have taken effect. Read waits until everything before it
 // has, so it is the only method that waits for a device.
 //
-// Errors: every method may report a failure of any earlier one, as of a device that is lost.
-// Afterwards the contents are undefined.
+// Errors: a method that returns an error may also report a failure of any earlier one, as of a
+// device that is lost. Afterwards the contents are undefined.
 //
 // Concurrency: calls for elements that do not overlap may be made at the same time, as those of
 // Host may. Otherwise a Vec is for one goroutine at a time.
@@ -34,7 +34,8 @@ type Vec interface {
 	// Float64 reports whether the elements are float64. Otherwise they are float32.
 	Float64() bool
 
-	// Slice returns elements [from, to), which are v's own. It panics unless 0 <= from <= to <= Len.
+	// Slice returns elements [from, to), which are v's own. It panics unless 0 <= from <= to <=
+	// Len.
 	Slice(from, to int) Vec
 
 	// Zero sets all elements to zero.
@@ -48,8 +49,8 @@ type Vec interface {
 	Write(from Host) error
 }
 
-// Host is a [Vec] in ordinary memory. At most one field is set; none is for an empty Host. It is
-// what state and values are outside of an optimizer, and it does all updates.
+// Host is a [Vec] in ordinary memory, with the updates of all optimizers. At most one field is set;
+// none is for an empty Host.
 type Host struct {
 	F32 []float32
 	F64 []float64

@@ -12,8 +12,8 @@ import (
 	"pgregory.net/rapid"
 )
 
-// remote is a Vec whose elements nobody else can reach, as those of a device. Nothing is done before
-// the next Read: until then calls wait in a queue.
+// remote is a Vec whose elements nobody else can reach, as those of a device. Nothing is done
+// before the next Read: until then calls wait in a queue.
 type remote struct {
 	elements optim.Host
 	device   *device
