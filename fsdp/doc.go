@@ -25,7 +25,8 @@
 // modules: a loop over blocks, an encoder whose output every layer sees, a head tied to an embedding. Wrap runs it once,
 // without data, to learn the calls. A [Policy] then puts the parameters of calls into units; what no unit takes is the root
 // unit. The parameters of a unit lie end to end in a flat group, or in several where some are frozen, ignored, or travel in
-// another type. Package graph makes a model of a Gorgonia graph that was written without this library.
+// another type. Package graph makes a model of a Gorgonia graph that was written without this
+// library.
 //
 //	model     Forward: wte ─▶ wpe ─▶ blocks.0 ─▶ blocks.1 ─▶ lnf ─▶ head ─▶ loss
 //	units     WrapType[*nn.Block]: {blocks.0} {blocks.1}, root {wte wpe lnf head}

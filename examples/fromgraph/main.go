@@ -1,10 +1,10 @@
-// Fromgraph trains three models that know nothing of sharding: ordinary Gorgonia graphs, each trained twice, by Gorgonia's
-// own tape machine on one rank and sharded over two.
+// Fromgraph trains three models that know nothing of sharding: ordinary Gorgonia graphs. Each is
+// trained twice, by Gorgonia's own tape machine on one rank and sharded over two.
 //
 //	go run ./examples/fromgraph
 //
-// The models, in models.go, are written as one writes them for Gorgonia. What sharding adds to the training is in the function
-// sharded. It prints the mean loss over the batches of both ranks:
+// The models, in models.go, are written as one writes them for Gorgonia. What sharding adds to the
+// training is in the function sharded. It prints the mean loss over the batches of both ranks:
 //
 //	mlp      step  0   sharded 1.79813   tape machine 1.79813
 //	mlp      step 20   sharded 0.36239   tape machine 0.36239
@@ -112,14 +112,16 @@ func sharded(ctx context.Context, m *net, model fsdp.Model) ([]float64, error) {
 	return mean, nil
 }
 
-// tapeMachine trains the same graph by Gorgonia alone, with the batches of the ranks one after the other in each step.
+// tapeMachine trains the same graph by Gorgonia alone, with the batches of the ranks one after the
+// other in each step.
 func tapeMachine(m *net) ([]float64, error) {
 	if _, err := G.Grad(m.cost, m.learn...); err != nil {
 		return nil, err
 	}
 	vm := G.NewTapeMachine(m.graph, G.BindDualValues(m.learn...))
 	defer vm.Close()
-	solver := G.NewVanillaSolver(G.WithLearnRate(m.rate), G.WithBatchSize(ranks)) // gradients add up until Step
+	// Gradients add up until Step.
+	solver := G.NewVanillaSolver(G.WithLearnRate(m.rate), G.WithBatchSize(ranks))
 	mean := make([]float64, steps)
 	for step := range mean {
 		for rank := range ranks {
@@ -141,8 +143,8 @@ func tapeMachine(m *net) ([]float64, error) {
 	return mean, nil
 }
 
-// batch returns inputs of noise, in the shape of the graph's, and what is to be learned of each row [rows, 1]: with the mean m
-// of the first half of its numbers, m·(2+m).
+// batch returns inputs of noise, in the shape of the graph's, and what is to be learned of each row
+// [rows, 1]: with the mean m of the first half of its numbers, m·(2+m).
 func (m *net) batch(step, rank int) []fsdp.Tensor {
 	r := rand.New(rand.NewPCG(uint64(step), uint64(rank)))
 	shape := m.inputs[0].Shape()

@@ -15,8 +15,9 @@ import (
 	"github.com/gofsdp/gofsdp/fsdp/graph"
 )
 
-// graphCalls returns the calls of a model as lines of the call's name, the module and the parameters it owns.
-func graphCalls(t require.TestingT, m fsdp.Model, precision fsdp.DType) (lines []string, modules []fsdp.Module) {
+// callsOf returns the calls of a model, each as a line of its name and the parameters it owns, and
+// their modules.
+func callsOf(t require.TestingT, m fsdp.Model, precision fsdp.DType) (lines []string, modules []fsdp.Module) {
 	policy := func(calls []fsdp.CallInfo) []string {
 		lines, modules = nil, nil
 		for _, c := range calls {
@@ -35,27 +36,27 @@ func graphCalls(t require.TestingT, m fsdp.Model, precision fsdp.DType) (lines [
 
 func TestCuts(t *testing.T) {
 	for _, c := range []struct {
-		net  func(tensor.Dtype) *graphNet
+		net  func(tensor.Dtype) *net
 		want string
 	}{
-		{graphMLP, "w0: w0.w0 w0.b0; w1: w1.w1 w1.b1; w2: w2.w2 w2.b2"},
-		{graphConvnet, "conv0: conv0.conv0; conv1: conv1.conv1; fc0: fc0.fc0; fc1: fc1.fc1"},
-		{graphLSTM, "wx_o: wx_o.wx_o wx_o.wh_o wx_o.b_o; wx_f: wx_f.wx_f wx_f.wh_f wx_f.b_f; " +
+		{mlp, "w0: w0.w0 w0.b0; w1: w1.w1 w1.b1; w2: w2.w2 w2.b2"},
+		{convnet, "conv0: conv0.conv0; conv1: conv1.conv1; fc0: fc0.fc0; fc1: fc1.fc1"},
+		{lstm, "wx_o: wx_o.wx_o wx_o.wh_o wx_o.b_o; wx_f: wx_f.wx_f wx_f.wh_f wx_f.b_f; " +
 			"wx_i: wx_i.wx_i wx_i.wh_i wx_i.b_i; wx_c: wx_c.wx_c wx_c.wh_c wx_c.b_c; why: why.why; " +
 			"wx_o@2:; wx_f@2:; wx_i@2:; wx_c@2:; why@2:; wx_o@3:; wx_f@3:; wx_i@3:; wx_c@3:; why@3:; " +
 			"wx_o@4:; wx_f@4:; wx_i@4:; wx_c@4:; why@4:"},
-		{graphDecayed, "w: w.w; v: v.v; scale: scale.scale; w@2:; v@2:"},
+		{decayed, "w: w.w; v: v.v; scale: scale.scale; w@2:; v@2:"},
 	} {
 		m := c.net(tensor.Float32)
-		lines, _ := graphCalls(t, m.model(t), fsdp.Float32)
+		lines, _ := callsOf(t, m.model(t), fsdp.Float32)
 		require.Equal(t, c.want, strings.Join(lines, "; "))
 	}
 }
 
-// Time steps of a recurrent net share compiled programs, but for the first, which owns the parameters, and the last,
-// whose state nobody reads.
+// Time steps of a recurrent net share compiled programs, except the first, which owns the
+// parameters, and the last, whose state nobody reads.
 func TestSharesTimeSteps(t *testing.T) {
-	_, modules := graphCalls(t, graphLSTM(tensor.Float32).model(t), fsdp.Float32)
+	_, modules := callsOf(t, lstm(tensor.Float32).model(t), fsdp.Float32)
 	const perStep = 5
 	for i := range perStep {
 		require.NotSame(t, modules[i], modules[perStep+i])
@@ -65,7 +66,7 @@ func TestSharesTimeSteps(t *testing.T) {
 
 // Calls that look alike share nothing if their parameters differ, even if these start out equal.
 func TestTellsEqualValuesApart(t *testing.T) {
-	m := newGraphNet(tensor.Float64)
+	m := newNet(tensor.Float64)
 	h, y := m.input("x", 2, 3), m.input("y", 2, 3)
 	w, v := m.weight("w", 3, 3), m.weight("v", 3, 3)
 	require.NoError(t, tensor.Copy(v.Value().(*tensor.Dense), w.Value().(*tensor.Dense)))
@@ -75,7 +76,7 @@ func TestTellsEqualValuesApart(t *testing.T) {
 	}
 	m.squares(h, y)
 	model := m.model(t)
-	_, modules := graphCalls(t, model, fsdp.Float64)
+	_, modules := callsOf(t, model, fsdp.Float64)
 	require.Len(t, modules, 6)
 	require.Same(t, modules[2], modules[4])
 	require.NotSame(t, modules[2], modules[3])
@@ -84,7 +85,7 @@ func TestTellsEqualValuesApart(t *testing.T) {
 
 // Nor do calls in which a learnable and a constant of equal values have changed places.
 func TestTellsLearnablesFromConstants(t *testing.T) {
-	m := newGraphNet(tensor.Float64)
+	m := newNet(tensor.Float64)
 	h, y := m.input("x", 3, 3), m.input("y", 3, 3)
 	w, v, c := m.weight("w", 3, 3), m.weight("v", 3, 3), m.state("c", 3, 3)
 	require.NoError(t, tensor.Copy(v.Value().(*tensor.Dense), c.Value().(*tensor.Dense)))
@@ -95,16 +96,17 @@ func TestTellsLearnablesFromConstants(t *testing.T) {
 	}
 	m.squares(G.Must(G.Tanh(G.Must(G.Mul(h, w)))), y)
 	model := m.model(t)
-	_, modules := graphCalls(t, model, fsdp.Float64)
+	_, modules := callsOf(t, model, fsdp.Float64)
 	require.Len(t, modules, 7)
 	require.Same(t, modules[2], modules[4])
 	require.NotSame(t, modules[3], modules[5])
 	requireLikeTapeMachine(t, m, model, 2, 1e-10)
 }
 
-// A normalised weight is made of parameters alone, if by way of a number: calls make it anew rather than pass it on.
+// A normalised weight is made of parameters alone, if by way of a number: each call computes it
+// again.
 func TestRebuildsNormalisedWeights(t *testing.T) {
-	m := newGraphNet(tensor.Float64)
+	m := newNet(tensor.Float64)
 	h, y := m.input("x", 2, 5), m.input("y", 2, 5)
 	w, v := m.weight("w", 5, 5), m.weight("v", 5, 5)
 	unit := G.Must(G.HadamardDiv(w, G.Must(G.Sqrt(G.Must(G.Sum(G.Must(G.Square(w))))))))
@@ -114,34 +116,35 @@ func TestRebuildsNormalisedWeights(t *testing.T) {
 	}
 	m.squares(h, y)
 	model := m.model(t)
-	_, modules := graphCalls(t, model, fsdp.Float64)
+	_, modules := callsOf(t, model, fsdp.Float64)
 	for i, module := range modules {
 		require.NotContains(t, fmt.Sprint(module), "input float64(5, 5)", "call %d", i)
 	}
 	requireLikeTapeMachine(t, m, model, 2, 1e-10)
 }
 
-// The patches of a convolution are larger than its image, so the image crosses the cut, and each call takes its own patches.
+// The patches of a convolution are larger than its image, so the image crosses the cut, and each
+// call takes its own patches.
 func TestCutsWhereLeastCrosses(t *testing.T) {
-	_, modules := graphCalls(t, graphConvnet(tensor.Float32).model(t), fsdp.Float32)
+	_, modules := callsOf(t, convnet(tensor.Float32).model(t), fsdp.Float32)
 	for i, want := range []int{1, 1, 0, 0} {
 		require.Equal(t, want, strings.Count(fmt.Sprint(modules[i]), "im2col"), "call %d", i)
 	}
 }
 
-// graphProgram is a random net on x [3, 4] that can be built in any graph.
-type graphProgram struct {
-	ops    []graphOp
+// program is a random net on x [3, 4] that can be built in any graph.
+type program struct {
+	ops    []op
 	params [][]int // shapes
 }
 
-// graphOp computes a value from earlier ones, x being value 0, and a parameter.
-type graphOp struct {
+// op computes a value from earlier ones, x being value 0, and a parameter.
+type op struct {
 	kind        string
 	a, b, param int
 }
 
-func (p *graphProgram) build(x *G.Node, param func(i int) *G.Node) *G.Node {
+func (p *program) build(x *G.Node, param func(i int) *G.Node) *G.Node {
 	values := G.Nodes{x}
 	for _, o := range p.ops {
 		var n *G.Node
@@ -188,11 +191,11 @@ func (p *graphProgram) build(x *G.Node, param func(i int) *G.Node) *G.Node {
 	return cost
 }
 
-func drawGraphProgram(t *rapid.T) *graphProgram {
-	p := &graphProgram{}
+func drawProgram(t *rapid.T) *program {
+	p := &program{}
 	kinds := []string{"add", "gate", "tanh", "product", "transposed", "bias", "normed", "squashed", "unit"}
 	for i := range rapid.IntRange(1, 12).Draw(t, "ops") {
-		o := graphOp{kind: rapid.SampledFrom(kinds).Draw(t, "kind"), a: rapid.IntRange(max(0, i-2), i).Draw(t, "a"), b: rapid.IntRange(0, i).Draw(t, "b")}
+		o := op{kind: rapid.SampledFrom(kinds).Draw(t, "kind"), a: rapid.IntRange(max(0, i-2), i).Draw(t, "a"), b: rapid.IntRange(0, i).Draw(t, "b")}
 		if o.kind != "add" && o.kind != "gate" {
 			o.b = o.a
 		}
@@ -225,22 +228,22 @@ func drawGraphProgram(t *rapid.T) *graphProgram {
 	return p
 }
 
-func (p *graphProgram) value(i int) *tensor.Dense {
-	return graphFill(tensor.Float64, 50+i, 0.6, p.params[i]...)
+func (p *program) value(i int) *tensor.Dense {
+	return fill(tensor.Float64, 50+i, 0.6, p.params[i]...)
 }
 
-// graphWhole is the same net as one hand-written module.
-type graphWhole struct{ *graphProgram }
+// whole is the same net as one hand-written module.
+type whole struct{ *program }
 
-func (m graphWhole) Params() (list []fsdp.Param) {
+func (m whole) Params() (list []fsdp.Param) {
 	for i, s := range m.params {
-		data := graphFloats(m.value(i))
+		data := floats(m.value(i))
 		list = append(list, fsdp.Param{Name: fmt.Sprint("p", i), Shape: s, Init: func(_ fsdp.Stream, first int, dst []float64) { copy(dst, data[first:]) }})
 	}
 	return list
 }
 
-func (m graphWhole) Build(b *fsdp.Builder, in ...*G.Node) (G.Nodes, error) {
+func (m whole) Build(b *fsdp.Builder, in ...*G.Node) (G.Nodes, error) {
 	return G.Nodes{m.build(in[0], func(i int) *G.Node {
 		n, err := b.Param(fmt.Sprint("p", i))
 		if err != nil {
@@ -250,14 +253,14 @@ func (m graphWhole) Build(b *fsdp.Builder, in ...*G.Node) (G.Nodes, error) {
 	})}, nil
 }
 
-func (m graphWhole) Forward(t *fsdp.Tape, in ...fsdp.Ref) ([]fsdp.Ref, error) {
+func (m whole) Forward(t *fsdp.Tape, in ...fsdp.Ref) ([]fsdp.Ref, error) {
 	return []fsdp.Ref{t.Call("all", &m, in[0])}, nil
 }
 
 // A graph that is cut anywhere computes what it computes in one piece.
 func TestEqualsOneModule(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		p := drawGraphProgram(t)
+		p := drawProgram(t)
 		g := G.NewGraph()
 		x := G.NewMatrix(g, tensor.Float64, G.WithName("x"), G.WithShape(3, 4))
 		var learn G.Nodes
@@ -266,7 +269,7 @@ func TestEqualsOneModule(t *testing.T) {
 		}
 		model, err := graph.Model(p.build(x, func(i int) *G.Node { return learn[i] }), G.Nodes{x}, learn)
 		require.NoError(t, err)
-		batch := graphFill(tensor.Float64, 9, 1, 3, 4)
+		batch := fill(tensor.Float64, 9, 1, 3, 4)
 		run := func(m fsdp.Model, units fsdp.Policy) (loss float64, grads map[string][]float64) {
 			grads = make(map[string][]float64)
 			s, err := fsdp.Wrap(m, fsdp.Config{Wrap: units, Poison: true, Precision: fsdp.Precision{Compute: fsdp.Float64}})
@@ -279,12 +282,12 @@ func TestEqualsOneModule(t *testing.T) {
 			full, err := s.FullGrads(ctx)
 			require.NoError(t, err)
 			for name, v := range full {
-				grads[name[strings.LastIndex(name, ".")+1:]] = graphFloats(v)
+				grads[name[strings.LastIndex(name, ".")+1:]] = floats(v)
 			}
 			return loss, grads
 		}
 		loss, grads := run(model, fsdp.WrapEach())
-		wantLoss, want := run(&graphWhole{p}, nil)
+		wantLoss, want := run(&whole{p}, nil)
 		require.InEpsilon(t, wantLoss, loss, 1e-12)
 		require.Len(t, grads, len(want))
 		for name := range want {

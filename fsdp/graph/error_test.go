@@ -15,68 +15,68 @@ import (
 
 func TestErrors(t *testing.T) {
 	f64 := tensor.Float64
-	product := func(m *graphNet) *G.Node { return G.Must(G.Mul(m.input("x", 2, 3), m.weight("w", 3, 4))) }
-	image := func(m *graphNet) *G.Node {
+	product := func(m *net) *G.Node { return G.Must(G.Mul(m.input("x", 2, 3), m.weight("w", 3, 4))) }
+	image := func(m *net) *G.Node {
 		one := []int{1, 1}
 		return G.Must(G.Conv2d(m.input("x", 1, 1, 4, 4), m.weight("w", 1, 1, 3, 3), tensor.Shape{3, 3}, one, one, one))
 	}
 	for name, c := range map[string]struct {
-		build func(m *graphNet) // sets m.cost; without it, the cost is the sum of m.pred
+		build func(m *net) // sets m.cost; without it, the cost is the sum of m.pred
 		want  []string
 	}{
-		"cost nil":        {func(m *graphNet) { product(m) }, []string{"cost is nil"}},
-		"cost not scalar": {func(m *graphNet) { m.cost = product(m) }, []string{"cost", "A × B", "shape (2, 4)", "single number"}},
-		"cost of ints":    {func(m *graphNet) { m.pred = product(m); m.cost = G.NewScalar(m.g, tensor.Int, G.WithName("n")) }, []string{`cost "n" is int`}},
-		"cost a learnable": {func(m *graphNet) {
+		"cost nil":        {func(m *net) { product(m) }, []string{"cost is nil"}},
+		"cost not scalar": {func(m *net) { m.cost = product(m) }, []string{"cost", "A × B", "shape (2, 4)", "single number"}},
+		"cost of ints":    {func(m *net) { m.pred = product(m); m.cost = G.NewScalar(m.g, tensor.Int, G.WithName("n")) }, []string{`cost "n" is int`}},
+		"cost a learnable": {func(m *net) {
 			m.cost = G.NewScalar(m.g, f64, G.WithName("s"), G.WithValue(1.0))
 			m.learn = G.Nodes{m.cost}
 		}, []string{`result "s" is not a float that is computed`}},
-		"other graph": {func(m *graphNet) {
+		"other graph": {func(m *net) {
 			m.pred = product(m)
-			m.learn = append(m.learn, newGraphNet(f64).weight("alien", 2, 2))
+			m.learn = append(m.learn, newNet(f64).weight("alien", 2, 2))
 		}, []string{`learnable "alien" is a node of another graph`}},
-		"no learnables": {func(m *graphNet) { m.pred = product(m); m.learn = nil }, []string{"no learnables"}},
-		"nil input":     {func(m *graphNet) { m.pred = product(m); m.inputs = append(m.inputs, nil) }, []string{"input 1 is nil"}},
-		"no value": {func(m *graphNet) {
+		"no learnables": {func(m *net) { m.pred = product(m); m.learn = nil }, []string{"no learnables"}},
+		"nil input":     {func(m *net) { m.pred = product(m); m.inputs = append(m.inputs, nil) }, []string{"input 1 is nil"}},
+		"no value": {func(m *net) {
 			w := G.NewMatrix(m.g, f64, G.WithName("bare"), G.WithShape(4, 4))
 			m.pred, m.learn = G.Must(G.Mul(product(m), w)), append(m.learn, w)
 		}, []string{`learnable "bare"`, "no value"}},
-		"value of another shape": {func(m *graphNet) {
-			w := G.NewMatrix(m.g, f64, G.WithName("w"), G.WithValue(graphFill(f64, 1, 1, 4, 3)), G.WithShape(3, 4))
+		"value of another shape": {func(m *net) {
+			w := G.NewMatrix(m.g, f64, G.WithName("w"), G.WithValue(fill(f64, 1, 1, 4, 3)), G.WithShape(3, 4))
 			m.pred, m.learn = G.Must(G.Mul(m.input("x", 2, 3), w)), G.Nodes{w}
 		}, []string{`learnable "w" has a value of shape (4, 3), the node has (3, 4)`}},
-		"constant of another type": {func(m *graphNet) {
+		"constant of another type": {func(m *net) {
 			three := G.Must(G.ConvType(m.g.AddNode(G.NewConstant(int32(3))), tensor.Int32, f64))
 			m.pred = G.Must(G.Mul(product(m), three))
 		}, []string{`constant "3" has a value`, "element type int32 is not supported"}},
-		"no shape": {func(m *graphNet) {
+		"no shape": {func(m *net) {
 			m.pred = product(m)
 			m.learn = append(m.learn, G.NewMatrix(m.g, f64, G.WithName("vague")))
 		}, []string{`learnable "vague" has no shape`}},
-		"other type": {func(m *graphNet) {
+		"other type": {func(m *net) {
 			m.pred = product(m)
 			m.inputs = append(m.inputs, G.NewMatrix(m.g, tensor.Float32, G.WithName("half"), G.WithShape(2, 2)))
 		}, []string{`input "half" is float32`, "float64"}},
-		"unbound": {func(m *graphNet) {
+		"unbound": {func(m *net) {
 			z := G.NewMatrix(m.g, f64, G.WithName("z"), G.WithShape(2, 4))
 			m.pred = G.Must(G.Add(product(m), z))
 		}, []string{`node "z"`, "(2, 4)", "neither an input nor a learnable", "graph.Constants"}},
-		"unused":     {func(m *graphNet) { m.pred = product(m); m.weight("idle", 2) }, []string{`learnable "idle" is not used by the cost`}},
-		"twice":      {func(m *graphNet) { m.pred = product(m); m.learn = append(m.learn, m.learn[0]) }, []string{`learnable "w" is listed twice`}},
-		"both":       {func(m *graphNet) { m.pred = product(m); m.inputs = append(m.inputs, m.learn[0]) }, []string{`learnable "w" is listed twice`}},
-		"not a leaf": {func(m *graphNet) { m.pred = product(m); m.learn = append(m.learn, m.pred) }, []string{"learnable", "A × B", "must be a leaf"}},
-		"pooling": {func(m *graphNet) {
+		"unused":     {func(m *net) { m.pred = product(m); m.weight("idle", 2) }, []string{`learnable "idle" is not used by the cost`}},
+		"twice":      {func(m *net) { m.pred = product(m); m.learn = append(m.learn, m.learn[0]) }, []string{`learnable "w" is listed twice`}},
+		"both":       {func(m *net) { m.pred = product(m); m.inputs = append(m.inputs, m.learn[0]) }, []string{`learnable "w" is listed twice`}},
+		"not a leaf": {func(m *net) { m.pred = product(m); m.learn = append(m.learn, m.pred) }, []string{"learnable", "A × B", "must be a leaf"}},
+		"pooling": {func(m *net) {
 			m.pred = G.Must(G.MaxPool2D(image(m), tensor.Shape{2, 2}, []int{0, 0}, []int{2, 2}))
 		}, []string{`call "w"`, "node", "MaxPool", "refused"}},
-		"softmax": {func(m *graphNet) {
+		"softmax": {func(m *net) {
 			m.pred = G.Must(G.SoftMax(product(m)))
 			G.WithName("probabilities")(m.pred)
 		}, []string{`node "probabilities"`, "refused"}},
-		"dropout":             {func(m *graphNet) { m.pred = G.Must(G.Dropout(product(m), 0.5)) }, []string{"node", "refused", "nn.Dropout"}},
-		"inverse square root": {func(m *graphNet) { m.pred = G.Must(G.InverseSqrt(product(m))) }, []string{"node", "invSqrt", "its gradient is wrong"}},
+		"dropout":             {func(m *net) { m.pred = G.Must(G.Dropout(product(m), 0.5)) }, []string{"node", "refused", "nn.Dropout"}},
+		"inverse square root": {func(m *net) { m.pred = G.Must(G.InverseSqrt(product(m))) }, []string{"node", "invSqrt", "its gradient is wrong"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			m := newGraphNet(f64)
+			m := newNet(f64)
 			c.build(m)
 			if m.cost == nil && m.pred != nil {
 				m.cost = G.Must(G.Sum(m.pred))
@@ -95,31 +95,31 @@ func TestErrors(t *testing.T) {
 
 // Gradients that are in the graph already, and nodes that hang off it, are not ours.
 func TestIgnoresGradients(t *testing.T) {
-	plain, graded := graphMLP(tensor.Float64), graphMLP(tensor.Float64)
+	plain, graded := mlp(tensor.Float64), mlp(tensor.Float64)
 	_, err := G.Grad(graded.cost, graded.learn...)
 	require.NoError(t, err)
 	G.Must(G.Square(graded.pred))
 	cfg := fsdp.Config{Wrap: fsdp.WrapEach()}
-	require.Equal(t, trainGraph(t, plain, plain.model(t), 1, 2, 0.1, cfg), trainGraph(t, graded, graded.model(t), 1, 2, 0.1, cfg))
-	a, _ := graphCalls(t, plain.model(t), fsdp.Float64)
-	b, _ := graphCalls(t, graded.model(t), fsdp.Float64)
+	require.Equal(t, train(t, plain, plain.model(t), 1, 2, 0.1, cfg), train(t, graded, graded.model(t), 1, 2, 0.1, cfg))
+	a, _ := callsOf(t, plain.model(t), fsdp.Float64)
+	b, _ := callsOf(t, graded.model(t), fsdp.Float64)
 	require.Equal(t, a, b)
 }
 
-// Values are taken when Model is called: what happens to the graph later does not matter.
+// Values are taken by Model: what happens to the graph later does not matter.
 func TestCopiesValues(t *testing.T) {
-	m := graphMLP(tensor.Float32)
+	m := mlp(tensor.Float32)
 	model := m.model(t)
-	first := trainGraph(t, m, model, 1, 1, 0.1, fsdp.Config{})
+	first := train(t, m, model, 1, 1, 0.1, fsdp.Config{})
 	for _, n := range m.learn {
-		zeroGraphValue(n.Value())
+		clearValue(n.Value())
 	}
-	require.Equal(t, first, trainGraph(t, m, model, 1, 1, 0.1, fsdp.Config{}))
+	require.Equal(t, first, train(t, m, model, 1, 1, 0.1, fsdp.Config{}))
 }
 
 // Views are values like any other: of some columns, of some rows, transposed.
 func TestCopiesViews(t *testing.T) {
-	table := graphFill(tensor.Float64, 1, 1, 5, 5)
+	table := fill(tensor.Float64, 1, 1, 5, 5)
 	columns, err := table.Slice(nil, G.S(1, 3))
 	require.NoError(t, err)
 	rows, err := table.Slice(G.S(1, 3))
@@ -141,7 +141,7 @@ func TestCopiesViews(t *testing.T) {
 
 // Eval gives the other nodes, which training does not compute.
 func TestResults(t *testing.T) {
-	m := graphMLP(tensor.Float64)
+	m := mlp(tensor.Float64)
 	extra := G.Must(G.Mul(m.pred, G.Must(G.Transpose(m.pred, 1, 0))))
 	model, err := graph.Model(m.cost, m.inputs, m.learn, graph.Results(m.pred), graph.Results(extra))
 	require.NoError(t, err)
@@ -158,11 +158,11 @@ func TestResults(t *testing.T) {
 	}
 	require.NoError(t, vm.RunAll())
 	for i, n := range []*G.Node{m.cost, m.pred, extra} {
-		requireClose(t, graphFloats(n.Value()), graphFloats(got[i]), 1e-12, "result %d", i)
+		requireClose(t, floats(n.Value()), floats(got[i]), 1e-12, "result %d", i)
 	}
 	plan, err := s.Plan(batch...)
 	require.NoError(t, err)
-	calls, _ := graphCalls(t, model, fsdp.Float64)
+	calls, _ := callsOf(t, model, fsdp.Float64)
 	require.Equal(t, "graph:", calls[len(calls)-1])
 	require.NotContains(t, plan.Schedule, "forward graph")
 	require.Contains(t, plan.Schedule, "forward w2")
@@ -176,9 +176,9 @@ func TestResults(t *testing.T) {
 
 // A batch must fit the graph, and so must the precision.
 func TestBatches(t *testing.T) {
-	m := graphMLP(tensor.Float32)
+	m := mlp(tensor.Float32)
 	s := wrap(t, m.model(t), fsdp.Config{})
-	_, err := s.Forward(t.Context(), graphFill(m.dt, 0, 1, 4, 7), graphFill(m.dt, 0, 1, 5, 3))
+	_, err := s.Forward(t.Context(), fill(m.dt, 0, 1, 4, 7), fill(m.dt, 0, 1, 5, 3))
 	require.ErrorContains(t, err, `node "x": it gets float32(4, 7), the graph is made for float32(5, 7)`)
 	_, err = s.Forward(t.Context(), m.batch(0, 0)[0])
 	require.ErrorContains(t, err, "1 tensors, the model takes 2")
@@ -198,29 +198,30 @@ func TestNamesAndScalars(t *testing.T) {
 	g := G.NewGraph()
 	x := G.NewMatrix(g, tensor.Float64, G.WithName("x"), G.WithShape(2, 3))
 	scale := G.NewScalar(g, tensor.Float64, G.WithName("scale"))
-	w := G.NewMatrix(g, tensor.Float64, G.WithName("layer #1"), G.WithShape(3, 3), G.WithValue(graphFill(tensor.Float64, 1, 1, 3, 3)))
-	v := G.NewMatrix(g, tensor.Float64, G.WithName("layer #1"), G.WithShape(3, 1), G.WithValue(graphFill(tensor.Float64, 2, 1, 3, 1)))
-	u := G.NewMatrix(g, tensor.Float64, G.WithShape(1, 1), G.WithValue(graphFill(tensor.Float64, 2, 1, 1, 1)))
+	w := G.NewMatrix(g, tensor.Float64, G.WithName("layer #1"), G.WithShape(3, 3), G.WithValue(fill(tensor.Float64, 1, 1, 3, 3)))
+	v := G.NewMatrix(g, tensor.Float64, G.WithName("layer #1"), G.WithShape(3, 1), G.WithValue(fill(tensor.Float64, 2, 1, 3, 1)))
+	u := G.NewMatrix(g, tensor.Float64, G.WithShape(1, 1), G.WithValue(fill(tensor.Float64, 2, 1, 1, 1)))
 	h := G.Must(G.Tanh(G.Must(G.HadamardProd(G.Must(G.Mul(x, w)), scale))))
 	cost := G.Must(G.Sum(G.Must(G.Mul(G.Must(G.Tanh(G.Must(G.Mul(h, v)))), u))))
 	model, err := graph.Model(cost, G.Nodes{x, scale}, G.Nodes{w, v, u})
 	require.NoError(t, err)
-	lines, _ := graphCalls(t, model, fsdp.Float64)
+	lines, _ := callsOf(t, model, fsdp.Float64)
 	require.Equal(t, []string{"layer__1: layer__1.layer__1", "layer__1@2: layer__1@2.layer__1@2", "unnamed: unnamed.unnamed"}, lines)
 
 	s := wrap(t, model, fsdp.Config{Precision: fsdp.Precision{Compute: fsdp.Float64}})
-	xs, one := graphFill(tensor.Float64, 3, 1, 2, 3), tensor.New(tensor.FromScalar(0.0))
+	xs, one := fill(tensor.Float64, 3, 1, 2, 3), tensor.New(tensor.FromScalar(0.0))
 	loss, err := s.Forward(t.Context(), xs, one)
 	require.NoError(t, err)
 	require.Zero(t, loss)
 	require.NoError(t, s.Close())
 }
 
-// Integers cannot pass from call to call, so what is computed of them is computed wherever it is needed.
+// Integers cannot pass from call to call, so what is computed of them is computed wherever it is
+// needed.
 func TestIntegers(t *testing.T) {
 	g := G.NewGraph()
 	x := G.NewMatrix(g, tensor.Int, G.WithName("x"), G.WithShape(2, 2))
-	identity := func() G.NodeConsOpt { return G.WithValue(graphTensor(tensor.Float64, []float64{1, 0, 0, 1}, 2, 2)) }
+	identity := func() G.NodeConsOpt { return G.WithValue(dense(tensor.Float64, []float64{1, 0, 0, 1}, 2, 2)) }
 	w := G.NewMatrix(g, tensor.Float64, G.WithName("w"), G.WithShape(2, 2), identity())
 	v := G.NewMatrix(g, tensor.Float64, G.WithName("v"), G.WithShape(2, 2), identity())
 	square := G.Must(G.HadamardProd(x, x))
@@ -243,7 +244,7 @@ func TestIntegers(t *testing.T) {
 func TestRanksMustStartAlike(t *testing.T) {
 	models := make([]fsdp.Model, 2)
 	for r := range models {
-		m := graphMLP(tensor.Float32)
+		m := mlp(tensor.Float32)
 		if r == 1 {
 			m.learn[2].Value().(*tensor.Dense).Float32s()[5] += 1
 		}
@@ -262,12 +263,12 @@ func TestRanksMustStartAlike(t *testing.T) {
 func TestRanksMustLearnAlike(t *testing.T) {
 	models := make([]fsdp.Model, 2)
 	for r := range models {
-		m := newGraphNet(tensor.Float64)
+		m := newNet(tensor.Float64)
 		x := m.input("x", 2, 2)
 		leaves := make(G.Nodes, 2)
 		for i := range leaves {
 			name := []string{"fixed", "learned"}[(i+r)%2]
-			leaves[i] = G.NewMatrix(m.g, m.dt, G.WithName(name), G.WithShape(2, 2), G.WithValue(graphFill(m.dt, 1, 1, 2, 2)))
+			leaves[i] = G.NewMatrix(m.g, m.dt, G.WithName(name), G.WithShape(2, 2), G.WithValue(fill(m.dt, 1, 1, 2, 2)))
 		}
 		cost := G.Must(G.Sum(G.Must(G.Mul(G.Must(G.Mul(x, leaves[0])), leaves[1]))))
 		var err error

@@ -17,8 +17,8 @@ import (
 	"github.com/gofsdp/gofsdp/optim"
 )
 
-// graphNet is a model in the style of Gorgonia's examples: it knows nothing of package fsdp.
-type graphNet struct {
+// net is a model in the style of Gorgonia's examples: it knows nothing of package fsdp.
+type net struct {
 	g           *G.ExprGraph
 	dt          tensor.Dtype
 	inputs      G.Nodes
@@ -28,7 +28,7 @@ type graphNet struct {
 	inputShapes []tensor.Shape
 }
 
-func newGraphNet(dt tensor.Dtype) *graphNet { return &graphNet{g: G.NewGraph(), dt: dt} }
+func newNet(dt tensor.Dtype) *net { return &net{g: G.NewGraph(), dt: dt} }
 
 // u24 returns a number below 1<<24 that is a function of i and s.
 func u24(i, s int) int {
@@ -40,17 +40,17 @@ func u24(i, s int) int {
 	return int((x ^ x>>15) >> 8)
 }
 
-// graphFill returns a tensor of numbers in (-scale, scale) that are a function of the seed.
-func graphFill(dt tensor.Dtype, seed int, scale float64, shape ...int) *tensor.Dense {
+// fill returns a tensor of numbers in (-scale, scale) that are a function of the seed.
+func fill(dt tensor.Dtype, seed int, scale float64, shape ...int) *tensor.Dense {
 	n := tensor.Shape(shape).TotalSize()
 	data := make([]float64, n)
 	for i := range data {
 		data[i] = scale * (float64(u24(i, seed))/(1<<23) - 1)
 	}
-	return graphTensor(dt, data, shape...)
+	return dense(dt, data, shape...)
 }
 
-func graphTensor(dt tensor.Dtype, data []float64, shape ...int) *tensor.Dense {
+func dense(dt tensor.Dtype, data []float64, shape ...int) *tensor.Dense {
 	if dt == tensor.Float64 {
 		return tensor.New(tensor.WithShape(shape...), tensor.WithBacking(data))
 	}
@@ -61,43 +61,43 @@ func graphTensor(dt tensor.Dtype, data []float64, shape ...int) *tensor.Dense {
 	return tensor.New(tensor.WithShape(shape...), tensor.WithBacking(data32))
 }
 
-func (m *graphNet) weight(name string, shape ...int) *G.Node {
-	v := graphFill(m.dt, 1000+len(m.learn), 1/math.Sqrt(float64(shape[len(shape)-1])), shape...)
+func (m *net) weight(name string, shape ...int) *G.Node {
+	v := fill(m.dt, 1000+len(m.learn), 1/math.Sqrt(float64(shape[len(shape)-1])), shape...)
 	n := G.NewTensor(m.g, m.dt, len(shape), G.WithName(name), G.WithShape(shape...), G.WithValue(v))
 	m.learn = append(m.learn, n)
 	return n
 }
 
-func (m *graphNet) input(name string, shape ...int) *G.Node {
+func (m *net) input(name string, shape ...int) *G.Node {
 	n := G.NewTensor(m.g, m.dt, len(shape), G.WithName(name), G.WithShape(shape...))
 	m.inputs, m.inputShapes = append(m.inputs, n), append(m.inputShapes, shape)
 	return n
 }
 
 // state is a leaf that keeps its value.
-func (m *graphNet) state(name string, shape ...int) *G.Node {
-	n := G.NewTensor(m.g, m.dt, len(shape), G.WithName(name), G.WithShape(shape...), G.WithValue(graphFill(m.dt, 7, 0.5, shape...)))
+func (m *net) state(name string, shape ...int) *G.Node {
+	n := G.NewTensor(m.g, m.dt, len(shape), G.WithName(name), G.WithShape(shape...), G.WithValue(fill(m.dt, 7, 0.5, shape...)))
 	m.constants = append(m.constants, n)
 	return n
 }
 
 // batch returns the batch of a rank in a step.
-func (m *graphNet) batch(step, rank int) []fsdp.Tensor {
+func (m *net) batch(step, rank int) []fsdp.Tensor {
 	var list []fsdp.Tensor
 	for i, s := range m.inputShapes {
-		list = append(list, graphFill(m.dt, 100*step+10*rank+i, 1, s...))
+		list = append(list, fill(m.dt, 100*step+10*rank+i, 1, s...))
 	}
 	return list
 }
 
-func (m *graphNet) model(t require.TestingT) fsdp.Model {
+func (m *net) model(t require.TestingT) fsdp.Model {
 	model, err := graph.Model(m.cost, m.inputs, m.learn, graph.Results(m.pred), graph.Constants(m.constants...))
 	require.NoError(t, err)
 	return model
 }
 
 // squares sets the cost to the mean of the squared error.
-func (m *graphNet) squares(pred, y *G.Node) {
+func (m *net) squares(pred, y *G.Node) {
 	m.pred = pred
 	m.cost = G.Must(G.Mean(G.Must(G.Square(G.Must(G.Sub(pred, y))))))
 }
@@ -105,9 +105,9 @@ func (m *graphNet) squares(pred, y *G.Node) {
 // addBias adds b [1, n] to each row of x.
 func addBias(x, b *G.Node) *G.Node { return G.Must(G.BroadcastAdd(x, b, nil, []byte{0})) }
 
-// graphMLP is three layers with biases, and softmax cross-entropy written out.
-func graphMLP(dt tensor.Dtype) *graphNet {
-	m := newGraphNet(dt)
+// mlp is three layers with biases, and softmax cross-entropy written out.
+func mlp(dt tensor.Dtype) *net {
+	m := newNet(dt)
 	x, y := m.input("x", 5, 7), m.input("y", 5, 3)
 	w0, b0 := m.weight("w0", 7, 11), m.weight("b0", 1, 11)
 	w1, b1 := m.weight("w1", 11, 13), m.weight("b1", 1, 13)
@@ -122,9 +122,9 @@ func graphMLP(dt tensor.Dtype) *graphNet {
 	return m
 }
 
-// graphConvnet is two convolutions, the second with a stride in place of pooling, and two dense layers.
-func graphConvnet(dt tensor.Dtype) *graphNet {
-	m := newGraphNet(dt)
+// convnet is two convolutions, the second with a stride in place of pooling, and two dense layers.
+func convnet(dt tensor.Dtype) *net {
+	m := newNet(dt)
 	x, y := m.input("image", 2, 2, 6, 6), m.input("y", 2, 3)
 	w0, w1 := m.weight("conv0", 3, 2, 3, 3), m.weight("conv1", 4, 3, 3, 3)
 	w2, w3 := m.weight("fc0", 4*3*3, 5), m.weight("fc1", 5, 3)
@@ -137,9 +137,9 @@ func graphConvnet(dt tensor.Dtype) *graphNet {
 	return m
 }
 
-// graphLSTM is four steps of a recurrent net that predicts something at each.
-func graphLSTM(dt tensor.Dtype) *graphNet {
-	m := newGraphNet(dt)
+// lstm is four steps of a recurrent net that predicts something at each.
+func lstm(dt tensor.Dtype) *net {
+	m := newNet(dt)
 	const in, hidden, out = 3, 5, 2
 	gate := func(name string) func(x, h *G.Node) *G.Node {
 		wx, wh, b := m.weight("wx_"+name, hidden, in), m.weight("wh_"+name, hidden, hidden), m.weight("b_"+name, hidden)
@@ -166,65 +166,67 @@ func graphLSTM(dt tensor.Dtype) *graphNet {
 	return m
 }
 
-// graphDecayed is a net with a tied, transposed weight, a residual, a scalar parameter, and weight decay in its cost.
-func graphDecayed(dt tensor.Dtype) *graphNet {
-	m := newGraphNet(dt)
+// decayed is a net with a tied, transposed weight, a residual, a scalar parameter, and weight decay
+// in its cost.
+func decayed(dt tensor.Dtype) *net {
+	m := newNet(dt)
 	x, y := m.input("x", 4, 6), m.input("y", 4, 6)
 	w, v := m.weight("w", 6, 5), m.weight("v", 5, 5)
-	scale := G.NewScalar(m.g, dt, G.WithName("scale"), G.WithValue(graphTensor(dt, []float64{0.7}, 1).Get(0)))
+	scale := G.NewScalar(m.g, dt, G.WithName("scale"), G.WithValue(dense(dt, []float64{0.7}, 1).Get(0)))
 	m.learn = append(m.learn, scale)
 	h := G.Must(G.Tanh(G.Must(G.Mul(x, w))))
 	h = G.Must(G.Add(h, G.Must(G.Tanh(G.Must(G.Mul(h, v))))))
 	h = G.Must(G.HadamardProd(h, scale))
 	m.squares(G.Must(G.Mul(h, G.Must(G.Transpose(w, 1, 0)))), y)
 	for _, p := range []*G.Node{w, v} {
-		half := G.NewConstant(graphTensor(dt, []float64{0.05}, 1).Get(0))
+		half := G.NewConstant(dense(dt, []float64{0.05}, 1).Get(0))
 		m.cost = G.Must(G.Add(m.cost, G.Must(G.Mul(half, G.Must(G.Sum(G.Must(G.Square(p))))))))
 	}
 	return m
 }
 
-var graphNets = map[string]func(tensor.Dtype) *graphNet{"mlp": graphMLP, "convnet": graphConvnet, "lstm": graphLSTM, "decayed": graphDecayed}
+var nets = map[string]func(tensor.Dtype) *net{"mlp": mlp, "convnet": convnet, "lstm": lstm, "decayed": decayed}
 
-// graphStep is what one step of training leaves: the loss of each rank and the mean gradient of each learnable.
-type graphStep struct {
+// result is what one step of training leaves: the loss of each rank and the mean gradient of each
+// learnable.
+type result struct {
 	losses []float64
 	grads  map[string][]float64
 }
 
 // tapeMachine trains m by Gorgonia's own machine and solver, with the batches of all ranks in turn.
-func tapeMachine(t *testing.T, m *graphNet, ranks, steps int, rate float64) []graphStep {
+func tapeMachine(t *testing.T, m *net, ranks, steps int, rate float64) []result {
 	_, err := G.Grad(m.cost, m.learn...)
 	require.NoError(t, err)
 	vm := G.NewTapeMachine(m.g, G.BindDualValues(m.learn...))
 	defer vm.Close()
 	solver := G.NewVanillaSolver(G.WithLearnRate(rate))
-	var trace []graphStep
+	var trace []result
 	for step := range steps {
-		s := graphStep{grads: make(map[string][]float64)}
+		s := result{grads: make(map[string][]float64)}
 		for rank := range ranks {
 			for i, v := range m.batch(step, rank) {
 				require.NoError(t, G.Let(m.inputs[i], v))
 			}
 			require.NoError(t, vm.RunAll())
-			s.losses = append(s.losses, graphFloats(m.cost.Value())[0])
+			s.losses = append(s.losses, floats(m.cost.Value())[0])
 			for _, n := range m.learn {
 				g, err := n.Grad()
 				require.NoError(t, err)
 				if s.grads[n.Name()] == nil {
-					s.grads[n.Name()] = make([]float64, len(graphFloats(g)))
+					s.grads[n.Name()] = make([]float64, len(floats(g)))
 				}
-				for i, x := range graphFloats(g) {
+				for i, x := range floats(g) {
 					s.grads[n.Name()][i] += x / float64(ranks)
 				}
-				zeroGraphValue(g)
+				clearValue(g)
 			}
 			vm.Reset()
 		}
 		var update []G.ValueGrad
 		for _, n := range m.learn {
-			g := graphTensor(m.dt, append([]float64(nil), s.grads[n.Name()]...), n.Shape()...)
-			update = append(update, graphGrad{n, g})
+			g := dense(m.dt, append([]float64(nil), s.grads[n.Name()]...), n.Shape()...)
+			update = append(update, valueGrad{n, g})
 		}
 		require.NoError(t, solver.Step(update))
 		trace = append(trace, s)
@@ -232,22 +234,22 @@ func tapeMachine(t *testing.T, m *graphNet, ranks, steps int, rate float64) []gr
 	return trace
 }
 
-// graphGrad pairs a learnable with a gradient for a solver.
-type graphGrad struct {
+// valueGrad pairs a learnable with a gradient for a solver.
+type valueGrad struct {
 	n *G.Node
 	g *tensor.Dense
 }
 
-func (v graphGrad) Value() G.Value { return v.n.Value() }
+func (v valueGrad) Value() G.Value { return v.n.Value() }
 
-func (v graphGrad) Grad() (G.Value, error) {
+func (v valueGrad) Grad() (G.Value, error) {
 	if !v.n.IsScalar() {
 		return v.g, nil
 	}
 	return G.NewConstant(v.g.Get(0)).Value(), nil
 }
 
-func graphFloats(v G.Value) []float64 {
+func floats(v G.Value) []float64 {
 	switch data := v.Data().(type) {
 	case float64:
 		return []float64{data}
@@ -264,7 +266,7 @@ func graphFloats(v G.Value) []float64 {
 	}
 }
 
-func zeroGraphValue(v G.Value) {
+func clearValue(v G.Value) {
 	switch v := v.(type) {
 	case *tensor.Dense:
 		v.Zero()
@@ -275,11 +277,11 @@ func zeroGraphValue(v G.Value) {
 	}
 }
 
-// trainGraph trains the model sharded and returns what tapeMachine does. Names are those of the model.
-func trainGraph(t *testing.T, m *graphNet, model fsdp.Model, ranks, steps int, rate float64, cfg fsdp.Config) []graphStep {
-	trace := make([]graphStep, steps)
+// train trains the model sharded and returns what tapeMachine does. Names are those of the model.
+func train(t *testing.T, m *net, model fsdp.Model, ranks, steps int, rate float64, cfg fsdp.Config) []result {
+	trace := make([]result, steps)
 	for i := range trace {
-		trace[i] = graphStep{losses: make([]float64, ranks), grads: make(map[string][]float64)}
+		trace[i] = result{losses: make([]float64, ranks), grads: make(map[string][]float64)}
 	}
 	if m.dt == tensor.Float64 {
 		cfg.Precision.Compute = fsdp.Float64
@@ -299,7 +301,7 @@ func trainGraph(t *testing.T, m *graphNet, model fsdp.Model, ranks, steps int, r
 			require.NoError(t, err)
 			if g.Rank() == 0 {
 				for name, v := range grads {
-					trace[step].grads[name] = graphFloats(v)
+					trace[step].grads[name] = floats(v)
 				}
 			}
 			require.NoError(t, opt.Step(rate))
@@ -312,7 +314,6 @@ func trainGraph(t *testing.T, m *graphNet, model fsdp.Model, ranks, steps int, r
 
 // requireClose requires that every number is that of want up to rounding, relative to the largest.
 func requireClose(t require.TestingT, want, got []float64, tolerance float64, what string, args ...any) {
-
 	require.Len(t, got, len(want), append([]any{what}, args...)...)
 	scale := 1e-3
 	for _, x := range want {
@@ -324,7 +325,7 @@ func requireClose(t require.TestingT, want, got []float64, tolerance float64, wh
 }
 
 func TestTrainsLikeTapeMachine(t *testing.T) {
-	for name, build := range graphNets {
+	for name, build := range nets {
 		for dt, tolerance := range map[tensor.Dtype]float64{tensor.Float64: 1e-10, tensor.Float32: 1e-5} {
 			for ranks := 1; ranks <= 3; ranks++ {
 				t.Run(fmt.Sprintf("%s/%v/%d", name, dt, ranks), func(t *testing.T) {
@@ -336,11 +337,11 @@ func TestTrainsLikeTapeMachine(t *testing.T) {
 	}
 }
 
-// requireLikeTapeMachine requires that sharded training of the model, which is m's, gives the losses and every gradient that
-// Gorgonia's machine gives.
-func requireLikeTapeMachine(t *testing.T, m *graphNet, model fsdp.Model, ranks int, tolerance float64) {
+// requireLikeTapeMachine requires that sharded training of the model, which is m's, gives the
+// losses and every gradient that Gorgonia's machine gives.
+func requireLikeTapeMachine(t *testing.T, m *net, model fsdp.Model, ranks int, tolerance float64) {
 	const steps, rate = 5, 0.1
-	got := trainGraph(t, m, model, ranks, steps, rate, fsdp.Config{Wrap: fsdp.WrapEach(), Poison: true})
+	got := train(t, m, model, ranks, steps, rate, fsdp.Config{Wrap: fsdp.WrapEach(), Poison: true})
 	for i, want := range tapeMachine(t, m, ranks, steps, rate) {
 		requireClose(t, want.losses, got[i].losses, tolerance, "losses of step %d", i)
 		require.Len(t, got[i].grads, len(want.grads))
