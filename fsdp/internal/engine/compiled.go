@@ -1,0 +1,178 @@
+package engine
+
+import (
+	"fmt"
+	"hash/fnv"
+	"slices"
+
+	"github.com/gofsdp/gofsdp/fsdp/internal/layout"
+	"github.com/gofsdp/gofsdp/internal/exec"
+	"github.com/gofsdp/gofsdp/internal/program"
+	"github.com/gofsdp/gofsdp/shard"
+)
+
+// A Variant is which program a pass runs, and what it does about gradients.
+type Variant struct {
+	Program string // "" is Forward
+	Eval    bool   // it has no gradients
+	NoSync  bool   // it leaves them unreduced
+	Pending bool   // it adds to unreduced ones
+}
+
+// Compiled is a pass compiled for one set of batch shapes. It does not change.
+type Compiled struct {
+	Variant
+	*Needs
+	Absent bool // it computes nothing: no call is bound
+	Path   *layout.Path
+	Model  *program.Model
+	Plan   *program.Plan
+	Calls  []Call
+	Params []int          // by group: buffer of the full parameters, or -1
+	Grads  []int          // by group: buffer of the full gradients, or -1
+	Zero   [][]shard.Span // by group: bytes of the full gradients that no call writes
+	Loss   int            // buffer of the loss
+	Seed   int            // buffer of its gradient, or -1
+	Hash   uint64         // of the program and of which parameters get a gradient; of 63 bits, as ranks agree on
+
+	home   []layout.Place // by parameter
+	inputs []exec.Value   // shapes and types of the batch; Bytes is nil
+}
+
+// Needs are what a training pass turns out to need when its calls are compiled for a batch: the part of its schedule that a rank
+// without a batch cannot know.
+type Needs struct {
+	Reads [][]bool // by call: which of its parameters backward reads; nil for all
+	Grad  []bool   // by parameter: whether it gets a gradient
+}
+
+// A Call is a call with its program and the buffers of its operands.
+type Call struct {
+	Unit    *exec.Unit // nil if the pass does not run the call
+	In, Out []int      // buffers; an input from the batch is ^i
+	GradOut []int      // buffers, or -1
+	GradIn  []int      // buffers, or -1
+	Saved   int        // buffer, or -1
+	Update  []int      // buffers of new values for the module's buffers
+
+	bindings exec.Call // of the host: slices of the right lengths, filled before each run
+}
+
+// maxCompiled bounds the number of batch shapes kept ready.
+const maxCompiled = 64
+
+// Compiled returns the pass for a batch of these shapes, compiling it when they are new.
+func (e *Engine) Compiled(v Variant, batch []exec.Value) (*Compiled, error) {
+	for i, c := range e.compiled {
+		if c.Variant == v && c.matches(batch) {
+			copy(e.compiled[1:i+1], e.compiled[:i]) // move to the front
+			e.compiled[0] = c
+			return c, nil
+		}
+	}
+	c, err := e.compile(v, batch)
+	if err != nil {
+		return nil, err
+	}
+	e.compiled = slices.Insert(e.compiled, 0, c)
+	e.compiled = e.compiled[:min(len(e.compiled), maxCompiled)]
+	return c, nil
+}
+
+func (c *Compiled) matches(batch []exec.Value) bool {
+	for i, v := range batch {
+		if v.DType != c.inputs[i].DType || !slices.Equal(v.Shape, c.inputs[i].Shape) {
+			return false
+		}
+	}
+	return true
+}
+
+// shapeless returns batch without its memory.
+func shapeless(batch []exec.Value) []exec.Value {
+	out := slices.Clone(batch)
+	for i := range out {
+		out[i].Shape, out[i].Bytes = out[i].Shape.Clone(), nil
+	}
+	return out
+}
+
+// newCompiled returns an empty pass of a variant.
+func (e *Engine) newCompiled(v Variant) *Compiled {
+	return &Compiled{
+		Variant: v, home: e.layout.Home, Path: e.layout.Model.Paths[v.Program], Model: e.layout.Entries[v.Program],
+		Needs: &Needs{Grad: make([]bool, len(e.layout.Model.Params))},
+	}
+}
+
+// compile infers the shapes of all values, compiles every call, schedules the pass with what the calls turn out to read in
+// backward, and plans the buffers.
+func (e *Engine) compile(v Variant, batch []exec.Value) (*Compiled, error) {
+	c := e.newCompiled(v)
+	c.inputs, c.Calls = shapeless(batch), make([]Call, len(c.Model.Calls))
+	shapes, err := e.shapes(c)
+	if err != nil {
+		return nil, err
+	}
+	if !v.Eval {
+		if err := e.compileTraining(c, shapes); err != nil {
+			return nil, err
+		}
+		c.Needs = e.remember(c.Needs)
+	}
+	return c, e.schedule(c, e.sizes(c))
+}
+
+// schedule compiles and plans the pass and looks up its buffers.
+func (e *Engine) schedule(c *Compiled, sizes *program.Sizes) error {
+	prog, err := e.program(e.layout, e.programs, c.Variant, c.Reads)
+	if err != nil {
+		return err
+	}
+	if c.Plan, err = program.NewPlan(prog, sizes); err != nil {
+		return err
+	}
+	e.bind(c)
+	h := fnv.New64a()
+	fmt.Fprint(h, prog.Hash(), c.Grad)
+	c.Hash = h.Sum64() >> 1
+	return nil
+}
+
+// Programs are the schedules of a layout that are compiled, by what was asked for.
+type Programs map[string]*program.Program
+
+// Check compiles the passes of a layout as far as that is possible without a batch.
+func (e *Engine) Check(l *layout.Layout) (Programs, error) {
+	programs := make(Programs)
+	variants := []Variant{{}}
+	for name := range l.Entries {
+		variants = append(variants, Variant{Program: name, Eval: true})
+	}
+	for _, v := range variants {
+		if _, err := e.program(l, programs, v, nil); err != nil {
+			return nil, err
+		}
+	}
+	return programs, nil
+}
+
+// program returns the schedule of a pass whose calls read these of their parameters in backward; nil means all. What is compiled
+// is verified, and kept in programs.
+func (e *Engine) program(l *layout.Layout, programs Programs, v Variant, reads [][]bool) (*program.Program, error) {
+	key := fmt.Sprint(v, reads)
+	if p := programs[key]; p != nil {
+		return p, nil
+	}
+	p, err := program.Compile(l.Entries[v.Program], program.Options{
+		Prefetch: e.o.Prefetch, InFlight: e.o.InFlight, Eval: v.Eval, NoSync: v.NoSync, Pending: v.Pending, Reads: reads,
+	})
+	if err == nil {
+		err = program.Verify(p)
+	}
+	if err != nil {
+		return nil, err
+	}
+	programs[key] = p
+	return p, nil
+}

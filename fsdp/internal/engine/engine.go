@@ -1,0 +1,194 @@
+package engine
+
+import (
+	"context"
+	"fmt"
+	"reflect"
+
+	"gorgonia.org/tensor"
+
+	"github.com/gofsdp/gofsdp/fsdp/internal/layout"
+	"github.com/gofsdp/gofsdp/fsdp/internal/ranks"
+	"github.com/gofsdp/gofsdp/internal/exec"
+	"github.com/gofsdp/gofsdp/internal/program"
+	"github.com/gofsdp/gofsdp/optim"
+)
+
+// Options are what an Engine depends on beside its layout and Device.
+type Options struct {
+	DType    tensor.Dtype  // of computation and shards
+	Modules  []Module      // by call of Forward that has brought one
+	Save     []exec.Policy // by call of Forward: what it keeps for backward
+	Spill    []bool        // likewise: whether in files
+	Prefetch int           // units gathered ahead
+	InFlight int           // bytes of collectives under way, 0 for any number
+	Seed     uint64        // of dropout
+
+	Before func(group *layout.Group) float32 // what gradients are multiplied by before they are summed
+	Factor float64                           // what gradients are multiplied by in all
+	Trace  func(*Step)                       // nil, or called after each operation
+}
+
+// A Module is what a call computes.
+type Module struct {
+	Key  any // modules that are equal share compiled programs
+	Spec *exec.Spec
+}
+
+// An Engine runs the passes of a model.
+type Engine struct {
+	o    Options
+	dev  Device
+	team *ranks.Team
+
+	layout *layout.Layout
+	shards Shards
+
+	programs Programs
+	compiled []*Compiled // by batch shape, the last used first
+	needs    *Needs      // of the last training pass, or nil
+	absent   map[absentKey]*Compiled
+
+	passes  int     // so far: numbers them
+	pending int     // passes whose gradients are not reduced
+	present []bool  // by parameter: whether it has a gradient
+	failed  []*Pass // whose collectives may be in flight
+}
+
+// New returns an engine without a layout.
+func New(dev Device, team *ranks.Team, o Options) *Engine {
+	return &Engine{o: o, dev: dev, team: team, absent: make(map[absentKey]*Compiled)}
+}
+
+// Adopt has the engine go on with another layout, for which Check has returned programs. The shards it had are freed. No
+// gradients are left.
+func (e *Engine) Adopt(l *layout.Layout, s Shards, programs Programs) {
+	if e.shards != nil {
+		e.shards.DropWhole()
+		e.shards.Free()
+	}
+	e.layout, e.shards, e.programs = l, s, programs
+	e.compiled, e.needs, e.pending = nil, nil, 0
+	clear(e.absent)
+	e.present = make([]bool, len(l.Model.Params))
+}
+
+// Device returns the device.
+func (e *Engine) Device() Device { return e.dev }
+
+// Shards returns those of the present layout.
+func (e *Engine) Shards() Shards { return e.shards }
+
+// Pending returns the number of passes whose gradients are not reduced.
+func (e *Engine) Pending() int { return e.pending }
+
+// Present tells, by parameter, whether it has a gradient. It is the engine's.
+func (e *Engine) Present() []bool { return e.present }
+
+// Grads returns the groups that have gradients in shards, and these.
+func (e *Engine) Grads() (groups []int, grads []optim.Vec) {
+	for g := range e.layout.Groups {
+		if v := e.shards.Grad(g); v != nil {
+			groups, grads = append(groups, g), append(grads, v)
+		}
+	}
+	return groups, grads
+}
+
+// ZeroGrad drops all gradients in shards.
+func (e *Engine) ZeroGrad() error {
+	clear(e.present)
+	_, grads := e.Grads()
+	for _, g := range grads {
+		if err := g.Zero(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// DropWhole drops the gradients that are not reduced.
+func (e *Engine) DropWhole() {
+	e.shards.DropWhole()
+	e.pending = 0
+}
+
+// SyncGrads reduces the gradients that passes have left unreduced.
+func (e *Engine) SyncGrads(ctx context.Context) error {
+	for i := range e.layout.Groups {
+		g := &e.layout.Groups[i]
+		if !e.shards.Whole(i) {
+			continue
+		}
+		before := e.o.Before(g)
+		if err := e.shards.ReduceWhole(ctx, i, before, e.o.Factor/float64(before)); err != nil {
+			return e.team.Fail(fmt.Errorf("SyncGrads: group %s: %w", g.Name, err))
+		}
+	}
+	e.pending = 0
+	return nil
+}
+
+// CheckBatch finds the tokens and targets that are out of range while the batch can still be refused: in the middle of a pass they
+// would cost the model.
+func (c *Compiled) CheckBatch(batch []exec.Value) error {
+	for i, call := range c.Model.Calls {
+		for j, r := range call.In {
+			if c.Calls[i].Unit == nil || r.Call != program.Batch || batch[r.Out].DType != tensor.Int {
+				continue
+			}
+			if err := c.Calls[i].Unit.Check(j, exec.Data[int](batch[r.Out].Bytes)); err != nil {
+				return fmt.Errorf("%s: call %s: %w", c.Path.Input(r.Out), call.Name, err)
+			}
+		}
+	}
+	return nil
+}
+
+// remember keeps what a training pass has turned out to need, for passes without a batch. It returns what is kept, the same for
+// equal needs: passes are found by it.
+func (e *Engine) remember(n *Needs) *Needs {
+	if e.needs == nil || !reflect.DeepEqual(n, e.needs) {
+		e.needs = n
+		clear(e.absent)
+	}
+	return e.needs
+}
+
+// absentKey is what the schedule of a pass without computation depends on.
+type absentKey struct {
+	Variant
+	*Needs
+}
+
+// Absent returns a pass without computation, which in training needs what n says: what is known last, if it is nil.
+func (e *Engine) Absent(v Variant, n *Needs) (*Compiled, error) {
+	switch {
+	case v.Eval:
+		n = nil
+	case n == nil:
+		n = e.needs
+	default:
+		n = e.remember(n)
+	}
+	k := absentKey{v, n}
+	if c := e.absent[k]; c != nil {
+		return c, nil
+	}
+	c := e.newCompiled(v)
+	if c.Absent = true; n != nil {
+		c.Needs = n
+	}
+	if err := e.schedule(c, &program.Sizes{Group: e.layout.Sizes()}); err != nil {
+		return nil, err
+	}
+	e.absent[k] = c
+	return c, nil
+}
+
+// Settle waits for the collectives of passes that have failed, and of those given.
+func (e *Engine) Settle(passes ...*Pass) {
+	for _, p := range append(e.failed, passes...) {
+		p.frame.Settle()
+	}
+}

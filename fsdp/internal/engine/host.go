@@ -1,0 +1,129 @@
+package engine
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/gofsdp/gofsdp/internal/arena"
+	"github.com/gofsdp/gofsdp/internal/exec"
+	"github.com/gofsdp/gofsdp/internal/kernel/vec"
+	"github.com/gofsdp/gofsdp/internal/mapped"
+	"github.com/gofsdp/gofsdp/optim"
+)
+
+// Host is the Device that computes with the processor, in the memory of the process. It has done everything when it returns.
+//
+// What lives in files is memory to everybody who reads and writes it: the schedule, the collectives and the optimizer are the same,
+// and so are the bits. The system decides what of it is in RAM, and the schedule tells it what comes next: see readAhead. It does
+// not say what is done with, as package mapped could. Writing pages back after each use made a pass three to six times as long
+// where there was RAM for all of them, and half as long again where every page came from the disk.
+type Host struct {
+	arena  *arena.Arena
+	files  *mapped.Files // or nil
+	runner exec.Runner
+}
+
+// HostOptions are where the memory of a Host comes from.
+type HostOptions struct {
+	Collective arena.Source // of what ranks send to each other; nil is the Go heap
+	Dir        string       // for files, which take the place of RAM; "" is none
+	Poison     bool         // fill freed buffers with NaN
+}
+
+// NewHost returns a Host.
+func NewHost(o HostOptions) (*Host, error) {
+	h, from := &Host{}, arena.Sources{Collective: o.Collective}
+	if o.Dir != "" {
+		var err error
+		if h.files, err = mapped.Open(o.Dir); err != nil {
+			return nil, err
+		}
+		from.Shard, from.Spill = h.files, h.files
+	}
+	h.arena = arena.New(from)
+	h.arena.Poison = o.Poison
+	return h, nil
+}
+
+// MaxAbs implements Device.
+func (h *Host) MaxAbs(vs []optim.Vec) ([]float64, error) {
+	list := make([]float64, len(vs))
+	for i, v := range vs {
+		if v := v.(optim.Host); v.F64 != nil {
+			list[i] = vec.MaxAbs(v.F64)
+		} else {
+			list[i] = float64(vec.MaxAbs(v.F32))
+		}
+	}
+	return list, nil
+}
+
+// Squares implements Device.
+func (h *Host) Squares(vs []optim.Vec, bounds []float64) ([][4]float64, error) {
+	list := make([][4]float64, len(vs))
+	for i, v := range vs {
+		sum := vec.NewSquares(bounds[i])
+		if v := v.(optim.Host); v.F64 != nil {
+			vec.AddSquares(&sum, v.F64)
+		} else {
+			vec.AddSquares(&sum, v.F32)
+		}
+		list[i] = sum.Words()
+	}
+	return list, nil
+}
+
+// Scale implements Device.
+func (h *Host) Scale(vs []optim.Vec, c float64) error {
+	for _, v := range vs {
+		v := v.(optim.Host)
+		vec.Scale(v.F64, c)
+		vec.Scale(v.F32, float32(c))
+	}
+	return nil
+}
+
+// Host implements Device.
+func (h *Host) Host(n int, class arena.Class) (*arena.Block, error) { return h.arena.Alloc(n, class) }
+
+// Free implements Device.
+func (h *Host) Free(b *arena.Block) { h.arena.Free(b) }
+
+// Begin implements Device.
+func (h *Host) Begin(p arena.Phase) { h.arena.Begin(p) }
+
+// EndStep implements Device.
+func (h *Host) EndStep() error { return h.arena.EndStep() }
+
+// Stats implements Device.
+func (h *Host) Stats() arena.Stats { return h.arena.Stats() }
+
+// ResetPeak implements Device.
+func (h *Host) ResetPeak() { h.arena.ResetPeak() }
+
+// InFile implements Device.
+func (h *Host) InFile(c arena.Class) bool {
+	return h.files != nil && (c == arena.Shard || c == arena.State || c == arena.Spilled || c == arena.Snapshot)
+}
+
+// Close implements Device.
+func (h *Host) Close() error {
+	err := h.arena.Close()
+	if h.files != nil {
+		err = errors.Join(err, h.files.Close())
+	}
+	return err
+}
+
+// willNeed has the system read a shard. What fails now will be read when it is touched.
+func (h *Host) willNeed(b *arena.Block) { _ = h.files.WillNeed(b.Data) }
+
+// alloc returns a block set to zero.
+func (h *Host) alloc(n int, class arena.Class, group string) (*arena.Block, error) {
+	b, err := h.arena.Alloc(n, class)
+	if err != nil {
+		return nil, fmt.Errorf("group %s: %w", group, err)
+	}
+	clear(b.Data)
+	return b, nil
+}

@@ -1,0 +1,134 @@
+package engine
+
+import (
+	"context"
+
+	"github.com/gofsdp/gofsdp/comm"
+	"github.com/gofsdp/gofsdp/fsdp/internal/layout"
+	"github.com/gofsdp/gofsdp/fsdp/internal/ranks"
+	"github.com/gofsdp/gofsdp/internal/arena"
+	"github.com/gofsdp/gofsdp/optim"
+)
+
+// hostShards implements Shards in blocks of an arena.
+type hostShards struct {
+	h      *Host
+	groups []*flatGroup
+	state  []*arena.Block // of optimizers
+}
+
+// A flatGroup is a group of parameters with this rank's share of it.
+//
+//	state        full parameters    full gradients       shard
+//	sharded      none               none                 value, and gradient if it is trained, always
+//	gathering    being written      -                    read by the group
+//	full         valid              -
+//	backward     valid              written by calls
+//	reducing     none               read by the group    gradient is added to when drained
+//
+// What is held by every rank (program.Always) has no full parameters but its value.
+type flatGroup struct {
+	*layout.Group
+	mesh        ranks.Mesh
+	value, grad *arena.Block // ShardLen elements each; padding is zero; grad is nil if frozen
+	whole       *arena.Block // gradients that passes inside NoSync have left, or nil
+}
+
+// NewShards implements Device.
+func (h *Host) NewShards(l *layout.Layout, meshes []ranks.Mesh) (_ Shards, err error) {
+	s := &hostShards{h: h}
+	for i := range l.Groups {
+		f := &flatGroup{Group: &l.Groups[i], mesh: meshes[i]}
+		s.groups = append(s.groups, f)
+		if f.value, err = h.alloc(f.ShardBytes(), arena.Shard, f.Name); err == nil && !f.Kind.Frozen {
+			f.grad, err = h.alloc(f.ShardBytes(), arena.Shard, f.Name)
+		}
+		if err != nil {
+			s.Free()
+			return nil, err
+		}
+	}
+	return s, nil
+}
+
+// Value implements Shards.
+func (s *hostShards) Value(group int) optim.Vec {
+	return vector(s.groups[group].Compute, s.groups[group].value.Data)
+}
+
+// Grad implements Shards.
+func (s *hostShards) Grad(group int) optim.Vec {
+	if f := s.groups[group]; f.grad != nil {
+		return vector(f.Compute, f.grad.Data)
+	}
+	return nil
+}
+
+// Alloc implements Shards.
+func (s *hostShards) Alloc(group, n int) (optim.Vec, error) {
+	t := s.groups[group].Compute
+	b, err := s.h.arena.Alloc(n*t.Size(), arena.State)
+	if err != nil {
+		return nil, err
+	}
+	s.state = append(s.state, b)
+	return vector(t, b.Data), nil
+}
+
+// Average implements Shards.
+func (s *hostShards) Average(ctx context.Context, group int) error {
+	f := s.groups[group]
+	return f.mesh.Peers.AllReduce(f.buffer(f.value.Data, f.Compute), comm.Avg).Wait(ctx)
+}
+
+// Whole implements Shards.
+func (s *hostShards) Whole(group int) bool { return s.groups[group].whole != nil }
+
+// ReduceWhole implements Shards.
+func (s *hostShards) ReduceWhole(ctx context.Context, group int, before float32, after float64) error {
+	f := s.groups[group]
+	full := f.whole.Data
+	if w := f.startReduce(full, before); w != nil {
+		if err := w.Wait(ctx); err != nil {
+			return err
+		}
+	}
+	if f.Ranks.Twice() {
+		if err := f.startSync(full).Wait(ctx); err != nil {
+			return err
+		}
+	}
+	f.finishReduce(full, after)
+	s.h.Free(f.whole)
+	f.whole = nil
+	return nil
+}
+
+// DropWhole implements Shards.
+func (s *hostShards) DropWhole() {
+	for _, f := range s.groups {
+		s.h.Free(f.whole)
+		f.whole = nil
+	}
+}
+
+// Free implements Shards.
+func (s *hostShards) Free() {
+	for _, f := range s.groups {
+		s.h.Free(f.value)
+		s.h.Free(f.grad)
+		f.value, f.grad = nil, nil
+	}
+	for _, b := range s.state {
+		s.h.Free(b)
+	}
+	s.state = nil
+}
+
+// vector returns b, whose elements are of type t.
+func vector(t comm.DType, b []byte) optim.Host {
+	if t == comm.Float64 {
+		return optim.Host{F64: elements[float64](b)}
+	}
+	return optim.Host{F32: elements[float32](b)}
+}

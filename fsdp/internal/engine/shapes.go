@@ -1,0 +1,223 @@
+package engine
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/gofsdp/gofsdp/internal/exec"
+	"github.com/gofsdp/gofsdp/internal/program"
+	"github.com/gofsdp/gofsdp/shard"
+)
+
+// shapes compiles the forward of every call of the pass in turn, which gives the shapes of its outputs.
+func (e *Engine) shapes(c *Compiled) ([][]exec.Value, error) {
+	outs := make([][]exec.Value, len(c.Model.Calls))
+	for i, need := range c.Model.NeedsForward(c.results()) {
+		if !need {
+			continue
+		}
+		sig := &exec.Signature{DType: e.o.DType}
+		for j, r := range c.Model.Calls[i].In {
+			if r.Call != program.Batch && r.Out >= len(outs[r.Call]) {
+				return nil, fmt.Errorf("call %s: input %d is output %d of call %s, which has %d",
+					c.Model.Calls[i].Name, j, r.Out, c.Model.Calls[r.Call].Name, len(outs[r.Call]))
+			}
+			sig.Inputs = append(sig.Inputs, c.input(outs, i, j))
+		}
+		u, err := e.unit(c, i, sig)
+		if err != nil {
+			return nil, err
+		}
+		c.Calls[i].Unit = u
+		for _, shape := range u.OutShape {
+			outs[i] = append(outs[i], exec.Value{Shape: shape, DType: u.DType})
+		}
+	}
+	return outs, c.checkResults(outs)
+}
+
+// results returns those of the model that a pass computes: all in an evaluation, the loss in training.
+func (c *Compiled) results() []program.Ref {
+	if c.Eval {
+		return c.Model.Results
+	}
+	return c.Model.Results[:1]
+}
+
+// input describes input j of a call to the compiler, without its gradient.
+func (c *Compiled) input(outs [][]exec.Value, call, j int) exec.Input {
+	in := c.Model.Calls[call].In
+	from := c.inputs
+	if in[j].Call != program.Batch {
+		from = outs[in[j].Call]
+	}
+	v := from[in[j].Out]
+	return exec.Input{Shape: v.Shape, DType: v.DType, Same: slices.Index(in[:j], in[j]) + 1}
+}
+
+// checkResults checks that the results exist and that the loss is one number.
+func (c *Compiled) checkResults(outs [][]exec.Value) error {
+	results := c.results()
+	for i, r := range results {
+		if r.Out >= len(outs[r.Call]) {
+			return fmt.Errorf("result %d is output %d of call %s, which has %d", i, r.Out, c.Model.Calls[r.Call].Name, len(outs[r.Call]))
+		}
+	}
+	if loss := outs[results[0].Call][results[0].Out]; !c.Eval && loss.Len() != 1 {
+		return fmt.Errorf("the loss, output %d of call %s, has shape %v: it must be one number to train on",
+			results[0].Out, c.Model.Calls[results[0].Call].Name, loss.Shape)
+	}
+	return nil
+}
+
+// unit returns the program of a call.
+func (e *Engine) unit(c *Compiled, call int, sig *exec.Signature) (*exec.Unit, error) {
+	m := &e.o.Modules[c.Path.Calls[call].Module]
+	u, err := exec.Shared.Unit(m.Key, m.Spec, sig)
+	if err != nil {
+		return nil, fmt.Errorf("call %s (%T): %w", c.Path.Calls[call].Name, m.Key, err)
+	}
+	return u, nil
+}
+
+// compileTraining compiles forward and backward of the calls that need both, and finds out what the pass needs.
+func (e *Engine) compileTraining(c *Compiled, shapes [][]exec.Value) error {
+	c.Reads = make([][]bool, len(c.Model.Calls))
+	firsts := c.Model.First()
+	back, trained := c.Model.NeedsBackward(), c.Model.Trained()
+	gradOut := make([][]bool, len(c.Model.Calls)) // which outputs receive a gradient
+	for i := range gradOut {
+		gradOut[i] = make([]bool, len(shapes[i]))
+	}
+	loss := c.Model.Results[0]
+	gradOut[loss.Call][loss.Out] = true
+	for i, call := range c.Model.Calls {
+		for _, r := range call.In {
+			if back[i] && r.Call != program.Batch && trained[r.Call] {
+				gradOut[r.Call][r.Out] = true
+			}
+		}
+	}
+	written := make(map[program.Ref]bool) // gradients that an earlier backward has written
+	for i := len(back) - 1; i >= 0; i-- {
+		if !back[i] {
+			continue
+		}
+		sig := &exec.Signature{DType: e.o.DType, GradOut: gradOut[i], Save: e.o.Save[i]}
+		for j, r := range c.Model.Calls[i].In {
+			in := c.input(shapes, i, j)
+			if r.Call != program.Batch {
+				in.Grad = trained[r.Call] && in.Same == 0
+				in.Acc = in.Grad && written[r]
+				written[r] = true
+			}
+			sig.Inputs = append(sig.Inputs, in)
+		}
+		for j, p := range c.Model.Calls[i].Params {
+			sig.AccParam = append(sig.AccParam, c.Pending || !firsts[i][j])
+			sig.FrozenParam = append(sig.FrozenParam, e.layout.Groups[e.layout.Home[p].Group].Kind.Frozen)
+		}
+		u, err := e.unit(c, i, sig)
+		if err != nil {
+			return err
+		}
+		c.Calls[i].Unit, c.Reads[i] = u, u.ReadParam
+		for j, p := range c.Model.Calls[i].Params {
+			c.Grad[p] = c.Grad[p] || u.HasGrad[j]
+		}
+	}
+	return nil
+}
+
+// sizes returns the bytes that the planner needs.
+func (e *Engine) sizes(c *Compiled) *program.Sizes {
+	z := &program.Sizes{Group: e.layout.Sizes()}
+	trained, es := c.Model.Trained(), int(e.o.DType.Size())
+	for i, call := range c.Model.Calls {
+		u := c.Calls[i].Unit
+		if u == nil {
+			z.Call = append(z.Call, program.CallSizes{})
+			continue
+		}
+		cs := program.CallSizes{KeepIn: u.KeepIn, KeepOut: u.KeepOut, Saved: u.Saved, Spill: !c.Eval && e.o.Spill[i], Work: u.Forward.Work}
+		for _, update := range u.Updates {
+			if !c.Eval {
+				cs.Update = append(cs.Update, exec.Numel(update.Shape)*es)
+				cs.KeepUpdate = append(cs.KeepUpdate, u.ReadParam[update.Param])
+			}
+		}
+		for _, shape := range u.OutShape {
+			cs.Out = append(cs.Out, exec.Numel(shape)*es)
+		}
+		cs.GradIn = make([]int, len(call.In))
+		if u.Backward != nil {
+			cs.BackWork = u.Backward.Work
+			for j, r := range call.In {
+				if r.Call != program.Batch && trained[r.Call] {
+					cs.GradIn[j] = exec.Numel(c.Calls[r.Call].Unit.OutShape[r.Out]) * es
+				}
+			}
+		}
+		z.Call = append(z.Call, cs)
+	}
+	return z
+}
+
+// bind looks up the buffers of every operand, so that running a pass needs no maps.
+func (e *Engine) bind(c *Compiled) {
+	for g := range e.layout.Groups {
+		c.Params = append(c.Params, c.Plan.Lookup(program.GroupParams, g, 0))
+		c.Grads = append(c.Grads, c.Plan.Lookup(program.GroupGrads, g, 0))
+		c.Zero = append(c.Zero, e.unwritten(c, g))
+	}
+	loss := c.Model.Results[0]
+	c.Loss, c.Seed = c.Plan.Lookup(program.CallOut, loss.Call, loss.Out), c.Plan.Lookup(program.CallGradOut, loss.Call, loss.Out)
+	for i := range c.Calls {
+		call, b := c.Model.Calls[i], &c.Calls[i]
+		if b.Unit == nil {
+			continue
+		}
+		for _, r := range call.In {
+			if r.Call == program.Batch {
+				b.In, b.GradIn = append(b.In, ^r.Out), append(b.GradIn, -1)
+				continue
+			}
+			b.In = append(b.In, c.Plan.Lookup(program.CallOut, r.Call, r.Out))
+			b.GradIn = append(b.GradIn, c.Plan.Lookup(program.CallGradOut, r.Call, r.Out))
+		}
+		for o := range b.Unit.OutShape {
+			b.Out = append(b.Out, c.Plan.Lookup(program.CallOut, i, o))
+			b.GradOut = append(b.GradOut, c.Plan.Lookup(program.CallGradOut, i, o))
+		}
+		b.Saved = c.Plan.Lookup(program.CallSaved, i, 0)
+		for k := range b.Unit.Updates {
+			b.Update = append(b.Update, c.Plan.Lookup(program.CallUpdate, i, k))
+		}
+		b.bindings = exec.Call{
+			Param: make([][]byte, len(call.Params)), GradParam: make([][]byte, len(call.Params)),
+			In: make([][]byte, len(b.In)), GradIn: make([][]byte, len(b.In)),
+			Out: make([][]byte, len(b.Out)), GradOut: make([][]byte, len(b.Out)), Update: make([][]byte, len(b.Update)),
+		}
+	}
+}
+
+// unwritten returns the ranges of a group's full gradients that no backward writes: padding, and parameters that the loss
+// does not depend on; all, if the pass computes nothing. They are set to zero before the reduction.
+func (e *Engine) unwritten(c *Compiled, g int) []shard.Span {
+	f := &e.layout.Groups[g]
+	es := f.Compute.Size()
+	if c.Absent {
+		return []shard.Span{{Start: 0, End: f.Bytes()}}
+	}
+	var zero []shard.Span
+	for _, p := range f.Flat.Padding() {
+		zero = append(zero, shard.Span{Start: p.Start * es, End: p.End * es})
+	}
+	for i, p := range f.Params {
+		if !c.Grad[p] {
+			lo := f.Flat.Offset(i) * es
+			zero = append(zero, shard.Span{Start: lo, End: lo + f.Flat.Params()[i].Len()*es})
+		}
+	}
+	return zero
+}
