@@ -6,14 +6,16 @@ import (
 	"runtime"
 	"slices"
 	"sync/atomic"
+
+	"github.com/gofsdp/gofsdp/internal/backoff"
 )
 
-// A waiter looks at the state a few times, which finds a peer that is a
-// microsecond away, then lets other goroutines run between looks, then parks.
+// A waiter of a local group looks at the state of its operation and then parks on a
+// channel. The looks are loads, about a nanosecond each.
 const (
-	spinsFree    = 200 // loads, when there is a processor for every rank
-	spinsCrowded = 20  // loads, when ranks share processors
-	yields       = 100 // rounds through the scheduler
+	spinsFree    = 200 // when there is a processor for every rank
+	spinsCrowded = 20  // when ranks share processors
+	localYields  = 100
 )
 
 // worldName names the group that all ranks are in.
@@ -37,11 +39,12 @@ func Local(n int) []Group {
 
 func newTeam(name string, n int) *team {
 	t := &team{name: name, children: map[*local]struct{}{}, splits: map[splitKey]*splitTeam{}}
+	t.waiting.Yields = localYields
 	switch procs := runtime.GOMAXPROCS(0); {
 	case procs >= n && procs > 1:
-		t.spins = spinsFree
+		t.waiting.Spins = spinsFree
 	case procs > 1:
-		t.spins = spinsCrowded
+		t.waiting.Spins = spinsCrowded
 	}
 	for r := range n {
 		l := &local{team: t}
@@ -196,13 +199,13 @@ type handle struct {
 }
 
 func (h handle) Wait(ctx context.Context) error {
-	for tries := 0; ; tries++ {
+	for w := (backoff.Waiter{Policy: &h.l.team.waiting}); ; {
 		switch h.o.phase(h.seq) {
 		case done:
 			return nil
 		case ready:
 			if h.help() {
-				tries = 0
+				w.Reset()
 				continue
 			}
 		case pending:
@@ -212,14 +215,11 @@ func (h handle) Wait(ctx context.Context) error {
 				return err
 			}
 		}
-		switch {
-		case tries < h.l.team.spins:
-		case tries < h.l.team.spins+yields:
-			runtime.Gosched()
-		default:
-			if err := h.park(ctx); err != nil {
-				return err
-			}
+		if w.Rest() {
+			continue
+		}
+		if err := h.park(ctx); err != nil {
+			return err
 		}
 	}
 }

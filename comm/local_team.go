@@ -5,6 +5,8 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+
+	"github.com/gofsdp/gofsdp/internal/backoff"
 )
 
 // team is what the handles of an in-process group share.
@@ -15,7 +17,7 @@ import (
 type team struct {
 	name    string
 	members []*local
-	spins   int                   // loads of the state before a waiter starts to yield
+	waiting backoff.Policy
 	err     atomic.Pointer[error] // the first failure; written once, under mu
 	alarm   alarm                 // rung when the group fails
 

@@ -15,7 +15,7 @@ import (
 func newRemote(ctx context.Context, l *link) (Group, error) {
 	r := newRank(l.name, l.id, l.rank, len(l.ranks), cmp.Or(l.session.cfg.Timeout, defaultTimeout))
 	r.control = linkControl{l}
-	r.crowded = l.neighbours() > runtime.NumCPU()
+	r.waiting.Processes = l.neighbours() > runtime.NumCPU() // the ranks of this host share processors
 	joining, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	r.halt = func() { cancel(errStopped) }
@@ -36,6 +36,7 @@ func newRank(name string, id uint64, rank, size int, timeout time.Duration) *rem
 	r := &remote{name: name, rank: rank, size: size}
 	r.ports = make([]*port, size)
 	r.timeout = timeout
+	r.waiting.Eager = eager
 	r.frame.group = id
 	r.check = r.checkFrame
 	for peer := range r.ports {

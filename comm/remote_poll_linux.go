@@ -231,6 +231,3 @@ func delivered(fd int) bool {
 	n, err := unix.IoctlGetInt(fd, unix.SIOCOUTQ)
 	return err != nil || n == 0 // a broken connection delivers nothing more
 }
-
-// yieldProcessor lets another process run.
-func yieldProcessor() { _, _, _ = unix.Syscall(unix.SYS_SCHED_YIELD, 0, 0, 0) }

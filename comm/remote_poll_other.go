@@ -2,15 +2,10 @@
 
 package comm
 
-import (
-	"net"
-	"runtime"
-)
+import "net"
 
 // newPoller makes the portable pump.
 func newPoller(conns []net.Conn, ports []*port) (pump, error) { return newStreams(conns, ports), nil }
-
-func yieldProcessor() { runtime.Gosched() }
 
 // delivered reports whether the other side's kernel is known to have all that
 // was sent.

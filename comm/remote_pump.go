@@ -5,9 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"runtime"
 	"sync/atomic"
 	"time"
+
+	"github.com/gofsdp/gofsdp/internal/backoff"
 )
 
 // pump moves bytes between the ports of a rank and their connections. One
@@ -57,8 +58,8 @@ var (
 )
 
 const (
-	// A rank looks for bytes this long before it sleeps: longer than a peer that
-	// is just as far takes to answer, shorter than falling asleep and waking up.
+	// A rank yields this long before it sleeps: longer than a peer that is just as far
+	// takes to answer, shorter than falling asleep and waking up.
 	eager = 20 * time.Microsecond
 	// A sleeping rank looks up this often.
 	slice = 20 * time.Millisecond
@@ -69,8 +70,8 @@ type exchange struct {
 	ports   []*port // by rank, nil for this one
 	pump    pump
 	timeout time.Duration // without progress; 0 for none
-	crowded bool          // the ranks of this host outnumber its processors
-	frame   frame         // of the collective under way
+	waiting backoff.Policy
+	frame   frame // of the collective under way
 	check   func(*port) error
 	stopped atomic.Bool
 }
@@ -133,8 +134,7 @@ func (x *exchange) ready(k int, all bool) bool {
 
 // run moves bytes until ready.
 func (x *exchange) run(ctx context.Context, k int, all bool) error {
-	var idle time.Time // since when nothing has moved
-	for {
+	for w := (backoff.Waiter{Policy: &x.waiting}); ; {
 		moved, err := x.pump.push(&x.frame, x.check)
 		switch {
 		case err != nil:
@@ -144,21 +144,14 @@ func (x *exchange) run(ctx context.Context, k int, all bool) error {
 		case x.stopped.Load():
 			return errStopped
 		case moved:
-			idle = time.Time{}
+			w.Reset()
 			continue
-		case idle.IsZero():
-			idle = time.Now()
+		case w.Rest():
 			continue
-		}
-		quiet := time.Since(idle)
-		if quiet < eager {
-			x.yield()
-			continue
-		}
-		if ctx.Err() != nil {
+		case ctx.Err() != nil:
 			return context.Cause(ctx)
 		}
-		nap := slice
+		quiet, nap := w.Idle(), slice
 		if x.timeout > 0 {
 			if quiet >= x.timeout {
 				return fmt.Errorf("%w for %v", ErrTimeout, x.timeout)
@@ -169,15 +162,7 @@ func (x *exchange) run(ctx context.Context, k int, all bool) error {
 			return err
 		}
 		if moved {
-			idle = time.Now().Add(-eager)
+			w.Progress()
 		}
 	}
-}
-
-// yield lets other ranks run, between two looks for bytes.
-func (x *exchange) yield() {
-	if x.crowded {
-		yieldProcessor()
-	}
-	runtime.Gosched()
 }

@@ -7,6 +7,7 @@ import (
 	"runtime"
 	"sync"
 
+	"github.com/gofsdp/gofsdp/internal/backoff"
 	"github.com/gofsdp/gofsdp/internal/shm"
 )
 
@@ -18,8 +19,7 @@ var errShmUnsupported = shm.ErrUnsupported
 type domain struct {
 	own      *shm.Segment
 	segments map[int]*shm.Segment // by world rank, own among them
-	spins    int                  // looks of a waiter before it lets others run,
-	yields   int                  // and then before it sleeps
+	waiting  backoff.Policy
 
 	mu        sync.Mutex
 	lingering []*shared // closed here, with memory that others may still look at
@@ -44,7 +44,7 @@ func newDomain(ctx context.Context, s *session) (*domain, error) {
 		return nil, err
 	}
 	d := &domain{own: own, segments: map[int]*shm.Segment{s.cfg.Rank: own}}
-	d.spins, d.yields = eagerness(len(peers)+1 > runtime.NumCPU())
+	d.waiting = sharedWaiting(len(peers)+1 > runtime.NumCPU())
 	if err := d.exchange(ctx, s.mesh, peers); err != nil {
 		return nil, errors.Join(err, d.close())
 	}

@@ -79,7 +79,7 @@ func (s *shared) step(ctx context.Context, seq uint64) error {
 // arrival returns when all ranks have arrived at collective seq and made the same
 // call, and puts this rank's part as published into t, unless it is that already.
 func (s *shared) arrival(ctx context.Context, seq uint64, t *task, published bool) error {
-	w := waiter{s: s}
+	w := s.waiter()
 	defer w.end()
 	for !s.ready(seq, t) {
 		// What has been published before a failure is ready when the failure can
@@ -228,11 +228,11 @@ func (s *shared) compute() {
 // drain executes parts of collective seq until all that this rank needs are
 // finished, by itself or by others.
 func (s *shared) drain(seq uint64, t *task) error {
-	w := waiter{s: s}
+	w := s.waiter()
 	defer w.end()
 	for !s.complete(seq) {
 		if s.help(seq) {
-			w.tries = 0
+			w.Reset()
 			continue
 		}
 		if !w.rest() {

@@ -2,37 +2,36 @@ package comm
 
 import (
 	"fmt"
-	"runtime"
 	"time"
 
+	"github.com/gofsdp/gofsdp/internal/backoff"
 	"github.com/gofsdp/gofsdp/internal/shm"
 )
 
-// A waiter looks at memory that other processes change, at first without pause,
-// then letting others run, then asleep, for a while at a time.
+// A waiter looks at memory that other processes change, and sleeps on the bell of the
+// board, for a while at a time.
 type waiter struct {
+	backoff.Waiter
 	s     *shared
-	tries int
-	armed bool      // counted as a sleeper, with rung as what to sleep on
-	rung  uint32    // the bell
-	seen  uint64    // how far things were
-	since time.Time // then
+	armed bool   // counted as a sleeper, with rung as what to sleep on
+	rung  uint32 // the bell
+	seen  uint64 // how far things were
 }
 
 const (
-	spinTime     = 20 * time.Microsecond // without letting others run
-	sharedYields = 200                   // rounds through the schedulers after that
-	crowdedSpins = 10                    // looks, where ranks share processors
-	crowdedYield = 50
-	longYield    = time.Millisecond      // when others need the processor so much, sleep
-	nap          = 10 * time.Millisecond // the longest that a waiter does not look
+	spinTime      = 20 * time.Microsecond // longer than a peer that is just as far takes
+	sharedYields  = 200
+	crowdedSpins  = 10 // where ranks share processors
+	crowdedYields = 50
+	nap           = 10 * time.Millisecond // the longest that a waiter does not look
 )
 
-// eagerness returns how often a waiter looks at once, and then between letting
-// others run, before it sleeps. Processors differ much in the length of a pause.
-func eagerness(crowded bool) (spins, yields int) {
+// sharedWaiting returns how a waiter looks before it sleeps. Processors differ much in
+// the length of a pause, so it is measured.
+func sharedWaiting(crowded bool) backoff.Policy {
+	p := backoff.Policy{Spins: crowdedSpins, Paused: true, Yields: crowdedYields, Processes: true}
 	if crowded {
-		return crowdedSpins, crowdedYield
+		return p
 	}
 	const sample = 256
 	begin := time.Now()
@@ -40,34 +39,25 @@ func eagerness(crowded bool) (spins, yields int) {
 		shm.Pause(1)
 	}
 	each := max(time.Since(begin)/sample, 1)
-	return max(int(spinTime/each), crowdedSpins), sharedYields
+	p.Spins, p.Yields = max(int(spinTime/each), crowdedSpins), sharedYields
+	return p
+}
+
+func (s *shared) waiter() waiter {
+	return waiter{Waiter: backoff.Waiter{Policy: &s.domain.waiting}, s: s}
 }
 
 // rest is called when there is nothing to do but wait, and returns for another
 // look. It returns true when that has been so for long enough to look closely.
 func (w *waiter) rest() (long bool) {
-	w.tries++
-	d := w.s.domain
-	switch {
-	case w.tries < d.spins:
-		shm.Pause(1)
-		if w.tries%256 == 0 {
-			runtime.Gosched()
-		}
-	case w.tries < d.spins+d.yields:
-		begin := time.Now()
-		runtime.Gosched()
-		shm.Yield()
-		if time.Since(begin) > longYield {
-			w.tries = d.spins + d.yields
-		}
+	switch h := w.s.board.head(); {
+	case w.Rest():
 	case !w.armed:
-		h := w.s.board.head()
 		h.sleepers.Add(1)
 		w.armed, w.rung = true, h.bell.Load()
 		return true
 	default:
-		shm.Wait(&w.s.board.head().bell, w.rung, nap)
+		shm.Wait(&h.bell, w.rung, nap)
 		w.end()
 	}
 	return false
@@ -83,11 +73,11 @@ func (w *waiter) end() {
 
 // late reports whether progress has been the same for as long as the group allows.
 func (w *waiter) late(progress uint64) bool {
-	now := time.Now()
-	if w.since.IsZero() || progress != w.seen {
-		w.since, w.seen = now, progress
+	if progress != w.seen {
+		w.seen = progress
+		w.Progress()
 	}
-	return now.Sub(w.since) >= w.s.timeout
+	return w.Idle() >= w.s.timeout
 }
 
 // timedOut is the failure of a group in which this rank has waited too long for

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/gofsdp/gofsdp/comm"
+	"github.com/gofsdp/gofsdp/internal/backoff"
 )
 
 const (
@@ -22,11 +23,16 @@ const (
 	letterBoxes = 8
 	// idlePoll is how often messages are looked for while no operation is under way.
 	idlePoll = 5 * time.Millisecond
+	// eager is how long a rank polls before it begins to sleep: MPI wakes nobody.
+	eager = time.Millisecond
 	// burst is how many tests are made without letting go of the library.
 	burst = 128
 	// grace is how long a failed group waits for what should come at once.
 	grace = time.Second
 )
+
+// waiting is how polls follow each other while nothing comes.
+var waiting = backoff.Policy{Eager: eager, Fraction: 16, Longest: idlePoll}
 
 // engine is this process's part in the job: the library, and the messages
 // between the processes.
@@ -324,7 +330,7 @@ func (e *engine) close(g *group) error {
 		limit = min(limit, grace)
 	}
 	var open []int
-	for idle := newIdler(); idle.quiet() < limit; {
+	for w := (backoff.Waiter{Policy: &waiting}); w.Idle() < limit; {
 		got, err := e.poll(burst)
 		if err != nil {
 			e.quit <- false
@@ -343,51 +349,11 @@ func (e *engine) close(g *group) error {
 			e.quit <- true
 			return <-e.done
 		case got:
-			idle = newIdler()
+			w.Reset()
 		default:
-			idle.pause(context.Background(), nil)
+			w.Pause(nil, nil)
 		}
 	}
 	e.quit <- false
 	return fmt.Errorf("mpi: MPI is not finalized, as ranks %v have not closed the world within %v", open, limit)
-}
-
-// idler waits between fruitless polls, the longer the more there have been.
-type idler struct {
-	since time.Time
-	timer *time.Timer
-}
-
-const (
-	// A poll that comes to nothing is followed by the next one for so long; after
-	// that it is not sooner than a fraction of the wait up to then.
-	eager    = time.Millisecond
-	patience = 16
-)
-
-func newIdler() idler { return idler{since: time.Now()} }
-
-// quiet is for how long nothing has happened.
-func (i *idler) quiet() time.Duration { return time.Since(i.since) }
-
-// pause waits until the next poll is due, ctx ends or halt is closed.
-func (i *idler) pause(ctx context.Context, halt <-chan struct{}) {
-	quiet := i.quiet()
-	if quiet < eager {
-		runtime.Gosched()
-		return
-	}
-	next := min(quiet/patience, idlePoll)
-	if i.timer == nil {
-		i.timer = time.NewTimer(next)
-	} else {
-		i.timer.Reset(next)
-	}
-	select {
-	case <-i.timer.C:
-	case <-ctx.Done():
-		i.timer.Stop()
-	case <-halt:
-		i.timer.Stop()
-	}
 }

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/gofsdp/gofsdp/comm"
+	"github.com/gofsdp/gofsdp/internal/backoff"
 )
 
 // worldID is the id of the group of all ranks.
@@ -45,7 +46,7 @@ type group struct {
 	staging  []byte    // from allocate: two blocks for each rank, nil until needed
 	sources  []comm.Buffer
 	pins     *runtime.Pinner
-	idle     idler
+	wait     backoff.Waiter
 	halt     chan struct{} // closed by Stop
 	haltOnce sync.Once
 
@@ -72,7 +73,7 @@ func newGroup(e *engine, parent *group, id uint64, name string, rank int, world 
 	g := &group{
 		engine: e, id: id, name: name, rank: rank, size: n, world: world, parent: parent,
 		letters: allocate(n * maxCall), calls: requests(n - 1), moving: requests(2 * (n - 1)),
-		halt: make(chan struct{}), pins: new(runtime.Pinner),
+		wait: backoff.Waiter{Policy: &waiting}, halt: make(chan struct{}), pins: new(runtime.Pinner),
 		heard: make([]atomic.Uint64, n), bodies: make([][]byte, 2*n), sizes: make([]int, 2*n),
 		silent: make([]bool, n), closed: make([]bool, n), children: map[*group]struct{}{},
 	}

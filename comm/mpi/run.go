@@ -124,7 +124,8 @@ func (g *group) write(seq uint64, c *comm.Call) (stride, size int) {
 func (g *group) agree(ctx context.Context, seq uint64) error {
 	var giveUp error
 	var limit time.Time
-	idle, halt := g.rest(), g.halt
+	halt := g.halt
+	g.wait.Reset()
 	for arrived := 0; ; {
 		got, err := g.engine.poll(burst)
 		if err != nil {
@@ -139,7 +140,7 @@ func (g *group) agree(ctx context.Context, seq uint64) error {
 			return nil
 		}
 		if arrived > before {
-			idle.since = time.Now()
+			g.wait.Reset()
 		}
 		switch {
 		case refused && giveUp == nil:
@@ -150,14 +151,14 @@ func (g *group) agree(ctx context.Context, seq uint64) error {
 			}
 			return giveUp
 		case giveUp == nil:
-			if giveUp = g.impatient(ctx, idle); giveUp != nil {
+			if giveUp = g.impatient(ctx); giveUp != nil {
 				g.fallSilent()
 				limit = time.Now().Add(grace)
 				ctx, halt = context.Background(), nil // they have done their part
 			}
 		}
 		if !got {
-			idle.pause(ctx, halt)
+			g.wait.Pause(ctx.Done(), halt)
 		}
 	}
 }
@@ -186,13 +187,13 @@ func (g *group) count(seq uint64) (arrived int, refused bool) {
 }
 
 // impatient returns why a collective should be waited for no longer, if so.
-func (g *group) impatient(ctx context.Context, idle *idler) error {
+func (g *group) impatient(ctx context.Context) error {
 	switch {
 	case g.halted():
 		return errHalted
 	case ctx.Err() != nil:
 		return context.Cause(ctx)
-	case idle.quiet() > g.engine.timeout:
+	case g.wait.Idle() > g.engine.timeout:
 		return comm.ErrTimeout
 	}
 	return nil
@@ -200,8 +201,8 @@ func (g *group) impatient(ctx context.Context, idle *idler) error {
 
 // reason waits until the handle knows why there are no more calls.
 func (g *group) reason(ctx context.Context) error {
-	idle := g.rest()
-	for !g.halted() && idle.quiet() < grace {
+	g.wait.Reset()
+	for !g.halted() && g.wait.Idle() < grace {
 		got, err := g.engine.poll(burst)
 		if err != nil {
 			return err
@@ -210,7 +211,7 @@ func (g *group) reason(ctx context.Context) error {
 			return context.Cause(ctx)
 		}
 		if !got {
-			idle.pause(ctx, g.halt)
+			g.wait.Pause(ctx.Done(), g.halt)
 		}
 	}
 	if g.halted() {
@@ -254,7 +255,8 @@ func describe(signature []byte) string {
 // settle waits for requests. If the group fails meanwhile, or ctx ends, they have
 // still a moment, for the other ranks do their part as well.
 func (g *group) settle(ctx context.Context, rs []request) error {
-	e, idle := g.engine, g.rest()
+	e := g.engine
+	g.wait.Reset()
 	for {
 		e.mu.Lock()
 		done, err := test(rs, burst)
@@ -266,20 +268,14 @@ func (g *group) settle(ctx context.Context, rs []request) error {
 		if err != nil {
 			return err
 		}
-		if cause := g.impatient(ctx, idle); cause != nil && idle.quiet() > min(grace, e.timeout) {
+		if cause := g.impatient(ctx); cause != nil && g.wait.Idle() > min(grace, e.timeout) {
 			g.tear()
 			return fmt.Errorf("abandoning a transfer: %w", cause)
 		}
 		if !got {
-			idle.pause(context.Background(), nil) // its end is no reason to hurry
+			g.wait.Pause(nil, nil) // its end is no reason to hurry
 		}
 	}
-}
-
-// rest returns the group's idler, as new.
-func (g *group) rest() *idler {
-	g.idle.since = time.Now()
-	return &g.idle
 }
 
 // tear notes that something may be under way in MPI for ever.

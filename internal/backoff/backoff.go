@@ -1,0 +1,130 @@
+// Package backoff is how this library waits for what can only be found out by
+// looking: memory that another rank writes, bytes of a socket, a call of a library
+// that does not block. A [Waiter] looks often at first and then less and less:
+//
+//	spin    look again at once. A peer that is a microsecond away is found without
+//	        the price of a switch; the processor is kept from everybody else.
+//	yield   let others run between looks, who may be what is waited for.
+//	sleep   give the processor back. Waking up takes tens of microseconds.
+//
+// How long each of them lasts is a [Policy]. Whoever has a better way to sleep than
+// a timer, such as a channel or a futex, only asks when it is time to.
+package backoff
+
+import (
+	"runtime"
+	"time"
+
+	"github.com/gofsdp/gofsdp/internal/shm"
+)
+
+// Policy says how long a Waiter spins and yields, and how it sleeps. It spins for so
+// many looks and then yields, for so many more or for some time; after that it is
+// time to sleep.
+type Policy struct {
+	Spins     int           // looks
+	Paused    bool          // between two spins the processor pauses: for 10 to 100 ns
+	Yields    int           // looks
+	Eager     time.Duration // yields on until this has passed since the first of them
+	Processes bool          // yields to threads of other processes as well
+
+	// A sleep by timer lasts a fraction of the time waited so far, 1/Fraction, but no
+	// less than Shortest and no more than Longest: the looks get rarer, and what is
+	// waited for is found late by no more than that fraction.
+	Fraction          int
+	Shortest, Longest time.Duration
+}
+
+const (
+	// A spinner lets other goroutines run once in so many looks: its peer may need
+	// this very processor.
+	spinsPerYield = 256
+	// A yield that took longer shows how much others need the processor: sleep.
+	longYield = time.Millisecond
+)
+
+// Waiter is one wait after another by a policy. It is used by one goroutine at a
+// time. To begin the next wait, Reset it.
+type Waiter struct {
+	Policy *Policy
+
+	looks int
+	since time.Time   // zero until somebody asks
+	timer *time.Timer // nil until the first sleep
+}
+
+// Reset says that what was waited for has come, or a part of it.
+func (w *Waiter) Reset() { w.looks, w.since = 0, time.Time{} }
+
+// Rest is called after a look in vain. It spins or yields and returns true, for
+// another look, or returns false at once if it is time to sleep.
+func (w *Waiter) Rest() bool {
+	p := w.Policy
+	w.looks++
+	switch {
+	case w.looks <= p.Spins:
+		if p.Paused {
+			shm.Pause(1)
+		}
+		if w.looks%spinsPerYield == 0 {
+			runtime.Gosched()
+		}
+	case w.looks <= p.Spins+p.Yields || p.Eager > 0 && w.Idle() < p.Eager:
+		w.yield()
+	default:
+		return false
+	}
+	return true
+}
+
+func (w *Waiter) yield() {
+	if !w.Policy.Processes {
+		runtime.Gosched()
+		return
+	}
+	begin := time.Now()
+	runtime.Gosched()
+	shm.Yield()
+	if time.Since(begin) > longYield {
+		w.looks = max(w.looks, w.Policy.Spins+w.Policy.Yields)
+	}
+}
+
+// Idle returns the time since this was first asked after the last Reset, by Rest and
+// Sleep too. It is for those who give up after some time.
+func (w *Waiter) Idle() time.Duration {
+	if w.since.IsZero() {
+		w.since = time.Now()
+		return 0
+	}
+	return time.Since(w.since)
+}
+
+// Progress is Reset for a waiter that has slept well meanwhile: it does not become
+// eager again.
+func (w *Waiter) Progress() { w.since = time.Now().Add(-w.Policy.Eager) }
+
+// Sleep sleeps by timer, or until one of the channels is closed; nil never is.
+func (w *Waiter) Sleep(quit, halt <-chan struct{}) {
+	p := w.Policy
+	d := min(max(w.Idle()/time.Duration(p.Fraction), p.Shortest), p.Longest)
+	if w.timer == nil {
+		w.timer = time.NewTimer(d)
+	} else {
+		w.timer.Reset(d)
+	}
+	select {
+	case <-w.timer.C:
+	case <-quit:
+		w.timer.Stop()
+	case <-halt:
+		w.timer.Stop()
+	}
+}
+
+// Pause rests or, if it is time to, sleeps.
+func (w *Waiter) Pause(quit, halt <-chan struct{}) {
+	if !w.Rest() {
+		w.Sleep(quit, halt)
+	}
+}

@@ -1,0 +1,91 @@
+package backoff
+
+import (
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// looks returns how often w rests before it is time to sleep.
+func looks(w *Waiter) (n int) {
+	for w.Rest() {
+		n++
+	}
+	return n
+}
+
+func TestRestCountsLooks(t *testing.T) {
+	for name, p := range map[string]Policy{
+		"free":    {Spins: 300, Yields: 100},
+		"paused":  {Spins: 300, Paused: true, Yields: 100},
+		"yields":  {Yields: 400},
+		"nothing": {},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := Waiter{Policy: &p}
+			require.Equal(t, p.Spins+p.Yields, looks(&w))
+			require.Zero(t, looks(&w), "it stays time to sleep")
+			w.Reset()
+			require.Equal(t, p.Spins+p.Yields, looks(&w))
+		})
+	}
+}
+
+// TestYieldsToProcesses: where yields take long, there may be fewer of them.
+func TestYieldsToProcesses(t *testing.T) {
+	w := Waiter{Policy: &Policy{Spins: 5, Yields: 10, Processes: true}}
+	n := looks(&w)
+	require.True(t, 6 <= n && n <= 15, "%d looks", n)
+	require.Zero(t, looks(&w))
+}
+
+func TestRestIsEagerForSomeTime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := Waiter{Policy: &Policy{Eager: time.Millisecond}}
+		require.True(t, w.Rest())
+		time.Sleep(time.Millisecond - 1)
+		require.True(t, w.Rest())
+		time.Sleep(1)
+		require.False(t, w.Rest())
+		time.Sleep(time.Second)
+		require.Equal(t, time.Second+time.Millisecond, w.Idle())
+		w.Progress()
+		require.False(t, w.Rest())
+		require.Equal(t, time.Millisecond, w.Idle())
+		w.Reset()
+		require.True(t, w.Rest())
+		require.Zero(t, w.Idle())
+	})
+}
+
+// TestSleepsGrow checks how long each sleep lasts.
+func TestSleepsGrow(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := Waiter{Policy: &Policy{Fraction: 2, Shortest: 4, Longest: 20}}
+		for range 2 {
+			var slept []time.Duration
+			for range 7 {
+				begin := time.Now()
+				w.Pause(nil, nil)
+				slept = append(slept, time.Since(begin))
+			}
+			require.Equal(t, []time.Duration{4, 4, 4, 6, 9, 13, 20}, slept)
+			w.Reset()
+		}
+	})
+}
+
+func TestSleepEndsEarly(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := Waiter{Policy: &Policy{Fraction: 1, Shortest: time.Hour, Longest: time.Hour}}
+		begin, closed := time.Now(), make(chan struct{})
+		close(closed)
+		w.Sleep(closed, nil)
+		w.Sleep(nil, closed)
+		require.Zero(t, time.Since(begin))
+		w.Sleep(nil, nil)
+		require.Equal(t, time.Hour, time.Since(begin))
+	})
+}
