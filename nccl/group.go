@@ -123,8 +123,11 @@ func (g *Group) WaitOn(ctx context.Context, s *Stream, w comm.Work) error {
 		return fmt.Errorf("nccl: group %q: WaitOn of an operation of another group", g.backend.name)
 	}
 	ready, err := g.backend.progress.order(ctx, seq, s)
-	if err == nil && !ready {
-		err = w.Wait(ctx) // the group has failed, perhaps after this one
+	switch {
+	case err != nil:
+		return g.backend.wrap(fmt.Sprintf("WaitOn of collective #%d", seq), err)
+	case !ready:
+		return w.Wait(ctx) // the group has failed, perhaps after this one
 	}
-	return err
+	return nil
 }

@@ -50,6 +50,8 @@ func life(m *member) error {
 
 // Whatever call fails, every rank gets an error that names it, and nothing is left.
 func TestGroupCallsFail(t *testing.T) {
+	defer func(d time.Duration) { grace = d }(grace)
+	grace = 500 * time.Millisecond // all ranks close: whether they finalize must not depend on the load
 	cuda, lib := doubles(t)
 	cfg := GroupConfig{Staging: 256}
 	functions := map[string]bool{ // whether a failure is one of the group

@@ -93,7 +93,7 @@ func TestWaitOnOthers(t *testing.T) {
 		alone := comm.Local(1)[0]
 		w := alone.AllReduce(comm.Of([]float32{1}), comm.Sum)
 		require.ErrorContains(m.me, m.WaitOn(m.me.ctx, m.me.stream, w), "another group")
-		require.Error(m.me, m.Fence(nil))
+		require.ErrorContains(m.me, m.Fence(nil), `rank 0 of group "nccl": Fence: no stream`)
 		x := []float32{1}
 		require.NoError(m.me, m.WaitOn(m.me.ctx, m.me.stream, m.AllReduce(comm.Of(x), comm.Sum)), "host buffers are complete")
 		bad := m.AllReduce(f32s(0, 4), comm.Sum)
@@ -111,10 +111,13 @@ func TestWaitOnEnds(t *testing.T) {
 			<-m.backend.halt // told by rank 0
 			return nil
 		}
+		defer m.Abort(cause)
 		w := m.AllReduce(comm.Of([]float32{1}), comm.Sum)
 		ctx, cancel := context.WithCancelCause(m.me.ctx)
 		cancel(cause)
-		require.ErrorIs(m.me, m.WaitOn(ctx, m.me.stream, w), cause)
+		err := m.WaitOn(ctx, m.me.stream, w)
+		require.ErrorIs(m.me, err, cause)
+		require.ErrorContains(m.me, err, `rank 0 of group "nccl": WaitOn of collective #1: `)
 		time.AfterFunc(time.Millisecond, func() { m.Abort(cause) })
 		require.ErrorIs(m.me, m.WaitOn(m.me.ctx, m.me.stream, w), cause)
 		return nil
