@@ -1,0 +1,244 @@
+package state
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/gofsdp/gofsdp/fsdp/internal/layout"
+	"github.com/gofsdp/gofsdp/optim"
+)
+
+// The inventory is the list of what optimizers keep. A rank that has no part of a parameter does
+// not know what the others keep for it, so rank 0 puts together what the ranks say and tells all:
+//
+//	every rank   an inventory of the values that it has a part of   to rank 0
+//	rank 0       merges them: ranks with parts of one tensor must   to every rank
+//	             keep the same for it
+//
+// It is about values by their index in the list that all ranks have: see values.
+
+// An inventory is what the optimizer of a rank, or of all, keeps.
+type inventory struct {
+	Steps int    // calls of Step
+	Kinds []kind // what is kept for one value; most are alike
+	Runs  []run  // ascending, without overlap
+	Fault string `json:",omitempty"` // of rank 0: why there is none for all
+}
+
+// A kind is the numbers of updates that the entries for one value have had, by name.
+type kind map[string]int
+
+// A run is Len values from First on for which a kind is kept: nothing, if that is empty.
+type run struct{ First, Len, Kind int }
+
+// newInventory makes the inventory of opt: what it keeps for the values that pieces are of. Where
+// counts of steps do not matter they are left out.
+func newInventory(l *layout.Layout, list []Tensor, pieces []Piece, opt optim.Optimizer, counts bool) *inventory {
+	inv := &inventory{}
+	if counts {
+		inv.Steps = opt.Steps()
+	}
+	kept := make(map[int]kind) // by parameter
+	for i := range pieces {
+		p := &pieces[i]
+		if kept[p.Index] == nil {
+			kept[p.Index] = kind{}
+		}
+		if p.Entry != "" && counts {
+			kept[p.Index][p.Entry] = p.Steps
+		} else if p.Entry != "" {
+			kept[p.Index][p.Entry] = 0
+		}
+	}
+	for i := range list {
+		t := &list[i]
+		if k, ok := kept[t.Index]; ok && mine(l, t) {
+			inv.add(i, k)
+		}
+	}
+	return inv
+}
+
+// add notes what is kept for a value behind those so far.
+func (inv *inventory) add(value int, k kind) {
+	at := slices.IndexFunc(inv.Kinds, func(other kind) bool { return maps.Equal(k, other) })
+	if at < 0 {
+		at = len(inv.Kinds)
+		inv.Kinds = append(inv.Kinds, k)
+	}
+	if n := len(inv.Runs); n > 0 {
+		if last := &inv.Runs[n-1]; last.Kind == at && last.First+last.Len == value {
+			last.Len++
+			return
+		}
+	}
+	inv.Runs = append(inv.Runs, run{value, 1, at})
+}
+
+// encode returns inv as bytes for decodeInventory.
+func (inv *inventory) encode() []byte {
+	text, _ := json.Marshal(inv) // names and numbers: nothing there can fail
+	return text
+}
+
+// decodeInventory is the reverse of encode, for an inventory of so many values at most.
+func decodeInventory(b []byte, values int) (*inventory, error) {
+	inv := &inventory{}
+	d := json.NewDecoder(bytes.NewReader(b))
+	d.DisallowUnknownFields()
+	if err := d.Decode(inv); err != nil {
+		return nil, err
+	}
+	if _, err := d.Token(); err != io.EOF {
+		return nil, errors.New("there is something behind the inventory")
+	}
+	least := inv.Steps
+	for _, k := range inv.Kinds {
+		if k == nil {
+			return nil, errors.New("a kind is null")
+		}
+		for _, n := range k {
+			least = min(least, n)
+		}
+	}
+	if least < 0 {
+		return nil, fmt.Errorf("an optimizer has made %d steps", least)
+	}
+	next := 0
+	for _, r := range inv.Runs {
+		if r.First < next || r.Len < 1 || r.Len > values-r.First || r.Kind < 0 || r.Kind >= len(inv.Kinds) {
+			return nil, fmt.Errorf("%+v is no run of %d values and %d kinds", r, values, len(inv.Kinds))
+		}
+		next = r.First + r.Len
+	}
+	return inv, nil
+}
+
+// merge joins the inventories of ranks. It fails if ranks keep different things for one of the
+// values in list, or have made different numbers of steps.
+func merge(all []*inventory, list []Tensor) (*inventory, error) {
+	type known struct {
+		rank int // that has said it first
+		kept kind
+	}
+	first := make([]known, len(list)) // kept is nil where nobody has said anything
+	faults := make([]error, len(list))
+	for r, inv := range all {
+		if inv.Steps != all[0].Steps {
+			return nil, fmt.Errorf("the optimizer has made %d steps on rank 0, %d on rank %d", all[0].Steps, inv.Steps, r)
+		}
+		for _, run := range inv.Runs {
+			theirs := inv.Kinds[run.Kind]
+			for v := run.First; v < run.First+run.Len; v++ {
+				switch f := first[v]; {
+				case f.kept == nil:
+					first[v] = known{r, theirs}
+				case faults[v] == nil && !maps.Equal(f.kept, theirs):
+					faults[v] = fmt.Errorf("parameter %s: rank %d keeps %v, rank %d %v", list[v].Param, f.rank, f.kept, r, theirs)
+				}
+			}
+		}
+	}
+	faults = slices.DeleteFunc(faults, func(err error) bool { return err == nil })
+	if more := len(faults) - 3; more > 0 {
+		faults = append(faults[:3], fmt.Errorf("and so %d more parameters", more))
+	}
+	if err := errors.Join(faults...); err != nil {
+		return nil, fmt.Errorf("optimizers disagree: %w", err)
+	}
+	merged := &inventory{Steps: all[0].Steps}
+	for v, f := range first {
+		if f.kept != nil {
+			merged.add(v, f.kept)
+		}
+	}
+	return merged, nil
+}
+
+// tensors returns list with what is kept for each value behind it, by name.
+func (inv *inventory) tensors(list []Tensor) []Tensor {
+	all := make([]Tensor, 0, len(list))
+	next := 0
+	for _, r := range inv.Runs {
+		all = append(all, list[next:r.First]...)
+		names := slices.Sorted(maps.Keys(inv.Kinds[r.Kind]))
+		for next = r.First; next < r.First+r.Len; next++ {
+			t := list[next]
+			all = append(all, t)
+			for _, name := range names {
+				t.Entry, t.Steps = name, inv.Kinds[r.Kind][name]
+				all = append(all, t)
+			}
+		}
+	}
+	return append(all, list[next:]...)
+}
+
+// listed lists the state: the values and, unless opt is nil, what the optimizers of all ranks keep.
+// It is a collective, and an error is one on all ranks alike.
+func (s *Store) listed(ctx context.Context, opt optim.Optimizer, pieces []Piece, counts bool) (list []Tensor, steps int, err error) {
+	list = values(s.Layout)
+	if opt == nil {
+		return list, 0, nil
+	}
+	failed := func(err error) error {
+		return s.Team.Fail(fmt.Errorf("exchanging what the optimizers keep: %w", err))
+	}
+	texts, err := gather(ctx, s.Team.Group(), newInventory(s.Layout, list, pieces, opt, counts).encode(), "inventory")
+	if err != nil {
+		return nil, 0, failed(err)
+	}
+	var told []byte
+	if s.rank() == 0 {
+		told = mergeTexts(texts, list).encode()
+	}
+	if told, err = s.Team.Tell(ctx, 0, told); err != nil {
+		return nil, 0, failed(err)
+	}
+	merged, err := decodeInventory(told, len(list))
+	switch {
+	case err != nil:
+		return nil, 0, fmt.Errorf("what rank 0 says that the optimizers keep: %w", err)
+	case merged.Fault != "":
+		return nil, 0, errors.New(merged.Fault)
+	}
+	return merged.tensors(list), merged.Steps, nil
+}
+
+// mergeTexts puts the inventories of all ranks together, or says why that is not possible.
+func mergeTexts(texts [][]byte, list []Tensor) *inventory {
+	all := make([]*inventory, len(texts))
+	for r, text := range texts {
+		var err error
+		if all[r], err = decodeInventory(text, len(list)); err != nil {
+			return &inventory{Fault: fmt.Sprintf("what the optimizer of rank %d keeps: %v", r, err)}
+		}
+	}
+	merged, err := merge(all, list)
+	if err != nil {
+		return &inventory{Fault: err.Error()}
+	}
+	return merged
+}
+
+// String lists the entries.
+func (k kind) String() string {
+	if len(k) == 0 {
+		return "nothing"
+	}
+	var b strings.Builder
+	for i, name := range slices.Sorted(maps.Keys(k)) {
+		if i > 0 {
+			b.WriteString(", ")
+		}
+		fmt.Fprintf(&b, "%s after %d updates", name, k[name])
+	}
+	return b.String()
+}

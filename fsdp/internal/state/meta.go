@@ -1,0 +1,103 @@
+package state
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/gofsdp/gofsdp/fsdp/internal/ranks"
+)
+
+// Meta is what the manifest of a checkpoint says beside the tensors.
+type Meta struct {
+	Seed           uint64   `json:"seed"`
+	Forwards       int      `json:"forwards"`                  // training passes: they key dropout
+	OptimizerSteps *int     `json:"optimizer_steps,omitempty"` // nil if there was no optimizer
+	Extra          Extras   `json:"extra,omitempty"`
+	RankExtra      []Extras `json:"rank_extra"`        // by rank
+	Buffers        []string `json:"buffers,omitempty"` // names of the parameters that are buffers
+	Config         []string `json:"config"`            // for people to read
+}
+
+// Extras are values of the user's, as JSON.
+type Extras map[string]json.RawMessage
+
+// encodeExtras encodes the values of an option.
+func encodeExtras(option string, values map[string]any) (Extras, error) {
+	if len(values) == 0 {
+		return nil, nil
+	}
+	all := make(Extras, len(values))
+	for name, v := range values {
+		var text []byte
+		err := ranks.Guarded(func() (err error) { // v may encode itself
+			text, err = json.Marshal(v)
+			return err
+		})
+		if err != nil {
+			return nil, fmt.Errorf("%s(%q): %w", option, name, err)
+		}
+		all[name] = text
+	}
+	return all, nil
+}
+
+// fields returns m as a manifest keeps it.
+func (m Meta) fields() (fields map[string]json.RawMessage, err error) {
+	text, err := json.Marshal(m)
+	if err == nil {
+		err = json.Unmarshal(text, &fields)
+	}
+	return fields, err
+}
+
+// parseMeta is the reverse of fields, for what a manifest of world ranks says.
+func parseMeta(fields map[string]json.RawMessage, world int) (m Meta, err error) {
+	text, err := json.Marshal(fields)
+	if err == nil {
+		err = json.Unmarshal(text, &m)
+	}
+	switch {
+	case err != nil:
+		return m, fmt.Errorf("what the manifest says about the training: %w", err)
+	case m.Forwards < 0 || m.OptimizerSteps != nil && *m.OptimizerSteps < 0:
+		return m, errors.New("the manifest counts fewer than no passes or steps")
+	case len(m.RankExtra) != world:
+		return m, fmt.Errorf("the manifest has the RankExtra of %d ranks, of %d", len(m.RankExtra), world)
+	}
+	return m, nil
+}
+
+// countsKey is where a file's metadata has the counts of an optimizer, as JSON.
+const countsKey = "gofsdp.optimizer"
+
+// optimizerCounts is what is there.
+type optimizerCounts struct {
+	Steps   int            `json:"steps"`   // calls of Step
+	Updates map[string]int `json:"updates"` // by parameter, with its name in the file
+}
+
+// parseCounts decodes the metadata of an optimizer.
+func parseCounts(text string) (c optimizerCounts, err error) {
+	if err := json.Unmarshal([]byte(text), &c); err != nil {
+		return c, err
+	}
+	least := c.Steps
+	for _, n := range c.Updates {
+		least = min(least, n)
+	}
+	if least < 0 {
+		return c, fmt.Errorf("an optimizer has made %d steps", least)
+	}
+	return c, nil
+}
+
+// of returns the number of updates of a tensor of an optimizer, or -1 for any other.
+func (c *optimizerCounts) of(tensor string) int {
+	_, param, entry := strings.Cut(tensor, ":")
+	if n, ok := c.Updates[param]; entry && ok {
+		return n
+	}
+	return -1
+}

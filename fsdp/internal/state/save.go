@@ -1,0 +1,322 @@
+package state
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+
+	"github.com/gofsdp/gofsdp/comm"
+	"github.com/gofsdp/gofsdp/fsdp/internal/ranks"
+	"github.com/gofsdp/gofsdp/internal/checkpoint"
+	"github.com/gofsdp/gofsdp/optim"
+)
+
+// A writing is one rank's part in writing a checkpoint:
+//
+//	rank 0                              every rank
+//	begins a draft, tells where
+//	                                    writes its parts into a file there
+//	                                    tells rank 0 what it has written
+//	commits the draft with the manifest
+//
+// After each step ranks agree that all have done it. A writing uses nothing of the model but the
+// memory of the parts, so it may run while the training goes on, with a Team of its own and a copy
+// of them.
+type writing struct {
+	fs    checkpoint.FS
+	locks *locks            // of rank 0
+	store *checkpoint.Store // likewise
+	draft *checkpoint.Draft // likewise
+	path  string            // of the draft, then of the checkpoint; likewise
+
+	dir        string
+	step, keep int
+	parts      []checkpoint.Part
+	vecs       []optim.Vec // of the parts
+	dtype      comm.DType  // of their elements
+	about      Meta        // but for RankExtra
+	rankExtra  json.RawMessage
+	wrote      func(bytes int) // nil, or told of progress
+	fault      error           // why this rank cannot write
+}
+
+// plan agrees on what to save, and lists what this rank writes. Nothing is copied. reserve, unless
+// it is nil, makes room for a copy of so many bytes.
+func (v *Saver) plan(ctx context.Context, s *Store, call, dir string, opt optim.Optimizer, o *Options, about Meta, reserve func(n int) error) (*writing, error) {
+	var w *writing
+	err := s.prepare(ctx, 0, func() (err error) {
+		if w, err = s.newWriting(dir, opt, o, about, &v.locks); err == nil && reserve != nil {
+			err = reserve(w.bytes())
+		}
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	text := fmt.Sprintf("call of %s\ndirectory %s\nstep %d\nKeepLast %d\n%s\n", call, w.dir, w.step, w.keep, oneOrNone(opt))
+	return w, s.Team.Same(ctx, "arguments of Save", text)
+}
+
+// oneOrNone says whether a rank has given an optimizer.
+func oneOrNone(opt optim.Optimizer) string {
+	if opt == nil {
+		return "no optimizer"
+	}
+	return "an optimizer"
+}
+
+func (s *Store) newWriting(dir string, opt optim.Optimizer, o *Options, about Meta, locks *locks) (*writing, error) {
+	w := &writing{dtype: s.Compute, fs: o.FS, locks: locks, step: o.Step, keep: o.Keep, about: about}
+	var err error
+	switch {
+	case o.Err != nil:
+		return nil, o.Err
+	case dir == "":
+		return nil, errNoDirectory
+	case o.given("AtStep") && o.Step < 0:
+		return nil, fmt.Errorf("AtStep(%d): steps count from 0", o.Step)
+	case o.given("KeepLast") && o.Keep < 1:
+		return nil, fmt.Errorf("KeepLast(%d): want at least 1", o.Keep)
+	}
+	if w.dir, err = filepath.Abs(dir); err != nil {
+		return nil, err
+	}
+	for _, p := range s.Layout.Model.Params {
+		if p.Buffer {
+			w.about.Buffers = append(w.about.Buffers, p.Name)
+		}
+	}
+	if opt != nil {
+		steps := opt.Steps()
+		w.about.OptimizerSteps = &steps
+		if w.step < 0 {
+			w.step = steps
+		}
+	}
+	w.step = max(w.step, 0)
+	if w.about.Extra, err = encodeExtras("Extra", o.Extra); err != nil {
+		return nil, err
+	}
+	rankExtra, err := encodeExtras("RankExtra", o.RankExtra)
+	if err == nil {
+		w.rankExtra, err = json.Marshal(rankExtra)
+	}
+	if err != nil {
+		return nil, err
+	}
+	own, err := s.pieces(opt)
+	for _, p := range own {
+		i := s.Layout.Home[p.Index].Group
+		if r := &s.Layout.Groups[i].Ranks; r.Replica != i%r.Replicas { // of replicas one writes
+			continue
+		}
+		w.vecs = append(w.vecs, p.Vec)
+		w.parts = append(w.parts, partOf(s.Compute, &p))
+	}
+	return w, err
+}
+
+// partOf returns a piece as a part of a checkpoint. What is not in ordinary memory is written in
+// portions.
+func partOf(t comm.DType, p *Piece) checkpoint.Part {
+	out := checkpoint.Part{Key: p.Key, DType: fileType(t), Shape: p.Shape, Steps: p.Steps, Offset: p.Offset}
+	if h, ok := p.Vec.(optim.Host); ok {
+		out.Data = BytesOf(h)
+		return out
+	}
+	v := p.Vec
+	out.Len = v.Len()
+	out.Write = func(ctx context.Context, w io.Writer) error {
+		portion := NewHost(t, min(v.Len(), checkpoint.ChunkBytes/t.Size()))
+		for at := 0; at < v.Len(); at += portion.Len() {
+			to := portion.Slice(0, min(portion.Len(), v.Len()-at)).(optim.Host)
+			if err := errors.Join(context.Cause(ctx), v.Slice(at, at+to.Len()).Read(to)); err != nil {
+				return err
+			}
+			if _, err := w.Write(BytesOf(to)); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	return out
+}
+
+// bytes returns the size of the parts.
+func (w *writing) bytes() (n int) {
+	for i := range w.parts {
+		n += w.vecs[i].Len() * w.parts[i].DType.Size()
+	}
+	return n
+}
+
+// copy moves the parts to a copy.
+func (w *writing) copy(to []byte) error {
+	for i, v := range w.vecs {
+		p := &w.parts[i]
+		n := v.Len() * p.DType.Size()
+		if err := v.Read(host(w.dtype, to[:n])); err != nil {
+			return fmt.Errorf("%s: %w", p.Name(), err)
+		}
+		p.Data, p.Write, to = to[:n:n], nil, to[n:]
+	}
+	return nil
+}
+
+// run writes the checkpoint and returns its path on rank 0, or an error on every rank.
+func (w *writing) run(ctx context.Context, t Team) (path string, err error) {
+	if err := busy(ctx, t, func(ctx context.Context) error { return w.begin(ctx, t) }); err != nil {
+		return "", w.discard(err)
+	}
+	dir, err := w.tell(ctx, t)
+	if err != nil {
+		return "", err
+	}
+	var record []byte
+	err = busy(ctx, t, func(ctx context.Context) (err error) {
+		record, err = w.write(ctx, t, dir)
+		return err
+	})
+	if err != nil {
+		return "", w.discard(err)
+	}
+	var lists [2][][]byte
+	for i, own := range [2][]byte{record, w.rankExtra} {
+		if lists[i], err = gather(ctx, t.Group(), own, "records"); err != nil {
+			return "", t.Fail(fmt.Errorf("telling what was written: %w", err))
+		}
+	}
+	failed := busy(ctx, t, func(context.Context) error { return w.commit(t, lists[0], lists[1]) })
+	if path, err = w.tell(ctx, t); err != nil {
+		return "", errors.Join(failed, err)
+	}
+	return path, failed
+}
+
+// tell returns the path that rank 0 has.
+func (w *writing) tell(ctx context.Context, t Team) (string, error) {
+	path, err := t.Tell(ctx, 0, []byte(w.path))
+	if err != nil {
+		return "", t.Fail(fmt.Errorf("learning the path of the checkpoint: %w", err))
+	}
+	return string(path), nil
+}
+
+// begin makes the draft, on rank 0.
+func (w *writing) begin(ctx context.Context, t Team) (err error) {
+	if t.Group().Rank() != 0 || w.fault != nil {
+		return w.fault
+	}
+	if w.store, err = w.locks.open(ctx, w.fs, w.dir); err == nil {
+		w.draft, err = w.store.Begin(w.step)
+	}
+	if err == nil {
+		w.path = w.draft.Dir()
+	}
+	return err
+}
+
+// write writes this rank's file and returns what rank 0 has to know of it.
+func (w *writing) write(ctx context.Context, t Team, dir string) (record []byte, err error) {
+	if _, err := w.fs.ReadDir(dir); err != nil {
+		host, _ := os.Hostname() // the error says enough without
+		return nil, fmt.Errorf("checkpoints need a file system that all ranks share: host %q does not see what rank 0 has made: %w", host, err)
+	}
+	name := fmt.Sprintf("rank-%05d-of-%05d.safetensors", t.Group().Rank(), t.Group().Size())
+	shard, err := checkpoint.WriteShard(ctx, w.fs, filepath.Join(dir, name), w.parts, w.wrote)
+	if err != nil {
+		return nil, err
+	}
+	return shard.Encode()
+}
+
+// commit makes the draft a checkpoint of what the ranks have written, and removes others, on rank
+// 0.
+func (w *writing) commit(t Team, shards, extra [][]byte) error {
+	if t.Group().Rank() != 0 {
+		return nil
+	}
+	w.path = ""
+	m, err := w.manifest(shards, extra)
+	if err != nil {
+		return w.discard(err)
+	}
+	path, err := w.store.Commit(w.draft, m)
+	if err != nil {
+		return w.discard(err)
+	}
+	if w.path = path; w.keep == 0 {
+		return nil
+	}
+	if err := w.store.Retain(w.keep); err != nil {
+		return fmt.Errorf("%s is complete, but others are left: %w", path, err)
+	}
+	return nil
+}
+
+// manifest describes the checkpoint.
+func (w *writing) manifest(shards, extra [][]byte) (*checkpoint.Manifest, error) {
+	m := &checkpoint.Manifest{Step: w.step, World: len(shards)}
+	list := make([]*checkpoint.Shard, len(shards))
+	w.about.RankExtra = make([]Extras, len(extra))
+	for rank := range shards {
+		var err error
+		if list[rank], err = checkpoint.DecodeShard(shards[rank]); err == nil {
+			err = json.Unmarshal(extra[rank], &w.about.RankExtra[rank])
+		}
+		if err != nil {
+			return nil, fmt.Errorf("what rank %d says that it has written: %w", rank, err)
+		}
+	}
+	var err error
+	if m.Files, m.Tensors, err = checkpoint.Merge(list); err != nil {
+		return nil, err
+	}
+	m.Meta, err = w.about.fields()
+	return m, err
+}
+
+// discard removes the draft of a save that has failed with err, on rank 0. If the groups have
+// failed, other ranks may still be writing to it: then it is left to the next job that saves there.
+func (w *writing) discard(err error) error {
+	if w.draft == nil || errors.As(err, new(*ranks.LostError)) {
+		return err
+	}
+	return errors.Join(err, w.store.Discard(w.draft))
+}
+
+// locks are the directories that rank 0 has saved to, by path: no other job saves there until
+// Close.
+type locks map[string]*checkpoint.Store
+
+// open returns the store of a directory.
+func (l *locks) open(ctx context.Context, fsys checkpoint.FS, dir string) (*checkpoint.Store, error) {
+	if store := (*l)[dir]; store != nil {
+		return store, nil
+	}
+	store, err := checkpoint.Open(fsys, dir)
+	if err != nil {
+		return nil, err
+	}
+	if err := store.Lock(ctx); err != nil {
+		return nil, errors.Join(err, store.Close())
+	}
+	if *l == nil {
+		*l = make(locks)
+	}
+	(*l)[dir] = store
+	return store, nil
+}
+
+// close gives the directories up.
+func (l *locks) close() (err error) {
+	for _, store := range *l {
+		err = errors.Join(err, store.Close())
+	}
+	*l = nil
+	return err
+}

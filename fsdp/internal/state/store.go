@@ -1,0 +1,104 @@
+package state
+
+import (
+	"context"
+	"fmt"
+	"strings"
+
+	"github.com/gofsdp/gofsdp/comm"
+	"github.com/gofsdp/gofsdp/fsdp/internal/layout"
+	"github.com/gofsdp/gofsdp/optim"
+)
+
+// A Store is the state of this rank's part of a training, for the length of one method.
+type Store struct {
+	Layout  *layout.Layout
+	Memory  Memory
+	Team    Team
+	Compute comm.DType // of parameters, gradients and the optimizer's state
+	Refusal error      // nil, or why this rank cannot take part: all are told first
+}
+
+// Memory lends the memory of this rank.
+type Memory interface {
+	// Value returns the shard of a group's parameters, Grad that of their gradients: nil if they
+	// have none.
+	Value(group int) optim.Vec
+	Grad(group int) optim.Vec
+	// Scratch returns n bytes for what is whole for a moment, and what gives them back. After a
+	// failure of the groups that does nothing: their transports may still write there.
+	Scratch(n int) (b []byte, free func(), err error)
+	// Snapshot returns n bytes for a copy that outlives the method, in place of what it returned
+	// before.
+	Snapshot(n int) ([]byte, error)
+}
+
+// Team is this rank's word to the others.
+type Team interface {
+	// Group is that of all ranks.
+	Group() comm.Group
+	// Shard is that of the ranks which a group of parameters is cut over.
+	Shard(group int) comm.Group
+	// Agree returns nil on every rank, or an error on every rank. err is why this one cannot go on,
+	// or nil. The hash must be the same on all ranks.
+	Agree(ctx context.Context, hash uint64, err error) error
+	// Busy runs work of any length, and returns when it has ended on every rank. Other ranks do not
+	// know of its error.
+	Busy(ctx context.Context, work func(context.Context) error) error
+	// Same returns an error on every rank unless all have the same text.
+	Same(ctx context.Context, what, text string) error
+	// Tell returns what root has to say.
+	Tell(ctx context.Context, root int, mine []byte) ([]byte, error)
+	// Fail ends all groups, at once: err is the failure of a collective, in the middle of which
+	// other ranks may wait for this one. It returns err as a *ranks.LostError.
+	Fail(err error) error
+}
+
+// prepare agrees that all ranks can take part. local is what needs no other rank.
+func (s *Store) prepare(ctx context.Context, hash uint64, local func() error) error {
+	err := s.Refusal
+	if err == nil {
+		err = local()
+	}
+	return s.Team.Agree(ctx, hash, err)
+}
+
+// busy runs work on this rank and returns an error on every rank if it fails on any.
+func busy(ctx context.Context, t Team, work func(context.Context) error) error {
+	return t.Agree(ctx, 0, t.Busy(ctx, work))
+}
+
+// rank and world are this rank's number, and how many there are.
+func (s *Store) rank() int  { return s.Team.Group().Rank() }
+func (s *Store) world() int { return s.Team.Group().Size() }
+
+// A Mismatch says that a file, checkpoint or full state does not fit the model or its optimizer.
+type Mismatch struct {
+	Where    string   // the file, checkpoint or state
+	Missing  []string // what the model has and the state lacks
+	Extra    []string // what the state has and the model lacks
+	Reshaped []string // what has another shape, as "name [shape there] -> [shape here]"
+}
+
+// Error implements error. It lists a few names of each kind: a model has thousands, and one wrong
+// prefix renames them all.
+func (m *Mismatch) Error() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%s does not fit the model", m.Where)
+	sep := ": "
+	for _, kind := range []struct {
+		label string
+		names []string
+	}{{"missing", m.Missing}, {"extra", m.Extra}, {"reshaped", m.Reshaped}} {
+		if len(kind.names) == 0 {
+			continue
+		}
+		const most = 5
+		fmt.Fprintf(&b, "%s%s %s", sep, kind.label, strings.Join(kind.names[:min(most, len(kind.names))], ", "))
+		if more := len(kind.names) - most; more > 0 {
+			fmt.Fprintf(&b, " and %d more", more)
+		}
+		sep = "; "
+	}
+	return b.String()
+}

@@ -1,0 +1,164 @@
+package state
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/gofsdp/gofsdp/comm"
+	"github.com/gofsdp/gofsdp/fsdp/internal/layout"
+	"github.com/gofsdp/gofsdp/internal/checkpoint"
+	"github.com/gofsdp/gofsdp/optim"
+	"github.com/gofsdp/gofsdp/shard"
+)
+
+// A Tensor is a tensor of the training's state, of which ranks have parts. All ranks list the same.
+type Tensor struct {
+	checkpoint.Key       // with the name that the parameter has in the model
+	Index          int   // of the parameter in the model
+	Shape          []int // of the whole
+	Steps          int   // updates that the entry of an optimizer has had
+}
+
+// Len returns the number of elements of the whole.
+func (t *Tensor) Len() int { return shard.Param{Shape: t.Shape}.Len() }
+
+// Parameter returns the name of the parameter that the tensor is about, as FullState has it.
+func (t *Tensor) Parameter() string {
+	return checkpoint.Key{Param: t.Param, Owner: t.Owner}.Name()
+}
+
+// values lists the parameters and buffers, in the order of the model. A buffer is every rank's own,
+// under its plain name.
+func values(l *layout.Layout) (list []Tensor) {
+	for p := range l.Model.Params {
+		for _, owner := range group(l, p).Owners() {
+			list = append(list, value(l, p, owner))
+		}
+	}
+	return list
+}
+
+// value describes a parameter or buffer of the model.
+func value(l *layout.Layout, param, owner int) Tensor {
+	q := &l.Model.Params[param]
+	return Tensor{Key: checkpoint.Key{Param: q.Name, Owner: owner}, Index: param, Shape: q.Shape}
+}
+
+// mine tells whether a tensor in the list is this rank's, and not that of ranks which have others
+// of the name.
+func mine(l *layout.Layout, t *Tensor) bool {
+	return t.Owner == checkpoint.Shared || t.Owner == group(l, t.Index).Ranks.Leader()
+}
+
+// group returns the group of a parameter.
+func group(l *layout.Layout, param int) *layout.Group { return &l.Groups[l.Home[param].Group] }
+
+// distinct returns an error if two tensors have one name: a parameter may be named as those of a
+// group of the user's are, or as what an optimizer keeps for another.
+func distinct(list []Tensor, nameOf func(*Tensor) string) error {
+	seen := make(map[string]bool, len(list))
+	for i := range list {
+		name := nameOf(&list[i])
+		if seen[name] {
+			return fmt.Errorf("the state would have two tensors named %q: rename the parameter", name)
+		}
+		seen[name] = true
+	}
+	return nil
+}
+
+// A Piece is what this rank has of a tensor. Pieces are known by names and intervals, never by
+// where they lie. A rank has no two of one parameter and entry.
+type Piece struct {
+	Tensor
+	Offset int       // of the first element in the tensor
+	Vec    optim.Vec // the model's own memory, or the optimizer's
+}
+
+// pieces lists what this rank has: of parameters and buffers, and of the state of opt, which may be
+// nil. What belongs to one parameter is together, except that all values come first.
+func (s *Store) pieces(opt optim.Optimizer) ([]Piece, error) {
+	list := s.shares(s.Memory.Value)
+	if opt == nil {
+		return list, nil
+	}
+	owned := make(map[int]*Piece, len(list)) // by parameter
+	for i := range list {
+		owned[list[i].Index] = &list[i]
+	}
+	state := make([]Piece, 0, 2*len(list))
+	for _, e := range opt.State() {
+		p, ok := s.Layout.Model.Index[e.Param]
+		if !ok {
+			return nil, fmt.Errorf("the optimizer has %s of %q, which is no parameter of the model", e.Name, e.Param)
+		}
+		if shape := s.Layout.Model.Params[p].Shape; !slices.Equal(e.Shape, shape) {
+			return nil, fmt.Errorf("the optimizer has %s of %s %v, the model's is %v", e.Name, e.Param, e.Shape, shape)
+		}
+		if e.Data == nil || e.Data.Len() == 0 {
+			continue
+		}
+		if e.Data.Float64() != (s.Compute == comm.Float64) {
+			return nil, fmt.Errorf("the optimizer's %s of %s is not %v", e.Name, e.Param, s.Compute)
+		}
+		have := owned[p]
+		if have == nil || have.Offset != e.Offset || have.Vec.Len() != e.Data.Len() {
+			return nil, fmt.Errorf("the optimizer has elements [%d:%d] of %s, which is not what this rank has of it: make it of Sharded.Shards as they are",
+				e.Offset, e.Offset+e.Data.Len(), e.Param)
+		}
+		piece := Piece{Tensor: have.Tensor, Offset: e.Offset, Vec: e.Data}
+		piece.Entry, piece.Steps = e.Name, e.Steps
+		state = append(state, piece)
+	}
+	return append(list, state...), nil
+}
+
+// shares lists what this rank has of the parameters and buffers, in vectors of the size of its
+// shards: of all groups for which there is one.
+func (s *Store) shares(of func(group int) optim.Vec) (list []Piece) {
+	for i := range s.Layout.Groups {
+		g := &s.Layout.Groups[i]
+		shard := of(i)
+		if shard == nil {
+			continue
+		}
+		for _, seg := range g.Segments() {
+			list = append(list, Piece{
+				Tensor: value(s.Layout, g.Params[seg.Param], g.Owner(s.rank())),
+				Offset: seg.Offset, Vec: shard.Slice(seg.At, seg.At+seg.Len),
+			})
+		}
+	}
+	return list
+}
+
+// A part is what a tensor is of, on one rank.
+type part struct {
+	param int
+	entry string
+}
+
+func (t *Tensor) part() part { return part{t.Index, t.Entry} }
+
+// parts are pieces by what they are of.
+func parts(pieces []Piece) map[part]*Piece {
+	m := make(map[part]*Piece, len(pieces))
+	for i := range pieces {
+		m[pieces[i].part()] = &pieces[i]
+	}
+	return m
+}
+
+// put copies what this rank has of a tensor out of the whole, whose elements are of type t.
+func (p *Piece) put(t comm.DType, whole []byte) error {
+	if err := p.Vec.Write(p.of(t, whole)); err != nil {
+		return fmt.Errorf("%s: %w", p.Name(), err)
+	}
+	return nil
+}
+
+// of returns the elements of the whole that the piece is.
+func (p *Piece) of(t comm.DType, whole []byte) optim.Host {
+	es := t.Size()
+	return host(t, whole[p.Offset*es:][:p.Vec.Len()*es])
+}

@@ -1,0 +1,110 @@
+package state
+
+import (
+	"unsafe"
+
+	"github.com/gofsdp/gofsdp/comm"
+	"github.com/gofsdp/gofsdp/internal/safetensors"
+	"github.com/gofsdp/gofsdp/optim"
+)
+
+// NewHost returns n elements of type t.
+func NewHost(t comm.DType, n int) optim.Host {
+	if t == comm.Float64 {
+		return optim.Host{F64: make([]float64, n)}
+	}
+	return optim.Host{F32: make([]float32, n)}
+}
+
+// BytesOf returns the memory of v.
+func BytesOf(v optim.Host) []byte {
+	if v.F64 != nil {
+		return comm.Of(v.F64).Bytes()
+	}
+	return comm.Of(v.F32).Bytes()
+}
+
+// host returns b, whose elements are of type t, as a vector.
+func host(t comm.DType, b []byte) optim.Host {
+	if t == comm.Float64 {
+		return optim.Host{F64: elements[float64](b)}
+	}
+	return optim.Host{F32: elements[float32](b)}
+}
+
+// buffer returns b, whose elements are of type t, for a collective.
+func buffer(t comm.DType, b []byte, label string) comm.Buffer {
+	if t == comm.Float64 {
+		return comm.Of(elements[float64](b)).Named(label)
+	}
+	return comm.Of(elements[float32](b)).Named(label)
+}
+
+// elements returns the elements of type T in b.
+func elements[T float32 | float64](b []byte) []T {
+	var z T
+	return unsafe.Slice((*T)(unsafe.Pointer(unsafe.SliceData(b))), len(b)/int(unsafe.Sizeof(z)))
+}
+
+// contents returns the elements of v: where they lie, if that is ordinary memory, or else a copy.
+func contents(v optim.Vec) ([]byte, error) {
+	if h, ok := v.(optim.Host); ok {
+		return BytesOf(h), nil
+	}
+	h := room(v)
+	return BytesOf(h), v.Read(h)
+}
+
+// replace has f write new elements of v: where they lie, if that is ordinary memory, or else
+// elsewhere.
+func replace(v optim.Vec, f func(to []byte) error) error {
+	if h, ok := v.(optim.Host); ok {
+		return f(BytesOf(h))
+	}
+	h := room(v)
+	if err := f(BytesOf(h)); err != nil {
+		return err
+	}
+	return v.Write(h)
+}
+
+// room returns memory for the elements of v.
+func room(v optim.Vec) optim.Host {
+	if v.Float64() {
+		return NewHost(comm.Float64, v.Len())
+	}
+	return NewHost(comm.Float32, v.Len())
+}
+
+// convert returns the memory of v if its elements are of type t, or else room with the elements as
+// t.
+func convert(room []byte, t comm.DType, v optim.Host) []byte {
+	switch {
+	case v.F64 != nil && t == comm.Float32:
+		to := elements[float32](room)
+		for i, x := range v.F64 {
+			to[i] = float32(x)
+		}
+		return room
+	case v.F32 != nil && t == comm.Float64:
+		to := elements[float64](room)
+		for i, x := range v.F32 {
+			to[i] = float64(x)
+		}
+		return room
+	default:
+		return BytesOf(v)
+	}
+}
+
+// fileType returns the name of an element type in files.
+func fileType(t comm.DType) safetensors.DType {
+	return map[comm.DType]safetensors.DType{
+		comm.Float32: safetensors.F32, comm.Float64: safetensors.F64, comm.BFloat16: safetensors.BF16, comm.Float16: safetensors.F16,
+	}[t]
+}
+
+// isFloat tells whether elements of a type can be converted to others.
+func isFloat(t safetensors.DType) bool {
+	return t == safetensors.F32 || t == safetensors.F64 || t == safetensors.BF16 || t == safetensors.F16
+}
