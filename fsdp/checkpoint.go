@@ -1,31 +1,154 @@
 package fsdp
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"strings"
+	"time"
 
 	"github.com/gofsdp/gofsdp/fsdp/internal/ranks"
+	"github.com/gofsdp/gofsdp/fsdp/internal/state"
 	"github.com/gofsdp/gofsdp/internal/checkpoint"
+	"github.com/gofsdp/gofsdp/optim"
 )
+
+// Save writes a checkpoint into a directory of dir: parameters and buffers, the state of opt unless
+// it is nil, the count that keys dropout, and what the options Extra and RankExtra add. Each rank
+// writes what it owns into a file of its own; of replicas one does. All ranks must see dir.
+// Gradients are no part of it, so it is best called after ZeroGrad.
+//
+//	err := m.Save(ctx, "ckpt", opt, fsdp.KeepLast(3), fsdp.Extra("scaler", scaler.State()))
+//	c, err := m.Load(ctx, "ckpt", opt) // on any number of ranks
+//	err = c.Extra("scaler", &state)
+//
+// A checkpoint has its name only once all of it is on disk: a crash at any time, or a full disk,
+// leaves the earlier ones and nothing that Load would take for another. An error of one rank is one
+// on all, and the training may go on. From the first Save until Close a lock keeps other jobs, and
+// other models of this one, from saving in dir.
+//
+// Options: AtStep, KeepLast, Extra, RankExtra.
+func (s *Sharded) Save(ctx context.Context, dir string, opt optim.Optimizer, opts ...StateOption) error {
+	st := s.store(ranks.Ask{Call: "Save"}, s.maySave(ctx, opt))
+	return st.end(s.saver.Save(ctx, &st.Store, dir, opt, saveOptions(opts), s.meta()))
+}
+
+// SaveAsync is Save that writes while the training goes on: it copies what this rank writes and
+// returns, and the optimizer may step at once. The copy takes memory, in files where Config.Spill
+// would lie, which is kept for the next time until Close. ctx is that of the copy only.
+//
+// One checkpoint is written at a time: the next Save, SaveAsync or Load waits for it. If it has
+// failed and nobody has learned that from Wait, the next Save returns the error in place of saving,
+// and so does Close.
+func (s *Sharded) SaveAsync(ctx context.Context, dir string, opt optim.Optimizer, opts ...StateOption) (*Saving, error) {
+	st := s.store(ranks.Ask{Call: "Save"}, s.maySave(ctx, opt))
+	v, err := s.saver.SaveAsync(ctx, &st.Store, dir, opt, saveOptions(opts), s.meta())
+	if err != nil {
+		return nil, st.end(err)
+	}
+	return &Saving{v, s.team.Rank()}, nil
+}
+
+// saveOptions applies the options of Save.
+func saveOptions(opts []StateOption) *state.Options {
+	return state.NewOptions(opts, "AtStep", "KeepLast", "Extra", "RankExtra")
+}
+
+// maySave is why nothing can be saved, or nil.
+func (s *Sharded) maySave(ctx context.Context, opt optim.Optimizer) error {
+	s.saver.Side = s.sideTeam
+	err := s.saver.Settle(ctx)
+	if err == nil {
+		err = s.usableWith(opt)
+	}
+	return err
+}
+
+// meta is what a checkpoint says about the training.
+func (s *Sharded) meta() state.Meta {
+	return state.Meta{Seed: s.cfg.Seed, Forwards: s.forwards, Config: strings.Split(strings.TrimSpace(s.manifest(s.units)), "\n")}
+}
+
+// Load continues from the last complete checkpoint in dir, or from dir if it is one itself:
+// parameters and buffers, the state of opt unless it is nil, and the count that keys dropout. What
+// the user has saved is in the Checkpoint. The number of ranks, the strategies, the units and the
+// precision may be others than those of the ranks that saved: each rank reads what it owns now. A
+// buffer belongs to a rank, so a rank beyond those that saved takes that of rank mod World. Without
+// a checkpoint the error is ErrNoCheckpoint, on every rank.
+//
+// Names, shapes and options are checked first. What does not fit is a *StateError on every rank,
+// which names all of it, and nothing has changed: among it state of an optimizer that was not
+// saved, or that is of parameters which are frozen now, unless AllowMissing or AllowExtra accepts
+// it. Of a tensor in which ranks differ, such as a buffer, their functions are asked for the name
+// with the rank and without. An error after that, such as a file that is damaged, leaves parameters
+// of which only a part is loaded: the model refuses passes, steps and Save until another Load or
+// Import succeeds. If that is one without the optimizer, the optimizer goes on to refuse steps, and
+// to be saved: it is loaded again, too, or made anew.
+//
+// Gradients are dropped, and a Forward that waits for its Backward; while Hold has put one aside
+// Load fails.
+//
+// Options: Rename, AllowMissing, AllowExtra.
+func (s *Sharded) Load(ctx context.Context, dir string, opt optim.Optimizer, opts ...StateOption) (*Checkpoint, error) {
+	err := s.changeable(opt)
+	if err == nil {
+		err = s.saver.Await(ctx) // it may be about to become the latest
+	}
+	st := s.store(ranks.Ask{Call: "Load"}, err)
+	var damaged func(path string, err error)
+	if logger := s.cfg.Logger; logger != nil {
+		damaged = func(path string, err error) {
+			logger.Warn("fsdp: a checkpoint is not whole and does not count", "path", path, "error", err)
+		}
+	}
+	l, err := st.PlanLoad(ctx, dir, opt, state.NewOptions(opts, "Rename", "AllowMissing", "AllowExtra"), damaged)
+	if err != nil {
+		return nil, st.end(err)
+	}
+	defer l.Close() // which was only read: there is nothing to lose by it
+	if err := s.replace(ctx, st, "a Load of "+l.Path, &l.Filling); err != nil {
+		return nil, err
+	}
+	s.forwards = l.About.Forwards
+	return &Checkpoint{Path: l.Path, Step: l.Step, World: l.World, about: l.About}, nil
+}
+
+// replace drops what does not survive a change of the parameters, and changes them.
+func (s *Sharded) replace(ctx context.Context, st *store, what string, f *state.Filling) error {
+	if err := s.discardLast(ctx); err != nil { // its gathers may be reading what is to change
+		return err
+	}
+	s.ZeroGrad()
+	s.tear(what, f.Optimizer())
+	if err := st.end(f.Run(ctx)); err != nil {
+		s.torn = fmt.Errorf("%w: %w", s.torn, err)
+		return err
+	}
+	s.mend(f.Optimizer())
+	return nil
+}
 
 // A Checkpoint says what Load has loaded.
 type Checkpoint struct {
 	Path  string // directory of the checkpoint, in the one of all checkpoints
 	Step  int    // of the training
 	World int    // number of ranks that wrote it
-	about checkpointMeta
+	about state.Meta
 }
 
-// ErrNoCheckpoint is wrapped by the error of Load and LatestCheckpoint where no save has been completed yet, which is how a first
-// run begins. On every rank it is an [fs.ErrNotExist], too. Where there are checkpoints and all of them are damaged, the error is
-// another, so that nobody begins anew unawares.
+// ErrNoCheckpoint is wrapped by the error of Load and LatestCheckpoint where no save has been
+// completed yet, which is how a first run begins. On every rank it is an [fs.ErrNotExist], too.
+// Where there are checkpoints and all of them are damaged, the error is another, so that nobody
+// begins anew unawares.
 var ErrNoCheckpoint error = checkpoint.ErrNone
 
-// ErrNoExtra is wrapped by the error of Checkpoint.Extra and RankExtra if nothing was saved under the name.
+// ErrNoExtra is wrapped by the error of Checkpoint.Extra and RankExtra if nothing was saved under
+// the name.
 var ErrNoExtra = errors.New("not in the checkpoint")
 
-// LatestCheckpoint returns the directory of the last checkpoint in dir that is complete, or dir if it is one itself.
+// LatestCheckpoint returns the directory of the last checkpoint in dir that is complete, or dir if
+// it is one itself.
 func LatestCheckpoint(dir string) (path string, err error) {
 	if path, err = checkpoint.Latest(checkpoint.OS(), dir); err != nil {
 		return "", fmt.Errorf("fsdp: %w", err)
@@ -38,7 +161,8 @@ func (c *Checkpoint) Extra(name string, v any) error {
 	return c.decode(fmt.Sprintf("Extra %q", name), c.about.Extra[name], v)
 }
 
-// RankExtra decodes into v what the option RankExtra has saved under that name on a rank of the World that saved.
+// RankExtra decodes into v what the option RankExtra has saved under that name on a rank of the
+// World that saved.
 func (c *Checkpoint) RankExtra(name string, rank int, v any) error {
 	if rank < 0 || rank >= len(c.about.RankExtra) {
 		return fmt.Errorf("fsdp: checkpoint %s: RankExtra %q of rank %d: %d ranks have written it", c.Path, name, rank, c.World)
@@ -57,65 +181,45 @@ func (c *Checkpoint) decode(what string, text json.RawMessage, v any) error {
 	return nil
 }
 
-// checkpointMeta is what a manifest says beside the tensors.
-type checkpointMeta struct {
-	Seed           uint64   `json:"seed"`
-	Forwards       int      `json:"forwards"`                  // training passes: they key dropout
-	OptimizerSteps *int     `json:"optimizer_steps,omitempty"` // nil if there was no optimizer
-	Extra          extras   `json:"extra,omitempty"`
-	RankExtra      []extras `json:"rank_extra"`        // by rank
-	Buffers        []string `json:"buffers,omitempty"` // names of the parameters that are buffers: every rank's own
-	Config         []string `json:"config"`            // for people: the configuration and the model
+// A Saving is a checkpoint that is being written while the training goes on. Its methods may be
+// called from any goroutine.
+type Saving struct {
+	saving *state.Saving
+	rank   int
 }
 
-// extras are values of the user's, as JSON.
-type extras map[string]json.RawMessage
-
-// encodeExtras encodes the values of an option.
-func encodeExtras(option string, values map[string]any) (extras, error) {
-	if len(values) == 0 {
-		return nil, nil
+// Wait returns when the checkpoint is complete on disk, or the error that it ended with on every
+// rank.
+func (v *Saving) Wait(ctx context.Context) error {
+	var err error
+	select {
+	case <-v.saving.Done:
+		v.saving.Seen.Store(true)
+		err = v.saving.Err
+	case <-ctx.Done():
+		err = fmt.Errorf("waiting for a checkpoint to be written: %w", context.Cause(ctx))
 	}
-	all := make(extras, len(values))
-	for name, v := range values {
-		var text []byte
-		err := ranks.Guarded(func() (err error) { text, err = json.Marshal(v); return err }) // v may encode itself
-		if err != nil {
-			return nil, fmt.Errorf("%s(%q): %w", option, name, err)
-		}
-		all[name] = text
+	if err != nil {
+		return fmt.Errorf("fsdp: rank %d: %w", v.rank, err)
 	}
-	return all, nil
+	return nil
 }
 
-// fields returns m as a manifest keeps it.
-func (m checkpointMeta) fields() (fields map[string]json.RawMessage, err error) {
-	text, err := json.Marshal(m)
-	if err == nil {
-		err = json.Unmarshal(text, &fields)
+// Done is closed when Wait does not have to wait.
+func (v *Saving) Done() <-chan struct{} { return v.saving.Done }
+
+// Progress returns how many bytes of this rank's are written, and of how many.
+func (v *Saving) Progress() (done, total int64) { return v.saving.Written.Load(), v.saving.Total }
+
+// Stalled returns how long SaveAsync has kept the training waiting.
+func (v *Saving) Stalled() time.Duration { return v.saving.Stalled }
+
+// Path returns the directory of the checkpoint, or "" until it is complete.
+func (v *Saving) Path() string {
+	select {
+	case <-v.saving.Done:
+		return v.saving.Path
+	default:
+		return ""
 	}
-	return fields, err
 }
-
-// parseMeta is the reverse of fields, for what a manifest of world ranks says.
-func parseMeta(fields map[string]json.RawMessage, world int) (m checkpointMeta, err error) {
-	text, err := json.Marshal(fields)
-	if err == nil {
-		err = json.Unmarshal(text, &m)
-	}
-	switch {
-	case err != nil:
-		return m, fmt.Errorf("what the manifest says about the training: %w", err)
-	case m.Forwards < 0 || m.OptimizerSteps != nil && *m.OptimizerSteps < 0:
-		return m, fmt.Errorf("the manifest counts fewer than no passes or steps")
-	case len(m.RankExtra) != world:
-		return m, fmt.Errorf("the manifest has the RankExtra of %d ranks, of %d", len(m.RankExtra), world)
-	}
-	return m, nil
-}
-
-// noCheckpointError is ErrNoCheckpoint in the words of the rank that has looked.
-type noCheckpointError struct{ message string }
-
-func (e *noCheckpointError) Error() string { return e.message }
-func (e *noCheckpointError) Unwrap() error { return ErrNoCheckpoint }

@@ -62,7 +62,7 @@ func TestSetFullOptimErrors(t *testing.T) {
 			p := f.Params["b.w"]
 			p.Shape = []int{11, 5}
 			f.Params["b.w"] = p
-		}, want: "reshaped b.w [11 5] -> [5 11]"},
+		}, want: "reshaped exp_avg:b.w [11 5] -> [5 11], exp_avg_sq:b.w [11 5] -> [5 11]"},
 		"too few elements": {change: func(f *optim.FullState) { f.Params["a.b"].Entries["exp_avg"] = optim.Host{F32: make([]float32, 6)} },
 			want: "the full state has 6 float32 and 0 float64 elements of exp_avg of parameter a.b [7]"},
 		"negative dimension": {change: func(f *optim.FullState) {

@@ -8,8 +8,8 @@ import (
 	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/fsdp/internal/layout"
 	"github.com/gofsdp/gofsdp/fsdp/internal/ranks"
+	"github.com/gofsdp/gofsdp/fsdp/internal/state"
 	"github.com/gofsdp/gofsdp/internal/arena"
-	"github.com/gofsdp/gofsdp/internal/checkpoint"
 	"github.com/gofsdp/gofsdp/internal/exec"
 	"github.com/gofsdp/gofsdp/internal/mapped"
 	"github.com/gofsdp/gofsdp/internal/program"
@@ -49,18 +49,18 @@ type Sharded struct {
 	joined   bool           // in an iteration of Join for which this rank has no batch
 	facts    *facts         // of the last training pass, or nil
 	shadows  map[shadowKey]*compiled
-	pending  pending                      // gradients that are not reduced
-	present  []bool                       // by parameter: whether it has a gradient
-	state    []*arena.Block               // of optimizers
-	async    async                        // SaveAsync
-	stores   map[string]*checkpoint.Store // by directory that was saved to, locked; of rank 0
-	requests int                          // collective calls so far, those that ranks could not agree on included
-	passes   int                          // passes so far: numbers them
-	forwards int                          // training passes begun so far: keys dropout
-	lists    int                          // calls of Shards so far
-	torn     error                        // of a Load or Import that failed in the middle, until one succeeds: no more passes till then
-	tornOpt  tornState                    // of one that changed optimizers, too: no more steps of them
-	err      error                        // first failure in the middle of a pass, or errClosed: no more passes
+	pending  pending        // gradients that are not reduced
+	present  []bool         // by parameter: whether it has a gradient
+	state    []*arena.Block // of optimizers
+	saver    state.Saver    // Save and SaveAsync
+	snapshot *arena.Block   // of SaveAsync
+	requests int            // collective calls so far, those that ranks could not agree on included
+	passes   int            // passes so far: numbers them
+	forwards int            // training passes begun so far: keys dropout
+	lists    int            // calls of Shards so far
+	torn     error          // of a Load or Import that failed in the middle, until one succeeds: no more passes till then
+	tornOpt  tornState      // of one that changed optimizers, too: no more steps of them
+	err      error          // first failure in the middle of a pass, or errClosed: no more passes
 }
 
 // Wrap shards m over the ranks of cfg.Group. It runs m.Forward once to learn the calls, groups their parameters, compiles
@@ -275,7 +275,7 @@ func (s *Sharded) Close() error {
 	for _, p := range s.waiting() {
 		p.settle()
 	}
-	err := s.settleSaving(context.Background())
+	err := s.saver.Settle(context.Background())
 	s.err, s.pass, s.held = errClosed, nil, nil
 	if err := errors.Join(err, s.giveBack()); err != nil {
 		return fmt.Errorf("fsdp: rank %d: Close: %w", s.cfg.Group.Rank(), err)
@@ -289,9 +289,5 @@ func (s *Sharded) giveBack() error {
 	if s.files != nil {
 		err = errors.Join(err, s.files.Close())
 	}
-	for _, store := range s.stores {
-		err = errors.Join(err, store.Close())
-	}
-	s.stores = nil
-	return errors.Join(err, s.team.Close())
+	return errors.Join(err, s.saver.Close(), s.team.Close())
 }

@@ -307,16 +307,16 @@ func useOnce(ctx context.Context, g comm.Group) error {
 	return errors.Join(use(), m.Close())
 }
 
-// TestFullWithoutMemory: that there is no memory for a copy of the model does not cost the model.
-func TestFullWithoutMemory(t *testing.T) {
+// TestSetFullWithoutMemory: that there is no memory for what is on its way does not cost the model.
+func TestSetFullWithoutMemory(t *testing.T) {
 	onRanks(t, 2, func(ctx context.Context, g comm.Group) {
 		mem := newMemoryGroup(g)
 		m := wrap(t, tinyGPT(1), fsdp.Config{Group: mem, Wrap: blocks})
 		if g.Rank() == 1 {
 			mem.failAlloc = mem.allocs + 1
 		}
-		err := m.Full(ctx, nil, func(params) error { return nil })
-		require.Regexp(t, `fsdp: rank \d: Full: (rank 1: )?allocating \d+ bytes of gathered memory: `+errMemoryFull.Error(), err)
+		err := m.SetFull(ctx, 0, nil)
+		require.Regexp(t, `fsdp: rank \d: SetFull: (rank 1: )?allocating \d+ bytes of gathered memory: `+errMemoryFull.Error(), err)
 		forwardBackward(t, ctx, m, good(g.Rank()))
 		stateBits(t, ctx, m)
 		require.NoError(t, m.Close())

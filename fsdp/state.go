@@ -2,6 +2,7 @@ package fsdp
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -10,32 +11,90 @@ import (
 
 	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/fsdp/internal/ranks"
-	"github.com/gofsdp/gofsdp/internal/arena"
+	"github.com/gofsdp/gofsdp/fsdp/internal/state"
 	"github.com/gofsdp/gofsdp/internal/exec"
+	"github.com/gofsdp/gofsdp/optim"
 )
 
-// FullGrads returns the whole gradients by name, on every rank, under the plain names of the model. Those that have no
-// gradient are not in it, and of units with groups of their own it has this rank's. It gathers one group at a time.
+// everywhere as a root is all ranks.
+const everywhere = state.Everywhere
+
+// FullState returns the whole parameters and buffers by name, on every rank or, with [OnlyOn], on
+// one; the others get nil and need no memory for it. The tensors belong to the caller; a scalar
+// comes as a tensor of shape (1).
+//
+// Parameters of units with groups of their own, which are others in every group, are named
+// "experts.up@0", "experts.up@2": by the first rank of each group. Buffers are those of this rank.
+func (s *Sharded) FullState(ctx context.Context, opts ...StateOption) (map[string]*tensor.Dense, error) {
+	o := state.NewOptions(opts, "OnlyOn")
+	st := s.store(ranks.Ask{Call: "FullState", Detail: onlyOn(o.Root)}, s.usable())
+	all := make(map[string]*tensor.Dense)
+	here, err := st.Values(ctx, o, s.tensors(all, (*state.Tensor).Name))
+	if err != nil || !here {
+		return nil, st.end(err)
+	}
+	return all, nil
+}
+
+// tensors returns a function that puts a new tensor into all and returns its memory.
+func (s *Sharded) tensors(all map[string]*tensor.Dense, name func(*state.Tensor) string) func(t *state.Tensor) []byte {
+	return func(t *state.Tensor) []byte {
+		v := exec.Value{Shape: t.Shape, DType: s.cfg.Precision.Compute.tensor()}
+		v.Bytes = state.BytesOf(state.NewHost(s.cfg.Precision.Compute.comm(), t.Len()))
+		all[name(t)] = v.Tensor()
+		return v.Bytes
+	}
+}
+
+// FullOptimState returns the state of an optimizer of [Sharded.Shards] whole, by parameter name, as
+// that of one process would be: on every rank or, with [OnlyOn], on one; the others get nil and
+// need no memory for it. Every rank gives its optimizer. It fails on all ranks, and names
+// parameter, ranks and counts, if those that share a parameter keep different entries for it or
+// have made different numbers of updates.
+//
+// Names are those of [Sharded.FullState]. What [Extra] gives on a rank goes into the result there,
+// as it is.
+func (s *Sharded) FullOptimState(ctx context.Context, opt optim.Optimizer, opts ...StateOption) (*optim.FullState, error) {
+	o := state.NewOptions(opts, "OnlyOn", "Extra")
+	st := s.store(ranks.Ask{Call: "FullOptimState", Detail: onlyOn(o.Root)}, s.usableWith(opt))
+	full, err := st.FullOptim(ctx, opt, o)
+	return full, st.end(err)
+}
+
+// FullGrads returns the whole gradients by name, on every rank, under the plain names of the model.
+// Those that have no gradient are not in it, and of units with groups of their own it has this
+// rank's.
 func (s *Sharded) FullGrads(ctx context.Context) (map[string]*tensor.Dense, error) {
 	err := s.err
 	if err == nil {
 		err = s.pending.reduced()
 	}
+	var params []int
+	for p := range s.trace.params {
+		if !s.layout.Groups[s.layout.Home[p].Group].Kind.Frozen {
+			params = append(params, p)
+		}
+	}
 	all := make(map[string]*tensor.Dense)
-	err = s.gatherEach(ctx, ranks.Ask{Call: "FullGrads"}, err, s.trained(), func(g *flatGroup) *arena.Block { return g.grad },
-		func(name string, v exec.Value) { all[name] = v.Tensor().Clone().(*tensor.Dense) })
+	st := s.store(ranks.Ask{Call: "FullGrads"}, err)
+	if err := st.Own(ctx, 0, params, st.Memory.Grad, s.tensors(all, paramOf)); err != nil {
+		return nil, st.end(err)
+	}
 	for p, q := range s.trace.params {
 		if !s.present[p] {
 			delete(all, q.Name)
 		}
 	}
-	return all, err
+	return all, nil
 }
 
-// Full calls f with the whole values of the parameters and buffers of these names, all if there are none, on every rank. With
-// WriteBack, what f has changed on that rank becomes their value on all; otherwise changes are lost. It fails on every rank,
-// and changes nothing, if f fails on any. f must not call collective methods of s. WriteBack discards a Forward that waits
-// for its Backward, and is refused while Hold has put one aside.
+func paramOf(t *state.Tensor) string { return t.Param }
+
+// Full calls f with the whole values of the parameters and buffers of these names, all if there are
+// none, on every rank. With WriteBack, what f has changed on that rank becomes their value on all;
+// otherwise changes are lost. It fails on every rank, and changes nothing, if f fails on any. f
+// must not call collective methods of s. WriteBack discards a Forward that waits for its Backward,
+// and is refused while Hold has put one aside.
 func (s *Sharded) Full(ctx context.Context, names []string, f func(params map[string]*tensor.Dense) error, opts ...FullOption) error {
 	o := fullOptions{root: everywhere}
 	for _, opt := range opts {
@@ -51,34 +110,28 @@ func (s *Sharded) Full(ctx context.Context, names []string, f func(params map[st
 		err = fmt.Errorf("WriteBack(%d): there are %d ranks", o.root, s.cfg.Group.Size())
 	}
 	want := func(name string) bool { return len(names) == 0 || slices.Contains(names, name) }
-	var groups []*flatGroup
-	for _, g := range s.groups {
-		if slices.ContainsFunc(g.Params, func(p int) bool { return want(s.trace.params[p].Name) }) {
-			groups = append(groups, g)
+	var params []int
+	for p, q := range s.trace.params {
+		if want(q.Name) {
+			params = append(params, p)
 		}
 	}
-	params := make(map[string]*tensor.Dense)
+	all := make(map[string]*tensor.Dense)
 	r := ranks.Ask{Call: "Full", Detail: writeBack(o.root), Schedule: textHash(names)}
-	err = s.gatherEach(ctx, r, err, groups,
-		func(g *flatGroup) *arena.Block { return g.value },
-		func(name string, v exec.Value) {
-			if want(name) {
-				params[name] = v.Tensor().Clone().(*tensor.Dense)
-			}
-		})
-	if err != nil {
-		return err
+	st := s.store(r, err)
+	if err := st.Own(ctx, r.Schedule, params, st.Memory.Value, s.tensors(all, paramOf)); err != nil {
+		return st.end(err)
 	}
-	err = ranks.Guarded(func() error { return f(params) })
+	err = ranks.Guarded(func() error { return f(all) })
 	if !o.write {
 		return s.agree(ctx, r, err)
 	}
-	for name := range params {
+	for name := range all {
 		if err == nil && !want(name) {
 			err = fmt.Errorf("the function has added parameter %q, which was not asked for", name)
 		}
 	}
-	return s.set(ctx, r, err, o.root, params)
+	return s.set(ctx, r, err, o.root, all)
 }
 
 // A FullOption changes Full.
@@ -94,17 +147,15 @@ func WriteBack(rank int) FullOption {
 	return func(o *fullOptions) { *o = fullOptions{root: rank, write: true} }
 }
 
-// SetFull gives parameters and buffers the values that rank root has in params, such as weights that only that rank has
-// loaded; on other ranks params is not looked at. It goes parameter by parameter, so that no rank but root needs memory for
-// all. Names that the model does not have, other shapes and other types are an error on every rank, and change nothing;
-// parameters that are missing in params keep their value. Names are those of [Sharded.FullState], whose result it takes. A Forward
-// that waits for its Backward is discarded; while Hold has put one aside SetFull fails.
+// SetFull gives parameters and buffers the values that rank root has in params, such as weights
+// that only that rank has loaded; on other ranks params is not looked at. It goes parameter by
+// parameter, so that no rank but root needs memory for all. Names that the model does not have,
+// other shapes and other types are an error on every rank, and change nothing; parameters that are
+// missing in params keep their value. Names are those of [Sharded.FullState], whose result it
+// takes. A Forward that waits for its Backward is discarded; while Hold has put one aside SetFull
+// fails.
 func (s *Sharded) SetFull(ctx context.Context, root int, params map[string]*tensor.Dense) error {
-	err := s.err
-	if err == nil && (root < 0 || root >= s.cfg.Group.Size()) {
-		err = fmt.Errorf("rank %d is not one of the %d ranks", root, s.cfg.Group.Size())
-	}
-	return s.set(ctx, ranks.Ask{Call: "SetFull", Detail: fromRank(root)}, err, root, params)
+	return s.set(ctx, ranks.Ask{Call: "SetFull", Detail: fromRank(root)}, s.err, root, params)
 }
 
 // set agrees to r and gives the model root's params.
@@ -112,79 +163,26 @@ func (s *Sharded) set(ctx context.Context, r ranks.Ask, err error, root int, par
 	if err == nil {
 		err = s.noneHeld()
 	}
-	if err := s.agree(ctx, r, err); err != nil {
+	st := s.store(r, err)
+	plan, err := st.PlanSet(ctx, root, func(list []state.Tensor) error { return s.fits(list, params) }, func(name string) []byte {
+		if params[name] == nil {
+			return nil
+		}
+		v, _ := exec.FromTensor(params[name]) // fits has seen it
+		return v.Bytes
+	})
+	if err != nil {
+		return st.end(err)
+	}
+	defer plan.Close()
+	if err := s.discardLast(ctx); err != nil { // its gathers may be reading what is to change
 		return err
 	}
-	holdings := s.holdings()
-	list := s.values(holdings)
-	if s.cfg.Group.Rank() == root {
-		err = s.fits(list, params)
-	}
-	var block *arena.Block
-	if err == nil {
-		largest := 0
-		for _, p := range s.trace.params {
-			largest = max(largest, p.Len()*s.cfg.Precision.Compute.size())
-		}
-		block, err = s.arena.Alloc(largest, arena.Gathered)
-	}
-	defer func() {
-		if s.err == nil { // after a failure buffers stay where they are
-			s.arena.Free(block)
-		}
-	}()
-	if err := s.agree(ctx, r, err); err != nil {
-		return err
-	}
-	if err := s.discardLast(ctx); err != nil { // gathers for its backward may be reading what is about to change
-		return err
-	}
-	if err := s.store(ctx, list, holdings, root, params, block); err != nil {
-		return s.broken(fmt.Errorf("%s: %w", r.Call, err))
-	}
-	return nil
-}
-
-// store broadcasts root's params, one after the other into the block, and keeps what this rank owns of each.
-func (s *Sharded) store(ctx context.Context, list []stateTensor, holdings []holding, root int, params map[string]*tensor.Dense, block *arena.Block) error {
-	me := s.cfg.Group.Rank()
-	has := make([]uint8, len(list))
-	for i := range list {
-		has[i] = uint8(0)
-		if me == root && params[list[i].Name()] != nil {
-			has[i] = 1
-		}
-	}
-	if err := s.cfg.Group.Broadcast(comm.Of(has).Named("names"), root).Wait(ctx); err != nil {
-		return err
-	}
-	for i := range list {
-		t := &list[i]
-		if has[i] == 0 {
-			continue
-		}
-		home := s.layout.Home[t.param]
-		g := s.groups[home.Group]
-		b := block.Data[:t.len()*g.Compute.Size()]
-		if me == root {
-			v, _ := exec.FromTensor(params[t.Name()]) // fits has seen it
-			copy(b, v.Bytes)
-		}
-		if err := s.cfg.Group.Broadcast(g.buffer(b, g.Compute).Named(t.Name()), root).Wait(ctx); err != nil {
-			return fmt.Errorf("parameter %s: %w", t.Name(), err)
-		}
-		if holdings[home.Group].has(me, t.Owner) {
-			g.take(g.value.Data, home.Index, b)
-		}
-	}
-	return nil
+	return st.end(plan.Run(ctx))
 }
 
 // fits tells what is wrong with values for the tensors of the model.
-func (s *Sharded) fits(list []stateTensor, params map[string]*tensor.Dense) error {
-	if err := distinct(list, (*stateTensor).Name); err != nil {
-		return err
-	}
+func (s *Sharded) fits(list []state.Tensor, params map[string]*tensor.Dense) error {
 	left := maps.Clone(params)
 	for i := range list {
 		want := &list[i]
@@ -198,8 +196,8 @@ func (s *Sharded) fits(list []stateTensor, params map[string]*tensor.Dense) erro
 		if err != nil {
 			return fmt.Errorf("parameter %s: %w", name, err)
 		}
-		if v.DType != s.cfg.Precision.Compute.tensor() || !slices.Equal(squeezed(v.Shape), squeezed(want.shape)) {
-			return fmt.Errorf("parameter %s is %v %v, got %v %v", name, s.cfg.Precision.Compute, want.shape, v.DType, v.Shape)
+		if v.DType != s.cfg.Precision.Compute.tensor() || !slices.Equal(state.Squeezed(v.Shape), state.Squeezed(want.Shape)) {
+			return fmt.Errorf("parameter %s is %v %v, got %v %v", name, s.cfg.Precision.Compute, want.Shape, v.DType, v.Shape)
 		}
 	}
 	if len(left) == 0 {
@@ -212,9 +210,88 @@ func (s *Sharded) fits(list []stateTensor, params map[string]*tensor.Dense) erro
 	return fmt.Errorf("the model has no parameter %q", name)
 }
 
-// squeezed returns shape without dimensions of 1: a scalar comes back as a tensor of one element.
-func squeezed(shape []int) []int {
-	return slices.DeleteFunc(slices.Clone(shape), func(d int) bool { return d == 1 })
+// SetFullOptim gives the optimizers of all ranks the state that rank root has in full, which other
+// ranks do not look at: that of [Sharded.FullOptimState] or of another program, made by any number
+// of ranks, in float32 or float64. It goes tensor by tensor, so that no rank but root needs memory
+// for more than two.
+//
+// What does not fit is a *StateError on every rank, which names all of it, and changes nothing:
+// [Rename], [AllowMissing] and [AllowExtra] make exceptions, by names such as "exp_avg:wte.weight".
+// The entries of one parameter are there together or not at all; where they may be missing the
+// optimizer keeps its own. full.Extra stays where it is: it is the caller's to send to other ranks,
+// if they need it.
+//
+// An optimizer that does not take what fits, which none of package optim does, leaves the model
+// unusable until a SetFullOptim, Load or Import succeeds.
+func (s *Sharded) SetFullOptim(ctx context.Context, root int, opt optim.Optimizer, full *optim.FullState, opts ...StateOption) error {
+	err := s.err
+	if err == nil {
+		err = s.refusal(opt, errFormer)
+	}
+	st := s.store(ranks.Ask{Call: "SetFullOptim", Detail: fromRank(root)}, err)
+	plan, err := st.PlanSetOptim(ctx, root, opt, full, state.NewOptions(opts, "Rename", "AllowMissing", "AllowExtra"))
+	if err != nil {
+		return st.end(err)
+	}
+	defer plan.Close()
+	if err := st.end(plan.Run(ctx)); err != nil {
+		s.torn = fmt.Errorf("%w: %w", errOptimTorn, err)
+		s.tearState("a SetFullOptim")
+		return err
+	}
+	if errors.Is(s.torn, errOptimTorn) {
+		s.torn = nil
+	}
+	s.tornOpt = tornState{}
+	return nil
+}
+
+// errOptimTorn is why a model is torn by SetFullOptim.
+var errOptimTorn = errors.New("a SetFullOptim has broken off: the optimizers are not whole until a SetFullOptim, Load or Import succeeds")
+
+// Export writes the whole parameters and buffers to one file in the format safetensors, which
+// Python reads and [Sharded.Import] does. Rank 0 writes it as they arrive, in the order of the
+// model, and needs memory for about two of them; the other ranks need none. The path is rank 0's.
+// It gets the new file when all of it is on disk: before that, and after an error, which every rank
+// returns, there is what was there. An Export that was killed leaves a file named after the path,
+// which the next one to it removes.
+//
+// [Rename] and [Transpose] give names and layouts, [As] the type. [WithOptimizer] adds the state of
+// an optimizer, with names such as "exp_avg:wte.weight", transposed as its parameter is. [Metadata]
+// adds text. Buffers are rank 0's. Parameters of units with groups of their own are named as in
+// [Sharded.FullState].
+func (s *Sharded) Export(ctx context.Context, path string, opts ...StateOption) error {
+	o := state.NewOptions(opts, "As", "Rename", "Transpose", "WithOptimizer", "Metadata")
+	st := s.store(ranks.Ask{Call: "Export"}, s.usableWith(o.Optimizer))
+	return st.end(st.Export(ctx, path, o))
+}
+
+// Import gives parameters and buffers the values in a file of the format safetensors, of
+// [Sharded.Export] or another program. Every rank opens it and reads no more than the parts that it
+// owns, or, of a matrix that lies transposed there, what is between them. Any type of floats is
+// converted to that of the computation.
+//
+// [Rename] and [Transpose] say how the model's parameters appear in the file. Names, shapes and
+// types are checked first: what does not fit is a *StateError on every rank, which names all of it,
+// and changes nothing; [AllowMissing] and [AllowExtra] make exceptions. An error in the middle of
+// reading leaves the model with a part of the values: it refuses passes, steps and Save until an
+// Import or Load succeeds, and the optimizer until one with it does.
+//
+// [WithOptimizer] reads the state of an optimizer, too, which an Export with that option has
+// written; without it such state is passed over. The entries of one parameter are there together or
+// not at all; where they may be missing the optimizer keeps its own. The number of its steps goes
+// by the name "optimizer" there.
+//
+// Buffers of all ranks become those of the file. Gradients are dropped, and a Forward that waits
+// for its Backward; while Hold has put one aside Import fails.
+func (s *Sharded) Import(ctx context.Context, path string, opts ...StateOption) error {
+	o := state.NewOptions(opts, "Rename", "Transpose", "AllowMissing", "AllowExtra", "WithOptimizer")
+	st := s.store(ranks.Ask{Call: "Import"}, s.changeable(o.Optimizer))
+	f, err := st.PlanImport(ctx, path, o)
+	if err != nil {
+		return st.end(err)
+	}
+	return errors.Join(s.replace(ctx, st, "an Import of "+path, f), st.end(f.Close()))
 }
 
 // known returns an error that names the first name that the model does not have.
@@ -227,8 +304,8 @@ func (s *Sharded) known(names []string) error {
 	return nil
 }
 
-// AverageBuffers gives every buffer the mean of its values on all ranks: the statistics that ranks have collected from
-// their own batches, before they are evaluated with or saved.
+// AverageBuffers gives every buffer the mean of its values on all ranks: the statistics that ranks
+// have collected from their own batches, before they are evaluated with or saved.
 func (s *Sharded) AverageBuffers(ctx context.Context) error {
 	if err := s.agree(ctx, ranks.Ask{Call: "AverageBuffers"}, s.err); err != nil {
 		return err
@@ -239,36 +316,6 @@ func (s *Sharded) AverageBuffers(ctx context.Context) error {
 		}
 		if err := g.mesh.Peers.AllReduce(g.buffer(g.value.Data, g.Compute), comm.Avg).Wait(ctx); err != nil {
 			return s.broken(fmt.Errorf("AverageBuffers: group %s: %w", g.Name, err))
-		}
-	}
-	return nil
-}
-
-// gatherEach agrees to r and calls f with every parameter of the groups, whole, one group at a time. The memory is f's until
-// it returns.
-func (s *Sharded) gatherEach(ctx context.Context, r ranks.Ask, err error, groups []*flatGroup, shard func(*flatGroup) *arena.Block, f func(name string, v exec.Value)) error {
-	largest := 0
-	for _, g := range groups {
-		largest = max(largest, g.Bytes())
-	}
-	var block *arena.Block // while ranks can still say that they have no memory
-	if err == nil {
-		block, err = s.arena.Alloc(largest, arena.Gathered)
-	}
-	defer func() {
-		if s.err == nil { // after a failure buffers stay where they are
-			s.arena.Free(block)
-		}
-	}()
-	if err := s.agree(ctx, r, err); err != nil {
-		return err
-	}
-	for _, g := range groups {
-		if err := g.gatherNow(ctx, block.Data, shard(g).Data); err != nil {
-			return s.broken(err)
-		}
-		for i, p := range g.Flat.Params() {
-			f(p.Name, exec.Value{Shape: p.Shape, DType: s.cfg.Precision.Compute.tensor(), Bytes: g.Param(block.Data, i)})
 		}
 	}
 	return nil

@@ -7,8 +7,9 @@ import (
 	"github.com/gofsdp/gofsdp/optim"
 )
 
-// State is read straight to where it belongs, so what breaks off in the middle of it leaves a mixture. Nobody may go on with
-// that unawares: neither with parameters, nor with an optimizer after the parameters alone were loaded anew.
+// State is read straight to where it belongs, so what breaks off in the middle of it leaves a
+// mixture. Nobody may go on with that unawares: neither with parameters, nor with an optimizer
+// after the parameters alone were loaded anew.
 
 var (
 	errFormer = errors.New("the optimizer was made before Freeze: make a new one of Sharded.Shards, and let it Adopt what Freeze returned")
@@ -21,7 +22,8 @@ type tornState struct {
 	lists int   // calls of Shards until then: an optimizer that is made of a later one starts anew
 }
 
-// tear says that parameters are about to change, and optimizers, too, if state is true. It stands until mend.
+// tear says that parameters are about to change, and optimizers, too, if state is true. It stands
+// until mend.
 func (s *Sharded) tear(what string, state bool) {
 	s.torn = fmt.Errorf("%s has broken off: parameters are not whole until a Load or Import succeeds", what)
 	if state {
@@ -41,8 +43,12 @@ func (s *Sharded) mend(state bool) {
 	}
 }
 
-// refusal returns why the pieces that opt was made of are of no use, if it is for one of these reasons.
+// refusal returns why the pieces that opt was made of are of no use, if it is for one of these
+// reasons.
 func (s *Sharded) refusal(opt optim.Optimizer, reasons ...error) error {
+	if opt == nil {
+		return nil
+	}
 	for _, p := range optim.Params(opt) {
 		if p.Ready == nil {
 			continue
@@ -62,5 +68,17 @@ func (s *Sharded) usableWith(opt optim.Optimizer) error {
 	if err := s.usable(); err != nil {
 		return err
 	}
-	return s.refusal(opt, errHalf)
+	return s.refusal(opt, errHalf, errFormer)
+}
+
+// changeable is why parameters, and the state of opt unless it is nil, must not be replaced now, or
+// nil.
+func (s *Sharded) changeable(opt optim.Optimizer) error {
+	if s.err != nil {
+		return s.err
+	}
+	if err := s.noneHeld(); err != nil {
+		return err
+	}
+	return s.refusal(opt, errFormer)
 }

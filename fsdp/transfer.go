@@ -1,8 +1,6 @@
 package fsdp
 
 import (
-	"context"
-	"fmt"
 	"unsafe"
 
 	"github.com/gofsdp/gofsdp/comm"
@@ -70,25 +68,6 @@ func (f *flatGroup) finishReduce(full []byte, c float64) {
 			widen(chunk[:n], own[:2*n], f.Reduce)
 			vec.AddScaled(grad[:n], chunk[:n], float32(c))
 			grad, own = grad[n:], own[2*n:]
-		}
-	}
-}
-
-// gatherNow gathers a shard buffer of the group.
-func (f *flatGroup) gatherNow(ctx context.Context, full, shard []byte) error {
-	full = full[:f.Bytes()]
-	if err := f.mesh.Shard.AllGather(f.buffer(full, f.Compute), f.buffer(shard, f.Compute)).Wait(ctx); err != nil {
-		return fmt.Errorf("gathering group %s: %w", f.Name, err)
-	}
-	return nil
-}
-
-// take copies what this rank owns of parameter i, whose elements are in whole, to a shard buffer.
-func (f *flatGroup) take(shard []byte, i int, whole []byte) {
-	es := f.Compute.Size()
-	for _, seg := range f.Segments() {
-		if seg.Param == i {
-			copy(shard[seg.At*es:][:seg.Len*es], whole[seg.Offset*es:])
 		}
 	}
 }
