@@ -60,14 +60,14 @@ func (s *Sharded) maySave(ctx context.Context, opt optim.Optimizer) error {
 	s.saver.Side = s.sideTeam
 	err := s.saver.Settle(ctx)
 	if err == nil {
-		err = s.usableWith(opt)
+		err = s.mayWith("Save", opt)
 	}
 	return err
 }
 
 // meta is what a checkpoint says about the training.
 func (s *Sharded) meta() state.Meta {
-	return state.Meta{Seed: s.cfg.Seed, Forwards: s.forwards, Config: strings.Split(strings.TrimSpace(s.manifest(s.units)), "\n")}
+	return state.Meta{Seed: s.cfg.Seed, Forwards: s.forwards, Config: strings.Split(strings.TrimSpace(manifest(&s.cfg, s.trace, s.layout.Model, s.units)), "\n")}
 }
 
 // Load continues from the last complete checkpoint in dir, or from dir if it is one itself:
@@ -91,7 +91,7 @@ func (s *Sharded) meta() state.Meta {
 //
 // Options: Rename, AllowMissing, AllowExtra.
 func (s *Sharded) Load(ctx context.Context, dir string, opt optim.Optimizer, opts ...StateOption) (*Checkpoint, error) {
-	err := s.changeable(opt)
+	err := s.mayWith("Load", opt)
 	if err == nil {
 		err = s.saver.Await(ctx) // it may be about to become the latest
 	}
@@ -116,16 +116,16 @@ func (s *Sharded) Load(ctx context.Context, dir string, opt optim.Optimizer, opt
 
 // replace drops what does not survive a change of the parameters, and changes them.
 func (s *Sharded) replace(ctx context.Context, st *store, what string, f *state.Filling) error {
-	if err := s.discardLast(ctx); err != nil { // its gathers may be reading what is to change
+	if err := s.discard(ctx, s.life.takeLast()); err != nil { // its gathers may be reading what is to change
 		return err
 	}
 	s.ZeroGrad()
-	s.tear(what, f.Optimizer())
+	s.life.mixing(what, f.Optimizer(), s.lists)
 	if err := st.end(f.Run(ctx)); err != nil {
-		s.torn = fmt.Errorf("%w: %w", s.torn, err)
+		s.life.mixed = fmt.Errorf("%w: %w", s.life.mixed, err)
 		return err
 	}
-	s.mend(f.Optimizer())
+	s.life.settled(f.Optimizer())
 	return nil
 }
 

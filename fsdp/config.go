@@ -6,6 +6,7 @@ import (
 	"log/slog"
 
 	"github.com/gofsdp/gofsdp/comm"
+	"github.com/gofsdp/gofsdp/fsdp/internal/layout"
 )
 
 // Config configures Wrap. The zero value shards fully (ZeRO-3) over one rank, in one unit, in float32, with one unit
@@ -106,6 +107,27 @@ func (d Divide) String() string {
 		return names[d]
 	}
 	return fmt.Sprintf("Divide(%d)", uint8(d))
+}
+
+// factor returns what sums of gradients are multiplied by.
+func (c *Config) factor() float64 {
+	if c.Divide == ByOne {
+		return 1
+	}
+	return 1 / float64(c.Group.Size())
+}
+
+// before returns what gradients of a group are multiplied by before they are summed: a power of two near 1/√N if they travel as
+// Float16, so that neither they nor their sum leave its range easily, and 1 otherwise.
+func (c *Config) before(g *layout.Group) float32 {
+	if g.Reduce != comm.Float16 || c.Divide == ByOne {
+		return 1
+	}
+	n, pre := c.Group.Size(), 1
+	for n%pre == 0 && n/pre > pre {
+		pre *= 2
+	}
+	return 1 / float32(pre)
 }
 
 // withDefaults returns c with zero values replaced, or what is wrong with it.

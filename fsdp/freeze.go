@@ -4,10 +4,8 @@ import (
 	"context"
 	"fmt"
 
-	"github.com/gofsdp/gofsdp/fsdp/internal/layout"
+	"github.com/gofsdp/gofsdp/fsdp/internal/engine"
 	"github.com/gofsdp/gofsdp/fsdp/internal/ranks"
-	"github.com/gofsdp/gofsdp/internal/arena"
-	"github.com/gofsdp/gofsdp/internal/program"
 	"github.com/gofsdp/gofsdp/optim"
 )
 
@@ -30,22 +28,19 @@ func (s *Sharded) Freeze(ctx context.Context, frozen func(name string) bool, opt
 	cfg := s.cfg
 	cfg.Frozen = frozen
 	var units []*unit
-	err := s.usableWith(opt)
-	if err == nil {
-		err = s.idle()
-	}
+	err := s.mayWith("Freeze", opt)
 	if err == nil {
 		units, err = decideUnits(&cfg, s.trace)
 	}
 	q := ranks.Ask{Call: "Freeze"}
 	if opt != nil {
-		q.Detail = " with an optimizer" // all ranks have one, or none has
+		q.Detail = " with an optimizer" // state that only some ranks bring would be zero in the pieces of the others
 	}
 	if err := s.agree(ctx, q, err); err != nil {
 		return nil, err
 	}
-	if err := s.team.Same(ctx, "frozen parameters", s.manifest(units)); err != nil {
-		return nil, fmt.Errorf("fsdp: rank %d: Freeze: %w", s.team.Rank(), err)
+	if err := s.team.Same(ctx, "frozen parameters", manifest(&cfg, s.trace, s.layout.Model, units)); err != nil {
+		return nil, s.end(fmt.Errorf("Freeze: %w", err))
 	}
 	st := s.store(ranks.Ask{Call: "Freeze"}, nil)
 	plan, err := st.PlanMove(ctx, opt)
@@ -53,67 +48,30 @@ func (s *Sharded) Freeze(ctx context.Context, frozen func(name string) bool, opt
 		return nil, st.end(err)
 	}
 	defer plan.Close()
-	next := refreezing{cfg: cfg, units: units}
-	var meshes []ranks.Mesh
-	if next.layout, meshes, err = s.lay(ctx, &cfg, units); err != nil {
-		return nil, s.broken(fmt.Errorf("Freeze: %w", err))
+	next, err := arrange(ctx, s.team, s.layout.Model, cfg, units)
+	if err != nil {
+		return nil, s.end(s.team.Fail(fmt.Errorf("Freeze: %w", err)))
 	}
-	next.groups = flatGroups(next.layout, meshes)
-	if err := s.agree(ctx, ranks.Ask{Call: "Freeze"}, s.room(&next)); err != nil {
-		next.free(s.arena)
+	var shards engine.Shards
+	programs, err := s.engine.Check(next.layout)
+	if err == nil {
+		shards, err = s.engine.Device().NewShards(next.layout, next.meshes)
+	}
+	if err := s.agree(ctx, ranks.Ask{Call: "Freeze"}, err); err != nil {
+		if shards != nil {
+			shards.Free()
+		}
 		return nil, err
 	}
-	if err := s.discardLast(ctx); err != nil {
+	if err := s.discard(ctx, s.life.takeLast()); err != nil {
 		return nil, err
 	}
-	entries, err := plan.Run(ctx, next.layout, hostMemory{s, next.groups})
+	entries, err := plan.Run(ctx, next.layout, memory{s, shards})
 	if err != nil {
 		return nil, st.end(err)
 	}
-	s.become(&next)
+	s.engine.Adopt(next.layout, shards, programs)
+	s.arrangement = next
 	s.log("frozen anew")
 	return entries, nil
-}
-
-// refreezing is what takes the place of a model's layout.
-type refreezing struct {
-	cfg      Config
-	units    []*unit
-	layout   *layout.Layout
-	groups   []*flatGroup
-	programs map[string]*program.Program
-}
-
-// room allocates the new shards.
-func (s *Sharded) room(next *refreezing) (err error) {
-	if next.programs, err = s.check(next.layout); err != nil {
-		return err
-	}
-	for _, g := range next.groups {
-		if err := g.alloc(s.arena); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// free gives the shards back.
-func (r *refreezing) free(a *arena.Arena) {
-	for _, g := range r.groups {
-		g.free(a)
-	}
-}
-
-// become replaces the layout by next.
-func (s *Sharded) become(next *refreezing) {
-	for _, g := range s.groups {
-		g.free(s.arena)
-	}
-	for _, b := range s.state {
-		s.arena.Free(b)
-	}
-	s.state, s.compiled, s.facts = nil, nil, nil
-	clear(s.shadows)
-	clear(s.present)
-	s.cfg, s.units, s.layout, s.groups, s.programs = next.cfg, next.units, next.layout, next.groups, next.programs
 }

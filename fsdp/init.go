@@ -1,6 +1,13 @@
 package fsdp
 
-import "github.com/gofsdp/gofsdp/internal/rng"
+import (
+	"fmt"
+
+	"github.com/gofsdp/gofsdp/fsdp/internal/engine"
+	"github.com/gofsdp/gofsdp/fsdp/internal/layout"
+	"github.com/gofsdp/gofsdp/internal/rng"
+	"github.com/gofsdp/gofsdp/optim"
+)
 
 // An Init gives the initial values of a parameter: it writes elements first, first+1, … of the parameter, in row-major
 // order, to dst. Each rank asks only for the elements it owns, in pieces, so an element must be a function of its index:
@@ -41,4 +48,40 @@ func Uniform(lo, hi float64) Init {
 			dst[i] = lo + (hi-lo)*r.Float64(first+i)
 		}
 	}
+}
+
+// draw sets this rank's part of every parameter to its initial value.
+func draw(l *layout.Layout, shards engine.Shards, params []tapeParam, seed uint64) (err error) {
+	name := ""
+	defer func() {
+		if r := recover(); r != nil {
+			err = fmt.Errorf("Init of parameter %s panicked: %v", name, r)
+		}
+	}()
+	var wide [4096]float64
+	var narrow [len(wide)]float32
+	for i := range l.Groups {
+		g, value := &l.Groups[i], shards.Value(i)
+		for _, s := range g.Segments() {
+			p := params[g.Params[s.Param]]
+			if name = p.Name; p.Init == nil {
+				continue
+			}
+			stream := Stream{rng.New(seed, g.Stream(name))}
+			for done := 0; done < s.Len; done += len(wide) {
+				part := optim.Host{F64: wide[:min(len(wide), s.Len-done)]}
+				p.Init(stream, s.Offset+done, part.F64)
+				if !value.Float64() {
+					for i, v := range part.F64 {
+						narrow[i] = float32(v)
+					}
+					part = optim.Host{F32: narrow[:len(part.F64)]}
+				}
+				if err := value.Slice(s.At+done, s.At+done+part.Len()).Write(part); err != nil {
+					return fmt.Errorf("parameter %s: %w", name, err)
+				}
+			}
+		}
+	}
+	return nil
 }

@@ -6,8 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"iter"
-	"reflect"
 
+	"github.com/gofsdp/gofsdp/fsdp/internal/engine"
 	"github.com/gofsdp/gofsdp/fsdp/internal/ranks"
 )
 
@@ -50,7 +50,7 @@ func (s *Sharded) Join(ctx context.Context, data iter.Seq[[]Tensor], opts ...Joi
 		defer func() { s.joined, s.dummy = outer, outerDummy }()
 		for more := true; ; {
 			s.joined, s.dummy = outer, outerDummy
-			batch, err := []Tensor(nil), s.err
+			batch, err := []Tensor(nil), s.may("Join")
 			if err == nil && data == nil {
 				err = errors.New("the data is nil")
 			}
@@ -83,9 +83,9 @@ func (s *Sharded) joinOnce(ctx context.Context, o *joinOptions, more bool, err e
 	case ans.Missing && o.policy == refuseUneven:
 		missing, err := s.team.Missing(ctx, !more)
 		if err != nil {
-			return false, s.broken(fmt.Errorf("Join: %w", err))
+			return false, s.end(s.team.Fail(fmt.Errorf("Join: %w", err)))
 		}
-		return false, fmt.Errorf("fsdp: rank %d: Join: ranks %v have no batch left, and others have", s.team.Rank(), missing)
+		return false, s.end(fmt.Errorf("Join: ranks %v have no batch left, and others have", missing))
 	}
 	return true, nil
 }
@@ -126,80 +126,30 @@ func RefuseUneven() JoinOption { return func(o *joinOptions) { o.policy = refuse
 // errNoBatch is why nobody can run a pass.
 var errNoBatch = errors.New("no rank has a batch")
 
-// learn keeps what a training pass has turned out to need, for passes without a batch. It returns what is kept, the same for equal
-// facts: shadows are found by it.
-func (s *Sharded) learn(f *facts) *facts {
-	if s.facts == nil || !reflect.DeepEqual(f, s.facts) {
-		s.facts = f
-		clear(s.shadows)
-	}
-	return s.facts
-}
-
-// shadowKey is what the schedule of a pass without computation depends on.
-type shadowKey struct {
-	variant
-	*facts
-}
-
-// shadow returns a pass without computation, which in training needs what f says; nil, if nothing is known.
-func (s *Sharded) shadow(v variant, f *facts) (*compiled, error) {
-	if v.eval {
-		f = nil
-	}
-	k := shadowKey{v, f}
-	if c := s.shadows[k]; c != nil {
-		return c, nil
-	}
-	c := &compiled{variant: v, path: s.model.Paths[v.entry], model: s.layout.Entries[v.entry], shadow: true, facts: f}
-	if f == nil {
-		c.facts = &facts{grad: make([]bool, len(s.model.Params))}
-	}
-	if err := s.schedule(c, s.groupSizes()); err != nil {
-		return nil, err
-	}
-	s.shadows[k] = c
-	return c, nil
-}
-
-// teach tells the ranks without a batch what the pass of the others, which all have agreed on, turns out to need, if one of
+// exchangeNeeds tells the ranks without a batch what the pass of the others, which all have agreed on, turns out to need, if one of
 // them does not know. It returns the pass that this rank runs.
-func (s *Sharded) teach(ctx context.Context, c *compiled, ans *ranks.Answer) (*compiled, error) {
-	lead, want := ans.Leader, ans.Hash
-	if lead < 0 {
-		return nil, fmt.Errorf("fsdp: rank %d: %w", s.cfg.Group.Rank(), errNoBatch)
-	}
-	if ans.Known {
+func (s *Sharded) exchangeNeeds(ctx context.Context, c *engine.Compiled, ans *ranks.Answer) (*engine.Compiled, error) {
+	switch {
+	case ans.Leader < 0:
+		return nil, s.end(errNoBatch)
+	case ans.Known:
 		return c, nil
 	}
-	var mine []byte
-	var err error
-	if s.team.Rank() == lead {
-		mine, err = json.Marshal(factsText{c.reads, c.grad})
+	mine, err := json.Marshal(c.Needs)
+	if err == nil {
+		mine, err = s.team.Tell(ctx, ans.Leader, mine)
 	}
-	told, terr := s.team.Tell(ctx, lead, mine)
-	if err = errors.Join(err, terr); err != nil {
-		return nil, s.broken(fmt.Errorf("learning the schedule: %w", err))
-	}
-	if !c.shadow {
-		return c, nil
-	}
-	var text factsText
-	if err = json.Unmarshal(told, &text); err == nil {
-		s.learn(&facts{text.Reads, text.Grad})
-		c, err = s.shadow(c.variant, s.facts)
-	}
-	if err == nil && c.hash != want {
-		err = fmt.Errorf("the schedule of rank %d is %016x, with what it says it needs this rank arrives at %016x", lead, want, c.hash)
+	if err == nil && c.Absent {
+		needs := new(engine.Needs)
+		if err = json.Unmarshal(mine, needs); err == nil {
+			c, err = s.engine.Absent(c.Variant, needs)
+		}
+		if err == nil && c.Hash != ans.Hash {
+			err = fmt.Errorf("the schedule of rank %d is %016x, with what it says it needs this rank arrives at %016x", ans.Leader, ans.Hash, c.Hash)
+		}
 	}
 	if err != nil {
-		return nil, s.broken(fmt.Errorf("learning the schedule: %w", err))
+		return nil, s.end(s.team.Fail(fmt.Errorf("learning the schedule: %w", err)))
 	}
 	return c, nil
-}
-
-// factsText is how facts travel.
-type factsText struct {
-	Reads [][]bool
-	Grad  []bool
 }

@@ -636,7 +636,7 @@ func TestDummiesShareASchedule(t *testing.T) {
 				require.NoError(t, err)
 				require.NoError(t, trainStep(ctx, m, batch))
 			}
-			require.LessOrEqual(t, reflect.ValueOf(m).Elem().FieldByName("shadows").Len(), 1)
+			require.LessOrEqual(t, reflect.ValueOf(m).Elem().FieldByName("engine").Elem().FieldByName("absent").Len(), 1)
 		}
 	})
 }

@@ -8,26 +8,16 @@ import (
 
 	"gorgonia.org/tensor"
 
-	"github.com/gofsdp/gofsdp/comm"
+	"github.com/gofsdp/gofsdp/fsdp/internal/engine"
 	"github.com/gofsdp/gofsdp/fsdp/internal/layout"
 	"github.com/gofsdp/gofsdp/fsdp/internal/ranks"
-	"github.com/gofsdp/gofsdp/internal/arena"
 	"github.com/gofsdp/gofsdp/internal/exec"
-	"github.com/gofsdp/gofsdp/internal/program"
 )
 
-// pass is a pass under way: the buffers that are live and how far the plan has run.
+// pass is a training pass under way.
 type pass struct {
-	*compiled
-	batch  []exec.Value
-	blocks []*arena.Block // by buffer of the plan
-	gather []comm.Work    // by group: in flight, or nil
-	reduce []comm.Work    // by group: in flight, or nil
-	number int
-	key    int     // of its random numbers, the same in forward and backward
-	scale  float64 // gradient of the loss
+	*engine.Pass
 	weight float64 // of this rank among the others
-	loss   float64 // of this rank
 	dummy  bool    // the batch is none of this rank's own: backward adds nothing
 }
 
@@ -40,16 +30,13 @@ func (s *Sharded) Forward(ctx context.Context, batch ...Tensor) (loss float64, e
 	if err != nil {
 		return 0, err
 	}
-	p.key, p.dummy = s.forwards, s.dummy
+	p.Key = s.forwards
 	s.forwards++
-	if err := s.run(ctx, p, 0, p.plan.Turn); err != nil {
+	if err := s.end(p.Forward(ctx)); err != nil {
 		return 0, err
 	}
-	if !p.shadow {
-		p.loss = p.number64(p.lossAt)
-	}
-	s.pass = p
-	return p.loss, nil
+	s.life.last = &pass{Pass: p, dummy: s.dummy}
+	return p.Loss, nil
 }
 
 // A BackwardOption changes one Backward.
@@ -57,7 +44,7 @@ type BackwardOption func(*pass)
 
 // Scale multiplies the loss by c before it is differentiated. With k forwards and backwards per step, Scale(1/k) averages
 // their gradients. A loss scale against underflow goes here too, see [Sharded.Unscale]. A second Scale multiplies the first.
-func Scale(c float64) BackwardOption { return func(p *pass) { p.scale *= c } }
+func Scale(c float64) BackwardOption { return func(p *pass) { p.Scale *= c } }
 
 // Weight gives this rank's batch a weight under Config.Divide = ByWeights, such as its number of tokens. It may be zero, but
 // not on all ranks. For the mean over all tokens of several Backwards use ByOne, and Scale(n/N) with the tokens n of this
@@ -69,23 +56,18 @@ func Weight(w float64) BackwardOption { return func(p *pass) { p.weight = w } }
 // not finite, and then changes no gradient. After an error the Forward is gone: the next call is another Forward. Where
 // all parameters are frozen there is nothing to do, which is no error.
 func (s *Sharded) Backward(ctx context.Context, opts ...BackwardOption) error {
-	p := s.pass
-	s.pass = nil
-	return s.backward(ctx, p, opts)
+	return s.backward(ctx, s.life.takeLast(), opts)
 }
 
 // backward runs the backward pass of p, which is nil if there was no forward.
 func (s *Sharded) backward(ctx context.Context, p *pass, opts []BackwardOption) error {
 	q := ranks.Ask{Call: "Backward", NoSync: s.noSync}
-	err := s.usable()
+	err := s.may("Backward")
 	if err == nil {
 		err = s.prepareBackward(p, opts)
 	}
 	if p != nil {
-		q.Argument, q.Schedule, q.Value = float64(p.number), p.hash, p.weight
-	}
-	if err == nil && s.cfg.Divide != ByWeights && p.weight != 1 && !p.shadow {
-		err = fmt.Errorf("Weight is for Config.Divide = ByWeights, which is %v", s.cfg.Divide)
+		q.Argument, q.Schedule, q.Value = float64(p.Number), p.Hash, p.weight
 	}
 	if err = s.agree(ctx, q, err); err == nil {
 		err = s.weigh(ctx, p)
@@ -93,33 +75,31 @@ func (s *Sharded) backward(ctx context.Context, p *pass, opts []BackwardOption) 
 	if err != nil {
 		return errors.Join(err, s.discard(ctx, p))
 	}
-	s.arena.Begin(arena.Training)
-	s.pending.take(p)
-	if err := s.run(ctx, p, p.plan.Turn, len(p.plan.Steps)); err != nil {
-		return err
-	}
-	s.pending.put(p)
-	for i, has := range p.grad {
-		s.present[i] = s.present[i] || has
-	}
-	return s.endStep()
+	return s.end(p.Pass.Backward(ctx))
 }
 
-// prepareBackward applies the options to p, says why its backward cannot run, and finds the schedule for it: what becomes
-// of the gradients may have been decided after the forward.
-func (s *Sharded) prepareBackward(p *pass, opts []BackwardOption) error {
+// prepareBackward applies the options to p, says why its backward cannot run, and finds the schedule for it: what becomes of the
+// gradients may have been decided after the forward.
+func (s *Sharded) prepareBackward(p *pass, opts []BackwardOption) (err error) {
 	if p == nil {
 		return errors.New("Backward without a Forward before it, or its Backward has run, or another pass has discarded it, see Hold")
 	}
-	if p.scale, p.weight = 1, 1; p.shadow || p.dummy {
+	var c *engine.Compiled
+	if p.Scale, p.weight = 1, 1; p.Absent || p.dummy {
 		p.weight = 0
-		c, err := s.shadow(s.training(), p.facts) // those of its forward, which ranks have agreed on
-		if err == nil {
-			s.switchTo(p, c)
-		}
-		return err
+		c, err = s.engine.Absent(s.training(), p.Needs) // those of its forward, which ranks have agreed on
+	} else if err = p.apply(&s.cfg, opts); err == nil {
+		c, err = s.engine.Compiled(s.training(), p.Batch)
 	}
-	if s.cfg.Divide == ByWeights {
+	if err == nil {
+		p.Switch(c)
+	}
+	return err
+}
+
+// apply sets scale and weight by the options.
+func (p *pass) apply(cfg *Config, opts []BackwardOption) error {
+	if cfg.Divide == ByWeights {
 		p.weight = math.NaN()
 	}
 	for _, o := range opts {
@@ -128,41 +108,41 @@ func (s *Sharded) prepareBackward(p *pass, opts []BackwardOption) error {
 		}
 	}
 	switch {
-	case !s.cfg.Precision.finite(p.scale):
-		return fmt.Errorf("Scale is %v", p.scale)
-	case s.cfg.Divide == ByWeights && math.IsNaN(p.weight):
+	case !cfg.Precision.finite(p.Scale):
+		return fmt.Errorf("Scale is %v", p.Scale)
+	case cfg.Divide == ByWeights && math.IsNaN(p.weight):
 		return errors.New("Config.Divide is ByWeights: give Backward a Weight")
 	case !(p.weight >= 0) || math.IsInf(p.weight, 0):
 		return fmt.Errorf("Weight is %v", p.weight)
-	case math.IsNaN(p.loss) || math.IsInf(p.loss, 0):
-		return fmt.Errorf("the loss of pass %d is %v", p.number, p.loss)
+	case math.IsNaN(p.Loss) || math.IsInf(p.Loss, 0):
+		return fmt.Errorf("the loss of pass %d is %v", p.Number, p.Loss)
+	case cfg.Divide != ByWeights && p.weight != 1:
+		return fmt.Errorf("Weight is for Config.Divide = ByWeights, which is %v", cfg.Divide)
 	}
-	c, err := s.compiledFor(s.training(), p.batch)
+	return nil
+}
+
+// weigh multiplies p's loss by its weight relative to the mean of the weights of all ranks: the mean over the ranks is the weighted
+// one then, the gradients of all passes have the same divisor, and none grows with the unit of the weights.
+func (s *Sharded) weigh(ctx context.Context, p *pass) error {
+	if s.cfg.Divide != ByWeights && s.cfg.Divide != ByActive {
+		return nil
+	}
+	sum, err := s.team.Sum(ctx, p.weight)
 	if err != nil {
-		return err
+		return s.end(s.team.Fail(fmt.Errorf("Backward: %w", err)))
 	}
-	s.switchTo(p, c)
+	mean := sum / float64(s.team.Size())
+	if mean == 0 || math.IsInf(mean, 0) {
+		return s.end(fmt.Errorf("Backward: the mean of the ranks' weights is %v", mean))
+	}
+	p.Scale *= p.weight / mean
 	return nil
 }
 
 // training returns the variant of a training pass that begins now.
-func (s *Sharded) training() variant { return variant{noSync: s.noSync, pending: s.pending.any()} }
-
-// switchTo makes p a pass by another schedule of the same calls, whose forwards are the same. What that has no use for, because
-// it does not compute, is freed.
-func (s *Sharded) switchTo(p *pass, c *compiled) {
-	if c == p.compiled {
-		return
-	}
-	blocks := make([]*arena.Block, len(c.plan.Buffers))
-	for id, b := range p.plan.Buffers {
-		if to := c.plan.Lookup(b.Kind, b.Index, b.Out); to >= 0 {
-			blocks[to] = p.blocks[id]
-		} else {
-			s.arena.Free(p.blocks[id])
-		}
-	}
-	p.compiled, p.blocks = c, blocks
+func (s *Sharded) training() engine.Variant {
+	return engine.Variant{NoSync: s.noSync, Pending: s.life.health != closed && s.engine.Pending() > 0}
 }
 
 // Eval runs the forward pass in evaluation mode, without dropout, and returns the results of the model. They belong to the
@@ -179,89 +159,70 @@ func (s *Sharded) EvalProgram(ctx context.Context, name string, batch ...Tensor)
 	return s.eval(ctx, name, batch)
 }
 
-func (s *Sharded) eval(ctx context.Context, entry string, batch []Tensor) ([]Tensor, error) {
+func (s *Sharded) eval(ctx context.Context, program string, batch []Tensor) ([]Tensor, error) {
 	q := ranks.Ask{Call: "Eval"}
-	if entry != "" {
-		q.Detail = " of program " + entry
+	if program != "" {
+		q.Detail = " of program " + program
 	}
-	p, err := s.start(ctx, q, variant{entry: entry, eval: true}, batch)
+	p, err := s.start(ctx, q, engine.Variant{Program: program, Eval: true}, batch)
 	if err != nil {
 		return nil, err
 	}
-	if err := s.run(ctx, p, 0, len(p.plan.Steps)); err != nil {
-		return nil, err
-	}
-	results := make([]Tensor, 0, len(p.path.Results))
-	for _, r := range p.path.Results {
-		if p.shadow {
-			break
-		}
-		v := exec.Value{Shape: p.calls[r.Call].unit.OutShape[r.Out], DType: s.cfg.Precision.Compute.tensor()}
-		v.Bytes = p.data(p.plan.Lookup(program.CallOut, r.Call, r.Out))
-		results = append(results, v.Tensor().Clone().(*tensor.Dense))
-	}
-	s.drop(p)
-	if err := s.endStep(); err != nil {
-		return nil, err
+	results := make([]Tensor, 0, len(p.Path.Results))
+	err = p.Eval(ctx, func(shape []int) []byte {
+		v := newValue(s.cfg.Precision.Compute, shape)
+		results = append(results, v.Tensor())
+		return v.Bytes
+	})
+	if err != nil {
+		return nil, s.end(err)
 	}
 	return results, nil
 }
 
-// start checks the batch, finds the compiled pass and agrees with the other ranks to run it. Only then does it touch any
-// buffer: the memory of a group that was closed may be gone.
-func (s *Sharded) start(ctx context.Context, q ranks.Ask, v variant, batch []Tensor) (*pass, error) {
-	q.NoSync = v.noSync
-	c, values, err := s.prepareForward(v, batch)
+// start checks the batch, finds the compiled pass and agrees with the other ranks to run it.
+func (s *Sharded) start(ctx context.Context, q ranks.Ask, v engine.Variant, batch []Tensor) (*engine.Pass, error) {
+	q.NoSync = v.NoSync
+	c, values, err := s.prepareForward(q.Call, v, batch)
 	if err == nil {
-		q.Schedule, q.Absent = c.hash, c.shadow
+		q.Schedule, q.Absent = c.Hash, c.Absent
 	}
 	ans, err := s.ask(ctx, &q, err)
 	if err == nil {
-		c, err = s.teach(ctx, c, &ans)
+		c, err = s.exchangeNeeds(ctx, c, &ans)
 	}
-	if err != nil {
-		return nil, errors.Join(err, s.discardLast(ctx))
-	}
-	if err := s.discardLast(ctx); err != nil {
+	if err = errors.Join(err, s.discard(ctx, s.life.takeLast())); err != nil {
 		return nil, err
 	}
-	phase := arena.Training
-	if v.eval {
-		phase = arena.Evaluation
-	}
-	s.arena.Begin(phase)
-	s.passes++
-	return &pass{
-		compiled: c, batch: values, blocks: make([]*arena.Block, len(c.plan.Buffers)), number: s.passes,
-		gather: make([]comm.Work, len(s.groups)), reduce: make([]comm.Work, len(s.groups)),
-	}, nil
+	return s.engine.Start(c, values), nil
 }
 
 // prepareForward does what a pass needs before the ranks agree on it.
-func (s *Sharded) prepareForward(v variant, batch []Tensor) (*compiled, []exec.Value, error) {
-	if err := s.usable(); err != nil {
+func (s *Sharded) prepareForward(call string, v engine.Variant, batch []Tensor) (*engine.Compiled, []exec.Value, error) {
+	if err := s.may(call); err != nil {
 		return nil, nil, err
 	}
-	if s.model.Paths[v.entry] == nil {
-		return nil, nil, fmt.Errorf("the model has no program %q", v.entry)
+	path := s.layout.Model.Paths[v.Program]
+	if path == nil {
+		return nil, nil, fmt.Errorf("the model has no program %q", v.Program)
 	}
 	if s.joined && len(batch) == 0 {
-		c, err := s.shadow(v, s.facts)
+		c, err := s.engine.Absent(v, nil)
 		return c, nil, err
 	}
-	values, err := s.batchValues(s.model.Paths[v.entry], batch)
+	values, err := batchValues(path, batch, s.cfg.Precision.Compute.tensor())
 	if err != nil {
 		return nil, nil, err
 	}
-	c, err := s.compiledFor(v, values)
+	c, err := s.engine.Compiled(v, values)
 	if err != nil {
 		return nil, nil, err
 	}
-	return c, values, s.checkIntegers(c, values)
+	return c, values, c.CheckBatch(values)
 }
 
 // batchValues checks the number and kind of the batch's tensors.
-func (s *Sharded) batchValues(p *layout.Path, batch []Tensor) ([]exec.Value, error) {
+func batchValues(p *layout.Path, batch []Tensor, computed tensor.Dtype) ([]exec.Value, error) {
 	if len(batch) != p.Inputs {
 		return nil, fmt.Errorf("the batch has %d tensors, the model takes %d", len(batch), p.Inputs)
 	}
@@ -271,85 +232,18 @@ func (s *Sharded) batchValues(p *layout.Path, batch []Tensor) ([]exec.Value, err
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", p.Input(i), err)
 		}
-		if want := s.cfg.Precision.Compute.tensor(); v.DType != tensor.Int && v.DType != want {
-			return nil, fmt.Errorf("%s is %v: the model computes in %v", p.Input(i), v.DType, want)
+		if v.DType != tensor.Int && v.DType != computed {
+			return nil, fmt.Errorf("%s is %v: the model computes in %v", p.Input(i), v.DType, computed)
 		}
 		values[i] = v
 	}
 	return values, nil
 }
 
-// checkIntegers finds the tokens and targets that are out of range while the batch can still be refused: in the middle of a
-// pass they would cost the model.
-func (s *Sharded) checkIntegers(c *compiled, batch []exec.Value) error {
-	for i, call := range c.model.Calls {
-		for j, r := range call.In {
-			if c.calls[i].unit == nil || r.Call != program.Batch || batch[r.Out].DType != tensor.Int {
-				continue
-			}
-			if err := c.calls[i].unit.Check(j, exec.Data[int](batch[r.Out].Bytes)); err != nil {
-				return fmt.Errorf("%s: call %s: %w", c.path.Input(r.Out), call.Name, err)
-			}
-		}
-	}
-	return nil
-}
-
-// discardLast discards the last forward, unless it was put aside.
-func (s *Sharded) discardLast(ctx context.Context) error {
-	p := s.pass
-	s.pass = nil
-	return s.discard(ctx, p)
-}
-
-// discard ends a forward that gets no backward. Gathers for the backward may be in flight: their buffers are the group's
-// until they are waited for.
+// discard ends a forward that gets no backward. p may be nil.
 func (s *Sharded) discard(ctx context.Context, p *pass) error {
 	if p == nil {
 		return nil
 	}
-	if s.err != nil { // after a failure the buffers stay where they are, until Close has waited
-		s.ended = append(s.ended, p)
-		return nil
-	}
-	for g, w := range p.gather {
-		if w == nil {
-			continue
-		}
-		if err := w.Wait(ctx); err != nil {
-			s.ended = append(s.ended, p)
-			return s.broken(fmt.Errorf("pass %d has no Backward: waiting for group %s: %w", p.number, s.groups[g].Name, err))
-		}
-		p.gather[g] = nil
-	}
-	s.drop(p)
-	return s.endStep()
-}
-
-// settle waits for what is in flight, which is over when it has failed, too: then the memory is this rank's again.
-func (p *pass) settle() {
-	for _, works := range [][]comm.Work{p.gather, p.reduce} {
-		for i, w := range works {
-			if w != nil {
-				_ = w.Wait(context.Background())
-			}
-			works[i] = nil
-		}
-	}
-}
-
-// endStep lets go of memory that steps have stopped using.
-func (s *Sharded) endStep() error {
-	if err := s.arena.EndStep(); err != nil {
-		return s.broken(err)
-	}
-	return nil
-}
-
-// drop frees all buffers of p that are live.
-func (s *Sharded) drop(p *pass) {
-	for i, b := range p.blocks {
-		s.arena.Free(b)
-		p.blocks[i] = nil
-	}
+	return s.end(p.Discard(ctx, s.life.health != running))
 }

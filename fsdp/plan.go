@@ -4,8 +4,12 @@ import (
 	"fmt"
 	"io"
 	"strings"
+	"time"
 
+	"github.com/gofsdp/gofsdp/fsdp/internal/engine"
 	"github.com/gofsdp/gofsdp/internal/arena"
+	"github.com/gofsdp/gofsdp/internal/exec"
+	"github.com/gofsdp/gofsdp/internal/program"
 )
 
 // A Plan says what training on a batch will take, before anything runs. Bytes are those of one rank.
@@ -48,23 +52,25 @@ func (p *Plan) Peak() int { return p.ShardBytes + p.StateBytes + p.SnapshotBytes
 // Plan plans a training pass on a batch of the shapes of these tensors, whose contents do not matter: one that begins now,
 // inside NoSync if it is. It is not a collective.
 func (s *Sharded) Plan(batch ...Tensor) (*Plan, error) {
-	if s.err == errClosed {
-		return nil, fmt.Errorf("fsdp: %w", s.err)
+	var c *engine.Compiled
+	err := s.may("Plan")
+	if err == nil {
+		var values []exec.Value
+		if values, err = batchValues(s.layout.Model.Paths[""], batch, s.cfg.Precision.Compute.tensor()); err == nil {
+			c, err = s.engine.Compiled(s.training(), values)
+		}
 	}
-	values, err := s.batchValues(s.model.Paths[""], batch)
 	if err != nil {
 		return nil, fmt.Errorf("fsdp: %w", err)
 	}
-	c, err := s.compiledFor(s.training(), values)
-	if err != nil {
-		return nil, fmt.Errorf("fsdp: %w", err)
-	}
-	n, live := c.plan.Program.Counts(), s.arena.Stats().Live
+	d := s.engine.Device()
+	n, live := c.Plan.Program.Counts(), d.Stats().Live
 	p := &Plan{
-		Ranks: s.cfg.Group.Size(), ShardBytes: s.shardBytes(), StateBytes: live[arena.State], SnapshotBytes: live[arena.Snapshot], PassBytes: c.plan.Peak,
-		Gathers: n.Gathers, Reduces: n.Reduces, AllReduces: n.Syncs, Traffic: c.plan.Traffic(),
+		Ranks: s.team.Size(), ShardBytes: s.layout.ShardBytes(), StateBytes: live[arena.State], SnapshotBytes: live[arena.Snapshot],
+		PassBytes: c.Plan.Peak, Gathers: n.Gathers, Reduces: n.Reduces, AllReduces: n.Syncs, Traffic: c.Plan.Traffic(),
 	}
-	for _, g := range s.groups {
+	for i := range s.layout.Groups {
+		g := &s.layout.Groups[i]
 		gp := GroupPlan{
 			Name: g.Name, Strategy: s.units[g.Unit].strategy, Params: len(g.Params), Bytes: g.Bytes(),
 			Frozen: g.Kind.Frozen && !g.Kind.Buffer, Buffers: g.Kind.Buffer, Ranks: g.Ranks.Shards, Replicas: g.Ranks.Replicas,
@@ -77,11 +83,22 @@ func (s *Sharded) Plan(batch ...Tensor) (*Plan, error) {
 			p.Params += gp.Len
 		}
 	}
-	s.planFiles(p, c.plan)
-	for _, op := range c.plan.Program.Ops {
-		p.Schedule = append(p.Schedule, c.plan.Program.Text(op))
+	p.divide(c.Plan, d.InFile)
+	for _, op := range c.Plan.Program.Ops {
+		p.Schedule = append(p.Schedule, c.Plan.Program.Text(op))
 	}
 	return p, nil
+}
+
+// divide says which of the bytes lie in files, and which in RAM. What was live before the pass is there all through it.
+func (p *Plan) divide(pass *program.Plan, inFile func(arena.Class) bool) {
+	p.MappedBytes = pass.MostLive(inFile)
+	p.RAMBytes = pass.MostLive(func(c arena.Class) bool { return !inFile(c) })
+	if lasting := p.ShardBytes + p.StateBytes + p.SnapshotBytes; inFile(arena.Shard) {
+		p.MappedBytes += lasting
+	} else {
+		p.RAMBytes += lasting
+	}
 }
 
 // WriteTo writes the plan as a short table.
@@ -139,9 +156,43 @@ type Memory struct {
 
 // Memory returns the counts. Batches are not the model's and are not counted.
 func (s *Sharded) Memory() Memory {
-	st := s.arena.Stats()
-	return Memory{Live: st.Total, Mapped: s.mappedBytes(), Peak: st.Peak, Reserved: st.Reserved}
+	d := s.engine.Device()
+	st, mapped := d.Stats(), 0
+	for c, live := range st.Live {
+		if d.InFile(arena.Class(c)) {
+			mapped += live
+		}
+	}
+	return Memory{Live: st.Total, Mapped: mapped, Peak: st.Peak, Reserved: st.Reserved}
 }
 
 // ResetPeak makes Memory count the peak from here on.
-func (s *Sharded) ResetPeak() { s.arena.ResetPeak() }
+func (s *Sharded) ResetPeak() { s.engine.Device().ResetPeak() }
+
+// An Event is one operation of a pass, as Config.Trace sees it.
+type Event struct {
+	Rank     int
+	Pass     int       // number of the pass
+	Kind     string    // gather, wait, forward, turn, free, backward, reduce, sync or drain
+	Group    string    // for gather, wait, free, reduce, sync and drain
+	Call     string    // for forward and backward
+	Begin    time.Time // of the operation on this rank
+	Duration time.Duration
+	Shadow   bool // the rank has no batch and takes part without computing
+	Live     int  // bytes of counted memory when it ends, with what it is about to free, scratch excluded
+}
+
+// newEvent returns the event of a step on a rank.
+func newEvent(rank int, s *engine.Step) Event {
+	e := Event{
+		Rank: rank, Pass: s.Pass, Kind: s.Op.Kind.String(), Shadow: s.Absent,
+		Begin: s.Begin, Duration: time.Since(s.Begin), Live: s.Live,
+	}
+	if s.Op.Group >= 0 {
+		e.Group = s.Model.Groups[s.Op.Group].Name
+	}
+	if s.Op.Call >= 0 {
+		e.Call = s.Model.Calls[s.Op.Call].Name
+	}
+	return e
+}

@@ -6,13 +6,11 @@ import (
 	"fmt"
 
 	"github.com/gofsdp/gofsdp/comm"
+	"github.com/gofsdp/gofsdp/fsdp/internal/engine"
 	"github.com/gofsdp/gofsdp/fsdp/internal/layout"
 	"github.com/gofsdp/gofsdp/fsdp/internal/ranks"
 	"github.com/gofsdp/gofsdp/fsdp/internal/state"
 	"github.com/gofsdp/gofsdp/internal/arena"
-	"github.com/gofsdp/gofsdp/internal/exec"
-	"github.com/gofsdp/gofsdp/internal/mapped"
-	"github.com/gofsdp/gofsdp/internal/program"
 	"github.com/gofsdp/gofsdp/optim"
 )
 
@@ -25,42 +23,28 @@ import (
 // gets the error from its next call, and no rank can use the model further. So may a context that has ended before a pass: a
 // rank that gives up waiting for the others cannot know what they make of it.
 type Sharded struct {
+	*arrangement
+	trace  *trace // of Forward
+	team   *ranks.Team
+	engine *engine.Engine
+	life   life
+	saver  state.Saver  // Save and SaveAsync
+	copied *arena.Block // by SaveAsync
+
+	noSync   bool // inside NoSync
+	dummy    bool // in an iteration of Join for which this rank has a dummy batch
+	joined   bool // in an iteration of Join for which this rank has no batch
+	requests int  // collective calls so far, those that ranks could not agree on included
+	forwards int  // training passes begun so far: keys dropout
+	lists    int  // calls of Shards so far
+}
+
+// An arrangement is what the configuration has made of the model. It does not change: Freeze makes another.
+type arrangement struct {
 	cfg    Config
-	trace  *trace        // of Forward
-	model  *layout.Model // what has been traced
-	save   []exec.Policy // by call: what it keeps for backward
-	spill  []bool        // by call: whether in files
 	units  []*unit
 	layout *layout.Layout
-	groups []*flatGroup
-	team   *ranks.Team
-
-	files    *mapped.Files // nil unless Config.OffloadDir is set
-	arena    *arena.Arena
-	runner   exec.Runner
-	programs map[string]*program.Program // by what was asked for
-
-	compiled []*compiled    // by batch shape, the last used first
-	pass     *pass          // forward done, backward to come
-	held     map[*Pass]bool // likewise, put aside
-	ended    []*pass        // those that err ended, whose collectives may be in flight
-	noSync   bool           // inside NoSync
-	dummy    bool           // in an iteration of Join for which this rank has a dummy batch
-	joined   bool           // in an iteration of Join for which this rank has no batch
-	facts    *facts         // of the last training pass, or nil
-	shadows  map[shadowKey]*compiled
-	pending  pending        // gradients that are not reduced
-	present  []bool         // by parameter: whether it has a gradient
-	state    []*arena.Block // of optimizers
-	saver    state.Saver    // Save and SaveAsync
-	snapshot *arena.Block   // of SaveAsync
-	requests int            // collective calls so far, those that ranks could not agree on included
-	passes   int            // passes so far: numbers them
-	forwards int            // training passes begun so far: keys dropout
-	lists    int            // calls of Shards so far
-	torn     error          // of a Load or Import that failed in the middle, until one succeeds: no more passes till then
-	tornOpt  tornState      // of one that changed optimizers, too: no more steps of them
-	err      error          // first failure in the middle of a pass, or errClosed: no more passes
+	meshes []ranks.Mesh // by flat group
 }
 
 // Wrap shards m over the ranks of cfg.Group. It runs m.Forward once to learn the calls, groups their parameters, compiles
@@ -73,10 +57,7 @@ func WrapContext(ctx context.Context, m Model, cfg Config) (*Sharded, error) {
 	if cfg.Group == nil {
 		cfg.Group = comm.Local(1)[0]
 	}
-	s := &Sharded{
-		cfg: cfg, team: ranks.NewTeam(cfg.Group, newPeerError),
-		arena: arena.New(arena.Sources{}), held: make(map[*Pass]bool), shadows: make(map[shadowKey]*compiled),
-	}
+	s := &Sharded{arrangement: &arrangement{cfg: cfg}, team: ranks.NewTeam(cfg.Group, newPeerError), life: life{held: make(map[*Pass]bool)}}
 	if err := s.wrap(ctx, m); err != nil {
 		return nil, fmt.Errorf("fsdp: rank %d: %w", cfg.Group.Rank(), errors.Join(err, s.giveBack()))
 	}
@@ -85,22 +66,16 @@ func WrapContext(ctx context.Context, m Model, cfg Config) (*Sharded, error) {
 
 // wrap does what needs no other rank, compares it with the others, and then makes this rank's share.
 func (s *Sharded) wrap(ctx context.Context, m Model) error {
-	_, err := s.team.Agree(ctx, &ranks.Ask{Call: "Wrap", Number: 1}, s.prepare(m))
+	model, err := s.prepare(m)
+	_, err = s.team.Agree(ctx, &ranks.Ask{Call: "Wrap", Number: 1}, err)
 	if err == nil {
-		err = s.team.Same(ctx, "model or configuration", s.manifest(s.units))
+		err = s.team.Same(ctx, "model or configuration", manifest(&s.cfg, s.trace, model, s.units))
 	}
 	if err != nil {
 		return err
 	}
-	var meshes []ranks.Mesh
-	if s.layout, meshes, err = s.lay(ctx, &s.cfg, s.units); err == nil {
-		s.groups = flatGroups(s.layout, meshes)
-		s.programs, err = s.check(s.layout)
-	}
-	for i := 0; i < len(s.groups) && err == nil; i++ {
-		if err = s.groups[i].alloc(s.arena); err == nil {
-			err = s.groups[i].draw(s.trace, s.cfg.Seed)
-		}
+	if s.arrangement, err = arrange(ctx, s.team, model, s.cfg, s.units); err == nil {
+		err = s.share()
 	}
 	if _, err := s.team.Agree(ctx, &ranks.Ask{Call: "Wrap", Number: 2}, err); err != nil {
 		return err
@@ -110,68 +85,70 @@ func (s *Sharded) wrap(ctx context.Context, m Model) error {
 }
 
 // prepare does the part of Wrap that needs no other rank.
-func (s *Sharded) prepare(m Model) (err error) {
+func (s *Sharded) prepare(m Model) (model *layout.Model, err error) {
 	if s.cfg, err = s.cfg.withDefaults(); err != nil {
-		return err
+		return nil, err
 	}
 	if s.trace, err = traceModel(m); err != nil {
-		return err
+		return nil, err
 	}
 	programs, err := tracePrograms(m, s.trace)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	s.model = layoutModel(s.trace, programs)
-	s.present = make([]bool, len(s.trace.params))
 	if s.units, err = decideUnits(&s.cfg, s.trace); err != nil {
-		return err
+		return nil, err
 	}
-	if s.save, s.spill, err = savePolicies(&s.cfg, s.trace.callInfos()); err != nil {
-		return err
+	if err := savePolicies(&s.cfg, s.trace); err != nil {
+		return nil, err
 	}
-	sources, err := s.sources()
+	device, err := newDevice(&s.cfg)
+	if err == nil {
+		s.engine = engine.New(device, s.team, engineOptions(&s.cfg, s.trace))
+	}
+	return layoutModel(s.trace, programs), err
+}
+
+// newDevice returns the device that a model computes on. Tests put another in its place.
+var newDevice = func(cfg *Config) (engine.Device, error) {
+	o := engine.HostOptions{Dir: cfg.OffloadDir, Poison: cfg.Poison}
+	if shared, ok := cfg.Group.(comm.Allocator); ok {
+		o.Collective = shared
+	}
+	h, err := engine.NewHost(o)
+	if err != nil {
+		return nil, fmt.Errorf("Config.OffloadDir: %w", err)
+	}
+	return h, nil
+}
+
+// engineOptions returns what the configuration decides for the passes.
+func engineOptions(cfg *Config, tr *trace) engine.Options {
+	o := engine.Options{
+		DType: cfg.Precision.Compute.tensor(), Prefetch: cfg.Prefetch, InFlight: cfg.InFlight, Seed: cfg.Seed,
+		Save: tr.save, Spill: tr.spill, Before: cfg.before, Factor: cfg.factor(),
+	}
+	for _, c := range tr.calls {
+		o.Modules = append(o.Modules, engine.Module{Key: c.module, Spec: spec(c.module, c.local)})
+	}
+	if cfg.Trace != nil {
+		o.Trace = func(s *engine.Step) { cfg.Trace(newEvent(cfg.Group.Rank(), s)) }
+	}
+	return o
+}
+
+// share makes this rank's share of the initial parameters.
+func (s *Sharded) share() error {
+	programs, err := s.engine.Check(s.layout)
 	if err != nil {
 		return err
 	}
-	s.arena = arena.New(sources)
-	s.arena.Poison = s.cfg.Poison
-	return nil
-}
-
-// flatGroups returns the groups of a layout, without memory.
-func flatGroups(l *layout.Layout, meshes []ranks.Mesh) []*flatGroup {
-	list := make([]*flatGroup, len(meshes))
-	for i, m := range meshes {
-		list[i] = &flatGroup{Group: &l.Groups[i], mesh: m}
+	shards, err := s.engine.Device().NewShards(s.layout, s.meshes)
+	if err != nil {
+		return err
 	}
-	return list
-}
-
-// check compiles the passes as far as that is possible without a batch, and keeps their programs.
-func (s *Sharded) check(l *layout.Layout) (map[string]*program.Program, error) {
-	programs := make(map[string]*program.Program)
-	variants := []variant{{}}
-	for name := range l.Entries {
-		variants = append(variants, variant{entry: name, eval: true})
-	}
-	for _, v := range variants {
-		if _, err := s.program(l, programs, v, nil); err != nil {
-			return nil, err
-		}
-	}
-	return programs, nil
-}
-
-// shardBytes returns the bytes of this rank's parameters and gradients.
-func (s *Sharded) shardBytes() int {
-	n := 0
-	for _, g := range s.groups {
-		n += len(g.value.Data)
-		if g.grad != nil {
-			n += len(g.grad.Data)
-		}
-	}
-	return n
+	s.engine.Adopt(s.layout, shards, programs)
+	return draw(s.layout, shards, s.trace.params, s.cfg.Seed)
 }
 
 // Shards returns the pieces of the trained parameters that this rank owns, with their gradients, for an optimizer. The memory is
@@ -184,82 +161,60 @@ func (s *Sharded) shardBytes() int {
 // The state of an optimizer that is made of these pieces lies where the shards do, and is counted with them until Freeze or
 // Close, also when the optimizer is no longer in use.
 func (s *Sharded) Shards() []optim.Param {
-	if s.err == errClosed {
+	if s.life.health == closed {
 		return nil
 	}
 	s.lists++
 	var list []optim.Param
-	for _, g := range s.groups {
-		if !g.Kind.Frozen {
-			list = append(list, s.shardsOf(g)...)
+	l, number, shards := s.layout, s.lists, s.engine.Shards()
+	present := s.engine.Present()
+	for i := range l.Groups {
+		g := &l.Groups[i]
+		if g.Kind.Frozen {
+			continue
+		}
+		value, grad := shards.Value(i), shards.Grad(i)
+		for _, seg := range g.Segments() {
+			p := g.Params[seg.Param]
+			list = append(list, optim.Param{
+				Name: seg.Name, Shape: l.Model.Params[p].Shape, Offset: seg.Offset,
+				Value: value.Slice(seg.At, seg.At+seg.Len), Grad: grad.Slice(seg.At, seg.At+seg.Len),
+				Absent: func() bool { return !present[p] },
+				Ready:  func() error { return s.ready(l, number) },
+				Alloc:  func(n int) (optim.Vec, error) { return s.allocState(shards, i, n) },
+			})
 		}
 	}
 	return list
 }
 
-// shardsOf returns the segments of a trained group.
-func (s *Sharded) shardsOf(f *flatGroup) []optim.Param {
-	var list []optim.Param
-	number := s.lists
-	for _, seg := range f.Segments() {
-		present := &s.present[f.Group.Params[seg.Param]]
-		list = append(list, optim.Param{
-			Name: seg.Name, Shape: f.Flat.Params()[seg.Param].Shape, Offset: seg.Offset,
-			Value: f.vec(f.value.Data, seg.At, seg.Len), Grad: f.vec(f.grad.Data, seg.At, seg.Len),
-			Absent: func() bool { return !*present },
-			Ready:  func() error { return s.steppable(f, number) },
-			Alloc:  func(n int) (optim.Vec, error) { return s.allocState(f, n) },
-		})
-	}
-	return list
-}
-
-// steppable says why an optimizer must not touch the shards of a group now. It was made of those that the call of Shards with
-// this number has returned.
-func (s *Sharded) steppable(f *flatGroup, list int) error {
-	switch {
-	case s.err == errClosed:
-		return s.err
-	case f.value == nil:
+// ready says why an optimizer must not touch shards now, which call number list of Shards has returned under layout l.
+func (s *Sharded) ready(l *layout.Layout, list int) error {
+	if l != s.layout && s.life.health != closed {
 		return errFormer
-	case s.torn != nil:
-		return s.torn
-	case list <= s.tornOpt.lists && s.tornOpt.err != nil:
-		return s.tornOpt.err
-	case s.pass != nil || len(s.held) > 0:
-		return errors.New("a Forward waits for its Backward: parameters must not change in between")
 	}
-	return s.pending.reduced()
+	return s.life.mayStep(list, s.engine.Pending())
 }
 
 // allocState returns n elements for an optimizer.
-func (s *Sharded) allocState(f *flatGroup, n int) (optim.Vec, error) {
-	b, err := s.arena.Alloc(n*f.Compute.Size(), arena.State)
+func (s *Sharded) allocState(shards engine.Shards, group, n int) (optim.Vec, error) {
+	v, err := shards.Alloc(group, n)
 	if err != nil {
-		return nil, fmt.Errorf("rank %d: state of group %s: %w", s.cfg.Group.Rank(), f.Name, err)
+		return nil, fmt.Errorf("rank %d: state of group %s: %w", s.team.Rank(), s.layout.Groups[group].Name, err)
 	}
-	s.state = append(s.state, b)
-	return f.vec(b.Data, 0, n), nil
+	return v, nil
 }
 
 // ZeroGrad drops all gradients, those that are not reduced yet included. Without it, the next Backward adds to them.
 func (s *Sharded) ZeroGrad() {
-	if s.err == errClosed {
+	if s.life.health == closed {
 		return
 	}
-	for _, g := range s.groups {
-		if g.grad != nil {
-			clear(g.grad.Data)
-		}
-	}
-	clear(s.present)
-	if s.err == nil {
-		s.pending.drop(s.arena)
+	_ = s.engine.ZeroGrad() // a device that has failed says so again
+	if s.life.health == running {
+		s.engine.DropWhole()
 	}
 }
-
-// errClosed is why a closed model can do nothing.
-var errClosed = errors.New("the model is closed")
 
 // Close gives back the memory of parameters, gradients and buffers. From then on collective methods return an error, and
 // what Shards returned must not be touched, nor an optimizer stepped that was made of it: the memory may not be there.
@@ -269,25 +224,97 @@ var errClosed = errors.New("the model is closed")
 // SaveAsync until the checkpoint is written, whose error it returns unless Wait has. It leaves the group open, which best outlives
 // the model: if the memory was the group's and has gone with it, Close says so, and nothing worse happens.
 func (s *Sharded) Close() error {
-	if s.err == errClosed {
+	if s.life.health == closed {
 		return nil
 	}
-	for _, p := range s.waiting() {
-		p.settle()
+	var passes []*engine.Pass
+	for _, p := range s.life.waiting() {
+		passes = append(passes, p.Pass)
 	}
+	s.engine.Settle(passes...)
 	err := s.saver.Settle(context.Background())
-	s.err, s.pass, s.held = errClosed, nil, nil
+	s.life = life{health: closed}
 	if err := errors.Join(err, s.giveBack()); err != nil {
-		return fmt.Errorf("fsdp: rank %d: Close: %w", s.cfg.Group.Rank(), err)
+		return fmt.Errorf("fsdp: rank %d: Close: %w", s.team.Rank(), err)
 	}
 	return nil
 }
 
 // giveBack closes what the model has opened.
 func (s *Sharded) giveBack() error {
-	err := s.arena.Close()
-	if s.files != nil {
-		err = errors.Join(err, s.files.Close())
+	var err error
+	if s.engine != nil {
+		err = s.engine.Device().Close()
 	}
 	return errors.Join(err, s.saver.Close(), s.team.Close())
+}
+
+// A PeerError is the failure of another rank before a pass, reported on this one, so that no rank waits for a rank that will not
+// come.
+type PeerError struct {
+	Rank    int
+	Message string
+}
+
+// Error implements error.
+func (e *PeerError) Error() string { return fmt.Sprintf("rank %d: %s", e.Rank, e.Message) }
+
+func newPeerError(rank int, message string) error { return &PeerError{rank, message} }
+
+// ask agrees with the other ranks to run a collective method. err is why this rank cannot, or nil.
+func (s *Sharded) ask(ctx context.Context, q *ranks.Ask, err error) (ranks.Answer, error) {
+	if s.life.health == closed { // the others need not know, and may have left
+		return ranks.Answer{}, fmt.Errorf("fsdp: rank %d: %s: %w", s.team.Rank(), q.Call, errClosed)
+	}
+	s.requests++
+	q.Number = s.requests
+	if err == nil {
+		err = context.Cause(ctx)
+	}
+	ans, err := s.team.Agree(ctx, q, err)
+	if err == nil {
+		return ans, nil
+	}
+	err = fmt.Errorf("%s: %w", q.Call, err)
+	if lost := new(ranks.LostError); errors.As(err, &lost) && s.life.health == running {
+		err = s.team.Fail(err)
+	}
+	return ans, s.end(err)
+}
+
+// agree is ask where nothing but agreement matters.
+func (s *Sharded) agree(ctx context.Context, q ranks.Ask, err error) error {
+	_, err = s.ask(ctx, &q, err)
+	return err
+}
+
+// end returns an error of a method as its user gets it. A failure is the end of the model.
+func (s *Sharded) end(err error) error {
+	if err == nil {
+		return nil
+	}
+	if failure := new(ranks.Failure); errors.As(err, &failure) {
+		s.life.broke(failure.Err)
+	}
+	return fmt.Errorf("fsdp: rank %d: %w", s.team.Rank(), err)
+}
+
+// mayWith is may of a method that reads or replaces the state of opt, which may be nil.
+func (s *Sharded) mayWith(method string, opt optim.Optimizer) error {
+	if err := s.may(method); err != nil {
+		return err
+	}
+	if tolerances[method].mixed { // it replaces it
+		return refusal(opt, errFormer)
+	}
+	return refusal(opt, errHalf, errFormer)
+}
+
+// may returns why a method cannot be called now, or nil.
+func (s *Sharded) may(method string) error {
+	unreduced := 0
+	if s.life.health != closed {
+		unreduced = s.engine.Pending()
+	}
+	return s.life.may(method, unreduced)
 }

@@ -9,7 +9,6 @@ import (
 
 	"gorgonia.org/tensor"
 
-	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/fsdp/internal/ranks"
 	"github.com/gofsdp/gofsdp/fsdp/internal/state"
 	"github.com/gofsdp/gofsdp/internal/exec"
@@ -27,7 +26,7 @@ const everywhere = state.Everywhere
 // "experts.up@0", "experts.up@2": by the first rank of each group. Buffers are those of this rank.
 func (s *Sharded) FullState(ctx context.Context, opts ...StateOption) (map[string]*tensor.Dense, error) {
 	o := state.NewOptions(opts, "OnlyOn")
-	st := s.store(ranks.Ask{Call: "FullState", Detail: onlyOn(o.Root)}, s.usable())
+	st := s.store(ranks.Ask{Call: "FullState", Detail: onlyOn(o.Root)}, s.may("FullState"))
 	all := make(map[string]*tensor.Dense)
 	here, err := st.Values(ctx, o, s.tensors(all, (*state.Tensor).Name))
 	if err != nil || !here {
@@ -39,8 +38,7 @@ func (s *Sharded) FullState(ctx context.Context, opts ...StateOption) (map[strin
 // tensors returns a function that puts a new tensor into all and returns its memory.
 func (s *Sharded) tensors(all map[string]*tensor.Dense, name func(*state.Tensor) string) func(t *state.Tensor) []byte {
 	return func(t *state.Tensor) []byte {
-		v := exec.Value{Shape: t.Shape, DType: s.cfg.Precision.Compute.tensor()}
-		v.Bytes = state.BytesOf(state.NewHost(s.cfg.Precision.Compute.comm(), t.Len()))
+		v := newValue(s.cfg.Precision.Compute, t.Shape)
 		all[name(t)] = v.Tensor()
 		return v.Bytes
 	}
@@ -56,7 +54,7 @@ func (s *Sharded) tensors(all map[string]*tensor.Dense, name func(*state.Tensor)
 // as it is.
 func (s *Sharded) FullOptimState(ctx context.Context, opt optim.Optimizer, opts ...StateOption) (*optim.FullState, error) {
 	o := state.NewOptions(opts, "OnlyOn", "Extra")
-	st := s.store(ranks.Ask{Call: "FullOptimState", Detail: onlyOn(o.Root)}, s.usableWith(opt))
+	st := s.store(ranks.Ask{Call: "FullOptimState", Detail: onlyOn(o.Root)}, s.mayWith("FullOptimState", opt))
 	full, err := st.FullOptim(ctx, opt, o)
 	return full, st.end(err)
 }
@@ -65,10 +63,6 @@ func (s *Sharded) FullOptimState(ctx context.Context, opt optim.Optimizer, opts 
 // Those that have no gradient are not in it, and of units with groups of their own it has this
 // rank's.
 func (s *Sharded) FullGrads(ctx context.Context) (map[string]*tensor.Dense, error) {
-	err := s.err
-	if err == nil {
-		err = s.pending.reduced()
-	}
 	var params []int
 	for p := range s.trace.params {
 		if !s.layout.Groups[s.layout.Home[p].Group].Kind.Frozen {
@@ -76,12 +70,12 @@ func (s *Sharded) FullGrads(ctx context.Context) (map[string]*tensor.Dense, erro
 		}
 	}
 	all := make(map[string]*tensor.Dense)
-	st := s.store(ranks.Ask{Call: "FullGrads"}, err)
+	st := s.store(ranks.Ask{Call: "FullGrads"}, s.may("FullGrads"))
 	if err := st.Own(ctx, 0, params, st.Memory.Grad, s.tensors(all, paramOf)); err != nil {
 		return nil, st.end(err)
 	}
 	for p, q := range s.trace.params {
-		if !s.present[p] {
+		if !s.engine.Present()[p] {
 			delete(all, q.Name)
 		}
 	}
@@ -102,7 +96,7 @@ func (s *Sharded) Full(ctx context.Context, names []string, f func(params map[st
 			opt(&o)
 		}
 	}
-	err := s.err
+	err := s.may("Full")
 	if err == nil {
 		err = s.known(names)
 	}
@@ -155,13 +149,13 @@ func WriteBack(rank int) FullOption {
 // takes. A Forward that waits for its Backward is discarded; while Hold has put one aside SetFull
 // fails.
 func (s *Sharded) SetFull(ctx context.Context, root int, params map[string]*tensor.Dense) error {
-	return s.set(ctx, ranks.Ask{Call: "SetFull", Detail: fromRank(root)}, s.err, root, params)
+	return s.set(ctx, ranks.Ask{Call: "SetFull", Detail: fromRank(root)}, nil, root, params)
 }
 
 // set agrees to r and gives the model root's params.
 func (s *Sharded) set(ctx context.Context, r ranks.Ask, err error, root int, params map[string]*tensor.Dense) error {
 	if err == nil {
-		err = s.noneHeld()
+		err = s.may("SetFull")
 	}
 	st := s.store(r, err)
 	plan, err := st.PlanSet(ctx, root, func(list []state.Tensor) error { return s.fits(list, params) }, func(name string) []byte {
@@ -175,7 +169,7 @@ func (s *Sharded) set(ctx context.Context, r ranks.Ask, err error, root int, par
 		return st.end(err)
 	}
 	defer plan.Close()
-	if err := s.discardLast(ctx); err != nil { // its gathers may be reading what is to change
+	if err := s.discard(ctx, s.life.takeLast()); err != nil { // its gathers may be reading what is to change
 		return err
 	}
 	return st.end(plan.Run(ctx))
@@ -224,30 +218,20 @@ func (s *Sharded) fits(list []state.Tensor, params map[string]*tensor.Dense) err
 // An optimizer that does not take what fits, which none of package optim does, leaves the model
 // unusable until a SetFullOptim, Load or Import succeeds.
 func (s *Sharded) SetFullOptim(ctx context.Context, root int, opt optim.Optimizer, full *optim.FullState, opts ...StateOption) error {
-	err := s.err
-	if err == nil {
-		err = s.refusal(opt, errFormer)
-	}
-	st := s.store(ranks.Ask{Call: "SetFullOptim", Detail: fromRank(root)}, err)
+	st := s.store(ranks.Ask{Call: "SetFullOptim", Detail: fromRank(root)}, s.mayWith("SetFullOptim", opt))
 	plan, err := st.PlanSetOptim(ctx, root, opt, full, state.NewOptions(opts, "Rename", "AllowMissing", "AllowExtra"))
 	if err != nil {
 		return st.end(err)
 	}
 	defer plan.Close()
 	if err := st.end(plan.Run(ctx)); err != nil {
-		s.torn = fmt.Errorf("%w: %w", errOptimTorn, err)
-		s.tearState("a SetFullOptim")
+		s.life.mixed = fmt.Errorf("%w: %w", errOptimMixed, err)
+		s.life.mixingOpt("a SetFullOptim", s.lists)
 		return err
 	}
-	if errors.Is(s.torn, errOptimTorn) {
-		s.torn = nil
-	}
-	s.tornOpt = tornState{}
+	s.life.settledOpt()
 	return nil
 }
-
-// errOptimTorn is why a model is torn by SetFullOptim.
-var errOptimTorn = errors.New("a SetFullOptim has broken off: the optimizers are not whole until a SetFullOptim, Load or Import succeeds")
 
 // Export writes the whole parameters and buffers to one file in the format safetensors, which
 // Python reads and [Sharded.Import] does. Rank 0 writes it as they arrive, in the order of the
@@ -262,7 +246,7 @@ var errOptimTorn = errors.New("a SetFullOptim has broken off: the optimizers are
 // [Sharded.FullState].
 func (s *Sharded) Export(ctx context.Context, path string, opts ...StateOption) error {
 	o := state.NewOptions(opts, "As", "Rename", "Transpose", "WithOptimizer", "Metadata")
-	st := s.store(ranks.Ask{Call: "Export"}, s.usableWith(o.Optimizer))
+	st := s.store(ranks.Ask{Call: "Export"}, s.mayWith("Export", o.Optimizer))
 	return st.end(st.Export(ctx, path, o))
 }
 
@@ -286,7 +270,7 @@ func (s *Sharded) Export(ctx context.Context, path string, opts ...StateOption) 
 // for its Backward; while Hold has put one aside Import fails.
 func (s *Sharded) Import(ctx context.Context, path string, opts ...StateOption) error {
 	o := state.NewOptions(opts, "Rename", "Transpose", "AllowMissing", "AllowExtra", "WithOptimizer")
-	st := s.store(ranks.Ask{Call: "Import"}, s.changeable(o.Optimizer))
+	st := s.store(ranks.Ask{Call: "Import"}, s.mayWith("Import", o.Optimizer))
 	f, err := st.PlanImport(ctx, path, o)
 	if err != nil {
 		return st.end(err)
@@ -307,15 +291,15 @@ func (s *Sharded) known(names []string) error {
 // AverageBuffers gives every buffer the mean of its values on all ranks: the statistics that ranks
 // have collected from their own batches, before they are evaluated with or saved.
 func (s *Sharded) AverageBuffers(ctx context.Context) error {
-	if err := s.agree(ctx, ranks.Ask{Call: "AverageBuffers"}, s.err); err != nil {
+	if err := s.agree(ctx, ranks.Ask{Call: "AverageBuffers"}, s.may("AverageBuffers")); err != nil {
 		return err
 	}
-	for _, g := range s.groups {
+	for i, g := range s.layout.Groups {
 		if !g.Kind.Buffer {
 			continue
 		}
-		if err := g.mesh.Peers.AllReduce(g.buffer(g.value.Data, g.Compute), comm.Avg).Wait(ctx); err != nil {
-			return s.broken(fmt.Errorf("AverageBuffers: group %s: %w", g.Name, err))
+		if err := s.engine.Shards().Average(ctx, i); err != nil {
+			return s.end(s.team.Fail(fmt.Errorf("AverageBuffers: group %s: %w", g.Name, err)))
 		}
 	}
 	return nil

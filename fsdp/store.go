@@ -4,12 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"hash/fnv"
 
 	"github.com/gofsdp/gofsdp/comm"
+	"github.com/gofsdp/gofsdp/fsdp/internal/engine"
 	"github.com/gofsdp/gofsdp/fsdp/internal/ranks"
 	"github.com/gofsdp/gofsdp/fsdp/internal/state"
 	"github.com/gofsdp/gofsdp/internal/arena"
-	"github.com/gofsdp/gofsdp/optim"
+	"github.com/gofsdp/gofsdp/internal/exec"
 )
 
 // Package state moves state in and out. What it needs of a model is here, and what becomes of its
@@ -26,7 +28,7 @@ type store struct {
 // store prepares for a method. refusal is why this rank cannot take part, or nil.
 func (s *Sharded) store(ask ranks.Ask, refusal error) *store {
 	st := &store{Team: s.team, s: s, ask: ask}
-	st.Store = state.Store{Layout: s.layout, Memory: hostMemory{s, s.groups}, Team: st, Compute: s.cfg.Precision.Compute.comm(), Refusal: refusal}
+	st.Store = state.Store{Layout: s.layout, Memory: memory{s, s.engine.Shards()}, Team: st, Compute: s.cfg.Precision.Compute.comm(), Refusal: refusal}
 	return st
 }
 
@@ -50,13 +52,13 @@ func public(err error) error {
 func (st *store) Group() comm.Group { return st.s.cfg.Group }
 
 // Shard implements state.Team.
-func (st *store) Shard(group int) comm.Group { return st.s.groups[group].mesh.Shard }
+func (st *store) Shard(group int) comm.Group { return st.s.meshes[group].Shard }
 
 // Agree implements state.Team.
 func (st *store) Agree(ctx context.Context, hash uint64, err error) error {
 	s, q := st.s, st.ask
-	if s.err == errClosed { // the others need not know, and may have left
-		return s.err
+	if s.life.health == closed { // the others need not know, and may have left
+		return errClosed
 	}
 	s.requests++
 	q.Number, q.Schedule = s.requests, hash
@@ -72,8 +74,8 @@ func (st *store) Agree(ctx context.Context, hash uint64, err error) error {
 
 // Fail implements state.Team.
 func (st *store) Fail(err error) error {
-	if st.s.err == nil {
-		_ = st.s.broken(fmt.Errorf("%s: %w", st.ask.Call, err))
+	if st.s.life.health == running {
+		_ = st.s.end(st.Team.Fail(fmt.Errorf("%s: %w", st.ask.Call, err))) // which the method returns as err
 	}
 	return &ranks.LostError{Err: err}
 }
@@ -111,43 +113,63 @@ func (t *sideTeam) Agree(ctx context.Context, hash uint64, err error) error {
 // Fail implements state.Team. The group has failed already.
 func (t *sideTeam) Fail(err error) error { return &ranks.LostError{Err: err} }
 
-// hostMemory is the memory of groups whose shards lie on the host.
-type hostMemory struct {
-	s      *Sharded
-	groups []*flatGroup
-}
-
-// Value implements state.Memory.
-func (m hostMemory) Value(group int) optim.Vec { return m.vec(group, m.groups[group].value) }
-
-// Grad implements state.Memory.
-func (m hostMemory) Grad(group int) optim.Vec { return m.vec(group, m.groups[group].grad) }
-
-func (m hostMemory) vec(group int, b *arena.Block) optim.Vec {
-	if b == nil {
-		return nil
-	}
-	return m.groups[group].vec(b.Data, 0, m.groups[group].Flat.ShardLen())
+// memory is that of a device.
+type memory struct {
+	s *Sharded
+	engine.Shards
 }
 
 // Scratch implements state.Memory.
-func (m hostMemory) Scratch(n int) (b []byte, free func(), err error) {
-	block, err := m.s.arena.Alloc(n, arena.Gathered)
+func (m memory) Scratch(n int) (b []byte, free func(), err error) {
+	d := m.s.engine.Device()
+	block, err := d.Host(n, arena.Gathered)
 	if err != nil {
 		return nil, nil, err
 	}
 	return block.Data, func() {
-		if m.s.err == nil { // after a failure buffers stay where they are
-			m.s.arena.Free(block)
+		if m.s.life.health == running { // after a failure buffers stay where they are
+			d.Free(block)
 		}
 	}, nil
 }
 
 // Snapshot implements state.Memory.
-func (m hostMemory) Snapshot(n int) (b []byte, err error) {
-	m.s.arena.Free(m.s.snapshot) // which comes back, unless it is of another size
-	if m.s.snapshot, err = m.s.arena.Alloc(n, arena.Snapshot); err != nil {
+func (m memory) Snapshot(n int) (b []byte, err error) {
+	d := m.s.engine.Device()
+	d.Free(m.s.copied) // which comes back, unless it is of another size
+	if m.s.copied, err = d.Host(n, arena.Snapshot); err != nil {
 		return nil, err
 	}
-	return m.s.snapshot.Data, nil
+	return m.s.copied.Data, nil
+}
+
+// newValue returns a tensor of zeros on the heap.
+func newValue(t DType, shape []int) exec.Value {
+	return exec.Value{Shape: shape, DType: t.tensor(), Bytes: state.BytesOf(state.NewHost(t.comm(), exec.Numel(shape)))}
+}
+
+// What else than the name of a method ranks must have alike.
+func fromRank(root int) string { return fmt.Sprintf(" from rank %d", root) }
+
+func onlyOn(root int) string {
+	if root == everywhere {
+		return ""
+	}
+	return fmt.Sprintf(" with OnlyOn(%d)", root)
+}
+
+func writeBack(root int) string {
+	if root == everywhere {
+		return ""
+	}
+	return fmt.Sprintf(" with WriteBack(%d)", root)
+}
+
+// textHash returns a number of 63 bits that is the same for the same words.
+func textHash(words []string) uint64 {
+	h := fnv.New64a()
+	for _, w := range words {
+		fmt.Fprintf(h, "%q", w)
+	}
+	return h.Sum64() >> 1
 }

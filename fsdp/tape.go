@@ -11,6 +11,7 @@ import (
 
 	"github.com/gofsdp/gofsdp/fsdp/internal/layout"
 	"github.com/gofsdp/gofsdp/fsdp/internal/ranks"
+	"github.com/gofsdp/gofsdp/internal/exec"
 	"github.com/gofsdp/gofsdp/internal/program"
 	"github.com/gofsdp/gofsdp/shard"
 )
@@ -210,6 +211,10 @@ type trace struct {
 	*Tape
 	results    []program.Ref
 	inputNames []string // nil if the model does not name its inputs
+
+	// Decided by the configuration, by call of Forward.
+	save  []exec.Policy // what the call keeps for backward
+	spill []bool        // whether in files
 }
 
 // traceModel runs the model's Forward.

@@ -119,37 +119,38 @@ func (u *unit) decide(cfg *Config) (err error) {
 
 // hold returns how long the parameters of a kind stay whole in a pass.
 
-// lay lays the units out in flat groups and finds the ranks that share them. It is a collective.
-func (s *Sharded) lay(ctx context.Context, cfg *Config, units []*unit) (*layout.Layout, []ranks.Mesh, error) {
-	own, err := s.meet(ctx, units)
+// arrange lays the units out in flat groups and finds the ranks that share them. It is a collective.
+func arrange(ctx context.Context, team *ranks.Team, m *layout.Model, cfg Config, units []*unit) (*arrangement, error) {
+	a := &arrangement{cfg: cfg, units: units}
+	own, err := meet(ctx, team, units)
 	if err != nil {
-		return nil, nil, err
+		return a, err
 	}
 	list := make([]layout.Unit, len(units))
 	for i, u := range units {
 		list[i] = layout.Unit{Name: u.Name, Members: u.members, Kinds: u.kinds, Cut: u.strategy.cut(), Keep: u.strategy.kept() == u.strategy, Own: own[i]}
 	}
 	p := cfg.Precision
-	l, err := layout.New(s.model, list, layout.Options{
-		World: s.team.Size(), Rank: s.team.Rank(), ShardRanks: cfg.ShardRanks,
+	a.layout, err = layout.New(m, list, layout.Options{
+		World: team.Size(), Rank: team.Rank(), ShardRanks: cfg.ShardRanks,
 		Compute: p.Compute.comm(), Gather: p.Gather.comm(), Reduce: p.Reduce.comm(),
 	})
 	if err != nil {
-		return nil, nil, err
+		return a, err
 	}
-	meshes := make([]ranks.Mesh, len(l.Groups))
-	for i := range l.Groups {
-		g := &l.Groups[i]
-		if meshes[i], err = s.team.Mesh(ctx, units[g.Unit].group, g.Ranks.Shards, g.Ranks.Replicas); err != nil {
-			return nil, nil, fmt.Errorf("unit %s: %w", units[g.Unit].Name, err)
+	a.meshes = make([]ranks.Mesh, len(a.layout.Groups))
+	for i := range a.layout.Groups {
+		g := &a.layout.Groups[i]
+		if a.meshes[i], err = team.Mesh(ctx, units[g.Unit].group, g.Ranks.Shards, g.Ranks.Replicas); err != nil {
+			return a, fmt.Errorf("unit %s: %w", units[g.Unit].Name, err)
 		}
 	}
-	return l, meshes, nil
+	return a, nil
 }
 
 // meet returns the ranks of the units that have groups of their own, by unit. Every rank learns of all those groups. It is a
 // collective if there are any.
-func (s *Sharded) meet(ctx context.Context, units []*unit) ([]*layout.Own, error) {
+func meet(ctx context.Context, team *ranks.Team, units []*unit) ([]*layout.Own, error) {
 	own := make([]*layout.Own, len(units))
 	var mine []int64 // leader and rank in every group of the user's
 	var err error
@@ -157,7 +158,7 @@ func (s *Sharded) meet(ctx context.Context, units []*unit) ([]*layout.Own, error
 		if u.group == nil || err != nil {
 			continue
 		}
-		leader, merr := s.team.Meet(ctx, u.group)
+		leader, merr := team.Meet(ctx, u.group)
 		if merr != nil {
 			err = fmt.Errorf("unit %s: %w", u.Name, merr)
 		}
@@ -170,10 +171,10 @@ func (s *Sharded) meet(ctx context.Context, units []*unit) ([]*layout.Own, error
 	if err != nil {
 		abortOwn(units, err)
 	}
-	if _, err := s.team.Agree(ctx, &ranks.Ask{Call: "the meeting of the ranks of a group of GroupOf"}, err); err != nil {
+	if _, err := team.Agree(ctx, &ranks.Ask{Call: "the meeting of the ranks of a group of GroupOf"}, err); err != nil {
 		return nil, err
 	}
-	all, err := s.team.Each(ctx, "ranks of groups of GroupOf", mine)
+	all, err := team.Each(ctx, "ranks of groups of GroupOf", mine)
 	if err != nil {
 		return nil, err
 	}
@@ -200,28 +201,29 @@ func abortOwn(units []*unit, err error) {
 }
 
 // savePolicies decides what each call keeps for backward, and which of them keep it in files.
-func savePolicies(cfg *Config, infos []CallInfo) (save []exec.Policy, spill []bool, err error) {
+func savePolicies(cfg *Config, tr *trace) (err error) {
+	infos := tr.callInfos()
 	var chosen [3][]string
 	for i, p := range []struct {
 		name   string
 		policy Policy
 	}{{"Checkpoint", cfg.Checkpoint}, {"Keep", cfg.Keep}, {"Spill", cfg.Spill}} {
 		if chosen[i], err = p.policy.apply(p.name, infos); err != nil {
-			return nil, nil, err
+			return err
 		}
 	}
-	save, spill = make([]exec.Policy, len(infos)), make([]bool, len(infos)) // exec.Balanced
+	tr.save, tr.spill = make([]exec.Policy, len(infos)), make([]bool, len(infos)) // exec.Balanced
 	for i, c := range infos {
 		checkpoint, keep := chosen[0][i] != "", chosen[1][i] != ""
 		switch {
 		case checkpoint && keep:
-			return nil, nil, fmt.Errorf("call %q is selected by both Config.Checkpoint and Config.Keep", c.Name)
+			return fmt.Errorf("call %q is selected by both Config.Checkpoint and Config.Keep", c.Name)
 		case checkpoint:
-			save[i] = exec.RecomputeAll
+			tr.save[i] = exec.RecomputeAll
 		case keep:
-			save[i] = exec.SaveAll
+			tr.save[i] = exec.SaveAll
 		}
-		spill[i] = chosen[2][i] != ""
+		tr.spill[i] = chosen[2][i] != ""
 	}
-	return save, spill, nil
+	return nil
 }

@@ -41,8 +41,10 @@ type Engine struct {
 	dev  Device
 	team *ranks.Team
 
-	layout *layout.Layout
-	shards Shards
+	layout  *layout.Layout
+	shards  Shards
+	trained []int       // groups that have gradients
+	grads   []optim.Vec // their shards
 
 	programs Programs
 	compiled []*Compiled // by batch shape, the last used first
@@ -70,6 +72,12 @@ func (e *Engine) Adopt(l *layout.Layout, s Shards, programs Programs) {
 	e.layout, e.shards, e.programs = l, s, programs
 	e.compiled, e.needs, e.pending = nil, nil, 0
 	clear(e.absent)
+	e.trained, e.grads = nil, nil
+	for g := range l.Groups {
+		if v := s.Grad(g); v != nil {
+			e.trained, e.grads = append(e.trained, g), append(e.grads, v)
+		}
+	}
 	e.present = make([]bool, len(l.Model.Params))
 }
 
@@ -85,21 +93,13 @@ func (e *Engine) Pending() int { return e.pending }
 // Present tells, by parameter, whether it has a gradient. It is the engine's.
 func (e *Engine) Present() []bool { return e.present }
 
-// Grads returns the groups that have gradients in shards, and these.
-func (e *Engine) Grads() (groups []int, grads []optim.Vec) {
-	for g := range e.layout.Groups {
-		if v := e.shards.Grad(g); v != nil {
-			groups, grads = append(groups, g), append(grads, v)
-		}
-	}
-	return groups, grads
-}
+// Grads returns the groups that have gradients in shards, and these. Both are the engine's.
+func (e *Engine) Grads() (groups []int, grads []optim.Vec) { return e.trained, e.grads }
 
 // ZeroGrad drops all gradients in shards.
 func (e *Engine) ZeroGrad() error {
 	clear(e.present)
-	_, grads := e.Grads()
-	for _, g := range grads {
+	for _, g := range e.grads {
 		if err := g.Zero(); err != nil {
 			return err
 		}

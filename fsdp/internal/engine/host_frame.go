@@ -83,11 +83,11 @@ func (f *hostFrame) readAhead(at int) {
 // Forward implements Frame.
 func (f *hostFrame) Forward(step *program.Step, seed uint64) error {
 	u := f.Calls[step.Call].Unit
-	call, free, err := f.bind(step, seed)
+	call, work, err := f.bind(step, seed)
 	if err != nil {
 		return err
 	}
-	defer free()
+	defer f.h.Free(work)
 	if err := f.h.runner.Forward(u, call); err != nil || f.Eval {
 		return err
 	}
@@ -99,11 +99,11 @@ func (f *hostFrame) Forward(step *program.Step, seed uint64) error {
 
 // Backward implements Frame.
 func (f *hostFrame) Backward(step *program.Step, seed uint64) error {
-	call, free, err := f.bind(step, seed)
+	call, work, err := f.bind(step, seed)
 	if err != nil {
 		return err
 	}
-	defer free()
+	defer f.h.Free(work)
 	return f.h.runner.Backward(f.Calls[step.Call].Unit, call)
 }
 
@@ -115,9 +115,9 @@ func swap(a, b []byte) {
 	}
 }
 
-// bind says where the operands of a call are, scratch memory included, which free gives back. What is not there is what the call
-// does not use.
-func (f *hostFrame) bind(step *program.Step, seed uint64) (call *exec.Call, free func(), err error) {
+// bind says where the operands of a call are. What is not there is what the call does not use. The caller frees the scratch
+// memory that comes with it.
+func (f *hostFrame) bind(step *program.Step, seed uint64) (call *exec.Call, work *arena.Block, err error) {
 	b := &f.Calls[step.Call]
 	call = &b.bindings
 	f.fill(call.Out, b.Out)
@@ -134,12 +134,11 @@ func (f *hostFrame) bind(step *program.Step, seed uint64) (call *exec.Call, free
 	f.bindParams(step, call)
 	call.Saved = f.data(b.Saved)
 	call.Seed, call.Train = seed, !f.Eval
-	work, err := f.h.arena.Alloc(step.Work, arena.Work)
-	if err != nil {
+	if work, err = f.h.arena.Alloc(step.Work, arena.Work); err != nil {
 		return nil, nil, err
 	}
 	call.Work = work.Data
-	return call, func() { f.h.Free(work) }, nil
+	return call, work, nil
 }
 
 // bindParams says where the parameters of a call and their gradients are.

@@ -32,6 +32,8 @@ type flatGroup struct {
 	mesh        ranks.Mesh
 	value, grad *arena.Block // ShardLen elements each; padding is zero; grad is nil if frozen
 	whole       *arena.Block // gradients that passes inside NoSync have left, or nil
+
+	valueVec, gradVec optim.Vec // the same memory; gradVec is nil if frozen
 }
 
 // NewShards implements Device.
@@ -47,22 +49,18 @@ func (h *Host) NewShards(l *layout.Layout, meshes []ranks.Mesh) (_ Shards, err e
 			s.Free()
 			return nil, err
 		}
+		if f.valueVec = vector(f.Compute, f.value.Data); f.grad != nil {
+			f.gradVec = vector(f.Compute, f.grad.Data)
+		}
 	}
 	return s, nil
 }
 
 // Value implements Shards.
-func (s *hostShards) Value(group int) optim.Vec {
-	return vector(s.groups[group].Compute, s.groups[group].value.Data)
-}
+func (s *hostShards) Value(group int) optim.Vec { return s.groups[group].valueVec }
 
 // Grad implements Shards.
-func (s *hostShards) Grad(group int) optim.Vec {
-	if f := s.groups[group]; f.grad != nil {
-		return vector(f.Compute, f.grad.Data)
-	}
-	return nil
-}
+func (s *hostShards) Grad(group int) optim.Vec { return s.groups[group].gradVec }
 
 // Alloc implements Shards.
 func (s *hostShards) Alloc(group, n int) (optim.Vec, error) {

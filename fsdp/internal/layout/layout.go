@@ -184,6 +184,17 @@ func (l *Layout) Sizes() []program.GroupSizes {
 	return sizes
 }
 
+// ShardBytes returns the bytes of one rank's parameters and gradients.
+func (l *Layout) ShardBytes() (n int) {
+	for i := range l.Groups {
+		g := &l.Groups[i]
+		if n += g.ShardBytes(); !g.Kind.Frozen {
+			n += g.ShardBytes()
+		}
+	}
+	return n
+}
+
 // Bytes returns the size of the group's full buffer.
 func (g *Group) Bytes() int { return g.Flat.Len() * g.Compute.Size() }
 

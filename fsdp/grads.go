@@ -7,9 +7,12 @@ import (
 	"math"
 
 	"github.com/gofsdp/gofsdp/comm"
+	"github.com/gofsdp/gofsdp/fsdp/internal/engine"
+	"github.com/gofsdp/gofsdp/fsdp/internal/layout"
 	"github.com/gofsdp/gofsdp/fsdp/internal/ranks"
 	"github.com/gofsdp/gofsdp/internal/kernel/vec"
 	"github.com/gofsdp/gofsdp/optim"
+	"github.com/gofsdp/gofsdp/shard"
 )
 
 // A Norm is a way to measure gradients.
@@ -40,10 +43,7 @@ func (s *Sharded) ClipGradNorm(ctx context.Context, limit float64, kind ...Norm)
 	if len(kind) > 0 && kind[0] == InfNorm {
 		q.Call = "ClipGradNorm of the infinity norm"
 	}
-	err = s.err
-	if err == nil {
-		err = s.pending.reduced()
-	}
+	err = s.may("ClipGradNorm")
 	if err == nil && len(kind) > 0 {
 		err = kind[0].check()
 	}
@@ -51,7 +51,10 @@ func (s *Sharded) ClipGradNorm(ctx context.Context, limit float64, kind ...Norm)
 		err = fmt.Errorf("limit is %v, want a positive number", limit)
 	}
 	if err == nil {
-		q.Value, err = s.largestGrad()
+		var where string
+		if q.Value, where, err = largestGrad(s.engine, s.layout); where != "" {
+			err = fmt.Errorf("the gradient of %s is not finite", where)
+		}
 	}
 	ans, err := s.ask(ctx, &q, err)
 	if err != nil {
@@ -63,7 +66,7 @@ func (s *Sharded) ClipGradNorm(ctx context.Context, limit float64, kind ...Norm)
 		}
 	}
 	if math.IsInf(norm, 0) {
-		return 0, fmt.Errorf("fsdp: rank %d: ClipGradNorm: the norm of the gradients overflows", s.cfg.Group.Rank())
+		return 0, s.end(errors.New("ClipGradNorm: the norm of the gradients overflows"))
 	}
 	if c := limit / (norm + 1e-6); c < 1 {
 		s.ScaleGrads(c)
@@ -73,49 +76,63 @@ func (s *Sharded) ClipGradNorm(ctx context.Context, limit float64, kind ...Norm)
 
 // ScaleGrads multiplies all gradients in shards by c. It is no collective: every rank must do the same.
 func (s *Sharded) ScaleGrads(c float64) {
-	if s.err == errClosed {
+	if s.life.health == closed {
 		return
 	}
-	for _, g := range s.trained() {
-		g.scaleGrad(c)
-	}
+	_, grads := s.engine.Grads()
+	_ = s.engine.Device().Scale(grads, c) // a device that has failed says so again
 }
 
-// trained returns the groups that have gradients.
-func (s *Sharded) trained() []*flatGroup {
-	var list []*flatGroup
-	for _, g := range s.groups {
-		if g.grad != nil {
-			list = append(list, g)
+// largestGrad returns the largest magnitude of this rank's gradients; one that is not finite, if there is any, with its interval
+// of the parameter.
+func largestGrad(e *engine.Engine, l *layout.Layout) (largest float64, where string, err error) {
+	groups, grads := e.Grads()
+	list, err := e.Device().MaxAbs(grads)
+	for i, m := range list {
+		if largest = max(largest, m); m-m == 0 {
+			continue
 		}
+		segments := l.Groups[groups[i]].Segments()
+		parts, err := e.Device().MaxAbs(slicesOf(grads[i], segments))
+		for j, m := range parts {
+			if m-m != 0 {
+				return m, segments[j].Interval.String(), err
+			}
+		}
+	}
+	return largest, "", err
+}
+
+// slicesOf returns the segments of a shard.
+func slicesOf(v optim.Vec, segments []shard.Segment) []optim.Vec {
+	list := make([]optim.Vec, len(segments))
+	for i, seg := range segments {
+		list[i] = v.Slice(seg.At, seg.At+seg.Len)
 	}
 	return list
 }
 
-// largestGrad returns the largest magnitude of this rank's gradients, or an error that names one that is not finite.
-func (s *Sharded) largestGrad() (float64, error) {
-	largest := 0.0
-	for _, g := range s.trained() {
-		m := maxAbs(g.vec(g.grad.Data, 0, g.Flat.ShardLen()))
-		if m-m != 0 {
-			return m, fmt.Errorf("the gradient of %s is not finite", g.nonFinite())
-		}
-		largest = max(largest, m)
-	}
-	return largest, nil
-}
-
 // l2 returns the L2 norm of the gradients, none of which is larger than bound.
 func (s *Sharded) l2(ctx context.Context, bound float64) (float64, error) {
-	mine := vec.NewSquares(bound)
-	for _, g := range s.trained() {
-		if g.Ranks.Counts() {
-			addSquares(&mine, g.vec(g.grad.Data, 0, g.Flat.ShardLen()))
+	var mine []optim.Vec
+	var bounds []float64
+	groups, grads := s.engine.Grads()
+	for i, g := range groups {
+		if s.layout.Groups[g].Ranks.Counts() {
+			mine, bounds = append(mine, grads[i]), append(bounds, bound)
 		}
 	}
-	words := mine.Words()
-	if err := s.cfg.Group.AllReduce(comm.Of(words[:]).Named("gradient norm"), comm.Sum).Wait(ctx); err != nil {
-		return 0, s.broken(fmt.Errorf("ClipGradNorm: %w", err))
+	list, err := s.engine.Device().Squares(mine, bounds)
+	sum := vec.NewSquares(bound)
+	for _, words := range list {
+		sum.Merge(words)
+	}
+	words := sum.Words()
+	if err == nil {
+		err = s.cfg.Group.AllReduce(comm.Of(words[:]).Named("gradient norm"), comm.Sum).Wait(ctx)
+	}
+	if err != nil {
+		return 0, s.end(s.team.Fail(fmt.Errorf("ClipGradNorm: %w", err)))
 	}
 	all := vec.NewSquares(bound)
 	all.Merge(words)
@@ -125,53 +142,63 @@ func (s *Sharded) l2(ctx context.Context, bound float64) (float64, error) {
 // GradNorms returns the norm of the gradient of each parameter by name, on every rank, for logging. Those that have no
 // gradient are not in it. One that is not finite has a norm that is not.
 func (s *Sharded) GradNorms(ctx context.Context, kind Norm) (map[string]float64, error) {
-	err := s.err
-	if err == nil {
-		err = s.pending.reduced()
-	}
+	err := s.may("GradNorms")
 	if err == nil {
 		err = kind.check()
 	}
 	if err := s.agree(ctx, ranks.Ask{Call: "GradNorms", Argument: float64(kind)}, err); err != nil {
 		return nil, err
 	}
-	norms := make(map[string]float64)
-	for _, g := range s.trained() {
-		list, err := g.norms(ctx, kind)
+	all := make(map[string]float64)
+	present := s.engine.Present()
+	groups, grads := s.engine.Grads()
+	for i, group := range groups {
+		g := &s.layout.Groups[group]
+		list, err := groupNorms(ctx, s.engine.Device(), g, s.meshes[group].Shard, grads[i], kind)
 		if err != nil {
-			return nil, s.broken(fmt.Errorf("GradNorms of group %s: %w", g.Name, err))
+			return nil, s.end(s.team.Fail(fmt.Errorf("GradNorms of group %s: %w", g.Name, err)))
 		}
 		for i, p := range g.Params {
-			if s.present[p] {
-				norms[g.Flat.Params()[i].Name] = list[i]
+			if present[p] {
+				all[g.Flat.Params()[i].Name] = list[i]
 			}
 		}
 	}
-	return norms, nil
+	return all, nil
 }
 
-// norms returns the norm of the gradient of each parameter in the group.
-func (f *flatGroup) norms(ctx context.Context, kind Norm) ([]float64, error) {
-	largest := make([]float64, len(f.Params))
-	for _, seg := range f.Segments() {
-		m := maxAbs(f.vec(f.grad.Data, seg.At, seg.Len))
+// groupNorms returns the norm of the gradient of each parameter in a group, cut over the ranks of all.
+func groupNorms(ctx context.Context, d engine.Device, g *layout.Group, all comm.Group, grad optim.Vec, kind Norm) ([]float64, error) {
+	segments := g.Segments()
+	pieces := slicesOf(grad, segments)
+	mine, err := d.MaxAbs(pieces)
+	if err != nil {
+		return nil, err
+	}
+	largest := make([]float64, len(g.Params))
+	for i, m := range mine {
 		if m != m { // a maximum over ranks may lose a NaN
 			m = math.Inf(1)
 		}
-		largest[seg.Param] = max(largest[seg.Param], m)
+		largest[segments[i].Param] = m
 	}
-	if err := f.mesh.Shard.AllReduce(comm.Of(largest).Named(f.Name), comm.Max).Wait(ctx); err != nil || kind == InfNorm {
+	if err := all.AllReduce(comm.Of(largest).Named(g.Name), comm.Max).Wait(ctx); err != nil || kind == InfNorm {
 		return largest, err
 	}
-	const words = 4
-	sums := make([]float64, words*len(f.Params))
-	for _, seg := range f.Segments() {
-		squares := vec.NewSquares(largest[seg.Param])
-		addSquares(&squares, f.vec(f.grad.Data, seg.At, seg.Len))
-		w := squares.Words()
-		copy(sums[words*seg.Param:], w[:])
+	bounds := make([]float64, len(segments))
+	for i, seg := range segments {
+		bounds[i] = largest[seg.Param]
 	}
-	if err := f.mesh.Shard.AllReduce(comm.Of(sums).Named(f.Name), comm.Sum).Wait(ctx); err != nil {
+	list, err := d.Squares(pieces, bounds)
+	if err != nil {
+		return nil, err
+	}
+	const words = 4
+	sums := make([]float64, words*len(g.Params))
+	for i, seg := range segments {
+		copy(sums[words*seg.Param:], list[i][:])
+	}
+	if err := all.AllReduce(comm.Of(sums).Named(g.Name), comm.Sum).Wait(ctx); err != nil {
 		return nil, err
 	}
 	for i, bound := range largest {
@@ -187,15 +214,13 @@ func (f *flatGroup) norms(ctx context.Context, kind Norm) ([]float64, error) {
 // step is to be left out: call it once a step, after the last Backward and before ClipGradNorm.
 func (s *Sharded) Unscale(ctx context.Context, l *optim.LossScaler) (finite bool, err error) {
 	q := ranks.Ask{Call: "Unscale"}
-	if err = s.err; err == nil {
-		err = s.pending.reduced()
-	}
-	if err == nil && l == nil {
+	if err = s.may("Unscale"); err == nil && l == nil {
 		err = errors.New("there is no LossScaler")
 	}
 	if err == nil {
 		q.Argument = l.Scale()
-		if _, infinite := s.largestGrad(); infinite != nil {
+		var where string
+		if _, where, err = largestGrad(s.engine, s.layout); where != "" {
 			q.Value = 1
 		}
 	}
@@ -211,29 +236,4 @@ func (s *Sharded) Unscale(ctx context.Context, l *optim.LossScaler) (finite bool
 	}
 	l.Update(finite)
 	return finite, nil
-}
-
-// nonFinite returns the name of the first parameter whose gradient on this rank is not finite, or "".
-func (f *flatGroup) nonFinite() string {
-	for _, seg := range f.Segments() {
-		if m := maxAbs(f.vec(f.grad.Data, seg.At, seg.Len)); m-m != 0 {
-			return seg.Interval.String()
-		}
-	}
-	return ""
-}
-
-func maxAbs(v optim.Host) float64 {
-	if v.F64 != nil {
-		return vec.MaxAbs(v.F64)
-	}
-	return float64(vec.MaxAbs(v.F32))
-}
-
-func addSquares(s *vec.Squares, v optim.Host) {
-	if v.F64 != nil {
-		vec.AddSquares(s, v.F64)
-	} else {
-		vec.AddSquares(s, v.F32)
-	}
 }

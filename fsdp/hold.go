@@ -1,0 +1,72 @@
+package fsdp
+
+import (
+	"context"
+	"errors"
+
+	"github.com/gofsdp/gofsdp/fsdp/internal/ranks"
+)
+
+// NoSync runs f, in which no Backward sends gradients: they add up whole on every rank, and the next Backward outside, or
+// [Sharded.SyncGrads], reduces the sum. That is one reduction in place of many, for the memory of the whole model's gradients
+// on every rank; without NoSync every Backward adds to the gradient shards, which costs no memory. Both may be mixed: the
+// gradients are those of the batches together. NoSync itself does not communicate and may be nested.
+func (s *Sharded) NoSync(f func() error) error {
+	if f == nil {
+		return errors.New("fsdp: NoSync of no function")
+	}
+	before := s.noSync
+	s.noSync = true
+	defer func() { s.noSync = before }()
+	return f()
+}
+
+// SyncGrads reduces the gradients of the passes inside NoSync, as the next Backward outside would. Without such it does nothing.
+func (s *Sharded) SyncGrads(ctx context.Context) error {
+	q, err := ranks.Ask{Call: "SyncGrads"}, s.may("SyncGrads")
+	if err == nil {
+		q.Argument = float64(s.engine.Pending())
+	}
+	if err := s.agree(ctx, q, err); err != nil {
+		return err
+	}
+	return s.end(s.engine.SyncGrads(ctx))
+}
+
+// A Pass is a forward pass whose Backward is to come, put aside by Hold.
+type Pass struct {
+	s    *Sharded
+	p    *pass // nil when it is over
+	loss float64
+}
+
+// Hold puts the last Forward aside, so that others may run before its Backward: for losses that compare passes, or
+// gradients in another order. It keeps its activations, and the parameters that were gathered for its Backward. Parameters
+// must not change in between. Without a Forward, the Pass is one whose Backward says so.
+func (s *Sharded) Hold() *Pass {
+	p := &Pass{s: s, p: s.life.takeLast()}
+	if p.p != nil {
+		p.loss = p.p.Loss
+		s.life.held[p] = true
+	}
+	return p
+}
+
+// Loss returns this rank's loss.
+func (p *Pass) Loss() float64 { return p.loss }
+
+// Backward is [Sharded.Backward] of the pass. It is over then, with or without an error.
+func (p *Pass) Backward(ctx context.Context, opts ...BackwardOption) error {
+	q := p.p
+	p.p = nil
+	delete(p.s.life.held, p)
+	return p.s.backward(ctx, q, opts)
+}
+
+// Discard ends the pass without a Backward. It is no collective.
+func (p *Pass) Discard(ctx context.Context) error {
+	q := p.p
+	p.p = nil
+	delete(p.s.life.held, p)
+	return p.s.discard(ctx, q)
+}
