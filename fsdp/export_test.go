@@ -108,8 +108,9 @@ func asGPT2() []fsdp.StateOption {
 	}
 }
 
-// TestExportImport writes values and optimizer state under every layout, reads the file with an independent parser, and imports
-// it under another layout, to the bit where the type is that of the computation.
+// TestExportImport writes values and optimizer state under every layout, reads the file with an
+// independent parser, and imports it under another layout, to the bit where the type is that of the
+// computation.
 func TestExportImport(t *testing.T) {
 	renamed := func(name string) string { return "h." + strings.ReplaceAll(name, ".w", ".weight") }
 	for _, world := range []int{1, 3, 4} {
@@ -184,7 +185,8 @@ func sortedKeys[V any](m map[string]V) (keys []string) {
 	return keys
 }
 
-// checkFile compares a file, whose matrices b.w and experts.up lie transposed, with what was exported.
+// checkFile compares a file, whose matrices b.w and experts.up lie transposed, with what was
+// exported.
 func checkFile(t require.TestingT, path string, values params, state *optim.FullState, renamed func(string) string) {
 	tensors, about := parseFile(t, path)
 	require.Equal(t, "pt", about["format"])
@@ -221,7 +223,8 @@ func checkFile(t require.TestingT, path string, values params, state *optim.Full
 	require.Len(t, tensors, len(values)+entries)
 }
 
-// TestExportTypes writes every type and reads it back: what fits is the same, and the rest is rounded.
+// TestExportTypes writes every type and reads it back: what fits is the same, and the rest is
+// rounded.
 func TestExportTypes(t *testing.T) {
 	for _, as := range []fsdp.DType{fsdp.Float32, fsdp.Float64, fsdp.BFloat16, fsdp.Float16} {
 		path := filepath.Join(t.TempDir(), "model.safetensors")
@@ -254,7 +257,8 @@ func TestExportTypes(t *testing.T) {
 	}
 }
 
-// TestExportMixedTypes writes values in fewer bits than the optimizer's state: tensors begin at multiples of their elements' size.
+// TestExportMixedTypes writes values in fewer bits than the optimizer's state: tensors begin at
+// multiples of their elements' size.
 func TestExportMixedTypes(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "model.safetensors")
 	onRanks(t, 2, func(ctx context.Context, g comm.Group) {
@@ -274,7 +278,8 @@ func TestExportMixedTypes(t *testing.T) {
 	})
 }
 
-// TestTransposeLarge exports and imports, transposed and not, matrices of more rows, columns and bytes than are converted at once.
+// TestTransposeLarge exports and imports, transposed and not, matrices of more rows, columns and
+// bytes than are converted at once.
 func TestTransposeLarge(t *testing.T) {
 	for _, shape := range [][2]int{{1031, 523}, {3, 270001}, {270001, 3}, {5003, 211}} {
 		path := filepath.Join(t.TempDir(), "model.safetensors")
@@ -452,8 +457,8 @@ func (r reducing) AllReduce(buf comm.Buffer, op comm.Op) comm.Work {
 	return r.Group.AllReduce(buf, op)
 }
 
-// TestExportToSlowDisk writes a tensor in a minute of fake time. The ranks hear of each other meanwhile, as they would take one that
-// says nothing for one that hangs.
+// TestExportToSlowDisk writes a tensor in a minute of fake time. The ranks hear of each other
+// meanwhile, as they would take one that says nothing for one that hangs.
 func TestExportToSlowDisk(t *testing.T) {
 	dir := t.TempDir()
 	synctest.Test(t, func(t *testing.T) {
@@ -540,4 +545,29 @@ func TestExportErrors(t *testing.T) {
 // inFile returns a float32 tensor of a file.
 func inFile(shape ...int) *fileTensor {
 	return &fileTensor{DType: "F32", Shape: shape, data: elements(tensor.New(tensor.WithShape(shape...), tensor.WithBacking(elements(floats(1, shape...)))))}
+}
+
+// TestExportSweeps: what an Export has left that was killed goes with the next one to the same
+// path, and nothing else does.
+func TestExportSweeps(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "model.safetensors")
+	left := []string{"model.safetensors.tmp-0123abcd", "model.safetensors.tmp-ffffffff"}
+	others := []string{"model.safetensors.tmp-0123abcde", "model.safetensors.tmp-0123ABCD", "model_safetensors.tmp-0123abcd", "other.tmp-0123abcd", "amodel.safetensors.tmp-0123abcd"}
+	for _, name := range append(left, others...) {
+		require.NoError(t, os.WriteFile(filepath.Join(dir, name), []byte("x"), 0o600))
+	}
+	require.NoError(t, os.Mkdir(path+".tmp-00000000", 0o700))
+	onRanks(t, 2, func(ctx context.Context, g comm.Group) {
+		m := wrap(t, smallModel, fsdp.Config{Group: g})
+		require.NoError(t, m.Export(ctx, path))
+	})
+	want := append(others, "model.safetensors", "model.safetensors.tmp-00000000")
+	entries, err := os.ReadDir(dir)
+	require.NoError(t, err)
+	var names []string
+	for _, e := range entries {
+		names = append(names, e.Name())
+	}
+	require.ElementsMatch(t, want, names)
 }

@@ -44,8 +44,8 @@ var someFrozen = []func(string) bool{
 // phases is a training whose frozen set changes: one choice for each step.
 type phases []int
 
-// absentWhere hides from an optimizer's eyes what is frozen in a phase: the reference never freezes, but those parameters
-// have no gradient.
+// absentWhere hides from an optimizer's eyes what is frozen in a phase: the reference never
+// freezes, but those parameters have no gradient.
 func absentWhere(list []optim.Param, frozen *func(string) bool) []optim.Param {
 	for i := range list {
 		name := list[i].Name
@@ -121,9 +121,9 @@ func (p phases) train(t require.TestingT, world int, make func([]optim.Param) (o
 	return state
 }
 
-// TestFreezing trains in phases and compares with a training that never freezes, where what should be frozen has no gradient:
-// the values of all parameters, which depend on the state and the step counts of all, must have the same bits under
-// every strategy and number of ranks.
+// TestFreezing trains in phases and compares with a training that never freezes, where what should
+// be frozen has no gradient: the values of all parameters, which depend on the state and the step
+// counts of all, must have the same bits under every strategy and number of ranks.
 func TestFreezing(t *testing.T) {
 	steps := phases{1, 1, 2, 2, 0, 0, 3, 4, 4, 0}
 	for name, make := range optimizers {
@@ -153,7 +153,8 @@ func TestFreezingAtRandom(t *testing.T) {
 	})
 }
 
-// TestFreezeIsAFreshWrap compares memory, plan and schedule after Freeze with those of a model that was wrapped that way.
+// TestFreezeIsAFreshWrap compares memory, plan and schedule after Freeze with those of a model that
+// was wrapped that way.
 func TestFreezeIsAFreshWrap(t *testing.T) {
 	for _, world := range []int{1, 3} {
 		for i, frozen := range someFrozen {
@@ -189,7 +190,8 @@ func TestFreezeIsAFreshWrap(t *testing.T) {
 	}
 }
 
-// TestFreezeErrors checks that errors reach every rank and change nothing, so that training goes on to the same bits.
+// TestFreezeErrors checks that errors reach every rank and change nothing, so that training goes on
+// to the same bits.
 func TestFreezeErrors(t *testing.T) {
 	cfg := fsdp.Config{Wrap: blocks}
 	want := train(t, tinyGPT(2), 3, 2, 1, cfg)
@@ -257,7 +259,8 @@ func TestFreezeDiscardsTheForward(t *testing.T) {
 	})
 }
 
-// TestEverythingFrozen checks that a model with nothing to train has a loss, and a Backward that does nothing.
+// TestEverythingFrozen checks that a model with nothing to train has a loss, and a Backward that
+// does nothing.
 func TestEverythingFrozen(t *testing.T) {
 	all := func(string) bool { return true }
 	for _, world := range []int{1, 2, 4} {
@@ -296,5 +299,65 @@ func TestEverythingFrozen(t *testing.T) {
 				require.NoError(t, err)
 			})
 		})
+	}
+}
+
+// prefixed is an optimizer that calls what it keeps by another name.
+type prefixed struct {
+	optim.Optimizer
+	prefix string
+}
+
+func (o prefixed) State() []optim.Entry {
+	list := o.Optimizer.State()
+	for i := range list {
+		list[i].Name = o.prefix + list[i].Name
+	}
+	return list
+}
+
+// TestFreezeKeepsNames: state goes through Freeze whatever its name is. A name that did not fit on
+// a line was lost in silence.
+func TestFreezeKeepsNames(t *testing.T) {
+	onRanks(t, 2, func(ctx context.Context, g comm.Group) {
+		m := wrap(t, tinyGPT(1), fsdp.Config{Group: g, Wrap: blocks})
+		opt, err := optim.SGD{Momentum: 0.9}.New(m.Shards())
+		require.NoError(t, err)
+		forwardBackward(t, ctx, m, good(g.Rank()))
+		require.NoError(t, opt.Step(0.1))
+		m.ZeroGrad()
+		want := make(map[string]int)
+		for _, e := range opt.State() {
+			want[e.Param] += e.Data.Len()
+		}
+		entries, err := m.Freeze(ctx, nil, prefixed{opt, "fast\n3 "})
+		require.NoError(t, err)
+		got := make(map[string]int)
+		for _, e := range entries {
+			require.Equal(t, "fast\n3 momentum_buffer", e.Name)
+			require.Equal(t, 1, e.Steps)
+			got[e.Param] += e.Data.Len()
+		}
+		require.NotEmpty(t, want)
+		require.Equal(t, want, got)
+	})
+}
+
+// TestFreezeComparesState: ranks whose optimizers have made other numbers of updates hear of it
+// before anything moves.
+func TestFreezeComparesState(t *testing.T) {
+	for _, err := range errorsOf(t, 2, func(ctx context.Context, g comm.Group) error {
+		m := wrap(t, tinyGPT(1), fsdp.Config{Group: g, Wrap: blocks})
+		opt, err := optim.AdamW{}.New(m.Shards())
+		require.NoError(t, err)
+		require.NoError(t, opt.Adopt(g.Rank(), nil))
+		before := stateBits(t, ctx, m)
+		_, failed := m.Freeze(ctx, nil, opt)
+		requireSameBits(t, before, stateBits(t, ctx, m))
+		forwardBackward(t, ctx, m, good(g.Rank()))
+		require.NoError(t, opt.Step(0.1), "it is not a former one")
+		return failed
+	}) {
+		require.ErrorContains(t, err, "Freeze: the optimizer has made 0 steps on rank 0, 1 on rank 1")
 	}
 }

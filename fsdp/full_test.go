@@ -20,8 +20,9 @@ import (
 // expertRows is a prime, so that experts are cut unevenly.
 const expertRows = 23
 
-// stateModel has parameters of every sort, none of which is ever computed with: prime shapes, a scalar, a tied weight, experts,
-// parameters so small that most ranks have nothing of them, and a buffer.
+// stateModel has parameters of every sort, none of which is ever computed with: prime shapes, a
+// scalar, a tied weight, experts, parameters so small that most ranks have nothing of them, and a
+// buffer.
 var stateModel = calls(
 	call("a", having(initial(weight("w", 7, 3)), initial(weight("b", 7)))),
 	call("b", having(initial(weight("w", 5, 11)), initial(weight("s")))),
@@ -64,8 +65,9 @@ var stateOptimizers = map[string]func([]optim.Param) (optim.Optimizer, error){
 	},
 }
 
-// fiveUpdates makes an optimizer of the pieces and five updates. The gradients are integers that depend on nothing but the step,
-// the parameter's name in a full state and the element. One parameter never has one, and another only every other time.
+// fiveUpdates makes an optimizer of the pieces and five updates. The gradients are integers that
+// depend on nothing but the step, the parameter's name in a full state and the element. One
+// parameter never has one, and another only every other time.
 func fiveUpdates(t require.TestingT, pieces []optim.Param, name func(string) string, make func([]optim.Param) (optim.Optimizer, error)) optim.Optimizer {
 	step := 0
 	for i := range pieces {
@@ -90,7 +92,8 @@ func fiveUpdates(t require.TestingT, pieces []optim.Param, name func(string) str
 	return opt
 }
 
-// whole are the pieces of one process that has the values of a full state, buffers and what is frozen apart.
+// whole are the pieces of one process that has the values of a full state, buffers and what is
+// frozen apart.
 func whole(state params, frozen func(string) bool) (pieces []optim.Param) {
 	for _, name := range slices.Sorted(maps.Keys(state)) {
 		if name == "bn.mean" || frozen(name) {
@@ -169,7 +172,8 @@ func stateLayouts(world int) map[string]func(t require.TestingT, ctx context.Con
 	return layouts
 }
 
-// fullNames returns the names of a rank's parameters in a full state: those of experts have the first rank of its group.
+// fullNames returns the names of a rank's parameters in a full state: those of experts have the
+// first rank of its group.
 func fullNames(state params, rank int) func(string) string {
 	return func(name string) string {
 		for leader := rank; leader >= 0; leader-- {
@@ -181,8 +185,9 @@ func fullNames(state params, rank int) func(string) string {
 	}
 }
 
-// TestFullStateIsThatOfOneProcess compares values and optimizer state, collected after five updates, with those of one process,
-// to the bit; on one rank and on all. A new optimizer that is given that state has it.
+// TestFullStateIsThatOfOneProcess compares values and optimizer state, collected after five
+// updates, with those of one process, to the bit; on one rank and on all. A new optimizer that is
+// given that state has it.
 func TestFullStateIsThatOfOneProcess(t *testing.T) {
 	frozen := []func(string) bool{func(string) bool { return false }, func(name string) bool { return strings.HasPrefix(name, "b.w") || name == "a.b" }}
 	kinds := slices.Sorted(maps.Keys(stateOptimizers))
@@ -266,7 +271,8 @@ func checkFull(t require.TestingT, ctx context.Context, g comm.Group, m *fsdp.Sh
 	require.Equal(t, map[string]any{"rank": root}, state.Extra)
 }
 
-// TestFullOptimStateAfterTraining compares the state after five steps on three ranks with that of one on the three batches as one.
+// TestFullOptimStateAfterTraining compares the state after five steps on three ranks with that of
+// one on the three batches as one.
 func TestFullOptimStateAfterTraining(t *testing.T) {
 	const world, steps = 3, 5
 	train := func(ctx context.Context, g comm.Group, batch func(step int) []fsdp.Tensor) *optim.FullState {
@@ -331,7 +337,8 @@ func TestFullStateHasOwnBuffers(t *testing.T) {
 	require.NotEqual(t, all[0], all[1])
 }
 
-// TestFullStateNeedsNoMemory checks that collecting on one rank takes nothing of the model's memory on any.
+// TestFullStateNeedsNoMemory checks that collecting on one rank takes nothing of the model's memory
+// on any.
 func TestFullStateNeedsNoMemory(t *testing.T) {
 	onRanks(t, 4, func(ctx context.Context, g comm.Group) {
 		m := wrap(t, stateModel, fsdp.Config{Group: g})
@@ -346,7 +353,8 @@ func TestFullStateNeedsNoMemory(t *testing.T) {
 	})
 }
 
-// TestFullStateErrors checks what every rank hears of a mistake of one, and that the model can be used afterwards.
+// TestFullStateErrors checks what every rank hears of a mistake of one, and that the model can be
+// used afterwards.
 func TestFullStateErrors(t *testing.T) {
 	const wrong = 2 // the rank that makes the mistake
 	type collecting func(ctx context.Context, m *fsdp.Sharded, opt optim.Optimizer, rank int) error
@@ -439,7 +447,8 @@ func TestFullStateErrors(t *testing.T) {
 	}
 }
 
-// TestFullStateNamesAreDistinct gives a parameter the name that another one of a group of ranks gets.
+// TestFullStateNamesAreDistinct gives a parameter the name that another one of a group of ranks
+// gets.
 func TestFullStateNamesAreDistinct(t *testing.T) {
 	model := calls(call("a", having(weight("b.up", 3))), call("a.b", having(weight("up@0", 3))))
 	for _, err := range errorsOf(t, 2, func(ctx context.Context, g comm.Group) error {
@@ -461,4 +470,16 @@ func TestFullStateNamesAreDistinct(t *testing.T) {
 	}) {
 		require.ErrorContains(t, err, `FullState: the state would have two tensors named "a.b.up@0"`)
 	}
+}
+
+// TestFullGradsAllOrNothing: beside an error there is nothing. It was what had been collected until
+// then.
+func TestFullGradsAllOrNothing(t *testing.T) {
+	onRanks(t, 2, func(ctx context.Context, g comm.Group) {
+		m := wrap(t, smallModel, fsdp.Config{Group: g})
+		require.NoError(t, m.Close())
+		grads, err := m.FullGrads(ctx)
+		require.ErrorContains(t, err, "FullGrads: the model is closed")
+		require.Nil(t, grads)
+	})
 }

@@ -20,7 +20,8 @@ func smallFile() map[string]*fileTensor {
 	return map[string]*fileTensor{"a.w": inFile(31, 3), "a.b": inFile(7), "b.w": inFile(5, 11)}
 }
 
-// TestImportErrors checks what every rank hears of a file that does not fit, and that nothing has changed.
+// TestImportErrors checks what every rank hears of a file that does not fit, and that nothing has
+// changed.
 func TestImportErrors(t *testing.T) {
 	type file = map[string]*fileTensor
 	all := func(string) bool { return true }
@@ -126,7 +127,8 @@ func TestImportOtherFiles(t *testing.T) {
 	}
 }
 
-// TestImportOptions reads a file of another program with other names, something missing and something over.
+// TestImportOptions reads a file of another program with other names, something missing and
+// something over.
 func TestImportOptions(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "model.safetensors")
 	f := smallFile()
@@ -157,7 +159,8 @@ func TestImportOptions(t *testing.T) {
 	}
 }
 
-// TestImportDropsGradients checks that neither gradients nor a waiting Forward outlive an Import, and that Hold prevents one.
+// TestImportDropsGradients checks that neither gradients nor a waiting Forward outlive an Import,
+// and that Hold prevents one.
 func TestImportDropsGradients(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "model.safetensors")
 	onRanks(t, 2, func(ctx context.Context, g comm.Group) {
@@ -180,8 +183,8 @@ func TestImportDropsGradients(t *testing.T) {
 	})
 }
 
-// TestImportBreaksOff lets the disk of one rank fail in the middle: every rank gets its error, the model refuses to go on, and
-// an Import that succeeds repairs it.
+// TestImportBreaksOff lets the disk of one rank fail in the middle: every rank gets its error, the
+// model refuses to go on, and an Import that succeeds repairs it.
 func TestImportBreaksOff(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "model.safetensors")
 	onRanks(t, 3, func(ctx context.Context, g comm.Group) {
@@ -225,15 +228,16 @@ func fullError(ctx context.Context, m *fsdp.Sharded) error {
 	return err
 }
 
-// TestImportReadsItsOwn counts what ranks read of a file: together no more than there is, and the header on each. Of
-// a matrix that lies transposed that holds for the wide parts of rows; narrow ones are read with what lies between, at once.
+// TestImportReadsItsOwn counts what ranks read of a file: together no more than there is, and the
+// header on each. Of a matrix that lies transposed that holds for the wide parts of rows; narrow
+// ones are read with what lies between, at once.
 func TestImportReadsItsOwn(t *testing.T) {
 	tall := calls(call("a", having(initial(weight("w", 5003, 31)))))
 	flat := calls(call("a", having(initial(weight("w", 31, 5003)))))
 	for name, c := range map[string]struct {
 		model      fsdp.Model
 		transposed bool
-		shared     int64 // bytes that ranks read of what others own: buffers, and rows that a cut goes through
+		shared     int64 // bytes that ranks read of what others own
 		all        bool  // whether they may read more of it
 	}{"plain": {stateModel, false, 12, false}, "wide": {tall, true, 31 * 4, false}, "narrow": {flat, true, 0, true}} {
 		t.Run(name, func(t *testing.T) {
@@ -280,4 +284,21 @@ func (h *countingHandle) ReadAt(b []byte, at int64) (int, error) {
 	*h.fs.bytes += int64(len(b))
 	*h.fs.calls++
 	return h.Handle.ReadAt(b, at)
+}
+
+// TestImportWithoutOptimizer passes over the state of an optimizer that the file has, as Load does,
+// and over nothing else.
+func TestImportWithoutOptimizer(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "model.safetensors")
+	onRanks(t, 2, func(ctx context.Context, g comm.Group) {
+		m := wrap(t, smallModel, fsdp.Config{Group: g})
+		opt, err := optim.AdamW{}.New(m.Shards())
+		require.NoError(t, err)
+		require.NoError(t, m.Export(ctx, path, fsdp.WithOptimizer(opt)))
+		require.NoError(t, m.Import(ctx, path))
+		other := wrap(t, calls(call("a", having(initial(weight("w", 31, 3))))), fsdp.Config{Group: g})
+		var unfit *fsdp.StateError
+		require.ErrorAs(t, other.Import(ctx, path), &unfit)
+		require.Equal(t, []string{"a.b", "b.w"}, unfit.Extra)
+	})
 }

@@ -60,7 +60,7 @@ func (e *exporter) plan(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := s.Team.Same(ctx, "options", e.naming.text); err != nil {
+	if err := s.same(ctx, "options", e.naming.text); err != nil {
 		return err
 	}
 	list, steps, err := s.listed(ctx, e.o.Optimizer, e.own, true)

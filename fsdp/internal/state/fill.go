@@ -116,7 +116,7 @@ var errNoDirectory = errors.New("no directory is named")
 func (l *Loading) plan(ctx context.Context, dir string, o *Options, damaged func(string, error)) error {
 	s := l.s
 	text := fmt.Sprintf("directory %s\n%s\n%s", dir, oneOrNone(l.opt), l.n.text)
-	if err := s.Team.Same(ctx, "arguments of Load", text); err != nil {
+	if err := s.same(ctx, "arguments of Load", text); err != nil {
 		return err
 	}
 	if err := l.find(ctx, dir, o.FS, damaged); err != nil {
@@ -125,7 +125,7 @@ func (l *Loading) plan(ctx context.Context, dir string, o *Options, damaged func
 	if err := busy(ctx, s.Team, func(context.Context) error { return l.open(o) }); err != nil {
 		return err
 	}
-	if err := s.Team.Same(ctx, "manifest in "+l.Path, fmt.Sprintf("CRC-32C %08x", l.reader.Sum())); err != nil {
+	if err := s.same(ctx, "manifest in "+l.Path, fmt.Sprintf("CRC-32C %08x", l.reader.Sum())); err != nil {
 		return err
 	}
 	list, _, err := s.listed(ctx, l.opt, l.own, false)
@@ -260,7 +260,7 @@ func (s *Store) PlanImport(ctx context.Context, path string, o *Options) (*Filli
 
 func (f *Filling) planImport(ctx context.Context, path string, o *Options) error {
 	s := f.s
-	if err := s.Team.Same(ctx, "options", f.n.text); err != nil {
+	if err := s.same(ctx, "options", f.n.text); err != nil {
 		return err
 	}
 	list, _, err := s.listed(ctx, f.opt, f.own, false)

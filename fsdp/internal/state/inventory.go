@@ -101,8 +101,8 @@ func decodeInventory(b []byte, values int) (*inventory, error) {
 	}
 	least := inv.Steps
 	for _, k := range inv.Kinds {
-		if k == nil {
-			return nil, errors.New("a kind is null")
+		if _, ok := k[""]; ok || k == nil {
+			return nil, errors.New("a kind is null, or has an entry without a name")
 		}
 		for _, n := range k {
 			least = min(least, n)

@@ -58,7 +58,7 @@ func (v *Saver) plan(ctx context.Context, s *Store, call, dir string, opt optim.
 		return nil, err
 	}
 	text := fmt.Sprintf("call of %s\ndirectory %s\nstep %d\nKeepLast %d\n%s\n", call, w.dir, w.step, w.keep, oneOrNone(opt))
-	return w, s.Team.Same(ctx, "arguments of Save", text)
+	return w, s.same(ctx, "arguments of Save", text)
 }
 
 // oneOrNone says whether a rank has given an optimizer.

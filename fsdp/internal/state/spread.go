@@ -103,7 +103,7 @@ func (s *Store) PlanSetOptim(ctx context.Context, root int, opt optim.Optimizer,
 	if err != nil {
 		return nil, err
 	}
-	if err := s.Team.Same(ctx, "options", n.text); err != nil {
+	if err := s.same(ctx, "options", n.text); err != nil {
 		return nil, err
 	}
 	list, _, err := s.listed(ctx, opt, f.own, false)

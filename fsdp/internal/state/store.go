@@ -2,11 +2,13 @@ package state
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 
 	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/fsdp/internal/layout"
+	"github.com/gofsdp/gofsdp/fsdp/internal/ranks"
 	"github.com/gofsdp/gofsdp/optim"
 )
 
@@ -61,6 +63,16 @@ func (s *Store) prepare(ctx context.Context, hash uint64, local func() error) er
 		err = local()
 	}
 	return s.Team.Agree(ctx, hash, err)
+}
+
+// same returns an error on every rank unless all have the same text. If that is not to be had, others
+// may be on their way into the next collective.
+func (s *Store) same(ctx context.Context, what, text string) error {
+	err := s.Team.Same(ctx, what, text)
+	if errors.As(err, new(*ranks.LostError)) {
+		return s.Team.Fail(err)
+	}
+	return err
 }
 
 // busy runs work on this rank and returns an error on every rank if it fails on any.

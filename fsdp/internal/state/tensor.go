@@ -30,8 +30,13 @@ func (t *Tensor) Parameter() string {
 // values lists the parameters and buffers, in the order of the model. A buffer is every rank's own,
 // under its plain name.
 func values(l *layout.Layout) (list []Tensor) {
+	owners := make([][]int, len(l.Groups))
 	for p := range l.Model.Params {
-		for _, owner := range group(l, p).Owners() {
+		of := &owners[l.Home[p].Group]
+		if *of == nil {
+			*of = group(l, p).Owners()
+		}
+		for _, owner := range *of {
 			list = append(list, value(l, p, owner))
 		}
 	}
@@ -95,7 +100,10 @@ func (s *Store) pieces(opt optim.Optimizer) ([]Piece, error) {
 		if shape := s.Layout.Model.Params[p].Shape; !slices.Equal(e.Shape, shape) {
 			return nil, fmt.Errorf("the optimizer has %s of %s %v, the model's is %v", e.Name, e.Param, e.Shape, shape)
 		}
-		if e.Data == nil || e.Data.Len() == 0 {
+		switch {
+		case e.Name == "":
+			return nil, fmt.Errorf("the optimizer keeps something without a name for %s", e.Param)
+		case e.Data == nil || e.Data.Len() == 0:
 			continue
 		}
 		if e.Data.Float64() != (s.Compute == comm.Float64) {
