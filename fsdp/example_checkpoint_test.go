@@ -13,7 +13,8 @@ import (
 	"github.com/gofsdp/gofsdp/optim"
 )
 
-// A training on two ranks is interrupted and goes on on three. Checkpoints are written while it goes on.
+// A training on two ranks is interrupted and goes on on three. Checkpoints are written while it
+// goes on.
 func ExampleSharded_SaveAsync() {
 	dir, err := os.MkdirTemp("", "ckpt")
 	if err != nil {
@@ -80,7 +81,6 @@ func ExampleSharded_SaveAsync() {
 	if err := train(1, 40); err != nil {
 		log.Fatal(err)
 	}
-	// Output:
-	// step 20 was saved by 2 ranks; the next sequence is 40
-	// step 30 was saved by 3 ranks; the next sequence is 70
+	// Output: step 20 was saved by 2 ranks; the next sequence is 40 step 30 was saved by 3 ranks;
+	// the next sequence is 70
 }

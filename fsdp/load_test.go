@@ -39,7 +39,8 @@ var spreads = []struct {
 	}},
 }
 
-// batchPart returns a rank's part of a batch that is the same for any number of ranks that divides 120.
+// batchPart returns a rank's part of a batch that is the same for any number of ranks that divides
+// 120.
 func batchPart(step int, g comm.Group, compute fsdp.DType) []fsdp.Tensor {
 	n := 120 / g.Size()
 	var batch []fsdp.Tensor
@@ -105,7 +106,8 @@ func (r *resharder) train(t require.TestingT, ctx context.Context, from, to int)
 	return losses
 }
 
-// TestReshard saves on N ranks and loads on N', in other layouts: the losses are those of one rank that was never interrupted.
+// TestReshard saves on N ranks and loads on N', in other layouts: the losses are those of one rank
+// that was never interrupted.
 func TestReshard(t *testing.T) {
 	worlds := []int{1, 2, 3, 5, 8}
 	const half, steps = 3, 6
@@ -159,8 +161,8 @@ func TestReshardPrecision(t *testing.T) {
 	}
 }
 
-// TestReshardFrozen loads what was saved with some parameters frozen, with the same ones frozen and with others: those start
-// anew, or their state is left behind, if the user says so.
+// TestReshardFrozen loads what was saved with some parameters frozen, with the same ones frozen and
+// with others: those start anew, or their state is left behind, if the user says so.
 func TestReshardFrozen(t *testing.T) {
 	freeze := func(name string) func(string) bool {
 		return func(s string) bool { return strings.HasPrefix(s, name) }
@@ -208,8 +210,8 @@ func TestReshardFrozen(t *testing.T) {
 	})
 }
 
-// TestResumeBits resumes on as many ranks as were interrupted: every bit of what follows is that of the uninterrupted run, with
-// dropout, loss scaling and a schedule.
+// TestResumeBits resumes on as many ranks as were interrupted: every bit of what follows is that of
+// the uninterrupted run, with dropout, loss scaling and a schedule.
 func TestResumeBits(t *testing.T) {
 	for _, c := range []struct {
 		ranks int
@@ -293,7 +295,8 @@ func (r *resumer) train(t require.TestingT, ctx context.Context, to int, between
 	}
 }
 
-// TestLoadBuffers gives every rank its own statistics back, and one beyond those that saved the statistics of another.
+// TestLoadBuffers gives every rank its own statistics back, and one beyond those that saved the
+// statistics of another.
 func TestLoadBuffers(t *testing.T) {
 	dir := t.TempDir()
 	var saved [3]bits
@@ -316,7 +319,8 @@ func TestLoadBuffers(t *testing.T) {
 	}
 }
 
-// TestAllowBuffers leaves the statistics of all ranks behind: they are asked for with the rank and without.
+// TestAllowBuffers leaves the statistics of all ranks behind: they are asked for with the rank and
+// without.
 func TestAllowBuffers(t *testing.T) {
 	dir := t.TempDir()
 	onRanks(t, 2, func(ctx context.Context, g comm.Group) {
@@ -338,7 +342,8 @@ func TestAllowBuffers(t *testing.T) {
 	})
 }
 
-// TestLoadExperts saves units with process groups of their own: every group gets its own back, and other groups do not fit.
+// TestLoadExperts saves units with process groups of their own: every group gets its own back, and
+// other groups do not fit.
 func TestLoadExperts(t *testing.T) {
 	const world = 4
 	for _, ranks := range []int{1, 2} {
@@ -399,7 +404,8 @@ func chainNamed(prefix string, dim int) model {
 	}
 }
 
-// TestLoadNames loads under other names, and what is missing or too much. Errors are the same on every rank, and change nothing.
+// TestLoadNames loads under other names, and what is missing or too much. Errors are the same on
+// every rank, and change nothing.
 func TestLoadNames(t *testing.T) {
 	dir := t.TempDir()
 	var saved bits
@@ -481,7 +487,8 @@ func TestLoadNames(t *testing.T) {
 	}
 }
 
-// TestLoadWithoutState asks for an optimizer that was not saved: its steps are missing, too, where it has no more than that.
+// TestLoadWithoutState asks for an optimizer that was not saved: its steps are missing, too, where
+// it has no more than that.
 func TestLoadWithoutState(t *testing.T) {
 	dir := t.TempDir()
 	onRanks(t, 2, func(ctx context.Context, g comm.Group) {
@@ -507,7 +514,8 @@ func TestLoadWithoutState(t *testing.T) {
 	})
 }
 
-// TestLoadDropsGradients loads between a Forward and its Backward, with gradients in the shards and beside them.
+// TestLoadDropsGradients loads between a Forward and its Backward, with gradients in the shards and
+// beside them.
 func TestLoadDropsGradients(t *testing.T) {
 	dir := t.TempDir()
 	onRanks(t, 2, func(ctx context.Context, g comm.Group) {

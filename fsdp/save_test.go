@@ -25,8 +25,8 @@ import (
 // ckpt is a directory of a file system in memory.
 var ckpt, _ = filepath.Abs("ckpt")
 
-// filler is a model whose parameters and optimizer hold one number each time it is saved, so that a mixture of two checkpoints
-// would show.
+// filler is a model whose parameters and optimizer hold one number each time it is saved, so that a
+// mixture of two checkpoints would show.
 type filler struct {
 	*fsdp.Sharded
 	opt optim.Optimizer
@@ -37,7 +37,8 @@ func newFiller(t require.TestingT, ctx context.Context, g comm.Group) *filler {
 }
 
 func loggingFiller(t require.TestingT, ctx context.Context, g comm.Group, logger *slog.Logger) *filler {
-	m := wrap(t, shapes["chain"], fsdp.Config{Group: g, Precision: float64s, Logger: logger}) // one unit: each of three ranks has a part of it
+	// One unit: each of three ranks has a part of it.
+	m := wrap(t, shapes["chain"], fsdp.Config{Group: g, Precision: float64s, Logger: logger})
 	opt, err := optim.AdamW{}.New(m.Shards())
 	require.NoError(t, err)
 	forwardBackward(t, ctx, m, shapeBatch(g.Rank()))
@@ -80,7 +81,8 @@ func (f *filler) saveStep(ctx context.Context, dir string, step int, opts ...fsd
 	return f.Save(ctx, dir, f.opt, append(opts, fsdp.AtStep(step))...)
 }
 
-// requireLatest loads the latest checkpoint on one rank and returns its step, which everything in it must be.
+// requireLatest loads the latest checkpoint on one rank and returns its step, which everything in
+// it must be.
 func requireLatest(t require.TestingT, dir string, opts ...fsdp.StateOption) int {
 	f := newFiller(t, context.Background(), comm.Local(1)[0])
 	defer f.Close()
@@ -90,8 +92,9 @@ func requireLatest(t require.TestingT, dir string, opts ...fsdp.StateOption) int
 	return c.Step
 }
 
-// TestSaveFaults lets one operation of one rank fail: every rank has an error that names rank and file, the previous checkpoint
-// is what is loaded, nothing is left of the failed one, and the training goes on.
+// TestSaveFaults lets one operation of one rank fail: every rank has an error that names rank and
+// file, the previous checkpoint is what is loaded, nothing is left of the failed one, and the
+// training goes on.
 func TestSaveFaults(t *testing.T) {
 	on := func(name, part string) func(crashfs.Op) bool {
 		return func(o crashfs.Op) bool { return o.Name == name && strings.Contains(o.Path, part) }
@@ -165,8 +168,8 @@ func entries(t require.TestingT, fsys checkpoint.FS, dir string) []checkpoint.En
 	return list
 }
 
-// TestCrashDuringSave ends the process after every operation of a save in turn, and the power with it: what is loaded then is
-// the old checkpoint or the new one, whole, and the next save succeeds.
+// TestCrashDuringSave ends the process after every operation of a save in turn, and the power with
+// it: what is loaded then is the old checkpoint or the new one, whole, and the next save succeeds.
 func TestCrashDuringSave(t *testing.T) {
 	steps := map[int]int{} // times that each was loaded
 	for ops, done := 0, false; !done; ops++ {
@@ -215,7 +218,8 @@ func TestUnsharedDirectory(t *testing.T) {
 	require.Empty(t, entries(t, disks[0], ckpt))
 }
 
-// TestTwoJobs saves from two jobs in one directory: the second is told who the first is, until that ends.
+// TestTwoJobs saves from two jobs in one directory: the second is told who the first is, until that
+// ends.
 func TestTwoJobs(t *testing.T) {
 	dir := t.TempDir()
 	host, _ := os.Hostname()
@@ -241,15 +245,15 @@ func TestTwoJobs(t *testing.T) {
 	require.Equal(t, 4, requireLatest(t, dir))
 }
 
-// TestDamage damages the last of two checkpoints. What is found before anything changes leaves the model as it was; what is
-// found while it is read makes it useless until the other one is loaded.
+// TestDamage damages the last of two checkpoints. What is found before anything changes leaves the
+// model as it was; what is found while it is read makes it useless until the other one is loaded.
 func TestDamage(t *testing.T) {
 	const file = "rank-00001-of-00003.safetensors"
 	for name, c := range map[string]struct {
 		damage  func(t *testing.T, path string)
 		message []string
 		latest  bool // takes it for the latest
-		torn    bool
+		mixed   bool
 	}{
 		"a byte": {func(t *testing.T, path string) {
 			change(t, filepath.Join(path, file), func(b []byte) []byte { b[len(b)-100] ^= 1; return b })
@@ -302,8 +306,8 @@ func TestDamage(t *testing.T) {
 					f.require(t, 1)
 					f.fill(5)
 				}
-				if c.torn {
-					requireTorn(t, ctx, f, g)
+				if c.mixed {
+					requireMixed(t, ctx, f, g)
 				} else {
 					f.require(t, 5)
 					forwardBackward(t, ctx, f.Sharded, shapeBatch(g.Rank()))
@@ -328,8 +332,8 @@ func change(t *testing.T, path string, f func([]byte) []byte) {
 	require.NoError(t, os.WriteFile(path, f(b), 0o600))
 }
 
-// requireTorn checks that nothing goes on with parameters of which only a part was loaded.
-func requireTorn(t *testing.T, ctx context.Context, f *filler, g comm.Group) {
+// requireMixed checks that nothing goes on with parameters of which only a part was loaded.
+func requireMixed(t *testing.T, ctx context.Context, f *filler, g comm.Group) {
 	const why = "has broken off: parameters are not whole until a Load or Import succeeds"
 	_, err := f.Forward(ctx, shapeBatch(g.Rank())...)
 	require.ErrorContains(t, err, why)
@@ -342,7 +346,8 @@ func requireTorn(t *testing.T, ctx context.Context, f *filler, g comm.Group) {
 	require.ErrorContains(t, err, why)
 }
 
-// TestSaveArguments gives ranks arguments that are wrong, or do not agree. Nothing is written, and the model goes on.
+// TestSaveArguments gives ranks arguments that are wrong, or do not agree. Nothing is written, and
+// the model goes on.
 func TestSaveArguments(t *testing.T) {
 	dir := t.TempDir()
 	foreign, err := optim.SGD{Momentum: 0.9}.New([]optim.Param{{Name: "x", Shape: []int{1}, Value: optim.Host{F64: []float64{1}}, Grad: optim.Host{F64: []float64{1}}}})
@@ -477,7 +482,8 @@ func TestKeepLast(t *testing.T) {
 	require.FileExists(t, filepath.Join(dir, "notes.txt"))
 }
 
-// TestReplicasSaveOnce counts the bytes on disk: of what several ranks hold, one writes, and they take turns.
+// TestReplicasSaveOnce counts the bytes on disk: of what several ranks hold, one writes, and they
+// take turns.
 func TestReplicasSaveOnce(t *testing.T) {
 	for _, c := range []struct {
 		cfg   fsdp.Config
@@ -510,7 +516,8 @@ func TestReplicasSaveOnce(t *testing.T) {
 	}
 }
 
-// TestSaveInJoin saves in a loop in which some ranks have run out of batches, and between a Forward and its Backward.
+// TestSaveInJoin saves in a loop in which some ranks have run out of batches, and between a Forward
+// and its Backward.
 func TestSaveInJoin(t *testing.T) {
 	dir := t.TempDir()
 	var want, got bits
@@ -558,7 +565,8 @@ func TestSaveInJoin(t *testing.T) {
 	requireSameBits(t, want, got)
 }
 
-// TestSaveLeavesThePass saves between a Forward and its Backward, which go on as if nothing had been.
+// TestSaveLeavesThePass saves between a Forward and its Backward, which go on as if nothing had
+// been.
 func TestSaveLeavesThePass(t *testing.T) {
 	disk := crashfs.New()
 	onRanks(t, 3, func(ctx context.Context, g comm.Group) {

@@ -12,8 +12,8 @@ import (
 	"github.com/gofsdp/gofsdp/optim"
 )
 
-// BenchmarkSaveStall compares how long SaveAsync keeps a training waiting with a copy of as many bytes, and with Save. Each time is
-// the sum of runs in turn.
+// BenchmarkSaveStall compares how long SaveAsync keeps a training waiting with a copy of as many
+// bytes, and with Save. Each time is the sum of runs in turn.
 func BenchmarkSaveStall(b *testing.B) {
 	m := wrap(b, &nn.GPT{Vocab: 1000, Context: 8, Layers: 6, Dim: 256, Heads: 4}, fsdp.Config{Group: comm.Local(1)[0]})
 	defer m.Close()

@@ -34,8 +34,8 @@ func (h *gatedFS) Create(path string) (checkpoint.Handle, error) {
 	return h.FS.Create(path)
 }
 
-// TestSaveAsyncIsSave saves while the training goes on and compares the files with those of Save at the same step, byte for byte.
-// Nothing is written before the training has changed everything.
+// TestSaveAsyncIsSave saves while the training goes on and compares the files with those of Save at
+// the same step, byte for byte. Nothing is written before the training has changed everything.
 func TestSaveAsyncIsSave(t *testing.T) {
 	for _, offload := range memories(t) {
 		for i, spread := range spreads {
@@ -113,7 +113,8 @@ func requireSameFiles(t *testing.T, a, b string) {
 	require.GreaterOrEqual(t, files, 3*3)
 }
 
-// TestSaveWaits has a save wait for the one under way: if that fails and nobody has asked, it returns the error, once.
+// TestSaveWaits has a save wait for the one under way: if that fails and nobody has asked, it
+// returns the error, once.
 func TestSaveWaits(t *testing.T) {
 	for name, c := range map[string]struct {
 		next  func(ctx context.Context, f *filler, disk checkpoint.FS) error
@@ -179,7 +180,8 @@ func TestSaveWaits(t *testing.T) {
 	}
 }
 
-// TestCloseWaitsForSaving closes the model while a checkpoint is being written: it is complete afterwards.
+// TestCloseWaitsForSaving closes the model while a checkpoint is being written: it is complete
+// afterwards.
 func TestCloseWaitsForSaving(t *testing.T) {
 	disk := crashfs.New()
 	gate := newGate(disk)
@@ -225,8 +227,8 @@ func TestLoadWaitsForSaving(t *testing.T) {
 	})
 }
 
-// TestRankDiesWhileSaving ends one rank while all of them write: the others are told by Wait and by Close, and what was there
-// before is loaded.
+// TestRankDiesWhileSaving ends one rank while all of them write: the others are told by Wait and by
+// Close, and what was there before is loaded.
 func TestRankDiesWhileSaving(t *testing.T) {
 	gone := errors.New("time for lunch")
 	disk := crashfs.New()
@@ -287,8 +289,8 @@ func TestSnapshotFits(t *testing.T) {
 	})
 }
 
-// TestSaveOverTransports saves while the training goes on, over the groups that processes have, until one rank leaves in the
-// middle of it.
+// TestSaveOverTransports saves while the training goes on, over the groups that processes have,
+// until one rank leaves in the middle of it.
 func TestSaveOverTransports(t *testing.T) {
 	for name, change := range transports {
 		t.Run(name, func(t *testing.T) {

@@ -139,7 +139,8 @@ func TestSetFullOptimErrors(t *testing.T) {
 	}
 }
 
-// TestSetFullOptimOptions sets a state of other names, with something missing and something over, in another type.
+// TestSetFullOptimOptions sets a state of other names, with something missing and something over,
+// in another type.
 func TestSetFullOptimOptions(t *testing.T) {
 	for _, precision := range []fsdp.Precision{{}, float64s} {
 		onRanks(t, 3, func(ctx context.Context, g comm.Group) {
@@ -154,7 +155,7 @@ func TestSetFullOptimOptions(t *testing.T) {
 				for _, x := range v.F32 {
 					v.F64 = append(v.F64, float64(x))
 				}
-				given.Params["x.a.b"].Entries["exp_avg"] = optim.Host{F64: v.F64} // types may be mixed
+				given.Params["x.a.b"].Entries["exp_avg"] = optim.Host{F64: v.F64} // two types
 			}
 			require.NoError(t, m.SetFullOptim(ctx, 2, opt, given,
 				fsdp.Rename(func(name string) string { return "x." + name }),
@@ -201,8 +202,8 @@ func (o *stubborn) Adopt(steps int, entries []optim.Entry) error {
 	return o.Optimizer.Adopt(steps, entries)
 }
 
-// TestSetFullOptimBreaksOff lets the optimizer of one rank refuse in the middle: every rank gets its error, and the model refuses
-// to go on until all of the state is set.
+// TestSetFullOptimBreaksOff lets the optimizer of one rank refuse in the middle: every rank gets
+// its error, and the model refuses to go on until all of the state is set.
 func TestSetFullOptimBreaksOff(t *testing.T) {
 	onRanks(t, 3, func(ctx context.Context, g comm.Group) {
 		m := wrap(t, smallModel, fsdp.Config{Group: g})

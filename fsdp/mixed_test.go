@@ -14,8 +14,8 @@ import (
 	"github.com/gofsdp/gofsdp/optim"
 )
 
-// TestFormerOptimizer hands an optimizer on that was made before Freeze, whether or not Freeze was given it. Its memory is used
-// for other things.
+// TestFormerOptimizer hands an optimizer on that was made before Freeze, whether or not Freeze was
+// given it. Its memory is used for other things.
 func TestFormerOptimizer(t *testing.T) {
 	dir := t.TempDir()
 	onRanks(t, 2, func(ctx context.Context, g comm.Group) {
@@ -58,8 +58,9 @@ func (f *filler) requireTakenUp(t require.TestingT, ctx context.Context, dir str
 	require.NoError(t, f.opt.Step(0.1))
 }
 
-// TestHalfLoadedOptimizer breaks off a Load and then loads the parameters alone: the model goes on, but not with the optimizer of
-// which only a part was loaded, until that is loaded again or there is a new one.
+// TestHalfLoadedOptimizer breaks off a Load and then loads the parameters alone: the model goes on,
+// but not with the optimizer of which only a part was loaded, until that is loaded again or there
+// is a new one.
 func TestHalfLoadedOptimizer(t *testing.T) {
 	const why = "has broken off: the optimizer is not whole until it is loaded again, or made anew of Sharded.Shards"
 	for name, breakOff := range map[string]func(ctx context.Context, f *filler, dir, file string, bad checkpoint.FS) error{
@@ -79,7 +80,7 @@ func TestHalfLoadedOptimizer(t *testing.T) {
 				defer f.Close()
 				require.NoError(t, f.saveStep(ctx, dir, 1))
 				require.NoError(t, f.Export(ctx, file, fsdp.WithOptimizer(f.opt)))
-				for _, mend := range []func(){
+				for _, repair := range []func(){
 					func() {
 						_, err := f.Load(ctx, dir, f.opt)
 						require.NoError(t, err)
@@ -93,7 +94,7 @@ func TestHalfLoadedOptimizer(t *testing.T) {
 				} {
 					bad := &unreadable{FS: checkpoint.OS(), rank: g.Rank()}
 					require.ErrorContains(t, breakOff(ctx, f, dir, file, bad), errDiskFull.Error())
-					requireTorn(t, ctx, f, g)
+					requireMixed(t, ctx, f, g)
 					_, err := f.Load(ctx, dir, nil)
 					require.NoError(t, err)
 					require.ErrorContains(t, f.opt.Step(0.1), why)
@@ -104,7 +105,7 @@ func TestHalfLoadedOptimizer(t *testing.T) {
 					_, err = f.Freeze(ctx, nil, f.opt)
 					require.ErrorContains(t, err, why)
 					require.NoError(t, f.Save(ctx, filepath.Join(dir, "without"), nil))
-					mend()
+					repair()
 					forwardBackward(t, ctx, f.Sharded, shapeBatch(g.Rank()))
 					require.NoError(t, f.opt.Step(0.1))
 					f.ZeroGrad()
@@ -142,8 +143,8 @@ func (h *unreadableHandle) ReadAt(b []byte, at int64) (int, error) {
 	return h.Handle.ReadAt(b, at)
 }
 
-// TestLoadIsSlow has the disk of rank 0 be slow to find a checkpoint, and that of rank 1 to open it: the others hear of it, as
-// groups take a rank that says nothing for long for one that hangs.
+// TestLoadIsSlow has the disk of rank 0 be slow to find a checkpoint, and that of rank 1 to open
+// it: the others hear of it, as groups take a rank that says nothing for long for one that hangs.
 func TestLoadIsSlow(t *testing.T) {
 	dir := t.TempDir()
 	onRanks(t, 2, func(ctx context.Context, g comm.Group) {
