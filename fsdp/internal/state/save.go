@@ -27,6 +27,7 @@ import (
 // memory of the parts, so it may run while the training goes on, with a Team of its own and a copy
 // of them.
 type writing struct {
+	team  Team
 	fs    checkpoint.FS
 	locks *locks            // of rank 0
 	store *checkpoint.Store // likewise
@@ -169,16 +170,17 @@ func (w *writing) copy(to []byte) error {
 
 // run writes the checkpoint and returns its path on rank 0, or an error on every rank.
 func (w *writing) run(ctx context.Context, t Team) (path string, err error) {
-	if err := busy(ctx, t, func(ctx context.Context) error { return w.begin(ctx, t) }); err != nil {
+	w.team = t
+	if err := busy(ctx, t, w.begin); err != nil {
 		return "", w.discard(err)
 	}
-	dir, err := w.tell(ctx, t)
+	dir, err := w.tell(ctx)
 	if err != nil {
 		return "", err
 	}
 	var record []byte
 	err = busy(ctx, t, func(ctx context.Context) (err error) {
-		record, err = w.write(ctx, t, dir)
+		record, err = w.write(ctx, dir)
 		return err
 	})
 	if err != nil {
@@ -190,25 +192,25 @@ func (w *writing) run(ctx context.Context, t Team) (path string, err error) {
 			return "", t.Fail(fmt.Errorf("telling what was written: %w", err))
 		}
 	}
-	failed := busy(ctx, t, func(context.Context) error { return w.commit(t, lists[0], lists[1]) })
-	if path, err = w.tell(ctx, t); err != nil {
+	failed := busy(ctx, t, func(context.Context) error { return w.commit(lists[0], lists[1]) })
+	if path, err = w.tell(ctx); err != nil {
 		return "", errors.Join(failed, err)
 	}
 	return path, failed
 }
 
 // tell returns the path that rank 0 has.
-func (w *writing) tell(ctx context.Context, t Team) (string, error) {
-	path, err := t.Tell(ctx, 0, []byte(w.path))
+func (w *writing) tell(ctx context.Context) (string, error) {
+	path, err := w.team.Tell(ctx, 0, []byte(w.path))
 	if err != nil {
-		return "", t.Fail(fmt.Errorf("learning the path of the checkpoint: %w", err))
+		return "", w.team.Fail(fmt.Errorf("learning the path of the checkpoint: %w", err))
 	}
 	return string(path), nil
 }
 
 // begin makes the draft, on rank 0.
-func (w *writing) begin(ctx context.Context, t Team) (err error) {
-	if t.Group().Rank() != 0 || w.fault != nil {
+func (w *writing) begin(ctx context.Context) (err error) {
+	if w.team.Group().Rank() != 0 || w.fault != nil {
 		return w.fault
 	}
 	if w.store, err = w.locks.open(ctx, w.fs, w.dir); err == nil {
@@ -221,12 +223,12 @@ func (w *writing) begin(ctx context.Context, t Team) (err error) {
 }
 
 // write writes this rank's file and returns what rank 0 has to know of it.
-func (w *writing) write(ctx context.Context, t Team, dir string) (record []byte, err error) {
+func (w *writing) write(ctx context.Context, dir string) (record []byte, err error) {
 	if _, err := w.fs.ReadDir(dir); err != nil {
 		host, _ := os.Hostname() // the error says enough without
 		return nil, fmt.Errorf("checkpoints need a file system that all ranks share: host %q does not see what rank 0 has made: %w", host, err)
 	}
-	name := fmt.Sprintf("rank-%05d-of-%05d.safetensors", t.Group().Rank(), t.Group().Size())
+	name := fmt.Sprintf("rank-%05d-of-%05d.safetensors", w.team.Group().Rank(), w.team.Group().Size())
 	shard, err := checkpoint.WriteShard(ctx, w.fs, filepath.Join(dir, name), w.parts, w.wrote)
 	if err != nil {
 		return nil, err
@@ -236,8 +238,8 @@ func (w *writing) write(ctx context.Context, t Team, dir string) (record []byte,
 
 // commit makes the draft a checkpoint of what the ranks have written, and removes others, on rank
 // 0.
-func (w *writing) commit(t Team, shards, extra [][]byte) error {
-	if t.Group().Rank() != 0 {
+func (w *writing) commit(shards, extra [][]byte) error {
+	if w.team.Group().Rank() != 0 {
 		return nil
 	}
 	w.path = ""
