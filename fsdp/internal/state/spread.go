@@ -120,7 +120,11 @@ func (s *Store) PlanSetOptim(ctx context.Context, root int, opt optim.Optimizer,
 	if err == nil {
 		f.ring, err = s.newRing(underWay, s.largest(f.list))
 	}
-	if err := s.Team.Agree(ctx, hashOf(f.list, n.of), err); err != nil {
+	var chosen []string
+	for i := range f.list {
+		chosen = append(chosen, n.of(&f.list[i]))
+	}
+	if err := s.Team.Agree(ctx, hashOf(chosen...), err); err != nil {
 		f.Close()
 		return nil, err
 	}
@@ -148,11 +152,11 @@ func (f *Spreading) match(entries []Tensor, text []byte, n *naming, o *Options) 
 	return err
 }
 
-// hashOf returns a number of 63 bits that is the same for the same names.
-func hashOf(list []Tensor, name func(*Tensor) string) uint64 {
+// hashOf returns a number of 63 bits that is the same for the same words.
+func hashOf(words ...string) uint64 {
 	h := fnv.New64a()
-	for i := range list {
-		fmt.Fprintf(h, "%q", name(&list[i]))
+	for _, w := range words {
+		fmt.Fprintf(h, "%q", w)
 	}
 	return h.Sum64() >> 1
 }
