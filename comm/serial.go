@@ -24,23 +24,39 @@ type Serial struct {
 	over       chan struct{} // closed when Close is done, with the error
 	ended      error
 
-	mu      sync.Mutex
-	tasks   []Call // issued, not complete: collective s at s mod len (a power of two)
+	mu      sync.Mutex // see "The lock of a Serial"
+	tasks   []Call     // issued, not complete: collective s at s mod len (a power of two)
 	issued  uint64
 	done    uint64 // collectives complete on this rank
 	running bool   // some goroutine is in Run, or about to be
 	opening bool   // it is in open, with what counts as collective #0
-	busy    int    // other calls of the backend that Close waits for
+	busy    int    // other calls that Close waits for, see unlocked
 	faults  []failure
 	closed  bool
 	parked  []parked        // waiters
 	chans   []chan struct{} // empty, for reuse
 }
 
-// failure is a reason why collectives of a group cannot complete on one rank.
-// Those before spare still may, unless there is another reason: a group has
-// several when a rank leaves and then another one fails in what the first has
-// completed. Each spares less than those before it.
+// The lock of a Serial
+//
+// mu is never held while the backend is called or something is waited for: both may
+// take long, and the backend may come back with bad news. So a method that is called
+// with mu held may give it up on the way and take it again, as Wait of a [sync.Cond]
+// does. There are three places where that happens, and every method that "gives mu
+// up" gets to one of them:
+//
+//	drive     around Backend.Run, by the one goroutine that has set running
+//	unlocked  around any other call, counted in busy
+//	park      to wait
+//
+// After each of them the state may be another one: there may be a failure, the handle
+// may be closed, collectives may be complete. Close lets go of the backend when
+// neither running nor busy is set.
+
+// failure is a reason why collectives of a group cannot complete on one rank. Those
+// before spare still may, unless there is another reason: a rank leaves, and then
+// another one fails in what the first has completed. So a group may have several
+// failures; each spares less than those before it.
 type failure struct {
 	err   error
 	spare uint64
@@ -73,9 +89,7 @@ func (s *Serial) open(ctx context.Context, join func() error) error {
 	if err != nil {
 		s.fail(failure{err: s.explain(ctx, 0, err)}, false)
 		err = s.fault(0)
-		s.mu.Unlock()
-		s.backend.Tell(err) // even if it is not news to this rank: the others must not wait for it
-		s.mu.Lock()
+		s.unlocked(func() { s.backend.Tell(err) }) // even if it is not news here: nobody must wait for this rank
 	}
 	s.opening, s.running = false, false
 	s.wakeAll()
@@ -97,26 +111,23 @@ func (s *Serial) form(ctx context.Context, seq uint64, color int, ranks []int) (
 	if s.closed {
 		return nil, s.errClosed()
 	}
-	s.busy++
-	s.mu.Unlock()
-	open, done := s.whileOpen(ctx)
-	child, err := s.backend.Split(open, seq, color, ranks)
-	done()
-	s.mu.Lock()
+	var child Group
+	var err error
+	s.unlocked(func() {
+		open, done := s.whileOpen(ctx)
+		defer done()
+		child, err = s.backend.Split(open, seq, color, ranks)
+	})
 	if err == nil && s.closed { // nobody else would close it
-		s.mu.Unlock()
-		err = errors.Join(s.errClosed(), child.Close())
-		s.mu.Lock()
+		s.unlocked(func() { err = errors.Join(s.errClosed(), child.Close()) })
 	}
-	s.busy--
-	s.wakeAll()
 	switch {
 	case err == nil:
 		return child, nil
 	case s.closed:
 		return nil, s.errClosed()
 	}
-	s.fail(failure{err: unborn(s.name, s.rank, seq, color, ranks, err)}, true)
+	s.fail(failure{err: splitError(s.name, s.rank, seq, color, ranks, err)}, true)
 	return nil, s.fault(^uint64(0))
 }
 
@@ -187,19 +198,19 @@ func (s *Serial) end() error {
 	return s.backend.Leave(last)
 }
 
-// drain lets what every rank has issued complete. What some rank has not is told
-// from it by time only, so that closing takes no agreement. Called with mu held,
-// which it gives up meanwhile.
+// drain waits until what every rank has issued is complete. Only time tells that from
+// what some rank has not issued, so that closing takes no agreement. Called with mu
+// held; gives mu up.
 func (s *Serial) drain() {
 	ctx, cancel := context.WithTimeout(context.Background(), grace)
 	defer cancel()
-	for s.done < s.issued && !s.doomed(s.done+1) && s.park(ctx, s.issued) {
+	for s.done < s.issued && s.fault(s.done+1) == nil && s.park(ctx, s.issued) {
 	}
 }
 
-// fail makes f a failure of the group, if it dooms a collective that nothing else
-// does; the other ranks are told of it, if they have to be. Called with mu held,
-// which it gives up meanwhile. After Close it does nothing.
+// fail makes f a failure of the group, if it stops a collective that no failure before
+// it does, and tells the other ranks, if they have to hear it. After Close it does
+// nothing. Called with mu held; gives mu up.
 func (s *Serial) fail(f failure, tell bool) {
 	if f.spare == 0 { // not by a rank's leaving
 		s.alarm.ring()
@@ -209,27 +220,36 @@ func (s *Serial) fail(f failure, tell bool) {
 		next = 0
 	}
 	if n := len(s.faults); n > 0 && s.faults[n-1].spare <= max(f.spare, next) {
-		if news := f.abort && !s.closed && s.deserted(s.faults[n-1].err); !news {
+		// The ranks of the groups split from this one need not know that a rank has left:
+		// they have still to hear of an abort.
+		if news := f.abort && !s.closed && s.rankLeft(s.faults[n-1].err); !news {
 			return
 		}
 	}
 	s.faults = append(s.faults, f)
 	s.wakeAll()
+	s.unlocked(func() {
+		if tell {
+			s.backend.Tell(f.err)
+		}
+		if f.spare <= next {
+			s.backend.Stop()
+		}
+	})
+}
+
+// unlocked calls f without mu, which the caller holds. Close waits for it.
+func (s *Serial) unlocked(f func()) {
 	s.busy++
 	s.mu.Unlock()
-	if tell {
-		s.backend.Tell(f.err)
-	}
-	if f.spare <= next {
-		s.backend.Stop()
-	}
+	f()
 	s.mu.Lock()
 	s.busy--
 	s.wakeAll()
 }
 
-// deserted reports whether err is that a rank has left the group.
-func (s *Serial) deserted(err error) bool {
+// rankLeft reports whether err is that a rank has left the group.
+func (s *Serial) rankLeft(err error) bool {
 	var blame *RankError
 	return errors.As(err, &blame) && blame.Group == s.name && errors.Is(blame.Err, ErrClosed)
 }
@@ -244,9 +264,6 @@ func (s *Serial) fault(seq uint64) error {
 	}
 	return nil
 }
-
-// doomed reports whether collective seq can no longer complete. Called with mu held.
-func (s *Serial) doomed(seq uint64) bool { return s.fault(seq) != nil }
 
 // start implements transport.
 func (s *Serial) start(c Call) Work {
@@ -345,7 +362,7 @@ func (s *Serial) await(ctx context.Context, seq uint64) error {
 			s.park(context.Background(), seq)
 		case !s.running:
 			s.drive(ctx, seq)
-		case !s.park(ctx, seq) && s.done < seq && !s.doomed(seq):
+		case !s.park(ctx, seq) && s.done < seq && s.fault(seq) == nil:
 			s.fail(failure{err: s.gaveUp(s.done+1, context.Cause(ctx))}, true)
 		}
 	}
@@ -353,10 +370,10 @@ func (s *Serial) await(ctx context.Context, seq uint64) error {
 }
 
 // drive runs collectives in order until seq is complete or the group has failed.
-// Called with mu held, when nobody else drives; it gives mu up meanwhile.
+// Called with mu held, when nobody else drives; gives mu up.
 func (s *Serial) drive(ctx context.Context, seq uint64) {
 	s.running = true
-	for s.done < seq && !s.doomed(s.done+1) {
+	for s.done < seq && s.fault(s.done+1) == nil {
 		next := s.done + 1
 		c := s.task(next)
 		s.mu.Unlock()
@@ -364,7 +381,7 @@ func (s *Serial) drive(ctx context.Context, seq uint64) {
 		err := s.backend.Run(ctx, next, c)
 		s.mu.Lock()
 		if err != nil {
-			if err = s.explain(ctx, next, err); !s.doomed(next) {
+			if err = s.explain(ctx, next, err); s.fault(next) == nil {
 				s.fail(failure{err: err}, true)
 			}
 			break
@@ -376,7 +393,7 @@ func (s *Serial) drive(ctx context.Context, seq uint64) {
 	}
 	s.running = false
 	s.wakeAll() // somebody else may have to drive
-	if s.done < s.issued && !s.doomed(s.done+1) {
+	if s.done < s.issued && s.fault(s.done+1) == nil {
 		s.call()
 	}
 }

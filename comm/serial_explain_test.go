@@ -19,9 +19,9 @@ type questioned struct {
 
 func (q questioned) report(ctx context.Context) ([]Status, error) { return q.asked(ctx) }
 
-// accused returns what rank 0 of three tells the others when collective #2 has made
+// afterTimeout returns what rank 0 of three tells the others when collective #2 has made
 // no progress, and what it is told itself.
-func accused(t *testing.T, effect error, asked func(context.Context, *Serial) ([]Status, error)) (told []error, err error) {
+func afterTimeout(t *testing.T, effect error, asked func(context.Context, *Serial) ([]Status, error)) (told []error, err error) {
 	synctest.Test(t, func(t *testing.T) {
 		s, b := staged()
 		defer s.Close()
@@ -35,9 +35,9 @@ func accused(t *testing.T, effect error, asked func(context.Context, *Serial) ([
 	return told, err
 }
 
-// TestSerialAccuses asks ranks that answer this and that: in the end one is blamed,
+// TestSerialNamesStraggler asks ranks that answer this and that: in the end one is blamed,
 // and its flight record says why.
-func TestSerialAccuses(t *testing.T) {
+func TestSerialNamesStraggler(t *testing.T) {
 	const waited = `comm: rank %d of group "g": rank 0 waited for ranks [%d] in all-reduce #2 "h.3": no progress`
 	all := func(ranks ...Status) []Status { return append([]Status{{Issued: 2}}, ranks...) }
 	for name, c := range map[string]struct {
@@ -68,7 +68,7 @@ func TestSerialAccuses(t *testing.T) {
 		"who cannot be asked": {nil, ErrTimeout, fmt.Sprintf(waited, 1, 1)},
 	} {
 		t.Run(name, func(t *testing.T) {
-			told, err := accused(t, c.effect, func(context.Context, *Serial) ([]Status, error) {
+			told, err := afterTimeout(t, c.effect, func(context.Context, *Serial) ([]Status, error) {
 				if c.ranks == nil {
 					return nil, errors.New("no news")
 				}
@@ -81,11 +81,11 @@ func TestSerialAccuses(t *testing.T) {
 	}
 }
 
-// TestSerialAdoptsVerdict has another rank blame one while this one asks.
-func TestSerialAdoptsVerdict(t *testing.T) {
+// TestSerialTakesReasonOfOthers has another rank blame one while this one asks.
+func TestSerialTakesReasonOfOthers(t *testing.T) {
 	verdict := &RankError{"g", 2, ErrTimeout}
 	begin := time.Now()
-	told, err := accused(t, ErrTimeout, func(ctx context.Context, s *Serial) ([]Status, error) {
+	told, err := afterTimeout(t, ErrTimeout, func(ctx context.Context, s *Serial) ([]Status, error) {
 		begin = time.Now()
 		s.Failed(verdict)
 		<-ctx.Done() // one does not answer
@@ -96,7 +96,7 @@ func TestSerialAdoptsVerdict(t *testing.T) {
 	require.Empty(t, told)
 }
 
-func TestUnborn(t *testing.T) {
+func TestSplitError(t *testing.T) {
 	for name, c := range map[string]struct {
 		err  error
 		want string
@@ -110,7 +110,7 @@ func TestUnborn(t *testing.T) {
 			`comm: rank 0 of group "world/7": making group 1 of split #3: comm: rank 9 of group "world/7/1": ` + errDisk.Error()},
 	} {
 		t.Run(name, func(t *testing.T) {
-			require.EqualError(t, unborn("world/7", 0, 3, 1, []int{0, 4}, c.err), c.want)
+			require.EqualError(t, splitError("world/7", 0, 3, 1, []int{0, 4}, c.err), c.want)
 		})
 	}
 }

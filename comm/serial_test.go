@@ -106,8 +106,8 @@ func waiting(ctx context.Context, w Work) <-chan error {
 func TestSerialLetsNewsOvertake(t *testing.T) {
 	reason := &RankError{"g", 2, errDisk}
 	for name, effect := range map[string]error{
-		"lost":    ErrLost,
-		"hearsay": &RankError{"g", 1, errors.New("stopped")},
+		"lost":           ErrLost,
+		"another blamed": &RankError{"g", 1, errors.New("stopped")},
 	} {
 		t.Run(name, func(t *testing.T) {
 			onStage(t, func(t *testing.T, s *Serial, b *stage) {
@@ -284,7 +284,7 @@ func TestSerialCompleteAndCancelled(t *testing.T) {
 // TestSerialHoldsBuffers has a waiter give up while the backend is in its buffers.
 func TestSerialHoldsBuffers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := &deaf{leave: make(chan struct{})}
+		b := &stubborn{leave: make(chan struct{})}
 		s := NewSerial("g", 0, 3, b)
 		w := reduce(s)
 		synctest.Wait()
@@ -303,15 +303,15 @@ func TestSerialHoldsBuffers(t *testing.T) {
 	})
 }
 
-// deaf is a Backend that takes long to stop.
-type deaf struct {
+// stubborn is a Backend that takes long to stop.
+type stubborn struct {
 	idle
 	leave chan struct{}
 }
 
-func (d *deaf) Run(context.Context, uint64, *Call) error { <-d.leave; return errStopped }
-func (d *deaf) Missing() []int                           { return nil }
-func (d *deaf) Tell(error)                               {}
+func (d *stubborn) Run(context.Context, uint64, *Call) error { <-d.leave; return errStopped }
+func (d *stubborn) Missing() []int                           { return nil }
+func (d *stubborn) Tell(error)                               {}
 
 // TestSerialCloseEndsSplit closes a handle while a group is being made of it.
 func TestSerialCloseEndsSplit(t *testing.T) {

@@ -107,7 +107,7 @@ func (s *session) Message(from int, msg []byte) {
 	case l != nil:
 		l.hear(n)
 	case ended && n.what == newsLeft:
-		s.parted(id, n.from)
+		s.peerLeft(id, n.from)
 	case ended && n.what == newsAsk:
 		s.reply(id, n, Status{Err: hasLeft})
 	case n.what == newsAsk:
@@ -115,8 +115,8 @@ func (s *session) Message(from int, msg []byte) {
 	}
 }
 
-// parted notes that a world rank will say no more about a group that this rank has left.
-func (s *session) parted(id uint64, world int) {
+// peerLeft notes that a world rank will say no more about a group that this rank has left.
+func (s *session) peerLeft(id uint64, world int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if others, ok := s.ended[id]; ok {
@@ -149,7 +149,7 @@ func (s *session) end(rank int, err error) {
 	}
 	s.mu.Unlock()
 	for _, id := range ended {
-		s.parted(id, rank)
+		s.peerLeft(id, rank)
 	}
 	for _, l := range links {
 		l.ended(rank, err)
@@ -333,7 +333,7 @@ func (l *link) attach(m member) {
 		leavers := slices.Collect(maps.Keys(p.leavers))
 		p.mu.Unlock()
 		for _, r := range leavers {
-			l.missed(p.ranks[r])
+			l.peerLeftParent(p.ranks[r])
 		}
 	}
 }
@@ -440,10 +440,10 @@ func (l *link) hear(n news) {
 		children := slices.Collect(maps.Keys(l.children))
 		l.mu.Unlock()
 		if closed {
-			l.session.parted(l.id, n.from)
+			l.session.peerLeft(l.id, n.from)
 		}
 		for _, c := range children {
-			c.missed(n.from)
+			c.peerLeftParent(n.from)
 		}
 		l.member.left(rank, binary.LittleEndian.Uint64(n.body))
 	case newsAsk:
@@ -451,9 +451,9 @@ func (l *link) hear(n news) {
 	}
 }
 
-// missed makes the group fail if a world rank that has left its parent was never
+// peerLeftParent makes the group fail if a world rank that has left its parent was never
 // in it: a rank leaves a group after those that it has split from it.
-func (l *link) missed(world int) {
+func (l *link) peerLeftParent(world int) {
 	rank := slices.Index(l.ranks, world)
 	l.mu.Lock()
 	_, left := l.leavers[rank]

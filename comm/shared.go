@@ -45,7 +45,7 @@ type shared struct {
 	alarm   alarm // rung when the group fails
 
 	done  atomic.Uint64         // collectives complete on this rank
-	fault atomic.Pointer[error] // the first failure; whatever was published before it is ready by then, or spoiled
+	fault atomic.Pointer[error] // the first failure; whatever was published before it is ready by then, or cancelled
 	lost  []atomic.Bool         // ranks whose process has died
 
 	mu        sync.Mutex
@@ -100,7 +100,7 @@ func newShared(ctx context.Context, l *link, d *domain) (Group, error) {
 	defer cancel()
 	err := s.meet(ctx)
 	if err != nil {
-		err = s.stranded(fmt.Errorf("making the group: %w", err))
+		err = s.notMade(fmt.Errorf("making the group: %w", err))
 	}
 	<-s.turn
 	if err != nil {
@@ -109,12 +109,12 @@ func newShared(ctx context.Context, l *link, d *domain) (Group, error) {
 	return s, nil
 }
 
-// stranded makes err the failure of a group that could not be made, unless it has
+// notMade makes err the failure of a group that could not be made, unless it has
 // one, and returns that.
-func (s *shared) stranded(err error) error {
+func (s *shared) notMade(err error) error {
 	if s.failure() == nil {
 		if errors.Is(err, ErrTimeout) {
-			err = s.accuse(s.others(), 0, err)
+			err = s.blameStraggler(s.others(), 0, err)
 		} else {
 			err = s.blame(err)
 		}
@@ -204,7 +204,7 @@ func (s *shared) patience(ctx context.Context) error {
 func (s *shared) form(ctx context.Context, seq uint64, color int, ranks []int) (Group, error) {
 	child, err := newShared(ctx, s.link.split(seq, color, ranks), s.domain)
 	if err != nil {
-		s.fail(unborn(s.name, s.rank, seq, color, ranks, err))
+		s.fail(splitError(s.name, s.rank, seq, color, ranks, err))
 		return nil, s.failure()
 	}
 	return child, nil

@@ -137,12 +137,12 @@ func (b board) inline(seq uint64, rank, n int) unsafe.Pointer {
 	return unsafe.Add(b.slot(seq), wordBytes+uintptr(b.n)*(laneBytes+postBytes)+uintptr(rank)*pageBytes)
 }
 
-// spoiled in the word of a collective says that a rank has given it up: it will
+// cancelled in the word of a collective says that a rank has given it up: it will
 // never be ready. All ranks having arrived, nobody can give it up any more; which
 // of the two comes first is decided by that one word.
-const spoiled = 1 << (tagShift - 1)
+const cancelled = 1 << (tagShift - 1)
 
-// arrive counts this rank's arrival at collective seq, unless it is spoiled.
+// arrive counts this rank's arrival at collective seq, unless it is cancelled.
 func (b board) arrive(seq uint64) {
 	for word := b.word(seq); ; {
 		w := word.Load()
@@ -150,7 +150,7 @@ func (b board) arrive(seq uint64) {
 		switch {
 		case w>>tagShift != seq:
 			next = seq<<tagShift | 1
-		case w&spoiled != 0:
+		case w&cancelled != 0:
 			return
 		}
 		if word.CompareAndSwap(w, next) {
@@ -167,11 +167,11 @@ func (b board) ready(seq uint64) bool {
 	return b.word(seq).Load() == seq<<tagShift|uint64(b.n)
 }
 
-// spoil makes sure that collective seq, at which this rank has arrived, never
+// cancel makes sure that collective seq, at which this rank has arrived, never
 // gets ready, unless it is.
-func (b board) spoil(seq uint64) {
+func (b board) cancel(seq uint64) {
 	for word := b.word(seq); !b.ready(seq); {
-		if w := word.Load(); w>>tagShift != seq || word.CompareAndSwap(w, w|spoiled) {
+		if w := word.Load(); w>>tagShift != seq || word.CompareAndSwap(w, w|cancelled) {
 			return
 		}
 	}

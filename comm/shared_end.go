@@ -36,7 +36,7 @@ func (s *shared) enter(err error) (first bool) {
 	}
 	if !s.detached {
 		for seq := s.published; seq > s.done.Load(); seq-- {
-			s.board.spoil(seq)
+			s.board.cancel(seq)
 		}
 	}
 	s.fault.Store(&err)

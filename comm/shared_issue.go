@@ -236,12 +236,12 @@ func (s *shared) read(seq uint64, t *task) error {
 		} else if b, ok := peer.Bytes(int(p.src.Load()), c.Src.len*c.Src.dtype.Size()); ok {
 			c.Src.ptr = unsafe.Pointer(unsafe.SliceData(b))
 		} else {
-			return s.astray(r, own, seq)
+			return s.badOffset(r, own, seq)
 		}
 		if !s.private[r] && !t.small {
 			b, ok := peer.Bytes(int(p.dst), c.Dst.len*c.Dst.dtype.Size())
 			if !ok {
-				return s.astray(r, own, seq)
+				return s.badOffset(r, own, seq)
 			}
 			c.Dst.ptr = unsafe.Pointer(unsafe.SliceData(b))
 		}
@@ -249,7 +249,7 @@ func (s *shared) read(seq uint64, t *task) error {
 	return nil
 }
 
-func (s *shared) astray(rank int, c *Call, seq uint64) error {
+func (s *shared) badOffset(rank int, c *Call, seq uint64) error {
 	return &RankError{s.name, rank, fmt.Errorf("posted a buffer outside of its memory for %s", c.numbered(seq))}
 }
 

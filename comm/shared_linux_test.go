@@ -181,14 +181,14 @@ func (c *copyBack) Wait(ctx context.Context) error {
 		if err == nil && c.dst.ptr != c.at.ptr {
 			copy(c.dst.Bytes(), c.at.Bytes())
 		}
-		a, apart := c.g.Group.(Allocator), !overlap(c.at, c.src) && c.at.ptr != c.src.ptr
-		if apart && c.src.ptr != c.from.ptr {
+		a, disjoint := c.g.Group.(Allocator), !overlap(c.at, c.src) && c.at.ptr != c.src.ptr
+		if disjoint && c.src.ptr != c.from.ptr {
 			clear(c.src.Bytes()) // nobody may need it any more
 			err = errors.Join(err, a.Free(c.src.Bytes()))
 		}
 		if c.dst.ptr != c.at.ptr {
 			freed := a.Free(c.at.Bytes())
-			if !apart && freed != nil { // dst is a part of src
+			if !disjoint && freed != nil { // dst is a part of src
 				freed = a.Free(c.src.Bytes())
 			}
 			err = errors.Join(err, freed)
@@ -423,7 +423,7 @@ func TestSharedMissing(t *testing.T) {
 		g.link.session.cfg.Timeout = 50 * time.Millisecond
 		ranks.Go(func() {
 			_, err := newShared(context.Background(), g.link.split(1, 0, []int{1, 2, 0}), g.domain)
-			errs[r] = unborn(worldName, r, 1, 0, []int{1, 2, 0}, err)
+			errs[r] = splitError(worldName, r, 1, 0, []int{1, 2, 0}, err)
 		})
 	}
 	ranks.Wait()

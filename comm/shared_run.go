@@ -242,7 +242,7 @@ func (s *shared) drain(seq uint64, t *task) error {
 		if s.complete(seq) {
 			return nil
 		}
-		if err := s.hopeless(seq); err != nil {
+		if err := s.ownerDied(seq); err != nil {
 			return err
 		}
 		finished := uint64(0)
@@ -316,10 +316,10 @@ func (s *shared) move(seq uint64, t *task) {
 	}
 }
 
-// hopeless returns the failure of the group if a rank has died with parts of
+// ownerDied returns the failure of the group if a rank has died with parts of
 // collective seq in its hands: when nobody else is at work in this rank's
 // buffers, and all parts are claimed, so nobody will be.
-func (s *shared) hopeless(seq uint64) error {
+func (s *shared) ownerDied(seq uint64) error {
 	died := false
 	for r := range s.lost {
 		died = died || s.lost[r].Load()

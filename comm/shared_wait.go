@@ -83,15 +83,15 @@ func (w *waiter) late(progress uint64) bool {
 // timedOut is the failure of a group in which this rank has waited too long for
 // the given others.
 func (s *shared) timedOut(ranks []int, seq uint64, c *Call) error {
-	return s.accuse(ranks, seq, fmt.Errorf("rank %d waited for ranks %v in %s: %w for %v",
+	return s.blameStraggler(ranks, seq, fmt.Errorf("rank %d waited for ranks %v in %s: %w for %v",
 		s.rank, ranks, c.numbered(seq), ErrTimeout, s.timeout))
 }
 
-// accuse blames one of the suspects for err, or this rank if there are none.
-func (s *shared) accuse(suspects []int, seq uint64, err error) error {
-	if len(suspects) == 0 {
+// blameStraggler blames one of the given ranks for err, or this one if there are none.
+func (s *shared) blameStraggler(ranks []int, seq uint64, err error) error {
+	if len(ranks) == 0 {
 		return s.blame(err)
 	}
-	rank, err := convict(s.report, suspects, seq, err)
+	rank, err := straggler(s.report, ranks, seq, err)
 	return &RankError{s.name, rank, err}
 }

@@ -51,7 +51,7 @@ type engine struct {
 	groups    map[uint64]*group
 	news      []news
 	telling   bool  // a goroutine tells groups their news
-	torn      bool  // something may be under way for ever in some group
+	abandoned bool  // something may be under way for ever in some group
 	err       error // of the library; nothing works after it
 
 	outbox struct {
@@ -184,7 +184,7 @@ func (e *engine) end() error {
 	defer e.mu.Unlock()
 	var errs []error
 	for i := range e.receiving {
-		errs = append(errs, deaf(&e.receiving[i]))
+		errs = append(errs, unlisten(&e.receiving[i]))
 		release(e.boxes[i])
 	}
 	errs = append(errs, free(e.control), finalize())
@@ -339,10 +339,10 @@ func (e *engine) close(g *group) error {
 		e.mu.Lock()
 		open = g.present()
 		over := len(open) == 0 && len(e.sending) == 0 && !e.outbox.any.Load()
-		torn := e.torn || g.tornElsewhere
+		abandoned := e.abandoned || g.abandonedElsewhere
 		e.mu.Unlock()
 		switch {
-		case over && torn:
+		case over && abandoned:
 			e.quit <- false
 			return errors.New("mpi: MPI is not finalized, as a transfer was abandoned")
 		case over:

@@ -60,7 +60,7 @@ func stalled(t *rank) {
 		gate{1}.open(t)
 		return
 	}
-	backend := t.world.offspring()[0]
+	backend := t.world.childList()[0]
 	c := &comm.Call{Kind: comm.KindAllReduce, Dst: comm.Of(x), Src: comm.Of(x)}
 	backend.seq.Store(1)
 	require.NoError(t, backend.send(t.ctx(), 1, c))
@@ -86,9 +86,9 @@ func alone(t *rank) {
 	gate{1}.open(t)
 }
 
-// abandoned has a rank give up a call that the other one makes at the same time:
+// abandons has a rank give up a call that the other one makes at the same time:
 // it happens on both or on neither, and nothing is left behind in MPI.
-func abandoned(t *rank) {
+func abandons(t *rank) {
 	t.join(10 * time.Second)
 	for i := range 200 {
 		g, err := t.Split(t.ctx(), 0, 0)

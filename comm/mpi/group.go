@@ -54,17 +54,17 @@ type group struct {
 	over atomic.Bool
 
 	// Written under the engine's lock.
-	heard         []atomic.Uint64 // by rank: number of the last call
-	bodies        [][]byte        // of calls: that of rank r and number s at 2*r + s%2
-	sizes         []int           // of the bodies
-	silent        []bool          // by rank: it makes no more calls
-	closed        []bool          // by rank: it has closed its handle; this one, too
-	torn          bool            // a transfer was abandoned here
-	tornElsewhere bool            // or on a rank that has left since
-	early         []news          // that came before serial
-	cause         error           // of the first bad news, if there was any
-	fault         error           // of the group, if it has failed otherwise than by a rank's closing
-	children      map[*group]struct{}
+	heard              []atomic.Uint64 // by rank: number of the last call
+	bodies             [][]byte        // of calls: that of rank r and number s at 2*r + s%2
+	sizes              []int           // of the bodies
+	silent             []bool          // by rank: it makes no more calls
+	closed             []bool          // by rank: it has closed its handle; this one, too
+	abandoned          bool            // a transfer was abandoned here
+	abandonedElsewhere bool            // or on a rank that has left since
+	early              []news          // that came before serial
+	cause              error           // of the first bad news, if there was any
+	fault              error           // of the group, if it has failed otherwise than by a rank's closing
+	children           map[*group]struct{}
 }
 
 // newGroup makes the group of the given world ranks. From now on it takes messages.
@@ -139,7 +139,7 @@ func (g *group) ended(rank int, m message) {
 	}
 	if m.what == left {
 		g.closed[rank] = true
-		g.tornElsewhere = g.tornElsewhere || m.flags&torn != 0
+		g.abandonedElsewhere = g.abandonedElsewhere || m.flags&abandoned != 0
 		g.dissolve()
 	}
 }
@@ -157,17 +157,17 @@ func (g *group) hear(n news) {
 	case n.what == failed || n.flags&faulty != 0:
 		g.spread(cause)
 	case cause != nil: // a rank has closed before this one
-		g.learn(cause)
+		g.noteCause(cause)
 		g.serial.Failed(cause)
 	}
 	if n.what == left {
-		g.learn(&comm.RankError{Group: g.name, Rank: n.from, Err: comm.ErrClosed})
+		g.noteCause(&comm.RankError{Group: g.name, Rank: n.from, Err: comm.ErrClosed})
 		g.serial.Left(n.from, n.seq)
 	}
 }
 
-// learn notes what may be the first bad news.
-func (g *group) learn(err error) {
+// noteCause notes what may be the first bad news.
+func (g *group) noteCause(err error) {
 	g.engine.mu.Lock()
 	defer g.engine.mu.Unlock()
 	if g.cause == nil {
@@ -177,12 +177,12 @@ func (g *group) learn(err error) {
 
 // spread makes err the failure of this handle and of those split from it.
 func (g *group) spread(err error) {
-	g.learn(err)
+	g.noteCause(err)
 	g.engine.mu.Lock()
 	if g.fault == nil {
 		g.fault = err
 	}
-	children := g.offspring()
+	children := g.childList()
 	g.engine.mu.Unlock()
 	g.serial.Failed(err)
 	for _, c := range children {
@@ -190,8 +190,8 @@ func (g *group) spread(err error) {
 	}
 }
 
-// offspring lists the children. Called with the engine's lock.
-func (g *group) offspring() []*group {
+// childList lists the children. Called with the engine's lock.
+func (g *group) childList() []*group {
 	var list []*group
 	for c := range g.children {
 		list = append(list, c)
@@ -294,13 +294,13 @@ func (g *group) Split(ctx context.Context, seq uint64, color int, ranks []int) (
 		select {
 		case r = <-made:
 		case <-ctx.Done():
-			g.tear()
+			g.abandon()
 			return nil, context.Cause(ctx)
 		case <-g.halt: // perhaps by a rank that has gone on already: then all have come
 			select {
 			case r = <-made:
 			case <-time.After(grace):
-				g.tear()
+				g.abandon()
 				return nil, errHalted
 			}
 		}
@@ -321,7 +321,7 @@ var errHalted = errors.New("the group has failed")
 func (g *group) Leave(last uint64) error {
 	e := g.engine
 	e.mu.Lock()
-	children := g.offspring()
+	children := g.childList()
 	e.mu.Unlock()
 	var errs []error
 	for _, c := range children {
@@ -329,8 +329,8 @@ func (g *group) Leave(last uint64) error {
 	}
 	e.mu.Lock()
 	m := message{what: left, seq: last}
-	if g.torn || g.id == worldID && e.torn {
-		m.flags |= torn
+	if g.abandoned || g.id == worldID && e.abandoned {
+		m.flags |= abandoned
 	}
 	if g.fault != nil {
 		m.flags |= faulty
@@ -348,7 +348,7 @@ func (g *group) Leave(last uint64) error {
 		delete(p.children, g)
 	}
 	e.sending = append(e.sending, parcel{g.calls, g.letters})
-	if g.staging != nil && !g.torn { // else MPI may still write there
+	if g.staging != nil && !g.abandoned { // else MPI may still write there
 		release(g.staging)
 	}
 	g.letters, g.calls, g.staging = nil, nil, nil
@@ -368,7 +368,7 @@ func (g *group) dissolve() {
 	}
 	e := g.engine
 	delete(e.groups, g.id)
-	if g.torn || g.tornElsewhere || g.size == 1 && g.id != worldID {
+	if g.abandoned || g.abandonedElsewhere || g.size == 1 && g.id != worldID {
 		return
 	}
 	if err := free(g.comm); err != nil && e.err == nil {

@@ -39,7 +39,7 @@ var roles = map[string]func(*rank){
 	"stalled":   stalled,
 	"killed":    killed,
 	"alone":     alone,
-	"abandoned": abandoned,
+	"abandoned": abandons,
 }
 
 func TestMain(m *testing.M) {

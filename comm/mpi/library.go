@@ -106,12 +106,12 @@ func create(parent communicator, ranks []rankInt, tag int) (made communicator, e
 
 func free(c communicator) error { return check("MPI_Comm_free", C.shim_free(&c)) }
 
-// listen posts the receipt of a message from anybody, deaf takes that back.
+// listen posts the receipt of a message from anybody, unlisten takes that back.
 func listen(box []byte, c communicator, r *request) error {
 	return check("MPI_Irecv", C.shim_listen(unsafe.Pointer(&box[0]), C.int(len(box)), c, r))
 }
 
-func deaf(r *request) error { return check("MPI_Cancel", C.shim_deaf(r)) }
+func unlisten(r *request) error { return check("MPI_Cancel", C.shim_unlisten(r)) }
 
 // send sends a message; msg is memory of allocate's.
 func send(msg []byte, to int, c communicator, r *request) error {

@@ -34,8 +34,8 @@ const (
 
 // Flags of left.
 const (
-	torn   = 1 << iota // the rank has abandoned a transfer
-	faulty             // the cause is a failure, which the children of the group share
+	abandoned = 1 << iota // the rank has abandoned a transfer
+	faulty                // the cause is a failure, which the children of the group share
 )
 
 const (
@@ -79,7 +79,7 @@ func parse(b []byte) (message, error) {
 	case failed:
 		ok = n > 0
 	}
-	if !ok || b[1] > torn|faulty || m.what != left && b[1] != 0 || [6]byte(b[2:]) != [6]byte{} {
+	if !ok || b[1] > abandoned|faulty || m.what != left && b[1] != 0 || [6]byte(b[2:]) != [6]byte{} {
 		return message{}, fmt.Errorf("unintelligible message % x of %d bytes", b[:bodyAt], len(b))
 	}
 	return m, nil

@@ -147,7 +147,7 @@ func (g *group) agree(ctx context.Context, seq uint64) error {
 			return g.reason(ctx)
 		case refused, giveUp != nil && time.Now().After(limit):
 			if !refused {
-				g.tear() // what the others decide is not known
+				g.abandon() // what the others decide is not known
 			}
 			return giveUp
 		case giveUp == nil:
@@ -269,7 +269,7 @@ func (g *group) settle(ctx context.Context, rs []request) error {
 			return err
 		}
 		if cause := g.impatient(ctx); cause != nil && g.wait.Idle() > min(grace, e.timeout) {
-			g.tear()
+			g.abandon()
 			return fmt.Errorf("abandoning a transfer: %w", cause)
 		}
 		if !got {
@@ -278,9 +278,9 @@ func (g *group) settle(ctx context.Context, rs []request) error {
 	}
 }
 
-// tear notes that something may be under way in MPI for ever.
-func (g *group) tear() {
+// abandon notes that something may be under way in MPI for ever.
+func (g *group) abandon() {
 	g.engine.mu.Lock()
-	g.torn, g.engine.torn = true, true
+	g.abandoned, g.engine.abandoned = true, true
 	g.engine.mu.Unlock()
 }

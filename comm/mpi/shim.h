@@ -75,8 +75,8 @@ static int shim_listen(void *buf, int bytes, MPI_Comm c, MPI_Request *r) {
   return MPI_Irecv(buf, bytes, MPI_BYTE, MPI_ANY_SOURCE, 0, c, r);
 }
 
-// shim_deaf takes back what shim_listen has posted.
-static int shim_deaf(MPI_Request *r) {
+// shim_unlisten takes back what shim_listen has posted.
+static int shim_unlisten(MPI_Request *r) {
   int err = MPI_Cancel(r);
   return err ? err : MPI_Wait(r, MPI_STATUS_IGNORE);
 }

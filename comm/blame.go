@@ -1,0 +1,65 @@
+package comm
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+)
+
+// patience is how long ranks may take to tell what they are doing. Those that take
+// longer count as dead: a goroutine that waits for nothing else answers.
+const patience = 500 * time.Millisecond
+
+// straggler asks all ranks of a group what they are doing and returns which of the
+// given ones keeps the others waiting in collective seq; where that is open it is the
+// first of them. What the rank is doing is added to err.
+func straggler(report func(context.Context) ([]Status, error), ranks []int, seq uint64, err error) (int, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	last := ranks[0]
+	all, failed := report(ctx)
+	if failed != nil {
+		return last, err // nobody can be asked
+	}
+	for _, r := range ranks {
+		if all[r].lag(seq) > all[last].lag(seq) {
+			last = r
+		}
+	}
+	return last, fmt.Errorf("%w; %v", err, all[last])
+}
+
+// lag returns how many collectives a rank has still to issue until seq. That of a
+// rank that does not answer is the greatest.
+func (s Status) lag(seq uint64) uint64 {
+	switch s.Err {
+	case "":
+		return seq - min(s.Issued, seq)
+	case hasLeft: // having done its part
+		return 0
+	case notHere:
+		return seq + 1
+	}
+	return ^uint64(0)
+}
+
+// splitError is the failure of group name on the given rank when collective seq has
+// formed the group of ranks under color, but that could not be made because of err.
+// Whoever is to blame there is to blame here.
+func splitError(name string, rank int, seq uint64, color int, ranks []int, err error) error {
+	var blame *RankError
+	if errors.As(err, &blame) {
+		if name == blame.Group || strings.HasPrefix(name, blame.Group+"/") {
+			return blame // it failed because this group has, or one that this was split from
+		}
+		if blame.Group == childName(name, color) && blame.Rank >= 0 && blame.Rank < len(ranks) {
+			rank, err = ranks[blame.Rank], blame.Err
+		}
+	}
+	return &RankError{Group: name, Rank: rank, Err: fmt.Errorf("making group %d of split #%d: %w", color, seq, err)}
+}
+
+// childName is the name of the group that a group forms under color.
+func childName(parent string, color int) string { return fmt.Sprintf("%s/%d", parent, color) }
