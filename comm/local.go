@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"runtime"
-	"slices"
 	"sync/atomic"
 
 	"github.com/gofsdp/gofsdp/internal/backoff"
@@ -267,38 +266,11 @@ func (h handle) park(ctx context.Context) error {
 	if phase == ready {
 		quit = nil // other ranks are at work in our buffers, and about to finish
 	}
-	ch := t.channel()
-	h.o.parked = append(h.o.parked, ch)
-	t.mu.Unlock()
-	select {
-	case <-ch:
-		t.mu.Lock()
-		t.chans = append(t.chans, ch)
-		return nil
-	case <-quit:
-	}
-	t.mu.Lock()
-	if i := slices.Index(h.o.parked, ch); i >= 0 {
-		h.o.parked = slices.Delete(h.o.parked, i, i+1)
-	} else {
-		<-ch // woken as well
-	}
-	t.chans = append(t.chans, ch)
-	if h.o.phase(h.seq) != pending || t.failure() != nil {
+	if h.o.waiters.park(&t.mu, h.seq, quit) || h.o.phase(h.seq) != pending || t.failure() != nil {
 		return nil
 	}
 	err := h.l.blame(fmt.Errorf("waiting for ranks %v in %s: %w",
 		t.absent(h.seq), h.o.calls[h.l.rank].numbered(h.seq), context.Cause(ctx)))
 	t.fail(err)
 	return err
-}
-
-// channel takes an empty channel to park on. Called with mu held.
-func (t *team) channel() chan struct{} {
-	if k := len(t.chans); k > 0 {
-		ch := t.chans[k-1]
-		t.chans = t.chans[:k-1]
-		return ch
-	}
-	return make(chan struct{}, 1)
 }

@@ -37,8 +37,8 @@ type operation struct {
 	single  bool // one part executes everything
 
 	// Guarded by team.mu.
-	index  int             // in team.live
-	parked []chan struct{} // waiters to wake at every change of phase
+	index   int     // in team.live
+	waiters parking // to wake at every change of phase
 }
 
 // lane says what is left to claim of a lane of the division. The padding keeps

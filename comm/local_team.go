@@ -22,11 +22,10 @@ type team struct {
 	alarm   alarm                 // rung when the group fails
 
 	mu       sync.Mutex
-	started  uint64       // number of collectives that every rank has issued
-	ring     []*operation // pending number s at s mod len (a power of two); nil where no rank has issued yet
-	live     []*operation // pending or ready, in no order
-	free     []*operation // done
-	chans    []chan struct{}
+	started  uint64                  // number of collectives that every rank has issued
+	ring     []*operation            // pending number s at s mod len (a power of two); nil where no rank has issued yet
+	live     []*operation            // pending or ready, in no order
+	free     []*operation            // done
 	children map[*local]struct{}     // open handles of groups split from this one
 	splits   map[splitKey]*splitTeam // split groups that some member has not fetched yet
 }
@@ -41,15 +40,6 @@ type splitKey struct {
 type splitTeam struct {
 	team    *team
 	missing int // members that have not
-}
-
-// wake tells every waiter parked on o to look again. Called with mu held.
-func (t *team) wake(o *operation) {
-	for _, ch := range o.parked {
-		ch <- struct{}{} // has room: a channel is parked once and drained before reuse
-	}
-	clear(o.parked)
-	o.parked = o.parked[:0]
 }
 
 // at returns the record of collective seq, which some rank is about to issue,
@@ -86,7 +76,7 @@ func (t *team) record() *operation {
 // retire ends a ready operation whose parts are all finished. Called with mu held.
 func (t *team) retire(o *operation) {
 	o.state.Store(0)
-	t.wake(o)
+	o.waiters.wakeAll()
 	clear(o.calls) // the buffers are the ranks' again
 	last := t.live[len(t.live)-1]
 	t.live[o.index], last.index = last, o.index
@@ -104,7 +94,7 @@ func (t *team) start(o *operation) {
 		return
 	}
 	o.setPhase(t.started, ready)
-	t.wake(o)
+	o.waiters.wakeAll()
 }
 
 // failure returns the error the group has failed with, or nil.
@@ -136,7 +126,7 @@ func (t *team) leave(err error) {
 	for _, o := range t.live {
 		if phase(o.state.Load()&valueMask) == pending {
 			clear(o.calls) // never to be executed
-			t.wake(o)
+			o.waiters.wakeAll()
 		}
 	}
 }

@@ -33,8 +33,7 @@ type Serial struct {
 	busy    int    // other calls that Close waits for, see unlocked
 	faults  []failure
 	closed  bool
-	parked  []parked        // waiters
-	chans   []chan struct{} // empty, for reuse
+	waiters parking
 }
 
 // The lock of a Serial
@@ -92,7 +91,7 @@ func (s *Serial) open(ctx context.Context, join func() error) error {
 		s.unlocked(func() { s.backend.Tell(err) }) // even if it is not news here: nobody must wait for this rank
 	}
 	s.opening, s.running = false, false
-	s.wakeAll()
+	s.waiters.wakeAll()
 	if err == nil && s.closed {
 		err = s.errClosed()
 	}
@@ -227,7 +226,7 @@ func (s *Serial) fail(f failure, tell bool) {
 		}
 	}
 	s.faults = append(s.faults, f)
-	s.wakeAll()
+	s.waiters.wakeAll()
 	s.unlocked(func() {
 		if tell {
 			s.backend.Tell(f.err)
@@ -245,7 +244,7 @@ func (s *Serial) unlocked(f func()) {
 	f()
 	s.mu.Lock()
 	s.busy--
-	s.wakeAll()
+	s.waiters.wakeAll()
 }
 
 // rankLeft reports whether err is that a rank has left the group.
@@ -369,6 +368,12 @@ func (s *Serial) await(ctx context.Context, seq uint64) error {
 	return nil
 }
 
+// park waits until collective seq is complete, the group fails or somebody has to
+// drive, or for less. It returns false if ctx ended. Called with mu held; gives mu up.
+func (s *Serial) park(ctx context.Context, seq uint64) bool {
+	return s.waiters.park(&s.mu, seq, ctx.Done())
+}
+
 // drive runs collectives in order until seq is complete or the group has failed.
 // Called with mu held, when nobody else drives; gives mu up.
 func (s *Serial) drive(ctx context.Context, seq uint64) {
@@ -389,10 +394,10 @@ func (s *Serial) drive(ctx context.Context, seq uint64) {
 		s.done = next
 		*s.task(next) = Call{}
 		s.rec.complete(next)
-		s.wakeDone()
+		s.waiters.wake(next)
 	}
 	s.running = false
-	s.wakeAll() // somebody else may have to drive
+	s.waiters.wakeAll() // somebody else may have to drive
 	if s.done < s.issued && s.fault(s.done+1) == nil {
 		s.call()
 	}

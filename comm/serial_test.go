@@ -271,7 +271,7 @@ func TestSerialCompleteAndCancelled(t *testing.T) {
 		s.mu.Lock()
 		cancel()
 		s.done = 1
-		s.wakeDone()
+		s.waiters.wake(s.done)
 		s.mu.Unlock()
 		require.NoError(t, <-done)
 		b.results <- nil
