@@ -26,7 +26,7 @@ type remote struct {
 	exchange
 	name       string
 	rank, size int
-	control    control
+	link       *link
 	broken     error // of the first collective that failed; the streams are in no known state
 	reducer    reducer
 	stage      []byte       // for blocks that are received to be summed
@@ -36,28 +36,6 @@ type remote struct {
 	mu   sync.Mutex
 	halt func() // ends what is under way: joining the others, then moving bytes
 }
-
-// control is what a remote needs of its link.
-type control interface {
-	fail(err error)
-	leave(last uint64) error
-	open(ctx context.Context, seq uint64, color int, ranks []int) (Group, error)
-}
-
-// linkControl is the control of a group in a session.
-type linkControl struct{ *link }
-
-func (c linkControl) open(ctx context.Context, seq uint64, color int, ranks []int) (Group, error) {
-	return c.session.newGroup(ctx, c.split(seq, color, ranks))
-}
-
-// linkedRemote is a remote whose ranks can be asked for their flight records.
-type linkedRemote struct {
-	*remote
-	l *link
-}
-
-func (r linkedRemote) report(ctx context.Context) ([]Status, error) { return r.l.report(ctx) }
 
 // checkFrame checks the header that has come to p.
 func (r *remote) checkFrame(p *port) error {
@@ -107,11 +85,14 @@ func (r *remote) Missing() (ranks []int) {
 
 // Split implements [Backend].
 func (r *remote) Split(ctx context.Context, seq uint64, color int, ranks []int) (Group, error) {
-	return r.control.open(ctx, seq, color, ranks)
+	return r.link.form(ctx, seq, color, ranks)
 }
 
+// report implements reporter.
+func (r *remote) report(ctx context.Context) ([]Status, error) { return r.link.report(ctx) }
+
 // Tell implements [Backend].
-func (r *remote) Tell(err error) { r.control.fail(err) }
+func (r *remote) Tell(err error) { r.link.fail(err) }
 
 // Stop implements [Backend].
 func (r *remote) Stop() {
@@ -134,7 +115,7 @@ func (r *remote) interrupt() {
 func (r *remote) Leave(last uint64) error {
 	r.gone.Store(1)
 	deadline := time.Now().Add(grace)
-	err := r.control.leave(last)
+	err := r.link.leave(last)
 	if r.pump != nil { // else it has never been connected
 		r.pump.close(deadline)
 	}

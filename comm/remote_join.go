@@ -14,12 +14,12 @@ import (
 // failures from the beginning, so that no rank waits for one that will not come.
 func newRemote(ctx context.Context, l *link) (Group, error) {
 	r := newRank(l.name, l.id, l.rank, len(l.ranks), cmp.Or(l.session.cfg.Timeout, defaultTimeout))
-	r.control = linkControl{l}
+	r.link = l
 	r.waiting.Processes = l.neighbours() > runtime.NumCPU() // the ranks of this host share processors
 	joining, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	r.halt = func() { cancel(errStopped) }
-	s := NewSerial(l.name, l.rank, len(l.ranks), linkedRemote{r, l})
+	s := NewSerial(l.name, l.rank, len(l.ranks), r)
 	err := s.open(ctx, func() error {
 		l.attach(s)
 		return r.join(joining, l)

@@ -163,13 +163,13 @@ type hearer struct {
 	errs []error
 }
 
-func (h *hearer) failed(err error) {
+func (h *hearer) Failed(err error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.errs = append(h.errs, err)
 }
 
-func (h *hearer) left(int, uint64) {}
+func (h *hearer) Left(int, uint64) {}
 func (h *hearer) status() Status   { return Status{} }
 func (h *hearer) Close() error     { return nil }
 

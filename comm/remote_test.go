@@ -119,4 +119,4 @@ func remoteGroups(t testing.TB, n int, w Wiring) ([]Group, []*session) {
 	return gs, sessions
 }
 
-func remoteOf(g Group) *remote { return g.(*Serial).backend.(linkedRemote).remote }
+func remoteOf(g Group) *remote { return g.(*Serial).backend.(*remote) }

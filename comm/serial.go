@@ -419,10 +419,8 @@ func (s *Serial) serve() {
 	}
 }
 
-func (s *Serial) failed(err error)           { s.Failed(err) }
-func (s *Serial) left(rank int, last uint64) { s.Left(rank, last) }
-func (s *Serial) failing() <-chan struct{}   { return s.alarm.bell() }
-func (s *Serial) status() Status             { return s.rec.status(s.name, s.rank) }
+func (s *Serial) failing() <-chan struct{} { return s.alarm.bell() }
+func (s *Serial) status() Status           { return s.rec.status(s.name, s.rank) }
 
 func (s *Serial) report(ctx context.Context) ([]Status, error) {
 	if r, ok := s.backend.(reporter); ok {

@@ -239,8 +239,8 @@ func (s *session) close() error {
 // member is a group as the control side sees it. The methods are called from
 // goroutines of the mesh and, but for Close, must not block.
 type member interface {
-	failed(err error)           // another rank says that the group has failed
-	left(rank int, last uint64) // a rank has left after completing collective last
+	Failed(err error)           // another rank says that the group has failed
+	Left(rank int, last uint64) // a rank has left after completing collective last
 	status() Status
 	Close() error
 }
@@ -285,6 +285,11 @@ func (l *link) split(seq uint64, color int, ranks []int) *link {
 		world[i] = l.ranks[r]
 	}
 	return l.derive(childName(l.name, color), hashText(fmt.Sprintf("%x/%d/%d", l.id, seq, color)), world)
+}
+
+// form makes the group that collective seq of l has formed under color.
+func (l *link) form(ctx context.Context, seq uint64, color int, ranks []int) (Group, error) {
+	return l.session.newGroup(ctx, l.split(seq, color, ranks))
 }
 
 // derive makes the link of a group of some of l's ranks, given by world rank,
@@ -378,7 +383,7 @@ func (l *link) spread(err error) {
 		c.spread(err)
 	}
 	if m != nil {
-		m.failed(err)
+		m.Failed(err)
 	}
 }
 
@@ -445,7 +450,7 @@ func (l *link) hear(n news) {
 		for _, c := range children {
 			c.peerLeftParent(n.from)
 		}
-		l.member.left(rank, binary.LittleEndian.Uint64(n.body))
+		l.member.Left(rank, binary.LittleEndian.Uint64(n.body))
 	case newsAsk:
 		l.session.reply(l.id, n, l.member.status())
 	}

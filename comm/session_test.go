@@ -244,8 +244,8 @@ func (e *ear) note(what string) {
 	}
 }
 
-func (e *ear) failed(err error)           { e.note(err.Error()) }
-func (e *ear) left(rank int, last uint64) { e.note(fmt.Sprintf("%d left after %d", rank, last)) }
+func (e *ear) Failed(err error)           { e.note(err.Error()) }
+func (e *ear) Left(rank int, last uint64) { e.note(fmt.Sprintf("%d left after %d", rank, last)) }
 func (e *ear) status() Status             { return Status{} }
 
 func (e *ear) Close() error {

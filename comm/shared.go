@@ -202,7 +202,7 @@ func (s *shared) patience(ctx context.Context) error {
 
 // form implements transport.
 func (s *shared) form(ctx context.Context, seq uint64, color int, ranks []int) (Group, error) {
-	child, err := newShared(ctx, s.link.split(seq, color, ranks), s.domain)
+	child, err := s.link.form(ctx, seq, color, ranks)
 	if err != nil {
 		s.fail(splitError(s.name, s.rank, seq, color, ranks, err))
 		return nil, s.failure()

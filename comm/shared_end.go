@@ -52,15 +52,15 @@ func (s *shared) isClosed() bool {
 	return s.closed
 }
 
-// failed implements member.
-func (s *shared) failed(err error) {
+// Failed implements member.
+func (s *shared) Failed(err error) {
 	s.enter(err)
 	s.alarm.ring()
 }
 
-// left implements member: what all ranks have issued is ready, and completes
+// Left implements member: what all ranks have issued is ready, and completes
 // without the one that has left.
-func (s *shared) left(rank int, _ uint64) {
+func (s *shared) Left(rank int, _ uint64) {
 	s.enter(&RankError{s.name, rank, ErrClosed})
 }
 

@@ -273,7 +273,7 @@ func TestSharedMovedSourceIsFreed(t *testing.T) {
 		_, ok := board.claim(seq, 2, parts)
 		require.True(t, ok)
 	}
-	gs[0].(*shared).failed(&RankError{worldName, 2, ErrLost})
+	gs[0].(*shared).Failed(&RankError{worldName, 2, ErrLost})
 	require.ErrorIs(t, works[0].Wait(t.Context()), ErrLost)
 	src[5] = 8 // the source is this rank's again
 	require.NoError(t, works[1].Wait(t.Context()))
