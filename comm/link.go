@@ -1,0 +1,262 @@
+package comm
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+)
+
+// member is a group as the control side sees it. The methods are called from
+// goroutines of the mesh and, but for Close, must not block.
+type member interface {
+	Failed(err error)           // another rank says that the group has failed
+	Left(rank int, last uint64) // a rank has left after completing collective last
+	status() Status
+	Close() error
+}
+
+// link is the control side of one rank's handle of a group.
+type link struct {
+	session *session
+	id      uint64
+	name    string
+	rank    int   // of this process in the group
+	ranks   []int // world rank of every rank
+
+	mu       sync.Mutex
+	member   member // nil until attached
+	parent   *link
+	children map[*link]struct{}
+	fault    error // of the group, if it has failed
+	leavers  map[int]struct{}
+	closed   bool
+}
+
+// worldID is the id of the group that all ranks are in.
+const worldID = 1
+
+// world makes the link of the group of all ranks.
+func (s *session) world() *link {
+	ranks := make([]int, s.cfg.Size)
+	for r := range ranks {
+		ranks[r] = r
+	}
+	return &link{
+		session: s, id: worldID, name: worldName, rank: s.cfg.Rank, ranks: ranks,
+		children: map[*link]struct{}{}, leavers: map[int]struct{}{},
+	}
+}
+
+// split makes the link of the group that collective seq of l has formed under
+// color, of the given ranks of l.
+func (l *link) split(seq uint64, color int, ranks []int) *link {
+	world := make([]int, len(ranks))
+	for i, r := range ranks {
+		world[i] = l.ranks[r]
+	}
+	return l.derive(childName(l.name, color), hashText(fmt.Sprintf("%x/%d/%d", l.id, seq, color)), world)
+}
+
+// form makes the group that collective seq of l has formed under color.
+func (l *link) form(ctx context.Context, seq uint64, color int, ranks []int) (Group, error) {
+	return l.session.newGroup(ctx, l.split(seq, color, ranks))
+}
+
+// derive makes the link of a group of some of l's ranks, given by world rank,
+// that ends with l.
+func (l *link) derive(name string, id uint64, world []int) *link {
+	return &link{
+		session: l.session, id: id, name: name, ranks: world, rank: slices.Index(world, l.ranks[l.rank]),
+		parent: l, children: map[*link]struct{}{}, leavers: map[int]struct{}{},
+	}
+}
+
+// attach lets m hear what the other ranks say, and have said already. A group
+// whose parent has been closed meanwhile fails with that.
+func (l *link) attach(m member) {
+	l.mu.Lock()
+	l.member = m
+	l.mu.Unlock()
+	if p := l.parent; p != nil {
+		p.mu.Lock()
+		closed, fault := p.closed, p.fault
+		if !closed {
+			p.children[l] = struct{}{}
+		}
+		p.mu.Unlock()
+		if closed && fault == nil {
+			fault = &RankError{Group: p.name, Rank: p.rank, Err: ErrClosed}
+		}
+		if fault != nil {
+			l.spread(fault)
+		}
+		if closed {
+			return // nobody would close it with its parent
+		}
+	}
+	early, gone := l.session.register(l)
+	for ; len(early) > 0; early, gone = l.session.register(l) {
+		for _, n := range early {
+			l.hear(n)
+		}
+	}
+	for r, err := range gone {
+		l.ended(r, err)
+	}
+	if p := l.parent; p != nil {
+		p.mu.Lock()
+		leavers := slices.Collect(maps.Keys(p.leavers))
+		p.mu.Unlock()
+		for _, r := range leavers {
+			l.peerLeftParent(p.ranks[r])
+		}
+	}
+}
+
+// fail tells all other ranks that the group has failed on this one, and lets
+// this rank's children fail.
+func (l *link) fail(err error) {
+	l.tell(newsFailed, MarshalError(l.name, l.rank, err))
+	l.spread(err)
+}
+
+// failed reports whether the group has failed otherwise than by a rank's leaving.
+func (l *link) failed() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.fault != nil
+}
+
+// tell tells all other ranks of the group.
+func (l *link) tell(what byte, body []byte) {
+	for r, world := range l.ranks {
+		if r != l.rank {
+			_ = l.session.send(world, what, l.id, body)
+		}
+	}
+}
+
+// spread makes err the failure of this handle and of all below it, from below, so
+// that whoever sees the group fail finds its children failed as well.
+func (l *link) spread(err error) {
+	l.mu.Lock()
+	if l.fault == nil {
+		l.fault = err
+	}
+	m := l.member
+	children := make([]*link, 0, len(l.children))
+	for c := range l.children {
+		children = append(children, c)
+	}
+	l.mu.Unlock()
+	for _, c := range children {
+		c.spread(err)
+	}
+	if m != nil {
+		m.Failed(err)
+	}
+}
+
+// leave tells all other ranks that this one has left after collective last, and
+// closes this rank's children.
+func (l *link) leave(last uint64) error {
+	l.mu.Lock()
+	if l.closed {
+		l.mu.Unlock()
+		return nil
+	}
+	l.closed = true
+	var members []member
+	for c := range l.children {
+		members = append(members, c.member)
+	}
+	l.mu.Unlock()
+	errs := make([]error, len(members))
+	var closing sync.WaitGroup
+	for i, m := range members {
+		closing.Go(func() { errs[i] = m.Close() }) // each may take its time
+	}
+	closing.Wait()
+	l.mu.Lock()
+	fault := l.fault
+	l.mu.Unlock()
+	if fault != nil { // a rank that has not heard of it must not take it that this one has ended the group
+		l.tell(newsFailed, MarshalError(l.name, l.rank, fault))
+	}
+	l.tell(newsLeft, binary.LittleEndian.AppendUint64(nil, last))
+	if p := l.parent; p != nil {
+		p.mu.Lock()
+		delete(p.children, l)
+		p.mu.Unlock()
+	}
+	return errors.Join(append(errs, l.session.remove(l))...)
+}
+
+// hear handles a message from another rank.
+func (l *link) hear(n news) {
+	rank := slices.Index(l.ranks, n.from)
+	if rank < 0 {
+		return // not of this group
+	}
+	switch n.what {
+	case newsFailed:
+		if failure, err := UnmarshalError(n.body); err == nil {
+			l.spread(failure)
+		} else {
+			l.spread(&RankError{Group: l.name, Rank: rank, Err: err})
+		}
+	case newsLeft:
+		if len(n.body) != 8 {
+			return
+		}
+		l.mu.Lock()
+		l.leavers[rank] = struct{}{}
+		closed := l.closed
+		children := slices.Collect(maps.Keys(l.children))
+		l.mu.Unlock()
+		if closed {
+			l.session.peerLeft(l.id, n.from)
+		}
+		for _, c := range children {
+			c.peerLeftParent(n.from)
+		}
+		l.member.Left(rank, binary.LittleEndian.Uint64(n.body))
+	case newsAsk:
+		l.session.reply(l.id, n, l.member.status())
+	}
+}
+
+// peerLeftParent makes the group fail if a world rank that has left its parent was never
+// in it: a rank leaves a group after those that it has split from it.
+func (l *link) peerLeftParent(world int) {
+	rank := slices.Index(l.ranks, world)
+	l.mu.Lock()
+	_, left := l.leavers[rank]
+	l.mu.Unlock()
+	if rank >= 0 && !left {
+		l.spread(&RankError{Group: l.parent.name, Rank: slices.Index(l.parent.ranks, world), Err: ErrClosed})
+	}
+}
+
+// ended handles the end of the process of a world rank.
+func (l *link) ended(world int, err error) {
+	rank := slices.Index(l.ranks, world)
+	if rank < 0 {
+		return
+	}
+	l.mu.Lock()
+	_, left := l.leavers[rank]
+	left = left || l.closed
+	l.mu.Unlock()
+	switch blame := (&RankError{Group: l.name, Rank: rank, Err: err}); {
+	case left: // it was not needed any more, or this rank needs nobody
+	case errors.Is(err, ErrLost):
+		l.fail(blame) // others may not have seen it yet, behind a cut link
+	default:
+		l.spread(blame)
+	}
+}
