@@ -24,7 +24,8 @@ func BenchmarkLocal(b *testing.B) {
 			return g.Gather(full, shard, []int{shard.len, shard.len}, 0)
 		},
 	}
-	written := map[string]int{"AllGather": 2, "ReduceScatter": 1, "AllReduce": 2, "Broadcast": 1, "Gather": 1} // tensors, over all ranks
+	// Tensors, over all ranks.
+	written := map[string]int{"AllGather": 2, "ReduceScatter": 1, "AllReduce": 2, "Broadcast": 1, "Gather": 1}
 	for _, name := range []string{"AllGather", "ReduceScatter", "AllReduce", "Broadcast", "Gather"} {
 		for _, bytes := range []int{16, 64 << 10, 1 << 20, 16 << 20} {
 			b.Run(fmt.Sprintf("%s/%d", name, bytes), func(b *testing.B) {

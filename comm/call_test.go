@@ -9,7 +9,8 @@ import (
 	"pgregory.net/rapid"
 )
 
-// TestGatherFaults has the root, rank 1 of 3, and another rank make calls of which one thing is wrong.
+// TestGatherFaults has the root, rank 1 of 3, and another rank make calls of which one
+// thing is wrong.
 func TestGatherFaults(t *testing.T) {
 	x := Of(make([]float32, 6))
 	counts := []int{1, 2, 3}
@@ -49,7 +50,8 @@ func TestGatherFaults(t *testing.T) {
 	}
 }
 
-// TestCountsAreCompared checks that the signature knows any two lists of counts apart, whatever their sum and the label.
+// TestCountsAreCompared checks that any two lists of counts have different signatures,
+// whatever their sum and the label.
 func TestCountsAreCompared(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		a := rapid.SliceOfN(rapid.IntRange(0, 9), 2, 8).Draw(t, "counts")

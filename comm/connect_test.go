@@ -139,7 +139,7 @@ func TestSameBitsEverywhere(t *testing.T) {
 			gs, errs := connect(t, n, change)
 			require.NoError(t, errors.Join(errs...), name)
 			for r, got := range sum(gs) {
-				require.Equalf(t, want[r], got, "%s, rank %d of %d", name, r, n) // all bytes, in one comparison
+				require.Equalf(t, want[r], got, "%s, rank %d of %d", name, r, n) // all at once
 			}
 		}
 	}

@@ -18,18 +18,18 @@
 //
 // With N ranks, shards of m elements, and | marking the rank boundaries:
 //
-//	            before                              after
-//	AllGather      rank r: src = s_r        [m]     dst = s_0 | s_1 | … | s_{N-1}  [N·m] on every rank
-//	ReduceScatter  rank r: src = a_r        [N·m]   dst = op over q of a_q[r·m:(r+1)·m]  [m]
-//	AllReduce      rank r: buf = a_r        [m]     buf = op over q of a_q             [m] on every rank
-//	Broadcast      root:   buf = a          [m]     buf = a                            [m] on every rank
-//	Gather         rank r: src = s_r        [m_r]   dst = s_0 | s_1 | … | s_{N-1}  [Σ m_r] on the root only
+//	                       before            after
+//	AllGather      rank r: src = s_r  [m]    dst = s_0 | s_1 | … | s_{N-1} [N·m] on every rank
+//	ReduceScatter  rank r: src = a_r  [N·m]  dst = op over q of a_q[r·m:(r+1)·m] [m]
+//	AllReduce      rank r: buf = a_r  [m]    buf = op over q of a_q [m] on every rank
+//	Broadcast      root:   buf = a    [m]    buf = a [m] on every rank
+//	Gather         rank r: src = s_r  [m_r]  dst = s_0 | s_1 | … | s_{N-1} [Σ m_r] on the root
 //
 // Gather is for state that one rank writes to a file: shards may have different
 // lengths, and the ranks that only send do no more than that.
 //
 // All-reduce is reduce-scatter followed by all-gather; ZeRO-3 keeps the two
-// halves apart and holds only a shard in between (Rajbhandari et al.,
+// halves separate and holds only a shard in between (Rajbhandari et al.,
 // https://arxiv.org/abs/1910.02054).
 //
 // # Invariants

@@ -30,7 +30,8 @@ func FromEnv(ctx context.Context) (Group, error) {
 // set. In any case these apply:
 //
 //	FSDP_RENDEZVOUS    tcp://host:port or file:///dir instead of the launcher's address
-//	FSDP_SECRET        the key that ranks share, in hex or as text; or FSDP_SECRET_FILE, the file that holds it
+//	FSDP_SECRET        the key that ranks share, in hex or as text
+//	FSDP_SECRET_FILE   the file that holds it, instead
 //	FSDP_LISTEN        interface on which ranks of other hosts reach this one: eth0, 10.0.0.7
 //	FSDP_TRANSPORT     auto, shm or tcp
 //	FSDP_TIMEOUT       how long an operation may make no progress: 90s

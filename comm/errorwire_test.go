@@ -13,7 +13,8 @@ import (
 	"github.com/gofsdp/gofsdp/internal/mesh"
 )
 
-// TestErrorsTravel checks what is left of an error on another rank: its type, its text, and the sentinels it wraps.
+// TestErrorsTravel checks what is left of an error on another rank: its type, its text,
+// and the sentinels it wraps.
 func TestErrorsTravel(t *testing.T) {
 	travel := func(err error) error {
 		got, derr := UnmarshalError(MarshalError("world/1", 2, err))

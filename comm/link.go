@@ -184,7 +184,7 @@ func (l *link) leave(last uint64) error {
 	l.mu.Lock()
 	fault := l.fault
 	l.mu.Unlock()
-	if fault != nil { // a rank that has not heard of it must not take it that this one has ended the group
+	if fault != nil { // so that nobody takes this rank's leaving for the reason
 		l.tell(newsFailed, MarshalError(l.name, l.rank, fault))
 	}
 	l.tell(newsLeft, binary.LittleEndian.AppendUint64(nil, last))

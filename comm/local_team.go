@@ -23,7 +23,7 @@ type team struct {
 
 	mu       sync.Mutex
 	started  uint64                  // number of collectives that every rank has issued
-	ring     []*operation            // pending number s at s mod len (a power of two); nil where no rank has issued yet
+	ring     []*operation            // pending number s at s mod len, a power of two; or nil
 	live     []*operation            // pending or ready, in no order
 	free     []*operation            // done
 	children map[*local]struct{}     // open handles of groups split from this one

@@ -29,8 +29,8 @@ type Record struct {
 	Age   time.Duration // since it was issued; 0 in a process, where nobody looks at the clock
 }
 
-// String describes what the rank did last in one line: rank 2: 40 of 41 collectives complete, last all-gather
-// float32[4096] "h.3" #41 running, issued 31.2s ago.
+// String describes what the rank did last in one line: rank 2: 40 of 41 collectives
+// complete, last all-gather float32[4096] "h.3" #41 running, issued 31.2s ago.
 func (s Status) String() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "rank %d: ", s.Rank)

@@ -110,7 +110,8 @@ func TestEveryAlgorithm(t *testing.T) {
 	}
 }
 
-// TestGatherStraight checks that a gather needs no memory of the group's, with few ranks and with many.
+// TestGatherStraight checks that a gather needs no memory of the group's, with few ranks
+// and with many.
 func TestGatherStraight(t *testing.T) {
 	for _, n := range []int{2, fewRanks, fewRanks + 1, manyRanks} {
 		gs := RemoteGroups(t, n, Wiring{})

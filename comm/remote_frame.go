@@ -13,7 +13,7 @@ import (
 //
 // On the wire, little-endian:
 //
-//	0 magic | 4 CRC-32C of what follows | 8 group | 16 seq | 24 length, 48 bits | 30 round | 32 call
+//	0 magic | 4 CRC-32C of the rest | 8 group | 16 seq | 24 length (6 bytes) | 30 round | 32 call
 //
 // The payload follows. Its length is no news to the receiver, who checks it
 // against its own call and never allocates by it.

@@ -15,7 +15,7 @@ import (
 func newRemote(ctx context.Context, l *link) (Group, error) {
 	r := newRank(l.name, l.id, l.rank, len(l.ranks), cmp.Or(l.session.cfg.Timeout, defaultTimeout))
 	r.link = l
-	r.waiting.Processes = l.neighbours() > runtime.NumCPU() // the ranks of this host share processors
+	r.waiting.Processes = l.neighbours() > runtime.NumCPU() // they share processors
 	joining, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	r.halt = func() { cancel(errStopped) }

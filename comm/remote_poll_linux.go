@@ -198,7 +198,8 @@ func (p *poller) stop() {
 		return
 	}
 	for i := range p.lines {
-		_ = unix.Shutdown(p.lines[i].fd, unix.SHUT_WR) // which wakes wait; the other side may have ended it
+		// This wakes wait. It fails if the other side has ended the connection.
+		_ = unix.Shutdown(p.lines[i].fd, unix.SHUT_WR)
 	}
 }
 

@@ -21,7 +21,8 @@ const (
 // rendezvous opens the store where the ranks meet. Rank 0 serves it, if it is
 // not a directory. done is to be called when all ranks have met.
 func rendezvous(ctx context.Context, cfg Config) (meet store.Store, done func() error, err error) {
-	// The size of the job is compared when the ranks meet, where all of them learn of a difference.
+	// The size of the job is compared later, when the ranks join the mesh: then all of
+	// them hear of a difference.
 	sc := store.Config{Job: cfg.Job, Secret: cfg.Secret, Rank: cfg.Rank}
 	if cfg.Logger != nil {
 		sc.Log = func(err error) { cfg.Logger.Warn("rendezvous", "error", err) }

@@ -59,7 +59,7 @@ type Serial struct {
 type failure struct {
 	err   error
 	spare uint64
-	abort bool // the groups split from this one fail as well, which they need not when a rank has left
+	abort bool // groups split from this one fail as well; when a rank leaves they may go on
 }
 
 // NewSerial returns the group of the given name, in which this process is rank
@@ -88,7 +88,8 @@ func (s *Serial) open(ctx context.Context, join func() error) error {
 	if err != nil {
 		s.fail(failure{err: s.explain(ctx, 0, err)}, false)
 		err = s.fault(0)
-		s.unlocked(func() { s.backend.Tell(err) }) // even if it is not news here: nobody must wait for this rank
+		// The others must not wait for this rank, also if the failure is known here already.
+		s.unlocked(func() { s.backend.Tell(err) })
 	}
 	s.opening, s.running = false, false
 	s.waiters.wakeAll()

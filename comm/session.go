@@ -32,7 +32,7 @@ type session struct {
 
 	mu     sync.Mutex
 	links  map[uint64]*link
-	ended  map[uint64]map[int]struct{} // groups that this rank has left: world ranks that have not, and may still speak of them
+	ended  map[uint64]map[int]struct{} // of groups that this rank has left: world ranks still there
 	early  map[uint64][]news           // about groups that this rank has still to make
 	held   int                         // bytes in early
 	gone   map[int]error               // world ranks whose process has ended, and how
@@ -74,7 +74,7 @@ const (
 const (
 	newsHeader = 9
 	newsCost   = 64       // bytes that a message takes beside its body
-	maxEarly   = 16 << 20 // bytes kept for groups that do not exist here yet; what is beyond is lost
+	maxEarly   = 16 << 20 // bytes kept for groups that this rank has still to make; more are lost
 )
 
 func newSession(cfg Config) *session {

@@ -45,7 +45,7 @@ type shared struct {
 	alarm   alarm // rung when the group fails
 
 	done  atomic.Uint64         // collectives complete on this rank
-	fault atomic.Pointer[error] // the first failure; whatever was published before it is ready by then, or cancelled
+	fault atomic.Pointer[error] // the first failure; what was published before is ready or never
 	lost  []atomic.Bool         // ranks whose process has died
 
 	mu        sync.Mutex

@@ -38,7 +38,7 @@ type boardHead struct {
 
 // boardLine is what one rank tells all others.
 type boardLine struct {
-	done atomic.Uint64 // its first so many collectives are complete: it looks at none of their posts
+	done atomic.Uint64 // collectives complete on the rank, at whose posts it looks no more
 	busy atomic.Uint64 // the collective of which it is executing parts, 0 for none
 	_    [48]byte
 }

@@ -27,7 +27,7 @@ type domain struct {
 
 const (
 	segmentTag = 1        // of the file in which a rank passes its segment
-	maxDomain  = 16 << 40 // addresses for all segments together: an eighth of the least a process has
+	maxDomain  = 16 << 40 // addresses for all segments: an eighth of the least a process has
 )
 
 // newDomain creates this process's segment and exchanges it with the other ranks

@@ -70,7 +70,9 @@ func (s *shared) abort(err error) {
 		return
 	}
 	defer s.alarm.ring()
-	if first := s.enter(err); first || !s.link.failed() { // that a rank has left is no failure of the groups split from this one
+	// A group that a rank has left has failed, but those split from it may go on: they have
+	// still to hear of an abort.
+	if first := s.enter(err); first || !s.link.failed() {
 		s.link.fail(err)
 	}
 }

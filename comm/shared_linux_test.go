@@ -349,8 +349,8 @@ func TestSharedAllocations(t *testing.T) {
 	}
 }
 
-// TestSharedGatherCopies checks what a gather takes of the segments: a copy of a private source and nothing else, on no
-// rank but that of the source.
+// TestSharedGatherCopies checks what a gather takes of the segments: a copy of a private
+// source and nothing else, on no rank but that of the source.
 func TestSharedGatherCopies(t *testing.T) {
 	const n, length, bytes = 3, 1 << 16, 4 << 16
 	for name, private := range map[string]struct{ dst, src bool }{

@@ -106,7 +106,8 @@ func ParseSignature(b []byte) (Signature, error) {
 		}
 		s.Label = string(label[:n])
 	case n == cutLabel:
-		for !utf8.Valid(label) && len(label) > maxLabel-utf8.UTFMax { // the cut may have split a rune
+		// The cut may have split a rune.
+		for !utf8.Valid(label) && len(label) > maxLabel-utf8.UTFMax {
 			label = label[:len(label)-1]
 		}
 		s.Label = string(label) + "…"

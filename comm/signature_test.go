@@ -8,7 +8,8 @@ import (
 	"pgregory.net/rapid"
 )
 
-// TestSignatureRoundTrip checks that what was put is what is parsed, and that equal encodings mean equal calls.
+// TestSignatureRoundTrip checks that what was put is what is parsed, and that equal
+// encodings mean equal calls.
 func TestSignatureRoundTrip(t *testing.T) {
 	draw := rapid.Custom(func(t *rapid.T) Signature {
 		s := Signature{

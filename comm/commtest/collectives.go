@@ -11,7 +11,7 @@ import (
 )
 
 var (
-	floats = []comm.DType{comm.Float32, comm.Float64, comm.BFloat16, comm.Float16} // those that have an average
+	floats = []comm.DType{comm.Float32, comm.Float64, comm.BFloat16, comm.Float16} // have averages
 	dtypes = append([]comm.DType{comm.Int32, comm.Int64, comm.Uint8}, floats...)
 	ops    = []comm.Op{comm.Sum, comm.Avg, comm.Max, comm.Min}
 )

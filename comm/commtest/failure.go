@@ -49,7 +49,7 @@ func (k kit) testInvalid(t *testing.T) {
 		"gather of counts":   func(g comm.Group) comm.Work { return g.Gather(whole, f32(8), with(eights(n), n-1, math.MaxInt), 0) },
 		"gather of no count": func(g comm.Group) comm.Work { return g.Gather(whole, f32(8), nil, 0) },
 	}
-	for _, name := range slices.Sorted(maps.Keys(calls)) { // in one order, for ranks that are processes
+	for _, name := range slices.Sorted(maps.Keys(calls)) { // the same order in all processes
 		bad := calls[name]
 		t.Run(name, func(t *testing.T) {
 			gs := k.group(t)
@@ -187,8 +187,8 @@ func (k kit) testCancel(t *testing.T) {
 		err := sum(given, g)
 		return errors.Join(err, k.meet(ctx, g.Rank()))
 	})
-	// Between processes the news may be behind what the rank has contributed before it gave up: then the operation
-	// is complete elsewhere. The next one is not.
+	// Between processes the news may come after what the rank has contributed before it
+	// gave up: then the operation is complete elsewhere. The next one is not.
 	for i, err := range errs {
 		if err != nil || gs[i].Rank() == 0 {
 			blamed(t, gs[i:i+1], errs[i:i+1], 0, cause)

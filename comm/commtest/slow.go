@@ -36,7 +36,7 @@ import (
 //	AllGather, ReduceScatter     (N-1)/N · B
 //	AllReduce                  2·(N-1)/N · B
 //	Broadcast                            B     handed on from rank to rank; 0 for N = 1
-//	Gather                               S     that the rank has; for the root what it receives, B - S
+//	Gather                               S     that the rank has; the root receives B - S
 //	Split                      an all-gather of 16 bytes per rank
 //	Barrier                              0
 //

@@ -15,7 +15,7 @@ type Trial struct {
 	Type    comm.DType
 	Op      comm.Op
 	Root    int
-	Len     int // elements of a shard, or of the one buffer; in a gather shards have up to twice as many
+	Len     int // elements of a shard or of the one buffer; of a gather, up to twice as many
 	InPlace bool
 	Seed    uint64 // of the contents; part of the label
 }

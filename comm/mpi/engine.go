@@ -167,7 +167,8 @@ func (e *engine) start() (err error) {
 	for r := range ranks {
 		ranks[r] = rankInt(r)
 	}
-	newGroup(e, nil, worldID, "world", e.rank, ranks).comm = e.world // before anybody can send it anything
+	// The world takes messages before anybody can send it one.
+	newGroup(e, nil, worldID, "world", e.rank, ranks).comm = e.world
 	e.receiving = requests(letterBoxes)
 	for i := range e.receiving {
 		e.boxes = append(e.boxes, allocate(maxLetter))

@@ -40,7 +40,7 @@ type group struct {
 
 	// Of the collective under way; only Run uses it, but for seq.
 	seq      atomic.Uint64
-	letters  []byte    // from allocate: a call for each rank, the first one for all but in a reduce-scatter
+	letters  []byte    // from allocate: a call per rank of a reduce-scatter, else one for all
 	calls    []request // that are sending letters
 	moving   []request // of the transfer
 	staging  []byte    // from allocate: two blocks for each rank, nil until needed
@@ -63,7 +63,7 @@ type group struct {
 	abandonedElsewhere bool            // or on a rank that has left since
 	early              []news          // that came before serial
 	cause              error           // of the first bad news, if there was any
-	fault              error           // of the group, if it has failed otherwise than by a rank's closing
+	fault              error           // of the group, but not that a rank has closed
 	children           map[*group]struct{}
 }
 
@@ -277,7 +277,7 @@ func (g *group) Split(ctx context.Context, seq uint64, color int, ranks []int) (
 		world[i], local[i] = g.world[r], rankInt(r)
 	}
 	id := fnv.New64a()
-	_ = binary.Write(id, binary.LittleEndian, []uint64{g.id, seq, uint64(color)}) // a hash takes everything
+	_ = binary.Write(id, binary.LittleEndian, []uint64{g.id, seq, uint64(color)}) // cannot fail
 	name := fmt.Sprintf("%s/%d", g.name, color)
 	child := newGroup(g.engine, g, id.Sum64(), name, slices.Index(ranks, g.rank), world)
 	if len(ranks) > 1 {

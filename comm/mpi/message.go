@@ -29,7 +29,7 @@ const (
 	call   what = iota + 1 // the rank has issued a collective
 	stop                   // the rank will send no more calls
 	failed                 // so will it, as the group has failed; the cause is in the body
-	left                   // so will it, as it has closed its handle; the last word, with the cause if another rank was first
+	left                   // so will it, as it has closed its handle; with the first cause
 )
 
 // Flags of left.

@@ -8,12 +8,14 @@ import (
 // fanIn is how many sources one kernel call adds, all held in registers.
 const fanIn = 8
 
-// TreeSum sets dst = scale · Σ srcs in the canonical order of this library, a balanced binary tree over the index:
+// TreeSum sets dst = scale · Σ srcs in the canonical order of this library, a balanced binary
+// tree over the index:
 //
 //	sum(lo, hi) = sum(lo, mid) + sum(mid, hi)    mid = lo + the largest power of two below hi-lo
 //
-// It is one pass over memory for up to eight sources; more need scratch memory of 8 KiB for every eight sources. A scale of
-// 1 changes nothing. dst may be any of the sources. There must be at least one.
+// Up to eight sources take one pass over memory; more take scratch memory, of a block for every
+// eight, which is reused. A scale of 1 changes nothing. dst may be any of the sources. There must
+// be at least one, and all have the length of dst.
 func TreeSum[T Float](dst []T, srcs [][]T, scale T) {
 	if len(srcs) == 0 {
 		panic("vec: TreeSum: no sources")
@@ -34,11 +36,13 @@ func TreeSum[T Float](dst []T, srcs [][]T, scale T) {
 	}
 }
 
-// treeBlock is how many elements of every eight sources are summed before the next ones: eight such sums fit the inner caches.
+// treeBlock is how many elements of every eight sources are summed before the next ones: eight
+// such sums fit the inner caches.
 const treeBlock = 1024
 
-// treeScratch is the memory for the sums of every eight sources. It is reused, as a reduction of many sources is a call per
-// part of a tensor: made anew, its garbage would grow with the number of sources times that of parts.
+// treeScratch is the memory for the sums of every eight sources. It is reused: a reduction is one
+// call per part of a tensor, and the parts grow in number with the sources, so that memory made
+// anew would be garbage quadratic in the sources.
 type treeScratch[T Float] struct {
 	memory []T   // blocks of treeBlock
 	sums   [][]T // the parts of them in use
@@ -46,7 +50,7 @@ type treeScratch[T Float] struct {
 
 var treeScratches32, treeScratches64 sync.Pool // of *treeScratch[float32] and *treeScratch[float64]
 
-// takeTreeScratch returns scratch for the given number of blocks, and the pool that it goes back to.
+// takeTreeScratch returns scratch for so many blocks, and the pool that it goes back to.
 func takeTreeScratch[T Float](blocks int) (*treeScratch[T], *sync.Pool) {
 	pool := &treeScratches32
 	if unsafe.Sizeof(T(0)) == 8 {
@@ -59,8 +63,8 @@ func takeTreeScratch[T Float](blocks int) (*treeScratch[T], *sync.Pool) {
 	return s, pool
 }
 
-// treeSumMany sums every eight sources into a block of scratch and then the blocks. The splits of a tree over more than
-// eight sources all fall on multiples of eight, so that gives the same tree.
+// treeSumMany sums every eight sources into a block of scratch and then the blocks. A tree over
+// more than eight sources splits at multiples of eight only, so this is the same tree.
 func treeSumMany[T Float](k *kernels[T], dst []T, srcs [][]T, scale T) {
 	blocks := (len(srcs) + fanIn - 1) / fanIn
 	scratch, pool := takeTreeScratch[T](blocks)
