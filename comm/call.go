@@ -205,8 +205,8 @@ func (c *Call) gatherFault(rank, n int) string {
 	return ""
 }
 
-// of returns the call that rank r has made if self, whose call is c, made the same
-// one, up to where its buffers are.
+// of returns the call of rank r that matches c, the call of rank self. Where its
+// buffers are is for the caller to fill in.
 func (c *Call) of(r, self int) Call {
 	o := *c
 	if c.Kind == KindGather && r != self {

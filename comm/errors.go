@@ -40,7 +40,7 @@ func (e *RankError) Unwrap() error { return e.Err }
 // due. All ranks of the group get the same error.
 type MismatchError struct {
 	Group string    // name of the group
-	Seq   uint64    // the how-manieth collective of the group, from 1
+	Seq   uint64    // number of the collective in the group, from 1
 	Ranks [2]int    // two ranks that disagree, in ascending order
 	Calls [2]string // what each of them called
 }

@@ -2,10 +2,10 @@ package comm
 
 import "sync"
 
-// Failing returns a channel that is closed when g has failed, otherwise than by a
-// rank's leaving it, also while nothing is under way: any operation issued then
-// gives the reason. Who has other work to give up than operations of g waits for
-// it. For groups that cannot tell the channel is nil, which is never closed.
+// Failing returns a channel that is closed when g fails, also while no operation is
+// under way: any operation issued then returns the reason. It is not closed when a rank
+// leaves. It is for work beside g that ends with g. The channel is nil, which is never
+// closed, for groups that cannot tell.
 func Failing(g Group) <-chan struct{} {
 	if f, ok := g.(interface{ failing() <-chan struct{} }); ok {
 		return f.failing()

@@ -230,8 +230,9 @@ func (l *link) hear(n news) {
 	}
 }
 
-// peerLeftParent makes the group fail if a world rank that has left its parent was never
-// in it: a rank leaves a group after those that it has split from it.
+// peerLeftParent fails the group if a world rank has left its parent, but not the
+// group. A rank leaves the groups that it has split from a group first, so it has not
+// made this one and never will.
 func (l *link) peerLeftParent(world int) {
 	rank := slices.Index(l.ranks, world)
 	l.mu.Lock()

@@ -128,9 +128,9 @@ func (r *recorder) status(group string, rank int) Status {
 	return s
 }
 
-// sheet allocates values by the hundred. What a caller may keep for ever, such as
-// a Work, cannot be used again; like this it costs an operation no allocation of
-// its own.
+// sheet allocates values by the hundred. It is for what a caller may keep for ever,
+// such as a Work: that cannot be reused, but it costs an operation no allocation of its
+// own.
 type sheet[T any] struct{ blank []T }
 
 // next returns a new zero value. It is not safe for concurrent use.

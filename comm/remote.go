@@ -20,8 +20,8 @@ import (
 //     calls are equal, two neighbours differ, and one of them sees it.
 //   - A rank completes a collective only when it knows of every other one, at
 //     first or second hand, that it has made the same call.
-//   - All that a rank has to send in a collective it has sent when it completes
-//     it; what it receives is exactly what it expects.
+//   - When a rank completes a collective it has sent all that it has to send in it.
+//     It receives exactly what it expects.
 type remote struct {
 	exchange
 	name       string

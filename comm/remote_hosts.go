@@ -16,7 +16,7 @@ import (
 //	reduce-scatter  every host's part inside the host, rails, sum of the partial sums
 //	broadcast       the root's rail, from there inside each host, block by block
 //
-// A gather is none of these, as it sends no byte twice in any case.
+// A gather takes no such steps: it sends no byte twice anyway.
 //
 // The sums have the bits of the canonical tree, of which the ranks of a host are
 // a subtree if their number is a power of two.

@@ -160,7 +160,7 @@ func (s *Serial) Failed(err error) {
 }
 
 // Left says that a rank has left the group after completing collective last.
-// What it has completed the others still will; anything later fails.
+// Collectives up to that one still complete here; later ones fail.
 func (s *Serial) Left(rank int, last uint64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -30,9 +30,9 @@ import (
 // happens in the copy. Tensors of up to a page are copied onto the board, and every
 // rank computes its own result from there: one arrival and nobody waits twice.
 //
-// No Wait needs another rank to wait too. That would be so when a rank with a
-// private destination has still to read this rank's source; if that takes long,
-// the source is moved to a copy after all.
+// No Wait needs another rank to wait too. A rank with a private destination reads the
+// sources by itself, when it waits. If that takes long, the source is copied after all,
+// for that rank to read, and is free.
 type shared struct {
 	face
 	link    *link

@@ -138,8 +138,8 @@ func (b board) inline(seq uint64, rank, n int) unsafe.Pointer {
 }
 
 // cancelled in the word of a collective says that a rank has given it up: it will
-// never be ready. All ranks having arrived, nobody can give it up any more; which
-// of the two comes first is decided by that one word.
+// never be ready. Once all ranks have arrived, nobody can give it up any more. One
+// word decides which of the two comes first.
 const cancelled = 1 << (tagShift - 1)
 
 // arrive counts this rank's arrival at collective seq, unless it is cancelled.

@@ -316,9 +316,9 @@ func (s *shared) move(seq uint64, t *task) {
 	}
 }
 
-// ownerDied returns the failure of the group if a rank has died with parts of
-// collective seq in its hands: when nobody else is at work in this rank's
-// buffers, and all parts are claimed, so nobody will be.
+// ownerDied returns the failure of the group if a rank has died while it executed
+// parts of collective seq, as soon as no other rank is at work in this rank's buffers.
+// None will be later, as all parts are claimed.
 func (s *shared) ownerDied(seq uint64) error {
 	died := false
 	for r := range s.lost {
