@@ -125,9 +125,9 @@ type fussy struct{}
 func (fussy) Params() []fsdp.Param { return nil }
 
 func (fussy) Build(_ *fsdp.Builder, in ...*gorgonia.Node) (gorgonia.Nodes, error) {
-	op := exec.Op{
-		Name: "fussy", Shape: in[0].Shape().Clone(), Diff: []bool{true},
-		Run64: func(f *exec.Frame) error {
+	op := exec.Row{
+		Kind: "fussy", Diff: 1,
+		Kernels: exec.Kernels{F64: func(f *exec.Frame) error {
 			for i, v := range exec.Data[float64](f.In[0].Bytes) {
 				if v > 100 {
 					return fmt.Errorf("element %d is %v", i, v)
@@ -135,10 +135,12 @@ func (fussy) Build(_ *fsdp.Builder, in ...*gorgonia.Node) (gorgonia.Nodes, error
 			}
 			copy(f.Out.Bytes, f.In[0].Bytes)
 			return nil
+		}},
+		Grad: func(_ *exec.Op, _ gorgonia.Nodes, _, dy *gorgonia.Node) (gorgonia.Nodes, error) {
+			return gorgonia.Nodes{dy}, nil
 		},
-		Grad: func(_ gorgonia.Nodes, _, dy *gorgonia.Node) (gorgonia.Nodes, error) { return gorgonia.Nodes{dy}, nil },
 	}
-	y, err := op.Apply(in[0])
+	y, err := op.Apply(nil, in[0])
 	return gorgonia.Nodes{y}, err
 }
 

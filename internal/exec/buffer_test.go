@@ -17,7 +17,7 @@ import (
 // counted is the identity on a node, and counts in runs how often it is computed.
 func counted(x *G.Node, runs *int) (*G.Node, error) {
 	run := func(f *exec.Frame) error { *runs++; copy(f.Out.Bytes, f.In[0].Bytes); return nil }
-	return (&exec.Op{Name: "counted", Shape: x.Shape().Clone(), Run32: run, Run64: run}).Apply(x)
+	return (&exec.Row{Kind: "counted", Kernels: exec.Kernels{F32: run, F64: run}}).Apply(nil, x)
 }
 
 // centredSpec subtracts from x [n, 3] the means of its columns and keeps running means: running = 0.75 running + 0.25 mean,

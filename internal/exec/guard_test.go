@@ -123,11 +123,11 @@ func TestBuildMistakes(t *testing.T) {
 			return G.Nodes{G.Must(G.Add(x[0], G.NewVector(b.Graph(), G.Float64, G.WithName("stray"), G.WithShape(2))))}, nil
 		},
 		"op: argument 1 is nil": func(_ *exec.Builder, x []*G.Node) (G.Nodes, error) {
-			_, err := (&exec.Op{Name: "op", Shape: tensor.Shape{2}}).Apply(x[0], nil)
+			_, err := (&exec.Row{Kind: "op"}).Apply(nil, x[0], nil)
 			return nil, err
 		},
 		"opaque: not differentiable": returning(func(_ *exec.Builder, x []*G.Node) (*G.Node, error) {
-			return (&exec.Op{Name: "opaque", Shape: tensor.Shape{2}, Diff: []bool{true}}).Apply(x[0])
+			return (&exec.Row{Kind: "opaque", Diff: 1}).Apply(nil, x[0])
 		}),
 	}
 	for want, build := range mistakes {

@@ -63,16 +63,18 @@ func TestOpsInTapeMachine(t *testing.T) {
 
 // TestDo runs an operation on Gorgonia values.
 func TestDo(t *testing.T) {
-	op := &exec.Op{Name: "part", Shape: tensor.Shape{2}, View: true, Offset: 1}
+	g := G.NewGraph()
+	part := G.Must(exec.NewView(G.NewVector(g, G.Float32, G.WithShape(3), G.WithName("x")), 1, 2))
+	op := part.Op()
 	y, err := op.Do(tensor.New(tensor.WithBacking([]float32{1, 2, 3})))
 	require.NoError(t, err)
 	require.Equal(t, []float32{2, 3}, y.Data())
 
-	broken := &exec.Op{Name: "broken", Shape: tensor.Shape{2}, Run32: func(*exec.Frame) error { return errors.New("no luck") }}
-	_, err = broken.Do(tensor.New(tensor.WithBacking([]float32{1, 2})))
+	row := &exec.Row{Kind: "broken", Kernels: exec.Kernels{F32: func(*exec.Frame) error { return errors.New("no luck") }}}
+	_, err = G.Must(row.Apply(nil, part)).Op().Do(tensor.New(tensor.WithBacking([]float32{1, 2})))
 	require.EqualError(t, err, "broken: no luck")
 	_, err = op.Do(tensor.New(tensor.WithBacking([]int{1, 2, 3})))
-	require.EqualError(t, err, "part: no float argument")
+	require.EqualError(t, err, "view(1): no float argument")
 	_, err = op.Do(G.NewF64(1))
-	require.EqualError(t, err, "part: argument 0: scalars are not supported outside a program")
+	require.EqualError(t, err, "view(1): argument 0 is a scalar, which is not supported outside a program")
 }

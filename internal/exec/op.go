@@ -1,10 +1,10 @@
 package exec
 
 import (
-	"errors"
 	"fmt"
 	"hash"
 	"hash/fnv"
+	"strings"
 
 	"github.com/chewxy/hm"
 	G "gorgonia.org/gorgonia"
@@ -15,80 +15,99 @@ import (
 
 // A Frame is what a kernel sees of the run it is part of. It is valid during the call only.
 type Frame struct {
+	Op      *Op
 	Out     Value   // every element must be written, or added to if Acc
 	In      []Value // read only
-	Acc     bool    // add to Out; only ever set for an Op that Accumulates
-	Scratch []byte  // Op.Scratch elements of the unit's dtype, contents undefined
+	Acc     bool    // add to Out; only ever set for an operation that accumulates
+	Scratch []byte  // Row.Scratch elements of the unit's dtype, contents undefined
 	Kernel  *kernel.Context
 	Seed    uint64 // of this call in this step: the same in forward and backward
 	Train   bool   // false in evaluation: dropout is the identity
 }
 
-// An Op is a fused kernel as a Gorgonia operation. The zero values of the optional fields are safe.
+// An Op is one use of a row of the table, as a Gorgonia operation: a kind with attributes on arguments of some
+// shapes. Two Ops of one kind with equal attributes, arguments and results compute the same function. It is
+// immutable once it is part of a graph.
 type Op struct {
-	// Name identifies the operation together with the shapes of its arguments: two Ops with one name must compute the
-	// same function. Every attribute must be in it.
-	Name string
-	// Shape of the result, known when the op is made because the graph is traced with concrete shapes.
-	Shape tensor.Shape
-	// Run32 and Run64 compute the result for float32 and float64 graphs.
-	Run32, Run64 func(*Frame) error
-	// Grad builds the gradients with respect to each input, nil where Diff is false. out is the op's own node.
-	Grad func(in G.Nodes, out, dy *G.Node) (G.Nodes, error)
-	// Diff tells for each input whether the op is differentiable with respect to it. Nil means none.
-	Diff []bool
-	// Ints tells for each input whether it holds integers. The others hold floats of the graph's type. Nil means none.
-	Ints []bool
-	// Check says what is wrong with the integers of an op that has one input of integers, if anything. It lets a batch be
-	// refused before anything runs on it. The kernel checks too.
-	Check func(v []int) error
+	*Row
+	Attrs any            // comparable, of the type that belongs to the kind; nil if it has none
+	Shape tensor.Shape   // of the result
+	In    []tensor.Shape // of the arguments
 
-	View       bool // the result is input 0's memory from element Offset on; Run32 and Run64 are not called
-	Offset     int
-	Cheap      bool // cheaper to compute again than to keep
-	InPlace    bool // the result may be written over input 0
-	Accumulate bool // honours Frame.Acc
-	Scratch    int  // elements of scratch memory
-
-	args []arg // set by Apply
+	ints  []bool         // by argument: whether it holds integers
+	dims  map[string]int // of Row.Shapes
+	lead  tensor.Shape   // what "..." stands for
+	parts []part         // of the result, if it has several
 }
 
-// arg is what the type of an operation needs to know of an argument.
-type arg struct {
-	dims  int
-	isInt bool
+// Apply adds the operation to the graph of its arguments. The result is one vector if the row has several.
+func (r *Row) Apply(attrs any, in ...*G.Node) (*G.Node, error) {
+	return (&Op{Row: r, Attrs: attrs}).add(in...)
 }
 
-// Apply adds the op to the graph of its arguments.
-func (o *Op) Apply(in ...*G.Node) (*G.Node, error) {
-	if o.Diff == nil {
-		o.Diff = make([]bool, len(in))
+// Gradient adds operation r, which computes gradients of o, to the graph and returns its results. It has the
+// attributes and the dimensions of o. The shapes of its arguments are not looked at, because Gorgonia adds and
+// drops dimensions of 1 in gradients.
+func (o *Op) Gradient(r *Row, in ...*G.Node) (G.Nodes, error) {
+	g := &Op{Row: r, Attrs: o.Attrs, dims: o.dims, lead: o.lead}
+	n, err := g.add(in...)
+	if err != nil || g.parts == nil {
+		return G.Nodes{n}, err
 	}
-	o.args = make([]arg, len(in))
-	for i, n := range in {
-		if n == nil {
-			return nil, fmt.Errorf("%s: argument %d is nil", o.Name, i)
+	parts := make(G.Nodes, len(g.parts))
+	for i := range parts {
+		if parts[i], err = Part(n, i); err != nil {
+			return nil, err
 		}
-		isInt := i < len(o.Ints) && o.Ints[i]
-		if (n.Dtype() == tensor.Int) != isInt {
-			return nil, fmt.Errorf("%s: argument %d is of type %v", o.Name, i, n.Dtype())
-		}
-		o.args[i] = arg{n.Shape().Dims(), isInt}
 	}
-	n, err := G.ApplyOp(o, in...)
+	return parts, nil
+}
+
+// add adds o to the graph of its arguments. It finds out what is not set: the dimensions and the shape.
+func (o *Op) add(in ...*G.Node) (*G.Node, error) {
+	r := parseRule(o.Shapes)
+	err := o.check(r, in)
+	if err == nil && o.dims == nil {
+		err = o.fit(r)
+	}
+	if err == nil && o.Shape == nil {
+		err = o.place(r)
+	}
+	var n *G.Node
+	if err == nil {
+		n, err = G.ApplyOp(o, in...)
+	}
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w", o.Name, err)
+		return nil, fmt.Errorf("%s: %w", o.Kind, err)
 	}
 	return n, nil
 }
 
-var (
-	_ G.SDOp            = (*Op)(nil)
-	_ G.UsePreallocDoer = (*Op)(nil)
-)
+// check compares the element types of the arguments with Row.Shapes, and notes their shapes.
+func (o *Op) check(r rule, in []*G.Node) error {
+	for i, n := range in {
+		a := operandRule{name: fmt.Sprintf("argument %d", i)}
+		if i < len(r.args) {
+			a = r.args[i]
+		}
+		if n == nil {
+			return fmt.Errorf("%s is nil", a.name)
+		}
+		if a.isInt && n.Dtype() != tensor.Int {
+			return fmt.Errorf("%s is %v, want int", a.name, n.Dtype())
+		}
+		if !a.isInt && n.Dtype() == tensor.Int {
+			return fmt.Errorf("%s is int, want a float", a.name)
+		}
+		o.ints, o.In = append(o.ints, a.isInt), append(o.In, n.Shape().Clone())
+	}
+	return nil
+}
+
+var _ G.SDOp = (*Op)(nil)
 
 // Arity implements gorgonia.Op.
-func (o *Op) Arity() int { return len(o.args) }
+func (o *Op) Arity() int { return len(o.In) }
 
 // Type implements gorgonia.Op: integer arguments are Int, all others and the result share one float type.
 func (o *Op) Type() hm.Type {
@@ -99,12 +118,12 @@ func (o *Op) Type() hm.Type {
 		}
 		return G.TensorType{Dims: dims, Of: elem}
 	}
-	types := make([]hm.Type, 0, len(o.args)+1)
-	for _, a := range o.args {
-		if a.isInt {
-			types = append(types, of(a.dims, tensor.Int))
+	types := make([]hm.Type, 0, len(o.In)+1)
+	for i, s := range o.In {
+		if o.ints[i] {
+			types = append(types, of(s.Dims(), tensor.Int))
 		} else {
-			types = append(types, of(a.dims, float))
+			types = append(types, of(s.Dims(), float))
 		}
 	}
 	return hm.NewFnType(append(types, of(o.Shape.Dims(), float))...)
@@ -123,72 +142,84 @@ func (o *Op) CallsExtern() bool { return false }
 func (o *Op) OverwritesInput() int { return -1 }
 
 // WriteHash implements gorgonia.Op.
-func (o *Op) WriteHash(h hash.Hash) { fmt.Fprintf(h, "fsdp/%s%v", o.Name, o.Shape) }
+func (o *Op) WriteHash(h hash.Hash) { fmt.Fprintf(h, "fsdp/%v%v", o, o.Shape) }
 
 // Hashcode implements gorgonia.Op.
 func (o *Op) Hashcode() uint32 { h := fnv.New32a(); o.WriteHash(h); return h.Sum32() }
 
-// String implements gorgonia.Op.
-func (o *Op) String() string { return o.Name }
+// String implements gorgonia.Op: the kind with its attributes, such as "attention(2,true)", or the name of a stock
+// operation.
+func (o *Op) String() string {
+	switch a := o.Attrs.(type) {
+	case nil:
+		return string(o.Kind)
+	case Stock:
+		return a.Name
+	default:
+		return string(o.Kind) + attrText.Replace(fmt.Sprint(a))
+	}
+}
+
+var attrText = strings.NewReplacer("{", "(", "}", ")", " ", ",")
 
 // DiffWRT implements gorgonia.SDOp.
-func (o *Op) DiffWRT(int) []bool { return o.Diff }
+func (o *Op) DiffWRT(n int) []bool {
+	diff := make([]bool, n)
+	for i := range min(n, o.Diff) {
+		diff[i] = true
+	}
+	return diff
+}
 
 // SymDiff implements gorgonia.SDOp.
 func (o *Op) SymDiff(in G.Nodes, out, dy *G.Node) (G.Nodes, error) {
 	if o.Grad == nil {
-		return nil, fmt.Errorf("%s: not differentiable", o.Name)
+		return nil, fmt.Errorf("%v: not differentiable", o)
 	}
-	return o.Grad(in, out, dy)
+	grads, err := o.Grad(o, in, out, dy)
+	return append(grads, make(G.Nodes, max(0, len(in)-len(grads)))...), err
 }
 
 // Do implements gorgonia.Op, so that the op also runs in Gorgonia's machines. It allocates; programs do not use it.
 func (o *Op) Do(in ...G.Value) (G.Value, error) {
-	for _, v := range in {
-		if dt := v.Dtype(); dt == tensor.Float32 || dt == tensor.Float64 {
-			return o.UsePreallocDo(tensor.New(tensor.Of(dt), tensor.WithShape(o.Shape...)), in...)
-		}
-	}
-	return nil, fmt.Errorf("%s: no float argument", o.Name)
-}
-
-// UsePreallocDo implements gorgonia.UsePreallocDoer.
-func (o *Op) UsePreallocDo(out G.Value, in ...G.Value) (G.Value, error) {
-	f := &Frame{Kernel: new(kernel.Context), Train: true}
-	var err error
-	if f.Out, err = valueOf(out); err != nil {
-		return nil, fmt.Errorf("%s: %w", o.Name, err)
-	}
+	f := &Frame{Op: o, Kernel: new(kernel.Context), Train: true}
 	for i, v := range in {
-		a, err := valueOf(v)
+		t, isTensor := v.(tensor.Tensor)
+		if !isTensor {
+			return nil, fmt.Errorf("%v: argument %d is a scalar, which is not supported outside a program", o, i)
+		}
+		a, err := FromTensor(t)
 		if err != nil {
-			return nil, fmt.Errorf("%s: argument %d: %w", o.Name, i, err)
+			return nil, fmt.Errorf("%v: argument %d: %w", o, i, err)
+		}
+		if a.DType != tensor.Int {
+			f.Out.DType = a.DType
 		}
 		f.In = append(f.In, a)
 	}
-	if o.View {
-		size := int(f.Out.DType.Size())
-		copy(f.Out.Bytes, f.In[0].Bytes[o.Offset*size:])
-		return out, nil
+	if f.Out.DType == (tensor.Dtype{}) {
+		return nil, fmt.Errorf("%v: no float argument", o)
 	}
-	f.Scratch = make([]byte, o.Scratch*int(f.Out.DType.Size()))
+	size := int(f.Out.DType.Size())
+	f.Out.Shape, f.Out.Bytes = o.Shape, make([]byte, Numel(o.Shape)*size)
+	f.Scratch = make([]byte, o.scratch()*size)
 	if err := o.run(f); err != nil {
-		return nil, fmt.Errorf("%s: %w", o.Name, err)
+		return nil, fmt.Errorf("%v: %w", o, err)
 	}
-	return out, nil
+	return f.Out.Tensor(), nil
 }
 
 func (o *Op) run(f *Frame) error {
 	if f.Out.DType == tensor.Float32 {
-		return o.Run32(f)
+		return o.F32(f)
 	}
-	return o.Run64(f)
+	return o.F64(f)
 }
 
-func valueOf(v G.Value) (Value, error) {
-	t, ok := v.(tensor.Tensor)
-	if !ok {
-		return Value{}, errors.New("scalars are not supported outside a program")
+// scratch returns the elements of scratch memory that the kernels need.
+func (o *Op) scratch() int {
+	if o.Scratch == nil {
+		return 0
 	}
-	return FromTensor(t)
+	return o.Scratch(o)
 }

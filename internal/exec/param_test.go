@@ -102,7 +102,7 @@ func TestFrozenBehindNoGradient(t *testing.T) {
 				return nil, err
 			}
 			run := func(f *exec.Frame) error { copy(f.Out.Bytes, f.In[0].Bytes); return nil }
-			y, err := (&exec.Op{Name: "opaque", Shape: tensor.Shape{3}, Run64: run, Diff: []bool{true}}).Apply(p[0])
+			y, err := (&exec.Row{Kind: "opaque", Kernels: exec.Kernels{F64: run}, Diff: 1}).Apply(nil, p[0])
 			if err != nil {
 				return nil, err
 			}

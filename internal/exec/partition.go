@@ -5,8 +5,6 @@ import (
 
 	G "gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
-
-	"github.com/gofsdp/gofsdp/internal/kernel/vec"
 )
 
 // Policy decides which forward values are kept for backward and which are computed again.
@@ -145,12 +143,5 @@ func native(g *G.ExprGraph, n *G.Node) *Op {
 			return nil
 		}
 	}
-	return addOp
-}
-
-var addOp = &Op{Name: "add", Run32: add[float32], Run64: add[float64], Cheap: true, InPlace: true}
-
-func add[T vec.Float](f *Frame) error {
-	vec.Add(Data[T](f.Out.Bytes), Data[T](f.In[0].Bytes), Data[T](f.In[1].Bytes))
-	return nil
+	return use(addRow, n.Shape(), children(g, n)...)
 }

@@ -5,63 +5,13 @@ import (
 
 	G "gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
-
-	"github.com/gofsdp/gofsdp/internal/kernel/vec"
 )
 
-// space is one of the memories that a program's operands lie in; the package comment lists them.
-type space uint8
-
-const (
-	spaceWork space = iota
-	spaceSaved
-	spaceParam
-	spaceIn
-	spaceOut
-	spaceGradOut
-	spaceGradIn
-	spaceGradParam
-	spaceUpdate
-	spaceConst
-	spaceHost // Go values outside the plan: index into the run's list
-	spaces
-)
-
-// operand is the address, shape and type of a value.
-type operand struct {
-	space  space
-	index  int
-	offset int // bytes
-	bytes  int
-	shape  tensor.Shape
-	dtype  tensor.Dtype
-}
-
-// at returns the operand for a view of n elements' shape at byte offset off of o.
-func (o operand) at(off int, shape tensor.Shape) operand {
-	o.offset += off
-	o.shape = shape
-	o.bytes = Numel(shape) * int(o.dtype.Size())
-	return o
-}
-
-// instr runs one operation: op if it is native, else stock.
-type instr struct {
-	op      *Op
-	stock   G.Op
-	name    string
-	out     operand
-	in      []operand
-	scratch operand
-	acc     bool
-	update  bool // serves nothing but updates of buffers: left out in evaluation
-}
-
-// Program is a straight line of instructions.
+// A Program is a straight line of instructions.
 type Program struct {
-	instrs []instr
+	instrs []Instr
 	hosts  int     // values outside the plan
-	consts []Value // the memory behind spaceConst
+	consts []Value // the memory behind SpaceConst
 	// Work is the size in bytes of the scratch memory that a run needs.
 	Work int
 }
@@ -70,8 +20,8 @@ type Program struct {
 type assembler struct {
 	*graph
 	code Program
-	loc  map[*G.Node]operand // where each value is, once it is known
-	dest map[*G.Node]operand // where a value must be written
+	loc  map[*G.Node]Operand // where each value is, once it is known
+	dest map[*G.Node]Operand // where a value must be written
 	acc  map[*G.Node]bool    // whether it is added there
 	tail map[*G.Node][]copyTo
 	// updating are the values that nothing but updates of buffers needs
@@ -85,13 +35,13 @@ type assembler struct {
 
 // copyTo is a place that wants a copy of a value as well, or its sum with what is there.
 type copyTo struct {
-	to  operand
+	to  Operand
 	acc bool
 }
 
 func newAssembler(g *graph) *assembler {
 	return &assembler{
-		graph: g, loc: make(map[*G.Node]operand), dest: make(map[*G.Node]operand), acc: make(map[*G.Node]bool),
+		graph: g, loc: make(map[*G.Node]Operand), dest: make(map[*G.Node]Operand), acc: make(map[*G.Node]bool),
 		tail: make(map[*G.Node][]copyTo), last: make(map[*G.Node]int), work: make(map[*G.Node]*storage),
 	}
 }
@@ -139,7 +89,7 @@ func (a *assembler) assemble(nodes G.Nodes) (*Program, error) {
 // emit adds the instruction that computes n, if it takes one.
 func (a *assembler) emit(i int, n *G.Node) error {
 	shape, dt := n.Shape(), n.Dtype()
-	full := operand{shape: shape, dtype: dt, bytes: Numel(shape) * int(dt.Size())}
+	full := Operand{DType: dt}.at(0, shape)
 	switch {
 	case isConst(n) || a.consts[n] != "":
 		return a.constant(n, full)
@@ -149,62 +99,66 @@ func (a *assembler) emit(i int, n *G.Node) error {
 		kid := children(a.g, n)[0]
 		off := 0
 		if op, ok := n.Op().(*Op); ok {
-			off = op.Offset * int(dt.Size())
+			off = op.Attrs.(View).Offset * int(dt.Size())
 		}
 		a.loc[n] = a.loc[kid].at(off, shape)
 		return nil
 	}
-	in := instr{op: native(a.g, n), stock: n.Op(), name: n.Op().String(), update: a.updating[n]}
 	kids := children(a.g, n)
+	in := Instr{Op: native(a.g, n), Update: a.updating[n]}
+	if in.Op == nil {
+		in.Op, in.stock = use(stockRow, n.Shape(), kids...), n.Op()
+		in.Op.Attrs = Stock{n.Op().String()}
+	}
 	for _, c := range kids {
-		in.in = append(in.in, a.loc[c])
+		in.In = append(in.In, a.loc[c])
 	}
 	a.code.instrs = append(a.code.instrs, in)
 	k := len(a.code.instrs) - 1
 	for j, c := range kids {
 		if s := a.work[a.base(c)]; s != nil {
-			a.patch = append(a.patch, func() { a.code.instrs[k].in[j].offset += s.offset })
+			a.patch = append(a.patch, func() { a.code.instrs[k].In[j].Offset += s.offset })
 		}
 	}
-	if in.op != nil && in.op.Scratch > 0 {
-		s := a.storage(in.op.Scratch*int(dt.Size()), i, i)
-		a.code.instrs[k].scratch = operand{space: spaceWork, bytes: s.bytes}
-		a.patch = append(a.patch, func() { a.code.instrs[k].scratch.offset = s.offset })
+	if n := in.Op.scratch(); n > 0 {
+		s := a.storage(n*int(dt.Size()), i, i)
+		a.code.instrs[k].Scratch = Operand{Space: SpaceWork, Bytes: s.bytes}
+		a.patch = append(a.patch, func() { a.code.instrs[k].Scratch.Offset = s.offset })
 	}
-	out, s := a.result(i, n, in.op, kids, full)
-	a.code.instrs[k].out, a.code.instrs[k].acc = out, a.acc[n]
+	out, s := a.result(i, n, in.Op, kids, full)
+	a.code.instrs[k].Out, a.code.instrs[k].Acc = out, a.acc[n]
 	if s != nil {
-		a.patch = append(a.patch, func() { a.code.instrs[k].out.offset += s.offset })
+		a.patch = append(a.patch, func() { a.code.instrs[k].Out.Offset += s.offset })
 	}
 	a.loc[n], a.work[n] = out, s
 	return nil
 }
 
 // result decides where n's value goes.
-func (a *assembler) result(i int, n *G.Node, op *Op, kids []*G.Node, full operand) (operand, *storage) {
+func (a *assembler) result(i int, n *G.Node, op *Op, kids []*G.Node, full Operand) (Operand, *storage) {
 	if to, ok := a.dest[n]; ok {
-		return to.at(0, full.shape), nil
+		return to.at(0, full.Shape), nil
 	}
 	if isHost(n) {
-		full.space, full.index = spaceHost, a.code.hosts
+		full.Space, full.Index = SpaceHost, a.code.hosts
 		a.code.hosts++
 		return full, nil
 	}
-	full.space = spaceWork
-	if op != nil && op.InPlace {
-		if s := a.work[a.base(kids[0])]; s != nil && s.last == i && s.bytes == full.bytes && a.onlyFirst(kids) {
+	full.Space = SpaceWork
+	if op.InPlace {
+		if s := a.work[a.base(kids[0])]; s != nil && s.last == i && s.bytes == full.Bytes && a.onlyFirst(kids) {
 			s.last = max(i, a.last[n])
 			return full, s
 		}
 	}
-	return full, a.storage(full.bytes, i, max(i, a.last[n]))
+	return full, a.storage(full.Bytes, i, max(i, a.last[n]))
 }
 
 // onlyFirst tells whether no other argument reads the memory of the first, except the very same elements.
 func (a *assembler) onlyFirst(kids []*G.Node) bool {
 	first := a.loc[kids[0]]
 	for _, c := range kids[1:] {
-		if at := a.loc[c]; a.base(c) == a.base(kids[0]) && (at.offset != first.offset || at.bytes != first.bytes) {
+		if at := a.loc[c]; a.base(c) == a.base(kids[0]) && (at.Offset != first.Offset || at.Bytes != first.Bytes) {
 			return false
 		}
 	}
@@ -218,17 +172,17 @@ func (a *assembler) storage(bytes, first, last int) *storage {
 }
 
 // constant places n, a constant, in the memory of the program.
-func (a *assembler) constant(n *G.Node, full operand) error {
+func (a *assembler) constant(n *G.Node, full Operand) error {
 	v, isTensor := a.tensors[n]
 	if !isTensor {
-		v = Value{Shape: full.shape, DType: full.dtype, Bytes: make([]byte, full.bytes)}
+		v = Value{Shape: full.Shape, DType: full.DType, Bytes: make([]byte, full.Bytes)}
 		if i, isInt := constValue(n).(*G.I); isInt {
 			Data[int](v.Bytes)[0] = int(*i)
 		} else if err := store(v, constValue(n)); err != nil {
 			return fmt.Errorf("constant: %w", err)
 		}
 	}
-	full.space, full.index = spaceConst, len(a.code.consts)
+	full.Space, full.Index = SpaceConst, len(a.code.consts)
 	a.code.consts = append(a.code.consts, v)
 	a.loc[n] = full
 	return nil
@@ -236,26 +190,25 @@ func (a *assembler) constant(n *G.Node, full operand) error {
 
 // copy emits a copy of n's value to t.to, or an addition.
 func (a *assembler) copy(n *G.Node, t copyTo) {
-	op := copyValue
+	row := copyRow
 	if t.acc {
-		op = addValue
+		row = accumulateRow
 	}
-	a.code.instrs = append(a.code.instrs, instr{
-		op: op, name: op.Name, out: t.to.at(0, n.Shape()), in: []operand{a.loc[n]}, update: t.to.space == spaceUpdate,
+	a.code.instrs = append(a.code.instrs, Instr{
+		Op: use(row, n.Shape(), n), Out: t.to.at(0, n.Shape()), In: []Operand{a.loc[n]},
+		Acc: t.acc, Update: t.to.Space == SpaceUpdate,
 	})
 	k := len(a.code.instrs) - 1
 	if s := a.work[a.base(n)]; s != nil {
-		a.patch = append(a.patch, func() { a.code.instrs[k].in[0].offset += s.offset })
+		a.patch = append(a.patch, func() { a.code.instrs[k].In[0].Offset += s.offset })
 	}
 }
 
-var copyValue = &Op{Name: "copy",
-	Run32: func(f *Frame) error { copy(f.Out.Bytes, f.In[0].Bytes); return nil },
-	Run64: func(f *Frame) error { copy(f.Out.Bytes, f.In[0].Bytes); return nil }}
-
-var addValue = &Op{Name: "accumulate", Run32: accumulate[float32], Run64: accumulate[float64]}
-
-func accumulate[T vec.Float](f *Frame) error {
-	vec.Accumulate(Data[T](f.Out.Bytes), Data[T](f.In[0].Bytes))
-	return nil
+// use returns the operation of a row on arguments for a result of some shape.
+func use(r *Row, shape tensor.Shape, args ...*G.Node) *Op {
+	o := &Op{Row: r, Shape: shape.Clone()}
+	for _, n := range args {
+		o.In = append(o.In, n.Shape().Clone())
+	}
+	return o
 }

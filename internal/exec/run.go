@@ -43,24 +43,24 @@ func (r *Runner) run(p *Program, c *Call) error {
 	}
 	r.host = r.host[:p.hosts]
 	memory := [spaces][][]byte{
-		spaceParam: c.Param, spaceIn: c.In, spaceOut: c.Out,
-		spaceGradOut: c.GradOut, spaceGradIn: c.GradIn, spaceGradParam: c.GradParam,
-		spaceUpdate: c.Update,
+		SpaceParam: c.Param, SpaceIn: c.In, SpaceOut: c.Out,
+		SpaceGradOut: c.GradOut, SpaceGradIn: c.GradIn, SpaceGradParam: c.GradParam,
+		SpaceUpdate: c.Update,
 	}
 	defer r.forget()
 	for i := range p.instrs {
 		in := &p.instrs[i]
-		if in.update && !c.Train {
+		if in.Update && !c.Train {
 			continue
 		}
 		var err error
-		if in.op != nil {
+		if in.stock == nil {
 			err = r.native(p, c, &memory, in)
 		} else {
 			err = r.stock(p, c, &memory, in)
 		}
 		if err != nil {
-			return fmt.Errorf("%s: %w", in.name, err)
+			return fmt.Errorf("%v: %w", in.Op, err)
 		}
 	}
 	return nil
@@ -70,53 +70,54 @@ func (r *Runner) run(p *Program, c *Call) error {
 func (r *Runner) forget() {
 	clear(r.host)
 	clear(r.frame.In[:cap(r.frame.In)])
-	r.frame.Out, r.frame.Scratch = Value{}, nil
+	r.frame.Op, r.frame.Out, r.frame.Scratch = nil, Value{}, nil
 }
 
-func (r *Runner) native(p *Program, c *Call, memory *[spaces][][]byte, in *instr) error {
+func (r *Runner) native(p *Program, c *Call, memory *[spaces][][]byte, in *Instr) error {
 	f := &r.frame
-	f.Kernel, f.Seed, f.Train, f.Acc = &r.Kernel, c.Seed, c.Train, in.acc
-	f.Out = resolve(p, c, memory, &in.out)
+	f.Op, f.Kernel, f.Seed, f.Train, f.Acc = in.Op, &r.Kernel, c.Seed, c.Train, in.Acc
+	f.Out = resolve(p, c, memory, &in.Out)
 	f.In = f.In[:0]
-	for j := range in.in {
-		f.In = append(f.In, resolve(p, c, memory, &in.in[j]))
+	for j := range in.In {
+		f.In = append(f.In, resolve(p, c, memory, &in.In[j]))
 	}
 	f.Scratch = nil
-	if in.scratch.bytes > 0 {
-		f.Scratch = c.Work[in.scratch.offset:][:in.scratch.bytes]
+	if in.Scratch.Bytes > 0 {
+		f.Scratch = c.Work[in.Scratch.Offset:][:in.Scratch.Bytes]
 	}
-	return in.op.run(f)
+	return in.Op.run(f)
 }
 
-func (r *Runner) stock(p *Program, c *Call, memory *[spaces][][]byte, in *instr) error {
-	args := make([]G.Value, len(in.in))
-	for j := range in.in {
-		if in.in[j].space == spaceHost {
-			args[j] = r.host[in.in[j].index]
+func (r *Runner) stock(p *Program, c *Call, memory *[spaces][][]byte, in *Instr) error {
+	args := make([]G.Value, len(in.In))
+	for j := range in.In {
+		if in.In[j].Space == SpaceHost {
+			args[j] = r.host[in.In[j].Index]
 		} else {
-			args[j] = stockValue(resolve(p, c, memory, &in.in[j]))
+			args[j] = stockValue(resolve(p, c, memory, &in.In[j]))
 		}
 	}
-	if in.out.space == spaceHost {
+	if in.Out.Space == SpaceHost {
 		v, err := runHost(in.stock, args)
-		r.host[in.out.index] = v
+		r.host[in.Out.Index] = v
 		return err
 	}
-	return runStock(in.stock, resolve(p, c, memory, &in.out), args)
+	return runStock(in.stock, resolve(p, c, memory, &in.Out), args)
 }
 
 // resolve returns the value that o addresses in this run.
-func resolve(p *Program, c *Call, memory *[spaces][][]byte, o *operand) Value {
+func resolve(p *Program, c *Call, memory *[spaces][][]byte, o *Operand) Value {
 	var b []byte
-	switch o.space {
-	case spaceWork:
+	switch o.Space {
+	case SpaceWork:
 		b = c.Work
-	case spaceSaved:
+	case SpaceSaved:
 		b = c.Saved
-	case spaceConst:
-		b = p.consts[o.index].Bytes
+	case SpaceConst:
+		b = p.consts[o.Index].Bytes
 	default:
-		b = memory[o.space][o.index]
+		b = memory[o.Space][o.Index]
 	}
-	return Value{Shape: o.shape, DType: o.dtype, Bytes: b[o.offset : o.offset+o.bytes : o.offset+o.bytes]}
+	end := o.Offset + o.Bytes
+	return Value{Shape: o.Shape, DType: o.DType, Bytes: b[o.Offset:end:end]}
 }

@@ -100,22 +100,13 @@ func (tr *trace) build(spec *Spec) (err error) {
 		}
 		// An output must be a node of its own for its gradient to be one: not an input, and not another output.
 		if o.Op() == nil || isConst(o) || slices.Contains(tr.outs, o) {
-			if o, err = copyOp(o, i).Apply(o); err != nil {
+			if o, err = outputRow.Apply(Output{i}, o); err != nil {
 				return err
 			}
 		}
 		tr.outs = append(tr.outs, o)
 	}
 	return nil
-}
-
-// copyOp makes output i a node of its own.
-func copyOp(n *G.Node, i int) *Op {
-	run := func(f *Frame) error { copy(f.Out.Bytes, f.In[0].Bytes); return nil }
-	return &Op{
-		Name: fmt.Sprintf("output %d", i), Shape: n.Shape().Clone(), Run32: run, Run64: run, Diff: []bool{true},
-		Grad: func(_ G.Nodes, _, dy *G.Node) (G.Nodes, error) { return G.Nodes{dy}, nil },
-	}
 }
 
 // differentiate adds the gradients of the outputs in sig.GradOut with respect to the parameters and the inputs that want

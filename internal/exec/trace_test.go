@@ -1,6 +1,8 @@
 package exec_test
 
 import (
+	"fmt"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -76,9 +78,9 @@ func TestWrongGradientShape(t *testing.T) {
 		{tensor.Shape{2, 3}, tensor.Shape{2, 1, 3}, ""},
 	} {
 		err := compileError(tensor.Float64, func(_ *exec.Builder, x []*G.Node) (*G.Node, error) {
-			op := &exec.Op{Name: "odd", Shape: c.y, Diff: []bool{true},
-				Grad: func(_ G.Nodes, _, dy *G.Node) (G.Nodes, error) { return G.Nodes{dy}, nil }}
-			return op.Apply(x[0])
+			op := &exec.Row{Kind: "odd", Shapes: "x -> y [" + strings.Trim(fmt.Sprint([]int(c.y)), "[]") + "]", Diff: 1,
+				Grad: func(_ *exec.Op, _ G.Nodes, _, dy *G.Node) (G.Nodes, error) { return G.Nodes{dy}, nil }}
+			return op.Apply(nil, x[0])
 		}, c.x)
 		if c.want == "" {
 			require.NoError(t, err)

@@ -72,8 +72,7 @@ type Update struct {
 // inputCheck is what an operation demands of an input of integers.
 type inputCheck struct {
 	input int
-	op    string
-	check func([]int) error
+	op    *Op
 }
 
 // Check says what is wrong with the integers of input i, if anything: what the forward would find in the middle of its run.
@@ -82,8 +81,8 @@ func (u *Unit) Check(i int, v []int) error {
 		if c.input != i {
 			continue
 		}
-		if err := c.check(v); err != nil {
-			return fmt.Errorf("%s: %w", c.op, err)
+		if err := c.op.Check(c.op, v); err != nil {
+			return fmt.Errorf("%v: %w", c.op, err)
 		}
 	}
 	return nil
@@ -97,8 +96,8 @@ func (c *compiler) inputChecks() (checks []inputCheck) {
 			continue
 		}
 		for j, kid := range children(c.g, n) {
-			if i := slices.Index(c.in, kid); i >= 0 && j < len(op.Ints) && op.Ints[j] {
-				checks = append(checks, inputCheck{i, op.Name, op.Check})
+			if i := slices.Index(c.in, kid); i >= 0 && op.ints[j] {
+				checks = append(checks, inputCheck{i, op})
 			}
 		}
 	}
@@ -133,7 +132,7 @@ type compiler struct {
 	*partition
 	sig  *Signature
 	unit Unit
-	kept map[*G.Node]operand // where backward finds forward values
+	kept map[*G.Node]Operand // where backward finds forward values
 }
 
 func (c *compiler) compile() (*Unit, error) {
@@ -159,26 +158,26 @@ func (c *compiler) compile() (*Unit, error) {
 
 func (c *compiler) compileForward() (*Program, error) {
 	a := newAssembler(c.graph)
-	c.bind(a, spaceParam, c.params)
-	c.bind(a, spaceIn, c.in)
+	c.bind(a, SpaceParam, c.params)
+	c.bind(a, SpaceIn, c.in)
 	for i, o := range c.outs {
-		to := place(spaceOut, i, 0, o)
+		to := place(SpaceOut, i, 0, o)
 		if isView(o) {
 			a.tail[o] = append(a.tail[o], copyTo{to, false})
 		} else {
 			a.dest[o] = to
 		}
 	}
-	c.kept = make(map[*G.Node]operand)
+	c.kept = make(map[*G.Node]Operand)
 	for _, n := range c.saved {
 		if to, isOut := a.dest[n]; isOut {
-			c.unit.KeepOut[to.index] = true
+			c.unit.KeepOut[to.Index] = true
 			c.kept[n] = to
 			continue
 		}
-		to := place(spaceSaved, 0, c.unit.Saved, n)
+		to := place(SpaceSaved, 0, c.unit.Saved, n)
 		a.dest[n], c.kept[n] = to, to
-		c.unit.Saved = align(c.unit.Saved + to.bytes)
+		c.unit.Saved = align(c.unit.Saved + to.Bytes)
 	}
 	c.update(a)
 	return a.assemble(c.forward)
@@ -192,7 +191,7 @@ func (c *compiler) update(a *assembler) {
 		if n == nil {
 			continue
 		}
-		to := place(spaceUpdate, len(c.unit.Updates), 0, n)
+		to := place(SpaceUpdate, len(c.unit.Updates), 0, n)
 		c.unit.Updates = append(c.unit.Updates, Update{i, n.Shape().Clone()})
 		if c.updating[n] && c.direct(a, n) {
 			a.dest[n] = to
@@ -204,9 +203,9 @@ func (c *compiler) update(a *assembler) {
 
 func (c *compiler) compileBackward() (*Program, error) {
 	a := newAssembler(c.graph)
-	c.bind(a, spaceParam, c.params)
-	c.bind(a, spaceIn, c.in)
-	c.bind(a, spaceGradOut, c.gradOut)
+	c.bind(a, SpaceParam, c.params)
+	c.bind(a, SpaceIn, c.in)
+	c.bind(a, SpaceGradOut, c.gradOut)
 	for n, at := range c.kept {
 		a.loc[n] = at
 	}
@@ -232,7 +231,7 @@ func (c *compiler) compileBackward() (*Program, error) {
 	for i, n := range c.gradIn {
 		in := c.sig.Inputs[i]
 		if in.Grad {
-			none = c.target(a, uses, n, place(spaceGradIn, i, 0, c.in[i]), in.Acc, none)
+			none = c.target(a, uses, n, place(SpaceGradIn, i, 0, c.in[i]), in.Acc, none)
 		}
 	}
 	for i, n := range c.gradParam {
@@ -241,17 +240,17 @@ func (c *compiler) compileBackward() (*Program, error) {
 		}
 		c.unit.HasGrad[i] = n != nil
 		acc := i < len(c.sig.AccParam) && c.sig.AccParam[i]
-		none = c.target(a, uses, n, place(spaceGradParam, i, 0, c.params[i]), acc, none)
+		none = c.target(a, uses, n, place(SpaceGradParam, i, 0, c.params[i]), acc, none)
 	}
 	for _, z := range none {
-		a.code.instrs = append(a.code.instrs, instr{op: zeroValue, name: zeroValue.Name, out: z.to})
+		a.code.instrs = append(a.code.instrs, Instr{Op: use(zeroRow, z.to.Shape), Out: z.to})
 	}
 	return a.assemble(c.backward)
 }
 
 // target arranges that the gradient n ends up at to: computed there if nothing stands against it, else copied. A value
 // that is added to what is there must have no other use, for nobody else could read it.
-func (c *compiler) target(a *assembler, uses map[*G.Node]int, n *G.Node, to operand, acc bool, none []copyTo) []copyTo {
+func (c *compiler) target(a *assembler, uses map[*G.Node]int, n *G.Node, to Operand, acc bool, none []copyTo) []copyTo {
 	if n == nil {
 		if !acc {
 			none = append(none, copyTo{to, false})
@@ -278,12 +277,8 @@ func (c *compiler) direct(a *assembler, n *G.Node) bool {
 	return !given && !taken && n.Op() != nil && !isConst(n) && !isView(n)
 }
 
-var zeroValue = &Op{Name: "zero",
-	Run32: func(f *Frame) error { clear(f.Out.Bytes); return nil },
-	Run64: func(f *Frame) error { clear(f.Out.Bytes); return nil }}
-
 // bind gives the nodes addresses in a space of the caller.
-func (c *compiler) bind(a *assembler, s space, nodes G.Nodes) {
+func (c *compiler) bind(a *assembler, s Space, nodes G.Nodes) {
 	for i, n := range nodes {
 		if n != nil {
 			a.loc[n] = place(s, i, 0, n)
@@ -291,6 +286,6 @@ func (c *compiler) bind(a *assembler, s space, nodes G.Nodes) {
 	}
 }
 
-func place(s space, index, offset int, n *G.Node) operand {
-	return operand{space: s, index: index, dtype: n.Dtype()}.at(offset, n.Shape().Clone())
+func place(s Space, index, offset int, n *G.Node) Operand {
+	return Operand{Space: s, Index: index, DType: n.Dtype()}.at(offset, n.Shape().Clone())
 }

@@ -11,59 +11,88 @@ import (
 )
 
 // GELU returns x·Φ(x), with Φ the normal distribution function (Hendrycks and Gimpel, 2016, arXiv:1606.08415).
-func GELU(x *G.Node) (*G.Node, error) {
-	return activation("gelu", x,
-		body{unary(kernel.GELU[float32]), unary(kernel.GELU[float64])},
-		body{binary(kernel.GELUGrad[float32]), binary(kernel.GELUGrad[float64])})
-}
+func GELU(x *G.Node) (*G.Node, error) { return gelu.Apply(nil, x) }
+
+var gelu, geluGrad = activation(KindGELU, KindGELUGrad, "x·Φ(x)", 5,
+	unary(kernel.GELU[float32], kernel.GELU[float64], kernel.NaiveGELU),
+	binary(kernel.GELUGrad[float32], kernel.GELUGrad[float64], kernel.NaiveGELUGrad))
 
 // GELUTanh returns the tanh approximation of GELU, 0.5x(1 + tanh(sqrt(2/π)(x + 0.044715x³))).
-func GELUTanh(x *G.Node) (*G.Node, error) {
-	return activation("gelu tanh", x,
-		body{unary(kernel.GELUTanh[float32]), unary(kernel.GELUTanh[float64])},
-		body{binary(kernel.GELUTanhGrad[float32]), binary(kernel.GELUTanhGrad[float64])})
-}
+func GELUTanh(x *G.Node) (*G.Node, error) { return geluTanh.Apply(nil, x) }
+
+var geluTanh, geluTanhGrad = activation(KindGELUTanh, KindGELUTanhGrad, "x/2·(1 + tanh(√(2/π)·(x + 0.044715·x³)))", 9,
+	unary(kernel.GELUTanh[float32], kernel.GELUTanh[float64], kernel.NaiveGELUTanh),
+	binary(kernel.GELUTanhGrad[float32], kernel.GELUTanhGrad[float64], kernel.NaiveGELUTanhGrad))
 
 // ReLU returns max(x, 0).
-func ReLU(x *G.Node) (*G.Node, error) {
-	return activation("relu", x,
-		body{unary(kernel.ReLU[float32]), unary(kernel.ReLU[float64])},
-		body{binary(kernel.ReLUGrad[float32]), binary(kernel.ReLUGrad[float64])})
+func ReLU(x *G.Node) (*G.Node, error) { return relu.Apply(nil, x) }
+
+var relu, reluGrad = activation(KindReLU, KindReLUGrad, "max(x, 0)", 1,
+	unary(kernel.ReLU[float32], kernel.ReLU[float64], kernel.NaiveReLU),
+	binary(kernel.ReLUGrad[float32], kernel.ReLUGrad[float64], kernel.NaiveReLUGrad))
+
+// activation returns the rows of an element-wise operation of n FLOPs and of its gradient, a function of x and dy.
+func activation(kind, gradKind exec.Kind, doc string, n int, run, gradRun exec.Kernels) (row, grad *exec.Row) {
+	grad = &exec.Row{
+		Kind: gradKind, Doc: "dy times the slope of " + string(kind) + " at x", Shapes: "x, dy -> dx [...]",
+		Kernels: gradRun, FLOPs: exec.Each(2*n + 1), InPlace: true,
+	}
+	return &exec.Row{
+		Kind: kind, Doc: doc, Shapes: "x [...] -> y [...]",
+		Kernels: run, FLOPs: exec.Each(n), Cheap: true, InPlace: true, Diff: 1,
+		Grad: func(o *exec.Op, in G.Nodes, _, dy *G.Node) (G.Nodes, error) { return o.Gradient(grad, in[0], dy) },
+	}, grad
 }
 
-// activation adds an element-wise operation whose gradient is a function of x and dy.
-func activation(name string, x *G.Node, run, grad body) (*G.Node, error) {
-	return run.apply(exec.Op{
-		Name: name, Shape: x.Shape().Clone(), Cheap: true, InPlace: true, Diff: []bool{true},
-		Grad: func(in G.Nodes, _, dy *G.Node) (G.Nodes, error) {
-			dx, err := grad.apply(exec.Op{Name: name + " grad", Shape: x.Shape().Clone(), InPlace: true}, in[0], dy)
-			return G.Nodes{dx}, err
-		},
-	}, x)
+func unary(f32 func(y, x []float32), f64, naive func(y, x []float64)) exec.Kernels {
+	return kernels(runUnary(f32), runUnary(f64), runUnary(naive))
 }
 
-func unary[T kernel.Float](run func(y, x []T)) func(*exec.Frame) error {
+func runUnary[T kernel.Float](run func(y, x []T)) exec.Kernel {
 	return func(f *exec.Frame) error { run(result[T](f), arg[T](f, 0)); return nil }
 }
 
-func binary[T kernel.Float](run func(dx, x, dy []T)) func(*exec.Frame) error {
+func binary(f32 func(dx, x, dy []float32), f64, naive func(dx, x, dy []float64)) exec.Kernels {
+	return kernels(runBinary(f32), runBinary(f64), runBinary(naive))
+}
+
+func runBinary[T kernel.Float](run func(dx, x, dy []T)) exec.Kernel {
 	return func(f *exec.Frame) error { run(result[T](f), arg[T](f, 0), arg[T](f, 1)); return nil }
 }
 
+// Factor is the attribute of KindScale.
+type Factor struct{ C float64 }
+
 // Scale returns c·x.
-func Scale(x *G.Node, c float64) (*G.Node, error) {
-	run := body{scale[float32](c), scale[float64](c)}
-	op := exec.Op{Name: fmt.Sprintf("scale(%v)", c), Shape: x.Shape().Clone(), Cheap: true, InPlace: true, Diff: []bool{true}}
-	grad := op
-	op.Grad = func(_ G.Nodes, _, dy *G.Node) (G.Nodes, error) {
-		dx, err := run.apply(grad, dy)
-		return G.Nodes{dx}, err
-	}
-	return run.apply(op, x)
+func Scale(x *G.Node, c float64) (*G.Node, error) { return scale.Apply(Factor{c}, x) }
+
+var scale = &exec.Row{
+	Kind: KindScale, Attr: Factor{}, Doc: "c·x", Shapes: "x [...] -> y [...]",
+	Kernels: exec.Kernels{
+		F32: runScale(vec.ScaleTo[float32]), F64: runScale(vec.ScaleTo[float64]),
+		Naive: runScale(func(y []float64, c float64, x []float64) {
+			for i, v := range x {
+				y[i] = c * v
+			}
+		}),
+	},
+	FLOPs: exec.Each(1), Cheap: true, InPlace: true, Diff: 1, Grad: again,
 }
 
-func scale[T kernel.Float](c float64) func(*exec.Frame) error {
-	return func(f *exec.Frame) error { vec.ScaleTo(result[T](f), T(c), arg[T](f, 0)); return nil }
+func runScale[T kernel.Float](run func(y []T, c T, x []T)) exec.Kernel {
+	return func(f *exec.Frame) error {
+		run(result[T](f), T(f.Op.Attrs.(Factor).C), arg[T](f, 0))
+		return nil
+	}
+}
+
+// again is the gradient of an operation that is linear and its own transpose: the same operation on dy.
+func again(o *exec.Op, _ G.Nodes, _, dy *G.Node) (G.Nodes, error) { return o.Gradient(o.Row, dy) }
+
+// Mask is the attribute of KindDropout.
+type Mask struct {
+	Rate   float64
+	Stream uint32
 }
 
 // Dropout zeroes each element of x with probability rate and divides the others by 1-rate while training; in evaluation
@@ -73,23 +102,24 @@ func Dropout(x *G.Node, rate float64, stream uint32) (*G.Node, error) {
 	if !(rate >= 0 && rate < 1) {
 		return nil, fmt.Errorf("dropout: rate %v is not in [0, 1)", rate)
 	}
-	run := body{dropout[float32](rate, stream), dropout[float64](rate, stream)}
-	op := exec.Op{Name: fmt.Sprintf("dropout(%v,%d)", rate, stream), Shape: x.Shape().Clone(), Cheap: true, InPlace: true, Diff: []bool{true}}
-	grad := op
-	op.Grad = func(_ G.Nodes, _, dy *G.Node) (G.Nodes, error) {
-		dx, err := run.apply(grad, dy)
-		return G.Nodes{dx}, err
-	}
-	return run.apply(op, x)
+	return dropout.Apply(Mask{rate, stream}, x)
 }
 
-func dropout[T kernel.Float](rate float64, stream uint32) func(*exec.Frame) error {
+var dropout = &exec.Row{
+	Kind: KindDropout, Attr: Mask{}, Doc: "x/(1 - rate) or 0, by seed and stream; x in evaluation", Shapes: "x [...] -> y [...]",
+	Kernels: kernels(runDropout(kernel.Dropout[float32]), runDropout(kernel.Dropout[float64]),
+		runDropout(kernel.NaiveDropout)),
+	FLOPs: exec.Each(12), Cheap: true, InPlace: true, Diff: 1, Grad: again,
+}
+
+func runDropout[T kernel.Float](run func(y, x []T, seed, base uint64, rate float64)) exec.Kernel {
 	return func(f *exec.Frame) error {
 		if !f.Train {
 			copy(f.Out.Bytes, f.In[0].Bytes)
 			return nil
 		}
-		kernel.Dropout(result[T](f), arg[T](f, 0), f.Seed, uint64(stream)<<32, rate)
+		a := f.Op.Attrs.(Mask)
+		run(result[T](f), arg[T](f, 0), f.Seed, uint64(a.Stream)<<32, a.Rate)
 		return nil
 	}
 }

@@ -4,89 +4,95 @@ import (
 	"fmt"
 
 	G "gorgonia.org/gorgonia"
-	"gorgonia.org/tensor"
 
 	"github.com/gofsdp/gofsdp/internal/exec"
 	"github.com/gofsdp/gofsdp/internal/kernel"
 )
 
+// Attention is the attribute of KindAttention and KindAttentionGrad. There is a mask if there is an argument for it.
+type Attention struct {
+	Heads  int
+	Causal bool
+}
+
 // SelfAttention returns multi-head scaled dot-product attention over qkv [B, T, 3*D], whose last dimension is q, k and v
 // one after the other, each of heads heads of D/heads columns: [B, T, D]. Causal hides later positions. mask, nil or
 // ints [B, T], hides the keys where it is zero; a query that sees no key gives zeros.
 func SelfAttention(qkv, mask *G.Node, heads int, causal bool) (*G.Node, error) {
-	s := qkv.Shape()
-	if len(s) != 3 || heads < 1 || s[2]%(3*heads) != 0 {
-		return nil, fmt.Errorf("attention: qkv is %v, want [B T 3*D] with D a multiple of %d heads", s, heads)
+	if mask == nil {
+		return first(attention.Apply(Attention{heads, causal}, qkv))
 	}
-	b, t, d := s[0], s[1], s[2]/3
-	a := attention{d: d, masked: mask != nil, Attention: kernel.Attention{
-		Batch: b, QLen: t, KLen: t, Heads: heads, HeadDim: d / heads, Causal: causal,
+	return first(attention.Apply(Attention{heads, causal}, qkv, mask))
+}
+
+var attention = &exec.Row{
+	Kind: KindAttention, Attr: Attention{},
+	Doc:    "softmax(q·kᵀ/√(D/heads))·v of each head, and the logarithm of the sum in each softmax",
+	Shapes: "qkv [B T 3*D], mask? int [B T] -> y [B T D] | lse [B heads T]",
+	Fit: func(o *exec.Op) error {
+		heads, width := o.Attrs.(Attention).Heads, o.Dim("3*D")
+		if heads < 1 || width%(3*heads) != 0 {
+			return fmt.Errorf("qkv is %v, want [B T 3*D] with D a multiple of %d heads", o.In[0], heads)
+		}
+		o.SetDim("D", width/3)
+		o.SetDim("heads", heads)
+		return nil
+	},
+	Kernels: kernels(runAttention(kernel.AttentionForward[float32]), runAttention(kernel.AttentionForward[float64]),
+		runAttention(kernel.NaiveAttentionForward)),
+	FLOPs: func(o *exec.Op) int { return 4 * visible(o) }, Scratch: attentionScratch, Diff: 1,
+	Grad: func(o *exec.Op, in G.Nodes, packed, dy *G.Node) (G.Nodes, error) {
+		return o.Gradient(attentionGrad, append(G.Nodes{in[0], packed, dy}, in[1:]...)...)
+	},
+}
+
+// geometry returns that of the kernels for q, k and v packed in rows of 3·D.
+func geometry(o *exec.Op) kernel.Attention {
+	a, t, d := o.Attrs.(Attention), o.Dim("T"), o.Dim("D")
+	return kernel.Attention{
+		Batch: o.Dim("B"), QLen: t, KLen: t, Heads: a.Heads, HeadDim: d / a.Heads, Causal: a.Causal,
 		QStride: 3 * d, KStride: 3 * d, VStride: 3 * d, OutStride: d,
-	}}
-	args, diff := G.Nodes{qkv}, []bool{true}
-	if a.masked {
-		if err := wantInts("attention", "mask", mask); err != nil {
-			return nil, err
-		}
-		if err := wantShape("attention", "mask", mask, b, t); err != nil {
-			return nil, err
-		}
-		args, diff = append(args, mask), append(diff, false)
 	}
-	packed, err := body{attentionRun[float32](a), attentionRun[float64](a)}.apply(exec.Op{ // [y | log-sum-exp per row]
-		Name: fmt.Sprintf("attention(%d,%d,%d,%v,%v)", b, t, heads, causal, a.masked), Shape: tensor.Shape{a.out() + b*heads*t},
-		Scratch: kernel.AttentionScratch(a.Attention), Diff: diff, Ints: []bool{false, a.masked}, Grad: a.grad,
-	}, args...)
-	if err != nil {
-		return nil, err
-	}
-	return part(packed, 0, tensor.Shape{b, t, d}, true)
 }
 
-type attention struct {
-	kernel.Attention
-	d      int // columns of q, k, v and the result
-	masked bool
-}
+func attentionScratch(o *exec.Op) int { return kernel.AttentionScratch(geometry(o)) }
 
-// out returns the number of elements of the result.
-func (a attention) out() int { return a.Batch * a.QLen * a.d }
-
-func (a attention) grad(in G.Nodes, packed, dy *G.Node) (G.Nodes, error) {
-	args := G.Nodes{in[0], packed, dy}
-	if a.masked {
-		args = append(args, in[1])
+// visible counts the pairs of a query and a key that it sees, times the columns of all heads. What a mask hides is not
+// known when an op is made.
+func visible(o *exec.Op) int {
+	t := o.Dim("T")
+	pairs := t * t
+	if o.Attrs.(Attention).Causal {
+		pairs = t * (t + 1) / 2
 	}
-	dx, err := body{attentionGrad[float32](a), attentionGrad[float64](a)}.apply(exec.Op{
-		Name:  fmt.Sprintf("attention grad(%d,%v,%v)", a.Heads, a.Causal, a.masked),
-		Shape: in[0].Shape().Clone(), Ints: []bool{false, false, false, a.masked},
-		Scratch: kernel.AttentionScratch(a.Attention),
-	}, args...)
-	return append(G.Nodes{dx}, make(G.Nodes, len(in)-1)...), err
+	return o.Dim("B") * pairs * o.Dim("D")
 }
 
-func attentionRun[T kernel.Float](a attention) func(*exec.Frame) error {
+func runAttention[T kernel.Float](run func(c *kernel.Context, a kernel.Attention, out, lse, q, k, v []T, mask []int,
+	bias, scratch []T)) exec.Kernel {
 	return func(f *exec.Frame) error {
-		out, x := result[T](f), arg[T](f, 0)
-		kernel.AttentionForward(f.Kernel, a.Attention, out[:a.out()], out[a.out():],
-			x, x[a.d:], x[2*a.d:], a.mask(f, 1), nil, exec.Data[T](f.Scratch))
+		a, out, x := geometry(f.Op), result[T](f), arg[T](f, 0)
+		d, n := a.OutStride, a.Batch*a.QLen*a.OutStride
+		run(f.Kernel, a, out[:n], out[n:], x, x[d:], x[2*d:], ints(f, 1), nil, exec.Data[T](f.Scratch))
 		return nil
 	}
 }
 
-func attentionGrad[T kernel.Float](a attention) func(*exec.Frame) error {
+var attentionGrad = &exec.Row{
+	Kind: KindAttentionGrad, Attr: Attention{}, Doc: "the gradient of attention, from the scores computed again",
+	Shapes: "qkv, packed, dy, mask? int -> dqkv [B T 3*D]",
+	Kernels: kernels(runAttentionGrad(kernel.AttentionBackward[float32]), runAttentionGrad(kernel.AttentionBackward[float64]),
+		runAttentionGrad(kernel.NaiveAttentionBackward)),
+	FLOPs: func(o *exec.Op) int { return 10 * visible(o) }, Scratch: attentionScratch,
+}
+
+func runAttentionGrad[T kernel.Float](run func(c *kernel.Context, a kernel.Attention, dq, dk, dv, dbias, q, k, v, out, lse,
+	dout []T, mask []int, bias, scratch []T)) exec.Kernel {
 	return func(f *exec.Frame) error {
-		dx, x, packed := result[T](f), arg[T](f, 0), arg[T](f, 1)
-		kernel.AttentionBackward(f.Kernel, a.Attention, dx, dx[a.d:], dx[2*a.d:], nil,
-			x, x[a.d:], x[2*a.d:], packed[:a.out()], packed[a.out():], arg[T](f, 2), a.mask(f, 3), nil, exec.Data[T](f.Scratch))
+		a, dx, x, packed := geometry(f.Op), result[T](f), arg[T](f, 0), arg[T](f, 1)
+		d, n := a.OutStride, a.Batch*a.QLen*a.OutStride
+		run(f.Kernel, a, dx, dx[d:], dx[2*d:], nil, x, x[d:], x[2*d:], packed[:n], packed[n:], arg[T](f, 2), ints(f, 3), nil,
+			exec.Data[T](f.Scratch))
 		return nil
 	}
-}
-
-// mask returns argument i, or nil if there is no mask.
-func (a attention) mask(f *exec.Frame, i int) []int {
-	if !a.masked {
-		return nil
-	}
-	return ints(f, i)
 }

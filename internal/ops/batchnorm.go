@@ -4,105 +4,103 @@ import (
 	"fmt"
 
 	G "gorgonia.org/gorgonia"
-	"gorgonia.org/tensor"
 
 	"github.com/gofsdp/gofsdp/internal/exec"
 	"github.com/gofsdp/gofsdp/internal/kernel"
 )
 
-// batchNorm is the geometry of a batch norm: n rows of d channels.
-type batchNorm struct {
-	n, d          int
-	shape         tensor.Shape
-	eps, momentum float64
-}
+// BatchStats is the attribute of KindBatchStats.
+type BatchStats struct{ Momentum float64 }
 
 // BatchNorm returns (x - mean) / sqrt(var + eps) * gain + bias for each channel of x [..., d] (Ioffe and Szegedy, 2015,
 // arXiv:1502.03167). In training mean and var are those of the rows of x, var the biased one; in evaluation they are
 // runningMean and runningVar. mean and variance are what the running statistics become after a forward in training: the
 // old ones times 1-momentum plus those of x times momentum, var the unbiased one, 0 for a single row.
 func BatchNorm(x, gain, bias, runningMean, runningVar *G.Node, eps, momentum float64) (y, mean, variance *G.Node, err error) {
-	if err := wantRank("batch norm", "x", x, 1); err != nil {
-		return nil, nil, nil, err
-	}
-	n, d := rows(x)
-	for _, p := range []struct {
-		name string
-		node *G.Node
-	}{{"gain", gain}, {"bias", bias}, {"running mean", runningMean}, {"running variance", runningVar}} {
-		if err := wantShape("batch norm", p.name, p.node, d); err != nil {
-			return nil, nil, nil, err
-		}
-	}
 	if !(momentum > 0 && momentum <= 1) {
 		return nil, nil, nil, fmt.Errorf("batch norm: momentum %v is not in (0, 1]", momentum)
 	}
-	k := batchNorm{n, d, x.Shape().Clone(), eps, momentum}
 	// The statistics are an operation of their own, which is kept for backward, so that the cheap rest can be computed
 	// again without the running ones. Their gradient with respect to x is part of that of the rest.
-	stats, err := body{batchStats[float32](k), batchStats[float64](k)}.apply(exec.Op{ // [mean | var | new running mean | new running var]
-		Name: fmt.Sprintf("batch statistics(%v,%g)", k.shape, momentum), Shape: tensor.Shape{4 * d},
-	}, x, runningMean, runningVar)
+	stats, err := batchStats.Apply(BatchStats{momentum}, x, runningMean, runningVar)
 	if err != nil {
 		return nil, nil, nil, err
 	}
-	if mean, err = part(stats, 2*d, tensor.Shape{d}, false); err != nil {
+	if mean, err = exec.Part(stats, 2); err != nil {
 		return nil, nil, nil, err
 	}
-	if variance, err = part(stats, 3*d, tensor.Shape{d}, false); err != nil {
+	if variance, err = exec.Part(stats, 3); err != nil {
 		return nil, nil, nil, err
 	}
-	y, err = body{batchNormal[float32](k), batchNormal[float64](k)}.apply(exec.Op{
-		Name: fmt.Sprintf("batch norm(%v,%g)", k.shape, eps), Shape: k.shape, Cheap: true, InPlace: true,
-		Diff: []bool{true, true, true, false}, Grad: k.grad,
-	}, x, gain, bias, stats)
+	y, err = batchNorm.Apply(Norm{eps}, x, gain, bias, stats)
 	return y, mean, variance, err
 }
 
-func (k batchNorm) grad(in G.Nodes, _, dy *G.Node) (G.Nodes, error) {
-	packed, err := body{batchNormGrad[float32](k), batchNormGrad[float64](k)}.apply(exec.Op{ // [dx | dgain | dbias]
-		Name: fmt.Sprintf("batch norm grad(%v,%g)", k.shape, k.eps), Shape: tensor.Shape{k.n*k.d + 2*k.d},
-	}, in[0], in[1], in[3], dy)
-	if err != nil {
-		return nil, err
-	}
-	grads, err := norm{n: k.n, d: k.d, shape: k.shape}.split(packed, 2)
-	return append(grads, nil), err
+var batchStats = &exec.Row{
+	Kind: KindBatchStats, Attr: BatchStats{}, Doc: "mean and biased variance of each column, and what the running ones become",
+	Shapes: "x [... d], running mean [d], running variance [d] -> mean [d] | variance [d] | next mean [d] | next variance [d]",
+	Kernels: kernels(runBatchStats(kernel.BatchStats[float32]), runBatchStats(kernel.BatchStats[float64]),
+		runBatchStats(kernel.NaiveBatchStats)),
+	FLOPs: exec.Each(4),
 }
 
-func batchStats[T kernel.Float](k batchNorm) func(*exec.Frame) error {
+func runBatchStats[T kernel.Float](run func(mean, variance, x []T, n, d int)) exec.Kernel {
 	return func(f *exec.Frame) error {
+		n, d := normDims(f.Op)
 		out, running := result[T](f), [2][]T{arg[T](f, 1), arg[T](f, 2)}
-		mean, variance, next := out[:k.d], out[k.d:2*k.d], [2][]T{out[2*k.d : 3*k.d], out[3*k.d:]}
-		if !f.Train || k.n == 0 {
+		mean, variance, next := out[:d], out[d:2*d], [2][]T{out[2*d : 3*d], out[3*d:]}
+		if !f.Train || n == 0 {
 			for i := range 2 {
-				copy(out[i*k.d:], running[i])
+				copy(out[i*d:], running[i])
 				copy(next[i], running[i])
 			}
 			return nil
 		}
-		kernel.BatchStats(mean, variance, arg[T](f, 0), k.n, k.d)
-		unbiased := float64(k.n) / float64(max(1, k.n-1))
-		for j := range k.d {
-			next[0][j] = T((1-k.momentum)*float64(running[0][j]) + k.momentum*float64(mean[j]))
-			next[1][j] = T((1-k.momentum)*float64(running[1][j]) + k.momentum*unbiased*float64(variance[j]))
+		run(mean, variance, arg[T](f, 0), n, d)
+		momentum, unbiased := f.Op.Attrs.(BatchStats).Momentum, float64(n)/float64(max(1, n-1))
+		for j := range d {
+			next[0][j] = T((1-momentum)*float64(running[0][j]) + momentum*float64(mean[j]))
+			next[1][j] = T((1-momentum)*float64(running[1][j]) + momentum*unbiased*float64(variance[j]))
 		}
 		return nil
 	}
 }
 
-func batchNormal[T kernel.Float](k batchNorm) func(*exec.Frame) error {
+var batchNorm = &exec.Row{
+	Kind: KindBatchNorm, Attr: Norm{}, Doc: "(x - mean)/√(variance + eps)·gain + bias",
+	Shapes: "x [... d], gain [d], bias [d], statistics -> y [... d]",
+	Kernels: kernels(runBatchNorm(kernel.BatchNorm[float32]), runBatchNorm(kernel.BatchNorm[float64]),
+		runBatchNorm(kernel.NaiveBatchNorm)),
+	FLOPs: exec.Each(3), Cheap: true, InPlace: true, Diff: 3,
+	Grad: func(o *exec.Op, in G.Nodes, _, dy *G.Node) (G.Nodes, error) {
+		return o.Gradient(batchNormGrad, in[0], in[1], in[3], dy)
+	},
+}
+
+func runBatchNorm[T kernel.Float](run func(y, x, gain, bias, mean, variance []T, n, d int, eps float64)) exec.Kernel {
 	return func(f *exec.Frame) error {
+		n, d := normDims(f.Op)
 		stats := arg[T](f, 3)
-		kernel.BatchNorm(result[T](f), arg[T](f, 0), arg[T](f, 1), arg[T](f, 2), stats[:k.d], stats[k.d:2*k.d], k.n, k.d, k.eps)
+		run(result[T](f), arg[T](f, 0), arg[T](f, 1), arg[T](f, 2), stats[:d], stats[d:2*d], n, d, f.Op.Attrs.(Norm).Eps)
 		return nil
 	}
 }
 
-func batchNormGrad[T kernel.Float](k batchNorm) func(*exec.Frame) error {
+var batchNormGrad = &exec.Row{
+	Kind: KindBatchNormGrad, Attr: Norm{}, Doc: "the gradients of batch norm, those through the statistics included",
+	Shapes: "x, gain, statistics, dy -> dx [... d] | dgain [d] | dbias [d]",
+	Kernels: kernels(runBatchNormGrad(kernel.BatchNormGrad[float32]), runBatchNormGrad(kernel.BatchNormGrad[float64]),
+		runBatchNormGrad(kernel.NaiveBatchNormGrad)),
+	FLOPs: exec.Each(11),
+}
+
+func runBatchNormGrad[T kernel.Float](run func(dx, dgain, dbias, x, gain, mean, variance, dy []T, n, d int,
+	eps float64)) exec.Kernel {
 	return func(f *exec.Frame) error {
-		out, stats, nd := result[T](f), arg[T](f, 2), k.n*k.d
-		kernel.BatchNormGrad(out[:nd], out[nd:nd+k.d], out[nd+k.d:], arg[T](f, 0), arg[T](f, 1), stats[:k.d], stats[k.d:2*k.d], arg[T](f, 3), k.n, k.d, k.eps)
+		n, d := normDims(f.Op)
+		out, stats, nd := result[T](f), arg[T](f, 2), n*d
+		run(out[:nd], out[nd:nd+d], out[nd+d:], arg[T](f, 0), arg[T](f, 1), stats[:d], stats[d:2*d], arg[T](f, 3), n, d,
+			f.Op.Attrs.(Norm).Eps)
 		return nil
 	}
 }

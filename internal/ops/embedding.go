@@ -4,7 +4,6 @@ import (
 	"fmt"
 
 	G "gorgonia.org/gorgonia"
-	"gorgonia.org/tensor"
 
 	"github.com/gofsdp/gofsdp/internal/exec"
 	"github.com/gofsdp/gofsdp/internal/kernel"
@@ -12,74 +11,96 @@ import (
 )
 
 // Embedding returns the rows of table [rows, d] that index, ints of any shape [...], names: [..., d].
-func Embedding(table, index *G.Node) (*G.Node, error) {
-	if err := wantInts("embedding", "index", index); err != nil {
-		return nil, err
-	}
-	if table.Shape().Dims() != 2 {
-		return nil, fmt.Errorf("embedding: table is %v, want [rows d]", table.Shape())
-	}
-	e := table.Shape().Clone()
-	return body{embedding[float32](e), embedding[float64](e)}.apply(exec.Op{
-		Name: "embedding", Shape: append(index.Shape().Clone(), e[1]), Diff: []bool{true, false}, Ints: []bool{false, true},
-		Check: func(v []int) error { return kernel.CheckIndices(v, e[0]) },
-		Grad: func(in G.Nodes, _, dy *G.Node) (G.Nodes, error) {
-			d, err := body{embeddingGrad[float32](e), embeddingGrad[float64](e)}.apply(exec.Op{
-				Name: "embedding grad", Shape: e.Clone(), Ints: []bool{false, true}, Accumulate: true,
-			}, dy, in[1])
-			return G.Nodes{d, nil}, err
-		},
-	}, table, index)
+func Embedding(table, index *G.Node) (*G.Node, error) { return embedding.Apply(nil, table, index) }
+
+var embedding = &exec.Row{
+	Kind: KindEmbedding, Doc: "the rows of table that index names", Shapes: "table [rows d], index int [...] -> y [... d]",
+	Kernels: kernels(runEmbedding(kernel.Embedding[float32]), runEmbedding(kernel.Embedding[float64]),
+		runEmbedding(kernel.NaiveEmbedding)),
+	FLOPs: exec.Each(0),
+	Reads: func(o *exec.Op, arg int) int {
+		if arg == 0 {
+			return exec.Numel(o.Shape)
+		}
+		return exec.Numel(o.In[arg])
+	},
+	Check: func(o *exec.Op, v []int) error { return kernel.CheckIndices(v, o.Dim("rows")) }, Diff: 1,
+	Grad: func(o *exec.Op, in G.Nodes, _, dy *G.Node) (G.Nodes, error) {
+		return o.Gradient(embeddingGrad, dy, in[1])
+	},
 }
 
-func embedding[T kernel.Float](e tensor.Shape) func(*exec.Frame) error {
+func runEmbedding[T kernel.Float](run func(y, table []T, idx []int, rows, d int) error) exec.Kernel {
 	return func(f *exec.Frame) error {
-		return kernel.Embedding(result[T](f), arg[T](f, 0), ints(f, 1), e[0], e[1])
+		return run(result[T](f), arg[T](f, 0), ints(f, 1), f.Op.Dim("rows"), f.Op.Dim("d"))
 	}
 }
 
-func embeddingGrad[T kernel.Float](e tensor.Shape) func(*exec.Frame) error {
+var embeddingGrad = &exec.Row{
+	Kind: KindEmbeddingGrad, Doc: "the sum of the rows of dy at the row of the table that they come from",
+	Shapes: "dy, index int -> dtable [rows d]", FLOPs: exec.Each(1), Accumulate: true,
+	Kernels: kernels(runEmbeddingGrad(kernel.EmbeddingGrad[float32]), runEmbeddingGrad(kernel.EmbeddingGrad[float64]),
+		runEmbeddingGrad(kernel.NaiveEmbeddingGrad)),
+}
+
+func runEmbeddingGrad[T kernel.Float](run func(dtable, dy []T, idx []int, rows, d int, acc bool)) exec.Kernel {
 	return func(f *exec.Frame) error {
-		kernel.EmbeddingGrad(result[T](f), arg[T](f, 0), ints(f, 1), e[0], e[1], f.Acc)
+		run(result[T](f), arg[T](f, 0), ints(f, 1), f.Op.Dim("rows"), f.Op.Dim("d"), f.Acc)
 		return nil
 	}
 }
 
 // AddPositions returns x [B, T, d] plus the first T rows of table [rows, d].
-func AddPositions(x, table *G.Node) (*G.Node, error) {
-	s := x.Shape()
-	if len(s) != 3 || table.Shape().Dims() != 2 || table.Shape()[1] != s[2] || table.Shape()[0] < s[1] {
-		return nil, fmt.Errorf("positions: x is %v and table %v, want [B T d] and [at least T, d]", s, table.Shape())
-	}
-	rows, n := s[0], s[1]*s[2]
-	return body{addPositions[float32](rows, n), addPositions[float64](rows, n)}.apply(exec.Op{
-		Name: "add positions", Shape: s.Clone(), Cheap: true, InPlace: true, Diff: []bool{true, true},
-		Grad: func(in G.Nodes, _, dy *G.Node) (G.Nodes, error) {
-			d, err := body{positionsGrad[float32](rows, n), positionsGrad[float64](rows, n)}.apply(exec.Op{
-				Name: "add positions grad", Shape: in[1].Shape().Clone(), Accumulate: true,
-			}, dy)
-			return G.Nodes{dy, d}, err
-		},
-	}, x, table)
+func AddPositions(x, table *G.Node) (*G.Node, error) { return positions.Apply(nil, x, table) }
+
+var positions = &exec.Row{
+	Kind: KindPositions, Doc: "x plus the first T rows of table", Shapes: "x [B T d], table [rows d] -> y [B T d]",
+	Fit: func(o *exec.Op) error {
+		if o.Dim("rows") < o.Dim("T") {
+			return fmt.Errorf("table is %v, want at least %d rows", o.In[1], o.Dim("T"))
+		}
+		return nil
+	},
+	Kernels: exec.Kernels{
+		F32: runPositions(vec.Add[float32]), F64: runPositions(vec.Add[float64]),
+		Naive: runPositions(func(y, a, b []float64) {
+			for i := range y {
+				y[i] = a[i] + b[i]
+			}
+		}),
+	},
+	FLOPs: exec.Each(1), Reads: func(o *exec.Op, arg int) int { return exec.Numel(o.In[0][arg:]) },
+	Cheap: true, InPlace: true, Diff: 2,
+	Grad: func(o *exec.Op, in G.Nodes, _, dy *G.Node) (G.Nodes, error) {
+		dtable, err := o.Gradient(positionsGrad, dy)
+		return append(G.Nodes{dy}, dtable...), err
+	},
 }
 
-func addPositions[T kernel.Float](rows, n int) func(*exec.Frame) error {
+func runPositions[T kernel.Float](add func(y, a, b []T)) exec.Kernel {
 	return func(f *exec.Frame) error {
-		y, x, table := result[T](f), arg[T](f, 0), arg[T](f, 1)
-		for i := range rows {
-			vec.Add(y[i*n:][:n], x[i*n:][:n], table[:n])
+		n := f.Op.Dim("T") * f.Op.Dim("d")
+		for i := range f.Op.Dim("B") {
+			add(result[T](f)[i*n:][:n], arg[T](f, 0)[i*n:][:n], arg[T](f, 1)[:n])
 		}
 		return nil
 	}
 }
 
-func positionsGrad[T kernel.Float](rows, n int) func(*exec.Frame) error {
+var positionsGrad = &exec.Row{
+	Kind: KindPositionsGrad, Doc: "the sum of dy over B, and 0 in the rows from T on", Shapes: "dy -> dtable [rows d]",
+	Kernels: kernels(runPositionsGrad(kernel.LinearGradB[float32]), runPositionsGrad(kernel.LinearGradB[float64]),
+		runPositionsGrad(kernel.NaiveLinearGradB)),
+	FLOPs: exec.Each(1), Accumulate: true,
+}
+
+func runPositionsGrad[T kernel.Float](sum func(d, dy []T, n, columns int, acc bool)) exec.Kernel {
 	return func(f *exec.Frame) error {
-		d, dy := result[T](f), arg[T](f, 0)
+		d, n := result[T](f), f.Op.Dim("T")*f.Op.Dim("d")
+		sum(d[:n], arg[T](f, 0), f.Op.Dim("B"), n, f.Acc)
 		if !f.Acc {
-			clear(d)
+			clear(d[n:])
 		}
-		vec.ColSum(d[:n], dy, rows, n)
 		return nil
 	}
 }

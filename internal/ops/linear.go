@@ -1,10 +1,7 @@
 package ops
 
 import (
-	"fmt"
-
 	G "gorgonia.org/gorgonia"
-	"gorgonia.org/tensor"
 
 	"github.com/gofsdp/gofsdp/internal/exec"
 	"github.com/gofsdp/gofsdp/internal/kernel"
@@ -12,110 +9,109 @@ import (
 
 // Linear returns x·wᵀ + b for x [..., in], w [out, in] and b [out] or nil: [..., out].
 func Linear(x, w, b *G.Node) (*G.Node, error) {
-	if err := wantRank("linear", "x", x, 1); err != nil {
-		return nil, err
+	if b == nil {
+		return linear.Apply(nil, x, w)
 	}
-	n, in := rows(x)
-	if w.Shape().Dims() != 2 || w.Shape()[1] != in {
-		return nil, fmt.Errorf("linear: weight is %v, want [out %d] for x %v", w.Shape(), in, x.Shape())
-	}
-	l := linear{n: n, in: in, out: w.Shape()[0], bias: b != nil}
-	args, diff := G.Nodes{x, w}, []bool{true, true}
-	if l.bias {
-		if err := wantShape("linear", "bias", b, l.out); err != nil {
-			return nil, err
+	return linear.Apply(nil, x, w, b)
+}
+
+var linear = &exec.Row{
+	Kind: KindLinear, Doc: "x·weightᵀ + bias", Shapes: "x [... in], weight [out in], bias? [out] -> y [... out]",
+	Kernels: kernels(runLinear(kernel.Linear[float32]), runLinear(kernel.Linear[float64]), runLinear(kernel.NaiveLinear)),
+	FLOPs:   product, Diff: 3, Grad: linearGrads,
+}
+
+func runLinear[T kernel.Float](run func(c *kernel.Context, y, x, w, b []T, n, in, out int)) exec.Kernel {
+	return func(f *exec.Frame) error {
+		var b []T
+		if len(f.In) > 2 {
+			b = arg[T](f, 2)
 		}
-		args, diff = append(args, b), append(diff, true)
+		n, in, out := linearDims(f.Op)
+		run(f.Kernel, result[T](f), arg[T](f, 0), arg[T](f, 1), b, n, in, out)
+		return nil
 	}
-	return body{linearRun[float32](l), linearRun[float64](l)}.apply(exec.Op{
-		Name: fmt.Sprintf("linear(%v)", l.bias), Shape: withLast(x, l.out), Diff: diff, Grad: l.grad,
-	}, args...)
 }
 
-// AddLinear returns y + x·wᵀ for y [..., out], x [..., in] and w [out, in]. Other than the sum of y and Linear(x, w), it leaves
-// neither of the two to be kept for backward.
-func AddLinear(y, x, w *G.Node) (*G.Node, error) {
-	if err := wantRank("linear", "x", x, 1); err != nil {
-		return nil, err
-	}
-	n, in := rows(x)
-	if w.Shape().Dims() != 2 || w.Shape()[1] != in {
-		return nil, fmt.Errorf("linear: weight is %v, want [out %d] for x %v", w.Shape(), in, x.Shape())
-	}
-	l := linear{n: n, in: in, out: w.Shape()[0]}
-	if err := wantShape("linear", "y", y, withLast(x, l.out)...); err != nil {
-		return nil, err
-	}
-	return body{linearAdd[float32](l), linearAdd[float64](l)}.apply(exec.Op{
-		Name: "add linear", Shape: y.Shape().Clone(), InPlace: true, Diff: []bool{true, true, true},
-		Grad: func(in G.Nodes, out, dy *G.Node) (G.Nodes, error) {
-			grads, err := l.grad(in[1:], out, dy)
-			return append(G.Nodes{dy}, grads...), err
-		},
-	}, y, x, w)
+func linearDims(o *exec.Op) (n, in, out int) { return o.Dim("..."), o.Dim("in"), o.Dim("out") }
+
+// product returns the FLOPs of a product of n rows of in elements with out columns.
+func product(o *exec.Op) int {
+	n, in, out := linearDims(o)
+	return 2 * n * in * out
 }
 
-// linear is the geometry of a linear layer: n rows of in elements to rows of out elements.
-type linear struct {
-	n, in, out int
-	bias       bool
-}
-
-func (l linear) grad(in G.Nodes, _, dy *G.Node) (G.Nodes, error) {
-	dx, err := body{linearGradX[float32](l), linearGradX[float64](l)}.apply(exec.Op{
-		Name: "linear dx", Shape: in[0].Shape().Clone(),
-	}, dy, in[1])
+// linearGrads returns the gradients of x, weight and bias, the arguments in.
+func linearGrads(o *exec.Op, in G.Nodes, _, dy *G.Node) (G.Nodes, error) {
+	grads, err := o.Gradient(linearGradX, dy, in[1])
 	if err != nil {
 		return nil, err
 	}
-	dw, err := body{linearGradW[float32](l), linearGradW[float64](l)}.apply(exec.Op{
-		Name: "linear dw", Shape: in[1].Shape().Clone(), Accumulate: true,
-	}, dy, in[0])
-	if err != nil || !l.bias {
-		return G.Nodes{dx, dw}, err
+	dw, err := o.Gradient(linearGradW, dy, in[0])
+	if grads = append(grads, dw...); err != nil || len(in) < 3 {
+		return grads, err
 	}
-	db, err := body{linearGradB[float32](l), linearGradB[float64](l)}.apply(exec.Op{
-		Name: "linear db", Shape: tensor.Shape{l.out}, Accumulate: true,
-	}, dy)
-	return G.Nodes{dx, dw, db}, err
+	db, err := o.Gradient(linearGradB, dy)
+	return append(grads, db...), err
 }
 
-func linearRun[T kernel.Float](l linear) func(*exec.Frame) error {
+// AddLinear returns y + x·wᵀ for y [..., out], x [..., in] and w [out, in]. Other than the sum of y and Linear(x, w), it
+// leaves neither of the two to be kept for backward.
+func AddLinear(y, x, w *G.Node) (*G.Node, error) { return addLinear.Apply(nil, y, x, w) }
+
+var addLinear = &exec.Row{
+	Kind: KindAddLinear, Doc: "y + x·weightᵀ", Shapes: "y [... out], x [... in], weight [out in] -> sum [... out]",
+	Kernels: kernels(runProduct(kernel.LinearAdd[float32], 1), runProduct(kernel.LinearAdd[float64], 1),
+		runProduct(kernel.NaiveLinearAdd, 1)),
+	FLOPs: product, InPlace: true, Diff: 3,
+	Grad: func(o *exec.Op, in G.Nodes, _, dy *G.Node) (G.Nodes, error) {
+		grads, err := linearGrads(o, in[1:], nil, dy)
+		return append(G.Nodes{dy}, grads...), err
+	},
+}
+
+// runProduct runs a kernel on the arguments from first on. The one before is what the product is added to.
+func runProduct[T kernel.Float](run func(c *kernel.Context, y, a, b []T, n, in, out int), first int) exec.Kernel {
 	return func(f *exec.Frame) error {
-		var b []T
-		if l.bias {
-			b = arg[T](f, 2)
+		if first > 0 {
+			copy(f.Out.Bytes, f.In[0].Bytes)
 		}
-		kernel.Linear(f.Kernel, result[T](f), arg[T](f, 0), arg[T](f, 1), b, l.n, l.in, l.out)
+		n, in, out := linearDims(f.Op)
+		run(f.Kernel, result[T](f), arg[T](f, first), arg[T](f, first+1), n, in, out)
 		return nil
 	}
 }
 
-func linearAdd[T kernel.Float](l linear) func(*exec.Frame) error {
+var linearGradX = &exec.Row{
+	Kind: KindLinearGradX, Doc: "dy·weight", Shapes: "dy, weight -> dx [... in]", FLOPs: product,
+	Kernels: kernels(runProduct(kernel.LinearGradX[float32], 0), runProduct(kernel.LinearGradX[float64], 0),
+		runProduct(kernel.NaiveLinearGradX, 0)),
+}
+
+var linearGradW = &exec.Row{
+	Kind: KindLinearGradW, Doc: "dyᵀ·x", Shapes: "dy, x -> dweight [out in]", FLOPs: product, Accumulate: true,
+	Kernels: kernels(runLinearGradW(kernel.LinearGradW[float32]), runLinearGradW(kernel.LinearGradW[float64]),
+		runLinearGradW(kernel.NaiveLinearGradW)),
+}
+
+func runLinearGradW[T kernel.Float](run func(c *kernel.Context, dw, dy, x []T, n, in, out int, acc bool)) exec.Kernel {
 	return func(f *exec.Frame) error {
-		copy(f.Out.Bytes, f.In[0].Bytes)
-		kernel.LinearAdd(f.Kernel, result[T](f), arg[T](f, 1), arg[T](f, 2), l.n, l.in, l.out)
+		n, in, out := linearDims(f.Op)
+		run(f.Kernel, result[T](f), arg[T](f, 0), arg[T](f, 1), n, in, out, f.Acc)
 		return nil
 	}
 }
 
-func linearGradX[T kernel.Float](l linear) func(*exec.Frame) error {
-	return func(f *exec.Frame) error {
-		kernel.LinearGradX(f.Kernel, result[T](f), arg[T](f, 0), arg[T](f, 1), l.n, l.in, l.out)
-		return nil
-	}
+var linearGradB = &exec.Row{
+	Kind: KindLinearGradB, Doc: "the sum of the rows of dy", Shapes: "dy -> dbias [out]", Accumulate: true,
+	Kernels: kernels(runLinearGradB(kernel.LinearGradB[float32]), runLinearGradB(kernel.LinearGradB[float64]),
+		runLinearGradB(kernel.NaiveLinearGradB)),
+	FLOPs: exec.Each(1),
 }
 
-func linearGradW[T kernel.Float](l linear) func(*exec.Frame) error {
+func runLinearGradB[T kernel.Float](run func(db, dy []T, n, out int, acc bool)) exec.Kernel {
 	return func(f *exec.Frame) error {
-		kernel.LinearGradW(f.Kernel, result[T](f), arg[T](f, 0), arg[T](f, 1), l.n, l.in, l.out, f.Acc)
-		return nil
-	}
-}
-
-func linearGradB[T kernel.Float](l linear) func(*exec.Frame) error {
-	return func(f *exec.Frame) error {
-		kernel.LinearGradB(result[T](f), arg[T](f, 0), l.n, l.out, f.Acc)
+		run(result[T](f), arg[T](f, 0), f.Op.Dim("..."), f.Op.Dim("out"), f.Acc)
 		return nil
 	}
 }

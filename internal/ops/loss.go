@@ -1,68 +1,72 @@
 package ops
 
 import (
-	"fmt"
-
 	G "gorgonia.org/gorgonia"
-	"gorgonia.org/tensor"
 
 	"github.com/gofsdp/gofsdp/internal/exec"
 	"github.com/gofsdp/gofsdp/internal/kernel"
 )
 
+// Ignore is the attribute of KindCrossEntropy and KindCrossEntropyGrad: the target that does not count.
+type Ignore struct{ Target int }
+
 // CrossEntropy returns the mean of -log softmax(logits)[target] over the targets that are not ignore, in nats: shape [1].
 // logits is [..., classes], targets ints [...]. With no target to count it is 0, and so is its gradient.
 func CrossEntropy(logits, targets *G.Node, ignore int) (*G.Node, error) {
-	if err := wantInts("cross-entropy", "targets", targets); err != nil {
-		return nil, err
-	}
-	if err := wantRank("cross-entropy", "logits", logits, 2); err != nil {
-		return nil, err
-	}
-	lead := logits.Shape()[:logits.Shape().Dims()-1]
-	if err := wantShape("cross-entropy", "targets", targets, lead...); err != nil {
-		return nil, err
-	}
-	n, classes := rows(logits)
-	c := crossEntropy{n, classes, ignore}
-	packed, err := body{crossEntropyRun[float32](c), crossEntropyRun[float64](c)}.apply(exec.Op{ // [loss | log-sum-exp per row]
-		Name: fmt.Sprintf("cross-entropy(%d)", ignore), Shape: tensor.Shape{1 + n}, Diff: []bool{true, false},
-		Check: func(v []int) error { return kernel.CheckTargets(v, classes, ignore) },
-		Ints:  []bool{false, true}, Scratch: kernel.CrossEntropyScratch(classes), Grad: c.grad,
-	}, logits, targets)
-	if err != nil {
-		return nil, err
-	}
-	return part(packed, 0, tensor.Shape{1}, true)
+	return first(crossEntropy.Apply(Ignore{ignore}, logits, targets))
 }
 
-type crossEntropy struct{ n, classes, ignore int }
-
-func (c crossEntropy) grad(in G.Nodes, packed, dy *G.Node) (G.Nodes, error) {
-	d, err := body{crossEntropyGrad[float32](c), crossEntropyGrad[float64](c)}.apply(exec.Op{
-		Name: fmt.Sprintf("cross-entropy grad(%d)", c.ignore), Shape: in[0].Shape().Clone(), Ints: []bool{false, true}, InPlace: true,
-	}, in[0], in[1], packed, dy)
-	return G.Nodes{d, nil}, err
+var crossEntropy = &exec.Row{
+	Kind: KindCrossEntropy, Attr: Ignore{},
+	Doc:    "the mean of lse - logits[target] over the targets that count, and lse = log Σ exp(logits) of each row",
+	Shapes: "logits [... n classes], targets int [... n] -> loss [1] | lse [... n]",
+	Kernels: kernels(runCrossEntropy(kernel.CrossEntropy[float32]), runCrossEntropy(kernel.CrossEntropy[float64]),
+		runCrossEntropy(kernel.NaiveCrossEntropy)),
+	FLOPs: exec.Each(4), Diff: 1,
+	Scratch: func(o *exec.Op) int { return kernel.CrossEntropyScratch(o.Dim("classes")) },
+	Check: func(o *exec.Op, v []int) error {
+		return kernel.CheckTargets(v, o.Dim("classes"), o.Attrs.(Ignore).Target)
+	},
+	Grad: func(o *exec.Op, in G.Nodes, packed, dy *G.Node) (G.Nodes, error) {
+		return o.Gradient(crossEntropyGrad, in[0], in[1], packed, dy)
+	},
 }
 
-func crossEntropyRun[T kernel.Float](c crossEntropy) func(*exec.Frame) error {
+// lossDims returns the number of rows, that of classes and the target that does not count.
+func lossDims(o *exec.Op) (n, classes, ignore int) {
+	return o.Dim("...") * o.Dim("n"), o.Dim("classes"), o.Attrs.(Ignore).Target
+}
+
+func runCrossEntropy[T kernel.Float](run func(lse, logits []T, targets []int, n, classes, ignore int,
+	scratch []T) (float64, int, error)) exec.Kernel {
 	return func(f *exec.Frame) error {
+		n, classes, ignore := lossDims(f.Op)
 		out := result[T](f)
-		loss, _, err := kernel.CrossEntropy(out[1:], arg[T](f, 0), ints(f, 1), c.n, c.classes, c.ignore, exec.Data[T](f.Scratch))
+		loss, _, err := run(out[1:], arg[T](f, 0), ints(f, 1), n, classes, ignore, exec.Data[T](f.Scratch))
 		out[0] = T(loss)
 		return err
 	}
 }
 
-func crossEntropyGrad[T kernel.Float](c crossEntropy) func(*exec.Frame) error {
+var crossEntropyGrad = &exec.Row{
+	Kind: KindCrossEntropyGrad, Attr: Ignore{},
+	Doc:    "(exp(logits - lse) - onehot(targets))·dloss/count, and 0 where a target does not count",
+	Shapes: "logits, targets int, packed, dloss -> dlogits [... n classes]", FLOPs: exec.Each(3), InPlace: true,
+	Kernels: kernels(runCrossEntropyGrad(kernel.CrossEntropyGrad[float32]), runCrossEntropyGrad(kernel.CrossEntropyGrad[float64]),
+		runCrossEntropyGrad(kernel.NaiveCrossEntropyGrad)),
+}
+
+func runCrossEntropyGrad[T kernel.Float](run func(d, logits, lse []T, targets []int, n, classes, ignore, counted int,
+	dloss T)) exec.Kernel {
 	return func(f *exec.Frame) error {
+		n, classes, ignore := lossDims(f.Op)
 		targets, counted := ints(f, 1), 0
 		for _, t := range targets {
-			if t != c.ignore {
+			if t != ignore {
 				counted++
 			}
 		}
-		kernel.CrossEntropyGrad(result[T](f), arg[T](f, 0), arg[T](f, 2)[1:], targets, c.n, c.classes, c.ignore, counted, arg[T](f, 3)[0])
+		run(result[T](f), arg[T](f, 0), arg[T](f, 2)[1:], targets, n, classes, ignore, counted, arg[T](f, 3)[0])
 		return nil
 	}
 }

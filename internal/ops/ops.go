@@ -1,15 +1,17 @@
-// Package ops surfaces the host kernels of internal/kernel as differentiable operations on Gorgonia nodes.
+// Package ops is the table of operations of transformer training, as differentiable operations on Gorgonia nodes.
 //
-// Every function adds one fused operation to the graph of its arguments and returns its result. Shapes are checked when
-// the graph is built and named in the error. Activations carry any number of leading dimensions: x [..., d] means that
-// the operation works on rows of d elements.
+// Table has a row for every operation and for every gradient (see exec.Row): shapes, host kernels, a naive reference,
+// cost, gradient. The functions of this package add an operation to the graph of its arguments and return its result.
+// Activations carry any number of leading dimensions: x [..., d] means that the operation works on rows of d
+// elements. Shapes are checked when the graph is built, and named in the error.
 //
-// A Gorgonia operation has one result. A kernel that yields more, such as an output with the row statistics that its
-// backward reuses, packs them into one vector; part takes a view of a piece of it, at no cost.
+// To add an operation, declare its Row and those of its gradients, and list them in Table: the tests of this package
+// then compare its kernels with its reference, and refuse a row that leaves something out.
 package ops
 
 import (
 	"fmt"
+	"slices"
 
 	G "gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
@@ -18,77 +20,72 @@ import (
 	"github.com/gofsdp/gofsdp/internal/kernel"
 )
 
-// body is a kernel for both element types.
-type body struct{ f32, f64 func(*exec.Frame) error }
+// The kinds of operations.
+const (
+	KindLinear           exec.Kind = "linear"
+	KindAddLinear        exec.Kind = "add linear"
+	KindLinearGradX      exec.Kind = "linear dx"
+	KindLinearGradW      exec.Kind = "linear dw"
+	KindLinearGradB      exec.Kind = "linear db"
+	KindAttention        exec.Kind = "attention"
+	KindAttentionGrad    exec.Kind = "attention grad"
+	KindLayerNorm        exec.Kind = "layer norm"
+	KindLayerNormGrad    exec.Kind = "layer norm grad"
+	KindRMSNorm          exec.Kind = "rms norm"
+	KindRMSNormGrad      exec.Kind = "rms norm grad"
+	KindBatchStats       exec.Kind = "batch norm statistics"
+	KindBatchNorm        exec.Kind = "batch norm"
+	KindBatchNormGrad    exec.Kind = "batch norm grad"
+	KindGELU             exec.Kind = "gelu"
+	KindGELUGrad         exec.Kind = "gelu grad"
+	KindGELUTanh         exec.Kind = "gelu tanh"
+	KindGELUTanhGrad     exec.Kind = "gelu tanh grad"
+	KindReLU             exec.Kind = "relu"
+	KindReLUGrad         exec.Kind = "relu grad"
+	KindScale            exec.Kind = "scale"
+	KindDropout          exec.Kind = "dropout"
+	KindEmbedding        exec.Kind = "embedding"
+	KindEmbeddingGrad    exec.Kind = "embedding grad"
+	KindPositions        exec.Kind = "positions"
+	KindPositionsGrad    exec.Kind = "positions grad"
+	KindCrossEntropy     exec.Kind = "cross-entropy"
+	KindCrossEntropyGrad exec.Kind = "cross-entropy grad"
+)
 
-// apply adds an operation that runs b.
-func (b body) apply(op exec.Op, in ...*G.Node) (*G.Node, error) {
-	op.Run32, op.Run64 = b.f32, b.f64
-	return op.Apply(in...)
+// Table returns the rows of all operations, those of the compiler included.
+func Table() []*exec.Row {
+	return slices.Concat(exec.Rows(), []*exec.Row{
+		linear, addLinear, linearGradX, linearGradW, linearGradB, attention, attentionGrad,
+		layerNorm, layerNormGrad, rmsNorm, rmsNormGrad, batchStats, batchNorm, batchNormGrad,
+		gelu, geluGrad, geluTanh, geluTanhGrad, relu, reluGrad, scale, dropout,
+		embedding, embeddingGrad, positions, positionsGrad, crossEntropy, crossEntropyGrad,
+	})
+}
+
+func kernels(f32, f64, naive exec.Kernel) exec.Kernels {
+	return exec.Kernels{F32: f32, F64: f64, Naive: naive}
 }
 
 // arg returns argument i of f.
 func arg[T kernel.Float](f *exec.Frame, i int) []T { return exec.Data[T](f.In[i].Bytes) }
 
-// ints returns argument i of f, which holds integers.
-func ints(f *exec.Frame, i int) []int { return exec.Data[int](f.In[i].Bytes) }
+// ints returns argument i of f, which holds integers, or nil if it was left out.
+func ints(f *exec.Frame, i int) []int {
+	if i >= len(f.In) {
+		return nil
+	}
+	return exec.Data[int](f.In[i].Bytes)
+}
 
 // result returns the memory of f's result.
 func result[T kernel.Float](f *exec.Frame) []T { return exec.Data[T](f.Out.Bytes) }
 
-// part returns elements [offset, offset+numel(shape)) of packed as a tensor of the given shape. Only one part of a packed
-// result may be differentiable; its gradient is handed to the packed operation as it is.
-func part(packed *G.Node, offset int, shape tensor.Shape, differentiable bool) (*G.Node, error) {
-	op := exec.Op{
-		Name: fmt.Sprintf("part(%d,%v,%v)", offset, shape, differentiable), Shape: shape.Clone(),
-		View: true, Offset: offset, Diff: []bool{differentiable},
-		Grad: func(_ G.Nodes, _, dy *G.Node) (G.Nodes, error) { return G.Nodes{dy}, nil },
+// first returns the first result of an operation that has several.
+func first(packed *G.Node, err error) (*G.Node, error) {
+	if err != nil {
+		return nil, err
 	}
-	return op.Apply(packed)
-}
-
-// rows returns the number of rows of x [..., d] and d.
-func rows(x *G.Node) (n, d int) {
-	s := x.Shape()
-	if len(s) == 0 {
-		return 1, 1
-	}
-	d = s[len(s)-1]
-	if d == 0 {
-		return 0, 0
-	}
-	return exec.Numel(s) / d, d
-}
-
-// withLast returns x's shape with d as the last dimension.
-func withLast(x *G.Node, d int) tensor.Shape {
-	s := x.Shape().Clone()
-	s[len(s)-1] = d
-	return s
-}
-
-// wantShape reports that argument name of op has the wrong shape, if it does.
-func wantShape(op, name string, n *G.Node, want ...int) error {
-	if !n.Shape().Eq(tensor.Shape(want)) {
-		return fmt.Errorf("%s: %s is %v, want %v", op, name, n.Shape(), tensor.Shape(want))
-	}
-	return nil
-}
-
-// wantInts reports that argument name of op is not of integers, if so.
-func wantInts(op, name string, n *G.Node) error {
-	if n.Dtype() != tensor.Int {
-		return fmt.Errorf("%s: %s is %v, want int", op, name, n.Dtype())
-	}
-	return nil
-}
-
-// wantRank reports that x has fewer than rank dimensions, if so.
-func wantRank(op, name string, x *G.Node, rank int) error {
-	if x.Shape().Dims() < rank {
-		return fmt.Errorf("%s: %s is %v, want at least %d dimensions", op, name, x.Shape(), rank)
-	}
-	return nil
+	return exec.Part(packed, 0)
 }
 
 // Reshape returns x under another shape with as many elements, at no cost.
@@ -96,13 +93,5 @@ func Reshape(x *G.Node, shape ...int) (*G.Node, error) {
 	if exec.Numel(shape) != exec.Numel(x.Shape()) {
 		return nil, fmt.Errorf("reshape: %v to %v changes the number of elements", x.Shape(), tensor.Shape(shape))
 	}
-	from := x.Shape().Clone()
-	op := exec.Op{
-		Name: fmt.Sprintf("reshape%v", tensor.Shape(shape)), Shape: tensor.Shape(shape).Clone(), View: true, Diff: []bool{true},
-		Grad: func(_ G.Nodes, _, dy *G.Node) (G.Nodes, error) {
-			dx, err := Reshape(dy, from...)
-			return G.Nodes{dx}, err
-		},
-	}
-	return op.Apply(x)
+	return exec.NewView(x, 0, shape...)
 }

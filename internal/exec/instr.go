@@ -1,0 +1,86 @@
+package exec
+
+import (
+	"iter"
+	"slices"
+
+	G "gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
+)
+
+// A Space is one of the memories that operands lie in; the package comment says who fills each and how long
+// it lives.
+type Space uint8
+
+// The spaces. Those of a Call have an index: which parameter, input and so on.
+const (
+	SpaceWork Space = iota
+	SpaceSaved
+	SpaceParam
+	SpaceIn
+	SpaceOut
+	SpaceGradOut
+	SpaceGradIn
+	SpaceGradParam
+	SpaceUpdate
+	SpaceConst
+	SpaceHost // Go values outside the plan, of stock operations: index into the run's list
+	spaces
+)
+
+// An Operand is the address, shape and type of a value.
+type Operand struct {
+	Space  Space
+	Index  int // of the memory in its space
+	Offset int // bytes from where that memory begins
+	Bytes  int
+	Shape  tensor.Shape
+	DType  tensor.Dtype
+}
+
+// at returns the operand for a value of some shape, off bytes into o.
+func (o Operand) at(off int, shape tensor.Shape) Operand {
+	o.Offset += off
+	o.Shape = shape
+	o.Bytes = Numel(shape) * int(o.DType.Size())
+	return o
+}
+
+// An Instr is one instruction of a program: an operation, and where its operands lie. It is all that another
+// engine needs to know. Whoever reads it changes nothing that it refers to.
+type Instr struct {
+	Op      *Op // of KindStock if only Gorgonia can run it
+	Out     Operand
+	In      []Operand
+	Scratch Operand // in SpaceWork; Bytes is 0 if there is none
+	Acc     bool    // adds to Out
+	Update  bool    // serves nothing but updates of buffers: left out in evaluation
+
+	stock G.Op // of KindStock
+}
+
+// A Cost is the least that an instruction takes: arithmetic (see Row.FLOPs), and bytes between it and memory if
+// every argument is read and the result written once.
+type Cost struct{ FLOPs, Read, Written int }
+
+// Cost returns what the instruction costs. Of a stock operation only the bytes are known: its FLOPs are one for
+// each element of the result, which is too few for a product or a sum.
+func (in *Instr) Cost() Cost {
+	c := Cost{FLOPs: in.Op.FLOPs(in.Op), Written: in.Out.Bytes}
+	for i, o := range in.In {
+		if in.Op.Reads != nil {
+			o.Bytes = min(o.Bytes, in.Op.Reads(in.Op, i)*int(o.DType.Size()))
+		}
+		c.Read += o.Bytes
+	}
+	if in.Acc {
+		c.Read += in.Out.Bytes
+	}
+	return c
+}
+
+// All returns the instructions in the order in which they run.
+func (p *Program) All() iter.Seq[Instr] { return slices.Values(p.instrs) }
+
+// Consts returns the memory behind SpaceConst, which nobody may change.
+func (p *Program) Consts() []Value { return slices.Clone(p.consts) }

@@ -1,0 +1,178 @@
+package exec
+
+import (
+	G "gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
+
+	"github.com/gofsdp/gofsdp/internal/kernel/vec"
+)
+
+// A Kind names an operation. It is what another engine chooses its kernels by.
+type Kind string
+
+// The kinds that the compiler itself emits. Those of modules are in package ops.
+const (
+	KindAdd        Kind = "add"
+	KindAccumulate Kind = "accumulate"
+	KindCopy       Kind = "copy"
+	KindZero       Kind = "zero"
+	KindOutput     Kind = "output"
+	KindView       Kind = "view"
+	KindStock      Kind = "stock"
+)
+
+// A Row is one row of the table of operations: all that is known about a kind. Whatever asks about an
+// operation (the tracer, the compiler, the runner, other engines, planners, tests) reads it here.
+// Functions take the Op, which has the attributes and the sizes of one use.
+type Row struct {
+	Kind Kind
+	// Doc is the formula of the result.
+	Doc string
+	// Attr is the zero value of the type of Op.Attrs, which can be compared. Nil means no attributes.
+	Attr any
+	// Shapes names the arguments and results with their shapes, such as
+	//
+	//	x [... in], weight [out in], bias? [out] -> y [... out]
+	//	logits [... n classes], targets int [... n] -> loss [1] | lse [... n]
+	//
+	// A word in brackets is a dimension that is equal wherever it stands, "..." any number of leading
+	// ones. An argument marked ? may be left out, one marked int holds integers, all others the
+	// graph's float type. Several results, divided by |, lie one after the other in one vector: a
+	// Gorgonia operation has one result (see Part). With Shapes empty any floats are accepted, and
+	// the result has the shape of the first.
+	Shapes string
+	// Fit, if not nil, checks what Shapes cannot express. It may set dimensions of results.
+	Fit func(o *Op) error
+	Kernels
+	// FLOPs counts the arithmetic: two for each multiply-add of a product, one for each other operation
+	// or elementary function on an element.
+	FLOPs func(o *Op) int
+	// Reads returns how many elements of an argument are read at most. Nil means all of them.
+	Reads func(o *Op, arg int) int
+	// Diff is the number of leading arguments that the result is differentiable with respect to.
+	Diff int
+	// Grad builds their gradients, usually by Op.Gradient. out is the op's own node. Gradients that are
+	// nil at the end may be left out.
+	Grad func(o *Op, in G.Nodes, out, dy *G.Node) (G.Nodes, error)
+	// Check says what is wrong with the integers of an op that has one argument of integers, if
+	// anything, so that a batch can be refused before anything runs on it. The kernels check too.
+	Check func(o *Op, v []int) error
+	// Scratch returns the elements of scratch memory that the kernels need. Nil means none.
+	Scratch func(o *Op) int
+
+	View       bool // the result is memory of argument 0; the kernels only run in Gorgonia's machines
+	Cheap      bool // cheaper to compute again than to keep
+	InPlace    bool // the result may be written over argument 0
+	Accumulate bool // the kernels honour Frame.Acc
+}
+
+// A Kernel computes an operation.
+type Kernel = func(*Frame) error
+
+// Kernels are the host kernels for float32 and float64, and the reference that they and those of other
+// engines are compared with: the formula in float64, as it reads.
+type Kernels struct{ F32, F64, Naive Kernel }
+
+// Rows returns the rows of the operations that the compiler emits by itself.
+func Rows() []*Row {
+	return []*Row{addRow, accumulateRow, copyRow, zeroRow, outputRow, viewRow, stockRow}
+}
+
+var addRow = &Row{
+	Kind: KindAdd, Doc: "a + b", Shapes: "a [...], b [...] -> y [...]",
+	Kernels: Kernels{add[float32], add[float64], naiveAdd},
+	FLOPs:   Each(1), Cheap: true, InPlace: true,
+}
+
+func naiveAdd(f *Frame) error {
+	for i, a := range Data[float64](f.In[0].Bytes) {
+		Data[float64](f.Out.Bytes)[i] = a + Data[float64](f.In[1].Bytes)[i]
+	}
+	return nil
+}
+
+func add[T vec.Float](f *Frame) error {
+	vec.Add(Data[T](f.Out.Bytes), Data[T](f.In[0].Bytes), Data[T](f.In[1].Bytes))
+	return nil
+}
+
+var accumulateRow = &Row{
+	Kind: KindAccumulate, Doc: "y + x, where y lies", Shapes: "x [...] -> y [...]",
+	Kernels: Kernels{accumulate[float32], accumulate[float64], naiveAccumulate}, FLOPs: Each(1), Accumulate: true,
+}
+
+func accumulate[T vec.Float](f *Frame) error {
+	vec.Accumulate(Data[T](f.Out.Bytes), Data[T](f.In[0].Bytes))
+	return nil
+}
+
+func naiveAccumulate(f *Frame) error {
+	for i, x := range Data[float64](f.In[0].Bytes) {
+		Data[float64](f.Out.Bytes)[i] += x
+	}
+	return nil
+}
+
+var copyRow = &Row{Kind: KindCopy, Doc: "x", Shapes: "x [...] -> y [...]", Kernels: copies, FLOPs: Each(0)}
+
+// outputRow makes an output a node of its own.
+var outputRow = &Row{
+	Kind: KindOutput, Attr: Output{},
+	Doc: "x, as an output of a module", Shapes: "x [...] -> y [...]", Kernels: copies, FLOPs: Each(0),
+	Diff: 1, Grad: func(_ *Op, _ G.Nodes, _, dy *G.Node) (G.Nodes, error) { return G.Nodes{dy}, nil },
+}
+
+// Output is the attribute of KindOutput: which output it is.
+type Output struct{ Index int }
+
+var copies = Kernels{copyBytes, copyBytes, copyBytes}
+
+func copyBytes(f *Frame) error { copy(f.Out.Bytes, f.In[0].Bytes); return nil }
+
+var zeroRow = &Row{
+	Kind: KindZero, Doc: "0", Shapes: "-> y [...]", FLOPs: func(*Op) int { return 0 },
+	Kernels: Kernels{zero, zero, zero},
+}
+
+func zero(f *Frame) error { clear(f.Out.Bytes); return nil }
+
+// viewRow takes elements of a vector, or a tensor under another shape, at no cost.
+var viewRow = &Row{
+	Kind: KindView, Attr: View{}, Doc: "the elements of x from an offset on, under another shape", Shapes: "x [...] -> y [*]",
+	Kernels: Kernels{viewed, viewed, viewed}, FLOPs: Each(0), View: true, Diff: 1,
+	Grad: func(o *Op, in G.Nodes, _, dy *G.Node) (G.Nodes, error) {
+		if Numel(o.Shape) < Numel(o.In[0]) {
+			return G.Nodes{dy}, nil // the operation that packed x takes it as it is
+		}
+		dx, err := o.Row.view(dy, View{}, o.In[0])
+		return G.Nodes{dx}, err
+	},
+}
+
+// View is the attribute of KindView.
+type View struct{ Offset int } // in elements
+
+// NewView returns the elements of x from offset on as a tensor of some shape, at no cost. The gradient of a
+// part of x is handed to x's operation as it is, so only one part of a value may be differentiated.
+func NewView(x *G.Node, offset int, shape ...int) (*G.Node, error) {
+	return viewRow.view(x, View{offset}, shape)
+}
+
+func (r *Row) view(x *G.Node, v View, shape tensor.Shape) (*G.Node, error) {
+	return (&Op{Row: r, Attrs: v, Shape: append(tensor.Shape{}, shape...)}).add(x)
+}
+
+func viewed(f *Frame) error {
+	copy(f.Out.Bytes, f.In[0].Bytes[f.Op.Attrs.(View).Offset*int(f.Out.DType.Size()):])
+	return nil
+}
+
+// stockRow stands for all operations of Gorgonia's own. They have no kernels here: see stock.go.
+var stockRow = &Row{Kind: KindStock, Attr: Stock{}, Doc: "an operation of Gorgonia's, run by its own Do",
+	FLOPs: func(o *Op) int { return Numel(o.Shape) }}
+
+// Stock is the attribute of KindStock: the operation's name.
+type Stock struct{ Name string }
+
+// Each returns the FLOPs of an operation that takes n for each element of argument 0.
+func Each(n int) func(*Op) int { return func(o *Op) int { return n * Numel(o.In[0]) } }

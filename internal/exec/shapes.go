@@ -1,0 +1,171 @@
+package exec
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	G "gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
+)
+
+// rule is Row.Shapes in pieces.
+type rule struct{ args, results []operandRule }
+
+type operandRule struct {
+	name  string
+	isInt bool
+	dims  []string // nil if nothing is said
+}
+
+func parseRule(s string) rule {
+	args, results, _ := strings.Cut(s, "->")
+	return rule{parseOperands(args, ", "), parseOperands(results, " | ")}
+}
+
+func parseOperands(s, separator string) (list []operandRule) {
+	for text := range strings.SplitSeq(strings.TrimSpace(s), separator) {
+		var o operandRule
+		name, dims, said := strings.Cut(text, "[")
+		if said {
+			o.dims = strings.Fields(strings.TrimSuffix(dims, "]"))
+		}
+		o.name, o.isInt = strings.CutSuffix(strings.TrimSpace(name), " int")
+		o.name = strings.TrimSuffix(o.name, "?")
+		if o.name != "" {
+			list = append(list, o)
+		}
+	}
+	return list
+}
+
+// Dim returns the size of a dimension in Row.Shapes. The operation of a gradient has the dimensions of the
+// one that it is the gradient of. Dim("...") is the product of the leading dimensions, a number of rows.
+func (o *Op) Dim(name string) int {
+	n, ok := o.dims[name]
+	if !ok {
+		panic(fmt.Sprintf("exec: %s has no dimension %q", o.Kind, name))
+	}
+	return n
+}
+
+// SetDim sets a dimension of the results that follows from others. Only Row.Fit may call it.
+func (o *Op) SetDim(name string, n int) { o.dims[name] = n }
+
+// fit compares the arguments with Row.Shapes and notes the dimensions.
+func (o *Op) fit(r rule) error {
+	o.dims = make(map[string]int)
+	for i, a := range r.args[:min(len(o.In), len(r.args))] {
+		if a.dims == nil || o.match(a.dims, o.In[i]) {
+			continue
+		}
+		err := fmt.Errorf("%s is %v, want %v", a.name, o.In[i], o.known(a.dims))
+		if i > 0 {
+			err = fmt.Errorf("%w for %s %v", err, r.args[0].name, o.In[0])
+		}
+		return err
+	}
+	if o.Fit == nil {
+		return nil
+	}
+	return o.Fit(o)
+}
+
+// match compares a shape with what is wanted of it, and notes the dimensions that are not known yet.
+func (o *Op) match(dims []string, s tensor.Shape) bool {
+	if want, open := o.eval(dims); !open {
+		return want.Eq(s)
+	}
+	if dims[0] == "..." {
+		n := len(s) - len(dims) + 1
+		if n < 0 {
+			return false
+		}
+		if _, known := o.dims["..."]; !known {
+			o.lead, o.dims["..."] = s[:n], Numel(s[:n])
+		}
+		if !slices.Equal(s[:n], o.lead) {
+			return false
+		}
+		s, dims = s[n:], dims[1:]
+	}
+	if len(s) != len(dims) {
+		return false
+	}
+	for i, d := range dims {
+		if n, known := o.dims[d]; known && n != s[i] {
+			return false
+		}
+	}
+	for i, d := range dims {
+		o.dims[d] = s[i]
+	}
+	return true
+}
+
+// eval returns the shape that dims stand for. It is open if some of them are not known.
+func (o *Op) eval(dims []string) (s tensor.Shape, open bool) {
+	s = make(tensor.Shape, 0, len(dims)+len(o.lead))
+	for _, d := range dims {
+		n, known := o.dims[d]
+		if v, err := strconv.Atoi(d); err == nil {
+			n, known = v, true
+		}
+		if open = open || !known; d == "..." {
+			s = append(s, o.lead...)
+		} else {
+			s = append(s, n)
+		}
+	}
+	return s, open
+}
+
+// known returns dims with the sizes that are known in place of the words.
+func (o *Op) known(dims []string) (words []string) {
+	for _, d := range dims {
+		s, open := o.eval([]string{d})
+		if open {
+			words = append(words, d)
+			continue
+		}
+		for _, n := range s {
+			words = append(words, strconv.Itoa(n))
+		}
+	}
+	return words
+}
+
+// place decides the shape of the result, and where the results lie in it if there are several.
+func (o *Op) place(r rule) error {
+	total := 0
+	for _, p := range r.results {
+		s, open := o.eval(p.dims)
+		if open {
+			return fmt.Errorf("the shape %v of %s is not known", p.dims, p.name)
+		}
+		o.parts = append(o.parts, part{total, s})
+		total += Numel(s)
+	}
+	switch len(o.parts) {
+	case 0:
+		o.Shape = o.In[0].Clone()
+	case 1:
+		o.Shape, o.parts = o.parts[0].shape, nil
+	default:
+		o.Shape = tensor.Shape{total}
+	}
+	return nil
+}
+
+// part is one of several results that lie in one vector.
+type part struct {
+	offset int
+	shape  tensor.Shape
+}
+
+// Part returns result i of an operation that has several, at no cost. Only one may be differentiated.
+func Part(packed *G.Node, i int) (*G.Node, error) {
+	p := packed.Op().(*Op).parts[i]
+	return NewView(packed, p.offset, p.shape...)
+}
