@@ -19,7 +19,7 @@ type Program struct {
 // assembler builds a Program from nodes in execution order.
 type assembler struct {
 	*graph
-	code Program
+	code *Program
 	loc  map[*G.Node]Operand // where each value is, once it is known
 	dest map[*G.Node]Operand // where a value must be written
 	acc  map[*G.Node]bool    // whether it is added there
@@ -41,7 +41,7 @@ type copyTo struct {
 
 func newAssembler(g *graph) *assembler {
 	return &assembler{
-		graph: g, loc: make(map[*G.Node]Operand), dest: make(map[*G.Node]Operand), acc: make(map[*G.Node]bool),
+		graph: g, code: new(Program), loc: make(map[*G.Node]Operand), dest: make(map[*G.Node]Operand), acc: make(map[*G.Node]bool),
 		tail: make(map[*G.Node][]copyTo), last: make(map[*G.Node]int), work: make(map[*G.Node]*storage),
 	}
 }
@@ -83,7 +83,7 @@ func (a *assembler) assemble(nodes G.Nodes) (*Program, error) {
 	for _, set := range a.patch {
 		set()
 	}
-	return &a.code, nil
+	return a.code, nil
 }
 
 // emit adds the instruction that computes n, if it takes one.

@@ -131,12 +131,12 @@ func Compile(spec *Spec, sig *Signature) (u *Unit, err error) {
 type compiler struct {
 	*partition
 	sig  *Signature
-	unit Unit
+	unit *Unit
 	kept map[*G.Node]Operand // where backward finds forward values
 }
 
 func (c *compiler) compile() (*Unit, error) {
-	c.unit = Unit{
+	c.unit = &Unit{
 		DType: c.sig.DType, KeepIn: make([]bool, len(c.in)), KeepOut: make([]bool, len(c.outs)),
 		ReadParam: make([]bool, len(c.params)), HasGrad: make([]bool, len(c.params)),
 	}
@@ -153,7 +153,7 @@ func (c *compiler) compile() (*Unit, error) {
 			return nil, err
 		}
 	}
-	return &c.unit, nil
+	return c.unit, nil
 }
 
 func (c *compiler) compileForward() (*Program, error) {

@@ -2,7 +2,9 @@ package exec_test
 
 import (
 	"fmt"
+	"runtime"
 	"testing"
+	"weak"
 
 	"github.com/stretchr/testify/require"
 	G "gorgonia.org/gorgonia"
@@ -351,4 +353,25 @@ func TestIntegers(t *testing.T) {
 	trial.In[1][3] = 5
 	var r exec.Runner
 	require.EqualError(t, r.Forward(trial.Unit, trial.Call()), "embedding: index 5 at position 3 is outside the table of 5 rows")
+}
+
+// TestUnitForgetsGraph compiles modules of fused and of stock operations. Neither unit keeps the graph that it was made
+// from alive, which is several times its size.
+func TestUnitForgetsGraph(t *testing.T) {
+	for name, spec := range map[string]*exec.Spec{"fused": fusedSpec, "mixed": mixedSpec} {
+		var graphs []weak.Pointer[G.ExprGraph] // a module is traced twice
+		traced := *spec
+		traced.Build = func(b *exec.Builder, in []*G.Node) (G.Nodes, error) {
+			graphs = append(graphs, weak.Make(b.Graph()))
+			return spec.Build(b, in)
+		}
+		shape := map[string][]int{"fused": {2, 5, 8}, "mixed": {2, 3, 4}}[name]
+		u, err := exec.Compile(&traced, exectest.Signature(tensor.Float64, shape))
+		require.NoError(t, err)
+		runtime.GC()
+		for _, g := range graphs {
+			require.True(t, g.Value() == nil, name)
+		}
+		runtime.KeepAlive(u)
+	}
 }
