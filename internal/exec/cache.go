@@ -1,52 +1,114 @@
 package exec
 
 import (
-	"fmt"
-	"reflect"
+	"container/list"
+	"errors"
 	"sync"
 )
 
-// A Cache keeps compiled units, so that identical modules and all ranks of a process share one. It is safe for
-// concurrent use.
+// A Cache keeps compiled units, so that identical modules and all ranks of a process share one. The units used
+// longest ago leave it when they take more than Limit bytes. The zero value is ready. It is safe for concurrent
+// use: whoever asks for a unit that another goroutine compiles waits for that one, all others do not.
 type Cache struct {
+	Limit int // bytes of compiled programs; 0 means 64 MiB
+
 	mu      sync.Mutex
-	entries map[string][]cached
-	count   int
+	entries map[string]*entry
+	recent  list.List // the entries that are compiled, the one used last in front
+	bytes   int       // of the units in recent
 }
 
-// Shared is the cache of the process.
+// Shared is the cache of the process, for whoever has none of its own.
 var Shared = new(Cache)
 
-// maxUnits bounds the cache: a run whose shapes never repeat starts over rather than fill the memory.
-const maxUnits = 4096
+const defaultLimit = 64 << 20
 
-type cached struct {
-	module any
-	unit   *Unit
+// entry is a unit that is compiled, or will be when done is closed.
+type entry struct {
+	key  identity
+	done chan struct{}
+	unit *Unit
+	err  error
+	at   *list.Element // in recent
 }
 
-// Unit returns the unit of spec for sig, compiling it if there is none yet. module is the value that spec describes: units
-// are shared by modules that are deeply equal and print alike. A module whose own fields were changed after its unit was
-// compiled prints differently, so it gets another; a change behind a pointer among its fields goes unnoticed. Modules that
-// hold pointers are shared where the pointers are the same; one that holds a function is shared with itself only, and only
-// if it is passed as a pointer.
+// Unit returns the unit of spec for sig, compiling it if there is none yet. module is the value that spec
+// describes. Modules share a unit if they have one type and their fields are equal; what is behind a pointer is
+// not looked at, so that pointers must be the same. A module whose own fields were changed after its unit was
+// compiled gets another. One that holds a function shares with itself only, and only if it is passed as a pointer.
 func (c *Cache) Unit(module any, spec *Spec, sig *Signature) (*Unit, error) {
-	key := fmt.Sprintf("%T %#v %s", module, module, sig.key())
+	key, ok := identify(module, sig)
+	if !ok {
+		return Compile(spec, sig)
+	}
+	e, found := c.lookup(key)
+	if !found {
+		c.compile(e, spec, sig)
+	}
+	<-e.done
+	return e.unit, e.err
+}
+
+// lookup returns the entry of key, a new one if there is none.
+func (c *Cache) lookup(key identity) (e *entry, found bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for _, e := range c.entries[key] {
-		if reflect.DeepEqual(e.module, module) {
-			return e.unit, nil
+	if e, found = c.entries[key.text]; found {
+		if e.at != nil {
+			c.recent.MoveToFront(e.at)
+		}
+		return e, true
+	}
+	if c.entries == nil {
+		c.entries = make(map[string]*entry)
+	}
+	e = &entry{key: key, done: make(chan struct{}), err: errors.New("the compilation did not end")}
+	c.entries[key.text] = e
+	return e, false
+}
+
+// compile fills a new entry. A failure is not remembered.
+func (c *Cache) compile(e *entry, spec *Spec, sig *Signature) {
+	defer func() { // also if Build ends the goroutine
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if e.err != nil {
+			delete(c.entries, e.key.text)
+		} else {
+			e.at = c.recent.PushFront(e)
+			c.bytes += e.unit.size()
+			c.evict()
+		}
+		close(e.done)
+	}()
+	e.unit, e.err = Compile(spec, sig)
+}
+
+// evict drops units until the others fit, but never the last.
+func (c *Cache) evict() {
+	limit := c.Limit
+	if limit == 0 {
+		limit = defaultLimit
+	}
+	for c.bytes > limit && c.recent.Len() > 1 {
+		e := c.recent.Remove(c.recent.Back()).(*entry)
+		delete(c.entries, e.key.text)
+		c.bytes -= e.unit.size()
+	}
+}
+
+// size estimates the bytes that u takes: about a kilobyte for each instruction, and its constants.
+func (u *Unit) size() int {
+	const instrBytes, unitBytes = 1 << 10, 1 << 10
+	n := unitBytes
+	for _, p := range []*Program{u.Forward, u.Backward} {
+		if p == nil {
+			continue
+		}
+		n += len(p.instrs) * instrBytes
+		for _, v := range p.consts {
+			n += len(v.Bytes)
 		}
 	}
-	u, err := Compile(spec, sig)
-	if err != nil {
-		return nil, err
-	}
-	if c.entries == nil || c.count >= maxUnits {
-		c.entries, c.count = make(map[string][]cached), 0
-	}
-	c.entries[key] = append(c.entries[key], cached{module, u})
-	c.count++
-	return u, nil
+	return n
 }

@@ -1,6 +1,7 @@
 package exec_test
 
 import (
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -53,14 +54,14 @@ func TestCache(t *testing.T) {
 	require.NotSame(t, u, v)
 }
 
-// TestCacheOfModulesThatChange compiles a changed module again, and again what it was before.
+// TestCacheOfModulesThatChange compiles a changed module again, and not what it was before.
 func TestCacheOfModulesThatChange(t *testing.T) {
 	var c exec.Cache
 	m := &scaling{Factor: 2}
 	two := m.unit(t, &c, tensor.Float64)
 	m.Factor = 3
 	require.NotSame(t, two, m.unit(t, &c, tensor.Float64))
-	require.NotSame(t, two, (&scaling{Factor: 2}).unit(t, &c, tensor.Float64), "the entry's module is now another")
+	require.Same(t, two, (&scaling{Factor: 2}).unit(t, &c, tensor.Float64), "what it was is known by what it was then")
 }
 
 // TestCacheOfUnprintableModules shares modules that hold functions or pointers with themselves only.
@@ -137,4 +138,146 @@ func TestCacheConcurrently(t *testing.T) {
 		require.Equal(t, units[0], units[r])
 	}
 	require.EqualValues(t, 2*modules, builds.Load(), "a compilation traces twice")
+}
+
+// quiet is a module that prints nothing of itself.
+type quiet struct{ scaling }
+
+func (*quiet) GoString() string { return "quiet" }
+
+// TestCacheOfModulesThatPrintAlike tells modules apart whatever they say of themselves.
+func TestCacheOfModulesThatPrintAlike(t *testing.T) {
+	var c exec.Cache
+	m := &quiet{scaling{Factor: 2}}
+	unit := func() *exec.Unit {
+		u, err := c.Unit(m, m.spec(), exectest.Signature(tensor.Float64, []int{2}))
+		require.NoError(t, err)
+		return u
+	}
+	two := unit()
+	m.Factor = 3
+	require.NotSame(t, two, unit())
+}
+
+// TestCacheOfFunctionsThatChange compiles a module again whose function was replaced by another of the same code.
+func TestCacheOfFunctionsThatChange(t *testing.T) {
+	var c exec.Cache
+	var hooks []func()
+	for i := range 2 {
+		hooks = append(hooks, func() { builds.Add(int64(i)) })
+	}
+	m := &scaling{Hook: hooks[0]}
+	u := m.unit(t, &c, tensor.Float64)
+	m.Hook = hooks[1]
+	require.NotSame(t, u, m.unit(t, &c, tensor.Float64))
+}
+
+// TestCacheOfFields tells modules apart by every kind of field, and shares those that are equal.
+func TestCacheOfFields(t *testing.T) {
+	type inner struct{ s string }
+	type module struct {
+		i        int8
+		u        uint
+		f        float32
+		z        complex64
+		b        bool
+		s        string
+		a        [2]inner
+		l        []string
+		m        map[string][]int
+		p        *inner
+		any      any
+		c        chan int
+		embedded inner
+	}
+	p, ch := new(inner), make(chan int)
+	fresh := func() *module {
+		return &module{1, 2, 3, 4, true, "s", [2]inner{{"a"}, {"b"}}, []string{"l"}, map[string][]int{"x": {1}, "y": nil}, p, 5, ch, inner{"e"}}
+	}
+	var c exec.Cache
+	unit := func(m any) *exec.Unit {
+		u, err := c.Unit(m, (&scaling{}).spec(), exectest.Signature(tensor.Float64, []int{2}))
+		require.NoError(t, err)
+		return u
+	}
+	first := unit(fresh())
+	require.Same(t, first, unit(fresh()))
+	require.NotSame(t, first, unit(*fresh()), "another type")
+	require.Same(t, unit(*fresh()), unit(*fresh()))
+	seen := map[*exec.Unit]bool{first: true}
+	for i, change := range []func(*module){
+		func(m *module) { m.i++ }, func(m *module) { m.u++ }, func(m *module) { m.f++ }, func(m *module) { m.z++ },
+		func(m *module) { m.b = false }, func(m *module) { m.s = "t" }, func(m *module) { m.a[1].s = "c" },
+		func(m *module) { m.l = nil }, func(m *module) { m.l = []string{} }, func(m *module) { m.l = []string{"l", ""} },
+		func(m *module) { m.m = nil }, func(m *module) { m.m["x"][0]++ }, func(m *module) { m.m["z"] = nil },
+		func(m *module) { m.p = new(inner) }, func(m *module) { m.any = int8(5) }, func(m *module) { m.any = nil },
+		func(m *module) { m.any = inner{"5"} }, func(m *module) { m.c = nil }, func(m *module) { m.embedded.s = "" },
+	} {
+		m := fresh()
+		change(m)
+		u := unit(m)
+		require.False(t, seen[u], i)
+		require.Same(t, u, unit(m))
+		seen[u] = true
+	}
+}
+
+// TestCacheLimit drops the unit used longest ago, one at a time, when all take more than the limit.
+func TestCacheLimit(t *testing.T) {
+	unit := func(c *exec.Cache, factor int) bool {
+		before := builds.Load()
+		(&scaling{Factor: float64(factor)}).unit(t, c, tensor.Float64)
+		return builds.Load() > before
+	}
+	size := func(limit int) (n int) { // how many of these units a cache of that limit holds
+		c := exec.Cache{Limit: limit}
+		for i := range 20 {
+			unit(&c, i)
+		}
+		for i := 19; i >= 0 && !unit(&c, i); i-- {
+			n++
+		}
+		return n
+	}
+	require.Equal(t, 1, size(1), "the last one stays whatever it takes")
+	require.Equal(t, 20, size(0), "64 MiB")
+	limit := 1
+	for size(limit) < 3 {
+		limit += 1 << 10
+	}
+	c := exec.Cache{Limit: limit}
+	for i := range 3 {
+		require.True(t, unit(&c, i))
+	}
+	require.False(t, unit(&c, 0))
+	require.True(t, unit(&c, 3), "in place of 1")
+	require.False(t, unit(&c, 0))
+	require.False(t, unit(&c, 2))
+	require.True(t, unit(&c, 1))
+}
+
+// TestCacheWhileCompiling asks for a unit that is there while another one is compiled.
+func TestCacheWhileCompiling(t *testing.T) {
+	var c exec.Cache
+	m := &scaling{Factor: 2}
+	want := m.unit(t, &c, tensor.Float64)
+	var got *exec.Unit
+	_, err := c.Unit(&quiet{}, &exec.Spec{Build: returning(func(_ *exec.Builder, x []*G.Node) (*G.Node, error) {
+		got = m.unit(t, &c, tensor.Float64)
+		return G.Tanh(x[0])
+	})}, exectest.Signature(tensor.Float64, []int{2}))
+	require.NoError(t, err)
+	require.Same(t, want, got)
+}
+
+// TestCacheSurvivesGoexit compiles a module in a goroutine that ends in the middle, as a failing test does.
+func TestCacheSurvivesGoexit(t *testing.T) {
+	var c exec.Cache
+	m, sig := &scaling{Factor: 2}, exectest.Signature(tensor.Float64, []int{2})
+	var wait sync.WaitGroup
+	wait.Go(func() {
+		_, _ = c.Unit(m, &exec.Spec{Build: func(*exec.Builder, []*G.Node) (G.Nodes, error) { runtime.Goexit(); return nil, nil }}, sig)
+	})
+	wait.Wait()
+	require.NotNil(t, m.unit(t, &c, tensor.Float64))
 }

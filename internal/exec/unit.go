@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"runtime/debug"
 	"slices"
-	"strings"
 	"sync"
 
 	G "gorgonia.org/gorgonia"
@@ -32,15 +31,6 @@ type Input struct {
 	Grad  bool // its gradient is wanted
 	Acc   bool // and is added to what is there
 	Same  int  // if not 0, this input is the same value as input Same-1, which carries the gradient of both
-}
-
-func (s *Signature) key() string {
-	var b strings.Builder
-	fmt.Fprintf(&b, "%v %v %v %v %v", s.DType, s.GradOut, s.AccParam, s.FrozenParam, s.Save)
-	for _, in := range s.Inputs {
-		fmt.Fprintf(&b, " %v%v%v%v%d", in.DType, in.Shape, in.Grad, in.Acc, in.Same)
-	}
-	return b.String()
 }
 
 // A Unit is a compiled module. It is immutable and may be run by several goroutines at once.
