@@ -73,8 +73,9 @@ func (c *Communicator) wait(ctx context.Context, name string, call func() Result
 	}
 	limit, look := time.After(release), time.NewTicker(time.Millisecond)
 	defer look.Stop()
+	// The communicator can be aborted once the call has returned, or has made it.
 	for aborted, returned := !mine, false; !returned || !aborted; {
-		if !aborted && (returned || c.slot.live()) { // else the call has not come to where it can be aborted
+		if !aborted && (returned || c.slot.live()) {
 			aborted, err = true, errors.Join(err, c.abort())
 			continue
 		}

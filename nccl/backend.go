@@ -9,8 +9,8 @@ import (
 	"github.com/gofsdp/gofsdp/comm"
 )
 
-// backend is the comm.Backend of one rank's handle of a group. It decides what happens in which order;
-// how, its parts know:
+// backend is the comm.Backend of one rank's handle of a group. It decides what happens in which
+// order; how, its parts know:
 //
 //	meeting   compares the calls of all ranks, over the host group
 //	direct    runs a collective in place, in device memory
@@ -23,7 +23,7 @@ type backend struct {
 	cfg    GroupConfig
 	dev    *Device      // the caller's: it outlives the group
 	parent *backend     // that the group was split from, or nil
-	host   comm.Group   // of the same ranks: carries calls and news. Closed by Leave, or by Stop in a meeting
+	host   comm.Group   // of the same ranks: carries calls and news. Closed by Leave at the latest
 	serial *comm.Serial // the handle; nil until open has succeeded
 
 	meeting  *meeting
@@ -34,7 +34,7 @@ type backend struct {
 	staging  staging
 	splits   splits
 
-	halt  chan struct{}  // closed by Stop: nothing is begun any more, and whatever waits returns soon
+	halt  chan struct{}  // closed by Stop: nothing is begun any more, all waits end
 	stop  sync.Once      // closes halt
 	tasks sync.WaitGroup // goroutines of the group
 }
@@ -42,8 +42,8 @@ type backend struct {
 // errHalted is why Run returns when Stop was called: the handle knows why that was.
 var errHalted = errors.New("the group has failed")
 
-// newBackend returns the backend of a rank of host. parent and communicator are those of a group that
-// was split from another one, else nil.
+// newBackend returns the backend of a rank of host. parent and communicator are those of a group
+// that was split from another one, else nil.
 func newBackend(
 	name string, host comm.Group, dev *Device, cfg GroupConfig, parent *backend, communicator *Communicator,
 ) *backend {
@@ -201,8 +201,8 @@ func (b *backend) Stop() {
 	})
 }
 
-// Missing implements [comm.Backend]. Only the host group knows who is late, and says so in its errors;
-// and once all ranks have come, NCCL does not tell.
+// Missing implements [comm.Backend]. Only the host group knows who is late, and says so in its
+// errors; and once all ranks have come, NCCL does not tell.
 func (b *backend) Missing() []int { return nil }
 
 // Reach implements [comm.DeviceBackend].
@@ -222,9 +222,9 @@ func (b *backend) Reach(buf comm.Buffer) error {
 
 // Leave implements [comm.Backend].
 //
-// A communicator is destroyed by all ranks together, once nothing is under way in it. If they do not
-// all come it is aborted: then this rank has completed whatever it took part in, and given the others
-// time to do so.
+// A communicator is destroyed by all ranks together, once nothing is under way in it. If they do
+// not all come it is aborted: then this rank has completed whatever it took part in, and given the
+// others time to do so.
 func (b *backend) Leave(last uint64) error {
 	errs := []error{b.splits.close()}
 	switch {

@@ -88,7 +88,7 @@ func (c *Communicator) Split(ctx context.Context, color, key int, cfg Config) (*
 	if err := c.usable(); err != nil {
 		return nil, err
 	}
-	child := &Communicator{context: c.context, cfg: cfg, rank: c.rank, size: c.size} // until it knows better
+	child := &Communicator{context: c.context, cfg: cfg, rank: c.rank, size: c.size}
 	child.slot = newSlot(c.context, &cfg)
 	child.mu.Lock()
 	defer child.mu.Unlock()
@@ -152,7 +152,7 @@ func (c *Communicator) Destroy() error {
 	if err := c.usable(); err != nil { // after a failure it takes an Abort
 		return err
 	}
-	if r := c.slot.async(); r != Success { // which NCCL would notice too, and leave a group open on this thread
+	if r := c.slot.async(); r != Success { // or else NCCL leaves a group open on this thread
 		return c.result("ncclCommDestroy", r)
 	}
 	if c.closed.Swap(true) {

@@ -58,7 +58,8 @@ func (c GroupConfig) complete() (GroupConfig, error) {
 //	dev, err := nccl.OpenDevice(local)
 //	g, err := nccl.New(ctx, boot, dev, nccl.GroupConfig{})
 //	err = g.Fence(compute)               // collectives come after the kernels in this stream
-//	w := g.ReduceScatter(comm.OnDevice[float32](shard, m), comm.OnDevice[float32](grads, n*m), comm.Sum)
+//	sum, whole := comm.OnDevice[float32](shard, m), comm.OnDevice[float32](grads, n*m)
+//	w := g.ReduceScatter(sum, whole, comm.Sum)
 //	err = g.WaitOn(ctx, compute, w)      // the stream waits, the host does not
 //
 // The contract is that of package comm, but for sums: NCCL adds floats in an order of
@@ -68,10 +69,10 @@ func (c GroupConfig) complete() (GroupConfig, error) {
 // other than a power of two makes all of it wrong by up to half a unit in the last
 // place. Where a rank has NaN, Max and Min are any rank's value. Integers are exact.
 //
-// All ranks compare their calls before NCCL is asked for anything, so that a mismatch
-// is an error and never a hang. It costs an all-gather of 72 bytes a rank for each
-// collective. This, barriers, and news of failures travel over a group split from boot. When the group fails, each rank aborts its communicator, and no
-// buffer is touched after an operation has returned its error.
+// All ranks compare their calls before NCCL is asked for anything, so that a mismatch is an error
+// and never a hang. It costs an all-gather of 72 bytes a rank for each collective. This, barriers,
+// and news of failures travel over a group split from boot. When the group fails, each rank aborts
+// its communicator, and no buffer is touched after an operation has returned its error.
 //
 // Collectives of one group run one after the other. Those of different groups of one
 // device are launched in an order that may differ between ranks, and NCCL wants one

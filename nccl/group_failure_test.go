@@ -51,7 +51,7 @@ func life(m *member) error {
 // Whatever call fails, every rank gets an error that names it, and nothing is left.
 func TestGroupCallsFail(t *testing.T) {
 	defer func(d time.Duration) { grace = d }(grace)
-	grace = 500 * time.Millisecond // all ranks close: whether they finalize must not depend on the load
+	grace = 500 * time.Millisecond // on a busy machine, too, all ranks finalize
 	cuda, lib := doubles(t)
 	cfg := GroupConfig{Staging: 256}
 	functions := map[string]bool{ // whether a failure is one of the group
@@ -195,8 +195,8 @@ func TestGroupClosedInside(t *testing.T) {
 	}
 }
 
-// The failure of a group reaches the groups split from it as it is, also on a rank that was waiting for
-// the others when it came.
+// The failure of a group reaches the groups split from it as it is, also on a rank that was
+// waiting for the others when it came.
 func TestGroupFailsItsParts(t *testing.T) {
 	doubles(t)
 	cause := errors.New("parent aborted")

@@ -12,7 +12,8 @@ import (
 	"github.com/gofsdp/gofsdp/comm"
 )
 
-// counted is a group that counts the all-gathers of it and of what is split from it, and their bytes.
+// counted is a group that counts the all-gathers of it and of what is split from it, and their
+// bytes.
 type counted struct {
 	comm.Group
 	gathers, bytes *int
@@ -61,7 +62,8 @@ func TestGroupMeetsOnce(t *testing.T) {
 	require.Greater(t, lib.Calls("ncclAllReduce")-launches, 2*10, "the host buffer goes in pieces")
 }
 
-// Calls that differ are an error that names both sides on every rank, before NCCL is asked for anything.
+// Calls that differ are an error that names both sides on every rank, before NCCL is asked for
+// anything.
 func TestGroupMismatchLaunchesNothing(t *testing.T) {
 	_, lib := doubles(t)
 	functions := []string{"ncclGroupStart", "ncclAllReduce", "ncclBroadcast"}

@@ -9,8 +9,18 @@ import (
 	"github.com/gofsdp/gofsdp/comm"
 )
 
-// launcher gives work to NCCL, waits until the stream has come past it, and aborts what does not end.
-// It is used by one goroutine at a time, that of Run or of Leave, but for look.
+// # Giving up
+//
+// A collective is given up when its context ends, when the group fails (halt is closed), or after
+// GroupConfig.Timeout. await notices that between two looks. A call of NCCL that does not return
+// is aborted by look, on another thread, which makes it return. Either way Run goes on to broken,
+// which tells the other ranks and waits, in abort, until the stream has come past all that it was
+// given. Only then does Run return, so that no buffer is touched after an operation has returned
+// its error. A stream that does not end even so is stuck: release frees nothing that it may use,
+// and says so.
+
+// launcher gives work to NCCL, waits until the stream has come past it, and aborts what does not
+// end. It is used by one goroutine at a time, that of Run or of Leave, but for look.
 type launcher struct {
 	communicator *Communicator   // nil until the group is connected
 	stream       *Stream         // of the collectives and of nothing else; nil until prepared
@@ -82,8 +92,8 @@ func (l *launcher) await(ctx context.Context, start time.Time, e *Event) error {
 	}
 }
 
-// abort aborts the communicator, and returns when the stream has come past what it was given, so that
-// buffers are the callers' again.
+// abort aborts the communicator, and returns when the stream has come past what it was given, so
+// that buffers are the callers' again.
 func (l *launcher) abort() {
 	l.aborted = true
 	_ = l.communicator.Abort() // whatever it says, there is an error before

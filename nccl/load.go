@@ -83,7 +83,7 @@ func attach(dev *Device) error {
 	if dev == nil {
 		return errors.New("nccl: there is no device")
 	}
-	if _, _, err := dev.Memory(); err != nil { // without a device, NCCL leaves a group open on this thread
+	if _, _, err := dev.Memory(); err != nil { // or NCCL leaves a group open on this thread
 		return fmt.Errorf("nccl: %w", err)
 	}
 	if loaded.driver {

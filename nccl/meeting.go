@@ -14,27 +14,28 @@ import (
 // # Calls are compared one by one
 //
 // Before each collective the ranks exchange a record over the host group, and the collective is
-// complete before the next one is compared. So a mismatch is an error that names both sides on every
-// rank before anything is launched, and no rank launches what another one does not. Comparing later,
-// or a hash of several calls at once, was considered and left:
+// complete before the next one is compared. So a mismatch is an error that names both sides on
+// every rank before anything is launched, and no rank launches what another one does not.
+// Comparing later, or a hash of several calls at once, was considered and left:
 //
 //   - A record also decides what is launched: where one rank has a host buffer, all go in pieces.
-//   - NCCL checks nothing. Kinds that differ wait for each other until the timeout, which names nobody,
-//     and with counts that differ a rank may write past the end of another one's buffer, of which an
+//   - NCCL checks nothing. Kinds that differ wait for each other until the timeout, which names
+//     nobody. With counts that differ a rank may write past the end of another one's buffer, and an
 //     error afterwards is of no use.
-//   - What one rank has launched and another one never will ends only by an abort of the communicator.
-//     Today a rank that closes the group, or fails between two collectives, leaves nothing under way,
-//     and whatever every rank had issued is still completed.
+//   - What one rank has launched and another one never will ends only by an abort of the
+//     communicator. Today a rank that closes the group, or fails between two collectives, leaves
+//     nothing under way, and whatever every rank had issued is still completed.
 //
 // Several calls that are already issued could share an exchange without losing any of this but the
-// last. Few would: when a small GPT trains with the default prefetch, 9 of its 54 collectives of 5 steps
-// find another one behind them when they start. And comm.Serial hands over one call at a time, so that
-// the stream would still be empty between two.
+// last. Few would: when a small GPT trains with the default prefetch, 9 of its 54 collectives of 5
+// steps find another one behind them when they start. And comm.Serial hands over one call at a
+// time, so that the stream would still be empty between two.
 //
 // The cost is one all-gather of 72 bytes a rank for each collective, in however many pieces it is
 // staged, and one more when the group is closed: some 2 µs between ranks of one host, a round trip
-// between hosts, during which the stream is idle. An engine whose ranks compile the same schedule, and
-// compare a hash of it once per pass, needs none of it: it enqueues on a Communicator directly.
+// between hosts, during which the stream is idle. An engine whose ranks compile the same schedule,
+// and compare a hash of it once per pass, needs none of it: it enqueues on a Communicator
+// directly.
 
 // A record is what a rank says of itself in a meeting:
 //
@@ -53,8 +54,10 @@ const (
 
 // meeting is where the ranks exchange their records: over the host group, one meeting at a time.
 type meeting struct {
-	host            comm.Group
-	mine, all       []byte // records of this rank, and of all; used by the running call of the backend
+	host comm.Group
+
+	// Used by one call of the backend at a time.
+	mine, all       []byte // the records of this rank, and of all
 	mineBuf, allBuf comm.Buffer
 
 	mu     sync.Mutex
@@ -85,9 +88,9 @@ func (m *meeting) exit() {
 	m.inside = false
 }
 
-// stop ends all meetings. It reports whether one is under way that only Close of the host group ends:
-// if that has failed the meeting ends by itself, and groups split from it can still say why they have
-// failed, which they cannot once they are closed with it.
+// stop ends all meetings. It reports whether one is under way that only Close of the host group
+// ends: if that has failed the meeting ends by itself, and groups split from it can still say why
+// they have failed, which they cannot once they are closed with it.
 func (m *meeting) stop() (waiting bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -115,9 +118,9 @@ func onHost(b comm.Buffer) bool {
 	return !device && b.Len() > 0
 }
 
-// compare looks at what exchange has brought of collective seq of a group. It reports whether a rank has
-// a host buffer, or returns a rank that leaves, or an error, the same on every rank, if ranks have
-// made different calls.
+// compare looks at what exchange has brought of collective seq of a group. It reports whether a
+// rank has a host buffer, or returns a rank that leaves, or an error, the same on every rank, if
+// ranks have made different calls.
 func (m *meeting) compare(group string, seq uint64) (stage bool, left *comm.RankError, err error) {
 	for r := range m.host.Size() {
 		switch m.record(r)[0] {
@@ -149,8 +152,8 @@ func (m *meeting) mismatch(group string, seq uint64, r int) error {
 	return err
 }
 
-// meet returns when all ranks have come to collective seq and want the same. It reports whether a rank
-// has a host buffer.
+// meet returns when all ranks have come to collective seq and want the same. It reports whether a
+// rank has a host buffer.
 func (b *backend) meet(ctx context.Context, seq uint64, c *comm.Call) (stage bool, err error) {
 	switch err := b.meeting.exchange(ctx, c); {
 	case errors.Is(err, errHalted):
@@ -187,8 +190,8 @@ func (b *backend) missed(ctx context.Context, seq uint64, c *comm.Call, err erro
 	return err
 }
 
-// grace is how long a rank that closes the group waits for the others to do so or to want more, before
-// it takes it that they need nothing from it any more.
+// grace is how long a rank that closes the group waits for the others to do so or to want more,
+// before it takes it that they need nothing from it any more.
 var grace = time.Second
 
 // farewell reports whether all ranks leave the group now. It may close the host group.

@@ -11,8 +11,9 @@ import (
 	"github.com/gofsdp/gofsdp/comm"
 )
 
-// splits are the groups that come of a group. A split has two steps: divide, a part of the collective,
-// makes host groups and communicators together with all ranks; Split makes a group of each.
+// splits are the groups that come of a group. A split has two steps: divide, a part of the
+// collective, makes host groups and communicators together with all ranks; Split makes a group of
+// each.
 type splits struct {
 	mu       sync.Mutex
 	parts    map[uint64]part // made by divide and not yet taken by Split, by collective
@@ -100,7 +101,7 @@ func (b *backend) divide(ctx context.Context, seq uint64, c *comm.Call) error {
 	p.communicator, err = b.launcher.communicator.Split(limited, color, key, b.cfg.Communicator)
 	done()
 	if p.host != nil {
-		b.splits.put(seq, p) // also after an error: the others are told why before the part is closed
+		b.splits.put(seq, p) // also after an error, of which the others hear before it is closed
 	}
 	return err
 }

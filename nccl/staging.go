@@ -18,7 +18,7 @@ type staging struct {
 	launcher    *launcher
 	dev         *Device
 	rank, ranks int
-	bytes       int // of both bays together, the same on every rank: where a collective is cut depends on it
+	bytes       int // of both bays together; the same on every rank, as all cut a collective alike
 	bays        [2]bay
 }
 
@@ -101,8 +101,8 @@ func (s *staging) run(ctx context.Context, c *comm.Call) error {
 	parts, length := s.extent(c)
 	size, half := c.DType().Size(), s.bytes/len(s.bays)
 	step := min(length, max(1, half/(parts*size)))
-	// At least half, which is enough for all but the widest pieces: to grow, a bay frees memory first,
-	// which waits for the device.
+	// At least half, which is enough for all but the widest pieces: to grow, a bay frees memory
+	// first, which waits for the device.
 	if err := s.reserve(max(parts*step*size, half)); err != nil {
 		return err
 	}
@@ -181,7 +181,8 @@ func (s *staging) get(h *bay, x span) error {
 
 func (x span) bytes() int { return x.buf.Len() * x.buf.DType().Size() }
 
-// collect waits for the piece that h holds, if any, and copies what came of it to the host's buffers.
+// collect waits for the piece that h holds, if any, and copies what came of it to the host's
+// buffers.
 func (s *staging) collect(ctx context.Context, start time.Time, h *bay) error {
 	if !h.busy {
 		return nil

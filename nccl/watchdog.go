@@ -37,16 +37,16 @@ func (p *pause) sleep(quit, halt <-chan struct{}) {
 	}
 }
 
-// moment is how long a call of NCCL may take before look looks after it, and settling how long a stream
-// may go on when NCCL was told to abort.
+// moment is how long a call of NCCL may take before look looks after it, and settling how long a
+// stream may go on when NCCL was told to abort.
 const (
 	moment   = 50 * time.Millisecond
 	settling = 10 * time.Second
 )
 
 // watchdog is about a call of NCCL that is being made. If it does not return, look aborts the
-// communicator, which makes it return, when there is a reason to. A call that is over in a moment costs
-// nothing but setting a timer.
+// communicator, which makes it return, when there is a reason to. A call that is over in a moment
+// costs nothing but setting a timer.
 type watchdog struct {
 	mu    sync.Mutex // held by look while it aborts, for which end waits
 	timer *time.Timer

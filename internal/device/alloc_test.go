@@ -8,7 +8,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestNoAllocations counts what the calls of a training step take of Go's memory. The address sanitizer would add to it.
+// TestNoAllocations counts what the calls of a training step take of Go's memory. The address
+// sanitizer would add to it.
 func TestNoAllocations(t *testing.T) {
 	cuda(t)
 	d := open(t, 0)

@@ -12,7 +12,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// The tests of this file know nothing of the double: with EnvCUDA set, -run Contract runs them on a GPU.
+// The tests of this file know nothing of the double: with EnvCUDA set, -run Contract runs them on
+// a GPU.
 
 func TestContractDevice(t *testing.T) {
 	d := gpu(t)
@@ -244,7 +245,8 @@ func TestContractKernels(t *testing.T) {
 		values[i] = float32(i)
 	}
 	put(t, d, s, x.Addr(), bytesOf(values))
-	require.NoError(t, scale.Launch(s, [3]int{2, 1, 1}, [3]int{256, 1, 1}, 0, x, float32(3), int32(n-10))) // not all of it
+	// Ten elements are left out.
+	require.NoError(t, scale.Launch(s, [3]int{2, 1, 1}, [3]int{256, 1, 1}, 0, x, float32(3), int32(n-10)))
 	require.NoError(t, add.Launch(s, [3]int{8, 1, 1}, [3]int{128, 1, 1}, 0, y.Addr(), x, x.Addr(), uint32(n)))
 	got := floats(get(t, d, s, y.Addr(), 4*n))
 	for i, v := range got {

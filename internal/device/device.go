@@ -22,8 +22,8 @@ import (
 	"sync"
 )
 
-// Device is a GPU with its primary context, the one that NCCL and the CUDA runtime use. Several Devices may be open for one
-// GPU.
+// Device is a GPU with its primary context, the one that NCCL and the CUDA runtime use. Several
+// Devices may be open for one GPU.
 type Device struct {
 	ordinal int
 	name    string
@@ -79,7 +79,8 @@ func (d *Device) Name() string { return d.name }
 // Context returns the CUcontext.
 func (d *Device) Context() uintptr { return uintptr(d.context) }
 
-// Memory returns how many bytes of the GPU's memory are free, for all its users, and how many there are.
+// Memory returns how many bytes of the GPU's memory are free, for all its users, and how many
+// there are.
 func (d *Device) Memory() (free, total int, err error) {
 	if err := d.enter(query, 0); err != nil {
 		return 0, 0, err
@@ -92,8 +93,8 @@ func (d *Device) Memory() (free, total int, err error) {
 	return int(f), int(t), nil
 }
 
-// Close gives the primary context back. While something that d made is not closed it only returns an error that counts what
-// there is.
+// Close gives the primary context back. While something that d made is not closed it only returns
+// an error that counts what there is.
 func (d *Device) Close() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -124,7 +125,8 @@ func (d *Device) left() (list []string) {
 	return list
 }
 
-// enter counts an object that is about to be made. It fails if d is closed, and from now on d cannot be.
+// enter counts an object that is about to be made. It fails if d is closed, and from now on d
+// cannot be.
 func (d *Device) enter(k kind, bytes int) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -37,8 +37,8 @@ func TestSameNamesEverywhere(t *testing.T) {
 	require.Equal(t, without, exported(t, "windows"))
 }
 
-// exported returns the exported functions, methods, constants, variables and types of a build with the tags: of functions the
-// signatures, of structs without exported fields the names.
+// exported returns the exported functions, methods, constants, variables and types of a build with
+// the tags: of functions the signatures, of structs without exported fields the names.
 func exported(t *testing.T, tags ...string) map[string]string {
 	names, err := filepath.Glob("*.go")
 	require.NoError(t, err)

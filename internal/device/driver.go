@@ -37,10 +37,11 @@ var driver struct {
 // textBytes is the room for what the loader or the driver has to say.
 const textBytes = 512
 
-// Load loads the CUDA driver from path. An empty path means what [EnvCUDA] says, or else the system's libcuda.so.1.
+// Load loads the CUDA driver from path. An empty path means what [EnvCUDA] says, or else the
+// system's libcuda.so.1.
 //
-// A process loads one driver, when it first needs it: Load is only for those who have a path to give, and says so if
-// another one is in use. After an error it may be tried again.
+// A process loads one driver, when it first needs it: Load is only for those who have a path to
+// give, and says so if another one is in use. After an error it may be tried again.
 func Load(path string) error {
 	driver.Lock()
 	defer driver.Unlock()
@@ -75,7 +76,7 @@ func load(path string) error {
 			Hint:  "it comes with the NVIDIA driver, and " + EnvCUDA + " may name its file",
 		}
 	}
-	if err := result("cuInit", C.driver_init()); err != nil { // no device, or a driver unlike the kernel module
+	if err := result("cuInit", C.driver_init()); err != nil { // no device, or another kernel module
 		return fmt.Errorf("the CUDA driver %s is %w: %w", path, ErrUnavailable, err)
 	}
 	return nil
@@ -94,8 +95,8 @@ func result(op string, r C.driver_result) error {
 	return &Error{Op: op, Code: int(r), Text: C.GoString(&text[0])}
 }
 
-// Symbol returns the address of a function of the driver, by its name with version, or 0 if there is none. It is for other
-// libraries that have to set a context in a C call of theirs.
+// Symbol returns the address of a function of the driver, by its name with version, or 0 if there
+// is none. It is for other libraries that have to set a context in a C call of theirs.
 func Symbol(name string) uintptr {
 	if Load("") != nil {
 		return 0

@@ -21,7 +21,8 @@ enum {
   DRIVER_MAX_ARGUMENTS = 32,
 };
 
-// driver_open loads a library and finds its functions. It returns 0, or -1 with the reason in error.
+// driver_open loads a library and finds its functions. It returns 0, or -1 with the reason in
+// error.
 int driver_open(const char *path, char *error, size_t size);
 // driver_symbol returns the address of a function of the loaded library, or NULL.
 void *driver_symbol(const char *name);
@@ -61,16 +62,19 @@ driver_result driver_event_query(driver_handle context, driver_handle event);
 driver_result driver_event_sync(driver_handle context, driver_handle event);
 driver_result driver_event_elapsed(driver_handle context, float *milliseconds, driver_handle from, driver_handle to);
 
-// driver_module loads PTX text or a cubin. What the compiler of PTX has to say about an error goes into log.
+// driver_module loads PTX text or a cubin. What the compiler of PTX has to say about an error goes
+// into log.
 driver_result driver_module(driver_handle context, driver_handle *module, const void *image, char *log, size_t size);
 driver_result driver_module_unload(driver_handle context, driver_handle module);
 driver_result driver_function(driver_handle context, driver_handle *function, driver_handle module, const char *name);
-// driver_parameter finds the size of a kernel's parameter: INVALID_VALUE if it has no such, NOT_SUPPORTED before CUDA 12.4.
+// driver_parameter finds the size of a kernel's parameter: INVALID_VALUE if it has no such,
+// NOT_SUPPORTED before CUDA 12.4.
 driver_result driver_parameter(driver_handle context, driver_handle function, size_t index, size_t *size);
 
 typedef struct { unsigned x, y, z; } driver_extent;
 
-// driver_launch starts a kernel with count arguments of at most 8 bytes each, in the first bytes of a value each.
+// driver_launch starts a kernel with count arguments of at most 8 bytes each, in the first bytes
+// of a value each.
 driver_result driver_launch(driver_handle context, driver_handle function, driver_extent grid, driver_extent block,
                             unsigned shared, driver_handle stream, uint64_t *values, int count);
 

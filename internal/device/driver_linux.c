@@ -3,7 +3,8 @@
 #include <dlfcn.h>
 #include <stdio.h>
 
-// Every function of the driver that is called: its name, the suffix of the version of its ABI, its parameters.
+// Every function of the driver that is called: its name, the suffix of the version of its ABI, its
+// parameters.
 #define REQUIRED(F)                                                                                            \
   F(cuInit, "", (unsigned flags))                                                                              \
   F(cuDriverGetVersion, "", (int *version))                                                                    \
@@ -41,9 +42,9 @@
   F(cuLaunchKernel, "", (driver_handle function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, \
                          unsigned bz, unsigned shared, driver_handle stream, void **arguments, void **extra))
 
-// Functions that old drivers lack.
+// Functions that old drivers lack: it came with CUDA 12.4.
 #define OPTIONAL(F) \
-  F(cuFuncGetParamInfo, "", (driver_handle function, size_t index, size_t *offset, size_t *size)) // CUDA 12.4
+  F(cuFuncGetParamInfo, "", (driver_handle function, size_t index, size_t *offset, size_t *size))
 
 // Values of the driver's enumerations.
 enum {

@@ -6,10 +6,12 @@ import (
 	"strings"
 )
 
-// EnvCUDA names the variable that holds the path of the CUDA driver to load instead of the system's libcuda.so.1.
+// EnvCUDA names the variable that holds the path of the CUDA driver to load instead of the
+// system's libcuda.so.1.
 const EnvCUDA = "FSDP_CUDA_LIBRARY"
 
-// ErrUnavailable is matched by every error that means that this machine has no such library or device.
+// ErrUnavailable is matched by every error that means that this machine has no such library or
+// device.
 var ErrUnavailable = errors.New("not available on this machine")
 
 // ErrClosed is matched by the errors of calls on what was freed or closed before.

@@ -50,7 +50,8 @@ func (d *Device) newEvent(timing bool) (*Event, error) {
 // Handle returns the CUevent, or 0 of an event that is closed.
 func (e *Event) Handle() uintptr { return e.number() }
 
-// Record marks the end of what s has been given so far. Who waits for an earlier place of the event still does.
+// Record marks the end of what s has been given so far. A stream that waits for an earlier place of
+// the event still waits for that.
 func (e *Event) Record(s *Stream) error {
 	if err := e.use(); err != nil {
 		return err
@@ -80,7 +81,8 @@ func (e *Event) Sync() error {
 	return e.result("cuEventSynchronize", C.driver_event_sync(e.device.context, e.handle))
 }
 
-// Elapsed returns the time from the place that since marks to that of e. Both are timers of one device that were reached.
+// Elapsed returns the time from the place that since marks to that of e. Both are timers of one
+// device that were reached.
 func (e *Event) Elapsed(since *Event) (time.Duration, error) {
 	if err := e.use(); err != nil {
 		return 0, err

@@ -11,8 +11,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestEveryFailureIsAnError lets every function of the driver fail once, in every method that calls it. The error says which
-// it was, nothing is lost, and the same call works the next time.
+// TestEveryFailureIsAnError lets every function of the driver fail once, in every method that
+// calls it. The error says which it was, nothing is lost, and the same call works the next time.
 func TestEveryFailureIsAnError(t *testing.T) {
 	c := cuda(t)
 	d := open(t, 1)
@@ -188,8 +188,8 @@ func reported(t *testing.T, reports []string, text string) {
 	require.Fail(t, "no report", "%s in %q", text, reports)
 }
 
-// TestFreeingTooEarlyIsAFault frees memory that a stream still is to write. It is the stream that finds out, and the device
-// is of no more use.
+// TestFreeingTooEarlyIsAFault frees memory that a stream still is to write. It is the stream that
+// finds out, and the device is of no more use.
 func TestFreeingTooEarlyIsAFault(t *testing.T) {
 	c := cuda(t)
 	d, err := Open(0)

@@ -16,7 +16,8 @@ import (
 	"github.com/gofsdp/gofsdp/internal/gpudouble"
 )
 
-// loadScript is a process that loads the driver in every way, and prints how that ends. Its argument is the double.
+// loadScript is a process that loads the driver in every way, and prints how that ends. Its
+// argument is the double.
 func loadScript() {
 	path := os.Args[1]
 	variable := func(value string) { os.Setenv(EnvCUDA, value) }
@@ -58,7 +59,7 @@ func loadScript() {
 
 func TestLoad(t *testing.T) {
 	path := gpudouble.Build(t).CUDA
-	dir := t.TempDir() // where the loader finds something that is no library, even if the machine has a driver
+	dir := t.TempDir() // no library, even if the machine has a driver
 	broken := filepath.Join(dir, "libcuda.so.1")
 	require.NoError(t, os.WriteFile(broken, nil, 0o600))
 	lines := child(t, dir, path, "FSDP_DOUBLE_FAIL=cuInit:1:100", "FSDP_DOUBLE_DEVICES=2")

@@ -35,8 +35,8 @@ func cuda(t testing.TB) *gpudouble.Control {
 	return c
 }
 
-// gpu opens device 0: of the driver that EnvCUDA names if it is set, so that the tests of the contract can run on a real GPU,
-// and of the double otherwise.
+// gpu opens device 0: of the driver that EnvCUDA names if it is set, so that the tests of the
+// contract can run on a real GPU, and of the double otherwise.
 func gpu(t testing.TB) *Device {
 	t.Helper()
 	if os.Getenv(EnvCUDA) == "" {
@@ -85,7 +85,8 @@ func allocHost(t testing.TB, d *Device, n int) *HostMemory {
 	return h
 }
 
-// vector is a module of two kernels. It is part of the test binary, which may run on a machine without the sources.
+// vector is a module of two kernels. It is part of the test binary, which may run on a machine
+// without the sources.
 //
 //go:embed testdata/vector.ptx
 var vector []byte

@@ -21,7 +21,8 @@ import (
 // Memory is memory of a device.
 type Memory struct{ object }
 
-// Alloc allocates n bytes, aligned to 256. They hold anything. No bytes are allowed, too: they have the address 0.
+// Alloc allocates n bytes, aligned to 256, with undefined contents. n may be 0: the address is 0
+// then.
 func (d *Device) Alloc(n int) (*Memory, error) {
 	if n < 0 {
 		return nil, fmt.Errorf("device %d: cannot allocate %d bytes", d.ordinal, n)
@@ -48,7 +49,7 @@ func (m *Memory) Addr() uintptr { return m.number() }
 // Len returns the number of bytes.
 func (m *Memory) Len() int { return m.bytes }
 
-// Free frees the memory. What streams have been given to do with it has to be done.
+// Free frees the memory. Streams must be through with all work on it.
 func (m *Memory) Free() error {
 	return m.destroy("cuMemFree", func(context, handle C.driver_handle) C.driver_result {
 		if handle == 0 {
@@ -58,11 +59,11 @@ func (m *Memory) Free() error {
 	})
 }
 
-// HostMemory is pinned memory of the host, the only host memory that streams copy: it stays where it is, and Go's garbage
-// collector knows nothing of it.
+// HostMemory is pinned memory of the host, the only host memory that streams copy: it stays where
+// it is, and Go's garbage collector knows nothing of it.
 type HostMemory struct{ object }
 
-// AllocHost allocates n bytes of pinned host memory. They hold anything.
+// AllocHost allocates n bytes of pinned host memory, with undefined contents.
 func (d *Device) AllocHost(n int) (*HostMemory, error) {
 	if n < 0 {
 		return nil, fmt.Errorf("device %d: cannot allocate %d bytes of pinned host memory", d.ordinal, n)
@@ -83,12 +84,12 @@ func (d *Device) AllocHost(n int) (*HostMemory, error) {
 	return h, nil
 }
 
-// Bytes returns the memory itself, nil once it is freed: nobody may keep it longer.
+// Bytes returns the memory itself, nil once it is freed. The slice must not be used after Free.
 func (h *HostMemory) Bytes() []byte {
 	if h.number() == 0 {
 		return nil
 	}
-	return unsafe.Slice(*(**byte)(unsafe.Pointer(&h.handle)), h.bytes) // C memory: its address is a number to Go
+	return unsafe.Slice(*(**byte)(unsafe.Pointer(&h.handle)), h.bytes) // C memory, a number to Go
 }
 
 // Addr returns the address of the first byte, or 0 of memory that is freed.
@@ -97,7 +98,7 @@ func (h *HostMemory) Addr() uintptr { return h.number() }
 // Len returns the number of bytes.
 func (h *HostMemory) Len() int { return h.bytes }
 
-// Free frees the memory. What streams have been given to do with it has to be done.
+// Free frees the memory. Streams must be through with all work on it.
 func (h *HostMemory) Free() error {
 	return h.destroy("cuMemFreeHost", func(context, handle C.driver_handle) C.driver_result {
 		if handle == 0 {

@@ -31,13 +31,13 @@ import (
 // Module is a set of kernels that a device has loaded.
 type Module struct{ object }
 
-// LoadModule loads PTX text, which the driver compiles for the device, or a cubin. The error of text that does not compile
-// says what the compiler says.
+// LoadModule loads PTX text, which the driver compiles for the device, or a cubin. The error of
+// text that does not compile says what the compiler says.
 func (d *Device) LoadModule(image []byte) (*Module, error) {
 	if len(image) == 0 {
 		return nil, fmt.Errorf("device %d: a module of no bytes", d.ordinal)
 	}
-	text := append(bytes.Clone(image), 0) // the driver takes text that ends in zero, and knows the length of a cubin
+	text := append(bytes.Clone(image), 0) // text ends in zero; a cubin knows its length
 	var log [4096]C.char
 	m := new(Module)
 	err := m.create(d, module, 0, "cuModuleLoadDataEx", func(context C.driver_handle) C.driver_result {
@@ -104,11 +104,12 @@ func (f *Function) measure() error {
 	}
 }
 
-// Launch runs the kernel on a grid of blocks of threads, with shared bytes of dynamic shared memory for each block.
+// Launch runs the kernel on a grid of blocks of threads, with shared bytes of dynamic shared
+// memory for each block.
 //
-// Arguments are int32, uint32, int64, uint64, float32, float64, a *Memory, or a uintptr, which is an address in device
-// memory. An int is none, for kernels have no such type. Where the driver knows the kernel's parameters, from CUDA 12.4 on,
-// number and sizes are compared with them.
+// Arguments are int32, uint32, int64, uint64, float32, float64, a *Memory, or a uintptr, which is
+// an address in device memory. int is refused: kernels have no such type. Where the driver
+// knows the kernel's parameters, from CUDA 12.4 on, number and sizes are compared with them.
 func (f *Function) Launch(s *Stream, grid, block [3]int, shared int, args ...any) error {
 	if err := errors.Join(f.module.use(), s.use()); err != nil {
 		return err
@@ -160,8 +161,8 @@ func extent(n [3]int) (e C.driver_extent, ok bool) {
 	return C.driver_extent{x: C.uint(n[0]), y: C.uint(n[1]), z: C.uint(n[2])}, true
 }
 
-// argument returns the bits of an argument and how many bytes they are, none if a kernel cannot take it. Values lie in the
-// first bytes: all machines with CUDA are little-endian.
+// argument returns the bits of an argument and how many bytes they are, none if a kernel cannot
+// take it. Values lie in the first bytes: all machines with CUDA are little-endian.
 func argument(a any) (bits uint64, size int) {
 	switch a := a.(type) {
 	case int32:

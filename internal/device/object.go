@@ -50,7 +50,8 @@ func (o *object) create(d *Device, k kind, bytes int, op string, call func(conte
 	return nil
 }
 
-// destroy closes the object by the driver's function op. What the driver refuses to close stays open.
+// destroy closes the object by the driver's function op. What the driver refuses to close stays
+// open.
 func (o *object) destroy(op string, call func(context, handle C.driver_handle) C.driver_result) error {
 	if !o.open.CompareAndSwap(true, false) {
 		return o.closed()

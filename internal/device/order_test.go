@@ -11,7 +11,8 @@ import (
 	"pgregory.net/rapid"
 )
 
-// TestOnlyEventsOrderStreams holds one stream back: without a wait the other overtakes it, every time.
+// TestOnlyEventsOrderStreams holds one stream back: without a wait the other overtakes it, every
+// time.
 func TestOnlyEventsOrderStreams(t *testing.T) {
 	c := cuda(t)
 	d := open(t, 0)
@@ -53,7 +54,8 @@ func TestOnlyEventsOrderStreams(t *testing.T) {
 	}
 }
 
-// TestWaitIsForThePlaceOfTheLastRecord checks that recording an event again does not move who waits for it.
+// TestWaitIsForThePlaceOfTheLastRecord checks that recording an event again does not move who
+// waits for it.
 func TestWaitIsForThePlaceOfTheLastRecord(t *testing.T) {
 	c := cuda(t)
 	d := open(t, 0)
@@ -71,7 +73,8 @@ func TestWaitIsForThePlaceOfTheLastRecord(t *testing.T) {
 	require.NoError(t, e.Sync())
 }
 
-// TestCopiesHappenWhenTheyRun checks that a copy takes what is in host memory when it runs, not when it was asked for.
+// TestCopiesHappenWhenTheyRun checks that a copy takes what is in host memory when it runs, not
+// when it was asked for.
 func TestCopiesHappenWhenTheyRun(t *testing.T) {
 	c := cuda(t)
 	d := open(t, 0)
@@ -85,8 +88,8 @@ func TestCopiesHappenWhenTheyRun(t *testing.T) {
 	require.Equal(t, []byte{2}, get(t, d, s, m.Addr(), 1))
 }
 
-// TestRandomStreams compares random work on several streams and devices, ordered by events where it touches the same memory,
-// with the same work done one after the other by the host.
+// TestRandomStreams compares random work on several streams and devices, ordered by events where
+// it touches the same memory, with the same work done one after the other by the host.
 func TestRandomStreams(t *testing.T) {
 	c := cuda(t)
 	const size, buffers, streams = 64, 4, 3

@@ -19,8 +19,8 @@ import "C"
 
 import "fmt"
 
-// Stream runs copies, kernels and collectives one after the other, beside the host and other streams. It is not ordered
-// with CUDA's default stream.
+// Stream runs copies, kernels and collectives one after the other, beside the host and other
+// streams. It is not ordered with CUDA's default stream.
 //
 // What fails while it runs is found by a later call: Sync, Query, or any other.
 type Stream struct{ object }
@@ -43,7 +43,8 @@ func (s *Stream) Handle() uintptr { return s.number() }
 // Device returns the device that made s.
 func (s *Stream) Device() *Device { return s.device }
 
-// Sync blocks a thread until everything that s was given is done. Who may have to give up polls Query instead.
+// Sync blocks a thread until everything that s was given is done. It cannot be cancelled: to be
+// able to give up, poll Query instead.
 func (s *Stream) Sync() error {
 	if err := s.use(); err != nil {
 		return err
@@ -67,8 +68,8 @@ func (o *object) done(op string, r C.driver_result) (bool, error) {
 	return r == 0, o.result(op, r)
 }
 
-// Wait lets what s is given from now on wait for the place that e marks now, in a stream of any device. An event that was
-// never recorded marks the beginning of everything.
+// Wait lets what s is given from now on wait for the place that e marks now, in a stream of any
+// device. An event that was never recorded marks the beginning of everything.
 func (s *Stream) Wait(e *Event) error {
 	if err := s.use(); err != nil {
 		return err

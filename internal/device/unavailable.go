@@ -4,7 +4,8 @@ package device
 
 import "time"
 
-// unavailable is the answer of everything in a program without cgo, or for another system than Linux.
+// unavailable is the answer of everything in a program without cgo, or for another system than
+// Linux.
 func unavailable() error {
 	return &LoadError{What: "the CUDA driver", Hint: "this program was built without cgo, or not for Linux"}
 }

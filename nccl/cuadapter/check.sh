@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Compiles, vets, links and tests the adapter on a machine without CUDA and without a GPU:
 #
-#   compiles  with NVIDIA's own cuda.h of CUDA 12 and of 13, from the wheels of Python's package index
+#   compiles  with NVIDIA's own cuda.h of CUDA 12 and of 13, from wheels of PyPI
 #   links     with a stub of libcuda that has every function of that header
 #   runs      with the doubles of libcuda and libnccl that this repository's tests use
 #
@@ -29,7 +29,8 @@ check() { # a package of the index, with its version
 	python3 -m zipfile -e "$dir"/*.whl "$dir"
 	include=$(dirname "$(find "$dir" -name cuda.h -print -quit)")
 
-	# What a header declares after preprocessing is what a library has to define: the names carry their versions then.
+	# What a header declares after preprocessing is what a library has to define: the names carry
+	# their versions then.
 	echo '#include <cuda.h>' | cc -E -P -I"$here/compat" -I"$include" - | grep -oE '\<cu[A-Z][A-Za-z0-9_]*[ ]*\(' |
 		tr -d ' (' | sort -u | sed 's/.*/int &(void) { return 34; } \/\/ CUDA_ERROR_STUB_LIBRARY/' >"$dir/stub.c"
 	cc -shared -fPIC -w -Wl,-soname,libcuda.so.1 -o "$dir/libcuda.so" "$dir/stub.c"

@@ -7,8 +7,8 @@
 //	dev, err := cuadapter.Device(gpu, primary)
 //	g, err := nccl.New(ctx, boot, dev, nccl.GroupConfig{})
 //	stream, err := dev.NewStream()
-//	err = kernel.Launch(…, cuadapter.CUStream(stream), …)              // by cu
-//	err = g.Fence(stream)                                              // collectives come after it
+//	err = kernel.Launch(…, cuadapter.CUStream(stream), …)           // by cu
+//	err = g.Fence(stream)                                           // collectives come after it
 //	w := g.AllReduce(cuadapter.Buffer[float32](ptr, n), comm.Sum)
 //
 // It is a module of its own, because cu is not for every program: it needs cuda.h to
@@ -86,7 +86,7 @@ func Stream(s cu.Stream) uintptr { return uintptr(unsafe.Pointer(s.C())) }
 // remains the caller's to close by s.
 func CUStream(s *nccl.Stream) cu.Stream {
 	handle := s.Handle()
-	return *(*cu.Stream)(unsafe.Pointer(&handle)) // a CUstream and nothing else, for which cu has no constructor
+	return *(*cu.Stream)(unsafe.Pointer(&handle)) // a CUstream, for which cu has no constructor
 }
 
 // A cu.Stream is as large as its handle.

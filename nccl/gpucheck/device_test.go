@@ -12,8 +12,9 @@ import (
 	"github.com/gofsdp/gofsdp/nccl"
 )
 
-// TestStep moves device memory as a step of training does, while the host waits for nothing but the end: gradients that a
-// stream produces are reduce-scattered, the stream makes parameters of this rank's part, and these are gathered.
+// TestStep moves device memory as a step of training does, while the host waits for nothing but
+// the end: gradients that a stream produces are reduce-scattered, the stream makes parameters of
+// this rank's part, and these are gathered.
 func TestStep(t *testing.T) {
 	if !isRank() {
 		inEach(t)
@@ -40,8 +41,8 @@ func TestStep(t *testing.T) {
 	require.NoError(t, g.Close())
 }
 
-// step is a step with parts of so many elements, whose values are made by as from small whole numbers: sums of them are
-// exact in every order and type.
+// step is a step with parts of so many elements, whose values are made by as from small whole
+// numbers: sums of them are exact in every order and type.
 func step[T comm.Elem](t *testing.T, g *nccl.Group, dev *nccl.Device, part int, as func([]float32) []T) {
 	all := part * g.Size()
 	mine, want := make([]float32, all), make([]float32, all)

@@ -60,8 +60,8 @@ const envGPU = "FSDP_GPUCHECK_GPU"
 
 func isRank() bool { return os.Getenv(envGPU) != "" }
 
-// patience is how long the ranks of an arrangement may take for one test, and grace how much longer than the first of them
-// that fails.
+// patience is how long the ranks of an arrangement may take for one test, and grace how much
+// longer than the first of them that fails.
 const (
 	patience = 20 * time.Minute
 	grace    = time.Minute

@@ -4,7 +4,7 @@
 #   GPUCHECK_BIN        the test program, if it is not to be built here
 #   FSDP_CUDA_LIBRARY   the CUDA driver, if it is not the system's libcuda.so.1
 #   FSDP_NCCL_LIBRARY   NCCL, if it is to be another one than the script finds
-#   RAPID_CHECKS        random cases of each property of the contract, 100 if not set: fewer take less time
+#   RAPID_CHECKS        random cases of each property of the contract, 100 if not set
 #
 # Arguments go to the test program. Exit status: 0 all is well, 3 there is no GPU, other: a failure.
 set -euo pipefail
@@ -30,8 +30,8 @@ loadable() {
 	PATH=$PATH:/sbin:/usr/sbin ldconfig -p 2>/dev/null | grep 'libnccl\.so\.2 ' >/dev/null
 }
 
-# An active Python environment was chosen by somebody, the system's NCCL was chosen by its administrator, and what other
-# Pythons carry is better than nothing.
+# An active Python environment was chosen by somebody, the system's NCCL was chosen by its
+# administrator, and what other Pythons carry is better than nothing.
 nccl=${FSDP_NCCL_LIBRARY:-}
 for python in "${VIRTUAL_ENV:-}" "${CONDA_PREFIX:-}"; do
 	if [ -z "$nccl" ] && [ -d "$python" ]; then nccl=$(wheel "$python/lib" || true); fi

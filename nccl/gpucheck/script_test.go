@@ -27,13 +27,13 @@ var program = struct {
 	path string
 }{}
 
-// gpucheck runs the script with a built program, unless a variable says otherwise. It returns what it printed and its exit
-// status.
+// gpucheck runs the script with a built program, unless a variable says otherwise. It returns what
+// it printed and its exit status.
 func gpucheck(t *testing.T, variables []string, args ...string) (string, int) {
 	t.Helper()
 	libs := gpudouble.Build(t)
 	program.Do(func() {
-		program.path = filepath.Join(filepath.Dir(libs.CUDA), "gpucheck") // what is there goes with the doubles
+		program.path = filepath.Join(filepath.Dir(libs.CUDA), "gpucheck") // removed with them
 		out, err := exec.Command("go", "test", "-c", "-tags", "gpu", "-o", program.path, ".").CombinedOutput()
 		require.NoError(t, err, "%s", out)
 	})

@@ -15,10 +15,11 @@ import (
 	"github.com/gofsdp/gofsdp/nccl"
 )
 
-// TestBandwidth measures all-gathers and reduce-scatters of float32, as NCCL runs them, beside copies inside the GPU.
+// TestBandwidth measures all-gathers and reduce-scatters of float32, as NCCL runs them, beside
+// copies inside the GPU.
 //
-// The size is that of the whole buffer, of which every rank has a part, and the rate is that size by the time. The bus is
-// what a rank sends: (n-1)/n of it. A copy reads and writes its size.
+// The size is that of the whole buffer, of which every rank has a part, and the rate is that size
+// by the time. The bus is what a rank sends: (n-1)/n of it. A copy reads and writes its size.
 func TestBandwidth(t *testing.T) {
 	if !isRank() {
 		inEach(t)
@@ -112,7 +113,8 @@ func (s *stand) measure(t *testing.T, size int) {
 // element is the float32 of which every byte is rank+1.
 func element(rank int) float32 { return math.Float32frombits(uint32(rank+1) * 0x01010101) }
 
-// time returns how long the stream takes for what one call of f gives it. All ranks call it with the same.
+// time returns how long the stream takes for what one call of f gives it. All ranks call it with
+// the same.
 func (s *stand) time(t *testing.T, f func() error) time.Duration {
 	run := func(times int) time.Duration {
 		require.NoError(t, s.Barrier(t.Context()))
