@@ -15,7 +15,7 @@ func TestSplit(t *testing.T) {
 // Package p has an answer.
 package p
 
-//go:generate stringer
+//go:noinline
 
 // F returns the answer.
 func F() int {
