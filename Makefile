@@ -53,13 +53,13 @@ mpich: ## test the groups over MPICH (Debian: mpich libmpich-dev pkg-config)
 	$(GO) test -tags mpi,mpich ./comm/mpi
 
 faults: ## every fault in every collective over every transport, a few minutes
-	$(GO) run ./comm/faults
+	$(GO) run ./internal/faults
 
 soak: ## ten minutes of random collectives with random faults
-	$(GO) run ./comm/faults -soak 10m
+	$(GO) run ./internal/faults -soak 10m
 
 netns: ## ranks on hosts of their own, in network namespaces (root, iproute2)
-	$(GO) test -tags netns ./comm/netns
+	$(GO) test -tags netns ./internal/netns
 
 nccl-abi: ## compare our declarations of NCCL with real releases from Python wheels, no GPU needed
 	nccl/abi/check.sh
@@ -103,4 +103,4 @@ bench-gemm: ## GFLOP/s of the matrix product
 	$(GO) test ./internal/kernel/gemm -run '^$$' -bench Gemm -benchtime 200ms
 
 bench-comm: ## GB/s of the collectives, beside Gloo, Open MPI, MPICH and memcpy
-	$(GO) run ./comm/bench
+	$(GO) run ./internal/bench/comm

@@ -79,10 +79,10 @@ var edges = map[string]string{
 	"examples/uneven":               "gorgonia comm fsdp fsdp/nn optim",
 
 	// What measures and checks.
-	"comm/bench":              "comm",
-	"comm/faults":             "comm comm/commtest",
-	"comm/netns":              "",
 	"internal/bench":          "gorgonia comm comm/commtest fsdp fsdp/nn optim",
+	"internal/bench/comm":     "comm",
+	"internal/faults":         "comm comm/commtest",
+	"internal/netns":          "",
 	"internal/samebits":       "internal/revision internal/safetensors",
 	"internal/samebits/train": "gorgonia comm fsdp fsdp/nn optim",
 }

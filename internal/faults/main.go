@@ -1,10 +1,10 @@
 // The faults command breaks process groups in every way it knows and checks that
 // every rank gets to know, in time and by name.
 //
-//	go run ./comm/faults                 the fault matrix: exit status 1 if a case fails
-//	go run ./comm/faults -case 1234      one case again, with all that its ranks say
-//	go run ./comm/faults -soak 10m       random programs and faults, one job after the other
-//	go run ./comm/faults -round 77       one job of it again
+//	go run ./internal/faults                 the fault matrix: exit status 1 if a case fails
+//	go run ./internal/faults -case 1234      one case again, with all that its ranks say
+//	go run ./internal/faults -soak 10m       random programs and faults, one job after the other
+//	go run ./internal/faults -round 77       one job of it again
 //
 // # The matrix
 //

@@ -1,7 +1,7 @@
 // Command bench measures the collectives of this library beside those of Gloo, Open MPI and MPICH, interleaved in one run,
 // and prints the ratios beside their targets.
 //
-//	go run ./comm/bench [-worlds 2,4] [-ops all-gather,flag] [-max 64M] [-rounds 7] [-candidates local,gloo] [-json file]
+//	go run ./internal/bench/comm [-worlds 2,4] [-ops all-gather,flag] [-max 64M] [-rounds 7] [-candidates local,gloo] [-json file]
 //
 // All candidates of a world size are started together. For every operation and tensor size each of them runs one batch of
 // about 40 ms in every round, in turn, while the ranks of the others sit blocked in a read from the driver:

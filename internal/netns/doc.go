@@ -11,5 +11,5 @@
 // There is nothing but tests here, behind a build tag, for they need root and
 // the commands ip and tc:
 //
-//	go test -tags netns ./comm/netns
+//	go test -tags netns ./internal/netns
 package netns

@@ -206,9 +206,9 @@ func (c *Case) deadline() time.Duration {
 // command runs c again.
 func (c *Case) command() string {
 	if c.Steps > 0 {
-		return fmt.Sprintf("go run ./comm/faults -seed %d -round %d -transport %s", c.Seed, c.Number, c.Transport)
+		return fmt.Sprintf("go run ./internal/faults -seed %d -round %d -transport %s", c.Seed, c.Number, c.Transport)
 	}
-	return fmt.Sprintf("go run ./comm/faults -seed %d -case %d", c.Seed, c.Number)
+	return fmt.Sprintf("go run ./internal/faults -seed %d -case %d", c.Seed, c.Number)
 }
 
 // String says what c is in a line.
