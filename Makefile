@@ -88,19 +88,19 @@ same-bits: ## compare trainings bit for bit with another commit: BASE=main~1, RE
 	$(GO) run ./internal/samebits -base "$(BASE)" -renamed "$(RENAMED)"
 
 memory: ## what a rank holds under each sharding strategy, planned and counted
-	$(GO) run ./internal/bench -memory
+	$(GO) run ./internal/bench memory
 
 bench: ## tokens/s and GFLOP/s of a GPT, against Gorgonia's TapeMachine; how much communication is hidden
-	$(GO) run ./internal/bench
+	$(GO) run ./internal/bench train
 
 bench-join: ## what Join costs with even data, and what a rank without a batch takes
-	$(GO) run ./internal/bench -join -seconds 8
+	$(GO) run ./internal/bench join -seconds 8
 
 bench-state: ## optimizer state made whole, and checkpoints, beside plain copies and files; needs 15 GB of memory
-	$(GO) run ./internal/bench -state
+	$(GO) run ./internal/bench state
 
 bench-gemm: ## GFLOP/s of the matrix product
 	$(GO) test ./internal/kernel/gemm -run '^$$' -bench Gemm -benchtime 200ms
 
 bench-comm: ## GB/s of the collectives, beside Gloo, Open MPI, MPICH and memcpy
-	$(GO) run ./internal/bench/comm
+	$(GO) run ./internal/bench comm

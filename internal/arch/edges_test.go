@@ -20,7 +20,9 @@ var edges = map[string]string{
 	// Leaves.
 	"internal/arena":     "",
 	"internal/arch":      "",
-	"internal/auth":      "",
+	"internal/auth":      "internal/text",
+	"internal/backoff":   "",
+	"internal/text":      "",
 	"internal/device":    "",
 	"internal/gpudouble": "",
 	"internal/half":      "",
@@ -48,9 +50,9 @@ var edges = map[string]string{
 	"internal/safetensors":        "internal/half",
 
 	// Groups of ranks.
-	"comm":           "internal/auth internal/half internal/kernel/vec internal/launch internal/mesh internal/shm internal/store",
+	"comm":           "internal/auth internal/backoff internal/half internal/kernel/vec internal/launch internal/mesh internal/shm internal/store internal/text",
 	"comm/commtest":  "comm",
-	"comm/mpi":       "comm",
+	"comm/mpi":       "comm internal/backoff",
 	"internal/mesh":  "internal/auth internal/store",
 	"internal/store": "internal/auth",
 	"nccl":           "comm internal/device internal/half",
@@ -59,8 +61,11 @@ var edges = map[string]string{
 	// The library.
 	"optim":           "internal/kernel/vec shard",
 	"optim/optimtest": "optim",
-	"fsdp": "gorgonia comm fsdp/internal/layout fsdp/internal/ranks internal/arena internal/checkpoint internal/exec " +
-		"internal/half internal/kernel/vec internal/mapped internal/program internal/rng internal/safetensors optim shard",
+	"fsdp": "gorgonia comm fsdp/internal/engine fsdp/internal/layout fsdp/internal/ranks fsdp/internal/state internal/arena " +
+		"internal/checkpoint internal/exec internal/kernel/vec internal/program internal/rng optim shard",
+	"fsdp/internal/engine": "gorgonia comm fsdp/internal/layout fsdp/internal/ranks internal/arena internal/exec internal/half " +
+		"internal/kernel/vec internal/mapped internal/program optim shard",
+	"fsdp/internal/state":  "comm fsdp/internal/layout fsdp/internal/ranks internal/checkpoint internal/safetensors optim shard",
 	"fsdp/internal/layout": "comm internal/program shard",
 	"fsdp/internal/ranks":  "comm",
 	"fsdp/graph":           "gorgonia fsdp internal/exec",
@@ -79,8 +84,11 @@ var edges = map[string]string{
 	"examples/uneven":               "gorgonia comm fsdp fsdp/nn optim",
 
 	// What measures and checks.
-	"internal/bench":          "gorgonia comm comm/commtest fsdp fsdp/nn optim",
-	"internal/bench/comm":     "comm",
+	"internal/bench":          "internal/bench/comm internal/bench/state internal/bench/train",
+	"internal/bench/comm":     "comm internal/bench/stats",
+	"internal/bench/state":    "gorgonia comm fsdp fsdp/nn internal/bench/stats optim",
+	"internal/bench/stats":    "",
+	"internal/bench/train":    "gorgonia comm comm/commtest fsdp fsdp/nn internal/bench/stats optim",
 	"internal/faults":         "comm comm/commtest",
 	"internal/netns":          "",
 	"internal/samebits":       "internal/revision internal/safetensors",
@@ -94,7 +102,7 @@ const gorgonia = "gorgonia"
 // Nothing else may, so that groups, optimizers, schedules and kernels can be used without it.
 var overGorgonia = strings.Fields(`
 	examples/fromgraph examples/gpt examples/internal/text examples/lora examples/moe examples/offload examples/uneven
-	fsdp fsdp/graph fsdp/nn internal/bench internal/exec internal/exec/exectest internal/ops internal/samebits/train
+	fsdp fsdp/graph fsdp/internal/engine fsdp/nn internal/bench internal/bench/state internal/bench/train internal/exec internal/exec/exectest internal/ops internal/samebits/train
 `)
 
 // pure lists the packages that only decide: they neither wait, nor start goroutines, nor read and

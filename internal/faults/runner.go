@@ -16,7 +16,8 @@ type runner struct {
 	slots chan struct{} // one for every case at a time
 }
 
-// newRunner makes a runner of so many cases at a time. All files of its cases are in a directory of its own.
+// newRunner makes a runner of so many cases at a time. All files of its cases are in a directory of
+// its own.
 func newRunner(parallel int) (*runner, error) {
 	dir, err := os.MkdirTemp("", "gofsdp-faults-")
 	if err != nil {
@@ -241,7 +242,8 @@ func (t *trial) proceed() {
 	}
 }
 
-// stacks returns the file that holds what the goroutines of the processes of the given ranks do, which ends them.
+// stacks returns the file that holds what the goroutines of the processes of the given ranks do,
+// which ends them.
 func (t *trial) stacks(ranks []int) string {
 	f, err := os.CreateTemp("", "gofsdp-faults-stacks-")
 	if err != nil {

@@ -10,7 +10,8 @@ import (
 // resume continues a process that has stopped itself.
 func resume(p *os.Process) error { return p.Signal(syscall.SIGCONT) }
 
-// dumpStacks ends a process with the stacks of its goroutines on standard error. One that has ended has none.
+// dumpStacks ends a process with the stacks of its goroutines on standard error. One that has ended
+// has none.
 func dumpStacks(p *os.Process) {
 	_ = p.Signal(syscall.SIGCONT)
 	_ = p.Signal(syscall.SIGQUIT)

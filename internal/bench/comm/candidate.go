@@ -1,4 +1,4 @@
-package main
+package comm
 
 import (
 	"fmt"
@@ -9,7 +9,8 @@ import (
 	"strings"
 )
 
-// candidate is a way to run collectives. It is started as one or more processes whose ranks connect to the driver's socket.
+// candidate is a way to run collectives. It is started as one or more processes whose ranks connect
+// to the driver's socket.
 type candidate struct {
 	name     string
 	tcp      bool // marked where the loopback is not prepared
@@ -80,7 +81,8 @@ func wanted(names []string) []candidate {
 // startLocal starts one process that all ranks are goroutines of.
 func startLocal(s start) []*exec.Cmd { return []*exec.Cmd{s.ours()} }
 
-// startOurs starts one process for each rank, which together use as many threads as the machine has cores.
+// startOurs starts one process for each rank, which together use as many threads as the machine has
+// cores.
 func startOurs(how ...string) func(start) []*exec.Cmd {
 	return func(s start) []*exec.Cmd {
 		threads := max(1, runtime.NumCPU()/s.ranks)
@@ -96,11 +98,12 @@ func startOurs(how ...string) func(start) []*exec.Cmd {
 
 // ours is this program as one or all ranks of a world.
 func (s start) ours(how ...string) *exec.Cmd {
-	args := []string{rankCommand, "-socket", s.socket, "-size", strconv.Itoa(s.ranks), "-max", strconv.Itoa(s.max)}
+	args := []string{RankCommand, "-socket", s.socket, "-size", strconv.Itoa(s.ranks), "-max", strconv.Itoa(s.max)}
 	return exec.Command(s.shop.self, append(args, how...)...)
 }
 
-// startOpenMPI uses the ob1 layer over the given byte transfer layers. Ranks are not bound to cores, as ours are not.
+// startOpenMPI uses the ob1 layer over the given byte transfer layers. Ranks are not bound to
+// cores, as ours are not.
 func startOpenMPI(btl string) func(start) []*exec.Cmd {
 	return func(s start) []*exec.Cmd {
 		cmd := exec.Command(s.shop.programs["ompirun"], "-np", strconv.Itoa(s.ranks),

@@ -1,24 +1,27 @@
-// Command bench measures the collectives of this library beside those of Gloo, Open MPI and MPICH, interleaved in one run,
-// and prints the ratios beside their targets.
+// Package comm measures the collectives of this library beside those of Gloo, Open MPI and MPICH,
+// interleaved in one run, and prints the ratios beside their targets.
 //
-//	go run ./internal/bench/comm [-worlds 2,4] [-ops all-gather,flag] [-max 64M] [-rounds 7] [-candidates local,gloo] [-json file]
+//	go run ./internal/bench comm [-worlds 2,4] [-ops all-gather,flag] [-max 64M] [-rounds 7] [-candidates local,gloo] [-json file]
 //
-// All candidates of a world size are started together. For every operation and tensor size each of them runs one batch of
-// about 40 ms in every round, in turn, while the ranks of the others sit blocked in a read from the driver:
+// All candidates of a world size are started together. For every operation and tensor size each of
+// them runs one batch of about 40 ms in every round, in turn, while the ranks of the others sit
+// blocked in a read from the driver:
 //
 //	driver ── "run all-gather 65536 800" ──> every rank of one candidate      (a Unix socket per rank)
 //	       <── "ok 0.0391" ─────────────────                                  slowest rank counts
 //
-// The result is the median over rounds of the time of one operation. Bytes are those of the full tensor: the output of an
-// all-gather or gather, the input of a reduce-scatter. GB/s is that divided by the time. Before a candidate is timed at an operation
-// and a size it has to get a test pattern right.
+// The result is the median over rounds of the time of one operation. Bytes are those of the full
+// tensor: the output of an all-gather or gather, the input of a reduce-scatter. GB/s is that
+// divided by the time. Before a candidate is timed at an operation and a size it has to get a test
+// pattern right.
 //
-// The peers are small programs of ours (directory peers), built here with the compilers of the machine; what is not
-// installed is left out, with a message. As root on Linux everything runs in a network namespace whose loopback has
-// quickack routes and reno, because Gloo is otherwise at the mercy of delayed acknowledgements: 250 ms for 1 MiB.
+// The peers are small programs of ours (directory peers), built here with the compilers of the
+// machine; what is not installed is left out, with a message. As root on Linux everything runs in a
+// network namespace whose loopback has quickack routes and reno, because Gloo is otherwise at the
+// mercy of delayed acknowledgements: 250 ms for 1 MiB.
 //
 // Machines are noisy: look at the ratios, and run again before believing a miss.
-package main
+package comm
 
 import (
 	"context"
@@ -27,12 +30,10 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"os/signal"
 	"runtime"
 	"slices"
 	"strconv"
 	"strings"
-	"syscall"
 )
 
 // options is what a run measures.
@@ -45,36 +46,21 @@ type options struct {
 	json       string   // file to write, or ""
 }
 
-// The main goroutine stays on the main thread: network namespaces and the order to die with the parent belong to threads.
-func init() { runtime.LockOSThread() }
-
-func main() {
-	if len(os.Args) > 1 && os.Args[1] == rankCommand {
-		if err := serve(os.Args[2:]); err != nil {
-			fmt.Fprintln(os.Stderr, "bench:", err)
-			os.Exit(1)
-		}
-		return
-	}
-	opts, err := parseOptions(os.Args[1:], os.Stderr)
-	if errors.Is(err, flag.ErrHelp) {
-		return
-	}
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	defer stop()
-	if err == nil {
-		err = run(ctx, os.Stdout, opts)
-	}
+// Run measures what args, the command line behind the subcommand, say, and prints tables to w.
+func Run(ctx context.Context, w io.Writer, args []string) error {
+	opts, err := parseOptions(args, os.Stderr)
 	if err != nil {
-		fmt.Fprintln(os.Stderr, "bench:", err)
-		os.Exit(1)
+		return err
 	}
+	// Network namespaces and the order to die with the parent belong to threads.
+	runtime.LockOSThread()
+	return run(ctx, w, opts)
 }
 
 // parseOptions reads the command line and refuses what cannot be measured.
 func parseOptions(args []string, usage io.Writer) (options, error) {
 	var o options
-	flags := flag.NewFlagSet("bench", flag.ContinueOnError)
+	flags := flag.NewFlagSet("bench comm", flag.ContinueOnError)
 	flags.SetOutput(usage)
 	worlds := flags.String("worlds", "2,4", "comma-separated numbers of ranks")
 	ops := flags.String("ops", strings.Join(operations, ","), "comma-separated operations")

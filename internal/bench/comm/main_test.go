@@ -1,4 +1,4 @@
-package main
+package comm
 
 import (
 	"io"
@@ -11,8 +11,10 @@ import (
 
 // TestMain lets the tests start this program as ranks.
 func TestMain(m *testing.M) {
-	if len(os.Args) > 1 && os.Args[1] == rankCommand {
-		main()
+	if len(os.Args) > 1 && os.Args[1] == RankCommand {
+		if err := Serve(os.Args[2:]); err != nil {
+			panic(err)
+		}
 		return
 	}
 	goleak.VerifyTestMain(m)

@@ -1,4 +1,4 @@
-package main
+package comm
 
 import (
 	"context"
@@ -75,7 +75,8 @@ type runner struct {
 	times []float64 // seconds of one operation, by round
 }
 
-// measure returns the times of all candidates that can do the cell, by name. Only the end of ctx is an error.
+// measure returns the times of all candidates that can do the cell, by name. Only the end of ctx is
+// an error.
 func (f *fleet) measure(ctx context.Context, c cell, rounds int) (map[string][]float64, error) {
 	var runners []*runner
 	for _, s := range slices.Clone(f.sessions) {
@@ -111,7 +112,8 @@ func (f *fleet) measure(ctx context.Context, c cell, rounds int) (map[string][]f
 	return times, nil
 }
 
-// judge deals with the failure of a session: a refusal is noted, anything else drops it. The end of ctx is returned.
+// judge deals with the failure of a session: a refusal is noted, anything else drops it. The end of
+// ctx is returned.
 func (f *fleet) judge(ctx context.Context, s *session, err error) error {
 	switch {
 	case ctx.Err() != nil:
@@ -124,8 +126,9 @@ func (f *fleet) judge(ctx context.Context, s *session, err error) error {
 	return nil
 }
 
-// calibrate checks the candidate at c and returns the batch to measure, that of its fastest variant. A command of no
-// iterations means that the candidate cannot do c. A refusal is returned only if no variant is right.
+// calibrate checks the candidate at c and returns the batch to measure, that of its fastest
+// variant. A command of no iterations means that the candidate cannot do c. A refusal is returned
+// only if no variant is right.
 func (s *session) calibrate(ctx context.Context, c cell) (best command, err error) {
 	fastest := math.Inf(1)
 	for _, call := range s.calls(c.Op) {
@@ -147,7 +150,8 @@ func (s *session) calibrate(ctx context.Context, c cell) (best command, err erro
 	return command{}, err
 }
 
-// calibrateCall checks one call and returns a batch of it that takes long enough, and the seconds of one operation.
+// calibrateCall checks one call and returns a batch of it that takes long enough, and the seconds
+// of one operation.
 func (s *session) calibrateCall(ctx context.Context, call string, bytes int) (command, float64, error) {
 	if _, err := s.do(ctx, command{check: true, op: call, bytes: bytes}); err != nil {
 		return command{}, 0, err
@@ -167,8 +171,8 @@ func (s *session) calibrateCall(ctx context.Context, call string, bytes int) (co
 	}
 }
 
-// iterations returns how many make a batch after n of them took the given seconds. Times of few are not trusted: the
-// result is at most 16 times n.
+// iterations returns how many make a batch after n of them took the given seconds. Times of few are
+// not trusted: the result is at most 16 times n.
 func iterations(n int, seconds float64) int {
 	want := float64(maxIterations)
 	if seconds > 0 {

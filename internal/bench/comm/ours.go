@@ -1,4 +1,4 @@
-package main
+package comm
 
 import (
 	"context"
@@ -11,8 +11,9 @@ import (
 	"github.com/gofsdp/gofsdp/comm"
 )
 
-// rankCommand as the first argument makes this program a rank of ours, or all ranks of an in-process group.
-const rankCommand = "rank"
+// RankCommand as the first argument makes the program a rank of ours, or all ranks of an in-process
+// group: what it calls then is Serve.
+const RankCommand = "comm-rank"
 
 // ourRank is what the driver tells a process of ours.
 type ourRank struct {
@@ -25,10 +26,11 @@ type ourRank struct {
 	registered bool // tensors live in memory of the group
 }
 
-// serve is the whole life of a process of ours: it opens its group and answers commands until the driver hangs up.
-func serve(args []string) error {
+// Serve is the whole life of a process of ours: it opens its group and answers commands until the
+// driver hangs up.
+func Serve(args []string) error {
 	var o ourRank
-	flags := flag.NewFlagSet(rankCommand, flag.ContinueOnError)
+	flags := flag.NewFlagSet(RankCommand, flag.ContinueOnError)
 	flags.StringVar(&o.socket, "socket", "", "Unix socket of the driver")
 	flags.IntVar(&o.size, "size", 2, "number of ranks")
 	flags.IntVar(&o.max, "max", smallest, "bytes of the largest tensor")

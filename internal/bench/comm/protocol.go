@@ -1,4 +1,4 @@
-package main
+package comm
 
 import (
 	"errors"
@@ -8,8 +8,9 @@ import (
 	"strings"
 )
 
-// The operations, and the sizes of their tensors: from smallest in factors of 16 up to the largest, which counts too.
-// A barrier has no tensor and a flag has one element; both are said to be of one element.
+// The operations, and the sizes of their tensors: from smallest in factors of 16 up to the largest,
+// which counts too. A barrier has no tensor and a flag has one element; both are said to be of one
+// element.
 var operations = []string{"barrier", "flag", "all-gather", "reduce-scatter", "all-reduce", "broadcast", "gather"}
 
 const (
@@ -88,7 +89,8 @@ func parseHello(line string) (rank, pid int, err error) {
 	return 0, 0, fmt.Errorf("not a greeting: %.80q", line)
 }
 
-// refusal is the answer of a rank that is well, but could not do what it was told or found the result wrong.
+// refusal is the answer of a rank that is well, but could not do what it was told or found the
+// result wrong.
 type refusal struct{ text string }
 
 func (r refusal) Error() string { return r.text }

@@ -1,4 +1,4 @@
-package main
+package comm
 
 import (
 	"encoding/json"
@@ -6,6 +6,8 @@ import (
 	"io"
 	"os"
 	"runtime"
+
+	"github.com/gofsdp/gofsdp/internal/bench/stats"
 )
 
 const column = 11 // characters of a column
@@ -60,9 +62,9 @@ func (t *table) row(c cell, times map[string][]float64) {
 		case len(rounds) == 0:
 			fmt.Fprintf(t.w, "%*s", column, "-")
 		case c.Bytes < 64<<10:
-			fmt.Fprintf(t.w, "%*.2f", column, median(rounds)*1e6)
+			fmt.Fprintf(t.w, "%*.2f", column, stats.Median(rounds)*1e6)
 		default:
-			fmt.Fprintf(t.w, "%*.2f", column, float64(c.Bytes)/median(rounds)/1e9)
+			fmt.Fprintf(t.w, "%*.2f", column, float64(c.Bytes)/stats.Median(rounds)/1e9)
 		}
 	}
 	fmt.Fprintln(t.w)

@@ -1,4 +1,4 @@
-package main
+package comm
 
 import (
 	"encoding/json"

@@ -1,4 +1,4 @@
-package main
+package comm
 
 import (
 	"bufio"
@@ -21,7 +21,8 @@ const (
 	grace    = 3 * time.Second
 )
 
-// session is a running candidate: its processes, and a connection to each rank. Ranks are idle between calls of do.
+// session is a running candidate: its processes, and a connection to each rank. Ranks are idle
+// between calls of do.
 type session struct {
 	candidate
 	listener net.Listener
@@ -43,7 +44,8 @@ type peer struct {
 	pid   int
 }
 
-// launch starts the processes of c; connect waits for its ranks. It must be called on the main goroutine.
+// launch starts the processes of c; connect waits for its ranks. It must be called on the main
+// goroutine.
 func launch(shop *workshop, c candidate, world int) (*session, error) {
 	dir, err := os.MkdirTemp(shop.dir, c.name+"-")
 	if err != nil {
@@ -112,8 +114,8 @@ func (s *session) connect(ctx context.Context) (err error) {
 	return nil
 }
 
-// do gives the command to all ranks and returns the seconds of the slowest. After an error that is no refusal the session
-// is of no further use.
+// do gives the command to all ranks and returns the seconds of the slowest. After an error that is
+// no refusal the session is of no further use.
 func (s *session) do(ctx context.Context, c command) (slowest float64, err error) {
 	s.setDeadline(time.Now().Add(patience))
 	defer context.AfterFunc(ctx, func() { s.setDeadline(time.Unix(1, 0)) })()

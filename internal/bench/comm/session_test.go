@@ -1,4 +1,4 @@
-package main
+package comm
 
 import (
 	"bufio"
@@ -202,7 +202,8 @@ func TestTailKeepsTheEnd(t *testing.T) {
 	require.LessOrEqual(t, len(out.String()), tailBytes)
 }
 
-// TestWorldOfProcesses measures real processes: this program as local, and candidates that cannot start.
+// TestWorldOfProcesses measures real processes: this program as local, and candidates that cannot
+// start.
 func TestWorldOfProcesses(t *testing.T) {
 	runtime.LockOSThread() // children die with the thread that started them
 	defer runtime.UnlockOSThread()

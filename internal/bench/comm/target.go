@@ -1,31 +1,19 @@
-package main
+package comm
 
 import (
 	"fmt"
 	"math"
 	"slices"
+
+	"github.com/gofsdp/gofsdp/internal/bench/stats"
 )
 
 // results holds the seconds of one operation in each round, by cell and candidate.
 type results map[cell]map[string][]float64
 
-// median returns the middle of the samples, of which there is one at least.
-func median(samples []float64) float64 {
-	s := slices.Sorted(slices.Values(samples))
-	return (s[(len(s)-1)/2] + s[len(s)/2]) / 2
-}
-
-// geomean returns the geometric mean of the ratios, of which there is one at least.
-func geomean(ratios []float64) float64 {
-	sum := 0.0
-	for _, r := range ratios {
-		sum += math.Log(r)
-	}
-	return math.Exp(sum / float64(len(ratios)))
-}
-
-// target is how many times as fast as an anchor a candidate has to be: the geometric mean over tensor sizes of anchor time
-// by candidate time. Of several anchors the fastest counts, size by size.
+// target is how many times as fast as an anchor a candidate has to be: the geometric mean over
+// tensor sizes of anchor time by candidate time. Of several anchors the fastest counts, size by
+// size.
 type target struct {
 	world     int
 	candidate string
@@ -43,7 +31,8 @@ var (
 	wall = []string{"memcpy"}
 )
 
-// targets leave some 15 to 35 percent of slack below what prototypes reached; shared machines need it.
+// targets leave some 15 to 35 percent of slack below what prototypes reached; shared machines need
+// it.
 var targets = []target{
 	{2, "local", "Open MPI shm", ompi, 0, 0, factors(0.6, 1.4, 3, 2.2, 1.2)},
 	{4, "local", "Open MPI shm", ompi, 0, 0, factors(1, 1.8, 5, 2.5, 2)},
@@ -86,7 +75,8 @@ func (v verdict) String() string {
 	return "miss"
 }
 
-// judgeTargets returns the verdicts for a world, operation by operation, leaving out what was not measured.
+// judgeTargets returns the verdicts for a world, operation by operation, leaving out what was not
+// measured.
 func judgeTargets(r results, world int, ops []string) []verdict {
 	var list []verdict
 	for _, t := range targets {
@@ -94,9 +84,9 @@ func judgeTargets(r results, world int, ops []string) []verdict {
 			if t.world != world || t.only > 0 && t.factors[op] == 0 {
 				continue
 			}
-			if ratios := t.ratios(r, op, median); len(ratios) > 0 {
-				best := geomean(t.ratios(r, op, slices.Min))
-				list = append(list, verdict{world, op, t.candidate, t.describe(), geomean(ratios), best, t.factors[op], len(ratios)})
+			if ratios := t.ratios(r, op, stats.Median[float64]); len(ratios) > 0 {
+				best := stats.Geomean(t.ratios(r, op, slices.Min))
+				list = append(list, verdict{world, op, t.candidate, t.describe(), stats.Geomean(ratios), best, t.factors[op], len(ratios)})
 			}
 		}
 	}
@@ -114,8 +104,8 @@ func (t target) describe() string {
 	return t.against
 }
 
-// ratios returns anchor time by candidate time for all sizes of op that count and were measured of both; pick makes one time
-// of those of all rounds.
+// ratios returns anchor time by candidate time for all sizes of op that count and were measured of
+// both; pick makes one time of those of all rounds.
 func (t target) ratios(r results, op string, pick func([]float64) float64) []float64 {
 	var list []float64
 	for c, times := range r {

@@ -1,4 +1,4 @@
-package main
+package comm
 
 import (
 	"math"
@@ -6,35 +6,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
-	"pgregory.net/rapid"
 )
 
-func TestMedianAndGeomean(t *testing.T) {
-	require.Equal(t, 3.0, median([]float64{9, 1, 3}))
-	require.Equal(t, 2.0, median([]float64{3, 1}))
-	require.Equal(t, 5.0, median([]float64{5}))
-	require.InDelta(t, 4, geomean([]float64{2, 8}), 1e-12)
-	samples := []float64{3, 1, 2}
-	median(samples)
-	require.Equal(t, []float64{3, 1, 2}, samples, "samples stay in the order of the rounds")
-}
-
-func TestStatisticsAreMeans(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
-		s := rapid.SliceOfN(rapid.Float64Range(1e-7, 1e3), 1, 20).Draw(t, "samples")
-		for name, m := range map[string]float64{"median": median(s), "geomean": geomean(s)} {
-			require.GreaterOrEqual(t, m, slices.Min(s)*(1-1e-9), name)
-			require.LessOrEqual(t, m, slices.Max(s)*(1+1e-9), name)
-		}
-		inverse := make([]float64, len(s))
-		for i, x := range s {
-			inverse[i] = 1 / x
-		}
-		require.InEpsilon(t, 1, geomean(s)*geomean(inverse), 1e-9, "it does not matter who is the anchor")
-	})
-}
-
-// find returns the verdict on an operation.
 func find(t *testing.T, list []verdict, candidate, against, op string) verdict {
 	i := slices.IndexFunc(list, func(v verdict) bool { return v.Candidate == candidate && v.Against == against && v.Op == op })
 	require.GreaterOrEqual(t, i, 0, "%s against %s at %s in %v", candidate, against, op, list)

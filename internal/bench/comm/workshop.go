@@ -1,4 +1,4 @@
-package main
+package comm
 
 import (
 	"context"
@@ -14,7 +14,8 @@ import (
 //go:embed peers
 var peers embed.FS
 
-// workshop is where peers are built and run: two directories that close removes with everything in them.
+// workshop is where peers are built and run: two directories that close removes with everything in
+// them.
 type workshop struct {
 	self          string            // this program
 	dir           string            // sources, programs, sockets
@@ -74,7 +75,8 @@ var recipes = []recipe{
 	{name: "memcpy", source: "memcpy.c", compilers: []string{"cc"}, install: "gcc"},
 }
 
-// prepare builds the peers that opts needs and returns the candidates that can run. It says on w what is missing.
+// prepare builds the peers that opts needs and returns the candidates that can run. It says on w
+// what is missing.
 func (s *workshop) prepare(ctx context.Context, w io.Writer, opts options) []candidate {
 	var able []candidate
 	failed := map[string]bool{}

@@ -1,4 +1,4 @@
-package main
+package state
 
 import (
 	"fmt"
@@ -7,6 +7,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/gofsdp/gofsdp/internal/bench/stats"
 )
 
 // stateRow is one line of a table.
@@ -31,7 +33,7 @@ func (r *stateRow) add(seconds float64, rises []float64) {
 
 // speed returns the ratio of bytes a second: the median over rounds.
 func (r *stateRow) speed(to *stateRow) float64 {
-	return ratio(to.times, r.times) * float64(r.bytes) / float64(to.bytes)
+	return stats.Ratio(to.times, r.times) * float64(r.bytes) / float64(to.bytes)
 }
 
 // statePeerOf is a model on a number of ranks.
@@ -40,12 +42,13 @@ type statePeerOf struct {
 	ranks int
 }
 
-// statePeer are PyTorch's seconds until the state is whole on rank 0, over gloo: ZeroRedundancyOptimizer's broadcasts, and what
-// they are with one conversion of its own put right; all_gather of each unit; and sends to rank 0.
+// statePeer are PyTorch's seconds until the state is whole on rank 0, over gloo:
+// ZeroRedundancyOptimizer's broadcasts, and what they are with one conversion of its own put right;
+// all_gather of each unit; and sends to rank 0.
 type statePeer struct{ broadcast, fixed, allGather, gather float64 }
 
-// statePeers were measured on a machine of 2 cores, with Torch on the CPU. In the all-gather of 300M ranks other than 0 kept
-// nothing, where ours have the whole state.
+// statePeers were measured on a machine of 2 cores, with Torch on the CPU. In the all-gather of
+// 300M ranks other than 0 kept nothing, where ours have the whole state.
 var statePeers = map[statePeerOf]statePeer{
 	{"30M", 2}:  {2.88, 0.34, 0.218, 0.117},
 	{"30M", 4}:  {4.28, 0.60, 0.435, 0.145},
@@ -53,8 +56,8 @@ var statePeers = map[statePeerOf]statePeer{
 	{"300M", 4}: {44.0, 7.51, 6.34, 2.16},
 }
 
-// stateFilePeer are PyTorch's MB/s of values and state: torch.distributed.checkpoint with fsync, loading what is in the page
-// cache, and plain files there.
+// stateFilePeer are PyTorch's MB/s of values and state: torch.distributed.checkpoint with fsync,
+// loading what is in the page cache, and plain files there.
 type stateFilePeer struct{ write, save, read, load float64 }
 
 var stateFilePeers = map[statePeerOf]stateFilePeer{
@@ -93,9 +96,9 @@ func stateTable(w io.Writer, title string, against []string, peer string, rows [
 	}
 	fmt.Fprintf(w, " %13s %20s\n", peer, "+MB rank 0 / other")
 	for _, row := range rows {
-		t := median(row.times).Seconds()
-		fmt.Fprintf(w, "    %-28s %6.0f %30s %7.0f", row.name, mb(row.bytes),
-			fmt.Sprintf("%.3f (%.3f..%.3f)", t, slices.Min(row.times).Seconds(), slices.Max(row.times).Seconds()), mb(row.bytes)/t)
+		t := stats.Median(row.times).Seconds()
+		fmt.Fprintf(w, "    %-28s %6.0f %30s %7.0f", row.name, stats.MB(row.bytes),
+			fmt.Sprintf("%.3f (%.3f..%.3f)", t, slices.Min(row.times).Seconds(), slices.Max(row.times).Seconds()), stats.MB(row.bytes)/t)
 		for _, to := range row.against {
 			fmt.Fprintf(w, " %12.2fx", row.speed(to))
 		}

@@ -1,4 +1,4 @@
-package main
+package state
 
 import (
 	"context"
@@ -16,8 +16,10 @@ import (
 
 // TestMain is a rank where this program has started itself as one.
 func TestMain(m *testing.M) {
-	if len(os.Args) > 1 && os.Args[1] == stateRankCommand {
-		main()
+	if len(os.Args) > 1 && os.Args[1] == RankCommand {
+		if err := Serve(context.Background(), os.Stdout, os.Args[2]); err != nil {
+			panic(err)
+		}
 		return
 	}
 	os.Exit(m.Run())
@@ -111,6 +113,6 @@ func TestStateRefusesBadFlags(t *testing.T) {
 	refuse(`unknown model "7B"`, func(o *stateOptions) { o.models = []string{"7B"} })
 	refuse("1 ranks: want 2 to 64", func(o *stateOptions) { o.ranks = []int{1} })
 	refuse("0.1M on 2 ranks: ", func(o *stateOptions) { o.dir = filepath.Join(o.dir, "missing") })
-	require.ErrorContains(t, runStates(new(strings.Builder), "0.1M", "2,x", o), `"2,x" is not a list of numbers`)
-	require.ErrorContains(t, serveState(t.Context(), new(strings.Builder), `{"Model":"7B"}`), `unknown model "7B"`)
+	require.ErrorContains(t, Run(t.Context(), new(strings.Builder), []string{"-ranks", "2,x"}), `"2,x" is not a list of numbers`)
+	require.ErrorContains(t, Serve(t.Context(), new(strings.Builder), `{"Model":"7B"}`), `unknown model "7B"`)
 }

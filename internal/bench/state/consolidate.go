@@ -1,4 +1,4 @@
-package main
+package state
 
 import (
 	"context"
@@ -14,7 +14,8 @@ import (
 	"github.com/gofsdp/gofsdp/optim"
 )
 
-// consolidate measures ways to have the state of the optimizer whole on rank 0, and what the transport and memory allow.
+// consolidate measures ways to have the state of the optimizer whole on rank 0, and what the
+// transport and memory allow.
 func (r *stateRank) consolidate(ctx context.Context) error {
 	peer := statePeers[statePeerOf{r.Model, r.Size}]
 	values, state := 4*r.model.params(), 8*r.model.params()
@@ -123,12 +124,13 @@ func (r *stateRank) parameters(row *stateRow) *stateTrial {
 	}
 }
 
-// broadcast is how torch.distributed.optim.ZeroRedundancyOptimizer.consolidate_state_dict does it: one rank after the other
-// puts all that it has into one message and broadcasts that. Rank 0 keeps it and the others, which need a place for it all the
-// same, throw it away. In the end rank 0 joins by name what it has got and its own.
+// broadcast is how torch.distributed.optim.ZeroRedundancyOptimizer.consolidate_state_dict does it:
+// one rank after the other puts all that it has into one message and broadcasts that. Rank 0 keeps
+// it and the others, which need a place for it all the same, throw it away. In the end rank 0 joins
+// by name what it has got and its own.
 //
-// Nothing here is slower than it must be: a message is a header and the numbers as they are, copied once, and ranks that throw
-// messages away have them all in the same memory.
+// Nothing here is slower than it must be: a message is a header and the numbers as they are, copied
+// once, and ranks that throw messages away have them all in the same memory.
 func (r *stateRank) broadcast(ctx context.Context) (*optim.FullState, error) {
 	all := r.held.opt.State()
 	var m stateMessage
@@ -222,8 +224,9 @@ func resize[T any](s []T, n int) []T {
 	return s[:n]
 }
 
-// rawCopy is a trial that moves as many bytes as the state has, from warm memory of all ranks, all of it, to rank 0, and does
-// nothing else: whole there into memory that is new, as a result's is, or warm.
+// rawCopy is a trial that moves as many bytes as the state has, from warm memory of all ranks, all
+// of it, to rank 0, and does nothing else: whole there into memory that is new, as a result's is,
+// or warm.
 func (r *stateRank) rawCopy(row *stateRow, fresh bool, move func(ctx context.Context, dst, src []float32) error) *stateTrial {
 	n := row.bytes / 4 / r.Size
 	var src, dst []float32
@@ -256,7 +259,8 @@ func (r *stateRank) rawCopy(row *stateRow, fresh bool, move func(ctx context.Con
 	}
 }
 
-// transportPiece is how many numbers of a rank transport moves at a time: a few MB, which is where the transports are fastest.
+// transportPiece is how many numbers of a rank transport moves at a time: a few MB, which is where
+// the transports are fastest.
 const transportPiece = 1 << 20
 
 // transport collects src of all ranks in dst of rank 0.

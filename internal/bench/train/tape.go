@@ -1,4 +1,4 @@
-package main
+package train
 
 import (
 	"errors"
@@ -10,10 +10,11 @@ import (
 	"gorgonia.org/tensor"
 )
 
-// newTape trains the same model, written with Gorgonia's own operations, on its TapeMachine with its default BLAS, gonum's. Two
-// things are Gorgonia's own: GELU is the tanh form, because there is no erf, and the update is its Adam, which decays nothing
-// and clips single elements. It is here for its speed: on graphs like this one the machine's in-place operations can corrupt
-// values (see package exec).
+// newTape trains the same model, written with Gorgonia's own operations, on its TapeMachine with
+// its default BLAS, gonum's. Two things are Gorgonia's own: GELU is the tanh form, because there is
+// no erf, and the update is its Adam, which decays nothing and clips single elements. It is here
+// for its speed: on graphs like this one the machine's in-place operations can corrupt values (see
+// package exec).
 func newTape(s size) (*contestant, error) {
 	b := &tapeModel{size: s, g: G.NewGraph(), init: 0.02}
 	loss := b.build()

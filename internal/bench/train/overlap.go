@@ -1,4 +1,4 @@
-package main
+package train
 
 import (
 	"context"
@@ -10,6 +10,7 @@ import (
 	"github.com/gofsdp/gofsdp/comm/commtest"
 	"github.com/gofsdp/gofsdp/fsdp"
 	"github.com/gofsdp/gofsdp/fsdp/nn"
+	"github.com/gofsdp/gofsdp/internal/bench/stats"
 )
 
 // lane is a prefetch depth on a link.
@@ -22,9 +23,10 @@ type lane struct {
 // wait returns the time of a step that rank 0 waits.
 func (l *lane) wait() time.Duration { return l.waiting / time.Duration(len(l.times)) }
 
-// overlap trains on two ranks over a link of a stated bandwidth and prints how much of the communication each prefetch depth
-// leaves exposed: the time that a rank waits in a pass, less what it waits in the same schedule over a link without a limit,
-// where it waits for the other rank only, as a share of the time that the link is busy.
+// overlap trains on two ranks over a link of a stated bandwidth and prints how much of the
+// communication each prefetch depth leaves exposed: the time that a rank waits in a pass, less what
+// it waits in the same schedule over a link without a limit, where it waits for the other rank
+// only, as a share of the time that the link is busy.
 func overlap(w io.Writer, s size, bandwidth float64, rounds int, seconds float64) error {
 	const latency = 50 * time.Microsecond
 	depths := []int{fsdp.NoPrefetch, 1, 2}
@@ -57,8 +59,8 @@ func overlap(w io.Writer, s size, bandwidth float64, rounds int, seconds float64
 	for i, l := range slow {
 		n := l.plan.Gathers + l.plan.Reduces
 		busy := time.Duration(float64(l.plan.Traffic)/bandwidth*1e9) + time.Duration(n)*latency
-		fmt.Fprintf(w, "  %-10d %11.1f %12.1f %9.1f %13.1f %11.1f %14.1f %8.0f%%\n", max(0, depths[i]), ms(median(l.times)), ms(median(free[i].times)),
-			mb(l.plan.Traffic), ms(busy), ms(l.wait()), ms(free[i].wait()), 100*(l.wait()-free[i].wait()).Seconds()/busy.Seconds())
+		fmt.Fprintf(w, "  %-10d %11.1f %12.1f %9.1f %13.1f %11.1f %14.1f %8.0f%%\n", max(0, depths[i]), stats.Ms(stats.Median(l.times)), stats.Ms(stats.Median(free[i].times)),
+			stats.MB(l.plan.Traffic), stats.Ms(busy), stats.Ms(l.wait()), stats.Ms(free[i].wait()), 100*(l.wait()-free[i].wait()).Seconds()/busy.Seconds())
 	}
 	return nil
 }

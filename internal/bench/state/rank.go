@@ -1,4 +1,4 @@
-package main
+package state
 
 import (
 	"context"
@@ -26,15 +26,16 @@ type stateRank struct {
 	out   io.Writer
 }
 
-// stateHolder is a model on some ranks with its optimizer, both filled with numbers that tell where they belong.
+// stateHolder is a model on some ranks with its optimizer, both filled with numbers that tell where
+// they belong.
 type stateHolder struct {
 	*fsdp.Sharded
 	params []optim.Param
 	opt    optim.Optimizer
 }
 
-// serveState is the rank that text describes.
-func serveState(ctx context.Context, w io.Writer, text string) (err error) {
+// Serve is the whole life of the rank that text describes. Rank 0 prints to w.
+func Serve(ctx context.Context, w io.Writer, text string) (err error) {
 	r := stateRank{out: w}
 	if err := json.Unmarshal([]byte(text), &r.stateJob); err != nil {
 		return err
@@ -94,7 +95,8 @@ func (b *stateBlock) Params() []fsdp.Param {
 	return list
 }
 
-// fill gives all values and all state their numbers, and the optimizer a step that may have made them.
+// fill gives all values and all state their numbers, and the optimizer a step that may have made
+// them.
 func (h *stateHolder) fill() error {
 	for _, p := range h.params {
 		fillState(p.Name, p.Offset, p.Value.(optim.Host).F32)
@@ -179,8 +181,8 @@ func checkState(name string, first int, got []float32) error {
 	return nil
 }
 
-// stateTrial is something that all ranks do at once, and that is timed. What it makes is new memory every time, as it is where
-// it is done once: what was there before has gone back to the system.
+// stateTrial is something that all ranks do at once, and that is timed. What it makes is new memory
+// every time, as it is where it is done once: what was there before has gone back to the system.
 type stateTrial struct {
 	rows    []*stateRow                                 // run calls lap where one ends and the next goes on
 	prepare func(context.Context) error                 // if not nil, goes before and is not timed
@@ -188,7 +190,8 @@ type stateTrial struct {
 	finish  func(first bool) error                      // if not nil, comes after and is not timed
 }
 
-// measure runs the trials in turn, in each round, and once before to check the results and to have what is made only once.
+// measure runs the trials in turn, in each round, and once before to check the results and to have
+// what is made only once.
 func (r *stateRank) measure(ctx context.Context, trials []*stateTrial) error {
 	for round := -1; round < r.Rounds; round++ {
 		for _, t := range trials {
@@ -207,8 +210,8 @@ func (r *stateRank) measure(ctx context.Context, trials []*stateTrial) error {
 	return nil
 }
 
-// try runs a trial once. It returns the seconds of the slowest rank up to the end of each row, and by how many bytes the memory
-// of each rank rose.
+// try runs a trial once. It returns the seconds of the slowest rank up to the end of each row, and
+// by how many bytes the memory of each rank rose.
 func (r *stateRank) try(ctx context.Context, t *stateTrial, first bool) (seconds, rises []float64, err error) {
 	if t.prepare != nil {
 		if err := t.prepare(ctx); err != nil {

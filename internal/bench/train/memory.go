@@ -1,4 +1,4 @@
-package main
+package train
 
 import (
 	"context"
@@ -9,6 +9,7 @@ import (
 	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/fsdp"
 	"github.com/gofsdp/gofsdp/fsdp/nn"
+	"github.com/gofsdp/gofsdp/internal/bench/stats"
 )
 
 // memoryRow is a strategy, and over how many ranks it cuts if that is not all.
@@ -21,8 +22,8 @@ var memoryRows = []memoryRow{
 	{fsdp.FullShard, 0}, {fsdp.ShardGradOp, 0}, {fsdp.HybridShard, 2}, {fsdp.HybridShard, 4}, {fsdp.NoShard, 0},
 }
 
-// memory prints the bytes of a rank for each strategy and number of ranks: as planned, and as counted in a step with AdamW.
-// It is an error if they differ.
+// memory prints the bytes of a rank for each strategy and number of ranks: as planned, and as
+// counted in a step with AdamW. It is an error if they differ.
 func memory(w io.Writer, s size) error {
 	fmt.Fprintf(w, "%s: %d layers, %d channels; MB of a rank in a step with AdamW, batch of 1 sequence of %d bytes a rank\n", s.name, s.layers, s.dim, s.context)
 	fmt.Fprintf(w, "  %-26s %5s %12s %8s %8s %9s %9s %13s\n", "", "ranks", "shard+grads", "state", "pass", "planned", "counted", "sent per pass")
@@ -69,9 +70,7 @@ func memoryOf(w io.Writer, s size, row memoryRow, ranks int) error {
 			return fmt.Errorf("rank %d: %d bytes planned, %d counted", r, plans[r].Peak(), counted[r])
 		}
 	}
-	fmt.Fprintf(w, "  %-26s %5d %12.2f %8.2f %8.2f %9.2f %9.2f %13.2f\n", name, ranks, mb(p.ShardBytes), mb(p.StateBytes), mb(p.PassBytes),
-		mb(p.Peak()), mb(counted[0]), mb(p.Traffic))
+	fmt.Fprintf(w, "  %-26s %5d %12.2f %8.2f %8.2f %9.2f %9.2f %13.2f\n", name, ranks, stats.MB(p.ShardBytes), stats.MB(p.StateBytes), stats.MB(p.PassBytes),
+		stats.MB(p.Peak()), stats.MB(counted[0]), stats.MB(p.Traffic))
 	return nil
 }
-
-func mb(bytes int) float64 { return float64(bytes) / 1e6 }

@@ -1,4 +1,4 @@
-package main
+package train
 
 import (
 	"context"
@@ -12,6 +12,7 @@ import (
 	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/fsdp"
 	"github.com/gofsdp/gofsdp/fsdp/nn"
+	"github.com/gofsdp/gofsdp/internal/bench/stats"
 )
 
 // joinMode is how two ranks run a step.
@@ -32,8 +33,8 @@ func (m joinMode) String() string {
 	return [...]string{"plain loop", "Join, both have batches", "Join, rank 1 has none"}[m]
 }
 
-// joining prints for each size what Join costs on two ranks: where both have batches, beside the plain loop, and where one has
-// none.
+// joining prints for each size what Join costs on two ranks: where both have batches, beside the
+// plain loop, and where one has none.
 func joining(w io.Writer, names []string, rounds int, seconds float64) error {
 	for _, name := range names {
 		s, err := sizeOf(name)
@@ -117,8 +118,8 @@ func (t *trainer) run(mode joinMode, rank int, batch []fsdp.Tensor) error {
 	return t.step()
 }
 
-// joined runs a step in the first iteration of Join over some batches, and leaves the loop there: the exchange that finds its
-// end would be one more than a step has.
+// joined runs a step in the first iteration of Join over some batches, and leaves the loop there:
+// the exchange that finds its end would be one more than a step has.
 func (t *trainer) joined(ctx context.Context, batches ...[]fsdp.Tensor) error {
 	for batch, err := range t.model.Join(ctx, slices.Values(batches)) {
 		if err != nil {
@@ -148,8 +149,8 @@ func (j *joiner) time(mode joinMode) (time.Duration, error) {
 	return time.Since(begin), err
 }
 
-// race runs a step in each mode, in an order that is another one every time, for some seconds. What a step leaves behind, such
-// as garbage and caches, is then no single mode's.
+// race runs a step in each mode, in an order that is another one every time, for some seconds. What
+// a step leaves behind, such as garbage and caches, is then no single mode's.
 func (j *joiner) race(seed uint64, seconds float64) error {
 	order := []joinMode{plainLoop, joinEven, joinAlone}
 	rnd := rand.New(rand.NewPCG(seed, 0))
@@ -171,31 +172,22 @@ func (j *joiner) race(seed uint64, seconds float64) error {
 	return err
 }
 
-// report prints a row for each mode, and what an exchange of flags takes that nobody is late for. That is what Join costs; the
-// rows have it in the noise of a step.
+// report prints a row for each mode, and what an exchange of flags takes that nobody is late for.
+// That is what Join costs; the rows have it in the noise of a step.
 func (j *joiner) report(w io.Writer, s size) {
 	fmt.Fprintf(w, "%s: %d layers, %d channels, 2 ranks with %d sequences of %d bytes\n", s.name, s.layers, s.dim, s.batch/2, s.context)
 	fmt.Fprintf(w, "  %-26s %28s %10s %15s %10s\n", "", "ms a step (min..max, n)", "of plain", "rank 1 busy ms", "of plain")
 	for mode, times := range j.times {
 		fmt.Fprintf(w, "  %-26s %28s %9.2f%% %15.2f %9.2f%%\n", joinMode(mode),
-			fmt.Sprintf("%.1f (%.1f..%.1f, %d)", ms(median(times)), ms(slices.Min(times)), ms(slices.Max(times)), len(times)),
-			100*ratio(times, j.times[plainLoop]), ms(median(j.busy[mode])), 100*ratio(j.busy[mode], j.busy[plainLoop]))
+			stats.Spread(times),
+			100*stats.Ratio(times, j.times[plainLoop]), stats.Ms(stats.Median(j.busy[mode])), 100*stats.Ratio(j.busy[mode], j.busy[plainLoop]))
 	}
-	flag := median(j.flags)
-	fmt.Fprintf(w, "  an exchange of flags takes %.1f µs, %.4f%% of a step\n", flag.Seconds()*1e6, 100*flag.Seconds()/median(j.times[plainLoop]).Seconds())
+	flag := stats.Median(j.flags)
+	fmt.Fprintf(w, "  an exchange of flags takes %.1f µs, %.4f%% of a step\n", flag.Seconds()*1e6, 100*flag.Seconds()/stats.Median(j.times[plainLoop]).Seconds())
 }
 
-// ratio returns the median of the ratios of steps that ran one after the other.
-func ratio(times, to []time.Duration) float64 {
-	ratios := make([]float64, len(times))
-	for i := range times {
-		ratios[i] = times[i].Seconds() / to[i].Seconds()
-	}
-	slices.Sort(ratios)
-	return ratios[len(ratios)/2]
-}
-
-// stopwatch is a group that adds up how long its rank waits, which is also when ranks of one process move bytes.
+// stopwatch is a group that adds up how long its rank waits, which is also when ranks of one
+// process move bytes.
 type stopwatch struct {
 	comm.Group
 	waited time.Duration

@@ -1,4 +1,4 @@
-package main
+package state
 
 import (
 	"context"
@@ -146,7 +146,8 @@ func (c *stateCheckpoints) export(ctx context.Context, _ func()) error {
 	return c.held.Export(ctx, c.exported())
 }
 
-// loading is a trial that fills h, which is nil on ranks that do nothing, with values and, if asked for, state.
+// loading is a trial that fills h, which is nil on ranks that do nothing, with values and, if asked
+// for, state.
 func (c *stateCheckpoints) loading(row *stateRow, h *stateHolder, state bool, load func(context.Context, *stateHolder) error) *stateTrial {
 	if h == nil {
 		return &stateTrial{rows: []*stateRow{row}, run: func(context.Context, func()) error { return nil }}

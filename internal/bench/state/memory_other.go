@@ -1,6 +1,6 @@
 //go:build !linux
 
-package main
+package state
 
 // memoryWatch knows nothing here: no portable call tells the peak since a given time.
 type memoryWatch struct{}

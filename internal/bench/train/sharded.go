@@ -1,4 +1,4 @@
-package main
+package train
 
 import (
 	"context"
@@ -33,7 +33,8 @@ func newSharded(ctx context.Context, s size, ranks int) (*contestant, error) {
 	})
 }
 
-// newRanks returns a contestant whose step runs, on every one of some goroutine ranks at once, what start returns for it.
+// newRanks returns a contestant whose step runs, on every one of some goroutine ranks at once, what
+// start returns for it.
 func newRanks(name string, ranks int, start func(comm.Group) (step func() error, err error)) (*contestant, error) {
 	steps := make([]func() error, ranks)
 	groups := comm.Local(ranks)

@@ -1,4 +1,4 @@
-package main
+package state
 
 import (
 	"bytes"
@@ -9,7 +9,8 @@ import (
 // memoryWatch knows how many bytes of memory the process had when it began.
 type memoryWatch struct{ before float64 }
 
-// watchMemory begins to watch. Writing 5 to clear_refs sets the peak VmHWM to what is resident now (man 5 proc).
+// watchMemory begins to watch. Writing 5 to clear_refs sets the peak VmHWM to what is resident now
+// (man 5 proc).
 func watchMemory() memoryWatch {
 	if os.WriteFile("/proc/self/clear_refs", []byte("5"), 0) != nil {
 		return memoryWatch{-1}
@@ -17,8 +18,8 @@ func watchMemory() memoryWatch {
 	return memoryWatch{statusBytes("VmRSS")}
 }
 
-// rise returns by how many bytes resident memory has risen at its peak, or -1 if that is unknown. Memory that ranks share
-// counts in each.
+// rise returns by how many bytes resident memory has risen at its peak, or -1 if that is unknown.
+// Memory that ranks share counts in each.
 func (m memoryWatch) rise() float64 {
 	peak := statusBytes("VmHWM")
 	if m.before < 0 || peak < 0 {

@@ -1,14 +1,23 @@
-package main
+// Package state measures what becomes of the state of a training. It starts processes as ranks:
+// AdamW's state is made whole on rank 0, by a broadcast of every rank's and by what the library
+// does, beside what the transport and a plain copy take; and checkpoints are written and read
+// beside plain files, in a directory that is removed afterwards.
+//
+//	go run ./internal/bench state [-models 30M,300M] [-ranks 2,4] [-rounds 3] [-tcp] [-dir directory]
+//
+// Memory is the rise of the peak of resident memory. The model 300M needs 15 GB of memory, and 9 GB
+// in the directory.
+package state
 
 import (
 	"context"
 	"encoding/json"
 	"errors"
+	"flag"
 	"fmt"
 	"io"
 	"os"
 	"os/exec"
-	"os/signal"
 	"path/filepath"
 	"runtime"
 	"slices"
@@ -20,10 +29,12 @@ import (
 	"github.com/gofsdp/gofsdp/comm"
 )
 
-// stateRankCommand is the first argument of a process that is a rank of the measurement of states, and not its driver.
-const stateRankCommand = "state-rank"
+// RankCommand is the first argument of a process that is a rank and not the driver: what it calls
+// is Serve, with the second.
+const RankCommand = "state-rank"
 
-// stateModel is a stack of transformer blocks, whose parameters and AdamW state are moved about and never trained.
+// stateModel is a stack of transformer blocks, whose parameters and AdamW state are moved about and
+// never trained.
 type stateModel struct {
 	name        string
 	layers, dim int
@@ -55,7 +66,8 @@ type stateOptions struct {
 	tcp    bool   // ranks talk over TCP, not shared memory
 }
 
-// stateJob is what a rank is told: the ranks of one job measure one model, and free everything by ending.
+// stateJob is what a rank is told: the ranks of one job measure one model, and free everything by
+// ending.
 type stateJob struct {
 	Model      string
 	Rank, Size int
@@ -64,18 +76,27 @@ type stateJob struct {
 	Dir        string // empty at first: where ranks meet, and write
 }
 
-// runStates is the command line's states, which an interrupt ends and has cleaned up.
-func runStates(w io.Writer, models, ranks string, o stateOptions) (err error) {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
-	defer stop()
-	o.models = strings.Split(models, ",")
-	if o.ranks, err = numbers(ranks); err != nil {
+// Run measures what args, the command line behind the subcommand, say, and prints tables to w.
+func Run(ctx context.Context, w io.Writer, args []string) (err error) {
+	f := flag.NewFlagSet("bench state", flag.ContinueOnError)
+	models := f.String("models", "30M,300M", "comma-separated models")
+	ranks := f.String("ranks", "2,4", "comma-separated numbers of processes")
+	var o stateOptions
+	f.IntVar(&o.rounds, "rounds", 3, "interleaved rounds")
+	f.BoolVar(&o.tcp, "tcp", false, "let the processes talk over TCP, not shared memory")
+	f.StringVar(&o.dir, "dir", "", "directory for the checkpoints (default that of temporary files)")
+	if err := f.Parse(args); err != nil {
+		return err
+	}
+	o.models = strings.Split(*models, ",")
+	if o.ranks, err = numbers(*ranks); err != nil {
 		return err
 	}
 	return states(ctx, w, o)
 }
 
-// states starts for each model and number of ranks a job of processes, one after the other. Their rank 0 prints to w.
+// states starts for each model and number of ranks a job of processes, one after the other. Their
+// rank 0 prints to w.
 func states(ctx context.Context, w io.Writer, o stateOptions) error {
 	if o.rounds < 1 {
 		return fmt.Errorf("%d rounds: there must be at least one", o.rounds)
@@ -117,7 +138,8 @@ func stateRun(ctx context.Context, w io.Writer, o stateOptions, job stateJob) (e
 	return stateProcesses(ctx, w, job)
 }
 
-// stateGrace is what ranks have to end by themselves after one has failed. It tells the others, unless they have not met yet.
+// stateGrace is what ranks have to end by themselves after one has failed. It tells the others,
+// unless they have not met yet.
 const stateGrace = 10 * time.Second
 
 // stateProcesses runs the ranks of a job and returns the errors of all.
@@ -154,7 +176,7 @@ func (j stateJob) command(ctx context.Context, self string, w io.Writer) (*exec.
 	if err != nil {
 		return nil, err
 	}
-	cmd := exec.CommandContext(ctx, self, stateRankCommand, string(text))
+	cmd := exec.CommandContext(ctx, self, RankCommand, string(text))
 	cmd.Env = append(cmd.Environ(), fmt.Sprintf("GOMAXPROCS=%d", max(1, runtime.NumCPU()/j.Size)))
 	cmd.Stderr = os.Stderr
 	if j.Rank == 0 {

@@ -1,0 +1,47 @@
+// Package stats is what the benchmarks make of their samples. A sample is a time or a ratio; single
+// ones of a busy machine say little, so what is reported is a median.
+package stats
+
+import (
+	"fmt"
+	"math"
+	"slices"
+	"time"
+)
+
+// Median returns the middle of the samples, of which there is one at least, or the mean of the two
+// in the middle.
+func Median[T ~int64 | ~float64](samples []T) T {
+	s := slices.Sorted(slices.Values(samples))
+	n := len(s)
+	return (s[(n-1)/2] + s[n/2]) / 2
+}
+
+// Geomean returns the geometric mean of ratios, of which there is one at least.
+func Geomean(ratios []float64) float64 {
+	sum := 0.0
+	for _, r := range ratios {
+		sum += math.Log(r)
+	}
+	return math.Exp(sum / float64(len(ratios)))
+}
+
+// Ratio returns the median of the ratios of samples that were taken one after the other.
+func Ratio[T ~int64 | ~float64](samples, to []T) float64 {
+	ratios := make([]float64, len(samples))
+	for i := range samples {
+		ratios[i] = float64(samples[i]) / float64(to[i])
+	}
+	return Median(ratios)
+}
+
+// Ms returns t in milliseconds.
+func Ms(t time.Duration) float64 { return t.Seconds() * 1e3 }
+
+// MB returns bytes in megabytes.
+func MB(bytes int) float64 { return float64(bytes) / 1e6 }
+
+// Spread describes times in milliseconds: their median, least, greatest and number.
+func Spread(times []time.Duration) string {
+	return fmt.Sprintf("%.1f (%.1f..%.1f, %d)", Ms(Median(times)), Ms(slices.Min(times)), Ms(slices.Max(times)), len(times))
+}

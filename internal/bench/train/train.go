@@ -1,0 +1,202 @@
+// Package train measures training steps of a GPT: this library on one and on two ranks of one core
+// each, and the same model on Gorgonia's own TapeMachine, interleaved in one run.
+//
+//	go run ./internal/bench train [-size tiny,small] [-rounds 3] [-seconds 4] [-tape=false] [-bandwidth 400]
+//	go run ./internal/bench join [-size tiny,small] [-rounds 3] [-seconds 4]
+//	go run ./internal/bench memory
+//
+// After that it trains the largest size over a link that is slowed down to a stated bandwidth, and
+// prints how much of the communication is not hidden behind computation with each prefetch depth.
+//
+// The machine's model differs in its GELU, the tanh form, and its update, Gorgonia's Adam with
+// element-wise clipping; its products are gonum's.
+//
+// A step is forward, backward, clipping and AdamW in float32 on a batch that is the same for all;
+// two ranks share it. Tokens per second count the whole batch. GFLOP/s count 6N + 12·L·d·T floating
+// point operations per token, N without the embedding tables, and nothing for recomputation.
+package train
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"io"
+	"runtime"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/gofsdp/gofsdp/internal/bench/stats"
+)
+
+// size is a model with its batch.
+type size struct {
+	name                                      string
+	layers, dim, heads, context, batch, vocab int
+}
+
+var sizes = []size{
+	{"tiny", 4, 128, 4, 64, 8, 256},
+	{"small", 6, 384, 6, 256, 8, 256},
+}
+
+// tokens returns the tokens of a batch.
+func (s size) tokens() int { return s.batch * s.context }
+
+// flops returns the floating point operations of a step.
+func (s size) flops() float64 {
+	n := s.layers*12*s.dim*s.dim + s.vocab*s.dim
+	return float64(s.tokens()) * float64(6*n+12*s.layers*s.dim*s.context)
+}
+
+// contestant is a way to train; step runs one step.
+type contestant struct {
+	name  string
+	cores int
+	step  func() error
+	close func() error
+	times []time.Duration
+}
+
+// Run measures steps as args, the command line behind the subcommand, say, and prints tables to w.
+func Run(w io.Writer, args []string) error {
+	c := newCommand("bench train")
+	tape := c.flags.Bool("tape", true, "measure Gorgonia's TapeMachine too")
+	bandwidth := c.flags.Float64("bandwidth", 400, "MB/s of the link that the overlap is measured on; 0 leaves that out")
+	if err := c.flags.Parse(args); err != nil {
+		return err
+	}
+	return run(w, c.sizes(), c.rounds, c.seconds, *tape, *bandwidth)
+}
+
+// Join measures what Join costs with even data, and a rank without a batch.
+func Join(w io.Writer, args []string) error {
+	c := newCommand("bench join")
+	if err := c.flags.Parse(args); err != nil {
+		return err
+	}
+	return joining(w, c.sizes(), c.rounds, c.seconds)
+}
+
+// Memory prints what a rank holds under each sharding strategy, planned and counted. It measures no
+// time.
+func Memory(w io.Writer, args []string) error {
+	if err := flag.NewFlagSet("bench memory", flag.ContinueOnError).Parse(args); err != nil {
+		return err
+	}
+	return memory(w, sizes[0])
+}
+
+// command is the command line of what trains.
+type command struct {
+	flags   *flag.FlagSet
+	names   string
+	rounds  int
+	seconds float64
+}
+
+func newCommand(name string) *command {
+	c := &command{flags: flag.NewFlagSet(name, flag.ContinueOnError)}
+	c.flags.StringVar(&c.names, "size", "tiny,small", "comma-separated sizes")
+	c.flags.IntVar(&c.rounds, "rounds", 3, "interleaved rounds")
+	c.flags.Float64Var(&c.seconds, "seconds", 4, "seconds for each contestant and round")
+	return c
+}
+
+func (c *command) sizes() []string { return strings.Split(c.names, ",") }
+
+func run(w io.Writer, names []string, rounds int, seconds float64, tape bool, bandwidth float64) error {
+	if rounds < 1 {
+		return fmt.Errorf("%d rounds: there must be at least one", rounds)
+	}
+	var last size
+	for _, name := range names {
+		var err error
+		if last, err = sizeOf(name); err != nil {
+			return err
+		}
+		if err := measure(w, last, rounds, seconds, tape); err != nil {
+			return fmt.Errorf("%s: %w", name, err)
+		}
+	}
+	if bandwidth > 0 {
+		return overlap(w, last, bandwidth*1e6, rounds, seconds)
+	}
+	return nil
+}
+
+func sizeOf(name string) (size, error) {
+	i := slices.IndexFunc(sizes, func(s size) bool { return s.name == name })
+	if i < 0 {
+		return size{}, fmt.Errorf("unknown size %q", name)
+	}
+	return sizes[i], nil
+}
+
+// measure runs all contestants on one size.
+func measure(w io.Writer, s size, rounds int, seconds float64, tape bool) error {
+	ctx := context.Background()
+	var list []*contestant
+	for _, ranks := range []int{1, 2} {
+		c, err := newSharded(ctx, s, ranks)
+		if err != nil {
+			return err
+		}
+		list = append(list, c)
+	}
+	if tape {
+		c, err := newTape(s)
+		if err != nil {
+			return err
+		}
+		list = append(list, c)
+	}
+	for round := range rounds {
+		for _, c := range list {
+			if err := c.race(seconds, round == 0); err != nil {
+				return fmt.Errorf("%s: %w", c.name, err)
+			}
+		}
+	}
+	report(w, s, list)
+	for _, c := range list {
+		if err := c.close(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// race runs steps for some seconds, at least one. The first round warms up with one more.
+func (c *contestant) race(seconds float64, first bool) error {
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(c.cores))
+	if first {
+		if err := c.step(); err != nil {
+			return err
+		}
+	}
+	for begin := time.Now(); ; {
+		t := time.Now()
+		if err := c.step(); err != nil {
+			return err
+		}
+		c.times = append(c.times, time.Since(t))
+		if time.Since(begin).Seconds() > seconds {
+			return nil
+		}
+	}
+}
+
+// report prints a row for each contestant: median step and its range, and ratios to the first.
+func report(w io.Writer, s size, list []*contestant) {
+	fmt.Fprintf(w, "%s: %d layers, %d channels, %d heads, %d sequences of %d bytes, %.1f GFLOP a step\n",
+		s.name, s.layers, s.dim, s.heads, s.batch, s.context, s.flops()/1e9)
+	fmt.Fprintf(w, "  %-22s %5s %26s %10s %14s %9s\n", "", "cores", "ms a step (min..max, n)", "tokens/s", "GFLOP/s a core", "of 1 rank")
+	base := stats.Median(list[0].times)
+	for _, c := range list {
+		t := stats.Median(c.times)
+		fmt.Fprintf(w, "  %-22s %5d %26s %10.0f %14.1f %8.2fx\n", c.name, c.cores,
+			stats.Spread(c.times),
+			float64(s.tokens())/t.Seconds(), s.flops()/t.Seconds()/1e9/float64(c.cores), base.Seconds()/t.Seconds())
+	}
+}
