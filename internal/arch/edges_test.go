@@ -21,7 +21,7 @@ var edges = map[string]string{
 	"internal/arena":     "",
 	"internal/arch":      "",
 	"internal/auth":      "internal/text",
-	"internal/backoff":   "",
+	"internal/backoff":   "internal/shm",
 	"internal/text":      "",
 	"internal/device":    "",
 	"internal/gpudouble": "",
@@ -102,7 +102,8 @@ const gorgonia = "gorgonia"
 // Nothing else may, so that groups, optimizers, schedules and kernels can be used without it.
 var overGorgonia = strings.Fields(`
 	examples/fromgraph examples/gpt examples/internal/text examples/lora examples/moe examples/offload examples/uneven
-	fsdp fsdp/graph fsdp/internal/engine fsdp/nn internal/bench internal/bench/state internal/bench/train internal/exec internal/exec/exectest internal/ops internal/samebits/train
+	fsdp fsdp/graph fsdp/internal/engine fsdp/nn internal/bench internal/bench/state internal/bench/train
+	internal/exec internal/exec/exectest internal/ops internal/samebits/train
 `)
 
 // pure lists the packages that only decide: they neither wait, nor start goroutines, nor read and
