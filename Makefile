@@ -6,10 +6,10 @@ export RAPID_SEED ?= 1
 export RAPID_NOFAILFILE ?= true
 
 .DEFAULT_GOAL := help
-.PHONY: help run test race race-slice nocgo portable arm64 mpi mpich faults soak netns nccl-abi gpu-check cu-check lint generate generated memory bench bench-join bench-state bench-gemm bench-comm same-bits
+.PHONY: help run test race race-slice nocgo portable arm64 mpi mpich faults soak netns nccl-abi gpu-check cu-check lint generate generated memory bench bench-join bench-state bench-gemm bench-comm bench-against same-bits
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 run: ## train a GPT on the Go standard library's source with 2 ranks
 	$(GO) run ./examples/gpt
@@ -104,3 +104,7 @@ bench-gemm: ## GFLOP/s of the matrix product
 
 bench-comm: ## GB/s of the collectives, beside Gloo, Open MPI, MPICH and memcpy
 	$(GO) run ./internal/bench comm
+
+# The measurements are a program of their own, since it is compiled at both commits from one source.
+bench-against: ## steps, collectives and checkpoints in turns with those of another commit: BASE=main~1
+	$(GO) run ./internal/bench against -base "$(BASE)" -renamed "$(RENAMED)"

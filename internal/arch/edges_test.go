@@ -84,8 +84,9 @@ var edges = map[string]string{
 	"examples/uneven":               "gorgonia comm fsdp fsdp/nn optim",
 
 	// What measures and checks.
-	"internal/bench":          "internal/bench/comm internal/bench/state internal/bench/train",
+	"internal/bench":          "internal/bench/comm internal/bench/state internal/bench/stats internal/bench/train internal/revision",
 	"internal/bench/comm":     "comm internal/bench/stats",
+	"internal/bench/probe":    "gorgonia comm fsdp fsdp/nn optim",
 	"internal/bench/state":    "gorgonia comm fsdp fsdp/nn internal/bench/stats optim",
 	"internal/bench/stats":    "",
 	"internal/bench/train":    "gorgonia comm comm/commtest fsdp fsdp/nn internal/bench/stats optim",
@@ -102,8 +103,8 @@ const gorgonia = "gorgonia"
 // Nothing else may, so that groups, optimizers, schedules and kernels can be used without it.
 var overGorgonia = strings.Fields(`
 	examples/fromgraph examples/gpt examples/internal/text examples/lora examples/moe examples/offload examples/uneven
-	fsdp fsdp/graph fsdp/internal/engine fsdp/nn internal/bench internal/bench/state internal/bench/train
-	internal/exec internal/exec/exectest internal/ops internal/samebits/train
+	fsdp fsdp/graph fsdp/internal/engine fsdp/nn internal/bench internal/bench/probe internal/bench/state
+	internal/bench/train internal/exec internal/exec/exectest internal/ops internal/samebits/train
 `)
 
 // pure lists the packages that only decide: they neither wait, nor start goroutines, nor read and

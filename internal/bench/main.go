@@ -7,6 +7,7 @@
 //	go run ./internal/bench memory    what a rank holds under each sharding strategy, planned and counted
 //	go run ./internal/bench state     optimizer state made whole, and checkpoints, beside plain copies and files
 //	go run ./internal/bench comm      the collectives, beside Gloo, Open MPI, MPICH and memcpy
+//	go run ./internal/bench against   steps, collectives and checkpoints beside those of another commit
 //
 // Each has flags: see bench train -h and so on.
 package main
@@ -36,7 +37,7 @@ func main() {
 // run runs a subcommand.
 func run(w io.Writer, args []string) error {
 	if len(args) == 0 {
-		return errors.New("want one of train, join, memory, state, comm")
+		return errors.New("want one of train, join, memory, state, comm, against")
 	}
 	switch name, args := args[0], args[1:]; name {
 	case "train":
@@ -49,6 +50,8 @@ func run(w io.Writer, args []string) error {
 		return interruptible(state.Run, w, args)
 	case "comm":
 		return interruptible(comm.Run, w, args)
+	case "against":
+		return interruptible(against, w, args)
 	case state.RankCommand:
 		return state.Serve(context.Background(), w, args[0])
 	case comm.RankCommand:

@@ -3,6 +3,7 @@
 //	work, err := revision.Working(ctx)
 //	base, remove, err := work.Checkout(ctx, "v1.2.0")
 //	defer remove()
+//	err = work.Graft(base, "internal/probe", "NewName=OldName")
 //	err = base.Build(ctx, "/tmp/base", "./examples/gpt") // makes /tmp/base/gpt
 package revision
 
@@ -13,6 +14,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 )
 
@@ -71,6 +73,42 @@ func (t Tree) Build(ctx context.Context, out string, packages ...string) error {
 	args := append([]string{"build", "-buildvcs=false", "-trimpath", "-o", out + string(filepath.Separator)}, packages...)
 	_, err := run(ctx, t.Dir, "go", args...)
 	return err
+}
+
+// Graft copies the Go files of t's directory dir to the same place in another tree, so that one
+// source is compiled in both. Where public names have changed since, renamed says how, as
+// "new=old,new=old".
+func (t Tree) Graft(onto Tree, dir, renamed string) error {
+	var olds []string
+	var news []*regexp.Regexp
+	for _, pair := range strings.FieldsFunc(renamed, func(r rune) bool { return r == ',' }) {
+		now, then, ok := strings.Cut(pair, "=")
+		if !ok {
+			return fmt.Errorf("renamed %s: want new=old", pair)
+		}
+		news = append(news, regexp.MustCompile(`\b`+regexp.QuoteMeta(now)+`\b`))
+		olds = append(olds, then)
+	}
+	files, err := filepath.Glob(filepath.Join(t.Dir, dir, "*.go"))
+	if err != nil || len(files) == 0 {
+		return fmt.Errorf("no Go files in %s: %w", filepath.Join(t.Dir, dir), errors.Join(err, os.ErrNotExist))
+	}
+	if err := os.MkdirAll(filepath.Join(onto.Dir, dir), 0o755); err != nil {
+		return err
+	}
+	for _, name := range files {
+		src, err := os.ReadFile(name)
+		if err != nil {
+			return err
+		}
+		for i, now := range news {
+			src = now.ReplaceAllLiteral(src, []byte(olds[i]))
+		}
+		if err := os.WriteFile(filepath.Join(onto.Dir, dir, filepath.Base(name)), src, 0o644); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // run returns the output of a command in dir, without white space around it.

@@ -50,3 +50,15 @@ func TestCheckout(t *testing.T) {
 	require.ErrorContains(t, err, "--help")
 	require.ErrorContains(t, work.Build(ctx, t.TempDir(), "./none"), "none")
 }
+
+func TestGraft(t *testing.T) {
+	from, to := Tree{Dir: t.TempDir()}, Tree{Dir: t.TempDir()}
+	require.ErrorIs(t, from.Graft(to, "a/b", ""), os.ErrNotExist)
+	require.NoError(t, os.MkdirAll(filepath.Join(from.Dir, "a/b"), 0o755))
+	require.NoError(t, os.WriteFile(filepath.Join(from.Dir, "a/b/c.go"), []byte("c.Keep Keeper Spill"), 0o600))
+	require.NoError(t, from.Graft(to, "a/b", "Keep=Hold,Spill=Write"))
+	src, err := os.ReadFile(filepath.Join(to.Dir, "a/b/c.go"))
+	require.NoError(t, err)
+	require.Equal(t, "c.Hold Keeper Write", string(src))
+	require.ErrorContains(t, from.Graft(to, "a/b", "Keep"), "new=old")
+}

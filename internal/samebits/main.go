@@ -74,7 +74,7 @@ func run(ctx context.Context, args []string, out io.Writer) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
-	if err := copyTrainer(work.Dir, old.Dir, *renamed); err != nil {
+	if err := work.Graft(old, trainer, *renamed); err != nil {
 		return err
 	}
 	b := &bench{dir: dir, bins: [2]string{filepath.Join(dir, "base"), filepath.Join(dir, "work")}}
@@ -92,39 +92,6 @@ func run(ctx context.Context, args []string, out io.Writer) (err error) {
 	}
 	fmt.Fprintf(out, "base %s, working tree %s\n%-34s %-25s %-25s\n", old.Name, work.Name, "", "weights", "optimizer")
 	return compare(ctx, out, filter, b.both)
-}
-
-// copyTrainer copies the source of the trainer from one tree into another, where public names are
-// as renamed says.
-func copyTrainer(from, to, renamed string) error {
-	var pairs [][2]string
-	for _, p := range strings.FieldsFunc(renamed, func(r rune) bool { return r == ',' }) {
-		now, then, ok := strings.Cut(p, "=")
-		if !ok {
-			return fmt.Errorf("-renamed %s: want new=old", p)
-		}
-		pairs = append(pairs, [2]string{`\b` + regexp.QuoteMeta(now) + `\b`, then})
-	}
-	files, err := filepath.Glob(filepath.Join(from, trainer, "*.go"))
-	if err != nil || len(files) == 0 {
-		return fmt.Errorf("no source of the trainer in %s: %w", from, err)
-	}
-	if err := os.MkdirAll(filepath.Join(to, trainer), 0o755); err != nil {
-		return err
-	}
-	for _, name := range files {
-		src, err := os.ReadFile(name)
-		if err != nil {
-			return err
-		}
-		for _, p := range pairs {
-			src = regexp.MustCompile(p[0]).ReplaceAllLiteral(src, []byte(p[1]))
-		}
-		if err := os.WriteFile(filepath.Join(to, trainer, filepath.Base(name)), src, 0o644); err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 // text is what examples/gpt trains on: some kilobytes that are the same on every machine.

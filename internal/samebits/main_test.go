@@ -107,15 +107,3 @@ func TestSum(t *testing.T) {
 	_, err := sum(filepath.Join(t.TempDir(), "none"))
 	require.ErrorIs(t, err, os.ErrNotExist)
 }
-
-func TestCopyTrainer(t *testing.T) {
-	from, to := t.TempDir(), t.TempDir()
-	require.Error(t, copyTrainer(from, to, ""), "nothing to copy")
-	require.NoError(t, os.MkdirAll(filepath.Join(from, trainer), 0o755))
-	require.NoError(t, os.WriteFile(filepath.Join(from, trainer, "a.go"), []byte("c.Keep Keeper Spill"), 0o600))
-	require.NoError(t, copyTrainer(from, to, "Keep=Hold,Spill=Write"))
-	src, err := os.ReadFile(filepath.Join(to, trainer, "a.go"))
-	require.NoError(t, err)
-	require.Equal(t, "c.Hold Keeper Write", string(src))
-	require.ErrorContains(t, copyTrainer(from, to, "Keep"), "new=old")
-}
