@@ -2,12 +2,12 @@
 // same run, in turns: machines are noisy, so look at the ratios, and run again before believing
 // one.
 //
-//	go run ./internal/bench train     steps of a GPT, beside Gorgonia's TapeMachine; how much communication is hidden
-//	go run ./internal/bench join      what Join costs with even data, and what a rank without a batch takes
-//	go run ./internal/bench memory    what a rank holds under each sharding strategy, planned and counted
-//	go run ./internal/bench state     optimizer state made whole, and checkpoints, beside plain copies and files
-//	go run ./internal/bench comm      the collectives, beside Gloo, Open MPI, MPICH and memcpy
-//	go run ./internal/bench against   steps, collectives and checkpoints beside those of another commit
+//	bench train     steps of a GPT, beside Gorgonia's TapeMachine; how much communication is hidden
+//	bench join      what Join costs with even data, and what a rank without a batch takes
+//	bench memory    what a rank holds under each sharding strategy, planned and counted
+//	bench state     optimizer state made whole, and checkpoints, beside plain copies and files
+//	bench comm      the collectives, beside Gloo, Open MPI, MPICH and memcpy
+//	bench against   steps, collectives and checkpoints beside those of another commit
 //
 // Each has flags: see bench train -h and so on.
 package main

@@ -23,7 +23,7 @@ type Case struct {
 	Bytes      int // of the full tensor of the target
 
 	Incident commtest.Incident // rank and numbers are those of the group of the program
-	Lag      commtest.Incident // another rank comes so much later than the incident, for which the culprit must be waiting
+	Lag      commtest.Incident // of another rank, behind the incident
 
 	// Steps, if not 0, replaces the program by so many random collectives.
 	Steps int
@@ -122,7 +122,8 @@ func (c *Case) arrange(what commtest.What, rank int) {
 		i.After = 300 * time.Millisecond
 	}
 	c.Incident = i
-	blocks := c.Collective == commtest.Barrier || c.Collective == commtest.Split // issued means waiting
+	// Issued means waiting.
+	blocks := c.Collective == commtest.Barrier || c.Collective == commtest.Split
 	if i.When == commtest.Waiting || i.When == commtest.Issued && blocks || what == commtest.Cancel {
 		c.Lag = commtest.Incident{
 			What: commtest.Delay, When: commtest.Before, Rank: (rank + 1) % c.members(), At: i.At, After: 250 * time.Millisecond,
@@ -166,7 +167,8 @@ func (c *Case) culprit() int { return c.world(c.Incident.Rank) }
 func (c *Case) breaks() bool {
 	switch c.Incident.What {
 	case commtest.Cut, commtest.Garble:
-		return c.Steps == 0 || c.Incident.When != commtest.Waiting // or the operation may end before
+		// A rank that waits at an incident may see its operation end before.
+		return c.Steps == 0 || c.Incident.When != commtest.Waiting
 	}
 	return false
 }

@@ -37,7 +37,7 @@ type stages struct {
 
 // report is what a worker says to the parent.
 type report struct {
-	What  string // joined, struck, told, checked, closed; ended is said by the worker, not by a rank
+	What  string // joined, struck, told, checked, closed; the worker says ended
 	Rank  int    // in the world
 	At    time.Time
 	Took  time.Duration `json:",omitempty"` // the call that gave the first error

@@ -21,7 +21,7 @@ import (
 // A Tree is a directory with the files of a commit, or those of a working tree.
 type Tree struct {
 	Dir  string
-	Name string // for people: the commit's hash, abbreviated, with "+" where the working tree differs from it
+	Name string // the short hash, with "+" where the working tree differs
 }
 
 // Working returns the tree that the current directory is in.

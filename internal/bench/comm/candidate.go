@@ -14,10 +14,10 @@ import (
 type candidate struct {
 	name     string
 	tcp      bool // marked where the loopback is not prepared
-	maxWorld int  // of a library that busy-polls and is of no use with more ranks than cores; 0 is no limit
+	maxWorld int  // for libraries that poll: 0 is no limit
 	program  string
 	ranks    func(world int) int       // connections to expect, nil for one per rank of the world
-	variants func(op string) []string  // what to call op, alternatives of which the fastest counts; nil for op itself
+	variants func(op string) []string  // alternatives for op, the fastest counts; nil: op
 	command  func(s start) []*exec.Cmd // the processes
 }
 
@@ -122,7 +122,8 @@ func startMPICH(transports string) func(start) []*exec.Cmd {
 			s.program, s.socket, strconv.Itoa(s.max))
 		cmd.Env = append(cmd.Environ(), "UCX_TLS="+transports, "UCX_LOG_LEVEL=error")
 		if strings.HasPrefix(transports, "tcp") {
-			cmd.Env = append(cmd.Env, "UCX_NET_DEVICES=lo", "MPIR_CVAR_NOLOCAL=1") // or it takes a shortcut through memory
+			// Or it takes a shortcut through memory.
+			cmd.Env = append(cmd.Env, "UCX_NET_DEVICES=lo", "MPIR_CVAR_NOLOCAL=1")
 		}
 		return []*exec.Cmd{cmd}
 	}

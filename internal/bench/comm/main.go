@@ -1,14 +1,15 @@
 // Package comm measures the collectives of this library beside those of Gloo, Open MPI and MPICH,
 // interleaved in one run, and prints the ratios beside their targets.
 //
-//	go run ./internal/bench comm [-worlds 2,4] [-ops all-gather,flag] [-max 64M] [-rounds 7] [-candidates local,gloo] [-json file]
+//	bench comm [-worlds 2,4] [-ops all-gather,flag] [-max 64M] [-rounds 7]
+//	           [-candidates local,gloo] [-json file]
 //
 // All candidates of a world size are started together. For every operation and tensor size each of
 // them runs one batch of about 40 ms in every round, in turn, while the ranks of the others sit
 // blocked in a read from the driver:
 //
-//	driver ── "run all-gather 65536 800" ──> every rank of one candidate      (a Unix socket per rank)
-//	       <── "ok 0.0391" ─────────────────                                  slowest rank counts
+//	driver ── "run all-gather 65536 800" ──> every rank of one candidate  (a Unix socket each)
+//	       <── "ok 0.0391" ─────────────────                              slowest rank counts
 //
 // The result is the median over rounds of the time of one operation. Bytes are those of the full
 // tensor: the output of an all-gather or gather, the input of a reduce-scatter. GB/s is that

@@ -89,7 +89,8 @@ func (f *fleet) measure(ctx context.Context, c cell, rounds int) (map[string][]f
 		}
 	}
 	for round := range rounds {
-		for i := range runners { // not always in the same order: the one before may leave the caches hot or cold
+		// Not always in the same order: the one before may leave the caches hot or cold.
+		for i := range runners {
 			r := runners[(i+round)%len(runners)]
 			if !slices.Contains(f.sessions, r.session) {
 				continue

@@ -16,8 +16,9 @@ const column = 11 // characters of a column
 type table struct {
 	w     io.Writer
 	names []string
-	marks map[string]string // behind the names of candidates that were not measured as they should be
-	shown []string          // columns of the current operation
+	// Behind the names of candidates that were not measured as they should be.
+	marks map[string]string
+	shown []string // columns of the current operation
 }
 
 func newTable(w io.Writer, sessions []*session, plainLoopback bool) *table {

@@ -59,7 +59,7 @@ type verdict struct {
 	Candidate string  `json:"candidate"`
 	Against   string  `json:"against"`
 	Ratio     float64 `json:"ratio"`  // anchor time by candidate time, of the medians
-	Best      float64 `json:"best"`   // the same of the best rounds: what neighbours on the machine disturb least
+	Best      float64 `json:"best"`   // of the best rounds, the least disturbed
 	Target    float64 `json:"target"` // 0: there is none, the ratio is for information
 	Sizes     int     `json:"sizes"`  // how many are in the mean
 }

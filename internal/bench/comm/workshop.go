@@ -19,7 +19,7 @@ var peers embed.FS
 type workshop struct {
 	self          string            // this program
 	dir           string            // sources, programs, sockets
-	shared        string            // for files that processes share as memory: below /dev/shm if there is one
+	shared        string            // for shared memory: below /dev/shm if there is one
 	programs      map[string]string // paths by name: peers, and the launchers ompirun and mpichrun
 	max           int               // bytes of the largest tensor
 	plainLoopback bool              // the loopback is not prepared for TCP

@@ -184,7 +184,8 @@ func checkState(name string, first int, got []float32) error {
 // stateTrial is something that all ranks do at once, and that is timed. What it makes is new memory
 // every time, as it is where it is done once: what was there before has gone back to the system.
 type stateTrial struct {
-	rows    []*stateRow                                 // run calls lap where one ends and the next goes on
+	// Run calls lap where one ends and the next goes on.
+	rows    []*stateRow
 	prepare func(context.Context) error                 // if not nil, goes before and is not timed
 	run     func(ctx context.Context, lap func()) error // of the whole rank
 	finish  func(first bool) error                      // if not nil, comes after and is not timed

@@ -18,7 +18,8 @@ type stateRow struct {
 	peer    float64     // PyTorch's figure, in the unit of the column; 0 if there is none
 	against []*stateRow // to which the ratios of bytes a second are, by column
 	times   []time.Duration
-	rise    [2]float64 // memory of rank 0, and of the worst other rank: the most of all rounds; -1 if unknown
+	// Memory of rank 0, and of the worst other rank: the most of all rounds; -1 if unknown.
+	rise [2]float64
 }
 
 // add adds a round.

@@ -3,7 +3,7 @@
 // does, beside what the transport and a plain copy take; and checkpoints are written and read
 // beside plain files, in a directory that is removed afterwards.
 //
-//	go run ./internal/bench state [-models 30M,300M] [-ranks 2,4] [-rounds 3] [-tcp] [-dir directory]
+//	bench state [-models 30M,300M] [-ranks 2,4] [-rounds 3] [-tcp] [-dir directory]
 //
 // Memory is the rise of the peak of resident memory. The model 300M needs 15 GB of memory, and 9 GB
 // in the directory.

@@ -65,7 +65,8 @@ func (b *tapeModel) param(name string, shape ...int) *G.Node {
 	switch {
 	case len(shape) == 2:
 		init = G.Gaussian(0, b.init)
-	case strings.HasSuffix(name, ".g"): // gains: with zeros every activation would be zero, and gonum skips zeros
+	// Gains. With zeros every activation would be zero, and gonum skips zeros.
+	case strings.HasSuffix(name, ".g"):
 		init = G.Ones()
 	}
 	n := G.NewTensor(b.g, tensor.Float32, len(shape), G.WithShape(shape...), G.WithName(name), G.WithInit(init))

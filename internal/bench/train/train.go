@@ -1,9 +1,9 @@
 // Package train measures training steps of a GPT: this library on one and on two ranks of one core
 // each, and the same model on Gorgonia's own TapeMachine, interleaved in one run.
 //
-//	go run ./internal/bench train [-size tiny,small] [-rounds 3] [-seconds 4] [-tape=false] [-bandwidth 400]
-//	go run ./internal/bench join [-size tiny,small] [-rounds 3] [-seconds 4]
-//	go run ./internal/bench memory
+//	bench train [-size tiny,small] [-rounds 3] [-seconds 4] [-tape=false] [-bandwidth 400]
+//	bench join [-size tiny,small] [-rounds 3] [-seconds 4]
+//	bench memory
 //
 // After that it trains the largest size over a link that is slowed down to a stated bandwidth, and
 // prints how much of the communication is not hidden behind computation with each prefetch depth.
