@@ -20,8 +20,9 @@ func counted(x *G.Node, runs *int) (*G.Node, error) {
 	return (&exec.Row{Kind: "counted", Kernels: exec.Kernels{F32: run, F64: run}}).Apply(nil, x)
 }
 
-// centredSpec subtracts from x [n, 3] the means of its columns and keeps running means: running = 0.75 running + 0.25 mean,
-// and steps = steps + 1. runs counts how often the running means are computed.
+// centredSpec subtracts from x [n, 3] the means of its columns and keeps running means: running =
+// 0.75 running + 0.25 mean, and steps = steps + 1. runs counts how often the running means are
+// computed.
 func centredSpec(runs *int) *exec.Spec {
 	return &exec.Spec{
 		Params: []exec.Param{
@@ -50,8 +51,8 @@ func centredSpec(runs *int) *exec.Spec {
 	}
 }
 
-// TestBuffers keeps running statistics: right in training, not computed in evaluation or in backward, and without an
-// effect on gradients.
+// TestBuffers keeps running statistics: right in training, not computed in evaluation or in
+// backward, and without an effect on gradients.
 func TestBuffers(t *testing.T) {
 	for _, policy := range policies {
 		for _, forwardAlone := range []bool{false, true} {
@@ -91,8 +92,8 @@ func TestBuffers(t *testing.T) {
 	}
 }
 
-// TestUpdateValues updates buffers by values that are not the update's own: of the module's inputs, parameters, constants
-// and outputs, of views, and by one value twice.
+// TestUpdateValues updates buffers by values that are not the update's own: of the module's inputs,
+// parameters, constants and outputs, of views, and by one value twice.
 func TestUpdateValues(t *testing.T) {
 	params6 := []exec.Param{
 		{Name: "p", Shape: []int{2, 3}}, {Name: "a", Shape: []int{2, 3}, Buffer: true}, {Name: "b", Shape: []int{2, 3}, Buffer: true},
@@ -181,8 +182,8 @@ func sum(x, y []float64) []float64 {
 	return z
 }
 
-// TestBuffersInUse reads a buffer in the module: it has no gradient, what depends on it has. The value that the module sees
-// is the one from before the update.
+// TestBuffersInUse reads a buffer in the module: it has no gradient, what depends on it has. The
+// value that the module sees is the one from before the update.
 func TestBuffersInUse(t *testing.T) {
 	for _, policy := range policies {
 		sig := exectest.Signature(tensor.Float64, []int{3})
@@ -210,7 +211,8 @@ func TestBuffersInUse(t *testing.T) {
 	}
 }
 
-// TestUpdateOfAChain takes a statistic of the first value of a long chain: the value must not wait for the chain's end.
+// TestUpdateOfAChain takes a statistic of the first value of a long chain: the value must not wait
+// for the chain's end.
 func TestUpdateOfAChain(t *testing.T) {
 	work := func(update bool) int {
 		u, err := exec.Compile(&exec.Spec{
@@ -279,7 +281,8 @@ func TestUpdateMistakes(t *testing.T) {
 	}
 }
 
-// TestUpdatesMustBeDeterministic refuses a module that updates another buffer, or by another value, the second time.
+// TestUpdatesMustBeDeterministic refuses a module that updates another buffer, or by another value,
+// the second time.
 func TestUpdatesMustBeDeterministic(t *testing.T) {
 	calls := 0
 	for name, build := range map[string]builder{

@@ -14,13 +14,13 @@ import (
 // A Spec describes a module to compile.
 type Spec struct {
 	Params []Param
-	// Build adds the module to the graph behind b and returns its outputs. It must be deterministic: it is called more
-	// than once, and the graphs are compared.
+	// Build adds the module to the graph behind b and returns its outputs. It must be
+	// deterministic: it is called more than once, and the graphs are compared.
 	Build func(b *Builder, in []*G.Node) (G.Nodes, error)
 }
 
-// A Param is a parameter of a module, or a buffer: named state that is not trained, such as running statistics. A buffer
-// has no gradient; it changes by Builder.Update.
+// A Param is a parameter of a module, or a buffer: named state that is not trained, such as running
+// statistics. A buffer has no gradient; it changes by Builder.Update.
 type Param struct {
 	Name   string
 	Shape  []int
@@ -40,7 +40,7 @@ type graph struct {
 	salt    string // makes the names, and so the hashes, of two traces of one module differ
 	specs   []Param
 	params  map[string]*G.Node
-	updates G.Nodes            // by parameter: the value that a buffer takes, nil if it keeps its own
+	updates G.Nodes            // by parameter: the new value of a buffer, or nil
 	consts  map[*G.Node]string // constants made by Const and ConstTensor, and what identifies them
 	tensors map[*G.Node]Value  // the values of those made by ConstTensor
 }
@@ -54,8 +54,8 @@ func (b *Builder) DType() tensor.Dtype { return b.dtype }
 // Scope returns a Builder that looks parameters up under prefix + ".".
 func (b *Builder) Scope(prefix string) *Builder { return &Builder{b.graph, b.prefix + prefix + "."} }
 
-// Stream returns a number for the random operation of that name in this scope. Operations of one module need different
-// ones; a module that is part of another several times has a scope of its own each time.
+// Stream returns a number for the random operation of that name in this scope. Operations of one
+// module need different numbers. A module that is used several times has a scope for each use.
 func (b *Builder) Stream(name string) uint32 {
 	h := fnv.New32a()
 	h.Write([]byte(b.prefix + name))
@@ -70,8 +70,8 @@ func (b *Builder) Param(name string) (*G.Node, error) {
 	return nil, fmt.Errorf("no parameter %q among those of Params", b.prefix+name)
 }
 
-// Update makes n the value that the buffer of that name takes after a forward in training; Param keeps returning the value
-// from before. n may be any node, used elsewhere or not. No gradient flows through an update.
+// Update makes n the value that the buffer of that name takes after a forward in training. Param
+// keeps returning the value from before. n may be any node. No gradient flows through an update.
 func (b *Builder) Update(name string, n *G.Node) error {
 	name = b.prefix + name
 	i := slices.IndexFunc(b.specs, func(p Param) bool { return p.Name == name })
@@ -110,9 +110,9 @@ func (b *Builder) scalar(v any, id string) *G.Node {
 
 // ConstTensor returns a constant tensor. t must not be modified afterwards.
 //
-// Gorgonia merges constants of equal name, and tensors that print alike although the middle of a long one is left out. So
-// a constant is an input of the graph here, named by a hash of its contents, and tensors made by gorgonia.NewConstant are
-// refused.
+// Gorgonia merges constants of equal name, and tensors that print alike, although it prints only the
+// ends of a long one. So a constant tensor is an input of the graph here, named by a hash of its
+// contents, and those made by gorgonia.NewConstant are refused.
 func (b *Builder) ConstTensor(t *tensor.Dense) (*G.Node, error) {
 	v, err := FromTensor(t)
 	if err != nil {

@@ -6,9 +6,10 @@ import (
 	"sync"
 )
 
-// A Cache keeps compiled units, so that identical modules and all ranks of a process share one. The units used
-// longest ago leave it when they take more than Limit bytes. The zero value is ready. It is safe for concurrent
-// use: whoever asks for a unit that another goroutine compiles waits for that one, all others do not.
+// A Cache keeps compiled units, so that identical modules and all ranks of a process share one. The
+// units used longest ago leave it when they take more than Limit bytes. The zero value is ready. It
+// is safe for concurrent use: whoever asks for a unit that another goroutine compiles waits for
+// that one, all others do not.
 type Cache struct {
 	Limit int // bytes of compiled programs; 0 means 64 MiB
 
@@ -32,10 +33,11 @@ type entry struct {
 	at   *list.Element // in recent
 }
 
-// Unit returns the unit of spec for sig, compiling it if there is none yet. module is the value that spec
-// describes. Modules share a unit if they have one type and their fields are equal; what is behind a pointer is
-// not looked at, so that pointers must be the same. A module whose own fields were changed after its unit was
-// compiled gets another. One that holds a function shares with itself only, and only if it is passed as a pointer.
+// Unit returns the unit of spec for sig, compiling it if there is none yet. module is the value
+// that spec describes. Modules share a unit if they have one type and their fields are equal; what
+// is behind a pointer is not looked at, so that pointers must be the same. A module whose own
+// fields were changed after its unit was compiled gets another. One that holds a function shares
+// with itself only, and only if it is passed as a pointer.
 func (c *Cache) Unit(module any, spec *Spec, sig *Signature) (*Unit, error) {
 	key, ok := identify(module, sig)
 	if !ok {

@@ -64,7 +64,8 @@ func TestCacheOfModulesThatChange(t *testing.T) {
 	require.Same(t, two, (&scaling{Factor: 2}).unit(t, &c, tensor.Float64), "what it was is known by what it was then")
 }
 
-// TestCacheOfUnprintableModules shares modules that hold functions or pointers with themselves only.
+// TestCacheOfUnprintableModules shares modules that hold functions or pointers with themselves
+// only.
 func TestCacheOfUnprintableModules(t *testing.T) {
 	var c exec.Cache
 	for _, fresh := range []func() *scaling{
@@ -159,7 +160,8 @@ func TestCacheOfModulesThatPrintAlike(t *testing.T) {
 	require.NotSame(t, two, unit())
 }
 
-// TestCacheOfFunctionsThatChange compiles a module again whose function was replaced by another of the same code.
+// TestCacheOfFunctionsThatChange compiles a module again whose function was replaced by another of
+// the same code.
 func TestCacheOfFunctionsThatChange(t *testing.T) {
 	var c exec.Cache
 	var hooks []func()
@@ -270,7 +272,8 @@ func TestCacheWhileCompiling(t *testing.T) {
 	require.Same(t, want, got)
 }
 
-// TestCacheSurvivesGoexit compiles a module in a goroutine that ends in the middle, as a failing test does.
+// TestCacheSurvivesGoexit compiles a module in a goroutine that ends in the middle, as a failing
+// test does.
 func TestCacheSurvivesGoexit(t *testing.T) {
 	var c exec.Cache
 	m, sig := &scaling{Factor: 2}, exectest.Signature(tensor.Float64, []int{2})

@@ -48,9 +48,9 @@ func refusal(g *G.ExprGraph, n *G.Node) string {
 	return denied[typeName(op)]
 }
 
-// collides tells whether n, the patches that a convolution takes out of an image [B, C, H, W], may be those of another
-// dilation: its hash covers everything but the dilation, so Gorgonia gives the first of two such nodes for the second if
-// their shapes [B, rows, columns, C·kernel] are equal.
+// collides tells whether n, the patches that a convolution takes out of an image [B, C, H, W], may
+// be those of another dilation. The hash of n covers everything but the dilation. So Gorgonia takes
+// two such nodes for one if their shapes [B, rows, columns, C·kernel] are equal.
 func collides(g *G.ExprGraph, n *G.Node) bool {
 	var kernel, pad, stride, dilation [2]int
 	_, err := fmt.Sscanf(n.Op().String(), "im2col<(%d,%d), (%d, %d), (%d,%d) (%d, %d)>", &kernel[0], &kernel[1], &pad[0],
@@ -92,7 +92,7 @@ func (tr *trace) guard() error {
 	return nil
 }
 
-// guardConst refuses constants that may have been merged with others: Gorgonia merges constants of equal name. A scalar
+// guardConst refuses constants that Gorgonia may have merged with others of their name. A scalar
 // under its default name is safe, since the name is its value.
 func (tr *trace) guardConst(n *G.Node) error {
 	if _, ours := tr.consts[n]; ours {

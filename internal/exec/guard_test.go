@@ -66,7 +66,8 @@ func TestRefusedOperations(t *testing.T) {
 	})
 }
 
-// TestConstants refuses constants that Gorgonia may have merged with others and keeps apart those of Builder.
+// TestConstants refuses constants that Gorgonia may have merged with others and keeps apart those
+// of Builder.
 func TestConstants(t *testing.T) {
 	named := func(_ *exec.Builder, x []*G.Node) (*G.Node, error) {
 		return G.Add(x[0], G.NewConstant(2.0, G.WithName("eps")))
@@ -170,8 +171,9 @@ func TestBuildMustBeDeterministic(t *testing.T) {
 	require.ErrorContains(t, compileError(tensor.Float64, longer, []int{2}), "not deterministic")
 }
 
-// TestHashCollision makes Gorgonia merge tanh of two different parameters: it compares nodes by a 32-bit hash that covers
-// the names of parameters, and two names with equal hashes are found in no time. The module must be refused.
+// TestHashCollision makes Gorgonia merge tanh of two different parameters: it compares nodes by a
+// 32-bit hash that covers the names of parameters, and two names with equal hashes are found in no
+// time. The module must be refused.
 func TestHashCollision(t *testing.T) {
 	p, q := collidingNames(t)
 	spec := &exec.Spec{
@@ -196,7 +198,8 @@ func TestHashCollision(t *testing.T) {
 	require.NoError(t, err)
 }
 
-// collidingNames returns two names of vectors of two float64 whose nodes have equal hashes, which it checks.
+// collidingNames returns two names of vectors of two float64 whose nodes have equal hashes, which
+// it checks.
 func collidingNames(t *testing.T) (p, q string) {
 	node := func(name string) *G.Node {
 		return G.NewTensor(G.NewGraph(), G.Float64, 1, G.WithName("param "+name), G.WithShape(2))

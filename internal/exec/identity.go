@@ -9,15 +9,16 @@ import (
 	"unsafe"
 )
 
-// identity is what a module and a signature are recognised by: equal texts mean equal types and fields, and the
-// same pointers. The text is a snapshot, so a module that has changed since is another.
+// identity is what a module and a signature are recognised by: equal texts mean equal types and
+// fields, and the same pointers. The text is a snapshot, so a module that has changed since is
+// another.
 type identity struct {
 	text string
-	pins []unsafe.Pointer // what the addresses in text are of: nothing else can get them as long as they are held
+	pins []unsafe.Pointer // holds what the addresses in text are of, so that nothing else gets them
 }
 
-// identify returns the identity of a module and a signature, unless there is none: the module holds a function,
-// which cannot be compared, and is not behind a pointer that could.
+// identify returns the identity of a module and a signature, unless there is none: the module holds
+// a function, which cannot be compared, and is not behind a pointer that could.
 func identify(module any, sig *Signature) (id identity, ok bool) {
 	var w identityWriter
 	v := reflect.ValueOf(module)

@@ -8,8 +8,8 @@ import (
 	"gorgonia.org/tensor"
 )
 
-// A Space is one of the memories that operands lie in; the package comment says who fills each and how long
-// it lives.
+// A Space is one of the memories that operands lie in; the package comment says who fills each and
+// how long it lives.
 type Space uint8
 
 // The spaces. Those of a Call have an index: which parameter, input and so on.
@@ -46,8 +46,8 @@ func (o Operand) at(off int, shape tensor.Shape) Operand {
 	return o
 }
 
-// An Instr is one instruction of a program: an operation, and where its operands lie. It is all that another
-// engine needs to know. Whoever reads it changes nothing that it refers to.
+// An Instr is one instruction of a program: an operation, and where its operands lie. It is all
+// that another engine needs to know. Whoever reads it changes nothing that it refers to.
 type Instr struct {
 	Op      *Op // of KindStock if only Gorgonia can run it
 	Out     Operand
@@ -59,12 +59,12 @@ type Instr struct {
 	stock G.Op // of KindStock
 }
 
-// A Cost is the least that an instruction takes: arithmetic (see Row.FLOPs), and bytes between it and memory if
-// every argument is read and the result written once.
+// A Cost is the least that an instruction takes: arithmetic (see Row.FLOPs), and bytes between it
+// and memory if every argument is read and the result written once.
 type Cost struct{ FLOPs, Read, Written int }
 
-// Cost returns what the instruction costs. Of a stock operation only the bytes are known: its FLOPs are one for
-// each element of the result, which is too few for a product or a sum.
+// Cost returns what the instruction costs. Of a stock operation only the bytes are known: its FLOPs
+// are one for each element of the result, which is too few for a product or a sum.
 func (in *Instr) Cost() Cost {
 	c := Cost{FLOPs: in.Op.FLOPs(in.Op), Written: in.Out.Bytes}
 	for i, o := range in.In {

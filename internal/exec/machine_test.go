@@ -13,7 +13,8 @@ import (
 	"github.com/gofsdp/gofsdp/internal/ops"
 )
 
-// buildForMachine is a module of fused operations, views included, that Gorgonia's machine gets right.
+// buildForMachine is a module of fused operations, views included, that Gorgonia's machine gets
+// right.
 func buildForMachine(x, gain, bias, w *G.Node) (*G.Node, error) {
 	y, err := ops.LayerNorm(x, gain, bias, 1e-5)
 	if err != nil {
@@ -28,7 +29,8 @@ func buildForMachine(x, gain, bias, w *G.Node) (*G.Node, error) {
 	return ops.SelfAttention(y, nil, 2, true)
 }
 
-// TestOpsInTapeMachine runs fused operations and their gradients in Gorgonia's own machine, with equal results.
+// TestOpsInTapeMachine runs fused operations and their gradients in Gorgonia's own machine, with
+// equal results.
 func TestOpsInTapeMachine(t *testing.T) {
 	shapes := [][]int{{2, 3, 4}, {4}, {4}, {12, 4}}
 	trial := exectest.New(t, &exec.Spec{Build: returning(func(_ *exec.Builder, x []*G.Node) (*G.Node, error) {

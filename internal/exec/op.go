@@ -25,9 +25,9 @@ type Frame struct {
 	Train   bool   // false in evaluation: dropout is the identity
 }
 
-// An Op is one use of a row of the table, as a Gorgonia operation: a kind with attributes on arguments of some
-// shapes. Two Ops of one kind with equal attributes, arguments and results compute the same function. It is
-// immutable once it is part of a graph.
+// An Op is one use of a row of the table, as a Gorgonia operation: a kind with attributes on
+// arguments of some shapes. Two Ops of one kind with equal attributes, arguments and results
+// compute the same function. It is immutable once it is part of a graph.
 type Op struct {
 	*Row
 	Attrs any            // comparable, of the type that belongs to the kind; nil if it has none
@@ -40,14 +40,15 @@ type Op struct {
 	parts []part         // of the result, if it has several
 }
 
-// Apply adds the operation to the graph of its arguments. The result is one vector if the row has several.
+// Apply adds the operation to the graph of its arguments. The result is one vector if the row has
+// several.
 func (r *Row) Apply(attrs any, in ...*G.Node) (*G.Node, error) {
 	return (&Op{Row: r, Attrs: attrs}).add(in...)
 }
 
-// Gradient adds operation r, which computes gradients of o, to the graph and returns its results. It has the
-// attributes and the dimensions of o. The shapes of its arguments are not looked at, because Gorgonia adds and
-// drops dimensions of 1 in gradients.
+// Gradient adds operation r, which computes gradients of o, to the graph and returns its results.
+// It has the attributes and the dimensions of o. The shapes of its arguments are not looked at,
+// because Gorgonia adds and drops dimensions of 1 in gradients.
 func (o *Op) Gradient(r *Row, in ...*G.Node) (G.Nodes, error) {
 	g := &Op{Row: r, Attrs: o.Attrs, dims: o.dims, lead: o.lead}
 	n, err := g.add(in...)
@@ -63,7 +64,8 @@ func (o *Op) Gradient(r *Row, in ...*G.Node) (G.Nodes, error) {
 	return parts, nil
 }
 
-// add adds o to the graph of its arguments. It finds out what is not set: the dimensions and the shape.
+// add adds o to the graph of its arguments. It finds out what is not set: the dimensions and the
+// shape.
 func (o *Op) add(in ...*G.Node) (*G.Node, error) {
 	r := parseRule(o.Shapes)
 	err := o.check(r, in)
@@ -109,7 +111,8 @@ var _ G.SDOp = (*Op)(nil)
 // Arity implements gorgonia.Op.
 func (o *Op) Arity() int { return len(o.In) }
 
-// Type implements gorgonia.Op: integer arguments are Int, all others and the result share one float type.
+// Type implements gorgonia.Op: integer arguments are Int, all others and the result share one float
+// type.
 func (o *Op) Type() hm.Type {
 	float := hm.TypeVariable('a')
 	of := func(dims int, elem hm.Type) hm.Type {
@@ -138,7 +141,8 @@ func (o *Op) ReturnsPtr() bool { return true }
 // CallsExtern implements gorgonia.Op.
 func (o *Op) CallsExtern() bool { return false }
 
-// OverwritesInput implements gorgonia.Op. It tells Gorgonia's machines never to run the op in place.
+// OverwritesInput implements gorgonia.Op. It tells Gorgonia's machines never to run the op in
+// place.
 func (o *Op) OverwritesInput() int { return -1 }
 
 // WriteHash implements gorgonia.Op.
@@ -147,8 +151,8 @@ func (o *Op) WriteHash(h hash.Hash) { fmt.Fprintf(h, "fsdp/%v%v", o, o.Shape) }
 // Hashcode implements gorgonia.Op.
 func (o *Op) Hashcode() uint32 { h := fnv.New32a(); o.WriteHash(h); return h.Sum32() }
 
-// String implements gorgonia.Op: the kind with its attributes, such as "attention(2,true)", or the name of a stock
-// operation.
+// String implements gorgonia.Op: the kind with its attributes, such as "attention(2,true)", or the
+// name of a stock operation.
 func (o *Op) String() string {
 	switch a := o.Attrs.(type) {
 	case nil:
@@ -180,7 +184,8 @@ func (o *Op) SymDiff(in G.Nodes, out, dy *G.Node) (G.Nodes, error) {
 	return append(grads, make(G.Nodes, max(0, len(in)-len(grads)))...), err
 }
 
-// Do implements gorgonia.Op, so that the op also runs in Gorgonia's machines. It allocates; programs do not use it.
+// Do implements gorgonia.Op, so that the op also runs in Gorgonia's machines. It allocates;
+// programs do not use it.
 func (o *Op) Do(in ...G.Value) (G.Value, error) {
 	f := &Frame{Op: o, Kernel: new(kernel.Context), Train: true}
 	for i, v := range in {

@@ -45,8 +45,8 @@ func bits(mask, n int) []bool {
 	return list
 }
 
-// TestFrozenParameters freezes every subset of a module's parameters: the gradients of the others are right, the memory of
-// a frozen one's is never touched.
+// TestFrozenParameters freezes every subset of a module's parameters: the gradients of the others
+// are right, the memory of a frozen one's is never touched.
 func TestFrozenParameters(t *testing.T) {
 	for _, policy := range policies {
 		for mask := range 32 {
@@ -92,7 +92,8 @@ func TestNothingToTrain(t *testing.T) {
 	}
 }
 
-// TestFrozenBehindNoGradient lets a frozen parameter pass through an operation that has no gradient.
+// TestFrozenBehindNoGradient lets a frozen parameter pass through an operation that has no
+// gradient.
 func TestFrozenBehindNoGradient(t *testing.T) {
 	spec := &exec.Spec{
 		Params: []exec.Param{{Name: "frozen", Shape: []int{3}}, {Name: "trained", Shape: []int{3}}},
@@ -116,7 +117,8 @@ func TestFrozenBehindNoGradient(t *testing.T) {
 	exectest.New(t, spec, sig).CheckGradients(t)
 }
 
-// TestUnusedParameter has no gradient but is not frozen: it is set to zero, or left as it is if it is added to.
+// TestUnusedParameter has no gradient but is not frozen: it is set to zero, or left as it is if it
+// is added to.
 func TestUnusedParameter(t *testing.T) {
 	spec := &exec.Spec{
 		Params: []exec.Param{{Name: "used", Shape: []int{3}}, {Name: "unused", Shape: []int{3}}},
@@ -142,7 +144,8 @@ func TestUnusedParameter(t *testing.T) {
 	}
 }
 
-// TestReadParam states for modules of linear layers, an embedding and a norm which parameters backward reads.
+// TestReadParam states for modules of linear layers, an embedding and a norm which parameters
+// backward reads.
 func TestReadParam(t *testing.T) {
 	linear := &exec.Spec{
 		Params: []exec.Param{{Name: "w", Shape: []int{4, 3}}, {Name: "b", Shape: []int{4}}},
@@ -233,8 +236,8 @@ func TestReadParam(t *testing.T) {
 	}
 }
 
-// requireReadsAll requires that backward reads every parameter that it says it reads: without its memory it cannot run. A
-// Trial shows the converse, for it withholds all others.
+// requireReadsAll requires that backward reads every parameter that it says it reads: without its
+// memory it cannot run. A Trial shows the converse, for it withholds all others.
 func requireReadsAll(t require.TestingT, trial *exectest.Trial) {
 	for i, reads := range trial.Unit.ReadParam {
 		if !reads {
@@ -249,9 +252,9 @@ func requireReadsAll(t require.TestingT, trial *exectest.Trial) {
 	}
 }
 
-// TestRandomParameters makes the three leaves of a random module trained, frozen or buffers, and updates the buffers by
-// random values of it. Outputs and updates are what a direct evaluation gives, gradients the central differences; what
-// updates add leaves no trace in anything else.
+// TestRandomParameters makes the three leaves of a random module trained, frozen or buffers, and
+// updates the buffers by random values of it. Outputs and updates are what a direct evaluation
+// gives, gradients the central differences; what updates add leaves no trace in anything else.
 func TestRandomParameters(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		nodes, outs := randomModule(t)

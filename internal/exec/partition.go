@@ -10,9 +10,10 @@ import (
 // Policy decides which forward values are kept for backward and which are computed again.
 type Policy uint8
 
-// Balanced keeps what is dear to compute (products, attention, stock operations) and recomputes what is cheap
-// (activations, norms, sums). SaveAll keeps everything backward uses. RecomputeAll keeps nothing but the inputs of the
-// call and runs its forward again: activation checkpointing (Chen et al., 2016, arXiv:1604.06174).
+// Balanced keeps what is expensive to compute (products, attention, stock operations) and recomputes
+// what is cheap (activations, norms, sums). SaveAll keeps everything that backward uses. RecomputeAll
+// keeps only the inputs of the call and runs its forward again: activation checkpointing (Chen et
+// al., 2016, arXiv:1604.06174).
 const (
 	Balanced Policy = iota
 	SaveAll
@@ -24,8 +25,8 @@ type partition struct {
 	*trace
 	forward, backward G.Nodes // in execution order
 	saved             G.Nodes // computed in forward, used in backward
-	// updating are the values of forward that nothing but updates of buffers needs. They are computed in training alone,
-	// and never saved.
+	// updating are the values of forward that only updates of buffers need. They are computed in
+	// training only, and never saved.
 	updating map[*G.Node]bool
 }
 
@@ -67,8 +68,8 @@ func (tr *trace) partition(policy Policy, grads bool) *partition {
 	return p
 }
 
-// dependsOnInput tells which values change with the inputs of the call. The others depend on parameters and constants
-// only: kept for backward, they would keep an unsharded copy of the parameters alive.
+// dependsOnInput tells which values change with the inputs of the call. The others depend on
+// parameters and constants only: if they were saved, unsharded weights would stay alive.
 func (tr *trace) dependsOnInput(nodes G.Nodes) map[*G.Node]bool {
 	depends := make(map[*G.Node]bool)
 	for _, n := range nodes {
@@ -83,9 +84,9 @@ func (tr *trace) dependsOnInput(nodes G.Nodes) map[*G.Node]bool {
 	return depends
 }
 
-// slipIn adds roots, and what they need, to nodes in execution order. Nothing in the list waits for them, neither for the
-// gradient of a parameter in backward nor for the update of a buffer in forward, so each comes as soon as its arguments
-// exist: they can be dropped early. stop is that of order.
+// slipIn adds roots, and what they need, to nodes in execution order. The roots are gradients of
+// parameters in backward, or updates of buffers in forward: nothing in the list waits for them. Each
+// comes as soon as its arguments exist, so that these can be dropped early. stop is that of order.
 func slipIn(g *G.ExprGraph, list, roots G.Nodes, stop func(*G.Node) bool) G.Nodes {
 	index := make(map[*G.Node]int)
 	for _, root := range roots {
@@ -122,15 +123,16 @@ func isView(n *G.Node) bool {
 	return n.Op() != nil && isReshape(n.Op())
 }
 
-// isHost tells whether n's value is not a float tensor, like the sizes that Gorgonia computes in a graph. Such values
-// stay on the Go heap and are cheap.
+// isHost tells whether n's value is not a float tensor, like the sizes that Gorgonia computes in a
+// graph. Such values stay on the Go heap and are cheap.
 func isHost(n *G.Node) bool {
 	dt := n.Dtype()
 	return n.Op() != nil && !isConst(n) && dt != tensor.Float32 && dt != tensor.Float64
 }
 
-// native returns the fused operation of n, or nil if n runs as a stock operation. The sum of two equal shapes is a stock
-// operation that has a kernel here, because differentiation puts one wherever a value is used twice.
+// native returns the operation of n, or nil if n runs as a stock operation. The sum of two equal
+// shapes is a stock operation that has a kernel here, because differentiation adds one wherever a
+// value is used twice.
 func native(g *G.ExprGraph, n *G.Node) *Op {
 	if op, ok := n.Op().(*Op); ok {
 		return op

@@ -7,15 +7,16 @@ import (
 	"github.com/gofsdp/gofsdp/internal/arena"
 )
 
-// storage is a piece of work memory that one value, or several that follow each other in place, occupies from
-// instruction first to instruction last.
+// storage is a piece of work memory from instruction first to instruction last. It holds one value,
+// or several that are computed in place one after the other.
 type storage struct {
 	bytes, first, last int
 	offset             int
 }
 
-// pack gives every storage an offset such that no two that live at the same time overlap, and returns the size of the
-// whole. It places the largest first, each as low as it fits (greedy by size: Pisarchyk & Lee, 2020, arXiv:2001.03288).
+// pack gives every storage an offset such that no two overlap that live at the same time. It returns
+// the size of the whole. The largest comes first, and each lies as low as it fits (greedy by size:
+// Pisarchyk & Lee, 2020, arXiv:2001.03288).
 func pack(all []*storage) int {
 	sorted := slices.Clone(all)
 	slices.SortStableFunc(sorted, func(a, b *storage) int {

@@ -9,8 +9,9 @@ import (
 	"github.com/gofsdp/gofsdp/internal/arena"
 )
 
-// TestPack places random storages: none overlaps another that lives at the same time, all are aligned and inside, and the
-// whole is no smaller than what lives at once and no larger than all together.
+// TestPack places random storages: none overlaps another that lives at the same time, all are
+// aligned and inside, and the whole is no smaller than what lives at once and no larger than all
+// together.
 func TestPack(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		all := rapid.SliceOfN(rapid.Custom(func(t *rapid.T) *storage {
@@ -42,7 +43,8 @@ func TestPack(t *testing.T) {
 	})
 }
 
-// TestPackOfAChain needs two places for a chain in which each value is computed from the one before.
+// TestPackOfAChain needs two places for a chain in which each value is computed from the one
+// before.
 func TestPackOfAChain(t *testing.T) {
 	var chain []*storage
 	for i := range 100 {

@@ -54,8 +54,8 @@ func (a *assembler) base(n *G.Node) *G.Node {
 	return n
 }
 
-// assemble emits the instructions that compute nodes. Values already in a.loc are given; those in a.dest go there, all
-// others into work memory.
+// assemble emits the instructions that compute nodes. Values in a.loc exist already, values in
+// a.dest go there, all others go into work memory.
 func (a *assembler) assemble(nodes G.Nodes) (*Program, error) {
 	given := make(map[*G.Node]bool, len(a.loc))
 	for n := range a.loc {
@@ -154,7 +154,7 @@ func (a *assembler) result(i int, n *G.Node, op *Op, kids []*G.Node, full Operan
 	return full, a.storage(full.Bytes, i, max(i, a.last[n]))
 }
 
-// onlyFirst tells whether no other argument reads the memory of the first, except the very same elements.
+// onlyFirst tells whether no other argument reads memory of the first, except the same elements.
 func (a *assembler) onlyFirst(kids []*G.Node) bool {
 	first := a.loc[kids[0]]
 	for _, c := range kids[1:] {

@@ -16,14 +16,15 @@ import (
 	"github.com/gofsdp/gofsdp/internal/ops"
 )
 
-// A node of a random module: an operation on earlier values, all of shape [2, 3]. Values 0 and 1 are inputs, 2 is a
-// parameter.
+// A node of a random module: an operation on earlier values, all of shape [2, 3]. Values 0 and 1
+// are inputs, 2 is a parameter.
 type randomNode struct {
 	op   string
 	a, b int
 }
 
-// randomOps are the operations, on nodes and on numbers: stock and fused ones, in place and not, and views.
+// randomOps are the operations, on nodes and on numbers: stock and fused ones, in place and not,
+// and views.
 var randomOps = map[string]struct {
 	node   func(x, y *G.Node) (*G.Node, error)
 	number func(x, y float64) float64
@@ -84,8 +85,8 @@ func buildRandom(nodes []randomNode, leaves []*G.Node) ([]*G.Node, error) {
 	return values, nil
 }
 
-// TestRandomModules holds random modules against a direct evaluation and central differences. All policies must give the
-// same bits.
+// TestRandomModules holds random modules against a direct evaluation and central differences. All
+// policies must give the same bits.
 func TestRandomModules(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		nodes, outs := randomModule(t)
@@ -143,8 +144,8 @@ func evaluate(nodes []randomNode, outs []int, leaves [][]float64) [][]float64 {
 	return list
 }
 
-// TestInPlaceNeedsTheWholeValue adds the first half of a value to both halves: the sum must not be written over the value
-// that the second half still reads.
+// TestInPlaceNeedsTheWholeValue adds the first half of a value to both halves: the sum must not be
+// written over the value that the second half still reads.
 func TestInPlaceNeedsTheWholeValue(t *testing.T) {
 	trial := exectest.New(t, &exec.Spec{Build: returning(func(_ *exec.Builder, x []*G.Node) (*G.Node, error) {
 		y, err := ops.GELU(x[0])
@@ -167,8 +168,8 @@ func TestInPlaceNeedsTheWholeValue(t *testing.T) {
 	}
 }
 
-// TestWorkOfAChain bounds the work memory of long chains: a forward needs room for one value, a backward that needs no
-// values of the forward as well.
+// TestWorkOfAChain bounds the work memory of long chains: a forward needs room for one value, a
+// backward that needs no values of the forward as well.
 func TestWorkOfAChain(t *testing.T) {
 	const elements = 1000
 	for length := 2; length <= 128; length *= 4 {

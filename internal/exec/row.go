@@ -21,38 +21,39 @@ const (
 	KindStock      Kind = "stock"
 )
 
-// A Row is one row of the table of operations: all that is known about a kind. Whatever asks about an
-// operation (the tracer, the compiler, the runner, other engines, planners, tests) reads it here.
-// Functions take the Op, which has the attributes and the sizes of one use.
+// A Row is one row of the table of operations: all that is known about a kind. Whatever asks about
+// an operation (the tracer, the compiler, the runner, other engines, planners, tests) reads it
+// here. Functions take the Op, which has the attributes and the sizes of one use.
 type Row struct {
 	Kind Kind
 	// Doc is the formula of the result.
 	Doc string
-	// Attr is the zero value of the type of Op.Attrs, which can be compared. Nil means no attributes.
+	// Attr is the zero value of the type of Op.Attrs, which can be compared. Nil means no
+	// attributes.
 	Attr any
 	// Shapes names the arguments and results with their shapes, such as
 	//
 	//	x [... in], weight [out in], bias? [out] -> y [... out]
 	//	logits [... n classes], targets int [... n] -> loss [1] | lse [... n]
 	//
-	// A word in brackets is a dimension that is equal wherever it stands, "..." any number of leading
-	// ones. An argument marked ? may be left out, one marked int holds integers, all others the
-	// graph's float type. Several results, divided by |, lie one after the other in one vector: a
-	// Gorgonia operation has one result (see Part). With Shapes empty any floats are accepted, and
-	// the result has the shape of the first.
+	// A word in brackets is a dimension that is equal wherever it stands, "..." any number of
+	// leading ones. An argument marked ? may be left out, one marked int holds integers, all others
+	// the graph's float type. Several results, divided by |, lie one after the other in one vector:
+	// a Gorgonia operation has one result (see Part). With Shapes empty any floats are accepted,
+	// and the result has the shape of the first.
 	Shapes string
 	// Fit, if not nil, checks what Shapes cannot express. It may set dimensions of results.
 	Fit func(o *Op) error
 	Kernels
-	// FLOPs counts the arithmetic: two for each multiply-add of a product, one for each other operation
-	// or elementary function on an element.
+	// FLOPs counts the arithmetic: two for each multiply-add of a product, one for each other
+	// operation or elementary function on an element.
 	FLOPs func(o *Op) int
 	// Reads returns how many elements of an argument are read at most. Nil means all of them.
 	Reads func(o *Op, arg int) int
 	// Diff is the number of leading arguments that the result is differentiable with respect to.
 	Diff int
-	// Grad builds their gradients, usually by Op.Gradient. out is the op's own node. Gradients that are
-	// nil at the end may be left out.
+	// Grad builds their gradients, usually by Op.Gradient. out is the op's own node. Gradients that
+	// are nil at the end may be left out.
 	Grad func(o *Op, in G.Nodes, out, dy *G.Node) (G.Nodes, error)
 	// Check says what is wrong with the integers of an op that has one argument of integers, if
 	// anything, so that a batch can be refused before anything runs on it. The kernels check too.
@@ -60,7 +61,7 @@ type Row struct {
 	// Scratch returns the elements of scratch memory that the kernels need. Nil means none.
 	Scratch func(o *Op) int
 
-	View       bool // the result is memory of argument 0; the kernels only run in Gorgonia's machines
+	View       bool // the result is memory of argument 0; programs do not run the kernels
 	Cheap      bool // cheaper to compute again than to keep
 	InPlace    bool // the result may be written over argument 0
 	Accumulate bool // the kernels honour Frame.Acc
@@ -69,8 +70,8 @@ type Row struct {
 // A Kernel computes an operation.
 type Kernel = func(*Frame) error
 
-// Kernels are the host kernels for float32 and float64, and the reference that they and those of other
-// engines are compared with: the formula in float64, as it reads.
+// Kernels are the host kernels for float32 and float64, and the reference that they and those of
+// other engines are compared with: the formula in float64, as it reads.
 type Kernels struct{ F32, F64, Naive Kernel }
 
 // Rows returns the rows of the operations that the compiler emits by itself.
@@ -152,8 +153,9 @@ var viewRow = &Row{
 // View is the attribute of KindView.
 type View struct{ Offset int } // in elements
 
-// NewView returns the elements of x from offset on as a tensor of some shape, at no cost. The gradient of a
-// part of x is handed to x's operation as it is, so only one part of a value may be differentiated.
+// NewView returns the elements of x from offset on as a tensor of some shape, at no cost. The
+// gradient of a part of x is handed to x's operation as it is, so only one part of a value may be
+// differentiated.
 func NewView(x *G.Node, offset int, shape ...int) (*G.Node, error) {
 	return viewRow.view(x, View{offset}, shape)
 }

@@ -8,15 +8,16 @@ import (
 	"github.com/gofsdp/gofsdp/internal/kernel"
 )
 
-// A Call is the memory that one run of a unit works on: for each parameter, input and output, in order, its elements.
-// The caller owns it all. GradIn and GradParam may hold nil where no gradient was asked for, and in backward so may Param,
-// In and Out where the Unit says that it does not read them.
+// A Call is the memory that one run of a unit works on: the elements of each parameter, input and
+// output, in order. The caller owns it all. GradIn and GradParam may hold nil where no gradient was
+// asked for. In backward, Param, In and Out may hold nil where the Unit says that it does not read
+// them.
 type Call struct {
 	Param, In, Out             [][]byte
 	GradOut, GradIn, GradParam [][]byte
-	// Update is where a forward in training puts the new values of buffers, one for each of Unit.Updates. It must not be
-	// the memory in Param, whose old values the rest of the forward, and the backward, may still read. In evaluation no
-	// update is computed and it may be nil; backward does not use it.
+	// Update is where a forward in training puts the new values of buffers, one for each of
+	// Unit.Updates. It must not be memory in Param, since forward and backward may still read the
+	// old values. In evaluation, and in backward, it may be nil.
 	Update [][]byte
 	Saved  []byte // Unit.Saved bytes, the same in forward and backward
 	Work   []byte // Program.Work bytes
@@ -97,12 +98,13 @@ func (r *Runner) stock(p *Program, c *Call, memory *[spaces][][]byte, in *Instr)
 			args[j] = stockValue(resolve(p, c, memory, &in.In[j]))
 		}
 	}
-	if in.Out.Space == SpaceHost {
-		v, err := runHost(in.stock, args)
-		r.host[in.Out.Index] = v
+	if in.Out.Space != SpaceHost {
+		_, err := runStock(in.stock, resolve(p, c, memory, &in.Out), args)
 		return err
 	}
-	return runStock(in.stock, resolve(p, c, memory, &in.Out), args)
+	v, err := runStock(in.stock, Value{}, args)
+	r.host[in.Out.Index] = v
+	return err
 }
 
 // resolve returns the value that o addresses in this run.

@@ -86,7 +86,8 @@ func TestSharedUnit(t *testing.T) {
 	}
 }
 
-// TestSeed draws other random numbers for another seed, none in evaluation, and the same in forward and backward.
+// TestSeed draws other random numbers for another seed, none in evaluation, and the same in forward
+// and backward.
 func TestSeed(t *testing.T) {
 	trial := exectest.New(t, &exec.Spec{Build: returning(func(_ *exec.Builder, x []*G.Node) (*G.Node, error) {
 		return ops.Dropout(x[0], 0.5, 1)

@@ -40,8 +40,9 @@ func parseOperands(s, separator string) (list []operandRule) {
 	return list
 }
 
-// Dim returns the size of a dimension in Row.Shapes. The operation of a gradient has the dimensions of the
-// one that it is the gradient of. Dim("...") is the product of the leading dimensions, a number of rows.
+// Dim returns the size of a dimension in Row.Shapes. The operation of a gradient has the dimensions
+// of the one that it is the gradient of. Dim("...") is the product of the leading dimensions, a
+// number of rows.
 func (o *Op) Dim(name string) int {
 	n, ok := o.dims[name]
 	if !ok {
@@ -72,7 +73,8 @@ func (o *Op) fit(r rule) error {
 	return o.Fit(o)
 }
 
-// match compares a shape with what is wanted of it, and notes the dimensions that are not known yet.
+// match compares a shape with what is wanted of it, and notes the dimensions that are not known
+// yet.
 func (o *Op) match(dims []string, s tensor.Shape) bool {
 	if want, open := o.eval(dims); !open {
 		return want.Eq(s)
@@ -164,7 +166,8 @@ type part struct {
 	shape  tensor.Shape
 }
 
-// Part returns result i of an operation that has several, at no cost. Only one may be differentiated.
+// Part returns result i of an operation that has several, at no cost. Only one may be
+// differentiated.
 func Part(packed *G.Node, i int) (*G.Node, error) {
 	p := packed.Op().(*Op).parts[i]
 	return NewView(packed, p.offset, p.shape...)

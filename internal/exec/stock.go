@@ -9,8 +9,8 @@ import (
 	"gorgonia.org/tensor"
 )
 
-// typeName returns the name of op's type with its package. Most of Gorgonia's operation types are not exported, so they are
-// recognised by name.
+// typeName returns the name of op's type with its package. Most of Gorgonia's operation types are
+// not exported, so names are all there is to recognise them by.
 func typeName(op G.Op) string { return strings.TrimPrefix(reflect.TypeOf(op).String(), "*") }
 
 func isReshape(op G.Op) bool { return typeName(op) == "gorgonia.reshapeOp" }
@@ -19,29 +19,18 @@ func isAdd(op G.Op) bool {
 	return typeName(op) == "gorgonia.elemBinOp" && strings.HasPrefix(op.String(), "+ ")
 }
 
-// runStock runs a stock operation. Its arguments get fresh headers, because some operations transpose them in place, and
-// its result is copied to where the plan wants it, because it may alias an argument.
-func runStock(op G.Op, out Value, in []G.Value) (err error) {
+// runStock runs a stock operation. Its arguments get fresh headers, because some operations transpose
+// them in place. Its result is copied to out, unless that has no memory: it may alias an argument.
+func runStock(op G.Op, out Value, in []G.Value) (v G.Value, err error) {
 	defer func() {
 		if r := recover(); r != nil {
 			err = fmt.Errorf("panic: %v", r)
 		}
 	}()
-	v, err := op.Do(in...)
-	if err != nil {
-		return err
+	if v, err = op.Do(in...); err == nil && out.Bytes != nil {
+		err = store(out, v)
 	}
-	return store(out, v)
-}
-
-// runHost runs a stock operation whose result stays on the Go heap.
-func runHost(op G.Op, in []G.Value) (v G.Value, err error) {
-	defer func() {
-		if r := recover(); r != nil {
-			err = fmt.Errorf("panic: %v", r)
-		}
-	}()
-	return op.Do(in...)
+	return v, err
 }
 
 // store copies v, the result of a stock operation, to dst.

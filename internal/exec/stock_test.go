@@ -155,8 +155,8 @@ var stockReductions = []stockOp{
 	unaryOp("Max of rows", []int{3, 4}, along(G.Max, 1)),
 }
 
-// TestStockOperations holds every stock operation that models are made of against central differences, and float32 against
-// float64.
+// TestStockOperations holds every stock operation that models are made of against central
+// differences, and float32 against float64.
 func TestStockOperations(t *testing.T) {
 	for _, table := range [][]stockOp{stockProducts, stockConvolutions, stockElementwise, stockShapes, stockReductions} {
 		for _, op := range table {
@@ -183,8 +183,8 @@ func (f foreign) WriteHash(h hash.Hash)                          { h.Write([]byt
 func (f foreign) Hashcode() uint32                               { h := fnv.New32a(); f.WriteHash(h); return h.Sum32() }
 func (foreign) String() string                                   { return "foreign" }
 
-// TestForeignOperations runs operations that are not fused as Gorgonia would, and turns their errors, panics and odd
-// results into errors that name the operation.
+// TestForeignOperations runs operations that are not fused as Gorgonia would, and turns their
+// errors, panics and odd results into errors that name the operation.
 func TestForeignOperations(t *testing.T) {
 	run := func(do foreign) ([][]float64, error) {
 		sig := &exec.Signature{DType: tensor.Float64, Inputs: []exec.Input{{Shape: []int{2}, DType: tensor.Float64}}}

@@ -2,6 +2,7 @@ package exec
 
 import (
 	"fmt"
+	"maps"
 	"runtime/debug"
 	"slices"
 
@@ -19,9 +20,10 @@ type trace struct {
 
 // traceTwice traces the module under two sets of names and compares the graphs.
 //
-// Gorgonia merges nodes whose 32-bit hashes collide without looking at their arguments (equalities.go), which would
-// compute something else without any error. Hashes cover the names of inputs, so a collision in one trace is not one in
-// the other, and the graphs differ. The comparison also catches a Build that is not deterministic.
+// Gorgonia merges nodes whose 32-bit hashes collide without looking at their arguments
+// (equalities.go), which would compute something else without any error. Hashes cover the names of
+// inputs, so nodes that collide in one trace do not in the other, and the graphs differ. The
+// comparison also finds a Build that is not deterministic.
 func traceTwice(spec *Spec, sig *Signature) (*trace, error) {
 	tr, err := newTrace(spec, sig, "")
 	if err != nil {
@@ -74,7 +76,7 @@ func newTrace(spec *Spec, sig *Signature, salt string) (*trace, error) {
 	return tr, nil
 }
 
-// build calls Build and turns a panic, which is how many of Gorgonia's functions report misuse, into an error.
+// build calls Build. Many of Gorgonia's functions report misuse by a panic, which becomes an error.
 func (tr *trace) build(spec *Spec) (err error) {
 	defer func() {
 		if r := recover(); r != nil {
@@ -98,7 +100,7 @@ func (tr *trace) build(spec *Spec) (err error) {
 		if dt := o.Dtype(); dt != tr.dtype {
 			return fmt.Errorf("in Build: output %d is %v, want %v", i, dt, tr.dtype)
 		}
-		// An output must be a node of its own for its gradient to be one: not an input, and not another output.
+		// An output must be a node of its own, for its gradient to be one.
 		if o.Op() == nil || isConst(o) || slices.Contains(tr.outs, o) {
 			if o, err = outputRow.Apply(Output{i}, o); err != nil {
 				return err
@@ -109,25 +111,64 @@ func (tr *trace) build(spec *Spec) (err error) {
 	return nil
 }
 
-// differentiate adds the gradients of the outputs in sig.GradOut with respect to the parameters and the inputs that want
-// one. Gorgonia fails when an output or a target takes no part, so both are narrowed to those that do.
+// differentiate adds the gradients of the outputs in sig.GradOut with respect to the parameters and
+// the inputs that want one.
 func (tr *trace) differentiate(sig *Signature) error {
-	var outs, gouts, targets G.Nodes
-	tr.gradOut = make(G.Nodes, len(tr.outs))
 	tr.gradIn, tr.gradParam = make(G.Nodes, len(tr.in)), make(G.Nodes, len(tr.params))
-	wanted := make(map[*G.Node]*G.Node) // target -> its gradient
+	outs, gouts, reached, err := tr.seeds(sig, tr.wanted(sig))
+	if err != nil || len(outs) == 0 {
+		return err
+	}
+	var targets G.Nodes
+	for _, n := range slices.Concat(tr.in, tr.params) {
+		if reached[n] {
+			targets = append(targets, n)
+		}
+	}
+	grads, err := backpropagate(outs, gouts, targets)
+	if err != nil {
+		return err
+	}
+	of := make(map[*G.Node]*G.Node)
+	for i, n := range targets {
+		if got, want := grads[i].Shape(), n.Shape(); !slices.Equal(squeezed(got), squeezed(want)) {
+			return fmt.Errorf("differentiation: the gradient of %s, of shape %v, has shape %v: "+
+				"a stock operation's gradient is wrong", n.Name(), want, got)
+		}
+		of[n] = grads[i]
+	}
+	for i, n := range tr.in {
+		tr.gradIn[i] = of[n]
+	}
+	for i, n := range tr.params {
+		tr.gradParam[i] = of[n]
+	}
+	return nil
+}
+
+// wanted returns the inputs and parameters that a gradient is asked for.
+func (tr *trace) wanted(sig *Signature) map[*G.Node]bool {
+	wanted := make(map[*G.Node]bool)
 	for i, n := range tr.in {
 		if sig.Inputs[i].Grad {
-			wanted[n] = nil
+			wanted[n] = true
 		}
 	}
 	for i, p := range tr.specs {
-		tr.trained = append(tr.trained, !p.Buffer && !(i < len(sig.FrozenParam) && sig.FrozenParam[i]))
+		frozen := i < len(sig.FrozenParam) && sig.FrozenParam[i]
+		tr.trained = append(tr.trained, !p.Buffer && !frozen)
 		if tr.trained[i] {
-			wanted[tr.params[i]] = nil
+			wanted[tr.params[i]] = true
 		}
 	}
-	reached := make(map[*G.Node]bool)
+	return wanted
+}
+
+// seeds makes an input for the gradient of each output that has one. It returns the outputs that
+// depend on wanted nodes, with their gradients, and those nodes. Gorgonia fails for an output that
+// depends on no target, and for a target that no output depends on.
+func (tr *trace) seeds(sig *Signature, wanted map[*G.Node]bool) (outs, gouts G.Nodes, reached map[*G.Node]bool, err error) {
+	tr.gradOut, reached = make(G.Nodes, len(tr.outs)), make(map[*G.Node]bool)
 	for i, o := range tr.outs {
 		if i >= len(sig.GradOut) || !sig.GradOut[i] {
 			continue
@@ -135,40 +176,14 @@ func (tr *trace) differentiate(sig *Signature) error {
 		tr.gradOut[i] = tr.input(fmt.Sprintf("grad out %d", i), tr.dtype, o.Shape())
 		hit, err := reachable(tr.g, o, wanted)
 		if err != nil {
-			return err
+			return nil, nil, nil, err
 		}
 		if len(hit) > 0 {
 			outs, gouts = append(outs, o), append(gouts, tr.gradOut[i])
-			for n := range hit {
-				reached[n] = true
-			}
+			maps.Copy(reached, hit)
 		}
 	}
-	for _, n := range slices.Concat(tr.in, tr.params) {
-		if reached[n] {
-			targets = append(targets, n)
-		}
-	}
-	if len(targets) == 0 {
-		return nil
-	}
-	grads, err := backpropagate(outs, gouts, targets)
-	if err != nil {
-		return err
-	}
-	for i, n := range targets {
-		if got, want := grads[i].Shape(), n.Shape(); !slices.Equal(squeezed(got), squeezed(want)) {
-			return fmt.Errorf("differentiation: the gradient of %s, of shape %v, has shape %v: a stock operation's gradient is wrong", n.Name(), want, got)
-		}
-		wanted[n] = grads[i]
-	}
-	for i, n := range tr.in {
-		tr.gradIn[i] = wanted[n]
-	}
-	for i, n := range tr.params {
-		tr.gradParam[i] = wanted[n]
-	}
-	return nil
+	return outs, gouts, reached, nil
 }
 
 func backpropagate(outs, gouts, targets G.Nodes) (grads G.Nodes, err error) {
@@ -183,15 +198,15 @@ func backpropagate(outs, gouts, targets G.Nodes) (grads G.Nodes, err error) {
 	return grads, nil
 }
 
-// squeezed returns s without the dimensions of 1, which Gorgonia's gradients drop and add: (3, 1), (1, 3) and (3) are
-// one to it, and all lie in memory alike.
+// squeezed returns s without the dimensions of 1, which Gorgonia's gradients drop and add. (3, 1),
+// (1, 3) and (3) lie in memory alike.
 func squeezed(s tensor.Shape) []int {
 	return slices.DeleteFunc(slices.Clone([]int(s)), func(d int) bool { return d == 1 })
 }
 
-// reachable returns the targets that out depends on through differentiable arguments. A target behind an operation that
-// has no gradient is an error, since leaving it out would make its gradient zero.
-func reachable(g *G.ExprGraph, out *G.Node, targets map[*G.Node]*G.Node) (hit map[*G.Node]bool, err error) {
+// reachable returns the targets that out depends on through differentiable arguments. A target
+// behind an operation without a gradient is an error: its gradient would be zero.
+func reachable(g *G.ExprGraph, out *G.Node, targets map[*G.Node]bool) (hit map[*G.Node]bool, err error) {
 	hit = make(map[*G.Node]bool)
 	leads := make(map[*G.Node]bool) // to a target, by visited node
 	var visit func(n *G.Node) bool
@@ -199,7 +214,7 @@ func reachable(g *G.ExprGraph, out *G.Node, targets map[*G.Node]*G.Node) (hit ma
 		if known, ok := leads[n]; ok {
 			return known
 		}
-		if _, leads[n] = targets[n]; leads[n] {
+		if leads[n] = targets[n]; leads[n] {
 			hit[n] = true
 		}
 		if n.Op() == nil {
@@ -221,10 +236,10 @@ func reachable(g *G.ExprGraph, out *G.Node, targets map[*G.Node]*G.Node) (hit ma
 	return hit, err
 }
 
-// differentiable tells for each argument of op whether its gradient takes part, or returns nil if op ought to have a
-// gradient and has none. An operation may say that an argument does not matter to first order, as comparisons and
-// operations on sizes do; gorgonia.At says so too, but it is wrong, and the gradient of gorgonia.ConvType is rounded to the
-// type converted from.
+// differentiable tells for each argument of op whether it has a gradient. It returns nil if op ought
+// to have a gradient and has none. An operation may say that an argument does not matter to first
+// order, as comparisons and operations on sizes do. gorgonia.At says so too, but that is wrong. The
+// gradient of gorgonia.ConvType is rounded to the type converted from.
 func differentiable(op G.Op, arity int) []bool {
 	sd, ok := op.(G.SDOp)
 	if !ok || typeName(op) == "gorgonia.atOp" || typeName(op) == "gorgonia.dtConvOp" {
@@ -257,7 +272,7 @@ func constValue(n *G.Node) G.Value {
 	return nil
 }
 
-// structure lists the nodes that the results need, children first, each as text that does not depend on the names.
+// structure lists the nodes that the results need, arguments first, as texts without names.
 func (tr *trace) structure() []string {
 	role := make(map[*G.Node]string)
 	for kind, nodes := range map[string]G.Nodes{"in": tr.in, "param": tr.params, "grad out": tr.gradOut} {
@@ -311,8 +326,8 @@ func (tr *trace) roots() G.Nodes {
 	return roots
 }
 
-// order returns the nodes that roots need, arguments before results. It does not look behind nodes for which stop is
-// true.
+// order returns the nodes that roots need, arguments before results. It goes no further where stop
+// is true.
 func order(g *G.ExprGraph, roots G.Nodes, stop func(*G.Node) bool) G.Nodes {
 	var list G.Nodes
 	seen := make(map[*G.Node]bool)

@@ -18,8 +18,8 @@ type unnamable struct{ foreign }
 
 func (unnamable) String() string { panic("no name") }
 
-// TestNotDifferentiable refuses to leave out the gradient of what lies behind an operation without one. Where no gradient
-// is asked for, the operation is welcome.
+// TestNotDifferentiable refuses to leave out the gradient of what lies behind an operation without
+// one. Where no gradient is asked for, the operation is welcome.
 func TestNotDifferentiable(t *testing.T) {
 	identity := foreign(func(in ...G.Value) (G.Value, error) { return in[0], nil })
 	for _, op := range []stockOp{
@@ -30,7 +30,8 @@ func TestNotDifferentiable(t *testing.T) {
 	} {
 		spec := &exec.Spec{
 			Params: []exec.Param{{Name: "p", Shape: op.in[0]}},
-			Build: func(b *exec.Builder, x []*G.Node) (G.Nodes, error) { // x has a gradient by another way
+			// x has a gradient by another way
+			Build: func(b *exec.Builder, x []*G.Node) (G.Nodes, error) {
 				p, err := b.Param("p")
 				if err != nil {
 					return nil, err
@@ -64,8 +65,8 @@ func TestFlatOperations(t *testing.T) {
 	})}, exectest.Signature(tensor.Float64, []int{3, 4})).CheckGradients(t)
 }
 
-// TestWrongGradientShape refuses a gradient that does not fit its input, be it only turned, but not one that differs in
-// dimensions of 1.
+// TestWrongGradientShape refuses a gradient that does not fit its input, be it only turned, but not
+// one that differs in dimensions of 1.
 func TestWrongGradientShape(t *testing.T) {
 	for _, c := range []struct {
 		x, y tensor.Shape
@@ -90,7 +91,8 @@ func TestWrongGradientShape(t *testing.T) {
 	}
 }
 
-// TestCompileDoesNotPanic makes errors of panics outside of Build: in the inputs, and in the assembly of the program.
+// TestCompileDoesNotPanic makes errors of panics outside of Build: in the inputs, and in the
+// assembly of the program.
 func TestCompileDoesNotPanic(t *testing.T) {
 	sig := exectest.Signature(tensor.Float64, []int{2})
 	sig.Inputs[0].Same = 5
@@ -108,7 +110,8 @@ func TestCompileDoesNotPanic(t *testing.T) {
 	require.NoError(t, err, "the lock is free again")
 }
 
-// TestIntegerSum adds integers and converts the sum: neither the kernel for floats nor a gradient has any business there.
+// TestIntegerSum adds integers and converts the sum: neither the kernel for floats nor a gradient
+// has any business there.
 func TestIntegerSum(t *testing.T) {
 	sum := func(x ...*G.Node) (*G.Node, error) {
 		n, err := G.Add(x[0], x[1])

@@ -14,12 +14,13 @@ import (
 type Signature struct {
 	DType  tensor.Dtype // of parameters and activations: tensor.Float32 or tensor.Float64
 	Inputs []Input
-	// GradOut tells which outputs have a gradient flowing into them. Nil compiles the forward alone.
+	// GradOut tells which outputs have a gradient. Nil compiles the forward alone.
 	GradOut []bool
-	// AccParam tells for which parameters backward adds to the gradient instead of writing it, because another call of
-	// the same pass has written it before. Nil means none.
+	// AccParam tells for which parameters backward adds to the gradient instead of writing it:
+	// another call of the same pass has written it before. Nil means none.
 	AccParam []bool
-	// FrozenParam tells which parameters are not trained: their gradients are neither computed nor written. Nil means none.
+	// FrozenParam tells which parameters are not trained. Their gradients are neither computed nor
+	// written. Nil means none.
 	FrozenParam []bool
 	Save        Policy
 }
@@ -30,7 +31,7 @@ type Input struct {
 	DType tensor.Dtype
 	Grad  bool // its gradient is wanted
 	Acc   bool // and is added to what is there
-	Same  int  // if not 0, this input is the same value as input Same-1, which carries the gradient of both
+	Same  int  // if not 0, it is the same value as input Same-1, which has the gradient of both
 }
 
 // A Unit is a compiled module. It is immutable and may be run by several goroutines at once.
@@ -43,11 +44,12 @@ type Unit struct {
 	Saved    int      // bytes kept from forward to backward
 	KeepIn   []bool   // which inputs backward reads
 	KeepOut  []bool   // which outputs backward reads
-	// ReadParam tells which parameters backward reads, be it to compute forward values again. They must hold what they
-	// held in forward: a buffer that is read gets its new value only after backward.
+	// ReadParam tells which parameters backward reads, also to compute forward values again. They
+	// must hold what they held in forward: a buffer that is read gets its new value after backward.
 	ReadParam []bool
-	// HasGrad tells for which parameters backward computes a gradient. The others are frozen, buffers, or no output with a
-	// gradient depends on them: of these last ones the gradient is set to zero, unless it is added to.
+	// HasGrad tells for which parameters backward computes a gradient. The others are frozen, or
+	// buffers, or no output with a gradient depends on them. In the last case the gradient is set to
+	// zero, unless it is added to.
 	HasGrad []bool
 
 	checks []inputCheck
@@ -65,7 +67,8 @@ type inputCheck struct {
 	op    *Op
 }
 
-// Check says what is wrong with the integers of input i, if anything: what the forward would find in the middle of its run.
+// Check says what is wrong with the integers of input i, if anything. The forward would find it too,
+// in the middle of its run.
 func (u *Unit) Check(i int, v []int) error {
 	for _, c := range u.checks {
 		if c.input != i {
@@ -97,8 +100,9 @@ func (c *compiler) inputChecks() (checks []inputCheck) {
 // tracing serialises the use of Gorgonia's graph functions: some write package-level constants.
 var tracing sync.Mutex
 
-// Compile traces and compiles a module. It does not panic: Gorgonia's functions do where they are misused, and so may
-// operations and a signature that does not fit the module; that is an error with the stack.
+// Compile traces and compiles a module. It does not panic. Gorgonia's functions do where they are
+// misused, and operations may, and so does a signature that does not fit the module: the panic
+// becomes an error with the stack.
 func Compile(spec *Spec, sig *Signature) (u *Unit, err error) {
 	defer func() {
 		if r := recover(); r != nil {
@@ -173,8 +177,9 @@ func (c *compiler) compileForward() (*Program, error) {
 	return a.assemble(c.forward)
 }
 
-// update arranges that the new values of buffers end up in the memory for updates. A value that anything else needs is
-// copied there, since that memory is not there in evaluation and not the unit's to read in backward.
+// update arranges that the new values of buffers end up in the memory for updates. A value that
+// anything else needs is copied there: that memory does not exist in evaluation, and backward may
+// not read it.
 func (c *compiler) update(a *assembler) {
 	a.updating = c.updating
 	for i, n := range c.updates {
@@ -238,8 +243,8 @@ func (c *compiler) compileBackward() (*Program, error) {
 	return a.assemble(c.backward)
 }
 
-// target arranges that the gradient n ends up at to: computed there if nothing stands against it, else copied. A value
-// that is added to what is there must have no other use, for nobody else could read it.
+// target arranges that the gradient n ends up at to. It is computed there if possible, else copied.
+// A value that is added to what is there must have no other use: nobody else could read it.
 func (c *compiler) target(a *assembler, uses map[*G.Node]int, n *G.Node, to Operand, acc bool, none []copyTo) []copyTo {
 	if n == nil {
 		if !acc {
@@ -260,7 +265,7 @@ func (c *compiler) target(a *assembler, uses map[*G.Node]int, n *G.Node, to Oper
 	return none
 }
 
-// direct tells whether n's value is computed by an instruction that may still be told where to write.
+// direct tells whether n's value is computed by an instruction whose result has no place yet.
 func (c *compiler) direct(a *assembler, n *G.Node) bool {
 	_, given := a.loc[n]
 	_, taken := a.dest[n]

@@ -29,8 +29,8 @@ func params(b *exec.Builder, names ...string) ([]*G.Node, error) {
 	return list, nil
 }
 
-// mixedSpec is a block in which fused and stock operations take turns: its outputs are x [B, 3, 4] transformed, and a
-// scalar.
+// mixedSpec is a block in which fused and stock operations take turns: its outputs are x [B, 3, 4]
+// transformed, and a scalar.
 var mixedSpec = &exec.Spec{
 	Params: []exec.Param{
 		{Name: "gain", Shape: []int{4}}, {Name: "bias", Shape: []int{4}}, {Name: "w1", Shape: []int{8, 4}},
@@ -87,7 +87,8 @@ func buildMixed(b *exec.Builder, in []*G.Node) (G.Nodes, error) {
 	return G.Nodes{y, norm}, err
 }
 
-// TestMixedModule checks a module of fused and stock operations under every policy, whose gradients are the same bits.
+// TestMixedModule checks a module of fused and stock operations under every policy, whose gradients
+// are the same bits.
 func TestMixedModule(t *testing.T) {
 	var first exectest.Results
 	for i, policy := range policies {
@@ -120,8 +121,8 @@ func TestPolicies(t *testing.T) {
 	require.Positive(t, saved[exec.Balanced])
 }
 
-// TestParametersAreNotSaved transposes and scales a weight, which makes values that depend on parameters only: kept for
-// backward they would keep an unsharded copy of the weight alive.
+// TestParametersAreNotSaved transposes and scales a weight, which makes values that depend on
+// parameters only: kept for backward they would keep an unsharded copy of the weight alive.
 func TestParametersAreNotSaved(t *testing.T) {
 	sig := exectest.Signature(tensor.Float64, []int{3, 2})
 	sig.Save = exec.SaveAll
@@ -150,8 +151,8 @@ func TestForwardAlone(t *testing.T) {
 	require.Equal(t, trained.Out, trial.Run(t).Out)
 }
 
-// TestAccumulation adds to gradients instead of writing them, whatever computes them: a kernel that accumulates itself, one
-// that does not, a stock operation, nothing.
+// TestAccumulation adds to gradients instead of writing them, whatever computes them: a kernel that
+// accumulates itself, one that does not, a stock operation, nothing.
 func TestAccumulation(t *testing.T) {
 	spec := &exec.Spec{
 		Params: []exec.Param{{Name: "w", Shape: []int{5, 4}}, {Name: "gain", Shape: []int{5}}, {Name: "s", Shape: []int{5}}, {Name: "unused", Shape: []int{2}}},
@@ -183,8 +184,8 @@ func TestAccumulation(t *testing.T) {
 	}
 }
 
-// TestSharedGradients are modules in which several gradients are one value: that of another parameter, of an input, or the
-// gradient of the output itself.
+// TestSharedGradients are modules in which several gradients are one value: that of another
+// parameter, of an input, or the gradient of the output itself.
 func TestSharedGradients(t *testing.T) {
 	build := func(sum func(x, p, q *G.Node) *G.Node) *exec.Spec {
 		return &exec.Spec{
@@ -218,8 +219,8 @@ func TestSharedGradients(t *testing.T) {
 	}
 }
 
-// TestSharedProducts adds two weights, which have one gradient, computed by a kernel that accumulates: it may add to the
-// memory of one only if nothing else reads the gradient.
+// TestSharedProducts adds two weights, which have one gradient, computed by a kernel that
+// accumulates: it may add to the memory of one only if nothing else reads the gradient.
 func TestSharedProducts(t *testing.T) {
 	spec := &exec.Spec{
 		Params: []exec.Param{{Name: "p", Shape: []int{2, 3}}, {Name: "q", Shape: []int{2, 3}}},
@@ -238,7 +239,8 @@ func TestSharedProducts(t *testing.T) {
 	}
 }
 
-// TestOutputs are modules whose outputs are not values of their own: inputs, parameters, constants, views, or one another.
+// TestOutputs are modules whose outputs are not values of their own: inputs, parameters, constants,
+// views, or one another.
 func TestOutputs(t *testing.T) {
 	p := []exec.Param{{Name: "p", Shape: []int{2, 3}}}
 	for name, build := range map[string]builder{
@@ -355,8 +357,8 @@ func TestIntegers(t *testing.T) {
 	require.EqualError(t, r.Forward(trial.Unit, trial.Call()), "embedding: index 5 at position 3 is outside the table of 5 rows")
 }
 
-// TestUnitForgetsGraph compiles modules of fused and of stock operations. Neither unit keeps the graph that it was made
-// from alive, which is several times its size.
+// TestUnitForgetsGraph compiles modules of fused and of stock operations. Neither unit keeps the
+// graph that it was made from alive, which is several times its size.
 func TestUnitForgetsGraph(t *testing.T) {
 	for name, spec := range map[string]*exec.Spec{"fused": fusedSpec, "mixed": mixedSpec} {
 		var graphs []weak.Pointer[G.ExprGraph] // a module is traced twice

@@ -8,7 +8,8 @@ import (
 	"gorgonia.org/tensor"
 )
 
-// A Value is a dense row-major tensor in memory owned by somebody else. Its element type is float32, float64 or int.
+// A Value is a dense row-major tensor in memory owned by somebody else. Its element type is
+// float32, float64 or int.
 type Value struct {
 	Shape tensor.Shape
 	DType tensor.Dtype
@@ -42,8 +43,8 @@ func Bytes[T Elem](s []T) []byte {
 	return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(s))), len(s)*int(unsafe.Sizeof(z)))
 }
 
-// FromTensor returns t's memory as a Value. t must be dense, row-major, contiguous and of a supported element type; the
-// memory stays t's.
+// FromTensor returns t's memory as a Value. t must be dense, row-major, contiguous and of a
+// supported element type; the memory stays t's.
 func FromTensor(t tensor.Tensor) (Value, error) {
 	d, ok := t.(*tensor.Dense)
 	if !ok || d == nil {
@@ -75,8 +76,8 @@ func FromTensor(t tensor.Tensor) (Value, error) {
 	return v, nil
 }
 
-// Tensor returns v as a tensor that shares v's memory. A scalar, of shape (), becomes a tensor of shape (1), because
-// package tensor makes scalars only as copies.
+// Tensor returns v as a tensor that shares v's memory. A scalar, of shape (), becomes a tensor of
+// shape (1), because package tensor makes scalars only as copies.
 func (v Value) Tensor() *tensor.Dense {
 	shape := v.Shape
 	if len(shape) == 0 {

@@ -27,7 +27,8 @@ func TestFromTensor(t *testing.T) {
 	require.Equal(t, tensor.Shape{1}, scalar.Tensor().Shape())
 }
 
-// TestFromTensorRefuses views, column-major and sparse tensors, and element types that no kernel has.
+// TestFromTensorRefuses views, column-major and sparse tensors, and element types that no kernel
+// has.
 func TestFromTensorRefuses(t *testing.T) {
 	d := tensor.New(tensor.WithShape(2, 4), tensor.WithBacking([]float64{1, 2, 3, 4, 5, 6, 7, 8}))
 	columns, err := d.Slice(nil, tensor.S(0, 2))

@@ -1,11 +1,13 @@
-// Package exectest holds compiled modules against numbers: their gradients against central differences, and one element
-// type against another.
+// Package exectest holds compiled modules against numbers: their gradients against central
+// differences, and one element type against another.
 //
-// A Trial runs a module the way a training step does, and in the least forgiving way: memory that a program must write
-// starts out as NaN, the parameters are in another buffer in backward while the first one is NaN, and what a program does
-// not claim to read is not there at all. So a check of the numbers is also a check of what Unit says about its memory.
+// A Trial runs a module the way a training step does, and in the least forgiving way: memory that a
+// program must write starts out as NaN, the parameters are in another buffer in backward while the
+// first one is NaN, and what a program does not claim to read is not there at all. So a check of
+// the numbers is also a check of what Unit says about its memory.
 //
-//	trial := exectest.New(t, &exec.Spec{Build: gelu}, exectest.Signature(tensor.Float64, []int{3, 4}))
+//	sig := exectest.Signature(tensor.Float64, []int{3, 4})
+//	trial := exectest.New(t, &exec.Spec{Build: gelu}, sig)
 //	trial.CheckGradients(t)
 package exectest
 
@@ -30,12 +32,13 @@ type T interface {
 	Helper()
 }
 
-// A Trial is a compiled module with a value for everything that it reads. Values are float64 here, whatever the element
-// type of the module is; those of integer inputs are whole. They may be changed between runs.
+// A Trial is a compiled module with a value for everything that it reads. Values are float64 here,
+// whatever the element type of the module is; those of integer inputs are whole. They may be
+// changed between runs.
 type Trial struct {
 	Unit *exec.Unit
-	// Param, In and GradOut hold the elements of each parameter, input and output gradient. An input with Same set takes
-	// those of the input it names.
+	// Param, In and GradOut hold the elements of each parameter, input and output gradient. An
+	// input with Same set takes those of the input it names.
 	Param, In, GradOut [][]float64
 	Seed               uint64 // of the random numbers of the call
 	Eval               bool   // run in evaluation mode
@@ -44,8 +47,8 @@ type Trial struct {
 	sig  *exec.Signature
 }
 
-// Signature returns a signature with inputs of the given shapes and type dt, whose gradients are wanted, and a gradient of
-// the first output.
+// Signature returns a signature with inputs of the given shapes and type dt, whose gradients are
+// wanted, and a gradient of the first output.
 func Signature(dt tensor.Dtype, shapes ...[]int) *exec.Signature {
 	sig := &exec.Signature{DType: dt, GradOut: []bool{true}}
 	for _, s := range shapes {
@@ -105,8 +108,8 @@ func (tr *Trial) As(t T, dt tensor.Dtype) *Trial {
 // Results are what a run computed. A gradient that was not asked for is nil.
 type Results struct{ Out, Update, GradIn, GradParam [][]float64 }
 
-// Call returns the memory of a forward: the values of the trial, and NaN in everything that the program writes. In
-// evaluation there is none for updates.
+// Call returns the memory of a forward: the values of the trial, and NaN in everything that the
+// program writes. In evaluation there is none for updates.
 func (tr *Trial) Call() *exec.Call {
 	u := tr.Unit
 	c := &exec.Call{Saved: nan(u.Saved), Work: nan(u.Forward.Work), Seed: tr.Seed, Train: !tr.Eval}
@@ -189,8 +192,8 @@ func (tr *Trial) Run(t T) Results {
 	return res
 }
 
-// CheckGradients compares every gradient of the sum of products of the outputs and their gradients with central
-// differences. The module must compute in float64.
+// CheckGradients compares every gradient of the sum of products of the outputs and their gradients
+// with central differences. The module must compute in float64.
 func (tr *Trial) CheckGradients(t T) {
 	t.Helper()
 	res := tr.Run(t)
@@ -242,14 +245,15 @@ func (tr *Trial) loss(t T) (sum float64) {
 	return sum
 }
 
-// CheckFloat32 compares all results in float32 with those in float64, to within tol of 1 plus their size.
+// CheckFloat32 compares all results in float32 with those in float64, to within tol of 1 plus their
+// size.
 func (tr *Trial) CheckFloat32(t T, tol float64) {
 	t.Helper()
 	RequireClose(t, tr.As(t, tensor.Float64).Run(t), tr.As(t, tensor.Float32).Run(t), tol)
 }
 
-// RequireClose requires that two sets of results differ by at most tol of 1 plus their size. With tol 0 they must be the
-// same bits.
+// RequireClose requires that two sets of results differ by at most tol of 1 plus their size. With
+// tol 0 they must be the same bits.
 func RequireClose(t T, want, got Results, tol float64) {
 	t.Helper()
 	requireClose(t, "output", want.Out, got.Out, tol)
