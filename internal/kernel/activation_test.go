@@ -46,7 +46,8 @@ func checkActivationTwins[T Float](t *rapid.T) {
 	}
 }
 
-// The mask depends on positions alone: any cut of a tensor drops the same elements, and on the whole the wanted share.
+// The mask depends on positions alone: any cut of a tensor drops the same elements, and on the
+// whole the wanted share.
 func TestDropout(t *testing.T) {
 	const n, rate = 1 << 14, 0.25
 	ones, y := make([]float32, n), garbage[float32](n)

@@ -9,13 +9,15 @@ import (
 )
 
 // Attention is the geometry of multi-head scaled dot-product attention (Vaswani et al. 2017,
-// https://arxiv.org/abs/1706.03762): out = softmax(Scale·q·kᵀ + bias)·v for each of Batch·Heads heads, with QLen queries
-// and KLen keys and values of HeadDim columns. Batch may be 0, the other sizes may not.
+// https://arxiv.org/abs/1706.03762): out = softmax(Scale·q·kᵀ + bias)·v for each of Batch·Heads
+// heads, with QLen queries and KLen keys and values of HeadDim columns. Batch may be 0, the other
+// sizes may not.
 //
-// Queries, keys, values and outputs are read and written where they lie. Position t of batch b is row b·Len+t of its slice;
-// rows are Stride elements apart, and head h is columns [h·HeadDim, (h+1)·HeadDim) of a row. A packed projection qkv
-// [Batch, T, 3·D] is thus q = qkv, k = qkv[D:], v = qkv[2*D:], all with stride 3·D. The slices may be longer than needed;
-// elements that belong to no head are neither read nor written.
+// Queries, keys, values and outputs are read and written where they lie. Position t of batch b is
+// row b·Len+t of its slice; rows are Stride elements apart, and head h is columns [h·HeadDim,
+// (h+1)·HeadDim) of a row. A packed projection qkv [Batch, T, 3·D] is thus q = qkv, k = qkv[D:], v
+// = qkv[2*D:], all with stride 3·D. The slices may be longer than needed; elements that belong to
+// no head are neither read nor written.
 type Attention struct {
 	Batch, QLen, KLen, Heads, HeadDim int
 
@@ -29,25 +31,27 @@ type Attention struct {
 	QStride, KStride, VStride, OutStride int
 }
 
-// queryBlock is the number of queries whose scores are held at once. A larger block makes the matrix products more
-// efficient, a smaller one skips more of the hidden half of a causal mask and keeps the scores in the level-two cache. This
-// one is four tiles of the AVX-512 float32 product high; measured at 256 tokens, it is ahead of 32, 42, 64, 84 and 128.
+// queryBlock is the number of queries whose scores are held at once. A larger block makes the
+// matrix products more efficient, a smaller one skips more of the hidden half of a causal mask and
+// keeps the scores in the level-two cache. This one is four tiles of the AVX-512 float32 product
+// high; measured at 256 tokens, it is ahead of 32, 42, 64, 84 and 128.
 const queryBlock = 56
 
-// AttentionScratch returns the elements of scratch that [AttentionForward] and [AttentionBackward] need, whichever is more:
-// the scores of one block of queries and their gradient.
+// AttentionScratch returns the elements of scratch that [AttentionForward] and [AttentionBackward]
+// need, whichever is more: the scores of one block of queries and their gradient.
 func AttentionScratch(a Attention) int { return 2 * min(queryBlock, a.QLen) * a.scoreStride() }
 
-// scoreStride is the elements between rows of scores. The sixteen beyond KLen keep the rows of a block out of one cache set
-// when KLen is a power of two, worth 5 to 10 % at 1024 keys.
+// scoreStride is the elements between rows of scores. The sixteen beyond KLen keep the rows of a
+// block out of one cache set when KLen is a power of two, worth 5 to 10 % at 1024 keys.
 func (a Attention) scoreStride() int { return a.KLen + 16 }
 
-// AttentionForward writes the heads of out [Batch, QLen, OutStride], and the log-sum-exp of each row of scores in lse
-// [Batch, Heads, QLen] for [AttentionBackward].
+// AttentionForward writes the heads of out [Batch, QLen, OutStride], and the log-sum-exp of each
+// row of scores in lse [Batch, Heads, QLen] for [AttentionBackward].
 //
-// keyMask is nil or [Batch, KLen]: a key is visible where it is not 0. bias is nil or [Heads, QLen, KLen], added to the
-// scaled scores (relative positions, ALiBi). A query that sees no key gives out = 0 and lse = -Inf. Keys and values that are
-// hidden must be finite all the same: they may be multiplied by zero.
+// keyMask is nil or [Batch, KLen]: a key is visible where it is not 0. bias is nil or [Heads, QLen,
+// KLen], added to the scaled scores (relative positions, ALiBi). A query that sees no key gives out
+// = 0 and lse = -Inf. Keys and values that are hidden must be finite all the same: they may be
+// multiplied by zero.
 func AttentionForward[T Float](c *Context, a Attention, out, lse, q, k, v []T, keyMask []int, bias, scratch []T) {
 	o := newAttention(c, a, q, k, v, keyMask, bias, scratch)
 	checkRows("out", len(out), a.Batch*a.QLen, a.OutStride, a.Heads*a.HeadDim)
@@ -117,7 +121,8 @@ func checkRows(name string, got, rows, stride, width int) {
 	}
 }
 
-// keySpan is what a key mask leaves of a sequence: no key outside [lo, hi) is visible, and inside only with holes is one not.
+// keySpan is what a key mask leaves of a sequence: no key outside [lo, hi) is visible, and inside
+// only with holes is one not.
 type keySpan struct {
 	lo, hi int
 	holes  bool
@@ -173,7 +178,8 @@ func (o *attention[T]) reach(t tile, n, i int) int {
 func (t tile) q(stride int) int { return t.qRow*stride + t.column }
 func (t tile) k(stride int) int { return t.kRow*stride + t.column }
 
-// scores writes scale·q·kᵀ [t.rows, t.keys] of a tile into the first half of the scratch, at stride scoreStride.
+// scores writes scale·q·kᵀ [t.rows, t.keys] of a tile into the first half of the scratch, at stride
+// scoreStride.
 func (o *attention[T]) scores(t tile) []T {
 	s := o.scratch[:t.rows*o.scoreStride()]
 	gemm.Gemm(&o.c.gemm, false, true, t.rows, t.keys, o.HeadDim, T(o.Scale), o.q[t.q(o.QStride):], o.QStride,
@@ -181,7 +187,8 @@ func (o *attention[T]) scores(t tile) []T {
 	return s
 }
 
-// row returns row i of a tile's scores, with bias and mask applied to its n elements within causal reach.
+// row returns row i of a tile's scores, with bias and mask applied to its n elements within causal
+// reach.
 func (o *attention[T]) row(t tile, s []T, i int) (n int, row []T) {
 	row = s[i*o.scoreStride():][:t.keys]
 	n = o.reach(t, t.keys, i)
@@ -199,7 +206,8 @@ func (o *attention[T]) row(t tile, s []T, i int) (n int, row []T) {
 	return n, row
 }
 
-// biasRow returns what query i of a tile has of a [Heads, QLen, KLen] array, from the tile's first key on.
+// biasRow returns what query i of a tile has of a [Heads, QLen, KLen] array, from the tile's first
+// key on.
 func (o *attention[T]) biasRow(bias []T, t tile, i int) []T {
 	r := t.head*o.QLen + t.q0 + i
 	return bias[r*o.KLen+t.k0 : (r+1)*o.KLen]

@@ -5,10 +5,10 @@ import (
 	"github.com/gofsdp/gofsdp/internal/kernel/vec"
 )
 
-// AttentionBackward is the gradient of [AttentionForward]: it overwrites the heads of dq, dk and dv, which have the strides
-// of q, k and v and may be columns of one packed array, and adds to dbias [Heads, QLen, KLen] unless that is nil. out and lse
-// are what AttentionForward wrote, dout [Batch, QLen, OutStride] is the gradient of out. A query that saw no key has zero
-// gradients.
+// AttentionBackward is the gradient of [AttentionForward]: it overwrites the heads of dq, dk and
+// dv, which have the strides of q, k and v and may be columns of one packed array, and adds to
+// dbias [Heads, QLen, KLen] unless that is nil. out and lse are what AttentionForward wrote, dout
+// [Batch, QLen, OutStride] is the gradient of out. A query that saw no key has zero gradients.
 //
 // With P = exp(S - lse) recomputed from the scores S, and D = rowsum(dout∘out):
 //
@@ -42,8 +42,9 @@ type attentionGrad[T Float] struct {
 	out, lse, dout    []T
 }
 
-// head goes through the blocks of queries from the last to the first: the last one sees every key that any of them sees, so
-// it writes all of dk and dv that is not zero, and the others add to a part of it.
+// head goes through the blocks of queries from the last to the first: the last one sees every key
+// that any of them sees, so it writes all of dk and dv that is not zero, and the others add to a
+// part of it.
 func (g *attentionGrad[T]) head(b, h int, seen keySpan) {
 	last := g.tile(b, h, (g.QLen-1)/queryBlock*queryBlock, seen)
 	g.clearKeys(last, b*g.KLen, last.kRow)
@@ -63,7 +64,8 @@ func (g *attentionGrad[T]) clearKeys(t tile, lo, hi int) {
 	}
 }
 
-// tileGrad writes dq of one block of queries, and its share of dk and dv: added to beta times what is there.
+// tileGrad writes dq of one block of queries, and its share of dk and dv: added to beta times what
+// is there.
 func (g *attentionGrad[T]) tileGrad(t tile, beta T) {
 	ws, ld, d := &g.c.gemm, g.scoreStride(), g.HeadDim
 	q, k, v := g.q[t.q(g.QStride):], g.k[t.k(g.KStride):], g.v[t.k(g.VStride):]
@@ -86,8 +88,9 @@ func (g *attentionGrad[T]) tileGrad(t tile, beta T) {
 	gemm.Gemm(ws, true, false, t.keys, d, t.rows, T(g.Scale), ds, ld, q, g.QStride, beta, g.dk[t.k(g.KStride):], g.KStride)
 }
 
-// softmaxGrad turns a row of scores into probabilities, and the gradient of the probabilities into that of the scores. Only
-// the first n elements of both rows are visible; the rest becomes zero. An lse of -Inf (no visible key) gives zeros.
+// softmaxGrad turns a row of scores into probabilities, and the gradient of the probabilities into
+// that of the scores. Only the first n elements of both rows are visible; the rest becomes zero. An
+// lse of -Inf (no visible key) gives zeros.
 func softmaxGrad[T Float](p, ds []T, n int, lse, delta T) {
 	vec.ExpSubSum(p[:n], p[:n], 1, lse)
 	vec.SoftmaxGradRow(ds[:n], p[:n], ds[:n], delta, 1)

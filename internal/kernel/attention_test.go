@@ -109,10 +109,12 @@ func checkAttentionTwin[T Float](t *rapid.T) {
 	}
 }
 
-// attentionTolerance is wider than elsewhere: scores reach ±20 here, and exp turns their absolute error into a relative one.
+// attentionTolerance is wider than elsewhere: scores reach ±20 here, and exp turns their absolute
+// error into a relative one.
 func attentionTolerance[T Float]() float64 { return 20 * tolerance[T]() }
 
-// requireHeads compares the columns of heads and demands that the columns between rows still hold garbage.
+// requireHeads compares the columns of heads and demands that the columns between rows still hold
+// garbage.
 func requireHeads[T Float](t require.TestingT, name string, want []float64, got []T, stride, width int) {
 	for r := 0; r < len(got); r += stride {
 		requireWithin(t, name, attentionTolerance[T](), want[r:r+width], got[r:r+width])
@@ -143,7 +145,8 @@ func TestAttentionGradient(t *testing.T) {
 	})
 }
 
-// Packed projections are used in place, and gradients go to one packed buffer: the same bits as from separate arrays.
+// Packed projections are used in place, and gradients go to one packed buffer: the same bits as
+// from separate arrays.
 func TestAttentionPacked(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		src := newSource[float32](t)

@@ -2,11 +2,13 @@ package kernel
 
 import "math"
 
-// columns is the number of columns that are worked on at once: their sums fit the stack, and a row of them fills whole cache lines.
+// columns is the number of columns that are worked on at once: their sums fit the stack, and a row
+// of them fills whole cache lines.
 const columns = 32
 
-// BatchStats writes the mean and the biased variance of each column of x [n, d] to mean [d] and variance [d]. It sums in
-// float64, in two passes, so that a column far from zero keeps its variance. n must be at least 1.
+// BatchStats writes the mean and the biased variance of each column of x [n, d] to mean [d] and
+// variance [d]. It sums in float64, in two passes, so that a column far from zero keeps its
+// variance. n must be at least 1.
 func BatchStats[T Float](mean, variance, x []T, n, d int) {
 	check("BatchStats", "mean", len(mean), d)
 	check("BatchStats", "variance", len(variance), d)
@@ -35,8 +37,9 @@ func BatchStats[T Float](mean, variance, x []T, n, d int) {
 	}
 }
 
-// BatchNorm normalises the columns of x [n, d] to y = (x - mean)·rstd·gain + bias, with rstd = 1/sqrt(variance + eps)
-// (Ioffe and Szegedy 2015, https://arxiv.org/abs/1502.03167). mean, variance, gain and bias are [d]. y may be x.
+// BatchNorm normalises the columns of x [n, d] to y = (x - mean)·rstd·gain + bias, with rstd =
+// 1/sqrt(variance + eps) (Ioffe and Szegedy 2015, https://arxiv.org/abs/1502.03167). mean,
+// variance, gain and bias are [d]. y may be x.
 func BatchNorm[T Float](y, x, gain, bias, mean, variance []T, n, d int, eps float64) {
 	checkBatchNorm("BatchNorm", len(y), len(x), len(gain), len(mean), len(variance), n, d)
 	check("BatchNorm", "bias", len(bias), d)
@@ -57,8 +60,8 @@ func BatchNorm[T Float](y, x, gain, bias, mean, variance []T, n, d int, eps floa
 	}
 }
 
-// BatchNormGrad is the gradient of [BatchNorm] of statistics that are those of x: it writes dx [n, d], dgain [d] and
-// dbias [d]. With x̂ = (x - mean)·rstd,
+// BatchNormGrad is the gradient of [BatchNorm] of statistics that are those of x: it writes dx [n,
+// d], dgain [d] and dbias [d]. With x̂ = (x - mean)·rstd,
 //
 //	dbias = Σ dy    dgain = Σ dy·x̂    dx = gain·rstd·(dy - dbias/n - x̂·dgain/n)
 //

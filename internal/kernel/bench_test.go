@@ -23,8 +23,8 @@ func random[T Float](n int) []T {
 	return x
 }
 
-// versus runs a kernel and a yardstick by turns and reports the best rate of the kernel, and its ratio to the best of the
-// yardstick. Work is in flops or bytes per call.
+// versus runs a kernel and a yardstick by turns and reports the best rate of the kernel, and its
+// ratio to the best of the yardstick. Work is in flops or bytes per call.
 func versus(b *testing.B, unit string, work float64, kernel func(), yardstickWork float64, yardstick func()) {
 	best, reference := time.Duration(1<<62), time.Duration(1<<62)
 	for b.Loop() {
@@ -68,10 +68,12 @@ func BenchmarkAttention(b *testing.B) {
 			backward := func() {
 				AttentionBackward(&c, a, dqkv, dqkv[d:], dqkv[2*d:], nil, qkv, qkv[d:], qkv[2*d:], out, lse, dout, nil, nil, scratch)
 			}
-			forward()                                               // backward reads what it saves
-			product := 2 * float64(benchRows) * float64(length) * d // one of the two products of forward, five of backward
+			forward() // backward reads what it saves
+			// One of the two products of forward, and of the five of backward. If causal, only the
+			// visible half counts as work.
+			product := 2 * float64(benchRows) * float64(length) * d
 			if causal {
-				product = product / 2 * (1 + 1/float64(length)) // only the visible half counts as work
+				product = product / 2 * (1 + 1/float64(length))
 			}
 			name := fmt.Sprintf("causal=%v/T=%d", causal, length)
 			b.Run(name+"/forward", func(b *testing.B) { compute(b, 2*product, forward) })

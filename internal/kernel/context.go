@@ -9,8 +9,9 @@ import (
 // Float is the element type of every kernel.
 type Float interface{ float32 | float64 }
 
-// Context is one rank's workspace: the packing buffers of the matrix products. The zero value is ready; the buffers grow to
-// a fixed maximum on first use. A Context is not safe for concurrent use.
+// Context is one rank's workspace: the packing buffers of the matrix products. The zero value is
+// ready; the buffers grow to a fixed maximum on first use. A Context is not safe for concurrent
+// use.
 type Context struct{ gemm gemm.Workspace }
 
 // Bytes returns the memory the workspace holds now.

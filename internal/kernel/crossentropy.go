@@ -7,17 +7,19 @@ import (
 	"github.com/gofsdp/gofsdp/internal/kernel/vec"
 )
 
-// classBlock is how many logits are handled at once, so that the passes over a long row (50257 classes for GPT-2) meet in
-// the level-one cache.
+// classBlock is how many logits are handled at once, so that the passes over a long row (50257
+// classes for GPT-2) meet in the level-one cache.
 const classBlock = 1024
 
-// CrossEntropyScratch returns the elements of scratch that [CrossEntropy] needs: the exponentials of one block of logits.
+// CrossEntropyScratch returns the elements of scratch that [CrossEntropy] needs: the exponentials
+// of one block of logits.
 func CrossEntropyScratch(classes int) int { return min(classes, classBlock) }
 
-// CrossEntropy returns the mean over the counted rows i of -log softmax(logits[i])[targets[i]], for logits [n, classes], and
-// how many rows were counted: those whose target is not ignore. It saves the log-sum-exp of each counted row in lse [n] (0 in
-// the others) for [CrossEntropyGrad]. With no counted row the loss is 0. A target that is neither a class nor ignore is an
-// error that names its row and value; lse is then untouched. scratch holds [CrossEntropyScratch] elements.
+// CrossEntropy returns the mean over the counted rows i of -log softmax(logits[i])[targets[i]], for
+// logits [n, classes], and how many rows were counted: those whose target is not ignore. It saves
+// the log-sum-exp of each counted row in lse [n] (0 in the others) for [CrossEntropyGrad]. With no
+// counted row the loss is 0. A target that is neither a class nor ignore is an error that names its
+// row and value; lse is then untouched. scratch holds [CrossEntropyScratch] elements.
 func CrossEntropy[T Float](lse, logits []T, targets []int, n, classes, ignore int, scratch []T) (loss float64, counted int, err error) {
 	check("CrossEntropy", "lse", len(lse), n)
 	check("CrossEntropy", "targets", len(targets), n)
@@ -53,9 +55,10 @@ func CheckTargets(targets []int, classes, ignore int) error {
 	return nil
 }
 
-// CrossEntropyGrad is the gradient of [CrossEntropy] with respect to the logits: dlogits[i] = (softmax(logits[i]) -
-// onehot(targets[i]))·dloss/counted, and 0 in ignored rows. lse and counted are what CrossEntropy returned, dloss the
-// gradient of the loss (1 at the end of a model). dlogits may be logits.
+// CrossEntropyGrad is the gradient of [CrossEntropy] with respect to the logits: dlogits[i] =
+// (softmax(logits[i]) - onehot(targets[i]))·dloss/counted, and 0 in ignored rows. lse and counted
+// are what CrossEntropy returned, dloss the gradient of the loss (1 at the end of a model). dlogits
+// may be logits.
 func CrossEntropyGrad[T Float](dlogits, logits, lse []T, targets []int, n, classes, ignore, counted int, dloss T) {
 	check("CrossEntropyGrad", "lse", len(lse), n)
 	check("CrossEntropyGrad", "targets", len(targets), n)
@@ -78,7 +81,8 @@ func CrossEntropyGrad[T Float](dlogits, logits, lse []T, targets []int, n, class
 	}
 }
 
-// logSumExp returns log Σ exp(x) without overflow. The exponentials go to a block, which leaves the row as it is.
+// logSumExp returns log Σ exp(x) without overflow. The exponentials go to a block, which leaves the
+// row as it is.
 func logSumExp[T Float](x, block []T) float64 {
 	m := vec.Max(x)
 	var sum float64

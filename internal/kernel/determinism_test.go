@@ -6,8 +6,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// The same call gives the same bits whatever the workspace did before and wherever the operands lie, and allocates nothing
-// once the workspace has grown.
+// The same call gives the same bits whatever the workspace did before and wherever the operands
+// lie, and allocates nothing once the workspace has grown.
 func TestDeterministicWithoutAllocation(t *testing.T) {
 	t.Run("float32", requireDeterministic[float32])
 	t.Run("float64", requireDeterministic[float64])

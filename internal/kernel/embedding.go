@@ -6,8 +6,8 @@ import (
 	"github.com/gofsdp/gofsdp/internal/kernel/vec"
 )
 
-// Embedding copies rows of a table [rows, d]: y[i, :] = table[idx[i], :], y [len(idx), d]. An index outside [0, rows) is an
-// error that names its position and value; y is then untouched.
+// Embedding copies rows of a table [rows, d]: y[i, :] = table[idx[i], :], y [len(idx), d]. An index
+// outside [0, rows) is an error that names its position and value; y is then untouched.
 func Embedding[T Float](y, table []T, idx []int, rows, d int) error {
 	check("Embedding", "y", len(y), len(idx)*d)
 	check("Embedding", "table", len(table), rows*d)
@@ -30,8 +30,8 @@ func CheckIndices(idx []int, rows int) error {
 	return nil
 }
 
-// EmbeddingGrad is the gradient of [Embedding] with respect to the table: dtable[idx[i], :] += dy[i, :], in the order of idx.
-// The indices are those Embedding accepted; any other panics.
+// EmbeddingGrad is the gradient of [Embedding] with respect to the table: dtable[idx[i], :] +=
+// dy[i, :], in the order of idx. The indices are those Embedding accepted; any other panics.
 func EmbeddingGrad[T Float](dtable, dy []T, idx []int, rows, d int, acc bool) {
 	check("EmbeddingGrad", "dy", len(dy), len(idx)*d)
 	check("EmbeddingGrad", "dtable", len(dtable), rows*d)

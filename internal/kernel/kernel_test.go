@@ -10,9 +10,9 @@ import (
 	"github.com/gofsdp/gofsdp/internal/rng"
 )
 
-// Every kernel is compared in three ways: with its naive twin (naive.go, float64) for both element types on random
-// shapes; its gradient with central differences of its own forward in float64; and all of it starting from results full of
-// NaN, so that an element left unwritten shows.
+// Every kernel is compared in three ways: with its naive twin (naive.go, float64) for both element
+// types on random shapes; its gradient with central differences of its own forward in float64; and
+// all of it starting from results full of NaN, so that an element left unwritten shows.
 
 // both runs a property for both element types.
 func both(t *testing.T, f32, f64 func(*rapid.T)) {
@@ -20,8 +20,9 @@ func both(t *testing.T, f32, f64 func(*rapid.T)) {
 	t.Run("float64", func(t *testing.T) { rapid.Check(t, f64) })
 }
 
-// tolerance is the error allowed against the naive twin, relative to the largest magnitude of the result: some tens of
-// roundings. For float32 it includes the approximated exp and erf, good to about 1e-6.
+// tolerance is the error allowed against the naive twin, relative to the largest magnitude of the
+// result: some tens of roundings. For float32 it includes the approximated exp and erf, good to
+// about 1e-6.
 func tolerance[T Float]() float64 {
 	var x T
 	if _, ok := any(x).(float32); ok {
@@ -30,7 +31,8 @@ func tolerance[T Float]() float64 {
 	return 2e-14
 }
 
-// source draws test data. The seed is drawn, the elements come from a stream: drawing each would drown rapid.
+// source draws test data. The seed is drawn, the elements come from a stream: drawing each would
+// drown rapid.
 type source[T Float] struct {
 	stream rng.Stream
 	next   uint64
@@ -67,7 +69,8 @@ func garbage[T Float](n int) []T {
 	return x
 }
 
-// result returns the buffer of a parameter gradient for either value of acc: what to add to, or garbage.
+// result returns the buffer of a parameter gradient for either value of acc: what to add to, or
+// garbage.
 func (s *source[T]) result(n int, acc bool) []T {
 	if acc {
 		return s.normal(n)
@@ -110,7 +113,8 @@ func requireWithin[T Float](t require.TestingT, name string, tol float64, want [
 	}
 }
 
-// requireGradient compares grad with central differences of loss with respect to x, each element of which is moved in turn.
+// requireGradient compares grad with central differences of loss with respect to x, each element of
+// which is moved in turn.
 func requireGradient(t require.TestingT, name string, x, grad []float64, loss func() float64) {
 	const h = 1e-4 // error h²·f''' + eps/h ≈ 1e-8
 	for i, was := range x {

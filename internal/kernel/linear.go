@@ -22,7 +22,8 @@ func LinearAdd[T Float](c *Context, y, x, w []T, n, in, out int) {
 	gemm.Gemm(&c.gemm, false, true, n, out, in, 1, x, in, w, in, 1, y, out)
 }
 
-// LinearGradX writes dx [n, in] = dy·W, the gradient of [Linear] with respect to its input, for dy [n, out].
+// LinearGradX writes dx [n, in] = dy·W, the gradient of [Linear] with respect to its input, for dy
+// [n, out].
 func LinearGradX[T Float](c *Context, dx, dy, w []T, n, in, out int) {
 	checkLinear("LinearGradX", len(dy), len(dx), len(w), n, in, out)
 	gemm.Gemm(&c.gemm, false, false, n, in, out, 1, dy, out, w, in, 0, dx, in)
@@ -38,7 +39,8 @@ func LinearGradW[T Float](c *Context, dw, dy, x []T, n, in, out int, acc bool) {
 	gemm.Gemm(&c.gemm, true, false, out, in, n, 1, dy, out, x, in, beta, dw, in)
 }
 
-// LinearGradB computes the gradient of [Linear] with respect to its bias, the column sums [out] of dy [n, out].
+// LinearGradB computes the gradient of [Linear] with respect to its bias, the column sums [out] of
+// dy [n, out].
 func LinearGradB[T Float](db, dy []T, n, out int, acc bool) {
 	check("LinearGradB", "db", len(db), out)
 	check("LinearGradB", "dy", len(dy), n*out)

@@ -84,7 +84,8 @@ func TestCrossEntropyHardRows(t *testing.T) {
 		require.InDelta(t, tc.want, loss, 1e-6, tc.name)
 		CrossEntropyGrad(tc.logits, tc.logits, lse, []int{0}, 1, classes, -100, counted, 1)
 		for j, want := range []float64{-0.5, 0.5, 0} {
-			require.InDelta(t, want, tc.logits[j], 1e-3, tc.name) // lse is rounded to float32: 1e4 has steps of 1e-3
+			// lse is rounded to float32: 1e4 has steps of 1e-3
+			require.InDelta(t, want, tc.logits[j], 1e-3, tc.name)
 		}
 	}
 }

@@ -2,8 +2,8 @@ package kernel
 
 import "math"
 
-// The naive twins: each kernel written as its formula reads, in float64, with the arguments of the kernel. They
-// are the reference that kernels of every engine are compared with. They may allocate.
+// The naive twins: each kernel written as its formula reads, in float64, with the arguments of the
+// kernel. They are the reference that kernels of every engine are compared with. They may allocate.
 
 // NaiveLinear is the twin of [Linear].
 func NaiveLinear(_ *Context, y, x, w, b []float64, n, in, out int) {
@@ -106,8 +106,8 @@ func NaiveRMSNormGrad(dx, dgain, x, gain, rstd, dy []float64, n, d int) {
 	}
 }
 
-// naiveNormGradRow computes dx = rstd·(g - mean(g) - x̂·mean(g·x̂)) of a row, with g = dy·gain, and adds to dgain and
-// dbias. The norm has no mean, and the middle term is absent, if dbias is nil.
+// naiveNormGradRow computes dx = rstd·(g - mean(g) - x̂·mean(g·x̂)) of a row, with g = dy·gain, and
+// adds to dgain and dbias. The norm has no mean, and the middle term is absent, if dbias is nil.
 func naiveNormGradRow(dx, dgain, dbias, x, gain, dy []float64, mean, rstd float64) {
 	d := len(gain)
 	var meanG, meanGX float64
@@ -163,7 +163,8 @@ func NaiveBatchNormGrad(dx, dgain, dbias, x, gain, mean, variance, dy []float64,
 	}
 }
 
-// naiveProbabilities returns row (b, h, i) of the attention matrix [KLen], and the log-sum-exp of its scores.
+// naiveProbabilities returns row (b, h, i) of the attention matrix [KLen], and the log-sum-exp of
+// its scores.
 func naiveProbabilities(a Attention, q, k []float64, keyMask []int, bias []float64, b, h, i int) (p []float64, lse float64) {
 	p = make([]float64, a.KLen)
 	var sum float64
@@ -346,9 +347,9 @@ func naiveSlope(f func(float64) float64) func(dx, x, dy []float64) {
 	}
 }
 
-// NaiveDropout is the twin of [Dropout]. Element i is kept if a 32-bit hash of its position, base+i, is at least
-// rate·2³². The hash is two rounds of multiply and xorshift of the low half, with a key of 64 bits made of seed and the
-// high half.
+// NaiveDropout is the twin of [Dropout]. Element i is kept if a 32-bit hash of its position,
+// base+i, is at least rate·2³². The hash is two rounds of multiply and xorshift of the low half,
+// with a key of 64 bits made of seed and the high half.
 func NaiveDropout(y, x []float64, seed, base uint64, rate float64) {
 	mix := func(x uint64) uint64 {
 		x += 0x9E3779B97F4A7C15

@@ -6,9 +6,10 @@ import (
 	"github.com/gofsdp/gofsdp/internal/kernel/vec"
 )
 
-// LayerNorm normalises each row of x [n, d] to y = (x - mean)·rstd·gain + bias, rstd = 1/sqrt(variance + eps), with the
-// biased variance (Ba et al. 2016, https://arxiv.org/abs/1607.06450). It saves mean and rstd of row i in stats[2i] and
-// stats[2i+1] for [LayerNormGrad]. gain is [d]; bias is [d] or nil. y may be x.
+// LayerNorm normalises each row of x [n, d] to y = (x - mean)·rstd·gain + bias, rstd =
+// 1/sqrt(variance + eps), with the biased variance (Ba et al. 2016,
+// https://arxiv.org/abs/1607.06450). It saves mean and rstd of row i in stats[2i] and stats[2i+1]
+// for [LayerNormGrad]. gain is [d]; bias is [d] or nil. y may be x.
 func LayerNorm[T Float](y, stats, x, gain, bias []T, n, d int, eps float64) {
 	check("LayerNorm", "stats", len(stats), 2*n)
 	checkNorm("LayerNorm", len(y), len(x), len(gain), n, d)
@@ -23,8 +24,8 @@ func LayerNorm[T Float](y, stats, x, gain, bias []T, n, d int, eps float64) {
 	}
 }
 
-// LayerNormGrad is the gradient of [LayerNorm]: it writes dx [n, d], dgain [d] and dbias [d]. stats are those that
-// LayerNorm saved. dx may be dy.
+// LayerNormGrad is the gradient of [LayerNorm]: it writes dx [n, d], dgain [d] and dbias [d]. stats
+// are those that LayerNorm saved. dx may be dy.
 func LayerNormGrad[T Float](dx, dgain, dbias, x, gain, stats, dy []T, n, d int) {
 	check("LayerNormGrad", "stats", len(stats), 2*n)
 	check("LayerNormGrad", "dgain", len(dgain), d)
@@ -39,8 +40,9 @@ func LayerNormGrad[T Float](dx, dgain, dbias, x, gain, stats, dy []T, n, d int) 
 	}
 }
 
-// RMSNorm scales each row of x [n, d] to y = x·rstd·gain, rstd = 1/sqrt(mean(x²) + eps) (Zhang and Sennrich 2019,
-// https://arxiv.org/abs/1910.07467; the norm of T5 and Llama). It saves rstd [n] for [RMSNormGrad]. y may be x.
+// RMSNorm scales each row of x [n, d] to y = x·rstd·gain, rstd = 1/sqrt(mean(x²) + eps) (Zhang and
+// Sennrich 2019, https://arxiv.org/abs/1910.07467; the norm of T5 and Llama). It saves rstd [n] for
+// [RMSNormGrad]. y may be x.
 func RMSNorm[T Float](y, rstd, x, gain []T, n, d int, eps float64) {
 	check("RMSNorm", "rstd", len(rstd), n)
 	checkNorm("RMSNorm", len(y), len(x), len(gain), n, d)
@@ -51,7 +53,8 @@ func RMSNorm[T Float](y, rstd, x, gain []T, n, d int, eps float64) {
 	}
 }
 
-// RMSNormGrad is the gradient of [RMSNorm]: it writes dx [n, d] and dgain [d]. rstd is what RMSNorm saved. dx may be dy.
+// RMSNormGrad is the gradient of [RMSNorm]: it writes dx [n, d] and dgain [d]. rstd is what RMSNorm
+// saved. dx may be dy.
 func RMSNormGrad[T Float](dx, dgain, x, gain, rstd, dy []T, n, d int) {
 	check("RMSNormGrad", "rstd", len(rstd), n)
 	check("RMSNormGrad", "dgain", len(dgain), d)

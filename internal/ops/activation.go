@@ -10,7 +10,8 @@ import (
 	"github.com/gofsdp/gofsdp/internal/kernel/vec"
 )
 
-// GELU returns x·Φ(x), with Φ the normal distribution function (Hendrycks and Gimpel, 2016, arXiv:1606.08415).
+// GELU returns x·Φ(x), with Φ the normal distribution function (Hendrycks and Gimpel, 2016,
+// arXiv:1606.08415).
 func GELU(x *G.Node) (*G.Node, error) { return gelu.Apply(nil, x) }
 
 var gelu, geluGrad = activation(KindGELU, KindGELUGrad, "x·Φ(x)", 5,
@@ -31,7 +32,8 @@ var relu, reluGrad = activation(KindReLU, KindReLUGrad, "max(x, 0)", 1,
 	unary(kernel.ReLU[float32], kernel.ReLU[float64], kernel.NaiveReLU),
 	binary(kernel.ReLUGrad[float32], kernel.ReLUGrad[float64], kernel.NaiveReLUGrad))
 
-// activation returns the rows of an element-wise operation of n FLOPs and of its gradient, a function of x and dy.
+// activation returns the rows of an element-wise operation of n FLOPs and of its gradient, a
+// function of x and dy.
 func activation(kind, gradKind exec.Kind, doc string, n int, run, gradRun exec.Kernels) (row, grad *exec.Row) {
 	grad = &exec.Row{
 		Kind: gradKind, Doc: "dy times the slope of " + string(kind) + " at x", Shapes: "x, dy -> dx [...]",
@@ -86,7 +88,8 @@ func runScale[T kernel.Float](run func(y []T, c T, x []T)) exec.Kernel {
 	}
 }
 
-// again is the gradient of an operation that is linear and its own transpose: the same operation on dy.
+// again is the gradient of an operation that is linear and its own transpose: the same operation on
+// dy.
 func again(o *exec.Op, _ G.Nodes, _, dy *G.Node) (G.Nodes, error) { return o.Gradient(o.Row, dy) }
 
 // Mask is the attribute of KindDropout.
@@ -95,9 +98,10 @@ type Mask struct {
 	Stream uint32
 }
 
-// Dropout zeroes each element of x with probability rate and divides the others by 1-rate while training; in evaluation
-// it is the identity. The mask is a function of the call's seed, stream and the element's index, so backward draws the
-// same one again and nothing is kept. Dropouts of one module need different streams: see exec.Builder.Stream.
+// Dropout zeroes each element of x with probability rate and divides the others by 1-rate while
+// training; in evaluation it is the identity. The mask is a function of the call's seed, stream and
+// the element's index, so backward draws the same one again and nothing is kept. Dropouts of one
+// module need different streams: see exec.Builder.Stream.
 func Dropout(x *G.Node, rate float64, stream uint32) (*G.Node, error) {
 	if !(rate >= 0 && rate < 1) {
 		return nil, fmt.Errorf("dropout: rate %v is not in [0, 1)", rate)

@@ -9,15 +9,17 @@ import (
 	"github.com/gofsdp/gofsdp/internal/kernel"
 )
 
-// Attention is the attribute of KindAttention and KindAttentionGrad. There is a mask if there is an argument for it.
+// Attention is the attribute of KindAttention and KindAttentionGrad. There is a mask if there is an
+// argument for it.
 type Attention struct {
 	Heads  int
 	Causal bool
 }
 
-// SelfAttention returns multi-head scaled dot-product attention over qkv [B, T, 3*D], whose last dimension is q, k and v
-// one after the other, each of heads heads of D/heads columns: [B, T, D]. Causal hides later positions. mask, nil or
-// ints [B, T], hides the keys where it is zero; a query that sees no key gives zeros.
+// SelfAttention returns multi-head scaled dot-product attention over qkv [B, T, 3*D], whose last
+// dimension is q, k and v one after the other, each of heads heads of D/heads columns: [B, T, D].
+// Causal hides later positions. mask, nil or ints [B, T], hides the keys where it is zero; a query
+// that sees no key gives zeros.
 func SelfAttention(qkv, mask *G.Node, heads int, causal bool) (*G.Node, error) {
 	if mask == nil {
 		return first(attention.Apply(Attention{heads, causal}, qkv))
@@ -57,8 +59,8 @@ func geometry(o *exec.Op) kernel.Attention {
 
 func attentionScratch(o *exec.Op) int { return kernel.AttentionScratch(geometry(o)) }
 
-// visible counts the pairs of a query and a key that it sees, times the columns of all heads. What a mask hides is not
-// known when an op is made.
+// visible counts the pairs of a query and a key that it sees, times the columns of all heads. What
+// a mask hides is not known when an op is made.
 func visible(o *exec.Op) int {
 	t := o.Dim("T")
 	pairs := t * t

@@ -10,7 +10,8 @@ import (
 	"github.com/gofsdp/gofsdp/internal/kernel/vec"
 )
 
-// Embedding returns the rows of table [rows, d] that index, ints of any shape [...], names: [..., d].
+// Embedding returns the rows of table [rows, d] that index, ints of any shape [...], names: [...,
+// d].
 func Embedding(table, index *G.Node) (*G.Node, error) { return embedding.Apply(nil, table, index) }
 
 var embedding = &exec.Row{

@@ -55,8 +55,8 @@ func linearGrads(o *exec.Op, in G.Nodes, _, dy *G.Node) (G.Nodes, error) {
 	return append(grads, db...), err
 }
 
-// AddLinear returns y + x·wᵀ for y [..., out], x [..., in] and w [out, in]. Other than the sum of y and Linear(x, w), it
-// leaves neither of the two to be kept for backward.
+// AddLinear returns y + x·wᵀ for y [..., out], x [..., in] and w [out, in]. Other than the sum of y
+// and Linear(x, w), it leaves neither of the two to be kept for backward.
 func AddLinear(y, x, w *G.Node) (*G.Node, error) { return addLinear.Apply(nil, y, x, w) }
 
 var addLinear = &exec.Row{
@@ -70,7 +70,8 @@ var addLinear = &exec.Row{
 	},
 }
 
-// runProduct runs a kernel on the arguments from first on. The one before is what the product is added to.
+// runProduct runs a kernel on the arguments from first on. The one before is what the product is
+// added to.
 func runProduct[T kernel.Float](run func(c *kernel.Context, y, a, b []T, n, in, out int), first int) exec.Kernel {
 	return func(f *exec.Frame) error {
 		if first > 0 {

@@ -7,18 +7,20 @@ import (
 	"github.com/gofsdp/gofsdp/internal/kernel"
 )
 
-// Ignore is the attribute of KindCrossEntropy and KindCrossEntropyGrad: the target that does not count.
+// Ignore is the attribute of KindCrossEntropy and KindCrossEntropyGrad: the target that does not
+// count.
 type Ignore struct{ Target int }
 
-// CrossEntropy returns the mean of -log softmax(logits)[target] over the targets that are not ignore, in nats: shape [1].
-// logits is [..., classes], targets ints [...]. With no target to count it is 0, and so is its gradient.
+// CrossEntropy returns the mean of -log softmax(logits)[target] over the targets that are not
+// ignore, in nats: shape [1]. logits is [..., classes], targets ints [...]. With no target to count
+// it is 0, and so is its gradient.
 func CrossEntropy(logits, targets *G.Node, ignore int) (*G.Node, error) {
 	return first(crossEntropy.Apply(Ignore{ignore}, logits, targets))
 }
 
 var crossEntropy = &exec.Row{
 	Kind: KindCrossEntropy, Attr: Ignore{},
-	Doc:    "the mean of lse - logits[target] over the targets that count, and lse = log Σ exp(logits) of each row",
+	Doc:    "the mean of lse - logits[target] where the target counts; lse = log Σ exp(logits) of a row",
 	Shapes: "logits [... n classes], targets int [... n] -> loss [1] | lse [... n]",
 	Kernels: kernels(runCrossEntropy(kernel.CrossEntropy[float32]), runCrossEntropy(kernel.CrossEntropy[float64]),
 		runCrossEntropy(kernel.NaiveCrossEntropy)),

@@ -24,7 +24,8 @@ func ones(t *testing.T, f function, n int) *exectest.Trial {
 	return tr
 }
 
-// TestDropout keeps the expected part of the elements, scaled up, and sends gradients through exactly those.
+// TestDropout keeps the expected part of the elements, scaled up, and sends gradients through
+// exactly those.
 func TestDropout(t *testing.T) {
 	const n = 100_000
 	for _, rate := range []float64{0, 0.1, 0.5, 0.9} {
@@ -51,7 +52,8 @@ func TestDropoutInEvaluation(t *testing.T) {
 	require.Equal(t, tr.GradOut[0], res.GradIn[0])
 }
 
-// TestDropoutMasks draws another mask for another seed and for another stream, whatever the element type.
+// TestDropoutMasks draws another mask for another seed and for another stream, whatever the element
+// type.
 func TestDropoutMasks(t *testing.T) {
 	tr := ones(t, dropout(0.5, 1), 1000)
 	mask := tr.Run(t).Out[0]
@@ -77,7 +79,8 @@ func TestDropoutMasks(t *testing.T) {
 	require.InDelta(t, 0.25, kept/100_000, 0.01, "the masks of two streams are independent")
 }
 
-// reads tells which rows of qkv [1, T, 12] an output row depends on: whether it changes when they do.
+// reads tells which rows of qkv [1, T, 12] an output row depends on: whether it changes when they
+// do.
 func reads(t *testing.T, tr *exectest.Trial, tokens int) [][]bool {
 	before := tr.Run(t).Out[0]
 	depends := make([][]bool, tokens)
@@ -99,7 +102,8 @@ func reads(t *testing.T, tr *exectest.Trial, tokens int) [][]bool {
 	return depends
 }
 
-// TestAttentionSees lets a query see all keys, those before it, or those that the mask does not hide.
+// TestAttentionSees lets a query see all keys, those before it, or those that the mask does not
+// hide.
 func TestAttentionSees(t *testing.T) {
 	const o, x = false, true
 	shape := []int{1, 3, 12}
@@ -121,7 +125,8 @@ func TestCrossEntropyOfNothing(t *testing.T) {
 	require.Equal(t, make([]float64, 6), res.GradIn[0])
 }
 
-// TestCrossEntropyOfLargeLogits stays finite where a softmax would overflow, and is right about certainty.
+// TestCrossEntropyOfLargeLogits stays finite where a softmax would overflow, and is right about
+// certainty.
 func TestCrossEntropyOfLargeLogits(t *testing.T) {
 	tr := trial(t, crossEntropy, []float64{0, 2}, []int{2}, []int{2, 3})
 	tr.In[0] = []float64{1000, 0, -1000, 1000, 0, -1000}

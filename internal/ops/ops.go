@@ -1,12 +1,15 @@
-// Package ops is the table of operations of transformer training, as differentiable operations on Gorgonia nodes.
+// Package ops is the table of operations of transformer training, as differentiable operations on
+// Gorgonia nodes.
 //
-// Table has a row for every operation and for every gradient (see exec.Row): shapes, host kernels, a naive reference,
-// cost, gradient. The functions of this package add an operation to the graph of its arguments and return its result.
-// Activations carry any number of leading dimensions: x [..., d] means that the operation works on rows of d
-// elements. Shapes are checked when the graph is built, and named in the error.
+// Table has a row for every operation and for every gradient (see exec.Row): shapes, host kernels,
+// a naive reference, cost, gradient. The functions of this package add an operation to the graph of
+// its arguments and return its result. Activations carry any number of leading dimensions: x [...,
+// d] means that the operation works on rows of d elements. Shapes are checked when the graph is
+// built, and named in the error.
 //
-// To add an operation, declare its Row and those of its gradients, and list them in Table: the tests of this package
-// then compare its kernels with its reference, and refuse a row that leaves something out.
+// To add an operation, declare its Row and those of its gradients, and list them in Table: the
+// tests of this package then compare its kernels with its reference, and refuse a row that leaves
+// something out.
 package ops
 
 import (

@@ -100,8 +100,8 @@ var operations = []operation{
 	{"reshape", [][]int{{2, 6}}, nil, nil, unary(func(x *G.Node) (*G.Node, error) { return ops.Reshape(x, 3, 4) })},
 }
 
-// TestGradients holds the gradient of every operation with respect to every argument against central differences, and
-// float32 against float64.
+// TestGradients holds the gradient of every operation with respect to every argument against
+// central differences, and float32 against float64.
 func TestGradients(t *testing.T) {
 	for _, op := range operations {
 		t.Run(op.name, func(t *testing.T) {
@@ -112,10 +112,12 @@ func TestGradients(t *testing.T) {
 	}
 }
 
-// keep sends x, a value that depends on the batch only, through tanh, so that it lies in work memory.
+// keep sends x, a value that depends on the batch only, through tanh, so that it lies in work
+// memory.
 func keep(x *G.Node) *G.Node { return G.Must(G.Tanh(x)) }
 
-// TestInPlace runs every operation on a value that it may overwrite and that something else reads later.
+// TestInPlace runs every operation on a value that it may overwrite and that something else reads
+// later.
 func TestInPlace(t *testing.T) {
 	for _, op := range operations {
 		t.Run(op.name, func(t *testing.T) {
@@ -204,7 +206,8 @@ func TestMistakes(t *testing.T) {
 	}
 }
 
-// TestIntegersAreNotFloats refuses integers where an operation computes with floats: it would read their bits.
+// TestIntegersAreNotFloats refuses integers where an operation computes with floats: it would read
+// their bits.
 func TestIntegersAreNotFloats(t *testing.T) {
 	for _, op := range operations {
 		sig := exectest.Signature(tensor.Float64, op.shapes...)

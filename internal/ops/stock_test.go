@@ -11,7 +11,8 @@ import (
 	"github.com/gofsdp/gofsdp/internal/exec/exectest"
 )
 
-// The twins: operations composed of stock operations, on matrices and in the notation of their definition.
+// The twins: operations composed of stock operations, on matrices and in the notation of their
+// definition.
 
 func twinLinear(_ *exec.Builder, x []*G.Node) (*G.Node, error) {
 	y := G.Must(G.Mul(x[0], G.Must(G.Transpose(x[1], 1, 0))))

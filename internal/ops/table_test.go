@@ -125,8 +125,9 @@ func narrow(f exec.Frame) exec.Frame {
 	return f
 }
 
-// compilerSpec is a module in which every operation that the compiler emits by itself has a part: two outputs that are
-// one value, a view as an output, a sum, and a second input that nothing depends on.
+// compilerSpec is a module in which every operation that the compiler emits by itself has a part:
+// two outputs that are one value, a view as an output, a sum, and a second input that nothing
+// depends on.
 var compilerSpec = &exec.Spec{Build: func(_ *exec.Builder, x []*G.Node) (G.Nodes, error) {
 	y, err := ops.GELU(x[0])
 	if err != nil {
@@ -137,10 +138,12 @@ var compilerSpec = &exec.Spec{Build: func(_ *exec.Builder, x []*G.Node) (G.Nodes
 	return G.Nodes{y, y, v}, err
 }}
 
-// TestKernelsEqualNaive interprets the programs of every operation and of its gradient. Each kernel computes what the
-// naive reference does, and the whole what the Runner does, to the bit. Every row of the table takes part.
+// TestKernelsEqualNaive interprets the programs of every operation and of its gradient. Each kernel
+// computes what the naive reference does, and the whole what the Runner does, to the bit. Every row
+// of the table takes part.
 func TestKernelsEqualNaive(t *testing.T) {
-	m := &interpreter{T: t, seen: map[exec.Kind]bool{exec.KindView: true, exec.KindStock: true}} // these are no instructions
+	// Views are no instructions, and stock operations have no kernels.
+	m := &interpreter{T: t, seen: map[exec.Kind]bool{exec.KindView: true, exec.KindStock: true}}
 	check := func(tr *exectest.Trial) {
 		want := tr.Run(t)
 		c := tr.Call()
