@@ -24,10 +24,11 @@ var Shared = new(Cache)
 
 const defaultLimit = 64 << 20
 
-// entry is a unit that is compiled, or will be when done is closed.
+// entry is a unit that is compiled, or will be when busy is unlocked. It is no channel, since one that was
+// made in a bubble of fake time is not for goroutines outside of it.
 type entry struct {
 	key  identity
-	done chan struct{}
+	busy sync.Mutex // locked while the unit is compiled
 	unit *Unit
 	err  error
 	at   *list.Element // in recent
@@ -47,7 +48,8 @@ func (c *Cache) Unit(module any, spec *Spec, sig *Signature) (*Unit, error) {
 	if !found {
 		c.compile(e, spec, sig)
 	}
-	<-e.done
+	e.busy.Lock()
+	defer e.busy.Unlock()
 	return e.unit, e.err
 }
 
@@ -64,7 +66,8 @@ func (c *Cache) lookup(key identity) (e *entry, found bool) {
 	if c.entries == nil {
 		c.entries = make(map[string]*entry)
 	}
-	e = &entry{key: key, done: make(chan struct{}), err: errors.New("the compilation did not end")}
+	e = &entry{key: key, err: errors.New("the compilation did not end")}
+	e.busy.Lock()
 	c.entries[key.text] = e
 	return e, false
 }
@@ -81,7 +84,7 @@ func (c *Cache) compile(e *entry, spec *Spec, sig *Signature) {
 			c.bytes += e.unit.size()
 			c.evict()
 		}
-		close(e.done)
+		e.busy.Unlock()
 	}()
 	e.unit, e.err = Compile(spec, sig)
 }
