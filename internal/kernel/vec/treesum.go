@@ -1,9 +1,6 @@
 package vec
 
-import (
-	"sync"
-	"unsafe"
-)
+import "sync"
 
 // fanIn is how many sources one kernel call adds, all held in registers.
 const fanIn = 8
@@ -48,27 +45,19 @@ type treeScratch[T Float] struct {
 	sums   [][]T // the parts of them in use
 }
 
-var treeScratches32, treeScratches64 sync.Pool // of *treeScratch[float32] and *treeScratch[float64]
-
-// takeTreeScratch returns scratch for so many blocks, and the pool that it goes back to.
-func takeTreeScratch[T Float](blocks int) (*treeScratch[T], *sync.Pool) {
-	pool := &treeScratches32
-	if unsafe.Sizeof(T(0)) == 8 {
-		pool = &treeScratches64
-	}
-	s, _ := pool.Get().(*treeScratch[T])
-	if s == nil || len(s.sums) < blocks {
-		s = &treeScratch[T]{make([]T, blocks*treeBlock), make([][]T, blocks)}
-	}
-	return s, pool
-}
+// treeScratches holds *treeScratch[T]. A program reduces one T nearly always; scratch of another
+// one is dropped.
+var treeScratches sync.Pool
 
 // treeSumMany sums every eight sources into a block of scratch and then the blocks. A tree over
 // more than eight sources splits at multiples of eight only, so this is the same tree.
 func treeSumMany[T Float](k *kernels[T], dst []T, srcs [][]T, scale T) {
 	blocks := (len(srcs) + fanIn - 1) / fanIn
-	scratch, pool := takeTreeScratch[T](blocks)
-	defer pool.Put(scratch)
+	scratch, _ := treeScratches.Get().(*treeScratch[T])
+	if scratch == nil || len(scratch.sums) < blocks {
+		scratch = &treeScratch[T]{make([]T, blocks*treeBlock), make([][]T, blocks)}
+	}
+	defer treeScratches.Put(scratch)
 	sums := scratch.sums[:blocks]
 	for at := 0; at < len(dst); at += treeBlock {
 		n := min(treeBlock, len(dst)-at)
