@@ -134,7 +134,8 @@ func (x *exchange) ready(k int, all bool) bool {
 
 // run moves bytes until ready.
 func (x *exchange) run(ctx context.Context, k int, all bool) error {
-	for w := (backoff.Waiter{Policy: &x.waiting}); ; {
+	w := backoff.Waiter{Policy: &x.waiting}
+	for {
 		moved, err := x.pump.push(&x.frame, x.check)
 		switch {
 		case err != nil:

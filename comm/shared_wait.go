@@ -29,7 +29,7 @@ const (
 // sharedWaiting returns how a waiter looks before it sleeps. Processors differ much in
 // the length of a pause, so it is measured.
 func sharedWaiting(crowded bool) backoff.Policy {
-	p := backoff.Policy{Spins: crowdedSpins, Paused: true, Yields: crowdedYields, Processes: true}
+	p := backoff.Policy{Spins: crowdedSpins, Yields: crowdedYields, Processes: true}
 	if crowded {
 		return p
 	}

@@ -22,8 +22,7 @@ import (
 // many looks and then yields, for so many more or for some time; after that it is
 // time to sleep.
 type Policy struct {
-	Spins     int           // looks
-	Paused    bool          // between two spins the processor pauses: for 10 to 100 ns
+	Spins     int           // looks; after each the processor pauses, for 10 to 100 ns
 	Yields    int           // looks
 	Eager     time.Duration // yields on until this has passed since the first of them
 	Processes bool          // yields to threads of other processes as well
@@ -63,9 +62,7 @@ func (w *Waiter) Rest() bool {
 	w.looks++
 	switch {
 	case w.looks <= p.Spins:
-		if p.Paused {
-			shm.Pause(1)
-		}
+		shm.Pause(1)
 		if w.looks%spinsPerYield == 0 {
 			runtime.Gosched()
 		}

@@ -18,8 +18,7 @@ func looks(w *Waiter) (n int) {
 
 func TestRestCountsLooks(t *testing.T) {
 	for name, p := range map[string]Policy{
-		"free":    {Spins: 300, Yields: 100},
-		"paused":  {Spins: 300, Paused: true, Yields: 100},
+		"both":    {Spins: 300, Yields: 100},
 		"yields":  {Yields: 400},
 		"nothing": {},
 	} {
