@@ -81,6 +81,7 @@ func ExampleSharded_SaveAsync() {
 	if err := train(1, 40); err != nil {
 		log.Fatal(err)
 	}
-	// Output: step 20 was saved by 2 ranks; the next sequence is 40 step 30 was saved by 3 ranks;
-	// the next sequence is 70
+	// Output:
+	// step 20 was saved by 2 ranks; the next sequence is 40
+	// step 30 was saved by 3 ranks; the next sequence is 70
 }
