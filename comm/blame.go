@@ -62,4 +62,9 @@ func splitError(name string, rank int, seq uint64, color int, ranks []int, err e
 }
 
 // childName is the name of the group that a group forms under color.
-func childName(parent string, color int) string { return fmt.Sprintf("%s/%d", parent, color) }
+func childName(parent string, color int) string {
+	if color == Detached {
+		return parent + "/detached"
+	}
+	return fmt.Sprintf("%s/%d", parent, color)
+}

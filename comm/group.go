@@ -3,6 +3,7 @@ package comm
 import (
 	"context"
 	"fmt"
+	"math"
 )
 
 // Op is the operator of a reduction. The zero value is Sum.
@@ -74,7 +75,8 @@ type Group interface {
 	Barrier(ctx context.Context) error
 	// Split is a collective that forms one new group per color >= 0, its ranks
 	// ordered by key, then by rank here. A rank with color < 0 gets nil. The new
-	// group is closed with this rank's handle of g, and fails when g fails.
+	// group is closed with this rank's handle of g, and fails when g fails, unless its
+	// color is [Detached].
 	Split(ctx context.Context, color, key int) (Group, error)
 
 	// Abort fails the group on every rank: pending and later operations return
@@ -88,6 +90,13 @@ type Group interface {
 	// idempotent.
 	Close() error
 }
+
+// Detached is the color of a group that does not fail with the one it is split
+// from: not when that is aborted, nor when its ranks disagree or one of them is late,
+// only when a rank is lost, leaves or fails in the group itself. What is begun in it
+// can so be finished after a failure that all ranks have survived. Groups over NCCL
+// and MPI fail with their parents whatever their color.
+const Detached = math.MaxInt32
 
 // Work is an operation in flight.
 type Work interface {

@@ -34,6 +34,7 @@ type link struct {
 	fault    error // of the group, if it has failed
 	leavers  map[int]struct{}
 	closed   bool
+	detached bool // it does not fail with its parent
 }
 
 // worldID is the id of the group that all ranks are in.
@@ -58,7 +59,9 @@ func (l *link) split(seq uint64, color int, ranks []int) *link {
 	for i, r := range ranks {
 		world[i] = l.ranks[r]
 	}
-	return l.derive(childName(l.name, color), hashText(fmt.Sprintf("%x/%d/%d", l.id, seq, color)), world)
+	child := l.derive(childName(l.name, color), hashText(fmt.Sprintf("%x/%d/%d", l.id, seq, color)), world)
+	child.detached = color == Detached
+	return child
 }
 
 // form makes the group that collective seq of l has formed under color.
@@ -84,6 +87,9 @@ func (l *link) attach(m member) {
 	if p := l.parent; p != nil {
 		p.mu.Lock()
 		closed, fault := p.closed, p.fault
+		if l.detached {
+			fault = nil
+		}
 		if !closed {
 			p.children[l] = struct{}{}
 		}
@@ -140,8 +146,9 @@ func (l *link) tell(what byte, body []byte) {
 	}
 }
 
-// spread makes err the failure of this handle and of all below it, from below, so
-// that whoever sees the group fail finds its children failed as well.
+// spread makes err the failure of this handle and of all below it that are not
+// detached, from below, so that whoever sees the group fail finds its children failed
+// as well.
 func (l *link) spread(err error) {
 	l.mu.Lock()
 	if l.fault == nil {
@@ -150,7 +157,9 @@ func (l *link) spread(err error) {
 	m := l.member
 	children := make([]*link, 0, len(l.children))
 	for c := range l.children {
-		children = append(children, c)
+		if !c.detached {
+			children = append(children, c)
+		}
 	}
 	l.mu.Unlock()
 	for _, c := range children {

@@ -28,6 +28,7 @@ type team struct {
 	free     []*operation            // done
 	children map[*local]struct{}     // open handles of groups split from this one
 	splits   map[splitKey]*splitTeam // split groups that some member has not fetched yet
+	detached bool                    // it does not fail with the group that it was split from
 }
 
 // splitKey names a group made by a split: the number of the collective and the color.
@@ -111,6 +112,9 @@ func (t *team) fail(err error) {
 	t.leave(err)
 	t.alarm.ring()
 	for child := range t.children {
+		if child.team.detached {
+			continue
+		}
 		child.team.mu.Lock()
 		child.team.fail(err)
 		child.team.mu.Unlock()
@@ -146,22 +150,26 @@ func (l *local) form(_ context.Context, seq uint64, color int, ranks []int) (Gro
 	t := l.team
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if l.closed {
-		return nil, l.errClosed()
-	}
 	key := splitKey{seq, color}
 	s := t.splits[key]
 	if s == nil {
 		s = &splitTeam{newTeam(childName(t.name, color), len(ranks)), len(ranks)}
+		s.team.detached = color == Detached
 		t.splits[key] = s
 	}
 	if s.missing--; s.missing == 0 {
 		delete(t.splits, key)
 	}
+	if l.closed { // it will never be in the group, for which the others may wait there
+		s.team.mu.Lock()
+		s.team.fail(l.errClosed())
+		s.team.mu.Unlock()
+		return nil, l.errClosed()
+	}
 	child := s.team.members[slices.Index(ranks, l.rank)]
 	child.parent = l
 	t.children[child] = struct{}{}
-	if err := t.failure(); err != nil { // it may have failed before the group was known to it
+	if err := t.failure(); err != nil && color != Detached { // it may have failed before the group was known to it
 		s.team.mu.Lock()
 		s.team.fail(err)
 		s.team.mu.Unlock()
