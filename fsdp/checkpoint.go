@@ -40,7 +40,8 @@ func (s *Sharded) Save(ctx context.Context, dir string, opt optim.Optimizer, opt
 //
 // One checkpoint is written at a time: the next Save, SaveAsync or Load waits for it. If it has
 // failed and nobody has learned that from Wait, the next Save returns the error in place of saving,
-// and so does Close.
+// and so does Close. A pass that fails does not stop it: as long as every rank is there, it is
+// completed.
 func (s *Sharded) SaveAsync(ctx context.Context, dir string, opt optim.Optimizer, opts ...StateOption) (*Saving, error) {
 	st := s.store(ranks.Ask{Call: "Save"}, s.maySave(ctx, opt))
 	v, err := s.saver.SaveAsync(ctx, &st.Store, dir, opt, saveOptions(opts), s.meta())

@@ -89,11 +89,10 @@ type sideTeam struct {
 
 // sideTeam makes one. It is a collective.
 func (s *Sharded) sideTeam(ctx context.Context) (state.Team, error) {
-	g, err := s.cfg.Group.Split(ctx, 0, s.cfg.Group.Rank())
+	g, err := s.team.Beside(ctx)
 	if err != nil {
 		return nil, err
 	}
-	s.team.Adopt(g) // closed, and failed, with the others
 	return &sideTeam{Agreement: ranks.NewAgreement(g, newPeerError), group: g}, nil
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/gofsdp/gofsdp/comm"
 )
@@ -12,11 +13,12 @@ import (
 // parameters lie on. It belongs to one goroutine.
 type Team struct {
 	*Agreement
-	group comm.Group
-	alone comm.Group // this rank
-	mixed *Mesh      // of the hybrid strategies, once it is needed
-	own   map[comm.Group]int
-	split []comm.Group // made here
+	group  comm.Group
+	alone  comm.Group // this rank
+	mixed  *Mesh      // of the hybrid strategies, once it is needed
+	own    map[comm.Group]int
+	split  []comm.Group // made here
+	beside []comm.Group // likewise, and left alone by Fail
 }
 
 // A Mesh is where the parameters of a flat group live: cut over the ranks of Shard, each piece of which the ranks of Replica
@@ -107,8 +109,15 @@ func (t *Team) Each(ctx context.Context, what string, mine []int64) ([]int64, er
 	return all, t.group.AllGather(comm.Of(all).Named(what), comm.Of(mine).Named(what)).Wait(ctx)
 }
 
-// Adopt has a group that was split off the team's fail and be closed with it.
-func (t *Team) Adopt(g comm.Group) { t.split = append(t.split, g) }
+// Beside returns another group of all ranks, which a failure of the team leaves alone as long as all ranks are there: what is
+// under way in it can be finished. It is closed with the team.
+func (t *Team) Beside(ctx context.Context) (comm.Group, error) {
+	g, err := t.group.Split(ctx, comm.Detached, t.Rank())
+	if err == nil {
+		t.beside = append(t.beside, g)
+	}
+	return g, err
+}
 
 // A Failure is an error after which no group of the model is of use: it is the same on every rank, or some rank's own.
 type Failure struct{ Err error }
@@ -132,7 +141,7 @@ func (t *Team) Fail(err error) error {
 // Close closes the groups made here.
 func (t *Team) Close() error {
 	var errs []error
-	for _, g := range append(t.split, t.alone) {
+	for _, g := range slices.Concat(t.split, t.beside, []comm.Group{t.alone}) {
 		errs = append(errs, g.Close())
 	}
 	return errors.Join(errs...)
