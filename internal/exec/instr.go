@@ -36,6 +36,8 @@ type Operand struct {
 	Bytes  int
 	Shape  tensor.Shape
 	DType  tensor.Dtype
+
+	work *storage // what Offset is relative to while the program is assembled
 }
 
 // at returns the operand for a value of some shape, off bytes into o.
@@ -44,6 +46,14 @@ func (o Operand) at(off int, shape tensor.Shape) Operand {
 	o.Shape = shape
 	o.Bytes = Numel(shape) * int(o.DType.Size())
 	return o
+}
+
+// settle makes Offset what it is now that storages have places.
+func (o *Operand) settle() {
+	if o.work != nil {
+		o.Offset += o.work.offset
+		o.work = nil
+	}
 }
 
 // An Instr is one instruction of a program: an operation, and where its operands lie. It is all

@@ -26,11 +26,8 @@ type assembler struct {
 	tail map[*G.Node][]copyTo
 	// updating are the values that nothing but updates of buffers needs
 	updating map[*G.Node]bool
-	last     map[*G.Node]int      // by base: index in nodes of the last use
-	work     map[*G.Node]*storage // by base: values in work memory
-	// storages in order of creation; patch lists the operands to set once they have offsets
-	storages []*storage
-	patch    []func()
+	last     map[*G.Node]int // by base: index in nodes of the last use
+	storages []*storage      // in order of creation
 }
 
 // copyTo is a place that wants a copy of a value as well, or its sum with what is there.
@@ -42,7 +39,7 @@ type copyTo struct {
 func newAssembler(g *graph) *assembler {
 	return &assembler{
 		graph: g, code: new(Program), loc: make(map[*G.Node]Operand), dest: make(map[*G.Node]Operand), acc: make(map[*G.Node]bool),
-		tail: make(map[*G.Node][]copyTo), last: make(map[*G.Node]int), work: make(map[*G.Node]*storage),
+		tail: make(map[*G.Node][]copyTo), last: make(map[*G.Node]int),
 	}
 }
 
@@ -80,8 +77,13 @@ func (a *assembler) assemble(nodes G.Nodes) (*Program, error) {
 		}
 	}
 	a.code.Work = pack(a.storages)
-	for _, set := range a.patch {
-		set()
+	for k := range a.code.instrs {
+		in := &a.code.instrs[k]
+		in.Out.settle()
+		in.Scratch.settle()
+		for j := range in.In {
+			in.In[j].settle()
+		}
 	}
 	return a.code, nil
 }
@@ -113,52 +115,45 @@ func (a *assembler) emit(i int, n *G.Node) error {
 	for _, c := range kids {
 		in.In = append(in.In, a.loc[c])
 	}
-	a.code.instrs = append(a.code.instrs, in)
-	k := len(a.code.instrs) - 1
-	for j, c := range kids {
-		if s := a.work[a.base(c)]; s != nil {
-			a.patch = append(a.patch, func() { a.code.instrs[k].In[j].Offset += s.offset })
-		}
-	}
 	if n := in.Op.scratch(); n > 0 {
 		s := a.storage(n*int(dt.Size()), i, i)
-		a.code.instrs[k].Scratch = Operand{Space: SpaceWork, Bytes: s.bytes}
-		a.patch = append(a.patch, func() { a.code.instrs[k].Scratch.Offset = s.offset })
+		in.Scratch = Operand{Space: SpaceWork, Bytes: s.bytes, work: s}
 	}
-	out, s := a.result(i, n, in.Op, kids, full)
-	a.code.instrs[k].Out, a.code.instrs[k].Acc = out, a.acc[n]
-	if s != nil {
-		a.patch = append(a.patch, func() { a.code.instrs[k].Out.Offset += s.offset })
-	}
-	a.loc[n], a.work[n] = out, s
+	in.Out, in.Acc = a.result(i, n, in.Op, kids, full), a.acc[n]
+	a.loc[n] = in.Out
+	a.code.instrs = append(a.code.instrs, in)
 	return nil
 }
 
 // result decides where n's value goes.
-func (a *assembler) result(i int, n *G.Node, op *Op, kids []*G.Node, full Operand) (Operand, *storage) {
+func (a *assembler) result(i int, n *G.Node, op *Op, kids []*G.Node, full Operand) Operand {
 	if to, ok := a.dest[n]; ok {
-		return to.at(0, full.Shape), nil
+		return to.at(0, full.Shape)
 	}
 	if isHost(n) {
 		full.Space, full.Index = SpaceHost, a.code.hosts
 		a.code.hosts++
-		return full, nil
+		return full
 	}
 	full.Space = SpaceWork
+	last := max(i, a.last[n])
 	if op.InPlace {
-		if s := a.work[a.base(kids[0])]; s != nil && s.last == i && s.bytes == full.Bytes && a.onlyFirst(kids) {
-			s.last = max(i, a.last[n])
-			return full, s
+		s := a.loc[kids[0]].work
+		if s != nil && s.last == i && s.bytes == full.Bytes && a.onlyFirst(kids) {
+			s.last, full.work = last, s
+			return full
 		}
 	}
-	return full, a.storage(full.Bytes, i, max(i, a.last[n]))
+	full.work = a.storage(full.Bytes, i, last)
+	return full
 }
 
 // onlyFirst tells whether no other argument reads memory of the first, except the same elements.
 func (a *assembler) onlyFirst(kids []*G.Node) bool {
 	first := a.loc[kids[0]]
 	for _, c := range kids[1:] {
-		if at := a.loc[c]; a.base(c) == a.base(kids[0]) && (at.Offset != first.Offset || at.Bytes != first.Bytes) {
+		at := a.loc[c]
+		if at.work == first.work && (at.Offset != first.Offset || at.Bytes != first.Bytes) {
 			return false
 		}
 	}
@@ -198,10 +193,6 @@ func (a *assembler) copy(n *G.Node, t copyTo) {
 		Op: use(row, n.Shape(), n), Out: t.to.at(0, n.Shape()), In: []Operand{a.loc[n]},
 		Acc: t.acc, Update: t.to.Space == SpaceUpdate,
 	})
-	k := len(a.code.instrs) - 1
-	if s := a.work[a.base(n)]; s != nil {
-		a.patch = append(a.patch, func() { a.code.instrs[k].In[0].Offset += s.offset })
-	}
 }
 
 // use returns the operation of a row on arguments for a result of some shape.
