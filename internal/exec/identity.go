@@ -82,8 +82,12 @@ func (w *identityWriter) value(v reflect.Value) {
 			w.value(v.Field(i))
 		}
 	case reflect.Array, reflect.Slice:
-		w.list(v)
+		w.length(v)
+		for i := range v.Len() {
+			w.value(v.Index(i))
+		}
 	case reflect.Map:
+		w.length(v)
 		w.entries(v)
 	case reflect.Interface:
 		w.typeOf(v.Elem())
@@ -97,34 +101,26 @@ func (w *identityWriter) value(v reflect.Value) {
 	}
 }
 
-// list writes how many elements v has and which; a slice that is nil has none, and -1 of them.
-func (w *identityWriter) list(v reflect.Value) {
-	if v.Kind() == reflect.Slice && v.IsNil() {
-		w.number(math.MaxUint64)
-		return
-	}
-	w.number(uint64(v.Len()))
-	for i := range v.Len() {
-		w.value(v.Index(i))
+// length writes how many elements v has, which for nil are fewer than none.
+func (w *identityWriter) length(v reflect.Value) {
+	if v.Kind() != reflect.Array && v.IsNil() {
+		w.number(0)
+	} else {
+		w.number(uint64(v.Len()) + 1)
 	}
 }
 
-// entries writes a map in the order of the texts of its entries.
+// entries writes those of a map in the order of their texts.
 func (w *identityWriter) entries(v reflect.Value) {
-	if v.IsNil() {
-		w.number(math.MaxUint64)
-		return
-	}
 	var texts []string
 	for it := v.MapRange(); it.Next(); {
-		e := identityWriter{pins: w.pins}
+		e := identityWriter{pins: w.pins, function: w.function}
 		e.value(it.Key())
 		e.value(it.Value())
-		w.pins, w.function = e.pins, w.function || e.function
+		w.pins, w.function = e.pins, e.function
 		texts = append(texts, string(e.text))
 	}
 	slices.Sort(texts)
-	w.number(uint64(len(texts)))
 	w.text = append(w.text, strings.Join(texts, "")...)
 }
 
