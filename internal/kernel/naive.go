@@ -200,19 +200,16 @@ func naiveScale(a Attention) float64 {
 
 // NaiveAttentionForward is the twin of [AttentionForward].
 func NaiveAttentionForward(_ *Context, a Attention, out, lse, q, k, v []float64, keyMask []int, bias, _ []float64) {
-	for b := range a.Batch {
-		for h := range a.Heads {
-			for i := range a.QLen {
-				p, l := naiveProbabilities(a, q, k, keyMask, bias, b, h, i)
-				lse[(b*a.Heads+h)*a.QLen+i] = l
-				for c := range a.HeadDim {
-					var s float64
-					for j := range p {
-						s += p[j] * v[(b*a.KLen+j)*a.VStride+h*a.HeadDim+c]
-					}
-					out[(b*a.QLen+i)*a.OutStride+h*a.HeadDim+c] = s
-				}
+	for r := range a.Batch * a.Heads * a.QLen {
+		b, h, i := r/a.QLen/a.Heads, r/a.QLen%a.Heads, r%a.QLen
+		p, l := naiveProbabilities(a, q, k, keyMask, bias, b, h, i)
+		lse[r] = l
+		for c := h * a.HeadDim; c < (h+1)*a.HeadDim; c++ {
+			var s float64
+			for j := range p {
+				s += p[j] * v[(b*a.KLen+j)*a.VStride+c]
 			}
+			out[(b*a.QLen+i)*a.OutStride+c] = s
 		}
 	}
 }
@@ -220,41 +217,45 @@ func NaiveAttentionForward(_ *Context, a Attention, out, lse, q, k, v []float64,
 // NaiveAttentionBackward is the twin of [AttentionBackward]. It does not use out and lse.
 func NaiveAttentionBackward(_ *Context, a Attention, dq, dk, dv, dbias, q, k, v, _, _, dout []float64, keyMask []int,
 	bias, _ []float64) {
-	for b := range a.Batch {
-		for h := range a.Heads {
-			for c := h * a.HeadDim; c < (h+1)*a.HeadDim; c++ {
-				for i := range a.QLen {
-					dq[(b*a.QLen+i)*a.QStride+c] = 0
-				}
-				for j := range a.KLen {
-					dk[(b*a.KLen+j)*a.KStride+c], dv[(b*a.KLen+j)*a.VStride+c] = 0, 0
-				}
+	for r := range a.Batch * a.QLen {
+		clear(dq[r*a.QStride:][:a.Heads*a.HeadDim])
+	}
+	for r := range a.Batch * a.KLen {
+		clear(dk[r*a.KStride:][:a.Heads*a.HeadDim])
+		clear(dv[r*a.VStride:][:a.Heads*a.HeadDim])
+	}
+	for r := range a.Batch * a.Heads * a.QLen {
+		b, h, i := r/a.QLen/a.Heads, r/a.QLen%a.Heads, r%a.QLen
+		p, _ := naiveProbabilities(a, q, k, keyMask, bias, b, h, i)
+		for j, ds := range naiveScoreGrad(a, dv, v, dout, p, b, h, i) {
+			if dbias != nil {
+				dbias[(h*a.QLen+i)*a.KLen+j] += ds
 			}
-			for i := range a.QLen {
-				p, _ := naiveProbabilities(a, q, k, keyMask, bias, b, h, i)
-				dp := make([]float64, a.KLen)
-				var delta float64
-				for j := range p {
-					for c := h * a.HeadDim; c < (h+1)*a.HeadDim; c++ {
-						g := dout[(b*a.QLen+i)*a.OutStride+c]
-						dp[j] += g * v[(b*a.KLen+j)*a.VStride+c]
-						dv[(b*a.KLen+j)*a.VStride+c] += g * p[j]
-					}
-					delta += p[j] * dp[j]
-				}
-				for j := range p {
-					ds := p[j] * (dp[j] - delta)
-					if dbias != nil {
-						dbias[(h*a.QLen+i)*a.KLen+j] += ds
-					}
-					for c := h * a.HeadDim; c < (h+1)*a.HeadDim; c++ {
-						dq[(b*a.QLen+i)*a.QStride+c] += naiveScale(a) * ds * k[(b*a.KLen+j)*a.KStride+c]
-						dk[(b*a.KLen+j)*a.KStride+c] += naiveScale(a) * ds * q[(b*a.QLen+i)*a.QStride+c]
-					}
-				}
+			for c := h * a.HeadDim; c < (h+1)*a.HeadDim; c++ {
+				dq[(b*a.QLen+i)*a.QStride+c] += naiveScale(a) * ds * k[(b*a.KLen+j)*a.KStride+c]
+				dk[(b*a.KLen+j)*a.KStride+c] += naiveScale(a) * ds * q[(b*a.QLen+i)*a.QStride+c]
 			}
 		}
 	}
+}
+
+// naiveScoreGrad returns the gradient of row (b, h, i) of the scores, whose probabilities are p, and
+// adds the row's share to dv.
+func naiveScoreGrad(a Attention, dv, v, dout, p []float64, b, h, i int) []float64 {
+	ds := make([]float64, a.KLen)
+	var delta float64
+	for j := range p {
+		for c := h * a.HeadDim; c < (h+1)*a.HeadDim; c++ {
+			g := dout[(b*a.QLen+i)*a.OutStride+c]
+			ds[j] += g * v[(b*a.KLen+j)*a.VStride+c]
+			dv[(b*a.KLen+j)*a.VStride+c] += g * p[j]
+		}
+		delta += p[j] * ds[j]
+	}
+	for j := range p {
+		ds[j] = p[j] * (ds[j] - delta)
+	}
+	return ds
 }
 
 // NaiveCrossEntropy is the twin of [CrossEntropy]. Its exponentials overflow beyond 700.
