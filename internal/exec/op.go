@@ -34,10 +34,10 @@ type Op struct {
 	Shape tensor.Shape   // of the result
 	In    []tensor.Shape // of the arguments
 
-	ints  []bool         // by argument: whether it holds integers
-	dims  map[string]int // of Row.Shapes
-	lead  tensor.Shape   // what "..." stands for
-	parts []part         // of the result, if it has several
+	ints  []bool       // by argument: whether it holds integers
+	dims  []dim        // of Row.Shapes
+	lead  tensor.Shape // what "..." stands for
+	parts []part       // of the result, if it has several
 }
 
 // Apply adds the operation to the graph of its arguments. The result is one vector if the row has

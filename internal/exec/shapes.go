@@ -44,19 +44,35 @@ func parseOperands(s, separator string) (list []operandRule) {
 // of the one that it is the gradient of. Dim("...") is the product of the leading dimensions, a
 // number of rows.
 func (o *Op) Dim(name string) int {
-	n, ok := o.dims[name]
-	if !ok {
+	n, known := o.lookup(name)
+	if !known {
 		panic(fmt.Sprintf("exec: %s has no dimension %q", o.Kind, name))
 	}
 	return n
 }
 
-// SetDim sets a dimension of the results that follows from others. Only Row.Fit may call it.
-func (o *Op) SetDim(name string, n int) { o.dims[name] = n }
+// dim is a dimension whose size is known. An operation has so few that a list is faster than a map.
+type dim struct {
+	name string
+	n    int
+}
+
+func (o *Op) lookup(name string) (n int, known bool) {
+	for _, d := range o.dims {
+		if d.name == name {
+			return d.n, true
+		}
+	}
+	return 0, false
+}
+
+// SetDim sets a dimension that is not known yet. Row.Fit may call it for one of the results that
+// follows from others.
+func (o *Op) SetDim(name string, n int) { o.dims = append(o.dims, dim{name, n}) }
 
 // fit compares the arguments with Row.Shapes and notes the dimensions.
 func (o *Op) fit(r rule) error {
-	o.dims = make(map[string]int)
+	o.dims = make([]dim, 0, 4)
 	for i, a := range r.args[:min(len(o.In), len(r.args))] {
 		if a.dims == nil || o.match(a.dims, o.In[i]) {
 			continue
@@ -84,8 +100,9 @@ func (o *Op) match(dims []string, s tensor.Shape) bool {
 		if n < 0 {
 			return false
 		}
-		if _, known := o.dims["..."]; !known {
-			o.lead, o.dims["..."] = s[:n], Numel(s[:n])
+		if _, known := o.lookup("..."); !known {
+			o.lead = s[:n]
+			o.SetDim("...", Numel(o.lead))
 		}
 		if !slices.Equal(s[:n], o.lead) {
 			return false
@@ -96,12 +113,14 @@ func (o *Op) match(dims []string, s tensor.Shape) bool {
 		return false
 	}
 	for i, d := range dims {
-		if n, known := o.dims[d]; known && n != s[i] {
+		if n, known := o.lookup(d); known && n != s[i] {
 			return false
 		}
 	}
 	for i, d := range dims {
-		o.dims[d] = s[i]
+		if _, known := o.lookup(d); !known {
+			o.SetDim(d, s[i])
+		}
 	}
 	return true
 }
@@ -110,7 +129,7 @@ func (o *Op) match(dims []string, s tensor.Shape) bool {
 func (o *Op) eval(dims []string) (s tensor.Shape, open bool) {
 	s = make(tensor.Shape, 0, len(dims)+len(o.lead))
 	for _, d := range dims {
-		n, known := o.dims[d]
+		n, known := o.lookup(d)
 		if v, err := strconv.Atoi(d); err == nil {
 			n, known = v, true
 		}
