@@ -110,9 +110,9 @@ func (b *Builder) scalar(v any, id string) *G.Node {
 
 // ConstTensor returns a constant tensor. t must not be modified afterwards.
 //
-// Gorgonia merges constants of equal name, and tensors that print alike, although it prints only the
-// ends of a long one. So a constant tensor is an input of the graph here, named by a hash of its
-// contents, and those made by gorgonia.NewConstant are refused.
+// Gorgonia merges constants of equal name, and tensors that print alike, although it prints only
+// the ends of a long one. So a constant tensor is an input of the graph here, named by a hash of
+// its contents, and those made by gorgonia.NewConstant are refused.
 func (b *Builder) ConstTensor(t *tensor.Dense) (*G.Node, error) {
 	v, err := FromTensor(t)
 	if err != nil {

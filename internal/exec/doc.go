@@ -41,8 +41,8 @@
 // # Parameters and buffers
 //
 // Parameters that are frozen, and buffers, have no gradient. A Unit says which parameters its
-// backward reads at all, so that the others need not be gathered again. A module updates its buffers
-// by naming their new values, which the forward computes next to the outputs.
+// backward reads at all, so that the others need not be gathered again. A module updates its
+// buffers by naming their new values, which the forward computes next to the outputs.
 //
 // # Sharing, and Gorgonia's defects
 //

@@ -10,10 +10,10 @@ import (
 // Policy decides which forward values are kept for backward and which are computed again.
 type Policy uint8
 
-// Balanced keeps what is expensive to compute (products, attention, stock operations) and recomputes
-// what is cheap (activations, norms, sums). SaveAll keeps everything that backward uses. RecomputeAll
-// keeps only the inputs of the call and runs its forward again: activation checkpointing (Chen et
-// al., 2016, arXiv:1604.06174).
+// Balanced keeps what is expensive to compute (products, attention, stock operations) and
+// recomputes what is cheap (activations, norms, sums). SaveAll keeps everything that backward uses.
+// RecomputeAll keeps only the inputs of the call and runs its forward again: activation
+// checkpointing (Chen et al., 2016, arXiv:1604.06174).
 const (
 	Balanced Policy = iota
 	SaveAll
@@ -85,8 +85,9 @@ func (tr *trace) dependsOnInput(nodes G.Nodes) map[*G.Node]bool {
 }
 
 // slipIn adds roots, and what they need, to nodes in execution order. The roots are gradients of
-// parameters in backward, or updates of buffers in forward: nothing in the list waits for them. Each
-// comes as soon as its arguments exist, so that these can be dropped early. stop is that of order.
+// parameters in backward, or updates of buffers in forward: nothing in the list waits for them.
+// Each comes as soon as its arguments exist, so that these can be dropped early. stop is that of
+// order.
 func slipIn(g *G.ExprGraph, list, roots G.Nodes, stop func(*G.Node) bool) G.Nodes {
 	index := make(map[*G.Node]int)
 	for _, root := range roots {

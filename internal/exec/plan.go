@@ -14,9 +14,9 @@ type storage struct {
 	offset             int
 }
 
-// pack gives every storage an offset such that no two overlap that live at the same time. It returns
-// the size of the whole. The largest comes first, and each lies as low as it fits (greedy by size:
-// Pisarchyk & Lee, 2020, arXiv:2001.03288).
+// pack gives every storage an offset such that no two overlap that live at the same time. It
+// returns the size of the whole. The largest comes first, and each lies as low as it fits (greedy
+// by size: Pisarchyk & Lee, 2020, arXiv:2001.03288).
 func pack(all []*storage) int {
 	sorted := slices.Clone(all)
 	slices.SortStableFunc(sorted, func(a, b *storage) int {

@@ -19,8 +19,9 @@ func isAdd(op G.Op) bool {
 	return typeName(op) == "gorgonia.elemBinOp" && strings.HasPrefix(op.String(), "+ ")
 }
 
-// runStock runs a stock operation. Its arguments get fresh headers, because some operations transpose
-// them in place. Its result is copied to out, unless that has no memory: it may alias an argument.
+// runStock runs a stock operation. Its arguments get fresh headers, because some operations
+// transpose them in place. Its result is copied to out, unless that has no memory: it may alias an
+// argument.
 func runStock(op G.Op, out Value, in []G.Value) (v G.Value, err error) {
 	defer func() {
 		if r := recover(); r != nil {

@@ -236,10 +236,10 @@ func reachable(g *G.ExprGraph, out *G.Node, targets map[*G.Node]bool) (hit map[*
 	return hit, err
 }
 
-// differentiable tells for each argument of op whether it has a gradient. It returns nil if op ought
-// to have a gradient and has none. An operation may say that an argument does not matter to first
-// order, as comparisons and operations on sizes do. gorgonia.At says so too, but that is wrong. The
-// gradient of gorgonia.ConvType is rounded to the type converted from.
+// differentiable tells for each argument of op whether it has a gradient. It returns nil if op
+// ought to have a gradient and has none. An operation may say that an argument does not matter to
+// first order, as comparisons and operations on sizes do. gorgonia.At says so too, but that is
+// wrong. The gradient of gorgonia.ConvType is rounded to the type converted from.
 func differentiable(op G.Op, arity int) []bool {
 	sd, ok := op.(G.SDOp)
 	if !ok || typeName(op) == "gorgonia.atOp" || typeName(op) == "gorgonia.dtConvOp" {

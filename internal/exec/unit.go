@@ -48,8 +48,8 @@ type Unit struct {
 	// must hold what they held in forward: a buffer that is read gets its new value after backward.
 	ReadParam []bool
 	// HasGrad tells for which parameters backward computes a gradient. The others are frozen, or
-	// buffers, or no output with a gradient depends on them. In the last case the gradient is set to
-	// zero, unless it is added to.
+	// buffers, or no output with a gradient depends on them. In the last case the gradient is set
+	// to zero, unless it is added to.
 	HasGrad []bool
 
 	checks []inputCheck
@@ -67,8 +67,8 @@ type inputCheck struct {
 	op    *Op
 }
 
-// Check says what is wrong with the integers of input i, if anything. The forward would find it too,
-// in the middle of its run.
+// Check says what is wrong with the integers of input i, if anything. The forward would find it
+// too, in the middle of its run.
 func (u *Unit) Check(i int, v []int) error {
 	for _, c := range u.checks {
 		if c.input != i {

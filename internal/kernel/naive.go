@@ -239,8 +239,8 @@ func NaiveAttentionBackward(_ *Context, a Attention, dq, dk, dv, dbias, q, k, v,
 	}
 }
 
-// naiveScoreGrad returns the gradient of row (b, h, i) of the scores, whose probabilities are p, and
-// adds the row's share to dv.
+// naiveScoreGrad returns the gradient of row (b, h, i) of the scores, whose probabilities are p,
+// and adds the row's share to dv.
 func naiveScoreGrad(a Attention, dv, v, dout, p []float64, b, h, i int) []float64 {
 	ds := make([]float64, a.KLen)
 	var delta float64

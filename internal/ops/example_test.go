@@ -122,7 +122,7 @@ func ExampleTable() {
 	//     the sum of dy over B, and 0 in the rows from T on
 	// cross-entropy (ops.Ignore): logits [... n classes], targets int [... n]
 	//     -> loss [1] | lse [... n]
-	//     the mean of lse - logits[target] where the target counts; lse = log Σ exp(logits) of a row
+	//     the mean of lse - logits[target] where the target counts; lse = log Σ exp(logits)
 	// cross-entropy grad (ops.Ignore): logits, targets int, packed, dloss
 	//     -> dlogits [... n classes]
 	//     (exp(logits - lse) - onehot(targets))·dloss/count, and 0 where a target does not count

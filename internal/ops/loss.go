@@ -20,7 +20,7 @@ func CrossEntropy(logits, targets *G.Node, ignore int) (*G.Node, error) {
 
 var crossEntropy = &exec.Row{
 	Kind: KindCrossEntropy, Attr: Ignore{},
-	Doc:    "the mean of lse - logits[target] where the target counts; lse = log Σ exp(logits) of a row",
+	Doc:    "the mean of lse - logits[target] where the target counts; lse = log Σ exp(logits)",
 	Shapes: "logits [... n classes], targets int [... n] -> loss [1] | lse [... n]",
 	Kernels: kernels(runCrossEntropy(kernel.CrossEntropy[float32]), runCrossEntropy(kernel.CrossEntropy[float64]),
 		runCrossEntropy(kernel.NaiveCrossEntropy)),
