@@ -5,15 +5,14 @@ import (
 	"fmt"
 	"runtime"
 	"sync/atomic"
-
-	"github.com/gofsdp/gofsdp/internal/backoff"
 )
 
-// A waiter of a local group looks at the state of its operation and then parks on a
-// channel. The looks are loads, about a nanosecond each.
+// A waiter of a local group spins, yields and then parks on a channel. It counts for itself:
+// a look is a load of a nanosecond, and to ask a Waiter of package backoff between two of
+// them made small collectives a sixth slower.
 const (
-	spinsFree    = 200 // when there is a processor for every rank
-	spinsCrowded = 20  // when ranks share processors
+	spinsFree    = 200 // looks, when there is a processor for every rank
+	spinsCrowded = 20  // looks, when ranks share processors
 	localYields  = 100
 )
 
@@ -38,12 +37,11 @@ func Local(n int) []Group {
 
 func newTeam(name string, n int) *team {
 	t := &team{name: name, children: map[*local]struct{}{}, splits: map[splitKey]*splitTeam{}}
-	t.waiting.Yields = localYields
 	switch procs := runtime.GOMAXPROCS(0); {
 	case procs >= n && procs > 1:
-		t.waiting.Spins = spinsFree
+		t.spins = spinsFree
 	case procs > 1:
-		t.waiting.Spins = spinsCrowded
+		t.spins = spinsCrowded
 	}
 	for r := range n {
 		l := &local{team: t}
@@ -198,13 +196,13 @@ type handle struct {
 }
 
 func (h handle) Wait(ctx context.Context) error {
-	for w := (backoff.Waiter{Policy: &h.l.team.waiting}); ; {
+	for tries := 0; ; tries++ {
 		switch h.o.phase(h.seq) {
 		case done:
 			return nil
 		case ready:
 			if h.help() {
-				w.Reset()
+				tries = 0
 				continue
 			}
 		case pending:
@@ -214,11 +212,14 @@ func (h handle) Wait(ctx context.Context) error {
 				return err
 			}
 		}
-		if w.Rest() {
-			continue
-		}
-		if err := h.park(ctx); err != nil {
-			return err
+		switch {
+		case tries < h.l.team.spins:
+		case tries < h.l.team.spins+localYields:
+			runtime.Gosched()
+		default:
+			if err := h.park(ctx); err != nil {
+				return err
+			}
 		}
 	}
 }

@@ -5,8 +5,6 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
-
-	"github.com/gofsdp/gofsdp/internal/backoff"
 )
 
 // team is what the handles of an in-process group share.
@@ -17,7 +15,7 @@ import (
 type team struct {
 	name    string
 	members []*local
-	waiting backoff.Policy
+	spins   int                   // looks of a waiter at the state before it yields
 	err     atomic.Pointer[error] // the first failure; written once, under mu
 	alarm   alarm                 // rung when the group fails
 

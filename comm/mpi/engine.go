@@ -331,7 +331,8 @@ func (e *engine) close(g *group) error {
 		limit = min(limit, grace)
 	}
 	var open []int
-	for w := (backoff.Waiter{Policy: &waiting}); w.Idle() < limit; {
+	w := backoff.Waiter{Policy: &waiting}
+	for w.Idle() < limit {
 		got, err := e.poll(burst)
 		if err != nil {
 			e.quit <- false
