@@ -63,7 +63,7 @@ func TestConnectContract(t *testing.T) {
 					require.NoError(t, err)
 				}
 			}
-			commtest.TestSizes(t, sizes, func(tb testing.TB, n int) []comm.Group {
+			commtest.Contract{Sizes: sizes}.Test(t, func(tb testing.TB, n int) []comm.Group {
 				if len(world) != n {
 					done()
 					var errs []error

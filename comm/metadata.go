@@ -30,41 +30,6 @@ func GatherBytes(ctx context.Context, g Group, mine []byte) ([][]byte, error) {
 	return parts, nil
 }
 
-// ScatterBytes returns part r of the root's parts on rank r. Parts may have any
-// length; as every rank is sent all of them, it suits small things. Parts of
-// other ranks than the root are not looked at. It is a collective: if the root
-// has not one part for every rank, every rank gets an error that wraps
-// [ErrInvalid], and the group goes on.
-func ScatterBytes(ctx context.Context, g Group, root int, parts [][]byte) ([]byte, error) {
-	n, isRoot := g.Size(), g.Rank() == root
-	header := make([]int64, 1+n) // number of parts, lengths
-	if isRoot {
-		header[0] = int64(len(parts))
-		for r, p := range parts[:min(n, len(parts))] {
-			header[1+r] = int64(len(p))
-		}
-	}
-	if err := g.Broadcast(Of(header).Named("lengths of parts"), root).Wait(ctx); err != nil {
-		return nil, err
-	}
-	if header[0] != int64(n) {
-		return nil, fmt.Errorf("comm: rank %d: %w: scatter: the root, rank %d, has %d parts for %d ranks",
-			g.Rank(), ErrInvalid, root, header[0], n)
-	}
-	starts := make([]int, 1, n+1)
-	for r, length := range header[1:] {
-		starts = append(starts, starts[r]+int(length))
-	}
-	all := make([]byte, starts[n])
-	if isRoot {
-		all = slices.Concat(parts...)
-	}
-	if err := g.Broadcast(Of(all).Named("parts"), root).Wait(ctx); err != nil {
-		return nil, err
-	}
-	return slices.Clone(all[starts[g.Rank()]:starts[g.Rank()+1]]), nil
-}
-
 // AllGatherV is an all-gather of shards of different lengths, in place: the
 // counts[r] elements of rank r lie behind those of the ranks before it in dst,
 // on rank r before and on every rank after. counts are the same on every rank

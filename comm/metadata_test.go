@@ -56,50 +56,6 @@ func TestGatherBytes(t *testing.T) {
 	})
 }
 
-func TestScatterBytes(t *testing.T) {
-	worlds(t, func(t *rapid.T, n int) {
-		parts := drawParts(t, n)
-		root := rapid.IntRange(0, n-1).Draw(t, "root")
-		require.NoError(t, errors.Join(everyRank(n, func(g comm.Group) error {
-			var mine [][]byte
-			if g.Rank() == root {
-				mine = parts
-			}
-			got, err := comm.ScatterBytes(context.Background(), g, root, mine)
-			if err == nil && !slices.Equal(got, parts[g.Rank()]) {
-				err = fmt.Errorf("rank %d got %q", g.Rank(), got)
-			}
-			return err
-		})...))
-	})
-}
-
-// A root with too few or too many parts is an error everywhere, after which the
-// group still works; a root that does not exist is one that fails the group.
-func TestScatterBytesInvalid(t *testing.T) {
-	ctx := context.Background()
-	for _, n := range []int{1, 2, 5} {
-		for _, parts := range []int{0, n - 1, n + 1} {
-			for r, err := range everyRank(n, func(g comm.Group) error {
-				_, err := comm.ScatterBytes(ctx, g, n-1, make([][]byte, parts))
-				if err := g.Barrier(ctx); err != nil {
-					return err
-				}
-				return err
-			}) {
-				require.ErrorIs(t, err, comm.ErrInvalid)
-				require.EqualError(t, err, fmt.Sprintf("comm: rank %d: invalid call: scatter: the root, rank %d, has %d parts for %d ranks", r, n-1, parts, n))
-			}
-		}
-		for _, err := range everyRank(n, func(g comm.Group) error {
-			_, err := comm.ScatterBytes(ctx, g, n, nil)
-			return err
-		}) {
-			require.ErrorIs(t, err, comm.ErrInvalid)
-		}
-	}
-}
-
 func TestAllGatherV(t *testing.T) {
 	worlds(t, func(t *rapid.T, n int) {
 		counts := rapid.SliceOfN(rapid.IntRange(0, 50), n, n).Draw(t, "counts")
@@ -212,8 +168,7 @@ func TestAllGatherVWaitsForAll(t *testing.T) {
 func TestMetadataFails(t *testing.T) {
 	ctx, cause := context.Background(), errors.New("no more")
 	for name, f := range map[string]func(g comm.Group) error{
-		"gather":  func(g comm.Group) error { _, err := comm.GatherBytes(ctx, g, []byte("x")); return err },
-		"scatter": func(g comm.Group) error { _, err := comm.ScatterBytes(ctx, g, 0, make([][]byte, 3)); return err },
+		"gather": func(g comm.Group) error { _, err := comm.GatherBytes(ctx, g, []byte("x")); return err },
 		"gather v": func(g comm.Group) error {
 			return comm.AllGatherV(g, comm.Of(make([]byte, 3)), []int{1, 1, 1}).Wait(ctx)
 		},

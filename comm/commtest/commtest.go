@@ -87,11 +87,6 @@ func TestGroup(t *testing.T, open func(t testing.TB, n int) []comm.Group, then .
 	Contract{}.Test(t, open, then...)
 }
 
-// TestSizes is TestGroup for groups of the given numbers of ranks.
-func TestSizes(t *testing.T, sizes []int, open func(t testing.TB, n int) []comm.Group, then ...func()) {
-	Contract{Sizes: sizes}.Test(t, open, then...)
-}
-
 // TestRank checks groups of as many ranks as world has, each of which calls
 // TestRank with its own handle, in its own process. The groups are split from
 // world, which is still good to use when TestRank returns, unless a test failed.

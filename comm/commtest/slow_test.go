@@ -36,7 +36,7 @@ func slowRanks(t *testing.T, n int, f func(t *testing.T, g comm.Group)) {
 func kib(n int) comm.Buffer { return comm.Of(make([]uint8, n<<10)) }
 
 func TestSlowContract(t *testing.T) {
-	commtest.TestSizes(t, []int{1, 2, 3, 4}, func(_ testing.TB, n int) []comm.Group {
+	commtest.Contract{Sizes: []int{1, 2, 3, 4}}.Test(t, func(_ testing.TB, n int) []comm.Group {
 		gs := comm.Local(n)
 		for r, g := range gs {
 			gs[r] = commtest.Slow(g, 100e9, time.Microsecond)
