@@ -173,17 +173,6 @@ func TestNormGradients(t *testing.T) {
 	})
 }
 
-// TestTreeSumReusesScratch: sums of many sources leave no garbage, nested ones neither.
-func TestTreeSumReusesScratch(t *testing.T) {
-	for _, n := range []int{8, 9, 64, 65, 200} {
-		srcs := make([][]float64, n)
-		for k := range srcs {
-			srcs[k] = make([]float64, 2500)
-		}
-		require.Zero(t, testing.AllocsPerRun(100, func() { TreeSum(srcs[0], srcs, 1) }), "%d sources", n)
-	}
-}
-
 // TestTreeSumOrder: the order of addition is the canonical tree, seen by its rounding.
 func TestTreeSumOrder(t *testing.T) {
 	var tree func(s [][]float32, i int) float32
