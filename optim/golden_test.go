@@ -178,7 +178,7 @@ func (m *mlp) shardedOptimizers(t *testing.T, new func([]optim.Param) (optim.Opt
 	for rank := range ranks {
 		r := &ranks[rank]
 		r.value, r.grad = make([]float64, l.ShardLen()), make([]float64, l.ShardLen())
-		require.NoError(t, shard.Scatter(l, rank, r.value, m.lookup(l, m.values)))
+		m.scatter(l, rank, r.value, m.values)
 		var params []optim.Param
 		for _, s := range l.Segments(rank) {
 			params = append(params, optim.Param{
@@ -196,16 +196,17 @@ func (m *mlp) shardedOptimizers(t *testing.T, new func([]optim.Param) (optim.Opt
 // step scatters the gradients, steps every rank and gathers the values.
 func (m *mlp) step(t *testing.T, ranks []rankShard, l *shard.Layout, lr float64) {
 	for rank, r := range ranks {
-		require.NoError(t, shard.Scatter(l, rank, r.grad, m.lookup(l, m.grads)))
+		m.scatter(l, rank, r.grad, m.grads)
 		require.NoError(t, r.opt.Step(lr))
-		require.NoError(t, shard.Gather(l, rank, r.value, m.lookup(l, m.values)))
+		for _, s := range l.Segments(rank) {
+			copy(m.values[s.Param][s.Offset:], r.value[s.At:s.At+s.Len])
+		}
 	}
 }
 
-// lookup finds one of bufs by parameter name.
-func (m *mlp) lookup(l *shard.Layout, bufs [][]float64) func(string) []float64 {
-	return func(name string) []float64 {
-		i, _ := l.Lookup(name)
-		return bufs[i]
+// scatter copies what a rank owns of whole parameters to its shard.
+func (m *mlp) scatter(l *shard.Layout, rank int, to []float64, whole [][]float64) {
+	for _, s := range l.Segments(rank) {
+		copy(to[s.At:], whole[s.Param][s.Offset:s.Offset+s.Len])
 	}
 }

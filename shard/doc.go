@@ -1,6 +1,6 @@
 // Package shard is the arithmetic of fully sharded parameters: where every element of every named parameter lives when a
-// group of parameters is cut over the ranks of a process group, and which elements move where when the cut changes. It
-// computes and copies; it does no I/O, starts no goroutine and knows nothing about models.
+// group of parameters is cut over the ranks of a process group. It does no I/O, starts no goroutine and knows nothing
+// about models.
 //
 // # Layout
 //
@@ -22,14 +22,13 @@
 // Flat positions depend on the world size, on the alignment and on which parameters were grouped together, so they are
 // meaningless to anyone else. Outside the communication path the language is the [Interval]: elements
 // [Offset, Offset+Len) of a named parameter in row-major order. Checkpoints, optimizers and error messages speak it, and
-// that is what lets state move between world sizes and groupings: [Remap] lists the copies between two sets of layouts
-// and needs nothing but the layouts.
+// that is what lets state move between world sizes and groupings.
 //
 // # What always holds
 //
 //   - Every element of every parameter is owned by exactly one rank, at exactly one place.
 //   - World × ShardLen = Len, and ShardLen and every parameter offset are multiples of Align.
-//   - Padding is in no Segment and in no Move: whatever it contains, it never reaches a parameter.
+//   - Padding is in no Segment: whatever it contains, it never reaches a parameter.
 //   - With one parameter and Align 1 the cut is PyTorch's: rank r holds [r·s, min(n, (r+1)·s)) with s = ⌈n/World⌉.
 //   - The same arguments give the same layout on every rank, so ranks need not exchange it.
 //

@@ -58,7 +58,6 @@ type Layout struct {
 	params   []Param
 	offsets  []int // offsets[i] is the flat position of element 0 of params[i]: ascending multiples of align
 	ends     []int // ends[i] = offsets[i] + params[i].Len() <= offsets[i+1]
-	index    map[string]int
 	world    int
 	align    int
 	shardLen int // multiple of align; world*shardLen >= ends[last]
@@ -78,14 +77,18 @@ func New(params []Param, world, align int) (*Layout, error) {
 		params:  make([]Param, 0, len(params)),
 		offsets: make([]int, 0, len(params)),
 		ends:    make([]int, 0, len(params)),
-		index:   make(map[string]int, len(params)),
 		world:   world,
 		align:   align,
 	}
+	names := make(map[string]bool, len(params))
 	for _, p := range params {
+		if names[p.Name] {
+			return nil, fmt.Errorf("shard: two parameters are named %q", p.Name)
+		}
 		if err := l.place(p); err != nil {
 			return nil, err
 		}
+		names[p.Name] = true
 	}
 	perRank := l.end() / world
 	if l.end()%world != 0 {
@@ -105,9 +108,6 @@ func (l *Layout) place(p Param) error {
 	if p.Name == "" {
 		return fmt.Errorf("shard: parameter %d has no name", len(l.params))
 	}
-	if _, dup := l.index[p.Name]; dup {
-		return fmt.Errorf("shard: two parameters are named %q", p.Name)
-	}
 	n, err := p.validLen()
 	if err != nil {
 		return err
@@ -116,7 +116,6 @@ func (l *Layout) place(p Param) error {
 	if !fits || n > math.MaxInt-offset {
 		return fmt.Errorf("shard: parameter %q: the group has more elements than an int can count", p.Name)
 	}
-	l.index[p.Name] = len(l.params)
 	l.params = append(l.params, Param{Name: p.Name, Shape: slices.Clone(p.Shape)})
 	l.offsets = append(l.offsets, offset)
 	l.ends = append(l.ends, offset+n)
@@ -158,12 +157,6 @@ func (l *Layout) ShardLen() int { return l.shardLen }
 // Offset returns the position of parameter i in the flat buffer: its elements are [Offset(i), Offset(i)+Params()[i].Len()).
 // Like a slice index, i must be a valid index of Params.
 func (l *Layout) Offset(i int) int { return l.offsets[i] }
-
-// Lookup returns the index of the named parameter.
-func (l *Layout) Lookup(name string) (i int, ok bool) {
-	i, ok = l.index[name]
-	return i, ok
-}
 
 // Interval is a piece of a named parameter: elements [Offset, Offset+Len) in row-major order.
 type Interval struct {
@@ -223,25 +216,4 @@ func (l *Layout) Padding() []Span {
 		spans = append(spans, Span{end, l.Len()})
 	}
 	return spans
-}
-
-// Owner returns the rank that owns one element of a parameter and the element's position in that rank's shard. It
-// returns an error if the parameter is unknown or has no such element.
-func (l *Layout) Owner(name string, offset int) (rank, at int, err error) {
-	i, ok := l.index[name]
-	if !ok {
-		return 0, 0, fmt.Errorf("shard: owner of %s[%d]: no such parameter", name, offset)
-	}
-	if offset < 0 || offset >= l.ends[i]-l.offsets[i] {
-		return 0, 0, fmt.Errorf("shard: owner of %s[%d]: no such element in shape %v", name, offset, l.params[i].Shape)
-	}
-	rank, at = l.locate(i, offset)
-	return rank, at, nil
-}
-
-// locate is Owner for an element that exists. The elements from there to the end of the parameter or of the shard,
-// whichever is first, follow it.
-func (l *Layout) locate(i, offset int) (rank, at int) {
-	flat := l.offsets[i] + offset
-	return flat / l.shardLen, flat % l.shardLen
 }

@@ -43,16 +43,13 @@ func TestLayoutInvariants(t *testing.T) {
 			require.GreaterOrEqual(t, l.Offset(i), end)
 			require.Less(t, l.Offset(i)-end, l.Align(), "no more padding than alignment needs")
 			end = l.Offset(i) + p.Len()
-			got, ok := l.Lookup(p.Name)
-			require.True(t, ok)
-			require.Equal(t, i, got)
 		}
 		require.LessOrEqual(t, end, l.Len())
 		require.Less(t, l.Len()-end, l.World()*l.Align()+l.World(), "no more padding than equal shards need")
 	})
 }
 
-// Every flat position is either padding or one element of one parameter, and Segments, Padding and Owner agree on which.
+// Every flat position is either padding or one element of one parameter, and Segments and Padding agree on which.
 func TestEveryElementOwnedOnce(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		params := drawParams(t)
@@ -75,9 +72,6 @@ func TestEveryElementOwnedOnce(t *testing.T) {
 				for i := range s.Len {
 					require.Equal(t, l.Offset(s.Param)+s.Offset+i, rank*l.ShardLen()+s.At+i)
 					owners[rank*l.ShardLen()+s.At+i]++
-					gotRank, gotAt, err := l.Owner(s.Name, s.Offset+i)
-					require.NoError(t, err)
-					require.Equal(t, []int{rank, s.At + i}, []int{gotRank, gotAt})
 				}
 			}
 		}
@@ -174,24 +168,6 @@ func TestNewErrors(t *testing.T) {
 	huge, err := shard.New([]shard.Param{{"w", []int{math.MaxInt, math.MaxInt, 0}}, {"x", []int{math.MaxInt}}}, 1, 1)
 	require.NoError(t, err, "an empty parameter has no elements, however large its other dimensions")
 	require.Equal(t, math.MaxInt, huge.Len())
-}
-
-func TestOwnerErrors(t *testing.T) {
-	l, err := shard.New([]shard.Param{{"w", []int{2, 2}}, {"e", []int{0}}}, 2, 1)
-	require.NoError(t, err)
-	for _, c := range []struct {
-		name   string
-		offset int
-		want   string
-	}{
-		{"x", 0, "owner of x[0]: no such parameter"},
-		{"w", 4, "owner of w[4]: no such element in shape [2 2]"},
-		{"w", -1, "no such element"},
-		{"e", 0, "no such element"},
-	} {
-		_, _, err := l.Owner(c.name, c.offset)
-		require.ErrorContains(t, err, c.want)
-	}
 }
 
 // The layout must not change when the caller reuses what it passed to New.
