@@ -9,27 +9,31 @@ import (
 	"github.com/gofsdp/gofsdp/fsdp/internal/layout"
 )
 
-// Config configures Wrap. The zero value shards fully (ZeRO-3) over one rank, in one unit, in float32, with one unit
-// gathered ahead. Every rank must use the same values, except for Group, GroupOf's groups, OffloadDir, Spill, Poison,
-// Trace and Logger; Wrap checks that.
+// Config configures Wrap. The zero value shards fully (ZeRO-3) over one rank, in one unit, in
+// float32, with one unit gathered ahead. Every rank must use the same values, except for Group,
+// GroupOf's groups, OffloadDir, Spill, Poison, Trace and Logger; Wrap checks that.
 type Config struct {
-	// Group is the process group to train on; nil means one rank. Its collectives must not be used by others while a
-	// method of Sharded runs. If it is a [comm.Allocator], parameters and gradients live in its memory. Sharded does not
-	// close it: keep it open until [Sharded.Close].
+	// Group is the process group to train on; nil means one rank. Nobody else may use its
+	// collectives while a method of Sharded runs. If it is a [comm.Allocator], parameters and
+	// gradients live in its memory. Sharded does not close it: keep it open until [Sharded.Close].
 	Group comm.Group
 
 	// Strategy says what of a unit is cut over the ranks, and when it is whole.
 	Strategy Strategy
-	// StrategyOf, if set, decides for each unit, whose Strategy field holds what would be used without it. See KeepBelow.
+	// StrategyOf, if set, decides for each unit, whose Strategy field holds what would be used
+	// without it. See KeepBelow.
 	StrategyOf func(u UnitInfo) Strategy
-	// ShardRanks is, for HybridShard and HybridGradOp, the number of consecutive ranks that parameters are cut over, such
-	// as those of one host; to cut over others, order the ranks of Group by Split. It must be set for them, and divide the
-	// number of ranks; where it is a power of two, results have the bits of the other strategies.
+	// ShardRanks is the number of consecutive ranks that HybridShard and HybridGradOp cut
+	// parameters over, such as those of one host; to cut over others, order the ranks of Group by
+	// Split. These strategies need it, and it must divide the number of ranks. Where it is a power
+	// of two, results have the bits of the other strategies.
 	ShardRanks int
-	// GroupOf, if set, may return a process group of its own for a unit, of which this rank is part, or nil. The unit is
-	// sharded over that group: ranks in different groups have different parameters under the same names, which start out
-	// different, such as the experts of a mixture. All ranks of such a group must return it for the unit. Their gradients are summed over the group and still divided by all
-	// ranks of Config.Group: they are those of the mean loss of all. All groups of a unit must have the same size.
+	// GroupOf, if set, may return a process group of its own for a unit, of which this rank is
+	// part, or nil. The unit is sharded over that group: ranks in different groups have different
+	// parameters under the same names, which start out different, such as the experts of a mixture.
+	// All ranks of such a group must return it for the unit, and all groups of a unit must have the
+	// same size. Gradients are summed over the group and still divided by all ranks of
+	// Config.Group: they are those of the mean loss of all.
 	GroupOf func(u UnitInfo) comm.Group
 
 	// Wrap groups the parameters into units; nil puts all of them into the root unit.
@@ -38,45 +42,52 @@ type Config struct {
 	Precision Precision
 	// Divide says what the sum of the ranks' gradients is divided by.
 	Divide Divide
-	// Prefetch is the number of units gathered ahead of the one that computes: 0 means 1, NoPrefetch none.
+	// Prefetch is the number of units gathered ahead of the one that computes: 0 means 1,
+	// NoPrefetch none.
 	Prefetch int
-	// InFlight, if positive, limits the bytes of collectives that are under way: a unit is gathered ahead only within it.
+	// InFlight, if positive, limits the bytes of collectives that are under way: a unit is gathered
+	// ahead only within it.
 	InFlight int
 
-	// Frozen selects parameters that are not trained, by full name: they have no gradient and no optimizer state, and are
-	// whole in backward only where something that is trained needs them. All may be: then Backward does nothing. Nil selects
-	// none; [Sharded.Freeze] changes it.
+	// Frozen selects parameters that are not trained, by full name. They have no gradient and no
+	// optimizer state, and are whole in backward only where something that is trained needs them.
+	// If all are frozen, Backward does nothing. Nil selects none; [Sharded.Freeze] changes it.
 	Frozen func(name string) bool
-	// Ignored selects parameters, by full name, that are not sharded: every rank holds them, and their gradients are summed
-	// by all-reduce, in the type of the computation. Nil selects none.
+	// Ignored selects parameters, by full name, that are not sharded: every rank holds them, and
+	// their gradients are summed by all-reduce, in the type of the computation. Nil selects none.
 	Ignored func(name string) bool
 
-	// Checkpoint selects calls that keep only their inputs for backward and compute the rest again (activation
-	// checkpointing): least memory, a third more computation. Nil selects none.
+	// Checkpoint selects calls that keep only their inputs for backward and compute the rest again
+	// (activation checkpointing): least memory, a third more computation. Nil selects none.
 	Checkpoint Policy
-	// Keep selects calls that keep everything their backward uses: most memory, no computation twice. Nil selects none. Calls
-	// that neither selects keep what is dear to compute, such as products, and recompute what is cheap, such as activations.
+	// Keep selects calls that keep everything their backward uses: most memory, no computation
+	// twice. Nil selects none. Calls that neither Checkpoint nor Keep selects keep what is
+	// expensive to compute, such as products, and recompute what is cheap, such as activations.
 	Keep Policy
-	// Spill selects calls that keep what their backward uses in files under OffloadDir. Nil selects none. As long as RAM has
-	// room for the files, a pass takes no longer than without, where Checkpoint takes 1.2 times as long; once it has not, what
-	// a call keeps is written to the disk and read back in every pass. So Spill pays for calls that compute longer than the
-	// disk needs for what they keep; for those that Checkpoint selects too, it is only their inputs.
+	// Spill selects calls that keep what their backward uses in files under OffloadDir. Nil selects
+	// none. As long as RAM has room for the files, a pass takes no longer than without, where
+	// Checkpoint takes 1.2 times as long. Without room, the system writes the files to the disk and
+	// reads them back in every pass. So Spill pays for calls that compute longer than the disk
+	// needs for what they keep. Calls that Checkpoint selects too spill only their inputs.
 	Spill Policy
-	// OffloadDir, if set, is a directory for files that are mapped into memory in place of RAM: shards of parameters and
-	// gradients, the optimizer's state, and what Spill selects. The system writes back and drops what is not in use, so a
-	// model may be larger than memory. The files have no names, so a rank that is killed leaves an empty directory there at
-	// most; ranks may share OffloadDir. A disk
-	// without room is an error of Wrap, of making an optimizer, or of the pass that spills. Linux and macOS only.
+	// OffloadDir, if set, is a directory for files that are mapped into memory in place of RAM:
+	// shards of parameters and gradients, the optimizer's state, and what Spill selects. The system
+	// writes back and drops what is not in use, so a model may be larger than memory. The files
+	// have no names, so a rank that is killed leaves at most an empty directory; ranks may share
+	// OffloadDir. A full disk is an error of Wrap, of making an optimizer, or of the pass that
+	// spills. Linux and macOS only.
 	OffloadDir string
 
 	// Seed of the initial parameters and of dropout.
 	Seed uint64
-	// Poison fills freed buffers with NaN, so that a use after free shows. It costs a pass over that memory: for tests.
+	// Poison fills freed buffers with NaN, so that a use after free shows. It costs a pass over
+	// that memory: for tests.
 	Poison bool
 	// Trace, if set, is called after every operation of a pass, on the rank's own goroutine.
 	Trace func(Event)
-	// Logger, if set, is told what Wrap and Freeze have decided: units, strategies and memory; and warned of what looks like
-	// a mistake: parameters that the loss does not depend on, and fields that select nothing.
+	// Logger, if set, gets what Wrap and Freeze have decided (units, strategies and memory), and
+	// warnings of what looks like a mistake: parameters that the loss does not depend on, and
+	// fields that select nothing.
 	Logger *slog.Logger
 }
 
@@ -90,11 +101,13 @@ type Divide uint8
 const (
 	// ByRanks makes gradients means over all ranks of Config.Group.
 	ByRanks Divide = iota
-	// ByWeights makes them means weighted by the numbers that each rank gives to Backward by [Weight], such as the number
-	// of its tokens: the gradient of a mean over all tokens of a Backward if each rank's loss is the mean over its own.
-	// Several Backwards add up as they do otherwise.
+	// ByWeights makes them means weighted by the numbers that each rank gives to Backward by
+	// [Weight], such as the number of its tokens. If each rank's loss is the mean over its own
+	// tokens, the result is the gradient of the mean over all tokens of a Backward. Several
+	// Backwards add up as they do otherwise.
 	ByWeights
-	// ByActive makes them means over the ranks that have a batch, see [Sharded.Join]. Without Join it is ByRanks.
+	// ByActive makes them means over the ranks that have a batch, see [Sharded.Join]. Without Join
+	// it is ByRanks.
 	ByActive
 	// ByOne leaves them sums.
 	ByOne
@@ -117,8 +130,9 @@ func (c *Config) factor() float64 {
 	return 1 / float64(c.Group.Size())
 }
 
-// before returns what gradients of a group are multiplied by before they are summed: a power of two near 1/√N if they travel as
-// Float16, so that neither they nor their sum leave its range easily, and 1 otherwise.
+// before returns what gradients of a group are multiplied by before they are summed. If they travel
+// as Float16 it is a power of two near 1/√N, so that neither they nor their sum easily leave its
+// range; otherwise it is 1.
 func (c *Config) before(g *layout.Group) float32 {
 	if g.Reduce != comm.Float16 || c.Divide == ByOne {
 		return 1

@@ -1,9 +1,10 @@
-// Package fsdp trains models that are too big for one device: fully sharded data parallel training (ZeRO-3; Rajbhandari et
-// al., 2020, arXiv:1910.02054) of models written with Gorgonia.
+// Package fsdp trains models that are too big for one device: fully sharded data parallel training
+// (ZeRO-3; Rajbhandari et al., 2020, arXiv:1910.02054) of models written with Gorgonia.
 //
-// Every rank owns 1/N of the parameters, gradients and optimizer state. A group of parameters is whole only while the calls
-// that need it compute: it is all-gathered just in time in forward and again in backward, and freed at once. Its gradients
-// are reduce-scattered as soon as they are complete. The training loop stays the user's:
+// Every rank owns 1/N of the parameters, gradients and optimizer state. A group of parameters is
+// whole only while the calls that need it compute: it is all-gathered just in time in forward and
+// again in backward, and freed at once. Its gradients are reduce-scattered as soon as they are
+// complete. The training loop stays the user's:
 //
 //	err := comm.Run(ctx, ranks, func(ctx context.Context, g comm.Group) error {
 //		m, err := fsdp.Wrap(gpt, fsdp.Config{Group: g, Wrap: fsdp.WrapType[*nn.Block]()})
@@ -21,61 +22,69 @@
 //
 // # Modules, models, units
 //
-// A [Module] is a pure builder over Gorgonia nodes with a list of parameters. A [Model] is plain Go code that calls
-// modules: a loop over blocks, an encoder whose output every layer sees, a head tied to an embedding. Wrap runs it once,
-// without data, to learn the calls. A [Policy] then puts the parameters of calls into units; what no unit takes is the root
-// unit. The parameters of a unit lie end to end in a flat group, or in several where some are frozen, ignored, or travel in
-// another type. Package graph makes a model of a Gorgonia graph that was written without this
-// library.
+// A [Module] is a pure builder over Gorgonia nodes with a list of parameters. A [Model] is plain Go
+// code that calls modules: a loop over blocks, an encoder whose output every layer sees, a head
+// tied to an embedding. Wrap runs it once, without data, and records the calls. A [Policy] then
+// puts the parameters of calls into units; what no unit takes is the root unit. The parameters of a
+// unit lie end to end in a flat group, or in several groups where some are frozen, ignored, or
+// travel in another type. Package graph makes a model of a Gorgonia graph that was written without
+// this library.
 //
 //	model     Forward: wte ─▶ wpe ─▶ blocks.0 ─▶ blocks.1 ─▶ lnf ─▶ head ─▶ loss
 //	units     WrapType[*nn.Block]: {blocks.0} {blocks.1}, root {wte wpe lnf head}
-//	schedule  gather root · gather blocks.0 · wait root · forward wte · gather blocks.1 · forward wpe · wait blocks.0 · …
+//	schedule  gather root · gather blocks.0 · wait root · forward wte · gather blocks.1 · forward wpe
+//	          · wait blocks.0 · …
 //
 // # Strategies
 //
-// A [Strategy] says what is cut over the ranks and what is whole when: FullShard cuts all there is, ShardGradOp keeps
-// parameters whole during a pass, NoShard copies everything to every rank (DDP), and the hybrid strategies cut over the
-// ranks of a host, say, and copy from host to host. Config.StrategyOf chooses for each unit; Config.GroupOf gives a unit,
-// such as an expert, a process group of its own.
+// A [Strategy] says what is cut over the ranks and what is whole when. FullShard cuts everything,
+// ShardGradOp keeps parameters whole during a pass, NoShard copies everything to every rank (DDP).
+// The hybrid strategies cut over the ranks of a host, say, and copy from host to host.
+// Config.StrategyOf chooses for each unit; Config.GroupOf gives a unit, such as an expert, a
+// process group of its own.
 //
 // # The step is data
 //
-// The order of everything is decided before a pass, not discovered while it runs: [Sharded.Plan] shows the schedule, the
-// memory and the traffic, and the ranks compare their schedules before the first collective. How a pass is scheduled
-// (strategy, prefetch, wrapping, checkpointing, where memory lies) does not change one bit of its result, the norm of
-// [Sharded.ClipGradNorm] included. Two exceptions concern the sum over the ranks: ShardRanks that is no power of two, and
-// gradients that travel in 16 bits under a hybrid strategy, are rounded in another order.
+// The order of everything is decided before a pass, not discovered while it runs. [Sharded.Plan]
+// shows the schedule, the memory and the traffic, and the ranks compare their schedules before the
+// first collective. The schedule of a pass (strategy, prefetch, wrapping, checkpointing, place of
+// memory) does not change one bit of its result, the norm of [Sharded.ClipGradNorm] included. There
+// are two exceptions, which round the sum over the ranks in another order: ShardRanks that is no
+// power of two, and gradients that travel in 16 bits under a hybrid strategy.
 //
 // # Gradients
 //
-// Gradients are means over the ranks: each rank's loss should be a mean over its batch, and batches of equal size make the
-// result that of the whole batch on one rank. [ByWeights] weighs unequal ones. Backward adds to the gradients that are
-// there, until [Sharded.ZeroGrad]. Inside [Sharded.NoSync] it does so without communication, for the memory of whole
-// gradients. [Sharded.Hold] puts a forward aside, so that several may come before their backwards. A parameter that no loss
-// depended on has no gradient, and optimizers leave it alone.
+// Gradients are means over the ranks: each rank's loss should be a mean over its batch, and batches
+// of equal size make the result that of the whole batch on one rank. [ByWeights] weighs unequal
+// ones. Backward adds to the gradients that are there, until [Sharded.ZeroGrad]. Inside
+// [Sharded.NoSync] it does so without communication, for the memory of whole gradients.
+// [Sharded.Hold] puts a forward aside, so that several may come before their backwards. A parameter
+// that no loss depended on has no gradient, and optimizers leave it alone.
 //
-// Frozen parameters have no gradient and no optimizer state. They are whole in backward only while something that is
-// trained needs their value, and freed directly after; calls before the first trained parameter have no backward.
-// [Sharded.Freeze] changes what is frozen between steps.
+// Frozen parameters have no gradient and no optimizer state. Backward gathers them only while
+// something that is trained needs their value, and frees them directly after; calls before the
+// first trained parameter have no backward. [Sharded.Freeze] changes what is frozen between steps.
 //
 // # Uneven ranks
 //
-// A rank that has no batch left goes on with empty ones in [Sharded.Join], as long as any rank has one: its passes run the same
-// schedule without computing. All ranks leave the loop in the same place. [Sharded.EvalProgram] runs other ways through the
-// model than its Forward, such as an encoder, and one step of a decoder, of which ranks may need different numbers.
+// A rank that has no batch left goes on with empty ones in [Sharded.Join], as long as any rank has
+// one: its passes run the same schedule without computing. All ranks leave the loop in the same
+// place. [Sharded.EvalProgram] runs other ways through the model than its Forward, such as an
+// encoder or one step of a decoder. Ranks may need different numbers of these.
 //
 // # Numbers
 //
-// Computation is in float32, or float64 for tests. [Precision] lets parameters and gradients travel in 16 bits, which
-// halves the traffic; shards, optimizer state and checkpoints keep the type of the computation. [Sharded.Unscale] undoes a
-// loss scale.
+// Computation is in float32, or float64 for tests. [Precision] lets parameters and gradients travel
+// in 16 bits, which halves the traffic; shards, optimizer state and checkpoints keep the type of
+// the computation. [Sharded.Unscale] undoes a loss scale.
 //
 // # State
 //
-// [Sharded.Save] writes a checkpoint, each rank what it owns, and [Sharded.SaveAsync] does while the training goes on. A checkpoint
-// has its name once all of it is on disk, so that no crash leaves half of one. [Sharded.Load] continues from the last, on any
-// number of ranks, with any strategy and units. On as many as before, configured as before, a training goes on bit for bit:
+// [Sharded.Save] writes a checkpoint, each rank what it owns, and [Sharded.SaveAsync] writes it
+// while the training goes on. A checkpoint gets its name once all of it is on disk, so no crash
+// leaves half of one. [Sharded.Load] continues from the last, on any number of ranks, with any
+// strategy and units. On the same number of ranks and with the same configuration, a training
+// continues bit for bit:
 //
 //	c, err := m.Load(ctx, "ckpt", opt)
 //	switch {
@@ -86,32 +95,37 @@
 //	…
 //	v, err := m.SaveAsync(ctx, "ckpt", opt, fsdp.KeepLast(3), fsdp.Extra("data", position))
 //
-// Saved are parameters, the buffers of every rank, the state of the optimizer and its counts, and the number of passes, which with
-// Config.Seed keys dropout. Not saved are gradients, so save after ZeroGrad and not between Forward and Backward; nor what only
-// the user knows, such as where the data stands and the loss scale, for which there are [Extra] and [RankExtra]; nor the model and
-// its Config, which the program has. Errors that can be known before are known before anything changes. What breaks off in the
-// middle of loading is never trained on.
+// A checkpoint has the parameters, the buffers of every rank, the state of the optimizer and its
+// counts, and the number of passes, which with Config.Seed keys dropout. It has no gradients, so
+// save after ZeroGrad and not between Forward and Backward. It has nothing that only the user
+// knows, such as the position in the data and the loss scale: [Extra] and [RankExtra] add that. It
+// has neither the model nor its Config, which the program has. Errors that can be found in advance
+// are found before anything changes. A model that is only partly loaded is never trained on.
 //
-// [Sharded.Export] writes one file for other programs, and [Sharded.Import] reads theirs. [Sharded.FullState] and
-// [Sharded.FullOptimState] return the same in memory, whole, as one process would have it; [Sharded.SetFull] and
-// [Sharded.SetFullOptim] are the reverse.
+// [Sharded.Export] writes one file for other programs, and [Sharded.Import] reads theirs.
+// [Sharded.FullState] and [Sharded.FullOptimState] return the same in memory, whole, as one process
+// would have it; [Sharded.SetFull] and [Sharded.SetFullOptim] are the reverse.
 //
 // # What always holds
 //
-//   - While a call computes, only the units are whole that it and the Prefetch next ones read, besides those that are kept:
-//     Prefetch+1, if no call reads more than one.
-//   - Same seed, same number of ranks, same instruction set: same bits. Parameters start out the same at every number of ranks.
-//   - The peak of the counted memory is the planned one; passes put aside by Hold come on top. Counted are parameters,
-//     gradients, optimizer state, activations, scratch and the snapshot of SaveAsync; not counted are batches and results, constants, what stock Gorgonia
-//     operations allocate while they run, and the packing buffers of matrix products, about 1 MiB a rank.
-//   - Methods of [Sharded] that take a context are collective. Before a pass the ranks agree to run it: if one cannot, because
-//     its batch has the wrong shape or its loss is NaN, all return an error that says which rank and why, and parameters and
-//     gradients are as they were. An error in the middle of a pass fails the group on every rank. Nothing hangs.
+//   - While a call computes, only the units are whole that it and the Prefetch next ones read,
+//     besides those that are kept: Prefetch+1, if no call reads more than one.
+//   - Same seed, same number of ranks, same instruction set: same bits. Parameters start out the
+//     same at every number of ranks.
+//   - The peak of the counted memory is the planned one; passes put aside by Hold come on top.
+//     Counted are parameters, gradients, optimizer state, activations, scratch and the snapshot of
+//     SaveAsync; not counted are batches and results, constants, what stock Gorgonia operations
+//     allocate while they run, and the packing buffers of matrix products, about 1 MiB a rank.
+//   - Methods of [Sharded] that take a context are collective. Before a pass the ranks agree to run
+//     it: if one cannot, because its batch has the wrong shape or its loss is NaN, all return an
+//     error that says which rank and why, and parameters and gradients are as they were. An error
+//     in the middle of a pass fails the group on every rank. Nothing hangs.
 //
 // # Memory
 //
-// What ranks send each other, namely shards, gathered parameters and gradients, lives in memory of the group if that has
-// any to give (see [comm.Allocator]): ranks on one host then read and write it in place. Optimizer state, activations and
-// scratch live on the Go heap. Config.OffloadDir puts shards, optimizer state and what Config.Spill selects into files
-// instead. All of it is kept for the next step until [Sharded.Close] gives it back.
+// What ranks send each other, namely shards, gathered parameters and gradients, lives in memory of
+// the group if it is a [comm.Allocator]: ranks on one host then read and write it in place.
+// Optimizer state, activations and scratch live on the Go heap. Config.OffloadDir puts shards,
+// optimizer state and what Config.Spill selects into files instead. All of it is kept for the next
+// step until [Sharded.Close] gives it back.
 package fsdp

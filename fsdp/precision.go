@@ -8,25 +8,28 @@ import (
 	"github.com/gofsdp/gofsdp/comm"
 )
 
-// Precision says in which types a model computes and communicates. Its parameters are kept in Compute type by the rank that
-// owns them, whatever else is chosen: that is what the optimizer updates and what FullState and checkpoints hold.
+// Precision says in which types a model computes and communicates. Whatever else is chosen, the
+// rank that owns a parameter keeps it in Compute type: that is what the optimizer updates and what
+// FullState and checkpoints hold.
 //
-// On CPU a model always computes in Compute type: parameters that travel in 16 bits are widened when they arrive. So BFloat16
-// halves the traffic and rounds the parameters that forward and backward see, as training in bfloat16 does, but it does not make
-// the computation faster, and the memory of a gathered unit stays that of Compute.
+// On CPU a model always computes in Compute type: parameters that travel in 16 bits are widened
+// when they arrive. So BFloat16 halves the traffic and rounds the parameters that forward and
+// backward see, as training in bfloat16 does. It does not make the computation faster, and a
+// gathered unit takes as much memory as in Compute type.
 type Precision struct {
 	// Compute is the type of parameters, gradients and activations: Float32 or Float64.
 	Compute DType
-	// Gather is the type in which parameters travel to the ranks that need them: BFloat16, Float16, or Compute, which the
-	// zero value stands for. 16 bits need Compute to be Float32.
+	// Gather is the type in which parameters travel to the ranks that need them: BFloat16, Float16,
+	// or Compute, which the zero value stands for. 16 bits need Compute to be Float32.
 	Gather DType
-	// Reduce is the type in which gradients travel, likewise. Sums of BFloat16 and Float16 are taken in Float32 and rounded once,
-	// under HybridShard twice. With Float16 they are divided by a part of the divisor
-	// before the sum and by the rest after it, against overflow; a gradient that overflows all the same becomes infinite,
-	// which [Sharded.Unscale] and ClipGradNorm notice.
+	// Reduce is the type in which gradients travel, with the same choices. Sums of BFloat16 and
+	// Float16 are taken in Float32 and rounded once, under HybridShard twice. With Float16,
+	// gradients are divided by a part of the divisor before the sum and by the rest after it,
+	// against overflow. A gradient that overflows all the same becomes infinite, which
+	// [Sharded.Unscale] and ClipGradNorm notice.
 	Reduce DType
-	// Full tells which parameters travel in Compute type regardless. Nil means those whose Param.Full is set, as the
-	// norms of package nn do.
+	// Full tells which parameters travel in Compute type regardless. Nil means those whose
+	// Param.Full is set, as the norms of package nn do.
 	Full func(c CallInfo, p Param) bool
 }
 

@@ -6,41 +6,53 @@ import (
 	"github.com/gofsdp/gofsdp/fsdp/internal/layout"
 )
 
-// A Strategy says what of a unit is cut over the ranks, and when its parameters are whole. All give the same bits, the
-// hybrid ones where ShardRanks is a power of two and gradients do not travel in 16 bits. With N ranks, a unit of P bytes and
-// AdamW, each rank holds and sends per step:
+// A Strategy says what of a unit is cut over the ranks, and when its parameters are whole. All give
+// the same bits, the hybrid ones where ShardRanks is a power of two and gradients do not travel in
+// 16 bits. With N ranks, a unit of P bytes and AdamW, each rank holds and sends per step:
 //
-//	               parameters  gradients   state   whole         gathers           sum of gradients   sends
-//	FullShard      P/N         P/N         2P/N    while in use  forward, backward reduce-scatter     3P(N-1)/N
-//	ShardGradOp    P/N         P/N         2P/N    pass          forward           reduce-scatter     2P(N-1)/N
-//	NoShard        P           P           2P      always        none              all-reduce         2P(N-1)/N
-//	HybridShard    P/S         P/S         2P/S    while in use  over S ranks      both               3P(S-1)/S + 2P/S·(R-1)/R
+//	             parameters gradients state  whole         gathers            gradients are
+//	FullShard    P/N        P/N       2P/N   while in use  forward, backward  reduce-scattered
+//	ShardGradOp  P/N        P/N       2P/N   pass          forward            reduce-scattered
+//	NoShard      P          P         2P     always        none               all-reduced
+//	HybridShard  P/S        P/S       2P/S   while in use  over S ranks       both
 //
-// HybridShard cuts over S = Config.ShardRanks ranks, such as those of a host, and has R = N/S replicas: the bulk of the
-// traffic stays among the S, and only a piece of P/S is summed over the replicas. The gradients of a unit are whole from their
-// first writer to the end of their reduction under every strategy.
+//	             sends
+//	FullShard    3P(N-1)/N
+//	ShardGradOp  2P(N-1)/N
+//	NoShard      2P(N-1)/N
+//	HybridShard  3P(S-1)/S + 2P/S·(R-1)/R
 //
-// Exactly, a pass over a chain of n units between two calls of the root unit takes so many collectives:
+// HybridShard cuts over S = Config.ShardRanks ranks, such as those of a host, and has R = N/S
+// replicas. Most of the traffic stays among the S, and only a piece of P/S is summed over the
+// replicas. Under every strategy the gradients of a unit are whole from their first writer to the
+// end of their reduction.
 //
-//	              all-gathers in forward   in backward                reduce-scatters   all-reduces
-//	FullShard     1+n                      max(0, n-1-⌈Prefetch/2⌉)   1+n               0
-//	ShardGradOp   1+n                      0                          1+n               0
-//	NoShard       0                        0                          0                 1+n
-//	HybridShard   1+n                      max(0, n-1-⌈Prefetch/2⌉)   1+n               1+n, of pieces
-//	HybridGradOp  1+n                      0                          1+n               1+n, of pieces
+// A pass over a chain of n units between two calls of the root unit takes exactly these
+// collectives:
 //
-// The last units are still whole when backward comes to them, so FullShard sends a little less than the first table says. Its
-// root unit is kept as by ShardGradOp: gathered once, and freed after its last use. A unit that backward does not read is not
-// gathered for it, and one that is frozen is not reduced. A pass inside NoSync reduces nothing; an evaluation is the forward.
+//	              all-gathers:                             reduce-scatters  all-reduces
+//	              forward  backward
+//	FullShard     1+n      max(0, n-1-⌈Prefetch/2⌉)        1+n              0
+//	ShardGradOp   1+n      0                               1+n              0
+//	NoShard       0        0                               0                1+n
+//	HybridShard   1+n      max(0, n-1-⌈Prefetch/2⌉)        1+n              1+n, of pieces
+//	HybridGradOp  1+n      0                               1+n              1+n, of pieces
+//
+// The last units are still whole when backward comes to them, so FullShard sends a little less than
+// the first table says. Its root unit is kept as under ShardGradOp: gathered once, and freed after
+// its last use. A unit that backward does not read is not gathered for it, and a frozen unit is not
+// reduced. A pass inside NoSync reduces nothing; an evaluation is the forward.
 type Strategy uint8
 
 // The strategies.
 const (
-	FullShard    Strategy = iota // ZeRO-3: Rajbhandari et al., 2020, arXiv:1910.02054
-	ShardGradOp                  // ZeRO-2, with the parameters cut between passes
-	NoShard                      // DDP: Li et al., 2020, arXiv:2006.15704
-	HybridShard                  // FullShard over ShardRanks ranks, replicas of which are like DDP (MiCS: Zhang et al., 2022, arXiv:2205.00119)
-	HybridGradOp                 // ShardGradOp over ShardRanks ranks, likewise
+	FullShard   Strategy = iota // ZeRO-3: Rajbhandari et al., 2020, arXiv:1910.02054
+	ShardGradOp                 // ZeRO-2, with the parameters cut between passes
+	NoShard                     // DDP: Li et al., 2020, arXiv:2006.15704
+	// HybridShard is FullShard over ShardRanks ranks, with replicas as in DDP (MiCS: Zhang et al.,
+	// 2022, arXiv:2205.00119).
+	HybridShard
+	HybridGradOp // ShardGradOp over ShardRanks ranks, likewise
 	strategies
 )
 
@@ -88,9 +100,9 @@ type UnitInfo struct {
 // Len returns the number of parameter elements.
 func (u UnitInfo) Len() int { return countElements(u.Params) }
 
-// KeepBelow returns a Config.StrategyOf that keeps units of fewer than n elements whole from their first use in a pass to
-// their last: what they cost in memory is less than what gathering them twice costs in time. DeepSpeed calls n the persistence
-// threshold.
+// KeepBelow returns a Config.StrategyOf that keeps units of fewer than n elements whole from their
+// first use in a pass to their last: their memory costs less than gathering them twice costs time.
+// DeepSpeed calls n the persistence threshold.
 func KeepBelow(n int) func(UnitInfo) Strategy {
 	return func(u UnitInfo) Strategy {
 		if u.Len() < n {
