@@ -32,12 +32,14 @@ func (n Norm) check() error {
 	return nil
 }
 
-// ClipGradNorm computes the norm of the gradients of the whole model, over all ranks, and if it exceeds limit scales the
-// gradients by limit/(norm + 1e-6), as PyTorch's clip_grad_norm_ does. It returns the norm before clipping; with an
-// infinite limit it only measures. The norm is L2Norm unless another is given. If a gradient is not finite it fails on every
-// rank, naming a parameter, and changes nothing.
+// ClipGradNorm computes the norm of the gradients of the whole model, over all ranks, and if it
+// exceeds limit scales the gradients by limit/(norm + 1e-6), as PyTorch's clip_grad_norm_ does. It
+// returns the norm before clipping; with an infinite limit it only measures. The norm is L2Norm
+// unless another is given. If a gradient is not finite it fails on every rank, naming a parameter,
+// and changes nothing.
 //
-// The norm is computed exactly and rounded at the end, so that it has the same bits under every strategy and wrap policy.
+// The norm is computed exactly and rounded at the end, so that it has the same bits under every
+// strategy and wrap policy.
 func (s *Sharded) ClipGradNorm(ctx context.Context, limit float64, kind ...Norm) (norm float64, err error) {
 	q := ranks.Ask{Call: "ClipGradNorm", Argument: limit}
 	if len(kind) > 0 && kind[0] == InfNorm {
@@ -74,7 +76,8 @@ func (s *Sharded) ClipGradNorm(ctx context.Context, limit float64, kind ...Norm)
 	return norm, nil
 }
 
-// ScaleGrads multiplies all gradients in shards by c. It is no collective: every rank must do the same.
+// ScaleGrads multiplies all gradients in shards by c. It is no collective: every rank must do the
+// same.
 func (s *Sharded) ScaleGrads(c float64) {
 	if s.life.health == closed {
 		return
@@ -83,8 +86,8 @@ func (s *Sharded) ScaleGrads(c float64) {
 	_ = s.engine.Device().Scale(grads, c) // a device that has failed says so again
 }
 
-// largestGrad returns the largest magnitude of this rank's gradients; one that is not finite, if there is any, with its interval
-// of the parameter.
+// largestGrad returns the largest magnitude of this rank's gradients. If one is not finite, it
+// returns that magnitude, and where with the interval of the parameter.
 func largestGrad(e *engine.Engine, l *layout.Layout) (largest float64, where string, err error) {
 	groups, grads := e.Grads()
 	list, err := e.Device().MaxAbs(grads)
@@ -139,8 +142,9 @@ func (s *Sharded) l2(ctx context.Context, bound float64) (float64, error) {
 	return all.Norm(), nil
 }
 
-// GradNorms returns the norm of the gradient of each parameter by name, on every rank, for logging. Those that have no
-// gradient are not in it. One that is not finite has a norm that is not.
+// GradNorms returns the norm of the gradient of each parameter by name, on every rank, for logging.
+// Parameters without a gradient are left out. The norm of a gradient that is not finite is not
+// finite.
 func (s *Sharded) GradNorms(ctx context.Context, kind Norm) (map[string]float64, error) {
 	err := s.may("GradNorms")
 	if err == nil {
@@ -167,7 +171,8 @@ func (s *Sharded) GradNorms(ctx context.Context, kind Norm) (map[string]float64,
 	return all, nil
 }
 
-// groupNorms returns the norm of the gradient of each parameter in a group, cut over the ranks of all.
+// groupNorms returns the norm of the gradient of each parameter in a group, cut over the ranks of
+// all.
 func groupNorms(ctx context.Context, d engine.Device, g *layout.Group, all comm.Group, grad optim.Vec, kind Norm) ([]float64, error) {
 	segments := g.Segments()
 	pieces := slicesOf(grad, segments)
@@ -209,9 +214,10 @@ func groupNorms(ctx context.Context, d engine.Device, g *layout.Group, all comm.
 	return largest, nil
 }
 
-// Unscale divides the gradients by the scale of l, which the losses were multiplied by (Scale(l.Scale()) in Backward), and
-// updates l. If a gradient on any rank is not finite, it returns false on every rank and drops the gradients, so that the
-// step is to be left out: call it once a step, after the last Backward and before ClipGradNorm.
+// Unscale divides the gradients by the scale of l, which the losses were multiplied by
+// (Scale(l.Scale()) in Backward), and updates l. If a gradient on any rank is not finite, it
+// returns false on every rank and drops the gradients: leave out the step then. Call it once a
+// step, after the last Backward and before ClipGradNorm.
 func (s *Sharded) Unscale(ctx context.Context, l *optim.LossScaler) (finite bool, err error) {
 	q := ranks.Ask{Call: "Unscale"}
 	if err = s.may("Unscale"); err == nil && l == nil {

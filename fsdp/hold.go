@@ -7,10 +7,11 @@ import (
 	"github.com/gofsdp/gofsdp/fsdp/internal/ranks"
 )
 
-// NoSync runs f, in which no Backward sends gradients: they add up whole on every rank, and the next Backward outside, or
-// [Sharded.SyncGrads], reduces the sum. That is one reduction in place of many, for the memory of the whole model's gradients
-// on every rank; without NoSync every Backward adds to the gradient shards, which costs no memory. Both may be mixed: the
-// gradients are those of the batches together. NoSync itself does not communicate and may be nested.
+// NoSync runs f. A Backward inside f sends no gradients: they add up whole on every rank, and the
+// next Backward outside, or [Sharded.SyncGrads], reduces the sum. That is one reduction in place of
+// many, for the memory of the whole model's gradients on every rank. Without NoSync every Backward
+// adds to the gradient shards, which costs no memory. Both may be mixed: the gradients are those of
+// the batches together. NoSync itself does not communicate and may be nested.
 func (s *Sharded) NoSync(f func() error) error {
 	if f == nil {
 		return errors.New("fsdp: NoSync of no function")
@@ -21,7 +22,8 @@ func (s *Sharded) NoSync(f func() error) error {
 	return f()
 }
 
-// SyncGrads reduces the gradients of the passes inside NoSync, as the next Backward outside would. Without such it does nothing.
+// SyncGrads reduces the gradients of the passes inside NoSync, as the next Backward outside would.
+// It does nothing if there are none.
 func (s *Sharded) SyncGrads(ctx context.Context) error {
 	q, err := ranks.Ask{Call: "SyncGrads"}, s.may("SyncGrads")
 	if err == nil {
@@ -40,9 +42,10 @@ type Pass struct {
 	loss float64
 }
 
-// Hold puts the last Forward aside, so that others may run before its Backward: for losses that compare passes, or
-// gradients in another order. It keeps its activations, and the parameters that were gathered for its Backward. Parameters
-// must not change in between. Without a Forward, the Pass is one whose Backward says so.
+// Hold puts the last Forward aside, so that others may run before its Backward: for losses that
+// compare passes, or gradients in another order. It keeps its activations, and the parameters that
+// were gathered for its Backward. Parameters must not change in between. Without a Forward, the
+// Pass is one whose Backward says so.
 func (s *Sharded) Hold() *Pass {
 	p := &Pass{s: s, p: s.life.takeLast()}
 	if p.p != nil {

@@ -9,13 +9,14 @@ import (
 	"github.com/gofsdp/gofsdp/optim"
 )
 
-// An Init gives the initial values of a parameter: it writes elements first, first+1, … of the parameter, in row-major
-// order, to dst. Each rank asks only for the elements it owns, in pieces, so an element must be a function of its index:
-// then the model is the same at every world size, and no rank ever holds a whole parameter.
+// An Init gives the initial values of a parameter: it writes elements first, first+1, … of the
+// parameter, in row-major order, to dst. Each rank asks only for the elements it owns, in pieces,
+// so an element must be a function of its index. Then the model is the same at every world size,
+// and no rank ever holds a whole parameter.
 type Init func(r Stream, first int, dst []float64)
 
-// A Stream gives random numbers by index, keyed by the seed of the configuration and the parameter's name. Element i is
-// the same whoever asks for it and in whatever order.
+// A Stream gives random numbers by index, keyed by the seed of the configuration and the
+// parameter's name. Element i is the same whoever asks for it and in whatever order.
 type Stream struct{ s rng.Stream }
 
 // Uint64 returns number i, uniform over all 64-bit values.

@@ -11,9 +11,10 @@ import (
 	"github.com/gofsdp/gofsdp/fsdp/internal/ranks"
 )
 
-// Join ranges over the batches of this rank, and goes on when they are used up as long as any rank has one: ranks may have
-// different numbers of them, none included. Sharded training needs every rank in every collective, since each owns a part of
-// every parameter, so without Join the ranks that have more would wait for the others for ever; they get an error instead.
+// Join ranges over the batches of this rank. When they are used up it goes on as long as any rank
+// has one: ranks may have different numbers of batches, none included. Sharded training needs every
+// rank in every collective, since each owns a part of every parameter. Without Join the ranks that
+// have more batches get an error, in place of waiting for the others for ever.
 //
 //	for batch, err := range m.Join(ctx, loader(g.Rank(), g.Size())) {
 //		loss, err := m.Forward(ctx, batch...) // of nothing: 0
@@ -23,19 +24,23 @@ import (
 //		m.ZeroGrad()
 //	}
 //
-// A rank that has run out gets nil batches, and its loop body does what it always does. Forward and Eval of nothing take part
-// in the collectives of the pass without computing: no random numbers, no statistics. Eval returns no results. Backward adds
-// nothing, or what NoSync has left, to the sums, and keeps the part of them that this rank owns. Clipping, loss scales and
-// optimizers run as on the others, so the slice of the model that only this rank owns goes on learning. Config.Divide says what
-// the gradients are means over. The loop ends on all ranks in the same place.
+// A rank that has run out gets nil batches, and its loop body does what it always does. Forward and
+// Eval without a batch take part in the collectives of the pass and compute nothing: no random
+// numbers, no statistics. Eval returns no results. Backward adds nothing to the sums, or what
+// NoSync has left, and keeps the part of them that this rank owns. Clipping, loss scales and
+// optimizers run as on the others, so the slice of the model that only this rank owns goes on
+// learning. Config.Divide says what the gradients are means over. The loop ends on all ranks in the
+// same place.
 //
-// The loop body must make the same collective calls on every rank. Loops may be nested: an inner Join, such as one over the
-// steps of generation, ends on every rank when all are done. A second model in the same loop, such as a teacher, needs a Join
-// of its own inside, over the one batch or none.
+// The loop body must make the same collective calls on every rank. Loops may be nested: an inner
+// Join, such as one over the steps of generation, ends on every rank when all are done. A second
+// model in the same loop, such as a teacher, needs a Join of its own inside, over the one batch or
+// none.
 //
-// Before each iteration the ranks exchange a flag, and an error of one of them, which may be the panic of its data, ends the
-// loop on all with that error as the last thing it yields. A loop that is left early has to be left on all ranks, and
-// of nested loops the inner one first. In an inner loop within an iteration of Dummy, batches count for nothing either.
+// Before each iteration the ranks exchange a flag. An error of one of them, such as a panic of its
+// data, ends the loop on all, with that error as the last thing it yields. If one rank leaves the
+// loop early, all must, and the inner one of nested loops first. In an inner loop within an
+// iteration of Dummy, batches count for nothing either.
 func (s *Sharded) Join(ctx context.Context, data iter.Seq[[]Tensor], opts ...JoinOption) iter.Seq2[[]Tensor, error] {
 	return func(yield func([]Tensor, error) bool) {
 		var o joinOptions
@@ -111,23 +116,27 @@ func (p joinPolicy) call() string {
 	return [...]string{"Join", "Join with StopAtShortest", "Join with RefuseUneven"}[p]
 }
 
-// StopAtShortest ends the loop on all ranks as soon as one has no batch left; what others have read for that iteration is
-// lost.
+// StopAtShortest ends the loop on all ranks as soon as one has no batch left. What others have read
+// for that iteration is lost.
 func StopAtShortest() JoinOption { return func(o *joinOptions) { o.policy = stopAtShortest } }
 
-// Dummy gives a rank that has run out this batch, in place of nil: Forward computes, with statistics and random numbers, as if it
-// were one of its own, and Backward adds nothing to the sums all the same. It is for loop bodies that look into the batch, and
-// for models whose passes should take as long on every rank. In Divide it counts as no batch.
+// Dummy gives a rank that has run out this batch, in place of nil. Forward computes as if it were
+// one of the rank's own, with statistics and random numbers, but Backward adds nothing to the sums.
+// It is for loop bodies that look into the batch, and for models whose passes should take as long
+// on every rank. In Divide it counts as no batch.
 func Dummy(batch ...Tensor) JoinOption { return func(o *joinOptions) { o.dummy = batch } }
 
-// RefuseUneven makes it an error on every rank, with the names of those that have no batch left, if others have.
+// RefuseUneven makes it an error if some ranks have a batch left and others have none. Every rank
+// returns it, and it names those that have none.
 func RefuseUneven() JoinOption { return func(o *joinOptions) { o.policy = refuseUneven } }
 
 // errNoBatch is why nobody can run a pass.
 var errNoBatch = errors.New("no rank has a batch")
 
-// exchangeNeeds tells the ranks without a batch what the pass of the others, which all have agreed on, turns out to need, if one of
-// them does not know. It returns the pass that this rank runs.
+// exchangeNeeds is for passes that some ranks run without a batch. If one of these does not know
+// what the pass of the others turns out to need, the first rank that has a batch tells it. The
+// ranks that have a batch have agreed on their schedule already. It returns the pass that this rank
+// runs.
 func (s *Sharded) exchangeNeeds(ctx context.Context, c *engine.Compiled, ans *ranks.Answer) (*engine.Compiled, error) {
 	switch {
 	case ans.Leader < 0:

@@ -13,41 +13,47 @@ import (
 // Tensor is a dense, row-major Gorgonia tensor of float32, float64 or int.
 type Tensor = tensor.Tensor
 
-// A Module is a pure builder over Gorgonia nodes: it has parameters and says what it computes, but holds no values. It must
-// not change once it is part of a wrapped model. Modules that are deeply equal and hold no pointers share one compiled
-// program, so make them plain structs of numbers and strings, and pass them as pointers.
+// A Module is a pure builder over Gorgonia nodes: it has parameters and says what it computes, but
+// holds no values. It must not change once it is part of a wrapped model. Modules that are deeply
+// equal and hold no pointers share one compiled program, so make them plain structs of numbers and
+// strings, and pass them as pointers.
 type Module interface {
-	// Params lists the parameters. Their order defines the flat layout. Names are local to the module.
+	// Params lists the parameters. Their order defines the flat layout. Names are local to the
+	// module.
 	Params() []Param
-	// Build adds the module to the graph of b and returns its outputs, of the graph's float type. Inputs are nodes of
-	// known shape. Build must be deterministic; it is called whenever a new input shape is seen, and more than once.
+	// Build adds the module to the graph of b and returns its outputs, of the graph's float type.
+	// Inputs are nodes of known shape. Build must be deterministic; it is called for every new
+	// input shape, and more than once.
 	Build(b *Builder, in ...*gorgonia.Node) (gorgonia.Nodes, error)
 }
 
 // A Param is a parameter of a module.
 type Param struct {
-	// Name within the module, such as "weight". The full name puts the name of the call before it: "h.3.weight".
+	// Name within the module, such as "weight". The full name puts the name of the call before it:
+	// "h.3.weight".
 	Name  string
 	Shape []int
 	// Init gives the initial values; nil means zeros.
 	Init Init
-	// Tied makes this the parameter of another call, named in full, instead of a parameter of its own. That call must come
-	// earlier in the model. Its Init counts, and the shapes must be equal.
+	// Tied makes this the parameter of another call, named in full, instead of a parameter of its
+	// own. That call must come earlier in the model. Its Init counts, and the shapes must be equal.
 	Tied string
-	// Full says that the parameter always travels in the type of the computation, unless Config.Precision.Full decides:
-	// for what is small and sensitive to rounding, such as the gains of norms.
+	// Full says that the parameter always travels in the type of the computation, unless
+	// Config.Precision.Full decides. It is for small parameters that are sensitive to rounding,
+	// such as the gains of norms.
 	Full bool
-	// Buffer says that this is no parameter but named state that is not trained, such as the running statistics of a norm.
-	// Every rank has its own, whole; Build may give it a new value with [Builder.Update]. It travels never, is kept in the
-	// type of the computation, and is part of FullState.
+	// Buffer says that this is no parameter but named state that is not trained, such as the
+	// running statistics of a norm. Every rank has its own, whole; Build may give it a new value
+	// with [Builder.Update]. It never travels, keeps the type of the computation, and is part of
+	// FullState.
 	Buffer bool
 }
 
 // Len returns the number of elements.
 func (p Param) Len() int { return exec.Numel(p.Shape) }
 
-// Prefix returns params with name + "." before each name: a module that is made of others lists theirs this way, and calls
-// them by the same name in Build (see Builder.Call).
+// Prefix returns params with name + "." before each name. A module that is made of others lists
+// their parameters this way, and calls them by the same name in Build (see Builder.Call).
 func Prefix(name string, params []Param) []Param {
 	out := make([]Param, len(params))
 	for i, p := range params {
@@ -63,7 +69,8 @@ type Builder struct{ b *exec.Builder }
 // Param returns the node of the parameter with that name among the module's Params.
 func (b *Builder) Param(name string) (*gorgonia.Node, error) { return b.b.Param(name) }
 
-// Call adds a part of the module: m, whose parameters are listed in the module's Params with the prefix name.
+// Call adds a part of the module: m, whose parameters are listed in the module's Params with the
+// prefix name.
 func (b *Builder) Call(name string, m Module, in ...*gorgonia.Node) (gorgonia.Nodes, error) {
 	out, err := m.Build(&Builder{b.b.Scope(name)}, in...)
 	if err != nil {
@@ -72,20 +79,22 @@ func (b *Builder) Call(name string, m Module, in ...*gorgonia.Node) (gorgonia.No
 	return out, nil
 }
 
-// Const returns a scalar constant. Use it in place of gorgonia.NewConstant, which merges constants by name.
+// Const returns a scalar constant. Use it in place of gorgonia.NewConstant, which merges constants
+// by name.
 func (b *Builder) Const(v float64) *gorgonia.Node { return b.b.Const(v) }
 
 // ConstTensor returns a constant tensor. t must not be modified afterwards.
 func (b *Builder) ConstTensor(t *tensor.Dense) (*gorgonia.Node, error) { return b.b.ConstTensor(t) }
 
-// Stream returns a number for the random operation of that name, another one in every part of the module.
+// Stream returns a number for the random operation of that name, another one in every part of the
+// module.
 func (b *Builder) Stream(name string) uint32 { return b.b.Stream(name) }
 
 // DType returns the float type of parameters and activations.
 func (b *Builder) DType() tensor.Dtype { return b.b.DType() }
 
-// Update gives the buffer of that name among the module's Params the value of n after each training forward. n must have
-// its shape. What else the module computes sees the old value.
+// Update gives the buffer of that name among the module's Params the value of n after each training
+// forward. n must have its shape. The rest of the module sees the old value.
 func (b *Builder) Update(name string, n *gorgonia.Node) error { return b.b.Update(name, n) }
 
 // Graph returns the graph under construction.

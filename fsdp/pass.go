@@ -21,8 +21,9 @@ type pass struct {
 	dummy  bool    // the batch is none of this rank's own: backward adds nothing
 }
 
-// Forward runs the forward pass on this rank's batch and returns this rank's loss. The batch must not be modified until
-// Backward has returned. A forward whose Backward never comes is discarded by the next pass, unless Hold has put it aside.
+// Forward runs the forward pass on this rank's batch and returns this rank's loss. The batch must
+// not be modified until Backward has returned. A forward whose Backward never comes is discarded by
+// the next pass, unless Hold has put it aside.
 //
 // Batches may differ in shape from rank to rank and from step to step.
 func (s *Sharded) Forward(ctx context.Context, batch ...Tensor) (loss float64, err error) {
@@ -42,19 +43,22 @@ func (s *Sharded) Forward(ctx context.Context, batch ...Tensor) (loss float64, e
 // A BackwardOption changes one Backward.
 type BackwardOption func(*pass)
 
-// Scale multiplies the loss by c before it is differentiated. With k forwards and backwards per step, Scale(1/k) averages
-// their gradients. A loss scale against underflow goes here too, see [Sharded.Unscale]. A second Scale multiplies the first.
+// Scale multiplies the loss by c before it is differentiated. With k forwards and backwards per
+// step, Scale(1/k) averages their gradients. A loss scale against underflow goes here too, see
+// [Sharded.Unscale]. A second Scale multiplies the first.
 func Scale(c float64) BackwardOption { return func(p *pass) { p.Scale *= c } }
 
-// Weight gives this rank's batch a weight under Config.Divide = ByWeights, such as its number of tokens. It may be zero, but
-// not on all ranks. For the mean over all tokens of several Backwards use ByOne, and Scale(n/N) with the tokens n of this
-// rank's batch and N of the step on all ranks. A pass without a batch, see [Sharded.Join], has no weight, whatever is given.
+// Weight gives this rank's batch a weight under Config.Divide = ByWeights, such as its number of
+// tokens. It may be zero, but not on all ranks. For the mean over all tokens of several Backwards
+// use ByOne, and Scale(n/N) with the tokens n of this rank's batch and N of the step on all ranks.
+// A pass without a batch, see [Sharded.Join], has no weight, whatever is given.
 func Weight(w float64) BackwardOption { return func(p *pass) { p.weight = w } }
 
-// Backward runs the backward pass of the last Forward. It leaves the mean over the ranks of the gradients (see
-// Config.Divide), added to what was there, in the shards that each rank owns. It fails on every rank if the loss of any is
-// not finite, and then changes no gradient. After an error the Forward is gone: the next call is another Forward. Where
-// all parameters are frozen there is nothing to do, which is no error.
+// Backward runs the backward pass of the last Forward. It leaves the mean over the ranks of the
+// gradients (see Config.Divide), added to what was there, in the shards that each rank owns. If the
+// loss of any rank is not finite, it fails on every rank and changes no gradient. After an error
+// the Forward is gone: the next call is another Forward. Where all parameters are frozen it does
+// nothing, without an error.
 func (s *Sharded) Backward(ctx context.Context, opts ...BackwardOption) error {
 	return s.backward(ctx, s.life.takeLast(), opts)
 }
@@ -78,8 +82,8 @@ func (s *Sharded) backward(ctx context.Context, p *pass, opts []BackwardOption) 
 	return s.end(p.Pass.Backward(ctx))
 }
 
-// prepareBackward applies the options to p, says why its backward cannot run, and finds the schedule for it: what becomes of the
-// gradients may have been decided after the forward.
+// prepareBackward applies the options to p, returns why its backward cannot run, and finds the
+// schedule for it: what becomes of the gradients may have been decided after the forward.
 func (s *Sharded) prepareBackward(p *pass, opts []BackwardOption) (err error) {
 	if p == nil {
 		return errors.New("Backward without a Forward before it, or its Backward has run, or another pass has discarded it, see Hold")
@@ -122,8 +126,9 @@ func (p *pass) apply(cfg *Config, opts []BackwardOption) error {
 	return nil
 }
 
-// weigh multiplies p's loss by its weight relative to the mean of the weights of all ranks: the mean over the ranks is the weighted
-// one then, the gradients of all passes have the same divisor, and none grows with the unit of the weights.
+// weigh multiplies p's loss by its weight relative to the mean of the weights of all ranks. The
+// mean over the ranks is then the weighted one, the gradients of all passes have the same divisor,
+// and none grows with the unit of the weights.
 func (s *Sharded) weigh(ctx context.Context, p *pass) error {
 	if s.cfg.Divide != ByWeights && s.cfg.Divide != ByActive {
 		return nil
@@ -145,16 +150,17 @@ func (s *Sharded) training() engine.Variant {
 	return engine.Variant{NoSync: s.noSync, Pending: s.life.health != closed && s.engine.Pending() > 0}
 }
 
-// Eval runs the forward pass in evaluation mode, without dropout, and returns the results of the model. They belong to the
-// caller; a result that is one number comes as a tensor of shape (1). The batch is that of Forward, targets included: where
-// only predictions are wanted, any valid targets will do, such as nn.IgnoreTarget.
+// Eval runs the forward pass in evaluation mode, without dropout, and returns the results of the
+// model. They belong to the caller; a result that is one number comes as a tensor of shape (1). The
+// batch is that of Forward, targets included: where only predictions are wanted, any valid targets
+// will do, such as nn.IgnoreTarget.
 func (s *Sharded) Eval(ctx context.Context, batch ...Tensor) ([]Tensor, error) {
 	return s.eval(ctx, "", batch)
 }
 
-// EvalProgram is Eval of another program of the model, of that name: a model that also has the method
-// Programs() map[string]Program has other ways through it than Forward, such as the encoder alone, or one step of a decoder.
-// The batch is what the program takes.
+// EvalProgram is Eval of the program of the model that has this name. A model with the method
+// Programs() map[string]Program has other ways through it than Forward, such as the encoder alone,
+// or one step of a decoder. The batch is what the program takes.
 func (s *Sharded) EvalProgram(ctx context.Context, name string, batch ...Tensor) ([]Tensor, error) {
 	return s.eval(ctx, name, batch)
 }

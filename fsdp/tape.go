@@ -16,11 +16,12 @@ import (
 	"github.com/gofsdp/gofsdp/shard"
 )
 
-// A Model is plain Go code that calls modules. Forward is run once, by Wrap, without data and without shapes: it must make
-// the same calls whatever the batch. When training, the first result is the loss, of one element.
+// A Model is plain Go code that calls modules. Forward is run once, by Wrap, without data and
+// without shapes: it must make the same calls whatever the batch. When training, the first result
+// is the loss, of one element.
 //
-// in are the tensors of a batch. A model that also has the method Inputs() []string gets exactly those and has them named
-// in errors; others get MaxInputs references and use the first ones.
+// in are the tensors of a batch. A model that also has the method Inputs() []string gets exactly
+// those and has them named in errors; others get MaxInputs references and use the first ones.
 type Model interface {
 	Forward(t *Tape, in ...Ref) ([]Ref, error)
 }
@@ -28,11 +29,13 @@ type Model interface {
 // MaxInputs is the number of batch tensors offered to a model that does not name its inputs.
 const MaxInputs = 16
 
-// A Program is another way through a model than its Forward, such as the encoder alone, or one step of a decoder.
+// A Program is another way through a model than its Forward, such as the encoder alone, or one step
+// of a decoder.
 type Program func(t *Tape, in ...Ref) ([]Ref, error)
 
-// programmer is implemented by models that have more ways through them than Forward, which [Sharded.EvalProgram] runs by name.
-// Their calls are calls of Forward, by name and with equal modules, on other values.
+// programmer is implemented by models that have more ways through them than Forward, which
+// [Sharded.EvalProgram] runs by name. Their calls are calls of Forward, by name and with equal
+// modules, on other values.
 type programmer interface{ Programs() map[string]Program }
 
 // inputNamer is implemented by models that name their inputs.
@@ -84,8 +87,8 @@ type tapeParam struct {
 	call  int // that owns it
 }
 
-// Call records a call of m with the given name, which prefixes the names of its parameters and must be new, and returns
-// its first output. A mistake is reported by Wrap.
+// Call records a call of m with the given name, which prefixes the names of its parameters and must
+// be new, and returns its first output. A mistake is reported by Wrap.
 func (t *Tape) Call(name string, m Module, in ...Ref) Ref {
 	c := tapeCall{name: name, module: m}
 	if err := t.declare(&c); err != nil {
@@ -98,8 +101,8 @@ func (t *Tape) Call(name string, m Module, in ...Ref) Ref {
 	return t.record(c, in)
 }
 
-// Again records another call of the module that was called by that name, with the same parameters. The second call of "cell"
-// is known as "cell#2" in plans, events and errors, and to policies.
+// Again records another call of the module that was called by that name, with the same parameters.
+// The second call of "cell" is known as "cell#2" in plans, events and errors, and to policies.
 func (t *Tape) Again(name string, in ...Ref) Ref {
 	i, ok := t.byCall[name]
 	if !ok {
