@@ -117,7 +117,7 @@ func (s *Sharded) Load(ctx context.Context, dir string, opt optim.Optimizer, opt
 
 // replace drops what does not survive a change of the parameters, and changes them.
 func (s *Sharded) replace(ctx context.Context, st *store, what string, f *state.Filling) error {
-	if err := s.discard(ctx, s.life.takeLast()); err != nil { // its gathers may be reading what is to change
+	if err := s.discard(ctx, s.life.takeLast()); err != nil { // its gathers may read what is to change
 		return err
 	}
 	s.ZeroGrad()

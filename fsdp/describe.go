@@ -9,8 +9,8 @@ import (
 	"strings"
 )
 
-// describe returns v as text with what it points to, so that modules that are deeply equal read the same in every process.
-// What has no value outside one, such as a function, reads as its type.
+// describe returns v as text with what it points to, so that modules that are deeply equal read the
+// same in every process. What has no value outside one, such as a function, reads as its type.
 func describe(v any) string {
 	var b strings.Builder
 	writeValue(&b, reflect.ValueOf(v), 0)

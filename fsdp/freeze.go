@@ -17,7 +17,8 @@ import (
 // this rank needs it, for the new one to adopt; parameters that were frozen until now start with
 // none. A nil opt has no state; all ranks give an optimizer, or none does.
 //
-//	entries, err := m.Freeze(ctx, func(name string) bool { return !strings.HasPrefix(name, "head") }, opt)
+//	frozen := func(name string) bool { return !strings.HasPrefix(name, "head") }
+//	entries, err := m.Freeze(ctx, frozen, opt)
 //	next, err := optim.AdamW{}.New(m.Shards())
 //	err = next.Adopt(opt.Steps(), entries)
 //	opt = next
@@ -34,7 +35,7 @@ func (s *Sharded) Freeze(ctx context.Context, frozen func(name string) bool, opt
 	}
 	q := ranks.Ask{Call: "Freeze"}
 	if opt != nil {
-		q.Detail = " with an optimizer" // state that only some ranks bring would be zero in the pieces of the others
+		q.Detail = " with an optimizer" // else pieces of the others would be zero
 	}
 	if err := s.agree(ctx, q, err); err != nil {
 		return nil, err

@@ -16,9 +16,10 @@ const (
 	closed
 )
 
-// life is what a model has been through, which decides what may come next. Beside its health, four facts are independent of each
-// other: a Forward waits for its Backward, others are put aside, gradients are not reduced (the engine knows), and parameters or
-// optimizers are mixed, of which a part is old and a part is new.
+// life is what a model has been through, which decides what may come next. Beside its health, four
+// facts are independent of each other: a Forward waits for its Backward, others are put aside,
+// gradients are not reduced (the engine knows), and parameters or optimizers are mixed: partly old
+// and partly new.
 //
 //	Forward        forwarded: the last Forward, whose Backward is to come
 //	Hold           held: put aside
@@ -31,8 +32,9 @@ type life struct {
 	last   *pass          // forward done, backward to come
 	held   map[*Pass]bool // likewise, put aside
 
-	// State is read straight to where it belongs, so what breaks off in the middle of it leaves a mixture. Nobody may go on with
-	// that unawares: neither with parameters, nor with an optimizer after the parameters alone were loaded anew.
+	// State is read straight to where it belongs, so a failure in the middle leaves a mixture.
+	// Nobody may continue with it unawares: neither with parameters, nor with an optimizer after
+	// only the parameters were loaded again.
 	mixed    error // of a Load or Import that has broken off, until one succeeds
 	mixedOpt struct {
 		cause error // of one that was changing optimizers, or nil
@@ -44,21 +46,23 @@ var (
 	errClosed = errors.New("the model is closed")
 	errFormer = errors.New("the optimizer was made before Freeze: make a new one of Sharded.Shards, and let it Adopt what Freeze returned")
 	errHalf   = errors.New("the optimizer is not whole until it is loaded again, or made anew of Sharded.Shards")
-	// errOptimMixed is for parameters, too: who has changed a part of an optimizer may not go on unawares.
+	// errOptimMixed is for parameters, too: a caller who has changed a part of an optimizer must
+	// notice.
 	errOptimMixed = errors.New("a SetFullOptim has broken off: the optimizers are not whole until a SetFullOptim, Load or Import succeeds")
 )
 
-// tolerance says in which states a method may be called; the zero value is the strictest. No method that others have to take part in
-// may be called on a model that is broken or closed.
+// tolerance says in which states a method may be called; the zero value is the strictest. No
+// collective method may be called on a model that is broken or closed.
 type tolerance struct {
 	broken    bool // but not closed
 	mixed     bool
 	held      bool
 	unreduced bool
-	last      bool // a Forward that waits for its Backward; all methods but Step discard it, need it, or leave it
+	last      bool // a Forward that waits for its Backward; only Step refuses
 }
 
-// tolerances are those of all methods. The fields of tolerance are in the order in which a refusal is looked for.
+// tolerances are those of all methods. may looks for a refusal in the order of the fields of
+// tolerance.
 var tolerances = map[string]tolerance{
 	"Forward":        {held: true, unreduced: true, last: true},
 	"Backward":       {held: true, unreduced: true, last: true},
@@ -84,7 +88,8 @@ var tolerances = map[string]tolerance{
 	"Step":           {broken: true},
 }
 
-// may returns why a method cannot be called now, or nil. unreduced is the number of passes whose gradients are not reduced.
+// may returns why a method cannot be called now, or nil. unreduced is the number of passes whose
+// gradients are not reduced.
 func (l *life) may(method string, unreduced int) error {
 	t := tolerances[method]
 	switch {
@@ -104,7 +109,8 @@ func (l *life) may(method string, unreduced int) error {
 	return nil
 }
 
-// mayStep returns why an optimizer must not step that is made of what call number list of Shards has returned.
+// mayStep returns why an optimizer must not step, or nil. It was made of what call number list of
+// Shards has returned.
 func (l *life) mayStep(list, unreduced int) error {
 	if l.mixedOpt.cause != nil && list <= l.mixedOpt.lists && l.health != closed && l.mixed == nil {
 		return l.mixedOpt.cause
@@ -112,14 +118,15 @@ func (l *life) mayStep(list, unreduced int) error {
 	return l.may("Step", unreduced)
 }
 
-// broke says that a failure in the middle of something has ended the use of the model.
+// broke records that a failure in the middle of something has ended the use of the model.
 func (l *life) broke(cause error) {
 	if l.health == running {
 		l.health, l.cause = broken, cause
 	}
 }
 
-// mixing says that parameters are about to change, and optimizers, too, if opt is true. It stands until settled.
+// mixing records that parameters are about to change, and optimizers, too, if opt is true. It
+// stands until settled.
 func (l *life) mixing(what string, opt bool, lists int) {
 	l.mixed = fmt.Errorf("%s has broken off: parameters are not whole until a Load or Import succeeds", what)
 	if opt {
@@ -127,19 +134,20 @@ func (l *life) mixing(what string, opt bool, lists int) {
 	}
 }
 
-// mixingOpt says that optimizers are about to change, or have broken off in the middle of that.
+// mixingOpt records that optimizers are about to change, or that a change has failed in the middle.
 func (l *life) mixingOpt(what string, lists int) {
 	l.mixedOpt.cause, l.mixedOpt.lists = fmt.Errorf("%s has broken off: %w", what, errHalf), lists
 }
 
-// settled says that all of the parameters is there, and of the optimizers if opt is true.
+// settled records that the parameters are whole again, and the optimizers if opt is true.
 func (l *life) settled(opt bool) {
 	if l.mixed = nil; opt {
 		l.mixedOpt.cause = nil
 	}
 }
 
-// settledOpt says that all of the optimizers is there, and of the parameters if it was they that broke off.
+// settledOpt records that the optimizers are whole again, and the parameters if only a SetFullOptim
+// had made them mixed.
 func (l *life) settledOpt() {
 	if errors.Is(l.mixed, errOptimMixed) {
 		l.mixed = nil
@@ -147,7 +155,7 @@ func (l *life) settledOpt() {
 	l.mixedOpt.cause = nil
 }
 
-// takeLast returns the last Forward, whose end is the caller's now, or nil.
+// takeLast returns the last Forward, or nil. The caller ends it.
 func (l *life) takeLast() *pass {
 	p := l.last
 	l.last = nil
@@ -165,7 +173,8 @@ func (l *life) waiting() (list []*pass) {
 	return list
 }
 
-// refusal returns why the pieces that opt was made of are of no use, if it is for one of these reasons. opt may be nil.
+// refusal returns why the pieces that opt was made of are of no use, if it is for one of these
+// reasons. opt may be nil.
 func refusal(opt optim.Optimizer, reasons ...error) error {
 	if opt == nil {
 		return nil

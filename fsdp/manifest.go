@@ -10,7 +10,8 @@ import (
 	"github.com/gofsdp/gofsdp/internal/exec"
 )
 
-// manifest is what all ranks must agree on, as text, so that a difference can be shown: one fact a line.
+// manifest is what all ranks must agree on, as text, so that a difference can be shown: one fact a
+// line.
 func manifest(cfg *Config, tr *trace, m *layout.Model, units []*unit) string {
 	var b strings.Builder
 	for _, field := range []struct {

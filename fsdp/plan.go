@@ -12,7 +12,8 @@ import (
 	"github.com/gofsdp/gofsdp/internal/program"
 )
 
-// A Plan says what training on a batch will take, before anything runs. Bytes are those of one rank.
+// A Plan says what training on a batch will take, before anything runs. Bytes are those of one
+// rank.
 type Plan struct {
 	Params        int         // elements of the whole model
 	Ranks         int         // that share them
@@ -20,7 +21,7 @@ type Plan struct {
 	ShardBytes    int         // this rank's parameters and gradients, padding included
 	StateBytes    int         // of the optimizers that were made so far
 	SnapshotBytes int         // of what SaveAsync has copied, which is kept
-	PassBytes     int         // most bytes of gathered parameters, gradients, activations and scratch at once
+	PassBytes     int         // most at once: gathered parameters, gradients, activations, scratch
 
 	// The same bytes by where they lie. The two need not be largest at the same time.
 	MappedBytes int // most at once in files (Config.OffloadDir)
@@ -33,9 +34,10 @@ type Plan struct {
 	Schedule   []string // the operations of a pass
 }
 
-// GroupPlan describes a flat group: the parameters of a unit, or those of one kind if it has several.
+// GroupPlan describes a flat group: the parameters of a unit, or those of one kind if it has
+// several.
 type GroupPlan struct {
-	Name     string   // of the unit, and the kind in brackets: frozen, ignored, full (precision), buffers
+	Name     string   // of the unit, and the kind: (frozen), (ignored), (full), (buffers)
 	Strategy Strategy // of its unit
 	Params   int      // parameters
 	Len      int      // their elements
@@ -49,8 +51,8 @@ type GroupPlan struct {
 // Peak returns the most bytes that will be counted at once, in files and elsewhere.
 func (p *Plan) Peak() int { return p.ShardBytes + p.StateBytes + p.SnapshotBytes + p.PassBytes }
 
-// Plan plans a training pass on a batch of the shapes of these tensors, whose contents do not matter: one that begins now,
-// inside NoSync if it is. It is not a collective.
+// Plan plans a training pass on a batch of the shapes of these tensors, whose contents do not
+// matter: a pass that begins now, inside NoSync if the call is. It is not a collective.
 func (s *Sharded) Plan(batch ...Tensor) (*Plan, error) {
 	var c *engine.Compiled
 	err := s.may("Plan")
@@ -90,7 +92,8 @@ func (s *Sharded) Plan(batch ...Tensor) (*Plan, error) {
 	return p, nil
 }
 
-// divide says which of the bytes lie in files, and which in RAM. What was live before the pass is there all through it.
+// divide says which of the bytes lie in files, and which in RAM. What was live before the pass
+// stays live during it.
 func (p *Plan) divide(pass *program.Plan, inFile func(arena.Class) bool) {
 	p.MappedBytes = pass.MostLive(inFile)
 	p.RAMBytes = pass.MostLive(func(c arena.Class) bool { return !inFile(c) })
@@ -149,7 +152,7 @@ func bytesText(n int) string {
 // Memory counts the bytes that this rank holds now.
 type Memory struct {
 	Live     int // parameters, gradients, optimizer state and buffers in use
-	Mapped   int // of these, what lies in files (Config.OffloadDir): the system keeps in RAM what it has room for
+	Mapped   int // of these, in files (Config.OffloadDir), in RAM where it has room
 	Peak     int // most live at once since the last ResetPeak, or the beginning
 	Reserved int // live, and freed buffers kept for the next step
 }
@@ -179,7 +182,7 @@ type Event struct {
 	Begin    time.Time // of the operation on this rank
 	Duration time.Duration
 	Shadow   bool // the rank has no batch and takes part without computing
-	Live     int  // bytes of counted memory when it ends, with what it is about to free, scratch excluded
+	Live     int  // bytes counted when it ends, before it frees any, without scratch
 }
 
 // newEvent returns the event of a step on a rank.

@@ -14,14 +14,15 @@ import (
 	"github.com/gofsdp/gofsdp/optim"
 )
 
-// Sharded is one rank's handle of a wrapped model. The methods that take a context are collective: every rank of the group
-// calls the same ones in the same order. It is not safe for concurrent use.
+// Sharded is one rank's handle of a wrapped model. The methods that take a context are collective:
+// every rank of the group calls the same ones in the same order. It is not safe for concurrent use.
 //
-// Errors that ranks find before a pass starts, such as a batch of the wrong shape, a token out of range or a loss that is
-// NaN, are returned on every rank and leave parameters and gradients as they were. An error in the middle of a pass, such as
-// a context that ends or an operation of the user's that fails, fails the group: a rank that has finished the pass already
-// gets the error from its next call, and no rank can use the model further. So may a context that has ended before a pass: a
-// rank that gives up waiting for the others cannot know what they make of it.
+// Errors that ranks find before a pass starts, such as a batch of the wrong shape, a token out of
+// range or a loss that is NaN, are returned on every rank and leave parameters and gradients as
+// they were. An error in the middle of a pass, such as a context that ends or an operation of the
+// user's that fails, fails the group: a rank that has finished the pass already gets the error from
+// its next call, and no rank can use the model any more. A context that ends before a pass may do
+// the same: a rank that stops waiting for the others cannot know what they have decided.
 type Sharded struct {
 	*arrangement
 	trace  *trace // of Forward
@@ -39,7 +40,8 @@ type Sharded struct {
 	lists    int  // calls of Shards so far
 }
 
-// An arrangement is what the configuration has made of the model. It does not change: Freeze makes another.
+// An arrangement is what the configuration has made of the model. It does not change: Freeze makes
+// another.
 type arrangement struct {
 	cfg    Config
 	units  []*unit
@@ -47,9 +49,10 @@ type arrangement struct {
 	meshes []ranks.Mesh // by flat group
 }
 
-// Wrap shards m over the ranks of cfg.Group. It runs m.Forward once to learn the calls, groups their parameters, compiles
-// the passes, checks that all ranks mean the same model, and draws this rank's share of the initial parameters. It is a
-// collective: every rank calls it, and if one fails all return an error.
+// Wrap shards m over the ranks of cfg.Group. It runs m.Forward once to record the calls, groups
+// their parameters, compiles the passes, checks that all ranks mean the same model, and draws this
+// rank's share of the initial parameters. It is a collective: every rank calls it, and if one fails
+// all return an error.
 func Wrap(m Model, cfg Config) (*Sharded, error) { return WrapContext(context.Background(), m, cfg) }
 
 // WrapContext is Wrap with a context that bounds the exchange with the other ranks.
@@ -64,7 +67,8 @@ func WrapContext(ctx context.Context, m Model, cfg Config) (*Sharded, error) {
 	return s, nil
 }
 
-// wrap does what needs no other rank, compares it with the others, and then makes this rank's share.
+// wrap does what needs no other rank, compares it with the others, and then makes this rank's
+// share.
 func (s *Sharded) wrap(ctx context.Context, m Model) error {
 	model, err := s.prepare(m)
 	_, err = s.team.Agree(ctx, &ranks.Ask{Call: "Wrap", Number: 1}, err)
@@ -151,15 +155,17 @@ func (s *Sharded) share() error {
 	return draw(s.layout, shards, s.trace.params, s.cfg.Seed)
 }
 
-// Shards returns the pieces of the trained parameters that this rank owns, with their gradients, for an optimizer. The memory is
-// the model's: values may be written between passes, and both are valid until Freeze or Close. A rank may own nothing.
+// Shards returns the pieces of the trained parameters that this rank owns, with their gradients,
+// for an optimizer. The memory is the model's: values may be written between passes, and both are
+// valid until Freeze or Close. A rank may own nothing.
 //
-// A parameter that no Backward since ZeroGrad has reached has no gradient, and an optimizer leaves it alone. Gradients of
-// passes inside NoSync are not in the shards yet. An optimizer refuses to step then, between a Forward and its Backward, and
-// after Freeze and Close.
+// A parameter that no Backward since ZeroGrad has reached has no gradient, and an optimizer leaves
+// it alone. Gradients of passes inside NoSync are not in the shards until they are reduced. An
+// optimizer refuses to step while there are any, between a Forward and its Backward, and after
+// Freeze and Close.
 //
-// The state of an optimizer that is made of these pieces lies where the shards do, and is counted with them until Freeze or
-// Close, also when the optimizer is no longer in use.
+// The state of an optimizer made of these pieces lies where the shards do, and is counted with them
+// until Freeze or Close, even when the optimizer is no longer in use.
 func (s *Sharded) Shards() []optim.Param {
 	if s.life.health == closed {
 		return nil
@@ -188,7 +194,8 @@ func (s *Sharded) Shards() []optim.Param {
 	return list
 }
 
-// ready says why an optimizer must not touch shards now, which call number list of Shards has returned under layout l.
+// ready returns why an optimizer must not touch shards now, or nil. Call number list of Shards
+// returned them, under layout l.
 func (s *Sharded) ready(l *layout.Layout, list int) error {
 	if l != s.layout && s.life.health != closed {
 		return errFormer
@@ -205,7 +212,8 @@ func (s *Sharded) allocState(shards engine.Shards, group, n int) (optim.Vec, err
 	return v, nil
 }
 
-// ZeroGrad drops all gradients, those that are not reduced yet included. Without it, the next Backward adds to them.
+// ZeroGrad drops all gradients, those that are not reduced yet included. Without it, the next
+// Backward adds to them.
 func (s *Sharded) ZeroGrad() {
 	if s.life.health == closed {
 		return
@@ -216,13 +224,14 @@ func (s *Sharded) ZeroGrad() {
 	}
 }
 
-// Close gives back the memory of parameters, gradients and buffers. From then on collective methods return an error, and
-// what Shards returned must not be touched, nor an optimizer stepped that was made of it: the memory may not be there.
-// Closing again does nothing.
+// Close gives back the memory of parameters, gradients and buffers. From then on collective methods
+// return an error. What Shards returned must not be touched, and an optimizer made of it must not
+// step: the memory may not be there. Closing again does nothing.
 //
-// Close is not a collective, but after a Forward without a Backward it waits for the gathers that were begun, and after
-// SaveAsync until the checkpoint is written, whose error it returns unless Wait has. It leaves the group open, which best outlives
-// the model: if the memory was the group's and has gone with it, Close says so, and nothing worse happens.
+// Close is not a collective, but after a Forward without a Backward it waits for the gathers under
+// way, and after SaveAsync until the checkpoint is written, whose error it returns unless Wait has.
+// It leaves the group open, which should outlive the model: if the memory was the group's and has
+// gone with it, Close returns an error and nothing worse happens.
 func (s *Sharded) Close() error {
 	if s.life.health == closed {
 		return nil
@@ -249,8 +258,8 @@ func (s *Sharded) giveBack() error {
 	return errors.Join(err, s.saver.Close(), s.team.Close())
 }
 
-// A PeerError is the failure of another rank before a pass, reported on this one, so that no rank waits for a rank that will not
-// come.
+// A PeerError is the failure of another rank before a pass, reported on this one, so that no rank
+// waits for a rank that will not come.
 type PeerError struct {
 	Rank    int
 	Message string

@@ -169,7 +169,7 @@ func (s *Sharded) set(ctx context.Context, r ranks.Ask, err error, root int, par
 		return st.end(err)
 	}
 	defer plan.Close()
-	if err := s.discard(ctx, s.life.takeLast()); err != nil { // its gathers may be reading what is to change
+	if err := s.discard(ctx, s.life.takeLast()); err != nil { // its gathers may read what is to change
 		return err
 	}
 	return st.end(plan.Run(ctx))

@@ -75,7 +75,7 @@ func (st *store) Agree(ctx context.Context, hash uint64, err error) error {
 // Fail implements state.Team.
 func (st *store) Fail(err error) error {
 	if st.s.life.health == running {
-		_ = st.s.end(st.Team.Fail(fmt.Errorf("%s: %w", st.ask.Call, err))) // which the method returns as err
+		_ = st.s.end(st.Team.Fail(fmt.Errorf("%s: %w", st.ask.Call, err))) // the method returns err
 	}
 	return &ranks.LostError{Err: err}
 }

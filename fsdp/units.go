@@ -117,9 +117,8 @@ func (u *unit) decide(cfg *Config) (err error) {
 	return nil
 }
 
-// hold returns how long the parameters of a kind stay whole in a pass.
-
-// arrange lays the units out in flat groups and finds the ranks that share them. It is a collective.
+// arrange lays the units out in flat groups and finds the ranks that share them. It is a
+// collective.
 func arrange(ctx context.Context, team *ranks.Team, m *layout.Model, cfg Config, units []*unit) (*arrangement, error) {
 	a := &arrangement{cfg: cfg, units: units}
 	own, err := meet(ctx, team, units)
@@ -148,8 +147,8 @@ func arrange(ctx context.Context, team *ranks.Team, m *layout.Model, cfg Config,
 	return a, nil
 }
 
-// meet returns the ranks of the units that have groups of their own, by unit. Every rank learns of all those groups. It is a
-// collective if there are any.
+// meet returns the ranks of the units that have groups of their own, by unit. Every rank learns of
+// all those groups. It is a collective if there are any.
 func meet(ctx context.Context, team *ranks.Team, units []*unit) ([]*layout.Own, error) {
 	own := make([]*layout.Own, len(units))
 	var mine []int64 // leader and rank in every group of the user's
@@ -191,7 +190,8 @@ func meet(ctx context.Context, team *ranks.Team, units []*unit) ([]*layout.Own, 
 	return own, nil
 }
 
-// abortOwn fails the groups of the user's that this rank has met or was about to: their other ranks may wait for it there.
+// abortOwn fails the user's groups that this rank has met or was about to meet: their other ranks
+// may be waiting for it there.
 func abortOwn(units []*unit, err error) {
 	for _, u := range units {
 		if u.group != nil {
