@@ -33,14 +33,14 @@ type Compiled struct {
 	Zero   [][]shard.Span // by group: bytes of the full gradients that no call writes
 	Loss   int            // buffer of the loss
 	Seed   int            // buffer of its gradient, or -1
-	Hash   uint64         // of the program and of which parameters get a gradient; of 63 bits, as ranks agree on
+	Hash   uint64         // of the program and of which parameters get a gradient; 63 bits
 
 	home   []layout.Place // by parameter
 	inputs []exec.Value   // shapes and types of the batch; Bytes is nil
 }
 
-// Needs are what a training pass turns out to need when its calls are compiled for a batch: the part of its schedule that a rank
-// without a batch cannot know.
+// Needs are what a training pass turns out to need when its calls are compiled for a batch: the
+// part of its schedule that a rank without a batch cannot know.
 type Needs struct {
 	Reads [][]bool // by call: which of its parameters backward reads; nil for all
 	Grad  []bool   // by parameter: whether it gets a gradient
@@ -105,8 +105,8 @@ func (e *Engine) newCompiled(v Variant) *Compiled {
 	}
 }
 
-// compile infers the shapes of all values, compiles every call, schedules the pass with what the calls turn out to read in
-// backward, and plans the buffers.
+// compile infers the shapes of all values, compiles every call, schedules the pass with what the
+// calls turn out to read in backward, and plans the buffers.
 func (e *Engine) compile(v Variant, batch []exec.Value) (*Compiled, error) {
 	c := e.newCompiled(v)
 	c.inputs, c.Calls = shapeless(batch), make([]Call, len(c.Model.Calls))
@@ -157,8 +157,8 @@ func (e *Engine) Check(l *layout.Layout) (Programs, error) {
 	return programs, nil
 }
 
-// program returns the schedule of a pass whose calls read these of their parameters in backward; nil means all. What is compiled
-// is verified, and kept in programs.
+// program returns the schedule of a pass whose calls read these of their parameters in backward;
+// nil means all. It verifies what it compiles, and keeps it in programs.
 func (e *Engine) program(l *layout.Layout, programs Programs, v Variant, reads [][]bool) (*program.Program, error) {
 	key := fmt.Sprint(v, reads)
 	if p := programs[key]; p != nil {

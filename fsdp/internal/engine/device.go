@@ -11,22 +11,25 @@ import (
 	"github.com/gofsdp/gofsdp/optim"
 )
 
-// A Device owns memory and executes operations, in the order in which they are issued. It may return before it has done so: the
-// methods that give something back to the caller, and those that say so, wait for all before. An error of what was issued earlier
-// may come from any later method, as an [OpError] if it was an operation of a pass.
+// A Device owns memory and executes operations, in the order in which they are issued. It may
+// return before it has executed them: the methods that give something back to the caller, and those
+// that say so, wait for everything before. An error of an earlier operation may come from any later
+// method, as an [OpError] if it was an operation of a pass.
 //
 // All methods of a Device, its Shards and Frames are called by one goroutine.
 type Device interface {
-	// NewShards allocates the shards of a layout whose groups lie on these meshes, all zero. What it has allocated before an error
-	// is freed again.
+	// NewShards allocates the shards of a layout whose groups lie on these meshes, all zero. What
+	// it has allocated before an error is freed again.
 	NewShards(l *layout.Layout, meshes []ranks.Mesh) (Shards, error)
-	// Open begins a pass on a batch that stays as it is until the pass ends. Nothing is allocated yet.
+	// Open begins a pass on a batch that stays as it is until the pass ends. Nothing is allocated
+	// yet.
 	Open(c *Compiled, s Shards, batch []exec.Value) Frame
 
-	// MaxAbs returns the largest magnitude in each vector, which is not finite if an element is not. It waits once for all.
+	// MaxAbs returns the largest magnitude in each vector, which is not finite if an element is
+	// not. It waits once for all.
 	MaxAbs(vs []optim.Vec) ([]float64, error)
-	// Squares returns the exact sums of squares of the vectors, in words of package vec, none of whose elements exceeds the bound
-	// of the vector. It waits once for all.
+	// Squares returns the exact sums of squares of the vectors, in words of package vec. No element
+	// exceeds the bound of its vector. It waits once for all.
 	Squares(vs []optim.Vec, bounds []float64) ([][4]float64, error)
 	// Scale multiplies the elements of the vectors by c.
 	Scale(vs []optim.Vec, c float64) error
@@ -51,18 +54,21 @@ type Device interface {
 
 // Shards are this rank's part of the parameters of a layout, and of their gradients.
 type Shards interface {
-	// Value returns the shard of a group's parameters: as many elements as Flat.ShardLen of the group says.
+	// Value returns the shard of a group's parameters: as many elements as Flat.ShardLen of the
+	// group says.
 	Value(group int) optim.Vec
 	// Grad returns the shard of a group's gradients, or nil if it has none.
 	Grad(group int) optim.Vec
-	// Alloc returns n elements in the type of a group, for the state of an optimizer. They live as long as the shards.
+	// Alloc returns n elements in the type of a group, for the state of an optimizer. They live as
+	// long as the shards.
 	Alloc(group, n int) (optim.Vec, error)
 	// Average gives the values of a group their mean over the ranks that have it.
 	Average(ctx context.Context, group int) error
 
 	// Whole tells whether a pass has left whole gradients of a group, which are not reduced.
 	Whole(group int) bool
-	// ReduceWhole adds the sums over the ranks of the whole gradients to the shard, and frees them. See Frame.Reduce and Drain.
+	// ReduceWhole adds the sums over the ranks of the whole gradients to the shard, and frees them.
+	// See Frame.Reduce and Drain.
 	ReduceWhole(ctx context.Context, group int, before float32, after float64) error
 	// DropWhole frees the whole gradients of all groups.
 	DropWhole()
@@ -71,40 +77,47 @@ type Shards interface {
 	Free()
 }
 
-// A Frame is a pass under way on a Device: its buffers, and the operations of its plan, which are called in that order.
+// A Frame is a pass under way on a Device: its buffers, and the operations of its plan, which are
+// called in that order.
 type Frame interface {
-	// Enter allocates the buffers of a step of the plan, and sets to zero what of gradients no call writes.
+	// Enter allocates the buffers of a step of the plan, and clears the gradients in them that no
+	// call writes.
 	Enter(step int) error
 	// Leave frees the buffers that a step is the last to use.
 	Leave(step int)
 
-	// Forward and Backward run a call. Random numbers follow from the seed, and there are none in an evaluation.
+	// Forward and Backward run a call. Random numbers follow from the seed, and there are none in
+	// an evaluation.
 	Forward(step *program.Step, seed uint64) error
 	Backward(step *program.Step, seed uint64) error
 	// Seed sets the gradient of the loss.
 	Seed(scale float64) error
-	// Gather begins to gather the parameters of a group. They are there after Wait.
+	// Gather begins to gather the parameters of a group. Wait returns when they are there.
 	Gather(group int) error
 	Wait(ctx context.Context, group int) error
-	// Reduce begins to sum the gradients of a group over the ranks that share them, times before if they travel in 16 bits. Sync
-	// goes on over the replicas. Drain adds the sum, times after, to the shard.
+	// Reduce begins to sum the gradients of a group over the ranks that share them, times before if
+	// they travel in 16 bits. Sync continues over the replicas. Drain adds the sum, times after, to
+	// the shard.
 	Reduce(group int, before float32) error
 	Sync(ctx context.Context, group int) error
 	Drain(ctx context.Context, group int, after float64) error
 
-	// Number waits for a buffer of one number and returns it. Result waits for a buffer and copies it.
+	// Number waits for a buffer of one number and returns it. Result waits for a buffer and copies
+	// it.
 	Number(buffer int) (float64, error)
 	Result(buffer int, to []byte) error
 
-	// Switch makes the pass one by another plan of the same calls: what that has no use for is freed.
+	// Switch makes the pass one by another plan of the same calls, and frees what that has no use
+	// for.
 	Switch(c *Compiled)
-	// Inherit takes over the whole gradients that the plan adds to, Bequeath leaves those that it does not reduce.
+	// Inherit takes over the whole gradients that the plan adds to. Bequeath leaves those that it
+	// does not reduce.
 	Inherit()
 	Bequeath()
 
 	// Await waits for the gathers in flight, whose group it returns with an error.
 	Await(ctx context.Context) (group int, err error)
-	// Settle waits for all collectives in flight, which is over when they have failed, too.
+	// Settle waits until all collectives in flight are over, failed ones included.
 	Settle()
 	// Free frees all buffers.
 	Free()

@@ -62,8 +62,8 @@ func New(dev Device, team *ranks.Team, o Options) *Engine {
 	return &Engine{o: o, dev: dev, team: team, absent: make(map[absentKey]*Compiled)}
 }
 
-// Adopt has the engine go on with another layout, for which Check has returned programs. The shards it had are freed. No
-// gradients are left.
+// Adopt makes the engine use another layout, for which Check has returned programs. The shards it
+// had are freed. No gradients are left.
 func (e *Engine) Adopt(l *layout.Layout, s Shards, programs Programs) {
 	if e.shards != nil {
 		e.shards.DropWhole()
@@ -129,8 +129,8 @@ func (e *Engine) SyncGrads(ctx context.Context) error {
 	return nil
 }
 
-// CheckBatch finds the tokens and targets that are out of range while the batch can still be refused: in the middle of a pass they
-// would cost the model.
+// CheckBatch finds the tokens and targets that are out of range while the batch can still be
+// refused. In the middle of a pass they would end the use of the model.
 func (c *Compiled) CheckBatch(batch []exec.Value) error {
 	for i, call := range c.Model.Calls {
 		for j, r := range call.In {
@@ -145,8 +145,8 @@ func (c *Compiled) CheckBatch(batch []exec.Value) error {
 	return nil
 }
 
-// remember keeps what a training pass has turned out to need, for passes without a batch. It returns what is kept, the same for
-// equal needs: passes are found by it.
+// remember keeps what a training pass has turned out to need, for passes without a batch. It
+// returns what is kept, the same for equal needs: passes are found by it.
 func (e *Engine) remember(n *Needs) *Needs {
 	if e.needs == nil || !reflect.DeepEqual(n, e.needs) {
 		e.needs = n
@@ -161,7 +161,8 @@ type absentKey struct {
 	*Needs
 }
 
-// Absent returns a pass without computation, which in training needs what n says: what is known last, if it is nil.
+// Absent returns a pass without computation. In training it needs what n says, or what is known
+// last if n is nil.
 func (e *Engine) Absent(v Variant, n *Needs) (*Compiled, error) {
 	switch {
 	case v.Eval:

@@ -11,12 +11,13 @@ import (
 	"github.com/gofsdp/gofsdp/optim"
 )
 
-// Host is the Device that computes with the processor, in the memory of the process. It has done everything when it returns.
+// Host is the Device that computes with the processor, in the memory of the process. It has done
+// everything when it returns.
 //
-// What lives in files is memory to everybody who reads and writes it: the schedule, the collectives and the optimizer are the same,
-// and so are the bits. The system decides what of it is in RAM, and the schedule tells it what comes next: see readAhead. It does
-// not say what is done with, as package mapped could. Writing pages back after each use made a pass three to six times as long
-// where there was RAM for all of them, and half as long again where every page came from the disk.
+// What lives in files is memory to everybody who reads and writes it: the schedule, the collectives
+// and the optimizer are the same, and so are the bits. The system decides what of it is in RAM. The
+// schedule tells the system what comes next (see readAhead), but not what is no longer needed, as
+// package mapped could: that made passes longer, see internal/EXPERIMENTS.md.
 type Host struct {
 	arena  *arena.Arena
 	files  *mapped.Files // or nil

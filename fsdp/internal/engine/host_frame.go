@@ -60,9 +60,9 @@ func (f *hostFrame) free(id int) {
 	f.blocks[id] = nil
 }
 
-// readAhead has the system read what step at of a pass is not the one to wait for: the shard of the next gather while this one is
-// under way, and the gradients that a reduction will be added to. Passes that found no page in RAM were 10 to 30 % shorter for it;
-// those that found all of them took the same time.
+// readAhead has the system read pages that step at of a pass does not wait for: the shard of the
+// next gather while this one is under way, and the gradients that a reduction will be added to. See
+// internal/EXPERIMENTS.md for what it saves.
 func (f *hostFrame) readAhead(at int) {
 	if f.h.files == nil {
 		return
@@ -107,16 +107,16 @@ func (f *hostFrame) Backward(step *program.Step, seed uint64) error {
 	return f.h.runner.Backward(f.Calls[step.Call].Unit, call)
 }
 
-// swap exchanges two buffers of the same length: a module's buffer takes its new value, and the old one, which backward may read,
-// stays where that was.
+// swap exchanges two buffers of the same length: a module's buffer takes its new value, and the old
+// one, which backward may read, takes its place.
 func swap(a, b []byte) {
 	for i := range a {
 		a[i], b[i] = b[i], a[i]
 	}
 }
 
-// bind says where the operands of a call are. What is not there is what the call does not use. The caller frees the scratch
-// memory that comes with it.
+// bind says where the operands of a call are. It leaves out what the call does not use. The caller
+// frees the scratch memory that comes with it.
 func (f *hostFrame) bind(step *program.Step, seed uint64) (call *exec.Call, work *arena.Block, err error) {
 	b := &f.Calls[step.Call]
 	call = &b.bindings

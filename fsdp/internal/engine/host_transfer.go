@@ -8,9 +8,10 @@ import (
 	"github.com/gofsdp/gofsdp/internal/kernel/vec"
 )
 
-// A full buffer of a group has the elements of all ranks in the type of the computation. What travels in 16 bits does so
-// inside of it, without memory of its own: parameters arrive in its second half and are widened from its start, which never
-// overtakes what is still to be read; gradients are narrowed into its first half.
+// A full buffer of a group has the elements of all ranks in the type of the computation. What
+// travels in 16 bits does so inside of it, without memory of its own. Parameters arrive in its
+// second half and are widened from its start, which never overtakes what is still to be read.
+// Gradients are narrowed into its first half.
 
 // startGather issues the all-gather of the parameters into full.
 func (f *flatGroup) startGather(full []byte) comm.Work {
@@ -31,8 +32,9 @@ func (f *flatGroup) finishGather(full []byte) {
 	}
 }
 
-// startReduce issues the sum of the gradients in full over the ranks that share the parameters; if every rank has all of
-// them, over the replicas. They are multiplied by c first if they travel in 16 bits.
+// startReduce issues the sum of the gradients in full over the ranks that share the parameters; if
+// every rank has all of them, over the replicas. Gradients that travel in 16 bits are multiplied by
+// c first.
 func (f *flatGroup) startReduce(full []byte, c float32) comm.Work {
 	if f.Reduce != f.Compute {
 		f.narrow(f.traveling(full), full, f.Reduce, c)

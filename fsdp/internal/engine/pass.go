@@ -35,8 +35,8 @@ type Step struct {
 	Absent bool
 }
 
-// Start begins a pass that ranks have agreed on: only now any buffer may be touched, for the memory of a group that was closed may
-// be gone.
+// Start begins a pass that ranks have agreed on. No buffer may be touched before that, because the
+// memory of a group that was closed may be gone.
 func (e *Engine) Start(c *Compiled, batch []exec.Value) *Pass {
 	phase := arena.Training
 	if c.Eval {
@@ -58,7 +58,7 @@ func (p *Pass) Forward(ctx context.Context) (err error) {
 	return nil
 }
 
-// Backward runs the other half, by the schedule of c: what becomes of the gradients may have been decided after the forward.
+// Backward runs the other half. Switch may have changed its schedule since the forward.
 func (p *Pass) Backward(ctx context.Context) error {
 	e := p.e
 	e.dev.Begin(arena.Training)
@@ -84,7 +84,7 @@ func (p *Pass) Switch(c *Compiled) {
 	}
 }
 
-// Eval runs an evaluation, and has each of its results copied to where room says. The pass is over then.
+// Eval runs an evaluation, and copies each of its results to where room says. It ends the pass.
 func (p *Pass) Eval(ctx context.Context, room func(shape []int) []byte) error {
 	if err := p.run(ctx, 0, len(p.Plan.Steps)); err != nil {
 		return err
@@ -102,8 +102,9 @@ func (p *Pass) Eval(ctx context.Context, room func(shape []int) []byte) error {
 	return p.e.endStep()
 }
 
-// Discard ends a forward that gets no backward. Gathers for the backward may be in flight: their buffers are the group's until
-// they are waited for. If the model has failed already, that is left to Settle.
+// Discard ends a forward that gets no backward. Gathers for the backward may be in flight: their
+// buffers are the group's until they are waited for. If the model has failed already, Settle does
+// that.
 func (p *Pass) Discard(ctx context.Context, failed bool) error {
 	e := p.e
 	if failed {
@@ -118,7 +119,7 @@ func (p *Pass) Discard(ctx context.Context, failed bool) error {
 	return e.endStep()
 }
 
-// endStep lets go of memory that steps have stopped using.
+// endStep gives up memory that steps have stopped using.
 func (e *Engine) endStep() error {
 	if err := e.dev.EndStep(); err != nil {
 		return e.team.Fail(err)
@@ -126,8 +127,8 @@ func (e *Engine) endStep() error {
 	return nil
 }
 
-// run executes steps from to to of the plan. An error in the middle of a pass leaves the other ranks waiting for this one: it
-// fails all groups, so that they return it too.
+// run executes steps from to to of the plan. An error in the middle of a pass leaves the other
+// ranks waiting for this one: it fails all groups, so that they return it too.
 func (p *Pass) run(ctx context.Context, from, to int) error {
 	for i := from; i < to; i++ {
 		step := &p.Plan.Steps[i]
@@ -143,7 +144,8 @@ func (p *Pass) run(ctx context.Context, from, to int) error {
 	return nil
 }
 
-// fail ends the pass, and the model. Operations may fail after the device has taken them on: then err knows which.
+// fail ends the pass, and the model. Operations may fail after the device has accepted them: then
+// err says which.
 func (p *Pass) fail(op program.Op, err error) error {
 	var late *OpError
 	if errors.As(err, &late) {
@@ -153,8 +155,9 @@ func (p *Pass) fail(op program.Op, err error) error {
 	return p.e.team.Fail(fmt.Errorf("pass %d: %s: %w", p.Number, p.Plan.Program.Text(op), err))
 }
 
-// execute runs a step. A kernel panics on what no forward would have let through, such as a batch that was modified before its
-// backward, and Options.Trace is the user's: that fails the pass like any other error.
+// execute runs a step. A kernel panics on what no forward would have let through, such as a batch
+// that was modified before its backward, and Options.Trace is the user's: a panic fails the pass
+// like any other error.
 func (p *Pass) execute(ctx context.Context, i int, step *program.Step) (err error) {
 	defer func() {
 		if r := recover(); r != nil {
@@ -206,9 +209,9 @@ func (p *Pass) operate(ctx context.Context, step *program.Step) error {
 	return nil
 }
 
-// callSeed returns the seed of the random numbers of a call: another one for each rank, training pass and call. Passes of other
-// kinds do not count, so that an evaluation between two steps leaves the training as it is. The finaliser is that of SplitMix64
-// (Steele, Lea and Flood, 2014).
+// callSeed returns the seed of the random numbers of a call: another one for each rank, training
+// pass and call. Passes of other kinds do not count, so that an evaluation between two steps leaves
+// the training as it is. The finaliser is that of SplitMix64 (Steele, Lea and Flood, 2014).
 func (e *Engine) callSeed(key, call int) uint64 {
 	x := e.o.Seed
 	for _, v := range [...]int{e.team.Rank(), key, call} {

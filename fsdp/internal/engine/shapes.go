@@ -9,7 +9,8 @@ import (
 	"github.com/gofsdp/gofsdp/shard"
 )
 
-// shapes compiles the forward of every call of the pass in turn, which gives the shapes of its outputs.
+// shapes compiles the forward of every call of the pass in turn, which gives the shapes of its
+// outputs.
 func (e *Engine) shapes(c *Compiled) ([][]exec.Value, error) {
 	outs := make([][]exec.Value, len(c.Model.Calls))
 	for i, need := range c.Model.NeedsForward(c.results()) {
@@ -36,7 +37,8 @@ func (e *Engine) shapes(c *Compiled) ([][]exec.Value, error) {
 	return outs, c.checkResults(outs)
 }
 
-// results returns those of the model that a pass computes: all in an evaluation, the loss in training.
+// results returns those of the model that a pass computes: all in an evaluation, the loss in
+// training.
 func (c *Compiled) results() []program.Ref {
 	if c.Eval {
 		return c.Model.Results
@@ -80,7 +82,8 @@ func (e *Engine) unit(c *Compiled, call int, sig *exec.Signature) (*exec.Unit, e
 	return u, nil
 }
 
-// compileTraining compiles forward and backward of the calls that need both, and finds out what the pass needs.
+// compileTraining compiles forward and backward of the calls that need both, and finds out what the
+// pass needs.
 func (e *Engine) compileTraining(c *Compiled, shapes [][]exec.Value) error {
 	c.Reads = make([][]bool, len(c.Model.Calls))
 	firsts := c.Model.First()
@@ -201,8 +204,9 @@ func (e *Engine) bind(c *Compiled) {
 	}
 }
 
-// unwritten returns the ranges of a group's full gradients that no backward writes: padding, and parameters that the loss
-// does not depend on; all, if the pass computes nothing. They are set to zero before the reduction.
+// unwritten returns the ranges of a group's full gradients that no backward writes: padding, and
+// parameters that the loss does not depend on; all, if the pass computes nothing. They are set to
+// zero before the reduction.
 func (e *Engine) unwritten(c *Compiled, g int) []shard.Span {
 	f := &e.layout.Groups[g]
 	es := f.Compute.Size()

@@ -1,12 +1,13 @@
-// Package layout says how a model lies over the ranks: which parameters are scheduled together, which rank has which part of
-// them, and what the scheduler needs to know of all that.
+// Package layout says how a model lies over the ranks: which parameters are scheduled together,
+// which rank has which part of them, and what the scheduler needs to know of it.
 //
 //	Model    what a trace has found: parameters, and the calls of every way through the model
-//	Unit     parameters that are scheduled together, with how they are cut: what the configuration has decided
-//	Group    those of a unit that are of one kind, laid end to end in a flat buffer that is cut over ranks
+//	Unit     parameters that are scheduled together, and how the configuration cuts them
+//	Group    those of a unit that are of one kind, end to end in one flat buffer
 //	Ranks    which ranks share a group, and this one's place among them, as numbers
 //
-// A [Layout] follows from (model, units, number of ranks) alone, so it can be made without any rank being there, and without
-// memory for a single parameter. It never changes: another choice of frozen parameters is another Layout, which takes the place
-// of the first. There is no input or output here, no context and no goroutine.
+// A [Layout] follows from (model, units, number of ranks) alone, so it can be made without any
+// other rank, and without memory for a single parameter. It never changes: another choice of frozen
+// parameters is another Layout, which takes the place of the first. The package has no input or
+// output, no context and no goroutine.
 package layout

@@ -90,7 +90,8 @@ func New(m *Model, units []Unit, o Options) (*Layout, error) {
 	return l, nil
 }
 
-// group lays out the members of a unit that are of kind k. Among several kinds, the group's name says which.
+// group lays out the members of a unit that are of kind k. Among several kinds, the group's name
+// says which.
 func (l *Layout) group(unit int, k Kind, several bool, o *Options) (*Group, error) {
 	u := &l.Units[unit]
 	g := &Group{Name: u.Name, Unit: unit, Kind: k, Ranks: u.ranks(k, o), Compute: o.Compute, Gather: o.Gather, Reduce: o.Reduce}
@@ -130,8 +131,8 @@ func (u *Unit) ordered() []Kind {
 	return list
 }
 
-// hold returns how long the parameters of a kind stay whole in a pass. A copy that every rank has can be computed with as it
-// is if it does not have to be rounded on the way.
+// hold returns how long the parameters of a kind stay whole in a pass. If every rank has a copy,
+// calls can use the copy as it is, unless it has to be rounded on the way.
 func (u *Unit) hold(k Kind, exact bool) program.Hold {
 	switch {
 	case k.Buffer, k.Ignored, u.Cut == Whole && exact:
@@ -211,7 +212,8 @@ func (g *Group) Param(full []byte, i int) []byte {
 	return full[lo:hi:hi]
 }
 
-// Stream names the random numbers of a parameter: others for every set of ranks that has its own of that name.
+// Stream names the random numbers of a parameter. Every set of ranks that has a parameter of its
+// own of that name has other numbers.
 func (g *Group) Stream(param string) string {
 	if own := g.Ranks.Own; own != nil && own.Leader > 0 && !g.Kind.Buffer {
 		return fmt.Sprintf("%s of rank %d", param, own.Leader)

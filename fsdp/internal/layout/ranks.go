@@ -6,8 +6,9 @@ import (
 	"github.com/gofsdp/gofsdp/shard"
 )
 
-// Ranks are the ranks that share a group, as numbers. Each of several sets of ranks has all of the group's tensors, cut over
-// its places; ranks with the same place in different sets are replicas of each other.
+// Ranks are the ranks that share a group, as numbers. Each of several sets of ranks has all of the
+// group's tensors, cut over its places; ranks with the same place in different sets are replicas of
+// each other.
 //
 //	FullShard           leader 0 0 0 0    set 0 0 0 0    place 0 1 2 3
 //	HybridShard         leader 0 0 0 0    set 0 0 1 1    place 0 1 0 1
@@ -22,7 +23,8 @@ type Ranks struct {
 	Own      *Own
 }
 
-// Own is a process group of a unit's own. Ranks that are in different ones have different tensors of the same names.
+// Own is a process group of a unit's own. Ranks that are in different ones have different tensors
+// of the same names.
 type Own struct {
 	Ranks  int      // of the group, the same in all groups of a unit
 	Rank   int      // this rank's in it
@@ -30,7 +32,8 @@ type Own struct {
 	Table  []Member // by rank of the world
 }
 
-// A Member says what a rank has: Place of the tensors of a Set, which are those of all sets with the same Leader.
+// A Member says what a rank has: Place of the tensors of a Set, which are those of all sets with
+// the same Leader.
 type Member struct{ Leader, Set, Place int }
 
 // Shared is the owner of tensors that are the same on all ranks.
@@ -42,7 +45,7 @@ func (r *Ranks) Twice() bool { return r.Shards > 1 && r.Replicas > 1 }
 // Counts tells whether this rank speaks for its replicas when something is summed over all ranks.
 func (r *Ranks) Counts() bool { return r.Replica == 0 }
 
-// apart tells whether other ranks have other tensors of the same names.
+// differ tells whether other ranks have other tensors of the same names.
 func (r *Ranks) differ() bool { return r.Own != nil && r.Own.Ranks != r.World }
 
 // Leader returns the first of the ranks that have the same tensors as this one.
@@ -70,7 +73,8 @@ func (g *Group) Member(rank int) Member {
 	return m
 }
 
-// Owners returns whom the different tensors of one name belong to: the first rank of each group of its own, or Shared.
+// Owners returns whom the different tensors of one name belong to: the first rank of each group of
+// its own, or Shared.
 func (g *Group) Owners() []int {
 	if !g.Ranks.differ() || g.Kind.Buffer {
 		return []int{Shared}
@@ -82,7 +86,8 @@ func (g *Group) Owners() []int {
 	return slices.Compact(slices.Sorted(slices.Values(list)))
 }
 
-// Owner returns whom this rank's tensors belong to: a rank, if those of the ranks differ, or Shared.
+// Owner returns whom a rank's tensors belong to: the rank if the group has buffers, the first rank
+// of the unit's own group, or Shared if they are the same on all ranks.
 func (g *Group) Owner(rank int) int {
 	switch {
 	case g.Kind.Buffer:

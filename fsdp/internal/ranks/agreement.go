@@ -23,7 +23,8 @@ type Ask struct {
 	Value    float64 // not negative; of this rank, others may have another
 }
 
-// String describes what is asked for as in "Backward number 7 inside NoSync by schedule 0123456789abcdef".
+// String describes what is asked for as in "Backward number 7 inside NoSync by schedule
+// 0123456789abcdef".
 func (q *Ask) String() string {
 	text := fmt.Sprintf("%s number %d%s", q.Call, q.Number, q.Detail)
 	if q.Argument != 0 {
@@ -56,16 +57,17 @@ type Answer struct {
 	Largest float64 // Value
 }
 
-// An Agreement is the exchange before a collective call: each rank says what it is about to do and whether it can. If one
-// cannot, all return its error; if they are about to do different things, all say so. It belongs to one goroutine.
+// An Agreement is the exchange before a collective call: each rank says what it is about to do and
+// whether it can. If one cannot, all return its error; if they are about to do different things,
+// all say so. It belongs to one goroutine.
 type Agreement struct {
 	group comm.Group
 	peer  func(rank int, message string) error
 	send  [words]int64
 }
 
-// The words that are exchanged, of which every rank gets the largest. Of two numbers one is complemented, so that the smallest
-// is known too.
+// These words are exchanged, and every rank gets the largest of each. Of two words for one number
+// the second is complemented, which makes the smallest known too.
 const (
 	firstFailed    = iota // size - rank
 	lastFailed            // rank + 1
@@ -77,11 +79,12 @@ const (
 	anyScheduleMin        // complemented
 	firstPresent          // size - rank
 	absent                // 1
-	value                 // bits of a float64, which are in the order of the numbers where these are not negative
+	value                 // bits of a float64, ordered as the numbers if these are not negative
 	words
 )
 
-// NewAgreement returns one of the ranks of g. Errors that peer makes stand for failures of other ranks.
+// NewAgreement returns one of the ranks of g. Errors that peer makes stand for failures of other
+// ranks.
 func NewAgreement(g comm.Group, peer func(rank int, message string) error) *Agreement {
 	return &Agreement{group: g, peer: peer}
 }
@@ -92,8 +95,8 @@ type LostError struct{ Err error }
 func (e *LostError) Error() string { return e.Err.Error() }
 func (e *LostError) Unwrap() error { return e.Err }
 
-// Agree agrees to do q. err is why this rank cannot, or nil. It returns nil on every rank or an error on every rank: a
-// LostError if the ranks could not talk.
+// Agree agrees to do q. err is why this rank cannot, or nil. It returns nil on every rank or an
+// error on every rank: a LostError if the ranks could not talk.
 func (a *Agreement) Agree(ctx context.Context, q *Ask, err error) (Answer, error) {
 	n := a.group.Size()
 	if n == 1 {
@@ -191,7 +194,8 @@ func shortened(text string) string {
 	return strings.ToValidUTF8(text[:messageSize], "")
 }
 
-// Sum returns the sum of v over the ranks, in the canonical order of package comm. Ranks must have agreed to call it.
+// Sum returns the sum of v over the ranks, in the canonical order of package comm. Ranks must have
+// agreed to call it.
 func (a *Agreement) Sum(ctx context.Context, v float64) (float64, error) {
 	sum := []float64{v}
 	if err := a.group.AllReduce(comm.Of(sum).Named(label), comm.Sum).Wait(ctx); err != nil {
@@ -200,7 +204,8 @@ func (a *Agreement) Sum(ctx context.Context, v float64) (float64, error) {
 	return sum[0], nil
 }
 
-// Missing returns the ranks for which missing is true, in order, on every rank. Ranks must have agreed to call it.
+// Missing returns the ranks for which missing is true, in order, on every rank. Ranks must have
+// agreed to call it.
 func (a *Agreement) Missing(ctx context.Context, missing bool) ([]int, error) {
 	all := make([]uint8, a.group.Size())
 	if err := a.group.AllGather(comm.Of(all).Named(label), comm.Of([]uint8{uint8(word(missing))}).Named(label)).Wait(ctx); err != nil {

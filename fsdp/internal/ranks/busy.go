@@ -16,7 +16,8 @@ var errStopped = errors.New("another rank has failed")
 // longestBeat is how often ranks at least tell each other that they are still busy.
 const longestBeat = time.Second
 
-// beat is that of the ranks of g: a group takes a rank that says nothing for its timeout for one that hangs.
+// beat returns how often ranks of g tell each other that they are busy. A group takes a rank that
+// says nothing for its timeout for one that hangs.
 func beat(g comm.Group) time.Duration {
 	if limit := comm.Timeout(g); limit > 0 {
 		return min(longestBeat, limit/4)
@@ -24,9 +25,10 @@ func beat(g comm.Group) time.Duration {
 	return longestBeat
 }
 
-// Busy runs work, which may take any time on any rank, such as writing files, and returns when all ranks are done with theirs.
-// Its context ends when the work of another rank has failed: there is no use in it any more. The error is this rank's, none if
-// it was only stopped, or a LostError if the group has failed. It has to be agreed on.
+// Busy runs work, which may take any time on any rank, such as writing files, and returns when all
+// ranks are done with theirs. Its context ends when the work of another rank has failed, which
+// makes it useless. The error is this rank's, nil if it was only stopped, or a LostError if the
+// group has failed. The ranks have to agree on it afterwards.
 func (a *Agreement) Busy(ctx context.Context, work func(context.Context) error) (err error) {
 	inner, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
@@ -66,7 +68,8 @@ func (a *Agreement) Busy(ctx context.Context, work func(context.Context) error) 
 	return err
 }
 
-// Guarded calls a function of the user's and turns a panic into an error, which wraps what it panicked with if that is one.
+// Guarded calls a function of the user's and turns a panic into an error, which wraps what it
+// panicked with if that is one.
 func Guarded(f func() error) (err error) {
 	defer func() {
 		if r := recover(); r != nil {

@@ -9,8 +9,8 @@ import (
 	"github.com/gofsdp/gofsdp/comm"
 )
 
-// A Team is all ranks that train a model, as one of them sees them: the exchanges between all, and the groups that its
-// parameters lie on. It belongs to one goroutine.
+// A Team is all ranks that train a model, as one of them sees them: the exchanges between all, and
+// the groups that its parameters lie on. It belongs to one goroutine.
 type Team struct {
 	*Agreement
 	group  comm.Group
@@ -21,8 +21,8 @@ type Team struct {
 	beside []comm.Group // likewise, and left alone by Fail
 }
 
-// A Mesh is where the parameters of a flat group live: cut over the ranks of Shard, each piece of which the ranks of Replica
-// hold alike.
+// A Mesh is where the parameters of a flat group live: they are cut over the ranks of Shard, and
+// the ranks of Replica hold the same piece.
 //
 //	FullShard     Shard: all ranks      Replica: none
 //	HybridShard   Shard: one of R sets  Replica: the ranks that have the same place in the other sets
@@ -33,7 +33,8 @@ type Mesh struct {
 	Peers   comm.Group // all ranks that have these parameters, or buffers
 }
 
-// NewTeam returns the team of the ranks of g. Errors that peer makes stand for failures of other ranks.
+// NewTeam returns the team of the ranks of g. Errors that peer makes stand for failures of other
+// ranks.
 func NewTeam(g comm.Group, peer func(rank int, message string) error) *Team {
 	return &Team{Agreement: NewAgreement(g, peer), group: g, alone: comm.Local(1)[0], own: make(map[comm.Group]int)}
 }
@@ -44,8 +45,8 @@ func (t *Team) Rank() int { return t.group.Rank() }
 // Size returns the number of ranks.
 func (t *Team) Size() int { return t.group.Size() }
 
-// Mesh returns the mesh of parameters that are cut over shards ranks with so many replicas: of own, if that is not nil, or of
-// all. It is a collective of these ranks.
+// Mesh returns the mesh of parameters that are cut over shards ranks with so many replicas: of own,
+// if that is not nil, or of all. It is a collective of these ranks.
 func (t *Team) Mesh(ctx context.Context, own comm.Group, shards, replicas int) (_ Mesh, err error) {
 	all := t.group
 	if own != nil {
@@ -66,7 +67,7 @@ func (t *Team) Mesh(ctx context.Context, own comm.Group, shards, replicas int) (
 	if m.Shard, err = t.part(ctx, set, set*shards, 1, shards); err != nil {
 		return m, fmt.Errorf("making the groups of %d ranks that share shards: %w", shards, err)
 	}
-	if m.Replica, err = t.part(ctx, replicas+place, place, shards, replicas); err != nil { // groups are named by their colors
+	if m.Replica, err = t.part(ctx, replicas+place, place, shards, replicas); err != nil { // the color names the group
 		return m, fmt.Errorf("making the groups of replicas: %w", err)
 	}
 	t.mixed = &m
@@ -87,7 +88,8 @@ func (t *Team) part(ctx context.Context, color, first, step, n int) (comm.Group,
 	return p, nil
 }
 
-// Meet returns the first rank, of the team, of a group of the user's. It is a collective of that group, the first time.
+// Meet returns the first rank, of the team, of a group of the user's. It is a collective of that
+// group, the first time.
 func (t *Team) Meet(ctx context.Context, own comm.Group) (leader int, err error) {
 	if leader, known := t.own[own]; known {
 		return leader, nil
@@ -109,8 +111,8 @@ func (t *Team) Each(ctx context.Context, what string, mine []int64) ([]int64, er
 	return all, t.group.AllGather(comm.Of(all).Named(what), comm.Of(mine).Named(what)).Wait(ctx)
 }
 
-// Beside returns another group of all ranks, which a failure of the team leaves alone as long as all ranks are there: what is
-// under way in it can be finished. It is closed with the team.
+// Beside returns another group of all ranks. A failure of the team leaves it alone as long as all
+// ranks are there, so that what is under way in it can be finished. It is closed with the team.
 func (t *Team) Beside(ctx context.Context) (comm.Group, error) {
 	g, err := t.group.Split(ctx, comm.Detached, t.Rank())
 	if err == nil {
@@ -119,14 +121,16 @@ func (t *Team) Beside(ctx context.Context) (comm.Group, error) {
 	return g, err
 }
 
-// A Failure is an error after which no group of the model is of use: it is the same on every rank, or some rank's own.
+// A Failure is an error after which no group of the model is of use. It is the same on every rank,
+// or some rank's own.
 type Failure struct{ Err error }
 
 func (e *Failure) Error() string { return e.Err.Error() }
 func (e *Failure) Unwrap() error { return e.Err }
 
-// Fail fails all groups on every rank and returns err as a Failure. Those made here fail with the team's group, but not if it
-// has failed before because a rank has left it: then the ranks that wait elsewhere, for this one, would not know.
+// Fail fails all groups on every rank and returns err as a Failure. Groups made here fail with the
+// team's group, but not if that has failed before because a rank has left it. Without the loop,
+// ranks that wait in them for this one would not notice.
 func (t *Team) Fail(err error) error {
 	t.group.Abort(err)
 	for _, g := range t.split {
@@ -147,8 +151,8 @@ func (t *Team) Close() error {
 	return errors.Join(errs...)
 }
 
-// A part is a group that was split off here. It has numbers of its own for ranks that the user knows by others, so its errors
-// list those.
+// A part is a group that was split off here. It numbers its ranks differently from the user's
+// group, so its errors list the user's numbers.
 type part struct {
 	comm.Group
 	ranks []int // of the team

@@ -11,8 +11,8 @@ import (
 	"github.com/gofsdp/gofsdp/comm"
 )
 
-// Same returns an error on every rank unless all ranks have the same text. It names the first line that differs. While texts
-// are equal, only their hashes travel.
+// Same returns an error on every rank unless all ranks have the same text. It names the first line
+// that differs. While texts are equal, only their hashes travel.
 func (a *Agreement) Same(ctx context.Context, what, text string) error {
 	if a.group.Size() == 1 {
 		return nil
@@ -45,8 +45,8 @@ type difference struct {
 	first, other string
 }
 
-// differ finds the first rank that has a number other than that of rank measure, of which there is one, and has these two tell
-// their texts.
+// differ finds the first rank that has a number other than that of rank measure, and has these two
+// tell their texts. There is such a rank.
 func (a *Agreement) differ(ctx context.Context, measure int, mine int64, text string) (d difference, err error) {
 	n := a.group.Size()
 	theirs := []int64{mine}
@@ -81,7 +81,8 @@ func (a *Agreement) text(ctx context.Context, root int, mine string) (string, er
 	return string(text), err
 }
 
-// Tell returns, on every rank, what rank root has to say: its own mine. Ranks must have agreed to call it.
+// Tell returns, on every rank, what rank root has to say: its own mine. Ranks must have agreed to
+// call it.
 func (a *Agreement) Tell(ctx context.Context, root int, mine []byte) ([]byte, error) {
 	text, err := a.text(ctx, root, string(mine))
 	if err != nil {
@@ -97,7 +98,8 @@ func line(lines []string, i int) string {
 	return "nothing"
 }
 
-// parting returns the beginnings of two lines, and of long ones what is around the place where they part.
+// parting returns the beginnings of two lines. Of long lines it adds what is around the first
+// difference.
 func parting(a, b string) (string, string) {
 	const head, around = 60, 40
 	at := 0
@@ -118,7 +120,8 @@ func parting(a, b string) (string, string) {
 	return cut(a), cut(b)
 }
 
-// offset and prime are those of the 64-bit FNV-1a hash (Fowler, Noll and Vo), computed here without an allocation.
+// offset and prime are those of the 64-bit FNV-1a hash (Fowler, Noll and Vo), computed here without
+// an allocation.
 const (
 	offset = 14695981039346656037
 	prime  = 1099511628211

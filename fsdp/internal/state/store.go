@@ -65,8 +65,8 @@ func (s *Store) prepare(ctx context.Context, hash uint64, local func() error) er
 	return s.Team.Agree(ctx, hash, err)
 }
 
-// same returns an error on every rank unless all have the same text. If that is not to be had, others
-// may be on their way into the next collective.
+// same returns an error on every rank unless all have the same text. If that is not to be had,
+// others may be on their way into the next collective.
 func (s *Store) same(ctx context.Context, what, text string) error {
 	err := s.Team.Same(ctx, what, text)
 	if errors.As(err, new(*ranks.LostError)) {
