@@ -27,7 +27,10 @@ func (f haltingFS) Rename(from, to string) error { f.halt(); return f.FS.Rename(
 
 func (f haltingFS) SyncDir(dir string) error { f.halt(); return f.FS.SyncDir(dir) }
 
-func (f haltingFS) Lock(path, owner string) (io.Closer, error) { f.halt(); return f.FS.Lock(path, owner) }
+func (f haltingFS) Lock(path, owner string) (io.Closer, error) {
+	f.halt()
+	return f.FS.Lock(path, owner)
+}
 
 func (f haltingFS) Create(path string) (checkpoint.Handle, error) {
 	f.halt()

@@ -3,10 +3,10 @@ package nccl
 import (
 	"context"
 	"fmt"
-	"runtime"
 	"time"
 
 	"github.com/gofsdp/gofsdp/comm"
+	"github.com/gofsdp/gofsdp/internal/backoff"
 )
 
 // # Giving up
@@ -26,14 +26,14 @@ type launcher struct {
 	stream       *Stream         // of the collectives and of nothing else; nil until prepared
 	timeout      time.Duration   // of a collective, from its start
 	halt         <-chan struct{} // the group's: all waits end
-	pause        pause
+	wait         backoff.Waiter
 	watchdog     watchdog
 	aborted      bool // abort was called: there was a failure, and nothing can be launched any more
 	stuck        bool // even so the stream has not come to its end: what it may use is never freed
 }
 
 func newLauncher(communicator *Communicator, timeout time.Duration, halt <-chan struct{}) *launcher {
-	l := &launcher{communicator: communicator, timeout: timeout, halt: halt, pause: newPause()}
+	l := &launcher{communicator: communicator, timeout: timeout, halt: halt, wait: backoff.Waiter{Policy: &waiting}}
 	l.watchdog.timer = time.AfterFunc(moment, l.look)
 	l.watchdog.timer.Stop() // should it run before that, it finds nothing to look after
 	return l
@@ -67,28 +67,23 @@ func (l *launcher) overdue(ctx context.Context, start time.Time) error {
 	return nil
 }
 
-// spins is how often await looks before it sleeps: together some ten microseconds.
-const spins = 20
-
 // await waits until the stream has come to e and NCCL has had no failure.
 func (l *launcher) await(ctx context.Context, start time.Time, e *Event) error {
-	l.pause.reset()
-	for i := 0; ; i++ {
+	for l.wait.Reset(); ; {
 		reached, err := e.Query()
 		if err != nil {
 			return err
 		}
-		if reached || i >= spins { // a stream also comes past collectives that have failed
-			if err := l.communicator.AsyncError(); err != nil || reached {
-				return err
-			}
-			if err := l.overdue(ctx, start); err != nil {
-				return err
-			}
-			l.pause.sleep(ctx.Done(), l.halt)
+		if !reached && l.wait.Rest() {
 			continue
 		}
-		runtime.Gosched()
+		if err := l.communicator.AsyncError(); err != nil || reached { // a stream also comes past what has failed
+			return err
+		}
+		if err := l.overdue(ctx, start); err != nil {
+			return err
+		}
+		l.wait.Sleep(ctx.Done(), l.halt)
 	}
 }
 
@@ -101,7 +96,7 @@ func (l *launcher) abort() {
 		return // it was never used
 	}
 	end := time.Now().Add(settling)
-	for l.pause.reset(); ; l.pause.sleep(nil, nil) {
+	for l.wait.Reset(); ; l.wait.Pause(nil, nil) {
 		idle, err := l.stream.Query()
 		if idle || err != nil {
 			return

@@ -3,38 +3,14 @@ package nccl
 import (
 	"sync"
 	"time"
+
+	"github.com/gofsdp/gofsdp/internal/backoff"
 )
 
-// pause sleeps between looks, the longer the more there have been.
-type pause struct {
-	timer *time.Timer
-	next  time.Duration
-}
-
-const (
-	shortest = 5 * time.Microsecond
-	longest  = 100 * time.Microsecond
-)
-
-func newPause() pause {
-	t := time.NewTimer(time.Hour)
-	t.Stop()
-	return pause{t, shortest}
-}
-
-func (p *pause) reset() { p.next = shortest }
-
-// sleep ends early if quit or halt is closed.
-func (p *pause) sleep(quit, halt <-chan struct{}) {
-	p.timer.Reset(p.next)
-	p.next = min(2*p.next, longest)
-	select {
-	case <-p.timer.C:
-	case <-quit:
-		p.timer.Stop()
-	case <-halt:
-		p.timer.Stop()
-	}
+// waiting is how looks at a stream follow each other: at first for together some ten microseconds,
+// then the rarer the longer it has taken.
+var waiting = backoff.Policy{
+	Yields: 20, Fraction: 2, Shortest: 5 * time.Microsecond, Longest: 100 * time.Microsecond,
 }
 
 // moment is how long a call of NCCL may take before look looks after it, and settling how long a
