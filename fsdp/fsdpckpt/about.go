@@ -8,14 +8,15 @@ import (
 	"github.com/gofsdp/gofsdp/internal/checkpoint"
 )
 
-// about is what fsdp.Save writes into a manifest beside the tensors. Other writers may leave any of it out.
+// about is what fsdp.Save writes into a manifest beside the tensors. Other writers may leave any of
+// it out.
 type about struct {
 	Seed           *uint64                      `json:"seed"`
 	Forwards       *int                         `json:"forwards"`
 	OptimizerSteps *int                         `json:"optimizer_steps"`
 	Extra          map[string]json.RawMessage   `json:"extra"`
 	RankExtra      []map[string]json.RawMessage `json:"rank_extra"` // by rank
-	Buffers        []string                     `json:"buffers"`    // names of the parameters that are buffers
+	Buffers        []string                     `json:"buffers"`    // names of buffers
 }
 
 // readAbout reads what a manifest says about the training.
@@ -31,8 +32,8 @@ func readAbout(m *checkpoint.Manifest) (*about, error) {
 	return a, nil
 }
 
-// isBuffer tells whether a tensor is a buffer, of which every rank has its own. What else ranks have of their own are the
-// parameters of units with process groups of theirs: experts.
+// isBuffer tells whether a tensor is a buffer, of which every rank has its own. What else ranks
+// have of their own are the parameters of units with process groups of theirs: experts.
 func (a *about) isBuffer(k checkpoint.Key) bool {
 	return k.Owner != checkpoint.Shared && k.Entry == "" && slices.Contains(a.Buffers, k.Param)
 }

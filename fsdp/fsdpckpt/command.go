@@ -104,7 +104,8 @@ func (c *command) run(ctx context.Context, args []string, sys system) int {
 	}
 }
 
-// parse is f.Parse for flags that may stand between the arguments and behind them, too. It returns the arguments.
+// parse is f.Parse for flags that may stand between the arguments and behind them, too. It returns
+// the arguments.
 func parse(f *flag.FlagSet, args []string) (rest []string, err error) {
 	for {
 		switch err := f.Parse(args); {

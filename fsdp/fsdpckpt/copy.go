@@ -11,8 +11,8 @@ import (
 	"github.com/gofsdp/gofsdp/internal/safetensors"
 )
 
-// A copier copies elements out of a checkpoint. Every chunk that it reads is compared with its checksum, so damage is not
-// copied. It needs memory for one chunk.
+// A copier copies elements out of a checkpoint. Every chunk that it reads is compared with its
+// checksum, so damage is not copied. It needs memory for one chunk.
 type copier struct {
 	reader   *checkpoint.Reader
 	buffer   []byte
@@ -23,8 +23,8 @@ func newCopier(r *checkpoint.Reader, p *progress) *copier {
 	return &copier{reader: r, buffer: make([]byte, 4*checkpoint.ChunkBytes), progress: p}
 }
 
-// copy writes elements [from, to) of a tensor to w, as those of another type. It goes along the chunks of the pieces: none is
-// read twice, but where an interval begins or ends.
+// copy writes elements [from, to) of a tensor to w, as those of another type. It goes along the
+// chunks of the pieces: none is read twice, but where an interval begins or ends.
 func (c *copier) copy(ctx context.Context, w io.Writer, t *checkpoint.Tensor, from, to int, as safetensors.DType) error {
 	chunk := checkpoint.ChunkBytes / t.DType.Size() // elements
 	for _, p := range t.Pieces {

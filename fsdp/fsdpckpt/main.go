@@ -1,4 +1,5 @@
-// Fsdpckpt looks into checkpoints, checks them and rewrites them, without the model that they are of.
+// Fsdpckpt looks into checkpoints, checks them and rewrites them, without the model that they are
+// of.
 //
 //	fsdpckpt list DIR                         every checkpoint of a job
 //	fsdpckpt inspect PATH                     what is in one
@@ -6,8 +7,8 @@
 //	fsdpckpt merge PATH OUT.safetensors       one file for other programs
 //	fsdpckpt reshard PATH OUTDIR -ranks N     the same checkpoint, cut into other files
 //
-// PATH is a checkpoint, or the directory of a job: then its last whole one. Flags may stand before, between and behind the
-// arguments; fsdpckpt COMMAND -h lists them.
+// PATH is a checkpoint, or the directory of a job: then its last whole one. Flags may stand before,
+// between and behind the arguments; fsdpckpt COMMAND -h lists them.
 //
 // # A session
 //
@@ -36,7 +37,8 @@
 //	1     rank-00001-of-00003.safetensors  33      342.9 KiB
 //	2     rank-00002-of-00003.safetensors  12      340.5 KiB
 //
-// With -tensors comes what is where: of the embedding, file 0 has elements 0 to 12335, file 1 the rest.
+// With -tensors comes what is where: of the embedding, file 0 has elements 0 to 12335, file 1 the
+// rest.
 //
 //	TENSOR                           TYPE  SHAPE     SIZE      UPDATES  PIECES
 //	wte.weight                       F32   [256 64]  64.0 KiB  -        0[0:12336] 1[12336:16384]
@@ -59,15 +61,17 @@
 //
 // # What holds
 //
-//   - Nothing but merge and reshard writes. What they write has its name only once all of it is on disk. After an error or
-//     Ctrl-C, what was there before is there, and nothing else but the directory of a job with its lock, if reshard has made one.
+//   - Nothing but merge and reshard writes. What they write has its name only once all of it is on
+//     disk. After an error or Ctrl-C, what was there before is there, and nothing else but the
+//     directory of a job with its lock, if reshard has made one.
 //   - What is damaged is not copied: all that is read is compared with its checksums.
 //   - Tensors of any size pass through a few MiB of memory.
-//   - Of what ranks have of their own, a parameter of experts is "name@rank" by the first rank of its group. Buffers are
-//     "name@rank", too; merge takes rank 0's under the plain name, as fsdp.Export does.
+//   - Of what ranks have of their own, a parameter of experts is "name@rank" by the first rank of
+//     its group. Buffers are "name@rank", too; merge takes rank 0's under the plain name, as
+//     fsdp.Export does.
 //
-// The exit status is 0, 1 after a failure or if there is damage, and 2 for a command line that makes no sense. Progress is shown
-// on a terminal.
+// The exit status is 0, 1 after a failure or if there is damage, and 2 for a command line that
+// makes no sense. Progress is shown on a terminal.
 package main
 
 import (

@@ -47,7 +47,8 @@ func (m *merger) setType(name string) error {
 	return nil
 }
 
-// optimizerKey is where fsdp.Export puts the counts of an optimizer into the metadata of a file, and fsdp.Import looks for them.
+// optimizerKey is where fsdp.Export puts the counts of an optimizer into the metadata of a file,
+// and fsdp.Import looks for them.
 const optimizerKey = "gofsdp.optimizer"
 
 // optimizerCounts is what is there, as JSON.
@@ -132,7 +133,7 @@ func (m *merger) plan(manifest *checkpoint.Manifest) ([]merged, *safetensors.Hea
 		}
 		list = append(list, merged{t, safetensors.Tensor{Name: k.Name(), DType: dtype, Shape: t.Shape}})
 	}
-	metadata := map[string]string{"format": "pt"} // without which Python's transformers does not take a file
+	metadata := map[string]string{"format": "pt"} // which Python's transformers asks for
 	if m.optimizer {
 		if a.OptimizerSteps == nil {
 			return nil, nil, errors.New("-optimizer: it has no state of an optimizer")
@@ -158,7 +159,8 @@ func isFloat(t safetensors.DType) bool {
 	return t == safetensors.F64 || t == safetensors.F32 || t == safetensors.F16 || t == safetensors.BF16
 }
 
-// replace makes a file that has its name only once all of it is on disk. Before that, and after an error, there is what was there.
+// replace makes a file that has its name only once all of it is on disk. Before that, and after an
+// error, there is what was there.
 func replace(fsys checkpoint.FS, path string, content func(w io.Writer) error) error {
 	draft := fmt.Sprintf("%s.tmp-%08x", path, rand.Uint32())
 	err := writeFile(fsys, draft, content)

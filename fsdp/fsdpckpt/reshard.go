@@ -71,8 +71,8 @@ func reshard(ctx context.Context, sys system, from, to string, n int) (err error
 	return nil
 }
 
-// rewrite writes all that c reads from into n files in dir, fewer if there are fewer elements, and returns the manifest of the new
-// checkpoint.
+// rewrite writes all that c reads from into n files in dir, fewer if there are fewer elements, and
+// returns the manifest of the new checkpoint.
 func rewrite(ctx context.Context, fsys checkpoint.FS, c *copier, dir string, n int) (*checkpoint.Manifest, error) {
 	m := *c.reader.Manifest()
 	var shards []*checkpoint.Shard
@@ -108,8 +108,8 @@ func (u cut) part(c *copier) checkpoint.Part {
 	}
 }
 
-// divide puts tensors one behind the other, those of the largest elements first so that all of them are aligned in files, and
-// cuts that into n ranges of as many bytes, give or take an element.
+// divide puts tensors one behind the other, those of the largest elements first so that all of them
+// are aligned in files, and cuts that into n ranges of as many bytes, give or take an element.
 func divide(tensors []checkpoint.Tensor, n int) [][]cut {
 	order := make([]*checkpoint.Tensor, len(tensors))
 	var total int64

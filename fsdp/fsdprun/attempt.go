@@ -14,13 +14,14 @@ type attempt struct {
 	ranks    []*rank
 	ended    []*rank          // in the order of their ends
 	asked    bool             // all ranks were asked to end, because of what follows
-	suspects []*rank          // the first to fail, and those that had ended before the others were asked to
+	suspects []*rank          // the first to fail, and those that ended unasked
 	user     bool             // a signal came for fsdprun
 	grow     bool             // SIGUSR1 came
 	killed   <-chan time.Time // when ranks that were asked are killed
 }
 
-// attempt starts the ranks and waits for their ends. The error is that of a rank which could not be started.
+// attempt starts the ranks and waits for their ends. The error is that of a rank which could not be
+// started.
 func (l *launcher) attempt(s start) (*attempt, error) {
 	a := &attempt{begin: time.Now()}
 	exits := make(chan *rank, s.n)
@@ -112,8 +113,9 @@ func (a *attempt) signal(s syscall.Signal) {
 	}
 }
 
-// culprit returns the rank to blame, nil if none failed: of those that ended before any was asked to, one that was killed by
-// somebody else, for its peers may have failed because of that and been seen sooner; or else the first.
+// culprit returns the rank to blame, nil if none failed: of those that ended before any was asked
+// to, one that was killed by somebody else, for its peers may have failed because of that and been
+// seen sooner; or else the first.
 func (a *attempt) culprit() *rank {
 	if i := slices.IndexFunc(a.suspects, (*rank).lost); i >= 0 {
 		return a.suspects[i]

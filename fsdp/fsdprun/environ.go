@@ -23,7 +23,8 @@ type start struct {
 	port  string // where rank 0 serves
 }
 
-// owned are the variables that a launcher above fsdprun may have set and that would contradict what fsdprun says.
+// owned are the variables that a launcher above fsdprun may have set and that would contradict what
+// fsdprun says.
 var owned = []string{
 	"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "GROUP_RANK", "GROUP_WORLD_SIZE",
 	"MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_USE_AGENT_STORE",
@@ -118,7 +119,8 @@ func random(n int) string {
 	return hex.EncodeToString(b)
 }
 
-// next prepares a start. The port is free now; should another process take it before rank 0 does, rank 0 says so.
+// next prepares a start. The port is free now; should another process take it before rank 0 does,
+// rank 0 says so.
 func (c *config) next(job string, count, n int) (start, error) {
 	s := start{count: count, n: n, job: job}
 	if count > 0 {

@@ -6,8 +6,8 @@ import (
 	"sync"
 )
 
-// input hands standard input to rank 0, whichever process that is at the time. Ranks could not read a terminal themselves:
-// their process groups are in the background.
+// input hands standard input to rank 0, whichever process that is at the time. Ranks could not read
+// a terminal themselves: their process groups are in the background.
 type input struct {
 	mu     sync.Mutex
 	change sync.Cond

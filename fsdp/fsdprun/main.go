@@ -1,66 +1,75 @@
-// Fsdprun starts a program once per rank, on one host or several, and looks after the processes: what torchrun is to PyTorch.
+// Fsdprun starts a program once per rank, on one host or several, and looks after the processes:
+// what torchrun is to PyTorch.
 //
 //	fsdprun [flags] program [arguments]
 //	fsdprun -n 4 ./examples/gpt -time 10m       # a package is built once, then started four times
-//	fsdprun -n 4 -log-dir logs -show 0 ./train  # a binary; the terminal shows rank 0, the files everything
-//	fsdprun -n 8 -restarts 3 ./train            # after a failure, start again from the last checkpoint
+//	fsdprun -n 4 -log-dir logs -show 0 ./train  # the terminal shows rank 0, the files everything
+//	fsdprun -n 8 -restarts 3 ./train            # after a failure, from the last checkpoint
 //
-// The program is a file to execute, in a directory or on PATH; or a main package as `go build` knows it: a directory, an
-// import path, .go files. It finds its place in the job in its environment, which comm.FromEnv understands.
+// The program is a file to execute, in a directory or on PATH; or a main package as `go build`
+// knows it: a directory, an import path, .go files. It finds its place in the job in its
+// environment, which comm.FromEnv understands.
 //
 // # Several hosts
 //
-// Each host runs its own fsdprun, all with the same flags but -node-rank. Rank 0, on host 0, serves the rendezvous at -rdzv.
-// Hosts must share a secret, so that strangers cannot join: a file, or the variable FSDP_SECRET.
+// Each host runs its own fsdprun, all with the same flags but -node-rank. Rank 0, on host 0, serves
+// the rendezvous at -rdzv. Hosts must share a secret, so that strangers cannot join: a file, or the
+// variable FSDP_SECRET.
 //
-//	head -c 32 /dev/urandom | xxd -p -c 64 > key                            # once, then copied to both
+//	head -c 32 /dev/urandom | xxd -p -c 64 > key      # once, then copied to both
 //	fsdprun -n 4 -nnodes 2 -node-rank 0 -rdzv host0:29500 -secret-file key ./train
 //	fsdprun -n 4 -nnodes 2 -node-rank 1 -rdzv host0:29500 -secret-file key ./train
 //
-// The launchers do not talk to each other. When a rank of another host fails, the ranks here notice by themselves, with an
-// error of their process group. Under Slurm, mpirun or Kubernetes no fsdprun is needed: these start every rank, and the
-// library reads their variables.
+// The launchers do not talk to each other. When a rank of another host fails, the ranks here notice
+// by themselves, with an error of their process group. Under Slurm, mpirun or Kubernetes no fsdprun
+// is needed: these start every rank, and the library reads their variables.
 //
 // # What a rank is given
 //
 //	RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE   its place; ranks of host k are k·n … k·n+n-1
 //	NODE_RANK GROUP_RANK GROUP_WORLD_SIZE         the place of its host
-//	MASTER_ADDR MASTER_PORT                       where rank 0 serves: loopback and a free port, or -rdzv
+//	MASTER_ADDR MASTER_PORT                       where rank 0 serves: -rdzv, or loopback
 //	TORCHELASTIC_RUN_ID TORCHELASTIC_RESTART_COUNT name of the job and number of the start, from 0
-//	FSDP_SECRET                                   on one host a random key, unless there is one already
+//	FSDP_SECRET                                   on one host a random key, if there is none
 //	FSDP_TRANSPORT FSDP_LISTEN FSDP_TIMEOUT       from the flags
-//	GOMAXPROCS                                    cores of this host divided by its ranks, at least 1, unless set
+//	GOMAXPROCS                                    cores of the host / its ranks, unless set
 //
-// A rank is the leader of its own process group. Standard input goes to rank 0; what a failed attempt has read is not read
-// again by the next.
+// A rank is the leader of its own process group. Standard input goes to rank 0; what a failed
+// attempt has read is not read again by the next.
 //
 // # Output
 //
-// Lines of rank 3 begin with "[3] ", those of standard output on standard output, those of standard error there. Lines are
-// never mixed. A progress line, ended by a carriage return, is overwritten by the next on a terminal; elsewhere only its last
-// state is printed. Files in -log-dir hold what a rank wrote, unchanged.
+// Lines of rank 3 begin with "[3] ", those of standard output on standard output, those of standard
+// error there. Lines are never mixed. A progress line, ended by a carriage return, is overwritten
+// by the next on a terminal; elsewhere only its last state is printed. Files in -log-dir hold what
+// a rank wrote, unchanged.
 //
 // # When something goes wrong
 //
-// When a rank fails, the others get SIGTERM, and SIGKILL after -grace. A summary says who failed first, how, the last lines of
-// its standard error, and what became of the others. The exit status is that of the rank which failed first: its own, or 128
-// plus the number of the signal that killed it.
+// When a rank fails, the others get SIGTERM, and SIGKILL after -grace. A summary says who failed
+// first, how, the last lines of its standard error, and what became of the others. The exit status
+// is that of the rank which failed first: its own, or 128 plus the number of the signal that killed
+// it.
 //
-// SIGINT (Ctrl-C), SIGTERM, SIGHUP and SIGQUIT are passed on to every rank, once: a rank may save what it has, for as long as
-// -grace. The second signal kills. If all ranks then exit with 0, so does fsdprun. Ranks do not outlive it: processes that a
-// rank has started are killed when the rank ends, unless they made a process group of their own. On Linux ranks end even when
-// fsdprun itself is killed by SIGKILL; what they have started does not, then.
+// SIGINT (Ctrl-C), SIGTERM, SIGHUP and SIGQUIT are passed on to every rank, once: a rank may save
+// what it has, for as long as -grace. The second signal kills. If all ranks then exit with 0, so
+// does fsdprun. Ranks do not outlive it: processes that a rank has started are killed when the rank
+// ends, unless they made a process group of their own. On Linux ranks end even when fsdprun itself
+// is killed by SIGKILL; what they have started does not, then.
 //
 // # Restarts and the number of ranks
 //
-// With -restarts k, a failure is followed by another start of all ranks, at most k times, with the next
-// TORCHELASTIC_RESTART_COUNT, another port and another job name. The program resumes from its checkpoint by itself.
+// With -restarts k, a failure is followed by another start of all ranks, at most k times, with the
+// next TORCHELASTIC_RESTART_COUNT, another port and another job name. The program resumes from its
+// checkpoint by itself.
 //
 // With -min and -max the number of ranks changes between starts. The rule:
 //
-//   - A rank is lost when a signal killed it that fsdprun did not send, as the kernel does when memory runs out. The next
-//     start has as many ranks less, but at least -min. A rank that exits with an error is not lost: the number stays.
-//   - SIGUSR1 asks to grow: the ranks get SIGTERM, and the next start has -max ranks. This is no failure and uses up no restart.
+//   - A rank is lost when a signal killed it that fsdprun did not send, as the kernel does when
+//     memory runs out. The next start has as many ranks less, but at least -min. A rank that exits
+//     with an error is not lost: the number stays.
+//   - SIGUSR1 asks to grow: the ranks get SIGTERM, and the next start has -max ranks. This is no
+//     failure and uses up no restart.
 //
 // Neither works with several hosts, whose launchers would have to agree.
 package main

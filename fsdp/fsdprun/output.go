@@ -85,8 +85,8 @@ func (s *screen) say(format string, args ...any) {
 // maxLine is the length beyond which a line is printed in pieces.
 const maxLine = 1 << 20
 
-// splitter cuts a stream into lines. A line ends with a line feed, a carriage return before it does not belong to it. What a
-// carriage return alone ends is progress.
+// splitter cuts a stream into lines. A line ends with a line feed, a carriage return before it does
+// not belong to it. What a carriage return alone ends is progress.
 type splitter struct {
 	emit func(line []byte, progress bool)
 

@@ -11,7 +11,8 @@ import (
 	"strings"
 )
 
-// resolve turns the command line of a program into one that can be executed, and returns what is to be deleted afterwards.
+// resolve turns the command line of a program into one that can be executed, and returns what is to
+// be deleted afterwards.
 func resolve(ctx context.Context, args []string, environ []string) (command []string, temporary string, err error) {
 	files := args[:goFiles(args)]
 	info, err := os.Stat(args[0])

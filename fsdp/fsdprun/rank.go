@@ -122,14 +122,15 @@ func (l *launcher) bind(i, n int) error {
 	return setCores(share(l.allowed, i, n))
 }
 
-// share cuts cores into n contiguous parts, as even as possible, and returns part i. With fewer cores than parts, each is one
-// core, shared.
+// share cuts cores into n contiguous parts, as even as possible, and returns part i. With fewer
+// cores than parts, each is one core, shared.
 func share(cores []int, i, n int) []int {
 	lo, hi := i*len(cores)/n, (i+1)*len(cores)/n
 	return cores[lo:max(hi, lo+1)]
 }
 
-// drain is how long a process that outlives its rank, and holds the pipe, may keep silent before it is cut off.
+// drain is how long a process that outlives its rank, and holds the pipe, may keep silent before it
+// is cut off.
 const drain = time.Second
 
 // read copies one output stream of r until it ends.

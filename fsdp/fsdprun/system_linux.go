@@ -7,13 +7,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ownGroup makes a process the leader of a new group, and has it killed when the thread that started it ends.
+// ownGroup makes a process the leader of a new group, and has it killed when the thread that
+// started it ends.
 func ownGroup() *syscall.SysProcAttr {
 	return &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 }
 
-// awaitExit returns when the process has ended, but leaves it to be waited for: until then its number, and that of its group,
-// belong to no other.
+// awaitExit returns when the process has ended, but leaves it to be waited for: until then its
+// number, and that of its group, belong to no other.
 func awaitExit(cmd *exec.Cmd) {
 	for unix.Waitid(unix.P_PID, cmd.Process.Pid, nil, unix.WEXITED|unix.WNOWAIT, nil) == unix.EINTR {
 	}

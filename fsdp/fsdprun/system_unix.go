@@ -15,7 +15,8 @@ const (
 	growSignal       = syscall.SIGUSR1
 )
 
-// caught returns the signals that fsdprun handles. One that was ignored from the start, as by nohup, stays so.
+// caught returns the signals that fsdprun handles. One that was ignored from the start, as by
+// nohup, stays so.
 func caught() []os.Signal {
 	list := []os.Signal{growSignal}
 	for _, s := range []os.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT} {
@@ -26,10 +27,12 @@ func caught() []os.Signal {
 	return list
 }
 
-// ignoreTerminalReads lets fsdprun run in the background of a shell, where reading the terminal would stop it.
+// ignoreTerminalReads lets fsdprun run in the background of a shell, where reading the terminal
+// would stop it.
 func ignoreTerminalReads() { signal.Ignore(syscall.SIGTTIN) }
 
-// signalGroup sends to a process and those that it started. The group exists at least until the process is waited for.
+// signalGroup sends to a process and those that it started. The group exists at least until the
+// process is waited for.
 func signalGroup(p *os.Process, s syscall.Signal) { syscall.Kill(-p.Pid, s) }
 
 func signalName(s syscall.Signal) string { return unix.SignalName(s) }

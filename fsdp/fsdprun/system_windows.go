@@ -18,7 +18,8 @@ func ownGroup() *syscall.SysProcAttr {
 	return &syscall.SysProcAttr{CreationFlags: syscall.CREATE_NEW_PROCESS_GROUP}
 }
 
-// signalGroup ends a process, whatever the signal: Windows has no gentler way that every process understands.
+// signalGroup ends a process, whatever the signal: Windows has no gentler way that every process
+// understands.
 func signalGroup(p *os.Process, _ syscall.Signal) { p.Kill() }
 
 func signalName(s syscall.Signal) string { return s.String() }

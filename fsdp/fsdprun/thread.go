@@ -2,8 +2,9 @@ package main
 
 import "runtime"
 
-// thread runs functions on one thread of the operating system, which lives until it is closed. Ranks are started from it:
-// Linux kills them when the thread that started them ends (PR_SET_PDEATHSIG), not the process; and they inherit its cores.
+// thread runs functions on one thread of the operating system, which lives until it is closed.
+// Ranks are started from it: Linux kills them when the thread that started them ends
+// (PR_SET_PDEATHSIG), not the process; and they inherit its cores.
 type thread struct {
 	calls chan func()
 	done  chan struct{}

@@ -1,18 +1,20 @@
-// Package nn has the building blocks of transformers as modules for package fsdp: Linear, Embedding, Positions, LayerNorm,
-// RMSNorm, BatchNorm, Attention, MLP, Dropout, Add, Block, Head, CrossEntropy, and GPT, a model made of them. Linear layers
-// and what is made of them take low-rank adapters: see LoRA.
+// Package nn has the building blocks of transformers as modules for package fsdp: Linear,
+// Embedding, Positions, LayerNorm, RMSNorm, BatchNorm, Attention, MLP, Dropout, Add, Block, Head,
+// CrossEntropy, and GPT, a model made of them. Linear layers and what is made of them take low-rank
+// adapters: see LoRA.
 //
-// Each is a plain struct whose fields are its hyper-parameters. It has no weights: fsdp holds those, sharded. Use modules as
-// pointers. Sizes are not inferred from the batch, and a mistake is reported with the shapes when the model is wrapped or
-// first run.
+// Each is a plain struct whose fields are its hyper-parameters. It has no weights: fsdp holds
+// those, sharded. Use modules as pointers. Sizes are not inferred from the batch, and a mistake is
+// reported with the shapes when the model is wrapped or first run.
 //
-// Shapes are written [B, T, C]: B sequences of T tokens of C channels. Weights of linear layers are [out, in], as PyTorch
-// stores them, so y = x·wᵀ + b. Matrix weights start normal with mean 0 and standard deviation Std (0.02 if zero), biases
-// at zero, norm gains at one (GPT-2, Radford et al., 2019). The parameters of norms travel in the type of the computation
-// under every Config.Precision: they set fsdp.Param.Full.
+// Shapes are written [B, T, C]: B sequences of T tokens of C channels. Weights of linear layers are
+// [out, in], as PyTorch stores them, so y = x·wᵀ + b. Matrix weights start normal with mean 0 and
+// standard deviation Std (0.02 if zero), biases at zero, norm gains at one (GPT-2, Radford et al.,
+// 2019). The parameters of norms travel in the type of the computation under every
+// Config.Precision: they set fsdp.Param.Full.
 //
-// The operations are fused kernels with hand-written gradients. Gorgonia's operations can stand beside them in a module of
-// one's own: see the example of the package. Those known to be wrong are refused, with the reason: SoftMax, Dropout and
-// random nodes, BatchNorm, GroupNorm, pooling, CTC loss, ByIndices, Sparsemax, YOLO, outer products, InverseSqrt, Log2, some
-// convolutions.
+// The operations are fused kernels with hand-written gradients. Gorgonia's operations can stand
+// beside them in a module of one's own: see the example of the package. Those known to be wrong are
+// refused, with the reason: SoftMax, Dropout and random nodes, BatchNorm, GroupNorm, pooling, CTC
+// loss, ByIndices, Sparsemax, YOLO, outer products, InverseSqrt, Log2, some convolutions.
 package nn

@@ -14,8 +14,8 @@ const defaultStd = 0.02
 
 func weights(std float64) fsdp.Init { return fsdp.Normal(orDefault(std, defaultStd)) }
 
-// Linear maps x [..., In] to x·weightᵀ + bias, [..., Out]. Parameters: weight [Out, In] and, unless NoBias, bias [Out], and
-// those of its adapter.
+// Linear maps x [..., In] to x·weightᵀ + bias, [..., Out]. Parameters: weight [Out, In] and, unless
+// NoBias, bias [Out], and those of its adapter.
 type Linear struct {
 	In, Out int
 	NoBias  bool
@@ -77,7 +77,8 @@ func (m *Embedding) Build(b *fsdp.Builder, in ...*gorgonia.Node) (gorgonia.Nodes
 	return one(ops.Embedding(w, in[0]))
 }
 
-// Positions adds a learned vector per position to x [B, T, Dim], T <= Rows. Parameter: weight [Rows, Dim].
+// Positions adds a learned vector per position to x [B, T, Dim], T <= Rows. Parameter: weight
+// [Rows, Dim].
 type Positions struct {
 	Rows, Dim int
 	Std       float64 // of the initial weights; 0 means 0.02

@@ -16,16 +16,19 @@ import (
 	"github.com/gofsdp/gofsdp/internal/ops"
 )
 
-// LoRA is a low-rank adapter of a linear layer (Hu et al., 2021, arXiv:2106.09685), which trains in place of its weight:
+// LoRA is a low-rank adapter of a linear layer (Hu et al., 2021, arXiv:2106.09685), which trains in
+// place of its weight:
 //
 //	y = x·weightᵀ + bias + Alpha/Rank · (x·lora_aᵀ)·lora_bᵀ
 //
-// Parameters: lora_a [Rank, In], which starts normal with standard deviation 1/sqrt(In), and lora_b [Out, Rank], which
-// starts at zero, so that an adapted layer starts as the layer itself. The names of the layer's own parameters do not
-// change: a model with adapters takes the weights of one without by name, and Config.Frozen keeps them:
+// Parameters: lora_a [Rank, In], which starts normal with standard deviation 1/sqrt(In), and lora_b
+// [Out, Rank], which starts at zero, so that an adapted layer starts as the layer itself. The names
+// of the layer's own parameters do not change: a model with adapters takes the weights of one
+// without by name, and Config.Frozen keeps them:
 //
 //	model := &nn.GPT{…, LoRA: nn.LoRA{Rank: 8, Alpha: 16}}
-//	m, err := fsdp.Wrap(model, fsdp.Config{Frozen: func(name string) bool { return !nn.IsAdapter(name) }})
+//	base := func(name string) bool { return !nn.IsAdapter(name) }
+//	m, err := fsdp.Wrap(model, fsdp.Config{Frozen: base})
 //	err = m.SetFull(ctx, 0, pretrained)
 //
 // The zero value is no adapter.
@@ -79,9 +82,9 @@ func (l LoRA) add(b *fsdp.Builder, y, x *gorgonia.Node) (*gorgonia.Node, error) 
 	return ops.AddLinear(y, low, pb)
 }
 
-// Merge adds the adapters in params, the full state of a model whose layers are adapted by l, to the weights that they adapt,
-// and removes them. What is left is the state of the model without adapters that computes the same, but for rounding. After
-// an error params is as it was.
+// Merge adds the adapters in params, the full state of a model whose layers are adapted by l, to
+// the weights that they adapt, and removes them. What is left is the state of the model without
+// adapters that computes the same, but for rounding. After an error params is as it was.
 func (l LoRA) Merge(params map[string]*tensor.Dense) error {
 	layers := make(map[string]bool)
 	for name := range params {
@@ -107,7 +110,8 @@ func (l LoRA) Merge(params map[string]*tensor.Dense) error {
 	return nil
 }
 
-// fits says what keeps a [Rank, in] and b [out, Rank] from being an adapter like l of w [out, in], if anything.
+// fits says what keeps a [Rank, in] and b [out, Rank] from being an adapter like l of w [out, in],
+// if anything.
 func (l LoRA) fits(w, a, b *tensor.Dense) error {
 	if w == nil || a == nil || b == nil {
 		return errors.New("its weight, lora_a or lora_b is missing")

@@ -7,14 +7,14 @@ import (
 	"github.com/gofsdp/gofsdp/internal/ops"
 )
 
-// gain is the parameter that scales what a norm has normalised. It is small, and multiplies everything: it travels in full
-// precision.
+// gain is the parameter that scales what a norm has normalised. It is small, and multiplies
+// everything: it travels in full precision.
 func gain(dim int) fsdp.Param {
 	return fsdp.Param{Name: "weight", Shape: []int{dim}, Init: fsdp.Constant(1), Full: true}
 }
 
-// LayerNorm normalises the last dimension of x [..., Dim] to mean 0 and variance 1, then scales and shifts. Parameters:
-// weight [Dim] and bias [Dim].
+// LayerNorm normalises the last dimension of x [..., Dim] to mean 0 and variance 1, then scales and
+// shifts. Parameters: weight [Dim] and bias [Dim].
 type LayerNorm struct {
 	Dim int
 	Eps float64 // added to the variance; 0 means 1e-5
@@ -41,7 +41,8 @@ func (m *LayerNorm) Build(b *fsdp.Builder, in ...*gorgonia.Node) (gorgonia.Nodes
 	return one(ops.LayerNorm(in[0], gain, bias, orDefault(m.Eps, 1e-5)))
 }
 
-// RMSNorm divides x [..., Dim] by the root mean square of its last dimension, then scales. Parameter: weight [Dim].
+// RMSNorm divides x [..., Dim] by the root mean square of its last dimension, then scales.
+// Parameter: weight [Dim].
 type RMSNorm struct {
 	Dim int
 	Eps float64 // added to the mean square; 0 means 1e-6
@@ -64,13 +65,14 @@ func (m *RMSNorm) Build(b *fsdp.Builder, in ...*gorgonia.Node) (gorgonia.Nodes, 
 	return one(ops.RMSNorm(in[0], gain, orDefault(m.Eps, 1e-6)))
 }
 
-// BatchNorm normalises each channel of x [..., Dim] over all other dimensions to mean 0 and variance 1, then scales and
-// shifts (Ioffe and Szegedy, 2015, arXiv:1502.03167). Training normalises with the statistics of the rank's own batch, and
-// moves the running ones towards them; evaluation normalises with the running ones. Ranks see different batches, so these
-// differ until [fsdp.Sharded.AverageBuffers] is called.
+// BatchNorm normalises each channel of x [..., Dim] over all other dimensions to mean 0 and
+// variance 1, then scales and shifts (Ioffe and Szegedy, 2015, arXiv:1502.03167). Training
+// normalises with the statistics of the rank's own batch, and moves the running ones towards them;
+// evaluation normalises with the running ones. Ranks see different batches, so these differ until
+// [fsdp.Sharded.AverageBuffers] is called.
 //
-// Parameters: weight [Dim] and bias [Dim]. Buffers: running_mean [Dim] and running_var [Dim], of which the latter takes the
-// unbiased variance, as in PyTorch; that of a single row is 0.
+// Parameters: weight [Dim] and bias [Dim]. Buffers: running_mean [Dim] and running_var [Dim], of
+// which the latter takes the unbiased variance, as in PyTorch; that of a single row is 0.
 type BatchNorm struct {
 	Dim      int
 	Eps      float64 // added to the variance; 0 means 1e-5

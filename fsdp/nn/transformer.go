@@ -11,9 +11,10 @@ import (
 	"github.com/gofsdp/gofsdp/internal/ops"
 )
 
-// Attention is multi-head scaled dot-product self-attention (Vaswani et al., 2017, arXiv:1706.03762) on x [B, T, Dim]. With
-// Masked it takes a second input, ints [B, T], that hides the keys where it is zero. Parameters: those of the linear layers
-// qkv, from Dim to 3*Dim with query, key and value one after the other, and proj, from Dim to Dim.
+// Attention is multi-head scaled dot-product self-attention (Vaswani et al., 2017,
+// arXiv:1706.03762) on x [B, T, Dim]. With Masked it takes a second input, ints [B, T], that hides
+// the keys where it is zero. Parameters: those of the linear layers qkv, from Dim to 3*Dim with
+// query, key and value one after the other, and proj, from Dim to Dim.
 type Attention struct {
 	Dim, Heads int
 	Causal     bool // hide later positions
@@ -55,7 +56,8 @@ func (m *Attention) Build(b *fsdp.Builder, in ...*gorgonia.Node) (gorgonia.Nodes
 		dropout(b, m.Dropout, "attention")))
 }
 
-// dropout returns a step that applies dropout, or nothing if rate is 0. Those of one scope need different names.
+// dropout returns a step that applies dropout, or nothing if rate is 0. Those of one scope need
+// different names.
 func dropout(b *fsdp.Builder, rate float64, name string) func(*gorgonia.Node) (*gorgonia.Node, error) {
 	return func(x *gorgonia.Node) (*gorgonia.Node, error) {
 		if rate == 0 {
@@ -65,7 +67,8 @@ func dropout(b *fsdp.Builder, rate float64, name string) func(*gorgonia.Node) (*
 	}
 }
 
-// Dropout zeroes elements of x with probability Rate while training and scales up the rest; in evaluation it passes x on.
+// Dropout zeroes elements of x with probability Rate while training and scales up the rest; in
+// evaluation it passes x on.
 type Dropout struct{ Rate float64 }
 
 // Params implements fsdp.Module.
@@ -79,7 +82,8 @@ func (m *Dropout) Build(b *fsdp.Builder, in ...*gorgonia.Node) (gorgonia.Nodes, 
 	return one(ops.Dropout(in[0], m.Rate, b.Stream("dropout")))
 }
 
-// MLP maps x [..., Dim] to out(act(fc(x))), with Hidden channels between. Parameters: those of the linear layers fc and out.
+// MLP maps x [..., Dim] to out(act(fc(x))), with Hidden channels between. Parameters: those of the
+// linear layers fc and out.
 type MLP struct {
 	Dim, Hidden int
 	Act         Activation
@@ -179,8 +183,8 @@ func (m *Block) Build(b *fsdp.Builder, in ...*gorgonia.Node) (gorgonia.Nodes, er
 // IgnoreTarget is the target that does not count in a loss.
 const IgnoreTarget = -1
 
-// Add adds two values of one shape: the residual connection of a model that calls the parts of a block one by one. It has no
-// parameters.
+// Add adds two values of one shape: the residual connection of a model that calls the parts of a
+// block one by one. It has no parameters.
 type Add struct{}
 
 // Params implements fsdp.Module.
@@ -194,8 +198,8 @@ func (m *Add) Build(_ *fsdp.Builder, in ...*gorgonia.Node) (gorgonia.Nodes, erro
 	return one(gorgonia.Add(in[0], in[1]))
 }
 
-// CrossEntropy maps logits [..., Classes] and targets, ints [...], to the mean cross-entropy in nats over the targets that are
-// not IgnoreTarget: shape [1]. It has no parameters.
+// CrossEntropy maps logits [..., Classes] and targets, ints [...], to the mean cross-entropy in
+// nats over the targets that are not IgnoreTarget: shape [1]. It has no parameters.
 type CrossEntropy struct{}
 
 // Params implements fsdp.Module.
@@ -209,8 +213,9 @@ func (m *CrossEntropy) Build(_ *fsdp.Builder, in ...*gorgonia.Node) (gorgonia.No
 	return one(ops.CrossEntropy(in[0], in[1], IgnoreTarget))
 }
 
-// Head maps x [..., Dim] and targets, ints [...], to the loss, as CrossEntropy does, and the logits: its outputs are of shape
-// [1] and [..., Classes]. Parameter: weight [Classes, Dim], without a bias, its own or tied to the parameter that Tied names.
+// Head maps x [..., Dim] and targets, ints [...], to the loss, as CrossEntropy does, and the
+// logits: its outputs are of shape [1] and [..., Classes]. Parameter: weight [Classes, Dim],
+// without a bias, its own or tied to the parameter that Tied names.
 type Head struct {
 	Dim, Classes int
 	Tied         string  // full name of an embedding's weight, or "" for a weight of its own
@@ -242,12 +247,13 @@ func (m *Head) Build(b *fsdp.Builder, in ...*gorgonia.Node) (gorgonia.Nodes, err
 	return gorgonia.Nodes{loss, logits}, nil
 }
 
-// GPT is a decoder-only transformer language model with learned positions (GPT-2, Radford et al., 2019). Its batch is
-// tokens and targets, ints [B, T]; its results are the loss and the logits [B, T, Vocab]. A target of IgnoreTarget does not
-// count.
+// GPT is a decoder-only transformer language model with learned positions (GPT-2, Radford et al.,
+// 2019). Its batch is tokens and targets, ints [B, T]; its results are the loss and the logits [B,
+// T, Vocab]. A target of IgnoreTarget does not count.
 //
-// Parameters: wte.weight [Vocab, Dim], wpe.weight [Context, Dim], blocks.i.*, lnf.weight and lnf.bias [Dim] and, unless
-// Tied, head.weight [Vocab, Dim]. With LoRA those of the adapters of each block come on top.
+// Parameters: wte.weight [Vocab, Dim], wpe.weight [Context, Dim], blocks.i.*, lnf.weight and
+// lnf.bias [Dim] and, unless Tied, head.weight [Vocab, Dim]. With LoRA those of the adapters of
+// each block come on top.
 type GPT struct {
 	Vocab, Context     int
 	Layers, Dim, Heads int
