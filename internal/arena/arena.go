@@ -1,17 +1,18 @@
 // Package arena hands out the large buffers of one rank and counts every byte of them.
 //
-// Parameters, gradients and activations of a training step live for a known stretch of a known schedule, so the same
-// few buffers can serve every step. An Arena keeps freed blocks and gives them out again: once the steps repeat it asks
-// the runtime for little or nothing. It counts what is live by Class and remembers the peak, so that a test can hold the counted
-// peak against the one that was planned.
+// Parameters, gradients and activations of a training step live for a known stretch of a known
+// schedule, so the same few buffers can serve every step. An Arena keeps freed blocks and gives
+// them out again: once the steps repeat it asks the runtime for little or nothing. It counts what
+// is live by Class and remembers the peak, so that a test can hold the counted peak against the one
+// that was planned.
 //
 //	a := arena.New(arena.Sources{})
 //	b, err := a.Alloc(1<<20, arena.Gathered) // 64-byte aligned, contents undefined
 //	defer a.Free(b)
 //
-// Memory comes from the Go heap unless [Sources] names another place: memory that the other ranks can reach for what ranks
-// send to each other, files for what is too much for RAM. They never mix: a block is only given out again to a class that
-// comes from the same place.
+// Memory comes from the Go heap unless [Sources] names another place: memory that the other ranks
+// can reach for what ranks send to each other, files for what is too much for RAM. They never mix:
+// a block is only given out again to a class that comes from the same place.
 //
 //	                            Collective    Shard    Spill
 //	gathered, gradient              x
@@ -30,7 +31,8 @@ import (
 	"unsafe"
 )
 
-// Align is the alignment in bytes of every block: a cache line, and the width of the widest vector register.
+// Align is the alignment in bytes of every block: a cache line, and the width of the widest vector
+// register.
 const Align = 64
 
 // Class says what a block is used for: what it counts as, and where its memory comes from.
@@ -38,15 +40,15 @@ type Class uint8
 
 // The classes of memory of a sharded training step.
 const (
-	Shard      Class = iota // the rank's own share of parameters and gradients: lives as long as the model
-	State                   // what the optimizer keeps for that share: lives as long as the model, is never sent
+	Shard      Class = iota // the rank's share of parameters and gradients, as long as the model
+	State                   // what the optimizer keeps for it, as long as the model; never sent
 	Gathered                // full parameters of a group while it computes
 	Gradient                // full gradients of a group until they are reduced
 	Activation              // values passed between calls, and their gradients
 	Saved                   // what a call keeps from its forward for its backward
 	Spilled                 // the part of it that was moved out of RAM
 	Work                    // scratch of the call that runs now
-	Snapshot                // a copy of the rank's share, which a checkpoint is written from while training goes on
+	Snapshot                // a copy of the rank's share, for SaveAsync
 	Classes                 // number of classes
 )
 
@@ -63,7 +65,8 @@ func (c Class) String() string {
 type Source interface {
 	// Alloc returns n > 0 bytes, aligned to Align at least.
 	Alloc(n int) ([]byte, error)
-	// Free takes back what Alloc returned, all of it. It may be called when the memory does not exist any more.
+	// Free takes back what Alloc returned, all of it. It may be called when the memory does not
+	// exist any more.
 	Free(b []byte) error
 }
 
@@ -87,7 +90,8 @@ type Block struct {
 	step  int   // of that phase
 }
 
-// Stats counts bytes. Live and Peak count what was asked for; Reserved also counts freed blocks kept for reuse.
+// Stats counts bytes. Live and Peak count what was asked for; Reserved also counts freed blocks
+// kept for reuse.
 type Stats struct {
 	Live     [Classes]int
 	Total    int // sum of Live
@@ -97,7 +101,8 @@ type Stats struct {
 
 // An Arena allocates blocks.
 type Arena struct {
-	// Poison fills freed blocks with 0xFF bytes, which read as NaN in every float type: a use after free then shows.
+	// Poison fills freed blocks with 0xFF bytes, which read as NaN in every float type: a use after
+	// free then shows.
 	Poison bool
 
 	heap  *pool
@@ -115,8 +120,8 @@ type pool struct {
 	free   []*Block // sorted by len(whole)
 }
 
-// Phase is a kind of step with a working set of its own. Blocks age by the steps of the phase that used them last, so that
-// a long evaluation does not cost the training its buffers.
+// Phase is a kind of step with a working set of its own. Blocks age by the steps of the phase that
+// used them last, so that a long evaluation does not cost the training its buffers.
 type Phase uint8
 
 // The phases.
@@ -154,7 +159,8 @@ func (a *Arena) draw(from Source, classes ...Class) {
 // errClosed is why a closed arena gives no memory.
 var errClosed = errors.New("the arena is closed")
 
-// Alloc returns a block of n bytes with undefined contents. It fails if the source of the class does, or after Close.
+// Alloc returns a block of n bytes with undefined contents. It fails if the source of the class
+// does, or after Close.
 func (a *Arena) Alloc(n int, class Class) (*Block, error) {
 	p := a.of[class]
 	if n == 0 { // no source has to know what nothing is
@@ -225,7 +231,8 @@ func (p *pool) drop(old func(*Block) bool) (bytes int, err error) {
 	return bytes, err
 }
 
-// Free takes b back. Freeing nil, or anything after Close, is a no-op; freeing a block twice is a bug of the caller and panics.
+// Free takes b back. Freeing nil, or anything after Close, is a no-op; freeing a block twice is a
+// bug of the caller and panics.
 func (a *Arena) Free(b *Block) {
 	if b == nil || a.live == nil {
 		return
@@ -248,9 +255,10 @@ func (a *Arena) Free(b *Block) {
 // Begin says of which phase the steps are that follow.
 func (a *Arena) Begin(p Phase) { a.phase = p }
 
-// EndStep ends a step of the current phase and drops the free blocks of that phase that its last two steps have not used,
-// so that a change of batch shape does not keep the memory of the old shape. An error is the first of each source that did
-// not take a block back; the block is dropped all the same.
+// EndStep ends a step of the current phase and drops the free blocks of that phase that its last
+// two steps have not used, so that a change of batch shape does not keep the memory of the old
+// shape. An error is the first of each source that did not take a block back; the block is dropped
+// all the same.
 func (a *Arena) EndStep() error {
 	a.steps[a.phase]++
 	return a.drop(func(b *Block) bool { return b.phase == a.phase && a.steps[a.phase]-b.step > 2 })
@@ -270,8 +278,8 @@ func (a *Arena) drop(old func(*Block) bool) error {
 	return nil
 }
 
-// Close gives all memory back, that of live blocks too. It looks at none of it, so it may come after the source has gone.
-// No more blocks can be allocated. Closing again does nothing.
+// Close gives all memory back, that of live blocks too. It looks at none of it, so it may come
+// after the source has gone. No more blocks can be allocated. Closing again does nothing.
 func (a *Arena) Close() error {
 	for b := range a.live {
 		b.pool.put(b)

@@ -1,8 +1,9 @@
-// Package checkpoint keeps the state of a training on disk: written by many ranks at once, each its own file, and read by any
-// number of others.
+// Package checkpoint keeps the state of a training on disk: written by many ranks at once, each its
+// own file, and read by any number of others.
 //
-// A tensor is known by its [Key], and a part of it by an interval [a:b) of its elements in row-major order. Who wrote which
-// interval is no more than a detail of the [Manifest], so a checkpoint of 4 ranks is read by 3 as it is by 4.
+// A tensor is known by its [Key], and a part of it by an interval [a:b) of its elements in
+// row-major order. Who wrote which interval is no more than a detail of the [Manifest], so a
+// checkpoint of 4 ranks is read by 3 as it is by 4.
 //
 //	w [6, 4] and its exp_avg, cut over 2 ranks          read by 3
 //
@@ -13,7 +14,8 @@
 //
 // # On disk
 //
-// The directory of a job holds checkpoints, each a directory. Their names sort in the order of saving:
+// The directory of a job holds checkpoints, each a directory. Their names sort in the order of
+// saving:
 //
 //	ckpt/
 //	  000006-step-1100/                     whole
@@ -24,7 +26,8 @@
 //	  000008-step-1300.tmp-5be1a37c/        being written, or left by a crash
 //	  lock                                  held by the job that saves here
 //
-// The files of ranks are those of package safetensors, for every program that reads these. The manifest says what is in them:
+// The files of ranks are those of package safetensors, for every program that reads these. The
+// manifest says what is in them:
 //
 //	{"step":1200,"world":2,"meta":{…},
 //	 "files":[{"name":"rank-00000-of-00002.safetensors","size":288,"header":845694699},…],
@@ -32,9 +35,10 @@
 //	   {"offset":0,"len":12,"file":0,"at":192,"sums":"+ICufw=="},
 //	   {"offset":12,"len":12,"file":1,"at":192,"sums":"Dta6sQ=="}]},…]}
 //
-// Offsets and lengths are elements, "at" and sizes are bytes. A piece has a CRC-32C for each [ChunkBytes] of it, in base64 of
-// little-endian words; "header" is that of what is before a file's data. The "crc32c" of the manifest is about the bytes of its
-// value as they stand there. Elements are little-endian, and a machine that has others is refused.
+// Offsets and lengths are elements, "at" and sizes are bytes. A piece has a CRC-32C for each
+// [ChunkBytes] of it, in base64 of little-endian words; "header" is that of what is before a file's
+// data. The "crc32c" of the manifest is about the bytes of its value as they stand there. Elements
+// are little-endian, and a machine that has others is refused.
 //
 // # Saving
 //
@@ -42,20 +46,21 @@
 //	rank 0      Merge        what the ranks have written, to one list of tensors
 //	rank 0      Commit       manifest, sync, rename to the name without .tmp, sync
 //
-// The rename is the commit. Until then the directory has a name that nobody reads, and everything in it is on disk before. So a
-// crash at any point leaves the checkpoints from before, and the new one whole or not at all. A [Store] sees to this, to the
-// lock, by which only one job saves in a directory, and to removing what is old or was left behind.
+// The rename is the commit. Until then the directory has a name that nobody reads. Everything in it
+// is on disk before the rename, so a crash at any point leaves the earlier checkpoints, and the new
+// one whole or not at all. A [Store] sees to this, to the lock, by which only one job saves in a
+// directory, and to removing what is old or left behind.
 //
 // # What is checked when
 //
-//	Merge       ranks agree on type, shape and steps of each tensor; its pieces cover it, each element once
-//	Decode      the checksum of the manifest, the version of the format, and again all that Merge checks; pieces lie in
-//	            their files and have their sums; names of files lead nowhere else
+//	Merge       ranks agree on type, shape and steps of each tensor; its pieces cover it once
+//	Decode      the checksum of the manifest, the version of the format, and all that Merge checks;
+//	            pieces lie in their files and have their sums; names of files lead nowhere else
 //	OpenReader  Decode; the files are there and have their sizes
 //	Read        the sums of the chunks that it reads, before any of it is used
-//	Verify      every byte of every file: the sums of all chunks and headers, and that headers and manifest say the same
+//	Verify      every byte of every file: all sums, and that headers and manifest say the same
 //
-// [List] and [Latest] check as OpenReader does: a checkpoint that was cut short or lost a file does not count. That a byte
-// was changed in place shows when it is read. Checksums find accidents, and are no protection from someone who wants to
-// deceive; the parsers take any bytes all the same.
+// [List] and [Latest] check as OpenReader does: a checkpoint that was cut short or lost a file does
+// not count. A byte that was changed in place shows when it is read. Checksums find accidents and
+// do not protect from deception, but the parsers take any bytes.
 package checkpoint

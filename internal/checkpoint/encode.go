@@ -49,7 +49,8 @@ func (s *Sums) UnmarshalText(text []byte) error {
 	return nil
 }
 
-// Encode returns the bytes of m's file, always the same for the same manifest. It fails if m breaks a rule of Decode.
+// Encode returns the bytes of m's file, always the same for the same manifest. It fails if m breaks
+// a rule of Decode.
 func (m *Manifest) Encode() ([]byte, error) {
 	if err := m.validate(); err != nil {
 		return nil, fmt.Errorf("manifest: %w", err)
@@ -67,9 +68,10 @@ func seal(body []byte) []byte {
 	return append(append(b, body...), "}\n"...)
 }
 
-// Decode parses the bytes of a manifest's file. What it returns holds together: pieces cover each tensor once and lie inside
-// the files that it lists, every piece has its checksums, keys and names are unique and in order, and the names of files lead
-// to no other directory. A file of another version is an ErrFormat, one that has changed since it was written an ErrDamaged.
+// Decode parses the bytes of a manifest's file. What it returns holds together: pieces cover each
+// tensor once and lie inside the files that it lists, every piece has its checksums, keys and names
+// are unique and in order, and the names of files lead to no other directory. A file of another
+// version is an ErrFormat, one that has changed since it was written an ErrDamaged.
 func Decode(b []byte) (*Manifest, error) {
 	var envelope struct {
 		Format   *int            `json:"format"`
@@ -98,7 +100,8 @@ func Decode(b []byte) (*Manifest, error) {
 	return m, nil
 }
 
-// compact returns the JSON of v without white space, the bytes of what v has as JSON left as they are.
+// compact returns the JSON of v without white space, the bytes of what v has as JSON left as they
+// are.
 func compact(v any) ([]byte, error) {
 	var b bytes.Buffer
 	e := json.NewEncoder(&b)

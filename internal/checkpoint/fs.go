@@ -5,8 +5,9 @@ import (
 	"io/fs"
 )
 
-// FS is what checkpoints need of a file system. Paths are those of package path/filepath, and errors name them. It is safe for
-// concurrent use. [OS] is the real one; a test puts one in its place that fails, or stops, at any operation.
+// FS is what checkpoints need of a file system. Paths are those of package path/filepath, and
+// errors name them. It is safe for concurrent use. [OS] is the real one; a test puts one in its
+// place that fails, or stops, at any operation.
 type FS interface {
 	Mkdir(dir string) error                    // fails if it exists
 	ReadDir(dir string) ([]fs.DirEntry, error) // by name
@@ -15,8 +16,9 @@ type FS interface {
 	Rename(from, to string) error              // in one directory; replaces a file, but no directory that is not empty
 	RemoveAll(path string) error               // of a directory with all that is in it; nothing there is no error
 	SyncDir(dir string) error                  // returns once the names in dir are on disk
-	// Lock takes the lock that the file at path stands for, and makes the file if need be. It does not wait: whoever holds
-	// the lock, in this process or another, is named by a [LockedError]. The lock ends with Close, or with the process.
+	// Lock takes the lock that the file at path stands for, and makes the file if need be. It does
+	// not wait: whoever holds the lock, in this process or another, is named by a [LockedError].
+	// The lock ends with Close, or with the process.
 	Lock(path, owner string) (io.Closer, error)
 }
 

@@ -8,7 +8,8 @@ import (
 	"syscall"
 )
 
-// OS returns the file system of the operating system. What it makes, everyone whom the umask allows may read.
+// OS returns the file system of the operating system. What it makes, everyone whom the umask allows
+// may read.
 func OS() FS { return osFS{} }
 
 type osFS struct{}
@@ -24,9 +25,10 @@ func (osFS) Create(path string) (Handle, error) {
 
 func (osFS) Open(path string) (Handle, error) { return handle(os.Open(path)) }
 
-// SyncDir does nothing on Windows, which has no such call: NTFS keeps a log of changes to names, in their order, so that after a
-// power failure the last few may be missing, but never an earlier one. File systems elsewhere that cannot do it either, such as
-// some on networks, say so, and are taken as they are.
+// SyncDir does nothing on Windows, which has no such call: NTFS keeps a log of changes to names, in
+// their order, so that after a power failure the last few may be missing, but never an earlier one.
+// File systems elsewhere that cannot do it either, such as some on networks, say so, and are taken
+// as they are.
 func (osFS) SyncDir(dir string) error {
 	if runtime.GOOS == "windows" {
 		return nil

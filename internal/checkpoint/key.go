@@ -15,7 +15,8 @@ type Key struct {
 	Owner int    `json:"owner"`           // Shared, or the rank whose own tensor it is: other ranks have others of the name
 }
 
-// Name returns the name of the tensor in files: "wte.weight", "exp_avg:wte.weight", "experts.up@3", "exp_avg:experts.up@3".
+// Name returns the name of the tensor in files: "wte.weight", "exp_avg:wte.weight", "experts.up@3",
+// "exp_avg:experts.up@3".
 func (k Key) Name() string {
 	name := k.Param
 	if k.Entry != "" {
@@ -27,7 +28,8 @@ func (k Key) Name() string {
 	return name
 }
 
-// Compare orders keys by parameter, then entry, then owner: a value comes before what an optimizer keeps for it.
+// Compare orders keys by parameter, then entry, then owner: a value comes before what an optimizer
+// keeps for it.
 func (k Key) Compare(other Key) int {
 	return cmp.Or(cmp.Compare(k.Param, other.Param), cmp.Compare(k.Entry, other.Entry), cmp.Compare(k.Owner, other.Owner))
 }

@@ -18,7 +18,8 @@ const draftMark = ".tmp-"
 // ErrUnfinished is why a draft does not count.
 var ErrUnfinished = errors.New("not complete: it is being written or removed, or that was broken off")
 
-// ErrNone is wrapped by the error of [Latest] where there is no whole checkpoint. It is an [fs.ErrNotExist].
+// ErrNone is wrapped by the error of [Latest] where there is no whole checkpoint. It is an
+// [fs.ErrNotExist].
 var ErrNone error = none{}
 
 type none struct{}
@@ -26,7 +27,8 @@ type none struct{}
 func (none) Error() string { return "no whole checkpoint" }
 func (none) Unwrap() error { return fs.ErrNotExist }
 
-// errAllTorn is the error of Latest where checkpoints were completed, and none of them is whole any more.
+// errAllTorn is the error of Latest where checkpoints were completed, and all of them are damaged
+// now.
 var errAllTorn = errors.New("no checkpoint is whole any more")
 
 // An Entry is something in a job's directory that has the name of a checkpoint.
@@ -36,8 +38,9 @@ type Entry struct {
 	Err            error // why it does not count, or nil if it is whole
 }
 
-// List returns what is in a job's directory in the order of saving, drafts included. Of each it looks at the manifest and at
-// the presence and size of its files, and not at the data. What has other names is passed over.
+// List returns what is in a job's directory in the order of saving, drafts included. Of each it
+// looks at the manifest and at the presence and size of its files, and not at the data. What has
+// other names is passed over.
 func List(fsys FS, dir string) ([]Entry, error) {
 	names, err := readNames(fsys, dir)
 	if err != nil {
@@ -50,10 +53,12 @@ func List(fsys FS, dir string) ([]Entry, error) {
 	return entries, nil
 }
 
-// Latest returns the path of the last whole checkpoint in a job's directory, or dir if that is a whole checkpoint itself. It
-// passes over what is torn. The error is an [ErrNone] where no save has been completed yet. Where some were, and all of them are
-// torn, it is another, which says why: to begin anew in silence would lose the training. A checkpoint that cannot be judged, as it
-// is of another format or the system does not let us read it, is an error, too: to go on from an older one would lose part of it.
+// Latest returns the path of the last whole checkpoint in a job's directory, or dir if that is a
+// whole checkpoint itself. It passes over damaged ones. The error is an [ErrNone] where no save has
+// been completed yet. Where some were, and all of them are damaged, it is another error that says
+// why, since starting again in silence would lose the training. A checkpoint that cannot be judged,
+// because it is of another format or cannot be read, is an error, too: an older one would lose part
+// of the training.
 func Latest(fsys FS, dir string) (path string, err error) {
 	switch f, err := fsys.Open(filepath.Join(dir, ManifestName)); {
 	case err == nil:
@@ -108,7 +113,8 @@ func latest(fsys FS, dir string, names []name) (string, error) {
 	return "", fmt.Errorf("checkpoint: %w in %s", ErrNone, dir)
 }
 
-// checkWhole returns why the directory is no whole checkpoint, as far as can be told without its data.
+// checkWhole returns why the directory is no whole checkpoint, as far as can be told without its
+// data.
 func checkWhole(fsys FS, dir string) error {
 	r, err := OpenReader(fsys, dir)
 	if err != nil {
@@ -117,12 +123,14 @@ func checkWhole(fsys FS, dir string) error {
 	return r.Close()
 }
 
-// torn tells whether err is about what there is of a checkpoint, and not about this program or this machine.
+// torn tells whether err is about what there is of a checkpoint, and not about this program or this
+// machine.
 func torn(err error) bool {
 	return errors.Is(err, ErrUnfinished) || errors.Is(err, ErrDamaged) || errors.Is(err, fs.ErrNotExist)
 }
 
-// A name is that of a checkpoint's directory: "000007-step-1200", or "000007-step-1200.tmp-1b3d5f79" while it does not count.
+// A name is that of a checkpoint's directory: "000007-step-1200", or
+// "000007-step-1200.tmp-1b3d5f79" while it does not count.
 type name struct {
 	sequence, step int
 	draft          string // ".tmp-1b3d5f79", or empty
@@ -153,7 +161,8 @@ func parseName(base string) (n name, ok bool) {
 	return n, sequenceErr == nil && stepErr == nil && n.String() == base // no more zeros than there should be
 }
 
-// readNames returns the names of ours in dir, by number. A checkpoint may have been moved elsewhere and left a symbolic link.
+// readNames returns the names of ours in dir, by number. A checkpoint may have been moved elsewhere
+// and left a symbolic link.
 func readNames(fsys FS, dir string) ([]name, error) {
 	entries, err := fsys.ReadDir(dir)
 	if err != nil {

@@ -33,8 +33,9 @@ const maxOwner = 1 << 10
 // fileLock is a lock that this process holds, on an open file.
 type fileLock struct{ file *os.File }
 
-// Lock has the system lock an open file, so that it ends with the process, however that ends. The file itself stays for ever:
-// were it removed, one process could hold the lock of the old file and another that of a new one.
+// Lock has the system lock an open file, so that it ends with the process, however that ends. The
+// file itself stays for ever: were it removed, one process could hold the lock of the old file and
+// another that of a new one.
 func (osFS) Lock(path, owner string) (io.Closer, error) {
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o644)
 	if err != nil {
@@ -55,7 +56,8 @@ func (osFS) Lock(path, owner string) (io.Closer, error) {
 	return &fileLock{f}, nil
 }
 
-// Close gives the lock up. The name of a holder who is gone would mislead the next reader, so it goes first.
+// Close gives the lock up. The name of a holder who is gone would mislead the next reader, so it
+// goes first.
 func (l *fileLock) Close() error {
 	_ = l.file.Truncate(0)
 	return l.file.Close()

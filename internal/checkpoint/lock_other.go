@@ -7,5 +7,6 @@ import (
 	"os"
 )
 
-// tryLock fails: a lock that outlives its holder would be worse than none, and this system has no other that we know.
+// tryLock fails: a lock that outlives its holder would be worse than none, and this system has no
+// other that we know.
 func tryLock(*os.File) (held bool, err error) { return false, errors.ErrUnsupported }

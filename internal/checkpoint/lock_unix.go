@@ -9,7 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// tryLock locks f unless another open file has the lock, in this process or, on file systems that hosts share, on another host.
+// tryLock locks f unless another open file has the lock, in this process or, on file systems that
+// hosts share, on another host.
 func tryLock(f *os.File) (held bool, err error) {
 	raw, err := f.SyscallConn()
 	if err != nil {

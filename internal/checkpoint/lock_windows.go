@@ -7,8 +7,8 @@ import (
 	"golang.org/x/sys/windows"
 )
 
-// tryLock locks f unless another open file has the lock. Nobody else can read what is locked, so it is one byte far behind the
-// text.
+// tryLock locks f unless another open file has the lock. Nobody else can read what is locked, so it
+// is one byte far behind the text.
 func tryLock(f *os.File) (held bool, err error) {
 	raw, err := f.SyscallConn()
 	if err != nil {

@@ -14,14 +14,16 @@ const Format = 1
 // ManifestName is the name of the manifest's file in the directory of a checkpoint.
 const ManifestName = "manifest.json"
 
-// ChunkBytes is how much of a piece one checksum is about: to read a part of it, this much is read around its ends.
+// ChunkBytes is how much of a piece one checksum is about: to read a part of it, this much is read
+// around its ends.
 const ChunkBytes = 1 << 20
 
-// A Manifest lists what is in a checkpoint. Its file is the last to be written: a checkpoint without one does not count.
+// A Manifest lists what is in a checkpoint. Its file is the last to be written: a checkpoint
+// without one does not count.
 type Manifest struct {
 	Step    int                        `json:"step"`           // of the training
 	World   int                        `json:"world"`          // number of ranks that wrote it
-	Meta    map[string]json.RawMessage `json:"meta,omitempty"` // the writer's; only white space between its tokens is lost
+	Meta    map[string]json.RawMessage `json:"meta,omitempty"` // the writer's, without white space
 	Files   []File                     `json:"files,omitempty"`
 	Tensors []Tensor                   `json:"tensors,omitempty"` // in the order of their keys
 }
@@ -39,7 +41,7 @@ type Tensor struct {
 	DType  safetensors.DType `json:"dtype"`
 	Shape  []int             `json:"shape,omitempty"`
 	Steps  int               `json:"steps,omitempty"`  // updates that the entry of an optimizer has had
-	Pieces []Piece           `json:"pieces,omitempty"` // by Offset; they cover the tensor, each element once; none is empty
+	Pieces []Piece           `json:"pieces,omitempty"` // by Offset, none empty; cover it once
 }
 
 // Piece is an interval of a tensor in a file.

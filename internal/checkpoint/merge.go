@@ -5,9 +5,9 @@ import (
 	"slices"
 )
 
-// Merge joins what the ranks have written: shards[r] is that of rank r, nil or zero if it wrote nothing. Tensors are in the
-// order of their keys, files in that of the ranks. Ranks that disagree about a tensor are an error, as are elements of it that
-// no rank has written, or more than one.
+// Merge joins what the ranks have written: shards[r] is that of rank r, nil or zero if it wrote
+// nothing. Tensors are in the order of their keys, files in that of the ranks. Ranks that disagree
+// about a tensor are an error, as are elements of it that no rank has written, or more than one.
 func Merge(shards []*Shard) (files []File, tensors []Tensor, err error) {
 	var writers []int // rank of each file
 	joined := make(map[Key]*Tensor)

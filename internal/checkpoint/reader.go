@@ -25,15 +25,15 @@ type Reader struct {
 	files map[int]Handle // of manifest.Files, at most maxOpen, opened when they are first needed; nil after Close
 }
 
-// maxOpen is how many files a Reader keeps open. There are as many as ranks have saved, and a process may open only so many. What
-// is beyond is opened each time.
+// maxOpen is how many files a Reader keeps open. There are as many as ranks have saved, and a
+// process may open only so many. What is beyond is opened each time.
 const maxOpen = 64
 
 // scratch has memory for chunks that do not go straight to where they are wanted.
 var scratch = sync.Pool{New: func() any { return new([ChunkBytes]byte) }}
 
-// OpenReader opens the checkpoint in dir. The manifest is checked, and that the files are there and have the sizes that it says;
-// their content is checked as it is read.
+// OpenReader opens the checkpoint in dir. The manifest is checked, and that the files are there and
+// have the sizes that it says; their content is checked as it is read.
 func OpenReader(fsys FS, dir string) (*Reader, error) {
 	r := &Reader{fsys: fsys, dir: dir, files: make(map[int]Handle)}
 	if err := r.open(); err != nil {
@@ -152,8 +152,9 @@ func (r *Reader) Sum() uint32 { return r.sum }
 // Lookup finds a tensor by its key.
 func (r *Reader) Lookup(k Key) (Tensor, bool) { return r.manifest.Lookup(k) }
 
-// Hold opens the files that n elements of a tensor from offset on are in, as many as there is room for. They can be read then even
-// if somebody removes the checkpoint, where the file system is one that keeps what is open.
+// Hold opens the files that n elements of a tensor from offset on are in, as many as there is room
+// for. They can be read then even if somebody removes the checkpoint, where the file system is one
+// that keeps what is open.
 func (r *Reader) Hold(k Key, offset, n int) error {
 	t, _ := r.Lookup(k)
 	for _, p := range t.within(offset, n) {
@@ -176,8 +177,9 @@ func (r *Reader) Close() error {
 	return errors.Join(errs...)
 }
 
-// Read reads the elements of a tensor from offset on, as many as there is room for in dst, as elements of type as. It reads
-// the chunks that they lie in and no others, and checks their sums. After an error the content of dst is undefined.
+// Read reads the elements of a tensor from offset on, as many as there is room for in dst, as
+// elements of type as. It reads the chunks that they lie in and no others, and checks their sums.
+// After an error the content of dst is undefined.
 func (r *Reader) Read(ctx context.Context, k Key, offset int, dst []byte, as safetensors.DType) error {
 	t, ok := r.Lookup(k)
 	if !ok {

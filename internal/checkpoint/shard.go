@@ -14,8 +14,8 @@ import (
 	"github.com/gofsdp/gofsdp/internal/safetensors"
 )
 
-// A Part is what a rank has of a tensor: elements from Offset on, little-endian. A tensor without elements is made known by a
-// Part without any.
+// A Part is what a rank has of a tensor: elements from Offset on, little-endian. A tensor without
+// elements is made known by a Part without any.
 type Part struct {
 	Key
 	DType  safetensors.DType
@@ -24,7 +24,8 @@ type Part struct {
 	Offset int   // elements
 	Data   []byte
 
-	// Write, if it is not nil, stands for Data that is not in memory: it writes Len elements, in portions of any size.
+	// Write, if it is not nil, stands for Data that is not in memory: it writes Len elements, in
+	// portions of any size.
 	Write func(ctx context.Context, w io.Writer) error
 	Len   int
 }
@@ -32,12 +33,13 @@ type Part struct {
 // A Shard is what one rank has written. The zero Shard is nothing.
 type Shard struct {
 	File    File     `json:"file"`
-	Tensors []Tensor `json:"tensors,omitempty"` // in the order of their keys, pieces by Offset, with 0 as their File
+	Tensors []Tensor `json:"tensors,omitempty"` // in the order of their keys, pieces by Offset; File is 0
 }
 
-// WriteShard writes parts to a new file and returns once it is on disk. It goes through the data once, chunk by chunk, tells
-// wrote, which may be nil, how many bytes of data each chunk had, and stops between two of them when ctx ends. If there is no
-// data it makes no file, and the Shard's File is zero. What a call that failed has left at path is of no use.
+// WriteShard writes parts to a new file and returns once it is on disk. It goes through the data
+// once, chunk by chunk, tells wrote, which may be nil, how many bytes of data each chunk had, and
+// stops between two of them when ctx ends. If there is no data it makes no file, and the Shard's
+// File is zero. What a call that failed has left at path is of no use.
 func WriteShard(ctx context.Context, fsys FS, path string, parts []Part, wrote func(bytes int)) (*Shard, error) {
 	name := filepath.Base(path)
 	s, header, blocks, err := plan(name, parts)
@@ -58,8 +60,8 @@ func (s *Shard) Encode() ([]byte, error) {
 	return compact(s)
 }
 
-// DecodeShard is the reverse of Encode. What it returns is as safe to use as what Decode does, except that pieces need not
-// cover their tensors and may overlap.
+// DecodeShard is the reverse of Encode. What it returns is as safe to use as what Decode does,
+// except that pieces need not cover their tensors and may overlap.
 func DecodeShard(b []byte) (*Shard, error) {
 	s := new(Shard)
 	if err := strict(b, s); err != nil {
@@ -93,8 +95,8 @@ type block struct {
 	sums Sums   // of the chunks, to be filled in
 }
 
-// plan lays parts out in a file: a header and, behind it, the blocks. There are none if there is no data. The sums of the blocks
-// are those of the Shard.
+// plan lays parts out in a file: a header and, behind it, the blocks. There are none if there is no
+// data. The sums of the blocks are those of the Shard.
 func plan(name string, parts []Part) (s *Shard, header []byte, blocks []block, err error) {
 	if err := littleEndian(); err != nil {
 		return nil, nil, nil, err
@@ -233,7 +235,8 @@ func writeFile(ctx context.Context, fsys FS, path string, header []byte, blocks 
 	return f.Sync()
 }
 
-// A summer writes a block to a file. A chunk is summed right before it is written, so that memory is read once.
+// A summer writes a block to a file. A chunk is summed right before it is written, so that memory
+// is read once.
 type summer struct {
 	file  io.Writer
 	sums  Sums

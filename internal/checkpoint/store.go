@@ -19,34 +19,35 @@ const lockName = "lock"
 // errNotLocked is a misuse: without the lock, a Store would remove what another job is writing.
 var errNotLocked = errors.New("the directory is not locked")
 
-// A Store saves checkpoints in the directory of a job, for rank 0. It is not safe for concurrent use. Reading needs none: see
-// [Latest] and [List].
+// A Store saves checkpoints in the directory of a job, for rank 0. It is not safe for concurrent
+// use. Reading needs none: see [Latest] and [List].
 type Store struct {
 	fsys FS
 	dir  string
 	lock io.Closer // nil unless this Store may write
 
-	// drafts are those that have been begun and neither committed nor discarded. Every other directory of a draft was left by a
-	// save that is dead.
+	// drafts are those that have been begun and neither committed nor discarded. Every other
+	// directory of a draft was left by a save that is dead.
 	drafts map[string]*Draft // by Draft.dir
 }
 
-// A Draft is a checkpoint that is being written. It has a name under which nobody takes it for a whole one.
+// A Draft is a checkpoint that is being written. It has a name under which nobody takes it for a
+// whole one.
 type Draft struct {
 	dir, final string
 	step       int
 }
 
-// Dir is the directory in which the ranks write their files. It is new and empty, and no draft before it had its name: a rank of a
-// dead job that still writes to one does not write here.
+// Dir is the directory in which the ranks write their files. It is new and empty, and no draft
+// before it had its name: a rank of a dead job that still writes to one does not write here.
 func (d *Draft) Dir() string { return d.dir }
 
 // A SaveError says that a checkpoint could not be written. The ones before it are as they were.
 type SaveError struct {
 	Path string // of the checkpoint, had it been completed
 	Step int
-	// Visible tells that the checkpoint is whole and has its name, or may have it, and counts. But it is not known to be on the
-	// disk: a power failure may take the name away.
+	// Visible tells that the checkpoint is whole and has its name, or may have it, and counts. But
+	// it is not known to be on the disk: a power failure may take the name away.
 	Visible bool
 	Err     error
 }
@@ -61,8 +62,8 @@ func (e *SaveError) Error() string {
 
 func (e *SaveError) Unwrap() error { return e.Err }
 
-// Open returns the Store of a directory, which it makes if need be, durably. A checkpoint is not one: [Latest] would not see what
-// is saved in it.
+// Open returns the Store of a directory, which it makes if need be, durably. A checkpoint is not
+// one: [Latest] would not see what is saved in it.
 func Open(fsys FS, dir string) (*Store, error) {
 	if dir == "" {
 		return nil, errors.New("checkpoint: no directory is named")
@@ -76,8 +77,9 @@ func Open(fsys FS, dir string) (*Store, error) {
 	return &Store{fsys: fsys, dir: dir, drafts: make(map[string]*Draft)}, nil
 }
 
-// makeDir makes dir and the directories above it, each on disk before the one in it. A process may have died between making one
-// and having it on disk, so the first that exists is synced too, as far as its parent lets us.
+// makeDir makes dir and the directories above it, each on disk before the one in it. A process may
+// have died between making one and having it on disk, so the first that exists is synced too, as
+// far as its parent lets us.
 func makeDir(fsys FS, dir string) error {
 	parent := filepath.Dir(dir)
 	_, err := fsys.ReadDir(dir)
@@ -99,8 +101,8 @@ func makeDir(fsys FS, dir string) error {
 	return err
 }
 
-// Lock reserves the directory for this Store until Close. Another job that has it is an error at once, an [ErrLocked] that
-// says where it runs. A job that has died has no lock.
+// Lock reserves the directory for this Store until Close. Another job that has it is an error at
+// once, an [ErrLocked] that says where it runs. A job that has died has no lock.
 func (s *Store) Lock(ctx context.Context) error {
 	if err := ctx.Err(); err != nil {
 		return fmt.Errorf("checkpoint: locking %s: %w", s.dir, err)
@@ -137,8 +139,9 @@ func (s *Store) Close() error {
 	return err
 }
 
-// Begin makes the directory for a checkpoint after a number of steps. It removes what dead saves have left. What cannot be
-// removed is in nobody's way, unless the new directory cannot be made either: then the error says both.
+// Begin makes the directory for a checkpoint after a number of steps. It removes what dead saves
+// have left. What cannot be removed is in nobody's way, unless the new directory cannot be made
+// either: then the error says both.
 func (s *Store) Begin(step int) (*Draft, error) {
 	if s.lock == nil {
 		return nil, fmt.Errorf("checkpoint: beginning to save in %s: %w", s.dir, errNotLocked)
@@ -160,7 +163,8 @@ func (s *Store) Begin(step int) (*Draft, error) {
 	return d, nil
 }
 
-// next returns the number of the next checkpoint: greater than that of anything here with a name of ours, whole or not.
+// next returns the number of the next checkpoint: greater than that of anything here with a name of
+// ours, whole or not.
 func (s *Store) next() (int, error) {
 	entries, err := s.fsys.ReadDir(s.dir)
 	if err != nil {
@@ -178,11 +182,13 @@ func (s *Store) next() (int, error) {
 	return last + 1, nil
 }
 
-// draftOf returns a new name for the directory of a checkpoint that does not count yet, or no longer.
+// draftOf returns a new name for the directory of a checkpoint that does not count yet, or no
+// longer.
 func draftOf(final string) string { return fmt.Sprintf("%s%s%08x", final, draftMark, rand.Uint32()) }
 
-// sweep removes what dead saves and removals have left. That a checkpoint lost its name may not be on disk yet: it must be before
-// the first of its files goes, or a power failure could bring back the name of half a checkpoint.
+// sweep removes what dead saves and removals have left. That a checkpoint lost its name may not be
+// on disk yet: it must be before the first of its files goes, or a power failure could bring back
+// the name of half a checkpoint.
 func (s *Store) sweep() error {
 	names, err := readNames(s.fsys, s.dir)
 	if err != nil {
@@ -209,9 +215,10 @@ func (s *Store) sweep() error {
 	return errors.Join(errs...)
 }
 
-// Commit makes a draft a checkpoint and returns its path. The files that m lists are in its directory and on disk. Up to the
-// rename nobody looks at the draft, so the order in which names appear in it does not matter, and the manifest needs no name of
-// its own before it is complete: one sync of the directory covers them all. The rename is the commit.
+// Commit makes a draft a checkpoint and returns its path. The files that m lists are in its
+// directory and on disk. Up to the rename nobody looks at the draft, so the order in which names
+// appear in it does not matter, and the manifest needs no name of its own before it is complete:
+// one sync of the directory covers them all. The rename is the commit.
 //
 // If it fails, with a [SaveError], the draft remains to be discarded.
 func (s *Store) Commit(d *Draft, m *Manifest) (path string, err error) {
@@ -222,7 +229,8 @@ func (s *Store) Commit(d *Draft, m *Manifest) (path string, err error) {
 		return "", &SaveError{Path: d.final, Step: d.step, Err: err}
 	}
 	if err := s.fsys.Rename(d.dir, d.final); err != nil {
-		// On a network the reply may have been lost and not the request. Where the draft still is, nothing has happened.
+		// On a network the reply may have been lost and not the request. Where the draft still is,
+		// nothing has happened.
 		_, gone := s.fsys.ReadDir(d.dir)
 		return "", &SaveError{Path: d.final, Step: d.step, Visible: gone != nil, Err: err}
 	}
@@ -264,8 +272,8 @@ func (s *Store) put(path string, data []byte) error {
 	return errors.Join(err, f.Close())
 }
 
-// Discard removes a draft. A draft that has been committed, or discarded, is left as it is. What cannot be removed now, a later
-// Begin will try again.
+// Discard removes a draft. A draft that has been committed, or discarded, is left as it is. What
+// cannot be removed now, a later Begin will try again.
 func (s *Store) Discard(d *Draft) error {
 	if s.drafts[d.dir] != d {
 		return nil
@@ -277,9 +285,9 @@ func (s *Store) Discard(d *Draft) error {
 	return nil
 }
 
-// Retain removes all whole checkpoints but the last k. What is not whole is not removed: it may be of a later format, or
-// unreadable only today, or wanted by someone who asks how it came about. A checkpoint loses its name first, so that half of one
-// is never taken for a whole one.
+// Retain removes all whole checkpoints but the last k. What is not whole is not removed: it may be
+// of a later format, or unreadable only today, or wanted by someone who asks how it came about. A
+// checkpoint loses its name first, so that half of one is never taken for a whole one.
 func (s *Store) Retain(k int) error {
 	err := s.retain(k)
 	if err != nil {

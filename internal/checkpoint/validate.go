@@ -42,7 +42,8 @@ func (m *Manifest) validate() error {
 	return nil
 }
 
-// validateFiles checks that files have names of their own that stay in the checkpoint's directory on every system.
+// validateFiles checks that files have names of their own that stay in the checkpoint's directory
+// on every system.
 func validateFiles(files []File) error {
 	seen := make(map[string]bool, len(files))
 	for _, f := range files {
@@ -80,7 +81,8 @@ func validateTensors(tensors []Tensor, files []File) error {
 	return nil
 }
 
-// validate checks what t says of itself and that each of its pieces is inside it, and inside its file, and has its checksums.
+// validate checks what t says of itself and that each of its pieces is inside it, and inside its
+// file, and has its checksums.
 func (t *Tensor) validate(files []File) error {
 	if t.Param == "" || !utf8.ValidString(t.Param) || !utf8.ValidString(t.Entry) {
 		return fmt.Errorf("%q of parameter %q is no name", t.Entry, t.Param)
@@ -126,8 +128,8 @@ func elements(dtype safetensors.DType, shape []int) (int, error) {
 	return n, nil
 }
 
-// covered checks that the pieces of t, which is valid, follow each other from its first element to its last. holder says in
-// messages who holds what is in a file.
+// covered checks that the pieces of t, which is valid, follow each other from its first element to
+// its last. holder says in messages who holds what is in a file.
 func (t *Tensor) covered(holder func(file int) string) error {
 	next := 0
 	for i, p := range t.Pieces {

@@ -15,9 +15,10 @@ import (
 // maxFaults is how many faults Verify lists before it only counts.
 const maxFaults = 20
 
-// Verify reads every byte of every file and checks it: chunks against their sums, and what the files' headers say against the
-// manifest. It tells read, which may be nil, how many bytes of data each chunk had. The error joins all faults, up to a
-// number of them; only the end of ctx makes it stop before.
+// Verify reads every byte of every file and checks it: chunks against their sums, and what the
+// files' headers say against the manifest. It tells read, which may be nil, how many bytes of data
+// each chunk had. The error joins all faults, up to a number of them; only the end of ctx makes it
+// stop before.
 func (r *Reader) Verify(ctx context.Context, read func(bytes int)) error {
 	var faults []error
 	more := 0
@@ -75,7 +76,8 @@ func (r *Reader) contents() [][]held {
 	return files
 }
 
-// verifyHeader checks that the header of a file is the one that was written and says of the file what the manifest does.
+// verifyHeader checks that the header of a file is the one that was written and says of the file
+// what the manifest does.
 func (r *Reader) verifyHeader(f Handle, file *File, pieces []held) error {
 	fail := func(err error) error { return fmt.Errorf("%s: header: %w", file.Name, err) }
 	size, err := f.Size()

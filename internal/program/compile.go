@@ -15,12 +15,12 @@ type Options struct {
 	NoSync bool
 	// Pending says that an earlier pass has left full gradients, to which this one adds.
 	Pending bool
-	// InFlight limits the bytes of collectives that have been issued and not waited for. A gather is issued ahead only
-	// within the limit; what cannot be put off first waits for others, and goes alone if it is more than the limit by
-	// itself. 0 means no limit.
+	// InFlight limits the bytes of collectives that have been issued and not waited for. A gather
+	// is issued ahead only within the limit; what cannot be put off first waits for others, and
+	// goes alone if it is more than the limit by itself. 0 means no limit.
 	InFlight int
-	// Reads tells for each call, in order of its parameters, which of them its backward reads. Nil means all, for a call
-	// or for the model.
+	// Reads tells for each call, in order of its parameters, which of them its backward reads. Nil
+	// means all, for a call or for the model.
 	Reads [][]bool
 }
 
@@ -117,8 +117,9 @@ func (c *compiler) places() {
 	}
 }
 
-// stages cuts the list into runs that read the same units. Places that read none belong to the stage after them: they run
-// while its groups are on their way. Only the last stage may have no units at all.
+// stages cuts the list into runs that read the same units. Places that read none belong to the
+// stage after them: they run while its groups are on their way. Only the last stage may have no
+// units at all.
 func (c *compiler) stages() {
 	kept := make([]bool, len(c.state))
 	var last []string
@@ -137,8 +138,8 @@ func (c *compiler) stages() {
 	}
 }
 
-// units returns the units of the groups that may have to be gathered for p, which are not those kept since an earlier
-// place. It notes those that are kept from now on.
+// units returns the units of the groups that may have to be gathered for p, which are not those
+// kept since an earlier place. It notes those that are kept from now on.
 func (c *compiler) units(p *place, kept []bool) []string {
 	var units []string
 	for _, g := range p.reads {
@@ -151,7 +152,8 @@ func (c *compiler) units(p *place, kept []bool) []string {
 	return slices.Compact(units)
 }
 
-// uses finds the next reader of every group that a place reads, and the last writer of every group's gradients.
+// uses finds the next reader of every group that a place reads, and the last writer of every
+// group's gradients.
 func (c *compiler) uses() {
 	next := slices.Repeat([]int{len(c.list)}, len(c.state))
 	for g := range c.state {
@@ -171,9 +173,10 @@ func (c *compiler) uses() {
 	}
 }
 
-// emit writes the operations. Before each place it gathers what the window holds, as far as the limit allows; after it,
-// it frees what the next place's window does not hold: never more is resident than one window and what is kept. The window
-// goes from the place to the horizon of its stage.
+// emit writes the operations. Before each place it gathers what the window holds, as far as the
+// limit allows; after it, it frees what the next place's window does not hold: never more is
+// resident than one window and what is kept. The window goes from the place to the horizon of its
+// stage.
 func (c *compiler) emit() {
 	turned, stage := c.p.Options.Eval, 0
 	for i, p := range c.list {
@@ -208,8 +211,9 @@ func (c *compiler) horizon(stage int) int {
 	return c.ends[last]
 }
 
-// gatherUntil gathers what the places before end read, in order of first use. It stops at the first group that does not
-// fit and that place i can do without: no group overtakes one that is needed before it.
+// gatherUntil gathers what the places before end read, in order of first use. It stops at the first
+// group that does not fit and that place i can do without: no group overtakes one that is needed
+// before it.
 func (c *compiler) gatherUntil(end, i int) {
 	for ; c.fetched < end; c.fetched++ {
 		for _, g := range c.list[c.fetched].reads {
@@ -233,8 +237,8 @@ func (c *compiler) fits(g int) bool {
 	return limit == 0 || c.inFlight+c.p.Model.Groups[g].Bytes <= limit
 }
 
-// issue issues a collective of group g. If it does not fit, it first waits for what is in flight: for reductions, whose
-// results no computation needs, then for gathers, the oldest first.
+// issue issues a collective of group g. If it does not fit, it first waits for what is in flight:
+// for reductions, whose results no computation needs, then for gathers, the oldest first.
 func (c *compiler) issue(k Kind, g int) {
 	if !c.fits(g) {
 		c.sync()
@@ -264,8 +268,8 @@ func (c *compiler) compute(p place) {
 	}
 }
 
-// freeBeyond frees, after place p, the groups that no place before end reads, but those that are held for a later one.
-// Only groups that p has read can be among them.
+// freeBeyond frees, after place p, the groups that no place before end reads, but those that are
+// held for a later one. Only groups that p has read can be among them.
 func (c *compiler) freeBeyond(end int, p place) {
 	for j, g := range p.reads {
 		held := c.p.Model.Groups[g].Hold == Keep && p.next[j] < len(c.list)
@@ -276,9 +280,10 @@ func (c *compiler) freeBeyond(end int, p place) {
 	}
 }
 
-// reduce issues the reductions of the groups whose gradients are complete after place i. Those of one place are in flight
-// at a time: they are drained when the next are due, with the computation of a whole unit between. Those with replicas take
-// two such rounds, one for each half, with full gradients of one unit more in memory.
+// reduce issues the reductions of the groups whose gradients are complete after place i. Those of
+// one place are in flight at a time: they are drained when the next are due, with the computation
+// of a whole unit between. Those with replicas take two such rounds, one for each half, with full
+// gradients of one unit more in memory.
 func (c *compiler) reduce(i int) {
 	var due []int
 	for _, g := range c.list[i].trains {
@@ -300,8 +305,8 @@ func (c *compiler) reduce(i int) {
 	}
 }
 
-// sync issues the second half of the reductions in flight, over the replicas. It comes one place after the first half,
-// which has had time to arrive.
+// sync issues the second half of the reductions in flight, over the replicas. It comes one place
+// after the first half, which has had time to arrive.
 func (c *compiler) sync() {
 	for _, g := range c.reducing {
 		c.add(Sync, g, -1)

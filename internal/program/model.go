@@ -33,9 +33,9 @@ type Param struct {
 	Group int
 }
 
-// A Group is a set of parameters that is gathered, freed and reduced together: one flat buffer. The groups of a unit are
-// scheduled together, though each is gathered and freed only where it is of use itself: a unit with frozen and trained
-// parameters has a group for each kind.
+// A Group is a set of parameters that is gathered, freed and reduced together: one flat buffer. The
+// groups of a unit are scheduled together, though each is gathered and freed only where it is of
+// use itself: a unit with frozen and trained parameters has a group for each kind.
 type Group struct {
 	Name   string
 	Unit   string // "" if the group is a unit of its own
@@ -63,7 +63,8 @@ type Hold uint8
 
 // The holds, from the least memory to the least traffic.
 const (
-	// Use frees them as soon as no call of this stage and of the prefetched ones needs them (ZeRO-3).
+	// Use frees them as soon as no call of this stage and of the prefetched ones needs them
+	// (ZeRO-3).
 	Use Hold = iota
 	// Keep frees them after their last use in the pass (ZeRO-2, and the root unit of ZeRO-3).
 	Keep
@@ -88,8 +89,8 @@ func (m *Model) trains(c int) []int {
 	return m.distinct(m.Calls[c].Params, func(g *Group) bool { return !g.Frozen })
 }
 
-// reads returns the groups that call c finds gathered, in forward or in backward. reads tells which of its parameters
-// backward reads; nil means all.
+// reads returns the groups that call c finds gathered, in forward or in backward. reads tells which
+// of its parameters backward reads; nil means all.
 func (m *Model) reads(c int, backward bool, reads []bool) []int {
 	params := m.Calls[c].Params
 	if backward && reads != nil {
@@ -103,8 +104,9 @@ func (m *Model) reads(c int, backward bool, reads []bool) []int {
 	return m.distinct(params, func(g *Group) bool { return g.Hold != Always })
 }
 
-// check reports the first reference in the model that leads nowhere, and parameters that one call lists twice: their two
-// gradients would be written to the same memory in an order that nobody decided.
+// check reports the first reference in the model that leads nowhere, and parameters that one call
+// lists twice: their two gradients would be written to the same memory in an order that nobody
+// decided.
 func (m *Model) check() error {
 	if len(m.Results) == 0 {
 		return fmt.Errorf("program: model has no results")
@@ -161,8 +163,9 @@ func (m *Model) NeedsForward(results []Ref) []bool {
 	return need
 }
 
-// NeedsBackward tells which calls run backward: those that the loss depends on and that have parameters to train, or inputs
-// that depend on such. A frozen prefix of the model is not among them.
+// NeedsBackward tells which calls run backward: those that the loss depends on and that have
+// parameters to train, or inputs that depend on such. A frozen prefix of the model is not among
+// them.
 func (m *Model) NeedsBackward() []bool {
 	need := m.NeedsForward(m.Results[:1])
 	trained := m.Trained()
@@ -172,8 +175,8 @@ func (m *Model) NeedsBackward() []bool {
 	return need
 }
 
-// Trained tells which calls' outputs depend on parameters that are trained, so that a gradient with respect to them is of
-// use.
+// Trained tells which calls' outputs depend on parameters that are trained, so that a gradient with
+// respect to them is of use.
 func (m *Model) Trained() []bool {
 	trained := make([]bool, len(m.Calls))
 	for c, call := range m.Calls {
@@ -187,8 +190,9 @@ func (m *Model) Trained() []bool {
 
 func (m *Model) frozen(p int) bool { return m.Groups[m.Params[p].Group].Frozen }
 
-// First tells for each call, in order of its parameters, whether its backward is the first to write the gradient of that
-// parameter in a pass. The others add to it. It is false for frozen parameters.
+// First tells for each call, in order of its parameters, whether its backward is the first to write
+// the gradient of that parameter in a pass. The others add to it. It is false for frozen
+// parameters.
 func (m *Model) First() [][]bool {
 	written := make([]bool, len(m.Params))
 	first := make([][]bool, len(m.Calls))

@@ -12,8 +12,8 @@ type Sizes struct {
 	Call  []CallSizes // nil for a rank that takes part in the collectives without computing
 }
 
-// GroupSizes are the bytes of a group's full buffers, padding included, and what of them travels, which is less if it
-// does in a narrower type.
+// GroupSizes are the bytes of a group's full buffers, padding included, and what of them travels,
+// which is less if it does in a narrower type.
 type GroupSizes struct {
 	Params, Grads         int
 	ParamsWire, GradsWire int
@@ -54,8 +54,8 @@ type Buffer struct {
 	Class      arena.Class
 }
 
-// A Step is an operation with the buffers to allocate before it and to free after it, as indices into Plan.Buffers, and
-// the bytes of scratch memory it needs while it runs.
+// A Step is an operation with the buffers to allocate before it and to free after it, as indices
+// into Plan.Buffers, and the bytes of scratch memory it needs while it runs.
 type Step struct {
 	Op
 	Alloc, Free []int
@@ -93,8 +93,8 @@ func (p *Plan) Lookup(kind BufferKind, index, out int) int {
 // NewPlan decides when every buffer of a pass is allocated and freed.
 //
 //	full parameters   from Gather to Free
-//	full gradients    from the first Backward of the group, or from an earlier pass, to Drain, or to a later pass
-//	an output         from its Forward to the last operation that reads it; results of an evaluation beyond the end
+//	full gradients    from the group's first Backward, or an earlier pass, to Drain or a later pass
+//	an output         from its Forward to its last reader; results of an evaluation beyond the end
 //	its gradient      from the first Backward that writes it to the Backward of its call
 //	saved values      from a call's Forward to its Backward
 //	new buffer values during their Forward, or to the Backward of the call
@@ -203,7 +203,8 @@ func (b *planner) forward(i, c int) {
 	}
 }
 
-// classOf returns the class of an output: that of activations, unless the backward of a call that spills keeps it.
+// classOf returns the class of an output: that of activations, unless the backward of a call that
+// spills keeps it.
 func (b *planner) classOf(out Ref) arena.Class {
 	for c, call := range b.plan.Program.Model.Calls {
 		for j, r := range call.In {
@@ -296,8 +297,8 @@ func (b *planner) free(i, id int) {
 	}
 }
 
-// freeAfterLast frees values and their gradients after their last use. The loss is held until the turn; the results of an
-// evaluation are left to whoever runs the plan.
+// freeAfterLast frees values and their gradients after their last use. The loss is held until the
+// turn; the results of an evaluation are left to whoever runs the plan.
 func (b *planner) freeAfterLast() {
 	p := b.plan.Program
 	if p.Options.Eval {
@@ -333,9 +334,10 @@ func (p *Plan) peak() int {
 	return most
 }
 
-// Traffic returns the bytes that a rank sends in the pass. Of a group of B bytes that travel, cut over S ranks with R
-// replicas, a gather and a reduce-scatter send B·(S-1)/S each, and the all-reduce of the piece over the replicas sends
-// 2·B/S·(R-1)/R: what the algorithms that send least do (Chan et al., 2007).
+// Traffic returns the bytes that a rank sends in the pass. Of a group of B bytes that travel, cut
+// over S ranks with R replicas, a gather and a reduce-scatter send B·(S-1)/S each, and the
+// all-reduce of the piece over the replicas sends 2·B/S·(R-1)/R: what the algorithms that send
+// least do (Chan et al., 2007).
 func (p *Plan) Traffic() int {
 	sent := 0
 	for _, op := range p.Program.Ops {

@@ -9,7 +9,8 @@ import (
 // Kind is what an operation does.
 type Kind uint8
 
-// The operations of a program. Gather, Reduce and Sync are collectives: every rank issues them in the same order.
+// The operations of a program. Gather, Reduce and Sync are collectives: every rank issues them in
+// the same order.
 const (
 	Gather   Kind = iota // issue the all-gather of the group's parameters
 	Wait                 // wait for it: the parameters are now full
@@ -17,8 +18,8 @@ const (
 	Turn                 // the loss is known; what follows is backward
 	Free                 // drop the full parameters
 	Backward             // run the call's backward
-	Reduce               // issue the reduce-scatter of the group's gradients; their all-reduce, if every rank holds all of them
-	Sync                 // wait for the reduce-scatter and issue the all-reduce of this rank's piece over the replicas
+	Reduce               // issue the reduce-scatter of the group's gradients, or their all-reduce
+	Sync                 // wait for it and issue the all-reduce of the piece over the replicas
 	Drain                // wait for it, add to the gradient shard, drop the full gradients
 )
 
@@ -64,7 +65,8 @@ func (p *Program) Text(op Op) string {
 	}
 }
 
-// Hash returns a fingerprint of the program: the same on every machine for the same model and options.
+// Hash returns a fingerprint of the program: the same on every machine for the same model and
+// options.
 func (p *Program) Hash() uint64 {
 	h := fnv.New64a()
 	fmt.Fprintln(h, p.Model.Inputs, p.Model.Results, p.Options.NoSync, p.Options.Pending)

@@ -5,15 +5,16 @@ import (
 	"slices"
 )
 
-// Verify checks a program against the rules of fully sharded training and reports the first that is broken:
+// Verify checks a program against the rules of fully sharded training and reports the first that is
+// broken:
 //
 //   - nothing computes without its parameters, nothing is gathered that no call reads;
-//   - no parameters outstay the last call that reads them, and no more units are resident besides those that are kept than
-//     Prefetch+1 calls can need;
-//   - every call that the pass needs runs once, forwards before the turn and after their inputs, backwards after those of
-//     all calls that read their outputs;
-//   - every gradient is first written by the call that Model.First names, and reduced exactly once, when it is complete
-//     (with NoSync never), over shards and then replicas;
+//   - no parameters outstay the last call that reads them, and no more units are resident besides
+//     those that are kept than Prefetch+1 calls can need;
+//   - every call that the pass needs runs once, forwards before the turn and after their inputs,
+//     backwards after those of all calls that read their outputs;
+//   - every gradient is first written by the call that Model.First names, and reduced exactly once,
+//     when it is complete (with NoSync never), over shards and then replicas;
 //   - no more is in flight than the limit allows, and nothing is left over.
 func Verify(p *Program) error {
 	v := &verifier{
@@ -73,8 +74,8 @@ func (p *Program) reads(op Op) []int {
 	return p.Model.reads(op.Call, op.Kind == Backward, p.Options.reads(op.Call))
 }
 
-// maxResident returns how many units may be resident at once, besides those that are kept: Prefetch+1 times those of the
-// call that reads most.
+// maxResident returns how many units may be resident at once, besides those that are kept:
+// Prefetch+1 times those of the call that reads most.
 func (p *Program) maxResident() int {
 	widest := 1
 	for c := range p.Model.Calls {

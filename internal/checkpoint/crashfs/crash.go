@@ -8,7 +8,8 @@ import (
 	"time"
 )
 
-// sector is how many bytes a disk writes whole or not at all. It is small, so that the small files of tests have several.
+// sector is how many bytes a disk writes whole or not at all. It is small, so that the small files
+// of tests have several.
 const sector = 64
 
 // What Crash leaves for some seeds; all others leave a mixture.
@@ -17,10 +18,12 @@ const (
 	Everything uint64 = 1 // all that was done
 )
 
-// odds are those of a change to survive. Any 16 seeds in a row, of those that are mixtures, are about each pair for names and data.
+// odds are those of a change to survive. Any 16 seeds in a row, of those that are mixtures, are
+// about each pair for names and data.
 var odds = [4]float64{0, 0.5, 0.9, 1}
 
-// Crash returns the file system as it is found after a power failure now. f is left as it is: there are many ways to lose power.
+// Crash returns the file system as it is found after a power failure now. f is left as it is: there
+// are many ways to lose power.
 func (f *FS) Crash(seed uint64) *FS {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -70,7 +73,8 @@ func (d *disaster) survivor(n *node) *node {
 	return c
 }
 
-// contents returns what is left in a file. Its length and its data get to the disk each on their own.
+// contents returns what is left in a file. Its length and its data get to the disk each on their
+// own.
 func (d *disaster) contents(n *node) []byte {
 	data := slices.Clone(n.data)
 	if fresh := len(data) - len(n.disk); fresh > 0 && !d.keeps(d.data) {

@@ -1,7 +1,8 @@
-// Package crashfs is a file system in memory for tests: it fails when told to, and knows what a power failure would leave of it.
+// Package crashfs is a file system in memory for tests: it fails when told to, and knows what a
+// power failure would leave of it.
 //
-// Every operation is counted. A [Fault] makes one of them fail, or all from there on, which is what the death of a process looks
-// like from the inside:
+// Every operation is counted. A [Fault] makes one of them fail, or all from there on, which is what
+// the death of a process looks like from the inside:
 //
 //	f := crashfs.New()
 //	f.Kill(17)              // the process does 17 operations more
@@ -11,14 +12,14 @@
 //
 // What survives [FS.Crash] is what POSIX promises, and no more:
 //
-//   - Data that was written and not synced is there or not. The file may be shorter, and what lies in it may be zeros or
-//     garbage, sector by sector.
-//   - A name that was made, changed or removed since the directory was synced is so on disk or not, each on its own. Only what
-//     makes no sense without a change that was lost is lost too. A rename is whole or not at all. Syncing a file does not sync
-//     its name.
+//   - Data that was written and not synced is there or not. The file may be shorter, and what lies
+//     in it may be zeros or garbage, sector by sector.
+//   - A name that was made, changed or removed since the directory was synced is so on disk or not,
+//     each on its own. Only what makes no sense without a change that was lost is lost too. A
+//     rename is whole or not at all. Syncing a file does not sync its name.
 //
-// Real file systems keep more than that, each in its own way. The seed decides between the outcomes: after the same operations,
-// equal ones are the same disaster.
+// Real file systems keep more than that, each in its own way. The seed decides between the
+// outcomes: after the same operations, equal ones are the same disaster.
 package crashfs
 
 import (
@@ -45,8 +46,9 @@ var (
 	errAcross   = errors.New("renaming from one directory to another is not simulated")
 )
 
-// Op is an operation on a file system: "mkdir", "readdir", "create", "open", "rename" (by its old name), "remove" (of one file or
-// directory), "syncdir", "lock", and, of an open file, "write", "read", "size", "sync", "close".
+// Op is an operation on a file system: "mkdir", "readdir", "create", "open", "rename" (by its old
+// name), "remove" (of one file or directory), "syncdir", "lock", and, of an open file, "write",
+// "read", "size", "sync", "close".
 type Op struct{ Name, Path string }
 
 // String returns the operation as errors have it.
@@ -300,7 +302,8 @@ func (f *FS) Rename(from, to string) error {
 	})
 }
 
-// RemoveAll implements [checkpoint.FS]. It is one operation for every file and directory, the deepest first.
+// RemoveAll implements [checkpoint.FS]. It is one operation for every file and directory, the
+// deepest first.
 func (f *FS) RemoveAll(path string) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
