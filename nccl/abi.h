@@ -10,7 +10,6 @@
 
 // The values that the shim uses itself; those that users see are in nccl.go.
 enum { NCCL_SUCCESS = 0, NCCL_UNHANDLED_CUDA_ERROR = 1, NCCL_INVALID_ARGUMENT = 4, NCCL_IN_PROGRESS = 7 };
-enum { NCCL_SCALAR_HOST_IMMEDIATE = 1 };
 
 // nccl_config is ncclConfig_t of NCCL 2.30.7. NCCL reads the part of it that it
 // knows and takes defaults for what it knows beyond `version`.
@@ -33,15 +32,15 @@ typedef struct {
 typedef struct { char internal[128]; } nccl_unique_id;
 
 #ifndef NCCL_ABI_TYPES
-typedef int nccl_result, nccl_type, nccl_redop, nccl_residence;
+typedef int nccl_result, nccl_type, nccl_redop;
 typedef struct ncclComm *nccl_comm;
 typedef struct CUstream_st *nccl_stream;
 typedef nccl_unique_id nccl_unique_id_arg;
 typedef nccl_config nccl_config_arg;
 #endif
 
-// NCCL_FUNCTIONS lists the functions: name, result, parameters. Those of
-// NCCL_OPTIONAL_FUNCTIONS came after the oldest NCCL that the package takes.
+// NCCL_FUNCTIONS lists the functions: name, result, parameters. The oldest NCCL that the
+// package takes has them all.
 #define NCCL_FUNCTIONS(F) \
   F(ncclGetVersion, nccl_result, (int *)) \
   F(ncclGetErrorString, const char *, (nccl_result)) \
@@ -63,14 +62,6 @@ typedef nccl_config nccl_config_arg;
   F(ncclBroadcast, nccl_result, (const void *, void *, size_t, nccl_type, int, nccl_comm, nccl_stream)) \
   F(ncclReduce, nccl_result, (const void *, void *, size_t, nccl_type, nccl_redop, int, nccl_comm, nccl_stream)) \
   F(ncclSend, nccl_result, (const void *, size_t, nccl_type, int, nccl_comm, nccl_stream)) \
-  F(ncclRecv, nccl_result, (void *, size_t, nccl_type, int, nccl_comm, nccl_stream)) \
-  F(ncclRedOpCreatePreMulSum, nccl_result, (nccl_redop *, void *, nccl_type, nccl_residence, nccl_comm)) \
-  F(ncclRedOpDestroy, nccl_result, (nccl_redop, nccl_comm))
-
-#define NCCL_OPTIONAL_FUNCTIONS(F) \
-  F(ncclMemAlloc, nccl_result, (void **, size_t)) \
-  F(ncclMemFree, nccl_result, (void *)) \
-  F(ncclCommRegister, nccl_result, (nccl_comm, void *, size_t, void **)) \
-  F(ncclCommDeregister, nccl_result, (nccl_comm, void *))
+  F(ncclRecv, nccl_result, (void *, size_t, nccl_type, int, nccl_comm, nccl_stream))
 
 #endif

@@ -3,9 +3,6 @@ package nccl
 import (
 	"context"
 	"fmt"
-	"math"
-
-	"github.com/gofsdp/gofsdp/internal/half"
 )
 
 // AllGather concatenates the count elements at send of all ranks at recv. In place,
@@ -89,86 +86,4 @@ func describe(ops []Op, i int) string {
 		return fmt.Sprintf("ncclGroupEnd of %d operations", len(ops))
 	}
 	return fmt.Sprintf("%v, operation %d of a group of %d", ops[i].Kind, i+1, len(ops))
-}
-
-// PreMulSum makes an operator that sums what every rank has multiplied by its scalar,
-// which is rounded to the type. It applies to elements of that type, and is freed by
-// DestroyRedOp.
-func (c *Communicator) PreMulSum(scalar float64, t DataType) (RedOp, error) {
-	bits, ok := element(scalar, t)
-	if !ok {
-		return 0, c.failure("ncclRedOpCreatePreMulSum", InvalidArgument, fmt.Sprintf("%g is no %v", scalar, t))
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if err := c.usable(); err != nil {
-		return 0, err
-	}
-	op, r := c.slot.preMulSum(bits, t)
-	return op, c.result("ncclRedOpCreatePreMulSum", r)
-}
-
-// element returns the bits of x as an element of type t, little endian. Floats are
-// rounded, integers have to be exact.
-func element(x float64, t DataType) (bits uint64, ok bool) {
-	switch t {
-	case Float64:
-		return math.Float64bits(x), true
-	case Float32:
-		return uint64(math.Float32bits(float32(x))), true
-	case Float16:
-		return uint64(half.ToFloat16(float32(x))), true
-	case BFloat16:
-		return uint64(half.ToBFloat16(float32(x))), true
-	case Int8, Int32, Int64:
-		limit := math.Ldexp(1, 8*t.Size()-1)
-		return uint64(int64(x)), x == math.Trunc(x) && x >= -limit && x < limit
-	case Uint8, Uint32, Uint64:
-		return uint64(x), x == math.Trunc(x) && x >= 0 && x < math.Ldexp(1, 8*t.Size())
-	}
-	return 0, false
-}
-
-// DestroyRedOp frees an operator of PreMulSum. Operations that use it have been
-// enqueued before.
-func (c *Communicator) DestroyRedOp(op RedOp) error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if err := c.usable(); err != nil {
-		return err
-	}
-	return c.result("ncclRedOpDestroy", c.slot.destroyRedOp(op))
-}
-
-// Registration is memory that NCCL may use directly, without copies of its own.
-type Registration uintptr
-
-// Register lets NCCL use n bytes of [MemAlloc] directly. It needs NCCL 2.19.1.
-func (c *Communicator) Register(addr uintptr, n int) (Registration, error) {
-	if err := needs("ncclCommRegister", sinceMemAlloc); err != nil {
-		return 0, err
-	}
-	if n <= 0 {
-		return 0, c.failure("ncclCommRegister", InvalidArgument, fmt.Sprintf("%d bytes", n))
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if err := c.usable(); err != nil {
-		return 0, err
-	}
-	h, r := c.slot.register(addr, n)
-	return h, c.result("ncclCommRegister", r)
-}
-
-// Deregister takes a Register back, before the memory is freed.
-func (c *Communicator) Deregister(h Registration) error {
-	if err := needs("ncclCommDeregister", sinceMemAlloc); err != nil {
-		return err
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if err := c.usable(); err != nil {
-		return err
-	}
-	return c.result("ncclCommDeregister", c.slot.deregister(h))
 }

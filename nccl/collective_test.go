@@ -8,32 +8,21 @@ import (
 	"math/rand/v2"
 	"runtime"
 	"testing"
-
-	"github.com/stretchr/testify/require"
 )
 
 // trial is one collective on known data.
 type trial struct {
 	kind    Kind
 	t       DataType
-	op      RedOp // preMul stands for an operator of PreMulSum
+	op      RedOp
 	inPlace bool
 	root    int // Send and Recv: how far away the peer is
 	count   int
 	seed    uint64
 }
 
-const preMul = Avg + 1
-
 func (x trial) String() string {
 	return fmt.Sprintf("%v %v op %d in place %v root %d count %d", x.kind, x.t, x.op, x.inPlace, x.root, x.count)
-}
-
-func (x trial) scalar(r int) float64 {
-	if isFloat(x.t) {
-		return 0.3 * float64(r+1)
-	}
-	return float64(r + 2)
 }
 
 // expect returns what rank me of n has in its buffers before, and in the receiving one
@@ -45,16 +34,8 @@ func (x trial) expect(me, n int) (send, want []byte) {
 	}
 	rng := rand.New(rand.NewPCG(x.seed, 0))
 	in := make([][]uint64, n)
-	scalars := make([]float64, n)
 	for r := range in {
 		in[r] = random(rng, x.t, count)
-		scalars[r] = x.scalar(r)
-	}
-	op := x.op
-	if op == preMul {
-		op = Sum
-	} else {
-		scalars = nil
 	}
 	send = encode(in[me], x.t)
 	switch x.kind {
@@ -63,12 +44,12 @@ func (x trial) expect(me, n int) (send, want []byte) {
 			want = append(want, encode(part, x.t)...)
 		}
 	case ReduceScatter:
-		want = encode(reduced(in, x.t, op, scalars)[me*x.count:][:x.count], x.t)
+		want = encode(reduced(in, x.t, x.op)[me*x.count:][:x.count], x.t)
 	case AllReduce:
-		want = encode(reduced(in, x.t, op, scalars), x.t)
+		want = encode(reduced(in, x.t, x.op), x.t)
 	case Reduce:
 		if me == x.root {
-			want = encode(reduced(in, x.t, op, scalars), x.t)
+			want = encode(reduced(in, x.t, x.op), x.t)
 		}
 	case Broadcast:
 		want = encode(in[x.root], x.t)
@@ -108,22 +89,18 @@ func (x trial) run(r *rank, memory uintptr) error {
 }
 
 func (x trial) call(r *rank, send, recv uintptr) error {
-	op, s := x.op, r.stream.Handle()
-	if op == preMul {
-		op = must(r.PreMulSum(x.scalar(r.Rank()), x.t))
-		defer func() { check(r.DestroyRedOp(op)) }()
-	}
+	s := r.stream.Handle()
 	switch x.kind {
 	case AllGather:
 		return r.AllGather(send, recv, x.count, x.t, s)
 	case ReduceScatter:
-		return r.ReduceScatter(send, recv, x.count, x.t, op, s)
+		return r.ReduceScatter(send, recv, x.count, x.t, x.op, s)
 	case AllReduce:
-		return r.AllReduce(send, recv, x.count, x.t, op, s)
+		return r.AllReduce(send, recv, x.count, x.t, x.op, s)
 	case Broadcast:
 		return r.Broadcast(send, recv, x.count, x.t, x.root, s)
 	case Reduce:
-		return r.Reduce(send, recv, x.count, x.t, op, x.root, s)
+		return r.Reduce(send, recv, x.count, x.t, x.op, x.root, s)
 	}
 	n := r.Size()
 	return r.Group([]Op{
@@ -148,7 +125,7 @@ func trials(n int) (list []trial) {
 		add(trial{kind: AllGather, t: t, count: 5})
 		add(trial{kind: Broadcast, t: t, count: 6})
 		add(trial{kind: Send, t: t, count: 7})
-		for op := Sum; op <= preMul && t <= BFloat16; op++ {
+		for op := Sum; op <= Avg && t <= BFloat16; op++ {
 			add(trial{kind: ReduceScatter, t: t, op: op, count: 3})
 			add(trial{kind: AllReduce, t: t, op: op, count: 9})
 			add(trial{kind: Reduce, t: t, op: op, count: 4})
@@ -258,35 +235,4 @@ func TestConcurrentUse(t *testing.T) {
 		})
 		return nil
 	})
-}
-
-func TestElement(t *testing.T) {
-	for _, x := range []struct {
-		x    float64
-		t    DataType
-		bits uint64
-		ok   bool
-	}{
-		{1, Float64, 0x3FF0000000000000, true},
-		{1, Float32, 0x3F800000, true},
-		{1, Float16, 0x3C00, true},
-		{1, BFloat16, 0x3F80, true},
-		{-1, Int8, 1<<64 - 1, true},
-		{127, Int8, 127, true},
-		{128, Int8, 0, false},
-		{-128, Int8, 1<<64 - 128, true},
-		{255, Uint8, 255, true},
-		{256, Uint8, 0, false},
-		{-1, Uint32, 0, false},
-		{0.5, Int64, 0, false},
-		{1 << 62, Int64, 1 << 62, true},
-		{1, Float8E4M3, 0, false},
-		{1, 77, 0, false},
-	} {
-		bits, ok := element(x.x, x.t)
-		require.Equal(t, x.ok, ok, "%g %v", x.x, x.t)
-		if ok {
-			require.Equal(t, x.bits, bits, "%g %v", x.x, x.t)
-		}
-	}
 }

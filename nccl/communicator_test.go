@@ -367,7 +367,6 @@ func TestRefusedCalls(t *testing.T) {
 		freed := m.Addr()
 		check(m.Free())
 		host := must(r.dev.AllocHost(8))
-		wrong := must(r.PreMulSum(1, Float64))
 		r.alloc(8, func(p uintptr) {
 			for i, err := range []error{
 				r.AllReduce(p, p, 9, Uint8, Sum, s),
@@ -378,27 +377,22 @@ func TestRefusedCalls(t *testing.T) {
 				r.AllReduce(p, foreign.Addr(), 8, Uint8, Sum, s),
 				r.AllReduce(p, p+1, 4, Uint8, Sum, s),
 				r.AllReduce(p, p, 8, DataType(12), Sum, s),
-				r.AllReduce(p, p, 8, Uint8, preMul+3, s),
-				r.AllReduce(p, p, 2, Float32, wrong, s),
+				r.AllReduce(p, p, 8, Uint8, Avg+3, s),
 				r.AllReduce(p, p, 8, Float8E5M2, Sum, s),
 				r.AllReduce(p, p, -1, Uint8, Sum, s),
 				r.Broadcast(p, p, 8, Uint8, 1, s),
 				r.Send(p, 8, Uint8, -1, s),
 				r.Group([]Op{{Kind: Recv, Recv: p, Count: 1}, {Kind: 99}}, s),
-				r.DestroyRedOp(preMul + 9),
 			} {
 				require.ErrorIs(r, err, InvalidArgument, i)
 				require.ErrorContains(r, err, "rank 0 of 1")
 			}
 			require.ErrorContains(r, r.Group([]Op{{Kind: Send, Send: p, Count: 1}, {Kind: Recv, Recv: p + 4, Count: 5}}, s),
 				"ncclRecv, operation 2 of a group of 2: invalid argument")
-			_, err := r.PreMulSum(0.5, Int32)
-			require.ErrorContains(r, err, "0.5 is no int32")
 			check(r.AllReduce(p, p, 8, Uint8, Sum, s))
 			check(r.stream.Sync())
 			check(r.AsyncError())
 		})
-		check(r.DestroyRedOp(wrong))
 		check(host.Free())
 		check(foreign.Free())
 		return other.Close()
@@ -418,10 +412,8 @@ func TestClosed(t *testing.T) {
 				check(end(r))
 				check(r.Abort())
 				_, split := r.Split(r.ctx, 0, 0, Config{})
-				_, op := r.PreMulSum(1, Float32)
-				_, reg := r.Register(1, 1)
 				for i, err := range []error{
-					r.AllGather(0, 0, 1, Int8, 0), r.AsyncError(), split, op, reg, r.DestroyRedOp(5), r.Deregister(1), r.Finalize(r.ctx),
+					r.AllGather(0, 0, 1, Int8, 0), r.AsyncError(), split, r.Finalize(r.ctx),
 				} {
 					require.ErrorIs(r, err, ErrClosed, i)
 				}
@@ -451,15 +443,6 @@ func TestInjectedFailures(t *testing.T) {
 			return r.AsyncError()
 		},
 		"ncclCommFinalize": func(r *rank, _ uintptr) error { return r.Finalize(r.ctx) },
-		"ncclRedOpCreatePreMulSum": func(r *rank, _ uintptr) error {
-			_, err := r.PreMulSum(1, Float32)
-			return err
-		},
-		"ncclRedOpDestroy":   func(r *rank, _ uintptr) error { return r.DestroyRedOp(5) },
-		"ncclCommRegister":   func(r *rank, p uintptr) error { _, err := r.Register(p, 1); return err },
-		"ncclCommDeregister": func(r *rank, _ uintptr) error { return r.Deregister(1) },
-		"ncclMemAlloc":       func(r *rank, _ uintptr) error { _, err := MemAlloc(r.dev, 1); return err },
-		"ncclMemFree":        func(r *rank, p uintptr) error { return MemFree(r.dev, p) },
 	}
 	_, lib := doubles(t)
 	for name, f := range steps {
@@ -511,23 +494,4 @@ func TestFailingEnd(t *testing.T) {
 		return err
 	})
 	require.ErrorIs(t, errs[0], InternalError)
-}
-
-func TestMemory(t *testing.T) {
-	doubles(t)
-	inWorld(t, 2, Config{}, func(r *rank) error {
-		p := must(MemAlloc(r.dev, 1000))
-		h := must(r.Register(p, 1000))
-		check(r.AllReduce(p, p, 1000, Int8, Max, r.stream.Handle()))
-		check(r.stream.Sync())
-		check(r.Deregister(h))
-		check(MemFree(r.dev, p))
-		_, err := MemAlloc(r.dev, 0)
-		require.ErrorContains(r, err, "0 bytes")
-		_, err = r.Register(p, -1)
-		require.ErrorIs(r, err, InvalidArgument)
-		_, err = MemAlloc(nil, 1)
-		require.ErrorContains(r, err, "no device")
-		return nil
-	})
 }

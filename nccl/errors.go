@@ -81,13 +81,3 @@ func (e *Error) Unwrap() error { return e.Result }
 // fatal tells whether the communicator is of no more use. NCCL promises that a wrong
 // argument has no effect.
 func (e *Error) fatal() bool { return e.Result != InvalidArgument }
-
-// SymbolError means that the NCCL of this machine is too old for a call.
-type SymbolError struct {
-	Symbol      string
-	Since, Have VersionCode
-}
-
-func (e *SymbolError) Error() string {
-	return fmt.Sprintf("nccl: %s came with NCCL %v, this is %v", e.Symbol, e.Since, e.Have)
-}

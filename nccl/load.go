@@ -98,15 +98,6 @@ func attach(dev *Device) error {
 	return nil
 }
 
-// needs answers a *SymbolError unless the library has a function.
-func needs(symbol string, since VersionCode) error {
-	v, err := Version()
-	if err == nil && !has(symbol) {
-		err = &SymbolError{Symbol: symbol, Since: since, Have: v}
-	}
-	return err
-}
-
 // NewUniqueID makes the id of a new communicator. It needs a network interface, which
 // may be the loopback, but no device. The rank that has made it must live until all
 // have joined.
@@ -119,39 +110,4 @@ func NewUniqueID() (UniqueID, error) {
 		return UniqueID{}, &Error{Call: "ncclGetUniqueId", Result: r, Detail: detail}
 	}
 	return id, nil
-}
-
-const sinceMemAlloc VersionCode = 21901 // ncclMemAlloc and ncclCommRegister
-
-// MemAlloc returns the address of n bytes of device memory that can be registered. It
-// needs NCCL 2.19.1, and is freed by MemFree.
-func MemAlloc(dev *Device, n int) (uintptr, error) {
-	if err := attach(dev); err != nil {
-		return 0, err
-	}
-	if err := needs("ncclMemAlloc", sinceMemAlloc); err != nil {
-		return 0, err
-	}
-	if n <= 0 {
-		return 0, fmt.Errorf("nccl: MemAlloc of %d bytes", n)
-	}
-	addr, r, detail := memAlloc(dev.Context(), n)
-	if r != Success {
-		return 0, &Error{Call: "ncclMemAlloc", Result: r, Detail: detail}
-	}
-	return addr, nil
-}
-
-// MemFree frees memory of MemAlloc.
-func MemFree(dev *Device, addr uintptr) error {
-	if err := attach(dev); err != nil {
-		return err
-	}
-	if err := needs("ncclMemFree", sinceMemAlloc); err != nil {
-		return err
-	}
-	if r, detail := memFree(dev.Context(), addr); r != Success {
-		return &Error{Call: "ncclMemFree", Result: r, Detail: detail}
-	}
-	return nil
 }

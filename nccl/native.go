@@ -6,7 +6,6 @@ package nccl
 // #cgo LDFLAGS: -ldl
 // #cgo noescape fsdp_nccl_run
 // #cgo noescape fsdp_nccl_init
-// #cgo noescape fsdp_nccl_premul
 // #cgo noescape fsdp_nccl_place
 // #cgo nocallback fsdp_nccl_run
 // #cgo nocallback fsdp_nccl_async
@@ -45,12 +44,6 @@ func open(path string) (v VersionCode, why string, ok bool) {
 	return VersionCode(version), "", true
 }
 
-func has(symbol string) bool {
-	name := C.CString(symbol)
-	defer C.free(unsafe.Pointer(name))
-	return C.fsdp_nccl_has(name) != 0
-}
-
 // setDriver gives the shim the address of cuCtxSetCurrent.
 func setDriver(setCurrent uintptr) { C.fsdp_nccl_driver(C.uintptr_t(setCurrent)) }
 
@@ -58,19 +51,6 @@ func uniqueID() (id UniqueID, r Result, detail string) {
 	var f C.fsdp_nccl_failure
 	r = Result(C.fsdp_nccl_unique_id((*C.nccl_unique_id)(unsafe.Pointer(&id)), &f))
 	return id, r, C.GoString(&f.text[0])
-}
-
-func memAlloc(context uintptr, n int) (addr uintptr, r Result, detail string) {
-	var f C.fsdp_nccl_failure
-	var p C.uintptr_t
-	r = Result(C.fsdp_nccl_mem_alloc(C.uintptr_t(context), C.size_t(n), &p, &f))
-	return uintptr(p), r, C.GoString(&f.text[0])
-}
-
-func memFree(context, addr uintptr) (r Result, detail string) {
-	var f C.fsdp_nccl_failure
-	r = Result(C.fsdp_nccl_mem_free(C.uintptr_t(context), C.uintptr_t(addr), &f))
-	return r, C.GoString(&f.text[0])
 }
 
 // newSlot returns a slot of no communicator yet.
@@ -133,26 +113,6 @@ func (s *slot) abort() (r Result, detail string) {
 func (s *slot) run(ops []Op, stream uintptr) Result {
 	first := (*C.fsdp_nccl_op)(unsafe.Pointer(unsafe.SliceData(ops)))
 	return Result(C.fsdp_nccl_run(s.c(), first, C.int(len(ops)), C.uintptr_t(stream)))
-}
-
-func (s *slot) preMulSum(scalar uint64, t DataType) (RedOp, Result) {
-	var op C.int
-	r := Result(C.fsdp_nccl_premul(s.c(), C.uint64_t(scalar), C.int(t), &op))
-	return RedOp(op), r
-}
-
-func (s *slot) destroyRedOp(op RedOp) Result {
-	return Result(C.fsdp_nccl_redop_destroy(s.c(), C.int(op)))
-}
-
-func (s *slot) register(addr uintptr, n int) (Registration, Result) {
-	var handle C.uintptr_t
-	r := Result(C.fsdp_nccl_register(s.c(), C.uintptr_t(addr), C.size_t(n), &handle))
-	return Registration(handle), r
-}
-
-func (s *slot) deregister(h Registration) Result {
-	return Result(C.fsdp_nccl_deregister(s.c(), C.uintptr_t(h)))
 }
 
 // failed tells what the last call that failed has said, and which operation of a

@@ -8,25 +8,18 @@ const builtIn = false
 
 type slot struct{}
 
-func open(string) (v VersionCode, why string, ok bool)              { return 0, "", false }
-func has(string) bool                                               { return false }
-func setDriver(uintptr)                                             {}
-func uniqueID() (id UniqueID, r Result, detail string)              { return id, SystemError, "" }
-func memAlloc(uintptr, int) (addr uintptr, r Result, detail string) { return 0, SystemError, "" }
-func memFree(uintptr, uintptr) (r Result, detail string)            { return SystemError, "" }
-func newSlot(uintptr, *Config) *slot                                { return &slot{} }
-func (*slot) free()                                                 {}
-func (*slot) live() bool                                            { return false }
-func (*slot) async() Result                                         { return SystemError }
-func (*slot) finalize() Result                                      { return SystemError }
-func (*slot) destroy() Result                                       { return SystemError }
-func (*slot) init(int, *UniqueID, int) Result                       { return SystemError }
-func (*slot) split(int, int, *slot) Result                          { return SystemError }
-func (*slot) place() (rank, size int, r Result)                     { return 0, 0, SystemError }
-func (*slot) abort() (r Result, detail string)                      { return SystemError, "" }
-func (*slot) run([]Op, uintptr) Result                              { return SystemError }
-func (*slot) preMulSum(uint64, DataType) (RedOp, Result)            { return 0, SystemError }
-func (*slot) destroyRedOp(RedOp) Result                             { return SystemError }
-func (*slot) register(uintptr, int) (Registration, Result)          { return 0, SystemError }
-func (*slot) deregister(Registration) Result                        { return SystemError }
-func (*slot) failed() (at int, detail string)                       { return -1, "" }
+func open(string) (v VersionCode, why string, ok bool) { return 0, "", false }
+func setDriver(uintptr)                                {}
+func uniqueID() (id UniqueID, r Result, detail string) { return id, SystemError, "" }
+func newSlot(uintptr, *Config) *slot                   { return &slot{} }
+func (*slot) free()                                    {}
+func (*slot) live() bool                               { return false }
+func (*slot) async() Result                            { return SystemError }
+func (*slot) finalize() Result                         { return SystemError }
+func (*slot) destroy() Result                          { return SystemError }
+func (*slot) init(int, *UniqueID, int) Result          { return SystemError }
+func (*slot) split(int, int, *slot) Result             { return SystemError }
+func (*slot) place() (rank, size int, r Result)        { return 0, 0, SystemError }
+func (*slot) abort() (r Result, detail string)         { return SystemError, "" }
+func (*slot) run([]Op, uintptr) Result                 { return SystemError }
+func (*slot) failed() (at int, detail string)          { return -1, "" }

@@ -63,7 +63,6 @@ func (t DataType) String() string {
 }
 
 // RedOp is ncclRedOp_t, what a reduction does to the elements of all ranks.
-// [Communicator.PreMulSum] makes others.
 type RedOp int32
 
 // The operators that every communicator has. NCCL adds 16-bit types in 16 bits, in

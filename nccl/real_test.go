@@ -30,11 +30,6 @@ func TestRealLibrary(t *testing.T) {
 	require.NotEqual(t, make([]byte, len(a)), bytes.Clone(a[:]))
 	t.Logf("unique id %x...", a[:16])
 
-	for _, symbol := range []string{"ncclMemAlloc", "ncclCommRegister"} {
-		require.Equal(t, v >= sinceMemAlloc, has(symbol), symbol)
-	}
-	require.False(t, has("ncclNoSuchFunction"))
-
 	self, err := os.Executable()
 	require.NoError(t, err)
 	c := exec.Command(self)

@@ -27,6 +27,19 @@ func float(bits uint64, t DataType) float64 {
 	return math.Float64frombits(bits)
 }
 
+// element returns the bits of x, rounded to a type of floats.
+func element(x float64, t DataType) uint64 {
+	switch t {
+	case Float16:
+		return uint64(half.ToFloat16(float32(x)))
+	case BFloat16:
+		return uint64(half.ToBFloat16(float32(x)))
+	case Float32:
+		return uint64(math.Float32bits(float32(x)))
+	}
+	return math.Float64bits(x)
+}
+
 // signed extends the sign of an integer.
 func signed(bits uint64, t DataType) int64 {
 	shift := 64 - 8*t.Size()
@@ -40,7 +53,7 @@ func random(rng *rand.Rand, t DataType, n int) []uint64 {
 	for i := range list {
 		list[i] = rng.Uint64() >> (64 - 8*t.Size())
 		if isFloat(t) {
-			list[i], _ = element(rng.NormFloat64(), t)
+			list[i] = element(rng.NormFloat64(), t)
 		}
 	}
 	return list
@@ -55,9 +68,8 @@ func encode(list []uint64, t DataType) []byte {
 	return b
 }
 
-// reduced is the reduction of the ranks' elements, the plain way. scalars are set for an
-// operator of PreMulSum.
-func reduced(in [][]uint64, t DataType, op RedOp, scalars []float64) []uint64 {
+// reduced is the reduction of the ranks' elements, the plain way.
+func reduced(in [][]uint64, t DataType, op RedOp) []uint64 {
 	out := make([]uint64, len(in[0]))
 	for i := range out {
 		column := make([]uint64, len(in))
@@ -66,11 +78,11 @@ func reduced(in [][]uint64, t DataType, op RedOp, scalars []float64) []uint64 {
 		}
 		switch {
 		case isFloat(t):
-			out[i] = reducedFloats(column, t, op, scalars)
+			out[i] = reducedFloats(column, t, op)
 		case t == Int8 || t == Int32 || t == Int64:
-			out[i] = reducedInts(column, t, op, scalars, func(bits uint64) int64 { return signed(bits, t) })
+			out[i] = reducedInts(column, t, op, func(bits uint64) int64 { return signed(bits, t) })
 		default:
-			out[i] = reducedInts(column, t, op, scalars, func(bits uint64) uint64 { return bits })
+			out[i] = reducedInts(column, t, op, func(bits uint64) uint64 { return bits })
 		}
 		out[i] &= math.MaxUint64 >> (64 - 8*t.Size())
 	}
@@ -79,7 +91,7 @@ func reduced(in [][]uint64, t DataType, op RedOp, scalars []float64) []uint64 {
 
 // reducedFloats calculates in float64 for that type and in float32 for the others, in the
 // order of the ranks, and rounds once.
-func reducedFloats(column []uint64, t DataType, op RedOp, scalars []float64) uint64 {
+func reducedFloats(column []uint64, t DataType, op RedOp) uint64 {
 	round := func(x float64) float64 { return float64(float32(x)) }
 	if t == Float64 {
 		round = func(x float64) float64 { return x }
@@ -87,13 +99,8 @@ func reducedFloats(column []uint64, t DataType, op RedOp, scalars []float64) uin
 	var sum float64
 	for r, bits := range column {
 		x := float(bits, t)
-		if op == Avg || scalars != nil {
-			by := 1 / float64(len(column))
-			if scalars != nil {
-				by = scalars[r]
-			}
-			factor, _ := element(by, t)
-			x = round(x * float(factor, t))
+		if op == Avg {
+			x = round(x * float(element(1/float64(len(column)), t), t))
 		}
 		switch {
 		case r == 0:
@@ -108,18 +115,14 @@ func reducedFloats(column []uint64, t DataType, op RedOp, scalars []float64) uin
 			sum = round(sum + x)
 		}
 	}
-	bits, _ := element(sum, t)
-	return bits
+	return element(sum, t)
 }
 
 // reducedInts calculates modulo the size of the type.
-func reducedInts[T int64 | uint64](column []uint64, t DataType, op RedOp, scalars []float64, value func(uint64) T) uint64 {
+func reducedInts[T int64 | uint64](column []uint64, t DataType, op RedOp, value func(uint64) T) uint64 {
 	var sum T
 	for r, bits := range column {
 		x := value(bits)
-		if scalars != nil {
-			x *= T(scalars[r])
-		}
 		switch {
 		case r == 0:
 			sum = x

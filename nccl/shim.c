@@ -14,20 +14,17 @@
 typedef struct {
   void *handle;
   NCCL_FUNCTIONS(FIELD)
-  NCCL_OPTIONAL_FUNCTIONS(FIELD)
 } library;
 static library lib;
 static int (*set_current)(uintptr_t context);
 
 // find looks all functions up. It returns the name of one that there must be and is not.
 static const char *find(library *l) {
-#define OPTIONAL(name, result, parameters) *(void **)&l->name = dlsym(l->handle, #name);
-#define REQUIRED(name, result, parameters)   \
-  OPTIONAL(name, result, parameters)         \
+#define REQUIRED(name, result, parameters)        \
+  *(void **)&l->name = dlsym(l->handle, #name); \
   if (!l->name && !missing) missing = #name;
   const char *missing = NULL;
   NCCL_FUNCTIONS(REQUIRED)
-  NCCL_OPTIONAL_FUNCTIONS(OPTIONAL)
   return missing;
 }
 
@@ -54,8 +51,6 @@ int fsdp_nccl_open(const char *path, int floor, int *version, char *why, size_t 
 }
 
 void fsdp_nccl_driver(uintptr_t f) { set_current = (int (*)(uintptr_t))f; }
-
-int fsdp_nccl_has(const char *symbol) { return dlsym(lib.handle, symbol) != NULL; }
 
 // note keeps what NCCL says of a failure. It has one text for the whole process, which
 // the next failure on any thread overwrites.
@@ -84,14 +79,6 @@ static int enter(uintptr_t context, fsdp_nccl_failure *f) {
   return r ? r : note(call, f)
 
 int fsdp_nccl_unique_id(nccl_unique_id *id, fsdp_nccl_failure *f) { return note(lib.ncclGetUniqueId(id), f); }
-
-int fsdp_nccl_mem_alloc(uintptr_t context, size_t n, uintptr_t *addr, fsdp_nccl_failure *f) {
-  CALL(context, f, lib.ncclMemAlloc((void **)addr, n));
-}
-
-int fsdp_nccl_mem_free(uintptr_t context, uintptr_t addr, fsdp_nccl_failure *f) {
-  CALL(context, f, lib.ncclMemFree((void *)addr));
-}
 
 static int chosen(int v) { return v ? v : INT_MIN; }
 static char *copied(const char *s) { return s ? strdup(s) : NULL; }
@@ -201,21 +188,4 @@ int fsdp_nccl_run(fsdp_nccl_slot *s, const fsdp_nccl_op *ops, int n, uintptr_t s
   if (r) return r;
   if (n > 1) return run_group(s, ops, n, (nccl_stream)stream);
   return note(enqueue(s->comm, ops, (nccl_stream)stream), &s->failure);
-}
-
-int fsdp_nccl_premul(fsdp_nccl_slot *s, uint64_t scalar, int type, int *op) {
-  CALL(s->context, &s->failure,
-       lib.ncclRedOpCreatePreMulSum(op, &scalar, type, NCCL_SCALAR_HOST_IMMEDIATE, s->comm));
-}
-
-int fsdp_nccl_redop_destroy(fsdp_nccl_slot *s, int op) {
-  CALL(s->context, &s->failure, lib.ncclRedOpDestroy(op, s->comm));
-}
-
-int fsdp_nccl_register(fsdp_nccl_slot *s, uintptr_t addr, size_t n, uintptr_t *handle) {
-  CALL(s->context, &s->failure, lib.ncclCommRegister(s->comm, (void *)addr, n, (void **)handle));
-}
-
-int fsdp_nccl_deregister(fsdp_nccl_slot *s, uintptr_t handle) {
-  CALL(s->context, &s->failure, lib.ncclCommDeregister(s->comm, (void *)handle));
 }

@@ -42,10 +42,7 @@ int fsdp_nccl_open(const char *path, int floor, int *version, char *why, size_t 
 void fsdp_nccl_driver(uintptr_t set_current);
 
 // The others return an ncclResult_t.
-int fsdp_nccl_has(const char *symbol);
 int fsdp_nccl_unique_id(nccl_unique_id *id, fsdp_nccl_failure *f);
-int fsdp_nccl_mem_alloc(uintptr_t context, size_t n, uintptr_t *addr, fsdp_nccl_failure *f);
-int fsdp_nccl_mem_free(uintptr_t context, uintptr_t addr, fsdp_nccl_failure *f);
 
 // fsdp_nccl_new returns a slot, or NULL if there is no memory. The strings are copied.
 fsdp_nccl_slot *fsdp_nccl_new(uintptr_t context, const fsdp_nccl_options *o);
@@ -62,9 +59,5 @@ int fsdp_nccl_abort(fsdp_nccl_slot *s, fsdp_nccl_failure *f);
 // fsdp_nccl_live tells whether NCCL has made a communicator.
 int fsdp_nccl_live(fsdp_nccl_slot *s);
 int fsdp_nccl_run(fsdp_nccl_slot *s, const fsdp_nccl_op *ops, int n, uintptr_t stream);
-int fsdp_nccl_premul(fsdp_nccl_slot *s, uint64_t scalar, int type, int *op);
-int fsdp_nccl_redop_destroy(fsdp_nccl_slot *s, int op);
-int fsdp_nccl_register(fsdp_nccl_slot *s, uintptr_t addr, size_t n, uintptr_t *handle);
-int fsdp_nccl_deregister(fsdp_nccl_slot *s, uintptr_t handle);
 
 #endif

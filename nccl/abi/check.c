@@ -7,7 +7,6 @@
 typedef ncclResult_t nccl_result;
 typedef ncclDataType_t nccl_type;
 typedef ncclRedOp_t nccl_redop;
-typedef ncclScalarResidence_t nccl_residence;
 typedef ncclComm_t nccl_comm;
 typedef cudaStream_t nccl_stream;
 typedef ncclUniqueId nccl_unique_id_arg;
@@ -17,9 +16,6 @@ typedef ncclConfig_t nccl_config_arg;
 #define SAME_FUNCTION(name, result, parameters) \
   _Static_assert(__builtin_types_compatible_p(__typeof__(name), result parameters), #name);
 NCCL_FUNCTIONS(SAME_FUNCTION)
-#if NCCL_VERSION_CODE >= 21901
-NCCL_OPTIONAL_FUNCTIONS(SAME_FUNCTION)
-#endif
 
 // What the shim passes instead of those types. An enum is an int, as far as a call goes.
 #define SAME_SIZE(theirs, ours) \
@@ -27,7 +23,6 @@ NCCL_OPTIONAL_FUNCTIONS(SAME_FUNCTION)
 SAME_SIZE(ncclResult_t, int)
 SAME_SIZE(ncclDataType_t, int)
 SAME_SIZE(ncclRedOp_t, int)
-SAME_SIZE(ncclScalarResidence_t, int)
 SAME_SIZE(ncclComm_t, void *)
 SAME_SIZE(cudaStream_t, void *)
 SAME_SIZE(ncclUniqueId, nccl_unique_id)
@@ -105,7 +100,6 @@ SAME_NUMBER(ncclProd, 1)
 SAME_NUMBER(ncclMax, 2)
 SAME_NUMBER(ncclMin, 3)
 SAME_NUMBER(ncclAvg, 4)
-SAME_NUMBER(ncclScalarHostImmediate, NCCL_SCALAR_HOST_IMMEDIATE)
 SAME_NUMBER(NCCL_SPLIT_NOCOLOR, -1)
 
 int main(void) { return initial.magic != NCCL_CONFIG_MAGIC || (int)NCCL_CONFIG_UNDEF_INT != -2147483647 - 1; }

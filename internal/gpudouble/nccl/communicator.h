@@ -8,8 +8,6 @@
 
 #include "meeting.h"
 
-enum { SCALARS = 16 };
-
 // A communicator is one rank's. Its handle is a number that is never used again.
 struct communicator {
   struct seat seat;
@@ -26,7 +24,6 @@ struct communicator {
   int in_progress;       // whether a call goes on, on a thread of its own
   result failure;
   int finalized;
-  struct { int used, type; uint64_t scalar; } scalars[SCALARS];
 };
 
 // The one lock of the double in a process, and its one condition: something has changed.

@@ -127,14 +127,9 @@ static result overlap(const struct communicator *c, const char *function, const 
   return in_place ? SUCCESS : misuse(INVALID_ARGUMENT, "the buffers overlap", function);
 }
 
-static result reduction(const struct communicator *c, const char *function, struct post *p) {
+static result reduction(const char *function, const struct post *p) {
   if (p->type > BFLOAT16) return fail(INVALID_ARGUMENT, "%s: reductions of 8-bit floats need compute capability 9.0", function);
-  if (p->op >= 0 && p->op < PREMUL) return SUCCESS;
-  int i = p->op - PREMUL;
-  if (i < 0 || i >= SCALARS || !c->scalars[i].used) return fail(INVALID_ARGUMENT, "%s: reduction operation %d unknown to this communicator", function, p->op);
-  if (c->scalars[i].type != p->type) return fail(INVALID_ARGUMENT, "%s: reduction operation %d is of another data type", function, p->op);
-  p->op = PREMUL;
-  p->scalar = c->scalars[i].scalar;
+  if (p->op < 0 || p->op > AVG) return fail(INVALID_ARGUMENT, "%s: reduction operation %d unknown to this communicator", function, p->op);
   return SUCCESS;
 }
 
@@ -145,7 +140,7 @@ static result check(struct communicator *c, const char *function, struct work *w
   if (c->finalized) return misuse(INVALID_USAGE, "the communicator is finalized", function);
   if (!type_size(p->type)) return fail(INVALID_ARGUMENT, "%s: invalid type %d", function, p->type);
   if (p->root < 0 || p->root >= c->seat.size) return fail(INVALID_ARGUMENT, "%s: invalid root %d (root should be in the 0..%d range)", function, p->root, c->seat.size);
-  result r = p->kind == REDUCE_SCATTER || p->kind == ALL_REDUCE || p->kind == REDUCE ? reduction(c, function, p) : SUCCESS;
+  result r = p->kind == REDUCE_SCATTER || p->kind == ALL_REDUCE || p->kind == REDUCE ? reduction(function, p) : SUCCESS;
   spans(p, c->seat.rank, c->seat.size, &send, &recv);
   if (!r) r = check_buffer(c, function, "sendbuff", w->send, send);
   if (!r) r = check_buffer(c, function, "recvbuff", w->recv, recv);

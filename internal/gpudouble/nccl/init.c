@@ -215,8 +215,6 @@ static result end(uintptr_t comm, struct communicator *c) {
   pthread_mutex_lock(&lock);
   communicator_remove(comm);
   while (c->calls > 1 || c->running) pthread_cond_wait(&changed, &lock);
-  for (int i = 0; i < SCALARS; i++)
-    if (c->scalars[i].used) double_count("operator", -1);
   drop(c);
   pthread_mutex_unlock(&lock);
   double_count("communicator", -1);

@@ -8,11 +8,10 @@
 // hang, crash, or compute something else.
 //
 // It knows NCCL_HOSTID and NCCL_MULTI_RANK_GPU_ENABLE, which let ranks share a device.
-// -DNCCL_DOUBLE_VERSION=21805 makes it an older one, without the functions that came later.
+// -DNCCL_DOUBLE_VERSION=21805 makes it an older one.
 // FSDP_DOUBLE_NCCL_TIMEOUT_MS is when it gives up where NCCL would wait for ever, 30 s if not set;
 // with FSDP_DOUBLE_NCCL_CONNECT every launch waits for all ranks, as NCCL's do that have to
-// connect them. It counts what lives as "communicator", "operator", "registrable memory" and
-// "registration".
+// connect them. It counts what lives as "communicator".
 #define _GNU_SOURCE
 #include "library.h"
 
@@ -50,8 +49,6 @@ result find_driver(void) {
   FIND(set_current, "cuCtxSetCurrent");
   FIND(device, "cuCtxGetDevice");
   FIND(host, "cuLaunchHostFunc");
-  FIND(alloc, "cuMemAlloc_v2");
-  FIND(free, "cuMemFree_v2");
   FIND(pin, "double_pin");
   FIND(unpin, "double_unpin");
   return driver.pin ? SUCCESS : fail(CUDA_FAILED, "libcuda.so.1 is not the double");

@@ -4,7 +4,7 @@
 //
 // The layers, each of which knows only those below it:
 //
-//   init.c, memory.c    functions of NCCL: the life of a communicator, operators and memory
+//   init.c              functions of NCCL: the life of a communicator
 //   group.c             functions of NCCL: groups and collectives, which become batches in streams
 //   communicator.c      handles, what a call on a communicator begins and ends with, tasks
 //   work.c              runs collectives and transfers on the thread of a stream
@@ -44,7 +44,6 @@ enum { MAX_RANKS = 16 };
 extern struct driver {
   int (*current)(uintptr_t *context), (*set_current)(uintptr_t context), (*device)(int *device);
   int (*host)(uintptr_t stream, void (*function)(void *), void *data);
-  int (*alloc)(uint64_t *address, size_t size), (*free)(uint64_t address);
   char *(*pin)(uint64_t address, size_t size, int *device);
   void (*unpin)(uint64_t address);
 } driver;

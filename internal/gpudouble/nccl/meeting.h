@@ -14,7 +14,7 @@ enum { CHUNK = 64 << 10, NAME = 96 };
 // A post is what a rank says of the collective that it runs.
 struct post {
   int kind, type, op, root;
-  uint64_t count, scalar;
+  uint64_t count;
 };
 
 // A mail is a piece of what one rank sends another.

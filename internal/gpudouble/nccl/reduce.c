@@ -121,18 +121,16 @@ static union value truncated(int type, union value v) {
   return load(element, type);
 }
 
-void reduce_elements(char *out, char (*in)[], size_t stride, int ranks, size_t n, int type, int op, const uint64_t *scalars) {
+void reduce_elements(char *out, char (*in)[], size_t stride, int ranks, size_t n, int type, int op) {
   size_t size = type_size(type);
   int is_float = type >= FLOAT16 && type <= BFLOAT16;
-  union value factors[MAX_RANKS];
-  for (int r = 0; r < ranks; r++)
-    factors[r] = op == PREMUL ? load((const char *)&scalars[r], type) : op == AVG && is_float ? inverse(type, ranks) : (union value){.i = 0};
-  int scale = op == PREMUL || (op == AVG && is_float);
+  int scale = op == AVG && is_float;
+  union value factor = scale ? inverse(type, ranks) : (union value){.i = 0};
   for (size_t i = 0; i < n; i++) {
     union value sum = {.i = 0};
     for (int r = 0; r < ranks; r++) {
       union value v = load((char *)in + r * stride + i * size, type);
-      if (scale) v = combine(type, PROD, v, factors[r]);
+      if (scale) v = combine(type, PROD, v, factor);
       sum = r ? combine(type, op, sum, v) : v;
     }
     if (op == AVG && !is_float) sum = quotient(type, truncated(type, sum), ranks);

@@ -49,10 +49,9 @@ static void unpin(uint64_t address, uint64_t size, const char *bytes) {
 static result move(struct seat *s, const struct post *p, const char *src, char *dst) {
   struct meeting *m = s->meeting;
   int me = s->rank, root = me == p->root;
-  uint64_t size = type_size(p->type), bytes = p->count * size, scalars[MAX_RANKS];
+  uint64_t size = type_size(p->type), bytes = p->count * size;
   int parts = p->kind == REDUCE_SCATTER ? s->size : 1;
   int reduces = p->kind == ALL_REDUCE || (p->kind == REDUCE && root);
-  for (int i = 0; i < s->size; i++) scalars[i] = m->posts[i].scalar;
   for (int part = 0; part < parts; part++)
     for (uint64_t at = 0; at < bytes; at += CHUNK) {
       uint64_t n = bytes - at < CHUNK ? bytes - at : CHUNK;
@@ -64,7 +63,7 @@ static result move(struct seat *s, const struct post *p, const char *src, char *
       else if (p->kind == BROADCAST)
         memcpy(dst + at, m->chunks[p->root], n);
       else if (reduces || (p->kind == REDUCE_SCATTER && part == me))
-        reduce_elements(dst + at, m->chunks, CHUNK, s->size, n / size, p->type, p->op, scalars);
+        reduce_elements(dst + at, m->chunks, CHUNK, s->size, n / size, p->type, p->op);
       if ((r = meeting_barrier(s, STREAMS))) return r;
     }
   return SUCCESS;
