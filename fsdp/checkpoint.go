@@ -30,8 +30,8 @@ import (
 //
 // Options: AtStep, KeepLast, Extra, RankExtra.
 func (s *Sharded) Save(ctx context.Context, dir string, opt optim.Optimizer, opts ...StateOption) error {
-	st := s.store(ranks.Ask{Call: "Save"}, s.maySave(ctx, opt))
-	return st.end(s.saver.Save(ctx, &st.Store, dir, opt, saveOptions(opts), s.meta()))
+	st, about := s.saving(ctx, opt)
+	return st.end(s.saver.Save(ctx, &st.Store, dir, opt, saveOptions(opts), about))
 }
 
 // SaveAsync is Save that writes while the training goes on: it copies what this rank writes and
@@ -43,8 +43,8 @@ func (s *Sharded) Save(ctx context.Context, dir string, opt optim.Optimizer, opt
 // and so does Close. A pass that fails does not stop it: as long as every rank is there, it is
 // completed.
 func (s *Sharded) SaveAsync(ctx context.Context, dir string, opt optim.Optimizer, opts ...StateOption) (*Saving, error) {
-	st := s.store(ranks.Ask{Call: "Save"}, s.maySave(ctx, opt))
-	v, err := s.saver.SaveAsync(ctx, &st.Store, dir, opt, saveOptions(opts), s.meta())
+	st, about := s.saving(ctx, opt)
+	v, err := s.saver.SaveAsync(ctx, &st.Store, dir, opt, saveOptions(opts), about)
 	if err != nil {
 		return nil, st.end(err)
 	}
@@ -56,19 +56,19 @@ func saveOptions(opts []StateOption) *state.Options {
 	return state.NewOptions(opts, "AtStep", "KeepLast", "Extra", "RankExtra")
 }
 
-// maySave is why nothing can be saved, or nil.
-func (s *Sharded) maySave(ctx context.Context, opt optim.Optimizer) error {
-	s.saver.Side = s.sideTeam
+// saving prepares for Save, and says what a checkpoint tells about the model.
+func (s *Sharded) saving(ctx context.Context, opt optim.Optimizer) (*store, state.Meta) {
+	s.saver.Side = func(ctx context.Context) (state.Team, error) { return newSideTeam(ctx, s.team) }
 	err := s.saver.Settle(ctx)
 	if err == nil {
 		err = s.mayWith("Save", opt)
 	}
-	return err
-}
-
-// meta is what a checkpoint says about the training.
-func (s *Sharded) meta() state.Meta {
-	return state.Meta{Seed: s.cfg.Seed, Forwards: s.forwards, Config: strings.Split(strings.TrimSpace(manifest(&s.cfg, s.trace, s.layout.Model, s.units)), "\n")}
+	about := state.Meta{Seed: s.cfg.Seed, Forwards: s.forwards}
+	if err == nil {
+		text := manifest(&s.cfg, s.trace, s.layout.Model, s.units)
+		about.Config = strings.Split(strings.TrimSpace(text), "\n")
+	}
+	return s.store(ranks.Ask{Call: "Save"}, err), about
 }
 
 // Load continues from the last complete checkpoint in dir, or from dir if it is one itself:
@@ -108,26 +108,11 @@ func (s *Sharded) Load(ctx context.Context, dir string, opt optim.Optimizer, opt
 		return nil, st.end(err)
 	}
 	defer l.Close() // which was only read: there is nothing to lose by it
-	if err := s.replace(ctx, st, "a Load of "+l.Path, &l.Filling); err != nil {
+	if err := st.replace(ctx, "a Load of "+l.Path, &l.Filling); err != nil {
 		return nil, err
 	}
 	s.forwards = l.About.Forwards
 	return &Checkpoint{Path: l.Path, Step: l.Step, World: l.World, about: l.About}, nil
-}
-
-// replace drops what does not survive a change of the parameters, and changes them.
-func (s *Sharded) replace(ctx context.Context, st *store, what string, f *state.Filling) error {
-	if err := s.discard(ctx, s.life.takeLast()); err != nil { // its gathers may read what is to change
-		return err
-	}
-	s.ZeroGrad()
-	s.life.mixing(what, f.Optimizer(), s.lists)
-	if err := st.end(f.Run(ctx)); err != nil {
-		s.life.mixed = fmt.Errorf("%w: %w", s.life.mixed, err)
-		return err
-	}
-	s.life.settled(f.Optimizer())
-	return nil
 }
 
 // A Checkpoint says what Load has loaded.

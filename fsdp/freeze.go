@@ -73,6 +73,6 @@ func (s *Sharded) Freeze(ctx context.Context, frozen func(name string) bool, opt
 	}
 	s.engine.Adopt(next.layout, shards, programs)
 	s.arrangement = next
-	s.log("frozen anew")
+	s.log("frozen anew", s.trace, s.team.Rank())
 	return entries, nil
 }

@@ -63,8 +63,8 @@ func (s *Sharded) ClipGradNorm(ctx context.Context, limit float64, kind ...Norm)
 		return 0, err
 	}
 	if norm = ans.Largest; len(kind) == 0 || kind[0] == L2Norm {
-		if norm, err = s.l2(ctx, norm); err != nil {
-			return 0, err
+		if norm, err = l2(ctx, s.engine, s.layout, s.cfg.Group, norm); err != nil {
+			return 0, s.end(s.team.Fail(fmt.Errorf("ClipGradNorm: %w", err)))
 		}
 	}
 	if math.IsInf(norm, 0) {
@@ -116,30 +116,30 @@ func slicesOf(v optim.Vec, segments []shard.Segment) []optim.Vec {
 }
 
 // l2 returns the L2 norm of the gradients, none of which is larger than bound.
-func (s *Sharded) l2(ctx context.Context, bound float64) (float64, error) {
+func l2(ctx context.Context, e *engine.Engine, l *layout.Layout, all comm.Group, bound float64) (float64, error) {
 	var mine []optim.Vec
 	var bounds []float64
-	groups, grads := s.engine.Grads()
+	groups, grads := e.Grads()
 	for i, g := range groups {
-		if s.layout.Groups[g].Ranks.Counts() {
+		if l.Groups[g].Ranks.Counts() {
 			mine, bounds = append(mine, grads[i]), append(bounds, bound)
 		}
 	}
-	list, err := s.engine.Device().Squares(mine, bounds)
+	list, err := e.Device().Squares(mine, bounds)
 	sum := vec.NewSquares(bound)
 	for _, words := range list {
 		sum.Merge(words)
 	}
 	words := sum.Words()
 	if err == nil {
-		err = s.cfg.Group.AllReduce(comm.Of(words[:]).Named("gradient norm"), comm.Sum).Wait(ctx)
+		err = all.AllReduce(comm.Of(words[:]).Named("gradient norm"), comm.Sum).Wait(ctx)
 	}
 	if err != nil {
-		return 0, s.end(s.team.Fail(fmt.Errorf("ClipGradNorm: %w", err)))
+		return 0, err
 	}
-	all := vec.NewSquares(bound)
-	all.Merge(words)
-	return all.Norm(), nil
+	total := vec.NewSquares(bound)
+	total.Merge(words)
+	return total.Norm(), nil
 }
 
 // GradNorms returns the norm of the gradient of each parameter by name, on every rank, for logging.

@@ -2,12 +2,10 @@ package fsdp
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"iter"
 
-	"github.com/gofsdp/gofsdp/fsdp/internal/engine"
 	"github.com/gofsdp/gofsdp/fsdp/internal/ranks"
 )
 
@@ -62,7 +60,7 @@ func (s *Sharded) Join(ctx context.Context, data iter.Seq[[]Tensor], opts ...Joi
 			if err == nil && more {
 				err = ranks.Guarded(func() error { batch, more = next(); return nil })
 			}
-			another, err := s.joinOnce(ctx, &o, more, err)
+			another, err := o.ask(ctx, s, more, err)
 			if err != nil {
 				yield(nil, err)
 				return
@@ -79,8 +77,8 @@ func (s *Sharded) Join(ctx context.Context, data iter.Seq[[]Tensor], opts ...Joi
 	}
 }
 
-// joinOnce exchanges the flags of an iteration and tells whether there is one.
-func (s *Sharded) joinOnce(ctx context.Context, o *joinOptions, more bool, err error) (bool, error) {
+// ask exchanges the flags of an iteration and tells whether there is one.
+func (o *joinOptions) ask(ctx context.Context, s *Sharded, more bool, err error) (bool, error) {
 	ans, err := s.ask(ctx, &ranks.Ask{Call: o.policy.call(), Absent: !more}, err)
 	switch {
 	case err != nil, ans.Leader < 0, ans.Missing && o.policy == stopAtShortest:
@@ -129,36 +127,3 @@ func Dummy(batch ...Tensor) JoinOption { return func(o *joinOptions) { o.dummy =
 // RefuseUneven makes it an error if some ranks have a batch left and others have none. Every rank
 // returns it, and it names those that have none.
 func RefuseUneven() JoinOption { return func(o *joinOptions) { o.policy = refuseUneven } }
-
-// errNoBatch is why nobody can run a pass.
-var errNoBatch = errors.New("no rank has a batch")
-
-// exchangeNeeds is for passes that some ranks run without a batch. If one of these does not know
-// what the pass of the others turns out to need, the first rank that has a batch tells it. The
-// ranks that have a batch have agreed on their schedule already. It returns the pass that this rank
-// runs.
-func (s *Sharded) exchangeNeeds(ctx context.Context, c *engine.Compiled, ans *ranks.Answer) (*engine.Compiled, error) {
-	switch {
-	case ans.Leader < 0:
-		return nil, s.end(errNoBatch)
-	case ans.Known:
-		return c, nil
-	}
-	mine, err := json.Marshal(c.Needs)
-	if err == nil {
-		mine, err = s.team.Tell(ctx, ans.Leader, mine)
-	}
-	if err == nil && c.Absent {
-		needs := new(engine.Needs)
-		if err = json.Unmarshal(mine, needs); err == nil {
-			c, err = s.engine.Absent(c.Variant, needs)
-		}
-		if err == nil && c.Hash != ans.Hash {
-			err = fmt.Errorf("the schedule of rank %d is %016x, with what it says it needs this rank arrives at %016x", ans.Leader, ans.Hash, c.Hash)
-		}
-	}
-	if err != nil {
-		return nil, s.end(s.team.Fail(fmt.Errorf("learning the schedule: %w", err)))
-	}
-	return c, nil
-}

@@ -2,7 +2,10 @@ package fsdp
 
 import (
 	"fmt"
+	"hash/fnv"
+	"io"
 	"maps"
+	"reflect"
 	"slices"
 	"strings"
 
@@ -60,31 +63,31 @@ func programNames(m *layout.Model) []string {
 }
 
 // log tells the logger how the model lies, and what looks like a mistake.
-func (s *Sharded) log(what string) {
-	if s.cfg.Logger == nil {
+func (a *arrangement) log(what string, tr *trace, rank int) {
+	if a.cfg.Logger == nil {
 		return
 	}
-	logger := s.cfg.Logger.With("rank", s.cfg.Group.Rank())
-	for _, u := range s.units {
+	logger := a.cfg.Logger.With("rank", rank)
+	for _, u := range a.units {
 		logger.Debug("fsdp: unit", "name", u.Name, "strategy", u.strategy.String(), "elements", u.Len())
 	}
 	frozen, total := 0, 0
-	for _, g := range s.layout.Groups {
+	for _, g := range a.layout.Groups {
 		for _, p := range g.Flat.Params() {
 			if total += p.Len(); g.Kind.Frozen {
 				frozen += p.Len()
 			}
 		}
 	}
-	logger.Info("fsdp: "+what, "ranks", s.cfg.Group.Size(), "units", len(s.units), "groups", len(s.layout.Groups), "elements", total,
-		"frozen", frozen, "shard bytes", s.layout.ShardBytes())
-	if unused := unused(s.layout); len(unused) > 0 {
+	logger.Info("fsdp: "+what, "ranks", a.cfg.Group.Size(), "units", len(a.units), "groups", len(a.layout.Groups), "elements", total,
+		"frozen", frozen, "shard bytes", a.layout.ShardBytes())
+	if unused := unused(a.layout); len(unused) > 0 {
 		logger.Warn("fsdp: the loss does not depend on some parameters: they get no gradient", "parameters", unused)
 	}
-	for _, field := range s.idleFields(s.trace) {
-		logger.Warn("fsdp: Config."+field+" selects nothing", "calls", callNames(s.trace))
+	for _, field := range a.idleFields(tr) {
+		logger.Warn("fsdp: Config."+field+" selects nothing", "calls", callNames(tr))
 	}
-	if s.cfg.ShardRanks > 0 && !slices.ContainsFunc(s.units, func(u *unit) bool { return u.strategy == HybridShard || u.strategy == HybridGradOp }) {
+	if a.cfg.ShardRanks > 0 && !slices.ContainsFunc(a.units, func(u *unit) bool { return u.strategy == HybridShard || u.strategy == HybridGradOp }) {
 		logger.Warn("fsdp: Config.ShardRanks is set, but no unit has a hybrid strategy")
 	}
 }
@@ -134,4 +137,84 @@ func unused(l *layout.Layout) (names []string) {
 		}
 	}
 	return names
+}
+
+// describe returns v as text with what it points to, so that modules that are deeply equal read the
+// same in every process. What has no value outside one, such as a function, reads as its type.
+func describe(v any) string {
+	var b strings.Builder
+	writeValue(&b, reflect.ValueOf(v), 0)
+	return b.String()
+}
+
+const (
+	deepest = 16 // levels of a value that are written: a cycle must end
+	longest = 16 // elements of a slice that are written; of a longer one, length and hash
+)
+
+var typeOfType = reflect.TypeFor[reflect.Type]()
+
+func writeValue(w io.Writer, v reflect.Value, depth int) {
+	switch {
+	case !v.IsValid():
+		io.WriteString(w, "nil")
+		return
+	case depth > deepest:
+		io.WriteString(w, "…")
+		return
+	case v.Type().Implements(typeOfType): // points into the program, which differs from build to build
+		if v.CanInterface() {
+			fmt.Fprint(w, v)
+		}
+		return
+	}
+	switch v.Kind() {
+	case reflect.Pointer, reflect.Interface:
+		writeValue(w, v.Elem(), depth+1)
+	case reflect.Struct:
+		io.WriteString(w, v.Type().String()+"{")
+		for i := range v.NumField() {
+			fmt.Fprintf(w, " %s:", v.Type().Field(i).Name)
+			writeValue(w, v.Field(i), depth+1)
+		}
+		io.WriteString(w, " }")
+	case reflect.Slice, reflect.Array:
+		writeList(w, v, depth)
+	case reflect.Map:
+		var entries []string
+		for it := v.MapRange(); it.Next(); {
+			var b strings.Builder
+			writeValue(&b, it.Key(), depth+1)
+			b.WriteByte(':')
+			writeValue(&b, it.Value(), depth+1)
+			entries = append(entries, b.String())
+		}
+		slices.Sort(entries)
+		fmt.Fprint(w, entries)
+	case reflect.Func, reflect.Chan, reflect.Uintptr, reflect.UnsafePointer:
+		io.WriteString(w, v.Type().String())
+	case reflect.String:
+		fmt.Fprintf(w, "%q", v.String())
+	default:
+		fmt.Fprint(w, v)
+	}
+}
+
+func writeList(w io.Writer, v reflect.Value, depth int) {
+	n := v.Len()
+	if n > longest {
+		h := fnv.New64a()
+		for i := range n {
+			writeValue(h, v.Index(i), depth+1)
+			h.Write([]byte{' '})
+		}
+		fmt.Fprintf(w, "[%d elements, hash %016x]", n, h.Sum64())
+		return
+	}
+	io.WriteString(w, "[")
+	for i := range n {
+		writeValue(w, v.Index(i), depth+1)
+		io.WriteString(w, " ")
+	}
+	io.WriteString(w, "]")
 }

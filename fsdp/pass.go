@@ -27,7 +27,7 @@ type pass struct {
 //
 // Batches may differ in shape from rank to rank and from step to step.
 func (s *Sharded) Forward(ctx context.Context, batch ...Tensor) (loss float64, err error) {
-	p, err := s.start(ctx, ranks.Ask{Call: "Forward"}, s.training(), batch)
+	p, err := s.start(ctx, ranks.Ask{Call: "Forward"}, s.engine.Training(s.noSync), batch)
 	if err != nil {
 		return 0, err
 	}
@@ -68,13 +68,13 @@ func (s *Sharded) backward(ctx context.Context, p *pass, opts []BackwardOption) 
 	q := ranks.Ask{Call: "Backward", NoSync: s.noSync}
 	err := s.may("Backward")
 	if err == nil {
-		err = s.prepareBackward(p, opts)
+		err = p.prepare(s, opts)
 	}
 	if p != nil {
 		q.Argument, q.Schedule, q.Value = float64(p.Number), p.Hash, p.weight
 	}
 	if err = s.agree(ctx, q, err); err == nil {
-		err = s.weigh(ctx, p)
+		err = p.weigh(ctx, s)
 	}
 	if err != nil {
 		return errors.Join(err, s.discard(ctx, p))
@@ -82,18 +82,18 @@ func (s *Sharded) backward(ctx context.Context, p *pass, opts []BackwardOption) 
 	return s.end(p.Pass.Backward(ctx))
 }
 
-// prepareBackward applies the options to p, returns why its backward cannot run, and finds the
+// prepare applies the options to p, returns why its backward cannot run, and finds the
 // schedule for it: what becomes of the gradients may have been decided after the forward.
-func (s *Sharded) prepareBackward(p *pass, opts []BackwardOption) (err error) {
+func (p *pass) prepare(s *Sharded, opts []BackwardOption) (err error) {
 	if p == nil {
 		return errors.New("Backward without a Forward before it, or its Backward has run, or another pass has discarded it, see Hold")
 	}
 	var c *engine.Compiled
 	if p.Scale, p.weight = 1, 1; p.Absent || p.dummy {
 		p.weight = 0
-		c, err = s.engine.Absent(s.training(), p.Needs) // those of its forward, which ranks have agreed on
+		c, err = s.engine.Absent(s.engine.Training(s.noSync), p.Needs) // those of its forward, which ranks have agreed on
 	} else if err = p.apply(&s.cfg, opts); err == nil {
-		c, err = s.engine.Compiled(s.training(), p.Batch)
+		c, err = s.engine.Compiled(s.engine.Training(s.noSync), p.Batch)
 	}
 	if err == nil {
 		p.Switch(c)
@@ -129,7 +129,7 @@ func (p *pass) apply(cfg *Config, opts []BackwardOption) error {
 // weigh multiplies p's loss by its weight relative to the mean of the weights of all ranks. The
 // mean over the ranks is then the weighted one, the gradients of all passes have the same divisor,
 // and none grows with the unit of the weights.
-func (s *Sharded) weigh(ctx context.Context, p *pass) error {
+func (p *pass) weigh(ctx context.Context, s *Sharded) error {
 	if s.cfg.Divide != ByWeights && s.cfg.Divide != ByActive {
 		return nil
 	}
@@ -145,32 +145,23 @@ func (s *Sharded) weigh(ctx context.Context, p *pass) error {
 	return nil
 }
 
-// training returns the variant of a training pass that begins now.
-func (s *Sharded) training() engine.Variant {
-	return engine.Variant{NoSync: s.noSync, Pending: s.life.health != closed && s.engine.Pending() > 0}
-}
-
 // Eval runs the forward pass in evaluation mode, without dropout, and returns the results of the
 // model. They belong to the caller; a result that is one number comes as a tensor of shape (1). The
 // batch is that of Forward, targets included: where only predictions are wanted, any valid targets
 // will do, such as nn.IgnoreTarget.
 func (s *Sharded) Eval(ctx context.Context, batch ...Tensor) ([]Tensor, error) {
-	return s.eval(ctx, "", batch)
+	return s.EvalProgram(ctx, "", batch...)
 }
 
 // EvalProgram is Eval of the program of the model that has this name. A model with the method
 // Programs() map[string]Program has other ways through it than Forward, such as the encoder alone,
 // or one step of a decoder. The batch is what the program takes.
 func (s *Sharded) EvalProgram(ctx context.Context, name string, batch ...Tensor) ([]Tensor, error) {
-	return s.eval(ctx, name, batch)
-}
-
-func (s *Sharded) eval(ctx context.Context, program string, batch []Tensor) ([]Tensor, error) {
 	q := ranks.Ask{Call: "Eval"}
-	if program != "" {
-		q.Detail = " of program " + program
+	if name != "" {
+		q.Detail = " of program " + name
 	}
-	p, err := s.start(ctx, q, engine.Variant{Program: program, Eval: true}, batch)
+	p, err := s.start(ctx, q, engine.Variant{Program: name, Eval: true}, batch)
 	if err != nil {
 		return nil, err
 	}
@@ -195,7 +186,8 @@ func (s *Sharded) start(ctx context.Context, q ranks.Ask, v engine.Variant, batc
 	}
 	ans, err := s.ask(ctx, &q, err)
 	if err == nil {
-		c, err = s.exchangeNeeds(ctx, c, &ans)
+		c, err = s.engine.Agreed(ctx, c, &ans)
+		err = s.end(err)
 	}
 	if err = errors.Join(err, s.discard(ctx, s.life.takeLast())); err != nil {
 		return nil, err

@@ -59,7 +59,7 @@ func (s *Sharded) Plan(batch ...Tensor) (*Plan, error) {
 	if err == nil {
 		var values []exec.Value
 		if values, err = batchValues(s.layout.Model.Paths[""], batch, s.cfg.Precision.Compute.tensor()); err == nil {
-			c, err = s.engine.Compiled(s.training(), values)
+			c, err = s.engine.Compiled(s.engine.Training(s.noSync), values)
 		}
 	}
 	if err != nil {

@@ -62,7 +62,7 @@ func WrapContext(ctx context.Context, m Model, cfg Config) (*Sharded, error) {
 	}
 	s := &Sharded{arrangement: &arrangement{cfg: cfg}, team: ranks.NewTeam(cfg.Group, newPeerError), life: life{held: make(map[*Pass]bool)}}
 	if err := s.wrap(ctx, m); err != nil {
-		return nil, fmt.Errorf("fsdp: rank %d: %w", cfg.Group.Rank(), errors.Join(err, s.giveBack()))
+		return nil, fmt.Errorf("fsdp: rank %d: %w", cfg.Group.Rank(), errors.Join(err, giveBack(s)))
 	}
 	return s, nil
 }
@@ -79,12 +79,12 @@ func (s *Sharded) wrap(ctx context.Context, m Model) error {
 		return err
 	}
 	if s.arrangement, err = arrange(ctx, s.team, model, s.cfg, s.units); err == nil {
-		err = s.share()
+		err = s.share(s.engine, s.trace)
 	}
 	if _, err := s.team.Agree(ctx, &ranks.Ask{Call: "Wrap", Number: 2}, err); err != nil {
 		return err
 	}
-	s.log("wrapped")
+	s.log("wrapped", s.trace, s.team.Rank())
 	return nil
 }
 
@@ -142,17 +142,17 @@ func engineOptions(cfg *Config, tr *trace) engine.Options {
 }
 
 // share makes this rank's share of the initial parameters.
-func (s *Sharded) share() error {
-	programs, err := s.engine.Check(s.layout)
+func (a *arrangement) share(e *engine.Engine, tr *trace) error {
+	programs, err := e.Check(a.layout)
 	if err != nil {
 		return err
 	}
-	shards, err := s.engine.Device().NewShards(s.layout, s.meshes)
+	shards, err := e.Device().NewShards(a.layout, a.meshes)
 	if err != nil {
 		return err
 	}
-	s.engine.Adopt(s.layout, shards, programs)
-	return draw(s.layout, shards, s.trace.params, s.cfg.Seed)
+	e.Adopt(a.layout, shards, programs)
+	return draw(a.layout, shards, tr.params, a.cfg.Seed)
 }
 
 // Shards returns the pieces of the trained parameters that this rank owns, with their gradients,
@@ -186,30 +186,23 @@ func (s *Sharded) Shards() []optim.Param {
 				Name: seg.Name, Shape: l.Model.Params[p].Shape, Offset: seg.Offset,
 				Value: value.Slice(seg.At, seg.At+seg.Len), Grad: grad.Slice(seg.At, seg.At+seg.Len),
 				Absent: func() bool { return !present[p] },
-				Ready:  func() error { return s.ready(l, number) },
-				Alloc:  func(n int) (optim.Vec, error) { return s.allocState(shards, i, n) },
+				Ready: func() error {
+					if l != s.layout && s.life.health != closed {
+						return errFormer
+					}
+					return s.life.mayStep(number, s.engine.Pending())
+				},
+				Alloc: func(n int) (optim.Vec, error) {
+					v, err := shards.Alloc(i, n)
+					if err != nil {
+						return nil, fmt.Errorf("rank %d: state of group %s: %w", s.team.Rank(), g.Name, err)
+					}
+					return v, nil
+				},
 			})
 		}
 	}
 	return list
-}
-
-// ready returns why an optimizer must not touch shards now, or nil. Call number list of Shards
-// returned them, under layout l.
-func (s *Sharded) ready(l *layout.Layout, list int) error {
-	if l != s.layout && s.life.health != closed {
-		return errFormer
-	}
-	return s.life.mayStep(list, s.engine.Pending())
-}
-
-// allocState returns n elements for an optimizer.
-func (s *Sharded) allocState(shards engine.Shards, group, n int) (optim.Vec, error) {
-	v, err := shards.Alloc(group, n)
-	if err != nil {
-		return nil, fmt.Errorf("rank %d: state of group %s: %w", s.team.Rank(), s.layout.Groups[group].Name, err)
-	}
-	return v, nil
 }
 
 // ZeroGrad drops all gradients, those that are not reduced yet included. Without it, the next
@@ -243,14 +236,14 @@ func (s *Sharded) Close() error {
 	s.engine.Settle(passes...)
 	err := s.saver.Settle(context.Background())
 	s.life = life{health: closed}
-	if err := errors.Join(err, s.giveBack()); err != nil {
+	if err := errors.Join(err, giveBack(s)); err != nil {
 		return fmt.Errorf("fsdp: rank %d: Close: %w", s.team.Rank(), err)
 	}
 	return nil
 }
 
 // giveBack closes what the model has opened.
-func (s *Sharded) giveBack() error {
+func giveBack(s *Sharded) error {
 	var err error
 	if s.engine != nil {
 		err = s.engine.Device().Close()
@@ -321,9 +314,5 @@ func (s *Sharded) mayWith(method string, opt optim.Optimizer) error {
 
 // may returns why a method cannot be called now, or nil.
 func (s *Sharded) may(method string) error {
-	unreduced := 0
-	if s.life.health != closed {
-		unreduced = s.engine.Pending()
-	}
-	return s.life.may(method, unreduced)
+	return s.life.may(method, s.engine.Pending())
 }

@@ -9,6 +9,7 @@ import (
 
 	"gorgonia.org/tensor"
 
+	"github.com/gofsdp/gofsdp/fsdp/internal/layout"
 	"github.com/gofsdp/gofsdp/fsdp/internal/ranks"
 	"github.com/gofsdp/gofsdp/fsdp/internal/state"
 	"github.com/gofsdp/gofsdp/internal/exec"
@@ -28,7 +29,7 @@ func (s *Sharded) FullState(ctx context.Context, opts ...StateOption) (map[strin
 	o := state.NewOptions(opts, "OnlyOn")
 	st := s.store(ranks.Ask{Call: "FullState", Detail: onlyOn(o.Root)}, s.may("FullState"))
 	all := make(map[string]*tensor.Dense)
-	here, err := st.Values(ctx, o, s.tensors(all, (*state.Tensor).Name))
+	here, err := st.Values(ctx, o, tensors(s.cfg.Precision.Compute, all, (*state.Tensor).Name))
 	if err != nil || !here {
 		return nil, st.end(err)
 	}
@@ -36,10 +37,10 @@ func (s *Sharded) FullState(ctx context.Context, opts ...StateOption) (map[strin
 }
 
 // tensors returns a function that puts a new tensor into all and returns its memory.
-func (s *Sharded) tensors(all map[string]*tensor.Dense, name func(*state.Tensor) string) func(t *state.Tensor) []byte {
-	return func(t *state.Tensor) []byte {
-		v := newValue(s.cfg.Precision.Compute, t.Shape)
-		all[name(t)] = v.Tensor()
+func tensors(dtype DType, all map[string]*tensor.Dense, name func(*state.Tensor) string) func(t *state.Tensor) []byte {
+	return func(of *state.Tensor) []byte {
+		v := newValue(dtype, of.Shape)
+		all[name(of)] = v.Tensor()
 		return v.Bytes
 	}
 }
@@ -71,7 +72,7 @@ func (s *Sharded) FullGrads(ctx context.Context) (map[string]*tensor.Dense, erro
 	}
 	all := make(map[string]*tensor.Dense)
 	st := s.store(ranks.Ask{Call: "FullGrads"}, s.may("FullGrads"))
-	if err := st.Own(ctx, 0, params, st.Memory.Grad, s.tensors(all, paramOf)); err != nil {
+	if err := st.Own(ctx, 0, params, st.Memory.Grad, tensors(s.cfg.Precision.Compute, all, paramOf)); err != nil {
 		return nil, st.end(err)
 	}
 	for p, q := range s.trace.params {
@@ -98,7 +99,7 @@ func (s *Sharded) Full(ctx context.Context, names []string, f func(params map[st
 	}
 	err := s.may("Full")
 	if err == nil {
-		err = s.known(names)
+		err = known(s.layout, names)
 	}
 	if err == nil && o.write && (o.root < 0 || o.root >= s.cfg.Group.Size()) {
 		err = fmt.Errorf("WriteBack(%d): there are %d ranks", o.root, s.cfg.Group.Size())
@@ -113,7 +114,7 @@ func (s *Sharded) Full(ctx context.Context, names []string, f func(params map[st
 	all := make(map[string]*tensor.Dense)
 	r := ranks.Ask{Call: "Full", Detail: writeBack(o.root), Schedule: textHash(names)}
 	st := s.store(r, err)
-	if err := st.Own(ctx, r.Schedule, params, st.Memory.Value, s.tensors(all, paramOf)); err != nil {
+	if err := st.Own(ctx, r.Schedule, params, st.Memory.Value, tensors(s.cfg.Precision.Compute, all, paramOf)); err != nil {
 		return st.end(err)
 	}
 	err = ranks.Guarded(func() error { return f(all) })
@@ -158,7 +159,7 @@ func (s *Sharded) set(ctx context.Context, r ranks.Ask, err error, root int, par
 		err = s.may("SetFull")
 	}
 	st := s.store(r, err)
-	plan, err := st.PlanSet(ctx, root, func(list []state.Tensor) error { return s.fits(list, params) }, func(name string) []byte {
+	plan, err := st.PlanSet(ctx, root, func(list []state.Tensor) error { return fits(s.layout, s.cfg.Precision.Compute, list, params) }, func(name string) []byte {
 		if params[name] == nil {
 			return nil
 		}
@@ -176,7 +177,7 @@ func (s *Sharded) set(ctx context.Context, r ranks.Ask, err error, root int, par
 }
 
 // fits tells what is wrong with values for the tensors of the model.
-func (s *Sharded) fits(list []state.Tensor, params map[string]*tensor.Dense) error {
+func fits(l *layout.Layout, dtype DType, list []state.Tensor, params map[string]*tensor.Dense) error {
 	left := maps.Clone(params)
 	for i := range list {
 		want := &list[i]
@@ -190,15 +191,15 @@ func (s *Sharded) fits(list []state.Tensor, params map[string]*tensor.Dense) err
 		if err != nil {
 			return fmt.Errorf("parameter %s: %w", name, err)
 		}
-		if v.DType != s.cfg.Precision.Compute.tensor() || !slices.Equal(state.Squeezed(v.Shape), state.Squeezed(want.Shape)) {
-			return fmt.Errorf("parameter %s is %v %v, got %v %v", name, s.cfg.Precision.Compute, want.Shape, v.DType, v.Shape)
+		if v.DType != dtype.tensor() || !slices.Equal(state.Squeezed(v.Shape), state.Squeezed(want.Shape)) {
+			return fmt.Errorf("parameter %s is %v %v, got %v %v", name, dtype, want.Shape, v.DType, v.Shape)
 		}
 	}
 	if len(left) == 0 {
 		return nil
 	}
 	name := slices.Min(slices.Collect(maps.Keys(left)))
-	if _, ok := s.trace.byName[name]; ok {
+	if _, ok := l.Model.Index[name]; ok {
 		return fmt.Errorf("parameter %s belongs to a unit with a process group of its own: its values differ from rank to rank, and have the names of FullState", name)
 	}
 	return fmt.Errorf("the model has no parameter %q", name)
@@ -275,13 +276,13 @@ func (s *Sharded) Import(ctx context.Context, path string, opts ...StateOption) 
 	if err != nil {
 		return st.end(err)
 	}
-	return errors.Join(s.replace(ctx, st, "an Import of "+path, f), st.end(f.Close()))
+	return errors.Join(st.replace(ctx, "an Import of "+path, f), st.end(f.Close()))
 }
 
 // known returns an error that names the first name that the model does not have.
-func (s *Sharded) known(names []string) error {
+func known(l *layout.Layout, names []string) error {
 	for _, name := range names {
-		if _, ok := s.trace.byName[name]; !ok {
+		if _, ok := l.Model.Index[name]; !ok {
 			return fmt.Errorf("the model has no parameter %q", name)
 		}
 	}

@@ -80,6 +80,22 @@ func (st *store) Fail(err error) error {
 	return &ranks.LostError{Err: err}
 }
 
+// replace drops what does not survive a change of the parameters, and changes them.
+func (st *store) replace(ctx context.Context, what string, f *state.Filling) error {
+	s := st.s
+	if err := s.discard(ctx, s.life.takeLast()); err != nil { // its gathers may read what is to change
+		return err
+	}
+	s.ZeroGrad()
+	s.life.mixing(what, f.Optimizer(), s.lists)
+	if err := st.end(f.Run(ctx)); err != nil {
+		s.life.mixed = fmt.Errorf("%w: %w", s.life.mixed, err)
+		return err
+	}
+	s.life.settled(f.Optimizer())
+	return nil
+}
+
 // A sideTeam is that of a group beside the training's.
 type sideTeam struct {
 	*ranks.Agreement
@@ -87,9 +103,9 @@ type sideTeam struct {
 	calls int
 }
 
-// sideTeam makes one. It is a collective.
-func (s *Sharded) sideTeam(ctx context.Context) (state.Team, error) {
-	g, err := s.team.Beside(ctx)
+// newSideTeam makes one. It is a collective.
+func newSideTeam(ctx context.Context, t *ranks.Team) (state.Team, error) {
+	g, err := t.Beside(ctx)
 	if err != nil {
 		return nil, err
 	}

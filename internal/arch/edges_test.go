@@ -55,7 +55,7 @@ var edges = map[string]string{
 	"comm/mpi":       "comm internal/backoff",
 	"internal/mesh":  "internal/auth internal/store",
 	"internal/store": "internal/auth",
-	"nccl":           "comm internal/backoff internal/device internal/half",
+	"nccl":           "comm internal/backoff internal/device",
 	"nccl/gpucheck":  "",
 
 	// The library.

@@ -2,6 +2,8 @@ package engine
 
 import (
 	"context"
+	"encoding/json"
+	"errors"
 	"fmt"
 	"reflect"
 
@@ -89,6 +91,11 @@ func (e *Engine) Shards() Shards { return e.shards }
 
 // Pending returns the number of passes whose gradients are not reduced.
 func (e *Engine) Pending() int { return e.pending }
+
+// Training returns the variant of a training pass that begins now.
+func (e *Engine) Training(noSync bool) Variant {
+	return Variant{NoSync: noSync, Pending: e.pending > 0}
+}
 
 // Present tells, by parameter, whether it has a gradient. It is the engine's.
 func (e *Engine) Present() []bool { return e.present }
@@ -192,4 +199,37 @@ func (e *Engine) Settle(passes ...*Pass) {
 	for _, p := range append(e.failed, passes...) {
 		p.frame.Settle()
 	}
+}
+
+// errNoBatch is why nobody can run a pass.
+var errNoBatch = errors.New("no rank has a batch")
+
+// Agreed is for passes that some ranks run without a batch. If one of these does not know
+// what the pass of the others turns out to need, the first rank that has a batch tells it. The
+// ranks that have a batch have agreed on their schedule already. It returns the pass that this rank
+// runs.
+func (e *Engine) Agreed(ctx context.Context, c *Compiled, ans *ranks.Answer) (*Compiled, error) {
+	switch {
+	case ans.Leader < 0:
+		return nil, errNoBatch
+	case ans.Known:
+		return c, nil
+	}
+	mine, err := json.Marshal(c.Needs)
+	if err == nil {
+		mine, err = e.team.Tell(ctx, ans.Leader, mine)
+	}
+	if err == nil && c.Absent {
+		needs := new(Needs)
+		if err = json.Unmarshal(mine, needs); err == nil {
+			c, err = e.Absent(c.Variant, needs)
+		}
+		if err == nil && c.Hash != ans.Hash {
+			err = fmt.Errorf("the schedule of rank %d is %016x, with what it says it needs this rank arrives at %016x", ans.Leader, ans.Hash, c.Hash)
+		}
+	}
+	if err != nil {
+		return nil, e.team.Fail(fmt.Errorf("learning the schedule: %w", err))
+	}
+	return c, nil
 }
