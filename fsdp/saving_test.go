@@ -227,8 +227,8 @@ func TestLoadWaitsForSaving(t *testing.T) {
 	})
 }
 
-// TestRankDiesWhileSaving ends one rank while all of them write: the others are told by Wait and by
-// Close, and what was there before is loaded.
+// TestRankDiesWhileSaving ends one rank while all of them write, without a word to its model: the
+// others are told by Wait and by Save, and what was there before is loaded.
 func TestRankDiesWhileSaving(t *testing.T) {
 	gone := errors.New("time for lunch")
 	disk := crashfs.New()
@@ -237,7 +237,6 @@ func TestRankDiesWhileSaving(t *testing.T) {
 	waiting.Add(3)
 	err := comm.Run(t.Context(), 3, func(ctx context.Context, g comm.Group) error {
 		f := newFiller(t, ctx, g)
-		defer f.Close()
 		require.NoError(t, f.saveStep(ctx, ckpt, 1, fsdp.OnFS(disk)))
 		f.fill(2)
 		v, err := f.SaveAsync(ctx, ckpt, f.opt, fsdp.OnFS(gates[g.Rank()/2]), fsdp.AtStep(2))
@@ -245,15 +244,16 @@ func TestRankDiesWhileSaving(t *testing.T) {
 		waiting.Done()
 		if g.Rank() == 2 {
 			waiting.Wait()
-			defer close(gates[1].open) // after the group has heard of it
 			g.Abort(gone)
+			require.NoError(t, g.Close())
+			close(gates[1].open) // after the group has heard of it
 			return gone
 		}
 		<-ctx.Done()
 		close(map[int]chan struct{}{0: gates[0].open, 1: make(chan struct{})}[g.Rank()])
-		require.ErrorContains(t, v.Wait(context.Background()), gone.Error())
+		require.ErrorContains(t, v.Wait(context.Background()), "rank 2")
 		require.ErrorIs(t, f.Save(context.Background(), ckpt, nil), gone)
-		return nil
+		return f.Close()
 	})
 	require.ErrorIs(t, err, gone)
 	require.Equal(t, 1, requireLatest(t, ckpt, fsdp.OnFS(disk.Restart())))
