@@ -52,7 +52,7 @@ func (e *exporter) plan(ctx context.Context) error {
 			return err
 		}
 		if _, taken := e.o.Metadata[countsKey]; taken {
-			return fmt.Errorf("Metadata: the name %q is taken", countsKey)
+			return fmt.Errorf("option Metadata: the name %q is taken", countsKey)
 		}
 		e.own, err = s.pieces(e.o.Optimizer)
 		return err

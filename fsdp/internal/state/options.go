@@ -91,10 +91,10 @@ func (o *Options) naming(l *layout.Layout) (n *naming, err error) {
 				name = o.Rename(name)
 			}
 			if other, ok := model[name]; ok {
-				return fmt.Errorf("Rename gives both %s and %s the name %q", other, p.Name, name)
+				return fmt.Errorf("option Rename gives both %s and %s the name %q", other, p.Name, name)
 			}
 			if transposed && len(p.Shape) != 2 {
-				return fmt.Errorf("Transpose selects %s %v, which has not two dimensions", p.Name, p.Shape)
+				return fmt.Errorf("option Transpose selects %s %v, which has not two dimensions", p.Name, p.Shape)
 			}
 			model[name] = p.Name
 			n.names, n.transposed, n.buffers = append(n.names, name), append(n.transposed, transposed), append(n.buffers, p.Buffer)
