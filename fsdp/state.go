@@ -27,7 +27,7 @@ const everywhere = state.Everywhere
 // "experts.up@0", "experts.up@2": by the first rank of each group. Buffers are those of this rank.
 func (s *Sharded) FullState(ctx context.Context, opts ...StateOption) (map[string]*tensor.Dense, error) {
 	o := state.NewOptions(opts, "OnlyOn")
-	st := s.store(ranks.Ask{Call: "FullState", Detail: onlyOn(o.Root)}, s.may("FullState"))
+	st := s.store(ranks.Ask{Call: "FullState", Detail: with("OnlyOn", o.Root)}, s.may("FullState"))
 	all := make(map[string]*tensor.Dense)
 	here, err := st.Values(ctx, o, tensors(s.cfg.Precision.Compute, all, (*state.Tensor).Name))
 	if err != nil || !here {
@@ -55,7 +55,7 @@ func tensors(dtype DType, all map[string]*tensor.Dense, name func(*state.Tensor)
 // as it is.
 func (s *Sharded) FullOptimState(ctx context.Context, opt optim.Optimizer, opts ...StateOption) (*optim.FullState, error) {
 	o := state.NewOptions(opts, "OnlyOn", "Extra")
-	st := s.store(ranks.Ask{Call: "FullOptimState", Detail: onlyOn(o.Root)}, s.mayWith("FullOptimState", opt))
+	st := s.store(ranks.Ask{Call: "FullOptimState", Detail: with("OnlyOn", o.Root)}, s.mayWith("FullOptimState", opt))
 	full, err := st.FullOptim(ctx, opt, o)
 	return full, st.end(err)
 }
@@ -112,7 +112,7 @@ func (s *Sharded) Full(ctx context.Context, names []string, f func(params map[st
 		}
 	}
 	all := make(map[string]*tensor.Dense)
-	r := ranks.Ask{Call: "Full", Detail: writeBack(o.root), Schedule: textHash(names)}
+	r := ranks.Ask{Call: "Full", Detail: with("WriteBack", o.root), Schedule: state.Hash(names...)}
 	st := s.store(r, err)
 	if err := st.Own(ctx, r.Schedule, params, st.Memory.Value, tensors(s.cfg.Precision.Compute, all, paramOf)); err != nil {
 		return st.end(err)

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"hash/fnv"
 
 	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/fsdp/internal/engine"
@@ -166,25 +165,10 @@ func newValue(t DType, shape []int) exec.Value {
 // What else than the name of a method ranks must have alike.
 func fromRank(root int) string { return fmt.Sprintf(" from rank %d", root) }
 
-func onlyOn(root int) string {
-	if root == everywhere {
+// with describes an option that names a rank.
+func with(option string, rank int) string {
+	if rank == everywhere {
 		return ""
 	}
-	return fmt.Sprintf(" with OnlyOn(%d)", root)
-}
-
-func writeBack(root int) string {
-	if root == everywhere {
-		return ""
-	}
-	return fmt.Sprintf(" with WriteBack(%d)", root)
-}
-
-// textHash returns a number of 63 bits that is the same for the same words.
-func textHash(words []string) uint64 {
-	h := fnv.New64a()
-	for _, w := range words {
-		fmt.Fprintf(h, "%q", w)
-	}
-	return h.Sum64() >> 1
+	return fmt.Sprintf(" with %s(%d)", option, rank)
 }

@@ -36,7 +36,7 @@ func (f *Filling) planImport(ctx context.Context, path string, o *Options) error
 	var hash uint64
 	h, err := f.openFile(path, o)
 	if err == nil {
-		hash = hashOf(string(h.Encode()))
+		hash = Hash(string(h.Encode()))
 		err = f.match("file "+path, list)
 	}
 	return s.Team.Agree(ctx, hash, err)

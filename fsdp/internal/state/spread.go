@@ -124,7 +124,7 @@ func (s *Store) PlanSetOptim(ctx context.Context, root int, opt optim.Optimizer,
 	for i := range f.list {
 		chosen = append(chosen, n.of(&f.list[i]))
 	}
-	if err := s.Team.Agree(ctx, hashOf(chosen...), err); err != nil {
+	if err := s.Team.Agree(ctx, Hash(chosen...), err); err != nil {
 		f.Close()
 		return nil, err
 	}
@@ -152,8 +152,8 @@ func (f *Spreading) match(entries []Tensor, text []byte, n *naming, o *Options) 
 	return err
 }
 
-// hashOf returns a number of 63 bits that is the same for the same words.
-func hashOf(words ...string) uint64 {
+// Hash returns a number of 63 bits that is the same for the same words.
+func Hash(words ...string) uint64 {
 	h := fnv.New64a()
 	for _, w := range words {
 		fmt.Fprintf(h, "%q", w)
