@@ -29,9 +29,13 @@ type collector struct {
 	take func(ctx context.Context, t *Tensor, whole []byte) error
 }
 
-// inFlight is how many tensors are under way where memory does not matter: enough that the time
-// between asking and getting does not add up over many small ones.
-const inFlight = 4
+// How many tensors are under way at a time: where each lies in memory of its own, enough that the
+// time between asking and getting does not add up over many small ones; where they lie in scratch,
+// one that is made use of and the next.
+const (
+	inFlight = 4
+	underWay = 2
+)
 
 // A transfer is a tensor under way.
 type transfer struct {
@@ -207,24 +211,27 @@ func sum(counts []int) (n int) {
 	return n
 }
 
-// A ring is the memory of the tensors under way, each of which takes the place of the last but so
-// many.
+// A ring is scratch for tensors under way: each takes the place of the last but underWay.
 type ring struct {
-	blocks [][]byte
+	blocks [underWay][]byte
 	next   int
 	free   []func()
 }
 
-// newRing takes memory for n tensors under way, each of the largest size in bytes.
-func (s *Store) newRing(n, largest int) (*ring, error) {
+// newRing takes memory for any tensors of a list.
+func (s *Store) newRing(list []Tensor) (*ring, error) {
+	largest := 0
+	for i := range list {
+		largest = max(largest, list[i].Len()*s.Compute.Size())
+	}
 	r := &ring{}
-	for range n {
+	for i := range r.blocks {
 		b, free, err := s.Memory.Scratch(largest)
 		if err != nil {
 			r.close()
 			return nil, err
 		}
-		r.blocks, r.free = append(r.blocks, b), append(r.free, free)
+		r.blocks[i], r.free = b, append(r.free, free)
 	}
 	return r, nil
 }
@@ -232,7 +239,7 @@ func (s *Store) newRing(n, largest int) (*ring, error) {
 // room returns n bytes.
 func (r *ring) room(n int) []byte {
 	b := r.blocks[r.next]
-	r.next = (r.next + 1) % len(r.blocks)
+	r.next = (r.next + 1) % underWay
 	return b[:n:n]
 }
 
@@ -244,12 +251,4 @@ func (r *ring) close() {
 		}
 		r.free = nil
 	}
-}
-
-// largest returns the bytes of the largest tensor of a list.
-func (s *Store) largest(list []Tensor) (n int) {
-	for i := range list {
-		n = max(n, list[i].Len()*s.Compute.Size())
-	}
-	return n
 }

@@ -121,7 +121,7 @@ func (e *exporter) create() (err error) {
 	if e.path == "" {
 		return errNoFile
 	}
-	if e.ring, err = e.s.newRing(2, e.s.largest(e.tensors)); err != nil {
+	if e.ring, err = e.s.newRing(e.tensors); err != nil {
 		return err
 	}
 	e.sweep()
@@ -155,7 +155,7 @@ const slowWrite = 1 << 20
 func (e *exporter) run(ctx context.Context) error {
 	s := e.s
 	c := collector{
-		s: s, parts: parts(e.own), root: 0, ahead: 2,
+		s: s, parts: parts(e.own), root: 0, ahead: underWay,
 		room: func(t *Tensor) []byte { return e.ring.room(t.Len() * s.Compute.Size()) },
 		take: func(ctx context.Context, t *Tensor, whole []byte) error {
 			write := func(context.Context) error {

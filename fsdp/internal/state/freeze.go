@@ -34,7 +34,7 @@ func (s *Store) PlanMove(ctx context.Context, opt optim.Optimizer) (*Moving, err
 			m.list = append(m.list, t)
 		}
 	}
-	m.ring, err = s.newRing(inFlight, s.largest(m.list))
+	m.ring, err = s.newRing(m.list)
 	if err := s.Team.Agree(ctx, 0, err); err != nil {
 		m.Close()
 		return nil, err
@@ -48,7 +48,7 @@ func (m *Moving) Run(ctx context.Context, l *layout.Layout, memory Memory) (entr
 	to := &Store{Layout: l, Memory: memory, Team: m.s.Team, Compute: m.s.Compute}
 	t, next := m.s.Compute, parts(to.shares(memory.Value))
 	c := collector{
-		s: m.s, parts: parts(m.own), root: Everywhere, ahead: inFlight,
+		s: m.s, parts: parts(m.own), root: Everywhere, ahead: underWay,
 		room: func(of *Tensor) []byte { return m.ring.room(of.Len() * t.Size()) },
 		take: func(_ context.Context, of *Tensor, whole []byte) error {
 			p := next[part{of.Index, ""}]

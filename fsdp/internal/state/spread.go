@@ -17,9 +17,6 @@ import (
 	"github.com/gofsdp/gofsdp/shard"
 )
 
-// underWay is how many tensors of one rank are on the way to all at a time.
-const underWay = 2
-
 // A Spreading is tensors that one rank has whole, for all: each goes to every rank, which keeps its
 // part.
 type Spreading struct {
@@ -59,7 +56,7 @@ func (s *Store) PlanSet(ctx context.Context, root int, check func(list []Tensor)
 		err = check(list)
 	}
 	if err == nil {
-		f.ring, err = s.newRing(underWay, s.largest(list))
+		f.ring, err = s.newRing(list)
 	}
 	if err := s.Team.Agree(ctx, 0, err); err != nil {
 		f.Close()
@@ -118,7 +115,7 @@ func (s *Store) PlanSetOptim(ctx context.Context, root int, opt optim.Optimizer,
 		return convert(room, s.Compute, full.Params[n.param(t)].Entries[t.Entry])
 	}
 	if err == nil {
-		f.ring, err = s.newRing(underWay, s.largest(f.list))
+		f.ring, err = s.newRing(f.list)
 	}
 	var chosen []string
 	for i := range f.list {

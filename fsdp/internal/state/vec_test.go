@@ -112,8 +112,8 @@ func TestFarPart(t *testing.T) {
 // TestRing gives room in turn, and all of it back.
 func TestRing(t *testing.T) {
 	m := &memory{}
-	s := &Store{Memory: m}
-	r, err := s.newRing(2, 8)
+	s := &Store{Memory: m, Compute: comm.Float32}
+	r, err := s.newRing([]Tensor{shared(0, "a", "", 1), shared(1, "b", "", 2)})
 	require.NoError(t, err)
 	a, b, c := r.room(8), r.room(4), r.room(8)
 	require.Same(t, &a[0], &c[0])
