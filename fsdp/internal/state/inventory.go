@@ -30,6 +30,8 @@ type inventory struct {
 	Kinds []kind // what is kept for one value; most are alike
 	Runs  []run  // ascending, without overlap
 	Fault string `json:",omitempty"` // of rank 0: why there is none for all
+
+	index map[string]int // in Kinds, by their text
 }
 
 // A kind is the numbers of updates that the entries for one value have had, by name.
@@ -68,9 +70,13 @@ func newInventory(l *layout.Layout, list []Tensor, pieces []Piece, opt optim.Opt
 
 // add notes what is kept for a value behind those so far.
 func (inv *inventory) add(value int, k kind) {
-	at := slices.IndexFunc(inv.Kinds, func(other kind) bool { return maps.Equal(k, other) })
-	if at < 0 {
-		at = len(inv.Kinds)
+	text, _ := json.Marshal(k) // which sorts the names
+	at, known := inv.index[string(text)]
+	if !known {
+		if at = len(inv.Kinds); at == 0 {
+			inv.index = make(map[string]int)
+		}
+		inv.index[string(text)] = at
 		inv.Kinds = append(inv.Kinds, k)
 	}
 	if n := len(inv.Runs); n > 0 {

@@ -31,7 +31,9 @@ func TestInventoryTravels(t *testing.T) {
 		inv := drawInventory(t, values, "rank")
 		got, err := decodeInventory(inv.encode(), values)
 		require.NoError(t, err)
-		require.Equal(t, inv, got)
+		require.Equal(t, inv.encode(), got.encode())
+		require.Equal(t, inv.Kinds, got.Kinds)
+		require.Equal(t, inv.Runs, got.Runs)
 	})
 }
 
