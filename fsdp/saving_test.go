@@ -233,8 +233,9 @@ func TestRankDiesWhileSaving(t *testing.T) {
 	gone := errors.New("time for lunch")
 	disk := crashfs.New()
 	gates := []*gatedFS{newGate(disk), newGate(disk)}
-	var waiting sync.WaitGroup
+	var waiting, told sync.WaitGroup
 	waiting.Add(3)
+	told.Add(2)
 	err := comm.Run(t.Context(), 3, func(ctx context.Context, g comm.Group) error {
 		f := newFiller(t, ctx, g)
 		require.NoError(t, f.saveStep(ctx, ckpt, 1, fsdp.OnFS(disk)))
@@ -251,7 +252,10 @@ func TestRankDiesWhileSaving(t *testing.T) {
 		}
 		<-ctx.Done()
 		close(map[int]chan struct{}{0: gates[0].open, 1: make(chan struct{})}[g.Rank()])
-		require.ErrorContains(t, v.Wait(context.Background()), "rank 2")
+		err = v.Wait(context.Background())
+		told.Done()
+		told.Wait() // before another rank leaves, too
+		require.ErrorContains(t, err, "rank 2")
 		require.ErrorIs(t, f.Save(context.Background(), ckpt, nil), gone)
 		return f.Close()
 	})
@@ -296,8 +300,9 @@ func TestSaveOverTransports(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			disk := crashfs.New()
 			gate := newGate(disk)
-			var begun sync.WaitGroup
+			var begun, told sync.WaitGroup
 			begun.Add(3)
+			told.Add(3)
 			onGroups(t, connect(t, 3, change), func(ctx context.Context, g comm.Group) {
 				m := newResharder(t, g, g.Size(), fsdp.Float64, 5, nil)
 				defer m.Close()
@@ -320,7 +325,10 @@ func TestSaveOverTransports(t *testing.T) {
 					require.NoError(t, g.Close())
 					close(gate.open)
 				}
-				require.ErrorContains(t, v.Wait(ctx), "rank 2")
+				err = v.Wait(ctx)
+				told.Done()
+				told.Wait() // before another rank leaves, too
+				require.ErrorContains(t, err, "rank 2")
 				require.ErrorContains(t, m.Save(ctx, ckpt, m.opt, fsdp.OnFS(disk)), "rank 2")
 			})
 		})
