@@ -23,10 +23,10 @@ import (
 //	c, err := m.Load(ctx, "ckpt", opt) // on any number of ranks
 //	err = c.Extra("scaler", &state)
 //
-// A checkpoint has its name only once all of it is on disk: a crash at any time, or a full disk,
-// leaves the earlier ones and nothing that Load would take for another. An error of one rank is one
-// on all, and the training may go on. From the first Save until Close a lock keeps other jobs, and
-// other models of this one, from saving in dir.
+// A checkpoint gets its name once all of it is on disk. A crash at any time, or a full disk, leaves
+// the earlier ones and nothing that Load would take for a checkpoint. An error of one rank is an
+// error on all, and the training may continue. From the first Save until Close a lock keeps other
+// jobs, and other models of this one, from saving in dir.
 //
 // Options: AtStep, KeepLast, Extra, RankExtra.
 func (s *Sharded) Save(ctx context.Context, dir string, opt optim.Optimizer, opts ...StateOption) error {
@@ -34,14 +34,13 @@ func (s *Sharded) Save(ctx context.Context, dir string, opt optim.Optimizer, opt
 	return st.end(s.saver.Save(ctx, &st.Store, dir, opt, saveOptions(opts), about))
 }
 
-// SaveAsync is Save that writes while the training goes on: it copies what this rank writes and
+// SaveAsync is Save that writes while the training continues: it copies what this rank writes and
 // returns, and the optimizer may step at once. The copy takes memory, in files where Config.Spill
-// would lie, which is kept for the next time until Close. ctx is that of the copy only.
+// would lie. The memory is kept for the next SaveAsync until Close. ctx is that of the copy only.
 //
 // One checkpoint is written at a time: the next Save, SaveAsync or Load waits for it. If it has
-// failed and nobody has learned that from Wait, the next Save returns the error in place of saving,
-// and so does Close. A pass that fails does not stop it: as long as every rank is there, it is
-// completed.
+// failed and no Wait has returned the error, the next Save returns it in place of saving, and so
+// does Close. A pass that fails does not stop it: it is completed as long as every rank is there.
 func (s *Sharded) SaveAsync(ctx context.Context, dir string, opt optim.Optimizer, opts ...StateOption) (*Saving, error) {
 	st, about := s.saving(ctx, opt)
 	v, err := s.saver.SaveAsync(ctx, &st.Store, dir, opt, saveOptions(opts), about)
@@ -72,23 +71,23 @@ func (s *Sharded) saving(ctx context.Context, opt optim.Optimizer) (*store, stat
 }
 
 // Load continues from the last complete checkpoint in dir, or from dir if it is one itself:
-// parameters and buffers, the state of opt unless it is nil, and the count that keys dropout. What
-// the user has saved is in the Checkpoint. The number of ranks, the strategies, the units and the
-// precision may be others than those of the ranks that saved: each rank reads what it owns now. A
-// buffer belongs to a rank, so a rank beyond those that saved takes that of rank mod World. Without
-// a checkpoint the error is ErrNoCheckpoint, on every rank.
+// parameters and buffers, the state of opt unless it is nil, and the count that keys dropout. The
+// returned Checkpoint has what the user has saved. The number of ranks, the strategies, the units
+// and the precision may differ from those of the ranks that saved: each rank reads what it owns
+// now. A buffer belongs to a rank, so a rank beyond those that saved takes that of rank mod World.
+// Without a checkpoint the error is ErrNoCheckpoint, on every rank.
 //
 // Names, shapes and options are checked first. What does not fit is a *StateError on every rank,
-// which names all of it, and nothing has changed: among it state of an optimizer that was not
-// saved, or that is of parameters which are frozen now, unless AllowMissing or AllowExtra accepts
-// it. Of a tensor in which ranks differ, such as a buffer, their functions are asked for the name
-// with the rank and without. An error after that, such as a file that is damaged, leaves parameters
-// of which only a part is loaded: the model refuses passes, steps and Save until another Load or
-// Import succeeds. If that is one without the optimizer, the optimizer goes on to refuse steps, and
-// to be saved: it is loaded again, too, or made anew.
+// which names all of it, and nothing has changed. That includes state of an optimizer that was not
+// saved, or that belongs to parameters which are frozen now, unless AllowMissing or AllowExtra
+// accepts it. Where ranks differ in a tensor, such as a buffer, these options are asked for its
+// name with the rank and without. A later error, such as a damaged file, leaves parameters that are
+// only partly loaded: the model refuses passes, steps and Save until another Load or Import
+// succeeds. If that one is without the optimizer, the optimizer still refuses to step and to be
+// saved: load it again, or make a new one.
 //
-// Gradients are dropped, and a Forward that waits for its Backward; while Hold has put one aside
-// Load fails.
+// Load drops the gradients, and a Forward that waits for its Backward. It fails while Hold has put
+// one aside.
 //
 // Options: Rename, AllowMissing, AllowExtra.
 func (s *Sharded) Load(ctx context.Context, dir string, opt optim.Optimizer, opts ...StateOption) (*Checkpoint, error) {
@@ -124,9 +123,9 @@ type Checkpoint struct {
 }
 
 // ErrNoCheckpoint is wrapped by the error of Load and LatestCheckpoint where no save has been
-// completed yet, which is how a first run begins. On every rank it is an [fs.ErrNotExist], too.
-// Where there are checkpoints and all of them are damaged, the error is another, so that nobody
-// begins anew unawares.
+// completed yet, which is how a first run begins. On every rank it is an [fs.ErrNotExist], too. If
+// there are checkpoints and all of them are damaged, the error is another one, so that nobody
+// starts over without noticing.
 var ErrNoCheckpoint error = checkpoint.ErrNone
 
 // ErrNoExtra is wrapped by the error of Checkpoint.Extra and RankExtra if nothing was saved under

@@ -9,13 +9,13 @@ import (
 	"github.com/gofsdp/gofsdp/optim"
 )
 
-// Freeze changes which parameters are frozen, between two steps: it takes the place of
-// Config.Frozen, nil freezes none. The schedule is compiled anew and parameters move to where the
-// new layout has them; gradients are dropped, and a Forward that waits for its Backward. What
-// Shards returned before must not be used any more: the optimizer is made anew, and the old one
-// refuses to step, to be saved and to be loaded. Given the old one, Freeze returns its state as
-// this rank needs it, for the new one to adopt; parameters that were frozen until now start with
-// none. A nil opt has no state; all ranks give an optimizer, or none does.
+// Freeze changes which parameters are frozen, between two steps: frozen takes the place of
+// Config.Frozen, nil freezes none. It compiles the schedule again and moves parameters to where the
+// new layout has them. It drops gradients, and a Forward that waits for its Backward. What Shards
+// returned before must not be used any more: make a new optimizer; the old one refuses to step, to
+// be saved and to be loaded. Given the old one, Freeze returns its state as this rank needs it, for
+// the new one to adopt; parameters that were frozen until now start with none. A nil opt has no
+// state; all ranks give an optimizer, or none does.
 //
 //	frozen := func(name string) bool { return !strings.HasPrefix(name, "head") }
 //	entries, err := m.Freeze(ctx, frozen, opt)

@@ -33,8 +33,8 @@ type life struct {
 	held   map[*Pass]bool // likewise, put aside
 
 	// State is read straight to where it belongs, so a failure in the middle leaves a mixture.
-	// Nobody may continue with it unawares: neither with parameters, nor with an optimizer after
-	// only the parameters were loaded again.
+	// Nobody may continue with it without noticing: neither with parameters, nor with an optimizer
+	// after only the parameters were loaded again.
 	mixed    error // of a Load or Import that has broken off, until one succeeds
 	mixedOpt struct {
 		cause error // of one that was changing optimizers, or nil

@@ -19,12 +19,12 @@ import (
 // everywhere as a root is all ranks.
 const everywhere = state.Everywhere
 
-// FullState returns the whole parameters and buffers by name, on every rank or, with [OnlyOn], on
-// one; the others get nil and need no memory for it. The tensors belong to the caller; a scalar
-// comes as a tensor of shape (1).
+// FullState returns the whole parameters and buffers by name: on every rank, or on one rank with
+// [OnlyOn]. Then the others get nil and need no memory for it. The tensors belong to the caller; a
+// scalar comes as a tensor of shape (1).
 //
-// Parameters of units with groups of their own, which are others in every group, are named
-// "experts.up@0", "experts.up@2": by the first rank of each group. Buffers are those of this rank.
+// Parameters of units with groups of their own differ from group to group. The first rank of each
+// group is part of their names: "experts.up@0", "experts.up@2". Buffers are those of this rank.
 func (s *Sharded) FullState(ctx context.Context, opts ...StateOption) (map[string]*tensor.Dense, error) {
 	o := state.NewOptions(opts, "OnlyOn")
 	st := s.store(ranks.Ask{Call: "FullState", Detail: with("OnlyOn", o.Root)}, s.may("FullState"))
@@ -45,14 +45,13 @@ func tensors(dtype DType, all map[string]*tensor.Dense, name func(*state.Tensor)
 	}
 }
 
-// FullOptimState returns the state of an optimizer of [Sharded.Shards] whole, by parameter name, as
-// that of one process would be: on every rank or, with [OnlyOn], on one; the others get nil and
-// need no memory for it. Every rank gives its optimizer. It fails on all ranks, and names
-// parameter, ranks and counts, if those that share a parameter keep different entries for it or
-// have made different numbers of updates.
+// FullOptimState returns the whole state of an optimizer of [Sharded.Shards] by parameter name, as
+// that of one process would be: on every rank, or on one rank with [OnlyOn]. Then the others get
+// nil and need no memory for it. Every rank gives its optimizer. If ranks that share a parameter
+// keep different entries for it, or have made different numbers of updates, it fails on all ranks
+// and names parameter, ranks and counts.
 //
-// Names are those of [Sharded.FullState]. What [Extra] gives on a rank goes into the result there,
-// as it is.
+// Names are those of [Sharded.FullState]. The result of a rank has what [Extra] gives on that rank.
 func (s *Sharded) FullOptimState(ctx context.Context, opt optim.Optimizer, opts ...StateOption) (*optim.FullState, error) {
 	o := state.NewOptions(opts, "OnlyOn", "Extra")
 	st := s.store(ranks.Ask{Call: "FullOptimState", Detail: with("OnlyOn", o.Root)}, s.mayWith("FullOptimState", opt))
@@ -61,7 +60,7 @@ func (s *Sharded) FullOptimState(ctx context.Context, opt optim.Optimizer, opts 
 }
 
 // FullGrads returns the whole gradients by name, on every rank, under the plain names of the model.
-// Those that have no gradient are not in it, and of units with groups of their own it has this
+// Parameters without a gradient are left out. For units with groups of their own it returns this
 // rank's.
 func (s *Sharded) FullGrads(ctx context.Context) (map[string]*tensor.Dense, error) {
 	var params []int
@@ -87,9 +86,9 @@ func paramOf(t *state.Tensor) string { return t.Param }
 
 // Full calls f with the whole values of the parameters and buffers of these names, all if there are
 // none, on every rank. With WriteBack, what f has changed on that rank becomes their value on all;
-// otherwise changes are lost. It fails on every rank, and changes nothing, if f fails on any. f
-// must not call collective methods of s. WriteBack discards a Forward that waits for its Backward,
-// and is refused while Hold has put one aside.
+// otherwise changes are lost. If f fails on any rank, Full fails on every rank and changes nothing.
+// f must not call collective methods of s. WriteBack discards a Forward that waits for its
+// Backward, and fails while Hold has put one aside.
 func (s *Sharded) Full(ctx context.Context, names []string, f func(params map[string]*tensor.Dense) error, opts ...FullOption) error {
 	o := fullOptions{root: everywhere}
 	for _, opt := range opts {
@@ -143,12 +142,11 @@ func WriteBack(rank int) FullOption {
 }
 
 // SetFull gives parameters and buffers the values that rank root has in params, such as weights
-// that only that rank has loaded; on other ranks params is not looked at. It goes parameter by
+// that only that rank has loaded. It ignores params on other ranks. It works parameter by
 // parameter, so that no rank but root needs memory for all. Names that the model does not have,
 // other shapes and other types are an error on every rank, and change nothing; parameters that are
 // missing in params keep their value. Names are those of [Sharded.FullState], whose result it
-// takes. A Forward that waits for its Backward is discarded; while Hold has put one aside SetFull
-// fails.
+// takes. It discards a Forward that waits for its Backward, and fails while Hold has put one aside.
 func (s *Sharded) SetFull(ctx context.Context, root int, params map[string]*tensor.Dense) error {
 	return s.set(ctx, ranks.Ask{Call: "SetFull", Detail: fromRank(root)}, nil, root, params)
 }
@@ -205,18 +203,18 @@ func fits(l *layout.Layout, dtype DType, list []state.Tensor, params map[string]
 	return fmt.Errorf("the model has no parameter %q", name)
 }
 
-// SetFullOptim gives the optimizers of all ranks the state that rank root has in full, which other
-// ranks do not look at: that of [Sharded.FullOptimState] or of another program, made by any number
-// of ranks, in float32 or float64. It goes tensor by tensor, so that no rank but root needs memory
-// for more than two.
+// SetFullOptim gives the optimizers of all ranks the full state that rank root has; it ignores full
+// on other ranks. The state is that of [Sharded.FullOptimState] or of another program, made by any
+// number of ranks, in float32 or float64. It works tensor by tensor, so that no rank but root needs
+// memory for more than two.
 //
 // What does not fit is a *StateError on every rank, which names all of it, and changes nothing:
 // [Rename], [AllowMissing] and [AllowExtra] make exceptions, by names such as "exp_avg:wte.weight".
 // The entries of one parameter are there together or not at all; where they may be missing the
-// optimizer keeps its own. full.Extra stays where it is: it is the caller's to send to other ranks,
-// if they need it.
+// optimizer keeps its own. full.Extra stays where it is: the caller sends it to other ranks if they
+// need it.
 //
-// An optimizer that does not take what fits, which none of package optim does, leaves the model
+// If an optimizer refuses state that fits, which those of package optim do not, the model is
 // unusable until a SetFullOptim, Load or Import succeeds.
 func (s *Sharded) SetFullOptim(ctx context.Context, root int, opt optim.Optimizer, full *optim.FullState, opts ...StateOption) error {
 	st := s.store(ranks.Ask{Call: "SetFullOptim", Detail: fromRank(root)}, s.mayWith("SetFullOptim", opt))
@@ -235,11 +233,11 @@ func (s *Sharded) SetFullOptim(ctx context.Context, root int, opt optim.Optimize
 }
 
 // Export writes the whole parameters and buffers to one file in the format safetensors, which
-// Python reads and [Sharded.Import] does. Rank 0 writes it as they arrive, in the order of the
-// model, and needs memory for about two of them; the other ranks need none. The path is rank 0's.
-// It gets the new file when all of it is on disk: before that, and after an error, which every rank
-// returns, there is what was there. An Export that was killed leaves a file named after the path,
-// which the next one to it removes.
+// Python and [Sharded.Import] read. Rank 0 writes them as they arrive, in the order of the model,
+// and needs memory for about two of them; the other ranks need none. The path is rank 0's. The new
+// file takes its place when all of it is on disk. Before that, and after an error, which every rank
+// returns, the old file is there. An Export that was killed leaves a file named after the path,
+// which the next Export to that path removes.
 //
 // [Rename] and [Transpose] give names and layouts, [As] the type. [WithOptimizer] adds the state of
 // an optimizer, with names such as "exp_avg:wte.weight", transposed as its parameter is. [Metadata]
@@ -252,23 +250,23 @@ func (s *Sharded) Export(ctx context.Context, path string, opts ...StateOption) 
 }
 
 // Import gives parameters and buffers the values in a file of the format safetensors, of
-// [Sharded.Export] or another program. Every rank opens it and reads no more than the parts that it
-// owns, or, of a matrix that lies transposed there, what is between them. Any type of floats is
-// converted to that of the computation.
+// [Sharded.Export] or another program. Every rank opens it and reads only the parts that it owns
+// or, of a matrix that lies transposed there, what is between them. Any type of floats is converted
+// to that of the computation.
 //
 // [Rename] and [Transpose] say how the model's parameters appear in the file. Names, shapes and
-// types are checked first: what does not fit is a *StateError on every rank, which names all of it,
-// and changes nothing; [AllowMissing] and [AllowExtra] make exceptions. An error in the middle of
-// reading leaves the model with a part of the values: it refuses passes, steps and Save until an
-// Import or Load succeeds, and the optimizer until one with it does.
+// types are checked first. What does not fit is a *StateError on every rank, which names all of it,
+// and changes nothing; [AllowMissing] and [AllowExtra] make exceptions. A later error leaves the
+// model with a part of the values: it refuses passes, steps and Save until an Import or Load
+// succeeds, and the optimizer until one with it does.
 //
-// [WithOptimizer] reads the state of an optimizer, too, which an Export with that option has
-// written; without it such state is passed over. The entries of one parameter are there together or
-// not at all; where they may be missing the optimizer keeps its own. The number of its steps goes
-// by the name "optimizer" there.
+// [WithOptimizer] also reads the state of an optimizer, which an Export with that option has
+// written; without it such state is ignored. The entries of one parameter are there together or not
+// at all; where they may be missing the optimizer keeps its own. In the file the number of its
+// steps has the name "optimizer".
 //
-// Buffers of all ranks become those of the file. Gradients are dropped, and a Forward that waits
-// for its Backward; while Hold has put one aside Import fails.
+// Buffers of all ranks become those of the file. Import drops the gradients, and a Forward that
+// waits for its Backward. It fails while Hold has put one aside.
 func (s *Sharded) Import(ctx context.Context, path string, opts ...StateOption) error {
 	o := state.NewOptions(opts, "Rename", "Transpose", "AllowMissing", "AllowExtra", "WithOptimizer")
 	st := s.store(ranks.Ask{Call: "Import"}, s.mayWith("Import", o.Optimizer))
@@ -289,8 +287,8 @@ func known(l *layout.Layout, names []string) error {
 	return nil
 }
 
-// AverageBuffers gives every buffer the mean of its values on all ranks: the statistics that ranks
-// have collected from their own batches, before they are evaluated with or saved.
+// AverageBuffers gives every buffer the mean of its values on all ranks. Call it before evaluating
+// or saving: ranks have collected these statistics from their own batches.
 func (s *Sharded) AverageBuffers(ctx context.Context) error {
 	if err := s.agree(ctx, ranks.Ask{Call: "AverageBuffers"}, s.may("AverageBuffers")); err != nil {
 		return err

@@ -30,23 +30,23 @@ func Transpose(match func(name string) bool) StateOption {
 	return stateOption("Transpose", func(o *state.Options) { o.Transpose = match })
 }
 
-// AllowMissing selects tensors, by their name in the file or state, that need not be there: they
-// keep the value that they have. Without it, anything missing is an error. Of a tensor in which
-// ranks differ, named "experts.up@2", it is asked for the name without the rank, too.
+// AllowMissing selects tensors, by their name in the file or state, that may be missing there: they
+// keep the value that they have. Without it, anything missing is an error. For a tensor in which
+// ranks differ, such as "experts.up@2", it is also asked for the name without the rank.
 func AllowMissing(match func(name string) bool) StateOption {
 	return stateOption("AllowMissing", func(o *state.Options) { o.AllowMissing = match })
 }
 
 // AllowExtra selects tensors of the file or state, by their name there, that the model may lack:
-// they are passed over. Without it, anything that the model has no use for is an error, except an
-// optimizer's state where no optimizer is given. It is asked for names with and without a rank, as
-// AllowMissing is.
+// they are ignored. Without it, anything that the model has no use for is an error, except an
+// optimizer's state where no optimizer is given. Like AllowMissing, it is asked for names with and
+// without a rank.
 func AllowExtra(match func(name string) bool) StateOption {
 	return stateOption("AllowExtra", func(o *state.Options) { o.AllowExtra = match })
 }
 
-// As gives the type in which parameters are written, Float32, Float64, BFloat16 or Float16. Without
-// it, it is the type of the computation.
+// As gives the type in which parameters are written: Float32, Float64, BFloat16 or Float16. The
+// default is the type of the computation.
 func As(t DType) StateOption {
 	return stateOption("As", func(o *state.Options) {
 		if t > Float16 {
@@ -57,7 +57,7 @@ func As(t DType) StateOption {
 	})
 }
 
-// WithOptimizer has the state of an optimizer written or read too, in the type of the computation.
+// WithOptimizer writes or reads the state of an optimizer too, in the type of the computation.
 func WithOptimizer(opt optim.Optimizer) StateOption {
 	return stateOption("WithOptimizer", func(o *state.Options) { o.Optimizer = opt })
 }
@@ -77,8 +77,8 @@ func KeepLast(k int) StateOption {
 	return stateOption("KeepLast", func(o *state.Options) { o.Keep = k })
 }
 
-// Extra saves v beside the model under a name of the user's choice: the state of a loss scaler,
-// where the data stands, a configuration. It is encoded as JSON; what rank 0 gives is saved.
+// Extra saves v beside the model under a name of the user's choice: the state of a loss scaler, the
+// position in the data, a configuration. It is encoded as JSON; what rank 0 gives is saved.
 func Extra(name string, v any) StateOption {
 	return stateOption("Extra", func(o *state.Options) { set(&o.Extra, name, v) })
 }

@@ -8,8 +8,8 @@ import (
 	"syscall"
 )
 
-// OS returns the file system of the operating system. What it makes, everyone whom the umask allows
-// may read.
+// OS returns the file system of the operating system. Everyone whom the umask allows may read what
+// it makes.
 func OS() FS { return osFS{} }
 
 type osFS struct{}

@@ -56,8 +56,7 @@ func (osFS) Lock(path, owner string) (io.Closer, error) {
 	return &fileLock{f}, nil
 }
 
-// Close gives the lock up. The name of a holder who is gone would mislead the next reader, so it
-// goes first.
+// Close gives the lock up. It removes the holder's name first, which would mislead the next reader.
 func (l *fileLock) Close() error {
 	_ = l.file.Truncate(0)
 	return l.file.Close()

@@ -73,8 +73,8 @@ func (g *Group) Member(rank int) Member {
 	return m
 }
 
-// Owners returns whom the different tensors of one name belong to: the first rank of each group of
-// its own, or Shared.
+// Owners returns the owners of the different tensors of one name: the first rank of each group of
+// the unit's own, or Shared.
 func (g *Group) Owners() []int {
 	if !g.Ranks.differ() || g.Kind.Buffer {
 		return []int{Shared}
@@ -86,8 +86,8 @@ func (g *Group) Owners() []int {
 	return slices.Compact(slices.Sorted(slices.Values(list)))
 }
 
-// Owner returns whom a rank's tensors belong to: the rank if the group has buffers, the first rank
-// of the unit's own group, or Shared if they are the same on all ranks.
+// Owner returns the owner of a rank's tensors: the rank if the group has buffers, the first rank of
+// the unit's own group, or Shared if they are the same on all ranks.
 func (g *Group) Owner(rank int) int {
 	switch {
 	case g.Kind.Buffer:

@@ -39,7 +39,7 @@ func (a *Agreement) Same(ctx context.Context, what, text string) error {
 	return fmt.Errorf("ranks disagree about the %s: rank 0 has %q, rank %d has %q", what, first, d.rank, other)
 }
 
-// difference is what two ranks have to say of which the second differs from the first.
+// difference is what two ranks say where the second differs from the first.
 type difference struct {
 	rank         int // the second
 	first, other string
