@@ -24,8 +24,8 @@ var Shared = new(Cache)
 
 const defaultLimit = 64 << 20
 
-// entry is a unit that is compiled, or will be when busy is unlocked. It is no channel, since one that was
-// made in a bubble of fake time is not for goroutines outside of it.
+// entry is a unit that is compiled, or will be when busy is unlocked. It is no channel, since one
+// that was made in a bubble of fake time is not for goroutines outside of it.
 type entry struct {
 	key  identity
 	busy sync.Mutex // locked while the unit is compiled

@@ -33,8 +33,8 @@ func ToBFloat16(f float32) BFloat16 {
 	if b&^signBit > infBits {
 		return BFloat16(b>>16 | quiet)
 	}
-	// Half a unit in the last place, less one bit where the tie has to go down. A carry into the exponent is what
-	// rounding up to the next power of two, or to infinity, means.
+	// Half a unit in the last place, less one bit where the tie has to go down. A carry into the
+	// exponent is what rounding up to the next power of two, or to infinity, means.
 	return BFloat16((b + 0x7fff + b>>16&1) >> 16)
 }
 

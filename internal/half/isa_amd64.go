@@ -22,8 +22,8 @@ func supported() []isa {
 // step is how many elements the assembly converts in one turn of its loop.
 const step = 16
 
-// widenWithRest and narrowWithRest are kernels for any number of elements, from one for multiples of step and one for the
-// rest.
+// widenWithRest and narrowWithRest are kernels for any number of elements, from one for multiples
+// of step and one for the rest.
 func widenWithRest[T Float](steps, rest widening[T]) widening[T] {
 	return func(dst []float32, src []T) {
 		whole := len(src) &^ (step - 1)

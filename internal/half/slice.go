@@ -1,7 +1,8 @@
 package half
 
-// Widen sets elements of dst to the values of those of src. Like copy it converts as many as both have, and returns how many.
-// src may be the second half of the memory of dst, of twice as many bytes.
+// Widen sets elements of dst to the values of those of src. Like copy it converts as many as both
+// have, and returns how many. src may be the second half of the memory of dst, of twice as many
+// bytes.
 func Widen[T Float](dst []float32, src []T) int {
 	n := min(len(dst), len(src))
 	switch src := any(src[:n]).(type) {
@@ -13,11 +14,12 @@ func Widen[T Float](dst []float32, src []T) int {
 	return n
 }
 
-// Narrow rounds elements of src to those of dst. Like copy it converts as many as both have, and returns how many.
-// dst may be the first half of the memory of src, of half as many bytes.
+// Narrow rounds elements of src to those of dst. Like copy it converts as many as both have, and
+// returns how many. dst may be the first half of the memory of src, of half as many bytes.
 func Narrow[T Float](dst []T, src []float32) int { return NarrowScaled(dst, src, 1) }
 
-// NarrowScaled is [Narrow] of c · src: the products are rounded to float32 first, as if they had been stored in between.
+// NarrowScaled is [Narrow] of c · src: the products are rounded to float32 first, as if they had
+// been stored in between.
 func NarrowScaled[T Float](dst []T, src []float32, c float32) int {
 	n := min(len(dst), len(src))
 	switch dst := any(dst).(type) {
@@ -29,12 +31,13 @@ func NarrowScaled[T Float](dst []T, src []float32, c float32) int {
 	return n
 }
 
-// piece is the most elements that a kernel is given at once: assembly cannot be preempted, so its longest call bounds how
-// long a garbage collection waits for this goroutine.
+// piece is the most elements that a kernel is given at once: assembly cannot be preempted, so its
+// longest call bounds how long a garbage collection waits for this goroutine.
 const piece = 1 << 15
 
-// A widening sets dst[i] to the value of src[i], and a narrowing to the rounded c·src[i], for every element of src. They
-// read an element, or a few, before they write it or any later one, and begin with the first.
+// A widening sets dst[i] to the value of src[i], and a narrowing to the rounded c·src[i], for every
+// element of src. They read an element, or a few, before they write it or any later one, and begin
+// with the first.
 type (
 	widening[T Float]  func(dst []float32, src []T)
 	narrowing[T Float] func(dst []T, src []float32, c float32)
@@ -95,7 +98,8 @@ func portable() isa {
 	}
 }
 
-// times is c·f, and f itself if c is 1: not every processor keeps the payload of a NaN through a product.
+// times is c·f, and f itself if c is 1: not every processor keeps the payload of a NaN through a
+// product.
 func times(c, f float32) float32 {
 	if c == 1 {
 		return f

@@ -23,7 +23,8 @@ func freeBytes(dir string) int {
 	return int(min(uint64(st.Bavail), math.MaxInt/uint64(st.Bsize)) * uint64(st.Bsize))
 }
 
-// mmap maps n bytes of file, which this process reads and writes from front to back more often than not.
+// mmap maps n bytes of file, which this process reads and writes from front to back more often than
+// not.
 func mmap(file *os.File, n int) ([]byte, error) {
 	raw, err := file.SyscallConn()
 	if err != nil {

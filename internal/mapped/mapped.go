@@ -1,8 +1,9 @@
 // Package mapped is memory that lives in files, for what is too much for RAM.
 //
-// A [Files] gives out blocks that are mapped from files of one directory. They are read and written like any other memory.
-// The kernel keeps in RAM what is in use, writes the rest to the disk and reads it back when it is touched: what a rank can
-// hold ends at the disk, and what it needs at once decides how fast it is. A [Files] is an [arena.Source]:
+// A [Files] gives out blocks that are mapped from files of one directory. They are read and written
+// like any other memory. The kernel keeps in RAM what is in use, writes the rest to the disk and
+// reads it back when it is touched: what a rank can hold ends at the disk, and what it needs at
+// once decides how fast it is. A [Files] is an [arena.Source]:
 //
 //	f, err := mapped.Open("/scratch")            // a private directory in /scratch
 //	a := arena.New(arena.Sources{Shard: f, Spill: f})
@@ -16,15 +17,17 @@
 //
 // # What always holds
 //
-//   - A block has its place on the disk before it is given out. A disk that is full is a [SpaceError] of Alloc and not a
-//     signal in the middle of a pass. (File systems that copy on write, such as btrfs and ZFS, cannot promise that much.)
-//   - A file has no name while it is in use: however the process ends, its space is free again, and no more than an empty
-//     directory is left.
-//   - Blocks of 64 KiB and more have a file of their own and begin with a page. Smaller ones share files of 1 MiB, begin at
-//     [arena.Align], and stay where they are: WillNeed and Release do nothing for them.
+//   - A block has its place on the disk before it is given out. A disk that is full is a
+//     [SpaceError] of Alloc and not a signal in the middle of a pass. (File systems that copy on
+//     write, such as btrfs and ZFS, cannot promise that much.)
+//   - A file has no name while it is in use: however the process ends, its space is free again, and
+//     no more than an empty directory is left.
+//   - Blocks of 64 KiB and more have a file of their own and begin with a page. Smaller ones share
+//     files of 1 MiB, begin at [arena.Align], and stay where they are: WillNeed and Release do
+//     nothing for them.
 //
-// A disk that fails to read a page back is, as for every mapped file, a signal that ends the process. A directory of tmpfs
-// is RAM, and nothing is won by files in it.
+// A disk that fails to read a page back is, as for every mapped file, a signal that ends the
+// process. A directory of tmpfs is RAM, and nothing is won by files in it.
 //
 // The package works on Linux and macOS. Elsewhere Open returns [ErrUnsupported].
 package mapped
@@ -44,8 +47,8 @@ const (
 	sharedSize = 1 << 20  // of a file that blocks share
 )
 
-// ErrUnsupported is wrapped by the error of Open where files cannot be mapped in the way this package needs. It is an
-// [errors.ErrUnsupported].
+// ErrUnsupported is wrapped by the error of Open where files cannot be mapped in the way this
+// package needs. It is an [errors.ErrUnsupported].
 var ErrUnsupported = fmt.Errorf("no mapped files on this system: %w", errors.ErrUnsupported)
 
 // A SpaceError says that the disk has no place for a block.
@@ -62,8 +65,8 @@ func (e *SpaceError) Error() string {
 
 func (e *SpaceError) Unwrap() error { return e.Err }
 
-// Files gives out blocks of memory that live in the files of a directory. It is not safe for concurrent use; the blocks are
-// as any memory.
+// Files gives out blocks of memory that live in the files of a directory. It is not safe for
+// concurrent use; the blocks are as any memory.
 type Files struct {
 	dir    string        // private to this Files, and empty: the files in use have no names
 	maps   []*mapping    // by address; nil once closed
@@ -81,7 +84,8 @@ type mapping struct {
 	live   int    // blocks that are out; at 0 the mapping ends
 }
 
-// Open makes a private directory in dir, which must exist and be named, for files that live until Close.
+// Open makes a private directory in dir, which must exist and be named, for files that live until
+// Close.
 func Open(dir string) (*Files, error) {
 	if dir == "" {
 		return nil, errors.New("mapped: no directory is named for the files")
@@ -136,7 +140,8 @@ func (f *Files) room(n int) (*mapping, error) {
 // newMapping maps a new file of at least n bytes.
 func (f *Files) newMapping(n int) (*mapping, error) {
 	if free := freeBytes(f.dir); n > free {
-		// Asking for it would fill the disk before it fails, at the cost of everybody else who writes there.
+		// Asking for it would fill the disk before it fails, at the cost of everybody else who
+		// writes there.
 		return nil, &SpaceError{Dir: f.dir, Size: n, Free: free, Err: errFull}
 	}
 	file, err := nameless(f.dir)
@@ -186,7 +191,8 @@ func (f *Files) find(p *byte) (i int, ok bool) {
 	})
 }
 
-// Free implements [arena.Source]. Anything but a block that is out is an error, as is everything after Close.
+// Free implements [arena.Source]. Anything but a block that is out is an error, as is everything
+// after Close.
 func (f *Files) Free(b []byte) error {
 	if f.maps == nil {
 		return errClosed
@@ -208,7 +214,8 @@ func (f *Files) Free(b []byte) error {
 	return unmap(m.mem)
 }
 
-// WillNeed begins to read b, a block or a part of one, back into RAM, if it is not there. It does not wait for the disk.
+// WillNeed begins to read b, a block or a part of one, back into RAM, if it is not there. It does
+// not wait for the disk.
 func (f *Files) WillNeed(b []byte) error {
 	pages, err := f.pages(b)
 	if err != nil || len(pages) == 0 {
@@ -220,8 +227,9 @@ func (f *Files) WillNeed(b []byte) error {
 	return nil
 }
 
-// Release writes b, a block or a part of one, to the disk, waits until it is there, and drops it from RAM. Pages at the ends
-// of b that also hold other parts of the block go with it. The contents stay: who touches them waits for the disk.
+// Release writes b, a block or a part of one, to the disk, waits until it is there, and drops it
+// from RAM. Pages at the ends of b that also hold other parts of the block go with it. The contents
+// stay: who touches them waits for the disk.
 func (f *Files) Release(b []byte) error {
 	pages, err := f.pages(b)
 	if err != nil || len(pages) == 0 {
@@ -257,8 +265,8 @@ func (f *Files) pages(b []byte) ([]byte, error) {
 	}
 }
 
-// Close ends all mappings, those of live blocks too, which must not be touched any more, and removes the directory. Closing
-// again does nothing.
+// Close ends all mappings, those of live blocks too, which must not be touched any more, and
+// removes the directory. Closing again does nothing.
 func (f *Files) Close() error {
 	if f.maps == nil {
 		return nil

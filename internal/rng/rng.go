@@ -1,25 +1,28 @@
-// Package rng is a counter-based random generator: element i of a stream is a pure function of (seed, name, i).
+// Package rng is a counter-based random generator: element i of a stream is a pure function of
+// (seed, name, i).
 //
-// Sharded initialisation needs exactly that. A rank that owns elements [lo, hi) of a parameter asks for those elements and
-// nothing else; any other way of cutting the parameter, on any number of ranks, yields the same numbers, and no generator
-// state has to be kept, advanced or sent.
+// Sharded initialisation needs exactly that. A rank that owns elements [lo, hi) of a parameter asks
+// for those elements and nothing else; any other way of cutting the parameter, on any number of
+// ranks, yields the same numbers, and no generator state has to be kept, advanced or sent.
 //
 //	w := rng.New(seed, "h.3.mlp.fc.weight")
 //	rng.FillNormal(shard, w, lo, 0, 0.02) // shard[j] = element lo+j
 //
-// The generator is Philox4x32-10: a ten-round keyed bijection of a 128-bit counter (Salmon, Moraes, Dror, Shaw, "Parallel
-// random numbers: as easy as 1, 2, 3", SC 2011, https://doi.org/10.1145/2063384.2063405). It passes BigCrush. The 64-bit key
-// is the seed; the upper half of the counter is a hash of the name, the lower half counts blocks of two elements:
+// The generator is Philox4x32-10: a ten-round keyed bijection of a 128-bit counter (Salmon, Moraes,
+// Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011,
+// https://doi.org/10.1145/2063384.2063405). It passes BigCrush. The 64-bit key is the seed; the
+// upper half of the counter is a hash of the name, the lower half counts blocks of two elements:
 //
 //	key     = seed                       (low word first)
 //	counter = [ i/2 (64 bit) | FNV-1a 64 of the name ]
 //	element i = 64-bit half i%2 of the block
 //
-// Two streams of one seed therefore never overlap, unless their names collide under FNV-1a (64 bits).
+// Two streams of one seed therefore never overlap, unless their names collide under FNV-1a (64
+// bits).
 //
-// This mapping never changes: runs are reproduced from a seed alone. [Stream.Uint64] and [Stream.Float64] give the same bits
-// on every machine. [Stream.Normal] goes through math.Log and math.Sincos, which may differ in the last bit between
-// processor architectures.
+// This mapping never changes: runs are reproduced from a seed alone. [Stream.Uint64] and
+// [Stream.Float64] give the same bits on every machine. [Stream.Normal] goes through math.Log and
+// math.Sincos, which may differ in the last bit between processor architectures.
 package rng
 
 import (
@@ -27,14 +30,15 @@ import (
 	"math"
 )
 
-// Stream is one named sequence of 2^64 random elements, addressed by index. It is an immutable value: copy it freely and
-// use it from any number of goroutines.
+// Stream is one named sequence of 2^64 random elements, addressed by index. It is an immutable
+// value: copy it freely and use it from any number of goroutines.
 type Stream struct {
 	seed uint64 // Philox key
 	name uint64 // upper half of the counter
 }
 
-// New returns the stream of a name under a seed. The name is hashed with 64-bit FNV-1a over its bytes.
+// New returns the stream of a name under a seed. The name is hashed with 64-bit FNV-1a over its
+// bytes.
 func New(seed uint64, name string) Stream {
 	h := fnv.New64a()
 	h.Write([]byte(name)) // never fails
@@ -55,8 +59,8 @@ func (s Stream) Float64(i uint64) float64 {
 	return float64(s.Uint64(i)>>11) * 0x1p-53
 }
 
-// Normal returns element i of independent standard normal variables. Elements 2j and 2j+1 are the two outputs of one
-// Box–Muller transform; magnitudes stay below sqrt(2·53·ln 2) ≈ 8.57.
+// Normal returns element i of independent standard normal variables. Elements 2j and 2j+1 are the
+// two outputs of one Box–Muller transform; magnitudes stay below sqrt(2·53·ln 2) ≈ 8.57.
 func (s Stream) Normal(i uint64) float64 {
 	even, odd := s.normals(i / 2)
 	if i%2 == 0 {
@@ -65,8 +69,8 @@ func (s Stream) Normal(i uint64) float64 {
 	return odd
 }
 
-// FillNormal sets dst[j] = mean + std·s.Normal(first+j), rounded once to T. It costs half of what len(dst) calls of
-// [Stream.Normal] do.
+// FillNormal sets dst[j] = mean + std·s.Normal(first+j), rounded once to T. It costs half of what
+// len(dst) calls of [Stream.Normal] do.
 func FillNormal[T float32 | float64](dst []T, s Stream, first uint64, mean, std float64) {
 	for j := 0; j < len(dst); {
 		i := first + uint64(j)

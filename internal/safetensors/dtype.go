@@ -8,7 +8,8 @@ import (
 // DType is the type of the elements of a tensor, by its name in files.
 type DType string
 
-// The floating-point types that training uses. There are more in files; DType.Size knows all of them.
+// The floating-point types that training uses. There are more in files; DType.Size knows all of
+// them.
 const (
 	F64  DType = "F64"
 	F32  DType = "F32"
@@ -28,8 +29,9 @@ var elementBits = map[DType]int{
 // Size returns the bytes of an element, or 0 if the type is unknown or no whole number of bytes.
 func (t DType) Size() int { return elementBits[t] / 8 }
 
-// maxRank is the most dimensions that a shape can have. The format has no limit, NumPy has this one. A limit there must be,
-// or shapes of ones would make of a header several times its size in memory.
+// maxRank is the most dimensions that a shape can have. The format has no limit, NumPy has this
+// one. A limit there must be, or shapes of ones would make of a header several times its size in
+// memory.
 const maxRank = 64
 
 // bytesOf returns the size of a tensor.
@@ -42,7 +44,8 @@ func bytesOf(t DType, shape []int) (int64, error) {
 	case len(shape) > maxRank:
 		return 0, fmt.Errorf("%d dimensions, more than %d", len(shape), maxRank)
 	}
-	// Dimensions of 0 are left out of the product: what does not fit because of the others has strides that do not, either.
+	// Dimensions of 0 are left out of the product: what does not fit because of the others has
+	// strides that do not, either.
 	size, empty := int64(t.Size()), false
 	for _, n := range shape {
 		switch {

@@ -20,7 +20,8 @@ const (
 	align        = 64 // bytes, of DataStart in what this package writes
 )
 
-// Tensor is a tensor of a file and where its data lies: Size bytes, Offset bytes from the start of the file.
+// Tensor is a tensor of a file and where its data lies: Size bytes, Offset bytes from the start of
+// the file.
 type Tensor struct {
 	Name         string
 	DType        DType
@@ -28,7 +29,8 @@ type Tensor struct {
 	Offset, Size int64
 }
 
-// Header is what a file says of itself. It comes from [ReadHeader] or [NewHeader] and is not to be changed.
+// Header is what a file says of itself. It comes from [ReadHeader] or [NewHeader] and is not to be
+// changed.
 type Header struct {
 	Tensors   []Tensor          // by Offset; a tensor begins where the one before it ends
 	Metadata  map[string]string // nil if there is none
@@ -46,13 +48,14 @@ func (h *Header) Lookup(name string) (Tensor, bool) {
 	return h.Tensors[i], true
 }
 
-// Order is an order of tensors that [NewHeader] accepts, for slices.SortStableFunc: those of larger elements first. Every size
-// is a power of two, so whatever the shapes are, each tensor begins at a multiple of the size of its elements.
+// Order is an order of tensors that [NewHeader] accepts, for slices.SortStableFunc: those of larger
+// elements first. Every size is a power of two, so whatever the shapes are, each tensor begins at a
+// multiple of the size of its elements.
 func Order(a, b Tensor) int { return cmp.Compare(b.DType.Size(), a.DType.Size()) }
 
-// NewHeader returns the header of a file with these tensors, one behind the other in this order. It assigns Offset and Size, in
-// a copy. A tensor that would not begin at a multiple of the size of its elements is an error: sort by [Order] first where types
-// are mixed.
+// NewHeader returns the header of a file with these tensors, one behind the other in this order. It
+// assigns Offset and Size, in a copy. A tensor that would not begin at a multiple of the size of
+// its elements is an error: sort by [Order] first where types are mixed.
 func NewHeader(tensors []Tensor, metadata map[string]string) (*Header, error) {
 	h := &Header{Tensors: append([]Tensor(nil), tensors...), index: make(map[string]int, len(tensors))}
 	if err := h.setMetadata(metadata); err != nil {
@@ -125,9 +128,10 @@ func (h *Header) add(name string, i int) error {
 	return nil
 }
 
-// Encode returns the beginning of a file: the length of the JSON, the JSON, and spaces up to a multiple of 64 bytes, where data
-// is to start. For a header from [NewHeader] that is at DataStart. For one that was read it may be elsewhere, as others choose
-// other spaces; the tensors lie alike behind it.
+// Encode returns the beginning of a file: the length of the JSON, the JSON, and spaces up to a
+// multiple of 64 bytes, where data is to start. For a header from [NewHeader] that is at DataStart.
+// For one that was read it may be elsewhere, as others choose other spaces; the tensors lie alike
+// behind it.
 func (h *Header) Encode() []byte {
 	text := h.json()
 	b := make([]byte, 0, roundUp(prefix+len(text)))

@@ -11,8 +11,8 @@ import (
 	"unicode/utf8"
 )
 
-// ReadHeader reads the header of a file of size bytes. It takes nothing on trust, see the package comment: an error says which
-// rule of the format the file breaks and where.
+// ReadHeader reads the header of a file of size bytes. It takes nothing on trust, see the package
+// comment: an error says which rule of the format the file breaks and where.
 func ReadHeader(r io.ReaderAt, size int64) (*Header, error) {
 	h, err := readHeader(r, size)
 	if err != nil {
@@ -195,9 +195,11 @@ func (t *Tensor) parse(s *scanner) (offsets []int64, err error) {
 	return offsets, nil
 }
 
-// cover sorts the tensors and checks that they cover the size bytes of data, each once. Offsets count from DataStart.
+// cover sorts the tensors and checks that they cover the size bytes of data, each once. Offsets
+// count from DataStart.
 func (h *Header) cover(size int64) error {
-	// An empty tensor lies before the one that begins where it does. Among empty ones the file's order stays.
+	// An empty tensor lies before the one that begins where it does. Among empty ones the file's
+	// order stays.
 	slices.SortStableFunc(h.Tensors, func(a, b Tensor) int {
 		return cmp.Or(cmp.Compare(a.Offset, b.Offset), cmp.Compare(a.Size, b.Size))
 	})

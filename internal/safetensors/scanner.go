@@ -7,10 +7,11 @@ import (
 	"unicode/utf8"
 )
 
-// A scanner reads the JSON of a header: objects, arrays, strings and whole numbers, where the format has them. Package
-// encoding/json would take more than the format allows: of two members of one name it keeps the last, of half a surrogate pair it
-// makes another character, and of a missing number 0. Since no value can be of a kind that is not asked for, nesting is as deep
-// as the caller's and no deeper.
+// A scanner reads the JSON of a header: objects, arrays, strings and whole numbers, where the
+// format has them. Package encoding/json would take more than the format allows: of two members of
+// one name it keeps the last, of half a surrogate pair it makes another character, and of a missing
+// number 0. Since no value can be of a kind that is not asked for, nesting is as deep as the
+// caller's and no deeper.
 type scanner struct {
 	text []byte // valid UTF-8
 	at   int    // what comes next
@@ -156,7 +157,8 @@ func (s *scanner) string() (string, error) {
 // escapes are the characters that a backslash and a letter stand for.
 var escapes = map[byte]rune{'"': '"', '\\': '\\', '/': '/', 'b': '\b', 'f': '\f', 'n': '\n', 'r': '\r', 't': '\t'}
 
-// escape reads the character that begins with a backslash. Beyond the first 65536 it takes two, a surrogate pair.
+// escape reads the character that begins with a backslash. Beyond the first 65536 it takes two, a
+// surrogate pair.
 func (s *scanner) escape() (rune, error) {
 	if s.at+1 < len(s.text) {
 		if r, ok := escapes[s.text[s.at+1]]; ok {

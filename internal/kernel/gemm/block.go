@@ -2,8 +2,8 @@ package gemm
 
 import "unsafe"
 
-// view is an operand seen with k as its second index: A as [m, k], B as [n, k]. Element (r, p) is data[r*line+p*step];
-// one of line and step is 1.
+// view is an operand seen with k as its second index: A as [m, k], B as [n, k]. Element (r, p) is
+// data[r*line+p*step]; one of line and step is 1.
 type view[T Float] struct {
 	data       []T
 	line, step int
@@ -19,22 +19,27 @@ func operand[T Float](crossed bool, data []T, ld int) view[T] {
 
 func (v view[T]) at(r, p int) T { return v.data[r*v.line+p*v.step] }
 
-// from returns the storage from element (r, p) on: nothing where that element does not exist because k is 0.
+// from returns the storage from element (r, p) on: nothing where that element does not exist
+// because k is 0.
 func (v view[T]) from(r, p int) []T { return v.data[min(r*v.line+p*v.step, len(v.data)):] }
 
-// addend is the term beta*S of C = alpha*op(A)*op(B) + beta*S: C itself, or a bias as a matrix whose rows coincide.
+// addend is the term beta*S of C = alpha*op(A)*op(B) + beta*S: C itself, or a bias as a matrix
+// whose rows coincide.
 type addend[T Float] struct {
 	data []T
 	ld   int
 	beta T
 }
 
-// tile is the argument of a register kernel: at most mr rows of C, and any number of columns, nr at a time.
+// tile is the argument of a register kernel: at most mr rows of C, and any number of columns, nr at
+// a time.
 //
-//	out[i*ldout+j] = alpha * sum_p a[i*aline+p*astep] * b[(j/nr)*bpanel+p*bstep+j%nr]  (+ beta * in[i*ldin+j])
+//	out[i*ldout+j] = alpha * sum_p a[i*aline+p*astep] * b[(j/nr)*bpanel+p*bstep+j%nr]
+//	                 (+ beta * in[i*ldin+j])
 //
-// Strides are in elements. The last term is present, and in is read, only if read is set. A kernel may load all nr
-// elements of a row of b however few columns remain. The assembly knows this layout; a test compares the offsets.
+// Strides are in elements. The last term is present, and in is read, only if read is set. A kernel
+// may load all nr elements of a row of b however few columns remain. The assembly knows this
+// layout; a test compares the offsets.
 type tile[T Float] struct {
 	rows, cols, k int
 	a             []T
@@ -56,20 +61,24 @@ type engine[T Float] struct {
 	lanes  int // rows that one call of transpose or interleave packs; divides nr
 	quad   int // transpose takes k in multiples of this
 
-	// inPlace says that mul takes A and B at any stride. Without it both are always packed: aline is 1 and bstep nr.
+	// inPlace says that mul takes A and B at any stride. Without it both are always packed: aline
+	// is 1 and bstep nr.
 	inPlace bool
 
 	// mul computes one strip of tiles.
 	mul func(t *tile[T])
-	// transpose sets dst[p*width+r] = src[r*ld+p], interleave dst[p*width+r] = src[p*ld+r], for p < k and r < rows
-	// <= lanes. What they leave in dst[p*width+r] for rows <= r < lanes is undefined.
+	// transpose sets dst[p*width+r] = src[r*ld+p], interleave dst[p*width+r] = src[p*ld+r], for p <
+	// k and r < rows <= lanes. What they leave in dst[p*width+r] for rows <= r < lanes is
+	// undefined.
 	transpose, interleave func(dst, src []T, ld, rows, k, width int)
 }
 
-// split cuts a length into the fewest parts of at most some limit, equal to within one unit, longest first.
+// split cuts a length into the fewest parts of at most some limit, equal to within one unit,
+// longest first.
 type split struct{ length, unit, parts int }
 
-// newSplit cuts length into parts of at most limit, a multiple of unit. There is always one part, if an empty one.
+// newSplit cuts length into parts of at most limit, a multiple of unit. There is always one part,
+// if an empty one.
 func newSplit(length, limit, unit int) split {
 	return split{length, unit, max(1, (length+limit-1)/limit)}
 }
@@ -98,7 +107,8 @@ type product[T Float] struct {
 	packsA, packsB bool
 }
 
-// run is the outer half of the loop nest around the register kernel: blocks of columns, ranges of k.
+// run is the outer half of the loop nest around the register kernel: blocks of columns, ranges of
+// k.
 func run[T Float](w *Workspace, m, n, k int, alpha T, a, b view[T], s addend[T], c []T, ldc int) {
 	if m == 0 || n == 0 {
 		return
@@ -123,9 +133,10 @@ func run[T Float](w *Workspace, m, n, k int, alpha T, a, b view[T], s addend[T],
 	*t = tile[T]{} // keep none of the caller's memory alive
 }
 
-// packsA decides whether A is packed for a product of n columns. Rows along k are mr streams that prefetch well, and are
-// read in place, unless their distance puts them all into the same set of L1. Rows across k touch a line, and often a
-// page, per element of k: few columns do not repay a copy, many do.
+// packsA decides whether A is packed for a product of n columns. Rows along k are mr streams that
+// prefetch well, and are read in place, unless their distance puts them all into the same set of
+// L1. Rows across k touch a line, and often a page, per element of k: few columns do not repay a
+// copy, many do.
 func (e *engine[T]) packsA(a view[T], n int) bool {
 	const l1Way = 4096 // bytes after which addresses share a set: 64 sets of 64 bytes
 	switch {
@@ -138,12 +149,14 @@ func (e *engine[T]) packsA(a view[T], n int) bool {
 	}
 }
 
-// packsB decides whether B is packed for a product of m rows. Packing also makes the load of a whole row of nr safe.
+// packsB decides whether B is packed for a product of m rows. Packing also makes the load of a
+// whole row of nr safe.
 func (e *engine[T]) packsB(b view[T], m int) bool {
 	return !e.inPlace || b.line != 1 || m > 4*e.mr
 }
 
-// columns computes all rows of columns j0 to j1, for the range of k that starts at p0 and has tile.k elements.
+// columns computes all rows of columns j0 to j1, for the range of k that starts at p0 and has
+// tile.k elements.
 func (x *product[T]) columns(j0, j1, p0 int) {
 	direct := j0
 	if !x.packsB {
@@ -186,8 +199,9 @@ func (x *product[T]) strips(j0, j1, p0 int) {
 	}
 }
 
-// pack copies rows r0 to r1 of v, tile.k elements from p0 on, into panels of width rows, each k-major:
-// dst[(r/width)*width*k + p*width + r%width]. A last panel that is not full has undefined gaps.
+// pack copies rows r0 to r1 of v, tile.k elements from p0 on, into panels of width rows, each
+// k-major: dst[(r/width)*width*k + p*width + r%width]. A last panel that is not full has undefined
+// gaps.
 func (x *product[T]) pack(dst []T, v view[T], r0, r1, p0, width int) {
 	k := x.tile.k
 	if k == 0 {

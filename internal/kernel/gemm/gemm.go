@@ -4,47 +4,51 @@
 //
 //	C = alpha * op(A) * op(B) + beta * C        op(X) = X or Xᵀ
 //
-// for float32 and float64, with A m×k, B k×n and C m×n after op. It starts no goroutines: in this library the ranks are
-// the parallelism, so a product uses the core of its caller and nothing else.
+// for float32 and float64, with A m×k, B k×n and C m×n after op. It starts no goroutines: in this
+// library the ranks are the parallelism, so a product uses the core of its caller and nothing else.
 //
 // # How it works
 //
-// The layout is that of Goto and van de Geijn, "Anatomy of High-Performance Matrix Multiplication" (ACM TOMS 34(3),
-// 2008, https://doi.org/10.1145/1356052.1356053), with the roles of A and B exchanged, because here A (activations) is
-// tall and B (weights) is small:
+// The layout is that of Goto and van de Geijn, "Anatomy of High-Performance Matrix Multiplication"
+// (ACM TOMS 34(3), 2008, https://doi.org/10.1145/1356052.1356053), with the roles of A and B
+// exchanged, because here A (activations) is tall and B (weights) is small:
 //
-//	            nc ≤ L2                    B block [kc, nc], packed into panels of nr columns, stays in L2
+//	            nc ≤ L2               B block [kc, nc], in panels of nr columns, stays in L2
 //	          ┌──┬──┬──┬──┐
 //	       kc │  │  │  │  │
 //	          └──┴──┴──┴──┘
 //	    kc      nr
 //	   ┌────┐ ┌──┬──┬──┬──┐
-//	mr │ A  │ │▓▓│  │  │  │               one tile [mr, nr] of C lives in registers while k runs over kc;
-//	   ├────┤ ├──┼──┼──┼──┤               the strip of A [mr, kc] stays in L1 for the whole row of tiles
+//	mr │ A  │ │▓▓│  │  │  │          one tile [mr, nr] of C lives in registers while k runs over kc;
+//	   ├────┤ ├──┼──┼──┼──┤          the strip of A [mr, kc] stays in L1 for the whole row of tiles
 //	   │    │ │  │  │  │  │
 //	   └────┘ └──┴──┴──┴──┘
 //
-// The register tile is written in assembly (see the asm directory, which generates it): 14×32 float32 or 14×16 float64
-// with AVX-512, 6×16 or 6×8 with AVX2 and FMA, 4×4 in Go elsewhere. The assembly tile takes both strides of A, so it
-// reads A, transposed or not, in place; A is packed only where its stride would defeat the caches. The same holds for
-// an untransposed B that too few rows would use for packing to pay.
+// The register tile is written in assembly (see the asm directory, which generates it): 14×32
+// float32 or 14×16 float64 with AVX-512, 6×16 or 6×8 with AVX2 and FMA, 4×4 in Go elsewhere. The
+// assembly tile takes both strides of A, so it reads A, transposed or not, in place; A is packed
+// only where its stride would defeat the caches. The same holds for an untransposed B that too few
+// rows would use for packing to pay.
 //
 // # Order of summation
 //
 // Every element is computed by the same rule, wherever it lies in C and whatever m and n are:
 //
-//	k is cut into q = ⌈k/kc⌉ ranges of equal size, the first k mod q of them one longer (kc: 384 float32, 256 float64)
+//	k is cut into q = ⌈k/kc⌉ ranges of equal size, the first k mod q of them one longer
+//	(kc: 384 float32, 256 float64)
 //	s_i = sum over range i, from the left, one rounding per term (fused multiply-add)
-//	c   = beta*c + alpha*s_0, then c = c + alpha*s_1, …    (alpha*s_i rounded first, then one fused multiply-add)
+//	c   = beta*c + alpha*s_0, then c = c + alpha*s_1, …
+//	      (alpha*s_i rounded first, then one fused multiply-add)
 //
-// So row i of a product does not depend on how many other rows there are: computing a matrix whole or in pieces gives
-// the same bits. AVX2 and AVX-512 follow this rule exactly and therefore agree bit for bit with each other; the Go tile
-// follows the same order but rounds as the Go compiler does on that machine (without fusing on amd64).
+// So row i of a product does not depend on how many other rows there are: computing a matrix whole
+// or in pieces gives the same bits. AVX2 and AVX-512 follow this rule exactly and therefore agree
+// bit for bit with each other; the Go tile follows the same order but rounds as the Go compiler
+// does on that machine (without fusing on amd64).
 //
 // # Special values
 //
-// Nothing is skipped: a zero times NaN or infinity is NaN, also when alpha is zero. Only beta == 0 is special: C is then
-// written without being read, so what it held does not matter.
+// Nothing is skipped: a zero times NaN or infinity is NaN, also when alpha is zero. Only beta == 0
+// is special: C is then written without being read, so what it held does not matter.
 package gemm
 
 import "fmt"
@@ -54,23 +58,26 @@ type Float interface{ float32 | float64 }
 
 // Gemm computes C = alpha*op(A)*op(B) + beta*C.
 //
-// op(A) is m×k and op(B) k×n. Without transA, A is stored as m rows of k elements with lda elements from row to row;
-// with transA it is stored as k rows of m. The same holds for B: k rows of n, or with transB n rows of k, as a linear
-// layer's weight [out, in] is. C is m rows of n. Only the named elements are touched: gaps between rows (ld larger than
-// the row) and whatever follows are neither read nor written.
+// op(A) is m×k and op(B) k×n. Without transA, A is stored as m rows of k elements with lda elements
+// from row to row; with transA it is stored as k rows of m. The same holds for B: k rows of n, or
+// with transB n rows of k, as a linear layer's weight [out, in] is. C is m rows of n. Only the
+// named elements are touched: gaps between rows (ld larger than the row) and whatever follows are
+// neither read nor written.
 //
 // With beta == 0, C is never read. With k == 0 the product is the zero matrix.
 //
-// C must not overlap A or B. w belongs to this call until it returns. Negative sizes, a leading dimension
-// shorter than its row, and slices too short for their matrix panic before anything is written.
+// C must not overlap A or B. w belongs to this call until it returns. Negative sizes, a leading
+// dimension shorter than its row, and slices too short for their matrix panic before anything is
+// written.
 func Gemm[T Float](w *Workspace, transA, transB bool, m, n, k int, alpha T, a []T, lda int, b []T, ldb int, beta T, c []T, ldc int) {
 	check(transA, transB, m, n, k, a, lda, b, ldb, c, ldc)
 	s := addend[T]{c, ldc, beta}
 	run(w, m, n, k, alpha, operand(transA, a, lda), operand(!transB, b, ldb), s, c, ldc)
 }
 
-// GemmBias computes C = op(A)*op(B) + bias, the row bias [n] being added to each of the m rows: a linear layer in one
-// pass over C. Operands are as for [Gemm]; what C held does not matter. bias must not overlap C.
+// GemmBias computes C = op(A)*op(B) + bias, the row bias [n] being added to each of the m rows: a
+// linear layer in one pass over C. Operands are as for [Gemm]; what C held does not matter. bias
+// must not overlap C.
 func GemmBias[T Float](w *Workspace, transA, transB bool, m, n, k int, a []T, lda int, b []T, ldb int, bias []T, c []T, ldc int) {
 	check(transA, transB, m, n, k, a, lda, b, ldb, c, ldc)
 	if len(bias) != n {
@@ -80,8 +87,8 @@ func GemmBias[T Float](w *Workspace, transA, transB bool, m, n, k int, a []T, ld
 	run(w, m, n, k, 1, operand(transA, a, lda), operand(!transB, b, ldb), s, c, ldc)
 }
 
-// check panics unless the sizes are sane and every matrix lies inside its slice. All that follows, assembly included,
-// relies on it for memory safety.
+// check panics unless the sizes are sane and every matrix lies inside its slice. All that follows,
+// assembly included, relies on it for memory safety.
 func check[T Float](transA, transB bool, m, n, k int, a []T, lda int, b []T, ldb int, c []T, ldc int) {
 	if m < 0 || n < 0 || k < 0 {
 		panic(fmt.Sprintf("gemm: negative size m=%d n=%d k=%d", m, n, k))

@@ -2,16 +2,17 @@ package gemm
 
 import "unsafe"
 
-// Workspace holds the packing buffers of one caller. The zero value is ready to use; the buffers grow as products need
-// them, up to a fixed maximum (about 1 MiB for each element type used), and are kept. A Workspace must not be used by two
-// calls at the same time, and not be copied once used.
+// Workspace holds the packing buffers of one caller. The zero value is ready to use; the buffers
+// grow as products need them, up to a fixed maximum (about 1 MiB for each element type used), and
+// are kept. A Workspace must not be used by two calls at the same time, and not be copied once
+// used.
 type Workspace struct {
 	f32 buffers[float32]
 	f64 buffers[float64]
 }
 
-// buffers are the packed operands of one element type, and the kernel argument, here because passing it through a func
-// value would otherwise allocate it anew in every call.
+// buffers are the packed operands of one element type, and the kernel argument, here because
+// passing it through a func value would otherwise allocate it anew in every call.
 type buffers[T Float] struct {
 	apack, bpack []T
 	tile         tile[T]

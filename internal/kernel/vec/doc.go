@@ -1,30 +1,36 @@
-// Package vec holds the row and element-wise primitives of training: sums, activations, softmax, norms, optimizer steps,
-// dropout. Go's compiler does not vectorise loops, so on amd64 each float32 primitive runs as AVX-512 or AVX2 assembly; the
-// float64 ones do wherever plain arithmetic is enough, and call package math where it is not.
+// Package vec holds the row and element-wise primitives of training: sums, activations, softmax,
+// norms, optimizer steps, dropout. Go's compiler does not vectorise loops, so on amd64 each float32
+// primitive runs as AVX-512 or AVX2 assembly; the float64 ones do wherever plain arithmetic is
+// enough, and call package math where it is not.
 //
 // # Shape of the package
 //
-// An exported function checks its arguments, cuts long slices into pieces and calls a kernel through the table of the
-// active instruction set:
+// An exported function checks its arguments, cuts long slices into pieces and calls a kernel
+// through the table of the active instruction set:
 //
 //	Add ──► kernels[float32].add ──┬─► addF32AVX512   avx512_amd64.s ┐ written by go generate
 //	                               ├─► addF32AVX2     avx2_amd64.s   ┘ by the program in asm/
 //	                               └─► addGo          portable*.go
 //
-// The portable kernels are one plain loop each. They are the definition of every primitive: the assembly is tested against
-// them, and they run where there is no assembly (other architectures, old processors, the build tag purego).
+// The portable kernels are one plain loop each. They are the definition of every primitive: the
+// assembly is tested against them, and they run where there is no assembly (other architectures,
+// old processors, the build tag purego).
 //
 // # Rules
 //
-//   - All slices of a call have the same length unless said otherwise; any other use panics, since it can only be a mistake
-//     inside this module. Length 0 is legal. No alignment is needed, 64 bytes is fastest.
-//   - A destination may be exactly one of the sources of the same call unless said otherwise. Slices that overlap in
-//     another way give undefined values.
-//   - Same input and same instruction set give the same bits; two instruction sets differ by rounding, but not in [Squares].
-//     An element-wise result depends on its own inputs only, never on its position, so that a vector may be cut anywhere.
-//     The order of a reduction depends on the length only; the result of [Squares] does not depend on any order.
-//   - NaN and Inf travel: a NaN in an input is a NaN in every result that depends on it, except where a comment says so.
-//   - Calls allocate nothing (but see [TreeSum]), start no goroutines, and are safe to use concurrently on disjoint memory.
+//   - All slices of a call have the same length unless said otherwise; any other use panics, since
+//     it can only be a mistake inside this module. Length 0 is legal. No alignment is needed, 64
+//     bytes is fastest.
+//   - A destination may be exactly one of the sources of the same call unless said otherwise.
+//     Slices that overlap in another way give undefined values.
+//   - Same input and same instruction set give the same bits; two instruction sets differ by
+//     rounding, but not in [Squares]. An element-wise result depends on its own inputs only, never
+//     on its position, so that a vector may be cut anywhere. The order of a reduction depends on
+//     the length only; the result of [Squares] does not depend on any order.
+//   - NaN and Inf travel: a NaN in an input is a NaN in every result that depends on it, except
+//     where a comment says so.
+//   - Calls allocate nothing (but see [TreeSum]), start no goroutines, and are safe to use
+//     concurrently on disjoint memory.
 package vec
 
 // Float is an element type.

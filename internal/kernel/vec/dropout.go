@@ -5,12 +5,13 @@ import (
 	"math"
 )
 
-// Dropout sets y[i] = x[i]/(1-rate) for the elements that are kept and 0 for the others. Element i is dropped with
-// probability rate in [0, 1), and whether it is depends on seed and base+i only: the same call on dy is the backward, no
-// mask is stored, and a tensor may be processed in parts. A dropped NaN becomes 0.
+// Dropout sets y[i] = x[i]/(1-rate) for the elements that are kept and 0 for the others. Element i
+// is dropped with probability rate in [0, 1), and whether it is depends on seed and base+i only:
+// the same call on dy is the backward, no mask is stored, and a tensor may be processed in parts. A
+// dropped NaN becomes 0.
 //
-// The choice is a 32-bit hash of the low half of base+i under two keys made of seed and the high half; it is compared with
-// rate·2³², so rates are exact to 2⁻³².
+// The choice is a 32-bit hash of the low half of base+i under two keys made of seed and the high
+// half; it is compared with rate·2³², so rates are exact to 2⁻³².
 func Dropout[T Float](y, x []T, seed, base uint64, rate float64) {
 	same("Dropout", len(y), len(x))
 	if !(rate >= 0 && rate < 1) {
@@ -27,8 +28,8 @@ func Dropout[T Float](y, x []T, seed, base uint64, rate float64) {
 	}
 }
 
-// mix64 is the finaliser of SplitMix64 after one step of its counter: a bijection in which every input bit reaches every
-// output bit (https://doi.org/10.1145/2714064.2660195).
+// mix64 is the finaliser of SplitMix64 after one step of its counter: a bijection in which every
+// input bit reaches every output bit (https://doi.org/10.1145/2714064.2660195).
 func mix64(x uint64) uint64 {
 	x += 0x9E3779B97F4A7C15
 	x = (x ^ x>>30) * 0xBF58476D1CE4E5B9
@@ -36,8 +37,9 @@ func mix64(x uint64) uint64 {
 	return x ^ x>>31
 }
 
-// hash32 is what the kernels compute in every lane, h being the sum of counter and first key. Two multiply-xorshift rounds
-// mix it; the second key enters between them, so that different seeds are not shifts of one sequence.
+// hash32 is what the kernels compute in every lane, h being the sum of counter and first key. Two
+// multiply-xorshift rounds mix it; the second key enters between them, so that different seeds are
+// not shifts of one sequence.
 func hash32(h, key uint32) uint32 {
 	h = (h ^ h>>16) * 0x7FEB352D
 	h ^= key

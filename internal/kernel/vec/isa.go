@@ -2,13 +2,14 @@ package vec
 
 import "fmt"
 
-// piece is the most elements of a slice that a kernel is given at once (only [ColSum] gives eight whole rows). Assembly
-// cannot be preempted, so the longest kernel call bounds how long a garbage collection waits for this goroutine: at 20 GB/s
-// and 28 bytes an element (Adam), 32 Ki elements are 46 µs.
+// piece is the most elements of a slice that a kernel is given at once (only [ColSum] gives eight
+// whole rows). Assembly cannot be preempted, so the longest kernel call bounds how long a garbage
+// collection waits for this goroutine: at 20 GB/s and 28 bytes an element (Adam), 32 Ki elements
+// are 46 µs.
 const piece = 1 << 15
 
-// kernels is one instruction set's implementation of every primitive on elements of type T. A kernel may assume that its
-// slices have equal lengths.
+// kernels is one instruction set's implementation of every primitive on elements of type T. A
+// kernel may assume that its slices have equal lengths.
 type kernels[T Float] struct {
 	add       func(dst, a, b []T)
 	scaleTo   func(dst, x []T, alpha T)
@@ -65,7 +66,8 @@ func same(op string, n int, lens ...int) {
 	}
 }
 
-// each1 calls f on consecutive pieces of a; each2 and each3 on the same pieces of several slices, after [same].
+// each1 calls f on consecutive pieces of a; each2 and each3 on the same pieces of several slices,
+// after [same].
 func each1[T Float](f func(a []T), a []T) {
 	for i := 0; i < len(a); i += piece {
 		f(a[i:min(i+piece, len(a))])

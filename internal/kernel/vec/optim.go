@@ -1,7 +1,7 @@
 package vec
 
-// AdamHyper holds the numbers of one Adam step. They are float64 whatever the element type, so that 1-beta and the bias
-// corrections of long runs lose nothing before the one rounding to that type.
+// AdamHyper holds the numbers of one Adam step. They are float64 whatever the element type, so that
+// 1-beta and the bias corrections of long runs lose nothing before the one rounding to that type.
 type AdamHyper struct {
 	LR                  float64 // learning rate
 	Beta1, Beta2        float64 // decay rates of the two moments
@@ -21,15 +21,16 @@ type adamStep[T Float] struct {
 	rate, inverse, eps   T // p -= rate·m / (√v·inverse + eps)
 }
 
-// Adam makes one step of Adam (https://arxiv.org/abs/1412.6980) or, if Decoupled, AdamW (https://arxiv.org/abs/1711.05101) in
-// one pass over memory, by the formulas of torch.optim:
+// Adam makes one step of Adam (https://arxiv.org/abs/1412.6980) or, if Decoupled, AdamW
+// (https://arxiv.org/abs/1711.05101) in one pass over memory, by the formulas of torch.optim:
 //
 //	g = GradScale·g + WeightDecay·p          (decoupled: p = (1 - LR·WeightDecay)·p, g = GradScale·g)
 //	m = Beta1·m + (1-Beta1)·g
 //	v = Beta2·v + (1-Beta2)·g²
 //	p = p - LR/BiasCorrection1 · m / (√v/BiasCorrection2Sqrt + Eps)
 //
-// It writes p, m and v, which may not be the same memory; g is read only. Arithmetic is in the element type.
+// It writes p, m and v, which may not be the same memory; g is read only. Arithmetic is in the
+// element type.
 func Adam[T Float](p, g, m, v []T, h AdamHyper) {
 	same("Adam", len(p), len(g), len(m), len(v))
 	decay, l2 := 1.0, h.WeightDecay
@@ -60,11 +61,12 @@ type SGDHyper struct {
 // sgdStep is [SGDHyper] in the form the kernels use.
 type sgdStep[T Float] struct{ rate, momentum, l2, gradScale T }
 
-// SGD makes one step of stochastic gradient descent in one pass over memory, by the formulas of torch.optim:
+// SGD makes one step of stochastic gradient descent in one pass over memory, by the formulas of
+// torch.optim:
 //
 //	g   = GradScale·g + WeightDecay·p
 //	buf = Momentum·buf + g                   (First: buf = g)
-//	p   = p - LR·buf                         (Nesterov: p - LR·(g + Momentum·buf); without momentum: p - LR·g)
+//	p   = p - LR·buf     (Nesterov: p - LR·(g + Momentum·buf); without momentum: p - LR·g)
 //
 // It writes p and buf; g is read only. buf must be nil if and only if Momentum is 0.
 func SGD[T Float](p, g, buf []T, h SGDHyper) {

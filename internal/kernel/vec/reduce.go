@@ -9,8 +9,8 @@ func Sum[T Float](x []T) float64 {
 	return sum
 }
 
-// SumSquares returns Σx², accumulated in float64: no float32 input overflows it. See [Squares] for a sum that does not depend
-// on how x is divided.
+// SumSquares returns Σx², accumulated in float64: no float32 input overflows it. See [Squares] for
+// a sum that does not depend on how x is divided.
 func SumSquares[T Float](x []T) float64 { return sumSquares(x, 0) }
 
 func sumSquares[T Float](x []T, center float64) float64 {
@@ -40,7 +40,8 @@ func MaxAbs[T Float](x []T) T {
 	return m
 }
 
-// AllFinite reports whether no element is NaN or infinite. It looks no further than the piece of x that has one.
+// AllFinite reports whether no element is NaN or infinite. It looks no further than the piece of x
+// that has one.
 func AllFinite[T Float](x []T) bool {
 	k := table[T]()
 	for len(x) > 0 {
@@ -53,8 +54,8 @@ func AllFinite[T Float](x []T) bool {
 	return true
 }
 
-// MeanVar returns the mean of x and its biased variance, Σ(x-mean)²/len(x), both in float64 and by two passes, so that a
-// large mean costs no digits of the variance. No elements give NaN.
+// MeanVar returns the mean of x and its biased variance, Σ(x-mean)²/len(x), both in float64 and by
+// two passes, so that a large mean costs no digits of the variance. No elements give NaN.
 func MeanVar[T Float](x []T) (mean, variance float64) {
 	n := float64(len(x))
 	mean = Sum(x) / n

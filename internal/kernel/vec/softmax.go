@@ -2,10 +2,11 @@ package vec
 
 import "math"
 
-// ExpSubSum sets y = exp(scale·x - m) and returns the sum of y, accumulated in float64. It is the middle of a softmax whose
-// m is the maximum of scale·x (rows too long for [SoftmaxRow]) or their log-sum-exp (recomputing probabilities). An m of
-// -Inf says that every x is -Inf, and gives zeros. In float32 exp is within 1.2 units in the last place; results below the
-// normal numbers are denormal or 0.
+// ExpSubSum sets y = exp(scale·x - m) and returns the sum of y, accumulated in float64. It is the
+// middle of a softmax whose m is the maximum of scale·x (rows too long for [SoftmaxRow]) or their
+// log-sum-exp (recomputing probabilities). An m of -Inf says that every x is -Inf, and gives zeros.
+// In float32 exp is within 1.2 units in the last place; results below the normal numbers are
+// denormal or 0.
 func ExpSubSum[T Float](y, x []T, scale, m T) T {
 	if math.IsInf(float64(m), -1) {
 		same("ExpSubSum", len(y), len(x))
@@ -17,8 +18,9 @@ func ExpSubSum[T Float](y, x []T, scale, m T) T {
 	return T(sum)
 }
 
-// SoftmaxRow sets y = softmax(scale·x) over the whole slice and returns log Σ exp(scale·x). Elements of -Inf get
-// probability 0; if there is nothing else, y is all zeros and the result -Inf. scale must be positive.
+// SoftmaxRow sets y = softmax(scale·x) over the whole slice and returns log Σ exp(scale·x).
+// Elements of -Inf get probability 0; if there is nothing else, y is all zeros and the result -Inf.
+// scale must be positive.
 func SoftmaxRow[T Float](y, x []T, scale T) (lse T) {
 	if !(scale > 0) {
 		panic("vec: SoftmaxRow: scale is not positive")
@@ -32,7 +34,8 @@ func SoftmaxRow[T Float](y, x []T, scale T) (lse T) {
 	return T(float64(m) + math.Log(float64(sum)))
 }
 
-// SoftmaxGradRow sets dx = scale·p·(dp - delta): the gradient of p = softmax(scale·x) when delta = Σ p·dp.
+// SoftmaxGradRow sets dx = scale·p·(dp - delta): the gradient of p = softmax(scale·x) when delta =
+// Σ p·dp.
 func SoftmaxGradRow[T Float](dx, p, dp []T, delta, scale T) {
 	k := table[T]()
 	each3("SoftmaxGradRow", func(dx, p, dp []T) { k.softmaxGrad(dx, p, dp, delta, scale) }, dx, p, dp)

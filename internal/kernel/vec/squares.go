@@ -5,9 +5,9 @@ import (
 	"math"
 )
 
-// Squares is a sum of squares whose bits do not depend on how the elements were divided among calls, ranks or groups, nor
-// on their order, nor on the instruction set: a gradient norm that is the same for every sharding. It costs one bound that
-// all agree on beforehand:
+// Squares is a sum of squares whose bits do not depend on how the elements were divided among
+// calls, ranks or groups, nor on their order, nor on the instruction set: a gradient norm that is
+// the same for every sharding. It costs one bound that all agree on beforehand:
 //
 //	bound := all-reduce Max of MaxAbs(shard)
 //	s := NewSquares(bound)
@@ -17,16 +17,18 @@ import (
 //	total.Merge(words)
 //	total.Norm()
 //
-// Addition of float64 depends on the order because it rounds. Here every square is rounded first, to a grid fixed by the
-// bound, and what is on the grid is added as integers, which is exact (the pre-rounding of Demmel and Nguyen, "Fast
-// Reproducible Floating-Point Summation", https://doi.org/10.1109/ARITH.2013.9, with integer accumulators). x is scaled by
-// a power of two to |x| < 1, and its square cut into two slices:
+// Addition of float64 depends on the order because it rounds. Here every square is rounded first,
+// to a grid fixed by the bound, and what is on the grid is added as integers, which is exact (the
+// pre-rounding of Demmel and Nguyen, "Fast Reproducible Floating-Point Summation",
+// https://doi.org/10.1109/ARITH.2013.9, with integer accumulators). x is scaled by a power of two
+// to |x| < 1, and its square cut into two slices:
 //
 //	x² = hi·2⁻⁴⁷ + lo·2⁻⁹⁴ + rest    0 <= hi <= 2⁴⁷, |lo| <= 2⁴⁶, |rest| <= 2⁻⁹⁵
 //
-// A float64 between 32 and 64 is a multiple of 2⁻⁴⁷, so the fused sum x² + 32 leaves hi in its last bits; in the same way
-// x² - hi·2⁻⁴⁷ + 1.5·2⁻⁴² leaves lo. With a bound that is the largest |x|, the lost rests of n elements are less than
-// n·2⁻⁹³ of the sum, 2⁻⁵³ for 2⁴⁰ elements, beside which Value and Norm round three times.
+// A float64 between 32 and 64 is a multiple of 2⁻⁴⁷, so the fused sum x² + 32 leaves hi in its last
+// bits; in the same way x² - hi·2⁻⁴⁷ + 1.5·2⁻⁴² leaves lo. With a bound that is the largest |x|,
+// the lost rests of n elements are less than n·2⁻⁹³ of the sum, 2⁻⁵³ for 2⁴⁰ elements, beside which
+// Value and Norm round three times.
 //
 // The limits are 2⁴² elements in all and 2¹⁷ sets of words in one sum.
 type Squares struct {
@@ -40,8 +42,8 @@ const (
 	sliceBits = 47
 	digitBits = 36
 
-	// What a square and its remainder are added to. The second is 1.5·2ᵏ since lo may be negative, and reached by way of
-	// both - (x² + onHi) = onLo - hi·2⁻⁴⁷, which is exact.
+	// What a square and its remainder are added to. The second is 1.5·2ᵏ since lo may be negative,
+	// and reached by way of both - (x² + onHi) = onLo - hi·2⁻⁴⁷, which is exact.
 	onHi = 32
 	onLo = 1.5 * 0x1p-42
 	both = onHi + onLo
@@ -50,9 +52,10 @@ const (
 	_ uint64 = 1<<62 - piece<<sliceBits
 )
 
-// NewSquares returns an empty sum for elements of magnitude at most maxAbs, see [MaxAbs]. If that is infinite or NaN, so are
-// Value and Norm, whatever is added. Every power of two by which the bound is larger than need be costs two bits of those
-// 93; the smallest bound is 2⁻¹⁰²², which matters to the Norm of subnormal float64 only.
+// NewSquares returns an empty sum for elements of magnitude at most maxAbs, see [MaxAbs]. If that
+// is infinite or NaN, so are Value and Norm, whatever is added. Every power of two by which the
+// bound is larger than need be costs two bits of those 93; the smallest bound is 2⁻¹⁰²², which
+// matters to the Norm of subnormal float64 only.
 func NewSquares(maxAbs float64) Squares {
 	if maxAbs < 0 {
 		panic(fmt.Sprintf("vec: NewSquares: the bound %v is negative", maxAbs))
@@ -62,7 +65,8 @@ func NewSquares(maxAbs float64) Squares {
 	return Squares{bound: maxAbs, exponent: exponent, scale: math.Ldexp(1, -exponent)}
 }
 
-// AddSquares adds the squares of x to s. An element that is NaN or beyond the bound of s makes its value meaningless.
+// AddSquares adds the squares of x to s. An element that is NaN or beyond the bound of s makes its
+// value meaningless.
 func AddSquares[T Float](s *Squares, x []T) {
 	if !s.finite() {
 		return
@@ -75,8 +79,8 @@ func AddSquares[T Float](s *Squares, x []T) {
 	}, x)
 }
 
-// Words returns the sum as four integers, small enough that the words of up to 2¹⁷ sums with the same bound can be added one
-// by one, in any order, without rounding.
+// Words returns the sum as four integers, small enough that the words of up to 2¹⁷ sums with the
+// same bound can be added one by one, in any order, without rounding.
 func (s *Squares) Words() (words [4]float64) {
 	for i, digit := range s.sum {
 		words[i] = float64(digit)
@@ -111,8 +115,8 @@ func (s *Squares) Norm() float64 {
 
 func (s *Squares) finite() bool { return s.bound-s.bound == 0 }
 
-// add adds digits and carries. Both pairs stay the one representation of their sum that Squares promises, so that the same
-// elements end in the same digits.
+// add adds digits and carries. Both pairs stay the one representation of their sum that Squares
+// promises, so that the same elements end in the same digits.
 func (s *Squares) add(digits [4]int64) {
 	for i := range s.sum {
 		s.sum[i] += digits[i]
@@ -123,7 +127,8 @@ func (s *Squares) add(digits [4]int64) {
 	}
 }
 
-// scaled returns Σ(x·scale)². All products are exact, so that a compiler may fuse them with the sums.
+// scaled returns Σ(x·scale)². All products are exact, so that a compiler may fuse them with the
+// sums.
 func (s *Squares) scaled() float64 {
 	hi := float64(s.sum[0])*(1<<digitBits) + float64(s.sum[1])
 	lo := float64(s.sum[2])*(1<<digitBits) + float64(s.sum[3])

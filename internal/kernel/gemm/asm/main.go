@@ -1,8 +1,10 @@
-// Command asm writes the assembly of package gemm, one file for each instruction set, into the current directory. It is
-// run by go generate in the package's directory; its test fails when the files there are not what it prints.
+// Command asm writes the assembly of package gemm, one file for each instruction set, into the
+// current directory. It is run by go generate in the package's directory; its test fails when the
+// files there are not what it prints.
 //
-// The register kernels and packing routines differ between instruction sets and element types only in register names,
-// widths and tile heights. So they are written once here, as text with those filled in.
+// The register kernels and packing routines differ between instruction sets and element types only
+// in register names, widths and tile heights. So they are written once here, as text with those
+// filled in.
 package main
 
 import (
@@ -36,8 +38,8 @@ var targets = []target{
 	{name: "avx2", reg: "Y", bytes: 32, mr: 6, b: 12, a: 14},
 }
 
-// element is an element type: its name in function names, its letter in mnemonics (ADDPS, ADDPD), its size in bytes
-// and the binary logarithm of that, the shift that turns elements into bytes.
+// element is an element type: its name in function names, its letter in mnemonics (ADDPS, ADDPD),
+// its size in bytes and the binary logarithm of that, the shift that turns elements into bytes.
 type element struct {
 	float  string
 	letter string
@@ -95,7 +97,8 @@ func (r routine) v(i int) string { return fmt.Sprintf("%s%d", r.reg, i) }
 // sum names the register of half h of row i of the tile.
 func (r routine) sum(i, h int) string { return r.v(2*i + h) }
 
-// mask prints two AVX2 masks, for the first and the second half of a tile: set where columns are below count.
+// mask prints two AVX2 masks, for the first and the second half of a tile: set where columns are
+// below count.
 func (r routine) mask(count, first, second string) {
 	integer := map[int]string{4: "D", 8: "Q"}[r.size]
 	low := strings.Replace(second, "Y", "X", 1)
@@ -104,7 +107,8 @@ func (r routine) mask(count, first, second string) {
 	r.p("VPCMPGT%s columns%s<>+32(SB), %s, %s", integer, r.float, second, second)
 }
 
-// printColumns defines what mask compares with: the numbers of a tile's columns, as integers of the element's size.
+// printColumns defines what mask compares with: the numbers of a tile's columns, as integers of the
+// element's size.
 func printColumns(out *bytes.Buffer) {
 	for _, e := range elements {
 		for i := range 64 / e.size {

@@ -5,7 +5,8 @@ import (
 	"fmt"
 )
 
-// fields lists the tile struct of package gemm: name and offset in bytes. The first word of a slice is its address.
+// fields lists the tile struct of package gemm: name and offset in bytes. The first word of a slice
+// is its address.
 var fields = []struct {
 	name   string
 	offset int
@@ -18,8 +19,8 @@ var fields = []struct {
 	{"read", 168},
 }
 
-// printLayout names the offsets: tile_k(DI) is the field k of the tile at DI. The scalars after read are aligned to
-// their own size.
+// printLayout names the offsets: tile_k(DI) is the field k of the tile at DI. The scalars after
+// read are aligned to their own size.
 func printLayout(out *bytes.Buffer) {
 	for _, f := range fields {
 		fmt.Fprintf(out, "#define tile_%s %d\n", f.name, f.offset)
@@ -30,11 +31,12 @@ func printLayout(out *bytes.Buffer) {
 	}
 }
 
-// mul prints the register kernel. Its general registers, with counts of elements and strides in bytes:
+// mul prints the register kernel. Its general registers, with counts of elements and strides in
+// bytes:
 //
-//	throughout        DI tile   SI aline   DX astep   R13 bstep   AX panel of B   R15 first column of the panel
+//	throughout        DI tile   SI aline   DX astep   R13 bstep   AX panel of B   R15 its first column
 //	in the loop on k  CX k left   BX row of B   R8 to R12 A in rows 0, 3, 6, 9 and 12
-//	after it          CX columns here   BX mask   R8 out   R9 in   R10 ldout   R11 ldin   R14 columns left
+//	after it          CX columns here  BX mask  R8 out  R9 in  R10 ldout  R11 ldin  R14 columns left
 //
 // There is one body for each number of rows, so that a strip costs what its rows cost.
 func (r routine) mul() {
@@ -102,7 +104,8 @@ func (s strip) zero(i int) string {
 	return s.v(i)
 }
 
-// prefetch prints the request for the tile of C, which comes from afar: it has until the end of the sums to arrive.
+// prefetch prints the request for the tile of C, which comes from afar: it has until the end of the
+// sums to arrive.
 func (s strip) prefetch() {
 	s.p("MOVQ tile_out(DI), BX; LEAQ (BX)(R15*%d), BX; MOVQ tile_ldout(DI), R14; SHLQ $%d, R14", s.size, s.log)
 	for range s.rows {
@@ -110,7 +113,8 @@ func (s strip) prefetch() {
 	}
 }
 
-// loop prints the sums over k of a tile one or two vectors wide: in each turn a column of A times a row of B.
+// loop prints the sums over k of a tile one or two vectors wide: in each turn a column of A times a
+// row of B.
 func (s strip) loop(name string, halves int) {
 	s.p("PCALIGN $32")
 	s.label(s.at(name))
@@ -136,7 +140,8 @@ func (s strip) loop(name string, halves int) {
 	s.p("DECQ CX; JNZ %s", s.at(name))
 }
 
-// store prints the way from the sums to C: times alpha, plus beta times the addend, in the columns that exist.
+// store prints the way from the sums to C: times alpha, plus beta times the addend, in the columns
+// that exist.
 func (s strip) store() {
 	s.p("MOVQ tile_out(DI), R8; LEAQ (R8)(R15*%d), R8; MOVQ tile_ldout(DI), R10; SHLQ $%d, R10", s.size, s.log)
 	s.p("MOVQ tile_in(DI), R9; LEAQ (R9)(R15*%d), R9; MOVQ tile_ldin(DI), R11; SHLQ $%d, R11", s.size, s.log)

@@ -2,7 +2,8 @@ package main
 
 import "fmt"
 
-// head prints the entry of a packing routine: DI dst, SI src, BX ld, CX k, DX width, strides in bytes, R11 rows.
+// head prints the entry of a packing routine: DI dst, SI src, BX ld, CX k, DX width, strides in
+// bytes, R11 rows.
 func (r routine) head(kind string) {
 	r.text(kind, fmt.Sprintf("dst, src []float%d, ld, rows, k, width int", 8*r.size), 80)
 	r.p("MOVQ dst_base+0(FP), DI")
@@ -13,11 +14,12 @@ func (r routine) head(kind string) {
 	r.p("MOVQ width+72(FP), DX; SHLQ $%d, DX", r.log)
 }
 
-// transpose prints dst[p*width+r] = src[r*ld+p] for r < rows <= lanes, k a multiple of the g elements in 16 bytes.
+// transpose prints dst[p*width+r] = src[r*ld+p] for r < rows <= lanes, k a multiple of the g
+// elements in 16 bytes.
 //
-// A turn takes g columns. Row r goes into 16-byte lane r/g of register r%g, straight from memory: the load does the
-// part of the transposition that crosses lanes, which is the slow part for shuffles. What remains is a g×g transpose
-// inside every lane. Rows that are missing leave zeros.
+// A turn takes g columns. Row r goes into 16-byte lane r/g of register r%g, straight from memory:
+// the load does the part of the transposition that crosses lanes, which is the slow part for
+// shuffles. What remains is a g×g transpose inside every lane. Rows that are missing leave zeros.
 func (r routine) transpose() {
 	g := 16 / r.size
 	r.head("transpose")
@@ -83,8 +85,8 @@ func (r routine) shuffle4() {
 	}
 }
 
-// interleave prints dst[p*width+r] = src[p*ld+r] for r < rows <= lanes: a masked load and a whole store for every p.
-// The rows of src are far apart, where hardware does not prefetch.
+// interleave prints dst[p*width+r] = src[p*ld+r] for r < rows <= lanes: a masked load and a whole
+// store for every p. The rows of src are far apart, where hardware does not prefetch.
 func (r routine) interleave() {
 	r.head("interleave")
 	load := fmt.Sprintf("VMOVUP%s.Z (SI), K1, Z0", r.letter)

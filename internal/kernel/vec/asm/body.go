@@ -5,9 +5,10 @@ import (
 	"slices"
 )
 
-// A body is the inside of a loop: a straight line of vector instructions on values that are assigned once. It is recorded
-// first and gets its registers afterwards, when the last use of every value is known. It works on `width` vectors side by
-// side (each node is written out that many times), which hides the latency of one behind the others.
+// A body is the inside of a loop: a straight line of vector instructions on values that are
+// assigned once. It is recorded first and gets its registers afterwards, when the last use of every
+// value is known. It works on `width` vectors side by side (each node is written out that many
+// times), which hides the latency of one behind the others.
 type body struct {
 	*function
 	width  int
@@ -15,8 +16,8 @@ type body struct {
 	nodes  []node
 }
 
-// A value is what an instruction reads or writes: registers (one for each vector of the body, or a single one that all
-// share) or a constant in memory.
+// A value is what an instruction reads or writes: registers (one for each vector of the body, or a
+// single one that all share) or a constant in memory.
 type value struct {
 	regs   []int
 	mem    string
@@ -79,7 +80,8 @@ func release(free [][]int, i int, values ...*value) [][]int {
 	return free
 }
 
-// groups divides the registers that the function does not hold into sets of one register for each vector of the body.
+// groups divides the registers that the function does not hold into sets of one register for each
+// vector of the body.
 func (b *body) groups() (free [][]int) {
 	for r := 0; r+b.width <= b.pin; r += b.width {
 		var g []int
@@ -105,8 +107,9 @@ func (b *body) sized(v *value, u int, letter string) string {
 	return fmt.Sprint(letter, v.regs[u])
 }
 
-// op writes one instruction. Operands are in the order of Go's assembler: the destination last, and before it the operands
-// of the processor's manual in reverse. A constant operand turns into an embedded broadcast on AVX-512.
+// op writes one instruction. Operands are in the order of Go's assembler: the destination last, and
+// before it the operands of the processor's manual in reverse. A constant operand turns into an
+// embedded broadcast on AVX-512.
 func (b *body) op(u int, mnemonic string, args ...any) {
 	text := ""
 	for i, a := range args {
@@ -157,8 +160,8 @@ func (b *body) fma(x, y, z *value) *value  { return b.fused("VFMADD", x, y, z) }
 func (b *body) fms(x, y, z *value) *value  { return b.fused("VFMSUB", x, y, z) }
 func (b *body) fnma(x, y, z *value) *value { return b.fused("VFNMADD", x, y, z) }
 
-// fused picks the form of the instruction by the operand whose register the result took over: the processor overwrites one
-// of the three. Of y and z one may be in memory.
+// fused picks the form of the instruction by the operand whose register the result took over: the
+// processor overwrites one of the three. Of y and z one may be in memory.
 func (b *body) fused(mnemonic string, x, y, z *value) *value {
 	d := &value{}
 	return b.record(node{d, []*value{y, x, z}, false, func(u int) {
@@ -199,7 +202,8 @@ func (b *body) poly(x *value, c ...float64) *value {
 	return d
 }
 
-// load reads the next vector of a slice. Elements beyond the end are 0. In a widened function float32 becomes float64.
+// load reads the next vector of a slice. Elements beyond the end are 0. In a widened function
+// float32 becomes float64.
 func (b *body) load(slice string) *value {
 	d := &value{}
 	return b.record(node{d, nil, false, func(u int) {
@@ -238,7 +242,8 @@ func (b *body) store(slice string, v *value) {
 	}})
 }
 
-// present is v with the elements beyond the end of the slices replaced by fill, nil meaning 0 (the only one in a widened function).
+// present is v with the elements beyond the end of the slices replaced by fill, nil meaning 0 (the
+// only one in a widened function).
 func (b *body) present(v, fill *value) *value {
 	if !b.masked {
 		return v
@@ -261,7 +266,8 @@ func (b *body) present(v, fill *value) *value {
 	}})
 }
 
-// keepIf is v where `x predicate y` holds, and 0 elsewhere. The predicate is the immediate of VCMPPS.
+// keepIf is v where `x predicate y` holds, and 0 elsewhere. The predicate is the immediate of
+// VCMPPS.
 func (b *body) keepIf(predicate int, x, y, v *value) *value {
 	d := &value{}
 	return b.record(node{d, []*value{x, y, v}, true, func(u int) {

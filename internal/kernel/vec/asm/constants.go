@@ -15,7 +15,8 @@ type constants struct {
 
 func newConstants(isa isa) *constants { return &constants{isa: isa, tables: map[string]string{}} }
 
-// word returns the address of a 32-bit constant; for AVX2, which has no broadcasting operands, of a register full of it.
+// word returns the address of a 32-bit constant; for AVX2, which has no broadcasting operands, of a
+// register full of it.
 func (c *constants) word(bits uint32) string {
 	if !slices.Contains(c.words, bits) {
 		c.words = append(c.words, bits)

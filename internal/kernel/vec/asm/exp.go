@@ -4,19 +4,21 @@ import "math"
 
 var negInf = math.Inf(-1)
 
-// expCoefficients approximate eʳ for |r| ≤ ln(2)/2 with a relative error of 2e-9 (minimax by Remez' exchange).
+// expCoefficients approximate eʳ for |r| ≤ ln(2)/2 with a relative error of 2e-9 (minimax by Remez'
+// exchange).
 var expCoefficients = []float64{
 	1, 1.00000003654, 0.499999920323, 0.166664191907, 0.0416682317992, 0.00837489834401, 0.00138367421264,
 }
 
-// ln 2 in two parts: the upper one has so few digits that its product with an integer below 2¹¹ is exact.
+// ln 2 in two parts: the upper one has so few digits that its product with an integer below 2¹¹ is
+// exact.
 const (
 	ln2Upper = 0.693359375
 	ln2Lower = math.Ln2 - ln2Upper
 )
 
-// exp is e^(x+extra) for |x| < 150 and a tiny extra, nil meaning 0: 2ⁿ·eʳ with n the integer next to x/ln 2. Results
-// beyond the range of float32 become 0, denormal or infinite as they should.
+// exp is e^(x+extra) for |x| < 150 and a tiny extra, nil meaning 0: 2ⁿ·eʳ with n the integer next
+// to x/ln 2. Results beyond the range of float32 become 0, denormal or infinite as they should.
 func (b *body) exp(x, extra *value) *value {
 	n := b.round(b.mul(x, b.constant(1/math.Ln2)))
 	r := b.fnma(n, b.constant(ln2Upper), x)
@@ -38,8 +40,9 @@ func (b *body) round(x *value) *value {
 	return b.unary("VROUNDPS", x, "$0")
 }
 
-// timesPower is p·2ⁿ for p near 1 and an integral n with |n| < 250. Without the instruction for it, half of n is added to
-// the exponent of p and the other half multiplied, so that only the last operation can leave the range of normal numbers.
+// timesPower is p·2ⁿ for p near 1 and an integral n with |n| < 250. Without the instruction for it,
+// half of n is added to the exponent of p and the other half multiplied, so that only the last
+// operation can leave the range of normal numbers.
 func (b *body) timesPower(p, n *value) *value {
 	if b.isa.wide {
 		return b.binary("VSCALEFPS", p, n)
@@ -53,8 +56,9 @@ func (b *body) timesPower(p, n *value) *value {
 	return b.mul(p, power)
 }
 
-// tailCoefficients approximate Φ(-a)·exp(a²/2) = t·(c[0] + c[1]·t + …) with t = 1/(1 + tailScale·a) for 0 ≤ a ≤ 14.5, with a
-// relative error of 2.4e-8 (minimax by Remez' exchange; the form is that of Hastings, Approximations for Digital Computers, 1955).
+// tailCoefficients approximate Φ(-a)·exp(a²/2) = t·(c[0] + c[1]·t + …) with t = 1/(1 + tailScale·a)
+// for 0 ≤ a ≤ 14.5, with a relative error of 2.4e-8 (minimax by Remez' exchange; the form is that
+// of Hastings, Approximations for Digital Computers, 1955).
 var tailCoefficients = []float64{
 	0.1077206568, 0.1075428733, 0.1018106145, 0.0720495819, 0.1078257099, -0.06921090114, 0.1697862935, -0.1264859337, 0.0289611167,
 }
@@ -99,8 +103,9 @@ func activations() []kernel {
 	}
 }
 
-// normal returns a = |x|, no more than 15 (where Φ(-a) is 0 in float32), exp(-a²/2), and Φ(-a)·exp(a²/2). The exponent is
-// exact: the rounding error of the square goes into the exponential too, or it would grow with a² in the left tail.
+// normal returns a = |x|, no more than 15 (where Φ(-a) is 0 in float32), exp(-a²/2), and
+// Φ(-a)·exp(a²/2). The exponent is exact: the rounding error of the square goes into the
+// exponential too, or it would grow with a² in the left tail.
 func (b *body) normal(x *value) (a, density, tail *value) {
 	one := b.register(1)
 	a = b.min(b.register(15), b.and(x, b.word(absBits)))

@@ -46,8 +46,9 @@ func (k kernel) field() string {
 
 // A function is one kernel for one instruction set and element type, while it is written.
 //
-// Registers: AX is the index of the element, CX how many are left, BX a temporary, and every slice of the body has one of
-// pointerRegs. Vector registers from pin upwards hold what lives through the whole loop, the lower ones belong to the body.
+// Registers: AX is the index of the element, CX how many are left, BX a temporary, and every slice
+// of the body has one of pointerRegs. Vector registers from pin upwards hold what lives through the
+// whole loop, the lower ones belong to the body.
 type function struct {
 	kernel
 	isa     isa
@@ -342,7 +343,8 @@ func (f *function) clear(reg int) {
 	fmt.Fprintf(&f.start, "\tVXORPS X%d, X%d, X%d\n", reg, reg, reg)
 }
 
-// accumulator is one register for each vector of the loop, initially 0 or, if not nil, the given value.
+// accumulator is one register for each vector of the loop, initially 0 or, if not nil, the given
+// value.
 func (f *function) accumulator(name string, initial *value) *value {
 	return f.hold(name, f.width(), func(v *value) {
 		for _, r := range v.regs {
@@ -355,8 +357,8 @@ func (f *function) accumulator(name string, initial *value) *value {
 	})
 }
 
-// fold combines the registers of an accumulator, then the halves of the one that remains, until its lowest element holds
-// all; it returns that register. The order is a balanced tree.
+// fold combines the registers of an accumulator, then the halves of the one that remains, until its
+// lowest element holds all; it returns that register. The order is a balanced tree.
 func (f *function) fold(name, mnemonic string, bits int) int {
 	regs := f.pinned[name].regs
 	for n := len(regs); n > 1; n /= 2 {
@@ -381,7 +383,8 @@ func (f *function) fold(name, mnemonic string, bits int) int {
 	return r
 }
 
-// extract128 is the instruction for the upper half of a Y register: registers above 15 need the newer one.
+// extract128 is the instruction for the upper half of a Y register: registers above 15 need the
+// newer one.
 func (f *function) extract128() string {
 	if f.isa.wide {
 		return "VEXTRACTF32X4"

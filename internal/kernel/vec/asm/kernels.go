@@ -6,7 +6,8 @@ import (
 	"slices"
 )
 
-// all lists the kernels. Light loops work on four vectors at once, heavy ones on as many as the registers allow.
+// all lists the kernels. Light loops work on four vectors at once, heavy ones on as many as the
+// registers allow.
 func all() []kernel {
 	return slices.Concat(arithmetic(), treeSums(), reductions(), activations(), rows(), optimizers())
 }
@@ -73,7 +74,8 @@ func treeSums() (list []kernel) {
 	})
 }
 
-// tree adds sources by the canonical tree: the left part is the largest power of two below their number.
+// tree adds sources by the canonical tree: the left part is the largest power of two below their
+// number.
 func (b *body) tree(sources []string) *value {
 	if len(sources) == 1 {
 		return b.load(sources[0])
@@ -127,8 +129,9 @@ func reductions() []kernel {
 	}
 }
 
-// absBits masks the sign away. What remains orders like an unsigned integer, and every NaN lies above infinity: an integer
-// maximum never loses one, as the floating-point maximum of the processor would.
+// absBits masks the sign away. What remains orders like an unsigned integer, and every NaN lies
+// above infinity: an integer maximum never loses one, as the floating-point maximum of the
+// processor would.
 const (
 	absBits = 0x7FFFFFFF
 	infBits = 0x7F800000

@@ -1,10 +1,11 @@
-// Command asm writes the assembly kernels of package vec, their Go declarations and the tables that select them:
+// Command asm writes the assembly kernels of package vec, their Go declarations and the tables that
+// select them:
 //
 //	avx512_amd64.s   avx2_amd64.s   kernels_amd64.go
 //
-// It is run by go generate in the directory of that package. A kernel is described once, as a calculation on vectors (see
-// kernels.go); the two instruction sets and the two element types, the loop, the masked remainder, the registers and the
-// stack frame are the business of this program.
+// It is run by go generate in the directory of that package. A kernel is described once, as a
+// calculation on vectors (see kernels.go); the two instruction sets and the two element types, the
+// loop, the masked remainder, the registers and the stack frame are the business of this program.
 package main
 
 import (
@@ -41,7 +42,8 @@ func outputs() map[string]string {
 	return files
 }
 
-// assembly returns the assembly file of one instruction set, and adds its table and its declarations to decl.
+// assembly returns the assembly file of one instruction set, and adds its table and its
+// declarations to decl.
 func assembly(isa isa, decl *strings.Builder) string {
 	consts, text, stubs, tables := newConstants(isa), &strings.Builder{}, &strings.Builder{}, [2]strings.Builder{}
 	for _, k := range all() {
