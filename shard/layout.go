@@ -7,22 +7,24 @@ import (
 	"sort"
 )
 
-// DefaultAlign is the alignment, in elements, that suits every device: 16 float32 are 64 bytes, which is one AVX-512
-// vector and one cache line, so kernels never split a load at the start of a parameter and two ranks of one process
-// never write to the same line. It is also a multiple of the 16 bytes from which NCCL and GPU kernels use vector
-// loads, down to 2-byte elements (32 bytes). The price is at most 15 elements per parameter and per shard.
+// DefaultAlign is the alignment, in elements, that suits every device: 16 float32 are 64 bytes,
+// which is one AVX-512 vector and one cache line, so kernels never split a load at the start of a
+// parameter and two ranks of one process never write to the same line. It is also a multiple of the
+// 16 bytes from which NCCL and GPU kernels use vector loads, down to 2-byte elements (32 bytes).
+// The price is at most 15 elements per parameter and per shard.
 const DefaultAlign = 16
 
 // Param is one named tensor of a group.
 type Param struct {
 	// Name is the full name, unique in the model, such as "h.3.mlp.fc.weight".
 	Name string
-	// Shape is row-major. A scalar has no dimensions; a dimension of zero is legal and makes the parameter empty.
+	// Shape is row-major. A scalar has no dimensions; a dimension of zero is legal and makes the
+	// parameter empty.
 	Shape []int
 }
 
-// Len returns the number of elements: the product of the dimensions, 1 for a scalar. It assumes a shape that [New]
-// accepts.
+// Len returns the number of elements: the product of the dimensions, 1 for a scalar. It assumes a
+// shape that [New] accepts.
 func (p Param) Len() int {
 	n := 1
 	for _, d := range p.Shape {
@@ -51,9 +53,9 @@ func (p Param) validLen() (int, error) {
 	return n, nil
 }
 
-// Layout says where the parameters of one group lie in a flat buffer that is cut into equal shards, one per rank. It is
-// made by [New] and never changes; the zero Layout is empty and has no ranks. All lengths and positions are in
-// elements.
+// Layout says where the parameters of one group lie in a flat buffer that is cut into equal shards,
+// one per rank. It is made by [New] and never changes; the zero Layout is empty and has no ranks.
+// All lengths and positions are in elements.
 type Layout struct {
 	params   []Param
 	offsets  []int // offsets[i] is the flat position of element 0 of params[i]: ascending multiples of align
@@ -63,9 +65,10 @@ type Layout struct {
 	shardLen int // multiple of align; world*shardLen >= ends[last]
 }
 
-// New lays params out in the given order over world ranks. It returns an error if world or align is below 1, if a name
-// is empty or occurs twice, if a dimension is negative, or if the total does not fit an int. No parameters, or only
-// empty ones, make a layout of length zero. The parameters are copied.
+// New lays params out in the given order over world ranks. It returns an error if world or align is
+// below 1, if a name is empty or occurs twice, if a dimension is negative, or if the total does not
+// fit an int. No parameters, or only empty ones, make a layout of length zero. The parameters are
+// copied.
 func New(params []Param, world, align int) (*Layout, error) {
 	if world < 1 {
 		return nil, fmt.Errorf("shard: world size %d: must be at least 1", world)
@@ -154,8 +157,8 @@ func (l *Layout) Len() int { return l.world * l.shardLen }
 // ShardLen returns the length of every rank's shard in elements, padding included.
 func (l *Layout) ShardLen() int { return l.shardLen }
 
-// Offset returns the position of parameter i in the flat buffer: its elements are [Offset(i), Offset(i)+Params()[i].Len()).
-// Like a slice index, i must be a valid index of Params.
+// Offset returns the position of parameter i in the flat buffer: its elements are [Offset(i),
+// Offset(i)+Params()[i].Len()). Like a slice index, i must be a valid index of Params.
 func (l *Layout) Offset(i int) int { return l.offsets[i] }
 
 // Interval is a piece of a named parameter: elements [Offset, Offset+Len) in row-major order.
@@ -176,8 +179,8 @@ type Segment struct {
 	Param int // index of the parameter in Layout.Params
 }
 
-// Segments returns what a rank owns, in shard order; no segment is empty. A rank may own nothing, and a rank outside
-// [0, World) does.
+// Segments returns what a rank owns, in shard order; no segment is empty. A rank may own nothing,
+// and a rank outside [0, World) does.
 func (l *Layout) Segments(rank int) []Segment {
 	if rank < 0 || rank >= l.world {
 		return nil
@@ -201,8 +204,8 @@ func (l *Layout) Segments(rank int) []Segment {
 // Span is a range of the flat buffer: elements [Start, End).
 type Span struct{ Start, End int }
 
-// Padding returns the ranges of the flat buffer that belong to no parameter, ascending, none empty, no two adjacent. A
-// buffer that is reduced or measured as a whole must be zero there.
+// Padding returns the ranges of the flat buffer that belong to no parameter, ascending, none empty,
+// no two adjacent. A buffer that is reduced or measured as a whole must be zero there.
 func (l *Layout) Padding() []Span {
 	var spans []Span
 	end := 0

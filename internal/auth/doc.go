@@ -1,7 +1,8 @@
-// Package auth decides who may talk: the two ends of a connection prove to each other that they hold the same secret, and
-// say who they are, before anything else is said.
+// Package auth decides who may talk: the two ends of a connection prove to each other that they
+// hold the same secret, and say who they are, before anything else is said.
 //
-//	theirs, err := auth.Client(conn, secret, auth.Hello{Job: "gpt", Purpose: "store", Rank: 3, Size: 8}, deadline)
+//	mine := auth.Hello{Job: "gpt", Purpose: "store", Rank: 3, Size: 8}
+//	theirs, err := auth.Client(conn, secret, mine, deadline)
 //
 //	theirs, err := auth.Server(conn, secret, func(theirs auth.Hello) (auth.Hello, error) {
 //		if theirs.Size != size {
@@ -16,26 +17,31 @@
 //
 //	client                                                            server
 //	  | -- magic version nonceC ------------------------------------->  |  40 bytes, of every version
-//	  | <------------------------------------- magic version nonceS --  |  only to a client that knew the magic
-//	  | -- 'H' len helloC HMAC(key, 'H' nonceC nonceS helloC) --------> |  verified, then read, then accept(helloC)
+//	  | <------------------------------------- magic version nonceS --  |  if the client knew the magic
+//	  | -- 'H' len helloC HMAC(key, 'H' nonceC nonceS helloC) --------> |  verified, read, accept(helloC)
 //	  | <-- 'A' len helloS HMAC(key, 'A' nonceC nonceS helloC helloS) - |  accepted
 //	  |     'R' len reason HMAC(key, 'R' nonceC nonceS helloC reason)   |  or refused, and why
 //	  |     'S' 0          (no proof)                                   |  or: your proof is wrong
 //
-// Every part under the HMAC-SHA256 is preceded by its length. The key is derived from the secret and serves nothing else.
-// Inside TLS the HMAC also covers a value exported from the session, so that a proof cannot be carried from one TLS
-// connection to another.
+// Every part under the HMAC-SHA256 is preceded by its length. The key is derived from the secret
+// and serves nothing else. Inside TLS the HMAC also covers a value exported from the session, so
+// that a proof cannot be carried from one TLS connection to another.
 //
 // # Invariants
 //
-//   - Nothing is believed before it is proven. Hellos travel in the clear, for they hold no secret, but the one who
-//     receives a hello does not look into it before its HMAC has been verified, in constant time.
-//   - A proof is good once, in one direction: each end adds a fresh nonce of 32 bytes (no replay), and the kind of message is
-//     part of what is proven (no reflection).
-//   - The client proves first. A stranger who connects learns nothing computed from the secret that he could try guesses on.
-//   - Both ends learn what went wrong: [ErrSecret], [ErrVersion] and [RefusedError] come out on both sides, as
-//     whoever notices tells the other before it hangs up. The exception is [ErrStranger]: a stranger is told nothing.
-//   - Everything is bounded: a message by a fixed buffer that its length is checked against, the whole by a deadline.
+//   - Nothing is believed before it is proven. Hellos travel in the clear, for they hold no secret,
+//     but the one who receives a hello does not look into it before its HMAC has been verified, in
+//     constant time.
+//   - A proof is good once, in one direction: each end adds a fresh nonce of 32 bytes (no replay),
+//     and the kind of message is part of what is proven (no reflection).
+//   - The client proves first. A stranger who connects learns nothing computed from the secret that
+//     he could try guesses on.
+//   - Both ends learn what went wrong: [ErrSecret], [ErrVersion] and [RefusedError] come out on
+//     both sides, as whoever notices tells the other before it hangs up. The exception is
+//     [ErrStranger]: a stranger is told nothing.
+//   - Everything is bounded: a message by a fixed buffer that its length is checked against, the
+//     whole by a deadline.
 //
-// The challenge keeps strangers out; it does not hide or protect what is said afterwards. [TLS] does.
+// The challenge keeps strangers out; it does not hide or protect what is said afterwards. [TLS]
+// does.
 package auth

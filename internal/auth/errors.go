@@ -11,25 +11,28 @@ import (
 var (
 	// ErrWeak: our own secret is too short to guard anything, or missing where it must not be.
 	ErrWeak = errors.New("the secret is too weak")
-	// ErrSecret: its proof does not fit our secret, or ours not its; or somebody in between has altered a hello.
+	// ErrSecret: its proof does not fit our secret, or ours not its; or somebody in between has
+	// altered a hello.
 	ErrSecret = errors.New("the other side has another secret")
 	// ErrStranger: what it says is not this protocol.
 	ErrStranger = errors.New("a stranger that does not speak this protocol")
 	// ErrVersion: it is another version of this library.
 	ErrVersion = errors.New("the other side speaks another version of the protocol")
-	// ErrTLS: TLS was asked for and the two sides cannot agree; with TLS from a secret, the secrets differ.
+	// ErrTLS: TLS was asked for and the two sides cannot agree; with TLS from a secret, the secrets
+	// differ.
 	ErrTLS = errors.New("no TLS agreement with the other side")
 )
 
-// RefusedError is what a client gets when the server knows it for one of its own, but does not want it.
+// RefusedError is what a client gets when the server knows it for one of its own, but does not want
+// it.
 type RefusedError struct {
 	Reason string // what accept said on the other side
 }
 
 func (e *RefusedError) Error() string { return "refused by the other side: " + e.Reason }
 
-// Final tells whether err, of Client, will be the same however often one tries again. Other errors are those of a
-// connection: a server that is not ready, or died.
+// Final tells whether err, of Client, will be the same however often one tries again. Other errors
+// are those of a connection: a server that is not ready, or died.
 func Final(err error) bool {
 	for _, final := range []error{ErrWeak, ErrSecret, ErrStranger, ErrVersion, ErrTLS} {
 		if errors.Is(err, final) {

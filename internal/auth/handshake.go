@@ -29,8 +29,8 @@ const (
 	maxBody = max(maxHello, maxReason)
 )
 
-// kind is the first byte of a message after the greeting. It is covered by the proof, and as each kind is sent by one side
-// only, it tells the roles apart, too.
+// kind is the first byte of a message after the greeting. It is covered by the proof, and as each
+// kind is sent by one side only, it tells the roles apart, too.
 type kind byte
 
 const (
@@ -40,11 +40,12 @@ const (
 	kindSecret kind = 'S' // server: your proof is wrong; it carries none itself
 )
 
-// Client proves to the server at the other end of conn that this side knows the secret, makes it prove the same, and
-// exchanges hellos. The hello returned is the server's. When conn is a *tls.Conn, the TLS handshake comes first, if need be.
+// Client proves to the server at the other end of conn that this side knows the secret, makes it
+// prove the same, and exchanges hellos. The hello returned is the server's. When conn is a
+// *tls.Conn, the TLS handshake comes first, if need be.
 //
-// The handshake ends by deadline, or after Timeout when that is zero; conn has no deadline afterwards. With an error
-// conn is of no use any more; closing it is left to the caller.
+// The handshake ends by deadline, or after Timeout when that is zero; conn has no deadline
+// afterwards. With an error conn is of no use any more; closing it is left to the caller.
 func Client(conn net.Conn, secret []byte, mine Hello, deadline time.Time) (theirs Hello, err error) {
 	s, err := open(conn, secret, deadline)
 	if err == nil {
@@ -53,11 +54,12 @@ func Client(conn net.Conn, secret []byte, mine Hello, deadline time.Time) (their
 	return theirs, s.end(err)
 }
 
-// Server is the accepting side of Client. Once the client has proven itself, accept gets its hello and either returns the
-// hello to answer with or refuses. A refusal reaches the client as a *RefusedError with the text of accept's error, and
-// Server returns an error that wraps it.
+// Server is the accepting side of Client. Once the client has proven itself, accept gets its hello
+// and either returns the hello to answer with or refuses. A refusal reaches the client as a
+// *RefusedError with the text of accept's error, and Server returns an error that wraps it.
 //
-// An error of Server after accept agreed means that the client may not know: what accept has noted must be undone.
+// An error of Server after accept agreed means that the client may not know: what accept has noted
+// must be undone.
 func Server(conn net.Conn, secret []byte, accept func(theirs Hello) (mine Hello, err error), deadline time.Time) (theirs Hello, err error) {
 	s, err := open(conn, secret, deadline)
 	if err == nil {
@@ -74,7 +76,8 @@ type session struct {
 	nonces  struct{ client, server [32]byte }
 }
 
-// open checks the secret, starts the clock and completes the TLS handshake, if there is one. The session is never nil.
+// open checks the secret, starts the clock and completes the TLS handshake, if there is one. The
+// session is never nil.
 func open(conn net.Conn, secret []byte, deadline time.Time) (*session, error) {
 	s := &session{conn: conn}
 	if err := checkLength(secret); err != nil {
@@ -202,8 +205,9 @@ func (s *session) sendGreeting(nonce [32]byte) error {
 	return nil
 }
 
-// readGreeting returns the nonce of the other side. It tells a stranger by his first bytes, but reads the whole greeting of
-// another version: closing a TCP connection with bytes unread would destroy the answer on its way.
+// readGreeting returns the nonce of the other side. It tells a stranger by his first bytes, but
+// reads the whole greeting of another version: closing a TCP connection with bytes unread would
+// destroy the answer on its way.
 func (s *session) readGreeting() (nonce [32]byte, err error) {
 	var b [len(magic) + 1 + len(nonce)]byte
 	n, err := io.ReadFull(s.conn, b[:len(magic)])
@@ -231,8 +235,8 @@ func looksLike(b []byte) string {
 	return fmt.Sprintf("it begins with %q", b)
 }
 
-// prove returns the HMAC over a message of the given kind: the kind, the channel, both nonces and the bodies of the exchange so far, each
-// preceded by its length.
+// prove returns the HMAC over a message of the given kind: the kind, the channel, both nonces and
+// the bodies of the exchange so far, each preceded by its length.
 func (s *session) prove(k kind, bodies ...[]byte) []byte {
 	h := hmac.New(sha256.New, s.key)
 	h.Write([]byte{byte(k)})

@@ -14,8 +14,8 @@ const (
 	MaxExtra   = 1 << 10
 )
 
-// Hello is what an end of a connection says about itself. The other end may rely on it: it comes from a holder of the secret,
-// unaltered. It is not secret.
+// Hello is what an end of a connection says about itself. The other end may rely on it: it comes
+// from a holder of the secret, unaltered. It is not secret.
 type Hello struct {
 	Job        string // which run of which program; at most MaxJob bytes
 	Purpose    string // what the connection is for; at most MaxPurpose bytes
@@ -23,8 +23,8 @@ type Hello struct {
 	Extra      []byte // anything else that must be agreed on first; at most MaxExtra bytes
 }
 
-// Layout of an encoded hello: rank and size as 4 bytes each, then every field as 2 bytes of length and its bytes. There is
-// exactly one encoding of a hello.
+// Layout of an encoded hello: rank and size as 4 bytes each, then every field as 2 bytes of length
+// and its bytes. There is exactly one encoding of a hello.
 const maxHello = 4 + 4 + 3*2 + MaxJob + MaxPurpose + MaxExtra
 
 // encode returns the bytes of h, or says which field is too large.

@@ -10,8 +10,9 @@ import (
 // MinSecret is the number of bytes a secret must have. It should be random: openssl rand -hex 32.
 const MinSecret = 16
 
-// Check tells whether secret is good enough to guard addr. A short one guards nothing; none at all, which lets in whoever can connect,
-// is allowed only on addresses that cannot be reached from another host.
+// Check tells whether secret is good enough to guard addr. A short one guards nothing; none at all,
+// which lets in whoever can connect, is allowed only on addresses that cannot be reached from
+// another host.
 func Check(secret []byte, addr net.Addr) error {
 	if len(secret) == 0 && !local(addr) {
 		return fmt.Errorf("auth: %w: %s can be reached from other hosts and there is none", ErrWeak, addr)
@@ -42,8 +43,8 @@ func local(addr net.Addr) bool {
 	}
 }
 
-// Key derives from secret the 32-byte key for one use, by HKDF-SHA256 (RFC 5869). Keys of different uses say
-// nothing about each other or the secret.
+// Key derives from secret the 32-byte key for one use, by HKDF-SHA256 (RFC 5869). Keys of different
+// uses say nothing about each other or the secret.
 func Key(secret []byte, use string) ([]byte, error) {
 	key, err := hkdf.Key(sha256.New, secret, nil, "gofsdp "+use, sha256.Size)
 	if err != nil {

@@ -10,12 +10,14 @@ import (
 	"time"
 )
 
-// TLS returns configurations that encrypt a connection between holders of secret, without any files. Both sides show
-// a certificate of one and the same Ed25519 key, derived from the secret, and require exactly that key of the other. Only TLS 1.3 is
-// spoken, and sessions are not resumed. The challenge of Client and Server runs inside.
+// TLS returns configurations that encrypt a connection between holders of secret, without any
+// files. Both sides show a certificate of one and the same Ed25519 key, derived from the secret,
+// and require exactly that key of the other. Only TLS 1.3 is spoken, and sessions are not resumed.
+// The challenge of Client and Server runs inside.
 //
-// Whoever has the secret can pretend to be either side; that much is true of the challenge as well. Recorded traffic
-// stays closed to whoever learns the secret later, as the keys of a session come from an ephemeral exchange.
+// Whoever has the secret can pretend to be either side; that much is true of the challenge as well.
+// Recorded traffic stays closed to whoever learns the secret later, as the keys of a session come
+// from an ephemeral exchange.
 func TLS(secret []byte) (server, client *tls.Config, err error) {
 	if len(secret) == 0 {
 		return nil, nil, fmt.Errorf("auth: %w: TLS is asked for and there is none", ErrWeak)
@@ -55,7 +57,8 @@ func certificate(key ed25519.PrivateKey) (tls.Certificate, error) {
 	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}, err
 }
 
-// exactly returns a check that the other side has shown a certificate of key. TLS itself has checked that it owns the key.
+// exactly returns a check that the other side has shown a certificate of key. TLS itself has
+// checked that it owns the key.
 func exactly(key ed25519.PublicKey) func(tls.ConnectionState) error {
 	return func(state tls.ConnectionState) error {
 		if len(state.PeerCertificates) > 0 && key.Equal(state.PeerCertificates[0].PublicKey) {

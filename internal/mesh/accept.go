@@ -15,7 +15,8 @@ import (
 const (
 	// maxStrangers is how many connections are checked at a time. More wait in the kernel.
 	maxStrangers = 64
-	// checkTime is how long the check of a connection may take. Whoever dials is more patient: it may have to wait for a place.
+	// checkTime is how long the check of a connection may take. Whoever dials is more patient: it
+	// may have to wait for a place.
 	checkTime = 5 * time.Second
 	dialTime  = 3 * checkTime
 )
@@ -166,8 +167,8 @@ func (m *Mesh) hello(h auth.Hello, v visit) auth.Hello {
 	return h
 }
 
-// dial connects to a rank, again and again until it works, cannot work, or ctx ends. Then the error is the latest failure, if
-// there has been one.
+// dial connects to a rank, again and again until it works, cannot work, or ctx ends. Then the error
+// is the latest failure, if there has been one.
 func (m *Mesh) dial(ctx context.Context, network, address string, rank int, h auth.Hello, v visit) (net.Conn, error) {
 	var latest error
 	for pause := 20 * time.Millisecond; ; pause = min(2*pause, time.Second) {

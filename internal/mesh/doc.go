@@ -1,14 +1,16 @@
 // Package mesh connects the processes of a job, one per rank, with each other.
 //
-//	m, err := mesh.Join(ctx, mesh.Config{Rank: 1, Size: 4, Store: s, Job: "gpt/1", Secret: secret, Handler: h})
+//	m, err := mesh.Join(ctx, mesh.Config{
+//		Rank: 1, Size: 4, Store: s, Job: "gpt/1", Secret: secret, Handler: h,
+//	})
 //	defer m.Close()
 //	m.Send(3, msg)                    // h.Message(1, msg) is called on rank 3
 //	conn, err := m.Connect(ctx, 3, 7) // rank 3 does m.Connect(ctx, 1, 7)
 //
-// Every pair has a control connection for as long as both live: a Unix socket inside a host, TCP between hosts. It
-// carries short messages in order, and it is how the end of a process is noticed: the kernel closes what a dead process
-// had open. Bulk data takes TCP connections of its own, as many as the caller asks for, which the mesh sets up and then
-// knows no more about.
+// Every pair has a control connection for as long as both live: a Unix socket inside a host, TCP
+// between hosts. It carries short messages in order, and it is how the end of a process is noticed:
+// the kernel closes what a dead process had open. Bulk data takes TCP connections of its own, as
+// many as the caller asks for, which the mesh sets up and then knows no more about.
 //
 // # Joining
 //
@@ -17,19 +19,22 @@
 //	rank r                               store, under mesh/JOB/                rank q < r
 //	  | -- claim size, rank-r: address ->  size    rank-q    rank-r  <- claim --  |
 //	  | <- get rank-q -------------------                                         |
-//	  | ===== dial, prove, say who I am ========================================> |  5 s; q checks job, size, rank
+//	  | ===== dial, prove, say who I am ========================================> |  5 s; q checks it
 //	  | <==== ready: "I am connected to all" ===== both ways ===================> |
 //
-// Join returns when every rank has said that it is ready, that is, when all pairs are connected; nothing is asked of the
-// store after that. Whoever cannot join says so, to the ranks it has met and in the store under "abort",
-// which all others watch: one wrong world size ends Join everywhere, at once and with the reason.
+// Join returns when every rank has said that it is ready, that is, when all pairs are connected;
+// nothing is asked of the store after that. Whoever cannot join says so, to the ranks it has met
+// and in the store under "abort", which all others watch: one wrong world size ends Join
+// everywhere, at once and with the reason.
 //
 // # Invariants
 //
-//   - Strangers cost little: at most 64 connections are being checked at a time, for 5 seconds each, beside each other. They
-//     are logged and never fail a rank.
+//   - Strangers cost little: at most 64 connections are being checked at a time, for 5 seconds
+//     each, beside each other. They are logged and never fail a rank.
 //   - A rank that has joined is not disturbed by another that claims the same rank.
-//   - For every rank the Handler hears its messages in order, then Gone or Lost, once, then nothing.
+//   - For every rank the Handler hears its messages in order, then Gone or Lost, once, then
+//     nothing.
 //   - Send does not block: a rank that leaves a mebibyte unread is lost.
-//   - Close returns within a second or so, whatever the others do, and leaves neither a goroutine nor an open file.
+//   - Close returns within a second or so, whatever the others do, and leaves neither a goroutine
+//     nor an open file.
 package mesh

@@ -11,7 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// listenUnix opens an abstract socket: a name that no file system knows, so none that a crash could leave behind.
+// listenUnix opens an abstract socket: a name that no file system knows, so none that a crash could
+// leave behind.
 func listenUnix() (net.Listener, string, error) {
 	name := "@gofsdp-" + rand.Text()
 	l, err := net.Listen("unix", name)

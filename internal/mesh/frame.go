@@ -55,8 +55,8 @@ type frameReader struct {
 
 func newFrameReader(r io.Reader) *frameReader { return &frameReader{in: bufio.NewReader(r)} }
 
-// next returns the next frame; body is valid until the call after. At the end of the stream the error is io.EOF, or
-// io.ErrUnexpectedEOF in the middle of a frame.
+// next returns the next frame; body is valid until the call after. At the end of the stream the
+// error is io.EOF, or io.ErrUnexpectedEOF in the middle of a frame.
 func (f *frameReader) next() (kind frameKind, body []byte, err error) {
 	var header [frameHeader]byte
 	if _, err := io.ReadFull(f.in, header[:]); err != nil {

@@ -22,12 +22,13 @@ const (
 var (
 	// errLate is the cause of the end of joining when time is up.
 	errLate = errors.New("time is up")
-	// errTwice is wrapped by the error of a rank that another process has taken: no reason for others to give up.
+	// errTwice is wrapped by the error of a rank that another process has taken: no reason for
+	// others to give up.
 	errTwice = errors.New("every attempt of a job needs a name of its own, every process a rank")
 )
 
-// Join connects all ranks. It returns when all pairs are connected, or when one rank, not necessarily this one, finds
-// that it cannot join, ctx ends, or Timeout has passed.
+// Join connects all ranks. It returns when all pairs are connected, or when one rank, not
+// necessarily this one, finds that it cannot join, ctx ends, or Timeout has passed.
 func Join(ctx context.Context, cfg Config) (*Mesh, error) {
 	cfg, err := cfg.check()
 	if err != nil {
@@ -124,7 +125,8 @@ func (m *Mesh) late(cause error) error {
 	return err
 }
 
-// announce tells the store who and where this rank is, unless another process is there or the job has another size.
+// announce tells the store who and where this rank is, unless another process is there or the job
+// has another size.
 func (m *Mesh) announce(ctx context.Context) error {
 	first, err := m.claim(ctx, m.key(keySize))
 	if err != nil {
@@ -147,7 +149,8 @@ func (m *Mesh) announce(ctx context.Context) error {
 // key returns the key in the store of something about the job, or one of its ranks.
 func (m *Mesh) key(parts ...any) string { return "mesh/" + m.cfg.Job + "/" + fmt.Sprint(parts...) }
 
-// claim stores who and where this rank is unless a record is there, and returns the one that is there now.
+// claim stores who and where this rank is unless a record is there, and returns the one that is
+// there now.
 func (m *Mesh) claim(ctx context.Context, key string) (record, error) {
 	value, err := m.cfg.Store.Claim(ctx, key, encode(m.self))
 	if err != nil {
@@ -156,7 +159,8 @@ func (m *Mesh) claim(ctx context.Context, key string) (record, error) {
 	return decode[record](value)
 }
 
-// watch waits for the setback of another rank. That the store fails is for those to report who need it.
+// watch waits for the setback of another rank. That the store fails is for those to report who need
+// it.
 func (m *Mesh) watch(ctx context.Context) {
 	value, err := m.cfg.Store.Get(ctx, m.key(keyAbort))
 	if err != nil {
@@ -251,7 +255,8 @@ func (m *Mesh) missing() (ranks []int) {
 	return ranks
 }
 
-// unready returns the ranks that have not said that they are connected to all. The caller holds m.mu.
+// unready returns the ranks that have not said that they are connected to all. The caller holds
+// m.mu.
 func (m *Mesh) unready() (ranks []int) {
 	for r := range m.cfg.Size {
 		if _, ok := m.ready[r]; !ok {
@@ -290,15 +295,16 @@ func (m *Mesh) open() bool {
 	}
 }
 
-// ended handles the end of a rank: one that was ready has joined, whatever became of it; without one that was not,
-// nobody can join.
+// ended handles the end of a rank: one that was ready has joined, whatever became of it; without
+// one that was not, nobody can join.
 func (m *Mesh) ended(p *peer, err error) {
 	var gaveUp *setback
 	switch {
 	case !p.ready && errors.As(err, &gaveUp):
 		m.fail(err)
 	case !p.ready:
-		// It may have given up before it knew of this connection. Then the store has a better reason.
+		// It may have given up before it knew of this connection. Then the store has a better
+		// reason.
 		if m.wait(linger) {
 			m.fail(err)
 		}

@@ -105,7 +105,8 @@ func (b *mailbox[T]) take(ctx context.Context, l label) (T, error) {
 	}
 }
 
-// look removes the first thing with label l, or returns a channel that is closed at the next arrival.
+// look removes the first thing with label l, or returns a channel that is closed at the next
+// arrival.
 func (b *mailbox[T]) look(l label) (thing T, ok bool, changed <-chan struct{}) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -197,7 +197,8 @@ func (m *Mesh) end(last frameKind, body []byte) {
 	m.files.close()
 }
 
-// start runs f until Close, which waits for it. It reports false, and does nothing, when Close has begun.
+// start runs f until Close, which waits for it. It reports false, and does nothing, when Close has
+// begun.
 func (m *Mesh) start(f func()) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()

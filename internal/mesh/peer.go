@@ -12,7 +12,8 @@ import (
 	"time"
 )
 
-// maxUnsent is how many bytes may wait for a peer that does not read. A file counts as heldFile bytes.
+// maxUnsent is how many bytes may wait for a peer that does not read. A file counts as heldFile
+// bytes.
 const (
 	maxUnsent = 1 << 20
 	heldFile  = 4 << 10
@@ -30,11 +31,13 @@ type filePasser interface {
 	hold(f *os.File) (*os.File, error)
 	// send writes a frame with the file attached to it.
 	send(frame []byte, f *os.File) error
-	// arrived returns the files that have come with the bytes read so far, in order, and forgets them.
+	// arrived returns the files that have come with the bytes read so far, in order, and forgets
+	// them.
 	arrived() []*os.File
 }
 
-// peer is the control connection to one other rank: a goroutine that reads (run), and one that writes.
+// peer is the control connection to one other rank: a goroutine that reads (run), and one that
+// writes.
 type peer struct {
 	m     *Mesh
 	rank  int
@@ -122,8 +125,8 @@ func (p *peer) seal() {
 	p.work.Signal()
 }
 
-// breakOff makes err the reason why the connection ends, and lets the reader see for another while what the
-// other side has said. The caller holds p.mu.
+// breakOff makes err the reason why the connection ends, and lets the reader see for another while
+// what the other side has said. The caller holds p.mu.
 func (p *peer) breakOff(err error, while time.Duration) {
 	if p.fault == nil {
 		p.fault = err
@@ -300,7 +303,8 @@ func (o outgoing) drop() {
 	}
 }
 
-// broken handles a failure to write. What the other side has said before it went, a goodbye perhaps, can still be read.
+// broken handles a failure to write. What the other side has said before it went, a goodbye
+// perhaps, can still be read.
 func (p *peer) broken(err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -53,7 +53,8 @@ func thisProcess(host string) (process, error) {
 	return process{Host: host, Name: name, PID: os.Getpid(), Nonce: rand.Text()}, nil
 }
 
-// encode returns the bytes of a record, visit or setback. They are few and rare, and may be read by people.
+// encode returns the bytes of a record, visit or setback. They are few and rare, and may be read by
+// people.
 func encode(v any) []byte {
 	b, err := json.Marshal(v)
 	if err != nil {

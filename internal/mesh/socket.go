@@ -13,7 +13,8 @@ import (
 
 const (
 	bufferSize = 4 << 20 // bytes on the way in each direction of a data connection
-	// unanswered is when a silent host is taken for lost. A stopped process is not: its kernel answers.
+	// unanswered is when a silent host is taken for lost. A stopped process is not: its kernel
+	// answers.
 	unanswered = 20 * time.Second
 )
 
@@ -100,7 +101,8 @@ func tune(conn net.Conn, purpose string) {
 		return
 	}
 	if purpose == purposeControl {
-		// A host that dies or is cut off says nothing. Where this cannot be set, the system's own pace must do.
+		// A host that dies or is cut off says nothing. Where this cannot be set, the system's own
+		// pace must do.
 		_ = tcp.SetKeepAliveConfig(net.KeepAliveConfig{Enable: true, Idle: 5 * time.Second, Interval: 5 * time.Second, Count: 3})
 		setUserTimeout(tcp)
 		return
@@ -130,8 +132,8 @@ func asControl(conn net.Conn) controlConn {
 	}
 }
 
-// encrypted is a TLS connection that ends without an alert: sending one may block for 5 s, and the end that nobody can
-// forge is our frame.
+// encrypted is a TLS connection that ends without an alert: sending one may block for 5 s, and the
+// end that nobody can forge is our frame.
 type encrypted struct {
 	*tls.Conn
 	tcp *net.TCPConn

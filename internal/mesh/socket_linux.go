@@ -11,9 +11,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// enlarge sets the buffers of a TCP socket before it is connected or listens, as TCP agrees on the scale of
-// its window then. The kernel does not go beyond its limit, and does not adapt a buffer that has been set: where the limit is lower, it
-// is better left to itself.
+// enlarge sets the buffers of a TCP socket before it is connected or listens, as TCP agrees on the
+// scale of its window then. The kernel does not go beyond its limit, and does not adapt a buffer
+// that has been set: where the limit is lower, it is better left to itself.
 func enlarge(_, _ string, conn syscall.RawConn) error {
 	return conn.Control(func(fd uintptr) {
 		for _, b := range buffers() {
@@ -36,15 +36,16 @@ var buffers = sync.OnceValue(func() (options []int) {
 	return options
 })
 
-// setUserTimeout lets a connection end when what was sent has not been acknowledged for a while (tcp(7)).
+// setUserTimeout lets a connection end when what was sent has not been acknowledged for a while
+// (tcp(7)).
 func setUserTimeout(conn *net.TCPConn) {
 	control(conn, func(fd int) {
 		_ = unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, int(unanswered.Milliseconds())) // kept alive without, too
 	})
 }
 
-// setLossBased takes a congestion control that fills a path inside a host, which never drops; BBR, some hosts' default,
-// paces what needs no pacing.
+// setLossBased takes a congestion control that fills a path inside a host, which never drops; BBR,
+// some hosts' default, paces what needs no pacing.
 func setLossBased(conn *net.TCPConn) {
 	control(conn, func(fd int) {
 		for _, name := range []string{"reno", "cubic"} {

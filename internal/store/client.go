@@ -10,8 +10,8 @@ import (
 	"sync"
 )
 
-// client is a Store on a server. One goroutine writes requests and one reads replies, so that any number of calls share the
-// connection and none waits for another.
+// client is a Store on a server. One goroutine writes requests and one reads replies, so that any
+// number of calls share the connection and none waits for another.
 type client struct {
 	addr string
 	conn net.Conn
@@ -185,7 +185,8 @@ func (c *client) fail(err error) {
 	_ = c.raw.Close()
 }
 
-// write sends what the calls ask for. Only whole frames are ever written, whichever calls are given up meanwhile.
+// write sends what the calls ask for. Only whole frames are ever written, whichever calls are given
+// up meanwhile.
 func (c *client) write() {
 	for {
 		var b []byte

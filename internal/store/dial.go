@@ -11,8 +11,9 @@ import (
 	"github.com/gofsdp/gofsdp/internal/auth"
 )
 
-// Dial connects to the server at a TCP address. Until ctx ends it waits for one that is not there yet, does not answer or is cut off;
-// a server that is there and is not ours, or does not want us, is an error at once.
+// Dial connects to the server at a TCP address. Until ctx ends it waits for one that is not there
+// yet, does not answer or is cut off; a server that is there and is not ours, or does not want us,
+// is an error at once.
 func Dial(ctx context.Context, addr string, cfg Config) (Store, error) {
 	dialer := &net.Dialer{KeepAliveConfig: keepAlive}
 	return dial(ctx, addr, cfg, dialer.DialContext)
@@ -82,8 +83,8 @@ func shakeHands(raw net.Conn, addr string, cfg Config) (net.Conn, error) {
 	return conn, err
 }
 
-// loop tells whether a connection leads to itself: TCP opens one when a port of this host is dialled, nobody listens, and the
-// kernel happens to choose that very port for the near end.
+// loop tells whether a connection leads to itself: TCP opens one when a port of this host is
+// dialled, nobody listens, and the kernel happens to choose that very port for the near end.
 func loop(c net.Conn) bool {
 	local, ok := c.LocalAddr().(*net.TCPAddr)
 	return ok && local.String() == c.RemoteAddr().String()

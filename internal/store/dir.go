@@ -17,8 +17,9 @@ import (
 	"github.com/gofsdp/gofsdp/internal/auth"
 )
 
-// dir is a Store in a directory, one file for each key. A file appears whole, by rename or link; where a file system shows it in
-// parts nevertheless, its checksum tells, and it is read again. Nobody is told about changes, so a Get looks again and again.
+// dir is a Store in a directory, one file for each key. A file appears whole, by rename or link;
+// where a file system shows it in parts nevertheless, its checksum tells, and it is read again.
+// Nobody is told about changes, so a Get looks again and again.
 type dir struct {
 	path string
 	seal seal
@@ -27,11 +28,11 @@ type dir struct {
 	done chan struct{} // closed by Close
 }
 
-// Dir returns a store in a directory that all ranks can reach, which is created if need be. Of cfg, Job and Secret matter: what others
-// than holders of the secret put there is an error, not a value.
+// Dir returns a store in a directory that all ranks can reach, which is created if need be. Of cfg,
+// Job and Secret matter: what others than holders of the secret put there is an error, not a value.
 //
-// What is stored stays when all ranks have ended. Jobs may share a directory, but each attempt of a job takes a new name, lest it find what
-// the last one has left.
+// What is stored stays when all ranks have ended. Jobs may share a directory, but each attempt of a
+// job takes a new name, lest it find what the last one has left.
 func Dir(path string, cfg Config) (Store, error) {
 	if len(cfg.Secret) > 0 && len(cfg.Secret) < auth.MinSecret {
 		return nil, fmt.Errorf("store: %w: it has %d bytes, at least %d are needed", auth.ErrWeak, len(cfg.Secret), auth.MinSecret)
@@ -72,7 +73,8 @@ func (d *dir) Get(ctx context.Context, key string) (value []byte, err error) {
 
 func (d *dir) Claim(ctx context.Context, key string, value []byte) (holder []byte, err error) {
 	if err = check(key, value); err == nil {
-		// The file may be deleted between the two looks at it: then the next round may have the key.
+		// The file may be deleted between the two looks at it: then the next round may have the
+		// key.
 		err = d.retry(ctx, absentOrTransient, func() error {
 			holder = value
 			err := d.write(key, value, d.publish)
@@ -172,14 +174,16 @@ func (d *dir) retry(ctx context.Context, passes func(error) bool, f func() error
 	}
 }
 
-// transient errors are those of a file system that is shared: a file replaced while it was read, or not quite there.
+// transient errors are those of a file system that is shared: a file replaced while it was read, or
+// not quite there.
 func transient(err error) bool {
 	return errors.Is(err, errTorn) || errors.Is(err, syscall.EINTR) || busy(err)
 }
 
 func absentOrTransient(err error) bool { return errors.Is(err, fs.ErrNotExist) || transient(err) }
 
-// write makes a file of its own and brings it into place: with os.Rename it replaces what is there, with publish it does not.
+// write makes a file of its own and brings it into place: with os.Rename it replaces what is there,
+// with publish it does not.
 func (d *dir) write(key string, value []byte, place func(old, new string) error) error {
 	tmp := d.file(".tmp-" + rand.Text())
 	if err := create(tmp, d.seal.encode(key, value)); err != nil {
@@ -192,8 +196,8 @@ func (d *dir) write(key string, value []byte, place func(old, new string) error)
 	return err
 }
 
-// publish gives the file old the name new, unless there is one. Without links it writes new in place, where readers may see
-// it half written for a moment.
+// publish gives the file old the name new, unless there is one. Without links it writes new in
+// place, where readers may see it half written for a moment.
 func (d *dir) publish(old, new string) error {
 	err := d.link(old, new)
 	if err == nil || errors.Is(err, fs.ErrExist) || transient(err) {
@@ -225,7 +229,8 @@ func (d *dir) read(key string) ([]byte, error) {
 	return value, err
 }
 
-// load reads a file. Whatever a stranger puts there, it neither blocks (a FIFO) nor takes more memory than a value may.
+// load reads a file. Whatever a stranger puts there, it neither blocks (a FIFO) nor takes more
+// memory than a value may.
 func (d *dir) load(name string) (key string, value []byte, err error) {
 	f, err := os.OpenFile(d.file(name), os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {
@@ -249,7 +254,8 @@ func (d *dir) load(name string) (key string, value []byte, err error) {
 	return key, value, nil
 }
 
-// refresh makes an NFS client forget that a file did not exist: opening a directory asks the server for changes.
+// refresh makes an NFS client forget that a file did not exist: opening a directory asks the server
+// for changes.
 func (d *dir) refresh() {
 	if f, err := os.Open(d.path); err == nil {
 		f.Close()

@@ -15,10 +15,12 @@ import (
 
 // Layout of a file (big endian):
 //
-//	| magic 8 | CRC-32C of the rest 4 | key length 2 | value length 4 | HMAC-SHA256 of job, key and value 32 | key | value |
+//	| magic 8 | CRC-32C of the rest 4 | key length 2 | value length 4 |
+//	| HMAC-SHA256 of job, key and value 32 | key | value |
 //
-// The checksum tells a file that is not all there yet from one that is wrong; the HMAC tells ours from a stranger's. The name, too,
-// depends on job and key: jobs that share a directory do not see each other.
+// The checksum tells a file that is not all there yet from one that is wrong; the HMAC tells ours
+// from a stranger's. The name, too, depends on job and key: jobs that share a directory do not see
+// each other.
 const (
 	fileMagic  = "FSDPKV 1"
 	fileHeader = len(fileMagic) + 4 + 2 + 4 + sha256.Size
@@ -76,7 +78,8 @@ func (s seal) encode(key string, value []byte) []byte {
 	return b
 }
 
-// decode is the inverse of encode for a file of the given name. The error is errTorn, errOther, or of the proof.
+// decode is the inverse of encode for a file of the given name. The error is errTorn, errOther, or
+// of the proof.
 func (s seal) decode(name string, b []byte) (key string, value []byte, err error) {
 	if len(b) < fileHeader || string(b[:len(fileMagic)]) != fileMagic {
 		return "", nil, errTorn

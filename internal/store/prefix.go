@@ -5,8 +5,9 @@ import (
 	"strings"
 )
 
-// Prefix returns the part of s whose keys begin with prefix, as a store whose keys do not. Closing it does nothing: s stays
-// with whoever opened it. The limit on keys holds for prefix and key together, and errors name both.
+// Prefix returns the part of s whose keys begin with prefix, as a store whose keys do not. Closing
+// it does nothing: s stays with whoever opened it. The limit on keys holds for prefix and key
+// together, and errors name both.
 func Prefix(s Store, prefix string) Store { return part{s, prefix} }
 
 type part struct {

@@ -33,7 +33,8 @@ type Server struct {
 	tasks sync.WaitGroup        // the accepting goroutine and one for each connection
 }
 
-// Listen serves a store on a TCP address, such as "127.0.0.1:0". A server may listen where another has just ended.
+// Listen serves a store on a TCP address, such as "127.0.0.1:0". A server may listen where another
+// has just ended.
 func Listen(ctx context.Context, addr string, cfg Config) (*Server, error) {
 	// Where the address of a dead server could not be reused, Go sets SO_REUSEADDR by itself.
 	config := net.ListenConfig{KeepAliveConfig: keepAlive}
@@ -48,8 +49,8 @@ func Listen(ctx context.Context, addr string, cfg Config) (*Server, error) {
 	return s, nil
 }
 
-// Serve serves a store on ln, which the server closes. Without a secret ln must not be reachable from other
-// hosts. With an error ln stays open.
+// Serve serves a store on ln, which the server closes. Without a secret ln must not be reachable
+// from other hosts. With an error ln stays open.
 func Serve(ln net.Listener, cfg Config) (*Server, error) {
 	if err := auth.Check(cfg.Secret, ln.Addr()); err != nil {
 		return nil, fmt.Errorf("store: %w", err)
@@ -62,7 +63,8 @@ func Serve(ln net.Listener, cfg Config) (*Server, error) {
 // Addr is where the server listens.
 func (s *Server) Addr() net.Addr { return s.ln.Addr() }
 
-// Close ends the server and all its connections, and waits until they have ended. What was stored is gone.
+// Close ends the server and all its connections, and waits until they have ended. What was stored
+// is gone.
 func (s *Server) Close() error {
 	s.mu.Lock()
 	conns := s.conns
@@ -81,7 +83,8 @@ func (s *Server) Close() error {
 	return err
 }
 
-// accept takes connections while fewer than maxStrangers are unproven. The others wait in the backlog of the listener.
+// accept takes connections while fewer than maxStrangers are unproven. The others wait in the
+// backlog of the listener.
 func (s *Server) accept() {
 	strangers := make(chan struct{}, maxStrangers)
 	retry := backoff{5 * time.Millisecond, time.Second}

@@ -8,8 +8,9 @@ import (
 	"sync"
 )
 
-// session serves one client. Requests are answered in the order they come, except that a Get without an answer is put aside.
-// A client that does not read its answers is not read from either, and so disturbs only itself.
+// session serves one client. Requests are answered in the order they come, except that a Get
+// without an answer is put aside. A client that does not read its answers is not read from either,
+// and so disturbs only itself.
 type session struct {
 	server *Server
 	conn   net.Conn
@@ -25,7 +26,8 @@ func newSession(s *Server, conn, raw net.Conn) *session {
 	return &session{server: s, conn: conn, raw: raw, waiting: make(map[uint64]chan struct{})}
 }
 
-// run serves until the connection ends, and returns what the client has done wrong. Leaving, in whatever way, is not wrong.
+// run serves until the connection ends, and returns what the client has done wrong. Leaving, in
+// whatever way, is not wrong.
 func (s *session) run() error {
 	var gets sync.WaitGroup
 	defer gets.Wait()

@@ -6,7 +6,8 @@ import (
 	"sync"
 )
 
-// table is what a server stores. Values in it are never written to, so they are handed out without copying.
+// table is what a server stores. Values in it are never written to, so they are handed out without
+// copying.
 type table struct {
 	mu      sync.Mutex
 	values  map[string][]byte
@@ -68,7 +69,8 @@ func (t *table) get(key string) ([]byte, bool) {
 	return value, ok
 }
 
-// wait returns the value of key once it exists, or false once stop is closed. A key that is deleted again at once has existed.
+// wait returns the value of key once it exists, or false once stop is closed. A key that is deleted
+// again at once has existed.
 func (t *table) wait(key string, stop <-chan struct{}) ([]byte, bool) {
 	t.mu.Lock()
 	if value, ok := t.values[key]; ok {
