@@ -4,14 +4,14 @@
 // Every launcher says the same few things under names of its own. [Parse] tries
 // them in this order; the first that tells both rank and size wins:
 //
-//	launcher                   rank                    size                   where rank 0 is
-//	Kubeflow                   PET_NODE_RANK           PET_NNODES             PET_MASTER_*, MASTER_*
-//	torchrun, fsdprun, by hand RANK                    WORLD_SIZE             MASTER_ADDR, _PORT
-//	Open MPI                   OMPI_COMM_WORLD_RANK    OMPI_COMM_WORLD_SIZE   loopback
-//	PMIx                       PMIX_RANK               WORLD_SIZE             -
-//	MPICH, Intel MPI (Hydra)   PMI_RANK                PMI_SIZE               -
-//	Slurm (srun)               SLURM_PROCID            SLURM_STEP_NUM_TASKS   first host of the step
-//	Kubernetes Indexed Job     JOB_COMPLETION_INDEX    WORLD_SIZE             pod 0 of FSDP_SERVICE
+//	launcher                   rank                   size                   where rank 0 is
+//	Kubeflow                   PET_NODE_RANK          PET_NNODES             PET_MASTER_* or MASTER_*
+//	torchrun, fsdprun, by hand RANK                   WORLD_SIZE             MASTER_ADDR, MASTER_PORT
+//	Open MPI                   OMPI_COMM_WORLD_RANK   OMPI_COMM_WORLD_SIZE   loopback, if on one host
+//	PMIx                       PMIX_RANK              WORLD_SIZE             -
+//	MPICH, Intel MPI (Hydra)   PMI_RANK               PMI_SIZE               -
+//	Slurm (srun)               SLURM_PROCID           SLURM_STEP_NUM_TASKS   first host of the step
+//	Kubernetes Indexed Job     JOB_COMPLETION_INDEX   WORLD_SIZE             pod 0 of FSDP_SERVICE
 //
 // MASTER_ADDR and MASTER_PORT override the last column for all of them, and
 // FSDP_RENDEZVOUS overrides those. What is particular to each launcher, and where
@@ -26,7 +26,7 @@
 //
 // Beside them, under any launcher and none:
 //
-//	FSDP_RENDEZVOUS   where the ranks meet: tcp://host:port, served by rank 0, or a shared file:///dir
+//	FSDP_RENDEZVOUS   where ranks meet: tcp://host:port, served by rank 0, or a shared file:///dir
 //	FSDP_SECRET       the key that ranks share: 16 bytes at least, in hex or as text
 //	FSDP_SECRET_FILE  a file that holds it
 //	FSDP_LISTEN       the network interface or address on which ranks listen
