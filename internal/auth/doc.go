@@ -17,8 +17,8 @@
 //
 //	client                                                            server
 //	  | -- magic version nonceC ------------------------------------->  |  40 bytes, of every version
-//	  | <------------------------------------- magic version nonceS --  |  if the client knew the magic
-//	  | -- 'H' len helloC HMAC(key, 'H' nonceC nonceS helloC) --------> |  verified, read, accept(helloC)
+//	  | <------------------------------------- magic version nonceS --  |  if it knew the magic
+//	  | -- 'H' len helloC HMAC(key, 'H' nonceC nonceS helloC) --------> |  verified, read, accepted
 //	  | <-- 'A' len helloS HMAC(key, 'A' nonceC nonceS helloC helloS) - |  accepted
 //	  |     'R' len reason HMAC(key, 'R' nonceC nonceS helloC reason)   |  or refused, and why
 //	  |     'S' 0          (no proof)                                   |  or: your proof is wrong

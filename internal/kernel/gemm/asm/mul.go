@@ -34,7 +34,7 @@ func printLayout(out *bytes.Buffer) {
 // mul prints the register kernel. Its general registers, with counts of elements and strides in
 // bytes:
 //
-//	throughout        DI tile   SI aline   DX astep   R13 bstep   AX panel of B   R15 its first column
+//	throughout        DI tile   SI aline   DX astep   R13 bstep   AX panel of B   R15 its column
 //	in the loop on k  CX k left   BX row of B   R8 to R12 A in rows 0, 3, 6, 9 and 12
 //	after it          CX columns here  BX mask  R8 out  R9 in  R10 ldout  R11 ldin  R14 columns left
 //
