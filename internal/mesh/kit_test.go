@@ -38,6 +38,7 @@ type folder string
 
 func (f folder) path(key string) string { return filepath.Join(string(f), url.PathEscape(key)) }
 
+// Set replaces what is there.
 func (f folder) Set(_ context.Context, key string, value []byte) error {
 	name, err := f.write(value)
 	return errors.Join(err, os.Rename(name, f.path(key)))
@@ -77,10 +78,6 @@ func (f folder) Get(ctx context.Context, key string) ([]byte, error) {
 		}
 	}
 }
-
-func (f folder) Delete(_ context.Context, key string) error { return os.Remove(f.path(key)) }
-
-func (f folder) List(context.Context, string) (map[string][]byte, error) { return nil, nil }
 
 func (f folder) Close() error { return nil }
 

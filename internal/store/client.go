@@ -31,9 +31,8 @@ type client struct {
 
 // call is a request that waits for its reply.
 type call struct {
-	entries map[string][]byte // of a List, as they come
-	reply   frame
-	done    chan struct{} // closed when reply is there
+	reply frame
+	done  chan struct{} // closed when reply is there
 }
 
 func newClient(addr string, conn, raw net.Conn) *client {
@@ -47,38 +46,12 @@ func newClient(addr string, conn, raw net.Conn) *client {
 	return c
 }
 
-func (c *client) Set(ctx context.Context, key string, value []byte) error {
-	_, err := c.do(ctx, "set", frame{code: askSet, key: key, value: value})
-	return err
-}
-
 func (c *client) Get(ctx context.Context, key string) ([]byte, error) {
-	call, err := c.do(ctx, "get", frame{code: askGet, key: key})
-	if err != nil {
-		return nil, err
-	}
-	return call.reply.value, nil
+	return c.do(ctx, "get", frame{code: askGet, key: key})
 }
 
 func (c *client) Claim(ctx context.Context, key string, value []byte) ([]byte, error) {
-	call, err := c.do(ctx, "claim", frame{code: askClaim, key: key, value: value})
-	if err != nil {
-		return nil, err
-	}
-	return call.reply.value, nil
-}
-
-func (c *client) Delete(ctx context.Context, key string) error {
-	_, err := c.do(ctx, "delete", frame{code: askDelete, key: key})
-	return err
-}
-
-func (c *client) List(ctx context.Context, prefix string) (map[string][]byte, error) {
-	call, err := c.do(ctx, "list", frame{code: askList, key: prefix})
-	if err != nil {
-		return nil, err
-	}
-	return call.entries, nil
+	return c.do(ctx, "claim", frame{code: askClaim, key: key, value: value})
 }
 
 // Close ends the connection.
@@ -89,7 +62,7 @@ func (c *client) Close() error {
 }
 
 // do sends a request and waits for its reply.
-func (c *client) do(ctx context.Context, op string, f frame) (*call, error) {
+func (c *client) do(ctx context.Context, op string, f frame) ([]byte, error) {
 	call, err := c.roundTrip(ctx, f)
 	if err == nil && call.reply.code == replyLimit {
 		err = fmt.Errorf("%w: %s", ErrLimit, call.reply.value)
@@ -97,17 +70,12 @@ func (c *client) do(ctx context.Context, op string, f frame) (*call, error) {
 	if err != nil {
 		return nil, fmt.Errorf("store at %s: %s %q: %w", c.addr, op, f.key, err)
 	}
-	return call, nil
+	return call.reply.value, nil
 }
 
 func (c *client) roundTrip(ctx context.Context, f frame) (*call, error) {
-	if f.code == askList && len(f.key) > MaxKey { // nothing can begin with it
-		return &call{}, nil
-	}
-	if f.code != askList {
-		if err := check(f.key, f.value); err != nil {
-			return nil, err
-		}
+	if err := check(f.key, f.value); err != nil {
+		return nil, err
 	}
 	if ctx.Err() != nil {
 		return nil, context.Cause(ctx)
@@ -152,7 +120,7 @@ func (c *client) register() (uint64, *call, error) {
 		return 0, nil, c.err
 	}
 	c.last++
-	call := &call{entries: make(map[string][]byte), done: make(chan struct{})}
+	call := &call{done: make(chan struct{})}
 	c.calls[c.last] = call
 	return c.last, call, nil
 }
@@ -233,11 +201,9 @@ func (c *client) deliver(f frame) error {
 	defer c.mu.Unlock()
 	call := c.calls[f.id]
 	switch {
-	case f.code != replyOK && f.code != replyEntry && f.code != replyLimit:
+	case f.code != replyOK && f.code != replyLimit:
 		return fmt.Errorf("%w: unknown reply %d", errFrame, f.code)
 	case call == nil:
-	case f.code == replyEntry:
-		call.entries[f.key] = f.value
 	default:
 		call.reply = f
 		delete(c.calls, f.id)

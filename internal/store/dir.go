@@ -9,7 +9,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -17,9 +16,8 @@ import (
 	"github.com/gofsdp/gofsdp/internal/auth"
 )
 
-// dir is a Store in a directory, one file for each key. A file appears whole, by rename or link;
-// where a file system shows it in parts nevertheless, its checksum tells, and it is read again.
-// Nobody is told about changes, so a Get looks again and again.
+// dir is a Store in a directory, one file for each key. A file appears whole, by a link; where a file system shows it in
+// parts nevertheless, its checksum tells, and it is read again. Nobody is told about changes, so a Get looks again and again.
 type dir struct {
 	path string
 	seal seal
@@ -28,11 +26,11 @@ type dir struct {
 	done chan struct{} // closed by Close
 }
 
-// Dir returns a store in a directory that all ranks can reach, which is created if need be. Of cfg,
-// Job and Secret matter: what others than holders of the secret put there is an error, not a value.
+// Dir returns a store in a directory that all ranks can reach, which is created if need be. Of cfg, Job and Secret matter: what others
+// than holders of the secret put there is an error, not a value.
 //
-// What is stored stays when all ranks have ended. Jobs may share a directory, but each attempt of a
-// job takes a new name, lest it find what the last one has left.
+// What is stored stays when all ranks have ended. Jobs may share a directory, but each attempt of a job takes a new name, lest it find what
+// the last one has left.
 func Dir(path string, cfg Config) (Store, error) {
 	if len(cfg.Secret) > 0 && len(cfg.Secret) < auth.MinSecret {
 		return nil, fmt.Errorf("store: %w: it has %d bytes, at least %d are needed", auth.ErrWeak, len(cfg.Secret), auth.MinSecret)
@@ -45,14 +43,6 @@ func Dir(path string, cfg Config) (Store, error) {
 		return nil, fmt.Errorf("store: %w", err)
 	}
 	return &dir{path: path, seal: seal{key: key, job: cfg.Job}, link: os.Link, done: make(chan struct{})}, nil
-}
-
-func (d *dir) Set(ctx context.Context, key string, value []byte) error {
-	err := check(key, value)
-	if err == nil {
-		err = d.retry(ctx, transient, func() error { return d.write(key, value, os.Rename) })
-	}
-	return d.explain("set", key, err)
 }
 
 func (d *dir) Get(ctx context.Context, key string) (value []byte, err error) {
@@ -73,11 +63,10 @@ func (d *dir) Get(ctx context.Context, key string) (value []byte, err error) {
 
 func (d *dir) Claim(ctx context.Context, key string, value []byte) (holder []byte, err error) {
 	if err = check(key, value); err == nil {
-		// The file may be deleted between the two looks at it: then the next round may have the
-		// key.
+		// An NFS client may know that the file exists and yet not find it.
 		err = d.retry(ctx, absentOrTransient, func() error {
 			holder = value
-			err := d.write(key, value, d.publish)
+			err := d.write(key, value)
 			if errors.Is(err, fs.ErrExist) {
 				holder, err = d.read(key)
 			}
@@ -88,47 +77,6 @@ func (d *dir) Claim(ctx context.Context, key string, value []byte) (holder []byt
 		return nil, d.explain("claim", key, err)
 	}
 	return append([]byte(nil), holder...), nil
-}
-
-func (d *dir) Delete(ctx context.Context, key string) error {
-	err := check(key, nil)
-	if err == nil {
-		err = d.retry(ctx, transient, func() error {
-			if err := os.Remove(d.file(d.seal.fileName(key))); !errors.Is(err, fs.ErrNotExist) {
-				return err
-			}
-			return nil
-		})
-	}
-	return d.explain("delete", key, err)
-}
-
-func (d *dir) List(ctx context.Context, prefix string) (map[string][]byte, error) {
-	var names []fs.DirEntry
-	err := d.retry(ctx, transient, func() (err error) { names, err = os.ReadDir(d.path); return err })
-	list := make(map[string][]byte)
-	for _, n := range names {
-		if err != nil {
-			break
-		}
-		if !strings.HasSuffix(n.Name(), suffix) {
-			continue
-		}
-		err = d.retry(ctx, transient, func() error {
-			key, value, err := d.load(n.Name())
-			if err == nil && strings.HasPrefix(key, prefix) {
-				list[key] = value
-			}
-			if errors.Is(err, errOther) || errors.Is(err, fs.ErrNotExist) { // of another job, deleted meanwhile
-				return nil
-			}
-			return err
-		})
-	}
-	if err != nil {
-		return nil, d.explain("list", prefix, err)
-	}
-	return list, nil
 }
 
 // Close ends the calls that wait. The directory stays.
@@ -174,30 +122,28 @@ func (d *dir) retry(ctx context.Context, passes func(error) bool, f func() error
 	}
 }
 
-// transient errors are those of a file system that is shared: a file replaced while it was read, or
-// not quite there.
+// transient errors are those of a file system that is shared: a file replaced while it was read, or not quite there.
 func transient(err error) bool {
 	return errors.Is(err, errTorn) || errors.Is(err, syscall.EINTR) || busy(err)
 }
 
 func absentOrTransient(err error) bool { return errors.Is(err, fs.ErrNotExist) || transient(err) }
 
-// write makes a file of its own and brings it into place: with os.Rename it replaces what is there,
-// with publish it does not.
-func (d *dir) write(key string, value []byte, place func(old, new string) error) error {
+// write makes a file of its own and publishes it.
+func (d *dir) write(key string, value []byte) error {
 	tmp := d.file(".tmp-" + rand.Text())
 	if err := create(tmp, d.seal.encode(key, value)); err != nil {
 		return err
 	}
-	err := place(tmp, d.file(d.seal.fileName(key)))
+	err := d.publish(tmp, d.file(d.seal.fileName(key)))
 	if gone := os.Remove(tmp); err == nil && !errors.Is(gone, fs.ErrNotExist) {
 		err = gone
 	}
 	return err
 }
 
-// publish gives the file old the name new, unless there is one. Without links it writes new in
-// place, where readers may see it half written for a moment.
+// publish gives the file old the name new, unless there is one. Without links it writes new in place, where readers may see
+// it half written for a moment.
 func (d *dir) publish(old, new string) error {
 	err := d.link(old, new)
 	if err == nil || errors.Is(err, fs.ErrExist) || transient(err) {
@@ -223,39 +169,34 @@ func create(name string, b []byte) error {
 	return nil
 }
 
-// read returns the value of key.
+// read returns the value of key. Whatever a stranger puts there, it neither blocks (a FIFO) nor
+// takes more memory than a value may.
 func (d *dir) read(key string) ([]byte, error) {
-	_, value, err := d.load(d.seal.fileName(key))
-	return value, err
-}
-
-// load reads a file. Whatever a stranger puts there, it neither blocks (a FIFO) nor takes more
-// memory than a value may.
-func (d *dir) load(name string) (key string, value []byte, err error) {
+	name := d.seal.fileName(key)
 	f, err := os.OpenFile(d.file(name), os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {
-		return "", nil, err
+		return nil, err
 	}
 	defer f.Close()
 	info, err := f.Stat()
 	if err != nil {
-		return "", nil, err
+		return nil, err
 	}
 	if !info.Mode().IsRegular() || info.Size() > maxFile {
-		return "", nil, fmt.Errorf("%s is not a file of this store", name)
+		return nil, fmt.Errorf("%s is not a file of this store", name)
 	}
 	b, err := io.ReadAll(io.LimitReader(f, maxFile+1))
 	if err != nil {
-		return "", nil, err
+		return nil, err
 	}
-	if key, value, err = d.seal.decode(name, b); err != nil {
-		return "", nil, fmt.Errorf("%s: %w", name, err)
+	value, err := d.seal.decode(key, b)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", name, err)
 	}
-	return key, value, nil
+	return value, nil
 }
 
-// refresh makes an NFS client forget that a file did not exist: opening a directory asks the server
-// for changes.
+// refresh makes an NFS client forget that a file did not exist: opening a directory asks the server for changes.
 func (d *dir) refresh() {
 	if f, err := os.Open(d.path); err == nil {
 		f.Close()

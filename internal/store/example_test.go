@@ -70,27 +70,3 @@ func ExampleDir() {
 	// host0:4000 claims: held by host0:4000, <nil>
 	// host1:4000 claims: held by host0:4000, <nil>
 }
-
-// A part of a store is a store.
-func ExamplePrefix() {
-	ctx := context.Background()
-	path, err := os.MkdirTemp("", "store")
-	if err != nil {
-		fmt.Println(err)
-		return
-	}
-	defer os.RemoveAll(path)
-	whole, err := store.Dir(path, store.Config{})
-	if err != nil {
-		fmt.Println(err)
-		return
-	}
-	defer whole.Close()
-	attempt := store.Prefix(whole, "attempt/2/")
-	fmt.Println(attempt.Set(ctx, "rank/0", []byte("host0:4000")))
-	value, err := whole.Get(ctx, "attempt/2/rank/0")
-	fmt.Println(string(value), err)
-	// Output:
-	// <nil>
-	// host0:4000 <nil>
-}

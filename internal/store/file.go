@@ -15,12 +15,10 @@ import (
 
 // Layout of a file (big endian):
 //
-//	| magic 8 | CRC-32C of the rest 4 | key length 2 | value length 4 |
-//	| HMAC-SHA256 of job, key and value 32 | key | value |
+//	| magic 8 | CRC-32C of the rest 4 | key length 2 | value length 4 | HMAC-SHA256 of job, key and value 32 | key | value |
 //
-// The checksum tells a file that is not all there yet from one that is wrong; the HMAC tells ours
-// from a stranger's. The name, too, depends on job and key: jobs that share a directory do not see
-// each other.
+// The checksum tells a file that is not all there yet from one that is wrong; the HMAC tells ours from a stranger's. The name, too,
+// depends on job and key: jobs that share a directory do not see each other.
 const (
 	fileMagic  = "FSDPKV 1"
 	fileHeader = len(fileMagic) + 4 + 2 + 4 + sha256.Size
@@ -78,24 +76,23 @@ func (s seal) encode(key string, value []byte) []byte {
 	return b
 }
 
-// decode is the inverse of encode for a file of the given name. The error is errTorn, errOther, or
-// of the proof.
-func (s seal) decode(name string, b []byte) (key string, value []byte, err error) {
+// decode returns the value in the file of a key. The error is errTorn, errOther, or of the proof.
+func (s seal) decode(key string, b []byte) ([]byte, error) {
 	if len(b) < fileHeader || string(b[:len(fileMagic)]) != fileMagic {
-		return "", nil, errTorn
+		return nil, errTorn
 	}
 	rest := b[len(fileMagic)+4:]
 	keyLen, valueLen := int(binary.BigEndian.Uint16(rest)), int64(binary.BigEndian.Uint32(rest[2:]))
 	if keyLen > MaxKey || valueLen > MaxValue || int64(len(b)) != int64(fileHeader+keyLen)+valueLen ||
 		crc32.Checksum(rest, castagnoli) != binary.BigEndian.Uint32(b[len(fileMagic):]) {
-		return "", nil, errTorn
+		return nil, errTorn
 	}
-	key, value = string(b[fileHeader:fileHeader+keyLen]), b[fileHeader+keyLen:]
-	if name != s.fileName(key) {
-		return "", nil, errOther
+	if key != string(b[fileHeader:fileHeader+keyLen]) {
+		return nil, errOther
 	}
+	value := b[fileHeader+keyLen:]
 	if proof := rest[6 : 6+sha256.Size]; !hmac.Equal(proof, s.prove(key, value)) {
-		return "", nil, fmt.Errorf("was written by a stranger: %w", auth.ErrSecret)
+		return nil, fmt.Errorf("was written by a stranger: %w", auth.ErrSecret)
 	}
-	return key, value, nil
+	return value, nil
 }

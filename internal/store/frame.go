@@ -13,18 +13,14 @@ type code byte
 
 // Requests.
 const (
-	askSet code = iota + 1
-	askGet
+	askGet code = iota + 1
 	askClaim
-	askDelete
-	askList   // key is the prefix
 	askCancel // of the Get with the same id; there is no answer
 )
 
 // Replies.
 const (
-	replyOK    code = iota + 65 // value is the result of Get and Claim
-	replyEntry                  // one entry of a List, more follow
+	replyOK    code = iota + 65 // value is the result
 	replyLimit                  // value says which limit
 )
 

@@ -51,14 +51,12 @@ func (s *session) run() error {
 // handle answers one request.
 func (s *session) handle(f frame, gets *sync.WaitGroup) error {
 	t := s.server.table
-	if f.code != askList && f.code != askCancel {
+	if f.code != askCancel {
 		if err := check(f.key, f.value); err != nil {
 			return fmt.Errorf("%w: %w", errFrame, err)
 		}
 	}
 	switch f.code {
-	case askSet:
-		return s.answer(f.id, nil, t.put(f.key, f.value))
 	case askGet:
 		if value, ok := t.get(f.key); ok {
 			return s.answer(f.id, value, nil)
@@ -67,16 +65,6 @@ func (s *session) handle(f frame, gets *sync.WaitGroup) error {
 	case askClaim:
 		holder, err := t.claim(f.key, f.value)
 		return s.answer(f.id, holder, err)
-	case askDelete:
-		t.remove(f.key)
-		return s.answer(f.id, nil, nil)
-	case askList:
-		for key, value := range t.list(f.key) {
-			if err := s.write(frame{f.id, replyEntry, key, value}); err != nil {
-				return err
-			}
-		}
-		return s.answer(f.id, nil, nil)
 	case askCancel:
 		s.cancel(f.id)
 		return nil
@@ -134,7 +122,7 @@ func (s *session) cancelAll() {
 	}
 }
 
-// answer writes the last frame of a reply. The only errors a request may have are limits.
+// answer writes a reply. The only errors a request may have are limits.
 func (s *session) answer(id uint64, value []byte, err error) error {
 	if err != nil {
 		return s.write(frame{id: id, code: replyLimit, value: []byte(err.Error())})

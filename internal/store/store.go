@@ -16,34 +16,24 @@ const (
 	MaxTotal = 64 << 20 // bytes of all keys and values of a server
 )
 
-// Errors that callers may tell apart. Those of package auth occur as well, and the cause of an
-// ended context.
+// Errors that callers may tell apart. Those of package auth occur as well, and the cause of an ended context.
 var (
 	ErrClosed = errors.New("store is closed")
 	ErrLost   = errors.New("connection to the store lost")
 	ErrLimit  = errors.New("over a limit of the store")
 )
 
-// Store is a small key-value store where the ranks of a job meet. Keys are bytes, not paths; by
-// convention parts are separated by slashes. All methods may be called concurrently. Values belong
-// to the caller, before and after.
-//
-// A Set, Claim or Delete that ends with an error may have happened or not.
+// Store is a small key-value store where the ranks of a job meet. A value stays once it is there.
+// Keys are bytes, not paths; by convention parts are separated by slashes. All methods may be
+// called concurrently. Values belong to the caller, before and after. A Claim that ends with an
+// error may have happened or not.
 type Store interface {
-	// Set stores value under key, replacing what was there.
-	Set(ctx context.Context, key string, value []byte) error
 	// Get waits until key exists or ctx ends.
 	Get(ctx context.Context, key string) ([]byte, error)
-	// Claim stores value under key unless there is one, and returns the one that is there now. A
-	// caller that uses a value of its own, such as its address, sees by it whether the claim is
-	// its.
+	// Claim stores value under key unless there is one, and returns the one that is there now. A caller that uses a value of its
+	// own, such as its address, sees by it whether the claim is its.
 	Claim(ctx context.Context, key string, value []byte) (holder []byte, err error)
-	// Delete removes key. It is no error if there is none.
-	Delete(ctx context.Context, key string) error
-	// List returns all keys that begin with prefix, which may be empty.
-	List(ctx context.Context, prefix string) (map[string][]byte, error)
-	// Close releases the store on this side; what was stored stays. Calls that wait return
-	// ErrClosed.
+	// Close releases the store on this side; what was stored stays. Calls that wait return ErrClosed.
 	Close() error
 }
 
@@ -74,8 +64,7 @@ func check(key string, value []byte) error {
 	return nil
 }
 
-// backoff is a pause that doubles up to a limit. Pauses are jittered, so that ranks started
-// together do not retry together.
+// backoff is a pause that doubles up to a limit. Pauses are jittered, so that ranks started together do not retry together.
 type backoff struct{ next, max time.Duration }
 
 // wait pauses, or returns false as soon as one of the channels is closed.

@@ -2,12 +2,10 @@ package store
 
 import (
 	"fmt"
-	"strings"
 	"sync"
 )
 
-// table is what a server stores. Values in it are never written to, so they are handed out without
-// copying.
+// table is what a server stores. Values in it are never written to, so they are handed out without copying.
 type table struct {
 	mu      sync.Mutex
 	values  map[string][]byte
@@ -17,38 +15,12 @@ type table struct {
 
 // vacancy is a key that is waited for and does not exist.
 type vacancy struct {
-	filled  chan struct{} // closed when value is there
-	value   []byte
+	filled  chan struct{} // closed when it exists
 	waiters int
 }
 
 func newTable() *table {
 	return &table{values: make(map[string][]byte), waiting: make(map[string]*vacancy)}
-}
-
-// put stores value under key.
-func (t *table) put(key string, value []byte) error {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return t.putLocked(key, value)
-}
-
-func (t *table) putLocked(key string, value []byte) error {
-	old, exists := t.values[key]
-	grown := t.bytes + len(value) - len(old)
-	if !exists {
-		grown += len(key)
-	}
-	if grown > MaxTotal {
-		return fmt.Errorf("%w: it holds %d bytes, at most %d are allowed", ErrLimit, t.bytes, MaxTotal)
-	}
-	t.values[key], t.bytes = value, grown
-	if v := t.waiting[key]; v != nil {
-		delete(t.waiting, key)
-		v.value = value
-		close(v.filled)
-	}
-	return nil
 }
 
 // claim stores value under key unless there is one, and returns the one that is there.
@@ -58,7 +30,16 @@ func (t *table) claim(key string, value []byte) ([]byte, error) {
 	if holder, ok := t.values[key]; ok {
 		return holder, nil
 	}
-	return value, t.putLocked(key, value)
+	if t.bytes+len(key)+len(value) > MaxTotal {
+		return nil, fmt.Errorf("%w: it holds %d bytes, at most %d are allowed", ErrLimit, t.bytes, MaxTotal)
+	}
+	t.values[key] = value
+	t.bytes += len(key) + len(value)
+	if v := t.waiting[key]; v != nil {
+		delete(t.waiting, key)
+		close(v.filled)
+	}
+	return value, nil
 }
 
 // get returns the value of key, if it exists.
@@ -69,8 +50,7 @@ func (t *table) get(key string) ([]byte, bool) {
 	return value, ok
 }
 
-// wait returns the value of key once it exists, or false once stop is closed. A key that is deleted
-// again at once has existed.
+// wait returns the value of key once it exists, or false once stop is closed.
 func (t *table) wait(key string, stop <-chan struct{}) ([]byte, bool) {
 	t.mu.Lock()
 	if value, ok := t.values[key]; ok {
@@ -87,7 +67,7 @@ func (t *table) wait(key string, stop <-chan struct{}) ([]byte, bool) {
 
 	select {
 	case <-v.filled:
-		return v.value, true
+		return t.get(key)
 	case <-stop:
 	}
 	t.mu.Lock()
@@ -96,27 +76,4 @@ func (t *table) wait(key string, stop <-chan struct{}) ([]byte, bool) {
 		delete(t.waiting, key)
 	}
 	return nil, false
-}
-
-// remove deletes key.
-func (t *table) remove(key string) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if value, ok := t.values[key]; ok {
-		delete(t.values, key)
-		t.bytes -= len(key) + len(value)
-	}
-}
-
-// list returns all entries whose keys begin with prefix.
-func (t *table) list(prefix string) map[string][]byte {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	list := make(map[string][]byte)
-	for key, value := range t.values {
-		if strings.HasPrefix(key, prefix) {
-			list[key] = value
-		}
-	}
-	return list
 }
