@@ -53,18 +53,6 @@ func (d DType) String() string {
 	return fmt.Sprintf("DType(%d)", uint8(d))
 }
 
-// size returns the bytes of an element.
-func (d DType) size() int {
-	switch d {
-	case Float64:
-		return 8
-	case BFloat16, Float16:
-		return 2
-	default:
-		return 4
-	}
-}
-
 // comm returns the type for collectives.
 func (d DType) comm() comm.DType {
 	return [...]comm.DType{Float32: comm.Float32, Float64: comm.Float64, BFloat16: comm.BFloat16, Float16: comm.Float16}[d]

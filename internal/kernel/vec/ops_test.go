@@ -112,12 +112,6 @@ func rowwise[T Float]() []op[T] {
 		{"MaxAbs", 1, 0, wide, true, 0, false, reduction(MaxAbs[T])},
 		{"Dot", 2, 0, moderate, false, 4, false, func(s [][]T, _ numbers) []float64 { return []float64{float64(Dot(s[0], s[1]))} }},
 		{"Max", 1, 0, wide, true, 0, false, reduction(Max[T])},
-		{"AllFinite", 1, 0, wide, true, 0, false, func(s [][]T, _ numbers) []float64 {
-			if AllFinite(s[0]) {
-				return []float64{1}
-			}
-			return []float64{0}
-		}},
 		{"MeanVar", 1, 0, moderate, false, 1e-6, false, func(s [][]T, _ numbers) []float64 {
 			mean, variance := MeanVar(s[0])
 			return []float64{mean, variance}

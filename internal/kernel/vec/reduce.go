@@ -40,20 +40,6 @@ func MaxAbs[T Float](x []T) T {
 	return m
 }
 
-// AllFinite reports whether no element is NaN or infinite. It looks no further than the piece of x
-// that has one.
-func AllFinite[T Float](x []T) bool {
-	k := table[T]()
-	for len(x) > 0 {
-		n := min(piece, len(x))
-		if m := k.maxAbs(x[:n]); m-m != 0 {
-			return false
-		}
-		x = x[n:]
-	}
-	return true
-}
-
 // MeanVar returns the mean of x and its biased variance, Σ(x-mean)²/len(x), both in float64 and by
 // two passes, so that a large mean costs no digits of the variance. No elements give NaN.
 func MeanVar[T Float](x []T) (mean, variance float64) {
