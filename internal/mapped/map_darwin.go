@@ -23,6 +23,3 @@ func reserve(file *os.File, n int) error {
 	}
 	return file.Truncate(int64(n))
 }
-
-// evict tells the kernel that clean pages are the first to go.
-func evict(pages []byte) error { return unix.Madvise(pages, unix.MADV_DONTNEED) }

@@ -35,12 +35,3 @@ func fill(file *os.File, n int) error {
 	}
 	return nil
 }
-
-// evict drops clean pages from RAM, not only from this process's tables.
-func evict(pages []byte) error {
-	err := unix.Madvise(pages, unix.MADV_PAGEOUT)
-	if errors.Is(err, unix.EINVAL) { // before Linux 5.4: off our tables, and the first to go when memory is short
-		return unix.Madvise(pages, unix.MADV_DONTNEED)
-	}
-	return err
-}

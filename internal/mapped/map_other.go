@@ -18,5 +18,3 @@ func mmap(*os.File, int) ([]byte, error) { return nil, ErrUnsupported }
 func unmap([]byte) error { return ErrUnsupported }
 
 func willNeed([]byte) error { return ErrUnsupported }
-
-func release([]byte) error { return ErrUnsupported }

@@ -48,10 +48,3 @@ func unmap(mem []byte) error { return os.NewSyscallError("munmap", unix.Munmap(m
 func willNeed(pages []byte) error {
 	return os.NewSyscallError("madvise", unix.Madvise(pages, unix.MADV_WILLNEED))
 }
-
-func release(pages []byte) error {
-	if err := unix.Msync(pages, unix.MS_SYNC); err != nil {
-		return os.NewSyscallError("msync", err)
-	}
-	return os.NewSyscallError("madvise", evict(pages))
-}

@@ -10,10 +10,8 @@
 //	...
 //	err = errors.Join(a.Close(), f.Close())
 //
-// The kernel does not know what comes next, but the schedule of a training step does, and says so:
-//
-//	f.WillNeed(b)    before use: read-ahead begins, the call does not wait for it
-//	f.Release(b)     after use: written to the disk, then dropped from RAM; the contents stay
+// The kernel does not know what comes next, but the schedule of a training step does, and says so
+// by [Files.WillNeed]: read-ahead begins, the call does not wait for it.
 //
 // # What always holds
 //
@@ -23,8 +21,8 @@
 //   - A file has no name while it is in use: however the process ends, its space is free again, and
 //     no more than an empty directory is left.
 //   - Blocks of 64 KiB and more have a file of their own and begin with a page. Smaller ones share
-//     files of 1 MiB, begin at [arena.Align], and stay where they are: WillNeed and Release do
-//     nothing for them.
+//     files of 1 MiB, begin at [arena.Align], and stay where they are: WillNeed does nothing for
+//     them.
 //
 // A disk that fails to read a page back is, as for every mapped file, a signal that ends the
 // process. A directory of tmpfs is RAM, and nothing is won by files in it.
@@ -223,20 +221,6 @@ func (f *Files) WillNeed(b []byte) error {
 	}
 	if err := willNeed(pages); err != nil {
 		return fmt.Errorf("mapped: reading %d bytes ahead: %w", len(b), err)
-	}
-	return nil
-}
-
-// Release writes b, a block or a part of one, to the disk, waits until it is there, and drops it
-// from RAM. Pages at the ends of b that also hold other parts of the block go with it. The contents
-// stay: who touches them waits for the disk.
-func (f *Files) Release(b []byte) error {
-	pages, err := f.pages(b)
-	if err != nil || len(pages) == 0 {
-		return err
-	}
-	if err := release(pages); err != nil {
-		return fmt.Errorf("mapped: releasing %d bytes: %w", len(b), err)
 	}
 	return nil
 }

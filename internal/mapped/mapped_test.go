@@ -65,7 +65,7 @@ func TestBlocks(t *testing.T) {
 		}
 		var live []block
 		for range rapid.IntRange(1, 30).Draw(t, "operations") {
-			op := rapid.IntRange(0, 5).Draw(t, "operation")
+			op := rapid.IntRange(0, 4).Draw(t, "operation")
 			if len(live) == 0 || op < 2 {
 				small := rapid.IntRange(1, smallBytes-1)
 				n := rapid.OneOf(small, rapid.IntRange(smallBytes, 400<<10), rapid.Just(smallBytes)).Draw(t, "bytes")
@@ -82,12 +82,10 @@ func TestBlocks(t *testing.T) {
 			case 2:
 				require.NoError(t, f.WillNeed(part))
 			case 3:
-				require.NoError(t, f.Release(part))
-			case 4:
 				verify(t, b, live[i].seed)
 				require.NoError(t, f.Free(b))
 				live = slices.Delete(live, i, i+1)
-			case 5:
+			case 4:
 				verify(t, b, live[i].seed)
 				live[i].seed++
 				fillWith(b, live[i].seed)
@@ -113,7 +111,6 @@ func TestSmallBlocksShareFiles(t *testing.T) {
 	for i := range 1000 {
 		b := alloc(t, f, 3000)
 		fillWith(b, byte(i))
-		require.NoError(t, f.Release(b))
 		blocks = append(blocks, b)
 	}
 	require.Len(t, f.maps, 3)
@@ -171,10 +168,10 @@ func TestMistakes(t *testing.T) {
 	for name, b := range map[string][]byte{"heap": make([]byte, 100), "foreign": foreign, "part": large[:100], "end": large[100:], "cut": small[:99], "nothing": nil} {
 		require.ErrorContains(t, f.Free(b), "not allocated here, or have been freed", name)
 	}
-	require.ErrorContains(t, f.Release(make([]byte, 100)), "100 bytes that are not allocated here")
+	require.ErrorContains(t, f.WillNeed(make([]byte, 100)), "100 bytes that are not allocated here")
 	require.ErrorContains(t, f.WillNeed(foreign), "1048576 bytes that are not allocated here")
-	require.ErrorContains(t, f.Release(unsafe.Slice(&large[0], len(large)+1)), "only 1048576 are allocated here")
-	require.NoError(t, f.Release(nil))
+	require.ErrorContains(t, f.WillNeed(unsafe.Slice(&large[0], len(large)+1)), "only 1048576 are allocated here")
+	require.NoError(t, f.WillNeed(nil))
 	require.NoError(t, f.WillNeed(large[:0]))
 	for _, n := range []int{0, -1, math.MinInt} {
 		_, err := f.Alloc(n)
@@ -188,8 +185,8 @@ func TestMistakes(t *testing.T) {
 
 	require.NoError(t, other.Close())
 	_, err := other.Alloc(1)
-	require.EqualError(t, errors.Join(err, other.Free(foreign), other.Release(foreign), other.WillNeed(foreign)),
-		"mapped: the files are closed\nmapped: the files are closed\nmapped: the files are closed\nmapped: the files are closed")
+	require.EqualError(t, errors.Join(err, other.Free(foreign), other.WillNeed(foreign)),
+		"mapped: the files are closed\nmapped: the files are closed\nmapped: the files are closed")
 }
 
 func TestOpenFails(t *testing.T) {
@@ -217,7 +214,6 @@ func TestArena(t *testing.T) {
 				b, err := a.Alloc(n, class)
 				require.NoError(t, err)
 				fillWith(b.Data, byte(class))
-				require.NoError(t, f.Release(b.Data))
 				verify(t, b.Data, byte(class))
 				if class == arena.Spilled {
 					a.Free(b)
