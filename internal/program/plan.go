@@ -112,7 +112,7 @@ func NewPlan(p *Program, s *Sizes) (*Plan, error) {
 		b.visit(i, op)
 	}
 	b.freeAfterLast()
-	b.plan.Peak = b.plan.peak()
+	b.plan.Peak = b.plan.MostLive(func(arena.Class) bool { return true })
 	return b.plan, nil
 }
 
@@ -314,24 +314,6 @@ func (b *planner) freeAfterLast() {
 			b.free(i, id)
 		}
 	}
-}
-
-// peak walks the plan and returns the most bytes that are live at once.
-func (p *Plan) peak() int {
-	live, most := 0, 0
-	for _, id := range p.Inherited {
-		live += p.Buffers[id].Bytes
-	}
-	for _, s := range p.Steps {
-		for _, id := range s.Alloc {
-			live += p.Buffers[id].Bytes
-		}
-		most = max(most, live+s.Work)
-		for _, id := range s.Free {
-			live -= p.Buffers[id].Bytes
-		}
-	}
-	return most
 }
 
 // Traffic returns the bytes that a rank sends in the pass. Of a group of B bytes that travel, cut
