@@ -13,10 +13,15 @@ import (
 
 // A Device owns memory and executes operations, in the order in which they are issued. It may
 // return before it has executed them: the methods that give something back to the caller, and those
-// that say so, wait for everything before. An error of an earlier operation may come from any later
-// method, as an [OpError] if it was an operation of a pass.
+// that say so, wait for everything before.
 //
-// All methods of a Device, its Shards and Frames are called by one goroutine.
+// The first operation that fails is the end of the Device. The method that issued it may have
+// returned: the error comes from any later method, as an [OpError] if it was an operation of a
+// pass. What was issued after it is left out, but Settle, Whole, Stats and Close do what they say.
+// A method that waits, and fails by itself, ends nothing.
+//
+// All methods of a Device, its Shards and Frames are called by one goroutine. Vectors are for any:
+// see optim.Vec.
 type Device interface {
 	// NewShards allocates the shards of a layout whose groups lie on these meshes, all zero. What
 	// it has allocated before an error is freed again.
@@ -24,6 +29,9 @@ type Device interface {
 	// Open begins a pass on a batch that stays as it is until the pass ends. Nothing is allocated
 	// yet.
 	Open(c *Compiled, s Shards, batch []exec.Value) Frame
+	// Finish waits for everything. The engine calls it at the end of a forward and of a backward:
+	// from then on their contexts may end, and ranks use the groups for something else.
+	Finish() error
 
 	// MaxAbs returns the largest magnitude in each vector, which is not finite if an element is
 	// not. It waits once for all.
@@ -40,7 +48,8 @@ type Device interface {
 	Free(b *arena.Block)
 	// Begin says which kind of pass comes next.
 	Begin(p arena.Phase)
-	// EndStep gives up memory that steps have stopped using.
+	// EndStep waits for everything, and gives up memory that steps have stopped using. From then on
+	// a group may take back the memory that it has given.
 	EndStep() error
 	// Stats returns the counts of memory when all that was issued is done.
 	Stats() arena.Stats
@@ -62,13 +71,13 @@ type Shards interface {
 	// Alloc returns n elements in the type of a group, for the state of an optimizer. They live as
 	// long as the shards.
 	Alloc(group, n int) (optim.Vec, error)
-	// Average gives the values of a group their mean over the ranks that have it.
+	// Average gives the values of a group their mean over the ranks that have it. It waits.
 	Average(ctx context.Context, group int) error
 
 	// Whole tells whether a pass has left whole gradients of a group, which are not reduced.
 	Whole(group int) bool
 	// ReduceWhole adds the sums over the ranks of the whole gradients to the shard, and frees them.
-	// See Frame.Reduce and Drain.
+	// It waits. See Frame.Reduce and Drain.
 	ReduceWhole(ctx context.Context, group int, before float32, after float64) error
 	// DropWhole frees the whole gradients of all groups.
 	DropWhole()

@@ -46,6 +46,9 @@ func NewHost(o HostOptions) (*Host, error) {
 	return h, nil
 }
 
+// Finish implements Device.
+func (h *Host) Finish() error { return nil }
+
 // MaxAbs implements Device.
 func (h *Host) MaxAbs(vs []optim.Vec) ([]float64, error) {
 	list := make([]float64, len(vs))

@@ -127,8 +127,8 @@ func (e *Engine) endStep() error {
 	return nil
 }
 
-// run executes steps from to to of the plan. An error in the middle of a pass leaves the other
-// ranks waiting for this one: it fails all groups, so that they return it too.
+// run executes steps from to to of the plan, and waits for them. An error in the middle of a pass
+// leaves the other ranks waiting for this one: it fails all groups, so that they return it too.
 func (p *Pass) run(ctx context.Context, from, to int) error {
 	for i := from; i < to; i++ {
 		step := &p.Plan.Steps[i]
@@ -140,6 +140,12 @@ func (p *Pass) run(ctx context.Context, from, to int) error {
 			return p.fail(step.Op, err)
 		}
 		p.frame.Leave(i)
+	}
+	if from == to {
+		return nil
+	}
+	if err := p.e.dev.Finish(); err != nil {
+		return p.fail(p.Plan.Steps[to-1].Op, err)
 	}
 	return nil
 }
@@ -172,6 +178,9 @@ func (p *Pass) execute(ctx context.Context, i int, step *program.Step) (err erro
 	}
 	begin := time.Now()
 	if err := p.operate(ctx, step); err != nil {
+		return err
+	}
+	if err := p.e.dev.Finish(); err != nil { // what is traced has been done
 		return err
 	}
 	live := p.e.dev.Stats().Total
