@@ -116,18 +116,16 @@ func TestGradientsOfTheUser(t *testing.T) {
 	forwardBackward(t, ctx, m, b)
 	var want []float64
 	for _, p := range m.Shards() {
-		want = append(want, p.Grad.(optim.Host).F64...)
+		want = append(want, numbers(t, p.Grad)...)
 	}
 	m.ZeroGrad()
 	for _, p := range m.Shards() {
-		for i := range p.Grad.(optim.Host).F64 {
-			p.Grad.(optim.Host).F64[i] = 1
-		}
+		edit(t, p.Grad, func(int, float64) float64 { return 1 })
 	}
 	forwardBackward(t, ctx, m, b)
 	i := 0
 	for _, p := range m.Shards() {
-		for _, g := range p.Grad.(optim.Host).F64 {
+		for _, g := range numbers(t, p.Grad) {
 			require.InDelta(t, 1+want[i], g, 1e-12)
 			i++
 		}
@@ -138,17 +136,18 @@ func TestGradientsOfTheUser(t *testing.T) {
 // alone.
 func TestClipOverflow(t *testing.T) {
 	m := wrap(t, shapes["chain"], fsdp.Config{Precision: float64s})
-	grad := m.Shards()[0].Grad.(optim.Host).F64
-	grad[0], grad[1] = 3e200, 4e200
+	grad := m.Shards()[0].Grad.Slice(0, 2)
+	require.NoError(t, grad.Write(optim.Host{F64: []float64{3e200, 4e200}}))
 	norm, err := m.ClipGradNorm(t.Context(), 1)
 	require.NoError(t, err)
 	require.InEpsilon(t, 5e200, norm, 1e-15)
-	require.InDeltaSlice(t, []float64{0.6, 0.8}, grad[:2], 1e-15)
+	require.InDeltaSlice(t, []float64{0.6, 0.8}, numbers(t, grad), 1e-15)
 
-	grad[0], grad[1] = math.MaxFloat64, -math.MaxFloat64
+	largest := []float64{math.MaxFloat64, -math.MaxFloat64}
+	require.NoError(t, grad.Write(optim.Host{F64: largest}))
 	_, err = m.ClipGradNorm(t.Context(), 1)
 	require.ErrorContains(t, err, "the norm of the gradients overflows")
-	require.Equal(t, []float64{math.MaxFloat64, -math.MaxFloat64}, grad[:2])
+	require.Equal(t, largest, numbers(t, grad))
 	norm, err = m.ClipGradNorm(t.Context(), math.Inf(1), fsdp.InfNorm)
 	require.NoError(t, err, "the largest magnitude is a number")
 	require.Equal(t, math.MaxFloat64, norm)
@@ -157,12 +156,12 @@ func TestClipOverflow(t *testing.T) {
 // TestClipUnderflow: squares that are below float64 count as well.
 func TestClipUnderflow(t *testing.T) {
 	m := wrap(t, shapes["chain"], fsdp.Config{Precision: float64s})
-	grad := m.Shards()[0].Grad.(optim.Host).F64
-	grad[0], grad[1] = 3e-200, 4e-200
+	grad := m.Shards()[0].Grad.Slice(0, 2)
+	require.NoError(t, grad.Write(optim.Host{F64: []float64{3e-200, 4e-200}}))
 	norm, err := m.ClipGradNorm(t.Context(), 1)
 	require.NoError(t, err)
 	require.InEpsilon(t, 5e-200, norm, 1e-15)
-	require.Equal(t, []float64{3e-200, 4e-200}, grad[:2])
+	require.Equal(t, []float64{3e-200, 4e-200}, numbers(t, grad))
 }
 
 // TestPanicsOfTheUser become errors: of Init on every rank, of Trace in the middle of a pass.

@@ -209,7 +209,11 @@ func ExampleSharded_Full() {
 		}
 		for _, p := range m.Shards() {
 			if p.Name == "lnf.weight" && p.Offset+p.Value.Len() == 16 {
-				fmt.Println(p.Value.(optim.Host).F32[p.Value.Len()-2:])
+				last := optim.Host{F32: make([]float32, 2)}
+				if err := p.Value.Slice(p.Value.Len()-2, p.Value.Len()).Read(last); err != nil {
+					return err
+				}
+				fmt.Println(last.F32)
 			}
 		}
 		return nil

@@ -50,7 +50,6 @@ func absentWhere(list []optim.Param, frozen *func(string) bool) []optim.Param {
 	for i := range list {
 		name := list[i].Name
 		list[i].Absent = func() bool { return *frozen != nil && (*frozen)(name) }
-		list[i].Alloc = nil
 	}
 	return list
 }

@@ -78,14 +78,9 @@ func fiveUpdates(t require.TestingT, pieces []optim.Param, name func(string) str
 	require.NoError(t, err)
 	for ; step < 5; step++ {
 		for _, p := range pieces {
-			for i := range p.Grad.Len() {
-				g := float64(u24(p.Offset+i, step+100*len(name(p.Name))+int(name(p.Name)[len(name(p.Name))-1]))%17 - 8)
-				if p.Grad.(optim.Host).F64 != nil {
-					p.Grad.(optim.Host).F64[i] = g
-				} else {
-					p.Grad.(optim.Host).F32[i] = float32(g)
-				}
-			}
+			edit(t, p.Grad, func(i int, _ float64) float64 {
+				return float64(u24(p.Offset+i, step+100*len(name(p.Name))+int(name(p.Name)[len(name(p.Name))-1]))%17 - 8)
+			})
 		}
 		require.NoError(t, opt.Step(0.01))
 	}

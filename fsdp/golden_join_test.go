@@ -85,7 +85,7 @@ func (want goldenJoin) wrap(t *testing.T, g comm.Group, name string, cfg fsdp.Co
 	}
 	cfg.Group, cfg.Precision, cfg.Wrap, cfg.Poison = g, float64s, fsdp.WrapEach(), true
 	m := wrap(t, goldenMLP, cfg)
-	goldenInit(goldenMLPOrder, m.Shards())
+	goldenInit(t, goldenMLPOrder, m.Shards())
 	return m, goldenMLPBatch
 }
 

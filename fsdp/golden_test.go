@@ -56,13 +56,13 @@ func newGoldenModel(family string) *goldenModel {
 }
 
 // goldenInit sets the shards of a wrapped golden model: parameter k of the golden order, element i.
-func goldenInit(order []string, params []optim.Param) {
+func goldenInit(t require.TestingT, order []string, params []optim.Param) {
 	index := make(map[string]int)
 	for k, name := range order {
 		index[name] = k
 	}
 	for _, p := range params {
-		for j := range p.Value.Len() {
+		edit(t, p.Value, func(j int, _ float64) float64 {
 			v := value(p.Offset+j, index[p.Name]+1)
 			switch {
 			case len(p.Shape) >= 2:
@@ -72,12 +72,8 @@ func goldenInit(order []string, params []optim.Param) {
 			default:
 				v = 1 + 0.125*v
 			}
-			if p.Value.(optim.Host).F64 != nil {
-				p.Value.(optim.Host).F64[j] = v
-			} else {
-				p.Value.(optim.Host).F32[j] = float32(v)
-			}
-		}
+			return v
+		})
 	}
 }
 
@@ -180,7 +176,7 @@ func wrapGolden(t *testing.T, family string, g comm.Group, typ fsdp.DType, cfg f
 	cfg.Poison = true
 	m, err := fsdp.Wrap(newGoldenModel(family), cfg)
 	require.NoError(t, err)
-	goldenInit(goldenFamily(t, family)["f64"].ParamOrder, m.Shards())
+	goldenInit(t, goldenFamily(t, family)["f64"].ParamOrder, m.Shards())
 	return m
 }
 

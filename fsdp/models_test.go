@@ -14,7 +14,6 @@ import (
 	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/fsdp"
 	"github.com/gofsdp/gofsdp/fsdp/nn"
-	"github.com/gofsdp/gofsdp/optim"
 )
 
 // The models of this file are shapes of computation that a chain of blocks does not have. Modules are made of stock
@@ -233,8 +232,9 @@ func meanLoss(t require.TestingT, ctx context.Context, m *fsdp.Sharded, g comm.G
 func lossAt(t require.TestingT, ctx context.Context, m *fsdp.Sharded, g comm.Group, batch []fsdp.Tensor, name string, i int, h float64) float64 {
 	for _, p := range m.Shards() {
 		if at := i - p.Offset; p.Name == name && at >= 0 && at < p.Value.Len() {
-			defer func(old float64) { p.Value.(optim.Host).F64[at] = old }(p.Value.(optim.Host).F64[at])
-			p.Value.(optim.Host).F64[at] += h
+			old := copyOf(t, p.Value)
+			defer func() { require.NoError(t, p.Value.Write(old)) }()
+			edit(t, p.Value.Slice(at, at+1), func(_ int, x float64) float64 { return x + h })
 		}
 	}
 	return meanLoss(t, ctx, m, g, batch)
@@ -315,9 +315,7 @@ func TestOneCallOrMany(t *testing.T) {
 	run := func(m model) (float64, map[string]*tensor.Dense) {
 		s := wrap(t, m, fsdp.Config{Precision: float64s, Wrap: fsdp.WrapEach()})
 		for _, p := range s.Shards() {
-			for i := range p.Value.(optim.Host).F64 {
-				p.Value.(optim.Host).F64[i] = value(i+p.Offset, int(p.Name[len(p.Name)-3]))
-			}
+			edit(t, p.Value, func(i int, _ float64) float64 { return value(i+p.Offset, int(p.Name[len(p.Name)-3])) })
 		}
 		loss := forwardBackward(t, t.Context(), s, shapeBatch(0))
 		grads, err := s.FullGrads(t.Context())

@@ -14,7 +14,6 @@ import (
 
 	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/fsdp"
-	"github.com/gofsdp/gofsdp/optim"
 )
 
 // gradient is what the tests of this file make element i of a parameter's gradient: a number of a size that depends on the
@@ -31,14 +30,9 @@ func gradient(name string, i int) float64 {
 func mild(name string, i int) float64 { return gradient(name, i) / math.Pow(10, 12) }
 
 // setGrads writes gradients into the shards.
-func setGrads(m *fsdp.Sharded, f func(name string, i int) float64) {
+func setGrads(t require.TestingT, m *fsdp.Sharded, f func(name string, i int) float64) {
 	for _, p := range m.Shards() {
-		for i := range p.Grad.(optim.Host).F64 {
-			p.Grad.(optim.Host).F64[i] = f(p.Name, p.Offset+i)
-		}
-		for i := range p.Grad.(optim.Host).F32 {
-			p.Grad.(optim.Host).F32[i] = float32(f(p.Name, p.Offset+i))
-		}
+		edit(t, p.Grad, func(i int, _ float64) float64 { return f(p.Name, p.Offset+i) })
 	}
 }
 
@@ -74,7 +68,7 @@ type norms struct {
 
 // measure measures gradients on one rank of m, and clips them.
 func measure(t require.TestingT, ctx context.Context, m *fsdp.Sharded, g comm.Group, f func(string, int) float64) (n norms) {
-	setGrads(m, f)
+	setGrads(t, m, f)
 	var err error
 	n.l2, err = m.ClipGradNorm(ctx, math.Inf(1))
 	require.NoError(t, err)
@@ -90,7 +84,7 @@ func measure(t require.TestingT, ctx context.Context, m *fsdp.Sharded, g comm.Gr
 	n.clipped = gradBits(t, ctx, m)
 	n.afterwards, err = m.ClipGradNorm(ctx, math.Inf(1))
 	require.NoError(t, err)
-	setGrads(m, f)
+	setGrads(t, m, f)
 	_, err = m.ClipGradNorm(ctx, n.inf/7, fsdp.InfNorm)
 	require.NoError(t, err)
 	n.clippedInf = gradBits(t, ctx, m)
@@ -198,7 +192,7 @@ func TestNormsOfTrainedParameters(t *testing.T) {
 				cfg.Frozen = frozen
 				m := wrap(t, tinyGPT(2), cfg)
 				forwardBackward(t, ctx, m, good(g.Rank()))
-				setGrads(m, mild)
+				setGrads(t, m, mild)
 				norm, err := m.ClipGradNorm(ctx, math.Inf(1))
 				require.NoError(t, err)
 				each, err := m.GradNorms(ctx, fsdp.L2Norm)
@@ -230,7 +224,7 @@ func TestNormOfUnitGroups(t *testing.T) {
 				return mild(name, i)
 			}
 		}
-		setGrads(m, of(g.Rank()/2))
+		setGrads(t, m, of(g.Rank()/2))
 		norm, err := m.ClipGradNorm(ctx, math.Inf(1))
 		require.NoError(t, err)
 		var all []float64
@@ -311,7 +305,7 @@ func TestNormsNotFinite(t *testing.T) {
 					cfg.Group, cfg.Wrap, cfg.Precision = g, fsdp.WrapEach(), float64s
 					m := wrap(t, shapes["chain"], cfg)
 					forwardBackward(t, ctx, m, shapeBatch(g.Rank()))
-					setGrads(m, func(name string, i int) float64 {
+					setGrads(t, m, func(name string, i int) float64 {
 						if name == "l2.w" && i == 24 {
 							return bad
 						}
@@ -339,13 +333,13 @@ func TestNormOverflows(t *testing.T) {
 	onRanks(t, 2, func(ctx context.Context, g comm.Group) {
 		m := chain64(t, g)
 		forwardBackward(t, ctx, m, shapeBatch(g.Rank()))
-		setGrads(m, func(string, int) float64 { return math.MaxFloat64 })
+		setGrads(t, m, func(string, int) float64 { return math.MaxFloat64 })
 		_, err := m.ClipGradNorm(ctx, 1)
 		require.ErrorContains(t, err, "the norm of the gradients overflows")
 		norm, err := m.ClipGradNorm(ctx, math.Inf(1), fsdp.InfNorm)
 		require.NoError(t, err)
 		require.Equal(t, math.MaxFloat64, norm)
-		setGrads(m, func(string, int) float64 { return 0x1p-1000 })
+		setGrads(t, m, func(string, int) float64 { return 0x1p-1000 })
 		norm, err = m.ClipGradNorm(ctx, 1)
 		require.NoError(t, err)
 		require.Equal(t, 0x1p-1000*10, norm, "√100 times that, whose square is nothing")

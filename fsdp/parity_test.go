@@ -692,16 +692,6 @@ func vecOf(v *tensor.Dense) optim.Host {
 	return optim.Host{F64: v.Float64s()}
 }
 
-// setEach sets every element to f of it.
-func setEach(v optim.Host, f func(i int, x float64) float64) {
-	for i, x := range v.F32 {
-		v.F32[i] = float32(f(i, float64(x)))
-	}
-	for i, x := range v.F64 {
-		v.F64[i] = f(i, x)
-	}
-}
-
 // TestUnitOfWeights checks that only the ratio of the ranks' weights counts: in float16, too, whose range their unit must not
 // use up.
 func TestUnitOfWeights(t *testing.T) {

@@ -16,7 +16,6 @@ import (
 	"github.com/gofsdp/gofsdp/fsdp"
 	"github.com/gofsdp/gofsdp/fsdp/nn"
 	"github.com/gofsdp/gofsdp/internal/exec"
-	"github.com/gofsdp/gofsdp/optim"
 )
 
 // good is a batch that every tiny GPT takes.
@@ -333,7 +332,7 @@ func TestGradientNotFinite(t *testing.T) {
 			forwardBackward(t, ctx, m, good(g.Rank()))
 			for _, p := range m.Shards() { // exactly one rank owns element 5
 				if i := 5 - p.Offset; p.Name == "blocks.0.qkv.weight" && i >= 0 && i < p.Grad.Len() {
-					p.Grad.(optim.Host).F32[i] = float32(math.Inf(-1))
+					edit(t, p.Grad.Slice(i, i+1), func(int, float64) float64 { return math.Inf(-1) })
 				}
 			}
 			before := gradBits(t, ctx, m)

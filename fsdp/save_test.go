@@ -30,6 +30,7 @@ var ckpt, _ = filepath.Abs("ckpt")
 type filler struct {
 	*fsdp.Sharded
 	opt optim.Optimizer
+	t   require.TestingT
 }
 
 func newFiller(t require.TestingT, ctx context.Context, g comm.Group) *filler {
@@ -44,32 +45,29 @@ func loggingFiller(t require.TestingT, ctx context.Context, g comm.Group, logger
 	forwardBackward(t, ctx, m, shapeBatch(g.Rank()))
 	require.NoError(t, opt.Step(0.01))
 	m.ZeroGrad()
-	return &filler{m, opt}
+	return &filler{m, opt, t}
 }
 
 // fill sets everything to v.
 func (f *filler) fill(v float64) {
+	set := func(int, float64) float64 { return v }
 	for _, p := range f.Shards() {
-		for i := range p.Value.(optim.Host).F64 {
-			p.Value.(optim.Host).F64[i] = v
-		}
+		edit(f.t, p.Value, set)
 	}
 	for _, e := range f.opt.State() {
-		for i := range e.Data.(optim.Host).F64 {
-			e.Data.(optim.Host).F64[i] = v
-		}
+		edit(f.t, e.Data, set)
 	}
 }
 
 // require checks that everything is v.
 func (f *filler) require(t require.TestingT, v float64) {
 	for _, p := range f.Shards() {
-		for i, x := range p.Value.(optim.Host).F64 {
+		for i, x := range numbers(t, p.Value) {
 			require.Equal(t, v, x, "%s[%d]", p.Name, i)
 		}
 	}
 	for _, e := range f.opt.State() {
-		for i, x := range e.Data.(optim.Host).F64 {
+		for i, x := range numbers(t, e.Data) {
 			require.Equal(t, v, x, "%s of %s[%d]", e.Name, e.Param, i)
 		}
 	}
@@ -379,7 +377,6 @@ func TestSaveArguments(t *testing.T) {
 			pieces := f.Shards()
 			p := &pieces[0]
 			p.Offset, p.Value, p.Grad = p.Offset+1, p.Value.Slice(1, p.Value.Len()), p.Grad.Slice(1, p.Grad.Len())
-			p.Alloc = nil
 			opt, err := optim.AdamW{}.New(pieces)
 			require.NoError(t, err)
 			return f.Save(ctx, dir, opt)

@@ -127,6 +127,36 @@ func elements(v fsdp.Tensor) []float64 {
 	}
 }
 
+// copyOf returns the elements of v in ordinary memory.
+func copyOf(t require.TestingT, v optim.Vec) optim.Host {
+	h := optim.Host{F32: make([]float32, v.Len())}
+	if v.Float64() {
+		h = optim.Host{F64: make([]float64, v.Len())}
+	}
+	require.NoError(t, v.Read(h))
+	return h
+}
+
+// numbers returns the elements of v as float64.
+func numbers(t require.TestingT, v optim.Vec) []float64 { return asFloat64(copyOf(t, v)) }
+
+// edit sets every element of v to f of it.
+func edit(t require.TestingT, v optim.Vec, f func(i int, x float64) float64) {
+	h := copyOf(t, v)
+	setEach(h, f)
+	require.NoError(t, v.Write(h))
+}
+
+// setEach is edit of ordinary memory.
+func setEach(v optim.Host, f func(i int, x float64) float64) {
+	for i, x := range v.F32 {
+		v.F32[i] = float32(f(i, float64(x)))
+	}
+	for i, x := range v.F64 {
+		v.F64[i] = f(i, x)
+	}
+}
+
 // requireSameBits fails with the first element that differs.
 func requireSameBits(t require.TestingT, want, got bits, msg ...any) {
 	require.Len(t, got, len(want), msg...)

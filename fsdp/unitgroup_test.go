@@ -294,8 +294,8 @@ func TestFreezeWithUnitGroups(t *testing.T) {
 		requireSameBits(t, want, stateBits(t, ctx, m))
 		var names []string
 		for _, e := range entries {
-			for i := range e.Data.Len() {
-				require.Equal(t, grads[e.Param][e.Offset+i], e.Data.(optim.Host).F64[i], e.Param)
+			for i, x := range numbers(t, e.Data) {
+				require.Equal(t, grads[e.Param][e.Offset+i], x, e.Param)
 			}
 			names = append(names, e.Param)
 		}
