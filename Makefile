@@ -6,7 +6,7 @@ export RAPID_SEED ?= 1
 export RAPID_NOFAILFILE ?= true
 
 .DEFAULT_GOAL := help
-.PHONY: help run test race race-slice nocgo portable arm64 mpi mpich faults soak netns nccl-abi gpu-check cu-check lint generate generated memory bench bench-join bench-state bench-gemm bench-comm bench-against same-bits
+.PHONY: help run test race race-slice far nocgo portable arm64 mpi mpich faults soak netns nccl-abi gpu-check cu-check lint generate generated memory bench bench-join bench-state bench-gemm bench-comm bench-against same-bits
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -26,6 +26,13 @@ race-slice: ## race detector on comm, optim, shard, internal, and every third te
 	$(GO) test -race -timeout 20m ./comm/... ./optim/... ./shard ./internal/...
 	list=$$($(GO) test -race -list '^(Test|Example)' ./fsdp | awk '/^(Test|Example)/ && n++ % 3 == $(SLICE)' | paste -sd '|') && \
 		test -n "$$list" && $(GO) test -race -timeout 20m ./fsdp -run "^($$list)$$"
+
+# Left out, as they are about the memory of the host: what a step allocates, what is in RAM, and how
+# little of it is enough.
+FAR ?= .
+far: ## all tests of fsdp on a device that is late and out of reach: FAR=Golden for some
+	FSDP_TEST_DEVICE=far $(GO) test ./fsdp -run '$(FAR)' \
+		-skip '^(TestStepAllocatesLittle|TestOffloadReadsAhead|TestLargerThanMemory)$$'
 
 nocgo: ## build and test without cgo
 	CGO_ENABLED=0 $(GO) build ./...

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math"
+	"os"
 	"slices"
 	"testing"
 	"time"
@@ -19,7 +20,17 @@ import (
 	"github.com/gofsdp/gofsdp/optim"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+// TestMain runs the tests on another device than the host's if FSDP_TEST_DEVICE is "far".
+func TestMain(m *testing.M) {
+	switch d := os.Getenv("FSDP_TEST_DEVICE"); d {
+	case "far":
+		fsdp.UseFarDevice()
+	case "":
+	default:
+		panic("FSDP_TEST_DEVICE is " + d + ", want far")
+	}
+	goleak.VerifyTestMain(m)
+}
 
 // patience bounds every test with several ranks: what would hang becomes an error.
 const patience = time.Minute

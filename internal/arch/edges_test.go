@@ -65,6 +65,8 @@ var edges = map[string]string{
 		"internal/checkpoint internal/exec internal/kernel/vec internal/program internal/rng optim shard",
 	"fsdp/internal/engine": "gorgonia comm fsdp/internal/layout fsdp/internal/ranks internal/arena internal/exec internal/half " +
 		"internal/kernel/vec internal/mapped internal/program optim shard",
+	"fsdp/internal/engine/fardevice": "fsdp/internal/engine fsdp/internal/layout fsdp/internal/ranks internal/arena internal/exec " +
+		"internal/program optim",
 	"fsdp/internal/state":  "comm fsdp/internal/layout fsdp/internal/ranks internal/checkpoint internal/safetensors optim shard",
 	"fsdp/internal/layout": "comm internal/program shard",
 	"fsdp/internal/ranks":  "comm",
@@ -103,7 +105,8 @@ const gorgonia = "gorgonia"
 // Nothing else may, so that groups, optimizers, schedules and kernels can be used without it.
 var overGorgonia = strings.Fields(`
 	examples/fromgraph examples/gpt examples/internal/text examples/lora examples/moe examples/offload examples/uneven
-	fsdp fsdp/graph fsdp/internal/engine fsdp/nn internal/bench internal/bench/probe internal/bench/state
+	fsdp fsdp/graph fsdp/internal/engine fsdp/internal/engine/fardevice fsdp/nn internal/bench
+	internal/bench/probe internal/bench/state
 	internal/bench/train internal/exec internal/exec/exectest internal/ops internal/samebits/train
 `)
 

@@ -1,0 +1,20 @@
+package fsdp
+
+import (
+	"github.com/gofsdp/gofsdp/fsdp/internal/engine"
+	"github.com/gofsdp/gofsdp/fsdp/internal/engine/fardevice"
+)
+
+// UseFarDevice has the models that are wrapped from here on compute on a device whose memory nobody
+// else reaches, until restore.
+func UseFarDevice() (restore func()) {
+	near := newDevice
+	newDevice = func(cfg *Config) (engine.Device, error) {
+		d, err := near(cfg)
+		if h, ok := d.(*engine.Host); ok && err == nil {
+			d = fardevice.New(h)
+		}
+		return d, err
+	}
+	return func() { newDevice = near }
+}

@@ -1,0 +1,206 @@
+// Package fardevice is an engine.Device for tests that makes use of all the freedom that the
+// interface leaves: no caller reaches the memory of a shard, an operation is done some time after
+// the method has returned, and its failure comes out later. No library code imports it.
+//
+// A Device wraps a Host. All that touches memory goes through one queue, which a goroutine executes
+// in order. The goroutine lives while the queue is not empty, so that a model that nobody closes
+// leaves none behind.
+//
+// # After a failure
+//
+// The first operation that fails, or panics, is the end of the device. What is queued behind it is
+// left out, and every later method that has an error returns the failure. Only what must end runs:
+// the wait for collectives in flight, counts, and Close.
+package fardevice
+
+import (
+	"errors"
+	"fmt"
+	"runtime/debug"
+	"sync"
+
+	"github.com/gofsdp/gofsdp/fsdp/internal/engine"
+	"github.com/gofsdp/gofsdp/fsdp/internal/layout"
+	"github.com/gofsdp/gofsdp/fsdp/internal/ranks"
+	"github.com/gofsdp/gofsdp/internal/arena"
+	"github.com/gofsdp/gofsdp/internal/exec"
+	"github.com/gofsdp/gofsdp/internal/program"
+	"github.com/gofsdp/gofsdp/optim"
+)
+
+// Device implements engine.Device.
+type Device struct {
+	host *engine.Host // for the queue only
+
+	mu     sync.Mutex
+	queue  []task
+	busy   bool  // a goroutine executes the queue
+	failed error // of the first task that has
+}
+
+// A task is executed in its turn. failed is the failure of an earlier one, or nil. The task returns
+// its own.
+type task func(failed error) error
+
+// New returns a device that computes on h, which is its own now.
+func New(h *engine.Host) *Device { return &Device{host: h} }
+
+// add puts a task at the end of the queue. It returns the failure that is known already.
+func (d *Device) add(t task) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.queue = append(d.queue, t)
+	if !d.busy {
+		d.busy = true
+		go d.execute()
+	}
+	return d.failed
+}
+
+// execute runs tasks until there is none.
+func (d *Device) execute() {
+	d.mu.Lock()
+	for len(d.queue) > 0 {
+		t, failed := d.queue[0], d.failed
+		d.queue = d.queue[1:]
+		d.mu.Unlock()
+		err := t(failed)
+		d.mu.Lock()
+		if d.failed == nil {
+			d.failed = err
+		}
+	}
+	d.busy = false
+	d.mu.Unlock()
+}
+
+// issue queues an operation.
+func (d *Device) issue(f func() error) error {
+	return d.add(func(failed error) error {
+		if failed != nil {
+			return nil
+		}
+		return f()
+	})
+}
+
+// issueOp queues an operation of a pass. It runs modules of the user, which may panic.
+func (d *Device) issueOp(op program.Op, f func() error) error {
+	return d.issue(func() (err error) {
+		defer func() {
+			if r := recover(); r != nil {
+				err = fmt.Errorf("panic: %v\n%s", r, debug.Stack())
+			}
+			if err != nil {
+				err = &engine.OpError{Op: op, Err: err}
+			}
+		}()
+		return f()
+	})
+}
+
+// do queues what cannot fail.
+func (d *Device) do(f func()) { _ = d.issue(func() error { f(); return nil }) }
+
+// call executes f after all before, and waits for it. The error of f is the caller's alone.
+func (d *Device) call(f func() error) error {
+	done := make(chan error, 1)
+	_ = d.add(func(failed error) error {
+		if failed == nil {
+			failed = f()
+		}
+		done <- failed
+		return nil
+	})
+	return <-done
+}
+
+// always is call of what runs after a failure, too.
+func (d *Device) always(f func()) {
+	done := make(chan struct{})
+	_ = d.add(func(error) error { f(); close(done); return nil })
+	<-done
+}
+
+// NewShards implements engine.Device.
+func (d *Device) NewShards(l *layout.Layout, meshes []ranks.Mesh) (engine.Shards, error) {
+	s := &shards{d: d}
+	err := d.call(func() (err error) {
+		s.host, err = d.host.NewShards(l, meshes)
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	return s, nil
+}
+
+// Open implements engine.Device.
+func (d *Device) Open(c *engine.Compiled, s engine.Shards, batch []exec.Value) engine.Frame {
+	return &frame{d: d, c: c, host: d.host.Open(c, s.(*shards).host, batch)}
+}
+
+// Finish implements engine.Device.
+func (d *Device) Finish() error { return d.call(func() error { return nil }) }
+
+// MaxAbs implements engine.Device.
+func (d *Device) MaxAbs(vs []optim.Vec) (list []float64, err error) {
+	err = d.call(func() (err error) {
+		list, err = d.host.MaxAbs(near(vs))
+		return err
+	})
+	return list, err
+}
+
+// Squares implements engine.Device.
+func (d *Device) Squares(vs []optim.Vec, bounds []float64) (list [][4]float64, err error) {
+	err = d.call(func() (err error) {
+		list, err = d.host.Squares(near(vs), bounds)
+		return err
+	})
+	return list, err
+}
+
+// Scale implements engine.Device.
+func (d *Device) Scale(vs []optim.Vec, c float64) error {
+	hosts := near(vs)
+	return d.issue(func() error { return d.host.Scale(hosts, c) })
+}
+
+// Host implements engine.Device.
+func (d *Device) Host(n int, class arena.Class) (b *arena.Block, err error) {
+	err = d.call(func() (err error) {
+		b, err = d.host.Host(n, class)
+		return err
+	})
+	return b, err
+}
+
+// Free implements engine.Device.
+func (d *Device) Free(b *arena.Block) { d.do(func() { d.host.Free(b) }) }
+
+// Begin implements engine.Device.
+func (d *Device) Begin(p arena.Phase) { d.do(func() { d.host.Begin(p) }) }
+
+// EndStep implements engine.Device.
+func (d *Device) EndStep() error { return d.call(d.host.EndStep) }
+
+// Stats implements engine.Device.
+func (d *Device) Stats() (s arena.Stats) {
+	d.always(func() { s = d.host.Stats() })
+	return s
+}
+
+// ResetPeak implements engine.Device.
+func (d *Device) ResetPeak() { d.do(d.host.ResetPeak) }
+
+// InFile implements engine.Device.
+func (d *Device) InFile(class arena.Class) bool { return d.host.InFile(class) }
+
+// Close implements engine.Device.
+func (d *Device) Close() (err error) {
+	d.always(func() { err = d.host.Close() })
+	return err
+}
+
+var errOther = errors.New("fardevice: copy of elements of another number or type")

@@ -1,0 +1,119 @@
+package fardevice
+
+import (
+	"context"
+	"slices"
+
+	"github.com/gofsdp/gofsdp/fsdp/internal/engine"
+	"github.com/gofsdp/gofsdp/optim"
+)
+
+// shards implements engine.Shards.
+type shards struct {
+	d    *Device
+	host engine.Shards
+}
+
+// Value implements engine.Shards.
+func (s *shards) Value(group int) optim.Vec { return s.d.vec(s.host.Value(group)) }
+
+// Grad implements engine.Shards.
+func (s *shards) Grad(group int) optim.Vec { return s.d.vec(s.host.Grad(group)) }
+
+// Alloc implements engine.Shards.
+func (s *shards) Alloc(group, n int) (v optim.Vec, err error) {
+	err = s.d.call(func() (err error) {
+		v, err = s.host.Alloc(group, n)
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	return s.d.vec(v), nil
+}
+
+// Average implements engine.Shards.
+func (s *shards) Average(ctx context.Context, group int) error {
+	return s.d.call(func() error { return s.host.Average(ctx, group) })
+}
+
+// Whole implements engine.Shards.
+func (s *shards) Whole(group int) (whole bool) {
+	s.d.always(func() { whole = s.host.Whole(group) })
+	return whole
+}
+
+// ReduceWhole implements engine.Shards.
+func (s *shards) ReduceWhole(ctx context.Context, group int, before float32, after float64) error {
+	return s.d.call(func() error { return s.host.ReduceWhole(ctx, group, before, after) })
+}
+
+// DropWhole implements engine.Shards.
+func (s *shards) DropWhole() { s.d.do(s.host.DropWhole) }
+
+// Free implements engine.Shards.
+func (s *shards) Free() { s.d.do(s.host.Free) }
+
+// A vec is a vector whose memory only the queue of the device reaches.
+type vec struct {
+	d    *Device
+	host optim.Host
+}
+
+// vec returns v, which is nil or of the Host, as a vector of the device.
+func (d *Device) vec(v optim.Vec) optim.Vec {
+	if v == nil {
+		return nil
+	}
+	return &vec{d, v.(optim.Host)}
+}
+
+// near returns the vectors as the Host knows them.
+func near(vs []optim.Vec) []optim.Vec {
+	list := make([]optim.Vec, len(vs))
+	for i, v := range vs {
+		list[i] = v.(*vec).host
+	}
+	return list
+}
+
+// Len implements optim.Vec.
+func (v *vec) Len() int { return v.host.Len() }
+
+// Float64 implements optim.Vec.
+func (v *vec) Float64() bool { return v.host.Float64() }
+
+// Slice implements optim.Vec.
+func (v *vec) Slice(from, to int) optim.Vec { return v.d.vec(v.host.Slice(from, to)) }
+
+// Zero implements optim.Vec.
+func (v *vec) Zero() error { return v.d.issue(v.host.Zero) }
+
+// Read implements optim.Vec.
+func (v *vec) Read(to optim.Host) error {
+	return v.d.call(func() error { return v.host.Read(to) })
+}
+
+// Write implements optim.Vec.
+func (v *vec) Write(from optim.Host) error {
+	if len(v.host.F32) != len(from.F32) || len(v.host.F64) != len(from.F64) {
+		return errOther
+	}
+	from = optim.Host{F32: slices.Clone(from.F32), F64: slices.Clone(from.F64)}
+	return v.d.issue(func() error { return v.host.Write(from) })
+}
+
+// Adam implements optim.AdamVec.
+func (v *vec) Adam(grad, first, second optim.Vec, s optim.AdamStep) error {
+	with := near([]optim.Vec{grad, first, second})
+	return v.d.issue(func() error { return v.host.Adam(with[0], with[1], with[2], s) })
+}
+
+// SGD implements optim.SGDVec.
+func (v *vec) SGD(grad, momentum optim.Vec, s optim.SGDStep) error {
+	g, m := grad.(*vec).host, optim.Vec(nil)
+	if momentum != nil {
+		m = momentum.(*vec).host
+	}
+	return v.d.issue(func() error { return v.host.SGD(g, m, s) })
+}
