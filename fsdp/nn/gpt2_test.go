@@ -18,7 +18,6 @@ import (
 	"github.com/gofsdp/gofsdp/fsdp"
 	"github.com/gofsdp/gofsdp/fsdp/nn"
 	"github.com/gofsdp/gofsdp/internal/safetensors"
-	"github.com/gofsdp/gofsdp/optim"
 )
 
 // gpt2 is the model in testdata/gpt2.safetensors; testdata/gpt2.py says how it was made.
@@ -128,7 +127,9 @@ func TestGPT2Prefix(t *testing.T) {
 			return err
 		}
 		for _, p := range s.Shards() {
-			clear(p.Value.(optim.Host).F32)
+			if err := p.Value.Zero(); err != nil {
+				return err
+			}
 		}
 		if err := s.Import(ctx, path, nn.FromGPT2(prefix)...); err != nil {
 			return err

@@ -36,20 +36,22 @@ func wrap(t *testing.T, m fsdp.Model) *fsdp.Sharded {
 	s, err := fsdp.Wrap(m, fsdp.Config{Precision: fsdp.Precision{Compute: fsdp.Float64}, Poison: true})
 	require.NoError(t, err)
 	for _, p := range s.Shards() {
-		for i := range p.Value.(optim.Host).F64 {
+		values := make([]float64, p.Value.Len())
+		for i := range values {
 			h := fnv.New32a()
 			fmt.Fprint(h, strings.TrimPrefix(p.Name, "m."), p.Offset+i)
-			p.Value.(optim.Host).F64[i] = float64(h.Sum32())/(1<<31) - 1
+			values[i] = float64(h.Sum32())/(1<<31) - 1
 		}
+		require.NoError(t, p.Value.Write(optim.Host{F64: values}))
 	}
 	return s
 }
 
 // set gives a parameter its values.
-func set(s *fsdp.Sharded, name string, values ...float64) {
+func set(t *testing.T, s *fsdp.Sharded, name string, values ...float64) {
 	for _, p := range s.Shards() {
 		if p.Name == name {
-			copy(p.Value.(optim.Host).F64, values[p.Offset:])
+			require.NoError(t, p.Value.Write(optim.Host{F64: values[p.Offset:]}))
 		}
 	}
 }

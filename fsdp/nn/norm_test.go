@@ -33,13 +33,16 @@ func checkGradients(t *testing.T, s *fsdp.Sharded, batch ...fsdp.Tensor) {
 		if !trained {
 			continue
 		}
-		for i, at := range p.Value.(optim.Host).F64 {
+		values := optim.Host{F64: make([]float64, p.Value.Len())}
+		require.NoError(t, p.Value.Read(values))
+		for i, at := range values.F64 {
 			const h = 1e-5
-			p.Value.(optim.Host).F64[i] = at + h
-			above := loss()
-			p.Value.(optim.Host).F64[i] = at - h
-			want := (above - loss()) / (2 * h)
-			p.Value.(optim.Host).F64[i] = at
+			lossAt := func(x float64) float64 {
+				require.NoError(t, p.Value.Slice(i, i+1).Write(optim.Host{F64: []float64{x}}))
+				return loss()
+			}
+			want := (lossAt(at+h) - lossAt(at-h)) / (2 * h)
+			require.NoError(t, p.Value.Write(values))
 			require.InDelta(t, want, g.Float64s()[p.Offset+i], 1e-7, "%s, element %d", p.Name, p.Offset+i)
 		}
 	}
@@ -75,9 +78,9 @@ func batchNormed(norm *nn.BatchNorm) model {
 }
 
 // identity makes the linear layer before the norm pass its input on.
-func identity(s *fsdp.Sharded) {
-	set(s, "fc.weight", 1, 0, 0, 0, 1, 0, 0, 0, 1)
-	set(s, "fc.bias", 0, 0, 0)
+func identity(t *testing.T, s *fsdp.Sharded) {
+	set(t, s, "fc.weight", 1, 0, 0, 0, 1, 0, 0, 0, 1)
+	set(t, s, "fc.bias", 0, 0, 0)
 }
 
 // moments returns mean and unbiased variance of the columns of x [..., 3].
@@ -118,7 +121,7 @@ func TestBatchNormTraining(t *testing.T) {
 			cfg.Precision.Compute, cfg.Poison = fsdp.Float64, true
 			s, err := fsdp.Wrap(batchNormed(&nn.BatchNorm{Dim: 3, Momentum: 0.25}), cfg)
 			require.NoError(t, err)
-			identity(s)
+			identity(t, s)
 			x, targets := floats(2, 3, 3), ints([]int{2, 3}, 0, 2, 1, 1, 0, 2)
 			mean, unbiased := moments(x)
 			wantMean, wantVar := []float64{0, 0, 0}, []float64{1, 1, 1}
@@ -131,8 +134,8 @@ func TestBatchNormTraining(t *testing.T) {
 				require.InDeltaSlice(t, wantMean, state(t, s, "norm.running_mean"), 1e-12)
 				require.InDeltaSlice(t, wantVar, state(t, s, "norm.running_var"), 1e-12)
 			}
-			set(s, "norm.weight", 0.5, -2, 1.5)
-			set(s, "norm.bias", 0.1, 0.2, -0.3)
+			set(t, s, "norm.weight", 0.5, -2, 1.5)
+			set(t, s, "norm.bias", 0.1, 0.2, -0.3)
 			checkGradients(t, s, x, targets)
 		})
 	}
@@ -141,8 +144,8 @@ func TestBatchNormTraining(t *testing.T) {
 // TestBatchNormEvaluation normalises with the running statistics, however many rows there are.
 func TestBatchNormEvaluation(t *testing.T) {
 	s := wrap(t, calling(&nn.BatchNorm{Dim: 2, Eps: 0.5}, 1))
-	set(s, "m.weight", 3, 4)
-	set(s, "m.bias", 5, 6)
+	set(t, s, "m.weight", 3, 4)
+	set(t, s, "m.bias", 5, 6)
 	require.NoError(t, s.SetFull(t.Context(), 0, map[string]*tensor.Dense{
 		"m.running_mean": vector(1, -1), "m.running_var": vector(1.5, 8.5),
 	}))
@@ -155,7 +158,7 @@ func vector(v ...float64) *tensor.Dense { return tensor.New(tensor.WithBacking(v
 // TestBatchNormOfOneRow has no variance: the output is the bias, and the running variance shrinks.
 func TestBatchNormOfOneRow(t *testing.T) {
 	s := wrap(t, batchNormed(&nn.BatchNorm{Dim: 3}))
-	identity(s)
+	identity(t, s)
 	loss, err := s.Forward(t.Context(), floats(1, 3), ints([]int{1}, 1))
 	require.NoError(t, err)
 	require.False(t, math.IsNaN(loss))
