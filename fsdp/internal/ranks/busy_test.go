@@ -98,3 +98,22 @@ func TestBusyGroupFails(t *testing.T) {
 		require.Equal(t, g.Rank() == 0, ended)
 	})
 }
+
+// hasty is a group that takes a rank for one that hangs after less than a second.
+type hasty struct{ *counted }
+
+func (hasty) Timeout() time.Duration { return 900 * time.Millisecond }
+
+// TestBusyBeatsWithinTheTimeout has ranks of a hasty group work for a minute: they are heard of at
+// least four times in each of its timeouts.
+func TestBusyBeatsWithinTheTimeout(t *testing.T) {
+	onAgreements(t, 2, func(t *testing.T, _ *Agreement, g *counted) {
+		a := NewAgreement(hasty{g}, newPeerError)
+		err := a.Busy(t.Context(), func(context.Context) error {
+			time.Sleep(time.Minute)
+			return nil
+		})
+		require.NoError(t, err)
+		require.GreaterOrEqual(t, g.n, int(4*time.Minute/(900*time.Millisecond)))
+	})
+}
