@@ -283,7 +283,7 @@ func (tr *trace) callInfos() []CallInfo {
 func layoutModel(forward *trace, programs map[string]*trace) *layout.Model {
 	m := &layout.Model{Index: forward.byName, Paths: map[string]*layout.Path{"": forward.path()}}
 	for _, p := range forward.params {
-		m.Params = append(m.Params, layout.Param{Param: shard.Param{Name: p.Name, Shape: p.Shape}, Call: p.call, Buffer: p.Buffer})
+		m.Params = append(m.Params, layout.Param{Param: shard.Param{Name: p.Name, Shape: p.Shape}, Buffer: p.Buffer})
 	}
 	for name, tr := range programs {
 		m.Paths[name] = tr.path()

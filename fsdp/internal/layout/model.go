@@ -17,7 +17,6 @@ type Model struct {
 // A Param is a parameter or, if it is not trained but kept by every rank for itself, a buffer.
 type Param struct {
 	shard.Param
-	Call   int // of Forward, that owns it
 	Buffer bool
 }
 
