@@ -14,11 +14,11 @@ import (
 
 // chain returns the layout of two calls over two ranks, each a unit of one parameter.
 func chain(t *testing.T) *layout.Layout {
-	param := func(name string, call int) layout.Param {
-		return layout.Param{Param: shard.Param{Name: name, Shape: []int{3}}, Call: call}
+	param := func(name string) layout.Param {
+		return layout.Param{Param: shard.Param{Name: name, Shape: []int{3}}}
 	}
 	m := &layout.Model{
-		Params: []layout.Param{param("a.w", 0), param("b.w", 1)}, Index: map[string]int{"a.w": 0, "b.w": 1},
+		Params: []layout.Param{param("a.w"), param("b.w")}, Index: map[string]int{"a.w": 0, "b.w": 1},
 		Paths: map[string]*layout.Path{"": {
 			Inputs: 1, Results: []program.Ref{{Call: 1}},
 			Calls: []layout.Call{
