@@ -104,7 +104,7 @@ type joinOptions struct {
 type joinPolicy uint8
 
 const (
-	shadowing joinPolicy = iota
+	goOn joinPolicy = iota
 	stopAtShortest
 	refuseUneven
 )

@@ -426,7 +426,7 @@ func TestJoinMemory(t *testing.T) {
 				cfg := cfg
 				cfg.Group, cfg.Wrap, cfg.Prefetch, cfg.Precision = g, fsdp.WrapEach(), prefetch, float64s
 				cfg.Trace = func(e fsdp.Event) {
-					require.Equal(t, g.Rank() == 0, e.Shadow)
+					require.Equal(t, g.Rank() == 0, e.Absent)
 					events[g.Rank()] = append(events[g.Rank()], e)
 				}
 				m := wrap(t, shapes["recurrence"], cfg)

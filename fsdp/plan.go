@@ -181,14 +181,14 @@ type Event struct {
 	Call     string    // for forward and backward
 	Begin    time.Time // of the operation on this rank
 	Duration time.Duration
-	Shadow   bool // the rank has no batch and takes part without computing
+	Absent   bool // the rank has no batch and takes part without computing
 	Live     int  // bytes counted when it ends, before it frees any, without scratch
 }
 
 // newEvent returns the event of a step on a rank.
 func newEvent(rank int, s *engine.Step) Event {
 	e := Event{
-		Rank: rank, Pass: s.Pass, Kind: s.Op.Kind.String(), Shadow: s.Absent,
+		Rank: rank, Pass: s.Pass, Kind: s.Op.Kind.String(), Absent: s.Absent,
 		Begin: s.Begin, Duration: time.Since(s.Begin), Live: s.Live,
 	}
 	if s.Op.Group >= 0 {

@@ -25,7 +25,7 @@ func (t *timeline) see(e fsdp.Event) {
 	}
 	t.last = e.Pass
 	t.marks = append(t.marks, t.mark)
-	if e.Shadow {
+	if e.Absent {
 		t.active = append(t.active, 0)
 	} else {
 		t.active = append(t.active, 1)

@@ -27,9 +27,9 @@ type none struct{}
 func (none) Error() string { return "no whole checkpoint" }
 func (none) Unwrap() error { return fs.ErrNotExist }
 
-// errAllTorn is the error of Latest where checkpoints were completed, and all of them are damaged
+// errAllDamaged is the error of Latest where checkpoints were completed, and all of them are damaged
 // now.
-var errAllTorn = errors.New("no checkpoint is whole any more")
+var errAllDamaged = errors.New("no checkpoint is whole any more")
 
 // An Entry is something in a job's directory that has the name of a checkpoint.
 type Entry struct {
@@ -75,7 +75,7 @@ func Latest(fsys FS, dir string) (path string, err error) {
 			return "", fmt.Errorf("checkpoint: looking for the latest: %w", err)
 		}
 		path, noneErr := latest(fsys, dir, names)
-		if !errors.Is(noneErr, ErrNone) && !errors.Is(noneErr, errAllTorn) {
+		if !errors.Is(noneErr, ErrNone) && !errors.Is(noneErr, errAllDamaged) {
 			return path, noneErr
 		}
 		// A job that saves here may have removed what we saw, and has completed others before that.
@@ -93,12 +93,12 @@ func latest(fsys FS, dir string, names []name) (string, error) {
 	reason := ErrNone
 	for _, n := range slices.Backward(names) {
 		if n.draft == "" {
-			reason = errAllTorn
+			reason = errAllDamaged
 		}
 		switch e := n.entry(fsys, dir); {
 		case e.Err == nil:
 			return e.Path, nil
-		case !torn(e.Err):
+		case !isDamaged(e.Err):
 			return "", fmt.Errorf("checkpoint: %s is the latest, unless it is damaged, which cannot be told: %w", e.Path, e.Err)
 		default:
 			passed = append(passed, fmt.Sprintf("%s: %v", n, e.Err))
@@ -123,9 +123,9 @@ func checkWhole(fsys FS, dir string) error {
 	return r.Close()
 }
 
-// torn tells whether err is about what there is of a checkpoint, and not about this program or this
+// isDamaged tells whether err is about what there is of a checkpoint, and not about this program or this
 // machine.
-func torn(err error) bool {
+func isDamaged(err error) bool {
 	return errors.Is(err, ErrUnfinished) || errors.Is(err, ErrDamaged) || errors.Is(err, fs.ErrNotExist)
 }
 

@@ -16,8 +16,9 @@ import (
 	"github.com/gofsdp/gofsdp/internal/auth"
 )
 
-// dir is a Store in a directory, one file for each key. A file appears whole, by a link; where a file system shows it in
-// parts nevertheless, its checksum tells, and it is read again. Nobody is told about changes, so a Get looks again and again.
+// dir is a Store in a directory, one file for each key. A file appears whole, by a link; where a
+// file system shows it in parts nevertheless, its checksum tells, and it is read again. Nobody is
+// told about changes, so a Get looks again and again.
 type dir struct {
 	path string
 	seal seal
@@ -26,11 +27,11 @@ type dir struct {
 	done chan struct{} // closed by Close
 }
 
-// Dir returns a store in a directory that all ranks can reach, which is created if need be. Of cfg, Job and Secret matter: what others
-// than holders of the secret put there is an error, not a value.
+// Dir returns a store in a directory that all ranks can reach, which is created if need be. Of cfg,
+// Job and Secret matter: what others than holders of the secret put there is an error, not a value.
 //
-// What is stored stays when all ranks have ended. Jobs may share a directory, but each attempt of a job takes a new name, lest it find what
-// the last one has left.
+// What is stored stays when all ranks have ended. Jobs may share a directory, but each attempt of a
+// job takes a new name, lest it find what the last one has left.
 func Dir(path string, cfg Config) (Store, error) {
 	if len(cfg.Secret) > 0 && len(cfg.Secret) < auth.MinSecret {
 		return nil, fmt.Errorf("store: %w: it has %d bytes, at least %d are needed", auth.ErrWeak, len(cfg.Secret), auth.MinSecret)
@@ -122,7 +123,8 @@ func (d *dir) retry(ctx context.Context, passes func(error) bool, f func() error
 	}
 }
 
-// transient errors are those of a file system that is shared: a file replaced while it was read, or not quite there.
+// transient errors are those of a file system that is shared: a file replaced while it was read, or
+// not quite there.
 func transient(err error) bool {
 	return errors.Is(err, errTorn) || errors.Is(err, syscall.EINTR) || busy(err)
 }
@@ -142,8 +144,8 @@ func (d *dir) write(key string, value []byte) error {
 	return err
 }
 
-// publish gives the file old the name new, unless there is one. Without links it writes new in place, where readers may see
-// it half written for a moment.
+// publish gives the file old the name new, unless there is one. Without links it writes new in
+// place, where readers may see it half written for a moment.
 func (d *dir) publish(old, new string) error {
 	err := d.link(old, new)
 	if err == nil || errors.Is(err, fs.ErrExist) || transient(err) {
@@ -196,7 +198,8 @@ func (d *dir) read(key string) ([]byte, error) {
 	return value, nil
 }
 
-// refresh makes an NFS client forget that a file did not exist: opening a directory asks the server for changes.
+// refresh makes an NFS client forget that a file did not exist: opening a directory asks the server
+// for changes.
 func (d *dir) refresh() {
 	if f, err := os.Open(d.path); err == nil {
 		f.Close()

@@ -17,8 +17,9 @@ import (
 //
 //	| magic 8 | CRC-32C of the rest 4 | key length 2 | value length 4 | HMAC-SHA256 of job, key and value 32 | key | value |
 //
-// The checksum tells a file that is not all there yet from one that is wrong; the HMAC tells ours from a stranger's. The name, too,
-// depends on job and key: jobs that share a directory do not see each other.
+// The checksum tells a file that is not all there yet from one that is wrong; the HMAC tells ours
+// from a stranger's. The name, too, depends on job and key: jobs that share a directory do not see
+// each other.
 const (
 	fileMagic  = "FSDPKV 1"
 	fileHeader = len(fileMagic) + 4 + 2 + 4 + sha256.Size

@@ -16,7 +16,8 @@ const (
 	MaxTotal = 64 << 20 // bytes of all keys and values of a server
 )
 
-// Errors that callers may tell apart. Those of package auth occur as well, and the cause of an ended context.
+// Errors that callers may tell apart. Those of package auth occur as well, and the cause of an
+// ended context.
 var (
 	ErrClosed = errors.New("store is closed")
 	ErrLost   = errors.New("connection to the store lost")
@@ -30,8 +31,8 @@ var (
 type Store interface {
 	// Get waits until key exists or ctx ends.
 	Get(ctx context.Context, key string) ([]byte, error)
-	// Claim stores value under key unless there is one, and returns the one that is there now. A caller that uses a value of its
-	// own, such as its address, sees by it whether the claim is its.
+	// Claim stores value under key unless there is one, and returns the one that is there now. A
+	// caller that uses a value of its own, such as its address, sees by it whether the claim is its.
 	Claim(ctx context.Context, key string, value []byte) (holder []byte, err error)
 	// Close releases the store on this side; what was stored stays. Calls that wait return ErrClosed.
 	Close() error
@@ -64,7 +65,8 @@ func check(key string, value []byte) error {
 	return nil
 }
 
-// backoff is a pause that doubles up to a limit. Pauses are jittered, so that ranks started together do not retry together.
+// backoff is a pause that doubles up to a limit. Pauses are jittered, so that ranks started
+// together do not retry together.
 type backoff struct{ next, max time.Duration }
 
 // wait pauses, or returns false as soon as one of the channels is closed.

@@ -5,7 +5,8 @@ import (
 	"sync"
 )
 
-// table is what a server stores. Values in it are never written to, so they are handed out without copying.
+// table is what a server stores. Values in it are never written to, so they are handed out without
+// copying.
 type table struct {
 	mu      sync.Mutex
 	values  map[string][]byte
