@@ -13,7 +13,8 @@ import (
 	"github.com/gofsdp/gofsdp/fsdp"
 )
 
-// running is y = x ⊙ w · (1 + mean) for x [n], with the running mean of x that it keeps, and a count of its forwards:
+// running is y = x ⊙ w · (1 + mean) for x [n], with the running mean of x that it keeps, and a
+// count of its forwards:
 //
 //	mean = (mean + mean(x))/2
 //	count = count + 1
@@ -136,8 +137,9 @@ var recomputations = map[string]fsdp.Config{
 	"frozen":    {Frozen: func(string) bool { return true }},
 }
 
-// TestBuffers trains with buffers that are updated twice in a pass, on every rank from its own batch, with evaluations,
-// NoSync and passes put aside, and compares losses, gradients and buffers with plain arithmetic.
+// TestBuffers trains with buffers that are updated twice in a pass, on every rank from its own
+// batch, with evaluations, NoSync and passes put aside, and compares losses, gradients and buffers
+// with plain arithmetic.
 func TestBuffers(t *testing.T) {
 	for name, knobs := range recomputations {
 		for _, world := range []int{1, 2, 3, 4} {
@@ -199,8 +201,8 @@ func TestBuffers(t *testing.T) {
 	}
 }
 
-// TestBuffersAreNoParameters checks that buffers are neither sharded, nor sent, nor trained, nor rounded, and that Freeze
-// leaves them alone.
+// TestBuffersAreNoParameters checks that buffers are neither sharded, nor sent, nor trained, nor
+// rounded, and that Freeze leaves them alone.
 func TestBuffersAreNoParameters(t *testing.T) {
 	onRanks(t, 3, func(ctx context.Context, g comm.Group) {
 		m := wrap(t, twice, fsdp.Config{Group: g, Precision: fsdp.Precision{Gather: fsdp.BFloat16, Reduce: fsdp.BFloat16}})
@@ -240,7 +242,8 @@ func TestBuffersAreNoParameters(t *testing.T) {
 	})
 }
 
-// TestAverageBuffers checks the means, that parameters stay as they are, and what SetFull and Full make of buffers.
+// TestAverageBuffers checks the means, that parameters stay as they are, and what SetFull and Full
+// make of buffers.
 func TestAverageBuffers(t *testing.T) {
 	for _, world := range []int{1, 2, 3, 4} {
 		everyStrategy(t, world, func(t *testing.T, cfg fsdp.Config) {

@@ -18,9 +18,10 @@ import (
 	"github.com/gofsdp/gofsdp/optim"
 )
 
-// A strictGroup holds one rank to the contract of comm.Group, where a group that is fast forgives a lot: from the call of a
-// collective until Wait returns, what will be received is there for nobody to read or write, and what is sent must stay as
-// it is. It calculates on copies, fills the destination with NaN at the call, and delivers in Wait.
+// A strictGroup holds one rank to the contract of comm.Group, where a group that is fast forgives a
+// lot: from the call of a collective until Wait returns, what will be received is there for nobody
+// to read or write, and what is sent must stay as it is. It calculates on copies, fills the
+// destination with NaN at the call, and delivers in Wait.
 type strictGroup struct {
 	comm.Group
 	book *strictBook
@@ -188,7 +189,8 @@ var statistics model = func(t *fsdp.Tape, in []fsdp.Ref) ([]fsdp.Ref, error) {
 	return regress(t, in, x), nil
 }
 
-// everything calls every collective method, passes put aside and left waiting included, and returns the state at the end.
+// everything calls every collective method, passes put aside and left waiting included, and returns
+// the state at the end.
 func everything(t require.TestingT, ctx context.Context, g comm.Group, cfg fsdp.Config) bits {
 	cfg.Group = g
 	m := wrap(t, statistics, cfg)
@@ -236,9 +238,9 @@ func everything(t require.TestingT, ctx context.Context, g comm.Group, cfg fsdp.
 	return last
 }
 
-// TestCollectivesOwnTheirBuffers runs whole steps of every strategy and precision over a strict group: what is read too early
-// is NaN, what is written too early is noticed, and every work is waited for at last. The bits are those of a group that
-// forgives.
+// TestCollectivesOwnTheirBuffers runs whole steps of every strategy and precision over a strict
+// group: what is read too early is NaN, what is written too early is noticed, and every work is
+// waited for at last. The bits are those of a group that forgives.
 func TestCollectivesOwnTheirBuffers(t *testing.T) {
 	const world = 4
 	for _, p := range parityPrecisions {
@@ -296,7 +298,8 @@ func TestUnitGroupsOwnTheirBuffers(t *testing.T) {
 	}
 }
 
-// TestSetFullOwnsItsBuffers sets parameters that gathers for a backward may be reading: those are over first.
+// TestSetFullOwnsItsBuffers sets parameters that gathers for a backward may be reading: those are
+// over first.
 func TestSetFullOwnsItsBuffers(t *testing.T) {
 	for _, how := range []string{"SetFull", "Full"} {
 		onRanks(t, 2, func(ctx context.Context, g comm.Group) {

@@ -12,14 +12,15 @@ import (
 	"github.com/gofsdp/gofsdp/optim"
 )
 
-// tally counts what a rank communicates: collectives over more than one rank, of parameters and gradients, and the bytes
-// that it must send in them.
+// tally counts what a rank communicates: collectives over more than one rank, of parameters and
+// gradients, and the bytes that it must send in them.
 type tally struct {
 	gathers, reduces, allReduces int
 	bytes                        int
 }
 
-// countingGroup counts, in itself and in the groups that are split from it. Agreements between the ranks move integers.
+// countingGroup counts, in itself and in the groups that are split from it. Agreements between the
+// ranks move integers.
 type countingGroup struct {
 	comm.Group
 	*tally
@@ -97,8 +98,8 @@ func (c cut) over(world int) (shards, replicas int) {
 
 func (c cut) twice() bool { return c.strategy == fsdp.FullShard || c.strategy == fsdp.HybridShard }
 
-// pass returns what a pass over a chain of blocks between the calls of a root unit takes, by the formulas in the documentation
-// of Strategy. root and block are the bytes of a unit.
+// pass returns what a pass over a chain of blocks between the calls of a root unit takes, by the
+// formulas in the documentation of Strategy. root and block are the bytes of a unit.
 func (c cut) pass(world, blocks, prefetch, root, block int) (forward, backward tally) {
 	shards, replicas := c.over(world)
 	if shards > 1 {
@@ -122,7 +123,8 @@ func (c cut) sum(world, bytes int) int {
 	return bytes/shards*(shards-1) + 2*bytes/shards*(replicas-1)/replicas
 }
 
-// TestCounts compares the collectives of training passes and evaluations, and their bytes, with the plan and with the formulas.
+// TestCounts compares the collectives of training passes and evaluations, and their bytes, with the
+// plan and with the formulas.
 func TestCounts(t *testing.T) {
 	for world := 1; world <= 4; world++ {
 		for _, c := range cuts(world) {
@@ -166,8 +168,8 @@ func requireCounts(t *testing.T, world int, c cut, layers, prefetch int, checkpo
 	})
 }
 
-// TestCountsOfAccumulation: every Backward reduces but those inside NoSync, whose gradients go with the next outside or with
-// SyncGrads, at once. The gathers are the same.
+// TestCountsOfAccumulation: every Backward reduces but those inside NoSync, whose gradients go with
+// the next outside or with SyncGrads, at once. The gathers are the same.
 func TestCountsOfAccumulation(t *testing.T) {
 	const world, layers, prefetch = 4, 3, 1
 	for _, c := range cuts(world) {
@@ -209,8 +211,8 @@ func TestCountsOfAccumulation(t *testing.T) {
 	}
 }
 
-// TestCountsOfFrozen: with the root unit and the first blocks frozen, backward ends at the first block that is trained, and
-// only what is trained is reduced.
+// TestCountsOfFrozen: with the root unit and the first blocks frozen, backward ends at the first
+// block that is trained, and only what is trained is reduced.
 func TestCountsOfFrozen(t *testing.T) {
 	const world, layers, prefetch = 4, 5, 1
 	for _, c := range []cut{{fsdp.FullShard, 0}, {fsdp.ShardGradOp, 0}, {fsdp.NoShard, 0}, {fsdp.HybridShard, 2}} {
@@ -245,7 +247,8 @@ func TestCountsOfFrozen(t *testing.T) {
 	}
 }
 
-// TestTraffic16 checks that what travels in 16 bits is half of what it was, and that what is kept in full is not.
+// TestTraffic16 checks that what travels in 16 bits is half of what it was, and that what is kept
+// in full is not.
 func TestTraffic16(t *testing.T) {
 	for _, c := range cuts(4) {
 		t.Run(c.String(), func(t *testing.T) {
@@ -273,8 +276,9 @@ func TestTraffic16(t *testing.T) {
 	}
 }
 
-// TestLiveMemory compares what a rank holds between steps with the formulas: with AdamW four numbers for every parameter that
-// it owns. Padding rounds every parameter up to 16 elements, and every shard.
+// TestLiveMemory compares what a rank holds between steps with the formulas: with AdamW four
+// numbers for every parameter that it owns. Padding rounds every parameter up to 16 elements, and
+// every shard.
 func TestLiveMemory(t *testing.T) {
 	for world := 1; world <= 4; world++ {
 		for _, c := range cuts(world) {
@@ -312,8 +316,9 @@ var peakPrecisions = map[string]fsdp.Precision{
 	"float16":  {Reduce: fsdp.Float16},
 }
 
-// TestPeak checks that counted memory peaks where the plan says: under every strategy and precision, for passes that reduce,
-// that do not, that add to gradients which are not reduced, and that run while others are put aside.
+// TestPeak checks that counted memory peaks where the plan says: under every strategy and
+// precision, for passes that reduce, that do not, that add to gradients which are not reduced, and
+// that run while others are put aside.
 func TestPeak(t *testing.T) {
 	for name, precision := range peakPrecisions {
 		for _, world := range []int{1, 2, 4} {

@@ -31,7 +31,8 @@ func sample() *described {
 	}
 }
 
-// TestDescribe checks that equal values read alike wherever they are, and that any difference shows.
+// TestDescribe checks that equal values read alike wherever they are, and that any difference
+// shows.
 func TestDescribe(t *testing.T) {
 	want := describe(sample())
 	for range 20 {

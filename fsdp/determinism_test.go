@@ -16,8 +16,8 @@ import (
 	"github.com/gofsdp/gofsdp/fsdp/nn"
 )
 
-// train makes steps updates of a new model on n ranks and returns the bits of its parameters, which it requires to be the
-// same on every rank.
+// train makes steps updates of a new model on n ranks and returns the bits of its parameters, which
+// it requires to be the same on every rank.
 func train(t require.TestingT, model fsdp.Model, n, steps int, limit float64, cfg fsdp.Config) bits {
 	states := make([]bits, n)
 	onRanks(t, n, func(ctx context.Context, g comm.Group) {
@@ -40,7 +40,8 @@ func train(t require.TestingT, model fsdp.Model, n, steps int, limit float64, cf
 // blocks is the policy of most tests.
 var blocks = fsdp.WrapType[*nn.Block]()
 
-// TestKnobsDoNotChangeBits trains a GPT with dropout and active clipping with one knob turned at a time.
+// TestKnobsDoNotChangeBits trains a GPT with dropout and active clipping with one knob turned at a
+// time.
 func TestKnobsDoNotChangeBits(t *testing.T) {
 	model := tinyGPT(3)
 	model.Dropout = 0.1
@@ -90,7 +91,8 @@ var wrapPolicies = map[string]fsdp.Policy{
 	"two of each":        everyOther,
 }
 
-// everyOther puts calls in two units in turn, so that neighbours are in different units and distant calls in the same.
+// everyOther puts calls in two units in turn, so that neighbours are in different units and distant
+// calls in the same.
 func everyOther(calls []fsdp.CallInfo) []string {
 	names := make([]string, len(calls))
 	for i := range calls {
@@ -99,8 +101,8 @@ func everyOther(calls []fsdp.CallInfo) []string {
 	return names
 }
 
-// TestWrappingDoesNotChangeBits trains under every policy, with clipping in every step: the norm is the same to the last bit,
-// whatever the layout.
+// TestWrappingDoesNotChangeBits trains under every policy, with clipping in every step: the norm is
+// the same to the last bit, whatever the layout.
 func TestWrappingDoesNotChangeBits(t *testing.T) {
 	model := tinyGPT(3)
 	model.Dropout, model.Tied = 0.1, true
@@ -114,7 +116,8 @@ func TestWrappingDoesNotChangeBits(t *testing.T) {
 	}
 }
 
-// TestParametersDoNotDependOnSharding compares the initial parameters at several world sizes and under every policy.
+// TestParametersDoNotDependOnSharding compares the initial parameters at several world sizes and
+// under every policy.
 func TestParametersDoNotDependOnSharding(t *testing.T) {
 	want := train(t, tinyGPT(2), 1, 0, 1, fsdp.Config{Seed: 3})
 	for name, policy := range wrapPolicies {
@@ -125,7 +128,8 @@ func TestParametersDoNotDependOnSharding(t *testing.T) {
 	require.NotEqual(t, want, train(t, tinyGPT(2), 1, 0, 1, fsdp.Config{Seed: 4}), "another seed")
 }
 
-// drawnPolicy is a random assignment of calls to units: any number of them, of calls next to each other or not.
+// drawnPolicy is a random assignment of calls to units: any number of them, of calls next to each
+// other or not.
 func drawnPolicy(t *rapid.T, label string, calls int) fsdp.Policy {
 	names := rapid.SliceOfN(rapid.SampledFrom([]string{"", "a", "b", "c", "d"}), calls, calls).Draw(t, label)
 	return func([]fsdp.CallInfo) []string { return names }
@@ -153,7 +157,8 @@ func drawActions(t *rapid.T, label string, steps int) []drawnAction {
 	return actions
 }
 
-// drawnRun is what a run of the metamorphic test does: a model, and for every step and rank the shape of the batch.
+// drawnRun is what a run of the metamorphic test does: a model, and for every step and rank the
+// shape of the batch.
 type drawnRun struct {
 	model  *nn.GPT
 	world  int
@@ -180,8 +185,8 @@ func drawRun(t *rapid.T) drawnRun {
 	return r
 }
 
-// run trains under a configuration, with actions between the steps, and returns the bits of the parameters. On the way it
-// holds the counted memory against the plan.
+// run trains under a configuration, with actions between the steps, and returns the bits of the
+// parameters. On the way it holds the counted memory against the plan.
 func (r drawnRun) run(t require.TestingT, cfg fsdp.Config, actions []drawnAction) bits {
 	var result bits
 	onRanks(t, r.world, func(ctx context.Context, g comm.Group) {
@@ -220,8 +225,8 @@ func (r drawnRun) run(t require.TestingT, cfg fsdp.Config, actions []drawnAction
 	return result
 }
 
-// TestRandomConfigurations draws a run and compares its result between two random configurations of the knobs and of what
-// happens between the steps.
+// TestRandomConfigurations draws a run and compares its result between two random configurations of
+// the knobs and of what happens between the steps.
 func TestRandomConfigurations(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		r := drawRun(t)

@@ -13,7 +13,8 @@ import (
 	"github.com/gofsdp/gofsdp/optim"
 )
 
-// lateGroup keeps the works of the all-gathers of one unit while hold is set, so that a test can see which are waited for.
+// lateGroup keeps the works of the all-gathers of one unit while hold is set, so that a test can
+// see which are waited for.
 type lateGroup struct {
 	comm.Group
 	hold bool
@@ -40,8 +41,8 @@ func (g *lateGroup) AllGather(dst, src comm.Buffer) comm.Work {
 	return late
 }
 
-// TestDiscardWaitsForGathers: a forward without a backward has gathers for the backward in flight, and their buffers must
-// not serve anybody else before they are done.
+// TestDiscardWaitsForGathers: a forward without a backward has gathers for the backward in flight,
+// and their buffers must not serve anybody else before they are done.
 func TestDiscardWaitsForGathers(t *testing.T) {
 	onRanks(t, 2, func(ctx context.Context, g comm.Group) {
 		late := &lateGroup{Group: g}
@@ -89,7 +90,8 @@ func TestRefusedBackwardCanGoOn(t *testing.T) {
 	})
 }
 
-// TestEvaluationKeepsTheBuffersOfTraining: a validation between steps neither drops nor multiplies buffers.
+// TestEvaluationKeepsTheBuffersOfTraining: a validation between steps neither drops nor multiplies
+// buffers.
 func TestEvaluationKeepsTheBuffersOfTraining(t *testing.T) {
 	m := wrap(t, tinyGPT(2), fsdp.Config{})
 	ctx, b := t.Context(), tinyBatch(0, 0, 4, 5)
@@ -132,8 +134,8 @@ func TestGradientsOfTheUser(t *testing.T) {
 	}
 }
 
-// TestClipOverflow clips gradients whose squares are beyond float64. A norm that is so itself is refused, and they are left
-// alone.
+// TestClipOverflow clips gradients whose squares are beyond float64. A norm that is so itself is
+// refused, and they are left alone.
 func TestClipOverflow(t *testing.T) {
 	m := wrap(t, shapes["chain"], fsdp.Config{Precision: float64s})
 	grad := m.Shards()[0].Grad.Slice(0, 2)

@@ -15,7 +15,8 @@ import (
 	"github.com/gofsdp/gofsdp/fsdp"
 )
 
-// watched is a configuration whose events are recorded, with what a test can know from outside of the groups of the model.
+// watched is a configuration whose events are recorded, with what a test can know from outside of
+// the groups of the model.
 type watched struct {
 	cfg      fsdp.Config
 	prefetch int // depth
@@ -52,7 +53,8 @@ func watch(cfg fsdp.Config, reads func(call, param string) bool) *watched {
 	return w
 }
 
-// learn works out which group every parameter is in: the trained and the frozen ones of a unit are two.
+// learn works out which group every parameter is in: the trained and the frozen ones of a unit are
+// two.
 func (w *watched) learn(calls []fsdp.CallInfo, units []string) {
 	w.params, w.home, w.unit = make(map[string][]string), make(map[string]string), make(map[string]string)
 	units = slices.Clone(units)
@@ -88,7 +90,8 @@ func (w *watched) learn(calls []fsdp.CallInfo, units []string) {
 	}
 }
 
-// planned takes the strategies of the groups from a plan, which must have the groups that the test expects.
+// planned takes the strategies of the groups from a plan, which must have the groups that the test
+// expects.
 func (w *watched) planned(t require.TestingT, p *fsdp.Plan) {
 	w.plan = make(map[string]fsdp.GroupPlan)
 	for _, g := range p.Groups {
@@ -113,9 +116,9 @@ type place struct {
 	run      int             // that it belongs to
 }
 
-// places finds the computations in a trace, what each reads, and the runs: computations one after the other that read the
-// same units. Groups that are kept since an earlier computation do not count for that, and a computation that reads nothing
-// else belongs to the run after it.
+// places finds the computations in a trace, what each reads, and the runs: computations one after
+// the other that read the same units. Groups that are kept since an earlier computation do not
+// count for that, and a computation that reads nothing else belongs to the run after it.
 func (w *watched) places(events []fsdp.Event) []place {
 	var places []place
 	var units []string // of each place
@@ -154,8 +157,9 @@ func (w *watched) places(events []fsdp.Event) []place {
 	return places
 }
 
-// wholeAt returns the groups that are whole while place i computes: those that it and the rest of its run read, those of the
-// next runs as deep as the prefetch, and of what is kept what was read before and will be again.
+// wholeAt returns the groups that are whole while place i computes: those that it and the rest of
+// its run read, those of the next runs as deep as the prefetch, and of what is kept what was read
+// before and will be again.
 func (w *watched) wholeAt(places []place, i int) map[string]bool {
 	whole := make(map[string]bool)
 	for j := i; j < len(places); j++ {
@@ -169,9 +173,10 @@ func (w *watched) wholeAt(places []place, i int) map[string]bool {
 	return whole
 }
 
-// check holds the events of a pass against the rules of fully sharded training. While a call computes, exactly the groups
-// of its window are whole, and those that are kept. A group is freed directly after the computation that read it last, before
-// anything else happens. So nothing is gathered without use, or freed late.
+// check holds the events of a pass against the rules of fully sharded training. While a call
+// computes, exactly the groups of its window are whole, and those that are kept. A group is freed
+// directly after the computation that read it last, before anything else happens. So nothing is
+// gathered without use, or freed late.
 func (w *watched) check(events []fsdp.Event) error {
 	places, next := w.places(events), 0
 	whole, arrived := make(map[string]bool), make(map[string]bool)
@@ -217,9 +222,9 @@ func (w *watched) check(events []fsdp.Event) error {
 	return nil
 }
 
-// checkReductions checks that every gradient is reduced once, directly after the last computation that adds to it, then
-// over the replicas if there are shards and replicas, and then drained, and that nothing else is. In a pass that does not
-// reduce there is none of it.
+// checkReductions checks that every gradient is reduced once, directly after the last computation
+// that adds to it, then over the replicas if there are shards and replicas, and then drained, and
+// that nothing else is. In a pass that does not reduce there is none of it.
 func (w *watched) checkReductions(events []fsdp.Event, reduces bool) error {
 	due := make(map[string]int) // by group: the last event that adds to its gradient
 	for i, e := range events {
@@ -269,11 +274,12 @@ func schedule(events []fsdp.Event) []string {
 	return lines
 }
 
-// gptReads: every call of a GPT reads parameters in backward, for the gradient of its input, but for the embeddings: tokens
-// have no gradient, and that of a sum does not depend on what is added.
+// gptReads: every call of a GPT reads parameters in backward, for the gradient of its input, but
+// for the embeddings: tokens have no gradient, and that of a sum does not depend on what is added.
 func gptReads(call, _ string) bool { return call != "wte" && call != "wpe" }
 
-// requireStepsAsPlanned runs two steps, each followed by an evaluation, and checks events and memory on every rank.
+// requireStepsAsPlanned runs two steps, each followed by an evaluation, and checks events and
+// memory on every rank.
 func requireStepsAsPlanned(t require.TestingT, model fsdp.Model, world int, cfg fsdp.Config) {
 	onRanks(t, world, func(ctx context.Context, g comm.Group) {
 		w := watch(cfg, gptReads)
@@ -304,8 +310,8 @@ func requireStepsAsPlanned(t require.TestingT, model fsdp.Model, world int, cfg 
 	})
 }
 
-// TestJustInTime checks what is gathered when, and that counted memory peaks where the plan says, for every policy and
-// prefetch depth.
+// TestJustInTime checks what is gathered when, and that counted memory peaks where the plan says,
+// for every policy and prefetch depth.
 func TestJustInTime(t *testing.T) {
 	for name, policy := range wrapPolicies {
 		for _, prefetch := range []int{fsdp.NoPrefetch, 0, 2, 3} {
@@ -321,7 +327,8 @@ func TestJustInTime(t *testing.T) {
 	}
 }
 
-// TestJustInTimeAtRandom does the same for random assignments of calls to units and random strategies.
+// TestJustInTimeAtRandom does the same for random assignments of calls to units and random
+// strategies.
 func TestJustInTimeAtRandom(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		model := tinyGPT(rapid.IntRange(0, 5).Draw(t, "layers"))
@@ -338,8 +345,8 @@ func TestJustInTimeAtRandom(t *testing.T) {
 	})
 }
 
-// TestUnitsAtOnce states what follows for a chain of units: no more than Prefetch+1 are whole at a time, and those always
-// while there are that many to come.
+// TestUnitsAtOnce states what follows for a chain of units: no more than Prefetch+1 are whole at a
+// time, and those always while there are that many to come.
 func TestUnitsAtOnce(t *testing.T) {
 	for prefetch, depth := range map[int]int{fsdp.NoPrefetch: 0, 0: 1, 2: 2, 3: 3} {
 		w := watch(fsdp.Config{Wrap: blocks, Prefetch: prefetch}, gptReads)

@@ -15,8 +15,9 @@ import (
 	"github.com/gofsdp/gofsdp/fsdp"
 )
 
-// The models of this file are chains of units l0, l1, … of which some parameters are frozen. They are wide and their
-// batches are small, so that parameters and gradients are nearly all of the memory.
+// The models of this file are chains of units l0, l1, … of which some parameters are frozen. They
+// are wide and their batches are small, so that parameters and gradients are nearly all of the
+// memory.
 
 const (
 	frozenRows  = 2
@@ -122,8 +123,8 @@ func hasSuffix(suffixes ...string) func(string) bool {
 	}
 }
 
-// frozenModels: of y = tanh(x·w) the gradient of x reads w, and that of w reads x. So the backward of a layer reads what is
-// multiplied with its input if something before it is trained.
+// frozenModels: of y = tanh(x·w) the gradient of x reads w, and that of w reads x. So the backward
+// of a layer reads what is multiplied with its input if something before it is trained.
 var frozenModels = map[string]frozenModel{
 	"trained head": {chain(plainLayer), oneOf("l5.w"), "", "l5"},
 	"trained foot": {chain(plainLayer), oneOf("l0.w"), "l1.w l2.w l3.w l4.w l5.w", "l5 l4 l3 l2 l1 l0"},
@@ -150,7 +151,8 @@ var frozenModels = map[string]frozenModel{
 	"all trained": {chain(plainLayer), func(string) bool { return true }, "l1.w l2.w l3.w l4.w l5.w", "l5 l4 l3 l2 l1 l0"},
 }
 
-// config returns a configuration under which every call is a unit and only what is trained is not frozen.
+// config returns a configuration under which every call is a unit and only what is trained is not
+// frozen.
 func (f *frozenModel) config(prefetch int) fsdp.Config {
 	return fsdp.Config{
 		Wrap: fsdp.WrapEach(), Prefetch: prefetch, Precision: float64s, Poison: true, Seed: 3,
@@ -184,7 +186,8 @@ func onFrozenModels(t *testing.T, f func(t require.TestingT, ctx context.Context
 	}
 }
 
-// TestFrozenTrace holds the events of training passes against the strict rules, under every strategy.
+// TestFrozenTrace holds the events of training passes against the strict rules, under every
+// strategy.
 func TestFrozenTrace(t *testing.T) {
 	onFrozenModels(t, func(t require.TestingT, ctx context.Context, g comm.Group, f frozenModel, cfg fsdp.Config) {
 		for _, cfg.Strategy = range []fsdp.Strategy{fsdp.FullShard, fsdp.ShardGradOp, fsdp.NoShard} {
@@ -225,8 +228,8 @@ func (f *frozenModel) requireTrace(t require.TestingT, ctx context.Context, g co
 	require.NoError(t, m.Close())
 }
 
-// checkBackward checks which calls run backward, that nothing that they do not read is gathered for them, and that what is
-// frozen is not reduced.
+// checkBackward checks which calls run backward, that nothing that they do not read is gathered for
+// them, and that what is frozen is not reduced.
 func (f *frozenModel) checkBackward(events []fsdp.Event) error {
 	reads := oneOf(f.reads)
 	var calls []string
@@ -257,8 +260,9 @@ func (f *frozenModel) checkBackward(events []fsdp.Event) error {
 	return nil
 }
 
-// checkFrees checks the promise about units in backward as it is written: unit i is freed directly after its last use, and
-// before the gather of unit i-1-prefetch, the next that the window has no room for; with a prefetch of 1, of unit i-2.
+// checkFrees checks the promise about units in backward as it is written: unit i is freed directly
+// after its last use, and before the gather of unit i-1-prefetch, the next that the window has no
+// room for; with a prefetch of 1, of unit i-2.
 func (w *watched) checkFrees(events []fsdp.Event) error {
 	turn := slices.IndexFunc(events, func(e fsdp.Event) bool { return e.Kind == "turn" })
 	use, gathered := make(map[string]int), make(map[string]int)
@@ -306,8 +310,8 @@ func (w *watched) checkFrees(events []fsdp.Event) error {
 	return nil
 }
 
-// TestFrozenMemory accounts for the memory at every event: shards, what is whole, the gradients of what is trained from their
-// first use to their drain, and little more.
+// TestFrozenMemory accounts for the memory at every event: shards, what is whole, the gradients of
+// what is trained from their first use to their drain, and little more.
 func TestFrozenMemory(t *testing.T) {
 	const activations = 8 * frozenDepth * frozenRows * frozenDim * 8 // a few values of each layer, less than one unit
 	onFrozenModels(t, func(t require.TestingT, ctx context.Context, g comm.Group, f frozenModel, cfg fsdp.Config) {
@@ -384,8 +388,8 @@ func TestFrozenMemoryIsSaved(t *testing.T) {
 	require.InDelta(t, all-2*unit, peak(frozenModels["biases"]), unit/2)
 }
 
-// TestFreezingChangesNoBit compares loss and trained gradients with those of the same model unfrozen, over two accumulating
-// passes.
+// TestFreezingChangesNoBit compares loss and trained gradients with those of the same model
+// unfrozen, over two accumulating passes.
 func TestFreezingChangesNoBit(t *testing.T) {
 	onFrozenModels(t, func(t require.TestingT, ctx context.Context, g comm.Group, f frozenModel, cfg fsdp.Config) {
 		run := func(cfg fsdp.Config) (losses []float64, grads bits) {
@@ -411,7 +415,8 @@ func TestFreezingChangesNoBit(t *testing.T) {
 	})
 }
 
-// TestFrozenStays: five steps of AdamW, with decay and clipping, change every trained parameter and no bit of a frozen one.
+// TestFrozenStays: five steps of AdamW, with decay and clipping, change every trained parameter and
+// no bit of a frozen one.
 func TestFrozenStays(t *testing.T) {
 	for name, f := range frozenModels {
 		t.Run(name, func(t *testing.T) {
@@ -446,7 +451,8 @@ func TestAllFrozen(t *testing.T) {
 	})
 }
 
-// TestCheckerIsStrict takes a good trace and spoils it in every way that matters: the checks must notice each.
+// TestCheckerIsStrict takes a good trace and spoils it in every way that matters: the checks must
+// notice each.
 func TestCheckerIsStrict(t *testing.T) {
 	for name, f := range frozenModels {
 		t.Run(name, func(t *testing.T) {
@@ -490,7 +496,8 @@ func TestCheckerIsStrict(t *testing.T) {
 	}
 }
 
-// later moves event i, a free, behind the next event that is none, or a computation if it is the last.
+// later moves event i, a free, behind the next event that is none, or a computation if it is the
+// last.
 func later(events []fsdp.Event, i int) []fsdp.Event {
 	moved := slices.Delete(slices.Clone(events), i, i+1)
 	for i < len(moved) && moved[i].Kind == "free" {

@@ -18,8 +18,8 @@ import (
 	"github.com/gofsdp/gofsdp/fsdp/nn"
 )
 
-// goldenJoin is a training by PyTorch's DDP and Join on two processes, of which the first has fewer batches. The state is that
-// of the process that has more.
+// goldenJoin is a training by PyTorch's DDP and Join on two processes, of which the first has fewer
+// batches. The state is that of the process that has more.
 type goldenJoin struct {
 	Losses   [2][]float64          `json:"losses"`    // of each rank, as long as it has batches
 	GradNorm []float64             `json:"grad_norm"` // by step
@@ -53,8 +53,8 @@ func goldenMLPBatch(n int) []fsdp.Tensor {
 	return []fsdp.Tensor{floats(4000+n, 4, 6), tensor.New(tensor.WithShape(4), tensor.WithBacking(y))}
 }
 
-// TestGoldenJoin compares uneven training with PyTorch's under every strategy: for both optimizers and both of its divisors, the
-// number of ranks and the number of those that have a batch.
+// TestGoldenJoin compares uneven training with PyTorch's under every strategy: for both optimizers
+// and both of its divisors, the number of ranks and the number of those that have a batch.
 func TestGoldenJoin(t *testing.T) {
 	b, err := os.ReadFile("testdata/golden_join.json")
 	require.NoError(t, err)

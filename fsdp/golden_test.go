@@ -19,9 +19,9 @@ import (
 	"github.com/gofsdp/gofsdp/optim"
 )
 
-// The golden numbers were computed by PyTorch 1.13 for a GPT whose parameters and batches are functions of integers, so
-// that nothing but the results needs to be stored. Tolerances: 1e-10 in float64; 1e-5 in float32, where PyTorch's own
-// float32 differs from its float64 by up to 4e-7.
+// The golden numbers were computed by PyTorch 1.13 for a GPT whose parameters and batches are
+// functions of integers, so that nothing but the results needs to be stored. Tolerances: 1e-10 in
+// float64; 1e-5 in float32, where PyTorch's own float32 differs from its float64 by up to 4e-7.
 
 // hash32 is the integer hash that all golden inputs come from.
 func hash32(i, s uint32) uint32 {
@@ -180,7 +180,8 @@ func wrapGolden(t *testing.T, family string, g comm.Group, typ fsdp.DType, cfg f
 	return m
 }
 
-// share returns the rows of a batch of n rows that rank r of w works on: an equal share, or all if there is not one for each.
+// share returns the rows of a batch of n rows that rank r of w works on: an equal share, or all if
+// there is not one for each.
 func share(n, r, w int) (lo, hi int) {
 	if w > n {
 		return 0, n
@@ -188,7 +189,8 @@ func share(n, r, w int) (lo, hi int) {
 	return n * r / w, n * (r + 1) / w
 }
 
-// step runs forward and backward of one whole batch, cut over the ranks, and returns the loss of the whole.
+// step runs forward and backward of one whole batch, cut over the ranks, and returns the loss of
+// the whole.
 func goldenStep(t *testing.T, ctx context.Context, m *fsdp.Sharded, g comm.Group, number int) float64 {
 	lo, hi := share(goldenB, g.Rank(), g.Size())
 	tokens, targets := goldenBatch(number, lo, hi)
@@ -218,7 +220,8 @@ func stats(v *tensor.Dense) (l2, sum float64) {
 	return math.Sqrt(l2), sum
 }
 
-// requireStats compares l2 and sum of every tensor. An l2 below floor counts as rounding noise around zero.
+// requireStats compares l2 and sum of every tensor. An l2 below floor counts as rounding noise
+// around zero.
 func requireStats(t *testing.T, want map[string][2]float64, got map[string]*tensor.Dense, tol float64, skip func(string) bool) {
 	require.Len(t, got, len(want))
 	for name, w := range want {
@@ -234,7 +237,8 @@ func requireStats(t *testing.T, want map[string][2]float64, got map[string]*tens
 
 var families = []string{"gpt_untied_erf", "gpt_tied_erf", "gpt_untied_tanh", "gpt_nobias_erf"}
 
-// TestGoldenGradients compares loss, and norm and sum of every gradient, with PyTorch, at several world sizes.
+// TestGoldenGradients compares loss, and norm and sum of every gradient, with PyTorch, at several
+// world sizes.
 func TestGoldenGradients(t *testing.T) {
 	for _, family := range families {
 		for _, prec := range precisions {
@@ -322,8 +326,8 @@ func trainGolden(t *testing.T, ctx context.Context, g comm.Group, family string,
 		if params, ok := want.Params[done]; ok {
 			got, err := m.FullState(ctx)
 			require.NoError(t, err)
-			// The key third of qkv.bias has a gradient that is zero but for rounding, which Adam scales up to full
-			// steps; in float32 that tensor is noise.
+			// The key third of qkv.bias has a gradient that is zero but for rounding, which Adam scales up
+			// to full steps; in float32 that tensor is noise.
 			requireStats(t, params, got, prec.tol, func(p string) bool {
 				return prec.typ == fsdp.Float32 && strings.HasPrefix(name, "adam") && strings.HasSuffix(p, "qkv.bias")
 			})

@@ -15,7 +15,8 @@ import (
 	"github.com/gofsdp/gofsdp/optim"
 )
 
-// goldenPair is a training of the golden GPT by PyTorch on two processes, with DDP or FSDP, every batch whole on one of them.
+// goldenPair is a training of the golden GPT by PyTorch on two processes, with DDP or FSDP, every
+// batch whole on one of them.
 type goldenPair struct {
 	Losses   [2][]float64          `json:"losses"` // of each rank
 	GradNorm []float64             `json:"grad_norm"`
@@ -24,8 +25,9 @@ type goldenPair struct {
 	Units    map[string]int        `json:"units"` // elements
 }
 
-// TestGoldenStrategies compares every strategy with PyTorch's training on two processes: losses of both ranks, the norm of
-// the mean gradient before clipping, checksums of the parameters, and an evaluation.
+// TestGoldenStrategies compares every strategy with PyTorch's training on two processes: losses of
+// both ranks, the norm of the mean gradient before clipping, checksums of the parameters, and an
+// evaluation.
 func TestGoldenStrategies(t *testing.T) {
 	b, err := os.ReadFile("testdata/golden_w2.json")
 	require.NoError(t, err)
@@ -79,7 +81,8 @@ func (want goldenPair) train(t *testing.T, ctx context.Context, g comm.Group, na
 	require.NoError(t, m.Close())
 }
 
-// goldenSetting reads optimizer and precision from the name of a case: accum3_no_sync_f64 leaves the optimizer out.
+// goldenSetting reads optimizer and precision from the name of a case: accum3_no_sync_f64 leaves
+// the optimizer out.
 func goldenSetting(t require.TestingT, name string) (goldenOptimizer, precision) {
 	o := goldenOptimizer{3e-3, 0.5, adamW(0.1)}
 	if strings.Contains(name, "sgd") {
@@ -94,7 +97,8 @@ func goldenSetting(t require.TestingT, name string) (goldenOptimizer, precision)
 	return o, precision{}
 }
 
-// goldenBackward runs forward and backward of a batch, one of each that make an update, and returns the loss.
+// goldenBackward runs forward and backward of a batch, one of each that make an update, and returns
+// the loss.
 func goldenBackward(t *testing.T, ctx context.Context, m *fsdp.Sharded, batch, each int, noSync bool) (loss float64) {
 	tokens, targets := goldenBatch(batch, 0, goldenB)
 	run := func() (err error) {

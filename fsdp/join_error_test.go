@@ -97,8 +97,8 @@ func (w *trouble) run(ctx context.Context, name string) error {
 	return nil
 }
 
-// TestJoinFailures lets one of three ranks fail, one that goes on or one that has a batch no more or never had, and checks that
-// all of them return, with its reason, before any time has passed.
+// TestJoinFailures lets one of three ranks fail, one that goes on or one that has a batch no more
+// or never had, and checks that all of them return, with its reason, before any time has passed.
 func TestJoinFailures(t *testing.T) {
 	for name, fault := range troubles {
 		for faulty := range 3 {
@@ -141,8 +141,8 @@ func TestJoinFailures(t *testing.T) {
 	}
 }
 
-// TestJoinRefusals gives ranks in a Join what is refused before a pass, and checks that all of them are told, and that the loop
-// goes on.
+// TestJoinRefusals gives ranks in a Join what is refused before a pass, and checks that all of them
+// are told, and that the loop goes on.
 func TestJoinRefusals(t *testing.T) {
 	for name, c := range map[string]struct {
 		rank int // that does it; 2 is the one without batches
@@ -207,7 +207,8 @@ func filled64(x float64) fsdp.Tensor {
 	return v
 }
 
-// TestJoinOfNothing checks that there is no loop over data that is nil, nor over a model that is closed.
+// TestJoinOfNothing checks that there is no loop over data that is nil, nor over a model that is
+// closed.
 func TestJoinOfNothing(t *testing.T) {
 	for world := 1; world <= 2; world++ {
 		onRanks(t, world, func(ctx context.Context, g comm.Group) {
@@ -228,8 +229,8 @@ func TestJoinOfNothing(t *testing.T) {
 	}
 }
 
-// TestJoinDataFails lets the data of one rank panic, or its context end while it reads: the loop is over on all ranks, and the
-// model is as good as before.
+// TestJoinDataFails lets the data of one rank panic, or its context end while it reads: the loop is
+// over on all ranks, and the model is as good as before.
 func TestJoinDataFails(t *testing.T) {
 	for _, panics := range []bool{true, false} {
 		onRanks(t, 3, func(ctx context.Context, g comm.Group) {
@@ -271,7 +272,8 @@ func TestJoinDataFails(t *testing.T) {
 	}
 }
 
-// TestNobodyHasABatch lets ranks whose loops have nothing left, each another one, all come without a batch.
+// TestNobodyHasABatch lets ranks whose loops have nothing left, each another one, all come without
+// a batch.
 func TestNobodyHasABatch(t *testing.T) {
 	onRanks(t, 2, func(ctx context.Context, g comm.Group) {
 		m := chain64(t, g)
@@ -292,8 +294,8 @@ func TestNobodyHasABatch(t *testing.T) {
 	})
 }
 
-// TestJoinBodiesDiffer lets one rank of three do something else than the others in the second iteration: all are told who does
-// what, and may go on.
+// TestJoinBodiesDiffer lets one rank of three do something else than the others in the second
+// iteration: all are told who does what, and may go on.
 func TestJoinBodiesDiffer(t *testing.T) {
 	var leaves = errors.New("leaves")
 	forward := func(ctx context.Context, m *fsdp.Sharded, batch []fsdp.Tensor) error {

@@ -14,8 +14,8 @@ import (
 	"github.com/gofsdp/gofsdp/fsdp"
 )
 
-// translator is an encoder and a decoder that turns a state and what the encoder made of the source into the next state. Trained,
-// the decoder makes one step.
+// translator is an encoder and a decoder that turns a state and what the encoder made of the source
+// into the next state. Trained, the decoder makes one step.
 type translator struct{}
 
 func (translator) Inputs() []string { return []string{"source", "state", "target"} }
@@ -50,7 +50,8 @@ const translationSteps = 5 // at most
 // translates tells whether a translation of n steps, the last of which is state, goes on.
 func translates(n int, state []float64) bool { return n < translationSteps && state[0] > -0.3 }
 
-// prompt is a source of a rank, and where its translation begins. The number of rows is another for each.
+// prompt is a source of a rank, and where its translation begins. The number of rows is another for
+// each.
 func prompt(rank, i int) (source, state *tensor.Dense) {
 	rows := 1 + (rank+i)%3
 	return floats(100+10*rank+i, rows, shapeDim), floats(200+10*rank+i, rows, shapeDim)
@@ -88,7 +89,8 @@ type interpreter struct {
 	groups map[string]bool // gathered since it was cleared
 }
 
-// generate translates a rank's prompts, each with as many steps as it takes, and returns the states.
+// generate translates a rank's prompts, each with as many steps as it takes, and returns the
+// states.
 func (w *interpreter) generate(ctx context.Context, prompts int) (all [][]float64, steps int) {
 	i := 0
 	sources := batches(prompts, func(i int) []fsdp.Tensor { source, _ := prompt(w.rank, i); return []fsdp.Tensor{source} })
@@ -126,9 +128,9 @@ func (w *interpreter) generate(ctx context.Context, prompts int) (all [][]float6
 	return all, steps
 }
 
-// TestJoinGenerates translates, on ranks with different numbers of prompts that take different numbers of steps, between epochs
-// of an uneven training, and compares with the definition. A rank that is done with a prompt waits for the others before it
-// begins another.
+// TestJoinGenerates translates, on ranks with different numbers of prompts that take different
+// numbers of steps, between epochs of an uneven training, and compares with the definition. A rank
+// that is done with a prompt waits for the others before it begins another.
 func TestJoinGenerates(t *testing.T) {
 	for _, prompts := range [][]int{{3}, {1, 4}, {2, 0, 3, 1}} {
 		everyStrategy(t, len(prompts), func(t *testing.T, cfg fsdp.Config) {
@@ -194,7 +196,8 @@ func TestJoinGenerates(t *testing.T) {
 	}
 }
 
-// TestJoinProgramsDiffer lets one rank run another program than the others, which needs the same parameters or not.
+// TestJoinProgramsDiffer lets one rank run another program than the others, which needs the same
+// parameters or not.
 func TestJoinProgramsDiffer(t *testing.T) {
 	for _, name := range []string{"encode", "step", ""} {
 		for odd := range 2 {

@@ -12,7 +12,8 @@ import (
 	"github.com/gofsdp/gofsdp/fsdp"
 )
 
-// TestJoinOffload trains and evaluates unevenly with memory in files and without, and compares the bits.
+// TestJoinOffload trains and evaluates unevenly with memory in files and without, and compares the
+// bits.
 func TestJoinOffload(t *testing.T) {
 	run := func(t *testing.T, change func(c *fsdp.Config, dir string)) (state bits) {
 		dir := t.TempDir()

@@ -18,8 +18,9 @@ import (
 	"github.com/gofsdp/gofsdp/optim"
 )
 
-// unevenRun is a training at random by ranks that have different numbers of batches. It is defined by a reference: one model on
-// one process for each rank, whose gradients are added up by hand, and compared with ranks in a Join under two settings.
+// unevenRun is a training at random by ranks that have different numbers of batches. It is defined
+// by a reference: one model on one process for each rank, whose gradients are added up by hand, and
+// compared with ranks in a Join under two settings.
 type unevenRun struct {
 	Model    string
 	World    int
@@ -50,8 +51,8 @@ type unevenTurn struct {
 	Trains  bool      // it accumulates, too, in place of evaluating
 }
 
-// turns are the kinds: backward after forward; two forwards whose backwards come in the other order; a forward whose backward
-// comes in the next iteration; none at all.
+// turns are the kinds: backward after forward; two forwards whose backwards come in the other
+// order; a forward whose backward comes in the next iteration; none at all.
 var turns = []string{"pass", "pass", "pass", "two", "later", "drop"}
 
 // groupedUnit is the unit of each model that may have a group of its own.
@@ -103,7 +104,8 @@ func (u *unevenRun) drawCounts(t *rapid.T, most int) []int {
 	return counts
 }
 
-// unevenBatch is a batch of a rank, which goes by its seed. The number of rows is another from rank to rank.
+// unevenBatch is a batch of a rank, which goes by its seed. The number of rows is another from rank
+// to rank.
 func unevenBatch(seed, rank int) []fsdp.Tensor {
 	rows := 2 + (seed+rank)%3
 	return []fsdp.Tensor{floats(100*seed+2*rank, rows, shapeDim), floats(100*seed+2*rank+1, rows, shapeDim)}
@@ -140,7 +142,8 @@ type defined struct {
 	seen     [][]sight // by rank
 }
 
-// define trains by the definition, from these states of the ranks, and returns what each rank should see.
+// define trains by the definition, from these states of the ranks, and returns what each rank
+// should see.
 func (u *unevenRun) define(t require.TestingT, initial []params) [][]sight {
 	d := &defined{unevenRun: u, t: t, seen: make([][]sight, u.World)}
 	for r := range u.World {
@@ -498,7 +501,8 @@ func (l *learner) update(ctx context.Context) {
 	l.m.ZeroGrad()
 }
 
-// check trains under both settings, and compares them with the definition, and with each other to the bit.
+// check trains under both settings, and compares them with the definition, and with each other to
+// the bit.
 func (u *unevenRun) check(t require.TestingT) {
 	var seen [2][][]sight
 	for i, k := range u.settings {
@@ -544,8 +548,8 @@ func TestJoinAtRandom(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) { drawUneven(t).check(t) })
 }
 
-// TestJoinNeverWaits runs some of those trainings where time stands still as long as any rank can go on: ranks that all wait for
-// each other would reach the deadline at once.
+// TestJoinNeverWaits runs some of those trainings where time stands still as long as any rank can
+// go on: ranks that all wait for each other would reach the deadline at once.
 func TestJoinNeverWaits(t *testing.T) {
 	uneven := rapid.Custom(drawUneven)
 	for seed := range 8 {

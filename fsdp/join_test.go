@@ -17,8 +17,8 @@ import (
 	"github.com/gofsdp/gofsdp/optim"
 )
 
-// What there is to go wrong when ranks have different numbers of batches, and the test that would notice. Most of it happens at
-// random in TestJoinAtRandom, called random here.
+// What there is to go wrong when ranks have different numbers of batches, and the test that would
+// notice. Most of it happens at random in TestJoinAtRandom, called random here.
 //
 //	 1 no batch before the first forward                 TestJoin, TestJoinLearns, TestJoinMemory, random
 //	 2 one rank; even data; Join not used                TestJoin, random; TestJoinExchanges counts the flags
@@ -62,8 +62,8 @@ import (
 //	40 nobody is active                                  TestNobodyHasABatch
 //	41 parameters whole through an evaluation            random (NoShard)
 
-// TestJoin trains ranks with different numbers of batches of different shapes against one process that adds up the gradients of
-// those that have one.
+// TestJoin trains ranks with different numbers of batches of different shapes against one process
+// that adds up the gradients of those that have one.
 func TestJoin(t *testing.T) {
 	for _, divide := range []fsdp.Divide{fsdp.ByRanks, fsdp.ByActive} {
 		for _, counts := range [][]int{{3, 0, 5}, {2, 2, 2}, {0, 0, 1}, {0, 0, 0}, {4}, {1, 7}} {
@@ -167,9 +167,10 @@ func trainStep(ctx context.Context, m *fsdp.Sharded, batch []fsdp.Tensor, opts .
 	return m.Backward(ctx, opts...)
 }
 
-// TestJoinedIsWeightless trains ranks with different numbers of batches, and again with as many on all, of which those beyond
-// the first count nothing. Under every strategy and precision the losses and parameters have the same bits, and so have the
-// masks of dropout, which count passes and not batches. What a joined rank says of its batch is ignored.
+// TestJoinedIsWeightless trains ranks with different numbers of batches, and again with as many on
+// all, of which those beyond the first count nothing. Under every strategy and precision the losses
+// and parameters have the same bits, and so have the masks of dropout, which count passes and not
+// batches. What a joined rank says of its batch is ignored.
 func TestJoinedIsWeightless(t *testing.T) {
 	epochs := [][]int{{3, 1, 0, 2}, {0, 2, 2, 1}}
 	for _, p := range parityPrecisions {
@@ -217,7 +218,8 @@ func TestJoinedIsWeightless(t *testing.T) {
 	}
 }
 
-// TestOneRankGoesOn trains one rank for a thousand steps after all others have run out, which is as if it were alone.
+// TestOneRankGoesOn trains one rank for a thousand steps after all others have run out, which is as
+// if it were alone.
 func TestOneRankGoesOn(t *testing.T) {
 	const steps = 1000
 	run := func(world int) (state bits) {
@@ -247,8 +249,8 @@ func TestOneRankGoesOn(t *testing.T) {
 	requireSameBits(t, run(1), run(3))
 }
 
-// TestJoinMidWindow lets a rank run out in the middle of a window without reductions: the gradients that it has are handed in,
-// and every rank finds the same norms.
+// TestJoinMidWindow lets a rank run out in the middle of a window without reductions: the gradients
+// that it has are handed in, and every rank finds the same norms.
 func TestJoinMidWindow(t *testing.T) {
 	for _, sync := range []bool{true, false} { // by SyncGrads, or by the last Backward
 		onRanks(t, 2, func(ctx context.Context, g comm.Group) {
@@ -283,8 +285,8 @@ func TestJoinMidWindow(t *testing.T) {
 	}
 }
 
-// TestJoinLossScale overflows the gradients of the one rank that has a batch: every rank leaves the step out, and all have the
-// same scale.
+// TestJoinLossScale overflows the gradients of the one rank that has a batch: every rank leaves the
+// step out, and all have the same scale.
 func TestJoinLossScale(t *testing.T) {
 	onRanks(t, 3, func(ctx context.Context, g comm.Group) {
 		m := wrap(t, regression, fsdp.Config{Group: g})
@@ -313,8 +315,8 @@ func TestJoinLossScale(t *testing.T) {
 	})
 }
 
-// TestJoinLearns trains a rank that never has a batch, and what it cannot know before the first pass is which parameters are
-// read and trained: some are frozen, and some unused.
+// TestJoinLearns trains a rank that never has a batch, and what it cannot know before the first
+// pass is which parameters are read and trained: some are frozen, and some unused.
 func TestJoinLearns(t *testing.T) {
 	for _, name := range []string{"chain", "an unused call", "an unused parameter", "recurrence"} {
 		for _, frozen := range freezable {
@@ -346,8 +348,9 @@ func (m *moody) Build(b *fsdp.Builder, in ...*gorgonia.Node) (gorgonia.Nodes, er
 	return m.dense.Build(b, in...)
 }
 
-// TestJoinLearnsAgain trains a model whose schedule depends on the shape of the batch: a rank without batches learns it anew
-// when it changes, and keeps the old one for the backward of a pass that was put aside.
+// TestJoinLearnsAgain trains a model whose schedule depends on the shape of the batch: a rank
+// without batches learns it anew when it changes, and keeps the old one for the backward of a pass
+// that was put aside.
 func TestJoinLearnsAgain(t *testing.T) {
 	var changing model = func(t *fsdp.Tape, in []fsdp.Ref) ([]fsdp.Ref, error) {
 		x := t.Call("a", &dense{dim: shapeDim}, in[0])
@@ -392,8 +395,8 @@ func TestJoinLearnsAgain(t *testing.T) {
 	})
 }
 
-// TestJoinTwoModels runs a teacher and a student in one loop: a Join of the one inside a Join of the other, over the one batch
-// or none, tells both.
+// TestJoinTwoModels runs a teacher and a student in one loop: a Join of the one inside a Join of
+// the other, over the one batch or none, tells both.
 func TestJoinTwoModels(t *testing.T) {
 	onRanks(t, 3, func(ctx context.Context, g comm.Group) {
 		teacher, student := chain64(t, g), chain64(t, g, func(c *fsdp.Config) { c.Seed = 7 })
@@ -416,8 +419,8 @@ func TestJoinTwoModels(t *testing.T) {
 	})
 }
 
-// TestJoinMemory checks that a rank without a batch takes no more memory than one with, and gives all of it back, and that its
-// events are those of the others, marked.
+// TestJoinMemory checks that a rank without a batch takes no more memory than one with, and gives
+// all of it back, and that its events are those of the others, marked.
 func TestJoinMemory(t *testing.T) {
 	for _, prefetch := range []int{fsdp.NoPrefetch, 2} {
 		everyStrategy(t, 2, func(t *testing.T, cfg fsdp.Config) {
@@ -481,8 +484,8 @@ func (g *talkingGroup) Broadcast(buf comm.Buffer, root int) comm.Work {
 	return g.Group.Broadcast(buf, root)
 }
 
-// TestJoinExchanges checks that Join costs one exchange for each iteration and one for the end, that ranks without batches learn
-// once, and that without Join there is none of it.
+// TestJoinExchanges checks that Join costs one exchange for each iteration and one for the end,
+// that ranks without batches learn once, and that without Join there is none of it.
 func TestJoinExchanges(t *testing.T) {
 	onRanks(t, 3, func(ctx context.Context, g comm.Group) {
 		talk := &talkingGroup{Group: g}
@@ -511,8 +514,8 @@ func TestJoinExchanges(t *testing.T) {
 	})
 }
 
-// TestJoinPolicies ends loops at the shortest, refuses what is uneven, and leaves both and a broken-off loop behind without a
-// trace.
+// TestJoinPolicies ends loops at the shortest, refuses what is uneven, and leaves both and a
+// broken-off loop behind without a trace.
 func TestJoinPolicies(t *testing.T) {
 	for _, c := range []struct {
 		counts []int
@@ -576,8 +579,9 @@ func TestJoinPolicies(t *testing.T) {
 	}
 }
 
-// TestJoinDummy gives ranks that have run out a batch that would spoil every gradient it were part of. Their gradients are those
-// of ranks without a batch, also after NoSync, under every divisor; forwards compute, and their statistics move.
+// TestJoinDummy gives ranks that have run out a batch that would spoil every gradient it were part
+// of. Their gradients are those of ranks without a batch, also after NoSync, under every divisor;
+// forwards compute, and their statistics move.
 func TestJoinDummy(t *testing.T) {
 	counts := []int{3, 0, 1}
 	for _, divide := range []fsdp.Divide{fsdp.ByRanks, fsdp.ByWeights, fsdp.ByActive, fsdp.ByOne} {
@@ -626,7 +630,8 @@ func TestJoinDummy(t *testing.T) {
 	}
 }
 
-// TestDummiesShareASchedule lets dummies have many shapes: their backwards compute nothing, so that one schedule does for all.
+// TestDummiesShareASchedule lets dummies have many shapes: their backwards compute nothing, so that
+// one schedule does for all.
 func TestDummiesShareASchedule(t *testing.T) {
 	onRanks(t, 2, func(ctx context.Context, g comm.Group) {
 		m := wrap(t, tinyGPT(1), fsdp.Config{Group: g, Precision: float64s, Wrap: blocks})

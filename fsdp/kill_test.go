@@ -21,8 +21,9 @@ import (
 // killDir names the directory in which a process is to save until it is killed.
 const killDir = "FSDP_TEST_SAVE_UNTIL_KILLED"
 
-// TestKilledWhileSaving kills a process that saves in a loop, at a random moment, twenty times. Each time the latest checkpoint
-// is whole, and none that was complete is lost; the next process goes on from it.
+// TestKilledWhileSaving kills a process that saves in a loop, at a random moment, twenty times.
+// Each time the latest checkpoint is whole, and none that was complete is lost; the next process
+// goes on from it.
 func TestKilledWhileSaving(t *testing.T) {
 	dir := t.TempDir()
 	random := rand.New(rand.NewPCG(1, 2))
@@ -46,8 +47,8 @@ func TestKilledWhileSaving(t *testing.T) {
 	require.LessOrEqual(t, drafts, 2, "each process removes what the one before has left: one that was written, and one removed")
 }
 
-// killAfter runs a process that saves in dir and kills it once it has written a number of lines. It returns the last step that
-// the process knew to be saved.
+// killAfter runs a process that saves in dir and kills it once it has written a number of lines. It
+// returns the last step that the process knew to be saved.
 func killAfter(t *testing.T, dir string, lines int) (saved int) {
 	child := exec.Command(os.Args[0], "-test.run=^TestSaveUntilKilled$")
 	child.Env = append(os.Environ(), killDir+"="+dir)
@@ -66,7 +67,8 @@ func killAfter(t *testing.T, dir string, lines int) (saved int) {
 	return saved
 }
 
-// TestSaveUntilKilled is what the process does: it has two ranks, which tell of every operation on files.
+// TestSaveUntilKilled is what the process does: it has two ranks, which tell of every operation on
+// files.
 func TestSaveUntilKilled(t *testing.T) {
 	dir := os.Getenv(killDir)
 	if dir == "" {

@@ -12,7 +12,8 @@ import (
 	"github.com/gofsdp/gofsdp/fsdp"
 )
 
-// TestShardingDividesMemory checks that what a rank keeps shrinks with the number of ranks, up to padding.
+// TestShardingDividesMemory checks that what a rank keeps shrinks with the number of ranks, up to
+// padding.
 func TestShardingDividesMemory(t *testing.T) {
 	whole := wrap(t, tinyGPT(2), fsdp.Config{Wrap: blocks}).Memory().Live
 	onRanks(t, 4, func(_ context.Context, g comm.Group) {
@@ -76,8 +77,8 @@ func TestWrappingLowersThePeak(t *testing.T) {
 	require.Less(t, peak(fsdp.Config{Wrap: blocks, Checkpoint: blocks}), units)
 }
 
-// TestSteadyState checks that the memory kept from the runtime stops growing after the first steps, also when two batch
-// shapes alternate.
+// TestSteadyState checks that the memory kept from the runtime stops growing after the first steps,
+// also when two batch shapes alternate.
 func TestSteadyState(t *testing.T) {
 	for name, cols := range map[string][]int{"one shape": {5}, "two shapes": {5, 3}} {
 		t.Run(name, func(t *testing.T) {
@@ -98,7 +99,8 @@ func TestSteadyState(t *testing.T) {
 	}
 }
 
-// TestOldShapesAreForgotten checks that buffers of a big batch are given back when only small ones follow.
+// TestOldShapesAreForgotten checks that buffers of a big batch are given back when only small ones
+// follow.
 func TestOldShapesAreForgotten(t *testing.T) {
 	m := wrap(t, tinyGPT(2), fsdp.Config{Wrap: blocks})
 	for range 4 {
@@ -123,8 +125,8 @@ func TestManyShapes(t *testing.T) {
 	forwardBackward(t, t.Context(), m, tinyBatch(0, 0, 1, 1))
 }
 
-// TestStepAllocatesLittle bounds what a step on one rank asks of the Go heap, once it is warm: nothing that grows with the
-// model's width or the batch, and little for each operation.
+// TestStepAllocatesLittle bounds what a step on one rank asks of the Go heap, once it is warm:
+// nothing that grows with the model's width or the batch, and little for each operation.
 func TestStepAllocatesLittle(t *testing.T) {
 	ctx := context.Background()
 	m := wrap(t, tinyGPT(3), fsdp.Config{Wrap: blocks})

@@ -69,8 +69,9 @@ func drawWorkload(t *rapid.T) workload {
 	}
 }
 
-// drawKnobs draws a configuration for w. dir is where files may go, or "". What travels in 16 bits is rounded twice by the
-// hybrid strategies and not at all if it is ignored: those are no knobs then.
+// drawKnobs draws a configuration for w. dir is where files may go, or "". What travels in 16 bits
+// is rounded twice by the hybrid strategies and not at all if it is ignored: those are no knobs
+// then.
 func (w workload) drawKnobs(t *rapid.T, label, dir string) knobSet {
 	label += " "
 	narrow := w.precision.tolerance == 0
@@ -265,8 +266,8 @@ func distract(t require.TestingT, ctx context.Context, m *fsdp.Sharded, batch []
 	require.NoError(t, err)
 }
 
-// TestKnobsAtRandom draws workloads, each with two sets of knobs, and compares losses, gradients, norms and parameters bit by
-// bit.
+// TestKnobsAtRandom draws workloads, each with two sets of knobs, and compares losses, gradients,
+// norms and parameters bit by bit.
 func TestKnobsAtRandom(t *testing.T) {
 	dir := t.TempDir()
 	if files, err := mapped.Open(dir); errors.Is(err, mapped.ErrUnsupported) {
@@ -282,8 +283,9 @@ func TestKnobsAtRandom(t *testing.T) {
 	})
 }
 
-// TestShardRanks compares the hybrid strategies with others over six ranks: the bits are the same where ShardRanks is a power
-// of two. Where it is not, sums are taken in another order, and only there.
+// TestShardRanks compares the hybrid strategies with others over six ranks: the bits are the same
+// where ShardRanks is a power of two. Where it is not, sums are taken in another order, and only
+// there.
 func TestShardRanks(t *testing.T) {
 	w := workload{
 		parityModel: parityModels[1], world: 6, precision: parityPrecisions[0], backwards: "ns", limit: 1e6, seed: 1,

@@ -16,9 +16,10 @@ import (
 	"github.com/gofsdp/gofsdp/fsdp/nn"
 )
 
-// The models of this file are shapes of computation that a chain of blocks does not have. Modules are made of stock
-// Gorgonia operations, as a user's may be. Gradients are compared with central differences of the loss that Eval returns:
-// of the forward pass alone, which shares neither code nor schedule with the backward pass.
+// The models of this file are shapes of computation that a chain of blocks does not have. Modules
+// are made of stock Gorgonia operations, as a user's may be. Gradients are compared with central
+// differences of the loss that Eval returns: of the forward pass alone, which shares neither code
+// nor schedule with the backward pass.
 
 // dense is y = tanh(x·w + m·v) on x [rows, dim] and, if mem, m [rows, dim].
 type dense struct {
@@ -74,7 +75,8 @@ var distance = &module{build: func(_ *fsdp.Builder, in []*gorgonia.Node) (gorgon
 	return gorgonia.Nodes{loss, d}, err
 }}
 
-// product is the element-wise product of its two inputs, scaled by a parameter of the same shape [rows, dim].
+// product is the element-wise product of its two inputs, scaled by a parameter of the same shape
+// [rows, dim].
 func product(rows, dim int) *module {
 	return &module{[]fsdp.Param{{Name: "scale", Shape: []int{rows, dim}, Init: fsdp.Constant(0.7)}}, func(b *fsdp.Builder, in []*gorgonia.Node) (gorgonia.Nodes, error) {
 		scale, err := b.Param("scale")
@@ -228,7 +230,8 @@ func meanLoss(t require.TestingT, ctx context.Context, m *fsdp.Sharded, g comm.G
 	return sum[0]
 }
 
-// lossAt returns the mean loss with h added to element i of a parameter, which the rank that owns it does for the while.
+// lossAt returns the mean loss with h added to element i of a parameter, which the rank that owns
+// it does for the while.
 func lossAt(t require.TestingT, ctx context.Context, m *fsdp.Sharded, g comm.Group, batch []fsdp.Tensor, name string, i int, h float64) float64 {
 	for _, p := range m.Shards() {
 		if at := i - p.Offset; p.Name == name && at >= 0 && at < p.Value.Len() {
@@ -240,7 +243,8 @@ func lossAt(t require.TestingT, ctx context.Context, m *fsdp.Sharded, g comm.Gro
 	return meanLoss(t, ctx, m, g, batch)
 }
 
-// requireDifferences compares gradients with central differences, at up to three elements of each parameter.
+// requireDifferences compares gradients with central differences, at up to three elements of each
+// parameter.
 func requireDifferences(t require.TestingT, ctx context.Context, m *fsdp.Sharded, g comm.Group, batch []fsdp.Tensor) {
 	const h = 1e-5
 	grads, err := m.FullGrads(ctx)
@@ -259,8 +263,9 @@ func requireDifferences(t require.TestingT, ctx context.Context, m *fsdp.Sharded
 	}
 }
 
-// TestModelShapes compares the gradients of every model with differences, at several world sizes and under every kind of
-// wrapping, and the parameters after two steps between the policies, bit for bit.
+// TestModelShapes compares the gradients of every model with differences, at several world sizes
+// and under every kind of wrapping, and the parameters after two steps between the policies, bit
+// for bit.
 func TestModelShapes(t *testing.T) {
 	policies := map[string]fsdp.Policy{"root": nil, "each": fsdp.WrapEach(), "two": everyOther, "min": fsdp.WrapMinParams(40)}
 	for name, shape := range shapes {
@@ -298,7 +303,8 @@ func TestModelShapes(t *testing.T) {
 	}
 }
 
-// TestGPTDifferences compares gradients of a tied GPT, where the embedding's gradient comes from two groups.
+// TestGPTDifferences compares gradients of a tied GPT, where the embedding's gradient comes from
+// two groups.
 func TestGPTDifferences(t *testing.T) {
 	for world := 1; world <= 3; world++ {
 		onRanks(t, world, func(ctx context.Context, g comm.Group) {
@@ -337,7 +343,8 @@ func TestOneCallOrMany(t *testing.T) {
 	}
 }
 
-// TestSeveralResults checks shapes and values of what Eval returns, and that it belongs to the caller.
+// TestSeveralResults checks shapes and values of what Eval returns, and that it belongs to the
+// caller.
 func TestSeveralResults(t *testing.T) {
 	onRanks(t, 2, func(ctx context.Context, g comm.Group) {
 		m := wrap(t, shapes["several outputs"], fsdp.Config{Group: g, Precision: float64s, Wrap: fsdp.WrapEach(), Poison: true})

@@ -16,8 +16,9 @@ import (
 	"github.com/gofsdp/gofsdp/fsdp"
 )
 
-// gradient is what the tests of this file make element i of a parameter's gradient: a number of a size that depends on the
-// parameter, from 1e-30 to 1e30, so that no sum of squares in floating point has any accuracy.
+// gradient is what the tests of this file make element i of a parameter's gradient: a number of a
+// size that depends on the parameter, from 1e-30 to 1e30, so that no sum of squares in floating
+// point has any accuracy.
 func gradient(name string, i int) float64 {
 	seed := 0
 	for _, c := range name {
@@ -112,8 +113,8 @@ func layouts(world int) map[string]fsdp.Config {
 	return list
 }
 
-// TestNormsDoNotDependOnLayout measures equal gradients under every strategy, policy, number of ranks and choice of what is
-// ignored, compares the bits, and the norms with exact ones.
+// TestNormsDoNotDependOnLayout measures equal gradients under every strategy, policy, number of
+// ranks and choice of what is ignored, compares the bits, and the norms with exact ones.
 func TestNormsDoNotDependOnLayout(t *testing.T) {
 	for name, f := range map[string]func(string, int) float64{"wild": gradient, "mild": mild} {
 		for _, dtype := range []fsdp.DType{fsdp.Float32, fsdp.Float64} {
@@ -294,8 +295,8 @@ func TestRanksClipDifferently(t *testing.T) {
 	})
 }
 
-// TestNormsNotFinite makes one element on one rank NaN or infinite. Clipping must name the parameter on every rank and
-// change nothing; the norms for logging must show it.
+// TestNormsNotFinite makes one element on one rank NaN or infinite. Clipping must name the
+// parameter on every rank and change nothing; the norms for logging must show it.
 func TestNormsNotFinite(t *testing.T) {
 	for _, bad := range []float64{math.NaN(), math.Inf(-1)} {
 		for world := 1; world <= 3; world++ {

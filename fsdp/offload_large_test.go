@@ -8,10 +8,12 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// The race detector needs several times the memory that it watches, and would be what runs into the limit.
+// The race detector needs several times the memory that it watches, and would be what runs into the
+// limit.
 
-// TestLargerThanMemory shows what the files are for: ranks train within an allowance that is a third of what their state, or
-// what their calls keep, needs, and without files they do not. The results are the same bits.
+// TestLargerThanMemory shows what the files are for: ranks train within an allowance that is a
+// third of what their state, or what their calls keep, needs, and without files they do not. The
+// results are the same bits.
 func TestLargerThanMemory(t *testing.T) {
 	for _, job := range []string{"state", "activations"} {
 		t.Run(job, func(t *testing.T) {

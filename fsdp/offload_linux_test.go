@@ -25,7 +25,8 @@ import (
 	"github.com/gofsdp/gofsdp/optim"
 )
 
-// The tests of this file run jobs in processes of their own, whose memory or files are limited by the kernel.
+// The tests of this file run jobs in processes of their own, whose memory or files are limited by
+// the kernel.
 
 const jobVariable, jobDirVariable, jobLimitVariable = "FSDP_TEST_JOB", "FSDP_TEST_DIR", "FSDP_TEST_LIMIT"
 
@@ -49,7 +50,8 @@ func TestOffloadJob(t *testing.T) {
 	require.NoError(t, job(os.Getenv(jobDirVariable)))
 }
 
-// startJob runs a job, with the allowance or without limit, and returns what it printed in lines that begin with "job: ".
+// startJob runs a job, with the allowance or without limit, and returns what it printed in lines
+// that begin with "job: ".
 func startJob(t *testing.T, job, dir string, limited bool) (printed, output string, err error) {
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
@@ -79,8 +81,8 @@ func privateBytes(t require.TestingT) (n int) {
 
 const allowance = 64 << 20 // bytes of private memory that a limited job may add to what its process began with
 
-// largeRun is a training on two ranks of a process that needs several times the allowance for its state, or for what its calls
-// keep.
+// largeRun is a training on two ranks of a process that needs several times the allowance for its
+// state, or for what its calls keep.
 type largeRun struct {
 	model      *nn.GPT
 	rows, cols int
@@ -99,8 +101,8 @@ const (
 	largeSteps = 4
 )
 
-// trainLarge makes a few steps on the same batch, and prints the losses and a hash of what every rank owns in the end. Files are
-// used if dir is not empty.
+// trainLarge makes a few steps on the same batch, and prints the losses and a hash of what every
+// rank owns in the end. Files are used if dir is not empty.
 func trainLarge(r largeRun, dir string) error {
 	var report [largeRanks]string
 	var inFiles [largeRanks]int
@@ -165,8 +167,9 @@ func trainLarge(r largeRun, dir string) error {
 	return nil
 }
 
-// trainOnFullDisk runs into a limit on the size of files, which the kernel reports where it reports a full disk, on one rank of
-// two: in Wrap, in the middle of a pass, and when an optimizer is made. The other rank is told by the error of the collective.
+// trainOnFullDisk runs into a limit on the size of files, which the kernel reports where it reports
+// a full disk, on one rank of two: in Wrap, in the middle of a pass, and when an optimizer is made.
+// The other rank is told by the error of the collective.
 func trainOnFullDisk(dir string) error {
 	signal.Ignore(unix.SIGXFSZ)
 	limit := func(bytes uint64) error {
@@ -219,7 +222,8 @@ func trainOnFullDisk(dir string) error {
 	})
 }
 
-// TestOffloadFullDisk: whenever the disk is full, every rank says so, the first one with the sizes and the directory.
+// TestOffloadFullDisk: whenever the disk is full, every rank says so, the first one with the sizes
+// and the directory.
 func TestOffloadFullDisk(t *testing.T) {
 	dir := t.TempDir()
 	printed, output, err := startJob(t, "full disk", dir, false)
@@ -251,8 +255,9 @@ func pagesOf(x []float32) []byte {
 	return b[skip : skip+(len(b)-skip)&^int(page-1)]
 }
 
-// TestOffloadReadsAhead drops all shards from RAM before a step, and sees that of a block come back while the one before it is
-// gathered, and the gradients of a block while they are reduced, when nobody has touched them.
+// TestOffloadReadsAhead drops all shards from RAM before a step, and sees that of a block come back
+// while the one before it is gathered, and the gradients of a block while they are reduced, when
+// nobody has touched them.
 func TestOffloadReadsAhead(t *testing.T) {
 	values, grads := map[string][]float32{}, map[string][]float32{}
 	before := map[string]string{"blocks.1": "blocks.0", "blocks.2": "blocks.1"}

@@ -44,8 +44,9 @@ var offloaded = map[string]fsdp.Config{
 	"poison":      {Prefetch: 2, Wrap: fsdp.WrapEach(), Poison: true},
 }
 
-// variedRun trains with all that may happen between steps: an evaluation, passes inside NoSync, clipping, a change of what is
-// frozen with the optimizer's state moved. It returns the bits of parameters and losses.
+// variedRun trains with all that may happen between steps: an evaluation, passes inside NoSync,
+// clipping, a change of what is frozen with the optimizer's state moved. It returns the bits of
+// parameters and losses.
 func variedRun(t require.TestingT, ctx context.Context, cfg fsdp.Config) bits {
 	model := tinyGPT(2)
 	model.Dropout = 0.1
@@ -125,8 +126,8 @@ func requireEmpty(t require.TestingT, dir string) {
 	require.Empty(t, left)
 }
 
-// TestOffloadIsCounted holds what is counted at every operation against the plan: shards and state always lie in files, what
-// calls keep lies there if it is spilled, and all of it is counted once.
+// TestOffloadIsCounted holds what is counted at every operation against the plan: shards and state
+// always lie in files, what calls keep lies there if it is spilled, and all of it is counted once.
 func TestOffloadIsCounted(t *testing.T) {
 	plans := make(map[string]*fsdp.Plan)
 	spill := func(c *fsdp.Config) { c.Spill = fsdp.WrapEach() }
@@ -187,7 +188,8 @@ func TestOffloadIsCounted(t *testing.T) {
 	require.NotContains(t, b.String(), "files")
 }
 
-// TestOffloadDirRefused: a directory that cannot be used is an error of Wrap on every rank, also when it is that of one rank only.
+// TestOffloadDirRefused: a directory that cannot be used is an error of Wrap on every rank, also
+// when it is that of one rank only.
 func TestOffloadDirRefused(t *testing.T) {
 	missing, file := filepath.Join(t.TempDir(), "missing"), filepath.Join(t.TempDir(), "file")
 	require.NoError(t, os.WriteFile(file, nil, 0o600))
@@ -225,8 +227,8 @@ func TestOffloadDirRefused(t *testing.T) {
 	require.EqualError(t, err, "fsdp: rank 0: Config.Spill selects calls, but Config.OffloadDir names no directory")
 }
 
-// TestOffloadNeedsRoom: a model that the disk has no place for is refused by every rank before anything is written, and leaves
-// nothing behind.
+// TestOffloadNeedsRoom: a model that the disk has no place for is refused by every rank before
+// anything is written, and leaves nothing behind.
 func TestOffloadNeedsRoom(t *testing.T) {
 	huge := calls(call("a", having(weight("w", 1<<20, 1<<24))))
 	dir := t.TempDir()
@@ -245,8 +247,8 @@ func TestOffloadNeedsRoom(t *testing.T) {
 	requireEmpty(t, dir)
 }
 
-// TestOffloadAfterFailure: a model whose Wrap failed elsewhere, one that failed in the middle of a pass, and one that is closed
-// after a forward leave nothing behind.
+// TestOffloadAfterFailure: a model whose Wrap failed elsewhere, one that failed in the middle of a
+// pass, and one that is closed after a forward leave nothing behind.
 func TestOffloadAfterFailure(t *testing.T) {
 	dir := t.TempDir()
 	errorsOf(t, 2, func(ctx context.Context, g comm.Group) error {

@@ -6,7 +6,8 @@ import (
 	"github.com/gofsdp/gofsdp/optim"
 )
 
-// PoisonPadding sets what belongs to no parameter to NaN, in the shards of parameters and gradients.
+// PoisonPadding sets what belongs to no parameter to NaN, in the shards of parameters and
+// gradients.
 func PoisonPadding(s *Sharded) error {
 	for i := range s.layout.Groups {
 		g := &s.layout.Groups[i]

@@ -19,17 +19,19 @@ import (
 	"github.com/gofsdp/gofsdp/optim"
 )
 
-// The parity matrix. A cell is a way to train a model on several ranks: three steps of SGD with momentum, which does not
-// hide wrong factors as Adam does. Its losses, every named gradient of every step and every parameter are compared with
+// The parity matrix. A cell is a way to train a model on several ranks: three steps of SGD with
+// momentum, which does not hide wrong factors as Adam does. Its losses, every named gradient of
+// every step and every parameter are compared with
 //
-//   - one process on the batches of all ranks, one after the other, which knows nothing of ranks: to rounding. Not where
-//     something travels in 16 bits, which rounds differently and by far more;
-//   - an emulation of the ranks in one process, which takes their gradients one by one and rounds and adds them in loops of
-//     its own: to the bit, in every precision.
+//   - one process on the batches of all ranks, one after the other, which knows nothing of ranks:
+//     to rounding. Not where something travels in 16 bits, which rounds differently and by far
+//     more;
+//   - an emulation of the ranks in one process, which takes their gradients one by one and rounds
+//     and adds them in loops of its own: to the bit, in every precision.
 //
-// The matrix has more than half a million cells. Those that run, some 460, contain every pair of values of any two axes: each
-// placement, which is a world size with a strategy for it, meets each model, policy, precision, prefetch, way to accumulate
-// and extra, and so do those each other.
+// The matrix has more than half a million cells. Those that run, some 460, contain every pair of
+// values of any two axes: each placement, which is a world size with a strategy for it, meets each
+// model, policy, precision, prefetch, way to accumulate and extra, and so do those each other.
 
 // paritySteps is the number of updates of a cell.
 const paritySteps = 3
@@ -122,8 +124,9 @@ var parityWraps = []struct {
 	{"by size", fsdp.WrapMinParams(100)},
 }
 
-// A parityPrecision is a set of element types, with the tolerance against one process relative to the largest element of a
-// tensor: 0 where that rounds so differently that the comparison says nothing.
+// A parityPrecision is a set of element types, with the tolerance against one process relative to
+// the largest element of a tensor: 0 where that rounds so differently that the comparison says
+// nothing.
 type parityPrecision struct {
 	name                    string
 	compute, gather, reduce fsdp.DType
@@ -139,7 +142,8 @@ var parityPrecisions = []parityPrecision{
 	{"float16 gradients", fsdp.Float32, fsdp.Float32, fsdp.Float16, 0},
 }
 
-// parityBackwards are the ways to accumulate: a letter for each Backward, n inside NoSync. After a last n comes SyncGrads.
+// parityBackwards are the ways to accumulate: a letter for each Backward, n inside NoSync. After a
+// last n comes SyncGrads.
 var parityBackwards = []string{"s", "n", "sss", "nss", "sns", "ssn", "nns", "nsn", "snn", "nnn"}
 
 // A parityExtra is a property besides.
@@ -198,8 +202,9 @@ func parityCells() (cells []parityCell) {
 	return cells
 }
 
-// pairwise returns rows of indices, one for each axis of the given sizes, such that every pair of indices of any two axes is
-// in a row. It is greedy: a row begins with a pair that no row has yet, and takes of each other axis what adds most of them.
+// pairwise returns rows of indices, one for each axis of the given sizes, such that every pair of
+// indices of any two axes is in a row. It is greedy: a row begins with a pair that no row has yet,
+// and takes of each other axis what adds most of them.
 func pairwise(sizes ...int) (rows [][]int) {
 	covered := make(map[[4]int]bool)
 	var row []int
@@ -495,7 +500,8 @@ func column(batches [][]fsdp.Tensor, i int) (list []fsdp.Tensor) {
 	return list
 }
 
-// An emulation is the training of all ranks in one process, one rank after the other, with loops for what they do together.
+// An emulation is the training of all ranks in one process, one rank after the other, with loops
+// for what they do together.
 type emulation struct {
 	parityCell
 	state, grads map[string]*tensor.Dense // whole
@@ -641,8 +647,8 @@ func predivisor(n int) float64 {
 	return float64(d)
 }
 
-// sum adds values over groups of neighbours of the first size, their sums over groups of the next, and so on, each sum in the
-// type of the computation and then rounded to typ.
+// sum adds values over groups of neighbours of the first size, their sums over groups of the next,
+// and so on, each sum in the type of the computation and then rounded to typ.
 func (e *emulation) sum(values []float64, groups []int, typ fsdp.DType) float64 {
 	for _, n := range groups {
 		var sums []float64
@@ -692,8 +698,8 @@ func vecOf(v *tensor.Dense) optim.Host {
 	return optim.Host{F64: v.Float64s()}
 }
 
-// TestUnitOfWeights checks that only the ratio of the ranks' weights counts: in float16, too, whose range their unit must not
-// use up.
+// TestUnitOfWeights checks that only the ratio of the ranks' weights counts: in float16, too, whose
+// range their unit must not use up.
 func TestUnitOfWeights(t *testing.T) {
 	gradients := func(precision fsdp.Precision, weights ...float64) (grads record) {
 		onRanks(t, len(weights), func(ctx context.Context, g comm.Group) {

@@ -45,7 +45,8 @@ var badBatches = map[string]badBatch{
 	"a transposed one": {[]fsdp.Tensor{transposed(), good(0)[1]}, "batch tensor 0 (tokens)"},
 }
 
-// badTokens are batches of the right shape with contents that a tiny GPT refuses before the pass starts.
+// badTokens are batches of the right shape with contents that a tiny GPT refuses before the pass
+// starts.
 var badTokens = map[string]badBatch{
 	"token too large":  {with(0, 4, tinyVocab), "batch tensor 0 (tokens): call wte: embedding: index 13 at position 4 is outside the table of 13 rows"},
 	"negative token":   {with(0, 0, -1), "index -1 at position 0 is outside the table of 13 rows"},
@@ -67,8 +68,9 @@ func transposed() *tensor.Dense {
 	return t
 }
 
-// TestBadBatches gives each bad batch to one rank and to all, in training and evaluation, and checks that every rank
-// returns an error that says what is wrong, and then trains on as if nothing had happened.
+// TestBadBatches gives each bad batch to one rank and to all, in training and evaluation, and
+// checks that every rank returns an error that says what is wrong, and then trains on as if nothing
+// had happened.
 func TestBadBatches(t *testing.T) {
 	model, want := tinyGPT(1), map[int]bits{}
 	model.Dropout = 0.1
@@ -118,7 +120,8 @@ func TestPlanRefusesBadBatches(t *testing.T) {
 	}
 }
 
-// fussy passes x on, unless an element is too large: an error that only shows in the middle of a pass.
+// fussy passes x on, unless an element is too large: an error that only shows in the middle of a
+// pass.
 type fussy struct{}
 
 func (fussy) Params() []fsdp.Param { return nil }
@@ -143,8 +146,8 @@ func (fussy) Build(_ *fsdp.Builder, in ...*gorgonia.Node) (gorgonia.Nodes, error
 	return gorgonia.Nodes{y}, err
 }
 
-// TestErrorInsideAPass checks that an error that only shows in the middle of a pass, on one rank, reaches all with rank,
-// pass and call, and that the model stays failed.
+// TestErrorInsideAPass checks that an error that only shows in the middle of a pass, on one rank,
+// reaches all with rank, pass and call, and that the model stays failed.
 func TestErrorInsideAPass(t *testing.T) {
 	picky := model(func(t *fsdp.Tape, in []fsdp.Ref) ([]fsdp.Ref, error) {
 		x := t.Call("l0", &dense{dim: shapeDim}, in[0])
@@ -192,8 +195,8 @@ func TestErrorInsideAPass(t *testing.T) {
 	}
 }
 
-// TestBatchModifiedTooEarly checks that a batch that changes between Forward and Backward, against the rules, is an error
-// on every rank and not a panic.
+// TestBatchModifiedTooEarly checks that a batch that changes between Forward and Backward, against
+// the rules, is an error on every rank and not a panic.
 func TestBatchModifiedTooEarly(t *testing.T) {
 	for world := 1; world <= 2; world++ {
 		for _, err := range errorsOf(t, world, func(ctx context.Context, g comm.Group) error {
@@ -211,7 +214,8 @@ func TestBatchModifiedTooEarly(t *testing.T) {
 	}
 }
 
-// TestRanksDoDifferentThings checks that ranks that call different methods are all told who does what, and can go on.
+// TestRanksDoDifferentThings checks that ranks that call different methods are all told who does
+// what, and can go on.
 func TestRanksDoDifferentThings(t *testing.T) {
 	type action struct {
 		name string
@@ -297,7 +301,8 @@ func vector(data ...float64) fsdp.Tensor {
 	return tensor.New(tensor.WithShape(len(data)), tensor.WithBacking(data))
 }
 
-// TestLossNotFinite checks that Backward fails on every rank, names the one, and changes no gradient.
+// TestLossNotFinite checks that Backward fails on every rank, names the one, and changes no
+// gradient.
 func TestLossNotFinite(t *testing.T) {
 	for _, bad := range []float64{math.NaN(), math.Inf(1), 1e300} {
 		for world := 1; world <= 3; world++ {
@@ -324,7 +329,8 @@ func TestLossNotFinite(t *testing.T) {
 	}
 }
 
-// TestGradientNotFinite checks that ClipGradNorm fails on every rank, names a parameter, and changes no gradient.
+// TestGradientNotFinite checks that ClipGradNorm fails on every rank, names a parameter, and
+// changes no gradient.
 func TestGradientNotFinite(t *testing.T) {
 	for world := 1; world <= 3; world++ {
 		onRanks(t, world, func(ctx context.Context, g comm.Group) {
@@ -414,7 +420,8 @@ func TestClipLimitsDiffer(t *testing.T) {
 	})
 }
 
-// around returns a model that calls mid between an embedding and a head, so that other calls have parameters.
+// around returns a model that calls mid between an embedding and a head, so that other calls have
+// parameters.
 func around(mid fsdp.Module) model {
 	return func(t *fsdp.Tape, in []fsdp.Ref) ([]fsdp.Ref, error) {
 		x := t.Call("wte", &nn.Embedding{Rows: tinyVocab, Dim: 8}, in[0])
@@ -450,8 +457,8 @@ var badBuilds = map[string]struct {
 	}, "stray"},
 }
 
-// TestBadBuilds checks that a Build that goes wrong is an error of the first pass, on every rank, that names the call, and
-// nothing worse.
+// TestBadBuilds checks that a Build that goes wrong is an error of the first pass, on every rank,
+// that names the call, and nothing worse.
 func TestBadBuilds(t *testing.T) {
 	for name, c := range badBuilds {
 		for world := 1; world <= 2; world++ {
@@ -471,7 +478,8 @@ func TestBadBuilds(t *testing.T) {
 	}
 }
 
-// TestUnusableLoss checks that a loss of several elements, or one that does not exist, is refused for training only.
+// TestUnusableLoss checks that a loss of several elements, or one that does not exist, is refused
+// for training only.
 func TestUnusableLoss(t *testing.T) {
 	several := wrap(t, model(func(t *fsdp.Tape, in []fsdp.Ref) ([]fsdp.Ref, error) {
 		return []fsdp.Ref{t.Call("wte", &nn.Embedding{Rows: tinyVocab, Dim: 8}, in[0])}, nil
@@ -497,7 +505,8 @@ func TestUnusableLoss(t *testing.T) {
 	require.ErrorContains(t, err, "call lnf: input 0 is output 2 of call wte, which has 1")
 }
 
-// TestContextEndsBeforeAPass checks that a pass does not start under a context that has ended, on any rank.
+// TestContextEndsBeforeAPass checks that a pass does not start under a context that has ended, on
+// any rank.
 func TestContextEndsBeforeAPass(t *testing.T) {
 	gone := errors.New("time for lunch")
 	for world := 1; world <= 3; world++ {
@@ -520,8 +529,8 @@ func TestContextEndsBeforeAPass(t *testing.T) {
 	}
 }
 
-// TestContextEndsInsideAPass ends the context of one rank in the middle of a pass, at every operation in turn, and checks
-// that no rank hangs and all learn why.
+// TestContextEndsInsideAPass ends the context of one rank in the middle of a pass, at every
+// operation in turn, and checks that no rank hangs and all learn why.
 func TestContextEndsInsideAPass(t *testing.T) {
 	gone := errors.New("time for lunch")
 	plan, err := wrap(t, tinyGPT(1), fsdp.Config{Wrap: blocks}).Plan(good(0)...)

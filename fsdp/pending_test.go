@@ -147,7 +147,8 @@ func (l *ledger) sync() {
 	l.pending, l.passes = map[string][]float64{}, 0
 }
 
-// run does the deeds on one rank, compares with the ledger whenever gradients can be seen, and returns the last.
+// run does the deeds on one rank, compares with the ledger whenever gradients can be seen, and
+// returns the last.
 func (h *history) run(t require.TestingT, ctx context.Context, g comm.Group, k knobs, grads [4][]map[string][]float64) bits {
 	cfg := k.config()
 	cfg.Group, cfg.Divide = g, h.Divide
@@ -250,9 +251,9 @@ func requireIdle(t require.TestingT, ctx context.Context, m *fsdp.Sharded, batch
 	require.Equal(t, plan.ShardBytes+plan.StateBytes, m.Memory().Live, "bytes that nobody owns")
 }
 
-// TestAnyInterleavingAddsUp draws histories of forwards and backwards in any order, inside and outside NoSync, and checks
-// that gradients are those of all batches together, whatever else happens in between, and have the same bits under any
-// two strategies.
+// TestAnyInterleavingAddsUp draws histories of forwards and backwards in any order, inside and
+// outside NoSync, and checks that gradients are those of all batches together, whatever else
+// happens in between, and have the same bits under any two strategies.
 func TestAnyInterleavingAddsUp(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		h := drawHistory(t)
@@ -283,7 +284,8 @@ func chain64(t require.TestingT, g comm.Group, change ...func(*fsdp.Config)) *fs
 	return wrap(t, shapes["chain"], cfg)
 }
 
-// TestUnreducedGradients checks what is and what is not possible after a pass inside NoSync, and what it holds in memory.
+// TestUnreducedGradients checks what is and what is not possible after a pass inside NoSync, and
+// what it holds in memory.
 func TestUnreducedGradients(t *testing.T) {
 	for world := 1; world <= 3; world++ {
 		onRanks(t, world, func(ctx context.Context, g comm.Group) {
@@ -336,7 +338,8 @@ func TestUnreducedGradients(t *testing.T) {
 	}
 }
 
-// TestZeroGradDropsUnreduced checks that ZeroGrad drops whole gradients and their memory, and Close likewise.
+// TestZeroGradDropsUnreduced checks that ZeroGrad drops whole gradients and their memory, and Close
+// likewise.
 func TestZeroGradDropsUnreduced(t *testing.T) {
 	onRanks(t, 2, func(ctx context.Context, g comm.Group) {
 		m, batch := chain64(t, g), shapeBatch(g.Rank())
@@ -357,8 +360,8 @@ func TestZeroGradDropsUnreduced(t *testing.T) {
 	})
 }
 
-// TestNoSyncEnds checks that NoSync is over when its function returns, fails or panics, that it nests, and that the error
-// is the caller's.
+// TestNoSyncEnds checks that NoSync is over when its function returns, fails or panics, that it
+// nests, and that the error is the caller's.
 func TestNoSyncEnds(t *testing.T) {
 	m, batch := chain64(t, nil), shapeBatch(0)
 	oops := errors.New("out of data")
@@ -375,7 +378,8 @@ func TestNoSyncEnds(t *testing.T) {
 	require.ErrorContains(t, err, "1 passes inside NoSync")
 }
 
-// TestPassIsOver checks that a pass put aside has one Backward or Discard, keeps its loss, and blocks Freeze.
+// TestPassIsOver checks that a pass put aside has one Backward or Discard, keeps its loss, and
+// blocks Freeze.
 func TestPassIsOver(t *testing.T) {
 	for world := 1; world <= 2; world++ {
 		onRanks(t, world, func(ctx context.Context, g comm.Group) {
@@ -454,7 +458,8 @@ func TestWeights(t *testing.T) {
 	}
 }
 
-// TestScales checks that a scale that is no number is an error on every rank, and that scales multiply.
+// TestScales checks that a scale that is no number is an error on every rank, and that scales
+// multiply.
 func TestScales(t *testing.T) {
 	onRanks(t, 2, func(ctx context.Context, g comm.Group) {
 		m, batch := chain64(t, g), shapeBatch(g.Rank())
@@ -475,7 +480,8 @@ func TestScales(t *testing.T) {
 	})
 }
 
-// TestTokensAsWeights gives ranks batches of different sizes, weighted by them, and compares with one rank that has all rows.
+// TestTokensAsWeights gives ranks batches of different sizes, weighted by them, and compares with
+// one rank that has all rows.
 func TestTokensAsWeights(t *testing.T) {
 	const world = 3
 	one := wrap(t, tinyGPT(1), fsdp.Config{Precision: float64s})
@@ -497,8 +503,8 @@ func TestTokensAsWeights(t *testing.T) {
 	}
 }
 
-// TestRanksAccumulateDifferently lets one rank do something else about its gradients. Every rank must be told who does
-// what, and can go on.
+// TestRanksAccumulateDifferently lets one rank do something else about its gradients. Every rank
+// must be told who does what, and can go on.
 func TestRanksAccumulateDifferently(t *testing.T) {
 	type rank struct {
 		ctx   context.Context

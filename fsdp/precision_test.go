@@ -17,8 +17,8 @@ import (
 	"github.com/gofsdp/gofsdp/optim"
 )
 
-// bare is the product x ⊙ w [n], whose mean is the loss: with x of ones a forward shows w itself, and the gradient of w is
-// x/n, to the bit if n is a power of two.
+// bare is the product x ⊙ w [n], whose mean is the loss: with x of ones a forward shows w itself,
+// and the gradient of w is x/n, to the bit if n is a power of two.
 type bare struct {
 	n    int
 	full bool
@@ -49,8 +49,8 @@ var sum = &module{build: func(_ *fsdp.Builder, in []*gorgonia.Node) (gorgonia.No
 
 const bareLen = 64
 
-// bares is a model of three bare modules, the second of which is Full. The loss is the sum of theirs; the other results are
-// their products.
+// bares is a model of three bare modules, the second of which is Full. The loss is the sum of
+// theirs; the other results are their products.
 var bares model = func(t *fsdp.Tape, in []fsdp.Ref) ([]fsdp.Ref, error) {
 	a, exact, b := t.Call("a", &bare{n: bareLen}, in[0]), t.Call("exact", &bare{bareLen, true}, in[0]), t.Call("b", &bare{n: bareLen}, in[0])
 	loss := t.Call("all", sum, t.Call("both", sum, a, exact), b)
@@ -104,8 +104,9 @@ func everyStrategy(t *testing.T, world int, f func(t *testing.T, cfg fsdp.Config
 	}
 }
 
-// TestForwardSeesRoundedParameters checks that what forward computes with is exactly the rounded parameters under every
-// strategy, also those that send none, that Full parameters are not rounded, and that the optimizer's stay as they are.
+// TestForwardSeesRoundedParameters checks that what forward computes with is exactly the rounded
+// parameters under every strategy, also those that send none, that Full parameters are not rounded,
+// and that the optimizer's stay as they are.
 func TestForwardSeesRoundedParameters(t *testing.T) {
 	for _, typ := range []fsdp.DType{fsdp.Float32, fsdp.BFloat16, fsdp.Float16} {
 		for _, world := range []int{1, 3, 4} {
@@ -186,7 +187,8 @@ func TestHalfHalvesTraffic(t *testing.T) {
 	}
 }
 
-// TestSumsInHalf compares gradients with a sum that rounds where a reduction does: what each rank sends, and the sum.
+// TestSumsInHalf compares gradients with a sum that rounds where a reduction does: what each rank
+// sends, and the sum.
 func TestSumsInHalf(t *testing.T) {
 	x := func(rank int) func(int) float32 {
 		return func(i int) float32 { return float32(value(i, rank)) } // in [-1, 1)
@@ -244,8 +246,8 @@ func treeSum(x []float32) float32 {
 	return treeSum(x[:half]) + treeSum(x[half:])
 }
 
-// TestLossScaling overflows float16 on one rank and checks that every rank leaves the step out, and that the next goes on at
-// half the scale.
+// TestLossScaling overflows float16 on one rank and checks that every rank leaves the step out, and
+// that the next goes on at half the scale.
 func TestLossScaling(t *testing.T) {
 	for _, world := range []int{1, 2, 3} {
 		everyStrategy(t, world, func(t *testing.T, cfg fsdp.Config) {
@@ -370,7 +372,8 @@ func TestUnderflow(t *testing.T) {
 	})
 }
 
-// TestSumOfManyRanksStaysFinite sums gradients whose sum is out of float16's range, but whose mean is not.
+// TestSumOfManyRanksStaysFinite sums gradients whose sum is out of float16's range, but whose mean
+// is not.
 func TestSumOfManyRanksStaysFinite(t *testing.T) {
 	for divide, finite := range map[fsdp.Divide]bool{fsdp.ByRanks: true, fsdp.ByWeights: true, fsdp.ByOne: false} {
 		onRanks(t, 8, func(ctx context.Context, g comm.Group) {
@@ -416,7 +419,8 @@ func TestPrecisionErrors(t *testing.T) {
 	}
 }
 
-// TestFullDecides checks that Precision.Full takes the place of Param.Full, and sees calls and parameters by full name.
+// TestFullDecides checks that Precision.Full takes the place of Param.Full, and sees calls and
+// parameters by full name.
 func TestFullDecides(t *testing.T) {
 	m := wrap(t, bares, fsdp.Config{Wrap: fsdp.WrapEach(), Precision: fsdp.Precision{
 		Gather: fsdp.BFloat16,
@@ -430,7 +434,8 @@ func TestFullDecides(t *testing.T) {
 	require.NotEqual(t, floats32(state["exact.w"]), floats32(out[2]))
 }
 
-// TestIgnoredAreNotRounded checks that what every rank holds is neither computed with nor summed in 16 bits.
+// TestIgnoredAreNotRounded checks that what every rank holds is neither computed with nor summed in
+// 16 bits.
 func TestIgnoredAreNotRounded(t *testing.T) {
 	onRanks(t, 2, func(ctx context.Context, g comm.Group) {
 		m := wrap(t, bares, fsdp.Config{

@@ -47,7 +47,8 @@ func (h haltingHandle) Write(b []byte) (int, error) { h.halt(); return h.Handle.
 
 func (h haltingHandle) Sync() error { h.halt(); return h.Handle.Sync() }
 
-// TestFailedPassSpares fails a pass on both ranks at every operation of a SaveAsync: the checkpoint is complete all the same.
+// TestFailedPassSpares fails a pass on both ranks at every operation of a SaveAsync: the checkpoint
+// is complete all the same.
 func TestFailedPassSpares(t *testing.T) {
 	operations := saveBesideFailure(t, -1)
 	require.Greater(t, operations, 12)
@@ -56,8 +57,8 @@ func TestFailedPassSpares(t *testing.T) {
 	}
 }
 
-// saveBesideFailure fails a pass before operation at of a SaveAsync, or after all of it if that is negative, and returns how many
-// operations there were.
+// saveBesideFailure fails a pass before operation at of a SaveAsync, or after all of it if that is
+// negative, and returns how many operations there were.
 func saveBesideFailure(t *testing.T, at int) int {
 	const ranks = 2
 	disk := crashfs.New()

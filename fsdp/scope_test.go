@@ -16,7 +16,8 @@ import (
 	"github.com/gofsdp/gofsdp/fsdp"
 )
 
-// odds is a chain with parameters of odd shapes: a scalar, one element, and more than a rank's share of the others together.
+// odds is a chain with parameters of odd shapes: a scalar, one element, and more than a rank's
+// share of the others together.
 var odds model = func(t *fsdp.Tape, in []fsdp.Ref) ([]fsdp.Ref, error) {
 	scaled := &module{
 		[]fsdp.Param{{Name: "scalar", Init: fsdp.Constant(0.75)}, {Name: "one", Shape: []int{1, 1}, Init: fsdp.Constant(0.5)}},
@@ -43,7 +44,8 @@ func oddConfig(g comm.Group, cfg fsdp.Config) fsdp.Config {
 // params is what Full gives its function.
 type params = map[string]*tensor.Dense
 
-// TestFullShowsAll checks what Full gives its function: all or the chosen parameters, whole, as tensors of the function's own.
+// TestFullShowsAll checks what Full gives its function: all or the chosen parameters, whole, as
+// tensors of the function's own.
 func TestFullShowsAll(t *testing.T) {
 	for _, world := range []int{1, 2, 3, 4} {
 		everyStrategy(t, world, func(t *testing.T, cfg fsdp.Config) {
@@ -75,8 +77,8 @@ func TestFullShowsAll(t *testing.T) {
 	}
 }
 
-// TestWriteBack checks that what the chosen rank has changed is what all have, to the bit, whatever others have done, and
-// that what it has not is as it was.
+// TestWriteBack checks that what the chosen rank has changed is what all have, to the bit, whatever
+// others have done, and that what it has not is as it was.
 func TestWriteBack(t *testing.T) {
 	for _, world := range []int{1, 2, 3, 4} {
 		everyStrategy(t, world, func(t *testing.T, cfg fsdp.Config) {
@@ -109,7 +111,8 @@ func TestWriteBack(t *testing.T) {
 	}
 }
 
-// TestFullErrors checks that a mistake of one rank is an error on all, changes nothing, and costs nothing.
+// TestFullErrors checks that a mistake of one rank is an error on all, changes nothing, and costs
+// nothing.
 func TestFullErrors(t *testing.T) {
 	spoil := func(p params) error { clearAll(p); return nil }
 	type attempt struct {
@@ -174,7 +177,8 @@ func clearAll(p params) {
 	}
 }
 
-// TestSetFull moves the parameters of a model under one strategy, known to one rank, to a model under another.
+// TestSetFull moves the parameters of a model under one strategy, known to one rank, to a model
+// under another.
 func TestSetFull(t *testing.T) {
 	source := wrap(t, tinyGPT(2), fsdp.Config{Seed: 9})
 	weights, err := source.FullState(t.Context())
@@ -213,7 +217,8 @@ func TestSetFull(t *testing.T) {
 	}
 }
 
-// TestSetFullErrors checks that what is wrong with the root's values is an error on every rank, and changes nothing.
+// TestSetFullErrors checks that what is wrong with the root's values is an error on every rank, and
+// changes nothing.
 func TestSetFullErrors(t *testing.T) {
 	values := func(change func(params)) params {
 		p := params{"l0.w": floats(1, shapeDim, shapeDim), "scaled.one": floats(2, 1)}
@@ -250,7 +255,8 @@ func TestSetFullErrors(t *testing.T) {
 	}
 }
 
-// TestFullBetweenPasses uses Full between forward and backward, after a failure and on a closed model.
+// TestFullBetweenPasses uses Full between forward and backward, after a failure and on a closed
+// model.
 func TestFullBetweenPasses(t *testing.T) {
 	onRanks(t, 2, func(ctx context.Context, g comm.Group) {
 		m := wrap(t, odds, oddConfig(g, fsdp.Config{Poison: true}))

@@ -18,9 +18,10 @@ import (
 	"github.com/gofsdp/gofsdp/optim"
 )
 
-// A script is a whole training at random: everything that may be done to a model in any order, updates, freezing, buffers and
-// what is refused included. It is played by a naive model, where every rank is a model of its own and sums are taken by hand,
-// and by ranks under two settings. What is seen must be the same: nearly as the naive model, and to the bit between settings.
+// A script is a whole training at random: everything that may be done to a model in any order,
+// updates, freezing, buffers and what is refused included. It is played by a naive model, where
+// every rank is a model of its own and sums are taken by hand, and by ranks under two settings.
+// What is seen must be the same: nearly as the naive model, and to the bit between settings.
 type script struct {
 	history
 	narrow   bool // parameters and gradients travel in 16 bits: rounded, so that there is no naive model of the values
@@ -132,8 +133,9 @@ const (
 	areHeld    = "put aside by Hold are waiting"
 )
 
-// naive plays a script without any of what is tested: one model on one rank for each rank, whose gradients are added up in a
-// ledger as each backward is defined. A forward has its backward at once, and keeps the gradients for when they count.
+// naive plays a script without any of what is tested: one model on one rank for each rank, whose
+// gradients are added up in a ledger as each backward is defined. A forward has its backward at
+// once, and keeps the gradients for when they count.
 type naive struct {
 	*script
 	t        require.TestingT
@@ -509,7 +511,8 @@ func (a *actor) set(ctx context.Context, d *deed) error {
 	return a.m.SetFull(ctx, root, given(state))
 }
 
-// settle ends all forwards and requires that nothing but the shards, and gradients that are not reduced, is left.
+// settle ends all forwards and requires that nothing but the shards, and gradients that are not
+// reduced, is left.
 func (a *actor) settle(ctx context.Context) {
 	for _, p := range append(a.held, a.m.Hold()) {
 		require.NoError(a.t, p.Discard(ctx))

@@ -38,7 +38,8 @@ func tiny64(t require.TestingT, g comm.Group) *fsdp.Sharded {
 	return wrap(t, tinyGPT(2), fsdp.Config{Group: g, Wrap: blocks, Precision: float64s, Poison: true})
 }
 
-// TestGradientsAreMeans compares the gradients of two ranks with those of each on its own: half their sum, to the bit.
+// TestGradientsAreMeans compares the gradients of two ranks with those of each on its own: half
+// their sum, to the bit.
 func TestGradientsAreMeans(t *testing.T) {
 	alone := make([]map[string][]float64, 2)
 	for r := range alone {
@@ -122,7 +123,8 @@ func dropoutGPT() *nn.GPT {
 	return m
 }
 
-// TestDropout checks that every training pass and rank draws its own masks, and that evaluation draws none.
+// TestDropout checks that every training pass and rank draws its own masks, and that evaluation
+// draws none.
 func TestDropout(t *testing.T) {
 	losses := make([][]float64, 2)
 	onRanks(t, 2, func(ctx context.Context, g comm.Group) {
@@ -183,7 +185,8 @@ func TestForwardTwice(t *testing.T) {
 	})
 }
 
-// TestTwoModelsInOneGroup alternates the passes of two models and compares them with each on its own.
+// TestTwoModelsInOneGroup alternates the passes of two models and compares them with each on its
+// own.
 func TestTwoModelsInOneGroup(t *testing.T) {
 	models := []fsdp.Model{tinyGPT(1), dropoutGPT()}
 	var want []bits
@@ -229,8 +232,8 @@ func TestRanksWithoutParameters(t *testing.T) {
 	require.Equal(t, []int{1, 0, 0, 0, 0, 0, 0, 0}, owned)
 }
 
-// TestInitAsksForWhatIsOwned records the intervals that Init is asked for: on every rank exactly those it owns, in pieces,
-// and over all ranks every element once.
+// TestInitAsksForWhatIsOwned records the intervals that Init is asked for: on every rank exactly
+// those it owns, in pieces, and over all ranks every element once.
 func TestInitAsksForWhatIsOwned(t *testing.T) {
 	const rows, cols = 101, 97
 	type interval struct{ first, n int }

@@ -45,8 +45,8 @@ func onRanks(t require.TestingT, n int, f func(ctx context.Context, g comm.Group
 	}))
 }
 
-// errorsOf runs f on n ranks and returns the error of each. It requires that there are n, and that none is for want of
-// time.
+// errorsOf runs f on n ranks and returns the error of each. It requires that there are n, and that
+// none is for want of time.
 func errorsOf(t *testing.T, n int, f func(ctx context.Context, g comm.Group) error) []error {
 	errs := make([]error, n)
 	onRanks(t, n, func(ctx context.Context, g comm.Group) { errs[g.Rank()] = f(ctx, g) })
@@ -109,7 +109,8 @@ func updater(t require.TestingT, m *fsdp.Sharded, limit float64) func(context.Co
 	}
 }
 
-// bits are the elements of named tensors as bit patterns, so that equal means equal to the last bit.
+// bits are the elements of named tensors as bit patterns, so that equal means equal to the last
+// bit.
 type bits map[string][]uint64
 
 func bitsOf(state map[string]*tensor.Dense) bits {

@@ -15,8 +15,9 @@ import (
 	"github.com/gofsdp/gofsdp/fsdp"
 )
 
-// memoryGroup is a group that has memory to give: a [comm.Allocator]. It knows what is out and which of it operations use,
-// and fails when it is told to. Memory is full of NaN when it comes and when it has gone.
+// memoryGroup is a group that has memory to give: a [comm.Allocator]. It knows what is out and
+// which of it operations use, and fails when it is told to. Memory is full of NaN when it comes and
+// when it has gone.
 type memoryGroup struct {
 	comm.Group
 	out       [][]byte
@@ -89,7 +90,8 @@ func (g *memoryGroup) Free(b []byte) error {
 	return g.failFree
 }
 
-// What memory is full of when it is nobody's: bytes that read as NaN, and bytes that fsdp does not write.
+// What memory is full of when it is nobody's: bytes that read as NaN, and bytes that fsdp does not
+// write.
 const (
 	nan       = 0xFF
 	untouched = 0x55
@@ -132,7 +134,8 @@ func (g *memoryGroup) Broadcast(buf comm.Buffer, root int) comm.Work {
 	return g.watch(g.Group.Broadcast(buf, root), buf)
 }
 
-// fewWords are the labels of exchanges about the model. They are small, and live on the stack or the Go heap.
+// fewWords are the labels of exchanges about the model. They are small, and live on the stack or
+// the Go heap.
 var fewWords = []string{"agreement", "gradient norm", "lengths of bytes", "bytes"}
 
 func (g *memoryGroup) watch(w comm.Work, buffers ...comm.Buffer) comm.Work {
@@ -154,9 +157,9 @@ func (g *memoryGroup) watch(w comm.Work, buffers ...comm.Buffer) comm.Work {
 	return mw
 }
 
-// TestGroupMemory trains over groups that have memory to give, under every kind of configuration. Every flat buffer of
-// every collective lies in that memory, which changes no bit; nothing else does; steps that repeat ask for no more; and
-// Close gives all of it back.
+// TestGroupMemory trains over groups that have memory to give, under every kind of configuration.
+// Every flat buffer of every collective lies in that memory, which changes no bit; nothing else
+// does; steps that repeat ask for no more; and Close gives all of it back.
 func TestGroupMemory(t *testing.T) {
 	knobs := map[string]fsdp.Config{
 		"root only":       {},
@@ -238,7 +241,8 @@ func TestGroupMemoryIsGivenBackEarly(t *testing.T) {
 	})
 }
 
-// TestGroupMemoryRefusesBlock: memory that a group does not take back is an error of the step that gives it back.
+// TestGroupMemoryRefusesBlock: memory that a group does not take back is an error of the step that
+// gives it back.
 func TestGroupMemoryRefusesBlock(t *testing.T) {
 	for _, err := range errorsOf(t, 2, func(ctx context.Context, g comm.Group) (err error) {
 		mem := newMemoryGroup(g)
@@ -257,8 +261,8 @@ func TestGroupMemoryRefusesBlock(t *testing.T) {
 	}
 }
 
-// TestNoGroupMemory lets every Alloc in a training run fail in turn, on one rank. Every rank returns an error that says so,
-// and gives back what it has.
+// TestNoGroupMemory lets every Alloc in a training run fail in turn, on one rank. Every rank
+// returns an error that says so, and gives back what it has.
 func TestNoGroupMemory(t *testing.T) {
 	for world := 1; world <= 3; world++ {
 		for k, failed := 1, true; failed; k++ {
@@ -324,7 +328,8 @@ func TestSetFullWithoutMemory(t *testing.T) {
 	})
 }
 
-// TestClosedModel: a closed model returns errors at once, whatever the other ranks do, and leaves the group as it is.
+// TestClosedModel: a closed model returns errors at once, whatever the other ranks do, and leaves
+// the group as it is.
 func TestClosedModel(t *testing.T) {
 	onRanks(t, 2, func(ctx context.Context, g comm.Group) {
 		for _, g := range []comm.Group{g, newMemoryGroup(g)} {
@@ -353,7 +358,8 @@ func TestClosedModel(t *testing.T) {
 	})
 }
 
-// TestCloseWaitsForGathers: a forward without a backward has gathers in flight, whose memory is not given back before.
+// TestCloseWaitsForGathers: a forward without a backward has gathers in flight, whose memory is not
+// given back before.
 func TestCloseWaitsForGathers(t *testing.T) {
 	onRanks(t, 3, func(ctx context.Context, g comm.Group) {
 		mem := newMemoryGroup(g)
@@ -369,8 +375,8 @@ func TestCloseWaitsForGathers(t *testing.T) {
 	})
 }
 
-// TestGroupClosedBeforeModel: the memory of a group that is closed may not be there any more. The model returns errors, and
-// writes to none of it.
+// TestGroupClosedBeforeModel: the memory of a group that is closed may not be there any more. The
+// model returns errors, and writes to none of it.
 func TestGroupClosedBeforeModel(t *testing.T) {
 	forward := func(ctx context.Context, m *fsdp.Sharded) error { _, err := m.Forward(ctx, good(0)...); return err }
 	state := func(ctx context.Context, m *fsdp.Sharded) error { _, err := m.FullState(ctx); return err }

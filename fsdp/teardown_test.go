@@ -16,8 +16,8 @@ import (
 	"github.com/gofsdp/gofsdp/optim"
 )
 
-// What fails or is refused leaves nothing behind: no collective that still writes to memory which is given back, no rank that
-// waits for another, and no value that has changed on some ranks.
+// What fails or is refused leaves nothing behind: no collective that still writes to memory which
+// is given back, no rank that waits for another, and no value that has changed on some ranks.
 
 // memories are where shards may lie: on the heap, or in files where there are any.
 func memories(t *testing.T) []string {
@@ -31,8 +31,8 @@ func memories(t *testing.T) []string {
 	return []string{"", dir}
 }
 
-// TestCloseAfterTheGroup pulls the cable while gathers for a backward are in flight, and lets every kind of method find out.
-// Close then waits for all of them.
+// TestCloseAfterTheGroup pulls the cable while gathers for a backward are in flight, and lets every
+// kind of method find out. Close then waits for all of them.
 func TestCloseAfterTheGroup(t *testing.T) {
 	pulled := errors.New("cable pulled")
 	for name, find := range map[string]func(ctx context.Context, m *fsdp.Sharded, batch []fsdp.Tensor) error{
@@ -85,8 +85,8 @@ func TestCloseAfterTheGroup(t *testing.T) {
 	}
 }
 
-// TestCloseInsideAPass fails one rank after every operation of a pass in turn, while others are held. Every rank that closes
-// its model then has waited for what it began, reductions included.
+// TestCloseInsideAPass fails one rank after every operation of a pass in turn, while others are
+// held. Every rank that closes its model then has waited for what it began, reductions included.
 func TestCloseInsideAPass(t *testing.T) {
 	cfg := fsdp.Config{Strategy: fsdp.HybridShard, ShardRanks: 2, Wrap: fsdp.WrapEach(), Prefetch: 2, Precision: float64s}
 	plan, err := wrap(t, shapes["chain"], fsdp.Config{Wrap: fsdp.WrapEach(), Prefetch: 2, Precision: float64s}).Plan(shapeBatch(0)...)
@@ -129,8 +129,8 @@ func TestCloseInsideAPass(t *testing.T) {
 	require.Positive(t, waited)
 }
 
-// TestCloseUnmapsAtLast closes the model of one rank, whose shards lie in files, while another has not noticed the failure
-// and may be reading them.
+// TestCloseUnmapsAtLast closes the model of one rank, whose shards lie in files, while another has
+// not noticed the failure and may be reading them.
 func TestCloseUnmapsAtLast(t *testing.T) {
 	for _, dir := range memories(t) {
 		gone := make(chan struct{})
@@ -151,8 +151,9 @@ func TestCloseUnmapsAtLast(t *testing.T) {
 	}
 }
 
-// TestTwoLayersOfUnitGroups gives units groups along the rows and the columns of a grid of ranks, one of which is closed on
-// one rank. A rank that fails to meet its row must not let its column wait.
+// TestTwoLayersOfUnitGroups gives units groups along the rows and the columns of a grid of ranks,
+// one of which is closed on one rank. A rank that fails to meet its row must not let its column
+// wait.
 func TestTwoLayersOfUnitGroups(t *testing.T) {
 	for _, broken := range []string{"rows", "columns"} {
 		var done sync.WaitGroup
@@ -181,7 +182,8 @@ func TestTwoLayersOfUnitGroups(t *testing.T) {
 	}
 }
 
-// TestFreezeWithSomeOptimizers lets one rank bring an optimizer and another none: its pieces of the state would be lost.
+// TestFreezeWithSomeOptimizers lets one rank bring an optimizer and another none: its pieces of the
+// state would be lost.
 func TestFreezeWithSomeOptimizers(t *testing.T) {
 	onRanks(t, 2, func(ctx context.Context, g comm.Group) {
 		m := chain64(t, g)
@@ -228,7 +230,8 @@ func TestScaleOverflows(t *testing.T) {
 	}
 }
 
-// TestHugeShapes refuses, on every rank, parameters whose elements or bytes no int can count and no machine has.
+// TestHugeShapes refuses, on every rank, parameters whose elements or bytes no int can count and no
+// machine has.
 func TestHugeShapes(t *testing.T) {
 	for _, shape := range [][]int{{1 << 40, 1 << 40}, {1 << 62}, {1 << 61}, {1 << 60}, {1 << 50}, {3, 1 << 58, 1}} {
 		for world := 1; world <= 3; world++ {

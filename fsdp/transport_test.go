@@ -21,11 +21,12 @@ import (
 	"github.com/gofsdp/gofsdp/optim"
 )
 
-// The other tests train over groups of goroutines. Those of this file do it over the groups that processes have: through
-// sockets, through memory that ranks map, and through both where there are several hosts. Ranks still live in one process, but
-// share nothing that processes would not.
+// The other tests train over groups of goroutines. Those of this file do it over the groups that
+// processes have: through sockets, through memory that ranks map, and through both where there are
+// several hosts. Ranks still live in one process, but share nothing that processes would not.
 
-// transports are ways to connect, each a change of the configuration. Those that share memory are only where that is possible.
+// transports are ways to connect, each a change of the configuration. Those that share memory are
+// only where that is possible.
 var transports = map[string]func(*comm.Config){
 	"sockets": func(c *comm.Config) { c.Transport = comm.TCP },
 }
@@ -56,8 +57,8 @@ func together(world int, f func(rank int)) {
 	ranks.Wait()
 }
 
-// onGroups calls f with every handle at once. A rank on which the test fails takes its group along, so that no other waits
-// for it.
+// onGroups calls f with every handle at once. A rank on which the test fails takes its group along,
+// so that no other waits for it.
 func onGroups(t *testing.T, groups []comm.Group, f func(ctx context.Context, g comm.Group)) {
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
@@ -76,8 +77,9 @@ func onGroups(t *testing.T, groups []comm.Group, f func(ctx context.Context, g c
 	}
 }
 
-// landscape is a model with running statistics and units of 100 bytes, as short as messages may be, and of 72 KB, which travel
-// in other ways: between hosts and inside them, from rank to rank, in parts.
+// landscape is a model with running statistics and units of 100 bytes, as short as messages may be,
+// and of 72 KB, which travel in other ways: between hosts and inside them, from rank to rank, in
+// parts.
 var landscape model = func(t *fsdp.Tape, in []fsdp.Ref) ([]fsdp.Ref, error) {
 	x := t.Call("l0", &dense{dim: shapeDim}, in[0])
 	x = t.Call("bn", &nn.BatchNorm{Dim: shapeDim}, x)
@@ -94,7 +96,8 @@ type journey struct {
 	own    bool // a unit has a group of its own, of ranks that are not next to each other and in another order
 }
 
-// journeys are every strategy, with whole and narrow elements, and what changes where things are or what travels.
+// journeys are every strategy, with whole and narrow elements, and what changes where things are or
+// what travels.
 func journeys(t *testing.T) (list []journey) {
 	narrow := fsdp.Precision{Gather: fsdp.BFloat16, Reduce: fsdp.BFloat16}
 	all, even := []int{2, 3, 4}, []int{4}
@@ -118,9 +121,9 @@ func journeys(t *testing.T) (list []journey) {
 	)
 }
 
-// travel trains for three steps with everything that a step may have: passes put aside, gradients that are reduced later,
-// statistics, both norms, values from outside, and other parameters frozen before the last. It returns all there is to see
-// of losses, norms, gradients and parameters.
+// travel trains for three steps with everything that a step may have: passes put aside, gradients
+// that are reduced later, statistics, both norms, values from outside, and other parameters frozen
+// before the last. It returns all there is to see of losses, norms, gradients and parameters.
 func (j journey) travel(t require.TestingT, ctx context.Context, g comm.Group) bits {
 	cfg, seen := j.cfg, make(bits)
 	cfg.Group, cfg.Wrap, cfg.Seed, cfg.Poison = g, fsdp.WrapEach(), 5, true
@@ -203,7 +206,8 @@ func (j journey) travel(t require.TestingT, ctx context.Context, g comm.Group) b
 // elements32 returns the elements of v, to be written.
 func elements32(v *tensor.Dense) []float32 { return v.Data().([]float32) }
 
-// TestTransports makes every journey over every transport and requires, on each rank, the bits of a group of goroutines.
+// TestTransports makes every journey over every transport and requires, on each rank, the bits of a
+// group of goroutines.
 func TestTransports(t *testing.T) {
 	list := journeys(t)
 	for _, world := range []int{2, 3, 4} {
@@ -231,8 +235,8 @@ func TestTransports(t *testing.T) {
 	}
 }
 
-// A lookout knows which operation every rank of a process waits for, so that one can die when all others can do nothing but
-// wait, and where that is.
+// A lookout knows which operation every rank of a process waits for, so that one can die when all
+// others can do nothing but wait, and where that is.
 type lookout struct {
 	mu      sync.Mutex
 	changed *sync.Cond
@@ -252,7 +256,8 @@ func newLookout(world int) *lookout {
 	return w
 }
 
-// stuck tells whether every rank but one waits for an operation that some rank of its group has not begun. Called with mu held.
+// stuck tells whether every rank but one waits for an operation that some rank of its group has not
+// begun. Called with mu held.
 func (w *lookout) stuck(but int) bool {
 	for r, on := range w.waiting {
 		if r != but && (on == nil || slices.Min(w.issued[on.group]) >= on.seq) {
@@ -295,7 +300,8 @@ type watchedGroup struct {
 	parts int // groups that were split from it
 }
 
-// watched returns a rank's handle of a group as one that is watched. It is an allocator if the group is.
+// watched returns a rank's handle of a group as one that is watched. It is an allocator if the
+// group is.
 func (w *lookout) watched(g comm.Group, name string, all int) comm.Group {
 	w.note(func() {
 		if w.issued[name] == nil {
@@ -371,9 +377,10 @@ var deaths = map[string]func(comm.Group){
 	"panic": func(comm.Group) {},
 }
 
-// TestDeathInHybridStep ends one of four ranks after the first operation of every kind in a step, when the others wait for it,
-// or for one that does: in the group that shares their shards, among their replicas, or among all. Each gets an error that
-// tells which rank it was, soon, although none of them leaves.
+// TestDeathInHybridStep ends one of four ranks after the first operation of every kind in a step,
+// when the others wait for it, or for one that does: in the group that shares their shards, among
+// their replicas, or among all. Each gets an error that tells which rank it was, soon, although
+// none of them leaves.
 func TestDeathInHybridStep(t *testing.T) {
 	connects := map[string]func(*testing.T) []comm.Group{"goroutines": func(*testing.T) []comm.Group { return comm.Local(deathRanks) }}
 	for name, change := range transports {
@@ -409,8 +416,8 @@ const (
 	deathPatience = 10 * time.Second // far less than that of the groups
 )
 
-// dieAt trains until the victim dies after an operation of the second pass. It returns the groups in which the others waited
-// then, and the errors of all.
+// dieAt trains until the victim dies after an operation of the second pass. It returns the groups
+// in which the others waited then, and the errors of all.
 func dieAt(t *testing.T, handles []comm.Group, kind string, die func(comm.Group)) (groups []string, errs []error) {
 	watch, over := newLookout(deathRanks), new(sync.WaitGroup)
 	errs = make([]error, deathRanks)

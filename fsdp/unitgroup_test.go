@@ -17,7 +17,8 @@ import (
 	"github.com/gofsdp/gofsdp/optim"
 )
 
-// groupedBy returns a configuration of shapes in which one unit is sharded over groups of ranks next to each other.
+// groupedBy returns a configuration of shapes in which one unit is sharded over groups of ranks
+// next to each other.
 func groupedBy(t require.TestingT, ctx context.Context, g comm.Group, unit string, ranks int) fsdp.Config {
 	own, err := g.Split(ctx, g.Rank()/ranks, g.Rank())
 	require.NoError(t, err)
@@ -32,7 +33,8 @@ func groupedBy(t require.TestingT, ctx context.Context, g comm.Group, unit strin
 	}
 }
 
-// ownState returns the whole parameters and buffers that this rank uses: of a unit with a group of its own, those of that group.
+// ownState returns the whole parameters and buffers that this rank uses: of a unit with a group of
+// its own, those of that group.
 func ownState(ctx context.Context, m *fsdp.Sharded) (params, error) {
 	own := params{}
 	err := m.Full(ctx, nil, func(all params) error { maps.Copy(own, all); return nil })
@@ -47,8 +49,9 @@ func aloneWith(t require.TestingT, ctx context.Context, state params, rank int) 
 	return gradsOf(t, ctx, m)
 }
 
-// TestUnitGroups gives one unit groups of one, two and all of four ranks, under both strategies that allow it, and compares
-// with every rank on its own: other parameters in every group, and the gradients of the mean loss of all.
+// TestUnitGroups gives one unit groups of one, two and all of four ranks, under both strategies
+// that allow it, and compares with every rank on its own: other parameters in every group, and the
+// gradients of the mean loss of all.
 func TestUnitGroups(t *testing.T) {
 	const world = 4
 	for _, ranks := range []int{1, 2, 4} {
@@ -98,8 +101,8 @@ func TestUnitGroups(t *testing.T) {
 	}
 }
 
-// TestUnitGroupsTrain trains with a unit of experts and checks that what is shared stays the same on all ranks, and that a
-// group of all ranks is no group at all.
+// TestUnitGroupsTrain trains with a unit of experts and checks that what is shared stays the same
+// on all ranks, and that a group of all ranks is no group at all.
 func TestUnitGroupsTrain(t *testing.T) {
 	run := func(ranks int) []bits {
 		states := make([]bits, 4)
@@ -199,8 +202,9 @@ func TestUnitGroupErrors(t *testing.T) {
 	})
 }
 
-// TestFailureInOneUnitGroup lets one rank fail in the middle of a pass, at every operation in turn: ranks that share only the
-// world with it, and wait for others in a group of their own, must be told as well. The groups know nothing of each other.
+// TestFailureInOneUnitGroup lets one rank fail in the middle of a pass, at every operation in turn:
+// ranks that share only the world with it, and wait for others in a group of their own, must be
+// told as well. The groups know nothing of each other.
 func TestFailureInOneUnitGroup(t *testing.T) {
 	gone := errors.New("time for lunch")
 	plan, err := wrap(t, shapes["chain"], fsdp.Config{Precision: float64s, Wrap: fsdp.WrapEach()}).Plan(shapeBatch(0)...)
@@ -241,7 +245,8 @@ func TestFailureInOneUnitGroup(t *testing.T) {
 	}
 }
 
-// TestBrokenUnitGroup gives one rank a group that is closed. The others, whose groups work, must not wait for it.
+// TestBrokenUnitGroup gives one rank a group that is closed. The others, whose groups work, must
+// not wait for it.
 func TestBrokenUnitGroup(t *testing.T) {
 	var done sync.WaitGroup
 	done.Add(3)
@@ -279,7 +284,8 @@ func TestUnitGroupsOutliveTheModel(t *testing.T) {
 	})
 }
 
-// TestFreezeWithUnitGroups freezes around a unit of experts and checks that every group keeps its own parameters and momentum.
+// TestFreezeWithUnitGroups freezes around a unit of experts and checks that every group keeps its
+// own parameters and momentum.
 func TestFreezeWithUnitGroups(t *testing.T) {
 	onRanks(t, 4, func(ctx context.Context, g comm.Group) {
 		m := wrap(t, shapes["chain"], groupedBy(t, ctx, g, "l1", 2))
@@ -310,8 +316,9 @@ func TestFreezeWithUnitGroups(t *testing.T) {
 	})
 }
 
-// TestUnitGroupsStayApart gives every group of ranks its own unit with statistics, and one with a parameter that is ignored.
-// What is averaged and summed over the ranks of a group is nothing to the other one.
+// TestUnitGroupsStayApart gives every group of ranks its own unit with statistics, and one with a
+// parameter that is ignored. What is averaged and summed over the ranks of a group is nothing to
+// the other one.
 func TestUnitGroupsStayApart(t *testing.T) {
 	const world = 4
 	var states, grads [world]params

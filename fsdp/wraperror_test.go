@@ -95,8 +95,8 @@ var wrapErrors = map[string]struct {
 	"error without text": {model(func(*fsdp.Tape, []fsdp.Ref) ([]fsdp.Ref, error) { return nil, errors.New("") }), fsdp.Config{}, "fsdp: "},
 }
 
-// TestWrapRefuses checks that each mistake is an error that says what is wrong, on one rank, on all, and on the others
-// when only one rank makes it.
+// TestWrapRefuses checks that each mistake is an error that says what is wrong, on one rank, on
+// all, and on the others when only one rank makes it.
 func TestWrapRefuses(t *testing.T) {
 	for name, c := range wrapErrors {
 		t.Run(name, func(t *testing.T) {
@@ -133,8 +133,8 @@ func TestWrapRefuses(t *testing.T) {
 	}
 }
 
-// TestWrapRefusesLayout: models are compared before parameters are laid out, so a shape that cannot be is an error of its own
-// only where all ranks have it.
+// TestWrapRefusesLayout: models are compared before parameters are laid out, so a shape that cannot
+// be is an error of its own only where all ranks have it.
 func TestWrapRefusesLayout(t *testing.T) {
 	huge := calls(call("a", having(weight("w", 1<<40, 1<<40))))
 	for world := 1; world <= 3; world++ {
@@ -193,7 +193,8 @@ func chainOf(std float64) model {
 	}
 }
 
-// wrapDifferences are pairs of a model and a configuration that do not go together, with what the error must contain.
+// wrapDifferences are pairs of a model and a configuration that do not go together, with what the
+// error must contain.
 var wrapDifferences = map[string]struct {
 	model [2]fsdp.Model
 	cfg   [2]fsdp.Config
@@ -234,7 +235,8 @@ func TestWrapComparesRanks(t *testing.T) {
 	}
 }
 
-// TestWrapIgnoresWhereModulesLive checks that equal models are equal wherever their modules are in memory.
+// TestWrapIgnoresWhereModulesLive checks that equal models are equal wherever their modules are in
+// memory.
 func TestWrapIgnoresWhereModulesLive(t *testing.T) {
 	onRanks(t, 2, func(_ context.Context, g comm.Group) { wrap(t, chainOf(0.5), fsdp.Config{Group: g}) })
 }

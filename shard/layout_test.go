@@ -49,7 +49,8 @@ func TestLayoutInvariants(t *testing.T) {
 	})
 }
 
-// Every flat position is either padding or one element of one parameter, and Segments and Padding agree on which.
+// Every flat position is either padding or one element of one parameter, and Segments and Padding
+// agree on which.
 func TestEveryElementOwnedOnce(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		params := drawParams(t)
@@ -92,7 +93,8 @@ func TestDocFigure(t *testing.T) {
 	require.Equal(t, "w[8:9]", l.Segments(1)[0].Interval.String())
 }
 
-// The table was written by PyTorch FSDP: for one flat parameter, its shard length and how much of each shard is real.
+// The table was written by PyTorch FSDP: for one flat parameter, its shard length and how much of
+// each shard is real.
 func TestTorchShards(t *testing.T) {
 	data, err := os.ReadFile("testdata/torch_shards.json")
 	require.NoError(t, err)

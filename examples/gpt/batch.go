@@ -9,22 +9,24 @@ import (
 	"github.com/gofsdp/gofsdp/fsdp"
 )
 
-// batch returns rows lo to hi of the global batch of a step: tokens and targets, ints [hi-lo, context]. Each row is a window
-// at a place that depends on the seed, the step and the row, so that any number of ranks shares the same global batch out.
+// batch returns rows lo to hi of the global batch of a step: tokens and targets, ints [hi-lo,
+// context]. Each row is a window at a place that depends on the seed, the step and the row, so that
+// any number of ranks shares the same global batch out.
 func (c *corpus) batch(seed uint64, step, lo, hi, context int) []fsdp.Tensor {
 	return windows(c.train, lo, hi, context, func(row int) int {
 		return source(seed, "batch", step, row).IntN(len(c.train) - context)
 	})
 }
 
-// heldBatch returns rows lo to hi of the windows that the model is evaluated on, count in all, spread over the held-out text
-// evenly. They are the same at every evaluation.
+// heldBatch returns rows lo to hi of the windows that the model is evaluated on, count in all,
+// spread over the held-out text evenly. They are the same at every evaluation.
 func (c *corpus) heldBatch(count, lo, hi, context int) []fsdp.Tensor {
 	last := len(c.held) - context - 1
 	return windows(c.held, lo, hi, context, func(row int) int { return last * row / max(1, count-1) })
 }
 
-// windows cuts a window of context bytes, and one more for the last target, from text at the start of each row.
+// windows cuts a window of context bytes, and one more for the last target, from text at the start
+// of each row.
 func windows(text []byte, lo, hi, context int, start func(row int) int) []fsdp.Tensor {
 	n := (hi - lo) * context
 	x, y := make([]int, n), make([]int, n)
@@ -39,8 +41,8 @@ func windows(text []byte, lo, hi, context int, start func(row int) int) []fsdp.T
 	return []fsdp.Tensor{tensor.New(shape, tensor.WithBacking(x)), tensor.New(shape, tensor.WithBacking(y))}
 }
 
-// source returns the random numbers of a purpose, of at most eight letters, at a pair of counters. ChaCha8 makes streams
-// independent whose keys differ in a bit, so counters can be the key.
+// source returns the random numbers of a purpose, of at most eight letters, at a pair of counters.
+// ChaCha8 makes streams independent whose keys differ in a bit, so counters can be the key.
 func source(seed uint64, purpose string, i, j int) *rand.Rand {
 	var key [32]byte
 	copy(key[:8], purpose)

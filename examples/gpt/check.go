@@ -12,12 +12,14 @@ import (
 	"github.com/gofsdp/gofsdp/fsdp"
 )
 
-// checkTolerance bounds the difference of a gradient on one rank and on many, relative to the largest gradient. The sums are
-// the same, but added in another order, and float32 rounds each to 6e-8.
+// checkTolerance bounds the difference of a gradient on one rank and on many, relative to the
+// largest gradient. The sums are the same, but added in another order, and float32 rounds each to
+// 6e-8.
 const checkTolerance = 1e-5
 
-// check computes every gradient of a small batch on all ranks of g, and on rank 0 alone, and returns a line that compares
-// them, or an error if they differ by more than rounding. Only rank 0 compares.
+// check computes every gradient of a small batch on all ranks of g, and on rank 0 alone, and
+// returns a line that compares them, or an error if they differ by more than rounding. Only rank 0
+// compares.
 func check(ctx context.Context, c config, data *corpus, g comm.Group) (string, error) {
 	if c.ranks == 1 {
 		return "check: one rank, nothing to compare", nil
@@ -40,7 +42,8 @@ func check(ctx context.Context, c config, data *corpus, g comm.Group) (string, e
 	return compare(one, many).verdict(ranks)
 }
 
-// gradients returns the gradient of every parameter on the first global batch, computed on the ranks of g.
+// gradients returns the gradient of every parameter on the first global batch, computed on the
+// ranks of g.
 func gradients(ctx context.Context, c config, data *corpus, g comm.Group) (map[string]*tensor.Dense, error) {
 	sharding := c.sharding()
 	sharding.Group = g

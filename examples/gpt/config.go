@@ -70,8 +70,8 @@ var sizes = []size{
 // errUsage is wrapped by every error about the flags.
 var errUsage = errors.New("usage")
 
-// defaultTime is the length of a training without -steps or -time. With building the program before it, and the sample
-// after it, that is less than three minutes.
+// defaultTime is the length of a training without -steps or -time. With building the program before
+// it, and the sample after it, that is less than three minutes.
 const defaultTime = 2 * time.Minute
 
 // parse reads the flags, whose help goes to w, and checks them.
@@ -208,7 +208,8 @@ func (c *config) validate() error {
 	return errors.Join(errs...)
 }
 
-// runs sets the number of ranks to what it turned out to be: a launcher may have started another number than -ranks says.
+// runs sets the number of ranks to what it turned out to be: a launcher may have started another
+// number than -ranks says.
 func (c *config) runs(ranks int) error {
 	if c.batch < ranks {
 		return fmt.Errorf("-batch %d: want at least a sequence for each of %d ranks", c.batch, ranks)
@@ -225,7 +226,8 @@ func (c *config) model() *nn.GPT {
 	}
 }
 
-// sharding returns how the model is sharded: each transformer block is gathered, and freed, by itself.
+// sharding returns how the model is sharded: each transformer block is gathered, and freed, by
+// itself.
 func (c *config) sharding() fsdp.Config {
 	s := fsdp.Config{Wrap: fsdp.WrapType[*nn.Block](), Prefetch: c.prefetch, Seed: c.seed}
 	if c.prefetch == 0 {
@@ -234,7 +236,8 @@ func (c *config) sharding() fsdp.Config {
 	return s
 }
 
-// done returns the share of the run that is over, in [0, 1]: by steps, by time, or the larger if both are limited.
+// done returns the share of the run that is over, in [0, 1]: by steps, by time, or the larger if
+// both are limited.
 func (c *config) done(step int, elapsed time.Duration) float64 {
 	var share float64
 	if c.steps > 0 {
@@ -246,8 +249,8 @@ func (c *config) done(step int, elapsed time.Duration) float64 {
 	return min(share, 1)
 }
 
-// schedule returns the learning rate as a function of the share of the run that is over: a linear rise, then half a cosine
-// down to a tenth.
+// schedule returns the learning rate as a function of the share of the run that is over: a linear
+// rise, then half a cosine down to a tenth.
 func (c *config) schedule() func(done float64) float64 {
 	ticks := c.steps
 	if ticks == 0 {

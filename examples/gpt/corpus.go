@@ -22,7 +22,8 @@ import (
 	"github.com/gofsdp/gofsdp/examples/gpt/internal/display"
 )
 
-// corpus is text to learn from and text held out to test on. Each is the files one after the other, ended by endOfFile.
+// corpus is text to learn from and text held out to test on. Each is the files one after the other,
+// ended by endOfFile.
 type corpus struct {
 	source           string // where it is from
 	train, held      []byte
@@ -86,7 +87,8 @@ func standardLibrary(ctx context.Context) (string, error) {
 	return src, nil
 }
 
-// find lists the regular files under root, in order of their names, that want selects. root may be a file itself.
+// find lists the regular files under root, in order of their names, that want selects. root may be
+// a file itself.
 func find(ctx context.Context, root string, want func(name string, dir bool) bool) ([]file, error) {
 	var files []file
 	err := filepath.WalkDir(root, func(path string, entry fs.DirEntry, err error) error {
@@ -114,7 +116,8 @@ func find(ctx context.Context, root string, want func(name string, dir bool) boo
 	return files, err
 }
 
-// isLibrarySource selects the standard library proper: no commands, tests, or copies of other modules.
+// isLibrarySource selects the standard library proper: no commands, tests, or copies of other
+// modules.
 func isLibrarySource(name string, dir bool) bool {
 	if dir {
 		base := name[strings.LastIndexByte(name, '/')+1:]
@@ -133,13 +136,15 @@ func isText(data []byte) bool { return bytes.IndexByte(data[:min(len(data), 8000
 
 var generated = regexp.MustCompile(`(?m)^// Code generated .* DO NOT EDIT\.$`)
 
-// isHandwritten drops what a program wrote (https://go.dev/s/generatedcode): long tables, easy to predict and dull to read.
+// isHandwritten drops what a program wrote (https://go.dev/s/generatedcode): long tables, easy to
+// predict and dull to read.
 func isHandwritten(data []byte) bool {
 	return isText(data) && !generated.Match(data[:min(len(data), 2000)])
 }
 
-// read reads the files that keep accepts, up to a number of bytes in all. If there are more, a hash of the names decides
-// which are read, so that the choice is even over directories and always the same.
+// read reads the files that keep accepts, up to a number of bytes in all. If there are more, a hash
+// of the names decides which are read, so that the choice is even over directories and always the
+// same.
 func read(ctx context.Context, files []file, keep func([]byte) bool, limit int) ([]file, error) {
 	hash := func(f file) uint64 {
 		h := fnv.New64a()

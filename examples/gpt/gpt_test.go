@@ -23,7 +23,8 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// smallJob returns the flags of a job that takes a moment, on a directory of little Go files, and more flags.
+// smallJob returns the flags of a job that takes a moment, on a directory of little Go files, and
+// more flags.
 func smallJob(t *testing.T, more ...string) []string {
 	files := make(map[string]string)
 	for i := range 20 {
@@ -85,8 +86,8 @@ func TestMemoryIsAsPlanned(t *testing.T) {
 	require.NotContains(t, out, "sample")
 }
 
-// TestRunsAreReproducible checks that flags that must not matter do not: not to a bit for the schedule, and not beyond
-// rounding for the number of ranks.
+// TestRunsAreReproducible checks that flags that must not matter do not: not to a bit for the
+// schedule, and not beyond rounding for the number of ranks.
 func TestRunsAreReproducible(t *testing.T) {
 	job := smallJob(t, "-steps", "8", "-check=false")
 	job[1] = smallJob(t)[1]
@@ -173,7 +174,8 @@ func TestChooseFollowsTheDistribution(t *testing.T) {
 	require.InDelta(t, 1000, count(0.5), 120) // 1:9
 }
 
-// TestNextLooksBackOnly checks that the bytes that fill up a short text change nothing, by evaluating without them.
+// TestNextLooksBackOnly checks that the bytes that fill up a short text change nothing, by
+// evaluating without them.
 func TestNextLooksBackOnly(t *testing.T) {
 	c, err := parse(smallJob(t), io.Discard)
 	require.NoError(t, err)

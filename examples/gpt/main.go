@@ -4,34 +4,40 @@
 //	go run ./examples/gpt -data ~/notes -size medium -time 10m
 //	go run ./examples/gpt -ranks 4 -layers 8 -dim 256 -heads 8 -context 256
 //
-// The ranks are goroutines of the one process. Under a launcher the same program is one rank of the launcher's job:
+// The ranks are goroutines of the one process. Under a launcher the same program is one rank of the
+// launcher's job:
 //
 //	go run ./fsdp/fsdprun -n 2 ./examples/gpt                 # processes that share memory
 //	go run ./fsdp/fsdprun -n 2 -transport tcp ./examples/gpt
 //	mpirun -n 2 go run ./examples/gpt
 //
-// It prints the plan before it runs anything, trains with a progress line, and ends with the loss curve, the loss on text
-// that was held out, and text that the model writes. Ctrl-C ends the training after the step under way and shows the same
-// for what has been learned so far; a second one ends the program.
+// It prints the plan before it runs anything, trains with a progress line, and ends with the loss
+// curve, the loss on text that was held out, and text that the model writes. Ctrl-C ends the
+// training after the step under way and shows the same for what has been learned so far; a second
+// one ends the program.
 //
 // # Saving and resuming
 //
-// With -save the run leaves checkpoints in a directory, written while the training goes on; the last ones are kept, and
-// Ctrl-C writes one more. The same command with -resume goes on from the newest, wherever the run has stopped:
+// With -save the run leaves checkpoints in a directory, written while the training goes on; the
+// last ones are kept, and Ctrl-C writes one more. The same command with -resume goes on from the
+// newest, wherever the run has stopped:
 //
 //	go run ./examples/gpt -time 2h -save ckpt -resume
 //	go run ./examples/gpt -time 2h -save ckpt -resume -ranks 4   # any number of ranks
 //
-// On as many ranks it prints the losses that a run which was never stopped would have, to the last bit. The shape of the model
-// must be what it was; of other flags that change what is learned a warning is printed.
+// On as many ranks it prints the losses that a run which was never stopped would have, to the last
+// bit. The shape of the model must be what it was; of other flags that change what is learned a
+// warning is printed.
 //
-// The weights alone go to a file with -export, and initial ones come from a file with -import: safetensors with the names and
-// layouts of GPT-2. The model is like GPT-2 but for its 256 tokens, its activation, ReLU, and its head, which is not tied.
+// The weights alone go to a file with -export, and initial ones come from a file with -import:
+// safetensors with the names and layouts of GPT-2. The model is like GPT-2 but for its 256 tokens,
+// its activation, ReLU, and its head, which is not tied.
 //
 // # Reading it
 //
-// The code that uses the library is in train.go: wrap a model, then forward, backward, clip and step, on every rank, each
-// with its own rows of the batch. The rest is what surrounds any training:
+// The code that uses the library is in train.go: wrap a model, then forward, backward, clip and
+// step, on every rank, each with its own rows of the batch. The rest is what surrounds any
+// training:
 //
 //	config.go   flags
 //	corpus.go   text from files, split into training and held-out text
@@ -43,9 +49,9 @@
 //
 // # Reproducing a run
 //
-// The rows of a global batch depend on the seed, the step and the row only, never on the number of ranks, and so do the
-// initial parameters. Two runs with the same flags print the same losses, on any schedule of the ranks; with -time, how far
-// they get depends on the machine.
+// The rows of a global batch depend on the seed, the step and the row only, never on the number of
+// ranks, and so do the initial parameters. Two runs with the same flags print the same losses, on
+// any schedule of the ranks; with -time, how far they get depends on the machine.
 package main
 
 import (
@@ -90,7 +96,8 @@ func run(interrupt context.Context, args []string, stdout, stderr io.Writer) err
 	if err != nil {
 		return early(interrupt, err)
 	}
-	// The ranks get a context of their own: one that ended in the middle of a step would fail the group instead.
+	// The ranks get a context of their own: one that ended in the middle of a step would fail the
+	// group instead.
 	return comm.Run(context.WithoutCancel(interrupt), c.ranks, func(ctx context.Context, g comm.Group) error {
 		c := c
 		if err := c.runs(g.Size()); err != nil {
@@ -116,7 +123,8 @@ func run(interrupt context.Context, args []string, stdout, stderr io.Writer) err
 	})
 }
 
-// early returns what to say about an error before the training: if the user ended the program, that.
+// early returns what to say about an error before the training: if the user ended the program,
+// that.
 func early(interrupt context.Context, err error) error {
 	if interrupt.Err() != nil {
 		return errors.New("interrupted before training began")
@@ -124,8 +132,8 @@ func early(interrupt context.Context, err error) error {
 	return err
 }
 
-// newScreen returns a screen over stdout: live if that is a terminal, unless -plain asks for a log. Colours follow
-// https://no-color.org.
+// newScreen returns a screen over stdout: live if that is a terminal, unless -plain asks for a log.
+// Colours follow https://no-color.org.
 func newScreen(c config, stdout io.Writer) *display.Screen {
 	file, ok := stdout.(*os.File)
 	if !ok || c.plain || !term.IsTerminal(int(file.Fd())) {

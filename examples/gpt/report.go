@@ -24,7 +24,8 @@ func (h *history) add(step int, loss float64, took time.Duration) {
 	h.Seconds.add(took.Seconds())
 }
 
-// average is an exponential moving average without the pull to zero at its beginning, corrected as Adam's moments are.
+// average is an exponential moving average without the pull to zero at its beginning, corrected as
+// Adam's moments are.
 type average struct{ Sum, Weight float64 }
 
 func (a *average) add(x float64) {

@@ -11,8 +11,9 @@ import (
 	"github.com/gofsdp/gofsdp/comm"
 )
 
-// sample lets the model go on from a prompt, byte by byte, up to n bytes or the end of a file, and gives each to emit. It is a
-// collective: evaluating gathers the parameters, so all ranks work on the same text.
+// sample lets the model go on from a prompt, byte by byte, up to n bytes or the end of a file, and
+// gives each to emit. It is a collective: evaluating gathers the parameters, so all ranks work on
+// the same text.
 func (t *trainer) sample(ctx context.Context, prompt []byte, n int, emit func(byte)) error {
 	text := slices.Clone(prompt)
 	for i := range n {
@@ -34,11 +35,12 @@ func (t *trainer) sample(ctx context.Context, prompt []byte, n int, emit func(by
 	return nil
 }
 
-// next returns the logits of the byte after text, [vocab]. The model sees the last bytes of text, as many as its context has.
+// next returns the logits of the byte after text, [vocab]. The model sees the last bytes of text,
+// as many as its context has.
 func (t *trainer) next(ctx context.Context, text []byte) ([]float32, error) {
 	text = text[max(0, len(text)-t.context):]
-	// Each length would be compiled anew, so short text is filled up to the next power of two with bytes that do not
-	// matter: attention looks back only.
+	// Each length would be compiled anew, so short text is filled up to the next power of two with
+	// bytes that do not matter: attention looks back only.
 	length := 16
 	for length < len(text) {
 		length *= 2
@@ -56,7 +58,8 @@ func (t *trainer) next(ctx context.Context, text []byte) ([]float32, error) {
 	return logits[(len(text)-1)*vocab : len(text)*vocab], nil
 }
 
-// choose draws a byte with probability softmax(logits/temperature), or takes the likeliest at temperature 0.
+// choose draws a byte with probability softmax(logits/temperature), or takes the likeliest at
+// temperature 0.
 func choose(logits []float32, temperature float64, random *rand.Rand) byte {
 	best := 0
 	for i, l := range logits {

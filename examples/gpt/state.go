@@ -16,8 +16,8 @@ import (
 	"github.com/gofsdp/gofsdp/fsdp/nn"
 )
 
-// record is what a checkpoint holds of a run beside the model and the optimizer: what it takes to go on as if the run had
-// never stopped.
+// record is what a checkpoint holds of a run beside the model and the optimizer: what it takes to
+// go on as if the run had never stopped.
 type record struct {
 	Flags   map[string]string // those that change what is learned
 	Elapsed time.Duration
@@ -36,7 +36,8 @@ func (t *trainer) record() record {
 	return record{t.flags(t.data), t.elapsed, h}
 }
 
-// flags returns what changes the course of the training, and is not seen from the shapes of the parameters.
+// flags returns what changes the course of the training, and is not seen from the shapes of the
+// parameters.
 func (c *config) flags(data *corpus) map[string]string {
 	flags := map[string]any{
 		"heads": c.heads, "dropout": c.dropout, "seed": c.seed, "steps": c.steps, "time": c.budget, "batch": c.batch, "lr": c.lr,
@@ -59,8 +60,8 @@ func differences(was, now map[string]string) (list []string) {
 	return list
 }
 
-// restore gives the model the state that the run begins with: that of a checkpoint, or the weights in a file. Otherwise they
-// stay random.
+// restore gives the model the state that the run begins with: that of a checkpoint, or the weights
+// in a file. Otherwise they stay random.
 func (t *trainer) restore(ctx context.Context) error {
 	if t.saveDir != "" {
 		found, err := t.hasCheckpoint(ctx)
@@ -79,7 +80,8 @@ func (t *trainer) restore(ctx context.Context) error {
 	return nil
 }
 
-// hasCheckpoint says whether there is one to go on from. All ranks take rank 0's word for it, so that none goes another way.
+// hasCheckpoint says whether there is one to go on from. All ranks take rank 0's word for it, so
+// that none goes another way.
 func (t *trainer) hasCheckpoint(ctx context.Context) (bool, error) {
 	found := []byte{0}
 	if t.group.Rank() == 0 {
@@ -142,8 +144,8 @@ func (s *saves) progress() (total, written int) {
 	return int(n), int(w)
 }
 
-// save begins a checkpoint. The training goes on while it is written. It goes on without one that has failed, too, unless none
-// has worked yet: then the directory will not do.
+// save begins a checkpoint. The training goes on while it is written. It goes on without one that
+// has failed, too, unless none has worked yet: then the directory will not do.
 func (t *trainer) save(ctx context.Context) error {
 	if t.settle(ctx); t.saves.err != nil && !t.saves.works {
 		return t.saves.err
@@ -183,7 +185,8 @@ func (t *trainer) settle(ctx context.Context) {
 	}
 	saving := s.under
 	s.under = nil
-	// If ctx ends because of another rank, this one should still hear how the save ended. A failed group ends it.
+	// If ctx ends because of another rank, this one should still hear how the save ended. A failed
+	// group ends it.
 	if s.err = saving.Wait(context.WithoutCancel(ctx)); s.err != nil {
 		t.screen.Printf("step %d  not saved: %v\n", s.step, s.err)
 		return
@@ -210,7 +213,8 @@ func (t *trainer) saveLast(ctx context.Context) error {
 	return t.saves.err
 }
 
-// importWeights gives the model the weights of a file. With GPT-2's names all but the head's may have a prefix.
+// importWeights gives the model the weights of a file. With GPT-2's names all but the head's may
+// have a prefix.
 func (t *trainer) importWeights(ctx context.Context) error {
 	err := t.model.Import(ctx, t.importFrom, nn.FromGPT2("")...)
 	var state *fsdp.StateError

@@ -23,14 +23,15 @@ import (
 	"github.com/gofsdp/gofsdp/fsdp/nn"
 )
 
-// savingJob returns a function that makes the flags of a job of twelve steps, all of which are logged, and more flags. The text
-// is the same for all.
+// savingJob returns a function that makes the flags of a job of twelve steps, all of which are
+// logged, and more flags. The text is the same for all.
 func savingJob(t *testing.T) func(more ...string) []string {
 	job := smallJob(t, "-check=false", "-steps", "12", "-batch", "6", "-eval-every", "4", "-save-every", "5", "-sample-bytes", "0")
 	return func(more ...string) []string { return slices.Concat(job, more) }
 }
 
-// losses returns what the output of a run says of each step: "7/12" for the smoothed loss, "8  validation" for the other.
+// losses returns what the output of a run says of each step: "7/12" for the smoothed loss, "8
+// validation" for the other.
 func losses(t *testing.T, out string) map[string]float64 {
 	all := make(map[string]float64)
 	for _, m := range regexp.MustCompile(`(?m)^step +(\d+/\d+|\d+  validation)  ?loss (\S+)`).FindAllStringSubmatch(out, -1) {
@@ -60,7 +61,8 @@ func checkpoints(t *testing.T, dir string) (steps []string) {
 	return steps
 }
 
-// TestResume compares a run that was interrupted and goes on with one that was not: to the last bit.
+// TestResume compares a run that was interrupted and goes on with one that was not: to the last
+// bit.
 func TestResume(t *testing.T) {
 	job, dir := savingJob(t), t.TempDir()
 	whole := output(t, job("-dropout", "0.1", "-save", filepath.Join(dir, "whole")))
@@ -150,8 +152,8 @@ func TestResumeByTime(t *testing.T) {
 	require.Regexp(t, `step +2/~20  .* left (9h00m|8h59m)`, out.String())
 }
 
-// TestFailedSave spoils the directory in the middle of a run. The run goes on if it has saved before, and ends with an error in
-// any case.
+// TestFailedSave spoils the directory in the middle of a run. The run goes on if it has saved
+// before, and ends with an error in any case.
 func TestFailedSave(t *testing.T) {
 	for _, c := range []struct {
 		spoilt, fails, last string

@@ -14,8 +14,8 @@ import (
 // clip is the L2 norm that gradients are scaled down to.
 const clip = 1.0
 
-// trainer is one rank's part of a training. Every rank runs the same code; what differs is its rows of each batch, and that
-// only the screen of rank 0 is seen.
+// trainer is one rank's part of a training. Every rank runs the same code; what differs is its rows
+// of each batch, and that only the screen of rank 0 is seen.
 type trainer struct {
 	config
 	data   *corpus
@@ -32,8 +32,8 @@ type trainer struct {
 	saves   saves
 }
 
-// train trains, evaluates and samples as one of c.ranks ranks. When interrupt ends on any rank, all of them stop training
-// after the same step.
+// train trains, evaluates and samples as one of c.ranks ranks. When interrupt ends on any rank, all
+// of them stop training after the same step.
 func train(ctx, interrupt context.Context, c config, data *corpus, g comm.Group, screen *display.Screen) error {
 	t, err := newTrainer(ctx, c, data, g, screen)
 	if err != nil {
@@ -67,7 +67,8 @@ func newTrainer(ctx context.Context, c config, data *corpus, g comm.Group, scree
 	return t, nil
 }
 
-// run prints the plan, then trains until the run is over or interrupted, and saves what it has come to.
+// run prints the plan, then trains until the run is over or interrupted, and saves what it has come
+// to.
 func (t *trainer) run(ctx, interrupt context.Context) error {
 	if err := t.printPlan(); err != nil {
 		return err
@@ -114,13 +115,15 @@ func (t *trainer) pause(ctx context.Context, before, done float64) error {
 	return nil
 }
 
-// step makes one update on the next global batch and returns the loss of this rank's rows before it.
+// step makes one update on the next global batch and returns the loss of this rank's rows before
+// it.
 func (t *trainer) step(ctx context.Context, lr float64) (loss float64, err error) {
 	batch := t.data.batch(t.seed, t.opt.Steps(), t.lo, t.hi, t.context) // tokens and targets [rows, context]
 	if loss, err = t.model.Forward(ctx, batch...); err != nil {
 		return 0, err
 	}
-	// Gradients are averaged over the ranks; the scale makes that the mean over rows when some ranks have one more.
+	// Gradients are averaged over the ranks; the scale makes that the mean over rows when some ranks
+	// have one more.
 	if err := t.model.Backward(ctx, fsdp.Scale(t.weight*float64(t.ranks))); err != nil {
 		return 0, err
 	}
@@ -142,8 +145,8 @@ type moment struct {
 	interrupted bool // any rank was
 }
 
-// agree combines what each rank knows, so that all take the same way from here: one that stopped alone, or stepped with
-// another learning rate, would spoil the run of all.
+// agree combines what each rank knows, so that all take the same way from here: one that stopped
+// alone, or stepped with another learning rate, would spoil the run of all.
 func (t *trainer) agree(ctx context.Context, loss float64, interrupted bool) (moment, error) {
 	mean := []float64{loss * t.weight}
 	most := []float64{time.Since(t.begin).Seconds(), float64(t.model.Memory().Peak), 0}
@@ -183,8 +186,8 @@ func (t *trainer) validate(ctx context.Context) error {
 	return nil
 }
 
-// evaluate returns the mean loss over every byte of the evaluation's windows, in nats, without dropout. The ranks share the
-// windows out as they do those of a training batch.
+// evaluate returns the mean loss over every byte of the evaluation's windows, in nats, without
+// dropout. The ranks share the windows out as they do those of a training batch.
 func (t *trainer) evaluate(ctx context.Context) (float64, error) {
 	var sum float64
 	tokens := t.batch * t.context
@@ -204,7 +207,8 @@ func (t *trainer) evaluate(ctx context.Context) (float64, error) {
 	return mean[0], err
 }
 
-// finish evaluates once more, prints the curve and the summary, exports the weights and prints a sample.
+// finish evaluates once more, prints the curve and the summary, exports the weights and prints a
+// sample.
 func (t *trainer) finish(ctx context.Context) error {
 	took := time.Since(t.begin)
 	if err := t.validate(ctx); err != nil {

@@ -16,7 +16,8 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// TestRun adapts a model that has hardly learned anything; run itself checks that what is frozen stays.
+// TestRun adapts a model that has hardly learned anything; run itself checks that what is frozen
+// stays.
 func TestRun(t *testing.T) {
 	code, prose, err := text.Load()
 	require.NoError(t, err)

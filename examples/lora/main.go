@@ -1,8 +1,9 @@
-// Lora adapts a pretrained language model to another text by low-rank adapters (Hu et al., 2021, arXiv:2106.09685), with the
-// model itself frozen. A small GPT, sharded over two ranks, first learns Go code; it stands for weights that one would load.
-// Then adapters learn the English of the code's comments. What is frozen is still cut over the ranks and gathered, but has no
-// gradient, no optimizer state and no reduction, and does not change by a bit. At this size a step's memory is mostly
-// activations, which freezing hardly changes.
+// Lora adapts a pretrained language model to another text by low-rank adapters (Hu et al., 2021,
+// arXiv:2106.09685), with the model itself frozen. A small GPT, sharded over two ranks, first
+// learns Go code; it stands for weights that one would load. Then adapters learn the English of the
+// code's comments. What is frozen is still cut over the ranks and gathered, but has no gradient, no
+// optimizer state and no reduction, and does not change by a bit. At this size a step's memory is
+// mostly activations, which freezing hardly changes.
 //
 //	$ go run ./examples/lora
 //	pretraining on code
@@ -106,7 +107,8 @@ type training struct {
 	lr    float64 // highest learning rate
 }
 
-// stage shards a model, gives it weights, which only rank 0 needs to have, trains it and returns its weights.
+// stage shards a model, gives it weights, which only rank 0 needs to have, trains it and returns
+// its weights.
 func (r *rank) stage(ctx context.Context, title string, model fsdp.Model, frozen func(string) bool, from map[string]*tensor.Dense, t training) (map[string]*tensor.Dense, error) {
 	m, err := fsdp.WrapContext(ctx, model, fsdp.Config{Group: r.group, Wrap: fsdp.WrapType[*nn.Block](), Frozen: frozen, Seed: 1})
 	if err != nil {

@@ -1,7 +1,8 @@
-// Moe trains a language model with experts for domains of text (DEMix: Gururangan et al., 2021, arXiv:2108.05036), its
-// feed-forward layers. Ranks 0 and 1 learn from Go code, 2 and 3 from the English of its comments. All share the trunk, which
-// is cut over the four; the experts of a domain are cut over its two ranks, a process group that Config.GroupOf names.
-// Which experts a token meets depends on the rank it is on, so no token travels.
+// Moe trains a language model with experts for domains of text (DEMix: Gururangan et al., 2021,
+// arXiv:2108.05036), its feed-forward layers. Ranks 0 and 1 learn from Go code, 2 and 3 from the
+// English of its comments. All share the trunk, which is cut over the four; the experts of a domain
+// are cut over its two ranks, a process group that Config.GroupOf names. Which experts a token
+// meets depends on the rank it is on, so no token travels.
 //
 //	$ go run ./examples/moe
 //	nats per byte     on code  on prose

@@ -1,10 +1,10 @@
-// Offload shows where the memory of a training is, with and without files: what the plan says, what the system says, and what
-// it costs. It trains a small GPT on one rank, four times.
+// Offload shows where the memory of a training is, with and without files: what the plan says, what
+// the system says, and what it costs. It trains a small GPT on one rank, four times.
 //
 //	go run ./examples/offload -dir /scratch
 //
-// The directory should be on a disk: one of tmpfs is RAM. With enough RAM for everything, two processors and a disk that reads
-// half a gigabyte a second:
+// The directory should be on a disk: one of tmpfs is RAM. With enough RAM for everything, two
+// processors and a disk that reads half a gigabyte a second:
 //
 //	MB                                     planned                resident
 //	                                RAM      files    anonymous      files    ms/step      loss
@@ -13,8 +13,9 @@
 //	state in files                 94.7      230.7        109.7      241.7        269  2.375505
 //	and activations                38.7      293.8         54.4      304.8        275  2.375505
 //
-// What is resident in files is what the system has room for. It may drop all of it, and only the rest has to fit in RAM: the
-// plan says how much that is, to which the process itself adds some 15 MB.
+// What is resident in files is what the system has room for. It may drop all of it, and only the
+// rest has to fit in RAM: the plan says how much that is, to which the process itself adds some 15
+// MB.
 package main
 
 import (
@@ -138,8 +139,8 @@ func batch(model *nn.GPT, rows int) []fsdp.Tensor {
 	}
 }
 
-// resident returns the bytes of this process that are in RAM: those that nothing but RAM holds, and those that are also in a
-// file and may be dropped. It returns -1 where the system does not say.
+// resident returns the bytes of this process that are in RAM: those that nothing but RAM holds, and
+// those that are also in a file and may be dropped. It returns -1 where the system does not say.
 func resident() (anonymous, files int) {
 	status, err := os.ReadFile("/proc/self/status")
 	if err != nil {

@@ -16,7 +16,8 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// Every configuration learns the same, the plan of each needs less RAM than that of the one before, and nothing is left behind.
+// Every configuration learns the same, the plan of each needs less RAM than that of the one before,
+// and nothing is left behind.
 func TestRun(t *testing.T) {
 	dir := t.TempDir()
 	var out strings.Builder

@@ -9,8 +9,9 @@ import (
 	"github.com/gofsdp/gofsdp/fsdp"
 )
 
-// generate spells numbers, a letter in each pass of the decoder. Ranks have different numbers of them, the outer loop, and
-// their words different numbers of letters, the inner one, after which all ranks encode their next numbers together.
+// generate spells numbers, a letter in each pass of the decoder. Ranks have different numbers of
+// them, the outer loop, and their words different numbers of letters, the inner one, after which
+// all ranks encode their next numbers together.
 func (r *rank) generate(ctx context.Context, mine []int) error {
 	var said string
 	for batch, err := range r.batches(ctx, prompts(mine)) {

@@ -1,10 +1,11 @@
-// Uneven trains, validates and generates on ranks that have different numbers of batches, some of them none. A small encoder
-// and decoder, sharded over four ranks, learns to spell numbers: 373 is three hundred seventy three. The first rank has the
-// most numbers to train on and the fewest to validate. In generation the ranks have different numbers of prompts, and the
-// answers to them different lengths.
+// Uneven trains, validates and generates on ranks that have different numbers of batches, some of
+// them none. A small encoder and decoder, sharded over four ranks, learns to spell numbers: 373 is
+// three hundred seventy three. The first rank has the most numbers to train on and the fewest to
+// validate. In generation the ranks have different numbers of prompts, and the answers to them
+// different lengths.
 //
-// Columns are passes, where t is forward and backward, v an evaluation, e the encoder and d one step of the decoder. A rank
-// either has a batch, █, or takes part without computing, ░:
+// Columns are passes, where t is forward and backward, v an evaluation, e the encoder and d one
+// step of the decoder. A rank either has a batch, █, or takes part without computing, ░:
 //
 //	$ go run ./examples/uneven
 //	epoch 1: 3.805 nats per letter in training, 2.100 in validation
@@ -28,8 +29,9 @@
 //	  rank 2  ░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░  0 with a batch, 55 without
 //	  rank 3  █████████████████████░░░░░░░███████████████████████░░░░  44 with a batch, 11 without
 //
-// A plain loop in place of Join ends early where there is less data, and the ranks part. What would be a hang, or layers of one
-// pass mixed with those of another, is an error on all ranks, of which one is printed:
+// A plain loop in place of Join ends early where there is less data, and the ranks part. What would
+// be a hang, or layers of one pass mixed with those of another, is an error on all ranks, of which
+// one is printed:
 //
 //	$ go run ./examples/uneven -join=false
 //	rank 3: fsdp: rank 3: Eval: ranks disagree: rank 3 runs Eval number 19 by schedule d4799d3bffa03a05, rank 0 runs Forward number 19 by schedule b7cd7b7f108b44ca

@@ -7,8 +7,8 @@ import (
 	"github.com/gofsdp/gofsdp/fsdp/nn"
 )
 
-// speller is an encoder and a decoder of bytes. Every position of the decoder sees the encoder's state at its own position
-// and those before, where the digits are.
+// speller is an encoder and a decoder of bytes. Every position of the decoder sees the encoder's
+// state at its own position and those before, where the digits are.
 type speller struct{ layers, dim, heads int }
 
 // Inputs names the tensors of a batch: ints [B, length].
@@ -19,8 +19,8 @@ func (m *speller) Forward(t *fsdp.Tape, in ...fsdp.Ref) ([]fsdp.Ref, error) {
 	return []fsdp.Ref{m.decode(t, m.encode(t, in[0]), in[1], in[2])}, nil
 }
 
-// Programs returns the ways through the model that generation takes: encode maps digits to states [B, length, dim], decode
-// maps those and the words so far to logits [B, length, vocab].
+// Programs returns the ways through the model that generation takes: encode maps digits to states
+// [B, length, dim], decode maps those and the words so far to logits [B, length, vocab].
 func (m *speller) Programs() map[string]fsdp.Program {
 	return map[string]fsdp.Program{
 		"encode": func(t *fsdp.Tape, in ...fsdp.Ref) ([]fsdp.Ref, error) {

@@ -32,8 +32,8 @@ func (t *timeline) see(e fsdp.Event) {
 	}
 }
 
-// draw prints the passes of all ranks since the last time, a row for each rank, and who had a batch how often. All ranks call
-// it; what is written on one is of all.
+// draw prints the passes of all ranks since the last time, a row for each rank, and who had a batch
+// how often. All ranks call it; what is written on one is of all.
 func (t *timeline) draw(ctx context.Context, g comm.Group, w io.Writer) error {
 	const width = 64
 	ranks, err := comm.GatherBytes(ctx, g, t.active)

@@ -11,7 +11,8 @@ import (
 	"github.com/gofsdp/gofsdp/optim"
 )
 
-// train goes through each rank's share of the numbers some times, and after each through its share of those held out.
+// train goes through each rank's share of the numbers some times, and after each through its share
+// of those held out.
 func (r *rank) train(ctx context.Context, heldOut, numbers []int, epochs int) error {
 	opt, err := optim.AdamW{Rules: []optim.Rule{optim.NoDecay()}}.New(r.model.Shards())
 	if err != nil {
@@ -48,7 +49,8 @@ func (r *rank) train(ctx context.Context, heldOut, numbers []int, epochs int) er
 	return nil
 }
 
-// step trains on a batch, which may be none, and returns its loss. The more letters a rank has, the more its gradients count.
+// step trains on a batch, which may be none, and returns its loss. The more letters a rank has, the
+// more its gradients count.
 func (r *rank) step(ctx context.Context, opt optim.Optimizer, lr float64, batch []fsdp.Tensor) (loss float64, err error) {
 	if loss, err = r.model.Forward(ctx, batch...); err != nil {
 		return 0, err
@@ -84,7 +86,8 @@ func (r *rank) validate(ctx context.Context, mine []int) (loss mean, err error) 
 	return loss, nil
 }
 
-// mean is a mean over letters. Ranks add up what they have, for a mean of their means would count letters unequally.
+// mean is a mean over letters. Ranks add up what they have, for a mean of their means would count
+// letters unequally.
 type mean struct{ sum, n float64 }
 
 func (m *mean) add(loss, letters float64) { m.sum, m.n = m.sum+loss*letters, m.n+letters }

@@ -118,7 +118,8 @@ const smallMeta = `{"seed":5,"forwards":40,"optimizer_steps":20,"extra":{"data":
 	`"history":[3.3012,3.1127,2.9855,2.8713,2.7702,2.6911,2.6105,2.5498,2.4883]},"rank_extra":[{"position":0},{"position":9},{}],` +
 	`"buffers":["norm.mean"],"config":["Config.Seed 5"]}`
 
-// small is the state of a training on 3 ranks: a weight, a buffer, an expert of two groups, and the state of an optimizer.
+// small is the state of a training on 3 ranks: a weight, a buffer, an expert of two groups, and the
+// state of an optimizer.
 func small() []checkpoint.Part {
 	list := []checkpoint.Part{
 		part("w", "", checkpoint.Shared, safetensors.F32, 0, 1, 4, 5),
@@ -329,7 +330,8 @@ func contents(t require.TestingT, fsys checkpoint.FS, path string) []byte {
 	return all
 }
 
-// dataOf returns the bytes of a file by name of tensor, as an independent reader of the format finds them, and the metadata.
+// dataOf returns the bytes of a file by name of tensor, as an independent reader of the format
+// finds them, and the metadata.
 func dataOf(t require.TestingT, fsys checkpoint.FS, path string) (data map[string][]byte, types map[string]string, metadata map[string]string) {
 	all := contents(t, fsys, path)
 	n := 8 + binary.LittleEndian.Uint64(all)
@@ -426,7 +428,8 @@ func TestReshardAny(t *testing.T) {
 	})
 }
 
-// requireSame requires that two checkpoints have the same contents, and the second n files of about the same size.
+// requireSame requires that two checkpoints have the same contents, and the second n files of about
+// the same size.
 func requireSame(t require.TestingT, fsys checkpoint.FS, old, new string, n int) {
 	was, err := checkpoint.OpenReader(fsys, old)
 	require.NoError(t, err)
@@ -456,7 +459,8 @@ func requireSame(t require.TestingT, fsys checkpoint.FS, old, new string, n int)
 	require.NoError(t, errors.Join(was.Close(), is.Close()))
 }
 
-// TestReshardInPlace writes into the directory that it reads from: the new checkpoint is the latest then, and the old one stays.
+// TestReshardInPlace writes into the directory that it reads from: the new checkpoint is the latest
+// then, and the old one stays.
 func TestReshardInPlace(t *testing.T) {
 	fsys := crashfs.New()
 	old := save(t, fsys, "ckpt", 20, smallMeta, scatter(small(), 3))
@@ -472,7 +476,8 @@ var writing = map[string][]string{
 	"reshard": {"reshard", "ckpt", "new", "-ranks", "2"},
 }
 
-// requireNothing requires that a command which has failed left nothing behind, and what was there as it was.
+// requireNothing requires that a command which has failed left nothing behind, and what was there
+// as it was.
 func requireNothing(t *testing.T, fsys checkpoint.FS) {
 	require.Equal(t, "old", string(contents(t, fsys, "out.safetensors")))
 	top, err := fsys.ReadDir(".")
@@ -500,8 +505,8 @@ func before(t *testing.T) *crashfs.FS {
 	return fsys
 }
 
-// interrupted runs a command line with a file system that calls at before its k-th operation. If at returns an error, that
-// ends the context, otherwise the operation fails.
+// interrupted runs a command line with a file system that calls at before its k-th operation. If at
+// returns an error, that ends the context, otherwise the operation fails.
 func interrupted(t *testing.T, args []string, k int, at func() error) (fsys *crashfs.FS, status int, out, msg string, reached bool) {
 	ctx, cancel := context.WithCancelCause(context.Background())
 	t.Cleanup(func() { cancel(nil) })
@@ -548,8 +553,8 @@ func TestFailure(t *testing.T) {
 	}
 }
 
-// TestPowerFailure has the machine fail before every operation in turn, and after the last. There is what was there before, or
-// all of the new; and the new, once the command has succeeded.
+// TestPowerFailure has the machine fail before every operation in turn, and after the last. There
+// is what was there before, or all of the new; and the new, once the command has succeeded.
 func TestPowerFailure(t *testing.T) {
 	for name, args := range writing {
 		t.Run(name, func(t *testing.T) {
@@ -724,7 +729,8 @@ func TestLocked(t *testing.T) {
 	require.NoError(t, store.Close())
 }
 
-// TestBuffers requires that only what ranks have of their own, and the model calls a buffer, is one.
+// TestBuffers requires that only what ranks have of their own, and the model calls a buffer, is
+// one.
 func TestBuffers(t *testing.T) {
 	a, err := readAbout(&checkpoint.Manifest{Meta: map[string]json.RawMessage{"buffers": json.RawMessage(`["a"]`)}})
 	require.NoError(t, err)

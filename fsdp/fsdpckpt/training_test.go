@@ -127,8 +127,8 @@ func state(t *testing.T, ctx context.Context, s *fsdp.Sharded, opt optim.Optimiz
 	return all
 }
 
-// TestTrainedGPT trains on 3 ranks and saves. What merge makes of that is what FullState and Export make of the model; what
-// reshard makes of it loads on other numbers of ranks as the original does.
+// TestTrainedGPT trains on 3 ranks and saves. What merge makes of that is what FullState and Export
+// make of the model; what reshard makes of it loads on other numbers of ranks as the original does.
 func TestTrainedGPT(t *testing.T) {
 	dir := t.TempDir()
 	ckpt, exported := filepath.Join(dir, "ckpt"), filepath.Join(dir, "exported.safetensors")
@@ -187,8 +187,8 @@ func TestTrainedGPT(t *testing.T) {
 	})
 }
 
-// TestTrainedExperts has what ranks have of their own: buffers, of which merge takes rank 0's, and experts, of which it takes
-// all. Reshard keeps everything.
+// TestTrainedExperts has what ranks have of their own: buffers, of which merge takes rank 0's, and
+// experts, of which it takes all. Reshard keeps everything.
 func TestTrainedExperts(t *testing.T) {
 	dir := t.TempDir()
 	ckpt, exported, again := filepath.Join(dir, "ckpt"), filepath.Join(dir, "exported.safetensors"), filepath.Join(dir, "again")

@@ -27,7 +27,8 @@ import (
 	"github.com/gofsdp/gofsdp/internal/launch"
 )
 
-// The test binary is also the program that is launched, and the launcher where that has to be a process of its own.
+// The test binary is also the program that is launched, and the launcher where that has to be a
+// process of its own.
 const (
 	scriptVariable   = "FSDPRUN_TEST_SCRIPT"
 	launcherVariable = "FSDPRUN_TEST_LAUNCHER"
@@ -151,7 +152,8 @@ func untilSignal() int {
 	return int(s.(syscall.Signal))
 }
 
-// leaveChild starts a child, in a session of its own or not, and returns once that holds both FIFOs.
+// leaveChild starts a child, in a session of its own or not, and returns once that holds both
+// FIFOs.
 func leaveChild(session bool) int {
 	child := exec.Command(os.Args[0], os.Args[1:]...)
 	child.Env = append(os.Environ(), scriptVariable+"=grandchild")
@@ -458,7 +460,8 @@ func fifo(t *testing.T, dir, name string) string {
 	return path
 }
 
-// TestGrandchildrenEndWithTheirRank checks that a process which a rank leaves behind ends, and holds nothing up.
+// TestGrandchildrenEndWithTheirRank checks that a process which a rank leaves behind ends, and
+// holds nothing up.
 func TestGrandchildrenEndWithTheirRank(t *testing.T) {
 	dir := t.TempDir()
 	mine, ranks := fifo(t, dir, "test"), fifo(t, dir, "rank")
@@ -472,7 +475,8 @@ func TestGrandchildrenEndWithTheirRank(t *testing.T) {
 	require.Zero(t, <-r.status, &r.err)
 }
 
-// TestEscapedProcessHoldsNothingUp checks that fsdprun ends although a process outside of its reach holds its pipes.
+// TestEscapedProcessHoldsNothingUp checks that fsdprun ends although a process outside of its reach
+// holds its pipes.
 func TestEscapedProcessHoldsNothingUp(t *testing.T) {
 	dir := t.TempDir()
 	mine, ranks := fifo(t, dir, "test"), fifo(t, dir, "rank")
@@ -528,7 +532,8 @@ func TestRealSignal(t *testing.T) {
 	require.Equal(t, 15, cmd.ProcessState.ExitCode())
 }
 
-// process starts a launcher as a process, and returns its lines of standard output until that is closed.
+// process starts a launcher as a process, and returns its lines of standard output until that is
+// closed.
 func process(t *testing.T, script string, args ...string) (*exec.Cmd, <-chan string) {
 	cmd := exec.Command(os.Args[0], args...)
 	cmd.Env = append(os.Environ(), launcherVariable+"=1", scriptVariable+"="+script)

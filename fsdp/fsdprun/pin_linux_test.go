@@ -39,7 +39,8 @@ func TestPin(t *testing.T) {
 	require.Equal(t, before, after)
 }
 
-// TestThreadIsNobodyElses occupies many threads, none of which may be the one that starts ranks: it has cores of its own.
+// TestThreadIsNobodyElses occupies many threads, none of which may be the one that starts ranks: it
+// has cores of its own.
 func TestThreadIsNobodyElses(t *testing.T) {
 	th := newThread()
 	defer th.close()

@@ -57,7 +57,8 @@ func tensors(t *testing.T, path string) map[string]string {
 	return all
 }
 
-// TestGPT2 compares logits with those that numpy has computed from the same file, and writes the file back.
+// TestGPT2 compares logits with those that numpy has computed from the same file, and writes the
+// file back.
 func TestGPT2(t *testing.T) {
 	var golden struct {
 		Tokens []int
@@ -112,7 +113,8 @@ func TestGPT2(t *testing.T) {
 	onRanks(t, 2, gpt2(), fsdp.Float64, func(ctx context.Context, s *fsdp.Sharded) error { return imported(ctx, s, 1e-12) })
 }
 
-// TestGPT2Prefix puts a prefix before every name but that of a head of its own, and reads such a file back.
+// TestGPT2Prefix puts a prefix before every name but that of a head of its own, and reads such a
+// file back.
 func TestGPT2Prefix(t *testing.T) {
 	const prefix = "transformer."
 	m := gpt2()
@@ -150,7 +152,8 @@ func TestGPT2Prefix(t *testing.T) {
 	}, slices.Sorted(maps.Keys(tensors(t, path))))
 }
 
-// TestGPT2Errors names what a file lacks, has too much of, or has in other shapes, by its names there.
+// TestGPT2Errors names what a file lacks, has too much of, or has in other shapes, by its names
+// there.
 func TestGPT2Errors(t *testing.T) {
 	fails := func(m *nn.GPT, opts []fsdp.StateOption) *fsdp.StateError {
 		var state *fsdp.StateError

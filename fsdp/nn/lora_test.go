@@ -29,7 +29,8 @@ func TestLoRA(t *testing.T) {
 	}
 }
 
-// TestLoRAInitialValues starts the adapter at nothing, and its first matrix so that x·aᵀ has the size of x.
+// TestLoRAInitialValues starts the adapter at nothing, and its first matrix so that x·aᵀ has the
+// size of x.
 func TestLoRAInitialValues(t *testing.T) {
 	s, err := fsdp.Wrap(calling(&nn.Linear{In: 100, Out: 50, LoRA: nn.LoRA{Rank: 40}}, 1), fsdp.Config{Precision: fsdp.Precision{Compute: fsdp.Float64}})
 	require.NoError(t, err)
@@ -46,7 +47,8 @@ func gpt(l nn.LoRA) *nn.GPT {
 // notAdapter freezes all but the adapters.
 func notAdapter(name string) bool { return !nn.IsAdapter(name) }
 
-// adapted returns a GPT with frozen weights, which base has, and adapters that have been trained for some steps.
+// adapted returns a GPT with frozen weights, which base has, and adapters that have been trained
+// for some steps.
 func adapted(t *testing.T, base map[string]*tensor.Dense, l nn.LoRA, batch []fsdp.Tensor) *fsdp.Sharded {
 	s, err := fsdp.Wrap(gpt(l), fsdp.Config{
 		Precision: fsdp.Precision{Compute: fsdp.Float64}, Wrap: fsdp.WrapType[*nn.Block](), Frozen: notAdapter, Poison: true,
@@ -65,8 +67,9 @@ func adapted(t *testing.T, base map[string]*tensor.Dense, l nn.LoRA, batch []fsd
 	return s
 }
 
-// TestLoRAOfGPT takes the weights of a plain GPT, starts out computing the same bits, and trains the adapters alone. Merged
-// into the weights they make a plain GPT that computes what the adapted one does.
+// TestLoRAOfGPT takes the weights of a plain GPT, starts out computing the same bits, and trains
+// the adapters alone. Merged into the weights they make a plain GPT that computes what the adapted
+// one does.
 func TestLoRAOfGPT(t *testing.T) {
 	lora := nn.LoRA{Rank: 3, Alpha: 4}
 	batch := []fsdp.Tensor{ints([]int{2, 4}, 0, 1, 2, 3, 4, 5, 6, 0), ints([]int{2, 4}, 1, 2, 3, 4, 5, 6, 0, 1)}
@@ -109,8 +112,8 @@ func TestLoRAOfGPT(t *testing.T) {
 	require.InDeltaSlice(t, want, eval(t, plain, batch...), 1e-12)
 }
 
-// TestLoRAMemory keeps no more for backward than the layers without adapters do, but for the narrow product in the middle,
-// and neither gradients nor optimizer state of what is frozen.
+// TestLoRAMemory keeps no more for backward than the layers without adapters do, but for the narrow
+// product in the middle, and neither gradients nor optimizer state of what is frozen.
 func TestLoRAMemory(t *testing.T) {
 	tokens := ints([]int{64, 4}, make([]int, 256)...)
 	plan := func(m *nn.GPT, frozen func(string) bool) *fsdp.Plan {

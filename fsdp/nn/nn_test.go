@@ -30,8 +30,8 @@ func calling(m fsdp.Module, n int) model {
 	return func(t *fsdp.Tape, in []fsdp.Ref) fsdp.Ref { return t.Call("m", m, in[:n]...) }
 }
 
-// wrap wraps a model in float64 and gives every parameter values that are a function of its name without the prefix "m.",
-// so that models with equal parameter names have equal values.
+// wrap wraps a model in float64 and gives every parameter values that are a function of its name
+// without the prefix "m.", so that models with equal parameter names have equal values.
 func wrap(t *testing.T, m fsdp.Model) *fsdp.Sharded {
 	s, err := fsdp.Wrap(m, fsdp.Config{Precision: fsdp.Precision{Compute: fsdp.Float64}, Poison: true})
 	require.NoError(t, err)
@@ -84,8 +84,8 @@ func names(params []fsdp.Param) (list []string) {
 	return list
 }
 
-// TestParams pins names, shapes and order of the parameters of every module: they define the flat layout and the names in
-// checkpoints.
+// TestParams pins names, shapes and order of the parameters of every module: they define the flat
+// layout and the names in checkpoints.
 func TestParams(t *testing.T) {
 	block := []string{
 		"ln1.weight[8]", "ln1.bias[8]", "qkv.weight[24 8]", "qkv.bias[24]", "proj.weight[8 8]", "proj.bias[8]",

@@ -14,7 +14,8 @@ import (
 	"github.com/gofsdp/gofsdp/optim"
 )
 
-// checkGradients compares the gradient of every parameter that has one with central differences of the loss in training.
+// checkGradients compares the gradient of every parameter that has one with central differences of
+// the loss in training.
 func checkGradients(t *testing.T, s *fsdp.Sharded, batch ...fsdp.Tensor) {
 	t.Helper()
 	s.ZeroGrad()
@@ -106,8 +107,8 @@ func moved(old, new []float64, share float64) []float64 {
 	return out
 }
 
-// TestBatchNormTraining normalises with the batch's own statistics and moves the running ones, once in each training
-// forward and never in backward or evaluation, whatever is kept for backward.
+// TestBatchNormTraining normalises with the batch's own statistics and moves the running ones, once
+// in each training forward and never in backward or evaluation, whatever is kept for backward.
 func TestBatchNormTraining(t *testing.T) {
 	all := func(calls []fsdp.CallInfo) []string {
 		names := make([]string, len(calls))
@@ -165,7 +166,8 @@ func TestBatchNormOfOneRow(t *testing.T) {
 	require.InDeltaSlice(t, []float64{0.9, 0.9, 0.9}, state(t, s, "norm.running_var"), 1e-12)
 }
 
-// TestBatchNormOnRanks keeps statistics of each rank's own batches until they are averaged; parameters stay equal.
+// TestBatchNormOnRanks keeps statistics of each rank's own batches until they are averaged;
+// parameters stay equal.
 func TestBatchNormOnRanks(t *testing.T) {
 	x := floats(4, 3)
 	var halves [2]*tensor.Dense

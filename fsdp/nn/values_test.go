@@ -74,7 +74,8 @@ func TestRMSNorm(t *testing.T) {
 	require.InDeltaSlice(t, []float64{2 * 3 / rms, 3 * 4 / rms}, eval(t, s, x), 1e-12)
 }
 
-// TestMaskedAttention equals attention without a mask if nothing is hidden, and attention on fewer tokens if the last are.
+// TestMaskedAttention equals attention without a mask if nothing is hidden, and attention on fewer
+// tokens if the last are.
 func TestMaskedAttention(t *testing.T) {
 	masked := wrap(t, calling(&nn.Attention{Dim: 4, Heads: 2, Masked: true}, 2))
 	plain := wrap(t, calling(&nn.Attention{Dim: 4, Heads: 2}, 1))
@@ -143,7 +144,8 @@ func spread(v []float64) (mean, std float64) {
 	return mean, math.Sqrt(std)
 }
 
-// TestInitialValues draws weights with the promised deviation and starts biases at zero and gains at one.
+// TestInitialValues draws weights with the promised deviation and starts biases at zero and gains
+// at one.
 func TestInitialValues(t *testing.T) {
 	const layers = 8
 	m := &nn.GPT{Vocab: 64, Context: 64, Layers: layers, Dim: 64, Heads: 2}
@@ -197,8 +199,8 @@ func (twice) Build(b *fsdp.Builder, in ...*gorgonia.Node) (gorgonia.Nodes, error
 	return gorgonia.Nodes{total}, err
 }
 
-// TestDropoutsOfAModuleDiffer: with independent masks a quarter of the elements passes both, scaled by 4; with the same
-// mask half of them would.
+// TestDropoutsOfAModuleDiffer: with independent masks a quarter of the elements passes both, scaled
+// by 4; with the same mask half of them would.
 func TestDropoutsOfAModuleDiffer(t *testing.T) {
 	const n = 10_000
 	x := floats(1, n)

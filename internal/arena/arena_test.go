@@ -138,7 +138,8 @@ func TestCountsMatchWhatIsLive(t *testing.T) {
 	})
 }
 
-// TestSourcesAreKeptApart: a class comes from the source that is meant for it, and no block changes sides.
+// TestSourcesAreKeptApart: a class comes from the source that is meant for it, and no block changes
+// sides.
 func TestSourcesAreKeptApart(t *testing.T) {
 	collective, shard, spill := newTestSource(), newTestSource(), newTestSource()
 	for name, test := range map[string]struct {
@@ -229,7 +230,8 @@ func TestClassNames(t *testing.T) {
 	require.Equal(t, "class(9)", Class(9).String())
 }
 
-// TestPhasesAgeApart: a long evaluation leaves the blocks of the training alone, and its own go when it stops using them.
+// TestPhasesAgeApart: a long evaluation leaves the blocks of the training alone, and its own go
+// when it stops using them.
 func TestPhasesAgeApart(t *testing.T) {
 	a := New(Sources{})
 	a.Free(alloc(t, a, 1000, Saved))

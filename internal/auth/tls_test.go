@@ -82,8 +82,9 @@ func TestTLSIsNotDowngraded(t *testing.T) {
 	require.Error(t, r.err)
 }
 
-// TestChallengeIsBoundToTheChannel puts somebody between two sides whose own TLS configuration trusts anybody. He can
-// decrypt and pass on every byte, but not carry the proof from one session to the other.
+// TestChallengeIsBoundToTheChannel puts somebody between two sides whose own TLS configuration
+// trusts anybody. He can decrypt and pass on every byte, but not carry the proof from one session
+// to the other.
 func TestChallengeIsBoundToTheChannel(t *testing.T) {
 	sc, _, err := TLS(other)
 	require.NoError(t, err)
@@ -103,7 +104,8 @@ func TestChallengeIsBoundToTheChannel(t *testing.T) {
 	require.ErrorIs(t, r.err, ErrSecret)
 }
 
-// tap passes on what is said on c inside a TLS session of its own with the right side, and returns how that one ended.
+// tap passes on what is said on c inside a TLS session of its own with the right side, and returns
+// how that one ended.
 func tap(c net.Conn, cfg *tls.Config, right side) outcome {
 	_, o := between(func(d net.Conn) outcome {
 		pipe(c, tls.Client(d, cfg), func(_ bool, b []byte) ([]byte, bool) { return b, true })

@@ -12,8 +12,9 @@ import (
 	"github.com/gofsdp/gofsdp/internal/safetensors"
 )
 
-// BenchmarkFiles writes and reads a shard of 256 MiB, each time next to a plain file of the same bytes that is synced too, and
-// reports how many times as long it takes. Reads are of what the system still has in memory.
+// BenchmarkFiles writes and reads a shard of 256 MiB, each time next to a plain file of the same
+// bytes that is synced too, and reports how many times as long it takes. Reads are of what the
+// system still has in memory.
 func BenchmarkFiles(b *testing.B) {
 	const size = 256 << 20
 	dir := b.TempDir()

@@ -25,8 +25,8 @@ var errFull = errors.New("no space left on device")
 // disasters is how many outcomes of a power failure are looked at for each point of a save.
 const disasters = 16
 
-// requireWhole checks what a crash has left: the latest checkpoint is of one of the steps, where 0 stands for none, and whole,
-// and nothing that has the name of a checkpoint is torn.
+// requireWhole checks what a crash has left: the latest checkpoint is of one of the steps, where 0
+// stands for none, and whole, and nothing that has the name of a checkpoint is torn.
 func requireWhole(t require.TestingT, fsys checkpoint.FS, msg string, steps ...int) {
 	got, err := load(fsys, dir)
 	if errors.Is(err, checkpoint.ErrNone) {
@@ -45,7 +45,8 @@ func requireWhole(t require.TestingT, fsys checkpoint.FS, msg string, steps ...i
 	}
 }
 
-// twoSaves saves steps 1 and 2, of which the second replaces the first, and returns the last that has been committed.
+// twoSaves saves steps 1 and 2, of which the second replaces the first, and returns the last that
+// has been committed.
 func twoSaves(fsys checkpoint.FS) (committed int) {
 	for step := 1; step <= 2; step++ {
 		path, err := save(fsys, dir, step, 1)
@@ -59,8 +60,9 @@ func twoSaves(fsys checkpoint.FS) (committed int) {
 	return committed
 }
 
-// TestCrashAnywhere has the process die before every operation of two saves, and the machine with it or not. What was committed
-// is there, what comes next may be, and the next save works and leaves nothing but itself.
+// TestCrashAnywhere has the process die before every operation of two saves, and the machine with
+// it or not. What was committed is there, what comes next may be, and the next save works and
+// leaves nothing but itself.
 func TestCrashAnywhere(t *testing.T) {
 	whole := crashfs.New()
 	require.Equal(t, 2, twoSaves(whole))
@@ -84,7 +86,8 @@ func TestCrashAnywhere(t *testing.T) {
 	}
 }
 
-// TestCrashAgainAndAgain is a job that never gets far: it dies, goes on or loses power, and meets what all of that has left.
+// TestCrashAgainAndAgain is a job that never gets far: it dies, goes on or loses power, and meets
+// what all of that has left.
 func TestCrashAgainAndAgain(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		f := crashfs.New()
@@ -109,8 +112,9 @@ func TestCrashAgainAndAgain(t *testing.T) {
 	})
 }
 
-// TestFaultAnywhere has every operation of a save fail in every way, once or for good. The error says whether the new checkpoint
-// may be visible, names a path, and leaves the old one whole; when the fault is gone, so is every trace of it.
+// TestFaultAnywhere has every operation of a save fail in every way, once or for good. The error
+// says whether the new checkpoint may be visible, names a path, and leaves the old one whole; when
+// the fault is gone, so is every trace of it.
 func TestFaultAnywhere(t *testing.T) {
 	faults := map[string]crashfs.Fault{
 		"full":             {Err: errFull},

@@ -150,8 +150,8 @@ func TestDecodeText(t *testing.T) {
 	}
 }
 
-// FuzzDecode looks for bytes that make Decode panic, or that it takes for a manifest which Encode does not. The input is the
-// text inside its checksum, which no fuzzer would find.
+// FuzzDecode looks for bytes that make Decode panic, or that it takes for a manifest which Encode
+// does not. The input is the text inside its checksum, which no fuzzer would find.
 func FuzzDecode(f *testing.F) {
 	f.Add(must(compact(sample())), true)
 	f.Add(must(sample().Encode()), false)

@@ -78,7 +78,8 @@ func requireOwner(t *testing.T, err error, path string, pid int) {
 	require.NotContains(t, err.Error(), "\n")
 }
 
-// TestLockOfTheDead checks that the lock of another process holds until that process dies, however it does, and no longer.
+// TestLockOfTheDead checks that the lock of another process holds until that process dies, however
+// it does, and no longer.
 func TestLockOfTheDead(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "ckpt")
 	other := exec.Command(os.Args[0])

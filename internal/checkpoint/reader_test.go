@@ -50,7 +50,8 @@ func check(fsys FS, dir string) error {
 	return errors.Join(r.Verify(context.Background(), nil), r.Close())
 }
 
-// TestEveryByteIsChecked changes each byte of a checkpoint in turn, cuts and lengthens each of its files, and removes it.
+// TestEveryByteIsChecked changes each byte of a checkpoint in turn, cuts and lengthens each of its
+// files, and removes it.
 func TestEveryByteIsChecked(t *testing.T) {
 	fsys := newMemory()
 	smallCheckpoint(t, fsys, "c")
@@ -82,7 +83,8 @@ func TestEveryByteIsChecked(t *testing.T) {
 	require.NoError(t, check(fsys, "c"))
 }
 
-// TestOtherFiles puts files of the same size in each other's place: the other rank's, and that of a later save.
+// TestOtherFiles puts files of the same size in each other's place: the other rank's, and that of a
+// later save.
 func TestOtherFiles(t *testing.T) {
 	fsys := newMemory()
 	w := newWhole(rand.New(rand.NewPCG(3, 4)), Key{"w", "", Shared}, safetensors.F32, 8)
@@ -113,7 +115,8 @@ func bigCheckpoint(t *testing.T, fsys FS, n int) *whole {
 	return w
 }
 
-// TestDamageIsFoundWhereItIs flips a byte in a chunk: intervals in other chunks can be read, those in it cannot.
+// TestDamageIsFoundWhereItIs flips a byte in a chunk: intervals in other chunks can be read, those
+// in it cannot.
 func TestDamageIsFoundWhereItIs(t *testing.T) {
 	fsys := newMemory()
 	w := bigCheckpoint(t, fsys, 2)
@@ -167,7 +170,8 @@ func TestReadsWhatIsNeeded(t *testing.T) {
 	}
 }
 
-// TestReadRefuses has intervals that are none, names that are not there, and types that floats are not converted to.
+// TestReadRefuses has intervals that are none, names that are not there, and types that floats are
+// not converted to.
 func TestReadRefuses(t *testing.T) {
 	fsys := newMemory()
 	list := smallCheckpoint(t, fsys, "c")
@@ -214,7 +218,8 @@ func TestVerifyListsFaults(t *testing.T) {
 	require.ErrorContains(t, err, "and 20 more faults")
 }
 
-// TestHeadersAgree has headers that are valid by themselves, and tell another story than the manifest.
+// TestHeadersAgree has headers that are valid by themselves, and tell another story than the
+// manifest.
 func TestHeadersAgree(t *testing.T) {
 	for want, other := range map[string][]safetensors.Tensor{
 		"it has 2 pieces, the manifest 1": {{Name: "w[0:4]", DType: "F32", Shape: []int{3}}, {Name: "v", DType: "F32", Shape: []int{1}}},

@@ -323,7 +323,8 @@ func TestBigEndian(t *testing.T) {
 	require.ErrorContains(t, err, "little-endian")
 }
 
-// FuzzDecodeShard looks for bytes that make it panic, or that it takes for something that it cannot say again.
+// FuzzDecodeShard looks for bytes that make it panic, or that it takes for something that it cannot
+// say again.
 func FuzzDecodeShard(f *testing.F) {
 	w := newWhole(rand.New(rand.NewPCG(1, 2)), Key{"w", "exp_avg", 1}, safetensors.F32, 2, 3)
 	s := must(WriteShard(context.Background(), newMemory(), "a", []Part{w.part(0, 2), w.part(2, 6)}, nil))
@@ -345,7 +346,8 @@ func FuzzDecodeShard(f *testing.F) {
 	})
 }
 
-// TestWriteShardStreams writes the same parts from memory and in portions of any size: the files are equal.
+// TestWriteShardStreams writes the same parts from memory and in portions of any size: the files
+// are equal.
 func TestWriteShardStreams(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		var parts, streamed []Part

@@ -50,8 +50,8 @@ func write(fsys checkpoint.FS, in string, step int) (*checkpoint.Manifest, error
 	return &checkpoint.Manifest{Step: step, World: world, Files: files, Tensors: tensors}, err
 }
 
-// save does all of a save as a job does, from the lock on, and then keeps the last few. The path is not empty if Commit has
-// returned without an error.
+// save does all of a save as a job does, from the lock on, and then keeps the last few. The path is
+// not empty if Commit has returned without an error.
 func save(fsys checkpoint.FS, dir string, step, keep int) (path string, err error) {
 	s, err := checkpoint.Open(fsys, dir)
 	if err != nil {
@@ -250,7 +250,8 @@ func TestMisuse(t *testing.T) {
 	require.ErrorContains(t, err, "there is no number after")
 }
 
-// TestLeftovers checks that Begin removes what dead saves have left, and that what it cannot remove is in nobody's way.
+// TestLeftovers checks that Begin removes what dead saves have left, and that what it cannot remove
+// is in nobody's way.
 func TestLeftovers(t *testing.T) {
 	f := crashfs.New()
 	for _, base := range []string{"000004-step-1.tmp-0123abcd", "000007-step-9.tmp-0123abcd"} {
@@ -277,7 +278,8 @@ func TestLeftovers(t *testing.T) {
 	require.Regexp(t, `000008-step-10\.tmp-[0-9a-f]{8}$`, d.Dir())
 }
 
-// TestForeign checks that what has no name of ours is never touched, and that the number of a file with one is not used again.
+// TestForeign checks that what has no name of ours is never touched, and that the number of a file
+// with one is not used again.
 func TestForeign(t *testing.T) {
 	f := crashfs.New()
 	foreign := []string{
@@ -391,7 +393,8 @@ func TestTorn(t *testing.T) {
 	}
 }
 
-// TestUnjudged checks that a training does not go on from an older checkpoint because the latest could not be looked at.
+// TestUnjudged checks that a training does not go on from an older checkpoint because the latest
+// could not be looked at.
 func TestUnjudged(t *testing.T) {
 	f := crashfs.New()
 	mustSave(t, f, 1, 9)
@@ -443,7 +446,8 @@ func TestLatestWhileAnotherSaves(t *testing.T) {
 	requireLatest(t, &busy{g, func() { mustSave(t, g, 1, 1) }}, 1)
 }
 
-// TestJunk checks that a directory of junk is listed without a panic, is saved to nevertheless, and stays as it is.
+// TestJunk checks that a directory of junk is listed without a panic, is saved to nevertheless, and
+// stays as it is.
 func TestJunk(t *testing.T) {
 	whole := crashfs.New()
 	mustSave(t, whole, 1, 1)

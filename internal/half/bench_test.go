@@ -2,7 +2,8 @@ package half
 
 import "testing"
 
-// BenchmarkSlices converts blocks that fit the innermost cache; bytes are those of the float32 side.
+// BenchmarkSlices converts blocks that fit the innermost cache; bytes are those of the float32
+// side.
 func BenchmarkSlices(b *testing.B) {
 	b.Run("bfloat16", benchmark[BFloat16])
 	b.Run("float16", benchmark[Float16])

@@ -11,8 +11,8 @@ import (
 	"pgregory.net/rapid"
 )
 
-// A model is a format written down as its definition, in float64, which holds every value exactly. It shares nothing with
-// the code under test.
+// A model is a format written down as its definition, in float64, which holds every value exactly.
+// It shares nothing with the code under test.
 type model struct {
 	fraction int       // bits
 	values   []float64 // of the bit patterns 0, 1, … up to infinity, which counts as the next power of two
@@ -85,7 +85,8 @@ func TestWiden(t *testing.T) {
 	}
 }
 
-// TestNarrowAtTies checks every value, every point halfway between two, and the float32 on both sides of each.
+// TestNarrowAtTies checks every value, every point halfway between two, and the float32 on both
+// sides of each.
 func TestNarrowAtTies(t *testing.T) {
 	for name, m := range models {
 		check := func(v float64) {
@@ -163,7 +164,8 @@ func onEvery(t *testing.T, f func(t *testing.T)) {
 	}
 }
 
-// TestSlices checks that slices are converted like their elements, as far as both reach and no further.
+// TestSlices checks that slices are converted like their elements, as far as both reach and no
+// further.
 func TestSlices(t *testing.T) {
 	onEvery(t, func(t *testing.T) {
 		t.Run("bfloat16", func(t *testing.T) { testSlices(t, BFloat16.Float32, ToBFloat16) })
@@ -200,7 +202,8 @@ func testSlices[T Float](t *testing.T, widen func(T) float32, narrow func(float3
 	})
 }
 
-// TestNarrowScaled checks that the product is rounded before it is narrowed, and that c = 1 changes nothing.
+// TestNarrowScaled checks that the product is rounded before it is narrowed, and that c = 1 changes
+// nothing.
 func TestNarrowScaled(t *testing.T) {
 	onEvery(t, func(t *testing.T) {
 		t.Run("bfloat16", func(t *testing.T) { testNarrowScaled(t, ToBFloat16) })
@@ -224,7 +227,8 @@ func testNarrowScaled[T Float](t *testing.T, narrow func(float32) T) {
 	})
 }
 
-// TestInPlace converts within the memory of the float32, at every length and with every kind of rest.
+// TestInPlace converts within the memory of the float32, at every length and with every kind of
+// rest.
 func TestInPlace(t *testing.T) {
 	onEvery(t, func(t *testing.T) {
 		t.Run("bfloat16", testInPlace[BFloat16])
@@ -274,8 +278,8 @@ func requireBits(t *testing.T, want, got []float32) {
 	}
 }
 
-// TestAllBits checks that slices of every bit pattern, of the ties between them and of their neighbours are converted like
-// their elements. They are long enough to be cut.
+// TestAllBits checks that slices of every bit pattern, of the ties between them and of their
+// neighbours are converted like their elements. They are long enough to be cut.
 func TestAllBits(t *testing.T) {
 	onEvery(t, func(t *testing.T) {
 		t.Run("bfloat16", func(t *testing.T) { testAllBits(t, BFloat16.Float32, ToBFloat16) })

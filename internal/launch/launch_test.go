@@ -226,7 +226,8 @@ func TestNodeListRoundTrip(t *testing.T) {
 	})
 }
 
-// TestEveryRankAgrees draws a torchrun job and checks that all of its ranks see the same job, each once.
+// TestEveryRankAgrees draws a torchrun job and checks that all of its ranks see the same job, each
+// once.
 func TestEveryRankAgrees(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		nodes := rapid.IntRange(1, 4).Draw(t, "nodes")
@@ -253,7 +254,8 @@ var names = strings.Fields(`RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE GROUP_RA
 	MPI_LOCALNRANKS SLURM_STEP_ID SLURM_PROCID SLURM_NTASKS SLURM_NODEID SLURM_LOCALID SLURM_STEP_NODELIST SLURM_STEP_TASKS_PER_NODE
 	SLURM_JOB_ID JOB_COMPLETION_INDEX HOSTNAME FSDP_SERVICE FSDP_RENDEZVOUS FSDP_SECRET FSDP_TIMEOUT FSDP_TRANSPORT`)
 
-// TestAnyEnvironment draws arbitrary variables: the answer is an error, nothing, or a consistent place.
+// TestAnyEnvironment draws arbitrary variables: the answer is an error, nothing, or a consistent
+// place.
 func TestAnyEnvironment(t *testing.T) {
 	value := rapid.OneOf(rapid.Map(rapid.IntRange(0, 5), func(n int) string { return fmt.Sprint(n) }),
 		rapid.SampledFrom([]string{"", "-1", "True", "a[1-3]", "2(x2)", "h", "1:2", "a-1", "tcp://h:1", "shm"}), rapid.String())

@@ -98,7 +98,8 @@ func privateBytes() (n int, err error) {
 	return n << 10, err
 }
 
-// TestMoreThanTheAllowance shows what the package is for: a process holds eight times what it is allowed to have of its own.
+// TestMoreThanTheAllowance shows what the package is for: a process holds eight times what it is
+// allowed to have of its own.
 func TestMoreThanTheAllowance(t *testing.T) {
 	dir := t.TempDir()
 	out, err := start(t, "files", dir)
@@ -114,8 +115,8 @@ func TestMoreThanTheAllowance(t *testing.T) {
 	require.Empty(t, left, "the process has not cleaned up, and yet there is nothing to clean up")
 }
 
-// limitedFiles runs into a limit on the size of files, which the kernel reports where it reports a full disk: when the
-// place is taken, not before.
+// limitedFiles runs into a limit on the size of files, which the kernel reports where it reports a
+// full disk: when the place is taken, not before.
 func limitedFiles(dir string) error {
 	signal.Ignore(unix.SIGXFSZ)
 	const limit = 4 << 20

@@ -55,7 +55,8 @@ func TestFrameCut(t *testing.T) {
 	}
 }
 
-// FuzzFrames reads anything: frames are taken as they are written, and nothing is allocated on the word of a stranger.
+// FuzzFrames reads anything: frames are taken as they are written, and nothing is allocated on the
+// word of a stranger.
 func FuzzFrames(f *testing.F) {
 	f.Add(appendFrame(appendFrame(nil, frameReady, nil), frameMessage, []byte("hello")))
 	f.Add(appendFrame(appendFrame(nil, frameFile, make([]byte, 8)), frameGoodbye, nil))

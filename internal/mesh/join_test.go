@@ -109,7 +109,8 @@ func TestLateRank(t *testing.T) {
 	})
 }
 
-// TestTimeout leaves ranks out. All others name them, and so do those that come when the others have given up.
+// TestTimeout leaves ranks out. All others name them, and so do those that come when the others
+// have given up.
 func TestTimeout(t *testing.T) {
 	t.Parallel()
 	j := newJob(t, 5, func(c *Config) {
@@ -334,8 +335,8 @@ func mustCheck(t *testing.T, c Config) Config {
 	return c
 }
 
-// TestStrangers connects those who do not belong here while ranks join: more silent ones than are let in at a time would be
-// noticed, as many as are let in must not.
+// TestStrangers connects those who do not belong here while ranks join: more silent ones than are
+// let in at a time would be noticed, as many as are let in must not.
 func TestStrangers(t *testing.T) {
 	t.Parallel()
 	eachWay(t, func(t *testing.T, change func(*Config)) {

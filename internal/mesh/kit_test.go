@@ -189,7 +189,8 @@ type joined struct {
 	took time.Duration
 }
 
-// try makes some ranks join at the same time, and waits for all. Their meshes are closed with the test.
+// try makes some ranks join at the same time, and waits for all. Their meshes are closed with the
+// test.
 func (j job) try(t testing.TB, ranks ...int) []joined {
 	t.Helper()
 	list := make([]joined, len(ranks))

@@ -59,7 +59,8 @@ func content(t *testing.T, f *os.File) string {
 	return string(b[:n])
 }
 
-// TestFiles passes files between all pairs, in between messages, and asks for them in another order.
+// TestFiles passes files between all pairs, in between messages, and asks for them in another
+// order.
 func TestFiles(t *testing.T) {
 	const size, count = 4, 20
 	ranks := newJob(t, size, nil).open(t)

@@ -77,8 +77,8 @@ func TestSendRefuses(t *testing.T) {
 	require.Equal(t, []heard{{"message", 0, "last"}, {"gone", 0, ""}}, ranks[1].ear.first(t, 0, 2))
 }
 
-// TestClose checks that a rank can leave at once, that the others learn of it after its last message, and that they
-// go on.
+// TestClose checks that a rank can leave at once, that the others learn of it after its last
+// message, and that they go on.
 func TestClose(t *testing.T) {
 	eachWay(t, func(t *testing.T, change func(*Config)) {
 		ranks := newJob(t, 3, change).open(t)
@@ -97,7 +97,8 @@ func TestClose(t *testing.T) {
 	})
 }
 
-// TestCloseIsFast checks that the others answer goodbye. That takes microseconds, but on a busy machine.
+// TestCloseIsFast checks that the others answer goodbye. That takes microseconds, but on a busy
+// machine.
 func TestCloseIsFast(t *testing.T) {
 	eachWay(t, func(t *testing.T, change func(*Config)) {
 		best := patience
@@ -112,7 +113,8 @@ func TestCloseIsFast(t *testing.T) {
 	})
 }
 
-// TestCloseAtOnce closes all ranks as soon as they have joined: nobody may take that for a failure to join.
+// TestCloseAtOnce closes all ranks as soon as they have joined: nobody may take that for a failure
+// to join.
 func TestCloseAtOnce(t *testing.T) {
 	eachWay(t, func(t *testing.T, change func(*Config)) {
 		for range 5 {
@@ -187,7 +189,8 @@ type stuck struct {
 
 func (s stuck) Message(int, []byte) { <-s.release }
 
-// TestUnread checks what becomes of a rank that does not read: the others never block, and lose it in the end.
+// TestUnread checks what becomes of a rank that does not read: the others never block, and lose it
+// in the end.
 func TestUnread(t *testing.T) {
 	t.Parallel()
 	eachWay(t, func(t *testing.T, change func(*Config)) {
@@ -264,7 +267,8 @@ func TestHosts(t *testing.T) {
 	require.NotEmpty(t, ranks[0].Host(0))
 }
 
-// TestConnect opens data connections between all pairs on several channels at once, and uses them both ways.
+// TestConnect opens data connections between all pairs on several channels at once, and uses them
+// both ways.
 func TestConnect(t *testing.T) {
 	t.Parallel()
 	eachWay(t, func(t *testing.T, change func(*Config)) {
@@ -310,7 +314,8 @@ func TestConnect(t *testing.T) {
 	})
 }
 
-// TestConnectionsOutlive checks that data connections are their callers', as long as both processes live.
+// TestConnectionsOutlive checks that data connections are their callers', as long as both processes
+// live.
 func TestConnectionsOutlive(t *testing.T) {
 	ranks := newJob(t, 2, nil).open(t)
 	high, err := ranks[1].Connect(timeout(t, patience), 0, 1)
@@ -359,7 +364,8 @@ func TestConnectEnds(t *testing.T) {
 	}
 }
 
-// TestConnectTwice checks that one connection at a time waits on a channel, and a limited number altogether.
+// TestConnectTwice checks that one connection at a time waits on a channel, and a limited number
+// altogether.
 func TestConnectTwice(t *testing.T) {
 	ranks := newJob(t, 2, nil).open(t)
 	first, err := ranks[1].Connect(timeout(t, patience), 0, 5)

@@ -10,8 +10,8 @@ import (
 	"github.com/gofsdp/gofsdp/internal/store"
 )
 
-// TestStores joins over the stores that jobs use. Each rank has a store of its own, and closes it as soon as it has joined; rank
-// 0 takes the server with it.
+// TestStores joins over the stores that jobs use. Each rank has a store of its own, and closes it
+// as soon as it has joined; rank 0 takes the server with it.
 func TestStores(t *testing.T) {
 	const size = 4
 	cfg := store.Config{Job: "test/1", Secret: secret}

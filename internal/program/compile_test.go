@@ -63,7 +63,8 @@ func TestBoundlessPrefetch(t *testing.T) {
 	require.Equal(t, 5, deep.Counts().Gathers)
 }
 
-// TestHash pins the hash of a program and changes it by every change of the model and of the schedule.
+// TestHash pins the hash of a program and changes it by every change of the model and of the
+// schedule.
 func TestHash(t *testing.T) {
 	hash := func(m *Model, o Options) uint64 { return compiled(t, m, o).Hash() }
 	const pinned = 0x3b08860c86ebb2b1
@@ -115,8 +116,8 @@ func TestKind(t *testing.T) {
 	require.Equal(t, "kind(9)", Kind(9).String())
 }
 
-// BenchmarkCompile compiles and verifies a model of a thousand calls and 200 groups, with the window of one stage and with everything in the window.
-// Both take time in proportion to the calls.
+// BenchmarkCompile compiles and verifies a model of a thousand calls and 200 groups, with the
+// window of one stage and with everything in the window. Both take time in proportion to the calls.
 func BenchmarkCompile(b *testing.B) {
 	m := chain(1000)
 	for c := range m.Calls {

@@ -7,7 +7,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// A pass is a chain of n units within a root, with a strategy, and the collectives that the package comment promises.
+// A pass is a chain of n units within a root, with a strategy, and the collectives that the package
+// comment promises.
 type pass struct {
 	name   string
 	spoil  func(g *Group)
@@ -47,8 +48,8 @@ func hold(h Hold, shards, replicas int) func(g *Group) {
 	}
 }
 
-// TestCounts holds the table of the package comment against real programs, and their traffic against that of so many
-// collectives.
+// TestCounts holds the table of the package comment against real programs, and their traffic
+// against that of so many collectives.
 func TestCounts(t *testing.T) {
 	for _, q := range passes {
 		for n := 1; n <= 8; n++ {
@@ -70,7 +71,8 @@ func TestCounts(t *testing.T) {
 	}
 }
 
-// requireTraffic requires that a rank sends what the collectives of a program send, if all groups are alike.
+// requireTraffic requires that a rank sends what the collectives of a program send, if all groups
+// are alike.
 func requireTraffic(t *testing.T, p *Program) {
 	const params, grads = 2400, 1200 // bytes that travel
 	s := &Sizes{}
@@ -86,8 +88,9 @@ func requireTraffic(t *testing.T, p *Program) {
 	require.Equal(t, n.Gathers*params*(S-1)/S+n.Reduces*grads*(S-1)/S+n.Syncs*2*(grads/S)*(R-1)/R, plan.Traffic())
 }
 
-// TestRingTraffic is the rule of thumb: of a model of M bytes over N ranks, ZeRO-2 sends as much as data-parallel training,
-// 2·M·(N-1)/N, and ZeRO-3 half as much again, but for what is not gathered twice.
+// TestRingTraffic is the rule of thumb: of a model of M bytes over N ranks, ZeRO-2 sends as much as
+// data-parallel training, 2·M·(N-1)/N, and ZeRO-3 half as much again, but for what is not gathered
+// twice.
 func TestRingTraffic(t *testing.T) {
 	const n, M, N = 20, 21 * 400, 4
 	traffic := func(spoil func(g *Group)) int {

@@ -9,8 +9,8 @@ import (
 	"pgregory.net/rapid"
 )
 
-// chain returns a model of n calls h.0, h.1, …, each with a group of its own and the input of the next. The last is the
-// loss.
+// chain returns a model of n calls h.0, h.1, …, each with a group of its own and the input of the
+// next. The last is the loss.
 func chain(n int) *Model {
 	m := &Model{Inputs: 1}
 	for i := range n {
@@ -19,7 +19,8 @@ func chain(n int) *Model {
 	return m
 }
 
-// rooted returns a chain of n calls between two of a root group that is kept: that of the embedding and the tied head.
+// rooted returns a chain of n calls between two of a root group that is kept: that of the embedding
+// and the tied head.
 func rooted(n int) *Model {
 	m := &Model{Inputs: 1}
 	m.link("root", Keep)
@@ -32,7 +33,8 @@ func rooted(n int) *Model {
 	return m
 }
 
-// link adds a call to the end of a chain, with a parameter and a group of its own, cut over four ranks.
+// link adds a call to the end of a chain, with a parameter and a group of its own, cut over four
+// ranks.
 func (m *Model) link(name string, hold Hold) {
 	c := len(m.Calls)
 	m.Groups = append(m.Groups, Group{Name: name, Hold: hold, Bytes: 100, Shards: 4})
@@ -64,8 +66,9 @@ func text(p *Program) string {
 	return strings.ReplaceAll(strings.TrimSpace(b.String()), "\n", " · ")
 }
 
-// randomModel draws a model: calls with any number of inputs, from the batch and from earlier calls, and of parameters,
-// from any group and shared at will; calls that the loss does not need; several results; groups of every kind.
+// randomModel draws a model: calls with any number of inputs, from the batch and from earlier
+// calls, and of parameters, from any group and shared at will; calls that the loss does not need;
+// several results; groups of every kind.
 func randomModel(t *rapid.T) *Model {
 	m := &Model{Inputs: rapid.IntRange(1, 3).Draw(t, "inputs")}
 	for g := range rapid.IntRange(1, 6).Draw(t, "groups") {
@@ -100,7 +103,8 @@ func randomModel(t *rapid.T) *Model {
 // outputs is the number of outputs of every call of a random model.
 const outputs = 2
 
-// randomInput draws a tensor of the batch or an output of an earlier call, mostly of one just before.
+// randomInput draws a tensor of the batch or an output of an earlier call, mostly of one just
+// before.
 func randomInput(t *rapid.T, m *Model) Ref {
 	if len(m.Calls) == 0 || rapid.IntRange(0, 4).Draw(t, "batch") == 0 {
 		return Ref{Batch, rapid.IntRange(0, m.Inputs-1).Draw(t, "tensor")}
@@ -145,7 +149,8 @@ func randomProgram(t *rapid.T) *Program {
 	return p
 }
 
-// finds returns the groups that an operation finds gathered, straight from the meaning of the fields.
+// finds returns the groups that an operation finds gathered, straight from the meaning of the
+// fields.
 func finds(p *Program, op Op) []int {
 	var list []int
 	if op.Call < 0 {

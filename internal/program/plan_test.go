@@ -11,7 +11,8 @@ import (
 	"github.com/gofsdp/gofsdp/internal/arena"
 )
 
-// touched lists the buffers that an operation reads or writes, straight from the meaning of the operation.
+// touched lists the buffers that an operation reads or writes, straight from the meaning of the
+// operation.
 func touched(p *Program, s *Sizes, op Op) []Buffer {
 	m, trained := p.Model, p.Model.Trained()
 	back := make([]bool, len(m.Calls))
@@ -70,7 +71,8 @@ func touched(p *Program, s *Sizes, op Op) []Buffer {
 	return list
 }
 
-// receives tells whether a value that depends on parameters gets a gradient: from a reader, or because it is the loss.
+// receives tells whether a value that depends on parameters gets a gradient: from a reader, or
+// because it is the loss.
 func receives(m *Model, back []bool, r Ref) bool {
 	if r == m.Results[0] {
 		return true
@@ -138,7 +140,8 @@ func randomSizes(t *rapid.T, m *Model) *Sizes {
 	return s
 }
 
-// A memory is the imaginary one that a plan runs over: the buffers that are live, without their sizes.
+// A memory is the imaginary one that a plan runs over: the buffers that are live, without their
+// sizes.
 type memory struct {
 	s     *Sizes
 	live  map[Buffer]bool
@@ -161,8 +164,9 @@ func (m *memory) free(t *rapid.T, b Buffer) {
 	m.bytes -= b.Bytes
 }
 
-// TestPlan runs the plans of random models over imaginary memory: nothing is used before it is allocated or after it is
-// freed, everything is freed by the operation that uses it last, and the peak is what it says.
+// TestPlan runs the plans of random models over imaginary memory: nothing is used before it is
+// allocated or after it is freed, everything is freed by the operation that uses it last, and the
+// peak is what it says.
 func TestPlan(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		p := randomProgram(t)
@@ -207,8 +211,9 @@ func TestPlan(t *testing.T) {
 	})
 }
 
-// requireLeft requires that results of an evaluation, gradients that wait for a later pass, and nothing else are left in
-// memory; and that gradients of an earlier pass are inherited if there are any.
+// requireLeft requires that results of an evaluation, gradients that wait for a later pass, and
+// nothing else are left in memory; and that gradients of an earlier pass are inherited if there are
+// any.
 func requireLeft(t *rapid.T, plan *Plan, m *memory) {
 	p := plan.Program
 	want, grads := make(map[Buffer]bool), make(map[Buffer]bool)
@@ -244,7 +249,8 @@ func requireLeft(t *rapid.T, plan *Plan, m *memory) {
 	require.Equal(t, want, m.live)
 }
 
-// TestPlansFollow runs two passes over one memory: what the first leaves is what the second inherits.
+// TestPlansFollow runs two passes over one memory: what the first leaves is what the second
+// inherits.
 func TestPlansFollow(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		m := randomModel(t)
@@ -294,10 +300,11 @@ func TestPlanOfAChain(t *testing.T) {
 	}
 	plan, err := NewPlan(p, s)
 	require.NoError(t, err)
-	// The backward of the middle call, with its own and the prefetched group, its own and the reduced gradients, one kept
-	// input, two gradients of values, what two calls saved, and scratch memory.
+	// The backward of the middle call, with its own and the prefetched group, its own and the reduced
+	// gradients, one kept input, two gradients of values, what two calls saved, and scratch memory.
 	require.Equal(t, 2*100+2*100+10+2*10+2*1+5, plan.Peak)
-	// Three groups are gathered, the first one twice, and three are reduced; each rank sends 3/4 of every one.
+	// Three groups are gathered, the first one twice, and three are reduced; each rank sends 3/4 of
+	// every one.
 	require.Equal(t, (4+3)*75, plan.Traffic())
 	require.Equal(t, -1, plan.Lookup(GroupParams, 3, 0), "there is no such group")
 }
@@ -310,8 +317,8 @@ func TestPlanErrors(t *testing.T) {
 	require.EqualError(t, err, "program: sizes of 0 groups and 0 calls, the model has 2 and 2")
 }
 
-// TestBufferClasses counts buffers under the right class. A call that spills takes with it what it saves, and the output of
-// another call that its backward reads.
+// TestBufferClasses counts buffers under the right class. A call that spills takes with it what it
+// saves, and the output of another call that its backward reads.
 func TestBufferClasses(t *testing.T) {
 	p := compiled(t, chain(2), Options{})
 	s := &Sizes{Group: make([]GroupSizes, 2)}

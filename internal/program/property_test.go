@@ -43,9 +43,9 @@ func TestCompiledProgramsAreSound(t *testing.T) {
 	})
 }
 
-// TestNothingIsGatheredInVain looks at what computes between a gather and its free: something that reads the group, and
-// nothing that does comes after the free before the next gather. A free follows the last reader at once, with only other
-// frees between.
+// TestNothingIsGatheredInVain looks at what computes between a gather and its free: something that
+// reads the group, and nothing that does comes after the free before the next gather. A free
+// follows the last reader at once, with only other frees between.
 func TestNothingIsGatheredInVain(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		p := randomProgram(t)
@@ -61,9 +61,9 @@ func TestNothingIsGatheredInVain(t *testing.T) {
 	})
 }
 
-// window returns, for computation k of a list, the groups that may be resident, from the definition: those that the
-// computations up to prefetch stages later read, a stage being a run that waits for the same units; and those that are
-// kept, from the first reader to the last.
+// window returns, for computation k of a list, the groups that may be resident, from the
+// definition: those that the computations up to prefetch stages later read, a stage being a run
+// that waits for the same units; and those that are kept, from the first reader to the last.
 func window(p *Program, list []Op, k int) (may []int) {
 	stages, prefetch := stagesOf(p, list), p.Options.Prefetch
 	for j, op := range list {
@@ -112,8 +112,8 @@ func stagesOf(p *Program, list []Op) []int {
 	return stages
 }
 
-// TestResidency compares what is gathered at every computation with the window: it is the same if nothing limits it, and
-// never more.
+// TestResidency compares what is gathered at every computation with the window: it is the same if
+// nothing limits it, and never more.
 func TestResidency(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		p := randomProgram(t)
@@ -144,7 +144,8 @@ func TestResidency(t *testing.T) {
 	})
 }
 
-// TestInFlight counts the bytes under way: no more than the limit, or one collective that is more by itself.
+// TestInFlight counts the bytes under way: no more than the limit, or one collective that is more
+// by itself.
 func TestInFlight(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		p := randomProgram(t)
@@ -165,8 +166,9 @@ func TestInFlight(t *testing.T) {
 	})
 }
 
-// TestKnobsChangeNoOrder compiles a model with any depth and limit: computations and reductions come in the same order, so
-// no sum is taken in another one, and the limit does not change that of the gathers either.
+// TestKnobsChangeNoOrder compiles a model with any depth and limit: computations and reductions
+// come in the same order, so no sum is taken in another one, and the limit does not change that of
+// the gathers either.
 func TestKnobsChangeNoOrder(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		m := randomModel(t)
@@ -185,9 +187,9 @@ func TestKnobsChangeNoOrder(t *testing.T) {
 	})
 }
 
-// TestCollectivesOverlap looks for a computation between the two ends of every collective of a chain: between gather and
-// wait, and between reduce, sync and drain. There is none for the first gather and the last reduction, and for the sum over
-// the replicas of the last but one.
+// TestCollectivesOverlap looks for a computation between the two ends of every collective of a
+// chain: between gather and wait, and between reduce, sync and drain. There is none for the first
+// gather and the last reduction, and for the sum over the replicas of the last but one.
 func TestCollectivesOverlap(t *testing.T) {
 	for _, replicas := range []int{1, 2} {
 		p := compiled(t, chain(6).each(func(g *Group) { g.Replicas = replicas }), Options{Prefetch: 1})
@@ -215,8 +217,9 @@ func TestCollectivesOverlap(t *testing.T) {
 	}
 }
 
-// TestFrozenUnitsAreFreedInBackward is the promise for frozen parameters: the unit is freed by the operation after its
-// backward, before the next gather that prefetch depth p allows, that of the unit p+1 before it; never all at the end.
+// TestFrozenUnitsAreFreedInBackward is the promise for frozen parameters: the unit is freed by the
+// operation after its backward, before the next gather that prefetch depth p allows, that of the
+// unit p+1 before it; never all at the end.
 func TestFrozenUnitsAreFreedInBackward(t *testing.T) {
 	const n = 8
 	for p := range 4 {
@@ -236,7 +239,8 @@ func TestFrozenUnitsAreFreedInBackward(t *testing.T) {
 	}
 }
 
-// TestFrozenPrefix leaves out the backward of everything before the first trained parameter, and its gathers.
+// TestFrozenPrefix leaves out the backward of everything before the first trained parameter, and
+// its gathers.
 func TestFrozenPrefix(t *testing.T) {
 	const n = 6
 	for k := range n + 1 {
@@ -260,7 +264,8 @@ func TestFrozenPrefix(t *testing.T) {
 	}
 }
 
-// TestUnreadParametersAreNotGathered gathers for a backward only what it reads, though all is reduced.
+// TestUnreadParametersAreNotGathered gathers for a backward only what it reads, though all is
+// reduced.
 func TestUnreadParametersAreNotGathered(t *testing.T) {
 	m := chain(4)
 	p := compiled(t, m, Options{Reads: [][]bool{{false}, {true}, {false}, {false}}})

@@ -13,9 +13,10 @@ import (
 
 var rewrite = flag.Bool("rewrite", false, "write the schedules in testdata anew")
 
-// TestSchedules compiles the models in testdata/schedules.txt and compares the programs with those below them, broken into
-// lines after each computation. A model is a list of calls, "name(inputs) group/parameter…", after its options; its result
-// is the last call unless it says otherwise. A backward does not read the parameters after a "~". The lines before are
+// TestSchedules compiles the models in testdata/schedules.txt and compares the programs with those
+// below them, broken into lines after each computation. A model is a list of calls, "name(inputs)
+// group/parameter…", after its options; its result is the last call unless it says otherwise. A
+// backward does not read the parameters after a "~". The lines before are
 //
 //	prefetch 1, inflight 100, eval, nosync, pending    options of the schedule
 //	group name keep|always|frozen|unit=u|bytes=100|shards=4|replicas=2…

@@ -29,8 +29,9 @@ func TestVerifyNoticesDroppedOperations(t *testing.T) {
 	})
 }
 
-// TestVerifyNoticesMovedOperations moves one operation of a random program to another place. It is noticed, unless the
-// operation may overtake all those between, for one of the reasons that harmless lists.
+// TestVerifyNoticesMovedOperations moves one operation of a random program to another place. It is
+// noticed, unless the operation may overtake all those between, for one of the reasons that
+// harmless lists.
 func TestVerifyNoticesMovedOperations(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		p := randomProgram(t)
@@ -52,8 +53,9 @@ func TestVerifyNoticesMovedOperations(t *testing.T) {
 	})
 }
 
-// TestVerifyNoticesSwappedOperations swaps every two neighbours of random programs. It is noticed if their order matters;
-// if not, it is only refused where it leaves more in memory or in flight than there may be.
+// TestVerifyNoticesSwappedOperations swaps every two neighbours of random programs. It is noticed
+// if their order matters; if not, it is only refused where it leaves more in memory or in flight
+// than there may be.
 func TestVerifyNoticesSwappedOperations(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		p := randomProgram(t)
@@ -71,8 +73,9 @@ func TestVerifyNoticesSwappedOperations(t *testing.T) {
 	})
 }
 
-// harmless says why b, which follows a in a program, may also come before it, as far as the two are concerned; it returns
-// nothing if it may not. Counted limits, of units in memory and bytes in flight, are another matter.
+// harmless says why b, which follows a in a program, may also come before it, as far as the two are
+// concerned; it returns nothing if it may not. Counted limits, of units in memory and bytes in
+// flight, are another matter.
 func harmless(p *Program, a, b Op) string {
 	computes := func(op Op) bool { return op.Call >= 0 }
 	switch {
@@ -114,8 +117,8 @@ func harmlessToCall(p *Program, call, op Op) string {
 	return ""
 }
 
-// computesAfter tells whether b must come after a because it reads what a computes, or adds to a gradient that a is the
-// first to write.
+// computesAfter tells whether b must come after a because it reads what a computes, or adds to a
+// gradient that a is the first to write.
 func computesAfter(p *Program, a, b Op) bool {
 	m, first := p.Model, p.Model.First()
 	if a.Kind != b.Kind {
@@ -132,8 +135,9 @@ func computesAfter(p *Program, a, b Op) bool {
 	return slices.ContainsFunc(m.Calls[b.Call].In, func(r Ref) bool { return r.Call == a.Call })
 }
 
-// TestVerifyNoticesLateFrees moves all frees to the end, with and without the gathers that this makes needless, for any
-// depth and hold: parameters that no call needs any more do not wait for the end of the pass.
+// TestVerifyNoticesLateFrees moves all frees to the end, with and without the gathers that this
+// makes needless, for any depth and hold: parameters that no call needs any more do not wait for
+// the end of the pass.
 func TestVerifyNoticesLateFrees(t *testing.T) {
 	for n := 3; n <= 8; n++ {
 		for _, prefetch := range []int{0, 1, 2, 4, math.MaxInt} {
@@ -168,8 +172,8 @@ func TestVerifyNoticesLateFrees(t *testing.T) {
 	}
 }
 
-// TestVerifyBoundsResidency gathers ahead of a free, so that one group more is resident than the depth allows; groups that
-// are kept, and those of one unit, do not count.
+// TestVerifyBoundsResidency gathers ahead of a free, so that one group more is resident than the
+// depth allows; groups that are kept, and those of one unit, do not count.
 func TestVerifyBoundsResidency(t *testing.T) {
 	p := compiled(t, chain(5), Options{Prefetch: 1})
 	i := slices.Index(p.Ops, Op{Gather, 2, -1})
@@ -252,8 +256,8 @@ func TestVerifyMessages(t *testing.T) {
 	}
 }
 
-// TestVerifyFirstWriter swaps two calls that share a parameter and are otherwise independent: the sum of its gradients would
-// start from the wrong one.
+// TestVerifyFirstWriter swaps two calls that share a parameter and are otherwise independent: the
+// sum of its gradients would start from the wrong one.
 func TestVerifyFirstWriter(t *testing.T) {
 	m := chain(3)
 	m.Calls[1] = Call{"h.1", []Ref{{Batch, 0}}, []int{0}}

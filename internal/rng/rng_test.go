@@ -40,7 +40,8 @@ func TestElementsAreStable(t *testing.T) {
 	for i, want := range []float64{-0.016699867606978662, -0.09518563343493956, 0.5413715280014608, 0.5489461449707153} {
 		require.InDelta(t, want, s.Normal(uint64(i)), 1e-15)
 	}
-	// The empty name hashes to FNV's offset basis, seed 0 is key 0: one element by hand from the block function.
+	// The empty name hashes to FNV's offset basis, seed 0 is key 0: one element by hand from the block
+	// function.
 	block := philox([4]uint32{3, 0, 0x84222325, 0xcbf29ce4}, [2]uint32{})
 	require.Equal(t, uint64(block[3])<<32|uint64(block[2]), New(0, "").Uint64(7))
 }
@@ -74,7 +75,8 @@ func TestFillNormalIsElementwise(t *testing.T) {
 	})
 }
 
-// Moments and the Kolmogorov–Smirnov distance of 2^16 elements lie within five standard errors of the ideal.
+// Moments and the Kolmogorov–Smirnov distance of 2^16 elements lie within five standard errors of
+// the ideal.
 func TestDistributions(t *testing.T) {
 	const n = 1 << 16
 	s := New(7, "distribution")

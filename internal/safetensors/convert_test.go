@@ -12,7 +12,8 @@ import (
 
 var floatTypes = []DType{F64, F32, F16, BF16}
 
-// A format is a floating-point type written down as its definition. It shares nothing with the code under test.
+// A format is a floating-point type written down as its definition. It shares nothing with the code
+// under test.
 type format struct{ exponent, fraction int } // bits
 
 var formats = map[DType]format{F64: {11, 52}, F32: {8, 23}, F16: {5, 10}, BF16: {8, 7}}
@@ -65,7 +66,8 @@ func (f format) all() (list []float64) {
 	return list
 }
 
-// nearest returns the bits of the number nearest to v, of two equally near the even one. Not for NaN.
+// nearest returns the bits of the number nearest to v, of two equally near the even one. Not for
+// NaN.
 func (f format) nearest(v float64) uint64 {
 	if f.fraction == 52 {
 		return math.Float64bits(v)
@@ -145,7 +147,8 @@ func TestConvertAll(t *testing.T) {
 	}
 }
 
-// TestConvertAtTies rounds to 16 bits what lies halfway between two numbers, and beside it: where rounding twice goes wrong.
+// TestConvertAtTies rounds to 16 bits what lies halfway between two numbers, and beside it: where
+// rounding twice goes wrong.
 func TestConvertAtTies(t *testing.T) {
 	for _, to := range []DType{F16, BF16} {
 		f := formats[to]
@@ -166,7 +169,8 @@ func TestConvertAtTies(t *testing.T) {
 	}
 }
 
-// TestConvertProperty converts any bits, near the values of 16-bit floats and anywhere, in any number.
+// TestConvertProperty converts any bits, near the values of 16-bit floats and anywhere, in any
+// number.
 func TestConvertProperty(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		from, to := rapid.SampledFrom(floatTypes).Draw(t, "from"), rapid.SampledFrom(floatTypes).Draw(t, "to")
@@ -180,7 +184,8 @@ func TestConvertProperty(t *testing.T) {
 	})
 }
 
-// TestConvertLengths checks that everything is converted, and nothing behind it, around the ends of blocks.
+// TestConvertLengths checks that everything is converted, and nothing behind it, around the ends of
+// blocks.
 func TestConvertLengths(t *testing.T) {
 	for _, n := range []int{0, 1, block - 1, block, block + 1, 3*block + 7} {
 		elements := make([]uint64, n)

@@ -242,8 +242,8 @@ func TestReadErrors(t *testing.T) {
 	require.NoError(t, err)
 }
 
-// FuzzReadHeader checks what ReadHeader promises of whatever it does not refuse, and that it comes back the same when it is
-// written and read.
+// FuzzReadHeader checks what ReadHeader promises of whatever it does not refuse, and that it comes
+// back the same when it is written and read.
 func FuzzReadHeader(f *testing.F) {
 	paths, err := filepath.Glob("testdata/*.safetensors")
 	require.NoError(f, err)

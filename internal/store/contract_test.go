@@ -19,7 +19,8 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 var secret = []byte("sixteen bytes or more")
 
-// kinds are the ways to have a store. Each returns a function that opens one more handle on the same store.
+// kinds are the ways to have a store. Each returns a function that opens one more handle on the
+// same store.
 var kinds = map[string]func(t *testing.T) (open func() Store){
 	"tcp": func(t *testing.T) func() Store { return overTCP(t, nil, nil) },
 	"tls": func(t *testing.T) func() Store {

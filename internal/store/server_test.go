@@ -269,8 +269,8 @@ func TestMalformedRequests(t *testing.T) {
 	}
 }
 
-// TestReusedNumber cancels Gets and uses their number again at once, which our client never does. Every Get must still end
-// with the connection.
+// TestReusedNumber cancels Gets and uses their number again at once, which our client never does.
+// Every Get must still end with the connection.
 func TestReusedNumber(t *testing.T) {
 	bubble(t, func(t *testing.T, s *Server, m *memory, _ *journal) {
 		get := frame{id: 1, code: askGet, key: "k"}.encode()

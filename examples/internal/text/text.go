@@ -1,5 +1,5 @@
-// Package text has two texts in two languages for the examples: the Go code and the English prose of the standard library's
-// source, which is on every machine that has Go. A token is a byte.
+// Package text has two texts in two languages for the examples: the Go code and the English prose
+// of the standard library's source, which is on every machine that has Go. A token is a byte.
 package text
 
 import (
@@ -68,8 +68,8 @@ var (
 	boilerplate = regexp.MustCompile(`(?m)^(Copyright .*|Use of this source code .*|license that can be .*|TODO.*)\n`)
 )
 
-// split parts the source of a Go file into code and comments. Comments at the end of a line of code, which are seldom
-// sentences, are in neither.
+// split parts the source of a Go file into code and comments. Comments at the end of a line of
+// code, which are seldom sentences, are in neither.
 func split(src []byte) (code, prose []byte, err error) {
 	set := token.NewFileSet()
 	f, err := parser.ParseFile(set, "", src, parser.ParseComments|parser.SkipObjectResolution)
@@ -87,7 +87,8 @@ func split(src []byte) (code, prose []byte, err error) {
 	return blank.ReplaceAll(append(code, src[from:]...), nil), prose, nil
 }
 
-// Batch returns windows of context bytes at random places of a text, as tokens and targets: ints [rows, context].
+// Batch returns windows of context bytes at random places of a text, as tokens and targets: ints
+// [rows, context].
 func Batch(t []byte, rnd *rand.Rand, rows, context int) []fsdp.Tensor {
 	x, y := make([]int, rows*context), make([]int, rows*context)
 	for r := range rows {

@@ -37,8 +37,8 @@ func chain(t *testing.T) *layout.Layout {
 	return l
 }
 
-// TestEveryProgramIsVerified compiles what training comes to: schedules with and without NoSync, with
-// gradients pending, and with what the calls turn out to read. None runs that Verify refuses.
+// TestEveryProgramIsVerified compiles what training comes to: schedules with and without NoSync,
+// with gradients pending, and with what the calls turn out to read. None runs that Verify refuses.
 func TestEveryProgramIsVerified(t *testing.T) {
 	defer func(before func(*program.Program) error) { verify = before }(verify)
 	wrong := errors.New("wrong")

@@ -38,8 +38,8 @@ func onAgreements(t *testing.T, n int, f func(t *testing.T, a *Agreement, g *cou
 	})
 }
 
-// TestBusy has ranks work for different times. All hear of each other often, none is done before the last, and each has its own
-// error.
+// TestBusy has ranks work for different times. All hear of each other often, none is done before
+// the last, and each has its own error.
 func TestBusy(t *testing.T) {
 	onAgreements(t, 3, func(t *testing.T, a *Agreement, g *counted) {
 		begin := time.Now()
@@ -74,7 +74,8 @@ func TestBusyStops(t *testing.T) {
 	})
 }
 
-// TestBusyGroupFails fails the group while ranks work, and panics on one: all work has ended when busy returns.
+// TestBusyGroupFails fails the group while ranks work, and panics on one: all work has ended when
+// busy returns.
 func TestBusyGroupFails(t *testing.T) {
 	gone := errors.New("gone")
 	onAgreements(t, 2, func(t *testing.T, a *Agreement, g *counted) {

@@ -83,7 +83,8 @@ func (s *stocked) require(what string) {
 	require.Zero(s.t, s.mem.taken, what)
 }
 
-// TestMovers takes the state out and in by every way, with shards and state in ordinary memory and out of reach.
+// TestMovers takes the state out and in by every way, with shards and state in ordinary memory and
+// out of reach.
 func TestMovers(t *testing.T) {
 	for _, out := range []bool{false, true} {
 		dir := t.TempDir()

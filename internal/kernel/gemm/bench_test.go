@@ -5,7 +5,8 @@ import (
 	"testing"
 )
 
-// shape is a product as it occurs in training a small GPT (D = 384, 4D = 1536, B·T = 2048 and head size 64).
+// shape is a product as it occurs in training a small GPT (D = 384, 4D = 1536, B·T = 2048 and head
+// size 64).
 type shape struct {
 	name           string
 	transA, transB bool

@@ -54,7 +54,8 @@ func fill[T Float](seed uint64, n int) []T {
 	return s
 }
 
-// stored returns the length of a slice that just holds a matrix, rows×cols after op, and its leading dimension.
+// stored returns the length of a slice that just holds a matrix, rows×cols after op, and its
+// leading dimension.
 func stored(trans bool, rows, cols, gap int) (length, ld int) {
 	if trans {
 		rows, cols = cols, rows
@@ -106,7 +107,8 @@ func (p problem[T]) naive() []T {
 	return c
 }
 
-// naive computes what [Gemm] does by the three loops of the definition. It rounds differently (no fused multiply-add, one sum over all of k).
+// naive computes what [Gemm] does by the three loops of the definition. It rounds differently (no
+// fused multiply-add, one sum over all of k).
 func naive[T Float](transA, transB bool, m, n, k int, alpha T, a []T, lda int, b []T, ldb int, beta T, c []T, ldc int) {
 	check(transA, transB, m, n, k, a, lda, b, ldb, c, ldc)
 	va, vb := operand(transA, a, lda), operand(!transB, b, ldb)
@@ -125,8 +127,8 @@ func naive[T Float](transA, transB bool, m, n, k int, alpha T, a []T, lda int, b
 	}
 }
 
-// tolerance bounds the difference of two ways to round: k terms of at most 1, each wrong by at most k*eps in the worst
-// case and by far less for the random signs drawn here.
+// tolerance bounds the difference of two ways to round: k terms of at most 1, each wrong by at most
+// k*eps in the worst case and by far less for the random signs drawn here.
 func (p problem[T]) tolerance() float64 {
 	eps := 0x1p-52
 	if unsafe.Sizeof(p.alpha) == 4 {
@@ -135,7 +137,8 @@ func (p problem[T]) tolerance() float64 {
 	return eps * (4 + float64(p.k)) * (1 + math.Abs(float64(p.alpha)) + math.Abs(float64(p.beta)))
 }
 
-// requireClose compares whole slices, so that a write into the gaps between the rows of C shows too.
+// requireClose compares whole slices, so that a write into the gaps between the rows of C shows
+// too.
 func requireClose[T Float](t require.TestingT, p problem[T], want, got []T) {
 	limit := p.tolerance()
 	for i := range want {
@@ -174,7 +177,8 @@ func gemmBiasEqualsNaive[T Float](t *testing.T) {
 	})
 }
 
-// TestStridesThatShareACacheSet takes the way through packed A that rows a multiple of 4096 bytes apart take.
+// TestStridesThatShareACacheSet takes the way through packed A that rows a multiple of 4096 bytes
+// apart take.
 func TestStridesThatShareACacheSet(t *testing.T) {
 	eachKernel(t, stridesThatShareACacheSet[float32], stridesThatShareACacheSet[float64])
 }
@@ -193,8 +197,8 @@ func stridesThatShareACacheSet[T Float](t *testing.T) {
 	}
 }
 
-// TestElementsDoNotDependOnTheirNeighbours computes a part of a product and expects the bits that the whole has there,
-// though sizes, tiles, packing and alignment differ.
+// TestElementsDoNotDependOnTheirNeighbours computes a part of a product and expects the bits that
+// the whole has there, though sizes, tiles, packing and alignment differ.
 func TestElementsDoNotDependOnTheirNeighbours(t *testing.T) {
 	eachKernel(t, elementsDoNotDependOnTheirNeighbours[float32], elementsDoNotDependOnTheirNeighbours[float64])
 }
@@ -219,7 +223,8 @@ func elementsDoNotDependOnTheirNeighbours[T Float](t *testing.T) {
 	})
 }
 
-// TestVectorKernelsAgree compares AVX2 and AVX-512 bit for bit: ranks on different processors compute the same.
+// TestVectorKernelsAgree compares AVX2 and AVX-512 bit for bit: ranks on different processors
+// compute the same.
 func TestVectorKernelsAgree(t *testing.T) {
 	t.Run("float32", vectorKernelsAgree[float32])
 	t.Run("float64", vectorKernelsAgree[float64])
@@ -307,7 +312,8 @@ func TestMisuse(t *testing.T) {
 	require.PanicsWithValue(t, "gemm: bias has 4 elements for 5 columns", func() { good.gemmBias(&w) })
 }
 
-// TestWorkspace holds the workspace to what its comment promises: no allocation once grown, and a bound.
+// TestWorkspace holds the workspace to what its comment promises: no allocation once grown, and a
+// bound.
 func TestWorkspace(t *testing.T) {
 	eachISA(t, func(t *testing.T) {
 		var w Workspace

@@ -42,7 +42,8 @@ func enclose[T Float](f fence, s []T, end bool) []T {
 	return in
 }
 
-// TestNothingOutsideTheSlicesIsTouched puts every operand against a forbidden page: an access past it faults.
+// TestNothingOutsideTheSlicesIsTouched puts every operand against a forbidden page: an access past
+// it faults.
 func TestNothingOutsideTheSlicesIsTouched(t *testing.T) {
 	eachKernel(t, nothingOutsideTheSlicesIsTouched[float32], nothingOutsideTheSlicesIsTouched[float64])
 }

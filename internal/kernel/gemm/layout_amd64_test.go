@@ -14,7 +14,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestAssemblyKnowsTheTile compares the offsets that the assembly defines with those of the compiler.
+// TestAssemblyKnowsTheTile compares the offsets that the assembly defines with those of the
+// compiler.
 func TestAssemblyKnowsTheTile(t *testing.T) {
 	files, err := filepath.Glob("*_amd64.s")
 	require.NoError(t, err)

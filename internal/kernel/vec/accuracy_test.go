@@ -26,7 +26,8 @@ func ulps(got float32, want float64) float64 {
 	return math.Abs(float64(got)-want) / unit
 }
 
-// TestAccuracy measures the float32 transcendentals against their float64 definitions on a quarter of a million points.
+// TestAccuracy measures the float32 transcendentals against their float64 definitions on a quarter
+// of a million points.
 func TestAccuracy(t *testing.T) {
 	ones := func(n int) []float32 {
 		dy := make([]float32, n)

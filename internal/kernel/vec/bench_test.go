@@ -64,8 +64,9 @@ func rowsOf(d int, f func(rows [][]float32)) func(s [][]float32) {
 	}
 }
 
-// BenchmarkVec runs every primitive at a size that stays in the cache and at one that does not, and reports GB/s and, measured
-// in the same run, how many times faster than the portable kernel that is.
+// BenchmarkVec runs every primitive at a size that stays in the cache and at one that does not, and
+// reports GB/s and, measured in the same run, how many times faster than the portable kernel that
+// is.
 func BenchmarkVec(b *testing.B) {
 	for _, n := range []int{16 << 10, 1 << 20, 16 << 20} {
 		s := make([][]float32, 4)
@@ -110,7 +111,8 @@ func BenchmarkVec(b *testing.B) {
 	}
 }
 
-// BenchmarkSquares reports how many times longer [AddSquares] takes than [SumSquares], the two in turns.
+// BenchmarkSquares reports how many times longer [AddSquares] takes than [SumSquares], the two in
+// turns.
 func BenchmarkSquares(b *testing.B) {
 	b.Run("float32", benchmarkSquares[float32])
 	b.Run("float64", benchmarkSquares[float64])

@@ -8,8 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestPageEdges runs every primitive on slices that end where unreadable memory begins, and on ones that begin where it
-// ends: touching one byte outside, even to read it, kills the test.
+// TestPageEdges runs every primitive on slices that end where unreadable memory begins, and on ones
+// that begin where it ends: touching one byte outside, even to read it, kills the test.
 func TestPageEdges(t *testing.T) {
 	t.Run("float32", pageEdges[float32])
 	t.Run("float64", pageEdges[float64])

@@ -31,8 +31,9 @@ func TestGELUDefinition(t *testing.T) {
 	})
 }
 
-// TestAdamFromZero makes the first steps of a training, where both moments begin at zero and some gradients are zero: that
-// is where the denominator is smallest. The tolerances are a few roundings of the parameter for each step.
+// TestAdamFromZero makes the first steps of a training, where both moments begin at zero and some
+// gradients are zero: that is where the denominator is smallest. The tolerances are a few roundings
+// of the parameter for each step.
 func TestAdamFromZero(t *testing.T) {
 	eachISA(t, func(t *testing.T) {
 		rapid.Check(t, func(t *rapid.T) {
@@ -220,7 +221,8 @@ func TestColSum(t *testing.T) {
 	})
 }
 
-// TestSoftmaxRow: probabilities, the log-sum-exp, masked elements, and the gradient by central differences.
+// TestSoftmaxRow: probabilities, the log-sum-exp, masked elements, and the gradient by central
+// differences.
 func TestSoftmaxRow(t *testing.T) {
 	inf := math.Inf(-1)
 	eachISA(t, func(t *testing.T) {

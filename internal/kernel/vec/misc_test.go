@@ -71,7 +71,8 @@ func TestDropout(t *testing.T) {
 	})
 }
 
-// TestDropoutStreams: masks of different seeds, of neighbouring positions and of distant blocks are uncorrelated.
+// TestDropoutStreams: masks of different seeds, of neighbouring positions and of distant blocks are
+// uncorrelated.
 func TestDropoutStreams(t *testing.T) {
 	const n = 1 << 16
 	mask := func(seed, base uint64) []float64 {

@@ -6,7 +6,8 @@ import (
 	"pgregory.net/rapid"
 )
 
-// numbers are the scalar arguments of one trial. All are representable as float32, so that both element types see the same.
+// numbers are the scalar arguments of one trial. All are representable as float32, so that both
+// element types see the same.
 type numbers struct {
 	alpha, beta, rstd float32
 	rows              int

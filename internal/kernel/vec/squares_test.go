@@ -10,8 +10,8 @@ import (
 	"pgregory.net/rapid"
 )
 
-// drawWide returns elements whose magnitudes lie between 2^-below and 1 of the largest, which is at most 2^top; some are zero
-// or subnormal.
+// drawWide returns elements whose magnitudes lie between 2^-below and 1 of the largest, which is at
+// most 2^top; some are zero or subnormal.
 func drawWide[T Float](t *rapid.T, top int) []T {
 	rng := rand.New(rand.NewPCG(rapid.Uint64().Draw(t, "elements"), 2))
 	below := rapid.SampledFrom([]int{0, 3, 30, 60, 300}).Draw(t, "below")
@@ -43,8 +43,8 @@ func squaresOf[T Float](bound float64, parts ...[]T) Squares {
 	return s
 }
 
-// TestSquaresAccuracy compares with big numbers: float32 of every exponent, float64 as far as neither Σx² nor its root leaves
-// its range.
+// TestSquaresAccuracy compares with big numbers: float32 of every exponent, float64 as far as
+// neither Σx² nor its root leaves its range.
 func TestSquaresAccuracy(t *testing.T) {
 	t.Run("float32", func(t *testing.T) { squaresAccuracy[float32](t, -149, 128) })
 	t.Run("float64", func(t *testing.T) { squaresAccuracy[float64](t, -500, 500) })
@@ -64,8 +64,8 @@ func squaresAccuracy[T Float](t *testing.T, lowest, highest int) {
 	})
 }
 
-// TestSquaresOrder: the same bits for every permutation, division into ranks, pieces and element types, and order of the
-// reduction, and on every instruction set.
+// TestSquaresOrder: the same bits for every permutation, division into ranks, pieces and element
+// types, and order of the reduction, and on every instruction set.
 func TestSquaresOrder(t *testing.T) {
 	t.Run("float32", squaresOrder[float32])
 	t.Run("float64", squaresOrder[float64])
@@ -118,8 +118,8 @@ func convertSlice[T, U Float](x []U) []T {
 	return y
 }
 
-// TestSquaresLimits goes to what the doc comment promises: 2⁴² elements, 2¹⁷ sums, and tiny elements beside a large one that
-// matter because there are so many.
+// TestSquaresLimits goes to what the doc comment promises: 2⁴² elements, 2¹⁷ sums, and tiny
+// elements beside a large one that matter because there are so many.
 func TestSquaresLimits(t *testing.T) {
 	largest := math.Nextafter(1, 0)
 	full := make([]float64, piece)

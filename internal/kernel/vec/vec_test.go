@@ -98,8 +98,8 @@ func near(got, want, tol float64) bool {
 	return equalBits(got, want) || math.Abs(got-want) <= tol*(1+math.Abs(want))
 }
 
-// TestAgainstPortable compares every primitive, on every instruction set, with its portable definition; unaligned, of all
-// lengths, and without touching memory outside its slices.
+// TestAgainstPortable compares every primitive, on every instruction set, with its portable
+// definition; unaligned, of all lengths, and without touching memory outside its slices.
 func TestAgainstPortable(t *testing.T) {
 	f32, f64 := ops[float32](), ops[float64]()
 	for i := range f32 {

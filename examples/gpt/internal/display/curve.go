@@ -13,8 +13,8 @@ type Point struct {
 	Loss float64 // positive
 }
 
-// Curve is a chart of losses over steps, on a logarithmic scale: the first steps of a training would otherwise flatten all
-// that follows.
+// Curve is a chart of losses over steps, on a logarithmic scale: the first steps of a training
+// would otherwise flatten all that follows.
 type Curve struct {
 	Train      []Point // drawn as a line, points that share a column averaged
 	Validation []Point // drawn as marks
@@ -32,7 +32,8 @@ const (
 // margin is the columns left of the plot: a label and the axis.
 const margin = 8
 
-// dotBits has the bit of each dot in the code point of a braille character, from U+2800 (Unicode, chapter 21).
+// dotBits has the bit of each dot in the code point of a braille character, from U+2800 (Unicode,
+// chapter 21).
 var dotBits = [dotsY][dotsX]rune{{0x01, 0x08}, {0x02, 0x10}, {0x04, 0x20}, {0x40, 0x80}}
 
 const mark = '●'
@@ -72,7 +73,8 @@ func (c Curve) String() string {
 	return b.String()
 }
 
-// average returns a point for each column of dots that points fall into: the first step and the mean loss there.
+// average returns a point for each column of dots that points fall into: the first step and the
+// mean loss there.
 func average(points []Point, column func(Point) int) []Point {
 	var means []Point
 	for len(points) > 0 {
@@ -87,8 +89,8 @@ func average(points []Point, column func(Point) int) []Point {
 	return means
 }
 
-// Thin returns at most n points that draw nearly the same curve: those of each n-th of the run, averaged. points are in order
-// of their steps, which begin at 1.
+// Thin returns at most n points that draw nearly the same curve: those of each n-th of the run,
+// averaged. points are in order of their steps, which begin at 1.
 func Thin(points []Point, n int) []Point {
 	if len(points) <= n {
 		return points
@@ -97,7 +99,8 @@ func Thin(points []Point, n int) []Point {
 	return average(points, func(q Point) int { return (q.Step - 1) * n / last })
 }
 
-// scale sets the range of losses to that of points and clears the plot. It returns false if there is no such range.
+// scale sets the range of losses to that of points and clears the plot. It returns false if there
+// is no such range.
 func (p *plot) scale(points []Point) bool {
 	p.lo, p.hi = math.Inf(1), math.Inf(-1)
 	for _, q := range points {

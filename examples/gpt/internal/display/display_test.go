@@ -119,7 +119,8 @@ func TestCurveFits(t *testing.T) {
 	})
 }
 
-// TestThin checks that a point stands for the steps up to the next one, however often a curve was thinned while it grew.
+// TestThin checks that a point stands for the steps up to the next one, however often a curve was
+// thinned while it grew.
 func TestThin(t *testing.T) {
 	require.Equal(t, []Point{{1, 3}, {2, 2}, {3, 4}}, Thin([]Point{{1, 3}, {2, 2}, {3, 4}}, 3))
 	require.Equal(t, []Point{{1, 2.5}, {3, 4.5}}, Thin([]Point{{1, 3}, {2, 2}, {3, 4}, {4, 5}}, 2))

@@ -21,14 +21,15 @@ type Progress struct {
 	Saving, Saved int // bytes of the checkpoint that is being written, if one is: in all, and so far
 }
 
-// barCells is the width of a progress bar with room around it, and minBarCells of the narrowest one worth drawing.
+// barCells is the width of a progress bar with room around it, and minBarCells of the narrowest one
+// worth drawing.
 const (
 	barCells    = 24
 	minBarCells = 5
 )
 
-// Line draws p on one line of at most width columns: a bar, and as many of the numbers after it as fit, the most
-// important ones first.
+// Line draws p on one line of at most width columns: a bar, and as many of the numbers after it as
+// fit, the most important ones first.
 func (p Progress) Line(width int) string {
 	parts := []string{p.steps(), fmt.Sprintf("loss %.3f", p.Loss)}
 	var rest []string

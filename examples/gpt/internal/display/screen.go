@@ -7,9 +7,9 @@ import (
 	"time"
 )
 
-// A Screen prints lines, and below them a progress line. On a terminal that line is updated in place; elsewhere it becomes
-// log lines, about twenty in a run. It is for one goroutine. Errors of the writer are dropped: a job does not end because
-// nobody can watch it.
+// A Screen prints lines, and below them a progress line. On a terminal that line is updated in
+// place; elsewhere it becomes log lines, about twenty in a run. It is for one goroutine. Errors of
+// the writer are dropped: a job does not end because nobody can watch it.
 type Screen struct {
 	w     io.Writer
 	width func() int // columns of the terminal; nil if the writer is none
@@ -27,8 +27,9 @@ const redrawEvery = 100 * time.Millisecond
 // logLines is the number of progress lines in the log of a run.
 const logLines = 20
 
-// NewScreen returns a screen. width returns the columns of the terminal that w writes to and is asked before every drawing,
-// as windows change; nil means that w is not a terminal. color allows colours.
+// NewScreen returns a screen. width returns the columns of the terminal that w writes to and is
+// asked before every drawing, as windows change; nil means that w is not a terminal. color allows
+// colours.
 func NewScreen(w io.Writer, width func() int, color bool) *Screen {
 	return &Screen{w: w, width: width, color: color, now: time.Now, logged: -1}
 }
@@ -53,8 +54,8 @@ func (s *Screen) Write(b []byte) (int, error) {
 	return s.w.Write(b)
 }
 
-// Progress shows p: on a terminal if the last time is long enough ago, in a log at the first step and whenever another
-// twentieth of the run is over.
+// Progress shows p: on a terminal if the last time is long enough ago, in a log at the first step
+// and whenever another twentieth of the run is over.
 func (s *Screen) Progress(p Progress) {
 	if s.width == nil {
 		if s.logged < 0 || Crossed(s.logged, p.Done, logLines) {
@@ -86,7 +87,8 @@ func (s *Screen) Title(text string) string { return s.paint(bold, text) }
 // Color says whether colours may be used.
 func (s *Screen) Color() bool { return s.color }
 
-// Crossed says whether a run that went from one share done to another has passed the end of one of n equal parts.
+// Crossed says whether a run that went from one share done to another has passed the end of one of
+// n equal parts.
 func Crossed(from, to float64, n int) bool {
 	const rounding = 1e-9 // 3*0.1 is not 0.3
 	return int(from*float64(n)+rounding) < int(to*float64(n)+rounding)
