@@ -152,7 +152,10 @@ func (a *arrangement) share(e *engine.Engine, tr *trace) error {
 		return err
 	}
 	e.Adopt(a.layout, shards, programs)
-	return draw(a.layout, shards, tr.params, a.cfg.Seed)
+	if err := draw(a.layout, shards, tr.params, a.cfg.Seed); err != nil {
+		return err
+	}
+	return e.Device().Finish() // what fails late fails Wrap, on all ranks
 }
 
 // Shards returns the pieces of the trained parameters that this rank owns, with their gradients,

@@ -29,7 +29,7 @@ type Device interface {
 	// Open begins a pass on a batch that stays as it is until the pass ends. Nothing is allocated
 	// yet.
 	Open(c *Compiled, s Shards, batch []exec.Value) Frame
-	// Finish waits for everything. The engine calls it at the end of a forward and of a backward:
+	// Finish waits for everything. It is called at the end of Wrap, of a forward and of a backward:
 	// from then on their contexts may end, and ranks use the groups for something else.
 	Finish() error
 
