@@ -62,6 +62,9 @@ func (st *store) Agree(ctx context.Context, hash uint64, err error) error {
 	s.requests++
 	q.Number, q.Schedule = s.requests, hash
 	if err == nil {
+		err = s.engine.Device().Finish() // what was written may fail late
+	}
+	if err == nil {
 		err = context.Cause(ctx)
 	}
 	_, err = st.Team.Agree(ctx, &q, public(err))
