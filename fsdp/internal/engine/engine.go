@@ -176,8 +176,6 @@ func (e *Engine) Absent(v Variant, n *Needs) (*Compiled, error) {
 		n = nil
 	case n == nil:
 		n = e.needs
-	default:
-		n = e.remember(n)
 	}
 	k := absentKey{v, n}
 	if c := e.absent[k]; c != nil {
@@ -222,7 +220,7 @@ func (e *Engine) Agreed(ctx context.Context, c *Compiled, ans *ranks.Answer) (*C
 	if err == nil && c.Absent {
 		needs := new(Needs)
 		if err = json.Unmarshal(mine, needs); err == nil {
-			c, err = e.Absent(c.Variant, needs)
+			c, err = e.Absent(c.Variant, e.remember(needs))
 		}
 		if err == nil && c.Hash != ans.Hash {
 			err = fmt.Errorf("the schedule of rank %d is %016x, with what it says it needs this rank arrives at %016x", ans.Leader, ans.Hash, c.Hash)
