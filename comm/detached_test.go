@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -30,20 +31,30 @@ func TestDetached(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			ctx, cause := context.Background(), errors.New("no more")
+			// A barrier that one rank has left may still be under way on another.
+			var left, summed sync.WaitGroup
+			left.Add(n)
+			summed.Add(n)
 			errs := each(groups(t), func(g comm.Group) error {
 				detached, err := g.Split(ctx, comm.Detached, g.Rank())
 				require.NoError(t, err)
 				ordinary, err := g.Split(ctx, 0, g.Rank())
 				require.NoError(t, err)
-				require.NoError(t, ordinary.Barrier(ctx)) // all have both
+				err = ordinary.Barrier(ctx) // all have both
+				left.Done()
+				require.NoError(t, err)
+				left.Wait()
 				if g.Rank() == 1 {
 					g.Abort(cause)
 				}
 				require.ErrorContains(t, g.Barrier(ctx), "no more")
 				require.ErrorContains(t, ordinary.Barrier(ctx), "no more")
 				sum := []int64{int64(g.Rank())}
-				require.NoError(t, detached.AllReduce(comm.Of(sum), comm.Sum).Wait(ctx))
+				err = detached.AllReduce(comm.Of(sum), comm.Sum).Wait(ctx)
+				summed.Done()
+				require.NoError(t, err)
 				require.EqualValues(t, 6, sum[0])
+				summed.Wait()
 				if g.Rank() == 2 {
 					return g.Close()
 				}
