@@ -125,6 +125,32 @@ func TestManyShapes(t *testing.T) {
 	forwardBackward(t, t.Context(), m, tinyBatch(0, 0, 1, 1))
 }
 
+// TestOldPassesHoldNoBuffers checks that passes which are kept compiled, of 30 batch shapes with
+// about a megabyte of buffers each, do not hold the buffers that they had.
+func TestOldPassesHoldNoBuffers(t *testing.T) {
+	m := wrap(t, tinyGPT(1), fsdp.Config{})
+	eval := func(rows int) {
+		_, err := m.Eval(t.Context(), tinyBatch(0, 0, rows, 6)...)
+		require.NoError(t, err)
+	}
+	eval(400)
+	before := heapBytes() - m.Memory().Reserved
+	for rows := range 30 {
+		eval(400 + rows)
+	}
+	require.Less(t, heapBytes()-m.Memory().Reserved-before, 4<<20)
+}
+
+// heapBytes returns the bytes of the Go heap that are in use.
+func heapBytes() int {
+	var s runtime.MemStats
+	for range 2 { // what sync.Pool has goes in the second
+		runtime.GC()
+	}
+	runtime.ReadMemStats(&s)
+	return int(s.HeapAlloc)
+}
+
 // TestStepAllocatesLittle bounds what a step on one rank asks of the Go heap, once it is warm:
 // nothing that grows with the model's width or the batch, and little for each operation.
 func TestStepAllocatesLittle(t *testing.T) {

@@ -54,8 +54,6 @@ type Call struct {
 	GradIn  []int      // buffers, or -1
 	Saved   int        // buffer, or -1
 	Update  []int      // buffers of new values for the module's buffers
-
-	bindings exec.Call // of the host: slices of the right lengths, filled before each run
 }
 
 // maxCompiled bounds the number of batch shapes kept ready.

@@ -22,6 +22,7 @@ type Host struct {
 	arena  *arena.Arena
 	files  *mapped.Files // or nil
 	runner exec.Runner
+	call   exec.Call // of the operation that runs; empty between them
 }
 
 // HostOptions are where the memory of a Host comes from.

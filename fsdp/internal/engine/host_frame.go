@@ -87,7 +87,7 @@ func (f *hostFrame) Forward(step *program.Step, seed uint64) error {
 	if err != nil {
 		return err
 	}
-	defer f.h.Free(work)
+	defer f.release(work)
 	if err := f.h.runner.Forward(u, call); err != nil || f.Eval {
 		return err
 	}
@@ -103,7 +103,7 @@ func (f *hostFrame) Backward(step *program.Step, seed uint64) error {
 	if err != nil {
 		return err
 	}
-	defer f.h.Free(work)
+	defer f.release(work)
 	return f.h.runner.Backward(f.Calls[step.Call].Unit, call)
 }
 
@@ -116,19 +116,20 @@ func swap(a, b []byte) {
 }
 
 // bind says where the operands of a call are. It leaves out what the call does not use. The caller
-// frees the scratch memory that comes with it.
+// releases the scratch memory that comes with it.
 func (f *hostFrame) bind(step *program.Step, seed uint64) (call *exec.Call, work *arena.Block, err error) {
 	b := &f.Calls[step.Call]
-	call = &b.bindings
-	f.fill(call.Out, b.Out)
-	f.fill(call.GradOut, b.GradOut)
-	f.fill(call.GradIn, b.GradIn)
-	f.fill(call.Update, b.Update)
-	for j, id := range b.In {
+	call = &f.h.call
+	f.fill(&call.Out, b.Out)
+	f.fill(&call.GradOut, b.GradOut)
+	f.fill(&call.GradIn, b.GradIn)
+	f.fill(&call.Update, b.Update)
+	call.In = call.In[:0]
+	for _, id := range b.In {
 		if id < 0 {
-			call.In[j] = f.batch[^id].Bytes
+			call.In = append(call.In, f.batch[^id].Bytes)
 		} else {
-			call.In[j] = f.data(id)
+			call.In = append(call.In, f.data(id))
 		}
 	}
 	f.bindParams(step, call)
@@ -141,22 +142,34 @@ func (f *hostFrame) bind(step *program.Step, seed uint64) (call *exec.Call, work
 	return call, work, nil
 }
 
+// release ends what bind began. No operand may be remembered: the arena could not give it back.
+func (f *hostFrame) release(work *arena.Block) {
+	c := &f.h.call
+	for _, list := range [...][][]byte{c.Param, c.In, c.Out, c.GradOut, c.GradIn, c.GradParam, c.Update} {
+		clear(list)
+	}
+	c.Saved, c.Work = nil, nil
+	f.h.Free(work)
+}
+
 // bindParams says where the parameters of a call and their gradients are.
 func (f *hostFrame) bindParams(step *program.Step, call *exec.Call) {
-	for j, param := range f.Model.Calls[step.Call].Params {
+	call.Param, call.GradParam = call.Param[:0], call.GradParam[:0]
+	for _, param := range f.Model.Calls[step.Call].Params {
 		at := f.home[param]
 		g := f.s.groups[at.Group]
 		full := f.data(f.Params[at.Group])
 		if g.Hold == program.Always {
 			full = g.value.Data
 		}
-		call.Param[j], call.GradParam[j] = nil, nil
+		var value, grad []byte
 		if full != nil {
-			call.Param[j] = g.Param(full, at.Index)
+			value = g.Param(full, at.Index)
 		}
 		if step.Kind == program.Backward && !g.Kind.Frozen {
-			call.GradParam[j] = g.Param(f.data(f.Grads[at.Group]), at.Index)
+			grad = g.Param(f.data(f.Grads[at.Group]), at.Index)
 		}
+		call.Param, call.GradParam = append(call.Param, value), append(call.GradParam, grad)
 	}
 	if step.Kind != program.Backward {
 		return
@@ -169,9 +182,10 @@ func (f *hostFrame) bindParams(step *program.Step, call *exec.Call) {
 }
 
 // fill sets dst to the memory of the buffers.
-func (f *hostFrame) fill(dst [][]byte, ids []int) {
-	for i, id := range ids {
-		dst[i] = f.data(id)
+func (f *hostFrame) fill(dst *[][]byte, ids []int) {
+	*dst = (*dst)[:0]
+	for _, id := range ids {
+		*dst = append(*dst, f.data(id))
 	}
 }
 

@@ -196,11 +196,6 @@ func (e *Engine) bind(c *Compiled) {
 		for k := range b.Unit.Updates {
 			b.Update = append(b.Update, c.Plan.Lookup(program.CallUpdate, i, k))
 		}
-		b.bindings = exec.Call{
-			Param: make([][]byte, len(call.Params)), GradParam: make([][]byte, len(call.Params)),
-			In: make([][]byte, len(b.In)), GradIn: make([][]byte, len(b.In)),
-			Out: make([][]byte, len(b.Out)), GradOut: make([][]byte, len(b.Out)), Update: make([][]byte, len(b.Update)),
-		}
 	}
 }
 
