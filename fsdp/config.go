@@ -87,7 +87,7 @@ type Config struct {
 	Trace func(Event)
 	// Logger, if set, gets what Wrap and Freeze have decided (units, strategies and memory), and
 	// warnings of what looks like a mistake: parameters that the loss does not depend on, and
-	// fields that select nothing.
+	// fields that select nothing. Without it, rank 0 gives the warnings to [slog.Default].
 	Logger *slog.Logger
 }
 

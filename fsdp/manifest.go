@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"hash/fnv"
 	"io"
+	"log/slog"
 	"maps"
 	"reflect"
 	"slices"
@@ -62,12 +63,32 @@ func programNames(m *layout.Model) []string {
 	return slices.DeleteFunc(slices.Sorted(maps.Keys(m.Paths)), func(name string) bool { return name == "" })
 }
 
-// log tells the logger how the model lies, and what looks like a mistake.
+// log tells the logger how the model lies, and what looks like a mistake. Mistakes are told without
+// a logger, too: by rank 0, as they are the same on all ranks.
 func (a *arrangement) log(what string, tr *trace, rank int) {
-	if a.cfg.Logger == nil {
+	logger := a.cfg.Logger
+	switch {
+	case logger != nil:
+		logger = logger.With("rank", rank)
+		a.logUnits(logger, what)
+	case rank == 0:
+		logger = slog.Default()
+	default:
 		return
 	}
-	logger := a.cfg.Logger.With("rank", rank)
+	if unused := unused(a.layout); len(unused) > 0 {
+		logger.Warn("fsdp: the loss does not depend on some parameters: they get no gradient", "parameters", some(unused))
+	}
+	for _, f := range a.idleFields(tr) {
+		logger.Warn("fsdp: Config."+f.name+" selects nothing"+f.effect, "among", some(f.of))
+	}
+	if a.cfg.ShardRanks > 0 && !slices.ContainsFunc(a.units, func(u *unit) bool { return u.strategy == HybridShard || u.strategy == HybridGradOp }) {
+		logger.Warn("fsdp: Config.ShardRanks is set, but no unit has a hybrid strategy")
+	}
+}
+
+// logUnits tells how the model lies.
+func (a *arrangement) logUnits(logger *slog.Logger, what string) {
 	for _, u := range a.units {
 		logger.Debug("fsdp: unit", "name", u.Name, "strategy", u.strategy.String(), "elements", u.Len())
 	}
@@ -81,46 +102,53 @@ func (a *arrangement) log(what string, tr *trace, rank int) {
 	}
 	logger.Info("fsdp: "+what, "ranks", a.cfg.Group.Size(), "units", len(a.units), "groups", len(a.layout.Groups), "elements", total,
 		"frozen", frozen, "shard bytes", a.layout.ShardBytes())
-	if unused := unused(a.layout); len(unused) > 0 {
-		logger.Warn("fsdp: the loss does not depend on some parameters: they get no gradient", "parameters", unused)
-	}
-	for _, field := range a.idleFields(tr) {
-		logger.Warn("fsdp: Config."+field+" selects nothing", "calls", callNames(tr))
-	}
-	if a.cfg.ShardRanks > 0 && !slices.ContainsFunc(a.units, func(u *unit) bool { return u.strategy == HybridShard || u.strategy == HybridGradOp }) {
-		logger.Warn("fsdp: Config.ShardRanks is set, but no unit has a hybrid strategy")
-	}
 }
 
-// idleFields returns the fields of the configuration that select something and find nothing.
-func (a *arrangement) idleFields(tr *trace) (fields []string) {
+// An idleField is one of the configuration that selects something and finds nothing.
+type idleField struct {
+	name   string
+	effect string
+	of     []string // what it selects from
+}
+
+// idleFields returns those that are.
+func (a *arrangement) idleFields(tr *trace) (idle []idleField) {
 	any := func(is func(k layout.Kind) bool) bool {
 		return slices.ContainsFunc(a.units, func(u *unit) bool { return slices.ContainsFunc(u.kinds, is) })
 	}
+	var calls, params []string
+	for _, c := range tr.calls {
+		calls = append(calls, fmt.Sprintf("%s (%T)", c.name, c.module))
+	}
+	for _, p := range tr.params {
+		params = append(params, p.Name)
+	}
+	const whole = ": all parameters are in the root unit, which is whole during a pass"
 	for _, f := range []struct {
-		name       string
+		idleField
 		set, found bool
 	}{
-		{"Wrap", a.cfg.Wrap != nil, slices.ContainsFunc(a.units, func(u *unit) bool { return !u.Root })},
-		{"Checkpoint", a.cfg.Checkpoint != nil, slices.Contains(tr.save, exec.RecomputeAll)},
-		{"Keep", a.cfg.Keep != nil, slices.Contains(tr.save, exec.SaveAll)},
-		{"Spill", a.cfg.Spill != nil, slices.Contains(tr.spill, true)},
-		{"Frozen", a.cfg.Frozen != nil, any(func(k layout.Kind) bool { return k.Frozen && !k.Buffer })},
-		{"Ignored", a.cfg.Ignored != nil, any(func(k layout.Kind) bool { return k.Ignored })},
+		{idleField{"Wrap", whole, calls}, a.cfg.Wrap != nil, slices.ContainsFunc(a.units, func(u *unit) bool { return !u.Root })},
+		{idleField{"Checkpoint", "", calls}, a.cfg.Checkpoint != nil, slices.Contains(tr.save, exec.RecomputeAll)},
+		{idleField{"Keep", "", calls}, a.cfg.Keep != nil, slices.Contains(tr.save, exec.SaveAll)},
+		{idleField{"Spill", "", calls}, a.cfg.Spill != nil, slices.Contains(tr.spill, true)},
+		{idleField{"Frozen", "", params}, a.cfg.Frozen != nil, any(func(k layout.Kind) bool { return k.Frozen && !k.Buffer })},
+		{idleField{"Ignored", "", params}, a.cfg.Ignored != nil, any(func(k layout.Kind) bool { return k.Ignored })},
 	} {
 		if f.set && !f.found {
-			fields = append(fields, f.name)
+			idle = append(idle, f.idleField)
 		}
 	}
-	return fields
+	return idle
 }
 
-// callNames returns the names of the calls, which policies select by.
-func callNames(tr *trace) (names []string) {
-	for _, c := range tr.calls {
-		names = append(names, c.name)
+// some returns the first of a list of names, and how many there are more.
+func some(names []string) []string {
+	const most = 16
+	if len(names) <= most {
+		return names
 	}
-	return names
+	return append(slices.Clip(names[:most]), fmt.Sprintf("and %d more", len(names)-most))
 }
 
 // unused returns the names of trained parameters that the loss does not depend on.

@@ -1,0 +1,69 @@
+package fsdp_test
+
+import (
+	"bytes"
+	"context"
+	"log"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"gorgonia.org/gorgonia"
+
+	"github.com/gofsdp/gofsdp/comm"
+	"github.com/gofsdp/gofsdp/fsdp"
+	"github.com/gofsdp/gofsdp/fsdp/nn"
+)
+
+// aside returns a model of a linear layer, beside one that the loss ignores if there is to be one.
+func aside(ignored bool) model {
+	sum := &module{nil, func(_ *fsdp.Builder, in []*gorgonia.Node) (gorgonia.Nodes, error) {
+		n, err := gorgonia.Sum(in[0])
+		return gorgonia.Nodes{n}, err
+	}}
+	return func(t *fsdp.Tape, in []fsdp.Ref) ([]fsdp.Ref, error) {
+		out := []fsdp.Ref{t.Call("loss", sum, t.Call("fc", &nn.Linear{In: 4, Out: 4}, in[0]))}
+		if ignored {
+			out = append(out, t.Call("aside", &nn.Linear{In: 4, Out: 4}, in[0]))
+		}
+		return out, nil
+	}
+}
+
+// TestWarnings wraps models with what may be a mistake, and without a Logger. It is said once, and
+// with names.
+func TestWarnings(t *testing.T) {
+	none := func(string) bool { return false }
+	blocks := fsdp.WrapType[*nn.Block]()
+	for name, c := range map[string]struct {
+		model fsdp.Model
+		cfg   fsdp.Config
+		want  string // of what is said, or nothing is
+	}{
+		"nothing to say": {tinyGPT(1), fsdp.Config{Wrap: blocks}, ""},
+		"no blocks":      {aside(false), fsdp.Config{Wrap: blocks}, `Config.Wrap selects nothing: all parameters are in the root unit, which is whole during a pass among="[fc (*nn.Linear)`},
+		"frozen":         {tinyGPT(1), fsdp.Config{Frozen: none}, `Config.Frozen selects nothing among="[wte.weight`},
+		"ignored":        {tinyGPT(1), fsdp.Config{Ignored: none}, `Config.Ignored selects nothing among="[wte.weight`},
+		"checkpoint":     {aside(false), fsdp.Config{Checkpoint: blocks}, `Config.Checkpoint selects nothing among="[fc (*nn.Linear)`},
+		"loss ignores":   {aside(true), fsdp.Config{}, `the loss does not depend on some parameters: they get no gradient parameters="[aside.weight aside.bias]"`},
+		"long list":      {tinyGPT(9), fsdp.Config{Frozen: none}, ` and 97 more]"`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var said bytes.Buffer
+			log.SetOutput(&said)
+			defer log.SetOutput(os.Stderr)
+			onRanks(t, 3, func(ctx context.Context, g comm.Group) {
+				cfg := c.cfg
+				cfg.Group = g
+				require.NoError(t, wrap(t, c.model, cfg).Close())
+			})
+			if c.want == "" {
+				require.Empty(t, said.String())
+				return
+			}
+			require.Contains(t, said.String(), c.want)
+			require.Equal(t, 1, strings.Count(said.String(), "\n"))
+		})
+	}
+}
