@@ -12,13 +12,14 @@ type FS interface {
 	Mkdir(dir string) error                    // fails if it exists
 	ReadDir(dir string) ([]fs.DirEntry, error) // by name
 	Create(path string) (Handle, error)        // for writing; fails if it exists
-	Open(path string) (Handle, error)          // for reading
+	Open(path string) (Handle, error)          // for reading; what is no file is an ErrDamaged, at once
 	Rename(from, to string) error              // in one directory; replaces a file, but no directory that is not empty
 	RemoveAll(path string) error               // of a directory with all that is in it; nothing there is no error
 	SyncDir(dir string) error                  // returns once the names in dir are on disk
 	// Lock takes the lock that the file at path stands for, and makes the file if need be. It does
 	// not wait: whoever holds the lock, in this process or another, is named by a [LockedError].
-	// The lock ends with Close, or with the process.
+	// The lock ends with Close, or with the process. A link is refused, and so is a file with a text
+	// that no Lock has written: neither is changed.
 	Lock(path, owner string) (io.Closer, error)
 }
 

@@ -2,6 +2,7 @@ package checkpoint
 
 import (
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"runtime"
@@ -19,11 +20,44 @@ func (osFS) ReadDir(dir string) ([]fs.DirEntry, error) { return os.ReadDir(dir) 
 func (osFS) Rename(from, to string) error              { return os.Rename(from, to) }
 func (osFS) RemoveAll(path string) error               { return os.RemoveAll(path) }
 
+// Create follows no link: O_EXCL refuses one, wherever it leads.
 func (osFS) Create(path string) (Handle, error) {
-	return handle(os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644))
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)
+	if err != nil {
+		return nil, err
+	}
+	return osFile{f}, nil
 }
 
-func (osFS) Open(path string) (Handle, error) { return handle(os.Open(path)) }
+// Open does not wait for what is no regular file, such as a FIFO that nobody writes to.
+func (osFS) Open(path string) (Handle, error) {
+	f, err := os.OpenFile(path, os.O_RDONLY|nonBlocking, 0)
+	if err != nil {
+		return nil, err
+	}
+	info, err := f.Stat()
+	if err == nil && !info.Mode().IsRegular() {
+		err = &fs.PathError{Op: "open", Path: path, Err: fmt.Errorf("%w: it is %s, not a file", ErrDamaged, kindOf(info.Mode()))}
+	}
+	if err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return osFile{f}, nil
+}
+
+// kindOf says what has the name of a file and is none.
+func kindOf(mode fs.FileMode) string {
+	switch mode.Type() {
+	case fs.ModeDir:
+		return "a directory"
+	case fs.ModeSymlink:
+		return "a symbolic link"
+	case fs.ModeNamedPipe:
+		return "a FIFO"
+	default:
+		return "a device"
+	}
+}
 
 // SyncDir does nothing on Windows, which has no such call: NTFS keeps a log of changes to names, in
 // their order, so that after a power failure the last few may be missing, but never an earlier one.
@@ -46,13 +80,6 @@ func (osFS) SyncDir(dir string) error {
 
 // osFile is an *os.File as a Handle.
 type osFile struct{ *os.File }
-
-func handle(f *os.File, err error) (Handle, error) {
-	if err != nil {
-		return nil, err
-	}
-	return osFile{f}, nil
-}
 
 func (f osFile) Size() (int64, error) {
 	info, err := f.Stat()

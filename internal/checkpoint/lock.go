@@ -4,8 +4,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
+	"regexp"
 	"strings"
+	"time"
 )
 
 // ErrLocked is what a [LockedError] wraps.
@@ -27,7 +30,7 @@ func (e *LockedError) Error() string {
 
 func (e *LockedError) Unwrap() error { return ErrLocked }
 
-// maxOwner is how much of a lock file is read for a message.
+// maxOwner is more than any text in a lock, in bytes.
 const maxOwner = 1 << 10
 
 // fileLock is a lock that this process holds, on an open file.
@@ -35,9 +38,10 @@ type fileLock struct{ file *os.File }
 
 // Lock has the system lock an open file, so that it ends with the process, however that ends. The
 // file itself stays for ever: were it removed, one process could hold the lock of the old file and
-// another that of a new one.
+// another that of a new one. A link, and a file with a text that no lock has written, is somebody
+// else's: it is refused and stays as it is.
 func (osFS) Lock(path, owner string) (io.Closer, error) {
-	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o644)
+	f, err := openLock(path)
 	if err != nil {
 		return nil, err
 	}
@@ -45,16 +49,61 @@ func (osFS) Lock(path, owner string) (io.Closer, error) {
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("locking %s: %w", path, err), f.Close())
 	}
-	if !held {
-		text, _ := io.ReadAll(io.LimitReader(f, maxOwner)) // no text is no reason to hide the fact
-		return nil, errors.Join(&LockedError{Path: path, Owner: strings.TrimSpace(string(text))}, f.Close())
+	text, err := io.ReadAll(io.LimitReader(f, maxOwner+1))
+	switch {
+	case err == nil && (len(text) > maxOwner || !ownerPattern.Match(text)):
+		err = &fs.PathError{Op: "lock", Path: path, Err: errors.New("it has a text that no lock has written, and is left as it is")}
+	case !held: // no text is no reason to hide the fact
+		err = &LockedError{Path: path, Owner: strings.TrimSpace(string(text))}
+	}
+	if err != nil {
+		return nil, errors.Join(err, f.Close())
 	}
 	// The text is for people. The lock is held without it, on a full disk too.
 	if f.Truncate(0) == nil {
-		_, _ = f.WriteString(owner + "\n")
+		_, _ = f.WriteAt([]byte(owner+"\n"), 0)
 	}
 	return &fileLock{f}, nil
 }
+
+// openLock opens the file at path, or makes it. O_EXCL follows no link; what exists is opened
+// without a change and compared with what has the name.
+func openLock(path string) (*os.File, error) {
+	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o644)
+	if !errors.Is(err, fs.ErrExist) {
+		return f, err
+	}
+	named, err := os.Lstat(path)
+	if err != nil {
+		return nil, err
+	}
+	if !named.Mode().IsRegular() {
+		return nil, &fs.PathError{Op: "lock", Path: path, Err: fmt.Errorf("it is %s, not the file of a lock", kindOf(named.Mode()))}
+	}
+	if f, err = os.OpenFile(path, os.O_RDWR|nonBlocking, 0); err != nil {
+		return nil, err
+	}
+	opened, err := f.Stat()
+	if err == nil && !os.SameFile(named, opened) {
+		err = fmt.Errorf("%s has become another file", path)
+	}
+	if err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return f, nil
+}
+
+// lockOwner is what this process says of itself in a lock, and ownerPattern what a lock may say:
+// that, or what a power failure has left of it.
+func lockOwner() string {
+	host, err := os.Hostname()
+	if err != nil {
+		host = "unknown"
+	}
+	return fmt.Sprintf("host %s, pid %d, since %s", host, os.Getpid(), time.Now().UTC().Format(time.RFC3339))
+}
+
+var ownerPattern = regexp.MustCompile(`^(host [^\n]*, pid \d+, since \S+\n?)?\x00*$`)
 
 // Close gives the lock up. It removes the holder's name first, which would mislead the next reader.
 func (l *fileLock) Close() error {

@@ -7,6 +7,9 @@ import (
 	"os"
 )
 
+// nonBlocking is for systems that have it.
+const nonBlocking = 0
+
 // tryLock fails: a lock that outlives its holder would be worse than none, and this system has no
 // other that we know.
 func tryLock(*os.File) (held bool, err error) { return false, errors.ErrUnsupported }

@@ -108,7 +108,7 @@ func TestLockWithoutText(t *testing.T) {
 	dir := t.TempDir()
 	first, err := checkpoint.Open(checkpoint.OS(), dir)
 	require.NoError(t, err)
-	require.NoError(t, os.WriteFile(filepath.Join(dir, "lock"), []byte(strings.Repeat("someone else ", 1000)), 0o644))
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "lock"), []byte("host a, pid 1, since 2020-01-01T00:00:00Z\n\x00\x00"), 0o644))
 	require.NoError(t, first.Lock(ctx))
 	text, err := os.ReadFile(filepath.Join(dir, "lock"))
 	require.NoError(t, err)
@@ -125,4 +125,21 @@ func TestLockWithoutText(t *testing.T) {
 	text, err = os.ReadFile(filepath.Join(dir, "lock"))
 	require.NoError(t, err)
 	require.Empty(t, text, "nobody holds it")
+}
+
+// TestLockIsNotOurs has somebody else's file where the lock should be: it stays as it is.
+func TestLockIsNotOurs(t *testing.T) {
+	for _, text := range []string{
+		"a thesis", "host of others\n", "host a, pid 1, since 2020-01-01T00:00:00Z\nand more", strings.Repeat("\x00", 2000),
+	} {
+		dir := t.TempDir()
+		path := filepath.Join(dir, "lock")
+		require.NoError(t, os.WriteFile(path, []byte(text), 0o644))
+		_, err := save(checkpoint.OS(), dir, 1, 1)
+		require.EqualError(t, err, "checkpoint: lock "+path+": it has a text that no lock has written, and is left as it is")
+		left, err := os.ReadFile(path)
+		require.NoError(t, err)
+		require.Equal(t, text, string(left))
+		require.Equal(t, []string{"lock"}, bases(t, checkpoint.OS(), dir))
+	}
 }

@@ -9,6 +9,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// nonBlocking keeps an open from waiting for the other end of a FIFO.
+const nonBlocking = unix.O_NONBLOCK
+
 // tryLock locks f unless another open file has the lock, in this process or, on file systems that
 // hosts share, on another host.
 func tryLock(f *os.File) (held bool, err error) {

@@ -7,6 +7,9 @@ import (
 	"golang.org/x/sys/windows"
 )
 
+// nonBlocking is for systems whose FIFOs are files.
+const nonBlocking = 0
+
 // tryLock locks f unless another open file has the lock. Nobody else can read what is locked, so it
 // is one byte far behind the text.
 func tryLock(f *os.File) (held bool, err error) {

@@ -8,9 +8,7 @@ import (
 	"io/fs"
 	"math"
 	"math/rand/v2"
-	"os"
 	"path/filepath"
-	"time"
 )
 
 // lockName is the file in a job's directory that stands for the right to save there.
@@ -110,12 +108,7 @@ func (s *Store) Lock(ctx context.Context) error {
 	if s.lock != nil {
 		return nil
 	}
-	host, err := os.Hostname()
-	if err != nil {
-		host = "unknown"
-	}
-	owner := fmt.Sprintf("host %s, pid %d, since %s", host, os.Getpid(), time.Now().UTC().Format(time.RFC3339))
-	lock, err := s.fsys.Lock(filepath.Join(s.dir, lockName), owner)
+	lock, err := s.fsys.Lock(filepath.Join(s.dir, lockName), lockOwner())
 	switch {
 	case errors.Is(err, errors.ErrUnsupported):
 		return fmt.Errorf("checkpoint: this system, or the file system of %s as it is mounted, has no locks, without which two jobs "+

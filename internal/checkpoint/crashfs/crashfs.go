@@ -25,6 +25,7 @@ package crashfs
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"io"
 	"io/fs"
 	"maps"
@@ -266,7 +267,12 @@ func (f *FS) Create(path string) (checkpoint.Handle, error) {
 // Open implements [checkpoint.FS].
 func (f *FS) Open(path string) (checkpoint.Handle, error) {
 	var n *node
-	err := f.do("open", path, func() (err error) { n, err = f.find(path); return err })
+	err := f.do("open", path, func() (err error) {
+		if n, err = f.find(path); err == nil && n.names != nil {
+			err = fmt.Errorf("%w: it %w", checkpoint.ErrDamaged, errIsDir)
+		}
+		return err
+	})
 	if err != nil {
 		return nil, err
 	}

@@ -103,8 +103,7 @@ func TestNamesInOrder(t *testing.T) {
 	require.NoError(t, f.SyncDir("b"))
 	names := func(g *crashfs.FS) (list string) {
 		for _, path := range []string{"a", "b", "a/x", "b/x"} {
-			if h, err := g.Open(path); err == nil {
-				require.NoError(t, h.Close())
+			if _, err := g.Open(path); !errors.Is(err, fs.ErrNotExist) {
 				list += path + " "
 			}
 		}
