@@ -18,7 +18,7 @@ import (
 const checkTolerance = 1e-5
 
 // check computes every gradient of a small batch on all ranks of g, and on rank 0 alone, and
-// returns a line that compares them, or an error if they differ by more than rounding. Only rank 0
+// returns a text that compares them, or an error if they differ by more than rounding. Only rank 0
 // compares.
 func check(ctx context.Context, c config, data *corpus, g comm.Group) (string, error) {
 	if c.ranks == 1 {
@@ -96,6 +96,6 @@ func (c comparison) verdict(ranks int) (string, error) {
 		return "", fmt.Errorf("check: %d ranks differ from 1 rank by %.1e in a gradient; the largest gradient is %.1e",
 			ranks, c.diff, c.largest)
 	}
-	return fmt.Sprintf("check: %d ranks equal 1 rank: largest gradient difference %.1e over %s elements (largest gradient %.1e)",
+	return fmt.Sprintf("check: %d ranks equal 1 rank: largest gradient difference %.1e\n       over %s elements (largest gradient %.1e)",
 		ranks, c.diff, display.Count(c.elements), c.largest), nil
 }

@@ -108,7 +108,7 @@ func parse(args []string, w io.Writer) (config, error) {
 
 // define defines the flags in f. It returns the name of the preset, which f sets.
 func (c *config) define(f *flag.FlagSet) (preset *string) {
-	f.Func("data", "train on this `path`, a text file or a directory of them; may be repeated (default the Go standard library)",
+	f.Func("data", "train on this `path`, a text file or a directory; may be repeated\n(default the Go standard library)",
 		func(path string) error { c.data = append(c.data, path); return nil })
 	f.IntVar(&c.maxBytes, "max-bytes", 32<<20, "read no more `bytes` of text than this")
 	f.IntVar(&c.holdout, "holdout", 20, "hold out every `k`-th file for validation")
@@ -118,23 +118,23 @@ func (c *config) define(f *flag.FlagSet) (preset *string) {
 	f.IntVar(&c.heads, "heads", 0, "attention heads (default by size)")
 	f.IntVar(&c.context, "context", 0, "`bytes` that the model sees at once (default by size)")
 	f.Float64Var(&c.dropout, "dropout", 0, "dropout `rate`")
-	f.IntVar(&c.ranks, "ranks", 2, "ranks to shard over, as goroutines of this process, unless a launcher has started them")
+	f.IntVar(&c.ranks, "ranks", 2, "`ranks` to shard over: goroutines, or what a launcher starts")
 	f.IntVar(&c.prefetch, "prefetch", 1, "`groups` of parameters gathered ahead")
 	f.Uint64Var(&c.seed, "seed", 1, "`seed` of the parameters, the batches and the sample")
-	f.BoolVar(&c.check, "check", true, "compare the gradients of all ranks with those of one before training")
+	f.BoolVar(&c.check, "check", true, "first compare the gradients of all ranks to those of one")
 	f.IntVar(&c.steps, "steps", 0, "training steps (default as many as -time allows)")
-	f.DurationVar(&c.budget, "time", 0, fmt.Sprintf("end training after this `duration`, such as 10m (default %v, or no limit with -steps)", defaultTime))
+	f.DurationVar(&c.budget, "time", 0, fmt.Sprintf("end training after this `duration`, such as 10m\n(default %v, or no limit with -steps)", defaultTime))
 	f.IntVar(&c.batch, "batch", 16, "`sequences` per step, over all ranks")
 	f.Float64Var(&c.lr, "lr", 2e-3, "highest learning `rate`")
 	f.Float64Var(&c.warmup, "warmup", 0.05, "`share` of the run in which the learning rate rises")
 	f.IntVar(&c.evalEvery, "eval-every", 0, "`steps` between evaluations (default an eighth of the run)")
-	f.IntVar(&c.evalBytes, "eval-bytes", 64<<10, "held-out `bytes` in an evaluation, rounded up to whole batches")
+	f.IntVar(&c.evalBytes, "eval-bytes", 64<<10, "held-out `bytes` in an evaluation, rounded up to batches")
 	f.StringVar(&c.saveDir, "save", "", "write checkpoints of the training to this `directory`")
 	f.IntVar(&c.saveEvery, "save-every", 0, "`steps` between checkpoints (default an eighth of the run)")
 	f.IntVar(&c.keep, "keep", 3, "leave the last `k` checkpoints")
-	f.BoolVar(&c.resume, "resume", false, "go on from the newest checkpoint in the directory of -save, if there is one")
+	f.BoolVar(&c.resume, "resume", false, "go on from the newest checkpoint in -save, if there is one")
 	f.StringVar(&c.importFrom, "import", "", "begin with the weights in this `file`, safetensors with GPT-2's names")
-	f.StringVar(&c.exportTo, "export", "", "write the weights to this `file` at the end, safetensors with GPT-2's names")
+	f.StringVar(&c.exportTo, "export", "", "write the weights to this `file`, safetensors with GPT-2's names")
 	f.StringVar(&c.prompt, "prompt", "func ", "`text` that the sample begins with")
 	f.IntVar(&c.sampleBytes, "sample-bytes", 600, "length of the sample in `bytes`; 0 for none")
 	f.Float64Var(&c.temperature, "temperature", 0.7, "of sampling: 0 always takes the likeliest byte")

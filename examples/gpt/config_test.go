@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	lines "github.com/gofsdp/gofsdp/internal/text"
 )
 
 func TestParseDefaults(t *testing.T) {
@@ -76,6 +78,7 @@ func TestHelp(t *testing.T) {
 	_, err := parse([]string{"-h"}, &b)
 	require.ErrorIs(t, err, flag.ErrHelp)
 	require.Contains(t, b.String(), "-sample-bytes")
+	require.Empty(t, lines.Wider(b.String(), 80))
 }
 
 func TestDone(t *testing.T) {

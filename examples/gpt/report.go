@@ -96,8 +96,8 @@ func planText(c config, p *fsdp.Plan) string {
 		steps = display.Count(c.steps) + " steps"
 	}
 	row("batch", "%d sequences, %s bytes of text; %s", c.batch, display.Count(tokens), steps)
-	row("each rank", "%s: %s parameters and gradients, %s AdamW's moments, at most %s more in a pass", display.Bytes(p.Peak()),
-		display.Bytes(p.ShardBytes), display.Bytes(p.StateBytes), display.Bytes(p.PassBytes))
+	row("each rank", "%s: %s parameters and gradients,", display.Bytes(p.Peak()), display.Bytes(p.ShardBytes))
+	row("", "%s AdamW's moments, at most %s more in a pass", display.Bytes(p.StateBytes), display.Bytes(p.PassBytes))
 	row("", "it sends %s per step", display.Bytes(p.Traffic))
 	return b.String()
 }
@@ -115,7 +115,7 @@ func (t *trainer) printResult(took time.Duration) {
 		display.Rate(float64(read)/took.Seconds(), "tok"))
 	copies := ""
 	if t.saves.size > 0 {
-		copies = fmt.Sprintf(" and %s for checkpoints", display.Bytes(t.saves.size))
+		copies = fmt.Sprintf(" and %s to save", display.Bytes(t.saves.size))
 	}
 	t.screen.Printf("  memory per rank: %s at most, %s planned%s\n", display.Bytes(t.history.memory), display.Bytes(t.history.planned), copies)
 	t.screen.Printf("  validation loss: %.4f nats/byte, %.4f bits/byte\n", final, final/math.Ln2)

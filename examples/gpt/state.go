@@ -14,6 +14,7 @@ import (
 	"github.com/gofsdp/gofsdp/examples/gpt/internal/display"
 	"github.com/gofsdp/gofsdp/fsdp"
 	"github.com/gofsdp/gofsdp/fsdp/nn"
+	lines "github.com/gofsdp/gofsdp/internal/text"
 )
 
 // record is what a checkpoint holds of a run beside the model and the optimizer: what it takes to
@@ -116,9 +117,9 @@ func (t *trainer) load(ctx context.Context) error {
 		return fmt.Errorf("%s: the model has %s heads, this one has %s", checkpoint.Path, r.Flags["heads"], now["heads"])
 	}
 	t.elapsed, t.history, t.saves.last = r.Elapsed, r.History, t.opt.Steps()
-	t.screen.Printf("resumed after step %d from %s, which %d ranks saved\n", t.opt.Steps(), checkpoint.Path, checkpoint.World)
+	t.screen.Printf("resumed after step %d from %s,\n  which %d ranks saved\n", t.opt.Steps(), checkpoint.Path, checkpoint.World)
 	for _, d := range differences(r.Flags, now) {
-		t.screen.Printf("warning: %s\n", d)
+		t.screen.Printf("%s\n", lines.Fill("warning: "+d, display.LogColumns, "  "))
 	}
 	t.screen.Printf("\n")
 	return nil
@@ -193,7 +194,7 @@ func (t *trainer) settle(ctx context.Context) {
 	}
 	s.last, s.works = s.step, true
 	took := <-s.took
-	t.screen.Printf("step %d  saved %s: %s/rank in %.2fs, %s/s; training stood still for %v\n", s.step, filepath.Base(saving.Path()),
+	t.screen.Printf("step %d  saved %s: %s/rank in %.2fs, %s/s;\n  training stood still for %v\n", s.step, filepath.Base(saving.Path()),
 		display.Bytes(s.size), took.Seconds(), display.Bytes(int(float64(s.size)/took.Seconds())), saving.Stalled().Round(time.Millisecond))
 }
 

@@ -72,7 +72,7 @@ func TestResume(t *testing.T) {
 	require.Equal(t, []string{"5", "7"}, checkpoints(t, filepath.Join(dir, "parts")))
 
 	rest := output(t, append(parts, "-resume"))
-	require.Regexp(t, `resumed after step 7 from .*-step-7, which 2 ranks saved\n\n`, rest, "and no warning")
+	require.Regexp(t, `resumed after step 7 from .*-step-7,\n  which 2 ranks saved\n\n`, rest, "and no warning")
 	want, got := losses(t, whole), losses(t, rest)
 	require.Equal(t, []string{"10/12", "11/12", "12  validation", "12/12", "8  validation", "8/12", "9/12"}, slices.Sorted(maps.Keys(got)))
 	for step, loss := range got {
@@ -115,7 +115,7 @@ func TestSave(t *testing.T) {
 	out := output(t, job("-save", dir, "-save-every", "1", "-keep", "2", "-resume"))
 	require.Contains(t, out, "starting anew: ")
 	require.Equal(t, []string{"11", "12"}, checkpoints(t, dir))
-	require.Len(t, regexp.MustCompile(`step \d+  saved \d{6}-step-\d+: \S+ kB/rank in \S+s, \S+ .?B/s; training stood still for `).FindAllString(out, -1), 12)
+	require.Len(t, regexp.MustCompile(`step \d+  saved \d{6}-step-\d+: \S+ kB/rank in \S+s, \S+ .?B/s;\n  training stood still for `).FindAllString(out, -1), 12)
 
 	err := run(t.Context(), job("-save", dir), io.Discard, io.Discard)
 	require.ErrorContains(t, err, "has checkpoints of another run: go on from them with -resume, or -save to another directory")

@@ -12,6 +12,7 @@ import (
 
 	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/examples/internal/text"
+	lines "github.com/gofsdp/gofsdp/internal/text"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -25,6 +26,7 @@ func TestRun(t *testing.T) {
 	require.NoError(t, comm.Run(t.Context(), ranks, func(ctx context.Context, g comm.Group) error {
 		return (&rank{g, &out, code, prose}).run(ctx, 10)
 	}))
+	require.Empty(t, lines.Wider(out.String(), 76), "80 with what fsdprun puts before a line")
 	losses := regexp.MustCompile(`loss (?:before|after) +code ([0-9.]+)`).FindAllStringSubmatch(out.String(), -1)
 	require.Len(t, losses, 5, out.String())
 	loss := func(i int) float64 {

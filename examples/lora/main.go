@@ -8,13 +8,15 @@
 //	$ go run ./examples/lora
 //	pretraining on code
 //	  391008 parameters, 0 of them frozen
-//	  a rank holds 1564 kB of parameters and gradients, 1564 kB of optimizer state, up to 9850 kB more in a step
+//	  a rank holds 1564 kB of parameters and gradients, 1564 kB of optimizer
+//	  state, up to 9850 kB more in a step
 //	  a step gathers 5 times, reduces 4 times and sends 1787 kB
 //	  loss before  code 5.571  prose 5.571 nats per byte
 //	  loss after   code 2.523  prose 3.283 nats per byte
 //	adapting to prose
 //	  427872 parameters, 391008 of them frozen
-//	  a rank holds 929 kB of parameters and gradients, 147 kB of optimizer state, up to 9524 kB more in a step
+//	  a rank holds 929 kB of parameters and gradients, 147 kB of optimizer
+//	  state, up to 9524 kB more in a step
 //	  a step gathers 9 times, reduces 3 times and sends 1177 kB
 //	  loss before  code 2.523  prose 3.283 nats per byte
 //	  loss after   code 3.048  prose 2.568 nats per byte
@@ -174,8 +176,10 @@ func (r *rank) plan(m *fsdp.Sharded) error {
 			frozen += g.Len
 		}
 	}
-	fmt.Fprintf(r.out, "  %d parameters, %d of them frozen\n  a rank holds %d kB of parameters and gradients, %d kB of optimizer state, up to %d kB more in a step\n"+
-		"  a step gathers %d times, reduces %d times and sends %d kB\n", p.Params, frozen, p.ShardBytes/1000, p.StateBytes/1000, p.PassBytes/1000, p.Gathers, p.Reduces, p.Traffic/1000)
+	fmt.Fprintf(r.out, "  %d parameters, %d of them frozen\n", p.Params, frozen)
+	fmt.Fprintf(r.out, "  a rank holds %d kB of parameters and gradients, %d kB of optimizer\n  state, up to %d kB more in a step\n",
+		p.ShardBytes/1000, p.StateBytes/1000, p.PassBytes/1000)
+	fmt.Fprintf(r.out, "  a step gathers %d times, reduces %d times and sends %d kB\n", p.Gathers, p.Reduces, p.Traffic/1000)
 	return nil
 }
 

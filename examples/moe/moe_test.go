@@ -10,6 +10,7 @@ import (
 
 	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/examples/internal/text"
+	lines "github.com/gofsdp/gofsdp/internal/text"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -23,6 +24,7 @@ func TestRun(t *testing.T) {
 		return run(ctx, g, []text.Text{code, prose}, 10, &out)
 	}))
 	require.Contains(t, out.String(), "rank 3 owns")
+	require.Empty(t, lines.Wider(out.String(), 76), "80 with what fsdprun puts before a line")
 	require.ErrorContains(t, comm.Run(t.Context(), 3, func(ctx context.Context, g comm.Group) error {
 		return run(ctx, g, []text.Text{code, prose}, 10, &out)
 	}), "3 ranks do not divide into 2 domains")

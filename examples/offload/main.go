@@ -6,12 +6,12 @@
 // The directory should be on a disk: one of tmpfs is RAM. With enough RAM for everything, two
 // processors and a disk that reads half a gigabyte a second:
 //
-//	MB                                     planned                resident
-//	                                RAM      files    anonymous      files    ms/step      loss
-//	all in RAM                    325.4        0.0        339.7       10.8        269  2.375505
-//	blocks recomputed             278.9        0.0        294.6       11.0        315  2.375505
-//	state in files                 94.7      230.7        109.7      241.7        269  2.375505
-//	and activations                38.7      293.8         54.4      304.8        275  2.375505
+//	MB                           planned            resident
+//	                        RAM    files  anonymous    files  ms/step      loss
+//	all in RAM            325.4      0.0      339.7     10.8      269  2.375505
+//	blocks recomputed     278.9      0.0      294.6     11.0      315  2.375505
+//	state in files         94.7    230.7      109.7    241.7      269  2.375505
+//	and activations        38.7    293.8       54.4    304.8      275  2.375505
 //
 // What is resident in files is what the system has room for. It may drop all of it, and only the
 // rest has to fit in RAM: the plan says how much that is, to which the process itself adds some 15
@@ -53,8 +53,8 @@ func main() {
 // run trains under every configuration and prints a line about each.
 func run(ctx context.Context, w io.Writer, model *nn.GPT, rows int, dir string) error {
 	blocks := fsdp.WrapType[*nn.Block]()
-	fmt.Fprintf(w, "%-24s %21s %23s\n", "MB", "planned", "resident")
-	fmt.Fprintf(w, "%-24s %10s %10s %12s %10s %10s %9s\n", "", "RAM", "files", "anonymous", "files", "ms/step", "loss")
+	fmt.Fprintf(w, "%-18s %17s %19s\n", "MB", "planned", "resident")
+	fmt.Fprintf(w, "%-18s %8s %8s %10s %8s %8s %9s\n", "", "RAM", "files", "anonymous", "files", "ms/step", "loss")
 	for _, c := range []struct {
 		name string
 		cfg  fsdp.Config
@@ -69,7 +69,7 @@ func run(ctx context.Context, w io.Writer, model *nn.GPT, rows int, dir string) 
 		if err != nil {
 			return fmt.Errorf("%s: %w", c.name, err)
 		}
-		fmt.Fprintf(w, "%-24s %10s %10s %12s %10s %10d %9.6f\n", c.name,
+		fmt.Fprintf(w, "%-18s %8s %8s %10s %8s %8d %9.6f\n", c.name,
 			mb(r.plan.RAMBytes), mb(r.plan.MappedBytes), mb(r.anonymous), mb(r.files), r.step.Milliseconds(), r.loss)
 	}
 	return nil

@@ -12,6 +12,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/gofsdp/gofsdp/fsdp/nn"
+	lines "github.com/gofsdp/gofsdp/internal/text"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -23,12 +24,13 @@ func TestRun(t *testing.T) {
 	var out strings.Builder
 	model := &nn.GPT{Vocab: 16, Context: 32, Layers: 3, Dim: 32, Heads: 2}
 	require.NoError(t, run(t.Context(), &out, model, 8, dir))
+	require.Empty(t, lines.Wider(out.String(), 76), "80 with what fsdprun puts before a line")
 	lines := strings.Split(strings.TrimSpace(out.String()), "\n")
 	require.Len(t, lines, 6)
 	var losses []string
 	var ram []float64
 	for _, line := range lines[2:] {
-		values := strings.Fields(line[24:])
+		values := strings.Fields(line[18:])
 		require.Len(t, values, 6, line)
 		var planned, files float64
 		_, err := fmt.Sscan(values[0]+" "+values[1], &planned, &files)

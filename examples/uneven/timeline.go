@@ -33,23 +33,19 @@ func (t *timeline) see(e fsdp.Event) {
 }
 
 // draw prints the passes of all ranks since the last time, a row for each rank, and who had a batch
-// how often. All ranks call it; what is written on one is of all.
+// in how many of how many passes. All ranks call it; what is written on one is of all.
 func (t *timeline) draw(ctx context.Context, g comm.Group, w io.Writer) error {
-	const width = 64
+	const width = 58
 	ranks, err := comm.GatherBytes(ctx, g, t.active)
 	if err != nil {
 		return err
 	}
 	for from := 0; from < len(t.marks); from += width {
 		to := min(from+width, len(t.marks))
-		fmt.Fprintf(w, "  passes  %s\n", t.marks[from:to])
+		fmt.Fprintf(w, "  passes          %s\n", t.marks[from:to])
 		for r, active := range ranks {
-			fmt.Fprintf(w, "  rank %d  %s", r, strings.NewReplacer("\x00", "░", "\x01", "█").Replace(string(active[from:to])))
-			if to == len(t.marks) {
-				n := strings.Count(string(active), "\x01")
-				fmt.Fprintf(w, "  %d with a batch, %d without", n, len(active)-n)
-			}
-			fmt.Fprintln(w)
+			count := fmt.Sprintf("%3d/%d", strings.Count(string(active), "\x01"), len(active))
+			fmt.Fprintf(w, "  rank %d %-7s  %s\n", r, count, strings.NewReplacer("\x00", "░", "\x01", "█").Replace(string(active[from:to])))
 		}
 	}
 	t.forget()

@@ -77,7 +77,7 @@ var edges = map[string]string{
 	"fsdp/fsdpckpt":                 "internal/checkpoint internal/safetensors",
 	"fsdp/fsdprun":                  "internal/launch",
 	"examples/fromgraph":            "gorgonia comm fsdp fsdp/graph optim",
-	"examples/gpt":                  "gorgonia comm examples/gpt/internal/display fsdp fsdp/nn optim",
+	"examples/gpt":                  "gorgonia comm examples/gpt/internal/display fsdp fsdp/nn internal/text optim",
 	"examples/gpt/internal/display": "",
 	"examples/internal/text":        "gorgonia fsdp",
 	"examples/lora":                 "gorgonia comm examples/internal/text fsdp fsdp/nn optim",

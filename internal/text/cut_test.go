@@ -31,3 +31,28 @@ func TestCutKeepsOtherBytes(t *testing.T) {
 	require.Equal(t, strings.Repeat("\x80", 6), Cut(strings.Repeat("\x80", 20), 10))
 	require.Empty(t, Cut("\x80\x80", 1))
 }
+
+// TestFill checks that lines are no longer than they may be, as long as they could be, and have all
+// words.
+func TestFill(t *testing.T) {
+	require.Equal(t, "a bb\n  c d\n  é é", Fill("a bb  c d é é", 5, "  "))
+	require.Equal(t, "longer than 5", Fill("longer than 5", 5, "  "))
+	rapid.Check(t, func(t *rapid.T) {
+		words := rapid.SliceOf(rapid.StringMatching(`[aé]{1,10}`)).Draw(t, "words")
+		columns, indent := rapid.IntRange(12, 30).Draw(t, "columns"), strings.Repeat(" ", rapid.IntRange(0, 2).Draw(t, "indent"))
+		filled := Fill(strings.Join(words, " "), columns, indent)
+		require.Empty(t, Wider(filled, columns))
+		require.Equal(t, words, append([]string{}, strings.Fields(filled)...))
+		lines := strings.Split(filled, "\n")
+		for i, line := range lines[1:] {
+			first, _, _ := strings.Cut(strings.TrimPrefix(line, indent), " ")
+			require.NotEmpty(t, Wider(lines[i]+" "+first, columns))
+		}
+	})
+}
+
+func TestWider(t *testing.T) {
+	require.Empty(t, Wider("", 0))
+	require.Equal(t, []string{"\té\n", "1234567890"}, Wider("éééééééé\n\té\n\t\n1234567890", 8))
+	require.Equal(t, []string{"12345678\t\n"}, Wider("12345678\t\n1\t\n", 8))
+}

@@ -52,10 +52,12 @@ func TestProgressLine(t *testing.T) {
 }
 
 func TestProgressLog(t *testing.T) {
-	require.Equal(t, "step  412/1600  loss 2.1239  lr 2.80e-03  41.2k tok/s  33.9 MB/rank  left 1m42s", example().Log())
+	require.Equal(t, "step  412/1600  loss 2.1239  left 1m42s  41.2k tok/s  33.9 MB/rank", example().Log())
 	p := example()
 	p.Saving = 12e6
-	require.Equal(t, example().Log()+"  saving 0 B of 12.0 MB", p.Log())
+	require.Equal(t, "step  412/1600  loss 2.1239  saving 0 B of 12.0 MB  left 1m42s  41.2k tok/s", p.Log())
+	p = Progress{Step: 7, Steps: 40, Loss: 2.1239, Speed: 41234, Memory: 33.9e6, LR: 0.0028, Left: 9 * time.Second}
+	require.Equal(t, "step  7/40  loss 2.1239  left 9s  41.2k tok/s  33.9 MB/rank  lr 2.8e-03", p.Log())
 }
 
 func TestProgressLineFits(t *testing.T) {
@@ -183,7 +185,7 @@ func TestScreenAsLog(t *testing.T) {
 	}
 	require.Equal(t, 1+logLines, strings.Count(b.String(), "\n"))
 	require.NotContains(t, b.String(), "\x1b")
-	require.Equal(t, 80, s.Width())
+	require.Equal(t, LogColumns, s.Width())
 }
 
 func TestScreenColor(t *testing.T) {

@@ -31,40 +31,36 @@ const (
 // Line draws p on one line of at most width columns: a bar, and as many of the numbers after it as
 // fit, the most important ones first.
 func (p Progress) Line(width int) string {
-	parts := []string{p.steps(), fmt.Sprintf("loss %.3f", p.Loss)}
-	var rest []string
-	if p.Saving > 0 {
-		rest = append(rest, p.saving())
-	}
-	rest = append(rest, "left "+Duration(p.Left), Rate(p.Speed, "tok"), Bytes(p.Memory)+"/rank", fmt.Sprintf("lr %.1e", p.LR))
-	const gap = "  "
-	used := len(strings.Join(parts, gap))
-	for _, r := range rest {
-		if used+len(gap)+len(r)+len(gap)+minBarCells > width {
-			break
-		}
-		parts = append(parts, r)
-		used += len(gap) + len(r)
-	}
-	line := strings.Join(parts, gap)
-	if cells := min(barCells, width-used-len(gap)); cells >= minBarCells {
+	line := p.numbers(fmt.Sprintf("%s  loss %.3f", p.steps(), p.Loss), width-len(gap)-minBarCells)
+	if cells := min(barCells, width-len(line)-len(gap)); cells >= minBarCells {
 		return bar(p.Done, cells) + gap + line
 	}
 	return line[:min(len(line), max(0, width))]
 }
 
-// Log writes p as one line of a log, to be read by people and by awk.
+// Log writes p as one line of a log, to be read by people and by awk, of LogColumns unless the
+// numbers of steps are huge.
 func (p Progress) Log() string {
-	line := fmt.Sprintf("step %s  loss %.4f  lr %.2e  %s  %s/rank  left %s",
-		p.steps(), p.Loss, p.LR, Rate(p.Speed, "tok"), Bytes(p.Memory), Duration(p.Left))
-	if p.Saving > 0 {
-		line += "  " + p.saving()
-	}
-	return line
+	return p.numbers(fmt.Sprintf("step %s  loss %.4f", p.steps(), p.Loss), LogColumns)
 }
 
-func (p Progress) saving() string {
-	return fmt.Sprintf("saving %s of %s", Bytes(p.Saved), Bytes(p.Saving))
+// gap is between two numbers.
+const gap = "  "
+
+// numbers adds to line as many of the other numbers as fit, the most important ones first.
+func (p Progress) numbers(line string, width int) string {
+	var rest []string
+	if p.Saving > 0 {
+		rest = append(rest, fmt.Sprintf("saving %s of %s", Bytes(p.Saved), Bytes(p.Saving)))
+	}
+	rest = append(rest, "left "+Duration(p.Left), Rate(p.Speed, "tok"), Bytes(p.Memory)+"/rank", fmt.Sprintf("lr %.1e", p.LR))
+	for _, r := range rest {
+		if len(line)+len(gap)+len(r) > width {
+			break
+		}
+		line += gap + r
+	}
+	return line
 }
 
 func (p Progress) steps() string {

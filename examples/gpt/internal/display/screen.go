@@ -34,10 +34,13 @@ func NewScreen(w io.Writer, width func() int, color bool) *Screen {
 	return &Screen{w: w, width: width, color: color, now: time.Now, logged: -1}
 }
 
-// Width returns the columns to fill: those of the terminal, or 80.
+// LogColumns are the columns of what is no terminal: 80 with what fsdprun puts before each line.
+const LogColumns = 76
+
+// Width returns the columns to fill: those of the terminal, or LogColumns.
 func (s *Screen) Width() int {
 	if s.width == nil {
-		return 80
+		return LogColumns
 	}
 	return s.width()
 }
