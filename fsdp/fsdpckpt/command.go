@@ -67,12 +67,12 @@ func run(ctx context.Context, args []string, sys system) int {
 
 // overview prints what there is.
 func overview(w io.Writer) {
-	fmt.Fprint(w, "Fsdpckpt looks into checkpoints, checks them and rewrites them, without the model that they are of.\n\n")
+	fmt.Fprint(w, "Fsdpckpt looks into checkpoints, checks them and rewrites them, without the\nmodel that they are of.\n\n")
 	for _, c := range commands {
-		fmt.Fprintf(w, "  %-38s  %s\n", "fsdpckpt "+c.name+" "+c.args, c.short)
+		fmt.Fprintf(w, "  %-37s %s\n", "fsdpckpt "+c.name+" "+c.args, c.short)
 	}
 	fmt.Fprint(w, "\nPATH is a checkpoint, or the directory of a job: then its last whole one.\n"+
-		"Exit status: 0, 1 after a failure or if there is damage, 2 for a wrong command line.\n"+
+		"Exit status: 0, 1 after a failure or damage, 2 for a wrong command line.\n"+
 		"fsdpckpt COMMAND -h tells more.\n")
 }
 
@@ -96,7 +96,7 @@ func (c *command) run(ctx context.Context, args []string, sys system) int {
 		c.help(f, sys.out)
 		return 0
 	case errors.As(err, &usage):
-		fmt.Fprintf(sys.err, "fsdpckpt %s: %v\nusage: %s\n", c.name, err, c.usage(f))
+		fmt.Fprintf(sys.err, "fsdpckpt %s: %v\n%s\n", c.name, err, c.usage(f))
 		return exitUsage
 	default:
 		fmt.Fprintf(sys.err, "fsdpckpt %s: %v\n", c.name, err)
@@ -120,22 +120,20 @@ func parse(f *flag.FlagSet, args []string) (rest []string, err error) {
 	}
 }
 
-// usage is c on one line.
+// usage is how c is called. Flags that it needs are among c.args.
 func (c *command) usage(f *flag.FlagSet) string {
-	line := "fsdpckpt " + c.name + " " + c.args
-	f.VisitAll(func(g *flag.Flag) {
-		if strings.Contains(line, " -"+g.Name) { // it is no option
-			return
-		}
-		value, _ := flag.UnquoteUsage(g)
-		line += " [" + strings.TrimSpace("-"+g.Name+" "+value) + "]"
-	})
+	line := "usage: fsdpckpt " + c.name + " " + c.args
+	optional := false
+	f.VisitAll(func(g *flag.Flag) { optional = optional || !strings.Contains(line, " -"+g.Name) })
+	if optional {
+		line += " [flags]"
+	}
 	return line
 }
 
 // help prints all about c.
 func (c *command) help(f *flag.FlagSet, w io.Writer) {
-	fmt.Fprintf(w, "usage: %s\n\n%s\n", c.usage(f), strings.TrimSpace(c.long))
+	fmt.Fprintf(w, "%s\n\n%s\n", c.usage(f), strings.TrimSpace(c.long))
 	first := true
 	f.VisitAll(func(*flag.Flag) {
 		if first {

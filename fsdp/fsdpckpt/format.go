@@ -10,6 +10,8 @@ import (
 	"text/tabwriter"
 
 	"golang.org/x/term"
+
+	"github.com/gofsdp/gofsdp/internal/text"
 )
 
 // sizeText returns a number of bytes for people: "512 B", "1.5 KiB", "12.0 GiB".
@@ -26,11 +28,11 @@ func sizeText(n int64) string {
 
 // countText returns n with a comma before every three digits.
 func countText(n int) string {
-	text := strconv.Itoa(n)
-	for i := len(text) - 3; i > 0; i -= 3 {
-		text = text[:i] + "," + text[i:]
+	digits := strconv.Itoa(n)
+	for i := len(digits) - 3; i > 0; i -= 3 {
+		digits = digits[:i] + "," + digits[i:]
 	}
-	return text
+	return digits
 }
 
 // plural returns "1 file" or "3 files".
@@ -41,7 +43,8 @@ func plural(n int, noun string) string {
 	return countText(n) + " " + noun
 }
 
-// table prints rows of cells separated by tabs, in columns. No line ends with spaces.
+// table prints rows of cells separated by tabs, in columns. No line ends with spaces, and lines of
+// more than 80 columns are broken.
 func table(w io.Writer, rows []string) error {
 	var b bytes.Buffer
 	t := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
@@ -50,7 +53,7 @@ func table(w io.Writer, rows []string) error {
 	}
 	t.Flush() // into memory
 	for line := range strings.Lines(b.String()) {
-		if _, err := fmt.Fprintln(w, strings.TrimRight(line, " \n")); err != nil {
+		if _, err := fmt.Fprintln(w, text.Fill(strings.TrimRight(line, " \n"), 80, "    ")); err != nil {
 			return err
 		}
 	}

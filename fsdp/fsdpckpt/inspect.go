@@ -16,8 +16,9 @@ import (
 var inspectCommand = command{
 	name: "inspect", args: "PATH", n: 1, short: "what is in one",
 	long: `
-Prints what a checkpoint is of: step, ranks, parameters, state of the optimizer, what the options Extra and RankExtra of
-fsdp.Save have added, and the files. A tensor that ranks have of their own, such as an expert's, is called "name@rank".`,
+Prints what a checkpoint is of: step, ranks, parameters, state of the optimizer,
+what the options Extra and RankExtra of fsdp.Save have added, and the files. A
+tensor that ranks have of their own, such as an expert's, is called "name@rank".`,
 	flags: func(f *flag.FlagSet) action {
 		tensors := f.Bool("tensors", false, "list the tensors, and which elements of each are in which file")
 		asJSON := f.Bool("json", false, "print JSON, for programs")
@@ -91,10 +92,10 @@ func contentRows(m *checkpoint.Manifest, a *about) []string {
 		if a.OptimizerSteps != nil {
 			row += plural(*a.OptimizerSteps, "step") + ", "
 		}
-		if row += volume(state); len(state) > 0 {
-			row += ": " + strings.Join(slices.Sorted(maps.Keys(entries)), ", ")
-		}
-		rows = append(rows, row)
+		rows = append(rows, row+volume(state))
+	}
+	if len(state) > 0 {
+		rows = append(rows, "entries\t"+strings.Join(slices.Sorted(maps.Keys(entries)), ", "))
 	}
 	for _, name := range slices.Sorted(maps.Keys(a.Extra)) {
 		rows = append(rows, fmt.Sprintf("extra\t%s %s", name, excerpt(a.Extra[name])))
@@ -130,7 +131,7 @@ func volume(tensors []checkpoint.Tensor) string {
 
 // excerpt returns the beginning of a JSON text, and how long it is if that is not all.
 func excerpt(text json.RawMessage) string {
-	const most = 60
+	const most = 40
 	runes := []rune(string(text))
 	if len(runes) <= most {
 		return string(runes)

@@ -14,8 +14,10 @@ import (
 var listCommand = command{
 	name: "list", args: "DIR", n: 1, short: "every checkpoint of a job",
 	long: `
-Lists the checkpoints in a job's directory, in the order of saving: step of the training, ranks that wrote it, number of files,
-size, and when. Those that Load passes over are listed with the reason. The data is not read, see fsdpckpt verify.`,
+Lists the checkpoints in a job's directory, in the order of saving: step of the
+training, ranks that wrote it, number of files, size, and when. Those that Load
+passes over are listed with the reason. The data is not read, see fsdpckpt
+verify.`,
 	flags: func(*flag.FlagSet) action { return list },
 }
 
@@ -32,6 +34,7 @@ func list(ctx context.Context, sys system, args []string) error {
 	if err != nil {
 		return err
 	}
+	var reasons []string
 	rows := []string{"CHECKPOINT\tSTEP\tRANKS\tFILES\tSIZE\tWHEN"}
 	for _, e := range entries {
 		if ctx.Err() != nil {
@@ -42,13 +45,12 @@ func list(ctx context.Context, sys system, args []string) error {
 		if e.Err == nil {
 			columns, e.Err = summary(sys.fs, e.Path) // a job may have removed it by now
 		}
-		row := fmt.Sprintf("%s\t%d\t%s\t%s", name, e.Step, columns, when[name])
+		rows = append(rows, fmt.Sprintf("%s\t%d\t%s\t%s", name, e.Step, columns, when[name]))
 		if e.Err != nil {
-			row += "\tdoes not count: " + reason(e)
+			reasons = append(reasons, fmt.Sprintf("\n%s does not count:\n  %s", name, reason(e)))
 		}
-		rows = append(rows, row)
 	}
-	return table(sys.out, rows)
+	return table(sys.out, append(rows, reasons...))
 }
 
 // summary returns the ranks, files and size of a checkpoint, as columns.

@@ -17,7 +17,11 @@
 //	$ fsdpckpt list bad
 //	CHECKPOINT      STEP  RANKS  FILES  SIZE     WHEN
 //	000003-step-30  30    3      3      1.0 MiB  2026-11-21 17:37:16
-//	000004-step-40  40    -      -      -        2026-11-21 17:37:16  does not count: rank-00002-of-00003.safetensors: damaged: it has 200000 bytes, 348672 were written
+//	000004-step-40  40    -      -      -        2026-11-21 17:37:16
+//
+//	000004-step-40 does not count:
+//	  rank-00002-of-00003.safetensors: damaged: it has 200000 bytes, 348672 were
+//	    written
 //
 // Load would go on from step 30. There is a copy:
 //
@@ -29,8 +33,9 @@
 //	seed        1
 //	passes      40
 //	parameters  17 tensors, 86,976 elements of F32, 339.8 KiB
-//	optimizer   40 steps, 34 tensors, 173,952 elements of F32, 679.5 KiB: exp_avg, exp_avg_sq
-//	extra       run {"Flags":{"batch":"16","data":"text of 903292 bytes and chec… (2.0 KiB)
+//	optimizer   40 steps, 34 tensors, 173,952 elements of F32, 679.5 KiB
+//	entries     exp_avg, exp_avg_sq
+//	extra       run {"Flags":{"batch":"16","data":"text of 9… (2.0 KiB)
 //
 //	FILE  NAME                             PIECES  SIZE
 //	0     rank-00000-of-00003.safetensors  18      341.6 KiB

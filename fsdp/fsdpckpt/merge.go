@@ -18,15 +18,17 @@ import (
 var mergeCommand = command{
 	name: "merge", args: "PATH OUT.safetensors", n: 2, short: "one file for other programs",
 	long: `
-Writes the whole parameters and buffers of a checkpoint into one safetensors file, as fsdp.Export does of a model. Buffers are
-those of rank 0. A parameter that ranks have of their own, such as an expert's, keeps its name "name@rank". What is read is
-compared with its checksums on the way. The file appears under its name once it is complete, in place of one that was there.
-Memory is that of one chunk, whatever the size of the model.`,
+Writes the whole parameters and buffers of a checkpoint into one safetensors
+file, as fsdp.Export does of a model. Buffers are those of rank 0. A parameter
+that ranks have of their own, such as an expert's, keeps its name "name@rank".
+What is read is compared with its checksums on the way. The file appears under
+its name once it is complete, in place of one that was there. Memory is that of
+one chunk, whatever the size of the model.`,
 	flags: func(f *flag.FlagSet) action {
 		var m merger
 		f.BoolVar(&m.optimizer, "optimizer", false, `write the state of the optimizer too, as "exp_avg:name"`)
-		f.StringVar(&m.prefix, "prefix", "", "put this `text` before the name of every parameter, such as transformer.")
-		f.Func("dtype", "write parameters and buffers as this `type`: bf16, f16, f32 or f64 (default: as they are)", m.setType)
+		f.StringVar(&m.prefix, "prefix", "", "put this `text` before every parameter's name, such as transformer.")
+		f.Func("dtype", "write parameters and buffers as this `type`: bf16, f16, f32 or f64\n(default: as they are)", m.setType)
 		return m.run
 	},
 }

@@ -13,15 +13,19 @@ import (
 )
 
 var reshardCommand = command{
-	name: "reshard", args: "PATH OUTDIR -ranks N", n: 2, short: "the same checkpoint, cut into other files",
+	name: "reshard", args: "PATH OUTDIR -ranks N", n: 2, short: "the same, cut into other files",
 	long: `
-Writes a checkpoint again, cut evenly into N files, as a new one in the job directory OUTDIR, which is made if need be. What
-is read is compared with its checksums on the way. Memory is that of one chunk, whatever the size of the model.
+Writes a checkpoint again, cut evenly into N files, as a new one in the job
+directory OUTDIR, which is made if need be. What is read is compared with its
+checksums on the way. Memory is that of one chunk, whatever the size of the
+model.
 
-There is no need to do this to load a checkpoint with another number of ranks: fsdp.Load cuts as it reads. It helps where the
-number or the size of files matters, to copy them or to read them from many hosts at once. The contents stay as they were: the
-new checkpoint loads wherever the old one does, with the same result, and tells of the ranks that saved the old one. What these
-have of their own stays theirs: buffers, experts, RankExtra.`,
+There is no need to do this to load a checkpoint with another number of ranks:
+fsdp.Load cuts as it reads. It helps where the number or the size of files
+matters, to copy them or to read them from many hosts at once. The contents stay
+as they were: the new checkpoint loads wherever the old one does, with the same
+result, and tells of the ranks that saved the old one. What these have of their
+own stays theirs: buffers, experts, RankExtra.`,
 	flags: func(f *flag.FlagSet) action {
 		n := f.Int("ranks", 0, "cut for `N` ranks: into so many files (required)")
 		return func(ctx context.Context, sys system, args []string) error {

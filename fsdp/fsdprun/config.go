@@ -42,22 +42,22 @@ func parse(args []string, cores int, usage io.Writer) (config, error) {
 		fmt.Fprint(usage, "usage: fsdprun [flags] program [arguments]\n\nThe program is a binary, or a Go package or file, which is built first.\n\n")
 		f.PrintDefaults()
 	}
-	n := f.String("n", "auto", "number of ranks on this host; auto: -max, or else one per core")
+	n := f.String("n", "auto", "ranks on this host; auto: -max, or else one per core")
 	f.IntVar(&c.min, "min", 0, "at least so many ranks after a restart (default -n)")
 	f.IntVar(&c.max, "max", 0, "at most so many ranks after a restart (default -n)")
 	f.IntVar(&c.nodes, "nnodes", 1, "number of hosts")
 	f.IntVar(&c.node, "node-rank", 0, "this host, from 0")
 	rdzv := f.String("rdzv", "", "host:port where rank 0 serves the rendezvous, with several hosts")
 	f.StringVar(&c.job, "job", "", "name of the job, the same on all hosts (default: random, or -rdzv)")
-	f.StringVar(&c.secretFile, "secret-file", "", "file with the key that all hosts share (default: FSDP_SECRET, or random on one host)")
+	f.StringVar(&c.secretFile, "secret-file", "", "file with the key that all hosts share\n(default: FSDP_SECRET, or random on one host)")
 	f.StringVar(&c.transport, "transport", "", "auto, shm or tcp")
 	f.StringVar(&c.listen, "listen", "", "network interface or address on which ranks listen")
-	f.StringVar(&c.timeout, "timeout", "", "for how long an operation of the ranks may make no progress, such as 90s")
+	f.StringVar(&c.timeout, "timeout", "", "for how long an operation may make no progress, such as 90s")
 	f.IntVar(&c.restarts, "restarts", 0, "how many times to start again after a failure")
 	f.DurationVar(&c.grace, "grace", 10*time.Second, "between a signal that asks ranks to end and SIGKILL")
 	f.BoolVar(&c.pin, "pin", false, "give each rank its own share of the cores (Linux)")
 	f.StringVar(&c.logDir, "log-dir", "", "directory for rank-0.log, rank-1.log, …")
-	show := f.String("show", "all", "ranks whose output is printed: all, none, or a list such as 0,2-3")
+	show := f.String("show", "all", "whose output is printed: all, none, or a list such as 0,2-3")
 	if err := f.Parse(args); err != nil {
 		return c, err
 	}

@@ -25,6 +25,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gofsdp/gofsdp/internal/launch"
+	"github.com/gofsdp/gofsdp/internal/text"
 )
 
 // The test binary is also the program that is launched, and the launcher where that has to be a
@@ -299,7 +300,9 @@ func TestUsage(t *testing.T) {
 	var err output
 	require.Equal(t, exitError, run([]string{"-n", "1", "no-such-program"}, system{err: &err, out: io.Discard}))
 	require.Contains(t, err.String(), "no-such-program: no such file")
-	require.Zero(t, run([]string{"-h"}, system{err: &err, out: io.Discard}))
+	var help output
+	require.Zero(t, run([]string{"-h"}, system{err: &help, out: io.Discard}))
+	require.Empty(t, text.Wider(help.String(), 80))
 }
 
 func TestOutputIsWholeLinesWithPrefix(t *testing.T) {
@@ -349,7 +352,7 @@ func TestFirstFailure(t *testing.T) {
 func TestKilledRank(t *testing.T) {
 	status, r := finish(t, "kill", "-n", "2")
 	require.Equal(t, 128+9, status)
-	require.Regexp(t, `first: rank 1, after \S+: killed by SIGKILL, which fsdprun did not send: by the kernel, out of memory\?`, r.err.String())
+	require.Regexp(t, `first: rank 1, after \S+: killed by SIGKILL\nfsdprun: fsdprun did not send it: was it the kernel, out of memory\?`, r.err.String())
 }
 
 // TestBlame checks who is blamed when several ranks have failed before fsdprun could look.

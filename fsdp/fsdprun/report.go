@@ -13,8 +13,6 @@ func (e ending) String() string {
 	switch {
 	case e.signal != 0 && e.asked:
 		return "ended by fsdprun with " + signalName(e.signal)
-	case e.signal == syscall.SIGKILL:
-		return "killed by SIGKILL, which fsdprun did not send: by the kernel, out of memory? See dmesg"
 	case e.signal != 0:
 		return "killed by " + signalName(e.signal)
 	case e.code != 0:
@@ -28,6 +26,9 @@ func (a *attempt) summary() string {
 	var b strings.Builder
 	first := a.culprit()
 	fmt.Fprintf(&b, "first: rank %d, after %v: %s\n", first.number, first.end.after.Round(10*time.Millisecond), first.end)
+	if first.end.signal == syscall.SIGKILL && !first.end.asked {
+		b.WriteString("fsdprun did not send it: was it the kernel, out of memory? See dmesg\n")
+	}
 	if lines := first.tail.last(); len(lines) > 0 {
 		fmt.Fprintf(&b, "the end of its standard error:\n  | %s\n", strings.Join(lines, "\n  | "))
 	}
