@@ -57,7 +57,7 @@ func parse(args []string, cores int, usage io.Writer) (config, error) {
 	f.DurationVar(&c.grace, "grace", 10*time.Second, "between a signal that asks ranks to end and SIGKILL")
 	f.BoolVar(&c.pin, "pin", false, "give each rank its own share of the cores (Linux)")
 	f.StringVar(&c.logDir, "log-dir", "", "directory for rank-0.log, rank-1.log, …")
-	show := f.String("show", "all", "whose output is printed: all, none, or a list such as 0,2-3")
+	show := f.String("show", "all", "whose output is printed: all, none, or such as 0,2-3")
 	if err := f.Parse(args); err != nil {
 		return c, err
 	}
