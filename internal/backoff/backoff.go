@@ -48,12 +48,17 @@ type Waiter struct {
 	Policy *Policy
 
 	looks int
-	since time.Time   // zero until somebody asks
+	idle  time.Duration
+	asked time.Time   // for idle; zero until somebody asks
 	timer *time.Timer // nil until the first sleep
 }
 
+// longestLook is the most that counts of the time between two looks. A waiter looks more often
+// than that: it was stopped meanwhile, or the machine suspended.
+const longestLook = time.Second
+
 // Reset says that what was waited for has come, or a part of it.
-func (w *Waiter) Reset() { w.looks, w.since = 0, time.Time{} }
+func (w *Waiter) Reset() { w.looks, w.asked = 0, time.Time{} }
 
 // Rest is called after a look in vain. It spins or yields and returns true, for
 // another look, or returns false at once if it is time to sleep.
@@ -88,18 +93,23 @@ func (w *Waiter) yield() {
 }
 
 // Idle returns the time since this was first asked after the last Reset, by Rest and
-// Sleep too. It is for those who give up after some time.
+// Sleep too. It is for those who give up after some time, and ask at least every second
+// meanwhile: of more than a second between two asks, in which this process has not run, a
+// second counts. So whoever was stopped, and with it perhaps all ranks, goes on to wait.
 func (w *Waiter) Idle() time.Duration {
-	if w.since.IsZero() {
-		w.since = time.Now()
-		return 0
+	now := time.Now()
+	if w.asked.IsZero() {
+		w.idle = 0
+	} else {
+		w.idle += min(now.Sub(w.asked), longestLook)
 	}
-	return time.Since(w.since)
+	w.asked = now
+	return w.idle
 }
 
 // Progress is Reset for a waiter that has slept well meanwhile: it does not become
 // eager again.
-func (w *Waiter) Progress() { w.since = time.Now().Add(-w.Policy.Eager) }
+func (w *Waiter) Progress() { w.idle, w.asked = w.Policy.Eager, time.Now() }
 
 // Sleep sleeps by timer, or until one of the channels is closed; nil never is.
 func (w *Waiter) Sleep(quit, halt <-chan struct{}) {

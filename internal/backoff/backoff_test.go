@@ -59,6 +59,26 @@ func TestRestIsEagerForSomeTime(t *testing.T) {
 	})
 }
 
+// TestIdleWhileStopped: of the time in which a waiter does not look, as one does not that is
+// stopped, no more counts than a second.
+func TestIdleWhileStopped(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := Waiter{Policy: &Policy{}}
+		require.Zero(t, w.Idle())
+		for range 20 {
+			time.Sleep(100 * time.Millisecond)
+			w.Idle()
+		}
+		time.Sleep(12 * time.Hour)
+		require.Equal(t, 3*time.Second, w.Idle())
+		time.Sleep(time.Second)
+		require.Equal(t, 4*time.Second, w.Idle())
+		w.Progress()
+		time.Sleep(time.Hour)
+		require.Equal(t, time.Second, w.Idle())
+	})
+}
+
 // TestSleepsGrow checks how long each sleep lasts.
 func TestSleepsGrow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -25,6 +25,10 @@ type Case struct {
 	Incident commtest.Incident // rank and numbers are those of the group of the program
 	Lag      commtest.Incident // of another rank, behind the incident
 
+	// Suspend is for how long all processes are stopped when the incident, a delay,
+	// has begun: longer than the limit of no progress.
+	Suspend time.Duration
+
 	// Steps, if not 0, replaces the program by so many random collectives.
 	Steps int
 }
@@ -191,6 +195,9 @@ func (c *Case) trial(kind string, seq int) commtest.Trial {
 // limit is the limit of no progress of the groups. Where the culprit is not
 // silent it must play no part.
 func (c *Case) limit() time.Duration {
+	if c.Suspend > 0 {
+		return c.Suspend / 2
+	}
 	if silent(c.Incident.What) {
 		return 1500 * time.Millisecond
 	}

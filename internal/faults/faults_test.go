@@ -54,6 +54,20 @@ func TestCaseFails(t *testing.T) {
 	require.Contains(t, v.Wrong[0], "the incident was not noticed")
 }
 
+// TestSuspended stops all ranks, of which some wait for one, for twice the limit of no
+// progress, as a laptop does that is closed: then they go on.
+func TestSuspended(t *testing.T) {
+	run := open(t, len(transports))
+	var cases []Case
+	for _, transport := range transports[1:] {
+		c := Case{Transport: transport, Ranks: 4, Collective: commtest.AllReduce, Moment: momentBefore, Bytes: 64 << 10, Suspend: 5 * time.Second}
+		c.arrange(commtest.Delay, 1)
+		cases = append(cases, c)
+	}
+	var out bytes.Buffer
+	require.Zero(t, matrix(context.Background(), run, &out, cases, false), "%s", &out)
+}
+
 func TestSoakBriefly(t *testing.T) {
 	var out bytes.Buffer
 	run := open(t, 1)

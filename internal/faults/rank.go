@@ -140,7 +140,7 @@ func (r *rank) act(ctx context.Context) error {
 		case <-over:
 		}
 	}()
-	if r.c.Transport == "local" && silent(r.c.Incident.What) { // no limit but the caller's
+	if r.c.Transport == "local" && silent(r.c.Incident.What) { // whose own limit is too long for a case
 		var stop context.CancelFunc
 		ctx, stop = context.WithTimeout(ctx, r.c.limit())
 		defer stop()

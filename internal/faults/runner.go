@@ -129,6 +129,9 @@ func (t *trial) stages(ctx context.Context) error {
 		return err
 	}
 	t.proceed()
+	if err := t.suspend(ctx); err != nil {
+		return err
+	}
 	if err := t.await(ctx, "told", mute, grace+t.c.limit()); err != nil {
 		return err
 	}
@@ -154,6 +157,33 @@ func (t *trial) stages(ctx context.Context) error {
 		return err
 	}
 	return t.await(ctx, "ended", gone, checkTime)
+}
+
+// suspend stops all ranks for a while, when the incident has happened, if the case wants that.
+func (t *trial) suspend(ctx context.Context) error {
+	if t.c.Suspend == 0 {
+		return nil
+	}
+	for !t.v.Struck {
+		select {
+		case e := <-t.events:
+			t.take(e)
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	for _, w := range t.workers {
+		if err := suspend(w.cmd.Process); err != nil {
+			return err
+		}
+	}
+	time.Sleep(t.c.Suspend) // there is nothing to see meanwhile
+	for _, w := range t.workers {
+		if err := resume(w.cmd.Process); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // await returns when all ranks but one have said what.

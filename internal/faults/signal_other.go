@@ -4,6 +4,8 @@ package main
 
 import "os"
 
+func suspend(*os.Process) error { return nil }
+
 func resume(*os.Process) error { return nil }
 
 func dumpStacks(p *os.Process) { _ = p.Kill() }

@@ -7,7 +7,10 @@ import (
 	"syscall"
 )
 
-// resume continues a process that has stopped itself.
+// suspend stops a process until resume.
+func suspend(p *os.Process) error { return p.Signal(syscall.SIGSTOP) }
+
+// resume continues a process that was stopped.
 func resume(p *os.Process) error { return p.Signal(syscall.SIGCONT) }
 
 // dumpStacks ends a process with the stacks of its goroutines on standard error. One that has ended
