@@ -71,7 +71,8 @@ type Config struct {
 	// Transport chooses how data travels.
 	Transport Transport
 	// Timeout is how long an operation may make no progress before it fails with
-	// ErrTimeout; 0 means 30 s. A peer that computes counts as no progress.
+	// ErrTimeout; 0 means 10 minutes. A peer that computes counts as no progress. A
+	// peer that has died is noticed at once, and needs no timeout.
 	Timeout time.Duration
 	// JoinTimeout is how long a rank waits for all others to join; 0 means 5 minutes.
 	JoinTimeout time.Duration
@@ -91,11 +92,7 @@ func (s Secret) String() string { return fmt.Sprintf("(%d secret bytes)", len(s)
 // GoString hides the secret.
 func (s Secret) GoString() string { return s.String() }
 
-// Default limits.
-const (
-	defaultTimeout     = 30 * time.Second
-	defaultJoinTimeout = 5 * time.Minute
-)
+const defaultJoinTimeout = 5 * time.Minute
 
 // withDefaults returns c with defaults filled in, or what is wrong with it.
 func (c Config) withDefaults() (Config, error) {

@@ -94,7 +94,8 @@
 // Whatever happens to a rank, every other one returns an error that names it:
 //
 //	process killed         [ErrLost], at once
-//	stopped, cut off       [ErrTimeout], after [Config].Timeout without progress
+//	host down, cut off     [ErrLost], after 20 s without an answer
+//	stopped, hangs         [ErrTimeout], after [Config].Timeout without progress
 //	different calls        [MismatchError], as soon as the calls meet
 //	Close, Abort, cancel   a [RankError] with the cause, at once
 //

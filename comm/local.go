@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"runtime"
 	"sync/atomic"
+	"time"
 )
 
 // A waiter of a local group spins, yields and then parks on a channel. It counts for itself:
@@ -23,11 +24,18 @@ const worldName = "world"
 // element r for rank r, to be used by one goroutine each. The group is named
 // "world" and needs no cleaning up beyond what the garbage collector does.
 // Fewer than one rank give no handles. See [Run] for the whole ceremony.
-func Local(n int) []Group {
+//
+// Goroutine ranks keep to the same limit as processes: a collective that some rank
+// does not issue for 10 minutes fails with [ErrTimeout]. Run takes the limit from
+// FSDP_TIMEOUT.
+func Local(n int) []Group { return localGroups(n, defaultTimeout) }
+
+// localGroups is Local with a limit of its own.
+func localGroups(n int, timeout time.Duration) []Group {
 	if n < 1 {
 		return nil
 	}
-	t := newTeam(worldName, n)
+	t := newTeam(worldName, n, timeout)
 	groups := make([]Group, n)
 	for r, l := range t.members {
 		groups[r] = l
@@ -35,8 +43,8 @@ func Local(n int) []Group {
 	return groups
 }
 
-func newTeam(name string, n int) *team {
-	t := &team{name: name, children: map[*local]struct{}{}, splits: map[splitKey]*splitTeam{}}
+func newTeam(name string, n int, timeout time.Duration) *team {
+	t := &team{name: name, timeout: timeout, children: map[*local]struct{}{}, splits: map[splitKey]*splitTeam{}}
 	switch procs := runtime.GOMAXPROCS(0); {
 	case procs >= n && procs > 1:
 		t.spins = spinsFree
@@ -266,6 +274,8 @@ func (h handle) park(ctx context.Context) error {
 	quit := ctx.Done()
 	if phase == ready {
 		quit = nil // other ranks are at work in our buffers, and about to finish
+	} else {
+		t.observe()
 	}
 	if h.o.waiters.park(&t.mu, h.seq, quit) || h.o.phase(h.seq) != pending || t.failure() != nil {
 		return nil

@@ -1,10 +1,15 @@
 package comm
 
 import (
+	"cmp"
 	"context"
+	"fmt"
 	"slices"
 	"sync"
 	"sync/atomic"
+	"time"
+
+	"github.com/gofsdp/gofsdp/internal/backoff"
 )
 
 // team is what the handles of an in-process group share.
@@ -18,6 +23,7 @@ type team struct {
 	spins   int                   // looks of a waiter at the state before it yields
 	err     atomic.Pointer[error] // the first failure; written once, under mu
 	alarm   alarm                 // rung when the group fails
+	timeout time.Duration
 
 	mu       sync.Mutex
 	started  uint64                  // number of collectives that every rank has issued
@@ -27,6 +33,12 @@ type team struct {
 	children map[*local]struct{}     // open handles of groups split from this one
 	splits   map[splitKey]*splitTeam // split groups that some member has not fetched yet
 	detached bool                    // it does not fail with the group that it was split from
+
+	// See look.
+	timer    *time.Timer    // calls look, nil until the first wait
+	looking  bool           // timer is set
+	waited   backoff.Waiter // for arrivals to grow
+	arrivals uint64
 }
 
 // splitKey names a group made by a split: the number of the collective and the color.
@@ -143,6 +155,50 @@ func (t *team) absent(seq uint64) (ranks []int) {
 	return ranks
 }
 
+// observe lets look look after a wait that begins. Called with mu held.
+func (t *team) observe() {
+	if t.looking {
+		return
+	}
+	t.looking = true
+	t.waited.Reset()
+	if every := min(t.timeout, tick); t.timer == nil {
+		t.timer = time.AfterFunc(every, t.look)
+	} else {
+		t.timer.Reset(every)
+	}
+}
+
+// look is called every second while somebody waits for a rank that has not issued its part.
+// It fails the group when no rank has issued a part for the timeout. One timer for all
+// makes a wait no slower.
+func (t *team) look() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	seq := t.started + 1
+	stuck := slices.ContainsFunc(t.live, func(o *operation) bool {
+		return phase(o.state.Load()&valueMask) == pending && len(o.waiters.parked) > 0
+	})
+	if t.looking = stuck && t.failure() == nil; !t.looking {
+		return
+	}
+	o := t.at(seq) // pending: whoever waits has issued it
+	if arrivals := seq*uint64(len(t.members)) + uint64(o.arrived); arrivals != t.arrivals {
+		t.arrivals = arrivals
+		t.waited.Reset()
+	}
+	if t.waited.Idle() < t.timeout {
+		t.timer.Reset(min(t.timeout, tick))
+		return
+	}
+	waiter := slices.IndexFunc(t.members, func(l *local) bool { return l.issued >= seq })
+	missing := t.absent(seq)
+	last := slices.MinFunc(missing, func(a, b int) int { return cmp.Compare(t.members[a].issued, t.members[b].issued) })
+	err := fmt.Errorf("rank %d waited for ranks %v in %s: %w; rank %d has issued %d collectives",
+		waiter, missing, o.calls[waiter].numbered(seq), errNoProgress(t.timeout), last, t.members[last].issued)
+	t.fail(&RankError{t.name, last, err})
+}
+
 // form implements transport: the first rank to ask makes the group for all of them.
 func (l *local) form(_ context.Context, seq uint64, color int, ranks []int) (Group, error) {
 	t := l.team
@@ -151,7 +207,7 @@ func (l *local) form(_ context.Context, seq uint64, color int, ranks []int) (Gro
 	key := splitKey{seq, color}
 	s := t.splits[key]
 	if s == nil {
-		s = &splitTeam{newTeam(childName(t.name, color), len(ranks)), len(ranks)}
+		s = &splitTeam{newTeam(childName(t.name, color), len(ranks), t.timeout), len(ranks)}
 		s.team.detached = color == Detached
 		t.splits[key] = s
 	}

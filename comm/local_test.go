@@ -31,8 +31,51 @@ func perRank(gs []Group, f func(Group) error) []error {
 	return errs
 }
 
+// TestLocalTimeout: goroutine ranks give up a rank that hangs after the same time as
+// processes, and name it. Until then a rank may compute.
+func TestLocalTimeout(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		start := time.Now()
+		errs := perRank(Local(3), func(g Group) error {
+			if g.Rank() == 1 {
+				<-time.After(defaultTimeout - time.Minute)
+			}
+			if err := g.AllReduce(floats(8), Sum).Wait(context.Background()); err != nil {
+				return err
+			}
+			if g.Rank() == 2 {
+				<-time.After(time.Hour)
+			}
+			return g.AllGather(floats(6), floats(2)).Wait(context.Background())
+		})
+		for r, err := range errs {
+			require.EqualErrorf(t, err, `comm: rank 2 of group "world": rank 0 waited for ranks [2] in all-gather #2 "h.3": `+
+				`no progress for 10m0s (the limit is FSDP_TIMEOUT, or Config.Timeout); rank 2 has issued 1 collectives`, "rank %d", r)
+			require.ErrorIs(t, err, ErrTimeout)
+		}
+		require.Equal(t, time.Hour+defaultTimeout-time.Minute, time.Since(start))
+	})
+}
+
+// TestLocalArrivalIsProgress: ranks may arrive one after another, each just in time.
+func TestLocalArrivalIsProgress(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		for _, err := range perRank(Local(4), func(g Group) error {
+			for range 3 {
+				<-time.After(time.Duration(g.Rank()) * (defaultTimeout - time.Minute))
+				if err := g.Barrier(context.Background()); err != nil {
+					return err
+				}
+			}
+			return nil
+		}) {
+			require.NoError(t, err)
+		}
+	})
+}
+
 // A rank that waits past its deadline says for whom, and takes the others along
-// although they would have waited for ever.
+// although they would have waited for longer.
 func TestDeadlineNamesTheMissing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		gs := Local(4)
@@ -43,7 +86,7 @@ func TestDeadlineNamesTheMissing(t *testing.T) {
 			case 1, 3:
 				<-time.After(2 * time.Hour) // hung
 			case 0:
-				deadline, cancel := context.WithTimeout(ctx, time.Hour)
+				deadline, cancel := context.WithTimeout(ctx, defaultTimeout/2)
 				defer cancel()
 				ctx = deadline
 			}

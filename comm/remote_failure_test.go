@@ -7,6 +7,7 @@ import (
 	"net"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -210,5 +211,47 @@ func TestLeaveDelivers(t *testing.T) {
 		require.NoError(t, errs[0])
 		require.NoError(t, errs[1])
 		closeRanks(t, gs)
+	}
+}
+
+// drowsy is a pump whose process is stopped, for a night, in the middle of its first wait. All
+// has come after so many waits.
+type drowsy struct {
+	pump
+	waits, left int
+	port        *port
+}
+
+func (d *drowsy) push(*frame, func(*port) error) (bool, error) {
+	if d.left == 0 && !d.port.in.idle() {
+		d.port.in.next = len(d.port.in.pieces)
+		return true, nil
+	}
+	return false, nil
+}
+
+func (d *drowsy) wait(nap time.Duration) (bool, error) {
+	if d.waits++; d.waits == 1 {
+		nap += 12 * time.Hour
+	}
+	<-time.After(nap)
+	d.left--
+	return false, nil
+}
+
+// TestTimeoutWhileStopped: the limit is of time in which the rank ran.
+func TestTimeoutWhileStopped(t *testing.T) {
+	const naps = int((10*time.Second - time.Second) / slice)
+	for left, want := range map[int]error{naps - 1: nil, naps + 2: ErrTimeout} {
+		synctest.Test(t, func(t *testing.T) {
+			p := &port{peer: 1}
+			x := exchange{ports: []*port{nil, p}, pump: &drowsy{left: left, port: p}, timeout: 10 * time.Second}
+			x.receive(1, 0, 4, make([]byte, 4))
+			err := x.settle(t.Context())
+			require.ErrorIs(t, err, want)
+			if want != nil {
+				require.EqualError(t, err, "no progress for 10s (the limit is FSDP_TIMEOUT, or Config.Timeout)")
+			}
+		})
 	}
 }

@@ -71,10 +71,10 @@ func (r *remote) join(ctx context.Context, l *link) error {
 // connect connects this rank to all others, by rank. It gives up when no connection
 // has come for as long as the group allows.
 func (r *remote) connect(ctx context.Context, l *link) ([]net.Conn, error) {
+	ctx, progress, done := withLimit(ctx, r.timeout)
+	defer done()
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	limit := time.AfterFunc(r.timeout, func() { cancel(fmt.Errorf("%w for %v", ErrTimeout, r.timeout)) })
-	defer limit.Stop()
 	conns := make([]net.Conn, r.size)
 	var dials sync.WaitGroup
 	for _, p := range r.ports {
@@ -90,7 +90,7 @@ func (r *remote) connect(ctx context.Context, l *link) ([]net.Conn, error) {
 			}
 			conns[p.peer] = c
 			p.waits.Store(false)
-			limit.Reset(r.timeout)
+			progress.reset()
 		})
 	}
 	dials.Wait()

@@ -99,7 +99,7 @@ func TestJoinSilent(t *testing.T) {
 		require.ErrorIs(t, err, ErrTimeout)
 		require.Equal(t, 2, blame.Rank)
 		require.ErrorContains(t, err, "making group 0 of split #1: rank ")
-		require.ErrorContains(t, err, "no progress for 50ms; rank 0: does not answer")
+		require.ErrorContains(t, err, "no progress for 50ms (the limit is FSDP_TIMEOUT, or Config.Timeout); rank 0: does not answer")
 	}
 	require.ErrorIs(t, errs[2], ErrTimeout)
 	closeRanks(t, gs)

@@ -155,7 +155,7 @@ func (x *exchange) run(ctx context.Context, k int, all bool) error {
 		quiet, nap := w.Idle(), slice
 		if x.timeout > 0 {
 			if quiet >= x.timeout {
-				return fmt.Errorf("%w for %v", ErrTimeout, x.timeout)
+				return errNoProgress(x.timeout)
 			}
 			nap = min(nap, x.timeout-quiet)
 		}

@@ -1,6 +1,7 @@
 package comm
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -28,7 +29,7 @@ func Run(ctx context.Context, n int, f func(context.Context, Group) error) error
 	if err != nil {
 		return err
 	}
-	groups := Local(n)
+	groups := localGroups(n, cmp.Or(cfg.Timeout, defaultTimeout))
 	if launched {
 		g, err := Connect(ctx, cfg)
 		if err != nil {

@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"github.com/stretchr/testify/require"
 )
@@ -27,6 +28,22 @@ func TestRunRefuses(t *testing.T) {
 		t.Setenv("WORLD_SIZE", size)
 		require.ErrorContains(t, Run(context.Background(), 2, never), "WORLD_SIZE")
 	}
+}
+
+// TestRunTimeout: goroutine ranks have the limit of processes.
+func TestRunTimeout(t *testing.T) {
+	bare(t)
+	limits := func() (limits [2]time.Duration) {
+		require.NoError(t, Run(context.Background(), 2, func(ctx context.Context, g Group) error {
+			child, err := g.Split(ctx, 0, 0)
+			limits[g.Rank()] = Timeout(child)
+			return err
+		}))
+		return limits
+	}
+	require.Equal(t, [2]time.Duration{10 * time.Minute, 10 * time.Minute}, limits())
+	t.Setenv("FSDP_TIMEOUT", "90s")
+	require.Equal(t, [2]time.Duration{90 * time.Second, 90 * time.Second}, limits())
 }
 
 // The failure that started it is reported, whatever the others make of it.

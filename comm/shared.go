@@ -96,8 +96,8 @@ func newShared(ctx context.Context, l *link, d *domain) (Group, error) {
 	s.turn <- struct{}{} // Close waits until the ranks have met
 	l.attach(s)
 	d.sweep()
-	ctx, cancel := context.WithTimeoutCause(ctx, s.timeout, fmt.Errorf("%w for %v", ErrTimeout, s.timeout))
-	defer cancel()
+	ctx, _, done := withLimit(ctx, s.timeout)
+	defer done()
 	err := s.meet(ctx)
 	if err != nil {
 		err = s.notMade(fmt.Errorf("making the group: %w", err))

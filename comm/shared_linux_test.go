@@ -432,7 +432,7 @@ func TestSharedMissing(t *testing.T) {
 		require.ErrorAs(t, err, &blame)
 		require.Equal(t, 2, blame.Rank)
 		require.ErrorIs(t, err, ErrTimeout)
-		require.ErrorContains(t, err, "making the group: 2 of 3 ranks are here: no progress for 50ms; rank 1: has still to make the group")
+		require.ErrorContains(t, err, "making the group: 2 of 3 ranks are here: no progress for 50ms (the limit is FSDP_TIMEOUT, or Config.Timeout); rank 1: has still to make the group")
 	}
 	closeRanks(t, gs)
 }

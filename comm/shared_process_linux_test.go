@@ -239,7 +239,7 @@ func TestSharedTimeout(t *testing.T) {
 	require.NoError(t, g.Barrier(t.Context()))
 	err := g.AllGather(floats(8), floats(4)).Wait(t.Context())
 	require.ErrorIs(t, err, ErrTimeout)
-	require.ErrorContains(t, err, `comm: rank 1 of group "world": rank 0 waited for ranks [1] in all-gather #2 "h.3": no progress for 100ms; `+
+	require.ErrorContains(t, err, `comm: rank 1 of group "world": rank 0 waited for ranks [1] in all-gather #2 "h.3": no progress for 100ms (the limit is FSDP_TIMEOUT, or Config.Timeout); `+
 		`rank 1: 1 of 1 collectives complete, last barrier #1 complete`)
 	require.NoError(t, child.Process.Kill())
 	require.Error(t, child.Wait())

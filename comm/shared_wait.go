@@ -83,8 +83,8 @@ func (w *waiter) late(progress uint64) bool {
 // timedOut is the failure of a group in which this rank has waited too long for
 // the given others.
 func (s *shared) timedOut(ranks []int, seq uint64, c *Call) error {
-	return s.blameStraggler(ranks, seq, fmt.Errorf("rank %d waited for ranks %v in %s: %w for %v",
-		s.rank, ranks, c.numbered(seq), ErrTimeout, s.timeout))
+	return s.blameStraggler(ranks, seq, fmt.Errorf("rank %d waited for ranks %v in %s: %w",
+		s.rank, ranks, c.numbered(seq), errNoProgress(s.timeout)))
 }
 
 // blameStraggler blames one of the given ranks for err, or this one if there are none.

@@ -1,14 +1,106 @@
 package comm
 
-import "time"
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/gofsdp/gofsdp/internal/backoff"
+)
+
+// How long is too long
+//
+// An operation fails when nothing has come from the ranks that it waits for, for the
+// group's limit: [Config].Timeout, FSDP_TIMEOUT. Only time counts in which this process
+// ran, see [backoff.Waiter.Idle]: a job that is stopped as a whole, or the machine of which
+// is suspended, goes on as if nothing had happened. A rank that computes cannot be told from
+// one that hangs, so the limit is minutes. It is the last resort; others are faster:
+//
+//	a process ends             its connections do, at once
+//	a host ends or is cut off  TCP gets no answer to what keeps a connection alive, 20 s
+//	a rank fails               it tells
+//	a rank hangs or is stopped the limit
+//
+// Goroutine ranks keep to the same limit, see team.look.
+
+// defaultTimeout is the limit that nobody has chosen.
+const defaultTimeout = 10 * time.Minute
+
+// errNoProgress is the reason of whoever has waited for the limit.
+func errNoProgress(limit time.Duration) error {
+	return fmt.Errorf("%w for %v (the limit is FSDP_TIMEOUT, or Config.Timeout)", ErrTimeout, limit)
+}
+
+// tick is how often those look who wait for nothing but the limit.
+const tick = time.Second
+
+// watch calls look with the time that has been waited since it began, or since reset, again
+// and again until stop.
+type watch struct {
+	look  func(waited time.Duration) // must not come back to the watch
+	often time.Duration
+
+	mu     sync.Mutex
+	waiter backoff.Waiter
+	timer  *time.Timer
+	over   bool
+}
+
+// startWatch begins a watch of a wait that ends after limit.
+func startWatch(limit time.Duration, look func(waited time.Duration)) *watch {
+	w := &watch{look: look, often: min(limit, tick)}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.waiter.Idle()
+	w.timer = time.AfterFunc(w.often, w.run)
+	return w
+}
+
+func (w *watch) run() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if !w.over {
+		w.look(w.waiter.Idle())
+		w.timer.Reset(w.often)
+	}
+}
+
+// reset begins the wait anew.
+func (w *watch) reset() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.waiter.Reset()
+	w.waiter.Idle()
+}
+
+// stop returns when look is not called any more.
+func (w *watch) stop() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.over = true
+	w.timer.Stop()
+}
+
+// withLimit returns a context that ends with ErrTimeout after limit without progress, which
+// is told to the watch. done releases it.
+func withLimit(ctx context.Context, limit time.Duration) (_ context.Context, progress *watch, done func()) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	w := startWatch(limit, func(waited time.Duration) {
+		if waited >= limit {
+			cancel(errNoProgress(limit))
+		}
+	})
+	return ctx, w, func() { w.stop(); cancel(nil) }
+}
 
 // limited is implemented by groups, and by backends, that fail an operation which
 // makes no progress for a time.
 type limited interface{ Timeout() time.Duration }
 
 // Timeout returns how long an operation of g may make no progress before it fails
-// with [ErrTimeout], or 0 if g has no limit, or does not say: a rank that works
-// for long has to be heard of more often.
+// with [ErrTimeout], or 0 if g does not say: a rank that works for long has to be
+// heard of more often.
 func Timeout(g Group) time.Duration {
 	if l, ok := g.(limited); ok {
 		return l.Timeout()
@@ -26,6 +118,9 @@ func (s *Serial) Timeout() time.Duration {
 	}
 	return 0
 }
+
+// Timeout implements limited.
+func (l *local) Timeout() time.Duration { return l.team.timeout }
 
 // Timeout implements limited.
 func (r *remote) Timeout() time.Duration { return r.timeout }

@@ -8,7 +8,7 @@ import (
 // Config says how the groups of a job behave. The zero value is useful.
 type Config struct {
 	// Timeout is how long an operation may make no progress before it fails with
-	// [comm.ErrTimeout]; 0 means 30 s.
+	// [comm.ErrTimeout]; 0 means 10 minutes.
 	Timeout time.Duration
 }
 

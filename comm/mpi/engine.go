@@ -17,7 +17,7 @@ import (
 
 const (
 	// defaultTimeout is the Timeout of the zero Config.
-	defaultTimeout = 30 * time.Second
+	defaultTimeout = 10 * time.Minute
 	// letterBoxes is how many receipts are posted. Messages that find none wait
 	// in the MPI library, at the price of one more copy.
 	letterBoxes = 8
