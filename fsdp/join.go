@@ -49,10 +49,12 @@ func (s *Sharded) Join(ctx context.Context, data iter.Seq[[]Tensor], opts ...Joi
 		}
 		next, stop := iter.Pull(data)
 		defer stop()
-		outer, outerDummy := s.joined, s.dummy
-		defer func() { s.joined, s.dummy = outer, outerDummy }()
+		outer, outerDummy, depth := s.joined, s.dummy, len(s.loops)
+		defer func() { s.joined, s.dummy, s.loops = outer, outerDummy, s.loops[:depth] }()
+		s.loops = append(s.loops, 0)
 		for more := true; ; {
-			s.joined, s.dummy = outer, outerDummy
+			s.joined, s.dummy, s.loops = outer, outerDummy, s.loops[:depth+1]
+			s.loops[depth]++
 			batch, err := []Tensor(nil), s.may("Join")
 			if err == nil && data == nil {
 				err = errors.New("the data is nil")
@@ -111,7 +113,7 @@ const (
 
 // call names Join with the policy.
 func (p joinPolicy) call() string {
-	return [...]string{"Join", "Join with StopAtShortest", "Join with RefuseUneven"}[p]
+	return ranks.Join + [...]string{"", " with StopAtShortest", " with RefuseUneven"}[p]
 }
 
 // StopAtShortest ends the loop on all ranks as soon as one has no batch left. What others have read

@@ -302,27 +302,38 @@ func TestJoinBodiesDiffer(t *testing.T) {
 		_, err := m.Forward(ctx, batch...)
 		return err
 	}
+	const left = "rank %d has left the loop of Join in whose iteration 2 rank"
 	for name, c := range map[string]struct {
 		usual, odd func(ctx context.Context, m *fsdp.Sharded, batch []fsdp.Tensor) error
+		after      func(ctx context.Context, m *fsdp.Sharded) error // on the rank that has left
 		who, what  string
 	}{
-		"leaves": {forward, func(context.Context, *fsdp.Sharded, []fsdp.Tensor) error { return leaves }, "Forward number", "FullState number"},
+		"leaves": {forward, func(context.Context, *fsdp.Sharded, []fsdp.Tensor) error { return leaves }, func(ctx context.Context, m *fsdp.Sharded) error {
+			return errorOf(m.FullState(ctx))
+		}, left, "and runs FullState number"},
+		"leaves for a Forward": {forward, func(context.Context, *fsdp.Sharded, []fsdp.Tensor) error { return leaves }, func(ctx context.Context, m *fsdp.Sharded) error {
+			return forward(ctx, m, shapeBatch(0))
+		}, left, "leave the loop in the same iteration on every rank"},
+		"leaves for another loop": {forward, func(context.Context, *fsdp.Sharded, []fsdp.Tensor) error { return leaves }, func(ctx context.Context, m *fsdp.Sharded) error {
+			return unevenly(ctx, m, 0, 1, nil)
+		}, left, "and runs Join number"},
 		"evaluates": {forward, func(ctx context.Context, m *fsdp.Sharded, batch []fsdp.Tensor) error {
 			_, err := m.Eval(ctx, batch...)
 			return err
-		}, "Forward number", "Eval number"},
+		}, nil, "rank %d runs Eval number", "Forward number"},
 		"does not sync": {forward, func(ctx context.Context, m *fsdp.Sharded, batch []fsdp.Tensor) error {
 			return m.NoSync(func() error { return forward(ctx, m, batch) })
-		}, "Forward number", "inside NoSync"},
-		"does nothing": {forward, func(ctx context.Context, m *fsdp.Sharded, batch []fsdp.Tensor) error { return nil }, "Forward number", "Join number"},
+		}, nil, "rank %d runs Forward number", "inside NoSync"},
+		"does nothing": {forward, func(ctx context.Context, m *fsdp.Sharded, batch []fsdp.Tensor) error { return nil }, nil,
+			"and rank %d has gone on to the next iteration of Join without it", "call Forward with the empty batch, too"},
 		"begins a loop": {forward, func(ctx context.Context, m *fsdp.Sharded, batch []fsdp.Tensor) error {
 			return unevenly(ctx, m, 0, 1, nil)
-		}, "Forward number", "Join number"},
+		}, nil, "rank %d runs Join number", "Forward number"},
 		"has another policy": {func(ctx context.Context, m *fsdp.Sharded, _ []fsdp.Tensor) error {
 			return unevenly(ctx, m, 0, 1, nil, fsdp.RefuseUneven())
 		}, func(ctx context.Context, m *fsdp.Sharded, _ []fsdp.Tensor) error {
 			return unevenly(ctx, m, 0, 1, nil, fsdp.StopAtShortest())
-		}, "Join with RefuseUneven number", "Join with StopAtShortest number"},
+		}, nil, "rank %d runs Join with StopAtShortest number", "Join with RefuseUneven number"},
 	} {
 		for odd := range 3 {
 			t.Run(fmt.Sprintf("%s/rank %d", name, odd), func(t *testing.T) {
@@ -338,12 +349,11 @@ func TestJoinBodiesDiffer(t *testing.T) {
 						return c.usual(ctx, m, batch)
 					})
 					if err == leaves {
-						_, err = m.FullState(ctx)
+						err = c.after(ctx, m)
 					}
 					require.ErrorContains(t, err, "ranks disagree: ")
-					require.ErrorContains(t, err, c.who)
+					require.ErrorContains(t, err, fmt.Sprintf(c.who, odd))
 					require.ErrorContains(t, err, c.what)
-					require.ErrorContains(t, err, fmt.Sprintf("rank %d runs ", odd))
 					require.NoError(t, trainStep(ctx, m, shapeBatch(g.Rank())))
 					requireIdle(t, ctx, m, shapeBatch(0))
 				})

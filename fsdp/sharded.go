@@ -32,12 +32,13 @@ type Sharded struct {
 	saver  state.Saver  // Save and SaveAsync
 	copied *arena.Block // by SaveAsync
 
-	noSync   bool // inside NoSync
-	dummy    bool // in an iteration of Join for which this rank has a dummy batch
-	joined   bool // in an iteration of Join for which this rank has no batch
-	requests int  // collective calls so far, those that ranks could not agree on included
-	forwards int  // training passes begun so far: keys dropout
-	lists    int  // calls of Shards so far
+	noSync   bool  // inside NoSync
+	dummy    bool  // in an iteration of Join for which this rank has a dummy batch
+	joined   bool  // in an iteration of Join for which this rank has no batch
+	loops    []int // iterations of the loops of Join under way, outer first
+	requests int   // collective calls so far, those that ranks could not agree on included
+	forwards int   // training passes begun so far: keys dropout
+	lists    int   // calls of Shards so far
 }
 
 // An arrangement is what the configuration has made of the model. It does not change: Freeze makes
@@ -272,7 +273,7 @@ func (s *Sharded) ask(ctx context.Context, q *ranks.Ask, err error) (ranks.Answe
 		return ranks.Answer{}, fmt.Errorf("fsdp: rank %d: %s: %w", s.team.Rank(), q.Call, errClosed)
 	}
 	s.requests++
-	q.Number = s.requests
+	q.Number, q.Loops = s.requests, s.loops
 	if err == nil {
 		err = context.Cause(ctx)
 	}

@@ -60,7 +60,7 @@ func (st *store) Agree(ctx context.Context, hash uint64, err error) error {
 		return errClosed
 	}
 	s.requests++
-	q.Number, q.Schedule = s.requests, hash
+	q.Number, q.Loops, q.Schedule = s.requests, s.loops, hash
 	if err == nil {
 		err = s.engine.Device().Finish() // what was written may fail late
 	}

@@ -35,7 +35,7 @@
 // one is printed:
 //
 //	$ go run ./examples/uneven -join=false
-//	rank 3: fsdp: rank 3: Eval: ranks disagree: rank 3 runs Eval number 19 by schedule d4799d3bffa03a05, rank 0 runs Forward number 19 by schedule b7cd7b7f108b44ca
+//	rank 2: fsdp: rank 2: Forward: ranks disagree: rank 0 runs Forward number 19, rank 3 runs Eval number 19
 package main
 
 import (

@@ -11,43 +11,6 @@ import (
 	"github.com/gofsdp/gofsdp/comm"
 )
 
-// An Ask is what a rank is about to do.
-type Ask struct {
-	Call     string  // the method, as its users name it
-	Detail   string  // what else ranks must have alike, for messages too; usually ""
-	Argument float64 // likewise; 0 is not mentioned
-	Number   int     // of the rank's collective calls
-	NoSync   bool    // a training pass, or a part of it, inside NoSync
-	Schedule uint64  // hash of the pass that is to run, of 63 bits; 0 if there is none
-	Absent   bool    // the rank has no batch: any schedule will do
-	Value    float64 // not negative; of this rank, others may have another
-}
-
-// String describes what is asked for as in "Backward number 7 inside NoSync by schedule
-// 0123456789abcdef".
-func (q *Ask) String() string {
-	text := fmt.Sprintf("%s number %d%s", q.Call, q.Number, q.Detail)
-	if q.Argument != 0 {
-		text += fmt.Sprintf(" with %v", q.Argument)
-	}
-	if q.NoSync {
-		text += " inside NoSync"
-	}
-	if q.Schedule != 0 {
-		text += fmt.Sprintf(" by schedule %016x", q.Schedule)
-	}
-	return text
-}
-
-// hash returns a number from 0 on that is the same where ranks ask for the same, schedules aside.
-func (q *Ask) hash() int64 {
-	h := hash(hash(offset, q.Call), q.Detail)
-	for _, v := range [...]uint64{math.Float64bits(q.Argument), uint64(q.Number), uint64(word(q.NoSync))} {
-		h = mix(h, v)
-	}
-	return int64(h >> 1)
-}
-
 // An Answer is what all ranks have asked for.
 type Answer struct {
 	Leader  int     // first rank that is not Absent, or -1
@@ -129,11 +92,7 @@ func (a *Agreement) Agree(ctx context.Context, q *Ask, err error) (Answer, error
 	default:
 		return ans, nil
 	}
-	d, werr := a.differ(ctx, measure, mine, q.String())
-	if werr != nil {
-		return Answer{}, &LostError{errors.Join(err, werr)}
-	}
-	return Answer{}, fmt.Errorf("ranks disagree: rank %d runs %s, rank %d runs %s", measure, d.first, d.rank, d.other)
+	return Answer{}, a.disagree(ctx, measure, mine, q)
 }
 
 // alone is the answer to the only rank.

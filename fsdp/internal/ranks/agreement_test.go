@@ -99,13 +99,58 @@ func define(asks []Ask, fails []error) (ans Answer, text string) {
 	}
 	for r, q := range asks {
 		if lead := ans.Leader; !q.Absent && q.Schedule != asks[lead].Schedule {
-			return ans, fmt.Sprintf("rank %d runs %s, rank %d runs %s", lead, &asks[lead], r, &q)
+			return ans, fmt.Sprintf("rank %d runs %s by schedule %016x, rank %d runs %s by schedule %016x", lead, &asks[lead], asks[lead].Schedule, r, &q, q.Schedule)
 		}
 	}
 	if len(asks) == 1 {
 		ans.Hash = asks[0].Schedule
 	}
 	return ans, ""
+}
+
+// TestExplain has two ranks ask for different things, and reads what both are told.
+func TestExplain(t *testing.T) {
+	ask := func(call string, loops ...int) Ask { return Ask{Call: call, Number: 8, Loops: loops} }
+	backward := ask("Backward")
+	backward.Argument, backward.NoSync, backward.Schedule = 3, true, 7
+	other := backward
+	other.Schedule = 8
+	for _, c := range []struct {
+		asks [2]Ask
+		want string
+	}{
+		{[2]Ask{ask("Forward"), backward}, "rank 0 runs Forward number 8, rank 1 runs Backward number 8 with 3 inside NoSync"},
+		{[2]Ask{backward, other}, "rank 0 runs Backward number 8 with 3 inside NoSync by schedule 0000000000000007, " +
+			"rank 1 runs Backward number 8 with 3 inside NoSync by schedule 0000000000000008"},
+		{[2]Ask{ask("Join", 1), ask("Forward")}, "rank 0 runs Join number 8, rank 1 runs Forward number 8"},
+		{[2]Ask{ask("Join", 1), ask("Join with RefuseUneven", 1)}, "rank 0 runs Join number 8, rank 1 runs Join with RefuseUneven number 8"},
+		{[2]Ask{ask("Forward", 4), ask("Join", 5)}, "rank 0 runs Forward number 8, and rank 1 has gone on to the next iteration of Join without it: " +
+			"the loop body must make the same calls on every rank: call Forward with the empty batch, too"},
+		{[2]Ask{ask("Join", 5), ask("Backward", 4)}, "rank 1 runs Backward number 8, and rank 0 has gone on to the next iteration of Join without it: " +
+			"the loop body must make the same calls on every rank: call Backward there, too"},
+		{[2]Ask{ask("Join", 5), ask("Join", 4, 1)}, "rank 1 runs Join number 8, and rank 0 has gone on to the next iteration of Join without it: " +
+			"the loop body must make the same calls on every rank: call Join there, too"},
+		{[2]Ask{ask("Join", 5, 3), ask("Eval", 5, 2)}, "rank 1 runs Eval number 8, and rank 0 has gone on to the next iteration of Join without it: " +
+			"the loop body must make the same calls on every rank: call Eval with the empty batch, too"},
+		{[2]Ask{ask("Forward", 4), ask("Forward")}, "rank 1 has left the loop of Join in whose iteration 4 rank 0 runs Forward number 8, " +
+			"and runs Forward number 8: leave the loop in the same iteration on every rank"},
+		{[2]Ask{ask("Save"), ask("Join", 2)}, "rank 0 has left the loop of Join in whose iteration 2 rank 1 runs Join number 8, " +
+			"and runs Save number 8: leave the loop in the same iteration on every rank"},
+		{[2]Ask{ask("Save"), ask("Join", 4, 1)}, "rank 0 has left the loop of Join in whose iteration 4 rank 1 runs Join number 8, " +
+			"and runs Save number 8: leave the loop in the same iteration on every rank"},
+		{[2]Ask{ask("Join", 1), ask("Eval", 3, 6)}, "rank 0 has left the loop of Join in whose iteration 3 rank 1 runs Eval number 8, " +
+			"and runs Join number 8: leave the loop in the same iteration on every rank"},
+		{[2]Ask{ask("Eval", 3), ask("Eval", 3, 6)}, "rank 0 has left the loop of Join in whose iteration 6 rank 1 runs Eval number 8, " +
+			"and runs Eval number 8: leave the loop in the same iteration on every rank"},
+		{[2]Ask{ask("Eval", 3), ask("Eval", 5)}, "rank 0 runs Eval number 8 in iteration [3] of Join, rank 1 runs Eval number 8 in iteration [5] of Join"},
+	} {
+		for _, err := range each(2, func(a *Agreement, r int) error {
+			_, err := a.Agree(context.Background(), &c.asks[r], nil)
+			return err
+		}) {
+			require.EqualError(t, err, "ranks disagree: "+c.want)
+		}
+	}
 }
 
 // TestFailuresAreCut cuts a message of two-byte characters where a byte count would split one.

@@ -1,0 +1,138 @@
+package ranks
+
+import (
+	"bytes"
+	"context"
+	"encoding/gob"
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+)
+
+// An Ask is what a rank is about to do.
+type Ask struct {
+	Call     string  // the method, as its users name it
+	Detail   string  // what else ranks must have alike, for messages too; usually ""
+	Argument float64 // likewise; 0 is not mentioned
+	Number   int     // of the rank's collective calls
+	Loops    []int   // iterations, from 1, of the loops of Join around the call, outer first
+	NoSync   bool    // a training pass, or a part of it, inside NoSync
+	Schedule uint64  // hash of the pass that is to run, of 63 bits; 0 if there is none
+	Absent   bool    // the rank has no batch: any schedule will do
+	Value    float64 // not negative; of this rank, others may have another
+}
+
+// Join is the Call of an exchange before an iteration, which is the last of its Loops already. What
+// it is for may follow the name.
+const Join = "Join"
+
+// String describes what is asked for as in "Backward number 7 inside NoSync".
+func (q *Ask) String() string {
+	text := fmt.Sprintf("%s number %d%s", q.Call, q.Number, q.Detail)
+	if q.Argument != 0 {
+		text += fmt.Sprintf(" with %v", q.Argument)
+	}
+	if q.NoSync {
+		text += " inside NoSync"
+	}
+	return text
+}
+
+// hash returns a number from 0 on that is the same where ranks ask for the same, schedules aside.
+func (q *Ask) hash() int64 {
+	h := hash(hash(offset, q.Call), q.Detail)
+	for _, v := range [...]uint64{math.Float64bits(q.Argument), uint64(q.Number), uint64(word(q.NoSync)), uint64(len(q.Loops))} {
+		h = mix(h, v)
+	}
+	for _, i := range q.Loops {
+		h = mix(h, uint64(i))
+	}
+	return int64(h >> 1)
+}
+
+// disagree returns what rank measure and the first rank with another number are about to do. There
+// is such a rank.
+func (a *Agreement) disagree(ctx context.Context, measure int, mine int64, q *Ask) error {
+	var text bytes.Buffer
+	if err := gob.NewEncoder(&text).Encode(q); err != nil {
+		return err
+	}
+	d, err := a.differ(ctx, measure, mine, text.String())
+	if err != nil {
+		return &LostError{err}
+	}
+	x, y := asked{rank: measure}, asked{rank: d.rank}
+	for _, said := range []struct {
+		by   *asked
+		text string
+	}{{&x, d.first}, {&y, d.other}} {
+		if err := gob.NewDecoder(strings.NewReader(said.text)).Decode(&said.by.Ask); err != nil {
+			return fmt.Errorf("what rank %d is about to do: %w", said.by.rank, err)
+		}
+	}
+	return fmt.Errorf("ranks disagree: %s", explain(x, y))
+}
+
+// asked is the Ask of a rank.
+type asked struct {
+	rank int
+	Ask
+}
+
+// explain tells in which way two ranks are about to do different things, with advice if it is a
+// mistake in a loop over Join.
+func explain(x, y asked) string {
+	for _, p := range [][2]asked{{x, y}, {y, x}} {
+		a, b := p[0], p[1]
+		if a.skipped(b) {
+			advice := fmt.Sprintf("call %s there, too", b.Call)
+			if b.Call == "Forward" || b.Call == "Eval" {
+				advice = fmt.Sprintf("call %s with the empty batch, too", b.Call)
+			}
+			return fmt.Sprintf("rank %d runs %s, and rank %d has gone on to the next iteration of Join without it: "+
+				"the loop body must make the same calls on every rank: %s", b.rank, &b.Ask, a.rank, advice)
+		}
+		if i, left := a.left(b); left {
+			return fmt.Sprintf("rank %d has left the loop of Join in whose iteration %d rank %d runs %s, and runs %s: "+
+				"leave the loop in the same iteration on every rank", a.rank, i, b.rank, &b.Ask, &a.Ask)
+		}
+	}
+	first, other := x.String(), y.String()
+	switch {
+	case first != other:
+	case !slices.Equal(x.Loops, y.Loops):
+		first, other = fmt.Sprintf("%s in iteration %v of Join", first, x.Loops), fmt.Sprintf("%s in iteration %v of Join", other, y.Loops)
+	default:
+		first, other = fmt.Sprintf("%s by schedule %016x", first, x.Schedule), fmt.Sprintf("%s by schedule %016x", other, y.Schedule)
+	}
+	return fmt.Sprintf("rank %d runs %s, rank %d runs %s", x.rank, first, y.rank, other)
+}
+
+// joins tells whether q is the exchange before an iteration of Join.
+func (q *Ask) joins() bool { return strings.HasPrefix(q.Call, Join) }
+
+// around returns the iterations of the loops that q is inside of.
+func (q *Ask) around() []int {
+	if q.joins() {
+		return q.Loops[:len(q.Loops)-1]
+	}
+	return q.Loops
+}
+
+// skipped tells whether a is about to begin the iteration after the one that b is in.
+func (a asked) skipped(b asked) bool {
+	at := len(a.around())
+	return a.joins() && len(b.around()) > at && slices.Equal(a.Loops[:at], b.Loops[:at]) && a.Loops[at] == b.Loops[at]+1
+}
+
+// left tells whether a is outside of a loop that b is in, and returns the iteration of b. A loop
+// that a is about to begin has taken its place.
+func (a asked) left(b asked) (iteration int, is bool) {
+	at := len(a.around())
+	if len(b.Loops) <= at || !slices.Equal(a.Loops[:at], b.Loops[:at]) {
+		return 0, false
+	}
+	begun := b.Loops[at] > 1 || len(b.around()) > at
+	return b.Loops[at], begun && (!a.joins() || a.Loops[at] == 1)
+}
