@@ -135,7 +135,7 @@ var ErrNoExtra = errors.New("not in the checkpoint")
 // LatestCheckpoint returns the directory of the last checkpoint in dir that is complete, or dir if
 // it is one itself.
 func LatestCheckpoint(dir string) (path string, err error) {
-	if path, err = checkpoint.Latest(checkpoint.OS(), dir); err != nil {
+	if path, err = checkpoint.Latest(context.Background(), checkpoint.OS(), dir); err != nil {
 		return "", fmt.Errorf("fsdp: %w", err)
 	}
 	return path, nil

@@ -161,7 +161,7 @@ func (f *filler) saveAs(ctx context.Context, asynchronous bool, dir string, step
 
 // entries returns the checkpoints and drafts in dir.
 func entries(t require.TestingT, fsys checkpoint.FS, dir string) []checkpoint.Entry {
-	list, err := checkpoint.List(fsys, dir)
+	list, err := checkpoint.List(context.Background(), fsys, dir)
 	require.NoError(t, err)
 	return list
 }
@@ -499,7 +499,7 @@ func TestReplicasSaveOnce(t *testing.T) {
 		})
 		latest, err := fsdp.LatestCheckpoint(dir)
 		require.NoError(t, err)
-		r, err := checkpoint.OpenReader(checkpoint.OS(), latest)
+		r, err := checkpoint.OpenReader(context.Background(), checkpoint.OS(), latest)
 		require.NoError(t, err)
 		elements := 0
 		for _, tensor := range r.Manifest().Tensors {

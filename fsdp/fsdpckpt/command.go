@@ -146,11 +146,11 @@ func (c *command) help(f *flag.FlagSet, w io.Writer) {
 }
 
 // open opens the checkpoint that PATH leads to.
-func open(fsys checkpoint.FS, path string) (r *checkpoint.Reader, dir string, err error) {
-	if dir, err = checkpoint.Latest(fsys, filepath.Clean(path)); err != nil {
+func open(ctx context.Context, fsys checkpoint.FS, path string) (r *checkpoint.Reader, dir string, err error) {
+	if dir, err = checkpoint.Latest(ctx, fsys, filepath.Clean(path)); err != nil {
 		return nil, "", err
 	}
-	r, err = checkpoint.OpenReader(fsys, dir)
+	r, err = checkpoint.OpenReader(ctx, fsys, dir)
 	return r, dir, err
 }
 

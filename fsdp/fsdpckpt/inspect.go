@@ -22,14 +22,14 @@ tensor that ranks have of their own, such as an expert's, is called "name@rank".
 	flags: func(f *flag.FlagSet) action {
 		tensors := f.Bool("tensors", false, "list the tensors, and which elements of each are in which file")
 		asJSON := f.Bool("json", false, "print JSON, for programs")
-		return func(_ context.Context, sys system, args []string) error {
-			return inspect(sys, args[0], *tensors, *asJSON)
+		return func(ctx context.Context, sys system, args []string) error {
+			return inspect(ctx, sys, args[0], *tensors, *asJSON)
 		}
 	},
 }
 
-func inspect(sys system, path string, tensors, asJSON bool) error {
-	r, dir, err := open(sys.fs, path)
+func inspect(ctx context.Context, sys system, path string, tensors, asJSON bool) error {
+	r, dir, err := open(ctx, sys.fs, path)
 	if err != nil {
 		return err
 	}

@@ -23,7 +23,7 @@ verify.`,
 
 func list(ctx context.Context, sys system, args []string) error {
 	dir := filepath.Clean(args[0])
-	entries, err := checkpoint.List(sys.fs, dir)
+	entries, err := checkpoint.List(ctx, sys.fs, dir)
 	if err != nil {
 		return err
 	}
@@ -43,7 +43,7 @@ func list(ctx context.Context, sys system, args []string) error {
 		name := filepath.Base(e.Path)
 		columns := "-\t-\t-"
 		if e.Err == nil {
-			columns, e.Err = summary(sys.fs, e.Path) // a job may have removed it by now
+			columns, e.Err = summary(ctx, sys.fs, e.Path) // a job may have removed it by now
 		}
 		rows = append(rows, fmt.Sprintf("%s\t%d\t%s\t%s", name, e.Step, columns, when[name]))
 		if e.Err != nil {
@@ -54,8 +54,8 @@ func list(ctx context.Context, sys system, args []string) error {
 }
 
 // summary returns the ranks, files and size of a checkpoint, as columns.
-func summary(fsys checkpoint.FS, dir string) (string, error) {
-	r, err := checkpoint.OpenReader(fsys, dir)
+func summary(ctx context.Context, fsys checkpoint.FS, dir string) (string, error) {
+	r, err := checkpoint.OpenReader(ctx, fsys, dir)
 	if err != nil {
 		return "-\t-\t-", err
 	}

@@ -47,7 +47,7 @@ func BenchmarkFiles(b *testing.B) {
 		must(0, readPlain(plain, got)) // the first of all reads also makes the memory
 		timed(&plainRead, func() error { return readPlain(plain, got) })
 		timed(&read, func() error {
-			r, err := OpenReader(OS(), c)
+			r, err := OpenReader(context.Background(), OS(), c)
 			if err != nil {
 				return err
 			}

@@ -34,7 +34,7 @@ func requireWhole(t require.TestingT, fsys checkpoint.FS, msg string, steps ...i
 	}
 	require.NoError(t, err, msg)
 	require.Contains(t, steps, got, msg)
-	entries, err := checkpoint.List(fsys, dir)
+	entries, err := checkpoint.List(ctx, fsys, dir)
 	if !errors.Is(err, fs.ErrNotExist) {
 		require.NoError(t, err, msg)
 	}

@@ -63,4 +63,13 @@
 // [List] and [Latest] check as OpenReader does: a checkpoint that was cut short or lost a file does
 // not count. A byte that was changed in place shows when it is read. Checksums find accidents and
 // do not protect from deception, but the parsers take any bytes.
+//
+// # File systems that do not answer
+//
+// A FIFO, or whatever else is no file, is damage and is not waited for. Opening and listing may
+// block for another reason: the server of a network file system is gone. Then List, Latest,
+// OpenReader and the first read of each file return when their context ends, and leave a goroutine
+// behind that waits in the system call; it closes what it has opened, should that return. Reading
+// from a file that is open, and all of saving, last as long as the file system does: what they were
+// given belongs to them meanwhile.
 package checkpoint

@@ -46,7 +46,7 @@ func Example() {
 	check(err)
 	fmt.Println(filepath.Base(path))
 
-	r, err := checkpoint.OpenReader(fsys, path)
+	r, err := checkpoint.OpenReader(ctx, fsys, path)
 	check(err)
 	defer r.Close()
 	row := make([]byte, 4*8)

@@ -1,6 +1,8 @@
 package checkpoint
 
 import (
+	"context"
+	"fmt"
 	"io"
 	"io/fs"
 )
@@ -30,4 +32,40 @@ type Handle interface {
 	io.Closer
 	Size() (int64, error) // bytes
 	Sync() error          // returns once what was written is on disk
+}
+
+// within does something with a file system, and returns when that is done or ctx ends. A system call
+// cannot be broken off, and with a server that is gone it may last for ever: then it goes on in a
+// goroutine that is left behind, whose result is dropped.
+func within[T any](ctx context.Context, path string, do func() (T, error), drop func(T)) (T, error) {
+	var none T
+	if ctx.Err() != nil {
+		return none, context.Cause(ctx)
+	}
+	type result struct {
+		v   T
+		err error
+	}
+	done := make(chan result)
+	go func() {
+		v, err := do()
+		select {
+		case done <- result{v, err}:
+		case <-ctx.Done():
+			if err == nil {
+				drop(v)
+			}
+		}
+	}()
+	select {
+	case r := <-done:
+		return r.v, r.err
+	case <-ctx.Done():
+		return none, fmt.Errorf("%s: no answer of the file system yet: %w", path, context.Cause(ctx))
+	}
+}
+
+// openFile opens a file, and returns when it is open or ctx ends.
+func openFile(ctx context.Context, fsys FS, path string) (Handle, error) {
+	return within(ctx, path, func() (Handle, error) { return fsys.Open(path) }, func(f Handle) { _ = f.Close() })
 }

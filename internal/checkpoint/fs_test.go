@@ -101,7 +101,7 @@ func TestDenied(t *testing.T) {
 	require.NoError(t, os.Mkdir(filepath.Join(dir, "lock"), 0o755)) // nobody can write to it, not even root
 	_, err = save(checkpoint.OS(), dir, 2, 1)
 	require.ErrorContains(t, err, filepath.Join(dir, "lock"))
-	latest, err := checkpoint.Latest(checkpoint.OS(), dir)
+	latest, err := checkpoint.Latest(ctx, checkpoint.OS(), dir)
 	require.NoError(t, err)
 	require.Equal(t, path, latest)
 }

@@ -87,3 +87,28 @@ func TestOpenIsNoFile(t *testing.T) {
 		require.EqualError(t, err, "open "+path+": damaged: it is "+kind+", not a file")
 	}
 }
+
+// TestFIFOInCheckpoint has a FIFO in the place of each file of a checkpoint: that is damage like any
+// other, and nothing waits for a writer.
+func TestFIFOInCheckpoint(t *testing.T) {
+	for _, file := range []string{checkpoint.ManifestName, "rank-00001-of-00002.safetensors"} {
+		dir := t.TempDir()
+		older, err := save(checkpoint.OS(), dir, 1, 2)
+		require.NoError(t, err)
+		newer, err := save(checkpoint.OS(), dir, 2, 2)
+		require.NoError(t, err)
+		path := filepath.Join(newer, file)
+		require.NoError(t, os.Remove(path))
+		require.NoError(t, unix.Mkfifo(path, 0o644))
+		want := "open " + path + ": damaged: it is a FIFO, not a file"
+		list, err := checkpoint.List(ctx, checkpoint.OS(), dir)
+		require.NoError(t, err)
+		require.NoError(t, list[0].Err)
+		require.ErrorContains(t, list[1].Err, want)
+		latest, err := checkpoint.Latest(ctx, checkpoint.OS(), dir)
+		require.NoError(t, err)
+		require.Equal(t, older, latest)
+		_, err = checkpoint.Latest(ctx, checkpoint.OS(), newer)
+		require.ErrorContains(t, err, want)
+	}
+}

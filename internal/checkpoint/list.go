@@ -2,6 +2,7 @@ package checkpoint
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -41,14 +42,17 @@ type Entry struct {
 // List returns what is in a job's directory in the order of saving, drafts included. Of each it
 // looks at the manifest and at the presence and size of its files, and not at the data. What has
 // other names is passed over.
-func List(fsys FS, dir string) ([]Entry, error) {
-	names, err := readNames(fsys, dir)
+func List(ctx context.Context, fsys FS, dir string) ([]Entry, error) {
+	names, err := readNames(ctx, fsys, dir)
 	if err != nil {
 		return nil, fmt.Errorf("checkpoint: listing: %w", err)
 	}
 	entries := make([]Entry, 0, len(names))
 	for _, n := range names {
-		entries = append(entries, n.entry(fsys, dir))
+		entries = append(entries, n.entry(ctx, fsys, dir))
+		if ctx.Err() != nil {
+			return nil, fmt.Errorf("checkpoint: listing %s: %w", dir, context.Cause(ctx))
+		}
 	}
 	return entries, nil
 }
@@ -59,35 +63,35 @@ func List(fsys FS, dir string) ([]Entry, error) {
 // why, since starting again in silence would lose the training. A checkpoint that cannot be judged,
 // because it is of another format or cannot be read, is an error, too: an older one would lose part
 // of the training.
-func Latest(fsys FS, dir string) (path string, err error) {
-	switch f, err := fsys.Open(filepath.Join(dir, ManifestName)); {
+func Latest(ctx context.Context, fsys FS, dir string) (path string, err error) {
+	switch f, err := openFile(ctx, fsys, filepath.Join(dir, ManifestName)); {
 	case err == nil:
-		if err := errors.Join(f.Close(), checkWhole(fsys, dir)); err != nil {
+		if err := errors.Join(f.Close(), checkWhole(ctx, fsys, dir)); err != nil {
 			return "", fmt.Errorf("checkpoint: %s does not count: %w", dir, err)
 		}
 		return dir, nil
 	case !errors.Is(err, fs.ErrNotExist):
 		return "", fmt.Errorf("checkpoint: %w", err)
 	}
-	names, err := readNames(fsys, dir)
+	names, err := readNames(ctx, fsys, dir)
 	for {
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return "", fmt.Errorf("checkpoint: looking for the latest: %w", err)
 		}
-		path, noneErr := latest(fsys, dir, names)
+		path, noneErr := latest(ctx, fsys, dir, names)
 		if !errors.Is(noneErr, ErrNone) && !errors.Is(noneErr, errAllDamaged) {
 			return path, noneErr
 		}
 		// A job that saves here may have removed what we saw, and has completed others before that.
 		seen := names
-		if names, err = readNames(fsys, dir); slices.Equal(names, seen) {
+		if names, err = readNames(ctx, fsys, dir); slices.Equal(names, seen) {
 			return "", noneErr
 		}
 	}
 }
 
 // latest is Latest among some names.
-func latest(fsys FS, dir string, names []name) (string, error) {
+func latest(ctx context.Context, fsys FS, dir string, names []name) (string, error) {
 	const shown = 4
 	var passed []string
 	reason := ErrNone
@@ -95,7 +99,7 @@ func latest(fsys FS, dir string, names []name) (string, error) {
 		if n.draft == "" {
 			reason = errAllDamaged
 		}
-		switch e := n.entry(fsys, dir); {
+		switch e := n.entry(ctx, fsys, dir); {
 		case e.Err == nil:
 			return e.Path, nil
 		case !isDamaged(e.Err):
@@ -115,8 +119,8 @@ func latest(fsys FS, dir string, names []name) (string, error) {
 
 // checkWhole returns why the directory is no whole checkpoint, as far as can be told without its
 // data.
-func checkWhole(fsys FS, dir string) error {
-	r, err := OpenReader(fsys, dir)
+func checkWhole(ctx context.Context, fsys FS, dir string) error {
+	r, err := OpenReader(ctx, fsys, dir)
 	if err != nil {
 		return err
 	}
@@ -139,10 +143,10 @@ type name struct {
 func (n name) String() string { return fmt.Sprintf("%06d-step-%d%s", n.sequence, n.step, n.draft) }
 
 // entry looks at what has the name.
-func (n name) entry(fsys FS, dir string) Entry {
+func (n name) entry(ctx context.Context, fsys FS, dir string) Entry {
 	e := Entry{Path: filepath.Join(dir, n.String()), Sequence: n.sequence, Step: n.step, Err: ErrUnfinished}
 	if n.draft == "" {
-		e.Err = checkWhole(fsys, e.Path)
+		e.Err = checkWhole(ctx, fsys, e.Path)
 	}
 	return e
 }
@@ -163,8 +167,9 @@ func parseName(base string) (n name, ok bool) {
 
 // readNames returns the names of ours in dir, by number. A checkpoint may have been moved elsewhere
 // and left a symbolic link.
-func readNames(fsys FS, dir string) ([]name, error) {
-	entries, err := fsys.ReadDir(dir)
+func readNames(ctx context.Context, fsys FS, dir string) ([]name, error) {
+	read := func() ([]fs.DirEntry, error) { return fsys.ReadDir(dir) }
+	entries, err := within(ctx, dir, read, func([]fs.DirEntry) {})
 	if err != nil {
 		return nil, err
 	}

@@ -33,33 +33,39 @@ const maxOpen = 64
 var scratch = sync.Pool{New: func() any { return new([ChunkBytes]byte) }}
 
 // OpenReader opens the checkpoint in dir. The manifest is checked, and that the files are there and
-// have the sizes that it says; their content is checked as it is read.
-func OpenReader(fsys FS, dir string) (*Reader, error) {
-	r := &Reader{fsys: fsys, dir: dir, files: make(map[int]Handle)}
-	if err := r.open(); err != nil {
+// have the sizes that it says; their content is checked as it is read. When ctx ends it returns, also
+// where the file system does not answer: see the package comment.
+func OpenReader(ctx context.Context, fsys FS, dir string) (*Reader, error) {
+	r, err := within(ctx, dir, func() (*Reader, error) { return open(ctx, fsys, dir) }, func(*Reader) {})
+	if err != nil {
 		return nil, fmt.Errorf("%s: %w", dir, err)
 	}
 	return r, nil
 }
 
-func (r *Reader) open() error {
+// open is OpenReader for as long as it takes. No file stays open.
+func open(ctx context.Context, fsys FS, dir string) (*Reader, error) {
 	if err := littleEndian(); err != nil {
-		return err
+		return nil, err
 	}
-	b, err := readFile(r.fsys, filepath.Join(r.dir, ManifestName))
+	b, err := readFile(fsys, filepath.Join(dir, ManifestName))
 	if err != nil {
-		return err
+		return nil, err
 	}
-	r.sum = crc32.Checksum(b, castagnoli)
-	if r.manifest, err = Decode(b); err != nil {
-		return err
+	m, err := Decode(b)
+	if err != nil {
+		return nil, err
 	}
-	for i := range r.manifest.Files {
+	r := &Reader{fsys: fsys, dir: dir, manifest: m, sum: crc32.Checksum(b, castagnoli), files: make(map[int]Handle)}
+	for i := range m.Files {
+		if ctx.Err() != nil {
+			return nil, context.Cause(ctx)
+		}
 		if err := r.checkSize(i); err != nil {
-			return err
+			return nil, err
 		}
 	}
-	return nil
+	return r, nil
 }
 
 // checkSize checks that a file is there and has its size.
@@ -78,8 +84,8 @@ func (r *Reader) checkSize(i int) (err error) {
 }
 
 // with calls use with an open file.
-func (r *Reader) with(i int, use func(f Handle) error) error {
-	f, kept, err := r.file(i)
+func (r *Reader) with(ctx context.Context, i int, use func(f Handle) error) error {
+	f, kept, err := r.file(ctx, i)
 	switch {
 	case err != nil:
 		return err
@@ -91,7 +97,7 @@ func (r *Reader) with(i int, use func(f Handle) error) error {
 }
 
 // file returns a file, and whether it is kept open.
-func (r *Reader) file(i int) (f Handle, kept bool, err error) {
+func (r *Reader) file(ctx context.Context, i int) (f Handle, kept bool, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if f, kept = r.files[i]; kept {
@@ -100,7 +106,7 @@ func (r *Reader) file(i int) (f Handle, kept bool, err error) {
 	if r.files == nil {
 		return nil, false, fs.ErrClosed
 	}
-	if f, err = r.fsys.Open(filepath.Join(r.dir, r.manifest.Files[i].Name)); err != nil {
+	if f, err = openFile(ctx, r.fsys, filepath.Join(r.dir, r.manifest.Files[i].Name)); err != nil {
 		return nil, false, err
 	}
 	if kept = len(r.files) < maxOpen; kept {
@@ -155,10 +161,10 @@ func (r *Reader) Lookup(k Key) (Tensor, bool) { return r.manifest.Lookup(k) }
 // Hold opens the files that n elements of a tensor from offset on are in, as many as there is room
 // for. They can be read then even if somebody removes the checkpoint, where the file system is one
 // that keeps what is open.
-func (r *Reader) Hold(k Key, offset, n int) error {
+func (r *Reader) Hold(ctx context.Context, k Key, offset, n int) error {
 	t, _ := r.Lookup(k)
 	for _, p := range t.within(offset, n) {
-		if err := r.with(p.File, func(Handle) error { return nil }); err != nil {
+		if err := r.with(ctx, p.File, func(Handle) error { return nil }); err != nil {
 			return err
 		}
 	}
@@ -225,7 +231,7 @@ func (r *Reader) readPiece(ctx context.Context, t *Tensor, p *Piece, from int, d
 		if whole {
 			chunk = part
 		}
-		if err := r.readChunk(t, p, c, chunk); err != nil {
+		if err := r.readChunk(ctx, t, p, c, chunk); err != nil {
 			return err
 		}
 		if !whole {
@@ -244,9 +250,9 @@ func chunkLen(t *Tensor, p *Piece, c int) int {
 }
 
 // readChunk reads chunk c of p and checks its sum.
-func (r *Reader) readChunk(t *Tensor, p *Piece, c int, chunk []byte) error {
+func (r *Reader) readChunk(ctx context.Context, t *Tensor, p *Piece, c int, chunk []byte) error {
 	at := p.At + int64(c)*ChunkBytes
-	err := r.with(p.File, func(f Handle) error { return readFull(f, chunk, at) })
+	err := r.with(ctx, p.File, func(f Handle) error { return readFull(f, chunk, at) })
 	if err == nil {
 		if sum := crc32.Checksum(chunk, castagnoli); sum != p.Sums[c] {
 			err = fmt.Errorf("%w: their CRC-32C is %08x, %08x was written", ErrDamaged, sum, p.Sums[c])

@@ -43,7 +43,7 @@ func smallCheckpoint(t *testing.T, fsys FS, dir string) []*whole {
 
 // check opens a checkpoint and verifies it.
 func check(fsys FS, dir string) error {
-	r, err := OpenReader(fsys, dir)
+	r, err := OpenReader(context.Background(), fsys, dir)
 	if err != nil {
 		return err
 	}
@@ -98,7 +98,7 @@ func TestOtherFiles(t *testing.T) {
 		a, b := pair[0], pair[1]
 		require.Len(t, fsys.files[a], len(fsys.files[b]))
 		fsys.files[a], fsys.files[b] = fsys.files[b], fsys.files[a]
-		r, err := OpenReader(fsys, "c")
+		r, err := OpenReader(context.Background(), fsys, "c")
 		require.NoError(t, err, "what it opens is not read")
 		require.ErrorIs(t, r.Read(t.Context(), w.Key, 0, make([]byte, 4), safetensors.F32), ErrDamaged)
 		require.ErrorIs(t, r.Verify(t.Context(), nil), ErrDamaged)
@@ -123,7 +123,7 @@ func TestDamageIsFoundWhereItIs(t *testing.T) {
 	file := fsys.files[filepath.Join("c", fileOf(0, 1))]
 	start := len(file) - len(w.data)
 	file[start+ChunkBytes+5] ^= 4
-	r, err := OpenReader(fsys, "c")
+	r, err := OpenReader(context.Background(), fsys, "c")
 	require.NoError(t, err)
 	const per = ChunkBytes / 4
 	read := func(from, to int) error {
@@ -153,7 +153,7 @@ func TestDamageIsFoundWhereItIs(t *testing.T) {
 func TestReadsWhatIsNeeded(t *testing.T) {
 	fsys := newMemory()
 	w := bigCheckpoint(t, fsys, 3)
-	r, err := OpenReader(fsys, "c")
+	r, err := OpenReader(context.Background(), fsys, "c")
 	require.NoError(t, err)
 	const per = ChunkBytes / 4
 	for want, interval := range map[int64][2]int{
@@ -175,7 +175,7 @@ func TestReadsWhatIsNeeded(t *testing.T) {
 func TestReadRefuses(t *testing.T) {
 	fsys := newMemory()
 	list := smallCheckpoint(t, fsys, "c")
-	r, err := OpenReader(fsys, "c")
+	r, err := OpenReader(context.Background(), fsys, "c")
 	require.NoError(t, err)
 	w := list[0]
 	for _, c := range []struct {
@@ -209,7 +209,7 @@ func TestVerifyListsFaults(t *testing.T) {
 	for i := range len(w.data) {
 		file[len(file)-1-i] ^= 1
 	}
-	r, err := OpenReader(fsys, "c")
+	r, err := OpenReader(context.Background(), fsys, "c")
 	require.NoError(t, err)
 	bytes := 0
 	err = r.Verify(t.Context(), func(n int) { bytes += n })
@@ -265,7 +265,7 @@ func TestManyReadAtOnce(t *testing.T) {
 	}
 	_, err := save(OS(), dir, cutEvenly(list, 3))
 	require.NoError(t, err)
-	reader, err := OpenReader(OS(), dir)
+	reader, err := OpenReader(context.Background(), OS(), dir)
 	require.NoError(t, err)
 	var group sync.WaitGroup
 	errs := make([]error, 4)
@@ -283,7 +283,7 @@ func TestManyReadAtOnce(t *testing.T) {
 	require.NoError(t, errors.Join(errs...))
 	require.NoError(t, reader.Close())
 	require.NoError(t, os.Remove(filepath.Join(dir, fileOf(1, 3))))
-	_, err = OpenReader(OS(), dir)
+	_, err = OpenReader(context.Background(), OS(), dir)
 	require.ErrorIs(t, err, fs.ErrNotExist)
 	require.ErrorContains(t, err, fileOf(1, 3))
 }
@@ -294,9 +294,9 @@ func TestSum(t *testing.T) {
 	smallCheckpoint(t, fsys, "a")
 	smallCheckpoint(t, fsys, "b")
 	bigCheckpoint(t, fsys, 1)
-	a := must(OpenReader(fsys, "a")).Sum()
-	require.Equal(t, a, must(OpenReader(fsys, "b")).Sum())
-	require.NotEqual(t, a, must(OpenReader(fsys, "c")).Sum())
+	a := must(OpenReader(context.Background(), fsys, "a")).Sum()
+	require.Equal(t, a, must(OpenReader(context.Background(), fsys, "b")).Sum())
+	require.NotEqual(t, a, must(OpenReader(context.Background(), fsys, "c")).Sum())
 }
 
 // counting counts the files that are open for reading.
@@ -339,7 +339,7 @@ func TestManyFiles(t *testing.T) {
 	w := newWhole(rand.New(rand.NewPCG(1, 2)), Key{"w", "", Shared}, safetensors.F32, 3*world)
 	_, err := save(fsys, "c", cutEvenly([]*whole{w}, world))
 	require.NoError(t, err)
-	r, err := OpenReader(fsys, "c")
+	r, err := OpenReader(context.Background(), fsys, "c")
 	require.NoError(t, err)
 	require.Equal(t, 1, fsys.most)
 	require.Zero(t, fsys.open)
@@ -366,17 +366,17 @@ func TestHold(t *testing.T) {
 	w := newWhole(rand.New(rand.NewPCG(1, 2)), Key{"w", "", Shared}, safetensors.F32, 12)
 	_, err := save(OS(), dir, cutEvenly([]*whole{w}, 4))
 	require.NoError(t, err)
-	r, err := OpenReader(OS(), dir)
+	r, err := OpenReader(context.Background(), OS(), dir)
 	require.NoError(t, err)
-	require.NoError(t, r.Hold(w.Key, 5, 2))
-	require.NoError(t, r.Hold(Key{"no", "", Shared}, 5, 2))
+	require.NoError(t, r.Hold(t.Context(), w.Key, 5, 2))
+	require.NoError(t, r.Hold(t.Context(), Key{"no", "", Shared}, 5, 2))
 	require.NoError(t, os.RemoveAll(dir))
 	got := make([]byte, 6*4)
 	require.NoError(t, r.Read(t.Context(), w.Key, 3, got, w.dtype))
 	require.Equal(t, w.data[3*4:9*4], got)
 	for _, offset := range []int{2, 9} {
 		require.ErrorIs(t, r.Read(t.Context(), w.Key, offset, got[:4], w.dtype), fs.ErrNotExist)
-		require.ErrorIs(t, r.Hold(w.Key, offset, 1), fs.ErrNotExist)
+		require.ErrorIs(t, r.Hold(t.Context(), w.Key, offset, 1), fs.ErrNotExist)
 	}
 	require.NoError(t, r.Close())
 }

@@ -137,7 +137,7 @@ func TestRoundTrip(t *testing.T) {
 		fsys := newMemory()
 		m, err := save(fsys, "c", drawCuts(t, list))
 		require.NoError(t, err)
-		r, err := OpenReader(fsys, "c")
+		r, err := OpenReader(context.Background(), fsys, "c")
 		require.NoError(t, err)
 		require.Equal(t, must(m.Encode()), must(r.Manifest().Encode()))
 		require.NoError(t, r.Verify(t.Context(), nil))
@@ -319,7 +319,7 @@ func TestBigEndian(t *testing.T) {
 	native = binary.BigEndian
 	_, err := WriteShard(t.Context(), newMemory(), "a", nil, nil)
 	require.ErrorContains(t, err, "little-endian")
-	_, err = OpenReader(newMemory(), "a")
+	_, err = OpenReader(context.Background(), newMemory(), "a")
 	require.ErrorContains(t, err, "little-endian")
 }
 

@@ -183,7 +183,7 @@ func draftOf(final string) string { return fmt.Sprintf("%s%s%08x", final, draftM
 // on disk yet: it must be before the first of its files goes, or a power failure could bring back
 // the name of half a checkpoint.
 func (s *Store) sweep() error {
-	names, err := readNames(s.fsys, s.dir)
+	names, err := readNames(context.Background(), s.fsys, s.dir)
 	if err != nil {
 		return err
 	}
@@ -249,7 +249,7 @@ func (s *Store) complete(d *Draft, m *Manifest) error {
 	if err := s.fsys.SyncDir(d.dir); err != nil {
 		return err
 	}
-	return checkWhole(s.fsys, d.dir)
+	return checkWhole(context.Background(), s.fsys, d.dir)
 }
 
 // put makes a file that is on disk when it returns.
@@ -296,7 +296,7 @@ func (s *Store) retain(k int) error {
 	if k < 1 {
 		return errors.New("none would be left")
 	}
-	entries, err := List(s.fsys, s.dir)
+	entries, err := List(context.Background(), s.fsys, s.dir)
 	if err != nil {
 		return err
 	}

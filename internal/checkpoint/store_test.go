@@ -77,11 +77,11 @@ func save(fsys checkpoint.FS, dir string, step, keep int) (path string, err erro
 
 // load returns the step of the latest checkpoint, every byte of which it has checked.
 func load(fsys checkpoint.FS, dir string) (step int, err error) {
-	path, err := checkpoint.Latest(fsys, dir)
+	path, err := checkpoint.Latest(ctx, fsys, dir)
 	if err != nil {
 		return 0, err
 	}
-	r, err := checkpoint.OpenReader(fsys, path)
+	r, err := checkpoint.OpenReader(ctx, fsys, path)
 	if err != nil {
 		return 0, err
 	}
@@ -167,7 +167,7 @@ func TestStore(t *testing.T) {
 				require.Equal(t, step, got)
 			}
 			require.Equal(t, []string{"000003-step-30", "000004-step-40", "000005-step-50", "lock"}, bases(t, fsys, dir))
-			entries, err := checkpoint.List(fsys, dir)
+			entries, err := checkpoint.List(ctx, fsys, dir)
 			require.NoError(t, err)
 			require.Equal(t, []checkpoint.Entry{
 				{Path: filepath.Join(dir, "000003-step-30"), Sequence: 3, Step: 30},
@@ -300,7 +300,7 @@ func TestForeign(t *testing.T) {
 		put(t, f, dir+"/"+path, "mine")
 	}
 	put(t, f, dir+"/000004-step-1.tmp-0123abcd/x", "left by a save")
-	entries, err := checkpoint.List(f, dir)
+	entries, err := checkpoint.List(ctx, f, dir)
 	require.NoError(t, err)
 	require.Len(t, entries, 1)
 	require.ErrorIs(t, entries[0].Err, checkpoint.ErrUnfinished)
@@ -323,7 +323,7 @@ func TestOrder(t *testing.T) {
 		mustSave(t, f, step, 9)
 		requireLatest(t, f, step)
 	}
-	entries, err := checkpoint.List(f, dir)
+	entries, err := checkpoint.List(ctx, f, dir)
 	require.NoError(t, err)
 	var steps []int
 	for _, e := range entries {
@@ -371,11 +371,11 @@ func TestTorn(t *testing.T) {
 			}
 			c.tear(t, f, paths[2])
 			requireLatest(t, f, 2)
-			entries, err := checkpoint.List(f, dir)
+			entries, err := checkpoint.List(ctx, f, dir)
 			require.NoError(t, err)
 			require.NoError(t, entries[1].Err)
 			require.ErrorContains(t, entries[2].Err, c.says)
-			_, err = checkpoint.Latest(f, paths[2])
+			_, err = checkpoint.Latest(ctx, f, paths[2])
 			require.ErrorContains(t, err, paths[2])
 
 			// It is neither counted nor removed.
@@ -403,19 +403,19 @@ func TestUnjudged(t *testing.T) {
 		f.Inject(crashfs.Fault{Err: fs.ErrPermission, Only: func(o crashfs.Op) bool {
 			return o == crashfs.Op{Name: op, Path: filepath.Join(path, "manifest.json")}
 		}})
-		_, err := checkpoint.Latest(f, dir)
+		_, err := checkpoint.Latest(ctx, f, dir)
 		require.ErrorIs(t, err, fs.ErrPermission)
 		require.NotErrorIs(t, err, checkpoint.ErrNone)
 		require.ErrorContains(t, err, path)
 	}
 	for _, in := range []string{dir, dir + "/manifest.json"} {
 		f.Inject(crashfs.Fault{Err: fs.ErrPermission, Only: func(o crashfs.Op) bool { return o.Path == filepath.Clean(in) || o.Path == in }})
-		_, err := checkpoint.Latest(f, dir)
+		_, err := checkpoint.Latest(ctx, f, dir)
 		require.ErrorIs(t, err, fs.ErrPermission)
 	}
 	require.NoError(t, f.RemoveAll(path+"/manifest.json"))
 	put(t, f, path+"/manifest.json", `{"format":99,"crc32c":"00000000","manifest":{}}`)
-	_, err := checkpoint.Latest(f, dir)
+	_, err := checkpoint.Latest(ctx, f, dir)
 	require.ErrorIs(t, err, checkpoint.ErrFormat)
 	require.ErrorContains(t, err, path)
 	mustSave(t, f, 3, 1)
@@ -487,12 +487,12 @@ func TestJunk(t *testing.T) {
 				put(t, f, path+"/manifest.json/x", "")
 			}
 		}
-		entries, err := checkpoint.List(f, dir)
+		entries, err := checkpoint.List(ctx, f, dir)
 		require.NoError(t, err)
 		for _, e := range entries {
 			require.Error(t, e.Err)
 		}
-		_, err = checkpoint.Latest(f, dir)
+		_, err = checkpoint.Latest(ctx, f, dir)
 		require.Error(t, err)
 		if h, err := f.Open(dir + "/manifest.json"); err == nil {
 			require.NoError(t, h.Close())

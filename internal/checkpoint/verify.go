@@ -34,14 +34,14 @@ func (r *Reader) Verify(ctx context.Context, read func(bytes int)) error {
 	buffer := scratch.Get().(*[ChunkBytes]byte)
 	defer scratch.Put(buffer)
 	for i, held := range r.contents() {
-		fault(r.with(i, func(f Handle) error { return r.verifyHeader(f, &r.manifest.Files[i], held) }))
+		fault(r.with(ctx, i, func(f Handle) error { return r.verifyHeader(f, &r.manifest.Files[i], held) }))
 		for _, h := range held {
 			for c := range h.piece.Sums {
 				if ctx.Err() != nil {
 					return errors.Join(append(faults, context.Cause(ctx))...)
 				}
 				chunk := buffer[:chunkLen(h.tensor, h.piece, c)]
-				fault(r.readChunk(h.tensor, h.piece, c, chunk))
+				fault(r.readChunk(ctx, h.tensor, h.piece, c, chunk))
 				if read != nil {
 					read(len(chunk))
 				}

@@ -54,7 +54,7 @@ func (l *Loading) plan(ctx context.Context, dir string, o *Options, damaged func
 	if err := l.find(ctx, dir, o.FS, damaged); err != nil {
 		return err
 	}
-	if err := busy(ctx, s.Team, func(context.Context) error { return l.open(o) }); err != nil {
+	if err := busy(ctx, s.Team, func(ctx context.Context) error { return l.open(ctx, o) }); err != nil {
 		return err
 	}
 	if err := s.same(ctx, "manifest in "+l.Path, fmt.Sprintf("CRC-32C %08x", l.reader.Sum())); err != nil {
@@ -70,19 +70,19 @@ func (l *Loading) plan(ctx context.Context, dir string, o *Options, damaged func
 // find looks for the checkpoint on rank 0, and tells the others.
 func (l *Loading) find(ctx context.Context, dir string, fs checkpoint.FS, damaged func(string, error)) error {
 	var none string // why there is no checkpoint
-	err := busy(ctx, l.s.Team, func(context.Context) (err error) {
+	err := busy(ctx, l.s.Team, func(ctx context.Context) (err error) {
 		if l.s.rank() != 0 {
 			return nil
 		}
 		if dir, err = filepath.Abs(dir); err != nil {
 			return err
 		}
-		l.Path, err = checkpoint.Latest(fs, dir)
+		l.Path, err = checkpoint.Latest(ctx, fs, dir)
 		if errors.Is(err, checkpoint.ErrNone) { // the other ranks are to know it as that
 			none, err = err.Error(), nil
 		}
 		if damaged != nil {
-			list, _ := checkpoint.List(fs, dir) // what is wrong with dir, Latest says
+			list, _ := checkpoint.List(ctx, fs, dir) // what is wrong with dir, Latest says
 			for _, e := range list {
 				if e.Err != nil && !errors.Is(e.Err, checkpoint.ErrUnfinished) {
 					damaged(e.Path, e.Err)
@@ -115,8 +115,8 @@ func (e *noneError) Unwrap() error { return checkpoint.ErrNone }
 
 // open opens the checkpoint with the files that this rank is going to read: from here on another
 // job may remove them.
-func (l *Loading) open(o *Options) (err error) {
-	if l.reader, err = checkpoint.OpenReader(o.FS, l.Path); err != nil {
+func (l *Loading) open(ctx context.Context, o *Options) (err error) {
+	if l.reader, err = checkpoint.OpenReader(ctx, o.FS, l.Path); err != nil {
 		return err
 	}
 	l.file = l.reader
@@ -138,7 +138,7 @@ func (l *Loading) open(o *Options) (err error) {
 	}
 	for i := range l.own {
 		p := &l.own[i]
-		if err := l.reader.Hold(l.key(&p.Tensor), p.Offset, p.Vec.Len()); err != nil {
+		if err := l.reader.Hold(ctx, l.key(&p.Tensor), p.Offset, p.Vec.Len()); err != nil {
 			return err
 		}
 	}
