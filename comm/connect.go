@@ -74,12 +74,14 @@ type Config struct {
 	// ErrTimeout; 0 means 10 minutes. A peer that computes counts as no progress. A
 	// peer that has died is noticed at once, and needs no timeout.
 	Timeout time.Duration
-	// JoinTimeout is how long a rank waits for all others to join; 0 means 5 minutes.
+	// JoinTimeout is how long a rank waits for all others to join; 0 means 5 minutes. It
+	// says for whom it waits after 5 s, and then every 30 s.
 	JoinTimeout time.Duration
 	// Host overrides the identity of this host, by which ranks know that they
 	// share memory.
 	Host string
-	// Logger hears of strangers and refused connections; nil for none.
+	// Logger hears of strangers and refused connections, if it is not nil, and of ranks
+	// that do not come; these are told to slog.Default if it is.
 	Logger *slog.Logger
 }
 
@@ -91,8 +93,6 @@ func (s Secret) String() string { return fmt.Sprintf("(%d secret bytes)", len(s)
 
 // GoString hides the secret.
 func (s Secret) GoString() string { return s.String() }
-
-const defaultJoinTimeout = 5 * time.Minute
 
 // withDefaults returns c with defaults filled in, or what is wrong with it.
 func (c Config) withDefaults() (Config, error) {
@@ -125,21 +125,21 @@ func Connect(ctx context.Context, cfg Config) (Group, error) {
 	if err != nil {
 		return nil, err
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, cfg.JoinTimeout, fmt.Errorf("not all ranks joined within %v", cfg.JoinTimeout))
-	defer cancel()
-	g, err := connect(ctx, cfg)
+	ctx, j, done := startJoining(ctx, cfg)
+	defer done()
+	g, err := connect(ctx, cfg, j)
 	if err != nil {
 		return nil, fmt.Errorf("comm: rank %d of %d joining at %s: %w", cfg.Rank, cfg.Size, cfg.Rendezvous, err)
 	}
 	return g, nil
 }
 
-func connect(ctx context.Context, cfg Config) (Group, error) {
-	meet, done, err := rendezvous(ctx, cfg)
+func connect(ctx context.Context, cfg Config, j *joining) (Group, error) {
+	meet, done, err := rendezvous(ctx, cfg, j)
 	if err != nil {
 		return nil, err
 	}
-	g, err := join(ctx, cfg, meet)
+	g, err := join(ctx, cfg, meet, j)
 	// Rank 0 may take the store away now that everybody has been here.
 	if err = errors.Join(err, done()); err != nil && g != nil {
 		return nil, errors.Join(err, g.Close())
@@ -148,16 +148,18 @@ func connect(ctx context.Context, cfg Config) (Group, error) {
 }
 
 // join returns the world group when all ranks have it.
-func join(ctx context.Context, cfg Config, meet store.Store) (Group, error) {
+func join(ctx context.Context, cfg Config, meet store.Store, j *joining) (Group, error) {
 	s := newSession(cfg)
 	joined, err := mesh.Join(ctx, mesh.Config{
 		Rank: cfg.Rank, Size: cfg.Size, Store: meet, Job: cfg.Job, Secret: cfg.Secret, TLS: cfg.TLS,
-		Listen: cfg.Listen, Host: cfg.Host, Timeout: cfg.JoinTimeout, Log: cfg.Logger, Handler: s,
+		Listen: cfg.Listen, Host: cfg.Host, Log: cfg.Logger, Handler: s,
+		Joining: func(missing func() []int) { j.waitsFor("join", missing) },
 	})
 	if err != nil {
 		return nil, err
 	}
 	s.mesh = joined
+	j.waitsFor("make the group", j.others)
 	g, err := s.open(ctx)
 	if err != nil {
 		return nil, s.abandon(err)

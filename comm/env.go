@@ -35,6 +35,7 @@ func FromEnv(ctx context.Context) (Group, error) {
 //	FSDP_LISTEN        interface on which ranks of other hosts reach this one: eth0, 10.0.0.7
 //	FSDP_TRANSPORT     auto, shm or tcp
 //	FSDP_TIMEOUT       how long an operation may make no progress: 90s
+//	FSDP_JOIN_TIMEOUT  how long a rank waits for the others to join: 90s
 //
 // Variables that contradict each other are an error that names them.
 func ConfigFromEnv() (cfg Config, launched bool, err error) {
@@ -45,7 +46,7 @@ func ConfigFromEnv() (cfg Config, launched bool, err error) {
 	cfg = Config{
 		Rank: env.Rank, Size: env.Size, LocalRank: env.LocalRank, LocalSize: env.LocalSize,
 		Job:    cmp.Or(env.Job, "job") + fmt.Sprintf("#%d", env.Restart),
-		Secret: env.Secret, Listen: env.Listen, Timeout: env.Timeout,
+		Secret: env.Secret, Listen: env.Listen, Timeout: env.Timeout, JoinTimeout: env.JoinTimeout,
 	}
 	switch {
 	case env.Dir != "":

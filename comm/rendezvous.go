@@ -20,12 +20,12 @@ const (
 
 // rendezvous opens the store where the ranks meet. Rank 0 serves it, if it is
 // not a directory. done is to be called when all ranks have met.
-func rendezvous(ctx context.Context, cfg Config) (meet store.Store, done func() error, err error) {
+func rendezvous(ctx context.Context, cfg Config, j *joining) (meet store.Store, done func() error, err error) {
 	// The size of the job is compared later, when the ranks join the mesh: then all of
 	// them hear of a difference.
-	sc := store.Config{Job: cfg.Job, Secret: cfg.Secret, Rank: cfg.Rank}
+	sc := store.Config{Job: cfg.Job, Secret: cfg.Secret, Rank: cfg.Rank, Log: j.note}
 	if cfg.Logger != nil {
-		sc.Log = func(err error) { cfg.Logger.Warn("rendezvous", "error", err) }
+		sc.Log = func(err error) { j.note(err); cfg.Logger.Warn("rendezvous", "error", err) }
 	}
 	if dir, ok := strings.CutPrefix(cfg.Rendezvous, fileScheme); ok && filepath.IsAbs(dir) {
 		meet, err = store.Dir(dir, sc)
@@ -55,6 +55,7 @@ func rendezvous(ctx context.Context, cfg Config) (meet store.Store, done func() 
 			return nil, nil, err
 		}
 	}
+	j.waitsFor("serve the rendezvous", func() []int { return []int{0} })
 	if meet, err = store.Dial(ctx, addr, client); err != nil {
 		if serving != nil {
 			err = errors.Join(err, serving.Close())

@@ -49,7 +49,7 @@ type watch struct {
 
 // startWatch begins a watch of a wait that ends after limit.
 func startWatch(limit time.Duration, look func(waited time.Duration)) *watch {
-	w := &watch{look: look, often: min(limit, tick)}
+	w := &watch{look: look, often: min(limit/4, tick)}
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.waiter.Idle()

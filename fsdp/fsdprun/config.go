@@ -23,8 +23,8 @@ type config struct {
 	port     string
 	job      string // "" for a random name
 
-	transport, listen, timeout string // for the ranks; "" if not chosen
-	secretFile                 string
+	transport, listen, timeout, joinTimeout string // for the ranks; "" if not chosen
+	secretFile                              string
 
 	restarts int
 	grace    time.Duration
@@ -53,6 +53,7 @@ func parse(args []string, cores int, usage io.Writer) (config, error) {
 	f.StringVar(&c.transport, "transport", "", "auto, shm or tcp")
 	f.StringVar(&c.listen, "listen", "", "network interface or address on which ranks listen")
 	f.StringVar(&c.timeout, "timeout", "", "for how long an operation may make no progress, such as 90s")
+	f.StringVar(&c.joinTimeout, "join-timeout", "", "for how long ranks wait for each other at the start, such as 90s")
 	f.IntVar(&c.restarts, "restarts", 0, "how many times to start again after a failure")
 	f.DurationVar(&c.grace, "grace", 10*time.Second, "between a signal that asks ranks to end and SIGKILL")
 	f.BoolVar(&c.pin, "pin", false, "give each rank its own share of the cores (Linux)")

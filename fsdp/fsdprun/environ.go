@@ -68,7 +68,9 @@ func (c *config) settings(environ []string) ([]string, error) {
 			env = append(env, name+"="+value)
 		}
 	}
-	for name, value := range map[string]string{"FSDP_TRANSPORT": c.transport, "FSDP_LISTEN": c.listen, "FSDP_TIMEOUT": c.timeout} {
+	for name, value := range map[string]string{
+		"FSDP_TRANSPORT": c.transport, "FSDP_LISTEN": c.listen, "FSDP_TIMEOUT": c.timeout, "FSDP_JOIN_TIMEOUT": c.joinTimeout,
+	} {
 		if value != "" {
 			set(name, value)
 		}

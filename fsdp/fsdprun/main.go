@@ -31,7 +31,8 @@
 //	MASTER_ADDR MASTER_PORT                       where rank 0 serves: -rdzv, or loopback
 //	TORCHELASTIC_RUN_ID TORCHELASTIC_RESTART_COUNT name of the job and number of the start, from 0
 //	FSDP_SECRET                                   on one host a random key, if there is none
-//	FSDP_TRANSPORT FSDP_LISTEN FSDP_TIMEOUT       from the flags
+//	FSDP_TRANSPORT FSDP_LISTEN                    from the flags
+//	FSDP_TIMEOUT FSDP_JOIN_TIMEOUT                from the flags
 //	GOMAXPROCS                                    cores of the host / its ranks, unless set
 //
 // A rank is the leader of its own process group. Standard input goes to rank 0; what a failed

@@ -288,6 +288,7 @@ func TestUsage(t *testing.T) {
 		{hosts + "-secret-file " + short + " x", "this one has 5"},
 		{hosts + "-secret-file /nowhere x", "/nowhere"},
 		{"-n 1 -timeout 5 x", "FSDP_TIMEOUT"},
+		{"-n 1 -join-timeout 5 x", "FSDP_JOIN_TIMEOUT"},
 		{"-n 1 -transport ib x", "FSDP_TRANSPORT"},
 		{"-n 1 -show 3-2 x", "-show 3-2"},
 		{"-n 1 -restarts -1 x", "not negative"},

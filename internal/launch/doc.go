@@ -31,6 +31,7 @@
 //	FSDP_SECRET_FILE  a file that holds it
 //	FSDP_LISTEN       the network interface or address on which ranks listen
 //	FSDP_TIMEOUT      for how long an operation may make no progress: a duration such as 90s
+//	FSDP_JOIN_TIMEOUT for how long a rank waits for the others to join
 //	FSDP_TRANSPORT    auto, shm or tcp
 //	FSDP_SERVICE      the headless service of a Kubernetes job
 //

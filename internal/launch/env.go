@@ -27,11 +27,12 @@ type Env struct {
 	Job     string // a name that differs from other jobs, the same on all ranks; "" if unknown
 	Restart int    // how many times the job was started before
 
-	Secret     []byte        // the shared key, at least [MinSecret] bytes
-	SecretFile string        // the file that holds it, for [ParseSecret]
-	Listen     string        // interface or address
-	Timeout    time.Duration // of no progress
-	Transport  string        // "auto", "shm", "tcp"
+	Secret      []byte        // the shared key, at least [MinSecret] bytes
+	SecretFile  string        // the file that holds it, for [ParseSecret]
+	Listen      string        // interface or address
+	Timeout     time.Duration // of no progress
+	JoinTimeout time.Duration // of ranks that do not come
+	Transport   string        // "auto", "shm", "tcp"
 }
 
 // MaxSize bounds the number of ranks that Parse believes.

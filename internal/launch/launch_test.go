@@ -137,6 +137,7 @@ func TestErrorsNameVariables(t *testing.T) {
 		{"FSDP_LISTEN=10.0.0.0/8", "FSDP_LISTEN="},
 		{"FSDP_TIMEOUT=5", `FSDP_TIMEOUT="5" is not a duration such as 90s`},
 		{"FSDP_TIMEOUT=-5s", "FSDP_TIMEOUT="},
+		{"FSDP_JOIN_TIMEOUT=soon", `FSDP_JOIN_TIMEOUT="soon" is not a duration such as 90s`},
 		{"FSDP_TRANSPORT=rdma", `FSDP_TRANSPORT="rdma" is not auto, shm or tcp`},
 	} {
 		e, ok, err := Parse(environment(c.env))

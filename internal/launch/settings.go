@@ -33,18 +33,31 @@ func settings(v *vars, e *Env) error {
 	if strings.ContainsAny(e.Listen, " \t\n/") {
 		return fmt.Errorf("FSDP_LISTEN=%q is not a network interface or address", e.Listen)
 	}
-	if s := v.get("FSDP_TIMEOUT"); s != "" {
-		d, err := time.ParseDuration(s)
-		if err != nil || d <= 0 {
-			return fmt.Errorf("FSDP_TIMEOUT=%q is not a duration such as 90s", s)
-		}
-		e.Timeout = d
+	var err error
+	if e.Timeout, err = v.duration("FSDP_TIMEOUT"); err != nil {
+		return err
+	}
+	if e.JoinTimeout, err = v.duration("FSDP_JOIN_TIMEOUT"); err != nil {
+		return err
 	}
 	switch e.Transport = v.get("FSDP_TRANSPORT"); e.Transport {
 	case "", "auto", "shm", "tcp":
 		return nil
 	}
 	return fmt.Errorf("FSDP_TRANSPORT=%q is not auto, shm or tcp", e.Transport)
+}
+
+// duration reads a limit of time, 0 if none is set.
+func (v *vars) duration(name string) (time.Duration, error) {
+	text := v.get(name)
+	if text == "" {
+		return 0, nil
+	}
+	d, err := time.ParseDuration(text)
+	if err != nil || d <= 0 {
+		return 0, fmt.Errorf("%s=%q is not a duration such as 90s", name, text)
+	}
+	return d, nil
 }
 
 // rendezvous sets Addr or Dir from a URL, if there is one.

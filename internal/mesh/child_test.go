@@ -25,7 +25,7 @@ const (
 func child() int {
 	rank, err1 := strconv.Atoi(os.Getenv(childRank))
 	size, err2 := strconv.Atoi(os.Getenv(childSize))
-	j := job{folder(os.Getenv(childFolder)), size, func(c *Config) { c.Host = os.Getenv(childHost) }}
+	j := job{folder(os.Getenv(childFolder)), size, func(c *Config) { c.Host = os.Getenv(childHost) }, patience}
 	m, _, err3 := j.join(context.Background(), rank)
 	for _, err := range []error{err1, err2, err3} {
 		if err != nil {

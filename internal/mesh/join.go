@@ -20,15 +20,13 @@ const (
 )
 
 var (
-	// errLate is the cause of the end of joining when time is up.
-	errLate = errors.New("time is up")
 	// errTwice is wrapped by the error of a rank that another process has taken: no reason for
 	// others to give up.
 	errTwice = errors.New("every attempt of a job needs a name of its own, every process a rank")
 )
 
 // Join connects all ranks. It returns when all pairs are connected, or when one rank, not
-// necessarily this one, finds that it cannot join, ctx ends, or Timeout has passed.
+// necessarily this one, finds that it cannot join, or ctx ends.
 func Join(ctx context.Context, cfg Config) (*Mesh, error) {
 	cfg, err := cfg.check()
 	if err != nil {
@@ -68,8 +66,11 @@ func (m *Mesh) join(ctx context.Context) error {
 	for _, l := range m.listeners {
 		m.start(func() { m.accept(l) })
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, m.cfg.Timeout, errLate)
+	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
+	if m.cfg.Joining != nil {
+		m.cfg.Joining(m.absent)
+	}
 	if err := m.announce(ctx); err != nil {
 		return err
 	}
@@ -108,15 +109,11 @@ func (m *Mesh) fail(err error) {
 func (m *Mesh) late(cause error) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	when := fmt.Errorf(": %w", cause)
-	if cause == errLate {
-		when = fmt.Errorf(" within %v", m.cfg.Timeout)
-	}
 	missing := m.missing()
 	if len(missing) == 0 {
-		return fmt.Errorf("ranks %v of %d have not reached all others%w", m.unready(), m.cfg.Size, when)
+		return fmt.Errorf("ranks %v of %d have not reached all others: %w", m.unready(), m.cfg.Size, cause)
 	}
-	err := fmt.Errorf("ranks %v of %d have not joined%w", missing, m.cfg.Size, when)
+	err := fmt.Errorf("ranks %v of %d have not joined: %w", missing, m.cfg.Size, cause)
 	for _, r := range missing {
 		if trouble := m.trouble[r]; trouble != nil {
 			err = fmt.Errorf("%w; %w", err, trouble)
@@ -253,6 +250,16 @@ func (m *Mesh) missing() (ranks []int) {
 		}
 	}
 	return ranks
+}
+
+// absent returns the ranks that joining waits for.
+func (m *Mesh) absent() []int {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if missing := m.missing(); len(missing) > 0 {
+		return missing
+	}
+	return m.unready()
 }
 
 // unready returns the ranks that have not said that they are connected to all. The caller holds

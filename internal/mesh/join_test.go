@@ -29,7 +29,6 @@ func TestConfig(t *testing.T) {
 		"at most 128 bytes, not 129":      func(c *Config) { c.Job = string(make([]byte, 129)) },
 		`host "\xff" is no text`:          func(c *Config) { c.Host = "\xff" },
 		"at most 1024 are allowed":        func(c *Config) { c.Host = string(make([]byte, 500)) },
-		"negative Timeout":                func(c *Config) { c.Timeout = -1 },
 		"TLS is asked for and there is":   func(c *Config) { c.TLS = true },
 		"5 bytes, at least 16 are needed": func(c *Config) { c.Secret = []byte("short") },
 		"name an interface":               func(c *Config) { c.Listen = "0.0.0.0" },
@@ -113,17 +112,14 @@ func TestLateRank(t *testing.T) {
 // have given up.
 func TestTimeout(t *testing.T) {
 	t.Parallel()
-	j := newJob(t, 5, func(c *Config) {
-		c.Timeout = 2 * time.Second
-		if c.Rank == 2 {
-			c.Timeout = patience
-		}
-	})
-	for _, l := range j.try(t, 0, 1, 3) {
-		require.ErrorContains(t, l.err, "ranks [2 4] of 5 have not joined within 2s")
+	j := newJob(t, 5, nil)
+	hasty := j
+	hasty.limit = 2 * time.Second
+	for _, l := range hasty.try(t, 0, 1, 3) {
+		require.ErrorContains(t, l.err, "ranks [2 4] of 5 have not joined: time is up")
 	}
 	for _, l := range j.try(t, 2) {
-		require.ErrorContains(t, l.err, "ranks [2 4] of 5 have not joined within 2s")
+		require.ErrorContains(t, l.err, "ranks [2 4] of 5 have not joined: time is up")
 		require.ErrorContains(t, l.err, "gave up")
 		require.Less(t, l.took, soon)
 	}
@@ -132,12 +128,13 @@ func TestTimeout(t *testing.T) {
 // TestTimeoutSaysWhy lets a rank publish an address where nobody is.
 func TestTimeoutSaysWhy(t *testing.T) {
 	t.Parallel()
-	j := newJob(t, 2, func(c *Config) { c.Timeout = 2 * time.Second })
+	j := newJob(t, 2, nil)
+	j.limit = 2 * time.Second
 	nobody := "127.0.0.1:1"
 	far := record{process{"far", "far", 1, "x"}, 0, 2, nobody, ""}
 	require.NoError(t, j.folder.Set(context.Background(), "mesh/test/1/rank-0", encode(far)))
 	_, _, err := j.join(context.Background(), 1)
-	require.ErrorContains(t, err, "ranks [0] of 2 have not joined within 2s; dialing rank 0: dial tcp "+nobody)
+	require.ErrorContains(t, err, "ranks [0] of 2 have not joined: time is up; dialing rank 0: dial tcp "+nobody)
 	require.ErrorContains(t, err, "(rank 0 listens on loopback, on another host than rank 1: set Listen on all ranks)")
 }
 

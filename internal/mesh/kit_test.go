@@ -164,16 +164,22 @@ type job struct {
 	folder folder
 	size   int
 	change func(*Config) // nil to leave the configuration as it is
+	limit  time.Duration // of joining
 }
 
 func newJob(t testing.TB, size int, change func(*Config)) job {
-	return job{folder(t.TempDir()), size, change}
+	return job{folder(t.TempDir()), size, change, patience}
 }
+
+// errLate is the cause of the end of joining when time is up.
+var errLate = errors.New("time is up")
 
 // join makes one rank join. ear is the handler unless change sets one.
 func (j job) join(ctx context.Context, rank int) (*Mesh, *ear, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, j.limit, errLate)
+	defer cancel()
 	e := newEar()
-	cfg := Config{Rank: rank, Size: j.size, Store: j.folder, Job: "test/1", Secret: secret, Timeout: patience, Handler: e}
+	cfg := Config{Rank: rank, Size: j.size, Store: j.folder, Job: "test/1", Secret: secret, Handler: e}
 	if j.change != nil {
 		j.change(&cfg)
 	}

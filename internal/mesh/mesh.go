@@ -18,9 +18,8 @@ import (
 const MaxMessage = 64 << 10
 
 const (
-	defaultTimeout = 30 * time.Second
-	maxJob         = 128         // store keys are made of it
-	linger         = time.Second // for the others to answer goodbye
+	maxJob = 128         // store keys are made of it
+	linger = time.Second // for the others to answer goodbye
 )
 
 var (
@@ -33,15 +32,17 @@ var (
 // Config says how the processes of a job find and trust one another.
 type Config struct {
 	Rank, Size int
-	Store      store.Store   // where ranks publish their addresses, needed until Join returns; the caller closes it
-	Job        string        // names the job and its attempt: processes of another are refused, and no name serves twice in a store
-	Secret     []byte        // shared by all ranks; may only be empty while Listen is loopback
-	TLS        bool          // encrypt every TCP connection, with keys derived from Secret
-	Listen     string        // name or address of the interface to listen on, "" for loopback
-	Host       string        // identity of this host, "" to detect it: ranks with the same one pass files to each other
-	Timeout    time.Duration // for all ranks to join, 0 for 30 s
-	Log        *slog.Logger  // strangers and refusals; nil for none
+	Store      store.Store  // where ranks publish their addresses, needed until Join returns; the caller closes it
+	Job        string       // names the job and its attempt: processes of another are refused, and no name serves twice in a store
+	Secret     []byte       // shared by all ranks; may only be empty while Listen is loopback
+	TLS        bool         // encrypt every TCP connection, with keys derived from Secret
+	Listen     string       // name or address of the interface to listen on, "" for loopback
+	Host       string       // identity of this host, "" to detect it: ranks with the same one pass files to each other
+	Log        *slog.Logger // strangers and refusals; nil for none
 	Handler    Handler
+	// Joining, if not nil, is called when joining begins, with what returns the ranks
+	// that have still to come.
+	Joining func(missing func() []int)
 }
 
 // Handler hears what the other ranks say. Its methods are called from one
@@ -60,9 +61,6 @@ type Handler interface {
 
 // check fills in defaults, or says what is wrong.
 func (c Config) check() (Config, error) {
-	if c.Timeout == 0 {
-		c.Timeout = defaultTimeout
-	}
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)
 	}
@@ -75,8 +73,6 @@ func (c Config) check() (Config, error) {
 		return c, fmt.Errorf("the name of a job has at most %d bytes, not %d", maxJob, len(c.Job))
 	case !utf8.ValidString(c.Host):
 		return c, fmt.Errorf("the host %q is no text", c.Host)
-	case c.Timeout < 0:
-		return c, fmt.Errorf("negative Timeout %v", c.Timeout)
 	}
 	return c, nil
 }

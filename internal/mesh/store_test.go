@@ -33,7 +33,7 @@ func TestStores(t *testing.T) {
 						t.Error(err)
 						return
 					}
-					j := job{"", size, func(c *Config) { c.Store = s }}
+					j := job{"", size, func(c *Config) { c.Store = s }, patience}
 					ranks[rank].Mesh, ranks[rank].ear, ranks[rank].err = j.join(context.Background(), rank)
 					if err := s.Close(); err != nil {
 						t.Error(err)

@@ -1,0 +1,87 @@
+package comm
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+)
+
+// A rank that waits for others to join says so after firstWord, and again and again, so that
+// nobody looks at silence until JoinTimeout ends it.
+const (
+	firstWord = 5 * time.Second
+	nextWord  = 30 * time.Second
+
+	defaultJoinTimeout = 5 * time.Minute
+)
+
+// joining is a rank on its way into the job.
+type joining struct {
+	cfg  Config
+	next time.Duration // of waiting, until the next word
+
+	mu    sync.Mutex
+	what  string       // the others have still to do
+	whom  func() []int // those others
+	cause error        // of the wait, as far as known
+}
+
+// startJoining returns a context that ends after JoinTimeout. Until done is called the rank says
+// whom it waits for.
+func startJoining(ctx context.Context, cfg Config) (_ context.Context, j *joining, done func()) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	j = &joining{cfg: cfg, next: min(firstWord, cfg.JoinTimeout/2), whom: func() []int { return nil }}
+	w := startWatch(cfg.JoinTimeout, func(waited time.Duration) {
+		switch {
+		case waited >= cfg.JoinTimeout:
+			cancel(fmt.Errorf("time is up after %v (the limit is FSDP_JOIN_TIMEOUT, or Config.JoinTimeout)", cfg.JoinTimeout))
+		case waited >= j.next:
+			j.next += nextWord
+			j.say(waited)
+		}
+	})
+	return ctx, j, func() { w.stop(); cancel(nil) }
+}
+
+// waitsFor notes what the rank waits for from now on: that others, whom it is asked for, do it.
+func (j *joining) waitsFor(what string, whom func() []int) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	j.what, j.whom, j.cause = what, whom, nil
+}
+
+// others returns all ranks but this one.
+func (j *joining) others() (ranks []int) {
+	for r := range j.cfg.Size {
+		if r != j.cfg.Rank {
+			ranks = append(ranks, r)
+		}
+	}
+	return ranks
+}
+
+// note notes why the wait has not ended yet.
+func (j *joining) note(cause error) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	j.cause = cause
+}
+
+// say tells the user whom this rank waits for and where, if it does.
+func (j *joining) say(waited time.Duration) {
+	j.mu.Lock()
+	what, whom, cause := j.what, j.whom(), j.cause
+	j.mu.Unlock()
+	if len(whom) == 0 {
+		return
+	}
+	details := []any{"at", j.cfg.Rendezvous, "for", waited.Round(time.Second), "FSDP_JOIN_TIMEOUT", j.cfg.JoinTimeout}
+	if cause != nil {
+		details = append(details, "because", cause)
+	}
+	text := fmt.Sprintf("comm: rank %d of %d waits for ranks %v to %s", j.cfg.Rank, j.cfg.Size, whom, what)
+	cmp.Or(j.cfg.Logger, slog.Default()).Warn(text, details...)
+}
