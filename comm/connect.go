@@ -45,6 +45,46 @@ func ParseTransport(name string) (Transport, error) {
 	return 0, fmt.Errorf("comm: no transport %q, want one of %q", name, transportNames)
 }
 
+// Checksums says which data between ranks travels with checksums. The zero value is
+// ChecksumsAuto.
+//
+// A payload that is damaged on its way fails the group with a [RankError] that names
+// the rank that sent it, the one that got it, and the collective. Any flips within 32
+// bits in a row are found, and all but one in 2³² of others. That is no protection
+// against somebody who changes data on purpose: TLS is. Headers and control messages
+// are always protected.
+type Checksums uint8
+
+// The choices of checksums. All ranks have to make the same one.
+const (
+	ChecksumsAuto Checksums = iota // over TCP without TLS, which has checks of its own
+	ChecksumsOff                   // nowhere
+	ChecksumsOn                    // over TCP and TLS
+)
+
+var checksumsNames = [...]string{"auto", "off", "on"}
+
+// String returns the name that [ParseChecksums] understands.
+func (c Checksums) String() string {
+	if int(c) >= len(checksumsNames) {
+		return fmt.Sprintf("Checksums(%d)", uint8(c))
+	}
+	return checksumsNames[c]
+}
+
+// ParseChecksums returns the choice called auto (or ""), off or on.
+func ParseChecksums(name string) (Checksums, error) {
+	for i, n := range checksumsNames {
+		if n == name {
+			return Checksums(i), nil
+		}
+	}
+	if name == "" {
+		return ChecksumsAuto, nil
+	}
+	return 0, fmt.Errorf("comm: no checksums %q, want one of %q", name, checksumsNames)
+}
+
 // Config says how the processes of a job, one per rank, find and trust one another.
 type Config struct {
 	// Rank is this process's index, 0 <= Rank < Size.
@@ -70,6 +110,8 @@ type Config struct {
 	Listen string
 	// Transport chooses how data travels.
 	Transport Transport
+	// Checksums chooses which data has checksums, the same on all ranks.
+	Checksums Checksums
 	// Timeout is how long an operation may make no progress before it fails with
 	// ErrTimeout; 0 means 10 minutes. A peer that computes counts as no progress. A
 	// peer that has died is noticed at once, and needs no timeout.
@@ -109,12 +151,19 @@ func (c Config) withDefaults() (Config, error) {
 		return c, fmt.Errorf("comm: negative timeout")
 	case int(c.Transport) >= len(transportNames):
 		return c, fmt.Errorf("comm: no transport %v", c.Transport)
+	case int(c.Checksums) >= len(checksumsNames):
+		return c, fmt.Errorf("comm: no checksums %v", c.Checksums)
 	case len(c.Secret) > 0 && len(c.Secret) < launch.MinSecret:
 		return c, fmt.Errorf("comm: a secret of %d bytes can be guessed, want at least %d", len(c.Secret), launch.MinSecret)
 	case c.Listen != "" && len(c.Secret) == 0:
 		return c, fmt.Errorf("comm: listening on %q needs a secret", c.Listen)
 	}
 	return c, nil
+}
+
+// sumsWire reports whether payloads over sockets have checksums.
+func (c *Config) sumsWire() bool {
+	return c.Checksums == ChecksumsOn || c.Checksums == ChecksumsAuto && !c.TLS
 }
 
 // Connect joins a job and returns this rank's handle of the group of all ranks,

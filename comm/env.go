@@ -34,6 +34,7 @@ func FromEnv(ctx context.Context) (Group, error) {
 //	FSDP_SECRET_FILE   the file that holds it, instead
 //	FSDP_LISTEN        interface on which ranks of other hosts reach this one: eth0, 10.0.0.7
 //	FSDP_TRANSPORT     auto, shm or tcp
+//	FSDP_CHECKSUMS     auto, off or on, the same on all ranks: see [Checksums]
 //	FSDP_TIMEOUT       how long an operation may make no progress: 90s
 //	FSDP_JOIN_TIMEOUT  how long a rank waits for the others to join: 90s
 //
@@ -66,6 +67,9 @@ func ConfigFromEnv() (cfg Config, launched bool, err error) {
 			return Config{}, launched, fmt.Errorf("comm: reading FSDP_SECRET_FILE: %w", err)
 		}
 	}
-	cfg.Transport, err = ParseTransport(env.Transport)
+	if cfg.Transport, err = ParseTransport(env.Transport); err != nil {
+		return Config{}, launched, err
+	}
+	cfg.Checksums, err = ParseChecksums(env.Checksums)
 	return cfg, launched, err
 }

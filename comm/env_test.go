@@ -14,7 +14,7 @@ import (
 // bare removes what a launcher of the tests may have left in the environment.
 func bare(t *testing.T) {
 	for _, name := range []string{"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT",
-		"FSDP_SECRET", "FSDP_SECRET_FILE", "FSDP_LISTEN", "FSDP_TIMEOUT", "FSDP_TRANSPORT", "FSDP_RENDEZVOUS"} {
+		"FSDP_SECRET", "FSDP_SECRET_FILE", "FSDP_LISTEN", "FSDP_TIMEOUT", "FSDP_TRANSPORT", "FSDP_RENDEZVOUS", "FSDP_CHECKSUMS"} {
 		t.Setenv(name, "")
 	}
 }
@@ -27,7 +27,7 @@ func TestConfigFromEnv(t *testing.T) {
 	require.Zero(t, cfg.Rendezvous)
 
 	for name, value := range map[string]string{"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "10.1.2.3",
-		"MASTER_PORT": "1234", "FSDP_SECRET": "sixteen letters!", "FSDP_LISTEN": "eth0", "FSDP_TIMEOUT": "90s", "FSDP_TRANSPORT": "tcp"} {
+		"MASTER_PORT": "1234", "FSDP_SECRET": "sixteen letters!", "FSDP_LISTEN": "eth0", "FSDP_TIMEOUT": "90s", "FSDP_TRANSPORT": "tcp", "FSDP_CHECKSUMS": "off"} {
 		t.Setenv(name, value)
 	}
 	cfg, launched, err = ConfigFromEnv()
@@ -35,7 +35,7 @@ func TestConfigFromEnv(t *testing.T) {
 	require.True(t, launched)
 	require.Equal(t, Config{
 		Rank: 3, Size: 8, LocalRank: 1, LocalSize: 2, Rendezvous: "tcp://10.1.2.3:1234", Job: cfg.Job,
-		Secret: []byte("sixteen letters!"), Listen: "eth0", Transport: TCP, Timeout: 90 * time.Second,
+		Secret: []byte("sixteen letters!"), Listen: "eth0", Transport: TCP, Checksums: ChecksumsOff, Timeout: 90 * time.Second,
 	}, cfg)
 
 	for _, verb := range []string{"%v", "%+v", "%#v", "%s"} {
@@ -77,6 +77,7 @@ func TestConnectRefuses(t *testing.T) {
 		{func(c *Config) { c.Rank = 1 }, "no rank 1 in a job of 1"},
 		{func(c *Config) { c.Timeout = -1 }, "negative"},
 		{func(c *Config) { c.Transport = 9 }, "Transport(9)"},
+		{func(c *Config) { c.Checksums = 3 }, "Checksums(3)"},
 		{func(c *Config) { c.Listen = "eth0" }, "needs a secret"},
 		{func(c *Config) { c.Rendezvous = "" }, "tcp://"},
 		{func(c *Config) { c.Rendezvous = "http://localhost:80" }, "http://localhost:80"},

@@ -2,6 +2,7 @@ package comm
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"sync"
@@ -35,6 +36,23 @@ type remote struct {
 
 	mu   sync.Mutex
 	halt func() // ends what is under way: joining the others, then moving bytes
+}
+
+// check checks the header or the trailer that has come to p.
+func (r *remote) check(p *port) error {
+	if p.in.heading() {
+		return r.checkFrame(p)
+	}
+	got := binary.LittleEndian.Uint32(p.in.tail[:])
+	if got == p.in.sum {
+		return nil
+	}
+	call, err := ParseSignature(r.frame.call[:])
+	if err != nil {
+		return err // unreachable: this rank encoded it
+	}
+	return &RankError{Group: r.name, Rank: p.peer, Err: fmt.Errorf("payload to rank %d in collective #%d, %v, was damaged on the way: "+
+		"its checksum is %08x, that of what came %08x", r.rank, r.frame.seq, call, got, p.in.sum)}
 }
 
 // checkFrame checks the header that has come to p.

@@ -8,8 +8,9 @@ import (
 )
 
 // BenchmarkRemote prints, for two ranks over loopback, the bytes of the full
-// tensor per second, and how many times longer the portable pump takes, measured
-// in turn (best of the rounds).
+// tensor per second, how many times longer the portable pump takes, and how many
+// times longer it takes with checksums than without, measured in turn (best of the
+// rounds).
 func BenchmarkRemote(b *testing.B) {
 	const n = 2
 	kinds := map[string]func(g Group, full, shard Buffer) Work{
@@ -24,14 +25,14 @@ func BenchmarkRemote(b *testing.B) {
 	for _, name := range []string{"AllGather", "ReduceScatter", "AllReduce", "Broadcast", "Gather"} {
 		for _, bytes := range []int{16, 64 << 10, 1 << 20, 16 << 20} {
 			b.Run(fmt.Sprintf("%s/%d", name, bytes), func(b *testing.B) {
-				pumps := [][]Group{RemoteGroups(b, n, Wiring{}), RemoteGroups(b, n, Wiring{Portable: true})}
+				pumps := [][]Group{RemoteGroups(b, n, Wiring{}), RemoteGroups(b, n, Wiring{Portable: true}), RemoteGroups(b, n, Wiring{Unsummed: true})}
 				var full, shard [n]Buffer
 				for r := range n {
 					full[r], shard[r] = floats(bytes/4), floats(bytes/4/n)
 					clear(full[r].Bytes()) // give it pages
 				}
 				rounds := max(1, min(1000, 64<<20/bytes))
-				best := [2]float64{math.Inf(1), math.Inf(1)}
+				best := [3]float64{math.Inf(1), math.Inf(1), math.Inf(1)}
 				for b.Loop() {
 					for i, gs := range pumps {
 						best[i] = min(best[i], timeRanks(gs, rounds, func(g Group) {
@@ -44,6 +45,7 @@ func BenchmarkRemote(b *testing.B) {
 				b.ReportMetric(best[0]*1e6, "us/collective")
 				b.ReportMetric(float64(bytes)/best[0]/1e9, "GB/s")
 				b.ReportMetric(best[1]/best[0], "x-portable")
+				b.ReportMetric(best[0]/best[2], "x-unsummed")
 				b.ReportMetric(0, "ns/op") // of all rounds: says nothing
 				for _, gs := range pumps {
 					closeRanks(b, gs)

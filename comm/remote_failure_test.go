@@ -1,8 +1,11 @@
 package comm
 
 import (
+	"bytes"
 	"context"
+	"encoding/binary"
 	"fmt"
+	"hash/crc32"
 	"io"
 	"net"
 	"sync"
@@ -81,20 +84,25 @@ func TestSlowRank(t *testing.T) {
 func rawPeer(t testing.TB, timeout time.Duration) (*remote, net.Conn) {
 	a, b, err := Wiring{}.pair()
 	require.NoError(t, err)
-	r := newRank(worldName, worldID, 0, 2, timeout)
+	r := newRank(worldName, worldID, 0, 2, timeout, true)
 	r.halt = r.interrupt
 	require.NoError(t, r.plug([]net.Conn{nil, a}))
 	return r, b
 }
 
-// message returns what the other rank would send in collective seq, c: a frame and
-// so many zeros.
+// message returns what the other rank would send in collective seq, c: a frame, so
+// many zeros and their checksum.
 func message(r *remote, c *Call, seq uint64, length int) []byte {
-	f := frame{group: r.frame.group, seq: seq, length: length, round: roundGather}
+	f := frame{group: r.frame.group, seq: seq, length: length, round: roundGather, summed: true}
 	c.Signature().Put(f.call[:])
 	var head [frameSize]byte
 	f.put(&head)
-	return append(head[:], make([]byte, length)...)
+	return summed(head[:], make([]byte, length))
+}
+
+// summed appends a payload and its checksum to b.
+func summed(b, payload []byte) []byte {
+	return binary.LittleEndian.AppendUint32(append(b, payload...), crc32.ChecksumIEEE(payload))
 }
 
 // gatherOf is an all-gather of 8 bytes by two ranks.
@@ -114,12 +122,14 @@ func TestFrames(t *testing.T) {
 		"round":  {func(f *frame) { f.round = 9 }, "8 bytes in round 9, want 8 in round 1"},
 		"call":   {func(f *frame) { f.call[0] = 200 }, "no signature: kind 200"},
 		"label":  {func(f *frame) { gatherOf("h.4").Signature().Put(f.call[:]) }, `rank 0 all-gather uint8[16] "h.3", rank 1 all-gather uint8[16] "h.4"`},
-		"later":  {func(f *frame) { f.seq++ }, `rank 1 something else, and all-gather uint8[16] "h.3" as #6`},
+		"sums": {func(f *frame) { f.summed = false },
+			`rank 1 of group "world": sends payloads without checksums, rank 0 with: Config.Checksums, or FSDP_CHECKSUMS, has to be the same on all ranks`},
+		"later": {func(f *frame) { f.seq++ }, `rank 1 something else, and all-gather uint8[16] "h.3" as #6`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r, conn := rawPeer(t, 0)
 			call := gatherOf("h.3")
-			f := frame{group: worldID, seq: 5, length: 8, round: roundGather}
+			f := frame{group: worldID, seq: 5, length: 8, round: roundGather, summed: true}
 			call.Signature().Put(f.call[:])
 			c.change(&f)
 			var head [frameSize]byte
@@ -148,13 +158,30 @@ func FuzzFrame(f *testing.F) {
 			_ = (&frame{seq: 1}).compare(&got, worldName, 0, 1)
 		}
 		// Any change is noticed.
-		whole := frame{group: 7, seq: 9, length: len(b), round: 3}
+		whole := frame{group: 7, seq: 9, length: len(b), round: 3, summed: len(b)%2 == 0}
 		whole.put(&head)
 		if len(b) > 1 {
 			head[int(b[0])%frameSize] ^= b[1] | 1
 			require.Error(t, got.parse(&head))
 		}
 	})
+}
+
+// TestOlderVersion has a peer whose frames are those of another version.
+func TestOlderVersion(t *testing.T) {
+	for magic, want := range map[string]string{
+		"COP2": "broken stream to rank 0: version 2 of the protocol, want 3: all ranks need the same version of this library",
+		"COPY": "broken stream to rank 0: no frame of this protocol",
+	} {
+		r, conn := rawPeer(t, 0)
+		b := message(r, gatherOf("h.3"), 1, 8)
+		copy(b, magic)
+		_, err := conn.Write(b)
+		require.NoError(t, err)
+		require.ErrorContains(t, r.Run(context.Background(), 1, gatherOf("h.3")), want)
+		require.NoError(t, conn.Close())
+		r.pump.close(time.Now())
+	}
 }
 
 // FuzzStream has a peer that sends anything and ends.
@@ -164,6 +191,10 @@ func FuzzStream(f *testing.F) {
 	f.Add(good)
 	f.Add(good[:len(good)-1])
 	f.Add(append(good, good...))
+	f.Add(summed(good[:frameSize:frameSize], []byte("payload.")))
+	damaged := bytes.Clone(good)
+	damaged[frameSize+5] ^= 1 << 3
+	f.Add(damaged)
 	f.Add([]byte("GET / HTTP/1.1\r\n\r\n"))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		r, conn := rawPeer(t, time.Minute)
@@ -174,10 +205,14 @@ func FuzzStream(f *testing.F) {
 			_, _ = io.Copy(io.Discard, conn)
 		})
 		err := r.Run(context.Background(), 1, call)
-		if isGood := len(b) >= len(good) && string(b[:frameSize]) == string(good[:frameSize]); isGood {
+		isGood := len(b) >= len(good) && string(b[:frameSize]) == string(good[:frameSize])
+		switch {
+		case isGood && !bytes.HasPrefix(b, summed(b[:frameSize:frameSize], b[frameSize:][:8])):
+			require.ErrorContains(t, err, `comm: rank 1 of group "world": payload to rank 0 in collective #1, all-gather uint8[16] "h.3", was damaged`)
+		case isGood:
 			require.NoError(t, err)
 			require.Equal(t, b[frameSize:frameSize+8], call.Dst.Bytes()[8:])
-		} else {
+		default:
 			require.Error(t, err)
 			require.Contains(t, fmt.Sprint(err), "rank 1")
 		}

@@ -13,22 +13,28 @@ import (
 //
 // On the wire, little-endian:
 //
-//	0 magic | 4 CRC-32C of the rest | 8 group | 16 seq | 24 length (6 bytes) | 30 round | 32 call
+//	0 magic | 4 CRC-32C of the rest | 8 group | 16 seq | 24 length (47 bits), summed (1 bit) | 30 round | 32 call
 //
 // The payload follows. Its length is no news to the receiver, who checks it
-// against its own call and never allocates by it.
+// against its own call and never allocates by it. Then comes its checksum, 4 bytes,
+// if payloads are summed and this one is not empty. It is a trailer because a rank
+// that passes blocks on sends the header before it has the payload, and because each
+// block is summed when it is sent, so that it is read from memory once.
 type frame struct {
 	group  uint64
 	seq    uint64
 	length int                 // bytes of payload
+	summed bool                // a checksum follows every payload
 	round  uint16              // tells the messages of a collective apart
 	call   [SignatureSize]byte // encoded Signature
 }
 
 const (
 	frameSize  = 32 + SignatureSize
-	frameMagic = 0x32504f43 // "COP2", changes with the protocol
-	lengthBits = 48
+	frameMagic = 0x33504f43 // "COP3", the last byte is the version of the protocol
+	lengthBits = 47
+	summedBit  = 1 << lengthBits
+	roundShift = 48
 )
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
@@ -38,14 +44,21 @@ func (f *frame) put(b *[frameSize]byte) {
 	binary.LittleEndian.PutUint32(b[0:], frameMagic)
 	binary.LittleEndian.PutUint64(b[8:], f.group)
 	binary.LittleEndian.PutUint64(b[16:], f.seq)
-	binary.LittleEndian.PutUint64(b[24:], uint64(f.round)<<lengthBits|uint64(f.length))
+	word := uint64(f.round)<<roundShift | uint64(f.length)
+	if f.summed {
+		word |= summedBit
+	}
+	binary.LittleEndian.PutUint64(b[24:], word)
 	copy(b[32:], f.call[:])
 	binary.LittleEndian.PutUint32(b[4:], crc32.Checksum(b[8:], castagnoli))
 }
 
 // parse decodes a frame. Bytes that put has not written are an error.
 func (f *frame) parse(b *[frameSize]byte) error {
-	if binary.LittleEndian.Uint32(b[0:]) != frameMagic {
+	if magic := binary.LittleEndian.Uint32(b[0:]); magic != frameMagic {
+		if version := byte(magic >> 24); magic<<8 == frameMagic<<8&(1<<32-1) && version >= '1' && version <= '9' {
+			return fmt.Errorf("version %c of the protocol, want %c: all ranks need the same version of this library", version, frameMagic>>24)
+		}
 		return errors.New("no frame of this protocol")
 	}
 	if binary.LittleEndian.Uint32(b[4:]) != crc32.Checksum(b[8:], castagnoli) {
@@ -54,7 +67,7 @@ func (f *frame) parse(b *[frameSize]byte) error {
 	f.group = binary.LittleEndian.Uint64(b[8:])
 	f.seq = binary.LittleEndian.Uint64(b[16:])
 	word := binary.LittleEndian.Uint64(b[24:])
-	f.round, f.length = uint16(word>>lengthBits), int(word&(1<<lengthBits-1))
+	f.round, f.length, f.summed = uint16(word>>roundShift), int(word&(summedBit-1)), word&summedBit != 0
 	copy(f.call[:], b[32:])
 	return nil
 }
@@ -67,6 +80,11 @@ func (f *frame) compare(got *frame, name string, self, peer int) error {
 	}
 	if got.group != f.group {
 		return broken("frame of group %x, want %x", got.group, f.group)
+	}
+	if got.summed != f.summed {
+		with := map[bool]string{true: "with", false: "without"}
+		return &RankError{Group: name, Rank: peer, Err: fmt.Errorf("sends payloads %s checksums, rank %d %s: Config.Checksums, or FSDP_CHECKSUMS, "+
+			"has to be the same on all ranks", with[got.summed], self, with[f.summed])}
 	}
 	if got.seq < f.seq {
 		return broken("frame of collective #%d in #%d", got.seq, f.seq)

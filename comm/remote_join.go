@@ -13,7 +13,8 @@ import (
 // newRemote makes the group of l over TCP. All its ranks call it. It hears of
 // failures from the beginning, so that no rank waits for one that will not come.
 func newRemote(ctx context.Context, l *link) (Group, error) {
-	r := newRank(l.name, l.id, l.rank, len(l.ranks), cmp.Or(l.session.cfg.Timeout, defaultTimeout))
+	cfg := &l.session.cfg
+	r := newRank(l.name, l.id, l.rank, len(l.ranks), cmp.Or(cfg.Timeout, defaultTimeout), cfg.sumsWire())
 	r.link = l
 	r.waiting.Processes = l.neighbours() > runtime.NumCPU() // they share processors
 	joining, cancel := context.WithCancelCause(ctx)
@@ -31,17 +32,17 @@ func newRemote(ctx context.Context, l *link) (Group, error) {
 }
 
 // newRank returns rank rank of size of the group of the given name and id, before
-// it is connected to the others.
-func newRank(name string, id uint64, rank, size int, timeout time.Duration) *remote {
+// it is connected to the others. Payloads are followed by checksums if they are summed.
+func newRank(name string, id uint64, rank, size int, timeout time.Duration, summed bool) *remote {
 	r := &remote{name: name, rank: rank, size: size}
 	r.ports = make([]*port, size)
 	r.timeout = timeout
 	r.waiting.Eager = eager
-	r.frame.group = id
-	r.check = r.checkFrame
+	r.frame.group, r.frame.summed = id, summed
+	r.arrived = r.check
 	for peer := range r.ports {
 		if peer != rank {
-			r.ports[peer] = &port{peer: peer}
+			r.ports[peer] = &port{peer: peer, in: queue{summed: summed}, out: queue{summed: summed}}
 		}
 	}
 	return r

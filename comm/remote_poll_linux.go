@@ -34,7 +34,7 @@ type poller struct {
 type line struct {
 	*port
 	fd  int
-	iov [2][]byte
+	iov [3][]byte
 }
 
 // burst bounds the bytes that one connection moves while others wait.
@@ -94,14 +94,14 @@ func takeDescriptor(c *net.TCPConn) (fd int, err error) {
 	return fd, nil
 }
 
-func (p *poller) push(f *frame, check func(*port) error) (moved bool, err error) {
+func (p *poller) push(f *frame, arrived func(*port) error) (moved bool, err error) {
 	for i := range p.lines {
 		l := &p.lines[i]
 		sent, err := l.write(f)
 		if err != nil {
 			return moved, err
 		}
-		got, err := l.read(check)
+		got, err := l.read(arrived)
 		if err != nil {
 			return moved, err
 		}
@@ -111,13 +111,13 @@ func (p *poller) push(f *frame, check func(*port) error) (moved bool, err error)
 }
 
 // read receives what has come, for at most a burst.
-func (l *line) read(check func(*port) error) (moved bool, err error) {
+func (l *line) read(arrived func(*port) error) (moved bool, err error) {
 	if l.in.idle() {
 		return false, nil
 	}
 	if l.lo < l.hi {
 		moved = true
-		if err := l.absorb(check); err != nil {
+		if err := l.absorb(arrived); err != nil {
 			return true, err
 		}
 	}
@@ -127,7 +127,15 @@ func (l *line) read(check func(*port) error) (moved bool, err error) {
 			break
 		}
 		b = b[:min(len(b), burst)]
-		n, err := unix.Read(l.fd, b)
+		var n int
+		var err error
+		if l.in.trails(len(b)) {
+			l.iov = [3][]byte{b, l.readAhead()}
+			n, err = unix.Readv(l.fd, l.iov[:2])
+			l.iov = [3][]byte{}
+		} else {
+			n, err = unix.Read(l.fd, b)
+		}
 		switch {
 		case err == unix.EAGAIN:
 			return moved, nil
@@ -140,7 +148,7 @@ func (l *line) read(check func(*port) error) (moved bool, err error) {
 		}
 		moved = true
 		total += n
-		if err := l.received(n, check); err != nil {
+		if err := l.received(n, arrived); err != nil {
 			return true, err
 		}
 		if n < len(b) {
@@ -153,18 +161,17 @@ func (l *line) read(check func(*port) error) (moved bool, err error) {
 // write sends what the connection takes, for at most a burst.
 func (l *line) write(f *frame) (moved bool, err error) {
 	for total := 0; total < burst; {
-		head, body := l.outgoing(f)
-		if len(head)+len(body) == 0 {
+		head, body, tail := l.outgoing(f, burst)
+		if len(head)+len(body)+len(tail) == 0 {
 			break
 		}
-		body = body[:min(len(body), burst)]
 		var n int
-		if len(head) == 0 {
+		if len(head)+len(tail) == 0 {
 			n, err = unix.Write(l.fd, body)
 		} else {
-			l.iov = [2][]byte{head, body}
+			l.iov = [3][]byte{head, body, tail}
 			n, err = unix.Writev(l.fd, l.iov[:])
-			l.iov = [2][]byte{}
+			l.iov = [3][]byte{}
 		}
 		switch {
 		case err == unix.EAGAIN:

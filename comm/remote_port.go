@@ -1,6 +1,11 @@
 package comm
 
-import "sync/atomic"
+import (
+	"encoding/binary"
+	"sync/atomic"
+
+	"github.com/gofsdp/gofsdp/internal/checksum"
+)
 
 // port is one rank's end of the connection to another: what is to be sent and
 // where to put what is received, in order. It does no input or output itself;
@@ -17,16 +22,27 @@ type port struct {
 
 // queue is what a collective moves over a connection in one direction.
 type queue struct {
+	summed bool // a checksum follows every payload
 	pieces []piece
-	next   int             // pieces moved
-	moved  int             // bytes of the next one, header included
-	head   [frameSize]byte // header under way
+	left   int // bytes of the latest message that are in no piece yet
+	next   int // pieces moved
+	moved  int // bytes of the next one, header and trailer included
+
+	head     [frameSize]byte // header under way
+	sum      uint32          // of the payload under way
+	summedTo int             // of the body of the next piece
+	tail     [tailSize]byte  // trailer under way
 }
 
-// piece is a part of a message: its header, if it is the first part, and memory
-// to send or to fill.
+// tailSize is the bytes of the trailer of a payload, its checksum, little-endian. See [frame].
+const tailSize = 4
+
+// piece is a part of a message: its header, if it is the first part, memory to send or to fill, and
+// the trailer, if it is the last part and has one. It has moved when all of that has, so nobody
+// passes the last part of a payload on that has been damaged.
 type piece struct {
 	framed bool
+	tailed bool
 	round  uint16
 	length int // bytes of the whole message, for the header
 	body   []byte
@@ -34,13 +50,22 @@ type piece struct {
 
 // size returns the bytes of p on the wire.
 func (p *piece) size() int {
+	n := len(p.body)
 	if p.framed {
-		return frameSize + len(p.body)
+		n += frameSize
 	}
-	return len(p.body)
+	if p.tailed {
+		n += tailSize
+	}
+	return n
 }
 
 func (q *queue) add(p piece) {
+	if p.framed {
+		q.left = p.length
+	}
+	q.left -= len(p.body)
+	p.tailed = q.summed && q.left == 0 && len(p.body) > 0
 	if p.framed || len(p.body) > 0 {
 		q.pieces = append(q.pieces, p)
 	}
@@ -48,12 +73,39 @@ func (q *queue) add(p piece) {
 
 func (q *queue) idle() bool { return q.next == len(q.pieces) }
 
+// heading reports whether the next bytes are those of a header.
+func (q *queue) heading() bool { return q.pieces[q.next].framed && q.moved < frameSize }
+
+// bodyMoved returns how many bytes of the body of the next piece have moved, or more in its trailer.
+func (q *queue) bodyMoved() int {
+	if q.pieces[q.next].framed {
+		return q.moved - frameSize
+	}
+	return q.moved
+}
+
+// due returns the memory of the next bytes, up to the end of the header, body or trailer, and
+// whether they are of a body.
+func (q *queue) due() (b []byte, body bool) {
+	if q.heading() {
+		return q.head[q.moved:], false
+	}
+	at, all := q.bodyMoved(), q.pieces[q.next].body
+	if at < len(all) {
+		return all[at:], true
+	}
+	return q.tail[at-len(all):], false
+}
+
 // advance notes that n bytes of the next piece have moved.
 func (q *queue) advance(n int) {
 	q.moved += n
-	if q.moved == q.pieces[q.next].size() {
+	if p := &q.pieces[q.next]; q.moved == p.size() {
+		if p.tailed {
+			q.sum = 0
+		}
 		q.next++
-		q.moved = 0
+		q.moved, q.summedTo = 0, 0
 	}
 }
 
@@ -63,25 +115,34 @@ func (q *queue) reset() {
 	q.pieces, q.next, q.moved = q.pieces[:0], 0, 0
 }
 
-// outgoing returns the memory to send next, in two parts; both are empty if
-// there is nothing to send. f is the frame of the collective.
-func (p *port) outgoing(f *frame) (head, body []byte) {
+// outgoing returns the memory to send next, in three parts, of which body has at
+// most so many bytes; all are empty if there is nothing to send. f is the frame of
+// the collective.
+func (p *port) outgoing(f *frame, most int) (head, body, tail []byte) {
 	q := &p.out
 	if q.idle() {
-		return nil, nil
+		return nil, nil, nil
 	}
 	next := &q.pieces[q.next]
-	if !next.framed {
-		return nil, next.body[q.moved:]
+	if q.heading() {
+		if q.moved == 0 {
+			f.round, f.length = next.round, next.length
+			f.put(&q.head)
+		}
+		head = q.head[q.moved:]
 	}
-	if q.moved >= frameSize {
-		return nil, next.body[q.moved-frameSize:]
+	at := max(0, q.bodyMoved())
+	lo := min(at, len(next.body))
+	hi := min(lo+most, len(next.body))
+	if q.summed && hi > q.summedTo { // not again what was not taken before
+		q.sum = checksum.Update(q.sum, next.body[q.summedTo:hi])
+		q.summedTo = hi
 	}
-	if q.moved == 0 {
-		f.round, f.length = next.round, next.length
-		f.put(&q.head)
+	if next.tailed && hi == len(next.body) {
+		binary.LittleEndian.PutUint32(q.tail[:], q.sum)
+		tail = q.tail[at-lo:]
 	}
-	return q.head[q.moved:], next.body
+	return head, next.body[lo:hi], tail
 }
 
 // sent notes that n bytes of outgoing have been sent.
@@ -90,57 +151,70 @@ func (p *port) sent(n int) { p.out.advance(n) }
 // incoming returns where to put bytes from the connection, of which at least
 // least are due; nothing if no piece is. Everything read ahead is used up.
 func (p *port) incoming() (b []byte, least int) {
-	q := &p.in
-	if q.idle() {
+	if p.in.idle() {
 		return nil, 0
 	}
-	next := &q.pieces[q.next]
-	if next.framed && q.moved < frameSize {
-		p.lo, p.hi = 0, 0
-		return p.ahead[:], frameSize - q.moved
+	b, body := p.in.due()
+	if !body {
+		return p.readAhead(), len(b)
 	}
-	b = next.body[len(next.body)-(next.size()-q.moved):]
 	return b, len(b)
 }
 
-// received notes that n bytes have been put to incoming. check is called with
-// every header, when it is complete and before its payload is.
-func (p *port) received(n int, check func(*port) error) error {
-	q := &p.in
-	if next := &q.pieces[q.next]; next.framed && q.moved < frameSize {
-		p.hi = n
-		return p.absorb(check)
+// trails reports whether the trailer follows the next n bytes, which are due.
+func (q *queue) trails(n int) bool {
+	next := &q.pieces[q.next]
+	return next.tailed && !q.heading() && q.bodyMoved()+n == len(next.body)
+}
+
+// readAhead returns memory for bytes that may follow those that are due.
+func (p *port) readAhead() []byte {
+	p.lo, p.hi = 0, 0
+	return p.ahead[:]
+}
+
+// received notes that n bytes have been put to incoming, and what is more than
+// that to readAhead. arrived is called with every header and trailer, when it is
+// complete and before the next byte is taken.
+func (p *port) received(n int, arrived func(*port) error) error {
+	if b, body := p.in.due(); body {
+		own := min(n, len(b))
+		if err := p.take(own, arrived); err != nil {
+			return err
+		}
+		n -= own
 	}
-	p.progress(n)
-	return nil
+	p.hi = n
+	return p.absorb(arrived)
 }
 
 // absorb moves bytes that were read ahead to the pieces they belong to.
-func (p *port) absorb(check func(*port) error) error {
-	q := &p.in
-	for p.lo < p.hi && !q.idle() {
-		next := &q.pieces[q.next]
-		if next.framed && q.moved < frameSize {
-			n := copy(q.head[q.moved:], p.ahead[p.lo:p.hi])
-			p.lo += n
-			if q.moved+n == frameSize {
-				if err := check(p); err != nil {
-					return err
-				}
-			}
-			p.progress(n)
-			continue
-		}
-		n := copy(next.body[len(next.body)-(next.size()-q.moved):], p.ahead[p.lo:p.hi])
+func (p *port) absorb(arrived func(*port) error) error {
+	for p.lo < p.hi && !p.in.idle() {
+		b, _ := p.in.due()
+		n := copy(b, p.ahead[p.lo:p.hi])
 		p.lo += n
-		p.progress(n)
+		if err := p.take(n, arrived); err != nil {
+			return err
+		}
 	}
 	return nil
 }
 
-func (p *port) progress(n int) {
-	p.in.advance(n)
-	if p.in.idle() {
+// take notes that n of the bytes that are due have come.
+func (p *port) take(n int, arrived func(*port) error) error {
+	q := &p.in
+	switch b, body := q.due(); {
+	case body && q.summed:
+		q.sum = checksum.Update(q.sum, b[:n])
+	case !body && n == len(b):
+		if err := arrived(p); err != nil {
+			return err
+		}
+	}
+	q.advance(n)
+	if q.idle() {
 		p.waits.Store(false)
 	}
+	return nil
 }

@@ -15,8 +15,8 @@ import (
 // goroutine at a time drives it; stop may be called by any.
 type pump interface {
 	// push moves what can be moved without waiting, and reports whether that was
-	// anything. It calls check with every header that has come, see port.received.
-	push(f *frame, check func(*port) error) (moved bool, err error)
+	// anything. It calls arrived with every header and trailer, see port.received.
+	push(f *frame, arrived func(*port) error) (moved bool, err error)
 	// wait returns when there may be something to move, or after d, and reports
 	// whether anything has moved meanwhile.
 	wait(d time.Duration) (moved bool, err error)
@@ -72,14 +72,14 @@ type exchange struct {
 	timeout time.Duration // without progress; 0 for none
 	waiting backoff.Policy
 	frame   frame // of the collective under way
-	check   func(*port) error
+	arrived func(*port) error
 	stopped atomic.Bool
 }
 
 // send queues a message to a rank: a header and the first part of the payload,
 // whose whole length is given. What follows is queued with sendMore.
 func (x *exchange) send(to int, round uint16, length int, part []byte) {
-	x.ports[to].out.add(piece{true, round, length, part})
+	x.ports[to].out.add(piece{framed: true, round: round, length: length, body: part})
 }
 
 func (x *exchange) sendMore(to int, part []byte) { x.ports[to].out.add(piece{body: part}) }
@@ -87,7 +87,7 @@ func (x *exchange) sendMore(to int, part []byte) { x.ports[to].out.add(piece{bod
 // receive queues where to put a message from a rank, like send.
 func (x *exchange) receive(from int, round uint16, length int, part []byte) {
 	p := x.ports[from]
-	p.in.add(piece{true, round, length, part})
+	p.in.add(piece{framed: true, round: round, length: length, body: part})
 	p.waits.Store(true)
 }
 
@@ -136,7 +136,7 @@ func (x *exchange) ready(k int, all bool) bool {
 func (x *exchange) run(ctx context.Context, k int, all bool) error {
 	w := backoff.Waiter{Policy: &x.waiting}
 	for {
-		moved, err := x.pump.push(&x.frame, x.check)
+		moved, err := x.pump.push(&x.frame, x.arrived)
 		switch {
 		case err != nil:
 			return err

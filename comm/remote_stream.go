@@ -37,7 +37,7 @@ type job struct {
 	busy   bool          // an order is being carried out
 
 	// Written with the order.
-	bufs  [2][]byte // memory to send, or to fill
+	bufs  [3][]byte // memory to send, or to fill
 	least int       // bytes to read
 	// Written with done.
 	n   int
@@ -97,12 +97,12 @@ func (t *stream) flush(count *atomic.Uint64) {
 // portion bounds one order, so that received blocks are used while others come.
 const portion = 256 << 10
 
-func (s *streams) push(f *frame, check func(*port) error) (moved bool, err error) {
+func (s *streams) push(f *frame, arrived func(*port) error) (moved bool, err error) {
 	for done := false; !done; {
 		select {
 		case j := <-s.done:
 			moved = true
-			if err := j.finish(check); err != nil {
+			if err := j.finish(arrived); err != nil {
 				return true, err
 			}
 		default:
@@ -110,7 +110,7 @@ func (s *streams) push(f *frame, check func(*port) error) (moved bool, err error
 		}
 	}
 	for _, t := range s.list {
-		if err := t.order(f, check); err != nil {
+		if err := t.order(f, arrived); err != nil {
 			return moved, err
 		}
 	}
@@ -118,14 +118,14 @@ func (s *streams) push(f *frame, check func(*port) error) (moved bool, err error
 }
 
 // finish books what j has moved.
-func (j *job) finish(check func(*port) error) error {
+func (j *job) finish(arrived func(*port) error) error {
 	t := j.of
 	j.busy = false
-	j.bufs = [2][]byte{} // the caller's
+	j.bufs = [3][]byte{} // the caller's
 	if j.n > 0 {
 		if j == &t.write {
 			t.sent(j.n)
-		} else if err := t.received(j.n, check); err != nil {
+		} else if err := t.received(j.n, arrived); err != nil {
 			return err
 		}
 	}
@@ -139,15 +139,15 @@ func (j *job) finish(check func(*port) error) error {
 }
 
 // order sets the goroutines of t to work that have none.
-func (t *stream) order(f *frame, check func(*port) error) error {
+func (t *stream) order(f *frame, arrived func(*port) error) error {
 	if !t.write.busy {
-		if head, body := t.outgoing(f); len(head)+len(body) > 0 {
-			t.write.bufs = [2][]byte{head, body[:min(len(body), portion)]}
+		if head, body, tail := t.outgoing(f, portion); len(head)+len(body)+len(tail) > 0 {
+			t.write.bufs = [3][]byte{head, body, tail}
 			t.write.give()
 		}
 	}
 	if !t.read.busy && !t.in.idle() {
-		if err := t.absorb(check); err != nil {
+		if err := t.absorb(arrived); err != nil {
 			return err
 		}
 		if b, least := t.incoming(); len(b) > 0 {
@@ -202,7 +202,7 @@ func (s *streams) quit() {
 		for t.read.busy || t.write.busy {
 			j := <-s.done
 			j.busy = false
-			j.bufs = [2][]byte{}
+			j.bufs = [3][]byte{}
 		}
 	}
 }

@@ -20,6 +20,7 @@ type Wiring struct {
 	Portable bool // use the pump of other systems
 	PerHost  int  // pretend hosts of so many ranks, 0 for one
 	Timeout  time.Duration
+	Unsummed bool // payloads have no checksums
 }
 
 // sockets is a network of sessions in this process, with data connections over
@@ -99,6 +100,9 @@ func remoteGroups(t testing.TB, n int, w Wiring) ([]Group, []*session) {
 	sessions := wired(n)
 	for r, s := range sessions {
 		s.cfg.Timeout = w.Timeout
+		if w.Unsummed {
+			s.cfg.Checksums = ChecksumsOff
+		}
 		s.mesh = sockets{wires{r, sessions}, board}
 	}
 	var ranks sync.WaitGroup

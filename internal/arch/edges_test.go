@@ -22,6 +22,7 @@ var edges = map[string]string{
 	"internal/arch":      "",
 	"internal/auth":      "internal/text",
 	"internal/backoff":   "internal/shm",
+	"internal/checksum":  "",
 	"internal/text":      "",
 	"internal/device":    "",
 	"internal/gpudouble": "",
@@ -50,7 +51,7 @@ var edges = map[string]string{
 	"internal/safetensors":        "internal/half",
 
 	// Groups of ranks.
-	"comm":           "internal/auth internal/backoff internal/half internal/kernel/vec internal/launch internal/mesh internal/shm internal/store internal/text",
+	"comm":           "internal/auth internal/backoff internal/checksum internal/half internal/kernel/vec internal/launch internal/mesh internal/shm internal/store internal/text",
 	"comm/commtest":  "comm",
 	"comm/mpi":       "comm internal/backoff",
 	"internal/mesh":  "internal/auth internal/store",

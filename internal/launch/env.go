@@ -33,6 +33,7 @@ type Env struct {
 	Timeout     time.Duration // of no progress
 	JoinTimeout time.Duration // of ranks that do not come
 	Transport   string        // "auto", "shm", "tcp"
+	Checksums   string        // "auto", "off", "on"
 }
 
 // MaxSize bounds the number of ranks that Parse believes.

@@ -138,6 +138,7 @@ func TestErrorsNameVariables(t *testing.T) {
 		{"FSDP_TIMEOUT=5", `FSDP_TIMEOUT="5" is not a duration such as 90s`},
 		{"FSDP_TIMEOUT=-5s", "FSDP_TIMEOUT="},
 		{"FSDP_JOIN_TIMEOUT=soon", `FSDP_JOIN_TIMEOUT="soon" is not a duration such as 90s`},
+		{"FSDP_CHECKSUMS=yes", `FSDP_CHECKSUMS="yes" is not auto, off or on`},
 		{"FSDP_TRANSPORT=rdma", `FSDP_TRANSPORT="rdma" is not auto, shm or tcp`},
 	} {
 		e, ok, err := Parse(environment(c.env))
@@ -150,7 +151,7 @@ func TestErrorsNameVariables(t *testing.T) {
 func TestSettings(t *testing.T) {
 	const job = "RANK=0 WORLD_SIZE=2 MASTER_ADDR=h "
 	e, ok, err := Parse(environment(job + "FSDP_RENDEZVOUS=tcp://[fe80::1]:99 FSDP_SECRET=a-sentence-is-long-enough FSDP_LISTEN=eth0" +
-		" FSDP_TIMEOUT=1m30s FSDP_TRANSPORT=shm"))
+		" FSDP_TIMEOUT=1m30s FSDP_TRANSPORT=shm FSDP_CHECKSUMS=on"))
 	require.NoError(t, err)
 	require.True(t, ok)
 	require.Equal(t, "[fe80::1]:99", e.Addr)
@@ -158,6 +159,7 @@ func TestSettings(t *testing.T) {
 	require.Equal(t, "eth0", e.Listen)
 	require.Equal(t, 90*time.Second, e.Timeout)
 	require.Equal(t, "shm", e.Transport)
+	require.Equal(t, "on", e.Checksums)
 
 	e, _, err = Parse(environment(job + "FSDP_RENDEZVOUS=file:///shared/job FSDP_SECRET_FILE=/run/key"))
 	require.NoError(t, err)

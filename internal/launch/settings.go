@@ -40,11 +40,21 @@ func settings(v *vars, e *Env) error {
 	if e.JoinTimeout, err = v.duration("FSDP_JOIN_TIMEOUT"); err != nil {
 		return err
 	}
-	switch e.Transport = v.get("FSDP_TRANSPORT"); e.Transport {
-	case "", "auto", "shm", "tcp":
-		return nil
+	if e.Transport, err = v.choice("FSDP_TRANSPORT", "auto", "shm", "tcp"); err != nil {
+		return err
 	}
-	return fmt.Errorf("FSDP_TRANSPORT=%q is not auto, shm or tcp", e.Transport)
+	e.Checksums, err = v.choice("FSDP_CHECKSUMS", "auto", "off", "on")
+	return err
+}
+
+// choice reads one of three words, "" if none is set.
+func (v *vars) choice(name, a, b, c string) (string, error) {
+	switch text := v.get(name); text {
+	case "", a, b, c:
+		return text, nil
+	default:
+		return "", fmt.Errorf("%s=%q is not %s, %s or %s", name, text, a, b, c)
+	}
 }
 
 // duration reads a limit of time, 0 if none is set.

@@ -1,0 +1,62 @@
+//go:build !purego
+
+package checksum
+
+import (
+	"hash/crc32"
+
+	"golang.org/x/sys/cpu"
+)
+
+// Folding
+//
+// Bits are the coefficients of a polynomial, the first of memory the highest power of x, and its
+// checksum is the remainder by the polynomial P of the CRC. So bytes may be replaced by others
+// with the same remainder further on: those at a distance of D bits are the halves of each 16 bytes
+// times x^(D+64) and x^D modulo P, by carry-less products, and are added there by exclusive or. Four
+// such folds of 64 bytes run beside each other until 16 bytes are left, whose remainder is that of all.
+// See Gopal et al., Fast CRC Computation for Generic Polynomials Using PCLMULQDQ Instruction, Intel
+// 2009; the powers there are 32 less, as the constants have 32 bits of 64 and bits are reflected.
+
+// stride is the bytes that the loop folds at once.
+const stride = 256
+
+// powers are those that fold by a stride, by three, two and one register of 64 bytes, and by three,
+// two and one of its quarters.
+var powers = func() (k [7][2]uint64) {
+	for i, bytes := range []int{stride, 192, 128, 64, 48, 32, 16} {
+		k[i] = [2]uint64{power(8*bytes + 32), power(8*bytes - 32)}
+	}
+	return k
+}()
+
+// power returns x^n modulo P, reversed as in hash/crc32, as a factor.
+func power(n int) uint64 {
+	r := uint32(1 << 31)
+	for range n {
+		r = r>>1 ^ crc32.IEEE*(r&1)
+	}
+	return uint64(r) << 1
+}
+
+var wide = cpu.X86.HasAVX512F && cpu.X86.HasAVX512VL && cpu.X86.HasAVX512VPCLMULQDQ
+
+func update(sum uint32, p []byte) uint32 {
+	if !wide || len(p) < 2*stride {
+		return updateGo(sum, p)
+	}
+	n := len(p) / stride * stride
+	var rest [16]byte
+	fold(&rest, &p[0], n, ^sum, &powers)
+	sum = 0
+	for _, b := range rest { // in a call of updateGo they would escape
+		sum = sum>>8 ^ crc32.IEEETable[byte(sum)^b]
+	}
+	return updateGo(^sum, p[n:])
+}
+
+// fold folds n bytes, a multiple of stride and not 0, into rest. state is the remainder of what
+// comes before.
+//
+//go:noescape
+func fold(rest *[16]byte, p *byte, n int, state uint32, powers *[7][2]uint64)
