@@ -18,3 +18,10 @@ func UseFarDevice() (restore func()) {
 	}
 	return func() { newDevice = near }
 }
+
+// KeepPasses has engines keep compiled passes of so many bytes, until restore.
+func KeepPasses(bytes int) (restore func()) {
+	before := engine.KeepBytes
+	engine.KeepBytes = bytes
+	return func() { engine.KeepBytes = before }
+}

@@ -115,14 +115,57 @@ func TestOldShapesAreForgotten(t *testing.T) {
 	require.LessOrEqual(t, m.Memory().Reserved, small+small/8)
 }
 
-// TestManyShapes runs more batch shapes than are kept compiled, and the first again.
-func TestManyShapes(t *testing.T) {
-	m := wrap(t, tinyGPT(1), fsdp.Config{})
-	for rows := range 70 {
-		_, err := m.Eval(t.Context(), tinyBatch(0, 0, 1+rows, 1)...)
-		require.NoError(t, err)
+// TestProgramsAreCounted holds the bytes counted for compiled programs against those that the Go
+// heap has more, for passes of many shapes.
+func TestProgramsAreCounted(t *testing.T) {
+	eval := func(m *fsdp.Sharded, batch []fsdp.Tensor) error { _, err := m.Eval(t.Context(), batch...); return err }
+	plan := func(m *fsdp.Sharded, batch []fsdp.Tensor) error { _, err := m.Plan(batch...); return err }
+	for _, c := range []struct {
+		layers int
+		run    func(*fsdp.Sharded, []fsdp.Tensor) error
+	}{{1, eval}, {12, eval}, {1, plan}, {12, plan}} {
+		m := wrap(t, tinyGPT(c.layers), fsdp.Config{Wrap: blocks})
+		var heap, counted int
+		for rows := range 30 {
+			if rows == 10 { // what is made once has been made
+				heap, counted = heapBytes()-m.Memory().Reserved, m.Memory().Programs
+			}
+			require.NoError(t, c.run(m, tinyBatch(0, 0, 100+rows, c.layers%5+1))) // shapes that no other test has
+		}
+		heap, counted = heapBytes()-m.Memory().Reserved-heap, m.Memory().Programs-counted
+		require.InEpsilon(t, heap, counted, 0.2, "%d layers", c.layers)
+		require.NoError(t, m.Close())
+		require.Zero(t, m.Memory().Programs)
 	}
-	forwardBackward(t, t.Context(), m, tinyBatch(0, 0, 1, 1))
+}
+
+// TestDroppedPassesChangeNoBit trains on batches of three shapes, while no rank keeps a pass but the
+// last, and rank 1 compiles others between a Forward and its Backward.
+func TestDroppedPassesChangeNoBit(t *testing.T) {
+	run := func(crowded bool) (states [2]bits) {
+		onRanks(t, 2, func(ctx context.Context, g comm.Group) {
+			m := wrap(t, tinyGPT(2), fsdp.Config{Group: g, Wrap: blocks})
+			update := updater(t, m, 1)
+			for step := range 6 {
+				_, err := m.Forward(ctx, tinyBatch(step, g.Rank(), 2+g.Rank(), 2+step%3)...)
+				require.NoError(t, err)
+				if crowded && g.Rank() == 1 {
+					_, err := m.Plan(tinyBatch(0, 0, 7, 1+step)...)
+					require.NoError(t, err)
+				}
+				require.NoError(t, m.Backward(ctx))
+				update(ctx)
+			}
+			states[g.Rank()] = stateBits(t, ctx, m)
+		})
+		return states
+	}
+	want := run(false)
+	defer fsdp.KeepPasses(0)()
+	got := run(true)
+	for r := range want {
+		requireSameBits(t, want[r], got[r])
+	}
 }
 
 // TestOldPassesHoldNoBuffers checks that passes which are kept compiled, of 30 batch shapes with

@@ -250,7 +250,7 @@ func (s *Sharded) Close() error {
 func giveBack(s *Sharded) error {
 	var err error
 	if s.engine != nil {
-		err = s.engine.Device().Close()
+		err = s.engine.Close()
 	}
 	return errors.Join(err, s.saver.Close(), s.team.Close())
 }

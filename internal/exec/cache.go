@@ -4,10 +4,11 @@ import (
 	"container/list"
 	"errors"
 	"sync"
+	"unsafe"
 )
 
 // A Cache keeps compiled units, so that identical modules and all ranks of a process share one. The
-// units used longest ago leave it when they take more than Limit bytes. The zero value is ready. It
+// units that were asked for longest ago leave it when all take more than Limit bytes. The zero value is ready. It
 // is safe for concurrent use: whoever asks for a unit that another goroutine compiles waits for
 // that one, all others do not.
 type Cache struct {
@@ -81,7 +82,8 @@ func (c *Cache) compile(e *entry, spec *Spec, sig *Signature) {
 			delete(c.entries, e.key.text)
 		} else {
 			e.at = c.recent.PushFront(e)
-			c.bytes += e.unit.size()
+			c.bytes += e.bytes()
+			e.unit.cached.Store(true)
 			c.evict()
 		}
 		e.busy.Unlock()
@@ -89,7 +91,8 @@ func (c *Cache) compile(e *entry, spec *Spec, sig *Signature) {
 	e.unit, e.err = Compile(spec, sig)
 }
 
-// evict drops units until the others fit, but never the last.
+// evict drops units until the others fit, but never the last. A unit that passes still hold lives on
+// with them.
 func (c *Cache) evict() {
 	limit := c.Limit
 	if limit == 0 {
@@ -98,22 +101,20 @@ func (c *Cache) evict() {
 	for c.bytes > limit && c.recent.Len() > 1 {
 		e := c.recent.Remove(c.recent.Back()).(*entry)
 		delete(c.entries, e.key.text)
-		c.bytes -= e.unit.size()
+		c.bytes -= e.bytes()
+		e.unit.cached.Store(false)
 	}
 }
 
-// size estimates the bytes that u takes: about a kilobyte for each instruction, and its constants.
-func (u *Unit) size() int {
-	const instrBytes, unitBytes = 1 << 10, 1 << 10
-	n := unitBytes
-	for _, p := range []*Program{u.Forward, u.Backward} {
-		if p == nil {
-			continue
-		}
-		n += len(p.instrs) * instrBytes
-		for _, v := range p.consts {
-			n += len(v.Bytes)
-		}
-	}
-	return n
+// Bytes returns the bytes of memory that the units in the cache take.
+func (c *Cache) Bytes() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.bytes
+}
+
+// bytes returns what an entry takes whose unit is compiled.
+func (e *entry) bytes() int {
+	const pointer = int(unsafe.Sizeof(uintptr(0)))
+	return e.unit.Bytes + len(e.key.text) + len(e.key.pins)*pointer + int(unsafe.Sizeof(*e)+unsafe.Sizeof(*e.at))
 }

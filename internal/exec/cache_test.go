@@ -284,3 +284,41 @@ func TestCacheSurvivesGoexit(t *testing.T) {
 	wait.Wait()
 	require.NotNil(t, m.unit(t, &c, tensor.Float64))
 }
+
+// TestCacheBytes holds the bytes counted for units against those that the Go heap has more: for
+// units of a few instructions, and for one whose constant is most of it.
+func TestCacheBytes(t *testing.T) {
+	heap := func() int {
+		var s runtime.MemStats
+		for range 2 { // what sync.Pool has goes in the second
+			runtime.GC()
+		}
+		runtime.ReadMemStats(&s)
+		return int(s.HeapAlloc)
+	}
+	for _, elements := range []int{1, 100_000} {
+		var c exec.Cache
+		var before int
+		for i := range 30 {
+			if i == 10 { // what is made once has been made
+				before = heap() - c.Bytes()
+			}
+			m := &scaling{Factor: float64(i)}
+			spec := &exec.Spec{Build: returning(func(b *exec.Builder, x []*G.Node) (*G.Node, error) {
+				k, err := b.ConstTensor(tensor.New(tensor.WithShape(elements), tensor.Of(tensor.Float64)))
+				if err != nil {
+					return nil, err
+				}
+				y, err := G.HadamardProd(x[0], k)
+				if err != nil {
+					return nil, err
+				}
+				return G.Sigmoid(y)
+			})}
+			_, err := c.Unit(m, spec, exectest.Signature(tensor.Float64, []int{elements}))
+			require.NoError(t, err)
+		}
+		require.InDelta(t, 0, heap()-c.Bytes()-before, 0.2*float64(c.Bytes()), "%d elements of %d bytes", elements, c.Bytes())
+		runtime.KeepAlive(&c)
+	}
+}

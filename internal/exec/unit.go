@@ -5,6 +5,7 @@ import (
 	"runtime/debug"
 	"slices"
 	"sync"
+	"sync/atomic"
 
 	G "gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
@@ -51,9 +52,14 @@ type Unit struct {
 	// buffers, or no output with a gradient depends on them. In the last case the gradient is set
 	// to zero, unless it is added to.
 	HasGrad []bool
+	Bytes   int // of memory that the unit takes, constants included
 
 	checks []inputCheck
+	cached atomic.Bool
 }
+
+// Cached tells whether the unit is in a cache, which counts it.
+func (u *Unit) Cached() bool { return u.cached.Load() }
 
 // An Update is a new value of a buffer that a forward in training computes.
 type Update struct {
@@ -119,7 +125,11 @@ func Compile(spec *Spec, sig *Signature) (u *Unit, err error) {
 		return nil, err
 	}
 	c := &compiler{partition: tr.partition(sig.Save, sig.GradOut != nil), sig: sig}
-	return c.compile()
+	if u, err = c.compile(); err != nil {
+		return nil, err
+	}
+	u.Bytes = footprint(u)
+	return u, nil
 }
 
 type compiler struct {

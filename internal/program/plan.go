@@ -2,6 +2,7 @@ package program
 
 import (
 	"fmt"
+	"unsafe"
 
 	"github.com/gofsdp/gofsdp/internal/arena"
 )
@@ -88,6 +89,17 @@ func (p *Plan) Lookup(kind BufferKind, index, out int) int {
 		return i
 	}
 	return -1
+}
+
+// Bytes estimates the memory that the plan takes, without its program.
+func (p *Plan) Bytes() int {
+	n := int(unsafe.Sizeof(*p)) + cap(p.Buffers)*int(unsafe.Sizeof(Buffer{})) + cap(p.Steps)*int(unsafe.Sizeof(Step{}))
+	n += 2 * len(p.index) * int(unsafe.Sizeof(key{})+unsafe.Sizeof(0)) // half of a map is free
+	n += 2 * len(p.Buffers) * int(unsafe.Sizeof(0))                    // in Alloc and Free
+	for _, c := range p.sizes.Call {
+		n += int(unsafe.Sizeof(c)) + (cap(c.Out)+cap(c.GradIn)+cap(c.Update))*int(unsafe.Sizeof(0))
+	}
+	return n
 }
 
 // NewPlan decides when every buffer of a pass is allocated and freed.

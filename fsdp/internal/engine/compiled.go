@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"hash/fnv"
 	"slices"
+	"unsafe"
 
 	"github.com/gofsdp/gofsdp/fsdp/internal/layout"
 	"github.com/gofsdp/gofsdp/internal/exec"
@@ -37,6 +38,8 @@ type Compiled struct {
 
 	home   []layout.Place // by parameter
 	inputs []exec.Value   // shapes and types of the batch; Bytes is nil
+	bytes  int            // of memory that it takes, without its units
+	units  int            // that these take
 }
 
 // Needs are what a training pass turns out to need when its calls are compiled for a batch: the
@@ -56,10 +59,13 @@ type Call struct {
 	Update  []int      // buffers of new values for the module's buffers
 }
 
-// maxCompiled bounds the number of batch shapes kept ready.
-const maxCompiled = 64
+// KeepBytes bounds the passes that an engine keeps compiled, with the units of their calls. Tests put
+// another in its place.
+var KeepBytes = 16 << 20
 
-// Compiled returns the pass for a batch of these shapes, compiling it when they are new.
+// Compiled returns the pass for a batch of these shapes, compiling it when they are new. It drops
+// the passes used longest ago when all take more than KeepBytes. Whoever runs one keeps it. Ranks
+// need not drop the same ones: a pass that is compiled again is the same, bit for bit.
 func (e *Engine) Compiled(v Variant, batch []exec.Value) (*Compiled, error) {
 	for i, c := range e.compiled {
 		if c.Variant == v && c.matches(batch) {
@@ -72,9 +78,56 @@ func (e *Engine) Compiled(v Variant, batch []exec.Value) (*Compiled, error) {
 	if err != nil {
 		return nil, err
 	}
-	e.compiled = slices.Insert(e.compiled, 0, c)
-	e.compiled = e.compiled[:min(len(e.compiled), maxCompiled)]
+	c.measure()
+	e.compiled = fitting(slices.Insert(e.compiled, 0, c), KeepBytes)
 	return c, nil
+}
+
+// fitting returns the first of passes that take at most limit bytes together, and in any case one.
+// It uses the memory of passes.
+func fitting(passes []*Compiled, limit int) []*Compiled {
+	n := 0
+	for ; n < len(passes); n++ {
+		if limit -= passes[n].bytes + passes[n].units; limit < 0 && n > 0 {
+			break
+		}
+	}
+	return slices.Delete(passes, n, len(passes)) // and forget the others
+}
+
+// measure sets the bytes that c takes.
+func (c *Compiled) measure() {
+	const word = int(unsafe.Sizeof(0))
+	c.bytes = int(unsafe.Sizeof(*c)) + c.Plan.Bytes() + len(c.Params)*(2*word+int(unsafe.Sizeof([]shard.Span{})))
+	for i := range c.Zero {
+		c.bytes += cap(c.Zero[i]) * int(unsafe.Sizeof(shard.Span{}))
+	}
+	counted := make(map[*exec.Unit]bool)
+	for i := range c.Calls {
+		k := &c.Calls[i]
+		c.bytes += int(unsafe.Sizeof(*k)) + (cap(k.In)+cap(k.Out)+cap(k.GradOut)+cap(k.GradIn)+cap(k.Update))*word
+		if k.Unit != nil && !counted[k.Unit] {
+			counted[k.Unit] = true
+			c.units += k.Unit.Bytes
+		}
+	}
+}
+
+// ProgramBytes returns the bytes of compiled programs: those that the process keeps for all its
+// ranks and models, and the passes of this engine.
+func (e *Engine) ProgramBytes() int {
+	n := exec.Shared.Bytes()
+	counted := make(map[*exec.Unit]bool) // that are in passes alone
+	for _, c := range e.compiled {
+		n += c.bytes
+		for i := range c.Calls {
+			if u := c.Calls[i].Unit; u != nil && !u.Cached() && !counted[u] {
+				counted[u] = true
+				n += u.Bytes
+			}
+		}
+	}
+	return n
 }
 
 func (c *Compiled) matches(batch []exec.Value) bool {

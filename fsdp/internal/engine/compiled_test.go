@@ -2,6 +2,7 @@ package engine
 
 import (
 	"errors"
+	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -58,6 +59,18 @@ func TestEveryProgramIsVerified(t *testing.T) {
 			verify = func(*program.Program) error { return wrong }
 			_, err := e.program(l, make(Programs), v, reads)
 			require.ErrorIs(t, err, wrong)
+		}
+	}
+}
+
+// TestPassesAreDropped keeps as many of the passes used last as take no more than the limit.
+func TestPassesAreDropped(t *testing.T) {
+	for limit, want := range map[int]int{0: 1, 10: 1, 12: 1, 13: 2, 14: 2, 15: 3, 1000: 4} {
+		passes := []*Compiled{{bytes: 9, units: 3}, {bytes: 1}, {units: 2}, {bytes: 20}}
+		got := fitting(slices.Clone(passes), limit)
+		require.Equal(t, passes[:want], got, "limit %d", limit)
+		for _, rest := range got[want:4] {
+			require.Nil(t, rest)
 		}
 	}
 }

@@ -83,6 +83,13 @@ func (e *Engine) Adopt(l *layout.Layout, s Shards, programs Programs) {
 	e.present = make([]bool, len(l.Model.Params))
 }
 
+// Close drops the compiled passes and closes the device.
+func (e *Engine) Close() error {
+	e.compiled = nil
+	clear(e.absent)
+	return e.dev.Close()
+}
+
 // Device returns the device.
 func (e *Engine) Device() Device { return e.dev }
 
