@@ -56,7 +56,7 @@
 //	Merge       ranks agree on type, shape and steps of each tensor; its pieces cover it once
 //	Decode      the checksum of the manifest, the version of the format, and all that Merge checks;
 //	            pieces lie in their files and have their sums; names of files lead nowhere else
-//	OpenReader  Decode; the files are there and have their sizes
+//	OpenReader  the manifest has at most 128 MiB; Decode; the files are there and have their sizes
 //	Read        the sums of the chunks that it reads, before any of it is used
 //	Verify      every byte of every file: all sums, and that headers and manifest say the same
 //

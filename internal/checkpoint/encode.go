@@ -50,7 +50,7 @@ func (s *Sums) UnmarshalText(text []byte) error {
 }
 
 // Encode returns the bytes of m's file, always the same for the same manifest. It fails if m breaks
-// a rule of Decode.
+// a rule of Decode, or would have more than 128 MiB.
 func (m *Manifest) Encode() ([]byte, error) {
 	if err := m.validate(); err != nil {
 		return nil, fmt.Errorf("manifest: %w", err)
@@ -59,7 +59,15 @@ func (m *Manifest) Encode() ([]byte, error) {
 	if err != nil {
 		return nil, fmt.Errorf("manifest: %w", err)
 	}
-	return seal(body), nil
+	b := seal(body)
+	if int64(len(b)) > maxManifest {
+		meta := 0
+		for _, text := range m.Meta {
+			meta += len(text)
+		}
+		return nil, fmt.Errorf("manifest: it would have %d bytes, at most %d are read; %d of them are metadata, such as Extra", len(b), maxManifest, meta)
+	}
+	return b, nil
 }
 
 // seal puts the version of the format and a checksum around the JSON of a manifest.

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -217,4 +218,29 @@ func TestMerge(t *testing.T) {
 		_, _, err := Merge(list)
 		require.ErrorContains(t, err, want)
 	}
+}
+
+// TestManifestSize makes manifests larger, and smaller, than they may be: what is too large is neither
+// written nor read.
+func TestManifestSize(t *testing.T) {
+	fsys := newMemory()
+	smallCheckpoint(t, fsys, "c")
+	path := filepath.Join("c", ManifestName)
+	size := len(fsys.files[path])
+	defer func(n int64) { maxManifest = n }(maxManifest)
+	maxManifest = int64(size)
+	require.NoError(t, check(fsys, "c"))
+	fsys.files[path] = append(fsys.files[path], make([]byte, 100)...)
+	before := fsys.read.Load()
+	_, err := OpenReader(t.Context(), fsys, "c")
+	require.ErrorIs(t, err, ErrDamaged)
+	require.EqualError(t, err, fmt.Sprintf("c: manifest.json: damaged: it has %d bytes, at most %d are read", size+100, size))
+	require.Equal(t, before, fsys.read.Load())
+
+	m := sample()
+	b, err := m.Encode()
+	require.NoError(t, err)
+	maxManifest = int64(len(b)) - 1
+	_, err = m.Encode()
+	require.EqualError(t, err, fmt.Sprintf("manifest: it would have %d bytes, at most %d are read; 21 of them are metadata, such as Extra", len(b), len(b)-1))
 }

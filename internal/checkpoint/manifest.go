@@ -18,6 +18,10 @@ const ManifestName = "manifest.json"
 // around its ends.
 const ChunkBytes = 1 << 20
 
+// maxManifest is the size up to which a manifest is written and read, in bytes: room for the pieces
+// of a training of 400e9 parameters on 1,024 ranks, twice. Tests have a smaller one.
+var maxManifest int64 = 128 << 20
+
 // A Manifest lists what is in a checkpoint. Its file is the last to be written: a checkpoint
 // without one does not count.
 type Manifest struct {

@@ -127,14 +127,11 @@ func readFile(fsys FS, path string) (b []byte, err error) {
 		return nil, err
 	}
 	if size > maxManifest {
-		return nil, fmt.Errorf("%s: %w: a manifest has no %d bytes", filepath.Base(path), ErrDamaged, size)
+		return nil, fmt.Errorf("%s: %w: it has %d bytes, at most %d are read", filepath.Base(path), ErrDamaged, size, maxManifest)
 	}
 	b = make([]byte, size)
 	return b, readFull(f, b, 0)
 }
-
-// maxManifest is far beyond any real one, in bytes, and well inside memory.
-const maxManifest = 1 << 30
 
 // readFull reads len(b) bytes.
 func readFull(f io.ReaderAt, b []byte, at int64) error {
