@@ -57,8 +57,9 @@
 //	Decode      the checksum of the manifest, the version of the format, and all that Merge checks;
 //	            pieces lie in their files and have their sums; names of files lead nowhere else
 //	OpenReader  the manifest has at most 128 MiB; Decode; the files are there and have their sizes
+//	Hold, Read  of each file that is read, once, that header and manifest say the same
 //	Read        the sums of the chunks that it reads, before any of it is used
-//	Verify      every byte of every file: all sums, and that headers and manifest say the same
+//	Verify      every byte of every file: all sums, and all headers
 //
 // [List] and [Latest] check as OpenReader does: a checkpoint that was cut short or lost a file does
 // not count. A byte that was changed in place shows when it is read. Checksums find accidents and

@@ -21,8 +21,11 @@ type Reader struct {
 	manifest *Manifest
 	sum      uint32
 
+	contents func() [][]held // by file; made once
+
 	mu    sync.Mutex
 	files map[int]Handle // of manifest.Files, at most maxOpen, opened when they are first needed; nil after Close
+	sound map[int]bool   // files whose headers say what the manifest does
 }
 
 // maxOpen is how many files a Reader keeps open. There are as many as ranks have saved, and a
@@ -56,7 +59,10 @@ func open(ctx context.Context, fsys FS, dir string) (*Reader, error) {
 	if err != nil {
 		return nil, err
 	}
-	r := &Reader{fsys: fsys, dir: dir, manifest: m, sum: crc32.Checksum(b, castagnoli), files: make(map[int]Handle)}
+	r := &Reader{
+		fsys: fsys, dir: dir, manifest: m, sum: crc32.Checksum(b, castagnoli), contents: sync.OnceValue(m.contents),
+		files: make(map[int]Handle), sound: make(map[int]bool),
+	}
 	for i := range m.Files {
 		if ctx.Err() != nil {
 			return nil, context.Cause(ctx)
@@ -115,6 +121,23 @@ func (r *Reader) file(ctx context.Context, i int) (f Handle, kept bool, err erro
 	return f, kept, nil
 }
 
+// checkHeader checks that the header of a file says what the manifest does, unless that is known.
+func (r *Reader) checkHeader(ctx context.Context, i int) error {
+	r.mu.Lock()
+	sound := r.sound[i]
+	r.mu.Unlock()
+	if sound {
+		return nil
+	}
+	if err := r.with(ctx, i, func(f Handle) error { return r.verifyHeader(f, i) }); err != nil {
+		return err
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.sound[i] = true
+	return nil
+}
+
 // readFile returns what is in a file.
 func readFile(fsys FS, path string) (b []byte, err error) {
 	f, err := fsys.Open(path)
@@ -156,12 +179,12 @@ func (r *Reader) Sum() uint32 { return r.sum }
 func (r *Reader) Lookup(k Key) (Tensor, bool) { return r.manifest.Lookup(k) }
 
 // Hold opens the files that n elements of a tensor from offset on are in, as many as there is room
-// for. They can be read then even if somebody removes the checkpoint, where the file system is one
-// that keeps what is open.
+// for, and checks their headers. They can be read then even if somebody removes the checkpoint, where
+// the file system is one that keeps what is open.
 func (r *Reader) Hold(ctx context.Context, k Key, offset, n int) error {
 	t, _ := r.Lookup(k)
 	for _, p := range t.within(offset, n) {
-		if err := r.with(ctx, p.File, func(Handle) error { return nil }); err != nil {
+		if err := r.checkHeader(ctx, p.File); err != nil {
 			return err
 		}
 	}
@@ -181,7 +204,8 @@ func (r *Reader) Close() error {
 }
 
 // Read reads the elements of a tensor from offset on, as many as there is room for in dst, as
-// elements of type as. It reads the chunks that they lie in and no others, and checks their sums.
+// elements of type as. It reads the chunks that they lie in and no others, and checks their sums, and
+// the headers of files that were not held.
 // After an error the content of dst is undefined.
 func (r *Reader) Read(ctx context.Context, k Key, offset int, dst []byte, as safetensors.DType) error {
 	t, ok := r.Lookup(k)
@@ -193,6 +217,9 @@ func (r *Reader) Read(ctx context.Context, k Key, offset int, dst []byte, as saf
 		return fmt.Errorf("%d bytes of type %q at element %d are no part of %s %v", len(dst), as, offset, k.Name(), t.Shape)
 	}
 	for _, p := range t.within(offset, len(dst)/size) {
+		if err := r.checkHeader(ctx, p.File); err != nil {
+			return err
+		}
 		part := dst[:min(len(dst), (p.end()-offset)*size)]
 		if err := r.readPiece(ctx, &t, &p, offset-p.Offset, part, as); err != nil {
 			return err

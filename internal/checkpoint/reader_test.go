@@ -3,6 +3,7 @@ package checkpoint
 import (
 	"context"
 	"errors"
+	"hash/crc32"
 	"io"
 	"io/fs"
 	"math/rand/v2"
@@ -155,6 +156,7 @@ func TestReadsWhatIsNeeded(t *testing.T) {
 	w := bigCheckpoint(t, fsys, 3)
 	r, err := OpenReader(context.Background(), fsys, "c")
 	require.NoError(t, err)
+	require.NoError(t, r.Hold(t.Context(), w.Key, 0, w.len()))
 	const per = ChunkBytes / 4
 	for want, interval := range map[int64][2]int{
 		0:                  {7, 7},
@@ -234,9 +236,63 @@ func TestHeadersAgree(t *testing.T) {
 		header := must(safetensors.NewHeader(other, nil)).Encode()
 		file := append(header, w.data...)
 		fsys.files[filepath.Join("c", fileOf(0, 1))] = file
-		m.Files[0].Size, m.Tensors[0].Pieces[0].At = int64(len(file)), int64(len(header))
+		m.Files[0].Size, m.Files[0].Header = int64(len(file)), crc32.Checksum(header, castagnoli)
+		m.Tensors[0].Pieces[0].At = int64(len(header))
 		fsys.files[filepath.Join("c", ManifestName)] = must(m.Encode())
-		require.ErrorContains(t, check(fsys, "c"), want)
+		requireUnreadable(t, fsys, w, want)
+	}
+}
+
+// requireUnreadable checks that a tensor can be neither verified, held nor read.
+func requireUnreadable(t *testing.T, fsys FS, w *whole, want string) {
+	r, err := OpenReader(t.Context(), fsys, "c")
+	require.NoError(t, err)
+	for _, err := range []error{
+		r.Verify(t.Context(), nil),
+		r.Hold(t.Context(), w.Key, 0, 1),
+		r.Read(t.Context(), w.Key, 0, make([]byte, 4), w.dtype),
+	} {
+		require.ErrorIs(t, err, ErrDamaged)
+		require.ErrorContains(t, err, "rank-00000-of-00001.safetensors: header: damaged: "+want)
+	}
+	require.NoError(t, r.Close())
+}
+
+// TestSwappedNames swaps the names of two tensors of one shape, in the file and in the manifest, and
+// makes all checksums right again.
+func TestSwappedNames(t *testing.T) {
+	for name, swap := range map[string]func(fsys *memory, m *Manifest){
+		"file": func(fsys *memory, m *Manifest) {
+			file := fsys.files[filepath.Join("c", fileOf(0, 1))]
+			for i := range m.Tensors[0].Pieces[0].At {
+				switch string(file[i : i+2]) {
+				case `"a`:
+					file[i+1] = 'b'
+				case `"b`:
+					file[i+1] = 'a'
+				}
+			}
+			m.Files[0].Header = crc32.Checksum(file[:m.Tensors[0].Pieces[0].At], castagnoli)
+		},
+		"manifest": func(_ *memory, m *Manifest) {
+			m.Tensors[0].Pieces, m.Tensors[1].Pieces = m.Tensors[1].Pieces, m.Tensors[0].Pieces
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			fsys := newMemory()
+			r := rand.New(rand.NewPCG(3, 4))
+			list := []*whole{
+				newWhole(r, Key{"a", "", Shared}, safetensors.F32, 2, 2), newWhole(r, Key{"b", "", Shared}, safetensors.F32, 2, 2),
+			}
+			m, err := save(fsys, "c", cutEvenly(list, 1))
+			require.NoError(t, err)
+			require.NoError(t, check(fsys, "c"))
+			swap(fsys, m)
+			fsys.files[filepath.Join("c", ManifestName)] = must(m.Encode())
+			for _, w := range list {
+				requireUnreadable(t, fsys, w, "it has ")
+			}
+		})
 	}
 }
 

@@ -34,7 +34,7 @@ func (r *Reader) Verify(ctx context.Context, read func(bytes int)) error {
 	buffer := scratch.Get().(*[ChunkBytes]byte)
 	defer scratch.Put(buffer)
 	for i, held := range r.contents() {
-		fault(r.with(ctx, i, func(f Handle) error { return r.verifyHeader(f, &r.manifest.Files[i], held) }))
+		fault(r.with(ctx, i, func(f Handle) error { return r.verifyHeader(f, i) }))
 		for _, h := range held {
 			for c := range h.piece.Sums {
 				if ctx.Err() != nil {
@@ -61,10 +61,10 @@ type held struct {
 }
 
 // contents lists the pieces of each file in the order in which they lie there.
-func (r *Reader) contents() [][]held {
-	files := make([][]held, len(r.manifest.Files))
-	for i := range r.manifest.Tensors {
-		t := &r.manifest.Tensors[i]
+func (m *Manifest) contents() [][]held {
+	files := make([][]held, len(m.Files))
+	for i := range m.Tensors {
+		t := &m.Tensors[i]
 		for j := range t.Pieces {
 			p := &t.Pieces[j]
 			files[p.File] = append(files[p.File], held{t, p})
@@ -78,33 +78,40 @@ func (r *Reader) contents() [][]held {
 
 // verifyHeader checks that the header of a file is the one that was written and says of the file
 // what the manifest does.
-func (r *Reader) verifyHeader(f Handle, file *File, pieces []held) error {
-	fail := func(err error) error { return fmt.Errorf("%s: header: %w", file.Name, err) }
-	size, err := f.Size()
-	if err != nil {
-		return fail(err)
+func (r *Reader) verifyHeader(f Handle, i int) error {
+	file, pieces := &r.manifest.Files[i], r.contents()[i]
+	if err := matchHeader(f, file, pieces); err != nil {
+		return fmt.Errorf("%s: header: %w", file.Name, err)
 	}
-	h, err := safetensors.ReadHeader(f, size)
+	return nil
+}
+
+func matchHeader(f Handle, file *File, pieces []held) error {
+	start := file.Size
+	if len(pieces) > 0 {
+		start = pieces[0].piece.At
+	}
+	sum := crc32.New(castagnoli)
+	if _, err := io.Copy(sum, io.NewSectionReader(f, 0, start)); err != nil {
+		return err
+	}
+	if sum.Sum32() != file.Header {
+		return fmt.Errorf("%w: its CRC-32C is %08x, %08x was written", ErrDamaged, sum.Sum32(), file.Header)
+	}
+	h, err := safetensors.ReadHeader(f, file.Size)
 	if err != nil {
-		return fail(err)
+		return fmt.Errorf("%w: %w", ErrDamaged, err)
 	}
 	if len(h.Tensors) != len(pieces) {
-		return fail(fmt.Errorf("it has %d pieces, the manifest %d", len(h.Tensors), len(pieces)))
+		return fmt.Errorf("%w: it has %d pieces, the manifest %d", ErrDamaged, len(h.Tensors), len(pieces))
 	}
 	for j, p := range pieces {
 		name := pieceName(p.tensor.Key, p.piece.Offset, p.piece.end())
 		t := h.Tensors[j]
 		if t.Name != name || t.DType != p.tensor.DType || !slices.Equal(t.Shape, []int{p.piece.Len}) || t.Offset != p.piece.At {
-			return fail(fmt.Errorf("it has %s %s %v at byte %d, the manifest %s %s [%d] at byte %d",
-				t.Name, t.DType, t.Shape, t.Offset, name, p.tensor.DType, p.piece.Len, p.piece.At))
+			return fmt.Errorf("%w: it has %s %s %v at byte %d, the manifest %s %s [%d] at byte %d", ErrDamaged,
+				t.Name, t.DType, t.Shape, t.Offset, name, p.tensor.DType, p.piece.Len, p.piece.At)
 		}
-	}
-	sum := crc32.New(castagnoli)
-	if _, err := io.Copy(sum, io.NewSectionReader(f, 0, h.DataStart)); err != nil {
-		return fail(err)
-	}
-	if sum.Sum32() != file.Header {
-		return fail(fmt.Errorf("%w: its CRC-32C is %08x, %08x was written", ErrDamaged, sum.Sum32(), file.Header))
 	}
 	return nil
 }
