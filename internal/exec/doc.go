@@ -28,7 +28,8 @@
 // a naive reference, gradient, cost. Package ops has the table. An Op is one use of a row. Its
 // kernels write straight into the place planned for them, and running them allocates nothing. Stock
 // operations of Gorgonia run through their own Do and are copied into place: they work everywhere,
-// slowly. Another engine compiles nothing: it reads the instructions of a Program (see Program.All)
+// slowly. Those of native.go have kernels here all the same, as package tensor gets them wrong, or
+// because they are everywhere. Another engine compiles nothing: it reads the instructions of a Program (see Program.All)
 // and chooses its kernels by Op.Kind.
 //
 // # What is saved for backward

@@ -95,7 +95,7 @@ func (tr *trace) guard() error {
 // guardConst refuses constants that Gorgonia may have merged with others of their name. A scalar
 // under its default name is safe, since the name is its value.
 func (tr *trace) guardConst(n *G.Node) error {
-	if _, ours := tr.consts[n]; ours {
+	if _, ours := tr.consts[n]; ours || constSize(n) != nil {
 		return nil
 	}
 	if n.IsScalar() && n.Name() == fmt.Sprintf("%v", constValue(n)) {

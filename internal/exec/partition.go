@@ -130,21 +130,3 @@ func isHost(n *G.Node) bool {
 	dt := n.Dtype()
 	return n.Op() != nil && !isConst(n) && dt != tensor.Float32 && dt != tensor.Float64
 }
-
-// native returns the operation of n, or nil if n runs as a stock operation. The sum of two equal
-// shapes is a stock operation that has a kernel here, because differentiation adds one wherever a
-// value is used twice.
-func native(g *G.ExprGraph, n *G.Node) *Op {
-	if op, ok := n.Op().(*Op); ok {
-		return op
-	}
-	if n.Op() == nil || isHost(n) || !isAdd(n.Op()) || n.Shape().Dims() == 0 {
-		return nil
-	}
-	for _, c := range children(g, n) {
-		if !c.Shape().Eq(n.Shape()) {
-			return nil
-		}
-	}
-	return use(addRow, n.Shape(), children(g, n)...)
-}

@@ -18,6 +18,12 @@ const (
 	KindZero       Kind = "zero"
 	KindOutput     Kind = "output"
 	KindView       Kind = "view"
+	KindSum        Kind = "sum"
+	KindMax        Kind = "max"
+	KindMaxGrad    Kind = "max grad"
+	KindRepeat     Kind = "repeat"
+	KindNeg        Kind = "neg"
+	KindBinary     Kind = "binary"
 	KindStock      Kind = "stock"
 )
 
@@ -76,7 +82,8 @@ type Kernels struct{ F32, F64, Naive Kernel }
 
 // Rows returns the rows of the operations that the compiler emits by itself.
 func Rows() []*Row {
-	return []*Row{addRow, accumulateRow, copyRow, zeroRow, outputRow, viewRow, stockRow}
+	return []*Row{addRow, accumulateRow, copyRow, zeroRow, outputRow, viewRow,
+		sumRow, maxRow, maxGradRow, repeatRow, negRow, binaryRow, stockRow}
 }
 
 var addRow = &Row{

@@ -15,10 +15,6 @@ func typeName(op G.Op) string { return strings.TrimPrefix(reflect.TypeOf(op).Str
 
 func isReshape(op G.Op) bool { return typeName(op) == "gorgonia.reshapeOp" }
 
-func isAdd(op G.Op) bool {
-	return typeName(op) == "gorgonia.elemBinOp" && strings.HasPrefix(op.String(), "+ ")
-}
-
 // runStock runs a stock operation. Its arguments get fresh headers, because some operations
 // transpose them in place. Its result is copied to out, unless that has no memory: it may alias an
 // argument.

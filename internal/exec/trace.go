@@ -69,6 +69,9 @@ func newTrace(spec *Spec, sig *Signature, salt string) (*trace, error) {
 		return nil, err
 	}
 	if sig.GradOut != nil {
+		if err := tr.replace(); err != nil {
+			return nil, err
+		}
 		if err := tr.differentiate(sig); err != nil {
 			return nil, err
 		}
@@ -248,8 +251,20 @@ func differentiable(op G.Op, arity int) []bool {
 	return append([]bool{}, sd.DiffWRT(arity)...)
 }
 
-// children returns n's arguments in order.
+// children returns n's arguments in order. Sizes are not among them: they are known.
 func children(g *G.ExprGraph, n *G.Node) []*G.Node {
+	if constSize(n) != nil {
+		return nil
+	}
+	kids := arguments(g, n)
+	if typeName(n.Op()) == "gorgonia.repeatOp" && !isHost(n) {
+		return kids[:1]
+	}
+	return kids
+}
+
+// arguments returns all arguments of n in order.
+func arguments(g *G.ExprGraph, n *G.Node) []*G.Node {
 	it := g.From(n.ID())
 	kids := make([]*G.Node, 0, it.Len())
 	for it.Next() {
@@ -269,7 +284,7 @@ func constValue(n *G.Node) G.Value {
 	case "gorgonia.constantScalar", "gorgonia.constantTensor":
 		return n.Op().(interface{ Value() G.Value }).Value()
 	}
-	return nil
+	return constSize(n)
 }
 
 // structure lists the nodes that the results need, arguments first, as texts without names.

@@ -1,6 +1,9 @@
 package kernel
 
-import "math"
+import (
+	"math"
+	"slices"
+)
 
 // The naive twins: each kernel written as its formula reads, in float64, with the arguments of the
 // kernel. They are the reference that kernels of every engine are compared with. They may allocate.
@@ -369,6 +372,37 @@ func NaiveDropout(y, x []float64, seed, base uint64, rate float64) {
 		y[i] = 0
 		if h >= uint32(rate*(1<<32)) {
 			y[i] = v / (1 - rate)
+		}
+	}
+}
+
+// NaiveSumAxis is the twin of [SumAxis], and NaiveMaxAxis that of [MaxAxis].
+var (
+	NaiveSumAxis = naiveFold(func(a, b float64) float64 { return a + b })
+	NaiveMaxAxis = naiveFold(math.Max)
+)
+
+func naiveFold(f func(a, b float64) float64) func(y, x []float64, outer, n, inner int) {
+	return func(y, x []float64, outer, n, inner int) {
+		x = slices.Clone(x)
+		for o := range outer {
+			for i := range inner {
+				y[o*inner+i] = x[o*n*inner+i]
+				for k := 1; k < n; k++ {
+					y[o*inner+i] = f(y[o*inner+i], x[(o*n+k)*inner+i])
+				}
+			}
+		}
+	}
+}
+
+// NaiveRepeat is the twin of [Repeat].
+func NaiveRepeat(y, x []float64, outer, n, inner int) {
+	for o := range outer {
+		for k := range n {
+			for i := range inner {
+				y[(o*n+k)*inner+i] = x[o*inner+i]
+			}
 		}
 	}
 }

@@ -42,6 +42,24 @@ func ExampleTable() {
 	// view (exec.View): x [...]
 	//     -> y [*]
 	//     the elements of x from an offset on, under another shape
+	// sum (exec.Axes): x [...]
+	//     -> y [*]
+	//     the sum of x over axes, one axis after the other and its terms in order; over all axes, the terms of x in order
+	// max (exec.Axes): x [...]
+	//     -> y [*]
+	//     the largest of x over axes, NaN where any is
+	// max grad (exec.Axes): x, y, dy
+	//     -> dx [*]
+	//     dy where x is the largest over axes, else 0
+	// repeat (exec.Axes): x [...]
+	//     -> y [*]
+	//     x, with each element repeated along an axis
+	// neg: x [...]
+	//     -> y [...]
+	//     -x
+	// binary (exec.Binary): a, b
+	//     -> y [*]
+	//     a and b, element by element; either may be a single number. A comparison is 1 or 0
 	// linear: x [... in], weight [out in], bias? [out]
 	//     -> y [... out]
 	//     x·weightᵀ + bias

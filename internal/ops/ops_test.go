@@ -2,6 +2,7 @@ package ops_test
 
 import (
 	"math"
+	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -103,7 +104,7 @@ var operations = []operation{
 // TestGradients holds the gradient of every operation with respect to every argument against
 // central differences, and float32 against float64.
 func TestGradients(t *testing.T) {
-	for _, op := range operations {
+	for _, op := range slices.Concat(operations, native) {
 		t.Run(op.name, func(t *testing.T) {
 			tr := trial(t, op.f, op.ints, op.intShape, op.shapes...)
 			tr.CheckGradients(t)
@@ -119,7 +120,7 @@ func keep(x *G.Node) *G.Node { return G.Must(G.Tanh(x)) }
 // TestInPlace runs every operation on a value that it may overwrite and that something else reads
 // later.
 func TestInPlace(t *testing.T) {
-	for _, op := range operations {
+	for _, op := range slices.Concat(operations, native) {
 		t.Run(op.name, func(t *testing.T) {
 			tr := trial(t, func(b *exec.Builder, x []*G.Node) (*G.Node, error) {
 				h := keep(x[0])
@@ -136,7 +137,7 @@ func TestInPlace(t *testing.T) {
 
 // TestNoAllocation runs every operation and its gradient on memory that is there.
 func TestNoAllocation(t *testing.T) {
-	for _, op := range operations {
+	for _, op := range slices.Concat(operations, native) {
 		t.Run(op.name, func(t *testing.T) {
 			tr := trial(t, op.f, op.ints, op.intShape, op.shapes...)
 			var r exec.Runner

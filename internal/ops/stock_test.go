@@ -11,6 +11,40 @@ import (
 	"github.com/gofsdp/gofsdp/internal/exec/exectest"
 )
 
+// native are operations of Gorgonia's that have kernels here.
+var native = []operation{
+	{"sum", [][]int{{2, 3, 4, 5}}, nil, nil, unary(along(G.Sum, 2))},
+	{"sum over axes", [][]int{{2, 3, 4, 1, 5}}, nil, nil, unary(along(G.Sum, 4, 0, 3))},
+	{"sum over all", [][]int{{2, 3, 4}}, nil, nil, unary(along(G.Sum))},
+	{"sum over axes of length 1", [][]int{{1, 3, 1, 4}}, nil, nil, unary(along(G.Sum, 0, 2))},
+	{"mean", [][]int{{2, 3, 4, 5}}, nil, nil, unary(along(G.Mean, 2, 3))},
+	{"max", [][]int{{2, 3, 4, 5}}, nil, nil, unary(along(G.Max, 2, 3))},
+	{"max over the fifth axis", [][]int{{2, 1, 3, 2, 5}}, nil, nil, unary(along(G.Max, 1, 2, 4))},
+	{"broadcast", [][]int{{2, 3, 4, 5}, {2, 1, 4, 1}}, nil, nil, func(_ *exec.Builder, x []*G.Node) (*G.Node, error) {
+		return G.BroadcastHadamardProd(x[0], x[1], nil, []byte{1, 3})
+	}},
+	{"quotient", [][]int{{3, 4}, {3, 4}}, nil, nil, func(b *exec.Builder, x []*G.Node) (*G.Node, error) {
+		return G.HadamardDiv(x[0], G.Must(G.Add(G.Must(G.HadamardProd(x[1], x[1])), b.Const(1))))
+	}},
+	{"difference from a number", [][]int{{3, 4}, {}}, nil, nil, func(b *exec.Builder, x []*G.Node) (*G.Node, error) {
+		return G.Sub(G.Must(G.HadamardProd(b.Const(2), x[1])), x[0])
+	}},
+	{"largest and smallest", [][]int{{3, 4}, {3, 4}}, nil, nil, func(_ *exec.Builder, x []*G.Node) (*G.Node, error) {
+		return G.Sub(G.Must(G.MaxBetween(x[0], x[1])), G.Must(G.MinBetween(x[0], x[1])))
+	}},
+	{"comparisons", [][]int{{3, 4}, {3, 4}}, nil, nil, func(_ *exec.Builder, x []*G.Node) (sum *G.Node, err error) {
+		sum = x[0]
+		for _, compare := range []func(a, b *G.Node, same bool) (*G.Node, error){G.Lt, G.Gt, G.Lte, G.Gte, G.Eq, G.Ne} {
+			sum = G.Must(G.HadamardProd(sum, G.Must(G.Sub(G.Must(compare(x[0], x[1], true)), x[1]))))
+		}
+		return sum, nil
+	}},
+}
+
+func along(op func(*G.Node, ...int) (*G.Node, error), axes ...int) func(*G.Node) (*G.Node, error) {
+	return func(x *G.Node) (*G.Node, error) { return op(x, axes...) }
+}
+
 // The twins: operations composed of stock operations, on matrices and in the notation of their
 // definition.
 

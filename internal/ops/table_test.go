@@ -158,7 +158,7 @@ func TestKernelsEqualNaive(t *testing.T) {
 			}
 		}
 	}
-	for _, op := range append(slices.Clone(operations), operation{name: "dropout", shapes: [][]int{{3, 70}}, f: dropout(0.3, 7)}) {
+	for _, op := range slices.Concat(operations, native, []operation{{name: "dropout", shapes: [][]int{{3, 70}}, f: dropout(0.3, 7)}}) {
 		check(trial(t, op.f, op.ints, op.intShape, op.shapes...))
 	}
 	sig := exectest.Signature(tensor.Float64, []int{2, 3}, []int{4})
