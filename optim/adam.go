@@ -136,3 +136,11 @@ func (a *adam) update(i int, p *piece, lr float64) error {
 	s.LR, s.WeightDecay = lr, p.weightDecay
 	return a.values[i].Adam(p.Grad, p.vecs[0], p.vecs[1], *s)
 }
+
+func (a *adam) settings() *settings {
+	kind := "Adam"
+	if a.step.Decoupled {
+		kind = "AdamW"
+	}
+	return newSettings(kind, "Beta1", a.step.Beta1, "Beta2", a.step.Beta2, "Eps", a.step.Eps)
+}

@@ -106,7 +106,7 @@ func (o *optimizer) Step(lr float64) error {
 	}
 	o.steps++
 	for _, p := range o.parts {
-		if err := p.update(lr); err != nil {
+		if err := p.update(lr, o.steps); err != nil {
 			return fmt.Errorf("optim: %s: step %d: %w", p.kind, o.steps-1, err)
 		}
 	}

@@ -36,6 +36,10 @@ type Param struct {
 	// now. If it returns why not, Step returns that and changes nothing.
 	Ready func() error
 
+	// Updated, if not nil, is told of every update of the piece. All pieces of a model, on every
+	// rank, should be updated alike, also a piece that is empty: see [Update.Hash].
+	Updated func(Update)
+
 	// Alloc, if not nil, is where the state of a piece that is not empty comes from, for example a
 	// file mapped into memory; nil means the Go heap, and is an error unless Value is a Host. New
 	// calls it once for each state entry and sets the memory to zero. It must return n elements of

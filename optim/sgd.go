@@ -91,3 +91,7 @@ func (u *sgd) update(i int, p *piece, lr float64) error {
 	u.step.LR, u.step.WeightDecay, u.step.First = lr, p.weightDecay, p.steps == 1
 	return u.values[i].SGD(p.Grad, p.vecs[0], u.step)
 }
+
+func (u *sgd) settings() *settings {
+	return newSettings("SGD", "Momentum", u.step.Momentum, "Nesterov", u.step.Nesterov)
+}

@@ -10,7 +10,8 @@ import (
 // part is the pieces of an optimizer that one kind of update is for, with their hyper-parameters
 // and state.
 type part struct {
-	kind    string   // "adamw", for messages
+	kind    string // "adamw", for messages
+	common  *settings
 	names   []string // entry i of every piece is called names[i]
 	pieces  []piece
 	index   map[string][]int // positions in pieces, by parameter, ascending
@@ -19,8 +20,9 @@ type part struct {
 
 // updater does the updates of one kind.
 type updater interface {
-	// update updates piece i of the part, whose count includes this update.
+	// update updates piece i of the part, which is not empty and whose count includes this update.
 	update(i int, p *piece, lr float64) error
+	settings() *settings
 }
 
 // piece is a Param and what belongs to it.
@@ -35,7 +37,7 @@ type piece struct {
 func newOptimizer(
 	kind string, names []string, u updater, params []Param, rules []Rule, weightDecay float64,
 ) (Optimizer, error) {
-	a := &part{kind: kind, names: names, index: make(map[string][]int), updater: u}
+	a := &part{kind: kind, names: names, index: make(map[string][]int), common: u.settings(), updater: u}
 	params = slices.Clone(params)
 	for i, p := range params {
 		params[i] = p.withVecs()
@@ -96,16 +98,22 @@ func (a *part) ready() error {
 	return nil
 }
 
-// update counts and makes one update of every piece that has a gradient.
-func (a *part) update(lr float64) error {
+// update counts and makes one update of every piece that has a gradient: number steps of the
+// optimizer.
+func (a *part) update(lr float64, steps int) error {
 	for i := range a.pieces {
 		p := &a.pieces[i]
 		if p.Absent != nil && p.Absent() {
 			continue
 		}
 		p.steps++
-		if err := a.updater.update(i, p, lr*p.lrScale); err != nil {
-			return fmt.Errorf("parameter %q: %w", p.Name, err)
+		if p.Value.Len() > 0 {
+			if err := a.updater.update(i, p, lr*p.lrScale); err != nil {
+				return fmt.Errorf("parameter %q: %w", p.Name, err)
+			}
+		}
+		if p.Updated != nil {
+			p.Updated(Update{settings: a.common, hyper: p.hyper, lr: lr, steps: steps})
 		}
 	}
 	return nil
