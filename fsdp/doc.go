@@ -120,6 +120,11 @@
 //     it: if one cannot, because its batch has the wrong shape or its loss is NaN, all return an
 //     error that says which rank and why, and parameters and gradients are as they were. An error
 //     in the middle of a pass fails the group on every rank. Nothing hangs.
+//   - What ranks do without asking each other must be the same: steps of optimizers with their
+//     kind, numbers and learning rate, [Sharded.ZeroGrad] and [Sharded.ScaleGrads]. Ranks compare
+//     it before the next Forward, Eval or Backward, and a difference is an error on all. They
+//     cannot see what is done by optimizers that are not of package optim. Parameters in groups of
+//     their own (Config.GroupOf) may differ. Loading a checkpoint makes up for a difference.
 //
 // # Memory
 //

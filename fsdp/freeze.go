@@ -72,6 +72,7 @@ func (s *Sharded) Freeze(ctx context.Context, frozen func(name string) bool, opt
 		return nil, st.end(err)
 	}
 	s.engine.Adopt(next.layout, shards, programs)
+	s.life.grads = gradients{}
 	s.arrangement = next
 	s.log("frozen anew", s.trace, s.team.Rank())
 	return entries, nil

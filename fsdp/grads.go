@@ -82,6 +82,7 @@ func (s *Sharded) ScaleGrads(c float64) {
 	if s.life.health == closed {
 		return
 	}
+	s.life.grads.scale *= c
 	_, grads := s.engine.Grads()
 	_ = s.engine.Device().Scale(grads, c) // a device that has failed says so again
 }

@@ -65,7 +65,7 @@ func (s *Sharded) Backward(ctx context.Context, opts ...BackwardOption) error {
 
 // backward runs the backward pass of p, which is nil if there was no forward.
 func (s *Sharded) backward(ctx context.Context, p *pass, opts []BackwardOption) error {
-	q := ranks.Ask{Call: "Backward", NoSync: s.noSync}
+	q := ranks.Ask{Call: "Backward", NoSync: s.noSync, Past: &s.life.grads}
 	err := s.may("Backward")
 	if err == nil {
 		err = p.prepare(s, opts)
@@ -79,6 +79,7 @@ func (s *Sharded) backward(ctx context.Context, p *pass, opts []BackwardOption) 
 	if err != nil {
 		return errors.Join(err, s.discard(ctx, p))
 	}
+	s.life.grads.add()
 	return s.end(p.Pass.Backward(ctx))
 }
 
@@ -179,13 +180,14 @@ func (s *Sharded) EvalProgram(ctx context.Context, name string, batch ...Tensor)
 
 // start checks the batch, finds the compiled pass and agrees with the other ranks to run it.
 func (s *Sharded) start(ctx context.Context, q ranks.Ask, v engine.Variant, batch []Tensor) (*engine.Pass, error) {
-	q.NoSync = v.NoSync
+	q.NoSync, q.Past = v.NoSync, &s.life.updates
 	c, values, err := s.prepareForward(q.Call, v, batch)
 	if err == nil {
 		q.Schedule, q.Absent = c.Hash, c.Absent
 	}
 	ans, err := s.ask(ctx, &q, err)
 	if err == nil {
+		s.life.updates.clear()
 		c, err = s.engine.Agreed(ctx, c, &ans)
 		err = s.end(err)
 	}

@@ -79,6 +79,7 @@ func (s *Sharded) wrap(ctx context.Context, m Model) error {
 	if err != nil {
 		return err
 	}
+	s.life.updates = updates{model: model, last: make([]updated, len(model.Params))}
 	if s.arrangement, err = arrange(ctx, s.team, model, s.cfg, s.units); err == nil {
 		err = s.share(s.engine, s.trace)
 	}
@@ -161,7 +162,9 @@ func (a *arrangement) share(e *engine.Engine, tr *trace) error {
 
 // Shards returns the pieces of the trained parameters that this rank owns, with their gradients,
 // for an optimizer. The memory is the model's: values may be written between passes, and both are
-// valid until Freeze or Close. A rank may own nothing.
+// valid until Freeze or Close. A parameter of which this rank owns nothing has an empty piece, after
+// the others, so that all ranks can compare what their optimizers do: ranks whose optimizers differ
+// in kind, numbers, learning rate or steps get an error from the next pass.
 //
 // A parameter that no Backward since ZeroGrad has reached has no gradient, and an optimizer leaves
 // it alone. Gradients of passes inside NoSync are not in the shards until they are reduced. An
@@ -175,38 +178,51 @@ func (s *Sharded) Shards() []optim.Param {
 		return nil
 	}
 	s.lists++
-	var list []optim.Param
-	l, number, shards := s.layout, s.lists, s.engine.Shards()
-	present := s.engine.Present()
-	for i := range l.Groups {
-		g := &l.Groups[i]
+	var list, empty []optim.Param
+	for i := range s.layout.Groups {
+		g := &s.layout.Groups[i]
 		if g.Kind.Frozen {
 			continue
 		}
-		value, grad := shards.Value(i), shards.Grad(i)
-		for _, seg := range g.Segments() {
-			p := g.Params[seg.Param]
-			list = append(list, optim.Param{
-				Name: seg.Name, Shape: l.Model.Params[p].Shape, Offset: seg.Offset,
-				Value: value.Slice(seg.At, seg.At+seg.Len), Grad: grad.Slice(seg.At, seg.At+seg.Len),
-				Absent: func() bool { return !present[p] },
-				Ready: func() error {
-					if l != s.layout && s.life.health != closed {
-						return errFormer
-					}
-					return s.life.mayStep(number, s.engine.Pending())
-				},
-				Alloc: func(n int) (optim.Vec, error) {
-					v, err := shards.Alloc(i, n)
-					if err != nil {
-						return nil, fmt.Errorf("rank %d: state of group %s: %w", s.team.Rank(), g.Name, err)
-					}
-					return v, nil
-				},
-			})
+		pieces := g.Segments()
+		for k, p := range g.Params {
+			if len(pieces) > 0 && pieces[0].Param == k {
+				list = append(list, piece(s, i, p, pieces[0].Offset, pieces[0].At, pieces[0].Len))
+				pieces = pieces[1:]
+			} else {
+				empty = append(empty, piece(s, i, p, 0, 0, 0))
+			}
 		}
 	}
-	return list
+	return append(list, empty...)
+}
+
+// piece returns the n elements of parameter p from offset on, which begin at an index of the shard
+// of group i.
+func piece(s *Sharded, i, p, offset, at, n int) optim.Param {
+	l, number, shards, present := s.layout, s.lists, s.engine.Shards(), s.engine.Present()
+	q := optim.Param{
+		Name: l.Model.Params[p].Name, Shape: l.Model.Params[p].Shape, Offset: offset,
+		Value: shards.Value(i).Slice(at, at+n), Grad: shards.Grad(i).Slice(at, at+n),
+		Absent: func() bool { return !present[p] },
+		Ready: func() error {
+			if l != s.layout && s.life.health != closed {
+				return errFormer
+			}
+			return s.life.mayStep(number, s.engine.Pending())
+		},
+		Alloc: func(n int) (optim.Vec, error) {
+			v, err := shards.Alloc(i, n)
+			if err != nil {
+				return nil, fmt.Errorf("rank %d: state of group %s: %w", s.team.Rank(), l.Groups[i].Name, err)
+			}
+			return v, nil
+		},
+	}
+	if s.units[l.Groups[i].Unit].group == nil {
+		q.Updated = func(u optim.Update) { s.life.updates.add(p, u, s.life.grads) }
+	}
+	return q
 }
 
 // ZeroGrad drops all gradients, those that are not reduced yet included. Without it, the next
@@ -215,6 +231,7 @@ func (s *Sharded) ZeroGrad() {
 	if s.life.health == closed {
 		return
 	}
+	s.life.grads = gradients{}
 	_ = s.engine.ZeroGrad() // a device that has failed says so again
 	if s.life.health == running {
 		s.engine.DropWhole()

@@ -148,7 +148,11 @@ func WriteBack(rank int) FullOption {
 // missing in params keep their value. Names are those of [Sharded.FullState], whose result it
 // takes. It discards a Forward that waits for its Backward, and fails while Hold has put one aside.
 func (s *Sharded) SetFull(ctx context.Context, root int, params map[string]*tensor.Dense) error {
-	return s.set(ctx, ranks.Ask{Call: "SetFull", Detail: fromRank(root)}, nil, root, params)
+	err := s.set(ctx, ranks.Ask{Call: "SetFull", Detail: fromRank(root)}, nil, root, params)
+	if err == nil {
+		s.life.updates.clear()
+	}
+	return err
 }
 
 // set agrees to r and gives the model root's params.

@@ -89,6 +89,7 @@ func (st *store) replace(ctx context.Context, what string, f *state.Filling) err
 		return err
 	}
 	s.ZeroGrad()
+	s.life.updates.clear()
 	s.life.mixing(what, f.Optimizer(), s.lists)
 	if err := st.end(f.Run(ctx)); err != nil {
 		s.life.mixed = fmt.Errorf("%w: %w", s.life.mixed, err)

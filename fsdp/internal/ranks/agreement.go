@@ -22,7 +22,7 @@ type Answer struct {
 
 // An Agreement is the exchange before a collective call: each rank says what it is about to do and
 // whether it can. If one cannot, all return its error; if they are about to do different things,
-// all say so. It belongs to one goroutine.
+// or have done so, all say so. It belongs to one goroutine.
 type Agreement struct {
 	group comm.Group
 	peer  func(rank int, message string) error
@@ -36,6 +36,8 @@ const (
 	lastFailed            // rank + 1
 	call                  // hash of the Ask
 	callMin               // complemented
+	past                  // hash of what the rank has done
+	pastMin               // complemented
 	schedule              // hash, of ranks that have a batch
 	scheduleMin           // complemented
 	anySchedule           // of all ranks
@@ -85,6 +87,8 @@ func (a *Agreement) Agree(ctx context.Context, q *Ask, err error) (Answer, error
 	switch {
 	case w[call] != flip(w[callMin]):
 		mine = q.hash()
+	case w[past] != flip(w[pastMin]):
+		return Answer{}, a.part(ctx, q)
 	case ans.Leader >= 0 && w[schedule] != flip(w[scheduleMin]):
 		if measure, mine = ans.Leader, int64(q.Schedule); q.Absent {
 			mine = none
@@ -114,6 +118,8 @@ func (a *Agreement) fill(q *Ask, failed bool) {
 	}
 	a.send[call] = q.hash()
 	a.send[callMin] = flip(a.send[call])
+	a.send[past] = q.past()
+	a.send[pastMin] = flip(a.send[past])
 	a.send[anySchedule], a.send[anyScheduleMin] = int64(q.Schedule), flip(int64(q.Schedule))
 	if q.Absent {
 		a.send[schedule], a.send[scheduleMin], a.send[absent] = none, none, 1

@@ -21,6 +21,15 @@ type Ask struct {
 	Schedule uint64  // hash of the pass that is to run, of 63 bits; 0 if there is none
 	Absent   bool    // the rank has no batch: any schedule will do
 	Value    float64 // not negative; of this rank, others may have another
+	Past     Past    // or nil
+}
+
+// A Past is what a rank has done without asking the others, which must have done the same.
+type Past interface {
+	Hash() uint64
+	String() string
+	// Differ tells in which way two ranks have done different things, whose Strings are these.
+	Differ(a, b int, first, other string) string
 }
 
 // Join is the Call of an exchange before an iteration, which is the last of its Loops already. What
@@ -54,8 +63,9 @@ func (q *Ask) hash() int64 {
 // disagree returns what rank measure and the first rank with another number are about to do. There
 // is such a rank.
 func (a *Agreement) disagree(ctx context.Context, measure int, mine int64, q *Ask) error {
-	var text bytes.Buffer
-	if err := gob.NewEncoder(&text).Encode(q); err != nil {
+	wire, text := *q, bytes.Buffer{}
+	wire.Past = nil
+	if err := gob.NewEncoder(&text).Encode(&wire); err != nil {
 		return err
 	}
 	d, err := a.differ(ctx, measure, mine, text.String())
@@ -72,6 +82,23 @@ func (a *Agreement) disagree(ctx context.Context, measure int, mine int64, q *As
 		}
 	}
 	return fmt.Errorf("ranks disagree: %s", explain(x, y))
+}
+
+// part returns what rank 0 and the first rank with another past have done. There is such a rank.
+func (a *Agreement) part(ctx context.Context, q *Ask) error {
+	d, err := a.differ(ctx, 0, q.past(), q.Past.String())
+	if err != nil {
+		return &LostError{err}
+	}
+	return fmt.Errorf("ranks disagree: %s", q.Past.Differ(0, d.rank, d.first, d.other))
+}
+
+// past returns a number from 0 on for the past.
+func (q *Ask) past() int64 {
+	if q.Past == nil {
+		return 0
+	}
+	return int64(q.Past.Hash() >> 1)
 }
 
 // asked is the Ask of a rank.

@@ -8,11 +8,11 @@
 // # What is exchanged
 //
 // An agreement is one all-reduce of a few words, whatever the number of ranks. The words are hashes
-// of what the ranks are about to do, as their largest and smallest, so that all are equal where
-// these two are; the largest of a value; and who has failed. Texts travel only if something
-// differs, and only those of two ranks: the first rank, which the others are compared with, and the
-// first that differs from it. So a rank receives O(1) bytes, and the error on every rank names the
-// same two.
+// of what the ranks are about to do and of what they have done alone ([Past]), as their largest and
+// smallest, so that all are equal where these two are; the largest of a value; and who has failed.
+// More travels only if something differs, and only from two ranks: the first rank, which the others
+// are compared with, and the first that differs from it. So a rank receives O(1) bytes, and the
+// error on every rank names the same two.
 //
 // # Failures
 //

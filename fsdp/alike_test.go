@@ -1,0 +1,133 @@
+package fsdp_test
+
+import (
+	"context"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gofsdp/gofsdp/comm"
+	"github.com/gofsdp/gofsdp/fsdp"
+	"github.com/gofsdp/gofsdp/optim"
+)
+
+// stepping is what a rank does alone after a backward.
+type stepping func(t *testing.T, m *fsdp.Sharded, opt optim.Optimizer)
+
+// once steps once.
+func once(lr float64) stepping {
+	return func(t *testing.T, m *fsdp.Sharded, opt optim.Optimizer) {
+		require.NoError(t, opt.Step(lr))
+		m.ZeroGrad()
+	}
+}
+
+// TestUpdatesDiffer has rank 1 of three step otherwise than the others, and reads what all are told
+// by the next pass. Loading cures it.
+func TestUpdatesDiffer(t *testing.T) {
+	adamw := optim.AdamW{WeightDecay: 0.1}.New
+	const zeroGrad = ": every rank must do the same with ZeroGrad, ScaleGrads and ClipGradNorm"
+	for name, c := range map[string]struct {
+		opt  func([]optim.Param) (optim.Optimizer, error)
+		step stepping
+		call string
+		want string
+	}{
+		"learning rate": {adamw, once(0.0003), "Forward", "rank 0 has AdamW with learning rate 0.001, rank 1 has AdamW with learning rate 0.0003"},
+		"kind":          {optim.SGD{}.New, once(0.001), "Forward", "rank 0 has AdamW, rank 1 has SGD"},
+		"weight decay":  {optim.AdamW{}.New, once(0.001), "Forward", "rank 0 has AdamW with weight decay 0.1, rank 1 has AdamW with weight decay 0"},
+		"betas": {optim.AdamW{WeightDecay: 0.1, Beta2: 0.95}.New, once(0.001), "Forward",
+			"rank 0 has AdamW with Beta2 0.999, rank 1 has AdamW with Beta2 0.95"},
+		"rules": {optim.AdamW{WeightDecay: 0.1, Rules: []optim.Rule{{
+			Match: optim.MatchName(regexp.MustCompile(`^l2`)), LRScale: new(0.5)}}}.New, once(0.001), "Forward",
+			"rank 0 has AdamW with LRScale 1, rank 1 has AdamW with LRScale 0.5 (parameter l2.w, 1 in all)"},
+		"no step": {adamw, func(_ *testing.T, m *fsdp.Sharded, _ optim.Optimizer) { m.ZeroGrad() }, "Forward",
+			"rank 0 has made a step of AdamW since the last pass, rank 1 has made none: every rank must step"},
+		"two steps": {adamw, func(t *testing.T, m *fsdp.Sharded, opt optim.Optimizer) {
+			require.NoError(t, opt.Step(0.001))
+			once(0.001)(t, m, opt)
+		}, "Forward", "rank 0 has AdamW with 2 steps, rank 1 has AdamW with 3 steps"},
+		"scaled gradients": {adamw, func(t *testing.T, m *fsdp.Sharded, opt optim.Optimizer) {
+			m.ScaleGrads(0.5)
+			once(0.001)(t, m, opt)
+		}, "Forward", "rank 0 has AdamW with the gradients of one pass, rank 1 has AdamW with the gradients of one pass scaled by 0.5"},
+		"no ZeroGrad": {adamw, func(t *testing.T, m *fsdp.Sharded, opt optim.Optimizer) {
+			require.NoError(t, opt.Step(0.001))
+		}, "Backward", "rank 0 adds to no gradients, rank 1 to the gradients of one pass" + zeroGrad},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			onRanks(t, 3, func(ctx context.Context, g comm.Group) {
+				m := wrap(t, shapes["chain"], fsdp.Config{Group: g, Precision: float64s})
+				opt, step := adamw, once(0.001)
+				if g.Rank() == 1 {
+					opt, step = c.opt, c.step
+				}
+				usual, err := adamw(m.Shards())
+				require.NoError(t, err)
+				trained := func(opt optim.Optimizer, step stepping) error {
+					err := trainStep(ctx, m, shapeBatch(g.Rank()))
+					if err == nil {
+						step(t, m, opt)
+					}
+					return err
+				}
+				require.NoError(t, trained(usual, once(0.001)))
+				require.NoError(t, m.Save(ctx, dir, usual))
+				mine, err := opt(m.Shards())
+				require.NoError(t, err)
+				if name != "kind" {
+					require.NoError(t, mine.Restore(1, usual.State()))
+				} else if g.Rank() != 1 {
+					mine = usual
+				}
+				require.NoError(t, trained(mine, step))
+				want := "fsdp: rank " + string(rune('0'+g.Rank())) + ": " + c.call + ": ranks disagree: " + c.want
+				for range 2 { // it stays
+					require.EqualError(t, trained(mine, once(0.001)), want)
+				}
+				_, err = m.Load(ctx, dir, usual)
+				require.NoError(t, err)
+				require.NoError(t, trained(usual, once(0.001)))
+				require.NoError(t, trained(usual, once(0.001)))
+			})
+		})
+	}
+}
+
+// TestUpdatesMayComeInAnyOrder has ranks do alone, alike, what may come in another order on each:
+// two optimizers over different parameters, ZeroGrad before a forward or after it, and rates that
+// round otherwise.
+func TestUpdatesMayComeInAnyOrder(t *testing.T) {
+	onRanks(t, 3, func(ctx context.Context, g comm.Group) {
+		m := wrap(t, shapes["chain"], fsdp.Config{Group: g, Precision: float64s})
+		params := m.Shards()
+		at := slices.IndexFunc(params, func(p optim.Param) bool { return strings.HasPrefix(p.Name, "l2") })
+		require.NotEqual(t, -1, at)
+		one, err := optim.SGD{}.New(params[at : at+1])
+		require.NoError(t, err)
+		rest, err := optim.AdamW{}.New(slices.Delete(params, at, at+1))
+		require.NoError(t, err)
+		both := []optim.Optimizer{one, rest}
+		if g.Rank() == 1 {
+			slices.Reverse(both)
+		}
+		for range 3 {
+			if g.Rank() == 0 {
+				m.ZeroGrad()
+			}
+			_, err := m.Forward(ctx, shapeBatch(g.Rank())...)
+			require.NoError(t, err)
+			m.ZeroGrad()
+			require.NoError(t, m.Backward(ctx))
+			for _, opt := range both {
+				require.NoError(t, opt.Step(0.001*(1+float64(g.Rank())*1e-15)))
+			}
+			_, err = m.Eval(ctx, shapeBatch(g.Rank())...)
+			require.NoError(t, err)
+		}
+	})
+}
