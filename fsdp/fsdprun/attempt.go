@@ -3,7 +3,6 @@ package main
 import (
 	"fmt"
 	"os"
-	"slices"
 	"syscall"
 	"time"
 )
@@ -111,31 +110,4 @@ func (a *attempt) signal(s syscall.Signal) {
 	for _, r := range a.ranks {
 		r.signal(s)
 	}
-}
-
-// culprit returns the rank to blame, nil if none failed: of those that ended before any was asked
-// to, one that was killed by somebody else, for its peers may have failed because of that and been
-// seen sooner; or else the first.
-func (a *attempt) culprit() *rank {
-	if i := slices.IndexFunc(a.suspects, (*rank).lost); i >= 0 {
-		return a.suspects[i]
-	}
-	if len(a.suspects) > 0 {
-		return a.suspects[0]
-	}
-	if i := slices.IndexFunc(a.ended, func(r *rank) bool { return r.end.failed() }); i >= 0 {
-		return a.ended[i]
-	}
-	return nil
-}
-
-// lost counts the ranks that were killed by somebody else, before any was asked to end.
-func (a *attempt) lost() int {
-	n := 0
-	for _, r := range a.suspects {
-		if r.lost() {
-			n++
-		}
-	}
-	return n
 }

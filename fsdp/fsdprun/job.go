@@ -8,6 +8,8 @@ import (
 	"io"
 	"os"
 	"runtime"
+	"syscall"
+	"time"
 )
 
 // system is what fsdprun is given besides its arguments.
@@ -16,6 +18,7 @@ type system struct {
 	out, err io.Writer
 	signals  <-chan os.Signal
 	environ  []string
+	after    func(time.Duration) <-chan time.Time // time.After, or that of a test
 }
 
 // launcher is a running fsdprun.
@@ -27,6 +30,7 @@ type launcher struct {
 	allowed []int    // their numbers, if they are to be pinned
 
 	signals <-chan os.Signal
+	after   func(time.Duration) <-chan time.Time
 	screen  *screen
 	input   *input
 	thread  *thread
@@ -54,7 +58,7 @@ func run(args []string, sys system) int {
 		screen.say("%v", err)
 		return exitUsage
 	}
-	l := &launcher{config: c, base: base, cores: cores, signals: sys.signals, screen: screen}
+	l := &launcher{config: c, base: base, cores: cores, signals: sys.signals, after: sys.after, screen: screen}
 	temporary, err := l.prepare(sys.environ)
 	if temporary != "" {
 		defer os.RemoveAll(temporary)
@@ -116,7 +120,7 @@ func (l *launcher) job() (int, error) {
 	if name == "" {
 		name = "fsdprun-" + random(4)
 	}
-	n, failures := l.n, 0
+	n, failures, rest := l.n, 0, time.Duration(0)
 	for count := 0; ; count++ {
 		s, err := l.next(name, count, n)
 		if err != nil {
@@ -141,6 +145,42 @@ func (l *launcher) job() (int, error) {
 		}
 		failures++
 		n = max(l.min, n-a.lost())
-		l.screen.say("restart %d of %d, with %d ranks", failures, l.restarts, n)
+		rest = restAfter(rest, time.Since(a.begin))
+		l.screen.say("restart %d of %d in %v, with %d ranks", failures, l.restarts, rest, n)
+		switch s := l.rest(rest); s {
+		case nil:
+		case growSignal:
+			n = l.max
+			l.screen.say("asked to grow: starting again with %d ranks", n)
+		default:
+			l.screen.say("%s: no restart", signalName(s.(syscall.Signal)))
+			return culprit.end.status(), nil
+		}
+	}
+}
+
+// Restarts get rarer while ranks fail at once, so that an outage of the network or the disk does
+// not use them all up.
+const (
+	shortestRest = time.Second
+	longestRest  = time.Minute
+)
+
+// restAfter returns how long to wait before a restart: twice as long as the last time, or as short
+// as can be if the ranks have lasted.
+func restAfter(rest, lasted time.Duration) time.Duration {
+	if lasted >= longestRest {
+		rest = 0
+	}
+	return min(max(2*rest, shortestRest), longestRest)
+}
+
+// rest waits before a restart. It returns the signal that ended the wait, nil if none did.
+func (l *launcher) rest(d time.Duration) os.Signal {
+	select {
+	case <-l.after(d):
+		return nil
+	case s := <-l.signals:
+		return s
 	}
 }

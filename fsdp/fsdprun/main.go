@@ -48,9 +48,9 @@
 // # When something goes wrong
 //
 // When a rank fails, the others get SIGTERM, and SIGKILL after -grace. A summary says who failed
-// first, how, the last lines of its standard error, and what became of the others. The exit status
-// is that of the rank which failed first: its own, or 128 plus the number of the signal that killed
-// it.
+// first, how, the last lines of its standard error, and what became of the others. A rank that ended
+// because of another one, as its standard error says, is not the first. The exit status is that of
+// the rank which failed first: its own, or 128 plus the number of the signal that killed it.
 //
 // SIGINT (Ctrl-C), SIGTERM, SIGHUP and SIGQUIT are passed on to every rank, once: a rank may save
 // what it has, for as long as -grace. The second signal kills. If all ranks then exit with 0, so
@@ -62,7 +62,8 @@
 //
 // With -restarts k, a failure is followed by another start of all ranks, at most k times, with the
 // next TORCHELASTIC_RESTART_COUNT, another port and another job name. The program resumes from its
-// checkpoint by itself.
+// checkpoint by itself. A restart comes 1 s after the failure, the next ones after 2 s, 4 s and so
+// on up to a minute, until the ranks have run for a minute.
 //
 // With -min and -max the number of ranks changes between starts. The rule:
 //
@@ -78,11 +79,14 @@ package main
 import (
 	"os"
 	"os/signal"
+	"time"
 )
 
 func main() {
 	signals := make(chan os.Signal, 8)
 	signal.Notify(signals, caught()...)
 	ignoreTerminalReads()
-	os.Exit(run(os.Args[1:], system{in: os.Stdin, out: os.Stdout, err: os.Stderr, signals: signals, environ: os.Environ()}))
+	os.Exit(run(os.Args[1:], system{
+		in: os.Stdin, out: os.Stdout, err: os.Stderr, signals: signals, environ: os.Environ(), after: time.After,
+	}))
 }

@@ -5,6 +5,7 @@ package main
 import (
 	"bufio"
 	"bytes"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -19,11 +20,13 @@ import (
 	"sync"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
 
+	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/internal/launch"
 	"github.com/gofsdp/gofsdp/internal/text"
 )
@@ -216,11 +219,19 @@ func (o *output) String() string {
 // sorted returns the lines in order.
 func (o *output) sorted() []string { return slices.Sorted(strings.Lines(o.String())) }
 
-// running is an fsdprun inside this process.
+// running is an fsdprun inside this process. Its clock is fast: no rest takes time.
 type running struct {
 	out, err output
 	signals  chan os.Signal
 	status   chan int
+	rests    []time.Duration
+}
+
+func (r *running) after(d time.Duration) <-chan time.Time {
+	r.rests = append(r.rests, d)
+	over := make(chan time.Time)
+	close(over)
+	return over
 }
 
 // begin runs fsdprun with a script.
@@ -229,7 +240,9 @@ func begin(t *testing.T, script string, in io.Reader, flags []string, args ...st
 	r.out.lines = make(chan string, 10000)
 	env := append(os.Environ(), scriptVariable+"="+script, "GOMAXPROCS=", "GORACE=atexit_sleep_ms=0")
 	go func() {
-		r.status <- run(append(append(flags, os.Args[0]), args...), system{in: in, out: &r.out, err: &r.err, signals: r.signals, environ: env})
+		r.status <- run(append(append(flags, os.Args[0]), args...), system{
+			in: in, out: &r.out, err: &r.err, signals: r.signals, environ: env, after: r.after,
+		})
 	}()
 	return r
 }
@@ -379,6 +392,83 @@ func TestBlame(t *testing.T) {
 	require.Nil(t, (&attempt{ended: []*rank{well}}).culprit())
 }
 
+// TestBlameByEvidence: a rank that was killed closes its connections before it has ended. On a busy
+// machine its peers are seen to fail first, and it is asked to end like all. Their errors tell.
+func TestBlameByEvidence(t *testing.T) {
+	const fails, lost = syscall.Signal(0), syscall.SIGKILL
+	type end struct {
+		signal syscall.Signal
+		err    error // on standard error
+	}
+	of := func(group string, rank int, err error) error {
+		return fmt.Errorf("Forward: %w", &comm.RankError{Group: group, Rank: rank, Err: err})
+	}
+	disk := errors.New("disk full")
+	for name, c := range map[string]struct {
+		ends     []end // by rank, in order of time
+		suspects int   // so many were seen before all were asked to end
+		want     int
+		lost     int
+	}{
+		"killed, seen late":       {[]end{{fails, of("world", 1, comm.ErrLost)}, {lost, nil}}, 1, 1, 1},
+		"of a part, seen late":    {[]end{{fails, of("world/3/1", 1, comm.ErrLost)}, {fails, nil}, {lost, nil}}, 1, 2, 1},
+		"failed, seen late":       {[]end{{fails, of("world", 1, disk)}, {fails, of("world", 1, disk)}}, 1, 1, 0},
+		"failed, seen in time":    {[]end{{fails, of("world", 1, disk)}, {fails, disk}, {lost, nil}}, 2, 1, 0},
+		"own error, then a crash": {[]end{{fails, disk}, {lost, nil}}, 1, 0, 0},
+		"own error of a group":    {[]end{{fails, of("world", 0, disk)}, {lost, nil}}, 1, 0, 0},
+		"nobody else":             {[]end{{fails, of("world", 1, comm.ErrTimeout)}, {syscall.SIGTERM, nil}}, 1, 0, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			a := &attempt{}
+			for i, e := range c.ends {
+				r := &rank{number: i, end: &ending{signal: e.signal, asked: e.signal == syscall.SIGTERM}}
+				if e.signal == fails {
+					r.end.code = 1
+				}
+				r.tail.add([]byte("starting"))
+				if e.err != nil {
+					r.tail.add([]byte("train: " + e.err.Error()))
+					r.tail.add([]byte("exit status 1"))
+				}
+				a.ended = append(a.ended, r)
+			}
+			a.ranks, a.suspects = a.ended, a.ended[:c.suspects]
+			require.Equal(t, c.want, a.culprit().number)
+			require.Equal(t, c.lost, a.lost())
+		})
+	}
+}
+
+// TestRestsGrow: restarts get rarer while the ranks fail at once.
+func TestRestsGrow(t *testing.T) {
+	var rests []float64
+	rest := time.Duration(0)
+	for range 8 {
+		rest = restAfter(rest, 59*time.Second)
+		rests = append(rests, rest.Seconds())
+	}
+	require.Equal(t, []float64{1, 2, 4, 8, 16, 32, 60, 60}, rests)
+	require.Equal(t, time.Second, restAfter(rest, time.Minute))
+}
+
+// TestSignalInRest: a signal between two starts counts.
+func TestSignalInRest(t *testing.T) {
+	for s, want := range map[syscall.Signal]string{
+		syscall.SIGTERM: "SIGTERM: no restart", syscall.SIGUSR1: "asked to grow: starting again with 3 ranks",
+	} {
+		var r running
+		signals := make(chan os.Signal, 1)
+		status := run([]string{"-n", "1", "-max", "3", "-restarts", "1", os.Args[0]}, system{
+			in: strings.NewReader(""), out: &r.out, err: &r.err, signals: signals,
+			environ: append(os.Environ(), scriptVariable+"=fail twice"),
+			after:   func(time.Duration) <-chan time.Time { signals <- s; return nil },
+		})
+		require.Equal(t, 5, status)
+		require.Contains(t, r.err.String(), want)
+		require.Equal(t, s == syscall.SIGUSR1, strings.Contains(r.out.String(), "start 1"))
+	}
+}
+
 func TestSignalsArePassedOn(t *testing.T) {
 	r := begin(t, "wait", strings.NewReader(""), []string{"-n", "2", "-restarts", "5"})
 	r.await(2, "ready")
@@ -421,6 +511,7 @@ func TestRestarts(t *testing.T) {
 	log, err := os.ReadFile(filepath.Join(logs, "rank-0.log"))
 	require.NoError(t, err)
 	require.Equal(t, 3, bytes.Count(log, []byte("start")))
+	require.Equal(t, []time.Duration{time.Second, 2 * time.Second}, r.rests)
 
 	status, r = finish(t, "fail twice", "-n", "1", "-restarts", "1")
 	require.Equal(t, 5, status)
