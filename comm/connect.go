@@ -7,7 +7,6 @@ import (
 	"log/slog"
 	"time"
 
-	"github.com/gofsdp/gofsdp/internal/launch"
 	"github.com/gofsdp/gofsdp/internal/mesh"
 	"github.com/gofsdp/gofsdp/internal/store"
 )
@@ -99,11 +98,16 @@ type Config struct {
 	// Job names the job and its attempt. Processes of another job are refused.
 	Job string
 	// Secret is what the ranks of a job know and nobody else does, at least 16
-	// bytes. It may be empty on one host only, where every user of the host could
-	// then join.
+	// bytes, and random: who listens on the network, or is dialed in place of a
+	// rank, can try guesses on it. It may be empty on one host: then only ranks of
+	// the same user join, who share a key in /tmp that others cannot read.
 	Secret Secret
-	// TLS encrypts every TCP connection with keys that are derived from Secret.
-	// It costs more than half of the bandwidth.
+	// TrustNetwork lets ranks of several hosts do without a Secret. Whoever can
+	// reach one can then join, and read and write the job's memory.
+	TrustNetwork bool
+	// TLS encrypts every TCP connection. Nothing in its handshake is made from
+	// Secret, with which the ranks prove inside that they are its two ends. It
+	// costs more than half of the bandwidth.
 	TLS bool
 	// Listen is the interface, by name or address, on which ranks of other hosts
 	// reach this one. With "" ranks listen on loopback only.
@@ -122,8 +126,8 @@ type Config struct {
 	// Host overrides the identity of this host, by which ranks know that they
 	// share memory.
 	Host string
-	// Logger hears of strangers and refused connections, if it is not nil, and of ranks
-	// that do not come; these are told to slog.Default if it is.
+	// Logger hears of ranks that do not come, and of strangers and refused connections:
+	// the first ten and then one in 10 s. nil stands for slog.Default().
 	Logger *slog.Logger
 }
 
@@ -144,6 +148,9 @@ func (c Config) withDefaults() (Config, error) {
 	if c.JoinTimeout == 0 {
 		c.JoinTimeout = defaultJoinTimeout
 	}
+	if c.Logger == nil {
+		c.Logger = slog.Default()
+	}
 	switch {
 	case c.Size < 1 || c.Rank < 0 || c.Rank >= c.Size:
 		return c, fmt.Errorf("comm: no rank %d in a job of %d", c.Rank, c.Size)
@@ -153,12 +160,8 @@ func (c Config) withDefaults() (Config, error) {
 		return c, fmt.Errorf("comm: no transport %v", c.Transport)
 	case int(c.Checksums) >= len(checksumsNames):
 		return c, fmt.Errorf("comm: no checksums %v", c.Checksums)
-	case len(c.Secret) > 0 && len(c.Secret) < launch.MinSecret:
-		return c, fmt.Errorf("comm: a secret of %d bytes can be guessed, want at least %d", len(c.Secret), launch.MinSecret)
-	case c.Listen != "" && len(c.Secret) == 0:
-		return c, fmt.Errorf("comm: listening on %q needs a secret", c.Listen)
 	}
-	return c, nil
+	return c, c.checkTrust()
 }
 
 // sumsWire reports whether payloads over sockets have checksums.
@@ -184,13 +187,20 @@ func Connect(ctx context.Context, cfg Config) (Group, error) {
 }
 
 func connect(ctx context.Context, cfg Config, j *joining) (Group, error) {
-	meet, done, err := rendezvous(ctx, cfg, j)
+	if err := checkHost(ctx, cfg); err != nil {
+		return nil, err
+	}
+	cfg, explain, err := cfg.withSecret()
 	if err != nil {
 		return nil, err
 	}
+	meet, done, err := rendezvous(ctx, cfg, j)
+	if err != nil {
+		return nil, explain(err)
+	}
 	g, err := join(ctx, cfg, meet, j)
 	// Rank 0 may take the store away now that everybody has been here.
-	if err = errors.Join(err, done()); err != nil && g != nil {
+	if err = explain(errors.Join(err, done())); err != nil && g != nil {
 		return nil, errors.Join(err, g.Close())
 	}
 	return g, err
@@ -201,7 +211,7 @@ func join(ctx context.Context, cfg Config, meet store.Store, j *joining) (Group,
 	s := newSession(cfg)
 	joined, err := mesh.Join(ctx, mesh.Config{
 		Rank: cfg.Rank, Size: cfg.Size, Store: meet, Job: cfg.Job, Secret: cfg.Secret, TLS: cfg.TLS,
-		Listen: cfg.Listen, Host: cfg.Host, Log: cfg.Logger, Handler: s,
+		Listen: cfg.Listen, Host: cfg.Host, Log: j.strangers, Handler: s,
 		Joining: func(missing func() []int) { j.waitsFor("join", missing) },
 	})
 	if err != nil {

@@ -1,7 +1,6 @@
 package comm
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
@@ -20,8 +19,9 @@ const (
 
 // joining is a rank on its way into the job.
 type joining struct {
-	cfg  Config
-	next time.Duration // of waiting, until the next word
+	cfg       Config
+	next      time.Duration // of waiting, until the next word
+	strangers *slog.Logger  // hears of those who do not belong here
 
 	mu    sync.Mutex
 	what  string       // the others have still to do
@@ -34,6 +34,7 @@ type joining struct {
 func startJoining(ctx context.Context, cfg Config) (_ context.Context, j *joining, done func()) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	j = &joining{cfg: cfg, next: min(firstWord, cfg.JoinTimeout/2), whom: func() []int { return nil }}
+	j.strangers = slog.New(sparing{cfg.Logger.Handler(), &spared{}})
 	w := startWatch(cfg.JoinTimeout, func(waited time.Duration) {
 		switch {
 		case waited >= cfg.JoinTimeout:
@@ -83,5 +84,5 @@ func (j *joining) say(waited time.Duration) {
 		details = append(details, "because", cause)
 	}
 	text := fmt.Sprintf("comm: rank %d of %d waits for ranks %v to %s", j.cfg.Rank, j.cfg.Size, whom, what)
-	cmp.Or(j.cfg.Logger, slog.Default()).Warn(text, details...)
+	j.cfg.Logger.Warn(text, details...)
 }

@@ -27,7 +27,9 @@ func TestJoiningSpeaksUp(t *testing.T) {
 	})))
 	synctest.Test(t, func(t *testing.T) {
 		begin := time.Now()
-		ctx, j, done := startJoining(t.Context(), Config{Rank: 1, Size: 4, Rendezvous: "tcp://h:1", JoinTimeout: 70 * time.Second})
+		cfg, err := Config{Rank: 1, Size: 4, Rendezvous: "tcp://h:1", JoinTimeout: 70 * time.Second}.withDefaults()
+		require.NoError(t, err)
+		ctx, j, done := startJoining(t.Context(), cfg)
 		defer done()
 		j.waitsFor("serve the rendezvous", func() []int { return []int{0} })
 		j.note(errors.New("refused"))

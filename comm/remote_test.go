@@ -80,7 +80,7 @@ func (w Wiring) pair() (a, b net.Conn, err error) {
 	}
 	switch {
 	case w.TLS:
-		server, client, err := auth.TLS([]byte("a secret of sixteen bytes or more"))
+		server, client, err := auth.TLS()
 		return tls.Client(a, client), tls.Server(b, server), err
 	case w.Portable:
 		return opaque{a}, opaque{b}, nil

@@ -24,9 +24,6 @@ func rendezvous(ctx context.Context, cfg Config, j *joining) (meet store.Store, 
 	// The size of the job is compared later, when the ranks join the mesh: then all of
 	// them hear of a difference.
 	sc := store.Config{Job: cfg.Job, Secret: cfg.Secret, Rank: cfg.Rank, Log: j.note}
-	if cfg.Logger != nil {
-		sc.Log = func(err error) { j.note(err); cfg.Logger.Warn("rendezvous", "error", err) }
-	}
 	if dir, ok := strings.CutPrefix(cfg.Rendezvous, fileScheme); ok && filepath.IsAbs(dir) {
 		meet, err = store.Dir(dir, sc)
 		if err != nil {
@@ -38,14 +35,10 @@ func rendezvous(ctx context.Context, cfg Config, j *joining) (meet store.Store, 
 	if !ok {
 		return nil, nil, fmt.Errorf("no rendezvous %q, want tcp://host:port or file:///directory", cfg.Rendezvous)
 	}
-	if cfg.Listen == "" {
-		if err := onLoopback(ctx, addr); err != nil {
-			return nil, nil, err
-		}
-	}
 	server, client := sc, sc
+	server.Log = func(err error) { j.note(err); j.strangers.Warn("rendezvous", "error", err) }
 	if cfg.TLS {
-		if server.TLS, client.TLS, err = auth.TLS(cfg.Secret); err != nil {
+		if server.TLS, client.TLS, err = auth.TLS(); err != nil {
 			return nil, nil, err
 		}
 	}
@@ -71,9 +64,13 @@ func rendezvous(ctx context.Context, cfg Config, j *joining) (meet store.Store, 
 	}, nil
 }
 
-// onLoopback makes sure that a rank which listens on loopback only meets the others
+// checkHost makes sure that a rank which listens on loopback only meets the others
 // there. Elsewhere a name need not exist yet: whoever dials tries again.
-func onLoopback(ctx context.Context, addr string) error {
+func checkHost(ctx context.Context, cfg Config) error {
+	addr, tcp := strings.CutPrefix(cfg.Rendezvous, tcpScheme)
+	if !tcp || cfg.Listen != "" {
+		return nil
+	}
 	host, _, err := net.SplitHostPort(addr)
 	if err != nil {
 		return fmt.Errorf("rendezvous: %w", err)
@@ -84,7 +81,11 @@ func onLoopback(ctx context.Context, addr string) error {
 	}
 	for _, ip := range ips {
 		if !ip.Unmap().IsLoopback() {
-			return fmt.Errorf("rendezvous at %s, which is not this host's loopback: name the interface to listen on in Listen, or FSDP_LISTEN", addr)
+			err := fmt.Errorf("rendezvous at %s, which is not this host's loopback: name the interface to listen on in Listen, or FSDP_LISTEN", addr)
+			if len(cfg.Secret) == 0 && !cfg.TrustNetwork {
+				err = fmt.Errorf("%w; %w", err, errNoSecret)
+			}
+			return err
 		}
 	}
 	return nil

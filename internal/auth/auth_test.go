@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"net"
 	"os"
 	"slices"
@@ -89,17 +90,15 @@ func overTCP(t *testing.T, left, right side) (l, r outcome) {
 }
 
 func TestBothLearnWhoTheOtherIs(t *testing.T) {
-	for _, s := range [][]byte{secret, nil} {
-		for name, run := range map[string]func(l, r side) (outcome, outcome){
-			"pipe": between,
-			"tcp":  func(l, r side) (outcome, outcome) { return overTCP(t, l, r) },
-		} {
-			l, r := run(client(s), server(s, welcome))
-			require.NoError(t, l.err, name)
-			require.NoError(t, r.err, name)
-			require.Equal(t, bob, l.theirs)
-			require.Equal(t, alice, r.theirs)
-		}
+	for name, run := range map[string]func(l, r side) (outcome, outcome){
+		"pipe": between,
+		"tcp":  func(l, r side) (outcome, outcome) { return overTCP(t, l, r) },
+	} {
+		l, r := run(client(secret), server(secret, welcome))
+		require.NoError(t, l.err, name)
+		require.NoError(t, r.err, name)
+		require.Equal(t, bob, l.theirs)
+		require.Equal(t, alice, r.theirs)
 	}
 }
 
@@ -130,7 +129,7 @@ func TestDeadlineIsSetAndCleared(t *testing.T) {
 }
 
 func TestWrongSecret(t *testing.T) {
-	for _, pair := range [][2][]byte{{secret, other}, {other, secret}, {secret, nil}, {nil, secret}} {
+	for _, pair := range [][2][]byte{{secret, other}, {other, secret}} {
 		l, r := overTCP(t, client(pair[0]), server(pair[1], func(Hello) (Hello, error) {
 			t.Error("accept was asked about a client that has proven nothing")
 			return Hello{}, nil
@@ -200,21 +199,25 @@ func TestShortSecret(t *testing.T) {
 	require.ErrorContains(t, err, "the secret is too weak: it has 15 bytes, at least 16 are needed")
 	_, err = Server(b, short, welcome, time.Time{})
 	require.ErrorContains(t, err, "it has 15 bytes")
-	_, _, err = TLS(short)
-	require.ErrorContains(t, err, "it has 15 bytes")
+	_, err = Server(b, nil, welcome, time.Time{})
+	require.ErrorContains(t, err, "it has 0 bytes")
+	require.NoError(t, Check(secret[:MinSecret]))
 }
 
-func TestCheck(t *testing.T) {
-	loopback := &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 1}
-	everywhere := &net.TCPAddr{IP: net.IPv4zero, Port: 1}
-	require.NoError(t, Check(nil, loopback))
-	require.NoError(t, Check(nil, &net.TCPAddr{IP: net.IPv6loopback}))
-	require.NoError(t, Check(nil, &net.UnixAddr{Name: "x", Net: "unix"}))
-	require.NoError(t, Check(secret, everywhere))
-	require.ErrorContains(t, Check(nil, everywhere), "0.0.0.0:1 can be reached from other hosts and there is none")
-	require.ErrorContains(t, Check([]byte{}, &net.TCPAddr{}), "there is none")
-	require.Error(t, Check(secret[:MinSecret-1], loopback))
-	require.NoError(t, Check(secret[:MinSecret], loopback))
+func TestGuessable(t *testing.T) {
+	for _, text := range []string{
+		"passwordpassword", "changemechangeme", "0123401234012340", "abcdefghijklmnop", "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa",
+		"this is our secret", "\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00",
+	} {
+		require.True(t, Guessable([]byte(text)), text)
+	}
+	random := rand.NewChaCha8([32]byte{})
+	for range 100_000 {
+		key := make([]byte, MinSecret)
+		_, _ = random.Read(key) // never fails
+		require.False(t, Guessable(key), "%x", key)
+	}
+	require.False(t, Guessable([]byte("q0Jv5mFvXrS1nT0Q8cVtDg")), "16 bytes in base64")
 }
 
 func TestKeysDiffer(t *testing.T) {

@@ -24,8 +24,10 @@
 //	  |     'S' 0          (no proof)                                   |  or: your proof is wrong
 //
 // Every part under the HMAC-SHA256 is preceded by its length. The key is derived from the secret
-// and serves nothing else. Inside TLS the HMAC also covers a value exported from the session, so
-// that a proof cannot be carried from one TLS connection to another.
+// and serves nothing else. Inside TLS the HMAC also covers a value exported from the session (RFC
+// 5705), so that a proof cannot be carried from one TLS connection to another: somebody in the
+// middle, who has a session with each side, has a proof for neither. The TLS handshake itself is
+// made from nothing but fresh randomness.
 //
 // # Invariants
 //
@@ -35,7 +37,9 @@
 //   - A proof is good once, in one direction: each end adds a fresh nonce of 32 bytes (no replay),
 //     and the kind of message is part of what is proven (no reflection).
 //   - The client proves first. A stranger who connects learns nothing computed from the secret that
-//     he could try guesses on.
+//     he could try guesses on. Who is dialed in place of a rank, or without TLS listens on the
+//     network, does: he has one proof, and may try guesses on it at home. A random secret stands
+//     that for ever ([Check] wants 128 bits), a password does not ([Guessable]).
 //   - Both ends learn what went wrong: [ErrSecret], [ErrVersion] and [RefusedError] come out on
 //     both sides, as whoever notices tells the other before it hangs up. The exception is
 //     [ErrStranger]: a stranger is told nothing.

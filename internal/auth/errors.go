@@ -9,7 +9,7 @@ import (
 
 // What can be wrong, apart from a failing connection. Errors of this package wrap these.
 var (
-	// ErrWeak: our own secret is too short to guard anything, or missing where it must not be.
+	// ErrWeak: our own secret is missing, or too short to guard anything.
 	ErrWeak = errors.New("the secret is too weak")
 	// ErrSecret: its proof does not fit our secret, or ours not its; or somebody in between has
 	// altered a hello.
@@ -18,8 +18,7 @@ var (
 	ErrStranger = errors.New("a stranger that does not speak this protocol")
 	// ErrVersion: it is another version of this library.
 	ErrVersion = errors.New("the other side speaks another version of the protocol")
-	// ErrTLS: TLS was asked for and the two sides cannot agree; with TLS from a secret, the secrets
-	// differ.
+	// ErrTLS: TLS was asked for and the two sides cannot agree.
 	ErrTLS = errors.New("no TLS agreement with the other side")
 )
 

@@ -80,7 +80,7 @@ type session struct {
 // session is never nil.
 func open(conn net.Conn, secret []byte, deadline time.Time) (*session, error) {
 	s := &session{conn: conn}
-	if err := checkLength(secret); err != nil {
+	if err := Check(secret); err != nil {
 		return s, err
 	}
 	if deadline.IsZero() {

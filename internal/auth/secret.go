@@ -4,43 +4,38 @@ import (
 	"crypto/hkdf"
 	"crypto/sha256"
 	"fmt"
-	"net"
+	"math"
 )
 
 // MinSecret is the number of bytes a secret must have. It should be random: openssl rand -hex 32.
 const MinSecret = 16
 
-// Check tells whether secret is good enough to guard addr. A short one guards nothing; none at all,
-// which lets in whoever can connect, is allowed only on addresses that cannot be reached from
-// another host.
-func Check(secret []byte, addr net.Addr) error {
-	if len(secret) == 0 && !local(addr) {
-		return fmt.Errorf("auth: %w: %s can be reached from other hosts and there is none", ErrWeak, addr)
-	}
-	if err := checkLength(secret); err != nil {
-		return fmt.Errorf("auth: %w", err)
-	}
-	return nil
-}
-
-// checkLength refuses short secrets, but not empty ones.
-func checkLength(secret []byte) error {
-	if n := len(secret); n > 0 && n < MinSecret {
+// Check refuses a secret that is missing or short, which guards nothing.
+func Check(secret []byte) error {
+	if n := len(secret); n < MinSecret {
 		return fmt.Errorf("%w: it has %d bytes, at least %d are needed", ErrWeak, n, MinSecret)
 	}
 	return nil
 }
 
-// local tells whether addr stays on this host.
-func local(addr net.Addr) bool {
-	switch a := addr.(type) {
-	case *net.TCPAddr:
-		return a.IP.IsLoopback()
-	case *net.UnixAddr:
-		return true
-	default:
-		return a != nil && a.Network() == "pipe"
+// Guessable tells whether secret looks like something that a person made up: few different bytes, or
+// words. A random secret practically never does. It is a warning, not a measure of strength.
+func Guessable(secret []byte) bool {
+	const enough = 52 // bits; 16 random bytes have 54 if only 11 of them differ
+	counts := map[byte]int{}
+	words := true
+	for _, b := range secret {
+		counts[b]++
+		words = words && (b >= 'a' && b <= 'z' || b == ' ' || b == '-' || b == '_')
 	}
+	bits := 0.0 // len(secret) times the entropy of its bytes, were they drawn independently
+	for _, n := range counts {
+		bits -= float64(n) * math.Log2(float64(n)/float64(len(secret)))
+	}
+	if words {
+		bits /= 2 // letters of a word are not independent
+	}
+	return bits < enough
 }
 
 // Key derives from secret the 32-byte key for one use, by HKDF-SHA256 (RFC 5869). Keys of different

@@ -7,14 +7,13 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net"
+	"os"
 	"time"
 
 	"github.com/gofsdp/gofsdp/internal/auth"
 )
 
 const (
-	// maxStrangers is how many connections are checked at a time. More wait in the kernel.
-	maxStrangers = 64
 	// checkTime is how long the check of a connection may take. Whoever dials is more patient: it
 	// may have to wait for a place.
 	checkTime = 5 * time.Second
@@ -33,21 +32,20 @@ var errImpostor = errors.New("another rank answers at its address")
 // accept takes connections until Close, and checks them beside each other.
 func (m *Mesh) accept(l net.Listener) {
 	for {
-		select {
-		case m.doors <- struct{}{}:
-		case <-m.closing:
-			return
-		}
 		conn, err := l.Accept()
 		if err != nil {
-			<-m.doors
 			m.warn("mesh: cannot accept connections", "error", err)
 			if !m.wait(100 * time.Millisecond) { // too many open files, probably: that takes a while
 				return
 			}
 			continue
 		}
-		if !m.start(func() { m.check(conn); <-m.doors }) {
+		if err := stranger(conn, os.Geteuid()); err != nil {
+			m.warn("mesh: connection refused", "error", err)
+			_ = conn.Close()
+			continue
+		}
+		if !m.places.Take(conn, m.closing) || !m.start(func() { m.check(conn) }) {
 			_ = conn.Close()
 		}
 	}
@@ -99,6 +97,7 @@ func (m *Mesh) check(conn net.Conn) {
 	m.mu.Lock()
 	delete(m.checking, conn)
 	m.mu.Unlock()
+	err = m.places.Leave(conn, err)
 	if err == nil {
 		tune(conn, theirs.Purpose)
 		err = m.receive(theirs, guest, secure)
@@ -141,7 +140,7 @@ func (m *Mesh) admit(theirs auth.Hello) (visit, error) {
 	switch theirs.Purpose {
 	case purposeControl:
 		if p != nil {
-			return guest, fmt.Errorf("rank %d has already joined from %v", theirs.Rank, p.who.process)
+			return guest, fmt.Errorf("rank %d has already joined from %s", theirs.Rank, p.who.since())
 		}
 	case purposeData:
 		if p == nil || p.who.Nonce != guest.Nonce {

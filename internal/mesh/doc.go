@@ -29,8 +29,9 @@
 //
 // # Invariants
 //
-//   - Strangers cost little: at most 64 connections are being checked at a time, for 5 seconds
-//     each, beside each other. They are logged and never fail a rank.
+//   - Strangers cost little: a few connections are being checked at a time, beside each other, for
+//     at most 5 seconds each, and silent ones give way to others (auth.Places). A Unix socket of
+//     another user is closed at once. They are logged and never fail or delay a rank.
 //   - A rank that has joined is not disturbed by another that claims the same rank.
 //   - For every rank the Handler hears its messages in order, then Gone or Lost, once, then
 //     nothing.

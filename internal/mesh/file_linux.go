@@ -19,6 +19,33 @@ func listenUnix() (net.Listener, string, error) {
 	return l, name, err
 }
 
+// stranger returns why conn does not lead to a process of user self. The kernel says whose a Unix
+// socket is (SO_PEERCRED, unix(7)), but not the other end of TCP, nor users that this user
+// namespace does not know.
+func stranger(conn net.Conn, self int) error {
+	local, ok := conn.(*net.UnixConn)
+	if !ok {
+		return nil
+	}
+	raw, err := local.SyscallConn()
+	if err != nil {
+		return err
+	}
+	const unknown = 65534 // /proc/sys/kernel/overflowuid
+	var peer *unix.Ucred
+	var failed error
+	if err := raw.Control(func(fd uintptr) { peer, failed = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) }); err != nil {
+		return err
+	}
+	if failed != nil {
+		return os.NewSyscallError("getsockopt", failed)
+	}
+	if int(peer.Uid) != self && peer.Uid != unknown {
+		return fmt.Errorf("process %d belongs to user %d, this one to user %d", peer.Pid, peer.Uid, self)
+	}
+	return nil
+}
+
 // unixStream is a Unix socket that sends and receives files (SCM_RIGHTS, see unix(7)).
 type unixStream struct {
 	*net.UnixConn

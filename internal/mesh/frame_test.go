@@ -83,7 +83,7 @@ func FuzzFrames(f *testing.F) {
 
 // FuzzDecode reads anything as what ranks write to the store and say in hellos.
 func FuzzDecode(f *testing.F) {
-	r := record{process{"h", "n", 1, "x"}, 1, 2, "127.0.0.1:1", "@u"}
+	r := record{process{"h", "n", 1, "now", "x"}, 1, 2, "127.0.0.1:1", "@u"}
 	f.Add(encode(r))
 	f.Add(encode(visit{r.process, 1 << 63}))
 	f.Add(encode(setback{1, "reason"}))

@@ -22,7 +22,7 @@ const (
 var (
 	// errTwice is wrapped by the error of a rank that another process has taken: no reason for
 	// others to give up.
-	errTwice = errors.New("every attempt of a job needs a name of its own, every process a rank")
+	errTwice = errors.New("every process needs a rank of its own, and every job a name (FSDP_JOB) and an address")
 )
 
 // Join connects all ranks. It returns when all pairs are connected, or when one rank, not
@@ -46,7 +46,7 @@ func Join(ctx context.Context, cfg Config) (*Mesh, error) {
 // prepare finds out who this process is, and listens.
 func (m *Mesh) prepare() (err error) {
 	if m.cfg.TLS {
-		if m.server, m.client, err = auth.TLS(m.cfg.Secret); err != nil {
+		if m.server, m.client, err = auth.TLS(); err != nil {
 			return err
 		}
 	}
@@ -138,7 +138,7 @@ func (m *Mesh) announce(ctx context.Context) error {
 		return err
 	}
 	if holder.process != m.self.process {
-		return fmt.Errorf("rank %d has already joined from %v, this is %v: %w", m.cfg.Rank, holder.process, m.self.process, errTwice)
+		return fmt.Errorf("rank %d has already joined from %s, this is %s: %w", m.cfg.Rank, holder.since(), m.self.since(), errTwice)
 	}
 	return nil
 }

@@ -5,6 +5,7 @@ package mesh
 import (
 	"context"
 	"crypto/tls"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -232,5 +233,25 @@ func TestSockets(t *testing.T) {
 				require.NotZero(t, n)
 			})
 		}
+	}
+}
+
+// TestOtherUsers asks the kernel whose the two ends of a connection are.
+func TestOtherUsers(t *testing.T) {
+	unixListener, _, err := listenUnix()
+	require.NoError(t, err)
+	tcpListener, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	for _, l := range []net.Listener{unixListener, tcpListener} {
+		there, err := net.Dial(l.Addr().Network(), l.Addr().String())
+		require.NoError(t, err)
+		here, err := l.Accept()
+		require.NoError(t, err)
+		require.NoError(t, stranger(here, os.Geteuid()))
+		if l == unixListener {
+			require.EqualError(t, stranger(here, os.Geteuid()+1),
+				fmt.Sprintf("process %d belongs to user %d, this one to user %d", os.Getpid(), os.Geteuid(), os.Geteuid()+1))
+		}
+		require.NoError(t, errors.Join(here.Close(), there.Close(), l.Close()))
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"github.com/gofsdp/gofsdp/internal/auth"
 	"github.com/gofsdp/gofsdp/internal/store"
 )
 
@@ -34,8 +35,8 @@ type Config struct {
 	Rank, Size int
 	Store      store.Store  // where ranks publish their addresses, needed until Join returns; the caller closes it
 	Job        string       // names the job and its attempt: processes of another are refused, and no name serves twice in a store
-	Secret     []byte       // shared by all ranks; may only be empty while Listen is loopback
-	TLS        bool         // encrypt every TCP connection, with keys derived from Secret
+	Secret     []byte       // shared by all ranks, at least auth.MinSecret bytes
+	TLS        bool         // encrypt every TCP connection, see auth.TLS
 	Listen     string       // name or address of the interface to listen on, "" for loopback
 	Host       string       // identity of this host, "" to detect it: ranks with the same one pass files to each other
 	Log        *slog.Logger // strangers and refusals; nil for none
@@ -74,7 +75,7 @@ func (c Config) check() (Config, error) {
 	case !utf8.ValidString(c.Host):
 		return c, fmt.Errorf("the host %q is no text", c.Host)
 	}
-	return c, nil
+	return c, auth.Check(c.Secret)
 }
 
 // Mesh is one process's connections to all others: a control connection each,
@@ -85,7 +86,7 @@ type Mesh struct {
 	server    *tls.Config // both nil without TLS
 	client    *tls.Config
 	listeners []net.Listener
-	doors     chan struct{} // one token for each connection that is being checked
+	places    auth.Places // of connections that are being checked
 
 	broken   chan error    // holds the first reason why joining is impossible
 	complete chan struct{} // closed when all pairs are connected
@@ -106,7 +107,6 @@ type Mesh struct {
 func newMesh(cfg Config) *Mesh {
 	return &Mesh{
 		cfg:      cfg,
-		doors:    make(chan struct{}, maxStrangers),
 		broken:   make(chan error, 1),
 		complete: make(chan struct{}),
 		closing:  make(chan struct{}),

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"time"
 )
 
 // process is who runs a rank, as the others are told.
@@ -13,10 +14,16 @@ type process struct {
 	Host  string // identity of the host: equal for processes that can pass files to each other
 	Name  string // of the host, for people
 	PID   int    // for people, too
+	Start string // for people, too
 	Nonce string // told apart from another process under the same rank
 }
 
 func (p process) String() string { return fmt.Sprintf("host %s pid %d", p.Name, p.PID) }
+
+// since is String with the time of the start.
+func (p process) since() string { return fmt.Sprintf("%v (started %s)", p, p.Start) }
+
+var start = time.Now().Format(time.RFC3339)
 
 // record is what a rank publishes in the store.
 type record struct {
@@ -50,7 +57,7 @@ func thisProcess(host string) (process, error) {
 	if host == "" {
 		host = hostIdentity(name)
 	}
-	return process{Host: host, Name: name, PID: os.Getpid(), Nonce: rand.Text()}, nil
+	return process{Host: host, Name: name, PID: os.Getpid(), Start: start, Nonce: rand.Text()}, nil
 }
 
 // encode returns the bytes of a record, visit or setback. They are few and rare, and may be read by

@@ -7,8 +7,6 @@ import (
 	"net"
 	"net/netip"
 	"time"
-
-	"github.com/gofsdp/gofsdp/internal/auth"
 )
 
 const (
@@ -32,9 +30,6 @@ func (m *Mesh) listen() error {
 	}
 	m.listeners = append(m.listeners, tcp)
 	m.self.TCP = tcp.Addr().String()
-	if err := auth.Check(m.cfg.Secret, tcp.Addr()); err != nil {
-		return err
-	}
 	local, name, err := listenUnix()
 	if err != nil {
 		return err

@@ -24,7 +24,7 @@ var secret = []byte("sixteen bytes or more")
 var kinds = map[string]func(t *testing.T) (open func() Store){
 	"tcp": func(t *testing.T) func() Store { return overTCP(t, nil, nil) },
 	"tls": func(t *testing.T) func() Store {
-		server, client, err := auth.TLS(secret)
+		server, client, err := auth.TLS()
 		require.NoError(t, err)
 		return overTCP(t, server, client)
 	},

@@ -67,9 +67,6 @@ func shakeHands(raw net.Conn, addr string, cfg Config) (net.Conn, error) {
 	if loop(raw) {
 		return nil, errors.New("nobody listens (the connection has met itself)")
 	}
-	if err := auth.Check(cfg.Secret, raw.RemoteAddr()); err != nil {
-		return nil, err
-	}
 	conn := raw
 	if cfg.TLS != nil {
 		t := cfg.TLS

@@ -33,8 +33,8 @@ type dir struct {
 // What is stored stays when all ranks have ended. Jobs may share a directory, but each attempt of a
 // job takes a new name, lest it find what the last one has left.
 func Dir(path string, cfg Config) (Store, error) {
-	if len(cfg.Secret) > 0 && len(cfg.Secret) < auth.MinSecret {
-		return nil, fmt.Errorf("store: %w: it has %d bytes, at least %d are needed", auth.ErrWeak, len(cfg.Secret), auth.MinSecret)
+	if err := auth.Check(cfg.Secret); err != nil {
+		return nil, fmt.Errorf("store: %w", err)
 	}
 	key, err := auth.Key(cfg.Secret, "store file")
 	if err != nil {

@@ -12,8 +12,7 @@
 // # Invariants
 //
 //   - Only holders of the secret take part. Connections begin with the handshake of package auth;
-//     files carry an HMAC over job, key and value. Without a secret a server listens on loopback
-//     only.
+//     files carry an HMAC over job, key and value.
 //   - Waiting ends. Get returns when the key is set, when its context ends, when the connection is
 //     lost or when the store is closed, whichever comes first. One that waits keeps nobody else
 //     waiting.

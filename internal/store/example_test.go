@@ -56,7 +56,7 @@ func ExampleDir() {
 		return
 	}
 	defer os.RemoveAll(path)
-	s, err := store.Dir(path, store.Config{Job: "gpt"})
+	s, err := store.Dir(path, store.Config{Job: "gpt", Secret: []byte("openssl rand -hex 32")})
 	if err != nil {
 		fmt.Println(err)
 		return

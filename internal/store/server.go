@@ -7,15 +7,15 @@ import (
 	"fmt"
 	"net"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/gofsdp/gofsdp/internal/auth"
 )
 
 const (
-	purpose      = "store" // in the hello of both sides
-	maxStrangers = 64      // connections that have not proven themselves
-	maxWaiting   = 4096    // Gets of one client that wait
+	purpose    = "store" // in the hello of both sides
+	maxWaiting = 4096    // Gets of one client that wait
 )
 
 // keepAlive finds out within half a minute that the host at the other end is gone.
@@ -23,10 +23,11 @@ var keepAlive = net.KeepAliveConfig{Enable: true, Idle: 10 * time.Second, Interv
 
 // Server holds a store in memory and serves it to whoever knows the secret.
 type Server struct {
-	cfg   Config
-	ln    net.Listener
-	table *table
-	done  chan struct{} // closed by Close
+	cfg    Config
+	ln     net.Listener
+	table  *table
+	places auth.Places   // of connections that have not proven themselves
+	done   chan struct{} // closed by Close
 
 	mu    sync.Mutex
 	conns map[net.Conn]struct{} // open connections; nil once closed
@@ -39,6 +40,10 @@ func Listen(ctx context.Context, addr string, cfg Config) (*Server, error) {
 	// Where the address of a dead server could not be reused, Go sets SO_REUSEADDR by itself.
 	config := net.ListenConfig{KeepAliveConfig: keepAlive}
 	ln, err := config.Listen(ctx, "tcp", addr)
+	if errors.Is(err, syscall.EADDRINUSE) {
+		err = fmt.Errorf("%w: does rank 0 of another job run here? Give this job another MASTER_PORT. "+
+			"Its other ranks may have joined that job, unless FSDP_JOB tells the two apart", err)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("store: cannot serve on %s: %w", addr, err)
 	}
@@ -49,10 +54,9 @@ func Listen(ctx context.Context, addr string, cfg Config) (*Server, error) {
 	return s, nil
 }
 
-// Serve serves a store on ln, which the server closes. Without a secret ln must not be reachable
-// from other hosts. With an error ln stays open.
+// Serve serves a store on ln, which the server closes. With an error ln stays open.
 func Serve(ln net.Listener, cfg Config) (*Server, error) {
-	if err := auth.Check(cfg.Secret, ln.Addr()); err != nil {
+	if err := auth.Check(cfg.Secret); err != nil {
 		return nil, fmt.Errorf("store: %w", err)
 	}
 	s := &Server{cfg: cfg, ln: ln, table: newTable(), done: make(chan struct{}), conns: make(map[net.Conn]struct{})}
@@ -83,24 +87,21 @@ func (s *Server) Close() error {
 	return err
 }
 
-// accept takes connections while fewer than maxStrangers are unproven. The others wait in the
-// backlog of the listener.
+// accept takes connections while there are places for them. The others wait in the backlog of the
+// listener.
 func (s *Server) accept() {
-	strangers := make(chan struct{}, maxStrangers)
 	retry := backoff{5 * time.Millisecond, time.Second}
 	for {
-		select {
-		case strangers <- struct{}{}:
-		case <-s.done:
-			return
-		}
 		conn, err := s.ln.Accept()
 		if err == nil {
 			retry.next = 5 * time.Millisecond
-			s.tasks.Go(func() { s.welcome(conn, func() { <-strangers }) })
+			if !s.places.Take(conn, s.done) {
+				_ = conn.Close() // nobody has said anything on it
+				return
+			}
+			s.tasks.Go(func() { s.welcome(conn) })
 			continue
 		}
-		<-strangers
 		s.report(fmt.Errorf("store: %s: %w", s.Addr(), err))
 		if errors.Is(err, net.ErrClosed) || !retry.wait(s.done, nil) {
 			return
@@ -117,8 +118,8 @@ func (s *Server) report(err error) {
 	}
 }
 
-// welcome lives as long as a connection. It calls known when it is clear whose connection it is.
-func (s *Server) welcome(raw net.Conn, known func()) {
+// welcome lives as long as a connection.
+func (s *Server) welcome(raw net.Conn) {
 	defer raw.Close()
 	s.mu.Lock()
 	open := s.conns != nil
@@ -127,7 +128,6 @@ func (s *Server) welcome(raw net.Conn, known func()) {
 	}
 	s.mu.Unlock()
 	if !open {
-		known()
 		return
 	}
 	defer func() {
@@ -140,8 +140,7 @@ func (s *Server) welcome(raw net.Conn, known func()) {
 		conn = tls.Server(raw, s.cfg.TLS)
 	}
 	theirs, err := auth.Server(conn, s.cfg.Secret, s.admit, time.Now().Add(auth.Timeout))
-	known()
-	if err != nil {
+	if err = s.places.Leave(raw, err); err != nil {
 		s.report(fmt.Errorf("store: turned away: %w", err))
 		return
 	}
@@ -156,7 +155,8 @@ func (s *Server) admit(theirs auth.Hello) (auth.Hello, error) {
 	case theirs.Purpose != purpose:
 		return auth.Hello{}, fmt.Errorf("this is a store, not %q", theirs.Purpose)
 	case theirs.Job != s.cfg.Job:
-		return auth.Hello{}, fmt.Errorf("this is the store of job %q, not of %q", s.cfg.Job, theirs.Job)
+		return auth.Hello{}, fmt.Errorf("this is the store of job %q, not of %q: give each job an address of its own; "+
+			"what names a job is its launcher and FSDP_JOB, or else its program, arguments and directory", s.cfg.Job, theirs.Job)
 	case s.cfg.Size != 0 && theirs.Size != 0 && s.cfg.Size != theirs.Size:
 		return auth.Hello{}, fmt.Errorf("this job has %d ranks, not %d as rank %d believes", s.cfg.Size, theirs.Size, theirs.Rank)
 	}

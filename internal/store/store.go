@@ -38,11 +38,11 @@ type Store interface {
 	Close() error
 }
 
-// Config says who this side is and whom it trusts. The zero value is enough on one host.
+// Config says who this side is and whom it trusts.
 type Config struct {
 	Job        string      // the run of the program, attempt included; all sides name the same
 	Rank, Size int         // of this process; two sides that both state a Size must agree on it
-	Secret     []byte      // what all sides share; without it a connection does not leave the host, and whoever can write to a Dir may join
+	Secret     []byte      // what all sides share, at least auth.MinSecret bytes
 	TLS        *tls.Config // the server's or the client's, of auth.TLS or the user's own; nil for none
 	Log        func(error) // told about strangers, refusals and attempts to connect, from any goroutine; nil for nobody
 }

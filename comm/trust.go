@@ -1,0 +1,120 @@
+package comm
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/gofsdp/gofsdp/internal/auth"
+)
+
+// Who may join a job: whoever knows its secret. Every job has one, so that there is one way to check.
+//
+//	given            what the ranks of the job were told
+//	one host         the key of this user, which processes of others cannot read
+//	trusted network  a text that everybody knows
+
+// makeSecret is what to type where a secret is missing.
+const makeSecret = "export FSDP_SECRET=$(head -c 32 /dev/urandom | base64)"
+
+// errNoSecret is the advice of errors about jobs on several hosts.
+var errNoSecret = errors.New("ranks of several hosts share a secret, lest strangers join: " + makeSecret +
+	" once, and give all ranks the same (FSDP_TRUST_NETWORK=1 in its place lets in whoever can reach them)")
+
+const publicSecret = "everybody on this network is trusted"
+
+// checkTrust returns what is wrong with the secret of c and what goes with it.
+func (c Config) checkTrust() error {
+	none := len(c.Secret) == 0
+	switch {
+	case !none:
+		if err := auth.Check(c.Secret); err != nil {
+			return fmt.Errorf("comm: %w: %s", err, makeSecret)
+		}
+	case c.TrustNetwork && c.TLS:
+		return errors.New("comm: TLS without a secret: nothing proves who is at the other end: " + makeSecret)
+	case c.TrustNetwork:
+	case c.Listen != "":
+		return fmt.Errorf("comm: listening on %q needs a secret: %w", c.Listen, errNoSecret)
+	}
+	return nil
+}
+
+// withSecret returns c with the secret of a job that was given none, and how to explain that it is
+// not the other side's.
+func (c Config) withSecret() (_ Config, explain func(error) error, err error) {
+	explain = func(err error) error { return err }
+	switch {
+	case len(c.Secret) > 0:
+		if auth.Guessable(c.Secret) && c.Rank == 0 {
+			c.Logger.Warn("the secret of this job can be guessed; a random one cannot", "how", makeSecret)
+		}
+	case c.TrustNetwork:
+		c.Secret = Secret(publicSecret)
+	default:
+		var file string
+		if c.Secret, file, err = auth.UserKey(); err != nil {
+			return c, nil, fmt.Errorf("a job without FSDP_SECRET needs a key of this user: %w", err)
+		}
+		explain = func(err error) error {
+			if errors.Is(err, auth.ErrSecret) {
+				return fmt.Errorf("%w (without FSDP_SECRET only ranks of user %d that see %s can join)", err, os.Geteuid(), file)
+			}
+			return err
+		}
+	}
+	return c, explain, nil
+}
+
+// Strangers may knock as often as they like, but do not fill the log: of the warnings about them
+// the first few are shown, then one in a while, which counts those that were not.
+const (
+	warnings     = 10
+	warningEvery = 10 * time.Second
+)
+
+// sparing is a handler that passes on a part of its records.
+type sparing struct {
+	slog.Handler
+	*spared
+}
+
+type spared struct {
+	mu     sync.Mutex
+	shown  int
+	last   time.Time // one was shown
+	hidden int       // since
+}
+
+// Handle passes a record on, or counts it.
+func (s sparing) Handle(ctx context.Context, r slog.Record) error {
+	s.mu.Lock()
+	show := s.shown < warnings || r.Time.Sub(s.last) >= warningEvery
+	hidden := s.hidden
+	if show {
+		s.shown, s.last, s.hidden = s.shown+1, r.Time, 0
+	} else {
+		s.hidden++
+	}
+	s.mu.Unlock()
+	if !show {
+		return nil
+	}
+	if hidden > 0 {
+		r.AddAttrs(slog.Int("not shown before", hidden))
+	}
+	return s.Handler.Handle(ctx, r)
+}
+
+// WithAttrs and WithGroup count together.
+func (s sparing) WithAttrs(attrs []slog.Attr) slog.Handler {
+	return sparing{s.Handler.WithAttrs(attrs), s.spared}
+}
+
+func (s sparing) WithGroup(name string) slog.Handler {
+	return sparing{s.Handler.WithGroup(name), s.spared}
+}

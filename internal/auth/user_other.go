@@ -1,0 +1,14 @@
+//go:build !unix
+
+package auth
+
+import (
+	"io/fs"
+	"os"
+)
+
+// temporary is the directory for temporary files of this user, which Windows keeps others out of.
+func temporary() string { return os.TempDir() }
+
+// private has nothing to add to that.
+func private(fs.FileInfo, int) error { return nil }
