@@ -1,13 +1,17 @@
 package comm
 
 import (
-	"bytes"
-	"cmp"
 	"context"
+	"crypto/sha256"
 	"fmt"
+	"io"
+	"log/slog"
 	"os"
+	"path/filepath"
+	"runtime"
 
 	"github.com/gofsdp/gofsdp/internal/launch"
+	"github.com/gofsdp/gofsdp/internal/text"
 )
 
 // FromEnv returns this process's rank in the job that a launcher has started:
@@ -32,13 +36,22 @@ func FromEnv(ctx context.Context) (Group, error) {
 //	FSDP_RENDEZVOUS    tcp://host:port or file:///dir instead of the launcher's address
 //	FSDP_SECRET        the key that ranks share, in hex or as text
 //	FSDP_SECRET_FILE   the file that holds it, instead
+//	FSDP_TRUST_NETWORK 1: ranks of several hosts need no secret, whoever can reach them may join
+//	FSDP_TLS           1: TCP connections are encrypted
+//	FSDP_JOB           a name of the job, beside the launcher's: jobs with different ones never mix
 //	FSDP_LISTEN        interface on which ranks of other hosts reach this one: eth0, 10.0.0.7
 //	FSDP_TRANSPORT     auto, shm or tcp
 //	FSDP_CHECKSUMS     auto, off or on, the same on all ranks: see [Checksums]
 //	FSDP_TIMEOUT       how long an operation may make no progress: 90s
 //	FSDP_JOIN_TIMEOUT  how long a rank waits for the others to join: 90s
 //
-// Variables that contradict each other are an error that names them.
+// A job that has no name, as no launcher has started it, gets one made from the program, its
+// arguments and, unless FSDP_LISTEN is set, its directory: so the ranks of two such jobs that use
+// one port do not take each other for their own. Equal jobs in one directory do; FSDP_JOB tells
+// them apart.
+//
+// Variables that contradict each other are an error that names them. A secret file that other users
+// can read is a warning on slog.Default().
 func ConfigFromEnv() (cfg Config, launched bool, err error) {
 	env, launched, err := launch.Parse(os.Getenv)
 	if err != nil {
@@ -46,9 +59,15 @@ func ConfigFromEnv() (cfg Config, launched bool, err error) {
 	}
 	cfg = Config{
 		Rank: env.Rank, Size: env.Size, LocalRank: env.LocalRank, LocalSize: env.LocalSize,
-		Job:    cmp.Or(env.Job, "job") + fmt.Sprintf("#%d", env.Restart),
-		Secret: env.Secret, Listen: env.Listen, Timeout: env.Timeout, JoinTimeout: env.JoinTimeout,
+		Secret: env.Secret, TrustNetwork: env.TrustNetwork, TLS: env.TLS, Listen: env.Listen,
+		Timeout: env.Timeout, JoinTimeout: env.JoinTimeout,
 	}
+	if env.Job == "" {
+		if env.Job, err = programName(env.Listen == ""); err != nil {
+			return Config{}, launched, err
+		}
+	}
+	cfg.Job = fmt.Sprintf("%s#%d", env.Job, env.Restart)
 	switch {
 	case env.Dir != "":
 		cfg.Rendezvous = fileScheme + env.Dir
@@ -59,11 +78,7 @@ func ConfigFromEnv() (cfg Config, launched bool, err error) {
 			"set MASTER_ADDR and MASTER_PORT, or FSDP_RENDEZVOUS", env.Rank, env.Size, env.Source)
 	}
 	if env.SecretFile != "" {
-		text, err := os.ReadFile(env.SecretFile)
-		if err == nil {
-			cfg.Secret, err = launch.ParseSecret(bytes.TrimSpace(text))
-		}
-		if err != nil {
+		if cfg.Secret, err = readSecret(env.SecretFile, env.LocalRank <= 0); err != nil {
 			return Config{}, launched, fmt.Errorf("comm: reading FSDP_SECRET_FILE: %w", err)
 		}
 	}
@@ -72,4 +87,44 @@ func ConfigFromEnv() (cfg Config, launched bool, err error) {
 	}
 	cfg.Checksums, err = ParseChecksums(env.Checksums)
 	return cfg, launched, err
+}
+
+// readSecret reads a secret from a file. With warn it says so when others can read it.
+func readSecret(file string, warn bool) (Secret, error) {
+	f, err := os.Open(file)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err != nil {
+		return nil, err
+	}
+	if warn && runtime.GOOS != "windows" && info.Mode().Perm()&0o077 != 0 {
+		slog.Warn("others can read the secret of this job: chmod 600", "file", file, "mode", info.Mode().String())
+	}
+	content, err := io.ReadAll(io.LimitReader(f, maxSecret))
+	if err != nil {
+		return nil, err
+	}
+	return launch.ParseSecret(content)
+}
+
+// maxSecret is the number of bytes of a file that may be a secret.
+const maxSecret = 64 << 10
+
+// programName returns a name for a job that has none: the same for processes of one program with
+// the same arguments, in the same directory if that counts, and different for others.
+func programName(directory bool) (string, error) {
+	parts := os.Args[1:]
+	if directory {
+		dir, err := os.Getwd()
+		if err != nil {
+			return "", fmt.Errorf("comm: this job has no name (FSDP_JOB): %w", err)
+		}
+		parts = append([]string{dir}, parts...)
+	}
+	program := filepath.Base(os.Args[0])
+	hash := sha256.Sum256(fmt.Appendf(nil, "%t %q %q", directory, program, parts))
+	return fmt.Sprintf("%s %x", text.Cut(program, 64), hash[:6]), nil
 }

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -14,7 +16,7 @@ import (
 // bare removes what a launcher of the tests may have left in the environment.
 func bare(t *testing.T) {
 	for _, name := range []string{"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT",
-		"FSDP_SECRET", "FSDP_SECRET_FILE", "FSDP_LISTEN", "FSDP_TIMEOUT", "FSDP_TRANSPORT", "FSDP_RENDEZVOUS", "FSDP_CHECKSUMS"} {
+		"FSDP_JOB", "FSDP_TLS", "FSDP_TRUST_NETWORK", "FSDP_SECRET", "FSDP_SECRET_FILE", "FSDP_LISTEN", "FSDP_TIMEOUT", "FSDP_TRANSPORT", "FSDP_RENDEZVOUS", "FSDP_CHECKSUMS"} {
 		t.Setenv(name, "")
 	}
 }
@@ -27,15 +29,16 @@ func TestConfigFromEnv(t *testing.T) {
 	require.Zero(t, cfg.Rendezvous)
 
 	for name, value := range map[string]string{"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "10.1.2.3",
-		"MASTER_PORT": "1234", "FSDP_SECRET": "sixteen letters!", "FSDP_LISTEN": "eth0", "FSDP_TIMEOUT": "90s", "FSDP_TRANSPORT": "tcp", "FSDP_CHECKSUMS": "off"} {
+		"MASTER_PORT": "1234", "FSDP_SECRET": "sixteen letters!", "FSDP_LISTEN": "eth0", "FSDP_TIMEOUT": "90s", "FSDP_TRANSPORT": "tcp", "FSDP_CHECKSUMS": "off",
+		"FSDP_TLS": "1", "FSDP_TRUST_NETWORK": "1", "FSDP_JOB": "mine"} {
 		t.Setenv(name, value)
 	}
 	cfg, launched, err = ConfigFromEnv()
 	require.NoError(t, err)
 	require.True(t, launched)
 	require.Equal(t, Config{
-		Rank: 3, Size: 8, LocalRank: 1, LocalSize: 2, Rendezvous: "tcp://10.1.2.3:1234", Job: cfg.Job,
-		Secret: []byte("sixteen letters!"), Listen: "eth0", Transport: TCP, Checksums: ChecksumsOff, Timeout: 90 * time.Second,
+		Rank: 3, Size: 8, LocalRank: 1, LocalSize: 2, Rendezvous: "tcp://10.1.2.3:1234", Job: "mine#0",
+		Secret: []byte("sixteen letters!"), TrustNetwork: true, TLS: true, Listen: "eth0", Transport: TCP, Checksums: ChecksumsOff, Timeout: 90 * time.Second,
 	}, cfg)
 
 	for _, verb := range []string{"%v", "%+v", "%#v", "%s"} {
@@ -58,6 +61,51 @@ func TestConfigFromEnv(t *testing.T) {
 	require.ErrorIs(t, err, os.ErrNotExist)
 }
 
+// TestReadableSecret warns about a file that others can read, once for each host.
+func TestReadableSecret(t *testing.T) {
+	bare(t)
+	log := captureDefault(t)
+	file := filepath.Join(t.TempDir(), "secret")
+	require.NoError(t, os.WriteFile(file, []byte("another sixteen or so\n"), 0o600))
+	t.Setenv("FSDP_SECRET_FILE", file)
+	for _, c := range []struct {
+		mode  os.FileMode
+		local string
+		want  string
+	}{{0o600, "0", ""}, {0o640, "1", ""}, {0o640, "0", "chmod 600"}} {
+		require.NoError(t, os.Chmod(file, c.mode))
+		for name, value := range map[string]string{"RANK": c.local, "WORLD_SIZE": "2", "LOCAL_RANK": c.local, "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "h"} {
+			t.Setenv(name, value)
+		}
+		_, _, err := ConfigFromEnv()
+		require.NoError(t, err)
+		require.Equal(t, c.want != "", strings.Contains(log(), "others can read the secret of this job: chmod 600"), c)
+	}
+}
+
+// TestProgramName tells jobs apart that nobody has named.
+func TestProgramName(t *testing.T) {
+	args := os.Args
+	defer func() { os.Args = args }()
+	name := func(directory bool, args ...string) string {
+		os.Args = args
+		name, err := programName(directory)
+		require.NoError(t, err)
+		return name
+	}
+	here := name(true, "/a/train", "-lr", "0.1")
+	require.Regexp(t, "^train [0-9a-f]{12}$", here)
+	require.Equal(t, here, name(true, "/b/train", "-lr", "0.1"), "go run builds it somewhere else each time")
+	far := name(false, "/a/train", "-lr", "0.1")
+	others := []string{here, far, name(true, "train", "-lr", "0.2"), name(true, "train", "-lr=0.1"), name(true, "other", "-lr", "0.1")}
+	t.Chdir(t.TempDir())
+	others = append(others, name(true, "/a/train", "-lr", "0.1"))
+	require.Equal(t, far, name(false, "train", "-lr", "0.1"))
+	slices.Sort(others)
+	require.Len(t, slices.Compact(others), 6)
+	require.Less(t, len(name(true, strings.Repeat("x", 500))), 100, "it fits a hello")
+}
+
 func TestFromEnvAlone(t *testing.T) {
 	bare(t)
 	g, err := FromEnv(context.Background())
@@ -78,7 +126,10 @@ func TestConnectRefuses(t *testing.T) {
 		{func(c *Config) { c.Timeout = -1 }, "negative"},
 		{func(c *Config) { c.Transport = 9 }, "Transport(9)"},
 		{func(c *Config) { c.Checksums = 3 }, "Checksums(3)"},
-		{func(c *Config) { c.Listen = "eth0" }, "needs a secret"},
+		{func(c *Config) { c.Listen = "eth0" }, `listening on "eth0" needs a secret: ranks of several hosts share a secret, lest strangers join: ` +
+			`export FSDP_SECRET=$(head -c 32 /dev/urandom | base64) once`},
+		{func(c *Config) { c.Rendezvous = "tcp://192.0.2.1:29500" }, "export FSDP_SECRET="},
+		{func(c *Config) { c.TLS, c.TrustNetwork = true, true }, "TLS without a secret"},
 		{func(c *Config) { c.Rendezvous = "" }, "tcp://"},
 		{func(c *Config) { c.Rendezvous = "http://localhost:80" }, "http://localhost:80"},
 		{func(c *Config) { c.Rendezvous = "tcp://localhost" }, "localhost"},

@@ -29,6 +29,9 @@
 //	FSDP_RENDEZVOUS   where ranks meet: tcp://host:port, served by rank 0, or a shared file:///dir
 //	FSDP_SECRET       the key that ranks share: 16 bytes at least, in hex or as text
 //	FSDP_SECRET_FILE  a file that holds it
+//	FSDP_JOB          a name that tells the job from others, beside that of the launcher
+//	FSDP_TLS          1 to encrypt connections
+//	FSDP_TRUST_NETWORK 1 to need no secret between hosts
 //	FSDP_LISTEN       the network interface or address on which ranks listen
 //	FSDP_TIMEOUT      for how long an operation may make no progress: a duration such as 90s
 //	FSDP_JOIN_TIMEOUT for how long a rank waits for the others to join

@@ -34,6 +34,9 @@ type Env struct {
 	JoinTimeout time.Duration // of ranks that do not come
 	Transport   string        // "auto", "shm", "tcp"
 	Checksums   string        // "auto", "off", "on"
+
+	TLS          bool // encrypt connections
+	TrustNetwork bool // need no secret between hosts
 }
 
 // MaxSize bounds the number of ranks that Parse believes.

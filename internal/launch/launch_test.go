@@ -42,9 +42,9 @@ func TestConventions(t *testing.T) {
 		{"torchrun below Slurm", "SLURM_STEP_ID=0 SLURM_PROCID=0 SLURM_NTASKS=1 RANK=3 WORLD_SIZE=4",
 			Env{Source: "torchrun", Rank: 3, Size: 4, LocalRank: -1, NodeRank: -1}},
 		{"Kubeflow PyTorchJob", "PET_NNODES=3 PET_NODE_RANK=2 PET_NPROC_PER_NODE=auto RANK=2 WORLD_SIZE=3 MASTER_ADDR=job-master-0 MASTER_PORT=23456",
-			Env{Source: "Kubeflow", Rank: 2, Size: 3, LocalSize: 1, NodeRank: 2, Nodes: 3, Addr: "job-master-0:23456"}},
+			Env{Source: "Kubeflow", Rank: 2, Size: 3, LocalSize: 1, NodeRank: 2, Nodes: 3, Addr: "job-master-0:23456", Job: "kubeflow"}},
 		{"Kubeflow Trainer", "PET_NNODES=2 PET_NODE_RANK=1 PET_NPROC_PER_NODE=1 PET_MASTER_ADDR=j-node-0-0.j PET_MASTER_PORT=29400 JOB_COMPLETION_INDEX=1",
-			Env{Source: "Kubeflow", Rank: 1, Size: 2, LocalSize: 1, NodeRank: 1, Nodes: 2, Addr: "j-node-0-0.j:29400"}},
+			Env{Source: "Kubeflow", Rank: 1, Size: 2, LocalSize: 1, NodeRank: 1, Nodes: 2, Addr: "j-node-0-0.j:29400", Job: "kubeflow"}},
 		{"Open MPI, one host", "OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_LOCAL_RANK=1 OMPI_COMM_WORLD_LOCAL_SIZE=2" +
 			" OMPI_COMM_WORLD_NODE_RANK=1 PMIX_RANK=1 PMIX_NAMESPACE=1766129665",
 			Env{Source: "Open MPI", Rank: 1, Size: 2, LocalRank: 1, LocalSize: 2, Nodes: 1, Addr: "127.0.0.1:27584", Job: "1766129665"}},
@@ -135,6 +135,8 @@ func TestErrorsNameVariables(t *testing.T) {
 		{"FSDP_SECRET=short", "FSDP_SECRET: a secret has at least 16 bytes"},
 		{"FSDP_SECRET=0123456789abcdef0123456789abcdef FSDP_SECRET_FILE=/f", "both set"},
 		{"FSDP_LISTEN=10.0.0.0/8", "FSDP_LISTEN="},
+		{"FSDP_TLS=yes", `FSDP_TLS="yes" is neither 1 nor 0`},
+		{"FSDP_TRUST_NETWORK=lan", `FSDP_TRUST_NETWORK="lan" is neither 1 nor 0`},
 		{"FSDP_TIMEOUT=5", `FSDP_TIMEOUT="5" is not a duration such as 90s`},
 		{"FSDP_TIMEOUT=-5s", "FSDP_TIMEOUT="},
 		{"FSDP_JOIN_TIMEOUT=soon", `FSDP_JOIN_TIMEOUT="soon" is not a duration such as 90s`},
@@ -160,6 +162,15 @@ func TestSettings(t *testing.T) {
 	require.Equal(t, 90*time.Second, e.Timeout)
 	require.Equal(t, "shm", e.Transport)
 	require.Equal(t, "on", e.Checksums)
+	require.False(t, e.TLS || e.TrustNetwork)
+
+	e, _, err = Parse(environment(job + "FSDP_TLS=1 FSDP_TRUST_NETWORK=true FSDP_JOB=mine"))
+	require.NoError(t, err)
+	require.True(t, e.TLS && e.TrustNetwork)
+	require.Equal(t, "mine", e.Job)
+	e, _, err = Parse(environment(job + "TORCHELASTIC_RUN_ID=none FSDP_JOB=mine"))
+	require.NoError(t, err)
+	require.Equal(t, "none/mine", e.Job)
 
 	e, _, err = Parse(environment(job + "FSDP_RENDEZVOUS=file:///shared/job FSDP_SECRET_FILE=/run/key"))
 	require.NoError(t, err)

@@ -1,6 +1,7 @@
 package launch
 
 import (
+	"cmp"
 	"fmt"
 	"hash/fnv"
 	"strconv"
@@ -86,7 +87,7 @@ func kubeflow(v *vars) (*Env, error) {
 	}
 	e.LocalRank, e.LocalSize = 0, 1
 	e.NodeRank, e.Nodes = e.Rank, e.Size
-	e.Job = v.text("PET_RDZV_ID")
+	e.Job = cmp.Or(v.text("PET_RDZV_ID"), "kubeflow") // its address is the job's own
 	e.Addr = v.address("", 0)
 	return e, nil
 }

@@ -29,6 +29,19 @@ func settings(v *vars, e *Env) error {
 		e.Secret = secret
 	}
 	e.SecretFile = file
+	if name := v.get("FSDP_JOB"); name != "" && e.Job != "" {
+		e.Job += "/" + name
+	} else if name != "" {
+		e.Job = name
+	}
+	for name, on := range map[string]*bool{"FSDP_TLS": &e.TLS, "FSDP_TRUST_NETWORK": &e.TrustNetwork} {
+		if s := v.get(name); s != "" {
+			var err error
+			if *on, err = strconv.ParseBool(s); err != nil {
+				return fmt.Errorf("%s=%q is neither 1 nor 0", name, s)
+			}
+		}
+	}
 	e.Listen = v.get("FSDP_LISTEN")
 	if strings.ContainsAny(e.Listen, " \t\n/") {
 		return fmt.Errorf("FSDP_LISTEN=%q is not a network interface or address", e.Listen)
