@@ -45,8 +45,8 @@
 //   - [fsdp.Precision].Compute must be the float type of the graph. The first pass checks it.
 //   - Operations whose results or gradients are wrong in Gorgonia, or that keep state between
 //     forward and backward, are refused with the name of the node: SoftMax and LogSoftMax, Dropout,
-//     pooling, BatchNorm and others (see package nn). Write softmax as Exp, Sum and a broadcast
-//     division, and convolutions with a stride in place of pooling.
+//     pooling, BatchNorm and others. The error says what to use instead. Write softmax as e = Exp(x -
+//     Max(x, axis)), divided by Sum(e, axis), with broadcasts: without the maximum it overflows.
 //   - A convolution is refused if another dilation would give a result of the same shape, because
 //     Gorgonia does not tell the two apart.
 //   - Gorgonia gives one node for two constants of equal name or two inputs that are alike. That

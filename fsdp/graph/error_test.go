@@ -67,11 +67,17 @@ func TestErrors(t *testing.T) {
 		"not a leaf": {func(m *net) { m.pred = product(m); m.learn = append(m.learn, m.pred) }, []string{"learnable", "A × B", "must be a leaf"}},
 		"pooling": {func(m *net) {
 			m.pred = G.Must(G.MaxPool2D(image(m), tensor.Shape{2, 2}, []int{0, 0}, []int{2, 2}))
-		}, []string{`call "w"`, "node", "MaxPool", "refused"}},
+		}, []string{`call "w"`, "node", "MaxPool", "refused", "Max over axes 3 and 5"}},
 		"softmax": {func(m *net) {
 			m.pred = G.Must(G.SoftMax(product(m)))
 			G.WithName("probabilities")(m.pred)
-		}, []string{`node "probabilities"`, "refused"}},
+		}, []string{`node "probabilities"`, "refused", "subtract the maximum first"}},
+		"random numbers": {func(m *net) {
+			m.pred = G.Must(G.HadamardProd(product(m), G.GaussianRandomNode(m.g, f64, 0, 1, 2, 4)))
+		}, []string{`call "w"`, "node", "is refused: it draws from a global generator", "nn.Dropout", "as an input"}},
+		"a random number": {func(m *net) {
+			m.pred = G.Must(G.HadamardProd(product(m), G.UniformRandomNode(m.g, f64, 0, 1)))
+		}, []string{"node", "is refused: it draws from a global generator"}},
 		"dropout":             {func(m *net) { m.pred = G.Must(G.Dropout(product(m), 0.5)) }, []string{"node", "refused", "nn.Dropout"}},
 		"inverse square root": {func(m *net) { m.pred = G.Must(G.InverseSqrt(product(m))) }, []string{"node", "invSqrt", "its gradient is wrong"}},
 	} {

@@ -181,9 +181,21 @@ func (p *part) node(s *step, b builder, in, nodes gorgonia.Nodes) (*gorgonia.Nod
 		return b.Param(p.params[s.slot].Name)
 	case s.origin == fromConstant:
 		return s.constant(b)
+	case len(s.args) == 0:
+		return s.random(b), nil
 	default:
 		return gorgonia.ApplyOp(s.op, pick(nodes, s.args)...)
 	}
+}
+
+// random adds an operation without arguments, for which ApplyOp finds no graph: random numbers,
+// which the compiler refuses.
+func (s *step) random(b builder) *gorgonia.Node {
+	typ := gorgonia.WithType(s.dtype)
+	if len(s.shape) > 0 {
+		typ = gorgonia.WithType(gorgonia.TensorType{Dims: len(s.shape), Of: s.dtype})
+	}
+	return gorgonia.NewUniqueNode(typ, gorgonia.WithOp(s.op), gorgonia.WithShape(s.shape...), gorgonia.In(b.Graph()))
 }
 
 // try compiles the module, as the first evaluation would, to find what is refused while the node

@@ -2,33 +2,53 @@ package exec
 
 import (
 	"fmt"
+	"math/bits"
 	"slices"
 	"strings"
 
 	G "gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
 )
 
-// denied lists the types of stock operations that give wrong results, with the reason.
+// denied lists the types of stock operations that give wrong results, with the reason and what to
+// use instead.
 var denied = map[string]string{
-	"gorgonia.softmaxOp":   "it is numerically wrong when a row lies far below the tensor's first element, and SoftMax and LogSoftMax collide: use nn.Attention, nn.CrossEntropy or nn.Head, or Exp, Sum and a broadcast division",
+	"gorgonia.softmaxOp": "it is numerically wrong when a row lies far below the tensor's first element, and SoftMax and LogSoftMax collide: " +
+		"use nn.Attention, nn.CrossEntropy or nn.Head; or subtract the maximum first, so that nothing overflows: e = Exp(x - Max(x, axis)), divided by Sum(e, axis)",
 	"gorgonia.dropoutOp":   "it draws from a global generator, so recomputation and ranks disagree: use nn.Dropout",
 	"gorgonia.randomOp":    "it draws from a global generator, so recomputation and ranks disagree: use nn.Dropout, or pass random numbers as an input",
-	"gorgonia.BatchNormOp": statefulOp,
-	"gorgonia.GroupNormOp": statefulOp,
-	"gorgonia.maxPoolOp":   statefulOp,
-	"gorgonia.avgPoolOp":   statefulOp,
-	"gorgonia.ctcLossOp":   statefulOp,
+	"gorgonia.BatchNormOp": statefulOp + "nn.BatchNorm",
+	"gorgonia.GroupNormOp": statefulOp + "nn.LayerNorm, or Mean over the axes of a group and broadcast operations",
+	"gorgonia.maxPoolOp":   statefulOp + windows + "Max over axes 3 and 5",
+	"gorgonia.avgPoolOp":   statefulOp + windows + "Mean over axes 3 and 5",
+	"gorgonia.ctcLossOp":   statefulOp + "nn.CrossEntropy, with a target for each position",
 	"gorgonia.byIndicesOp": "it takes a wrong row for an index out of range: use nn.Embedding",
-	"gorgonia.sparsemaxOp": "along the first axis its values come out transposed and its gradient is wrong, and Sparsemaxes along different axes collide",
-	"gorgonia.yoloOp":      "it overwrites its argument, and those that differ in anything but their anchors collide",
+	"gorgonia.sparsemaxOp": "along the first axis its values come out transposed and its gradient is wrong, and Sparsemaxes along different axes collide: use a softmax, as by nn.Attention",
+	"gorgonia.yoloOp":      "it overwrites its argument, and those that differ in anything but their anchors collide: use Slice, Sigmoid, Exp and Concat",
 }
 
-const statefulOp = "it keeps what backward needs in the operation, which calls and ranks share"
+const (
+	statefulOp = "it keeps what backward needs in the operation, which calls and ranks share: use "
+	windows    = "a convolution with a stride; or, for windows of k by k side by side, Reshape to [B, C, H/k, k, W/k, k] and "
+)
+
+// opaque says what to use in the place of stock operations that have no gradient and ought to.
+var opaque = map[string]string{
+	"gorgonia.atOp":                ": use Slice",
+	"gorgonia.diagFlatOp":          ": use HadamardProd with a constant identity",
+	"gorgonia.globalAveragePoolOp": ": use Mean over axes 2 and 3",
+}
 
 // refusal returns why the stock operation of n must not be used, or nothing if it may.
 func refusal(g *G.ExprGraph, n *G.Node) string {
 	op := n.Op()
 	switch typeName(op) {
+	case "gorgonia.sumOp", "gorgonia.maxOp":
+		return reductionRefusal(g, n)
+	case "gorgonia.dtConvOp":
+		if from := children(g, n)[0].Dtype(); (from == tensor.Int) == (n.Dtype() == tensor.Int) {
+			return fmt.Sprintf("it cannot convert %v to %v, only int to a float and back: use one float type", from, n.Dtype())
+		}
 	case "gorgonia.im2colOp":
 		if collides(g, n) {
 			return "convolutions of one image that differ in their dilation only collide, and here their shapes are equal too: use a larger kernel or a smaller stride"
@@ -37,6 +57,10 @@ func refusal(g *G.ExprGraph, n *G.Node) string {
 		switch op.String() {
 		case "invSqrt":
 			return "its gradient is wrong: use Inverse of Sqrt"
+		case "ln":
+			if isLogSumExp(g, n) {
+				return "LogSumExp adds the maximum before it takes the logarithm: use the sum of m = Max(x, axis) and Log(Sum(Exp(x - m), axis))"
+			}
 		case "log2":
 			return "its gradient is multiplied by ln 2, not divided: use Log and a constant"
 		}
@@ -46,6 +70,41 @@ func refusal(g *G.ExprGraph, n *G.Node) string {
 		}
 	}
 	return denied[typeName(op)]
+}
+
+// reductionRefusal returns why a sum or maximum must not be used, or nothing if it may. Those of
+// floats are computed here, those of integers by package tensor.
+func reductionRefusal(g *G.ExprGraph, n *G.Node) string {
+	x := children(g, n)[0]
+	axes := along(n.Op())
+	if kept := x.Dims() - bits.OnesCount32(uint32(axes)); kept != n.Dims() {
+		return "it names an axis twice: name each once"
+	}
+	if isHost(n) && x.Dims() > 3 {
+		return "integers of four or more axes are added up wrongly: convert them to floats first, by ConvType"
+	}
+	return ""
+}
+
+// isLogSumExp tells whether n is what gorgonia.LogSumExp makes: log(Σ exp(x - m) + m) with m the
+// maximum of x.
+func isLogSumExp(g *G.ExprGraph, n *G.Node) bool {
+	is := func(n *G.Node, typ, op string) bool {
+		return n.Op() != nil && typeName(n.Op()) == "gorgonia."+typ && strings.HasPrefix(n.Op().String(), op)
+	}
+	total := children(g, n)[0]
+	if !is(total, "elemBinOp", "+ ") {
+		return false
+	}
+	terms := children(g, total)
+	if !is(terms[0], "sumOp", "") || !is(terms[1], "maxOp", "") {
+		return false
+	}
+	e := children(g, terms[0])[0]
+	if !is(e, "elemUnaryOp", "exp") || !is(children(g, e)[0], "elemBinOp", "- ") {
+		return false
+	}
+	return children(g, children(g, e)[0])[1] == terms[1]
 }
 
 // collides tells whether n, the patches that a convolution takes out of an image [B, C, H, W], may

@@ -4,6 +4,9 @@ import (
 	"errors"
 	"fmt"
 	"hash/fnv"
+	"math"
+	"runtime"
+	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -12,58 +15,13 @@ import (
 
 	"github.com/gofsdp/gofsdp/internal/exec"
 	"github.com/gofsdp/gofsdp/internal/exec/exectest"
+	"github.com/gofsdp/gofsdp/internal/ops"
 )
 
 // compileError compiles a module with one output and returns the error.
 func compileError(dt tensor.Dtype, f func(b *exec.Builder, x []*G.Node) (*G.Node, error), shapes ...[]int) error {
 	_, err := exec.Compile(&exec.Spec{Build: returning(f)}, exectest.Signature(dt, shapes...))
 	return err
-}
-
-// TestRefusedOperations compiles every stock operation that gives wrong results.
-func TestRefusedOperations(t *testing.T) {
-	image := []int{1, 2, 4, 4}
-	two := tensor.Shape{2, 2}
-	refused := []stockOp{
-		unaryOp("SoftMax", []int{2, 3}, along(G.SoftMax)),
-		unaryOp("LogSoftMax", []int{2, 3}, along(G.LogSoftMax)),
-		unaryOp("Dropout", []int{2, 3}, func(x *G.Node) (*G.Node, error) { return G.Dropout(x, 0.5) }),
-		{"random numbers", [][]int{{2, 2}}, func(b *exec.Builder, x []*G.Node) (*G.Node, error) {
-			return G.Add(x[0], G.UniformRandomNode(b.Graph(), b.DType(), 0, 1, 2, 2))
-		}},
-		{"InverseSqrt", [][]int{{2, 3}}, func(b *exec.Builder, x []*G.Node) (*G.Node, error) { return G.InverseSqrt(positive(b, x[0])) }},
-		{"Log2", [][]int{{2, 3}}, func(b *exec.Builder, x []*G.Node) (*G.Node, error) { return G.Log2(positive(b, x[0])) }},
-		unaryOp("Sparsemax", []int{2, 3}, along(G.Sparsemax)),
-		unaryOp("YOLOv3", []int{1, 12, 2, 2}, func(x *G.Node) (*G.Node, error) {
-			return G.YOLOv3(x, []float32{1, 2, 3, 4}, []int{0, 1}, 4, 1, 0.5)
-		}),
-		// Dilated by 2, either would have the same shape.
-		binaryOp("Conv2d of even kernel and stride", []int{1, 2, 5, 5}, []int{3, 2, 2, 2}, convolution(0, 2, 1)),
-		binaryOp("Conv2d of one row of the image", []int{1, 1, 2, 4}, []int{1, 1, 2, 3}, convolution(0, 3, 1)),
-		binaryOp("OuterProd", []int{3}, []int{3}, G.OuterProd),
-		unaryOp("MaxPool2D", image, func(x *G.Node) (*G.Node, error) { return G.MaxPool2D(x, two, []int{0, 0}, []int{1, 1}) }),
-		unaryOp("AveragePool2D", image, func(x *G.Node) (*G.Node, error) { return G.AveragePool2D(x, two, []int{0, 0}, []int{1, 1}) }),
-		{"BatchNorm", [][]int{image, image, image}, func(_ *exec.Builder, x []*G.Node) (*G.Node, error) {
-			y, _, _, _, err := G.BatchNorm(x[0], x[1], x[2], 0.9, 1e-5)
-			return y, err
-		}},
-		{"GroupNorm", [][]int{{1, 2, 2, 2}, {1, 2, 1, 1}, {1, 2, 1, 1}}, func(_ *exec.Builder, x []*G.Node) (*G.Node, error) {
-			return G.GroupNorm(x[0], x[1], x[2], 1, 2, 1e-5)
-		}},
-	}
-	for _, op := range refused {
-		t.Run(op.name, func(t *testing.T) {
-			require.ErrorContains(t, compileError(tensor.Float64, op.build, op.in...), "is refused: ")
-		})
-	}
-	t.Run("ByIndices", func(t *testing.T) {
-		sig := exectest.Signature(tensor.Float64, []int{4, 2})
-		sig.Inputs = append(sig.Inputs, exec.Input{Shape: []int{3}, DType: tensor.Int})
-		_, err := exec.Compile(&exec.Spec{Build: returning(func(_ *exec.Builder, x []*G.Node) (*G.Node, error) {
-			return G.ByIndices(x[0], x[1], 0)
-		})}, sig)
-		require.ErrorContains(t, err, "is refused: ")
-	})
 }
 
 // TestConstants refuses constants that Gorgonia may have merged with others and keeps apart those
@@ -109,7 +67,6 @@ func TestConstants(t *testing.T) {
 func TestBuildMistakes(t *testing.T) {
 	mistakes := map[string]builder{
 		"in Build: no luck":                       func(*exec.Builder, []*G.Node) (G.Nodes, error) { return nil, errors.New("no luck") },
-		"Build panicked: no such luck":            func(*exec.Builder, []*G.Node) (G.Nodes, error) { panic("no such luck") },
 		"Build returned no outputs":               func(*exec.Builder, []*G.Node) (G.Nodes, error) { return nil, nil },
 		"in Build: output 1 is nil":               func(_ *exec.Builder, x []*G.Node) (G.Nodes, error) { return G.Nodes{x[0], nil}, nil },
 		"in Build: output 0 is int, want float64": func(_ *exec.Builder, x []*G.Node) (G.Nodes, error) { return G.Nodes{x[1]}, nil },
@@ -141,6 +98,63 @@ func TestBuildMistakes(t *testing.T) {
 	}
 	_, err := exec.Compile(&exec.Spec{}, &exec.Signature{DType: tensor.Int})
 	require.EqualError(t, err, "element type int is not supported: want float32 or float64")
+}
+
+// TestBuildPanics names the line of the module that a panic came through, in one line.
+func TestBuildPanics(t *testing.T) {
+	_, file, line, _ := runtime.Caller(0)
+	panics := []func(x *G.Node){ // one a line
+		func(*G.Node) { panic("no such luck") },
+		func(x *G.Node) { G.Must(G.Add(x, G.NewVector(x.Graph(), G.Float64, G.WithShape(3), G.WithName("y")))) },
+		func(x *G.Node) { slices.SortFunc([]int{2, 1}, func(a, b int) int { return x.Shape()[a+b] }) },
+		func(x *G.Node) { _ = slices.Grow([]int{}, -1) },
+		func(x *G.Node) { G.Must(ops.Scale(nil, 1)) },
+	}
+	for i, panics := range panics {
+		_, err := exec.Compile(&exec.Spec{Build: func(_ *exec.Builder, in []*G.Node) (G.Nodes, error) {
+			panics(in[0])
+			return in, nil
+		}}, exectest.Signature(tensor.Float64, []int{2}))
+		require.ErrorContains(t, err, fmt.Sprintf("the module's Build panicked at %s:%d: ", file, line+2+i))
+		require.NotContains(t, err.Error(), "\n")
+	}
+}
+
+// TestAdviceForSoftmax follows that of the refusal, on logits whose exponentials overflow.
+func TestAdviceForSoftmax(t *testing.T) {
+	softmax := func(_ *exec.Builder, x []*G.Node) (*G.Node, error) {
+		e := G.Must(G.Exp(G.Must(G.BroadcastSub(x[0], G.Must(G.Max(x[0], 1)), nil, []byte{1}))))
+		return G.BroadcastHadamardDiv(e, G.Must(G.Sum(e, 1)), nil, []byte{1})
+	}
+	require.ErrorContains(t, compileError(tensor.Float32, func(_ *exec.Builder, x []*G.Node) (*G.Node, error) { return G.SoftMax(x[0], 1) },
+		[]int{2, 3}), "e = Exp(x - Max(x, axis)), divided by Sum(e, axis)")
+	tr := exectest.New(t, &exec.Spec{Build: returning(softmax)}, exectest.Signature(tensor.Float64, []int{2, 3}))
+	tr.In[0] = []float64{1000, 999, 990, -500, -501, -502.5}
+	tr.CheckGradients(t)
+	tr.CheckFloat32(t, 1e-5)
+	e, f := math.Exp(-1), math.Exp(-2.5)
+	require.InDeltaSlice(t, []float64{1 / (1 + e + f), e / (1 + e + f), f / (1 + e + f)}, tr.Run(t).Out[0][3:], 1e-12)
+}
+
+// TestAdviceForPooling follows that of the refusal: windows of 2 by 2.
+func TestAdviceForPooling(t *testing.T) {
+	for _, c := range []struct {
+		over func(*G.Node, ...int) (*G.Node, error)
+		want func(a, b, c, d float64) float64
+	}{
+		{G.Max, func(a, b, c, d float64) float64 { return max(a, b, c, d) }},
+		{G.Mean, func(a, b, c, d float64) float64 { return (a + b + c + d) / 4 }},
+	} {
+		tr := exectest.New(t, &exec.Spec{Build: returning(func(_ *exec.Builder, x []*G.Node) (*G.Node, error) {
+			return c.over(G.Must(G.Reshape(x[0], tensor.Shape{2, 3, 2, 2, 3, 2})), 3, 5)
+		})}, exectest.Signature(tensor.Float64, []int{2, 3, 4, 6}))
+		tr.CheckGradients(t)
+		require.Equal(t, tensor.Shape{2, 3, 2, 3}, tr.Unit.OutShape[0])
+		for i, v := range tr.Run(t).Out[0] {
+			x := tr.In[0][i/6*24+i/3%2*12+i%3*2:]
+			require.InDelta(t, c.want(x[0], x[1], x[6], x[7]), v, 1e-12)
+		}
+	}
 }
 
 // TestBuildMustBeDeterministic refuses modules whose graph is another one each time.

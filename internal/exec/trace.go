@@ -1,10 +1,14 @@
 package exec
 
 import (
+	"errors"
 	"fmt"
 	"maps"
-	"runtime/debug"
+	"reflect"
+	"runtime"
 	"slices"
+	"strings"
+	"unsafe"
 
 	G "gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
@@ -65,6 +69,7 @@ func newTrace(spec *Spec, sig *Signature, salt string) (*trace, error) {
 	if err := tr.build(spec); err != nil {
 		return nil, err
 	}
+	forgetPlaces(tr.g)
 	if err := tr.guard(); err != nil {
 		return nil, err
 	}
@@ -83,7 +88,7 @@ func newTrace(spec *Spec, sig *Signature, salt string) (*trace, error) {
 func (tr *trace) build(spec *Spec) (err error) {
 	defer func() {
 		if r := recover(); r != nil {
-			err = fmt.Errorf("the module's Build panicked: %v\n%s", r, debug.Stack())
+			err = fmt.Errorf("the module's Build panicked at %s: %v", panicSite(), r)
 		}
 	}()
 	outs, err := spec.Build(tr.Builder, slices.Clone(tr.in))
@@ -114,10 +119,41 @@ func (tr *trace) build(spec *Spec) (err error) {
 	return nil
 }
 
+// panicSite returns the line of the module's own code that the panic being recovered from came
+// through: the innermost that is neither Go's, nor Gorgonia's, nor of this library's operations.
+func panicSite() string {
+	var pcs [64]uintptr
+	frames := runtime.CallersFrames(pcs[:runtime.Callers(2, pcs[:])])
+	goroot, panicking := "", false
+	for {
+		f, more := frames.Next()
+		switch {
+		case f.Function == "runtime.gopanic":
+			goroot, panicking = strings.TrimSuffix(f.File, "runtime/panic.go"), true
+		case panicking && !(goroot != "" && strings.HasPrefix(f.File, goroot)) && !isLibrary(f.Function):
+			return fmt.Sprintf("%s:%d", f.File, f.Line)
+		}
+		if !more {
+			return "an unknown line"
+		}
+	}
+}
+
+func isLibrary(function string) bool {
+	return slices.ContainsFunc([]string{"runtime.", "gorgonia.org/", "github.com/gofsdp/gofsdp/internal/exec.", "github.com/gofsdp/gofsdp/internal/ops."},
+		func(prefix string) bool { return strings.HasPrefix(function, prefix) })
+}
+
 // differentiate adds the gradients of the outputs in sig.GradOut with respect to the parameters and
 // the inputs that want one.
 func (tr *trace) differentiate(sig *Signature) error {
 	tr.gradIn, tr.gradParam = make(G.Nodes, len(tr.in)), make(G.Nodes, len(tr.params))
+	for _, n := range order(tr.g, tr.outs, nil) {
+		if n.Deriv() != nil {
+			return errors.New("differentiation: Build calls Grad or Backpropagate, and Gorgonia does not differentiate twice: " +
+				"write the derivative as operations, or return the value that is to be differentiated as an output")
+		}
+	}
 	outs, gouts, reached, err := tr.seeds(sig, tr.wanted(sig))
 	if err != nil || len(outs) == 0 {
 		return err
@@ -129,6 +165,7 @@ func (tr *trace) differentiate(sig *Signature) error {
 		}
 	}
 	grads, err := backpropagate(outs, gouts, targets)
+	forgetPlaces(tr.g)
 	if err != nil {
 		return err
 	}
@@ -192,13 +229,20 @@ func (tr *trace) seeds(sig *Signature, wanted map[*G.Node]bool) (outs, gouts G.N
 func backpropagate(outs, gouts, targets G.Nodes) (grads G.Nodes, err error) {
 	defer func() {
 		if r := recover(); r != nil {
-			err = fmt.Errorf("differentiation panicked: %v\n%s", r, debug.Stack())
+			err = fmt.Errorf("differentiation panicked: %v", r)
 		}
 	}()
 	if grads, err = G.Backpropagate(outs, gouts, targets); err != nil {
 		return nil, fmt.Errorf("differentiation: %w", err)
 	}
 	return grads, nil
+}
+
+// forgetPlaces makes g look its nodes up again. Gorgonia makes log1p(x) of log(1+x) and removes 1+x
+// from the graph, in BinaryXent for one, but remembers the places of the nodes behind it. By these
+// it takes one node for another.
+func forgetPlaces(g *G.ExprGraph) {
+	clear(*(*map[int64]int)(unsafe.Pointer(reflect.ValueOf(g).Elem().FieldByName("byID").UnsafeAddr())))
 }
 
 // squeezed returns s without the dimensions of 1, which Gorgonia's gradients drop and add. (3, 1),
@@ -231,7 +275,7 @@ func reachable(g *G.ExprGraph, out *G.Node, targets map[*G.Node]bool) (hit map[*
 			}
 		}
 		if diff == nil && leads[n] && err == nil {
-			err = fmt.Errorf("differentiation: %v is not differentiable", n.Op())
+			err = fmt.Errorf("differentiation: %v is not differentiable%s", n.Op(), opaque[typeName(n.Op())])
 		}
 		return leads[n]
 	}
