@@ -5,13 +5,16 @@ import (
 	"encoding/binary"
 	"fmt"
 	"io"
+
+	"github.com/gofsdp/gofsdp/internal/checksum"
 )
 
 // frameKind is the first byte of a frame, the unit of a control connection:
 //
 //	byte  0      kind
 //	bytes 1..5   length of the body, big-endian
-//	bytes 5..    body
+//	bytes 5..9   CRC-32 of the bytes before and of the body, big-endian
+//	bytes 9..    body
 type frameKind byte
 
 const (
@@ -22,7 +25,10 @@ const (
 	frameAbort                        // cannot join; the body is a setback; nothing follows
 )
 
-const frameHeader = 5
+const (
+	frameHeader = 9
+	checkedHead = 5 // bytes of the header that its checksum is about
+)
 
 // fits tells whether n is a length that the body of such a frame can have.
 func (k frameKind) fits(n uint32) bool {
@@ -42,9 +48,16 @@ func (k frameKind) last() bool { return k == frameGoodbye || k == frameAbort }
 
 // appendFrame appends an encoded frame to b.
 func appendFrame(b []byte, kind frameKind, body []byte) []byte {
+	head := len(b)
 	b = append(b, byte(kind))
 	b = binary.BigEndian.AppendUint32(b, uint32(len(body)))
+	b = binary.BigEndian.AppendUint32(b, frameSum(b[head:], body))
 	return append(b, body...)
+}
+
+// frameSum is the checksum of a frame.
+func frameSum(head, body []byte) uint32 {
+	return checksum.Update(checksum.Update(0, head[:checkedHead]), body)
 }
 
 // frameReader takes a stream apart.
@@ -62,7 +75,7 @@ func (f *frameReader) next() (kind frameKind, body []byte, err error) {
 	if _, err := io.ReadFull(f.in, header[:]); err != nil {
 		return 0, nil, err
 	}
-	kind, n := frameKind(header[0]), binary.BigEndian.Uint32(header[1:])
+	kind, n := frameKind(header[0]), binary.BigEndian.Uint32(header[1:checkedHead])
 	if !kind.fits(n) {
 		return 0, nil, fmt.Errorf("protocol error: frame of kind %d with %d bytes", kind, n)
 	}
@@ -75,6 +88,9 @@ func (f *frameReader) next() (kind frameKind, body []byte, err error) {
 			err = io.ErrUnexpectedEOF
 		}
 		return 0, nil, err
+	}
+	if frameSum(header[:], f.body) != binary.BigEndian.Uint32(header[checkedHead:]) {
+		return 0, nil, fmt.Errorf("protocol error: frame of kind %d with %d bytes was damaged on the way", kind, n)
 	}
 	return kind, f.body, nil
 }

@@ -55,6 +55,16 @@ func TestFrameCut(t *testing.T) {
 	}
 }
 
+// TestFrameDamaged flips every bit of a frame.
+func TestFrameDamaged(t *testing.T) {
+	for bit := range 8 * len(appendFrame(nil, frameMessage, []byte("message"))) {
+		b := appendFrame(appendFrame(nil, frameMessage, []byte("message")), frameGoodbye, nil)
+		b[bit/8] ^= 1 << (bit % 8)
+		_, _, err := newFrameReader(bytes.NewReader(b)).next()
+		require.Error(t, err, "bit %d", bit)
+	}
+}
+
 // FuzzFrames reads anything: frames are taken as they are written, and nothing is allocated on the
 // word of a stranger.
 func FuzzFrames(f *testing.F) {

@@ -160,12 +160,13 @@ func TestLost(t *testing.T) {
 // TestProtocolErrors lets a peer say what it must not.
 func TestProtocolErrors(t *testing.T) {
 	for name, c := range map[string]struct{ says, want string }{
-		"kind":    {"\x09\x00\x00\x00\x00", "protocol error: frame of kind 9 with 0 bytes"},
-		"length":  {"\x02\x00\x01\x00\x01", "protocol error: frame of kind 2 with 65537 bytes"},
+		"kind":    {"\x09\x00\x00\x00\x00sum.", "protocol error: frame of kind 9 with 0 bytes"},
+		"length":  {"\x02\x00\x01\x00\x01sum.", "protocol error: frame of kind 2 with 65537 bytes"},
 		"garbage": {"GET / HTTP/1.1\r\n\r\n", "protocol error: frame of kind 71"},
-		"turn":    {"\x01\x00\x00\x00\x00", "protocol error: frame of kind 1 out of turn"},
-		"file":    {"\x03\x00\x00\x00\x08abcdefgh", "protocol error: "},
-		"abort":   {"\x05\x00\x00\x00\x01!", "malformed mesh.setback"},
+		"damage":  {"\x02\x00\x00\x00\x01sum.!", "protocol error: frame of kind 2 with 1 bytes was damaged on the way"},
+		"turn":    {string(appendFrame(nil, frameReady, nil)), "protocol error: frame of kind 1 out of turn"},
+		"file":    {string(appendFrame(nil, frameFile, []byte("abcdefgh"))), "protocol error: "},
+		"abort":   {string(appendFrame(nil, frameAbort, []byte("!"))), "malformed mesh.setback"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			eachWay(t, func(t *testing.T, change func(*Config)) {
