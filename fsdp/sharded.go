@@ -294,16 +294,42 @@ func (s *Sharded) ask(ctx context.Context, q *ranks.Ask, err error) (ranks.Answe
 	if err == nil {
 		err = context.Cause(ctx)
 	}
-	ans, err := s.team.Agree(ctx, q, err)
-	if err == nil {
+	ans, all := s.team.Agree(ctx, q, err)
+	if all == nil {
 		return ans, nil
 	}
-	err = fmt.Errorf("%s: %w", q.Call, err)
-	if lost := new(ranks.LostError); errors.As(err, &lost) && s.life.health == running {
+	if err == nil {
+		all = withoutRank(s, all)
+	}
+	err = fmt.Errorf("%s: %w", q.Call, all)
+	if errors.As(err, new(*ranks.LostError)) && s.life.health == running {
 		err = s.team.Fail(err)
 	}
 	return ans, s.end(err)
 }
+
+// withoutRank returns err of an exchange, or what it means if another rank has closed the group.
+func withoutRank(s *Sharded, err error) error {
+	var blame *comm.RankError
+	if !errors.As(err, &blame) || !errors.Is(blame.Err, comm.ErrClosed) || blame.Rank == s.team.Rank() {
+		return err
+	}
+	advice := "range over Sharded.Join, which goes on until no rank has a batch"
+	if len(s.loops) > 0 {
+		advice = "leave the loop over Join in the same iteration on every rank"
+	}
+	text := fmt.Sprintf("rank %d of group %q has ended after %d Forwards, and this rank has not: %s", blame.Rank, blame.Group, s.forwards, advice)
+	return &endedError{text, err}
+}
+
+// endedError is that another rank has ended.
+type endedError struct {
+	text  string
+	cause error
+}
+
+func (e *endedError) Error() string { return e.text }
+func (e *endedError) Unwrap() error { return e.cause }
 
 // agree is ask where nothing but agreement matters.
 func (s *Sharded) agree(ctx context.Context, q ranks.Ask, err error) error {

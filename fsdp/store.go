@@ -67,11 +67,14 @@ func (st *store) Agree(ctx context.Context, hash uint64, err error) error {
 	if err == nil {
 		err = context.Cause(ctx)
 	}
-	_, err = st.Team.Agree(ctx, &q, public(err))
-	if errors.As(err, new(*ranks.LostError)) {
-		return st.Fail(err)
+	_, all := st.Team.Agree(ctx, &q, public(err))
+	if err == nil {
+		all = withoutRank(s, all)
 	}
-	return err
+	if errors.As(all, new(*ranks.LostError)) {
+		return st.Fail(all)
+	}
+	return all
 }
 
 // Fail implements state.Team.
