@@ -29,4 +29,23 @@
 //     garbage collector may choose their moment.
 //   - NCCL does not notice every peer that is gone. Whoever waits for a stream watches
 //     AsyncError and the clock, and aborts on all ranks.
+//
+// # Process groups
+//
+// [New] makes a [comm.Group] whose data NCCL carries, for fsdp.Config.Group or for
+// collectives of buffers made by [comm.OnDevice]: see its example. Buffers in host memory
+// are staged, so package fsdp trains over such a group while it computes on the CPU. Float
+// sums are NCCL's: right within rounding, in an order of its own.
+//
+// # Which NCCL, and does it work
+//
+// libcuda.so.1 and libnccl.so.2, 2.18 or later, are loaded from where the system finds
+// them. Without a GPU all of this package is tested with doubles of both
+// (internal/gpudouble). With one
+//
+//	make gpu-check
+//
+// runs the contract of all groups, a step over device memory, and bandwidths beside a
+// device copy. Package nccl/gpucheck says how to do that on a machine without Go. The
+// module nccl/cuadapter takes contexts, streams and device pointers from gorgonia.org/cu.
 package nccl

@@ -16,6 +16,63 @@
 // training after the step under way and shows the same for what has been learned so far; a second
 // one ends the program.
 //
+// On two cores of an AMD EPYC with AVX-512 (2026-11-21):
+//
+//	$ go run ./examples/gpt
+//	…
+//	check: 2 ranks equal 1 rank: largest gradient difference 7.5e-08
+//	       over 676 992 elements (largest gradient 3.1e-01)
+//
+//	plan
+//	  model      3 layers of 128 channels and 4 heads, 128 bytes of context
+//	  parameters 676 992 in 4 groups, each over 2 ranks
+//	             root             82 176, 329 kB gathered
+//	             3 × blocks      198 272, 793 kB gathered each
+//	  batch      16 sequences, 2 048 bytes of text; steps for 2m00s
+//	  each rank  30.2 MB: 2.71 MB parameters and gradients,
+//	             2.71 MB AdamW's moments, at most 24.8 MB more in a pass
+//	             it sends 3.10 MB per step
+//
+//	step    1/~3430  loss 5.5550  left 2m00s  58.4k tok/s  30.2 MB/rank
+//	step 1018/~4069  loss 2.0767  left 1m30s  70.9k tok/s  30.2 MB/rank
+//	step 1018  validation loss 2.0572 nats/byte
+//	…
+//	step 3978/~3978  loss 1.3763  left 0s  74.7k tok/s  30.2 MB/rank
+//	step 3978  validation loss 1.3932 nats/byte
+//
+//	   loss in nats per byte, logarithmic: ⠒⠒ train  ● validation
+//	  4.84 ┤⡇
+//	       │⡇
+//	       │⢣
+//	  3.63 ┤⢸
+//	       │⠘⡄
+//	       │ ⢣
+//	  2.73 ┤  ⠑⠒⠒⠤⢄⡀
+//	       │       ⠈⠒●⢄⡀
+//	       │           ⠈⠑⠑⢄⣀
+//	  2.05 ┤                ⠑⠒●⣀⣀
+//	       │                     ⠉⠒⠒⠢⠤⣀●⣀
+//	       │                           ⠈ ⠉⠉⠢⠢⠔⠴⡠●⣀⣀ ⢀
+//	  1.54 ┤                                       ⠉⠉⠊⠉●⠢⠢⢄⠤⠤⣀⣀ ●⡀ ⢀
+//	       │                                                   ⠉⠉⠑⠉⠁⠑⠉⠑⠒⠒●⠒⠒⠢⠢⠤⠤⡠⢤●
+//	       └┬──────────────────────────────────┬──────────────────────────────────┬
+//	        0 steps                          1989                              3978
+//
+//	result
+//	  3978 steps over 8 146 944 bytes of text in 2m00s: 67.9k tok/s
+//	  memory per rank: 30.2 MB at most, 30.2 MB planned
+//	  validation loss: 1.3932 nats/byte, 2.0099 bits/byte
+//
+//	sample at temperature 0.7
+//	func {
+//		_ = err
+//	}
+//
+//	func (ptr) Errno(ctx string) (n io.Reader) []byte {
+//		return false
+//	}
+//	…
+//
 // # Saving and resuming
 //
 // With -save the run leaves checkpoints in a directory, written while the training goes on; the

@@ -9,7 +9,9 @@
 //	bench comm      the collectives, beside Gloo, Open MPI, MPICH and memcpy
 //	bench against   steps, collectives and checkpoints beside those of another commit
 //
-// Each has flags: see bench train -h and so on.
+// Each has flags: see bench train -h and so on. The comments of the packages train, state and comm
+// have figures that were measured, with machine and date. For join, train and state two quiet cores
+// take minutes, for memory half of one.
 package main
 
 import (

@@ -1,0 +1,119 @@
+package arch
+
+import (
+	"go/ast"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// readme returns the text of README.md.
+func readme(t *testing.T) string {
+	text, err := os.ReadFile(filepath.Join(root, "README.md"))
+	require.NoError(t, err)
+	return string(text)
+}
+
+// block returns the lines of the fenced block of the README that begins so.
+func block(t *testing.T, begin string) string {
+	_, rest, found := strings.Cut(readme(t), "\n"+begin)
+	require.True(t, found, "no block begins with %q", begin)
+	body, _, closed := strings.Cut(rest, "\n```\n")
+	require.True(t, closed)
+	return strings.TrimPrefix(begin, "```go\n") + body + "\n"
+}
+
+// TestReadmeProgram builds and runs the program of the README with its go.mod, in a directory of its
+// own, without a network.
+func TestReadmeProgram(t *testing.T) {
+	checkout, err := filepath.Abs(root)
+	require.NoError(t, err)
+	dir := t.TempDir()
+	run := func(in, name string, args ...string) string {
+		cmd := exec.CommandContext(t.Context(), name, args...)
+		cmd.Dir = in
+		cmd.Env = append(os.Environ(), "GOPROXY=off", "GOWORK=off")
+		var problem strings.Builder
+		cmd.Stderr = &problem
+		out, err := cmd.Output()
+		require.NoError(t, err, problem.String())
+		return string(out)
+	}
+	write := func(name, text string) {
+		require.NoError(t, os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600))
+	}
+	// What go mod tidy would add are the modules that the program's imports need.
+	need := run(checkout, "go", "list", "-deps", "-f",
+		"{{with .Module}}{{if not .Main}}require {{.Path}} {{.Version}}{{end}}{{end}}", "./comm", "./fsdp/nn", "./optim")
+	needed := strings.Split(strings.TrimSpace(need), "\n")
+	slices.Sort(needed)
+	module := strings.Replace(block(t, "module counting\n"), "../gofsdp", filepath.ToSlash(checkout), 1)
+	write("go.mod", module+strings.Join(slices.Compact(needed), "\n")+"\n")
+	sum, err := os.ReadFile(filepath.Join(root, "go.sum"))
+	require.NoError(t, err)
+	write("go.sum", string(sum))
+	write("main.go", block(t, "```go\npackage main\n"))
+
+	program := filepath.Join(dir, "counting.exe")
+	run(dir, "go", "build", "-o", program, ".")
+	require.Regexp(t, `^step 20: loss 0\.\d+\nstep 40: loss 0\.\d+\nstep 60: loss 0\.0\d+\n$`, run(dir, program))
+}
+
+// TestReadme checks that the README stays short, and that what it names is there: files, targets of
+// the Makefile, and the names in the column of its table that says what a thing is called here.
+func TestReadme(t *testing.T) {
+	text := readme(t)
+	require.LessOrEqual(t, strings.Count(text, "\n"), 150, "lines of README.md")
+	for _, link := range regexp.MustCompile(`\]\(([^):]+)\)|go run (\./\S+)`).FindAllStringSubmatch(text, -1) {
+		_, err := os.Stat(filepath.Join(root, link[1]+link[2]))
+		require.NoError(t, err)
+	}
+	makefile, err := os.ReadFile(filepath.Join(root, "Makefile"))
+	require.NoError(t, err)
+	for _, target := range regexp.MustCompile("(?m)(?:^|`)(?:make )?(test|bench[a-z-]*)\\b").FindAllStringSubmatch(text, -1) {
+		require.Contains(t, string(makefile), "\n"+target[1]+":")
+	}
+	declared := declaredNames(t)
+	rows := regexp.MustCompile(`(?m)^\| .* \| (.*) \|$`).FindAllStringSubmatch(text, -1)
+	require.Greater(t, len(rows), 25)
+	for _, row := range rows {
+		for _, code := range regexp.MustCompile("`[^`]*`").FindAllString(row[1], -1) {
+			for _, name := range regexp.MustCompile(`\b[A-Z][a-z]\w*`).FindAllString(code, -1) {
+				require.True(t, declared[name], "%s in %s", name, row[1])
+			}
+		}
+	}
+}
+
+// declaredNames returns the names that the public packages declare: functions, methods, types,
+// values and fields.
+func declaredNames(t *testing.T) map[string]bool {
+	names := make(map[string]bool)
+	public := []string{"comm", "fsdp", "fsdp/graph", "fsdp/nn", "optim"}
+	for _, f := range sources(t, func(f *file) bool { return product(f) && slices.Contains(public, f.dir) }) {
+		ast.Inspect(f.ast, func(n ast.Node) bool {
+			switch n := n.(type) {
+			case *ast.FuncDecl:
+				names[n.Name.Name] = true
+			case *ast.TypeSpec:
+				names[n.Name.Name] = true
+			case *ast.ValueSpec:
+				for _, name := range n.Names {
+					names[name.Name] = true
+				}
+			case *ast.Field:
+				for _, name := range n.Names {
+					names[name.Name] = true
+				}
+			}
+			return true
+		})
+	}
+	return names
+}
