@@ -3,15 +3,20 @@ package main
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"math"
 	"math/rand/v2"
+	"net"
+	"os"
 	"path/filepath"
 	"regexp"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
@@ -23,7 +28,16 @@ import (
 	lines "github.com/gofsdp/gofsdp/internal/text"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+// mainVariable makes the test binary the program.
+const mainVariable = "GPT_TEST_MAIN"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(mainVariable) != "" {
+		main()
+		return
+	}
+	goleak.VerifyTestMain(m)
+}
 
 // smallJob returns the flags of a job that takes a moment, on a directory of little Go files, and
 // more flags.
@@ -144,6 +158,33 @@ func TestInterruptBeforeTraining(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	require.EqualError(t, run(ctx, smallJob(t), io.Discard, io.Discard), "interrupted before training began")
+}
+
+// TestInterruptWhileJoining: a rank that is alone need not be killed.
+func TestInterruptWhileJoining(t *testing.T) {
+	free, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	host, port, err := net.SplitHostPort(free.Addr().String())
+	require.NoError(t, errors.Join(err, free.Close()))
+	for name, value := range map[string]string{"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": host, "MASTER_PORT": port} {
+		t.Setenv(name, value)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	var watch sync.WaitGroup
+	watch.Go(func() {
+		defer cancel()
+		tick := time.NewTicker(time.Millisecond)
+		defer tick.Stop()
+		for ; ctx.Err() == nil; <-tick.C {
+			if c, err := net.Dial("tcp", net.JoinHostPort(host, port)); err == nil { // the rank serves the rendezvous
+				c.Close()
+				return
+			}
+		}
+	})
+	require.ErrorContains(t, run(ctx, smallJob(t), io.Discard, io.Discard), "interrupted before training began")
+	cancel()
+	watch.Wait()
 }
 
 func TestChooseAtZeroTemperature(t *testing.T) {

@@ -12,9 +12,9 @@
 //	mpirun -n 2 go run ./examples/gpt
 //
 // It prints the plan before it runs anything, trains with a progress line, and ends with the loss
-// curve, the loss on text that was held out, and text that the model writes. Ctrl-C ends the
-// training after the step under way and shows the same for what has been learned so far; a second
-// one ends the program.
+// curve, the loss on text that was held out, and text that the model writes. Ctrl-C or SIGTERM on any
+// rank ends the training after the step under way and shows the same for what has been learned so
+// far; a second one ends the program.
 //
 // On two cores of an AMD EPYC with AVX-512 (2026-11-21):
 //
@@ -76,8 +76,9 @@
 // # Saving and resuming
 //
 // With -save the run leaves checkpoints in a directory, written while the training goes on; the
-// last ones are kept, and Ctrl-C writes one more. The same command with -resume goes on from the
-// newest, wherever the run has stopped:
+// last ones are kept, and Ctrl-C writes one more. So does SIGTERM, which Slurm, Kubernetes and spot
+// machines send before they take a machine away, and fsdprun before it starts more ranks. The same
+// command with -resume goes on from the newest, wherever the run has stopped:
 //
 //	go run ./examples/gpt -time 2h -save ckpt -resume
 //	go run ./examples/gpt -time 2h -save ckpt -resume -ranks 4   # any number of ranks
@@ -119,6 +120,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"syscall"
 	"time"
 
 	"golang.org/x/term"
@@ -128,8 +130,8 @@ import (
 )
 
 func main() {
-	ctx, restore := signal.NotifyContext(context.Background(), os.Interrupt)
-	context.AfterFunc(ctx, restore) // so that a second Ctrl-C kills
+	ctx, restore := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	context.AfterFunc(ctx, restore) // so that a second signal kills
 	err := run(ctx, os.Args[1:], os.Stdout, os.Stderr)
 	switch {
 	case errors.Is(err, flag.ErrHelp):
@@ -153,9 +155,15 @@ func run(interrupt context.Context, args []string, stdout, stderr io.Writer) err
 	if err != nil {
 		return early(interrupt, err)
 	}
-	// The ranks get a context of their own: one that ended in the middle of a step would fail the
-	// group instead.
-	return comm.Run(context.WithoutCancel(interrupt), c.ranks, func(ctx context.Context, g comm.Group) error {
+	// Until all ranks are there interrupt ends the wait for them. Then they have a context of their
+	// own: one that ended in the middle of a step would fail the group instead.
+	ctx, cancel := context.WithCancelCause(context.WithoutCancel(interrupt))
+	defer cancel(nil)
+	joined := context.AfterFunc(interrupt, func() { cancel(errEarly) })
+	return comm.Run(ctx, c.ranks, func(ctx context.Context, g comm.Group) error {
+		if !joined() && interrupt.Err() != nil {
+			return errEarly
+		}
 		c := c
 		if err := c.runs(g.Size()); err != nil {
 			return err
@@ -180,11 +188,14 @@ func run(interrupt context.Context, args []string, stdout, stderr io.Writer) err
 	})
 }
 
+// errEarly is the end of a program that has learned nothing.
+var errEarly = errors.New("interrupted before training began")
+
 // early returns what to say about an error before the training: if the user ended the program,
 // that.
 func early(interrupt context.Context, err error) error {
 	if interrupt.Err() != nil {
-		return errors.New("interrupted before training began")
+		return errEarly
 	}
 	return err
 }

@@ -1,0 +1,44 @@
+//go:build unix
+
+package main
+
+import (
+	"bufio"
+	"os"
+	"os/exec"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// TestSignals sends the program, as a process of two ranks, what a user or a scheduler sends: it
+// loses no step.
+func TestSignals(t *testing.T) {
+	for _, s := range []syscall.Signal{syscall.SIGINT, syscall.SIGTERM} {
+		dir := t.TempDir()
+		args := smallJob(t, "-ranks", "2", "-steps", "1000000", "-sample-bytes", "0", "-save", dir)
+		cmd := exec.Command(os.Args[0], args...)
+		cmd.Env = append(os.Environ(), mainVariable+"=1")
+		cmd.Stderr = os.Stderr
+		out, err := cmd.StdoutPipe()
+		require.NoError(t, err)
+		require.NoError(t, cmd.Start())
+		var text, step string
+		for lines, sent := bufio.NewScanner(out), false; lines.Scan(); {
+			text += lines.Text() + "\n"
+			if strings.HasPrefix(lines.Text(), "step ") && !sent {
+				sent = true
+				require.NoError(t, cmd.Process.Signal(s))
+			}
+			if after, ok := strings.CutPrefix(lines.Text(), "interrupted after step "); ok {
+				step = after
+			}
+		}
+		require.NoError(t, cmd.Wait(), text)
+		require.NotEmpty(t, step, text)
+		require.Len(t, checkpoints(t, dir), 1)
+		require.Equal(t, step, strings.TrimLeft(checkpoints(t, dir)[0], "0"))
+	}
+}
