@@ -25,6 +25,7 @@ type config struct {
 
 	transport, listen, timeout, joinTimeout string // for the ranks; "" if not chosen
 	secretFile                              string
+	tls, trustNetwork                       bool
 
 	restarts int
 	grace    time.Duration
@@ -50,6 +51,8 @@ func parse(args []string, cores int, usage io.Writer) (config, error) {
 	rdzv := f.String("rdzv", "", "host:port where rank 0 serves the rendezvous, with several hosts")
 	f.StringVar(&c.job, "job", "", "name of the job, the same on all hosts (default: random, or -rdzv)")
 	f.StringVar(&c.secretFile, "secret-file", "", "file with the key that all hosts share\n(default: FSDP_SECRET, or random on one host)")
+	f.BoolVar(&c.trustNetwork, "trust-network", false, "several hosts need no key: whoever can reach a rank may join")
+	f.BoolVar(&c.tls, "tls", false, "encrypt TCP connections of the ranks")
 	f.StringVar(&c.transport, "transport", "", "auto, shm or tcp")
 	f.StringVar(&c.listen, "listen", "", "network interface or address on which ranks listen")
 	f.StringVar(&c.timeout, "timeout", "", "for how long an operation may make no progress, such as 90s")

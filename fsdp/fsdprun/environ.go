@@ -70,6 +70,7 @@ func (c *config) settings(environ []string) ([]string, error) {
 	}
 	for name, value := range map[string]string{
 		"FSDP_TRANSPORT": c.transport, "FSDP_LISTEN": c.listen, "FSDP_TIMEOUT": c.timeout, "FSDP_JOIN_TIMEOUT": c.joinTimeout,
+		"FSDP_TLS": variable(c.tls), "FSDP_TRUST_NETWORK": variable(c.trustNetwork),
 	} {
 		if value != "" {
 			set(name, value)
@@ -93,8 +94,10 @@ func (c *config) settings(environ []string) ([]string, error) {
 			return nil, fmt.Errorf("secret in %s: %w", file, err)
 		}
 	case lookup(env, "FSDP_SECRET") != "":
+	case c.nodes > 1 && lookup(env, "FSDP_TRUST_NETWORK") != "":
 	case c.nodes > 1:
-		return nil, errors.New("several hosts need a secret in common: write one into a file, copy it to each host, and give -secret-file (or set FSDP_SECRET)")
+		return nil, errors.New("several hosts need a secret in common: (umask 077; head -c 32 /dev/urandom | base64 > key) once, " +
+			"copy the file to each host, and give -secret-file key (-trust-network in its place lets in whoever can reach a rank)")
 	default:
 		set("FSDP_SECRET", random(32))
 	}
@@ -102,6 +105,14 @@ func (c *config) settings(environ []string) ([]string, error) {
 	probe := c.environ(env, start{n: c.n, job: "probe", port: "1"}, 0, 1)
 	_, _, err := launch.Parse(func(name string) string { return lookup(probe, name) })
 	return env, err
+}
+
+// variable returns the value of a variable that is set if on.
+func variable(on bool) string {
+	if on {
+		return "1"
+	}
+	return ""
 }
 
 // lookup returns the value of a variable, "" if it is not set. The last one counts.

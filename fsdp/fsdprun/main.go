@@ -14,9 +14,9 @@
 //
 // Each host runs its own fsdprun, all with the same flags but -node-rank. Rank 0, on host 0, serves
 // the rendezvous at -rdzv. Hosts must share a secret, so that strangers cannot join: a file, or the
-// variable FSDP_SECRET.
+// variable FSDP_SECRET. With -tls what they say to each other is encrypted.
 //
-//	head -c 32 /dev/urandom | xxd -p -c 64 > key      # once, then copied to both
+//	(umask 077; head -c 32 /dev/urandom | base64 > key)      # once, then copied to both
 //	fsdprun -n 4 -nnodes 2 -node-rank 0 -rdzv host0:29500 -secret-file key ./train
 //	fsdprun -n 4 -nnodes 2 -node-rank 1 -rdzv host0:29500 -secret-file key ./train
 //
@@ -31,6 +31,7 @@
 //	MASTER_ADDR MASTER_PORT                       where rank 0 serves: -rdzv, or loopback
 //	TORCHELASTIC_RUN_ID TORCHELASTIC_RESTART_COUNT name of the job and number of the start, from 0
 //	FSDP_SECRET                                   on one host a random key, if there is none
+//	FSDP_TLS FSDP_TRUST_NETWORK                   1 with -tls, -trust-network
 //	FSDP_TRANSPORT FSDP_LISTEN                    from the flags
 //	FSDP_TIMEOUT FSDP_JOIN_TIMEOUT                from the flags
 //	GOMAXPROCS                                    cores of the host / its ranks, unless set

@@ -63,6 +63,10 @@ var scripts = map[string]func(launch.Env) int{
 			len(e.Secret), e.Transport, e.Listen, e.Timeout, os.Getenv("GOMAXPROCS"), os.Args[1:])
 		return 0
 	},
+	"trust": func(e launch.Env) int {
+		fmt.Println(len(e.Secret), e.TLS, e.TrustNetwork)
+		return 0
+	},
 	"lines": func(e launch.Env) int {
 		for i := range 200 {
 			fmt.Printf("%d line %d %s\n", e.Rank, i, strings.Repeat("x", i))
@@ -281,6 +285,23 @@ func TestSeveralHosts(t *testing.T) {
 	require.Regexp(t, `^\[5\] 5 6 1 2 2 3 h:77 h:77 0 0 `, r.out.sorted()[1])
 }
 
+// TestTrust passes on what the flags say of secret, encryption and network.
+func TestTrust(t *testing.T) {
+	hosts := []string{"-n", "1", "-nnodes", "2", "-rdzv", "h:77", "-trust-network"}
+	for _, c := range []struct {
+		flags []string
+		want  string
+	}{
+		{[]string{"-n", "1"}, "[0] 32 false false"},
+		{[]string{"-n", "1", "-tls"}, "[0] 32 true false"},
+		{hosts, "[0] 0 false true"},
+	} {
+		status, r := finish(t, "trust", c.flags...)
+		require.Zero(t, status, &r.err)
+		require.Equal(t, c.want+"\n", r.out.sorted()[0])
+	}
+}
+
 func TestUsage(t *testing.T) {
 	short := filepath.Join(t.TempDir(), "key")
 	require.NoError(t, os.WriteFile(short, []byte("short"), 0o600))
@@ -297,7 +318,7 @@ func TestUsage(t *testing.T) {
 		{"-n 2 -nnodes 2 x", "-rdzv: several hosts"},
 		{"-n 2 -nnodes 2 -rdzv h x", "-rdzv h: not host:port"},
 		{hosts + "-restarts 1 x", "-restarts, -min, -max: not with several hosts"},
-		{hosts + "x", "several hosts need a secret in common"},
+		{hosts + "x", "several hosts need a secret in common: (umask 077; head -c 32 /dev/urandom | base64 > key) once"},
 		{hosts + "-secret-file " + short + " x", "this one has 5"},
 		{hosts + "-secret-file /nowhere x", "/nowhere"},
 		{"-n 1 -timeout 5 x", "FSDP_TIMEOUT"},

@@ -156,7 +156,8 @@ func (s *Server) admit(theirs auth.Hello) (auth.Hello, error) {
 		return auth.Hello{}, fmt.Errorf("this is a store, not %q", theirs.Purpose)
 	case theirs.Job != s.cfg.Job:
 		return auth.Hello{}, fmt.Errorf("this is the store of job %q, not of %q: give each job an address of its own; "+
-			"what names a job is its launcher and FSDP_JOB, or else its program, arguments and directory", s.cfg.Job, theirs.Job)
+			"what names a job is its launcher and FSDP_JOB, or else its program, arguments and directory "+
+			"(where ranks of one job differ in these, set FSDP_JOB)", s.cfg.Job, theirs.Job)
 	case s.cfg.Size != 0 && theirs.Size != 0 && s.cfg.Size != theirs.Size:
 		return auth.Hello{}, fmt.Errorf("this job has %d ranks, not %d as rank %d believes", s.cfg.Size, theirs.Size, theirs.Rank)
 	}
