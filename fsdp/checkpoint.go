@@ -1,10 +1,12 @@
 package fsdp
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
 	"strings"
 	"time"
 
@@ -86,27 +88,31 @@ func (s *Sharded) saving(ctx context.Context, opt optim.Optimizer) (*store, stat
 // succeeds. If that one is without the optimizer, the optimizer still refuses to step and to be
 // saved: load it again, or make a new one.
 //
+// A checkpoint of which the manifest or a file is damaged, cut short or missing is passed over for an
+// older one. Rank 0 says so in a warning, to Config.Logger or [slog.Default], with the reason and the
+// steps that are lost. What shows only when the data is read is an error on every rank, with the file,
+// the tensor, the bytes and the checksums, and it says which older checkpoint there is. AllowOlder
+// changes both.
+//
 // Load drops the gradients, and a Forward that waits for its Backward. It fails while Hold has put
 // one aside.
 //
-// Options: Rename, AllowMissing, AllowExtra.
+// Options: Rename, AllowMissing, AllowExtra, AllowOlder.
 func (s *Sharded) Load(ctx context.Context, dir string, opt optim.Optimizer, opts ...StateOption) (*Checkpoint, error) {
 	err := s.mayWith("Load", opt)
 	if err == nil {
 		err = s.saver.Await(ctx) // it may be about to become the latest
 	}
 	st := s.store(ranks.Ask{Call: "Load"}, err)
-	var damaged func(path string, err error)
-	if logger := s.cfg.Logger; logger != nil {
-		damaged = func(path string, err error) {
-			logger.Warn("fsdp: a checkpoint is not whole and does not count", "path", path, "error", err)
-		}
-	}
-	l, err := st.PlanLoad(ctx, dir, opt, state.NewOptions(opts, "Rename", "AllowMissing", "AllowExtra"), damaged)
+	l, err := st.PlanLoad(ctx, dir, opt, state.NewOptions(opts, "Rename", "AllowMissing", "AllowExtra", "AllowOlder"))
 	if err != nil {
 		return nil, st.end(err)
 	}
 	defer l.Close() // which was only read: there is nothing to lose by it
+	for _, e := range l.Passed {
+		cmp.Or(s.cfg.Logger, slog.Default()).Warn("fsdp: Load passes over a damaged checkpoint and takes an older one",
+			"damaged", e.Path, "error", e.Err, "taken", l.Path, "steps lost", e.Step-l.Step)
+	}
 	if err := st.replace(ctx, "a Load of "+l.Path, &l.Filling); err != nil {
 		return nil, err
 	}

@@ -86,8 +86,9 @@ type Config struct {
 	// Trace, if set, is called after every operation of a pass, on the rank's own goroutine.
 	Trace func(Event)
 	// Logger, if set, gets what Wrap and Freeze have decided (units, strategies and memory), and
-	// warnings of what looks like a mistake: parameters that the loss does not depend on, and
-	// fields that select nothing. Without it, rank 0 gives the warnings to [slog.Default].
+	// warnings of what looks like a mistake: parameters that the loss does not depend on, fields
+	// that select nothing, and damaged checkpoints that Load passes over. Without it, rank 0 gives
+	// the warnings to [slog.Default].
 	Logger *slog.Logger
 }
 

@@ -1,7 +1,6 @@
 package fsdp_test
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -241,93 +240,6 @@ func TestTwoJobs(t *testing.T) {
 		require.NoError(t, f.Close())
 	})
 	require.Equal(t, 4, requireLatest(t, dir))
-}
-
-// TestDamage damages the last of two checkpoints. What is found before anything changes leaves the
-// model as it was; what is found while it is read makes it useless until the other one is loaded.
-func TestDamage(t *testing.T) {
-	const file = "rank-00001-of-00003.safetensors"
-	for name, c := range map[string]struct {
-		damage  func(t *testing.T, path string)
-		message []string
-		latest  bool // takes it for the latest
-		mixed   bool
-	}{
-		"a byte": {func(t *testing.T, path string) {
-			change(t, filepath.Join(path, file), func(b []byte) []byte { b[len(b)-100] ^= 1; return b })
-		}, []string{"000002-step-2", file, "damaged", "CRC-32C"}, true, true},
-		"truncated": {func(t *testing.T, path string) {
-			change(t, filepath.Join(path, file), func(b []byte) []byte { return b[:len(b)-1] })
-		}, []string{file, "damaged"}, false, false},
-		"missing": {func(t *testing.T, path string) {
-			require.NoError(t, os.Remove(filepath.Join(path, file)))
-		}, []string{file}, false, false},
-		"the manifest": {func(t *testing.T, path string) {
-			change(t, filepath.Join(path, "manifest.json"), func(b []byte) []byte { b[len(b)/2] ^= 1; return b })
-		}, []string{"manifest", "damaged"}, false, false},
-		"a newer format": {func(t *testing.T, path string) {
-			change(t, filepath.Join(path, "manifest.json"), func(b []byte) []byte {
-				return []byte(strings.Replace(string(b), `"format":1`, `"format":2`, 1))
-			})
-		}, []string{"another format", "version is 2", "reads 1"}, true, false},
-	} {
-		t.Run(name, func(t *testing.T) {
-			dir := t.TempDir()
-			var paths []string
-			onRanks(t, 3, func(ctx context.Context, g comm.Group) {
-				f := newFiller(t, ctx, g)
-				defer f.Close()
-				require.NoError(t, f.saveStep(ctx, dir, 1))
-				require.NoError(t, f.saveStep(ctx, dir, 2))
-			})
-			for _, e := range entries(t, checkpoint.OS(), dir) {
-				require.NoError(t, e.Err)
-				paths = append(paths, e.Path)
-			}
-			c.damage(t, paths[1])
-			onRanks(t, 2, func(ctx context.Context, g comm.Group) {
-				var log bytes.Buffer
-				f := loggingFiller(t, ctx, g, slog.New(slog.NewTextHandler(&log, nil)))
-				defer f.Close()
-				f.fill(5)
-				_, err := f.Load(ctx, paths[1], f.opt)
-				for _, part := range c.message {
-					require.ErrorContains(t, err, part)
-				}
-				latest, latestErr := f.Load(ctx, dir, f.opt)
-				if c.latest {
-					require.Error(t, latestErr)
-				} else {
-					require.NoError(t, latestErr)
-					require.Equal(t, paths[0], latest.Path)
-					require.Equal(t, g.Rank() == 0, strings.Contains(log.String(), "a checkpoint is not whole and does not count"))
-					f.require(t, 1)
-					f.fill(5)
-				}
-				if c.mixed {
-					requireMixed(t, ctx, f, g)
-				} else {
-					f.require(t, 5)
-					forwardBackward(t, ctx, f.Sharded, shapeBatch(g.Rank()))
-					require.NoError(t, f.opt.Step(0.1))
-				}
-				first, err := f.Load(ctx, paths[0], f.opt)
-				require.NoError(t, err)
-				require.Equal(t, 1, first.Step)
-				f.require(t, 1)
-				forwardBackward(t, ctx, f.Sharded, shapeBatch(g.Rank()))
-				require.NoError(t, f.opt.Step(0.1))
-				require.NoError(t, f.saveStep(ctx, filepath.Join(dir, "another"), 3))
-			})
-		})
-	}
-}
-
-// change rewrites a file.
-func change(t *testing.T, path string, f func([]byte) []byte) {
-	b, err := os.ReadFile(path)
-	require.NoError(t, err)
-	require.NoError(t, os.WriteFile(path, f(b), 0o600))
 }
 
 // requireMixed checks that nothing goes on with parameters of which only a part was loaded.

@@ -45,6 +45,21 @@ func AllowExtra(match func(name string) bool) StateOption {
 	return stateOption("AllowExtra", func(o *state.Options) { o.AllowExtra = match })
 }
 
+// AllowOlder says whether Load may take an older checkpoint where the last one is damaged. Without it,
+// Load takes one if the damage shows in the manifest, or in which files are there and how long they
+// are, and returns an error if it shows in the data.
+//
+//	AllowOlder(true)    takes the last checkpoint of which nothing is damaged that any rank needs.
+//	                    All of that is read and checked before anything changes, so it is read twice
+//	AllowOlder(false)   takes no other than the last: any damage is an error
+//
+// If the directory that Load is given is a checkpoint itself, there is no other. The variable
+// FSDP_ALLOW_OLDER, true or false, stands for the option where it is not given; fsdprun -older sets
+// it.
+func AllowOlder(allow bool) StateOption {
+	return stateOption("AllowOlder", func(o *state.Options) { o.Older = &allow })
+}
+
 // As gives the type in which parameters are written: Float32, Float64, BFloat16 or Float16. The
 // default is the type of the computation.
 func As(t DType) StateOption {

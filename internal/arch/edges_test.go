@@ -68,7 +68,7 @@ var edges = map[string]string{
 		"internal/kernel/vec internal/mapped internal/program optim shard",
 	"fsdp/internal/engine/fardevice": "fsdp/internal/engine fsdp/internal/layout fsdp/internal/ranks internal/arena internal/exec " +
 		"internal/program optim",
-	"fsdp/internal/state":  "comm fsdp/internal/layout fsdp/internal/ranks internal/checkpoint internal/safetensors optim shard",
+	"fsdp/internal/state":  "comm fsdp/internal/layout fsdp/internal/ranks internal/checkpoint internal/launch internal/safetensors optim shard",
 	"fsdp/internal/layout": "comm internal/program shard",
 	"fsdp/internal/ranks":  "comm",
 	"fsdp/graph":           "gorgonia fsdp internal/exec",

@@ -28,9 +28,14 @@ type none struct{}
 func (none) Error() string { return "no whole checkpoint" }
 func (none) Unwrap() error { return fs.ErrNotExist }
 
-// errAllDamaged is the error of Latest where checkpoints were completed, and all of them are damaged
-// now.
-var errAllDamaged = errors.New("no checkpoint is whole any more")
+// errAllDamaged is the error of Find where checkpoints were completed, and all of them are damaged
+// now. It is an ErrDamaged.
+var errAllDamaged error = allDamaged{}
+
+type allDamaged struct{}
+
+func (allDamaged) Error() string { return "no checkpoint is whole any more" }
+func (allDamaged) Unwrap() error { return ErrDamaged }
 
 // An Entry is something in a job's directory that has the name of a checkpoint.
 type Entry struct {
@@ -57,64 +62,100 @@ func List(ctx context.Context, fsys FS, dir string) ([]Entry, error) {
 	return entries, nil
 }
 
-// Latest returns the path of the last whole checkpoint in a job's directory, or dir if that is a
-// whole checkpoint itself. It passes over damaged ones. The error is an [ErrNone] where no save has
-// been completed yet. Where some were, and all of them are damaged, it is another error that says
-// why, since starting again in silence would lose the training. A checkpoint that cannot be judged,
-// because it is of another format or cannot be read, is an error, too: an older one would lose part
-// of the training.
+// Latest returns the path of what Find finds.
 func Latest(ctx context.Context, fsys FS, dir string) (path string, err error) {
+	f, err := Find(ctx, fsys, dir)
+	return f.Path, err
+}
+
+// A Found is a whole checkpoint, as far as can be told without its data.
+type Found struct {
+	Path string
+	// Passed are those that were saved later, and are damaged, the last first. Drafts are not among
+	// them: they never were complete.
+	Passed []Entry
+}
+
+// Find finds the last whole checkpoint in a job's directory, or dir if that is a whole checkpoint
+// itself. It passes over damaged ones. The error is an [ErrNone] where no save has been completed
+// yet. Where some were, and all of them are damaged, it is an [ErrDamaged] that says why, since
+// starting again in silence would lose the training. A checkpoint that cannot be judged, because it
+// is of another format or cannot be read, is an error, too: an older one would lose part of the
+// training.
+func Find(ctx context.Context, fsys FS, dir string) (Found, error) {
 	switch f, err := openFile(ctx, fsys, filepath.Join(dir, ManifestName)); {
 	case err == nil:
 		if err := errors.Join(f.Close(), checkWhole(ctx, fsys, dir)); err != nil {
-			return "", fmt.Errorf("checkpoint: %s does not count: %w", dir, err)
+			return Found{}, fmt.Errorf("checkpoint: %s does not count: %w", dir, err)
 		}
-		return dir, nil
+		return Found{Path: dir}, nil
 	case !errors.Is(err, fs.ErrNotExist):
-		return "", fmt.Errorf("checkpoint: %w", err)
+		return Found{}, fmt.Errorf("checkpoint: %w", err)
 	}
 	names, err := readNames(ctx, fsys, dir)
 	for {
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return "", fmt.Errorf("checkpoint: looking for the latest: %w", err)
+			return Found{}, fmt.Errorf("checkpoint: looking for the latest: %w", err)
 		}
-		path, noneErr := latest(ctx, fsys, dir, names)
+		found, noneErr := latest(ctx, fsys, dir, names)
 		if !errors.Is(noneErr, ErrNone) && !errors.Is(noneErr, errAllDamaged) {
-			return path, noneErr
+			return found, noneErr
 		}
 		// A job that saves here may have removed what we saw, and has completed others before that.
 		seen := names
 		if names, err = readNames(ctx, fsys, dir); slices.Equal(names, seen) {
-			return "", noneErr
+			return Found{}, noneErr
 		}
 	}
 }
 
-// latest is Latest among some names.
-func latest(ctx context.Context, fsys FS, dir string, names []name) (string, error) {
+// Before is Find among the checkpoints that were saved before the one at path, which is passed over
+// because of err.
+func Before(ctx context.Context, fsys FS, path string, err error) (Found, error) {
+	dir, base := filepath.Split(path)
+	n, ok := parseName(base)
+	if !ok {
+		return Found{}, fmt.Errorf("checkpoint: %w before %s, whose name is none of a save", ErrNone, path)
+	}
+	names, namesErr := readNames(ctx, fsys, dir)
+	if namesErr != nil {
+		return Found{}, fmt.Errorf("checkpoint: looking for an older one: %w", namesErr)
+	}
+	at, _ := slices.BinarySearchFunc(names, n, name.compare)
+	found, noneErr := latest(ctx, fsys, dir, names[:at])
+	found.Passed = append([]Entry{{Path: path, Sequence: n.sequence, Step: n.step, Err: err}}, found.Passed...)
+	return found, noneErr
+}
+
+// latest is Find among some names.
+func latest(ctx context.Context, fsys FS, dir string, names []name) (found Found, err error) {
 	const shown = 4
-	var passed []string
-	reason := ErrNone
+	var reasons []string
 	for _, n := range slices.Backward(names) {
-		if n.draft == "" {
-			reason = errAllDamaged
-		}
 		switch e := n.entry(ctx, fsys, dir); {
 		case e.Err == nil:
-			return e.Path, nil
+			found.Path = e.Path
+			return found, nil
 		case !isDamaged(e.Err):
-			return "", fmt.Errorf("checkpoint: %s is the latest, unless it is damaged, which cannot be told: %w", e.Path, e.Err)
+			return Found{}, fmt.Errorf("checkpoint: %s is the latest, unless it is damaged, which cannot be told: %w", e.Path, e.Err)
+		case n.draft == "":
+			found.Passed = append(found.Passed, e)
+			fallthrough
 		default:
-			passed = append(passed, fmt.Sprintf("%s: %v", n, e.Err))
+			reasons = append(reasons, fmt.Sprintf("%s: %v", n, e.Err))
 		}
 	}
-	if more := len(passed) - shown; more > 0 {
-		passed = append(passed[:shown], fmt.Sprintf("and %d more", more))
+	err = ErrNone
+	if len(found.Passed) > 0 {
+		err = errAllDamaged
 	}
-	if len(passed) > 0 {
-		return "", fmt.Errorf("checkpoint: %w in %s (%s)", reason, dir, strings.Join(passed, "; "))
+	if more := len(reasons) - shown; more > 0 {
+		reasons = append(reasons[:shown], fmt.Sprintf("and %d more", more))
 	}
-	return "", fmt.Errorf("checkpoint: %w in %s", ErrNone, dir)
+	if len(reasons) > 0 {
+		return Found{}, fmt.Errorf("checkpoint: %w in %s (%s)", err, dir, strings.Join(reasons, "; "))
+	}
+	return Found{}, fmt.Errorf("checkpoint: %w in %s", err, dir)
 }
 
 // checkWhole returns why the directory is no whole checkpoint, as far as can be told without its
@@ -141,6 +182,11 @@ type name struct {
 }
 
 func (n name) String() string { return fmt.Sprintf("%06d-step-%d%s", n.sequence, n.step, n.draft) }
+
+// compare orders names by number.
+func (n name) compare(m name) int {
+	return cmp.Or(cmp.Compare(n.sequence, m.sequence), cmp.Compare(n.step, m.step), cmp.Compare(n.draft, m.draft))
+}
 
 // entry looks at what has the name.
 func (n name) entry(ctx context.Context, fsys FS, dir string) Entry {
@@ -179,8 +225,6 @@ func readNames(ctx context.Context, fsys FS, dir string) ([]name, error) {
 			names = append(names, n)
 		}
 	}
-	slices.SortFunc(names, func(a, b name) int {
-		return cmp.Or(cmp.Compare(a.sequence, b.sequence), cmp.Compare(a.step, b.step), cmp.Compare(a.draft, b.draft))
-	})
+	slices.SortFunc(names, name.compare)
 	return names, nil
 }

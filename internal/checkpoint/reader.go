@@ -191,6 +191,30 @@ func (r *Reader) Hold(ctx context.Context, k Key, offset, n int) error {
 	return nil
 }
 
+// Check holds n elements of a tensor from offset on, and reads and checks the chunks that they lie in.
+// Nothing is kept of them.
+func (r *Reader) Check(ctx context.Context, k Key, offset, n int) error {
+	if err := r.Hold(ctx, k, offset, n); err != nil {
+		return err
+	}
+	buffer := scratch.Get().(*[ChunkBytes]byte)
+	defer scratch.Put(buffer)
+	t, _ := r.Lookup(k)
+	for _, p := range t.within(offset, n) {
+		per := ChunkBytes / t.DType.Size()
+		from, to := max(0, offset-p.Offset), min(p.Len, offset+n-p.Offset)
+		for c := from / per; c*per < to; c++ {
+			if ctx.Err() != nil {
+				return context.Cause(ctx)
+			}
+			if err := r.readChunk(ctx, &t, &p, c, buffer[:chunkLen(&t, &p, c)]); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
 // Close closes the files.
 func (r *Reader) Close() error {
 	r.mu.Lock()

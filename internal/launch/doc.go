@@ -37,6 +37,7 @@
 //	FSDP_JOIN_TIMEOUT for how long a rank waits for the others to join
 //	FSDP_TRANSPORT    auto, shm or tcp
 //	FSDP_CHECKSUMS    auto, off or on: which data between ranks has checksums
+//	FSDP_ALLOW_OLDER  true or false: what fsdp's option AllowOlder says, read by Load
 //	FSDP_SERVICE      the headless service of a Kubernetes job
 //
 // The package reads variables through the function that it is given and does

@@ -12,6 +12,13 @@ import (
 	"time"
 )
 
+// AllowOlder is the variable that stands for fsdp's option of the same name.
+const AllowOlder = "FSDP_ALLOW_OLDER"
+
+// NoRestart is in the text of an error that another start of the same program would end with, too.
+// Fsdprun knows such a failure by it, in what a rank has written last.
+const NoRestart = "no restart mends this"
+
 // settings reads the variables of this library into e, and checks them.
 func settings(v *vars, e *Env) error {
 	if err := rendezvous(v.get("FSDP_RENDEZVOUS"), e); err != nil {

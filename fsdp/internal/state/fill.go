@@ -70,5 +70,7 @@ func (f *Filling) Close() error {
 	if f.file == nil {
 		return nil
 	}
-	return f.file.Close()
+	err := f.file.Close()
+	f.file = nil
+	return err
 }

@@ -6,7 +6,9 @@ import (
 	"fmt"
 	"path/filepath"
 
+	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/internal/checkpoint"
+	"github.com/gofsdp/gofsdp/internal/launch"
 	"github.com/gofsdp/gofsdp/optim"
 )
 
@@ -17,27 +19,28 @@ type Loading struct {
 	World  int    // ranks that wrote it
 	Step   int
 	About  Meta
+	Passed []checkpoint.Entry // on rank 0, those that are newer and damaged, the newest first
+	fs     checkpoint.FS
 	reader *checkpoint.Reader
 }
 
 // PlanLoad finds the last checkpoint in dir and opens it, on every rank. The error wraps
-// checkpoint.ErrNone if there is none. It tells damaged, unless that is nil, about each that is not
-// whole.
-func (s *Store) PlanLoad(ctx context.Context, dir string, opt optim.Optimizer, o *Options, damaged func(path string, err error)) (*Loading, error) {
-	l := &Loading{Filling: Filling{s: s, opt: opt}}
+// checkpoint.ErrNone if there is none.
+func (s *Store) PlanLoad(ctx context.Context, dir string, opt optim.Optimizer, o *Options) (*Loading, error) {
+	l := &Loading{Filling: Filling{s: s, opt: opt}, fs: o.FS}
 	err := s.prepare(ctx, 0, func() error {
-		if err := l.prepare(o); err != nil {
-			return err
-		}
 		if dir == "" {
 			return errNoDirectory
 		}
-		return nil
+		if err := o.settleOlder(); err != nil {
+			return err
+		}
+		return l.prepare(o)
 	})
 	if err != nil {
 		return nil, err
 	}
-	if err := l.plan(ctx, dir, o, damaged); err != nil {
+	if err := l.plan(ctx, dir, o); err != nil {
 		return nil, errors.Join(err, l.Close())
 	}
 	return l, nil
@@ -45,16 +48,17 @@ func (s *Store) PlanLoad(ctx context.Context, dir string, opt optim.Optimizer, o
 
 var errNoDirectory = errors.New("no directory is named")
 
-func (l *Loading) plan(ctx context.Context, dir string, o *Options, damaged func(string, error)) error {
+func (l *Loading) plan(ctx context.Context, dir string, o *Options) error {
 	s := l.s
 	text := fmt.Sprintf("directory %s\n%s\n%s", dir, oneOrNone(l.opt), l.n.text)
 	if err := s.same(ctx, "arguments of Load", text); err != nil {
 		return err
 	}
-	if err := l.find(ctx, dir, o.FS, damaged); err != nil {
-		return err
+	damage, err := l.choose(ctx, o, func(ctx context.Context) (checkpoint.Found, error) { return l.last(ctx, dir, o) })
+	for err == nil && damage != nil {
+		damage, err = l.choose(ctx, o, func(ctx context.Context) (checkpoint.Found, error) { return l.older(ctx, dir, damage) })
 	}
-	if err := busy(ctx, s.Team, func(ctx context.Context) error { return l.open(ctx, o) }); err != nil {
+	if err != nil {
 		return err
 	}
 	if err := s.same(ctx, "manifest in "+l.Path, fmt.Sprintf("CRC-32C %08x", l.reader.Sum())); err != nil {
@@ -67,28 +71,40 @@ func (l *Loading) plan(ctx context.Context, dir string, o *Options, damaged func
 	return s.Team.Agree(ctx, 0, l.match("the checkpoint "+l.Path, l.buffers(list)))
 }
 
-// find looks for the checkpoint on rank 0, and tells the others.
-func (l *Loading) find(ctx context.Context, dir string, fs checkpoint.FS, damaged func(string, error)) error {
+// choose takes the checkpoint that rank 0 finds, and opens it. Damage that a rank finds there is an
+// error on every rank or, if an older checkpoint will do, that rank's word to all.
+func (l *Loading) choose(ctx context.Context, o *Options, search func(context.Context) (checkpoint.Found, error)) (damage, err error) {
+	if err := l.find(ctx, search); err != nil {
+		return nil, err
+	}
+	err = l.s.Team.Busy(ctx, func(ctx context.Context) error {
+		err := l.open(ctx, o)
+		if !o.anyOlder() {
+			err = l.advise(ctx, l.Path, err)
+		}
+		return err
+	})
+	if o.anyOlder() && errors.Is(err, checkpoint.ErrDamaged) {
+		damage, err = err, nil
+	}
+	if err := l.s.Team.Agree(ctx, 0, err); err != nil || !o.anyOlder() {
+		return nil, err
+	}
+	return l.told(ctx, damage)
+}
+
+// find has rank 0 look for the checkpoint, and tells the others.
+func (l *Loading) find(ctx context.Context, search func(context.Context) (checkpoint.Found, error)) error {
 	var none string // why there is no checkpoint
-	err := busy(ctx, l.s.Team, func(ctx context.Context) (err error) {
+	err := busy(ctx, l.s.Team, func(ctx context.Context) error {
 		if l.s.rank() != 0 {
 			return nil
 		}
-		if dir, err = filepath.Abs(dir); err != nil {
-			return err
-		}
-		l.Path, err = checkpoint.Latest(ctx, fs, dir)
+		found, err := search(ctx)
 		if errors.Is(err, checkpoint.ErrNone) { // the other ranks are to know it as that
 			none, err = err.Error(), nil
 		}
-		if damaged != nil {
-			list, _ := checkpoint.List(ctx, fs, dir) // what is wrong with dir, Latest says
-			for _, e := range list {
-				if e.Err != nil && !errors.Is(e.Err, checkpoint.ErrUnfinished) {
-					damaged(e.Path, e.Err)
-				}
-			}
-		}
+		l.Path, l.Passed = found.Path, append(l.Passed, found.Passed...)
 		return err
 	})
 	if err != nil {
@@ -107,6 +123,80 @@ func (l *Loading) find(ctx context.Context, dir string, fs checkpoint.FS, damage
 	return nil
 }
 
+// last finds the last checkpoint in dir.
+func (l *Loading) last(ctx context.Context, dir string, o *Options) (checkpoint.Found, error) {
+	dir, err := filepath.Abs(dir)
+	if err != nil {
+		return checkpoint.Found{}, err
+	}
+	found, err := checkpoint.Find(ctx, l.fs, dir)
+	if err == nil && len(found.Passed) > 0 && o.noOlder() {
+		e := found.Passed[0]
+		return checkpoint.Found{}, fmt.Errorf("%s: checkpoint %s: %w; %s", launch.NoRestart, e.Path, e.Err, remedy(found.Path))
+	}
+	return found, l.advise(ctx, dir, err)
+}
+
+// older finds the last checkpoint before the one that is damaged, unless dir named that.
+func (l *Loading) older(ctx context.Context, dir string, damage error) (checkpoint.Found, error) {
+	dir, err := filepath.Abs(dir)
+	if err == nil && dir == l.Path {
+		err = errors.New("no other is in the directory that Load was given")
+	}
+	var found checkpoint.Found
+	if err == nil {
+		found, err = checkpoint.Before(ctx, l.fs, l.Path, damage)
+	}
+	if err != nil {
+		err = fmt.Errorf("%s: checkpoint %s: %w; no older one can be taken: %v", launch.NoRestart, l.Path, damage, err)
+	}
+	return found, err
+}
+
+// told returns the damage that the first rank has found, on every rank, or nil.
+func (l *Loading) told(ctx context.Context, mine error) (damage, err error) {
+	g := l.s.Team.Group()
+	text, first := "", []int64{int64(g.Size())}
+	if mine != nil {
+		text, first[0] = mine.Error(), int64(g.Rank())
+	}
+	err = g.AllReduce(comm.Of(first).Named("damage"), comm.Min).Wait(ctx)
+	if err == nil && first[0] == int64(g.Size()) {
+		return nil, nil
+	}
+	var b []byte
+	if err == nil {
+		b, err = l.s.Team.Tell(ctx, int(first[0]), []byte(text))
+	}
+	if err != nil {
+		return nil, l.s.Team.Fail(fmt.Errorf("learning of damage: %w", err))
+	}
+	return fmt.Errorf("rank %d: %s", first[0], b), nil
+}
+
+// advise adds to an error about damage at path what can be done about it.
+func (l *Loading) advise(ctx context.Context, path string, err error) error {
+	if !errors.Is(err, checkpoint.ErrDamaged) {
+		return err
+	}
+	err = fmt.Errorf("%s: %w", launch.NoRestart, err)
+	found, none := checkpoint.Before(ctx, l.fs, path, nil)
+	switch {
+	case none == nil:
+		return fmt.Errorf("%w; %s", err, remedy(found.Path))
+	case ctx.Err() != nil: // another rank has failed, too
+		return err
+	default:
+		return fmt.Errorf("%w; no older checkpoint is whole", err)
+	}
+}
+
+// remedy says how to take an older checkpoint.
+func remedy(path string) string {
+	return fmt.Sprintf("%s is older, and whole as far as can be told without its data: "+
+		"AllowOlder(true), fsdprun -older or %s=true takes it", path, launch.AllowOlder)
+}
+
 // noneError is checkpoint.ErrNone in the words of the rank that has looked.
 type noneError struct{ message string }
 
@@ -115,11 +205,13 @@ func (e *noneError) Unwrap() error { return checkpoint.ErrNone }
 
 // open opens the checkpoint with the files that this rank is going to read: from here on another
 // job may remove them.
-func (l *Loading) open(ctx context.Context, o *Options) (err error) {
-	if l.reader, err = checkpoint.OpenReader(ctx, o.FS, l.Path); err != nil {
+func (l *Loading) open(ctx context.Context, o *Options) error {
+	_ = l.Close() // of a damaged one, which was only read
+	reader, err := checkpoint.OpenReader(ctx, l.fs, l.Path)
+	if err != nil {
 		return err
 	}
-	l.file = l.reader
+	l.reader, l.file = reader, reader
 	m := l.reader.Manifest()
 	if l.About, err = parseMeta(m.Meta, m.World); err != nil {
 		return err
@@ -136,10 +228,14 @@ func (l *Loading) open(ctx context.Context, o *Options) (err error) {
 		idle := t.Entry != "" && l.opt == nil || t.Owner != checkpoint.Shared && buffers[t.Param] && t.Entry == ""
 		l.m.have = append(l.m.have, found{Key: t.Key, Shape: t.Shape, DType: t.DType, Steps: t.Steps, idle: idle})
 	}
+	hold := l.reader.Hold
+	if o.anyOlder() {
+		hold = l.reader.Check
+	}
 	for i := range l.own {
 		p := &l.own[i]
-		if err := l.reader.Hold(ctx, l.key(&p.Tensor), p.Offset, p.Vec.Len()); err != nil {
-			return err
+		if err := hold(ctx, l.key(&p.Tensor), p.Offset, p.Vec.Len()); err != nil {
+			return fmt.Errorf("checkpoint %s: %w", l.Path, err)
 		}
 	}
 	l.read = func(ctx context.Context, at int, p *Piece) error {
@@ -147,7 +243,7 @@ func (l *Loading) open(ctx context.Context, o *Options) (err error) {
 			return l.reader.Read(ctx, l.m.have[at].Key, p.Offset, to, fileType(l.s.Compute))
 		})
 		if err != nil {
-			return fmt.Errorf("checkpoint %s: %w", l.Path, err)
+			return l.advise(ctx, l.Path, fmt.Errorf("checkpoint %s: %w", l.Path, err))
 		}
 		return nil
 	}

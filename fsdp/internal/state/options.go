@@ -3,13 +3,16 @@ package state
 import (
 	"errors"
 	"fmt"
+	"os"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/fsdp/internal/layout"
 	"github.com/gofsdp/gofsdp/fsdp/internal/ranks"
 	"github.com/gofsdp/gofsdp/internal/checkpoint"
+	"github.com/gofsdp/gofsdp/internal/launch"
 	"github.com/gofsdp/gofsdp/optim"
 )
 
@@ -30,8 +33,9 @@ type Options struct {
 	As               comm.DType             // or 0 for that of the computation
 	Optimizer        optim.Optimizer
 	Metadata         map[string]string
-	Step             int // of AtStep, or -1
-	Keep             int // of KeepLast, or 0: all
+	Step             int   // of AtStep, or -1
+	Keep             int   // of KeepLast, or 0: all
+	Older            *bool // of AllowOlder, or nil
 	Extra, RankExtra map[string]any
 }
 
@@ -56,6 +60,25 @@ func NewOptions[F ~func(*Options)](opts []F, takes ...string) *Options {
 }
 
 func (o *Options) given(name string) bool { return slices.Contains(o.Given, name) }
+
+// settleOlder has the environment decide where AllowOlder is not given.
+func (o *Options) settleOlder() error {
+	text := os.Getenv(launch.AllowOlder)
+	if o.Older != nil || text == "" {
+		return nil
+	}
+	older, err := strconv.ParseBool(text)
+	if err != nil {
+		return fmt.Errorf("%s=%s is neither true nor false", launch.AllowOlder, text)
+	}
+	o.Older = &older
+	return nil
+}
+
+// anyOlder tells whether an older checkpoint will do wherever the last one is damaged, and noOlder
+// whether none will.
+func (o *Options) anyOlder() bool { return o.Older != nil && *o.Older }
+func (o *Options) noOlder() bool  { return o.Older != nil && !*o.Older }
 
 // root returns an error unless OnlyOn names one of world ranks.
 func (o *Options) root(world int) error {
@@ -82,6 +105,9 @@ func (o *Options) naming(l *layout.Layout) (n *naming, err error) {
 	n = &naming{}
 	var b strings.Builder
 	fmt.Fprintf(&b, "options %s\nAs %v\n", slices.Sorted(slices.Values(o.Given)), o.As)
+	if o.Older != nil {
+		fmt.Fprintf(&b, "AllowOlder(%t)\n", *o.Older)
+	}
 	err = ranks.Guarded(func() error {
 		model := make(map[string]string) // names in the model by those there
 		for i := range l.Model.Params {

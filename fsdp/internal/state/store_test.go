@@ -99,7 +99,7 @@ func TestMovers(t *testing.T) {
 			var saver Saver
 			require.NoError(t, saver.Save(ctx, s.Store, dir, s.opt, none, Meta{Forwards: 7}))
 			s.clear()
-			l, err := s.PlanLoad(ctx, dir, s.opt, none, nil)
+			l, err := s.PlanLoad(ctx, dir, s.opt, none)
 			require.NoError(t, err)
 			require.True(t, l.Optimizer())
 			require.NoError(t, l.Run(ctx))

@@ -1,0 +1,316 @@
+package fsdp_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"hash/crc32"
+	"io"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gofsdp/gofsdp/comm"
+	"github.com/gofsdp/gofsdp/fsdp"
+	"github.com/gofsdp/gofsdp/internal/checkpoint"
+	"github.com/gofsdp/gofsdp/internal/checkpoint/crashfs"
+)
+
+// A damage is what has happened to a checkpoint, and when it shows.
+type damage struct {
+	do      func(t *testing.T, path string)
+	message []string // parts of the error
+	shows   moment
+}
+
+type moment int
+
+const (
+	atOnce   moment = iota // Load passes over the checkpoint
+	opened                 // it is an error, and nothing has changed
+	read                   // it is an error, and some has changed
+	noDamage               // nor is another checkpoint taken for this one
+)
+
+// spoilt is the file that most damages are about.
+const spoilt = "rank-00001-of-00003.safetensors"
+
+var damages = map[string]damage{
+	"a byte": {func(t *testing.T, path string) {
+		change(t, filepath.Join(path, spoilt), func(b []byte) []byte { b[len(b)-100] ^= 1; return b })
+	}, []string{"000002-step-2", spoilt, "exp_avg_sq:l", "] in bytes [", "damaged: their CRC-32C is ", " was written"}, read},
+	"truncated": {func(t *testing.T, path string) {
+		change(t, filepath.Join(path, spoilt), func(b []byte) []byte { return b[:len(b)-1] })
+	}, []string{spoilt, "damaged"}, atOnce},
+	"missing": {func(t *testing.T, path string) {
+		require.NoError(t, os.Remove(filepath.Join(path, spoilt)))
+	}, []string{spoilt}, atOnce},
+	"the manifest": {func(t *testing.T, path string) {
+		change(t, filepath.Join(path, "manifest.json"), func(b []byte) []byte { b[len(b)/2] ^= 1; return b })
+	}, []string{"manifest", "damaged"}, atOnce},
+	"a byte of a header": {func(t *testing.T, path string) {
+		change(t, filepath.Join(path, spoilt), func(b []byte) []byte { b[20] ^= 1; return b })
+	}, []string{"000002-step-2", spoilt + ": header: damaged: its CRC-32C is "}, opened},
+	"swapped names": {swapNames, []string{"000002-step-2", spoilt + ": header: damaged: it has exp_avg"}, opened},
+	"a newer format": {func(t *testing.T, path string) {
+		change(t, filepath.Join(path, "manifest.json"), func(b []byte) []byte {
+			return []byte(strings.Replace(string(b), `"format":1`, `"format":2`, 1))
+		})
+	}, []string{"another format", "version is 2", "reads 1"}, noDamage},
+}
+
+// swapNames swaps the names of the optimizer's two tensors of each parameter in a file, and makes the
+// checksums right again.
+func swapNames(t *testing.T, path string) {
+	change(t, filepath.Join(path, checkpoint.ManifestName), func(text []byte) []byte {
+		m, err := checkpoint.Decode(text)
+		require.NoError(t, err)
+		require.Equal(t, spoilt, m.Files[1].Name)
+		start := m.Files[1].Size
+		for _, tensor := range m.Tensors {
+			for _, p := range tensor.Pieces {
+				if p.File == 1 {
+					start = min(start, p.At)
+				}
+			}
+		}
+		change(t, filepath.Join(path, spoilt), func(b []byte) []byte {
+			header := strings.NewReplacer("exp_avg:", "exp_avg_sq:", "exp_avg_sq:", "exp_avg:").Replace(string(b[:start]))
+			require.Equal(t, int(start), copy(b, header))
+			m.Files[1].Header = crc32.Checksum(b[:start], crc32.MakeTable(crc32.Castagnoli))
+			return b
+		})
+		text, err = m.Encode()
+		require.NoError(t, err)
+		return text
+	})
+}
+
+// twoSaved saves two steps on three ranks, and returns the paths of the checkpoints.
+func twoSaved(t *testing.T, dir string) (paths []string) {
+	onRanks(t, 3, func(ctx context.Context, g comm.Group) {
+		f := newFiller(t, ctx, g)
+		defer f.Close()
+		require.NoError(t, f.saveStep(ctx, dir, 1))
+		require.NoError(t, f.saveStep(ctx, dir, 2))
+	})
+	for _, e := range entries(t, checkpoint.OS(), dir) {
+		require.NoError(t, e.Err)
+		paths = append(paths, e.Path)
+	}
+	return paths
+}
+
+// The texts by which fsdprun knows a failure that another start would end with, too, and of what it
+// says then.
+const (
+	hopeless = "no restart mends this: "
+	remedy   = "000001-step-1 is older, and whole as far as can be told without its data: " +
+		"AllowOlder(true), fsdprun -older or FSDP_ALLOW_OLDER=true takes it"
+)
+
+// TestDamage damages the last of two checkpoints. What is found before anything changes leaves the
+// model as it was; what is found while it is read makes it useless until the other one is loaded.
+// Which of the two is taken, and how loudly, is AllowOlder's to say.
+func TestDamage(t *testing.T) {
+	for name, c := range damages {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			paths := twoSaved(t, dir)
+			c.do(t, paths[1])
+			onRanks(t, 2, func(ctx context.Context, g comm.Group) {
+				var log bytes.Buffer
+				f := loggingFiller(t, ctx, g, slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelWarn})))
+				defer f.Close()
+				load := func(dir string, opts ...fsdp.StateOption) error {
+					log.Reset()
+					f.fill(5)
+					loaded, err := f.Load(ctx, dir, f.opt, opts...)
+					if err != nil {
+						return err
+					}
+					require.Equal(t, paths[0], loaded.Path)
+					f.require(t, 1)
+					require.Equal(t, g.Rank() == 0, log.Len() > 0)
+					if g.Rank() == 0 {
+						for _, part := range append(c.message, "passes over a damaged checkpoint", paths[0], paths[1], `"steps lost"=1`) {
+							require.Contains(t, log.String(), part)
+						}
+					}
+					return nil
+				}
+				refused := func(err error, parts ...string) {
+					for _, part := range append(c.message, parts...) {
+						require.ErrorContains(t, err, part)
+					}
+					require.NotErrorIs(t, err, fsdp.ErrNoCheckpoint)
+				}
+				switch c.shows {
+				case noDamage:
+					refused(load(dir))
+					refused(load(dir, fsdp.AllowOlder(true)))
+					refused(load(dir, fsdp.AllowOlder(false)))
+				case atOnce:
+					require.NoError(t, load(dir))
+					require.NoError(t, load(dir, fsdp.AllowOlder(true)))
+					refused(load(dir, fsdp.AllowOlder(false)), hopeless, remedy)
+				default:
+					refused(load(dir), hopeless, remedy)
+					require.NoError(t, load(dir, fsdp.AllowOlder(true)))
+					refused(load(dir, fsdp.AllowOlder(false)), hopeless, remedy)
+				}
+				refused(load(paths[1]))
+				if c.shows == read {
+					requireMixed(t, ctx, f, g)
+				} else {
+					f.require(t, 5)
+					forwardBackward(t, ctx, f.Sharded, shapeBatch(g.Rank()))
+					require.NoError(t, f.opt.Step(0.1))
+				}
+				refused(load(paths[1], fsdp.AllowOlder(true)))
+				first, err := f.Load(ctx, paths[0], f.opt)
+				require.NoError(t, err)
+				require.Equal(t, 1, first.Step)
+				f.require(t, 1)
+				forwardBackward(t, ctx, f.Sharded, shapeBatch(g.Rank()))
+				require.NoError(t, f.opt.Step(0.1))
+				require.NoError(t, f.saveStep(ctx, filepath.Join(dir, "another"), 3))
+			})
+		})
+	}
+}
+
+// change rewrites a file.
+func change(t *testing.T, path string, f func([]byte) []byte) {
+	b, err := os.ReadFile(path)
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(path, f(b), 0o600))
+}
+
+// TestDamageEverywhere damages all checkpoints: nobody starts anew without noticing.
+func TestDamageEverywhere(t *testing.T) {
+	for name, last := range map[string]damage{"data": damages["a byte"], "manifest": damages["the manifest"]} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			paths := twoSaved(t, dir)
+			damages["truncated"].do(t, paths[0])
+			last.do(t, paths[1])
+			for _, option := range []fsdp.StateOption{nil, fsdp.AllowOlder(true), fsdp.AllowOlder(false)} {
+				for _, err := range errorsOf(t, 2, func(ctx context.Context, g comm.Group) error {
+					f := newFiller(t, ctx, g)
+					defer f.Close()
+					_, err := f.Load(ctx, dir, f.opt, option)
+					return err
+				}) {
+					require.ErrorContains(t, err, hopeless)
+					require.ErrorContains(t, err, "no older ")
+					require.NotErrorIs(t, err, fsdp.ErrNoCheckpoint)
+				}
+			}
+		})
+	}
+}
+
+// TestAllowOlderSkipsMore damages the data of the last two of three checkpoints, each on another
+// rank, and lets the environment allow the first.
+func TestAllowOlderSkipsMore(t *testing.T) {
+	dir := t.TempDir()
+	onRanks(t, 2, func(ctx context.Context, g comm.Group) {
+		f := newFiller(t, ctx, g)
+		defer f.Close()
+		for step := 1; step <= 3; step++ {
+			require.NoError(t, f.saveStep(ctx, dir, step))
+		}
+	})
+	for rank, name := range []string{"000002-step-2/rank-00000-of-00002.safetensors", "000003-step-3/rank-00001-of-00002.safetensors"} {
+		change(t, filepath.Join(dir, filepath.FromSlash(name)), func(b []byte) []byte { b[len(b)-1-rank] ^= 1; return b })
+	}
+	for _, value := range []string{"true", "1", "maybe", "false"} {
+		t.Setenv("FSDP_ALLOW_OLDER", value)
+		onRanks(t, 2, func(ctx context.Context, g comm.Group) {
+			f := newFiller(t, ctx, g)
+			defer f.Close()
+			c, err := f.Load(ctx, dir, f.opt)
+			switch value {
+			case "maybe":
+				require.ErrorContains(t, err, "FSDP_ALLOW_OLDER=maybe is neither true nor false")
+				return
+			case "false":
+				require.ErrorContains(t, err, "000003-step-3: rank-00001-of-00002.safetensors: ")
+				return
+			}
+			require.NoError(t, err)
+			require.Equal(t, 1, c.Step)
+			f.require(t, 1)
+		})
+	}
+}
+
+// TestAllowOlderIsAgreed gives ranks other options.
+func TestAllowOlderIsAgreed(t *testing.T) {
+	dir := t.TempDir()
+	twoSaved(t, dir)
+	onRanks(t, 2, func(ctx context.Context, g comm.Group) {
+		f := newFiller(t, ctx, g)
+		defer f.Close()
+		_, err := f.Load(ctx, dir, f.opt, fsdp.AllowOlder(g.Rank() == 0))
+		require.ErrorContains(t, err, "ranks disagree about the arguments of Load: rank 0 has \"AllowOlder(true)\", rank 1 has \"AllowOlder(false)\"")
+	})
+}
+
+// A mute file system does not answer when a file is opened on one rank.
+type mute struct {
+	checkpoint.FS
+	back <-chan struct{}
+}
+
+func (m mute) Open(path string) (checkpoint.Handle, error) {
+	<-m.back
+	return m.FS.Open(path)
+}
+
+// TestLoadEndsWithItsContext has no answer of the file system on one rank.
+func TestLoadEndsWithItsContext(t *testing.T) {
+	disk := crashfs.New()
+	f := newFiller(t, t.Context(), comm.Local(1)[0])
+	require.NoError(t, f.saveStep(t.Context(), ckpt, 1, fsdp.OnFS(disk)))
+	require.NoError(t, f.Close())
+	for muted := range 2 {
+		back := make(chan struct{})
+		stop := errors.New("enough")
+		onRanks(t, 2, func(ctx context.Context, g comm.Group) {
+			f := newFiller(t, ctx, g)
+			defer f.Close()
+			var fsys checkpoint.FS = disk
+			if g.Rank() == muted {
+				fsys = mute{disk, back}
+			}
+			ctx, cancel := context.WithTimeoutCause(ctx, 10*time.Millisecond, stop)
+			defer cancel()
+			_, err := f.Load(ctx, ckpt, f.opt, fsdp.OnFS(fsys))
+			require.ErrorContains(t, err, stop.Error())
+		})
+		close(back)
+	}
+}
+
+// TestWarningWithoutLogger warns of a damaged checkpoint where no Logger is set: to slog.Default.
+func TestWarningWithoutLogger(t *testing.T) {
+	before := slog.Default()
+	defer slog.SetDefault(before)
+	var log bytes.Buffer
+	slog.SetDefault(slog.New(slog.NewTextHandler(io.Writer(&log), nil)))
+	dir := t.TempDir()
+	paths := twoSaved(t, dir)
+	damages["missing"].do(t, paths[1])
+	f := newFiller(t, t.Context(), comm.Local(1)[0])
+	defer f.Close()
+	_, err := f.Load(t.Context(), dir, f.opt)
+	require.NoError(t, err)
+	require.Equal(t, 1, strings.Count(log.String(), "Load passes over a damaged checkpoint"))
+}
