@@ -10,7 +10,8 @@ import (
 	"github.com/gofsdp/gofsdp/internal/exec"
 )
 
-// Tensor is a dense, row-major Gorgonia tensor of float32, float64 or int.
+// Tensor is a dense, row-major Gorgonia tensor of float32, float64 or int. In a batch, integers may
+// be int64 and int32 too: modules see int.
 type Tensor = tensor.Tensor
 
 // A Module is a pure builder over Gorgonia nodes: it has parameters and says what it computes, but

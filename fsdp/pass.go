@@ -228,7 +228,7 @@ func batchValues(p *layout.Path, batch []Tensor, computed tensor.Dtype) ([]exec.
 	}
 	values := make([]exec.Value, len(batch))
 	for i, t := range batch {
-		v, err := exec.FromTensor(t)
+		v, err := exec.FromBatch(t)
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", p.Input(i), err)
 		}

@@ -53,6 +53,42 @@ var badTokens = map[string]badBatch{
 	"target too large": {with(1, 5, 99), "batch tensor 1 (targets): call head: cross-entropy(-1): target 99 of row 5 is outside the 13 classes"},
 }
 
+// TestIntegersOfABatch may be int64 and int32. The loss and the state after a step have the same
+// bits.
+func TestIntegersOfABatch(t *testing.T) {
+	step := func(batch []fsdp.Tensor) (float64, map[string]*tensor.Dense) {
+		s := wrap(t, tinyGPT(1), fsdp.Config{Wrap: blocks})
+		_, err := s.Forward(t.Context(), converted[int32](with(0, 4, tinyVocab))...)
+		require.ErrorContains(t, err, "embedding: index 13 at position 4 is outside the table of 13 rows")
+		loss := forwardBackward(t, t.Context(), s, batch)
+		updater(t, s, 1)(t.Context())
+		state, err := s.FullState(t.Context())
+		require.NoError(t, err)
+		require.NoError(t, s.Close())
+		return loss, state
+	}
+	loss, state := step(good(0))
+	for _, batch := range [][]fsdp.Tensor{converted[int32](good(0)), converted[int64](good(0))} {
+		other, same := step(batch)
+		require.Equal(t, loss, other)
+		for name, v := range state {
+			require.Equal(t, v.Data(), same[name].Data(), name)
+		}
+	}
+}
+
+// converted returns a batch of integers of another type.
+func converted[T int32 | int64](batch []fsdp.Tensor) (list []fsdp.Tensor) {
+	for _, b := range batch {
+		v := make([]T, b.Size())
+		for i, x := range b.(*tensor.Dense).Ints() {
+			v[i] = T(x)
+		}
+		list = append(list, tensor.New(tensor.WithShape(b.Shape()...), tensor.WithBacking(v)))
+	}
+	return list
+}
+
 // with returns a good batch with one element of tensor i changed.
 func with(i, at, v int) []fsdp.Tensor {
 	batch := good(0)

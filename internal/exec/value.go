@@ -3,6 +3,8 @@ package exec
 import (
 	"errors"
 	"fmt"
+	"math"
+	"strconv"
 	"unsafe"
 
 	"gorgonia.org/tensor"
@@ -46,18 +48,9 @@ func Bytes[T Elem](s []T) []byte {
 // FromTensor returns t's memory as a Value. t must be dense, row-major, contiguous and of a
 // supported element type; the memory stays t's.
 func FromTensor(t tensor.Tensor) (Value, error) {
-	d, ok := t.(*tensor.Dense)
-	if !ok || d == nil {
-		if t == nil || ok {
-			return Value{}, errors.New("the tensor is nil")
-		}
-		return Value{}, fmt.Errorf("want a dense tensor, got %T", t)
-	}
-	if Numel(d.Shape()) == 0 {
-		return Value{}, fmt.Errorf("tensor of shape %v is empty", d.Shape())
-	}
-	if d.RequiresIterator() || d.DataOrder().IsColMajor() {
-		return Value{}, fmt.Errorf("tensor of shape %v is a view or column-major: clone it into row-major order first", d.Shape())
+	d, err := contiguous(t)
+	if err != nil {
+		return Value{}, err
 	}
 	v := Value{Shape: d.Shape(), DType: d.Dtype()}
 	switch d.Dtype() {
@@ -74,6 +67,54 @@ func FromTensor(t tensor.Tensor) (Value, error) {
 		return Value{}, fmt.Errorf("tensor of shape %v holds %d bytes, want %d", d.Shape(), len(v.Bytes), n)
 	}
 	return v, nil
+}
+
+// FromBatch is FromTensor for a tensor of a batch, whose integers may be int64 and int32 as well.
+// Those of int32 are copied, and so are those of int64 where int is shorter.
+func FromBatch(t tensor.Tensor) (Value, error) {
+	d, err := contiguous(t)
+	switch {
+	case err != nil:
+		return Value{}, err
+	case d.Dtype() == tensor.Int32:
+		return integers(d, d.Int32s()), nil
+	case d.Dtype() == tensor.Int64 && strconv.IntSize < 64:
+		return integers(d, d.Int64s()), nil
+	case d.Dtype() == tensor.Int64:
+		v := d.Int64s()
+		return Value{d.Shape(), tensor.Int, unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(v))), len(v)*8)}, nil
+	}
+	return FromTensor(d)
+}
+
+// integers copies v, the elements of d. One that int cannot hold becomes one that no operation
+// takes.
+func integers[T int32 | int64](d *tensor.Dense, v []T) Value {
+	list := make([]int, len(v))
+	for i, x := range v {
+		if list[i] = int(x); T(list[i]) != x {
+			list[i] = math.MinInt
+		}
+	}
+	return Value{d.Shape(), tensor.Int, Bytes(list)}
+}
+
+// contiguous returns t if it is dense, row-major, contiguous and not empty.
+func contiguous(t tensor.Tensor) (*tensor.Dense, error) {
+	d, ok := t.(*tensor.Dense)
+	if !ok || d == nil {
+		if t == nil || ok {
+			return nil, errors.New("the tensor is nil")
+		}
+		return nil, fmt.Errorf("want a dense tensor, got %T", t)
+	}
+	if Numel(d.Shape()) == 0 {
+		return nil, fmt.Errorf("tensor of shape %v is empty", d.Shape())
+	}
+	if d.RequiresIterator() || d.DataOrder().IsColMajor() {
+		return nil, fmt.Errorf("tensor of shape %v is a view or column-major: clone it into row-major order first", d.Shape())
+	}
+	return d, nil
 }
 
 // Tensor returns v as a tensor that shares v's memory. A scalar, of shape (), becomes a tensor of

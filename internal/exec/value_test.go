@@ -27,6 +27,34 @@ func TestFromTensor(t *testing.T) {
 	require.Equal(t, tensor.Shape{1}, scalar.Tensor().Shape())
 }
 
+// TestFromBatch takes integers of three types, and what FromTensor takes. The memory is shared
+// unless the elements are of another size.
+func TestFromBatch(t *testing.T) {
+	for _, backing := range []any{[]int{1, -2, 3}, []int64{1, -2, 3}, []int32{1, -2, 3}} {
+		d := tensor.New(tensor.WithShape(3, 1), tensor.WithBacking(backing))
+		v, err := exec.FromBatch(d)
+		require.NoError(t, err)
+		require.Equal(t, tensor.Int, v.DType)
+		require.Equal(t, tensor.Shape{3, 1}, v.Shape)
+		require.Equal(t, []int{1, -2, 3}, exec.Data[int](v.Bytes))
+		if d.Dtype().Size() == tensor.Int.Size() {
+			require.NoError(t, d.SetAt(d.Get(2), 0, 0))
+			require.Equal(t, []int{3, -2, 3}, exec.Data[int](v.Bytes))
+		}
+	}
+	one, err := exec.FromBatch(tensor.New(tensor.FromScalar(int32(7))))
+	require.NoError(t, err)
+	require.Equal(t, []int{7}, exec.Data[int](one.Bytes))
+	_, err = exec.FromBatch(tensor.New(tensor.WithBacking([]float32{1})))
+	require.NoError(t, err)
+	_, err = exec.FromBatch(tensor.New(tensor.WithBacking([]uint8{1})))
+	require.ErrorContains(t, err, "uint8 is not supported")
+	turned := tensor.New(tensor.WithShape(2, 2), tensor.WithBacking([]int32{1, 2, 3, 4}))
+	require.NoError(t, turned.T())
+	_, err = exec.FromBatch(turned)
+	require.ErrorContains(t, err, "is a view")
+}
+
 // TestFromTensorRefuses views, column-major and sparse tensors, and element types that no kernel
 // has.
 func TestFromTensorRefuses(t *testing.T) {
