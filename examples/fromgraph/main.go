@@ -4,7 +4,7 @@
 //	go run ./examples/fromgraph
 //
 // The models, in models.go, are written as one writes them for Gorgonia. What sharding adds to the
-// training is in the function sharded. It prints the mean loss over the batches of both ranks:
+// training is in the function sharded. It prints the mean loss over the batches of all ranks:
 //
 //	mlp      step  0   sharded 1.79813   tape machine 1.79813
 //	mlp      step 20   sharded 0.36239   tape machine 0.36239
@@ -38,29 +38,36 @@ import (
 )
 
 const (
-	ranks = 2
+	ranks = 2  // unless a launcher has started others
 	rows  = 16 // of each rank's batch
 	steps = 61
 	every = 20 // steps between reports
 )
 
 func main() {
-	if err := run(context.Background(), os.Stdout); err != nil {
+	err := comm.Run(context.Background(), ranks, func(ctx context.Context, g comm.Group) error {
+		return run(ctx, g, os.Stdout)
+	})
+	if err != nil {
 		log.Fatal(err)
 	}
 }
 
-func run(ctx context.Context, w io.Writer) error {
+// run is one of the ranks. The first of them has the tape machine, too, and prints.
+func run(ctx context.Context, g comm.Group, w io.Writer) error {
 	for _, m := range []*net{mlp(), convnet(), elman()} {
 		model, err := graph.Model(m.cost, m.inputs, m.learn, graph.Constants(m.constants...))
 		if err != nil {
 			return err
 		}
-		ours, err := sharded(ctx, m, model)
+		ours, err := sharded(ctx, g, m, model)
 		if err != nil {
 			return fmt.Errorf("%s: %w", m.name, err)
 		}
-		theirs, err := tapeMachine(m)
+		if g.Rank() != 0 {
+			continue
+		}
+		theirs, err := tapeMachine(m, g.Size())
 		if err != nil {
 			return fmt.Errorf("%s: tape machine: %w", m.name, err)
 		}
@@ -71,57 +78,43 @@ func run(ctx context.Context, w io.Writer) error {
 	return nil
 }
 
-// sharded trains the model over the ranks and returns the mean loss of each step.
-func sharded(ctx context.Context, m *net, model fsdp.Model) ([]float64, error) {
-	var losses [ranks][]float64
-	err := comm.Run(ctx, ranks, func(ctx context.Context, g comm.Group) error {
-		s, err := fsdp.Wrap(model, fsdp.Config{Group: g, Wrap: fsdp.WrapEach()})
-		if err != nil {
-			return err
-		}
-		defer s.Close()
-		opt, err := optim.SGD{}.New(s.Shards())
-		if err != nil {
-			return err
-		}
-		for step := range steps {
-			loss, err := s.Forward(ctx, m.batch(step, g.Rank())...)
-			if err != nil {
-				return err
-			}
-			losses[g.Rank()] = append(losses[g.Rank()], loss)
-			if err := s.Backward(ctx); err != nil {
-				return err
-			}
-			if err := opt.Step(m.rate); err != nil {
-				return err
-			}
-			s.ZeroGrad()
-		}
-		return nil
-	})
+// sharded trains the model over the ranks of g and returns the mean loss of each step.
+func sharded(ctx context.Context, g comm.Group, m *net, model fsdp.Model) ([]float64, error) {
+	s, err := fsdp.Wrap(model, fsdp.Config{Group: g, Wrap: fsdp.WrapEach()})
+	if err != nil {
+		return nil, err
+	}
+	defer s.Close()
+	opt, err := optim.SGD{}.New(s.Shards())
 	if err != nil {
 		return nil, err
 	}
 	mean := make([]float64, steps)
 	for step := range mean {
-		for _, l := range losses {
-			mean[step] += l[step] / ranks
+		if mean[step], err = s.Forward(ctx, m.batch(step, g.Rank())...); err != nil {
+			return nil, err
 		}
+		if err := s.Backward(ctx); err != nil {
+			return nil, err
+		}
+		if err := opt.Step(m.rate); err != nil {
+			return nil, err
+		}
+		s.ZeroGrad()
 	}
-	return mean, nil
+	return mean, g.AllReduce(comm.Of(mean), comm.Avg).Wait(ctx)
 }
 
 // tapeMachine trains the same graph by Gorgonia alone, with the batches of the ranks one after the
 // other in each step.
-func tapeMachine(m *net) ([]float64, error) {
+func tapeMachine(m *net, ranks int) ([]float64, error) {
 	if _, err := G.Grad(m.cost, m.learn...); err != nil {
 		return nil, err
 	}
 	vm := G.NewTapeMachine(m.graph, G.BindDualValues(m.learn...))
 	defer vm.Close()
 	// Gradients add up until Step.
-	solver := G.NewVanillaSolver(G.WithLearnRate(m.rate), G.WithBatchSize(ranks))
+	solver := G.NewVanillaSolver(G.WithLearnRate(m.rate), G.WithBatchSize(float64(ranks)))
 	mean := make([]float64, steps)
 	for step := range mean {
 		for rank := range ranks {
@@ -133,7 +126,7 @@ func tapeMachine(m *net) ([]float64, error) {
 			if err := vm.RunAll(); err != nil {
 				return nil, err
 			}
-			mean[step] += float64(m.cost.Value().Data().(float32)) / ranks
+			mean[step] += float64(m.cost.Value().Data().(float32)) / float64(ranks)
 			vm.Reset()
 		}
 		if err := solver.Step(G.NodesToValueGrads(m.learn)); err != nil {
