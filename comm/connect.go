@@ -112,7 +112,8 @@ type Config struct {
 	// Listen is the interface, by name or address, on which ranks of other hosts
 	// reach this one. With "" ranks listen on loopback only.
 	Listen string
-	// Transport chooses how data travels.
+	// Transport chooses how data travels. With Auto ranks of a host that cannot share
+	// memory use sockets, and tell Logger why; with SharedMemory that is an error.
 	Transport Transport
 	// Checksums chooses which data has checksums, the same on all ranks.
 	Checksums Checksums
@@ -249,11 +250,14 @@ func (s *session) abandon(err error) error {
 func (s *session) open(ctx context.Context) (Group, error) {
 	if s.cfg.Transport != TCP {
 		d, err := newDomain(ctx, s)
+		var none *noMemory
 		switch {
 		case err == nil:
 			s.domain = d
-		case s.cfg.Transport == SharedMemory || !errors.Is(err, errShmUnsupported):
-			return nil, err // the other ranks have shared memory: they would wait for this one
+		case s.cfg.Transport == SharedMemory || !errors.As(err, &none):
+			return nil, err
+		case len(none.ranks) > 1 && none.ranks[0] == s.cfg.Rank: // one of them says it
+			s.cfg.Logger.Warn("comm: slower: sockets take the place of shared memory", "because", none)
 		}
 	}
 	return s.newGroup(ctx, s.world())

@@ -81,7 +81,8 @@
 // memory that all ranks map: whoever waits executes them, for every rank. Buffers
 // from the group's [Allocator] are read and written in place, one copy per byte;
 // any other memory is staged through such buffers. The memory has no name in any
-// file system, so nothing is left of it when a process is killed.
+// file system, so nothing is left of it when a process is killed. If one rank of a
+// host cannot map it, as under ulimit -v, all ranks of the host use sockets instead.
 //
 // Between hosts every group has connections of its own. Frames carry the group,
 // the number of the collective and its [Signature], go straight from the caller's

@@ -25,6 +25,7 @@ import (
 //	             newsLeft:   number of the last completed collective, 8 bytes
 //	             newsAsk:    number of the question, 8 bytes
 //	             newsAnswer: number of the question, then the Status as JSON
+//	             newsMemory: with a step as the id, why the sender cannot take it, see vote
 type session struct {
 	cfg    Config
 	mesh   network
@@ -38,6 +39,8 @@ type session struct {
 	gone   map[int]error               // world ranks whose process has ended, and how
 	asked  map[uint64]*question        // by number
 	asking uint64                      // the latest number
+	votes  map[vote]string             // on shared memory: why not, "" for yes
+	voted  chan struct{}               // has room for one: votes or gone have changed
 	over   bool                        // the session has ended, or is about to
 }
 
@@ -69,6 +72,7 @@ const (
 	newsLeft
 	newsAsk
 	newsAnswer
+	newsMemory
 )
 
 const (
@@ -80,7 +84,7 @@ const (
 func newSession(cfg Config) *session {
 	return &session{
 		cfg: cfg, links: map[uint64]*link{}, ended: map[uint64]map[int]struct{}{}, early: map[uint64][]news{},
-		gone: map[int]error{}, asked: map[uint64]*question{},
+		gone: map[int]error{}, asked: map[uint64]*question{}, votes: map[vote]string{}, voted: make(chan struct{}, 1),
 	}
 }
 
@@ -91,8 +95,12 @@ func (s *session) Message(from int, msg []byte) {
 	}
 	id := binary.LittleEndian.Uint64(msg[1:])
 	n := news{msg[0], from, slices.Clone(msg[newsHeader:])}
-	if n.what == newsAnswer {
+	switch n.what {
+	case newsAnswer:
 		s.answered(n)
+		return
+	case newsMemory:
+		s.hearVote(vote{id, from}, string(n.body))
 		return
 	}
 	s.mu.Lock()
@@ -148,6 +156,7 @@ func (s *session) end(rank int, err error) {
 		q.answer(rank, Status{Err: fmt.Sprintf("does not answer: %v", err)})
 	}
 	s.mu.Unlock()
+	s.ringVotes()
 	for _, id := range ended {
 		s.peerLeft(id, rank)
 	}

@@ -11,9 +11,6 @@ import (
 	"github.com/gofsdp/gofsdp/internal/shm"
 )
 
-// errShmUnsupported says that the ranks of this host cannot share memory.
-var errShmUnsupported = shm.ErrUnsupported
-
 // domain is the memory that the ranks of one host share: a segment of each,
 // mapped by all. A process has one; all its groups use it.
 type domain struct {
@@ -31,43 +28,65 @@ const (
 )
 
 // newDomain creates this process's segment and exchanges it with the other ranks
-// of the host, all of which call newDomain.
+// of the host, all of which call newDomain. The error is a noMemory where the ranks
+// have to do without.
 func newDomain(ctx context.Context, s *session) (*domain, error) {
-	var peers []int
+	var ranks, peers []int
 	for r := range s.cfg.Size {
+		if r == s.cfg.Rank || s.mesh.SameHost(r) {
+			ranks = append(ranks, r)
+		}
 		if r != s.cfg.Rank && s.mesh.SameHost(r) {
 			peers = append(peers, r)
 		}
 	}
-	own, err := shm.Create(min(shm.Installed(), maxDomain/(len(peers)+1)))
-	if err != nil {
-		return nil, err
-	}
+	own, err := createSegment(len(ranks))
 	d := &domain{own: own, segments: map[int]*shm.Segment{s.cfg.Rank: own}}
-	d.waiting = sharedWaiting(len(peers)+1 > runtime.NumCPU())
-	if err := d.exchange(ctx, s.mesh, peers); err != nil {
+	d.waiting = sharedWaiting(len(ranks) > runtime.NumCPU())
+	if err = s.agree(ctx, stepCreate, ranks, err); err != nil {
+		return nil, errors.Join(err, d.close())
+	}
+	unmapped, err := d.exchange(ctx, s.mesh, peers)
+	if err == nil {
+		err = s.agree(ctx, stepMap, ranks, unmapped)
+	}
+	if err != nil {
 		return nil, errors.Join(err, d.close())
 	}
 	return d, nil
 }
 
-func (d *domain) exchange(ctx context.Context, net network, peers []int) error {
+// createSegment makes this process's segment. It can grow to the memory of the machine, as
+// nobody knows what a program will ask for, and costs no more than addresses: one process
+// has those of all segments. Where they are few, half stays free for everything else.
+func createSegment(ranks int) (*shm.Segment, error) {
+	limit := min(shm.Installed(), maxDomain/ranks)
+	if spare := shm.Spare(); limit > spare/(2*ranks) {
+		return nil, fmt.Errorf("ulimit -v leaves this process %d MiB of addresses, %d ranks that share memory want %d MiB: "+
+			"twice the memory of the machine for each", spare>>20, ranks, 2*ranks*(limit>>20))
+	}
+	return shm.Create(limit)
+}
+
+// exchange passes this process's segment to the peers and maps theirs. unmapped is
+// why it could not, though they are there.
+func (d *domain) exchange(ctx context.Context, net network, peers []int) (unmapped, err error) {
 	for _, r := range peers {
 		if err := net.SendFile(r, segmentTag, d.own.File()); err != nil {
-			return fmt.Errorf("passing shared memory to rank %d: %w", r, err)
+			return nil, fmt.Errorf("passing shared memory to rank %d: %w", r, err)
 		}
 	}
 	for _, r := range peers {
 		file, err := net.File(ctx, r, segmentTag)
 		if err != nil {
-			return fmt.Errorf("shared memory of rank %d: %w", r, err)
+			return nil, fmt.Errorf("shared memory of rank %d: %w", r, err)
 		}
 		d.segments[r], err = shm.Open(file)
-		if err = errors.Join(err, file.Close()); err != nil {
-			return fmt.Errorf("shared memory of rank %d: %w", r, err)
+		if err = errors.Join(err, file.Close()); err != nil && unmapped == nil {
+			unmapped = fmt.Errorf("memory of rank %d: %w", r, err)
 		}
 	}
-	return nil
+	return unmapped, nil
 }
 
 // linger frees what s holds in shared memory, now or when no rank looks at it

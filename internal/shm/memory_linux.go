@@ -142,3 +142,21 @@ func Installed() int {
 	}
 	return int(uint64(info.Totalram) * uint64(info.Unit))
 }
+
+// Spare returns the bytes of addresses that this process may still map, as far as
+// ulimit -v (RLIMIT_AS) says.
+func Spare() int {
+	var limit unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_AS, &limit); err != nil || limit.Cur > math.MaxInt {
+		return math.MaxInt
+	}
+	text, err := os.ReadFile("/proc/self/statm")
+	if err != nil {
+		return int(limit.Cur)
+	}
+	var pages int
+	if _, err := fmt.Sscan(string(text), &pages); err != nil {
+		return int(limit.Cur)
+	}
+	return max(0, int(limit.Cur)-pages*os.Getpagesize())
+}

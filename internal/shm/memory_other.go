@@ -2,7 +2,10 @@
 
 package shm
 
-import "os"
+import (
+	"math"
+	"os"
+)
 
 func create(int) (*os.File, []byte, error) { return nil, nil, ErrUnsupported }
 
@@ -14,3 +17,6 @@ func reserve(*os.File, []byte, int, int) error { return ErrUnsupported }
 
 // Installed returns the bytes of memory that segments could have: none.
 func Installed() int { return 0 }
+
+// Spare returns the bytes of addresses that this process may still map: nobody counts.
+func Spare() int { return math.MaxInt }

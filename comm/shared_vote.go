@@ -1,0 +1,101 @@
+package comm
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/gofsdp/gofsdp/internal/text"
+)
+
+// Whether the ranks of a host share memory
+//
+// A rank may have no shared memory: an old kernel, a sandbox, a limit of addresses (ulimit -v).
+// Ranks that disagree about it would wait for each other for ever. So all ranks of a host vote, at
+// each step that may fail, and either all share memory or all use sockets.
+
+// vote is one rank's word on one step.
+type vote struct {
+	step uint64
+	rank int // in the world
+}
+
+const (
+	stepCreate = iota + 1 // every rank has a segment
+	stepMap               // every rank has mapped those of all
+)
+
+// noMemory says that the ranks of a host share no memory. All of them have the same.
+type noMemory struct {
+	ranks  []int // of the host, in the world, ascending
+	rank   int   // the lowest that cannot
+	reason string
+}
+
+func (e *noMemory) Error() string {
+	return fmt.Sprintf("ranks %v of one host cannot share memory; rank %d: %s", e.ranks, e.rank, e.reason)
+}
+
+// hearVote notes the vote of a peer.
+func (s *session) hearVote(v vote, reason string) {
+	if v.step > stepMap {
+		return // no rank of this version says that
+	}
+	s.mu.Lock()
+	s.votes[v] = reason
+	s.mu.Unlock()
+	s.ringVotes()
+}
+
+// ringVotes lets agree count again.
+func (s *session) ringVotes() {
+	select {
+	case s.voted <- struct{}{}:
+	default:
+	}
+}
+
+// agree tells the other given ranks, those of this host, whether this one can take a step, and
+// hears them. It returns nil if all can, a noMemory if one cannot.
+func (s *session) agree(ctx context.Context, step uint64, ranks []int, mine error) error {
+	reason := ""
+	if mine != nil {
+		reason = text.Cut(mine.Error(), maxErrorText)
+	}
+	s.hearVote(vote{step, s.cfg.Rank}, reason)
+	for _, r := range ranks {
+		if r == s.cfg.Rank {
+			continue
+		}
+		if err := s.send(r, newsMemory, step, []byte(reason)); err != nil {
+			return err
+		}
+	}
+	for {
+		open, err := s.count(step, ranks)
+		if err != nil || open < 0 {
+			return err
+		}
+		select {
+		case <-s.voted:
+		case <-ctx.Done():
+			return fmt.Errorf("waiting for rank %d, which shares the memory of this host: %w", open, context.Cause(ctx))
+		}
+	}
+}
+
+// count returns the first of the ranks that has not voted, -1 if all have, and what follows then.
+func (s *session) count(step uint64, ranks []int) (open int, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, r := range ranks {
+		switch reason, ok := s.votes[vote{step, r}]; {
+		case !ok && s.gone[r] != nil:
+			return r, fmt.Errorf("shared memory of rank %d: %w", r, s.gone[r])
+		case !ok:
+			return r, nil
+		case reason != "" && err == nil:
+			err = &noMemory{ranks, r, reason}
+		}
+	}
+	return -1, err
+}
