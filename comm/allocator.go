@@ -19,3 +19,11 @@ type Allocator interface {
 	// it is freed; afterwards it may be gone, and touching it end the process.
 	Free(b []byte) error
 }
+
+// Stager is implemented by groups whose sums need memory of the group's own.
+type Stager interface {
+	// Staging returns the bytes that the group keeps on this rank once it has summed
+	// buffers by ReduceScatter that leave n elements of type d on each rank, or by
+	// AllReduce Size*n elements. It communicates nothing.
+	Staging(d DType, n int) int
+}

@@ -279,3 +279,31 @@ func TestNoStalls(t *testing.T) {
 	require.Less(t, took[len(took)*3/4], 20*time.Millisecond) // the rest is the scheduler's
 	closeRanks(t, gs)
 }
+
+// TestStaging compares what a group says that it keeps with what it has after a sum, flat and over
+// hosts, of few bytes and of many.
+func TestStaging(t *testing.T) {
+	ctx := context.Background()
+	for _, n := range []int{1, 2, 3, 8} {
+		for _, per := range []int{1, 2} {
+			for _, elements := range []int{1, 3000, 200_000} {
+				gs := RemoteGroups(t, n, Wiring{PerHost: per})
+				everyRank(t, gs, func(r *remote) error {
+					src := make([]float32, n*elements)
+					if err := gs[r.rank].ReduceScatter(Of(make([]float32, elements)), Of(src), Sum).Wait(ctx); err != nil {
+						return err
+					}
+					if err := gs[r.rank].AllReduce(Of(src), Sum).Wait(ctx); err != nil {
+						return err
+					}
+					said := gs[r.rank].(Stager).Staging(Float32, elements)
+					if said != len(r.stage) {
+						return fmt.Errorf("%d elements on %d ranks: %d bytes staged, said %d", elements, n, len(r.stage), said)
+					}
+					return nil
+				})
+				closeRanks(t, gs)
+			}
+		}
+	}
+}

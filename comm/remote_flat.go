@@ -172,10 +172,29 @@ func (r *remote) gatherRing(ctx context.Context, full, own Buffer, share int, ro
 // staging returns n bytes of scratch memory, aligned for every element type.
 func (r *remote) staging(n int) []byte {
 	if len(r.stage) < n {
-		r.stage = make([]byte, max(n, 64<<10))
+		r.stage = make([]byte, max(n, leastStage))
 	}
 	return r.stage[:n]
 }
+
+// Staging implements [Stager].
+func (r *remote) Staging(d DType, n int) int {
+	if r.size == 1 {
+		return 0
+	}
+	bytes := d.Size() * n
+	staged := 2 * r.size * lines(min(bytes, block))
+	if h := r.hosts; h != nil && h.suits(KindReduceScatter, Sum, d, r.size*bytes) {
+		staged = 2 * h.count * lines(bytes)
+	}
+	return max(staged, leastStage)
+}
+
+// leastStage is the size of the first stage, which small collectives share.
+const leastStage = 64 << 10
+
+// lines rounds bytes up to whole cache lines.
+func lines(bytes int) int { return (bytes + 63) / 64 * 64 }
 
 // bufferOf returns b as elements of the type of like.
 func bufferOf(b []byte, like Buffer) Buffer {
@@ -189,7 +208,7 @@ func bufferOf(b []byte, like Buffer) Buffer {
 func (r *remote) scatter(ctx context.Context, dst, src Buffer, share int, op Op, round uint16) error {
 	size := dst.dtype.Size()
 	step := min(block/size, max(dst.len, 1))
-	line := (step*size + 63) / 64 * 64 // bytes from one rank's block to the next
+	line := lines(step * size) // bytes from one rank's block to the next
 	stage := r.staging(2 * r.size * line)
 	at := func(half, rank, n int) []byte {
 		lo := (half*r.size + rank) * line
@@ -239,7 +258,7 @@ func (r *remote) allReduce(ctx context.Context, buf Buffer, op Op) error {
 		}
 		return r.gather(ctx, buf, part(buf, r.rank, share), share, roundGather)
 	}
-	line := (bytes + 63) / 64 * 64
+	line := lines(bytes)
 	all := r.staging(2 * r.size * line)[r.size*line:] // gatherDoubling uses the first half
 	full := bufferOf(all[:r.size*bytes], buf)
 	if err := r.gather(ctx, full, buf, buf.len, roundGather); err != nil {

@@ -177,7 +177,7 @@ func (r *remote) railScatter(ctx context.Context, dst, src Buffer, op Op) error 
 		inner = Sum // the average is taken once, at the end
 	}
 	n := len(dst.Bytes())
-	line := (n + 63) / 64 * 64
+	line := lines(n)
 	stage := r.staging(2 * h.count * line)
 	slot := func(i int) []byte { return stage[i*line:][:n] }
 	for k := 1; k < h.count; k++ {

@@ -420,6 +420,14 @@ func (s *Serial) serve() {
 	}
 }
 
+// Staging implements [Stager] with the backend's, 0 if that has none.
+func (s *Serial) Staging(d DType, n int) int {
+	if b, ok := s.backend.(Stager); ok {
+		return b.Staging(d, n)
+	}
+	return 0
+}
+
 func (s *Serial) failing() <-chan struct{} { return s.alarm.bell() }
 func (s *Serial) status() Status           { return s.rec.status(s.name, s.rank) }
 

@@ -17,6 +17,9 @@ type Context struct{ gemm gemm.Workspace }
 // Bytes returns the memory the workspace holds now.
 func (c *Context) Bytes() int { return c.gemm.Bytes() }
 
+// MostBytes returns what a Context comes to hold at most for one element type.
+func MostBytes[T Float]() int { return gemm.MostBytes[T]() }
+
 // check panics unless a slice has the length its shape demands.
 func check(kernel, name string, got, want int) {
 	if got != want {

@@ -21,6 +21,14 @@ type buffers[T Float] struct {
 // Bytes returns the memory the workspace holds, in bytes.
 func (w *Workspace) Bytes() int { return w.f32.bytes() + w.f64.bytes() }
 
+// MostBytes returns what the buffers of an element type come to take at most, in bytes.
+func MostBytes[T Float]() int {
+	var element T
+	e := engineOf[T]()
+	strip := (e.mr + e.lanes - 1) / e.lanes * e.lanes
+	return (strip + e.nc) * e.kc * int(unsafe.Sizeof(element))
+}
+
 func (b *buffers[T]) bytes() int {
 	var element T
 	return (cap(b.apack) + cap(b.bpack)) * int(unsafe.Sizeof(element))
