@@ -136,6 +136,10 @@
 // optimizer state and what Config.Spill selects into files instead. All of it is kept for the next
 // step until [Sharded.Close] gives it back.
 //
+// [Plan] says how much that will be and [Sharded.Memory] how much it is, both to the byte.
+// [Plan.Resident] adds what a process needs beside buffers, and says what it leaves out. Compiled
+// programs are kept for batches of the same shapes, within bounds: see [Sharded.Memory].
+//
 // What a rank of a small GPT holds and sends in a step, as planned and as counted (make memory, half
 // a minute):
 //

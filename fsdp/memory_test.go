@@ -115,6 +115,42 @@ func TestOldShapesAreForgotten(t *testing.T) {
 	require.LessOrEqual(t, m.Memory().Reserved, small+small/8)
 }
 
+// TestReservedIsPlanned compares what is reserved after some steps with what was planned before the
+// first, to the byte.
+func TestReservedIsPlanned(t *testing.T) {
+	for name, cfg := range map[string]fsdp.Config{
+		"full":       {},
+		"kept":       {Strategy: fsdp.ShardGradOp, Keep: blocks},
+		"whole":      {Strategy: fsdp.NoShard},
+		"hybrid":     {Strategy: fsdp.HybridShard, ShardRanks: 2},
+		"checkpoint": {Prefetch: 3, Checkpoint: blocks},
+		"frozen":     {Frozen: func(name string) bool { return strings.HasPrefix(name, "blocks.1.") }},
+		"narrow":     {Precision: fsdp.Precision{Reduce: fsdp.BFloat16, Gather: fsdp.BFloat16}},
+		"offload":    {OffloadDir: t.TempDir(), Spill: blocks},
+	} {
+		t.Run(name, func(t *testing.T) {
+			onRanks(t, 4, func(ctx context.Context, g comm.Group) {
+				cfg := cfg
+				cfg.Group, cfg.Wrap = g, blocks
+				m := wrap(t, tinyGPT(3), cfg)
+				update := updater(t, m, 1)
+				batch := tinyBatch(0, g.Rank(), 3, 5)
+				plan, err := m.Plan(batch...)
+				require.NoError(t, err)
+				for range 5 {
+					forwardBackward(t, ctx, m, batch)
+					update(ctx)
+				}
+				require.GreaterOrEqual(t, plan.ReservedBytes, plan.RAMBytes)
+				if cfg.OffloadDir == "" {
+					require.Equal(t, plan.ReservedBytes, m.Memory().Reserved)
+				}
+				require.Greater(t, plan.Resident(), plan.ReservedBytes)
+			})
+		})
+	}
+}
+
 // TestProgramsAreCounted holds the bytes counted for compiled programs against those that the Go
 // heap has more, for passes of many shapes.
 func TestProgramsAreCounted(t *testing.T) {

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/fsdp/internal/engine"
 	"github.com/gofsdp/gofsdp/internal/arena"
 	"github.com/gofsdp/gofsdp/internal/exec"
@@ -25,7 +26,11 @@ type Plan struct {
 
 	// The same bytes by where they lie. The two need not be largest at the same time.
 	MappedBytes int // most at once in files (Config.OffloadDir)
-	RAMBytes    int // most at once elsewhere, which must fit in RAM
+	RAMBytes    int // most at once elsewhere
+
+	// What must fit in RAM, once a few passes have run.
+	ReservedBytes int // RAMBytes, and freed buffers that are kept for the next pass
+	BesideBytes   int // compiled programs, packed operands of products, and what the group copies through
 
 	Gathers    int      // all-gathers in a pass, over more than one rank
 	Reduces    int      // reduce-scatters
@@ -50,6 +55,15 @@ type GroupPlan struct {
 
 // Peak returns the most bytes that will be counted at once, in files and elsewhere.
 func (p *Plan) Peak() int { return p.ShardBytes + p.StateBytes + p.SnapshotBytes + p.PassBytes }
+
+// Resident returns the bytes of RAM that training on such batches comes to take on this rank, to a
+// tenth. It counts buffers, freed ones included, compiled programs, packed operands of products, and
+// what collectives of package comm copy through. It does not count what any Go program has, about
+// 3 MB and its code; batches; NoSync's gradients before this pass; Forwards that are held, and
+// evaluations; and garbage: a pass leaves next to none, but Go's heap may grow to twice what is in
+// use (GOGC) when other code does. Memory that processes share is counted by the rank that has it,
+// where the system counts it for every process that touches it.
+func (p *Plan) Resident() int { return p.ReservedBytes + p.BesideBytes }
 
 // Plan plans a training pass on a batch of the shapes of these tensors, whose contents do not
 // matter: a pass that begins now, inside NoSync if the call is. It is not a collective.
@@ -85,7 +99,8 @@ func (s *Sharded) Plan(batch ...Tensor) (*Plan, error) {
 			p.Params += gp.Len
 		}
 	}
-	p.divide(c.Plan, d.InFile)
+	p.divide(c.Plan, d)
+	p.BesideBytes = s.engine.Beside(c) + s.staging()
 	for _, op := range c.Plan.Program.Ops {
 		p.Schedule = append(p.Schedule, c.Plan.Program.Text(op))
 	}
@@ -94,14 +109,30 @@ func (s *Sharded) Plan(batch ...Tensor) (*Plan, error) {
 
 // divide says which of the bytes lie in files, and which in RAM. What was live before the pass
 // stays live during it.
-func (p *Plan) divide(pass *program.Plan, inFile func(arena.Class) bool) {
-	p.MappedBytes = pass.MostLive(inFile)
-	p.RAMBytes = pass.MostLive(func(c arena.Class) bool { return !inFile(c) })
-	if lasting := p.ShardBytes + p.StateBytes + p.SnapshotBytes; inFile(arena.Shard) {
+func (p *Plan) divide(pass *program.Plan, d engine.Device) {
+	inRAM := func(c arena.Class) bool { return !d.InFile(c) }
+	p.MappedBytes = pass.MostLive(d.InFile)
+	p.RAMBytes, p.ReservedBytes = pass.MostLive(inRAM), d.Reserve(pass, inRAM)
+	if lasting := p.ShardBytes + p.StateBytes + p.SnapshotBytes; d.InFile(arena.Shard) {
 		p.MappedBytes += lasting
 	} else {
 		p.RAMBytes += lasting
+		p.ReservedBytes += lasting
 	}
+}
+
+// staging returns the bytes that groups keep for themselves to sum gradients.
+func (a *arrangement) staging() (bytes int) {
+	most := make(map[comm.Group]int)
+	for i := range a.layout.Groups {
+		if g := &a.layout.Groups[i]; !g.Kind.Frozen {
+			a.meshes[i].Staging(most, g.Reduce, g.Flat.ShardLen())
+		}
+	}
+	for _, n := range most {
+		bytes += n
+	}
+	return bytes
 }
 
 // WriteTo writes the plan as a short table.
@@ -133,6 +164,8 @@ func (p *Plan) WriteTo(w io.Writer) (int64, error) {
 	if p.MappedBytes > 0 {
 		fmt.Fprintf(&b, "of these at most %s in files, and at most %s elsewhere\n", bytesText(p.MappedBytes), bytesText(p.RAMBytes))
 	}
+	fmt.Fprintf(&b, "in RAM at most %s: %s of buffers, freed ones included, and %s beside\n",
+		bytesText(p.Resident()), bytesText(p.ReservedBytes), bytesText(p.BesideBytes))
 	n, err := io.WriteString(w, b.String())
 	return int64(n), err
 }

@@ -83,7 +83,9 @@ type Sources struct {
 // A Block is one buffer. Data is valid until the block is freed.
 type Block struct {
 	Data  []byte
-	whole []byte // the allocation behind Data, at least as long
+	whole []byte // the allocation behind Data, at least as long; nil in a dry arena
+	size  int    // of the allocation in bytes
+	asked int    // bytes that were asked for
 	class Class
 	pool  *pool
 	phase Phase // that freed the block last
@@ -117,7 +119,7 @@ type Arena struct {
 // A pool is the free blocks of one source.
 type pool struct {
 	source Source
-	free   []*Block // sorted by len(whole)
+	free   []*Block // sorted by size
 }
 
 // Phase is a kind of step with a working set of its own. Blocks age by the steps of the phase that
@@ -143,6 +145,32 @@ func New(s Sources) *Arena {
 	a.draw(s.Spill, Spilled, Snapshot)
 	return a
 }
+
+// Dry returns an empty arena that counts as a does, of blocks without memory. It shows what steps
+// will come to reserve before they run.
+func (a *Arena) Dry() *Arena {
+	d := &Arena{live: make(map[*Block]struct{})}
+	for _, p := range a.pools {
+		dry := &pool{source: nowhere{}}
+		d.pools = append(d.pools, dry)
+		for class := range a.of {
+			if a.of[class] == p {
+				d.of[class] = dry
+			}
+		}
+	}
+	d.heap = d.pools[0]
+	return d
+}
+
+// nowhere is the source of blocks without memory.
+type nowhere struct{}
+
+// Alloc implements Source.
+func (nowhere) Alloc(int) ([]byte, error) { return nil, nil }
+
+// Free implements Source.
+func (nowhere) Free([]byte) error { return nil }
 
 // draw has the given classes come from a source, if there is one.
 func (a *Arena) draw(from Source, classes ...Class) {
@@ -170,7 +198,9 @@ func (a *Arena) Alloc(n int, class Class) (*Block, error) {
 	if err != nil {
 		return nil, fmt.Errorf("allocating %d bytes of %v memory: %w", n, class, err)
 	}
-	b.Data, b.class = b.whole[:n:n], class
+	if b.class, b.asked = class, n; b.whole != nil {
+		b.Data = b.whole[:n:n]
+	}
 	a.live[b] = struct{}{}
 	a.stats.Live[class] += n
 	a.stats.Total += n
@@ -190,14 +220,14 @@ func (a *Arena) take(p *pool, n int) (*Block, error) {
 	if err != nil {
 		return nil, err
 	}
-	a.stats.Reserved += len(whole)
-	return &Block{whole: whole, pool: p}, nil
+	a.stats.Reserved += n
+	return &Block{whole: whole, size: n, pool: p}, nil
 }
 
 // take returns the smallest free block that holds n bytes and wastes at most an eighth, or nil.
 func (p *pool) take(n int) *Block {
-	i := sort.Search(len(p.free), func(i int) bool { return len(p.free[i].whole) >= n })
-	if i == len(p.free) || len(p.free[i].whole) > n+n/8 {
+	i := sort.Search(len(p.free), func(i int) bool { return p.free[i].size >= n })
+	if i == len(p.free) || p.free[i].size > n+n/8 {
 		return nil
 	}
 	b := p.free[i]
@@ -207,7 +237,7 @@ func (p *pool) take(n int) *Block {
 
 // put adds b to the free blocks.
 func (p *pool) put(b *Block) {
-	i := sort.Search(len(p.free), func(i int) bool { return len(p.free[i].whole) >= len(b.whole) })
+	i := sort.Search(len(p.free), func(i int) bool { return p.free[i].size >= b.size })
 	p.free = append(p.free, nil)
 	copy(p.free[i+1:], p.free[i:])
 	p.free[i] = b
@@ -221,7 +251,7 @@ func (p *pool) drop(old func(*Block) bool) (bytes int, err error) {
 			kept = append(kept, b)
 			continue
 		}
-		bytes += len(b.whole)
+		bytes += b.size
 		if e := p.source.Free(b.whole); err == nil {
 			err = e
 		}
@@ -246,8 +276,8 @@ func (a *Arena) Free(b *Block) {
 		}
 	}
 	delete(a.live, b)
-	a.stats.Live[b.class] -= len(b.Data)
-	a.stats.Total -= len(b.Data)
+	a.stats.Live[b.class] -= b.asked
+	a.stats.Total -= b.asked
 	b.phase, b.step = a.phase, a.steps[a.phase]
 	b.pool.put(b)
 }

@@ -247,3 +247,33 @@ func TestPhasesAgeApart(t *testing.T) {
 	}
 	require.Zero(t, a.Stats().Reserved)
 }
+
+// TestDry has an arena with memory and one without do the same, and compares the counts.
+func TestDry(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		wet := New(Sources{Collective: newTestSource(), Spill: newTestSource()})
+		dry := wet.Dry()
+		var blocks [][2]*Block
+		for range rapid.IntRange(1, 60).Draw(t, "operations") {
+			switch what := rapid.IntRange(0, 5).Draw(t, "what"); {
+			case what == 0:
+				require.NoError(t, wet.EndStep())
+				require.NoError(t, dry.EndStep())
+			case what < 3 && len(blocks) > 0:
+				i := rapid.IntRange(0, len(blocks)-1).Draw(t, "which")
+				wet.Free(blocks[i][0])
+				dry.Free(blocks[i][1])
+				blocks = slices.Delete(blocks, i, i+1)
+			default:
+				n, class := rapid.IntRange(0, 300).Draw(t, "bytes"), Class(rapid.IntRange(0, int(Classes)-1).Draw(t, "class"))
+				b, err := wet.Alloc(n, class)
+				require.NoError(t, err)
+				d, err := dry.Alloc(n, class)
+				require.NoError(t, err)
+				require.Empty(t, d.Data)
+				blocks = append(blocks, [2]*Block{b, d})
+			}
+			require.Equal(t, wet.Stats(), dry.Stats())
+		}
+	})
+}

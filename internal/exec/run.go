@@ -4,6 +4,7 @@ import (
 	"fmt"
 
 	G "gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
 
 	"github.com/gofsdp/gofsdp/internal/kernel"
 )
@@ -30,6 +31,14 @@ type Runner struct {
 	Kernel kernel.Context
 	frame  Frame
 	host   []G.Value
+}
+
+// RunnerBytes returns what a Runner comes to hold at most for units of one element type.
+func RunnerBytes(dt tensor.Dtype) int {
+	if dt == tensor.Float64 {
+		return kernel.MostBytes[float64]()
+	}
+	return kernel.MostBytes[float32]()
 }
 
 // Forward runs u's forward.

@@ -55,6 +55,9 @@ type Device interface {
 	Stats() arena.Stats
 	// ResetPeak makes Stats count the peak from here on.
 	ResetPeak()
+	// Reserve returns the most bytes that Stats will call reserved for the buffers of passes by a
+	// plan, of the classes that count, once the passes repeat.
+	Reserve(p *program.Plan, counts func(arena.Class) bool) int
 	// InFile tells whether memory of a class lies in files.
 	InFile(class arena.Class) bool
 	// Close waits for everything, and gives all memory back.

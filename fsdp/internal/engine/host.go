@@ -8,6 +8,7 @@ import (
 	"github.com/gofsdp/gofsdp/internal/exec"
 	"github.com/gofsdp/gofsdp/internal/kernel/vec"
 	"github.com/gofsdp/gofsdp/internal/mapped"
+	"github.com/gofsdp/gofsdp/internal/program"
 	"github.com/gofsdp/gofsdp/optim"
 )
 
@@ -105,6 +106,43 @@ func (h *Host) Stats() arena.Stats { return h.arena.Stats() }
 
 // ResetPeak implements Device.
 func (h *Host) ResetPeak() { h.arena.ResetPeak() }
+
+// Reserve implements Device. Buffers come and go as in a pass, in an arena without memory, until the
+// freed ones that no pass uses would have been given up.
+func (h *Host) Reserve(p *program.Plan, counts func(arena.Class) bool) int {
+	dry, most := h.arena.Dry(), 0
+	blocks := make([]*arena.Block, len(p.Buffers))
+	alloc := func(n int, class arena.Class) (b *arena.Block) {
+		if counts(class) {
+			b, _ = dry.Alloc(n, class) // what has no memory cannot fail
+		}
+		return b
+	}
+	enter := func(ids []int) {
+		for _, id := range ids {
+			blocks[id] = alloc(p.Buffers[id].Bytes, p.Buffers[id].Class)
+		}
+	}
+	leave := func(ids []int) {
+		for _, id := range ids {
+			dry.Free(blocks[id])
+			blocks[id] = nil
+		}
+	}
+	for range 4 {
+		enter(p.Inherited)
+		for i := range p.Steps {
+			step := &p.Steps[i]
+			enter(step.Alloc)
+			dry.Free(alloc(step.Work, arena.Work))
+			leave(step.Free)
+		}
+		leave(p.Left)
+		most = max(most, dry.Stats().Reserved)
+		_ = dry.EndStep() // nor can this
+	}
+	return most
+}
 
 // InFile implements Device.
 func (h *Host) InFile(c arena.Class) bool {

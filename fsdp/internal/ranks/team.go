@@ -33,6 +33,15 @@ type Mesh struct {
 	Peers   comm.Group // all ranks that have these parameters, or buffers
 }
 
+// Staging notes in most, by group, the bytes that groups keep for themselves to sum gradients of a
+// flat group whose shards have n elements, if these are more than what is there.
+func (m *Mesh) Staging(most map[comm.Group]int, d comm.DType, n int) {
+	most[m.Shard] = max(most[m.Shard], staging(m.Shard, d, n))
+	if r := m.Replica; r != nil {
+		most[r] = max(most[r], staging(r, d, (n+r.Size()-1)/r.Size()))
+	}
+}
+
 // NewTeam returns the team of the ranks of g. Errors that peer makes stand for failures of other
 // ranks.
 func NewTeam(g comm.Group, peer func(rank int, message string) error) *Team {
@@ -185,6 +194,17 @@ func (p *part) ReduceScatter(dst, src comm.Buffer, op comm.Op) comm.Work {
 // Gather implements comm.Group.
 func (p *part) Gather(dst, src comm.Buffer, counts []int, root int) comm.Work {
 	return partWork{p.Group.Gather(dst, src, counts, root), p}
+}
+
+// Staging implements comm.Stager.
+func (p *part) Staging(d comm.DType, n int) int { return staging(p.Group, d, n) }
+
+// staging returns what g says, 0 if it works in its callers' memory.
+func staging(g comm.Group, d comm.DType, n int) int {
+	if s, ok := g.(comm.Stager); ok {
+		return s.Staging(d, n)
+	}
+	return 0
 }
 
 // AllReduce implements comm.Group.

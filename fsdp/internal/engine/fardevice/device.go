@@ -194,6 +194,11 @@ func (d *Device) Stats() (s arena.Stats) {
 // ResetPeak implements engine.Device.
 func (d *Device) ResetPeak() { d.do(d.host.ResetPeak) }
 
+// Reserve implements engine.Device.
+func (d *Device) Reserve(p *program.Plan, counts func(arena.Class) bool) int {
+	return d.host.Reserve(p, counts)
+}
+
 // InFile implements engine.Device.
 func (d *Device) InFile(class arena.Class) bool { return d.host.InFile(class) }
 
