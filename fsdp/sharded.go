@@ -311,7 +311,7 @@ func (s *Sharded) ask(ctx context.Context, q *ranks.Ask, err error) (ranks.Answe
 // withoutRank returns err of an exchange, or what it means if another rank has closed the group.
 func withoutRank(s *Sharded, err error) error {
 	var blame *comm.RankError
-	if !errors.As(err, &blame) || !errors.Is(blame.Err, comm.ErrClosed) || blame.Rank == s.team.Rank() {
+	if !errors.As(err, &blame) || blame.Err != comm.ErrClosed || blame.Rank == s.team.Rank() {
 		return err
 	}
 	advice := "range over Sharded.Join, which goes on until no rank has a batch"
