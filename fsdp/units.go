@@ -101,9 +101,13 @@ func (u *unit) decide(cfg *Config) (err error) {
 			return fmt.Errorf("Config.StrategyOf returned %v: to change nothing, return the unit's Strategy", u.strategy)
 		}
 	}
-	if hybrid := u.strategy == HybridShard || u.strategy == HybridGradOp; hybrid && cfg.ShardRanks == 0 {
+	named := u.strategy
+	if named == cfg.Strategy.kept() { // which is what becomes of Config.Strategy in the root unit
+		named = cfg.Strategy
+	}
+	if u.strategy.cut() == layout.Some && cfg.ShardRanks == 0 {
 		return fmt.Errorf("%v needs Config.ShardRanks, the number of ranks that parameters are cut over: a divisor of %d, such as the ranks of a host",
-			u.strategy, cfg.Group.Size())
+			named, cfg.Group.Size())
 	}
 	if cfg.GroupOf != nil {
 		u.group = cfg.GroupOf(u.UnitInfo)
@@ -112,7 +116,7 @@ func (u *unit) decide(cfg *Config) (err error) {
 		u.group = nil
 	}
 	if u.group != nil && u.strategy != FullShard && u.strategy != ShardGradOp {
-		return fmt.Errorf("Config.GroupOf gives a group of its own, over which %v is not possible: want FullShard or ShardGradOp", u.strategy)
+		return fmt.Errorf("Config.GroupOf gives a group of its own, over which %v is not possible: want FullShard or ShardGradOp", named)
 	}
 	return nil
 }

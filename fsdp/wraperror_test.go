@@ -83,7 +83,7 @@ var wrapErrors = map[string]struct {
 	"strategy of a unit": {tinyGPT(1), fsdp.Config{StrategyOf: func(fsdp.UnitInfo) fsdp.Strategy { return 9 }}, "unit root: Config.StrategyOf returned Strategy(9)"},
 	"StrategyOf panics":  {tinyGPT(1), fsdp.Config{StrategyOf: func(fsdp.UnitInfo) fsdp.Strategy { panic("no opinion") }}, "unit root: Config.StrategyOf or GroupOf panicked: no opinion"},
 	"GroupOf panics":     {tinyGPT(1), fsdp.Config{GroupOf: func(fsdp.UnitInfo) comm.Group { panic("no opinion") }}, "unit root: Config.StrategyOf or GroupOf panicked: no opinion"},
-	"hybrid over what":   {tinyGPT(1), fsdp.Config{Strategy: fsdp.HybridShard}, "unit root: HybridGradOp needs Config.ShardRanks"},
+	"hybrid over what":   {tinyGPT(1), fsdp.Config{Strategy: fsdp.HybridShard}, "unit root: HybridShard needs Config.ShardRanks"},
 	"hybrid over more":   {tinyGPT(1), fsdp.Config{Strategy: fsdp.HybridShard, ShardRanks: 5}, "Config.ShardRanks is 5, which does not divide"},
 	"unknown divisor":    {tinyGPT(1), fsdp.Config{Divide: 9}, "Config.Divide is Divide(9)"},
 	"negative in flight": {tinyGPT(1), fsdp.Config{InFlight: -1}, "Config.InFlight is -1"},
