@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime/debug"
+	"strings"
 	"sync"
 )
 
@@ -82,7 +83,13 @@ type rankFailure struct {
 	err  error
 }
 
-func (f rankFailure) error() error { return fmt.Errorf("rank %d: %w", f.rank, f.err) }
+// error returns the error with the name of the rank, unless it has that already.
+func (f rankFailure) error() error {
+	if name := fmt.Sprintf("rank %d: ", f.rank); !strings.Contains(f.err.Error(), name) {
+		return fmt.Errorf("%s%w", name, f.err)
+	}
+	return f.err
+}
 
 // rootCause picks what went wrong from the failures of a run, in order of time.
 // That is the first, unless it only reports what another rank did, and that rank

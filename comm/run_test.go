@@ -109,6 +109,21 @@ func TestRunTellsPeers(t *testing.T) {
 	require.Equal(t, &RankError{"world", 1, errDisk}, told)
 }
 
+// An error that names its rank is left as it is.
+func TestRunNamesOnce(t *testing.T) {
+	for _, text := range []string{"model: rank 1: disk full", "rank 1: disk full"} {
+		err := Run(context.Background(), 2, func(_ context.Context, g Group) error {
+			if g.Rank() == 1 {
+				return errors.New(text)
+			}
+			return nil
+		})
+		require.EqualError(t, err, text)
+	}
+	err := Run(context.Background(), 1, func(context.Context, Group) error { return errors.New("rank 1: disk full") })
+	require.EqualError(t, err, "rank 0: rank 1: disk full")
+}
+
 // A rank that leaves without being missed, and ends because the others fail, did
 // not cause more than it is blamed for.
 func TestRunBlamedButCancelled(t *testing.T) {

@@ -35,7 +35,7 @@
 // one is printed:
 //
 //	$ go run ./examples/uneven -join=false
-//	rank 2: fsdp: rank 2: Forward: ranks disagree: rank 0 runs Forward number 19, rank 3 runs Eval number 19
+//	fsdp: rank 2: Forward: ranks disagree: rank 0 runs Forward number 19, rank 3 runs Eval number 19
 package main
 
 import (
