@@ -10,6 +10,8 @@ import (
 	"runtime"
 	"syscall"
 	"time"
+
+	"github.com/gofsdp/gofsdp/internal/launch"
 )
 
 // system is what fsdprun is given besides its arguments.
@@ -141,6 +143,10 @@ func (l *launcher) job() (int, error) {
 		}
 		l.screen.say("%s", a.summary())
 		if a.user || failures == l.restarts {
+			return culprit.end.status(), nil
+		}
+		if r := a.hopeless(); r != nil && !culprit.lost() {
+			l.screen.say("not starting again: rank %d says that %s", r.number, launch.NoRestart)
 			return culprit.end.status(), nil
 		}
 		failures++

@@ -66,6 +66,10 @@
 // checkpoint by itself. A restart comes 1 s after the failure, the next ones after 2 s, 4 s and so
 // on up to a minute, until the ranks have run for a minute.
 //
+// A failure that would come again is not followed by a start: when a rank's last words on standard
+// error have "no restart mends this" in them, the job ends. So does the error of fsdp's Load about a
+// damaged checkpoint, if the program prints it. With -older, Load takes an older checkpoint then.
+//
 // With -min and -max the number of ranks changes between starts. The rule:
 //
 //   - A rank is lost when a signal killed it that fsdprun did not send, as the kernel does when

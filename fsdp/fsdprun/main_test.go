@@ -120,6 +120,32 @@ var scripts = map[string]func(launch.Env) int{
 		}
 		return 0
 	},
+	// What Load says of a damaged checkpoint, unless an older one will do.
+	"damaged": func(e launch.Env) int {
+		fmt.Println("start", e.Restart)
+		if os.Getenv(launch.AllowOlder) != "" {
+			return 0
+		}
+		if e.Rank > 0 {
+			return untilSignal()
+		}
+		fmt.Fprintln(os.Stderr, "fsdp: rank 0: Load:", launch.NoRestart+": checkpoint 2")
+		return 6
+	},
+	// The same before another failure, long before it or not.
+	"damaged before": func(e launch.Env) int {
+		fmt.Fprintln(os.Stderr, launch.NoRestart)
+		if e.Restart > 0 {
+			return 0
+		}
+		if len(os.Args) > 1 {
+			syscall.Kill(os.Getpid(), syscall.SIGKILL)
+		}
+		for i := range tailLines {
+			fmt.Fprintln(os.Stderr, "but", i)
+		}
+		return 1
+	},
 	// Until a signal comes; the exit status is its number, 0 for SIGINT.
 	"wait": func(launch.Env) int { return untilSignal() },
 	"grow": func(e launch.Env) int {
@@ -537,6 +563,29 @@ func TestRestarts(t *testing.T) {
 	status, r = finish(t, "fail twice", "-n", "1", "-restarts", "1")
 	require.Equal(t, 5, status)
 	require.Equal(t, 2, strings.Count(r.err.String(), "first:"))
+}
+
+// TestNoRestart ends a job at once that would fail again.
+func TestNoRestart(t *testing.T) {
+	status, r := finish(t, "damaged", "-n", "2", "-restarts", "5")
+	require.Equal(t, 6, status)
+	require.Equal(t, 2, strings.Count(r.out.String(), "start 0"))
+	require.NotContains(t, r.out.String(), "start 1")
+	require.Contains(t, r.err.String(), "fsdprun: not starting again: rank 0 says that no restart mends this\n")
+	require.Empty(t, r.rests)
+
+	status, r = finish(t, "damaged", "-n", "2", "-restarts", "5", "-older")
+	require.Zero(t, status, &r.err)
+	require.Empty(t, r.rests)
+}
+
+// TestRestartAfterOtherFailures restarts where a rank has gone on after such an error, or was killed.
+func TestRestartAfterOtherFailures(t *testing.T) {
+	for _, args := range [][]string{{}, {"killed"}} {
+		r := begin(t, "damaged before", strings.NewReader(""), []string{"-n", "1", "-restarts", "1"}, args...)
+		require.Zero(t, <-r.status, &r.err)
+		require.Len(t, r.rests, 1)
+	}
 }
 
 func TestShrink(t *testing.T) {

@@ -2,10 +2,13 @@ package main
 
 import (
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
 	"time"
+
+	"github.com/gofsdp/gofsdp/internal/launch"
 )
 
 // String says how a rank ended.
@@ -52,6 +55,16 @@ func (a *attempt) summary() string {
 		fmt.Fprintf(&b, "then: %s %s: %s\n", ranks, list(groups[how]), how)
 	}
 	return b.String()
+}
+
+// hopeless returns a rank that says, in the end of its standard error, that it would fail again.
+func (a *attempt) hopeless() *rank {
+	for _, r := range a.ranks {
+		if slices.ContainsFunc(r.tail.last(), func(line string) bool { return strings.Contains(line, launch.NoRestart) }) {
+			return r
+		}
+	}
+	return nil
 }
 
 // list writes ascending numbers as 0-2,5.
