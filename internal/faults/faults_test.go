@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"os"
+	"strings"
 	"testing"
 	"time"
 
@@ -17,6 +18,10 @@ import (
 func TestMain(m *testing.M) {
 	if os.Getenv(workerVariable) != "" {
 		work(os.Stdin, os.Stdout)
+		return
+	}
+	if addr := os.Getenv(strangerVariable); addr != "" {
+		attack(addr)
 		return
 	}
 	goleak.VerifyTestMain(m)
@@ -66,6 +71,13 @@ func TestSuspended(t *testing.T) {
 	}
 	var out bytes.Buffer
 	require.Zero(t, matrix(context.Background(), run, &out, cases, false), "%s", &out)
+}
+
+// TestStrangers lays every siege that this user can.
+func TestStrangers(t *testing.T) {
+	var out bytes.Buffer
+	require.Zero(t, strangers(t.Context(), &out), "%s", &out)
+	require.Equal(t, len(sieges), strings.Count(out.String(), "ok strangers, ")+strings.Count(out.String(), "not run: only root"), "%s", &out)
 }
 
 func TestSoakBriefly(t *testing.T) {

@@ -5,6 +5,7 @@
 //	go run ./internal/faults -case 1234      one case again, with all that its ranks say
 //	go run ./internal/faults -soak 10m       random programs and faults, one job after the other
 //	go run ./internal/faults -round 77       one job of it again
+//	go run ./internal/faults -strangers      jobs that strangers try to join or to hold up
 //
 // # The matrix
 //
@@ -34,6 +35,13 @@
 //
 // and if what the incident should not touch still works: the other ranks of a
 // delay, and the world around a group that failed for its own reasons.
+//
+// # Strangers
+//
+// After the matrix three jobs start while strangers hold 500 silent connections, renew them, or, if
+// root runs this, try from a process of another user to join and to connect to the ranks' sockets.
+// All ranks have to join within two seconds, the other user has to be refused, and the ranks have to
+// warn of it.
 //
 // # The processes
 //
@@ -67,10 +75,15 @@ func main() {
 		work(os.Stdin, os.Stdout)
 		return
 	}
+	if addr := os.Getenv(strangerVariable); addr != "" {
+		attack(addr)
+		return
+	}
 	seed := flag.Uint64("seed", 1, "of all that is random")
 	cases := flag.Int("cases", 2400, "number of `cases` of the matrix")
 	only := flag.Int("case", -1, "run this `case` only")
 	round := flag.Int("round", -1, "run this `round` of the soak only")
+	alone := flag.Bool("strangers", false, "only the cases of strangers")
 	parallel := flag.Int("parallel", 6, "`cases` at a time")
 	soak := flag.Duration("soak", 0, "run random programs for this `time` instead of the matrix")
 	transport := flag.String("transport", "", "only this `transport`")
@@ -93,6 +106,8 @@ func main() {
 		failed = matrix(ctx, run, os.Stdout, []Case{roundOf(*seed, *round, *transport)}, true)
 	case *only >= 0:
 		failed = matrix(ctx, run, os.Stdout, []Case{caseOf(*seed, *only)}, true)
+	case *alone:
+		failed = strangers(ctx, os.Stdout)
 	default:
 		var list []Case
 		for i := range *cases {
@@ -102,6 +117,9 @@ func main() {
 			}
 		}
 		failed = matrix(ctx, run, os.Stdout, list, false)
+		if len(list) == *cases {
+			failed += strangers(ctx, os.Stdout)
+		}
 	}
 	begin := time.Now()
 	if err := run.close(); err != nil {

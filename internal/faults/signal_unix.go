@@ -3,7 +3,9 @@
 package main
 
 import (
+	"errors"
 	"os"
+	"os/exec"
 	"syscall"
 )
 
@@ -12,6 +14,15 @@ func suspend(p *os.Process) error { return p.Signal(syscall.SIGSTOP) }
 
 // resume continues a process that was stopped.
 func resume(p *os.Process) error { return p.Signal(syscall.SIGCONT) }
+
+// asUser makes another user run cmd.
+func asUser(cmd *exec.Cmd, uid uint32) error {
+	if os.Geteuid() != 0 {
+		return errors.New("only root can start a process of another user")
+	}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uid, Gid: uid, Groups: []uint32{}}}
+	return nil
+}
 
 // dumpStacks ends a process with the stacks of its goroutines on standard error. One that has ended
 // has none.

@@ -1,0 +1,305 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/gofsdp/gofsdp/comm"
+)
+
+// Strangers are processes that do not belong to a job and try to join it, or keep it from starting.
+// A siege is what they do between the moment at which rank 0 listens and the start of the others.
+type siege struct {
+	name string
+	lay  func(s *scene) error
+}
+
+var sieges = []siege{
+	{"held connections", func(s *scene) error { return s.hold(500, false) }},
+	{"renewed connections", func(s *scene) error { return s.hold(500, true) }},
+	{"another user", (*scene).otherUser},
+}
+
+const (
+	besieged  = 3               // ranks of a job
+	entryTime = 2 * time.Second // for all of them to join
+	// otherUID is a user that runs nothing else.
+	otherUID         = 64173
+	strangerVariable = "GOFSDP_FAULTS_STRANGER" // host:port of the store that a child attacks
+)
+
+// errNotRun is wrapped by the error of a siege that this process cannot lay.
+var errNotRun = errors.New("not run")
+
+// strangers lays all sieges, one after the other, and returns how many the ranks did not stand.
+func strangers(ctx context.Context, out io.Writer) (failed int) {
+	for _, g := range sieges {
+		took, err := g.run(ctx)
+		switch {
+		case errors.Is(err, errNotRun):
+			fmt.Fprintf(out, "strangers, %s: %v\n", g.name, err)
+		case err != nil:
+			failed++
+			fmt.Fprintf(out, "FAIL strangers, %s: %v\n", g.name, err)
+		default:
+			fmt.Fprintf(out, "ok strangers, %s: %d ranks joined after %v\n", g.name, besieged, took.Round(time.Millisecond))
+		}
+	}
+	return failed
+}
+
+// scene is a siege under way.
+type scene struct {
+	ctx    context.Context
+	addr   string       // of the store
+	shown  *alarm       // warnings
+	joined func() error // what a stranger does when the ranks have joined; nil for nothing
+	end    []func()
+	crowd  sync.WaitGroup
+}
+
+// alarm notes that something was logged.
+type alarm struct {
+	slog.Handler
+	rung chan struct{}
+}
+
+func (a *alarm) Enabled(context.Context, slog.Level) bool { return true }
+
+func (a *alarm) Handle(context.Context, slog.Record) error {
+	select {
+	case a.rung <- struct{}{}:
+	default: // one is enough
+	}
+	return nil
+}
+
+// run returns after which time the ranks that came into the siege had joined.
+func (g siege) run(ctx context.Context) (took time.Duration, err error) {
+	ctx, cancel := context.WithTimeout(ctx, joinTime)
+	defer cancel()
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return 0, err
+	}
+	s := &scene{ctx: ctx, addr: ln.Addr().String(), shown: &alarm{slog.DiscardHandler, make(chan struct{}, 1)}}
+	if err := ln.Close(); err != nil { // rank 0 listens there
+		return 0, err
+	}
+	groups, errs := make([]comm.Group, besieged), make([]error, besieged)
+	var ranks sync.WaitGroup
+	connect := func(r int) {
+		ranks.Go(func() {
+			groups[r], errs[r] = comm.Connect(ctx, comm.Config{
+				Rank: r, Size: besieged, Rendezvous: "tcp://" + s.addr, Job: "besieged", Logger: slog.New(s.shown),
+			})
+		})
+	}
+	connect(0)
+	conn, err := s.dial()
+	if err == nil {
+		err = errors.Join(conn.Close(), g.lay(s))
+	}
+	begin := time.Now()
+	if err != nil {
+		cancel()
+	}
+	for r := 1; r < besieged; r++ {
+		connect(r)
+	}
+	ranks.Wait()
+	took = time.Since(begin)
+	if err == nil {
+		err = s.judge(took, errors.Join(errs...))
+	}
+	cancel()
+	for _, f := range s.end {
+		f()
+	}
+	s.crowd.Wait()
+	for _, group := range groups {
+		if group != nil {
+			err = errors.Join(err, group.Close())
+		}
+	}
+	return took, err
+}
+
+// judge returns what is wrong when the ranks have joined, or failed to.
+func (s *scene) judge(took time.Duration, err error) error {
+	if err != nil {
+		return err
+	}
+	if took > entryTime {
+		return fmt.Errorf("the ranks joined after %v, %v are allowed", took.Round(time.Millisecond), entryTime)
+	}
+	if s.joined != nil {
+		if err := s.joined(); err != nil {
+			return err
+		}
+	}
+	select {
+	case <-s.shown.rung:
+		return nil
+	default:
+		return errors.New("no warning was shown")
+	}
+}
+
+// dial connects to the store, which may not be there yet.
+func (s *scene) dial() (net.Conn, error) {
+	for {
+		conn, err := (&net.Dialer{}).DialContext(s.ctx, "tcp", s.addr)
+		if err == nil || s.ctx.Err() != nil {
+			return conn, err
+		}
+	}
+}
+
+// hold opens so many connections, says nothing on them, and with renew opens another one for each
+// that is closed.
+func (s *scene) hold(connections int, renew bool) error {
+	for range connections {
+		conn, err := s.dial()
+		if err != nil {
+			return err
+		}
+		s.crowd.Go(func() {
+			for err == nil {
+				s.occupy(conn)
+				if !renew {
+					return
+				}
+				conn, err = s.dial()
+			}
+		})
+	}
+	return nil
+}
+
+// occupy keeps a connection until it is closed on the other side, or the siege ends.
+func (s *scene) occupy(conn net.Conn) {
+	defer context.AfterFunc(s.ctx, func() { _ = conn.Close() })()
+	_, _ = conn.Read(make([]byte, 1))
+	_ = conn.Close()
+}
+
+// otherUser starts a process of another user, see attack, and expects that it is refused.
+func (s *scene) otherUser() error {
+	dir, err := os.MkdirTemp("", "gofsdp-stranger-")
+	if err != nil {
+		return err
+	}
+	s.end = append(s.end, func() { _ = os.RemoveAll(dir) }) // it is in a directory for temporary files
+	cmd := exec.CommandContext(s.ctx, filepath.Join(dir, "stranger"))
+	if err := asUser(cmd, otherUID); err != nil {
+		return fmt.Errorf("%w: %w", errNotRun, err)
+	}
+	self, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	program, err := os.ReadFile(self)
+	if err == nil {
+		// The other user cannot reach what go run has built.
+		err = errors.Join(os.Chmod(dir, 0o755), os.WriteFile(cmd.Path, program, 0o755), os.Chmod(cmd.Path, 0o755))
+	}
+	if err != nil {
+		return err
+	}
+	cmd.Env, cmd.Dir, cmd.Stderr = append(os.Environ(), strangerVariable+"="+s.addr), dir, os.Stderr
+	in, err1 := cmd.StdinPipe()
+	out, err2 := cmd.StdoutPipe()
+	if err := errors.Join(err1, err2, cmd.Start()); err != nil {
+		return err
+	}
+	s.end = append(s.end, func() {
+		_ = in.Close()                                            // ends it
+		_ = cmd.Wait()                                            // how, has been heard
+		_ = os.RemoveAll(fmt.Sprintf("/tmp/gofsdp-%d", otherUID)) // the key of that user
+	})
+	heard := bufio.NewScanner(out)
+	expect := func(want string) error {
+		if !heard.Scan() || heard.Text() != want {
+			return fmt.Errorf("the stranger says %q, not %q", heard.Text(), want)
+		}
+		return nil
+	}
+	s.joined = func() error {
+		sockets := ownSockets()
+		if len(sockets) != besieged && runtime.GOOS == "linux" {
+			return fmt.Errorf("%d ranks have the sockets %q", besieged, sockets)
+		}
+		if _, err := fmt.Fprintln(in, strings.Join(sockets, " ")); err != nil {
+			return err
+		}
+		return expect("turned out")
+	}
+	return expect("refused")
+}
+
+// attack is what a process of another user does: it tries to join as a rank, and when the real ranks
+// have joined, to connect to the sockets between them. It says how that went.
+func attack(addr string) {
+	_, err := comm.Connect(context.Background(), comm.Config{
+		Rank: 1, Size: besieged, Rendezvous: "tcp://" + addr, Job: "besieged", JoinTimeout: joinTime, Logger: slog.New(slog.DiscardHandler),
+	})
+	if err == nil || !strings.Contains(err.Error(), "the other side has another secret") {
+		fmt.Println("joining:", err)
+		return
+	}
+	fmt.Println("refused")
+	in := bufio.NewScanner(os.Stdin)
+	in.Scan() // they have joined
+	fmt.Println(knock(strings.Fields(in.Text())))
+	in.Scan() // until the end
+}
+
+// knock connects to sockets, which must hang up at once.
+func knock(sockets []string) string {
+	for _, name := range sockets {
+		conn, err := net.Dial("unix", name)
+		if err != nil {
+			return err.Error()
+		}
+		_ = conn.SetDeadline(time.Now().Add(time.Second)) // sooner than strangers of the same user are turned out
+		if _, err := conn.Read(make([]byte, 1)); !errors.Is(err, io.EOF) {
+			return fmt.Sprintf("socket %s: %v", name, err)
+		}
+		_ = conn.Close()
+	}
+	return "turned out"
+}
+
+// ownSockets returns the names of the Unix sockets that ranks in this process listen on. Only Linux
+// has any, see proc_pid_net(5).
+func ownSockets() (names []string) {
+	own := map[string]bool{}
+	files, _ := filepath.Glob("/proc/self/fd/*") // the pattern is right
+	for _, f := range files {
+		if to, err := os.Readlink(f); err == nil { // it may be closed by now
+			own[to] = true
+		}
+	}
+	list, _ := os.ReadFile("/proc/net/unix") // empty on other systems
+	for line := range strings.Lines(string(list)) {
+		const flags, inode, name, listens = 3, 6, 7, "00010000"
+		f := strings.Fields(line)
+		if len(f) == 8 && own["socket:["+f[inode]+"]"] && f[flags] == listens && strings.HasPrefix(f[name], "@gofsdp-") {
+			names = append(names, f[name])
+		}
+	}
+	return names
+}
