@@ -22,10 +22,10 @@ func (a *attempt) culprit() *rank {
 		}
 		return nil
 	}
-	any := func(*rank) bool { return true }
-	first := failed(a.suspects, any)
+	anyhow := func(*rank) bool { return true }
+	first := failed(a.suspects, anyhow)
 	if first == nil { // all were asked to end
-		return failed(a.ended, any)
+		return failed(a.ended, anyhow)
 	}
 	named, _ := first.blames()
 	for _, r := range []*rank{

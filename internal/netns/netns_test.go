@@ -21,7 +21,8 @@ import (
 const (
 	perHost  = 2
 	patience = 2 * time.Minute
-	limit    = 2 * time.Second // of no progress, where a link is cut
+	limit    = 2 * time.Second  // of no progress, where a link is cut
+	silence  = 21 * time.Second // until a host is taken for lost, see mesh
 )
 
 func TestMain(m *testing.M) {
@@ -161,9 +162,14 @@ func TestBits(t *testing.T) {
 }
 
 // TestUnplugged takes a host off the network in the middle of its work.
-func TestUnplugged(t *testing.T) {
+func TestUnplugged(t *testing.T) { unplugged(t, limit, limit) }
+
+// TestUnpluggedLongLimit: the end of a host is noticed by its silence, however long the limit.
+func TestUnpluggedLongLimit(t *testing.T) { unplugged(t, time.Hour, silence) }
+
+func unplugged(t *testing.T, timeout, noticed time.Duration) {
 	n := build(t, 3)
-	job := n.start(t, "forever", limit)
+	job := n.start(t, "forever", timeout)
 	for rank, lines := range job.said {
 		s, ok := <-lines
 		require.True(t, ok, "rank %d ended", rank)
@@ -174,7 +180,7 @@ func TestUnplugged(t *testing.T) {
 	for rank, s := range job.ended(t) {
 		require.True(t, s.Blamed, "rank %d: %s", rank, s.Err)
 		took := s.At.Sub(cut)
-		require.Less(t, took, limit+2*time.Second, "rank %d", rank)
+		require.Less(t, took, noticed+2*time.Second, "rank %d", rank)
 		t.Logf("rank %d after %v: %s", rank, took.Round(time.Millisecond), s.Err)
 	}
 }
