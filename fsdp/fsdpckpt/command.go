@@ -145,13 +145,17 @@ func (c *command) help(f *flag.FlagSet, w io.Writer) {
 	f.PrintDefaults()
 }
 
-// open opens the checkpoint that PATH leads to.
-func open(ctx context.Context, fsys checkpoint.FS, path string) (r *checkpoint.Reader, dir string, err error) {
-	if dir, err = checkpoint.Latest(ctx, fsys, filepath.Clean(path)); err != nil {
+// open opens the checkpoint that PATH leads to, and says which it does not take.
+func open(ctx context.Context, sys system, path string) (r *checkpoint.Reader, dir string, err error) {
+	found, err := checkpoint.Find(ctx, sys.fs, filepath.Clean(path))
+	if err != nil {
 		return nil, "", err
 	}
-	r, err = checkpoint.OpenReader(ctx, fsys, dir)
-	return r, dir, err
+	for _, e := range found.Passed {
+		fmt.Fprintf(sys.err, "fsdpckpt: %s is newer, but damaged: %s\n", e.Path, reason(e))
+	}
+	r, err = checkpoint.OpenReader(ctx, sys.fs, found.Path)
+	return r, found.Path, err
 }
 
 // noCheckpoint is an error if dir is a checkpoint, in which nothing is to be written.

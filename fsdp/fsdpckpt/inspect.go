@@ -29,7 +29,7 @@ tensor that ranks have of their own, such as an expert's, is called "name@rank".
 }
 
 func inspect(ctx context.Context, sys system, path string, tensors, asJSON bool) error {
-	r, dir, err := open(ctx, sys.fs, path)
+	r, dir, err := open(ctx, sys, path)
 	if err != nil {
 		return err
 	}

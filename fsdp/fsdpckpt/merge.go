@@ -70,7 +70,7 @@ func (m *merger) run(ctx context.Context, sys system, args []string) (err error)
 	if err := noCheckpoint(sys.fs, filepath.Dir(out)); err != nil {
 		return err
 	}
-	r, dir, err := open(ctx, sys.fs, args[0])
+	r, dir, err := open(ctx, sys, args[0])
 	if err != nil {
 		return err
 	}

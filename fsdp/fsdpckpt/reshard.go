@@ -44,7 +44,7 @@ func reshard(ctx context.Context, sys system, from, to string, n int) (err error
 	if err := noCheckpoint(sys.fs, to); err != nil {
 		return err
 	}
-	r, dir, err := open(ctx, sys.fs, from)
+	r, dir, err := open(ctx, sys, from)
 	if err != nil {
 		return err
 	}

@@ -18,7 +18,7 @@ if there is any.`,
 }
 
 func verify(ctx context.Context, sys system, args []string) (err error) {
-	r, dir, err := open(ctx, sys.fs, args[0])
+	r, dir, err := open(ctx, sys, args[0])
 	if err != nil {
 		return err
 	}

@@ -148,7 +148,7 @@ func (l *Loading) older(ctx context.Context, dir string, damage error) (checkpoi
 		found, err = checkpoint.Before(ctx, l.fs, l.Path, damage)
 	}
 	if err != nil {
-		err = fmt.Errorf("%s: checkpoint %s: %w; no older one can be taken: %v", launch.NoRestart, l.Path, damage, err)
+		err = fmt.Errorf("%s: %w; no older one can be taken: %v", launch.NoRestart, damage, err)
 	}
 	return found, err
 }
