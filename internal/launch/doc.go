@@ -13,6 +13,7 @@
 //	Slurm (srun)               SLURM_PROCID           SLURM_STEP_NUM_TASKS   first host of the step
 //	Kubernetes Indexed Job     JOB_COMPLETION_INDEX   WORLD_SIZE             pod 0 of FSDP_SERVICE
 //
+// Where the launcher says that all ranks are on one host, rank 0 is on loopback.
 // MASTER_ADDR and MASTER_PORT override the last column for all of them, and
 // FSDP_RENDEZVOUS overrides those. What is particular to each launcher, and where
 // that is written down, stands at its function in launchers.go.

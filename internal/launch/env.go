@@ -86,6 +86,7 @@ func find(getenv func(string) string) (Env, error) {
 		}
 		if e != nil {
 			e.Source = l.name
+			e.Addr = e.loopback()
 			return *e, nil
 		}
 	}
@@ -113,6 +114,16 @@ func (e *Env) check() error {
 		return fmt.Errorf("host %d is not below the number of hosts, %d", e.NodeRank, e.Nodes)
 	}
 	return nil
+}
+
+// loopback returns Addr. Where all ranks are on this host its name is loopback, which strangers on
+// other hosts do not reach: launchers tell the name of the host.
+func (e *Env) loopback() string {
+	_, port, err := net.SplitHostPort(e.Addr)
+	if e.Nodes != 1 || err != nil {
+		return e.Addr
+	}
+	return net.JoinHostPort("127.0.0.1", port)
 }
 
 // vars reads variables, and remembers which ones for the sake of errors.

@@ -62,7 +62,11 @@ func TestConventions(t *testing.T) {
 			" SLURM_JOB_NODELIST=gnode[08-40] SLURM_STEP_NODELIST=gnode[10,20,25] SLURM_STEP_TASKS_PER_NODE=2(x2),1 SLURM_RESTART_COUNT=1",
 			Env{Source: "Slurm", Rank: 4, Size: 5, LocalSize: 1, NodeRank: 2, Nodes: 3, Addr: "gnode10:28080", Job: "slurm-200505.0", Restart: 1}},
 		{"Slurm with a port", "SLURM_JOB_ID=7 SLURM_STEP_ID=3 SLURM_PROCID=0 SLURM_NTASKS=1 SLURM_NODEID=0 SLURM_NODELIST=n MASTER_PORT=77",
-			Env{Source: "Slurm", Size: 1, LocalRank: -1, Nodes: 1, Addr: "n:77", Job: "slurm-7.3"}},
+			Env{Source: "Slurm", Size: 1, LocalRank: -1, Nodes: 1, Addr: "127.0.0.1:77", Job: "slurm-7.3"}},
+		{"Slurm, one host", "SLURM_JOB_ID=7 SLURM_STEP_ID=3 SLURM_PROCID=1 SLURM_NTASKS=2 SLURM_STEP_NODELIST=gnode10 MASTER_PORT=77",
+			Env{Source: "Slurm", Rank: 1, Size: 2, LocalRank: -1, NodeRank: -1, Nodes: 1, Addr: "127.0.0.1:77", Job: "slurm-7.3"}},
+		{"torchrun --standalone", "RANK=1 WORLD_SIZE=2 LOCAL_RANK=1 LOCAL_WORLD_SIZE=2 GROUP_RANK=0 MASTER_ADDR=laptop.lan MASTER_PORT=4000 TORCHELASTIC_RUN_ID=u",
+			Env{Source: "torchrun", Rank: 1, Size: 2, LocalRank: 1, LocalSize: 2, Nodes: 1, Addr: "127.0.0.1:4000", Job: "u"}},
 		{"srun --mpi=pmi2", "PMI_RANK=1 PMI_SIZE=2 SLURM_JOB_ID=7 SLURM_STEP_ID=0 SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=2 SLURM_NODEID=1 SLURM_STEP_NODELIST=a[1-2] MASTER_PORT=1",
 			Env{Source: "MPICH", Rank: 1, Size: 2, LocalRank: -1, NodeRank: 1, Nodes: 2, Addr: "a1:1", Job: "slurm-7.0"}},
 		{"Kubernetes", "JOB_COMPLETION_INDEX=12 WORLD_SIZE=16 HOSTNAME=train-12 FSDP_SERVICE=svc",
@@ -246,11 +250,15 @@ func TestEveryRankAgrees(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		nodes := rapid.IntRange(1, 4).Draw(t, "nodes")
 		local := rapid.IntRange(1, 4).Draw(t, "ranks per node")
+		addr := "h:29500"
+		if nodes == 1 {
+			addr = "127.0.0.1:29500"
+		}
 		seen := make(map[int]bool)
 		for rank := range nodes * local {
 			e, ok, err := Parse(environment(fmt.Sprintf("RANK=%d WORLD_SIZE=%d LOCAL_RANK=%d LOCAL_WORLD_SIZE=%d GROUP_RANK=%d MASTER_ADDR=h",
 				rank, nodes*local, rank%local, local, rank/local)))
-			if err != nil || !ok || e.Rank != e.NodeRank*e.LocalSize+e.LocalRank || e.Size != e.Nodes*e.LocalSize || e.Addr != "h:29500" {
+			if err != nil || !ok || e.Rank != e.NodeRank*e.LocalSize+e.LocalRank || e.Size != e.Nodes*e.LocalSize || e.Addr != addr {
 				t.Fatalf("rank %d: %+v, %v, %v", rank, e, ok, err)
 			}
 			seen[e.Rank] = true
