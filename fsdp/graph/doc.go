@@ -49,8 +49,9 @@
 //     Max(x, axis)), divided by Sum(e, axis), with broadcasts: without the maximum it overflows.
 //   - A convolution is refused if another dilation would give a result of the same shape, because
 //     Gorgonia does not tell the two apart.
-//   - Gorgonia gives one node for two constants of equal name or two inputs that are alike. That
-//     has happened before this package sees the graph.
+//   - Gorgonia gives one node for two constants of equal name, two inputs that are alike, or two
+//     Slices of equal length whose beginnings differ by a multiple of 256. That has happened before
+//     this package sees the graph.
 //   - Read what a TapeMachine has computed with gorgonia.Read: the machine overwrites the Value of
 //     nodes in the middle of a graph.
 //

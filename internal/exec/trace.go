@@ -54,7 +54,8 @@ func at(s []string, i int) string {
 	return "no node"
 }
 
-func newTrace(spec *Spec, sig *Signature, salt string) (*trace, error) {
+// blankTrace returns the graph that Build adds the module to.
+func blankTrace(spec *Spec, sig *Signature, salt string) *trace {
 	tr := &trace{Builder: newBuilder(sig.DType, spec.Params, salt)}
 	for _, p := range spec.Params {
 		tr.params = append(tr.params, tr.Builder.params[p.Name])
@@ -66,11 +67,19 @@ func newTrace(spec *Spec, sig *Signature, salt string) (*trace, error) {
 		}
 		tr.in = append(tr.in, tr.input(fmt.Sprintf("in %d", i), in.DType, in.Shape))
 	}
+	return tr
+}
+
+func newTrace(spec *Spec, sig *Signature, salt string) (*trace, error) {
+	tr := blankTrace(spec, sig, salt)
 	if err := tr.build(spec); err != nil {
 		return nil, err
 	}
 	forgetPlaces(tr.g)
 	if err := tr.guard(); err != nil {
+		return nil, err
+	}
+	if err := tr.distinctSlices(spec, sig); err != nil {
 		return nil, err
 	}
 	if sig.GradOut != nil {
