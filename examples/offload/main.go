@@ -8,13 +8,13 @@
 //
 //	MB                           planned            resident
 //	                        RAM    files  anonymous    files  ms/step      loss
-//	all in RAM            325.4      0.0      339.7     10.8      269  2.375505
-//	blocks recomputed     278.9      0.0      294.6     11.0      315  2.375505
-//	state in files         94.7    230.7      109.7    241.7      269  2.375505
-//	and activations        38.7    293.8       54.4    304.8      275  2.375505
+//	all in RAM            335.1      0.0      340.0     11.8      269  2.375505
+//	blocks recomputed     289.4      0.0      294.7     12.0      315  2.375505
+//	state in files        104.5    230.7      109.6    242.7      269  2.375505
+//	and activations        49.2    293.8       54.4    305.8      275  2.375505
 //
 // What is resident in files is what the system has room for. It may drop all of it, and only the
-// rest has to fit in RAM: the plan says how much that is, to which the process itself adds some 15
+// rest has to fit in RAM: the plan says how much that is, to which the process itself adds some 5
 // MB.
 package main
 
@@ -70,7 +70,7 @@ func run(ctx context.Context, w io.Writer, model *nn.GPT, rows int, dir string) 
 			return fmt.Errorf("%s: %w", c.name, err)
 		}
 		fmt.Fprintf(w, "%-18s %8s %8s %10s %8s %8d %9.6f\n", c.name,
-			mb(r.plan.RAMBytes), mb(r.plan.MappedBytes), mb(r.anonymous), mb(r.files), r.step.Milliseconds(), r.loss)
+			mb(r.plan.Resident()), mb(r.plan.MappedBytes), mb(r.anonymous), mb(r.files), r.step.Milliseconds(), r.loss)
 	}
 	return nil
 }
