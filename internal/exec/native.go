@@ -339,7 +339,8 @@ func naiveElementwise(f *Frame) error {
 
 // replace puts operations with gradients of their own in the place of stock operations whose rules
 // of differentiation are wrong, and makes what depends on them anew. Gorgonia broadcasts the first
-// four axes only, by which the gradient of a Max along another would be wrong.
+// four axes only, by which the gradient of a Max along another would be wrong. A Tensordot becomes
+// a product of matrices: its own rules hold for a few pairs of axes.
 func (tr *trace) replace() error {
 	made := make(map[*G.Node]*G.Node)
 	for _, n := range order(tr.g, slices.Concat(tr.outs, tr.updates), nil) {
@@ -358,7 +359,9 @@ func (tr *trace) replace() error {
 			}
 		}
 		var err error
-		if fresh {
+		if typeName(op) == "gorgonia.tensordotOp" {
+			made[n], err = contraction(n, kids)
+		} else if fresh {
 			made[n], err = G.ApplyOp(op, kids...)
 		}
 		if err != nil {
@@ -373,6 +376,53 @@ func (tr *trace) replace() error {
 		}
 	}
 	return nil
+}
+
+// contraction returns what n, a Tensordot of args, computes, as a product of matrices.
+func contraction(n *G.Node, args []*G.Node) (*G.Node, error) {
+	// matrix returns x with the axes in front, or behind the others, as [rows, columns]. It is a
+	// vector if there are no others in either argument.
+	matrix := func(x *G.Node, field string, front bool) (*G.Node, error) {
+		var axes, others []int
+		list := reflect.ValueOf(n.Op()).FieldByName(field)
+		for i := range list.Len() {
+			axes = append(axes, int(list.Index(i).Int()))
+		}
+		summed, shape := 1, x.Shape().Clone()
+		for axis, size := range shape {
+			if slices.Contains(axes, axis) {
+				summed *= size
+			} else {
+				others = append(others, axis)
+			}
+		}
+		to := tensor.Shape{Numel(shape) / summed, summed}
+		order := slices.Concat(others, axes)
+		if front {
+			to, order = tensor.Shape{summed, Numel(shape) / summed}, slices.Concat(axes, others)
+		}
+		if n.IsScalar() {
+			to = tensor.Shape{summed}
+		}
+		x, err := G.Transpose(x, order...)
+		if err != nil {
+			return nil, err
+		}
+		return G.Reshape(x, to)
+	}
+	a, err := matrix(args[0], "aAxes", false)
+	if err != nil {
+		return nil, err
+	}
+	b, err := matrix(args[1], "bAxes", true)
+	if err != nil {
+		return nil, err
+	}
+	y, err := G.Mul(a, b)
+	if err != nil || n.IsScalar() {
+		return y, err
+	}
+	return G.Reshape(y, n.Shape().Clone())
 }
 
 // constSize returns the number that a SizeOf of Gorgonia's stands for, which is known when a module

@@ -66,6 +66,8 @@ func movements() map[string]entry {
 				return G.HadamardProd(x, G.Must(G.SizeOf(axis, x)))
 			}, func(x array) array { return x.each(func(v float64) float64 { return v * float64(n) }) }))
 		}
+		slice.samples = append(slice.samples, corner(shape, 2, 1), corner(shape, 1, 1))
+		slice.limits = append(slice.limits, corner(shape, 3, 2), corner(shape, 4, 2)) // a step to a single element panics
 		last := make([]int, len(shape))
 		for axis, n := range shape {
 			last[axis] = n - 1
@@ -125,6 +127,33 @@ func slices1(shape []int, axis, from, to int) sample {
 			y.shape = without(kept, []int{axis})
 		}
 		return y
+	})
+}
+
+// corner takes up to n of each axis with a step, from the second element on if there are so many,
+// and leaves every third axis as it is.
+func corner(shape []int, n, step int) sample {
+	by, first, kept, dropped := make([]tensor.Slice, len(shape)), make([]int, len(shape)), slices.Clone(shape), []int{}
+	steps := slices.Repeat([]int{1}, len(shape))
+	for axis, size := range shape {
+		if axis%3 == 2 {
+			continue
+		}
+		first[axis], steps[axis] = min(1, size-1), step
+		end := min(size, first[axis]+n)
+		by[axis] = G.S(first[axis], end, step)
+		if kept[axis] = (end - first[axis] + step - 1) / step; kept[axis] == 1 {
+			dropped = append(dropped, axis)
+		}
+	}
+	return one(fmt.Sprint(n, step), shape, sliced(by...), func(x array) array {
+		return moved(x, kept, func(at []int) []int {
+			at = slices.Clone(at)
+			for axis := range at {
+				at[axis] = first[axis] + at[axis]*steps[axis]
+			}
+			return at
+		}).reshaped(without(kept, dropped)...)
 	})
 }
 
@@ -222,27 +251,47 @@ func products() map[string]entry {
 			}))
 		}
 	}
-	tensordot := func(a, b, shape, aAxes, bAxes []int, k int, term func(x, y array, at []int, k int) float64) {
-		dot.samples = append(dot.samples, two(fmt.Sprint(aAxes, bAxes), a, b, func(x, y *G.Node) (*G.Node, error) {
-			return G.Tensordot(aAxes, bAxes, x, y)
-		}, func(x, y array) array {
-			return product(shape, k, func(at []int, k int) float64 { return term(x, y, at, k) })
-		}))
+	for _, a := range [][]int{{3}, {2, 3}, {3, 1}, {2, 3, 2}, {1, 2, 3}, {2, 3, 2, 1}} {
+		for _, b := range [][]int{{2}, {2, 2}, {1, 3, 2}} {
+			for i := range a {
+				for j := range b {
+					dot.samples = append(dot.samples, contraction(a, b, []int{i}, []int{j}))
+					if k, l := (i+1)%len(a), (j+1)%len(b); k != i && l != j {
+						dot.samples = append(dot.samples, contraction(a, b, []int{i, k}, []int{j, l}))
+					}
+				}
+			}
+		}
 	}
-	tensordot([]int{2, 3, 5}, []int{5, 2}, []int{2, 3, 2}, []int{2}, []int{0}, 5, func(x, y array, at []int, k int) float64 {
-		return x.at(at[0], at[1], k) * y.at(k, at[2])
-	})
-	tensordot([]int{2, 3, 5}, []int{3, 2, 2}, []int{2, 5, 2, 2}, []int{1}, []int{0}, 3, func(x, y array, at []int, k int) float64 {
-		return x.at(at[0], k, at[1]) * y.at(k, at[2], at[3])
-	})
-	tensordot([]int{2, 3, 5}, []int{5, 3, 2}, []int{2, 2}, []int{2, 1}, []int{0, 1}, 15, func(x, y array, at []int, k int) float64 {
-		return x.at(at[0], k%3, k/3) * y.at(k/3, k%3, at[1])
-	})
-	tensordot([]int{2, 3, 2, 2}, []int{2, 2, 3}, []int{2, 2}, []int{1, 3}, []int{2, 0}, 6, func(x, y array, at []int, k int) float64 {
-		return x.at(at[0], k/2, at[1], k%2) * y.at(k%2, 0, k/2)
-	})
-	dot.samples = dot.samples[:3]
 	return map[string]entry{"Mul": mul, "BatchedMatMul": batched, "Tensordot": dot, "Conv2d": convolutions(), "Conv1d": convolutions1(), "Im2Col": patches()}
+}
+
+// contraction sums over axes of a and of b, in pairs, whose lengths in b become those in a.
+func contraction(a, b, aAxes, bAxes []int) sample {
+	b = slices.Clone(b)
+	n := 1
+	for i, axis := range aAxes {
+		b[bAxes[i]] = a[axis]
+		n *= a[axis]
+	}
+	free := len(a) - len(aAxes)
+	index := func(rank int, axes, at []int, k int) []int {
+		full := make([]int, rank)
+		for i := len(axes) - 1; i >= 0; i-- {
+			full[axes[i]], k = k%a[aAxes[i]], k/a[aAxes[i]]
+		}
+		for axis := range full {
+			if !slices.Contains(axes, axis) {
+				full[axis], at = at[0], at[1:]
+			}
+		}
+		return full
+	}
+	return two(fmt.Sprint(aAxes, bAxes), a, b, func(x, y *G.Node) (*G.Node, error) { return G.Tensordot(aAxes, bAxes, x, y) }, func(x, y array) array {
+		return product(append(without(a, aAxes), without(b, bAxes)...), n, func(at []int, k int) float64 {
+			return x.at(index(len(a), aAxes, at[:free], k)...) * y.at(index(len(b), bAxes, at[free:], k)...)
+		})
+	})
 }
 
 func batchedProduct(lead []int, m, k, n int, transA, transB bool) sample {

@@ -132,22 +132,7 @@ type entry struct {
 // check compares one use with its definition.
 func (s sample) check(t *testing.T) {
 	tr := exectest.New(t, &fsdpexec.Spec{Build: returning(s.f)}, s.signature())
-	x := make([]array, len(s.in)+len(s.ints))
-	for i, shape := range s.ints {
-		i += len(s.in)
-		for j := range tr.In[i] {
-			tr.In[i][j] = float64(j)
-		}
-		x[i] = array{shape, tr.In[i]}
-	}
-	for i, shape := range s.in {
-		if s.domain != nil {
-			for j, v := range tr.In[i] {
-				tr.In[i][j] = s.domain(v)
-			}
-		}
-		x[i] = array{shape, tr.In[i]}
-	}
+	x := s.arguments(tr)
 	got, want := tr.Run(t), s.define(x)
 	require.Equal(t, want.shape, append([]int{}, tr.Unit.OutShape[0]...), "shape")
 	requireNear(t, want.v, got.Out[0], 1e-11, "value")
@@ -158,6 +143,22 @@ func (s sample) check(t *testing.T) {
 		requireNear(t, s.slopes(x, i, tr.GradOut[0]), got.GradIn[i], 2e-6, fmt.Sprint("gradient of argument ", i))
 	}
 	exectest.RequireClose(t, got, tr.As(t, tensor.Float32).Run(t), 2e-4)
+}
+
+// arguments makes those of the operation of what the trial has drawn.
+func (s sample) arguments(tr *exectest.Trial) (x []array) {
+	for i, shape := range slices.Concat(s.in, s.ints) {
+		for j, v := range tr.In[i] {
+			switch {
+			case i >= len(s.in):
+				tr.In[i][j] = float64(j)
+			case s.domain != nil:
+				tr.In[i][j] = s.domain(v)
+			}
+		}
+		x = append(x, array{shape, tr.In[i]})
+	}
+	return x
 }
 
 func (s sample) signature() *fsdpexec.Signature {
@@ -225,6 +226,43 @@ func TestSweep(t *testing.T) {
 		right, refused, limits = right+len(e.samples), refused+len(e.refused), limits+len(e.limits)
 	}
 	t.Logf("%d uses are right, %d are refused here, %d are beyond Gorgonia's limits", right, refused, limits)
+}
+
+// TestSweepTogether puts all uses of an operation on arguments of equal shapes into one graph, where
+// Gorgonia may take those that differ in an attribute for one.
+func TestSweepTogether(t *testing.T) {
+	for name, e := range sweep {
+		groups := make(map[string][]sample)
+		for _, s := range e.samples {
+			key := fmt.Sprint(s.in, s.ints, s.opaque)
+			groups[key] = append(groups[key], s)
+		}
+		for shapes, group := range groups {
+			if len(group) > 1 {
+				t.Run(name+shapes, func(t *testing.T) { checkTogether(t, group) })
+			}
+		}
+	}
+}
+
+func checkTogether(t *testing.T, group []sample) {
+	sig := group[0].signature()
+	sig.GradOut = nil
+	tr := exectest.New(t, &fsdpexec.Spec{Build: func(b *fsdpexec.Builder, x []*G.Node) (outs G.Nodes, err error) {
+		for _, s := range group {
+			y, err := s.f(b, x)
+			if err != nil {
+				return nil, err
+			}
+			outs = append(outs, y)
+		}
+		return outs, nil
+	}}, sig)
+	x := group[0].arguments(tr)
+	got := tr.Run(t)
+	for i, s := range group {
+		requireNear(t, s.define(x).v, got.Out[i], 1e-11, s.name)
+	}
 }
 
 // TestSweepIsComplete finds an exported function of Gorgonia that makes nodes and is not in the

@@ -82,10 +82,10 @@ func newTrace(spec *Spec, sig *Signature, salt string) (*trace, error) {
 	if err := tr.distinctSlices(spec, sig); err != nil {
 		return nil, err
 	}
+	if err := tr.replace(); err != nil {
+		return nil, err
+	}
 	if sig.GradOut != nil {
-		if err := tr.replace(); err != nil {
-			return nil, err
-		}
 		if err := tr.differentiate(sig); err != nil {
 			return nil, err
 		}
