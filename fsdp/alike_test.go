@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/gofsdp/gofsdp/comm"
@@ -129,5 +130,53 @@ func TestUpdatesMayComeInAnyOrder(t *testing.T) {
 			_, err = m.Eval(ctx, shapeBatch(g.Rank())...)
 			require.NoError(t, err)
 		}
+	})
+}
+
+// TestTwoGoroutines stops rank 1 in the middle of a forward, and has another goroutine call other
+// methods meanwhile: all are refused, and the training goes on as if they had not been called.
+func TestTwoGoroutines(t *testing.T) {
+	onRanks(t, 2, func(ctx context.Context, g comm.Group) {
+		var in, out chan struct{}
+		m := chain64(t, g, func(c *fsdp.Config) {
+			c.Trace = func(e fsdp.Event) {
+				if in != nil && e.Kind == "forward" {
+					close(in)
+					<-out
+					in = nil
+				}
+			}
+		})
+		opt, err := optim.SGD{}.New(m.Shards())
+		require.NoError(t, err)
+		require.NoError(t, trainStep(ctx, m, shapeBatch(g.Rank())))
+		require.NoError(t, opt.Step(0.1))
+		done := make(chan struct{})
+		close(done)
+		if g.Rank() == 1 {
+			in, out, done = make(chan struct{}), make(chan struct{}), make(chan struct{})
+			begun, resume := in, out
+			go func() {
+				defer close(done)
+				defer close(resume)
+				<-begun
+				for method, call := range map[string]func() error{
+					"Forward":      func() error { return errorOf(m.Forward(ctx, shapeBatch(0)...)) },
+					"Backward":     func() error { return m.Backward(ctx) },
+					"Eval":         func() error { return errorOf(m.Eval(ctx, shapeBatch(0)...)) },
+					"ClipGradNorm": func() error { return errorOf(m.ClipGradNorm(ctx, 1)) },
+					"Unscale":      func() error { return errorOf(m.Unscale(ctx, nil)) },
+					"Close":        m.Close,
+				} {
+					assert.EqualError(t, call(), "fsdp: rank 1: "+method+": another goroutine is in a method of this Sharded, which is for one goroutine at a time")
+				}
+				assert.ErrorContains(t, opt.Step(0.1), "another goroutine is in a method of this Sharded")
+			}()
+		}
+		require.NoError(t, trainStep(ctx, m, shapeBatch(g.Rank())))
+		<-done
+		require.NoError(t, opt.Step(0.1))
+		requireIdle(t, ctx, m, shapeBatch(0))
+		require.NoError(t, m.Close())
 	})
 }

@@ -41,6 +41,10 @@ func (n Norm) check() error {
 // The norm is computed exactly and rounded at the end, so that it has the same bits under every
 // strategy and wrap policy.
 func (s *Sharded) ClipGradNorm(ctx context.Context, limit float64, kind ...Norm) (norm float64, err error) {
+	if err := enter(s, "ClipGradNorm"); err != nil {
+		return 0, err
+	}
+	defer s.life.leave()
 	q := ranks.Ask{Call: "ClipGradNorm", Argument: limit}
 	if len(kind) > 0 && kind[0] == InfNorm {
 		q.Call = "ClipGradNorm of the infinity norm"
@@ -220,6 +224,10 @@ func groupNorms(ctx context.Context, d engine.Device, g *layout.Group, all comm.
 // returns false on every rank and drops the gradients: leave out the step then. Call it once a
 // step, after the last Backward and before ClipGradNorm.
 func (s *Sharded) Unscale(ctx context.Context, l *optim.LossScaler) (finite bool, err error) {
+	if err := enter(s, "Unscale"); err != nil {
+		return false, err
+	}
+	defer s.life.leave()
 	q := ranks.Ask{Call: "Unscale"}
 	if err = s.may("Unscale"); err == nil && l == nil {
 		err = errors.New("there is no LossScaler")

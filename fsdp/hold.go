@@ -60,6 +60,10 @@ func (p *Pass) Loss() float64 { return p.loss }
 
 // Backward is [Sharded.Backward] of the pass. It is over then, with or without an error.
 func (p *Pass) Backward(ctx context.Context, opts ...BackwardOption) error {
+	if err := enter(p.s, "Backward"); err != nil {
+		return err
+	}
+	defer p.s.life.leave()
 	q := p.p
 	p.p = nil
 	delete(p.s.life.held, p)

@@ -81,6 +81,10 @@ func (s *Sharded) Join(ctx context.Context, data iter.Seq[[]Tensor], opts ...Joi
 
 // ask exchanges the flags of an iteration and tells whether there is one.
 func (o *joinOptions) ask(ctx context.Context, s *Sharded, more bool, err error) (bool, error) {
+	if busy := enter(s, "Join"); busy != nil {
+		return false, busy
+	}
+	defer s.life.leave()
 	ans, err := s.ask(ctx, &ranks.Ask{Call: o.policy.call(), Absent: !more}, err)
 	switch {
 	case err != nil, ans.Leader < 0, ans.Missing && o.policy == stopAtShortest:

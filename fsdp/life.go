@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"strings"
+	"sync/atomic"
 
 	"github.com/gofsdp/gofsdp/fsdp/internal/layout"
 	"github.com/gofsdp/gofsdp/optim"
@@ -46,16 +47,32 @@ type life struct {
 
 	grads   gradients
 	updates updates
+
+	busy atomic.Bool // a method is at work: see enter
 }
 
 var (
 	errClosed = errors.New("the model is closed")
 	errFormer = errors.New("the optimizer was made before Freeze: make a new one of Sharded.Shards, and let it Adopt what Freeze returned")
 	errHalf   = errors.New("the optimizer is not whole until it is loaded again, or made anew of Sharded.Shards")
+	errBusy   = errors.New("another goroutine is in a method of this Sharded, which is for one goroutine at a time")
 	// errOptimMixed is for parameters, too: a caller who has changed a part of an optimizer must
 	// notice.
 	errOptimMixed = errors.New("a SetFullOptim has broken off: the optimizers are not whole until a SetFullOptim, Load or Import succeeds")
 )
+
+// enter notes that a method has begun, or returns that another goroutine is in one. It reads nothing
+// that such a goroutine may write. Passes, norms and Close are noted as a whole, of other methods
+// the exchanges with other ranks.
+func enter(s *Sharded, method string) error {
+	if s.life.busy.CompareAndSwap(false, true) {
+		return nil
+	}
+	return fmt.Errorf("fsdp: rank %d: %s: %w", s.team.Rank(), method, errBusy)
+}
+
+// leave ends what enter has begun.
+func (l *life) leave() { l.busy.Store(false) }
 
 // tolerance says in which states a method may be called; the zero value is the strictest. No
 // collective method may be called on a model that is broken or closed.

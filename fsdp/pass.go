@@ -27,6 +27,10 @@ type pass struct {
 //
 // Batches may differ in shape from rank to rank and from step to step.
 func (s *Sharded) Forward(ctx context.Context, batch ...Tensor) (loss float64, err error) {
+	if err := enter(s, "Forward"); err != nil {
+		return 0, err
+	}
+	defer s.life.leave()
 	p, err := s.start(ctx, ranks.Ask{Call: "Forward"}, s.engine.Training(s.noSync), batch)
 	if err != nil {
 		return 0, err
@@ -60,6 +64,10 @@ func Weight(w float64) BackwardOption { return func(p *pass) { p.weight = w } }
 // the Forward is gone: the next call is another Forward. Where all parameters are frozen it does
 // nothing, without an error.
 func (s *Sharded) Backward(ctx context.Context, opts ...BackwardOption) error {
+	if err := enter(s, "Backward"); err != nil {
+		return err
+	}
+	defer s.life.leave()
 	return s.backward(ctx, s.life.takeLast(), opts)
 }
 
@@ -73,7 +81,7 @@ func (s *Sharded) backward(ctx context.Context, p *pass, opts []BackwardOption) 
 	if p != nil {
 		q.Argument, q.Schedule, q.Value = float64(p.Number), p.Hash, p.weight
 	}
-	if err = s.agree(ctx, q, err); err == nil {
+	if _, err = s.ask(ctx, &q, err); err == nil {
 		err = p.weigh(ctx, s)
 	}
 	if err != nil {
@@ -158,6 +166,10 @@ func (s *Sharded) Eval(ctx context.Context, batch ...Tensor) ([]Tensor, error) {
 // Programs() map[string]Program has other ways through it than Forward, such as the encoder alone,
 // or one step of a decoder. The batch is what the program takes.
 func (s *Sharded) EvalProgram(ctx context.Context, name string, batch ...Tensor) ([]Tensor, error) {
+	if err := enter(s, "Eval"); err != nil {
+		return nil, err
+	}
+	defer s.life.leave()
 	q := ranks.Ask{Call: "Eval"}
 	if name != "" {
 		q.Detail = " of program " + name

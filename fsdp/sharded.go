@@ -15,7 +15,8 @@ import (
 )
 
 // Sharded is one rank's handle of a wrapped model. The methods that take a context are collective:
-// every rank of the group calls the same ones in the same order. It is not safe for concurrent use.
+// every rank of the group calls the same ones in the same order. It is for one goroutine at a time:
+// a method that is called while another goroutine is in a pass returns an error.
 //
 // Errors that ranks find before a pass starts, such as a batch of the wrong shape, a token out of
 // range or a loss that is NaN, are returned on every rank and leave parameters and gradients as
@@ -209,6 +210,9 @@ func piece(s *Sharded, i, p, offset, at, n int) optim.Param {
 			if l != s.layout && s.life.health != closed {
 				return errFormer
 			}
+			if s.life.busy.Load() {
+				return errBusy
+			}
 			return s.life.mayStep(number, s.engine.Pending())
 		},
 		Alloc: func(n int) (optim.Vec, error) {
@@ -244,9 +248,15 @@ func (s *Sharded) ZeroGrad() {
 //
 // Close is not a collective, but after a Forward without a Backward it waits for the gathers under
 // way, and after SaveAsync until the checkpoint is written, whose error it returns unless Wait has.
+// While another goroutine is in a pass it returns an error and does nothing.
+//
 // It leaves the group open, which should outlive the model: if the memory was the group's and has
 // gone with it, Close returns an error and nothing worse happens.
 func (s *Sharded) Close() error {
+	if err := enter(s, "Close"); err != nil {
+		return err
+	}
+	defer s.life.leave()
 	if s.life.health == closed {
 		return nil
 	}
@@ -331,8 +341,12 @@ type endedError struct {
 func (e *endedError) Error() string { return e.text }
 func (e *endedError) Unwrap() error { return e.cause }
 
-// agree is ask where nothing but agreement matters.
+// agree is ask where nothing but agreement matters, of a method that has not called enter.
 func (s *Sharded) agree(ctx context.Context, q ranks.Ask, err error) error {
+	if err := enter(s, q.Call); err != nil {
+		return err
+	}
+	defer s.life.leave()
 	_, err = s.ask(ctx, &q, err)
 	return err
 }
