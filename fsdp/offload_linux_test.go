@@ -228,10 +228,10 @@ func TestOffloadFullDisk(t *testing.T) {
 	dir := t.TempDir()
 	printed, output, err := startJob(t, "full disk", dir, false)
 	require.NoError(t, err, output)
-	require.Contains(t, printed, "Wrap: fsdp: rank 0: group ")
-	require.Contains(t, printed, "Wrap: fsdp: rank 1: rank 0: group ")
+	require.Contains(t, printed, "Wrap: rank 0: fsdp: rank 0: group ")
+	require.Contains(t, printed, "Wrap: rank 1: fsdp: rank 1: rank 0: group ")
 	require.Contains(t, printed, "rank 0: state of group ")
-	require.Contains(t, printed, "pass: fsdp: rank 0: pass 1: forward ")
+	require.Contains(t, printed, "pass: rank 0: fsdp: rank 0: pass 1: forward ")
 	requireEmpty(t, dir)
 }
 
