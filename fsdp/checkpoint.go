@@ -139,10 +139,11 @@ var ErrNoCheckpoint error = checkpoint.ErrNone
 var ErrNoExtra = errors.New("not in the checkpoint")
 
 // LatestCheckpoint returns the directory of the last checkpoint in dir that is complete, or dir if
-// it is one itself.
+// it is one itself. Like Load it passes over those of which the damage shows without the data, but
+// says nothing of them.
 func LatestCheckpoint(dir string) (path string, err error) {
 	if path, err = checkpoint.Latest(context.Background(), checkpoint.OS(), dir); err != nil {
-		return "", fmt.Errorf("fsdp: %w", err)
+		return "", fmt.Errorf("fsdp: %w", state.Lasting(err))
 	}
 	return path, nil
 }

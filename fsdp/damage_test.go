@@ -200,6 +200,10 @@ func TestDamageEverywhere(t *testing.T) {
 			paths := twoSaved(t, dir)
 			damages["truncated"].do(t, paths[0])
 			last.do(t, paths[1])
+			if last.shows == atOnce {
+				_, err := fsdp.LatestCheckpoint(dir)
+				require.ErrorContains(t, err, hopeless+"checkpoint: no checkpoint is whole any more in "+dir)
+			}
 			for _, option := range []fsdp.StateOption{nil, fsdp.AllowOlder(true), fsdp.AllowOlder(false)} {
 				for _, err := range errorsOf(t, 2, func(ctx context.Context, g comm.Group) error {
 					f := newFiller(t, ctx, g)

@@ -102,7 +102,8 @@
 // save after ZeroGrad and not between Forward and Backward. It has nothing that only the user
 // knows, such as the position in the data and the loss scale: [Extra] and [RankExtra] add that. It
 // has neither the model nor its Config, which the program has. Errors that can be found in advance
-// are found before anything changes. A model that is only partly loaded is never trained on.
+// are found before anything changes. A model that is only partly loaded is never trained on. What
+// becomes of a damaged checkpoint is said at Load and [AllowOlder].
 //
 // [Sharded.Export] writes one file for other programs, and [Sharded.Import] reads theirs.
 // [Sharded.FullState] and [Sharded.FullOptimState] return the same in memory, whole, as one process

@@ -179,7 +179,7 @@ func (l *Loading) advise(ctx context.Context, path string, err error) error {
 	if !errors.Is(err, checkpoint.ErrDamaged) {
 		return err
 	}
-	err = fmt.Errorf("%s: %w", launch.NoRestart, err)
+	err = Lasting(err)
 	found, none := checkpoint.Before(ctx, l.fs, path, nil)
 	switch {
 	case none == nil:
@@ -189,6 +189,14 @@ func (l *Loading) advise(ctx context.Context, path string, err error) error {
 	default:
 		return fmt.Errorf("%w; no older checkpoint is whole", err)
 	}
+}
+
+// Lasting adds to an error about damage that another start meets it again.
+func Lasting(err error) error {
+	if !errors.Is(err, checkpoint.ErrDamaged) {
+		return err
+	}
+	return fmt.Errorf("%s: %w", launch.NoRestart, err)
 }
 
 // remedy says how to take an older checkpoint.
