@@ -30,7 +30,8 @@ import (
 // learning. Config.Divide says what the gradients are means over. The loop ends on all ranks in the
 // same place.
 //
-// The loop body must make the same collective calls on every rank. Loops may be nested: an inner
+// The loop body must make the same collective calls on every rank, whether it has a batch or not. A
+// rank that skips one, or leaves the loop alone, makes the next call an error on all. Loops may be nested: an inner
 // Join, such as one over the steps of generation, ends on every rank when all are done. A second
 // model in the same loop, such as a teacher, needs a Join of its own inside, over the one batch or
 // none.
