@@ -88,11 +88,11 @@ func (s *Sharded) saving(ctx context.Context, opt optim.Optimizer) (*store, stat
 // succeeds. If that one is without the optimizer, the optimizer still refuses to step and to be
 // saved: load it again, or make a new one.
 //
-// A checkpoint of which the manifest or a file is damaged, cut short or missing is passed over for an
-// older one. Rank 0 says so in a warning, to Config.Logger or [slog.Default], with the reason and the
-// steps that are lost. What shows only when the data is read is an error on every rank, with the file,
-// the tensor, the bytes and the checksums, and it says which older checkpoint there is. AllowOlder
-// changes both.
+// A checkpoint of which the manifest or a file is damaged, cut short or missing is passed over for
+// an older one. Rank 0 says so in a warning, to Config.Logger or [slog.Default], with the reason
+// and the steps that are lost. What shows only when the data is read is an error on every rank,
+// with the file, the tensor, the bytes and the checksums, and it says which older checkpoint there
+// is. AllowOlder changes both.
 //
 // Load drops the gradients, and a Forward that waits for its Backward. It fails while Hold has put
 // one aside.

@@ -45,9 +45,9 @@ func AllowExtra(match func(name string) bool) StateOption {
 	return stateOption("AllowExtra", func(o *state.Options) { o.AllowExtra = match })
 }
 
-// AllowOlder says whether Load may take an older checkpoint where the last one is damaged. Without it,
-// Load takes one if the damage shows in the manifest, or in which files are there and how long they
-// are, and returns an error if it shows in the data.
+// AllowOlder says whether Load may take an older checkpoint where the last one is damaged. Without
+// it, Load takes one if the damage shows in the manifest, or in which files are there and how long
+// they are, and returns an error if it shows in the data.
 //
 //	AllowOlder(true)    takes the last checkpoint of which nothing is damaged that any rank needs.
 //	                    All of that is read and checked before anything changes, so it is read twice

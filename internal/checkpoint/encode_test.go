@@ -220,8 +220,8 @@ func TestMerge(t *testing.T) {
 	}
 }
 
-// TestManifestSize makes manifests larger, and smaller, than they may be: what is too large is neither
-// written nor read.
+// TestManifestSize makes manifests larger, and smaller, than they may be: what is too large is
+// neither written nor read.
 func TestManifestSize(t *testing.T) {
 	fsys := newMemory()
 	smallCheckpoint(t, fsys, "c")

@@ -13,8 +13,8 @@ import (
 	"github.com/gofsdp/gofsdp/internal/checkpoint"
 )
 
-// TestLockIsNoFile has links, a FIFO and a directory where the lock should be. A save says so, waits
-// for nothing, and neither empties nor makes what a link leads to.
+// TestLockIsNoFile has links, a FIFO and a directory where the lock should be. A save says so,
+// waits for nothing, and neither empties nor makes what a link leads to.
 func TestLockIsNoFile(t *testing.T) {
 	for _, c := range []struct {
 		name, want string
@@ -63,7 +63,8 @@ func (h *hostile) Create(path string) (checkpoint.Handle, error) {
 	return h.FS.Create(path)
 }
 
-// TestSaveFollowsNoLink has a link, to a file or to nothing, in the place of a file that a save makes.
+// TestSaveFollowsNoLink has a link, to a file or to nothing, in the place of a file that a save
+// makes.
 func TestSaveFollowsNoLink(t *testing.T) {
 	for _, suffix := range []string{"", ".new"} {
 		dir := t.TempDir()
@@ -88,8 +89,8 @@ func TestOpenIsNoFile(t *testing.T) {
 	}
 }
 
-// TestFIFOInCheckpoint has a FIFO in the place of each file of a checkpoint: that is damage like any
-// other, and nothing waits for a writer.
+// TestFIFOInCheckpoint has a FIFO in the place of each file of a checkpoint: that is damage like
+// any other, and nothing waits for a writer.
 func TestFIFOInCheckpoint(t *testing.T) {
 	for _, file := range []string{checkpoint.ManifestName, "rank-00001-of-00002.safetensors"} {
 		dir := t.TempDir()

@@ -168,8 +168,8 @@ func checkWhole(ctx context.Context, fsys FS, dir string) error {
 	return r.Close()
 }
 
-// isDamaged tells whether err is about what there is of a checkpoint, and not about this program or this
-// machine.
+// isDamaged tells whether err is about what there is of a checkpoint, and not about this program or
+// this machine.
 func isDamaged(err error) bool {
 	return errors.Is(err, ErrUnfinished) || errors.Is(err, ErrDamaged) || errors.Is(err, fs.ErrNotExist)
 }

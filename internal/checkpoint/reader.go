@@ -36,8 +36,8 @@ const maxOpen = 64
 var scratch = sync.Pool{New: func() any { return new([ChunkBytes]byte) }}
 
 // OpenReader opens the checkpoint in dir. The manifest is checked, and that the files are there and
-// have the sizes that it says; their content is checked as it is read. When ctx ends it returns, also
-// where the file system does not answer: see the package comment.
+// have the sizes that it says; their content is checked as it is read. When ctx ends it returns,
+// also where the file system does not answer: see the package comment.
 func OpenReader(ctx context.Context, fsys FS, dir string) (*Reader, error) {
 	r, err := within(ctx, dir, func() (*Reader, error) { return open(ctx, fsys, dir) }, func(*Reader) {})
 	if err != nil {
@@ -179,8 +179,8 @@ func (r *Reader) Sum() uint32 { return r.sum }
 func (r *Reader) Lookup(k Key) (Tensor, bool) { return r.manifest.Lookup(k) }
 
 // Hold opens the files that n elements of a tensor from offset on are in, as many as there is room
-// for, and checks their headers. They can be read then even if somebody removes the checkpoint, where
-// the file system is one that keeps what is open.
+// for, and checks their headers. They can be read then even if somebody removes the checkpoint,
+// where the file system is one that keeps what is open.
 func (r *Reader) Hold(ctx context.Context, k Key, offset, n int) error {
 	t, _ := r.Lookup(k)
 	for _, p := range t.within(offset, n) {
@@ -191,8 +191,8 @@ func (r *Reader) Hold(ctx context.Context, k Key, offset, n int) error {
 	return nil
 }
 
-// Check holds n elements of a tensor from offset on, and reads and checks the chunks that they lie in.
-// Nothing is kept of them.
+// Check holds n elements of a tensor from offset on, and reads and checks the chunks that they lie
+// in. Nothing is kept of them.
 func (r *Reader) Check(ctx context.Context, k Key, offset, n int) error {
 	if err := r.Hold(ctx, k, offset, n); err != nil {
 		return err
@@ -228,9 +228,8 @@ func (r *Reader) Close() error {
 }
 
 // Read reads the elements of a tensor from offset on, as many as there is room for in dst, as
-// elements of type as. It reads the chunks that they lie in and no others, and checks their sums, and
-// the headers of files that were not held.
-// After an error the content of dst is undefined.
+// elements of type as. It reads the chunks that they lie in and no others, and checks their sums,
+// and the headers of files that were not held. After an error the content of dst is undefined.
 func (r *Reader) Read(ctx context.Context, k Key, offset int, dst []byte, as safetensors.DType) error {
 	t, ok := r.Lookup(k)
 	if !ok {
