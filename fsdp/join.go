@@ -31,10 +31,10 @@ import (
 // same place.
 //
 // The loop body must make the same collective calls on every rank, whether it has a batch or not. A
-// rank that skips one, or leaves the loop alone, makes the next call an error on all. Loops may be nested: an inner
-// Join, such as one over the steps of generation, ends on every rank when all are done. A second
-// model in the same loop, such as a teacher, needs a Join of its own inside, over the one batch or
-// none.
+// rank that skips one, or leaves the loop alone, makes the next call an error on all. Loops may be
+// nested: an inner Join, such as one over the steps of generation, ends on every rank when all are
+// done. A second model in the same loop, such as a teacher, needs a Join of its own inside, over
+// the one batch or none.
 //
 // Before each iteration the ranks exchange a flag. An error of one of them, such as a panic of its
 // data, ends the loop on all, with that error as the last thing it yields. If one rank leaves the
