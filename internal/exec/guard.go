@@ -2,7 +2,6 @@ package exec
 
 import (
 	"fmt"
-	"math/bits"
 	"slices"
 	"strings"
 
@@ -44,7 +43,9 @@ func refusal(g *G.ExprGraph, n *G.Node) string {
 	op := n.Op()
 	switch typeName(op) {
 	case "gorgonia.sumOp", "gorgonia.maxOp":
-		return reductionRefusal(g, n)
+		if isHost(n) && children(g, n)[0].Dims() > 3 { // those of floats are computed here
+			return "integers of four or more axes are added up wrongly: convert them to floats first, by ConvType"
+		}
 	case "gorgonia.dtConvOp":
 		if from := children(g, n)[0].Dtype(); (from == tensor.Int) == (n.Dtype() == tensor.Int) {
 			return fmt.Sprintf("it cannot convert %v to %v, only int to a float and back: use one float type", from, n.Dtype())
@@ -70,20 +71,6 @@ func refusal(g *G.ExprGraph, n *G.Node) string {
 		}
 	}
 	return denied[typeName(op)]
-}
-
-// reductionRefusal returns why a sum or maximum must not be used, or nothing if it may. Those of
-// floats are computed here, those of integers by package tensor.
-func reductionRefusal(g *G.ExprGraph, n *G.Node) string {
-	x := children(g, n)[0]
-	axes := along(n.Op())
-	if kept := x.Dims() - bits.OnesCount32(uint32(axes)); kept != n.Dims() {
-		return "it names an axis twice: name each once"
-	}
-	if isHost(n) && x.Dims() > 3 {
-		return "integers of four or more axes are added up wrongly: convert them to floats first, by ConvType"
-	}
-	return ""
 }
 
 // isLogSumExp tells whether n is what gorgonia.LogSumExp makes: log(Σ exp(x - m) + m) with m the

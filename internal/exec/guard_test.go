@@ -100,6 +100,18 @@ func TestBuildMistakes(t *testing.T) {
 	require.EqualError(t, err, "element type int is not supported: want float32 or float64")
 }
 
+// TestRefusedSumOfIntegers is one that package tensor would add up wrongly.
+func TestRefusedSumOfIntegers(t *testing.T) {
+	compile := func(shape ...int) error {
+		_, err := exec.Compile(&exec.Spec{Build: returning(func(b *exec.Builder, x []*G.Node) (*G.Node, error) {
+			return G.ConvType(G.Must(G.Sum(x[0], 2)), tensor.Int, b.DType())
+		})}, &exec.Signature{DType: tensor.Float64, Inputs: []exec.Input{{Shape: shape, DType: tensor.Int}}})
+		return err
+	}
+	require.ErrorContains(t, compile(2, 3, 5, 2), "is refused: integers of four or more axes are added up wrongly")
+	require.NoError(t, compile(2, 3, 5))
+}
+
 // TestBuildPanics names the line of the module that a panic came through, in one line.
 func TestBuildPanics(t *testing.T) {
 	_, file, line, _ := runtime.Caller(0)
