@@ -20,6 +20,10 @@ var ErrTimeout = errors.New("no progress")
 // process has ended, or can no longer be reached, without having said goodbye.
 var ErrLost = errors.New("process lost")
 
+// ErrDamaged is wrapped by the error of an operation whose data was changed between
+// two ranks, as a checksum has shown. See [Checksums].
+var ErrDamaged = errors.New("damaged on the way")
+
 // RankError says that a group failed because of one rank: it aborted, closed,
 // gave up waiting, made an invalid call, or died. All ranks of the group get the
 // same error, that rank included.

@@ -35,6 +35,7 @@ var sentinels = []struct {
 	{"invalid", ErrInvalid},
 	{"timeout", ErrTimeout},
 	{"lost", ErrLost},
+	{"damaged", ErrDamaged},
 	{"canceled", context.Canceled},
 	{"deadline", context.DeadlineExceeded},
 }

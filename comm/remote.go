@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"net"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -47,12 +48,16 @@ func (r *remote) check(p *port) error {
 	if got == p.in.sum {
 		return nil
 	}
-	call, err := ParseSignature(r.frame.call[:])
-	if err != nil {
-		return err // unreachable: this rank encoded it
+	return r.damaged(p.peer, "payload", fmt.Errorf("its checksum is %08x, that of what came %08x", got, p.in.sum))
+}
+
+// damaged says that something from rank peer to this one is not what was sent.
+func (r *remote) damaged(peer int, what string, err error) error {
+	during := "before its first collective"
+	if call, perr := ParseSignature(r.frame.call[:]); perr == nil {
+		during = fmt.Sprintf("in collective #%d, %v,", r.frame.seq, call)
 	}
-	return &RankError{Group: r.name, Rank: p.peer, Err: fmt.Errorf("payload to rank %d in collective #%d, %v, was damaged on the way: "+
-		"its checksum is %08x, that of what came %08x", r.rank, r.frame.seq, call, got, p.in.sum)}
+	return &RankError{Group: r.name, Rank: peer, Err: fmt.Errorf("%s to rank %d %s was %w: %w", what, r.rank, during, ErrDamaged, err)}
 }
 
 // checkFrame checks the header that has come to p.
@@ -85,10 +90,15 @@ func (r *remote) Run(ctx context.Context, seq uint64, c *Call) error {
 // broke blames the other end if err is the end of a connection.
 func (r *remote) broke(err error) error {
 	var lost *lostError
-	if errors.As(err, &lost) {
-		return &RankError{Group: r.name, Rank: lost.peer, Err: lost}
+	if !errors.As(err, &lost) {
+		return err
 	}
-	return err
+	var op *net.OpError
+	if errors.As(lost.err, &op) && op.Op == "local error" { // so crypto/tls calls what it refuses
+		return r.damaged(lost.peer, "stream", lost.err)
+	}
+	lost.self = r.rank
+	return &RankError{Group: r.name, Rank: lost.peer, Err: lost}
 }
 
 // Missing implements [Backend].

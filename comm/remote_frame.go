@@ -62,7 +62,7 @@ func (f *frame) parse(b *[frameSize]byte) error {
 		return errors.New("no frame of this protocol")
 	}
 	if binary.LittleEndian.Uint32(b[4:]) != crc32.Checksum(b[8:], castagnoli) {
-		return errors.New("frame with a wrong checksum")
+		return fmt.Errorf("frame %w", ErrDamaged)
 	}
 	f.group = binary.LittleEndian.Uint64(b[8:])
 	f.seq = binary.LittleEndian.Uint64(b[16:])

@@ -41,15 +41,15 @@ func newPump(conns []net.Conn, ports []*port) (pump, error) {
 }
 
 // lost says that the connection of p has failed.
-func (p *port) lost(err error) error { return &lostError{p.peer, err} }
+func (p *port) lost(err error) error { return &lostError{peer: p.peer, err: err} }
 
 // lostError is the end of a connection.
 type lostError struct {
-	peer int
-	err  error
+	self, peer int
+	err        error
 }
 
-func (e *lostError) Error() string   { return fmt.Sprintf("connection: %v", e.err) }
+func (e *lostError) Error() string   { return fmt.Sprintf("connection to rank %d: %v", e.self, e.err) }
 func (e *lostError) Unwrap() []error { return []error{e.err, ErrLost} }
 
 var (

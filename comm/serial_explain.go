@@ -26,6 +26,8 @@ func (s *Serial) explain(ctx context.Context, seq uint64, err error) error {
 		return s.gaveUp(seq, context.Cause(ctx))
 	case errors.Is(err, ErrTimeout):
 		return s.timedOut(seq, err)
+	case errors.Is(err, ErrDamaged) && errors.As(err, &blame): // nothing else can be the cause
+		return blame
 	}
 	if other := errors.As(err, &blame) && blame.Rank != s.rank; other || errors.Is(err, ErrLost) {
 		// A rank that fails tells why, and then its connections end. Its news travels on

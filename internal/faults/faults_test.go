@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
+	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/comm/commtest"
 )
 
@@ -103,4 +104,22 @@ func TestCasesAreRepeatable(t *testing.T) {
 	}
 	processes := 4 // incidents that end a process do not happen to local worlds
 	require.Len(t, seen, len(sorts)*len(transports)-processes)
+}
+
+// A sample of the payload flips, on every path.
+func TestFlips(t *testing.T) {
+	var out bytes.Buffer
+	require.Zero(t, flips(context.Background(), &out, 1, 0, 48, false), "%s", &out)
+}
+
+// Without checksums the numbers are wrong, and only this tool knows.
+func TestFlipUnnoticed(t *testing.T) {
+	p, err := newFlipper()
+	require.NoError(t, err)
+	defer func() { require.NoError(t, p.close()) }()
+	f := flipOf(1, 0)
+	f.path, f.ranks, f.sums = pathPoll, 2, comm.ChecksumsOff
+	f.trial = commtest.Trial{Kind: commtest.AllGather, Type: comm.Float32, Len: 100}
+	wrong, _ := p.run(context.Background(), f)
+	require.Contains(t, wrong, "completed with wrong values")
 }

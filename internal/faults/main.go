@@ -3,6 +3,7 @@
 //
 //	go run ./internal/faults                 the fault matrix: exit status 1 if a case fails
 //	go run ./internal/faults -case 1234      one case again, with all that its ranks say
+//	go run ./internal/faults -flip 1234      one payload flip again
 //	go run ./internal/faults -soak 10m       random programs and faults, one job after the other
 //	go run ./internal/faults -round 77       one job of it again
 //	go run ./internal/faults -strangers      jobs that strangers try to join or to hold up
@@ -43,6 +44,19 @@
 // All ranks have to join within two seconds, the other user has to be refused, and the ranks have to
 // warn of it.
 //
+// # The payload flips
+//
+// Somebody in the middle of the TCP connections of a group flips up to 32 bits of a payload:
+//
+//	path        both pumps of TCP, TLS, and auto on two pretended hosts
+//	collective  all-gather reduce-scatter all-reduce broadcast gather, of five element types
+//	group       one split from the world, detached or not, of 2 to 16 ranks
+//	size        4 B to 600 KiB, and any byte of the payload
+//
+// The ranks are goroutines. A case passes if every rank gets an error that wraps ErrDamaged and
+// names the sender, the receiver, the group and the collective, at once, and no operation
+// completes with wrong values.
+//
 // # The processes
 //
 //	parent                                worker: the same program, one rank of one case at a time
@@ -82,6 +96,8 @@ func main() {
 	seed := flag.Uint64("seed", 1, "of all that is random")
 	cases := flag.Int("cases", 2400, "number of `cases` of the matrix")
 	only := flag.Int("case", -1, "run this `case` only")
+	bursts := flag.Int("flips", 2000, "number of payload `flips` after the matrix")
+	burst := flag.Int("flip", -1, "run this payload `flip` only")
 	round := flag.Int("round", -1, "run this `round` of the soak only")
 	alone := flag.Bool("strangers", false, "only the cases of strangers")
 	parallel := flag.Int("parallel", 6, "`cases` at a time")
@@ -104,6 +120,8 @@ func main() {
 		failed = s.soak(ctx, *soak)
 	case *round >= 0:
 		failed = matrix(ctx, run, os.Stdout, []Case{roundOf(*seed, *round, *transport)}, true)
+	case *burst >= 0:
+		failed = flips(ctx, os.Stdout, *seed, *burst, *burst+1, true)
 	case *only >= 0:
 		failed = matrix(ctx, run, os.Stdout, []Case{caseOf(*seed, *only)}, true)
 	case *alone:
@@ -119,6 +137,7 @@ func main() {
 		failed = matrix(ctx, run, os.Stdout, list, false)
 		if len(list) == *cases {
 			failed += strangers(ctx, os.Stdout)
+			failed += flips(ctx, os.Stdout, *seed, 0, *bursts, false)
 		}
 	}
 	begin := time.Now()

@@ -203,6 +203,9 @@ func (m *Mesh) dialOnce(ctx context.Context, network, address string, rank int, 
 	if err != nil {
 		return nil, err
 	}
+	if middle, ok := ctx.Value(middleKey{}).(Middle); ok && network == "tcp" {
+		conn = middle(m.cfg.Rank, rank, conn)
+	}
 	defer func() {
 		if err != nil {
 			_ = conn.Close() // the first error counts
