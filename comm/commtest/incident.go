@@ -40,7 +40,7 @@ const (
 	Stop What = "stop" // the process is stopped, as by a debugger, until somebody continues it
 	Cut  What = "cut"  // all connections of the process are shut down
 	// Garble writes noise to all connections of the process. Noise that gets into
-	// the payload of an operation under way is not noticed.
+	// the payload of an operation under way is only noticed by a checksum.
 	Garble What = "garble"
 
 	Abort  What = "abort"  // the rank aborts the group with ErrInjected
