@@ -258,6 +258,10 @@ func TestJoinDataFails(t *testing.T) {
 			require.Equal(t, 1, passes)
 			require.ErrorContains(t, last, fmt.Sprintf("fsdp: rank %d: Join: ", g.Rank()))
 			require.ErrorContains(t, last, errOops.Error())
+			if !panics { // a context that ends before an exchange may fail the group
+				require.ErrorContains(t, last, "rank 1")
+				return
+			}
 			if g.Rank() != 1 {
 				var peer *fsdp.PeerError
 				require.ErrorAs(t, last, &peer)
