@@ -569,7 +569,7 @@ func TestRestarts(t *testing.T) {
 func TestNoRestart(t *testing.T) {
 	status, r := finish(t, "damaged", "-n", "2", "-restarts", "5")
 	require.Equal(t, 6, status)
-	require.Equal(t, 2, strings.Count(r.out.String(), "start 0"))
+	require.Contains(t, r.out.String(), "start 0") // of rank 0; rank 1 may be ended before it speaks
 	require.NotContains(t, r.out.String(), "start 1")
 	require.Contains(t, r.err.String(), "fsdprun: not starting again: rank 0 says that no restart mends this\n")
 	require.Empty(t, r.rests)
