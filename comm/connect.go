@@ -96,7 +96,8 @@ type Config struct {
 	// Rendezvous is where the ranks meet: "tcp://host:port", where rank 0 serves,
 	// or "file:///dir", a directory that all of them see.
 	Rendezvous string
-	// Job names the job and its attempt. Processes of another job are refused.
+	// Job names the job and its attempt, in at most 128 bytes. Processes of another
+	// job are refused.
 	Job string
 	// Secret is what the ranks of a job know and nobody else does, at least 16
 	// bytes, and random: who listens on the network, or is dialed in place of a
@@ -156,6 +157,8 @@ func (c Config) withDefaults() (Config, error) {
 	switch {
 	case c.Size < 1 || c.Rank < 0 || c.Rank >= c.Size:
 		return c, fmt.Errorf("comm: no rank %d in a job of %d", c.Rank, c.Size)
+	case len(c.Job) > mesh.MaxJob:
+		return c, fmt.Errorf("comm: the name of the job, with FSDP_JOB in it, has %d bytes, at most %d are allowed", len(c.Job), mesh.MaxJob)
 	case c.Timeout < 0 || c.JoinTimeout < 0:
 		return c, fmt.Errorf("comm: negative timeout")
 	case int(c.Transport) >= len(transportNames):

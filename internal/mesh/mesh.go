@@ -15,13 +15,13 @@ import (
 	"github.com/gofsdp/gofsdp/internal/store"
 )
 
-// MaxMessage is the most bytes a control message may have.
-const MaxMessage = 64 << 10
-
+// The most bytes of some things.
 const (
-	maxJob = 128         // store keys are made of it
-	linger = time.Second // for the others to answer goodbye
+	MaxMessage = 64 << 10 // a control message
+	MaxJob     = 128      // the name of a job, of which store keys are made
 )
+
+const linger = time.Second // for the others to answer goodbye
 
 var (
 	// ErrClosed is wrapped by errors of a mesh that this process has closed.
@@ -70,8 +70,8 @@ func (c Config) check() (Config, error) {
 		return c, fmt.Errorf("no rank %d among %d", c.Rank, c.Size)
 	case c.Store == nil || c.Handler == nil:
 		return c, errors.New("a Store and a Handler are needed")
-	case len(c.Job) > maxJob:
-		return c, fmt.Errorf("the name of a job has at most %d bytes, not %d", maxJob, len(c.Job))
+	case len(c.Job) > MaxJob:
+		return c, fmt.Errorf("the name of a job has at most %d bytes, not %d", MaxJob, len(c.Job))
 	case !utf8.ValidString(c.Host):
 		return c, fmt.Errorf("the host %q is no text", c.Host)
 	}
