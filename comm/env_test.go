@@ -116,6 +116,7 @@ func TestFromEnvAlone(t *testing.T) {
 
 // TestConnectRefuses checks configurations that cannot work, before anything is tried.
 func TestConnectRefuses(t *testing.T) {
+	ownKeyDir(t)
 	good := Config{Rank: 0, Size: 1, Rendezvous: "file://" + t.TempDir()}
 	for _, c := range []struct {
 		change func(*Config)

@@ -25,6 +25,9 @@ const makeSecret = "export FSDP_SECRET=$(head -c 32 /dev/urandom | base64)"
 var errNoSecret = errors.New("ranks of several hosts share a secret, lest strangers join: " + makeSecret +
 	" once, and give all ranks the same (FSDP_TRUST_NETWORK=1 in its place lets in whoever can reach them)")
 
+// keyDir is where the key of this user lies. Tests do without that.
+var keyDir = auth.UserDir
+
 const publicSecret = "everybody on this network is trusted"
 
 // checkTrust returns what is wrong with the secret of c and what goes with it.
@@ -57,8 +60,8 @@ func (c Config) withSecret() (_ Config, explain func(error) error, err error) {
 		c.Secret = Secret(publicSecret)
 	default:
 		var file string
-		if c.Secret, file, err = auth.UserKey(); err != nil {
-			return c, nil, fmt.Errorf("a job without FSDP_SECRET needs a key of this user: %w", err)
+		if c.Secret, file, err = auth.UserKey(keyDir()); err != nil {
+			return c, nil, fmt.Errorf("a job without FSDP_SECRET: %w", err)
 		}
 		explain = func(err error) error {
 			if errors.Is(err, auth.ErrSecret) {

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"log/slog"
 	"net"
+	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
@@ -43,6 +44,13 @@ func meet(t *testing.T, change func(*Config), refused ...func()) (errs [2]error)
 	return errs
 }
 
+// ownKeyDir keeps a test off the key of whoever runs it.
+func ownKeyDir(t *testing.T) {
+	dir, before := filepath.Join(t.TempDir(), "keys"), keyDir
+	keyDir = func() string { return dir }
+	t.Cleanup(func() { keyDir = before })
+}
+
 // captureDefault makes slog.Default write to a buffer until the test ends.
 func captureDefault(t *testing.T) (written func() string) {
 	var mu sync.Mutex
@@ -68,6 +76,7 @@ func (f writerFunc) Write(b []byte) (int, error) { return f(b) }
 // TestNoSecret: without one, ranks of this user on this host join, over any transport, and those
 // who do not know this user's key do not.
 func TestNoSecret(t *testing.T) {
+	ownKeyDir(t)
 	for _, change := range []func(*Config){
 		func(*Config) {},
 		func(c *Config) { c.Transport = TCP },
@@ -90,7 +99,7 @@ func TestNoSecret(t *testing.T) {
 			c.Secret = Secret("another user's key")
 		}
 	})
-	require.Regexp(t, `the other side has another secret \(without FSDP_SECRET only ranks of user \d+ that see \S+gofsdp-\d+/key can join\)`, errs[1].Error())
+	require.Regexp(t, `the other side has another secret \(without FSDP_SECRET only ranks of user \d+ that see \S+/keys/key can join\)`, errs[1].Error())
 }
 
 // TestTrustNetwork joins ranks that listen for other hosts and have no secret.

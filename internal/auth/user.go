@@ -11,19 +11,23 @@ import (
 
 const userKeySize = 32
 
+// UserDir returns the directory for [UserKey]: the same for all processes of a user on a host.
+func UserDir() string {
+	return filepath.Join(temporary(), fmt.Sprintf("gofsdp-%d", os.Geteuid()))
+}
+
 // UserKey returns the secret of jobs that have none of their own: 32 random bytes which the
-// processes of one user on this host share, and the name of the file that holds them. Whoever asks
-// first makes it. The file lies in a directory that nobody but this user can look into; one that
-// others own or can enter is an error.
-func UserKey() (key []byte, file string, err error) {
-	dir := filepath.Join(temporary(), fmt.Sprintf("gofsdp-%d", os.Geteuid()))
+// processes of one user on this host share, and the name of the file in dir that holds them.
+// Whoever asks first makes it, and dir if need be. A dir that others own or can enter, or that is a
+// link to another, is an error.
+func UserKey(dir string) (key []byte, file string, err error) {
 	if key, err = userKey(dir); err != nil {
-		return nil, "", fmt.Errorf("auth: key of this user: %w", err)
+		return nil, "", fmt.Errorf("auth: key of this user: %s: %w", dir, err)
 	}
 	return key, filepath.Join(dir, "key"), nil
 }
 
-// userKey is UserKey in dir.
+// userKey is UserKey without the names.
 func userKey(dir string) ([]byte, error) {
 	if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
 		return nil, err
@@ -33,12 +37,8 @@ func userKey(dir string) ([]byte, error) {
 		return nil, err
 	}
 	defer root.Close()
-	info, err := root.Stat(".")
-	if err != nil {
+	if err := private(dir, root, os.Geteuid()); err != nil {
 		return nil, err
-	}
-	if err := private(info, os.Geteuid()); err != nil {
-		return nil, fmt.Errorf("%s: %w", dir, err)
 	}
 	key, err := root.ReadFile("key")
 	if errors.Is(err, fs.ErrNotExist) {
@@ -47,7 +47,7 @@ func userKey(dir string) ([]byte, error) {
 		}
 	}
 	if err == nil && len(key) != userKeySize {
-		err = fmt.Errorf("%s has %d bytes, not %d", filepath.Join(dir, "key"), len(key), userKeySize)
+		err = fmt.Errorf("the file key has %d bytes, not %d: remove it when no job starts", len(key), userKeySize)
 	}
 	return key, err
 }

@@ -17,7 +17,7 @@ func TestUserKey(t *testing.T) {
 	keys, errs := make([][]byte, 16), make([]error, 16)
 	var all sync.WaitGroup
 	for i := range keys {
-		all.Go(func() { keys[i], errs[i] = userKey(dir) })
+		all.Go(func() { keys[i], _, errs[i] = UserKey(dir) })
 	}
 	all.Wait()
 	for i := range keys {
@@ -35,26 +35,41 @@ func TestUserKey(t *testing.T) {
 		require.Equal(t, mode, info.Mode().Perm(), path)
 	}
 
-	other, err := userKey(filepath.Join(t.TempDir(), "gofsdp"))
+	other, file, err := UserKey(filepath.Join(t.TempDir(), "gofsdp"))
 	require.NoError(t, err)
 	require.NotEqual(t, keys[0], other)
+	content, err := os.ReadFile(file)
+	require.NoError(t, err)
+	require.Equal(t, other, content)
 }
 
-// TestUserKeyInDanger finds a directory that others can enter, or something that is no key.
+// TestUserKeyInDanger finds a directory that others can enter, or something that is no key, or a link to
+// a directory of this user that somebody else has chosen.
 func TestUserKeyInDanger(t *testing.T) {
 	dir := t.TempDir()
 	require.NoError(t, os.Chmod(dir, 0o755))
-	_, err := userKey(dir)
+	_, _, err := UserKey(dir)
 	require.ErrorContains(t, err, dir+": others can enter it (drwxr-xr-x): chmod 700")
 
 	require.NoError(t, os.Chmod(dir, 0o700))
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "key"), []byte("short"), 0o600))
-	_, err = userKey(dir)
+	_, _, err = UserKey(dir)
 	require.ErrorContains(t, err, "key has 5 bytes, not 32")
 
-	info, err := os.Stat(dir)
+	root, err := os.OpenRoot(dir)
 	require.NoError(t, err)
-	require.ErrorContains(t, private(info, os.Geteuid()+1), "it belongs to user ")
-	_, err = userKey(filepath.Join(dir, "key"))
+	defer root.Close()
+	require.NoError(t, private(dir, root, os.Geteuid()))
+	require.ErrorContains(t, private(dir, root, os.Geteuid()+1), "it belongs to user ")
+	_, _, err = UserKey(filepath.Join(dir, "key"))
 	require.Error(t, err, "a file is in the way")
+
+	elsewhere, link := t.TempDir(), filepath.Join(t.TempDir(), "gofsdp")
+	require.NoError(t, os.Chmod(elsewhere, 0o700))
+	require.NoError(t, os.Symlink(elsewhere, link))
+	_, _, err = UserKey(link)
+	require.ErrorContains(t, err, link+": it is a link to another directory")
+	entries, err := os.ReadDir(elsewhere)
+	require.NoError(t, err)
+	require.Empty(t, entries)
 }

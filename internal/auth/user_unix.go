@@ -5,15 +5,27 @@ package auth
 import (
 	"errors"
 	"fmt"
-	"io/fs"
+	"os"
 	"syscall"
 )
 
 // temporary is the same for all processes of a host, whatever their TMPDIR says.
 func temporary() string { return "/tmp" }
 
-// private refuses a directory that others than user self own or can enter.
-func private(info fs.FileInfo, self int) error {
+// private refuses a directory that others than user self own or can enter, or that dir only leads
+// to: whoever made the link chose the directory.
+func private(dir string, root *os.Root, self int) error {
+	named, err := os.Lstat(dir)
+	if err != nil {
+		return err
+	}
+	info, err := root.Stat(".")
+	if err != nil {
+		return err
+	}
+	if !os.SameFile(named, info) {
+		return errors.New("it is a link to another directory")
+	}
 	stat, ok := info.Sys().(*syscall.Stat_t)
 	if !ok {
 		return errors.New("this system does not tell who owns it")
