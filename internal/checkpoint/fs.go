@@ -36,11 +36,11 @@ type Handle interface {
 
 // within does something with a file system, and returns when that is done or ctx ends. A system call
 // cannot be broken off, and with a server that is gone it may last for ever: then it goes on in a
-// goroutine that is left behind, whose result is dropped.
+// goroutine that is left behind, whose result is dropped. The error of do names path, too.
 func within[T any](ctx context.Context, path string, do func() (T, error), drop func(T)) (T, error) {
 	var none T
 	if ctx.Err() != nil {
-		return none, context.Cause(ctx)
+		return none, fmt.Errorf("%s: %w", path, context.Cause(ctx))
 	}
 	type result struct {
 		v   T

@@ -39,11 +39,13 @@ var scratch = sync.Pool{New: func() any { return new([ChunkBytes]byte) }}
 // have the sizes that it says; their content is checked as it is read. When ctx ends it returns,
 // also where the file system does not answer: see the package comment.
 func OpenReader(ctx context.Context, fsys FS, dir string) (*Reader, error) {
-	r, err := within(ctx, dir, func() (*Reader, error) { return open(ctx, fsys, dir) }, func(*Reader) {})
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", dir, err)
-	}
-	return r, nil
+	return within(ctx, dir, func() (*Reader, error) {
+		r, err := open(ctx, fsys, dir)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", dir, err)
+		}
+		return r, nil
+	}, func(*Reader) {})
 }
 
 // open is OpenReader for as long as it takes. No file stays open.
