@@ -59,7 +59,7 @@ mpi: ## test the groups over Open MPI (Debian: openmpi-bin libopenmpi-dev pkg-co
 mpich: ## test the groups over MPICH (Debian: mpich libmpich-dev pkg-config)
 	$(GO) test -tags mpi,mpich ./comm/mpi
 
-faults: ## every fault in every collective over every transport, and bits that flip on the wire, a few minutes
+faults: ## every fault in every collective over every transport, bits that flip on the wire, checkpoints that cannot be opened, a few minutes
 	$(GO) run ./internal/faults
 
 soak: ## ten minutes of random collectives with random faults

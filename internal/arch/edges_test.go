@@ -93,7 +93,7 @@ var edges = map[string]string{
 	"internal/bench/state":    "gorgonia comm fsdp fsdp/nn internal/bench/stats optim",
 	"internal/bench/stats":    "",
 	"internal/bench/train":    "gorgonia comm comm/commtest fsdp fsdp/nn internal/bench/stats optim",
-	"internal/faults":         "comm comm/commtest internal/mesh",
+	"internal/faults":         "comm comm/commtest internal/checkpoint internal/mesh internal/safetensors",
 	"internal/netns":          "",
 	"internal/samebits":       "internal/revision internal/safetensors",
 	"internal/samebits/train": "gorgonia comm fsdp fsdp/nn optim",

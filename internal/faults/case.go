@@ -109,6 +109,27 @@ func caseOf(seed uint64, number int) Case {
 	return c
 }
 
+// suspensionOf returns a case by its number in which all processes are stopped for a while, as those
+// of a laptop are that is closed.
+func suspensionOf(seed uint64, number int) Case {
+	c := Case{Seed: seed, Number: number, Transport: transports[1+number%3], Suspend: 3 * time.Second}
+	rng := rand.New(rand.NewPCG(seed, uint64(number)))
+	c.Ranks, c.Sub = worlds[rng.IntN(len(worlds))], rng.IntN(3) == 0
+	c.Collective, c.Bytes = collectives[rng.IntN(len(collectives))], sizes[rng.IntN(len(sizes))]
+	choice := moments(commtest.Delay)
+	c.Moment = choice[rng.IntN(len(choice))]
+	c.arrange(commtest.Delay, rng.IntN(c.members()))
+	return c
+}
+
+// suspensions returns the first n of them.
+func suspensions(seed uint64, n int) (list []Case) {
+	for i := range n {
+		list = append(list, suspensionOf(seed, i))
+	}
+	return list
+}
+
 // arrange sets the incident that happens to rank.
 func (c *Case) arrange(what commtest.What, rank int) {
 	i := commtest.Incident{What: what, When: commtest.Before, Rank: rank, At: commtest.Call{Seq: 1}}
@@ -217,6 +238,9 @@ func (c *Case) command() string {
 	if c.Steps > 0 {
 		return fmt.Sprintf("go run ./internal/faults -seed %d -round %d -transport %s", c.Seed, c.Number, c.Transport)
 	}
+	if c.Suspend > 0 {
+		return fmt.Sprintf("go run ./internal/faults -seed %d -suspension %d", c.Seed, c.Number)
+	}
 	return fmt.Sprintf("go run ./internal/faults -seed %d -case %d", c.Seed, c.Number)
 }
 
@@ -229,6 +253,10 @@ func (c Case) String() string {
 	if c.Steps > 0 {
 		return fmt.Sprintf("round %d: %s, %d ranks, %s, %d collectives, %v", c.Number, c.Transport, c.Ranks, group, c.Steps, c.Incident)
 	}
-	return fmt.Sprintf("case %d: %s %s %s of %d B, %s, %d ranks, %s; %v",
-		c.Number, c.Incident.What, c.Moment, c.Collective, c.Bytes, c.Transport, c.Ranks, group, c.Incident)
+	kind := "case"
+	if c.Suspend > 0 {
+		kind = "suspension"
+	}
+	return fmt.Sprintf("%s %d: %s %s %s of %d B, %s, %d ranks, %s; %v",
+		kind, c.Number, c.Incident.What, c.Moment, c.Collective, c.Bytes, c.Transport, c.Ranks, group, c.Incident)
 }

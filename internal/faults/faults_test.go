@@ -3,7 +3,6 @@ package main
 import (
 	"bytes"
 	"context"
-	"os"
 	"strings"
 	"testing"
 	"time"
@@ -17,12 +16,7 @@ import (
 
 // TestMain makes the test program serve as its own worker.
 func TestMain(m *testing.M) {
-	if os.Getenv(workerVariable) != "" {
-		work(os.Stdin, os.Stdout)
-		return
-	}
-	if addr := os.Getenv(strangerVariable); addr != "" {
-		attack(addr)
+	if serves() {
 		return
 	}
 	goleak.VerifyTestMain(m)
@@ -60,18 +54,11 @@ func TestCaseFails(t *testing.T) {
 	require.Contains(t, v.Wrong[0], "the incident was not noticed")
 }
 
-// TestSuspended stops all ranks, of which some wait for one, for twice the limit of no
-// progress, as a laptop does that is closed: then they go on.
+// TestSuspended stops all ranks for twice the limit of no progress: then they go on.
 func TestSuspended(t *testing.T) {
-	run := open(t, len(transports))
-	var cases []Case
-	for _, transport := range transports[1:] {
-		c := Case{Transport: transport, Ranks: 4, Collective: commtest.AllReduce, Moment: momentBefore, Bytes: 64 << 10, Suspend: 5 * time.Second}
-		c.arrange(commtest.Delay, 1)
-		cases = append(cases, c)
-	}
+	run := open(t, 6)
 	var out bytes.Buffer
-	require.Zero(t, matrix(context.Background(), run, &out, cases, false), "%s", &out)
+	require.Zero(t, matrix(context.Background(), run, &out, suspensions(1, 6), false), "%s", &out)
 }
 
 // TestStrangers lays every siege that this user can.
@@ -122,4 +109,20 @@ func TestFlipUnnoticed(t *testing.T) {
 	f.trial = commtest.Trial{Kind: commtest.AllGather, Type: comm.Float32, Len: 100}
 	wrong, _ := p.run(context.Background(), f)
 	require.Contains(t, wrong, "completed with wrong values")
+}
+
+// Every obstacle before every call that opens a checkpoint.
+func TestJams(t *testing.T) {
+	var out bytes.Buffer
+	require.Zero(t, jams(context.Background(), &out, 1, 0, 2*len(obstacles)*len(jamCalls), false), "%s", &out)
+}
+
+// The checks of a jam have to be able to fail: nothing is in the way here.
+func TestJamFails(t *testing.T) {
+	for i := range len(obstacles) * len(jamCalls) {
+		j := jamOf(1, i)
+		j.obstacle, j.file = silence, "no such file"
+		wrong, _ := j.run(t.Context())
+		require.Equal(t, "the obstacle was not noticed", wrong, "%v", j)
+	}
 }

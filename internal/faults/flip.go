@@ -20,15 +20,13 @@ import (
 // flip is a case in which bits of a payload flip on the wire. All of its ranks are goroutines of
 // this process; the group is split from a world that serves many cases.
 type flip struct {
-	seed   uint64
-	number int
-	path   path
-	ranks  int
-	color  int // of the split
-	trial  commtest.Trial
-	at     uint64 // byte of the payload, modulo its length
-	mask   uint32 // the burst
-	sums   comm.Checksums
+	path  path
+	ranks int
+	color int // of the split
+	trial commtest.Trial
+	at    uint64 // byte of the payload, modulo its length
+	mask  uint32 // the burst
+	sums  comm.Checksums
 }
 
 // path is a way for payloads.
@@ -52,7 +50,7 @@ var (
 // flipOf returns a case by its number.
 func flipOf(seed uint64, number int) flip {
 	rng := mathrand.New(mathrand.NewPCG(seed, uint64(number)))
-	f := flip{seed: seed, number: number, path: paths[number%len(paths)], ranks: flipWorlds[rng.IntN(len(flipWorlds))], at: rng.Uint64(), sums: comm.ChecksumsOn}
+	f := flip{path: paths[number%len(paths)], ranks: flipWorlds[rng.IntN(len(flipWorlds))], at: rng.Uint64(), sums: comm.ChecksumsOn}
 	if f.path == pathHosts {
 		f.ranks = 4 + 2*rng.IntN(2)
 	}
@@ -76,7 +74,7 @@ func flipOf(seed uint64, number int) flip {
 }
 
 func (f flip) String() string {
-	return fmt.Sprintf("flip %d: %s, %d ranks, color %d, %v, bits %#x at byte %d", f.number, f.path, f.ranks, f.color, f.trial, f.mask, f.at)
+	return fmt.Sprintf("%s, %d ranks, color %d, %v, bits %#x at byte %d", f.path, f.ranks, f.color, f.trial, f.mask, f.at)
 }
 
 // flipLimit is how long after the call that met the damage every rank must know.
@@ -236,23 +234,14 @@ func flips(ctx context.Context, out io.Writer, seed uint64, first, last int, ver
 		fmt.Fprintln(out, err)
 		return 1
 	}
-	began, cases := time.Now(), map[path]int{}
-	for i := first; i < last && ctx.Err() == nil; i++ {
+	failed = series(ctx, out, "flip", seed, first, last, verbose, func(i int) outcome {
 		f := flipOf(seed, i)
 		wrong, told := p.run(ctx, f)
-		cases[f.path]++
-		switch {
-		case wrong != "":
-			failed++
-			fmt.Fprintf(out, "FAIL %v\n     %s\n     again: go run ./internal/faults -seed %d -flip %d\n", f, wrong, seed, i)
-		case verbose:
-			fmt.Fprintf(out, "ok %v\n     rank 0 was told: %s\n", f, told)
-		}
-	}
+		return outcome{string(f.path), f.String(), wrong, told}
+	})
 	if err := p.close(); err != nil {
 		failed++
 		fmt.Fprintln(out, err)
 	}
-	fmt.Fprintf(out, "payload flips: %v, %d failed, %v\n", cases, failed, time.Since(began).Round(time.Millisecond))
 	return failed
 }

@@ -4,6 +4,8 @@
 //	go run ./internal/faults                 the fault matrix: exit status 1 if a case fails
 //	go run ./internal/faults -case 1234      one case again, with all that its ranks say
 //	go run ./internal/faults -flip 1234      one payload flip again
+//	go run ./internal/faults -suspension 12  one suspension again
+//	go run ./internal/faults -jam 123        one jam again
 //	go run ./internal/faults -soak 10m       random programs and faults, one job after the other
 //	go run ./internal/faults -round 77       one job of it again
 //	go run ./internal/faults -strangers      jobs that strangers try to join or to hold up
@@ -57,6 +59,22 @@
 // names the sender, the receiver, the group and the collective, at once, and no operation
 // completes with wrong values.
 //
+// # The suspensions
+//
+// All processes of a case with a delay are stopped for twice the limit of no progress, and continued.
+// They have to go on, and to end with the right values.
+//
+// # The jams
+//
+// Something is in the way of whoever opens the last checkpoint of a job:
+//
+//	obstacle  FIFO, directory, device, or a file system whose server is gone: opening and listing block
+//	in place  of the manifest, a rank's file or the directory of the job
+//	call      all that a load does: latest list open hold read verify
+//
+// A case passes if the call ends at once with the damage, or soon after its context where it would
+// wait for ever. Damage names the file, and silence the directory.
+//
 // # The processes
 //
 //	parent                                worker: the same program, one rank of one case at a time
@@ -85,19 +103,18 @@ import (
 )
 
 func main() {
-	if os.Getenv(workerVariable) != "" {
-		work(os.Stdin, os.Stdout)
-		return
-	}
-	if addr := os.Getenv(strangerVariable); addr != "" {
-		attack(addr)
+	if serves() {
 		return
 	}
 	seed := flag.Uint64("seed", 1, "of all that is random")
 	cases := flag.Int("cases", 2400, "number of `cases` of the matrix")
 	only := flag.Int("case", -1, "run this `case` only")
+	pauses := flag.Int("suspensions", 24, "number of `suspensions` after the matrix")
+	pause := flag.Int("suspension", -1, "run this `suspension` only")
 	bursts := flag.Int("flips", 2000, "number of payload `flips` after the matrix")
 	burst := flag.Int("flip", -1, "run this payload `flip` only")
+	blocks := flag.Int("jams", 240, "number of `jams` after the matrix")
+	block := flag.Int("jam", -1, "run this `jam` only")
 	round := flag.Int("round", -1, "run this `round` of the soak only")
 	alone := flag.Bool("strangers", false, "only the cases of strangers")
 	parallel := flag.Int("parallel", 6, "`cases` at a time")
@@ -122,24 +139,57 @@ func main() {
 		failed = matrix(ctx, run, os.Stdout, []Case{roundOf(*seed, *round, *transport)}, true)
 	case *burst >= 0:
 		failed = flips(ctx, os.Stdout, *seed, *burst, *burst+1, true)
+	case *block >= 0:
+		failed = jams(ctx, os.Stdout, *seed, *block, *block+1, true)
+	case *pause >= 0:
+		failed = matrix(ctx, run, os.Stdout, []Case{suspensionOf(*seed, *pause)}, true)
 	case *only >= 0:
 		failed = matrix(ctx, run, os.Stdout, []Case{caseOf(*seed, *only)}, true)
 	case *alone:
 		failed = strangers(ctx, os.Stdout)
 	default:
-		var list []Case
-		for i := range *cases {
-			c := caseOf(*seed, i)
-			if cmp.Or(*transport, c.Transport) == c.Transport && cmp.Or(*what, string(c.Incident.What)) == string(c.Incident.What) {
-				list = append(list, c)
-			}
-		}
+		list := selection(*seed, *cases, *transport, *what)
 		failed = matrix(ctx, run, os.Stdout, list, false)
 		if len(list) == *cases {
+			failed += matrix(ctx, run, os.Stdout, suspensions(*seed, *pauses), false)
 			failed += strangers(ctx, os.Stdout)
 			failed += flips(ctx, os.Stdout, *seed, 0, *bursts, false)
+			failed += jams(ctx, os.Stdout, *seed, 0, *blocks, false)
 		}
 	}
+	failed += end(run)
+	if failed > 0 {
+		os.Exit(1)
+	}
+}
+
+// serves reports whether this process was a worker or a stranger of another one.
+func serves() bool {
+	if os.Getenv(workerVariable) != "" {
+		work(os.Stdin, os.Stdout)
+		return true
+	}
+	addr := os.Getenv(strangerVariable)
+	if addr != "" {
+		attack(addr)
+	}
+	return addr != ""
+}
+
+// selection returns those of the first n cases that are on the transport and about the incident, ""
+// for any.
+func selection(seed uint64, n int, transport, what string) (list []Case) {
+	for i := range n {
+		c := caseOf(seed, i)
+		if cmp.Or(transport, c.Transport) == c.Transport && cmp.Or(what, string(c.Incident.What)) == string(c.Incident.What) {
+			list = append(list, c)
+		}
+	}
+	return list
+}
+
+// end ends the workers and returns how much of that failed.
+func end(run *runner) (failed int) {
 	begin := time.Now()
 	if err := run.close(); err != nil {
 		fmt.Println(err)
@@ -149,7 +199,5 @@ func main() {
 		fmt.Printf("idle workers took %v to end\n", d)
 		failed++
 	}
-	if failed > 0 {
-		os.Exit(1)
-	}
+	return failed
 }

@@ -45,6 +45,36 @@ func matrix(ctx context.Context, run *runner, out io.Writer, cases []Case, verbo
 	return failed
 }
 
+// outcome is how a case ended that is not one of the matrix.
+type outcome struct {
+	sort, what  string // for the sum, and in full
+	wrong, told string // "" if the case passes, and the error that was expected
+}
+
+// series runs the cases of a kind one by one, prints those that fail, or verbosely all, and what
+// comes out, and returns how many failed.
+func series(ctx context.Context, out io.Writer, kind string, seed uint64, first, last int, verbose bool, run func(i int) outcome) (failed int) {
+	begin, cases := time.Now(), map[string]int{}
+	i := first
+	for ; i < last && ctx.Err() == nil; i++ {
+		o := run(i)
+		cases[o.sort]++
+		switch {
+		case o.wrong != "":
+			failed++
+			fmt.Fprintf(out, "FAIL %s %d: %s\n     %s\n     again: go run ./internal/faults -seed %d -%s %d\n", kind, i, o.what, o.wrong, seed, kind, i)
+		case verbose:
+			fmt.Fprintf(out, "ok %s %d: %s\n     was told: %s\n", kind, i, o.what, o.told)
+		}
+	}
+	if i < last {
+		failed++
+		fmt.Fprintf(out, "stopped: %d %ss were not run\n", last-i, kind)
+	}
+	fmt.Fprintf(out, "%d %ss %v, %d failed, %v\n", i-first, kind, cases, failed, time.Since(begin).Round(time.Millisecond))
+	return failed
+}
+
 // each runs cases as slots become free. It returns when all that began have ended.
 func (r *runner) each(ctx context.Context, cases []Case, finished func(verdict)) {
 	var running sync.WaitGroup

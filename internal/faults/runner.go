@@ -164,10 +164,13 @@ func (t *trial) suspend(ctx context.Context) error {
 	if t.c.Suspend == 0 {
 		return nil
 	}
+	late := time.After(joinTime)
 	for !t.v.Struck {
 		select {
 		case e := <-t.events:
 			t.take(e)
+		case <-late:
+			return fmt.Errorf("the incident has not happened within %v", joinTime)
 		case <-ctx.Done():
 			return ctx.Err()
 		}
