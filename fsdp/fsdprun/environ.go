@@ -85,27 +85,29 @@ func (c *config) settings(environ []string) ([]string, error) {
 		set("FSDP_SECRET", "")
 		set("FSDP_SECRET_FILE", path)
 	}
-	switch file := lookup(env, "FSDP_SECRET_FILE"); {
-	case file != "":
-		text, err := os.ReadFile(file)
+	// The ranks will read this. Better one error now than one from each of them.
+	probe := c.environ(env, start{n: c.n, job: "probe", port: "1"}, 0, 1)
+	ranks, _, err := launch.Parse(func(name string) string { return lookup(probe, name) })
+	if err != nil {
+		return nil, err
+	}
+	switch {
+	case ranks.SecretFile != "":
+		text, err := os.ReadFile(ranks.SecretFile)
 		if err == nil {
 			_, err = launch.ParseSecret(text)
 		}
 		if err != nil {
-			return nil, fmt.Errorf("secret in %s: %w", file, err)
+			return nil, fmt.Errorf("secret in %s: %w", ranks.SecretFile, err)
 		}
-	case lookup(env, "FSDP_SECRET") != "":
-	case c.nodes > 1 && lookup(env, "FSDP_TRUST_NETWORK") != "":
-	case c.nodes > 1:
+	case ranks.Secret != nil:
+	case c.nodes > 1 && !ranks.TrustNetwork:
 		return nil, errors.New("several hosts need a secret in common: (umask 077; head -c 32 /dev/urandom | base64 > key) once, " +
 			"copy the file to each host, and give -secret-file key (-trust-network in its place lets in whoever can reach a rank)")
-	default:
+	case c.nodes == 1:
 		set("FSDP_SECRET", random(32))
 	}
-	// The ranks will read this. Better one error now than one from each of them.
-	probe := c.environ(env, start{n: c.n, job: "probe", port: "1"}, 0, 1)
-	_, _, err := launch.Parse(func(name string) string { return lookup(probe, name) })
-	return env, err
+	return env, nil
 }
 
 // variable returns the value of a variable that is set if on.

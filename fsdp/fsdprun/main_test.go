@@ -314,6 +314,8 @@ func TestSeveralHosts(t *testing.T) {
 // TestTrust passes on what the flags say of secret, encryption and network.
 func TestTrust(t *testing.T) {
 	hosts := []string{"-n", "1", "-nnodes", "2", "-rdzv", "h:77", "-trust-network"}
+	t.Setenv("FSDP_SECRET", "")
+	t.Setenv("FSDP_SECRET_FILE", "")
 	for _, c := range []struct {
 		flags []string
 		want  string
@@ -326,6 +328,10 @@ func TestTrust(t *testing.T) {
 		require.Zero(t, status, &r.err)
 		require.Equal(t, c.want+"\n", r.out.sorted()[0])
 	}
+	t.Setenv("FSDP_TRUST_NETWORK", "0")
+	status, r := finish(t, "trust", hosts[:len(hosts)-1]...)
+	require.Equal(t, exitUsage, status)
+	require.Contains(t, r.err.String(), "several hosts need a secret in common")
 }
 
 func TestUsage(t *testing.T) {
