@@ -119,6 +119,9 @@ func programName(directory bool) (string, error) {
 	parts := os.Args[1:]
 	if directory {
 		dir, err := os.Getwd()
+		if err == nil {
+			dir, err = filepath.EvalSymlinks(dir) // Getwd believes $PWD, which has links
+		}
 		if err != nil {
 			return "", fmt.Errorf("comm: this job has no name (FSDP_JOB): %w", err)
 		}

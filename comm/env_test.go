@@ -15,8 +15,12 @@ import (
 
 // bare removes what a launcher of the tests may have left in the environment.
 func bare(t *testing.T) {
-	for _, name := range []string{"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT",
-		"FSDP_JOB", "FSDP_TLS", "FSDP_TRUST_NETWORK", "FSDP_SECRET", "FSDP_SECRET_FILE", "FSDP_LISTEN", "FSDP_TIMEOUT", "FSDP_TRANSPORT", "FSDP_RENDEZVOUS", "FSDP_CHECKSUMS"} {
+	for _, pair := range os.Environ() {
+		if name, _, _ := strings.Cut(pair, "="); strings.HasPrefix(name, "FSDP_") {
+			t.Setenv(name, "")
+		}
+	}
+	for _, name := range []string{"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} {
 		t.Setenv(name, "")
 	}
 }
@@ -98,6 +102,13 @@ func TestProgramName(t *testing.T) {
 	require.Equal(t, here, name(true, "/b/train", "-lr", "0.1"), "go run builds it somewhere else each time")
 	far := name(false, "/a/train", "-lr", "0.1")
 	others := []string{here, far, name(true, "train", "-lr", "0.2"), name(true, "train", "-lr=0.1"), name(true, "other", "-lr", "0.1")}
+	dir, err := os.Getwd()
+	require.NoError(t, err)
+	link := filepath.Join(t.TempDir(), "link")
+	if err := os.Symlink(dir, link); err == nil { // a user of Windows may not
+		t.Chdir(link)
+		require.Equal(t, here, name(true, "/a/train", "-lr", "0.1"))
+	}
 	t.Chdir(t.TempDir())
 	others = append(others, name(true, "/a/train", "-lr", "0.1"))
 	require.Equal(t, far, name(false, "train", "-lr", "0.1"))
