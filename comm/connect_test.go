@@ -201,16 +201,20 @@ func (j *journal) Write(b []byte) (int, error) {
 // TestConnectSaysForWhomItWaits lets one rank of three come alone: it says whom it waits for and
 // where, and what ended the wait.
 func TestConnectSaysForWhomItWaits(t *testing.T) {
-	addr := "tcp://" + freeAddr(t)
 	for rank, want := range map[int]string{0: "ranks [1 2] to join", 1: "ranks [0] to serve the rendezvous"} {
-		var told journal
-		_, err := comm.Connect(t.Context(), comm.Config{
-			Rank: rank, Size: 3, Rendezvous: addr, Job: t.Name(), Secret: secret,
-			JoinTimeout: 400 * time.Millisecond, Logger: slog.New(slog.NewTextHandler(&told, nil)),
+		t.Run(fmt.Sprint(rank), func(t *testing.T) {
+			t.Parallel()
+			addr := "tcp://" + freeAddr(t)
+			var told journal
+			_, err := comm.Connect(t.Context(), comm.Config{
+				Rank: rank, Size: 3, Rendezvous: addr, Job: t.Name(), Secret: secret,
+				JoinTimeout: 3 * time.Second, // of which a busy machine skips no more than a second
+				Logger:      slog.New(slog.NewTextHandler(&told, nil)),
+			})
+			require.ErrorContains(t, err, "time is up after 3s (the limit is FSDP_JOIN_TIMEOUT, or Config.JoinTimeout)")
+			require.Contains(t, told.text.String(), fmt.Sprintf("comm: rank %d of 3 waits for %s\" at=%s", rank, want, addr))
+			require.Contains(t, told.text.String(), "FSDP_JOIN_TIMEOUT=3s")
 		})
-		require.ErrorContains(t, err, "time is up after 400ms (the limit is FSDP_JOIN_TIMEOUT, or Config.JoinTimeout)")
-		require.Contains(t, told.text.String(), fmt.Sprintf("comm: rank %d of 3 waits for %s\" at=%s", rank, want, addr))
-		require.Contains(t, told.text.String(), "FSDP_JOIN_TIMEOUT=400ms")
 	}
 }
 
