@@ -180,3 +180,15 @@ func TestTwoGoroutines(t *testing.T) {
 		require.NoError(t, m.Close())
 	})
 }
+
+// TestCloseIsGuarded calls another method when Close has marked the model closed, and the memory is
+// still there: it is refused by what no lock protects, without a look at the rest.
+func TestCloseIsGuarded(t *testing.T) {
+	var m *fsdp.Sharded
+	var err error
+	defer fsdp.WhileClosing(func() { _, err = m.Forward(t.Context(), shapeBatch(0)...) })()
+	m = wrap(t, shapes["chain"], fsdp.Config{Precision: float64s})
+	require.NoError(t, m.Close())
+	require.EqualError(t, err, "fsdp: rank 0: Forward: another goroutine is in a method of this Sharded, which is for one goroutine at a time")
+	require.ErrorContains(t, m.Backward(t.Context()), "the model is closed")
+}

@@ -19,6 +19,27 @@ func UseFarDevice() (restore func()) {
 	return func() { newDevice = near }
 }
 
+// WhileClosing has models that are wrapped from here on do something in the middle of Close, until
+// restore.
+func WhileClosing(do func()) (restore func()) {
+	near := newDevice
+	newDevice = func(cfg *Config) (engine.Device, error) {
+		d, err := near(cfg)
+		return closing{d, do}, err
+	}
+	return func() { newDevice = near }
+}
+
+type closing struct {
+	engine.Device
+	do func()
+}
+
+func (c closing) Close() error {
+	c.do()
+	return c.Device.Close()
+}
+
 // KeepPasses has engines keep compiled passes of so many bytes, until restore.
 func KeepPasses(bytes int) (restore func()) {
 	before := engine.KeepBytes

@@ -44,7 +44,7 @@ func (s *Sharded) ClipGradNorm(ctx context.Context, limit float64, kind ...Norm)
 	if err := enter(s, "ClipGradNorm"); err != nil {
 		return 0, err
 	}
-	defer s.life.leave()
+	defer leave(s)
 	q := ranks.Ask{Call: "ClipGradNorm", Argument: limit}
 	if len(kind) > 0 && kind[0] == InfNorm {
 		q.Call = "ClipGradNorm of the infinity norm"
@@ -227,7 +227,7 @@ func (s *Sharded) Unscale(ctx context.Context, l *optim.LossScaler) (finite bool
 	if err := enter(s, "Unscale"); err != nil {
 		return false, err
 	}
-	defer s.life.leave()
+	defer leave(s)
 	q := ranks.Ask{Call: "Unscale"}
 	if err = s.may("Unscale"); err == nil && l == nil {
 		err = errors.New("there is no LossScaler")

@@ -63,7 +63,7 @@ func (p *Pass) Backward(ctx context.Context, opts ...BackwardOption) error {
 	if err := enter(p.s, "Backward"); err != nil {
 		return err
 	}
-	defer p.s.life.leave()
+	defer leave(p.s)
 	q := p.p
 	p.p = nil
 	delete(p.s.life.held, p)

@@ -85,7 +85,7 @@ func (o *joinOptions) ask(ctx context.Context, s *Sharded, more bool, err error)
 	if busy := enter(s, "Join"); busy != nil {
 		return false, busy
 	}
-	defer s.life.leave()
+	defer leave(s)
 	ans, err := s.ask(ctx, &ranks.Ask{Call: o.policy.call(), Absent: !more}, err)
 	switch {
 	case err != nil, ans.Leader < 0, ans.Missing && o.policy == stopAtShortest:

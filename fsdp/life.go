@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"math"
 	"strings"
-	"sync/atomic"
 
 	"github.com/gofsdp/gofsdp/fsdp/internal/layout"
 	"github.com/gofsdp/gofsdp/optim"
@@ -47,8 +46,6 @@ type life struct {
 
 	grads   gradients
 	updates updates
-
-	busy atomic.Bool // a method is at work: see enter
 }
 
 var (
@@ -65,14 +62,14 @@ var (
 // that such a goroutine may write. Passes, norms and Close are noted as a whole, of other methods
 // the exchanges with other ranks.
 func enter(s *Sharded, method string) error {
-	if s.life.busy.CompareAndSwap(false, true) {
+	if s.busy.CompareAndSwap(false, true) {
 		return nil
 	}
 	return fmt.Errorf("fsdp: rank %d: %s: %w", s.team.Rank(), method, errBusy)
 }
 
 // leave ends what enter has begun.
-func (l *life) leave() { l.busy.Store(false) }
+func leave(s *Sharded) { s.busy.Store(false) }
 
 // tolerance says in which states a method may be called; the zero value is the strictest. No
 // collective method may be called on a model that is broken or closed.

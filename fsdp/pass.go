@@ -30,7 +30,7 @@ func (s *Sharded) Forward(ctx context.Context, batch ...Tensor) (loss float64, e
 	if err := enter(s, "Forward"); err != nil {
 		return 0, err
 	}
-	defer s.life.leave()
+	defer leave(s)
 	p, err := s.start(ctx, ranks.Ask{Call: "Forward"}, s.engine.Training(s.noSync), batch)
 	if err != nil {
 		return 0, err
@@ -67,7 +67,7 @@ func (s *Sharded) Backward(ctx context.Context, opts ...BackwardOption) error {
 	if err := enter(s, "Backward"); err != nil {
 		return err
 	}
-	defer s.life.leave()
+	defer leave(s)
 	return s.backward(ctx, s.life.takeLast(), opts)
 }
 
@@ -169,7 +169,7 @@ func (s *Sharded) EvalProgram(ctx context.Context, name string, batch ...Tensor)
 	if err := enter(s, "Eval"); err != nil {
 		return nil, err
 	}
-	defer s.life.leave()
+	defer leave(s)
 	q := ranks.Ask{Call: "Eval"}
 	if name != "" {
 		q.Detail = " of program " + name

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync/atomic"
 
 	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/fsdp/internal/engine"
@@ -30,6 +31,7 @@ type Sharded struct {
 	team   *ranks.Team
 	engine *engine.Engine
 	life   life
+	busy   atomic.Bool  // a method is at work: see enter
 	saver  state.Saver  // Save and SaveAsync
 	copied *arena.Block // by SaveAsync
 
@@ -210,7 +212,7 @@ func piece(s *Sharded, i, p, offset, at, n int) optim.Param {
 			if l != s.layout && s.life.health != closed {
 				return errFormer
 			}
-			if s.life.busy.Load() {
+			if s.busy.Load() {
 				return errBusy
 			}
 			return s.life.mayStep(number, s.engine.Pending())
@@ -256,7 +258,7 @@ func (s *Sharded) Close() error {
 	if err := enter(s, "Close"); err != nil {
 		return err
 	}
-	defer s.life.leave()
+	defer leave(s)
 	if s.life.health == closed {
 		return nil
 	}
@@ -346,7 +348,7 @@ func (s *Sharded) agree(ctx context.Context, q ranks.Ask, err error) error {
 	if err := enter(s, q.Call); err != nil {
 		return err
 	}
-	defer s.life.leave()
+	defer leave(s)
 	_, err = s.ask(ctx, &q, err)
 	return err
 }

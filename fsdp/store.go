@@ -56,10 +56,10 @@ func (st *store) Shard(group int) comm.Group { return st.s.meshes[group].Shard }
 // Agree implements state.Team.
 func (st *store) Agree(ctx context.Context, hash uint64, err error) error {
 	s, q := st.s, st.ask
-	if !s.life.busy.CompareAndSwap(false, true) {
+	if !s.busy.CompareAndSwap(false, true) {
 		return errBusy // end adds the rest
 	}
-	defer s.life.leave()
+	defer leave(s)
 	if s.life.health == closed { // the others need not know, and may have left
 		return errClosed
 	}
