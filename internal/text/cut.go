@@ -22,12 +22,14 @@ func Cut(s string, n int) string {
 // Fill breaks a line at spaces where it has more than so many columns. What follows a break begins
 // with indent. A word that is longer than that is not broken.
 func Fill(line string, columns int, indent string) string {
-	runes := []rune(line)
-	if len(runes) <= columns {
-		return line
+	width, end := 0, 0 // end is the last space that may be broken at
+	for i, r := range line {
+		if r == ' ' && width <= columns {
+			end = i
+		}
+		width++
 	}
-	end := max(0, strings.LastIndexByte(string(runes[:columns+1]), ' '))
-	if strings.TrimSpace(line[:end]) == "" {
+	if width <= columns || strings.TrimSpace(line[:end]) == "" {
 		return line
 	}
 	return strings.TrimRight(line[:end], " ") + "\n" + Fill(indent+strings.TrimLeft(line[end:], " "), columns, indent)

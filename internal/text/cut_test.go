@@ -37,6 +37,7 @@ func TestCutKeepsOtherBytes(t *testing.T) {
 func TestFill(t *testing.T) {
 	require.Equal(t, "a bb\n  c d\n  é é", Fill("a bb  c d é é", 5, "  "))
 	require.Equal(t, "longer than 5", Fill("longer than 5", 5, "  "))
+	require.Equal(t, "\xff\xff\xff\n\xff\xff", Fill("\xff\xff\xff \xff\xff", 4, ""), "a path may have any bytes")
 	rapid.Check(t, func(t *rapid.T) {
 		words := rapid.SliceOf(rapid.StringMatching(`[aé]{1,10}`)).Draw(t, "words")
 		columns, indent := rapid.IntRange(12, 30).Draw(t, "columns"), strings.Repeat(" ", rapid.IntRange(0, 2).Draw(t, "indent"))
