@@ -43,10 +43,11 @@ func (u Update) Facts() []string {
 }
 
 // Hash returns a hash of the update that begins from seed. It differs where Facts do, but for what
-// learning rates have beyond five digits: processors may round a schedule differently.
+// rates and decays have beyond five digits: processors may round a schedule differently, and what
+// users compute a Rule from.
 func (u Update) Hash(seed uint64) uint64 {
 	h := seed
-	for _, w := range [...]uint64{u.settings.hash, uint64(u.steps), rounded(u.lr), math.Float64bits(u.weightDecay), math.Float64bits(u.lrScale)} {
+	for _, w := range [...]uint64{u.settings.hash, uint64(u.steps), rounded(u.lr), rounded(u.weightDecay), rounded(u.lrScale)} {
 		h = (h ^ w) * 0x9E3779B97F4A7C15
 		h ^= h >> 32
 	}
