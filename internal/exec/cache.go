@@ -8,9 +8,9 @@ import (
 )
 
 // A Cache keeps compiled units, so that identical modules and all ranks of a process share one. The
-// units that were asked for longest ago leave it when all take more than Limit bytes. The zero value is ready. It
-// is safe for concurrent use: whoever asks for a unit that another goroutine compiles waits for
-// that one, all others do not.
+// units that were asked for longest ago leave it when all take more than Limit bytes. The zero value
+// is ready. It is safe for concurrent use: whoever asks for a unit that another goroutine compiles
+// waits for that one, all others do not.
 type Cache struct {
 	Limit int // bytes of compiled programs; 0 means 64 MiB
 

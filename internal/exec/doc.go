@@ -29,8 +29,8 @@
 // kernels write straight into the place planned for them, and running them allocates nothing. Stock
 // operations of Gorgonia run through their own Do and are copied into place: they work everywhere,
 // slowly. Those of native.go have kernels here all the same, as package tensor gets them wrong, or
-// because they are everywhere. Another engine compiles nothing: it reads the instructions of a Program (see Program.All)
-// and chooses its kernels by Op.Kind.
+// because they are everywhere. Another engine compiles nothing: it reads the instructions of a
+// Program (see Program.All) and chooses its kernels by Op.Kind.
 //
 // # What is saved for backward
 //
