@@ -117,6 +117,7 @@ func TestResidentJob(t *testing.T) {
 	}
 	g, err := comm.Connect(t.Context(), comm.Config{
 		Rank: j.Rank, Size: j.Ranks, Rendezvous: "file://" + j.Dir, Job: "resident", Transport: j.Transport,
+		Secret: []byte("nobody else knows this"),
 	})
 	require.NoError(t, err)
 	j.train(t, t.Context(), g, grown)

@@ -28,7 +28,8 @@ const (
 
 // bootOf connects two processes.
 func bootOf(ctx context.Context, rank int, meet string) (comm.Group, error) {
-	return comm.Connect(ctx, comm.Config{Rank: rank, Size: 2, LocalRank: rank, LocalSize: 2, Rendezvous: "file://" + meet})
+	return comm.Connect(ctx, comm.Config{Rank: rank, Size: 2, LocalRank: rank, LocalSize: 2, Rendezvous: "file://" + meet,
+		Secret: []byte("nobody else knows this")})
 }
 
 // processOf starts this test binary as a rank of two.

@@ -166,7 +166,8 @@ func TestInterruptWhileJoining(t *testing.T) {
 	require.NoError(t, err)
 	host, port, err := net.SplitHostPort(free.Addr().String())
 	require.NoError(t, errors.Join(err, free.Close()))
-	for name, value := range map[string]string{"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": host, "MASTER_PORT": port} {
+	for name, value := range map[string]string{"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": host, "MASTER_PORT": port,
+		"FSDP_SECRET": "nobody else knows this"} {
 		t.Setenv(name, value)
 	}
 	ctx, cancel := context.WithCancel(t.Context())

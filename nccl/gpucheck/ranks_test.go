@@ -107,7 +107,7 @@ func (a arrangement) start(ctx context.Context, rank int, test, meeting string) 
 	c := exec.CommandContext(ctx, self, "-test.run=^"+test+"$", "-test.timeout="+patience.String(), fmt.Sprint("-largest=", *largest))
 	c.Env = append(os.Environ(), "RAPID_SEED=1", "RAPID_NOFAILFILE=true", "RAPID_SHRINKTIME=0s",
 		fmt.Sprint(envGPU, "=", a.gpus[rank]), fmt.Sprint("RANK=", rank), fmt.Sprint("WORLD_SIZE=", len(a.gpus)),
-		fmt.Sprint("LOCAL_RANK=", rank), fmt.Sprint("LOCAL_WORLD_SIZE=", len(a.gpus)), "FSDP_RENDEZVOUS=file://"+meeting)
+		fmt.Sprint("LOCAL_RANK=", rank), fmt.Sprint("LOCAL_WORLD_SIZE=", len(a.gpus)), "FSDP_RENDEZVOUS=file://"+meeting, "FSDP_SECRET=nobody else knows this")
 	if a.variables != nil {
 		c.Env = append(c.Env, a.variables(rank)...)
 	}
