@@ -60,9 +60,10 @@ func (p *Plan) Peak() int { return p.ShardBytes + p.StateBytes + p.SnapshotBytes
 // tenth. It counts buffers, freed ones included, compiled programs, packed operands of products, and
 // what collectives of package comm copy through. It does not count what any Go program has, about
 // 3 MB and its code; batches; NoSync's gradients before this pass; Forwards that are held, and
-// evaluations; and garbage: a pass leaves next to none, but Go's heap may grow to twice what is in
-// use (GOGC) when other code does. Memory that processes share is counted by the rank that has it,
-// where the system counts it for every process that touches it.
+// evaluations; what huge pages have beyond the bytes that are used, where the system gives them to
+// everybody; and garbage: a pass leaves next to none, but Go's heap may grow to twice what is in use
+// (GOGC) when other code does. Memory that processes share is counted by the rank that has it, where
+// the system counts it for every process that touches it.
 func (p *Plan) Resident() int { return p.ReservedBytes + p.BesideBytes }
 
 // Plan plans a training pass on a batch of the shapes of these tensors, whose contents do not

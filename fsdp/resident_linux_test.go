@@ -14,6 +14,7 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/fsdp"
@@ -104,6 +105,7 @@ func TestResidentJob(t *testing.T) {
 	}
 	var j residentJob
 	require.NoError(t, json.Unmarshal([]byte(text), &j))
+	require.NoError(t, unix.Prctl(unix.PR_SET_THP_DISABLE, 1, 0, 0, 0)) // no pages but those that are touched
 	before := residentBytes(t)
 	grown := func(g comm.Group) int {
 		if !j.Processes && g.Rank() > 0 {
