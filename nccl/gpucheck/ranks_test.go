@@ -5,6 +5,7 @@ package gpucheck
 import (
 	"bytes"
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"os"
@@ -98,6 +99,9 @@ func (a arrangement) run(t *testing.T, test string) {
 	require.NoError(t, errors.Join(errs...))
 }
 
+// secret is of the ranks that this process starts.
+var secret = rand.Text()
+
 // start runs the process of a rank to its end, and prints what it has printed.
 func (a arrangement) start(ctx context.Context, rank int, test, meeting string) error {
 	self, err := os.Executable()
@@ -107,7 +111,8 @@ func (a arrangement) start(ctx context.Context, rank int, test, meeting string) 
 	c := exec.CommandContext(ctx, self, "-test.run=^"+test+"$", "-test.timeout="+patience.String(), fmt.Sprint("-largest=", *largest))
 	c.Env = append(os.Environ(), "RAPID_SEED=1", "RAPID_NOFAILFILE=true", "RAPID_SHRINKTIME=0s",
 		fmt.Sprint(envGPU, "=", a.gpus[rank]), fmt.Sprint("RANK=", rank), fmt.Sprint("WORLD_SIZE=", len(a.gpus)),
-		fmt.Sprint("LOCAL_RANK=", rank), fmt.Sprint("LOCAL_WORLD_SIZE=", len(a.gpus)), "FSDP_RENDEZVOUS=file://"+meeting, "FSDP_SECRET=nobody else knows this")
+		fmt.Sprint("LOCAL_RANK=", rank), fmt.Sprint("LOCAL_WORLD_SIZE=", len(a.gpus)), "FSDP_RENDEZVOUS=file://"+meeting,
+		"FSDP_SECRET="+secret)
 	if a.variables != nil {
 		c.Env = append(c.Env, a.variables(rank)...)
 	}
