@@ -140,13 +140,22 @@ func TestAddressLimit(t *testing.T) {
 	var said bytes.Buffer
 	child.Stderr, child.Stdout = &said, &said
 	require.NoError(t, child.Start())
+	ctx, cancel := context.WithCancelCause(t.Context())
+	ended := make(chan error, 1)
+	go func() {
+		err := child.Wait()
+		if err != nil {
+			cancel(fmt.Errorf("%w\n%s", err, &said))
+		}
+		ended <- err
+	}()
 	var told bytes.Buffer
 	cfg := narrowJob(0, addr)
 	cfg.Logger = slog.New(slog.NewTextHandler(&told, nil))
-	g, err := Connect(t.Context(), cfg)
+	g, err := Connect(ctx, cfg)
 	require.NoError(t, err)
 	sumsUp(t, g)
-	require.NoError(t, child.Wait(), &said)
+	require.NoError(t, <-ended, &said)
 	require.Regexp(t, `level=WARN msg="comm: slower: sockets take the place of shared memory" `+
 		`because="ranks \[0 1\] of one host cannot share memory; rank 1: ulimit -v leaves this process \d+ MiB`, told.String())
 	require.NotContains(t, said.String(), "sockets")
