@@ -32,13 +32,14 @@
 // entry and interval. [Optimizer.Restore] takes back such a list however it was cut, so state
 // written by 8 ranks loads on 3, or on one.
 //
-// A [FullState] is the state of all ranks joined by [Consolidate]: whole tensors by parameter name,
-// with nothing in it that depends on how many ranks there were. [FullState.Shard] cuts out what any
-// other pieces need:
+// A [FullState] is the state of all ranks as whole tensors by parameter name, with nothing in it
+// that depends on how many ranks there were. FullOptimState and SetFullOptim of package fsdp collect
+// and spread it. [FullState.Entries] lists it for Restore and Adopt of any rank of any number of
+// ranks, each of which takes what it needs:
 //
-//	rank 0   State()  w[0:5]         ┐                             ┌  Shard(params)  w[0:3]   rank 0
-//	rank 1   State()  w[5:8] b[0:1]  ├ Consolidate ─ w[0:8] b[0:4] ┼  Shard(params)  w[3:8]   rank 1
-//	rank 2   State()  b[1:4]         ┘                             └  Shard(params)  b[0:4]   rank 2
+//	rank 0   State()  w[0:5]         ┐                  ┌  w[0:3]   Restore, rank 0
+//	rank 1   State()  w[5:8] b[0:1]  ├  w[0:8] b[0:4]  ─┼  w[3:8]   Restore, rank 1
+//	rank 2   State()  b[1:4]         ┘                  └  b[0:4]   Restore, rank 2
 //
 // # Several optimizers
 //
@@ -85,8 +86,6 @@
 //     optimizer. Only memory that fails ([Vec]) leaves values and state undefined.
 //   - Restoring what State returned, into pieces cut alike, always works.
 //   - State that has had no update is zero.
-//   - Consolidate returns every element of a tensor that it is given any piece of, with the step
-//     count, or an error.
 //   - A rank may own nothing: an optimizer over no parameters is legal and counts its steps.
 //
 // An optimizer is for one goroutine at a time.

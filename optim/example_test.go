@@ -106,53 +106,6 @@ func ExampleOptimizer_adopt() {
 	// head 101
 }
 
-// Joins the state of two ranks into what one process would have, and cuts it for three.
-func ExampleConsolidate() {
-	rank := func(from, to int) (optim.Optimizer, []optim.Param) {
-		whole := []float32{1, 2, 3, 4, 5, 6}
-		params := []optim.Param{{
-			Name: "w", Shape: []int{2, 3}, Offset: from,
-			Value: optim.Host{F32: make([]float32, to-from)}, Grad: optim.Host{F32: whole[from:to]},
-		}}
-		opt, err := optim.SGD{Momentum: 0.5}.New(params)
-		if err != nil {
-			panic(err)
-		}
-		return opt, params
-	}
-	var entries []optim.Entry
-	for _, cut := range [][2]int{{0, 4}, {4, 6}} {
-		opt, _ := rank(cut[0], cut[1])
-		if err := opt.Step(0.1); err != nil {
-			panic(err)
-		}
-		entries = append(entries, opt.State()...)
-	}
-	full, err := optim.Consolidate(1, entries)
-	if err != nil {
-		panic(err)
-	}
-	w := full.Params["w"]
-	fmt.Println("w", w.Shape, w.Entries["momentum_buffer"].F32)
-	for _, cut := range [][2]int{{0, 2}, {2, 4}, {4, 6}} {
-		opt, params := rank(cut[0], cut[1])
-		part, err := full.Shard(params)
-		if err != nil {
-			panic(err)
-		}
-		if err := opt.Restore(full.Steps, part); err != nil {
-			panic(err)
-		}
-		e := opt.State()[0]
-		fmt.Println("w from", e.Offset, e.Data.(optim.Host).F32, "after step", e.Steps)
-	}
-	// Output:
-	// w [2 3] [1 2 3 4 5 6]
-	// w from 0 [1 2] after step 1
-	// w from 2 [3 4] after step 1
-	// w from 4 [5 6] after step 1
-}
-
 // Trains matrices with AdamW and everything else with momentum.
 func ExampleCompose() {
 	param := func(name string, shape ...int) optim.Param {

@@ -156,11 +156,8 @@ func (tw *twins) check(t *rapid.T) *optim.FullState {
 	for i, p := range tw.hostParams {
 		require.Equal(t, onHost(t, p.Value), onHost(t, tw.remoteParams[i].Value))
 	}
-	want, err := optim.Consolidate(tw.host.Steps(), tw.host.State())
-	require.NoError(t, err)
-	got, err := optim.Consolidate(tw.remote.Steps(), tw.remote.State())
-	require.NoError(t, err)
-	require.Equal(t, want, got)
+	got := joined(t, tw.remote.Steps(), tw.remote.State())
+	require.Equal(t, joined(t, tw.host.Steps(), tw.host.State()), got)
 	return got
 }
 
@@ -178,22 +175,14 @@ func TestOutOfReachChangesNoBit(t *testing.T) {
 			tw.step(t, rng)
 		}
 		full := tw.check(t)
-		for _, load := range []func(from *twins, o optim.Optimizer, params []optim.Param) error{
-			func(from *twins, o optim.Optimizer, _ []optim.Param) error {
-				return o.Restore(from.remote.Steps(), from.remote.State())
-			},
-			func(from *twins, o optim.Optimizer, _ []optim.Param) error {
-				return o.Adopt(from.host.Steps(), from.host.State())
-			},
-			func(_ *twins, o optim.Optimizer, params []optim.Param) error {
-				entries, err := full.Shard(params)
-				require.NoError(t, err)
-				return o.Restore(full.Steps, entries)
-			},
+		for _, load := range []func(o optim.Optimizer) error{
+			func(o optim.Optimizer) error { return o.Restore(tw.remote.Steps(), tw.remote.State()) },
+			func(o optim.Optimizer) error { return o.Adopt(tw.host.Steps(), tw.host.State()) },
+			func(o optim.Optimizer) error { return o.Restore(full.Steps, full.Entries()) },
 		} {
 			next := newTwins(t, c, w, u, d)
-			require.NoError(t, load(tw, next.host, next.hostParams))
-			require.NoError(t, load(tw, next.remote, next.remoteParams))
+			require.NoError(t, load(next.host))
+			require.NoError(t, load(next.remote))
 			require.Equal(t, full, next.check(t))
 			next.step(t, rng)
 			next.check(t)
@@ -276,9 +265,6 @@ func TestLostDevice(t *testing.T) {
 				require.ErrorIs(t, err, d.lost)
 				require.ErrorContains(t, err, `parameter "w"`)
 			}
-			_, err := optim.Consolidate(0, opt.State())
-			require.ErrorIs(t, err, d.lost)
-			require.ErrorContains(t, err, `parameter "w"`)
 		}
 		require.ErrorIs(t, newHostOptimizer(t, c).Restore(0, zeroSteps(alone.State())), d.lost, "it looks for zeros")
 	}

@@ -158,7 +158,28 @@ func (r *stateRank) broadcast(ctx context.Context) (*optim.FullState, error) {
 	if r.Rank != 0 {
 		return nil, nil
 	}
-	return optim.Consolidate(r.held.opt.Steps(), all)
+	return join(r.held.opt.Steps(), all)
+}
+
+// join copies the pieces of all ranks into whole tensors.
+func join(steps int, pieces []optim.Entry) (*optim.FullState, error) {
+	full := &optim.FullState{Steps: steps, Params: make(map[string]optim.FullParam)}
+	for _, e := range pieces {
+		p, ok := full.Params[e.Param]
+		if !ok {
+			p = optim.FullParam{Shape: e.Shape, Steps: e.Steps, Entries: make(map[string]optim.Host)}
+			full.Params[e.Param] = p
+		}
+		whole, ok := p.Entries[e.Name]
+		if !ok {
+			whole.F32 = make([]float32, tensor.Shape(e.Shape).TotalSize())
+			p.Entries[e.Name] = whole
+		}
+		if err := e.Data.Read(optim.Host{F32: whole.F32[e.Offset : e.Offset+e.Data.Len()]}); err != nil {
+			return nil, err
+		}
+	}
+	return full, nil
 }
 
 // stateMessage is the state of one rank.
