@@ -7,6 +7,7 @@ import (
 
 	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/fsdp/internal/layout"
+	"github.com/gofsdp/gofsdp/internal/caught"
 )
 
 // Config configures Wrap. The zero value shards fully (ZeRO-3) over one rank, in one unit, in
@@ -179,11 +180,7 @@ func (p Policy) apply(field string, calls []CallInfo) (names []string, err error
 	if p == nil {
 		return make([]string, len(calls)), nil
 	}
-	defer func() {
-		if r := recover(); r != nil {
-			err = fmt.Errorf("policy Config.%s panicked: %v", field, r)
-		}
-	}()
+	defer caught.Panic(&err, "policy Config."+field)
 	if names = p(calls); len(names) != len(calls) {
 		return nil, fmt.Errorf("policy Config.%s returned %d names for %d calls", field, len(names), len(calls))
 	}

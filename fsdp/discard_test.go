@@ -175,7 +175,8 @@ func TestPanicsOfTheUser(t *testing.T) {
 			}
 		}}}, nil}
 		_, err := fsdp.Wrap(around(bad), fsdp.Config{Group: g})
-		require.ErrorContains(t, err, "Init of parameter mid.w panicked: no luck")
+		require.ErrorContains(t, err, "parameter mid.w: Init panicked at ")
+		require.ErrorContains(t, err, "no luck")
 	})
 	onRanks(t, 2, func(ctx context.Context, g comm.Group) {
 		cfg := fsdp.Config{Group: g}

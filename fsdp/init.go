@@ -5,6 +5,7 @@ import (
 
 	"github.com/gofsdp/gofsdp/fsdp/internal/engine"
 	"github.com/gofsdp/gofsdp/fsdp/internal/layout"
+	"github.com/gofsdp/gofsdp/internal/caught"
 	"github.com/gofsdp/gofsdp/internal/rng"
 	"github.com/gofsdp/gofsdp/optim"
 )
@@ -55,10 +56,11 @@ func Uniform(lo, hi float64) Init {
 func draw(l *layout.Layout, shards engine.Shards, params []tapeParam, seed uint64) (err error) {
 	name := ""
 	defer func() {
-		if r := recover(); r != nil {
-			err = fmt.Errorf("Init of parameter %s panicked: %v", name, r)
+		if err != nil {
+			err = fmt.Errorf("parameter %s: %w", name, err)
 		}
 	}()
+	defer caught.Panic(&err, "Init")
 	var wide [4096]float64
 	var narrow [len(wide)]float32
 	for i := range l.Groups {
@@ -79,7 +81,7 @@ func draw(l *layout.Layout, shards engine.Shards, params []tapeParam, seed uint6
 					part = optim.Host{F32: narrow[:len(part.F64)]}
 				}
 				if err := value.Slice(s.At+done, s.At+done+part.Len()).Write(part); err != nil {
-					return fmt.Errorf("parameter %s: %w", name, err)
+					return err
 				}
 			}
 		}

@@ -61,7 +61,7 @@ func (s *Sharded) Join(ctx context.Context, data iter.Seq[[]Tensor], opts ...Joi
 				err = errors.New("the data is nil")
 			}
 			if err == nil && more {
-				err = ranks.Guarded(func() error { batch, more = next(); return nil })
+				err = ranks.Guarded("the data", func() error { batch, more = next(); return nil })
 			}
 			another, err := o.ask(ctx, s, more, err)
 			if err != nil {

@@ -7,6 +7,7 @@ import (
 	"gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
 
+	"github.com/gofsdp/gofsdp/internal/caught"
 	"github.com/gofsdp/gofsdp/internal/exec"
 )
 
@@ -112,11 +113,7 @@ func spec(m Module, params []Param) *exec.Spec {
 
 // moduleParams returns m's parameters after checking them.
 func moduleParams(m Module) (params []Param, err error) {
-	defer func() {
-		if r := recover(); r != nil {
-			err = fmt.Errorf("method Params panicked: %v", r)
-		}
-	}()
+	defer caught.Panic(&err, "method Params")
 	params = m.Params()
 	seen := make(map[string]bool)
 	for _, p := range params {

@@ -401,7 +401,7 @@ func TestPrecisionErrors(t *testing.T) {
 		"Config.Precision.Reduce is float16, which needs Compute to be Float32, not float64":  {Compute: fsdp.Float64, Reduce: fsdp.Float16},
 		"Config.Precision.Gather is float64: want BFloat16, Float16 or the type of Compute":   {Gather: fsdp.Float64},
 		"Config.Precision.Reduce is DType(77): want BFloat16, Float16 or the type of Compute": {Reduce: 77},
-		"Config.Frozen, Ignored or Precision.Full panicked for parameter a.w: too full":       {Gather: fsdp.BFloat16, Full: func(fsdp.CallInfo, fsdp.Param) bool { panic("too full") }},
+		panickedHere("parameter a.w: Config.Frozen, Ignored or Precision.Full", "too full"):   {Gather: fsdp.BFloat16, Full: func(fsdp.CallInfo, fsdp.Param) bool { panic("too full") }},
 	} {
 		_, err := fsdp.Wrap(bares, fsdp.Config{Precision: p})
 		require.ErrorContains(t, err, want)

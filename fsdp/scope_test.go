@@ -133,8 +133,8 @@ func TestFullErrors(t *testing.T) {
 		"root too large":  {func(a *attempt) { a.opts[0] = fsdp.WriteBack(3) }, true, "WriteBack(3): there are 3 ranks"},
 		"root negative":   {func(a *attempt) { a.opts[0] = fsdp.WriteBack(-1) }, true, "WriteBack(-1): there are 3 ranks"},
 		"function fails":  {func(a *attempt) { a.f = func(p params) error { clearAll(p); return errors.New("out of luck") } }, false, "out of luck"},
-		"function panics": {func(a *attempt) { a.f = func(p params) error { panic("out of mind") } }, false, "panic: out of mind"},
-		"function is nil": {func(a *attempt) { a.f = nil }, true, "panic: "},
+		"function panics": {func(a *attempt) { a.f = func(p params) error { panic("out of mind") } }, false, panickedHere("the function", "out of mind")},
+		"function is nil": {func(a *attempt) { a.f = nil }, true, "the function panicked at "},
 		"new name":        {func(a *attempt) { a.f = func(p params) error { p["l7.w"] = p["l0.w"]; return nil } }, true, `the model has no parameter "l7.w"`},
 		"name not asked": {func(a *attempt) {
 			a.names, a.f = []string{"l0.w"}, func(p params) error { p["l1.w"] = p["l0.w"]; return nil }

@@ -116,7 +116,7 @@ func (s *Sharded) Full(ctx context.Context, names []string, f func(params map[st
 	if err := st.Own(ctx, r.Schedule, params, st.Memory.Value, tensors(s.cfg.Precision.Compute, all, paramOf)); err != nil {
 		return st.end(err)
 	}
-	err = ranks.Guarded(func() error { return f(all) })
+	err = ranks.Guarded("the function", func() error { return f(all) })
 	if !o.write {
 		return s.agree(ctx, r, err)
 	}

@@ -5,12 +5,11 @@ import (
 	"fmt"
 	"maps"
 	"reflect"
-	"runtime/debug"
 	"slices"
 	"strings"
 
 	"github.com/gofsdp/gofsdp/fsdp/internal/layout"
-	"github.com/gofsdp/gofsdp/fsdp/internal/ranks"
+	"github.com/gofsdp/gofsdp/internal/caught"
 	"github.com/gofsdp/gofsdp/internal/exec"
 	"github.com/gofsdp/gofsdp/internal/program"
 	"github.com/gofsdp/gofsdp/shard"
@@ -225,11 +224,7 @@ func traceModel(m Model) (tr *trace, err error) {
 	if m == nil {
 		return nil, errors.New("the model is nil")
 	}
-	defer func() {
-		if r := recover(); r != nil {
-			err = fmt.Errorf("the model's Forward panicked: %v\n%s", r, debug.Stack())
-		}
-	}()
+	defer caught.Panic(&err, "the model's Forward")
 	tr = &trace{Tape: newTape(nil)}
 	if namer, ok := m.(inputNamer); ok {
 		tr.inputNames = namer.Inputs()
@@ -244,27 +239,25 @@ func traceModel(m Model) (tr *trace, err error) {
 }
 
 // tracePrograms runs the other programs of the model whose Forward has been traced.
-func tracePrograms(m Model, main *trace) (map[string]*trace, error) {
+func tracePrograms(m Model, main *trace) (traces map[string]*trace, err error) {
 	p, ok := m.(programmer)
 	if !ok {
 		return nil, nil
 	}
-	traces := make(map[string]*trace)
-	err := ranks.Guarded(func() error {
-		programs := p.Programs()
-		for _, name := range slices.Sorted(maps.Keys(programs)) {
-			if name == "" || programs[name] == nil {
-				return fmt.Errorf("program %q has no name or no function", name)
-			}
-			tr := &trace{Tape: newTape(main.Tape)}
-			if err := tr.run(programs[name]); err != nil {
-				return fmt.Errorf("program %q: %w", name, err)
-			}
-			traces[name] = tr
+	defer caught.Panic(&err, "the model's Programs, or one of them,")
+	traces = make(map[string]*trace)
+	programs := p.Programs()
+	for _, name := range slices.Sorted(maps.Keys(programs)) {
+		if name == "" || programs[name] == nil {
+			return nil, fmt.Errorf("program %q has no name or no function", name)
 		}
-		return nil
-	})
-	return traces, err
+		tr := &trace{Tape: newTape(main.Tape)}
+		if err := tr.run(programs[name]); err != nil {
+			return nil, fmt.Errorf("program %q: %w", name, err)
+		}
+		traces[name] = tr
+	}
+	return traces, nil
 }
 
 // callInfos describes the calls to the policies.

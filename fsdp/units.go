@@ -8,6 +8,7 @@ import (
 	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/fsdp/internal/layout"
 	"github.com/gofsdp/gofsdp/fsdp/internal/ranks"
+	"github.com/gofsdp/gofsdp/internal/caught"
 	"github.com/gofsdp/gofsdp/internal/exec"
 )
 
@@ -64,10 +65,11 @@ func decideUnits(cfg *Config, tr *trace) ([]*unit, error) {
 func paramKinds(cfg *Config, tr *trace, infos []CallInfo) (kinds []layout.Kind, err error) {
 	name := ""
 	defer func() {
-		if r := recover(); r != nil {
-			err = fmt.Errorf("Config.Frozen, Ignored or Precision.Full panicked for parameter %s: %v", name, r)
+		if err != nil {
+			err = fmt.Errorf("parameter %s: %w", name, err)
 		}
 	}()
+	defer caught.Panic(&err, "Config.Frozen, Ignored or Precision.Full")
 	narrow := cfg.Precision.narrow()
 	for _, p := range tr.params {
 		name = p.Name
@@ -87,11 +89,7 @@ func paramKinds(cfg *Config, tr *trace, infos []CallInfo) (kinds []layout.Kind, 
 
 // decide asks the configuration for the unit's strategy and group.
 func (u *unit) decide(cfg *Config) (err error) {
-	defer func() {
-		if r := recover(); r != nil {
-			err = fmt.Errorf("Config.StrategyOf or GroupOf panicked: %v", r)
-		}
-	}()
+	defer caught.Panic(&err, "Config.StrategyOf or GroupOf")
 	u.Strategy = cfg.Strategy
 	if u.Root {
 		u.Strategy = u.Strategy.kept()

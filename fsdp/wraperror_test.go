@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
 	"strings"
 	"testing"
 
@@ -44,6 +45,17 @@ type panicking struct{ module }
 
 func (*panicking) Params() []fsdp.Param { panic("no parameters today") }
 
+// unscripted is a model with programs that panic.
+type unscripted struct{ fsdp.Model }
+
+func (unscripted) Programs() map[string]fsdp.Program { panic("no programs today") }
+
+// panickedHere is the text of a panic on the line of the call.
+func panickedHere(what, with string) string {
+	_, file, line, _ := runtime.Caller(1)
+	return fmt.Sprintf("%s panicked at %s:%d: %s", what, file, line, with)
+}
+
 // wrapErrors are models and configurations that Wrap refuses, with a part of the message.
 var wrapErrors = map[string]struct {
 	model fsdp.Model
@@ -51,9 +63,9 @@ var wrapErrors = map[string]struct {
 	want  string
 }{
 	"nil model":          {nil, fsdp.Config{}, "the model is nil"},
-	"nil pointer":        {(*nn.GPT)(nil), fsdp.Config{}, "Forward panicked"},
+	"nil pointer":        {(*nn.GPT)(nil), fsdp.Config{}, "the model's Forward panicked at "},
 	"model fails":        {model(func(*fsdp.Tape, []fsdp.Ref) ([]fsdp.Ref, error) { return nil, errors.New("out of ideas") }), fsdp.Config{}, "out of ideas"},
-	"model panics":       {model(func(*fsdp.Tape, []fsdp.Ref) ([]fsdp.Ref, error) { panic("out of luck") }), fsdp.Config{}, "Forward panicked: out of luck"},
+	"model panics":       {model(func(*fsdp.Tape, []fsdp.Ref) ([]fsdp.Ref, error) { panic("out of luck") }), fsdp.Config{}, panickedHere("the model's Forward", "out of luck")},
 	"GPT of no width":    {&nn.GPT{Layers: 1}, fsdp.Config{}, "not positive"},
 	"no results":         {model(func(t *fsdp.Tape, in []fsdp.Ref) ([]fsdp.Ref, error) { return nil, nil }), fsdp.Config{}, "no results"},
 	"result is input":    {model(func(t *fsdp.Tape, in []fsdp.Ref) ([]fsdp.Ref, error) { return in[:1], nil }), fsdp.Config{}, "result 0 is not the output of a call"},
@@ -61,7 +73,8 @@ var wrapErrors = map[string]struct {
 	"no parameters":      {calls(call("d", &nn.Dropout{})), fsdp.Config{}, "no parameters"},
 	"nil module":         {calls(call("a", nil)), fsdp.Config{}, `call "a": the module is nil`},
 	"nil module pointer": {calls(call("a", (*nn.Linear)(nil))), fsdp.Config{}, `call "a": the module is nil`},
-	"Params panics":      {calls(call("a", &panicking{})), fsdp.Config{}, `call "a": method Params panicked: no parameters today`},
+	"Params panics":      {calls(call("a", &panicking{})), fsdp.Config{}, `call "a": method Params panicked at `},
+	"Programs panics":    {unscripted{tinyGPT(1)}, fsdp.Config{}, "the model's Programs, or one of them, panicked at "},
 	"empty call name":    {calls(call("", having(weight("w", 1)))), fsdp.Config{}, "empty or has spaces"},
 	"call name spaces":   {calls(call("a b", having(weight("w", 1)))), fsdp.Config{}, "empty or has spaces"},
 	"call twice":         {calls(call("a", having(weight("w", 1))), call("a", having(weight("w", 1)))), fsdp.Config{}, `call "a": the name is taken`},
@@ -81,17 +94,17 @@ var wrapErrors = map[string]struct {
 	"negative prefetch":  {tinyGPT(1), fsdp.Config{Prefetch: -2}, "Config.Prefetch is -2"},
 	"unknown strategy":   {tinyGPT(1), fsdp.Config{Strategy: 9}, "Config.Strategy is Strategy(9)"},
 	"strategy of a unit": {tinyGPT(1), fsdp.Config{StrategyOf: func(fsdp.UnitInfo) fsdp.Strategy { return 9 }}, "unit root: Config.StrategyOf returned Strategy(9)"},
-	"StrategyOf panics":  {tinyGPT(1), fsdp.Config{StrategyOf: func(fsdp.UnitInfo) fsdp.Strategy { panic("no opinion") }}, "unit root: Config.StrategyOf or GroupOf panicked: no opinion"},
-	"GroupOf panics":     {tinyGPT(1), fsdp.Config{GroupOf: func(fsdp.UnitInfo) comm.Group { panic("no opinion") }}, "unit root: Config.StrategyOf or GroupOf panicked: no opinion"},
+	"StrategyOf panics":  {tinyGPT(1), fsdp.Config{StrategyOf: func(fsdp.UnitInfo) fsdp.Strategy { panic("no opinion") }}, panickedHere("unit root: Config.StrategyOf or GroupOf", "no opinion")},
+	"GroupOf panics":     {tinyGPT(1), fsdp.Config{GroupOf: func(fsdp.UnitInfo) comm.Group { panic("no opinion") }}, panickedHere("unit root: Config.StrategyOf or GroupOf", "no opinion")},
 	"hybrid over what":   {tinyGPT(1), fsdp.Config{Strategy: fsdp.HybridShard}, "unit root: HybridShard needs Config.ShardRanks"},
 	"hybrid over more":   {tinyGPT(1), fsdp.Config{Strategy: fsdp.HybridShard, ShardRanks: 5}, "Config.ShardRanks is 5, which does not divide"},
 	"unknown divisor":    {tinyGPT(1), fsdp.Config{Divide: 9}, "Config.Divide is Divide(9)"},
 	"negative in flight": {tinyGPT(1), fsdp.Config{InFlight: -1}, "Config.InFlight is -1"},
-	"Frozen panics":      {tinyGPT(1), fsdp.Config{Frozen: func(string) bool { panic("no opinion") }}, "panicked for parameter wte.weight: no opinion"},
+	"Frozen panics":      {tinyGPT(1), fsdp.Config{Frozen: func(string) bool { panic("no opinion") }}, panickedHere("parameter wte.weight: Config.Frozen, Ignored or Precision.Full", "no opinion")},
 	"spill to nowhere":   {tinyGPT(1), fsdp.Config{Spill: blocks}, "Config.OffloadDir names no directory"},
 	"policy too short":   {tinyGPT(1), fsdp.Config{Wrap: func([]fsdp.CallInfo) []string { return nil }}, "Config.Wrap returned 0 names for 5 calls"},
-	"policy panics":      {tinyGPT(1), fsdp.Config{Wrap: func(c []fsdp.CallInfo) []string { panic("no opinion") }}, "Config.Wrap panicked: no opinion"},
-	"checkpoint panics":  {tinyGPT(1), fsdp.Config{Checkpoint: func(c []fsdp.CallInfo) []string { panic("no opinion") }}, "Config.Checkpoint panicked: no opinion"},
+	"policy panics":      {tinyGPT(1), fsdp.Config{Wrap: func(c []fsdp.CallInfo) []string { panic("no opinion") }}, panickedHere("Config.Wrap", "no opinion")},
+	"checkpoint panics":  {tinyGPT(1), fsdp.Config{Checkpoint: func(c []fsdp.CallInfo) []string { panic("no opinion") }}, panickedHere("Config.Checkpoint", "no opinion")},
 	"error without text": {model(func(*fsdp.Tape, []fsdp.Ref) ([]fsdp.Ref, error) { return nil, errors.New("") }), fsdp.Config{}, "fsdp: "},
 }
 
@@ -103,6 +116,7 @@ func TestWrapRefuses(t *testing.T) {
 			_, err := fsdp.Wrap(c.model, c.cfg)
 			require.ErrorContains(t, err, c.want)
 			require.ErrorContains(t, err, "fsdp: ")
+			require.NotContains(t, err.Error(), "\n")
 			for world := 2; world <= 3; world++ {
 				for _, err := range errorsOf(t, world, func(ctx context.Context, g comm.Group) error {
 					cfg := c.cfg

@@ -9,6 +9,7 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/gofsdp/gofsdp/fsdp"
+	"github.com/gofsdp/gofsdp/internal/caught"
 	"github.com/gofsdp/gofsdp/internal/exec"
 )
 
@@ -27,13 +28,11 @@ import (
 // Errors name the node that is wrong.
 func Model(cost *gorgonia.Node, inputs, learnables gorgonia.Nodes, opts ...Option) (m fsdp.Model, err error) {
 	defer func() {
-		if p := recover(); p != nil { // Gorgonia's answer to a node that was put together wrongly
-			err = fmt.Errorf("reading the graph panicked: %v", p)
-		}
 		if err != nil {
 			m, err = nil, fmt.Errorf("graph: %w", err)
 		}
 	}()
+	defer caught.Panic(&err, "reading the graph") // Gorgonia's answer to a node that was put together wrongly
 	r := &reader{
 		results: gorgonia.Nodes{cost},
 		leaves:  make(map[*gorgonia.Node]value), index: make(map[*gorgonia.Node]int),

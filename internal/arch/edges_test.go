@@ -22,6 +22,7 @@ var edges = map[string]string{
 	"internal/arch":      "",
 	"internal/auth":      "internal/text",
 	"internal/backoff":   "internal/shm",
+	"internal/caught":    "",
 	"internal/checksum":  "",
 	"internal/text":      "",
 	"internal/device":    "",
@@ -39,7 +40,7 @@ var edges = map[string]string{
 	"internal/kernel/gemm/asm": "",
 	"internal/kernel/vec":      "",
 	"internal/kernel/vec/asm":  "",
-	"internal/exec":            "gorgonia internal/arena internal/kernel internal/kernel/vec",
+	"internal/exec":            "gorgonia internal/arena internal/caught internal/kernel internal/kernel/vec",
 	"internal/exec/exectest":   "gorgonia internal/exec",
 	"internal/ops":             "gorgonia internal/exec internal/kernel internal/kernel/vec",
 	"internal/program":         "internal/arena",
@@ -63,15 +64,15 @@ var edges = map[string]string{
 	"optim":           "internal/kernel/vec shard",
 	"optim/optimtest": "optim",
 	"fsdp": "gorgonia comm fsdp/internal/engine fsdp/internal/layout fsdp/internal/ranks fsdp/internal/state internal/arena " +
-		"internal/checkpoint internal/exec internal/kernel/vec internal/program internal/rng optim shard",
+		"internal/caught internal/checkpoint internal/exec internal/kernel/vec internal/program internal/rng optim shard",
 	"fsdp/internal/engine": "gorgonia comm fsdp/internal/layout fsdp/internal/ranks internal/arena internal/exec internal/half " +
 		"internal/kernel/vec internal/mapped internal/program optim shard",
 	"fsdp/internal/engine/fardevice": "fsdp/internal/engine fsdp/internal/layout fsdp/internal/ranks internal/arena internal/exec " +
 		"internal/program optim",
 	"fsdp/internal/state":  "comm fsdp/internal/layout fsdp/internal/ranks internal/checkpoint internal/launch internal/safetensors optim shard",
 	"fsdp/internal/layout": "comm internal/program shard",
-	"fsdp/internal/ranks":  "comm",
-	"fsdp/graph":           "gorgonia fsdp internal/exec",
+	"fsdp/internal/ranks":  "comm internal/caught",
+	"fsdp/graph":           "gorgonia fsdp internal/caught internal/exec",
 	"fsdp/nn":              "gorgonia fsdp internal/kernel/vec internal/ops",
 
 	// Commands and examples.

@@ -5,13 +5,13 @@ import (
 	"fmt"
 	"maps"
 	"reflect"
-	"runtime"
 	"slices"
-	"strings"
 	"unsafe"
 
 	G "gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
+
+	"github.com/gofsdp/gofsdp/internal/caught"
 )
 
 // trace is a module's graph with the gradients of its outputs.
@@ -95,11 +95,7 @@ func newTrace(spec *Spec, sig *Signature, salt string) (*trace, error) {
 
 // build calls Build. Many of Gorgonia's functions report misuse by a panic, which becomes an error.
 func (tr *trace) build(spec *Spec) (err error) {
-	defer func() {
-		if r := recover(); r != nil {
-			err = fmt.Errorf("the module's Build panicked at %s: %v", panicSite(), r)
-		}
-	}()
+	defer caught.Panic(&err, "the module's Build")
 	outs, err := spec.Build(tr.Builder, slices.Clone(tr.in))
 	if err != nil {
 		return fmt.Errorf("in Build: %w", err)
@@ -126,31 +122,6 @@ func (tr *trace) build(spec *Spec) (err error) {
 		tr.outs = append(tr.outs, o)
 	}
 	return nil
-}
-
-// panicSite returns the line of the module's own code that the panic being recovered from came
-// through: the innermost that is neither Go's, nor Gorgonia's, nor of this library's operations.
-func panicSite() string {
-	var pcs [64]uintptr
-	frames := runtime.CallersFrames(pcs[:runtime.Callers(2, pcs[:])])
-	goroot, panicking := "", false
-	for {
-		f, more := frames.Next()
-		switch {
-		case f.Function == "runtime.gopanic":
-			goroot, panicking = strings.TrimSuffix(f.File, "runtime/panic.go"), true
-		case panicking && !(goroot != "" && strings.HasPrefix(f.File, goroot)) && !isLibrary(f.Function):
-			return fmt.Sprintf("%s:%d", f.File, f.Line)
-		}
-		if !more {
-			return "an unknown line"
-		}
-	}
-}
-
-func isLibrary(function string) bool {
-	return slices.ContainsFunc([]string{"runtime.", "gorgonia.org/", "github.com/gofsdp/gofsdp/internal/exec.", "github.com/gofsdp/gofsdp/internal/ops."},
-		func(prefix string) bool { return strings.HasPrefix(function, prefix) })
 }
 
 // differentiate adds the gradients of the outputs in sig.GradOut with respect to the parameters and

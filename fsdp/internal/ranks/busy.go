@@ -4,10 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"runtime/debug"
 	"time"
 
 	"github.com/gofsdp/gofsdp/comm"
+	"github.com/gofsdp/gofsdp/internal/caught"
 )
 
 // errStopped is why a rank stops working: another has failed, and will say so.
@@ -33,7 +33,7 @@ func (a *Agreement) Busy(ctx context.Context, work func(context.Context) error) 
 	inner, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
 	done := make(chan error, 1)
-	go func() { done <- Guarded(func() error { return work(inner) }) }()
+	go func() { done <- Guarded("the work", func() error { return work(inner) }) }()
 	if a.group.Size() == 1 {
 		return <-done
 	}
@@ -68,17 +68,9 @@ func (a *Agreement) Busy(ctx context.Context, work func(context.Context) error) 
 	return err
 }
 
-// Guarded calls a function of the user's and turns a panic into an error, which wraps what it
-// panicked with if that is one.
-func Guarded(f func() error) (err error) {
-	defer func() {
-		if r := recover(); r != nil {
-			cause, ok := r.(error)
-			if !ok {
-				cause = fmt.Errorf("%v", r)
-			}
-			err = fmt.Errorf("panic: %w\n%s", cause, debug.Stack())
-		}
-	}()
+// Guarded calls code of the user's and turns a panic into an error, which wraps what it panicked
+// with if that is one.
+func Guarded(what string, f func() error) (err error) {
+	defer caught.Panic(&err, what)
 	return f()
 }

@@ -67,7 +67,7 @@ func (m *matching) match(where string, list []Tensor, optimizer bool) (at []int,
 	}
 	at = make([]int, len(list))
 	entries := false
-	err = ranks.Guarded(func() error { // options are functions of the user's
+	err = ranks.Guarded("an option", func() error {
 		for i := 0; i < len(list); {
 			n := 1 // what belongs together: a value, or all that an optimizer keeps for it
 			for list[i].Entry != "" && i+n < len(list) && list[i+n].Entry != "" && list[i+n].Index == list[i].Index && list[i+n].Owner == list[i].Owner {

@@ -31,7 +31,7 @@ func encodeExtras(option string, values map[string]any) (Extras, error) {
 	all := make(Extras, len(values))
 	for name, v := range values {
 		var text []byte
-		err := ranks.Guarded(func() (err error) { // v may encode itself
+		err := ranks.Guarded("encoding", func() (err error) { // v may encode itself
 			text, err = json.Marshal(v)
 			return err
 		})

@@ -108,7 +108,7 @@ func (o *Options) naming(l *layout.Layout) (n *naming, err error) {
 	if o.Older != nil {
 		fmt.Fprintf(&b, "AllowOlder(%t)\n", *o.Older)
 	}
-	err = ranks.Guarded(func() error {
+	err = ranks.Guarded("option Rename or Transpose", func() error {
 		model := make(map[string]string) // names in the model by those there
 		for i := range l.Model.Params {
 			p := &l.Model.Params[i]

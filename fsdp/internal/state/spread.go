@@ -240,5 +240,5 @@ func (s *Store) adopt(opt optim.Optimizer, steps int, pieces []Piece) error {
 			Param: p.Param, Name: p.Entry, Shape: p.Shape, Offset: p.Offset, Steps: p.Steps, Data: p.Vec,
 		}
 	}
-	return ranks.Guarded(func() error { return opt.Adopt(steps, entries) })
+	return ranks.Guarded("the optimizer's Adopt", func() error { return opt.Adopt(steps, entries) })
 }

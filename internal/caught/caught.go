@@ -1,0 +1,59 @@
+// Package caught makes errors of panics in the user's code: one line that says where, without a
+// stack.
+package caught
+
+import (
+	"fmt"
+	"runtime"
+	"strings"
+)
+
+// Panic, when deferred, makes an error of a panic: what panicked, at which line, and with what,
+// which the error wraps if it is an error itself.
+func Panic(err *error, what string) {
+	switch r := recover().(type) {
+	case nil:
+	case error:
+		*err = fmt.Errorf("%s panicked at %s: %w", what, site(), r)
+	default:
+		*err = fmt.Errorf("%s panicked at %s: %v", what, site(), r)
+	}
+}
+
+// site returns the line of the user's own code that the panic being recovered from came through:
+// the innermost that is neither Go's, nor Gorgonia's, nor of this library's functions that users
+// call and that call them. If there is none, it is the innermost that is not Go's.
+func site() string {
+	var pcs [64]uintptr
+	frames := runtime.CallersFrames(pcs[:runtime.Callers(2, pcs[:])])
+	first, goroot, panicking := "an unknown line", "", false
+	for {
+		f, more := frames.Next()
+		line := fmt.Sprintf("%s:%d", f.File, f.Line)
+		switch {
+		case f.Function == "runtime.gopanic":
+			goroot, panicking = strings.TrimSuffix(f.File, "runtime/panic.go"), true
+		case !panicking, strings.HasPrefix(f.Function, "runtime."), goroot != "" && strings.HasPrefix(f.File, goroot):
+		case !isLibrary(f.Function):
+			return line
+		case first == "an unknown line":
+			first = line
+		}
+		if !more {
+			return first
+		}
+	}
+}
+
+func isLibrary(function string) bool {
+	if strings.HasPrefix(function, "gorgonia.org/") {
+		return true
+	}
+	own, ok := strings.CutPrefix(function, "github.com/gofsdp/gofsdp/")
+	for _, prefix := range [...]string{"fsdp.", "fsdp/graph.", "fsdp/internal/", "internal/caught.", "internal/exec.", "internal/ops."} {
+		if ok && strings.HasPrefix(own, prefix) {
+			return true
+		}
+	}
+	return false
+}
