@@ -7,7 +7,7 @@ import (
 )
 
 // An Update says by which optimizer and with which numbers a piece was updated. Ranks that train
-// one model make the same updates, whatever they own of it.
+// one model make the same updates, whatever they own of it. The zero Update is none.
 type Update struct {
 	*settings
 	hyper
@@ -34,8 +34,12 @@ func newSettings(kind string, numbers ...any) *settings {
 	return s
 }
 
-// Facts describes the update: first its kind, then numbers, such as "learning rate 0.001".
+// Facts describes the update: first its kind, then numbers, such as "learning rate 0.001". Of
+// the zero Update it says nothing.
 func (u Update) Facts() []string {
+	if u.settings == nil {
+		return nil
+	}
 	return append([]string{
 		u.kind, fmt.Sprintf("%d steps", u.steps), fmt.Sprintf("learning rate %v", u.lr),
 		fmt.Sprintf("weight decay %v", u.weightDecay), fmt.Sprintf("LRScale %v", u.lrScale),
@@ -44,9 +48,12 @@ func (u Update) Facts() []string {
 
 // Hash returns a hash of the update that begins from seed. It differs where Facts do, but for what
 // rates and decays have beyond five digits: processors may round a schedule differently, and what
-// users compute a Rule from.
+// users compute a Rule from. That of the zero Update is seed.
 func (u Update) Hash(seed uint64) uint64 {
 	h := seed
+	if u.settings == nil {
+		return h
+	}
 	for _, w := range [...]uint64{u.settings.hash, uint64(u.steps), rounded(u.lr), rounded(u.weightDecay), rounded(u.lrScale)} {
 		h = (h ^ w) * 0x9E3779B97F4A7C15
 		h ^= h >> 32

@@ -49,3 +49,9 @@ func TestUpdates(t *testing.T) {
 	require.NotEqual(t, told[6].Facts(), near.Facts())
 	require.Equal(t, told[6].Hash(7), near.Hash(7))
 }
+
+// TestZeroUpdate is what a caller has before any update.
+func TestZeroUpdate(t *testing.T) {
+	require.Empty(t, Update{}.Facts())
+	require.Equal(t, uint64(7), Update{}.Hash(7))
+}
