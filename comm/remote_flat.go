@@ -1,10 +1,18 @@
 package comm
 
-import "context"
+import (
+	"context"
+	"unsafe"
+
+	"github.com/gofsdp/gofsdp/internal/checksum"
+)
 
 // block is how much of a payload is summed or passed on while the next part
 // comes: it stays in the inner caches.
 const block = 256 << 10
+
+// stretch is how much of its own part a rank copies and sums before it sends it.
+const stretch = 1 << 20
 
 // Rounds tell apart the messages of one collective. An algorithm of several steps
 // numbers them from its own round plus roundSteps, the agreement from roundAgree;
@@ -94,18 +102,38 @@ func (r *remote) gather(ctx context.Context, full, own Buffer, share int, round 
 	case ring:
 		return r.gatherRing(ctx, full, own, share, round)
 	}
-	b := own.Bytes()
 	for k := 1; k < r.size; k++ {
-		to, from := r.right(k), r.left(k)
+		from := r.left(k)
 		into := part(full, from, share).Bytes()
-		r.send(to, round, len(b), b)
 		r.receive(from, round, len(into), into)
 	}
-	if err := r.await(ctx, 0); err != nil { // the first bytes go before the copy
-		return err
+	return r.give(ctx, part(full, r.rank, share).Bytes(), own.Bytes(), round)
+}
+
+// give copies own to dst, unless it is there, and sends it to all others, block by block: it comes
+// from memory once, and is summed once for all.
+func (r *remote) give(ctx context.Context, dst, own []byte, round uint16) error {
+	sum, there := uint32(0), unsafe.SliceData(dst) == unsafe.SliceData(own)
+	for lo := 0; ; lo += stretch {
+		hi := min(lo+stretch, len(own))
+		switch b := own[lo:hi]; {
+		case !there && r.frame.summed:
+			sum = checksum.Copy(sum, dst[lo:hi], b)
+		case !there:
+			copy(dst[lo:hi], b)
+		case r.frame.summed:
+			sum = checksum.Update(sum, b)
+		}
+		for k := 1; k < r.size; k++ {
+			r.ports[r.right(k)].out.add(piece{framed: lo == 0, round: round, length: len(own), body: own[lo:hi], known: true, sum: sum})
+		}
+		if hi == len(own) {
+			return r.settle(ctx)
+		}
+		if err := r.await(ctx, 0); err != nil {
+			return err
+		}
 	}
-	move(part(full, r.rank, share), own)
-	return r.settle(ctx)
 }
 
 // gatherDoubling is gather after Bruck: at distance k a rank passes on the parts

@@ -126,7 +126,7 @@ func (l *line) read(arrived func(*port) error) (moved bool, err error) {
 		if len(b) == 0 {
 			break
 		}
-		b = b[:min(len(b), burst)]
+		b = b[:min(len(b), block)] // its sum is computed in the inner caches
 		var n int
 		var err error
 		if l.in.trails(len(b)) {

@@ -46,6 +46,8 @@ type piece struct {
 	round  uint16
 	length int // bytes of the whole message, for the header
 	body   []byte
+	known  bool // sum is the checksum of the payload up to the end of body
+	sum    uint32
 }
 
 // size returns the bytes of p on the wire.
@@ -134,9 +136,12 @@ func (p *port) outgoing(f *frame, most int) (head, body, tail []byte) {
 	at := max(0, q.bodyMoved())
 	lo := min(at, len(next.body))
 	hi := min(lo+most, len(next.body))
-	if q.summed && hi > q.summedTo { // not again what was not taken before
-		q.sum = checksum.Update(q.sum, next.body[q.summedTo:hi])
-		q.summedTo = hi
+	switch {
+	case !q.summed || hi <= q.summedTo: // not again what was not taken before
+	case next.known:
+		q.sum, q.summedTo = next.sum, len(next.body)
+	default:
+		q.sum, q.summedTo = checksum.Update(q.sum, next.body[q.summedTo:hi]), hi
 	}
 	if next.tailed && hi == len(next.body) {
 		binary.LittleEndian.PutUint32(q.tail[:], q.sum)

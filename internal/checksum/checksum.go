@@ -15,4 +15,25 @@ func Update(sum uint32, p []byte) uint32 {
 	return update(sum, p)
 }
 
+// Copy copies src to dst, which has the same length and no byte in common with it, and returns
+// Update(sum, src), in the time of the copy where memory is what it takes.
+func Copy(sum uint32, dst, src []byte) uint32 {
+	for len(src) > piece {
+		sum = copyUpdate(sum, dst[:piece], src[:piece])
+		dst, src = dst[piece:], src[piece:]
+	}
+	return copyUpdate(sum, dst[:len(src)], src)
+}
+
 func updateGo(sum uint32, p []byte) uint32 { return crc32.Update(sum, crc32.IEEETable, p) }
+
+// copyUpdateGo sums what is still in the inner caches from the copy.
+func copyUpdateGo(sum uint32, dst, src []byte) uint32 {
+	const inner = 16 << 10
+	for len(src) > 0 {
+		n := copy(dst, src[:min(len(src), inner)])
+		sum = update(sum, src[:n])
+		dst, src = dst[n:], src[n:]
+	}
+	return sum
+}

@@ -4,6 +4,7 @@ package checksum
 
 import (
 	"hash/crc32"
+	"unsafe"
 
 	"golang.org/x/sys/cpu"
 )
@@ -48,11 +49,29 @@ func update(sum uint32, p []byte) uint32 {
 	n := len(p) / stride * stride
 	var rest [16]byte
 	fold(&rest, &p[0], n, ^sum, &powers)
-	sum = 0
+	return updateGo(finish(&rest), p[n:])
+}
+
+// past is from how many bytes on it pays to copy past the caches.
+const past = 128 << 10
+
+func copyUpdate(sum uint32, dst, src []byte) uint32 {
+	if !wide || len(src) < past || uintptr(unsafe.Pointer(&dst[0]))%64 != 0 {
+		return copyUpdateGo(sum, dst, src)
+	}
+	n := len(src) / stride * stride
+	var rest [16]byte
+	foldCopy(&rest, &dst[0], &src[0], n, ^sum, &powers)
+	copy(dst[n:], src[n:])
+	return updateGo(finish(&rest), src[n:])
+}
+
+// finish returns the checksum of what was folded into rest.
+func finish(rest *[16]byte) (sum uint32) {
 	for _, b := range rest { // in a call of updateGo they would escape
 		sum = sum>>8 ^ crc32.IEEETable[byte(sum)^b]
 	}
-	return updateGo(^sum, p[n:])
+	return ^sum
 }
 
 // fold folds n bytes, a multiple of stride and not 0, into rest. state is the remainder of what
@@ -60,3 +79,8 @@ func update(sum uint32, p []byte) uint32 {
 //
 //go:noescape
 func fold(rest *[16]byte, p *byte, n int, state uint32, powers *[7][2]uint64)
+
+// foldCopy is fold of src, which it copies to dst, on a boundary of 64 bytes.
+//
+//go:noescape
+func foldCopy(rest *[16]byte, dst, src *byte, n int, state uint32, powers *[7][2]uint64)

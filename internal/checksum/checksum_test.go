@@ -36,6 +36,16 @@ func TestGoesOn(t *testing.T) {
 	})
 }
 
+func TestCopies(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		b, off := noise(t, 3*piece), rapid.SampledFrom([]int{0, 0, 1, 32}).Draw(t, "destination")
+		to := make([]byte, off+len(b)+1)
+		require.Equal(t, Update(7, b), Copy(7, to[off:off+len(b)], b))
+		require.Equal(t, b, to[off:off+len(b)])
+		require.Zero(t, to[off+len(b)])
+	})
+}
+
 func TestFindsEveryBurst(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		b := append(noise(t, 4<<10), make([]byte, 8)...)
@@ -51,7 +61,8 @@ func TestFindsEveryBurst(t *testing.T) {
 
 func TestAllocatesNothing(t *testing.T) {
 	b := make([]byte, piece+1)
-	require.Zero(t, testing.AllocsPerRun(10, func() { Update(1, b) }))
+	to := make([]byte, len(b))
+	require.Zero(t, testing.AllocsPerRun(10, func() { Update(1, b); Copy(1, to, b) }))
 }
 
 // BenchmarkUpdate is for data in the first, second and third cache, and in memory.
@@ -66,6 +77,26 @@ func BenchmarkUpdate(b *testing.B) {
 			sum := uint32(0)
 			for b.Loop() {
 				sum = Update(sum, p)
+			}
+		})
+	}
+}
+
+// BenchmarkCopy is beside the copy alone.
+func BenchmarkCopy(b *testing.B) {
+	src, dst := make([]byte, 64<<20), make([]byte, 64<<20)
+	for _, c := range []struct {
+		name string
+		do   func()
+	}{
+		{"copy", func() { copy(dst, src) }},
+		{"copy, then Update", func() { copy(dst, src); Update(0, src) }},
+		{"Copy", func() { Copy(0, dst, src) }},
+	} {
+		b.Run(c.name, func(b *testing.B) {
+			b.SetBytes(int64(len(src)))
+			for b.Loop() {
+				c.do()
 			}
 		})
 	}
