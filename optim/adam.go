@@ -1,9 +1,9 @@
 package optim
 
 import (
-	"cmp"
 	"fmt"
 	"math"
+	"strings"
 
 	"github.com/gofsdp/gofsdp/internal/kernel/vec"
 )
@@ -30,7 +30,7 @@ type Adam struct {
 // New returns Adam over params, with its state at zero. It returns an error, naming the parameter,
 // if pieces overlap or are malformed, if a value is no [AdamVec], or if a hyper-parameter is out of
 // range. Of params only the memory and the functions are retained.
-func (c Adam) New(params []Param) (Optimizer, error) { return c.new("adam", false, params) }
+func (c Adam) New(params []Param) (Optimizer, error) { return c.new(kindAdam, params) }
 
 // AdamW is the configuration of Adam with decoupled weight decay
 // (https://arxiv.org/abs/1711.05101). It differs from [Adam] in the first line only, where the
@@ -48,7 +48,7 @@ type AdamW struct {
 }
 
 // New returns AdamW over params, as [Adam.New] does.
-func (c AdamW) New(params []Param) (Optimizer, error) { return Adam(c).new("adamw", true, params) }
+func (c AdamW) New(params []Param) (Optimizer, error) { return Adam(c).new(kindAdamW, params) }
 
 // AdamVec is a [Vec] with the update of [Adam] and [AdamW].
 type AdamVec interface {
@@ -84,28 +84,24 @@ func (h Host) Adam(g, m, v Vec, s AdamStep) error {
 	return nil
 }
 
-// new makes Adam or, if decoupled, AdamW.
-func (c Adam) new(kind string, decoupled bool, params []Param) (Optimizer, error) {
-	s := AdamStep{
-		Beta1:     orDefault(c.Beta1, 0.9),
-		Beta2:     orDefault(c.Beta2, 0.999),
-		Eps:       orDefault(c.Eps, 1e-8),
-		Decoupled: decoupled,
+// new makes Adam or AdamW.
+func (c Adam) new(kind string, params []Param) (Optimizer, error) {
+	s := Settings{
+		Kind:        kind,
+		LRScale:     1,
+		WeightDecay: c.WeightDecay,
+		Betas:       [2]float64{orDefault(c.Beta1, 0.9), orDefault(c.Beta2, 0.999)},
+		Eps:         orDefault(c.Eps, 1e-8),
 	}
-	err := cmp.Or(
-		checkHyper("Beta1", s.Beta1, 1),
-		checkHyper("Beta2", s.Beta2, 1),
-		checkHyper("Eps", s.Eps, math.Inf(1)),
-		checkHyper("WeightDecay", c.WeightDecay, math.Inf(1)))
-	if err != nil {
-		return nil, fmt.Errorf("optim: %s: %w", kind, err)
+	name := strings.ToLower(kind)
+	if err := s.check(); err != nil {
+		return nil, fmt.Errorf("optim: %s: %w", name, err)
 	}
-	values, err := valuesAs[AdamVec](kind, params)
+	values, err := valuesAs[AdamVec](name, params)
 	if err != nil {
 		return nil, err
 	}
-	u := &adam{values: values, step: s}
-	return newOptimizer(kind, []string{"exp_avg", "exp_avg_sq"}, u, params, c.Rules, c.WeightDecay)
+	return newOptimizer(s, []string{"exp_avg", "exp_avg_sq"}, &adam{values: values}, params, c.Rules)
 }
 
 // orDefault resolves a configuration field whose zero value stands for a default.
@@ -137,10 +133,7 @@ func (a *adam) update(i int, p *piece, lr float64) error {
 	return a.values[i].Adam(p.Grad, p.vecs[0], p.vecs[1], *s)
 }
 
-func (a *adam) settings() *settings {
-	kind := "Adam"
-	if a.step.Decoupled {
-		kind = "AdamW"
-	}
-	return newSettings(kind, "Beta1", a.step.Beta1, "Beta2", a.step.Beta2, "Eps", a.step.Eps)
+func (a *adam) set(s *Settings) {
+	a.step = AdamStep{Beta1: s.Betas[0], Beta2: s.Betas[1], Eps: s.Eps, Decoupled: s.Kind == kindAdamW}
+	a.t = 0 // the corrections are of other numbers
 }

@@ -27,6 +27,7 @@ func Compose(optimizers ...Optimizer) (Optimizer, error) {
 			if err := c.add(p, o.steps); err != nil {
 				return nil, fmt.Errorf("optim: compose: %w", err)
 			}
+			c.lr = o.lr
 		}
 	}
 	return c, nil
@@ -63,7 +64,8 @@ func Params(o Optimizer) (list []Param) {
 // together. The parts hold different parameters.
 type optimizer struct {
 	parts []*part
-	steps int // calls of Step
+	steps int     // calls of Step
+	lr    float64 // that the last one was given
 }
 
 // add appends a part that has had a number of steps, unless it does not go with those before it.
@@ -104,7 +106,7 @@ func (o *optimizer) Step(lr float64) error {
 			return fmt.Errorf("optim: %s: step %d: %w", p.kind, o.steps, err)
 		}
 	}
-	o.steps++
+	o.steps, o.lr = o.steps+1, lr
 	for _, p := range o.parts {
 		if err := p.update(lr, o.steps); err != nil {
 			return fmt.Errorf("optim: %s: step %d: %w", p.kind, o.steps-1, err)

@@ -41,6 +41,24 @@
 //	rank 1   State()  w[5:8] b[0:1]  ├  w[0:8] b[0:4]  ─┼  w[3:8]   Restore, rank 1
 //	rank 2   State()  b[1:4]         ┘                  └  b[0:4]   Restore, rank 2
 //
+// # Settings
+//
+// [Groups] tells what an optimizer updates its parameters with, as PyTorch's param_groups do, and
+// [Regroup] gives it the settings of another. A [FullState] has them, and so have checkpoints and
+// exported files, as JSON with PyTorch's names:
+//
+//	optim.Settings                 torch.optim
+//	Kind                           name of the class: SGD, Adam, AdamW
+//	LR times LRScale               lr
+//	WeightDecay                    weight_decay
+//	Betas, Eps                     betas, eps, with amsgrad and maximize False
+//	Momentum, Nesterov             momentum, nesterov, with dampening 0 and maximize False
+//	FullState.Params[…].Steps      state[…]["step"]
+//	FullState.Params[…].Entries    state[…]["exp_avg"] and so on
+//
+// The learning rate is an argument of Step. So it is no setting that could differ between a state
+// and an optimizer: LR is the last one, for those who have no schedule.
+//
 // # Several optimizers
 //
 // [Rule] gives parameters other learning rates. Where they need another kind of optimizer,

@@ -11,6 +11,7 @@ import (
 type FullState struct {
 	Steps  int                  // calls of Step
 	Params map[string]FullParam // parameters that have state, by full name
+	Groups []Group              // what the parameters are updated with; nil if that is not known
 	Extra  map[string]any       // the caller's own; nothing here looks at it
 }
 

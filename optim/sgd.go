@@ -1,10 +1,7 @@
 package optim
 
 import (
-	"cmp"
-	"errors"
 	"fmt"
-	"math"
 
 	"github.com/gofsdp/gofsdp/internal/kernel/vec"
 )
@@ -62,12 +59,9 @@ func (h Host) SGD(g, b Vec, s SGDStep) error {
 // if pieces overlap or are malformed, if a value is no [SGDVec], or if a hyper-parameter is out of
 // range. Of params only the memory and the functions are retained.
 func (c SGD) New(params []Param) (Optimizer, error) {
-	err := cmp.Or(checkHyper("Momentum", c.Momentum, 1), checkHyper("WeightDecay", c.WeightDecay, math.Inf(1)))
-	if err != nil {
+	s := Settings{Kind: kindSGD, LRScale: 1, WeightDecay: c.WeightDecay, Momentum: c.Momentum, Nesterov: c.Nesterov}
+	if err := s.check(); err != nil {
 		return nil, fmt.Errorf("optim: sgd: %w", err)
-	}
-	if c.Nesterov && c.Momentum == 0 {
-		return nil, errors.New("optim: sgd: Nesterov needs Momentum")
 	}
 	values, err := valuesAs[SGDVec]("sgd", params)
 	if err != nil {
@@ -77,8 +71,7 @@ func (c SGD) New(params []Param) (Optimizer, error) {
 	if c.Momentum != 0 {
 		names = []string{"momentum_buffer"}
 	}
-	u := &sgd{values: values, step: SGDStep{Momentum: c.Momentum, Nesterov: c.Nesterov}}
-	return newOptimizer("sgd", names, u, params, c.Rules, c.WeightDecay)
+	return newOptimizer(s, names, &sgd{values: values}, params, c.Rules)
 }
 
 // sgd does the updates of SGD.
@@ -92,6 +85,4 @@ func (u *sgd) update(i int, p *piece, lr float64) error {
 	return u.values[i].SGD(p.Grad, p.vecs[0], u.step)
 }
 
-func (u *sgd) settings() *settings {
-	return newSettings("SGD", "Momentum", u.step.Momentum, "Nesterov", u.step.Nesterov)
-}
+func (u *sgd) set(s *Settings) { u.step = SGDStep{Momentum: s.Momentum, Nesterov: s.Nesterov} }

@@ -5,24 +5,26 @@ import (
 	"fmt"
 	"reflect"
 	"slices"
+	"strings"
 )
 
 // part is the pieces of an optimizer that one kind of update is for, with their hyper-parameters
 // and state.
 type part struct {
-	kind    string // "adamw", for messages
-	common  *settings
-	names   []string // entry i of every piece is called names[i]
-	pieces  []piece
-	index   map[string][]int // positions in pieces, by parameter, ascending
-	updater updater
+	kind     string // "adamw", for messages
+	settings *settings
+	names    []string // entry i of every piece is called names[i]
+	pieces   []piece
+	index    map[string][]int // positions in pieces, by parameter, ascending
+	updater  updater
 }
 
 // updater does the updates of one kind.
 type updater interface {
 	// update updates piece i of the part, which is not empty and whose count includes this update.
 	update(i int, p *piece, lr float64) error
-	settings() *settings
+	// set changes what all updates are made with.
+	set(s *Settings)
 }
 
 // piece is a Param and what belongs to it.
@@ -34,10 +36,10 @@ type piece struct {
 }
 
 // newOptimizer checks the parameters and allocates their state.
-func newOptimizer(
-	kind string, names []string, u updater, params []Param, rules []Rule, weightDecay float64,
-) (Optimizer, error) {
-	a := &part{kind: kind, names: names, index: make(map[string][]int), common: u.settings(), updater: u}
+func newOptimizer(s Settings, names []string, u updater, params []Param, rules []Rule) (Optimizer, error) {
+	kind := strings.ToLower(s.Kind)
+	a := &part{kind: kind, names: names, index: make(map[string][]int), settings: newSettings(s.common()), updater: u}
+	u.set(&s)
 	params = slices.Clone(params)
 	for i, p := range params {
 		params[i] = p.withVecs()
@@ -51,7 +53,7 @@ func newOptimizer(
 		}
 	}
 	for _, p := range params {
-		piece := piece{Param: p, hyper: resolve(rules, p, weightDecay)}
+		piece := piece{Param: p, hyper: resolve(rules, p, s.WeightDecay)}
 		piece.Shape = slices.Clone(p.Shape)
 		for i, name := range names {
 			var err error
@@ -113,7 +115,7 @@ func (a *part) update(lr float64, steps int) error {
 			}
 		}
 		if p.Updated != nil {
-			p.Updated(Update{settings: a.common, hyper: p.hyper, lr: lr, steps: steps})
+			p.Updated(Update{settings: a.settings, hyper: p.hyper, lr: lr, steps: steps})
 		}
 	}
 	return nil

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"hash/fnv"
 	"math"
+	"slices"
 )
 
 // An Update says by which optimizer and with which numbers a piece was updated. Ranks that train
@@ -17,21 +18,15 @@ type Update struct {
 
 // settings are what an optimizer does to all of its pieces.
 type settings struct {
-	kind    string   // "AdamW"
-	numbers []string // "Beta1 0.9", …
-	hash    uint64
+	common Settings
+	hash   uint64
 }
 
-// newSettings returns those of a kind, with the names and values of its numbers.
-func newSettings(kind string, numbers ...any) *settings {
-	s := &settings{kind: kind}
+// newSettings returns s with its hash.
+func newSettings(s Settings) *settings {
 	h := fnv.New64a()
-	for fmt.Fprint(h, kind); len(numbers) > 0; numbers = numbers[2:] {
-		s.numbers = append(s.numbers, fmt.Sprintf("%s %v", numbers[0], numbers[1]))
-		fmt.Fprintf(h, ", %s", s.numbers[len(s.numbers)-1])
-	}
-	s.hash = h.Sum64()
-	return s
+	fmt.Fprint(h, s.Facts())
+	return &settings{s, h.Sum64()}
 }
 
 // Facts describes the update: first its kind, then numbers, such as "learning rate 0.001". Of
@@ -40,10 +35,9 @@ func (u Update) Facts() []string {
 	if u.settings == nil {
 		return nil
 	}
-	return append([]string{
-		u.kind, fmt.Sprintf("%d steps", u.steps), fmt.Sprintf("learning rate %v", u.lr),
-		fmt.Sprintf("weight decay %v", u.weightDecay), fmt.Sprintf("LRScale %v", u.lrScale),
-	}, u.numbers...)
+	s := u.common
+	s.WeightDecay, s.LRScale = u.weightDecay, u.lrScale
+	return slices.Insert(s.Facts(), 1, fmt.Sprintf("%d steps", u.steps), fmt.Sprintf("learning rate %v", u.lr))
 }
 
 // Hash returns a hash of the update that begins from seed. It differs where Facts do, but for what

@@ -1,0 +1,160 @@
+package optim
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"maps"
+	"math"
+	"slices"
+)
+
+// A Group is parameters that an optimizer updates alike, as one of PyTorch's param_groups.
+type Group struct {
+	Settings
+	Params []string `json:"params"` // full names
+}
+
+// Settings are what an optimizer updates a parameter with, defaults resolved. JSON has PyTorch's
+// names, but for lr_scale: PyTorch's lr is LR times LRScale.
+type Settings struct {
+	Kind        string     `json:"kind"` // "SGD", "Adam" or "AdamW"
+	LR          float64    `json:"lr"`   // that Step was given last, 0 before the first time
+	LRScale     float64    `json:"lr_scale"`
+	WeightDecay float64    `json:"weight_decay"`
+	Betas       [2]float64 `json:"betas,omitzero"`    // of Adam and AdamW
+	Eps         float64    `json:"eps,omitzero"`      // likewise
+	Momentum    float64    `json:"momentum,omitzero"` // of SGD
+	Nesterov    bool       `json:"nesterov,omitzero"` // likewise
+}
+
+// Facts describes the settings: first the kind, then numbers, such as "weight decay 0.1". LR is
+// none of them, as every Step has its own.
+func (s *Settings) Facts() []string {
+	facts := []string{s.Kind, fmt.Sprintf("weight decay %v", s.WeightDecay), fmt.Sprintf("LRScale %v", s.LRScale)}
+	if s.Kind == kindSGD {
+		return append(facts, fmt.Sprintf("Momentum %v", s.Momentum), fmt.Sprintf("Nesterov %v", s.Nesterov))
+	}
+	return append(facts, fmt.Sprintf("Beta1 %v", s.Betas[0]), fmt.Sprintf("Beta2 %v", s.Betas[1]), fmt.Sprintf("Eps %v", s.Eps))
+}
+
+// The kinds.
+const (
+	kindSGD   = "SGD"
+	kindAdam  = "Adam"
+	kindAdamW = "AdamW"
+)
+
+// check returns an error unless an optimizer can have the settings.
+func (s *Settings) check() error {
+	err := cmp.Or(
+		checkHyper("Beta1", s.Betas[0], 1),
+		checkHyper("Beta2", s.Betas[1], 1),
+		checkHyper("Eps", s.Eps, math.Inf(1)),
+		checkHyper("Momentum", s.Momentum, 1),
+		checkHyper("WeightDecay", s.WeightDecay, math.Inf(1)),
+		checkHyper("LRScale", s.LRScale, math.Inf(1)),
+		checkHyper("LR", s.LR, math.Inf(1)))
+	if err == nil && s.Nesterov && s.Momentum == 0 {
+		err = errors.New("Nesterov needs Momentum")
+	}
+	return err
+}
+
+// common returns the settings without those that parameters of one optimizer may have of their own.
+func (s Settings) common() Settings {
+	s.LR, s.LRScale, s.WeightDecay = 0, 0, 0
+	return s
+}
+
+// Groups returns the parameters of an optimizer of this package by their settings, sorted by name.
+// Of other optimizers it returns none.
+func Groups(o Optimizer) []Group {
+	own, ok := o.(*optimizer)
+	if !ok {
+		return nil
+	}
+	names := make(map[Settings]map[string]bool)
+	for _, part := range own.parts {
+		s := part.settings.common
+		s.LR = own.lr
+		for i := range part.pieces {
+			p := &part.pieces[i]
+			s.LRScale, s.WeightDecay = p.lrScale, p.weightDecay
+			if names[s] == nil {
+				names[s] = make(map[string]bool)
+			}
+			names[s][p.Name] = true
+		}
+	}
+	var list []Group
+	for s, of := range names {
+		list = append(list, Group{s, slices.Sorted(maps.Keys(of))})
+	}
+	slices.SortFunc(list, func(a, b Group) int { return cmp.Compare(a.Params[0], b.Params[0]) })
+	return list
+}
+
+// Regroup prepares to give an optimizer of this package the settings in groups. It changes nothing:
+// that is what the returned function does, between two calls of Step. Parameters that are in no
+// group keep their own LRScale and weight decay. It returns an error if a group is of another kind,
+// if settings are out of range, if LR differs, or if what no [Rule] can say differs within the
+// parameters of one optimizer.
+func Regroup(o Optimizer, groups []Group) (apply func(), err error) {
+	own, ok := o.(*optimizer)
+	if !ok {
+		return nil, fmt.Errorf("optim: regroup: %T is not of this package", o)
+	}
+	of, lr := make(map[string]*Settings), own.lr
+	for i := range groups {
+		if err := groups[i].check(); err != nil {
+			return nil, fmt.Errorf("optim: regroup: group %d: %w", i, err)
+		}
+		if lr = groups[i].LR; lr != groups[0].LR {
+			return nil, fmt.Errorf("optim: regroup: LR is %v in one group and %v in another: LRScale is where they may differ", groups[0].LR, lr)
+		}
+		for _, name := range groups[i].Params {
+			of[name] = &groups[i].Settings
+		}
+	}
+	commons := make([]Settings, len(own.parts))
+	for i, part := range own.parts {
+		if commons[i], err = part.regroup(of); err != nil {
+			return nil, fmt.Errorf("optim: regroup: %s: %w", part.kind, err)
+		}
+	}
+	return func() {
+		own.lr = lr
+		for i, part := range own.parts {
+			part.settings = newSettings(commons[i])
+			part.updater.set(&commons[i])
+			for j := range part.pieces {
+				if p := &part.pieces[j]; of[p.Name] != nil {
+					p.hyper = hyper{lrScale: of[p.Name].LRScale, weightDecay: of[p.Name].WeightDecay}
+				}
+			}
+		}
+	}, nil
+}
+
+// regroup returns the settings that all pieces of the part are to have, or why there are none.
+func (a *part) regroup(of map[string]*Settings) (Settings, error) {
+	mine, first := a.settings.common, ""
+	for i := range a.pieces {
+		name := a.pieces[i].Name
+		if of[name] == nil {
+			continue
+		}
+		switch s := of[name].common(); {
+		case s.Kind != mine.Kind:
+			return mine, fmt.Errorf("parameter %q: its settings are of %s", name, s.Kind)
+		case (s.Momentum == 0) != (len(a.names) == 0) && s.Kind == kindSGD:
+			return mine, fmt.Errorf("parameter %q: Momentum %v cannot take the place of %v: there is state with momentum only", name, s.Momentum, mine.Momentum)
+		case first != "" && s != mine:
+			return mine, fmt.Errorf("one optimizer cannot have %v for parameter %q and %v for %q", mine.Facts()[3:], first, s.Facts()[3:], name)
+		default:
+			mine, first = s, name
+		}
+	}
+	return mine, nil
+}
