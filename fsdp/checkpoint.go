@@ -88,6 +88,13 @@ func (s *Sharded) saving(ctx context.Context, opt optim.Optimizer) (*store, stat
 // succeeds. If that one is without the optimizer, the optimizer still refuses to step and to be
 // saved: load it again, or make a new one.
 //
+// An optimizer of another kind than the one that was saved does not fit, unless AllowMissing and
+// AllowExtra accept that no entry passes between them. Where other settings differ, such as betas or
+// weight decay, the optimizer keeps those that it was made with, and rank 0 says so in a warning, to
+// Config.Logger or [slog.Default]; TakeSettings takes the saved ones. Checkpoints of earlier versions
+// do not have them, and nothing is compared. The learning rate is an argument of every Step: the
+// schedule goes on with Steps, and the checkpoint has the last one, see [optim.Settings].
+//
 // A checkpoint of which the manifest or a file is damaged, cut short or missing is passed over for
 // an older one. Rank 0 says so in a warning, to Config.Logger or [slog.Default], with the reason
 // and the steps that are lost. What shows only when the data is read is an error on every rank,
@@ -97,14 +104,14 @@ func (s *Sharded) saving(ctx context.Context, opt optim.Optimizer) (*store, stat
 // Load drops the gradients, and a Forward that waits for its Backward. It fails while Hold has put
 // one aside.
 //
-// Options: Rename, AllowMissing, AllowExtra, AllowOlder.
+// Options: Rename, AllowMissing, AllowExtra, AllowOlder, TakeSettings.
 func (s *Sharded) Load(ctx context.Context, dir string, opt optim.Optimizer, opts ...StateOption) (*Checkpoint, error) {
 	err := s.mayWith("Load", opt)
 	if err == nil {
 		err = s.saver.Await(ctx) // it may be about to become the latest
 	}
 	st := s.store(ranks.Ask{Call: "Load"}, err)
-	l, err := st.PlanLoad(ctx, dir, opt, state.NewOptions(opts, "Rename", "AllowMissing", "AllowExtra", "AllowOlder"))
+	l, err := st.PlanLoad(ctx, dir, opt, state.NewOptions(opts, "Rename", "AllowMissing", "AllowExtra", "AllowOlder", "TakeSettings"))
 	if err != nil {
 		return nil, st.end(err)
 	}

@@ -51,7 +51,8 @@ func tensors(dtype DType, all map[string]*tensor.Dense, name func(*state.Tensor)
 // keep different entries for it, or have made different numbers of updates, it fails on all ranks
 // and names parameter, ranks and counts.
 //
-// Names are those of [Sharded.FullState]. The result of a rank has what [Extra] gives on that rank.
+// Names are those of [Sharded.FullState]. The result of a rank has what [Extra] gives on that rank,
+// and the settings of its optimizer.
 func (s *Sharded) FullOptimState(ctx context.Context, opt optim.Optimizer, opts ...StateOption) (*optim.FullState, error) {
 	o := state.NewOptions(opts, "OnlyOn", "Extra")
 	st := s.store(ranks.Ask{Call: "FullOptimState", Detail: with("OnlyOn", o.Root)}, s.mayWith("FullOptimState", opt))
@@ -215,14 +216,15 @@ func fits(l *layout.Layout, dtype DType, list []state.Tensor, params map[string]
 // What does not fit is a *StateError on every rank, which names all of it, and changes nothing:
 // [Rename], [AllowMissing] and [AllowExtra] make exceptions, by names such as "exp_avg:wte.weight".
 // The entries of one parameter are there together or not at all; where they may be missing the
-// optimizer keeps its own. full.Extra stays where it is: the caller sends it to other ranks if they
+// optimizer keeps its own. Where full.Groups has another kind of optimizer that is an error, too;
+// other settings are a warning, and [TakeSettings] takes them. full.Extra stays where it is: the caller sends it to other ranks if they
 // need it.
 //
 // If an optimizer refuses state that fits, which those of package optim do not, the model is
 // unusable until a SetFullOptim, Load or Import succeeds.
 func (s *Sharded) SetFullOptim(ctx context.Context, root int, opt optim.Optimizer, full *optim.FullState, opts ...StateOption) error {
 	st := s.store(ranks.Ask{Call: "SetFullOptim", Detail: fromRank(root)}, s.mayWith("SetFullOptim", opt))
-	plan, err := st.PlanSetOptim(ctx, root, opt, full, state.NewOptions(opts, "Rename", "AllowMissing", "AllowExtra"))
+	plan, err := st.PlanSetOptim(ctx, root, opt, full, state.NewOptions(opts, "Rename", "AllowMissing", "AllowExtra", "TakeSettings"))
 	if err != nil {
 		return st.end(err)
 	}
@@ -233,6 +235,7 @@ func (s *Sharded) SetFullOptim(ctx context.Context, root int, opt optim.Optimize
 		return err
 	}
 	s.life.settledOpt()
+	st.differ(plan.Differ)
 	return nil
 }
 
@@ -265,14 +268,14 @@ func (s *Sharded) Export(ctx context.Context, path string, opts ...StateOption) 
 // succeeds, and the optimizer until one with it does.
 //
 // [WithOptimizer] also reads the state of an optimizer, which an Export with that option has
-// written; without it such state is ignored. The entries of one parameter are there together or not
+// written; without it such state is ignored. Its settings are compared as by [Sharded.Load]. The entries of one parameter are there together or not
 // at all; where they may be missing the optimizer keeps its own. In the file the number of its
 // steps has the name "optimizer".
 //
 // Buffers of all ranks become those of the file. Import drops the gradients, and a Forward that
 // waits for its Backward. It fails while Hold has put one aside.
 func (s *Sharded) Import(ctx context.Context, path string, opts ...StateOption) error {
-	o := state.NewOptions(opts, "Rename", "Transpose", "AllowMissing", "AllowExtra", "WithOptimizer")
+	o := state.NewOptions(opts, "Rename", "Transpose", "AllowMissing", "AllowExtra", "WithOptimizer", "TakeSettings")
 	st := s.store(ranks.Ask{Call: "Import"}, s.mayWith("Import", o.Optimizer))
 	f, err := st.PlanImport(ctx, path, o)
 	if err != nil {

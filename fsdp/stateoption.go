@@ -77,6 +77,16 @@ func WithOptimizer(opt optim.Optimizer) StateOption {
 	return stateOption("WithOptimizer", func(o *state.Options) { o.Optimizer = opt })
 }
 
+// TakeSettings gives the optimizer the settings that its state was made with (betas, decay, momentum
+// and others of [optim.Settings]) in place of those that it has been made with, parameter by
+// parameter. Without it the optimizer keeps its own, and rank 0 warns where they differ. The
+// learning rate comes with every Step: the last one of the state is then in [optim.Groups]. It is an
+// error if the state does not tell the settings, as that of an earlier version, or if the optimizer
+// is not of package optim.
+func TakeSettings() StateOption {
+	return stateOption("TakeSettings", func(o *state.Options) { o.TakeSettings = true })
+}
+
 // Metadata adds text to the header of a file: what rank 0 gives is written.
 func Metadata(text map[string]string) StateOption {
 	return stateOption("Metadata", func(o *state.Options) { o.Metadata = text })
@@ -124,6 +134,7 @@ type StateError struct {
 	Missing  []string // what the model has and the state lacks
 	Extra    []string // what the state has and the model lacks
 	Reshaped []string // what has another shape, as "name [shape there] -> [shape here]"
+	Kinds    []string // which optimizer is of another kind, as "AdamW -> SGD of w, b and 7 more"
 }
 
 // Error implements error. It lists a few names of each kind: a model has thousands, and one wrong

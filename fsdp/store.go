@@ -1,9 +1,11 @@
 package fsdp
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 
 	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/fsdp/internal/engine"
@@ -89,6 +91,15 @@ func (st *store) Fail(err error) error {
 	return &ranks.LostError{Err: err}
 }
 
+// differ warns, on rank 0, of settings that an optimizer keeps although its state was made with
+// others.
+func (st *store) differ(settings []string) {
+	if len(settings) > 0 && st.Rank() == 0 {
+		cmp.Or(st.s.cfg.Logger, slog.Default()).Warn("fsdp: "+st.ask.Call+": the optimizer keeps settings that its state was not made with; TakeSettings takes those of the state",
+			"state -> optimizer", settings)
+	}
+}
+
 // replace drops what does not survive a change of the parameters, and changes them.
 func (st *store) replace(ctx context.Context, what string, f *state.Filling) error {
 	s := st.s
@@ -103,6 +114,7 @@ func (st *store) replace(ctx context.Context, what string, f *state.Filling) err
 		return err
 	}
 	s.life.settled(f.Optimizer())
+	st.differ(f.Differ)
 	return nil
 }
 

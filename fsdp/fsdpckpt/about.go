@@ -6,17 +6,19 @@ import (
 	"slices"
 
 	"github.com/gofsdp/gofsdp/internal/checkpoint"
+	"github.com/gofsdp/gofsdp/optim"
 )
 
 // about is what fsdp.Save writes into a manifest beside the tensors. Other writers may leave any of
 // it out.
 type about struct {
-	Seed           *uint64                      `json:"seed"`
-	Forwards       *int                         `json:"forwards"`
-	OptimizerSteps *int                         `json:"optimizer_steps"`
-	Extra          map[string]json.RawMessage   `json:"extra"`
-	RankExtra      []map[string]json.RawMessage `json:"rank_extra"` // by rank
-	Buffers        []string                     `json:"buffers"`    // names of buffers
+	Seed            *uint64                      `json:"seed"`
+	Forwards        *int                         `json:"forwards"`
+	OptimizerSteps  *int                         `json:"optimizer_steps"`
+	OptimizerGroups []optim.Group                `json:"optimizer_groups"`
+	Extra           map[string]json.RawMessage   `json:"extra"`
+	RankExtra       []map[string]json.RawMessage `json:"rank_extra"` // by rank
+	Buffers         []string                     `json:"buffers"`    // names of buffers
 }
 
 // readAbout reads what a manifest says about the training.

@@ -16,9 +16,10 @@ import (
 var inspectCommand = command{
 	name: "inspect", args: "PATH", n: 1, short: "what is in one",
 	long: `
-Prints what a checkpoint is of: step, ranks, parameters, state of the optimizer,
-what the options Extra and RankExtra of fsdp.Save have added, and the files. A
-tensor that ranks have of their own, such as an expert's, is called "name@rank".`,
+Prints what a checkpoint is of: step, ranks, parameters, state of the optimizer
+and its settings, what the options Extra and RankExtra of fsdp.Save have added,
+and the files. A tensor that ranks have of their own, such as an expert's, is
+called "name@rank".`,
 	flags: func(f *flag.FlagSet) action {
 		tensors := f.Bool("tensors", false, "list the tensors, and which elements of each are in which file")
 		asJSON := f.Bool("json", false, "print JSON, for programs")
@@ -93,6 +94,10 @@ func contentRows(m *checkpoint.Manifest, a *about) []string {
 			row += plural(*a.OptimizerSteps, "step") + ", "
 		}
 		rows = append(rows, row+volume(state))
+	}
+	for _, g := range a.OptimizerGroups {
+		facts := slices.Insert(g.Facts(), 1, fmt.Sprintf("learning rate %v", g.LR))
+		rows = append(rows, fmt.Sprintf("settings\t%s: %s", strings.Join(facts, ", "), plural(len(g.Params), "parameter")))
 	}
 	if len(state) > 0 {
 		rows = append(rows, "entries\t"+strings.Join(slices.Sorted(maps.Keys(entries)), ", "))

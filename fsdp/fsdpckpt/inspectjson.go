@@ -5,22 +5,24 @@ import (
 
 	"github.com/gofsdp/gofsdp/internal/checkpoint"
 	"github.com/gofsdp/gofsdp/internal/safetensors"
+	"github.com/gofsdp/gofsdp/optim"
 )
 
 // The JSON of inspect. Sizes are bytes, offsets and lengths are elements.
 type (
 	checkpointJSON struct {
-		Path           string                       `json:"path"`
-		Step           int                          `json:"step"`
-		Ranks          int                          `json:"ranks"`
-		Seed           *uint64                      `json:"seed,omitempty"`
-		Passes         *int                         `json:"passes,omitempty"`
-		OptimizerSteps *int                         `json:"optimizer_steps,omitempty"`
-		Extra          map[string]json.RawMessage   `json:"extra,omitempty"`
-		RankExtra      []map[string]json.RawMessage `json:"rank_extra,omitempty"`
-		Size           int64                        `json:"size"`
-		Files          []fileJSON                   `json:"files"`
-		Tensors        []tensorJSON                 `json:"tensors,omitempty"`
+		Path            string                       `json:"path"`
+		Step            int                          `json:"step"`
+		Ranks           int                          `json:"ranks"`
+		Seed            *uint64                      `json:"seed,omitempty"`
+		Passes          *int                         `json:"passes,omitempty"`
+		OptimizerSteps  *int                         `json:"optimizer_steps,omitempty"`
+		OptimizerGroups []optim.Group                `json:"optimizer_groups,omitempty"`
+		Extra           map[string]json.RawMessage   `json:"extra,omitempty"`
+		RankExtra       []map[string]json.RawMessage `json:"rank_extra,omitempty"`
+		Size            int64                        `json:"size"`
+		Files           []fileJSON                   `json:"files"`
+		Tensors         []tensorJSON                 `json:"tensors,omitempty"`
 	}
 	fileJSON struct {
 		Name string `json:"name"`
@@ -48,7 +50,7 @@ type (
 // inspectJSON is inspect for programs.
 func inspectJSON(sys system, dir string, m *checkpoint.Manifest, a *about, tensors bool) error {
 	c := checkpointJSON{
-		Path: dir, Step: m.Step, Ranks: m.World, Seed: a.Seed, Passes: a.Forwards, OptimizerSteps: a.OptimizerSteps,
+		Path: dir, Step: m.Step, Ranks: m.World, Seed: a.Seed, Passes: a.Forwards, OptimizerSteps: a.OptimizerSteps, OptimizerGroups: a.OptimizerGroups,
 		Extra: a.Extra, RankExtra: a.RankExtra, Size: fileBytes(m), Files: []fileJSON{},
 	}
 	for _, f := range m.Files {

@@ -115,7 +115,8 @@ func part(param, entry string, owner int, dtype safetensors.DType, steps int, se
 }
 
 // smallMeta is as fsdp.Save writes it.
-const smallMeta = `{"seed":5,"forwards":40,"optimizer_steps":20,"extra":{"data":{"epoch":1,"next":640},` +
+const smallMeta = `{"seed":5,"forwards":40,"optimizer_steps":20,"optimizer_groups":[{"kind":"AdamW","lr":0.001,"lr_scale":1,"weight_decay":0.1,` +
+	`"betas":[0.9,0.95],"eps":1e-8,"params":["w","up@0","up@2"]}],"extra":{"data":{"epoch":1,"next":640},` +
 	`"history":[3.3012,3.1127,2.9855,2.8713,2.7702,2.6911,2.6105,2.5498,2.4883]},"rank_extra":[{"position":0},{"position":9},{}],` +
 	`"buffers":["norm.mean"],"config":["Config.Seed 5"]}`
 
@@ -187,6 +188,8 @@ func TestInspect(t *testing.T) {
 		"parameters  4 tensors, 32 elements of F32, 128 B",
 		"buffers     3 tensors, 9 elements of F32, 36 B, every rank its own",
 		"optimizer   20 steps, 4 tensors, 52 elements of F32, 208 B",
+		"settings    AdamW, learning rate 0.001, weight decay 0.1, LRScale 1, Beta1 0.9,",
+		"    Beta2 0.95, Eps 1e-08: 3 parameters",
 		"entries     exp_avg, exp_avg_sq",
 		`extra       data {"epoch":1,"next":640}`,
 		"extra       history [3.3012,3.1127,2.9855,2.8713,2.7702,2.69… (64 B)",
@@ -227,6 +230,7 @@ func TestInspectJSON(t *testing.T) {
 	require.Equal(t, []int{20, 3, 3, 11}, []int{c.Step, c.Ranks, len(c.Files), len(c.Tensors)})
 	require.JSONEq(t, `{"epoch":1,"next":640}`, string(c.Extra["data"]))
 	require.EqualValues(t, 5, *c.Seed)
+	require.Equal(t, []string{"w", "up@0", "up@2"}, c.OptimizerGroups[0].Params)
 	owner := 1
 	require.Equal(t, tensorJSON{
 		Name: "norm.mean@1", Param: "norm.mean", Owner: &owner, Buffer: true, DType: "F32", Shape: []int{3}, Size: 12,
@@ -407,10 +411,11 @@ func TestMergeAny(t *testing.T) {
 func TestMerge(t *testing.T) {
 	fsys := crashfs.New()
 	path := save(t, fsys, "ckpt", 20, smallMeta, scatter(small(), 3))
-	require.Equal(t, "out.safetensors: 9 tensors, 1.1 KiB, of "+path+"\n", succeed(t, fsys, "merge", "-optimizer", "-prefix", "m.", path, "out.safetensors"))
+	require.Equal(t, "out.safetensors: 9 tensors, 1.2 KiB, of "+path+"\n", succeed(t, fsys, "merge", "-optimizer", "-prefix", "m.", path, "out.safetensors"))
 	data, _, metadata := dataOf(t, fsys, "out.safetensors")
 	require.Equal(t, map[string]string{
-		"format": "pt", "gofsdp.optimizer": `{"steps":20,"updates":{"m.up@0":7,"m.up@2":7,"m.w":20}}`,
+		"format": "pt", "gofsdp.optimizer": `{"steps":20,"updates":{"m.up@0":7,"m.up@2":7,"m.w":20},"groups":[{"kind":"AdamW","lr":0.001,` +
+			`"lr_scale":1,"weight_decay":0.1,"betas":[0.9,0.95],"eps":1e-8,"params":["m.w","m.up@0","m.up@2"]}]}`,
 	}, metadata)
 	require.Equal(t, floats(safetensors.F32, 3, 10), data["m.norm.mean"], "buffers are rank 0's")
 	require.Contains(t, data, "exp_avg:m.up@2")

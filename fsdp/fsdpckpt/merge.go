@@ -13,6 +13,7 @@ import (
 
 	"github.com/gofsdp/gofsdp/internal/checkpoint"
 	"github.com/gofsdp/gofsdp/internal/safetensors"
+	"github.com/gofsdp/gofsdp/optim"
 )
 
 var mergeCommand = command{
@@ -56,7 +57,8 @@ const optimizerKey = "gofsdp.optimizer"
 // optimizerCounts is what is there, as JSON.
 type optimizerCounts struct {
 	Steps   int            `json:"steps"`
-	Updates map[string]int `json:"updates"` // by parameter, with its name in the file
+	Updates map[string]int `json:"updates"`          // by parameter, with its name in the file
+	Groups  []optim.Group  `json:"groups,omitempty"` // likewise
 }
 
 // A merged tensor has a new name and type.
@@ -140,7 +142,12 @@ func (m *merger) plan(manifest *checkpoint.Manifest) ([]merged, *safetensors.Hea
 		if a.OptimizerSteps == nil {
 			return nil, nil, errors.New("-optimizer: it has no state of an optimizer")
 		}
-		counts.Steps = *a.OptimizerSteps
+		counts.Steps, counts.Groups = *a.OptimizerSteps, a.OptimizerGroups
+		for _, g := range counts.Groups {
+			for i := range g.Params {
+				g.Params[i] = m.prefix + g.Params[i]
+			}
+		}
 		text, err := json.Marshal(counts)
 		if err != nil {
 			return nil, nil, err

@@ -148,7 +148,7 @@ func TestTrainedGPT(t *testing.T) {
 	})
 	fsys := checkpoint.OS()
 	succeed(t, fsys, "verify", ckpt)
-	require.Regexp(t, `(?s)optimizer +3 steps, 58 tensors, [^\n]*\nentries +exp_avg, exp_avg_sq\nextra +epoch 7\n`, succeed(t, fsys, "inspect", ckpt))
+	require.Regexp(t, `(?s)optimizer +3 steps, 58 tensors, [^\n]*\nsettings +AdamW, learning rate 0.01, .*: 29 parameters\nentries +exp_avg, exp_avg_sq\nextra +epoch 7\n`, succeed(t, fsys, "inspect", ckpt))
 
 	out := filepath.Join(dir, "merged.safetensors")
 	succeed(t, fsys, "merge", ckpt, out)

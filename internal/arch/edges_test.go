@@ -76,7 +76,7 @@ var edges = map[string]string{
 	"fsdp/nn":              "gorgonia fsdp internal/kernel/vec internal/ops",
 
 	// Commands and examples.
-	"fsdp/fsdpckpt":                 "internal/checkpoint internal/safetensors internal/text",
+	"fsdp/fsdpckpt":                 "internal/checkpoint internal/safetensors internal/text optim",
 	"fsdp/fsdprun":                  "internal/launch",
 	"examples/fromgraph":            "gorgonia comm fsdp fsdp/graph optim",
 	"examples/gpt":                  "gorgonia comm examples/gpt/internal/display fsdp fsdp/nn internal/text optim",

@@ -81,7 +81,7 @@ func (e *exporter) describe(list []Tensor, steps int) error {
 	about := map[string]string{"format": "pt"} // Python's transformers asks for it
 	maps.Copy(about, e.o.Metadata)
 	if e.o.Optimizer != nil {
-		counts := optimizerCounts{Steps: steps, Updates: make(map[string]int)}
+		counts := optimizerCounts{Steps: steps, Updates: make(map[string]int), Groups: groupsOf(e.o.Optimizer, list, e.naming.param)}
 		for i := range list {
 			if t := &list[i]; t.Entry != "" {
 				counts.Updates[e.naming.param(t)] = t.Steps

@@ -18,7 +18,9 @@ type Filling struct {
 	read func(ctx context.Context, at int, p *Piece) error // reads a part of tensor at in m.have
 	file io.Closer
 
-	steps *int // of the optimizer, nil if they are not there
+	steps  *int          // of the optimizer, nil if they are not there
+	groups []optim.Group // of the optimizer, as far as they are there
+	regrouping
 }
 
 // Optimizer tells whether Run changes an optimizer, too.
@@ -33,9 +35,14 @@ func (f *Filling) prepare(o *Options) (err error) {
 }
 
 // match compares what is there with what the model and the optimizer have.
-func (f *Filling) match(where string, list []Tensor) error {
+func (f *Filling) match(where string, list []Tensor) (err error) {
 	f.m.naming, f.m.compute, f.m.counted = f.n, f.s.Compute, f.steps != nil
-	_, err := f.m.match(where, list, f.opt != nil)
+	if f.opt != nil {
+		f.regrouping, err = f.s.regroup(f.opt, f.groups, f.n, f.m.options.TakeSettings)
+	}
+	if err == nil {
+		_, err = f.m.match(where, list, f.opt != nil, f.others)
+	}
 	return err
 }
 
@@ -62,7 +69,7 @@ func (f *Filling) fill(ctx context.Context) error {
 	if !f.Optimizer() {
 		return nil
 	}
-	return f.s.adopt(f.opt, *f.steps, adopted)
+	return f.s.adopt(f.opt, *f.steps, adopted, f.apply)
 }
 
 // Close closes the file.

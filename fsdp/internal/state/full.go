@@ -68,7 +68,7 @@ func (s *Store) FullOptim(ctx context.Context, opt optim.Optimizer, o *Options) 
 	if err := distinct(list, (*Tensor).Name); err != nil {
 		return nil, err
 	}
-	full := &optim.FullState{Steps: steps, Params: make(map[string]optim.FullParam), Extra: o.Extra}
+	full := &optim.FullState{Steps: steps, Params: make(map[string]optim.FullParam), Extra: o.Extra, Groups: groupsOf(opt, values(s.Layout), (*Tensor).Parameter)}
 	c := collector{s: s, parts: parts(own), root: o.Root, ahead: inFlight, room: func(t *Tensor) []byte {
 		v := NewHost(s.Compute, t.Len())
 		name := t.Parameter()

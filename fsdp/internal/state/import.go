@@ -65,7 +65,7 @@ func (f *Filling) openFile(path string, o *Options) (*safetensors.Header, error)
 		if counts, err = parseCounts(text); err != nil && f.opt != nil {
 			return nil, fmt.Errorf("%s: metadata %q: %w", path, countsKey, err)
 		}
-		f.steps = &counts.Steps
+		f.steps, f.groups = &counts.Steps, counts.Groups
 	}
 	f.m = &matching{options: o, key: f.n.fileKey}
 	for _, t := range h.Tensors {

@@ -224,7 +224,7 @@ func (l *Loading) open(ctx context.Context, o *Options) error {
 	if l.About, err = parseMeta(m.Meta, m.World); err != nil {
 		return err
 	}
-	l.World, l.Step, l.steps = m.World, m.Step, l.About.OptimizerSteps
+	l.World, l.Step, l.steps, l.groups = m.World, m.Step, l.About.OptimizerSteps, l.About.OptimizerGroups
 	buffers := make(map[string]bool) // by name there
 	for i, p := range l.s.Layout.Model.Params {
 		if p.Buffer {

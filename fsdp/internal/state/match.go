@@ -22,6 +22,7 @@ import (
 //	              not be there and keeps its value. A tensor without elements never needs to be
 //	AllowExtra    is asked likewise: what it accepts is passed over. Nobody is asked about state
 //	              of an optimizer where none is given, nor buffers of ranks that are no more
+//	kinds         of optimizers are equal, as far as they are known, where entries pass
 //	entries       of one parameter are there together or not at all, whatever AllowMissing says
 //	shapes        are equal but for dimensions of 1, after Transpose
 //	types         are floats, of any size
@@ -58,15 +59,17 @@ type matching struct {
 }
 
 // match looks for the tensors of a list, those of one parameter together, and of an optimizer
-// unless its state is not asked for. It returns their indices in have, or -1, or a *Mismatch.
-func (m *matching) match(where string, list []Tensor, optimizer bool) (at []int, err error) {
+// unless its state is not asked for. others are parameters whose optimizers are of other kinds, which
+// is wrong unless nothing passes between them and the options accept that. It returns the indices of
+// the tensors in have, or -1, or a *Mismatch.
+func (m *matching) match(where string, list []Tensor, optimizer bool, others []other) (at []int, err error) {
 	m.mismatch.Where = where
 	m.used, m.index = make([]bool, len(m.have)), make(map[checkpoint.Key]int, len(m.have))
 	for i := range m.have {
 		m.index[m.have[i].Key] = i
 	}
 	at = make([]int, len(list))
-	entries := false
+	passed := make(map[int]bool) // parameters with entries that are there
 	err = ranks.Guarded("an option", func() error {
 		for i := 0; i < len(list); {
 			n := 1 // what belongs together: a value, or all that an optimizer keeps for it
@@ -74,10 +77,12 @@ func (m *matching) match(where string, list []Tensor, optimizer bool) (at []int,
 				n++
 			}
 			m.want(list[i:i+n], at[i:i+n])
-			entries = entries || list[i].Entry != "" && slices.Max(at[i:i+n]) >= 0
+			if list[i].Entry != "" && slices.Max(at[i:i+n]) >= 0 {
+				passed[list[i].Index] = true
+			}
 			i += n
 		}
-		if optimizer && !m.counted && (entries || !allows(m.options.AllowMissing, stepsName)) {
+		if optimizer && !m.counted && (len(passed) > 0 || !allows(m.options.AllowMissing, stepsName)) {
 			m.mismatch.Missing = append(m.mismatch.Missing, stepsName)
 		}
 		for i := range m.have {
@@ -87,7 +92,14 @@ func (m *matching) match(where string, list []Tensor, optimizer bool) (at []int,
 		}
 		return nil
 	})
-	if err == nil && len(m.mismatch.Missing)+len(m.mismatch.Extra)+len(m.mismatch.Reshaped) > 0 {
+	var kinds tally
+	for _, o := range others {
+		if passed[o.index] || m.mismatch.any() {
+			kinds.add(o.kinds, o.name)
+		}
+	}
+	m.mismatch.Kinds = kinds.texts()
+	if err == nil && m.mismatch.any() {
 		err = &m.mismatch
 	}
 	return at, err

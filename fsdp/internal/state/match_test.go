@@ -35,12 +35,14 @@ func TestMatch(t *testing.T) {
 	ints.DType = "I64"
 	idle, uncounted := have("z", 1), have("m:a", 4)
 	idle.idle, uncounted.Steps = true, -1
+	sgd := []other{{0, "SGD -> Adam", "a"}, {1, "SGD -> Adam", "b"}}
 	for name, c := range map[string]struct {
 		want    []Tensor
 		have    []found
 		options Options
 		optim   bool // with an optimizer's state
 		none    bool // the number of its steps is not known
+		others  []other
 		fits    Mismatch
 		err     string
 	}{
@@ -73,12 +75,15 @@ func TestMatch(t *testing.T) {
 		"updates": {want: adam[:1], have: []found{uncounted}, optim: true, fits: Mismatch{Missing: []string{"m:a's number of updates"}}},
 		"all that is wrong": {want: values, have: []found{have("a", 5), have("x", 1), have("y", 1)},
 			fits: Mismatch{Missing: []string{"b"}, Extra: []string{"x", "y"}, Reshaped: []string{"a [5] -> [4 1]"}}},
-		"AllowMissing panics": {want: values, options: Options{AllowMissing: func(string) bool { panic("not today") }}, err: "not today"},
+		"another optimizer":                {want: adam, have: []found{have("m:a", 4), have("v:a", 4)}, optim: true, others: sgd, fits: Mismatch{Kinds: []string{"SGD -> Adam of a"}}},
+		"another optimizer, other entries": {want: adam, optim: true, others: sgd, fits: Mismatch{Missing: []string{"m:a", "v:a"}, Kinds: []string{"SGD -> Adam of a, b"}}},
+		"another optimizer, nothing taken": {want: adam, optim: true, others: sgd, options: Options{AllowMissing: all}},
+		"AllowMissing panics":              {want: values, options: Options{AllowMissing: func(string) bool { panic("not today") }}, err: "not today"},
 	} {
 		n, err := c.options.naming(l)
 		require.NoError(t, err, name)
 		m := &matching{options: &c.options, naming: n, compute: comm.Float32, key: n.fileKey, have: c.have, counted: !c.none}
-		at, err := m.match("the file", c.want, c.optim)
+		at, err := m.match("the file", c.want, c.optim, c.others)
 		if c.err != "" {
 			require.ErrorContains(t, err, c.err, name)
 			continue
@@ -90,7 +95,7 @@ func TestMatch(t *testing.T) {
 			continue
 		}
 		require.NoError(t, err, name)
-		require.Empty(t, append(append(c.fits.Missing, c.fits.Extra...), c.fits.Reshaped...), name)
+		require.Empty(t, append(append(c.fits.Missing, c.fits.Extra...), append(c.fits.Reshaped, c.fits.Kinds...)...), name)
 		for i := range c.want {
 			if at[i] >= 0 {
 				require.Equal(t, n.fileKey(&c.want[i]), c.have[at[i]].Key, name)

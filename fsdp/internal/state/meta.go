@@ -7,17 +7,23 @@ import (
 	"strings"
 
 	"github.com/gofsdp/gofsdp/fsdp/internal/ranks"
+	"github.com/gofsdp/gofsdp/optim"
 )
 
 // Meta is what the manifest of a checkpoint says beside the tensors.
 type Meta struct {
-	Seed           uint64   `json:"seed"`
-	Forwards       int      `json:"forwards"`                  // training passes: they key dropout
-	OptimizerSteps *int     `json:"optimizer_steps,omitempty"` // nil if there was no optimizer
-	Extra          Extras   `json:"extra,omitempty"`
-	RankExtra      []Extras `json:"rank_extra"`        // by rank
-	Buffers        []string `json:"buffers,omitempty"` // names of the parameters that are buffers
-	Config         []string `json:"config"`            // for people to read
+	Seed           uint64 `json:"seed"`
+	Forwards       int    `json:"forwards"`                  // training passes: they key dropout
+	OptimizerSteps *int   `json:"optimizer_steps,omitempty"` // nil if there was no optimizer
+
+	// OptimizerGroups may be missing: earlier versions did not write them, and later ones do not
+	// need them.
+	OptimizerGroups []optim.Group `json:"optimizer_groups,omitempty"`
+
+	Extra     Extras   `json:"extra,omitempty"`
+	RankExtra []Extras `json:"rank_extra"`        // by rank
+	Buffers   []string `json:"buffers,omitempty"` // names of the parameters that are buffers
+	Config    []string `json:"config"`            // for people to read
 }
 
 // Extras are values of the user's, as JSON.
@@ -74,8 +80,9 @@ const countsKey = "gofsdp.optimizer"
 
 // optimizerCounts is what is there.
 type optimizerCounts struct {
-	Steps   int            `json:"steps"`   // calls of Step
-	Updates map[string]int `json:"updates"` // by parameter, with its name in the file
+	Steps   int            `json:"steps"`            // calls of Step
+	Updates map[string]int `json:"updates"`          // by parameter, with its name in the file
+	Groups  []optim.Group  `json:"groups,omitempty"` // likewise; earlier versions did not write them
 }
 
 // parseCounts decodes the metadata of an optimizer.

@@ -36,6 +36,7 @@ type Options struct {
 	Step             int   // of AtStep, or -1
 	Keep             int   // of KeepLast, or 0: all
 	Older            *bool // of AllowOlder, or nil
+	TakeSettings     bool
 	Extra, RankExtra map[string]any
 }
 

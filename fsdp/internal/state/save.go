@@ -94,6 +94,7 @@ func (s *Store) newWriting(dir string, opt optim.Optimizer, o *Options, about Me
 	if opt != nil {
 		steps := opt.Steps()
 		w.about.OptimizerSteps = &steps
+		w.about.OptimizerGroups = groupsOf(opt, values(s.Layout), (*Tensor).Parameter)
 		if w.step < 0 {
 			w.step = steps
 		}

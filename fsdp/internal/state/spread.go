@@ -29,6 +29,7 @@ type Spreading struct {
 
 	opt   optim.Optimizer // nil if there are only values
 	steps int
+	regrouping
 }
 
 // rooted agrees on the root, and on what else this rank finds.
@@ -139,7 +140,11 @@ func (f *Spreading) match(entries []Tensor, text []byte, n *naming, o *Options) 
 	}
 	f.steps = sh.Steps
 	m := &matching{options: o, naming: n, compute: f.s.Compute, counted: true, have: sh.Have, key: n.fileKey}
-	at, err := m.match(fmt.Sprintf("the optimizer's state on rank %d", f.root), entries, true)
+	var err error
+	if f.regrouping, err = f.s.regroup(f.opt, sh.Groups, n, o.TakeSettings); err != nil {
+		return err
+	}
+	at, err := m.match(fmt.Sprintf("the optimizer's state on rank %d", f.root), entries, true, f.others)
 	for i, t := range entries {
 		if at[i] >= 0 {
 			t.Steps = m.have[at[i]].Steps
@@ -160,8 +165,9 @@ func Hash(words ...string) uint64 {
 
 // A sheet says what is in the full state of an optimizer.
 type sheet struct {
-	Steps int
-	Have  []found
+	Steps  int
+	Have   []found
+	Groups []optim.Group
 }
 
 // newSheet describes a full state as bytes, or returns what is wrong with it.
@@ -172,7 +178,7 @@ func newSheet(full *optim.FullState) ([]byte, error) {
 	if full.Steps < 0 {
 		return nil, fmt.Errorf("the full state has made %d steps", full.Steps)
 	}
-	sh := sheet{Steps: full.Steps}
+	sh := sheet{Steps: full.Steps, Groups: full.Groups}
 	for _, name := range slices.Sorted(maps.Keys(full.Params)) {
 		p := full.Params[name]
 		whole := shard.Param{Name: name, Shape: p.Shape}
@@ -216,7 +222,7 @@ func (f *Spreading) Run(ctx context.Context) error {
 	if err != nil || f.opt == nil {
 		return err
 	}
-	return f.s.Team.Agree(ctx, 0, f.s.adopt(f.opt, f.steps, adopted))
+	return f.s.Team.Agree(ctx, 0, f.s.adopt(f.opt, f.steps, adopted, f.apply))
 }
 
 // send issues the broadcast of a tensor.
@@ -232,13 +238,17 @@ func (f *Spreading) send(t *Tensor) transfer {
 func (f *Spreading) Close() { f.ring.close() }
 
 // adopt tells an optimizer of state that lies in its own memory already, and how many steps and
-// updates it has had.
-func (s *Store) adopt(opt optim.Optimizer, steps int, pieces []Piece) error {
+// updates it has had. settle, unless it is nil, goes with that.
+func (s *Store) adopt(opt optim.Optimizer, steps int, pieces []Piece, settle func()) error {
 	entries := make([]optim.Entry, len(pieces))
 	for i, p := range pieces {
 		entries[i] = optim.Entry{
 			Param: p.Param, Name: p.Entry, Shape: p.Shape, Offset: p.Offset, Steps: p.Steps, Data: p.Vec,
 		}
 	}
-	return ranks.Guarded("the optimizer's Adopt", func() error { return opt.Adopt(steps, entries) })
+	err := ranks.Guarded("the optimizer's Adopt", func() error { return opt.Adopt(steps, entries) })
+	if err == nil && settle != nil {
+		settle()
+	}
+	return err
 }

@@ -90,6 +90,12 @@ type Mismatch struct {
 	Missing  []string // what the model has and the state lacks
 	Extra    []string // what the state has and the model lacks
 	Reshaped []string // what has another shape, as "name [shape there] -> [shape here]"
+	Kinds    []string // which optimizer is of another kind, as "AdamW -> SGD of w, b and 7 more"
+}
+
+// any tells whether there is anything that does not fit.
+func (m *Mismatch) any() bool {
+	return len(m.Missing)+len(m.Extra)+len(m.Reshaped)+len(m.Kinds) > 0
 }
 
 // Error implements error. It lists a few names of each kind: a model has thousands, and one wrong
@@ -101,7 +107,7 @@ func (m *Mismatch) Error() string {
 	for _, kind := range []struct {
 		label string
 		names []string
-	}{{"missing", m.Missing}, {"extra", m.Extra}, {"reshaped", m.Reshaped}} {
+	}{{"another optimizer:", m.Kinds}, {"missing", m.Missing}, {"extra", m.Extra}, {"reshaped", m.Reshaped}} {
 		if len(kind.names) == 0 {
 			continue
 		}

@@ -70,6 +70,7 @@ func TestStateBroadcast(t *testing.T) {
 		}
 		want, err := r.held.FullOptimState(ctx, r.held.opt)
 		if err == nil && g.Rank() == 0 {
+			want.Groups = nil // which no message has
 			require.Equal(t, want, got)
 			require.NoError(t, r.checkFull(got))
 			got.Params["blocks.1.fc.weight"].Entries["exp_avg"].F32[7]++

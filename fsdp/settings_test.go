@@ -1,0 +1,219 @@
+package fsdp_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"log"
+	"log/slog"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gofsdp/gofsdp/comm"
+	"github.com/gofsdp/gofsdp/fsdp"
+	"github.com/gofsdp/gofsdp/internal/checkpoint"
+	"github.com/gofsdp/gofsdp/optim"
+)
+
+// carriers are ways in which the state of an optimizer passes to another: each returns what gives
+// it.
+var carriers = map[string]func(t *testing.T, ctx context.Context, m *fsdp.Sharded, from optim.Optimizer, dir string) func(to optim.Optimizer, opts ...fsdp.StateOption) error{
+	"Load": func(t *testing.T, ctx context.Context, m *fsdp.Sharded, from optim.Optimizer, dir string) func(optim.Optimizer, ...fsdp.StateOption) error {
+		require.NoError(t, m.Save(ctx, dir, from))
+		return func(to optim.Optimizer, opts ...fsdp.StateOption) error {
+			_, err := m.Load(ctx, dir, to, opts...)
+			return err
+		}
+	},
+	"Import": func(t *testing.T, ctx context.Context, m *fsdp.Sharded, from optim.Optimizer, dir string) func(optim.Optimizer, ...fsdp.StateOption) error {
+		path := filepath.Join(dir, "model.safetensors")
+		require.NoError(t, m.Export(ctx, path, fsdp.WithOptimizer(from)))
+		return func(to optim.Optimizer, opts ...fsdp.StateOption) error {
+			return m.Import(ctx, path, append(opts, fsdp.WithOptimizer(to))...)
+		}
+	},
+	"SetFullOptim": func(t *testing.T, ctx context.Context, m *fsdp.Sharded, from optim.Optimizer, _ string) func(optim.Optimizer, ...fsdp.StateOption) error {
+		full, err := m.FullOptimState(ctx, from)
+		require.NoError(t, err)
+		return func(to optim.Optimizer, opts ...fsdp.StateOption) error {
+			return m.SetFullOptim(ctx, 0, to, full, opts...)
+		}
+	},
+}
+
+// TestSettings passes the state of an optimizer to one that was made otherwise.
+func TestSettings(t *testing.T) {
+	saved := optim.AdamW{WeightDecay: 0.1, Beta2: 0.95, Rules: []optim.Rule{optim.NoDecay()}}
+	all := func(string) bool { return true }
+	for name, c := range map[string]struct {
+		to      func([]optim.Param) (optim.Optimizer, error)
+		options []fsdp.StateOption
+		said    string // by the logger
+		kinds   []string
+		err     string
+		taken   bool // the settings are those of the state in the end
+	}{
+		"alike": {to: saved.New, taken: true},
+		"other numbers": {to: optim.AdamW{WeightDecay: 0.01, Beta2: 0.95, Eps: 1e-6}.New,
+			said: `: the optimizer keeps settings that its state was not made with; TakeSettings takes those of the state" ` +
+				`"state -> optimizer"="[weight decay 0.1 -> 0.01 of a.w, b.w Eps 1e-08 -> 1e-06 of a.w, a.b, b.w weight decay 0 -> 0.01 of a.b]"`},
+		"taken":         {to: optim.AdamW{WeightDecay: 0.01, Eps: 1e-6}.New, options: []fsdp.StateOption{fsdp.TakeSettings()}, taken: true},
+		"another kind":  {to: optim.Adam{}.New, kinds: []string{"AdamW -> Adam of a.w, a.b, b.w"}, err: "does not fit the model: another optimizer: AdamW -> Adam of a.w, a.b, b.w"},
+		"not to be had": {to: optim.Adam{}.New, options: []fsdp.StateOption{fsdp.TakeSettings()}, kinds: []string{"AdamW -> Adam of a.w, a.b, b.w"}, err: "another optimizer"},
+		"other entries": {to: optim.SGD{Momentum: 0.5}.New, kinds: []string{"AdamW -> SGD of a.w, a.b, b.w"},
+			err: "does not fit the model: another optimizer: AdamW -> SGD of a.w, a.b, b.w; missing momentum_buffer:a.w, momentum_buffer:a.b, momentum_buffer:b.w; extra exp_avg:"},
+		"begins anew": {to: optim.SGD{Momentum: 0.5}.New, options: []fsdp.StateOption{fsdp.AllowMissing(all), fsdp.AllowExtra(all)}},
+		"somebody else's": {to: func(list []optim.Param) (optim.Optimizer, error) {
+			opt, err := optim.Adam{}.New(list)
+			return &stubborn{opt, "none"}, err
+		}},
+		"somebody else's, taken": {to: func(list []optim.Param) (optim.Optimizer, error) {
+			opt, err := saved.New(list)
+			return &stubborn{opt, "none"}, err
+		}, options: []fsdp.StateOption{fsdp.TakeSettings()}, err: "option TakeSettings: "},
+	} {
+		for carrier, carry := range carriers {
+			for _, logs := range []bool{false, true} {
+				t.Run(name+"/"+carrier, func(t *testing.T) {
+					var said, other bytes.Buffer
+					log.SetOutput(&said)
+					defer log.SetOutput(os.Stderr)
+					dir := t.TempDir()
+					onRanks(t, 3, func(ctx context.Context, g comm.Group) {
+						cfg := fsdp.Config{Group: g}
+						if logs {
+							cfg.Logger = slog.New(slog.NewTextHandler(map[bool]io.Writer{true: &other, false: io.Discard}[g.Rank() == 0], &slog.HandlerOptions{Level: slog.LevelWarn}))
+						}
+						m := wrap(t, smallModel, cfg)
+						from := fiveUpdates(t, m.Shards(), func(name string) string { return name }, saved.New)
+						give := carry(t, ctx, m, from, dir)
+						to, err := c.to(m.Shards())
+						require.NoError(t, err)
+						before := optim.Groups(to)
+						err = give(to, c.options...)
+						if c.err != "" {
+							require.ErrorContains(t, err, c.err)
+							require.Equal(t, before, optim.Groups(to))
+							require.Zero(t, to.Steps())
+							var unfit *fsdp.StateError
+							require.Equal(t, c.kinds != nil, errors.As(err, &unfit))
+							if unfit != nil {
+								require.Equal(t, c.kinds, unfit.Kinds)
+							}
+							return
+						}
+						require.NoError(t, err)
+						require.Equal(t, 5, to.Steps())
+						if c.taken && c.options != nil {
+							require.Equal(t, optim.Groups(from), optim.Groups(to), "the learning rate, too")
+						} else {
+							require.Equal(t, before, optim.Groups(to))
+						}
+					})
+					lines := said.String()
+					if logs {
+						require.Empty(t, lines)
+						lines = other.String()
+					}
+					if c.said == "" {
+						require.Empty(t, lines)
+						return
+					}
+					require.Equal(t, 1, strings.Count(lines, "\n"))
+					require.Contains(t, strings.ReplaceAll(lines, `msg="`, ""), "fsdp: "+carrier)
+					if logs {
+						require.Contains(t, lines, c.said)
+					} else {
+						require.Contains(t, lines, strings.Replace(c.said, `"`, "", 1))
+					}
+				})
+			}
+		}
+	}
+}
+
+// TestSettingsOfOlderState checks that states without settings are taken as before, in silence, and
+// that nobody can ask for what is not there.
+func TestSettingsOfOlderState(t *testing.T) {
+	dir := t.TempDir()
+	var said bytes.Buffer
+	log.SetOutput(&said)
+	defer log.SetOutput(os.Stderr)
+	onRanks(t, 3, func(ctx context.Context, g comm.Group) {
+		m := wrap(t, smallModel, fsdp.Config{Group: g})
+		from := fiveUpdates(t, m.Shards(), func(name string) string { return name }, optim.AdamW{}.New)
+		require.NoError(t, m.Save(ctx, dir, from))
+		if g.Rank() == 0 {
+			path, err := fsdp.LatestCheckpoint(dir)
+			require.NoError(t, err)
+			forgetSettings(t, path)
+		}
+		require.NoError(t, g.Barrier(ctx))
+		to, err := optim.Adam{Eps: 1}.New(m.Shards())
+		require.NoError(t, err)
+		_, err = m.Load(ctx, dir, to, fsdp.TakeSettings())
+		require.ErrorContains(t, err, "option TakeSettings: the state does not tell the settings that it was made with")
+		require.Zero(t, to.Steps())
+		_, err = m.Load(ctx, dir, to)
+		require.NoError(t, err)
+		require.Equal(t, 5, to.Steps())
+
+		full, err := m.FullOptimState(ctx, from)
+		require.NoError(t, err)
+		if full != nil {
+			full.Groups = nil
+		}
+		require.NoError(t, m.SetFullOptim(ctx, 0, to, full))
+	})
+	require.Empty(t, said.String())
+}
+
+// forgetSettings makes a checkpoint what earlier versions have written.
+func forgetSettings(t *testing.T, path string) {
+	name := filepath.Join(path, checkpoint.ManifestName)
+	text, err := os.ReadFile(name)
+	require.NoError(t, err)
+	m, err := checkpoint.Decode(text)
+	require.NoError(t, err)
+	var groups []optim.Group
+	require.NoError(t, json.Unmarshal(m.Meta["optimizer_groups"], &groups))
+	require.Equal(t, []string{"a.w", "a.b", "b.w"}, groups[0].Params)
+	delete(m.Meta, "optimizer_groups")
+	text, err = m.Encode()
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(name, text, 0o644))
+}
+
+// TestGroupsOfExperts checks the names where ranks have others of a parameter.
+func TestGroupsOfExperts(t *testing.T) {
+	const world = 4
+	onRanks(t, world, func(ctx context.Context, g comm.Group) {
+		m := wrap(t, stateModel, stateLayouts(world)["experts of 2 ranks, order 1"](t, ctx, g))
+		opt, err := stateOptimizers["AdamW"](m.Shards())
+		require.NoError(t, err)
+		full, err := m.FullOptimState(ctx, opt, fsdp.OnlyOn(1))
+		require.NoError(t, err)
+		if g.Rank() != 1 {
+			return
+		}
+		of := make(map[string]optim.Settings)
+		for _, group := range full.Groups {
+			for _, name := range group.Params {
+				of[name] = group.Settings
+			}
+		}
+		require.Equal(t, slices.Sorted(maps.Keys(full.Params)), slices.Sorted(maps.Keys(of)))
+		require.Equal(t, 0.25, of["experts.up@2"].LRScale)
+		require.Equal(t, of["experts.up@0"], of["experts.up@2"])
+		require.Zero(t, of["a.b"].WeightDecay)
+		require.Equal(t, 0.1, of["a.w"].WeightDecay)
+	})
+}
