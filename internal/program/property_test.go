@@ -217,24 +217,119 @@ func TestCollectivesOverlap(t *testing.T) {
 	}
 }
 
-// TestFrozenUnitsAreFreedInBackward is the promise for frozen parameters: the unit is freed by the
-// operation after its backward, before the next gather that prefetch depth p allows, that of the
-// unit p+1 before it; never all at the end.
-func TestFrozenUnitsAreFreedInBackward(t *testing.T) {
-	const n = 8
-	for p := range 4 {
-		for frozen := 1; frozen < n; frozen++ {
-			m := chain(n)
-			m.Groups[frozen].Frozen = true
-			ops := compiled(t, m, Options{Prefetch: p}).Ops
-			back := slices.Index(ops, Op{Backward, -1, frozen})
-			require.Positive(t, back)
-			require.Equal(t, Op{Free, frozen, -1}, ops[back+1])
-			if next := frozen - 1 - p; next >= 0 && next < n-1-(p+1)/2 {
-				require.NotContains(t, ops[slices.Index(ops, Op{Turn, -1, -1}):back], Op{Gather, next, -1})
-				require.Contains(t, ops[back:], Op{Gather, next, -1})
+// freedInTime checks the promise about parameters in backward, as it is written: a group is freed
+// by the operations after its last reader, before anything else happens, and none is left for the
+// end. Of the units that are not kept, in the order of backward, i is freed before i+1+Prefetch is
+// gathered: in a chain with a prefetch of 1, unit i before unit i-2.
+func freedInTime(p *Program) error {
+	back := p.Ops[slices.Index(p.Ops, Op{Turn, -1, -1}):]
+	read, freed := make(map[int]int), make(map[int]int) // by group: when last
+	gathered := make(map[string]int)                    // by unit: when first
+	var units []string
+	for i, op := range back {
+		for _, g := range finds(p, op) {
+			q := &p.Model.Groups[g]
+			if read[g] = i; q.Hold == Use && (units == nil || units[len(units)-1] != q.unit()) {
+				units = append(units, q.unit())
 			}
-			require.NotContains(t, ops, Op{Reduce, frozen, -1})
+		}
+		switch op.Kind {
+		case Free:
+			freed[op.Group] = i
+		case Gather:
+			if unit := p.Model.Groups[op.Group].unit(); gathered[unit] == 0 {
+				gathered[unit] = i
+			}
+		}
+	}
+	if len(freed) != len(read) {
+		return fmt.Errorf("backward reads %d groups and frees %d", len(read), len(freed))
+	}
+	for g, i := range read {
+		q := &p.Model.Groups[g]
+		if between := back[i+1 : max(i+1, freed[g])]; slices.ContainsFunc(between, func(op Op) bool { return op.Kind != Free }) {
+			return fmt.Errorf("%s is freed after %s, though %s was the last to read it", q.Name, p.Text(back[freed[g]-1]), p.Text(back[i]))
+		}
+		if k := slices.Index(units, q.unit()) + 1 + p.Options.Prefetch; q.Hold == Use && k < len(units) {
+			if at, ok := gathered[units[k]]; ok && at < freed[g] {
+				return fmt.Errorf("%s is gathered before %s is freed", units[k], q.Name)
+			}
+		}
+	}
+	return nil
+}
+
+// late returns p as a scheduler would have it that frees what is frozen at the end of backward. What
+// is there is not gathered again. It returns nil if no computation is left when that is freed in p.
+func late(p *Program) *Program {
+	turn := slices.Index(p.Ops, Op{Turn, -1, -1})
+	ops, frees, differs := slices.Clone(p.Ops[:turn]), []Op(nil), false
+	for _, op := range p.Ops[turn:] {
+		free := Op{Free, op.Group, -1}
+		switch {
+		case op.Group < 0 || !p.Model.Groups[op.Group].Frozen:
+			ops = append(ops, op)
+			differs = differs || op.Call >= 0 && frees != nil
+		case slices.Contains(frees, free): // a gather, its wait, or another free
+		case op == free:
+			frees = append(frees, op)
+		default:
+			ops = append(ops, op)
+		}
+	}
+	if !differs {
+		return nil
+	}
+	return p.with(ops, frees)
+}
+
+// freezing returns a chain of n units within a root, of which those in a set of bits are frozen, the
+// root by bit 0. With adapters each frozen unit has parameters that are trained, too.
+func freezing(n, frozen int, adapters bool) *Model {
+	m := rooted(n)
+	for g := range m.Groups {
+		if q := &m.Groups[g]; frozen>>g&1 == 1 {
+			q.Frozen = true
+			if adapters {
+				m.Params = append(m.Params, Param{q.Name + ".a", len(m.Groups)})
+				m.Calls[g].Params = append(m.Calls[g].Params, len(m.Params)-1)
+				m.Groups = append(m.Groups, Group{Name: q.Name + ".a", Unit: q.Name, Hold: q.Hold, Bytes: 10})
+			}
+		}
+	}
+	return m
+}
+
+// TestFrozenUnitsAreFreedInBackward holds the promise about frozen parameters for every choice of
+// them, under every strategy, inside NoSync and after it. Under those that gather nothing in
+// backward a unit is freed there all the same, once backward has read it. A schedule that frees what
+// is frozen at the end of backward is refused, by the check and by Verify.
+func TestFrozenUnitsAreFreedInBackward(t *testing.T) {
+	const n = 4
+	mixed := func(g *Group) {
+		if hold(Use, 2, 2)(g); g.Name > "h.1" {
+			g.Hold = Keep
+		}
+	}
+	for name, strategy := range map[string]func(g *Group){
+		"FullShard": hold(Use, 4, 1), "ShardGradOp": hold(Keep, 4, 1), "NoShard": hold(Always, 1, 4),
+		"HybridShard": hold(Use, 2, 2), "HybridGradOp": hold(Keep, 2, 2), "some units kept": mixed,
+	} {
+		for _, o := range []Options{{}, {NoSync: true}, {NoSync: true, Pending: true}, {Pending: true}, {InFlight: 100}} {
+			t.Run(fmt.Sprintf("%s/%+v", name, o), func(t *testing.T) {
+				refused := 0
+				for i := range 8 << (n + 1) {
+					o.Prefetch = i >> 1 & 3
+					p := compiled(t, freezing(n, i>>3, i&1 == 1).each(strategy), o)
+					require.NoError(t, freedInTime(p), i)
+					if spoilt := late(p); spoilt != nil {
+						refused++
+						require.Error(t, freedInTime(spoilt), i)
+						require.Error(t, Verify(spoilt), i)
+					}
+				}
+				require.Equal(t, name != "NoShard", refused > 0)
+			})
 		}
 	}
 }
