@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"testing"
@@ -186,46 +187,86 @@ func onFrozenModels(t *testing.T, f func(t require.TestingT, ctx context.Context
 	}
 }
 
-// TestFrozenTrace holds the events of training passes against the strict rules, under every
-// strategy.
-func TestFrozenTrace(t *testing.T) {
-	onFrozenModels(t, func(t require.TestingT, ctx context.Context, g comm.Group, f frozenModel, cfg fsdp.Config) {
-		for _, cfg.Strategy = range []fsdp.Strategy{fsdp.FullShard, fsdp.ShardGradOp, fsdp.NoShard} {
-			f.requireTrace(t, ctx, g, cfg)
-		}
-	})
+// TestFrozenUnitsAreFreedInBackward holds the events and the memory of training passes against the
+// strict rules, under every strategy, with some units kept, inside NoSync and after it.
+func TestFrozenUnitsAreFreedInBackward(t *testing.T) {
 	for name, f := range frozenModels {
-		t.Run(name+"/hybrid", func(t *testing.T) {
-			onRanks(t, 4, func(ctx context.Context, g comm.Group) {
-				cfg := f.config(1)
-				cfg.ShardRanks = 2
-				for _, cfg.Strategy = range []fsdp.Strategy{fsdp.HybridShard, fsdp.HybridGradOp} {
-					f.requireTrace(t, ctx, g, cfg)
-				}
+		for _, world := range []int{3, 4} { // one rank is TestCheckerIsStrict's
+			t.Run(name, func(t *testing.T) {
+				everyStrategy(t, world, func(t *testing.T, cfg fsdp.Config) {
+					onRanks(t, world, func(ctx context.Context, g comm.Group) {
+						for _, prefetch := range []int{fsdp.NoPrefetch, 1, 2} {
+							own := f.config(prefetch)
+							own.Strategy, own.ShardRanks = cfg.Strategy, cfg.ShardRanks
+							f.requirePasses(t, ctx, g, own)
+							if own.StrategyOf = keepOdd[own.Strategy]; own.StrategyOf != nil {
+								f.requirePasses(t, ctx, g, own)
+							}
+						}
+					})
+				})
 			})
-		})
+		}
 	}
 }
 
-// requireTrace checks the events of two passes.
-func (f *frozenModel) requireTrace(t require.TestingT, ctx context.Context, g comm.Group, cfg fsdp.Config) {
+// keepOdd has choices by which l1, l3 and l5 are kept and the others are not.
+var keepOdd = map[fsdp.Strategy]func(fsdp.UnitInfo) fsdp.Strategy{
+	fsdp.FullShard:   oddOnes(fsdp.ShardGradOp),
+	fsdp.HybridShard: oddOnes(fsdp.HybridGradOp),
+}
+
+// oddOnes returns a choice of a strategy for the units with odd numbers.
+func oddOnes(s fsdp.Strategy) func(fsdp.UnitInfo) fsdp.Strategy {
+	return func(u fsdp.UnitInfo) fsdp.Strategy {
+		if u.Name[len(u.Name)-1]%2 == 1 {
+			return s
+		}
+		return u.Strategy
+	}
+}
+
+// frozenPasses are the passes that are looked at: those with true run inside NoSync.
+var frozenPasses = []bool{false, true, true, false}
+
+// requirePasses checks the events and the memory of some passes.
+func (f *frozenModel) requirePasses(t require.TestingT, ctx context.Context, g comm.Group, cfg fsdp.Config) {
 	w := f.watch(g, cfg)
 	m := wrap(t, f.model, w.cfg)
-	plan, err := m.Plan(frozenBatch(0, 0)...)
-	require.NoError(t, err)
-	w.planned(t, plan)
-	for step := range 2 {
-		w.events = nil
-		forwardBackward(t, ctx, m, frozenBatch(step, g.Rank()))
-		require.Equal(t, plan.Schedule, schedule(w.events))
-		require.NoError(t, w.check(w.events))
-		require.NoError(t, w.checkReductions(w.events, true))
-		require.NoError(t, f.checkBackward(w.events))
-		if cfg.Strategy == fsdp.FullShard || cfg.Strategy == fsdp.HybridShard {
-			require.NoError(t, w.checkFrees(w.events))
+	grads := make(map[string]bool)
+	for step, noSync := range frozenPasses {
+		run := func() error {
+			plan, err := m.Plan(frozenBatch(0, 0)...)
+			require.NoError(t, err)
+			w.planned(t, plan)
+			require.Equal(t, w.shards(), plan.ShardBytes)
+			require.Equal(t, w.shards()+w.bytes(grads), m.Memory().Live)
+			m.ResetPeak()
+			w.events = nil
+			forwardBackward(t, ctx, m, frozenBatch(step, g.Rank()))
+			require.Equal(t, plan.Peak(), m.Memory().Peak)
+			require.Equal(t, plan.Schedule, schedule(w.events))
+			return f.checkPass(w, w.events, noSync, grads)
 		}
+		if noSync {
+			require.NoError(t, m.NoSync(run))
+		} else {
+			require.NoError(t, run())
+		}
+		require.Equal(t, w.shards()+w.bytes(grads), m.Memory().Live)
+	}
+	require.Empty(t, grads)
+	for _, p := range m.Shards() {
+		require.True(t, f.trained(p.Name), p.Name)
 	}
 	require.NoError(t, m.Close())
+}
+
+// checkPass checks the events of a pass. grads are the groups whose gradients are whole before it,
+// and then after it.
+func (f *frozenModel) checkPass(w *watched, events []fsdp.Event, noSync bool, grads map[string]bool) error {
+	return errors.Join(w.check(events), w.checkReductions(events, !noSync), w.checkFrees(events), f.checkBackward(events),
+		f.checkMemory(w, events, grads))
 }
 
 // checkBackward checks which calls run backward, that nothing that they do not read is gathered for
@@ -260,117 +301,105 @@ func (f *frozenModel) checkBackward(events []fsdp.Event) error {
 	return nil
 }
 
-// checkFrees checks the promise about units in backward as it is written: unit i is freed directly
-// after its last use, and before the gather of unit i-1-prefetch, the next that the window has no
-// room for; with a prefetch of 1, of unit i-2.
+// checkFrees checks the promise about units in backward as it is written. A group is freed directly
+// after its last use, under every strategy. Of the units that are not kept, in the order of
+// backward, unit i is freed before unit i+1+prefetch is gathered, the next that the window has no
+// room for. What is kept is not gathered in backward.
 func (w *watched) checkFrees(events []fsdp.Event) error {
-	turn := slices.IndexFunc(events, func(e fsdp.Event) bool { return e.Kind == "turn" })
-	use, gathered := make(map[string]int), make(map[string]int)
-	gathers, frees := 0, 0
-	for i, e := range events {
-		switch {
-		case e.Kind == "gather":
-			if gathers++; i > turn {
-				layer, _, _ := strings.Cut(e.Group, " ")
-				if _, again := gathered[layer]; !again {
-					gathered[layer] = i
-				}
+	back := events[slices.IndexFunc(events, func(e fsdp.Event) bool { return e.Kind == "turn" }):]
+	used, freed := make(map[string]int), make(map[string]int) // by group: when last
+	gathered := make(map[string]int)                          // by unit: when first
+	var units []string
+	for i, e := range back {
+		switch unit := w.unit[e.Group]; e.Kind {
+		case "gather":
+			if w.kept(e.Group) {
+				return fmt.Errorf("%s is kept, and gathered in backward", e.Group)
 			}
-		case e.Kind == "backward":
+			if _, again := gathered[unit]; !again {
+				gathered[unit] = i
+			}
+		case "backward":
 			for _, name := range w.params[e.Call] {
-				if w.reads(e.Call, name) {
-					use[w.home[name]] = i
+				group := w.home[name]
+				if unit := w.unit[group]; w.reads(e.Call, name) && w.plan[group].Strategy != fsdp.NoShard {
+					if used[group] = i; !w.kept(group) && !slices.Contains(units, unit) {
+						units = append(units, unit)
+					}
 				}
 			}
-		case e.Kind == "free":
-			frees++
+		case "free":
+			freed[e.Group] = i
 		}
 	}
-	if gathers != frees {
-		return fmt.Errorf("%d gathers, %d frees", gathers, frees)
+	for group := range freed {
+		if _, ok := used[group]; !ok {
+			return fmt.Errorf("%s is freed in backward, which does not read it", group)
+		}
 	}
-	for group, last := range use {
-		free := last + 1
-		for ; free < len(events) && events[free].Kind == "free"; free++ {
-			if events[free].Group == group {
-				break
+	for group, last := range used {
+		for i := last + 1; i <= max(freed[group], last+1); i++ {
+			if i == len(back) || back[i].Kind != "free" {
+				return fmt.Errorf("%s is not freed directly after backward %s, its last use", group, back[last].Call)
 			}
 		}
-		if free == len(events) || events[free].Kind != "free" {
-			return fmt.Errorf("%s is not freed directly after event %d, its last use", group, last)
-		}
-		var i int
-		if _, err := fmt.Sscanf(group, "l%d", &i); err != nil {
-			return err
-		}
-		if g, ok := gathered[fmt.Sprint("l", i-1-w.prefetch)]; ok && g < free {
-			return fmt.Errorf("%s is freed by event %d, after the gather of l%d by event %d", group, free, i-1-w.prefetch, g)
+		if k := slices.Index(units, w.unit[group]) + 1 + w.prefetch; !w.kept(group) && k < len(units) {
+			if at, ok := gathered[units[k]]; ok && at < freed[group] {
+				return fmt.Errorf("%s is gathered before %s is freed", units[k], group)
+			}
 		}
 	}
 	return nil
 }
 
-// TestFrozenMemory accounts for the memory at every event: shards, what is whole, the gradients of
-// what is trained from their first use to their drain, and little more.
-func TestFrozenMemory(t *testing.T) {
-	const activations = 8 * frozenDepth * frozenRows * frozenDim * 8 // a few values of each layer, less than one unit
-	onFrozenModels(t, func(t require.TestingT, ctx context.Context, g comm.Group, f frozenModel, cfg fsdp.Config) {
-		w := f.watch(g, cfg)
-		m := wrap(t, f.model, w.cfg)
-		plan, err := m.Plan(frozenBatch(0, 0)...)
-		require.NoError(t, err)
-		w.planned(t, plan)
-		shards, largest := 0, 0
-		units := make(map[string]int) // bytes
-		for _, p := range plan.Groups {
-			copies := 2 // value and gradient
-			if p.Frozen {
-				copies = 1
-			}
-			shards += copies * p.Bytes / plan.Ranks
-			units[w.unit[p.Name]] += p.Bytes
-			largest = max(largest, units[w.unit[p.Name]])
+// shards returns the bytes that a rank keeps of values and gradients.
+func (w *watched) shards() (bytes int) {
+	for _, p := range w.plan {
+		copies := 2
+		if p.Frozen {
+			copies = 1
 		}
-		require.Equal(t, shards, plan.ShardBytes)
-		require.Equal(t, shards, m.Memory().Live)
-		for _, p := range m.Shards() {
-			require.True(t, f.trained(p.Name), p.Name)
-		}
-		m.ResetPeak()
-		forwardBackward(t, ctx, m, frozenBatch(0, g.Rank()))
-		require.Equal(t, plan.Peak(), m.Memory().Peak)
-		require.Equal(t, shards, m.Memory().Live)
+		bytes += copies * p.Bytes / p.Ranks
+	}
+	return bytes
+}
 
-		whole, grads := make(map[string]bool), make(map[string]bool)
-		sum := func(groups map[string]bool) (bytes int) {
-			for group := range groups {
-				bytes += w.plan[group].Bytes
-			}
-			return bytes
-		}
-		for i, e := range w.events {
-			switch e.Kind {
-			case "gather":
-				whole[e.Group] = true
-			case "backward":
-				for _, name := range w.params[e.Call] {
-					if f.trained(name) {
-						grads[w.home[name]] = true
-					}
+// bytes returns those of some groups that are whole.
+func (w *watched) bytes(groups map[string]bool) (bytes int) {
+	for group := range groups {
+		bytes += w.plan[group].Bytes
+	}
+	return bytes
+}
+
+// checkMemory accounts for the memory that is counted at every computation: shards, the parameters
+// of its window and of what is kept, whatever the events say of frees, the gradients of what is
+// trained from their first use to their drain, and activations, which are less than a unit. grads
+// are the groups whose gradients are there before the pass, and then after it.
+func (f *frozenModel) checkMemory(w *watched, events []fsdp.Event, grads map[string]bool) error {
+	const unit = frozenDim * frozenDim * 8
+	places, next := w.places(events), 0
+	for i, e := range events {
+		switch e.Kind {
+		case "drain":
+			delete(grads, e.Group)
+		case "backward":
+			for _, name := range w.params[e.Call] {
+				if f.trained(name) {
+					grads[w.home[name]] = true
 				}
 			}
-			expected := shards + sum(whole) + sum(grads)
-			require.GreaterOrEqual(t, e.Live, expected, "event %d, %s %s%s", i, e.Kind, e.Group, e.Call)
-			require.Less(t, e.Live, expected+activations, "event %d, %s %s%s", i, e.Kind, e.Group, e.Call)
-			require.LessOrEqual(t, sum(whole), (w.prefetch+1)*largest)
-			switch e.Kind {
-			case "free":
-				delete(whole, e.Group)
-			case "drain":
-				delete(grads, e.Group)
+			fallthrough
+		case "forward":
+			whole := w.wholeAt(places, next)
+			next++
+			if rest := e.Live - w.shards() - w.bytes(whole) - w.bytes(grads); rest < 0 || rest >= unit {
+				return fmt.Errorf("event %d, %s %s: %d bytes are live, %d more than shards, parameters of %v and gradients of %v",
+					i, e.Kind, e.Call, e.Live, rest, slices.Sorted(maps.Keys(whole)), slices.Sorted(maps.Keys(grads)))
 			}
 		}
-	})
+	}
+	return nil
 }
 
 // TestFrozenMemoryIsSaved compares the peaks of a pass with those of the same model unfrozen.
@@ -451,49 +480,83 @@ func TestAllFrozen(t *testing.T) {
 	})
 }
 
-// TestCheckerIsStrict takes a good trace and spoils it in every way that matters: the checks must
-// notice each.
+// TestCheckerIsStrict takes good traces and spoils them in every way that matters: the checks must
+// notice each. Freeing what is frozen at the end of backward is noticed by the order of events, by
+// the rule about units and by the memory, each alone.
 func TestCheckerIsStrict(t *testing.T) {
 	for name, f := range frozenModels {
-		t.Run(name, func(t *testing.T) {
-			w := f.watch(nil, f.config(1))
-			m := wrap(t, f.model, w.cfg)
-			plan, err := m.Plan(frozenBatch(0, 0)...)
-			require.NoError(t, err)
-			w.planned(t, plan)
-			forwardBackward(t, t.Context(), m, frozenBatch(0, 0))
-			check := func(events []fsdp.Event) error {
-				return errors.Join(w.check(events), w.checkReductions(events, true), f.checkBackward(events))
-			}
-			require.NoError(t, check(w.events))
-
-			var frees, rest []fsdp.Event
-			for _, e := range w.events {
-				if e.Kind == "free" {
-					frees = append(frees, e)
-				} else {
-					rest = append(rest, e)
+		for s := fsdp.FullShard; s <= fsdp.HybridGradOp; s++ {
+			t.Run(fmt.Sprintf("%s/%v", name, s), func(t *testing.T) {
+				cfg := f.config(1)
+				if cfg.Strategy = s; s >= fsdp.HybridShard {
+					cfg.ShardRanks = 1
 				}
-			}
-			require.Error(t, w.check(append(slices.Clone(rest), frees...)), "all frees at the end")
-			if len(strings.Fields(f.reads)) > 1 {
-				require.Error(t, w.checkFrees(append(slices.Clone(rest), frees...)), "all frees at the end")
-			}
-			require.Error(t, w.check(rest), "no frees")
-			for i, e := range w.events {
-				switch e.Kind {
-				case "free":
-					require.Error(t, check(later(w.events, i)), "free %s after the next operation", e.Group)
-				case "gather":
-					require.Error(t, check(earlier(w.events, i)), "gather %s before the computation before it", e.Group)
-					twice := slices.Insert(slices.Clone(w.events), i, e)
-					require.Error(t, check(twice), "gather %s twice", e.Group)
-				case "reduce", "drain", "wait", "backward":
-					require.Error(t, check(slices.Delete(slices.Clone(w.events), i, i+1)), "without %s %s%s", e.Kind, e.Group, e.Call)
+				w := f.watch(nil, cfg)
+				m := wrap(t, f.model, w.cfg)
+				plan, err := m.Plan(frozenBatch(0, 0)...)
+				require.NoError(t, err)
+				w.planned(t, plan)
+				before := make(map[string]bool)
+				for _, noSync := range frozenPasses {
+					w.events = nil
+					run := func() error { forwardBackward(t, t.Context(), m, frozenBatch(0, 0)); return nil }
+					if noSync {
+						require.NoError(t, m.NoSync(run))
+					} else {
+						require.NoError(t, run())
+					}
+					after := maps.Clone(before)
+					require.NoError(t, f.checkPass(w, w.events, noSync, after))
+					f.requireStrict(t, w, noSync, before)
+					before = after
 				}
-			}
-		})
+			})
+		}
 	}
+}
+
+// requireStrict spoils the events of a pass. grads are the groups whose gradients are whole before
+// it.
+func (f *frozenModel) requireStrict(t *testing.T, w *watched, noSync bool, grads map[string]bool) {
+	check := func(events []fsdp.Event) error { return f.checkPass(w, events, noSync, maps.Clone(grads)) }
+	backwardReads := slices.ContainsFunc(strings.Fields(f.reads), func(name string) bool {
+		return !f.trained(name) && w.plan[w.home[name]].Strategy != fsdp.NoShard
+	})
+	late := w.late(w.events)
+	require.Equal(t, backwardReads, !slices.Equal(schedule(w.events), schedule(late)))
+	if backwardReads {
+		require.Error(t, w.check(late))
+		require.Error(t, w.checkFrees(late))
+		require.Error(t, f.checkMemory(w, late, maps.Clone(grads)))
+	}
+	for i, e := range w.events {
+		switch e.Kind {
+		case "free":
+			require.Error(t, check(later(w.events, i)), "free %s after the next operation", e.Group)
+			require.Error(t, check(slices.Delete(slices.Clone(w.events), i, i+1)), "no free %s", e.Group)
+		case "gather":
+			require.Error(t, check(earlier(w.events, i)), "gather %s before the computation before it", e.Group)
+			twice := slices.Insert(slices.Clone(w.events), i, e)
+			require.Error(t, check(twice), "gather %s twice", e.Group)
+		case "reduce", "drain", "wait", "backward":
+			require.Error(t, check(slices.Delete(slices.Clone(w.events), i, i+1)), "without %s %s%s", e.Kind, e.Group, e.Call)
+		}
+	}
+}
+
+// late returns events as they would be if what is frozen were freed at the end of backward.
+func (w *watched) late(events []fsdp.Event) []fsdp.Event {
+	turn := slices.IndexFunc(events, func(e fsdp.Event) bool { return e.Kind == "turn" })
+	list, frees, more := slices.Clone(events[:turn]), []fsdp.Event(nil), 0
+	for _, e := range events[turn:] {
+		if e.Live += more; e.Kind == "free" && w.plan[e.Group].Frozen {
+			frees = append(frees, e)
+			more += w.plan[e.Group].Bytes
+		} else {
+			list = append(list, e)
+		}
+	}
+	return append(list, frees...)
 }
 
 // later moves event i, a free, behind the next event that is none, or a computation if it is the
