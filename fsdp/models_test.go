@@ -201,7 +201,7 @@ func stack(dim, depth int) *module {
 	part := &dense{dim: dim}
 	m := &module{}
 	for i := range depth {
-		m.params = append(m.params, fsdp.Prefix(fmt.Sprint("l", i), part.Params())...)
+		m.params = append(m.params, fsdp.Prefix(fmt.Sprint("l", i), part)...)
 	}
 	m.build = func(b *fsdp.Builder, in []*gorgonia.Node) (gorgonia.Nodes, error) {
 		for i := range depth {

@@ -2,6 +2,8 @@ package fsdp
 
 import (
 	"fmt"
+	"reflect"
+	"slices"
 	"strings"
 
 	"gorgonia.org/gorgonia"
@@ -49,20 +51,26 @@ type Param struct {
 	// with [Builder.Update]. It never travels, keeps the type of the computation, and is part of
 	// FullState.
 	Buffer bool
+
+	parts []reflect.Type // of its module that have it: see Prefix
 }
 
 // Len returns the number of elements.
 func (p Param) Len() int { return exec.Numel(p.Shape) }
 
-// Prefix returns params with name + "." before each name. A module that is made of others lists
-// their parameters this way, and calls them by the same name in Build (see Builder.Call).
-func Prefix(name string, params []Param) []Param {
-	out := make([]Param, len(params))
-	for i, p := range params {
-		p.Name = name + "." + p.Name
-		out[i] = p
+// Prefix returns the parameters of m with name + "." before each name, or as they are if name is
+// empty. A module that is made of others lists their parameters this way, and calls them by the same
+// name in Build (see Builder.Call).
+func Prefix(name string, m Module) []Param {
+	params := slices.Clone(m.Params())
+	for i := range params {
+		p := &params[i]
+		if name != "" {
+			p.Name = name + "." + p.Name
+		}
+		p.parts = append(slices.Clip(p.parts), reflect.TypeOf(m))
 	}
-	return out
+	return params
 }
 
 // A Builder gives a module's Build its parameters, constants and parts.

@@ -20,7 +20,7 @@ func (m *SquaredReLU) fc() *nn.Linear  { return &nn.Linear{In: m.Dim, Out: m.Hid
 func (m *SquaredReLU) out() *nn.Linear { return &nn.Linear{In: m.Hidden, Out: m.Dim, NoBias: true} }
 
 func (m *SquaredReLU) Params() []fsdp.Param {
-	return append(fsdp.Prefix("fc", m.fc().Params()), fsdp.Prefix("out", m.out().Params())...)
+	return append(fsdp.Prefix("fc", m.fc()), fsdp.Prefix("out", m.out())...)
 }
 
 func (m *SquaredReLU) Build(b *fsdp.Builder, in ...*gorgonia.Node) (gorgonia.Nodes, error) {

@@ -35,7 +35,7 @@ func (m *Attention) proj() *Linear {
 
 // Params implements fsdp.Module.
 func (m *Attention) Params() []fsdp.Param {
-	return slices.Concat(fsdp.Prefix("qkv", m.qkv().Params()), fsdp.Prefix("proj", m.proj().Params()))
+	return slices.Concat(fsdp.Prefix("qkv", m.qkv()), fsdp.Prefix("proj", m.proj()))
 }
 
 // Build implements fsdp.Module.
@@ -103,7 +103,7 @@ func (m *MLP) out() *Linear {
 
 // Params implements fsdp.Module.
 func (m *MLP) Params() []fsdp.Param {
-	return slices.Concat(fsdp.Prefix("fc", m.fc().Params()), fsdp.Prefix("out", m.out().Params()))
+	return slices.Concat(fsdp.Prefix("fc", m.fc()), fsdp.Prefix("out", m.out()))
 }
 
 // Build implements fsdp.Module.
@@ -146,7 +146,7 @@ func (m *Block) mlp() *MLP {
 
 // Params implements fsdp.Module.
 func (m *Block) Params() []fsdp.Param {
-	return slices.Concat(fsdp.Prefix("ln1", m.norm().Params()), m.attn().Params(), fsdp.Prefix("ln2", m.norm().Params()), m.mlp().Params())
+	return slices.Concat(fsdp.Prefix("ln1", m.norm()), fsdp.Prefix("", m.attn()), fsdp.Prefix("ln2", m.norm()), fsdp.Prefix("", m.mlp()))
 }
 
 // Build implements fsdp.Module.
