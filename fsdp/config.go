@@ -7,7 +7,6 @@ import (
 
 	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/fsdp/internal/layout"
-	"github.com/gofsdp/gofsdp/internal/caught"
 )
 
 // Config configures Wrap. The zero value shards fully (ZeRO-3) over one rank, in one unit, in
@@ -173,16 +172,4 @@ func (c Config) withDefaults() (Config, error) {
 		return c, errors.New("Config.Spill selects calls, but Config.OffloadDir names no directory")
 	}
 	return c, nil
-}
-
-// apply returns p's names for the calls, checked. A nil policy names none.
-func (p Policy) apply(field string, calls []CallInfo) (names []string, err error) {
-	if p == nil {
-		return make([]string, len(calls)), nil
-	}
-	defer caught.Panic(&err, "policy Config."+field)
-	if names = p(calls); len(names) != len(calls) {
-		return nil, fmt.Errorf("policy Config.%s returned %d names for %d calls", field, len(names), len(calls))
-	}
-	return names, nil
 }

@@ -38,7 +38,7 @@ func train(t require.TestingT, model fsdp.Model, n, steps int, limit float64, cf
 }
 
 // blocks is the policy of most tests.
-var blocks = fsdp.WrapType[*nn.Block]()
+var blocks = fsdp.WrapTypes(&nn.Block{})
 
 // TestKnobsDoNotChangeBits trains a GPT with dropout and active clipping with one knob turned at a
 // time.
@@ -83,12 +83,14 @@ func TestProcessorsDoNotChangeBits(t *testing.T) {
 // wrapPolicies are all the ways to wrap a tiny GPT.
 var wrapPolicies = map[string]fsdp.Policy{
 	"root only":          nil,
-	"WrapType":           blocks,
+	"WrapTypes":          blocks,
 	"WrapEach":           fsdp.WrapEach(),
 	"WrapNames":          fsdp.WrapNames(regexp.MustCompile(`^blocks\.[01]|^w.e`)),
 	"WrapMinParams":      fsdp.WrapMinParams(900),
 	"WrapMinParams, all": fsdp.WrapMinParams(1),
 	"two of each":        everyOther,
+	"WrapAny":            fsdp.WrapAny(everyOther, blocks),
+	"WrapAllBut":         fsdp.WrapAllBut(blocks),
 }
 
 // everyOther puts calls in two units in turn, so that neighbours are in different units and distant

@@ -46,7 +46,7 @@ func (g *lateGroup) AllGather(dst, src comm.Buffer) comm.Work {
 func TestDiscardWaitsForGathers(t *testing.T) {
 	onRanks(t, 2, func(ctx context.Context, g comm.Group) {
 		late := &lateGroup{Group: g}
-		m := wrap(t, tinyGPT(3), fsdp.Config{Group: late, Precision: float64s, Wrap: fsdp.WrapType[*nn.Block](), Prefetch: 2})
+		m := wrap(t, tinyGPT(3), fsdp.Config{Group: late, Precision: float64s, Wrap: fsdp.WrapTypes(&nn.Block{}), Prefetch: 2})
 		b := tinyBatch(0, g.Rank(), 2, 5)
 		want, err := m.Eval(ctx, b...)
 		require.NoError(t, err)
@@ -222,6 +222,6 @@ func TestKeep(t *testing.T) {
 	requireSameBits(t, want, again)
 	require.Greater(t, most, balanced)
 	require.Less(t, least, balanced)
-	_, err := fsdp.Wrap(tinyGPT(1), fsdp.Config{Keep: fsdp.WrapEach(), Checkpoint: fsdp.WrapType[*nn.Block]()})
+	_, err := fsdp.Wrap(tinyGPT(1), fsdp.Config{Keep: fsdp.WrapEach(), Checkpoint: fsdp.WrapTypes(&nn.Block{})})
 	require.ErrorContains(t, err, `call "blocks.0" is selected by both`)
 }

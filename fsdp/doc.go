@@ -7,7 +7,7 @@
 // complete. The training loop stays the user's:
 //
 //	err := comm.Run(ctx, ranks, func(ctx context.Context, g comm.Group) error {
-//		m, err := fsdp.Wrap(gpt, fsdp.Config{Group: g, Wrap: fsdp.WrapType[*nn.Block]()})
+//		m, err := fsdp.Wrap(gpt, fsdp.Config{Group: g, Wrap: fsdp.WrapTypes(&nn.Block{})})
 //		defer m.Close()
 //		opt, err := optim.AdamW{WeightDecay: 0.1}.New(m.Shards())
 //		for batch, err := range m.Join(ctx, loader(g.Rank(), g.Size())) {
@@ -31,7 +31,7 @@
 // this library.
 //
 //	model     Forward: wte ─▶ wpe ─▶ blocks.0 ─▶ blocks.1 ─▶ lnf ─▶ head ─▶ loss
-//	units     WrapType[*nn.Block]: {blocks.0} {blocks.1}, root {wte wpe lnf head}
+//	units     WrapTypes(&nn.Block{}): {blocks.0} {blocks.1}, root {wte wpe lnf head}
 //	schedule  gather root · gather blocks.0 · wait root · forward wte · gather blocks.1 · forward wpe
 //	          · wait blocks.0 · …
 //

@@ -20,7 +20,7 @@ func counter() *nn.GPT { return &nn.GPT{Vocab: 10, Context: 8, Layers: 2, Dim: 1
 // Four micro-batches make one step. The first three add up on each rank, and the last one sends the sum.
 func ExampleSharded_NoSync() {
 	err := comm.Run(context.Background(), 2, func(ctx context.Context, g comm.Group) error {
-		m, err := fsdp.Wrap(counter(), fsdp.Config{Group: g, Wrap: fsdp.WrapType[*nn.Block]()})
+		m, err := fsdp.Wrap(counter(), fsdp.Config{Group: g, Wrap: fsdp.WrapTypes(&nn.Block{})})
 		if err != nil {
 			return err
 		}

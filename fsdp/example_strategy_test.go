@@ -18,7 +18,7 @@ func ExampleStrategy() {
 	model.Layers = 4
 	err := comm.Run(context.Background(), 4, func(_ context.Context, g comm.Group) error {
 		for _, strategy := range []fsdp.Strategy{fsdp.FullShard, fsdp.ShardGradOp, fsdp.HybridShard, fsdp.NoShard} {
-			m, err := fsdp.Wrap(model, fsdp.Config{Group: g, Wrap: fsdp.WrapType[*nn.Block](), Strategy: strategy, ShardRanks: 2})
+			m, err := fsdp.Wrap(model, fsdp.Config{Group: g, Wrap: fsdp.WrapTypes(&nn.Block{}), Strategy: strategy, ShardRanks: 2})
 			if err != nil {
 				return err
 			}
@@ -50,7 +50,7 @@ func ExampleStrategy() {
 // ranks that have a batch.
 func ExampleSharded_Join() {
 	err := comm.Run(context.Background(), 2, func(ctx context.Context, g comm.Group) error {
-		m, err := fsdp.Wrap(counter(), fsdp.Config{Group: g, Wrap: fsdp.WrapType[*nn.Block](), Divide: fsdp.ByActive})
+		m, err := fsdp.Wrap(counter(), fsdp.Config{Group: g, Wrap: fsdp.WrapTypes(&nn.Block{}), Divide: fsdp.ByActive})
 		if err != nil {
 			return err
 		}

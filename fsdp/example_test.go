@@ -32,7 +32,7 @@ func counting(start, rows, cols int) (tokens, targets *tensor.Dense) {
 func ExampleWrap() {
 	model := &nn.GPT{Vocab: 10, Context: 8, Layers: 2, Dim: 16, Heads: 2}
 	err := comm.Run(context.Background(), 2, func(ctx context.Context, g comm.Group) error {
-		m, err := fsdp.Wrap(model, fsdp.Config{Group: g, Wrap: fsdp.WrapType[*nn.Block]()})
+		m, err := fsdp.Wrap(model, fsdp.Config{Group: g, Wrap: fsdp.WrapTypes(&nn.Block{})})
 		if err != nil {
 			return err
 		}
@@ -110,7 +110,7 @@ func ExampleWrapNames() {
 func ExampleSharded_Plan() {
 	err := comm.Run(context.Background(), 4, func(_ context.Context, g comm.Group) error {
 		model := &nn.GPT{Vocab: 1000, Context: 64, Layers: 6, Dim: 64, Heads: 4}
-		m, err := fsdp.Wrap(model, fsdp.Config{Group: g, Wrap: fsdp.WrapType[*nn.Block]()})
+		m, err := fsdp.Wrap(model, fsdp.Config{Group: g, Wrap: fsdp.WrapTypes(&nn.Block{})})
 		if err != nil || g.Rank() > 0 {
 			return err
 		}

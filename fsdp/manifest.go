@@ -80,7 +80,7 @@ func (a *arrangement) log(what string, tr *trace, rank int) {
 		logger.Warn("fsdp: the loss does not depend on some parameters: they get no gradient", "parameters", some(unused))
 	}
 	for _, f := range a.idleFields(tr) {
-		logger.Warn("fsdp: Config."+f.name+" selects nothing"+f.effect, "among", some(f.of))
+		logger.Warn("fsdp: Config."+f.name+f.text, "among", some(f.of))
 	}
 	if a.cfg.ShardRanks > 0 && !slices.ContainsFunc(a.units, func(u *unit) bool { return u.strategy == HybridShard || u.strategy == HybridGradOp }) {
 		logger.Warn("fsdp: Config.ShardRanks is set, but no unit has a hybrid strategy")
@@ -104,11 +104,12 @@ func (a *arrangement) logUnits(logger *slog.Logger, what string) {
 		"frozen", frozen, "shard bytes", a.layout.ShardBytes())
 }
 
-// An idleField is one of the configuration that selects something and finds nothing.
+// An idleField is one of the configuration that selects something and finds nothing, or less than it
+// names.
 type idleField struct {
-	name   string
-	effect string
-	of     []string // what it selects from
+	name string
+	text string   // what to say
+	of   []string // what it selects from
 }
 
 // idleFields returns those that are.
@@ -123,21 +124,30 @@ func (a *arrangement) idleFields(tr *trace) (idle []idleField) {
 	for _, p := range tr.params {
 		params = append(params, p.Name)
 	}
-	const whole = ": all parameters are in the root unit, which is whole during a pass"
+	const nothing = " selects nothing"
+	const whole = nothing + ": all parameters are in the root unit, which is whole during a pass"
 	for _, f := range []struct {
 		idleField
 		set, found bool
 	}{
 		{idleField{"Wrap", whole, calls}, a.cfg.Wrap != nil, slices.ContainsFunc(a.units, func(u *unit) bool { return !u.Root })},
-		{idleField{"Checkpoint", "", calls}, a.cfg.Checkpoint != nil, slices.Contains(tr.save, exec.RecomputeAll)},
-		{idleField{"Keep", "", calls}, a.cfg.Keep != nil, slices.Contains(tr.save, exec.SaveAll)},
-		{idleField{"Spill", "", calls}, a.cfg.Spill != nil, slices.Contains(tr.spill, true)},
-		{idleField{"Frozen", "", params}, a.cfg.Frozen != nil, any(func(k layout.Kind) bool { return k.Frozen && !k.Buffer })},
-		{idleField{"Ignored", "", params}, a.cfg.Ignored != nil, any(func(k layout.Kind) bool { return k.Ignored })},
+		{idleField{"Checkpoint", nothing, calls}, a.cfg.Checkpoint != nil, slices.Contains(tr.save, exec.RecomputeAll)},
+		{idleField{"Keep", nothing, calls}, a.cfg.Keep != nil, slices.Contains(tr.save, exec.SaveAll)},
+		{idleField{"Spill", nothing, calls}, a.cfg.Spill != nil, slices.Contains(tr.spill, true)},
+		{idleField{"Frozen", nothing, params}, a.cfg.Frozen != nil, any(func(k layout.Kind) bool { return k.Frozen && !k.Buffer })},
+		{idleField{"Ignored", nothing, params}, a.cfg.Ignored != nil, any(func(k layout.Kind) bool { return k.Ignored })},
 	} {
-		if f.set && !f.found {
-			idle = append(idle, f.idleField)
+		notes := tr.notes[f.name]
+		if !f.set || f.found && notes == nil {
+			continue
 		}
+		if f.found {
+			f.text = ""
+		}
+		if notes != nil {
+			f.text += ": " + strings.Join(notes, "; ")
+		}
+		idle = append(idle, f.idleField)
 	}
 	return idle
 }

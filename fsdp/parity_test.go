@@ -83,7 +83,7 @@ var parityModels = []parityModel{
 			x = t.Call("mid", &nn.MLP{Dim: 11, Hidden: 13, Std: 0.4}, x)
 			x = t.Call("norm", &nn.LayerNorm{Dim: 11}, x)
 			return regress(t, in, t.Call("out", &nn.Linear{In: 11, Out: 3, Std: 0.4}, x)), nil
-		}), fsdp.WrapType[*nn.Linear](),
+		}), fsdp.WrapTypes(&nn.Linear{}),
 		func(seed, rows int) []fsdp.Tensor {
 			return []fsdp.Tensor{floats(seed, rows, 7), floats(seed+1, rows, 3)}
 		},
@@ -105,7 +105,7 @@ var parityModels = []parityModel{
 			h := t.Call("cell", twice, x, in[1])
 			h = t.Again("cell", h, x)
 			return regress(t, in, t.Call("d", &module{twice.Params(), plain.build}, h)), nil
-		}), fsdp.WrapType[*dense](),
+		}), fsdp.WrapTypes(&dense{}),
 		func(seed, rows int) []fsdp.Tensor {
 			return []fsdp.Tensor{floats(seed, rows, 5), floats(seed+1, rows, 5)}
 		},

@@ -1,8 +1,13 @@
 package fsdp
 
 import (
+	"cmp"
+	"fmt"
 	"reflect"
 	"regexp"
+	"slices"
+
+	"github.com/gofsdp/gofsdp/internal/caught"
 )
 
 // A Policy selects calls of a model. As Config.Wrap it groups parameters. The calls that it gives
@@ -19,21 +24,58 @@ type CallInfo struct {
 	Name   string
 	Module Module
 	Params []Param // that the call owns, with full names; empty for a repeated call
+
+	notes *[]string // that the library's policies take, or nil
 }
 
 // Len returns the number of parameter elements that the call owns.
 func (c CallInfo) Len() int { return countElements(c.Params) }
 
-// WrapType makes a unit of each call of a module of type M, such as *nn.Block: of calls on the
-// Tape, not of the parts that a module calls with Builder.Call.
-func WrapType[M Module]() Policy {
-	want := reflect.TypeFor[M]()
-	return each(func(c CallInfo) string {
-		if reflect.TypeOf(c.Module) == want {
-			return c.Name
+// WrapTypes makes a unit of each call of a module that has the type of one of these, whose values do
+// not matter: WrapTypes(&nn.Block{}, &Encoder{}). It selects calls on the Tape, not the parts that
+// a module calls with Builder.Call. A type that no call has is a warning, which says where it is a
+// part.
+func WrapTypes(modules ...Module) Policy {
+	return func(calls []CallInfo) []string {
+		names := make([]string, len(calls))
+		for _, m := range modules {
+			want, found := reflect.TypeOf(m), false
+			for i, c := range calls {
+				if reflect.TypeOf(c.Module) == want {
+					names[i], found = c.Name, true
+				}
+			}
+			if !found {
+				note(calls, missing(want, calls))
+			}
 		}
-		return ""
-	})
+		return names
+	}
+}
+
+// missing says that no call is of that type, and which have it as a part.
+func missing(want reflect.Type, calls []CallInfo) string {
+	if want == nil {
+		return "WrapTypes was given a nil module"
+	}
+	where, param, more := "", "", 0
+	for _, c := range calls {
+		i := slices.IndexFunc(c.Params, func(p Param) bool { return slices.Contains(p.parts, want) })
+		switch {
+		case i < 0:
+		case where == "":
+			where, param = fmt.Sprintf("%s (%T)", c.Name, c.Module), c.Params[i].Name
+		default:
+			more++
+		}
+	}
+	if where == "" {
+		return fmt.Sprintf("no call is a %v", want)
+	}
+	if more > 0 {
+		where += fmt.Sprintf(" and %d more", more)
+	}
+	return fmt.Sprintf("no call is a %v, but it is a part of %s, with parameter %s: select the type of the call, or call the part on the Tape", want, where, param)
 }
 
 // WrapEach makes a unit of every call.
@@ -61,6 +103,78 @@ func WrapMinParams(n int) Policy {
 		}
 		return names
 	}
+}
+
+// WrapAny selects what any of the policies selects. The first that names a call names its unit. Each
+// sees all calls; nil selects none. One that selects nothing is a warning.
+func WrapAny(policies ...Policy) Policy {
+	return func(calls []CallInfo) []string {
+		all := make([]string, len(calls))
+		for i, p := range policies {
+			names := p.within(fmt.Sprintf("policy %d of WrapAny", i+1), calls)
+			if len(names) != len(calls) {
+				return names // Wrap refuses that
+			}
+			for k, name := range names {
+				all[k] = cmp.Or(all[k], name)
+			}
+		}
+		return all
+	}
+}
+
+// WrapAllBut makes a unit of each call that p does not select. That p selects nothing is a warning,
+// unless it is nil.
+func WrapAllBut(p Policy) Policy {
+	return func(calls []CallInfo) []string {
+		names := slices.Clone(p.within("the policy of WrapAllBut", calls))
+		for i := range min(len(names), len(calls)) {
+			if names[i] != "" {
+				names[i] = ""
+			} else {
+				names[i] = calls[i].Name
+			}
+		}
+		return names
+	}
+}
+
+// within returns the names that p gives to the calls as a part of another policy.
+func (p Policy) within(place string, calls []CallInfo) []string {
+	if p == nil {
+		return make([]string, len(calls))
+	}
+	names := p(calls)
+	if !slices.ContainsFunc(names, func(name string) bool { return name != "" }) {
+		note(calls, place+" selects nothing")
+	}
+	return names
+}
+
+// note has Wrap warn of something that a policy has found.
+func note(calls []CallInfo, text string) {
+	if len(calls) > 0 && calls[0].notes != nil && !slices.Contains(*calls[0].notes, text) {
+		*calls[0].notes = append(*calls[0].notes, text)
+	}
+}
+
+// apply returns p's names for the calls, checked, and notes what is to be said about them. A nil
+// policy names none.
+func (p Policy) apply(field string, tr *trace) (names []string, err error) {
+	calls := tr.callInfos()
+	if p == nil {
+		return make([]string, len(calls)), nil
+	}
+	defer caught.Panic(&err, "policy Config."+field)
+	var notes []string
+	for i := range calls {
+		calls[i].notes = &notes
+	}
+	if names = p(calls); len(names) != len(calls) {
+		return nil, fmt.Errorf("policy Config.%s returned %d names for %d calls", field, len(names), len(calls))
+	}
+	tr.notes[field] = notes
+	return names, nil
 }
 
 func each(name func(CallInfo) string) Policy {

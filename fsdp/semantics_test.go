@@ -325,12 +325,14 @@ func seen(x []float64) []float64 { return slices.Compact(slices.Sorted(slices.Va
 func TestPolicies(t *testing.T) {
 	for name, want := range map[string][]string{
 		"root only":          {"root"},
-		"WrapType":           {"root", "blocks.0", "blocks.1"},
+		"WrapTypes":          {"root", "blocks.0", "blocks.1"},
 		"WrapEach":           {"wte", "wpe", "blocks.0", "blocks.1", "lnf", "head"},
 		"WrapNames":          {"root", "wte", "wpe", "blocks.0", "blocks.1"},
 		"WrapMinParams":      {"wte", "blocks.1"},
 		"WrapMinParams, all": {"wte", "wpe", "blocks.0", "blocks.1", "lnf", "head"},
 		"two of each":        {"even", "odd"},
+		"WrapAny":            {"even", "odd"},
+		"WrapAllBut":         {"root", "wte", "wpe", "lnf", "head"},
 	} {
 		plan, err := wrap(t, tinyGPT(2), fsdp.Config{Wrap: wrapPolicies[name]}).Plan(good(0)...)
 		require.NoError(t, err)

@@ -217,6 +217,8 @@ type trace struct {
 	// Decided by the configuration, by call of Forward.
 	save  []exec.Policy // what the call keeps for backward
 	spill []bool        // whether in files
+
+	notes map[string][]string // by field of Config: what is to be said about its policy
 }
 
 // traceModel runs the model's Forward.
@@ -225,7 +227,7 @@ func traceModel(m Model) (tr *trace, err error) {
 		return nil, errors.New("the model is nil")
 	}
 	defer caught.Panic(&err, "the model's Forward")
-	tr = &trace{Tape: newTape(nil)}
+	tr = &trace{Tape: newTape(nil), notes: make(map[string][]string)}
 	if namer, ok := m.(inputNamer); ok {
 		tr.inputNames = namer.Inputs()
 	}

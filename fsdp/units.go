@@ -26,12 +26,11 @@ type unit struct {
 
 // decideUnits applies the policies of cfg to the model.
 func decideUnits(cfg *Config, tr *trace) ([]*unit, error) {
-	infos := tr.callInfos()
-	names, err := cfg.Wrap.apply("Wrap", infos)
+	names, err := cfg.Wrap.apply("Wrap", tr)
 	if err != nil {
 		return nil, err
 	}
-	kinds, err := paramKinds(cfg, tr, infos)
+	kinds, err := paramKinds(cfg, tr)
 	if err != nil {
 		return nil, err
 	}
@@ -62,7 +61,7 @@ func decideUnits(cfg *Config, tr *trace) ([]*unit, error) {
 }
 
 // paramKinds returns the kind of every parameter.
-func paramKinds(cfg *Config, tr *trace, infos []CallInfo) (kinds []layout.Kind, err error) {
+func paramKinds(cfg *Config, tr *trace) (kinds []layout.Kind, err error) {
 	name := ""
 	defer func() {
 		if err != nil {
@@ -70,7 +69,7 @@ func paramKinds(cfg *Config, tr *trace, infos []CallInfo) (kinds []layout.Kind, 
 		}
 	}()
 	defer caught.Panic(&err, "Config.Frozen, Ignored or Precision.Full")
-	narrow := cfg.Precision.narrow()
+	narrow, infos := cfg.Precision.narrow(), tr.callInfos()
 	for _, p := range tr.params {
 		name = p.Name
 		k := layout.Kind{Buffer: p.Buffer}
@@ -204,22 +203,21 @@ func abortOwn(units []*unit, err error) {
 
 // savePolicies decides what each call keeps for backward, and which of them keep it in files.
 func savePolicies(cfg *Config, tr *trace) (err error) {
-	infos := tr.callInfos()
 	var chosen [3][]string
 	for i, p := range []struct {
 		name   string
 		policy Policy
 	}{{"Checkpoint", cfg.Checkpoint}, {"Keep", cfg.Keep}, {"Spill", cfg.Spill}} {
-		if chosen[i], err = p.policy.apply(p.name, infos); err != nil {
+		if chosen[i], err = p.policy.apply(p.name, tr); err != nil {
 			return err
 		}
 	}
-	tr.save, tr.spill = make([]exec.Policy, len(infos)), make([]bool, len(infos)) // exec.Balanced
-	for i, c := range infos {
+	tr.save, tr.spill = make([]exec.Policy, len(tr.calls)), make([]bool, len(tr.calls)) // exec.Balanced
+	for i, c := range tr.calls {
 		checkpoint, keep := chosen[0][i] != "", chosen[1][i] != ""
 		switch {
 		case checkpoint && keep:
-			return fmt.Errorf("call %q is selected by both Config.Checkpoint and Config.Keep", c.Name)
+			return fmt.Errorf("call %q is selected by both Config.Checkpoint and Config.Keep", c.name)
 		case checkpoint:
 			tr.save[i] = exec.RecomputeAll
 		case keep:

@@ -35,19 +35,33 @@ func aside(ignored bool) model {
 // with names.
 func TestWarnings(t *testing.T) {
 	none := func(string) bool { return false }
-	blocks := fsdp.WrapType[*nn.Block]()
+	blocks := fsdp.WrapTypes(&nn.Block{})
 	for name, c := range map[string]struct {
 		model fsdp.Model
 		cfg   fsdp.Config
 		want  string // of what is said, or nothing is
 	}{
 		"nothing to say": {tinyGPT(1), fsdp.Config{Wrap: blocks}, ""},
-		"no blocks":      {aside(false), fsdp.Config{Wrap: blocks}, `Config.Wrap selects nothing: all parameters are in the root unit, which is whole during a pass among="[fc (*nn.Linear)`},
+		"no blocks":      {aside(false), fsdp.Config{Wrap: blocks}, `Config.Wrap selects nothing: all parameters are in the root unit, which is whole during a pass: no call is a *nn.Block among="[fc (*nn.Linear)`},
 		"frozen":         {tinyGPT(1), fsdp.Config{Frozen: none}, `Config.Frozen selects nothing among="[wte.weight`},
 		"ignored":        {tinyGPT(1), fsdp.Config{Ignored: none}, `Config.Ignored selects nothing among="[wte.weight`},
-		"checkpoint":     {aside(false), fsdp.Config{Checkpoint: blocks}, `Config.Checkpoint selects nothing among="[fc (*nn.Linear)`},
-		"loss ignores":   {aside(true), fsdp.Config{}, `the loss does not depend on some parameters: they get no gradient parameters="[aside.weight aside.bias]"`},
-		"long list":      {tinyGPT(9), fsdp.Config{Frozen: none}, ` and 97 more]"`},
+		"checkpoint":     {aside(false), fsdp.Config{Checkpoint: blocks}, `Config.Checkpoint selects nothing: no call is a *nn.Block among="[fc (*nn.Linear)`},
+		"no such name":   {aside(false), fsdp.Config{Wrap: never}, `which is whole during a pass among="[fc (*nn.Linear)`},
+		"a part": {tinyGPT(1), fsdp.Config{Wrap: fsdp.WrapTypes(&nn.Attention{})},
+			"Config.Wrap selects nothing: all parameters are in the root unit, which is whole during a pass: no call is a *nn.Attention, " +
+				"but it is a part of blocks.0 (*nn.Block), with parameter blocks.0.qkv.weight: select the type of the call, or call the part on the Tape among="},
+		"a part of a part": {translating, fsdp.Config{Keep: fsdp.WrapTypes(&decoderLayer{}, &nn.Linear{})},
+			"Config.Keep: no call is a *nn.Linear, but it is a part of encoder.0 (*nn.Block) and 4 more, " +
+				"with parameter encoder.0.qkv.weight: select the type of the call, or call the part on the Tape among="},
+		"one of two types":  {tinyGPT(1), fsdp.Config{Wrap: fsdp.WrapTypes(&decoderLayer{}, &nn.Block{}, &decoderLayer{})}, `Config.Wrap: no call is a *fsdp_test.decoderLayer among=`},
+		"a nil module":      {tinyGPT(1), fsdp.Config{Wrap: fsdp.WrapTypes(nil, &nn.Block{})}, `Config.Wrap: WrapTypes was given a nil module among=`},
+		"one of any":        {tinyGPT(1), fsdp.Config{Wrap: fsdp.WrapAny(blocks, nil, never)}, `Config.Wrap: policy 3 of WrapAny selects nothing among=`},
+		"none of any":       {tinyGPT(1), fsdp.Config{Wrap: fsdp.WrapAny(never, never)}, `a pass: policy 1 of WrapAny selects nothing; policy 2 of WrapAny selects nothing among=`},
+		"all but none":      {tinyGPT(1), fsdp.Config{Wrap: fsdp.WrapAllBut(never)}, `Config.Wrap: the policy of WrapAllBut selects nothing among=`},
+		"all but all":       {tinyGPT(1), fsdp.Config{Wrap: fsdp.WrapAllBut(fsdp.WrapEach())}, `which is whole during a pass among=`},
+		"any, same and nil": {tinyGPT(1), fsdp.Config{Wrap: fsdp.WrapAny(blocks, nil, blocks, fsdp.WrapAllBut(nil))}, ""},
+		"loss ignores":      {aside(true), fsdp.Config{}, `the loss does not depend on some parameters: they get no gradient parameters="[aside.weight aside.bias]"`},
+		"long list":         {tinyGPT(9), fsdp.Config{Frozen: none}, ` and 97 more]"`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var said bytes.Buffer

@@ -229,7 +229,7 @@ func (c *config) model() *nn.GPT {
 // sharding returns how the model is sharded: each transformer block is gathered, and freed, by
 // itself.
 func (c *config) sharding() fsdp.Config {
-	s := fsdp.Config{Wrap: fsdp.WrapType[*nn.Block](), Prefetch: c.prefetch, Seed: c.seed}
+	s := fsdp.Config{Wrap: fsdp.WrapTypes(&nn.Block{}), Prefetch: c.prefetch, Seed: c.seed}
 	if c.prefetch == 0 {
 		s.Prefetch = fsdp.NoPrefetch
 	}

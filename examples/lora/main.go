@@ -112,7 +112,7 @@ type training struct {
 // stage shards a model, gives it weights, which only rank 0 needs to have, trains it and returns
 // its weights.
 func (r *rank) stage(ctx context.Context, title string, model fsdp.Model, frozen func(string) bool, from map[string]*tensor.Dense, t training) (map[string]*tensor.Dense, error) {
-	m, err := fsdp.WrapContext(ctx, model, fsdp.Config{Group: r.group, Wrap: fsdp.WrapType[*nn.Block](), Frozen: frozen, Seed: 1})
+	m, err := fsdp.WrapContext(ctx, model, fsdp.Config{Group: r.group, Wrap: fsdp.WrapTypes(&nn.Block{}), Frozen: frozen, Seed: 1})
 	if err != nil {
 		return nil, err
 	}

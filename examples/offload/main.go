@@ -52,7 +52,7 @@ func main() {
 
 // run trains under every configuration and prints a line about each.
 func run(ctx context.Context, w io.Writer, model *nn.GPT, rows int, dir string) error {
-	blocks := fsdp.WrapType[*nn.Block]()
+	blocks := fsdp.WrapTypes(&nn.Block{})
 	fmt.Fprintf(w, "%-18s %17s %19s\n", "MB", "planned", "resident")
 	fmt.Fprintf(w, "%-18s %8s %8s %10s %8s %8s %9s\n", "", "RAM", "files", "anonymous", "files", "ms/step", "loss")
 	for _, c := range []struct {

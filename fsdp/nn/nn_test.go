@@ -119,7 +119,7 @@ func TestParams(t *testing.T) {
 
 // gptNames lists the parameters of a wrapped GPT.
 func gptNames(t *testing.T, m *nn.GPT) (list []string) {
-	s, err := fsdp.Wrap(m, fsdp.Config{Wrap: fsdp.WrapType[*nn.Block]()})
+	s, err := fsdp.Wrap(m, fsdp.Config{Wrap: fsdp.WrapTypes(&nn.Block{})})
 	require.NoError(t, err)
 	state, err := s.FullState(t.Context())
 	require.NoError(t, err)

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"time"
 
@@ -39,7 +40,7 @@ type trainer struct {
 
 func newTrainer(ctx context.Context, s size, g comm.Group) (*trainer, error) {
 	gpt := &nn.GPT{Vocab: vocab, Context: s.context, Layers: s.layers, Dim: s.dim, Heads: s.heads}
-	m, err := fsdp.WrapContext(ctx, gpt, fsdp.Config{Group: g, Wrap: fsdp.WrapType[*nn.Block]()})
+	m, err := fsdp.WrapContext(ctx, gpt, fsdp.Config{Group: g, Wrap: fsdp.WrapNames(regexp.MustCompile(`^blocks\.\d+`))})
 	if err != nil {
 		return nil, err
 	}

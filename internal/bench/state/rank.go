@@ -63,7 +63,7 @@ func Serve(ctx context.Context, w io.Writer, text string) (err error) {
 
 // hold has the model on the ranks of g.
 func (r *stateRank) hold(ctx context.Context, g comm.Group) (*stateHolder, error) {
-	m, err := fsdp.WrapContext(ctx, r.model, fsdp.Config{Group: g, Wrap: fsdp.WrapType[*stateBlock]()})
+	m, err := fsdp.WrapContext(ctx, r.model, fsdp.Config{Group: g, Wrap: fsdp.WrapTypes(&stateBlock{})})
 	if err != nil {
 		return nil, err
 	}

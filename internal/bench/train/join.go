@@ -82,7 +82,7 @@ func newJoiner(s size) (*joiner, error) {
 	j := &joiner{}
 	var err error
 	j.contestant, err = newRanks("join", 2, func(g comm.Group) (func() error, error) {
-		watch, cfg := &stopwatch{Group: g}, fsdp.Config{Group: g, Wrap: fsdp.WrapType[*nn.Block]()}
+		watch, cfg := &stopwatch{Group: g}, fsdp.Config{Group: g, Wrap: fsdp.WrapTypes(&nn.Block{})}
 		if g.Rank() == 1 {
 			cfg.Group = watch
 		}

@@ -44,7 +44,7 @@ func memory(w io.Writer, s size) error {
 func memoryOf(w io.Writer, s size, row memoryRow, ranks int) error {
 	plans, counted := make([]*fsdp.Plan, ranks), make([]int, ranks)
 	err := comm.Run(context.Background(), ranks, func(ctx context.Context, g comm.Group) (err error) {
-		t, err := newTrainer(ctx, s, fsdp.Config{Group: g, Strategy: row.strategy, ShardRanks: row.shards, Wrap: fsdp.WrapType[*nn.Block]()}, 1)
+		t, err := newTrainer(ctx, s, fsdp.Config{Group: g, Strategy: row.strategy, ShardRanks: row.shards, Wrap: fsdp.WrapTypes(&nn.Block{})}, 1)
 		if err != nil {
 			return err
 		}

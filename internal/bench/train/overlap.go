@@ -81,7 +81,7 @@ func newLane(s size, prefetch int, bandwidth float64, latency time.Duration) (*l
 	l := &lane{}
 	var err error
 	l.contestant, err = newRanks(fmt.Sprint("prefetch ", prefetch), 2, func(g comm.Group) (func() error, error) {
-		cfg := fsdp.Config{Group: commtest.Slow(g, bandwidth, latency), Wrap: fsdp.WrapType[*nn.Block](), Prefetch: prefetch}
+		cfg := fsdp.Config{Group: commtest.Slow(g, bandwidth, latency), Wrap: fsdp.WrapTypes(&nn.Block{}), Prefetch: prefetch}
 		if g.Rank() == 0 {
 			cfg.Trace = func(e fsdp.Event) {
 				if e.Kind == "wait" || e.Kind == "drain" || e.Kind == "sync" {

@@ -25,7 +25,7 @@ func (s size) rows(lo, hi int) (tokens, targets []int) {
 // newSharded trains with this library on goroutine ranks.
 func newSharded(ctx context.Context, s size, ranks int) (*contestant, error) {
 	return newRanks(fmt.Sprintf("%d rank(s)", ranks), ranks, func(g comm.Group) (func() error, error) {
-		t, err := newTrainer(ctx, s, fsdp.Config{Group: g, Wrap: fsdp.WrapType[*nn.Block]()}, s.batch/ranks)
+		t, err := newTrainer(ctx, s, fsdp.Config{Group: g, Wrap: fsdp.WrapTypes(&nn.Block{})}, s.batch/ranks)
 		if err != nil {
 			return nil, err
 		}

@@ -35,7 +35,7 @@ func (o *options) optimizer(params []optim.Param) (optim.Optimizer, error) {
 // not nil.
 func (o *options) config(g, experts comm.Group) (c fsdp.Config, err error) {
 	c = fsdp.Config{
-		Group: g, Seed: 7, Wrap: fsdp.WrapType[*nn.Block](),
+		Group: g, Seed: 7, Wrap: calls(`^blocks\.\d+`),
 		ShardRanks: o.shardRanks, Prefetch: o.prefetch, InFlight: o.inFlight, OffloadDir: o.offload,
 		Frozen: matching(o.frozen), Ignored: matching(o.ignored),
 		Checkpoint: calls(o.recompute), Keep: calls(o.keep), Spill: calls(o.spill),
