@@ -28,8 +28,6 @@ var errNoSecret = errors.New("ranks of several hosts share a secret, lest strang
 // keyDir is where the key of this user lies. Tests do without that.
 var keyDir = auth.UserDir
 
-const publicSecret = "everybody on this network is trusted"
-
 // checkTrust returns what is wrong with the secret of c and what goes with it.
 func (c Config) checkTrust() error {
 	none := len(c.Secret) == 0
@@ -57,7 +55,7 @@ func (c Config) withSecret() (_ Config, explain func(error) error, err error) {
 			c.Logger.Warn("the secret of this job can be guessed; a random one cannot", "how", makeSecret)
 		}
 	case c.TrustNetwork:
-		c.Secret = Secret(publicSecret)
+		c.Secret = Secret(auth.Public)
 	default:
 		var file string
 		if c.Secret, file, err = auth.UserKey(keyDir()); err != nil {

@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/gofsdp/gofsdp/internal/auth"
 )
 
 // meet connects two ranks, each with a configuration of its own, and leaves again. When one cannot
@@ -85,7 +87,7 @@ func TestNoSecret(t *testing.T) {
 		require.Equal(t, [2]error{}, meet(t, change))
 	}
 	// Before, "" was the secret, which every user of the host knew.
-	for _, theirs := range []string{publicSecret, "another user's key"} {
+	for _, theirs := range []string{auth.Public, "another user's key"} {
 		errs := meet(t, func(c *Config) {
 			if c.Rank == 1 {
 				c.Secret = Secret(theirs)

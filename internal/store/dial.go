@@ -15,55 +15,70 @@ import (
 // yet, does not answer or is cut off; a server that is there and is not ours, or does not want us,
 // is an error at once.
 func Dial(ctx context.Context, addr string, cfg Config) (Store, error) {
-	dialer := &net.Dialer{KeepAliveConfig: keepAlive}
 	return dial(ctx, addr, cfg, dialer.DialContext)
 }
 
-type dialFunc func(ctx context.Context, network, addr string) (net.Conn, error)
-
 func dial(ctx context.Context, addr string, cfg Config, connect dialFunc) (Store, error) {
-	retry := backoff{20 * time.Millisecond, time.Second}
-	var last error // apart from what giving up brings about
-	for {
-		c, err := attempt(ctx, addr, cfg, connect)
-		if err == nil {
-			return c, nil
-		}
-		if final(err) {
-			return nil, fmt.Errorf("store: rank 0 at %s: %w", addr, err)
-		}
-		if last == nil {
-			cfg.log(fmt.Errorf("store: waiting for rank 0 at %s: %w", addr, reason(err)))
-		}
-		if last == nil || ctx.Err() == nil {
-			last = err
-		}
-		if ctx.Err() != nil || !retry.wait(ctx.Done(), nil) {
-			return nil, fmt.Errorf("store: rank 0 at %s does not answer: %w (%w)", addr, reason(last), context.Cause(ctx))
-		}
-	}
-}
-
-// attempt makes one connection.
-func attempt(ctx context.Context, addr string, cfg Config, connect dialFunc) (Store, error) {
-	raw, err := connect(ctx, "tcp", addr)
+	conn, raw, err := reach(ctx, "rank 0", addr, cfg, cfg.hello(), connect)
 	if err != nil {
-		return nil, err
-	}
-	abort := context.AfterFunc(ctx, func() { raw.Close() })
-	conn, err := shakeHands(raw, addr, cfg)
-	if !abort() && err == nil {
-		err = context.Cause(ctx)
-	}
-	if err != nil {
-		raw.Close()
 		return nil, err
 	}
 	return newClient(addr, conn, raw), nil
 }
 
+// Connect is Dial for a server of Accept, to which this side is mine. who is the server, in errors.
+// raw is what lies below TLS: closing it does not wait for the server.
+func Connect(ctx context.Context, who, addr string, cfg Config, mine auth.Hello) (conn, raw net.Conn, err error) {
+	return reach(ctx, who, addr, cfg, mine, dialer.DialContext)
+}
+
+var dialer = &net.Dialer{KeepAliveConfig: keepAlive}
+
+type dialFunc func(ctx context.Context, network, addr string) (net.Conn, error)
+
+// reach connects, however often that has to be tried.
+func reach(ctx context.Context, who, addr string, cfg Config, mine auth.Hello, connect dialFunc) (conn, raw net.Conn, err error) {
+	retry := backoff{20 * time.Millisecond, time.Second}
+	var last error // apart from what giving up brings about
+	for {
+		conn, raw, err := attempt(ctx, addr, cfg, mine, connect)
+		if err == nil {
+			return conn, raw, nil
+		}
+		if final(err) {
+			return nil, nil, fmt.Errorf("store: %s at %s: %w", who, addr, err)
+		}
+		if last == nil {
+			cfg.log(fmt.Errorf("store: waiting for %s at %s: %w", who, addr, reason(err)))
+		}
+		if last == nil || ctx.Err() == nil {
+			last = err
+		}
+		if ctx.Err() != nil || !retry.wait(ctx.Done(), nil) {
+			return nil, nil, fmt.Errorf("store: %s at %s does not answer: %w (%w)", who, addr, reason(last), context.Cause(ctx))
+		}
+	}
+}
+
+// attempt makes one connection.
+func attempt(ctx context.Context, addr string, cfg Config, mine auth.Hello, connect dialFunc) (conn, raw net.Conn, err error) {
+	if raw, err = connect(ctx, "tcp", addr); err != nil {
+		return nil, nil, err
+	}
+	abort := context.AfterFunc(ctx, func() { raw.Close() })
+	conn, err = shakeHands(raw, addr, cfg, mine)
+	if !abort() && err == nil {
+		err = context.Cause(ctx)
+	}
+	if err != nil {
+		raw.Close()
+		return nil, nil, err
+	}
+	return conn, raw, nil
+}
+
 // shakeHands makes a connection to whoever listens at addr one to the store.
-func shakeHands(raw net.Conn, addr string, cfg Config) (net.Conn, error) {
+func shakeHands(raw net.Conn, addr string, cfg Config, mine auth.Hello) (net.Conn, error) {
 	if loop(raw) {
 		return nil, errors.New("nobody listens (the connection has met itself)")
 	}
@@ -76,7 +91,7 @@ func shakeHands(raw net.Conn, addr string, cfg Config) (net.Conn, error) {
 		}
 		conn = tls.Client(raw, t)
 	}
-	_, err := auth.Client(conn, cfg.Secret, cfg.hello(), time.Now().Add(auth.Timeout))
+	_, err := auth.Client(conn, cfg.Secret, mine, time.Now().Add(auth.Timeout))
 	return conn, err
 }
 

@@ -6,6 +6,9 @@
 //	holder, err := s.Claim(ctx, "rank/3", []byte("10.0.0.7:41234"))
 //	addr, err := s.Get(ctx, "rank/0")               // waits for a late rank
 //
+// [Accept] and [Connect] are what lies below: connections of those who hold the secret, for a protocol
+// of their own.
+//
 // [Dir] is the same over a directory that all hosts share, for clusters where no port can be agreed
 // on.
 //

@@ -21,11 +21,13 @@ const (
 // keepAlive finds out within half a minute that the host at the other end is gone.
 var keepAlive = net.KeepAliveConfig{Enable: true, Idle: 10 * time.Second, Interval: 5 * time.Second, Count: 4}
 
-// Server holds a store in memory and serves it to whoever knows the secret.
+// Server serves whoever knows the secret: a store in memory, or what Accept was given.
 type Server struct {
 	cfg    Config
 	ln     net.Listener
 	table  *table
+	admit  Admit
+	serve  Serving
 	places auth.Places   // of connections that have not proven themselves
 	done   chan struct{} // closed by Close
 
@@ -34,20 +36,38 @@ type Server struct {
 	tasks sync.WaitGroup        // the accepting goroutine and one for each connection
 }
 
+// Admit decides about a client that knows the secret: it returns what the server says of itself, or
+// why the client is refused.
+type Admit func(theirs auth.Hello) (mine auth.Hello, err error)
+
+// Serving talks over a connection until that ends, and returns what the client has done wrong. raw is
+// what lies below TLS: closing it does not wait for the client.
+type Serving func(conn, raw net.Conn, theirs auth.Hello) error
+
 // Listen serves a store on a TCP address, such as "127.0.0.1:0". A server may listen where another
 // has just ended.
 func Listen(ctx context.Context, addr string, cfg Config) (*Server, error) {
-	// Where the address of a dead server could not be reused, Go sets SO_REUSEADDR by itself.
-	config := net.ListenConfig{KeepAliveConfig: keepAlive}
-	ln, err := config.Listen(ctx, "tcp", addr)
+	s, err := start(ctx, addr, func(ln net.Listener) (*Server, error) { return Serve(ln, cfg) })
 	if errors.Is(err, syscall.EADDRINUSE) {
 		err = fmt.Errorf("%w: does rank 0 of another job run here? Give this job another MASTER_PORT. "+
 			"Its other ranks may have joined that job, unless FSDP_JOB tells the two apart", err)
 	}
+	return s, err
+}
+
+// Accept serves what serve says, not a store, to the clients that admit lets in: those of Connect.
+func Accept(ctx context.Context, addr string, cfg Config, admit Admit, serve Serving) (*Server, error) {
+	return start(ctx, addr, func(ln net.Listener) (*Server, error) { return newServer(ln, cfg, admit, serve) })
+}
+
+func start(ctx context.Context, addr string, serve func(net.Listener) (*Server, error)) (*Server, error) {
+	// Where the address of a dead server could not be reused, Go sets SO_REUSEADDR by itself.
+	config := net.ListenConfig{KeepAliveConfig: keepAlive}
+	ln, err := config.Listen(ctx, "tcp", addr)
 	if err != nil {
 		return nil, fmt.Errorf("store: cannot serve on %s: %w", addr, err)
 	}
-	s, err := Serve(ln, cfg)
+	s, err := serve(ln)
 	if err != nil {
 		return nil, errors.Join(err, ln.Close())
 	}
@@ -55,13 +75,30 @@ func Listen(ctx context.Context, addr string, cfg Config) (*Server, error) {
 }
 
 // Serve serves a store on ln, which the server closes. With an error ln stays open.
-func Serve(ln net.Listener, cfg Config) (*Server, error) {
+func Serve(ln net.Listener, cfg Config) (*Server, error) { return newServer(ln, cfg, cfg.admit, nil) }
+
+// newServer serves a store where serve is nil.
+func newServer(ln net.Listener, cfg Config, admit Admit, serve Serving) (*Server, error) {
 	if err := auth.Check(cfg.Secret); err != nil {
 		return nil, fmt.Errorf("store: %w", err)
 	}
-	s := &Server{cfg: cfg, ln: ln, table: newTable(), done: make(chan struct{}), conns: make(map[net.Conn]struct{})}
+	s := &Server{
+		cfg: cfg, ln: ln, table: newTable(), admit: admit, serve: serve,
+		done: make(chan struct{}), conns: make(map[net.Conn]struct{}),
+	}
+	if serve == nil {
+		s.serve = s.store
+	}
 	s.tasks.Go(s.accept)
 	return s, nil
+}
+
+// store answers a client of the store.
+func (s *Server) store(conn, raw net.Conn, theirs auth.Hello) error {
+	if err := newSession(s, conn, raw).run(); err != nil {
+		return fmt.Errorf("rank %d at %s: %w", theirs.Rank, raw.RemoteAddr(), err)
+	}
+	return nil
 }
 
 // Addr is where the server listens.
@@ -144,24 +181,24 @@ func (s *Server) welcome(raw net.Conn) {
 		s.report(fmt.Errorf("store: turned away: %w", err))
 		return
 	}
-	if err := newSession(s, conn, raw).run(); err != nil {
-		s.report(fmt.Errorf("store: rank %d at %s: %w", theirs.Rank, raw.RemoteAddr(), err))
+	if err := s.serve(conn, raw, theirs); err != nil {
+		s.report(fmt.Errorf("store: %w", err))
 	}
 }
 
-// admit decides about a client that knows the secret.
-func (s *Server) admit(theirs auth.Hello) (auth.Hello, error) {
+// admit lets the ranks of the job in.
+func (c Config) admit(theirs auth.Hello) (auth.Hello, error) {
 	switch {
 	case theirs.Purpose != purpose:
 		return auth.Hello{}, fmt.Errorf("this is a store, not %q", theirs.Purpose)
-	case theirs.Job != s.cfg.Job:
+	case theirs.Job != c.Job:
 		return auth.Hello{}, fmt.Errorf("this is the store of job %q, not of %q: give each job an address of its own; "+
 			"what names a job is its launcher and FSDP_JOB, or else its program, arguments and directory "+
-			"(where ranks of one job differ in these, set FSDP_JOB)", s.cfg.Job, theirs.Job)
-	case s.cfg.Size != 0 && theirs.Size != 0 && s.cfg.Size != theirs.Size:
-		return auth.Hello{}, fmt.Errorf("this job has %d ranks, not %d as rank %d believes", s.cfg.Size, theirs.Size, theirs.Rank)
+			"(where ranks of one job differ in these, set FSDP_JOB)", c.Job, theirs.Job)
+	case c.Size != 0 && theirs.Size != 0 && c.Size != theirs.Size:
+		return auth.Hello{}, fmt.Errorf("this job has %d ranks, not %d as rank %d believes", c.Size, theirs.Size, theirs.Rank)
 	}
-	return s.cfg.hello(), nil
+	return c.hello(), nil
 }
 
 // hello is what this side says about itself.

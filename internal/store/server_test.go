@@ -574,6 +574,38 @@ func talk(b []byte, end func(net.Conn)) {
 	<-done
 }
 
+// TestAccept talks over a connection about something else than a store.
+func TestAccept(t *testing.T) {
+	serverTLS, clientTLS, err := auth.TLS()
+	require.NoError(t, err)
+	admit := func(theirs auth.Hello) (auth.Hello, error) {
+		if theirs.Purpose != "echo" {
+			return auth.Hello{}, errors.New("here is an echo")
+		}
+		return auth.Hello{}, nil
+	}
+	echo := func(conn, _ net.Conn, _ auth.Hello) error {
+		_, _ = io.Copy(conn, conn) // until the client hangs up
+		return nil
+	}
+	s, err := Accept(t.Context(), "127.0.0.1:0", Config{Secret: secret, TLS: serverTLS}, admit, echo)
+	require.NoError(t, err)
+	cfg := Config{Secret: secret, TLS: clientTLS}
+	conn, raw, err := Connect(t.Context(), "host 0", s.Addr().String(), cfg, auth.Hello{Purpose: "echo"})
+	require.NoError(t, err)
+	_, err = conn.Write([]byte("hello"))
+	require.NoError(t, err)
+	back := make([]byte, 5)
+	_, err = io.ReadFull(conn, back)
+	require.NoError(t, err)
+	require.Equal(t, "hello", string(back))
+	require.NoError(t, raw.Close())
+	_, _, err = Connect(t.Context(), "host 0", s.Addr().String(), cfg, auth.Hello{Purpose: "store"})
+	require.ErrorContains(t, err, "store: host 0 at "+s.Addr().String())
+	require.ErrorContains(t, err, "here is an echo")
+	require.NoError(t, s.Close())
+}
+
 // FuzzServer lets a client that knows the secret say anything.
 func FuzzServer(f *testing.F) {
 	get := frame{id: 7, code: askGet, key: "k"}.encode()
