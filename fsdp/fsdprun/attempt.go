@@ -2,49 +2,48 @@ package main
 
 import (
 	"fmt"
-	"os"
 	"syscall"
 	"time"
 )
 
-// attempt is one start of the ranks, until the last of them has ended.
+// attempt is one start of the ranks of this host, until the last of them has ended.
 type attempt struct {
-	begin    time.Time
-	ranks    []*rank
-	ended    []*rank          // in the order of their ends
-	asked    bool             // all ranks were asked to end, because of what follows
-	suspects []*rank          // the first to fail, and those that ended unasked
-	user     bool             // a signal came for fsdprun
-	grow     bool             // SIGUSR1 came
-	killed   <-chan time.Time // when ranks that were asked are killed
+	begin   time.Time
+	ranks   []*rank
+	running int
+	ended   []*ending        // in the order of time
+	asked   bool             // all ranks were asked to end
+	user    bool             // by a signal that came for fsdprun
+	killed  <-chan time.Time // when ranks that were asked are killed
 }
 
-// attempt starts the ranks and waits for their ends. The error is that of a rank which could not be
-// started.
-func (l *launcher) attempt(s start) (*attempt, error) {
+// attempt starts the ranks, waits for their ends and returns these.
+func (l *launcher) attempt(s start) []ending {
 	a := &attempt{begin: time.Now()}
-	exits := make(chan *rank, s.n)
-	var failure error
-	for i := range s.n {
+	exits := make(chan *rank, s.Ranks)
+	for i := range s.Ranks {
 		r, err := l.launch(s, i)
 		if err != nil {
-			failure = fmt.Errorf("cannot start rank %d: %w", l.node*s.n+i, err)
-			a.asked = true
-			a.signal(syscall.SIGKILL)
+			text := fmt.Sprintf("cannot start rank %d: %v", s.First+i, err)
+			a.ended = append(a.ended, &ending{Rank: s.First + i, Code: exitError, Early: true, Tail: []string{text}})
+			l.fail(a, text)
 			break
 		}
 		a.ranks = append(a.ranks, r)
+		a.running++
 		go func() {
 			awaitExit(r.cmd)
 			exits <- r
 		}()
 	}
-	for len(a.ended) < len(a.ranks) {
+	for a.running > 0 {
 		select {
 		case r := <-exits:
 			l.exited(a, r)
 		case sig := <-l.signals:
-			l.interrupted(a, sig, s.n)
+			l.interrupted(a, sig.(syscall.Signal))
+		case o := <-l.seat.orders:
+			l.obey(a, o)
 		case <-a.killed:
 			l.screen.say("ranks still running after %v are killed", l.grace)
 			a.signal(syscall.SIGKILL)
@@ -54,39 +53,45 @@ func (l *launcher) attempt(s start) (*attempt, error) {
 	for _, r := range a.ranks {
 		r.release()
 	}
-	return a, failure
+	var ended []ending
+	for _, e := range a.ended {
+		ended = append(ended, *e)
+	}
+	return ended
 }
 
 // exited takes note of the end of a rank, and ends the others if it failed.
 func (l *launcher) exited(a *attempt, r *rank) {
-	r.reap(a.begin)
-	a.ended = append(a.ended, r)
-	if a.asked || !r.end.failed() {
-		return
+	r.reap(a.begin, a.asked)
+	a.running--
+	a.ended = append(a.ended, r.end)
+	if !a.asked && r.end.failed() {
+		l.fail(a, fmt.Sprintf("rank %d: %s", r.number, r.end))
 	}
-	a.suspects = []*rank{r}
-	for _, other := range a.ranks {
-		if other.end == nil && hasExited(other.cmd) {
-			other.exited = true
-			a.suspects = append(a.suspects, other)
-		}
-	}
-	l.screen.say("rank %d: %s; ending the others", r.number, r.end)
+}
+
+// fail ends all ranks, of the other hosts too.
+func (l *launcher) fail(a *attempt, text string) {
+	l.screen.say("%s; ending the others", text)
+	l.seat.tell(report{Failed: text})
 	l.ask(a, syscall.SIGTERM)
 }
 
-// interrupted handles a signal that came for fsdprun.
-func (l *launcher) interrupted(a *attempt, sig os.Signal, n int) {
-	s := sig.(syscall.Signal)
+// obey does what the meeting wants.
+func (l *launcher) obey(a *attempt, o order) {
+	l.print(o)
 	switch {
-	case s == growSignal && n == l.max:
-		l.screen.say("asked to grow, but there are %d ranks already", n)
-	case s == growSignal && a.asked:
-		l.screen.say("asked to grow, but the ranks are ending")
+	case o.Stop == syscall.SIGKILL:
+		a.signal(o.Stop)
+	case o.Stop != 0 && !a.asked:
+		l.ask(a, o.Stop)
+	}
+}
+
+// interrupted handles a signal that came for fsdprun.
+func (l *launcher) interrupted(a *attempt, s syscall.Signal) {
+	switch {
 	case s == growSignal:
-		a.grow = true
-		l.screen.say("asked to grow: ending %d ranks to start %d", n, l.max)
-		l.ask(a, syscall.SIGTERM)
 	case a.user:
 		l.screen.say("second signal: killing the ranks")
 		a.signal(syscall.SIGKILL)
@@ -95,10 +100,14 @@ func (l *launcher) interrupted(a *attempt, sig os.Signal, n int) {
 		l.screen.say("passing %s on, again to kill", signalName(s))
 		l.ask(a, s)
 	}
+	l.seat.tell(report{Signal: s})
 }
 
 // ask sends a signal to all ranks that run, which they have some time to obey.
 func (l *launcher) ask(a *attempt, s syscall.Signal) {
+	for _, r := range a.ranks {
+		r.exited = r.exited || !a.asked && r.end == nil && hasExited(r.cmd)
+	}
 	a.asked = true
 	a.signal(s)
 	if a.killed == nil {

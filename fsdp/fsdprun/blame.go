@@ -6,7 +6,7 @@ import (
 	"strconv"
 )
 
-// culprit returns the rank to blame, nil if none failed. A process closes its connections before
+// culprit returns the rank to blame of those that have ended, in order of time, nil if none failed. A process closes its connections before
 // it can be seen to have ended, so its peers may be seen first, and it may be asked to end like
 // them. The order of the ends alone proves little; in this order of weight count:
 //
@@ -15,58 +15,57 @@ import (
 //  3. the rank that the error of the first one names, if it has failed, too;
 //  4. a rank that somebody else killed, at any time;
 //  5. the first one.
-func (a *attempt) culprit() *rank {
-	failed := func(list []*rank, is func(*rank) bool) *rank {
-		if i := slices.IndexFunc(list, func(r *rank) bool { return r.end.failed() && is(r) }); i >= 0 {
-			return list[i]
+func culprit(ended []*ending) *ending {
+	failed := func(early bool, is func(*ending) bool) *ending {
+		if i := slices.IndexFunc(ended, func(e *ending) bool { return e.failed() && (e.Early || !early) && is(e) }); i >= 0 {
+			return ended[i]
 		}
 		return nil
 	}
-	anyhow := func(*rank) bool { return true }
-	first := failed(a.suspects, anyhow)
+	anyhow := func(*ending) bool { return true }
+	first := failed(true, anyhow)
 	if first == nil { // all were asked to end
-		return failed(a.ended, anyhow)
+		return failed(false, anyhow)
 	}
 	named, _ := first.blames()
-	for _, r := range []*rank{
-		failed(a.suspects, (*rank).lost),
-		failed(a.suspects, func(r *rank) bool { _, peer := r.blames(); return !peer }),
-		failed(a.ended, func(r *rank) bool { return r.number == named && !r.end.asked }),
-		failed(a.ended, (*rank).lost),
+	for _, e := range []*ending{
+		failed(true, (*ending).lost),
+		failed(true, func(e *ending) bool { _, peer := e.blames(); return !peer }),
+		failed(false, func(e *ending) bool { return e.Rank == named && !e.Asked }),
+		failed(false, (*ending).lost),
 	} {
-		if r != nil {
-			return r
+		if e != nil {
+			return e
 		}
 	}
 	return first
 }
 
 // lost counts the ranks that somebody else killed before any was asked to end.
-func (a *attempt) lost() (n int) {
-	culprit := a.culprit()
-	for _, r := range a.ended {
-		if r.lost() && (r == culprit || slices.Contains(a.suspects, r)) {
+func lost(ended []*ending, culprit *ending) (n int) {
+	for _, e := range ended {
+		if e.lost() && (e == culprit || e.Early) {
 			n++
 		}
 	}
 	return n
 }
 
-// failure matches how a comm.RankError names a rank and its group.
-var failure = regexp.MustCompile(`rank (\d+) of group "([^"]*)"`)
+// peerError matches how a comm.RankError names a rank and its group.
+var peerError = regexp.MustCompile(`rank (\d+) of group "([^"]*)"`)
 
 // blames tells whether the end of the rank's standard error is about another rank: the last error
 // of a group there names one. Which one that is, the number in the world, is known for the world
 // only, else it is -1.
-func (r *rank) blames() (named int, peer bool) {
-	for _, line := range slices.Backward(r.tail.last()) {
-		all := failure.FindAllStringSubmatch(line, -1)
+func (e *ending) blames() (named int, peer bool) {
+	for _, line := range slices.Backward(e.Tail) {
+		all := peerError.FindAllStringSubmatch(line, -1)
 		if len(all) == 0 {
 			continue
 		}
 		if last := all[len(all)-1]; last[2] == "world" {
 			named, err := strconv.Atoi(last[1])
-			return named, err == nil && named != r.number
+			return named, err == nil && named != e.Rank
 		}
 		return -1, true
 	}

@@ -15,17 +15,20 @@ import (
 type config struct {
 	program []string // and its arguments
 
-	n        int    // ranks of this host, at the first start
-	min, max int    // of them, at later ones
-	nodes    int    // hosts
-	node     int    // this one
-	host     string // where rank 0 serves, if there are several
-	port     string
-	job      string // "" for a random name
+	n     int    // ranks of this host, at the first start
+	min   int    // ranks of all hosts, at later ones; 0: all
+	max   int    // ranks of this host, at later ones
+	nodes int    // hosts
+	node  int    // this one
+	host  string // where the hosts meet, if there are several
+	port  string
+	job   string // "" for a random name
 
 	transport, listen, timeout, joinTimeout string // for the ranks; "" if not chosen
 	secretFile                              string
 	tls, trustNetwork                       bool
+	secret                                  []byte        // of several hosts
+	patience                                time.Duration // with hosts that do not come
 
 	restarts int
 	older    bool
@@ -45,19 +48,19 @@ func parse(args []string, cores int, usage io.Writer) (config, error) {
 		f.PrintDefaults()
 	}
 	n := f.String("n", "auto", "ranks on this host; auto: -max, or else one per core")
-	f.IntVar(&c.min, "min", 0, "at least so many ranks after a restart (default -n)")
-	f.IntVar(&c.max, "max", 0, "at most so many ranks after a restart (default -n)")
+	f.IntVar(&c.min, "min", 0, "at least so many ranks on all hosts after a restart\n(default: all)")
+	f.IntVar(&c.max, "max", 0, "at most so many ranks on this host after a restart\n(default -n)")
 	f.IntVar(&c.nodes, "nnodes", 1, "number of hosts")
 	f.IntVar(&c.node, "node-rank", 0, "this host, from 0")
-	rdzv := f.String("rdzv", "", "host:port where rank 0 serves the rendezvous, with several hosts")
+	rdzv := f.String("rdzv", "", "host:port of host 0 where several hosts meet")
 	f.StringVar(&c.job, "job", "", "name of the job, the same on all hosts (default: random, or -rdzv)")
 	f.StringVar(&c.secretFile, "secret-file", "", "file with the key that all hosts share\n(default: FSDP_SECRET, or random on one host)")
 	f.BoolVar(&c.trustNetwork, "trust-network", false, "several hosts need no key: whoever can reach a rank may join")
-	f.BoolVar(&c.tls, "tls", false, "encrypt TCP connections of the ranks")
+	f.BoolVar(&c.tls, "tls", false, "encrypt TCP connections of ranks and hosts")
 	f.StringVar(&c.transport, "transport", "", "auto, shm or tcp")
 	f.StringVar(&c.listen, "listen", "", "network interface or address on which ranks listen")
 	f.StringVar(&c.timeout, "timeout", "", "for how long an operation may make no progress, such as 90s")
-	f.StringVar(&c.joinTimeout, "join-timeout", "", "for how long ranks wait for each other at the start, such as 90s")
+	f.StringVar(&c.joinTimeout, "join-timeout", "", "for how long ranks and hosts wait for each other, such as 90s")
 	f.IntVar(&c.restarts, "restarts", 0, "how many times to start again after a failure")
 	f.BoolVar(&c.older, "older", false, "a damaged checkpoint may be passed over for an older one:\nwhat fsdp.AllowOlder(true) allows, where a program does not say")
 	f.DurationVar(&c.grace, "grace", 10*time.Second, "between a signal that asks ranks to end and SIGKILL")
@@ -71,7 +74,7 @@ func parse(args []string, cores int, usage io.Writer) (config, error) {
 		f.Usage()
 		return c, errors.New("no program")
 	}
-	return c, errors.Join(c.setRanks(*n, cores), c.setHosts(*rdzv, *n), c.setShow(*show), c.check())
+	return c, errors.Join(c.setRanks(*n, cores), c.setHosts(*rdzv), c.setShow(*show), c.check())
 }
 
 // setRanks sets n, min and max.
@@ -85,20 +88,20 @@ func (c *config) setRanks(n string, cores int) error {
 	} else if c.n = cores; c.max > 0 {
 		c.n = c.max
 	}
-	if c.min == 0 {
-		c.min = c.n
-	}
 	if c.max == 0 {
 		c.max = c.n
 	}
-	if c.min < 1 || c.n < c.min || c.n > c.max {
+	if c.min == 0 && c.nodes == 1 {
+		c.min = c.n
+	}
+	if c.min < 0 || c.nodes == 1 && c.n < c.min || c.n > c.max {
 		return fmt.Errorf("-n %d is not between -min %d and -max %d", c.n, c.min, c.max)
 	}
 	return nil
 }
 
 // setHosts checks what belongs to several hosts.
-func (c *config) setHosts(rdzv, n string) error {
+func (c *config) setHosts(rdzv string) error {
 	switch {
 	case c.nodes < 1 || c.node < 0 || c.node >= c.nodes:
 		return fmt.Errorf("-node-rank %d is not one of -nnodes %d hosts", c.node, c.nodes)
@@ -106,12 +109,8 @@ func (c *config) setHosts(rdzv, n string) error {
 		return errors.New("-rdzv: one host needs no address, give -nnodes too")
 	case c.nodes == 1:
 		return nil
-	case n == "auto":
-		return errors.New("-n auto: with several hosts the number of ranks must be given, for it has to be the same on each")
-	case c.restarts > 0 || c.min != c.n || c.max != c.n:
-		return errors.New("-restarts, -min, -max: not with several hosts, whose launchers do not talk to each other")
 	case rdzv == "":
-		return errors.New("-rdzv: several hosts need the host:port where rank 0 serves")
+		return errors.New("-rdzv: several hosts need the host:port of host 0 where they meet")
 	}
 	var err error
 	if c.host, c.port, err = net.SplitHostPort(rdzv); err != nil || c.host == "" {

@@ -1,26 +1,31 @@
 package main
 
 import (
+	"cmp"
 	"crypto/rand"
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"net"
 	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
 
+	"github.com/gofsdp/gofsdp/internal/auth"
 	"github.com/gofsdp/gofsdp/internal/launch"
 )
 
-// start is one start of all ranks.
+// start is one start of the ranks of a host.
 type start struct {
-	count int    // of those before
-	n     int    // ranks of this host
-	job   string // a name of its own
-	port  string // where rank 0 serves
+	Count       int    // of those before
+	Job         string // a name of its own
+	Host, Port  string // where rank 0 serves
+	Listen      string // where ranks of other hosts reach those of this one, unless -listen says so
+	First       int    // rank of this host, and
+	Ranks       int    // how many
+	Size        int    // of all hosts
+	Node, Nodes int    // this host among them
 }
 
 // owned are the variables that a launcher above fsdprun may have set and that would contradict what
@@ -31,31 +36,30 @@ var owned = []string{
 	"FSDP_RENDEZVOUS",
 }
 
-// environ returns the environment of local rank i. base has a secret and the settings of the flags.
-func (c *config) environ(base []string, s start, i, cores int) []string {
+// rankEnviron returns the environment of local rank i. base has a secret and the settings of the flags.
+func rankEnviron(base []string, s start, i, cores int) []string {
 	env := slices.DeleteFunc(slices.Clone(base), func(pair string) bool {
 		name, _, _ := strings.Cut(pair, "=")
 		return slices.Contains(owned, name)
 	})
-	host, port := "127.0.0.1", s.port
-	if c.nodes > 1 {
-		host, port = c.host, c.port
-	}
 	if lookup(base, "GOMAXPROCS") == "" {
-		env = append(env, "GOMAXPROCS="+strconv.Itoa(max(1, cores/s.n)))
+		env = append(env, "GOMAXPROCS="+strconv.Itoa(max(1, cores/s.Ranks)))
+	}
+	if s.Listen != "" && lookup(base, "FSDP_LISTEN") == "" {
+		env = append(env, "FSDP_LISTEN="+s.Listen)
 	}
 	return append(env,
-		"RANK="+strconv.Itoa(c.node*s.n+i),
-		"WORLD_SIZE="+strconv.Itoa(c.nodes*s.n),
+		"RANK="+strconv.Itoa(s.First+i),
+		"WORLD_SIZE="+strconv.Itoa(s.Size),
 		"LOCAL_RANK="+strconv.Itoa(i),
-		"LOCAL_WORLD_SIZE="+strconv.Itoa(s.n),
-		"NODE_RANK="+strconv.Itoa(c.node),
-		"GROUP_RANK="+strconv.Itoa(c.node),
-		"GROUP_WORLD_SIZE="+strconv.Itoa(c.nodes),
-		"MASTER_ADDR="+host,
-		"MASTER_PORT="+port,
-		"TORCHELASTIC_RUN_ID="+s.job,
-		"TORCHELASTIC_RESTART_COUNT="+strconv.Itoa(s.count),
+		"LOCAL_WORLD_SIZE="+strconv.Itoa(s.Ranks),
+		"NODE_RANK="+strconv.Itoa(s.Node),
+		"GROUP_RANK="+strconv.Itoa(s.Node),
+		"GROUP_WORLD_SIZE="+strconv.Itoa(s.Nodes),
+		"MASTER_ADDR="+s.Host,
+		"MASTER_PORT="+s.Port,
+		"TORCHELASTIC_RUN_ID="+s.Job,
+		"TORCHELASTIC_RESTART_COUNT="+strconv.Itoa(s.Count),
 	)
 }
 
@@ -86,16 +90,17 @@ func (c *config) settings(environ []string) ([]string, error) {
 		set("FSDP_SECRET_FILE", path)
 	}
 	// The ranks will read this. Better one error now than one from each of them.
-	probe := c.environ(env, start{n: c.n, job: "probe", port: "1"}, 0, 1)
+	probe := rankEnviron(env, start{Job: "probe", Host: "127.0.0.1", Port: "1", Ranks: 1, Size: 1, Nodes: 1}, 0, 1)
 	ranks, _, err := launch.Parse(func(name string) string { return lookup(probe, name) })
 	if err != nil {
 		return nil, err
 	}
-	switch {
+	c.tls, c.patience = ranks.TLS, cmp.Or(ranks.JoinTimeout, defaultPatience)
+	switch c.secret = ranks.Secret; {
 	case ranks.SecretFile != "":
 		text, err := os.ReadFile(ranks.SecretFile)
 		if err == nil {
-			_, err = launch.ParseSecret(text)
+			c.secret, err = launch.ParseSecret(text)
 		}
 		if err != nil {
 			return nil, fmt.Errorf("secret in %s: %w", ranks.SecretFile, err)
@@ -106,6 +111,8 @@ func (c *config) settings(environ []string) ([]string, error) {
 			"copy the file to each host, and give -secret-file key (-trust-network in its place lets in whoever can reach a rank)")
 	case c.nodes == 1:
 		set("FSDP_SECRET", random(32))
+	default: // the network is trusted
+		c.secret = []byte(auth.Public)
 	}
 	return env, nil
 }
@@ -133,22 +140,4 @@ func random(n int) string {
 	b := make([]byte, n)
 	rand.Read(b) // never fails
 	return hex.EncodeToString(b)
-}
-
-// next prepares a start. The port is free now; should another process take it before rank 0 does,
-// rank 0 says so.
-func (c *config) next(job string, count, n int) (start, error) {
-	s := start{count: count, n: n, job: job}
-	if count > 0 {
-		s.job += "." + strconv.Itoa(count)
-	}
-	if c.nodes > 1 {
-		return s, nil
-	}
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return s, fmt.Errorf("no free port: %w", err)
-	}
-	_, s.port, err = net.SplitHostPort(l.Addr().String())
-	return s, errors.Join(err, l.Close())
 }

@@ -10,8 +10,6 @@ import (
 	"runtime"
 	"syscall"
 	"time"
-
-	"github.com/gofsdp/gofsdp/internal/launch"
 )
 
 // system is what fsdprun is given besides its arguments.
@@ -32,10 +30,10 @@ type launcher struct {
 	allowed []int    // their numbers, if they are to be pinned
 
 	signals <-chan os.Signal
-	after   func(time.Duration) <-chan time.Time
 	screen  *screen
 	input   *input
 	thread  *thread
+	seat    seat
 }
 
 // Exit statuses of fsdprun itself.
@@ -60,7 +58,7 @@ func run(args []string, sys system) int {
 		screen.say("%v", err)
 		return exitUsage
 	}
-	l := &launcher{config: c, base: base, cores: cores, signals: sys.signals, after: sys.after, screen: screen}
+	l := &launcher{config: c, base: base, cores: cores, signals: sys.signals, screen: screen}
 	temporary, err := l.prepare(sys.environ)
 	if temporary != "" {
 		defer os.RemoveAll(temporary)
@@ -73,12 +71,12 @@ func run(args []string, sys system) int {
 	defer l.thread.close()
 	l.input = newInput(sys.in)
 	defer l.input.close()
-	status, err := l.job()
-	if err != nil {
+	if l.seat, err = l.takeSeat(sys.after); err != nil {
 		screen.say("%v", err)
 		return exitError
 	}
-	return status
+	defer l.seat.close()
+	return l.job()
 }
 
 // prepare builds the program, and whatever else may fail before a rank is started.
@@ -116,77 +114,27 @@ func (l *launcher) prepare(environ []string) (temporary string, err error) {
 	}
 }
 
-// job starts the ranks until they succeed or have failed too often, and returns the exit status.
-func (l *launcher) job() (int, error) {
-	name := l.config.job
-	if name == "" {
-		name = "fsdprun-" + random(4)
-	}
-	n, failures, rest := l.n, 0, time.Duration(0)
-	for count := 0; ; count++ {
-		s, err := l.next(name, count, n)
-		if err != nil {
-			return 0, err
-		}
-		a, err := l.attempt(s)
-		if err != nil {
-			return 0, err
-		}
-		culprit := a.culprit()
-		switch {
-		case a.grow && !a.user:
-			n = l.max
-			l.screen.say("starting again with %d ranks", n)
-			continue
-		case culprit == nil:
-			return 0, nil
-		}
-		l.screen.say("%s", a.summary())
-		if a.user || failures == l.restarts {
-			return culprit.end.status(), nil
-		}
-		if r := a.hopeless(); r != nil && !culprit.lost() {
-			l.screen.say("not starting again: rank %d says that %s", r.number, launch.NoRestart)
-			return culprit.end.status(), nil
-		}
-		failures++
-		n = max(l.min, n-a.lost())
-		rest = restAfter(rest, time.Since(a.begin))
-		l.screen.say("restart %d of %d in %v, with %d ranks", failures, l.restarts, rest, n)
-		switch s := l.rest(rest); s {
-		case nil:
-		case growSignal:
-			n = l.max
-			l.screen.say("asked to grow: starting again with %d ranks", n)
-		default:
-			l.screen.say("%s: no restart", signalName(s.(syscall.Signal)))
-			return culprit.end.status(), nil
+// job does what the meeting says until that ends the job, and returns the exit status.
+func (l *launcher) job() int {
+	for {
+		select {
+		case sig := <-l.signals:
+			l.seat.tell(report{Signal: sig.(syscall.Signal)})
+		case o := <-l.seat.orders:
+			l.print(o)
+			switch {
+			case o.End:
+				return o.Exit
+			case o.Start != nil:
+				l.seat.tell(report{Ended: l.attempt(*o.Start)})
+			}
 		}
 	}
 }
 
-// Restarts get rarer while ranks fail at once, so that an outage of the network or the disk does
-// not use them all up.
-const (
-	shortestRest = time.Second
-	longestRest  = time.Minute
-)
-
-// restAfter returns how long to wait before a restart: twice as long as the last time, or as short
-// as can be if the ranks have lasted.
-func restAfter(rest, lasted time.Duration) time.Duration {
-	if lasted >= longestRest {
-		rest = 0
-	}
-	return min(max(2*rest, shortestRest), longestRest)
-}
-
-// rest waits before a restart. It returns the signal that ended the wait, nil if none did.
-func (l *launcher) rest(d time.Duration) os.Signal {
-	select {
-	case <-l.after(d):
-		return nil
-	case s := <-l.signals:
-		return s
+// print prints what comes with an order.
+func (l *launcher) print(o order) {
+	if o.Say != "" {
+		l.screen.say("%s", o.Say)
 	}
 }

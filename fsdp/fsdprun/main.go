@@ -12,27 +12,30 @@
 //
 // # Several hosts
 //
-// Each host runs its own fsdprun, all with the same flags but -node-rank. Rank 0, on host 0, serves
-// the rendezvous at -rdzv. Hosts must share a secret, so that strangers cannot join: a file, or the
-// variable FSDP_SECRET. With -tls what they say to each other is encrypted.
+// Each host runs its own fsdprun, all with the same flags but -node-rank. They meet at -rdzv, an
+// address of host 0, and wait for each other for -join-timeout (5 minutes). Hosts must share a secret,
+// so that strangers cannot join: a file, or the variable FSDP_SECRET. With -tls what they say to each
+// other is encrypted, as is what their ranks do.
 //
 //	(umask 077; head -c 32 /dev/urandom | base64 > key)      # once, then copied to both
 //	fsdprun -n 4 -nnodes 2 -node-rank 0 -rdzv host0:29500 -secret-file key ./train
 //	fsdprun -n 4 -nnodes 2 -node-rank 1 -rdzv host0:29500 -secret-file key ./train
 //
-// The launchers do not talk to each other. When a rank of another host fails, the ranks here notice
-// by themselves, with an error of their process group. Under Slurm, mpirun or Kubernetes no fsdprun
-// is needed: these start every rank, and the library reads their variables.
+// Ranks listen on the address by which their host reaches host 0, unless -listen says otherwise. Under
+// Slurm, mpirun or Kubernetes no fsdprun is needed: these start every rank, and the library reads
+// their variables.
+//
+// Checkpoints must lie in a directory that all hosts share, to be found by whoever goes on.
 //
 // # What a rank is given
 //
-//	RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE   its place; ranks of host k are k·n … k·n+n-1
-//	NODE_RANK GROUP_RANK GROUP_WORLD_SIZE         the place of its host
-//	MASTER_ADDR MASTER_PORT                       where rank 0 serves: -rdzv, or loopback
-//	TORCHELASTIC_RUN_ID TORCHELASTIC_RESTART_COUNT name of the job and number of the start, from 0
+//	RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE   its place; ranks are in the order of -node-rank
+//	NODE_RANK GROUP_RANK GROUP_WORLD_SIZE         the place of its host among those that are there
+//	MASTER_ADDR MASTER_PORT                       where rank 0 serves: a free port of host 0
+//	TORCHELASTIC_RUN_ID TORCHELASTIC_RESTART_COUNT name and number of the start, from 0
 //	FSDP_SECRET                                   on one host a random key, if there is none
 //	FSDP_TLS FSDP_TRUST_NETWORK                   1 with -tls, -trust-network
-//	FSDP_TRANSPORT FSDP_LISTEN                    from the flags
+//	FSDP_TRANSPORT FSDP_LISTEN                    from the flags; see above
 //	FSDP_TIMEOUT FSDP_JOIN_TIMEOUT                from the flags
 //	GOMAXPROCS                                    cores of the host / its ranks, unless set
 //
@@ -48,10 +51,10 @@
 //
 // # When something goes wrong
 //
-// When a rank fails, the others get SIGTERM, and SIGKILL after -grace. A summary says who failed
-// first, how, the last lines of its standard error, and what became of the others. A rank that ended
-// because of another one, as its standard error says, is not the first. The exit status is that of
-// the rank which failed first: its own, or 128 plus the number of the signal that killed it.
+// When a rank fails, the others get SIGTERM, on all hosts, and SIGKILL after -grace. A summary says
+// who failed first, how, the last lines of its standard error, and what became of the others. A rank
+// that ended because of another one, as its standard error says, is not the first. The exit status is
+// that of the rank which failed first: its own, or 128 plus the number of the signal that killed it.
 //
 // SIGINT (Ctrl-C), SIGTERM, SIGHUP and SIGQUIT are passed on to every rank, once: a rank may save
 // what it has, for as long as -grace. The second signal kills. If all ranks then exit with 0, so
@@ -73,12 +76,35 @@
 // With -min and -max the number of ranks changes between starts. The rule:
 //
 //   - A rank is lost when a signal killed it that fsdprun did not send, as the kernel does when
-//     memory runs out. The next start has as many ranks less, but at least -min. A rank that exits
-//     with an error is not lost: the number stays.
-//   - SIGUSR1 asks to grow: the ranks get SIGTERM, and the next start has -max ranks. This is no
-//     failure and uses up no restart.
+//     memory runs out. In the next start its host has a rank less, but one at least, and there are at
+//     least -min ranks on all hosts together. A rank that exits with an error is not lost: the number
+//     stays.
+//   - SIGUSR1 asks to grow: the ranks get SIGTERM, and in the next start this host has -max ranks.
+//     This is no failure and uses up no restart.
 //
-// Neither works with several hosts, whose launchers would have to agree.
+// # When a host goes or comes
+//
+// These go by the same rules. -min is the number of ranks without which nothing is started; without
+// it all hosts are needed.
+//
+//   - A host is gone when its fsdprun has ended, which is noticed at once, or has not been heard of
+//     for 20 s. That is a failure: the ranks of the others get SIGTERM, and the next start has those
+//     hosts that are there, if they have -min ranks. Else they are waited for, for -join-timeout.
+//   - A host that comes, or comes back, is taken in at once: the ranks get SIGTERM, as when the job
+//     grows, so that a program which saves then loses nothing, and the next start has one host more.
+//     This is no failure. The first start waits for all hosts, but once there are -min ranks for 30 s
+//     only.
+//   - SIGINT, SIGTERM and so on for the fsdprun of one host make that host leave, as a machine does
+//     that is taken away: its ranks get the signal, and the others go on without it. For host 0 they
+//     end the job, on all hosts.
+//   - Host 0 must be there, as the others meet there: nobody goes on without it. When it is gone, the
+//     others end their ranks and look for it for -join-timeout, in which its fsdprun may be started
+//     anew (that counts its restarts from 0). Then, and at once without -restarts, they end with an
+//     error that names the address. A host that cannot reach host 0 does the same, so of a job whose
+//     network is cut in two only one part goes on.
+//
+// All fsdpruns of a job end with the same status, but that of a host that leaves, which is the status
+// of its ranks.
 package main
 
 import (

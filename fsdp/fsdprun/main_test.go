@@ -246,10 +246,17 @@ func (o *output) String() string {
 	return o.text.String()
 }
 
+// await waits for a line that contains text.
+func (o *output) await(text string) {
+	for !strings.Contains(<-o.lines, text) {
+	}
+}
+
 // sorted returns the lines in order.
 func (o *output) sorted() []string { return slices.Sorted(strings.Lines(o.String())) }
 
-// running is an fsdprun inside this process. Its clock is fast: no rest takes time.
+// running is an fsdprun inside this process. Its clock is fast, unless there are several hosts: no rest
+// takes time.
 type running struct {
 	out, err output
 	signals  chan os.Signal
@@ -267,11 +274,15 @@ func (r *running) after(d time.Duration) <-chan time.Time {
 // begin runs fsdprun with a script.
 func begin(t *testing.T, script string, in io.Reader, flags []string, args ...string) *running {
 	r := &running{signals: make(chan os.Signal, 8), status: make(chan int, 1)}
-	r.out.lines = make(chan string, 10000)
+	r.out.lines, r.err.lines = make(chan string, 10000), make(chan string, 10000)
 	env := append(os.Environ(), scriptVariable+"="+script, "GOMAXPROCS=", "GORACE=atexit_sleep_ms=0")
+	after := r.after
+	if slices.Contains(flags, "-nnodes") {
+		after = time.After
+	}
 	go func() {
 		r.status <- run(append(append(flags, os.Args[0]), args...), system{
-			in: in, out: &r.out, err: &r.err, signals: r.signals, environ: env, after: r.after,
+			in: in, out: &r.out, err: &r.err, signals: r.signals, environ: env, after: after,
 		})
 	}()
 	return r
@@ -279,10 +290,8 @@ func begin(t *testing.T, script string, in io.Reader, flags []string, args ...st
 
 // await waits until n lines of standard output contain text.
 func (r *running) await(n int, text string) {
-	for n > 0 {
-		if strings.Contains(<-r.out.lines, text) {
-			n--
-		}
+	for range n {
+		r.out.await(text)
 	}
 }
 
@@ -302,18 +311,8 @@ func TestPlaces(t *testing.T) {
 	require.Empty(t, r.err.String())
 }
 
-func TestSeveralHosts(t *testing.T) {
-	secret := filepath.Join(t.TempDir(), "key")
-	require.NoError(t, os.WriteFile(secret, []byte("0123456789abcdef 0123456789\n"), 0o600))
-	status, r := finish(t, "place", "-n", "2", "-nnodes", "3", "-node-rank", "2", "-rdzv", "h:77", "-secret-file", secret)
-	require.Zero(t, status, &r.err)
-	require.Regexp(t, `^\[4\] 4 6 0 2 2 3 h:77 h:77 0 0 `, r.out.sorted()[0])
-	require.Regexp(t, `^\[5\] 5 6 1 2 2 3 h:77 h:77 0 0 `, r.out.sorted()[1])
-}
-
 // TestTrust passes on what the flags say of secret, encryption and network.
 func TestTrust(t *testing.T) {
-	hosts := []string{"-n", "1", "-nnodes", "2", "-rdzv", "h:77", "-trust-network"}
 	t.Setenv("FSDP_SECRET", "")
 	t.Setenv("FSDP_SECRET_FILE", "")
 	for _, c := range []struct {
@@ -322,14 +321,16 @@ func TestTrust(t *testing.T) {
 	}{
 		{[]string{"-n", "1"}, "[0] 32 false false"},
 		{[]string{"-n", "1", "-tls"}, "[0] 32 true false"},
-		{hosts, "[0] 0 false true"},
 	} {
 		status, r := finish(t, "trust", c.flags...)
 		require.Zero(t, status, &r.err)
 		require.Equal(t, c.want+"\n", r.out.sorted()[0])
 	}
+	statuses, all := together(t, "trust", 2, "-n", "1", "-trust-network")
+	require.Equal(t, []int{0, 0}, statuses)
+	require.Equal(t, "[1] 0 false true\n", all[1].out.String())
 	t.Setenv("FSDP_TRUST_NETWORK", "0")
-	status, r := finish(t, "trust", hosts[:len(hosts)-1]...)
+	status, r := finish(t, "trust", "-n", "1", "-nnodes", "2", "-rdzv", "h:77")
 	require.Equal(t, exitUsage, status)
 	require.Contains(t, r.err.String(), "several hosts need a secret in common")
 }
@@ -346,10 +347,9 @@ func TestUsage(t *testing.T) {
 		{"-n 2 -min 3 x", "-min 3"},
 		{"-nnodes 2 -node-rank 2 x", "-node-rank 2 is not one of -nnodes 2"},
 		{"-rdzv h:1 x", "-rdzv: one host"},
-		{"-nnodes 2 -rdzv h:1 x", "-n auto: with several hosts"},
-		{"-n 2 -nnodes 2 x", "-rdzv: several hosts"},
+		{"-n 2 -nnodes 2 x", "-rdzv: several hosts need the host:port of host 0"},
+		{"-n 2 -nnodes 2 -rdzv h:1 -min -1 x", "-min -1"},
 		{"-n 2 -nnodes 2 -rdzv h x", "-rdzv h: not host:port"},
-		{hosts + "-restarts 1 x", "-restarts, -min, -max: not with several hosts"},
 		{hosts + "x", "several hosts need a secret in common: (umask 077; head -c 32 /dev/urandom | base64 > key) once"},
 		{hosts + "-secret-file " + short + " x", "this one has 5"},
 		{hosts + "-secret-file /nowhere x", "/nowhere"},
@@ -424,31 +424,31 @@ func TestKilledRank(t *testing.T) {
 
 // TestBlame checks who is blamed when several ranks have failed before fsdprun could look.
 func TestBlame(t *testing.T) {
-	failed := &rank{number: 0, end: &ending{code: 1}}
-	killed := &rank{number: 1, end: &ending{signal: syscall.SIGKILL}}
-	ended := &rank{number: 2, end: &ending{signal: syscall.SIGTERM, asked: true}}
-	well := &rank{number: 3, end: &ending{}}
-	all := []*rank{failed, killed, ended, well}
+	const early = true
+	failed := func(early bool) *ending { return &ending{Rank: 0, Code: 1, Early: early} }
+	killed := func(early bool) *ending { return &ending{Rank: 1, Signal: syscall.SIGKILL, Early: early} }
+	ended := &ending{Rank: 2, Signal: syscall.SIGTERM, Asked: true}
+	well := &ending{Rank: 3, Early: true}
 	for _, c := range []struct {
-		suspects []*rank
-		want     *rank
-		lost     int
+		ended []*ending
+		want  int
+		lost  int
 	}{
-		{[]*rank{failed, well, killed}, killed, 1}, // its peers noticed
-		{[]*rank{failed, well}, failed, 0},
-		{nil, failed, 0}, // all were asked to end
+		{[]*ending{failed(early), killed(early), ended, well}, 1, 1}, // its peers noticed
+		{[]*ending{failed(early), killed(!early), ended, well}, 0, 0},
+		{[]*ending{failed(!early), killed(!early), ended, well}, 0, 0}, // all were asked to end
 	} {
-		a := &attempt{suspects: c.suspects, ranks: all, ended: all}
-		require.Same(t, c.want, a.culprit())
-		require.Equal(t, c.lost, a.lost())
+		first := culprit(c.ended)
+		require.Equal(t, c.want, first.Rank)
+		require.Equal(t, c.lost, lost(c.ended, first))
 	}
-	require.Nil(t, (&attempt{ended: []*rank{well}}).culprit())
+	require.Nil(t, culprit([]*ending{well}))
 }
 
 // TestBlameByEvidence: a rank that was killed closes its connections before it has ended. On a busy
 // machine its peers are seen to fail first, and it is asked to end like all. Their errors tell.
 func TestBlameByEvidence(t *testing.T) {
-	const fails, lost = syscall.Signal(0), syscall.SIGKILL
+	const fails, dies = syscall.Signal(0), syscall.SIGKILL
 	type end struct {
 		signal syscall.Signal
 		err    error // on standard error
@@ -458,36 +458,34 @@ func TestBlameByEvidence(t *testing.T) {
 	}
 	disk := errors.New("disk full")
 	for name, c := range map[string]struct {
-		ends     []end // by rank, in order of time
-		suspects int   // so many were seen before all were asked to end
-		want     int
-		lost     int
+		ends  []end // by rank, in order of time
+		early int   // so many were seen before all were asked to end
+		want  int
+		lost  int
 	}{
-		"killed, seen late":       {[]end{{fails, of("world", 1, comm.ErrLost)}, {lost, nil}}, 1, 1, 1},
-		"of a part, seen late":    {[]end{{fails, of("world/3/1", 1, comm.ErrLost)}, {fails, nil}, {lost, nil}}, 1, 2, 1},
+		"killed, seen late":       {[]end{{fails, of("world", 1, comm.ErrLost)}, {dies, nil}}, 1, 1, 1},
+		"of a part, seen late":    {[]end{{fails, of("world/3/1", 1, comm.ErrLost)}, {fails, nil}, {dies, nil}}, 1, 2, 1},
 		"failed, seen late":       {[]end{{fails, of("world", 1, disk)}, {fails, of("world", 1, disk)}}, 1, 1, 0},
-		"failed, seen in time":    {[]end{{fails, of("world", 1, disk)}, {fails, disk}, {lost, nil}}, 2, 1, 0},
-		"own error, then a crash": {[]end{{fails, disk}, {lost, nil}}, 1, 0, 0},
-		"own error of a group":    {[]end{{fails, of("world", 0, disk)}, {lost, nil}}, 1, 0, 0},
+		"failed, seen in time":    {[]end{{fails, of("world", 1, disk)}, {fails, disk}, {dies, nil}}, 2, 1, 0},
+		"own error, then a crash": {[]end{{fails, disk}, {dies, nil}}, 1, 0, 0},
+		"own error of a group":    {[]end{{fails, of("world", 0, disk)}, {dies, nil}}, 1, 0, 0},
 		"nobody else":             {[]end{{fails, of("world", 1, comm.ErrTimeout)}, {syscall.SIGTERM, nil}}, 1, 0, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
-			a := &attempt{}
+			var ended []*ending
 			for i, e := range c.ends {
-				r := &rank{number: i, end: &ending{signal: e.signal, asked: e.signal == syscall.SIGTERM}}
+				r := &ending{Rank: i, Signal: e.signal, Asked: e.signal == syscall.SIGTERM, Early: i < c.early, Tail: []string{"starting"}}
 				if e.signal == fails {
-					r.end.code = 1
+					r.Code = 1
 				}
-				r.tail.add([]byte("starting"))
 				if e.err != nil {
-					r.tail.add([]byte("train: " + e.err.Error()))
-					r.tail.add([]byte("exit status 1"))
+					r.Tail = append(r.Tail, "train: "+e.err.Error(), "exit status 1")
 				}
-				a.ended = append(a.ended, r)
+				ended = append(ended, r)
 			}
-			a.ranks, a.suspects = a.ended, a.ended[:c.suspects]
-			require.Equal(t, c.want, a.culprit().number)
-			require.Equal(t, c.lost, a.lost())
+			first := culprit(ended)
+			require.Equal(t, c.want, first.Rank)
+			require.Equal(t, c.lost, lost(ended, first))
 		})
 	}
 }

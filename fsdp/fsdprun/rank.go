@@ -23,41 +23,44 @@ type rank struct {
 	readers sync.WaitGroup
 	log     *os.File // nil if there is none
 
-	exited bool    // seen to have ended, and still to be reaped
+	exited bool    // seen to have ended before it was asked to, and still to be reaped
 	end    *ending // nil until it is reaped
 }
 
 // ending is how a rank ended.
 type ending struct {
-	after  time.Duration  // since the start
-	code   int            // exit status, if no signal
-	signal syscall.Signal // that killed it, or 0
-	asked  bool           // fsdprun sent this signal
+	Rank   int
+	After  time.Duration  // since the start
+	Code   int            // exit status, if no signal
+	Signal syscall.Signal // that killed it, or 0
+	Asked  bool           // fsdprun sent this signal
+	Early  bool           // it ended before the ranks of its host were asked to
+	Tail   []string       // of standard error, if it failed
 }
 
-func (e ending) failed() bool { return e.code != 0 || e.signal != 0 }
+func (e *ending) failed() bool { return e.Code != 0 || e.Signal != 0 }
 
 // status is what a shell calls the exit status.
-func (e ending) status() int {
-	if e.signal != 0 {
-		return 128 + int(e.signal)
+func (e *ending) status() int {
+	if e.Signal != 0 {
+		return 128 + int(e.Signal)
 	}
-	return e.code
+	return e.Code
 }
 
 // lost tells whether somebody else killed the rank.
-func (r *rank) lost() bool { return r.end.signal != 0 && !r.end.asked }
+func (e *ending) lost() bool { return e.Signal != 0 && !e.Asked }
 
 // launch starts local rank i.
 func (l *launcher) launch(s start, i int) (*rank, error) {
-	r := &rank{number: l.node*s.n + i, sent: make(map[syscall.Signal]bool)}
+	r := &rank{number: s.First + i, sent: make(map[syscall.Signal]bool)}
 	r.cmd = exec.Command(l.command[0], l.command[1:]...)
-	r.cmd.Env = l.environ(l.base, s, i, l.cores)
+	r.cmd.Env = rankEnviron(l.base, s, i, l.cores)
 	r.cmd.SysProcAttr = ownGroup()
-	stdin, err := l.open(r, s.count)
+	stdin, err := l.open(r, s.Count)
 	if err == nil {
 		l.thread.do(func() {
-			if err = l.bind(i, s.n); err == nil {
+			if err = l.bind(i, s.Ranks); err == nil {
 				err = r.cmd.Start()
 			}
 		})
@@ -175,26 +178,30 @@ func (r *rank) signal(s syscall.Signal) {
 	}
 }
 
-// reap takes leave of a process that has ended, and ends those it leaves behind.
-func (r *rank) reap(begin time.Time) {
-	r.end = &ending{after: time.Since(begin)}
+// reap takes leave of a process that has ended, and ends those it leaves behind. Ranks that end now
+// were asked to, or not.
+func (r *rank) reap(begin time.Time, asked bool) {
+	r.end = &ending{Rank: r.number, After: time.Since(begin), Early: r.exited || !asked}
 	signalGroup(r.cmd.Process, syscall.SIGKILL)
 	r.cmd.Wait() // its error is in the state
 	switch w, ok := r.cmd.ProcessState.Sys().(syscall.WaitStatus); {
 	case ok && w.Signaled():
-		r.end.signal = w.Signal()
-		r.end.asked = r.sent[w.Signal()]
+		r.end.Signal = w.Signal()
+		r.end.Asked = r.sent[w.Signal()]
 	default:
-		r.end.code = r.cmd.ProcessState.ExitCode()
+		r.end.Code = r.cmd.ProcessState.ExitCode()
 	}
 	for _, p := range r.pipes {
 		p.SetReadDeadline(time.Now().Add(drain))
 	}
 }
 
-// release waits until the output is read, and closes the files.
+// release waits until the output is read, keeps its end, and closes the files.
 func (r *rank) release() {
 	r.readers.Wait()
+	if r.end != nil && r.end.failed() {
+		r.end.Tail = r.tail.last()
+	}
 	for _, p := range r.pipes {
 		p.Close()
 	}

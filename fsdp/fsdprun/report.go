@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strconv"
@@ -12,40 +13,46 @@ import (
 )
 
 // String says how a rank ended.
-func (e ending) String() string {
+func (e *ending) String() string {
 	switch {
-	case e.signal != 0 && e.asked:
-		return "ended by fsdprun with " + signalName(e.signal)
-	case e.signal != 0:
-		return "killed by " + signalName(e.signal)
-	case e.code != 0:
-		return "exit status " + strconv.Itoa(e.code)
+	case e.Signal != 0 && e.Asked:
+		return "ended by fsdprun with " + signalName(e.Signal)
+	case e.Signal != 0:
+		return "killed by " + signalName(e.Signal)
+	case e.Code != 0:
+		return "exit status " + strconv.Itoa(e.Code)
 	}
 	return "ended well"
 }
 
-// summary says who failed first, what it wrote last, and what became of the others.
-func (a *attempt) summary() string {
+// summary says which hosts are gone, which rank failed first, what it wrote last, and what became of
+// the others.
+func summary(first *ending, ended []*ending, gone []string) string {
 	var b strings.Builder
-	first := a.culprit()
-	fmt.Fprintf(&b, "first: rank %d, after %v: %s\n", first.number, first.end.after.Round(10*time.Millisecond), first.end)
-	if first.end.signal == syscall.SIGKILL && !first.end.asked {
-		b.WriteString("fsdprun did not send it: was it the kernel, out of memory? See dmesg\n")
+	for _, host := range gone {
+		fmt.Fprintf(&b, "first: %s\n", host)
 	}
-	if lines := first.tail.last(); len(lines) > 0 {
-		fmt.Fprintf(&b, "the end of its standard error:\n  | %s\n", strings.Join(lines, "\n  | "))
+	if first != nil {
+		fmt.Fprintf(&b, "first: rank %d, after %v: %s\n", first.Rank, first.After.Round(10*time.Millisecond), first)
+		if first.Signal == syscall.SIGKILL && !first.Asked {
+			b.WriteString("fsdprun did not send it: was it the kernel, out of memory? See dmesg\n")
+		}
+		if len(first.Tail) > 0 {
+			fmt.Fprintf(&b, "the end of its standard error:\n  | %s\n", strings.Join(first.Tail, "\n  | "))
+		}
 	}
 	groups := make(map[string][]int)
 	var order []string
-	for _, r := range a.ranks { // by number, so that lists of ranks are in order
-		if r == first {
+	byRank := slices.SortedFunc(slices.Values(ended), func(a, b *ending) int { return cmp.Compare(a.Rank, b.Rank) })
+	for _, e := range byRank {
+		if e == first {
 			continue
 		}
-		how := r.end.String()
+		how := e.String()
 		if groups[how] == nil {
 			order = append(order, how)
 		}
-		groups[how] = append(groups[how], r.number)
+		groups[how] = append(groups[how], e.Rank)
 	}
 	for _, how := range order {
 		ranks := "rank"
@@ -58,10 +65,10 @@ func (a *attempt) summary() string {
 }
 
 // hopeless returns a rank that says, in the end of its standard error, that it would fail again.
-func (a *attempt) hopeless() *rank {
-	for _, r := range a.ranks {
-		if slices.ContainsFunc(r.tail.last(), func(line string) bool { return strings.Contains(line, launch.NoRestart) }) {
-			return r
+func hopeless(ended []*ending) *ending {
+	for _, e := range ended {
+		if slices.ContainsFunc(e.Tail, func(line string) bool { return strings.Contains(line, launch.NoRestart) }) {
+			return e
 		}
 	}
 	return nil

@@ -1,0 +1,356 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"github.com/gofsdp/gofsdp/internal/auth"
+	"github.com/gofsdp/gofsdp/internal/store"
+)
+
+// seat is a host's place in the meeting.
+type seat struct {
+	orders <-chan order
+	tell   func(report)
+	close  func() // after the order to end
+}
+
+const (
+	purpose = "fsdprun" // in the hello of both sides
+	// goodbye is for how long host 0 waits for the others to have heard that the job has ended.
+	goodbye = 5 * time.Second
+	// strangers is how many connections that come to nothing are reported.
+	strangers = 10
+	// defaultPatience is that of ranks which join.
+	defaultPatience = 5 * time.Minute
+)
+
+// takeSeat opens the meeting on host 0. Other hosts go there, and wait for it.
+func (l *launcher) takeSeat(after func(time.Duration) <-chan time.Time) (seat, error) {
+	server, client, err := auth.TLS()
+	if err != nil {
+		return seat{}, err
+	}
+	var logged atomic.Int32
+	cfg := store.Config{Secret: l.secret, Log: func(err error) {
+		if logged.Add(1) <= strangers {
+			l.screen.say("%v", err)
+		}
+	}}
+	mine := offer{Ranks: l.n, Most: l.max, Min: l.min, Restarts: l.restarts}
+	hello := auth.Hello{Job: l.config.job, Purpose: purpose, Rank: l.node, Size: l.nodes}
+	if l.node > 0 {
+		if l.tls {
+			cfg.TLS = client
+		}
+		return newGuest(&l.config, cfg, hello, mine), nil
+	}
+	if l.tls {
+		cfg.TLS = server
+	}
+	return newHolder(&l.config, cfg, hello, mine, after)
+}
+
+// holder holds the meeting, on host 0.
+type holder struct {
+	*meeting // of run
+	after    func(time.Duration) <-chan time.Time
+	hello    auth.Hello
+	host     string // where rank 0 serves
+	listen   string // "" on one host
+	server   *store.Server
+	taken    []chan struct{} // by host: has a token while a connection is that host's
+
+	heard  chan heard
+	orders chan order
+	wires  map[int]*wire // of run, by host
+	done   chan struct{} // run has ended
+}
+
+// heard is a report of a host.
+type heard struct {
+	host int
+	wire *wire // nil for host 0
+	report
+}
+
+func newHolder(c *config, cfg store.Config, hello auth.Hello, mine offer, after func(time.Duration) <-chan time.Time) (seat, error) {
+	h := &holder{
+		meeting: &meeting{
+			hosts: c.nodes, restarts: c.restarts, min: c.min, patience: c.patience, since: time.Now(),
+			job: cmp.Or(c.job, "fsdprun-"+random(4)), members: make(map[int]*member),
+		},
+		after: after, hello: hello, host: "127.0.0.1",
+		heard: make(chan heard), orders: make(chan order), wires: make(map[int]*wire), done: make(chan struct{}),
+	}
+	if c.nodes > 1 {
+		h.host, h.job = c.host, h.job+"-"+random(4) // of this meeting: another one may start the same numbers
+		for range c.nodes {
+			h.taken = append(h.taken, make(chan struct{}, 1))
+		}
+		var err error
+		if h.server, err = store.Accept(context.Background(), net.JoinHostPort(c.host, c.port), cfg, h.admit, h.serve); err != nil {
+			return seat{}, fmt.Errorf("-rdzv: %w", err)
+		}
+		h.listen = address(h.server.Addr())
+	}
+	h.hear(time.Now(), 0, report{Join: &mine})
+	go h.run()
+	return seat{h.orders, func(r report) { h.take(heard{report: r}) }, h.close}, nil
+}
+
+// address returns addr without the port.
+func address(addr net.Addr) string {
+	return addr.(*net.TCPAddr).AddrPort().Addr().Unmap().String()
+}
+
+func (h *holder) close() {
+	<-h.done
+	if h.server != nil {
+		h.server.Close() // a listener that fails to close does no harm any more
+	}
+}
+
+// admit lets the other hosts of the job in.
+func (h *holder) admit(theirs auth.Hello) (auth.Hello, error) {
+	switch {
+	case theirs.Purpose != purpose:
+		return auth.Hello{}, fmt.Errorf("here hosts meet that run fsdprun, not %q", theirs.Purpose)
+	case theirs.Job != h.hello.Job:
+		return auth.Hello{}, fmt.Errorf("host 0 runs job %q, not %q (-job, or else -rdzv)", h.hello.Job, theirs.Job)
+	case theirs.Size != h.hello.Size || theirs.Rank < 1 || theirs.Rank >= theirs.Size:
+		return auth.Hello{}, fmt.Errorf("host 0 has -nnodes %d, host %d has -nnodes %d", h.hello.Size, theirs.Rank, theirs.Size)
+	}
+	return h.hello, nil
+}
+
+// serve listens to a host. While another connection is that host's, it waits for the end of that one:
+// of a host that was cut off and has come back, the meeting may not know yet that it was gone.
+func (h *holder) serve(conn, raw net.Conn, theirs auth.Hello) error {
+	w := newWire(conn, raw)
+	defer w.close()
+	taken := h.taken[theirs.Rank]
+	select {
+	case taken <- struct{}{}:
+	default:
+		w.send(order{Say: fmt.Sprintf("there is a host %d already: waiting for its end", theirs.Rank)})
+		select {
+		case taken <- struct{}{}:
+		case <-w.broken:
+			return nil
+		case <-h.done:
+			return nil
+		}
+	}
+	defer func() { <-taken }()
+	for {
+		var r report
+		err := w.read(&r)
+		if err != nil {
+			r = report{Gone: fmt.Sprintf("%v (%s)", err, address(raw.RemoteAddr()))}
+		}
+		h.take(heard{theirs.Rank, w, r})
+		if err != nil {
+			return nil
+		}
+	}
+}
+
+// take hands a report to run.
+func (h *holder) take(e heard) {
+	select {
+	case h.heard <- e:
+	case <-h.done:
+	}
+}
+
+// run keeps the meeting until the last order is delivered.
+func (h *holder) run() {
+	defer close(h.done)
+	var (
+		pending       []order // for this host
+		armed         time.Time
+		timer, linger <-chan time.Time
+	)
+	for {
+		pending = append(pending, h.deliver()...)
+		if h.over && len(pending) == 0 && len(h.wires) == 0 {
+			return
+		}
+		if h.over && linger == nil {
+			linger = time.After(goodbye)
+		}
+		if at := h.wake(); !at.Equal(armed) {
+			if armed, timer = at, nil; !at.IsZero() {
+				timer = h.after(at.Sub(h.now))
+			}
+		}
+		var mine chan order
+		var next order
+		if len(pending) > 0 {
+			mine, next = h.orders, pending[0]
+		}
+		select {
+		case mine <- next:
+			pending = pending[1:]
+		case e := <-h.heard:
+			if e.wire != nil {
+				h.wires[e.host] = e.wire
+			}
+			h.hear(time.Now(), e.host, e.report)
+			if e.Gone != "" {
+				delete(h.wires, e.host)
+			}
+		case <-timer:
+			h.tick(armed)
+		case <-linger:
+			clear(h.wires)
+		}
+	}
+}
+
+// deliver sends the orders to the other hosts, and returns those for this one.
+func (h *holder) deliver() (mine []order) {
+	var port string
+	for len(h.out) > 0 {
+		m := h.out[0]
+		h.out = h.out[1:]
+		if m.Start != nil && port == "" {
+			var err error
+			if port, err = freePort(h.host); err != nil {
+				h.out = nil
+				h.finish(exitError, err.Error())
+				continue
+			}
+		}
+		if m.Start != nil {
+			m.Start.Host, m.Start.Port = h.host, port
+		}
+		if m.to == 0 {
+			if m.Start != nil {
+				m.Start.Listen = h.listen
+			}
+			mine = append(mine, m.order)
+		} else if w := h.wires[m.to]; w != nil {
+			w.send(m.order)
+		}
+	}
+	return mine
+}
+
+// freePort returns a port of this host that is free now; should another process take it before rank 0
+// does, rank 0 says so.
+func freePort(host string) (string, error) {
+	l, err := net.Listen("tcp", net.JoinHostPort(host, "0"))
+	if err != nil {
+		return "", fmt.Errorf("no free port: %w", err)
+	}
+	_, port, err := net.SplitHostPort(l.Addr().String())
+	return port, errors.Join(err, l.Close())
+}
+
+// guest takes part in the meeting of host 0.
+type guest struct {
+	*config
+	cfg    store.Config
+	hello  auth.Hello
+	mine   offer // of run
+	orders chan order
+	done   chan struct{}  // run has ended
+	ranks  sync.WaitGroup // that run
+	ctx    context.Context
+	leave  context.CancelCauseFunc // look for host 0 no more
+
+	mu   sync.Mutex
+	wire *wire // the last one
+}
+
+func newGuest(c *config, cfg store.Config, hello auth.Hello, mine offer) seat {
+	g := &guest{config: c, cfg: cfg, hello: hello, mine: mine, orders: make(chan order), done: make(chan struct{})}
+	g.ctx, g.leave = context.WithCancelCause(context.Background())
+	go g.run()
+	return seat{g.orders, g.tell, func() { <-g.done; g.leave(nil) }}
+}
+
+// tell sends a report, if host 0 is there.
+func (g *guest) tell(r report) {
+	if r.Signal != 0 && r.Signal != growSignal {
+		g.leave(fmt.Errorf("%s: not waiting for host 0", signalName(r.Signal)))
+	}
+	g.mu.Lock()
+	if g.wire != nil {
+		g.wire.send(r)
+	}
+	g.mu.Unlock()
+	if r.Ended != nil {
+		g.ranks.Done()
+	}
+}
+
+// run takes part until the meeting lets this host go. Whenever host 0 is gone it ends the ranks, and
+// waits for another meeting.
+func (g *guest) run() {
+	defer close(g.done)
+	for {
+		w, err := g.find()
+		if err != nil {
+			g.orders <- order{End: true, Exit: exitError, Say: err.Error()}
+			return
+		}
+		err = g.attend(w)
+		w.close()
+		if err == nil {
+			return
+		}
+		if g.restarts == 0 {
+			g.leave(errors.New("not waiting for host 0 (-restarts)"))
+		}
+		g.orders <- order{Stop: syscall.SIGTERM, Say: fmt.Sprintf("host 0 is gone: %v", err)}
+		g.ranks.Wait()
+	}
+}
+
+// find connects to host 0.
+func (g *guest) find() (*wire, error) {
+	if cause := context.Cause(g.ctx); cause != nil {
+		return nil, cause
+	}
+	ctx, cancel := context.WithTimeoutCause(g.ctx, g.patience, fmt.Errorf("time is up after %v (-join-timeout)", g.patience))
+	defer cancel()
+	conn, raw, err := store.Connect(ctx, "host 0", net.JoinHostPort(g.host, g.port), g.cfg, g.hello)
+	if err != nil {
+		return nil, err
+	}
+	return newWire(conn, raw), nil
+}
+
+// attend passes orders on until the last one, or until host 0 is gone.
+func (g *guest) attend(w *wire) error {
+	mine := g.mine
+	w.send(report{Join: &mine})
+	g.mu.Lock()
+	g.wire = w
+	g.mu.Unlock()
+	for {
+		var o order
+		if err := w.read(&o); err != nil {
+			return err
+		}
+		if o.Start != nil {
+			o.Start.Listen = address(w.raw.LocalAddr())
+			g.mine.Count = o.Start.Count + 1
+			g.ranks.Add(1)
+		}
+		g.orders <- o
+		if o.End {
+			return nil
+		}
+	}
+}

@@ -1,0 +1,83 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gofsdp/gofsdp/internal/launch"
+)
+
+func init() {
+	scripts["place until signal"] = func(e launch.Env) int {
+		fmt.Println("start", e.Restart, "is", e.Rank, "of", e.Size)
+		return untilSignal()
+	}
+}
+
+// host is an fsdprun in a process of its own, which ends its ranks when it is killed.
+type host struct {
+	cmd   *exec.Cmd
+	lines <-chan string
+}
+
+func startHost(t *testing.T, flags []string) host {
+	cmd, lines := process(t, "place until signal", append(flags, os.Args[0])...)
+	return host{cmd, lines}
+}
+
+// await reads until a rank says something.
+func (h host) await(t *testing.T, want string) {
+	for line := range h.lines {
+		if strings.Contains(line, want) {
+			return
+		}
+	}
+	t.Fatalf("ended without %q", want)
+}
+
+func (h host) end(s syscall.Signal) int {
+	_ = h.cmd.Process.Signal(s) // it may have ended
+	for range h.lines {
+	}
+	_ = h.cmd.Wait() // its error is in the state
+	return h.cmd.ProcessState.ExitCode()
+}
+
+// TestHostsMeetAgain kills hosts one after the other, the first one too, and brings them back.
+func TestHostsMeetAgain(t *testing.T) {
+	flags := hostFlags(t, 3, "-restarts", "3", "-min", "2")
+	var hosts [3]host
+	for h := range hosts {
+		hosts[h] = startHost(t, flags(h))
+		defer func() { hosts[h].end(syscall.SIGKILL) }()
+	}
+	all := func(places ...string) {
+		t.Helper()
+		for h, place := range places {
+			if place != "" {
+				hosts[h].await(t, "start "+place)
+				hosts[h].await(t, "ready")
+			}
+		}
+	}
+	all("0 is 0 of 3", "0 is 1 of 3", "0 is 2 of 3")
+
+	require.Equal(t, -1, hosts[1].end(syscall.SIGKILL))
+	all("1 is 0 of 2", "", "1 is 1 of 2")
+	hosts[1] = startHost(t, flags(1))
+	all("2 is 0 of 3", "2 is 1 of 3", "2 is 2 of 3")
+
+	require.Equal(t, -1, hosts[0].end(syscall.SIGKILL))
+	hosts[0] = startHost(t, flags(0))
+	all("3 is 0 of 3", "3 is 1 of 3", "3 is 2 of 3")
+
+	require.Equal(t, 15, hosts[0].end(syscall.SIGTERM)) // of all
+	require.Equal(t, 15, hosts[1].end(0))
+	require.Equal(t, 15, hosts[2].end(0))
+}

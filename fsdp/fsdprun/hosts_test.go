@@ -1,0 +1,148 @@
+//go:build unix
+
+package main
+
+import (
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// together runs a script on several hosts, which are one, to the end.
+func together(t *testing.T, script string, hosts int, flags ...string) (statuses []int, all []*running) {
+	rdzv := freeAddress(t)
+	for host := range hosts {
+		all = append(all, begin(t, script, strings.NewReader(""),
+			append([]string{"-nnodes", fmt.Sprint(hosts), "-node-rank", fmt.Sprint(host), "-rdzv", rdzv}, flags...)))
+	}
+	for _, r := range all {
+		statuses = append(statuses, <-r.status)
+	}
+	return statuses, all
+}
+
+func freeAddress(t *testing.T) string {
+	port, err := freePort("127.0.0.1")
+	require.NoError(t, err)
+	return net.JoinHostPort("127.0.0.1", port)
+}
+
+func secretFile(t *testing.T) string {
+	name := filepath.Join(t.TempDir(), "key")
+	require.NoError(t, os.WriteFile(name, []byte("0123456789abcdef 0123456789\n"), 0o600))
+	return name
+}
+
+func TestSeveralHosts(t *testing.T) {
+	statuses, all := together(t, "place", 3, "-n", "2", "-secret-file", secretFile(t), "-tls")
+	require.Equal(t, []int{0, 0, 0}, statuses, &all[0].err)
+	for host, r := range all {
+		for i := range 2 {
+			rank := 2*host + i
+			require.Regexp(t, fmt.Sprintf(`^\[%d\] %d 6 %d 2 %d 3 127\.0\.0\.1:\d+ 127\.0\.0\.1:\d+-[0-9a-f]{8} 0 0  127\.0\.0\.1 `, rank, rank, i, host), r.out.sorted()[i])
+		}
+		require.Contains(t, r.err.String(), "start 0: 6 ranks on host 0-2\n")
+	}
+}
+
+// hostFlags returns the flags of hosts with one rank each.
+func hostFlags(t *testing.T, hosts int, flags ...string) func(host int) []string {
+	common := append([]string{"-n", "1", "-nnodes", fmt.Sprint(hosts), "-rdzv", freeAddress(t), "-secret-file", secretFile(t)}, flags...)
+	return func(host int) []string { return append(slices.Clone(common), "-node-rank", fmt.Sprint(host)) }
+}
+
+// TestHostLeaves: a signal for one host ends its part. The others go on with another one in its place,
+// which had to wait for that.
+func TestHostLeaves(t *testing.T) {
+	flags := hostFlags(t, 2, "-restarts", "1")
+	var hosts []*running
+	for host := range 2 {
+		hosts = append(hosts, begin(t, "wait", strings.NewReader(""), flags(host)))
+		defer func() { hosts[host].signals <- syscall.SIGTERM }()
+	}
+	hosts[0].await(1, "ready")
+	hosts[1].await(1, "ready")
+	second := begin(t, "wait", strings.NewReader(""), flags(1))
+	second.err.await("there is a host 1 already: waiting for its end")
+	hosts[1].signals <- syscall.SIGINT
+	require.Zero(t, <-hosts[1].status, &hosts[1].err) // its rank chose to end well
+	hosts[0].await(1, "ready")
+	second.await(1, "ready")
+	require.Contains(t, hosts[0].err.String(), "first: host 1 leaves: SIGINT\n")
+	require.Contains(t, second.err.String(), "start 1: 2 ranks on host 0-1\n")
+	hosts[0].signals <- syscall.SIGINT
+	require.Zero(t, <-hosts[0].status, &hosts[0].err)
+	require.Zero(t, <-second.status, &second.err)
+}
+
+// TestHostsDiffer: hosts that were told different things do not become one job.
+func TestHostsDiffer(t *testing.T) {
+	flags := hostFlags(t, 2, "-restarts", "1")
+	first := begin(t, "wait", strings.NewReader(""), flags(0))
+	other := secretFile(t)
+	require.NoError(t, os.WriteFile(other, []byte("another secret of these tests"), 0o600))
+	for _, c := range [][2]string{
+		{"-min 1", "host 1 has -min 1 -restarts 1, host 0 has -min 0 -restarts 1"},
+		{"-nnodes 3", "host 0 has -nnodes 2, host 1 has -nnodes 3"},
+		{"-job other", `runs job "127.0.0.1`},
+		{"-secret-file " + other, "another secret"},
+	} {
+		r := begin(t, "wait", strings.NewReader(""), append(flags(1), strings.Fields(c[0])...))
+		require.NotZero(t, <-r.status)
+		require.Contains(t, r.err.String(), c[1])
+	}
+	first.signals <- syscall.SIGTERM
+	require.Equal(t, exitError, <-first.status)
+	require.Contains(t, first.err.String(), "SIGTERM before the ranks were started")
+}
+
+// TestNoHost0: a host does not look for host 0 for ever.
+func TestNoHost0(t *testing.T) {
+	flags := hostFlags(t, 2, "-join-timeout", "50ms")
+	r := begin(t, "wait", strings.NewReader(""), flags(1))
+	require.Equal(t, exitError, <-r.status)
+	require.Regexp(t, `host 0 at 127\.0\.0\.1:\d+ does not answer: .*\(time is up after 50ms \(-join-timeout\)\)`, r.err.String())
+
+	r = begin(t, "wait", strings.NewReader(""), hostFlags(t, 2)(1))
+	r.err.await("waiting for host 0")
+	r.signals <- syscall.SIGTERM
+	require.Equal(t, exitError, <-r.status)
+	require.Contains(t, r.err.String(), "SIGTERM: not waiting for host 0")
+}
+
+// TestSilence: both ends of a wire speak often enough, and notice when the other one does not.
+func TestSilence(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a, b := net.Pipe()
+		near, far := newWire(a, a), newWire(b, b)
+		defer near.close()
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			for far.read(&report{}) == nil {
+			}
+		}()
+		near.send(order{Say: "hello"})
+		begin := time.Now()
+		for time.Since(begin) < time.Minute {
+			require.NoError(t, near.read(&order{}))
+		}
+		close(far.closed) // it says nothing any more, and does not hang up
+		far.writing.Wait()
+		begin = time.Now()
+		require.EqualError(t, near.read(&order{}), "no word for 20s")
+		require.Equal(t, silence, time.Since(begin))
+		far.raw.Close()
+		require.Error(t, near.read(&order{}))
+		<-done
+	})
+}

@@ -1,0 +1,471 @@
+package main
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/gofsdp/gofsdp/internal/launch"
+)
+
+// The meeting is where the hosts of a job decide which ranks start when. Host 0 holds it, in its
+// fsdprun. A job on one host is a meeting of one.
+//
+//	host h                                     host 0
+//	  | -- join: how many ranks I can run ------->  |
+//	  | <- start: which ranks, of how many -------  |  to all hosts, once they suffice
+//	  |      its ranks run                          |
+//	  | -- failed: rank 3 exited with 1 --------->  |  it ends its other ranks at once
+//	  | <- stop: SIGTERM -------------------------  |  to the other hosts
+//	  | -- ended: how each rank has ended ------->  |  when the last one has
+//	  | <- start again, or end: the exit status --  |
+//
+// What holds:
+//
+//   - One start at a time. Nobody is told to start before every host that is here has said that its
+//     ranks of the start before have ended. A host that is gone ends its ranks by itself.
+//   - Every start has a number, larger than those before, and a name of its own, which ranks tell each
+//     other when they join. So ranks of two starts never take each other for their own, also when
+//     host 0 was replaced or a host was cut off and still runs ranks of a former start.
+//   - Ranks are numbered in the order of the hosts' numbers, whoever is here.
+//   - A start has at least min ranks, except that nothing is started.
+//   - There are at most as many starts after a failure as restarts.
+//   - It does not wait for ever: with enough hosts for a rest or the last call, without them for
+//     patience. Ranks that were asked to end are killed by their hosts after some time.
+//
+// meeting decides and does nothing else: it is told what happens and when, and leaves orders in out.
+type meeting struct {
+	hosts, restarts int
+	min             int           // ranks; 0 for all that all hosts have
+	patience        time.Duration // with hosts that do not come
+	job             string        // begins the names of starts
+
+	now      time.Time       // of the last event
+	members  map[int]*member // the hosts that are here
+	count    int             // the number of the next start
+	size     int             // ranks of the last start; 0 before the first
+	since    time.Time       // when the ranks were started, or else had ended
+	until    time.Time       // before which there is no start
+	running  bool            // a start was ordered, and its ranks have not all ended
+	asked    reason          // why they were asked to end
+	gone     []string        // hosts that went meanwhile, and how
+	left     []string        // or were asked to leave
+	ended    []*ending       // of the last start, in the order in which that was heard
+	failures int
+	rest     time.Duration // after the last one
+	status   int           // of the last one
+	over     bool
+
+	out []message
+}
+
+// member is a host.
+type member struct {
+	offer
+	ranks   int  // that it is to run
+	busy    bool // they run
+	leaving bool // and are its last ones
+	ended   []*ending
+}
+
+// reason is why ranks that run were asked to end.
+type reason uint8
+
+const (
+	unasked reason = iota
+	failure        // of a rank or a host
+	growth         // there will be more ranks
+	user           // a signal came for host 0
+)
+
+// message is an order for a host.
+type message struct {
+	to int
+	order
+}
+
+// order is what the meeting tells a host. Fields that are not set say nothing.
+type order struct {
+	Say   string         // to be printed
+	Start *start         // ranks
+	Stop  syscall.Signal // for the ranks that run
+	End   bool           // of fsdprun, with
+	Exit  int            // this status
+}
+
+// report is what a host tells the meeting: one of these.
+type report struct {
+	Join   *offer         // before anything else
+	Failed string         // the first rank that did
+	Ended  []ending       // all of a start, in order of time
+	Signal syscall.Signal // came for its fsdprun
+	Gone   string         // why nothing more comes
+}
+
+// offer is what a host brings along.
+type offer struct {
+	Ranks         int // that it can run
+	Most          int // after SIGUSR1
+	Min, Restarts int // the flags
+	Count         int // of the next start, as far as it knows
+}
+
+// lastCall is how long the first start waits for absent hosts once there are enough ranks.
+const lastCall = 30 * time.Second
+
+// hear takes note of a report.
+func (m *meeting) hear(now time.Time, host int, r report) {
+	m.now = now
+	here := m.members[host] != nil
+	switch {
+	case m.over && r.Join != nil: // too late
+		m.tell(host, order{End: true, Exit: m.status})
+	case m.over:
+	case r.Join != nil:
+		m.join(host, *r.Join)
+	case !here: // it was told to end
+	case r.Gone != "":
+		m.lose(host, r.Gone)
+	case r.Signal != 0:
+		m.interrupted(host, r.Signal)
+	case r.Failed != "":
+		m.stop(failure, syscall.SIGTERM, host, r.Failed+"; ending the others")
+	case r.Ended != nil:
+		m.end(host, r.Ended)
+	}
+	m.advance()
+}
+
+// tick takes note of the time that wake has named.
+func (m *meeting) tick(now time.Time) {
+	m.now = now
+	m.advance()
+}
+
+// wake returns when tick is to be called, zero for never.
+func (m *meeting) wake() time.Time {
+	if m.over || m.running {
+		return time.Time{}
+	}
+	if _, total := m.plan(); total > 0 {
+		return m.until
+	}
+	return m.since.Add(m.patience)
+}
+
+func (m *meeting) join(host int, o offer) {
+	if ours := m.members[0]; ours != nil && (o.Min != ours.Min || o.Restarts != ours.Restarts) {
+		m.tell(host, order{End: true, Exit: exitUsage, Say: fmt.Sprintf("host %d has -min %d -restarts %d, host 0 has -min %d -restarts %d: "+
+			"give them all the same", host, o.Min, o.Restarts, ours.Min, ours.Restarts)})
+		return
+	}
+	m.members[host] = &member{offer: o, ranks: o.Ranks}
+	m.count = max(m.count, o.Count)
+	if m.running {
+		m.stop(growth, syscall.SIGTERM, -1, fmt.Sprintf("host %d has come: ending %d ranks to start more", host, m.size))
+	}
+}
+
+// lose takes note that a host is gone.
+func (m *meeting) lose(host int, why string) {
+	busy := m.members[host].busy
+	delete(m.members, host)
+	text := fmt.Sprintf("host %d is gone: %s", host, why)
+	if busy {
+		m.gone = append(m.gone, text)
+		m.stop(failure, syscall.SIGTERM, host, text+"; ending the others")
+		return
+	}
+	m.say(text)
+}
+
+// end takes note that the ranks of a host have ended.
+func (m *meeting) end(host int, list []ending) {
+	h := m.members[host]
+	h.busy = false
+	for i := range list {
+		h.ended = append(h.ended, &list[i])
+	}
+	m.ended = append(m.ended, h.ended...)
+	slices.SortStableFunc(m.ended, func(a, b *ending) int { return cmp.Compare(a.After, b.After) })
+	if h.leaving {
+		m.dismiss(host, h.ended)
+	}
+}
+
+// dismiss lets a host go to which a signal came.
+func (m *meeting) dismiss(host int, list []*ending) {
+	exit := 0
+	if first := culprit(list); first != nil {
+		exit = first.status()
+	}
+	m.tell(host, order{End: true, Exit: exit})
+	delete(m.members, host)
+}
+
+// interrupted takes note of a signal. One for host 0 ends the job, one for another host only that
+// host's part.
+func (m *meeting) interrupted(host int, s syscall.Signal) {
+	h := m.members[host]
+	text := fmt.Sprintf("host %d leaves: %s", host, signalName(s))
+	switch {
+	case s == growSignal:
+		m.grow(host, h)
+	case host > 0 && h.busy:
+		if !h.leaving {
+			h.leaving = true
+			m.left = append(m.left, text)
+			m.stop(failure, syscall.SIGTERM, host, text+"; ending the others")
+		}
+	case host > 0:
+		m.say(text)
+		m.dismiss(host, nil)
+	case m.size == 0:
+		m.finish(exitError, signalName(s)+" before the ranks were started")
+	case !m.running:
+		m.finish(m.status, signalName(s)+": no restart")
+	default:
+		if m.asked == user {
+			s = syscall.SIGKILL
+		}
+		m.asked = unasked
+		m.stop(user, s, 0, "host 0 passes "+signalName(s)+" on")
+	}
+}
+
+// grow lets a host have all the ranks that it may.
+func (m *meeting) grow(host int, h *member) {
+	switch {
+	case h.ranks == h.Most:
+		m.tell(host, order{Say: fmt.Sprintf("asked to grow, but there are %d ranks already", h.ranks)})
+	case m.asked != unasked:
+		m.tell(host, order{Say: "asked to grow, but the ranks are ending"})
+	case m.running:
+		more := m.size - h.ranks + h.Most
+		h.ranks = h.Most
+		m.stop(growth, syscall.SIGTERM, -1, fmt.Sprintf("asked to grow: ending %d ranks to start %d", m.size, more))
+	case m.size > 0:
+		h.ranks = h.Most
+		m.until = m.now
+		_, total := m.plan()
+		m.say(fmt.Sprintf("asked to grow: starting again with %d ranks", total))
+	}
+}
+
+// stop asks all ranks to end, except those of the host where that has been done.
+func (m *meeting) stop(why reason, s syscall.Signal, done int, text string) {
+	if !m.running || m.asked != unasked {
+		return
+	}
+	m.asked = why
+	for host, h := range m.inOrder {
+		if h.busy && host != done {
+			m.tell(host, order{Stop: s, Say: text})
+		}
+	}
+}
+
+// advance does what is due.
+func (m *meeting) advance() {
+	if m.running && !m.busy() {
+		m.conclude()
+	}
+	if !m.running && !m.over {
+		m.gather()
+	}
+}
+
+func (m *meeting) busy() bool {
+	for _, h := range m.members {
+		if h.busy {
+			return true
+		}
+	}
+	return false
+}
+
+// conclude decides whether there is another start.
+func (m *meeting) conclude() {
+	why, lasted := m.asked, m.now.Sub(m.since)
+	m.running, m.asked, m.since = false, unasked, m.now
+	first := m.first()
+	switch {
+	case why == growth:
+		m.until = m.now
+		if _, total := m.plan(); total > 0 {
+			m.say(fmt.Sprintf("starting again with %d ranks", total))
+		}
+	case first == nil && len(m.gone) == 0 && (len(m.left) == 0 || why == user):
+		m.finish(0, "")
+	default:
+		m.fail(first, lasted, why)
+	}
+}
+
+// first returns the rank to blame for the end of a start, nil if that is no rank: where a host is
+// gone, the ends that follow from it prove nothing.
+func (m *meeting) first() *ending {
+	first := culprit(m.ended)
+	if first == nil || len(m.gone)+len(m.left) == 0 {
+		return first
+	}
+	if _, peer := first.blames(); peer || !first.Early {
+		return nil
+	}
+	return first
+}
+
+// fail decides what follows a failure.
+func (m *meeting) fail(first *ending, lasted time.Duration, why reason) {
+	m.say(summary(first, m.ended, append(m.gone, m.left...)))
+	m.status = exitError
+	if first != nil {
+		m.status = first.status()
+	}
+	if why == user || m.failures == m.restarts {
+		m.finish(m.status, "")
+		return
+	}
+	if r := hopeless(m.ended); r != nil && first != nil && !first.lost() {
+		m.finish(m.status, fmt.Sprintf("not starting again: rank %d says that %s", r.Rank, launch.NoRestart))
+		return
+	}
+	m.failures++
+	for _, h := range m.inOrder {
+		h.ranks = max(1, h.ranks-lost(h.ended, first))
+	}
+	m.rest = restAfter(m.rest, lasted)
+	m.until = m.now.Add(m.rest)
+	with := "with more hosts"
+	if _, total := m.plan(); total > 0 {
+		with = fmt.Sprintf("with %d ranks", total)
+	}
+	m.say(fmt.Sprintf("restart %d of %d in %v, %s", m.failures, m.restarts, m.rest, with))
+}
+
+// Restarts get rarer while ranks fail at once, so that an outage of the network or the disk does
+// not use them all up.
+const (
+	shortestRest = time.Second
+	longestRest  = time.Minute
+)
+
+// restAfter returns how long to wait before a restart: twice as long as the last time, or as short
+// as can be if the ranks have lasted.
+func restAfter(rest, lasted time.Duration) time.Duration {
+	if lasted >= longestRest {
+		rest = 0
+	}
+	return min(max(2*rest, shortestRest), longestRest)
+}
+
+// plan returns how many ranks each host would start now, and in all: none if they are too few. Ranks
+// that were lost are started again where there would be too few without them.
+func (m *meeting) plan() (ranks map[int]int, total int) {
+	all, most, ranks := 0, 0, make(map[int]int)
+	for host, h := range m.members {
+		ranks[host] = h.ranks
+		total += h.ranks
+		all += h.Ranks
+		most += h.Most
+	}
+	need := m.min
+	if need == 0 {
+		need = all
+	}
+	if most < need || m.min == 0 && len(m.members) < m.hosts {
+		return nil, 0
+	}
+	for host, h := range m.inOrder {
+		more := max(0, min(need-total, h.Most-h.ranks))
+		ranks[host] += more
+		total += more
+	}
+	return ranks, total
+}
+
+// gather starts ranks when it is time.
+func (m *meeting) gather() {
+	ranks, total := m.plan()
+	all := len(m.members) == m.hosts
+	switch {
+	case total == 0 && all:
+		m.finish(exitError, fmt.Sprintf("-min %d is more than the ranks of all %d hosts", m.min, m.hosts))
+		return
+	case total == 0 && m.now.Before(m.since.Add(m.patience)):
+		return
+	case total == 0:
+		m.finish(exitError, fmt.Sprintf("host %s did not come within %v, and without it there are too few ranks (-min)", m.absent(), m.patience))
+		return
+	}
+	if m.until.IsZero() {
+		m.until = m.now.Add(lastCall)
+	}
+	if m.now.Before(m.until) && !(all && m.size == 0) {
+		return
+	}
+	m.start(ranks, total)
+}
+
+func (m *meeting) start(ranks map[int]int, total int) {
+	m.running, m.size, m.since = true, total, m.now
+	m.ended, m.gone, m.left = nil, nil, nil
+	name := m.job
+	if m.count > 0 {
+		name = fmt.Sprintf("%s.%d", name, m.count)
+	}
+	first, node := 0, 0
+	for host, h := range m.inOrder {
+		h.busy, h.ranks, h.ended = true, ranks[host], nil
+		o := order{Start: &start{
+			Count: m.count, Job: name, First: first, Ranks: h.ranks, Size: total, Node: node, Nodes: len(ranks),
+		}}
+		if m.hosts > 1 {
+			o.Say = fmt.Sprintf("start %d: %d ranks on host %s", m.count, total, list(slices.Sorted(maps.Keys(ranks))))
+		}
+		m.tell(host, o)
+		first += h.ranks
+		node++
+	}
+	m.count++
+}
+
+// absent lists the hosts that are not here.
+func (m *meeting) absent() string {
+	var absent []int
+	for host := range m.hosts {
+		if m.members[host] == nil {
+			absent = append(absent, host)
+		}
+	}
+	return list(absent)
+}
+
+// finish ends the job on all hosts.
+func (m *meeting) finish(status int, text string) {
+	m.over, m.status = true, status
+	for host := range m.inOrder {
+		m.tell(host, order{End: true, Exit: status, Say: text})
+	}
+}
+
+func (m *meeting) tell(host int, o order) { m.out = append(m.out, message{host, o}) }
+
+func (m *meeting) say(text string) {
+	for host := range m.inOrder {
+		m.tell(host, order{Say: strings.TrimSuffix(text, "\n")})
+	}
+}
+
+// inOrder iterates over the hosts that are here.
+func (m *meeting) inOrder(yield func(int, *member) bool) {
+	for _, host := range slices.Sorted(maps.Keys(m.members)) {
+		if h := m.members[host]; h != nil && !yield(host, h) {
+			return
+		}
+	}
+}

@@ -1,0 +1,92 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"sync"
+	"time"
+)
+
+// wire carries messages between two hosts, as JSON. Each end says something four times in silence at
+// least, so an end that hears nothing for as long knows that the other one is gone.
+type wire struct {
+	conn    net.Conn
+	raw     net.Conn // below TLS: closing it does not wait for the other end
+	limit   *io.LimitedReader
+	decoder *json.Decoder
+	out     chan any
+	broken  chan struct{} // closed when nothing can be sent any more
+	closed  chan struct{}
+	writing sync.WaitGroup
+}
+
+const (
+	silence    = 20 * time.Second // as between ranks
+	maxMessage = 64 << 20         // bytes; the endings of many ranks have the ends of their output
+	maxUnsent  = 64               // messages
+)
+
+func newWire(conn, raw net.Conn) *wire {
+	w := &wire{
+		conn: conn, raw: raw, limit: &io.LimitedReader{R: conn},
+		out: make(chan any, maxUnsent), broken: make(chan struct{}), closed: make(chan struct{}),
+	}
+	w.decoder = json.NewDecoder(w.limit)
+	w.writing.Go(w.write)
+	return w
+}
+
+// send does not wait. The connection of an end that does not take its messages is broken off.
+func (w *wire) send(message any) {
+	select {
+	case w.out <- message:
+	default:
+		w.raw.Close()
+	}
+}
+
+func (w *wire) write() {
+	defer close(w.broken)
+	encoder := json.NewEncoder(w.conn)
+	beat := time.NewTicker(silence / 4)
+	defer beat.Stop()
+	for {
+		var message any = struct{}{}
+		select {
+		case message = <-w.out:
+		case <-beat.C:
+		case <-w.closed:
+			return
+		}
+		w.conn.SetWriteDeadline(time.Now().Add(silence))
+		if encoder.Encode(message) != nil {
+			w.raw.Close() // the reader says why
+			return
+		}
+	}
+}
+
+// read waits for a message, which may be empty, into what is zero.
+func (w *wire) read(message any) error {
+	w.conn.SetReadDeadline(time.Now().Add(silence))
+	w.limit.N = maxMessage
+	err := w.decoder.Decode(message)
+	switch {
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		return fmt.Errorf("no word for %v", silence)
+	case errors.Is(err, io.EOF):
+		return errors.New("it has hung up")
+	}
+	return err
+}
+
+// close breaks the connection off.
+func (w *wire) close() {
+	close(w.closed)
+	w.raw.Close()
+	w.writing.Wait()
+}
