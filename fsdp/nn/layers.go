@@ -1,6 +1,7 @@
 package nn
 
 import (
+	"cmp"
 	"fmt"
 
 	"gorgonia.org/gorgonia"
@@ -12,7 +13,7 @@ import (
 // defaultStd is the standard deviation of initial weights where none is given.
 const defaultStd = 0.02
 
-func weights(std float64) fsdp.Init { return fsdp.Normal(orDefault(std, defaultStd)) }
+func weights(std float64) fsdp.Init { return fsdp.Normal(cmp.Or(std, defaultStd)) }
 
 // Linear maps x [..., In] to x·weightᵀ + bias, [..., Out]. Parameters: weight [Out, In] and, unless
 // NoBias, bias [Out], and those of its adapter.
@@ -34,10 +35,7 @@ func (m *Linear) Params() []fsdp.Param {
 
 // Build implements fsdp.Module.
 func (m *Linear) Build(b *fsdp.Builder, in ...*gorgonia.Node) (gorgonia.Nodes, error) {
-	if err := arguments(in, 1); err != nil {
-		return nil, err
-	}
-	w, err := b.Param("weight")
+	p, err := operands(b, in, 1, "weight")
 	if err != nil {
 		return nil, err
 	}
@@ -47,7 +45,7 @@ func (m *Linear) Build(b *fsdp.Builder, in ...*gorgonia.Node) (gorgonia.Nodes, e
 			return nil, err
 		}
 	}
-	y, err := ops.Linear(in[0], w, bias)
+	y, err := ops.Linear(in[0], p[0], bias)
 	if err != nil {
 		return nil, err
 	}
@@ -67,14 +65,11 @@ func (m *Embedding) Params() []fsdp.Param {
 
 // Build implements fsdp.Module.
 func (m *Embedding) Build(b *fsdp.Builder, in ...*gorgonia.Node) (gorgonia.Nodes, error) {
-	if err := arguments(in, 1); err != nil {
-		return nil, err
-	}
-	w, err := b.Param("weight")
+	p, err := operands(b, in, 1, "weight")
 	if err != nil {
 		return nil, err
 	}
-	return one(ops.Embedding(w, in[0]))
+	return one(ops.Embedding(p[0], in[0]))
 }
 
 // Positions adds a learned vector per position to x [B, T, Dim], T <= Rows. Parameter: weight
@@ -91,22 +86,11 @@ func (m *Positions) Params() []fsdp.Param {
 
 // Build implements fsdp.Module.
 func (m *Positions) Build(b *fsdp.Builder, in ...*gorgonia.Node) (gorgonia.Nodes, error) {
-	if err := arguments(in, 1); err != nil {
-		return nil, err
-	}
-	w, err := b.Param("weight")
+	p, err := operands(b, in, 1, "weight")
 	if err != nil {
 		return nil, err
 	}
-	return one(ops.AddPositions(in[0], w))
-}
-
-// orDefault returns v, or def if v is zero.
-func orDefault(v, def float64) float64 {
-	if v == 0 {
-		return def
-	}
-	return v
+	return one(ops.AddPositions(in[0], p[0]))
 }
 
 // Pointwise applies an activation to its input, for models that call their parts one by one.
@@ -117,8 +101,8 @@ func (*Pointwise) Params() []fsdp.Param { return nil }
 
 // Build implements [fsdp.Module].
 func (p *Pointwise) Build(_ *fsdp.Builder, in ...*gorgonia.Node) (gorgonia.Nodes, error) {
-	if len(in) != 1 {
-		return nil, fmt.Errorf("pointwise: %d inputs, want 1", len(in))
+	if err := arguments(in, 1); err != nil {
+		return nil, err
 	}
 	return one(p.Act.apply(in[0]))
 }
@@ -152,6 +136,20 @@ func arguments(in []*gorgonia.Node, want int) error {
 		return fmt.Errorf("%d inputs, want %d", len(in), want)
 	}
 	return nil
+}
+
+// operands checks the number of inputs and returns the parameters of those names.
+func operands(b *fsdp.Builder, in []*gorgonia.Node, want int, names ...string) (params []*gorgonia.Node, err error) {
+	if err := arguments(in, want); err != nil {
+		return nil, err
+	}
+	params = make([]*gorgonia.Node, len(names))
+	for i, name := range names {
+		if params[i], err = b.Param(name); err != nil {
+			return nil, err
+		}
+	}
+	return params, nil
 }
 
 // one makes the result of a module with a single output.

@@ -1,6 +1,7 @@
 package nn
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"maps"
@@ -46,7 +47,7 @@ func IsAdapter(name string) bool {
 }
 
 // scale returns the factor of the adapter's output.
-func (l LoRA) scale() float64 { return orDefault(l.Alpha, float64(l.Rank)) / float64(l.Rank) }
+func (l LoRA) scale() float64 { return cmp.Or(l.Alpha, float64(l.Rank)) / float64(l.Rank) }
 
 // params returns the parameters of the adapter of a layer.
 func (l LoRA) params(in, out int) []fsdp.Param {
@@ -64,22 +65,18 @@ func (l LoRA) add(b *fsdp.Builder, y, x *gorgonia.Node) (*gorgonia.Node, error) 
 	if l.Rank == 0 {
 		return y, nil
 	}
-	pa, err := b.Param(loraA)
+	p, err := operands(b, nil, 0, loraA, loraB)
 	if err != nil {
 		return nil, err
 	}
-	pb, err := b.Param(loraB)
-	if err != nil {
-		return nil, err
-	}
-	low, err := ops.Linear(x, pa, nil) // [..., Rank]
+	low, err := ops.Linear(x, p[0], nil) // [..., Rank]
 	if err != nil {
 		return nil, err
 	}
 	if low, err = ops.Scale(low, l.scale()); err != nil {
 		return nil, err
 	}
-	return ops.AddLinear(y, low, pb)
+	return ops.AddLinear(y, low, p[1])
 }
 
 // Merge adds the adapters in params, the full state of a model whose layers are adapted by l, to

@@ -1,6 +1,8 @@
 package nn
 
 import (
+	"cmp"
+
 	"gorgonia.org/gorgonia"
 
 	"github.com/gofsdp/gofsdp/fsdp"
@@ -27,18 +29,11 @@ func (m *LayerNorm) Params() []fsdp.Param {
 
 // Build implements fsdp.Module.
 func (m *LayerNorm) Build(b *fsdp.Builder, in ...*gorgonia.Node) (gorgonia.Nodes, error) {
-	if err := arguments(in, 1); err != nil {
-		return nil, err
-	}
-	gain, err := b.Param("weight")
+	p, err := operands(b, in, 1, "weight", "bias")
 	if err != nil {
 		return nil, err
 	}
-	bias, err := b.Param("bias")
-	if err != nil {
-		return nil, err
-	}
-	return one(ops.LayerNorm(in[0], gain, bias, orDefault(m.Eps, 1e-5)))
+	return one(ops.LayerNorm(in[0], p[0], p[1], cmp.Or(m.Eps, 1e-5)))
 }
 
 // RMSNorm divides x [..., Dim] by the root mean square of its last dimension, then scales.
@@ -55,14 +50,11 @@ func (m *RMSNorm) Params() []fsdp.Param {
 
 // Build implements fsdp.Module.
 func (m *RMSNorm) Build(b *fsdp.Builder, in ...*gorgonia.Node) (gorgonia.Nodes, error) {
-	if err := arguments(in, 1); err != nil {
-		return nil, err
-	}
-	gain, err := b.Param("weight")
+	p, err := operands(b, in, 1, "weight")
 	if err != nil {
 		return nil, err
 	}
-	return one(ops.RMSNorm(in[0], gain, orDefault(m.Eps, 1e-6)))
+	return one(ops.RMSNorm(in[0], p[0], cmp.Or(m.Eps, 1e-6)))
 }
 
 // BatchNorm normalises each channel of x [..., Dim] over all other dimensions to mean 0 and
@@ -90,17 +82,11 @@ func (m *BatchNorm) Params() []fsdp.Param {
 
 // Build implements fsdp.Module.
 func (m *BatchNorm) Build(b *fsdp.Builder, in ...*gorgonia.Node) (gorgonia.Nodes, error) {
-	if err := arguments(in, 1); err != nil {
+	p, err := operands(b, in, 1, "weight", "bias", "running_mean", "running_var")
+	if err != nil {
 		return nil, err
 	}
-	var p [4]*gorgonia.Node
-	for i, name := range [...]string{"weight", "bias", "running_mean", "running_var"} {
-		var err error
-		if p[i], err = b.Param(name); err != nil {
-			return nil, err
-		}
-	}
-	y, mean, variance, err := ops.BatchNorm(in[0], p[0], p[1], p[2], p[3], orDefault(m.Eps, 1e-5), orDefault(m.Momentum, 0.1))
+	y, mean, variance, err := ops.BatchNorm(in[0], p[0], p[1], p[2], p[3], cmp.Or(m.Eps, 1e-5), cmp.Or(m.Momentum, 0.1))
 	if err != nil {
 		return nil, err
 	}

@@ -1,6 +1,7 @@
 package nn
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 	"slices"
@@ -30,7 +31,7 @@ func (m *Attention) qkv() *Linear {
 	return &Linear{In: m.Dim, Out: 3 * m.Dim, NoBias: m.NoBias, Std: m.Std, LoRA: m.LoRA}
 }
 func (m *Attention) proj() *Linear {
-	return &Linear{In: m.Dim, Out: m.Dim, NoBias: m.NoBias, Std: orDefault(m.ProjStd, m.Std), LoRA: m.LoRA}
+	return &Linear{In: m.Dim, Out: m.Dim, NoBias: m.NoBias, Std: cmp.Or(m.ProjStd, m.Std), LoRA: m.LoRA}
 }
 
 // Params implements fsdp.Module.
@@ -98,7 +99,7 @@ func (m *MLP) fc() *Linear {
 	return &Linear{In: m.Dim, Out: m.Hidden, NoBias: m.NoBias, Std: m.Std, LoRA: m.LoRA}
 }
 func (m *MLP) out() *Linear {
-	return &Linear{In: m.Hidden, Out: m.Dim, NoBias: m.NoBias, Std: orDefault(m.OutStd, m.Std), LoRA: m.LoRA}
+	return &Linear{In: m.Hidden, Out: m.Dim, NoBias: m.NoBias, Std: cmp.Or(m.OutStd, m.Std), LoRA: m.LoRA}
 }
 
 // Params implements fsdp.Module.
@@ -137,11 +138,7 @@ func (m *Block) attn() *Attention {
 	return &Attention{Dim: m.Dim, Heads: m.Heads, Causal: !m.Full, NoBias: m.NoBias, Dropout: m.Dropout, ProjStd: m.ResidStd, LoRA: m.LoRA}
 }
 func (m *Block) mlp() *MLP {
-	hidden := m.Hidden
-	if hidden == 0 {
-		hidden = 4 * m.Dim
-	}
-	return &MLP{Dim: m.Dim, Hidden: hidden, Act: m.Act, NoBias: m.NoBias, Dropout: m.Dropout, OutStd: m.ResidStd, LoRA: m.LoRA}
+	return &MLP{Dim: m.Dim, Hidden: cmp.Or(m.Hidden, 4*m.Dim), Act: m.Act, NoBias: m.NoBias, Dropout: m.Dropout, OutStd: m.ResidStd, LoRA: m.LoRA}
 }
 
 // Params implements fsdp.Module.
@@ -229,14 +226,11 @@ func (m *Head) Params() []fsdp.Param {
 
 // Build implements fsdp.Module.
 func (m *Head) Build(b *fsdp.Builder, in ...*gorgonia.Node) (gorgonia.Nodes, error) {
-	if err := arguments(in, 2); err != nil {
-		return nil, err
-	}
-	w, err := b.Param("weight")
+	p, err := operands(b, in, 2, "weight")
 	if err != nil {
 		return nil, err
 	}
-	logits, err := ops.Linear(in[0], w, nil)
+	logits, err := ops.Linear(in[0], p[0], nil)
 	if err != nil {
 		return nil, err
 	}
