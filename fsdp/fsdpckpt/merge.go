@@ -127,7 +127,7 @@ func (m *merger) plan(manifest *checkpoint.Manifest) ([]merged, *safetensors.Hea
 			continue
 		case k.Entry != "":
 			counts.Updates[checkpoint.Key{Param: k.Param, Owner: k.Owner}.Name()] = t.Steps
-		case m.as != "" && !isFloat(dtype):
+		case m.as != "" && !dtype.IsFloat():
 			return nil, nil, fmt.Errorf("%s is %s, which -dtype cannot change", t.Name(), dtype)
 		case m.as != "":
 			dtype = m.as
@@ -161,11 +161,6 @@ func (m *merger) plan(manifest *checkpoint.Manifest) ([]merged, *safetensors.Hea
 	}
 	header, err := safetensors.NewHeader(tensors, metadata)
 	return list, header, err
-}
-
-// isFloat tells whether elements of a type can be converted.
-func isFloat(t safetensors.DType) bool {
-	return t == safetensors.F64 || t == safetensors.F32 || t == safetensors.F16 || t == safetensors.BF16
 }
 
 // replace makes a file that has its name only once all of it is on disk. Before that, and after an

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"hash/crc32"
-	"io"
 	"io/fs"
 	"path/filepath"
 	"sort"
@@ -155,20 +154,7 @@ func readFile(fsys FS, path string) (b []byte, err error) {
 		return nil, fmt.Errorf("%s: %w: it has %d bytes, at most %d are read", filepath.Base(path), ErrDamaged, size, maxManifest)
 	}
 	b = make([]byte, size)
-	return b, readFull(f, b, 0)
-}
-
-// readFull reads len(b) bytes.
-func readFull(f io.ReaderAt, b []byte, at int64) error {
-	n, err := f.ReadAt(b, at)
-	switch {
-	case n == len(b):
-		return nil
-	case err == nil || err == io.EOF:
-		return io.ErrUnexpectedEOF
-	default:
-		return err
-	}
+	return b, safetensors.ReadFull(f, b, 0)
 }
 
 // Manifest returns the checkpoint's list of contents, which the caller leaves as it is.
@@ -301,7 +287,7 @@ func chunkLen(t *Tensor, p *Piece, c int) int {
 // readChunk reads chunk c of p and checks its sum.
 func (r *Reader) readChunk(ctx context.Context, t *Tensor, p *Piece, c int, chunk []byte) error {
 	at := p.At + int64(c)*ChunkBytes
-	err := r.with(ctx, p.File, func(f Handle) error { return readFull(f, chunk, at) })
+	err := r.with(ctx, p.File, func(f Handle) error { return safetensors.ReadFull(f, chunk, at) })
 	if err == nil {
 		if sum := crc32.Checksum(chunk, castagnoli); sum != p.Sums[c] {
 			err = fmt.Errorf("%w: their CRC-32C is %08x, %08x was written", ErrDamaged, sum, p.Sums[c])

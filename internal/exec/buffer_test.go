@@ -131,7 +131,7 @@ func TestUpdateValues(t *testing.T) {
 				if err != nil {
 					return nil, nil, err
 				}
-				flat, err := ops.Reshape(G.Must(G.Add(n.a, n.x)), 6)
+				flat, err := exec.NewView(G.Must(G.Add(n.a, n.x)), 0, 6)
 				if err != nil {
 					return nil, nil, err
 				}

@@ -164,7 +164,7 @@ func TestReadParam(t *testing.T) {
 			if err != nil {
 				return nil, err
 			}
-			w, err := ops.Reshape(p[0], 4, 3)
+			w, err := exec.NewView(p[0], 0, 4, 3)
 			if err != nil {
 				return nil, err
 			}

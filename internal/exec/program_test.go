@@ -35,7 +35,7 @@ var randomOps = map[string]struct {
 	"relu":    {func(x, _ *G.Node) (*G.Node, error) { return ops.ReLU(x) }, func(x, _ float64) float64 { return math.Max(x, 0) }},
 	"tanh":    {func(x, _ *G.Node) (*G.Node, error) { return G.Tanh(x) }, func(x, _ float64) float64 { return math.Tanh(x) }},
 	"view": {func(x, _ *G.Node) (*G.Node, error) {
-		y, err := ops.Reshape(x, 6)
+		y, err := exec.NewView(x, 0, 6)
 		if err != nil {
 			return nil, err
 		}
@@ -45,14 +45,14 @@ var randomOps = map[string]struct {
 		return G.Reshape(y, tensor.Shape{2, 3})
 	}, func(x, _ float64) float64 { return x * 0.5 * math.Erfc(-x/math.Sqrt2) }},
 	"table": {func(x, y *G.Node) (*G.Node, error) { // y as a table of positions
-		x, err := ops.Reshape(x, 1, 2, 3)
+		x, err := exec.NewView(x, 0, 1, 2, 3)
 		if err != nil {
 			return nil, err
 		}
 		if x, err = ops.AddPositions(x, y); err != nil {
 			return nil, err
 		}
-		return ops.Reshape(x, 2, 3)
+		return exec.NewView(x, 0, 2, 3)
 	}, func(x, y float64) float64 { return x + y }},
 }
 

@@ -69,7 +69,7 @@ func buildMixed(b *exec.Builder, in []*G.Node) (G.Nodes, error) {
 	if h, err = G.Mul(flat, G.Must(G.Transpose(p[4], 1, 0))); err != nil {
 		return nil, err
 	}
-	if h, err = ops.Reshape(h, x.Shape()...); err != nil {
+	if h, err = exec.NewView(h, 0, x.Shape()...); err != nil {
 		return nil, err
 	}
 	if h, err = ops.Dropout(h, 0.25, 1); err != nil {
@@ -261,7 +261,7 @@ func TestOutputs(t *testing.T) {
 			return G.Nodes{G.Must(G.Square(y)), y}, nil
 		},
 		"a view of an input": returning(func(_ *exec.Builder, x []*G.Node) (*G.Node, error) {
-			return ops.Reshape(x[0], 3, 2)
+			return exec.NewView(x[0], 0, 3, 2)
 		}),
 		"a stock view of an output": func(_ *exec.Builder, x []*G.Node) (G.Nodes, error) {
 			y := G.Must(G.Tanh(x[0]))
@@ -269,7 +269,7 @@ func TestOutputs(t *testing.T) {
 		},
 		"views of views": func(_ *exec.Builder, x []*G.Node) (G.Nodes, error) {
 			y := G.Must(G.Reshape(G.Must(G.Tanh(x[0])), tensor.Shape{6}))
-			z, err := ops.Reshape(y, 3, 2)
+			z, err := exec.NewView(y, 0, 3, 2)
 			return G.Nodes{z, y}, err
 		},
 		"a scalar": func(_ *exec.Builder, x []*G.Node) (G.Nodes, error) {

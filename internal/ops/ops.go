@@ -13,11 +13,9 @@
 package ops
 
 import (
-	"fmt"
 	"slices"
 
 	G "gorgonia.org/gorgonia"
-	"gorgonia.org/tensor"
 
 	"github.com/gofsdp/gofsdp/internal/exec"
 	"github.com/gofsdp/gofsdp/internal/kernel"
@@ -89,12 +87,4 @@ func first(packed *G.Node, err error) (*G.Node, error) {
 		return nil, err
 	}
 	return exec.Part(packed, 0)
-}
-
-// Reshape returns x under another shape with as many elements, at no cost.
-func Reshape(x *G.Node, shape ...int) (*G.Node, error) {
-	if exec.Numel(shape) != exec.Numel(x.Shape()) {
-		return nil, fmt.Errorf("reshape: %v to %v changes the number of elements", x.Shape(), tensor.Shape(shape))
-	}
-	return exec.NewView(x, 0, shape...)
 }

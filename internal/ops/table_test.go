@@ -134,7 +134,7 @@ var compilerSpec = &exec.Spec{Build: func(_ *exec.Builder, x []*G.Node) (G.Nodes
 		return nil, err
 	}
 	y = G.Must(G.Add(y, x[0]))
-	v, err := ops.Reshape(y, 6)
+	v, err := exec.NewView(y, 0, 6)
 	return G.Nodes{y, y, v}, err
 }}
 

@@ -29,6 +29,9 @@ var elementBits = map[DType]int{
 // Size returns the bytes of an element, or 0 if the type is unknown or no whole number of bytes.
 func (t DType) Size() int { return elementBits[t] / 8 }
 
+// IsFloat tells whether elements can be converted to those of other such types.
+func (t DType) IsFloat() bool { return t == F64 || t == F32 || t == F16 || t == BF16 }
+
 // maxRank is the most dimensions that a shape can have. The format has no limit, NumPy has this
 // one. A limit there must be, or shapes of ones would make of a header several times its size in
 // memory.

@@ -36,16 +36,7 @@ type Header struct {
 	Metadata  map[string]string // nil if there is none
 	DataStart int64             // bytes from the start of the file: where the first tensor begins
 
-	index map[string]int // of Tensors
-}
-
-// Lookup returns the tensor of a name.
-func (h *Header) Lookup(name string) (Tensor, bool) {
-	i, ok := h.index[name]
-	if !ok {
-		return Tensor{}, false
-	}
-	return h.Tensors[i], true
+	names map[string]bool // of Tensors
 }
 
 // Order is an order of tensors that [NewHeader] accepts, for slices.SortStableFunc: those of larger
@@ -57,7 +48,7 @@ func Order(a, b Tensor) int { return cmp.Compare(b.DType.Size(), a.DType.Size())
 // assigns Offset and Size, in a copy. A tensor that would not begin at a multiple of the size of
 // its elements is an error: sort by [Order] first where types are mixed.
 func NewHeader(tensors []Tensor, metadata map[string]string) (*Header, error) {
-	h := &Header{Tensors: append([]Tensor(nil), tensors...), index: make(map[string]int, len(tensors))}
+	h := &Header{Tensors: append([]Tensor(nil), tensors...), names: make(map[string]bool, len(tensors))}
 	if err := h.setMetadata(metadata); err != nil {
 		return nil, fmt.Errorf("safetensors: %w", err)
 	}
@@ -101,7 +92,7 @@ func (h *Header) place(i int, offset int64) (err error) {
 	if t.Size, err = bytesOf(t.DType, t.Shape); err != nil {
 		return err
 	}
-	if err := h.add(t.Name, i); err != nil {
+	if err := h.add(t.Name); err != nil {
 		return err
 	}
 	switch size := int64(t.DType.Size()); {
@@ -116,15 +107,15 @@ func (h *Header) place(i int, offset int64) (err error) {
 	return nil
 }
 
-// add makes tensor i known by its name.
-func (h *Header) add(name string, i int) error {
+// add makes a tensor known by its name.
+func (h *Header) add(name string) error {
 	if name == metadataName {
 		return errors.New("the name stands for the metadata")
 	}
-	if _, ok := h.index[name]; ok {
+	if h.names[name] {
 		return errors.New("the name is there twice")
 	}
-	h.index[name] = i
+	h.names[name] = true
 	return nil
 }
 

@@ -26,7 +26,7 @@ func readHeader(r io.ReaderAt, size int64) (*Header, error) {
 	if err != nil {
 		return nil, err
 	}
-	h := &Header{DataStart: prefix + int64(len(text)), index: make(map[string]int)}
+	h := &Header{DataStart: prefix + int64(len(text)), names: make(map[string]bool)}
 	if err := h.parse(text); err != nil {
 		return nil, err
 	}
@@ -34,9 +34,7 @@ func readHeader(r io.ReaderAt, size int64) (*Header, error) {
 		return nil, err
 	}
 	for i := range h.Tensors {
-		t := &h.Tensors[i]
-		t.Offset += h.DataStart
-		h.index[t.Name] = i
+		h.Tensors[i].Offset += h.DataStart
 	}
 	return h, nil
 }
@@ -47,7 +45,7 @@ func readJSON(r io.ReaderAt, size int64) ([]byte, error) {
 		return nil, fmt.Errorf("the file has %d bytes, too few for the length of a header", size)
 	}
 	var first [prefix]byte
-	if err := readFull(r, first[:], 0); err != nil {
+	if err := ReadFull(r, first[:], 0); err != nil {
 		return nil, fmt.Errorf("read the length of the header: %w", err)
 	}
 	switch n := binary.LittleEndian.Uint64(first[:]); {
@@ -57,15 +55,15 @@ func readJSON(r io.ReaderAt, size int64) ([]byte, error) {
 		return nil, fmt.Errorf("a header of %d bytes in a file of %d: it has been cut short, or is no safetensors file", n, size)
 	default:
 		text := make([]byte, n)
-		if err := readFull(r, text, prefix); err != nil {
+		if err := ReadFull(r, text, prefix); err != nil {
 			return nil, fmt.Errorf("read the header of %d bytes: %w", n, err)
 		}
 		return text, nil
 	}
 }
 
-// readFull fills b from offset. A reader that ends earlier is an error even where nothing was read.
-func readFull(r io.ReaderAt, b []byte, offset int64) error {
+// ReadFull fills b from offset. A reader that ends earlier is an error even where nothing was read.
+func ReadFull(r io.ReaderAt, b []byte, offset int64) error {
 	_, err := io.ReadFull(io.NewSectionReader(r, offset, int64(len(b))), b)
 	if errors.Is(err, io.EOF) {
 		return io.ErrUnexpectedEOF
@@ -124,7 +122,7 @@ func (h *Header) parseMetadata(s *scanner) error {
 
 // parseTensor takes one tensor, and checks what can be said of it alone.
 func (h *Header) parseTensor(s *scanner, name string) error {
-	if err := h.add(name, len(h.Tensors)); err != nil {
+	if err := h.add(name); err != nil {
 		return err
 	}
 	t := Tensor{Name: name, Shape: []int{}}

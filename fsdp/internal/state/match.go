@@ -135,7 +135,7 @@ func (m *matching) compare(h *found, t *Tensor) {
 	switch shape := m.naming.shape(t); {
 	case !slices.Equal(Squeezed(h.Shape), Squeezed(shape)):
 		e.Reshaped = append(e.Reshaped, fmt.Sprintf("%s %v -> %v", h.Name(), h.Shape, shape))
-	case !isFloat(h.DType):
+	case !h.DType.IsFloat():
 		e.Reshaped = append(e.Reshaped, fmt.Sprintf("%s %v -> %v", h.Name(), h.DType, m.compute))
 	case m.counted && t.Entry != "" && h.Steps < 0:
 		e.Missing = append(e.Missing, fmt.Sprintf("%s's number of updates", h.Name()))

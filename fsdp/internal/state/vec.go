@@ -103,8 +103,3 @@ func fileType(t comm.DType) safetensors.DType {
 		comm.Float32: safetensors.F32, comm.Float64: safetensors.F64, comm.BFloat16: safetensors.BF16, comm.Float16: safetensors.F16,
 	}[t]
 }
-
-// isFloat tells whether elements of a type can be converted to others.
-func isFloat(t safetensors.DType) bool {
-	return t == safetensors.F32 || t == safetensors.F64 || t == safetensors.BF16 || t == safetensors.F16
-}

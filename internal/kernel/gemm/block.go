@@ -17,8 +17,6 @@ func operand[T Float](crossed bool, data []T, ld int) view[T] {
 	return view[T]{data, ld, 1}
 }
 
-func (v view[T]) at(r, p int) T { return v.data[r*v.line+p*v.step] }
-
 // from returns the storage from element (r, p) on: nothing where that element does not exist
 // because k is 0.
 func (v view[T]) from(r, p int) []T { return v.data[min(r*v.line+p*v.step, len(v.data)):] }

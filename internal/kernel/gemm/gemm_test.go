@@ -107,6 +107,8 @@ func (p problem[T]) naive() []T {
 	return c
 }
 
+func (v view[T]) at(r, p int) T { return v.data[r*v.line+p*v.step] }
+
 // naive computes what [Gemm] does by the three loops of the definition. It rounds differently (no
 // fused multiply-add, one sum over all of k).
 func naive[T Float](transA, transB bool, m, n, k int, alpha T, a []T, lda int, b []T, ldb int, beta T, c []T, ldc int) {

@@ -97,14 +97,6 @@ func (s *Squares) Merge(words [4]float64) {
 	s.add(sum)
 }
 
-// Value returns Σx². It is +Inf only where that is beyond float64.
-func (s *Squares) Value() float64 {
-	if !s.finite() {
-		return s.bound
-	}
-	return math.Ldexp(s.scaled(), 2*s.exponent)
-}
-
 // Norm returns √Σx², which is in range more often than Σx².
 func (s *Squares) Norm() float64 {
 	if !s.finite() {

@@ -203,3 +203,11 @@ func TestSquaresEdges(t *testing.T) {
 	require.Equal(t, 11*0x1p-298, s.Value())
 	require.Panics(t, func() { NewSquares(-1) })
 }
+
+// Value returns Σx². It is +Inf only where that is beyond float64.
+func (s *Squares) Value() float64 {
+	if !s.finite() {
+		return s.bound
+	}
+	return math.Ldexp(s.scaled(), 2*s.exponent)
+}
