@@ -4,7 +4,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"fmt"
-	"io"
+	"io/fs"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -78,8 +78,12 @@ func ConfigFromEnv() (cfg Config, launched bool, err error) {
 			"set MASTER_ADDR and MASTER_PORT, or FSDP_RENDEZVOUS", env.Rank, env.Size, env.Source)
 	}
 	if env.SecretFile != "" {
-		if cfg.Secret, err = readSecret(env.SecretFile, env.LocalRank <= 0); err != nil {
+		var mode fs.FileMode
+		if cfg.Secret, mode, err = launch.ReadSecret(env.SecretFile); err != nil {
 			return Config{}, launched, fmt.Errorf("comm: reading FSDP_SECRET_FILE: %w", err)
+		}
+		if env.LocalRank <= 0 && runtime.GOOS != "windows" && mode.Perm()&0o077 != 0 {
+			slog.Warn("others can read the secret of this job: chmod 600", "file", env.SecretFile, "mode", mode.String())
 		}
 	}
 	if cfg.Transport, err = ParseTransport(env.Transport); err != nil {
@@ -88,30 +92,6 @@ func ConfigFromEnv() (cfg Config, launched bool, err error) {
 	cfg.Checksums, err = ParseChecksums(env.Checksums)
 	return cfg, launched, err
 }
-
-// readSecret reads a secret from a file. With warn it says so when others can read it.
-func readSecret(file string, warn bool) (Secret, error) {
-	f, err := os.Open(file)
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	info, err := f.Stat()
-	if err != nil {
-		return nil, err
-	}
-	if warn && runtime.GOOS != "windows" && info.Mode().Perm()&0o077 != 0 {
-		slog.Warn("others can read the secret of this job: chmod 600", "file", file, "mode", info.Mode().String())
-	}
-	content, err := io.ReadAll(io.LimitReader(f, maxSecret))
-	if err != nil {
-		return nil, err
-	}
-	return launch.ParseSecret(content)
-}
-
-// maxSecret is the number of bytes of a file that may be a secret.
-const maxSecret = 64 << 10
 
 // programName returns a name for a job that has none: the same for processes of one program with
 // the same arguments, in the same directory if that counts, and different for others.

@@ -6,7 +6,6 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -98,11 +97,7 @@ func (c *config) settings(environ []string) ([]string, error) {
 	c.tls, c.patience = ranks.TLS, cmp.Or(ranks.JoinTimeout, defaultPatience)
 	switch c.secret = ranks.Secret; {
 	case ranks.SecretFile != "":
-		text, err := os.ReadFile(ranks.SecretFile)
-		if err == nil {
-			c.secret, err = launch.ParseSecret(text)
-		}
-		if err != nil {
+		if c.secret, _, err = launch.ReadSecret(ranks.SecretFile); err != nil {
 			return nil, fmt.Errorf("secret in %s: %w", ranks.SecretFile, err)
 		}
 	case ranks.Secret != nil:

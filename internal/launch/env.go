@@ -28,7 +28,7 @@ type Env struct {
 	Restart int    // how many times the job was started before
 
 	Secret      []byte        // the shared key, at least [MinSecret] bytes
-	SecretFile  string        // the file that holds it, for [ParseSecret]
+	SecretFile  string        // the file that holds it, for [ReadSecret]
 	Listen      string        // interface or address
 	Timeout     time.Duration // of no progress
 	JoinTimeout time.Duration // of ranks that do not come

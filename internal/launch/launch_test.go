@@ -184,12 +184,12 @@ func TestSettings(t *testing.T) {
 }
 
 func TestParseSecret(t *testing.T) {
-	key, err := ParseSecret([]byte("000102030405060708090a0b0c0d0e0f\n"))
+	key, err := parseSecret([]byte("000102030405060708090a0b0c0d0e0f\n"))
 	require.NoError(t, err)
 	require.Equal(t, []byte{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}, key)
-	_, err = ParseSecret([]byte("0001020304050607")) // 16 characters of text, but hex of 8 bytes
+	_, err = parseSecret([]byte("0001020304050607")) // 16 characters of text, but hex of 8 bytes
 	require.Error(t, err)
-	_, err = ParseSecret([]byte("                                  hush"))
+	_, err = parseSecret([]byte("                                  hush"))
 	require.ErrorContains(t, err, "this one has 4")
 	require.NotContains(t, err.Error(), "hush") // errors end up in logs
 }

@@ -4,8 +4,11 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"io"
+	"io/fs"
 	"net"
 	"net/url"
+	"os"
 	"path"
 	"strconv"
 	"strings"
@@ -29,7 +32,7 @@ func settings(v *vars, e *Env) error {
 		return errors.New("FSDP_SECRET and FSDP_SECRET_FILE are both set")
 	}
 	if text != "" {
-		secret, err := ParseSecret([]byte(text))
+		secret, err := parseSecret([]byte(text))
 		if err != nil {
 			return fmt.Errorf("FSDP_SECRET: %w", err) // without its value
 		}
@@ -140,10 +143,35 @@ func nextPort(addr string) string {
 // MinSecret is the number of bytes below which a secret can be guessed.
 const MinSecret = 16
 
-// ParseSecret returns the key that is written in text, the value of FSDP_SECRET or
+// maxSecret is the most bytes of a file that may be a secret.
+const maxSecret = 64 << 10
+
+// ReadSecret returns the key in the file that FSDP_SECRET_FILE names, and who may read it.
+func ReadSecret(file string) (key []byte, mode fs.FileMode, err error) {
+	f, err := os.Open(file)
+	if err != nil {
+		return nil, 0, err
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err != nil {
+		return nil, 0, err
+	}
+	text, err := io.ReadAll(io.LimitReader(f, maxSecret+1))
+	if err == nil && len(text) > maxSecret {
+		err = fmt.Errorf("%s has more than %d bytes and is not taken for a secret", file, maxSecret)
+	}
+	if err != nil {
+		return nil, 0, err
+	}
+	key, err = parseSecret(text)
+	return key, info.Mode(), err
+}
+
+// parseSecret returns the key that is written in text, the value of FSDP_SECRET or
 // the content of FSDP_SECRET_FILE: the bytes that it says in hex, or else the text
 // itself, without blanks around.
-func ParseSecret(text []byte) ([]byte, error) {
+func parseSecret(text []byte) ([]byte, error) {
 	s := strings.TrimSpace(string(text))
 	key, err := hex.DecodeString(s)
 	if err != nil {
