@@ -186,18 +186,6 @@ func TestConnectFails(t *testing.T) {
 	}
 }
 
-// journal keeps what is logged.
-type journal struct {
-	mu   sync.Mutex
-	text bytes.Buffer
-}
-
-func (j *journal) Write(b []byte) (int, error) {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	return j.text.Write(b)
-}
-
 // TestConnectSaysForWhomItWaits lets one rank of three come alone: it says whom it waits for and
 // where, and what ended the wait.
 func TestConnectSaysForWhomItWaits(t *testing.T) {
@@ -205,15 +193,15 @@ func TestConnectSaysForWhomItWaits(t *testing.T) {
 		t.Run(fmt.Sprint(rank), func(t *testing.T) {
 			t.Parallel()
 			addr := "tcp://" + freeAddr(t)
-			var told journal
+			var told bytes.Buffer
 			_, err := comm.Connect(t.Context(), comm.Config{
 				Rank: rank, Size: 3, Rendezvous: addr, Job: t.Name(), Secret: secret,
 				JoinTimeout: 3 * time.Second, // of which a busy machine skips no more than a second
 				Logger:      slog.New(slog.NewTextHandler(&told, nil)),
 			})
 			require.ErrorContains(t, err, "time is up after 3s (the limit is FSDP_JOIN_TIMEOUT, or Config.JoinTimeout)")
-			require.Contains(t, told.text.String(), fmt.Sprintf("comm: rank %d of 3 waits for %s\" at=%s", rank, want, addr))
-			require.Contains(t, told.text.String(), "FSDP_JOIN_TIMEOUT=3s")
+			require.Contains(t, told.String(), fmt.Sprintf("comm: rank %d of 3 waits for %s\" at=%s", rank, want, addr))
+			require.Contains(t, told.String(), "FSDP_JOIN_TIMEOUT=3s")
 		})
 	}
 }

@@ -277,11 +277,7 @@ func (d *defined) eval(has func(rank int) bool, seed int) {
 func (d *defined) state(rank int) record {
 	state, err := d.ranks[rank].FullState(context.Background())
 	require.NoError(d.t, err)
-	seen := record{}
-	for name, v := range state {
-		seen[name] = elements(v)
-	}
-	return seen
+	return recordOf(state)
 }
 
 // update clips, and makes a step of SGD with momentum and weight decay on every rank.
@@ -377,11 +373,7 @@ func (l *learner) see(where string, values record) { l.seen = append(l.seen, sig
 func (l *learner) state(ctx context.Context) record {
 	state, err := ownState(ctx, l.m)
 	require.NoError(l.t, err)
-	seen := record{}
-	for name, v := range state {
-		seen[name] = elements(v)
-	}
-	return seen
+	return recordOf(state)
 }
 
 func (l *learner) epoch(ctx context.Context, e int) {

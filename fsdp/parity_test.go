@@ -290,6 +290,15 @@ func TestParity(t *testing.T) {
 // A record is what training has shown: named numbers.
 type record map[string][]float64
 
+// recordOf returns the elements of tensors.
+func recordOf(tensors map[string]*tensor.Dense) record {
+	r := record{}
+	for name, v := range tensors {
+		r[name] = elements(v)
+	}
+	return r
+}
+
 // add adds tensors under a heading.
 func (r record) add(heading string, tensors map[string]*tensor.Dense) {
 	for name, v := range tensors {

@@ -320,11 +320,7 @@ func (n *naive) update() {
 func (n *naive) state(rank int) record {
 	state, err := n.ranks[rank].FullState(context.Background())
 	require.NoError(n.t, err)
-	seen := record{}
-	for name, v := range state {
-		seen[name] = elements(v)
-	}
-	return seen
+	return recordOf(state)
 }
 
 // set sets those of a rank that are chosen.
@@ -408,10 +404,7 @@ func (a *actor) do(ctx context.Context, d *deed) (seen record, err error) {
 			look = func(ctx context.Context) (map[string]*tensor.Dense, error) { return m.FullState(ctx) }
 		}
 		tensors, err := look(ctx)
-		for name, v := range tensors {
-			seen[name] = elements(v)
-		}
-		return seen, err
+		return recordOf(tensors), err
 	case "update":
 		a.settle(ctx)
 		require.NoError(a.t, m.SyncGrads(ctx))

@@ -41,6 +41,11 @@ func (a arithmetic[T]) result(s step, rank, n int) []T {
 		}
 		return all
 	}
+	return a.reduce(a.sources(s, rank, n), s.op)
+}
+
+// sources returns what the ranks bring to the sum that a rank gets.
+func (a arithmetic[T]) sources(s step, rank, n int) [][]T {
 	lo := 0
 	if s.kind == ReduceScatter {
 		lo = rank * s.len
@@ -49,7 +54,7 @@ func (a arithmetic[T]) result(s step, rank, n int) []T {
 	for r := range srcs {
 		srcs[r] = a.input(s, r, lo, lo+s.len)
 	}
-	return a.reduce(srcs, s.op)
+	return srcs
 }
 
 // compare requires equal bits, or else equal elements.

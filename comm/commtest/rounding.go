@@ -33,14 +33,7 @@ func (a arithmetic[T]) check(s step, rank, n int, got []T) error {
 	if !s.rounded || a.float.value == nil || s.kind != ReduceScatter && s.kind != AllReduce {
 		return a.compare(s, rank, got, want)
 	}
-	lo := 0
-	if s.kind == ReduceScatter {
-		lo = rank * s.len
-	}
-	srcs := make([][]T, n)
-	for r := range srcs {
-		srcs[r] = a.input(s, r, lo, lo+s.len)
-	}
+	srcs := a.sources(s, rank, n)
 	for i := range want {
 		if a.equal(got[i], want[i]) {
 			continue

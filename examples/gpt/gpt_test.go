@@ -23,7 +23,6 @@ import (
 	"gorgonia.org/tensor"
 	"pgregory.net/rapid"
 
-	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/examples/gpt/internal/display"
 	lines "github.com/gofsdp/gofsdp/internal/text"
 )
@@ -224,23 +223,14 @@ func TestChooseFollowsTheDistribution(t *testing.T) {
 // TestNextLooksBackOnly checks that the bytes that fill up a short text change nothing, by
 // evaluating without them.
 func TestNextLooksBackOnly(t *testing.T) {
-	c, err := parse(smallJob(t), io.Discard)
-	require.NoError(t, err)
-	c.ranks = 1
-	data, err := load(t.Context(), c)
-	require.NoError(t, err)
-	require.NoError(t, comm.Run(t.Context(), 1, func(ctx context.Context, g comm.Group) error {
-		tr, err := newTrainer(ctx, c, data, g, display.NewScreen(io.Discard, nil, false))
-		if err != nil {
-			return err
-		}
+	asRank(t, smallJob(t), func(ctx context.Context, tr *trainer) error {
 		long := bytes.Repeat([]byte("func main() {"), 5)
 		for _, n := range []int{1, 5, 16, 17, 32, 60} {
 			got, err := tr.next(ctx, long[:n])
 			if err != nil {
 				return err
 			}
-			seen := windows(append(long[max(0, n-c.context):n:n], 0), 0, 1, min(n, c.context), func(int) int { return 0 })
+			seen := windows(append(long[max(0, n-tr.context):n:n], 0), 0, 1, min(n, tr.context), func(int) int { return 0 })
 			out, err := tr.model.Eval(ctx, seen...)
 			if err != nil {
 				return err
@@ -249,7 +239,7 @@ func TestNextLooksBackOnly(t *testing.T) {
 			require.InDeltaSlice(t, all[len(all)-vocab:], got, 1e-5, "%d bytes", n)
 		}
 		return nil
-	}))
+	})
 }
 
 func TestCompare(t *testing.T) {

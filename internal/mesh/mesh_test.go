@@ -190,20 +190,25 @@ type stuck struct {
 
 func (s stuck) Message(int, []byte) { <-s.release }
 
+// newStuckJob is a job of two ranks, of which rank 1 does not read until release is closed.
+func newStuckJob(t *testing.T, change func(*Config)) (ranks []joined, release chan struct{}) {
+	release = make(chan struct{})
+	return newJob(t, 2, func(c *Config) {
+		if change != nil {
+			change(c)
+		}
+		if c.Rank == 1 {
+			c.Handler = stuck{c.Handler.(*ear), release}
+		}
+	}).open(t), release
+}
+
 // TestUnread checks what becomes of a rank that does not read: the others never block, and lose it
 // in the end.
 func TestUnread(t *testing.T) {
 	t.Parallel()
 	eachWay(t, func(t *testing.T, change func(*Config)) {
-		release := make(chan struct{})
-		ranks := newJob(t, 2, func(c *Config) {
-			if change != nil {
-				change(c)
-			}
-			if c.Rank == 1 {
-				c.Handler = stuck{c.Handler.(*ear), release}
-			}
-		}).open(t)
+		ranks, release := newStuckJob(t, change)
 		var err error
 		sent := 0
 		for ; err == nil; sent++ {
@@ -222,15 +227,7 @@ func TestUnread(t *testing.T) {
 func TestCloseStuck(t *testing.T) {
 	t.Parallel()
 	eachWay(t, func(t *testing.T, change func(*Config)) {
-		release := make(chan struct{})
-		ranks := newJob(t, 2, func(c *Config) {
-			if change != nil {
-				change(c)
-			}
-			if c.Rank == 1 {
-				c.Handler = stuck{c.Handler.(*ear), release}
-			}
-		}).open(t)
+		ranks, release := newStuckJob(t, change)
 		for range maxUnsent/MaxMessage - 1 {
 			require.NoError(t, ranks[0].Send(1, make([]byte, MaxMessage)))
 		}
