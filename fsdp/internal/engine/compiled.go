@@ -34,7 +34,7 @@ type Compiled struct {
 	Zero   [][]shard.Span // by group: bytes of the full gradients that no call writes
 	Loss   int            // buffer of the loss
 	Seed   int            // buffer of its gradient, or -1
-	Hash   uint64         // of the program and of which parameters get a gradient; 63 bits
+	Hash   uint64         // of the variant, the program and which parameters get a gradient; 63 bits
 
 	home   []layout.Place // by parameter
 	inputs []exec.Value   // shapes and types of the batch; Bytes is nil
@@ -189,7 +189,7 @@ func (e *Engine) schedule(c *Compiled, sizes *program.Sizes) error {
 	}
 	e.bind(c)
 	h := fnv.New64a()
-	fmt.Fprint(h, prog.Hash(), c.Grad)
+	fmt.Fprint(h, prog.Hash(), c.Variant, c.Grad)
 	c.Hash = h.Sum64() >> 1
 	return nil
 }

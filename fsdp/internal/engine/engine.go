@@ -209,10 +209,16 @@ func (e *Engine) Settle(passes ...*Pass) {
 // errNoBatch is why nobody can run a pass.
 var errNoBatch = errors.New("no rank has a batch")
 
-// Agreed is for passes that some ranks run without a batch. If one of these does not know
-// what the pass of the others turns out to need, the first rank that has a batch tells it. The
-// ranks that have a batch have agreed on their schedule already. It returns the pass that this rank
-// runs.
+// told is what the rank that leads says of its pass.
+type told struct {
+	Variant
+	*Needs
+	Hash uint64
+}
+
+// Agreed is for passes that some ranks run without a batch, or by other schedules. If one of these
+// does not know the pass of the leader, that rank tells it. It returns the pass that this rank runs:
+// c if it is by the same schedule, or one without computation.
 func (e *Engine) Agreed(ctx context.Context, c *Compiled, ans *ranks.Answer) (*Compiled, error) {
 	switch {
 	case ans.Leader < 0:
@@ -220,17 +226,20 @@ func (e *Engine) Agreed(ctx context.Context, c *Compiled, ans *ranks.Answer) (*C
 	case ans.Known:
 		return c, nil
 	}
-	mine, err := json.Marshal(c.Needs)
+	mine, err := json.Marshal(told{c.Variant, c.Needs, c.Hash})
 	if err == nil {
 		mine, err = e.team.Tell(ctx, ans.Leader, mine)
 	}
-	if err == nil && c.Absent {
-		needs := new(Needs)
-		if err = json.Unmarshal(mine, needs); err == nil {
-			c, err = e.Absent(c.Variant, e.remember(needs))
+	var t told
+	if err == nil {
+		err = json.Unmarshal(mine, &t)
+	}
+	if err == nil && t.Hash != c.Hash {
+		if !t.Eval {
+			t.Needs = e.remember(t.Needs)
 		}
-		if err == nil && c.Hash != ans.Hash {
-			err = fmt.Errorf("the schedule of rank %d is %016x, with what it says it needs this rank arrives at %016x", ans.Leader, ans.Hash, c.Hash)
+		if c, err = e.Absent(t.Variant, t.Needs); err == nil && c.Hash != t.Hash {
+			err = fmt.Errorf("the schedule of rank %d is %016x, with what it says it needs this rank arrives at %016x", ans.Leader, t.Hash, c.Hash)
 		}
 	}
 	if err != nil {

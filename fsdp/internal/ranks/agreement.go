@@ -13,9 +13,8 @@ import (
 
 // An Answer is what all ranks have asked for.
 type Answer struct {
-	Leader  int     // first rank that is not Absent, or -1
+	Leader  int     // first rank that is not Absent, from Ask.First on, or -1
 	Missing bool    // some rank is Absent
-	Hash    uint64  // the leader's Schedule
 	Known   bool    // all ranks have asked by the leader's schedule, Absent ones too
 	Largest float64 // Value
 }
@@ -42,7 +41,7 @@ const (
 	scheduleMin           // complemented
 	anySchedule           // of all ranks
 	anyScheduleMin        // complemented
-	firstPresent          // size - rank
+	firstPresent          // size - places after Ask.First
 	absent                // 1
 	value                 // bits of a float64, ordered as the numbers if these are not negative
 	words
@@ -67,7 +66,7 @@ func (a *Agreement) Agree(ctx context.Context, q *Ask, err error) (Answer, error
 	if n == 1 {
 		return alone(q), err
 	}
-	a.fill(q, err != nil)
+	a.send = fill(q, a.group.Rank(), n, err != nil)
 	if werr := a.reduce(ctx, a.send[:]); werr != nil {
 		return Answer{}, &LostError{errors.Join(err, fmt.Errorf("agreeing with the other ranks: %w", werr))}
 	}
@@ -75,13 +74,7 @@ func (a *Agreement) Agree(ctx context.Context, q *Ask, err error) (Answer, error
 	if w[firstFailed] > 0 {
 		return Answer{}, a.failures(ctx, n-int(w[firstFailed]), int(w[lastFailed])-1, err)
 	}
-	ans := Answer{
-		Leader: -1, Missing: w[absent] != 0, Hash: uint64(max(w[schedule], 0)), Known: w[anySchedule] == flip(w[anyScheduleMin]),
-		Largest: math.Float64frombits(uint64(w[value])),
-	}
-	if w[firstPresent] > 0 {
-		ans.Leader = n - int(w[firstPresent])
-	}
+	ans := answer(q, &w, n)
 	var measure int
 	var mine int64
 	switch {
@@ -89,7 +82,7 @@ func (a *Agreement) Agree(ctx context.Context, q *Ask, err error) (Answer, error
 		mine = q.hash()
 	case w[past] != flip(w[pastMin]):
 		return Answer{}, a.part(ctx, q)
-	case ans.Leader >= 0 && w[schedule] != flip(w[scheduleMin]):
+	case !q.Round && ans.Leader >= 0 && w[schedule] != flip(w[scheduleMin]):
 		if measure, mine = ans.Leader, int64(q.Schedule); q.Absent {
 			mine = none
 		}
@@ -101,32 +94,44 @@ func (a *Agreement) Agree(ctx context.Context, q *Ask, err error) (Answer, error
 
 // alone is the answer to the only rank.
 func alone(q *Ask) Answer {
-	ans := Answer{Leader: 0, Missing: q.Absent, Hash: q.Schedule, Known: true, Largest: q.Value}
+	ans := Answer{Leader: 0, Missing: q.Absent, Known: true, Largest: q.Value}
 	if q.Absent {
 		ans.Leader = -1
 	}
 	return ans
 }
 
-// fill sets the words of this rank.
-func (a *Agreement) fill(q *Ask, failed bool) {
-	n, rank := int64(a.group.Size()), int64(a.group.Rank())
-	a.send = [words]int64{}
+// fill returns the words of a rank of n.
+func fill(q *Ask, rank, n int, failed bool) (w [words]int64) {
 	if failed {
-		a.send[firstFailed], a.send[lastFailed] = n-rank, rank+1
-		return
+		w[firstFailed], w[lastFailed] = int64(n-rank), int64(rank+1)
+		return w
 	}
-	a.send[call] = q.hash()
-	a.send[callMin] = flip(a.send[call])
-	a.send[past] = q.past()
-	a.send[pastMin] = flip(a.send[past])
-	a.send[anySchedule], a.send[anyScheduleMin] = int64(q.Schedule), flip(int64(q.Schedule))
+	w[call] = q.hash()
+	w[callMin] = flip(w[call])
+	w[past] = q.past()
+	w[pastMin] = flip(w[past])
+	w[anySchedule], w[anyScheduleMin] = int64(q.Schedule), flip(int64(q.Schedule))
 	if q.Absent {
-		a.send[schedule], a.send[scheduleMin], a.send[absent] = none, none, 1
+		w[schedule], w[scheduleMin], w[absent] = none, none, 1
 	} else {
-		a.send[schedule], a.send[scheduleMin], a.send[firstPresent] = int64(q.Schedule), flip(int64(q.Schedule)), n-rank
+		places := (rank - q.First + n) % n
+		w[schedule], w[scheduleMin], w[firstPresent] = int64(q.Schedule), flip(int64(q.Schedule)), int64(n-places)
 	}
-	a.send[value] = int64(math.Float64bits(q.Value))
+	w[value] = int64(math.Float64bits(q.Value))
+	return w
+}
+
+// answer returns what n ranks, all of which ask for q, make of the largest of their words.
+func answer(q *Ask, w *[words]int64, n int) Answer {
+	ans := Answer{
+		Leader: -1, Missing: w[absent] != 0, Known: w[anySchedule] == flip(w[anyScheduleMin]),
+		Largest: math.Float64frombits(uint64(w[value])),
+	}
+	if places := n - int(w[firstPresent]); places < n {
+		ans.Leader = (q.First + places) % n
+	}
+	return ans
 }
 
 // failures returns the errors of the first and the last rank that failed, and this rank's own.

@@ -46,11 +46,12 @@ func TestAgree(t *testing.T) {
 		n := rapid.IntRange(1, 5).Draw(t, "ranks")
 		asks := make([]Ask, n)
 		fails := make([]error, n)
+		round, first := rapid.Bool().Draw(t, "round"), rapid.IntRange(0, n-1).Draw(t, "first")
 		for r := range asks {
 			asks[r] = Ask{
 				Call: rapid.SampledFrom([]string{"Forward", "Forward", "Forward", "Eval"}).Draw(t, "call"), Number: 7,
 				Schedule: rapid.SampledFrom([]uint64{5, 5, 5, 6}).Draw(t, "schedule"), Absent: rapid.IntRange(0, 3).Draw(t, "absent") == 0,
-				Value: float64(rapid.IntRange(0, 9).Draw(t, "value")),
+				Value: float64(rapid.IntRange(0, 9).Draw(t, "value")), Round: round, First: first,
 			}
 			if rapid.IntRange(0, 9).Draw(t, "fails") == 0 {
 				fails[r] = fmt.Errorf("rank %d cannot", r)
@@ -84,10 +85,12 @@ func define(asks []Ask, fails []error) (ans Answer, text string) {
 		}
 	}
 	ans = Answer{Leader: -1, Known: true}
-	for r, q := range asks {
-		if !q.Absent && ans.Leader < 0 {
-			ans.Leader, ans.Hash = r, q.Schedule
+	for i := range asks {
+		if r := (asks[0].First + i) % len(asks); !asks[r].Absent && ans.Leader < 0 {
+			ans.Leader = r
 		}
+	}
+	for _, q := range asks {
 		ans.Missing = ans.Missing || q.Absent
 		ans.Largest = max(ans.Largest, q.Value)
 	}
@@ -98,19 +101,55 @@ func define(asks []Ask, fails []error) (ans Answer, text string) {
 		ans.Known = ans.Known && q.Schedule == asks[0].Schedule
 	}
 	for r, q := range asks {
-		if lead := ans.Leader; !q.Absent && q.Schedule != asks[lead].Schedule {
+		if lead := ans.Leader; !q.Round && !q.Absent && q.Schedule != asks[lead].Schedule {
 			return ans, fmt.Sprintf("rank %d runs %s by schedule %016x, rank %d runs %s by schedule %016x", lead, &asks[lead], asks[lead].Schedule, r, &q, q.Schedule)
 		}
 	}
-	if len(asks) == 1 {
-		ans.Hash = asks[0].Schedule
-	}
 	return ans, ""
+}
+
+// TestTurns has the ranks of rounds lead in turn: the lowest first, and then the next after the last
+// one that has a call. Of the words, the largest count.
+func TestTurns(t *testing.T) {
+	for _, c := range []struct {
+		calls []int // that each rank has
+		order []int // the leaders, if a round runs the call of its leader only
+	}{
+		{[]int{2}, []int{0, 0}},
+		{[]int{0, 0}, nil},
+		{[]int{1, 1, 1}, []int{0, 1, 2}},
+		{[]int{3, 1, 2}, []int{0, 1, 2, 0, 2, 0}},
+		{[]int{0, 2, 0, 1}, []int{1, 3, 1}},
+		{[]int{0, 0, 4}, []int{2, 2, 2, 2}},
+		{[]int{1, 0, 0, 3}, []int{0, 3, 3, 3}},
+	} {
+		var order []int
+		n := len(c.calls)
+		for first := 0; ; {
+			var all [words]int64
+			for r, left := range c.calls {
+				for i, w := range fill(&Ask{Call: "JoinCalls", Round: true, First: first, Absent: left == 0, Schedule: uint64(r)}, r, n, false) {
+					all[i] = max(all[i], w)
+				}
+			}
+			ans := answer(&Ask{First: first}, &all, n)
+			require.Equal(t, n == 1, ans.Known)
+			if ans.Leader < 0 {
+				require.True(t, ans.Missing)
+				break
+			}
+			order = append(order, ans.Leader)
+			c.calls[ans.Leader]--
+			first = (ans.Leader + 1) % n
+		}
+		require.Equal(t, c.order, order)
+	}
 }
 
 // TestExplain has two ranks ask for different things, and reads what both are told.
 func TestExplain(t *testing.T) {
 	ask := func(call string, loops ...int) Ask { return Ask{Call: call, Number: 8, Loops: loops} }
+	round := func(loops ...int) Ask { return Ask{Call: "JoinCalls", Number: 8, Loops: loops, Round: true} }
 	backward := ask("Backward")
 	backward.Argument, backward.NoSync, backward.Schedule = 3, true, 7
 	other := backward
@@ -132,6 +171,9 @@ func TestExplain(t *testing.T) {
 			"the loop body must make the same calls on every rank: call Join there, too"},
 		{[2]Ask{ask("Join", 5, 3), ask("Eval", 5, 2)}, "rank 1 runs Eval number 8, and rank 0 has gone on to the next iteration of Join without it: " +
 			"the loop body must make the same calls on every rank: call Eval with the empty batch, too"},
+		{[2]Ask{ask("Join", 5), round(4)}, "rank 1 runs JoinCalls number 8, and rank 0 has gone on to the next iteration of Join without it: " +
+			"the loop body must make the same calls on every rank: call JoinCalls there, too"},
+		{[2]Ask{round(), ask("Save")}, "rank 0 runs JoinCalls number 8, rank 1 runs Save number 8"},
 		{[2]Ask{ask("Forward", 4), ask("Forward")}, "rank 1 has left the loop of Join in whose iteration 4 rank 0 runs Forward number 8, " +
 			"and runs Forward number 8: leave the loop in the same iteration on every rank"},
 		{[2]Ask{ask("Save"), ask("Join", 2)}, "rank 0 has left the loop of Join in whose iteration 2 rank 1 runs Join number 8, " +

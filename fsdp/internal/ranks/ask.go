@@ -20,6 +20,8 @@ type Ask struct {
 	NoSync   bool    // a training pass, or a part of it, inside NoSync
 	Schedule uint64  // hash of the pass that is to run, of 63 bits; 0 if there is none
 	Absent   bool    // the rank has no batch: any schedule will do
+	Round    bool    // of JoinCalls: ranks may have different schedules, and the Leader's is run
+	First    int     // rank that leads if it is not Absent, or else the next one that is not
 	Value    float64 // not negative; of this rank, others may have another
 	Past     Past    // or nil
 }
@@ -137,7 +139,7 @@ func explain(x, y asked) string {
 }
 
 // joins tells whether q is the exchange before an iteration of Join.
-func (q *Ask) joins() bool { return strings.HasPrefix(q.Call, Join) }
+func (q *Ask) joins() bool { return !q.Round && strings.HasPrefix(q.Call, Join) }
 
 // around returns the iterations of the loops that q is inside of.
 func (q *Ask) around() []int {
