@@ -107,8 +107,8 @@ const (
 	// tokens, the result is the gradient of the mean over all tokens of a Backward. Several
 	// Backwards add up as they do otherwise.
 	ByWeights
-	// ByActive makes them means over the ranks that have a batch, see [Sharded.Join]. Without Join
-	// it is ByRanks.
+	// ByActive makes them means over the ranks that have a batch, see [Sharded.Join], or that run a
+	// Backward together, see [Sharded.JoinCalls]. Outside of both it is ByRanks.
 	ByActive
 	// ByOne leaves them sums.
 	ByOne

@@ -70,7 +70,9 @@
 // A rank that has no batch left goes on with empty ones in [Sharded.Join], as long as any rank has
 // one: its passes run the same schedule without computing. All ranks leave the loop in the same
 // place. [Sharded.EvalProgram] runs other ways through the model than its Forward, such as an
-// encoder or one step of a decoder. Ranks may need different numbers of these.
+// encoder or one step of a decoder. Ranks may need different numbers of these. Inside
+// [Sharded.JoinCalls] each rank makes calls of its own, whatever the others do: the others replay
+// them.
 // What a rank without a batch has accumulated inside NoSync is handed in, and its part of the model
 // goes on learning. Without Join an uneven loop is an error on every rank that says who does what.
 //

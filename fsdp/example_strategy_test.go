@@ -88,6 +88,48 @@ func ExampleSharded_Join() {
 	// rank 1: 3 passes, 3 with a batch
 }
 
+// Rank 0 generates until it has counted far enough, while rank 1 validates. Neither knows of the other.
+func ExampleSharded_JoinCalls() {
+	err := comm.Run(context.Background(), 2, func(ctx context.Context, g comm.Group) error {
+		m, err := fsdp.Wrap(counter(), fsdp.Config{Group: g, Wrap: fsdp.WrapTypes(&nn.Block{})})
+		if err != nil {
+			return err
+		}
+		defer m.Close()
+		said := "nothing"
+		err = m.JoinCalls(ctx, func() error {
+			if g.Rank() == 0 {
+				for length := 1; length <= 5; length++ {
+					tokens, targets := counting(0, 1, length)
+					if _, err := m.Eval(ctx, tokens, targets); err != nil {
+						return err
+					}
+					said = fmt.Sprintf("%d steps of generation", length)
+				}
+				return nil
+			}
+			for i := range 2 {
+				tokens, targets := counting(i, 2, 8)
+				if _, err := m.Eval(ctx, tokens, targets); err != nil {
+					return err
+				}
+				said = fmt.Sprintf("%d batches of validation", i+1)
+			}
+			return nil
+		})
+		if err != nil {
+			return err
+		}
+		return inOrder(ctx, g, func() { fmt.Printf("rank %d: %s\n", g.Rank(), said) })
+	})
+	if err != nil {
+		log.Fatal(err)
+	}
+	// Output:
+	// rank 0: 5 steps of generation
+	// rank 1: 2 batches of validation
+}
+
 // classifier tells three classes apart behind a batch norm, whose running statistics are a buffer of each rank.
 type classifier struct{}
 

@@ -3,6 +3,7 @@ package fsdp
 import (
 	"context"
 	"errors"
+	"fmt"
 
 	"github.com/gofsdp/gofsdp/fsdp/internal/ranks"
 )
@@ -47,7 +48,10 @@ type Pass struct {
 // were gathered for its Backward. Parameters must not change in between. Without a Forward, the
 // Pass is one whose Backward says so.
 func (s *Sharded) Hold() *Pass {
-	p := &Pass{s: s, p: s.life.takeLast()}
+	p := &Pass{s: s}
+	if s.life.calls == nil {
+		p.p = s.life.takeLast()
+	}
 	if p.p != nil {
 		p.loss = p.p.Loss
 		s.life.held[p] = true
@@ -64,6 +68,9 @@ func (p *Pass) Backward(ctx context.Context, opts ...BackwardOption) error {
 		return err
 	}
 	defer leave(p.s)
+	if p.s.life.calls != nil {
+		return fmt.Errorf("fsdp: rank %d: Backward of a Pass: %w", p.s.team.Rank(), errCalls)
+	}
 	q := p.p
 	p.p = nil
 	delete(p.s.life.held, p)

@@ -5,7 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"iter"
+	"strings"
 
+	"github.com/gofsdp/gofsdp/fsdp/internal/engine"
 	"github.com/gofsdp/gofsdp/fsdp/internal/ranks"
 )
 
@@ -33,8 +35,8 @@ import (
 // The loop body must make the same collective calls on every rank, whether it has a batch or not. A
 // rank that skips one, or leaves the loop alone, makes the next call an error on all. Loops may be
 // nested: an inner Join, such as one over the steps of generation, ends on every rank when all are
-// done. A second model in the same loop, such as a teacher, needs a Join of its own inside, over
-// the one batch or none.
+// done. Where ranks cannot make the same calls, see [Sharded.JoinCalls]. A second model in the same
+// loop, such as a teacher, needs a Join of its own inside, over the one batch or none.
 //
 // Before each iteration the ranks exchange a flag. An error of one of them, such as a panic of its
 // data, ends the loop on all, with that error as the last thing it yields. If one rank leaves the
@@ -98,6 +100,158 @@ func (o *joinOptions) ask(ctx context.Context, s *Sharded, more bool, err error)
 		return false, s.end(fmt.Errorf("Join: ranks %v have no batch left, and others have", missing))
 	}
 	return true, nil
+}
+
+// JoinCalls runs f, in which each rank makes calls of its own: Forward and Backward, Eval and
+// EvalProgram, any number of times and in any order. Join wants the same calls on every rank in an
+// iteration; here one rank may validate while another generates, or both generate by beam search
+// somewhere down in other code. JoinCalls returns on all ranks when f has returned on all.
+//
+//	err := m.JoinCalls(ctx, func() error {
+//		for _, prompt := range mine {
+//			answer, err := search(ctx, m, prompt) // calls m.EvalProgram until it has found one
+//			…
+//		}
+//		return nil
+//	})
+//
+// The ranks take turns. Before each pass one of them is next: the lowest rank first, then the one
+// after the last, left out if its f has returned. Ranks that want the same program run it with it,
+// each on its own batch. The others take part in its collectives, without computing, and are back
+// where they were. So nobody waits for a rank that does not come. Where all ranks make the same
+// calls these cost what they do outside, and JoinCalls itself one exchange of a flag at the end.
+//
+// After a Forward the ranks that have taken part run its Backward together. On one that does not
+// call Backward next, the forward is discarded, as it is outside. Every Backward adds to the
+// gradients of all ranks. Under ByRanks and ByOne they are the same whoever runs at the same time.
+// Under ByActive and ByWeights each Backward is a mean over the ranks that run it together, which
+// depends on what the others do; with no weight it adds nothing. A Forward and its Backward are both
+// inside NoSync or both outside.
+// Dropout counts the passes of each rank; at the end all go on from the largest count.
+//
+// What all ranks must do alike comes before JoinCalls or after it: steps of optimizers, ZeroGrad,
+// clipping, saving, Join, Hold. Inside f it is refused, as ranks are in different places; gradients
+// that some ranks have dropped or scaled are an error at the next pass. In the body of Join, calls
+// without a batch do nothing in f.
+//
+// An error of f, or a panic, or one of a call, ends JoinCalls on all ranks, each with that error:
+// from then on calls in f return it. The model is then what it is after an error outside.
+func (s *Sharded) JoinCalls(ctx context.Context, f func() error) error {
+	if err := enter(s, "JoinCalls"); err != nil {
+		return err
+	}
+	err := s.may("JoinCalls")
+	if err == errCalls {
+		leave(s)
+		return fmt.Errorf("fsdp: rank %d: JoinCalls: %w", s.team.Rank(), err)
+	}
+	s.life.calls = new(calls)
+	leave(s)
+	defer func() { s.life.calls = nil }() // also if f ends the goroutine
+	if err == nil && f == nil {
+		err = errors.New("the function is nil")
+	}
+	if err == nil {
+		err = ranks.Guarded("the function", f)
+	}
+	if err := enter(s, "JoinCalls"); err != nil {
+		return err
+	}
+	defer leave(s)
+	if failed := s.life.calls.failed; failed != nil {
+		if !errors.Is(err, failed) {
+			err = errors.Join(failed, err)
+		}
+	} else {
+		if err != nil { // what it says of the rank is said again
+			err = &rewordedError{strings.TrimPrefix(err.Error(), fmt.Sprintf("fsdp: rank %d: ", s.team.Rank())), err}
+		}
+		err = takeTurns(ctx, s, "", nil, err)
+	}
+	s.life.calls = nil
+	return errors.Join(err, s.discard(ctx, s.life.takeLast()))
+}
+
+// calls is a JoinCalls under way. All ranks have the same first and the same schedule of last.
+type calls struct {
+	first  int              // rank that leads the next round, if it has a call
+	last   *engine.Compiled // that this rank has run, or nil
+	failed error            // what has ended it
+}
+
+// idle tells whether a call of this rank comes to nothing: in JoinCalls others need not take part in
+// a pass that has no batch.
+func idle(s *Sharded, batch []Tensor) bool {
+	return s.life.calls != nil && s.joined && len(batch) == 0
+}
+
+// takeTurns takes part in what other ranks run until they run mine, the pass of a call of this rank;
+// without a call, until no rank has one left. err is why this rank cannot go on, or nil.
+func takeTurns(ctx context.Context, s *Sharded, call string, mine *engine.Compiled, err error) error {
+	c := s.life.calls
+	q := ranks.Ask{Call: "JoinCalls", Round: true}
+	if call == "" {
+		q.Absent, q.Value = true, float64(s.forwards)
+	} else if err != nil {
+		err = fmt.Errorf("%s: %w", call, err)
+	}
+	for {
+		if last := s.life.last; last != nil && err == nil {
+			s.life.last, last.declined = nil, true
+			if err := s.backward(ctx, last, nil); err != nil {
+				return err
+			}
+		}
+		next := mine
+		if next == nil && err == nil {
+			next, err = expected(s)
+		}
+		if q.First, q.Past = c.first, &s.life.grads; c.last == nil {
+			q.Past = &s.life.updates
+		}
+		if err == nil {
+			q.Schedule = next.Hash
+		}
+		ans, err := s.ask(ctx, &q, err)
+		if err != nil {
+			return err
+		}
+		s.life.updates.clear()
+		if ans.Leader < 0 {
+			s.forwards = int(ans.Largest) // which a checkpoint has of one rank
+			return nil
+		}
+		if next, err = s.engine.Agreed(ctx, next, &ans); err != nil {
+			return s.end(err)
+		}
+		if c.first, c.last = (ans.Leader+1)%s.team.Size(), next; next == mine {
+			return nil
+		}
+		if err := s.end(replay(ctx, s, next)); err != nil {
+			return err
+		}
+	}
+}
+
+// expected returns what a rank without a call runs if the others run what they have run last.
+func expected(s *Sharded) (*engine.Compiled, error) {
+	if last := s.life.calls.last; last != nil {
+		return s.engine.Absent(last.Variant, last.Needs)
+	}
+	return s.engine.Absent(engine.Variant{Eval: true}, nil)
+}
+
+// replay takes part in a pass of other ranks.
+func replay(ctx context.Context, s *Sharded, c *engine.Compiled) error {
+	p := s.engine.Start(c, nil)
+	if c.Eval {
+		return p.Eval(ctx, nil)
+	}
+	err := p.Forward(ctx)
+	if err == nil {
+		s.life.last = &pass{Pass: p}
+	}
+	return err
 }
 
 // A JoinOption changes Join.

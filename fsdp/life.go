@@ -26,6 +26,7 @@ const (
 //
 //	Forward        forwarded: the last Forward, whose Backward is to come
 //	Hold           held: put aside
+//	JoinCalls      calls: until its function has returned on all ranks
 //	a NoSync pass  unreduced
 //	Load, Import   mixing before the first parameter changes, settled after the last
 //	a failure      broke: nothing but Close helps
@@ -34,6 +35,7 @@ type life struct {
 	cause  error          // why it is broken
 	last   *pass          // forward done, backward to come
 	held   map[*Pass]bool // likewise, put aside
+	calls  *calls         // a JoinCalls under way, or nil
 
 	// State is read straight to where it belongs, so a failure in the middle leaves a mixture.
 	// Nobody may continue with it without noticing: neither with parameters, nor with an optimizer
@@ -52,7 +54,9 @@ var (
 	errClosed = errors.New("the model is closed")
 	errFormer = errors.New("the optimizer was made before Freeze: make a new one of Sharded.Shards, and let it Adopt what Freeze returned")
 	errHalf   = errors.New("the optimizer is not whole until it is loaded again, or made anew of Sharded.Shards")
-	errBusy   = errors.New("another goroutine is in a method of this Sharded, which is for one goroutine at a time")
+	errCalls  = errors.New("inside JoinCalls ranks run Forward, Backward and Eval, each its own, and replay those of others: " +
+		"what all ranks must do alike, such as steps, clipping and saving, comes before JoinCalls or after it, and plain loops do in place of Join")
+	errBusy = errors.New("another goroutine is in a method of this Sharded, which is for one goroutine at a time")
 	// errOptimMixed is for parameters, too: a caller who has changed a part of an optimizer must
 	// notice.
 	errOptimMixed = errors.New("a SetFullOptim has broken off: the optimizers are not whole until a SetFullOptim, Load or Import succeeds")
@@ -79,14 +83,15 @@ type tolerance struct {
 	held      bool
 	unreduced bool
 	last      bool // a Forward that waits for its Backward; only Step refuses
+	calls     bool // inside JoinCalls
 }
 
 // tolerances are those of all methods. may looks for a refusal in the order of the fields of
 // tolerance. What comes of it is in testdata/life.txt.
 var tolerances = map[string]tolerance{
-	"Forward":        {held: true, unreduced: true, last: true},
-	"Backward":       {held: true, unreduced: true, last: true},
-	"Eval":           {held: true, unreduced: true, last: true},
+	"Forward":        {held: true, unreduced: true, last: true, calls: true},
+	"Backward":       {held: true, unreduced: true, last: true, calls: true},
+	"Eval":           {held: true, unreduced: true, last: true, calls: true},
 	"ClipGradNorm":   {mixed: true, held: true, last: true},
 	"Unscale":        {mixed: true, held: true, last: true},
 	"GradNorms":      {mixed: true, held: true, last: true},
@@ -95,6 +100,7 @@ var tolerances = map[string]tolerance{
 	"AverageBuffers": {mixed: true, held: true, unreduced: true, last: true},
 	"Full":           {mixed: true, held: true, unreduced: true, last: true},
 	"Join":           {mixed: true, held: true, unreduced: true, last: true},
+	"JoinCalls":      {mixed: true, held: true, unreduced: true, last: true},
 	"SetFull":        {mixed: true, unreduced: true, last: true},
 	"FullState":      {held: true, unreduced: true, last: true},
 	"FullOptimState": {held: true, unreduced: true, last: true},
@@ -104,7 +110,7 @@ var tolerances = map[string]tolerance{
 	"Import":         {mixed: true, unreduced: true, last: true},
 	"SetFullOptim":   {mixed: true, held: true, unreduced: true, last: true},
 	"Freeze":         {last: true},
-	"Plan":           {broken: true, mixed: true, held: true, unreduced: true, last: true},
+	"Plan":           {broken: true, mixed: true, held: true, unreduced: true, last: true, calls: true},
 	"Step":           {broken: true},
 }
 
@@ -125,6 +131,20 @@ func (l *life) may(method string, unreduced int) error {
 		return errors.New("a Forward waits for its Backward: parameters must not change in between")
 	case unreduced > 0 && !t.unreduced:
 		return fmt.Errorf("the gradients of %d passes inside NoSync are not reduced: run a Backward outside, SyncGrads or ZeroGrad first", unreduced)
+	case l.calls != nil && !t.calls:
+		return errCalls
+	}
+	return nil
+}
+
+// withheld returns err, why this rank cannot run a method, or another reason, if the others are not
+// told; else nil.
+func (l *life) withheld(err error) error {
+	switch {
+	case l.health == closed: // they need not know, and may have left
+		return errClosed
+	case err == errCalls: // they run something else
+		return err
 	}
 	return nil
 }

@@ -119,6 +119,7 @@ var lifeMethods = []struct {
 		}
 		return err
 	}},
+	{"JoinCalls", func(ctx context.Context, l *lived) error { return l.JoinCalls(ctx, func() error { return nil }) }},
 	{"SetFull", func(ctx context.Context, l *lived) error { return l.SetFull(ctx, 0, l.values) }},
 	{"FullState", func(ctx context.Context, l *lived) error { return errorOf(l.FullState(ctx)) }},
 	{"FullOptimState", func(ctx context.Context, l *lived) error { return errorOf(l.FullOptimState(ctx, l.opt)) }},

@@ -36,6 +36,16 @@ func (m *dense) Params() []fsdp.Param {
 }
 
 func (m *dense) Build(b *fsdp.Builder, in ...*gorgonia.Node) (gorgonia.Nodes, error) {
+	y, err := m.sum(b, in)
+	if err != nil {
+		return nil, err
+	}
+	y, err = gorgonia.Tanh(y)
+	return gorgonia.Nodes{y}, err
+}
+
+// sum is x·w + m·v.
+func (m *dense) sum(b *fsdp.Builder, in []*gorgonia.Node) (*gorgonia.Node, error) {
 	w, err := b.Param("w")
 	if err != nil {
 		return nil, err
@@ -57,8 +67,7 @@ func (m *dense) Build(b *fsdp.Builder, in ...*gorgonia.Node) (gorgonia.Nodes, er
 			return nil, err
 		}
 	}
-	y, err = gorgonia.Tanh(y)
-	return gorgonia.Nodes{y}, err
+	return y, nil
 }
 
 // distance is the mean of (x - y)², without parameters, and x - y as a second output.

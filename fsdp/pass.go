@@ -17,8 +17,9 @@ import (
 // pass is a training pass under way.
 type pass struct {
 	*engine.Pass
-	weight float64 // of this rank among the others
-	dummy  bool    // the batch is none of this rank's own: backward adds nothing
+	weight   float64 // of this rank among the others
+	dummy    bool    // the batch is none of this rank's own: backward adds nothing
+	declined bool    // in JoinCalls: this rank wants no backward of it, and adds nothing to that of others
 }
 
 // Forward runs the forward pass on this rank's batch and returns this rank's loss. The batch must
@@ -32,7 +33,7 @@ func (s *Sharded) Forward(ctx context.Context, batch ...Tensor) (loss float64, e
 	}
 	defer leave(s)
 	p, err := s.start(ctx, ranks.Ask{Call: "Forward"}, s.engine.Training(s.noSync), batch)
-	if err != nil {
+	if err != nil || p == nil {
 		return 0, err
 	}
 	p.Key = s.forwards
@@ -68,23 +69,27 @@ func (s *Sharded) Backward(ctx context.Context, opts ...BackwardOption) error {
 		return err
 	}
 	defer leave(s)
+	if idle(s, nil) && (s.life.last == nil || s.life.last.Absent) {
+		return nil
+	}
 	return s.backward(ctx, s.life.takeLast(), opts)
 }
 
 // backward runs the backward pass of p, which is nil if there was no forward.
 func (s *Sharded) backward(ctx context.Context, p *pass, opts []BackwardOption) error {
-	q := ranks.Ask{Call: "Backward", NoSync: s.noSync, Past: &s.life.grads}
+	q := ranks.Ask{Call: "Backward", Past: &s.life.grads}
 	err := s.may("Backward")
 	if err == nil {
 		err = p.prepare(s, opts)
 	}
 	if p != nil {
-		q.Argument, q.Schedule, q.Value = float64(p.Number), p.Hash, p.weight
+		q.Argument, q.Schedule, q.NoSync, q.Absent, q.Value = float64(p.Number), p.Hash, p.NoSync, p.declined, p.weight
 	}
-	if _, err = s.ask(ctx, &q, err); err == nil {
+	ans, err := s.ask(ctx, &q, err)
+	if err == nil && ans.Leader >= 0 {
 		err = p.weigh(ctx, s)
 	}
-	if err != nil {
+	if err != nil || ans.Leader < 0 {
 		return errors.Join(err, s.discard(ctx, p))
 	}
 	s.life.grads.add()
@@ -94,15 +99,23 @@ func (s *Sharded) backward(ctx context.Context, p *pass, opts []BackwardOption) 
 // prepare applies the options to p, returns why its backward cannot run, and finds the
 // schedule for it: what becomes of the gradients may have been decided after the forward.
 func (p *pass) prepare(s *Sharded, opts []BackwardOption) (err error) {
-	if p == nil {
+	calls := s.life.calls != nil
+	switch {
+	case p == nil, calls && p.Absent && !p.declined:
 		return errors.New("Backward without a Forward before it, or its Backward has run, or another pass has discarded it, see Hold")
+	case calls && !p.declined && p.NoSync != s.noSync:
+		return errors.New("inside JoinCalls a Forward and its Backward are both inside NoSync, or both outside: others may be replaying the Forward")
+	}
+	v := s.engine.Training(s.noSync)
+	if calls {
+		v = s.engine.Training(p.NoSync)
 	}
 	var c *engine.Compiled
-	if p.Scale, p.weight = 1, 1; p.Absent || p.dummy {
+	if p.Scale, p.weight = 1, 1; p.Absent || p.dummy || p.declined {
 		p.weight = 0
-		c, err = s.engine.Absent(s.engine.Training(s.noSync), p.Needs) // those of its forward, which ranks have agreed on
+		c, err = s.engine.Absent(v, p.Needs) // those of its forward, which ranks have agreed on
 	} else if err = p.apply(&s.cfg, opts); err == nil {
-		c, err = s.engine.Compiled(s.engine.Training(s.noSync), p.Batch)
+		c, err = s.engine.Compiled(v, p.Batch)
 	}
 	if err == nil {
 		p.Switch(c)
@@ -147,6 +160,10 @@ func (p *pass) weigh(ctx context.Context, s *Sharded) error {
 		return s.end(s.team.Fail(fmt.Errorf("Backward: %w", err)))
 	}
 	mean := sum / float64(s.team.Size())
+	if mean == 0 && s.life.calls != nil { // those that count run at another time
+		p.Scale = 0
+		return nil
+	}
 	if mean == 0 || math.IsInf(mean, 0) {
 		return s.end(fmt.Errorf("Backward: the mean of the ranks' weights is %v", mean))
 	}
@@ -175,7 +192,7 @@ func (s *Sharded) EvalProgram(ctx context.Context, name string, batch ...Tensor)
 		q.Detail = " of program " + name
 	}
 	p, err := s.start(ctx, q, engine.Variant{Program: name, Eval: true}, batch)
-	if err != nil {
+	if err != nil || p == nil {
 		return nil, err
 	}
 	results := make([]Tensor, 0, len(p.Path.Results))
@@ -190,10 +207,21 @@ func (s *Sharded) EvalProgram(ctx context.Context, name string, batch ...Tensor)
 	return results, nil
 }
 
-// start checks the batch, finds the compiled pass and agrees with the other ranks to run it.
+// start checks the batch, finds the compiled pass and agrees with the other ranks to run it. It
+// returns nil for a call that comes to nothing, see idle.
 func (s *Sharded) start(ctx context.Context, q ranks.Ask, v engine.Variant, batch []Tensor) (*engine.Pass, error) {
+	if idle(s, batch) {
+		return nil, nil
+	}
 	q.NoSync, q.Past = v.NoSync, &s.life.updates
+	v.Pending = v.Pending && s.life.calls == nil // others may change it before the Backward, which decides
 	c, values, err := s.prepareForward(q.Call, v, batch)
+	if s.life.calls != nil {
+		if err := takeTurns(ctx, s, q.Call, c, err); err != nil {
+			return nil, err
+		}
+		return s.engine.Start(c, values), nil
+	}
 	if err == nil {
 		q.Schedule, q.Absent = c.Hash, c.Absent
 	}

@@ -16,8 +16,9 @@ import (
 )
 
 // Sharded is one rank's handle of a wrapped model. The methods that take a context are collective:
-// every rank of the group calls the same ones in the same order. It is for one goroutine at a time:
-// a method that is called while another goroutine is in a pass returns an error.
+// every rank of the group calls the same ones in the same order, but for passes inside JoinCalls. It
+// is for one goroutine at a time: a method that is called while another goroutine is in a pass
+// returns an error.
 //
 // Errors that ranks find before a pass starts, such as a batch of the wrong shape, a token out of
 // range or a loss that is NaN, are returned on every rank and leave parameters and gradients as
@@ -262,6 +263,9 @@ func (s *Sharded) Close() error {
 	if s.life.health == closed {
 		return nil
 	}
+	if s.life.calls != nil {
+		return fmt.Errorf("fsdp: rank %d: Close: %w", s.team.Rank(), errCalls)
+	}
 	var passes []*engine.Pass
 	for _, p := range s.life.waiting() {
 		passes = append(passes, p.Pass)
@@ -298,8 +302,11 @@ func newPeerError(rank int, message string) error { return &PeerError{rank, mess
 
 // ask agrees with the other ranks to run a collective method. err is why this rank cannot, or nil.
 func (s *Sharded) ask(ctx context.Context, q *ranks.Ask, err error) (ranks.Answer, error) {
-	if s.life.health == closed { // the others need not know, and may have left
-		return ranks.Answer{}, fmt.Errorf("fsdp: rank %d: %s: %w", s.team.Rank(), q.Call, errClosed)
+	if err := s.life.withheld(err); err != nil {
+		return ranks.Answer{}, fmt.Errorf("fsdp: rank %d: %s: %w", s.team.Rank(), q.Call, err)
+	}
+	if c := s.life.calls; c != nil && c.failed != nil {
+		return ranks.Answer{}, c.failed
 	}
 	s.requests++
 	q.Number, q.Loops = s.requests, s.loops
@@ -326,22 +333,24 @@ func withoutRank(s *Sharded, err error) error {
 	if !errors.As(err, &blame) || blame.Err != comm.ErrClosed || blame.Rank == s.team.Rank() {
 		return err
 	}
-	advice := "range over Sharded.Join, which goes on until no rank has a batch"
-	if len(s.loops) > 0 {
+	when, advice := fmt.Sprintf(" after %d Forwards", s.forwards), "range over Sharded.Join, which goes on until no rank has a batch"
+	if s.life.calls != nil {
+		when, advice = "", "call JoinCalls on every rank"
+	} else if len(s.loops) > 0 {
 		advice = "leave the loop over Join in the same iteration on every rank"
 	}
-	text := fmt.Sprintf("rank %d of group %q has ended after %d Forwards, and this rank has not: %s", blame.Rank, blame.Group, s.forwards, advice)
-	return &endedError{text, err}
+	text := fmt.Sprintf("rank %d of group %q has ended%s, and this rank has not: %s", blame.Rank, blame.Group, when, advice)
+	return &rewordedError{text, err}
 }
 
-// endedError is that another rank has ended.
-type endedError struct {
+// rewordedError is an error in other words.
+type rewordedError struct {
 	text  string
 	cause error
 }
 
-func (e *endedError) Error() string { return e.text }
-func (e *endedError) Unwrap() error { return e.cause }
+func (e *rewordedError) Error() string { return e.text }
+func (e *rewordedError) Unwrap() error { return e.cause }
 
 // agree is ask where nothing but agreement matters, of a method that has not called enter.
 func (s *Sharded) agree(ctx context.Context, q ranks.Ask, err error) error {
@@ -361,7 +370,11 @@ func (s *Sharded) end(err error) error {
 	if failure := new(ranks.Failure); errors.As(err, &failure) {
 		s.life.broke(failure.Err)
 	}
-	return fmt.Errorf("fsdp: rank %d: %w", s.team.Rank(), err)
+	err = fmt.Errorf("fsdp: rank %d: %w", s.team.Rank(), err)
+	if c := s.life.calls; c != nil && c.failed == nil {
+		c.failed = err
+	}
+	return err
 }
 
 // mayWith is may of a method that reads or replaces the state of opt, which may be nil.

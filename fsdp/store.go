@@ -62,8 +62,8 @@ func (st *store) Agree(ctx context.Context, hash uint64, err error) error {
 		return errBusy // end adds the rest
 	}
 	defer leave(s)
-	if s.life.health == closed { // the others need not know, and may have left
-		return errClosed
+	if err := s.life.withheld(err); err != nil {
+		return err
 	}
 	s.requests++
 	q.Number, q.Loops, q.Schedule = s.requests, s.loops, hash

@@ -1,0 +1,342 @@
+package fsdp_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"runtime"
+	"strings"
+	"testing"
+	"testing/synctest"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gofsdp/gofsdp/comm"
+	"github.com/gofsdp/gofsdp/comm/commtest"
+	"github.com/gofsdp/gofsdp/fsdp"
+	"github.com/gofsdp/gofsdp/optim"
+)
+
+// rounds are what three ranks do while something goes wrong with one.
+var rounds = [][]errand{
+	{{"train", 0, 1}, {"", 1, 1}, {"quiet", 2, 1}},
+	{{"decode", 3, 1}, {"step", 0, 1}, {"train", 4, 1}},
+	{{"encode", 5, 1}, {"drop", 1, 1}, {"", 2, 1}},
+}
+
+// doomed runs the rounds on a rank. before is called before each of its errands, and at the end.
+func doomed(ctx context.Context, m *fsdp.Sharded, rank int, before func(i int) error) error {
+	return m.JoinCalls(ctx, func() error {
+		for i := 0; ; i++ {
+			if err := before(i); err != nil || i == len(rounds[rank]) {
+				return err
+			}
+			if _, err := rounds[rank][i].run(ctx, m, fsdp.ByOne); err != nil {
+				return err
+			}
+		}
+	})
+}
+
+// downfalls is what can happen to a rank between two of its calls. After those that ranks agree on
+// the model goes on.
+var downfalls = map[string]struct {
+	do     func(ctx context.Context, m *fsdp.Sharded, cancel context.CancelCauseFunc) error
+	goesOn bool
+}{
+	"an error": {func(context.Context, *fsdp.Sharded, context.CancelCauseFunc) error { return errOops }, true},
+	"a panic":  {func(context.Context, *fsdp.Sharded, context.CancelCauseFunc) error { panic(errOops) }, true},
+	"a bad batch": {func(ctx context.Context, m *fsdp.Sharded, _ context.CancelCauseFunc) error {
+		if _, err := m.Forward(ctx, wholeBatch(0)[:1]...); err != nil {
+			return fmt.Errorf("%w: %w", errOops, err)
+		}
+		return nil
+	}, true},
+	"a bad batch that it does not mind": {func(ctx context.Context, m *fsdp.Sharded, _ context.CancelCauseFunc) error {
+		_, _ = m.EvalProgram(ctx, errOops.Error())
+		return nil
+	}, true},
+	"a bad backward": {func(ctx context.Context, m *fsdp.Sharded, _ context.CancelCauseFunc) error {
+		if _, err := m.Forward(ctx, wholeBatch(0)...); err != nil {
+			return err
+		}
+		return fmt.Errorf("%w: %w", errOops, m.Backward(ctx, fsdp.Scale(math.NaN())))
+	}, true},
+	"no forward": {func(ctx context.Context, m *fsdp.Sharded, _ context.CancelCauseFunc) error {
+		if _, err := m.EvalProgram(ctx, "encode", wholeBatch(0)[:1]...); err != nil {
+			return err
+		}
+		return fmt.Errorf("%w: %w", errOops, m.Backward(ctx))
+	}, true},
+	"a cancelled context": {func(_ context.Context, _ *fsdp.Sharded, cancel context.CancelCauseFunc) error {
+		cancel(errOops)
+		return nil
+	}, false},
+	"a death": {func(context.Context, *fsdp.Sharded, context.CancelCauseFunc) error { runtime.Goexit(); return nil }, false},
+}
+
+// onDoomedRanks runs f on three ranks with a context of their own, in fake time, of which none may
+// pass, and returns their errors.
+func onDoomedRanks(t *testing.T, f func(ctx context.Context, cancel context.CancelCauseFunc, g comm.Group) (goesOn bool, err error)) (errs [3]error) {
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	_ = comm.Run(ctx, 3, func(ctx context.Context, g comm.Group) error {
+		ctx, cancel := context.WithCancelCause(ctx)
+		defer cancel(nil)
+		var goesOn bool
+		if goesOn, errs[g.Rank()] = f(ctx, cancel, g); goesOn {
+			return nil
+		}
+		return errs[g.Rank()]
+	})
+	require.NoError(t, ctx.Err(), "time has passed")
+	return errs
+}
+
+// TestJoinCallsFail has each rank fail at each of its calls, in every way. All ranks return, with its
+// reason, before any time has passed.
+func TestJoinCallsFail(t *testing.T) {
+	for name, fall := range downfalls {
+		for faulty := range rounds {
+			for at := range len(rounds[faulty]) + 1 {
+				t.Run(fmt.Sprintf("%s/rank %d, call %d", name, faulty, at), func(t *testing.T) {
+					synctest.Test(t, func(t *testing.T) {
+						errs := onDoomedRanks(t, func(ctx context.Context, cancel context.CancelCauseFunc, g comm.Group) (bool, error) {
+							m := wrap(t, wholeTranslator{}, fsdp.Config{Group: g, Wrap: fsdp.WrapEach(), Precision: float64s, Poison: true})
+							err := doomed(ctx, m, g.Rank(), func(i int) error {
+								if i == at && g.Rank() == faulty {
+									return fall.do(ctx, m, cancel)
+								}
+								return nil
+							})
+							if fall.goesOn {
+								require.True(t, strings.HasPrefix(err.Error(), fmt.Sprintf("fsdp: rank %d: ", g.Rank())) || errors.Is(err, errOops), "%v", err)
+								require.Equal(t, 0, strings.Count(err.Error(), fmt.Sprintf("rank %d: fsdp", faulty)), "%v", err)
+								m.ZeroGrad()
+								require.NoError(t, trainStep(ctx, m, wholeBatch(g.Rank())))
+								requireIdle(t, ctx, m, wholeBatch(0))
+							}
+							return fall.goesOn, err
+						})
+						for r, err := range errs {
+							if name == "a death" {
+								if r != faulty {
+									require.ErrorContains(t, err, fmt.Sprintf("rank %d", faulty))
+									require.ErrorContains(t, err, "goroutine ended without returning")
+								}
+								continue
+							}
+							switch name {
+							case "a bad batch":
+								require.ErrorContains(t, err, "Forward: the batch has 1 tensors, the model takes 3")
+							case "a bad backward":
+								require.ErrorContains(t, err, "Scale is NaN")
+							case "no forward":
+								require.ErrorContains(t, err, "Backward without a Forward before it")
+							default:
+								require.ErrorContains(t, err, errOops.Error(), "rank %d", r)
+							}
+							if r != faulty {
+								require.ErrorContains(t, err, fmt.Sprintf("rank %d", faulty), "rank %d", r)
+							}
+						}
+					})
+				})
+			}
+		}
+	}
+}
+
+// TestJoinCallsFailInAPass has each rank fail in the middle of each pass, its own or one that it
+// replays, and has each of its collectives fail.
+func TestJoinCallsFailInAPass(t *testing.T) {
+	const passes, collectives = 7, 60
+	run := func(t *testing.T, faulty int, trace func(cancel context.CancelCauseFunc, e fsdp.Event), decide func(commtest.Call) commtest.Fault) (fails bool) {
+		synctest.Test(t, func(t *testing.T) {
+			for r, err := range onDoomedRanks(t, func(ctx context.Context, cancel context.CancelCauseFunc, g comm.Group) (bool, error) {
+				cfg := fsdp.Config{Group: g, Wrap: fsdp.WrapEach(), Precision: float64s, Poison: true}
+				if g.Rank() == faulty {
+					cfg.Group = commtest.Faulty(g, decide)
+					cfg.Trace = func(e fsdp.Event) { trace(cancel, e) }
+				}
+				m := wrap(t, wholeTranslator{}, cfg)
+				err := doomed(ctx, m, g.Rank(), func(int) error { return nil })
+				require.NoError(t, m.Close())
+				return false, err
+			}) {
+				if fails = fails || err != nil; err != nil {
+					require.ErrorContains(t, err, errOops.Error())
+					if r != faulty {
+						require.ErrorContains(t, err, fmt.Sprintf("rank %d", faulty))
+					}
+				}
+			}
+		})
+		return fails
+	}
+	no := func(commtest.Call) commtest.Fault { return commtest.Fault{} }
+	for faulty := range rounds {
+		for pass := 1; pass <= passes; pass++ {
+			for _, cancels := range []bool{false, true} {
+				require.True(t, run(t, faulty, func(cancel context.CancelCauseFunc, e fsdp.Event) {
+					switch {
+					case e.Pass != pass || e.Kind != "forward" && e.Kind != "drain":
+					case cancels:
+						cancel(errOops)
+					default:
+						panic(errOops)
+					}
+				}, no), "rank %d, pass %d", faulty, pass)
+			}
+		}
+		failed := 0
+		for seq := range collectives {
+			left := 5 + seq // Wrap has four
+			if run(t, faulty, func(context.CancelCauseFunc, fsdp.Event) {}, func(c commtest.Call) commtest.Fault {
+				if left--; left == 0 {
+					return commtest.Fault{Err: errOops}
+				}
+				return commtest.Fault{}
+			}) {
+				failed++
+			}
+		}
+		require.Greater(t, failed, collectives/2)
+	}
+}
+
+// TestJoinCallsRefuse calls every method inside: those that all ranks must call alike are refused at
+// once, without a word to the others, and change nothing.
+func TestJoinCallsRefuse(t *testing.T) {
+	const text = "inside JoinCalls ranks run Forward, Backward and Eval, each its own, and replay those of others"
+	for _, method := range lifeMethods {
+		t.Run(method.name, func(t *testing.T) {
+			onRanks(t, 2, func(ctx context.Context, g comm.Group) {
+				l := &lived{filler: newFiller(t, ctx, g), group: g, dir: t.TempDir()}
+				var err error
+				l.values, err = l.FullState(ctx)
+				require.NoError(t, err)
+				l.state, err = l.FullOptimState(ctx, l.opt)
+				require.NoError(t, err)
+				before := stateBits(t, ctx, l.Sharded)
+				var got error
+				require.NoError(t, l.JoinCalls(ctx, func() error {
+					switch method.name {
+					case "Backward":
+						_, err := l.Forward(ctx, shapeBatch(0)...)
+						require.NoError(t, err)
+					case "ZeroGrad", "ScaleGrads":
+						return nil
+					}
+					if g.Rank() == 1 {
+						got = method.call(ctx, l)
+					}
+					return nil
+				}))
+				switch method.name {
+				case "Forward", "Backward", "Eval", "EvalProgram", "Plan", "NoSync", "Shards", "ZeroGrad", "ScaleGrads", "Memory", "ResetPeak", "Hold, Discard":
+					require.NoError(t, got)
+				default:
+					if g.Rank() == 1 {
+						require.ErrorContains(t, got, text)
+					}
+				}
+				requireSameBits(t, before, stateBits(t, ctx, l.Sharded))
+				requireIdle(t, ctx, l.Sharded, shapeBatch(0))
+			})
+		})
+	}
+}
+
+// TestJoinCallsMistakes makes those that all ranks are told of.
+func TestJoinCallsMistakes(t *testing.T) {
+	for name, c := range map[string]struct {
+		odd  func(ctx context.Context, m *fsdp.Sharded) error // on rank 1
+		want []string                                         // by rank
+	}{
+		"does something else": {func(ctx context.Context, m *fsdp.Sharded) error { return m.SyncGrads(ctx) },
+			[]string{
+				"fsdp: rank 0: JoinCalls: ranks disagree: rank 0 runs JoinCalls number 3, rank 1 runs SyncGrads number 3",
+				"fsdp: rank 1: SyncGrads: ranks disagree: rank 0 runs JoinCalls number 3, rank 1 runs SyncGrads number 3",
+			}},
+		"ends": {func(context.Context, *fsdp.Sharded) error { return nil },
+			[]string{`fsdp: rank 0: JoinCalls: rank 1 of group "world" has ended, and this rank has not: call JoinCalls on every rank`}},
+		"has no function": {func(ctx context.Context, m *fsdp.Sharded) error { return m.JoinCalls(ctx, nil) },
+			[]string{"fsdp: rank 0: JoinCalls: rank 1: the function is nil", "fsdp: rank 1: JoinCalls: the function is nil"}},
+		"drops gradients": {func(ctx context.Context, m *fsdp.Sharded) error {
+			return m.JoinCalls(ctx, func() error {
+				err := trainStep(ctx, m, unevenBatch(0, 1))
+				m.ZeroGrad()
+				return err
+			})
+		}, []string{
+			"rank 0 adds to the gradients of 2 passes, rank 1 to no gradients: every rank must do the same with ZeroGrad",
+			"rank 0 adds to the gradients of 2 passes, rank 1 to no gradients: every rank must do the same with ZeroGrad",
+		}},
+		"has made a step": {func(ctx context.Context, m *fsdp.Sharded) error {
+			opt, err := optim.SGD{}.New(m.Shards())
+			if err != nil {
+				return err
+			}
+			if err := opt.Step(0.1); err != nil {
+				return err
+			}
+			return m.JoinCalls(ctx, func() error { return nil })
+		}, []string{"rank 1 has made a step of SGD since the last pass, rank 0 has made none", "rank 1 has made a step of SGD"}},
+		"changes its mind": {func(ctx context.Context, m *fsdp.Sharded) error {
+			return m.JoinCalls(ctx, func() error {
+				_, err := m.Forward(ctx, unevenBatch(0, 1)...)
+				return errors.Join(err, m.NoSync(func() error { return m.Backward(ctx) }))
+			})
+		}, []string{
+			"rank 1: inside JoinCalls a Forward and its Backward are both inside NoSync, or both outside",
+			"fsdp: rank 1: Backward: inside JoinCalls a Forward and its Backward are both inside NoSync, or both outside",
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			onRanks(t, 2, func(ctx context.Context, g comm.Group) {
+				m := chain64(t, g)
+				err := trainStep(ctx, m, unevenBatch(0, g.Rank()))
+				require.NoError(t, err)
+				if g.Rank() == 1 {
+					if err = c.odd(ctx, m); name == "ends" {
+						require.NoError(t, err)
+						return
+					}
+				} else {
+					err = m.JoinCalls(ctx, func() error {
+						for i := range 2 {
+							if err := trainStep(ctx, m, unevenBatch(i, 0)); err != nil {
+								return err
+							}
+						}
+						return nil
+					})
+				}
+				require.ErrorContains(t, err, c.want[g.Rank()])
+				if name != "ends" {
+					m.ZeroGrad()
+					_, err := m.FullState(ctx)
+					require.NoError(t, err)
+				}
+			})
+		})
+	}
+}
+
+// TestJoinCallsBesideJoin forgets JoinCalls on a rank of a loop over Join.
+func TestJoinCallsBesideJoin(t *testing.T) {
+	onRanks(t, 2, func(ctx context.Context, g comm.Group) {
+		m := chain64(t, g)
+		err := unevenly(ctx, m, g.Rank(), 2, func(_ int, batch []fsdp.Tensor) error {
+			if g.Rank() == 1 {
+				return nil
+			}
+			return m.JoinCalls(ctx, func() error { return trainStep(ctx, m, batch) })
+		})
+		require.ErrorContains(t, err, "rank 0 runs JoinCalls number 2, and rank 1 has gone on to the next iteration of Join without it")
+		require.ErrorContains(t, err, "call JoinCalls there, too")
+		requireIdle(t, ctx, m, shapeBatch(0))
+	})
+}

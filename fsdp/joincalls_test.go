@@ -1,0 +1,384 @@
+package fsdp_test
+
+import (
+	"cmp"
+	"context"
+	"math"
+	"slices"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"gorgonia.org/tensor"
+
+	"github.com/gofsdp/gofsdp/comm"
+	"github.com/gofsdp/gofsdp/fsdp"
+)
+
+// TestJoinCallsExchanges evaluates three times on one rank and seven times on another, and trains as
+// often on both. Where all make the same calls, and where ranks are done, that takes no exchange
+// beside those of the passes, but for one at the end.
+func TestJoinCallsExchanges(t *testing.T) {
+	onRanks(t, 2, func(ctx context.Context, g comm.Group) {
+		talk := &talkingGroup{Group: g}
+		m, one := chain64(t, talk), chain64(t, nil)
+		took := func(f func() error) int {
+			talk.exchanges = 0
+			require.NoError(t, m.JoinCalls(ctx, f))
+			return talk.exchanges
+		}
+		evals := func() error {
+			for i := range 3 + 4*g.Rank() {
+				got, err := m.Eval(ctx, unevenBatch(i, g.Rank())...)
+				require.NoError(t, err)
+				want, err := one.Eval(ctx, unevenBatch(i, g.Rank())...)
+				require.NoError(t, err)
+				for j := range want {
+					require.Equal(t, want[j].Data(), got[j].Data())
+				}
+			}
+			return nil
+		}
+		require.Equal(t, 7+1, took(evals))
+		require.Equal(t, 2*3+1, took(func() error {
+			for i := range 3 {
+				require.NoError(t, trainStep(ctx, m, unevenBatch(i, g.Rank())))
+			}
+			return nil
+		}))
+		require.Equal(t, 1, took(func() error { return nil }))
+		requireIdle(t, ctx, m, shapeBatch(0))
+	})
+}
+
+// TestJoinCallsTakeTurns has ranks want different programs: the lowest begins, and then the one
+// after the last, so that none waits longer than for one pass of each other.
+func TestJoinCallsTakeTurns(t *testing.T) {
+	onRanks(t, 3, func(ctx context.Context, g comm.Group) {
+		var order []string // own passes
+		passes := 0
+		m := wrap(t, translator{}, fsdp.Config{Group: g, Wrap: fsdp.WrapEach(), Precision: float64s, Trace: func(e fsdp.Event) {
+			if e.Pass > passes {
+				passes = e.Pass
+				if e.Absent {
+					order = append(order, "-")
+				} else {
+					order = append(order, "x")
+				}
+			}
+		}})
+		require.NoError(t, m.JoinCalls(ctx, func() error {
+			for i := range []int{3, 1, 4}[g.Rank()] {
+				source, state := prompt(g.Rank(), i)
+				var err error
+				switch g.Rank() {
+				case 0:
+					_, err = m.EvalProgram(ctx, "encode", source)
+				case 1:
+					err = trainStep(ctx, m, []fsdp.Tensor{source, state, state})
+				case 2:
+					_, err = m.EvalProgram(ctx, "decode", state, source)
+				}
+				require.NoError(t, err)
+			}
+			return nil
+		}))
+		require.Equal(t, [][]string{
+			{"x", "-", "-", "x", "-", "x", "-", "-"},
+			{"-", "x", "-", "-", "-", "-", "-", "-"},
+			{"-", "-", "x", "-", "x", "-", "x", "x"},
+		}[g.Rank()], order)
+	})
+}
+
+// A hypothesis is a translation under way in a beam.
+type hypothesis struct {
+	state []float64
+	score float64
+}
+
+// search translates a prompt by beam search: every state has two continuations, the two best are
+// kept, and how many steps it takes depends on what it finds.
+func search(ctx context.Context, m *fsdp.Sharded, rank, i int) (best [][]float64, err error) {
+	source := floats(100+10*rank+i, 1, shapeDim)
+	memory, err := m.EvalProgram(ctx, "encode", source)
+	if err != nil {
+		return nil, err
+	}
+	beam := []hypothesis{{state: floats(200+10*rank+i, shapeDim).Float64s()}}
+	for step := 0; step < 6 && math.Abs(beam[0].score) < 1.5; step++ {
+		rows, again := []float64{}, []float64{}
+		for _, h := range beam {
+			rows, again = append(rows, h.state...), append(again, elements(memory[0])...)
+		}
+		shape := tensor.WithShape(len(beam), shapeDim)
+		out, err := m.EvalProgram(ctx, "decode", tensor.New(shape, tensor.WithBacking(rows)), tensor.New(shape, tensor.WithBacking(again)))
+		if err != nil {
+			return nil, err
+		}
+		var next []hypothesis
+		for k, h := range beam {
+			state := elements(out[0])[k*shapeDim:][:shapeDim]
+			back := make([]float64, shapeDim)
+			for j, x := range state {
+				back[j] = -x
+			}
+			next = append(next, hypothesis{state, h.score + state[0]}, hypothesis{back, h.score + state[1]})
+		}
+		slices.SortStableFunc(next, func(a, b hypothesis) int { return cmp.Compare(b.score, a.score) })
+		beam = next[:2]
+		best = append(best, beam[0].state)
+	}
+	return best, nil
+}
+
+// TestJoinCallsBeamSearch searches on ranks with different prompts, none included, while another
+// rank validates and one trains. Each gets what it gets alone, to the bit.
+func TestJoinCallsBeamSearch(t *testing.T) {
+	type job func(ctx context.Context, t require.TestingT, m *fsdp.Sharded) (seen [][]float64)
+	searches := func(rank, prompts int) job {
+		return func(ctx context.Context, t require.TestingT, m *fsdp.Sharded) (all [][]float64) {
+			for i := range prompts {
+				states, err := search(ctx, m, rank, i)
+				require.NoError(t, err)
+				all = append(all, states...)
+			}
+			return all
+		}
+	}
+	validates := func(ctx context.Context, t require.TestingT, m *fsdp.Sharded) (all [][]float64) {
+		for i := range 5 {
+			source, state := prompt(2, i)
+			out, err := m.Eval(ctx, source, state, state)
+			require.NoError(t, err)
+			all = append(all, elements(out[0]))
+		}
+		return all
+	}
+	trains := func(ctx context.Context, t require.TestingT, m *fsdp.Sharded) (all [][]float64) {
+		for i := range 3 {
+			source, state := prompt(3, i)
+			all = append(all, []float64{forwardBackward(t, ctx, m, []fsdp.Tensor{source, state, state})})
+		}
+		return all
+	}
+	jobs := []job{searches(0, 3), searches(1, 5), validates, trains, searches(0, 0), searches(2, 1)}
+	everyStrategy(t, len(jobs), func(t *testing.T, cfg fsdp.Config) {
+		onRanks(t, len(jobs), func(ctx context.Context, g comm.Group) {
+			cfg := cfg
+			cfg.Group, cfg.Wrap, cfg.Precision, cfg.Seed = g, fsdp.WrapEach(), float64s, 4
+			m := wrap(t, translator{}, cfg)
+			one := wrap(t, translator{}, fsdp.Config{Precision: float64s, Seed: 4})
+			want := jobs[g.Rank()](ctx, t, one)
+			var got [][]float64
+			require.NoError(t, m.JoinCalls(ctx, func() error {
+				got = jobs[g.Rank()](ctx, t, m)
+				return nil
+			}))
+			require.Equal(t, want, got)
+			source, state := prompt(0, 0)
+			requireIdle(t, ctx, m, []fsdp.Tensor{source, state, state})
+		})
+	})
+}
+
+// TestJoinCallsTrains takes steps after JoinCalls in which ranks train on different numbers of
+// batches, with AdamW, in the body of Join and without. It is as if one process had trained on all.
+func TestJoinCallsTrains(t *testing.T) {
+	counts := [][]int{{2, 0, 1}, {0, 0, 3}, {0, 0, 0}, {1, 1, 1}}
+	train := func(t require.TestingT, ctx context.Context, m *fsdp.Sharded, g comm.Group, join bool) bits {
+		update := updater(t, m, 0.5)
+		for i, counts := range counts {
+			step := func(mine int) {
+				require.NoError(t, m.JoinCalls(ctx, func() error {
+					for r := range counts {
+						if g != nil && r != g.Rank() {
+							continue
+						}
+						for k := range counts[r] {
+							if err := trainStep(ctx, m, unevenBatch(10*i+k, r)); err != nil {
+								return err
+							}
+						}
+					}
+					return nil
+				}))
+				update(ctx)
+			}
+			if !join {
+				step(0)
+				continue
+			}
+			rank := 0
+			if g != nil {
+				rank = g.Rank()
+			}
+			require.NoError(t, unevenly(ctx, m, rank, (rank+1)%2, func(int, []fsdp.Tensor) error { step(0); return nil }))
+		}
+		return stateBits(t, ctx, m)
+	}
+	sum := func(c *fsdp.Config) { c.Divide = fsdp.ByOne }
+	want := train(t, t.Context(), chain64(t, nil, sum), nil, false)
+	for _, join := range []bool{false, true} {
+		onRanks(t, 3, func(ctx context.Context, g comm.Group) {
+			m := chain64(t, g, sum)
+			got := train(t, ctx, m, g, join)
+			for name := range want {
+				for i, x := range want[name] {
+					require.InDelta(t, math.Float64frombits(x), math.Float64frombits(got[name][i]), 1e-12, name)
+				}
+			}
+			requireIdle(t, ctx, m, shapeBatch(0))
+		})
+	}
+}
+
+// TestJoinCallsInJoin runs the body of a loop inside JoinCalls. Ranks without a batch do nothing in
+// it, or compute on a dummy, whose gradients do not count.
+func TestJoinCallsInJoin(t *testing.T) {
+	for world := 1; world <= 3; world++ {
+		for _, dummy := range []bool{false, true} {
+			onRanks(t, world, func(ctx context.Context, g comm.Group) {
+				m := chain64(t, g, func(c *fsdp.Config) { c.Divide = fsdp.ByActive })
+				var opts []fsdp.JoinOption
+				if dummy {
+					opts = append(opts, fsdp.Dummy(unevenBatch(9, 9)...))
+				}
+				iterations := 0
+				require.NoError(t, unevenly(ctx, m, g.Rank(), 2*(g.Rank()%2), func(i int, batch []fsdp.Tensor) error {
+					iterations++
+					err := m.JoinCalls(ctx, func() error {
+						out, err := m.Eval(ctx, batch...)
+						require.NoError(t, err)
+						require.Equal(t, batch == nil, out == nil)
+						loss, err := m.Forward(ctx, batch...)
+						require.NoError(t, err)
+						require.Equal(t, batch == nil, loss == 0)
+						return m.Backward(ctx)
+					})
+					require.NoError(t, err)
+					one := chain64(t, nil)
+					forwardBackward(t, ctx, one, unevenBatch(i, 1))
+					requireNear(t, gradsOf(t, ctx, one), gradsOf(t, ctx, m), 1e-14)
+					m.ZeroGrad()
+					_, err = m.Eval(ctx, batch...)
+					require.NoError(t, err)
+					return nil
+				}, opts...))
+				require.Equal(t, 2*min(1, world-1), iterations)
+			})
+		}
+	}
+}
+
+// TestJoinCallsOwnForward begins with a Forward outside, which some ranks want a Backward of inside,
+// and one that nobody wants.
+func TestJoinCallsOwnForward(t *testing.T) {
+	onRanks(t, 3, func(ctx context.Context, g comm.Group) {
+		m := chain64(t, g, func(c *fsdp.Config) { c.Divide = fsdp.ByOne })
+		one := chain64(t, nil)
+		for _, r := range []int{0, 2} {
+			forwardBackward(t, ctx, one, unevenBatch(0, r))
+		}
+		_, err := m.Forward(ctx, unevenBatch(0, g.Rank())...)
+		require.NoError(t, err)
+		require.NoError(t, m.JoinCalls(ctx, func() error {
+			if g.Rank() == 1 {
+				return nil
+			}
+			return m.Backward(ctx)
+		}))
+		requireNear(t, gradsOf(t, ctx, one), gradsOf(t, ctx, m), 1e-14)
+		_, err = m.Forward(ctx, unevenBatch(0, g.Rank())...)
+		require.NoError(t, err)
+		require.NoError(t, m.JoinCalls(ctx, func() error { return nil }))
+		require.ErrorContains(t, m.Backward(ctx), "Backward without a Forward before it")
+		requireIdle(t, ctx, m, shapeBatch(0))
+	})
+}
+
+// TestJoinCallsLearns trains on ranks whose schedules depend on the shapes of their batches: they
+// take turns, and learn those of each other.
+func TestJoinCallsLearns(t *testing.T) {
+	var changing model = func(t *fsdp.Tape, in []fsdp.Ref) ([]fsdp.Ref, error) {
+		x := t.Call("a", &dense{dim: shapeDim}, in[0])
+		x = t.Call("b", &moody{dense{shapeDim, true}}, x, x)
+		return regress(t, in, t.Call("c", &dense{dim: shapeDim}, x)), nil
+	}
+	rows := [][]int{{3, 1, 1}, {1, 3, 1, 2}, {}, {2}}
+	batch := func(rank, i int) []fsdp.Tensor {
+		n, seed := rows[rank][i], 20*rank+2*i
+		return []fsdp.Tensor{floats(seed, n, shapeDim), floats(seed+1, n, shapeDim)}
+	}
+	onRanks(t, len(rows), func(ctx context.Context, g comm.Group) {
+		m := wrap(t, changing, fsdp.Config{Group: g, Wrap: fsdp.WrapEach(), Divide: fsdp.ByOne, Precision: float64s, Poison: true})
+		one := wrap(t, changing, fsdp.Config{Precision: float64s})
+		for r := range rows {
+			for i := range rows[r] {
+				forwardBackward(t, ctx, one, batch(r, i))
+			}
+		}
+		require.NoError(t, m.JoinCalls(ctx, func() error {
+			for i := range rows[g.Rank()] {
+				require.NoError(t, trainStep(ctx, m, batch(g.Rank(), i)))
+			}
+			return nil
+		}))
+		requireNear(t, gradsOf(t, ctx, one), gradsOf(t, ctx, m), 1e-13)
+	})
+}
+
+// TestJoinCallsCountsOwnPasses trains with dropout and batch statistics: what a rank draws and
+// observes in JoinCalls does not depend on what others do there. Afterwards all count alike, so that
+// a training that continues from a checkpoint is the same.
+func TestJoinCallsCountsOwnPasses(t *testing.T) {
+	run := func(others int) (losses []uint64) {
+		dir := t.TempDir()
+		onRanks(t, 3, func(ctx context.Context, g comm.Group) {
+			cfg := fsdp.Config{Group: g, Wrap: blocks, Poison: true}
+			m := wrap(t, dropoutGPT(), cfg)
+			count := 2
+			if g.Rank() > 0 {
+				count = others * g.Rank()
+			}
+			require.NoError(t, m.JoinCalls(ctx, func() error {
+				for i := range count {
+					loss := forwardBackward(t, ctx, m, tinyBatch(i, g.Rank(), 1, 3))
+					if g.Rank() == 0 {
+						losses = append(losses, math.Float64bits(loss))
+					}
+				}
+				return nil
+			}))
+			m.ZeroGrad()
+			require.NoError(t, m.Save(ctx, dir, nil))
+			again := wrap(t, dropoutGPT(), cfg)
+			_, err := again.Load(ctx, dir, nil)
+			require.NoError(t, err)
+			want, got := forwardBackward(t, ctx, m, good(g.Rank())), forwardBackward(t, ctx, again, good(g.Rank()))
+			require.Equal(t, want, got)
+		})
+		return losses
+	}
+	alone := run(0)
+	for _, others := range []int{1, 3} {
+		require.Equal(t, alone, run(others))
+	}
+	onRanks(t, 2, func(ctx context.Context, g comm.Group) {
+		m, one := wrap(t, statistics, fsdp.Config{Group: g, Precision: float64s}), wrap(t, statistics, fsdp.Config{Precision: float64s})
+		calls := func(m *fsdp.Sharded) error {
+			for i := range 1 + 2*g.Rank() {
+				if _, err := m.Forward(ctx, unevenBatch(i, g.Rank())...); err != nil {
+					return err
+				}
+			}
+			return nil
+		}
+		require.NoError(t, calls(one))
+		require.NoError(t, m.JoinCalls(ctx, func() error { return calls(m) }))
+		want, err := ownState(ctx, one)
+		require.NoError(t, err)
+		got, err := ownState(ctx, m)
+		require.NoError(t, err)
+		requireSameBits(t, bitsOf(want), bitsOf(got))
+	})
+}
