@@ -3,44 +3,26 @@ package main
 import (
 	"context"
 	"fmt"
-	"iter"
 
 	"github.com/gofsdp/gofsdp/comm"
-	"github.com/gofsdp/gofsdp/fsdp"
 )
 
-// generate spells numbers, a letter in each pass of the decoder. Ranks have different numbers of
-// them, the outer loop, and their words different numbers of letters, the inner one, after which
-// all ranks encode their next numbers together.
+// generate spells numbers, a letter in each pass of the decoder. It is written as for one rank: how
+// many numbers the others have, and how long their words become, is no matter here.
 func (r *rank) generate(ctx context.Context, mine []int) error {
 	var said string
-	for batch, err := range r.batches(ctx, prompts(mine)) {
-		if err != nil {
-			return err
-		}
-		r.mark = 'e'
-		states, err := r.model.EvalProgram(ctx, "encode", batch...)
-		if err != nil {
-			return err
-		}
-		r.mark = 'd'
-		var s speech
-		for batch, err := range r.batches(ctx, s.steps(states)) {
+	err := r.calls(ctx, func() error {
+		for _, n := range mine {
+			words, err := r.say(ctx, n)
 			if err != nil {
 				return err
 			}
-			logits, err := r.model.EvalProgram(ctx, "decode", batch...)
-			if err != nil {
-				return err
-			}
-			if len(logits) > 0 {
-				s.say(logits[0].Data().([]float32))
-			}
+			said += fmt.Sprintf("  rank %d spells %d %q\n", r.group.Rank(), n, words)
 		}
-		if len(mine) > 0 {
-			said += fmt.Sprintf("  rank %d spells %d %q\n", r.group.Rank(), mine[0], s.words)
-			mine = mine[1:]
-		}
+		return nil
+	})
+	if err != nil {
+		return err
 	}
 	all, err := comm.GatherBytes(ctx, r.group, []byte(said))
 	if err != nil {
@@ -53,44 +35,32 @@ func (r *rank) generate(ctx context.Context, mine []int) error {
 	return r.draw(ctx, r.group, r.out)
 }
 
-// prompts are batches of one number for the encoder.
-func prompts(numbers []int) iter.Seq[[]fsdp.Tensor] {
-	return func(yield func([]fsdp.Tensor) bool) {
-		for _, n := range numbers {
-			if !yield([]fsdp.Tensor{digits(n)}) {
-				return
-			}
-		}
+// say returns the likeliest words for a number.
+func (r *rank) say(ctx context.Context, n int) (words string, err error) {
+	states, err := r.model.EvalProgram(ctx, "encode", digits(n))
+	if err != nil {
+		return "", err
 	}
-}
-
-// speech is what the decoder has said.
-type speech struct {
-	words string
-	ended bool
-}
-
-// steps are batches for the decoder until it has come to an end. There are none without states.
-func (s *speech) steps(states []fsdp.Tensor) iter.Seq[[]fsdp.Tensor] {
-	return func(yield func([]fsdp.Tensor) bool) {
-		for len(states) > 0 && !s.ended {
-			if !yield([]fsdp.Tensor{states[0], matrix(row(string(rune(end))+s.words, end))}) {
-				return
-			}
+	for len(words) < length-1 {
+		logits, err := r.model.EvalProgram(ctx, "decode", states[0], matrix(row(string(rune(end))+words, end)))
+		if err != nil {
+			return "", err
 		}
+		letter := likeliest(logits[0].Data().([]float32)[len(words)*vocab:][:vocab])
+		if letter == end {
+			break
+		}
+		words += string(rune(letter))
 	}
+	return words, nil
 }
 
-// say adds the likeliest letter, from logits [1, length, vocab].
-func (s *speech) say(logits []float32) {
-	now := logits[len(s.words)*vocab:][:vocab]
-	best := 0
-	for i, l := range now {
-		if l > now[best] {
+// likeliest returns the letter with the largest logit.
+func likeliest(logits []float32) (best int) {
+	for i, l := range logits {
+		if l > logits[best] {
 			best = i
 		}
 	}
-	if s.ended = best == end || len(s.words) == length-1; !s.ended {
-		s.words += string(rune(best))
-	}
+	return best
 }

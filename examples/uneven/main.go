@@ -6,7 +6,9 @@
 //
 // Columns are passes, where t is forward and backward, v an evaluation, e the encoder and d one
 // step of the decoder. A rank either has a batch, █, or takes part without computing, ░. Rank 0 has
-// one in 23 of the 26 passes of the first epoch:
+// one in 23 of the 26 passes of the first epoch. Training ranges over Join, as all ranks must step
+// alike. Validation and generation are plain loops inside JoinCalls: where the encoder of one rank
+// runs, the decoders of the others wait for one pass.
 //
 //	$ go run ./examples/uneven
 //	epoch 1: 3.805 nats per letter in training, 2.100 in validation
@@ -24,14 +26,14 @@
 //	  rank 1 spells 427 "four hundred twenty seven"
 //	  rank 3 spells 480 "four hundred eighty"
 //	  rank 3 spells 513 "five hundred thirteen"
-//	  passes          edddddddddddddddddddddddddddedddddddddddddddddddddddddd
-//	  rank 0  18/55   ██████████████████░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░
-//	  rank 1  55/55   ███████████████████████████████████████████████████████
-//	  rank 2   0/55   ░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░
-//	  rank 3  44/55   █████████████████████░░░░░░░███████████████████████░░░░
+//	  passes          eddddddddddddddddddddeddddddddedddddddddddddddddddddddddd
+//	  rank 0  18/57   ██████████████████░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░
+//	  rank 1  55/57   █████████████████████░███████░███████████████████████████
+//	  rank 2   0/57   ░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░
+//	  rank 3  44/57   ██████████████████████████████░██████████████░░░░░░░░░░░░
 //
-// A plain loop in place of Join ends early where there is less data, and the ranks part. What would
-// be a hang, or layers of one pass mixed with those of another, is an error on all ranks, of which
+// Without Join and JoinCalls loops end early where there is less data, and ranks part. What would be
+// a hang, or layers of one pass mixed with those of another, is an error on all ranks, of which
 // one is printed:
 //
 //	$ go run ./examples/uneven -join=false
@@ -60,7 +62,7 @@ const (
 )
 
 func main() {
-	join := flag.Bool("join", true, "keep ranks without a batch in step, by Sharded.Join")
+	join := flag.Bool("join", true, "keep ranks in step, by Sharded.Join and JoinCalls")
 	epochs := flag.Int("epochs", 15, "epochs of the training")
 	flag.Parse()
 	err := comm.Run(context.Background(), ranks, func(ctx context.Context, g comm.Group) error {
@@ -108,6 +110,14 @@ func toSpell(numbers []int, rank int) []int {
 func share(numbers []int, i, n int) []int {
 	end := func(i int) int { return len(numbers) * i * (2*n + 1 - i) / (n * (n + 1)) }
 	return numbers[end(i):end(i+1)]
+}
+
+// calls runs f by JoinCalls, or without.
+func (r *rank) calls(ctx context.Context, f func() error) error {
+	if r.join {
+		return r.model.JoinCalls(ctx, f)
+	}
+	return f()
 }
 
 // batches goes through the data by Join, or without.

@@ -12,23 +12,31 @@ import (
 
 // timeline is what a rank did in each pass, as Config.Trace tells it.
 type timeline struct {
-	mark   byte   // of the passes to come
-	marks  []byte // by pass
+	marks  []byte // by pass: e for the encoder, d for the decoder, v for both, t for training
 	active []byte // by pass: 1 with a batch, 0 without
 	last   int    // number of the last pass
 }
 
 // see is for Config.Trace.
 func (t *timeline) see(e fsdp.Event) {
-	if e.Pass == t.last {
-		return
+	if e.Pass > t.last {
+		t.last = e.Pass
+		t.marks, t.active = append(t.marks, ' '), append(t.active, 1)
+		if e.Absent {
+			t.active[len(t.active)-1] = 0
+		}
 	}
-	t.last = e.Pass
-	t.marks = append(t.marks, t.mark)
-	if e.Absent {
-		t.active = append(t.active, 0)
-	} else {
-		t.active = append(t.active, 1)
+	mark := &t.marks[len(t.marks)-1]
+	switch {
+	case e.Kind == "turn":
+		*mark = 't'
+	case e.Kind != "forward":
+	case strings.HasPrefix(e.Call, "encoder."):
+		*mark = 'e'
+	case *mark == 'e':
+		*mark = 'v'
+	case *mark == ' ':
+		*mark = 'd'
 	}
 }
 

@@ -26,7 +26,6 @@ func (r *rank) train(ctx context.Context, heldOut, numbers []int, epochs int) er
 	for epoch := range epochs {
 		rnd.Shuffle(len(mine), func(i, j int) { mine[i], mine[j] = mine[j], mine[i] })
 		var loss mean
-		r.mark = 't'
 		for batch, err := range r.batches(ctx, pairs(mine)) {
 			if err != nil {
 				return err
@@ -70,20 +69,17 @@ func (r *rank) step(ctx context.Context, opt optim.Optimizer, lr float64, batch 
 
 // validate returns the loss of this rank's numbers.
 func (r *rank) validate(ctx context.Context, mine []int) (loss mean, err error) {
-	r.mark = 'v'
-	for batch, err := range r.batches(ctx, pairs(mine)) {
-		if err != nil {
-			return loss, err
-		}
-		results, err := r.model.Eval(ctx, batch...)
-		if err != nil {
-			return loss, err
-		}
-		if len(results) > 0 {
+	err = r.calls(ctx, func() error {
+		for batch := range pairs(mine) {
+			results, err := r.model.Eval(ctx, batch...)
+			if err != nil {
+				return err
+			}
 			loss.add(float64(results[0].Data().([]float32)[0]), letters(batch))
 		}
-	}
-	return loss, nil
+		return nil
+	})
+	return loss, err
 }
 
 // mean is a mean over letters. Ranks add up what they have, for a mean of their means would count
