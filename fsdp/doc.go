@@ -144,24 +144,31 @@
 // programs are kept for batches of the same shapes, within bounds: see [Sharded.Memory].
 //
 // What a rank of a small GPT holds and sends in a step, as planned and as counted (make memory, half
-// a minute):
+// a minute). The first rows are DDP, the same model in one unit and by blocks, and adapters on it
+// while it is frozen itself. In one unit all parameters and all gradients are whole at once, which
+// takes back most of what sharding saves:
 //
 //	tiny: 4 layers, 128 channels; MB of a rank in a step with AdamW,
-//	batch of 1 sequence of 64 bytes a rank
-//	                             ranks  shard+grads    state     pass   planned   counted sent per pass
-//	  FullShard                      1         6.94     6.94     4.85     18.72     18.72          0.00
-//	  FullShard                      2         3.47     3.47     4.85     11.78     11.78          4.26
-//	  FullShard                      4         1.73     1.73     4.85      8.32      8.32          6.39
-//	  FullShard                      8         0.87     0.87     4.85      6.58      6.58          7.46
-//	  ShardGradOp                    1         6.94     6.94     5.97     19.84     19.84          0.00
-//	  ShardGradOp                    2         3.47     3.47     5.97     12.91     12.91          3.47
-//	  ShardGradOp                    4         1.73     1.73     5.97      9.44      9.44          5.20
-//	  ShardGradOp                    8         0.87     0.87     5.97      7.70      7.70          6.07
-//	  HybridShard over 2             4         3.47     3.47     5.31     12.25     12.25          6.00
-//	  HybridShard over 2             8         3.47     3.47     5.31     12.25     12.25          6.86
-//	  HybridShard over 4             8         1.73     1.73     5.31      8.78      8.78          7.26
-//	  NoShard                        1         6.94     6.94     3.26     17.14     17.14          0.00
-//	  NoShard                        2         6.94     6.94     3.26     17.14     17.14          3.47
-//	  NoShard                        4         6.94     6.94     3.26     17.14     17.14          5.20
-//	  NoShard                        8         6.94     6.94     3.26     17.14     17.14          6.07
+//	batch of 1 sequence of 64 bytes a rank; a frozen base has adapters of rank 8
+//	                         ranks shard+grads  state   pass  planned  counted  sent
+//	  NoShard (DDP)              2        6.94   6.94   3.26    17.14    17.14  3.47
+//	  FullShard in one unit      2        3.47   3.47   8.65    15.58    15.58  3.47
+//	  FullShard by blocks        2        3.47   3.47   4.85    11.78    11.78  4.26
+//	  the same, frozen base      2        2.00   0.26   3.59     5.85     5.85  2.85
+//	every strategy by blocks
+//	  FullShard                  1        6.94   6.94   4.85    18.72    18.72  0.00
+//	  FullShard                  2        3.47   3.47   4.85    11.78    11.78  4.26
+//	  FullShard                  4        1.73   1.73   4.85     8.32     8.32  6.39
+//	  FullShard                  8        0.87   0.87   4.85     6.58     6.58  7.46
+//	  ShardGradOp                1        6.94   6.94   5.97    19.84    19.84  0.00
+//	  ShardGradOp                2        3.47   3.47   5.97    12.91    12.91  3.47
+//	  ShardGradOp                4        1.73   1.73   5.97     9.44     9.44  5.20
+//	  ShardGradOp                8        0.87   0.87   5.97     7.70     7.70  6.07
+//	  HybridShard over 2         4        3.47   3.47   5.31    12.25    12.25  6.00
+//	  HybridShard over 2         8        3.47   3.47   5.31    12.25    12.25  6.86
+//	  HybridShard over 4         8        1.73   1.73   5.31     8.78     8.78  7.26
+//	  NoShard                    1        6.94   6.94   3.26    17.14    17.14  0.00
+//	  NoShard                    2        6.94   6.94   3.26    17.14    17.14  3.47
+//	  NoShard                    4        6.94   6.94   3.26    17.14    17.14  5.20
+//	  NoShard                    8        6.94   6.94   3.26    17.14    17.14  6.07
 package fsdp

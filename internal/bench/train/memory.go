@@ -12,39 +12,61 @@ import (
 	"github.com/gofsdp/gofsdp/internal/bench/stats"
 )
 
-// memoryRow is a strategy, and over how many ranks it cuts if that is not all.
+// memoryRow is a way to shard, on some numbers of ranks. If there are none, it is a heading.
 type memoryRow struct {
-	strategy fsdp.Strategy
-	shards   int
+	name     string
+	ranks    []int
+	cfg      fsdp.Config
+	adapters int // their rank
 }
+
+// byBlocks makes a unit of each block.
+var byBlocks = fsdp.WrapTypes(&nn.Block{})
 
 var memoryRows = []memoryRow{
-	{fsdp.FullShard, 0}, {fsdp.ShardGradOp, 0}, {fsdp.HybridShard, 2}, {fsdp.HybridShard, 4}, {fsdp.NoShard, 0},
+	{name: "NoShard (DDP)", ranks: []int{2}, cfg: fsdp.Config{Strategy: fsdp.NoShard, Wrap: byBlocks}},
+	{name: "FullShard in one unit", ranks: []int{2}},
+	{name: "FullShard by blocks", ranks: []int{2}, cfg: fsdp.Config{Wrap: byBlocks}},
+	{
+		name: "the same, frozen base", ranks: []int{2}, adapters: 8,
+		cfg: fsdp.Config{Wrap: byBlocks, Frozen: func(name string) bool { return !nn.IsAdapter(name) }},
+	},
+	{name: "every strategy by blocks"},
+	{name: "FullShard", ranks: []int{1, 2, 4, 8}, cfg: fsdp.Config{Wrap: byBlocks}},
+	{name: "ShardGradOp", ranks: []int{1, 2, 4, 8}, cfg: fsdp.Config{Strategy: fsdp.ShardGradOp, Wrap: byBlocks}},
+	{name: "HybridShard over 2", ranks: []int{4, 8}, cfg: fsdp.Config{Strategy: fsdp.HybridShard, ShardRanks: 2, Wrap: byBlocks}},
+	{name: "HybridShard over 4", ranks: []int{8}, cfg: fsdp.Config{Strategy: fsdp.HybridShard, ShardRanks: 4, Wrap: byBlocks}},
+	{name: "NoShard", ranks: []int{1, 2, 4, 8}, cfg: fsdp.Config{Strategy: fsdp.NoShard, Wrap: byBlocks}},
 }
 
-// memory prints the bytes of a rank for each strategy and number of ranks: as planned, and as
-// counted in a step with AdamW. It is an error if they differ.
+// memory prints the bytes of a rank, as planned and as counted in a step with AdamW: first what a
+// first look compares, then every strategy and number of ranks. It is an error if plan and count
+// differ.
 func memory(w io.Writer, s size) error {
-	fmt.Fprintf(w, "%s: %d layers, %d channels; MB of a rank in a step with AdamW, batch of 1 sequence of %d bytes a rank\n", s.name, s.layers, s.dim, s.context)
-	fmt.Fprintf(w, "  %-26s %5s %12s %8s %8s %9s %9s %13s\n", "", "ranks", "shard+grads", "state", "pass", "planned", "counted", "sent per pass")
+	fmt.Fprintf(w, "%s: %d layers, %d channels; MB of a rank in a step with AdamW,\n", s.name, s.layers, s.dim)
+	fmt.Fprintf(w, "batch of 1 sequence of %d bytes a rank; a frozen base has adapters of rank 8\n", s.context)
+	fmt.Fprintf(w, "  %-22s %5s %11s %6s %6s %8s %8s %5s\n", "", "ranks", "shard+grads", "state", "pass", "planned", "counted", "sent")
 	for _, row := range memoryRows {
-		for _, ranks := range []int{1, 2, 4, 8} {
-			if row.shards > 0 && ranks <= row.shards {
-				continue
-			}
-			if err := memoryOf(w, s, row, ranks); err != nil {
-				return fmt.Errorf("%v on %d ranks: %w", row.strategy, ranks, err)
+		if row.ranks == nil {
+			fmt.Fprintln(w, row.name)
+		}
+		for _, ranks := range row.ranks {
+			if err := row.print(w, s, ranks); err != nil {
+				return fmt.Errorf("%s on %d ranks: %w", row.name, ranks, err)
 			}
 		}
 	}
 	return nil
 }
 
-// memoryOf prints one row.
-func memoryOf(w io.Writer, s size, row memoryRow, ranks int) error {
+// print prints the row for a number of ranks.
+func (row memoryRow) print(w io.Writer, s size, ranks int) error {
+	s.adapters = row.adapters
 	plans, counted := make([]*fsdp.Plan, ranks), make([]int, ranks)
 	err := comm.Run(context.Background(), ranks, func(ctx context.Context, g comm.Group) (err error) {
-		t, err := newTrainer(ctx, s, fsdp.Config{Group: g, Strategy: row.strategy, ShardRanks: row.shards, Wrap: fsdp.WrapTypes(&nn.Block{})}, 1)
+		cfg := row.cfg
+		cfg.Group = g
+		t, err := newTrainer(ctx, s, cfg, 1)
 		if err != nil {
 			return err
 		}
@@ -60,17 +82,13 @@ func memoryOf(w io.Writer, s size, row memoryRow, ranks int) error {
 	if err != nil {
 		return err
 	}
-	name := row.strategy.String()
-	if row.shards > 0 {
-		name += fmt.Sprintf(" over %d", row.shards)
-	}
 	p := plans[0]
 	for r := range plans {
 		if plans[r].Peak() != counted[r] {
 			return fmt.Errorf("rank %d: %d bytes planned, %d counted", r, plans[r].Peak(), counted[r])
 		}
 	}
-	fmt.Fprintf(w, "  %-26s %5d %12.2f %8.2f %8.2f %9.2f %9.2f %13.2f\n", name, ranks, stats.MB(p.ShardBytes), stats.MB(p.StateBytes), stats.MB(p.PassBytes),
-		stats.MB(p.Peak()), stats.MB(counted[0]), stats.MB(p.Traffic))
+	fmt.Fprintf(w, "  %-22s %5d %11.2f %6.2f %6.2f %8.2f %8.2f %5.2f\n", row.name, ranks, stats.MB(p.ShardBytes), stats.MB(p.StateBytes),
+		stats.MB(p.PassBytes), stats.MB(p.Peak()), stats.MB(counted[0]), stats.MB(p.Traffic))
 	return nil
 }

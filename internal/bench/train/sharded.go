@@ -85,7 +85,8 @@ type trainer struct {
 
 // newTrainer wraps the model on one rank, for a batch of some rows.
 func newTrainer(ctx context.Context, s size, cfg fsdp.Config, rows int) (*trainer, error) {
-	m, err := fsdp.WrapContext(ctx, &nn.GPT{Vocab: s.vocab, Context: s.context, Layers: s.layers, Dim: s.dim, Heads: s.heads}, cfg)
+	gpt := &nn.GPT{Vocab: s.vocab, Context: s.context, Layers: s.layers, Dim: s.dim, Heads: s.heads, LoRA: nn.LoRA{Rank: s.adapters}}
+	m, err := fsdp.WrapContext(ctx, gpt, cfg)
 	if err != nil {
 		return nil, err
 	}

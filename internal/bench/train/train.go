@@ -59,11 +59,12 @@ import (
 type size struct {
 	name                                      string
 	layers, dim, heads, context, batch, vocab int
+	adapters                                  int // their rank; 0 means none
 }
 
 var sizes = []size{
-	{"tiny", 4, 128, 4, 64, 8, 256},
-	{"small", 6, 384, 6, 256, 8, 256},
+	{name: "tiny", layers: 4, dim: 128, heads: 4, context: 64, batch: 8, vocab: 256},
+	{name: "small", layers: 6, dim: 384, heads: 6, context: 256, batch: 8, vocab: 256},
 }
 
 // tokens returns the tokens of a batch.

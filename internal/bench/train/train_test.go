@@ -1,10 +1,13 @@
 package train
 
 import (
+	"strconv"
 	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/gofsdp/gofsdp/internal/text"
 )
 
 // TestBench runs a short round of everything on the smallest size.
@@ -21,14 +24,28 @@ func TestBench(t *testing.T) {
 	}
 }
 
-// TestMemory prints the table, which fails where the plan and the counts differ.
+// TestMemory prints the table, which fails where the plan and the counts differ, and compares its
+// first rows on a model of which most is parameters.
 func TestMemory(t *testing.T) {
 	var out strings.Builder
-	require.NoError(t, memory(&out, size{"test", 2, 16, 2, 8, 8, 32}))
+	require.NoError(t, memory(&out, size{name: "test", layers: 4, dim: 32, heads: 2, context: 8, batch: 8, vocab: 32}))
+	require.Empty(t, text.Wider(out.String(), 80))
 	rows := strings.Split(strings.TrimSpace(out.String()), "\n")
-	require.Len(t, rows, 2+4+4+2+1+4)
-	for _, row := range rows[2:] {
-		require.Regexp(t, `over|Shard.* \d+( +[\d.]+){6}$`, row)
+	require.Len(t, rows, 3+4+1+4+4+2+1+4)
+	counted := func(row string) (mb float64) {
+		fields := strings.Fields(row)
+		mb, err := strconv.ParseFloat(fields[len(fields)-2], 64)
+		require.NoError(t, err)
+		return mb
+	}
+	for i, name := range []string{`NoShard \(DDP\)`, "FullShard in one unit", "FullShard by blocks", "the same, frozen base"} {
+		require.Regexp(t, `^  `+name+` +2( +[\d.]+){6}$`, rows[3+i])
+		if i > 0 {
+			require.Less(t, counted(rows[3+i]), counted(rows[2+i]))
+		}
+	}
+	for _, row := range rows[8:] {
+		require.Regexp(t, `(over|Shard).* \d+( +[\d.]+){6}$`, row)
 	}
 }
 
