@@ -3,7 +3,8 @@
 // learns Go code; it stands for weights that one would load. Then adapters learn the English of the
 // code's comments. What is frozen is still cut over the ranks and gathered, but has no gradient, no
 // optimizer state and no reduction, and does not change by a bit. At this size a step's memory is
-// mostly activations, which freezing hardly changes.
+// mostly activations, which freezing hardly changes. The last lines are about a model that is mostly
+// parameters: backward frees a frozen unit after each use, and does not let them add up to its end.
 //
 //	$ go run ./examples/lora
 //	pretraining on code
@@ -23,6 +24,10 @@
 //	  the 41 pretrained tensors have the bits they had
 //	merged into a plain GPT
 //	  loss after   code 3.048  prose 2.568 nats per byte
+//	memory of adapting 12 layers of 256 channels to 16 tokens on a rank
+//	  frozen, freed after each use         holds 22.4 MB, 31.5 MB in a step
+//	  frozen, freed at the end (computed)  holds 22.4 MB, 61.7 MB in a step
+//	  nothing frozen                       holds 80.0 MB, 95.6 MB in a step
 package main
 
 import (
@@ -49,6 +54,12 @@ const (
 	length = 64 // of a row, in tokens
 )
 
+// adapter is what is added to each linear layer.
+var adapter = nn.LoRA{Rank: 8, Alpha: 16}
+
+// base tells whether a parameter is the model's own, and not an adapter's.
+func base(name string) bool { return !nn.IsAdapter(name) }
+
 // gpt returns the model, with adapters or without.
 func gpt(l nn.LoRA) *nn.GPT {
 	return &nn.GPT{Vocab: text.Vocab, Context: length, Layers: 3, Dim: 96, Heads: 4, Act: nn.ReLU, LoRA: l}
@@ -74,32 +85,33 @@ type rank struct {
 	code, prose text.Text
 }
 
-// run trains a model on code, adapts it to prose, and merges the adapters into its weights.
+// run trains a model on code, adapts it to prose, and merges the adapters into its weights. Then it
+// shows what freezing saves.
 func (r *rank) run(ctx context.Context, steps int) error {
 	if r.group.Rank() != 0 {
 		r.out = io.Discard
 	}
-	base, err := r.stage(ctx, "pretraining on code", gpt(nn.LoRA{}), nil, nil, training{r.code.Train, steps, 3e-3})
+	pretrained, err := r.stage(ctx, "pretraining on code", gpt(nn.LoRA{}), nil, nil, training{r.code.Train, steps, 3e-3})
 	if err != nil {
 		return err
 	}
-	adapter := nn.LoRA{Rank: 8, Alpha: 16}
-	frozen := func(name string) bool { return !nn.IsAdapter(name) }
-	adapted, err := r.stage(ctx, "adapting to prose", gpt(adapter), frozen, base, training{r.prose.Train, steps / 2, 1e-2})
+	adapted, err := r.stage(ctx, "adapting to prose", gpt(adapter), base, pretrained, training{r.prose.Train, steps / 2, 1e-2})
 	if err != nil {
 		return err
 	}
-	for name, v := range base {
+	for name, v := range pretrained {
 		if !slices.Equal(v.Float32s(), adapted[name].Float32s()) {
 			return fmt.Errorf("%s is frozen and has changed", name)
 		}
 	}
-	fmt.Fprintf(r.out, "  the %d pretrained tensors have the bits they had\n", len(base))
+	fmt.Fprintf(r.out, "  the %d pretrained tensors have the bits they had\n", len(pretrained))
 	if err := adapter.Merge(adapted); err != nil {
 		return err
 	}
-	_, err = r.stage(ctx, "merged into a plain GPT", gpt(nn.LoRA{}), nil, adapted, training{})
-	return err
+	if _, err := r.stage(ctx, "merged into a plain GPT", gpt(nn.LoRA{}), nil, adapted, training{}); err != nil {
+		return err
+	}
+	return r.memory(ctx)
 }
 
 // training is how long a model learns from what.
