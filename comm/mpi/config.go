@@ -1,15 +1,34 @@
 package mpi
 
 import (
+	"cmp"
 	"errors"
+	"fmt"
+	"os"
 	"time"
+
+	"github.com/gofsdp/gofsdp/internal/launch"
 )
 
 // Config says how the groups of a job behave. The zero value is useful.
 type Config struct {
 	// Timeout is how long an operation may make no progress before it fails with
-	// [comm.ErrTimeout]; 0 means 10 minutes.
+	// [comm.ErrTimeout]; 0 means what FSDP_TIMEOUT says, or else 10 minutes.
+	// No other variable of package comm counts: MPI finds the ranks.
 	Timeout time.Duration
+}
+
+// complete returns c with what it leaves to the environment.
+func (c Config) complete() (Config, error) {
+	if c.Timeout < 0 {
+		return c, fmt.Errorf("mpi: negative timeout %v", c.Timeout)
+	}
+	limit, err := launch.Timeout(os.Getenv)
+	if err != nil {
+		return c, fmt.Errorf("mpi: %w", err)
+	}
+	c.Timeout = cmp.Or(c.Timeout, limit, 10*time.Minute)
+	return c, nil
 }
 
 // ErrUnavailable is wrapped by the error of [New] in a program that was built

@@ -16,8 +16,6 @@ import (
 )
 
 const (
-	// defaultTimeout is the Timeout of the zero Config.
-	defaultTimeout = 10 * time.Minute
 	// letterBoxes is how many receipts are posted. Messages that find none wait
 	// in the MPI library, at the price of one more copy.
 	letterBoxes = 8
@@ -91,11 +89,9 @@ var begun atomic.Bool
 // in a process. If ctx ends first the process had better exit: MPI offers no way
 // to give up.
 func New(ctx context.Context, cfg Config) (comm.Group, error) {
-	if cfg.Timeout < 0 {
-		return nil, fmt.Errorf("mpi: negative timeout %v", cfg.Timeout)
-	}
-	if cfg.Timeout == 0 {
-		cfg.Timeout = defaultTimeout
+	cfg, err := cfg.complete()
+	if err != nil {
+		return nil, err
 	}
 	if begun.Swap(true) {
 		return nil, errors.New("mpi: New works once in a process, as MPI can be initialised once")

@@ -28,6 +28,7 @@ func late(t *rank) {
 	t.join(500 * time.Millisecond)
 	g, err := t.Split(t.ctx(), 0, 0)
 	require.NoError(t, err)
+	require.Equal(t, 500*time.Millisecond, comm.Timeout(g), "how often ranks that work for long have to be heard of")
 	last := t.Size() - 1
 	if t.Rank() == last {
 		gate{last}.wait(t)

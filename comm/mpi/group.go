@@ -247,6 +247,9 @@ func (g *group) failed() bool {
 	return g.fault != nil
 }
 
+// Timeout returns the limit of operations, see [comm.Timeout].
+func (g *group) Timeout() time.Duration { return g.engine.timeout }
+
 // Missing implements [comm.Backend].
 func (g *group) Missing() (ranks []int) {
 	seq := g.seq.Load()

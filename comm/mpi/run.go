@@ -194,7 +194,7 @@ func (g *group) impatient(ctx context.Context) error {
 	case ctx.Err() != nil:
 		return context.Cause(ctx)
 	case g.wait.Idle() > g.engine.timeout:
-		return fmt.Errorf("%w for %v (the limit is Config.Timeout)", comm.ErrTimeout, g.engine.timeout)
+		return fmt.Errorf("%w for %v (the limit is FSDP_TIMEOUT, or Config.Timeout)", comm.ErrTimeout, g.engine.timeout)
 	}
 	return nil
 }

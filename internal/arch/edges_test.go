@@ -54,7 +54,7 @@ var edges = map[string]string{
 	// Groups of ranks.
 	"comm":           "internal/auth internal/backoff internal/checksum internal/half internal/kernel/vec internal/launch internal/mesh internal/shm internal/store internal/text",
 	"comm/commtest":  "comm",
-	"comm/mpi":       "comm internal/backoff",
+	"comm/mpi":       "comm internal/backoff internal/launch",
 	"internal/mesh":  "internal/auth internal/checksum internal/store",
 	"internal/store": "internal/auth",
 	"nccl":           "comm internal/backoff internal/device",

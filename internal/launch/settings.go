@@ -57,7 +57,7 @@ func settings(v *vars, e *Env) error {
 		return fmt.Errorf("FSDP_LISTEN=%q is not a network interface or address", e.Listen)
 	}
 	var err error
-	if e.Timeout, err = v.duration("FSDP_TIMEOUT"); err != nil {
+	if e.Timeout, err = Timeout(v.get); err != nil {
 		return err
 	}
 	if e.JoinTimeout, err = v.duration("FSDP_JOIN_TIMEOUT"); err != nil {
@@ -91,6 +91,11 @@ func (v *vars) duration(name string) (time.Duration, error) {
 		return 0, fmt.Errorf("%s=%q is not a duration such as 90s", name, text)
 	}
 	return d, nil
+}
+
+// Timeout returns the value of FSDP_TIMEOUT, or 0 if it is not set.
+func Timeout(get func(string) string) (time.Duration, error) {
+	return (&vars{get: get}).duration("FSDP_TIMEOUT")
 }
 
 // rendezvous sets Addr or Dir from a URL, if there is one.
