@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log"
 	"regexp"
+	"strings"
 
 	"gorgonia.org/tensor"
 
@@ -119,8 +120,8 @@ func ExampleSharded_Plan() {
 		if err != nil {
 			return err
 		}
-		fmt.Printf("%d parameters in %d groups over %d ranks\n", plan.Params, len(plan.Groups), plan.Ranks)
-		fmt.Printf("%.2f MB kept, %.2f MB sent per pass\n", float64(plan.ShardBytes)/1e6, float64(plan.Traffic)/1e6)
+		table, _, _ := strings.Cut(plan.String(), "each rank") // whose programs depend on the machine
+		fmt.Print(table)
 		for _, operation := range plan.Schedule[:11] {
 			fmt.Println(" ", operation)
 		}
@@ -130,8 +131,10 @@ func ExampleSharded_Plan() {
 		log.Fatal(err)
 	}
 	// Output:
-	// 432128 parameters in 7 groups over 4 ranks
-	// 0.86 MB kept, 3.19 MB sent per pass
+	// parameters 432128, groups 7, ranks 4
+	//   group                        parameters     whole  strategy     ranks
+	//   root                             132224  528.9 kB  ShardGradOp  4
+	//   6 × blocks.*                      49984  199.9 kB  FullShard    4
 	//   gather root
 	//   gather blocks.0
 	//   wait root

@@ -2,6 +2,7 @@ package fsdp_test
 
 import (
 	"context"
+	"fmt"
 	"os"
 	"os/exec"
 	"runtime"
@@ -12,6 +13,7 @@ import (
 
 	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/fsdp"
+	"github.com/gofsdp/gofsdp/internal/text"
 )
 
 // TestShardingDividesMemory checks that what a rank keeps shrinks with the number of ranks, up to
@@ -25,43 +27,68 @@ func TestShardingDividesMemory(t *testing.T) {
 	})
 }
 
-// TestPlanAsText checks the table of a plan.
+// TestPlanAsText checks the table of a plan, with everything that it may have.
 func TestPlanAsText(t *testing.T) {
-	plan, err := wrap(t, tinyGPT(2), fsdp.Config{Wrap: blocks}).Plan(tinyBatch(0, 0, 1, 3)...)
-	require.NoError(t, err)
-	var b strings.Builder
-	n, err := plan.WriteTo(&b)
-	require.NoError(t, err)
-	require.EqualValues(t, b.Len(), n)
-	lines := strings.Split(b.String(), "\n")
-	require.Equal(t, "2016 parameters in 3 groups over 1 ranks", lines[0])
-	require.Equal(t, "root 272 parameters, 1.2 kB whole, ShardGradOp over 1", strings.Join(strings.Fields(lines[1]), " "))
-	require.Equal(t, "blocks.1 872 parameters, 3.7 kB whole, FullShard over 1", strings.Join(strings.Fields(lines[3]), " "))
-	require.Contains(t, lines[4], "per rank: 17.3 kB parameters and gradients, at most ")
-	b.Reset()
-	plan.StateBytes = 4e6
-	_, err = plan.WriteTo(&b)
-	require.NoError(t, err)
-	require.Contains(t, b.String(), "gradients, 4.0 MB optimizer state, at most ")
-	elements := 0
-	for _, g := range plan.Groups {
-		elements += g.Len
-		require.GreaterOrEqual(t, g.Bytes, 4*g.Len)
+	plan := &fsdp.Plan{
+		Params: 100_000_000_000, Ranks: 64, ShardBytes: 12_500_000_000, StateBytes: 4e6, SnapshotBytes: 999_949, PassBytes: 15_800,
+		MappedBytes: 7e9, RAMBytes: 9e9, ReservedBytes: 9.5e9, BesideBytes: 5e8,
+		Gathers: 21000, Reduces: 10000, AllReduces: 10000, Traffic: 123_400_000_000, Schedule: make([]string, 100_000),
 	}
-	require.Equal(t, plan.Params, elements)
-	require.Zero(t, plan.Traffic, "one rank sends nothing")
+	group := func(name string, strategy fsdp.Strategy, ranks, replicas int) {
+		plan.Groups = append(plan.Groups, fsdp.GroupPlan{Name: name, Strategy: strategy, Params: 2, Len: 1000, Bytes: 4096, Ranks: ranks, Replicas: replicas})
+	}
+	group("root", fsdp.ShardGradOp, 64, 1)
+	for layer := range 3 {
+		group(fmt.Sprintf("layers.%d.attention (frozen)", layer), fsdp.FullShard, 64, 1)
+		for expert := range 500 {
+			group(fmt.Sprintf("layers.%d.experts.%d", layer, expert), fsdp.HybridGradOp, 16, 1024)
+		}
+	}
+	group("layers.7.experts.9", fsdp.HybridGradOp, 32, 2)
+	group("a name that has more runes than the column – by far", fsdp.NoShard, 1, 64)
+	plan.Groups = append(plan.Groups, fsdp.GroupPlan{Name: "norm (buffers)", Len: 99_999_999_999, Bytes: 399_999_999_996, Buffers: true, Ranks: 1, Replicas: 64})
+	want := `parameters 100000000000, groups 1507, ranks 64
+  group                        parameters     whole  strategy     ranks
+  root                               1000    4.1 kB  ShardGradOp  64
+  3 × layers.*.…ion (frozen)         1000    4.1 kB  FullShard    64
+  1500 × layers.*.experts.*          1000    4.1 kB  HybridGradOp 16 × 1024
+  layers.7.experts.9                 1000    4.1 kB  HybridGradOp 32 × 2
+  a name that h…umn – by far         1000    4.1 kB  NoShard      1 × 64
+  norm (buffers)              99999999999 400.00 GB  whole        each
+each rank
+   12.50 GB  parameters and gradients
+     4.0 MB  optimizer state
+   999.9 kB  snapshot
+    15.8 kB  buffers of a pass, at most: groups, gradients, activations
+   12.51 GB  together
+    7.00 GB  of these in files, at most, and 9.00 GB elsewhere
+   10.00 GB  in RAM: buffers, freed ones included, and 500.0 MB beside
+  123.40 GB  sent in a pass, in 41000 collectives`
+	require.Equal(t, want, plan.String())
+	require.Empty(t, text.Wider(plan.String(), 76))
+	require.NotContains(t, plan.String(), " \n")
+
+	few := &fsdp.Plan{Params: 7, Ranks: 1, ShardBytes: 56, PassBytes: 100}
+	require.Equal(t, few.String(), fmt.Sprintf("%v", few))
+	for i := range 26 {
+		few.Groups = append(few.Groups, fsdp.GroupPlan{Name: string(rune('a' + i)), Len: 1})
+	}
+	require.Contains(t, few.String(), "\n  … and 2 more kinds of groups\neach rank\n")
+	require.NotContains(t, few.String(), "sent")
+}
+
+// TestPlanCountsElements compares a plan's groups with its totals.
+func TestPlanCountsElements(t *testing.T) {
 	onRanks(t, 4, func(_ context.Context, g comm.Group) {
-		plan, err := wrap(t, tinyGPT(1), fsdp.Config{
-			Group: g, Wrap: blocks, Strategy: fsdp.HybridShard, ShardRanks: 2,
-			Frozen: func(name string) bool { return name == "blocks.0.ln1.bias" },
-		}).Plan(tinyBatch(0, 0, 1, 3)...)
+		plan, err := wrap(t, tinyGPT(2), fsdp.Config{Group: g, Wrap: blocks}).Plan(tinyBatch(0, 0, 1, 3)...)
 		require.NoError(t, err)
-		var b strings.Builder
-		_, err = plan.WriteTo(&b)
-		require.NoError(t, err)
-		require.Contains(t, b.String(), "1144 parameters in 3 groups over 4 ranks\n")
-		require.Contains(t, b.String(), " whole, HybridGradOp over 2, 2 replicas\n")
-		require.Contains(t, b.String(), "blocks.0 (frozen)             8 parameters, 0.1 kB whole, HybridShard over 2, 2 replicas, frozen\n")
+		elements := 0
+		for _, g := range plan.Groups {
+			elements += g.Len
+			require.GreaterOrEqual(t, g.Bytes, 4*g.Len)
+		}
+		require.Equal(t, plan.Params, elements)
+		require.True(t, strings.HasPrefix(plan.String(), "parameters 2016, groups 3, ranks 4\n"))
 	})
 }
 

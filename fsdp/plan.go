@@ -3,6 +3,7 @@ package fsdp
 import (
 	"fmt"
 	"io"
+	"regexp"
 	"strings"
 	"time"
 
@@ -136,39 +137,71 @@ func (a *arrangement) staging() (bytes int) {
 	return bytes
 }
 
-// WriteTo writes the plan as a short table.
-func (p *Plan) WriteTo(w io.Writer) (int64, error) {
+// String returns the plan as a table of at most 76 columns, which are 80 with what fsdprun puts
+// before a line. Groups that differ only in the numbers in their names share a line.
+func (p *Plan) String() string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "%d parameters in %d groups over %d ranks\n", p.Params, len(p.Groups), p.Ranks)
-	for _, g := range p.Groups {
-		if g.Buffers {
-			fmt.Fprintf(&b, "  %-20s %10d elements, %s on every rank\n", g.Name, g.Len, bytesText(g.Bytes))
-			continue
+	fmt.Fprintf(&b, "parameters %d, groups %d, ranks %d\n", p.Params, len(p.Groups), p.Ranks)
+	writeGroups(&b, p.Groups)
+	fmt.Fprint(&b, "each rank")
+	for _, row := range []struct {
+		bytes int
+		what  string
+	}{
+		{p.ShardBytes, "parameters and gradients"},
+		{p.StateBytes, "optimizer state"},
+		{p.SnapshotBytes, "snapshot"},
+		{p.PassBytes, "buffers of a pass, at most: groups, gradients, activations"},
+		{p.Peak(), "together"},
+		{p.MappedBytes, "of these in files, at most, and " + bytesText(p.RAMBytes) + " elsewhere"},
+		{p.Resident(), "in RAM: buffers, freed ones included, and " + bytesText(p.BesideBytes) + " beside"},
+		{p.Traffic, fmt.Sprintf("sent in a pass, in %d collectives", p.Gathers+p.Reduces+p.AllReduces)},
+	} {
+		if row.bytes > 0 {
+			fmt.Fprintf(&b, "\n%11s  %s", bytesText(row.bytes), row.what)
 		}
-		fmt.Fprintf(&b, "  %-20s %10d parameters, %s whole, %v over %d", g.Name, g.Len, bytesText(g.Bytes), g.Strategy, g.Ranks)
+	}
+	return b.String()
+}
+
+// digits are what the names of groups that share a line differ in.
+var digits = regexp.MustCompile(`[0-9]+`)
+
+// writeGroups writes a line for each kind of groups, up to a number of lines.
+func writeGroups(w io.Writer, groups []GroupPlan) {
+	const lines, columns = 24, 26 // at most, and of a name
+	var kinds []GroupPlan         // the first of each
+	count := make(map[GroupPlan]int)
+	alike := func(g GroupPlan) GroupPlan {
+		g.Name = digits.ReplaceAllString(g.Name, "*")
+		return g
+	}
+	for _, g := range groups {
+		if count[alike(g)]++; count[alike(g)] == 1 {
+			kinds = append(kinds, g)
+		}
+	}
+	fmt.Fprintf(w, "  %-*s %12s %9s  %-12s %s\n", columns, "group", "parameters", "whole", "strategy", "ranks")
+	for _, g := range kinds[:min(lines, len(kinds))] {
+		name := g.Name
+		if n := count[alike(g)]; n > 1 {
+			name = fmt.Sprintf("%d × %s", n, alike(g).Name)
+		}
+		if r := []rune(name); len(r) > columns {
+			name = string(r[:columns/2]) + "…" + string(r[len(r)-columns/2+1:])
+		}
+		strategy, ranks := g.Strategy.String(), fmt.Sprint(g.Ranks)
 		if g.Replicas > 1 {
-			fmt.Fprintf(&b, ", %d replicas", g.Replicas)
+			ranks += fmt.Sprintf(" × %d", g.Replicas)
 		}
-		if g.Frozen {
-			fmt.Fprint(&b, ", frozen")
+		if g.Buffers {
+			strategy, ranks = "whole", "each"
 		}
-		fmt.Fprintln(&b)
+		fmt.Fprintf(w, "  %-*s %12d %9s  %-12s %s\n", columns, name, g.Len, bytesText(g.Bytes), strategy, ranks)
 	}
-	fmt.Fprintf(&b, "per rank: %s parameters and gradients, ", bytesText(p.ShardBytes))
-	if p.StateBytes > 0 {
-		fmt.Fprintf(&b, "%s optimizer state, ", bytesText(p.StateBytes))
+	if len(kinds) > lines {
+		fmt.Fprintf(w, "  … and %d more kinds of groups\n", len(kinds)-lines)
 	}
-	if p.SnapshotBytes > 0 {
-		fmt.Fprintf(&b, "%s snapshot, ", bytesText(p.SnapshotBytes))
-	}
-	fmt.Fprintf(&b, "at most %s more in a pass, %s sent per pass\n", bytesText(p.PassBytes), bytesText(p.Traffic))
-	if p.MappedBytes > 0 {
-		fmt.Fprintf(&b, "of these at most %s in files, and at most %s elsewhere\n", bytesText(p.MappedBytes), bytesText(p.RAMBytes))
-	}
-	fmt.Fprintf(&b, "in RAM at most %s: %s of buffers, freed ones included, and %s beside\n",
-		bytesText(p.Resident()), bytesText(p.ReservedBytes), bytesText(p.BesideBytes))
-	n, err := io.WriteString(w, b.String())
-	return int64(n), err
 }
 
 // bytesText returns n in a unit that suits it.

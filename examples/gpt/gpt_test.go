@@ -77,7 +77,7 @@ func TestRun(t *testing.T) {
 	for _, part := range []string{
 		"corpus\n", "16 files,", "4 files,", "held out",
 		"check: 2 ranks equal 1 rank: largest gradient difference ",
-		"plan\n", "in 3 groups, each over 2 ranks", "2 × blocks", "AdamW",
+		"plan\n", "groups 3, ranks 2\n", "\n  2 × blocks.* ", "optimizer state", "\n\n",
 		"step  1/40  loss 5.", "tok/s", "/rank", "left",
 		"step 20  validation loss ", "step 40/40  loss ",
 		"loss in nats per byte", "⠒⠒ train  ● validation", "┤", "0 steps",

@@ -24,14 +24,19 @@
 //	       over 676 992 elements (largest gradient 3.1e-01)
 //
 //	plan
-//	  model      3 layers of 128 channels and 4 heads, 128 bytes of context
-//	  parameters 676 992 in 4 groups, each over 2 ranks
-//	             root             82 176, 329 kB gathered
-//	             3 × blocks      198 272, 793 kB gathered each
-//	  batch      16 sequences, 2 048 bytes of text; steps for 2m00s
-//	  each rank  30.2 MB: 2.71 MB parameters and gradients,
-//	             2.71 MB AdamW's moments, at most 24.8 MB more in a pass
-//	             it sends 3.10 MB per step
+//	3 layers of 128 channels and 4 heads, 128 bytes of context
+//	16 sequences a step, 2 048 bytes of text; steps for 2m00s
+//	parameters 676992, groups 4, ranks 2
+//	  group                        parameters     whole  strategy     ranks
+//	  root                              82176  328.7 kB  ShardGradOp  2
+//	  3 × blocks.*                     198272  793.1 kB  FullShard    2
+//	each rank
+//	     2.7 MB  parameters and gradients
+//	     2.7 MB  optimizer state
+//	    24.8 MB  buffers of a pass, at most: groups, gradients, activations
+//	    30.2 MB  together
+//	    38.8 MB  in RAM: buffers, freed ones included, and 674.6 kB beside
+//	     3.1 MB  sent in a pass, in 9 collectives
 //
 //	step    1/~3430  loss 5.5550  left 2m00s  58.4k tok/s  30.2 MB/rank
 //	step 1018/~4069  loss 2.0767  left 1m30s  70.9k tok/s  30.2 MB/rank

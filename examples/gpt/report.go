@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"math"
-	"strings"
 	"time"
 
 	"github.com/gofsdp/gofsdp/examples/gpt/internal/display"
@@ -66,40 +65,14 @@ func (t *trainer) printPlan() error {
 		return err
 	}
 	t.history.planned = p.Peak()
-	t.screen.Printf("%s\n%s\n", t.screen.Title("plan"), planText(t.config, p))
+	steps := "steps for " + display.Duration(t.budget)
+	if t.steps > 0 {
+		steps = display.Count(t.steps) + " steps"
+	}
+	t.screen.Printf("%s\n%d layers of %d channels and %d heads, %d bytes of context\n", t.screen.Title("plan"), t.layers, t.dim, t.heads, t.context)
+	t.screen.Printf("%d sequences a step, %s bytes of text; %s\n", t.batch, display.Count(t.batch*t.context), steps)
+	t.screen.Printf("%v\n\n", p)
 	return nil
-}
-
-// planText writes the plan as a table.
-func planText(c config, p *fsdp.Plan) string {
-	var b strings.Builder
-	row := func(name, format string, args ...any) {
-		fmt.Fprintf(&b, "  %-10s "+format+"\n", append([]any{name}, args...)...)
-	}
-	row("model", "%d layers of %d channels and %d heads, %d bytes of context", c.layers, c.dim, c.heads, c.context)
-	row("parameters", "%s in %d groups, each over %d ranks", display.Count(p.Params), len(p.Groups), p.Ranks)
-	for i := 0; i < len(p.Groups); {
-		g, n := p.Groups[i], 1
-		for i+n < len(p.Groups) && p.Groups[i+n].Len == g.Len {
-			n++
-		}
-		name, note := g.Name, ""
-		if n > 1 {
-			name, note = fmt.Sprintf("%d × %s", n, strings.TrimRight(g.Name, ".0123456789")), " each"
-		}
-		row("", "%-12s %10s, %s gathered%s", name, display.Count(g.Len), display.Bytes(g.Bytes), note)
-		i += n
-	}
-	tokens := c.batch * c.context
-	steps := "steps for " + display.Duration(c.budget)
-	if c.steps > 0 {
-		steps = display.Count(c.steps) + " steps"
-	}
-	row("batch", "%d sequences, %s bytes of text; %s", c.batch, display.Count(tokens), steps)
-	row("each rank", "%s: %s parameters and gradients,", display.Bytes(p.Peak()), display.Bytes(p.ShardBytes))
-	row("", "%s AdamW's moments, at most %s more in a pass", display.Bytes(p.StateBytes), display.Bytes(p.PassBytes))
-	row("", "it sends %s per step", display.Bytes(p.Traffic))
-	return b.String()
 }
 
 // printResult prints the loss curve and the summary. took is the time of the training.

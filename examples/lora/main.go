@@ -8,17 +8,32 @@
 //
 //	$ go run ./examples/lora
 //	pretraining on code
-//	  391008 parameters, 0 of them frozen
-//	  a rank holds 1564 kB of parameters and gradients, 1564 kB of optimizer
-//	  state, up to 9850 kB more in a step
-//	  a step gathers 5 times, reduces 4 times and sends 1787 kB
+//	parameters 391008, groups 4, ranks 2
+//	  group                        parameters     whole  strategy     ranks
+//	  root                              55488  222.0 kB  ShardGradOp  2
+//	  3 × blocks.*                     111840  447.4 kB  FullShard    2
+//	each rank
+//	     1.6 MB  parameters and gradients
+//	     1.6 MB  optimizer state
+//	     9.9 MB  buffers of a pass, at most: groups, gradients, activations
+//	    13.0 MB  together
+//	    17.2 MB  in RAM: buffers, freed ones included, and 674.6 kB beside
+//	     1.8 MB  sent in a pass, in 9 collectives
 //	  loss before  code 5.571  prose 5.571 nats per byte
 //	  loss after   code 2.523  prose 3.283 nats per byte
 //	adapting to prose
-//	  427872 parameters, 391008 of them frozen
-//	  a rank holds 929 kB of parameters and gradients, 147 kB of optimizer
-//	  state, up to 9524 kB more in a step
-//	  a step gathers 9 times, reduces 3 times and sends 1177 kB
+//	parameters 427872, groups 7, ranks 2
+//	  group                        parameters     whole  strategy     ranks
+//	  root                              55488  222.0 kB  ShardGradOp  2
+//	  3 × blocks.*                      12288   49.2 kB  FullShard    2
+//	  3 × blocks.* (frozen)            111840  447.4 kB  FullShard    2
+//	each rank
+//	   929.5 kB  parameters and gradients
+//	   147.5 kB  optimizer state
+//	     9.5 MB  buffers of a pass, at most: groups, gradients, activations
+//	    10.6 MB  together
+//	    14.5 MB  in RAM: buffers, freed ones included, and 751.7 kB beside
+//	     1.2 MB  sent in a pass, in 12 collectives
 //	  loss before  code 2.523  prose 3.283 nats per byte
 //	  loss after   code 3.048  prose 2.568 nats per byte
 //	  the 41 pretrained tensors have the bits they had
@@ -182,16 +197,7 @@ func (r *rank) plan(m *fsdp.Sharded) error {
 	if err != nil {
 		return err
 	}
-	frozen := 0
-	for _, g := range p.Groups {
-		if g.Frozen {
-			frozen += g.Len
-		}
-	}
-	fmt.Fprintf(r.out, "  %d parameters, %d of them frozen\n", p.Params, frozen)
-	fmt.Fprintf(r.out, "  a rank holds %d kB of parameters and gradients, %d kB of optimizer\n  state, up to %d kB more in a step\n",
-		p.ShardBytes/1000, p.StateBytes/1000, p.PassBytes/1000)
-	fmt.Fprintf(r.out, "  a step gathers %d times, reduces %d times and sends %d kB\n", p.Gathers, p.Reduces, p.Traffic/1000)
+	fmt.Fprintln(r.out, p)
 	return nil
 }
 
