@@ -36,7 +36,7 @@ var edges = map[string]string{
 
 	// Computation.
 	"internal/kernel":          "internal/kernel/gemm internal/kernel/vec",
-	"internal/kernel/gemm":     "",
+	"internal/kernel/gemm":     "internal/half",
 	"internal/kernel/gemm/asm": "",
 	"internal/kernel/vec":      "",
 	"internal/kernel/vec/asm":  "",

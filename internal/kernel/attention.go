@@ -182,7 +182,7 @@ func (t tile) k(stride int) int { return t.kRow*stride + t.column }
 // scoreStride.
 func (o *attention[T]) scores(t tile) []T {
 	s := o.scratch[:t.rows*o.scoreStride()]
-	gemm.Gemm(&o.c.gemm, false, true, t.rows, t.keys, o.HeadDim, T(o.Scale), o.q[t.q(o.QStride):], o.QStride,
+	gemm.Gemm(&o.c.gemm, false, true, t.rows, t.keys, o.HeadDim, o.Scale, o.q[t.q(o.QStride):], o.QStride,
 		o.k[t.k(o.KStride):], o.KStride, 0, s, o.scoreStride())
 	return s
 }

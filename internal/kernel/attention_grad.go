@@ -49,7 +49,7 @@ func (g *attentionGrad[T]) head(b, h int, seen keySpan) {
 	last := g.tile(b, h, (g.QLen-1)/queryBlock*queryBlock, seen)
 	g.clearKeys(last, b*g.KLen, last.kRow)
 	g.clearKeys(last, last.kRow+last.keys, (b+1)*g.KLen)
-	var beta T
+	var beta float64
 	for q0 := last.q0; q0 >= 0; q0 -= queryBlock {
 		g.tileGrad(g.tile(b, h, q0, seen), beta)
 		beta = 1
@@ -66,7 +66,7 @@ func (g *attentionGrad[T]) clearKeys(t tile, lo, hi int) {
 
 // tileGrad writes dq of one block of queries, and its share of dk and dv: added to beta times what
 // is there.
-func (g *attentionGrad[T]) tileGrad(t tile, beta T) {
+func (g *attentionGrad[T]) tileGrad(t tile, beta float64) {
 	ws, ld, d := &g.c.gemm, g.scoreStride(), g.HeadDim
 	q, k, v := g.q[t.q(g.QStride):], g.k[t.k(g.KStride):], g.v[t.k(g.VStride):]
 	out, dout := g.out[t.q(g.OutStride):], g.dout[t.q(g.OutStride):]
@@ -84,8 +84,8 @@ func (g *attentionGrad[T]) tileGrad(t tile, beta T) {
 		}
 	}
 	gemm.Gemm(ws, true, false, t.keys, d, t.rows, 1, p, ld, dout, g.OutStride, beta, g.dv[t.k(g.VStride):], g.VStride)
-	gemm.Gemm(ws, false, false, t.rows, d, t.keys, T(g.Scale), ds, ld, k, g.KStride, 0, g.dq[t.q(g.QStride):], g.QStride)
-	gemm.Gemm(ws, true, false, t.keys, d, t.rows, T(g.Scale), ds, ld, q, g.QStride, beta, g.dk[t.k(g.KStride):], g.KStride)
+	gemm.Gemm(ws, false, false, t.rows, d, t.keys, g.Scale, ds, ld, k, g.KStride, 0, g.dq[t.q(g.QStride):], g.QStride)
+	gemm.Gemm(ws, true, false, t.keys, d, t.rows, g.Scale, ds, ld, q, g.QStride, beta, g.dk[t.k(g.KStride):], g.KStride)
 }
 
 // softmaxGrad turns a row of scores into probabilities, and the gradient of the probabilities into

@@ -32,7 +32,7 @@ func LinearGradX[T Float](c *Context, dx, dy, w []T, n, in, out int) {
 // LinearGradW computes the gradient of [Linear] with respect to its weight, dyᵀ·x [out, in].
 func LinearGradW[T Float](c *Context, dw, dy, x []T, n, in, out int, acc bool) {
 	checkLinear("LinearGradW", len(dy), len(x), len(dw), n, in, out)
-	var beta T
+	var beta float64
 	if acc {
 		beta = 1
 	}

@@ -1,16 +1,20 @@
 package gemm
 
-import "unsafe"
+import (
+	"unsafe"
+
+	"github.com/gofsdp/gofsdp/internal/half"
+)
 
 // view is an operand seen with k as its second index: A as [m, k], B as [n, k]. Element (r, p) is
 // data[r*line+p*step]; one of line and step is 1.
-type view[T Float] struct {
+type view[T Element] struct {
 	data       []T
 	line, step int
 }
 
 // operand views a matrix whose rows, ld elements apart, run along k or, with crossed, across it.
-func operand[T Float](crossed bool, data []T, ld int) view[T] {
+func operand[T Element](crossed bool, data []T, ld int) view[T] {
 	if crossed {
 		return view[T]{data, 1, ld}
 	}
@@ -52,24 +56,37 @@ type tile[T Float] struct {
 	alpha, beta   T
 }
 
-// engine is a register kernel with the packing routines and the block sizes that suit it.
-type engine[T Float] struct {
+// engine is a register kernel with the packing routines and the block sizes that suit it. It
+// multiplies elements of type T in steps of type P: a float is a step of its own; of bfloat16 a step
+// is a pair that follows each other along k, the first in the lower half, or one element, widened,
+// the second of a pair before the first. Either way a last pair is filled up with a zero.
+type engine[T Element, P Float] struct {
 	mr, nr int // tile of C in registers
 	kc, nc int // block of B: kc×nc elements stay in L2, a strip of A, mr×kc, in L1; nc is a multiple of nr
 	lanes  int // rows that one call of transpose or interleave packs; divides nr
-	quad   int // transpose takes k in multiples of this
+	quad   int // transpose takes k in multiples of this, and interleave of pair; 0: there are neither
+	pair   int // elements that have to be packed together
+	steps  int // that a pair takes
 
-	// inPlace says that mul takes A and B at any stride. Without it both are always packed: aline
-	// is 1 and bstep nr.
+	// inPlace says that mul takes A at any stride, and B where pair is 1. Without it both are
+	// always packed: aline is 1 and bstep nr.
 	inPlace bool
 
 	// mul computes one strip of tiles.
-	mul func(t *tile[T])
+	mul func(t *tile[P])
 	// transpose sets dst[p*width+r] = src[r*ld+p], interleave dst[p*width+r] = src[p*ld+r], for p <
 	// k and r < rows <= lanes. What they leave in dst[p*width+r] for rows <= r < lanes is
-	// undefined.
-	transpose, interleave func(dst, src []T, ld, rows, k, width int)
+	// undefined. Instead of dst[p*width+r] the elements of a pair have its steps.
+	transpose, interleave func(dst []P, src []T, ld, rows, k, width int)
+	// gather does what both do, for any strides and any k.
+	gather func(dst []P, src []T, line, step, rows, k, width int)
+	// round sets dst[i*ld+j] = src[i*cols+j], rounded, for i < rows and j < cols; src has no
+	// subnormal numbers. Only bfloat16 has it.
+	round func(dst []half.BFloat16, src []P, ld, rows, cols int)
 }
+
+// depth returns the number of steps of k elements.
+func (e *engine[T, P]) depth(k int) int { return (k + e.pair - 1) / e.pair * e.steps }
 
 // split cuts a length into the fewest parts of at most some limit, equal to within one unit,
 // longest first.
@@ -93,134 +110,167 @@ func (s split) bounds(i int) (lo, hi int) {
 	return lo * s.unit, min(hi*s.unit, s.length)
 }
 
-// product is one call's loop nest: the operands, and the decisions that hold for all blocks.
-type product[T Float] struct {
-	*engine[T]
-	*buffers[T]
-	m              int
+// product is one call: its sizes and operands, and the decisions that hold for all blocks. While a
+// range of k is computed, k and what is added are those of the range.
+type product[T Element, P Float] struct {
+	*engine[T, P]
+	*buffers[P]
+	m, n, k        int
+	alpha          P
 	a, b           view[T]
-	add            addend[T]
-	c              []T
+	add            addend[P]
+	c              []P
 	ldc            int
+	rounded        rounded
 	packsA, packsB bool
+}
+
+// rounded is the result in bfloat16, where it is wanted so: C has the sums over all ranges of k but
+// the last then, and need not exist if there is only one.
+type rounded struct {
+	data []half.BFloat16
+	ld   int
+}
+
+func newProduct[T Element, P Float](w *Workspace, m, n, k int, alpha P, a, b view[T]) product[T, P] {
+	return product[T, P]{engine: engineOf[T, P](), buffers: buffersOf[P](w), m: m, n: n, k: k, alpha: alpha, a: a, b: b}
 }
 
 // run is the outer half of the loop nest around the register kernel: blocks of columns, ranges of
 // k.
-func run[T Float](w *Workspace, m, n, k int, alpha T, a, b view[T], s addend[T], c []T, ldc int) {
-	if m == 0 || n == 0 {
+func (x *product[T, P]) run() {
+	if x.m == 0 || x.n == 0 {
 		return
 	}
-	e := engineOf[T]()
-	x := product[T]{e, buffersOf[T](w), m, a, b, s, c, ldc, e.packsA(a, n), e.packsB(b, m)}
-	t := &x.tile
-	t.alpha, t.ldout = alpha, ldc
-	cols, depth := newSplit(n, e.nc, e.nr), newSplit(k, e.kc, 1)
+	x.packsA, x.packsB = x.mustPackA(), x.mustPackB()
+	t, add, rounded := &x.tile, x.add, x.rounded
+	t.alpha = x.alpha
+	cols, depth := newSplit(x.n, x.nc, x.nr), newSplit(x.k, x.kc, x.pair)
 	for jc := range cols.parts {
 		j0, j1 := cols.bounds(jc)
 		for pc := range depth.parts {
 			p0, p1 := depth.bounds(pc)
-			t.k = p1 - p0
-			x.add = s
+			x.k, x.add, x.rounded = p1-p0, add, rounded
 			if pc > 0 {
-				x.add = addend[T]{c, ldc, 1} // add to what the earlier ranges of k wrote
+				x.add = addend[P]{x.c, x.ldc, 1} // add to what the earlier ranges of k wrote
+			}
+			if pc < depth.parts-1 {
+				x.rounded.data = nil
 			}
 			x.columns(j0, j1, p0)
 		}
 	}
-	*t = tile[T]{} // keep none of the caller's memory alive
+	*t = tile[P]{} // keep none of the caller's memory alive
 }
 
-// packsA decides whether A is packed for a product of n columns. Rows along k are mr streams that
-// prefetch well, and are read in place, unless their distance puts them all into the same set of
-// L1. Rows across k touch a line, and often a page, per element of k: few columns do not repay a
-// copy, many do.
-func (e *engine[T]) packsA(a view[T], n int) bool {
+// mustPackA decides whether A is packed. Rows along k are mr streams that prefetch well, and are
+// read in place, unless their distance puts them all into the same set of L1. Rows across k touch a
+// line, and often a page, per element of k: few columns do not repay a copy, many do.
+func (x *product[T, P]) mustPackA() bool {
 	const l1Way = 4096 // bytes after which addresses share a set: 64 sets of 64 bytes
 	switch {
-	case !e.inPlace:
+	case !x.inPlace:
 		return true
-	case a.line == 1:
-		return n > 4*e.nr
+	case x.a.line == 1:
+		return x.pair > 1 || x.n > 4*x.nr
 	default:
-		return a.line*int(unsafe.Sizeof(*new(T)))%l1Way == 0
+		return x.a.line*int(unsafe.Sizeof(*new(T)))%l1Way == 0 || x.a.line%x.pair != 0
 	}
 }
 
-// packsB decides whether B is packed for a product of m rows. Packing also makes the load of a
-// whole row of nr safe.
-func (e *engine[T]) packsB(b view[T], m int) bool {
-	return !e.inPlace || b.line != 1 || m > 4*e.mr
+// mustPackB decides whether B is packed. Packing also makes the load of a whole row of nr safe.
+func (x *product[T, P]) mustPackB() bool {
+	return !x.inPlace || x.pair > 1 || x.b.line != 1 || x.m > 4*x.mr
 }
 
-// columns computes all rows of columns j0 to j1, for the range of k that starts at p0 and has
-// tile.k elements.
-func (x *product[T]) columns(j0, j1, p0 int) {
+// columns computes all rows of columns j0 to j1, for the range of k that starts at p0 and has x.k
+// elements.
+func (x *product[T, P]) columns(j0, j1, p0 int) {
 	direct := j0
 	if !x.packsB {
 		direct += (j1 - j0) / x.nr * x.nr // the last few columns are packed, see tile
 	}
+	t := &x.tile
+	t.k = x.depth(x.k)
 	if direct > j0 {
-		x.tile.b, x.tile.bstep, x.tile.bpanel = x.b.from(j0, p0), x.b.step, x.nr
+		t.b, t.bstep, t.bpanel = steps[P](x.b.from(j0, p0)), x.b.step, x.nr
 		x.strips(j0, direct, p0)
 	}
 	if direct < j1 {
-		bp := grow(&x.bpack, (j1-direct+x.nr-1)/x.nr*x.nr*x.tile.k)
+		bp := grow(&x.bpack, (j1-direct+x.nr-1)/x.nr*x.nr*t.k)
 		x.pack(bp, x.b, direct, j1, p0, x.nr)
-		x.tile.b, x.tile.bstep, x.tile.bpanel = bp, x.nr, x.nr*x.tile.k
+		t.b, t.bstep, t.bpanel = bp, x.nr, x.nr*t.k
 		x.strips(direct, j1, p0)
 	}
 }
 
+// steps returns the steps in the memory of s, whose elements need no packing.
+func steps[P Float, T Element](s []T) []P {
+	n := len(s) * int(unsafe.Sizeof(*new(T))) / int(unsafe.Sizeof(*new(P)))
+	return unsafe.Slice((*P)(unsafe.Pointer(unsafe.SliceData(s))), n)
+}
+
 // strips multiplies every strip of rows of A with the columns j0 to j1, whose B is set in the tile.
-func (x *product[T]) strips(j0, j1, p0 int) {
+func (x *product[T, P]) strips(j0, j1, p0 int) {
 	t := &x.tile
 	t.cols, t.beta, t.read, t.ldin = j1-j0, x.add.beta, x.add.beta != 0, x.add.ld
-	t.aline, t.astep = x.a.line, x.a.step
+	t.aline, t.astep = x.a.line/x.pair, x.a.step
 	width := (x.mr + x.lanes - 1) / x.lanes * x.lanes
-	var ap []T
-	if x.packsA {
+	packs := x.packsA || x.k%x.pair != 0
+	var ap, sums []P
+	if packs {
 		ap = grow(&x.apack, width*t.k)
 		t.aline, t.astep = 1, width
+	}
+	if x.rounded.data != nil {
+		sums = grow(&x.sums, x.mr*t.cols)
 	}
 	rows := newSplit(x.m, x.mr, 1)
 	for ic := range rows.parts {
 		i0, i1 := rows.bounds(ic)
-		if x.packsA {
+		if packs {
 			x.pack(ap, x.a, i0, i1, p0, width)
 			t.a = ap
 		} else {
-			t.a = x.a.from(i0, p0)
+			t.a = steps[P](x.a.from(i0, p0))
 		}
-		t.rows, t.in, t.out = i1-i0, x.add.data[i0*x.add.ld+j0:], x.c[i0*x.ldc+j0:]
+		t.rows = i1 - i0
+		if t.read {
+			t.in = x.add.data[i0*x.add.ld+j0:]
+		}
+		if sums == nil {
+			t.out, t.ldout = x.c[i0*x.ldc+j0:], x.ldc
+			x.mul(t)
+			continue
+		}
+		t.out, t.ldout = sums, t.cols
 		x.mul(t)
+		x.round(x.rounded.data[i0*x.rounded.ld+j0:], sums, x.rounded.ld, t.rows, t.cols)
 	}
 }
 
-// pack copies rows r0 to r1 of v, tile.k elements from p0 on, into panels of width rows, each
-// k-major: dst[(r/width)*width*k + p*width + r%width]. A last panel that is not full has undefined
-// gaps.
-func (x *product[T]) pack(dst []T, v view[T], r0, r1, p0, width int) {
-	k := x.tile.k
-	if k == 0 {
+// pack copies rows r0 to r1 of v, x.k elements from p0 on, into panels of width rows, each k-major:
+// dst[(r/width)*width*k + p*width + r%width]. A last panel that is not full has undefined gaps.
+func (x *product[T, P]) pack(dst []P, v view[T], r0, r1, p0, width int) {
+	if x.k == 0 {
 		return
+	}
+	copy, ld, unit := x.transpose, v.line, x.quad
+	if v.line == 1 {
+		copy, ld, unit = x.interleave, v.step, x.pair
+	}
+	whole := 0
+	if x.quad > 0 {
+		whole = x.k / unit * unit
 	}
 	for r := r0; r < r1; r += x.lanes {
 		n := min(x.lanes, r1-r)
-		at := (r - r0) / width * width * k
-		d, src := dst[at+(r-r0)%width:], v.from(r, p0)
-		if v.line == 1 {
-			x.interleave(d, src, v.step, n, k, width)
-			continue
-		}
-		whole := k / x.quad * x.quad
+		at := (r-r0)/width*width*x.tile.k + (r-r0)%width
 		if whole > 0 {
-			x.transpose(d, src, v.line, n, whole, width)
+			copy(dst[at:], v.from(r, p0), ld, n, whole, width)
 		}
-		for p := whole; p < k; p++ {
-			for i := range n {
-				d[p*width+i] = src[i*v.line+p]
-			}
+		if whole < x.k {
+			x.gather(dst[at+x.depth(whole)*width:], v.from(r, p0+whole), v.line, v.step, n, x.k-whole, width)
 		}
 	}
 }

@@ -4,7 +4,8 @@
 //
 //	C = alpha * op(A) * op(B) + beta * C        op(X) = X or Xᵀ
 //
-// for float32 and float64, with A m×k, B k×n and C m×n after op. It starts no goroutines: in this
+// for float32, float64 and bfloat16, with A m×k, B k×n and C m×n after op. Products of bfloat16 are
+// summed in float32, and C is float32, or bfloat16 rounded once. No goroutine is started: in this
 // library the ranks are the parallelism, so a product uses the core of its caller and nothing else.
 //
 // # How it works
@@ -30,12 +31,14 @@
 // only where its stride would defeat the caches. The same holds for an untransposed B that too few
 // rows would use for packing to pay.
 //
+// Packing widens bfloat16, and the register tile of that is in Go.
+//
 // # Order of summation
 //
 // Every element is computed by the same rule, wherever it lies in C and whatever m and n are:
 //
 //	k is cut into q = ⌈k/kc⌉ ranges of equal size, the first k mod q of them one longer
-//	(kc: 384 float32, 256 float64)
+//	(kc: 384 float32, 256 float64, 768 bfloat16)
 //	s_i = sum over range i, from the left, one rounding per term (fused multiply-add)
 //	c   = beta*c + alpha*s_0, then c = c + alpha*s_1, …
 //	      (alpha*s_i rounded first, then one fused multiply-add)
@@ -45,18 +48,34 @@
 // bit for bit with each other; the Go tile follows the same order but rounds as the Go compiler
 // does on that machine (without fusing on amd64).
 //
+// For bfloat16 the rule is that of VDPBF16PS, the instruction of AVX512_BF16, and every instruction
+// set gives the same bits, Go and thus arm64 included. Ranges are cut in pairs, and the last pair is
+// filled up with zeros. Of a pair the second term is added before the first. Subnormal numbers count
+// as zeros of their sign wherever they occur: in A, B, C and bias, in between, and as results. (The
+// order and the flushing are those of Intel's manual, volume 2; Zen 4 was compared with them.)
+//
 // # Special values
 //
 // Nothing is skipped: a zero times NaN or infinity is NaN, also when alpha is zero. Only beta == 0
-// is special: C is then written without being read, so what it held does not matter.
+// is special: C is then written without being read, so what it held does not matter. Which bits a
+// NaN has is left open.
 package gemm
 
-import "fmt"
+import (
+	"fmt"
 
-// Float is the set of element types: float32 and float64.
+	"github.com/gofsdp/gofsdp/internal/half"
+)
+
+// Float is the set of types in which products are summed: float32 and float64.
 type Float interface{ float32 | float64 }
 
-// Gemm computes C = alpha*op(A)*op(B) + beta*C.
+// Element is the set of element types.
+type Element interface{ Float | half.BFloat16 }
+
+// Gemm computes C = alpha*op(A)*op(B) + beta*C. Elements of C are of the type of those of A and B,
+// or float32 if those are bfloat16; any other type panics. alpha and beta are converted to the type
+// of the sums.
 //
 // op(A) is m×k and op(B) k×n. Without transA, A is stored as m rows of k elements with lda elements
 // from row to row; with transA it is stored as k rows of m. The same holds for B: k rows of n, or
@@ -69,33 +88,55 @@ type Float interface{ float32 | float64 }
 // C must not overlap A or B. w belongs to this call until it returns. Negative sizes, a leading
 // dimension shorter than its row, and slices too short for their matrix panic before anything is
 // written.
-func Gemm[T Float](w *Workspace, transA, transB bool, m, n, k int, alpha T, a []T, lda int, b []T, ldb int, beta T, c []T, ldc int) {
-	check(transA, transB, m, n, k, a, lda, b, ldb, c, ldc)
-	s := addend[T]{c, ldc, beta}
-	run(w, m, n, k, alpha, operand(transA, a, lda), operand(!transB, b, ldb), s, c, ldc)
+func Gemm[T, C Element](w *Workspace, transA, transB bool, m, n, k int, alpha float64, a []T, lda int, b []T, ldb int, beta float64, c []C, ldc int) {
+	check(transA, transB, m, n, k, len(a), lda, len(b), ldb, len(c), ldc)
+	va, vb := operand(transA, a, lda), operand(!transB, b, ldb)
+	switch c := any(c).(type) {
+	case []float32:
+		x := newProduct(w, m, n, k, float32(alpha), va, vb)
+		x.c, x.ldc, x.add = c, ldc, addend[float32]{c, ldc, float32(beta)}
+		x.run()
+	case []float64:
+		x := newProduct(w, m, n, k, alpha, va, vb)
+		x.c, x.ldc, x.add = c, ldc, addend[float64]{c, ldc, beta}
+		x.run()
+	case []half.BFloat16:
+		runRounded(newProduct(w, m, n, k, float32(alpha), va, vb), float32(beta), nil, c, ldc)
+	}
 }
 
 // GemmBias computes C = op(A)*op(B) + bias, the row bias [n] being added to each of the m rows: a
 // linear layer in one pass over C. Operands are as for [Gemm]; what C held does not matter. bias
 // must not overlap C.
-func GemmBias[T Float](w *Workspace, transA, transB bool, m, n, k int, a []T, lda int, b []T, ldb int, bias []T, c []T, ldc int) {
-	check(transA, transB, m, n, k, a, lda, b, ldb, c, ldc)
+func GemmBias[T Element](w *Workspace, transA, transB bool, m, n, k int, a []T, lda int, b []T, ldb int, bias []T, c []T, ldc int) {
+	check(transA, transB, m, n, k, len(a), lda, len(b), ldb, len(c), ldc)
 	if len(bias) != n {
 		panic(fmt.Sprintf("gemm: bias has %d elements for %d columns", len(bias), n))
 	}
-	s := addend[T]{bias, 0, 1}
-	run(w, m, n, k, 1, operand(transA, a, lda), operand(!transB, b, ldb), s, c, ldc)
+	va, vb := operand(transA, a, lda), operand(!transB, b, ldb)
+	switch c := any(c).(type) {
+	case []float32:
+		x := newProduct(w, m, n, k, float32(1), va, vb)
+		x.c, x.ldc, x.add = c, ldc, addend[float32]{any(bias).([]float32), 0, 1}
+		x.run()
+	case []float64:
+		x := newProduct(w, m, n, k, float64(1), va, vb)
+		x.c, x.ldc, x.add = c, ldc, addend[float64]{any(bias).([]float64), 0, 1}
+		x.run()
+	case []half.BFloat16:
+		runRounded(newProduct(w, m, n, k, float32(1), va, vb), 0, any(bias).([]half.BFloat16), c, ldc)
+	}
 }
 
 // check panics unless the sizes are sane and every matrix lies inside its slice. All that follows,
 // assembly included, relies on it for memory safety.
-func check[T Float](transA, transB bool, m, n, k int, a []T, lda int, b []T, ldb int, c []T, ldc int) {
+func check(transA, transB bool, m, n, k, a, lda, b, ldb, c, ldc int) {
 	if m < 0 || n < 0 || k < 0 {
 		panic(fmt.Sprintf("gemm: negative size m=%d n=%d k=%d", m, n, k))
 	}
-	checkMatrix("A", transA, m, k, len(a), lda)
-	checkMatrix("B", transB, k, n, len(b), ldb)
-	checkMatrix("C", false, m, n, len(c), ldc)
+	checkMatrix("A", transA, m, k, a, lda)
+	checkMatrix("B", transB, k, n, b, ldb)
+	checkMatrix("C", false, m, n, c, ldc)
 }
 
 // checkMatrix panics unless a matrix that is rows×cols after op fits a slice of length elements.

@@ -91,7 +91,7 @@ func drawProblem[T Float](t *rapid.T) problem[T] {
 
 func (p problem[T]) gemm(w *Workspace) []T {
 	c := slices.Clone(p.c)
-	Gemm(w, p.transA, p.transB, p.m, p.n, p.k, p.alpha, p.a, p.lda, p.b, p.ldb, p.beta, c, p.ldc)
+	Gemm(w, p.transA, p.transB, p.m, p.n, p.k, float64(p.alpha), p.a, p.lda, p.b, p.ldb, float64(p.beta), c, p.ldc)
 	return c
 }
 
@@ -112,7 +112,7 @@ func (v view[T]) at(r, p int) T { return v.data[r*v.line+p*v.step] }
 // naive computes what [Gemm] does by the three loops of the definition. It rounds differently (no
 // fused multiply-add, one sum over all of k).
 func naive[T Float](transA, transB bool, m, n, k int, alpha T, a []T, lda int, b []T, ldb int, beta T, c []T, ldc int) {
-	check(transA, transB, m, n, k, a, lda, b, ldb, c, ldc)
+	check(transA, transB, m, n, k, len(a), lda, len(b), ldb, len(c), ldc)
 	va, vb := operand(transA, a, lda), operand(!transB, b, ldb)
 	for i := range m {
 		for j := range n {
@@ -327,7 +327,7 @@ func TestWorkspace(t *testing.T) {
 		require.LessOrEqual(t, held, MostBytes[float32]())
 		require.LessOrEqual(t, MostBytes[float32](), 1<<20)
 		require.Zero(t, testing.AllocsPerRun(3, func() {
-			Gemm(&w, p.transA, p.transB, p.m, p.n, p.k, p.alpha, p.a, p.lda, p.b, p.ldb, p.beta, p.c, p.ldc)
+			Gemm(&w, p.transA, p.transB, p.m, p.n, p.k, float64(p.alpha), p.a, p.lda, p.b, p.ldb, float64(p.beta), p.c, p.ldc)
 		}))
 		require.Equal(t, held, w.Bytes())
 		require.Zero(t, w.f32.tile, "keeps operands alive")

@@ -28,7 +28,7 @@ func newFence(t *testing.T, size int) fence {
 }
 
 // enclose copies s to the very end of the fence, or to its start.
-func enclose[T Float](f fence, s []T, end bool) []T {
+func enclose[T Element](f fence, s []T, end bool) []T {
 	if len(s) == 0 {
 		return nil
 	}
@@ -62,8 +62,31 @@ func nothingOutsideTheSlicesIsTouched[T Float](t *testing.T) {
 		p.a, p.b, p.bias = enclose(fences[0], p.a, end), enclose(fences[1], p.b, end), enclose(fences[2], p.bias, end)
 		c := enclose(fences[3], p.c, end)
 		want := p.naive()
-		Gemm(&w, p.transA, p.transB, p.m, p.n, p.k, p.alpha, p.a, p.lda, p.b, p.ldb, p.beta, c, p.ldc)
+		Gemm(&w, p.transA, p.transB, p.m, p.n, p.k, float64(p.alpha), p.a, p.lda, p.b, p.ldb, float64(p.beta), c, p.ldc)
 		requireClose(t, p, want, c)
 		GemmBias(&w, p.transA, p.transB, p.m, p.n, p.k, p.a, p.lda, p.b, p.ldb, p.bias, c, p.ldc)
+	})
+}
+
+func TestBFloat16TouchesNothingOutsideTheSlices(t *testing.T) {
+	eachISA(t, func(t *testing.T) {
+		defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
+		var fences [5]fence
+		for i := range fences {
+			fences[i] = newFence(t, 1600*150*2) // the largest matrix drawn
+		}
+		var w Workspace
+		rapid.Check(t, func(t *rapid.T) {
+			p := drawHalfProblem(t)
+			end := rapid.Bool().Draw(t, "end")
+			p.a, p.b, p.bias = enclose(fences[0], p.a, end), enclose(fences[1], p.b, end), enclose(fences[2], p.bias, end)
+			c, wide := enclose(fences[3], p.c, end), enclose(fences[4], p.wide, end)
+			Gemm(&w, p.transA, p.transB, p.m, p.n, p.k, float64(p.alpha), p.a, p.lda, p.b, p.ldb, float64(p.beta), wide, p.ldc)
+			Gemm(&w, p.transA, p.transB, p.m, p.n, p.k, float64(p.alpha), p.a, p.lda, p.b, p.ldb, float64(p.beta), c, p.ldc)
+			GemmBias(&w, p.transA, p.transB, p.m, p.n, p.k, p.a, p.lda, p.b, p.ldb, p.bias, c, p.ldc)
+			if p.beta == 0 {
+				requireBits(t, p, p.gemm(&w), wide)
+			}
+		})
 	})
 }

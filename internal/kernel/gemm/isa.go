@@ -1,19 +1,32 @@
 package gemm
 
+import (
+	"fmt"
+
+	"github.com/gofsdp/gofsdp/internal/half"
+)
+
 // isa is an instruction set: its name, and an engine for each element type.
 type isa struct {
 	name string
-	f32  engine[float32]
-	f64  engine[float64]
+	f32  engine[float32, float32]
+	f64  engine[float64, float64]
+	bf16 engine[half.BFloat16, float32]
 }
 
 // active is what products run on: the best that this machine has. Only tests change it.
 var active = supported()[0]
 
-// engineOf returns the active engine for the element type T.
-func engineOf[T Float]() *engine[T] {
-	if e, ok := any(&active.f32).(*engine[T]); ok {
+// engineOf returns the active engine for elements of type T, whose sums are of type P.
+func engineOf[T Element, P Float]() *engine[T, P] {
+	if e, ok := any(&active.f32).(*engine[T, P]); ok {
 		return e
 	}
-	return any(&active.f64).(*engine[T])
+	if e, ok := any(&active.f64).(*engine[T, P]); ok {
+		return e
+	}
+	if e, ok := any(&active.bf16).(*engine[T, P]); ok {
+		return e
+	}
+	panic(fmt.Sprintf("gemm: products of %T are not summed in %T", *new(T), *new(P)))
 }

@@ -21,28 +21,30 @@ func supported() []isa {
 func avx512() isa {
 	return isa{
 		"avx512",
-		engine[float32]{
-			mr: 14, nr: 32, kc: 384, nc: 384, lanes: 16, quad: 4, inPlace: true,
-			mul: mulF32AVX512, transpose: transposeF32AVX512, interleave: interleaveF32AVX512,
+		engine[float32, float32]{
+			mr: 14, nr: 32, kc: 384, nc: 384, lanes: 16, quad: 4, pair: 1, steps: 1, inPlace: true,
+			mul: mulF32AVX512, transpose: transposeF32AVX512, interleave: interleaveF32AVX512, gather: gather[float32],
 		},
-		engine[float64]{
-			mr: 14, nr: 16, kc: 256, nc: 384, lanes: 8, quad: 2, inPlace: true,
-			mul: mulF64AVX512, transpose: transposeF64AVX512, interleave: interleaveF64AVX512,
+		engine[float64, float64]{
+			mr: 14, nr: 16, kc: 256, nc: 384, lanes: 8, quad: 2, pair: 1, steps: 1, inPlace: true,
+			mul: mulF64AVX512, transpose: transposeF64AVX512, interleave: interleaveF64AVX512, gather: gather[float64],
 		},
+		portable().bf16,
 	}
 }
 
 func avx2() isa {
 	return isa{
 		"avx2",
-		engine[float32]{
-			mr: 6, nr: 16, kc: 384, nc: 384, lanes: 8, quad: 4, inPlace: true,
-			mul: mulF32AVX2, transpose: transposeF32AVX2, interleave: interleaveF32AVX2,
+		engine[float32, float32]{
+			mr: 6, nr: 16, kc: 384, nc: 384, lanes: 8, quad: 4, pair: 1, steps: 1, inPlace: true,
+			mul: mulF32AVX2, transpose: transposeF32AVX2, interleave: interleaveF32AVX2, gather: gather[float32],
 		},
-		engine[float64]{
-			mr: 6, nr: 8, kc: 256, nc: 384, lanes: 4, quad: 2, inPlace: true,
-			mul: mulF64AVX2, transpose: transposeF64AVX2, interleave: interleaveF64AVX2,
+		engine[float64, float64]{
+			mr: 6, nr: 8, kc: 256, nc: 384, lanes: 4, quad: 2, pair: 1, steps: 1, inPlace: true,
+			mul: mulF64AVX2, transpose: transposeF64AVX2, interleave: interleaveF64AVX2, gather: gather[float64],
 		},
+		portable().bf16,
 	}
 }
 

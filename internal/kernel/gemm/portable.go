@@ -1,14 +1,18 @@
 package gemm
 
+import "github.com/gofsdp/gofsdp/internal/half"
+
 // portable is the instruction set of any machine Go runs on.
 func portable() isa {
-	return isa{"go", portableEngine[float32](384), portableEngine[float64](256)}
+	bf16 := engine[half.BFloat16, float32]{
+		mr: 4, nr: 4, kc: 768, nc: 128, lanes: 4, pair: 2, steps: 2, mul: mulWideGo, gather: gatherWide, round: roundGo,
+	}
+	return isa{"go", portableEngine[float32](384), portableEngine[float64](256), bf16}
 }
 
-func portableEngine[T Float](kc int) engine[T] {
-	return engine[T]{
-		mr: 4, nr: 4, kc: kc, nc: 256, lanes: 4, quad: 1,
-		mul: mulGo[T], transpose: transposeGo[T], interleave: interleaveGo[T],
+func portableEngine[T Float](kc int) engine[T, T] {
+	return engine[T, T]{
+		mr: 4, nr: 4, kc: kc, nc: 256, lanes: 4, pair: 1, steps: 1, mul: mulGo[T], gather: gather[T],
 	}
 }
 
@@ -57,16 +61,10 @@ func mul4x4[T Float](acc *[16]T, a, b []T) {
 	}
 }
 
-func transposeGo[T Float](dst, src []T, ld, rows, k, width int) {
-	for r := range rows {
-		for p, v := range src[r*ld:][:k] {
-			dst[p*width+r] = v
-		}
-	}
-}
-
-func interleaveGo[T Float](dst, src []T, ld, rows, k, width int) {
+func gather[T Float](dst, src []T, line, step, rows, k, width int) {
 	for p := range k {
-		copy(dst[p*width:], src[p*ld:][:rows])
+		for r := range rows {
+			dst[p*width+r] = src[r*line+p*step]
+		}
 	}
 }

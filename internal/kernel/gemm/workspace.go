@@ -11,41 +11,54 @@ type Workspace struct {
 	f64 buffers[float64]
 }
 
-// buffers are the packed operands of one element type, and the kernel argument, here because
-// passing it through a func value would otherwise allocate it anew in every call.
-type buffers[T Float] struct {
-	apack, bpack []T
-	tile         tile[T]
+// buffers are the packed operands, and where results in bfloat16 are summed, for the types whose
+// sums are of type P, and the kernel argument, here because passing it through a func value would
+// otherwise allocate it anew in every call.
+type buffers[P Float] struct {
+	apack, bpack []P
+	sums         []P // of a strip of C
+	block        []P // of a block of C
+	bias         []P // of the columns of a block
+	tile         tile[P]
 }
 
 // Bytes returns the memory the workspace holds, in bytes.
 func (w *Workspace) Bytes() int { return w.f32.bytes() + w.f64.bytes() }
 
 // MostBytes returns what the buffers of an element type come to take at most, in bytes.
-func MostBytes[T Float]() int {
-	var element T
-	e := engineOf[T]()
+func MostBytes[T Element]() int {
+	switch any(*new(T)).(type) {
+	case float32:
+		return active.f32.mostBytes()
+	case float64:
+		return active.f64.mostBytes()
+	default:
+		e := &active.bf16
+		return e.mostBytes() + (e.mr+blockRows+1)*e.nc*4
+	}
+}
+
+func (e *engine[T, P]) mostBytes() int {
 	strip := (e.mr + e.lanes - 1) / e.lanes * e.lanes
-	return (strip + e.nc) * e.kc * int(unsafe.Sizeof(element))
+	return (strip + e.nc) * e.depth(e.kc) * int(unsafe.Sizeof(*new(P)))
 }
 
-func (b *buffers[T]) bytes() int {
-	var element T
-	return (cap(b.apack) + cap(b.bpack)) * int(unsafe.Sizeof(element))
+func (b *buffers[P]) bytes() int {
+	return (cap(b.apack) + cap(b.bpack) + cap(b.sums) + cap(b.block) + cap(b.bias)) * int(unsafe.Sizeof(*new(P)))
 }
 
-// buffersOf returns the buffers of w for the element type T.
-func buffersOf[T Float](w *Workspace) *buffers[T] {
-	if b, ok := any(&w.f32).(*buffers[T]); ok {
+// buffersOf returns the buffers of w for the types whose sums are of type P.
+func buffersOf[P Float](w *Workspace) *buffers[P] {
+	if b, ok := any(&w.f32).(*buffers[P]); ok {
 		return b
 	}
-	return any(&w.f64).(*buffers[T])
+	return any(&w.f64).(*buffers[P])
 }
 
 // grow returns n elements of *s, which it replaces if it is too short. What they hold is undefined.
-func grow[T Float](s *[]T, n int) []T {
+func grow[P Float](s *[]P, n int) []P {
 	if cap(*s) < n {
-		*s = make([]T, n)
+		*s = make([]P, n)
 	}
 	return (*s)[:n]
 }
