@@ -51,6 +51,19 @@ func roundGo(dst []half.BFloat16, src []float32, ld, rows, cols int) {
 	}
 }
 
+// gatherPairs packs pairs as they are.
+func gatherPairs(dst []float32, src []half.BFloat16, line, step, rows, k, width int) {
+	for p := 0; p < k; p += 2 {
+		for r := range rows {
+			pair := uint32(src[r*line+p*step])
+			if p+1 < k {
+				pair |= uint32(src[r*line+(p+1)*step]) << 16
+			}
+			dst[p/2*width+r] = math.Float32frombits(pair)
+		}
+	}
+}
+
 // gatherWide packs widened elements, the second of a pair first, and no subnormal ones.
 func gatherWide(dst []float32, src []half.BFloat16, line, step, rows, k, width int) {
 	for p := range k + k%2 {

@@ -2,7 +2,11 @@
 
 package gemm
 
-import "golang.org/x/sys/cpu"
+import (
+	"golang.org/x/sys/cpu"
+
+	"github.com/gofsdp/gofsdp/internal/half"
+)
 
 //go:generate go run ./asm
 
@@ -10,12 +14,27 @@ import "golang.org/x/sys/cpu"
 func supported() []isa {
 	var sets []isa
 	if cpu.X86.HasAVX512F && cpu.X86.HasAVX512DQ && cpu.X86.HasAVX512VL && cpu.X86.HasAVX512BW {
+		if cpu.X86.HasAVX512BF16 {
+			sets = append(sets, avx512bf16())
+		}
 		sets = append(sets, avx512())
 	}
 	if cpu.X86.HasAVX2 && cpu.X86.HasFMA {
 		sets = append(sets, avx2())
 	}
 	return append(sets, portable())
+}
+
+// avx512bf16 differs from avx512 in products of bfloat16.
+func avx512bf16() isa {
+	set := avx512()
+	set.name = "avx512bf16"
+	set.bf16 = engine[half.BFloat16, float32]{
+		mr: 14, nr: 32, kc: 768, nc: 384, lanes: 16, quad: 8, pair: 2, steps: 1, inPlace: true,
+		mul: mulBF16AVX512BF16, transpose: transposeBF16AVX512BF16, interleave: interleaveBF16AVX512BF16,
+		gather: gatherPairs, round: roundBF16AVX512BF16,
+	}
+	return set
 }
 
 func avx512() isa {
@@ -29,7 +48,10 @@ func avx512() isa {
 			mr: 14, nr: 16, kc: 256, nc: 384, lanes: 8, quad: 2, pair: 1, steps: 1, inPlace: true,
 			mul: mulF64AVX512, transpose: transposeF64AVX512, interleave: interleaveF64AVX512, gather: gather[float64],
 		},
-		portable().bf16,
+		engine[half.BFloat16, float32]{
+			mr: 14, nr: 32, kc: 768, nc: 192, lanes: 16, quad: 8, pair: 2, steps: 2,
+			mul: mulBF16AVX512, transpose: transposeBF16AVX512, interleave: interleaveBF16AVX512, gather: gatherWide, round: roundGo,
+		},
 	}
 }
 
@@ -44,7 +66,24 @@ func avx2() isa {
 			mr: 6, nr: 8, kc: 256, nc: 384, lanes: 4, quad: 2, pair: 1, steps: 1, inPlace: true,
 			mul: mulF64AVX2, transpose: transposeF64AVX2, interleave: interleaveF64AVX2, gather: gather[float64],
 		},
-		portable().bf16,
+		engine[half.BFloat16, float32]{
+			mr: 6, nr: 16, kc: 768, nc: 192, lanes: 8, quad: 8, pair: 2, steps: 2,
+			mul: mulBF16AVX2, transpose: transposeBF16AVX2, interleave: interleaveBF16, gather: gatherWide, round: roundGo,
+		},
+	}
+}
+
+// interleaveBF16 is interleaveBF16AVX2, which reads 8 elements of every row, as far as there are 8.
+func interleaveBF16(dst []float32, src []half.BFloat16, ld, rows, k, width int) {
+	whole := k
+	if rows < 8 {
+		whole = min(k, max(0, len(src)-8+ld)/ld) &^ 1
+	}
+	if whole > 0 {
+		interleaveBF16AVX2(dst, src, ld, rows, whole, width)
+	}
+	if whole < k {
+		gatherWide(dst[whole*width:], src[whole*ld:], 1, ld, rows, k-whole, width)
 	}
 }
 
@@ -62,3 +101,13 @@ func interleaveF32AVX512(dst, src []float32, ld, rows, k, width int)
 func interleaveF64AVX512(dst, src []float64, ld, rows, k, width int)
 func interleaveF32AVX2(dst, src []float32, ld, rows, k, width int)
 func interleaveF64AVX2(dst, src []float64, ld, rows, k, width int)
+func mulBF16AVX512BF16(t *tile[float32])
+func mulBF16AVX512(t *tile[float32])
+func mulBF16AVX2(t *tile[float32])
+func transposeBF16AVX512BF16(dst []float32, src []half.BFloat16, ld, rows, k, width int)
+func transposeBF16AVX512(dst []float32, src []half.BFloat16, ld, rows, k, width int)
+func transposeBF16AVX2(dst []float32, src []half.BFloat16, ld, rows, k, width int)
+func interleaveBF16AVX512BF16(dst []float32, src []half.BFloat16, ld, rows, k, width int)
+func interleaveBF16AVX512(dst []float32, src []half.BFloat16, ld, rows, k, width int)
+func interleaveBF16AVX2(dst []float32, src []half.BFloat16, ld, rows, k, width int)
+func roundBF16AVX512BF16(dst []half.BFloat16, src []float32, ld, rows, cols int)

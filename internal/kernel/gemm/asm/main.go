@@ -5,6 +5,11 @@
 // The register kernels and packing routines differ between instruction sets and element types only
 // in register names, widths and tile heights. So they are written once here, as text with those
 // filled in.
+//
+// For bfloat16 there are two ways. With AVX512_BF16 operands are packed in pairs along k, the
+// second of a pair in the upper half of 32 bits, and one instruction multiplies and adds both.
+// Elsewhere the packing routines split the pairs into float32, in the order in which that
+// instruction adds them, and the register kernel is the one for float32.
 package main
 
 import (
@@ -31,10 +36,12 @@ type target struct {
 	mr    int    // rows of the register tile, which is two vectors wide; sum (i, h) lies in register 2*i+h
 	b, a  int    // the registers after the sums: two for a row of B, two in turn for the elements of A
 	masks bool   // has mask registers
+	dots  bool   // has only routines for bfloat16, by its dot product
 }
 
 var targets = []target{
 	{name: "avx512", reg: "Z", bytes: 64, mr: 14, b: 28, a: 30, masks: true},
+	{name: "avx512bf16", reg: "Z", bytes: 64, mr: 14, b: 28, a: 30, masks: true, dots: true},
 	{name: "avx2", reg: "Y", bytes: 32, mr: 6, b: 12, a: 14},
 }
 
@@ -47,7 +54,11 @@ type element struct {
 	log    int
 }
 
-var elements = []element{{"F32", "S", 4, 2}, {"F64", "D", 8, 3}}
+var (
+	f32      = element{"F32", "S", 4, 2}
+	f64      = element{"F64", "D", 8, 3}
+	elements = []element{f32, f64}
+)
 
 // file names the file of a target.
 func (t target) file() string { return "gemm_" + t.name + "_amd64.s" }
@@ -60,12 +71,21 @@ func (t target) source() []byte {
 	if !t.masks {
 		printColumns(out)
 	}
-	for _, e := range elements {
-		r := routine{t, e, out}
-		r.mul()
-		r.transpose()
-		r.interleave()
+	pairs := routine{t, f32, true, out}
+	if t.dots {
+		pairs.mul()
+		pairs.round()
+	} else {
+		for _, e := range elements {
+			r := routine{t, e, false, out}
+			r.mul()
+			r.transpose()
+			r.interleave()
+		}
 	}
+	pairs.flush()
+	pairs.transpose()
+	pairs.interleave()
 	return out.Bytes()
 }
 
@@ -73,16 +93,23 @@ func (t target) source() []byte {
 type routine struct {
 	target
 	element
-	out *bytes.Buffer
+	pairs bool // 32 bits in memory are two bfloat16 that follow each other along k
+	out   *bytes.Buffer
 }
 
 // lanes is the number of elements in a vector.
 func (r routine) lanes() int { return r.bytes / r.size }
 
-// text prints the head of a function. In Go it has the given parameters, args bytes of them.
-func (r routine) text(name, params string, args int) {
-	name += r.float + strings.ToUpper(r.name)
-	fmt.Fprintf(r.out, "\n// func %s(%s)\nTEXT ·%s(SB), NOSPLIT, $0-%d\n", name, params, name, args)
+// text prints the head of a function. In Go it has the given parameters, args bytes of them; its
+// frame has frame bytes.
+func (r routine) text(name, params string, frame, args int) {
+	if r.pairs {
+		name += "BF16"
+	} else {
+		name += r.float
+	}
+	name += strings.ToUpper(r.name)
+	fmt.Fprintf(r.out, "\n// func %s(%s)\nTEXT ·%s(SB), NOSPLIT, $%d-%d\n", name, params, name, frame, args)
 }
 
 // p prints a line of instructions.

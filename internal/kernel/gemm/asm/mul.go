@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"fmt"
+	"strings"
 )
 
 // fields lists the tile struct of package gemm: name and offset in bytes. The first word of a slice
@@ -40,7 +41,11 @@ func printLayout(out *bytes.Buffer) {
 //
 // There is one body for each number of rows, so that a strip costs what its rows cost.
 func (r routine) mul() {
-	r.text("mul", fmt.Sprintf("t *tile[float%d]", 8*r.size), 8)
+	if r.pairs {
+		fmt.Fprint(r.out, "\nTEXT dot<>(SB), NOSPLIT, $0-8\n")
+	} else {
+		r.text("mul", fmt.Sprintf("t *tile[float%d]", 8*r.size), 0, 8)
+	}
 	r.p("MOVQ t+0(FP), DI")
 	r.p("MOVQ tile_aline(DI), SI; SHLQ $%d, SI", r.log)
 	r.p("MOVQ tile_astep(DI), DX; SHLQ $%d, DX", r.log)
@@ -54,6 +59,22 @@ func (r routine) mul() {
 	for rows := 1; rows <= r.mr; rows++ {
 		strip{r, rows}.print()
 	}
+}
+
+// flush prints the register kernel for bfloat16 around one that would keep subnormals: with bits
+// 15, flush to zero, and 6, denormals are zeros, of the control register set for as long. Nothing
+// preempts assembly, so no other goroutine sees them.
+func (r routine) flush() {
+	kernel := "·mulF32" + strings.ToUpper(r.name)
+	if r.dots {
+		kernel = "dot<>"
+	}
+	r.text("mul", "t *tile[float32]", 16, 8)
+	r.p("MOVQ t+0(FP), DI; MOVQ DI, 0(SP)")
+	r.p("STMXCSR 8(SP); MOVL 8(SP), AX; ORL $0x8040, AX; MOVL AX, 12(SP); LDMXCSR 12(SP)")
+	r.p("CALL %s(SB)", kernel)
+	r.p("LDMXCSR 8(SP)")
+	r.p("RET")
 }
 
 // strip prints the body for a number of rows.
@@ -126,10 +147,9 @@ func (s strip) loop(name string, halves int) {
 		if i%3 > 0 {
 			row += fmt.Sprintf("(SI*%d)", i%3)
 		}
-		a := s.v(s.a + i%2)
-		line := fmt.Sprintf("VBROADCASTS%s %s, %s", s.letter, row, a)
+		line := fmt.Sprintf("VBROADCASTS%s %s, %s", s.letter, row, s.v(s.a+i%2))
 		for h := range halves {
-			line += fmt.Sprintf("; VFMADD231P%s %s, %s, %s", s.letter, s.v(s.b+h), a, s.sum(i, h))
+			line += "; " + s.multiplyAdd(s.b+h, s.a+i%2, 2*i+h)
 		}
 		s.p("%s", line)
 	}
@@ -138,6 +158,14 @@ func (s strip) loop(name string, halves int) {
 	}
 	s.p("ADDQ R13, BX")
 	s.p("DECQ CX; JNZ %s", s.at(name))
+}
+
+// multiplyAdd returns the instruction that adds the products of vectors b and a to those of sum.
+func (s strip) multiplyAdd(b, a, sum int) string {
+	if s.pairs {
+		return vdpbf16ps(b, a, sum)
+	}
+	return fmt.Sprintf("VFMADD231P%s %s, %s, %s", s.letter, s.v(b), s.v(a), s.v(sum))
 }
 
 // store prints the way from the sums to C: times alpha, plus beta times the addend, in the columns

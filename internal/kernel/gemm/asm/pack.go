@@ -3,19 +3,52 @@ package main
 import "fmt"
 
 // head prints the entry of a packing routine: DI dst, SI src, BX ld, CX k, DX width, strides in
-// bytes, R11 rows.
+// bytes, R11 rows. Of pairs CX is the number, and the vector split is their upper halves.
 func (r routine) head(kind string) {
-	r.text(kind, fmt.Sprintf("dst, src []float%d, ld, rows, k, width int", 8*r.size), 80)
+	params, log := fmt.Sprintf("dst, src []float%d", 8*r.size), r.log
+	if r.pairs {
+		params, log = "dst []float32, src []half.BFloat16", 1
+	}
+	r.text(kind, params+", ld, rows, k, width int", 0, 80)
 	r.p("MOVQ dst_base+0(FP), DI")
 	r.p("MOVQ src_base+24(FP), SI")
-	r.p("MOVQ ld+48(FP), BX; SHLQ $%d, BX", r.log)
+	r.p("MOVQ ld+48(FP), BX; SHLQ $%d, BX", log)
 	r.p("MOVQ rows+56(FP), R11")
 	r.p("MOVQ k+64(FP), CX")
 	r.p("MOVQ width+72(FP), DX; SHLQ $%d, DX", r.log)
+	if r.pairs {
+		r.p("SHRQ $1, CX")
+	}
+}
+
+// split is the vector with ones in the upper halves of 32 bits.
+const split = 15
+
+// ones prints how split is set, where pairs are split.
+func (r routine) ones() {
+	switch {
+	case !r.pairs || r.dots:
+		return
+	case r.masks:
+		r.p("VPTERNLOGD $0xff, %[1]s, %[1]s, %[1]s", r.v(split))
+	default:
+		r.p("VPCMPEQD %[1]s, %[1]s, %[1]s", r.v(split))
+	}
+	r.p("VPSLLD $16, %[1]s, %[1]s", r.v(split))
+}
+
+// packed prints the store of a packed vector. A pair that is split is two: the second element, which
+// the dot product adds first, and the first.
+func (r routine) packed(i int) {
+	if r.pairs && !r.dots {
+		r.p("VANDPS %s, %s, %s; VMOVUPS %s, (DI); ADDQ DX, DI", r.v(i), r.v(split), r.v(14), r.v(14))
+		r.p("VPSLLD $16, %[1]s, %[1]s", r.v(i))
+	}
+	r.p("VMOVUP%s %s, (DI); ADDQ DX, DI", r.letter, r.v(i))
 }
 
 // transpose prints dst[p*width+r] = src[r*ld+p] for r < rows <= lanes, k a multiple of the g
-// elements in 16 bytes.
+// elements, or pairs, in 16 bytes.
 //
 // A turn takes g columns. Row r goes into 16-byte lane r/g of register r%g, straight from memory:
 // the load does the part of the transposition that crosses lanes, which is the slow part for
@@ -23,6 +56,7 @@ func (r routine) head(kind string) {
 func (r routine) transpose() {
 	g := 16 / r.size
 	r.head("transpose")
+	r.ones()
 	r.p("LEAQ (BX)(BX*2), R12")
 	for i := 4; i < r.lanes(); i += 4 {
 		r.p("LEAQ (%s)(BX*4), %s", base(i-4), base(i))
@@ -81,25 +115,66 @@ func (r routine) shuffle4() {
 		r.p("VUNPCKLPD %s, %s, %s; VUNPCKHPD %s, %s, %s", y, x, r.v(8+2*i), y, x, r.v(9+2*i))
 	}
 	for p := range 4 {
-		r.p("VMOVUPS %s, (DI); ADDQ DX, DI", r.v(8+p))
+		r.packed(8 + p)
 	}
 }
 
 // interleave prints dst[p*width+r] = src[p*ld+r] for r < rows <= lanes: a masked load and a whole
-// store for every p. The rows of src are far apart, where hardware does not prefetch.
+// store for every p. The rows of src are far apart, where hardware does not prefetch. Of bfloat16 p
+// counts pairs of rows, and without mask registers lanes elements of each row are read.
 func (r routine) interleave() {
 	r.head("interleave")
-	load := fmt.Sprintf("VMOVUP%s.Z (SI), K1, Z0", r.letter)
-	if r.masks {
+	switch {
+	case r.masks:
 		r.p("XCHGQ CX, R11; MOVQ $1, R8; SHLQ CX, R8; DECQ R8; KMOVW R8, K1; XCHGQ CX, R11")
-	} else {
-		load = fmt.Sprintf("VMASKMOVP%s (SI), Y1, Y0", r.letter)
+	case !r.pairs:
 		r.mask("R11", "Y1", "Y2")
 	}
+	r.ones()
 	r.label("copy")
-	r.p("%s; PREFETCHT0 (SI)(BX*8); ADDQ BX, SI", load)
-	r.p("VMOVUP%s %s, (DI); ADDQ DX, DI", r.letter, r.v(0))
+	switch {
+	case r.pairs:
+		r.pair()
+	case r.masks:
+		r.p("VMOVUP%s.Z (SI), K1, Z0; PREFETCHT0 (SI)(BX*8); ADDQ BX, SI", r.letter)
+	default:
+		r.p("VMASKMOVP%s (SI), Y1, Y0; PREFETCHT0 (SI)(BX*8); ADDQ BX, SI", r.letter)
+	}
+	r.packed(0)
 	r.p("DECQ CX; JNZ copy")
+	r.p("VZEROUPPER")
+	r.p("RET")
+}
+
+// pair prints the pairs of two rows.
+func (r routine) pair() {
+	for i := range 2 {
+		load := "VPMOVZXWD (SI), " + r.v(i)
+		if r.masks {
+			load = "VPMOVZXWD.Z (SI), K1, " + r.v(i)
+		}
+		r.p("%s; PREFETCHT0 (SI)(BX*8); ADDQ BX, SI", load)
+	}
+	r.p("VPSLLD $16, %[1]s, %[1]s; VORPS %[1]s, %[2]s, %[2]s", r.v(1), r.v(0))
+}
+
+// round prints dst[i*ld+j] = src[i*cols+j], rounded, for i < rows and j < cols.
+func (r routine) round() {
+	r.text("round", "dst []half.BFloat16, src []float32, ld, rows, cols int", 0, 72)
+	r.p("MOVQ dst_base+0(FP), DI")
+	r.p("MOVQ src_base+24(FP), SI")
+	r.p("MOVQ ld+48(FP), BX; SHLQ $1, BX")
+	r.p("MOVQ rows+56(FP), R11")
+	r.p("MOVQ cols+64(FP), DX")
+	r.p("MOVQ DX, CX; ANDQ $15, CX; MOVQ $1, R10; SHLQ CX, R10; DECQ R10; KMOVW R10, K1; SHLQ $2, CX")
+	r.label("row")
+	r.p("MOVQ DI, R8; MOVQ DX, R9; SHRQ $4, R9; JZ rest")
+	r.label("whole")
+	r.p("VMOVUPS (SI), Z0; %s; VMOVUPS Y0, (R8)", vcvtneps2bf16(0, 0))
+	r.p("ADDQ $64, SI; ADDQ $32, R8; DECQ R9; JNZ whole")
+	r.label("rest")
+	r.p("VMOVUPS.Z (SI), K1, Z0; %s; VMOVDQU16 Y0, K1, (R8)", vcvtneps2bf16(0, 0))
+	r.p("ADDQ CX, SI; ADDQ BX, DI; DECQ R11; JNZ row")
 	r.p("VZEROUPPER")
 	r.p("RET")
 }
