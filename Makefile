@@ -66,7 +66,7 @@ faults: ## every fault in every collective over every transport, bits that flip 
 soak: ## ten minutes of random collectives with random faults
 	$(GO) run ./internal/faults -soak 10m
 
-netns: ## ranks on hosts of their own, in network namespaces (root, iproute2)
+netns: ## ranks and fsdprun on hosts of their own, in network namespaces (root, iproute2)
 	$(GO) test -tags netns ./internal/netns
 
 nccl-abi: ## compare our declarations of NCCL with real releases from Python wheels, no GPU needed

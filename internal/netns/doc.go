@@ -1,4 +1,4 @@
-// Package netns tests process groups on several hosts of one machine: network
+// Package netns tests process groups, and fsdprun, on several hosts of one machine: network
 // namespaces, each with an interface, an address and a loopback of its own,
 // joined by a switch.
 //

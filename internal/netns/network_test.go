@@ -50,6 +50,11 @@ func (n *network) unplug(t *testing.T, host int) {
 	must(t, "ip -n", switchSpace(), "link set", port(host), "down")
 }
 
+// plug puts it back.
+func (n *network) plug(t *testing.T, host int) {
+	must(t, "ip -n", switchSpace(), "link set", port(host), "up")
+}
+
 // lose makes every port lose packets, and says how. lost counts them.
 func (n *network) lose(t *testing.T) (how string, lost func() int) {
 	// Not every kernel can lose packets at random. A short queue behind a slow
