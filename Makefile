@@ -101,7 +101,7 @@ memory: ## what a rank holds under each sharding strategy, planned and counted
 bench: ## tokens/s and GFLOP/s of a GPT, against Gorgonia's TapeMachine; how much communication is hidden
 	$(GO) run ./internal/bench train
 
-bench-join: ## what Join costs with even data, and what a rank without a batch takes
+bench-join: ## what Join and JoinCalls cost with even data, and what a rank without a batch takes
 	$(GO) run ./internal/bench join -seconds 8
 
 bench-state: ## optimizer state made whole, and checkpoints, beside plain copies and files; needs 15 GB of memory

@@ -63,10 +63,9 @@ func (e *LostError) Unwrap() error { return e.Err }
 // error on every rank: a LostError if the ranks could not talk.
 func (a *Agreement) Agree(ctx context.Context, q *Ask, err error) (Answer, error) {
 	n := a.group.Size()
-	if n == 1 {
-		return alone(q), err
+	if a.send = fill(q, a.group.Rank(), n, err != nil); n == 1 {
+		return answer(q, &a.send, 1), err
 	}
-	a.send = fill(q, a.group.Rank(), n, err != nil)
 	if werr := a.reduce(ctx, a.send[:]); werr != nil {
 		return Answer{}, &LostError{errors.Join(err, fmt.Errorf("agreeing with the other ranks: %w", werr))}
 	}
@@ -90,15 +89,6 @@ func (a *Agreement) Agree(ctx context.Context, q *Ask, err error) (Answer, error
 		return ans, nil
 	}
 	return Answer{}, a.disagree(ctx, measure, mine, q)
-}
-
-// alone is the answer to the only rank.
-func alone(q *Ask) Answer {
-	ans := Answer{Leader: 0, Missing: q.Absent, Known: true, Largest: q.Value}
-	if q.Absent {
-		ans.Leader = -1
-	}
-	return ans
 }
 
 // fill returns the words of a rank of n.

@@ -22,15 +22,17 @@ const (
 	plainLoop joinMode = iota
 	joinEven
 	joinAlone
+	joinCalls // inside Join, whose flags it has too
 	joinModes
-	joinFlags joinMode = -1 // no step, only the exchanges of many iterations
+	joinFlags   joinMode = -1 // no step, only the exchanges of many iterations
+	joinNothing joinMode = -2 // likewise, of many JoinCalls without a call
 )
 
-// exchanges is how many joinFlags times.
+// exchanges is how many these two time.
 const exchanges = 200
 
 func (m joinMode) String() string {
-	return [...]string{"plain loop", "Join, both have batches", "Join, rank 1 has none"}[m]
+	return [...]string{"plain loop", "Join, both have batches", "Join, rank 1 has none", "JoinCalls in Join"}[m]
 }
 
 // joining prints for each size what Join costs on two ranks: where both have batches, beside the
@@ -54,7 +56,7 @@ func joiningOf(w io.Writer, s size, rounds int, seconds float64) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, j.close()) }()
-	for mode := joinFlags; mode < joinModes; mode++ { // compiles, and teaches rank 1 the schedule
+	for mode := joinNothing; mode < joinModes; mode++ { // compiles, and teaches rank 1 the schedule
 		if _, err := j.time(mode); err != nil {
 			return err
 		}
@@ -76,6 +78,7 @@ type joiner struct {
 	times [joinModes][]time.Duration // of steps
 	busy  [joinModes][]time.Duration // of rank 1 in them
 	flags []time.Duration            // of an exchange
+	calls []time.Duration            // of a JoinCalls without a call
 }
 
 func newJoiner(s size) (*joiner, error) {
@@ -94,7 +97,7 @@ func newJoiner(s size) (*joiner, error) {
 		return func() error {
 			begin, waited := time.Now(), watch.waited
 			err := t.run(j.mode, g.Rank(), batch)
-			if g.Rank() == 1 && j.mode != joinFlags {
+			if g.Rank() == 1 && j.mode >= 0 {
 				j.busy[j.mode] = append(j.busy[j.mode], time.Since(begin)-(watch.waited-waited))
 			}
 			return err
@@ -109,8 +112,14 @@ func (t *trainer) run(mode joinMode, rank int, batch []fsdp.Tensor) error {
 	switch {
 	case mode == joinFlags:
 		return t.idle(ctx, batch)
+	case mode == joinNothing:
+		return t.nothing(ctx)
 	case mode == joinAlone && rank == 1:
 		return t.joined(ctx)
+	case mode == joinCalls:
+		t.around = func(passes func() error) error { return t.model.JoinCalls(ctx, passes) }
+		defer func() { t.around = nil }()
+		return t.joined(ctx, batch)
 	case mode != plainLoop:
 		return t.joined(ctx, batch)
 	}
@@ -141,6 +150,16 @@ func (t *trainer) idle(ctx context.Context, batch []fsdp.Tensor) error {
 	return nil
 }
 
+// nothing makes no call in many JoinCalls.
+func (t *trainer) nothing(ctx context.Context) error {
+	for range exchanges {
+		if err := t.model.JoinCalls(ctx, func() error { return nil }); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // time runs a step in a mode.
 func (j *joiner) time(mode joinMode) (time.Duration, error) {
 	j.mode = mode
@@ -152,7 +171,7 @@ func (j *joiner) time(mode joinMode) (time.Duration, error) {
 // race runs a step in each mode, in an order that is another one every time, for some seconds. What
 // a step leaves behind, such as garbage and caches, is then no single mode's.
 func (j *joiner) race(seed uint64, seconds float64) error {
-	order := []joinMode{plainLoop, joinEven, joinAlone}
+	order := []joinMode{plainLoop, joinEven, joinAlone, joinCalls}
 	rnd := rand.New(rand.NewPCG(seed, 0))
 	for begin := time.Now(); ; {
 		rnd.Shuffle(len(order), func(a, b int) { order[a], order[b] = order[b], order[a] })
@@ -168,12 +187,17 @@ func (j *joiner) race(seed uint64, seconds float64) error {
 		}
 	}
 	t, err := j.time(joinFlags)
+	if err != nil {
+		return err
+	}
 	j.flags = append(j.flags, t/exchanges)
+	t, err = j.time(joinNothing)
+	j.calls = append(j.calls, t/exchanges)
 	return err
 }
 
-// report prints a row for each mode, and what an exchange of flags takes that nobody is late for.
-// That is what Join costs; the rows have it in the noise of a step.
+// report prints a row for each mode, and what an exchange of flags takes that nobody is late for,
+// alone and as JoinCalls. That is what they cost; the rows have it in the noise of a step.
 func (j *joiner) report(w io.Writer, s size) {
 	fmt.Fprintf(w, "%s: %d layers, %d channels, 2 ranks with %d sequences of %d bytes\n", s.name, s.layers, s.dim, s.batch/2, s.context)
 	fmt.Fprintf(w, "  %-26s %28s %10s %15s %10s\n", "", "ms a step (min..max, n)", "of plain", "rank 1 busy ms", "of plain")
@@ -182,8 +206,10 @@ func (j *joiner) report(w io.Writer, s size) {
 			stats.Spread(times),
 			100*stats.Ratio(times, j.times[plainLoop]), stats.Ms(stats.Median(j.busy[mode])), 100*stats.Ratio(j.busy[mode], j.busy[plainLoop]))
 	}
-	flag := stats.Median(j.flags)
-	fmt.Fprintf(w, "  an exchange of flags takes %.1f µs, %.4f%% of a step\n", flag.Seconds()*1e6, 100*flag.Seconds()/stats.Median(j.times[plainLoop]).Seconds())
+	fmt.Fprintf(w, "  JoinCalls in Join takes %.2f%% of the time of Join alone\n", 100*stats.Ratio(j.times[joinCalls], j.times[joinEven]))
+	step := stats.Median(j.times[plainLoop]).Seconds()
+	flag, calls := stats.Median(j.flags).Seconds(), stats.Median(j.calls).Seconds()
+	fmt.Fprintf(w, "  an exchange of flags takes %.1f µs, %.4f%% of a step; JoinCalls without a call %.1f µs, %.4f%%\n", flag*1e6, 100*flag/step, calls*1e6, 100*calls/step)
 }
 
 // stopwatch is a group that adds up how long its rank waits, which is also when ranks of one

@@ -78,9 +78,10 @@ func parallel(ranks int, f func(rank int)) {
 
 // trainer is a model on one rank with its batch.
 type trainer struct {
-	model *fsdp.Sharded
-	batch []fsdp.Tensor
-	step  func() error
+	model  *fsdp.Sharded
+	batch  []fsdp.Tensor
+	around func(passes func() error) error // runs the passes of a step, or nil
+	step   func() error
 }
 
 // newTrainer wraps the model on one rank, for a batch of some rows.
@@ -97,11 +98,18 @@ func newTrainer(ctx context.Context, s size, cfg fsdp.Config, rows int) (*traine
 	x, y := s.rows(rows*cfg.Group.Rank(), rows*(cfg.Group.Rank()+1))
 	shape := tensor.WithShape(rows, s.context)
 	t := &trainer{model: m, batch: []fsdp.Tensor{tensor.New(shape, tensor.WithBacking(x)), tensor.New(shape, tensor.WithBacking(y))}}
-	t.step = func() error {
+	passes := func() error {
 		if _, err := m.Forward(ctx, t.batch...); err != nil {
 			return err
 		}
-		if err := m.Backward(ctx); err != nil {
+		return m.Backward(ctx)
+	}
+	t.step = func() error {
+		around := t.around
+		if around == nil {
+			around = func(passes func() error) error { return passes() }
+		}
+		if err := around(passes); err != nil {
 			return err
 		}
 		if _, err := m.ClipGradNorm(ctx, 1); err != nil {

@@ -54,11 +54,12 @@ func TestJoin(t *testing.T) {
 	var out strings.Builder
 	require.NoError(t, joining(&out, []string{"tiny"}, 1, 0))
 	rows := strings.Split(strings.TrimRight(out.String(), "\n"), "\n")
-	require.Len(t, rows, 2+3+1)
-	for i, mode := range []string{"plain loop", "Join, both have batches", "Join, rank 1 has none"} {
+	require.Len(t, rows, 2+4+2)
+	for i, mode := range []string{"plain loop", "Join, both have batches", "Join, rank 1 has none", "JoinCalls in Join"} {
 		require.Regexp(t, `^  `+mode+` +[\d.]+ \([\d.]+\.\.[\d.]+, 1\) +[\d.]+% +[\d.]+ +[\d.]+%$`, rows[2+i])
 	}
-	require.Regexp(t, `^  an exchange of flags takes [\d.]+ µs, [\d.]+% of a step$`, rows[5])
+	require.Regexp(t, `^  an exchange of flags takes [\d.]+ µs, [\d.]+% of a step; JoinCalls without a call [\d.]+ µs, [\d.]+%$`, rows[7])
+	require.Regexp(t, `^  JoinCalls in Join takes [\d.]+% of the time of Join alone$`, rows[6])
 	require.ErrorContains(t, joining(&out, []string{"huge"}, 1, 0), `unknown size "huge"`)
 }
 
