@@ -31,7 +31,7 @@ type Plan struct {
 
 	// What must fit in RAM, once a few passes have run.
 	ReservedBytes int // RAMBytes, and freed buffers that are kept for the next pass
-	BesideBytes   int // compiled programs, packed operands of products, and what the group copies through
+	BesideBytes   int // its programs, packed operands of products, and what the group copies through
 
 	Gathers    int      // all-gathers in a pass, over more than one rank
 	Reduces    int      // reduce-scatters
@@ -232,6 +232,10 @@ type Memory struct {
 // programs of their calls, up to 64 MiB, which its ranks share and each of them counts. What was
 // used longest ago goes first. It is compiled again when it is needed, which takes milliseconds and
 // changes no bit.
+//
+// Packed operands of products, and what collectives copy through (the staging of sums over TCP), are
+// not counted. They grow to a fixed size in the first passes, which [Plan].BesideBytes has beside the
+// programs of its pass.
 func (s *Sharded) Memory() Memory {
 	d := s.engine.Device()
 	st, mapped := d.Stats(), 0
