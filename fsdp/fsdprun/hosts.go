@@ -312,7 +312,7 @@ func (g *guest) run() {
 		if g.restarts == 0 {
 			g.leave(errors.New("not waiting for host 0 (-restarts)"))
 		}
-		g.orders <- order{Stop: syscall.SIGTERM, Say: fmt.Sprintf("host 0 is gone: %v", err)}
+		g.orders <- order{Stop: syscall.SIGTERM, Say: fmt.Sprintf("host 0 is gone: %v; ending the ranks", err)}
 		g.ranks.Wait()
 	}
 }
@@ -344,7 +344,7 @@ func (g *guest) attend(w *wire) error {
 			return err
 		}
 		if o.Start != nil {
-			o.Start.Listen = address(w.raw.LocalAddr())
+			o.Start.Host, o.Start.Listen = g.host, address(w.raw.LocalAddr())
 			g.mine.Count = o.Start.Count + 1
 			g.ranks.Add(1)
 		}

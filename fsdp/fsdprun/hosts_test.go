@@ -50,7 +50,7 @@ func TestSeveralHosts(t *testing.T) {
 			rank := 2*host + i
 			require.Regexp(t, fmt.Sprintf(`^\[%d\] %d 6 %d 2 %d 3 127\.0\.0\.1:\d+ 127\.0\.0\.1:\d+-[0-9a-f]{8} 0 0  127\.0\.0\.1 `, rank, rank, i, host), r.out.sorted()[i])
 		}
-		require.Contains(t, r.err.String(), "start 0: 6 ranks on host 0-2\n")
+		require.Contains(t, r.err.String(), "start 0: 6 ranks on hosts 0-2\n")
 	}
 }
 
@@ -78,7 +78,7 @@ func TestHostLeaves(t *testing.T) {
 	hosts[0].await(1, "ready")
 	second.await(1, "ready")
 	require.Contains(t, hosts[0].err.String(), "first: host 1 leaves: SIGINT\n")
-	require.Contains(t, second.err.String(), "start 1: 2 ranks on host 0-1\n")
+	require.Contains(t, second.err.String(), "start 1: 2 ranks on hosts 0-1\n")
 	hosts[0].signals <- syscall.SIGINT
 	require.Zero(t, <-hosts[0].status, &hosts[0].err)
 	require.Zero(t, <-second.status, &second.err)

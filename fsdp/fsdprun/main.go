@@ -95,8 +95,8 @@
 //     This is no failure. The first start waits for all hosts, but once there are -min ranks for 30 s
 //     only.
 //   - SIGINT, SIGTERM and so on for the fsdprun of one host make that host leave, as a machine does
-//     that is taken away: its ranks get the signal, and the others go on without it. For host 0 they
-//     end the job, on all hosts.
+//     that is taken away: its ranks get the signal, and the others go on without it, as after a
+//     failure. For host 0, or without -restarts, they end the job on all hosts.
 //   - Host 0 must be there, as the others meet there: nobody goes on without it. When it is gone, the
 //     others end their ranks and look for it for -join-timeout, in which its fsdprun may be started
 //     anew (that counts its restarts from 0). Then, and at once without -restarts, they end with an

@@ -299,7 +299,7 @@ func (m *meeting) conclude() {
 		if _, total := m.plan(); total > 0 {
 			m.say(fmt.Sprintf("starting again with %d ranks", total))
 		}
-	case first == nil && len(m.gone) == 0 && (len(m.left) == 0 || why == user):
+	case first == nil && len(m.gone) == 0 && (len(m.left) == 0 || why == user || m.restarts == 0):
 		m.finish(0, "")
 	default:
 		m.fail(first, lasted, why)
@@ -399,7 +399,7 @@ func (m *meeting) gather() {
 	case total == 0 && m.now.Before(m.since.Add(m.patience)):
 		return
 	case total == 0:
-		m.finish(exitError, fmt.Sprintf("host %s did not come within %v, and without it there are too few ranks (-min)", m.absent(), m.patience))
+		m.finish(exitError, fmt.Sprintf("too few ranks (-min): within %v there was no %s", m.patience, m.absent()))
 		return
 	}
 	if m.until.IsZero() {
@@ -425,7 +425,7 @@ func (m *meeting) start(ranks map[int]int, total int) {
 			Count: m.count, Job: name, First: first, Ranks: h.ranks, Size: total, Node: node, Nodes: len(ranks),
 		}}
 		if m.hosts > 1 {
-			o.Say = fmt.Sprintf("start %d: %d ranks on host %s", m.count, total, list(slices.Sorted(maps.Keys(ranks))))
+			o.Say = fmt.Sprintf("start %d: %d ranks on %s", m.count, total, numbered("host", slices.Sorted(maps.Keys(ranks))))
 		}
 		m.tell(host, o)
 		first += h.ranks
@@ -442,7 +442,7 @@ func (m *meeting) absent() string {
 			absent = append(absent, host)
 		}
 	}
-	return list(absent)
+	return numbered("host", absent)
 }
 
 // finish ends the job on all hosts.

@@ -157,7 +157,7 @@ func TestMeetingWaits(t *testing.T) {
 		}
 	}
 	require.Equal(t, 5*time.Minute, s.wait())
-	require.Contains(t, s.said(), "host 1 did not come within 5m0s, and without it there are too few ranks (-min)")
+	require.Contains(t, s.said(), "too few ranks (-min): within 5m0s there was no host 1\n")
 	require.Equal(t, []string{"0 exit 1", "2 exit 1"}, s.orders())
 }
 
@@ -235,6 +235,13 @@ func TestMeetingSignals(t *testing.T) {
 		s.tell(h, well(2*h, 2))
 	}
 	require.Equal(t, []string{"0 terminated", "2 terminated", "1 terminated", "2 terminated", "1 exit 0", "0 exit 0", "2 exit 0"}, s.orders())
+
+	s = three(t, 4, 0) // which cannot go on
+	s.tell(1, report{Signal: syscall.SIGTERM})
+	for h := range 3 {
+		s.tell(h, well(2*h, 2))
+	}
+	require.Equal(t, []string{"0 terminated", "2 terminated", "1 exit 0", "0 exit 0", "2 exit 0"}, s.orders())
 
 	s = three(t, 0, 1) // in a rest
 	s.tell(1, report{Gone: "x"})

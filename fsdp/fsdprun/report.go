@@ -55,11 +55,7 @@ func summary(first *ending, ended []*ending, gone []string) string {
 		groups[how] = append(groups[how], e.Rank)
 	}
 	for _, how := range order {
-		ranks := "rank"
-		if len(groups[how]) > 1 {
-			ranks = "ranks"
-		}
-		fmt.Fprintf(&b, "then: %s %s: %s\n", ranks, list(groups[how]), how)
+		fmt.Fprintf(&b, "then: %s: %s\n", numbered("rank", groups[how]), how)
 	}
 	return b.String()
 }
@@ -72,6 +68,14 @@ func hopeless(ended []*ending) *ending {
 		}
 	}
 	return nil
+}
+
+// numbered writes one thing, or several: "rank 3", "ranks 0-2,5".
+func numbered(what string, numbers []int) string {
+	if len(numbers) > 1 {
+		what += "s"
+	}
+	return what + " " + list(numbers)
 }
 
 // list writes ascending numbers as 0-2,5.
