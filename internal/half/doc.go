@@ -33,8 +33,8 @@
 // Both go through the elements in ascending order, so that what is written lies behind what is
 // still to be read. Other overlaps give undefined values.
 //
-// On amd64 slices are converted in assembly (AVX2 and F16C), to the same bits as their elements one
-// by one, which is what happens elsewhere and under the build tag purego.
+// On amd64 slices are converted in assembly (AVX2 and F16C, AVX512_BF16), to the same bits as their
+// elements one by one, which is what happens elsewhere and under the build tag purego.
 //
 // For the tricks behind branch-free conversion see Fabian Giesen, "Float->half variants",
 // https://fgiesen.wordpress.com/2012/03/28/half-to-float-done-quic/.

@@ -10,13 +10,32 @@ func supported() []isa {
 	if !cpu.X86.HasAVX2 || !cpu.X86.HasF16C {
 		return []isa{p}
 	}
-	return []isa{{
+	avx2 := isa{
 		name:           "avx2",
 		widenBFloat16:  widenWithRest(widenBFloat16AVX2, p.widenBFloat16),
 		narrowBFloat16: narrowWithRest(narrowBFloat16AVX2, p.narrowBFloat16),
 		widenFloat16:   widenWithRest(widenFloat16AVX2, p.widenFloat16),
 		narrowFloat16:  narrowWithRest(narrowFloat16AVX2, p.narrowFloat16),
-	}, p}
+	}
+	if !cpu.X86.HasAVX512F || !cpu.X86.HasAVX512DQ || !cpu.X86.HasAVX512BF16 {
+		return []isa{avx2, p}
+	}
+	bf16 := avx2
+	bf16.name = "avx512bf16"
+	bf16.narrowBFloat16 = narrowWithRest(narrowBFloat16, p.narrowBFloat16)
+	return []isa{bf16, avx2, p}
+}
+
+// narrowBFloat16 leaves to AVX2 what has subnormal numbers.
+func narrowBFloat16(dst []BFloat16, src []float32, c float32) {
+	for len(src) > 0 {
+		done := narrowBFloat16AVX512(dst, src, c)
+		if done == 0 {
+			done = step
+			narrowBFloat16AVX2(dst[:done], src[:done], c)
+		}
+		dst, src = dst[done:], src[done:]
+	}
 }
 
 // step is how many elements the assembly converts in one turn of its loop.
@@ -45,6 +64,9 @@ func widenBFloat16AVX2(dst []float32, src []BFloat16)
 
 //go:noescape
 func narrowBFloat16AVX2(dst []BFloat16, src []float32, c float32)
+
+//go:noescape
+func narrowBFloat16AVX512(dst []BFloat16, src []float32, c float32) int
 
 //go:noescape
 func widenFloat16AVX2(dst []float32, src []Float16)
