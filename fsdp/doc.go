@@ -62,8 +62,9 @@
 // that no loss depended on has no gradient, and optimizers leave it alone.
 //
 // Frozen parameters have no gradient and no optimizer state. Backward gathers them only while
-// something that is trained needs their value, and frees them directly after; calls before the
-// first trained parameter have no backward. [Sharded.Freeze] changes what is frozen between steps.
+// something that is trained needs their value, and frees them directly after, inside NoSync as well;
+// calls before the first trained parameter have no backward. [Sharded.Freeze] changes what is frozen
+// between steps. What freeing them one by one saves stands in examples/lora.
 //
 // # Uneven ranks
 //
