@@ -95,10 +95,10 @@ generated: ## check that generating changes nothing
 same-bits: ## compare trainings bit for bit with another commit: BASE=main~1, RENAMED=New=Old,… for public names
 	$(GO) run ./internal/samebits -base "$(BASE)" -renamed "$(RENAMED)"
 
-memory: ## what a rank holds under each sharding strategy, planned and counted
+memory: ## what a rank holds with DDP, in one unit, by blocks, and under each strategy, planned and counted
 	$(GO) run ./internal/bench memory
 
-bench: ## tokens/s and GFLOP/s of a GPT, against Gorgonia's TapeMachine; how much communication is hidden
+bench: ## a GPT's steps, against Gorgonia's TapeMachine; FullShard against NoShard; how much communication is hidden
 	$(GO) run ./internal/bench train
 
 bench-join: ## what Join and JoinCalls cost with even data, and what a rank without a batch takes

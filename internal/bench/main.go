@@ -2,9 +2,10 @@
 // same run, in turns: machines are noisy, so look at the ratios, and run again before believing
 // one.
 //
-//	bench train     steps of a GPT, beside Gorgonia's TapeMachine; how much communication is hidden
+//	bench train     steps of a GPT, beside Gorgonia's TapeMachine; FullShard beside NoShard; how much
+//	                communication is hidden
 //	bench join      what Join costs with even data, and what a rank without a batch takes
-//	bench memory    what a rank holds under each sharding strategy, planned and counted
+//	bench memory    what a rank holds with DDP, in one unit, by blocks, and under each strategy
 //	bench state     optimizer state made whole, and checkpoints, beside plain copies and files
 //	bench comm      the collectives, beside Gloo, Open MPI, MPICH and memcpy
 //	bench against   steps, collectives and checkpoints beside those of another commit

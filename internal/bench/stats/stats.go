@@ -26,13 +26,23 @@ func Geomean(ratios []float64) float64 {
 	return math.Exp(sum / float64(len(ratios)))
 }
 
-// Ratio returns the median of the ratios of samples that were taken one after the other.
-func Ratio[T ~int64 | ~float64](samples, to []T) float64 {
-	ratios := make([]float64, len(samples))
+// ratios returns the ratios of samples that were taken one after the other.
+func ratios[T ~int64 | ~float64](samples, to []T) []float64 {
+	list := make([]float64, len(samples))
 	for i := range samples {
-		ratios[i] = float64(samples[i]) / float64(to[i])
+		list[i] = float64(samples[i]) / float64(to[i])
 	}
-	return Median(ratios)
+	return list
+}
+
+// Ratio returns the median of the ratios of samples that were taken one after the other.
+func Ratio[T ~int64 | ~float64](samples, to []T) float64 { return Median(ratios(samples, to)) }
+
+// RatioSpread describes these ratios: their median, and the least and the greatest of the half in
+// the middle.
+func RatioSpread[T ~int64 | ~float64](samples, to []T) string {
+	s := slices.Sorted(slices.Values(ratios(samples, to)))
+	return fmt.Sprintf("%.3f (%.3f..%.3f)", Median(s), s[len(s)/4], s[(3*len(s)-1)/4])
 }
 
 // Ms returns t in milliseconds.

@@ -35,7 +35,11 @@ func TestStatisticsAreMeans(t *testing.T) {
 }
 
 func TestRatio(t *testing.T) {
-	require.Equal(t, 2.0, Ratio([]time.Duration{2, 40, 900}, []time.Duration{1, 10, 1000}), "of neighbours, not of medians")
+	a, b := []time.Duration{2, 40, 900}, []time.Duration{1, 10, 1000}
+	require.Equal(t, 2.0, Ratio(a, b), "of neighbours, not of medians")
+	require.Equal(t, "2.000 (0.900..4.000)", RatioSpread(a, b))
+	require.Equal(t, "4.500 (3.000..6.000)", RatioSpread([]float64{8, 1, 7, 2, 6, 3, 5, 4}, []float64{1, 1, 1, 1, 1, 1, 1, 1}))
+	require.Equal(t, "2.000 (2.000..2.000)", RatioSpread(a[:1], b[:1]))
 }
 
 func TestSpread(t *testing.T) {

@@ -13,6 +13,9 @@ import (
 	"github.com/gofsdp/gofsdp/internal/bench/stats"
 )
 
+// latency is what a collective takes over the slow link besides its bytes.
+const latency = 50 * time.Microsecond
+
 // lane is a prefetch depth on a link.
 type lane struct {
 	*contestant
@@ -28,7 +31,6 @@ func (l *lane) wait() time.Duration { return l.waiting / time.Duration(len(l.tim
 // it waits in the same schedule over a link without a limit, where it waits for the other rank
 // only, as a share of the time that the link is busy.
 func overlap(w io.Writer, s size, bandwidth float64, rounds int, seconds float64) error {
-	const latency = 50 * time.Microsecond
 	depths := []int{fsdp.NoPrefetch, 1, 2}
 	var slow, free []*lane
 	for _, prefetch := range depths {

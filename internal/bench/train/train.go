@@ -5,8 +5,10 @@
 //	bench join [-size tiny,small] [-rounds 3] [-seconds 4]
 //	bench memory
 //
-// After that it trains the largest size over a link that is slowed down to a stated bandwidth, and
-// prints how much of the communication is not hidden behind computation with each prefetch depth.
+// Then two ranks train with FullShard beside NoShard, which is DDP: in one unit and by blocks, a step
+// of each in turn. After that it trains the largest size over a link that is slowed down to a stated
+// bandwidth, and prints the same, and how much of the communication is not hidden behind computation
+// with each prefetch depth.
 //
 // The machine's model differs in its GELU, the tanh form, and its update, Gorgonia's Adam with
 // element-wise clipping; its products are gonum's.
@@ -145,8 +147,14 @@ func run(w io.Writer, names []string, rounds int, seconds float64, tape bool, ba
 		if err := measure(w, last, rounds, seconds, tape); err != nil {
 			return fmt.Errorf("%s: %w", name, err)
 		}
+		if err := beside(w, last, 0, rounds, seconds); err != nil {
+			return fmt.Errorf("%s: %w", name, err)
+		}
 	}
 	if bandwidth > 0 {
+		if err := beside(w, last, bandwidth*1e6, rounds, seconds); err != nil {
+			return err
+		}
 		return overlap(w, last, bandwidth*1e6, rounds, seconds)
 	}
 	return nil

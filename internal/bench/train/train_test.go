@@ -15,12 +15,18 @@ func TestBench(t *testing.T) {
 	var out strings.Builder
 	require.NoError(t, run(&out, []string{"tiny"}, 1, 0, true, 1000))
 	rows := strings.Split(strings.TrimSpace(out.String()), "\n")
-	require.Len(t, rows, 10)
+	require.Len(t, rows, 10+2*5)
 	for i, name := range []string{"1 rank(s)", "2 rank(s)", "Gorgonia TapeMachine"} {
 		require.Regexp(t, `^  `+strings.NewReplacer("(", `\(`, ")", `\)`).Replace(name)+` +\d+ +[\d.]+ \([\d.]+\.\.[\d.]+, 1\) +\d+ +[\d.]+ +[\d.]+x$`, rows[2+i])
 	}
+	for _, table := range [][]string{rows[5:10], rows[10:15]} {
+		for i, name := range []string{`NoShard \(DDP\)`, "FullShard in one unit", "FullShard by blocks"} {
+			require.Regexp(t, `^  `+name+` +[\d.]+ \([\d.]+\.\.[\d.]+, 1\) +[\d.]+ \([\d.]+\.\.[\d.]+\)$`, table[2+i])
+		}
+	}
+	require.Contains(t, rows[10], "over a link of 1000 MB/s")
 	for i, prefetch := range []string{"0", "1", "2"} {
-		require.Regexp(t, `^  `+prefetch+`( +[\d.]+){6} +-?\d+%$`, rows[7+i])
+		require.Regexp(t, `^  `+prefetch+`( +[\d.]+){6} +-?\d+%$`, rows[17+i])
 	}
 }
 
