@@ -56,7 +56,7 @@ func (s *Settings) check() error {
 		checkHyper("LRScale", s.LRScale, math.Inf(1)),
 		checkHyper("LR", s.LR, math.Inf(1)))
 	if err == nil && s.Nesterov && s.Momentum == 0 {
-		err = errors.New("Nesterov needs Momentum")
+		err = errors.New("no Momentum, which Nesterov needs")
 	}
 	return err
 }

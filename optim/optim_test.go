@@ -297,7 +297,7 @@ func TestNewErrors(t *testing.T) {
 		{optim.SGD{Momentum: 1}, "optim: sgd: Momentum is 1: must be in [0, 1)"},
 		{optim.SGD{Momentum: math.NaN()}, "Momentum is NaN"},
 		{optim.SGD{WeightDecay: -1}, "WeightDecay is -1: must be in [0, +Inf)"},
-		{optim.SGD{Nesterov: true}, "Nesterov needs Momentum"},
+		{optim.SGD{Nesterov: true}, "no Momentum, which Nesterov needs"},
 		{optim.Adam{Beta1: 1}, "optim: adam: Beta1 is 1: must be in [0, 1)"},
 		{optim.AdamW{Beta1: -0.5}, "optim: adamw: Beta1 is -0.5"},
 		{optim.Adam{Beta2: math.NaN()}, "Beta2 is NaN"},
