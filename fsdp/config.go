@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"reflect"
+	"strings"
 
 	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/fsdp/internal/layout"
@@ -90,6 +92,33 @@ type Config struct {
 	// that select nothing, and damaged checkpoints that Load passes over. Without it, rank 0 gives
 	// the warnings to [slog.Default].
 	Logger *slog.Logger
+}
+
+// String returns the fields that are set.
+func (c Config) String() string { return "Config" + setFields(c) }
+
+// LogValue implements [slog.LogValuer]: it is String.
+func (c Config) LogValue() slog.Value { return slog.StringValue(c.String()) }
+
+// setFields returns the fields of a struct that are not zero. Of what has no text it says that it
+// is set.
+func setFields(s any) string {
+	var set []string
+	v := reflect.ValueOf(s)
+	for i := range v.NumField() {
+		f := v.Field(i)
+		if f.IsZero() {
+			continue
+		}
+		text := "set"
+		if g, ok := f.Interface().(comm.Group); ok {
+			text = fmt.Sprintf("rank %d of %d", g.Rank(), g.Size())
+		} else if k := f.Kind(); k != reflect.Func && k != reflect.Pointer {
+			text = fmt.Sprint(f)
+		}
+		set = append(set, v.Type().Field(i).Name+": "+text)
+	}
+	return "{" + strings.Join(set, ", ") + "}"
 }
 
 // NoPrefetch as Config.Prefetch gathers each unit when it is needed.

@@ -235,7 +235,7 @@ func TestJoinCallsRefuse(t *testing.T) {
 					return nil
 				}))
 				switch method.name {
-				case "Forward", "Backward", "Eval", "EvalProgram", "Plan", "NoSync", "Shards", "ZeroGrad", "ScaleGrads", "Memory", "ResetPeak", "Hold, Discard":
+				case "Forward", "Backward", "Eval", "EvalProgram", "Plan", "NoSync", "Shards", "ZeroGrad", "ScaleGrads", "String", "LogValue", "Memory", "ResetPeak", "Hold, Discard":
 					require.NoError(t, got)
 				default:
 					if g.Rank() == 1 {

@@ -152,6 +152,8 @@ var lifeMethods = []struct {
 	}},
 	{"ZeroGrad", func(_ context.Context, l *lived) error { l.ZeroGrad(); return nil }},
 	{"ScaleGrads", func(_ context.Context, l *lived) error { l.ScaleGrads(2); return nil }},
+	{"String", func(_ context.Context, l *lived) error { _ = l.String(); return nil }},
+	{"LogValue", func(_ context.Context, l *lived) error { l.LogValue(); return nil }},
 	{"Memory", func(_ context.Context, l *lived) error { l.Memory(); return nil }},
 	{"ResetPeak", func(_ context.Context, l *lived) error { l.ResetPeak(); return nil }},
 	{"Close", func(_ context.Context, l *lived) error { return l.Close() }},

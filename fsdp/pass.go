@@ -215,7 +215,7 @@ func (s *Sharded) start(ctx context.Context, q ranks.Ask, v engine.Variant, batc
 	}
 	q.NoSync, q.Past = v.NoSync, &s.life.updates
 	v.Pending = v.Pending && s.life.calls == nil // others may change it before the Backward, which decides
-	c, values, err := s.prepareForward(q.Call, v, batch)
+	c, values, err := prepareForward(s, q.Call, v, batch)
 	if s.life.calls != nil {
 		if err := takeTurns(ctx, s, q.Call, c, err); err != nil {
 			return nil, err
@@ -238,7 +238,7 @@ func (s *Sharded) start(ctx context.Context, q ranks.Ask, v engine.Variant, batc
 }
 
 // prepareForward does what a pass needs before the ranks agree on it.
-func (s *Sharded) prepareForward(call string, v engine.Variant, batch []Tensor) (*engine.Compiled, []exec.Value, error) {
+func prepareForward(s *Sharded, call string, v engine.Variant, batch []Tensor) (*engine.Compiled, []exec.Value, error) {
 	if err := s.may(call); err != nil {
 		return nil, nil, err
 	}

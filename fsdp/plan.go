@@ -267,6 +267,18 @@ type Event struct {
 	Live     int  // bytes counted when it ends, before it frees any, without scratch
 }
 
+// String returns the event as a line.
+func (e Event) String() string {
+	text := fmt.Sprintf("rank %d, pass %d: %s", e.Rank, e.Pass, e.Kind)
+	if name := e.Group + e.Call; name != "" {
+		text += " " + name
+	}
+	if e.Absent {
+		text += " without a batch"
+	}
+	return fmt.Sprintf("%s, %v, %s live", text, e.Duration, bytesText(e.Live))
+}
+
 // newEvent returns the event of a step on a rank.
 func newEvent(rank int, s *engine.Step) Event {
 	e := Event{

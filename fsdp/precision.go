@@ -33,6 +33,9 @@ type Precision struct {
 	Full func(c CallInfo, p Param) bool
 }
 
+// String returns the fields that are set.
+func (p Precision) String() string { return setFields(p) }
+
 // DType is an element type.
 type DType uint8
 

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
+	"strings"
 	"sync/atomic"
 
 	"github.com/gofsdp/gofsdp/comm"
@@ -75,7 +77,7 @@ func WrapContext(ctx context.Context, m Model, cfg Config) (*Sharded, error) {
 // wrap does what needs no other rank, compares it with the others, and then makes this rank's
 // share.
 func (s *Sharded) wrap(ctx context.Context, m Model) error {
-	model, err := s.prepare(m)
+	model, err := prepare(s, m)
 	_, err = s.team.Agree(ctx, &ranks.Ask{Call: "Wrap", Number: 1}, err)
 	if err == nil {
 		err = s.team.Same(ctx, "model or configuration", manifest(&s.cfg, s.trace, model, s.units))
@@ -95,7 +97,7 @@ func (s *Sharded) wrap(ctx context.Context, m Model) error {
 }
 
 // prepare does the part of Wrap that needs no other rank.
-func (s *Sharded) prepare(m Model) (model *layout.Model, err error) {
+func prepare(s *Sharded, m Model) (model *layout.Model, err error) {
 	if s.cfg, err = s.cfg.withDefaults(); err != nil {
 		return nil, err
 	}
@@ -163,6 +165,29 @@ func (a *arrangement) share(e *engine.Engine, tr *trace) error {
 	}
 	return e.Device().Finish() // what fails late fails Wrap, on all ranks
 }
+
+// String says whose handle it is, of what, and whether it can be used.
+func (s *Sharded) String() string {
+	elements := 0
+	for _, p := range s.layout.Model.Params {
+		if !p.Buffer {
+			elements += p.Len()
+		}
+	}
+	text := fmt.Sprintf("rank %d of %d: parameters %d, units %d, ", s.team.Rank(), s.team.Size(), elements, len(s.units))
+	switch s.life.health {
+	case running:
+		return text + bytesText(s.layout.ShardBytes()) + " of parameters and gradients here"
+	case broken:
+		cause, _, _ := strings.Cut(s.life.cause.Error(), "\n")
+		return text + "broken: " + cause
+	default:
+		return text + "closed"
+	}
+}
+
+// LogValue implements [slog.LogValuer]: it is String.
+func (s *Sharded) LogValue() slog.Value { return slog.StringValue(fmt.Sprint(s)) }
 
 // Shards returns the pieces of the trained parameters that this rank owns, with their gradients,
 // for an optimizer. The memory is the model's: values may be written between passes, and both are
