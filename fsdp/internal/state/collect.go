@@ -8,45 +8,60 @@ import (
 	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/fsdp/internal/layout"
 	"github.com/gofsdp/gofsdp/internal/checkpoint"
+	"github.com/gofsdp/gofsdp/shard"
 )
 
-// A collector makes tensors whole that lie in parts on the ranks. Parts go from where they lie
-// straight to their place in the result, so ranks that only send need no memory.
+// A collector makes tensors whole that lie in parts on the ranks. Ranks that only send need no
+// memory for them.
 //
 //	to one rank    a gather from one set of ranks that has the tensor
 //	to all ranks   of a tensor that all sets have, an all-gather within every set, among the
 //	               ranks that the group is cut over; of one that one set has, among all ranks
+//
+// # Parcels
+//
+// The parts of a large tensor go from where they lie straight to their place in the result. Small
+// tensors travel together, as each collective costs a meeting of all ranks: every rank puts its
+// parts end to end, and those who get them take them apart. So does a tensor whose parts do not lie
+// in the order of the ranks, as a group of the user's may have another.
 type collector struct {
 	s     *Store
 	parts map[part]*Piece // what this rank has
 	root  int             // the rank that gets them, or Everywhere
-	ahead int             // how many tensors are under way, the one that is waited for included
+	ahead int             // how many parcels are under way, the one that is waited for included
+	pack  int             // bytes of tensors that travel together, 0 for none
 
 	// room returns the memory for the next tensor, on ranks that get it. take, if not nil, is
 	// called when it is whole, on all ranks, of which those that do not get it have nil; an error
 	// is that of the group. Both go in the order of the list.
 	room func(t *Tensor) []byte
 	take func(ctx context.Context, t *Tensor, whole []byte) error
+
+	spare   [][]byte // scratch of parcels that have arrived
+	largest int      // bytes that one takes at most
+	free    []func() // gives all scratch back
 }
 
-// How many tensors are under way at a time: where each lies in memory of its own, enough that the
-// time between asking and getting does not add up over many small ones; where they lie in scratch,
-// one that is made use of and the next.
+// How much is under way at a time: where each tensor lies in memory of its own, enough that the
+// time between asking and getting does not add up; where they lie in scratch, one that is made use
+// of and the next.
 const (
-	inFlight = 4
-	underWay = 2
+	inFlight    = 4
+	underWay    = 2
+	parcelBytes = 1 << 20
+	smallParts  = 4 // a small tensor is so many times smaller
 )
 
-// A transfer is a tensor under way.
+// A transfer is tensors under way.
 type transfer struct {
-	t      *Tensor
-	whole  []byte // nil on ranks that do not get it
-	work   comm.Work
-	finish func()
-	err    error // nothing has been started
+	tensors []Tensor
+	wholes  [][]byte // of each; nil on ranks that do not get them
+	work    comm.Work
+	finish  func()
+	err     error // nothing has been started
 }
 
-// wait waits until the tensor is whole.
+// wait waits until the tensors are whole.
 func (f *transfer) wait(ctx context.Context) error {
 	if f.err != nil {
 		return f.err
@@ -62,10 +77,10 @@ func (f *transfer) wait(ctx context.Context) error {
 	return nil
 }
 
-// pipeline starts a transfer for every tensor of a list, with some under way at a time, and calls
-// take for each that has arrived, in the order of the list. If one fails, all groups do, and then
-// the rest is waited for: its memory is the groups' until then.
-func (s *Store) pipeline(ctx context.Context, list []Tensor, ahead int, start func(*Tensor) transfer, take func(context.Context, *transfer) error) error {
+// pipeline starts n transfers, with some under way at a time, and calls take for each that has
+// arrived, in order. If one fails, all groups do, and then the rest is waited for: its memory is the
+// groups' until then.
+func (s *Store) pipeline(ctx context.Context, n, ahead int, start func(i int) transfer, take func(context.Context, *transfer) error) error {
 	var flight []transfer
 	land := func() error {
 		first := flight[0]
@@ -75,17 +90,17 @@ func (s *Store) pipeline(ctx context.Context, list []Tensor, ahead int, start fu
 			err = take(ctx, &first)
 		}
 		if err != nil {
-			return fmt.Errorf("%s: %w", first.t.Name(), err)
+			return fmt.Errorf("%s: %w", first.tensors[0].Name(), err)
 		}
 		return nil
 	}
 	var err error
-	for i := 0; i < len(list) && err == nil; i++ {
+	for i := 0; i < n && err == nil; i++ {
 		if len(flight) == ahead {
 			err = land()
 		}
 		if err == nil {
-			flight = append(flight, start(&list[i]))
+			flight = append(flight, start(i))
 		}
 	}
 	for err == nil && len(flight) > 0 {
@@ -103,56 +118,230 @@ func (s *Store) pipeline(ctx context.Context, list []Tensor, ahead int, start fu
 
 // run collects the tensors of a list.
 func (c *collector) run(ctx context.Context, list []Tensor) error {
-	return c.s.pipeline(ctx, list, c.ahead, c.start, func(ctx context.Context, f *transfer) error {
-		if c.take == nil {
-			return nil
+	defer func() {
+		for _, free := range c.free {
+			free()
 		}
-		return c.take(ctx, f.t, f.whole)
+	}()
+	parcels := c.parcels(list)
+	for _, tensors := range parcels {
+		size := 0
+		for i := range tensors {
+			size += tensors[i].Len() * c.s.Compute.Size()
+		}
+		if len(tensors) > 1 {
+			c.largest = max(c.largest, size)
+		}
+	}
+	start := func(i int) transfer { return c.start(parcels[i]) }
+	return c.s.pipeline(ctx, len(parcels), c.ahead, start, func(ctx context.Context, f *transfer) error {
+		for i := range f.tensors {
+			var whole []byte
+			if c.gets() {
+				whole = f.wholes[i]
+			}
+			if c.take == nil {
+				continue
+			}
+			if err := c.take(ctx, &f.tensors[i], whole); err != nil {
+				return err
+			}
+		}
+		return nil
 	})
 }
 
-// start issues the collection of one tensor.
-func (c *collector) start(t *Tensor) transfer {
-	all, home, g := c.s.Team.Group(), c.s.Layout.Home[t.Index], group(c.s.Layout, t.Index)
-	me, es := all.Rank(), c.s.Compute.Size()
-	out := transfer{t: t}
-	if c.root == me || c.root == Everywhere {
-		out.whole = c.room(t)
+// gets tells whether this rank gets the tensors.
+func (c *collector) gets() bool { return c.root == Everywhere || c.root == c.s.rank() }
+
+// parcels divides a list into what travels together, on all ranks alike.
+func (c *collector) parcels(list []Tensor) (parcels [][]Tensor) {
+	for len(list) > 0 {
+		n, bytes := 0, 0
+		for n < len(list) && c.group(&list[n]) == c.group(&list[0]) {
+			size := list[n].Len() * c.s.Compute.Size()
+			alone := size*smallParts >= c.pack
+			if bytes += size; n > 0 && (alone || bytes > c.pack) {
+				break
+			}
+			if n++; alone {
+				break
+			}
+		}
+		parcels, list = append(parcels, list[:n:n]), list[n:]
 	}
-	to := func(b []byte) comm.Buffer { return buffer(c.s.Compute, b, t.Name()) }
-	var data []byte
-	if p := c.parts[t.part()]; p != nil {
-		if data, out.err = contents(p.Vec); out.err != nil {
-			return out
+	return parcels
+}
+
+// within tells whether a tensor is collected by every set for itself.
+func (c *collector) within(t *Tensor) bool {
+	return c.root == Everywhere && t.Owner == checkpoint.Shared
+}
+
+// group returns the ranks among which a tensor is collected.
+func (c *collector) group(t *Tensor) comm.Group {
+	if c.within(t) {
+		return c.s.Team.Shard(c.s.Layout.Home[t.Index].Group)
+	}
+	return c.s.Team.Group()
+}
+
+// spans returns which elements of a tensor come from each rank of its group.
+func (c *collector) spans(t *Tensor) []shard.Span {
+	g, index := group(c.s.Layout, t.Index), c.s.Layout.Home[t.Index].Index
+	if c.within(t) {
+		list := make([]shard.Span, g.Ranks.Shards)
+		for place := range list {
+			list[place] = g.Span(place, index)
+		}
+		return list
+	}
+	list := make([]shard.Span, c.s.world())
+	set := g.Member(source(g, t.Owner, max(c.root, 0))).Set
+	for r := range list {
+		if m := g.Member(r); m.Set == set {
+			list[r] = g.Span(m.Place, index)
 		}
 	}
-	if c.root == Everywhere && t.Owner == checkpoint.Shared { // every set has all of it
-		copy(out.whole[g.Span(g.Ranks.Place, home.Index).Start*es:], data)
-		if g.Ranks.Shards > 1 {
-			out.work = comm.AllGatherV(c.s.Team.Shard(home.Group), to(out.whole), lengths(g, home.Index))
+	return list
+}
+
+// A parcel is where the parts of tensors that travel together lie.
+type parcel struct {
+	tensors []Tensor
+	wholes  [][]byte       // of each, nil on ranks that do not get them
+	spans   [][]shard.Span // of each, by rank of the group: what comes from it
+	parts   [][]byte       // of each: what this rank has
+	counts  []int          // elements of all, by rank of the group
+	me      int            // in the group
+}
+
+// parcel looks for this rank's parts of tensors, and has room made for the wholes.
+func (c *collector) parcel(tensors []Tensor) (*parcel, error) {
+	p := &parcel{tensors: tensors, me: c.s.rank(), parts: make([][]byte, len(tensors))}
+	if c.within(&tensors[0]) {
+		p.me = group(c.s.Layout, tensors[0].Index).Ranks.Place
+	}
+	for i := range tensors {
+		t := &tensors[i]
+		spans := c.spans(t)
+		if p.spans = append(p.spans, spans); p.counts == nil {
+			p.counts = make([]int, len(spans))
 		}
+		for r, span := range spans {
+			p.counts[r] += span.End - span.Start
+		}
+		if c.gets() {
+			p.wholes = append(p.wholes, c.room(t))
+		}
+		if spans[p.me].End == 0 {
+			continue
+		}
+		var err error
+		if p.parts[i], err = contents(c.parts[t.part()].Vec); err != nil {
+			return p, err
+		}
+	}
+	return p, nil
+}
+
+// keep copies this rank's parts to the wholes.
+func (p *parcel) keep(es int) {
+	for i, whole := range p.wholes {
+		copy(whole[p.spans[i][p.me].Start*es:], p.parts[i])
+	}
+}
+
+// inPlace tells whether the parts can arrive where they belong: they are of one tensor, and in the
+// order of the ranks.
+func (p *parcel) inPlace() bool {
+	next := 0
+	for _, span := range p.spans[0] {
+		if span.End > span.Start {
+			if span.Start != next {
+				return false
+			}
+			next = span.End
+		}
+	}
+	return len(p.tensors) == 1
+}
+
+// seal puts this rank's parts end to end.
+func (p *parcel) seal(to []byte) {
+	for _, part := range p.parts {
+		to = to[copy(to, part):]
+	}
+}
+
+// open moves the parts of all ranks to where they belong.
+func (p *parcel) open(all []byte, es int) {
+	for r := range p.counts {
+		for i, whole := range p.wholes {
+			span := p.spans[i][r]
+			all = all[copy(whole[span.Start*es:span.End*es], all):]
+		}
+	}
+}
+
+// start issues the collection of tensors that travel together.
+func (c *collector) start(tensors []Tensor) transfer {
+	p, err := c.parcel(tensors)
+	out, es := transfer{tensors: tensors, wholes: p.wholes, err: err}, c.s.Compute.Size()
+	if err != nil {
 		return out
 	}
-	set := g.Member(source(g, t.Owner, max(c.root, 0))).Set
-	if g.Member(me).Set != set {
-		data = nil
+	among, total := c.group(&tensors[0]), sum(p.counts)
+	if len(p.counts) == 1 || c.root != Everywhere && p.counts[c.root] == total { // nobody else has any of it
+		p.keep(es)
+		return out
 	}
-	counts, ordered := counts(g, set, home.Index, all.Size())
-	if out.whole != nil && !ordered {
-		out.finish = func() { arrange(out.whole, g, counts, home.Index, es) }
-	}
-	switch {
-	case c.root == Everywhere:
-		copy(out.whole[sum(counts[:me])*es:], data)
-		out.work = comm.AllGatherV(all, to(out.whole), counts)
-	case counts[c.root] == t.Len(): // nobody else has any of it
-		if out.whole != nil {
-			copy(out.whole, data)
+	var whole, part []byte
+	if p.inPlace() {
+		if part = p.parts[0]; c.gets() {
+			whole = p.wholes[0]
 		}
-	default:
-		out.work = all.Gather(to(out.whole), to(data), counts, c.root)
+		if c.root == Everywhere {
+			p.keep(es)
+		}
+	} else {
+		before, own := sum(p.counts[:p.me])*es, p.counts[p.me]*es
+		if !c.gets() {
+			before, total = 0, p.counts[p.me]
+		}
+		if whole, out.err = c.scratch(total * es); out.err != nil {
+			return out
+		}
+		part = whole[before:][:own]
+		p.seal(part)
+		out.finish = func() {
+			p.open(whole, es)
+			c.spare = append(c.spare, whole)
+		}
+	}
+	to := func(b []byte) comm.Buffer { return buffer(c.s.Compute, b, tensors[0].Name()) }
+	if c.root == Everywhere {
+		out.work = comm.AllGatherV(among, to(whole), p.counts)
+	} else {
+		out.work = among.Gather(to(whole), to(part), p.counts, c.root)
 	}
 	return out
+}
+
+// scratch returns n bytes that a parcel is to have until it has arrived.
+func (c *collector) scratch(n int) ([]byte, error) {
+	for i, b := range c.spare {
+		if cap(b) >= n {
+			c.spare = slices.Delete(c.spare, i, i+1)
+			return b[:n], nil
+		}
+	}
+	b, free, err := c.s.Memory.Scratch(max(n, c.largest))
+	if err != nil {
+		return nil, err
+	}
+	c.free = append(c.free, free)
+	return b[:n], nil
 }
 
 // source returns a rank of the set that gives a tensor to rank root: its own set, if that has it.
@@ -161,47 +350,6 @@ func source(g *layout.Group, owner, root int) int {
 		return root
 	}
 	return owner
-}
-
-// counts returns how many elements of a parameter each rank of a set has, of those of the world,
-// and whether they lie in the order of the ranks: a group of the user's may have another.
-func counts(g *layout.Group, set, index, world int) (counts []int, ordered bool) {
-	counts, ordered = make([]int, world), true
-	next := 0
-	for r := range world {
-		m := g.Member(r)
-		if m.Set != set {
-			continue
-		}
-		if span := g.Span(m.Place, index); span.End > span.Start {
-			counts[r] = span.End - span.Start
-			ordered = ordered && span.Start == next
-			next = span.End
-		}
-	}
-	return counts, ordered
-}
-
-// lengths returns how many elements of a parameter each place has.
-func lengths(g *layout.Group, index int) []int {
-	list := make([]int, g.Ranks.Shards)
-	for place := range list {
-		span := g.Span(place, index)
-		list[place] = span.End - span.Start
-	}
-	return list
-}
-
-// arrange moves the parts of a parameter, which arrived in the order of the ranks, to where they
-// belong. es is the size of an element.
-func arrange(whole []byte, g *layout.Group, counts []int, index, es int) {
-	arrived := slices.Clone(whole)
-	for r, count := range counts {
-		if count > 0 {
-			copy(whole[g.Span(g.Member(r).Place, index).Start*es:], arrived[:count*es])
-			arrived = arrived[count*es:]
-		}
-	}
 }
 
 func sum(counts []int) (n int) {

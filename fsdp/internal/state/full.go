@@ -21,7 +21,7 @@ func (s *Store) Own(ctx context.Context, hash uint64, params []int, of func(grou
 	for i, p := range params {
 		list[i] = value(s.Layout, p, layout.Shared)
 	}
-	c := collector{s: s, parts: parts(s.shares(of)), root: Everywhere, ahead: inFlight, room: room}
+	c := collector{s: s, parts: parts(s.shares(of)), root: Everywhere, ahead: inFlight, pack: parcelBytes, room: room}
 	return c.run(ctx, list)
 }
 
@@ -35,12 +35,9 @@ func (s *Store) Values(ctx context.Context, o *Options, room func(t *Tensor) []b
 	if err := distinct(list, (*Tensor).Name); err != nil {
 		return false, err
 	}
-	c := collector{s: s, parts: parts(s.shares(s.Memory.Value)), root: o.Root, ahead: inFlight, room: room}
+	c := collector{s: s, parts: parts(s.shares(s.Memory.Value)), root: o.Root, ahead: inFlight, pack: parcelBytes, room: room}
 	return c.gets(), c.run(ctx, list)
 }
-
-// gets tells whether this rank gets the tensors.
-func (c *collector) gets() bool { return c.root == Everywhere || c.root == c.s.rank() }
 
 var errNoOptimizer = errors.New("the optimizer is nil")
 
@@ -69,7 +66,7 @@ func (s *Store) FullOptim(ctx context.Context, opt optim.Optimizer, o *Options) 
 		return nil, err
 	}
 	full := &optim.FullState{Steps: steps, Params: make(map[string]optim.FullParam), Extra: o.Extra, Groups: groupsOf(opt, values(s.Layout), (*Tensor).Parameter)}
-	c := collector{s: s, parts: parts(own), root: o.Root, ahead: inFlight, room: func(t *Tensor) []byte {
+	c := collector{s: s, parts: parts(own), root: o.Root, ahead: inFlight, pack: parcelBytes, room: func(t *Tensor) []byte {
 		v := NewHost(s.Compute, t.Len())
 		name := t.Parameter()
 		p, ok := full.Params[name]

@@ -207,13 +207,15 @@ func newSheet(full *optim.FullState) ([]byte, error) {
 func (f *Spreading) Run(ctx context.Context) error {
 	own := parts(f.own)
 	var adopted []Piece
-	err := f.s.pipeline(ctx, f.list, underWay, f.send, func(_ context.Context, tr *transfer) error {
-		if p := own[tr.t.part()]; p != nil && mine(f.s.Layout, tr.t) {
-			if err := p.put(f.s.Compute, tr.whole); err != nil {
+	start := func(i int) transfer { return f.send(f.list[i : i+1]) }
+	err := f.s.pipeline(ctx, len(f.list), underWay, start, func(_ context.Context, tr *transfer) error {
+		t := &tr.tensors[0]
+		if p := own[t.part()]; p != nil && mine(f.s.Layout, t) {
+			if err := p.put(f.s.Compute, tr.wholes[0]); err != nil {
 				return err
 			}
-			if tr.t.Entry != "" {
-				p.Steps = tr.t.Steps
+			if t.Entry != "" {
+				p.Steps = t.Steps
 				adopted = append(adopted, *p)
 			}
 		}
@@ -226,12 +228,13 @@ func (f *Spreading) Run(ctx context.Context) error {
 }
 
 // send issues the broadcast of a tensor.
-func (f *Spreading) send(t *Tensor) transfer {
+func (f *Spreading) send(one []Tensor) transfer {
+	t := &one[0]
 	b := f.ring.room(t.Len() * f.s.Compute.Size())
 	if f.s.rank() == f.root {
 		b = f.from(t, b)
 	}
-	return transfer{t: t, whole: b, work: f.s.Team.Group().Broadcast(buffer(f.s.Compute, b, t.Name()), f.root)}
+	return transfer{tensors: one, wholes: [][]byte{b}, work: f.s.Team.Group().Broadcast(buffer(f.s.Compute, b, t.Name()), f.root)}
 }
 
 // Close gives the memory back.
