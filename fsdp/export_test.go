@@ -132,7 +132,7 @@ func TestExportImport(t *testing.T) {
 						opt := fiveUpdates(t, m.Shards(), fullNames(before, g.Rank()), stateOptimizers[kind])
 						values, err := m.FullState(ctx)
 						require.NoError(t, err)
-						full, err := m.FullOptimState(ctx, opt)
+						full, err := m.FullOptimState(ctx, opt, fsdp.OnEveryRank())
 						require.NoError(t, err)
 						own := path // of rank 0; that of the others does not matter
 						if g.Rank() > 0 {
@@ -167,7 +167,7 @@ func TestExportImport(t *testing.T) {
 						require.NoError(t, err)
 						require.NoError(t, m.Import(ctx, path, append(asGPT2(), fsdp.WithOptimizer(opt))...))
 						requireSameBits(t, want, stateBits(t, ctx, m))
-						got, err := m.FullOptimState(ctx, opt)
+						got, err := m.FullOptimState(ctx, opt, fsdp.OnEveryRank())
 						require.NoError(t, err)
 						requireSameState(t, state, got)
 					})

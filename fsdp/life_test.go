@@ -235,7 +235,7 @@ func newLived(t *testing.T, dir string) *lived {
 	var err error
 	l.values, err = l.FullState(t.Context())
 	require.NoError(t, err)
-	l.state, err = l.FullOptimState(t.Context(), l.opt)
+	l.state, err = l.FullOptimState(t.Context(), l.opt, fsdp.OnEveryRank())
 	require.NoError(t, err)
 	return l
 }

@@ -22,7 +22,7 @@ func TestFormerOptimizer(t *testing.T) {
 		f := newFiller(t, ctx, g)
 		defer f.Close()
 		require.NoError(t, f.saveStep(ctx, dir, 1))
-		full, err := f.FullOptimState(ctx, f.opt)
+		full, err := f.FullOptimState(ctx, f.opt, fsdp.OnEveryRank())
 		require.NoError(t, err)
 		file := filepath.Join(dir, "model.safetensors")
 		require.NoError(t, f.Export(ctx, file, fsdp.WithOptimizer(f.opt)))
@@ -33,7 +33,7 @@ func TestFormerOptimizer(t *testing.T) {
 		require.NoError(t, err)
 		for _, former := range []optim.Optimizer{f.opt, composed} {
 			_, asyncErr := f.SaveAsync(ctx, dir, former)
-			_, stateErr := f.FullOptimState(ctx, former)
+			_, stateErr := f.FullOptimState(ctx, former, fsdp.OnEveryRank())
 			_, loadErr := f.Load(ctx, dir, former)
 			_, freezeErr := f.Freeze(ctx, nil, former)
 			for _, err := range []error{
@@ -100,7 +100,7 @@ func TestHalfLoadedOptimizer(t *testing.T) {
 					require.ErrorContains(t, f.opt.Step(0.1), why)
 					require.ErrorContains(t, f.Save(ctx, dir, f.opt), why)
 					require.ErrorContains(t, f.Export(ctx, file+"2", fsdp.WithOptimizer(f.opt)), why)
-					_, err = f.FullOptimState(ctx, f.opt)
+					_, err = f.FullOptimState(ctx, f.opt, fsdp.OnEveryRank())
 					require.ErrorContains(t, err, why)
 					_, err = f.Freeze(ctx, nil, f.opt)
 					require.ErrorContains(t, err, why)
@@ -109,7 +109,7 @@ func TestHalfLoadedOptimizer(t *testing.T) {
 					forwardBackward(t, ctx, f.Sharded, shapeBatch(g.Rank()))
 					require.NoError(t, f.opt.Step(0.1))
 					f.ZeroGrad()
-					_, err = f.FullOptimState(ctx, f.opt)
+					_, err = f.FullOptimState(ctx, f.opt, fsdp.OnEveryRank())
 					require.NoError(t, err)
 				}
 			})

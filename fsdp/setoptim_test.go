@@ -124,7 +124,7 @@ func TestSetFullOptimErrors(t *testing.T) {
 				if strings.Contains(c.want, "missing") && name != "allowed on one rank" {
 					require.ErrorAs(t, failed, &e)
 				}
-				state, err := m.FullOptimState(ctx, opt)
+				state, err := m.FullOptimState(ctx, opt, fsdp.OnEveryRank())
 				require.NoError(t, err, "the model can be used")
 				require.Zero(t, state.Steps)
 				for name, p := range state.Params {
@@ -161,7 +161,7 @@ func TestSetFullOptimOptions(t *testing.T) {
 				fsdp.Rename(func(name string) string { return "x." + name }),
 				fsdp.AllowMissing(func(name string) bool { return strings.HasSuffix(name, ":x.b.w") }),
 				fsdp.AllowExtra(func(name string) bool { return strings.HasSuffix(name, ":y") })))
-			got, err := m.FullOptimState(ctx, opt)
+			got, err := m.FullOptimState(ctx, opt, fsdp.OnEveryRank())
 			require.NoError(t, err)
 			require.Equal(t, 9, got.Steps)
 			for name, want := range fullAdam().Params {
@@ -212,12 +212,12 @@ func TestSetFullOptimBreaksOff(t *testing.T) {
 		opt := &stubborn{inner, map[int]string{2: "b.w"}[g.Rank()]}
 		err = m.SetFullOptim(ctx, 0, opt, fullAdam())
 		require.ErrorContains(t, err, errStubborn.Error())
-		_, err = m.FullOptimState(ctx, opt)
+		_, err = m.FullOptimState(ctx, opt, fsdp.OnEveryRank())
 		require.ErrorContains(t, err, "SetFullOptim has broken off")
 		require.ErrorContains(t, opt.Step(1), "SetFullOptim has broken off")
 		opt.refuse = ""
 		require.NoError(t, m.SetFullOptim(ctx, 0, opt, fullAdam()))
-		got, err := m.FullOptimState(ctx, opt)
+		got, err := m.FullOptimState(ctx, opt, fsdp.OnEveryRank())
 		require.NoError(t, err)
 		requireSameState(t, fullAdam(), got)
 		require.Equal(t, []string{"a.b", "a.w", "b.w"}, slices.Sorted(maps.Keys(got.Params)))

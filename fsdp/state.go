@@ -26,7 +26,7 @@ const everywhere = state.Everywhere
 // Parameters of units with groups of their own differ from group to group. The first rank of each
 // group is part of their names: "experts.up@0", "experts.up@2". Buffers are those of this rank.
 func (s *Sharded) FullState(ctx context.Context, opts ...StateOption) (map[string]*tensor.Dense, error) {
-	o := state.NewOptions(opts, "OnlyOn")
+	o := state.NewOptions(opts, "OnlyOn", "OnEveryRank")
 	st := s.store(ranks.Ask{Call: "FullState", Detail: with("OnlyOn", o.Root)}, s.may("FullState"))
 	all := make(map[string]*tensor.Dense)
 	here, err := st.Values(ctx, o, tensors(s.cfg.Precision.Compute, all, (*state.Tensor).Name))
@@ -46,15 +46,16 @@ func tensors(dtype DType, all map[string]*tensor.Dense, name func(*state.Tensor)
 }
 
 // FullOptimState returns the whole state of an optimizer of [Sharded.Shards] by parameter name, as
-// that of one process would be: on every rank, or on one rank with [OnlyOn]. Then the others get
-// nil and need no memory for it. Every rank gives its optimizer. If ranks that share a parameter
+// that of one process would be: on rank 0, on another with [OnlyOn], or with [OnEveryRank] on all.
+// Ranks that do not get it return nil and need no memory for it. Every rank gives its optimizer. If ranks that share a parameter
 // keep different entries for it, or have made different numbers of updates, it fails on all ranks
 // and names parameter, ranks and counts.
 //
 // Names are those of [Sharded.FullState]. The result of a rank has what [Extra] gives on that rank,
-// and the settings of its optimizer.
+// and the settings of its optimizer. [Into] reuses the memory of an earlier result.
 func (s *Sharded) FullOptimState(ctx context.Context, opt optim.Optimizer, opts ...StateOption) (*optim.FullState, error) {
-	o := state.NewOptions(opts, "OnlyOn", "Extra")
+	o := state.NewOptions(opts, "OnlyOn", "OnEveryRank", "Extra", "Into")
+	o.RootElse(0)
 	st := s.store(ranks.Ask{Call: "FullOptimState", Detail: with("OnlyOn", o.Root)}, s.mayWith("FullOptimState", opt))
 	full, err := st.FullOptim(ctx, opt, o)
 	return full, st.end(err)

@@ -18,6 +18,22 @@ func OnlyOn(rank int) StateOption {
 	return stateOption("OnlyOn", func(o *state.Options) { o.Root = rank })
 }
 
+// OnEveryRank gives the result to every rank, each of which needs the memory for it.
+func OnEveryRank() StateOption {
+	return stateOption("OnEveryRank", func(o *state.Options) { o.Root = state.Everywhere })
+}
+
+// Into gives FullOptimState the memory of an earlier result of this rank, which then has the new
+// contents and is returned: memory that has its pages is several times as fast as new memory. old
+// may be nil, as it is the first time, and on ranks that get no result. What old lacks gets new
+// memory; that it has other tensors, sizes or types, or shares memory with the optimizer, is an
+// error on every rank, and changes nothing. After any other error its contents are undefined.
+//
+//	full, err = m.FullOptimState(ctx, opt, fsdp.Into(full))
+func Into(old *optim.FullState) StateOption {
+	return stateOption("Into", func(o *state.Options) { o.Into = old })
+}
+
 // Rename gives the name that a parameter of the model has in the file or state, such as
 // "transformer.wte.weight" for "wte.weight". It must be one-to-one.
 func Rename(f func(name string) string) StateOption {

@@ -119,7 +119,7 @@ func state(t *testing.T, ctx context.Context, s *fsdp.Sharded, opt optim.Optimiz
 	full, err := s.FullState(ctx)
 	require.NoError(t, err)
 	all := bits(full)
-	o, err := s.FullOptimState(ctx, opt)
+	o, err := s.FullOptimState(ctx, opt, fsdp.OnEveryRank())
 	require.NoError(t, err)
 	for _, e := range o.Entries() {
 		all[e.Name+":"+e.Param] = append(littleEndian(e.Data.(optim.Host).F32), byte(e.Steps), byte(o.Steps))

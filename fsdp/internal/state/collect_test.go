@@ -1,6 +1,7 @@
 package state
 
 import (
+	"bytes"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -38,5 +39,32 @@ func TestParcels(t *testing.T) {
 		}
 		require.Equal(t, c.want, got, name)
 		require.Equal(t, list, all, name)
+	}
+}
+
+// TestBlocks gives out memory that nobody else has, and little more than is asked for.
+func TestBlocks(t *testing.T) {
+	for _, sizes := range [][]int{{8}, {0, 16, 0}, {blockBytes, 8, 24}, {8, blockBytes / smallParts, blockBytes/smallParts + 8, 3 * blockBytes, 800}} {
+		b := blocks{}
+		for _, n := range sizes {
+			b.expect(n)
+		}
+		var memory [][]byte
+		for _, n := range sizes {
+			mem := b.take(n)
+			require.Len(t, mem, n)
+			require.Equal(t, n, cap(mem))
+			for i := range mem {
+				mem[i] = byte(len(memory))
+			}
+			memory = append(memory, mem)
+			require.Len(t, elements[float64](mem), n/8)
+		}
+		for i, mem := range memory {
+			require.True(t, bytes.Equal(bytes.Repeat([]byte{byte(i)}, len(mem)), mem))
+		}
+		require.Zero(t, b.left)
+		require.False(t, overlap(memory))
+		require.True(t, overlap(append(memory, memory[0])) || sizes[0] == 0)
 	}
 }

@@ -26,6 +26,7 @@ type Options struct {
 	FS    checkpoint.FS
 
 	Root             int // of OnlyOn, or Everywhere
+	Into             *optim.FullState
 	Rename           func(name string) string
 	Transpose        func(name string) bool // or nil for none
 	AllowMissing     func(name string) bool // or nil
@@ -58,6 +59,13 @@ func NewOptions[F ~func(*Options)](opts []F, takes ...string) *Options {
 		o.Err = errors.New("WithOptimizer: the optimizer is nil")
 	}
 	return o
+}
+
+// RootElse sets the root that is meant if no option names one.
+func (o *Options) RootElse(root int) {
+	if !o.given("OnlyOn") && !o.given("OnEveryRank") {
+		o.Root = root
+	}
 }
 
 func (o *Options) given(name string) bool { return slices.Contains(o.Given, name) }

@@ -1,6 +1,7 @@
 package state
 
 import (
+	"strings"
 	"unsafe"
 
 	"github.com/gofsdp/gofsdp/comm"
@@ -14,6 +15,46 @@ func NewHost(t comm.DType, n int) optim.Host {
 		return optim.Host{F64: make([]float64, n)}
 	}
 	return optim.Host{F32: make([]float32, n)}
+}
+
+// undefined returns n bytes of memory that has its pages already, aligned for any element: what is in
+// it is undefined.
+func undefined(n int) []byte {
+	var b strings.Builder // the one way to memory that the runtime does not clear
+	b.Grow(n + 1)
+	b.WriteByte(0)
+	mem := unsafe.Slice(unsafe.StringData(b.String()), n)
+	populate(mem)
+	return mem
+}
+
+// blocks gives memory to tensors of which there may be thousands. It takes blocks of a size at
+// which a page costs least: small tensors share one.
+type blocks struct {
+	left int // bytes of the small tensors to come
+	free []byte
+}
+
+const blockBytes = 1 << 20
+
+// expect says that a tensor of n bytes is to come.
+func (b *blocks) expect(n int) {
+	if n <= blockBytes/smallParts {
+		b.left += n
+	}
+}
+
+// take returns the n bytes of one that was expected, which are undefined.
+func (b *blocks) take(n int) []byte {
+	if n > blockBytes/smallParts {
+		return undefined(n)
+	}
+	if n > len(b.free) {
+		b.free = undefined(min(blockBytes, b.left))
+	}
+	mem := b.free[:n:n]
+	b.left, b.free = b.left-n, b.free[n:]
+	return mem
 }
 
 // BytesOf returns the memory of v.

@@ -1,0 +1,18 @@
+package state
+
+import (
+	"os"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// populate has the system give pages to memory that is about to be written, all at once: one by one
+// they take twice as long.
+func populate(mem []byte) {
+	page := uintptr(os.Getpagesize())
+	skip := -uintptr(unsafe.Pointer(unsafe.SliceData(mem))) % page
+	if whole := (uintptr(len(mem)) - min(skip, uintptr(len(mem)))) / page * page; whole > 0 {
+		_ = unix.Madvise(mem[skip:skip+whole], unix.MADV_POPULATE_WRITE) // a hint, before Linux 5.14 unknown
+	}
+}

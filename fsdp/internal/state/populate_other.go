@@ -1,0 +1,6 @@
+//go:build !linux
+
+package state
+
+// populate is about pages of Linux.
+func populate([]byte) {}
