@@ -569,6 +569,19 @@ func TestRestarts(t *testing.T) {
 	require.Equal(t, 2, strings.Count(r.err.String(), "first:"))
 }
 
+// TestCannotStart: a rank that cannot be started is one that fails at once.
+func TestCannotStart(t *testing.T) {
+	program := filepath.Join(t.TempDir(), "program")
+	require.NoError(t, os.WriteFile(program, []byte("no program"), 0o700))
+	var r running
+	status := run([]string{"-n", "2", "-restarts", "1", program}, system{
+		in: strings.NewReader(""), out: &r.out, err: &r.err, environ: os.Environ(), after: r.after,
+	})
+	require.Equal(t, exitError, status)
+	require.Equal(t, 2, strings.Count(r.err.String(), "fsdprun:   | cannot start rank 0: "), &r.err)
+	require.Len(t, r.rests, 1)
+}
+
 // TestNoRestart ends a job at once that would fail again.
 func TestNoRestart(t *testing.T) {
 	status, r := finish(t, "damaged", "-n", "2", "-restarts", "5")
