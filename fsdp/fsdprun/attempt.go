@@ -95,6 +95,9 @@ func (l *launcher) interrupted(a *attempt, s syscall.Signal) {
 	case a.user:
 		l.screen.say("second signal: killing the ranks")
 		a.signal(syscall.SIGKILL)
+	case a.asked: // a second one would be more than they take
+		a.user = true
+		l.screen.say("%s: the ranks are ending already, again to kill", signalName(s))
 	default:
 		a.user = true
 		l.screen.say("passing %s on, again to kill", signalName(s))

@@ -56,11 +56,11 @@
 // that ended because of another one, as its standard error says, is not the first. The exit status is
 // that of the rank which failed first: its own, or 128 plus the number of the signal that killed it.
 //
-// SIGINT (Ctrl-C), SIGTERM, SIGHUP and SIGQUIT are passed on to every rank, once: a rank may save
-// what it has, for as long as -grace. The second signal kills. If all ranks then exit with 0, so
-// does fsdprun. Ranks do not outlive it: processes that a rank has started are killed when the rank
-// ends, unless they made a process group of their own. On Linux ranks end even when fsdprun itself
-// is killed by SIGKILL; what they have started does not, then.
+// SIGINT (Ctrl-C), SIGTERM, SIGHUP and SIGQUIT are passed on to every rank, once, unless it has been
+// asked to end: a rank may save what it has, for as long as -grace. The second signal kills. If all
+// ranks then exit with 0, so does fsdprun. Ranks do not outlive it: processes that a rank has started
+// are killed when the rank ends, unless they made a process group of their own. On Linux ranks end
+// even when fsdprun itself is killed by SIGKILL; what they have started does not, then.
 //
 // # Restarts and the number of ranks
 //

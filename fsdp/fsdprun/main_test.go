@@ -166,6 +166,21 @@ var scripts = map[string]func(launch.Env) int{
 		hold()
 		return 0
 	},
+	// Rank 1 fails. Rank 0 takes its time to end, until the FIFO is opened, and no second signal.
+	"saving": func(e launch.Env) int {
+		if e.Rank == 1 {
+			os.Open(os.Args[1]) // until rank 0 is ready
+			return 1
+		}
+		c := make(chan os.Signal, 1)
+		signal.Notify(c, syscall.SIGTERM)
+		os.OpenFile(os.Args[1], os.O_WRONLY, 0)
+		<-c
+		signal.Reset(syscall.SIGTERM)
+		fmt.Println("saving")
+		os.Open(os.Args[2])
+		return 0
+	},
 	// Rank 0 leaves a child behind, which holds a pipe of the test and the output of the rank.
 	"parent": func(launch.Env) int { return leaveChild(false) },
 	"escape": func(launch.Env) int { return leaveChild(true) },
@@ -532,6 +547,21 @@ func TestSignalsArePassedOn(t *testing.T) {
 	r.signals <- syscall.SIGTERM
 	require.Equal(t, 15, <-r.status) // and no restart
 	require.NotContains(t, r.err.String(), "restart")
+}
+
+// TestSignalWhileEnding: ranks that were asked to end get no second signal, which kills many programs.
+func TestSignalWhileEnding(t *testing.T) {
+	dir := t.TempDir()
+	saved := fifo(t, dir, "saved")
+	r := begin(t, "saving", strings.NewReader(""), []string{"-n", "2", "-restarts", "1"}, fifo(t, dir, "ready"), saved)
+	r.await(1, "saving")
+	r.signals <- syscall.SIGTERM
+	r.err.await("again to kill")
+	f, err := os.OpenFile(saved, os.O_RDWR, 0) // which waits for nobody
+	require.NoError(t, err)
+	defer f.Close()
+	require.Equal(t, 1, <-r.status)
+	require.Contains(t, r.err.String(), "then: rank 0: ended well\n")
 }
 
 func TestSecondSignalKills(t *testing.T) {

@@ -299,7 +299,7 @@ func (m *meeting) conclude() {
 		if _, total := m.plan(); total > 0 {
 			m.say(fmt.Sprintf("starting again with %d ranks", total))
 		}
-	case first == nil && len(m.gone) == 0 && (len(m.left) == 0 || why == user || m.restarts == 0):
+	case first == nil && len(m.gone)+len(m.left) == 0:
 		m.finish(0, "")
 	default:
 		m.fail(first, lasted, why)
@@ -322,9 +322,11 @@ func (m *meeting) first() *ending {
 // fail decides what follows a failure.
 func (m *meeting) fail(first *ending, lasted time.Duration, why reason) {
 	m.say(summary(first, m.ended, append(m.gone, m.left...)))
-	m.status = exitError
-	if first != nil {
+	switch m.status = 0; {
+	case first != nil:
 		m.status = first.status()
+	case len(m.gone) > 0:
+		m.status = exitError
 	}
 	if why == user || m.failures == m.restarts {
 		m.finish(m.status, "")

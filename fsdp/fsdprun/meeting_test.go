@@ -243,6 +243,14 @@ func TestMeetingSignals(t *testing.T) {
 	}
 	require.Equal(t, []string{"0 terminated", "2 terminated", "1 exit 0", "0 exit 0", "2 exit 0"}, s.orders())
 
+	s = three(t, 0, 1) // for host 0 after the others
+	s.tell(1, report{Signal: syscall.SIGTERM})
+	for h := range 3 {
+		s.tell(h, well(2*h, 2))
+	}
+	s.tell(0, report{Signal: syscall.SIGTERM})
+	require.Equal(t, []string{"0 terminated", "2 terminated", "1 exit 0", "0 exit 0", "2 exit 0"}, s.orders())
+
 	s = three(t, 0, 1) // in a rest
 	s.tell(1, report{Gone: "x"})
 	s.tell(0, ask(0, 2))
