@@ -89,8 +89,8 @@ type Config struct {
 	Trace func(Event)
 	// Logger, if set, gets what Wrap and Freeze have decided (units, strategies and memory), and
 	// warnings of what looks like a mistake: parameters that the loss does not depend on, fields
-	// that select nothing, and damaged checkpoints that Load passes over. Without it, rank 0 gives
-	// the warnings to [slog.Default].
+	// that select nothing or less than they name, and damaged checkpoints that Load passes over.
+	// Without it, rank 0 gives the warnings to [slog.Default].
 	Logger *slog.Logger
 }
 

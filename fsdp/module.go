@@ -80,8 +80,11 @@ type Builder struct{ b *exec.Builder }
 func (b *Builder) Param(name string) (*gorgonia.Node, error) { return b.b.Param(name) }
 
 // Call adds a part of the module: m, whose parameters are listed in the module's Params with the
-// prefix name.
+// prefix name, or without one if name is empty.
 func (b *Builder) Call(name string, m Module, in ...*gorgonia.Node) (gorgonia.Nodes, error) {
+	if name == "" {
+		return m.Build(b, in...)
+	}
 	out, err := m.Build(&Builder{b.b.Scope(name)}, in...)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", name, err)

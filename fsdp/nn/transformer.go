@@ -154,15 +154,6 @@ func (m *Block) Build(b *fsdp.Builder, in ...*gorgonia.Node) (gorgonia.Nodes, er
 	if m.Heads < 1 || m.Dim%m.Heads != 0 {
 		return nil, fmt.Errorf("%d channels do not divide into %d heads", m.Dim, m.Heads)
 	}
-	own := func(f fsdp.Module) func(*gorgonia.Node) (*gorgonia.Node, error) { // a part whose parameters have no prefix
-		return func(x *gorgonia.Node) (*gorgonia.Node, error) {
-			out, err := f.Build(b, x)
-			if err != nil {
-				return nil, err
-			}
-			return out[0], nil
-		}
-	}
 	residual := func(steps ...func(*gorgonia.Node) (*gorgonia.Node, error)) func(*gorgonia.Node) (*gorgonia.Node, error) {
 		return func(x *gorgonia.Node) (*gorgonia.Node, error) {
 			y, err := chain(x, steps...)
@@ -173,8 +164,8 @@ func (m *Block) Build(b *fsdp.Builder, in ...*gorgonia.Node) (gorgonia.Nodes, er
 		}
 	}
 	return one(chain(in[0],
-		residual(part(b, "ln1", m.norm()), own(m.attn())),
-		residual(part(b, "ln2", m.norm()), own(m.mlp()))))
+		residual(part(b, "ln1", m.norm()), part(b, "", m.attn())),
+		residual(part(b, "ln2", m.norm()), part(b, "", m.mlp()))))
 }
 
 // IgnoreTarget is the target that does not count in a loss.
