@@ -3,11 +3,15 @@ package kernel
 import (
 	"fmt"
 
+	"github.com/gofsdp/gofsdp/internal/half"
 	"github.com/gofsdp/gofsdp/internal/kernel/gemm"
 )
 
 // Float is the element type of every kernel.
 type Float interface{ float32 | float64 }
+
+// Element is the element type of those kernels that are products.
+type Element interface{ Float | half.BFloat16 }
 
 // Context is one rank's workspace: the packing buffers of the matrix products. The zero value is
 // ready; the buffers grow to a fixed maximum on first use. A Context is not safe for concurrent
@@ -18,7 +22,7 @@ type Context struct{ gemm gemm.Workspace }
 func (c *Context) Bytes() int { return c.gemm.Bytes() }
 
 // MostBytes returns what a Context comes to hold at most for one element type.
-func MostBytes[T Float]() int { return gemm.MostBytes[T]() }
+func MostBytes[T Element]() int { return gemm.MostBytes[T]() }
 
 // check panics unless a slice has the length its shape demands.
 func check(kernel, name string, got, want int) {

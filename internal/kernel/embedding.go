@@ -8,7 +8,7 @@ import (
 
 // Embedding copies rows of a table [rows, d]: y[i, :] = table[idx[i], :], y [len(idx), d]. An index
 // outside [0, rows) is an error that names its position and value; y is then untouched.
-func Embedding[T Float](y, table []T, idx []int, rows, d int) error {
+func Embedding[T Element](y, table []T, idx []int, rows, d int) error {
 	check("Embedding", "y", len(y), len(idx)*d)
 	check("Embedding", "table", len(table), rows*d)
 	if err := CheckIndices(idx, rows); err != nil {

@@ -5,6 +5,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
+
+	"github.com/gofsdp/gofsdp/internal/half"
 )
 
 func TestLinear(t *testing.T) { both(t, checkLinearTwin[float32], checkLinearTwin[float64]) }
@@ -43,6 +45,51 @@ func checkLinearTwin[T Float](t *rapid.T) {
 	requireClose(t, "dx", wantX, dx)
 	requireClose(t, "dw", wantW, dw)
 	requireClose(t, "db", wantB, db)
+}
+
+// TestLinearBFloat16 compares with the twins on the values that bfloat16 has. Results in bfloat16 are
+// rounded to 8 bits.
+func TestLinearBFloat16(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		src := newSource[float32](t)
+		n, in, out := rapid.IntRange(0, 40).Draw(t, "n"), rapid.IntRange(1, 40).Draw(t, "in"), rapid.IntRange(1, 40).Draw(t, "out")
+		acc := rapid.Bool().Draw(t, "acc")
+		values := func(n int) (x []half.BFloat16, exact []float64) {
+			wide32 := src.normal(n)
+			x = make([]half.BFloat16, n)
+			half.Narrow(x, wide32)
+			half.Widen(wide32, x)
+			return x, wide(wide32)
+		}
+		requireRounded := func(name string, want []float64, got []half.BFloat16) {
+			wide32 := make([]float32, len(got))
+			half.Widen(wide32, got)
+			requireWithin(t, name, 0x1p-8, want, wide32)
+		}
+		x, wideX := values(n * in)
+		w, wideW := values(in * out)
+		b, wideB := values(out)
+		dy, wideDy := values(n * out)
+		var c Context
+		y, want := make([]half.BFloat16, n*out), make([]float64, n*out)
+		Linear(&c, y, x, w, b, n, in, out)
+		NaiveLinear(nil, want, wideX, wideW, wideB, n, in, out)
+		requireRounded("y", want, y)
+		Linear(&c, y, x, w, nil, n, in, out)
+		LinearAdd(&c, y, x, w, n, in, out)
+		NaiveLinear(nil, want, wideX, wideW, nil, n, in, out)
+		NaiveLinearAdd(nil, want, wideX, wideW, n, in, out)
+		requireRounded("y without bias, and added", want, y)
+
+		dx, dw := make([]half.BFloat16, n*in), src.result(in*out, acc)
+		wantX, wantW := make([]float64, n*in), wide(dw)
+		LinearGradX(&c, dx, dy, w, n, in, out)
+		LinearGradW(&c, dw, dy, x, n, in, out, acc)
+		NaiveLinearGradX(nil, wantX, wideDy, wideW, n, in, out)
+		NaiveLinearGradW(nil, wantW, wideDy, wideX, n, in, out, acc)
+		requireRounded("dx", wantX, dx)
+		requireClose(t, "dw", wantW, dw)
+	})
 }
 
 func TestLinearGradient(t *testing.T) {
