@@ -36,6 +36,7 @@ var edges = map[string]string{
 
 	// Computation.
 	"internal/kernel":          "internal/half internal/kernel/gemm internal/kernel/vec",
+	"internal/kernel/bf16":     "internal/half internal/kernel internal/kernel/vec",
 	"internal/kernel/gemm":     "internal/half",
 	"internal/kernel/gemm/asm": "",
 	"internal/kernel/vec":      "",

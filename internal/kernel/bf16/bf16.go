@@ -1,0 +1,231 @@
+// Package bf16 holds the kernels of package kernel for operands and results in bfloat16, but for
+// products, gathers and copies, which are generic there.
+//
+// What lies between the products is computed in float32: operands are widened to scratch, a block or
+// a row at a time, so that it stays in the level-one cache, and results are rounded once, from
+// there. So a result is that of the kernel for float32, rounded, to the bit, on every instruction
+// set. Parameters and statistics of norms, log-sum-exps and gradients of parameters are float32:
+//
+//	x, y, dx, dy     gain, bias, dgain, dbias     stats, rstd, lse, scratch
+//	bfloat16         float32                      float32
+//
+// Conventions are those of package kernel. A scratch is exactly as long as the function beside its
+// kernel says.
+package bf16
+
+import (
+	"fmt"
+
+	"github.com/gofsdp/gofsdp/internal/half"
+	"github.com/gofsdp/gofsdp/internal/kernel"
+	"github.com/gofsdp/gofsdp/internal/kernel/vec"
+)
+
+// wideBlock is how many elements are widened at once.
+const wideBlock = 1024
+
+// ElementScratch is the scratch of [Unary], [Binary] and [Dropout].
+const ElementScratch = 2 * wideBlock
+
+// Unary computes y = f(x) element by element. y may be x.
+func Unary(f func(y, x []float32), y, x []half.BFloat16, scratch []float32) {
+	check("Unary", "y", len(y), len(x))
+	check("Unary", "scratch", len(scratch), ElementScratch)
+	for lo := 0; lo < len(x); lo += wideBlock {
+		hi := min(lo+wideBlock, len(x))
+		wide := scratch[:hi-lo]
+		half.Widen(wide, x[lo:hi])
+		f(wide, wide)
+		half.Narrow(y[lo:hi], wide)
+	}
+}
+
+// Binary computes z = f(x, y) element by element: an activation's gradient dx from x and dy, or a
+// sum. z may be x or y.
+func Binary(f func(z, x, y []float32), z, x, y []half.BFloat16, scratch []float32) {
+	check("Binary", "y", len(y), len(x))
+	check("Binary", "z", len(z), len(x))
+	check("Binary", "scratch", len(scratch), ElementScratch)
+	for lo := 0; lo < len(x); lo += wideBlock {
+		hi := min(lo+wideBlock, len(x))
+		a, b := scratch[:hi-lo], scratch[wideBlock:][:hi-lo]
+		half.Widen(a, x[lo:hi])
+		half.Widen(b, y[lo:hi])
+		f(a, a, b)
+		half.Narrow(z[lo:hi], a)
+	}
+}
+
+// Dropout is [kernel.Dropout], of which it drops the same elements.
+func Dropout(y, x []half.BFloat16, seed, base uint64, rate float64, scratch []float32) {
+	check("Dropout", "y", len(y), len(x))
+	check("Dropout", "scratch", len(scratch), ElementScratch)
+	for lo := 0; lo < len(x); lo += wideBlock {
+		hi := min(lo+wideBlock, len(x))
+		wide := scratch[:hi-lo]
+		half.Widen(wide, x[lo:hi])
+		vec.Dropout(wide, wide, seed, base+uint64(lo), rate)
+		half.Narrow(y[lo:hi], wide)
+	}
+}
+
+// NormScratch is the scratch of norms over d columns, and of their gradients.
+func NormScratch(d int) int { return 2 * d }
+
+// LayerNorm is [kernel.LayerNorm]. y may be x.
+func LayerNorm(y []half.BFloat16, stats []float32, x []half.BFloat16, gain, bias []float32, n, d int, eps float64,
+	scratch []float32) {
+	check("LayerNorm", "stats", len(stats), 2*n)
+	checkNorm("LayerNorm", len(y), len(x), len(gain), n, d, len(scratch))
+	row := scratch[:d]
+	for i := range n {
+		half.Widen(row, x[i*d:])
+		kernel.LayerNorm(row, stats[2*i:2*i+2], row, gain, bias, 1, d, eps)
+		half.Narrow(y[i*d:(i+1)*d], row)
+	}
+}
+
+// LayerNormGrad is [kernel.LayerNormGrad]. dx may be dy.
+func LayerNormGrad(dx []half.BFloat16, dgain, dbias []float32, x []half.BFloat16, gain, stats []float32, dy []half.BFloat16,
+	n, d int, scratch []float32) {
+	check("LayerNormGrad", "stats", len(stats), 2*n)
+	check("LayerNormGrad", "dbias", len(dbias), d)
+	checkNormGrad("LayerNormGrad", len(dx), len(dgain), len(x), len(gain), len(dy), n, d, len(scratch))
+	clear(dbias)
+	normGradRows(dx, dgain, x, dy, n, d, scratch, func(i int, row, drow []float32) {
+		vec.NormGradRow(drow, dgain, dbias, row, gain, drow, stats[2*i], stats[2*i+1])
+	})
+}
+
+// RMSNorm is [kernel.RMSNorm]. y may be x.
+func RMSNorm(y []half.BFloat16, rstd []float32, x []half.BFloat16, gain []float32, n, d int, eps float64, scratch []float32) {
+	check("RMSNorm", "rstd", len(rstd), n)
+	checkNorm("RMSNorm", len(y), len(x), len(gain), n, d, len(scratch))
+	row := scratch[:d]
+	for i := range n {
+		half.Widen(row, x[i*d:])
+		kernel.RMSNorm(row, rstd[i:i+1], row, gain, 1, d, eps)
+		half.Narrow(y[i*d:(i+1)*d], row)
+	}
+}
+
+// RMSNormGrad is [kernel.RMSNormGrad]. dx may be dy.
+func RMSNormGrad(dx []half.BFloat16, dgain []float32, x []half.BFloat16, gain, rstd []float32, dy []half.BFloat16,
+	n, d int, scratch []float32) {
+	check("RMSNormGrad", "rstd", len(rstd), n)
+	checkNormGrad("RMSNormGrad", len(dx), len(dgain), len(x), len(gain), len(dy), n, d, len(scratch))
+	normGradRows(dx, dgain, x, dy, n, d, scratch, func(i int, row, drow []float32) {
+		vec.RMSNormGradRow(drow, dgain, row, gain, drow, rstd[i])
+	})
+}
+
+// normGradRows calls grad for every row of x and dy, which turns that of dy into that of dx.
+func normGradRows(dx []half.BFloat16, dgain []float32, x, dy []half.BFloat16, n, d int, scratch []float32,
+	grad func(i int, row, drow []float32)) {
+	clear(dgain)
+	row, drow := scratch[:d], scratch[d:]
+	for i := range n {
+		half.Widen(row, x[i*d:])
+		half.Widen(drow, dy[i*d:])
+		grad(i, row, drow)
+		half.Narrow(dx[i*d:(i+1)*d], drow)
+	}
+}
+
+// ColumnScratch is the scratch of [LinearGradB].
+func ColumnScratch(out int) int { return 8 * out }
+
+// LinearGradB is [kernel.LinearGradB], the column sums [out] of dy [n, out].
+func LinearGradB(db []float32, dy []half.BFloat16, n, out int, acc bool, scratch []float32) {
+	check("LinearGradB", "db", len(db), out)
+	check("LinearGradB", "dy", len(dy), n*out)
+	check("LinearGradB", "scratch", len(scratch), ColumnScratch(out))
+	if !acc {
+		clear(db)
+	}
+	for i := 0; i < n; i += 8 { // as many rows as ColSum adds at once
+		rows := min(8, n-i)
+		half.Widen(scratch, dy[i*out:(i+rows)*out])
+		vec.ColSum(db, scratch[:rows*out], rows, out)
+	}
+}
+
+// EmbeddingGrad is [kernel.EmbeddingGrad]. scratch holds d elements.
+func EmbeddingGrad(dtable []float32, dy []half.BFloat16, idx []int, rows, d int, acc bool, scratch []float32) {
+	check("EmbeddingGrad", "dy", len(dy), len(idx)*d)
+	check("EmbeddingGrad", "dtable", len(dtable), rows*d)
+	check("EmbeddingGrad", "scratch", len(scratch), d)
+	if !acc {
+		clear(dtable)
+	}
+	for i, r := range idx {
+		half.Widen(scratch, dy[i*d:(i+1)*d])
+		vec.Accumulate(dtable[r*d:(r+1)*d], scratch)
+	}
+}
+
+// CrossEntropyScratch is the scratch of [CrossEntropy] and its gradient: a row of
+// logits and a block.
+func CrossEntropyScratch(classes int) int { return classes + kernel.CrossEntropyScratch(classes) }
+
+// CrossEntropy is [kernel.CrossEntropy].
+func CrossEntropy(lse []float32, logits []half.BFloat16, targets []int, n, classes, ignore int,
+	scratch []float32) (loss float64, counted int, err error) {
+	check("CrossEntropy", "lse", len(lse), n)
+	check("CrossEntropy", "targets", len(targets), n)
+	check("CrossEntropy", "logits", len(logits), n*classes)
+	check("CrossEntropy", "scratch", len(scratch), CrossEntropyScratch(classes))
+	if err := kernel.CheckTargets(targets, classes, ignore); err != nil {
+		return 0, 0, err
+	}
+	row, block := scratch[:classes], scratch[classes:]
+	for i := range targets {
+		half.Widen(row, logits[i*classes:])
+		rowLoss, one, err := kernel.CrossEntropy(lse[i:i+1], row, targets[i:i+1], 1, classes, ignore, block)
+		if err != nil {
+			return 0, 0, err
+		}
+		loss += rowLoss
+		counted += one
+	}
+	if counted > 0 {
+		loss /= float64(counted)
+	}
+	return loss, counted, nil
+}
+
+// CrossEntropyGrad is [kernel.CrossEntropyGrad]. dlogits may be logits.
+func CrossEntropyGrad(dlogits, logits []half.BFloat16, lse []float32, targets []int, n, classes, ignore, counted int,
+	dloss float32, scratch []float32) {
+	check("CrossEntropyGrad", "lse", len(lse), n)
+	check("CrossEntropyGrad", "targets", len(targets), n)
+	check("CrossEntropyGrad", "logits", len(logits), n*classes)
+	check("CrossEntropyGrad", "dlogits", len(dlogits), n*classes)
+	check("CrossEntropyGrad", "scratch", len(scratch), CrossEntropyScratch(classes))
+	row := scratch[:classes]
+	for i := range targets {
+		half.Widen(row, logits[i*classes:])
+		kernel.CrossEntropyGrad(row, row, lse[i:i+1], targets[i:i+1], 1, classes, ignore, counted, dloss)
+		half.Narrow(dlogits[i*classes:(i+1)*classes], row)
+	}
+}
+
+// check panics unless a slice has the length its shape demands.
+func check(name, slice string, got, want int) {
+	if got != want {
+		panic(fmt.Sprintf("bf16: %s: len(%s) is %d, want %d", name, slice, got, want))
+	}
+}
+
+func checkNorm(name string, y, x, gain, n, d, scratch int) {
+	check(name, "gain", gain, d)
+	check(name, "x", x, n*d)
+	check(name, "y", y, n*d)
+	check(name, "scratch", scratch, NormScratch(d))
+}
+
+func checkNormGrad(name string, dx, dgain, x, gain, dy, n, d, scratch int) {
+	check(name, "dgain", dgain, d)
+	check(name, "dx", dx, n*d)
+	checkNorm(name, dy, x, gain, n, d, scratch)
+}
