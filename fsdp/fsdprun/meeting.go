@@ -32,10 +32,10 @@ import (
 //     other when they join. So ranks of two starts never take each other for their own, also when
 //     host 0 was replaced or a host was cut off and still runs ranks of a former start.
 //   - Ranks are numbered in the order of the hosts' numbers, whoever is here.
-//   - A start has at least min ranks, except that nothing is started.
-//   - There are at most as many starts after a failure as restarts.
-//   - It does not wait for ever: with enough hosts for a rest or the last call, without them for
-//     patience. Ranks that were asked to end are killed by their hosts after some time.
+//   - A start has at least min ranks. Without them nothing is started.
+//   - After failures there are at most as many starts as restarts.
+//   - It does not wait for ever: for a rest or the last call if there are enough ranks, for patience if
+//     not. Ranks that were asked to end are killed by their hosts after some time.
 //
 // meeting decides and does nothing else: it is told what happens and when, and leaves orders in out.
 type meeting struct {
@@ -54,7 +54,7 @@ type meeting struct {
 	asked    reason          // why they were asked to end
 	gone     []string        // hosts that went meanwhile, and how
 	left     []string        // or were asked to leave
-	ended    []*ending       // of the last start, in the order in which that was heard
+	ended    []*ending       // of the last start, in order of time
 	failures int
 	rest     time.Duration // after the last one
 	status   int           // of the last one
@@ -90,8 +90,8 @@ type message struct {
 
 // order is what the meeting tells a host. Fields that are not set say nothing.
 type order struct {
-	Say   string         // to be printed
-	Start *start         // ranks
+	Say   string         // what to print
+	Start *start         // which ranks
 	Stop  syscall.Signal // for the ranks that run
 	End   bool           // of fsdprun, with
 	Exit  int            // this status

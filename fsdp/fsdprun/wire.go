@@ -11,8 +11,9 @@ import (
 	"time"
 )
 
-// wire carries messages between two hosts, as JSON. Each end says something four times in silence at
-// least, so an end that hears nothing for as long knows that the other one is gone.
+// wire carries messages between two hosts, as JSON. An end that has nothing to say sends an empty one
+// every quarter of silence. So one that hears nothing for as long as silence knows that the other is
+// gone.
 type wire struct {
 	conn    net.Conn
 	raw     net.Conn // below TLS: closing it does not wait for the other end
