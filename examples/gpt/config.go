@@ -45,6 +45,7 @@ type config struct {
 	saveEvery  int    // steps between them; 0: an eighth of the run
 	keep       int    // checkpoints that are left in saveDir
 	resume     bool   // begin with the newest of them
+	status     int    // exit status of an interrupted training; 0: as if it were over
 	importFrom string // file of the initial weights; "" for random ones
 	exportTo   string // file of the trained weights; "" for none
 
@@ -133,6 +134,8 @@ func (c *config) define(f *flag.FlagSet) (preset *string) {
 	f.IntVar(&c.saveEvery, "save-every", 0, "`steps` between checkpoints (default an eighth of the run)")
 	f.IntVar(&c.keep, "keep", 3, "leave the last `k` checkpoints")
 	f.BoolVar(&c.resume, "resume", false, "go on from the newest checkpoint in -save, if there is one")
+	f.IntVar(&c.status, "interrupted", 0,
+		"exit `status` where Ctrl-C or SIGTERM ends the training\n(default 0, and a sample as at the end); of 143 a scheduler\nknows that the job is not over")
 	f.StringVar(&c.importFrom, "import", "", "begin with the weights in this `file`, safetensors with GPT-2's names")
 	f.StringVar(&c.exportTo, "export", "", "write the weights to this `file`, safetensors with GPT-2's names")
 	f.StringVar(&c.prompt, "prompt", "func ", "`text` that the sample begins with")
@@ -196,6 +199,7 @@ func (c *config) validate() error {
 	want(c.saveEvery >= 0, "-save-every %d: want 0 or more", c.saveEvery)
 	want(c.keep > 0, "-keep %d: want at least 1", c.keep)
 	want(!c.resume || c.saveDir != "", "-resume: want -save too, the directory to go on from")
+	want(c.status >= 0 && c.status < 256, "-interrupted %d: want an exit status in [0, 255]", c.status)
 	want(c.maxBytes > 0, "-max-bytes %d: want at least 1", c.maxBytes)
 	want(c.holdout > 1, "-holdout %d: want at least 2, or nothing is left to train on", c.holdout)
 	want(c.prompt != "", "-prompt is empty: want at least a byte to go on from")

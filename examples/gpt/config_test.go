@@ -58,6 +58,7 @@ func TestParseErrors(t *testing.T) {
 		{[]string{"-keep", "0"}, "-keep 0: want at least 1"},
 		{[]string{"-resume"}, "-resume: want -save too"},
 		{[]string{"-holdout", "1"}, "-holdout 1: want at least 2"},
+		{[]string{"-interrupted", "256"}, "-interrupted 256: want an exit status in [0, 255]"},
 		{[]string{"-prompt", ""}, "-prompt is empty"},
 		{[]string{"-temperature", "-1"}, "-temperature -1: want a number in [0, 100]"},
 		{[]string{"-export", "no/such/directory/file"}, "-export no/such/directory/file: "},

@@ -88,6 +88,9 @@
 //	go run ./examples/gpt -time 2h -save ckpt -resume
 //	go run ./examples/gpt -time 2h -save ckpt -resume -ranks 4   # any number of ranks
 //
+// A scheduler takes exit status 0 for the end of the job. With -interrupted 143 a training that a
+// signal has ended says that it is not over: package examples/cluster has the files that use it.
+//
 // On as many ranks it prints the losses that a run which was never stopped would have, to the last
 // bit. The shape of the model must be what it was; of other flags that change what is learned a
 // warning is printed.
@@ -125,6 +128,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -138,7 +142,10 @@ func main() {
 	ctx, restore := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	context.AfterFunc(ctx, restore) // so that a second signal kills
 	err := run(ctx, os.Args[1:], os.Stdout, os.Stderr)
+	var status exitStatus
 	switch {
+	case errors.As(err, &status):
+		os.Exit(int(status))
 	case errors.Is(err, flag.ErrHelp):
 	case errors.Is(err, errUsage):
 		fmt.Fprintln(os.Stderr, "gpt:", err)
@@ -158,14 +165,15 @@ func run(interrupt context.Context, args []string, stdout, stderr io.Writer) err
 	}
 	data, err := load(interrupt, c)
 	if err != nil {
-		return early(interrupt, err)
+		return c.ended(early(interrupt, err), false)
 	}
 	// Until all ranks are there interrupt ends the wait for them. Then they have a context of their
 	// own: one that ended in the middle of a step would fail the group instead.
 	ctx, cancel := context.WithCancelCause(context.WithoutCancel(interrupt))
 	defer cancel(nil)
 	joined := context.AfterFunc(interrupt, func() { cancel(errEarly) })
-	return comm.Run(ctx, c.ranks, func(ctx context.Context, g comm.Group) error {
+	var stopped atomic.Bool
+	err = comm.Run(ctx, c.ranks, func(ctx context.Context, g comm.Group) error {
 		if !joined() && interrupt.Err() != nil {
 			return errEarly
 		}
@@ -185,12 +193,30 @@ func run(interrupt context.Context, args []string, stdout, stderr io.Writer) err
 			}
 			screen.Printf("%s\n\n", line)
 		}
-		if err := train(ctx, interrupt, c, data, g, screen); err != nil {
+		over, err := train(ctx, interrupt, c, data, g, screen)
+		if err != nil {
 			return err
+		}
+		if !over {
+			stopped.Store(true)
 		}
 		screen.Printf("\n%s in all\n", display.Duration(time.Since(begin)))
 		return nil
 	})
+	return c.ended(err, stopped.Load())
+}
+
+// exitStatus is the end of a training that a signal has stopped: what -interrupted asks for.
+type exitStatus int
+
+func (s exitStatus) Error() string { return fmt.Sprintf("interrupted: exit status %d", int(s)) }
+
+// ended returns err, unless an interruption is the reason and -interrupted says what that means.
+func (c *config) ended(err error, stopped bool) error {
+	if c.status != 0 && (errors.Is(err, errEarly) || err == nil && stopped) {
+		return exitStatus(c.status)
+	}
+	return err
 }
 
 // errEarly is the end of a program that has learned nothing.

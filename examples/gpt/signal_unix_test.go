@@ -4,6 +4,7 @@ package main
 
 import (
 	"bufio"
+	"fmt"
 	"os"
 	"os/exec"
 	"strings"
@@ -14,11 +15,14 @@ import (
 )
 
 // TestSignals sends the program, as a process of two ranks, what a user or a scheduler sends: it
-// loses no step.
+// loses no step, and with -interrupted says that it is not over.
 func TestSignals(t *testing.T) {
-	for _, s := range []syscall.Signal{syscall.SIGINT, syscall.SIGTERM} {
+	for _, c := range []struct {
+		signal syscall.Signal
+		status int
+	}{{syscall.SIGINT, 0}, {syscall.SIGTERM, 0}, {syscall.SIGTERM, 143}} {
 		dir := t.TempDir()
-		args := smallJob(t, "-ranks", "2", "-steps", "1000000", "-sample-bytes", "0", "-save", dir)
+		args := smallJob(t, "-ranks", "2", "-steps", "1000000", "-sample-bytes", "0", "-save", dir, "-interrupted", fmt.Sprint(c.status))
 		cmd := exec.Command(os.Args[0], args...)
 		cmd.Env = append(os.Environ(), mainVariable+"=1")
 		cmd.Stderr = os.Stderr
@@ -30,13 +34,15 @@ func TestSignals(t *testing.T) {
 			text += lines.Text() + "\n"
 			if strings.HasPrefix(lines.Text(), "step ") && !sent {
 				sent = true
-				require.NoError(t, cmd.Process.Signal(s))
+				require.NoError(t, cmd.Process.Signal(c.signal))
 			}
 			if after, ok := strings.CutPrefix(lines.Text(), "interrupted after step "); ok {
 				step = after
 			}
 		}
-		require.NoError(t, cmd.Wait(), text)
+		_ = cmd.Wait() // the status says it
+		require.Equal(t, c.status, cmd.ProcessState.ExitCode(), text)
+		require.Equal(t, c.status == 0, strings.Contains(text, "validation loss"), text)
 		require.NotEmpty(t, step, text)
 		require.Len(t, checkpoints(t, dir), 1)
 		require.Equal(t, step, strings.TrimLeft(checkpoints(t, dir)[0], "0"))

@@ -144,7 +144,9 @@ func TestResumeByTime(t *testing.T) {
 		tr.screen = display.NewScreen(&out, nil, false)
 		require.NoError(t, tr.restore(t.Context()))
 		require.Equal(t, time.Hour, tr.elapsed)
-		require.NoError(t, tr.run(t.Context(), ctx))
+		over, err := tr.run(t.Context(), ctx)
+		require.NoError(t, err)
+		require.False(t, over)
 		require.Greater(t, tr.elapsed, time.Hour)
 		require.Less(t, tr.elapsed, 2*time.Hour)
 		return nil

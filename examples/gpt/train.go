@@ -33,20 +33,20 @@ type trainer struct {
 }
 
 // train trains, evaluates and samples as one of c.ranks ranks. When interrupt ends on any rank, all
-// of them stop training after the same step.
-func train(ctx, interrupt context.Context, c config, data *corpus, g comm.Group, screen *display.Screen) error {
+// of them stop training after the same step, and it is not over. With -interrupted that is all.
+func train(ctx, interrupt context.Context, c config, data *corpus, g comm.Group, screen *display.Screen) (over bool, err error) {
 	t, err := newTrainer(ctx, c, data, g, screen)
 	if err != nil {
-		return err
+		return false, err
 	}
 	defer t.model.Close() // the run is over; that memory could not be given back changes nothing
 	if err := t.restore(ctx); err != nil {
-		return err
+		return false, err
 	}
-	if err := t.run(ctx, interrupt); err != nil {
-		return err
+	if over, err = t.run(ctx, interrupt); err != nil || !over && c.status != 0 {
+		return over, err
 	}
-	return t.finish(ctx)
+	return over, t.finish(ctx)
 }
 
 // newTrainer wraps the model and makes its optimizer.
@@ -69,9 +69,9 @@ func newTrainer(ctx context.Context, c config, data *corpus, g comm.Group, scree
 
 // run prints the plan, then trains until the run is over or interrupted, and saves what it has come
 // to.
-func (t *trainer) run(ctx, interrupt context.Context) error {
+func (t *trainer) run(ctx, interrupt context.Context) (over bool, err error) {
 	if err := t.printPlan(); err != nil {
-		return err
+		return false, err
 	}
 	lr := t.schedule()
 	t.begin = time.Now().Add(-t.elapsed)
@@ -79,26 +79,26 @@ func (t *trainer) run(ctx, interrupt context.Context) error {
 		begin := time.Now()
 		loss, err := t.step(ctx, lr(done))
 		if err != nil {
-			return fmt.Errorf("step %d: %w", t.opt.Steps()+1, err)
+			return false, fmt.Errorf("step %d: %w", t.opt.Steps()+1, err)
 		}
 		now, err := t.agree(ctx, loss, interrupt.Err() != nil)
 		if err != nil {
-			return err
+			return false, err
 		}
 		t.elapsed = now.elapsed
 		t.history.add(t.opt.Steps(), now.loss, time.Since(begin))
 		t.screen.Progress(t.progress(now, lr(done)))
 		if now.interrupted {
 			t.screen.Printf("interrupted after step %d\n", t.opt.Steps())
-			break
+			return false, t.saveLast(ctx)
 		}
 		before := done
 		done = t.done(t.opt.Steps(), t.elapsed)
 		if err := t.pause(ctx, before, done); err != nil {
-			return err
+			return false, err
 		}
 	}
-	return t.saveLast(ctx)
+	return true, t.saveLast(ctx)
 }
 
 // pause evaluates and saves, where that is due, when the share of the run that is over has grown.
