@@ -45,9 +45,10 @@ type Admit func(theirs auth.Hello) (mine auth.Hello, err error)
 type Serving func(conn, raw net.Conn, theirs auth.Hello) error
 
 // Listen serves a store on a TCP address, such as "127.0.0.1:0". A server may listen where another
-// has just ended.
+// has just ended. Until ctx ends it waits for a name that does not exist yet, as that of a pod of
+// Kubernetes does not when the pod begins.
 func Listen(ctx context.Context, addr string, cfg Config) (*Server, error) {
-	s, err := start(ctx, addr, func(ln net.Listener) (*Server, error) { return Serve(ln, cfg) })
+	s, err := start(ctx, addr, cfg, cfg.admit, nil)
 	if errors.Is(err, syscall.EADDRINUSE) {
 		err = fmt.Errorf("%w: does rank 0 of another job run here? Give this job another MASTER_PORT. "+
 			"Its other ranks may have joined that job, unless FSDP_JOB tells the two apart", err)
@@ -57,21 +58,36 @@ func Listen(ctx context.Context, addr string, cfg Config) (*Server, error) {
 
 // Accept serves what serve says, not a store, to the clients that admit lets in: those of Connect.
 func Accept(ctx context.Context, addr string, cfg Config, admit Admit, serve Serving) (*Server, error) {
-	return start(ctx, addr, func(ln net.Listener) (*Server, error) { return newServer(ln, cfg, admit, serve) })
+	return start(ctx, addr, cfg, admit, serve)
 }
 
-func start(ctx context.Context, addr string, serve func(net.Listener) (*Server, error)) (*Server, error) {
+func start(ctx context.Context, addr string, cfg Config, admit Admit, serve Serving) (*Server, error) {
 	// Where the address of a dead server could not be reused, Go sets SO_REUSEADDR by itself.
 	config := net.ListenConfig{KeepAliveConfig: keepAlive}
-	ln, err := config.Listen(ctx, "tcp", addr)
+	ln, err := listen(ctx, addr, cfg, config.Listen)
 	if err != nil {
 		return nil, fmt.Errorf("store: cannot serve on %s: %w", addr, err)
 	}
-	s, err := serve(ln)
+	s, err := newServer(ln, cfg, admit, serve)
 	if err != nil {
 		return nil, errors.Join(err, ln.Close())
 	}
 	return s, nil
+}
+
+type listenFunc func(ctx context.Context, network, addr string) (net.Listener, error)
+
+// listen waits for a name that does not exist yet.
+func listen(ctx context.Context, addr string, cfg Config, open listenFunc) (net.Listener, error) {
+	ln, err := open(ctx, "tcp", addr)
+	var unnamed *net.DNSError
+	if errors.As(err, &unnamed) {
+		cfg.log(fmt.Errorf("store: waiting for the name of this host: %w", unnamed))
+	}
+	for retry := (backoff{20 * time.Millisecond, time.Second}); errors.As(err, &unnamed) && retry.wait(ctx.Done(), nil); {
+		ln, err = open(ctx, "tcp", addr)
+	}
+	return ln, err
 }
 
 // Serve serves a store on ln, which the server closes. With an error ln stays open.

@@ -473,6 +473,33 @@ func TestDialWaitsForALateServer(t *testing.T) {
 	})
 }
 
+// TestListenWaitsForAName: rank 0 may begin before its host has the name that the others know.
+func TestListenWaitsForAName(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		begin, j := time.Now(), &journal{}
+		late := func(context.Context, string, string) (net.Listener, error) {
+			if time.Since(begin) < time.Minute {
+				return nil, &net.OpError{Op: "listen", Err: &net.DNSError{Err: "no such host", Name: "host0", IsNotFound: true}}
+			}
+			return newMemory(), nil
+		}
+		cfg := config
+		cfg.Log = j.log
+		_, err := listen(t.Context(), "host0:1", cfg, late)
+		require.NoError(t, err)
+		require.Less(t, time.Since(begin), time.Minute+time.Second)
+		require.Len(t, j.all(), 1)
+		require.EqualError(t, j.all()[0], "store: waiting for the name of this host: lookup host0: no such host")
+
+		begin = time.Now()
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		_, err = listen(ctx, "host0:1", cfg, late)
+		require.EqualError(t, err, "listen: lookup host0: no such host")
+		require.Equal(t, time.Second, time.Since(begin))
+	})
+}
+
 func TestDialGivesUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		nobody := func(context.Context, string, string) (net.Conn, error) { return nil, errRefused }
