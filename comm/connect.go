@@ -90,8 +90,9 @@ type Config struct {
 	// Rank is this process's index, 0 <= Rank < Size.
 	Rank, Size int
 	// LocalRank and LocalSize are the place among the ranks of this host, as the
-	// launcher tells, -1 and 0 if it does not. They are there for the caller, to
-	// choose a device for example.
+	// launcher tells (torchrun by LOCAL_RANK, srun by SLURM_LOCALID, mpirun by
+	// OMPI_COMM_WORLD_LOCAL_RANK), -1 and 0 if it does not. They are there for the
+	// caller, to choose a device for example.
 	LocalRank, LocalSize int
 	// Rendezvous is where the ranks meet: "tcp://host:port", where rank 0 serves,
 	// or "file:///dir", a directory that all of them see.

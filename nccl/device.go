@@ -28,5 +28,6 @@ func LoadCUDA(path string) error { return device.Load(path) }
 // Devices returns the number of devices.
 func Devices() (int, error) { return device.Count() }
 
-// OpenDevice makes the ordinal-th device ready. It uses the primary context, as NCCL does.
+// OpenDevice makes the ordinal-th device ready. It uses the primary context, as NCCL does. Which
+// one a rank opens: see the package comment.
 func OpenDevice(ordinal int) (*Device, error) { return device.Open(ordinal) }

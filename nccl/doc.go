@@ -10,13 +10,27 @@
 // A [Communicator] is NCCL's own interface with Go's manners: device memory and streams
 // are addresses, as they come from a [Device] or from another CUDA binding.
 //
-//	dev, err := nccl.OpenDevice(rank)
+//	dev, err := nccl.OpenDevice(local)
 //	id, err := nccl.NewUniqueID() // on one rank, which gives it to the others
 //	c, err := nccl.NewCommunicator(ctx, dev, ranks, id, rank, nccl.Config{})
 //	err = c.ReduceScatter(grads.Addr(), shard.Addr(), n, nccl.Float32, nccl.Avg, stream.Handle())
 //	err = stream.Sync()
 //	err = c.Finalize(ctx)
 //	err = c.Destroy()
+//
+// # Which device
+//
+// A rank opens the GPU of its place on the host, LocalRank of [comm.ConfigFromEnv], which has it
+// from the launcher:
+//
+//	torchrun, fsdprun   LOCAL_RANK
+//	Slurm (srun)        SLURM_LOCALID
+//	Open MPI            OMPI_COMM_WORLD_LOCAL_RANK
+//	MPICH, Intel MPI    MPI_LOCALRANKID
+//	Kubernetes          0: a pod is a rank, and sees the GPUs of its resource limits
+//
+// A rank that is shown one GPU only, as by srun --gpus-per-task=1, opens number 0 whatever its
+// place: [Devices] says how many there are.
 //
 // # What holds
 //

@@ -55,7 +55,7 @@ func (c GroupConfig) complete() (GroupConfig, error) {
 // copied through pinned memory in pieces. Ranks may differ in that.
 //
 //	boot, err := comm.FromEnv(ctx)       // any group: it carries what is not data
-//	dev, err := nccl.OpenDevice(local)
+//	dev, err := nccl.OpenDevice(local)   // LocalRank of comm.ConfigFromEnv
 //	g, err := nccl.New(ctx, boot, dev, nccl.GroupConfig{})
 //	err = g.Fence(compute)               // collectives come after the kernels in this stream
 //	sum, whole := comm.OnDevice[float32](shard, m), comm.OnDevice[float32](grads, n*m)

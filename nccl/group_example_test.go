@@ -4,8 +4,6 @@ import (
 	"context"
 	"fmt"
 	"log"
-	"os"
-	"strconv"
 
 	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/nccl"
@@ -20,13 +18,21 @@ func ExampleNew() {
 		log.Fatal(err)
 	}
 	defer boot.Close()
-	local, err := strconv.Atoi(os.Getenv("LOCAL_RANK"))
+	cfg, _, err := comm.ConfigFromEnv()
 	if err != nil {
 		log.Fatal(err)
 	}
-	dev, err := nccl.OpenDevice(local)
+	gpus, err := nccl.Devices()
 	if err != nil {
 		log.Fatal(err) // matches nccl.ErrUnavailable where there is no GPU
+	}
+	local := cfg.LocalRank
+	if gpus == 1 {
+		local = 0 // srun --gpus-per-task=1 shows a rank its own alone
+	}
+	dev, err := nccl.OpenDevice(local)
+	if err != nil {
+		log.Fatal(err)
 	}
 	defer dev.Close()
 	g, err := nccl.New(ctx, boot, dev, nccl.GroupConfig{})

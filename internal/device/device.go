@@ -38,7 +38,7 @@ type Device struct {
 // count is a number of objects and what they hold.
 type count struct{ objects, bytes int }
 
-// Open opens the GPU of an ordinal, counted from 0.
+// Open opens the GPU of an ordinal, counted from 0. Which one a rank opens: see package nccl.
 func Open(ordinal int) (*Device, error) {
 	n, err := Count()
 	if err != nil {
