@@ -79,6 +79,7 @@ var edges = map[string]string{
 	// Commands and examples.
 	"fsdp/fsdpckpt":                 "internal/checkpoint internal/safetensors internal/text optim",
 	"fsdp/fsdprun":                  "internal/auth internal/launch internal/store",
+	"examples/cluster":              "",
 	"examples/fromgraph":            "gorgonia comm fsdp fsdp/graph optim",
 	"examples/gpt":                  "gorgonia comm examples/gpt/internal/display fsdp fsdp/nn internal/text optim",
 	"examples/gpt/internal/display": "",
