@@ -6,7 +6,7 @@ export RAPID_SEED ?= 1
 export RAPID_NOFAILFILE ?= true
 
 .DEFAULT_GOAL := help
-.PHONY: help run test race race-slice far nocgo portable arm64 mpi mpich faults soak netns nccl-abi gpu-check cu-check lint generate generated memory bench bench-join bench-state bench-gemm bench-comm bench-against same-bits
+.PHONY: help run test race race-slice far nocgo portable arm64 mpi mpich faults soak netns slurm nccl-abi gpu-check cu-check lint generate generated memory bench bench-join bench-state bench-gemm bench-comm bench-against same-bits
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -66,8 +66,11 @@ faults: ## every fault in every collective over every transport, bits that flip 
 soak: ## ten minutes of random collectives with random faults
 	$(GO) run ./internal/faults -soak 10m
 
-netns: ## ranks and fsdprun on hosts of their own, in network namespaces (root, iproute2)
+netns: ## ranks, fsdprun and mpirun on hosts of their own, in network namespaces (root; Debian: iproute2 openmpi-bin)
 	$(GO) test -tags netns ./internal/netns
+
+slurm: ## train under Slurm on two such hosts, cancel, requeue, go on with the same bits (root; Debian: slurmctld slurmd munge iproute2)
+	internal/netns/slurm.sh
 
 nccl-abi: ## compare our declarations of NCCL with real releases from Python wheels, no GPU needed
 	nccl/abi/check.sh

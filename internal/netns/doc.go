@@ -9,7 +9,12 @@
 //	 port0 ----------- port1 ----------- port2         bridge in a namespace of its own
 //
 // There is nothing but tests here, behind a build tag, for they need root and
-// the commands ip and tc:
+// the commands ip, tc and mpirun:
 //
 //	go test -tags netns ./internal/netns
+//
+// What examples/cluster has for Open MPI is trained with here. What it has
+// for Slurm is run by slurm.sh, with Slurm's own daemons on two such hosts:
+//
+//	make slurm
 package netns

@@ -49,7 +49,7 @@ func lacking() string {
 	if os.Geteuid() != 0 {
 		return "needs root"
 	}
-	for _, name := range []string{"ip", "tc"} {
+	for _, name := range []string{"ip", "tc", "mpirun"} {
 		if _, err := exec.LookPath(name); err != nil {
 			return err.Error()
 		}
