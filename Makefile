@@ -6,7 +6,7 @@ export RAPID_SEED ?= 1
 export RAPID_NOFAILFILE ?= true
 
 .DEFAULT_GOAL := help
-.PHONY: help run test race race-slice far nocgo portable arm64 mpi mpich faults soak netns slurm nccl-abi gpu-check cu-check lint generate generated memory bench bench-join bench-state bench-gemm bench-comm bench-against same-bits
+.PHONY: help run test race race-slice far nocgo portable arm64 mpi mpich faults soak netns slurm kube-check nccl-abi gpu-check cu-check lint generate generated memory bench bench-join bench-state bench-gemm bench-comm bench-against same-bits
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -71,6 +71,9 @@ netns: ## ranks, fsdprun and mpirun on hosts of their own, in network namespaces
 
 slurm: ## train under Slurm on two such hosts, cancel, requeue, go on with the same bits (root; Debian: slurmctld slurmd munge iproute2)
 	internal/netns/slurm.sh
+
+kube-check: ## the Kubernetes manifests against the API's and Kubeflow's own checks (network, some minutes)
+	cd examples/cluster/kubecheck && $(GO) test .
 
 nccl-abi: ## compare our declarations of NCCL with real releases from Python wheels, no GPU needed
 	nccl/abi/check.sh
