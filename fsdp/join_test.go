@@ -49,7 +49,7 @@ import (
 //	27 several forwards before a backward                random ("two", "later")
 //	28 a forward without a backward                      random ("drop")
 //	29 other programs of a model                         TestJoinGenerates
-//	30 done with a batch while others are not            TestJoinGenerates
+//	30 done with a batch while others are not            TestJoinGenerates, TestJoinCallsBeamSearch
 //	31 done is agreed for each step, in one group        TestJoinGenerates
 //	32 two models in one loop                            TestJoinTwoModels
 //	33 evaluating and saving inside of a training        random (nested Joins, "look")
