@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -66,12 +67,12 @@ type holder struct {
 	host     string // where rank 0 serves
 	listen   string // "" on one host
 	server   *store.Server
-	taken    []chan struct{} // by host: has a token while a connection is that host's
 
-	heard  chan heard
-	orders chan order
-	wires  map[int]*wire // of run, by host
-	done   chan struct{} // run has ended
+	heard   chan heard
+	orders  chan order
+	wires   map[int]*wire // of run, by host
+	waiting []heard       // of run: joins of hosts that are there already
+	done    chan struct{} // run has ended
 }
 
 // heard is a report of a host.
@@ -92,9 +93,6 @@ func newHolder(c *config, cfg store.Config, hello auth.Hello, mine offer, after 
 	}
 	if c.nodes > 1 {
 		h.host, h.job = c.host, h.job+"-"+random(4) // of this meeting: another one may start the same numbers
-		for range c.nodes {
-			h.taken = append(h.taken, make(chan struct{}, 1))
-		}
 		var err error
 		if h.server, err = store.Accept(context.Background(), net.JoinHostPort(c.host, c.port), cfg, h.admit, h.serve); err != nil {
 			return seat{}, fmt.Errorf("-rdzv: %w", err)
@@ -131,25 +129,10 @@ func (h *holder) admit(theirs auth.Hello) (auth.Hello, error) {
 	return h.hello, nil
 }
 
-// serve listens to a host. While another connection is that host's, it waits for the end of that one:
-// of a host that was cut off and has come back, the meeting may not know yet that it was gone.
+// serve listens to a host.
 func (h *holder) serve(conn, raw net.Conn, theirs auth.Hello) error {
 	w := newWire(conn, raw)
 	defer w.close()
-	taken := h.taken[theirs.Rank]
-	select {
-	case taken <- struct{}{}:
-	default:
-		w.send(order{Say: fmt.Sprintf("there is a host %d already: waiting for its end", theirs.Rank)})
-		select {
-		case taken <- struct{}{}:
-		case <-w.broken:
-			return nil
-		case <-h.done:
-			return nil
-		}
-	}
-	defer func() { <-taken }()
 	for {
 		var r report
 		err := w.read(&r)
@@ -201,18 +184,43 @@ func (h *holder) run() {
 		case mine <- next:
 			pending = pending[1:]
 		case e := <-h.heard:
-			if e.wire != nil {
-				h.wires[e.host] = e.wire
-			}
-			h.hear(time.Now(), e.host, e.report)
-			if e.Gone != "" {
-				delete(h.wires, e.host)
-			}
+			h.receive(e)
 		case <-timer:
 			h.tick(armed)
 		case <-linger:
 			clear(h.wires)
 		}
+	}
+}
+
+// receive tells the meeting what a host says. While another connection is that host's, it waits for the
+// end of that one: of a host that was cut off and has come back, the meeting may not know yet that it
+// was gone.
+func (h *holder) receive(e heard) {
+	switch there := h.wires[e.host]; {
+	case e.wire == there: // as of host 0, which has none
+	case there == nil:
+		h.wires[e.host] = e.wire
+	case e.Join != nil:
+		h.waiting = append(h.waiting, e)
+		e.wire.send(order{Say: fmt.Sprintf("there is a host %d already: waiting for its end", e.host)})
+		return
+	case e.Gone != "" || e.Signal != 0 && e.Signal != growSignal:
+		h.waiting = slices.DeleteFunc(h.waiting, func(o heard) bool { return o.wire == e.wire })
+		e.wire.send(order{End: true})
+		return
+	default:
+		return
+	}
+	h.hear(time.Now(), e.host, e.report)
+	if e.Gone == "" {
+		return
+	}
+	delete(h.wires, e.host)
+	if i := slices.IndexFunc(h.waiting, func(o heard) bool { return o.host == e.host }); i >= 0 {
+		next := h.waiting[i]
+		h.waiting = slices.Delete(h.waiting, i, i+1)
+		h.receive(next)
 	}
 }
 
@@ -281,10 +289,10 @@ func newGuest(c *config, cfg store.Config, hello auth.Hello, mine offer) seat {
 
 // tell sends a report, if host 0 is there.
 func (g *guest) tell(r report) {
+	g.mu.Lock()
 	if r.Signal != 0 && r.Signal != growSignal {
 		g.leave(fmt.Errorf("%s: not waiting for host 0", signalName(r.Signal)))
 	}
-	g.mu.Lock()
 	if g.wire != nil {
 		g.wire.send(r)
 	}
@@ -300,6 +308,9 @@ func (g *guest) run() {
 	defer close(g.done)
 	for {
 		w, err := g.find()
+		if err == nil {
+			err = g.join(w)
+		}
 		if err != nil {
 			g.orders <- order{End: true, Exit: exitError, Say: err.Error()}
 			return
@@ -331,13 +342,22 @@ func (g *guest) find() (*wire, error) {
 	return newWire(conn, raw), nil
 }
 
-// attend passes orders on until the last one, or until host 0 is gone.
-func (g *guest) attend(w *wire) error {
+// join takes part from now on, unless a signal came in the meantime: later ones go to host 0.
+func (g *guest) join(w *wire) error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if cause := context.Cause(g.ctx); cause != nil {
+		w.close()
+		return cause
+	}
 	mine := g.mine
 	w.send(report{Join: &mine})
-	g.mu.Lock()
 	g.wire = w
-	g.mu.Unlock()
+	return nil
+}
+
+// attend passes orders on until the last one, or until host 0 is gone.
+func (g *guest) attend(w *wire) error {
 	for {
 		var o order
 		if err := w.read(&o); err != nil {

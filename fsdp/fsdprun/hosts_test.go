@@ -3,6 +3,7 @@
 package main
 
 import (
+	"context"
 	"fmt"
 	"net"
 	"os"
@@ -73,6 +74,10 @@ func TestHostLeaves(t *testing.T) {
 	hosts[1].await(1, "ready")
 	second := begin(t, "wait", strings.NewReader(""), flags(1))
 	second.err.await("there is a host 1 already: waiting for its end")
+	third := begin(t, "wait", strings.NewReader(""), flags(1))
+	third.err.await("there is a host 1 already: waiting for its end")
+	third.signals <- syscall.SIGINT // it need not wait
+	require.Zero(t, <-third.status, &third.err)
 	hosts[1].signals <- syscall.SIGINT
 	require.Zero(t, <-hosts[1].status, &hosts[1].err) // its rank chose to end well
 	hosts[0].await(1, "ready")
@@ -82,6 +87,16 @@ func TestHostLeaves(t *testing.T) {
 	hosts[0].signals <- syscall.SIGINT
 	require.Zero(t, <-hosts[0].status, &hosts[0].err)
 	require.Zero(t, <-second.status, &second.err)
+}
+
+// TestSignalMeetsHost0: a signal that comes while a host finds host 0 is not lost.
+func TestSignalMeetsHost0(t *testing.T) {
+	near, far := net.Pipe()
+	defer far.Close()
+	g := &guest{config: &config{}}
+	g.ctx, g.leave = context.WithCancelCause(t.Context())
+	g.tell(report{Signal: syscall.SIGTERM})
+	require.EqualError(t, g.join(newWire(near, near)), "SIGTERM: not waiting for host 0")
 }
 
 // TestHostsDiffer: hosts that were told different things do not become one job.

@@ -256,15 +256,20 @@ func (m *meeting) grow(host int, h *member) {
 	}
 }
 
-// stop asks all ranks to end, except those of the host where that has been done.
-func (m *meeting) stop(why reason, s syscall.Signal, done int, text string) {
+// stop asks all ranks to end, those of the host that brings it about, too: it may not have been told
+// to start them when it spoke. It need not be told why.
+func (m *meeting) stop(why reason, s syscall.Signal, by int, text string) {
 	if !m.running || m.asked != unasked {
 		return
 	}
 	m.asked = why
 	for host, h := range m.inOrder {
-		if h.busy && host != done {
-			m.tell(host, order{Stop: s, Say: text})
+		o := order{Stop: s, Say: text}
+		if host == by {
+			o.Say = ""
+		}
+		if h.busy {
+			m.tell(host, o)
 		}
 	}
 }

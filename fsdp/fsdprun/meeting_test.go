@@ -185,7 +185,7 @@ func TestMeetingLosesRank(t *testing.T) {
 	for min, want := range map[int]string{5: "1 j.1: ranks 2+1 of 5, host 1 of 3", 6: "1 j.1: ranks 2+2 of 6, host 1 of 3"} {
 		s := three(t, min, 1)
 		s.tell(1, report{Failed: "rank 3: killed by SIGKILL"})
-		require.Equal(t, []string{"0 terminated", "2 terminated"}, s.orders())
+		require.Equal(t, []string{"0 terminated", "1 terminated", "2 terminated"}, s.orders())
 		// Ranks of host 0 notice before they are asked, and say so.
 		noticed := ending{Code: 1, Early: true, Tail: []string{`rank 3 of group "world": lost`}}
 		s.tell(0, all(2, noticed))
@@ -206,7 +206,7 @@ func TestMeetingNoRestart(t *testing.T) {
 	s.tell(0, ask(0, 2))
 	s.tell(1, ask(2, 2))
 	require.Contains(t, s.said(), "not starting again: rank 5 says that "+launch.NoRestart)
-	require.Equal(t, []string{"0 terminated", "1 terminated", "0 exit 6", "1 exit 6", "2 exit 6"}, s.orders())
+	require.Equal(t, []string{"0 terminated", "1 terminated", "2 terminated", "0 exit 6", "1 exit 6", "2 exit 6"}, s.orders())
 }
 
 // TestMeetingSignals: a host that is asked to leave does; with host 0 all end.
@@ -216,7 +216,7 @@ func TestMeetingSignals(t *testing.T) {
 	s.tell(2, report{Signal: syscall.SIGTERM})
 	s.tell(2, well(4, 2)) // saved
 	s.tell(2, report{Gone: "it has hung up"})
-	require.Equal(t, []string{"0 terminated", "1 terminated", "2 exit 0"}, s.orders())
+	require.Equal(t, []string{"0 terminated", "1 terminated", "2 terminated", "2 exit 0"}, s.orders())
 	s.tell(0, well(0, 2))
 	s.tell(1, well(2, 2))
 	s.wait()
@@ -226,7 +226,7 @@ func TestMeetingSignals(t *testing.T) {
 	s.tell(0, report{Signal: syscall.SIGINT})
 	s.tell(1, ask(2, 2))
 	s.tell(0, well(0, 2))
-	require.Equal(t, []string{"1 interrupt", "1 killed", "0 exit 143", "1 exit 143"}, s.orders())
+	require.Equal(t, []string{"0 interrupt", "1 interrupt", "0 killed", "1 killed", "0 exit 143", "1 exit 143"}, s.orders())
 
 	s = three(t, 0, 1) // for all hosts
 	s.tell(1, report{Signal: syscall.SIGTERM})
@@ -234,14 +234,16 @@ func TestMeetingSignals(t *testing.T) {
 	for h := range 3 {
 		s.tell(h, well(2*h, 2))
 	}
-	require.Equal(t, []string{"0 terminated", "2 terminated", "1 terminated", "2 terminated", "1 exit 0", "0 exit 0", "2 exit 0"}, s.orders())
+	require.Equal(t, []string{
+		"0 terminated", "1 terminated", "2 terminated", "0 terminated", "1 terminated", "2 terminated", "1 exit 0", "0 exit 0", "2 exit 0",
+	}, s.orders())
 
 	s = three(t, 4, 0) // which cannot go on
 	s.tell(1, report{Signal: syscall.SIGTERM})
 	for h := range 3 {
 		s.tell(h, well(2*h, 2))
 	}
-	require.Equal(t, []string{"0 terminated", "2 terminated", "1 exit 0", "0 exit 0", "2 exit 0"}, s.orders())
+	require.Equal(t, []string{"0 terminated", "1 terminated", "2 terminated", "1 exit 0", "0 exit 0", "2 exit 0"}, s.orders())
 
 	s = three(t, 0, 1) // for host 0 after the others
 	s.tell(1, report{Signal: syscall.SIGTERM})
@@ -249,7 +251,7 @@ func TestMeetingSignals(t *testing.T) {
 		s.tell(h, well(2*h, 2))
 	}
 	s.tell(0, report{Signal: syscall.SIGTERM})
-	require.Equal(t, []string{"0 terminated", "2 terminated", "1 exit 0", "0 exit 0", "2 exit 0"}, s.orders())
+	require.Equal(t, []string{"0 terminated", "1 terminated", "2 terminated", "1 exit 0", "0 exit 0", "2 exit 0"}, s.orders())
 
 	s = three(t, 0, 1) // in a rest
 	s.tell(1, report{Gone: "x"})
@@ -258,6 +260,16 @@ func TestMeetingSignals(t *testing.T) {
 	s.tell(2, report{Signal: syscall.SIGHUP})
 	s.tell(0, report{Signal: syscall.SIGHUP})
 	require.Equal(t, []string{"0 terminated", "2 terminated", "2 exit 0", "0 exit 1"}, s.orders())
+}
+
+// TestMeetingSignalMeetsStart: a signal that comes before a host has been told to start its ranks ends
+// these as well.
+func TestMeetingSignalMeetsStart(t *testing.T) {
+	for host := range 3 {
+		s := three(t, 0, 0)
+		s.tell(host, report{Signal: syscall.SIGTERM})
+		require.Contains(t, s.orders(), fmt.Sprint(host, " terminated"))
+	}
 }
 
 // TestMeetingElsewhere: host 0 was replaced. The next start has a number that no host has seen.

@@ -20,7 +20,6 @@ type wire struct {
 	limit   *io.LimitedReader
 	decoder *json.Decoder
 	out     chan any
-	broken  chan struct{} // closed when nothing can be sent any more
 	closed  chan struct{}
 	writing sync.WaitGroup
 }
@@ -34,7 +33,7 @@ const (
 func newWire(conn, raw net.Conn) *wire {
 	w := &wire{
 		conn: conn, raw: raw, limit: &io.LimitedReader{R: conn},
-		out: make(chan any, maxUnsent), broken: make(chan struct{}), closed: make(chan struct{}),
+		out: make(chan any, maxUnsent), closed: make(chan struct{}),
 	}
 	w.decoder = json.NewDecoder(w.limit)
 	w.writing.Go(w.write)
@@ -51,7 +50,6 @@ func (w *wire) send(message any) {
 }
 
 func (w *wire) write() {
-	defer close(w.broken)
 	encoder := json.NewEncoder(w.conn)
 	beat := time.NewTicker(silence / 4)
 	defer beat.Stop()
