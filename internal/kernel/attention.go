@@ -3,7 +3,9 @@ package kernel
 import (
 	"fmt"
 	"math"
+	"unsafe"
 
+	"github.com/gofsdp/gofsdp/internal/half"
 	"github.com/gofsdp/gofsdp/internal/kernel/gemm"
 	"github.com/gofsdp/gofsdp/internal/kernel/vec"
 )
@@ -41,6 +43,12 @@ const queryBlock = 56
 // need, whichever is more: the scores of one block of queries and their gradient.
 func AttentionScratch(a Attention) int { return 2 * min(queryBlock, a.QLen) * a.scoreStride() }
 
+// AttentionBFloat16Scratch returns the same where queries, keys and values are bfloat16: also the
+// sums of the gradients of one head's keys and values, and a row of out and its gradient.
+func AttentionBFloat16Scratch(a Attention) int {
+	return AttentionScratch(a) + 2*(a.KLen+1)*a.HeadDim
+}
+
 // scoreStride is the elements between rows of scores. The sixteen beyond KLen keep the rows of a
 // block out of one cache set when KLen is a power of two, worth 5 to 10 % at 1024 keys.
 func (a Attention) scoreStride() int { return a.KLen + 16 }
@@ -52,7 +60,11 @@ func (a Attention) scoreStride() int { return a.KLen + 16 }
 // KLen], added to the scaled scores (relative positions, ALiBi). A query that sees no key gives out
 // = 0 and lse = -Inf. Keys and values that are hidden must be finite all the same: they may be
 // multiplied by zero.
-func AttentionForward[T Float](c *Context, a Attention, out, lse, q, k, v []T, keyMask []int, bias, scratch []T) {
+//
+// Queries, keys, values, outputs and their gradients may be bfloat16, and all the rest is float32
+// then. The weights of the values, and the gradients of scores, are rounded for their products;
+// outputs and gradients are rounded once. Scratch is that of [AttentionBFloat16Scratch].
+func AttentionForward[E Element, T Float](c *Context, a Attention, out []E, lse []T, q, k, v []E, keyMask []int, bias, scratch []T) {
 	o := newAttention(c, a, q, k, v, keyMask, bias, scratch)
 	checkRows("out", len(out), a.Batch*a.QLen, a.OutStride, a.Heads*a.HeadDim)
 	check("Attention", "lse", len(lse), a.Batch*a.Heads*a.QLen)
@@ -67,28 +79,29 @@ func AttentionForward[T Float](c *Context, a Attention, out, lse, q, k, v []T, k
 }
 
 // forwardTile computes one block of queries of one head.
-func (o *attention[T]) forwardTile(t tile, out, lse []T) {
+func (o *attention[E, T]) forwardTile(t tile, out []E, lse []T) {
 	p := o.scores(t)
 	for i := range t.rows {
 		n, row := o.row(t, p, i)
 		lse[t.stat+i] = vec.SoftmaxRow(row[:n], row[:n], 1)
 		clear(row[n:])
 	}
-	gemm.Gemm(&o.c.gemm, false, false, t.rows, o.HeadDim, t.keys, 1, p, o.scoreStride(), o.v[t.k(o.VStride):], o.VStride, 0,
+	weights, ld := o.elements(t, p)
+	gemm.Gemm(&o.c.gemm, false, false, t.rows, o.HeadDim, t.keys, 1, weights, ld, o.v[t.k(o.VStride):], o.VStride, 0,
 		out[t.q(o.OutStride):], o.OutStride)
 }
 
 // attention is one call: its geometry with the scale filled in, and its operands.
-type attention[T Float] struct {
+type attention[E Element, T Float] struct {
 	Attention
 	c       *Context
-	q, k, v []T
+	q, k, v []E
 	keyMask []int
 	bias    []T
 	scratch []T
 }
 
-func newAttention[T Float](c *Context, a Attention, q, k, v []T, keyMask []int, bias, scratch []T) attention[T] {
+func newAttention[E Element, T Float](c *Context, a Attention, q, k, v []E, keyMask []int, bias, scratch []T) attention[E, T] {
 	if a.Batch < 0 || min(a.QLen, a.KLen, a.Heads, a.HeadDim) < 1 {
 		panic(fmt.Sprintf("kernel: Attention: bad size in %+v", a))
 	}
@@ -102,13 +115,17 @@ func newAttention[T Float](c *Context, a Attention, q, k, v []T, keyMask []int, 
 	if bias != nil {
 		check("Attention", "bias", len(bias), a.Heads*a.QLen*a.KLen)
 	}
-	if need := AttentionScratch(a); len(scratch) < need {
+	need := AttentionScratch(a)
+	if _, rounded := any(q).([]half.BFloat16); rounded {
+		need = AttentionBFloat16Scratch(a)
+	}
+	if len(scratch) < need {
 		panic(fmt.Sprintf("kernel: Attention: len(scratch) is %d, want at least %d", len(scratch), need))
 	}
 	if a.Scale == 0 {
 		a.Scale = 1 / math.Sqrt(float64(a.HeadDim))
 	}
-	return attention[T]{Attention: a, c: c, q: q, k: k, v: v, keyMask: keyMask, bias: bias, scratch: scratch}
+	return attention[E, T]{Attention: a, c: c, q: q, k: k, v: v, keyMask: keyMask, bias: bias, scratch: scratch}
 }
 
 // checkRows panics unless a slice holds rows of the given width at the given stride.
@@ -129,7 +146,7 @@ type keySpan struct {
 }
 
 // visibleKeys finds the span of batch b, so that padding at either end costs nothing.
-func (o *attention[T]) visibleKeys(b int) keySpan {
+func (o *attention[E, T]) visibleKeys(b int) keySpan {
 	s := keySpan{hi: o.KLen}
 	if o.keyMask == nil {
 		return s
@@ -159,7 +176,7 @@ type tile struct {
 	stat     int // index of query q0 in lse
 }
 
-func (o *attention[T]) tile(b, h, q0 int, s keySpan) tile {
+func (o *attention[E, T]) tile(b, h, q0 int, s keySpan) tile {
 	t := tile{q0: q0, rows: min(queryBlock, o.QLen-q0), k0: s.lo, holes: s.holes, head: h, column: h * o.HeadDim}
 	t.keys = o.reach(t, s.hi-s.lo, t.rows-1)
 	t.qRow, t.kRow, t.stat = b*o.QLen+q0, b*o.KLen+s.lo, (b*o.Heads+h)*o.QLen+q0
@@ -167,7 +184,7 @@ func (o *attention[T]) tile(b, h, q0 int, s keySpan) tile {
 }
 
 // reach returns how many of the first n keys of a tile lie within the causal reach of its query i.
-func (o *attention[T]) reach(t tile, n, i int) int {
+func (o *attention[E, T]) reach(t tile, n, i int) int {
 	if !o.Causal {
 		return n
 	}
@@ -180,16 +197,31 @@ func (t tile) k(stride int) int { return t.kRow*stride + t.column }
 
 // scores writes scale·q·kᵀ [t.rows, t.keys] of a tile into the first half of the scratch, at stride
 // scoreStride.
-func (o *attention[T]) scores(t tile) []T {
+func (o *attention[E, T]) scores(t tile) []T {
 	s := o.scratch[:t.rows*o.scoreStride()]
 	gemm.Gemm(&o.c.gemm, false, true, t.rows, t.keys, o.HeadDim, o.Scale, o.q[t.q(o.QStride):], o.QStride,
 		o.k[t.k(o.KStride):], o.KStride, 0, s, o.scoreStride())
 	return s
 }
 
+// elements returns the rows of a tile that a product takes, and their stride: those of p, or rounded
+// to the first half of where they are.
+func (o *attention[E, T]) elements(t tile, p []T) (rows []E, stride int) {
+	ld := o.scoreStride()
+	if rows, ok := any(p).([]E); ok {
+		return rows, ld
+	}
+	wide := any(p).([]float32)
+	low := unsafe.Slice((*half.BFloat16)(unsafe.Pointer(unsafe.SliceData(wide))), 2*len(wide))
+	for i := range t.rows {
+		half.Narrow(low[2*i*ld:][:t.keys], wide[i*ld:][:t.keys])
+	}
+	return any(low).([]E), 2 * ld
+}
+
 // row returns row i of a tile's scores, with bias and mask applied to its n elements within causal
 // reach.
-func (o *attention[T]) row(t tile, s []T, i int) (n int, row []T) {
+func (o *attention[E, T]) row(t tile, s []T, i int) (n int, row []T) {
 	row = s[i*o.scoreStride():][:t.keys]
 	n = o.reach(t, t.keys, i)
 	if o.bias != nil {
@@ -208,7 +240,7 @@ func (o *attention[T]) row(t tile, s []T, i int) (n int, row []T) {
 
 // biasRow returns what query i of a tile has of a [Heads, QLen, KLen] array, from the tile's first
 // key on.
-func (o *attention[T]) biasRow(bias []T, t tile, i int) []T {
+func (o *attention[E, T]) biasRow(bias []T, t tile, i int) []T {
 	r := t.head*o.QLen + t.q0 + i
 	return bias[r*o.KLen+t.k0 : (r+1)*o.KLen]
 }

@@ -6,6 +6,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
+
+	"github.com/gofsdp/gofsdp/internal/half"
 )
 
 // attentionCase is a drawn attention with its operands, laid out as one packed buffer per side.
@@ -93,7 +95,7 @@ func checkAttentionTwin[T Float](t *rapid.T) {
 	out, lse := make([]float64, len(c.out)), make([]float64, len(c.lse))
 	NaiveAttentionForward(nil, a, out, lse, q, k, v, c.keyMask, bias, nil)
 	width := a.Heads * a.HeadDim
-	requireHeads(t, "out", out, c.out, a.OutStride, width)
+	requireHeads(t, "out", attentionTolerance[T](), out, c.out, a.OutStride, width)
 	requireWithin(t, "lse", attentionTolerance[T](), lse, c.lse)
 
 	c.backward(&ctx)
@@ -101,9 +103,9 @@ func checkAttentionTwin[T Float](t *rapid.T) {
 	dbias := make([]float64, a.Heads*a.QLen*a.KLen)
 	copy(dbias, wide(c.was))
 	NaiveAttentionBackward(nil, a, dq, dk, dv, dbias, q, k, v, nil, nil, wide(c.dout), c.keyMask, bias, nil)
-	requireHeads(t, "dq", dq, c.dq, a.QStride, width)
-	requireHeads(t, "dk", dk, c.dk, a.KStride, width)
-	requireHeads(t, "dv", dv, c.dv, a.VStride, width)
+	requireHeads(t, "dq", attentionTolerance[T](), dq, c.dq, a.QStride, width)
+	requireHeads(t, "dk", attentionTolerance[T](), dk, c.dk, a.KStride, width)
+	requireHeads(t, "dv", attentionTolerance[T](), dv, c.dv, a.VStride, width)
 	if c.dbias != nil {
 		requireWithin(t, "dbias", attentionTolerance[T](), dbias, c.dbias)
 	}
@@ -115,13 +117,160 @@ func attentionTolerance[T Float]() float64 { return 20 * tolerance[T]() }
 
 // requireHeads compares the columns of heads and demands that the columns between rows still hold
 // garbage.
-func requireHeads[T Float](t require.TestingT, name string, want []float64, got []T, stride, width int) {
+func requireHeads[T Float](t require.TestingT, name string, tol float64, want []float64, got []T, stride, width int) {
 	for r := 0; r < len(got); r += stride {
-		requireWithin(t, name, attentionTolerance[T](), want[r:r+width], got[r:r+width])
+		requireWithin(t, name, tol, want[r:r+width], got[r:r+width])
 		for _, v := range got[r+width : r+stride] {
 			require.True(t, math.IsNaN(float64(v)), "%s: a column of no head was written", name)
 		}
 	}
+}
+
+// TestAttentionBFloat16 compares with the formulas in float64, rounded where the kernel rounds. What
+// lies next to a tie may be rounded the other way: two units in the last of 8 bits are allowed, of
+// the largest in a tensor.
+func TestAttentionBFloat16(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		f := drawAttention[float32](t, 2*queryBlock+10)
+		rounded := func(x []float32) []half.BFloat16 {
+			y := make([]half.BFloat16, len(x))
+			half.Narrow(y, x)
+			half.Widen(x, y)
+			return y
+		}
+		q, k, v, dout, out := rounded(f.q), rounded(f.k), rounded(f.v), rounded(f.dout), rounded(f.out)
+		dq, dk, dv := rounded(f.dq), rounded(f.dk), rounded(f.dv)
+		scratch := garbage[float32](AttentionBFloat16Scratch(f.a))
+		var ctx Context
+		AttentionForward(&ctx, f.a, out, f.lse, q, k, v, f.keyMask, f.bias, scratch)
+		AttentionBackward(&ctx, f.a, dq, dk, dv, f.dbias, q, k, v, out, f.lse, dout, f.keyMask, f.bias, scratch)
+
+		a, r := f.a, newRoundedAttention(f)
+		for b := range a.Batch {
+			for h := range a.Heads {
+				for i := range a.QLen {
+					r.query(b, h, i)
+				}
+			}
+		}
+		requireWithin(t, "lse", attentionTolerance[float32](), r.lse, f.lse)
+		width := a.Heads * a.HeadDim
+		for _, r := range []struct {
+			name   string
+			want   []float64
+			got    []half.BFloat16
+			stride int
+		}{{"out", r.out, out, a.OutStride}, {"dq", r.dq, dq, a.QStride}, {"dk", r.dk, dk, a.KStride}, {"dv", r.dv, dv, a.VStride}} {
+			got, largest := make([]float32, len(r.got)), 1.0
+			half.Widen(got, r.got)
+			for _, w := range r.want {
+				largest = max(largest, math.Abs(w))
+			}
+			requireHeads(t, r.name, 0x1p-7*largest, r.want, got, r.stride, width)
+		}
+		if f.dbias != nil {
+			requireWithin(t, "dbias", 0x1p-7, r.dbias, f.dbias)
+		}
+	})
+}
+
+// roundedAttention is attention and its gradient by their formulas, with the roundings of bfloat16.
+type roundedAttention struct {
+	*attentionCase[float32]
+	out, lse, dq, dk, dv, dbias []float64
+}
+
+func newRoundedAttention(f *attentionCase[float32]) *roundedAttention {
+	zeros := func(n int) []float64 { return make([]float64, n) }
+	return &roundedAttention{f, zeros(len(f.out)), zeros(len(f.lse)), zeros(len(f.q)), zeros(len(f.k)), zeros(len(f.v)), wide(f.was)}
+}
+
+func toBFloat16(x float64) float64 { return float64(half.ToBFloat16(float32(x)).Float32()) }
+
+// query adds what query i of a head has a part in.
+func (r *roundedAttention) query(b, h, i int) {
+	a, scale := r.a, r.a.Scale
+	if scale == 0 {
+		scale = 1 / math.Sqrt(float64(a.HeadDim))
+	}
+	at := func(row, stride int) int { return row*stride + h*a.HeadDim }
+	q, o, stat := at(b*a.QLen+i, a.QStride), at(b*a.QLen+i, a.OutStride), (b*a.Heads+h)*a.QLen+i
+	scores, sum := make([]float64, a.KLen), 0.0
+	for j := range scores {
+		scores[j] = math.Inf(-1)
+		if a.Causal && j > i+a.KLen-a.QLen || r.keyMask != nil && r.keyMask[b*a.KLen+j] == 0 {
+			continue
+		}
+		scores[j] = scale * dot(wide(r.q[q:q+a.HeadDim]), wide(r.k[at(b*a.KLen+j, a.KStride):][:a.HeadDim]))
+		if r.bias != nil {
+			scores[j] += float64(r.bias[(h*a.QLen+i)*a.KLen+j])
+		}
+		sum += math.Exp(scores[j])
+	}
+	r.lse[stat] = math.Log(sum)
+	delta := 0.0
+	for c := range a.HeadDim {
+		for j, s := range scores {
+			if sum > 0 {
+				r.out[o+c] += toBFloat16(math.Exp(s)/sum) * float64(r.v[at(b*a.KLen+j, a.VStride)+c])
+			}
+		}
+		r.out[o+c] = toBFloat16(r.out[o+c])
+		delta += r.out[o+c] * float64(r.dout[o+c])
+	}
+	for j, s := range scores {
+		if math.IsInf(s, -1) {
+			continue
+		}
+		k, v := at(b*a.KLen+j, a.KStride), at(b*a.KLen+j, a.VStride)
+		p := math.Exp(s) / sum
+		ds := p * (dot(wide(r.dout[o:o+a.HeadDim]), wide(r.v[v:v+a.HeadDim])) - delta)
+		if r.bias != nil {
+			r.dbias[(h*a.QLen+i)*a.KLen+j] += ds
+		}
+		p, ds = toBFloat16(p), toBFloat16(ds)
+		for c := range a.HeadDim {
+			r.dq[q+c] += scale * ds * float64(r.k[k+c])
+			r.dk[k+c] += scale * ds * float64(r.q[q+c])
+			r.dv[v+c] += p * float64(r.dout[o+c])
+		}
+	}
+}
+
+func TestAttentionBFloat16Packed(t *testing.T) {
+	const batch, length, d = 2, 70, 24
+	a := Attention{Batch: batch, QLen: length, KLen: length, Heads: 3, HeadDim: d / 3, Causal: true,
+		QStride: 3 * d, KStride: 3 * d, VStride: 3 * d, OutStride: d}
+	qkv, dout := make([]half.BFloat16, batch*length*3*d), make([]half.BFloat16, batch*length*d)
+	half.Narrow(qkv, random[float32](len(qkv)))
+	half.Narrow(dout, random[float32](len(dout)))
+	out, dqkv := make([]half.BFloat16, len(dout)), make([]half.BFloat16, len(qkv))
+	lse, scratch := make([]float32, batch*a.Heads*length), make([]float32, AttentionBFloat16Scratch(a))
+	var c Context
+	run := func() {
+		AttentionForward(&c, a, out, lse, qkv, qkv[d:], qkv[2*d:], nil, nil, scratch)
+		AttentionBackward(&c, a, dqkv, dqkv[d:], dqkv[2*d:], nil, qkv, qkv[d:], qkv[2*d:], out, lse, dout, nil, nil, scratch)
+	}
+	run()
+	apart := a
+	apart.QStride, apart.KStride, apart.VStride = d, d, d
+	var x, dx [3][]half.BFloat16
+	for i := range x {
+		x[i], dx[i] = make([]half.BFloat16, len(dout)), make([]half.BFloat16, len(dout))
+		for r := range batch * length {
+			copy(x[i][r*d:][:d], qkv[(3*r+i)*d:])
+		}
+	}
+	want := make([]half.BFloat16, len(out))
+	AttentionForward(&c, apart, want, lse, x[0], x[1], x[2], nil, nil, scratch)
+	require.Equal(t, want, out)
+	AttentionBackward(&c, apart, dx[0], dx[1], dx[2], nil, x[0], x[1], x[2], out, lse, dout, nil, nil, scratch)
+	for i := range x {
+		for r := range batch * length {
+			require.Equal(t, dx[i][r*d:][:d], dqkv[(3*r+i)*d:][:d])
+		}
+	}
+	require.Zero(t, testing.AllocsPerRun(2, run))
 }
 
 func TestAttentionGradient(t *testing.T) {

@@ -7,6 +7,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/gofsdp/gofsdp/internal/half"
 	"github.com/gofsdp/gofsdp/internal/kernel/gemm"
 	"github.com/gofsdp/gofsdp/internal/rng"
 )
@@ -53,33 +54,43 @@ func traffic(b *testing.B, bytes float64, kernel func()) {
 	versus(b, "GB/s", bytes, kernel, 2*float64(len(from)*4), func() { copy(to, from) })
 }
 
+func randomBFloat16(n int) []half.BFloat16 {
+	x := make([]half.BFloat16, n)
+	half.Narrow(x, random[float32](n))
+	return x
+}
+
 func BenchmarkAttention(b *testing.B) {
 	for _, causal := range []bool{true, false} {
 		for _, length := range []int{64, benchLen, 1024} {
 			const d = benchWidth
-			batch := benchRows / length
-			a := Attention{Batch: batch, QLen: length, KLen: length, Heads: benchHeads, HeadDim: benchDim, Causal: causal,
+			a := Attention{Batch: benchRows / length, QLen: length, KLen: length, Heads: benchHeads, HeadDim: benchDim, Causal: causal,
 				QStride: 3 * d, KStride: 3 * d, VStride: 3 * d, OutStride: d}
-			qkv, dqkv := random[float32](benchRows*3*d), make([]float32, benchRows*3*d)
-			out, dout := make([]float32, benchRows*d), random[float32](benchRows*d)
-			lse, scratch := make([]float32, batch*benchHeads*length), make([]float32, AttentionScratch(a))
-			var c Context
-			forward := func() { AttentionForward(&c, a, out, lse, qkv, qkv[d:], qkv[2*d:], nil, nil, scratch) }
-			backward := func() {
-				AttentionBackward(&c, a, dqkv, dqkv[d:], dqkv[2*d:], nil, qkv, qkv[d:], qkv[2*d:], out, lse, dout, nil, nil, scratch)
-			}
-			forward() // backward reads what it saves
-			// One of the two products of forward, and of the five of backward. If causal, only the
-			// visible half counts as work.
-			product := 2 * float64(benchRows) * float64(length) * d
-			if causal {
-				product = product / 2 * (1 + 1/float64(length))
-			}
 			name := fmt.Sprintf("causal=%v/T=%d", causal, length)
-			b.Run(name+"/forward", func(b *testing.B) { compute(b, 2*product, forward) })
-			b.Run(name+"/backward", func(b *testing.B) { compute(b, 5*product, backward) })
+			benchmarkAttention(b, name, a, random[float32])
+			benchmarkAttention(b, name+"/bfloat16", a, randomBFloat16)
 		}
 	}
+}
+
+func benchmarkAttention[E Element](b *testing.B, name string, a Attention, random func(n int) []E) {
+	const d = benchWidth
+	qkv, dqkv, out, dout := random(benchRows*3*d), make([]E, benchRows*3*d), make([]E, benchRows*d), random(benchRows*d)
+	lse, scratch := make([]float32, a.Batch*benchHeads*a.QLen), make([]float32, AttentionBFloat16Scratch(a))
+	var c Context
+	forward := func() { AttentionForward(&c, a, out, lse, qkv, qkv[d:], qkv[2*d:], nil, nil, scratch) }
+	backward := func() {
+		AttentionBackward(&c, a, dqkv, dqkv[d:], dqkv[2*d:], nil, qkv, qkv[d:], qkv[2*d:], out, lse, dout, nil, nil, scratch)
+	}
+	forward() // backward reads what it saves
+	// One of the two products of forward, and of the five of backward. If causal, only the visible
+	// half counts as work.
+	product := 2 * float64(benchRows) * float64(a.QLen) * d
+	if a.Causal {
+		product = product / 2 * (1 + 1/float64(a.QLen))
+	}
+	b.Run(name+"/forward", func(b *testing.B) { compute(b, 2*product, forward) })
+	b.Run(name+"/backward", func(b *testing.B) { compute(b, 5*product, backward) })
 }
 
 func BenchmarkLinear(b *testing.B) {

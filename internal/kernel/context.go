@@ -10,7 +10,7 @@ import (
 // Float is the element type of every kernel.
 type Float interface{ float32 | float64 }
 
-// Element is the element type of those kernels that are products.
+// Element is the element type of linear layers, attention and embeddings.
 type Element interface{ Float | half.BFloat16 }
 
 // Context is one rank's workspace: the packing buffers of the matrix products. The zero value is

@@ -4,8 +4,8 @@
 // A kernel is a pure function over slices the caller owns, generic over float32 and float64. It
 // allocates nothing, starts no goroutine, keeps no reference, and writes every element of its
 // results, so results may start out as garbage. Ranks are the parallelism of this library: one
-// kernel runs on one core. Those that are products or copies take bfloat16 too, see [Element]; the
-// others have a counterpart in package bf16.
+// kernel runs on one core. Linear layers, attention and embeddings take bfloat16 too, see [Element];
+// the others have a counterpart in package bf16.
 //
 // # Conventions
 //

@@ -1,5 +1,5 @@
 // Package bf16 holds the kernels of package kernel for operands and results in bfloat16, but for
-// products, gathers and copies, which are generic there.
+// linear layers, attention and embeddings, which are generic there.
 //
 // What lies between the products is computed in float32: operands are widened to scratch, a block or
 // a row at a time, so that it stays in the level-one cache, and results are rounded once, from
