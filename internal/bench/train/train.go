@@ -42,6 +42,24 @@
 // There, too: with even data Join costs 0.1 % of a step of 11 ms, by the medians of paired steps, and
 // the exchange of flags takes 2 µs. A rank without a batch is busy for 4 to 8 % of the time that a
 // step takes it otherwise. JoinCalls costs one more exchange of that kind, at its end (2026-11-22).
+//
+// FullShard beside DDP, on that machine while others used it, so that steps took two to four times as
+// long (2026-11-22, load 2 at the start and 13 at the end). The ratios of tiny are of 259 turns. Those
+// of small are of 9 and of 6, too few to tell some percent from none:
+//
+//	tiny on 2 ranks: steps in turns
+//	                              ms a step (min..max, n)     of NoShard (middle half)
+//	  NoShard (DDP)               44.6 (28.5..195.4, 259)         1.000 (1.000..1.000)
+//	  FullShard in one unit       43.2 (30.4..147.2, 259)         0.965 (0.924..1.004)
+//	  FullShard by blocks          44.1 (36.2..87.2, 259)         0.990 (0.934..1.027)
+//	small on 2 ranks: steps in turns
+//	  NoShard (DDP)             1501.7 (786.4..3999.9, 9)         1.000 (1.000..1.000)
+//	  FullShard in one unit     1439.4 (774.3..3123.4, 9)         0.972 (0.958..1.084)
+//	  FullShard by blocks       1414.1 (765.5..3790.7, 9)         0.981 (0.958..1.422)
+//	small on 2 ranks over a link of 400 MB/s and 50µs a collective: steps in turns
+//	  NoShard (DDP)            1593.0 (1406.4..3324.9, 6)         1.000 (1.000..1.000)
+//	  FullShard in one unit    1626.4 (1543.5..3174.7, 6)         1.053 (0.955..1.130)
+//	  FullShard by blocks      1512.3 (1407.1..3131.2, 6)         0.965 (0.921..1.064)
 package train
 
 import (
