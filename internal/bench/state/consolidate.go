@@ -1,6 +1,7 @@
 package state
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -14,44 +15,75 @@ import (
 	"github.com/gofsdp/gofsdp/optim"
 )
 
-// consolidate measures ways to have the state of the optimizer whole on rank 0, and what the
-// transport and memory allow.
+// consolidate measures ways to have the state of the optimizer whole, and what the transport and
+// memory allow.
 func (r *stateRank) consolidate(ctx context.Context) error {
 	peer := statePeers[statePeerOf{r.Model, r.Size}]
 	values, state := 4*r.model.params(), 8*r.model.params()
-	onAll := func(context.Context) (*optim.FullState, error) { return r.held.FullOptimState(ctx, r.held.opt) }
-	onFirst := func(context.Context) (*optim.FullState, error) {
-		return r.held.FullOptimState(ctx, r.held.opt, fsdp.OnlyOn(0))
+	parts, err := r.listParts(ctx)
+	if err != nil {
+		return err
 	}
-	broadcast := &stateRow{name: "broadcast", bytes: state, peer: peer.broadcast}
-	fresh := &stateRow{name: "transport, into new memory", bytes: state}
-	warm := &stateRow{name: "transport, into warm memory", bytes: state}
-	rows := []*stateRow{
-		broadcast,
-		{name: "all-gather", bytes: state, peer: peer.allGather},
-		{name: "gather", bytes: state, peer: peer.gather},
-		{name: "parameters, gather", bytes: values},
-		fresh, warm,
-		{name: "copy, into new memory", bytes: state},
-		{name: "copy, into warm memory", bytes: state},
+	var rows []*stateRow
+	row := func(bytes int, peer float64, name string) *stateRow {
+		rows = append(rows, &stateRow{name: name, bytes: bytes, peer: peer})
+		return rows[len(rows)-1]
 	}
+	var trials []*stateTrial
+	for _, all := range []bool{false, true} {
+		who, to, gather := "rank 0: ", fsdp.OnlyOn(0), peer.gather
+		if all {
+			who, to, gather = "every rank: ", fsdp.OnEveryRank(), peer.allGather
+		}
+		each := row(state, 0, who+"broadcast a tensor")
+		trials = append(trials, r.consolidation(each, func(ctx context.Context) (*optim.FullState, error) { return r.broadcastParts(ctx, parts, all) }))
+		if !all {
+			trials = append(trials, r.consolidation(row(state, peer.broadcast, who+"broadcast a rank"), r.broadcast))
+		}
+		trials = append(trials,
+			r.consolidation(row(state, gather, who+"FullOptimState"), func(ctx context.Context) (*optim.FullState, error) {
+				return r.held.FullOptimState(ctx, r.held.opt, to)
+			}),
+			r.again(row(state, 0, who+"the same, Into"), to))
+		for _, row := range rows[len(rows)-3:] {
+			row.against = []*stateRow{each}
+		}
+	}
+	fresh, warm := row(state, 0, "transport, into new memory"), row(state, 0, "transport, into warm memory")
+	trials = append(trials,
+		r.parameters(row(values, 0, "parameters, gather")),
+		r.rawCopy(fresh, true, r.transport),
+		r.rawCopy(warm, false, r.transport),
+		r.rawCopy(row(state, 0, "copy, into new memory"), true, r.memcpy),
+		r.rawCopy(row(state, 0, "copy, into warm memory"), false, r.memcpy))
 	for _, row := range rows {
-		row.against = []*stateRow{broadcast, fresh, warm}
+		if row.against == nil {
+			row.against = []*stateRow{rows[0]}
+		}
+		row.against = append(row.against, fresh, warm)
 	}
-	err := r.measure(ctx, []*stateTrial{
-		r.consolidation(rows[0], r.broadcast),
-		r.consolidation(rows[1], onAll),
-		r.consolidation(rows[2], onFirst),
-		r.parameters(rows[3]),
-		r.rawCopy(rows[4], true, r.transport),
-		r.rawCopy(rows[5], false, r.transport),
-		r.rawCopy(rows[6], true, r.memcpy),
-		r.rawCopy(rows[7], false, r.memcpy),
-	})
-	if err != nil || r.Rank != 0 {
+	if err := r.measure(ctx, trials); err != nil || r.Rank != 0 {
 		return err
 	}
 	return r.reportConsolidation(rows, peer)
+}
+
+// again is the trial of FullOptimState in the memory of an earlier result.
+func (r *stateRank) again(row *stateRow, to fsdp.StateOption) *stateTrial {
+	var old *optim.FullState
+	t := r.consolidation(row, func(ctx context.Context) (*optim.FullState, error) {
+		return r.held.FullOptimState(ctx, r.held.opt, to, fsdp.Into(old))
+	})
+	t.prepare = func(ctx context.Context) (err error) {
+		old, err = r.held.FullOptimState(ctx, r.held.opt, to)
+		return err
+	}
+	finish := t.finish
+	t.finish = func(first bool) error {
+		old = nil
+		return finish(first)
+	}
+	return t
 }
 
 // consolidation is the trial of one way.
@@ -124,6 +156,82 @@ func (r *stateRank) parameters(row *stateRow) *stateTrial {
 	}
 }
 
+// A statePart is a part of a tensor that a rank has.
+type statePart struct {
+	stateHeader
+	Rank int
+}
+
+// listParts lists the parts of all ranks, in the order of their tensors.
+func (r *stateRank) listParts(ctx context.Context) (list []statePart, err error) {
+	var m stateMessage
+	if err := m.pack(r.held.opt.State()); err != nil {
+		return nil, err
+	}
+	texts, err := comm.GatherBytes(ctx, r.group, m.header)
+	for rank, text := range texts {
+		var headers []stateHeader
+		if err := json.Unmarshal(text, &headers); err != nil {
+			return nil, err
+		}
+		for _, h := range headers {
+			list = append(list, statePart{h, rank})
+		}
+	}
+	slices.SortStableFunc(list, func(a, b statePart) int { return cmp.Or(cmp.Compare(a.Param, b.Param), cmp.Compare(a.Name, b.Name)) })
+	return list, err
+}
+
+// broadcastParts broadcasts one tensor after the other, of which all ranks know who has which
+// elements: each part of it goes from the rank that has it to all others. Those who keep the state
+// receive it where it belongs, the others always in the same memory. There is no faster way to do it
+// by broadcasts that wait for each other.
+func (r *stateRank) broadcastParts(ctx context.Context, parts []statePart, all bool) (*optim.FullState, error) {
+	own := make(map[[2]string][]float32)
+	for _, e := range r.held.opt.State() {
+		own[[2]string{e.Param, e.Name}] = e.Data.(optim.Host).F32
+	}
+	full := &optim.FullState{Steps: r.held.opt.Steps(), Params: make(map[string]optim.FullParam)}
+	var aside []float32
+	for i := range parts {
+		p := &parts[i]
+		buf := own[[2]string{p.Param, p.Name}]
+		switch {
+		case all || r.Rank == 0:
+			to := wholeOf(full, p.Param, p.Name, p.Shape, p.Steps)[p.Offset:][:p.Len]
+			if p.Rank == r.Rank {
+				copy(to, buf)
+			}
+			buf = to
+		case p.Rank != r.Rank:
+			aside = resize(aside, p.Len)
+			buf = aside
+		}
+		if err := r.group.Broadcast(comm.Of(buf), p.Rank).Wait(ctx); err != nil {
+			return nil, err
+		}
+	}
+	if !all && r.Rank != 0 {
+		return nil, nil
+	}
+	return full, nil
+}
+
+// wholeOf returns the elements of a tensor in a full state, new ones if it is not there.
+func wholeOf(full *optim.FullState, param, name string, shape []int, steps int) []float32 {
+	p, ok := full.Params[param]
+	if !ok {
+		p = optim.FullParam{Shape: shape, Steps: steps, Entries: make(map[string]optim.Host)}
+		full.Params[param] = p
+	}
+	whole, ok := p.Entries[name]
+	if !ok {
+		whole.F32 = make([]float32, tensor.Shape(shape).TotalSize())
+		p.Entries[name] = whole
+	}
+	return whole.F32
+}
+
 // broadcast is how torch.distributed.optim.ZeroRedundancyOptimizer.consolidate_state_dict does it:
 // one rank after the other puts all that it has into one message and broadcasts that. Rank 0 keeps
 // it and the others, which need a place for it all the same, throw it away. In the end rank 0 joins
@@ -165,17 +273,8 @@ func (r *stateRank) broadcast(ctx context.Context) (*optim.FullState, error) {
 func join(steps int, pieces []optim.Entry) (*optim.FullState, error) {
 	full := &optim.FullState{Steps: steps, Params: make(map[string]optim.FullParam)}
 	for _, e := range pieces {
-		p, ok := full.Params[e.Param]
-		if !ok {
-			p = optim.FullParam{Shape: e.Shape, Steps: e.Steps, Entries: make(map[string]optim.Host)}
-			full.Params[e.Param] = p
-		}
-		whole, ok := p.Entries[e.Name]
-		if !ok {
-			whole.F32 = make([]float32, tensor.Shape(e.Shape).TotalSize())
-			p.Entries[e.Name] = whole
-		}
-		if err := e.Data.Read(optim.Host{F32: whole.F32[e.Offset : e.Offset+e.Data.Len()]}); err != nil {
+		whole := wholeOf(full, e.Param, e.Name, e.Shape, e.Steps)
+		if err := e.Data.Read(optim.Host{F32: whole[e.Offset:][:e.Data.Len()]}); err != nil {
 			return nil, err
 		}
 	}

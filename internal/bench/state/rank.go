@@ -9,6 +9,7 @@ import (
 	"io"
 	"math"
 	"runtime/debug"
+	"strings"
 	"time"
 
 	"github.com/gofsdp/gofsdp/comm"
@@ -58,6 +59,9 @@ func Serve(ctx context.Context, w io.Writer, text string) (err error) {
 	if err := r.consolidate(ctx); err != nil {
 		return err
 	}
+	if r.model.ranksOnly {
+		return nil
+	}
 	return r.checkpoint(ctx)
 }
 
@@ -78,17 +82,30 @@ func (r *stateRank) hold(ctx context.Context, g comm.Group) (*stateHolder, error
 func (m stateModel) Forward(t *fsdp.Tape, in ...fsdp.Ref) ([]fsdp.Ref, error) {
 	x := in[0]
 	for i := range m.layers {
-		x = t.Call(fmt.Sprintf("blocks.%d", i), &stateBlock{nn.Block{Dim: m.dim, Heads: m.dim / 64}}, x)
+		x = t.Call(fmt.Sprintf("blocks.%d", i), &stateBlock{nn.Block{Dim: m.dim, Heads: m.dim / 32}, m.experts}, x)
 	}
 	return []fsdp.Ref{x}, nil
 }
 
-// stateBlock is a Block whose initial values cost nothing.
-type stateBlock struct{ nn.Block }
+// stateBlock is a Block with experts, whose initial values cost nothing.
+type stateBlock struct {
+	nn.Block
+	experts int
+}
 
 // Params implements fsdp.Module.
 func (b *stateBlock) Params() []fsdp.Param {
 	list := b.Block.Params()
+	for _, p := range list {
+		if !strings.HasPrefix(p.Name, "fc.") && !strings.HasPrefix(p.Name, "out.") {
+			continue
+		}
+		for e := 1; e < b.experts; e++ {
+			more := p
+			more.Name = fmt.Sprintf("experts.%d.%s", e, p.Name)
+			list = append(list, more)
+		}
+	}
 	for i := range list {
 		list[i].Init = fsdp.Constant(0)
 	}

@@ -69,9 +69,9 @@ var stateFilePeers = map[statePeerOf]stateFilePeer{
 // reportConsolidation prints the first table.
 func (r *stateRank) reportConsolidation(rows []*stateRow, peer statePeer) error {
 	var b strings.Builder
-	fmt.Fprintf(&b, "%s: %d blocks of %d channels, %.1f million parameters; %d processes over %v, median of %d, slowest rank\n",
-		r.Model, r.model.layers, r.model.dim, float64(r.model.params())/1e6, r.Size, r.Transport, r.Rounds)
-	stateTable(&b, "  AdamW state whole on rank 0", []string{"of broadcast", "of new", "of warm"}, "PyTorch s", rows)
+	fmt.Fprintf(&b, "%s: %d blocks of %d channels, %d experts each, %.1f million parameters, %d tensors of state; %d processes over %v, median of %d, slowest rank\n",
+		r.Model, r.model.layers, r.model.dim, r.model.experts, float64(r.model.params())/1e6, 2*r.model.tensors(), r.Size, r.Transport, r.Rounds)
+	stateTable(&b, "  AdamW state whole, on", []string{"of broadcast", "of new", "of warm"}, "PyTorch s", rows)
 	if peer.broadcast > 0 {
 		fmt.Fprintf(&b, "  PyTorch: another day, the same kind of machine; %.0f%% of its broadcast are a conversion in Python, without which it takes %.3g s\n",
 			100*(1-peer.fixed/peer.broadcast), peer.fixed)

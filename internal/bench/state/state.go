@@ -1,26 +1,69 @@
 // Package state measures what becomes of the state of a training. It starts processes as ranks:
-// AdamW's state is made whole on rank 0, by a broadcast of every rank's and by what the library
+// AdamW's state is made whole, on rank 0 and on every rank, by broadcasts and by what the library
 // does, beside what the transport and a plain copy take; and checkpoints are written and read
 // beside plain files, in a directory that is removed afterwards.
 //
-//	bench state [-models 30M,300M] [-ranks 2,4] [-rounds 3] [-tcp] [-dir directory]
+//	bench state [-models dense,moe,30M,300M] [-ranks 2,4] [-rounds 7] [-tcp] [-dir directory]
 //
-// Memory is the rise of the peak of resident memory. The model 300M needs 15 GB of memory, and 9 GB
-// in the directory.
+// Memory is the rise of the peak of resident memory. Dense and moe need 4 GB of memory, 300M needs
+// 15, and 9 GB in the directory.
 //
-// On two cores of an AMD EPYC with AVX-512 in a virtual machine (2026-11-21): processes, shared
-// memory, fresh memory for the result. "Broadcast" is what PyTorch's ZeroRedundancyOptimizer does, in
-// Go. PyTorch's own figures are of another day on the same kind of machine, and 83 to 88 % of its
-// broadcast are a conversion in Python:
+// # Thousands of tensors
+//
+// Dense and moe are what the request names (FairScale #595): the blocks of a model of 2.2 billion
+// parameters, and blocks of 32 experts, narrower so that they fit. They are measured against one
+// broadcast a tensor, each part from the rank that has it straight to where it belongs, and against
+// one broadcast a rank, which is how FairScale did it before, without what pickling took there.
+//
+// Two cores of an AMD EPYC with AVX-512 in a virtual machine that others used, too (2026-11-22, load
+// 6 to 15, shared memory, medians of 7 rounds, in turns; most lie between half and twice the median).
+// In brackets how many times as fast as one broadcast a tensor, with the result on the same ranks:
+//
+//	seconds                        dense, 2 ranks   dense, 4 ranks   moe, 2 ranks    moe, 4 ranks
+//	tensors of state, MB           1,056, 278       1,056, 278       6,528, 463      6,528, 463
+//	rank 0
+//	  broadcast a tensor           0.658            0.410            0.889           0.930
+//	  broadcast a rank             0.740 (0.95)     0.790 (0.59)     0.960 (0.98)    1.060 (0.65)
+//	  FullOptimState               0.638 (1.45)     0.341 (1.45)     0.727 (1.40)    0.670 (1.39)
+//	  the same, Into               0.082 (5.48)     0.108 (5.20)     0.254 (3.49)    0.267 (2.21)
+//	every rank
+//	  broadcast a tensor           1.414            1.305            1.639           2.949
+//	  FullOptimState               0.586 (3.00)     1.057 (1.10)     0.791 (1.51)    2.286 (1.29)
+//	  the same, Into               0.220 (5.65)     0.393 (4.01)     0.425 (3.11)    0.769 (2.77)
+//	transport, into new memory     0.397 (1.86)     0.232 (2.33)     0.450 (2.53)    0.369 (1.76)
+//	transport, into warm memory    0.062 (11.4)     0.052 (8.5)      0.087 (12.6)    0.082 (6.5)
+//
+// Over TCP, moe on 4 ranks: 2.07 s by a broadcast a tensor, 1.69 by one a rank, 0.66 (3.13) by
+// FullOptimState; on every rank 4.02, and 2.51 (1.53), or 1.43 (2.91) with Into. On 2 ranks 1.04, 1.73,
+// 0.98 (1.12); 1.32, 1.46 (0.99), 0.66 (1.99).
+//
+// Ratios are medians of those of single rounds. Ten times is not reached: a meeting over shared
+// memory takes some 20 µs, so a broadcast a tensor is slow only over networks. Into new memory half
+// of FullOptimState's time and more are the pages of the result, which broadcasts need as well: the
+// transport alone is 1.8 to 2.5 times as fast. Into the memory of an earlier result, which a job has that
+// saves every so often, the transport alone is 6 to 13 times as fast as broadcasts, and
+// FullOptimState takes 1.5 to 3 times as long as the transport, as small parts are put into parcels
+// and taken out of them.
+//
+// # Against PyTorch
+//
+// On the same machine (2026-11-21): processes, shared memory, new memory for the result. "Broadcast"
+// is one a rank, as in PyTorch's ZeroRedundancyOptimizer, in Go. PyTorch's own figures are of another
+// day on the same kind of machine, and 83 to 88 % of its broadcast are a conversion in Python. Small
+// tensors did not travel together yet:
 //
 //	seconds (MB/s)         30M, 2 ranks    30M, 4 ranks    300M, 2 ranks   300M, 4 ranks
-//	broadcast              0.242 (1044)    0.295 (855)     4.32 (559)      4.36 (555)
-//	all-gather             0.185 (1366)    0.306 (823)     6.66 (363)      9.07 (267)     the result on every rank
-//	gather to rank 0       0.116 (2170)    0.118 (2129)    1.97 (1231)     1.52 (1590)    other ranks need no memory
+//	broadcast              0.242 (1044)    0.295 (855)     4.32 (559)      4.36 (555)      the result on rank 0
+//	all-gather             0.185 (1366)    0.306 (823)     6.66 (363)      9.07 (267)      the result on every rank
+//	gather to rank 0       0.116 (2170)    0.118 (2129)    1.97 (1231)     1.52 (1590)     other ranks need no memory
 //	copy into new memory   0.112           0.116           1.83            1.75
 //	PyTorch: broadcast     2.88            4.28            29.6            44.0
-//	PyTorch: all-gather    0.218           0.435           3.56            6.34           the result on rank 0
+//	PyTorch: all-gather    0.218           0.435           3.56            6.34            the result on rank 0
 //	PyTorch: to rank 0     0.117           0.145           1.83            2.16
+//
+// The all-gather of 300M on 4 ranks fills four times the memory of that broadcast.
+//
+// # Checkpoints
 //
 // Saving with fsync ran at 0.8 to 1.0 of a plain write of the same bytes, loading from cached files
 // with all checksums at 0.5 to 0.7 of a plain read, and SaveAsync kept the training waiting for 20 ms
@@ -52,20 +95,32 @@ import (
 const RankCommand = "state-rank"
 
 // stateModel is a stack of transformer blocks, whose parameters and AdamW state are moved about and
-// never trained.
+// never trained. With experts each block has so many two-layer networks in place of one.
 type stateModel struct {
-	name        string
-	layers, dim int
+	name                 string
+	layers, dim, experts int
+	ranksOnly            bool // no checkpoints are measured
 }
 
+// dense and moe have the tensors of large models, and are as narrow as it takes to have them on one
+// machine: the 44 blocks of a model of 2.2 billion parameters, which are 2048 wide, and 24 blocks
+// of 32 experts.
 var stateModels = []stateModel{
-	{"0.1M", 2, 64},
-	{"30M", 10, 512},
-	{"300M", 24, 1024},
+	{"0.1M", 2, 64, 1, false},
+	{"0.1M-moe", 2, 64, 2, true},
+	{"dense", 44, 256, 1, true},
+	{"moe", 24, 96, 32, true},
+	{"30M", 10, 512, 1, false},
+	{"300M", 24, 1024, 1, false},
 }
 
 // params returns the number of parameters: products and norms with their biases.
-func (m stateModel) params() int { return m.layers * (12*m.dim*m.dim + 13*m.dim) }
+func (m stateModel) params() int {
+	return m.layers * (4*m.dim*m.dim + 8*m.dim + m.experts*(8*m.dim*m.dim+5*m.dim))
+}
+
+// tensors returns the number of tensors that they are.
+func (m stateModel) tensors() int { return m.layers * (8 + 4*m.experts) }
 
 func stateModelOf(name string) (stateModel, error) {
 	i := slices.IndexFunc(stateModels, func(m stateModel) bool { return m.name == name })
@@ -97,10 +152,10 @@ type stateJob struct {
 // Run measures what args, the command line behind the subcommand, say, and prints tables to w.
 func Run(ctx context.Context, w io.Writer, args []string) (err error) {
 	f := flag.NewFlagSet("bench state", flag.ContinueOnError)
-	models := f.String("models", "30M,300M", "comma-separated models")
+	models := f.String("models", "dense,moe,30M,300M", "comma-separated models")
 	ranks := f.String("ranks", "2,4", "comma-separated numbers of processes")
 	var o stateOptions
-	f.IntVar(&o.rounds, "rounds", 3, "interleaved rounds")
+	f.IntVar(&o.rounds, "rounds", 7, "interleaved rounds")
 	f.BoolVar(&o.tcp, "tcp", false, "let the processes talk over TCP, not shared memory")
 	f.StringVar(&o.dir, "dir", "", "directory for the checkpoints (default that of temporary files)")
 	if err := f.Parse(args); err != nil {

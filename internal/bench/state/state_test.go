@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/gofsdp/gofsdp/comm"
+	"github.com/gofsdp/gofsdp/fsdp"
 	"github.com/gofsdp/gofsdp/optim"
 )
 
@@ -34,8 +35,9 @@ func TestState(t *testing.T) {
 	rows := strings.Split(strings.TrimSpace(out.String()), "\n")
 	names := []string{
 		"0.1M: 2 blocks", "  AdamW state",
-		"    broadcast ", "    all-gather ", "    gather ", "    parameters, gather ",
-		"    transport, into new memory ", "    transport, into warm memory ", "    copy, into new memory ", "    copy, into warm memory ",
+		"    rank 0: broadcast a tensor ", "    rank 0: broadcast a rank ", "    rank 0: FullOptimState ", "    rank 0: the same, Into ",
+		"    every rank: broadcast a tensor ", "    every rank: FullOptimState ", "    every rank: the same, Into ",
+		"    transport, into new memory ", "    transport, into warm memory ", "    parameters, gather ", "    copy, into new memory ", "    copy, into warm memory ",
 		"  files of",
 		"    plain write ", "    plain write, fsync ", "    Save ", "    SaveAsync, training waits ", "    SaveAsync, until on disk ",
 		"    Export of parameters ", "    plain read ", "    Load on 3 ranks ", "    Load on 1 ", "    Import of parameters ",
@@ -68,7 +70,21 @@ func TestStateBroadcast(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		want, err := r.held.FullOptimState(ctx, r.held.opt)
+		parts, err := r.listParts(ctx)
+		if err != nil {
+			return err
+		}
+		for _, all := range []bool{false, true} {
+			each, err := r.broadcastParts(ctx, parts, all)
+			if err != nil {
+				return err
+			}
+			require.Equal(t, all || g.Rank() == 0, each != nil)
+			if each != nil {
+				require.NoError(t, r.checkFull(each))
+			}
+		}
+		want, err := r.held.FullOptimState(ctx, r.held.opt, fsdp.OnEveryRank())
 		if err == nil && g.Rank() == 0 {
 			want.Groups = nil // which no message has
 			require.Equal(t, want, got)
