@@ -25,7 +25,14 @@ type CallInfo struct {
 	Module Module
 	Params []Param // that the call owns, with full names; empty for a repeated call
 
-	notes *[]string // that the library's policies take, or nil
+	notes *notes // of the library's policies, or nil
+}
+
+// notes are what the library's policies have to say about all calls of a model. Of some of them, which
+// a user's policy may show them, there is nothing to say.
+type notes struct {
+	calls int
+	texts []string
 }
 
 // Len returns the number of parameter elements that the call owns.
@@ -153,8 +160,11 @@ func (p Policy) within(place string, calls []CallInfo) []string {
 
 // note has Wrap warn of something that a policy has found.
 func note(calls []CallInfo, text string) {
-	if len(calls) > 0 && calls[0].notes != nil && !slices.Contains(*calls[0].notes, text) {
-		*calls[0].notes = append(*calls[0].notes, text)
+	if len(calls) == 0 || calls[0].notes == nil {
+		return
+	}
+	if n := calls[0].notes; len(calls) == n.calls && !slices.Contains(n.texts, text) {
+		n.texts = append(n.texts, text)
 	}
 }
 
@@ -166,14 +176,14 @@ func (p Policy) apply(field string, tr *trace) (names []string, err error) {
 		return make([]string, len(calls)), nil
 	}
 	defer caught.Panic(&err, "policy Config."+field)
-	var notes []string
+	n := &notes{calls: len(calls)}
 	for i := range calls {
-		calls[i].notes = &notes
+		calls[i].notes = n
 	}
 	if names = p(calls); len(names) != len(calls) {
 		return nil, fmt.Errorf("policy Config.%s returned %d names for %d calls", field, len(names), len(calls))
 	}
-	tr.notes[field] = notes
+	tr.notes[field] = n.texts
 	return names, nil
 }
 

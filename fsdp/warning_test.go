@@ -60,8 +60,14 @@ func TestWarnings(t *testing.T) {
 		"all but none":      {tinyGPT(1), fsdp.Config{Wrap: fsdp.WrapAllBut(never)}, `Config.Wrap: the policy of WrapAllBut selects nothing among=`},
 		"all but all":       {tinyGPT(1), fsdp.Config{Wrap: fsdp.WrapAllBut(fsdp.WrapEach())}, `which is whole during a pass among=`},
 		"any, same and nil": {tinyGPT(1), fsdp.Config{Wrap: fsdp.WrapAny(blocks, nil, blocks, fsdp.WrapAllBut(nil))}, ""},
-		"loss ignores":      {aside(true), fsdp.Config{}, `the loss does not depend on some parameters: they get no gradient parameters="[aside.weight aside.bias]"`},
-		"long list":         {tinyGPT(9), fsdp.Config{Frozen: none}, ` and 97 more]"`},
+		"one by one": {tinyGPT(1), fsdp.Config{Wrap: func(calls []fsdp.CallInfo) (names []string) {
+			for i := range calls {
+				names = append(names, fsdp.WrapAny(blocks, never)(calls[i:i+1])...)
+			}
+			return names
+		}}, ""},
+		"loss ignores": {aside(true), fsdp.Config{}, `the loss does not depend on some parameters: they get no gradient parameters="[aside.weight aside.bias]"`},
+		"long list":    {tinyGPT(9), fsdp.Config{Frozen: none}, ` and 97 more]"`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var said bytes.Buffer
