@@ -6,9 +6,10 @@ import (
 	"strconv"
 )
 
-// culprit returns the rank to blame of those that have ended, in order of time, nil if none failed. A process closes its connections before
-// it can be seen to have ended, so its peers may be seen first, and it may be asked to end like
-// them. The order of the ends alone proves little; in this order of weight count:
+// culprit returns the rank to blame of those that have ended, in order of time, nil if none failed.
+// A process closes its connections before it can be seen to have ended, so its peers may be seen
+// first, and it may be asked to end like them. The order of the ends alone proves little; in this
+// order of weight count:
 //
 //  1. a rank that somebody else killed, before any was asked to end;
 //  2. one that failed then, by itself: its error is not about another rank;

@@ -35,7 +35,8 @@ var owned = []string{
 	"FSDP_RENDEZVOUS",
 }
 
-// rankEnviron returns the environment of local rank i. base has a secret and the settings of the flags.
+// rankEnviron returns the environment of local rank i. base has a secret and the settings of the
+// flags.
 func rankEnviron(base []string, s start, i, cores int) []string {
 	env := slices.DeleteFunc(slices.Clone(base), func(pair string) bool {
 		name, _, _ := strings.Cut(pair, "=")

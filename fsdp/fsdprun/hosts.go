@@ -100,6 +100,9 @@ func newHolder(c *config, cfg store.Config, hello auth.Hello, mine offer, after 
 		h.listen = address(h.server.Addr())
 	}
 	h.hear(time.Now(), 0, report{Join: &mine})
+	if c.nodes > 1 {
+		h.say(fmt.Sprintf("waiting at %v for %s", h.server.Addr(), h.absent()))
+	}
 	go h.run()
 	return seat{h.orders, func(r report) { h.take(heard{report: r}) }, h.close}, nil
 }

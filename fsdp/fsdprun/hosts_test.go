@@ -46,6 +46,7 @@ func secretFile(t *testing.T) string {
 func TestSeveralHosts(t *testing.T) {
 	statuses, all := together(t, "place", 3, "-n", "2", "-secret-file", secretFile(t), "-tls")
 	require.Equal(t, []int{0, 0, 0}, statuses, &all[0].err)
+	require.Regexp(t, `fsdprun: waiting at 127\.0\.0\.1:\d+ for hosts 1-2\n`, all[0].err.String())
 	for host, r := range all {
 		for i := range 2 {
 			rank := 2*host + i
