@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"math"
 	"slices"
 	"strings"
 	"testing"
@@ -71,6 +72,8 @@ func TestSetFullOptimErrors(t *testing.T) {
 			f.Params["b.w"] = p
 		}, want: "the full state: "},
 		"negative steps": {change: func(f *optim.FullState) { f.Steps = -1 }, want: "the full state has made -1 steps"},
+		"settings": {change: func(f *optim.FullState) { f.Groups = []optim.Group{{Settings: optim.Settings{Eps: math.NaN()}}} },
+			want: "the settings in the full state: "},
 		"no updates": {change: func(f *optim.FullState) {
 			p := f.Params["b.w"]
 			p.Steps = 0

@@ -47,9 +47,9 @@ func tensors(dtype DType, all map[string]*tensor.Dense, name func(*state.Tensor)
 
 // FullOptimState returns the whole state of an optimizer of [Sharded.Shards] by parameter name, as
 // that of one process would be: on rank 0, on another with [OnlyOn], or with [OnEveryRank] on all.
-// Ranks that do not get it return nil and need no memory for it. Every rank gives its optimizer. If ranks that share a parameter
-// keep different entries for it, or have made different numbers of updates, it fails on all ranks
-// and names parameter, ranks and counts.
+// Ranks that do not get it return nil and need no memory for it. Every rank gives its optimizer. If
+// ranks that share a parameter keep different entries for it, or have made different numbers of
+// updates, it fails on all ranks and names parameter, ranks and counts.
 //
 // Names are those of [Sharded.FullState]. The result of a rank has what [Extra] gives on that rank,
 // and the settings of its optimizer. [Into] reuses the memory of an earlier result.
@@ -218,8 +218,8 @@ func fits(l *layout.Layout, dtype DType, list []state.Tensor, params map[string]
 // [Rename], [AllowMissing] and [AllowExtra] make exceptions, by names such as "exp_avg:wte.weight".
 // The entries of one parameter are there together or not at all; where they may be missing the
 // optimizer keeps its own. Where full.Groups has another kind of optimizer that is an error, too;
-// other settings are a warning, and [TakeSettings] takes them. full.Extra stays where it is: the caller sends it to other ranks if they
-// need it.
+// other settings are a warning, and [TakeSettings] takes them. full.Extra stays where it is: the
+// caller sends it to other ranks if they need it.
 //
 // If an optimizer refuses state that fits, which those of package optim do not, the model is
 // unusable until a SetFullOptim, Load or Import succeeds.
@@ -269,9 +269,9 @@ func (s *Sharded) Export(ctx context.Context, path string, opts ...StateOption) 
 // succeeds, and the optimizer until one with it does.
 //
 // [WithOptimizer] also reads the state of an optimizer, which an Export with that option has
-// written; without it such state is ignored. Its settings are compared as by [Sharded.Load]. The entries of one parameter are there together or not
-// at all; where they may be missing the optimizer keeps its own. In the file the number of its
-// steps has the name "optimizer".
+// written; without it such state is ignored. Its settings are compared as by [Sharded.Load]. The
+// entries of one parameter are there together or not at all; where they may be missing the optimizer
+// keeps its own. In the file the number of its steps has the name "optimizer".
 //
 // Buffers of all ranks become those of the file. Import drops the gradients, and a Forward that
 // waits for its Backward. It fails while Hold has put one aside.

@@ -199,7 +199,11 @@ func newSheet(full *optim.FullState) ([]byte, error) {
 			sh.Have = append(sh.Have, found{Key: k, Shape: p.Shape, DType: safetensors.F32, Steps: p.Steps})
 		}
 	}
-	return json.Marshal(sh)
+	text, err := json.Marshal(sh)
+	if err != nil {
+		return nil, fmt.Errorf("the settings in the full state: %w", err)
+	}
+	return text, nil
 }
 
 // Run sends the tensors, one after the other. What an optimizer does not take is an error on every
