@@ -127,8 +127,8 @@ func requireHeads[T Float](t require.TestingT, name string, tol float64, want []
 }
 
 // TestAttentionBFloat16 compares with the formulas in float64, rounded where the kernel rounds. What
-// lies next to a tie may be rounded the other way: two units in the last of 8 bits are allowed, of
-// the largest in a tensor.
+// lies next to a tie may be rounded the other way: 2^-7 of the largest in a tensor, a unit in its last
+// place or two, is allowed.
 func TestAttentionBFloat16(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		f := drawAttention[float32](t, 2*queryBlock+10)
