@@ -346,12 +346,13 @@ func TestFullStateHasOwnBuffers(t *testing.T) {
 // TestFullStateNeedsLittleMemory bounds what collecting on one rank takes of the model's memory on
 // all: that of the parcels in which small tensors travel.
 func TestFullStateNeedsLittleMemory(t *testing.T) {
-	var params []fsdp.Param
+	params := []fsdp.Param{weight("large", 1000, 83)}
 	for i := range 200 {
 		params = append(params, weight(fmt.Sprint("w", i), 100, 83))
 	}
+	model := calls(call("a", having(params...)))
 	onRanks(t, 4, func(ctx context.Context, g comm.Group) {
-		m := wrap(t, calls(call("a", having(append(params, weight("large", 1000, 83))...))), fsdp.Config{Group: g})
+		m := wrap(t, model, fsdp.Config{Group: g})
 		opt, err := optim.AdamW{}.New(m.Shards())
 		require.NoError(t, err)
 		m.ResetPeak()
