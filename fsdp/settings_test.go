@@ -217,3 +217,50 @@ func TestGroupsOfExperts(t *testing.T) {
 		require.Equal(t, 0.1, of["a.w"].WeightDecay)
 	})
 }
+
+// TestSettingsOfSeveral passes the state of several optimizers from many ranks, of which most have
+// nothing of the small parameter, to few, and back.
+func TestSettingsOfSeveral(t *testing.T) {
+	build := func(list []optim.Param, decay, momentum float64) optim.Optimizer {
+		var weights, biases []optim.Param
+		for _, p := range list {
+			if strings.HasSuffix(p.Name, ".b") {
+				biases = append(biases, p)
+			} else {
+				weights = append(weights, p)
+			}
+		}
+		adam, err := optim.AdamW{WeightDecay: decay}.New(weights)
+		require.NoError(t, err)
+		sgd, err := optim.SGD{Momentum: momentum}.New(biases)
+		require.NoError(t, err)
+		both, err := optim.Compose(adam, sgd)
+		require.NoError(t, err)
+		return both
+	}
+	dir := t.TempDir()
+	var want []optim.Group
+	for _, n := range []int{16, 2, 16} {
+		onRanks(t, n, func(ctx context.Context, g comm.Group) {
+			m := wrap(t, smallModel, fsdp.Config{Group: g})
+			opt := build(m.Shards(), 0.25, 0.5)
+			if want != nil {
+				opt = build(m.Shards(), 0, 0.75)
+				_, err := m.Load(ctx, dir, opt, fsdp.TakeSettings())
+				require.NoError(t, err)
+			}
+			require.NoError(t, opt.Step(0.01))
+			require.NoError(t, m.Save(ctx, dir, opt))
+			if want != nil {
+				require.Equal(t, want, optim.Groups(opt))
+			}
+			require.NoError(t, m.Close()) // it holds the lock of the directory
+		})
+		if want == nil {
+			want = []optim.Group{
+				{Settings: optim.Settings{Kind: "SGD", LR: 0.01, LRScale: 1, Momentum: 0.5}, Params: []string{"a.b"}},
+				{Settings: optim.Settings{Kind: "AdamW", LR: 0.01, LRScale: 1, WeightDecay: 0.25, Betas: [2]float64{0.9, 0.999}, Eps: 1e-8}, Params: []string{"a.w", "b.w"}},
+			}
+		}
+	}
+}
