@@ -126,37 +126,43 @@ func (o *joinOptions) ask(ctx context.Context, s *Sharded, more bool, err error)
 // gradients of all ranks. Under ByRanks and ByOne they are the same whoever runs at the same time.
 // Under ByActive and ByWeights each Backward is a mean over the ranks that run it together, which
 // depends on what the others do; with no weight it adds nothing. A Forward and its Backward are both
-// inside NoSync or both outside.
-// Dropout counts the passes of each rank; at the end all go on from the largest count.
+// inside NoSync or both outside. Dropout counts the passes of each rank, and afterwards those of all.
 //
 // What all ranks must do alike comes before JoinCalls or after it: steps of optimizers, ZeroGrad,
 // clipping, saving, Join, Hold. Inside f it is refused, as ranks are in different places; gradients
 // that some ranks have dropped or scaled are an error at the next pass. In the body of Join, calls
-// without a batch do nothing in f.
+// without a batch do nothing in f. Other models get no turns: where ranks wait for each other in
+// different ones, that is an error, or a wait until the timeout if these have different groups.
 //
-// An error of f, or a panic, or one of a call, ends JoinCalls on all ranks, each with that error:
-// from then on calls in f return it. The model is then what it is after an error outside.
-func (s *Sharded) JoinCalls(ctx context.Context, f func() error) error {
+// An error or a panic of f, the end of its goroutine, or an error of a call ends JoinCalls on all
+// ranks, each with that error: from then on calls in f return it. The model is then what it is after
+// an error outside.
+func (s *Sharded) JoinCalls(ctx context.Context, f func() error) (err error) {
 	if err := enter(s, "JoinCalls"); err != nil {
 		return err
 	}
-	err := s.may("JoinCalls")
-	if err == errCalls {
+	if err = s.may("JoinCalls"); err == errCalls {
 		leave(s)
 		return fmt.Errorf("fsdp: rank %d: JoinCalls: %w", s.team.Rank(), err)
 	}
-	s.life.calls = new(calls)
+	err = errors.Join(err, s.discard(ctx, s.life.takeLast()))
+	s.life.calls = &calls{forwards: s.forwards}
 	leave(s)
-	defer func() { s.life.calls = nil }() // also if f ends the goroutine
-	if err == nil && f == nil {
-		err = errors.New("the function is nil")
-	}
-	if err == nil {
-		err = ranks.Guarded("the function", f)
-	}
-	if err := enter(s, "JoinCalls"); err != nil {
+	defer func() { err = endCalls(ctx, s, err) }()
+	switch {
+	case err != nil:
 		return err
+	case f == nil:
+		return errors.New("the function is nil")
 	}
+	err = errors.New("the function has ended its goroutine, as t.FailNow does") // unless it comes back
+	return ranks.Guarded("the function", f)
+}
+
+// endCalls takes part in the calls of other ranks until all are done. err is why this rank cannot, or
+// nil.
+func endCalls(ctx context.Context, s *Sharded, err error) error {
+	s.busy.Lock() // a call that f has left to another goroutine is one of this rank's
 	defer leave(s)
 	if failed := s.life.calls.failed; failed != nil {
 		if !errors.Is(err, failed) {
@@ -168,15 +174,17 @@ func (s *Sharded) JoinCalls(ctx context.Context, f func() error) error {
 		}
 		err = takeTurns(ctx, s, "", nil, err)
 	}
-	s.life.calls = nil
+	s.forwards, s.life.calls = s.life.calls.forwards, nil
 	return errors.Join(err, s.discard(ctx, s.life.takeLast()))
 }
 
-// calls is a JoinCalls under way. All ranks have the same first and the same schedule of last.
+// calls is a JoinCalls under way. All ranks have the same first and forwards, and the same schedule
+// of last.
 type calls struct {
-	first  int              // rank that leads the next round, if it has a call
-	last   *engine.Compiled // that this rank has run, or nil
-	failed error            // what has ended it
+	first    int              // rank that leads the next round, if it has a call
+	last     *engine.Compiled // that this rank has run, or nil
+	forwards int              // Sharded.forwards, as if this rank had made all of them
+	failed   error            // what has ended it
 }
 
 // idle tells whether a call of this rank comes to nothing: in JoinCalls others need not take part in
@@ -191,7 +199,7 @@ func takeTurns(ctx context.Context, s *Sharded, call string, mine *engine.Compil
 	c := s.life.calls
 	q := ranks.Ask{Call: "JoinCalls", Round: true}
 	if call == "" {
-		q.Absent, q.Value = true, float64(s.forwards)
+		q.Absent = true
 	} else if err != nil {
 		err = fmt.Errorf("%s: %w", call, err)
 	}
@@ -218,11 +226,13 @@ func takeTurns(ctx context.Context, s *Sharded, call string, mine *engine.Compil
 		}
 		s.life.updates.clear()
 		if ans.Leader < 0 {
-			s.forwards = int(ans.Largest) // which a checkpoint has of one rank
 			return nil
 		}
 		if next, err = s.engine.Agreed(ctx, next, &ans); err != nil {
 			return s.end(err)
+		}
+		if !next.Eval {
+			c.forwards++
 		}
 		if c.first, c.last = (ans.Leader+1)%s.team.Size(), next; next == mine {
 			return nil

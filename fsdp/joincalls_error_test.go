@@ -123,7 +123,7 @@ func TestJoinCallsFail(t *testing.T) {
 							if name == "a death" {
 								if r != faulty {
 									require.ErrorContains(t, err, fmt.Sprintf("rank %d", faulty))
-									require.ErrorContains(t, err, "goroutine ended without returning")
+									require.ErrorContains(t, err, "the function has ended its goroutine")
 								}
 								continue
 							}
@@ -337,6 +337,48 @@ func TestJoinCallsBesideJoin(t *testing.T) {
 		})
 		require.ErrorContains(t, err, "rank 0 runs JoinCalls number 2, and rank 1 has gone on to the next iteration of Join without it")
 		require.ErrorContains(t, err, "call JoinCalls there, too")
+		requireIdle(t, ctx, m, shapeBatch(0))
+	})
+}
+
+// TestJoinCallsTwoModels has ranks wait for each other in two models of the same shape, which once
+// replayed each other's passes and returned results of both models' parameters.
+func TestJoinCallsTwoModels(t *testing.T) {
+	onRanks(t, 2, func(ctx context.Context, g comm.Group) {
+		m := []*fsdp.Sharded{chain64(t, g), chain64(t, g)}
+		err := m[0].JoinCalls(ctx, func() error {
+			return m[1].JoinCalls(ctx, func() error { return errorOf(m[g.Rank()].Eval(ctx, shapeBatch(0)...)) })
+		})
+		require.ErrorContains(t, err, "rank 0 runs JoinCalls number 1, rank 1 runs JoinCalls number 1 of another model")
+	})
+}
+
+// TestJoinCallsLeftBehind has f return on one rank while another goroutine is in a call: it is one
+// more of this rank's, and nobody waits for it for ever.
+func TestJoinCallsLeftBehind(t *testing.T) {
+	onRanks(t, 2, func(ctx context.Context, g comm.Group) {
+		began, returned, done := make(chan struct{}), make(chan struct{}), make(chan error, 1)
+		m := chain64(t, g, func(c *fsdp.Config) {
+			c.Trace = func(e fsdp.Event) {
+				if e.Kind == "forward" && g.Rank() == 1 && returned != nil {
+					close(began)
+					<-returned
+					returned = nil
+				}
+			}
+		})
+		require.NoError(t, m.JoinCalls(ctx, func() error {
+			if g.Rank() == 0 {
+				return errorOf(m.Eval(ctx, shapeBatch(0)...))
+			}
+			go func() { done <- errorOf(m.Eval(ctx, shapeBatch(0)...)) }()
+			<-began
+			defer close(returned)
+			return nil
+		}))
+		if g.Rank() == 1 {
+			require.NoError(t, <-done)
+		}
 		requireIdle(t, ctx, m, shapeBatch(0))
 	})
 }

@@ -66,14 +66,14 @@ var (
 // that such a goroutine may write. Passes, norms and Close are noted as a whole, of other methods
 // the exchanges with other ranks.
 func enter(s *Sharded, method string) error {
-	if s.busy.CompareAndSwap(false, true) {
+	if s.busy.TryLock() {
 		return nil
 	}
 	return fmt.Errorf("fsdp: rank %d: %s: %w", s.team.Rank(), method, errBusy)
 }
 
 // leave ends what enter has begun.
-func leave(s *Sharded) { s.busy.Store(false) }
+func leave(s *Sharded) { s.busy.Unlock() }
 
 // tolerance says in which states a method may be called; the zero value is the strictest. No
 // collective method may be called on a model that is broken or closed.

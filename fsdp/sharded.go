@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"strings"
+	"sync"
 	"sync/atomic"
 
 	"github.com/gofsdp/gofsdp/comm"
@@ -34,7 +35,7 @@ type Sharded struct {
 	team   *ranks.Team
 	engine *engine.Engine
 	life   life
-	busy   atomic.Bool  // a method is at work: see enter
+	busy   sync.RWMutex // held while a method is at work: see enter
 	saver  state.Saver  // Save and SaveAsync
 	copied *arena.Block // by SaveAsync
 
@@ -74,12 +75,15 @@ func WrapContext(ctx context.Context, m Model, cfg Config) (*Sharded, error) {
 	return s, nil
 }
 
+// wraps counts the Wraps of this process. The largest count of its ranks numbers a model.
+var wraps atomic.Int64
+
 // wrap does what needs no other rank, compares it with the others, and then makes this rank's
 // share.
 func (s *Sharded) wrap(ctx context.Context, m Model) error {
 	model, err := prepare(s, m)
-	_, err = s.team.Agree(ctx, &ranks.Ask{Call: "Wrap", Number: 1}, err)
-	if err == nil {
+	ans, err := s.team.Agree(ctx, &ranks.Ask{Call: "Wrap", Number: 1, Value: float64(wraps.Add(1))}, err)
+	if s.team.Model = int(ans.Largest); err == nil {
 		err = s.team.Same(ctx, "model or configuration", manifest(&s.cfg, s.trace, model, s.units))
 	}
 	if err != nil {
@@ -238,9 +242,10 @@ func piece(s *Sharded, i, p, offset, at, n int) optim.Param {
 			if l != s.layout && s.life.health != closed {
 				return errFormer
 			}
-			if s.busy.Load() {
+			if !s.busy.TryRLock() {
 				return errBusy
 			}
+			defer s.busy.RUnlock()
 			return s.life.mayStep(number, s.engine.Pending())
 		},
 		Alloc: func(n int) (optim.Vec, error) {
@@ -334,7 +339,7 @@ func (s *Sharded) ask(ctx context.Context, q *ranks.Ask, err error) (ranks.Answe
 		return ranks.Answer{}, c.failed
 	}
 	s.requests++
-	q.Number, q.Loops = s.requests, s.loops
+	q.Model, q.Number, q.Loops = s.team.Model, s.requests, s.loops
 	if err == nil {
 		err = context.Cause(ctx)
 	}

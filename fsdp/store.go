@@ -58,7 +58,7 @@ func (st *store) Shard(group int) comm.Group { return st.s.meshes[group].Shard }
 // Agree implements state.Team.
 func (st *store) Agree(ctx context.Context, hash uint64, err error) error {
 	s, q := st.s, st.ask
-	if !s.busy.CompareAndSwap(false, true) {
+	if !s.busy.TryLock() {
 		return errBusy // end adds the rest
 	}
 	defer leave(s)
@@ -66,7 +66,7 @@ func (st *store) Agree(ctx context.Context, hash uint64, err error) error {
 		return err
 	}
 	s.requests++
-	q.Number, q.Loops, q.Schedule = s.requests, s.loops, hash
+	q.Model, q.Number, q.Loops, q.Schedule = s.team.Model, s.requests, s.loops, hash
 	if err == nil {
 		err = s.engine.Device().Finish() // what was written may fail late
 	}

@@ -226,13 +226,16 @@ func (e *Engine) Agreed(ctx context.Context, c *Compiled, ans *ranks.Answer) (*C
 	case ans.Known:
 		return c, nil
 	}
-	mine, err := json.Marshal(told{c.Variant, c.Needs, c.Hash})
-	if err == nil {
-		mine, err = e.team.Tell(ctx, ans.Leader, mine)
+	t := told{Variant: c.Variant, Hash: c.Hash}
+	if !c.Eval {
+		t.Needs = c.Needs
 	}
-	var t told
+	said, err := json.Marshal(t)
 	if err == nil {
-		err = json.Unmarshal(mine, &t)
+		said, err = e.team.Tell(ctx, ans.Leader, said)
+	}
+	if t = (told{}); err == nil {
+		err = json.Unmarshal(said, &t)
 	}
 	if err == nil && t.Hash != c.Hash {
 		if !t.Eval {

@@ -15,6 +15,7 @@ type Ask struct {
 	Call     string  // the method, as its users name it
 	Detail   string  // what else ranks must have alike, for messages too; usually ""
 	Argument float64 // likewise; 0 is not mentioned
+	Model    int     // whose method it is
 	Number   int     // of the rank's collective calls
 	Loops    []int   // iterations, from 1, of the loops of Join around the call, outer first
 	NoSync   bool    // a training pass, or a part of it, inside NoSync
@@ -53,7 +54,7 @@ func (q *Ask) String() string {
 // hash returns a number from 0 on that is the same where ranks ask for the same, schedules aside.
 func (q *Ask) hash() int64 {
 	h := hash(hash(offset, q.Call), q.Detail)
-	for _, v := range [...]uint64{math.Float64bits(q.Argument), uint64(q.Number), uint64(word(q.NoSync)), uint64(len(q.Loops))} {
+	for _, v := range [...]uint64{math.Float64bits(q.Argument), uint64(q.Model), uint64(q.Number), uint64(word(q.NoSync)), uint64(len(q.Loops))} {
 		h = mix(h, v)
 	}
 	for _, i := range q.Loops {
@@ -112,6 +113,10 @@ type asked struct {
 // explain tells in which way two ranks are about to do different things, with advice if it is a
 // mistake in a loop over Join.
 func explain(x, y asked) string {
+	if x.Model != y.Model {
+		return fmt.Sprintf("rank %d runs %s, rank %d runs %s of another model: ranks call the methods of models in the same order",
+			x.rank, &x.Ask, y.rank, &y.Ask)
+	}
 	for _, p := range [][2]asked{{x, y}, {y, x}} {
 		a, b := p[0], p[1]
 		if a.skipped(b) {

@@ -13,6 +13,7 @@ import (
 // the groups that its parameters lie on. It belongs to one goroutine.
 type Team struct {
 	*Agreement
+	Model  int // number of the model: ranks have the same, and other models of theirs have others
 	group  comm.Group
 	alone  comm.Group // this rank
 	mixed  *Mesh      // of the hybrid strategies, once it is needed
