@@ -197,9 +197,9 @@ func TestGroupMemory(t *testing.T) {
 					}
 					require.Equal(t, warm, mem.allocs, "allocations after two steps")
 					requireFlatBuffersOnly(t, m, mem)
-					gradBits(t, ctx, m) // goes straight to tensors of the caller's, as does what follows
+					gradBits(t, ctx, m) // goes straight to tensors of the caller's, or together if small
 					requireSameBits(t, want, stateBits(t, ctx, m))
-					require.Equal(t, warm, mem.allocs)
+					require.LessOrEqual(t, mem.allocs, warm+2, "allocations after steps, but for two parcels under way")
 					require.NoError(t, m.Close())
 					require.Empty(t, mem.out)
 					require.Equal(t, fsdp.Memory{Peak: m.Memory().Peak}, m.Memory())
