@@ -27,12 +27,12 @@ race-slice: ## race detector on comm, optim, shard, internal, and every third te
 	list=$$($(GO) test -race -list '^(Test|Example)' ./fsdp | awk '/^(Test|Example)/ && n++ % 3 == $(SLICE)' | paste -sd '|') && \
 		test -n "$$list" && $(GO) test -race -timeout 20m ./fsdp -run "^($$list)$$"
 
-# Left out, as they are about the memory of the host: what a step allocates, what is in RAM, and how
-# little of it is enough.
+# Left out, as they are about the memory of the host: what a step and a full state allocate, what is
+# in RAM, how little of it is enough, and who shares it.
 FAR ?= .
 far: ## all tests of fsdp on a device that is late and out of reach: FAR=Golden for some
 	FSDP_TEST_DEVICE=far $(GO) test ./fsdp -run '$(FAR)' \
-		-skip '^(TestStepAllocatesLittle|TestOffloadReadsAhead|TestLargerThanMemory)$$'
+		-skip '^(TestStepAllocatesLittle|TestOffloadReadsAhead|TestLargerThanMemory|TestIntoAllocates|TestIntoOptimizersMemory)$$'
 
 nocgo: ## build and test without cgo
 	CGO_ENABLED=0 $(GO) build ./...

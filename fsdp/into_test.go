@@ -115,33 +115,26 @@ func TestIntoAllocates(t *testing.T) {
 func TestIntoErrors(t *testing.T) {
 	entry := func(f *optim.FullState, param, name string, v optim.Host) { f.Params[param].Entries[name] = v }
 	for name, c := range map[string]struct {
-		change func(f *optim.FullState, opt optim.Optimizer)
+		change func(f *optim.FullState)
 		want   string // "" if it is taken
 	}{
-		"empty":             {func(f *optim.FullState, _ optim.Optimizer) { *f = optim.FullState{} }, ""},
-		"parameter missing": {func(f *optim.FullState, _ optim.Optimizer) { delete(f.Params, "b.w") }, ""},
-		"entry missing":     {func(f *optim.FullState, _ optim.Optimizer) { delete(f.Params["a.b"].Entries, "exp_avg") }, ""},
-		"no entries":        {func(f *optim.FullState, _ optim.Optimizer) { f.Params["a.b"] = optim.FullParam{} }, ""},
-		"another size": {func(f *optim.FullState, _ optim.Optimizer) {
+		"empty":             {func(f *optim.FullState) { *f = optim.FullState{} }, ""},
+		"parameter missing": {func(f *optim.FullState) { delete(f.Params, "b.w") }, ""},
+		"entry missing":     {func(f *optim.FullState) { delete(f.Params["a.b"].Entries, "exp_avg") }, ""},
+		"no entries":        {func(f *optim.FullState) { f.Params["a.b"] = optim.FullParam{} }, ""},
+		"another size": {func(f *optim.FullState) {
 			entry(f, "a.b", "exp_avg", optim.Host{F32: make([]float32, 6)})
 		}, "option Into: exp_avg:a.b has 6 float32 and 0 float64 elements, want 7 of float32"},
-		"another type": {func(f *optim.FullState, _ optim.Optimizer) {
+		"another type": {func(f *optim.FullState) {
 			entry(f, "a.b", "exp_avg", optim.Host{F64: make([]float64, 7)})
 		}, "option Into: exp_avg:a.b has 0 float32 and 7 float64 elements, want 7 of float32"},
-		"two types": {func(f *optim.FullState, _ optim.Optimizer) {
+		"two types": {func(f *optim.FullState) {
 			entry(f, "a.b", "exp_avg", optim.Host{F32: make([]float32, 7), F64: make([]float64, 1)})
 		}, "option Into: exp_avg of a.b is both float32 and float64"},
-		"another model":     {func(f *optim.FullState, _ optim.Optimizer) { f.Params["z"] = f.Params["a.b"]; delete(f.Params, "a.b") }, "option Into: the earlier state has 2 tensors that this one has not"},
-		"another optimizer": {func(f *optim.FullState, _ optim.Optimizer) { entry(f, "a.b", "max", optim.Host{}) }, "option Into: the earlier state has 1 tensors that this one has not"},
-		"shared memory": {func(f *optim.FullState, _ optim.Optimizer) {
+		"another model":     {func(f *optim.FullState) { f.Params["z"] = f.Params["a.b"]; delete(f.Params, "a.b") }, "option Into: the earlier state has 2 tensors that this one has not"},
+		"another optimizer": {func(f *optim.FullState) { entry(f, "a.b", "max", optim.Host{}) }, "option Into: the earlier state has 1 tensors that this one has not"},
+		"shared memory": {func(f *optim.FullState) {
 			entry(f, "a.b", "exp_avg", optim.Host{F32: f.Params["b.w"].Entries["exp_avg"].F32[48:]})
-		}, "option Into: tensors of the earlier state share memory, with each other or with the optimizer"},
-		"the optimizer's memory": {func(f *optim.FullState, opt optim.Optimizer) {
-			for _, e := range opt.State() {
-				if e.Data.Len() >= 7 {
-					entry(f, "a.b", "exp_avg", optim.Host{F32: e.Data.(optim.Host).F32[:7]})
-				}
-			}
 		}, "option Into: tensors of the earlier state share memory, with each other or with the optimizer"},
 	} {
 		for root := range 2 {
@@ -152,7 +145,7 @@ func TestIntoErrors(t *testing.T) {
 					full, err := m.FullOptimState(ctx, opt, fsdp.OnlyOn(root))
 					require.NoError(t, err)
 					if full != nil {
-						c.change(full, opt)
+						c.change(full)
 					}
 					got, err := m.FullOptimState(ctx, opt, fsdp.OnlyOn(root), fsdp.Into(full))
 					if c.want != "" {
@@ -173,4 +166,24 @@ func TestIntoErrors(t *testing.T) {
 			})
 		}
 	}
+}
+
+// TestIntoOptimizersMemory checks that state is not gathered over the state that it is gathered of.
+func TestIntoOptimizersMemory(t *testing.T) {
+	onRanks(t, 2, func(ctx context.Context, g comm.Group) {
+		m := wrap(t, smallModel, fsdp.Config{Group: g})
+		opt := drawnState(t, m, 1)
+		full, err := m.FullOptimState(ctx, opt)
+		require.NoError(t, err)
+		if full != nil {
+			for _, e := range opt.State() {
+				if e.Data.Len() >= 7 {
+					full.Params["a.b"].Entries["exp_avg"] = optim.Host{F32: e.Data.(optim.Host).F32[:7]}
+				}
+			}
+		}
+		_, err = m.FullOptimState(ctx, opt, fsdp.Into(full))
+		require.ErrorContains(t, err, "option Into: tensors of the earlier state share memory, with each other or with the optimizer")
+		require.ErrorContains(t, err, "rank 0: ")
+	})
 }
