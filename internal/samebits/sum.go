@@ -3,6 +3,7 @@ package main
 import (
 	"crypto/sha256"
 	"encoding/hex"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -23,7 +24,8 @@ type sums struct {
 const counts = "gofsdp.optimizer"
 
 // sum returns a hash of the tensors of a safetensors file, and of the optimizer's counts. It
-// depends neither on the order of the tensors nor on other metadata.
+// depends neither on the order of the tensors nor on other metadata, the optimizer's settings
+// included.
 func sum(path string) (hash string, err error) {
 	f, err := os.Open(path)
 	if err != nil {
@@ -47,6 +49,15 @@ func sum(path string) (hash string, err error) {
 			return "", err
 		}
 	}
-	fmt.Fprintf(h, "%q\n", header.Metadata[counts])
+	if text := header.Metadata[counts]; text != "" {
+		var of struct {
+			Steps   int
+			Updates map[string]int
+		}
+		if err := json.Unmarshal([]byte(text), &of); err != nil {
+			return "", fmt.Errorf("%s: %s: %w", path, counts, err)
+		}
+		fmt.Fprintln(h, of)
+	}
 	return hex.EncodeToString(h.Sum(nil))[:12], nil
 }
