@@ -62,9 +62,9 @@
 // that no loss depended on has no gradient, and optimizers leave it alone.
 //
 // Frozen parameters have no gradient and no optimizer state. Backward gathers them only while
-// something that is trained needs their value, and frees them directly after, inside NoSync as well;
-// calls before the first trained parameter have no backward. [Sharded.Freeze] changes what is frozen
-// between steps. What freeing them one by one saves stands in examples/lora.
+// something that is trained needs their value, and frees them directly after, inside NoSync as
+// well; calls before the first trained parameter have no backward. [Sharded.Freeze] changes what is
+// frozen between steps. What freeing them one by one saves stands in examples/lora.
 //
 // # Uneven ranks
 //
@@ -87,9 +87,9 @@
 //
 // [Sharded.Save] writes a checkpoint, each rank what it owns, and [Sharded.SaveAsync] writes it
 // while the training goes on. A checkpoint gets its name once all of it is on disk, so no crash
-// leaves half of one; a full disk is an error on every rank. [Sharded.Load] continues from the last,
-// on any number of ranks, with any strategy and units. On the same number of ranks and with the same
-// configuration, a training continues bit for bit:
+// leaves half of one; a full disk is an error on every rank. [Sharded.Load] continues from the
+// last, on any number of ranks, with any strategy and units. On the same number of ranks and with
+// the same configuration, a training continues bit for bit:
 //
 //	c, err := m.Load(ctx, "ckpt", opt)
 //	switch {
@@ -144,10 +144,10 @@
 // [Plan.Resident] adds what a process needs beside buffers, and says what it leaves out. Compiled
 // programs are kept for batches of the same shapes, within bounds: see [Sharded.Memory].
 //
-// What a rank of a small GPT holds and sends in a step, as planned and as counted (make memory, half
-// a minute). The first rows are DDP, the same model in one unit and by blocks, and adapters on it
-// while it is frozen itself. In one unit all parameters and all gradients are whole at once, which
-// takes back most of what sharding saves:
+// What a rank of a small GPT holds and sends in a step, as planned and as counted (make memory,
+// half a minute). The first rows are DDP, the same model in one unit and by blocks, and adapters on
+// it while it is frozen itself. In one unit all parameters and all gradients are whole at once,
+// which takes back most of what sharding saves:
 //
 //	tiny: 4 layers, 128 channels; MB of a rank in a step with AdamW,
 //	batch of 1 sequence of 64 bytes a rank; a frozen base has adapters of rank 8

@@ -125,18 +125,20 @@ func (o *joinOptions) ask(ctx context.Context, s *Sharded, more bool, err error)
 // call Backward next, the forward is discarded, as it is outside. Every Backward adds to the
 // gradients of all ranks. Under ByRanks and ByOne they are the same whoever runs at the same time.
 // Under ByActive and ByWeights each Backward is a mean over the ranks that run it together, which
-// depends on what the others do; with no weight it adds nothing. A Forward and its Backward are both
-// inside NoSync or both outside. Dropout counts the passes of each rank, and afterwards those of all.
+// depends on what the others do; with no weight it adds nothing. A Forward and its Backward are
+// both inside NoSync or both outside. Dropout counts the passes of each rank, and afterwards those
+// of all.
 //
 // What all ranks must do alike comes before JoinCalls or after it: steps of optimizers, ZeroGrad,
-// clipping, saving, Join, Hold. Inside f it is refused, as ranks are in different places; gradients
-// that some ranks have dropped or scaled are an error at the next pass. In the body of Join, calls
-// without a batch do nothing in f. Other models get no turns: where ranks wait for each other in
-// different ones, that is an error, or a wait until the timeout if these have different groups.
+// clipping, saving, Join, Hold. Inside f what returns an error is refused, as ranks are in
+// different places; gradients that some ranks have dropped or scaled are an error at the next pass.
+// In the body of Join, calls without a batch do nothing in f. Other models get no turns: where
+// ranks wait for each other in different ones, that is an error, or a wait until the timeout if
+// these have different groups.
 //
 // An error or a panic of f, the end of its goroutine, or an error of a call ends JoinCalls on all
-// ranks, each with that error: from then on calls in f return it. The model is then what it is after
-// an error outside.
+// ranks, each with that error: from then on calls in f return it. The model is then what it is
+// after an error outside.
 func (s *Sharded) JoinCalls(ctx context.Context, f func() error) (err error) {
 	if err := enter(s, "JoinCalls"); err != nil {
 		return err
@@ -159,8 +161,8 @@ func (s *Sharded) JoinCalls(ctx context.Context, f func() error) (err error) {
 	return ranks.Guarded("the function", f)
 }
 
-// endCalls takes part in the calls of other ranks until all are done. err is why this rank cannot, or
-// nil.
+// endCalls takes part in the calls of other ranks until all are done. err is why this rank cannot,
+// or nil.
 func endCalls(ctx context.Context, s *Sharded, err error) error {
 	s.busy.Lock() // a call that f has left to another goroutine is one of this rank's
 	defer leave(s)
@@ -187,14 +189,14 @@ type calls struct {
 	failed   error            // what has ended it
 }
 
-// idle tells whether a call of this rank comes to nothing: in JoinCalls others need not take part in
-// a pass that has no batch.
+// idle tells whether a call of this rank comes to nothing: in JoinCalls others need not take part
+// in a pass that has no batch.
 func idle(s *Sharded, batch []Tensor) bool {
 	return s.life.calls != nil && s.joined && len(batch) == 0
 }
 
-// takeTurns takes part in what other ranks run until they run mine, the pass of a call of this rank;
-// without a call, until no rank has one left. err is why this rank cannot go on, or nil.
+// takeTurns takes part in what other ranks run until they run mine, the pass of a call of this
+// rank; without a call, until no rank has one left. err is why this rank cannot go on, or nil.
 func takeTurns(ctx context.Context, s *Sharded, call string, mine *engine.Compiled, err error) error {
 	c := s.life.calls
 	q := ranks.Ask{Call: "JoinCalls", Round: true}

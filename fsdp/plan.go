@@ -58,13 +58,13 @@ type GroupPlan struct {
 func (p *Plan) Peak() int { return p.ShardBytes + p.StateBytes + p.SnapshotBytes + p.PassBytes }
 
 // Resident returns the bytes of RAM that training on such batches comes to take on this rank, to a
-// tenth. It counts buffers, freed ones included, compiled programs, packed operands of products, and
-// what collectives of package comm copy through. It does not count what any Go program has, about
-// 3 MB and its code; batches; NoSync's gradients before this pass; Forwards that are held, and
-// evaluations; what huge pages have beyond the bytes that are used, where the system gives them to
-// everybody; and garbage: a pass leaves next to none, but Go's heap may grow to twice what is in use
-// (GOGC) when other code does. Memory that processes share is counted by the rank that has it, where
-// the system counts it for every process that touches it.
+// tenth. It counts buffers, freed ones included, compiled programs, packed operands of products,
+// and what collectives of package comm copy through. It does not count what any Go program has,
+// about 3 MB and its code; batches; NoSync's gradients before this pass; Forwards that are held,
+// and evaluations; what huge pages have beyond the bytes that are used, where the system gives them
+// to everybody; and garbage: a pass leaves next to none, but Go's heap may grow to twice what is in
+// use (GOGC) when other code does. Memory that processes share is counted by the rank that has it,
+// where the system counts it for every process that touches it.
 func (p *Plan) Resident() int { return p.ReservedBytes + p.BesideBytes }
 
 // Plan plans a training pass on a batch of the shapes of these tensors, whose contents do not
@@ -233,9 +233,9 @@ type Memory struct {
 // used longest ago goes first. It is compiled again when it is needed, which takes milliseconds and
 // changes no bit.
 //
-// Packed operands of products, and what collectives copy through (the staging of sums over TCP), are
-// not counted. They grow to a fixed size in the first passes, which [Plan].BesideBytes has beside the
-// programs of its pass.
+// Packed operands of products, and what collectives copy through (the staging of sums over TCP),
+// are not counted. They grow to a fixed size in the first passes, which [Plan].BesideBytes has
+// beside the programs of its pass.
 func (s *Sharded) Memory() Memory {
 	d := s.engine.Device()
 	st, mapped := d.Stats(), 0

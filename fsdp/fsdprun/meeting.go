@@ -37,7 +37,8 @@ import (
 //   - It does not wait for ever: for a rest or the last call if there are enough ranks, for patience if
 //     not. Ranks that were asked to end are killed by their hosts after some time.
 //
-// meeting decides and does nothing else: it is told what happens and when, and leaves orders in out.
+// meeting decides and does nothing else: it is told what happens and when, and leaves orders in
+// out.
 type meeting struct {
 	hosts, restarts int
 	min             int           // ranks; 0 for all that all hosts have
@@ -256,8 +257,8 @@ func (m *meeting) grow(host int, h *member) {
 	}
 }
 
-// stop asks all ranks to end, those of the host that brings it about, too: it may not have been told
-// to start them when it spoke. It need not be told why.
+// stop asks all ranks to end, those of the host that brings it about, too: it may not have been
+// told to start them when it spoke. It need not be told why.
 func (m *meeting) stop(why reason, s syscall.Signal, by int, text string) {
 	if !m.running || m.asked != unasked {
 		return
@@ -370,8 +371,8 @@ func restAfter(rest, lasted time.Duration) time.Duration {
 	return min(max(2*rest, shortestRest), longestRest)
 }
 
-// plan returns how many ranks each host would start now, and in all: none if they are too few. Ranks
-// that were lost are started again where there would be too few without them.
+// plan returns how many ranks each host would start now, and in all: none if they are too few.
+// Ranks that were lost are started again where there would be too few without them.
 func (m *meeting) plan() (ranks map[int]int, total int) {
 	all, most, ranks := 0, 0, make(map[int]int)
 	for host, h := range m.members {
