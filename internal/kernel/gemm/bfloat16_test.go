@@ -188,6 +188,21 @@ func TestBFloat16EverywhereTheSame(t *testing.T) {
 	})
 }
 
+// TestBFloat16JustBelowNormal: a sum that rounds to the smallest normal number from below is that, but
+// zero with NEON, which looks at it before it rounds.
+func TestBFloat16JustBelowNormal(t *testing.T) {
+	eachISA(t, func(t *testing.T) {
+		a := []half.BFloat16{half.ToBFloat16(-0x1p-80), half.ToBFloat16(0x1p-63)}
+		b := []half.BFloat16{half.ToBFloat16(0x1p-80), half.ToBFloat16(0x1p-63)}
+		c, want := make([]float32, 1), float32(smallestNormal)
+		if active.name == "neon" {
+			want = 0
+		}
+		Gemm(new(Workspace), false, true, 1, 1, 2, 1, a, 2, b, 2, 0, c, 1)
+		require.Equal(t, want, c[0])
+	})
+}
+
 func TestBFloat16Bias(t *testing.T) {
 	eachISA(t, func(t *testing.T) {
 		var w Workspace

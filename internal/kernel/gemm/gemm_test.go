@@ -1,7 +1,9 @@
 package gemm
 
 import (
+	"encoding/binary"
 	"fmt"
+	"hash/crc32"
 	"math"
 	"math/rand/v2"
 	"slices"
@@ -225,6 +227,27 @@ func elementsDoNotDependOnTheirNeighbours[T Float](t *testing.T) {
 		for i := range part.m {
 			require.Equal(t, whole[i*p.ldc:][:part.n], got[i*p.ldc:][:part.n], "%v row %d", part, i)
 		}
+	})
+}
+
+// TestVectorKernelsAgreeEverywhere holds the vector kernels of all processors, not only those of
+// this one, to the same bits.
+func TestVectorKernelsAgreeEverywhere(t *testing.T) {
+	t.Run("float32", func(t *testing.T) { vectorKernelsGive[float32](t, 0xdc6376cd) })
+	t.Run("float64", func(t *testing.T) { vectorKernelsGive[float64](t, 0x76151757) })
+}
+
+func vectorKernelsGive[T Float](t *testing.T, want uint32) {
+	eachISA(t, func(t *testing.T) {
+		if active.name == "go" {
+			return // rounds as the compiler does
+		}
+		sum := crc32.NewIEEE()
+		for _, trans := range []bool{false, true} {
+			p := newProblem[T](trans, !trans, 29, 37, 803, 1, 0.7, 0.3, 5)
+			require.NoError(t, binary.Write(sum, binary.LittleEndian, p.gemm(new(Workspace))))
+		}
+		require.Equal(t, want, sum.Sum32())
 	})
 }
 
