@@ -43,6 +43,8 @@ type graph struct {
 	updates G.Nodes            // by parameter: the new value of a buffer, or nil
 	consts  map[*G.Node]string // constants made by Const and ConstTensor, and what identifies them
 	tensors map[*G.Node]Value  // the values of those made by ConstTensor
+	half    bool               // values are computed in bfloat16
+	forms   map[*G.Node]Form   // how values are stored, if not as they are; decided before programs are assembled
 }
 
 // Graph returns the graph being built.

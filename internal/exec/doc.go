@@ -32,6 +32,17 @@
 // because they are everywhere. Another engine compiles nothing: it reads the instructions of a
 // Program (see Program.All) and chooses its kernels by Op.Kind.
 //
+// # Storage
+//
+// Gorgonia knows no type of 16 bits. A unit that computes in bfloat16 (Signature.Half) is traced in
+// float32, and each value is then given a Form: bfloat16, float32, or a head of one and a tail of
+// the other. Row.Shapes marks what stays float32: statistics, gradients of parameters, losses. So
+// do values that depend on floats in float32 alone, and single numbers. An operation runs by
+// Row.BF16, or by the kernel for float32 between conversions; either way it computes in float32 and
+// rounds each result once, to nearest even, NaN kept. The form of a value depends on the module
+// alone, not on what is saved. Conversions are instructions like any other, where an operand is in
+// another form than the kernel wants; parameters and inputs may be in either in any unit.
+//
 // # What is saved for backward
 //
 // It is decided for each value (see Policy), but three rules always hold. A value that depends on

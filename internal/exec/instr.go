@@ -1,6 +1,7 @@
 package exec
 
 import (
+	"fmt"
 	"iter"
 	"slices"
 
@@ -36,6 +37,7 @@ type Operand struct {
 	Bytes  int
 	Shape  tensor.Shape
 	DType  tensor.Dtype
+	Form   Form
 
 	work *storage // what Offset is relative to while the program is assembled
 }
@@ -44,8 +46,28 @@ type Operand struct {
 func (o Operand) at(off int, shape tensor.Shape) Operand {
 	o.Offset += off
 	o.Shape = shape
-	o.Bytes = Numel(shape) * int(o.DType.Size())
+	o.Bytes = o.Form.bytes(Numel(shape), o.DType)
 	return o
+}
+
+// view returns the elements of o from off on under another shape: all of them, or some that are
+// stored in one type.
+func (o Operand) view(off int, shape tensor.Shape) Operand {
+	n, m := Numel(o.Shape), Numel(shape)
+	head, end := o.Form.head(n)
+	switch {
+	case m == n:
+		end = 0
+	case off >= head:
+		end += (off - head) * int(o.DType.Size())
+		o.Form = Form{}
+	case off+m <= head:
+		end = 2 * off
+		o.Form.Tail = 0
+	default:
+		panic(fmt.Sprintf("exec: elements %d to %d of %v, of which the last %d are in float32", off, off+m, o.Shape, o.Form.Tail))
+	}
+	return o.at(end, shape)
 }
 
 // settle makes Offset what it is now that storages have places.
@@ -65,6 +87,7 @@ type Instr struct {
 	Scratch Operand // in SpaceWork; Bytes is 0 if there is none
 	Acc     bool    // adds to Out
 	Update  bool    // serves nothing but updates of buffers: left out in evaluation
+	Half    bool    // runs by Row.BF16
 
 	stock G.Op // of KindStock
 }
@@ -79,7 +102,7 @@ func (in *Instr) Cost() Cost {
 	c := Cost{FLOPs: in.Op.FLOPs(in.Op), Written: in.Out.Bytes}
 	for i, o := range in.In {
 		if in.Op.Reads != nil {
-			o.Bytes = min(o.Bytes, in.Op.Reads(in.Op, i)*int(o.DType.Size()))
+			o.Bytes = min(o.Bytes, o.Form.bytes(in.Op.Reads(in.Op, i), o.DType))
 		}
 		c.Read += o.Bytes
 	}

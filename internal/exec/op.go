@@ -19,7 +19,7 @@ type Frame struct {
 	Out     Value   // every element must be written, or added to if Acc
 	In      []Value // read only
 	Acc     bool    // add to Out; only ever set for an operation that accumulates
-	Scratch []byte  // Row.Scratch elements of the unit's dtype, contents undefined
+	Scratch []byte  // Row.Scratch elements of the unit's dtype, or Row.BF16Scratch of float32, contents undefined
 	Kernel  *kernel.Context
 	Seed    uint64 // of this call in this step: the same in forward and backward
 	Train   bool   // false in evaluation: dropout is the identity
@@ -207,7 +207,7 @@ func (o *Op) Do(in ...G.Value) (G.Value, error) {
 	}
 	size := int(f.Out.DType.Size())
 	f.Out.Shape, f.Out.Bytes = o.Shape, make([]byte, Numel(o.Shape)*size)
-	f.Scratch = make([]byte, o.scratch()*size)
+	f.Scratch = make([]byte, o.scratch(false)*size)
 	if err := o.run(f); err != nil {
 		return nil, fmt.Errorf("%v: %w", o, err)
 	}
@@ -221,10 +221,14 @@ func (o *Op) run(f *Frame) error {
 	return o.F64(f)
 }
 
-// scratch returns the elements of scratch memory that the kernels need.
-func (o *Op) scratch() int {
-	if o.Scratch == nil {
+// scratch returns the elements of scratch memory that the kernels need, or that for bfloat16.
+func (o *Op) scratch(half bool) int {
+	need := o.Scratch
+	if half {
+		need = o.BF16Scratch
+	}
+	if need == nil {
 		return 0
 	}
-	return o.Scratch(o)
+	return need(o)
 }

@@ -28,6 +28,8 @@ type assembler struct {
 	updating map[*G.Node]bool
 	last     map[*G.Node]int // by base: index in nodes of the last use
 	storages []*storage      // in order of creation
+	at       int             // index in nodes of the one that instructions are for
+	update   bool            // it is one of updating
 }
 
 // copyTo is a place that wants a copy of a value as well, or its sum with what is there.
@@ -67,8 +69,9 @@ func (a *assembler) assemble(nodes G.Nodes) (*Program, error) {
 		}
 	}
 	for i, n := range nodes {
+		a.at, a.update = i, a.updating[n]
 		if !given[n] {
-			if err := a.emit(i, n); err != nil {
+			if err := a.emit(n); err != nil {
 				return nil, err
 			}
 		}
@@ -88,45 +91,84 @@ func (a *assembler) assemble(nodes G.Nodes) (*Program, error) {
 	return a.code, nil
 }
 
-// emit adds the instruction that computes n, if it takes one.
-func (a *assembler) emit(i int, n *G.Node) error {
-	shape, dt := n.Shape(), n.Dtype()
-	full := Operand{DType: dt}.at(0, shape)
+// emit adds the instructions that compute n, if it takes any.
+func (a *assembler) emit(n *G.Node) error {
 	switch {
 	case isConst(n) || a.consts[n] != "":
-		return a.constant(n, full)
+		return a.constant(n, Operand{DType: n.Dtype()}.at(0, n.Shape()))
 	case n.Op() == nil:
 		return fmt.Errorf("value %q is not an input of the module", n.Name())
 	case isView(n):
-		kid := children(a.g, n)[0]
-		off := 0
-		if op, ok := n.Op().(*Op); ok {
-			off = op.Attrs.(View).Offset * int(dt.Size())
-		}
-		a.loc[n] = a.loc[kid].at(off, shape)
+		a.loc[n] = a.loc[children(a.g, n)[0]].view(offset(n), n.Shape())
 		return nil
 	}
 	kids := children(a.g, n)
-	in := Instr{Op: native(a.g, n), Update: a.updating[n]}
-	if in.Op == nil {
-		in.Op, in.stock = use(stockRow, n.Shape(), kids...), n.Op()
-		in.Op.Attrs = Stock{n.Op().String()}
+	in := Instr{Acc: a.acc[n]}
+	in.Op, in.stock = operation(a.g, n, kids)
+	l := a.lower(in.Op, kids)
+	for j, c := range kids {
+		in.In = append(in.In, a.as(a.loc[c], l.in[j]))
 	}
-	for _, c := range kids {
-		in.In = append(in.In, a.loc[c])
+	in.Half = l.half
+	if l.raw == l.out {
+		in.Out = a.result(n, in.Op, in.In, l.out)
+		a.loc[n] = in.Out
+		a.add(in)
+		return nil
 	}
-	if n := in.Op.scratch(); n > 0 {
-		s := a.storage(n*int(dt.Size()), i, i)
-		in.Scratch = Operand{Space: SpaceWork, Bytes: s.bytes, work: s}
-	}
-	in.Out, in.Acc = a.result(i, n, in.Op, kids, full), a.acc[n]
-	a.loc[n] = in.Out
-	a.code.instrs = append(a.code.instrs, in)
+	in.Out = a.work(in.Op, in.In, Operand{DType: n.Dtype(), Form: l.raw}.at(0, n.Shape()), a.at)
+	a.add(in)
+	a.loc[n] = a.result(n, convertRow.op(n), nil, l.out)
+	a.add(Instr{Op: convertRow.op(n), Out: a.loc[n], In: []Operand{in.Out}})
 	return nil
 }
 
-// result decides where n's value goes.
-func (a *assembler) result(i int, n *G.Node, op *Op, kids []*G.Node, full Operand) Operand {
+// operation returns the operation of n, and Gorgonia's if only that can run it.
+func operation(g *G.ExprGraph, n *G.Node, kids []*G.Node) (*Op, G.Op) {
+	if op := native(g, n); op != nil {
+		return op, nil
+	}
+	op := use(stockRow, n.Shape(), kids...)
+	op.Attrs = Stock{n.Op().String()}
+	return op, n.Op()
+}
+
+// offset returns the element of its argument that n, a view, begins at.
+func offset(n *G.Node) int {
+	if op, ok := n.Op().(*Op); ok {
+		return op.Attrs.(View).Offset
+	}
+	return 0
+}
+
+// add adds an instruction for the node that is assembled, with the scratch memory that it needs.
+func (a *assembler) add(in Instr) {
+	size := int(in.Out.DType.Size())
+	if in.Half {
+		size = 4
+	}
+	if n := in.Op.scratch(in.Half); n > 0 {
+		s := a.storage(n*size, a.at)
+		in.Scratch = Operand{Space: SpaceWork, Bytes: s.bytes, work: s}
+	}
+	in.Update = in.Update || a.update
+	a.code.instrs = append(a.code.instrs, in)
+}
+
+// as returns o in another form, for the node that is assembled.
+func (a *assembler) as(o Operand, f Form) Operand {
+	if o.Form == f {
+		return o
+	}
+	to := Operand{DType: o.DType, Form: f}.at(0, o.Shape)
+	to.Space, to.work = SpaceWork, a.storage(to.Bytes, a.at)
+	a.add(Instr{Op: &Op{Row: convertRow, Shape: o.Shape, In: []tensor.Shape{o.Shape}}, Out: to, In: []Operand{o}})
+	return to
+}
+
+// result decides where n's value goes, which op computes of in.
+func (a *assembler) result(n *G.Node, op *Op, in []Operand, f Form) Operand {
+	full := Operand{DType: n.Dtype(), Form: f}.at(0, n.Shape())
 	if to, ok := a.dest[n]; ok {
 		return to.at(0, full.Shape)
 	}
@@ -135,33 +177,36 @@ func (a *assembler) result(i int, n *G.Node, op *Op, kids []*G.Node, full Operan
 		a.code.hosts++
 		return full
 	}
+	return a.work(op, in, full, max(a.at, a.last[n]))
+}
+
+// work places a result that is last used at some node in work memory: over the first of in, if that
+// is possible.
+func (a *assembler) work(op *Op, in []Operand, full Operand, last int) Operand {
 	full.Space = SpaceWork
-	last := max(i, a.last[n])
 	if op.InPlace {
-		s := a.loc[kids[0]].work
-		if s != nil && s.last == i && s.bytes == full.Bytes && a.onlyFirst(kids) {
+		if s := in[0].work; s != nil && s.last == a.at && s.bytes == full.Bytes && onlyFirst(in) {
 			s.last, full.work = last, s
 			return full
 		}
 	}
-	full.work = a.storage(full.Bytes, i, last)
+	full.work = a.storage(full.Bytes, last)
 	return full
 }
 
-// onlyFirst tells whether no other argument reads memory of the first, except the same elements.
-func (a *assembler) onlyFirst(kids []*G.Node) bool {
-	first := a.loc[kids[0]]
-	for _, c := range kids[1:] {
-		at := a.loc[c]
-		if at.work == first.work && (at.Offset != first.Offset || at.Bytes != first.Bytes) {
+// onlyFirst tells whether no other operand reads memory of the first, except the same elements.
+func onlyFirst(in []Operand) bool {
+	for _, o := range in[1:] {
+		if o.work == in[0].work && (o.Offset != in[0].Offset || o.Bytes != in[0].Bytes) {
 			return false
 		}
 	}
 	return true
 }
 
-func (a *assembler) storage(bytes, first, last int) *storage {
-	s := &storage{bytes: bytes, first: first, last: last}
+// storage returns new work memory, from the node that is assembled to the last that uses it.
+func (a *assembler) storage(bytes, last int) *storage {
+	s := &storage{bytes: bytes, first: a.at, last: last}
 	a.storages = append(a.storages, s)
 	return s
 }
@@ -185,15 +230,20 @@ func (a *assembler) constant(n *G.Node, full Operand) error {
 
 // copy emits a copy of n's value to t.to, or an addition.
 func (a *assembler) copy(n *G.Node, t copyTo) {
-	row := copyRow
-	if t.acc {
-		row = accumulateRow
+	in := Instr{Out: t.to.at(0, n.Shape()), Acc: t.acc, Update: t.to.Space == SpaceUpdate}
+	from, row := a.loc[n], copyRow
+	switch {
+	case t.acc:
+		from, row, in.Half = a.as(from, t.to.Form), accumulateRow, t.to.Form.Half
+	case from.Form != t.to.Form:
+		row = convertRow
 	}
-	a.code.instrs = append(a.code.instrs, Instr{
-		Op: use(row, n.Shape(), n), Out: t.to.at(0, n.Shape()), In: []Operand{a.loc[n]},
-		Acc: t.acc, Update: t.to.Space == SpaceUpdate,
-	})
+	in.Op, in.In = row.op(n), []Operand{from}
+	a.add(in)
 }
+
+// op returns the operation of r on n, whose result is of the same shape.
+func (r *Row) op(n *G.Node) *Op { return use(r, n.Shape(), n) }
 
 // use returns the operation of a row on arguments for a result of some shape.
 func use(r *Row, shape tensor.Shape, args ...*G.Node) *Op {

@@ -4,6 +4,8 @@ import (
 	G "gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
 
+	"github.com/gofsdp/gofsdp/internal/half"
+	"github.com/gofsdp/gofsdp/internal/kernel/bf16"
 	"github.com/gofsdp/gofsdp/internal/kernel/vec"
 )
 
@@ -15,6 +17,7 @@ const (
 	KindAdd        Kind = "add"
 	KindAccumulate Kind = "accumulate"
 	KindCopy       Kind = "copy"
+	KindConvert    Kind = "convert"
 	KindZero       Kind = "zero"
 	KindOutput     Kind = "output"
 	KindView       Kind = "view"
@@ -46,7 +49,8 @@ type Row struct {
 	// leading ones. An argument marked ? may be left out, one marked int holds integers, all others
 	// the graph's float type. Several results, divided by |, lie one after the other in one vector:
 	// a Gorgonia operation has one result (see Part). With Shapes empty any floats are accepted,
-	// and the result has the shape of the first.
+	// and the result has the shape of the first. What is marked f32 is float32 where other values
+	// are bfloat16; such results come last. An argument named packed is such a vector.
 	Shapes string
 	// Fit, if not nil, checks what Shapes cannot express. It may set dimensions of results.
 	Fit func(o *Op) error
@@ -66,6 +70,11 @@ type Row struct {
 	Check func(o *Op, v []int) error
 	// Scratch returns the elements of scratch memory that the kernels need. Nil means none.
 	Scratch func(o *Op) int
+	// BF16 is the kernel for values in bfloat16, and BF16Scratch the elements of float32 that it
+	// needs as scratch memory. If BF16 is nil, arguments are widened for the kernel for float32, and
+	// its result is rounded.
+	BF16        Kernel
+	BF16Scratch func(o *Op) int
 
 	View       bool // the result is memory of argument 0; programs do not run the kernels
 	Cheap      bool // cheaper to compute again than to keep
@@ -82,14 +91,23 @@ type Kernels struct{ F32, F64, Naive Kernel }
 
 // Rows returns the rows of the operations that the compiler emits by itself.
 func Rows() []*Row {
-	return []*Row{addRow, accumulateRow, copyRow, zeroRow, outputRow, viewRow,
+	return []*Row{addRow, accumulateRow, copyRow, convertRow, zeroRow, outputRow, viewRow,
 		sumRow, maxRow, maxGradRow, repeatRow, negRow, binaryRow, stockRow}
 }
 
 var addRow = &Row{
 	Kind: KindAdd, Doc: "a + b", Shapes: "a [...], b [...] -> y [...]",
 	Kernels: Kernels{add[float32], add[float64], naiveAdd},
-	FLOPs:   Each(1), Cheap: true, InPlace: true,
+	FLOPs:   Each(1), Cheap: true, InPlace: true, BF16: addHalf, BF16Scratch: ElementScratch,
+}
+
+// ElementScratch is the BF16Scratch of operations that compute element by element.
+func ElementScratch(*Op) int { return bf16.ElementScratch }
+
+func addHalf(f *Frame) error {
+	bf16.Binary(vec.Add[float32], Data[half.BFloat16](f.Out.Bytes), Data[half.BFloat16](f.In[0].Bytes),
+		Data[half.BFloat16](f.In[1].Bytes), Data[float32](f.Scratch))
+	return nil
 }
 
 func naiveAdd(f *Frame) error {
@@ -107,6 +125,13 @@ func add[T vec.Float](f *Frame) error {
 var accumulateRow = &Row{
 	Kind: KindAccumulate, Doc: "y + x, where y lies", Shapes: "x [...] -> y [...]",
 	Kernels: Kernels{accumulate[float32], accumulate[float64], naiveAccumulate}, FLOPs: Each(1), Accumulate: true,
+	BF16: accumulateHalf, BF16Scratch: ElementScratch,
+}
+
+func accumulateHalf(f *Frame) error {
+	y := Data[half.BFloat16](f.Out.Bytes)
+	bf16.Binary(vec.Add[float32], y, y, Data[half.BFloat16](f.In[0].Bytes), Data[float32](f.Scratch))
+	return nil
 }
 
 func accumulate[T vec.Float](f *Frame) error {
@@ -121,12 +146,12 @@ func naiveAccumulate(f *Frame) error {
 	return nil
 }
 
-var copyRow = &Row{Kind: KindCopy, Doc: "x", Shapes: "x [...] -> y [...]", Kernels: copies, FLOPs: Each(0)}
+var copyRow = &Row{Kind: KindCopy, Doc: "x", Shapes: "x [...] -> y [...]", Kernels: copies, FLOPs: Each(0), BF16: copyBytes}
 
 // outputRow makes an output a node of its own.
 var outputRow = &Row{
 	Kind: KindOutput, Attr: Output{},
-	Doc: "x, as an output of a module", Shapes: "x [...] -> y [...]", Kernels: copies, FLOPs: Each(0),
+	Doc: "x, as an output of a module", Shapes: "x [...] -> y [...]", Kernels: copies, FLOPs: Each(0), BF16: copyBytes,
 	Diff: 1, Grad: func(_ *Op, _ G.Nodes, _, dy *G.Node) (G.Nodes, error) { return G.Nodes{dy}, nil },
 }
 

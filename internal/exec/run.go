@@ -6,6 +6,7 @@ import (
 	G "gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
 
+	"github.com/gofsdp/gofsdp/internal/half"
 	"github.com/gofsdp/gofsdp/internal/kernel"
 )
 
@@ -33,12 +34,17 @@ type Runner struct {
 	host   []G.Value
 }
 
-// RunnerBytes returns what a Runner comes to hold at most for units of one element type.
-func RunnerBytes(dt tensor.Dtype) int {
-	if dt == tensor.Float64 {
+// RunnerBytes returns what a Runner comes to hold at most for units of one element type, some of
+// which compute in bfloat16 if low is true.
+func RunnerBytes(dt tensor.Dtype, low bool) int {
+	switch {
+	case dt == tensor.Float64:
 		return kernel.MostBytes[float64]()
+	case low:
+		return max(kernel.MostBytes[float32](), kernel.MostBytes[half.BFloat16]())
+	default:
+		return kernel.MostBytes[float32]()
 	}
-	return kernel.MostBytes[float32]()
 }
 
 // Forward runs u's forward.
@@ -95,6 +101,9 @@ func (r *Runner) native(p *Program, c *Call, memory *[spaces][][]byte, in *Instr
 	if in.Scratch.Bytes > 0 {
 		f.Scratch = c.Work[in.Scratch.Offset:][:in.Scratch.Bytes]
 	}
+	if in.Half {
+		return in.Op.BF16(f)
+	}
 	return in.Op.run(f)
 }
 
@@ -130,5 +139,5 @@ func resolve(p *Program, c *Call, memory *[spaces][][]byte, o *Operand) Value {
 		b = memory[o.Space][o.Index]
 	}
 	end := o.Offset + o.Bytes
-	return Value{Shape: o.Shape, DType: o.DType, Bytes: b[o.Offset:end:end]}
+	return Value{Shape: o.Shape, DType: o.DType, Bytes: b[o.Offset:end:end], Form: o.Form}
 }

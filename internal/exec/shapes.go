@@ -16,7 +16,9 @@ type rule struct{ args, results []operandRule }
 type operandRule struct {
 	name  string
 	isInt bool
-	dims  []string // nil if nothing is said
+	// isWide has floats in float32 where others are in bfloat16
+	isWide bool
+	dims   []string // nil if nothing is said
 }
 
 func parseRule(s string) rule {
@@ -32,6 +34,7 @@ func parseOperands(s, separator string) (list []operandRule) {
 			o.dims = strings.Fields(strings.TrimSuffix(dims, "]"))
 		}
 		o.name, o.isInt = strings.CutSuffix(strings.TrimSpace(name), " int")
+		o.name, o.isWide = strings.CutSuffix(o.name, " f32")
 		o.name = strings.TrimSuffix(o.name, "?")
 		if o.name != "" {
 			list = append(list, o)

@@ -23,7 +23,12 @@ type Signature struct {
 	// FrozenParam tells which parameters are not trained. Their gradients are neither computed nor
 	// written. Nil means none.
 	FrozenParam []bool
-	Save        Policy
+	// Half has the unit compute and store its values in bfloat16; DType is tensor.Float32 then. See
+	// "Storage" in the package comment. HalfParam tells which parameters come in bfloat16, with Half
+	// or without; nil means none. Their gradients are of type DType all the same.
+	Half      bool
+	HalfParam []bool
+	Save      Policy
 }
 
 // Input describes one input.
@@ -33,13 +38,15 @@ type Input struct {
 	Grad  bool // its gradient is wanted
 	Acc   bool // and is added to what is there
 	Same  int  // if not 0, it is the same value as input Same-1, which has the gradient of both
+	Half  bool // it is stored in bfloat16, and so is its gradient; DType is tensor.Float32
 }
 
 // A Unit is a compiled module. It is immutable and may be run by several goroutines at once.
 type Unit struct {
 	DType    tensor.Dtype
-	OutShape []tensor.Shape // all outputs are of type DType
-	Updates  []Update       // of buffers, in the order of Spec.Params
+	OutShape []tensor.Shape
+	OutHalf  []bool   // which outputs, and their gradients, are in bfloat16; the others are of type DType
+	Updates  []Update // of buffers, in the order of Spec.Params
 	Forward  *Program
 	Backward *Program // nil if compiled for forward alone
 	Saved    int      // bytes kept from forward to backward
@@ -115,8 +122,11 @@ func Compile(spec *Spec, sig *Signature) (u *Unit, err error) {
 			u, err = nil, fmt.Errorf("compilation panicked: %v\n%s", r, debug.Stack())
 		}
 	}()
-	if sig.DType != tensor.Float32 && sig.DType != tensor.Float64 {
+	switch {
+	case sig.DType != tensor.Float32 && sig.DType != tensor.Float64:
 		return nil, fmt.Errorf("element type %v is not supported: want float32 or float64", sig.DType)
+	case sig.DType != tensor.Float32 && sig.anyHalf():
+		return nil, fmt.Errorf("a unit of %v cannot compute in bfloat16: want float32", sig.DType)
 	}
 	tracing.Lock()
 	defer tracing.Unlock()
@@ -148,6 +158,10 @@ func (c *compiler) compile() (*Unit, error) {
 	for _, o := range c.outs {
 		c.unit.OutShape = append(c.unit.OutShape, o.Shape().Clone())
 	}
+	c.unit.OutHalf = make([]bool, len(c.outs))
+	if c.sig.anyHalf() {
+		c.decideForms()
+	}
 	var err error
 	if c.unit.Forward, err = c.compileForward(); err != nil {
 		return nil, err
@@ -165,11 +179,11 @@ func (c *compiler) compileForward() (*Program, error) {
 	c.bind(a, SpaceParam, c.params)
 	c.bind(a, SpaceIn, c.in)
 	for i, o := range c.outs {
-		to := place(SpaceOut, i, 0, o)
-		if isView(o) {
-			a.tail[o] = append(a.tail[o], copyTo{to, false})
-		} else {
+		to := place(SpaceOut, i, 0, o, Form{Half: c.unit.OutHalf[i]})
+		if c.direct(a, o, to) {
 			a.dest[o] = to
+		} else {
+			a.tail[o] = append(a.tail[o], copyTo{to, false})
 		}
 	}
 	c.kept = make(map[*G.Node]Operand)
@@ -179,7 +193,7 @@ func (c *compiler) compileForward() (*Program, error) {
 			c.kept[n] = to
 			continue
 		}
-		to := place(SpaceSaved, 0, c.unit.Saved, n)
+		to := place(SpaceSaved, 0, c.unit.Saved, n, c.forms[n])
 		a.dest[n], c.kept[n] = to, to
 		c.unit.Saved = align(c.unit.Saved + to.Bytes)
 	}
@@ -196,9 +210,9 @@ func (c *compiler) update(a *assembler) {
 		if n == nil {
 			continue
 		}
-		to := place(SpaceUpdate, len(c.unit.Updates), 0, n)
+		to := place(SpaceUpdate, len(c.unit.Updates), 0, n, Form{})
 		c.unit.Updates = append(c.unit.Updates, Update{i, n.Shape().Clone()})
-		if c.updating[n] && c.direct(a, n) {
+		if c.updating[n] && c.direct(a, n, to) {
 			a.dest[n] = to
 		} else {
 			a.tail[n] = append(a.tail[n], copyTo{to, false})
@@ -236,7 +250,7 @@ func (c *compiler) compileBackward() (*Program, error) {
 	for i, n := range c.gradIn {
 		in := c.sig.Inputs[i]
 		if in.Grad {
-			none = c.target(a, uses, n, place(SpaceGradIn, i, 0, c.in[i]), in.Acc, none)
+			none = c.target(a, uses, n, place(SpaceGradIn, i, 0, c.in[i], Form{Half: in.Half}), in.Acc, none)
 		}
 	}
 	for i, n := range c.gradParam {
@@ -245,7 +259,7 @@ func (c *compiler) compileBackward() (*Program, error) {
 		}
 		c.unit.HasGrad[i] = n != nil
 		acc := i < len(c.sig.AccParam) && c.sig.AccParam[i]
-		none = c.target(a, uses, n, place(SpaceGradParam, i, 0, c.params[i]), acc, none)
+		none = c.target(a, uses, n, place(SpaceGradParam, i, 0, c.params[i], Form{}), acc, none)
 	}
 	for _, z := range none {
 		a.code.instrs = append(a.code.instrs, Instr{Op: use(zeroRow, z.to.Shape), Out: z.to})
@@ -262,10 +276,12 @@ func (c *compiler) target(a *assembler, uses map[*G.Node]int, n *G.Node, to Oper
 		}
 		return none
 	}
-	direct := c.direct(a, n)
-	if acc {
-		op := native(c.g, n)
-		direct = direct && op != nil && op.Accumulate && uses[n] == 1
+	direct := c.direct(a, n, to)
+	if direct && acc {
+		kids := children(c.g, n)
+		op, _ := operation(c.g, n, kids)
+		l := c.lower(op, kids)
+		direct = op.Accumulate && uses[n] == 1 && l.raw == l.out
 	}
 	if direct {
 		a.dest[n], a.acc[n] = to, acc
@@ -275,22 +291,23 @@ func (c *compiler) target(a *assembler, uses map[*G.Node]int, n *G.Node, to Oper
 	return none
 }
 
-// direct tells whether n's value is computed by an instruction whose result has no place yet.
-func (c *compiler) direct(a *assembler, n *G.Node) bool {
+// direct tells whether n's value is computed by an instruction whose result has no place yet, in the
+// form that it has at to.
+func (c *compiler) direct(a *assembler, n *G.Node, to Operand) bool {
 	_, given := a.loc[n]
 	_, taken := a.dest[n]
-	return !given && !taken && n.Op() != nil && !isConst(n) && !isView(n)
+	return !given && !taken && n.Op() != nil && !isConst(n) && !isView(n) && c.forms[n] == to.Form
 }
 
 // bind gives the nodes addresses in a space of the caller.
 func (c *compiler) bind(a *assembler, s Space, nodes G.Nodes) {
 	for i, n := range nodes {
 		if n != nil {
-			a.loc[n] = place(s, i, 0, n)
+			a.loc[n] = place(s, i, 0, n, c.forms[n])
 		}
 	}
 }
 
-func place(s Space, index, offset int, n *G.Node) Operand {
-	return Operand{Space: s, Index: index, DType: n.Dtype()}.at(offset, n.Shape().Clone())
+func place(s Space, index, offset int, n *G.Node, f Form) Operand {
+	return Operand{Space: s, Index: index, DType: n.Dtype(), Form: f}.at(offset, n.Shape().Clone())
 }

@@ -8,6 +8,8 @@ import (
 	"unsafe"
 
 	"gorgonia.org/tensor"
+
+	"github.com/gofsdp/gofsdp/internal/half"
 )
 
 // A Value is a dense row-major tensor in memory owned by somebody else. Its element type is
@@ -16,6 +18,7 @@ type Value struct {
 	Shape tensor.Shape
 	DType tensor.Dtype
 	Bytes []byte // Len() elements, aligned for the element type
+	Form  Form   // of values of float32; zero but in programs that compute in bfloat16
 }
 
 // Len returns the number of elements. A scalar, of shape (), has one.
@@ -31,7 +34,9 @@ func Numel(s []int) int {
 }
 
 // Elem is the set of element types.
-type Elem interface{ float32 | float64 | int }
+type Elem interface {
+	float32 | float64 | int | half.BFloat16
+}
 
 // Data returns the elements of b, which must hold whole elements of type T.
 func Data[T Elem](b []byte) []T {
@@ -82,7 +87,7 @@ func FromBatch(t tensor.Tensor) (Value, error) {
 		return integers(d, d.Int64s()), nil
 	case d.Dtype() == tensor.Int64:
 		v := d.Int64s()
-		return Value{d.Shape(), tensor.Int, unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(v))), len(v)*8)}, nil
+		return Value{Shape: d.Shape(), DType: tensor.Int, Bytes: unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(v))), len(v)*8)}, nil
 	}
 	return FromTensor(d)
 }
@@ -96,7 +101,7 @@ func integers[T int32 | int64](d *tensor.Dense, v []T) Value {
 			list[i] = math.MinInt
 		}
 	}
-	return Value{d.Shape(), tensor.Int, Bytes(list)}
+	return Value{Shape: d.Shape(), DType: tensor.Int, Bytes: Bytes(list)}
 }
 
 // contiguous returns t if it is dense, row-major, contiguous and not empty.

@@ -6,7 +6,9 @@ import (
 	G "gorgonia.org/gorgonia"
 
 	"github.com/gofsdp/gofsdp/internal/exec"
+	"github.com/gofsdp/gofsdp/internal/half"
 	"github.com/gofsdp/gofsdp/internal/kernel"
+	"github.com/gofsdp/gofsdp/internal/kernel/bf16"
 	"github.com/gofsdp/gofsdp/internal/kernel/vec"
 )
 
@@ -15,47 +17,47 @@ import (
 func GELU(x *G.Node) (*G.Node, error) { return gelu.Apply(nil, x) }
 
 var gelu, geluGrad = activation(KindGELU, KindGELUGrad, "x·Φ(x)", 5,
-	unary(kernel.GELU[float32], kernel.GELU[float64], kernel.NaiveGELU),
-	binary(kernel.GELUGrad[float32], kernel.GELUGrad[float64], kernel.NaiveGELUGrad))
+	kernel.GELU, kernel.GELU, kernel.NaiveGELU, kernel.GELUGrad, kernel.GELUGrad, kernel.NaiveGELUGrad)
 
 // GELUTanh returns the tanh approximation of GELU, 0.5x(1 + tanh(sqrt(2/π)(x + 0.044715x³))).
 func GELUTanh(x *G.Node) (*G.Node, error) { return geluTanh.Apply(nil, x) }
 
 var geluTanh, geluTanhGrad = activation(KindGELUTanh, KindGELUTanhGrad, "x/2·(1 + tanh(√(2/π)·(x + 0.044715·x³)))", 9,
-	unary(kernel.GELUTanh[float32], kernel.GELUTanh[float64], kernel.NaiveGELUTanh),
-	binary(kernel.GELUTanhGrad[float32], kernel.GELUTanhGrad[float64], kernel.NaiveGELUTanhGrad))
+	kernel.GELUTanh, kernel.GELUTanh, kernel.NaiveGELUTanh, kernel.GELUTanhGrad, kernel.GELUTanhGrad, kernel.NaiveGELUTanhGrad)
 
 // ReLU returns max(x, 0).
 func ReLU(x *G.Node) (*G.Node, error) { return relu.Apply(nil, x) }
 
 var relu, reluGrad = activation(KindReLU, KindReLUGrad, "max(x, 0)", 1,
-	unary(kernel.ReLU[float32], kernel.ReLU[float64], kernel.NaiveReLU),
-	binary(kernel.ReLUGrad[float32], kernel.ReLUGrad[float64], kernel.NaiveReLUGrad))
+	kernel.ReLU, kernel.ReLU, kernel.NaiveReLU, kernel.ReLUGrad, kernel.ReLUGrad, kernel.NaiveReLUGrad)
 
 // activation returns the rows of an element-wise operation of n FLOPs and of its gradient, a
 // function of x and dy.
-func activation(kind, gradKind exec.Kind, doc string, n int, run, gradRun exec.Kernels) (row, grad *exec.Row) {
+func activation(kind, gradKind exec.Kind, doc string, n int, f32 func(y, x []float32), f64, naive func(y, x []float64),
+	grad32 func(dx, x, dy []float32), grad64, gradNaive func(dx, x, dy []float64)) (row, grad *exec.Row) {
 	grad = &exec.Row{
 		Kind: gradKind, Doc: "dy times the slope of " + string(kind) + " at x", Shapes: "x, dy -> dx [...]",
-		Kernels: gradRun, FLOPs: exec.Each(2*n + 1), InPlace: true,
+		Kernels: kernels(runBinary(grad32), runBinary(grad64), runBinary(gradNaive)), FLOPs: exec.Each(2*n + 1), InPlace: true,
+		BF16: func(f *exec.Frame) error {
+			bf16.Binary(grad32, result[half.BFloat16](f), low(f, 0), low(f, 1), wide(f))
+			return nil
+		},
+		BF16Scratch: exec.ElementScratch,
 	}
 	return &exec.Row{
 		Kind: kind, Doc: doc, Shapes: "x [...] -> y [...]",
-		Kernels: run, FLOPs: exec.Each(n), Cheap: true, InPlace: true, Diff: 1,
-		Grad: func(o *exec.Op, in G.Nodes, _, dy *G.Node) (G.Nodes, error) { return o.Gradient(grad, in[0], dy) },
+		Kernels: kernels(runUnary(f32), runUnary(f64), runUnary(naive)), FLOPs: exec.Each(n), Cheap: true, InPlace: true, Diff: 1,
+		BF16: func(f *exec.Frame) error {
+			bf16.Unary(f32, result[half.BFloat16](f), low(f, 0), wide(f))
+			return nil
+		},
+		BF16Scratch: exec.ElementScratch,
+		Grad:        func(o *exec.Op, in G.Nodes, _, dy *G.Node) (G.Nodes, error) { return o.Gradient(grad, in[0], dy) },
 	}, grad
-}
-
-func unary(f32 func(y, x []float32), f64, naive func(y, x []float64)) exec.Kernels {
-	return kernels(runUnary(f32), runUnary(f64), runUnary(naive))
 }
 
 func runUnary[T kernel.Float](run func(y, x []T)) exec.Kernel {
 	return func(f *exec.Frame) error { run(result[T](f), arg[T](f, 0)); return nil }
-}
-
-func binary(f32 func(dx, x, dy []float32), f64, naive func(dx, x, dy []float64)) exec.Kernels {
-	return kernels(runBinary(f32), runBinary(f64), runBinary(naive))
 }
 
 func runBinary[T kernel.Float](run func(dx, x, dy []T)) exec.Kernel {
@@ -78,7 +80,14 @@ var scale = &exec.Row{
 			}
 		}),
 	},
+	BF16: scaleHalf, BF16Scratch: exec.ElementScratch,
 	FLOPs: exec.Each(1), Cheap: true, InPlace: true, Diff: 1, Grad: again,
+}
+
+func scaleHalf(f *exec.Frame) error {
+	c := float32(f.Op.Attrs.(Factor).C)
+	bf16.Unary(func(y, x []float32) { vec.ScaleTo(y, c, x) }, result[half.BFloat16](f), low(f, 0), wide(f))
+	return nil
 }
 
 func runScale[T kernel.Float](run func(y []T, c T, x []T)) exec.Kernel {
@@ -113,10 +122,17 @@ var dropout = &exec.Row{
 	Kind: KindDropout, Attr: Mask{}, Doc: "x/(1 - rate) or 0, by seed and stream; x in evaluation", Shapes: "x [...] -> y [...]",
 	Kernels: kernels(runDropout(kernel.Dropout[float32]), runDropout(kernel.Dropout[float64]),
 		runDropout(kernel.NaiveDropout)),
+	BF16: dropoutHalf, BF16Scratch: exec.ElementScratch,
 	FLOPs: exec.Each(12), Cheap: true, InPlace: true, Diff: 1, Grad: again,
 }
 
-func runDropout[T kernel.Float](run func(y, x []T, seed, base uint64, rate float64)) exec.Kernel {
+func dropoutHalf(f *exec.Frame) error {
+	return runDropout(func(y, x []half.BFloat16, seed, base uint64, rate float64) {
+		bf16.Dropout(y, x, seed, base, rate, wide(f))
+	})(f)
+}
+
+func runDropout[T kernel.Element](run func(y, x []T, seed, base uint64, rate float64)) exec.Kernel {
 	return func(f *exec.Frame) error {
 		if !f.Train {
 			copy(f.Out.Bytes, f.In[0].Bytes)

@@ -6,6 +6,7 @@ import (
 	G "gorgonia.org/gorgonia"
 
 	"github.com/gofsdp/gofsdp/internal/exec"
+	"github.com/gofsdp/gofsdp/internal/half"
 	"github.com/gofsdp/gofsdp/internal/kernel"
 )
 
@@ -30,7 +31,7 @@ func SelfAttention(qkv, mask *G.Node, heads int, causal bool) (*G.Node, error) {
 var attention = &exec.Row{
 	Kind: KindAttention, Attr: Attention{},
 	Doc:    "softmax(q·kᵀ/√(D/heads))·v of each head, and the logarithm of the sum in each softmax",
-	Shapes: "qkv [B T 3*D], mask? int [B T] -> y [B T D] | lse [B heads T]",
+	Shapes: "qkv [B T 3*D], mask? int [B T] -> y [B T D] | lse f32 [B heads T]",
 	Fit: func(o *exec.Op) error {
 		heads, width := o.Attrs.(Attention).Heads, o.Dim("3*D")
 		if heads < 1 || width%(3*heads) != 0 {
@@ -42,6 +43,7 @@ var attention = &exec.Row{
 	},
 	Kernels: kernels(runAttention(kernel.AttentionForward[float32]), runAttention(kernel.AttentionForward[float64]),
 		runAttention(kernel.NaiveAttentionForward)),
+	BF16: attentionHalf, BF16Scratch: attentionHalfScratch,
 	FLOPs: func(o *exec.Op) int { return 4 * visible(o) }, Scratch: attentionScratch, Diff: 1,
 	Grad: func(o *exec.Op, in G.Nodes, packed, dy *G.Node) (G.Nodes, error) {
 		return o.Gradient(attentionGrad, append(G.Nodes{in[0], packed, dy}, in[1:]...)...)
@@ -58,6 +60,16 @@ func geometry(o *exec.Op) kernel.Attention {
 }
 
 func attentionScratch(o *exec.Op) int { return kernel.AttentionScratch(geometry(o)) }
+
+func attentionHalfScratch(o *exec.Op) int { return kernel.AttentionBFloat16Scratch(geometry(o)) }
+
+func attentionHalf(f *exec.Frame) error {
+	a, x := geometry(f.Op), low(f, 0)
+	out, lse := f.Out.Parts()
+	d := a.OutStride
+	kernel.AttentionForward(f.Kernel, a, out, lse, x, x[d:], x[2*d:], ints(f, 1), nil, wide(f))
+	return nil
+}
 
 // visible counts the pairs of a query and a key that it sees, times the columns of all heads. What
 // a mask hides is not known when an op is made.
@@ -85,7 +97,16 @@ var attentionGrad = &exec.Row{
 	Shapes: "qkv, packed, dy, mask? int -> dqkv [B T 3*D]",
 	Kernels: kernels(runAttentionGrad(kernel.AttentionBackward[float32]), runAttentionGrad(kernel.AttentionBackward[float64]),
 		runAttentionGrad(kernel.NaiveAttentionBackward)),
+	BF16: attentionGradHalf, BF16Scratch: attentionHalfScratch,
 	FLOPs: func(o *exec.Op) int { return 10 * visible(o) }, Scratch: attentionScratch,
+}
+
+func attentionGradHalf(f *exec.Frame) error {
+	a, dx, x := geometry(f.Op), result[half.BFloat16](f), low(f, 0)
+	out, lse := f.In[1].Parts()
+	d := a.OutStride
+	kernel.AttentionBackward(f.Kernel, a, dx, dx[d:], dx[2*d:], nil, x, x[d:], x[2*d:], out, lse, low(f, 2), ints(f, 3), nil, wide(f))
+	return nil
 }
 
 func runAttentionGrad[T kernel.Float](run func(c *kernel.Context, a kernel.Attention, dq, dk, dv, dbias, q, k, v, out, lse,

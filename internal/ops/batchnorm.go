@@ -40,7 +40,7 @@ func BatchNorm(x, gain, bias, runningMean, runningVar *G.Node, eps, momentum flo
 
 var batchStats = &exec.Row{
 	Kind: KindBatchStats, Attr: BatchStats{}, Doc: "mean and biased variance of each column, and what the running ones become",
-	Shapes: "x [... d], running mean [d], running variance [d] -> mean [d] | variance [d] | next mean [d] | next variance [d]",
+	Shapes: "x [... d], running mean f32 [d], running variance f32 [d] -> mean f32 [d] | variance f32 [d] | next mean f32 [d] | next variance f32 [d]",
 	Kernels: kernels(runBatchStats(kernel.BatchStats[float32]), runBatchStats(kernel.BatchStats[float64]),
 		runBatchStats(kernel.NaiveBatchStats)),
 	FLOPs: exec.Each(4),
@@ -70,7 +70,7 @@ func runBatchStats[T kernel.Float](run func(mean, variance, x []T, n, d int)) ex
 
 var batchNorm = &exec.Row{
 	Kind: KindBatchNorm, Attr: Norm{}, Doc: "(x - mean)/√(variance + eps)·gain + bias",
-	Shapes: "x [... d], gain [d], bias [d], statistics -> y [... d]",
+	Shapes: "x [... d], gain f32 [d], bias f32 [d], statistics f32 -> y [... d]",
 	Kernels: kernels(runBatchNorm(kernel.BatchNorm[float32]), runBatchNorm(kernel.BatchNorm[float64]),
 		runBatchNorm(kernel.NaiveBatchNorm)),
 	FLOPs: exec.Each(3), Cheap: true, InPlace: true, Diff: 3,
@@ -90,7 +90,7 @@ func runBatchNorm[T kernel.Float](run func(y, x, gain, bias, mean, variance []T,
 
 var batchNormGrad = &exec.Row{
 	Kind: KindBatchNormGrad, Attr: Norm{}, Doc: "the gradients of batch norm, those through the statistics included",
-	Shapes: "x, gain, statistics, dy -> dx [... d] | dgain [d] | dbias [d]",
+	Shapes: "x, gain f32, statistics f32, dy -> dx [... d] | dgain f32 [d] | dbias f32 [d]",
 	Kernels: kernels(runBatchNormGrad(kernel.BatchNormGrad[float32]), runBatchNormGrad(kernel.BatchNormGrad[float64]),
 		runBatchNormGrad(kernel.NaiveBatchNormGrad)),
 	FLOPs: exec.Each(11),

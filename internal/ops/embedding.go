@@ -6,7 +6,9 @@ import (
 	G "gorgonia.org/gorgonia"
 
 	"github.com/gofsdp/gofsdp/internal/exec"
+	"github.com/gofsdp/gofsdp/internal/half"
 	"github.com/gofsdp/gofsdp/internal/kernel"
+	"github.com/gofsdp/gofsdp/internal/kernel/bf16"
 	"github.com/gofsdp/gofsdp/internal/kernel/vec"
 )
 
@@ -18,6 +20,7 @@ var embedding = &exec.Row{
 	Kind: KindEmbedding, Doc: "the rows of table that index names", Shapes: "table [rows d], index int [...] -> y [... d]",
 	Kernels: kernels(runEmbedding(kernel.Embedding[float32]), runEmbedding(kernel.Embedding[float64]),
 		runEmbedding(kernel.NaiveEmbedding)),
+	BF16:  runEmbedding(kernel.Embedding[half.BFloat16]),
 	FLOPs: exec.Each(0),
 	Reads: func(o *exec.Op, arg int) int {
 		if arg == 0 {
@@ -31,7 +34,7 @@ var embedding = &exec.Row{
 	},
 }
 
-func runEmbedding[T kernel.Float](run func(y, table []T, idx []int, rows, d int) error) exec.Kernel {
+func runEmbedding[T kernel.Element](run func(y, table []T, idx []int, rows, d int) error) exec.Kernel {
 	return func(f *exec.Frame) error {
 		return run(result[T](f), arg[T](f, 0), ints(f, 1), f.Op.Dim("rows"), f.Op.Dim("d"))
 	}
@@ -39,9 +42,15 @@ func runEmbedding[T kernel.Float](run func(y, table []T, idx []int, rows, d int)
 
 var embeddingGrad = &exec.Row{
 	Kind: KindEmbeddingGrad, Doc: "the sum of the rows of dy at the row of the table that they come from",
-	Shapes: "dy, index int -> dtable [rows d]", FLOPs: exec.Each(1), Accumulate: true,
+	Shapes: "dy, index int -> dtable f32 [rows d]", FLOPs: exec.Each(1), Accumulate: true,
 	Kernels: kernels(runEmbeddingGrad(kernel.EmbeddingGrad[float32]), runEmbeddingGrad(kernel.EmbeddingGrad[float64]),
 		runEmbeddingGrad(kernel.NaiveEmbeddingGrad)),
+	BF16: embeddingGradHalf, BF16Scratch: func(o *exec.Op) int { return o.Dim("d") },
+}
+
+func embeddingGradHalf(f *exec.Frame) error {
+	bf16.EmbeddingGrad(result[float32](f), low(f, 0), ints(f, 1), f.Op.Dim("rows"), f.Op.Dim("d"), f.Acc, wide(f))
+	return nil
 }
 
 func runEmbeddingGrad[T kernel.Float](run func(dtable, dy []T, idx []int, rows, d int, acc bool)) exec.Kernel {
@@ -70,6 +79,7 @@ var positions = &exec.Row{
 			}
 		}),
 	},
+	BF16: positionsHalf, BF16Scratch: exec.ElementScratch,
 	FLOPs: exec.Each(1), Reads: func(o *exec.Op, arg int) int { return exec.Numel(o.In[0][arg:]) },
 	Cheap: true, InPlace: true, Diff: 2,
 	Grad: func(o *exec.Op, in G.Nodes, _, dy *G.Node) (G.Nodes, error) {
@@ -78,7 +88,11 @@ var positions = &exec.Row{
 	},
 }
 
-func runPositions[T kernel.Float](add func(y, a, b []T)) exec.Kernel {
+func positionsHalf(f *exec.Frame) error {
+	return runPositions(func(y, a, b []half.BFloat16) { bf16.Binary(vec.Add[float32], y, a, b, wide(f)) })(f)
+}
+
+func runPositions[T kernel.Element](add func(y, a, b []T)) exec.Kernel {
 	return func(f *exec.Frame) error {
 		n := f.Op.Dim("T") * f.Op.Dim("d")
 		for i := range f.Op.Dim("B") {
@@ -89,15 +103,22 @@ func runPositions[T kernel.Float](add func(y, a, b []T)) exec.Kernel {
 }
 
 var positionsGrad = &exec.Row{
-	Kind: KindPositionsGrad, Doc: "the sum of dy over B, and 0 in the rows from T on", Shapes: "dy -> dtable [rows d]",
+	Kind: KindPositionsGrad, Doc: "the sum of dy over B, and 0 in the rows from T on", Shapes: "dy -> dtable f32 [rows d]",
 	Kernels: kernels(runPositionsGrad(kernel.LinearGradB[float32]), runPositionsGrad(kernel.LinearGradB[float64]),
 		runPositionsGrad(kernel.NaiveLinearGradB)),
+	BF16: positionsGradHalf, BF16Scratch: func(o *exec.Op) int { return bf16.ColumnScratch(o.Dim("T") * o.Dim("d")) },
 	FLOPs: exec.Each(1), Accumulate: true,
 }
 
-func runPositionsGrad[T kernel.Float](sum func(d, dy []T, n, columns int, acc bool)) exec.Kernel {
+func positionsGradHalf(f *exec.Frame) error {
+	return runPositionsGrad(func(d []float32, dy []half.BFloat16, n, columns int, acc bool) {
+		bf16.LinearGradB(d, dy, n, columns, acc, wide(f))
+	})(f)
+}
+
+func runPositionsGrad[G kernel.Float, T kernel.Element](sum func(d []G, dy []T, n, columns int, acc bool)) exec.Kernel {
 	return func(f *exec.Frame) error {
-		d, n := result[T](f), f.Op.Dim("T")*f.Op.Dim("d")
+		d, n := result[G](f), f.Op.Dim("T")*f.Op.Dim("d")
 		sum(d[:n], arg[T](f, 0), f.Op.Dim("B"), n, f.Acc)
 		if !f.Acc {
 			clear(d[n:])

@@ -33,6 +33,9 @@ func ExampleTable() {
 	// copy: x [...]
 	//     -> y [...]
 	//     x
+	// convert: x [...]
+	//     -> y [...]
+	//     x, rounded to bfloat16 or widened to float32
 	// zero:
 	//     -> y [...]
 	//     0
@@ -70,37 +73,37 @@ func ExampleTable() {
 	//     -> dx [... in]
 	//     dy·weight
 	// linear dw: dy, x
-	//     -> dweight [out in]
+	//     -> dweight f32 [out in]
 	//     dyᵀ·x
 	// linear db: dy
-	//     -> dbias [out]
+	//     -> dbias f32 [out]
 	//     the sum of the rows of dy
 	// attention (ops.Attention): qkv [B T 3*D], mask? int [B T]
-	//     -> y [B T D] | lse [B heads T]
+	//     -> y [B T D] | lse f32 [B heads T]
 	//     softmax(q·kᵀ/√(D/heads))·v of each head, and the logarithm of the sum in each softmax
 	// attention grad (ops.Attention): qkv, packed, dy, mask? int
 	//     -> dqkv [B T 3*D]
 	//     the gradient of attention, from the scores computed again
-	// layer norm (ops.Norm): x [... d], gain [d], bias [d]
-	//     -> y [... d] | statistics [... 2]
+	// layer norm (ops.Norm): x [... d], gain f32 [d], bias f32 [d]
+	//     -> y [... d] | statistics f32 [... 2]
 	//     (x - mean)·rstd·gain + bias, and mean and rstd = 1/√(variance + eps) of each row
-	// layer norm grad (ops.Norm): x, gain, packed, dy
-	//     -> dx [... d] | dgain [d] | dbias [d]
+	// layer norm grad (ops.Norm): x, gain f32, packed, dy
+	//     -> dx [... d] | dgain f32 [d] | dbias f32 [d]
 	//     the gradients of layer norm
-	// rms norm (ops.Norm): x [... d], gain [d]
-	//     -> y [... d] | rstd [...]
+	// rms norm (ops.Norm): x [... d], gain f32 [d]
+	//     -> y [... d] | rstd f32 [...]
 	//     x·rstd·gain, and rstd = 1/√(mean(x²) + eps) of each row
-	// rms norm grad (ops.Norm): x, gain, packed, dy
-	//     -> dx [... d] | dgain [d]
+	// rms norm grad (ops.Norm): x, gain f32, packed, dy
+	//     -> dx [... d] | dgain f32 [d]
 	//     the gradients of rms norm
-	// batch norm statistics (ops.BatchStats): x [... d], running mean [d], running variance [d]
-	//     -> mean [d] | variance [d] | next mean [d] | next variance [d]
+	// batch norm statistics (ops.BatchStats): x [... d], running mean f32 [d], running variance f32 [d]
+	//     -> mean f32 [d] | variance f32 [d] | next mean f32 [d] | next variance f32 [d]
 	//     mean and biased variance of each column, and what the running ones become
-	// batch norm (ops.Norm): x [... d], gain [d], bias [d], statistics
+	// batch norm (ops.Norm): x [... d], gain f32 [d], bias f32 [d], statistics f32
 	//     -> y [... d]
 	//     (x - mean)/√(variance + eps)·gain + bias
-	// batch norm grad (ops.Norm): x, gain, statistics, dy
-	//     -> dx [... d] | dgain [d] | dbias [d]
+	// batch norm grad (ops.Norm): x, gain f32, statistics f32, dy
+	//     -> dx [... d] | dgain f32 [d] | dbias f32 [d]
 	//     the gradients of batch norm, those through the statistics included
 	// gelu: x [...]
 	//     -> y [...]
@@ -130,18 +133,18 @@ func ExampleTable() {
 	//     -> y [... d]
 	//     the rows of table that index names
 	// embedding grad: dy, index int
-	//     -> dtable [rows d]
+	//     -> dtable f32 [rows d]
 	//     the sum of the rows of dy at the row of the table that they come from
 	// positions: x [B T d], table [rows d]
 	//     -> y [B T d]
 	//     x plus the first T rows of table
 	// positions grad: dy
-	//     -> dtable [rows d]
+	//     -> dtable f32 [rows d]
 	//     the sum of dy over B, and 0 in the rows from T on
 	// cross-entropy (ops.Ignore): logits [... n classes], targets int [... n]
-	//     -> loss [1] | lse [... n]
+	//     -> loss f32 [1] | lse f32 [... n]
 	//     the mean of lse - logits[target] where the target counts; lse = log Σ exp(logits)
-	// cross-entropy grad (ops.Ignore): logits, targets int, packed, dloss
+	// cross-entropy grad (ops.Ignore): logits, targets int, packed f32, dloss f32
 	//     -> dlogits [... n classes]
 	//     (exp(logits - lse) - onehot(targets))·dloss/count, and 0 where a target does not count
 }

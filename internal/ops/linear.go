@@ -4,7 +4,9 @@ import (
 	G "gorgonia.org/gorgonia"
 
 	"github.com/gofsdp/gofsdp/internal/exec"
+	"github.com/gofsdp/gofsdp/internal/half"
 	"github.com/gofsdp/gofsdp/internal/kernel"
+	"github.com/gofsdp/gofsdp/internal/kernel/bf16"
 )
 
 // Linear returns x·wᵀ + b for x [..., in], w [out, in] and b [out] or nil: [..., out].
@@ -18,10 +20,11 @@ func Linear(x, w, b *G.Node) (*G.Node, error) {
 var linear = &exec.Row{
 	Kind: KindLinear, Doc: "x·weightᵀ + bias", Shapes: "x [... in], weight [out in], bias? [out] -> y [... out]",
 	Kernels: kernels(runLinear(kernel.Linear[float32]), runLinear(kernel.Linear[float64]), runLinear(kernel.NaiveLinear)),
+	BF16:    runLinear(kernel.Linear[half.BFloat16]),
 	FLOPs:   product, Diff: 3, Grad: linearGrads,
 }
 
-func runLinear[T kernel.Float](run func(c *kernel.Context, y, x, w, b []T, n, in, out int)) exec.Kernel {
+func runLinear[T kernel.Element](run func(c *kernel.Context, y, x, w, b []T, n, in, out int)) exec.Kernel {
 	return func(f *exec.Frame) error {
 		var b []T
 		if len(f.In) > 2 {
@@ -63,6 +66,7 @@ var addLinear = &exec.Row{
 	Kind: KindAddLinear, Doc: "y + x·weightᵀ", Shapes: "y [... out], x [... in], weight [out in] -> sum [... out]",
 	Kernels: kernels(runProduct(kernel.LinearAdd[float32], 1), runProduct(kernel.LinearAdd[float64], 1),
 		runProduct(kernel.NaiveLinearAdd, 1)),
+	BF16:  runProduct(kernel.LinearAdd[half.BFloat16], 1),
 	FLOPs: product, InPlace: true, Diff: 3,
 	Grad: func(o *exec.Op, in G.Nodes, _, dy *G.Node) (G.Nodes, error) {
 		grads, err := linearGrads(o, in[1:], nil, dy)
@@ -72,7 +76,7 @@ var addLinear = &exec.Row{
 
 // runProduct runs a kernel on the arguments from first on. The one before is what the product is
 // added to.
-func runProduct[T kernel.Float](run func(c *kernel.Context, y, a, b []T, n, in, out int), first int) exec.Kernel {
+func runProduct[T kernel.Element](run func(c *kernel.Context, y, a, b []T, n, in, out int), first int) exec.Kernel {
 	return func(f *exec.Frame) error {
 		if first > 0 {
 			copy(f.Out.Bytes, f.In[0].Bytes)
@@ -87,27 +91,36 @@ var linearGradX = &exec.Row{
 	Kind: KindLinearGradX, Doc: "dy·weight", Shapes: "dy, weight -> dx [... in]", FLOPs: product,
 	Kernels: kernels(runProduct(kernel.LinearGradX[float32], 0), runProduct(kernel.LinearGradX[float64], 0),
 		runProduct(kernel.NaiveLinearGradX, 0)),
+	BF16: runProduct(kernel.LinearGradX[half.BFloat16], 0),
 }
 
 var linearGradW = &exec.Row{
-	Kind: KindLinearGradW, Doc: "dyᵀ·x", Shapes: "dy, x -> dweight [out in]", FLOPs: product, Accumulate: true,
-	Kernels: kernels(runLinearGradW(kernel.LinearGradW[float32]), runLinearGradW(kernel.LinearGradW[float64]),
+	Kind: KindLinearGradW, Doc: "dyᵀ·x", Shapes: "dy, x -> dweight f32 [out in]", FLOPs: product, Accumulate: true,
+	Kernels: kernels(runLinearGradW(kernel.LinearGradW[float32, float32]), runLinearGradW(kernel.LinearGradW[float64, float64]),
 		runLinearGradW(kernel.NaiveLinearGradW)),
+	BF16: runLinearGradW(kernel.LinearGradW[half.BFloat16, float32]),
 }
 
-func runLinearGradW[T kernel.Float](run func(c *kernel.Context, dw, dy, x []T, n, in, out int, acc bool)) exec.Kernel {
+func runLinearGradW[T kernel.Element, G kernel.Float](run func(c *kernel.Context, dw []G, dy, x []T, n, in, out int,
+	acc bool)) exec.Kernel {
 	return func(f *exec.Frame) error {
 		n, in, out := linearDims(f.Op)
-		run(f.Kernel, result[T](f), arg[T](f, 0), arg[T](f, 1), n, in, out, f.Acc)
+		run(f.Kernel, result[G](f), arg[T](f, 0), arg[T](f, 1), n, in, out, f.Acc)
 		return nil
 	}
 }
 
 var linearGradB = &exec.Row{
-	Kind: KindLinearGradB, Doc: "the sum of the rows of dy", Shapes: "dy -> dbias [out]", Accumulate: true,
+	Kind: KindLinearGradB, Doc: "the sum of the rows of dy", Shapes: "dy -> dbias f32 [out]", Accumulate: true,
 	Kernels: kernels(runLinearGradB(kernel.LinearGradB[float32]), runLinearGradB(kernel.LinearGradB[float64]),
 		runLinearGradB(kernel.NaiveLinearGradB)),
+	BF16: linearGradBHalf, BF16Scratch: func(o *exec.Op) int { return bf16.ColumnScratch(o.Dim("out")) },
 	FLOPs: exec.Each(1),
+}
+
+func linearGradBHalf(f *exec.Frame) error {
+	bf16.LinearGradB(result[float32](f), low(f, 0), f.Op.Dim("..."), f.Op.Dim("out"), f.Acc, wide(f))
+	return nil
 }
 
 func runLinearGradB[T kernel.Float](run func(db, dy []T, n, out int, acc bool)) exec.Kernel {

@@ -5,6 +5,7 @@ import (
 
 	"github.com/gofsdp/gofsdp/internal/exec"
 	"github.com/gofsdp/gofsdp/internal/kernel"
+	"github.com/gofsdp/gofsdp/internal/kernel/bf16"
 )
 
 // Norm is the attribute of the layer, rms and batch norm and of their gradients.
@@ -18,9 +19,10 @@ func LayerNorm(x, gain, bias *G.Node, eps float64) (*G.Node, error) {
 
 var layerNorm = &exec.Row{
 	Kind: KindLayerNorm, Attr: Norm{}, Doc: "(x - mean)·rstd·gain + bias, and mean and rstd = 1/√(variance + eps) of each row",
-	Shapes: "x [... d], gain [d], bias [d] -> y [... d] | statistics [... 2]",
+	Shapes: "x [... d], gain f32 [d], bias f32 [d] -> y [... d] | statistics f32 [... 2]",
 	Kernels: kernels(runLayerNorm(kernel.LayerNorm[float32]), runLayerNorm(kernel.LayerNorm[float64]),
 		runLayerNorm(kernel.NaiveLayerNorm)),
+	BF16: layerNormHalf, BF16Scratch: normScratch,
 	FLOPs: exec.Each(8), Cheap: true, Diff: 3,
 	Grad: func(o *exec.Op, in G.Nodes, packed, dy *G.Node) (G.Nodes, error) {
 		return o.Gradient(layerNormGrad, in[0], in[1], packed, dy)
@@ -29,6 +31,15 @@ var layerNorm = &exec.Row{
 
 // normDims returns the number of rows and their length.
 func normDims(o *exec.Op) (n, d int) { return o.Dim("..."), o.Dim("d") }
+
+func normScratch(o *exec.Op) int { return bf16.NormScratch(o.Dim("d")) }
+
+func layerNormHalf(f *exec.Frame) error {
+	n, d := normDims(f.Op)
+	y, stats := f.Out.Parts()
+	bf16.LayerNorm(y, stats, low(f, 0), arg[float32](f, 1), arg[float32](f, 2), n, d, f.Op.Attrs.(Norm).Eps, wide(f))
+	return nil
+}
 
 func runLayerNorm[T kernel.Float](run func(y, stats, x, gain, bias []T, n, d int, eps float64)) exec.Kernel {
 	return func(f *exec.Frame) error {
@@ -41,10 +52,19 @@ func runLayerNorm[T kernel.Float](run func(y, stats, x, gain, bias []T, n, d int
 
 var layerNormGrad = &exec.Row{
 	Kind: KindLayerNormGrad, Attr: Norm{}, Doc: "the gradients of layer norm",
-	Shapes: "x, gain, packed, dy -> dx [... d] | dgain [d] | dbias [d]",
+	Shapes: "x, gain f32, packed, dy -> dx [... d] | dgain f32 [d] | dbias f32 [d]",
 	Kernels: kernels(runLayerNormGrad(kernel.LayerNormGrad[float32]), runLayerNormGrad(kernel.LayerNormGrad[float64]),
 		runLayerNormGrad(kernel.NaiveLayerNormGrad)),
+	BF16: layerNormGradHalf, BF16Scratch: normScratch,
 	FLOPs: exec.Each(14),
+}
+
+func layerNormGradHalf(f *exec.Frame) error {
+	n, d := normDims(f.Op)
+	dx, rest := f.Out.Parts()
+	_, stats := f.In[2].Parts()
+	bf16.LayerNormGrad(dx, rest[:d], rest[d:], low(f, 0), arg[float32](f, 1), stats, low(f, 3), n, d, wide(f))
+	return nil
 }
 
 func runLayerNormGrad[T kernel.Float](run func(dx, dgain, dbias, x, gain, stats, dy []T, n, d int)) exec.Kernel {
@@ -64,13 +84,21 @@ func RMSNorm(x, gain *G.Node, eps float64) (*G.Node, error) {
 
 var rmsNorm = &exec.Row{
 	Kind: KindRMSNorm, Attr: Norm{}, Doc: "x·rstd·gain, and rstd = 1/√(mean(x²) + eps) of each row",
-	Shapes: "x [... d], gain [d] -> y [... d] | rstd [...]",
+	Shapes: "x [... d], gain f32 [d] -> y [... d] | rstd f32 [...]",
 	Kernels: kernels(runRMSNorm(kernel.RMSNorm[float32]), runRMSNorm(kernel.RMSNorm[float64]),
 		runRMSNorm(kernel.NaiveRMSNorm)),
+	BF16: rmsNormHalf, BF16Scratch: normScratch,
 	FLOPs: exec.Each(4), Cheap: true, Diff: 2,
 	Grad: func(o *exec.Op, in G.Nodes, packed, dy *G.Node) (G.Nodes, error) {
 		return o.Gradient(rmsNormGrad, in[0], in[1], packed, dy)
 	},
+}
+
+func rmsNormHalf(f *exec.Frame) error {
+	n, d := normDims(f.Op)
+	y, rstd := f.Out.Parts()
+	bf16.RMSNorm(y, rstd, low(f, 0), arg[float32](f, 1), n, d, f.Op.Attrs.(Norm).Eps, wide(f))
+	return nil
 }
 
 func runRMSNorm[T kernel.Float](run func(y, rstd, x, gain []T, n, d int, eps float64)) exec.Kernel {
@@ -83,10 +111,19 @@ func runRMSNorm[T kernel.Float](run func(y, rstd, x, gain []T, n, d int, eps flo
 }
 
 var rmsNormGrad = &exec.Row{
-	Kind: KindRMSNormGrad, Attr: Norm{}, Doc: "the gradients of rms norm", Shapes: "x, gain, packed, dy -> dx [... d] | dgain [d]",
+	Kind: KindRMSNormGrad, Attr: Norm{}, Doc: "the gradients of rms norm", Shapes: "x, gain f32, packed, dy -> dx [... d] | dgain f32 [d]",
 	Kernels: kernels(runRMSNormGrad(kernel.RMSNormGrad[float32]), runRMSNormGrad(kernel.RMSNormGrad[float64]),
 		runRMSNormGrad(kernel.NaiveRMSNormGrad)),
+	BF16: rmsNormGradHalf, BF16Scratch: normScratch,
 	FLOPs: exec.Each(10),
+}
+
+func rmsNormGradHalf(f *exec.Frame) error {
+	n, d := normDims(f.Op)
+	dx, dgain := f.Out.Parts()
+	_, rstd := f.In[2].Parts()
+	bf16.RMSNormGrad(dx, dgain, low(f, 0), arg[float32](f, 1), rstd, low(f, 3), n, d, wide(f))
+	return nil
 }
 
 func runRMSNormGrad[T kernel.Float](run func(dx, dgain, x, gain, rstd, dy []T, n, d int)) exec.Kernel {

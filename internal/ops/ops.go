@@ -18,6 +18,7 @@ import (
 	G "gorgonia.org/gorgonia"
 
 	"github.com/gofsdp/gofsdp/internal/exec"
+	"github.com/gofsdp/gofsdp/internal/half"
 	"github.com/gofsdp/gofsdp/internal/kernel"
 )
 
@@ -67,8 +68,8 @@ func kernels(f32, f64, naive exec.Kernel) exec.Kernels {
 	return exec.Kernels{F32: f32, F64: f64, Naive: naive}
 }
 
-// arg returns argument i of f.
-func arg[T kernel.Float](f *exec.Frame, i int) []T { return exec.Data[T](f.In[i].Bytes) }
+// arg returns argument i of f, all of which is of one type.
+func arg[T kernel.Element](f *exec.Frame, i int) []T { return exec.Data[T](f.In[i].Bytes) }
 
 // ints returns argument i of f, which holds integers, or nil if it was left out.
 func ints(f *exec.Frame, i int) []int {
@@ -78,8 +79,14 @@ func ints(f *exec.Frame, i int) []int {
 	return exec.Data[int](f.In[i].Bytes)
 }
 
-// result returns the memory of f's result.
-func result[T kernel.Float](f *exec.Frame) []T { return exec.Data[T](f.Out.Bytes) }
+// result returns the memory of f's result, all of which is of one type.
+func result[T kernel.Element](f *exec.Frame) []T { return exec.Data[T](f.Out.Bytes) }
+
+// wide returns the scratch memory of a kernel for bfloat16.
+func wide(f *exec.Frame) []float32 { return exec.Data[float32](f.Scratch) }
+
+// low returns argument i of f in bfloat16.
+func low(f *exec.Frame, i int) []half.BFloat16 { return arg[half.BFloat16](f, i) }
 
 // first returns the first result of an operation that has several.
 func first(packed *G.Node, err error) (*G.Node, error) {

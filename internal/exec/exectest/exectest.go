@@ -21,6 +21,7 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/gofsdp/gofsdp/internal/exec"
+	"github.com/gofsdp/gofsdp/internal/half"
 )
 
 // Start is what the memory of a gradient that is added to holds before.
@@ -67,7 +68,7 @@ func New(t T, spec *exec.Spec, sig *exec.Signature) *Trial {
 	draw := func(shape []int) []float64 {
 		v := make([]float64, exec.Numel(shape))
 		for i := range v {
-			v[i] = float64(float32(rnd.NormFloat64())) // exact in both element types
+			v[i] = float64(half.ToBFloat16(float32(rnd.NormFloat64())).Float32()) // exact in all element types
 		}
 		return v
 	}
@@ -97,10 +98,33 @@ func (tr *Trial) As(t T, dt tensor.Dtype) *Trial {
 			sig.Inputs[i].DType = dt
 		}
 	}
+	return tr.With(t, &sig)
+}
+
+// Half compiles the module of tr to compute in bfloat16, with all floats that it reads stored in it,
+// and the same values.
+func (tr *Trial) Half(t T) *Trial {
+	t.Helper()
+	sig := *tr.sig
+	sig.DType, sig.Inputs, sig.Half = tensor.Float32, slices.Clone(sig.Inputs), true
+	for i, in := range sig.Inputs {
+		if in.DType != tensor.Int {
+			sig.Inputs[i].DType, sig.Inputs[i].Half = tensor.Float32, true
+		}
+	}
+	for _, p := range tr.spec.Params {
+		sig.HalfParam = append(sig.HalfParam, !p.Buffer)
+	}
+	return tr.With(t, &sig)
+}
+
+// With compiles the module of tr for another signature, with the same values.
+func (tr *Trial) With(t T, sig *exec.Signature) *Trial {
+	t.Helper()
 	other := *tr
-	other.sig = &sig
+	other.sig = sig
 	var err error
-	other.Unit, err = exec.Compile(tr.spec, &sig)
+	other.Unit, err = exec.Compile(tr.spec, sig)
 	require.NoError(t, err)
 	return &other
 }
@@ -113,18 +137,18 @@ type Results struct{ Out, Update, GradIn, GradParam [][]float64 }
 func (tr *Trial) Call() *exec.Call {
 	u := tr.Unit
 	c := &exec.Call{Saved: nan(u.Saved), Work: nan(u.Forward.Work), Seed: tr.Seed, Train: !tr.Eval}
-	for _, p := range tr.Param {
-		c.Param = append(c.Param, encode(u.DType, p))
+	for i, p := range tr.Param {
+		c.Param = append(c.Param, encode(u.DType, tr.halfParam(i), p))
 	}
 	for i, in := range tr.sig.Inputs {
 		from := i
 		if in.Same > 0 {
 			from = in.Same - 1
 		}
-		c.In = append(c.In, encode(in.DType, tr.In[from]))
+		c.In = append(c.In, encode(in.DType, in.Half, tr.In[from]))
 	}
-	for _, s := range u.OutShape {
-		c.Out = append(c.Out, nan(exec.Numel(s)*int(u.DType.Size())))
+	for i, s := range u.OutShape {
+		c.Out = append(c.Out, nan(exec.Numel(s)*size(u.DType, u.OutHalf[i])))
 	}
 	for _, up := range u.Updates {
 		if !tr.Eval {
@@ -142,11 +166,11 @@ func (tr *Trial) Turn(c *exec.Call) {
 		copy(c.Param[i], nan(len(c.Param[i])))
 		c.Param[i] = nil
 		if u.ReadParam[i] {
-			c.Param[i] = encode(u.DType, p)
+			c.Param[i] = encode(u.DType, tr.halfParam(i), p)
 		}
 		var g []byte
 		if tr.trained(i) {
-			g = gradient(u.DType, len(p), i < len(tr.sig.AccParam) && tr.sig.AccParam[i])
+			g = gradient(u.DType, false, len(p), i < len(tr.sig.AccParam) && tr.sig.AccParam[i])
 		}
 		c.GradParam = append(c.GradParam, g)
 	}
@@ -156,7 +180,7 @@ func (tr *Trial) Turn(c *exec.Call) {
 		}
 		var g []byte
 		if in.Grad {
-			g = gradient(u.DType, exec.Numel(in.Shape), in.Acc)
+			g = gradient(u.DType, in.Half, exec.Numel(in.Shape), in.Acc)
 		}
 		c.GradIn = append(c.GradIn, g)
 	}
@@ -166,7 +190,7 @@ func (tr *Trial) Turn(c *exec.Call) {
 		}
 		var g []byte
 		if i < len(tr.sig.GradOut) && tr.sig.GradOut[i] {
-			g = encode(u.DType, tr.GradOut[i])
+			g = encode(u.DType, u.OutHalf[i], tr.GradOut[i])
 		}
 		c.GradOut = append(c.GradOut, g)
 	}
@@ -177,17 +201,24 @@ func (tr *Trial) trained(i int) bool {
 	return !tr.spec.Params[i].Buffer && !(i < len(tr.sig.FrozenParam) && tr.sig.FrozenParam[i])
 }
 
+// halfParam tells whether parameter i is stored in bfloat16.
+func (tr *Trial) halfParam(i int) bool { return i < len(tr.sig.HalfParam) && tr.sig.HalfParam[i] }
+
 // Run runs forward and, if the module was compiled for it, backward.
 func (tr *Trial) Run(t T) Results {
 	t.Helper()
 	var r exec.Runner
 	c := tr.Call()
 	require.NoError(t, r.Forward(tr.Unit, c))
-	res := Results{Out: decodeAll(tr.Unit.DType, c.Out), Update: decodeAll(tr.Unit.DType, c.Update)}
+	dt, low := tr.Unit.DType, make([]bool, len(tr.sig.Inputs))
+	for i, in := range tr.sig.Inputs {
+		low[i] = in.Half
+	}
+	res := Results{Out: decodeAll(dt, tr.Unit.OutHalf, c.Out), Update: decodeAll(dt, nil, c.Update)}
 	if tr.Unit.Backward != nil {
 		tr.Turn(c)
 		require.NoError(t, r.Backward(tr.Unit, c))
-		res.GradIn, res.GradParam = decodeAll(tr.Unit.DType, c.GradIn), decodeAll(tr.Unit.DType, c.GradParam)
+		res.GradIn, res.GradParam = decodeAll(dt, low, c.GradIn), decodeAll(dt, nil, c.GradParam)
 	}
 	return res
 }
@@ -235,7 +266,7 @@ func (tr *Trial) loss(t T) (sum float64) {
 	var r exec.Runner
 	c := tr.Call()
 	require.NoError(t, r.Forward(tr.Unit, c))
-	for i, out := range decodeAll(tr.Unit.DType, c.Out) {
+	for i, out := range decodeAll(tr.Unit.DType, nil, c.Out) {
 		if i < len(tr.sig.GradOut) && tr.sig.GradOut[i] {
 			for j, v := range out {
 				sum += v * tr.GradOut[i][j]
@@ -277,33 +308,50 @@ func requireClose(t T, what string, want, got [][]float64, tol float64) {
 	}
 }
 
-// nan returns n bytes that read as NaN in both float types.
+// nan returns n bytes that read as NaN in all float types.
 func nan(n int) []byte { return slices.Repeat([]byte{0xFF}, n) }
 
-// gradient returns memory for n elements of a gradient.
-func gradient(dt tensor.Dtype, n int, acc bool) []byte {
-	if acc {
-		return encode(dt, slices.Repeat([]float64{Start}, n))
+// size returns the bytes of an element.
+func size(dt tensor.Dtype, low bool) int {
+	if low {
+		return 2
 	}
-	return nan(n * int(dt.Size()))
+	return int(dt.Size())
 }
 
-func encode(dt tensor.Dtype, v []float64) []byte {
-	switch dt {
-	case tensor.Float64:
+// gradient returns memory for n elements of a gradient.
+func gradient(dt tensor.Dtype, low bool, n int, acc bool) []byte {
+	if acc {
+		return encode(dt, low, slices.Repeat([]float64{Start}, n))
+	}
+	return nan(n * size(dt, low))
+}
+
+func encode(dt tensor.Dtype, low bool, v []float64) []byte {
+	switch {
+	case low:
+		b := make([]half.BFloat16, len(v))
+		half.Narrow(b, convert[float32](v))
+		return exec.Bytes(b)
+	case dt == tensor.Float64:
 		return exec.Bytes(slices.Clone(v))
-	case tensor.Float32:
+	case dt == tensor.Float32:
 		return exec.Bytes(convert[float32](v))
 	default:
 		return exec.Bytes(convert[int](v))
 	}
 }
 
-func decodeAll(dt tensor.Dtype, all [][]byte) [][]float64 {
+// decodeAll returns numbers, of which those where low is true are in bfloat16.
+func decodeAll(dt tensor.Dtype, low []bool, all [][]byte) [][]float64 {
 	list := make([][]float64, len(all))
 	for i, b := range all {
 		switch {
 		case b == nil:
+		case i < len(low) && low[i]:
+			wide := make([]float32, len(b)/2)
+			half.Widen(wide, exec.Data[half.BFloat16](b))
+			list[i] = convert[float64](wide)
 		case dt == tensor.Float64:
 			list[i] = slices.Clone(exec.Data[float64](b))
 		default:
@@ -313,7 +361,7 @@ func decodeAll(dt tensor.Dtype, all [][]byte) [][]float64 {
 	return list
 }
 
-func convert[To, From exec.Elem](v []From) []To {
+func convert[To, From float32 | float64 | int](v []From) []To {
 	out := make([]To, len(v))
 	for i, x := range v {
 		out[i] = To(x)

@@ -1,0 +1,174 @@
+package exec
+
+import (
+	"slices"
+
+	G "gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
+
+	"github.com/gofsdp/gofsdp/internal/half"
+)
+
+// A Form says in which type the floats of a value are stored. The zero Form is the value's own type.
+type Form struct {
+	Half bool // bfloat16, for a value of type float32,
+	Tail int  // but for so many of its last elements
+}
+
+// head returns how many of n elements are in bfloat16, and the byte at which the others begin.
+func (f Form) head(n int) (elements, end int) {
+	switch {
+	case !f.Half:
+		return 0, 0
+	case f.Tail == 0:
+		return n, 2 * n
+	default:
+		return n - f.Tail, align(2 * (n - f.Tail))
+	}
+}
+
+// bytes returns what n elements take.
+func (f Form) bytes(n int, dt tensor.Dtype) int {
+	head, end := f.head(n)
+	return end + (n-head)*int(dt.Size())
+}
+
+// Parts returns the elements of v that are in bfloat16, and behind them those in float32.
+func (v Value) Parts() (head []half.BFloat16, tail []float32) {
+	n, end := v.Form.head(v.Len())
+	return Data[half.BFloat16](v.Bytes[:2*n]), Data[float32](v.Bytes[end:])
+}
+
+// A lowering says by which kernel an operation runs, and in which forms that has its operands.
+type lowering struct {
+	half bool   // by Row.BF16
+	in   []Form // arguments
+	raw  Form   // the result, as the kernel leaves it
+	out  Form   // the result, as it is stored
+}
+
+// lower decides how an operation on args runs. What depends on floats in float32 alone stays so.
+// Otherwise results are in bfloat16, but for those that Row.Shapes marks, and for single numbers of
+// operations without a kernel for bfloat16: sums of losses and the like.
+func (g *graph) lower(op *Op, args []*G.Node) lowering {
+	l := lowering{in: make([]Form, len(args))}
+	if !g.half {
+		return l
+	}
+	r, narrow, whole := parseRule(op.Shapes), false, true
+	for i, a := range args {
+		f, rule := g.forms[a], r.arg(i)
+		narrow = narrow || f.Half && !rule.isWide
+		whole = whole && (!rule.isPacked() || f.Tail > 0)
+	}
+	if !narrow {
+		return l
+	}
+	l.out = op.halfResult(r)
+	if op.BF16 == nil || !whole {
+		return l
+	}
+	l.half, l.raw = true, l.out
+	for i, a := range args {
+		switch rule := r.arg(i); {
+		case rule.isPacked():
+			l.in[i] = g.forms[a]
+		case !rule.isWide && a.Dtype() == tensor.Float32:
+			l.in[i] = Form{Half: true}
+		}
+	}
+	return l
+}
+
+// halfResult returns the form of the result of an operation on values in bfloat16.
+func (o *Op) halfResult(r rule) Form {
+	n := Numel(o.Shape)
+	f := Form{Half: o.BF16 != nil || n > 1}
+	for i, result := range r.results {
+		switch {
+		case !result.isWide:
+		case o.parts == nil:
+			f.Tail = n
+		default:
+			f.Tail += Numel(o.parts[i].shape)
+		}
+	}
+	if f.Tail == n {
+		return Form{}
+	}
+	return f
+}
+
+// decideForms decides how every value of the unit is stored. It does not depend on what is saved for
+// backward: a value that is computed again is rounded again.
+func (c *compiler) decideForms() {
+	c.half, c.unit.OutHalf = c.sig.Half, make([]bool, len(c.outs))
+	c.forms = make(map[*G.Node]Form)
+	for i, n := range c.in {
+		c.forms[n] = Form{Half: c.sig.Inputs[i].Half}
+	}
+	for i, half := range c.sig.HalfParam {
+		c.forms[c.params[i]] = Form{Half: half}
+	}
+	c.addForms(c.forward)
+	for i, o := range c.outs {
+		c.unit.OutHalf[i] = c.forms[o].Half && Numel(o.Shape()) > 1
+		if i < len(c.gradOut) && c.gradOut[i] != nil {
+			c.forms[c.gradOut[i]] = Form{Half: c.unit.OutHalf[i]}
+		}
+	}
+	c.addForms(c.backward)
+}
+
+// addForms decides how nodes, in execution order, are stored.
+func (c *compiler) addForms(nodes G.Nodes) {
+	for _, n := range nodes {
+		if _, known := c.forms[n]; known || n.Op() == nil || isConst(n) || isHost(n) {
+			continue
+		}
+		kids := children(c.g, n)
+		if isView(n) {
+			c.forms[n] = Operand{DType: n.Dtype(), Form: c.forms[kids[0]]}.at(0, kids[0].Shape()).view(offset(n), n.Shape()).Form
+			continue
+		}
+		op, _ := operation(c.g, n, kids)
+		c.forms[n] = c.lower(op, kids).out
+	}
+}
+
+// convertRow changes the form of a value.
+var convertRow = &Row{
+	Kind: KindConvert, Doc: "x, rounded to bfloat16 or widened to float32", Shapes: "x [...] -> y [...]",
+	Kernels: Kernels{convert, copyBytes, copyBytes}, FLOPs: Each(1),
+}
+
+func convert(f *Frame) error {
+	x, y := f.In[0], f.Out
+	n := x.Len()
+	xn, _ := x.Form.head(n)
+	yn, _ := y.Form.head(n)
+	xLow, xWide := x.Parts()
+	yLow, yWide := y.Parts()
+	both := min(xn, yn)
+	copy(yLow[:both], xLow)
+	half.Widen(yWide, xLow[both:])
+	half.Narrow(yLow[both:], xWide)
+	copy(yWide[max(0, xn-yn):], xWide[max(0, yn-xn):])
+	return nil
+}
+
+// arg returns the rule of argument i. Arguments that it does not name are like any other.
+func (r rule) arg(i int) operandRule {
+	if i < len(r.args) {
+		return r.args[i]
+	}
+	return operandRule{}
+}
+
+// isPacked tells whether an argument is the result of an operation that leaves some in float32.
+func (o operandRule) isPacked() bool { return o.name == "packed" && !o.isWide }
+
+// anyHalf tells whether the unit has anything to do with bfloat16.
+func (s *Signature) anyHalf() bool {
+	return s.Half || slices.Contains(s.HalfParam, true) || slices.ContainsFunc(s.Inputs, func(in Input) bool { return in.Half })
+}
