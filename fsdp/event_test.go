@@ -131,7 +131,7 @@ func (w *watched) places(events []fsdp.Event) []place {
 		gathered := make(map[string]bool)
 		for _, name := range w.params[e.Call] {
 			group := w.home[name]
-			if w.plan[group].Strategy == fsdp.NoShard || p.backward && !w.reads(e.Call, name) {
+			if w.plan[group].Ranks == 1 || p.backward && !w.reads(e.Call, name) {
 				continue
 			}
 			if p.reads[group] = true; !kept[group] {
@@ -349,22 +349,44 @@ func TestJustInTimeAtRandom(t *testing.T) {
 // time, and those always while there are that many to come.
 func TestUnitsAtOnce(t *testing.T) {
 	for prefetch, depth := range map[int]int{fsdp.NoPrefetch: 0, 0: 1, 2: 2, 3: 3} {
-		w := watch(fsdp.Config{Wrap: blocks, Prefetch: prefetch}, gptReads)
-		m := wrap(t, tinyGPT(8), w.cfg)
-		forwardBackward(t, t.Context(), m, good(0))
-		whole, most := 0, 0
-		for _, e := range w.events {
-			if strings.HasPrefix(e.Group, "blocks.") {
-				switch e.Kind {
-				case "gather":
-					whole++
-				case "free":
-					whole--
+		onRanks(t, 2, func(ctx context.Context, g comm.Group) {
+			w := watch(fsdp.Config{Group: g, Wrap: blocks, Prefetch: prefetch}, gptReads)
+			m := wrap(t, tinyGPT(8), w.cfg)
+			forwardBackward(t, ctx, m, good(0))
+			whole, most := 0, 0
+			for _, e := range w.events {
+				if strings.HasPrefix(e.Group, "blocks.") {
+					switch e.Kind {
+					case "gather":
+						whole++
+					case "free":
+						whole--
+					}
 				}
+				most = max(most, whole)
 			}
-			most = max(most, whole)
-		}
-		require.Equal(t, depth+1, most, "prefetch %d", prefetch)
+			require.Equal(t, depth+1, most, "prefetch %d", prefetch)
+		})
+	}
+}
+
+// TestOneRankGathersNothing: a rank that has all parameters computes with them where they are. Only
+// those that are rounded on their way are gathered.
+func TestOneRankGathersNothing(t *testing.T) {
+	for name, narrow := range map[string]bool{"float32": false, "bfloat16": true} {
+		t.Run(name, func(t *testing.T) {
+			cfg := fsdp.Config{Wrap: blocks}
+			if narrow {
+				cfg.Precision.Gather = fsdp.BFloat16
+			}
+			w := watch(cfg, gptReads)
+			m := wrap(t, tinyGPT(2), w.cfg)
+			plan, err := m.Plan(good(0)...)
+			require.NoError(t, err)
+			forwardBackward(t, t.Context(), m, good(0))
+			require.Equal(t, narrow, strings.Contains(strings.Join(schedule(w.events), "\n"), "gather"))
+			require.Equal(t, plan.Peak(), m.Memory().Peak)
+		})
 	}
 }
 

@@ -190,7 +190,7 @@ func onFrozenModels(t *testing.T, f func(t require.TestingT, ctx context.Context
 // TestFrozenUnitsAreFreedInBackward holds the events and the memory of training passes against the
 // strict rules, under every strategy, with some units kept, inside NoSync and after it.
 func TestFrozenUnitsAreFreedInBackward(t *testing.T) {
-	depths := map[int][]int{3: {1}, 4: {fsdp.NoPrefetch, 1, 2}} // by ranks; one rank is TestCheckerIsStrict's
+	depths := map[int][]int{3: {1}, 4: {fsdp.NoPrefetch, 1, 2}} // by ranks; two ranks are TestCheckerIsStrict's
 	for name, f := range frozenModels {
 		for world, depths := range depths {
 			t.Run(name, func(t *testing.T) {
@@ -323,7 +323,7 @@ func (w *watched) checkFrees(events []fsdp.Event) error {
 		case "backward":
 			for _, name := range w.params[e.Call] {
 				group := w.home[name]
-				if unit := w.unit[group]; w.reads(e.Call, name) && w.plan[group].Strategy != fsdp.NoShard {
+				if unit := w.unit[group]; w.reads(e.Call, name) && w.plan[group].Ranks > 1 {
 					if used[group] = i; !w.kept(group) && !slices.Contains(units, unit) {
 						units = append(units, unit)
 					}
@@ -405,10 +405,17 @@ func (f *frozenModel) checkMemory(w *watched, events []fsdp.Event, grads map[str
 
 // TestFrozenMemoryIsSaved compares the peaks of a pass with those of the same model unfrozen.
 func TestFrozenMemoryIsSaved(t *testing.T) {
-	peak := func(f frozenModel) int {
-		plan, err := wrap(t, f.model, f.config(fsdp.NoPrefetch)).Plan(frozenBatch(0, 0)...)
-		require.NoError(t, err)
-		return plan.PassBytes
+	peak := func(f frozenModel) (n int) {
+		onRanks(t, 2, func(ctx context.Context, g comm.Group) {
+			cfg := f.config(fsdp.NoPrefetch)
+			cfg.Group = g
+			plan, err := wrap(t, f.model, cfg).Plan(frozenBatch(0, g.Rank())...)
+			require.NoError(t, err)
+			if g.Rank() == 0 {
+				n = plan.PassBytes
+			}
+		})
+		return n
 	}
 	const unit = 8 * frozenDim * frozenDim
 	all := peak(frozenModels["all trained"])
@@ -490,29 +497,36 @@ func TestCheckerIsStrict(t *testing.T) {
 			t.Run(fmt.Sprintf("%s/%v", name, s), func(t *testing.T) {
 				cfg := f.config(1)
 				if cfg.Strategy = s; s >= fsdp.HybridShard {
-					cfg.ShardRanks = 1
+					cfg.ShardRanks = 2
 				}
-				w := f.watch(nil, cfg)
-				m := wrap(t, f.model, w.cfg)
-				plan, err := m.Plan(frozenBatch(0, 0)...)
-				require.NoError(t, err)
-				w.planned(t, plan)
-				before := make(map[string]bool)
-				for _, noSync := range frozenPasses {
-					w.events = nil
-					run := func() error { forwardBackward(t, t.Context(), m, frozenBatch(0, 0)); return nil }
-					if noSync {
-						require.NoError(t, m.NoSync(run))
-					} else {
-						require.NoError(t, run())
-					}
-					after := maps.Clone(before)
-					require.NoError(t, f.checkPass(w, w.events, noSync, after))
-					f.requireStrict(t, w, noSync, before)
-					before = after
-				}
+				onRanks(t, 2, func(ctx context.Context, g comm.Group) { f.requireStrictPasses(t, ctx, f.watch(g, cfg)) })
 			})
 		}
+	}
+}
+
+// requireStrictPasses runs passes and spoils the events of rank 0.
+func (f *frozenModel) requireStrictPasses(t *testing.T, ctx context.Context, w *watched) {
+	rank := w.cfg.Group.Rank()
+	m := wrap(t, f.model, w.cfg)
+	plan, err := m.Plan(frozenBatch(0, rank)...)
+	require.NoError(t, err)
+	w.planned(t, plan)
+	before := make(map[string]bool)
+	for _, noSync := range frozenPasses {
+		w.events = nil
+		run := func() error { forwardBackward(t, ctx, m, frozenBatch(0, rank)); return nil }
+		if noSync {
+			require.NoError(t, m.NoSync(run))
+		} else {
+			require.NoError(t, run())
+		}
+		after := maps.Clone(before)
+		require.NoError(t, f.checkPass(w, w.events, noSync, after))
+		if rank == 0 {
+			f.requireStrict(t, w, noSync, before)
+		}
+		before = after
 	}
 }
 
@@ -521,7 +535,7 @@ func TestCheckerIsStrict(t *testing.T) {
 func (f *frozenModel) requireStrict(t *testing.T, w *watched, noSync bool, grads map[string]bool) {
 	check := func(events []fsdp.Event) error { return f.checkPass(w, events, noSync, maps.Clone(grads)) }
 	backwardReads := slices.ContainsFunc(strings.Fields(f.reads), func(name string) bool {
-		return !f.trained(name) && w.plan[w.home[name]].Strategy != fsdp.NoShard
+		return !f.trained(name) && w.plan[w.home[name]].Ranks > 1
 	})
 	late := w.late(w.events)
 	require.Equal(t, backwardReads, !slices.Equal(schedule(w.events), schedule(late)))

@@ -269,7 +269,7 @@ func TestOffloadReadsAhead(t *testing.T) {
 	cfg := fsdp.Config{Wrap: blocks, Prefetch: fsdp.NoPrefetch, OffloadDir: "/var/tmp"} // where /tmp is RAM, this is not
 	cfg.Trace = func(e fsdp.Event) {
 		for next, here := range before {
-			if e.Kind == "gather" && e.Group == here && len(seen) < len(before) {
+			if e.Kind == "forward" && e.Call == here && len(seen) < len(before) {
 				comes("value of "+next, values[next])
 			}
 		}

@@ -430,7 +430,7 @@ func TestScaleMustBeANumber(t *testing.T) {
 func TestPassesAreCounted(t *testing.T) {
 	var passes []int
 	m := wrap(t, tinyGPT(1), fsdp.Config{Trace: func(e fsdp.Event) {
-		if e.Kind == "gather" && e.Group == "root" {
+		if e.Kind == "forward" && e.Call == "wte" {
 			passes = append(passes, e.Pass)
 		}
 	}})

@@ -41,7 +41,8 @@ import (
 // The last units are still whole when backward comes to them, so FullShard sends a little less than
 // the first table says. Its root unit is kept as under ShardGradOp: gathered once, and freed after
 // its last use. A unit that backward does not read is not gathered for it, and a frozen unit is not
-// reduced. A pass inside NoSync reduces nothing; an evaluation is the forward.
+// reduced. A pass inside NoSync reduces nothing; an evaluation is the forward. One rank that has all
+// of a unit computes with its parameters where they are, as under NoShard, unless they are rounded.
 type Strategy uint8
 
 // The strategies.

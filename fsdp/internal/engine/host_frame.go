@@ -2,6 +2,7 @@ package engine
 
 import (
 	"context"
+	"slices"
 
 	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/internal/arena"
@@ -60,23 +61,36 @@ func (f *hostFrame) free(id int) {
 	f.blocks[id] = nil
 }
 
-// readAhead has the system read pages that step at of a pass does not wait for: the shard of the
-// next gather while this one is under way, and the gradients that a reduction will be added to. See
-// internal/EXPERIMENTS.md for what it saves.
+// readAhead has the system read pages that step at of a pass does not wait for: the shards of the
+// next gather or call of that kind while this one is under way, and the gradients that a reduction
+// will be added to. See internal/EXPERIMENTS.md for what it saves.
 func (f *hostFrame) readAhead(at int) {
 	if f.h.files == nil {
 		return
 	}
 	switch step := &f.Plan.Steps[at]; step.Kind {
-	case program.Gather:
-		for _, next := range f.Plan.Steps[at+1:] {
-			if next.Kind == program.Gather {
-				f.h.willNeed(f.s.groups[next.Group].value)
-				return
-			}
+	case program.Gather, program.Forward, program.Backward:
+		i := slices.IndexFunc(f.Plan.Steps[at+1:], func(next program.Step) bool { return next.Kind == step.Kind })
+		switch {
+		case i < 0:
+		case step.Kind == program.Gather:
+			f.h.willNeed(f.s.groups[f.Plan.Steps[at+1+i].Group].value)
+		default:
+			f.callNeeds(f.Plan.Steps[at+1+i].Call)
 		}
 	case program.Reduce:
 		f.h.willNeed(f.s.groups[step.Group].grad)
+	}
+}
+
+// callNeeds has the system read the shards that a call uses where they are.
+func (f *hostFrame) callNeeds(call int) {
+	last := -1
+	for _, param := range f.Model.Calls[call].Params {
+		if at := f.home[param].Group; at != last && f.s.groups[at].Hold == program.Always {
+			f.h.willNeed(f.s.groups[at].value)
+			last = at
+		}
 	}
 }
 

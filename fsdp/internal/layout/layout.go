@@ -115,7 +115,7 @@ func (l *Layout) group(unit int, k Kind, several bool, o *Options) (*Group, erro
 	if g.Flat.Len() > math.MaxInt/8 {
 		return nil, fmt.Errorf("group %s: %d elements are more bytes than an int can count", g.Name, g.Flat.Len())
 	}
-	g.Hold = u.hold(k, g.Gather == g.Compute)
+	g.Hold = u.hold(g.Ranks.Shards, g.Gather == g.Compute)
 	return g, nil
 }
 
@@ -131,11 +131,11 @@ func (u *Unit) ordered() []Kind {
 	return list
 }
 
-// hold returns how long the parameters of a kind stay whole in a pass. If every rank has a copy,
-// calls can use the copy as it is, unless it has to be rounded on the way.
-func (u *Unit) hold(k Kind, exact bool) program.Hold {
+// hold returns how long parameters that are cut over some places stay whole in a pass. If a rank has
+// all of them, calls can use its copy as it is, unless it has to be rounded on the way.
+func (u *Unit) hold(places int, exact bool) program.Hold {
 	switch {
-	case k.Buffer, k.Ignored, u.Cut == Whole && exact:
+	case places == 1 && exact:
 		return program.Always
 	case u.Keep:
 		return program.Keep

@@ -130,22 +130,22 @@ func TestOwnGroups(t *testing.T) {
 	}
 }
 
-// TestHold says how long the parameters of each kind stay whole under each cut.
+// TestHold says how long parameters stay whole, by the places that they are cut over.
 func TestHold(t *testing.T) {
 	for _, c := range []struct {
-		unit  Unit
-		kind  Kind
-		exact bool
-		want  program.Hold
+		unit   Unit
+		places int
+		exact  bool
+		want   program.Hold
 	}{
-		{Unit{Cut: All}, Kind{}, true, program.Use},
-		{Unit{Cut: All, Keep: true}, Kind{}, true, program.Keep},
-		{Unit{Cut: Some}, Kind{Frozen: true}, true, program.Use},
-		{Unit{Cut: Whole, Keep: true}, Kind{}, true, program.Always},
-		{Unit{Cut: Whole, Keep: true}, Kind{}, false, program.Keep},
-		{Unit{Cut: All}, Kind{Ignored: true}, false, program.Always},
-		{Unit{Cut: All}, Kind{Buffer: true, Frozen: true}, false, program.Always},
+		{Unit{Cut: All}, 2, true, program.Use},
+		{Unit{Cut: All, Keep: true}, 2, true, program.Keep},
+		{Unit{Cut: Some}, 2, false, program.Use},
+		{Unit{Cut: Whole, Keep: true}, 1, true, program.Always},
+		{Unit{Cut: Whole, Keep: true}, 1, false, program.Keep},
+		{Unit{Cut: All}, 1, true, program.Always},
+		{Unit{Cut: All}, 1, false, program.Use},
 	} {
-		require.Equal(t, c.want, c.unit.hold(c.kind, c.exact), "%+v %v", c.unit, c.kind)
+		require.Equal(t, c.want, c.unit.hold(c.places, c.exact), "%+v", c)
 	}
 }

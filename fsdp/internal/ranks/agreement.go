@@ -63,8 +63,8 @@ func (e *LostError) Unwrap() error { return e.Err }
 // error on every rank: a LostError if the ranks could not talk.
 func (a *Agreement) Agree(ctx context.Context, q *Ask, err error) (Answer, error) {
 	n := a.group.Size()
-	if a.send = fill(q, a.group.Rank(), n, err != nil); n == 1 {
-		return answer(q, &a.send, 1), err
+	if a.send = fill(q, a.group.Rank(), n, err != nil); n == 1 && err != nil {
+		return Answer{}, err
 	}
 	if werr := a.reduce(ctx, a.send[:]); werr != nil {
 		return Answer{}, &LostError{errors.Join(err, fmt.Errorf("agreeing with the other ranks: %w", werr))}
