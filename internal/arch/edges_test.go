@@ -41,7 +41,7 @@ var edges = map[string]string{
 	"internal/kernel/gemm/asm": "internal/kernel/neon",
 	"internal/kernel/neon":     "",
 	"internal/kernel/vec":      "",
-	"internal/kernel/vec/asm":  "",
+	"internal/kernel/vec/asm":  "internal/kernel/neon",
 	"internal/exec":            "gorgonia internal/arena internal/caught internal/half internal/kernel internal/kernel/bf16 internal/kernel/vec",
 	"internal/exec/exectest":   "gorgonia internal/exec internal/half",
 	"internal/ops":             "gorgonia internal/exec internal/half internal/kernel internal/kernel/bf16 internal/kernel/vec",

@@ -1,15 +1,17 @@
 // Package vec holds the row and element-wise primitives of training: sums, activations, softmax,
-// norms, optimizer steps, dropout. Go's compiler does not vectorise loops, so on amd64 each float32
-// primitive runs as AVX-512 or AVX2 assembly; the float64 ones do wherever plain arithmetic is
-// enough, and call package math where it is not.
+// norms, optimizer steps, dropout. Go's compiler does not vectorise loops, so each float32 primitive
+// runs as AVX-512 or AVX2 assembly on amd64 and NEON on arm64; the float64 ones do wherever plain
+// arithmetic is enough, and call package math where it is not. NEON has been run under emulation
+// only, where it gives right results, and not been timed.
 //
 // # Shape of the package
 //
 // An exported function checks its arguments, cuts long slices into pieces and calls a kernel
 // through the table of the active instruction set:
 //
-//	Add ──► kernels[float32].add ──┬─► addF32AVX512   avx512_amd64.s ┐ written by go generate
-//	                               ├─► addF32AVX2     avx2_amd64.s   ┘ by the program in asm/
+//	Add ──► kernels[float32].add ──┬─► addF32AVX512   avx512_amd64.s ┐
+//	                               ├─► addF32AVX2     avx2_amd64.s   ├ written by go generate
+//	                               ├─► addF32NEON     neon_arm64.s   ┘ by the program in asm/
 //	                               └─► addGo          portable*.go
 //
 // The portable kernels are one plain loop each. They are the definition of every primitive: the

@@ -31,6 +31,8 @@ type node struct {
 	args []*value
 	late bool // dst is written before all args are read, so they cannot share registers
 	emit func(u int)
+
+	addend *value // NEON: the one of args, the last, that dst starts from
 }
 
 // record appends a node and returns its result.
@@ -48,6 +50,12 @@ func (b *body) record(n node) *value {
 func (b *body) schedule() {
 	free := b.groups()
 	for i, n := range b.nodes {
+		if b.isa.neon {
+			b.neonConstants(n)
+		}
+		if n.addend != nil {
+			n.late = !b.overwrites(i, n)
+		}
 		if !n.late {
 			free = release(free, i, n.args...)
 		}
@@ -111,22 +119,19 @@ func (b *body) sized(v *value, u int, letter string) string {
 // before it the operands of the processor's manual in reverse. A constant operand turns into an
 // embedded broadcast on AVX-512.
 func (b *body) op(u int, mnemonic string, args ...any) {
-	text := ""
-	for i, a := range args {
-		if i > 0 {
-			text += ", "
-		}
+	var operands []string
+	for _, a := range args {
 		switch a := a.(type) {
 		case *value:
 			if a.regs == nil && b.isa.wide {
 				mnemonic += ".BCST"
 			}
-			text += b.at(a, u)
+			operands = append(operands, b.at(a, u))
 		default:
-			text += fmt.Sprint(a)
+			operands = append(operands, fmt.Sprint(a))
 		}
 	}
-	b.line("%s %s", mnemonic, text)
+	b.instruction(mnemonic, operands)
 }
 
 // binary records dst = x op y for a three-operand instruction; only y may be in memory.
@@ -135,13 +140,13 @@ func (b *body) binary(mnemonic string, x, y *value) *value {
 		panic(mnemonic + ": the first operand must be in a register")
 	}
 	d := &value{}
-	return b.record(node{d, []*value{x, y}, false, func(u int) { b.op(u, mnemonic, y, x, d) }})
+	return b.record(node{dst: d, args: []*value{x, y}, emit: func(u int) { b.op(u, mnemonic, y, x, d) }})
 }
 
 // unary records dst = op(x), or op(x, immediate).
 func (b *body) unary(mnemonic string, x *value, immediate ...any) *value {
 	d := &value{}
-	return b.record(node{d, []*value{x}, false, func(u int) { b.op(u, mnemonic, append(immediate, x, d)...) }})
+	return b.record(node{dst: d, args: []*value{x}, emit: func(u int) { b.op(u, mnemonic, append(immediate, x, d)...) }})
 }
 
 func (b *body) add(x, y *value) *value { return b.binary("VADD"+b.suffix, x, y) }
@@ -163,8 +168,11 @@ func (b *body) fnma(x, y, z *value) *value { return b.fused("VFNMADD", x, y, z) 
 // fused picks the form of the instruction by the operand whose register the result took over: the
 // processor overwrites one of the three. Of y and z one may be in memory.
 func (b *body) fused(mnemonic string, x, y, z *value) *value {
+	if b.isa.neon {
+		return b.neonFused(mnemonic, x, y, z)
+	}
 	d := &value{}
-	return b.record(node{d, []*value{y, x, z}, false, func(u int) {
+	return b.record(node{dst: d, args: []*value{y, x, z}, emit: func(u int) {
 		switch dst := b.at(d, u); dst {
 		case b.at(z, u):
 			b.op(u, mnemonic+"231"+b.suffix, y, x, d)
@@ -185,6 +193,10 @@ func (b *body) fused(mnemonic string, x, y, z *value) *value {
 
 // copy writes d = v, for v in a register or in memory.
 func (b *body) copy(u int, v, d *value) {
+	if b.isa.neon {
+		b.neonCopy(u, v, d)
+		return
+	}
 	if v.mem != "" {
 		b.line("VBROADCASTSS %s, %s", v.mem, b.at(d, u))
 		return
@@ -195,7 +207,7 @@ func (b *body) copy(u int, v, d *value) {
 // poly is the polynomial c[0] + c[1]·x + c[2]·x² + …, by Horner's rule.
 func (b *body) poly(x *value, c ...float64) *value {
 	first, top := &value{}, b.constant(c[len(c)-1])
-	d := b.record(node{first, nil, false, func(u int) { b.copy(u, top, first) }})
+	d := b.record(node{dst: first, emit: func(u int) { b.copy(u, top, first) }})
 	for i := len(c) - 2; i >= 0; i-- {
 		d = b.fma(d, x, b.constant(c[i]))
 	}
@@ -206,9 +218,11 @@ func (b *body) poly(x *value, c ...float64) *value {
 // float32 becomes float64.
 func (b *body) load(slice string) *value {
 	d := &value{}
-	return b.record(node{d, nil, false, func(u int) {
+	return b.record(node{dst: d, emit: func(u int) {
 		mem := b.address(slice, u)
 		switch {
+		case b.isa.neon:
+			b.neonLoad(slice, u, d)
 		case b.widened && b.masked && !b.isa.wide:
 			x := b.sized(d, u, "X")
 			b.line("VMASKMOVPS %s, X%d, %s", mem, b.isa.mask, x)
@@ -229,9 +243,11 @@ func (b *body) load(slice string) *value {
 
 // store writes v to the place of a slice that load reads.
 func (b *body) store(slice string, v *value) {
-	b.record(node{nil, []*value{v}, false, func(u int) {
+	b.record(node{args: []*value{v}, emit: func(u int) {
 		mem := b.address(slice, u)
 		switch {
+		case b.isa.neon:
+			b.neonStore(slice, u, v)
 		case b.masked && !b.isa.wide:
 			b.line("VMASKMOV%s %s, Y%d, %s", b.suffix, b.at(v, u), b.isa.mask, mem)
 		case b.masked:
@@ -249,8 +265,10 @@ func (b *body) present(v, fill *value) *value {
 		return v
 	}
 	d := &value{}
-	return b.record(node{d, []*value{v}, true, func(u int) {
+	return b.record(node{dst: d, args: []*value{v}, late: true, emit: func(u int) {
 		switch {
+		case b.isa.neon:
+			b.neonPresent(u, v, fill, d)
 		case b.widened && !b.isa.wide:
 			b.line("VPMOVSXDQ X%d, %s", b.isa.mask, b.at(d, u)) // the mask is that of float32
 			b.op(u, "VANDPD", v, d, d)
@@ -266,11 +284,20 @@ func (b *body) present(v, fill *value) *value {
 	}})
 }
 
-// keepIf is v where `x predicate y` holds, and 0 elsewhere. The predicate is the immediate of
-// VCMPPS.
+// Predicates of keepIf, as the immediates of VCMPPS.
+const (
+	notLess        = 5
+	notLessOrEqual = 6
+)
+
+// keepIf is v where `x predicate y` holds, and 0 elsewhere.
 func (b *body) keepIf(predicate int, x, y, v *value) *value {
 	d := &value{}
-	return b.record(node{d, []*value{x, y, v}, true, func(u int) {
+	return b.record(node{dst: d, args: []*value{x, y, v}, late: true, emit: func(u int) {
+		if b.isa.neon {
+			b.neonKeepIf(predicate, u, x, y, v, d)
+			return
+		}
 		imm := fmt.Sprint("$", predicate)
 		if b.isa.wide {
 			k := fmt.Sprint("K", 2+u)
@@ -286,7 +313,11 @@ func (b *body) keepIf(predicate int, x, y, v *value) *value {
 // ifNegative is x where the sign bit of s is set, and y elsewhere.
 func (b *body) ifNegative(s, x, y *value) *value {
 	d := &value{}
-	return b.record(node{d, []*value{s, x, y}, true, func(u int) {
+	return b.record(node{dst: d, args: []*value{s, x, y}, late: true, emit: func(u int) {
+		if b.isa.neon {
+			b.neonIfNegative(u, s, x, y, d)
+			return
+		}
 		if b.isa.wide {
 			k := fmt.Sprint("K", 2+u)
 			b.op(u, "VPMOVD2M", s, k)
@@ -299,7 +330,7 @@ func (b *body) ifNegative(s, x, y *value) *value {
 
 // accumulate sets acc = acc op v for an accumulator of the function.
 func (b *body) accumulate(mnemonic string, acc, v *value) {
-	b.record(node{nil, []*value{v, acc}, false, func(u int) { b.op(u, mnemonic, v, acc, acc) }})
+	b.record(node{args: []*value{v, acc}, emit: func(u int) { b.op(u, mnemonic, v, acc, acc) }})
 }
 
 // accumulateWide adds the elements of v to an accumulator of float64.
@@ -312,7 +343,11 @@ func (b *body) accumulateWide(acc, v *value) {
 	if !b.isa.wide {
 		half, extract = "X", "VEXTRACTF128"
 	}
-	b.record(node{t, []*value{v, acc}, true, func(u int) {
+	b.record(node{dst: t, args: []*value{v, acc}, late: true, emit: func(u int) {
+		if b.isa.neon {
+			b.neonAccumulateWide(u, acc, v, t)
+			return
+		}
 		b.line("VCVTPS2PD %s, %s", b.sized(v, u, half), b.at(t, u))
 		b.op(u, "VADDPD", t, acc, acc)
 		b.line("%s $1, %s, %s", extract, b.at(v, u), b.sized(t, u, half))
@@ -324,8 +359,12 @@ func (b *body) accumulateWide(acc, v *value) {
 // index is the position of every element in the slices, as 32-bit integers.
 func (b *body) index() *value {
 	d := &value{}
-	return b.record(node{d, nil, false, func(u int) {
+	return b.record(node{dst: d, emit: func(u int) {
 		dst := b.at(d, u)
+		if b.isa.neon {
+			b.neonIndex(u, d)
+			return
+		}
 		if b.isa.wide {
 			b.line("VPBROADCASTD AX, %s", dst)
 		} else {

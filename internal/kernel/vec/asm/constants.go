@@ -15,11 +15,14 @@ type constants struct {
 
 func newConstants(isa isa) *constants { return &constants{isa: isa, tables: map[string]string{}} }
 
-// word returns the address of a 32-bit constant; for AVX2, which has no broadcasting operands, of a
-// register full of it.
+// word returns the address of a 32-bit constant; for AVX2 and NEON, which have no broadcasting
+// operands, of a register full of it.
 func (c *constants) word(bits uint32) string {
 	if !slices.Contains(c.words, bits) {
 		c.words = append(c.words, bits)
+	}
+	if c.isa.neon {
+		return fmt.Sprintf("%d(R11)", 16*slices.Index(c.words, bits))
 	}
 	return fmt.Sprintf("k%08x<>(SB)", bits)
 }
@@ -40,6 +43,13 @@ func (c *constants) iota(bits, from int) string {
 
 func (c *constants) text() string {
 	var s strings.Builder
+	if c.isa.neon {
+		for i, w := range c.words {
+			fmt.Fprintf(&s, "DATA constants<>+%d(SB)/8, $0x%08x%08x\nDATA constants<>+%d(SB)/8, $0x%08x%08x\n", 16*i, w, w, 16*i+8, w, w)
+		}
+		fmt.Fprintf(&s, "GLOBL constants<>(SB), RODATA|NOPTR, $%d\n%s", 16*len(c.words), c.tables["iota32"])
+		return s.String()
+	}
 	slices.Sort(c.words)
 	for _, w := range c.words {
 		if c.isa.wide {

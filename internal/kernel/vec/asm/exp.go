@@ -34,8 +34,11 @@ func (b *body) limited(x *value) *value { return b.max(b.register(-105), b.min(b
 
 // round is the nearest integer.
 func (b *body) round(x *value) *value {
-	if b.isa.wide {
+	switch {
+	case b.isa.wide:
 		return b.unary("VRNDSCALEPS", x, "$0")
+	case b.isa.neon:
+		return b.unary("VROUNDPS", x)
 	}
 	return b.unary("VROUNDPS", x, "$0")
 }
@@ -71,7 +74,7 @@ func activations() []kernel {
 	return []kernel{
 		{name: "expSubSum", params: "y, x []T, scale, m T", result: "float64", unroll: twoOf, only32: true,
 			finish: func(f *function) {
-				f.line("VMOVSD X%d, ret+%d(FP)", f.fold("sum", "VADDPD", 64), f.results())
+				f.returns("ret", f.results(), f.fold("sum", "VADDPD", 64), 64)
 			},
 			body: func(b *body) {
 				e := b.exp(b.limited(b.fms(b.load("x"), b.scalar("scale"), b.scalar("m"))), nil)

@@ -15,11 +15,12 @@ type isa struct {
 	regs   int    // registers for values
 	mask   int    // AVX2: the register of the remainder's mask
 	wide   bool   // AVX-512: mask registers, embedded broadcasts
+	neon   bool   // of arm64, see neon.go
 }
 
 var (
-	avx512 = isa{"AVX512", "Z", 64, 32, 0, true}
-	avx2   = isa{"AVX2", "Y", 32, 15, 15, false}
+	avx512 = isa{name: "AVX512", letter: "Z", bytes: 64, regs: 32, wide: true}
+	avx2   = isa{name: "AVX2", letter: "Y", bytes: 32, regs: 15, mask: 15}
 )
 
 // A kernel describes a function of package vec for every instruction set and element type.
@@ -27,7 +28,7 @@ type kernel struct {
 	name    string            // of the field of the table; a trailing number is an index into it
 	params  string            // Go parameter list, T being the element type; the first slice gives the number of elements
 	result  string            // Go type, or empty
-	unroll  [2]int            // vectors side by side on AVX-512 and AVX2
+	unroll  [2]int            // vectors side by side with 32 registers, of AVX-512 and NEON, and on AVX2
 	only32  bool              // float64 is left to the portable kernel
 	widened bool              // calculates in float64 whatever the element type
 	slices  []string          // the slices that the body works on, if not those of the parameters
@@ -55,6 +56,7 @@ type function struct {
 	bits    int    // of an element in memory
 	suffix  string // PS or PD: of an element in a register
 	widened bool   // loads convert float32 to float64
+	counts  bool   // NEON: counts the index of the element
 	consts  *constants
 	out     strings.Builder
 	start   strings.Builder // loads of the pinned registers
@@ -109,7 +111,7 @@ func (f *function) lanes() int {
 }
 
 func (f *function) width() int {
-	if f.isa.wide {
+	if f.isa.wide || f.isa.neon {
 		return f.unroll[0]
 	}
 	return f.unroll[1]
@@ -119,8 +121,20 @@ func (f *function) line(format string, args ...any) {
 	fmt.Fprintf(&f.out, "\t"+format+"\n", args...)
 }
 
+// instruction writes one instruction by its name on x86.
+func (f *function) instruction(mnemonic string, operands []string) {
+	if f.isa.neon {
+		f.neonOp(mnemonic, operands)
+		return
+	}
+	f.line("%s %s", mnemonic, strings.Join(operands, ", "))
+}
+
 // text returns the assembly of the function.
 func (f *function) text() string {
+	if f.isa.neon {
+		return f.neonText()
+	}
 	block := &body{function: f, width: f.width()}
 	rest := &body{function: f, width: 1, masked: true}
 	f.body(block) // both are recorded before either is written, so that all pinned registers are known
@@ -266,21 +280,33 @@ func (f *function) frame() int {
 
 func align(n, to int) int { return (n + to - 1) / to * to }
 
-// pointer is the register of a slice of the body.
-func (f *function) pointer(slice string) string {
-	names := f.slices
-	if names == nil {
-		for _, a := range f.args() {
-			if a.kind == "[]T" {
-				names = append(names, a.name)
-			}
+// sliceNames lists the slices of the body.
+func (f *function) sliceNames() (names []string) {
+	if f.slices != nil {
+		return f.slices
+	}
+	for _, a := range f.args() {
+		if a.kind == "[]T" {
+			names = append(names, a.name)
 		}
 	}
-	return pointerRegs[slices.Index(names, slice)]
+	return names
+}
+
+// pointer is the register of a slice of the body.
+func (f *function) pointer(slice string) string {
+	i := slices.Index(f.sliceNames(), slice)
+	if f.isa.neon {
+		return neonPointers[i]
+	}
+	return pointerRegs[i]
 }
 
 // address is where the u-th vector of this turn of the loop lies in a slice.
 func (f *function) address(slice string, u int) string {
+	if f.isa.neon {
+		return fmt.Sprintf("%d(%s)", u*f.lanes()*f.bits/8, f.pointer(slice))
+	}
 	at := fmt.Sprintf("(%s)(AX*%d)", f.pointer(slice), f.bits/8)
 	if u > 0 {
 		at = fmt.Sprint(u*f.lanes()*f.bits/8) + at
@@ -314,11 +340,15 @@ func (f *function) scalar(name string) *value {
 			if a.name != name {
 				continue
 			}
-			mnemonic := "VBROADCASTSS"
+			mnemonic, from := "VBROADCASTSS", fmt.Sprintf("%s+%d(FP)", name, a.offset)
 			if a.kind == "float64" || a.kind == "T" && f.bits == 64 {
 				mnemonic = "VBROADCASTSD"
 			}
-			f.broadcast(mnemonic, fmt.Sprintf("%s+%d(FP)", name, a.offset), v)
+			if f.isa.neon {
+				f.neonBroadcast(from, 8*f.size(a.kind), v)
+			} else {
+				f.broadcast(mnemonic, from, v)
+			}
 		}
 	})
 }
@@ -328,7 +358,13 @@ func (f *function) constant(x float64) *value { return f.word(math.Float32bits(f
 
 func (f *function) register(x float64) *value {
 	mem := f.constant(x).mem
-	return f.hold(mem, 1, func(v *value) { f.broadcast("VBROADCASTSS", mem, v) })
+	return f.hold(mem, 1, func(v *value) {
+		if f.isa.neon {
+			fmt.Fprintf(&f.start, "\tFMOVQ %s, F%d\n", mem, v.regs[0])
+		} else {
+			f.broadcast("VBROADCASTSS", mem, v)
+		}
+	})
 }
 
 // word is a 32-bit constant in memory.
@@ -340,6 +376,10 @@ func (f *function) zero() *value {
 }
 
 func (f *function) clear(reg int) {
+	if f.isa.neon {
+		fmt.Fprintf(&f.start, "\tVEOR V%[1]d.B16, V%[1]d.B16, V%[1]d.B16\n", reg)
+		return
+	}
 	fmt.Fprintf(&f.start, "\tVXORPS X%d, X%d, X%d\n", reg, reg, reg)
 }
 
@@ -348,9 +388,12 @@ func (f *function) clear(reg int) {
 func (f *function) accumulator(name string, initial *value) *value {
 	return f.hold(name, f.width(), func(v *value) {
 		for _, r := range v.regs {
-			if initial == nil {
+			switch {
+			case initial == nil:
 				f.clear(r)
-			} else {
+			case f.isa.neon:
+				fmt.Fprintf(&f.start, "\tVMOV V%d.B16, V%d.B16\n", initial.regs[0], r)
+			default:
 				fmt.Fprintf(&f.start, "\tVMOVAPS %s%d, %s%d\n", f.isa.letter, initial.regs[0], f.isa.letter, r)
 			}
 		}
@@ -363,10 +406,14 @@ func (f *function) fold(name, mnemonic string, bits int) int {
 	regs := f.pinned[name].regs
 	for n := len(regs); n > 1; n /= 2 {
 		for i := range n / 2 {
-			f.line("%s %s%d, %s%d, %s%d", mnemonic, f.isa.letter, regs[i+n/2], f.isa.letter, regs[i], f.isa.letter, regs[i])
+			a, b := fmt.Sprint(f.isa.letter, regs[i]), fmt.Sprint(f.isa.letter, regs[i+n/2])
+			f.instruction(mnemonic, []string{b, a, a})
 		}
 	}
 	r, t := regs[0], 0 // the registers of the body are free now
+	if f.isa.neon {
+		return f.neonFold(mnemonic, r, t, bits)
+	}
 	half := func(letter string) { f.line("%s %s%d, %s%d, %s%d", mnemonic, letter, t, letter, r, letter, r) }
 	if f.isa.wide {
 		f.line("VEXTRACTF64X4 $1, Z%d, Y%d", r, t)
@@ -381,6 +428,18 @@ func (f *function) fold(name, mnemonic string, bits int) int {
 		half("X")
 	}
 	return r
+}
+
+// returns prints the store of the lowest element of a register as a result.
+func (f *function) returns(result string, offset, register, bits int) {
+	mnemonic, letter := "VMOVSD", "X"
+	switch {
+	case f.isa.neon:
+		mnemonic, letter = neonMove(bits/8), "F"
+	case bits == 32:
+		mnemonic = "VMOVSS"
+	}
+	f.line("%s %s%d, %s+%d(FP)", mnemonic, letter, register, result, offset)
 }
 
 // extract128 is the instruction for the upper half of a Y register: registers above 15 need the

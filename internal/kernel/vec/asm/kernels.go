@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"math/bits"
 	"slices"
+
+	"github.com/gofsdp/gofsdp/internal/kernel/neon"
 )
 
 // all lists the kernels. Light loops work on four vectors at once, heavy ones on as many as the
@@ -27,10 +29,13 @@ func arithmetic() []kernel {
 			b.store("dst", b.scalar("v"))
 		}},
 		{name: "relu", params: "y, x []T", unroll: [2]int{4, 4}, body: func(b *body) {
-			b.store("y", b.max(b.zero(), b.load("x")))
+			if x := b.load("x"); b.isa.neon { // whose maximum of 0 and -0 is 0
+				b.store("y", b.keepIf(notLess, x, b.zero(), x))
+			} else {
+				b.store("y", b.max(b.zero(), x))
+			}
 		}},
 		{name: "reluGrad", params: "dx, x, dy []T", unroll: [2]int{4, 4}, body: func(b *body) {
-			const notLessOrEqual = 6
 			b.store("dx", b.keepIf(notLessOrEqual, b.load("x"), b.zero(), b.load("dy")))
 		}},
 	}
@@ -49,6 +54,10 @@ func treeSums() (list []kernel) {
 			name: fmt.Sprint("treeSum", n), params: "dst []T, srcs [][]T, at int, scale T", unroll: [2]int{2, 1},
 			slices: append([]string{"dst"}, sources...),
 			setup: func(f *function) {
+				if f.isa.neon {
+					f.neonSources(sources)
+					return
+				}
 				f.line("MOVQ dst_base+0(FP), DI")
 				f.line("MOVQ srcs_base+24(FP), BX")
 				f.line("MOVQ at+48(FP), AX")
@@ -64,6 +73,10 @@ func treeSums() (list []kernel) {
 		name: "colSum8", params: "dst, x []T", unroll: [2]int{2, 1},
 		slices: append([]string{"dst"}, names...),
 		setup: func(f *function) {
+			if f.isa.neon {
+				f.neonRows(names)
+				return
+			}
 			f.line("MOVQ dst_base+0(FP), DI")
 			f.line("MOVQ x_base+24(FP), %s", f.pointer("src0"))
 			for i := 1; i < 8; i++ {
@@ -86,7 +99,7 @@ func (b *body) tree(sources []string) *value {
 
 func reductions() []kernel {
 	sum := func(f *function) {
-		f.line("VMOVSD X%d, ret+%d(FP)", f.fold("sum", "VADDPD", 64), f.results())
+		f.returns("ret", f.results(), f.fold("sum", "VADDPD", 64), 64)
 	}
 	return []kernel{
 		{name: "sum", params: "x []T", result: "float64", unroll: [2]int{4, 4}, widened: true, finish: sum, body: func(b *body) {
@@ -99,8 +112,8 @@ func reductions() []kernel {
 			}},
 		{name: "addSquares", params: "x []T, scale, onHi, both float64", result: "(hi, lo uint64)", unroll: [2]int{4, 2}, widened: true,
 			finish: func(f *function) {
-				f.line("VMOVQ X%d, hi+%d(FP)", f.fold("hi", "VPADDQ", 64), f.results())
-				f.line("VMOVQ X%d, lo+%d(FP)", f.fold("lo", "VPADDQ", 64), f.results()+8)
+				f.returns("hi", f.results(), f.fold("hi", "VPADDQ", 64), 64)
+				f.returns("lo", f.results()+8, f.fold("lo", "VPADDQ", 64), 64)
 			},
 			body: func(b *body) {
 				x := b.mul(b.load("x"), b.scalar("scale"))
@@ -120,8 +133,7 @@ func reductions() []kernel {
 		}},
 		{name: "maxAbs", params: "x []T", result: "T", unroll: [2]int{4, 4}, only32: true,
 			finish: func(f *function) {
-				f.line("VMOVD X%d, BX", f.fold("abs", "VPMAXUD", 32))
-				f.line("MOVL  BX, ret+%d(FP)", f.results())
+				f.returns("ret", f.results(), f.fold("abs", "VPMAXUD", 32), 32)
 			},
 			body: func(b *body) {
 				b.accumulate("VPMAXUD", b.accumulator("abs", nil), b.and(b.load("x"), b.word(absBits)))
@@ -139,6 +151,10 @@ const (
 
 // finishMaximum returns the maximum, or a NaN if one was met.
 func finishMaximum(f *function) {
+	if f.isa.neon {
+		f.neonNumber(f.fold("abs", "VPMAXUD", 32), f.fold("max", "VMAXPS", 32))
+		return
+	}
 	f.line("VMOVD  X%d, BX", f.fold("abs", "VPMAXUD", 32))
 	f.line("VMOVSS X%d, ret+%d(FP)", f.fold("max", "VMAXPS", 32), f.results())
 	f.line("CMPL   BX, $0x%X", infBits)
@@ -149,7 +165,7 @@ func finishMaximum(f *function) {
 
 // accumulateProduct adds x·y to an accumulator.
 func (b *body) accumulateProduct(acc, x, y *value) {
-	b.record(node{nil, []*value{x, y, acc}, false, func(u int) { b.op(u, "VFMADD231"+b.suffix, y, x, acc) }})
+	b.record(node{args: []*value{x, y, acc}, emit: func(u int) { b.op(u, "VFMADD231"+b.suffix, y, x, acc) }})
 }
 
 // rows are the parts of softmax and of the norms.
@@ -169,8 +185,8 @@ func rows() []kernel {
 		}},
 		{name: "normGradSums", params: "dgain, x, gain, dy []T, mean, rstd T", result: "(s1, s2 float64)", unroll: [2]int{4, 2},
 			finish: func(f *function) {
-				f.line("VMOVSD X%d, s1+%d(FP)", f.fold("s1", "VADDPD", 64), f.results())
-				f.line("VMOVSD X%d, s2+%d(FP)", f.fold("s2", "VADDPD", 64), f.results()+8)
+				f.returns("s1", f.results(), f.fold("s1", "VADDPD", 64), 64)
+				f.returns("s2", f.results()+8, f.fold("s2", "VADDPD", 64), 64)
 			},
 			body: func(b *body) {
 				s1, s2 := b.accumulator("s1", nil), b.accumulator("s2", nil)
@@ -213,7 +229,12 @@ func (b *body) xor() string {
 // keepAtLeast is v where the unsigned integer h is at least t, and 0 elsewhere.
 func (b *body) keepAtLeast(h, t, v *value) *value {
 	d := &value{}
-	return b.record(node{d, []*value{h, t, v}, true, func(u int) {
+	return b.record(node{dst: d, args: []*value{h, t, v}, late: true, emit: func(u int) {
+		if b.isa.neon {
+			b.line("%s", neon.Op("cmhs", 32, b.reg(d, u), b.reg(h, u), b.reg(t, u)))
+			b.op(u, "VANDPS", v, d, d)
+			return
+		}
 		if b.isa.wide {
 			k := fmt.Sprint("K", 2+u)
 			b.op(u, "VPCMPUD", "$5", t, h, k)

@@ -1,0 +1,6 @@
+//go:build arm64 && !purego
+
+package vec
+
+// supported lists the instruction sets this machine has, best first.
+func supported() []isa { return []isa{neon(), portable()} }
