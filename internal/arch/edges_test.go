@@ -35,7 +35,7 @@ var edges = map[string]string{
 	"shard":              "",
 
 	// Computation.
-	"internal/kernel":          "internal/half internal/kernel/gemm internal/kernel/vec",
+	"internal/kernel":          "internal/backoff internal/half internal/kernel/gemm internal/kernel/vec",
 	"internal/kernel/bf16":     "internal/half internal/kernel internal/kernel/vec",
 	"internal/kernel/gemm":     "internal/half",
 	"internal/kernel/gemm/asm": "internal/kernel/neon",

@@ -68,11 +68,22 @@ func AttentionForward[E Element, T Float](c *Context, a Attention, out []E, lse 
 	o := newAttention(c, a, q, k, v, keyMask, bias, scratch)
 	checkRows("out", len(out), a.Batch*a.QLen, a.OutStride, a.Heads*a.HeadDim)
 	check("Attention", "lse", len(lse), a.Batch*a.Heads*a.QLen)
-	for b := range a.Batch {
+	o.each(a.Batch*a.Heads, func(b, h int, seen keySpan) {
+		for q0 := 0; q0 < a.QLen; q0 += queryBlock {
+			o.forwardTile(o.tile(b, h, q0, seen), out, lse)
+		}
+	})
+}
+
+// each calls f for the thread's share of all heads of all batches, batch by batch. A share is made of
+// n units: of single heads, or with n = Heads of one head of all batches each.
+func (o *attention[E, T]) each(n int, f func(b, h int, seen keySpan)) {
+	lo, hi := o.c.Share(n, 1)
+	for b := range o.Batch {
 		seen := o.visibleKeys(b)
-		for h := range a.Heads {
-			for q0 := 0; q0 < a.QLen; q0 += queryBlock {
-				o.forwardTile(o.tile(b, h, q0, seen), out, lse)
+		for h := range o.Heads {
+			if i := (b*o.Heads + h) % n; lo <= i && i < hi {
+				f(b, h, seen)
 			}
 		}
 	}

@@ -28,12 +28,11 @@ func AttentionBackward[E Element, T Float](c *Context, a Attention, dq, dk, dv [
 		check("Attention", "dbias", len(dbias), a.Heads*a.QLen*a.KLen)
 	}
 	g := attentionGrad[E, T]{attention: o, dq: dq, dk: dk, dv: dv, dbias: dbias, out: out, lse: lse, dout: dout}
-	for b := range a.Batch {
-		seen := o.visibleKeys(b)
-		for h := range a.Heads {
-			g.head(b, h, seen)
-		}
+	units := a.Batch * a.Heads
+	if dbias != nil {
+		units = a.Heads // the batches add to the same elements, in their order
 	}
+	g.each(units, g.head)
 }
 
 // attentionGrad is one backward call.

@@ -13,10 +13,26 @@ type Float interface{ float32 | float64 }
 // Element is the element type of linear layers, attention and embeddings.
 type Element interface{ Float | half.BFloat16 }
 
-// Context is one rank's workspace: the packing buffers of the matrix products. The zero value is
-// ready; the buffers grow to a fixed maximum on first use. A Context is not safe for concurrent
-// use.
-type Context struct{ gemm gemm.Workspace }
+// Context is one thread's workspace: the packing buffers of the matrix products. The buffers grow to
+// a fixed maximum on first use. A Context is not safe for concurrent use.
+//
+// It also says which part of a kernel the thread computes. Kernels that take one can be split: called
+// once for every part, with equal arguments and at the same time, they compute the whole, and every
+// element as if they were not. With the zero value, a kernel computes all.
+type Context struct {
+	gemm        gemm.Workspace
+	part, parts int // parts 0 means 1
+}
+
+// Part returns which part of a kernel the thread computes, counted from 0.
+func (c *Context) Part() int { return c.part }
+
+// Share returns the part that the thread computes of n rows or other things: the half-open range
+// begins at a multiple of unit, and the parts differ by one unit at most.
+func (c *Context) Share(n, unit int) (lo, hi int) {
+	units, parts := (n+unit-1)/unit, max(1, c.parts)
+	return min(n, units*c.part/parts*unit), min(n, units*(c.part+1)/parts*unit)
+}
 
 // Bytes returns the memory the workspace holds now.
 func (c *Context) Bytes() int { return c.gemm.Bytes() }

@@ -3,9 +3,12 @@
 //
 // A kernel is a pure function over slices the caller owns, generic over float32 and float64. It
 // allocates nothing, starts no goroutine, keeps no reference, and writes every element of its
-// results, so results may start out as garbage. Ranks are the parallelism of this library: one
-// kernel runs on one core. Linear layers, attention and embeddings take bfloat16 too, see [Element];
-// the others have a counterpart in package bf16.
+// results, so results may start out as garbage. Linear layers, attention and embeddings take bfloat16
+// too, see [Element]; the others have a counterpart in package bf16.
+//
+// A kernel runs on the core of its caller. A rank that has several calls it on each of them, by a
+// [Team]: those that take a [Context] compute their share then, and the others are called for ranges
+// of elements or rows.
 //
 // # Conventions
 //
@@ -36,7 +39,7 @@
 //
 // # Determinism and errors
 //
-// The same inputs on the same instruction set give the same bits. NaN and infinity propagate. Bad
+// The same inputs on the same instruction set give the same bits, for any number of threads. NaN and infinity propagate. Bad
 // data (an index or target out of range) is an error that names position and value (the caller adds
 // the operation), and then nothing was written. Bad shapes are mistakes of the calling package and
 // panic.

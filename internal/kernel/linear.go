@@ -8,25 +8,23 @@ import (
 // Linear computes y = x·Wᵀ + b for x [n, in], W [out, in], b [out] or nil, y [n, out].
 func Linear[T Element](c *Context, y, x, w, b []T, n, in, out int) {
 	checkLinear("Linear", len(y), len(x), len(w), n, in, out)
-	if b == nil {
-		gemm.Gemm(&c.gemm, false, true, n, out, in, 1, x, in, w, in, 0, y, out)
-		return
+	if b != nil {
+		check("Linear", "b", len(b), out)
 	}
-	check("Linear", "b", len(b), out)
-	gemm.GemmBias(&c.gemm, false, true, n, out, in, x, in, w, in, b, y, out)
+	multiply(c, false, true, y, x, w, n, out, in, 0, b)
 }
 
 // LinearAdd adds x·Wᵀ to y, for the shapes of [Linear].
 func LinearAdd[T Element](c *Context, y, x, w []T, n, in, out int) {
 	checkLinear("LinearAdd", len(y), len(x), len(w), n, in, out)
-	gemm.Gemm(&c.gemm, false, true, n, out, in, 1, x, in, w, in, 1, y, out)
+	multiply(c, false, true, y, x, w, n, out, in, 1, nil)
 }
 
 // LinearGradX writes dx [n, in] = dy·W, the gradient of [Linear] with respect to its input, for dy
 // [n, out].
 func LinearGradX[T Element](c *Context, dx, dy, w []T, n, in, out int) {
 	checkLinear("LinearGradX", len(dy), len(dx), len(w), n, in, out)
-	gemm.Gemm(&c.gemm, false, false, n, in, out, 1, dy, out, w, in, 0, dx, in)
+	multiply(c, false, false, dx, dy, w, n, in, out, 0, nil)
 }
 
 // LinearGradW computes the gradient of [Linear] with respect to its weight, dyᵀ·x [out, in], in the
@@ -37,7 +35,33 @@ func LinearGradW[T, G Element](c *Context, dw []G, dy, x []T, n, in, out int, ac
 	if acc {
 		beta = 1
 	}
-	gemm.Gemm(&c.gemm, true, false, out, in, n, 1, dy, out, x, in, beta, dw, in)
+	multiply(c, true, false, dw, dy, x, out, in, n, beta, nil)
+}
+
+// multiply computes the thread's part of y = op(a)·op(b) + beta·y, for op(a) [m, k] and op(b) [k, n],
+// or of op(a)·op(b) with bias added to every row, unless that is nil.
+func multiply[T, Y Element](c *Context, transA, transB bool, y []Y, a, b []T, m, n, k int, beta float64, bias []T) {
+	i0, i1, j0, j1 := gemm.Split[T](m, n, c.part, max(1, c.parts))
+	if i0 == i1 || j0 == j1 {
+		return
+	}
+	lda, ldb := k, n
+	if transA {
+		lda, a = m, a[min(i0, len(a)):]
+	} else {
+		a = a[i0*k:]
+	}
+	if transB {
+		ldb, b = k, b[j0*k:]
+	} else {
+		b = b[min(j0, len(b)):]
+	}
+	y = y[i0*n+j0:]
+	if bias == nil {
+		gemm.Gemm(&c.gemm, transA, transB, i1-i0, j1-j0, k, 1, a, lda, b, ldb, beta, y, n)
+	} else {
+		gemm.GemmBias(&c.gemm, transA, transB, i1-i0, j1-j0, k, a, lda, b, ldb, bias[j0:j1], any(y).([]T), n)
+	}
 }
 
 // LinearGradB computes the gradient of [Linear] with respect to its bias, the column sums [out] of

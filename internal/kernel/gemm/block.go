@@ -107,7 +107,36 @@ func (s split) bounds(i int) (lo, hi int) {
 	if i < longer {
 		hi++
 	}
-	return lo * s.unit, min(hi*s.unit, s.length)
+	return min(lo*s.unit, s.length), min(hi*s.unit, s.length)
+}
+
+// packing is how many multiply-adds packing an element takes as long as, about.
+const packing = 16
+
+// Split divides the product of an m×k and a k×n matrix between callers that work at the same time,
+// each with a Workspace of its own. It returns the rows and the columns of C that one of them
+// computes. It cuts between register tiles, and in such a way that the slowest caller is soonest
+// done: cutting columns has each of them pack A, cutting rows B.
+func Split[T Element](m, n, part, parts int) (i0, i1, j0, j1 int) {
+	if parts == 1 {
+		return 0, m, 0, n
+	}
+	mr, nr, nc := sizesOf[T]()
+	best, rows := 0, split{}
+	for r := 1; r <= parts; r++ {
+		if parts%r > 0 {
+			continue
+		}
+		cut, columns := split{m, mr, r}, split{n, nr, parts / r}
+		_, a := cut.bounds(0)
+		_, b := columns.bounds(0)
+		if cost := a*b + packing*(a*((b+nc-1)/nc)+b); best == 0 || cost < best {
+			best, rows = cost, cut
+		}
+	}
+	i0, i1 = rows.bounds(part % rows.parts)
+	j0, j1 = split{n, nr, parts / rows.parts}.bounds(part / rows.parts)
+	return i0, i1, j0, j1
 }
 
 // product is one call: its sizes and operands, and the decisions that hold for all blocks. While a

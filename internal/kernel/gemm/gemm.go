@@ -1,12 +1,12 @@
-// Package gemm multiplies dense row-major matrices on one CPU core.
+// Package gemm multiplies dense row-major matrices on one CPU core, or by [Split] on several.
 //
 // It computes
 //
 //	C = alpha * op(A) * op(B) + beta * C        op(X) = X or Xᵀ
 //
 // for float32, float64 and bfloat16, with A m×k, B k×n and C m×n after op. Products of bfloat16 are
-// summed in float32, and C is float32, or bfloat16 rounded once. No goroutine is started: in this
-// library the ranks are the parallelism, so a product uses the core of its caller and nothing else.
+// summed in float32, and C is float32, or bfloat16 rounded once. No goroutine is started: a product
+// uses the core of its caller and nothing else.
 //
 // # How it works
 //

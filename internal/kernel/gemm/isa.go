@@ -30,3 +30,15 @@ func engineOf[T Element, P Float]() *engine[T, P] {
 	}
 	panic(fmt.Sprintf("gemm: products of %T are not summed in %T", *new(T), *new(P)))
 }
+
+// sizesOf returns the register tile for elements of type T, and the columns of a block.
+func sizesOf[T Element]() (mr, nr, nc int) {
+	switch any(*new(T)).(type) {
+	case float32:
+		return active.f32.mr, active.f32.nr, active.f32.nc
+	case float64:
+		return active.f64.mr, active.f64.nr, active.f64.nc
+	default:
+		return active.bf16.mr, active.bf16.nr, active.bf16.nc
+	}
+}
