@@ -201,7 +201,7 @@ func (s *step) random(b builder) *gorgonia.Node {
 // try compiles the module, as the first evaluation would, to find what is refused while the node
 // can be named.
 func (p *part) try() error {
-	sig := &exec.Signature{DType: p.dtype}
+	sig := &exec.Signature{DType: p.dtype, Threads: 1}
 	for _, i := range p.inputs {
 		sig.Inputs = append(sig.Inputs, exec.Input{Shape: p.values[i].shape, DType: p.values[i].dtype})
 	}

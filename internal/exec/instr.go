@@ -84,7 +84,7 @@ type Instr struct {
 	Op      *Op // of KindStock if only Gorgonia can run it
 	Out     Operand
 	In      []Operand
-	Scratch Operand // in SpaceWork; Bytes is 0 if there is none
+	Scratch Operand // in SpaceWork, that of one thread; Bytes is 0 if there is none
 	Acc     bool    // adds to Out
 	Update  bool    // serves nothing but updates of buffers: left out in evaluation
 	Half    bool    // runs by Row.BF16

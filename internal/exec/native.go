@@ -217,7 +217,7 @@ func repeat[T kernel.Float](run func(y, x []T, outer, n, inner int)) Kernel {
 
 var negRow = &Row{
 	Kind: KindNeg, Doc: "-x", Shapes: "x [...] -> y [...]",
-	Kernels: Kernels{neg[float32], neg[float64], naiveNeg}, FLOPs: Each(1), InPlace: true,
+	Kernels: Kernels{neg[float32], neg[float64], naiveNeg}, FLOPs: Each(1), InPlace: true, Split: ByElement,
 }
 
 func neg[T kernel.Float](f *Frame) error {
@@ -241,7 +241,7 @@ var binaryRow = &Row{
 	Kind: KindBinary, Attr: Binary{}, Doc: "a and b, element by element; either may be a single number. A comparison is 1 or 0",
 	Shapes:  "a, b -> y [*]",
 	Kernels: Kernels{elementwise[float32], elementwise[float64], naiveElementwise},
-	FLOPs:   func(o *Op) int { return Numel(o.Shape) }, InPlace: true,
+	FLOPs:   func(o *Op) int { return Numel(o.Shape) }, InPlace: true, Split: ByElement,
 }
 
 func elementwise[T kernel.Float](f *Frame) error {

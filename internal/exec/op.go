@@ -18,6 +18,7 @@ type Frame struct {
 	Op      *Op
 	Out     Value   // every element must be written, or added to if Acc
 	In      []Value // read only
+	First   int     // which element of the result Out begins with, if the row is split ByElement
 	Acc     bool    // add to Out; only ever set for an operation that accumulates
 	Scratch []byte  // Row.Scratch elements of the unit's dtype, or Row.BF16Scratch of float32, contents undefined
 	Kernel  *kernel.Context

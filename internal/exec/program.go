@@ -30,6 +30,7 @@ type assembler struct {
 	storages []*storage      // in order of creation
 	at       int             // index in nodes of the one that instructions are for
 	update   bool            // it is one of updating
+	threads  int             // that have scratch memory each
 }
 
 // copyTo is a place that wants a copy of a value as well, or its sum with what is there.
@@ -38,9 +39,9 @@ type copyTo struct {
 	acc bool
 }
 
-func newAssembler(g *graph) *assembler {
+func newAssembler(g *graph, threads int) *assembler {
 	return &assembler{
-		graph: g, code: new(Program), loc: make(map[*G.Node]Operand), dest: make(map[*G.Node]Operand), acc: make(map[*G.Node]bool),
+		graph: g, threads: max(1, threads), code: new(Program), loc: make(map[*G.Node]Operand), dest: make(map[*G.Node]Operand), acc: make(map[*G.Node]bool),
 		tail: make(map[*G.Node][]copyTo), last: make(map[*G.Node]int),
 	}
 }
@@ -148,8 +149,12 @@ func (a *assembler) add(in Instr) {
 		size = 4
 	}
 	if n := in.Op.scratch(in.Half); n > 0 {
-		s := a.storage(n*size, a.at)
-		in.Scratch = Operand{Space: SpaceWork, Bytes: s.bytes, work: s}
+		n *= size
+		all := n
+		if in.divisible() {
+			all += (a.threads - 1) * align(n)
+		}
+		in.Scratch = Operand{Space: SpaceWork, Bytes: n, work: a.storage(all, a.at)}
 	}
 	in.Update = in.Update || a.update
 	a.code.instrs = append(a.code.instrs, in)

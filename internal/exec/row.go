@@ -75,12 +75,27 @@ type Row struct {
 	// its result is rounded.
 	BF16        Kernel
 	BF16Scratch func(o *Op) int
+	Split       Split
 
 	View       bool // the result is memory of argument 0; programs do not run the kernels
 	Cheap      bool // cheaper to compute again than to keep
 	InPlace    bool // the result may be written over argument 0
 	Accumulate bool // the kernels honour Frame.Acc
 }
+
+// Split says how the threads of a rank share an operation. Each calls the kernel, with scratch
+// memory of its own.
+type Split uint8
+
+const (
+	// Whole operations run on one thread.
+	Whole Split = iota
+	// ByKernel is for kernels that compute what is the share of Frame.Kernel alone.
+	ByKernel
+	// ByElement is for operations whose element i depends on the elements i of the arguments that
+	// are as long as the result: frames have a range of these.
+	ByElement
+)
 
 // A Kernel computes an operation.
 type Kernel = func(*Frame) error
@@ -98,7 +113,7 @@ func Rows() []*Row {
 var addRow = &Row{
 	Kind: KindAdd, Doc: "a + b", Shapes: "a [...], b [...] -> y [...]",
 	Kernels: Kernels{add[float32], add[float64], naiveAdd},
-	FLOPs:   Each(1), Cheap: true, InPlace: true, BF16: addHalf, BF16Scratch: ElementScratch,
+	FLOPs:   Each(1), Cheap: true, InPlace: true, Split: ByElement, BF16: addHalf, BF16Scratch: ElementScratch,
 }
 
 // ElementScratch is the BF16Scratch of operations that compute element by element.
@@ -124,7 +139,7 @@ func add[T vec.Float](f *Frame) error {
 
 var accumulateRow = &Row{
 	Kind: KindAccumulate, Doc: "y + x, where y lies", Shapes: "x [...] -> y [...]",
-	Kernels: Kernels{accumulate[float32], accumulate[float64], naiveAccumulate}, FLOPs: Each(1), Accumulate: true,
+	Kernels: Kernels{accumulate[float32], accumulate[float64], naiveAccumulate}, FLOPs: Each(1), Accumulate: true, Split: ByElement,
 	BF16: accumulateHalf, BF16Scratch: ElementScratch,
 }
 
@@ -146,12 +161,13 @@ func naiveAccumulate(f *Frame) error {
 	return nil
 }
 
-var copyRow = &Row{Kind: KindCopy, Doc: "x", Shapes: "x [...] -> y [...]", Kernels: copies, FLOPs: Each(0), BF16: copyBytes}
+var copyRow = &Row{Kind: KindCopy, Doc: "x", Shapes: "x [...] -> y [...]", Kernels: copies, FLOPs: Each(0), BF16: copyBytes,
+	Split: ByElement}
 
 // outputRow makes an output a node of its own.
 var outputRow = &Row{
 	Kind: KindOutput, Attr: Output{},
-	Doc: "x, as an output of a module", Shapes: "x [...] -> y [...]", Kernels: copies, FLOPs: Each(0), BF16: copyBytes,
+	Doc: "x, as an output of a module", Shapes: "x [...] -> y [...]", Kernels: copies, FLOPs: Each(0), BF16: copyBytes, Split: ByElement,
 	Diff: 1, Grad: func(_ *Op, _ G.Nodes, _, dy *G.Node) (G.Nodes, error) { return G.Nodes{dy}, nil },
 }
 
@@ -164,7 +180,7 @@ func copyBytes(f *Frame) error { copy(f.Out.Bytes, f.In[0].Bytes); return nil }
 
 var zeroRow = &Row{
 	Kind: KindZero, Doc: "0", Shapes: "-> y [...]", FLOPs: func(*Op) int { return 0 },
-	Kernels: Kernels{zero, zero, zero},
+	Kernels: Kernels{zero, zero, zero}, Split: ByElement,
 }
 
 func zero(f *Frame) error { clear(f.Out.Bytes); return nil }

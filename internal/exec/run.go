@@ -6,6 +6,7 @@ import (
 	G "gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
 
+	"github.com/gofsdp/gofsdp/internal/arena"
 	"github.com/gofsdp/gofsdp/internal/half"
 	"github.com/gofsdp/gofsdp/internal/kernel"
 )
@@ -27,15 +28,21 @@ type Call struct {
 	Train  bool
 }
 
-// A Runner runs units. It belongs to one rank and is not safe for concurrent use.
+// A Runner runs units. It belongs to one rank and is not safe for concurrent use. It has the threads
+// that Team was started with.
 type Runner struct {
-	Kernel kernel.Context
-	frame  Frame
-	host   []G.Value
+	Team  kernel.Team
+	frame Frame
+	host  []G.Value
+
+	// Of an instruction that all threads run:
+	instr *Instr
+	parts []share
+	split func(c *kernel.Context) // runs one
 }
 
-// RunnerBytes returns what a Runner comes to hold at most for units of one element type, some of
-// which compute in bfloat16 if low is true.
+// RunnerBytes returns what each thread of a Runner comes to hold at most for units of one element type,
+// some of which compute in bfloat16 if low is true.
 func RunnerBytes(dt tensor.Dtype, low bool) int {
 	switch {
 	case dt == tensor.Float64:
@@ -86,12 +93,17 @@ func (r *Runner) run(p *Program, c *Call) error {
 func (r *Runner) forget() {
 	clear(r.host)
 	clear(r.frame.In[:cap(r.frame.In)])
-	r.frame.Op, r.frame.Out, r.frame.Scratch = nil, Value{}, nil
+	r.frame.Op, r.frame.Out, r.frame.Scratch, r.instr = nil, Value{}, nil, nil
+	for i := range r.parts {
+		p := &r.parts[i]
+		clear(p.In[:cap(p.In)])
+		p.Frame = Frame{In: p.In}
+	}
 }
 
 func (r *Runner) native(p *Program, c *Call, memory *[spaces][][]byte, in *Instr) error {
 	f := &r.frame
-	f.Op, f.Kernel, f.Seed, f.Train, f.Acc = in.Op, &r.Kernel, c.Seed, c.Train, in.Acc
+	f.Op, f.Kernel, f.Seed, f.Train, f.Acc = in.Op, r.Team.Context(), c.Seed, c.Train, in.Acc
 	f.Out = resolve(p, c, memory, &in.Out)
 	f.In = f.In[:0]
 	for j := range in.In {
@@ -101,10 +113,67 @@ func (r *Runner) native(p *Program, c *Call, memory *[spaces][][]byte, in *Instr
 	if in.Scratch.Bytes > 0 {
 		f.Scratch = c.Work[in.Scratch.Offset:][:in.Scratch.Bytes]
 	}
+	if r.Team.Size() == 1 || !in.divisible() {
+		return in.run(f)
+	}
+	return r.together(c, in)
+}
+
+// divisible tells whether threads share the instruction.
+func (in *Instr) divisible() bool {
+	return in.Op.Split == ByKernel || in.Op.Split == ByElement && in.Out.Form.Tail == 0
+}
+
+// run runs the kernel of the instruction.
+func (in *Instr) run(f *Frame) error {
 	if in.Half {
 		return in.Op.BF16(f)
 	}
 	return in.Op.run(f)
+}
+
+// share is what one thread runs of an instruction.
+type share struct {
+	Frame
+	err error
+}
+
+// together runs an instruction, for which the frame is ready, on all threads.
+func (r *Runner) together(c *Call, in *Instr) error {
+	if r.parts == nil {
+		r.parts, r.split = make([]share, r.Team.Size()), r.runPart
+	}
+	for i := range r.parts {
+		p := &r.parts[i]
+		args := append(p.In[:0], r.frame.In...)
+		p.Frame = r.frame
+		p.In = args
+		p.Scratch = c.Work[in.Scratch.Offset+i*align(in.Scratch.Bytes):][:in.Scratch.Bytes]
+	}
+	r.instr = in
+	r.Team.Run(r.split)
+	for i := range r.parts {
+		if err := r.parts[i].err; err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (r *Runner) runPart(c *kernel.Context) {
+	p := &r.parts[c.Part()]
+	p.Kernel = c
+	if p.Op.Split == ByElement {
+		n := p.Out.Len()
+		lo, hi := c.Share(n, arena.Align)
+		for i, v := range p.In {
+			if v.Len() == n {
+				p.In[i] = v.elements(lo, hi)
+			}
+		}
+		p.Out, p.First = p.Out.elements(lo, hi), lo
+	}
+	p.err = r.instr.run(&p.Frame)
 }
 
 func (r *Runner) stock(p *Program, c *Call, memory *[spaces][][]byte, in *Instr) error {

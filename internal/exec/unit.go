@@ -29,6 +29,8 @@ type Signature struct {
 	Half      bool
 	HalfParam []bool
 	Save      Policy
+	// Threads is how many a Runner of the unit has at most. 0 means 1.
+	Threads int
 }
 
 // Input describes one input.
@@ -175,7 +177,7 @@ func (c *compiler) compile() (*Unit, error) {
 }
 
 func (c *compiler) compileForward() (*Program, error) {
-	a := newAssembler(c.graph)
+	a := newAssembler(c.graph, c.sig.Threads)
 	c.bind(a, SpaceParam, c.params)
 	c.bind(a, SpaceIn, c.in)
 	for i, o := range c.outs {
@@ -221,7 +223,7 @@ func (c *compiler) update(a *assembler) {
 }
 
 func (c *compiler) compileBackward() (*Program, error) {
-	a := newAssembler(c.graph)
+	a := newAssembler(c.graph, c.sig.Threads)
 	c.bind(a, SpaceParam, c.params)
 	c.bind(a, SpaceIn, c.in)
 	c.bind(a, SpaceGradOut, c.gradOut)

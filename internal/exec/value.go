@@ -24,6 +24,13 @@ type Value struct {
 // Len returns the number of elements. A scalar, of shape (), has one.
 func (v Value) Len() int { return Numel(v.Shape) }
 
+// elements returns elements lo to hi of v. The shape stays.
+func (v Value) elements(lo, hi int) Value {
+	size := len(v.Bytes) / max(1, v.Len())
+	v.Bytes = v.Bytes[lo*size : hi*size : hi*size]
+	return v
+}
+
 // Numel returns the number of elements of a tensor of shape s.
 func Numel(s []int) int {
 	n := 1

@@ -37,7 +37,7 @@ func activation(kind, gradKind exec.Kind, doc string, n int, f32 func(y, x []flo
 	grad32 func(dx, x, dy []float32), grad64, gradNaive func(dx, x, dy []float64)) (row, grad *exec.Row) {
 	grad = &exec.Row{
 		Kind: gradKind, Doc: "dy times the slope of " + string(kind) + " at x", Shapes: "x, dy -> dx [...]",
-		Kernels: kernels(runBinary(grad32), runBinary(grad64), runBinary(gradNaive)), FLOPs: exec.Each(2*n + 1), InPlace: true,
+		Kernels: kernels(runBinary(grad32), runBinary(grad64), runBinary(gradNaive)), FLOPs: exec.Each(2*n + 1), InPlace: true, Split: exec.ByElement,
 		BF16: func(f *exec.Frame) error {
 			bf16.Binary(grad32, result[half.BFloat16](f), low(f, 0), low(f, 1), wide(f))
 			return nil
@@ -46,7 +46,7 @@ func activation(kind, gradKind exec.Kind, doc string, n int, f32 func(y, x []flo
 	}
 	return &exec.Row{
 		Kind: kind, Doc: doc, Shapes: "x [...] -> y [...]",
-		Kernels: kernels(runUnary(f32), runUnary(f64), runUnary(naive)), FLOPs: exec.Each(n), Cheap: true, InPlace: true, Diff: 1,
+		Kernels: kernels(runUnary(f32), runUnary(f64), runUnary(naive)), FLOPs: exec.Each(n), Cheap: true, InPlace: true, Split: exec.ByElement, Diff: 1,
 		BF16: func(f *exec.Frame) error {
 			bf16.Unary(f32, result[half.BFloat16](f), low(f, 0), wide(f))
 			return nil
@@ -81,7 +81,7 @@ var scale = &exec.Row{
 		}),
 	},
 	BF16: scaleHalf, BF16Scratch: exec.ElementScratch,
-	FLOPs: exec.Each(1), Cheap: true, InPlace: true, Diff: 1, Grad: again,
+	FLOPs: exec.Each(1), Cheap: true, InPlace: true, Split: exec.ByElement, Diff: 1, Grad: again,
 }
 
 func scaleHalf(f *exec.Frame) error {
@@ -123,7 +123,7 @@ var dropout = &exec.Row{
 	Kernels: kernels(runDropout(kernel.Dropout[float32]), runDropout(kernel.Dropout[float64]),
 		runDropout(kernel.NaiveDropout)),
 	BF16: dropoutHalf, BF16Scratch: exec.ElementScratch,
-	FLOPs: exec.Each(12), Cheap: true, InPlace: true, Diff: 1, Grad: again,
+	FLOPs: exec.Each(12), Cheap: true, InPlace: true, Split: exec.ByElement, Diff: 1, Grad: again,
 }
 
 func dropoutHalf(f *exec.Frame) error {
@@ -139,7 +139,7 @@ func runDropout[T kernel.Element](run func(y, x []T, seed, base uint64, rate flo
 			return nil
 		}
 		a := f.Op.Attrs.(Mask)
-		run(result[T](f), arg[T](f, 0), f.Seed, uint64(a.Stream)<<32, a.Rate)
+		run(result[T](f), arg[T](f, 0), f.Seed, uint64(a.Stream)<<32+uint64(f.First), a.Rate)
 		return nil
 	}
 }

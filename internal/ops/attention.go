@@ -44,7 +44,7 @@ var attention = &exec.Row{
 	Kernels: kernels(runAttention(kernel.AttentionForward[float32]), runAttention(kernel.AttentionForward[float64]),
 		runAttention(kernel.NaiveAttentionForward)),
 	BF16: attentionHalf, BF16Scratch: attentionHalfScratch,
-	FLOPs: func(o *exec.Op) int { return 4 * visible(o) }, Scratch: attentionScratch, Diff: 1,
+	FLOPs: func(o *exec.Op) int { return 4 * visible(o) }, Scratch: attentionScratch, Split: exec.ByKernel, Diff: 1,
 	Grad: func(o *exec.Op, in G.Nodes, packed, dy *G.Node) (G.Nodes, error) {
 		return o.Gradient(attentionGrad, append(G.Nodes{in[0], packed, dy}, in[1:]...)...)
 	},
@@ -98,7 +98,7 @@ var attentionGrad = &exec.Row{
 	Kernels: kernels(runAttentionGrad(kernel.AttentionBackward[float32]), runAttentionGrad(kernel.AttentionBackward[float64]),
 		runAttentionGrad(kernel.NaiveAttentionBackward)),
 	BF16: attentionGradHalf, BF16Scratch: attentionHalfScratch,
-	FLOPs: func(o *exec.Op) int { return 10 * visible(o) }, Scratch: attentionScratch,
+	FLOPs: func(o *exec.Op) int { return 10 * visible(o) }, Scratch: attentionScratch, Split: exec.ByKernel,
 }
 
 func attentionGradHalf(f *exec.Frame) error {

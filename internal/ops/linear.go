@@ -21,7 +21,7 @@ var linear = &exec.Row{
 	Kind: KindLinear, Doc: "x·weightᵀ + bias", Shapes: "x [... in], weight [out in], bias? [out] -> y [... out]",
 	Kernels: kernels(runLinear(kernel.Linear[float32]), runLinear(kernel.Linear[float64]), runLinear(kernel.NaiveLinear)),
 	BF16:    runLinear(kernel.Linear[half.BFloat16]),
-	FLOPs:   product, Diff: 3, Grad: linearGrads,
+	FLOPs:   product, Split: exec.ByKernel, Diff: 3, Grad: linearGrads,
 }
 
 func runLinear[T kernel.Element](run func(c *kernel.Context, y, x, w, b []T, n, in, out int)) exec.Kernel {
@@ -89,6 +89,7 @@ func runProduct[T kernel.Element](run func(c *kernel.Context, y, a, b []T, n, in
 
 var linearGradX = &exec.Row{
 	Kind: KindLinearGradX, Doc: "dy·weight", Shapes: "dy, weight -> dx [... in]", FLOPs: product,
+	Split: exec.ByKernel,
 	Kernels: kernels(runProduct(kernel.LinearGradX[float32], 0), runProduct(kernel.LinearGradX[float64], 0),
 		runProduct(kernel.NaiveLinearGradX, 0)),
 	BF16: runProduct(kernel.LinearGradX[half.BFloat16], 0),
@@ -96,6 +97,7 @@ var linearGradX = &exec.Row{
 
 var linearGradW = &exec.Row{
 	Kind: KindLinearGradW, Doc: "dyᵀ·x", Shapes: "dy, x -> dweight f32 [out in]", FLOPs: product, Accumulate: true,
+	Split: exec.ByKernel,
 	Kernels: kernels(runLinearGradW(kernel.LinearGradW[float32, float32]), runLinearGradW(kernel.LinearGradW[float64, float64]),
 		runLinearGradW(kernel.NaiveLinearGradW)),
 	BF16: runLinearGradW(kernel.LinearGradW[half.BFloat16, float32]),

@@ -237,3 +237,27 @@ func TestBadData(t *testing.T) {
 		require.EqualError(t, r.Forward(tr.Unit, tr.Call()), want)
 	}
 }
+
+// TestThreadsDoNotChangeBits runs operations and their gradients on one to four threads, on as many
+// elements as several have a share of, with scratch memory that must be as large as the unit says.
+func TestThreadsDoNotChangeBits(t *testing.T) {
+	large := []operation{
+		{name: "linear", shapes: [][]int{{6, 30, 70}, {90, 70}, {90}}, f: operations[0].f},
+		{name: "attention", shapes: [][]int{{2, 60, 3 * 40}}, f: attention(5, true, false)},
+		{name: "gelu", shapes: [][]int{{9, 70}}, f: unary(ops.GELU)},
+		{name: "dropout", shapes: [][]int{{9, 70}}, f: dropout(0.3, 7)},
+		{name: "scale", shapes: [][]int{{9, 70}}, f: func(_ *exec.Builder, x []*G.Node) (*G.Node, error) { return ops.Scale(x[0], -3) }},
+		{name: "binary", shapes: [][]int{{9, 70}, {9, 70}}, f: func(_ *exec.Builder, x []*G.Node) (*G.Node, error) {
+			return G.HadamardProd(G.Must(G.Mul(G.Must(G.Sum(x[1])), x[0])), G.Must(G.Neg(G.Must(G.Add(x[0], x[1])))))
+		}},
+	}
+	for _, op := range slices.Concat(operations, native, large) {
+		tr := trial(t, op.f, op.ints, op.intShape, op.shapes...)
+		for _, dt := range []tensor.Dtype{tensor.Float32, tensor.Float64} {
+			want := tr.As(t, dt).Run(t)
+			for threads := 2; threads <= 4; threads++ {
+				exectest.RequireClose(t, want, tr.As(t, dt).On(t, threads).Run(t), 0)
+			}
+		}
+	}
+}

@@ -129,6 +129,17 @@ func (tr *Trial) With(t T, sig *exec.Signature) *Trial {
 	return &other
 }
 
+// On compiles the module of tr for a number of threads, on which it runs then.
+func (tr *Trial) On(t T, threads int) *Trial {
+	t.Helper()
+	sig, other := *tr.sig, *tr
+	sig.Threads, other.sig = threads, &sig
+	var err error
+	other.Unit, err = exec.Compile(tr.spec, &sig)
+	require.NoError(t, err)
+	return &other
+}
+
 // Results are what a run computed. A gradient that was not asked for is nil.
 type Results struct{ Out, Update, GradIn, GradParam [][]float64 }
 
@@ -208,6 +219,8 @@ func (tr *Trial) halfParam(i int) bool { return i < len(tr.sig.HalfParam) && tr.
 func (tr *Trial) Run(t T) Results {
 	t.Helper()
 	var r exec.Runner
+	r.Team.Start(tr.sig.Threads)
+	defer r.Team.Close()
 	c := tr.Call()
 	require.NoError(t, r.Forward(tr.Unit, c))
 	dt, low := tr.Unit.DType, make([]bool, len(tr.sig.Inputs))
