@@ -80,6 +80,40 @@ func TestProcessorsDoNotChangeBits(t *testing.T) {
 	}
 }
 
+// TestThreadsDoNotChangeBits trains a GPT of which several threads have a share in every kernel, on
+// one to four threads a rank, and on another number on each rank.
+func TestThreadsDoNotChangeBits(t *testing.T) {
+	model := &nn.GPT{Vocab: 70, Context: tinyContext, Layers: 2, Dim: 96, Heads: 4, Dropout: 0.1}
+	for _, compute := range []fsdp.DType{fsdp.Float32, fsdp.Float64} {
+		base := fsdp.Config{Wrap: blocks, Precision: fsdp.Precision{Compute: compute}}
+		run := func(world int, threads func(rank int) int) bits {
+			states := make([]bits, world)
+			onRanks(t, world, func(ctx context.Context, g comm.Group) {
+				cfg := base
+				cfg.Group, cfg.Threads = g, threads(g.Rank())
+				m := wrap(t, model, cfg)
+				update := updater(t, m, 0.5)
+				for step := range 3 {
+					forwardBackward(t, ctx, m, tinyBatch(step, g.Rank(), 5, tinyContext))
+					update(ctx)
+				}
+				states[g.Rank()] = stateBits(t, ctx, m)
+				require.NoError(t, m.Close())
+			})
+			return states[0]
+		}
+		for world := 1; world <= 2; world++ {
+			want := run(world, func(int) int { return 0 })
+			for threads := 1; threads <= 4; threads++ {
+				requireSameBits(t, want, run(world, func(int) int { return threads }), threads, " threads")
+			}
+			requireSameBits(t, want, run(world, func(rank int) int { return 3 - 2*rank }), "3 threads and 1")
+		}
+	}
+	_, err := fsdp.Wrap(model, fsdp.Config{Threads: -1})
+	require.EqualError(t, err, "fsdp: rank 0: Config.Threads is -1: want a number of cores, or 0")
+}
+
 // wrapPolicies are all the ways to wrap a tiny GPT.
 var wrapPolicies = map[string]fsdp.Policy{
 	"root only":          nil,

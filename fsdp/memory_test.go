@@ -163,6 +163,7 @@ func TestReservedIsPlanned(t *testing.T) {
 		"frozen":     {Frozen: func(name string) bool { return strings.HasPrefix(name, "blocks.1.") }},
 		"narrow":     {Precision: fsdp.Precision{Reduce: fsdp.BFloat16, Gather: fsdp.BFloat16}},
 		"offload":    {OffloadDir: t.TempDir(), Spill: blocks},
+		"threads":    {Threads: 3},
 	} {
 		t.Run(name, func(t *testing.T) {
 			onRanks(t, 4, func(ctx context.Context, g comm.Group) {
@@ -182,6 +183,7 @@ func TestReservedIsPlanned(t *testing.T) {
 					require.Equal(t, plan.ReservedBytes, m.Memory().Reserved)
 				}
 				require.Greater(t, plan.Resident(), plan.ReservedBytes)
+				require.NoError(t, m.Close())
 			})
 		})
 	}
@@ -280,8 +282,15 @@ func heapBytes() int {
 // TestStepAllocatesLittle bounds what a step on one rank asks of the Go heap, once it is warm:
 // nothing that grows with the model's width or the batch, and little for each operation.
 func TestStepAllocatesLittle(t *testing.T) {
+	for _, threads := range []int{1, 4} {
+		t.Run(fmt.Sprint(threads, " threads"), func(t *testing.T) { stepAllocatesLittle(t, threads) })
+	}
+}
+
+func stepAllocatesLittle(t *testing.T, threads int) {
 	ctx := context.Background()
-	m := wrap(t, tinyGPT(3), fsdp.Config{Wrap: blocks})
+	m := wrap(t, tinyGPT(3), fsdp.Config{Wrap: blocks, Threads: threads})
+	defer func() { require.NoError(t, m.Close()) }()
 	batch := tinyBatch(0, 0, 2, 5)
 	step := func() {
 		if _, err := m.Forward(ctx, batch...); err != nil {

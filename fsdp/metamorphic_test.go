@@ -99,6 +99,7 @@ func (w workload) drawKnobs(t *rapid.T, label, dir string) knobSet {
 	c.InFlight = rapid.SampledFrom([]int{0, 1, 2000, 10000}).Draw(t, label+"bytes in flight")
 	c.Wrap = namesInTurn(t, label+"wrap", "", "a", "b", "c")
 	c.Poison = rapid.Bool().Draw(t, label+"poison")
+	c.Threads = rapid.IntRange(0, 3).Draw(t, label+"threads")
 	if rapid.Bool().Draw(t, label+"trace") {
 		c.Trace = func(fsdp.Event) {}
 	}

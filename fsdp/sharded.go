@@ -127,7 +127,7 @@ func prepare(s *Sharded, m Model) (model *layout.Model, err error) {
 
 // newDevice returns the device that a model computes on. Tests put another in its place.
 var newDevice = func(cfg *Config) (engine.Device, error) {
-	o := engine.HostOptions{Dir: cfg.OffloadDir, Poison: cfg.Poison}
+	o := engine.HostOptions{Dir: cfg.OffloadDir, Poison: cfg.Poison, Threads: cfg.Threads}
 	if shared, ok := cfg.Group.(comm.Allocator); ok {
 		o.Collective = shared
 	}
@@ -142,7 +142,7 @@ var newDevice = func(cfg *Config) (engine.Device, error) {
 func engineOptions(cfg *Config, tr *trace) engine.Options {
 	o := engine.Options{
 		DType: cfg.Precision.Compute.tensor(), Prefetch: cfg.Prefetch, InFlight: cfg.InFlight, Seed: cfg.Seed,
-		Save: tr.save, Spill: tr.spill, Before: cfg.before, Factor: cfg.factor(),
+		Save: tr.save, Spill: tr.spill, Before: cfg.before, Factor: cfg.factor(), Threads: cfg.Threads,
 	}
 	for _, c := range tr.calls {
 		o.Modules = append(o.Modules, engine.Module{Key: c.module, Spec: spec(c.module, c.local)})

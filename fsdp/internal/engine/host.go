@@ -26,11 +26,12 @@ type Host struct {
 	call   exec.Call // of the operation that runs; empty between them
 }
 
-// HostOptions are where the memory of a Host comes from.
+// HostOptions are where the memory of a Host comes from, and its threads.
 type HostOptions struct {
 	Collective arena.Source // of what ranks send to each other; nil is the Go heap
 	Dir        string       // for files, which take the place of RAM; "" is none
 	Poison     bool         // fill freed buffers with NaN
+	Threads    int          // that compute
 }
 
 // NewHost returns a Host.
@@ -45,6 +46,7 @@ func NewHost(o HostOptions) (*Host, error) {
 	}
 	h.arena = arena.New(from)
 	h.arena.Poison = o.Poison
+	h.runner.Team.Start(o.Threads)
 	return h, nil
 }
 
@@ -151,6 +153,7 @@ func (h *Host) InFile(c arena.Class) bool {
 
 // Close implements Device.
 func (h *Host) Close() error {
+	h.runner.Team.Close()
 	err := h.arena.Close()
 	if h.files != nil {
 		err = errors.Join(err, h.files.Close())

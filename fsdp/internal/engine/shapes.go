@@ -17,7 +17,7 @@ func (e *Engine) shapes(c *Compiled) ([][]exec.Value, error) {
 		if !need {
 			continue
 		}
-		sig := &exec.Signature{DType: e.o.DType}
+		sig := &exec.Signature{DType: e.o.DType, Threads: e.o.Threads}
 		for j, r := range c.Model.Calls[i].In {
 			if r.Call != program.Batch && r.Out >= len(outs[r.Call]) {
 				return nil, fmt.Errorf("call %s: input %d is output %d of call %s, which has %d",
@@ -106,7 +106,7 @@ func (e *Engine) compileTraining(c *Compiled, shapes [][]exec.Value) error {
 		if !back[i] {
 			continue
 		}
-		sig := &exec.Signature{DType: e.o.DType, GradOut: gradOut[i], Save: e.o.Save[i]}
+		sig := &exec.Signature{DType: e.o.DType, GradOut: gradOut[i], Save: e.o.Save[i], Threads: e.o.Threads}
 		for j, r := range c.Model.Calls[i].In {
 			in := c.input(shapes, i, j)
 			if r.Call != program.Batch {
