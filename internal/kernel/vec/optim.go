@@ -21,6 +21,19 @@ type adamStep[T Float] struct {
 	rate, inverse, eps   T // p -= rate·m / (√v·inverse + eps)
 }
 
+func newAdamStep[T Float](h AdamHyper) adamStep[T] {
+	decay, l2 := 1.0, h.WeightDecay
+	if h.Decoupled {
+		decay, l2 = 1-h.LR*h.WeightDecay, 0
+	}
+	return adamStep[T]{
+		decay: T(decay), l2: T(l2), gradScale: T(h.GradScale),
+		beta1: T(h.Beta1), rest1: T(1 - h.Beta1),
+		beta2: T(h.Beta2), rest2: T(1 - h.Beta2),
+		rate: T(h.LR / h.BiasCorrection1), inverse: T(1 / h.BiasCorrection2Sqrt), eps: T(h.Eps),
+	}
+}
+
 // Adam makes one step of Adam (https://arxiv.org/abs/1412.6980) or, if Decoupled, AdamW
 // (https://arxiv.org/abs/1711.05101) in one pass over memory, by the formulas of torch.optim:
 //
@@ -33,16 +46,7 @@ type adamStep[T Float] struct {
 // element type.
 func Adam[T Float](p, g, m, v []T, h AdamHyper) {
 	same("Adam", len(p), len(g), len(m), len(v))
-	decay, l2 := 1.0, h.WeightDecay
-	if h.Decoupled {
-		decay, l2 = 1-h.LR*h.WeightDecay, 0
-	}
-	c := adamStep[T]{
-		decay: T(decay), l2: T(l2), gradScale: T(h.GradScale),
-		beta1: T(h.Beta1), rest1: T(1 - h.Beta1),
-		beta2: T(h.Beta2), rest2: T(1 - h.Beta2),
-		rate: T(h.LR / h.BiasCorrection1), inverse: T(1 / h.BiasCorrection2Sqrt), eps: T(h.Eps),
-	}
+	c := newAdamStep[T](h)
 	k := table[T]()
 	for i := 0; i < len(p); i += piece {
 		j := min(i+piece, len(p))
