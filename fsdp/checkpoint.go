@@ -93,7 +93,9 @@ func (s *Sharded) saving(ctx context.Context, opt optim.Optimizer) (*store, stat
 // weight decay, the optimizer keeps those that it was made with, and rank 0 says so in a warning, to
 // Config.Logger or [slog.Default]; TakeSettings takes the saved ones. Checkpoints of earlier versions
 // do not have them, and nothing is compared. The learning rate is an argument of every Step: the
-// schedule goes on with Steps, and the checkpoint has the last one, see [optim.Settings].
+// schedule goes on with Steps, and the checkpoint has the last one, see [optim.Settings]. State in 8
+// bits is saved as the float32 numbers that it stands for. It goes into an optimizer of 32 bits, and
+// the other way, with the same warning; on as many ranks as saved it comes back to the bit.
 //
 // A checkpoint of which the manifest or a file is damaged, cut short or missing is passed over for
 // an older one. Rank 0 says so in a warning, to Config.Logger or [slog.Default], with the reason

@@ -24,6 +24,7 @@ type Adam struct {
 	Beta2       float64 // decay of the second moment, in [0, 1); default 0.999
 	Eps         float64 // added to the denominator; default 1e-8
 	WeightDecay float64 // default 0, none
+	Bits        int     // of an element of m and of v: 8, see [Blockwise]; default 0, those of the value
 	Rules       []Rule  // exceptions for some parameters
 }
 
@@ -44,6 +45,7 @@ type AdamW struct {
 	Beta2       float64 // decay of the second moment, in [0, 1); default 0.999
 	Eps         float64 // added to the denominator; default 1e-8
 	WeightDecay float64 // default 0, none
+	Bits        int     // of an element of m and of v: 8, see [Blockwise]; default 0, those of the value
 	Rules       []Rule  // exceptions for some parameters
 }
 
@@ -71,17 +73,20 @@ type AdamStep struct {
 // Adam implements [AdamVec].
 func (h Host) Adam(g, m, v Vec, s AdamStep) error {
 	grad, first, second := g.(Host), m.(Host), v.(Host)
-	hyper := vec.AdamHyper{
+	if h.F64 != nil {
+		vec.Adam(h.F64, grad.F64, first.F64, second.F64, s.hyper())
+	} else {
+		vec.Adam(h.F32, grad.F32, first.F32, second.F32, s.hyper())
+	}
+	return nil
+}
+
+func (s *AdamStep) hyper() vec.AdamHyper {
+	return vec.AdamHyper{
 		LR: s.LR, Beta1: s.Beta1, Beta2: s.Beta2, Eps: s.Eps, WeightDecay: s.WeightDecay,
 		BiasCorrection1: s.BiasCorrection1, BiasCorrection2Sqrt: s.BiasCorrection2Sqrt,
 		GradScale: 1, Decoupled: s.Decoupled,
 	}
-	if h.F64 != nil {
-		vec.Adam(h.F64, grad.F64, first.F64, second.F64, hyper)
-	} else {
-		vec.Adam(h.F32, grad.F32, first.F32, second.F32, hyper)
-	}
-	return nil
 }
 
 // new makes Adam or AdamW.
@@ -92,6 +97,7 @@ func (c Adam) new(kind string, params []Param) (Optimizer, error) {
 		WeightDecay: c.WeightDecay,
 		Betas:       [2]float64{orDefault(c.Beta1, 0.9), orDefault(c.Beta2, 0.999)},
 		Eps:         orDefault(c.Eps, 1e-8),
+		Bits:        c.Bits,
 	}
 	name := strings.ToLower(kind)
 	if err := s.check(); err != nil {
@@ -130,6 +136,9 @@ func (a *adam) update(i int, p *piece, lr float64) error {
 		s.BiasCorrection2Sqrt = math.Sqrt(1 - math.Pow(s.Beta2, float64(a.t)))
 	}
 	s.LR, s.WeightDecay = lr, p.weightDecay
+	if m, ok := p.vecs[0].(*Blockwise); ok {
+		return p.Value.(Adam8Vec).Adam8(p.Grad, m.words, p.vecs[1].(*Blockwise).words, p.Offset, *s)
+	}
 	return a.values[i].Adam(p.Grad, p.vecs[0], p.vecs[1], *s)
 }
 

@@ -26,8 +26,8 @@
 //
 // # State
 //
-// [AdamW.New] and the others allocate the state once: one vector of the value's type per piece and
-// entry ("exp_avg", "exp_avg_sq", "momentum_buffer"; PyTorch's names). A piece with [Param.Alloc]
+// [AdamW.New] and the others allocate the state once: one vector of the value's type, or in 8 bits,
+// per piece and entry ("exp_avg", "exp_avg_sq", "momentum_buffer"; PyTorch's names). A piece with [Param.Alloc]
 // keeps its state where that says, such as in a file. [Optimizer.State] lists it by parameter name,
 // entry and interval. [Optimizer.Restore] takes back such a list however it was cut, so state
 // written by 8 ranks loads on 3, or on one.
@@ -41,6 +41,16 @@
 //	rank 1   State()  w[5:8] b[0:1]  ├  w[0:8] b[0:4]  ─┼  w[3:8]   Restore, rank 1
 //	rank 2   State()  b[1:4]         ┘                  └  b[0:4]   Restore, rank 2
 //
+// # State in 8 bits
+//
+// With Bits 8, Adam and AdamW keep the moments of parameters of 4,096 elements and more in 8 bits an
+// element, block by block: see [Blockwise]. A [Rule] says so, or otherwise, of single parameters:
+// embeddings whose rows have very different gradients are better left in 32 bits. Everywhere but in
+// the optimizer the state is the float32 numbers that the codes stand for, so files and full states
+// are those of 32 bits, and what has one number of bits loads what had another. Settings tell which
+// it was. Loading into the same pieces gives the same bits; where pieces are cut elsewhere, the
+// blocks at the old and new cuts are rounded again, which depends on nothing but the numbers.
+//
 // # Settings
 //
 // [Groups] tells what an optimizer updates its parameters with, as PyTorch's param_groups do, and
@@ -52,6 +62,7 @@
 //	LR times LRScale               lr
 //	WeightDecay                    weight_decay
 //	Betas, Eps                     betas, eps, with amsgrad and maximize False
+//	Bits                           8 for AdamW8bit and Adam8bit of bitsandbytes, which have 8 bits
 //	Momentum, Nesterov             momentum, nesterov, with dampening 0 and maximize False
 //	FullState.Params[…].Steps      state[…]["step"]
 //	FullState.Params[…].Entries    state[…]["exp_avg"] and so on
@@ -98,7 +109,7 @@
 // # What always holds
 //
 //   - Splitting a parameter into pieces, in any way, changes no bit of any result, as long as its
-//     pieces are absent together.
+//     pieces are absent together. With state in 8 bits that is so of cuts at multiples of 256.
 //   - Step allocates nothing and reads and writes every element once.
 //   - A Step, Restore or Adopt that returns an error has changed nothing, in no part of a composed
 //     optimizer. Only memory that fails ([Vec]) leaves values and state undefined.

@@ -2,6 +2,7 @@ package optim_test
 
 import (
 	"fmt"
+	"regexp"
 
 	"github.com/gofsdp/gofsdp/optim"
 )
@@ -146,6 +147,36 @@ func ExampleCompose() {
 	// fc.weight exp_avg_sq
 	// fc.bias momentum_buffer
 	// ln.weight momentum_buffer
+}
+
+// Keeps the state of Adam in 8 bits, but for a parameter that needs more.
+func ExampleBlockwise() {
+	bytes := 0
+	param := func(name string, rows, cols int) optim.Param {
+		n := rows * cols
+		return optim.Param{
+			Name: name, Shape: []int{rows, cols},
+			Value: optim.Host{F32: make([]float32, n)}, Grad: optim.Host{F32: make([]float32, n)},
+			Alloc: func(n int) (optim.Vec, error) {
+				bytes += 4 * n
+				return optim.Host{F32: make([]float32, n)}, nil
+			},
+		}
+	}
+	embedding := optim.Rule{Match: optim.MatchName(regexp.MustCompile(`^wte`)), Bits: new(0)}
+	c := optim.AdamW{Bits: 8, Rules: []optim.Rule{embedding}}
+	for _, p := range []optim.Param{param("wte.weight", 1000, 64), param("fc.weight", 256, 64), param("head.bias", 1, 10)} {
+		opt, err := c.New([]optim.Param{p})
+		if err != nil {
+			panic(err)
+		}
+		fmt.Printf("%-10s  %s, %.2f bytes an element\n", p.Name, optim.Groups(opt)[0].Facts()[0], float64(bytes)/float64(p.Value.Len()))
+		bytes = 0
+	}
+	// Output:
+	// wte.weight  AdamW, 8.00 bytes an element
+	// fc.weight   AdamW8bit, 2.03 bytes an element
+	// head.bias   AdamW, 8.00 bytes an element
 }
 
 // Searches for the scale of a loss whose gradient, 3 here, overflows float16 beyond 65504.

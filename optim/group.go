@@ -26,12 +26,17 @@ type Settings struct {
 	Eps         float64    `json:"eps,omitzero"`      // likewise
 	Momentum    float64    `json:"momentum,omitzero"` // of SGD
 	Nesterov    bool       `json:"nesterov,omitzero"` // likewise
+	Bits        int        `json:"bits,omitzero"`     // of Adam and AdamW: 8 if the state is [Blockwise], or 0
 }
 
-// Facts describes the settings: first the kind, then numbers, such as "weight decay 0.1". LR is
-// none of them, as every Step has its own.
+// Facts describes the settings: first the kind, such as "AdamW" or, with 8 bits, "AdamW8bit", then
+// numbers, such as "weight decay 0.1". LR is none of them, as every Step has its own.
 func (s *Settings) Facts() []string {
-	facts := []string{s.Kind, fmt.Sprintf("weight decay %v", s.WeightDecay), fmt.Sprintf("LRScale %v", s.LRScale)}
+	kind := s.Kind
+	if s.Bits != 0 {
+		kind += fmt.Sprintf("%dbit", s.Bits)
+	}
+	facts := []string{kind, fmt.Sprintf("weight decay %v", s.WeightDecay), fmt.Sprintf("LRScale %v", s.LRScale)}
 	if s.Kind == kindSGD {
 		return append(facts, fmt.Sprintf("Momentum %v", s.Momentum), fmt.Sprintf("Nesterov %v", s.Nesterov))
 	}
@@ -54,7 +59,8 @@ func (s *Settings) check() error {
 		checkHyper("Momentum", s.Momentum, 1),
 		checkHyper("WeightDecay", s.WeightDecay, math.Inf(1)),
 		checkHyper("LRScale", s.LRScale, math.Inf(1)),
-		checkHyper("LR", s.LR, math.Inf(1)))
+		checkHyper("LR", s.LR, math.Inf(1)),
+		checkBits(s.Bits))
 	if err == nil && s.Nesterov && s.Momentum == 0 {
 		err = errors.New("no Momentum, which Nesterov needs")
 	}
@@ -63,7 +69,7 @@ func (s *Settings) check() error {
 
 // common returns the settings without those that parameters of one optimizer may have of their own.
 func (s Settings) common() Settings {
-	s.LR, s.LRScale, s.WeightDecay = 0, 0, 0
+	s.LR, s.LRScale, s.WeightDecay, s.Bits = 0, 0, 0, 0
 	return s
 }
 
@@ -80,7 +86,7 @@ func Groups(o Optimizer) []Group {
 		s.LR = own.lr
 		for i := range part.pieces {
 			p := &part.pieces[i]
-			s.LRScale, s.WeightDecay = p.lrScale, p.weightDecay
+			s.LRScale, s.WeightDecay, s.Bits = p.lrScale, p.weightDecay, p.bits
 			if names[s] == nil {
 				names[s] = make(map[string]bool)
 			}
@@ -97,7 +103,7 @@ func Groups(o Optimizer) []Group {
 
 // Regroup prepares to give an optimizer of this package the settings in groups. It changes nothing:
 // that is what the returned function does, between two calls of Step. Parameters that are in no
-// group keep their own LRScale and weight decay. It returns an error if a group is of another kind,
+// group keep their own LRScale and weight decay, and all keep the Bits that their state has. It returns an error if a group is of another kind,
 // if settings are out of range, if LR differs, or if what no [Rule] can say differs within the
 // parameters of one optimizer.
 func Regroup(o Optimizer, groups []Group) (apply func(), err error) {
@@ -130,7 +136,7 @@ func Regroup(o Optimizer, groups []Group) (apply func(), err error) {
 			part.updater.set(&commons[i])
 			for j := range part.pieces {
 				if p := &part.pieces[j]; of[p.Name] != nil {
-					p.hyper = hyper{lrScale: of[p.Name].LRScale, weightDecay: of[p.Name].WeightDecay}
+					p.lrScale, p.weightDecay = of[p.Name].LRScale, of[p.Name].WeightDecay
 				}
 			}
 		}

@@ -42,8 +42,9 @@ type Param struct {
 
 	// Alloc, if not nil, is where the state of a piece that is not empty comes from, for example a
 	// file mapped into memory; nil means the Go heap, and is an error unless Value is a Host. New
-	// calls it once for each state entry and sets the memory to zero. It must return n elements of
-	// Value's type and implementation that nothing else uses as long as the optimizer lives. The
+	// calls it once for each state entry and sets the memory to zero; n is the length of Value, or a
+	// quarter of it and a little more for state in 8 bits. It must return n elements of Value's type
+	// and implementation that nothing else uses as long as the optimizer lives. The
 	// caller releases them, also if New then fails.
 	Alloc func(n int) (Vec, error)
 }
@@ -107,9 +108,8 @@ func (p Param) withVecs() Param {
 	return p
 }
 
-// newState returns a zeroed vector like Value, from Alloc if there is one.
-func (p Param) newState() (Vec, error) {
-	n := p.Value.Len()
+// newState returns n zeros in a vector like Value, from Alloc if there is one.
+func (p Param) newState(n int) (Vec, error) {
 	if n == 0 {
 		return p.Value.Slice(0, 0), nil
 	}

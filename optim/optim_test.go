@@ -354,4 +354,8 @@ func TestStepAllocatesNothing(t *testing.T) {
 			}
 		}), "%T", c)
 	}
+	params := whole("a", newTensor(1000, false))
+	opt, err := optim.AdamW{Rules: []optim.Rule{eightBits}}.New(params)
+	require.NoError(t, err)
+	require.Zero(t, testing.AllocsPerRun(10, func() { _ = opt.Step(0.1) }))
 }

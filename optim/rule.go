@@ -22,6 +22,9 @@ type Rule struct {
 	LRScale *float64
 	// WeightDecay replaces the optimizer's.
 	WeightDecay *float64
+	// Bits replaces those of Adam and AdamW: 8, or 0 for those of the value. It says so of parameters
+	// of any size, where the optimizer's leaves small ones out.
+	Bits *int
 }
 
 // NoDecay is the usual exception from weight decay: parameters of fewer than two dimensions, which
@@ -41,7 +44,11 @@ func (r Rule) check() error {
 	if r.Match == nil {
 		return errors.New("no Match")
 	}
-	return cmp.Or(checkOverride("LRScale", r.LRScale), checkOverride("WeightDecay", r.WeightDecay))
+	bits := 0
+	if r.Bits != nil {
+		bits = *r.Bits
+	}
+	return cmp.Or(checkOverride("LRScale", r.LRScale), checkOverride("WeightDecay", r.WeightDecay), checkBits(bits))
 }
 
 // checkOverride is checkHyper for a field that may be nil.
@@ -56,11 +63,15 @@ func checkOverride(name string, v *float64) error {
 type hyper struct {
 	lrScale     float64
 	weightDecay float64
+	bits        int
 }
 
 // resolve applies the rules to p, the last one first so that earlier ones prevail.
-func resolve(rules []Rule, p Param, weightDecay float64) hyper {
-	h := hyper{lrScale: 1, weightDecay: weightDecay}
+func resolve(rules []Rule, p Param, s *Settings) hyper {
+	h := hyper{lrScale: 1, weightDecay: s.WeightDecay}
+	if n, _ := p.checkInterval(); n >= least8 {
+		h.bits = s.Bits
+	}
 	for i := len(rules) - 1; i >= 0; i-- {
 		if r := rules[i]; r.Match(p) {
 			if r.LRScale != nil {
@@ -68,6 +79,9 @@ func resolve(rules []Rule, p Param, weightDecay float64) hyper {
 			}
 			if r.WeightDecay != nil {
 				h.weightDecay = *r.WeightDecay
+			}
+			if r.Bits != nil {
+				h.bits = *r.Bits
 			}
 		}
 	}

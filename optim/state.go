@@ -2,6 +2,7 @@ package optim
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"reflect"
 	"slices"
@@ -48,16 +49,20 @@ func newOptimizer(s Settings, names []string, u updater, params []Param, rules [
 		return nil, err
 	}
 	for i, r := range rules {
-		if err := r.check(); err != nil {
+		err := r.check()
+		if r.Bits != nil && s.Kind == kindSGD {
+			err = errors.New("Bits is of Adam and AdamW")
+		}
+		if err != nil {
 			return nil, fmt.Errorf("optim: %s: rule %d: %w", kind, i, err)
 		}
 	}
 	for _, p := range params {
-		piece := piece{Param: p, hyper: resolve(rules, p, s.WeightDecay)}
+		piece := piece{Param: p, hyper: resolve(rules, p, &s)}
 		piece.Shape = slices.Clone(p.Shape)
 		for i, name := range names {
 			var err error
-			if piece.vecs[i], err = p.newState(); err != nil {
+			if piece.vecs[i], err = p.newEntry(name, piece.bits); err != nil {
 				return nil, fmt.Errorf("optim: %s: %s of %w", kind, name, err)
 			}
 		}
@@ -147,8 +152,11 @@ type refill struct {
 	copies []transfer
 }
 
-// transfer is one copy of a refill.
-type transfer struct{ dst, src Vec }
+// transfer is one copy of a refill: the elements of srcs, one behind the other, are those of dst.
+type transfer struct {
+	dst  Vec
+	srcs []Vec
+}
 
 // plan returns what a load copies, or why it cannot. It changes nothing.
 func (a *part) plan(entries []Entry, all bool) ([]refill, error) {
@@ -194,7 +202,7 @@ func (a *part) affected(sources map[tensor][]Entry, all bool) (list []int) {
 func (a *part) refill(plan []refill) error {
 	for _, r := range plan {
 		for _, c := range r.copies {
-			if err := copyVec(c.dst, c.src); err != nil {
+			if err := joinVecs(c.dst, c.srcs); err != nil {
 				return fmt.Errorf("parameter %q: %w", r.piece.Name, err)
 			}
 		}
@@ -239,6 +247,7 @@ func (e Entry) end() int { return e.Offset + lenOf(e.Data) }
 // disjoint.
 func (r *refill) add(dst Vec, sources []Entry) error {
 	p, next := r.piece, r.piece.Offset
+	var srcs []Vec
 	for _, e := range sources {
 		from, to := max(e.Offset, p.Offset), min(e.end(), p.end())
 		if from >= to {
@@ -268,11 +277,14 @@ func (r *refill) add(dst Vec, sources []Entry) error {
 			}
 		}
 		if e.Offset != p.Offset || !sameVec(e.Data, dst) { // else they are where they belong
-			r.copies = append(r.copies, transfer{dst.Slice(from-p.Offset, to-p.Offset), src})
+			srcs = append(srcs, src)
 		}
 	}
 	if next < p.end() {
 		return fmt.Errorf("element %d is missing", next)
+	}
+	if len(srcs) > 0 {
+		r.copies = append(r.copies, transfer{dst, srcs})
 	}
 	return nil
 }

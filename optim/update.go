@@ -36,7 +36,7 @@ func (u Update) Facts() []string {
 		return nil
 	}
 	s := u.common
-	s.WeightDecay, s.LRScale = u.weightDecay, u.lrScale
+	s.WeightDecay, s.LRScale, s.Bits = u.weightDecay, u.lrScale, u.bits
 	return slices.Insert(s.Facts(), 1, fmt.Sprintf("%d steps", u.steps), fmt.Sprintf("learning rate %v", u.lr))
 }
 
@@ -48,7 +48,7 @@ func (u Update) Hash(seed uint64) uint64 {
 	if u.settings == nil {
 		return h
 	}
-	for _, w := range [...]uint64{u.settings.hash, uint64(u.steps), rounded(u.lr), rounded(u.weightDecay), rounded(u.lrScale)} {
+	for _, w := range [...]uint64{u.settings.hash, uint64(u.steps), rounded(u.lr), rounded(u.weightDecay), rounded(u.lrScale), uint64(u.bits)} {
 		h = (h ^ w) * 0x9E3779B97F4A7C15
 		h ^= h >> 32
 	}

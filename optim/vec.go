@@ -142,6 +142,27 @@ func sameVec(a, b Vec) bool {
 	return reflect.ValueOf(a).Comparable() && a == b
 }
 
+// joinVecs copies srcs, one behind the other, to dst, which has as many elements. Blocks of 8 bits
+// are written once, as what is in them before would have a say in how they are rounded.
+func joinVecs(dst Vec, srcs []Vec) error {
+	to := dst
+	blocks, narrow := dst.(*Blockwise)
+	if narrow {
+		to = newHost(dst.Len(), false)
+	}
+	at := 0
+	for _, src := range srcs {
+		if err := copyVec(to.Slice(at, at+src.Len()), src); err != nil {
+			return err
+		}
+		at += src.Len()
+	}
+	if narrow {
+		return blocks.Write(to.(Host))
+	}
+	return nil
+}
+
 // copyVec copies src to dst, which has the same length and type.
 func copyVec(dst, src Vec) error {
 	if to, ok := dst.(Host); ok {

@@ -74,6 +74,12 @@ func (r trained) Adam(g, m, v optim.Vec, s optim.AdamStep) error {
 	})
 }
 
+func (r trained) Adam8(g, m, v optim.Vec, offset int, s optim.AdamStep) error {
+	return r.device.issue(func() {
+		_ = r.elements.Adam8(g.(trained).elements, m.(trained).elements, v.(trained).elements, offset, s)
+	})
+}
+
 func (r trained) SGD(g, b optim.Vec, s optim.SGDStep) error {
 	return r.device.issue(func() {
 		if b == nil {

@@ -23,8 +23,8 @@ import (
 var lengths = []int{0, 1, 37, 1<<16 + 1}
 
 // TestVec checks that the vectors that alloc returns keep the contract of [optim.Vec], and, as far
-// as they have them, those of [optim.AdamVec] and [optim.SGDVec]. alloc returns n elements of
-// float32 or float64, whatever they hold, in new memory of one device.
+// as they have them, those of [optim.AdamVec], [optim.Adam8Vec] and [optim.SGDVec]. alloc returns n
+// elements of float32 or float64, whatever they hold, in new memory of one device.
 func TestVec(t *testing.T, alloc func(n int, float64s bool) optim.Vec) {
 	for _, float64s := range []bool{false, true} {
 		for _, n := range lengths {
@@ -33,6 +33,7 @@ func TestVec(t *testing.T, alloc func(n int, float64s bool) optim.Vec) {
 			k.slices(t)
 			k.refusals(t)
 			k.adam(t)
+			k.adam8(t)
 			k.sgd(t)
 		}
 	}
@@ -168,6 +169,38 @@ func (k *kit) adam(t *testing.T) {
 		require.NoError(t, h[0].Adam(h[1], h[2], h[3], s))
 		require.NoError(t, v[0].(optim.AdamVec).Adam(v[1], v[2], v[3], s))
 		k.same(t, h, v)
+	}
+}
+
+// adam8 checks the update of Adam and AdamW with moments in 8 bits, by optimizers of pieces that
+// begin inside a block.
+func (k *kit) adam8(t *testing.T) {
+	if _, ok := k.alloc(k.n, k.float64s).(optim.Adam8Vec); !ok || k.float64s {
+		return
+	}
+	all := []optim.Rule{{Match: func(optim.Param) bool { return true }, Bits: new(8)}}
+	h, v := k.operands(t, 2)
+	make := func(value, grad optim.Vec) optim.Optimizer {
+		opt, err := optim.AdamW{WeightDecay: 0.1, Rules: all}.New([]optim.Param{{
+			Name: "p", Shape: []int{k.n + 300}, Offset: 100, Value: value, Grad: grad,
+			Alloc: func(n int) (optim.Vec, error) {
+				if _, host := value.(optim.Host); host {
+					return k.host(n), nil
+				}
+				return k.alloc(n, false), nil
+			},
+		}})
+		require.NoError(t, err)
+		return opt
+	}
+	want, got := make(h[0], h[1]), make(v[0], v[1])
+	for range 3 {
+		require.NoError(t, want.Step(0.1))
+		require.NoError(t, got.Step(0.1))
+		k.same(t, h, v)
+	}
+	for i, e := range got.State() {
+		require.Equal(t, k.copyOf(t, want.State()[i].Data), k.copyOf(t, e.Data), e.Name)
 	}
 }
 

@@ -126,7 +126,7 @@ func (w *wholes) prepare(o *Options, own []Piece) error {
 		return fmt.Errorf("option Into: the earlier state has %d tensors that this one has not: is it of another model or optimizer?", left)
 	}
 	for i := range own {
-		if h, ok := own[i].Vec.(optim.Host); ok {
+		if h, ok := memoryOf(own[i].Vec).(optim.Host); ok {
 			memory = append(memory, BytesOf(h))
 		}
 	}

@@ -34,8 +34,15 @@ type inventory struct {
 	index map[string]int // in Kinds, by their text
 }
 
-// A kind is the numbers of updates that the entries for one value have had, by name.
-type kind map[string]int
+// A kind is the entries for one value, by name.
+type kind map[string]entry
+
+// An entry is the number of updates that it has had, and its bits an element if these are not those
+// of the value.
+type entry struct {
+	Steps int
+	Bits  int `json:",omitzero"`
+}
 
 // A run is Len values from First on for which a kind is kept: nothing, if that is empty.
 type run struct{ First, Len, Kind int }
@@ -53,11 +60,17 @@ func newInventory(l *layout.Layout, list []Tensor, pieces []Piece, opt optim.Opt
 		if kept[p.Index] == nil {
 			kept[p.Index] = kind{}
 		}
-		if p.Entry != "" && counts {
-			kept[p.Index][p.Entry] = p.Steps
-		} else if p.Entry != "" {
-			kept[p.Index][p.Entry] = 0
+		if p.Entry == "" {
+			continue
 		}
+		e := entry{}
+		if counts {
+			e.Steps = p.Steps
+		}
+		if _, ok := p.Vec.(*optim.Blockwise); ok {
+			e.Bits = 8
+		}
+		kept[p.Index][p.Entry] = e
 	}
 	for i := range list {
 		t := &list[i]
@@ -110,8 +123,8 @@ func decodeInventory(b []byte, values int) (*inventory, error) {
 		if _, ok := k[""]; ok || k == nil {
 			return nil, errors.New("a kind is null, or has an entry without a name")
 		}
-		for _, n := range k {
-			least = min(least, n)
+		for _, e := range k {
+			least = min(least, e.Steps)
 		}
 	}
 	if least < 0 {
@@ -179,7 +192,7 @@ func (inv *inventory) tensors(list []Tensor) []Tensor {
 			t := list[next]
 			all = append(all, t)
 			for _, name := range names {
-				t.Entry, t.Steps = name, inv.Kinds[r.Kind][name]
+				t.Entry, t.Steps = name, inv.Kinds[r.Kind][name].Steps
 				all = append(all, t)
 			}
 		}
@@ -244,7 +257,10 @@ func (k kind) String() string {
 		if i > 0 {
 			b.WriteString(", ")
 		}
-		fmt.Fprintf(&b, "%s after %d updates", name, k[name])
+		if b.WriteString(name); k[name].Bits != 0 {
+			fmt.Fprintf(&b, " in %d bits", k[name].Bits)
+		}
+		fmt.Fprintf(&b, " after %d updates", k[name].Steps)
 	}
 	return b.String()
 }

@@ -18,10 +18,14 @@ func drawInventory(t *rapid.T, values int, label string) *inventory {
 	inv := &inventory{Steps: rapid.IntRange(0, 3).Draw(t, label+" steps")}
 	for v := range values {
 		if rapid.Bool().Draw(t, label+" has") {
-			inv.add(v, rapid.MapOfN(names, rapid.IntRange(0, 2), 0, 2).Draw(t, label+" keeps"))
+			inv.add(v, rapid.MapOfN(names, rapid.Custom(drawEntry), 0, 2).Draw(t, label+" keeps"))
 		}
 	}
 	return inv
+}
+
+func drawEntry(t *rapid.T) entry {
+	return entry{Steps: rapid.IntRange(0, 2).Draw(t, "steps"), Bits: rapid.SampledFrom([]int{0, 8}).Draw(t, "bits")}
 }
 
 // TestInventoryTravels: any inventory comes back as it was, with names of any form.
@@ -42,12 +46,12 @@ func TestInventoryRefuses(t *testing.T) {
 	for name, text := range map[string]string{
 		"nothing":         ``,
 		"a line":          `wte.weight exp_avg 3`,
-		"cut short":       `{"Steps":3,"Kinds":[{"exp_avg":3}],"Runs":[{"First":0,"Len":1,"Kind":0}`,
+		"cut short":       `{"Steps":3,"Kinds":[{"exp_avg":{"Steps":3}}],"Runs":[{"First":0,"Len":1,"Kind":0}`,
 		"two":             `{"Steps":3,"Kinds":null,"Runs":null}{}`,
 		"another member":  `{"Steps":3,"Kind":[]}`,
 		"negative steps":  `{"Steps":-1}`,
-		"negative counts": `{"Kinds":[{"exp_avg":-1}]}`,
-		"no name":         `{"Kinds":[{"":1}]}`,
+		"negative counts": `{"Kinds":[{"exp_avg":{"Steps":-1}}]}`,
+		"no name":         `{"Kinds":[{"":{"Steps":1}}]}`,
 		"no kind":         `{"Kinds":[null]}`,
 		"unknown kind":    `{"Kinds":[{}],"Runs":[{"First":0,"Len":1,"Kind":1}]}`,
 		"beyond the end":  `{"Kinds":[{}],"Runs":[{"First":3,"Len":2,"Kind":0}]}`,
@@ -63,7 +67,7 @@ func TestInventoryRefuses(t *testing.T) {
 
 // FuzzInventory: what decodes says the same again, and lists no value that there is not.
 func FuzzInventory(f *testing.F) {
-	f.Add([]byte(`{"Steps":3,"Kinds":[{"exp_avg":3}],"Runs":[{"First":0,"Len":2,"Kind":0}]}`), 3)
+	f.Add([]byte(`{"Steps":3,"Kinds":[{"exp_avg":{"Steps":3}}],"Runs":[{"First":0,"Len":2,"Kind":0}]}`), 3)
 	f.Add([]byte(`{"Runs":[{"First":1,"Len":9223372036854775807,"Kind":0}]}`), 2)
 	f.Fuzz(func(t *testing.T, text []byte, values int) {
 		inv, err := decodeInventory(text, values)
@@ -117,7 +121,7 @@ func TestMerge(t *testing.T) {
 		for v, k := range kept {
 			want = append(want, list[v].Name())
 			for _, name := range sortedNames(k) {
-				want = append(want, fmt.Sprintf("%s:%s after %d", name, list[v].Name(), k[name]))
+				want = append(want, fmt.Sprintf("%s:%s after %d", name, list[v].Name(), k[name].Steps))
 			}
 		}
 		for _, x := range merged.tensors(list) {
@@ -146,8 +150,8 @@ func TestMergeNamesThree(t *testing.T) {
 	all := []*inventory{{}, {}}
 	for v := range 5 {
 		list = append(list, shared(v, fmt.Sprint("p", v), "", 2))
-		all[0].add(v, kind{"m": 1})
-		all[1].add(v, kind{"m": 2})
+		all[0].add(v, kind{"m": {Steps: 1}})
+		all[1].add(v, kind{"m": {Steps: 2}})
 	}
 	_, err := merge(all, list)
 	require.EqualError(t, err, "optimizers disagree: "+
@@ -155,6 +159,15 @@ func TestMergeNamesThree(t *testing.T) {
 		"parameter p1: rank 0 keeps m after 1 updates, rank 1 m after 2 updates\n"+
 		"parameter p2: rank 0 keeps m after 1 updates, rank 1 m after 2 updates\n"+
 		"and so 2 more parameters")
+}
+
+// TestMergeNamesBits: state in 8 bits is another than the same in 32.
+func TestMergeNamesBits(t *testing.T) {
+	all := []*inventory{{}, {}}
+	all[0].add(0, kind{"m": {Steps: 1, Bits: 8}})
+	all[1].add(0, kind{"m": {Steps: 1}})
+	_, err := merge(all, []Tensor{shared(0, "p", "", 2)})
+	require.EqualError(t, err, "optimizers disagree: parameter p: rank 0 keeps m in 8 bits after 1 updates, rank 1 m after 1 updates")
 }
 
 // TestListedIsOneList: every rank gets the list that rank 0 has made of what the ranks say.

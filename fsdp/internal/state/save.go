@@ -51,7 +51,7 @@ func (v *Saver) plan(ctx context.Context, s *Store, call, dir string, opt optim.
 	var w *writing
 	err := s.prepare(ctx, 0, func() (err error) {
 		if w, err = s.newWriting(dir, opt, o, about, &v.locks); err == nil && reserve != nil {
-			err = reserve(w.bytes())
+			err = reserve(w.room())
 		}
 		return err
 	})
@@ -126,13 +126,26 @@ func (s *Store) newWriting(dir string, opt optim.Optimizer, o *Options, about Me
 // portions.
 func partOf(t comm.DType, p *Piece) checkpoint.Part {
 	out := checkpoint.Part{Key: p.Key, DType: fileType(t), Shape: p.Shape, Steps: p.Steps, Offset: p.Offset}
-	if h, ok := p.Vec.(optim.Host); ok {
-		out.Data = BytesOf(h)
-		return out
+	from(&out, t, p.Vec)
+	return out
+}
+
+// from has the elements of a part be those of v.
+func from(out *checkpoint.Part, t comm.DType, v optim.Vec) {
+	if h, ok := v.(optim.Host); ok {
+		out.Data, out.Write = BytesOf(h), nil
+		return
 	}
-	v := p.Vec
 	out.Len = v.Len()
 	out.Write = func(ctx context.Context, w io.Writer) error {
+		v := v
+		if b, ok := v.(*optim.Blockwise); ok { // of which a device is asked once
+			words := room(b.Words())
+			if err := b.Words().Read(words); err != nil {
+				return err
+			}
+			v = b.Over(words)
+		}
 		portion := NewHost(t, min(v.Len(), checkpoint.ChunkBytes/t.Size()))
 		for at := 0; at < v.Len(); at += portion.Len() {
 			to := portion.Slice(0, min(portion.Len(), v.Len()-at)).(optim.Host)
@@ -145,10 +158,9 @@ func partOf(t comm.DType, p *Piece) checkpoint.Part {
 		}
 		return nil
 	}
-	return out
 }
 
-// bytes returns the size of the parts.
+// bytes returns the size of the parts in the file, and room that of a copy of them.
 func (w *writing) bytes() (n int) {
 	for i := range w.parts {
 		n += w.vecs[i].Len() * w.parts[i].DType.Size()
@@ -156,15 +168,36 @@ func (w *writing) bytes() (n int) {
 	return n
 }
 
+func (w *writing) room() (n int) {
+	for _, v := range w.vecs {
+		n += memoryOf(v).Len() * w.dtype.Size()
+	}
+	return n
+}
+
+// memoryOf returns the memory of a vector as it lies there.
+func memoryOf(v optim.Vec) optim.Vec {
+	if b, ok := v.(*optim.Blockwise); ok {
+		return b.Words()
+	}
+	return v
+}
+
 // copy moves the parts to a copy.
 func (w *writing) copy(to []byte) error {
 	for i, v := range w.vecs {
-		p := &w.parts[i]
-		n := v.Len() * p.DType.Size()
-		if err := v.Read(host(w.dtype, to[:n])); err != nil {
+		p, memory := &w.parts[i], memoryOf(v)
+		n := memory.Len() * w.dtype.Size()
+		copied := host(w.dtype, to[:n:n])
+		if err := memory.Read(copied); err != nil {
 			return fmt.Errorf("%s: %w", p.Name(), err)
 		}
-		p.Data, p.Write, to = to[:n:n], nil, to[n:]
+		to = to[n:]
+		if b, ok := v.(*optim.Blockwise); ok {
+			from(p, w.dtype, b.Over(copied))
+		} else {
+			from(p, w.dtype, copied)
+		}
 	}
 	return nil
 }

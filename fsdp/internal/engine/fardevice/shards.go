@@ -109,6 +109,12 @@ func (v *vec) Adam(grad, first, second optim.Vec, s optim.AdamStep) error {
 	return v.d.issue(func() error { return v.host.Adam(with[0], with[1], with[2], s) })
 }
 
+// Adam8 implements optim.Adam8Vec.
+func (v *vec) Adam8(grad, first, second optim.Vec, offset int, s optim.AdamStep) error {
+	with := near([]optim.Vec{grad, first, second})
+	return v.d.issue(func() error { return v.host.Adam8(with[0], with[1], with[2], offset, s) })
+}
+
 // SGD implements optim.SGDVec.
 func (v *vec) SGD(grad, momentum optim.Vec, s optim.SGDStep) error {
 	g, m := grad.(*vec).host, optim.Vec(nil)

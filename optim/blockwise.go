@@ -1,0 +1,173 @@
+package optim
+
+import (
+	"fmt"
+	"reflect"
+
+	"github.com/gofsdp/gofsdp/internal/kernel/vec"
+)
+
+// least8 is how many elements a parameter has at least whose state is in 8 bits because the
+// optimizer's is, as in bitsandbytes.
+const least8 = 4096
+
+// Blockwise is a [Vec] of float32 that takes 8 bits for each element: the state of [Adam] and
+// [AdamW] with Bits 8, which are the optimizers of https://arxiv.org/abs/2110.02861. Of every block
+// of 256 elements it has the largest magnitude, as a float32, and of each element the code of its
+// ratio to that, one of 256 values that lie closer together where ratios are small: those of
+// bitsandbytes. So the two moments of an element take 2.03 bytes together in place of 8. A number is
+// off by at most 0.7 % of the largest in its block, and by less the smaller it is.
+//
+// A second moment below 1.6e-7 of the largest in its block becomes zero, and Adam then makes large
+// steps. So the gradients within a block should differ by less than a factor of a thousand. Rows of
+// an embedding, of tokens frequent and rare, may differ by more: [Rule] can keep them in 32 bits.
+//
+// Read gives the numbers that the codes stand for. Write rounds to the nearest of these. What was
+// read comes back to the same bits, if it is written to the same blocks. Writing a slice rounds the
+// blocks again that it is a part of. A number that is not finite makes NaN of its block.
+//
+// Blocks begin at multiples of 256 of an element's index in the whole parameter. So what rounds
+// together does not depend on how the parameter is cut, but for the blocks that a cut goes through:
+// each side has a block of its own there.
+type Blockwise struct {
+	words      Vec // magnitudes and codes of the whole piece, which is n elements from offset on
+	offset, n  int
+	unsigned   bool
+	begin, end int // of the elements that this is
+}
+
+// Adam8Vec is an [AdamVec] with the update of [Adam] and [AdamW] for moments in 8 bits.
+type Adam8Vec interface {
+	AdamVec
+	// Adam8 is Adam with the moments m and v of the elements from offset on of a parameter in 8
+	// bits, as [Blockwise] has them. They are vectors of float32 with 4 bytes for each of the b
+	// blocks that p is in, its largest magnitude, and then a byte for each element, its code, up to
+	// a multiple of 4. m has codes of numbers of both signs, v of others.
+	Adam8(g, m, v Vec, offset int, s AdamStep) error
+}
+
+// Adam8 implements [Adam8Vec].
+func (h Host) Adam8(g, m, v Vec, offset int, s AdamStep) error {
+	n := len(h.F32)
+	first := vec.NewBlocks8(m.(Host).F32, offset, n, false)
+	second := vec.NewBlocks8(v.(Host).F32, offset, n, true)
+	vec.Adam8(h.F32, g.(Host).F32, first, second, s.hyper())
+	return nil
+}
+
+// checkBits returns an error unless state can have so many bits for each element; 0 are those of
+// the value.
+func checkBits(bits int) error {
+	if bits == 0 || bits == 8 {
+		return nil
+	}
+	return fmt.Errorf("Bits is %d: must be 8, or 0 for those of the value", bits)
+}
+
+// newEntry returns the zeroed state of a name, with so many bits for each element.
+func (p Param) newEntry(name string, bits int) (Vec, error) {
+	n := p.Value.Len()
+	if bits == 0 || n == 0 {
+		return p.newState(n)
+	}
+	if p.Value.Float64() {
+		return nil, fmt.Errorf("parameter %q: its value is float64, and Bits 8 is for float32", p.Name)
+	}
+	if _, ok := p.Value.(Adam8Vec); !ok {
+		return nil, fmt.Errorf("parameter %q: a value of type %T has no such update, it is no %v",
+			p.Name, p.Value, reflect.TypeFor[Adam8Vec]())
+	}
+	words, err := p.newState(vec.Words8(p.Offset, n))
+	if err != nil {
+		return nil, err
+	}
+	return &Blockwise{words: words, offset: p.Offset, n: n, unsigned: name == "exp_avg_sq", end: n}, nil
+}
+
+// Len implements [Vec].
+func (b *Blockwise) Len() int { return b.end - b.begin }
+
+// Float64 implements [Vec].
+func (b *Blockwise) Float64() bool { return false }
+
+// Slice implements [Vec].
+func (b *Blockwise) Slice(from, to int) Vec {
+	if from < 0 || to < from || to > b.Len() {
+		panic(fmt.Sprintf("optim: slice [%d:%d] of %d elements", from, to, b.Len()))
+	}
+	s := *b
+	s.begin, s.end = b.begin+from, b.begin+to
+	return &s
+}
+
+// Zero implements [Vec].
+func (b *Blockwise) Zero() error {
+	if b.Len() == b.n {
+		return b.words.Zero()
+	}
+	return b.Write(newHost(b.Len(), false))
+}
+
+// Read implements [Vec].
+func (b *Blockwise) Read(to Host) error {
+	if err := b.fits(to); err != nil {
+		return err
+	}
+	blocks, _, err := b.blocks()
+	if err == nil {
+		blocks.Load(to.F32, b.begin)
+	}
+	return err
+}
+
+// Write implements [Vec].
+func (b *Blockwise) Write(from Host) error {
+	if err := b.fits(from); err != nil {
+		return err
+	}
+	blocks, words, err := b.blocks()
+	if err != nil {
+		return err
+	}
+	all := from.F32
+	if len(all) < b.n {
+		all = make([]float32, b.n)
+		blocks.Load(all, 0)
+		copy(all[b.begin:], from.F32)
+	}
+	blocks.Store(all)
+	if _, near := b.words.(Host); near {
+		return nil
+	}
+	return b.words.Write(words)
+}
+
+// Words returns the memory of the whole piece, as an [Adam8Vec] has it.
+func (b *Blockwise) Words() Vec { return b.words }
+
+// Over returns the same elements in other memory, into which Words was copied.
+func (b *Blockwise) Over(words Vec) *Blockwise {
+	o := *b
+	o.words = words
+	return &o
+}
+
+// blocks returns the whole piece, in ordinary memory.
+func (b *Blockwise) blocks() (vec.Blocks8, Host, error) {
+	words, near := b.words.(Host)
+	if !near {
+		words = newHost(b.words.Len(), false)
+		if err := b.words.Read(words); err != nil {
+			return vec.Blocks8{}, words, err
+		}
+	}
+	return vec.NewBlocks8(words.F32, b.offset, b.n, b.unsigned), words, nil
+}
+
+// fits returns an error unless h has the length and type of b.
+func (b *Blockwise) fits(h Host) error {
+	if len(h.F32) == b.Len() && h.F64 == nil {
+		return nil
+	}
+	return fmt.Errorf("optim: copy between %d elements of float32 in 8 bits and %d of %s", b.Len(), h.Len(), dtype(h))
+}
