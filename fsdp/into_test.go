@@ -90,24 +90,43 @@ func TestIntoAllocates(t *testing.T) {
 	onRanks(t, 2, func(ctx context.Context, g comm.Group) {
 		m := wrap(t, largeModel, fsdp.Config{Group: g})
 		opt := drawnState(t, m, 1)
-		allocated := func(old *optim.FullState) (*optim.FullState, uint64) {
-			var before, after runtime.MemStats
-			require.NoError(t, g.Barrier(ctx))
-			runtime.ReadMemStats(&before)
-			require.NoError(t, g.Barrier(ctx))
-			full, err := m.FullOptimState(ctx, opt, fsdp.Into(old))
-			require.NoError(t, err)
-			require.NoError(t, g.Barrier(ctx))
-			runtime.ReadMemStats(&after)
-			require.NoError(t, g.Barrier(ctx))
-			return full, after.TotalAlloc - before.TotalAlloc
-		}
-		full, first := allocated(nil)
-		_, next := allocated(full)
+		full, first := allocatedInto(t, ctx, g, m, opt, nil)
+		_, next := allocatedInto(t, ctx, g, m, opt, full)
 		require.Greater(t, first, uint64(bytes))
 		require.Less(t, first, uint64(bytes*5/4))
 		require.Less(t, next, uint64(bytes/8))
 	})
+}
+
+// TestIntoAllocatesLittleForATensor bounds what two ranks allocate for each of many tensors: pages
+// of new memory cost more than what is written there.
+func TestIntoAllocatesLittleForATensor(t *testing.T) {
+	const n = 1500
+	var params []fsdp.Param
+	for i := range n {
+		params = append(params, weight(fmt.Sprintf("experts.%d.weight", i), 5))
+	}
+	onRanks(t, 2, func(ctx context.Context, g comm.Group) {
+		m := wrap(t, calls(call("a", having(params...))), fsdp.Config{Group: g})
+		opt := drawnState(t, m, 1)
+		full, _ := allocatedInto(t, ctx, g, m, opt, nil)
+		_, next := allocatedInto(t, ctx, g, m, opt, full)
+		require.Less(t, next/(2*n), uint64(2500), "bytes for a tensor")
+	})
+}
+
+// allocatedInto collects the state of opt and returns what all ranks have allocated.
+func allocatedInto(t *testing.T, ctx context.Context, g comm.Group, m *fsdp.Sharded, opt optim.Optimizer, old *optim.FullState) (*optim.FullState, uint64) {
+	var before, after runtime.MemStats
+	require.NoError(t, g.Barrier(ctx))
+	runtime.ReadMemStats(&before)
+	require.NoError(t, g.Barrier(ctx))
+	full, err := m.FullOptimState(ctx, opt, fsdp.Into(old))
+	require.NoError(t, err)
+	require.NoError(t, g.Barrier(ctx))
+	runtime.ReadMemStats(&after)
+	require.NoError(t, g.Barrier(ctx))
+	return full, after.TotalAlloc - before.TotalAlloc
 }
 
 // TestIntoErrors checks what every rank hears of an earlier state that is none, and that nothing has
@@ -130,7 +149,7 @@ func TestIntoErrors(t *testing.T) {
 		}, "option Into: exp_avg:a.b has 0 float32 and 7 float64 elements, want 7 of float32"},
 		"two types": {func(f *optim.FullState) {
 			entry(f, "a.b", "exp_avg", optim.Host{F32: make([]float32, 7), F64: make([]float64, 1)})
-		}, "option Into: exp_avg of a.b is both float32 and float64"},
+		}, "option Into: exp_avg:a.b has 7 float32 and 1 float64 elements, want 7 of float32"},
 		"another model":     {func(f *optim.FullState) { f.Params["z"] = f.Params["a.b"]; delete(f.Params, "a.b") }, "option Into: the earlier state has 2 tensors that this one has not"},
 		"another optimizer": {func(f *optim.FullState) { entry(f, "a.b", "max", optim.Host{}) }, "option Into: the earlier state has 1 tensors that this one has not"},
 		"shared memory": {func(f *optim.FullState) {

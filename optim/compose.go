@@ -38,8 +38,9 @@ func Compose(optimizers ...Optimizer) (Optimizer, error) {
 func Params(o Optimizer) (list []Param) {
 	if o, ok := o.(*optimizer); ok {
 		for _, part := range o.parts {
-			for _, p := range part.pieces {
-				list = append(list, p.Param)
+			list = slices.Grow(list, len(part.pieces))
+			for i := range part.pieces {
+				list = append(list, part.pieces[i].Param)
 			}
 		}
 	}
@@ -119,10 +120,9 @@ func (o *optimizer) Step(lr float64) error {
 func (o *optimizer) Steps() int { return o.steps }
 
 // State implements Optimizer.
-func (o *optimizer) State() []Entry {
-	var entries []Entry
+func (o *optimizer) State() (entries []Entry) {
 	for _, p := range o.parts {
-		entries = append(entries, p.state()...)
+		entries = p.state(entries)
 	}
 	return entries
 }

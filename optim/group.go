@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
-	"maps"
 	"math"
 	"slices"
 )
@@ -80,22 +79,20 @@ func Groups(o Optimizer) []Group {
 	if !ok {
 		return nil
 	}
-	names := make(map[Settings]map[string]bool)
+	names := make(map[Settings][]string)
 	for _, part := range own.parts {
 		s := part.settings.common
 		s.LR = own.lr
 		for i := range part.pieces {
 			p := &part.pieces[i]
 			s.LRScale, s.WeightDecay, s.Bits = p.lrScale, p.weightDecay, p.bits
-			if names[s] == nil {
-				names[s] = make(map[string]bool)
-			}
-			names[s][p.Name] = true
+			names[s] = append(names[s], p.Name)
 		}
 	}
 	var list []Group
 	for s, of := range names {
-		list = append(list, Group{s, slices.Sorted(maps.Keys(of))})
+		slices.Sort(of)
+		list = append(list, Group{s, slices.Compact(of)})
 	}
 	slices.SortFunc(list, func(a, b Group) int { return cmp.Compare(a.Params[0], b.Params[0]) })
 	return list

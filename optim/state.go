@@ -126,16 +126,17 @@ func (a *part) update(lr float64, steps int) error {
 	return nil
 }
 
-// state returns the state of the pieces that are not empty.
-func (a *part) state() []Entry {
-	var entries []Entry
-	for _, p := range a.pieces {
+// state appends the state of the pieces that are not empty.
+func (a *part) state(entries []Entry) []Entry {
+	entries = slices.Grow(entries, len(a.pieces)*len(a.names))
+	for i := range a.pieces {
+		p := &a.pieces[i]
 		if p.Value.Len() == 0 {
 			continue
 		}
-		for i, name := range a.names {
+		for k, name := range a.names {
 			entries = append(entries, Entry{
-				Param: p.Name, Name: name, Shape: p.Shape, Offset: p.Offset, Steps: p.steps, Data: p.vecs[i],
+				Param: p.Name, Name: name, Shape: p.Shape, Offset: p.Offset, Steps: p.steps, Data: p.vecs[k],
 			})
 		}
 	}

@@ -26,10 +26,10 @@ import (
 // in the order of the ranks, as a group of the user's may have another.
 type collector struct {
 	s     *Store
-	parts map[part]*Piece // what this rank has
-	root  int             // the rank that gets them, or Everywhere
-	ahead int             // how many parcels are under way, the one that is waited for included
-	pack  int             // bytes of tensors that travel together, 0 for none
+	parts parts // what this rank has
+	root  int   // the rank that gets them, or Everywhere
+	ahead int   // how many parcels are under way, the one that is waited for included
+	pack  int   // bytes of tensors that travel together, 0 for none
 
 	// room returns the memory for the next tensor, on ranks that get it. take, if not nil, is
 	// called when it is whole, on all ranks, of which those that do not get it have nil; an error
@@ -37,6 +37,8 @@ type collector struct {
 	room func(t *Tensor) []byte
 	take func(ctx context.Context, t *Tensor, whole []byte) error
 
+	memory  [][]byte // room for those of all parcels to come: wholes, and parts
+	cuts    [][]shard.Span
 	spare   [][]byte // scratch of parcels that have arrived
 	largest int      // bytes that one takes at most
 	free    []func() // gives all scratch back
@@ -46,9 +48,9 @@ type collector struct {
 // time between asking and getting does not add up; where they lie in scratch, one that is made use
 // of and the next.
 const (
-	inFlight    = 4
+	inFlight    = 8
 	underWay    = 2
-	parcelBytes = 1 << 20
+	parcelBytes = 1 << 19
 	smallParts  = 4 // a small tensor is so many times smaller
 )
 
@@ -84,7 +86,7 @@ func (s *Store) pipeline(ctx context.Context, n, ahead int, start func(i int) tr
 	var flight []transfer
 	land := func() error {
 		first := flight[0]
-		flight = flight[1:]
+		flight = slices.Delete(flight, 0, 1)
 		err := first.wait(ctx)
 		if err == nil {
 			err = take(ctx, &first)
@@ -124,6 +126,7 @@ func (c *collector) run(ctx context.Context, list []Tensor) error {
 		}
 	}()
 	parcels := c.parcels(list)
+	c.memory, c.cuts = make([][]byte, 2*len(list)), make([][]shard.Span, len(list))
 	for _, tensors := range parcels {
 		size := 0
 		for i := range tensors {
@@ -218,27 +221,36 @@ type parcel struct {
 
 // parcel looks for this rank's parts of tensors, and has room made for the wholes.
 func (c *collector) parcel(tensors []Tensor) (*parcel, error) {
-	p := &parcel{tensors: tensors, me: c.s.rank(), parts: make([][]byte, len(tensors))}
+	n := len(tensors)
+	p := &parcel{tensors: tensors, me: c.s.rank(), spans: c.cuts[:n], parts: c.memory[:n]}
+	if c.cuts, c.memory = c.cuts[n:], c.memory[n:]; c.gets() {
+		p.wholes, c.memory = c.memory[:n], c.memory[n:]
+	}
 	if c.within(&tensors[0]) {
 		p.me = group(c.s.Layout, tensors[0].Index).Ranks.Place
 	}
 	for i := range tensors {
 		t := &tensors[i]
-		spans := c.spans(t)
-		if p.spans = append(p.spans, spans); p.counts == nil {
+		if i > 0 && t.of(&tensors[i-1]) {
+			p.spans[i] = p.spans[i-1]
+		} else {
+			p.spans[i] = c.spans(t)
+		}
+		spans := p.spans[i]
+		if p.counts == nil {
 			p.counts = make([]int, len(spans))
 		}
 		for r, span := range spans {
 			p.counts[r] += span.End - span.Start
 		}
 		if c.gets() {
-			p.wholes = append(p.wholes, c.room(t))
+			p.wholes[i] = c.room(t)
 		}
 		if spans[p.me].End == 0 {
 			continue
 		}
 		var err error
-		if p.parts[i], err = contents(c.parts[t.part()].Vec); err != nil {
+		if p.parts[i], err = contents(c.parts.of(t.Index, t.Entry).Vec); err != nil {
 			return p, err
 		}
 	}

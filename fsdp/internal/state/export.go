@@ -155,7 +155,7 @@ const slowWrite = 1 << 20
 func (e *exporter) run(ctx context.Context) error {
 	s := e.s
 	c := collector{
-		s: s, parts: parts(e.own), root: 0, ahead: underWay,
+		s: s, parts: s.parts(e.own), root: 0, ahead: underWay,
 		room: func(t *Tensor) []byte { return e.ring.room(t.Len() * s.Compute.Size()) },
 		take: func(ctx context.Context, t *Tensor, whole []byte) error {
 			write := func(context.Context) error {

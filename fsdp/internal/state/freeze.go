@@ -46,12 +46,12 @@ func (s *Store) PlanMove(ctx context.Context, opt optim.Optimizer) (*Moving, err
 // there, and the state of an optimizer in entries of their own, for another one to adopt.
 func (m *Moving) Run(ctx context.Context, l *layout.Layout, memory Memory) (entries []optim.Entry, err error) {
 	to := &Store{Layout: l, Memory: memory, Team: m.s.Team, Compute: m.s.Compute}
-	t, next := m.s.Compute, parts(to.shares(memory.Value))
+	t, next := m.s.Compute, to.parts(to.shares(memory.Value))
 	c := collector{
-		s: m.s, parts: parts(m.own), root: Everywhere, ahead: underWay,
+		s: m.s, parts: m.s.parts(m.own), root: Everywhere, ahead: underWay,
 		room: func(of *Tensor) []byte { return m.ring.room(of.Len() * t.Size()) },
 		take: func(_ context.Context, of *Tensor, whole []byte) error {
-			p := next[part{of.Index, ""}]
+			p := next.of(of.Index, "")
 			switch {
 			case p == nil: // this rank has nothing of it
 			case of.Entry == "":

@@ -25,7 +25,7 @@ func (s *Store) Own(ctx context.Context, hash uint64, params []int, of func(grou
 	for i, p := range params {
 		list[i] = value(s.Layout, p, layout.Shared)
 	}
-	c := collector{s: s, parts: parts(s.shares(of)), root: Everywhere, ahead: inFlight, pack: parcelBytes, room: room}
+	c := collector{s: s, parts: s.parts(s.shares(of)), root: Everywhere, ahead: inFlight, pack: parcelBytes, room: room}
 	return c.run(ctx, list)
 }
 
@@ -39,7 +39,7 @@ func (s *Store) Values(ctx context.Context, o *Options, room func(t *Tensor) []b
 	if err := distinct(list, (*Tensor).Name); err != nil {
 		return false, err
 	}
-	c := collector{s: s, parts: parts(s.shares(s.Memory.Value)), root: o.Root, ahead: inFlight, pack: parcelBytes, room: room}
+	c := collector{s: s, parts: s.parts(s.shares(s.Memory.Value)), root: o.Root, ahead: inFlight, pack: parcelBytes, room: room}
 	return c.gets(), c.run(ctx, list)
 }
 
@@ -65,59 +65,64 @@ func (s *Store) FullOptim(ctx context.Context, opt optim.Optimizer, o *Options) 
 	if err != nil {
 		return nil, err
 	}
-	list = entriesOf(list)
-	w := &wholes{s: s, list: list}
-	if err = distinct(list, (*Tensor).Name); err == nil {
-		err = w.prepare(o, own)
+	w := &wholes{s: s}
+	c := collector{s: s, parts: s.parts(own), root: o.Root, ahead: inFlight, pack: parcelBytes, room: w.room}
+	var groups []optim.Group
+	if c.gets() {
+		groups = groupsOf(opt, list, (*Tensor).Parameter)
+	}
+	if list = entriesOf(list); c.gets() {
+		if err = distinct(list, (*Tensor).Name); err == nil {
+			err = w.prepare(o.Into, list, own)
+		}
 	}
 	if err := s.Team.Agree(ctx, 0, err); err != nil {
 		return nil, err
 	}
-	c := collector{s: s, parts: parts(own), root: o.Root, ahead: inFlight, pack: parcelBytes, room: w.room}
 	if err := c.run(ctx, list); err != nil || !c.gets() {
 		return nil, err
 	}
-	w.full.Steps, w.full.Extra = steps, o.Extra
-	w.full.Groups = groupsOf(opt, values(s.Layout), (*Tensor).Parameter)
+	w.describe(list)
+	w.full.Steps, w.full.Extra, w.full.Groups = steps, o.Extra, groups
 	return w.full, nil
 }
 
 // wholes are the tensors of a full state that is being made.
 type wholes struct {
 	s    *Store
-	list []Tensor
 	full *optim.FullState
+	old  [][]byte // of the tensors to come: the memory that there is
 	new  blocks
 }
 
-// prepare takes over the memory of an earlier state, if there is one. That must be one of the same
-// optimizer: what it lacks gets new memory, and nothing else may be different.
-func (w *wholes) prepare(o *Options, own []Piece) error {
-	gets := o.Root == Everywhere || o.Root == w.s.rank()
-	if w.full = o.Into; w.full == nil || !gets {
+// prepare takes over the memory of an earlier state for the tensors of a list, if there is one. That
+// must be one of the same optimizer: what it lacks gets new memory, and nothing else may be
+// different.
+func (w *wholes) prepare(into *optim.FullState, list []Tensor, own []Piece) error {
+	if w.full = into; into == nil {
 		w.full = &optim.FullState{}
 	}
 	if w.full.Params == nil {
-		w.full.Params = make(map[string]optim.FullParam, len(w.list))
+		w.full.Params = make(map[string]optim.FullParam, len(w.s.Layout.Model.Params))
 	}
-	var memory [][]byte
 	left := 0
-	for name, p := range w.full.Params {
+	for _, p := range w.full.Params {
 		left += len(p.Entries)
-		for entry, v := range p.Entries {
-			if memory = append(memory, BytesOf(v)); v.F32 != nil && v.F64 != nil {
-				return fmt.Errorf("option Into: %s of %s is both float32 and float64", entry, name)
-			}
-		}
 	}
-	for i := range w.list {
-		t := &w.list[i]
-		v, ok := w.full.Params[t.Parameter()].Entries[t.Entry]
+	memory := make([][]byte, len(list), len(list)+len(own))
+	var p optim.FullParam
+	for i := range list {
+		t := &list[i]
+		if i == 0 || !t.of(&list[i-1]) {
+			p = w.full.Params[t.Parameter()]
+		}
+		v, ok := p.Entries[t.Entry]
 		if !ok {
 			w.new.expect(t.Len() * w.s.Compute.Size())
 			continue
 		}
 		left--
+		memory[i] = BytesOf(v)
 		if v.Len() != t.Len() || v.F64 != nil && w.s.Compute != comm.Float64 || v.F32 != nil && w.s.Compute != comm.Float32 {
 			return fmt.Errorf("option Into: %s has %d float32 and %d float64 elements, want %d of %v", t.Name(), len(v.F32), len(v.F64), t.Len(), w.s.Compute)
 		}
@@ -125,6 +130,7 @@ func (w *wholes) prepare(o *Options, own []Piece) error {
 	if left > 0 {
 		return fmt.Errorf("option Into: the earlier state has %d tensors that this one has not: is it of another model or optimizer?", left)
 	}
+	w.old = slices.Clone(memory)
 	for i := range own {
 		if h, ok := memoryOf(own[i].Vec).(optim.Host); ok {
 			memory = append(memory, BytesOf(h))
@@ -151,29 +157,37 @@ func overlap(memory [][]byte) bool {
 
 // room is where a tensor goes.
 func (w *wholes) room(t *Tensor) []byte {
-	name := t.Parameter()
-	p := w.full.Params[name]
+	mem := w.old[0]
+	if w.old = w.old[1:]; mem != nil {
+		return mem
+	}
+	p := w.full.Params[t.Parameter()]
 	if p.Entries == nil {
 		p.Entries = make(map[string]optim.Host)
+		w.full.Params[t.Parameter()] = p
 	}
-	if p.Steps = t.Steps; !slices.Equal(p.Shape, t.Shape) {
-		p.Shape = slices.Clone(t.Shape)
-	}
-	w.full.Params[name] = p
-	v, ok := p.Entries[t.Entry]
-	if !ok {
-		v = host(w.s.Compute, w.new.take(t.Len()*w.s.Compute.Size()))
-		p.Entries[t.Entry] = v
-	}
-	return BytesOf(v)
+	mem = w.new.take(t.Len() * w.s.Compute.Size())
+	p.Entries[t.Entry] = host(w.s.Compute, mem)
+	return mem
 }
 
-// entriesOf returns the tensors of an optimizer in a list.
-func entriesOf(list []Tensor) (entries []Tensor) {
-	for _, t := range list {
-		if t.Entry != "" {
-			entries = append(entries, t)
+// describe says what the tensors are.
+func (w *wholes) describe(list []Tensor) {
+	for i := range list {
+		t := &list[i]
+		if i+1 < len(list) && t.of(&list[i+1]) {
+			continue
 		}
+		p := w.full.Params[t.Parameter()]
+		if p.Steps == t.Steps && slices.Equal(p.Shape, t.Shape) {
+			continue
+		}
+		p.Steps, p.Shape = t.Steps, slices.Clone(t.Shape)
+		w.full.Params[t.Parameter()] = p
 	}
-	return entries
+}
+
+// entriesOf returns the tensors of an optimizer in a list, in its place.
+func entriesOf(list []Tensor) []Tensor {
+	return slices.DeleteFunc(list, func(t Tensor) bool { return t.Entry == "" })
 }

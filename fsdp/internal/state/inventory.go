@@ -54,28 +54,33 @@ func newInventory(l *layout.Layout, list []Tensor, pieces []Piece, opt optim.Opt
 	if counts {
 		inv.Steps = opt.Steps()
 	}
-	kept := make(map[int]kind) // by parameter
-	for i := range pieces {
-		p := &pieces[i]
-		if kept[p.Index] == nil {
-			kept[p.Index] = kind{}
+	kept := make([]kind, len(l.Model.Params)) // by parameter
+	last, k := kind{}, kind{}
+	for i := 0; i < len(pieces); {
+		param := pieces[i].Index
+		clear(k)
+		for maps.Copy(k, kept[param]); i < len(pieces) && pieces[i].Index == param; i++ {
+			p := &pieces[i]
+			if p.Entry == "" {
+				continue
+			}
+			e := entry{}
+			if counts {
+				e.Steps = p.Steps
+			}
+			if _, ok := p.Vec.(*optim.Blockwise); ok {
+				e.Bits = 8
+			}
+			k[p.Entry] = e
 		}
-		if p.Entry == "" {
-			continue
+		if !maps.Equal(k, last) {
+			last = maps.Clone(k)
 		}
-		e := entry{}
-		if counts {
-			e.Steps = p.Steps
-		}
-		if _, ok := p.Vec.(*optim.Blockwise); ok {
-			e.Bits = 8
-		}
-		kept[p.Index][p.Entry] = e
+		kept[param] = last
 	}
 	for i := range list {
-		t := &list[i]
-		if k, ok := kept[t.Index]; ok && mine(l, t) {
-			inv.add(i, k)
+		if t := &list[i]; kept[t.Index] != nil && mine(l, t) {
+			inv.add(i, kept[t.Index])
 		}
 	}
 	return inv
@@ -83,6 +88,12 @@ func newInventory(l *layout.Layout, list []Tensor, pieces []Piece, opt optim.Opt
 
 // add notes what is kept for a value behind those so far.
 func (inv *inventory) add(value int, k kind) {
+	if n := len(inv.Runs); n > 0 {
+		if last := &inv.Runs[n-1]; last.First+last.Len == value && maps.Equal(inv.Kinds[last.Kind], k) {
+			last.Len++
+			return
+		}
+	}
 	text, _ := json.Marshal(k) // which sorts the names
 	at, known := inv.index[string(text)]
 	if !known {
@@ -91,12 +102,6 @@ func (inv *inventory) add(value int, k kind) {
 		}
 		inv.index[string(text)] = at
 		inv.Kinds = append(inv.Kinds, k)
-	}
-	if n := len(inv.Runs); n > 0 {
-		if last := &inv.Runs[n-1]; last.Kind == at && last.First+last.Len == value {
-			last.Len++
-			return
-		}
 	}
 	inv.Runs = append(inv.Runs, run{value, 1, at})
 }
@@ -183,8 +188,11 @@ func merge(all []*inventory, list []Tensor) (*inventory, error) {
 
 // tensors returns list with what is kept for each value behind it, by name.
 func (inv *inventory) tensors(list []Tensor) []Tensor {
-	all := make([]Tensor, 0, len(list))
-	next := 0
+	n, next := len(list), 0
+	for _, r := range inv.Runs {
+		n += r.Len * len(inv.Kinds[r.Kind])
+	}
+	all := make([]Tensor, 0, n)
 	for _, r := range inv.Runs {
 		all = append(all, list[next:r.First]...)
 		names := slices.Sorted(maps.Keys(inv.Kinds[r.Kind]))

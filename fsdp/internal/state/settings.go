@@ -15,8 +15,11 @@ func groupsOf(opt optim.Optimizer, list []Tensor, name func(*Tensor) string) (gr
 	of := settingsOf(optim.Groups(opt))
 	at := make(map[optim.Settings]int)
 	for i := range list {
+		if list[i].Entry != "" {
+			continue
+		}
 		s := of[list[i].Param]
-		if s == nil || list[i].Entry != "" {
+		if s == nil {
 			continue
 		}
 		g, ok := at[*s]

@@ -209,12 +209,12 @@ func newSheet(full *optim.FullState) ([]byte, error) {
 // Run sends the tensors, one after the other. What an optimizer does not take is an error on every
 // rank.
 func (f *Spreading) Run(ctx context.Context) error {
-	own := parts(f.own)
+	own := f.s.parts(f.own)
 	var adopted []Piece
 	start := func(i int) transfer { return f.send(f.list[i : i+1]) }
 	err := f.s.pipeline(ctx, len(f.list), underWay, start, func(_ context.Context, tr *transfer) error {
 		t := &tr.tensors[0]
-		if p := own[t.part()]; p != nil && mine(f.s.Layout, t) {
+		if p := own.of(t.Index, t.Entry); p != nil && mine(f.s.Layout, t) {
 			if err := p.put(f.s.Compute, tr.wholes[0]); err != nil {
 				return err
 			}

@@ -27,10 +27,14 @@ func (t *Tensor) Parameter() string {
 	return checkpoint.Key{Param: t.Param, Owner: t.Owner}.Name()
 }
 
+// of tells whether two tensors are about the same parameter.
+func (t *Tensor) of(other *Tensor) bool { return t.Index == other.Index && t.Owner == other.Owner }
+
 // values lists the parameters and buffers, in the order of the model. A buffer is every rank's own,
 // under its plain name.
 func values(l *layout.Layout) (list []Tensor) {
 	owners := make([][]int, len(l.Groups))
+	list = make([]Tensor, 0, len(l.Model.Params))
 	for p := range l.Model.Params {
 		of := &owners[l.Home[p].Group]
 		if *of == nil {
@@ -61,13 +65,12 @@ func group(l *layout.Layout, param int) *layout.Group { return &l.Groups[l.Home[
 // distinct returns an error if two tensors have one name: a parameter may be named as those of a
 // group of the user's are, or as what an optimizer keeps for another.
 func distinct(list []Tensor, nameOf func(*Tensor) string) error {
-	seen := make(map[string]bool, len(list))
+	seen := make(map[string]struct{}, len(list))
 	for i := range list {
 		name := nameOf(&list[i])
-		if seen[name] {
+		if seen[name] = struct{}{}; len(seen) == i {
 			return fmt.Errorf("the state would have two tensors named %q: rename the parameter", name)
 		}
-		seen[name] = true
 	}
 	return nil
 }
@@ -78,6 +81,7 @@ type Piece struct {
 	Tensor
 	Offset int       // of the first element in the tensor
 	Vec    optim.Vec // the model's own memory, or the optimizer's
+	next   *Piece    // of the same parameter, see parts
 }
 
 // pieces lists what this rank has: of parameters and buffers, and of the state of opt, which may be
@@ -87,12 +91,14 @@ func (s *Store) pieces(opt optim.Optimizer) ([]Piece, error) {
 	if opt == nil {
 		return list, nil
 	}
-	owned := make(map[int]*Piece, len(list)) // by parameter
+	owned := make([]int, len(s.Layout.Model.Params)) // by parameter: behind the piece in list, or 0
 	for i := range list {
-		owned[list[i].Index] = &list[i]
+		owned[list[i].Index] = i + 1
 	}
-	state := make([]Piece, 0, 2*len(list))
-	for _, e := range opt.State() {
+	entries := opt.State()
+	list = slices.Grow(list, len(entries))
+	for i := range entries {
+		e := &entries[i]
 		p, ok := s.Layout.Model.Index[e.Param]
 		if !ok {
 			return nil, fmt.Errorf("the optimizer has %s of %q, which is no parameter of the model", e.Name, e.Param)
@@ -109,16 +115,16 @@ func (s *Store) pieces(opt optim.Optimizer) ([]Piece, error) {
 		if e.Data.Float64() != (s.Compute == comm.Float64) {
 			return nil, fmt.Errorf("the optimizer's %s of %s is not %v", e.Name, e.Param, s.Compute)
 		}
-		have := owned[p]
-		if have == nil || have.Offset != e.Offset || have.Vec.Len() != e.Data.Len() {
+		at := owned[p] - 1
+		if at < 0 || list[at].Offset != e.Offset || list[at].Vec.Len() != e.Data.Len() {
 			return nil, fmt.Errorf("the optimizer has elements [%d:%d] of %s, which is not what this rank has of it: make it of Sharded.Shards as they are",
 				e.Offset, e.Offset+e.Data.Len(), e.Param)
 		}
-		piece := Piece{Tensor: have.Tensor, Offset: e.Offset, Vec: e.Data}
+		piece := Piece{Tensor: list[at].Tensor, Offset: e.Offset, Vec: e.Data}
 		piece.Entry, piece.Steps = e.Name, e.Steps
-		state = append(state, piece)
+		list = append(list, piece)
 	}
-	return append(list, state...), nil
+	return list, nil
 }
 
 // shares lists what this rank has of the parameters and buffers, in vectors of the size of its
@@ -140,21 +146,26 @@ func (s *Store) shares(of func(group int) optim.Vec) (list []Piece) {
 	return list
 }
 
-// A part is what a tensor is of, on one rank.
-type part struct {
-	param int
-	entry string
+// parts are pieces by what they are of: by parameter of the model the first one, or nil.
+type parts []*Piece
+
+// parts returns pieces, which it links.
+func (s *Store) parts(pieces []Piece) parts {
+	all := make(parts, len(s.Layout.Model.Params))
+	for i := range pieces {
+		p := &pieces[i]
+		p.next, all[p.Index] = all[p.Index], p
+	}
+	return all
 }
 
-func (t *Tensor) part() part { return part{t.Index, t.Entry} }
-
-// parts are pieces by what they are of.
-func parts(pieces []Piece) map[part]*Piece {
-	m := make(map[part]*Piece, len(pieces))
-	for i := range pieces {
-		m[pieces[i].part()] = &pieces[i]
+// of returns the piece of an entry of a parameter, or nil.
+func (all parts) of(param int, entry string) *Piece {
+	p := all[param]
+	for p != nil && p.Entry != entry {
+		p = p.next
 	}
-	return m
+	return p
 }
 
 // put copies what this rank has of a tensor out of the whole, whose elements are of type t.
