@@ -110,8 +110,8 @@ bench: ## a GPT's steps, against Gorgonia's TapeMachine; FullShard against NoSha
 bench-join: ## what Join and JoinCalls cost with even data, and what a rank without a batch takes
 	$(GO) run ./internal/bench join -seconds 8
 
-bench-state: ## optimizer state made whole against broadcasts, and checkpoints beside files; needs 15 GB of memory
-	$(GO) run ./internal/bench state
+bench-state: ## optimizer state made whole against broadcasts, PyTorch's with TORCH=python, and checkpoints beside files; needs 15 GB of memory
+	$(GO) run ./internal/bench state -torch "$(TORCH)"
 
 bench-gemm: ## GFLOP/s of the matrix product
 	$(GO) test ./internal/kernel/gemm -run '^$$' -bench Gemm -benchtime 200ms

@@ -6,7 +6,7 @@
 //	                communication is hidden
 //	bench join      what Join costs with even data, and what a rank without a batch takes
 //	bench memory    what a rank holds with DDP, in one unit, by blocks, and under each strategy
-//	bench state     optimizer state made whole, and checkpoints, beside plain copies and files
+//	bench state     optimizer state made whole, and checkpoints, beside PyTorch, plain copies and files
 //	bench comm      the collectives, beside Gloo, Open MPI, MPICH and memcpy
 //	bench against   steps, collectives and checkpoints beside those of another commit
 //

@@ -4,9 +4,11 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 
 	"gorgonia.org/tensor"
 
@@ -17,19 +19,25 @@ import (
 
 // consolidate measures ways to have the state of the optimizer whole, and what the transport and
 // memory allow.
-func (r *stateRank) consolidate(ctx context.Context) error {
+func (r *stateRank) consolidate(ctx context.Context) (err error) {
 	peer := statePeers[statePeerOf{r.Model, r.Size}]
 	values, state := 4*r.model.params(), 8*r.model.params()
 	parts, err := r.listParts(ctx)
 	if err != nil {
 		return err
 	}
+	torch, err := r.startTorch(ctx, parts)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, torch.close()) }()
 	var rows []*stateRow
 	row := func(bytes int, peer float64, name string) *stateRow {
 		rows = append(rows, &stateRow{name: name, bytes: bytes, peer: peer})
 		return rows[len(rows)-1]
 	}
 	var trials []*stateTrial
+	var theirs []*stateRow // on rank 0, on every rank, and by ZeroRedundancyOptimizer
 	for _, all := range []bool{false, true} {
 		who, to, gather := "rank 0: ", fsdp.OnlyOn(0), peer.gather
 		if all {
@@ -48,6 +56,14 @@ func (r *stateRank) consolidate(ctx context.Context) error {
 		for _, row := range rows[len(rows)-3:] {
 			row.against = []*stateRow{each}
 		}
+		if torch != nil {
+			theirs = append(theirs, row(state, 0, who+"PyTorch, a tensor"))
+			trials = append(trials, torch.trial(theirs[len(theirs)-1], map[bool]string{false: "parts", true: "everywhere"}[all]))
+		}
+	}
+	if torch != nil {
+		theirs = append(theirs, row(state, 0, "rank 0: PyTorch, ZeRO"))
+		trials = append(trials, torch.trial(theirs[2], "zero"))
 	}
 	fresh, warm := row(state, 0, "transport, into new memory"), row(state, 0, "transport, into warm memory")
 	trials = append(trials,
@@ -61,6 +77,13 @@ func (r *stateRank) consolidate(ctx context.Context) error {
 			row.against = []*stateRow{rows[0]}
 		}
 		row.against = append(row.against, fresh, warm)
+		if torch != nil {
+			each := theirs[0]
+			if strings.HasPrefix(row.name, "every rank") {
+				each = theirs[1]
+			}
+			row.against = append(row.against, each, theirs[2])
+		}
 	}
 	if err := r.measure(ctx, trials); err != nil || r.Rank != 0 {
 		return err

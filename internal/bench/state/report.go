@@ -18,6 +18,7 @@ type stateRow struct {
 	peer    float64     // PyTorch's figure, in the unit of the column; 0 if there is none
 	against []*stateRow // to which the ratios of bytes a second are, by column
 	times   []time.Duration
+	foreign bool // of another process, whose memory is unknown
 	// Memory of rank 0, and of the worst other rank: the most of all rounds; -1 if unknown.
 	rise [2]float64
 }
@@ -71,7 +72,11 @@ func (r *stateRank) reportConsolidation(rows []*stateRow, peer statePeer) error 
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s: %d blocks of %d channels, %d experts each, %.1f million parameters, %d tensors of state; %d processes over %v, median of %d, slowest rank\n",
 		r.Model, r.model.layers, r.model.dim, r.model.experts, float64(r.model.params())/1e6, 2*r.model.tensors(), r.Size, r.Transport, r.Rounds)
-	stateTable(&b, "  AdamW state whole, on", []string{"of broadcast", "of new", "of warm"}, "PyTorch s", rows)
+	against := []string{"of broadcast", "of new", "of warm"}
+	if r.Torch != "" {
+		against = append(against, "of PyTorch's", "of its ZeRO")
+	}
+	stateTable(&b, "  AdamW state whole, on", against, "PyTorch s", rows)
 	if peer.broadcast > 0 {
 		fmt.Fprintf(&b, "  PyTorch: another day, the same kind of machine; %.0f%% of its broadcast are a conversion in Python, without which it takes %.3g s\n",
 			100*(1-peer.fixed/peer.broadcast), peer.fixed)
@@ -103,16 +108,16 @@ func stateTable(w io.Writer, title string, against []string, peer string, rows [
 		for _, to := range row.against {
 			fmt.Fprintf(w, " %12.2fx", row.speed(to))
 		}
-		fmt.Fprintf(w, " %13s %20s\n", statePeerText(row.peer), stateRise(row.rise))
+		fmt.Fprintf(w, " %13s %20s\n", statePeerText(row.peer), row.memory())
 	}
 }
 
-// stateRise describes how memory rose.
-func stateRise(rise [2]float64) string {
-	if rise[0] < 0 {
+// memory describes how memory rose.
+func (r *stateRow) memory() string {
+	if r.foreign || r.rise[0] < 0 {
 		return "-"
 	}
-	return fmt.Sprintf("%.0f / %.0f", rise[0]/1e6, rise[1]/1e6)
+	return fmt.Sprintf("%.0f / %.0f", r.rise[0]/1e6, r.rise[1]/1e6)
 }
 
 func statePeerText(v float64) string {

@@ -3,10 +3,10 @@
 // does, beside what the transport and a plain copy take; and checkpoints are written and read
 // beside plain files, in a directory that is removed afterwards.
 //
-//	bench state [-models dense,moe,30M,300M] [-ranks 2,4] [-rounds 7] [-tcp] [-dir directory]
+//	bench state [-models dense,moe,30M,300M] [-ranks 2,4] [-rounds 7] [-tcp] [-dir directory] [-torch python]
 //
 // Memory is the rise of the peak of resident memory. Dense and moe need 4 GB of memory, 300M needs
-// 15, and 9 GB in the directory.
+// 15, and 9 GB in the directory. With PyTorch in the run moe needs 9.
 //
 // # Thousands of tensors
 //
@@ -16,36 +16,54 @@
 // one broadcast a rank, which is how FairScale did it before, without what pickling took there.
 //
 // Two cores of an AMD EPYC with AVX-512 in a virtual machine that others used, too (2026-11-22, load
-// 6 to 15, shared memory, medians of 7 rounds, in turns; most lie between half and twice the median).
-// In brackets how many times as fast as one broadcast a tensor, with the result on the same ranks:
+// 20 to 33, real-time priority, shared memory, medians of 5 rounds, in turns; most lie between 0.8
+// and 1.5 of the median). In brackets how many times as fast as one broadcast a tensor by this
+// library, with the result on the same ranks:
 //
 //	seconds                        dense, 2 ranks   dense, 4 ranks   moe, 2 ranks    moe, 4 ranks
 //	tensors of state, MB           1,056, 278       1,056, 278       6,528, 463      6,528, 463
 //	rank 0
-//	  broadcast a tensor           0.658            0.410            0.889           0.930
-//	  broadcast a rank             0.740 (0.95)     0.790 (0.59)     0.960 (0.98)    1.060 (0.65)
-//	  FullOptimState               0.638 (1.45)     0.341 (1.45)     0.727 (1.40)    0.670 (1.39)
-//	  the same, Into               0.082 (5.48)     0.108 (5.20)     0.254 (3.49)    0.267 (2.21)
+//	  broadcast a tensor           0.230            0.246            0.381           0.401
+//	  broadcast a rank             0.322 (0.62)     0.408 (0.60)     0.518 (0.64)    0.731 (0.52)
+//	  FullOptimState               0.141 (1.35)     0.148 (1.63)     0.238 (1.38)    0.299 (1.20)
+//	  the same, Into               0.033 (5.75)     0.044 (6.10)     0.073 (4.05)    0.108 (3.55)
 //	every rank
-//	  broadcast a tensor           1.414            1.305            1.639           2.949
-//	  FullOptimState               0.586 (3.00)     1.057 (1.10)     0.791 (1.51)    2.286 (1.29)
-//	  the same, Into               0.220 (5.65)     0.393 (4.01)     0.425 (3.11)    0.769 (2.77)
-//	transport, into new memory     0.397 (1.86)     0.232 (2.33)     0.450 (2.53)    0.369 (1.76)
-//	transport, into warm memory    0.062 (11.4)     0.052 (8.5)      0.087 (12.6)    0.082 (6.5)
+//	  broadcast a tensor           0.310            0.540            0.481           1.085
+//	  FullOptimState               0.160 (1.99)     0.341 (1.55)     0.334 (1.42)    0.803 (1.63)
+//	  the same, Into               0.042 (7.27)     0.096 (5.77)     0.092 (5.21)    0.237 (7.44)
+//	transport, into new memory     0.150 (1.32)     0.158 (1.56)     0.240 (1.32)    0.273 (1.53)
+//	transport, into warm memory    0.020 (9.73)     0.024 (10.5)     0.034 (10.4)    0.044 (9.43)
+//	memcpy into new memory         0.143 (1.53)     0.164 (1.74)     0.250 (1.28)    0.282 (1.58)
+//	memcpy into warm memory        0.016 (13.6)     0.018 (14.2)     0.028 (10.7)    0.030 (13.6)
 //
-// Over TCP, moe on 4 ranks: 2.07 s by a broadcast a tensor, 1.69 by one a rank, 0.66 (3.13) by
-// FullOptimState; on every rank 4.02, and 2.51 (1.53), or 1.43 (2.91) with Into. On 2 ranks 1.04, 1.73,
-// 0.98 (1.12); 1.32, 1.46 (0.99), 0.66 (1.99).
+// Ratios are medians of those of single rounds. Ten times these broadcasts is not reached, and
+// cannot be: they take some 20 µs each over shared memory, put every part straight where it belongs,
+// and the other ranks throw theirs away. A memcpy of as many bytes into new memory, on one rank and
+// without any communication, is 1.3 to 1.7 times as fast; on the same machine with nobody else 1.2
+// to 1.4. Only into memory that has its pages is it 11 to 14 times as fast (10 to 12), and there
+// FullOptimState runs at 0.4 to 0.6 of what the transport can: a copy of less than 1 MiB goes through
+// the caches, which the experts' 147 KB do twice, and 6,528 names are looked up.
 //
-// Ratios are medians of those of single rounds. Ten times is not reached: a meeting over shared
-// memory takes some 20 µs, so a broadcast a tensor is slow only over networks. Into new memory half
-// of FullOptimState's time and more are the pages of the result, which broadcasts need as well: the
-// transport alone is 1.8 to 2.5 times as fast. Into the memory of an earlier result, which a job has that
-// saves every so often, the transport alone is 6 to 13 times as fast as broadcasts, and
-// FullOptimState takes 1.5 to 3 times as long as the transport, as small parts are put into parcels
-// and taken out of them.
+// Against the broadcasts of PyTorch (2.15, gloo over loopback) in the same turns: the same parts,
+// straight to the same places, in processes whose malloc keeps its memory, so that PyTorch waits for
+// no new pages where FullOptimState does. ZeroRedundancyOptimizer.consolidate_state_dict divides the
+// parameters itself, and broadcasts what each rank has pickled. In brackets how many times as long as
+// FullOptimState they take, into new memory and with Into:
 //
-// # Against PyTorch
+//	seconds                        dense, 2 ranks      dense, 4 ranks      moe, 2 ranks        moe, 4 ranks
+//	rank 0: a tensor               0.272 (2.1, 8.7)    0.686 (4.5, 15.4)   1.146 (4.9, 15.8)   3.141 (10.2, 25.0)
+//	every rank: a tensor           0.314 (2.1, 7.2)    0.583 (1.7, 6.3)    1.240 (3.3, 12.3)   3.042 (3.6, 14.0)
+//	rank 0: ZeRO                   10.1 (68, 290)      18.7 (124, 423)     14.9 (65, 214)      23.3 (79, 231)
+//
+// So ten times one broadcast a tensor, as users have them in PyTorch, is reached on rank 0 for the
+// mixture of experts on 4 ranks, and with Into for it on 2 and for dense on 4; not for dense on 2.
+// ZeRO's is beaten 65 times and more everywhere.
+//
+// Over TCP, before small tensors were looked up faster, moe on 4 ranks: 2.07 s by a broadcast a
+// tensor, 1.69 by one a rank, 0.66 (3.13) by FullOptimState; on every rank 4.02, and 2.51 (1.53), or
+// 1.43 (2.91) with Into. On 2 ranks 1.04, 1.73, 0.98 (1.12); 1.32, 1.46 (0.99), 0.66 (1.99).
+//
+// # Larger tensors
 //
 // On the same machine (2026-11-21): processes, shared memory, new memory for the result. "Broadcast"
 // is one a rank, as in PyTorch's ZeroRedundancyOptimizer, in Go. PyTorch's own figures are of another
@@ -137,6 +155,7 @@ type stateOptions struct {
 	rounds int
 	dir    string // where checkpoints are written and removed, "" for that of temporary files
 	tcp    bool   // ranks talk over TCP, not shared memory
+	torch  string // python with PyTorch, "" for none
 }
 
 // stateJob is what a rank is told: the ranks of one job measure one model, and free everything by
@@ -147,6 +166,7 @@ type stateJob struct {
 	Rounds     int
 	Transport  comm.Transport
 	Dir        string // empty at first: where ranks meet, and write
+	Torch      string
 }
 
 // Run measures what args, the command line behind the subcommand, say, and prints tables to w.
@@ -157,6 +177,7 @@ func Run(ctx context.Context, w io.Writer, args []string) (err error) {
 	var o stateOptions
 	f.IntVar(&o.rounds, "rounds", 7, "interleaved rounds")
 	f.BoolVar(&o.tcp, "tcp", false, "let the processes talk over TCP, not shared memory")
+	f.StringVar(&o.torch, "torch", "", "`python` with PyTorch, whose broadcasts and ZeroRedundancyOptimizer are measured, too")
 	f.StringVar(&o.dir, "dir", "", "directory for the checkpoints (default that of temporary files)")
 	if err := f.Parse(args); err != nil {
 		return err
@@ -186,7 +207,7 @@ func states(ctx context.Context, w io.Writer, o stateOptions) error {
 	}
 	for _, name := range o.models {
 		for _, ranks := range o.ranks {
-			if err := stateRun(ctx, w, o, stateJob{Model: name, Size: ranks, Rounds: o.rounds}); err != nil {
+			if err := stateRun(ctx, w, o, stateJob{Model: name, Size: ranks, Rounds: o.rounds, Torch: o.torch}); err != nil {
 				return fmt.Errorf("%s on %d ranks: %w", name, ranks, err)
 			}
 		}
