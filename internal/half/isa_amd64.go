@@ -17,28 +17,16 @@ func supported() []isa {
 		widenFloat16:   widenWithRest(widenFloat16AVX2, p.widenFloat16),
 		narrowFloat16:  narrowWithRest(narrowFloat16AVX2, p.narrowFloat16),
 	}
-	if !cpu.X86.HasAVX512F || !cpu.X86.HasAVX512DQ || !cpu.X86.HasAVX512BF16 {
+	if !cpu.X86.HasAVX512F || !cpu.X86.HasAVX512DQ || !cpu.X86.HasAVX512BW || !cpu.X86.HasAVX512VL || !cpu.X86.HasAVX512BF16 {
 		return []isa{avx2, p}
 	}
 	bf16 := avx2
 	bf16.name = "avx512bf16"
-	bf16.narrowBFloat16 = narrowWithRest(narrowBFloat16, p.narrowBFloat16)
+	bf16.widenBFloat16, bf16.narrowBFloat16 = widenBFloat16AVX512, narrowBFloat16AVX512
 	return []isa{bf16, avx2, p}
 }
 
-// narrowBFloat16 leaves to AVX2 what has subnormal numbers.
-func narrowBFloat16(dst []BFloat16, src []float32, c float32) {
-	for len(src) > 0 {
-		done := narrowBFloat16AVX512(dst, src, c)
-		if done == 0 {
-			done = step
-			narrowBFloat16AVX2(dst[:done], src[:done], c)
-		}
-		dst, src = dst[done:], src[done:]
-	}
-}
-
-// step is how many elements the assembly converts in one turn of its loop.
+// step is how many elements the assembly for AVX2 converts in one turn of its loop.
 const step = 16
 
 // widenWithRest and narrowWithRest are kernels for any number of elements, from one for multiples
@@ -66,7 +54,10 @@ func widenBFloat16AVX2(dst []float32, src []BFloat16)
 func narrowBFloat16AVX2(dst []BFloat16, src []float32, c float32)
 
 //go:noescape
-func narrowBFloat16AVX512(dst []BFloat16, src []float32, c float32) int
+func widenBFloat16AVX512(dst []float32, src []BFloat16)
+
+//go:noescape
+func narrowBFloat16AVX512(dst []BFloat16, src []float32, c float32)
 
 //go:noescape
 func widenFloat16AVX2(dst []float32, src []Float16)
