@@ -45,9 +45,11 @@ func runRounded[T Element](whole product[T, float32], beta float32, bias, c []ha
 	}
 }
 
-func roundGo(dst []half.BFloat16, src []float32, ld, rows, cols int) {
+// round sets dst[i*ld+j] = src[i*cols+j], rounded, for i < rows and j < cols.
+func round[P Float](dst []half.BFloat16, src []P, ld, rows, cols int) {
+	wide := any(src).([]float32)
 	for i := range rows {
-		half.Narrow(dst[i*ld:][:cols], src[i*cols:])
+		half.Narrow(dst[i*ld:][:cols], wide[i*cols:])
 	}
 }
 

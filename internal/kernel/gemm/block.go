@@ -39,6 +39,8 @@ type addend[T Float] struct {
 //	out[i*ldout+j] = alpha * sum_p a[i*aline+p*astep] * b[(j/nr)*bpanel+p*bstep+j%nr]
 //	                 (+ beta * in[i*ldin+j])
 //
+// With rounded, which only a kernel that rounds knows, the sum goes there, rounded, and not to out.
+//
 // Strides are in elements. The last term is present, and in is read, only if read is set. A kernel
 // may load all nr elements of a row of b however few columns remain. The assembly knows this
 // layout; a test compares the offsets.
@@ -52,6 +54,8 @@ type tile[T Float] struct {
 	ldin          int
 	out           []T
 	ldout         int
+	rounded       []half.BFloat16
+	ldrounded     int
 	read          bool
 	alpha, beta   T
 }
@@ -80,9 +84,8 @@ type engine[T Element, P Float] struct {
 	transpose, interleave func(dst []P, src []T, ld, rows, k, width int)
 	// gather does what both do, for any strides and any k.
 	gather func(dst []P, src []T, line, step, rows, k, width int)
-	// round sets dst[i*ld+j] = src[i*cols+j], rounded, for i < rows and j < cols; src has no
-	// subnormal numbers. Only bfloat16 has it.
-	round func(dst []half.BFloat16, src []P, ld, rows, cols int)
+	// rounds says that mul can write bfloat16.
+	rounds bool
 }
 
 // depth returns the number of steps of k elements.
@@ -251,7 +254,8 @@ func (x *product[T, P]) strips(j0, j1, p0 int) {
 		ap = grow(&x.apack, width*t.k)
 		t.aline, t.astep = 1, width
 	}
-	if x.rounded.data != nil {
+	t.rounded, t.ldrounded = nil, x.rounded.ld
+	if x.rounded.data != nil && !x.rounds {
 		sums = grow(&x.sums, x.mr*t.cols)
 	}
 	rows := newSplit(x.m, x.mr, 1)
@@ -267,14 +271,18 @@ func (x *product[T, P]) strips(j0, j1, p0 int) {
 		if t.read {
 			t.in = x.add.data[i0*x.add.ld+j0:]
 		}
-		if sums == nil {
+		switch {
+		case x.rounded.data == nil:
 			t.out, t.ldout = x.c[i0*x.ldc+j0:], x.ldc
 			x.mul(t)
-			continue
+		case x.rounds:
+			t.rounded = x.rounded.data[i0*x.rounded.ld+j0:]
+			x.mul(t)
+		default:
+			t.out, t.ldout = sums, t.cols
+			x.mul(t)
+			round(x.rounded.data[i0*x.rounded.ld+j0:], sums, x.rounded.ld, t.rows, t.cols)
 		}
-		t.out, t.ldout = sums, t.cols
-		x.mul(t)
-		x.round(x.rounded.data[i0*x.rounded.ld+j0:], sums, x.rounded.ld, t.rows, t.cols)
 	}
 }
 

@@ -17,11 +17,13 @@
 #define tile_ldin 128
 #define tile_out 136
 #define tile_ldout 160
-#define tile_read 168
-#define tile_alphaF32 172
-#define tile_betaF32 176
-#define tile_alphaF64 176
-#define tile_betaF64 184
+#define tile_rounded 168
+#define tile_ldrounded 192
+#define tile_read 200
+#define tile_alphaF32 204
+#define tile_betaF32 208
+#define tile_alphaF64 208
+#define tile_betaF64 216
 
 // func mulF32NEON(t *tile[float32])
 TEXT ·mulF32NEON(SB), NOSPLIT, $384-8

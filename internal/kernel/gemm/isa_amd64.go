@@ -32,7 +32,7 @@ func avx512bf16() isa {
 	set.bf16 = engine[half.BFloat16, float32]{
 		mr: 14, nr: 32, kc: 768, nc: 384, lanes: 16, quad: 8, pair: 2, steps: 1, inPlace: true,
 		mul: mulBF16AVX512BF16, transpose: transposeBF16AVX512BF16, interleave: interleaveBF16AVX512BF16,
-		gather: gatherPairs, round: roundBF16AVX512BF16,
+		gather: gatherPairs, rounds: true,
 	}
 	return set
 }
@@ -50,7 +50,7 @@ func avx512() isa {
 		},
 		engine[half.BFloat16, float32]{
 			mr: 14, nr: 32, kc: 768, nc: 192, lanes: 16, quad: 8, pair: 2, steps: 2,
-			mul: mulBF16AVX512, transpose: transposeBF16AVX512, interleave: interleaveBF16AVX512, gather: gatherWide, round: roundGo,
+			mul: mulBF16AVX512, transpose: transposeBF16AVX512, interleave: interleaveBF16AVX512, gather: gatherWide,
 		},
 	}
 }
@@ -68,7 +68,7 @@ func avx2() isa {
 		},
 		engine[half.BFloat16, float32]{
 			mr: 6, nr: 16, kc: 768, nc: 192, lanes: 8, quad: 8, pair: 2, steps: 2,
-			mul: mulBF16AVX2, transpose: transposeBF16AVX2, interleave: interleaveBF16, gather: gatherWide, round: roundGo,
+			mul: mulBF16AVX2, transpose: transposeBF16AVX2, interleave: interleaveBF16, gather: gatherWide,
 		},
 	}
 }
@@ -110,4 +110,3 @@ func transposeBF16AVX2(dst []float32, src []half.BFloat16, ld, rows, k, width in
 func interleaveBF16AVX512BF16(dst []float32, src []half.BFloat16, ld, rows, k, width int)
 func interleaveBF16AVX512(dst []float32, src []half.BFloat16, ld, rows, k, width int)
 func interleaveBF16AVX2(dst []float32, src []half.BFloat16, ld, rows, k, width int)
-func roundBF16AVX512BF16(dst []half.BFloat16, src []float32, ld, rows, cols int)

@@ -20,7 +20,7 @@ func neon() isa {
 		},
 		engine[half.BFloat16, float32]{
 			mr: 6, nr: 16, kc: 768, nc: 192, lanes: 4, quad: 8, pair: 2, steps: 2,
-			mul: mulBF16NEON, transpose: transposeBF16NEON, interleave: interleaveBF16NEON, gather: gatherWide, round: roundGo,
+			mul: mulBF16NEON, transpose: transposeBF16NEON, interleave: interleaveBF16NEON, gather: gatherWide,
 		},
 	}
 }

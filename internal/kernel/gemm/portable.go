@@ -5,7 +5,7 @@ import "github.com/gofsdp/gofsdp/internal/half"
 // portable is the instruction set of any machine Go runs on.
 func portable() isa {
 	bf16 := engine[half.BFloat16, float32]{
-		mr: 4, nr: 4, kc: 768, nc: 128, lanes: 4, pair: 2, steps: 2, mul: mulWideGo, gather: gatherWide, round: roundGo,
+		mr: 4, nr: 4, kc: 768, nc: 128, lanes: 4, pair: 2, steps: 2, mul: mulWideGo, gather: gatherWide,
 	}
 	return isa{"go", portableEngine[float32](384), portableEngine[float64](256), bf16}
 }

@@ -87,7 +87,6 @@ func (t target) source() []byte {
 	pairs := routine{t, f32, true, out}
 	if t.dots {
 		pairs.mul()
-		pairs.round()
 	} else {
 		for _, e := range elements {
 			r := routine{t, e, false, out}

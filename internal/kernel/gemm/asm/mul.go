@@ -17,7 +17,8 @@ var fields = []struct {
 	{"b", 64}, {"bstep", 88}, {"bpanel", 96},
 	{"in", 104}, {"ldin", 128},
 	{"out", 136}, {"ldout", 160},
-	{"read", 168},
+	{"rounded", 168}, {"ldrounded", 192},
+	{"read", 200},
 }
 
 // printLayout names the offsets: tile_k(DI) is the field k of the tile at DI. The scalars after
@@ -128,6 +129,16 @@ func (s strip) zero(i int) string {
 // prefetch prints the request for the tile of C, which comes from afar: it has until the end of the
 // sums to arrive.
 func (s strip) prefetch() {
+	if s.dots {
+		s.p("MOVQ tile_rounded(DI), BX; TESTQ BX, BX; JZ %s", s.at("out"))
+		s.p("LEAQ (BX)(R15*2), BX; MOVQ tile_ldrounded(DI), R14; SHLQ $1, R14")
+		for range s.rows {
+			s.p("PREFETCHT0 (BX); ADDQ R14, BX")
+		}
+		s.p("JMP %s", s.at("sums"))
+		s.label(s.at("out"))
+		defer s.label(s.at("sums"))
+	}
 	s.p("MOVQ tile_out(DI), BX; LEAQ (BX)(R15*%d), BX; MOVQ tile_ldout(DI), R14; SHLQ $%d, R14", s.size, s.log)
 	for range s.rows {
 		s.p("PREFETCHT0 (BX); PREFETCHT0 %d(BX); ADDQ R14, BX", s.bytes)
@@ -205,10 +216,28 @@ func (s strip) plain(mask0, mask1 string) {
 			s.letter, beta, mask0, s.sum(i, 0), s.bytes, mask1, s.sum(i, 1))
 	}
 	s.label(s.at("write"))
+	if s.dots {
+		s.round(mask0, mask1)
+		defer s.label(s.at("next"))
+	}
 	for i := range s.rows {
 		s.p("VMOVUP%[1]s %[2]s%[3]s, (R8); VMOVUP%[1]s %[4]s%[5]s, %[6]d(R8); ADDQ R10, R8",
 			s.letter, s.sum(i, 0), mask0, s.sum(i, 1), mask1, s.bytes)
 	}
+}
+
+// round prints the stores of rounded sums, where such are wanted. The sums are no subnormal numbers.
+func (s strip) round(mask0, mask1 string) {
+	s.p("MOVQ tile_rounded(DI), BX; TESTQ BX, BX; JZ %s", s.at("floats"))
+	s.p("LEAQ (BX)(R15*2), R8; MOVQ tile_ldrounded(DI), R10; SHLQ $1, R10")
+	for i := range s.rows {
+		for h, mask := range []string{mask0, mask1} {
+			s.p("%s; VMOVDQU16 Y%d%s, %d(R8)", vcvtneps2bf16(2*i+h, 2*i+h), 2*i+h, mask, h*s.bytes/2)
+		}
+		s.p("ADDQ R10, R8")
+	}
+	s.p("JMP %s", s.at("next"))
+	s.label(s.at("floats"))
 }
 
 // edge prints the addend and the stores for a tile that is not full, with the masked moves of AVX2.

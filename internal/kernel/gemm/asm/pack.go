@@ -157,24 +157,3 @@ func (r routine) pair() {
 	}
 	r.p("VPSLLD $16, %[1]s, %[1]s; VORPS %[1]s, %[2]s, %[2]s", r.v(1), r.v(0))
 }
-
-// round prints dst[i*ld+j] = src[i*cols+j], rounded, for i < rows and j < cols.
-func (r routine) round() {
-	r.text("round", "dst []half.BFloat16, src []float32, ld, rows, cols int", 0, 72)
-	r.p("MOVQ dst_base+0(FP), DI")
-	r.p("MOVQ src_base+24(FP), SI")
-	r.p("MOVQ ld+48(FP), BX; SHLQ $1, BX")
-	r.p("MOVQ rows+56(FP), R11")
-	r.p("MOVQ cols+64(FP), DX")
-	r.p("MOVQ DX, CX; ANDQ $15, CX; MOVQ $1, R10; SHLQ CX, R10; DECQ R10; KMOVW R10, K1; SHLQ $2, CX")
-	r.label("row")
-	r.p("MOVQ DI, R8; MOVQ DX, R9; SHRQ $4, R9; JZ rest")
-	r.label("whole")
-	r.p("VMOVUPS (SI), Z0; %s; VMOVUPS Y0, (R8)", vcvtneps2bf16(0, 0))
-	r.p("ADDQ $64, SI; ADDQ $32, R8; DECQ R9; JNZ whole")
-	r.label("rest")
-	r.p("VMOVUPS.Z (SI), K1, Z0; %s; VMOVDQU16 Y0, K1, (R8)", vcvtneps2bf16(0, 0))
-	r.p("ADDQ CX, SI; ADDQ BX, DI; DECQ R11; JNZ row")
-	r.p("VZEROUPPER")
-	r.p("RET")
-}
