@@ -93,6 +93,7 @@ var edges = map[string]string{
 	// What measures and checks.
 	"internal/bench":          "internal/bench/comm internal/bench/state internal/bench/stats internal/bench/train internal/revision",
 	"internal/bench/comm":     "comm internal/bench/stats",
+	"internal/bench/peak":     "",
 	"internal/bench/probe":    "gorgonia comm fsdp fsdp/nn optim",
 	"internal/bench/state":    "gorgonia comm fsdp fsdp/nn internal/bench/stats optim",
 	"internal/bench/stats":    "",

@@ -1,0 +1,26 @@
+//go:build !purego
+
+package peak
+
+import "golang.org/x/sys/cpu"
+
+//go:generate go run ../../kernel/gemm/asm -peak
+
+// Kernels returns the fastest kernels that this machine has, by whether they multiply bfloat16.
+func Kernels() map[bool]Kernel {
+	list := make(map[bool]Kernel)
+	switch x := cpu.X86; {
+	case x.HasAVX512F:
+		list[false] = Kernel{"float32 FMA of AVX-512", 28 * 16 * 2, peakF32AVX512}
+	case x.HasAVX2 && x.HasFMA:
+		list[false] = Kernel{"float32 FMA of AVX2", 12 * 8 * 2, peakF32AVX2}
+	}
+	if cpu.X86.HasAVX512BF16 {
+		list[true] = Kernel{"bfloat16 VDPBF16PS", 28 * 16 * 4, peakBF16AVX512BF16}
+	}
+	return list
+}
+
+func peakF32AVX512(n int, x float32)
+func peakF32AVX2(n int, x float32)
+func peakBF16AVX512BF16(n int, x float32)

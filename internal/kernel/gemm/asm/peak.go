@@ -1,0 +1,36 @@
+package main
+
+import (
+	"bytes"
+	"fmt"
+)
+
+const peakFile = "peak_amd64.s"
+
+// peakSource returns loops of n turns for the instruction sets of amd64. A turn is as many
+// multiply-adds as there are sums, more than a core has under way, and touches nothing but registers.
+func peakSource() []byte {
+	out := new(bytes.Buffer)
+	fmt.Fprint(out, targets[0].header())
+	for _, t := range targets {
+		if t.neon {
+			continue
+		}
+		r := routine{t, f32, t.dots, out}
+		r.text("peak", "n int, x float32", 0, 12)
+		r.p("MOVQ n+0(FP), CX")
+		r.p("VBROADCASTSS x+8(FP), %s", r.v(r.a))
+		for i := range r.b {
+			r.p("VXORPS %[1]s, %[1]s, %[1]s", strip{routine: r}.zero(i))
+		}
+		r.p("PCALIGN $32")
+		r.label("loop")
+		for i := range r.b {
+			r.p("%s", strip{routine: r}.multiplyAdd(r.a, r.a, i))
+		}
+		r.p("DECQ CX; JNZ loop")
+		r.p("VZEROUPPER")
+		r.p("RET")
+	}
+	return out.Bytes()
+}
