@@ -2,7 +2,7 @@
 // tells both in turns, so it imports public packages only, and of them the names that change least.
 //
 //	> list
-//	< train tiny	train small	…
+//	< train tiny	train small	train small tcp	…
 //	> train tiny
 //	< 0.0123
 package main

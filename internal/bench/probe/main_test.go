@@ -15,7 +15,7 @@ func TestServe(t *testing.T) {
 	require.NoError(t, serve(t.Context(), strings.NewReader("list\n"+strings.Join(names, "\n")), &out, t.TempDir()))
 	lines := strings.Split(strings.TrimSpace(out.String()), "\n")
 	require.Len(t, lines, 1+len(names))
-	require.Subset(t, strings.Split(lines[0], "\t"), append(names, "train small", "state saved", "comm tcp, reduce-scatter of 16384 KiB"))
+	require.Subset(t, strings.Split(lines[0], "\t"), append(names, "train small", "train small tcp", "state saved", "comm tcp, reduce-scatter of 16384 KiB"))
 	for _, line := range lines[1:] {
 		seconds, err := strconv.ParseFloat(line, 64)
 		require.NoError(t, err)

@@ -19,14 +19,11 @@ import (
 const enough = time.Second / 2
 
 // size is a model with its batch on a rank.
-type size struct {
-	name                               string
-	layers, dim, heads, context, batch int
-}
+type size struct{ layers, dim, heads, context, batch int }
 
 var (
-	tiny  = size{"tiny", 4, 128, 4, 64, 4}
-	small = size{"small", 6, 384, 6, 256, 4}
+	tiny  = size{4, 128, 4, 64, 4}
+	small = size{6, 384, 6, 256, 4}
 )
 
 const vocab = 256
@@ -77,9 +74,9 @@ func (t *trainer) step(ctx context.Context) error {
 	return nil
 }
 
-// trainers returns the ranks of a training over shared memory.
-func trainers(ctx context.Context, dir string, s size) ([]*trainer, error) {
-	groups, err := connect(ctx, dir, comm.SharedMemory)
+// trainers returns the ranks of a training.
+func trainers(ctx context.Context, dir string, s size, t comm.Transport) ([]*trainer, error) {
+	groups, err := connect(ctx, dir, t)
 	if err != nil {
 		return nil, err
 	}
@@ -90,11 +87,20 @@ func trainers(ctx context.Context, dir string, s size) ([]*trainer, error) {
 	})
 }
 
-// steps are whole training steps. A round is the median of those of half a second.
+// steps are whole training steps. A round is the median of those of half a second. Over TCP, all
+// gathers and reductions pay for sockets and checksums.
 func steps() (list []measurement) {
-	for _, s := range []size{tiny, small} {
-		list = append(list, measurement{"train " + s.name, func(ctx context.Context, dir string) (func() (float64, error), error) {
-			all, err := trainers(ctx, dir, s)
+	for _, way := range []struct {
+		name      string
+		size      size
+		transport comm.Transport
+	}{
+		{"train tiny", tiny, comm.SharedMemory},
+		{"train small", small, comm.SharedMemory},
+		{"train small tcp", small, comm.TCP},
+	} {
+		list = append(list, measurement{way.name, func(ctx context.Context, dir string) (func() (float64, error), error) {
+			all, err := trainers(ctx, dir, way.size, way.transport)
 			if err != nil {
 				return nil, err
 			}
@@ -134,7 +140,7 @@ func states() (list []measurement) {
 		}},
 	} {
 		list = append(list, measurement{way.name, func(ctx context.Context, dir string) (func() (float64, error), error) {
-			all, err := trainers(ctx, dir, small)
+			all, err := trainers(ctx, dir, small, comm.SharedMemory)
 			if err != nil {
 				return nil, err
 			}
