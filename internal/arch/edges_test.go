@@ -91,10 +91,11 @@ var edges = map[string]string{
 	"examples/uneven":               "gorgonia comm fsdp fsdp/nn optim",
 
 	// What measures and checks.
-	"internal/bench":          "internal/bench/comm internal/bench/state internal/bench/stats internal/bench/train internal/revision",
+	"internal/bench":          "internal/bench/comm internal/bench/process internal/bench/state internal/bench/stats internal/bench/train internal/revision",
 	"internal/bench/comm":     "comm internal/bench/stats",
 	"internal/bench/peak":     "",
 	"internal/bench/probe":    "gorgonia comm fsdp fsdp/nn optim",
+	"internal/bench/process":  "",
 	"internal/bench/state":    "gorgonia comm fsdp fsdp/nn internal/bench/stats optim",
 	"internal/bench/stats":    "",
 	"internal/bench/train":    "gorgonia comm comm/commtest fsdp fsdp/nn internal/bench/stats optim",

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"flag"
@@ -15,6 +14,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/gofsdp/gofsdp/internal/bench/process"
 	"github.com/gofsdp/gofsdp/internal/bench/stats"
 	"github.com/gofsdp/gofsdp/internal/revision"
 )
@@ -60,22 +60,22 @@ func against(ctx context.Context, w io.Writer, args []string) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
-	var probes [2]*probe
+	var probes [2]*process.Process
 	for i, t := range []revision.Tree{old, work} {
 		bin := filepath.Join(dir, strconv.Itoa(i))
 		if err := t.Build(ctx, bin, "./"+prober); err != nil {
 			return fmt.Errorf("%s: %w", t.Name, err)
 		}
-		p, err := startProbe(ctx, filepath.Join(bin, "probe"))
+		p, err := process.Start(exec.CommandContext(ctx, filepath.Join(bin, "probe")))
 		if err != nil {
 			return err
 		}
-		defer p.stop()
+		defer p.Stop()
 		probes[i] = p
 	}
 	fmt.Fprintf(w, "base %s, working tree %s; median ms of %d rounds, the base's by the working tree's time\n",
 		old.Name, work.Name, *rounds)
-	return compare(w, probes[0].ask, probes[1].ask, *rounds, filter)
+	return compare(w, probes[0].Ask, probes[1].Ask, *rounds, filter)
 }
 
 // asker sends a line to a probe and returns its answer.
@@ -132,43 +132,4 @@ func alternate(name string, both [2]asker, rounds int) (times [2][]float64, err 
 		}
 	}
 	return times, nil
-}
-
-// probe is a process that measures when it is told to.
-type probe struct {
-	command *exec.Cmd
-	in      io.WriteCloser
-	out     *bufio.Scanner
-}
-
-func startProbe(ctx context.Context, path string) (*probe, error) {
-	p := &probe{command: exec.CommandContext(ctx, path)}
-	p.command.Stderr = os.Stderr
-	var err error
-	if p.in, err = p.command.StdinPipe(); err != nil {
-		return nil, err
-	}
-	out, err := p.command.StdoutPipe()
-	if err != nil {
-		return nil, err
-	}
-	p.out = bufio.NewScanner(out)
-	return p, p.command.Start()
-}
-
-// ask is the probe's asker.
-func (p *probe) ask(line string) (string, error) {
-	if _, err := fmt.Fprintln(p.in, line); err != nil {
-		return "", err
-	}
-	if !p.out.Scan() {
-		return "", fmt.Errorf("%s: the probe has ended: %w", line, errors.Join(p.out.Err(), io.ErrUnexpectedEOF))
-	}
-	return p.out.Text(), nil
-}
-
-// stop ends the probe, which has nothing to lose.
-func (p *probe) stop() {
-	p.in.Close()
-	p.command.Wait()
 }
