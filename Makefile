@@ -104,8 +104,8 @@ same-bits: ## compare trainings bit for bit with another commit: BASE=main~1, RE
 memory: ## what a rank holds with DDP, in one unit, by blocks, and under each strategy, planned and counted
 	$(GO) run ./internal/bench memory
 
-bench: ## a GPT's steps, against Gorgonia's TapeMachine; FullShard against NoShard; how much communication is hidden
-	$(GO) run ./internal/bench train
+bench: ## a GPT's steps beside the processor's peak, and beside PyTorch: TORCH=python of a venv that has it
+	$(GO) run ./internal/bench train -torch "$(TORCH)"
 
 bench-join: ## what Join and JoinCalls cost with even data, and what a rank without a batch takes
 	$(GO) run ./internal/bench join -seconds 8

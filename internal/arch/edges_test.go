@@ -98,7 +98,7 @@ var edges = map[string]string{
 	"internal/bench/process":  "",
 	"internal/bench/state":    "gorgonia comm fsdp fsdp/nn internal/bench/stats optim",
 	"internal/bench/stats":    "",
-	"internal/bench/train":    "gorgonia comm comm/commtest fsdp fsdp/nn internal/bench/stats optim",
+	"internal/bench/train":    "gorgonia comm comm/commtest fsdp fsdp/nn internal/bench/peak internal/bench/process internal/bench/stats optim",
 	"internal/faults":         "comm comm/commtest internal/checkpoint internal/mesh internal/safetensors",
 	"internal/netns":          "",
 	"internal/samebits":       "internal/revision internal/safetensors",

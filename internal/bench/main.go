@@ -2,8 +2,8 @@
 // same run, in turns: machines are noisy, so look at the ratios, and run again before believing
 // one.
 //
-//	bench train     steps of a GPT, beside Gorgonia's TapeMachine; FullShard beside NoShard; how much
-//	                communication is hidden
+//	bench train     steps of a GPT on one and two cores, beside PyTorch and the processor's peak
+//	bench overlap   how much communication over a slow link is hidden
 //	bench join      what Join costs with even data, and what a rank without a batch takes
 //	bench memory    what a rank holds with DDP, in one unit, by blocks, and under each strategy
 //	bench state     optimizer state made whole, and checkpoints, beside PyTorch, plain copies and files
@@ -11,8 +11,8 @@
 //	bench against   steps, collectives and checkpoints beside those of another commit
 //
 // Each has flags: see bench train -h and so on. The comments of the packages train, state and comm
-// have figures that were measured, with machine and date. For join, train and state two quiet cores
-// take minutes, for memory half of one.
+// have figures that were measured, with machine and date. For train, overlap, join and state two
+// quiet cores take minutes, for memory half of one.
 package main
 
 import (
@@ -40,11 +40,13 @@ func main() {
 // run runs a subcommand.
 func run(w io.Writer, args []string) error {
 	if len(args) == 0 {
-		return errors.New("want one of train, join, memory, state, comm, against")
+		return errors.New("want one of train, overlap, join, memory, state, comm, against")
 	}
 	switch name, args := args[0], args[1:]; name {
 	case "train":
-		return train.Run(w, args)
+		return interruptible(train.Run, w, args)
+	case "overlap":
+		return train.Overlap(w, args)
 	case "join":
 		return train.Join(w, args)
 	case "memory":
@@ -57,6 +59,8 @@ func run(w io.Writer, args []string) error {
 		return interruptible(against, w, args)
 	case state.RankCommand:
 		return state.Serve(context.Background(), w, args[0])
+	case train.RankCommand:
+		return train.Serve(context.Background(), os.Stdin, w, args[0])
 	case comm.RankCommand:
 		return comm.Serve(args)
 	default:

@@ -44,6 +44,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/gofsdp/gofsdp/internal/bench/stats"
 )
 
 // options is what a run measures.
@@ -138,7 +140,7 @@ func parseSize(text string) (int, error) {
 // run measures all worlds and reports to w.
 func run(ctx context.Context, w io.Writer, opts options) (err error) {
 	notes := os.Stderr
-	if l := load(); l > 0.5 {
+	if l := stats.Load(); l > 0.5 {
 		fmt.Fprintf(notes, "load average %.1f: if something else is running, those who spin suffer most\n", l)
 	}
 	shop, err := openWorkshop(opts.max)

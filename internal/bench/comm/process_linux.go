@@ -61,14 +61,3 @@ func output(path string, args ...string) (string, error) {
 	}
 	return string(text), nil
 }
-
-// load returns how many processes have wanted a core lately.
-func load() float64 {
-	text, err := os.ReadFile("/proc/loadavg")
-	if err != nil {
-		return 0
-	}
-	var one float64
-	fmt.Sscan(string(text), &one)
-	return one
-}

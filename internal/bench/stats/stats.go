@@ -5,6 +5,7 @@ package stats
 import (
 	"fmt"
 	"math"
+	"os"
 	"slices"
 	"time"
 )
@@ -54,4 +55,15 @@ func MB(bytes int) float64 { return float64(bytes) / 1e6 }
 // Spread describes times in milliseconds: their median, least, greatest and number.
 func Spread(times []time.Duration) string {
 	return fmt.Sprintf("%.1f (%.1f..%.1f, %d)", Ms(Median(times)), Ms(slices.Min(times)), Ms(slices.Max(times)), len(times))
+}
+
+// Load returns how many processes have wanted a core in the last minute, or 0 if nobody says.
+func Load() float64 {
+	text, err := os.ReadFile("/proc/loadavg")
+	if err != nil {
+		return 0
+	}
+	var one float64
+	fmt.Sscan(string(text), &one)
+	return one
 }

@@ -37,14 +37,10 @@ func (m joinMode) String() string {
 
 // joining prints for each size what Join costs on two ranks: where both have batches, beside the
 // plain loop, and where one has none.
-func joining(w io.Writer, names []string, rounds int, seconds float64) error {
-	for _, name := range names {
-		s, err := sizeOf(name)
-		if err == nil {
-			err = joiningOf(w, s, rounds, seconds)
-		}
-		if err != nil {
-			return fmt.Errorf("%s: %w", name, err)
+func joining(w io.Writer, list []size, rounds int, seconds float64) error {
+	for _, s := range list {
+		if err := joiningOf(w, s, rounds, seconds); err != nil {
+			return fmt.Errorf("%s: %w", s.name, err)
 		}
 	}
 	return nil
@@ -84,12 +80,12 @@ type joiner struct {
 func newJoiner(s size) (*joiner, error) {
 	j := &joiner{}
 	var err error
-	j.contestant, err = newRanks("join", 2, func(g comm.Group) (func() error, error) {
+	j.contestant, err = newRanks(comm.Local(2), func(g comm.Group) (func() error, error) {
 		watch, cfg := &stopwatch{Group: g}, fsdp.Config{Group: g, Wrap: fsdp.WrapTypes(&nn.Block{})}
 		if g.Rank() == 1 {
 			cfg.Group = watch
 		}
-		t, err := newTrainer(context.Background(), s, cfg, s.batch/2)
+		t, err := newTrainer(context.Background(), s, cfg, s.Batch/2)
 		if err != nil {
 			return nil, err
 		}
@@ -199,7 +195,7 @@ func (j *joiner) race(seed uint64, seconds float64) error {
 // report prints a row for each mode, and what an exchange of flags takes that nobody is late for,
 // alone and as JoinCalls. That is what they cost; the rows have it in the noise of a step.
 func (j *joiner) report(w io.Writer, s size) {
-	fmt.Fprintf(w, "%s: %d layers, %d channels, 2 ranks with %d sequences of %d bytes\n", s.name, s.layers, s.dim, s.batch/2, s.context)
+	fmt.Fprintf(w, "%s: %d layers, %d channels, 2 ranks with %d sequences of %d bytes\n", s.name, s.Layers, s.Dim, s.Batch/2, s.Context)
 	fmt.Fprintf(w, "  %-26s %28s %10s %15s %10s\n", "", "ms a step (min..max, n)", "of plain", "rank 1 busy ms", "of plain")
 	for mode, times := range j.times {
 		fmt.Fprintf(w, "  %-26s %28s %9.2f%% %15.2f %9.2f%%\n", joinMode(mode),

@@ -43,8 +43,8 @@ var memoryRows = []memoryRow{
 // first look compares, then every strategy and number of ranks. It is an error if plan and count
 // differ.
 func memory(w io.Writer, s size) error {
-	fmt.Fprintf(w, "%s: %d layers, %d channels; MB of a rank in a step with AdamW,\n", s.name, s.layers, s.dim)
-	fmt.Fprintf(w, "batch of 1 sequence of %d bytes a rank; a frozen base has adapters of rank 8\n", s.context)
+	fmt.Fprintf(w, "%s: %d layers, %d channels; MB of a rank in a step with AdamW,\n", s.name, s.Layers, s.Dim)
+	fmt.Fprintf(w, "batch of 1 sequence of %d bytes a rank; a frozen base has adapters of rank 8\n", s.Context)
 	fmt.Fprintf(w, "  %-22s %5s %11s %6s %6s %8s %8s %5s\n", "", "ranks", "shard+grads", "state", "pass", "planned", "counted", "sent")
 	for _, row := range memoryRows {
 		if row.ranks == nil {

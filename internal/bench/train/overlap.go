@@ -82,7 +82,7 @@ func (l *lane) run(seconds float64, first bool) error {
 func newLane(s size, prefetch int, bandwidth float64, latency time.Duration) (*lane, error) {
 	l := &lane{}
 	var err error
-	l.contestant, err = newRanks(fmt.Sprint("prefetch ", prefetch), 2, func(g comm.Group) (func() error, error) {
+	l.contestant, err = newRanks(comm.Local(2), func(g comm.Group) (func() error, error) {
 		cfg := fsdp.Config{Group: commtest.Slow(g, bandwidth, latency), Wrap: fsdp.WrapTypes(&nn.Block{}), Prefetch: prefetch}
 		if g.Rank() == 0 {
 			cfg.Trace = func(e fsdp.Event) {
@@ -91,7 +91,7 @@ func newLane(s size, prefetch int, bandwidth float64, latency time.Duration) (*l
 				}
 			}
 		}
-		t, err := newTrainer(context.Background(), s, cfg, s.batch/2)
+		t, err := newTrainer(context.Background(), s, cfg, s.Batch/2)
 		if err != nil {
 			return nil, err
 		}

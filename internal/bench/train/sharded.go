@@ -2,8 +2,10 @@ package train
 
 import (
 	"context"
-	"fmt"
+	"errors"
+	"runtime"
 	"sync"
+	"time"
 
 	"gorgonia.org/tensor"
 
@@ -15,65 +17,65 @@ import (
 
 // rows returns rows lo to hi of the batch: tokens that are a function of their position.
 func (s size) rows(lo, hi int) (tokens, targets []int) {
-	for i := lo * s.context; i < hi*s.context; i++ {
-		tokens = append(tokens, i*2654435761>>7%s.vocab)
-		targets = append(targets, (i+1)*2654435761>>7%s.vocab)
+	for i := lo * s.Context; i < hi*s.Context; i++ {
+		tokens = append(tokens, i*2654435761>>7%s.Vocab)
+		targets = append(targets, (i+1)*2654435761>>7%s.Vocab)
 	}
 	return tokens, targets
 }
 
-// newSharded trains with this library on goroutine ranks.
-func newSharded(ctx context.Context, s size, ranks int) (*contestant, error) {
-	return newRanks(fmt.Sprintf("%d rank(s)", ranks), ranks, func(g comm.Group) (func() error, error) {
-		t, err := newTrainer(ctx, s, fsdp.Config{Group: g, Wrap: fsdp.WrapTypes(&nn.Block{})}, s.batch/ranks)
-		if err != nil {
-			return nil, err
-		}
-		return t.step, nil
-	})
+// contestant is a way to train in this process; step runs one step.
+type contestant struct {
+	cores int
+	step  func() error
+	close func() error
+	times []time.Duration
 }
 
-// newRanks returns a contestant whose step runs, on every one of some goroutine ranks at once, what
-// start returns for it.
-func newRanks(name string, ranks int, start func(comm.Group) (step func() error, err error)) (*contestant, error) {
-	steps := make([]func() error, ranks)
-	groups := comm.Local(ranks)
-	errs := make([]error, ranks)
-	parallel(ranks, func(r int) { steps[r], errs[r] = start(groups[r]) })
-	for _, err := range errs {
-		if err != nil {
-			return nil, err
+// newRanks returns a contestant whose step runs, on every one of some ranks at once, what start
+// returns for it.
+func newRanks(groups []comm.Group, start func(comm.Group) (step func() error, err error)) (*contestant, error) {
+	steps := make([]func() error, len(groups))
+	err := parallel(len(groups), func(i int) (err error) {
+		steps[i], err = start(groups[i])
+		return err
+	})
+	return &contestant{
+		cores: len(groups),
+		step:  func() error { return parallel(len(groups), func(i int) error { return steps[i]() }) },
+		close: func() error { return parallel(len(groups), func(i int) error { return groups[i].Close() }) },
+	}, err
+}
+
+// race runs steps for some seconds, at least one. The first round warms up with one more.
+func (c *contestant) race(seconds float64, first bool) error {
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(c.cores))
+	if first {
+		if err := c.step(); err != nil {
+			return err
 		}
 	}
-	return &contestant{
-		name: name, cores: ranks,
-		step: func() error {
-			parallel(ranks, func(r int) { errs[r] = steps[r]() })
-			for _, err := range errs {
-				if err != nil {
-					return err
-				}
-			}
+	for begin := time.Now(); ; {
+		t := time.Now()
+		if err := c.step(); err != nil {
+			return err
+		}
+		c.times = append(c.times, time.Since(t))
+		if time.Since(begin).Seconds() > seconds {
 			return nil
-		},
-		close: func() error {
-			for _, g := range groups {
-				if err := g.Close(); err != nil {
-					return err
-				}
-			}
-			return nil
-		},
-	}, nil
+		}
+	}
 }
 
-// parallel runs f for every rank and waits.
-func parallel(ranks int, f func(rank int)) {
+// parallel runs f for 0 to n-1 at once and waits.
+func parallel(n int, f func(i int) error) error {
+	errs := make([]error, n)
 	var wg sync.WaitGroup
-	for r := range ranks {
-		wg.Go(func() { f(r) })
+	for i := range n {
+		wg.Go(func() { errs[i] = f(i) })
 	}
 	wg.Wait()
+	return errors.Join(errs...)
 }
 
 // trainer is a model on one rank with its batch.
@@ -82,11 +84,12 @@ type trainer struct {
 	batch  []fsdp.Tensor
 	around func(passes func() error) error // runs the passes of a step, or nil
 	step   func() error
+	loss   float64 // of the last step
 }
 
 // newTrainer wraps the model on one rank, for a batch of some rows.
 func newTrainer(ctx context.Context, s size, cfg fsdp.Config, rows int) (*trainer, error) {
-	gpt := &nn.GPT{Vocab: s.vocab, Context: s.context, Layers: s.layers, Dim: s.dim, Heads: s.heads, LoRA: nn.LoRA{Rank: s.adapters}}
+	gpt := &nn.GPT{Vocab: s.Vocab, Context: s.Context, Layers: s.Layers, Dim: s.Dim, Heads: s.Heads, LoRA: nn.LoRA{Rank: s.adapters}}
 	m, err := fsdp.WrapContext(ctx, gpt, cfg)
 	if err != nil {
 		return nil, err
@@ -96,10 +99,10 @@ func newTrainer(ctx context.Context, s size, cfg fsdp.Config, rows int) (*traine
 		return nil, err
 	}
 	x, y := s.rows(rows*cfg.Group.Rank(), rows*(cfg.Group.Rank()+1))
-	shape := tensor.WithShape(rows, s.context)
+	shape := tensor.WithShape(rows, s.Context)
 	t := &trainer{model: m, batch: []fsdp.Tensor{tensor.New(shape, tensor.WithBacking(x)), tensor.New(shape, tensor.WithBacking(y))}}
-	passes := func() error {
-		if _, err := m.Forward(ctx, t.batch...); err != nil {
+	passes := func() (err error) {
+		if t.loss, err = m.Forward(ctx, t.batch...); err != nil {
 			return err
 		}
 		return m.Backward(ctx)

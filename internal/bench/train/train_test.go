@@ -1,6 +1,11 @@
 package train
 
 import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"regexp"
 	"strconv"
 	"strings"
 	"testing"
@@ -10,23 +15,106 @@ import (
 	"github.com/gofsdp/gofsdp/internal/text"
 )
 
-// TestBench runs a short round of everything on the smallest size.
-func TestBench(t *testing.T) {
-	var out strings.Builder
-	require.NoError(t, run(&out, []string{"tiny"}, 1, 0, true, 1000))
-	rows := strings.Split(strings.TrimSpace(out.String()), "\n")
-	require.Len(t, rows, 10+2*5)
-	for i, name := range []string{"1 rank(s)", "2 rank(s)", "Gorgonia TapeMachine"} {
-		require.Regexp(t, `^  `+strings.NewReplacer("(", `\(`, ")", `\)`).Replace(name)+` +\d+ +[\d.]+ \([\d.]+\.\.[\d.]+, 1\) +\d+ +[\d.]+ +[\d.]+x$`, rows[2+i])
+// TestMain is a process of a contest where this program has started itself as one, and where it is
+// taken for Python, which is given a script.
+func TestMain(m *testing.M) {
+	args := os.Args[1:]
+	switch {
+	case len(args) == 2 && args[0] == RankCommand:
+		serve(args[1])
+	case len(args) == 4 && args[2] == "-c":
+		fmt.Println("0.0")
+	case len(args) == 4 && args[0] == "-W":
+		// It trains as PyTorch is told to, only always in float32.
+		var j job
+		if err := json.Unmarshal([]byte(args[3]), &j); err != nil {
+			panic(err)
+		}
+		j.Precision = float32s
+		text, err := json.Marshal(j)
+		if err != nil {
+			panic(err)
+		}
+		serve(string(text))
+	default:
+		os.Exit(m.Run())
 	}
-	for _, table := range [][]string{rows[5:10], rows[10:15]} {
-		for i, name := range []string{`NoShard \(DDP\)`, "FullShard in one unit", "FullShard by blocks"} {
-			require.Regexp(t, `^  `+name+` +[\d.]+ \([\d.]+\.\.[\d.]+, 1\) +[\d.]+ \([\d.]+\.\.[\d.]+\)$`, table[2+i])
+}
+
+func serve(text string) {
+	if err := Serve(context.Background(), os.Stdin, os.Stdout, text); err != nil {
+		panic(err)
+	}
+}
+
+// little is a model of which most is parameters.
+var little = size{name: "little", Layers: 4, Dim: 32, Heads: 2, Context: 8, Batch: 8, Vocab: 32}
+
+// TestBench runs a few turns on the smallest size, in all ways but that PyTorch is played by this
+// program.
+func TestBench(t *testing.T) {
+	self, err := os.Executable()
+	require.NoError(t, err)
+	var out strings.Builder
+	require.NoError(t, run(t.Context(), &out, options{sizes: []size{little}, match: regexp.MustCompile(""), python: self, compile: true}))
+	tables := strings.Split(strings.TrimSpace(out.String()), "\n\n")
+	require.Len(t, tables, 4)
+	require.Regexp(t, `^.*, \d+ cores, load [\d.]+\nPyTorch 0\.0: .*$`, tables[0])
+	require.Regexp(t, `^\d+s in all, load [\d.]+$`, tables[3])
+	for i, names := range [][]string{
+		{"1 rank", "1 rank, 2 threads", "2 ranks, goroutines", "2 ranks, processes", "2 ranks, NoShard (DDP)",
+			"PyTorch", "PyTorch, compiled", "PyTorch, 2 threads", "PyTorch DDP", "PyTorch FSDP2"},
+		{"1 rank, float32",
+			"PyTorch, autocast", "PyTorch", "PyTorch, compiled, autocast", "PyTorch, compiled", "PyTorch, 2 threads", "PyTorch DDP", "PyTorch FSDP2"},
+	} {
+		rows := strings.Split(tables[1+i], "\n")
+		require.Regexp(t, `^little, `+[]string{"float32", "bfloat16"}[i]+`: 4 layers, 32 channels, 2 heads, 8 x 8 tokens, 0\.0 GFLOP a step$`, rows[0])
+		for k, name := range names {
+			ratio := ""
+			if strings.HasPrefix(name, "PyTorch") && i == 0 {
+				ratio = ` +[\d.]+x`
+			}
+			require.Regexp(t, `^  `+regexp.QuoteMeta(name)+` +[12] +[\d.]+ \([\d.]+\.\.[\d.]+, 3\) +\d+ +[\d.]+ +(-|[\d.]+%) +[\d.]+x`+ratio+` *$`, rows[2+k])
 		}
 	}
-	require.Contains(t, rows[10], "over a link of 1000 MB/s")
+}
+
+// TestOthersTrainAlike refuses candidates that do not train the same model.
+func TestOthersTrainAlike(t *testing.T) {
+	s := little
+	ways := lineup(float32s, nil, regexp.MustCompile("goroutines"))
+	require.Len(t, ways, 2)
+	c := &contest{size: s}
+	for _, part := range []int{s.Batch, s.Batch / 2} {
+		s.Batch = part
+		next, err := start(t.Context(), s, ways[0], nil, t.TempDir(), false)
+		require.NoError(t, err)
+		defer next.close()
+		c.list = append(c.list, next)
+	}
+	require.ErrorContains(t, c.takeTurns(0), "they do not train alike")
+}
+
+// TestCandidateEnds names a process that fails.
+func TestCandidateEnds(t *testing.T) {
+	ways := lineup(float32s, nil, regexp.MustCompile("processes"))
+	ways[1].Precision = "none"
+	c, err := start(t.Context(), size{}, ways[1], nil, t.TempDir(), false)
+	require.NoError(t, err)
+	defer c.close()
+	_, err = c.run(0)
+	require.ErrorContains(t, err, "2 ranks, processes: process 0: 0: the process has ended")
+}
+
+// TestOverlap prints the table for a round.
+func TestOverlap(t *testing.T) {
+	var out strings.Builder
+	require.NoError(t, overlap(&out, little, 1e9, 1, 0))
+	rows := strings.Split(strings.TrimRight(out.String(), "\n"), "\n")
+	require.Len(t, rows, 2+3)
+	require.Contains(t, rows[0], "over a link of 1000 MB/s")
 	for i, prefetch := range []string{"0", "1", "2"} {
-		require.Regexp(t, `^  `+prefetch+`( +[\d.]+){6} +-?\d+%$`, rows[17+i])
+		require.Regexp(t, `^  `+prefetch+`( +[\d.]+){6} +-?\d+%$`, rows[2+i])
 	}
 }
 
@@ -34,7 +122,7 @@ func TestBench(t *testing.T) {
 // first rows on a model of which most is parameters.
 func TestMemory(t *testing.T) {
 	var out strings.Builder
-	require.NoError(t, memory(&out, size{name: "test", layers: 4, dim: 32, heads: 2, context: 8, batch: 8, vocab: 32}))
+	require.NoError(t, memory(&out, little))
 	require.Empty(t, text.Wider(out.String(), 80))
 	rows := strings.Split(strings.TrimSpace(out.String()), "\n")
 	require.Len(t, rows, 3+4+1+4+4+2+1+4)
@@ -58,7 +146,7 @@ func TestMemory(t *testing.T) {
 // TestJoin prints the table for a round.
 func TestJoin(t *testing.T) {
 	var out strings.Builder
-	require.NoError(t, joining(&out, []string{"tiny"}, 1, 0))
+	require.NoError(t, joining(&out, []size{little}, 1, 0))
 	rows := strings.Split(strings.TrimRight(out.String(), "\n"), "\n")
 	require.Len(t, rows, 2+4+2)
 	for i, mode := range []string{"plain loop", "Join, both have batches", "Join, rank 1 has none", "JoinCalls in Join"} {
@@ -66,10 +154,19 @@ func TestJoin(t *testing.T) {
 	}
 	require.Regexp(t, `^  an exchange of flags takes [\d.]+ µs, [\d.]+% of a step; JoinCalls without a call [\d.]+ µs, [\d.]+%$`, rows[7])
 	require.Regexp(t, `^  JoinCalls in Join takes [\d.]+% of the time of Join alone$`, rows[6])
-	require.ErrorContains(t, joining(&out, []string{"huge"}, 1, 0), `unknown size "huge"`)
+	require.ErrorContains(t, Join(&out, []string{"-size", "huge"}), `unknown size "huge"`)
 }
 
-func TestBenchRefusesBadFlags(t *testing.T) {
-	require.ErrorContains(t, run(new(strings.Builder), []string{"tiny"}, 0, 0, false, 0), "0 rounds")
-	require.ErrorContains(t, run(new(strings.Builder), []string{"huge"}, 1, 0, false, 0), `unknown size "huge"`)
+func TestRunRefuses(t *testing.T) {
+	for _, c := range []struct {
+		want string
+		args []string
+	}{
+		{`unknown size "huge"`, []string{"-size", "huge"}},
+		{"missing closing", []string{"-run", "("}},
+		{`unexpected argument "x"`, []string{"x"}},
+		{"has no PyTorch", []string{"-torch", "/dev/null"}},
+	} {
+		require.ErrorContains(t, Run(t.Context(), new(strings.Builder), c.args), c.want)
+	}
 }
