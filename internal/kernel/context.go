@@ -40,6 +40,10 @@ func (c *Context) Bytes() int { return c.gemm.Bytes() }
 // MostBytes returns what a Context comes to hold at most for one element type.
 func MostBytes[T Element]() int { return gemm.MostBytes[T]() }
 
+// NativeBFloat16 tells whether the processor multiplies bfloat16. Products on others widen it to
+// float32, and take a little longer than those of float32.
+func NativeBFloat16() bool { return gemm.NativeBFloat16() }
+
 // check panics unless a slice has the length its shape demands.
 func check(kernel, name string, got, want int) {
 	if got != want {

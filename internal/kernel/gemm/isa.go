@@ -17,6 +17,9 @@ type isa struct {
 // active is what products run on: the best that this machine has. Only tests change it.
 var active = supported()[0]
 
+// NativeBFloat16 tells whether the processor multiplies bfloat16. Others widen it to float32.
+func NativeBFloat16() bool { return active.bf16.steps < active.bf16.pair }
+
 // engineOf returns the active engine for elements of type T, whose sums are of type P.
 func engineOf[T Element, P Float]() *engine[T, P] {
 	if e, ok := any(&active.f32).(*engine[T, P]); ok {
