@@ -64,7 +64,7 @@ type Config struct {
 	// If all are frozen, Backward does nothing. Nil selects none; [Sharded.Freeze] changes it.
 	Frozen func(name string) bool
 	// Ignored selects parameters, by full name, that are not sharded: every rank holds them, and
-	// their gradients are summed by all-reduce, in the type of the computation. Nil selects none.
+	// their gradients are summed by all-reduce. Neither is rounded to 16 bits. Nil selects none.
 	Ignored func(name string) bool
 
 	// Checkpoint selects calls that keep only their inputs for backward and compute the rest again

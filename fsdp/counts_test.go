@@ -3,6 +3,7 @@ package fsdp_test
 import (
 	"context"
 	"fmt"
+	"regexp"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -314,6 +315,8 @@ var peakPrecisions = map[string]fsdp.Precision{
 	"float64":  float64s,
 	"bfloat16": {Gather: fsdp.BFloat16, Reduce: fsdp.BFloat16},
 	"float16":  {Reduce: fsdp.Float16},
+	"computes": fsdp.BF16(),
+	"some do":  {Compute: fsdp.BFloat16, Reduce: fsdp.BFloat16, Wide: fsdp.WrapNames(regexp.MustCompile(`^blocks\.1$`))},
 }
 
 // TestPeak checks that counted memory peaks where the plan says: under every strategy and

@@ -206,7 +206,7 @@ func drawRun(t *rapid.T) drawnRun {
 	r := drawnRun{
 		model: tinyGPT(rapid.IntRange(0, 3).Draw(t, "layers")),
 		world: rapid.IntRange(1, 4).Draw(t, "world"),
-		dtype: rapid.SampledFrom([]fsdp.DType{fsdp.Float32, fsdp.Float64}).Draw(t, "dtype"),
+		dtype: rapid.SampledFrom([]fsdp.DType{fsdp.Float32, fsdp.Float64, fsdp.BFloat16}).Draw(t, "dtype"),
 	}
 	r.model.Tied = rapid.Bool().Draw(t, "tied")
 	r.model.NoBias = rapid.Bool().Draw(t, "no bias")
@@ -232,7 +232,7 @@ func (r drawnRun) run(t require.TestingT, cfg fsdp.Config, actions []drawnAction
 		update := updater(t, m, 0.5)
 		state := 0 // bytes of the optimizer: two numbers for each that this rank owns
 		for _, p := range m.Shards() {
-			state += 2 * p.Value.Len() * map[fsdp.DType]int{fsdp.Float32: 4, fsdp.Float64: 8}[r.dtype]
+			state += 2 * p.Value.Len() * map[fsdp.DType]int{fsdp.Float32: 4, fsdp.Float64: 8, fsdp.BFloat16: 4}[r.dtype]
 		}
 		for step, shapes := range r.shapes {
 			batch := tinyBatch(step, g.Rank(), shapes[g.Rank()][0], shapes[g.Rank()][1])

@@ -46,3 +46,11 @@ func KeepPasses(bytes int) (restore func()) {
 	engine.KeepBytes = bytes
 	return func() { engine.KeepBytes = before }
 }
+
+// Native has models believe that the processor multiplies bfloat16, or that it does not, until
+// restore.
+func Native(native bool) (restore func()) {
+	before := nativeBFloat16
+	nativeBFloat16 = func() bool { return native }
+	return func() { nativeBFloat16 = before }
+}

@@ -37,7 +37,8 @@ func manifest(cfg *Config, tr *trace, m *layout.Model, units []*unit) string {
 		fmt.Fprintf(&b, "parameter %s %v: %s\n", p.Name, p.Shape, facts[i])
 	}
 	for i, c := range tr.calls {
-		fmt.Fprintf(&b, "call %s: Checkpoint %t, Keep %t\n", c.name, tr.save[i] == exec.RecomputeAll, tr.save[i] == exec.SaveAll)
+		fmt.Fprintf(&b, "call %s: Checkpoint %t, Keep %t, Wide %t\n",
+			c.name, tr.save[i] == exec.RecomputeAll, tr.save[i] == exec.SaveAll, tr.wide[i])
 		fmt.Fprintf(&b, "call %s %v of %s\n", c.name, c.in, describe(c.module))
 	}
 	fmt.Fprintf(&b, "results %v\n", tr.results)
@@ -76,6 +77,10 @@ func (a *arrangement) log(what string, tr *trace, rank int) {
 	default:
 		return
 	}
+	if !a.cfg.Precision.native() {
+		logger.Warn("fsdp: Config.Precision.Compute is bfloat16, which this processor does not multiply: " +
+			"products widen it, and take longer than in float32")
+	}
 	if unused := unused(a.layout); len(unused) > 0 {
 		logger.Warn("fsdp: the loss does not depend on some parameters: they get no gradient", "parameters", some(unused))
 	}
@@ -101,7 +106,7 @@ func (a *arrangement) logUnits(logger *slog.Logger, what string) {
 		}
 	}
 	logger.Info("fsdp: "+what, "ranks", a.cfg.Group.Size(), "units", len(a.units), "groups", len(a.layout.Groups), "elements", total,
-		"frozen", frozen, "shard bytes", a.layout.ShardBytes())
+		"frozen", frozen, "shard bytes", a.layout.ShardBytes(), "compute", a.cfg.Precision.Compute.String(), "native", a.cfg.Precision.native())
 }
 
 // An idleField is one of the configuration that selects something and finds nothing, or less than it
@@ -134,6 +139,7 @@ func (a *arrangement) idleFields(tr *trace) (idle []idleField) {
 		{idleField{"Checkpoint", nothing, calls}, a.cfg.Checkpoint != nil, slices.Contains(tr.save, exec.RecomputeAll)},
 		{idleField{"Keep", nothing, calls}, a.cfg.Keep != nil, slices.Contains(tr.save, exec.SaveAll)},
 		{idleField{"Spill", nothing, calls}, a.cfg.Spill != nil, slices.Contains(tr.spill, true)},
+		{idleField{"Precision.Wide", nothing, calls}, a.cfg.Precision.Wide != nil, slices.Contains(tr.wide, true)},
 		{idleField{"Frozen", nothing, params}, a.cfg.Frozen != nil, any(func(k layout.Kind) bool { return k.Frozen && !k.Buffer })},
 		{idleField{"Ignored", nothing, params}, a.cfg.Ignored != nil, any(func(k layout.Kind) bool { return k.Ignored })},
 	} {

@@ -162,6 +162,7 @@ func TestReservedIsPlanned(t *testing.T) {
 		"checkpoint": {Prefetch: 3, Checkpoint: blocks},
 		"frozen":     {Frozen: func(name string) bool { return strings.HasPrefix(name, "blocks.1.") }},
 		"narrow":     {Precision: fsdp.Precision{Reduce: fsdp.BFloat16, Gather: fsdp.BFloat16}},
+		"computes":   {Precision: fsdp.BF16()},
 		"offload":    {OffloadDir: t.TempDir(), Spill: blocks},
 		"threads":    {Threads: 3},
 	} {

@@ -42,13 +42,13 @@ type Param struct {
 	// Tied makes this the parameter of another call, named in full, instead of a parameter of its
 	// own. That call must come earlier in the model. Its Init counts, and the shapes must be equal.
 	Tied string
-	// Full says that the parameter always travels in the type of the computation, unless
+	// Full says that the parameter is never rounded to 16 bits, to travel or for calls to read, unless
 	// Config.Precision.Full decides. It is for small parameters that are sensitive to rounding,
 	// such as the gains of norms.
 	Full bool
 	// Buffer says that this is no parameter but named state that is not trained, such as the
 	// running statistics of a norm. Every rank has its own, whole; Build may give it a new value
-	// with [Builder.Update]. It never travels, keeps the type of the computation, and is part of
+	// with [Builder.Update]. It never travels, keeps the master type (see [Precision]), and is part of
 	// FullState.
 	Buffer bool
 

@@ -41,6 +41,7 @@ var offloaded = map[string]fsdp.Config{
 	"NoShard":     {Wrap: blocks, Strategy: fsdp.NoShard},
 	"HybridShard": {Wrap: blocks, Strategy: fsdp.HybridShard, ShardRanks: 1},
 	"bf16":        {Wrap: fsdp.WrapEach(), Precision: fsdp.Precision{Gather: fsdp.BFloat16, Reduce: fsdp.BFloat16}},
+	"computes":    {Wrap: fsdp.WrapEach(), Precision: fsdp.BF16()},
 	"poison":      {Prefetch: 2, Wrap: fsdp.WrapEach(), Poison: true},
 }
 

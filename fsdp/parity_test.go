@@ -133,6 +133,14 @@ type parityPrecision struct {
 	tolerance               float64
 }
 
+// master returns the type of parameters and gradients where they do not travel.
+func (p parityPrecision) master() fsdp.DType {
+	if p.compute == fsdp.BFloat16 {
+		return fsdp.Float32
+	}
+	return p.compute
+}
+
 var parityPrecisions = []parityPrecision{
 	{"float64", fsdp.Float64, fsdp.Float64, fsdp.Float64, 1e-12},
 	{"float32", fsdp.Float32, fsdp.Float32, fsdp.Float32, 100 * 0x1p-23},
@@ -140,6 +148,7 @@ var parityPrecisions = []parityPrecision{
 	{"float16", fsdp.Float32, fsdp.Float16, fsdp.Float16, 0},
 	{"bfloat16 gathers", fsdp.Float32, fsdp.BFloat16, fsdp.Float32, 0},
 	{"float16 gradients", fsdp.Float32, fsdp.Float32, fsdp.Float16, 0},
+	{"bfloat16 computation", fsdp.BFloat16, fsdp.BFloat16, fsdp.Float32, 0},
 }
 
 // parityBackwards are the ways to accumulate: a letter for each Backward, n inside NoSync. After a
@@ -335,10 +344,14 @@ func (c parityCell) config(g comm.Group) fsdp.Config {
 // travelsFull is Precision.Full of the matrix: vectors travel in full precision.
 func travelsFull(_ fsdp.CallInfo, p fsdp.Param) bool { return len(p.Shape) < 2 }
 
-// single is the configuration of one process for the same training.
+// single is the configuration of one process for the same training. What is ignored is not rounded,
+// as under the cell's.
 func (c parityCell) single() fsdp.Config {
+	full := func(call fsdp.CallInfo, p fsdp.Param) bool {
+		return travelsFull(call, p) || c.extra.ignored != nil && c.extra.ignored.MatchString(p.Name)
+	}
 	return fsdp.Config{
-		Strategy: fsdp.NoShard, Precision: fsdp.Precision{Compute: c.precision.compute}, Frozen: selects(c.extra.frozen), Seed: 3,
+		Strategy: fsdp.NoShard, Precision: fsdp.Precision{Compute: c.precision.compute, Full: full}, Frozen: selects(c.extra.frozen), Seed: 3,
 	}
 }
 
@@ -355,10 +368,10 @@ func (c parityCell) rankBatch(step, backward, rank int) []fsdp.Tensor {
 	return inType(c.batch(2*(100*step+10*backward+rank), c.rows(rank)), c.precision.compute)
 }
 
-// inType returns a batch with its floats in the type.
+// inType returns a batch with its floats as a model takes them that computes in the type.
 func inType(batch []fsdp.Tensor, typ fsdp.DType) []fsdp.Tensor {
 	for i, v := range batch {
-		if wide, ok := v.Data().([]float64); ok && typ == fsdp.Float32 {
+		if wide, ok := v.Data().([]float64); ok && typ != fsdp.Float64 {
 			narrow := make([]float32, len(wide))
 			for j, x := range wide {
 				narrow[j] = float32(x)
@@ -605,7 +618,7 @@ func (e *emulation) gathered() map[string]*tensor.Dense {
 	for name, v := range e.state {
 		typ := e.precision.gather
 		if e.full(name) {
-			typ = e.precision.compute
+			typ = e.precision.master()
 		}
 		v = v.Clone().(*tensor.Dense)
 		setEach(vecOf(v), func(_ int, x float64) float64 { return nearest(typ, x) })
@@ -624,7 +637,7 @@ func (e *emulation) reduce(ranks []map[string]*tensor.Dense) {
 		e.present[name] = true
 		typ, groups, before := e.precision.reduce, e.sums(), 1.0
 		if e.full(name) {
-			typ = e.precision.compute
+			typ = e.precision.master()
 		}
 		if e.ignored(name) {
 			groups = []int{e.world}
@@ -639,10 +652,10 @@ func (e *emulation) reduce(ranks []map[string]*tensor.Dense) {
 		values := make([]float64, e.world)
 		setEach(vecOf(e.grads[name]), func(i int, grad float64) float64 {
 			for r := range values {
-				values[r] = nearest(typ, nearest(e.precision.compute, list[r][i]/before))
+				values[r] = nearest(typ, nearest(e.precision.master(), list[r][i]/before))
 			}
 			sum := e.sum(values, groups, typ)
-			return grad + nearest(e.precision.compute, sum*nearest(e.precision.compute, before/divisor))
+			return grad + nearest(e.precision.master(), sum*nearest(e.precision.master(), before/divisor))
 		})
 	}
 }
@@ -678,7 +691,7 @@ func (e *emulation) tree(x []float64) float64 {
 	for 2*mid < len(x) {
 		mid *= 2
 	}
-	return nearest(e.precision.compute, e.tree(x[:mid])+e.tree(x[mid:]))
+	return nearest(e.precision.master(), e.tree(x[:mid])+e.tree(x[mid:]))
 }
 
 // nearest returns the number of the type next to x, the even one of two. Nothing here overflows.

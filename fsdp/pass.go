@@ -197,7 +197,7 @@ func (s *Sharded) EvalProgram(ctx context.Context, name string, batch ...Tensor)
 	}
 	results := make([]Tensor, 0, len(p.Path.Results))
 	err = p.Eval(ctx, func(shape []int) []byte {
-		v := newValue(s.cfg.Precision.Compute, shape)
+		v := newValue(s.cfg.Precision.master(), shape)
 		results = append(results, v.Tensor())
 		return v.Bytes
 	})

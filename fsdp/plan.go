@@ -19,6 +19,8 @@ import (
 type Plan struct {
 	Params        int         // elements of the whole model
 	Ranks         int         // that share them
+	Compute       DType       // Precision.Compute
+	Native        bool        // the processor multiplies that type; if not, products widen it and take longer than Float32
 	Groups        []GroupPlan // the root unit first, if it has parameters
 	ShardBytes    int         // this rank's parameters and gradients, padding included
 	StateBytes    int         // of the optimizers that were made so far
@@ -84,13 +86,13 @@ func (s *Sharded) Plan(batch ...Tensor) (*Plan, error) {
 	d := s.engine.Device()
 	n, live := c.Plan.Program.Counts(), d.Stats().Live
 	p := &Plan{
-		Ranks: s.team.Size(), ShardBytes: s.layout.ShardBytes(), StateBytes: live[arena.State], SnapshotBytes: live[arena.Snapshot],
+		Ranks: s.team.Size(), Compute: s.cfg.Precision.Compute, Native: s.cfg.Precision.native(), ShardBytes: s.layout.ShardBytes(), StateBytes: live[arena.State], SnapshotBytes: live[arena.Snapshot],
 		PassBytes: c.Plan.Peak, Gathers: n.Gathers, Reduces: n.Reduces, AllReduces: n.Syncs, Traffic: c.Plan.Traffic(),
 	}
 	for i := range s.layout.Groups {
 		g := &s.layout.Groups[i]
 		gp := GroupPlan{
-			Name: g.Name, Strategy: s.units[g.Unit].strategy, Params: len(g.Params), Bytes: g.Bytes(),
+			Name: g.Name, Strategy: s.units[g.Unit].strategy, Params: len(g.Params), Bytes: g.ParamBytes(),
 			Frozen: g.Kind.Frozen && !g.Kind.Buffer, Buffers: g.Kind.Buffer, Ranks: g.Ranks.Shards, Replicas: g.Ranks.Replicas,
 		}
 		for _, q := range g.Flat.Params() {
@@ -141,7 +143,11 @@ func (a *arrangement) staging() (bytes int) {
 // before a line. Groups that differ only in the numbers in their names share a line.
 func (p *Plan) String() string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "parameters %d, groups %d, ranks %d\n", p.Params, len(p.Groups), p.Ranks)
+	fmt.Fprintf(&b, "parameters %d, groups %d, ranks %d", p.Params, len(p.Groups), p.Ranks)
+	if p.Compute == BFloat16 {
+		fmt.Fprintf(&b, ", %v %s", p.Compute, map[bool]string{true: "natively", false: "widened"}[p.Native])
+	}
+	fmt.Fprintln(&b)
 	writeGroups(&b, p.Groups)
 	fmt.Fprint(&b, "each rank")
 	for _, row := range []struct {

@@ -1,37 +1,55 @@
 package fsdp
 
 import (
+	"errors"
 	"fmt"
 
 	"gorgonia.org/tensor"
 
 	"github.com/gofsdp/gofsdp/comm"
+	"github.com/gofsdp/gofsdp/internal/kernel"
 )
 
-// Precision says in which types a model computes and communicates. Whatever else is chosen, the
-// rank that owns a parameter keeps it in Compute type: that is what the optimizer updates and what
-// FullState and checkpoints hold.
+// Precision says in which types a model computes and communicates. [BF16] is what most training in
+// 16 bits wants. Whatever is chosen, the rank that owns a parameter keeps it, its gradient and the
+// state of its optimizer in the master type: Float64 where Compute is, else Float32. That is what
+// the optimizer updates and what FullState and checkpoints hold, so a checkpoint loads whatever the
+// precision. Batches, results and losses are of that type, too.
 //
-// On CPU a model always computes in Compute type: parameters that travel in 16 bits are widened
-// when they arrive. So BFloat16 halves the traffic and rounds the parameters that forward and
-// backward see, as training in bfloat16 does. It does not make the computation faster, and a
-// gathered unit takes as much memory as in Compute type.
+// Where Compute is Float32, parameters that travel in 16 bits are widened when they arrive. That
+// halves the traffic, and neither makes the computation faster nor takes less memory.
 type Precision struct {
-	// Compute is the type of parameters, gradients and activations: Float32 or Float64.
+	// Compute is the type of computation: Float32, BFloat16, or Float64 for tests.
+	//
+	// In BFloat16, gathered parameters, activations, what is kept for backward and gradients of
+	// activations are stored in 16 bits, rounded to nearest even. Sums, the statistics of norms and
+	// softmax, losses, and gradients of parameters are in Float32. A processor with AVX512_BF16
+	// multiplies such operands at twice the rate of Float32; others widen them, which saves memory
+	// and costs time: see Plan.Native. Operations of Gorgonia's own widen and round, too.
 	Compute DType
 	// Gather is the type in which parameters travel to the ranks that need them: BFloat16, Float16,
-	// or Compute, which the zero value stands for. 16 bits need Compute to be Float32.
+	// or Compute, which the zero value stands for. 16 bits other than Compute need Compute to be
+	// Float32.
 	Gather DType
-	// Reduce is the type in which gradients travel, with the same choices. Sums of BFloat16 and
-	// Float16 are taken in Float32 and rounded once, under HybridShard twice. With Float16,
-	// gradients are divided by a part of the divisor before the sum and by the rest after it,
-	// against overflow. A gradient that overflows all the same becomes infinite, which
-	// [Sharded.Unscale] and ClipGradNorm notice.
+	// Reduce is the type in which gradients travel, with the same choices; the zero value stands
+	// for the master type. Sums of BFloat16 and Float16 are taken in Float32 and rounded once, under
+	// HybridShard twice. With Float16, gradients are divided by a part of the divisor before the sum
+	// and by the rest after it, against overflow. A gradient that overflows all the same becomes
+	// infinite, which [Sharded.Unscale] and ClipGradNorm notice.
 	Reduce DType
-	// Full tells which parameters travel in Compute type regardless. Nil means those whose
-	// Param.Full is set, as the norms of package nn do.
+	// Full tells which parameters travel, and are read by calls, in the master type regardless. Nil
+	// means those whose Param.Full is set, as the norms of package nn do.
 	Full func(c CallInfo, p Param) bool
+	// Wide selects calls that compute in Float32 where Compute is BFloat16, with all calls of the
+	// same module by Tape.Again. The parameters that they own are Full. Nil selects none.
+	Wide Policy
 }
+
+// BF16 returns the Precision of mixed training in bfloat16: parameters travel and compute in
+// BFloat16, gradients are summed in Float32, norms and losses are computed in Float32, and masters,
+// optimizer and checkpoints are in Float32. No loss scale is needed: bfloat16 has the range of
+// float32.
+func BF16() Precision { return Precision{Compute: BFloat16} }
 
 // String returns the fields that are set.
 func (p Precision) String() string { return setFields(p) }
@@ -71,16 +89,23 @@ func (d DType) tensor() tensor.Dtype {
 
 // withDefaults returns p with zero values replaced, or what is wrong with it.
 func (p Precision) withDefaults() (Precision, error) {
-	if p.Compute != Float32 && p.Compute != Float64 {
-		return p, fmt.Errorf("Config.Precision.Compute is %v: want Float32 or Float64", p.Compute)
+	switch {
+	case p.Compute == Float16:
+		return p, errors.New("Config.Precision.Compute is float16, in which activations and their gradients overflow at 65504: " +
+			"want BFloat16, which has the range of Float32; Gather and Reduce may be Float16")
+	case p.Compute > Float16:
+		return p, fmt.Errorf("Config.Precision.Compute is %v: want Float32, BFloat16 or Float64", p.Compute)
+	case p.Wide != nil && p.Compute != BFloat16:
+		return p, fmt.Errorf("Config.Precision.Wide selects calls that stay in Float32, but Compute is %v: want BFloat16", p.Compute)
 	}
 	for _, f := range []struct {
-		name string
-		t    *DType
-	}{{"Gather", &p.Gather}, {"Reduce", &p.Reduce}} {
+		name  string
+		t     *DType
+		unset DType
+	}{{"Gather", &p.Gather, p.Compute}, {"Reduce", &p.Reduce, p.master()}} {
 		switch {
 		case *f.t == Float32:
-			*f.t = p.Compute
+			*f.t = f.unset
 		case *f.t == p.Compute:
 		case *f.t != BFloat16 && *f.t != Float16:
 			return p, fmt.Errorf("Config.Precision.%s is %v: want BFloat16, Float16 or the type of Compute", f.name, *f.t)
@@ -94,13 +119,27 @@ func (p Precision) withDefaults() (Precision, error) {
 	return p, nil
 }
 
-// finite tells whether v is a finite number in Compute type.
+// master returns the type of shards, of the state of optimizers, and of batches and results.
+func (p Precision) master() DType {
+	if p.Compute == Float64 {
+		return Float64
+	}
+	return Float32
+}
+
+// nativeBFloat16 tells whether the processor multiplies bfloat16. Tests put another in its place.
+var nativeBFloat16 = kernel.NativeBFloat16
+
+// native tells whether the processor multiplies in Compute type.
+func (p Precision) native() bool { return p.Compute != BFloat16 || nativeBFloat16() }
+
+// finite tells whether v is a finite number in the master type.
 func (p Precision) finite(v float64) bool {
-	if p.Compute == Float32 {
+	if p.master() == Float32 {
 		v = float64(float32(v))
 	}
 	return v-v == 0
 }
 
-// narrow tells whether any parameter or gradient may travel in fewer bits than it is computed in.
-func (p Precision) narrow() bool { return p.Gather != p.Compute || p.Reduce != p.Compute }
+// narrow tells whether any parameter or gradient may travel in fewer bits than its master has.
+func (p Precision) narrow() bool { return p.Gather != p.master() || p.Reduce != p.master() }

@@ -146,7 +146,10 @@ func TestForwardSeesRoundedParameters(t *testing.T) {
 
 // TestTrainingInHalfIsTheSameUnderEveryStrategy trains with narrow gathers and compares the bits.
 func TestTrainingInHalfIsTheSameUnderEveryStrategy(t *testing.T) {
-	for _, p := range []fsdp.Precision{{Gather: fsdp.BFloat16}, {Gather: fsdp.Float16}, {Gather: fsdp.BFloat16, Reduce: fsdp.BFloat16}} {
+	for _, p := range []fsdp.Precision{
+		{Gather: fsdp.BFloat16}, {Gather: fsdp.Float16}, {Gather: fsdp.BFloat16, Reduce: fsdp.BFloat16},
+		fsdp.BF16(), {Compute: fsdp.BFloat16, Reduce: fsdp.BFloat16},
+	} {
 		var want bits
 		everyStrategy(t, 4, func(t *testing.T, cfg fsdp.Config) {
 			cfg.Precision, cfg.Wrap = p, blocks
@@ -395,13 +398,18 @@ func TestSumOfManyRanksStaysFinite(t *testing.T) {
 // TestPrecisionErrors checks what Wrap refuses.
 func TestPrecisionErrors(t *testing.T) {
 	for want, p := range map[string]fsdp.Precision{
-		"Config.Precision.Compute is bfloat16: want Float32 or Float64":                       {Compute: fsdp.BFloat16},
-		"Config.Precision.Compute is DType(9)":                                                {Compute: 9},
-		"Config.Precision.Gather is bfloat16, which needs Compute to be Float32, not float64": {Compute: fsdp.Float64, Gather: fsdp.BFloat16},
-		"Config.Precision.Reduce is float16, which needs Compute to be Float32, not float64":  {Compute: fsdp.Float64, Reduce: fsdp.Float16},
-		"Config.Precision.Gather is float64: want BFloat16, Float16 or the type of Compute":   {Gather: fsdp.Float64},
-		"Config.Precision.Reduce is DType(77): want BFloat16, Float16 or the type of Compute": {Reduce: 77},
-		panickedHere("parameter a.w: Config.Frozen, Ignored or Precision.Full", "too full"):   {Gather: fsdp.BFloat16, Full: func(fsdp.CallInfo, fsdp.Param) bool { panic("too full") }},
+		"Config.Precision.Compute is float16, in which activations and their gradients overflow at 65504: want BFloat16": {Compute: fsdp.Float16},
+		"Config.Precision.Compute is DType(9): want Float32, BFloat16 or Float64":                                        {Compute: 9},
+		"Config.Precision.Gather is float16, which needs Compute to be Float32, not bfloat16":                            {Compute: fsdp.BFloat16, Gather: fsdp.Float16},
+		"Config.Precision.Reduce is float16, which needs Compute to be Float32, not bfloat16":                            {Compute: fsdp.BFloat16, Reduce: fsdp.Float16},
+		"Config.Precision.Gather is float64: want BFloat16, Float16 or":                                                  {Compute: fsdp.BFloat16, Gather: fsdp.Float64},
+		"Config.Precision.Wide selects calls that stay in Float32, but Compute is float32":                               {Gather: fsdp.BFloat16, Wide: fsdp.WrapEach()},
+		"policy Config.Precision.Wide returned 0 names for 5 calls":                                                      {Compute: fsdp.BFloat16, Wide: func([]fsdp.CallInfo) []string { return nil }},
+		"Config.Precision.Gather is bfloat16, which needs Compute to be Float32, not float64":                            {Compute: fsdp.Float64, Gather: fsdp.BFloat16},
+		"Config.Precision.Reduce is float16, which needs Compute to be Float32, not float64":                             {Compute: fsdp.Float64, Reduce: fsdp.Float16},
+		"Config.Precision.Gather is float64: want BFloat16, Float16 or the type of Compute":                              {Gather: fsdp.Float64},
+		"Config.Precision.Reduce is DType(77): want BFloat16, Float16 or the type of Compute":                            {Reduce: 77},
+		panickedHere("parameter a.w: Config.Frozen, Ignored or Precision.Full", "too full"):                              {Gather: fsdp.BFloat16, Full: func(fsdp.CallInfo, fsdp.Param) bool { panic("too full") }},
 	} {
 		_, err := fsdp.Wrap(bares, fsdp.Config{Precision: p})
 		require.ErrorContains(t, err, want)

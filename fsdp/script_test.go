@@ -25,6 +25,7 @@ import (
 type script struct {
 	history
 	narrow   bool // parameters and gradients travel in 16 bits: rounded, so that there is no naive model of the values
+	half     bool // then, computation is in bfloat16
 	settings [2]setting
 }
 
@@ -71,7 +72,7 @@ func drawScript(t *rapid.T) *script {
 		World:  rapid.IntRange(1, 4).Draw(t, "world"),
 		Divide: rapid.SampledFrom([]fsdp.Divide{fsdp.ByRanks, fsdp.ByWeights, fsdp.ByOne}).Draw(t, "divide"),
 	}}
-	s.narrow = rapid.IntRange(0, 4).Draw(t, "narrow") == 0
+	s.narrow, s.half = rapid.IntRange(0, 4).Draw(t, "narrow") == 0, rapid.Bool().Draw(t, "half")
 	for i := range s.settings {
 		k := &s.settings[i]
 		k.knobs = drawKnobs(t, s.World)
@@ -525,7 +526,10 @@ func (s *script) play(t require.TestingT, ctx context.Context, g comm.Group, k s
 	}
 	cfg := k.config()
 	cfg.Group, cfg.Divide, cfg.InFlight, cfg.Frozen = g, s.Divide, k.inFlight, freezable[0]
-	if s.narrow {
+	switch {
+	case s.narrow && s.half:
+		cfg.Precision = fsdp.BF16()
+	case s.narrow:
 		cfg.Precision = fsdp.Precision{Gather: fsdp.BFloat16, Reduce: fsdp.Float16}
 	}
 	if k.ignored {

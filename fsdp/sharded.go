@@ -112,10 +112,10 @@ func prepare(s *Sharded, m Model) (model *layout.Model, err error) {
 	if err != nil {
 		return nil, err
 	}
-	if s.units, err = decideUnits(&s.cfg, s.trace); err != nil {
+	if err := callPolicies(&s.cfg, s.trace); err != nil {
 		return nil, err
 	}
-	if err := savePolicies(&s.cfg, s.trace); err != nil {
+	if s.units, err = decideUnits(&s.cfg, s.trace); err != nil {
 		return nil, err
 	}
 	device, err := newDevice(&s.cfg)
@@ -144,8 +144,9 @@ func engineOptions(cfg *Config, tr *trace) engine.Options {
 		DType: cfg.Precision.Compute.tensor(), Prefetch: cfg.Prefetch, InFlight: cfg.InFlight, Seed: cfg.Seed,
 		Save: tr.save, Spill: tr.spill, Before: cfg.before, Factor: cfg.factor(), Threads: cfg.Threads,
 	}
-	for _, c := range tr.calls {
-		o.Modules = append(o.Modules, engine.Module{Key: c.module, Spec: spec(c.module, c.local)})
+	for i, c := range tr.calls {
+		half := cfg.Precision.Compute == BFloat16 && !tr.wide[i]
+		o.Modules = append(o.Modules, engine.Module{Key: c.module, Spec: spec(c.module, c.local), Half: half})
 	}
 	if cfg.Trace != nil {
 		o.Trace = func(s *engine.Step) { cfg.Trace(newEvent(cfg.Group.Rank(), s)) }

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 	"unsafe"
 
@@ -174,6 +175,7 @@ func TestGroupMemory(t *testing.T) {
 		"ShardGradOp":     {Wrap: blocks, Strategy: fsdp.ShardGradOp, Poison: true},
 		"NoShard":         {Wrap: blocks, Strategy: fsdp.NoShard, Poison: true},
 		"bfloat16":        {Wrap: blocks, Precision: fsdp.Precision{Gather: fsdp.BFloat16, Reduce: fsdp.BFloat16}, Poison: true},
+		"computes":        {Wrap: blocks, Precision: fsdp.BF16(), Poison: true},
 		"frozen":          {Wrap: blocks, Frozen: func(name string) bool { return name == "blocks.0.qkv.weight" }, Poison: true},
 	}
 	for name, cfg := range knobs {
@@ -219,7 +221,11 @@ func requireFlatBuffersOnly(t require.TestingT, m *fsdp.Sharded, mem *memoryGrou
 	}
 	flat := map[int]bool{}
 	for _, g := range plan.Groups {
-		flat[g.Bytes], flat[g.Bytes/g.Ranks] = true, true
+		master := g.Bytes // of shards and gradients
+		if plan.Compute == fsdp.BFloat16 && !strings.Contains(g.Name, "(full)") {
+			master *= 2
+		}
+		flat[g.Bytes], flat[master], flat[master/g.Ranks] = true, true, true
 	}
 	require.Equal(t, flat, mem.sizes)
 }

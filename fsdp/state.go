@@ -29,7 +29,7 @@ func (s *Sharded) FullState(ctx context.Context, opts ...StateOption) (map[strin
 	o := state.NewOptions(opts, "OnlyOn", "OnEveryRank")
 	st := s.store(ranks.Ask{Call: "FullState", Detail: with("OnlyOn", o.Root)}, s.may("FullState"))
 	all := make(map[string]*tensor.Dense)
-	here, err := st.Values(ctx, o, tensors(s.cfg.Precision.Compute, all, (*state.Tensor).Name))
+	here, err := st.Values(ctx, o, tensors(s.cfg.Precision.master(), all, (*state.Tensor).Name))
 	if err != nil || !here {
 		return nil, st.end(err)
 	}
@@ -73,7 +73,7 @@ func (s *Sharded) FullGrads(ctx context.Context) (map[string]*tensor.Dense, erro
 	}
 	all := make(map[string]*tensor.Dense)
 	st := s.store(ranks.Ask{Call: "FullGrads"}, s.may("FullGrads"))
-	if err := st.Own(ctx, 0, params, st.Memory.Grad, tensors(s.cfg.Precision.Compute, all, paramOf)); err != nil {
+	if err := st.Own(ctx, 0, params, st.Memory.Grad, tensors(s.cfg.Precision.master(), all, paramOf)); err != nil {
 		return nil, st.end(err)
 	}
 	for p, q := range s.trace.params {
@@ -115,7 +115,7 @@ func (s *Sharded) Full(ctx context.Context, names []string, f func(params map[st
 	all := make(map[string]*tensor.Dense)
 	r := ranks.Ask{Call: "Full", Detail: with("WriteBack", o.root), Schedule: state.Hash(names...)}
 	st := s.store(r, err)
-	if err := st.Own(ctx, r.Schedule, params, st.Memory.Value, tensors(s.cfg.Precision.Compute, all, paramOf)); err != nil {
+	if err := st.Own(ctx, r.Schedule, params, st.Memory.Value, tensors(s.cfg.Precision.master(), all, paramOf)); err != nil {
 		return st.end(err)
 	}
 	err = ranks.Guarded("the function", func() error { return f(all) })
@@ -163,7 +163,7 @@ func (s *Sharded) set(ctx context.Context, r ranks.Ask, err error, root int, par
 		err = s.may("SetFull")
 	}
 	st := s.store(r, err)
-	plan, err := st.PlanSet(ctx, root, func(list []state.Tensor) error { return fits(s.layout, s.cfg.Precision.Compute, list, params) }, func(name string) []byte {
+	plan, err := st.PlanSet(ctx, root, func(list []state.Tensor) error { return fits(s.layout, s.cfg.Precision.master(), list, params) }, func(name string) []byte {
 		if params[name] == nil {
 			return nil
 		}

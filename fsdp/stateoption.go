@@ -77,7 +77,7 @@ func AllowOlder(allow bool) StateOption {
 }
 
 // As gives the type in which parameters are written: Float32, Float64, BFloat16 or Float16. The
-// default is the type of the computation.
+// default is the master type, see [Precision].
 func As(t DType) StateOption {
 	return stateOption("As", func(o *state.Options) {
 		if t > Float16 {
@@ -88,7 +88,7 @@ func As(t DType) StateOption {
 	})
 }
 
-// WithOptimizer writes or reads the state of an optimizer too, in the type of the computation.
+// WithOptimizer writes or reads the state of an optimizer too, in the master type (see [Precision]).
 func WithOptimizer(opt optim.Optimizer) StateOption {
 	return stateOption("WithOptimizer", func(o *state.Options) { o.Optimizer = opt })
 }

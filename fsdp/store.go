@@ -29,7 +29,7 @@ type store struct {
 // store prepares for a method. refusal is why this rank cannot take part, or nil.
 func (s *Sharded) store(ask ranks.Ask, refusal error) *store {
 	st := &store{Team: s.team, s: s, ask: ask}
-	st.Store = state.Store{Layout: s.layout, Memory: memory{s, s.engine.Shards()}, Team: st, Compute: s.cfg.Precision.Compute.comm(), Refusal: refusal}
+	st.Store = state.Store{Layout: s.layout, Memory: memory{s, s.engine.Shards()}, Team: st, Compute: s.cfg.Precision.master().comm(), Refusal: refusal}
 	return st
 }
 

@@ -217,6 +217,7 @@ type trace struct {
 	// Decided by the configuration, by call of Forward.
 	save  []exec.Policy // what the call keeps for backward
 	spill []bool        // whether in files
+	wide  []bool        // whether its module computes in float32 regardless; false for a call by Again
 
 	notes map[string][]string // by field of Config: what is to be said about its policy
 }

@@ -99,11 +99,11 @@ type journey struct {
 // journeys are every strategy, with whole and narrow elements, and what changes where things are or
 // what travels.
 func journeys(t *testing.T) (list []journey) {
-	narrow := fsdp.Precision{Gather: fsdp.BFloat16, Reduce: fsdp.BFloat16}
+	narrow, half := fsdp.Precision{Gather: fsdp.BFloat16, Reduce: fsdp.BFloat16}, fsdp.BF16()
 	all, even := []int{2, 3, 4}, []int{4}
 	for s := fsdp.FullShard; s <= fsdp.HybridGradOp; s++ {
-		for _, p := range []fsdp.Precision{{}, narrow} {
-			j := journey{fmt.Sprintf("%v, %v", s, max(p.Gather, p.Reduce)), all, fsdp.Config{Strategy: s, Precision: p}, false}
+		for _, p := range []fsdp.Precision{{}, narrow, half} {
+			j := journey{fmt.Sprintf("%v, %v", s, p), all, fsdp.Config{Strategy: s, Precision: p}, false}
 			if s >= fsdp.HybridShard {
 				j.worlds, j.cfg.ShardRanks = even, 2
 			}

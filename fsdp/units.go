@@ -79,7 +79,7 @@ func paramKinds(cfg *Config, tr *trace) (kinds []layout.Kind, err error) {
 		default:
 			k.Frozen = cfg.Frozen != nil && cfg.Frozen(name)
 			k.Ignored = cfg.Ignored != nil && cfg.Ignored(name)
-			k.Full = narrow && (k.Ignored || cfg.Precision.Full(infos[p.call], p.Param))
+			k.Full = narrow && (k.Ignored || tr.wide[p.call] || cfg.Precision.Full(infos[p.call], p.Param))
 		}
 		kinds = append(kinds, k)
 	}
@@ -133,7 +133,7 @@ func arrange(ctx context.Context, team *ranks.Team, m *layout.Model, cfg Config,
 	p := cfg.Precision
 	a.layout, err = layout.New(m, list, layout.Options{
 		World: team.Size(), Rank: team.Rank(), ShardRanks: cfg.ShardRanks,
-		Compute: p.Compute.comm(), Gather: p.Gather.comm(), Reduce: p.Reduce.comm(),
+		Compute: p.master().comm(), Read: p.Compute.comm(), Gather: p.Gather.comm(), Reduce: p.Reduce.comm(),
 	})
 	if err != nil {
 		return a, err
@@ -201,18 +201,20 @@ func abortOwn(units []*unit, err error) {
 	}
 }
 
-// savePolicies decides what each call keeps for backward, and which of them keep it in files.
-func savePolicies(cfg *Config, tr *trace) (err error) {
-	var chosen [3][]string
+// callPolicies decides what each call keeps for backward, which of them keep it in files, and which
+// stay in float32.
+func callPolicies(cfg *Config, tr *trace) (err error) {
+	var chosen [4][]string
 	for i, p := range []struct {
 		name   string
 		policy Policy
-	}{{"Checkpoint", cfg.Checkpoint}, {"Keep", cfg.Keep}, {"Spill", cfg.Spill}} {
+	}{{"Checkpoint", cfg.Checkpoint}, {"Keep", cfg.Keep}, {"Spill", cfg.Spill}, {"Precision.Wide", cfg.Precision.Wide}} {
 		if chosen[i], err = p.policy.apply(p.name, tr); err != nil {
 			return err
 		}
 	}
-	tr.save, tr.spill = make([]exec.Policy, len(tr.calls)), make([]bool, len(tr.calls)) // exec.Balanced
+	tr.save = make([]exec.Policy, len(tr.calls)) // exec.Balanced
+	tr.spill, tr.wide = make([]bool, len(tr.calls)), make([]bool, len(tr.calls))
 	for i, c := range tr.calls {
 		checkpoint, keep := chosen[0][i] != "", chosen[1][i] != ""
 		switch {
@@ -224,6 +226,7 @@ func savePolicies(cfg *Config, tr *trace) (err error) {
 			tr.save[i] = exec.SaveAll
 		}
 		tr.spill[i] = chosen[2][i] != ""
+		tr.wide[c.from] = tr.wide[c.from] || chosen[3][i] != ""
 	}
 	return nil
 }

@@ -34,6 +34,7 @@ func aside(ignored bool) model {
 // TestWarnings wraps models with what may be a mistake, and without a Logger. It is said once, and
 // with names.
 func TestWarnings(t *testing.T) {
+	defer fsdp.Native(true)()
 	none := func(string) bool { return false }
 	blocks := fsdp.WrapTypes(&nn.Block{})
 	for name, c := range map[string]struct {
@@ -46,6 +47,7 @@ func TestWarnings(t *testing.T) {
 		"frozen":         {tinyGPT(1), fsdp.Config{Frozen: none}, `Config.Frozen selects nothing among="[wte.weight`},
 		"ignored":        {tinyGPT(1), fsdp.Config{Ignored: none}, `Config.Ignored selects nothing among="[wte.weight`},
 		"checkpoint":     {aside(false), fsdp.Config{Checkpoint: blocks}, `Config.Checkpoint selects nothing: no call is a *nn.Block among="[fc (*nn.Linear)`},
+		"wide":           {aside(false), fsdp.Config{Precision: fsdp.Precision{Compute: fsdp.BFloat16, Wide: never}}, `Config.Precision.Wide selects nothing among="[fc (*nn.Linear)`},
 		"no such name":   {aside(false), fsdp.Config{Wrap: never}, `which is whole during a pass among="[fc (*nn.Linear)`},
 		"a part": {tinyGPT(1), fsdp.Config{Wrap: fsdp.WrapTypes(&nn.Attention{})},
 			"Config.Wrap selects nothing: all parameters are in the root unit, which is whole during a pass: no call is a *nn.Attention, " +

@@ -214,13 +214,15 @@ var wrapDifferences = map[string]struct {
 	cfg   [2]fsdp.Config
 	want  []string
 }{
-	"layers":       {[2]fsdp.Model{tinyGPT(2), tinyGPT(3)}, [2]fsdp.Config{}, []string{"parameter lnf.weight [8]", "parameter blocks.2.ln1.weight [8]"}},
-	"width":        {[2]fsdp.Model{&nn.GPT{Vocab: 5, Context: 4, Dim: 8, Heads: 2}, &nn.GPT{Vocab: 5, Context: 4, Dim: 6, Heads: 2}}, [2]fsdp.Config{}, []string{"parameter wte.weight [5 8]", "parameter wte.weight [5 6]"}},
-	"names":        {[2]fsdp.Model{renamed("wte"), renamed("tok")}, [2]fsdp.Config{}, []string{"wte.weight", "tok.weight"}},
-	"heads":        {[2]fsdp.Model{&nn.GPT{Vocab: 5, Context: 4, Layers: 1, Dim: 8, Heads: 2}, &nn.GPT{Vocab: 5, Context: 4, Layers: 1, Dim: 8, Heads: 4}}, [2]fsdp.Config{}, []string{"blocks.0", "Heads:2", "Heads:4"}},
-	"inside":       {[2]fsdp.Model{chainOf(0.5), chainOf(0.25)}, [2]fsdp.Config{}, []string{"mid", "0.5", "0.25"}},
-	"seed":         {[2]fsdp.Model{tinyGPT(1), tinyGPT(1)}, [2]fsdp.Config{{Seed: 1}, {Seed: 2}}, []string{"Config.Seed 1", "Config.Seed 2"}},
-	"prefetch":     {[2]fsdp.Model{tinyGPT(1), tinyGPT(1)}, [2]fsdp.Config{{}, {Prefetch: 3}}, []string{"Config.Prefetch 1", "Config.Prefetch 3"}},
+	"layers":   {[2]fsdp.Model{tinyGPT(2), tinyGPT(3)}, [2]fsdp.Config{}, []string{"parameter lnf.weight [8]", "parameter blocks.2.ln1.weight [8]"}},
+	"width":    {[2]fsdp.Model{&nn.GPT{Vocab: 5, Context: 4, Dim: 8, Heads: 2}, &nn.GPT{Vocab: 5, Context: 4, Dim: 6, Heads: 2}}, [2]fsdp.Config{}, []string{"parameter wte.weight [5 8]", "parameter wte.weight [5 6]"}},
+	"names":    {[2]fsdp.Model{renamed("wte"), renamed("tok")}, [2]fsdp.Config{}, []string{"wte.weight", "tok.weight"}},
+	"heads":    {[2]fsdp.Model{&nn.GPT{Vocab: 5, Context: 4, Layers: 1, Dim: 8, Heads: 2}, &nn.GPT{Vocab: 5, Context: 4, Layers: 1, Dim: 8, Heads: 4}}, [2]fsdp.Config{}, []string{"blocks.0", "Heads:2", "Heads:4"}},
+	"inside":   {[2]fsdp.Model{chainOf(0.5), chainOf(0.25)}, [2]fsdp.Config{}, []string{"mid", "0.5", "0.25"}},
+	"seed":     {[2]fsdp.Model{tinyGPT(1), tinyGPT(1)}, [2]fsdp.Config{{Seed: 1}, {Seed: 2}}, []string{"Config.Seed 1", "Config.Seed 2"}},
+	"prefetch": {[2]fsdp.Model{tinyGPT(1), tinyGPT(1)}, [2]fsdp.Config{{}, {Prefetch: 3}}, []string{"Config.Prefetch 1", "Config.Prefetch 3"}},
+	"wide": {[2]fsdp.Model{tinyGPT(1), tinyGPT(1)}, [2]fsdp.Config{{Precision: fsdp.BF16()}, {Precision: fsdp.Precision{Compute: fsdp.BFloat16, Wide: blocks}}},
+		[]string{"parameter blocks.0.qkv.weight", "trained, in unit", "full, in unit"}},
 	"type":         {[2]fsdp.Model{tinyGPT(1), tinyGPT(1)}, [2]fsdp.Config{{}, {Precision: fsdp.Precision{Compute: fsdp.Float64}}}, []string{"float32", "float64"}},
 	"wrap":         {[2]fsdp.Model{tinyGPT(1), tinyGPT(1)}, [2]fsdp.Config{{Wrap: blocks}, {Wrap: fsdp.WrapEach()}}, []string{"parameter wte.weight [13 8]: trained, in unit root", "trained, in unit wte"}},
 	"checkpoint":   {[2]fsdp.Model{tinyGPT(1), tinyGPT(1)}, [2]fsdp.Config{{}, {Checkpoint: blocks}}, []string{"call blocks.0: ", "Checkpoint false", "Checkpoint true"}},

@@ -42,7 +42,8 @@
 // # Limits
 //
 //   - The graph must have its shapes, and a batch must have those of the inputs.
-//   - [fsdp.Precision].Compute must be the float type of the graph. The first pass checks it.
+//   - [fsdp.Precision].Compute must be the float type of the graph, or BFloat16 for one of float32.
+//     The first pass checks it.
 //   - Operations whose results or gradients are wrong in Gorgonia, or that keep state between
 //     forward and backward, are refused with the name of the node: SoftMax and LogSoftMax, Dropout,
 //     pooling, BatchNorm and others. The error says what to use instead. Write softmax as e = Exp(x -

@@ -195,7 +195,7 @@ func TestBatches(t *testing.T) {
 	s = wrap(t, m.model(t), fsdp.Config{Precision: fsdp.Precision{Compute: fsdp.Float64}})
 	m.dt = tensor.Float64
 	_, err = s.Forward(t.Context(), m.batch(0, 0)...)
-	require.ErrorContains(t, err, "the graph computes in float32, Config.Precision.Compute is float64")
+	require.ErrorContains(t, err, "the graph is of float32, which Config.Precision turns into float64")
 	require.NoError(t, s.Close())
 }
 

@@ -147,7 +147,7 @@ func (s *step) text() string {
 // build adds the part to the graph of b and returns the nodes of the steps outs.
 func (p *part) build(b builder, in []*gorgonia.Node, outs []int) (gorgonia.Nodes, error) {
 	if b.DType() != p.dtype {
-		return nil, fmt.Errorf("the graph computes in %v, Config.Precision.Compute is %v", p.dtype, b.DType())
+		return nil, fmt.Errorf("the graph is of %v, which Config.Precision turns into %v", p.dtype, b.DType())
 	}
 	nodes := make(gorgonia.Nodes, len(p.steps))
 	for i := range p.steps {

@@ -337,6 +337,28 @@ func TestTrainsLikeTapeMachine(t *testing.T) {
 	}
 }
 
+// TestTrainsInBFloat16 trains in bfloat16, whose rounding shows, and only that.
+func TestTrainsInBFloat16(t *testing.T) {
+	for name, build := range nets {
+		for ranks := 1; ranks <= 3; ranks++ {
+			t.Run(fmt.Sprintf("%s/%d", name, ranks), func(t *testing.T) {
+				m := build(tensor.Float32)
+				model := m.model(t)
+				wide := train(t, m, model, ranks, 5, 0.1, fsdp.Config{Wrap: fsdp.WrapEach()})
+				half := train(t, m, model, ranks, 5, 0.1, fsdp.Config{Wrap: fsdp.WrapEach(), Poison: true, Precision: fsdp.BF16()})
+				for i := range wide {
+					require.NotEqual(t, wide[i].losses, half[i].losses)
+					requireClose(t, wide[i].losses, half[i].losses, 0.02, "losses of step %d", i)
+				}
+				require.Len(t, half[0].grads, len(wide[0].grads))
+				for name, g := range half[0].grads {
+					requireClose(t, wide[0].grads[name], g, 0.05, "gradient of %s", name)
+				}
+			})
+		}
+	}
+}
+
 // requireLikeTapeMachine requires that sharded training of the model, which is m's, gives the
 // losses and every gradient that Gorgonia's machine gives.
 func requireLikeTapeMachine(t *testing.T, m *net, model fsdp.Model, ranks int, tolerance float64) {

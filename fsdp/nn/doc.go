@@ -10,8 +10,8 @@
 // Shapes are written [B, T, C]: B sequences of T tokens of C channels. Weights of linear layers are
 // [out, in], as PyTorch stores them, so y = x·wᵀ + b. Matrix weights start normal with mean 0 and
 // standard deviation Std (0.02 if zero), biases at zero, norm gains at one (GPT-2, Radford et al.,
-// 2019). The parameters of norms travel in the type of the computation under every
-// Config.Precision: they set fsdp.Param.Full.
+// 2019). The parameters of norms are not rounded to 16 bits under any Config.Precision: they set
+// fsdp.Param.Full.
 //
 // The operations are fused kernels with hand-written gradients. Gorgonia's operations can stand
 // beside them in a module of one's own: see the example of the package. Those known to be wrong are

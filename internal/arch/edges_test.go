@@ -66,7 +66,7 @@ var edges = map[string]string{
 	"optim":           "internal/kernel/vec shard",
 	"optim/optimtest": "optim",
 	"fsdp": "gorgonia comm fsdp/internal/engine fsdp/internal/layout fsdp/internal/ranks fsdp/internal/state internal/arena " +
-		"internal/caught internal/checkpoint internal/exec internal/kernel/vec internal/program internal/rng optim shard",
+		"internal/caught internal/checkpoint internal/exec internal/kernel internal/kernel/vec internal/program internal/rng optim shard",
 	"fsdp/internal/engine": "gorgonia comm fsdp/internal/layout fsdp/internal/ranks internal/arena internal/exec internal/half " +
 		"internal/kernel/vec internal/mapped internal/program optim shard",
 	"fsdp/internal/engine/fardevice": "fsdp/internal/engine fsdp/internal/layout fsdp/internal/ranks internal/arena internal/exec " +

@@ -115,7 +115,7 @@ type Frame interface {
 	Drain(ctx context.Context, group int, after float64) error
 
 	// Number waits for a buffer of one number and returns it. Result waits for a buffer and copies
-	// it.
+	// it, to float32 if it is in bfloat16: then there is room for twice as many bytes.
 	Number(buffer int) (float64, error)
 	Result(buffer int, to []byte) error
 

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
+	"slices"
 
 	"gorgonia.org/tensor"
 
@@ -18,7 +19,7 @@ import (
 
 // Options are what an Engine depends on beside its layout and Device.
 type Options struct {
-	DType    tensor.Dtype  // of computation and shards
+	DType    tensor.Dtype  // of shards, and of computation but for modules that are Half
 	Modules  []Module      // by call of Forward that has brought one
 	Save     []exec.Policy // by call of Forward: what it keeps for backward
 	Spill    []bool        // likewise: whether in files
@@ -36,6 +37,12 @@ type Options struct {
 type Module struct {
 	Key  any // modules that are equal share compiled programs
 	Spec *exec.Spec
+	Half bool // it computes in bfloat16
+}
+
+// half tells whether any module computes in bfloat16.
+func (o *Options) half() bool {
+	return slices.ContainsFunc(o.Modules, func(m Module) bool { return m.Half })
 }
 
 // An Engine runs the passes of a model.

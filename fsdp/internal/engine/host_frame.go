@@ -278,7 +278,11 @@ func (f *hostFrame) Number(buffer int) (float64, error) {
 
 // Result implements Frame.
 func (f *hostFrame) Result(buffer int, to []byte) error {
-	copy(to, f.data(buffer))
+	if b := f.data(buffer); len(b) < len(to) {
+		widen(elements[float32](to), b, comm.BFloat16)
+	} else {
+		copy(to, b)
+	}
 	return nil
 }
 

@@ -8,10 +8,10 @@ import (
 	"github.com/gofsdp/gofsdp/internal/kernel/vec"
 )
 
-// A full buffer of a group has the elements of all ranks in the type of the computation. What
-// travels in 16 bits does so inside of it, without memory of its own. Parameters arrive in its
-// second half and are widened from its start, which never overtakes what is still to be read.
-// Gradients are narrowed into its first half.
+// A full buffer of a group has the elements of all ranks in the type in which calls read or write
+// them. What travels in 16 bits does so inside of it, without memory of its own. Parameters that
+// calls read in float32 arrive in its second half and are widened from its start, which never
+// overtakes what is still to be read. Gradients are narrowed into its first half.
 
 // startGather issues the all-gather of the parameters into full.
 func (f *flatGroup) startGather(full []byte) comm.Work {
@@ -19,7 +19,7 @@ func (f *flatGroup) startGather(full []byte) comm.Work {
 	if f.Gather == f.Compute {
 		return g.AllGather(f.buffer(full, f.Compute), f.buffer(f.value.Data, f.Compute))
 	}
-	low := full[len(full)/2:]
+	low := full[len(full)-f.Flat.Len()*f.Gather.Size():]
 	own := f.own(low)
 	f.narrow(own, f.value.Data, f.Gather, 1)
 	return g.AllGather(f.buffer(low, f.Gather), f.buffer(own, f.Gather))
@@ -27,7 +27,7 @@ func (f *flatGroup) startGather(full []byte) comm.Work {
 
 // finishGather makes what has arrived the parameters.
 func (f *flatGroup) finishGather(full []byte) {
-	if f.Gather != f.Compute {
+	if f.Gather != f.Read {
 		widen(elements[float32](full), full[len(full)/2:], f.Gather)
 	}
 }

@@ -4,6 +4,9 @@ import (
 	"fmt"
 	"slices"
 
+	"gorgonia.org/tensor"
+
+	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/internal/exec"
 	"github.com/gofsdp/gofsdp/internal/program"
 	"github.com/gofsdp/gofsdp/shard"
@@ -11,13 +14,13 @@ import (
 
 // shapes compiles the forward of every call of the pass in turn, which gives the shapes of its
 // outputs.
-func (e *Engine) shapes(c *Compiled) ([][]exec.Value, error) {
-	outs := make([][]exec.Value, len(c.Model.Calls))
+func (e *Engine) shapes(c *Compiled) ([][]exec.Input, error) {
+	outs := make([][]exec.Input, len(c.Model.Calls))
 	for i, need := range c.Model.NeedsForward(c.results()) {
 		if !need {
 			continue
 		}
-		sig := &exec.Signature{DType: e.o.DType, Threads: e.o.Threads}
+		sig := e.signature(c, i)
 		for j, r := range c.Model.Calls[i].In {
 			if r.Call != program.Batch && r.Out >= len(outs[r.Call]) {
 				return nil, fmt.Errorf("call %s: input %d is output %d of call %s, which has %d",
@@ -30,8 +33,8 @@ func (e *Engine) shapes(c *Compiled) ([][]exec.Value, error) {
 			return nil, err
 		}
 		c.Calls[i].Unit = u
-		for _, shape := range u.OutShape {
-			outs[i] = append(outs[i], exec.Value{Shape: shape, DType: u.DType})
+		for o, shape := range u.OutShape {
+			outs[i] = append(outs[i], exec.Input{Shape: shape, DType: u.DType, Half: u.OutHalf[o]})
 		}
 	}
 	return outs, c.checkResults(outs)
@@ -46,35 +49,57 @@ func (c *Compiled) results() []program.Ref {
 	return c.Model.Results[:1]
 }
 
-// input describes input j of a call to the compiler, without its gradient.
-func (c *Compiled) input(outs [][]exec.Value, call, j int) exec.Input {
-	in := c.Model.Calls[call].In
-	from := c.inputs
-	if in[j].Call != program.Batch {
-		from = outs[in[j].Call]
+// signature describes a call to the compiler, without its inputs.
+func (e *Engine) signature(c *Compiled, call int) *exec.Signature {
+	sig := &exec.Signature{DType: e.o.DType, Half: e.module(c, call).Half, Threads: e.o.Threads}
+	params := c.Model.Calls[call].Params
+	for j, p := range params {
+		if e.layout.Groups[e.layout.Home[p].Group].Read != comm.BFloat16 {
+			continue
+		}
+		if sig.HalfParam == nil {
+			sig.HalfParam = make([]bool, len(params))
+		}
+		sig.HalfParam[j] = true
 	}
-	v := from[in[j].Out]
-	return exec.Input{Shape: v.Shape, DType: v.DType, Same: slices.Index(in[:j], in[j]) + 1}
+	return sig
+}
+
+// module returns what a call computes.
+func (e *Engine) module(c *Compiled, call int) *Module {
+	return &e.o.Modules[c.Path.Calls[call].Module]
+}
+
+// input describes input j of a call to the compiler, without its gradient.
+func (c *Compiled) input(outs [][]exec.Input, call, j int) (v exec.Input) {
+	in := c.Model.Calls[call].In
+	if r := in[j]; r.Call == program.Batch {
+		v.Shape, v.DType = c.inputs[r.Out].Shape, c.inputs[r.Out].DType
+	} else {
+		v = outs[r.Call][r.Out]
+	}
+	v.Same = slices.Index(in[:j], in[j]) + 1
+	return v
 }
 
 // checkResults checks that the results exist and that the loss is one number.
-func (c *Compiled) checkResults(outs [][]exec.Value) error {
+func (c *Compiled) checkResults(outs [][]exec.Input) error {
 	results := c.results()
 	for i, r := range results {
 		if r.Out >= len(outs[r.Call]) {
 			return fmt.Errorf("result %d is output %d of call %s, which has %d", i, r.Out, c.Model.Calls[r.Call].Name, len(outs[r.Call]))
 		}
 	}
-	if loss := outs[results[0].Call][results[0].Out]; !c.Eval && loss.Len() != 1 {
+	if loss := outs[results[0].Call][results[0].Out]; !c.Eval && exec.Numel(loss.Shape) != 1 {
 		return fmt.Errorf("the loss, output %d of call %s, has shape %v: it must be one number to train on",
-			results[0].Out, c.Model.Calls[results[0].Call].Name, loss.Shape)
+			results[0].Out, c.Model.Calls[results[0].Call].Name, tensor.Shape(loss.Shape))
 	}
 	return nil
 }
 
 // unit returns the program of a call.
 func (e *Engine) unit(c *Compiled, call int, sig *exec.Signature) (*exec.Unit, error) {
-	m := &e.o.Modules[c.Path.Calls[call].Module]
+	m := e.module(c, call)
 	u, err := exec.Shared.Unit(m.Key, m.Spec, sig)
 	if err != nil {
 		return nil, fmt.Errorf("call %s (%T): %w", c.Path.Calls[call].Name, m.Key, err)
@@ -84,7 +109,7 @@ func (e *Engine) unit(c *Compiled, call int, sig *exec.Signature) (*exec.Unit, e
 
 // compileTraining compiles forward and backward of the calls that need both, and finds out what the
 // pass needs.
-func (e *Engine) compileTraining(c *Compiled, shapes [][]exec.Value) error {
+func (e *Engine) compileTraining(c *Compiled, shapes [][]exec.Input) error {
 	c.Reads = make([][]bool, len(c.Model.Calls))
 	firsts := c.Model.First()
 	back, trained := c.Model.NeedsBackward(), c.Model.Trained()
@@ -106,7 +131,8 @@ func (e *Engine) compileTraining(c *Compiled, shapes [][]exec.Value) error {
 		if !back[i] {
 			continue
 		}
-		sig := &exec.Signature{DType: e.o.DType, GradOut: gradOut[i], Save: e.o.Save[i], Threads: e.o.Threads}
+		sig := e.signature(c, i)
+		sig.GradOut, sig.Save = gradOut[i], e.o.Save[i]
 		for j, r := range c.Model.Calls[i].In {
 			in := c.input(shapes, i, j)
 			if r.Call != program.Batch {
@@ -149,21 +175,30 @@ func (e *Engine) sizes(c *Compiled) *program.Sizes {
 				cs.KeepUpdate = append(cs.KeepUpdate, u.ReadParam[update.Param])
 			}
 		}
-		for _, shape := range u.OutShape {
-			cs.Out = append(cs.Out, exec.Numel(shape)*es)
+		for o := range u.OutShape {
+			cs.Out = append(cs.Out, outBytes(u, o))
 		}
 		cs.GradIn = make([]int, len(call.In))
 		if u.Backward != nil {
 			cs.BackWork = u.Backward.Work
 			for j, r := range call.In {
 				if r.Call != program.Batch && trained[r.Call] {
-					cs.GradIn[j] = exec.Numel(c.Calls[r.Call].Unit.OutShape[r.Out]) * es
+					cs.GradIn[j] = outBytes(c.Calls[r.Call].Unit, r.Out)
 				}
 			}
 		}
 		z.Call = append(z.Call, cs)
 	}
 	return z
+}
+
+// outBytes returns the size of an output of a call, and of its gradient.
+func outBytes(u *exec.Unit, o int) int {
+	size := int(u.DType.Size())
+	if u.OutHalf[o] {
+		size = comm.BFloat16.Size()
+	}
+	return exec.Numel(u.OutShape[o]) * size
 }
 
 // bind looks up the buffers of every operand, so that running a pass needs no maps.
@@ -206,7 +241,7 @@ func (e *Engine) unwritten(c *Compiled, g int) []shard.Span {
 	f := &e.layout.Groups[g]
 	es := f.Compute.Size()
 	if c.Absent {
-		return []shard.Span{{Start: 0, End: f.Bytes()}}
+		return []shard.Span{{Start: 0, End: f.GradBytes()}}
 	}
 	var zero []shard.Span
 	for _, p := range f.Flat.Padding() {

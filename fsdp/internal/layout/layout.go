@@ -53,16 +53,18 @@ type Group struct {
 	Params []int // of the model, in the order of Flat
 	Ranks  Ranks
 
-	Compute comm.DType // of computation and of the shard
+	Compute comm.DType // of the shard, and of whole gradients
+	Read    comm.DType // of whole parameters, as calls read them
 	Gather  comm.DType // of parameters that travel
 	Reduce  comm.DType // of gradients that travel
 }
 
 // Options are what a layout depends on beside the model and its units.
 type Options struct {
-	World, Rank             int
-	ShardRanks              int // places of a unit whose Cut is Some
-	Compute, Gather, Reduce comm.DType
+	World, Rank int
+	ShardRanks  int // places of a unit whose Cut is Some
+
+	Compute, Read, Gather, Reduce comm.DType // of a Group that is not Full
 }
 
 // New lays units of m out in flat groups. Every parameter is a member of one unit.
@@ -94,12 +96,14 @@ func New(m *Model, units []Unit, o Options) (*Layout, error) {
 // says which.
 func (l *Layout) group(unit int, k Kind, several bool, o *Options) (*Group, error) {
 	u := &l.Units[unit]
-	g := &Group{Name: u.Name, Unit: unit, Kind: k, Ranks: u.ranks(k, o), Compute: o.Compute, Gather: o.Gather, Reduce: o.Reduce}
+	g := &Group{
+		Name: u.Name, Unit: unit, Kind: k, Ranks: u.ranks(k, o), Compute: o.Compute, Read: o.Read, Gather: o.Gather, Reduce: o.Reduce,
+	}
 	if several && k != (Kind{}) {
 		g.Name += " (" + k.String() + ")"
 	}
 	if k.Full {
-		g.Gather, g.Reduce = g.Compute, g.Compute
+		g.Read, g.Gather, g.Reduce = g.Compute, g.Compute, g.Compute
 	}
 	var list []shard.Param
 	for i, p := range u.Members {
@@ -180,7 +184,9 @@ func (l *Layout) Sizes() []program.GroupSizes {
 	for i := range l.Groups {
 		g := &l.Groups[i]
 		n := g.Flat.Len()
-		sizes[i] = program.GroupSizes{Params: g.Bytes(), Grads: g.Bytes(), ParamsWire: n * g.Gather.Size(), GradsWire: n * g.Reduce.Size()}
+		sizes[i] = program.GroupSizes{
+			Params: g.ParamBytes(), Grads: g.GradBytes(), ParamsWire: n * g.Gather.Size(), GradsWire: n * g.Reduce.Size(),
+		}
 	}
 	return sizes
 }
@@ -196,8 +202,11 @@ func (l *Layout) ShardBytes() (n int) {
 	return n
 }
 
-// Bytes returns the size of the group's full buffer.
-func (g *Group) Bytes() int { return g.Flat.Len() * g.Compute.Size() }
+// ParamBytes returns the size of the group's full buffer of parameters.
+func (g *Group) ParamBytes() int { return g.Flat.Len() * g.Read.Size() }
+
+// GradBytes returns the size of the group's full buffer of gradients.
+func (g *Group) GradBytes() int { return g.Flat.Len() * g.Compute.Size() }
 
 // ShardBytes returns the size of one rank's share.
 func (g *Group) ShardBytes() int { return g.Flat.ShardLen() * g.Compute.Size() }
@@ -205,10 +214,11 @@ func (g *Group) ShardBytes() int { return g.Flat.ShardLen() * g.Compute.Size() }
 // Segments returns what this rank owns.
 func (g *Group) Segments() []shard.Segment { return g.Flat.Segments(g.Ranks.Place) }
 
-// Param returns the memory of parameter i of the group in a full buffer.
+// Param returns the memory of parameter i of the group in a full buffer of parameters or gradients.
 func (g *Group) Param(full []byte, i int) []byte {
-	lo := g.Flat.Offset(i) * g.Compute.Size()
-	hi := lo + g.Flat.Params()[i].Len()*g.Compute.Size()
+	size := len(full) / g.Flat.Len() // of an element
+	lo := g.Flat.Offset(i) * size
+	hi := lo + g.Flat.Params()[i].Len()*size
 	return full[lo:hi:hi]
 }
 

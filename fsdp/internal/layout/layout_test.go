@@ -59,7 +59,7 @@ func (d *drawn) layouts(t require.TestingT) []*Layout {
 	for r := range list {
 		var err error
 		list[r], err = New(d.model, d.units, Options{
-			World: d.world, Rank: r, ShardRanks: d.some, Compute: comm.Float32, Gather: comm.BFloat16, Reduce: comm.Float32,
+			World: d.world, Rank: r, ShardRanks: d.some, Compute: comm.Float32, Read: comm.Float32, Gather: comm.BFloat16, Reduce: comm.Float32,
 		})
 		require.NoError(t, err)
 	}
@@ -119,7 +119,7 @@ func TestOwnGroups(t *testing.T) {
 	}
 	for r, in := range table {
 		unit := Unit{Name: "expert", Members: []int{0}, Kinds: []Kind{{}}, Cut: All, Own: &Own{Ranks: 2, Rank: in.Place, Leader: in.Leader, Table: table}}
-		l, err := New(m, []Unit{unit}, Options{World: 4, Rank: r, Compute: comm.Float32, Gather: comm.Float32, Reduce: comm.Float32})
+		l, err := New(m, []Unit{unit}, Options{World: 4, Rank: r, Compute: comm.Float32, Read: comm.Float32, Gather: comm.Float32, Reduce: comm.Float32})
 		require.NoError(t, err)
 		g := &l.Groups[0]
 		require.Equal(t, in, g.Member(r))
@@ -147,5 +147,33 @@ func TestHold(t *testing.T) {
 		{Unit{Cut: All}, 1, false, program.Use},
 	} {
 		require.Equal(t, c.want, c.unit.hold(c.places, c.exact), "%+v", c)
+	}
+}
+
+// TestSizes says which bytes the planner counts where calls read parameters in bfloat16, and where a
+// parameter lies in buffers of both types.
+func TestSizes(t *testing.T) {
+	m := &Model{
+		Params: []Param{
+			{Param: shard.Param{Name: "w", Shape: []int{20}}}, {Param: shard.Param{Name: "v", Shape: []int{20}}},
+			{Param: shard.Param{Name: "gain", Shape: []int{32}}},
+		},
+		Paths: map[string]*Path{"": {Inputs: 1, Results: []program.Ref{{}}, Calls: []Call{{Name: "c", In: []program.Ref{{Call: program.Batch}}, Params: []int{0, 1, 2}}}}},
+	}
+	unit := Unit{Name: "u", Members: []int{0, 1, 2}, Kinds: []Kind{{}, {}, {Full: true}}, Cut: Whole}
+	l, err := New(m, []Unit{unit}, Options{World: 2, Compute: comm.Float32, Read: comm.BFloat16, Gather: comm.BFloat16, Reduce: comm.Float32})
+	require.NoError(t, err)
+	g := &l.Groups[0]
+	n := g.Flat.Len()
+	require.Equal(t, []program.GroupSizes{
+		{Params: 2 * n, Grads: 4 * n, ParamsWire: 2 * n, GradsWire: 4 * n}, {Params: 128, Grads: 128, ParamsWire: 128, GradsWire: 128},
+	}, l.Sizes())
+	require.Equal(t, []program.Hold{program.Use, program.Always}, []program.Hold{g.Hold, l.Groups[1].Hold}, "a copy that is rounded is another")
+	for size := 2; size <= 4; size += 2 {
+		full := make([]byte, n*size)
+		v := g.Param(full, 1)
+		v[0] = 1
+		require.Equal(t, []byte{1}, full[g.Flat.Offset(1)*size:][:1])
+		require.Equal(t, []int{20 * size, 20 * size}, []int{len(v), cap(v)})
 	}
 }
