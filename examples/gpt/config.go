@@ -29,7 +29,8 @@ type config struct {
 	dropout                     float64
 
 	ranks    int
-	prefetch int // groups gathered ahead
+	prefetch int  // groups gathered ahead
+	bf16     bool // compute in bfloat16
 	seed     uint64
 	check    bool // compare the gradients of N ranks with those of one
 
@@ -121,6 +122,7 @@ func (c *config) define(f *flag.FlagSet) (preset *string) {
 	f.Float64Var(&c.dropout, "dropout", 0, "dropout `rate`")
 	f.IntVar(&c.ranks, "ranks", 2, "`ranks` to shard over: goroutines, or what a launcher starts")
 	f.IntVar(&c.prefetch, "prefetch", 1, "`groups` of parameters gathered ahead")
+	f.BoolVar(&c.bf16, "bf16", false, "compute in bfloat16: fast on processors with AVX512_BF16")
 	f.Uint64Var(&c.seed, "seed", 1, "`seed` of the parameters, the batches and the sample")
 	f.BoolVar(&c.check, "check", true, "first compare the gradients of all ranks to those of one")
 	f.IntVar(&c.steps, "steps", 0, "training steps (default as many as -time allows)")
@@ -236,6 +238,9 @@ func (c *config) sharding() fsdp.Config {
 	s := fsdp.Config{Wrap: fsdp.WrapTypes(&nn.Block{}), Prefetch: c.prefetch, Seed: c.seed}
 	if c.prefetch == 0 {
 		s.Prefetch = fsdp.NoPrefetch
+	}
+	if c.bf16 {
+		s.Precision = fsdp.BF16()
 	}
 	return s
 }

@@ -95,6 +95,17 @@ func TestRun(t *testing.T) {
 	require.Less(t, losses[7], 3.0)
 }
 
+// TestRunInBFloat16 trains as well as in float32.
+func TestRunInBFloat16(t *testing.T) {
+	wide := validations(t, output(t, smallJob(t, "-check=false")))
+	out := output(t, smallJob(t, "-bf16"))
+	require.Contains(t, out, "check: 2 ranks equal 1 rank: largest gradient difference ")
+	require.Regexp(t, "groups [0-9]+, ranks 2, bfloat16 (natively|widened)\n", out)
+	half := validations(t, out)
+	require.NotEqual(t, wide, half)
+	require.InEpsilon(t, wide[7], half[7], 0.02)
+}
+
 // TestMemoryIsAsPlanned compares the bytes that the plan foretells with those that were counted.
 func TestMemoryIsAsPlanned(t *testing.T) {
 	out := output(t, smallJob(t, "-steps", "3", "-batch", "7", "-sample-bytes", "0"))
@@ -250,13 +261,13 @@ func TestCompare(t *testing.T) {
 	require.Equal(t, 3, c.elements)
 	require.Equal(t, 4.0, c.largest)
 	require.InDelta(t, 1e-5, c.diff, 1e-6)
-	line, err := c.verdict(2)
+	line, err := c.verdict(2, 1e-5)
 	require.NoError(t, err)
 	require.Equal(t, "check: 2 ranks equal 1 rank: largest gradient difference 1.0e-05\n       over 3 elements (largest gradient 4.0e+00)", line)
 
 	nan := float32(math.NaN())
 	for _, other := range []map[string]*tensor.Dense{grads(1, -4.001, 2), grads(1, nan, 2), grads(1, -4), {}} {
-		_, err := compare(grads(1, -4, 2), other).verdict(2)
+		_, err := compare(grads(1, -4, 2), other).verdict(2, 1e-5)
 		require.ErrorContains(t, err, "2 ranks differ from 1 rank")
 	}
 }
