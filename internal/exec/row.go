@@ -90,7 +90,7 @@ type Split uint8
 const (
 	// Whole operations run on one thread.
 	Whole Split = iota
-	// ByKernel is for kernels that compute what is the share of Frame.Kernel alone.
+	// ByKernel is for kernels that compute the share of Frame.Kernel alone, such as its rows.
 	ByKernel
 	// ByElement is for operations whose element i depends on the elements i of the arguments that
 	// are as long as the result: frames have a range of these.

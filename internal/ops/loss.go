@@ -67,6 +67,7 @@ var crossEntropyGrad = &exec.Row{
 	Kind: KindCrossEntropyGrad, Attr: Ignore{},
 	Doc:    "(exp(logits - lse) - onehot(targets))·dloss/count, and 0 where a target does not count",
 	Shapes: "logits, targets int, packed f32, dloss f32 -> dlogits [... n classes]", FLOPs: exec.Each(3), InPlace: true,
+	Split: exec.ByKernel,
 	Kernels: kernels(runCrossEntropyGrad(kernel.CrossEntropyGrad[float32]), runCrossEntropyGrad(kernel.CrossEntropyGrad[float64]),
 		runCrossEntropyGrad(kernel.NaiveCrossEntropyGrad)),
 	BF16: crossEntropyGradHalf, BF16Scratch: lossScratch,
@@ -75,8 +76,10 @@ var crossEntropyGrad = &exec.Row{
 func crossEntropyGradHalf(f *exec.Frame) error {
 	n, classes, ignore := lossDims(f.Op)
 	targets := ints(f, 1)
-	bf16.CrossEntropyGrad(result[half.BFloat16](f), low(f, 0), arg[float32](f, 2)[1:], targets, n, classes, ignore,
-		counted(targets, ignore), arg[float32](f, 3)[0], wide(f))
+	lo, hi := f.Kernel.Share(n, 1)
+	from, to := lo*classes, hi*classes
+	bf16.CrossEntropyGrad(result[half.BFloat16](f)[from:to], low(f, 0)[from:to], arg[float32](f, 2)[1:][lo:hi], targets[lo:hi],
+		hi-lo, classes, ignore, counted(targets, ignore), arg[float32](f, 3)[0], wide(f))
 	return nil
 }
 
@@ -95,7 +98,10 @@ func runCrossEntropyGrad[T kernel.Float](run func(d, logits, lse []T, targets []
 	return func(f *exec.Frame) error {
 		n, classes, ignore := lossDims(f.Op)
 		targets := ints(f, 1)
-		run(result[T](f), arg[T](f, 0), arg[T](f, 2)[1:], targets, n, classes, ignore, counted(targets, ignore), arg[T](f, 3)[0])
+		lo, hi := f.Kernel.Share(n, 1)
+		from, to := lo*classes, hi*classes
+		run(result[T](f)[from:to], arg[T](f, 0)[from:to], arg[T](f, 2)[1:][lo:hi], targets[lo:hi], hi-lo, classes, ignore,
+			counted(targets, ignore), arg[T](f, 3)[0])
 		return nil
 	}
 }

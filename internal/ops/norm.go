@@ -23,7 +23,7 @@ var layerNorm = &exec.Row{
 	Kernels: kernels(runLayerNorm(kernel.LayerNorm[float32]), runLayerNorm(kernel.LayerNorm[float64]),
 		runLayerNorm(kernel.NaiveLayerNorm)),
 	BF16: layerNormHalf, BF16Scratch: normScratch,
-	FLOPs: exec.Each(8), Cheap: true, Diff: 3,
+	FLOPs: exec.Each(8), Cheap: true, Split: exec.ByKernel, Diff: 3,
 	Grad: func(o *exec.Op, in G.Nodes, packed, dy *G.Node) (G.Nodes, error) {
 		return o.Gradient(layerNormGrad, in[0], in[1], packed, dy)
 	},
@@ -37,7 +37,9 @@ func normScratch(o *exec.Op) int { return bf16.NormScratch(o.Dim("d")) }
 func layerNormHalf(f *exec.Frame) error {
 	n, d := normDims(f.Op)
 	y, stats := f.Out.Parts()
-	bf16.LayerNorm(y, stats, low(f, 0), arg[float32](f, 1), arg[float32](f, 2), n, d, f.Op.Attrs.(Norm).Eps, wide(f))
+	lo, hi := f.Kernel.Share(n, 1)
+	bf16.LayerNorm(y[lo*d:hi*d], stats[2*lo:2*hi], low(f, 0)[lo*d:hi*d], arg[float32](f, 1), arg[float32](f, 2), hi-lo, d,
+		f.Op.Attrs.(Norm).Eps, wide(f))
 	return nil
 }
 
@@ -45,7 +47,8 @@ func runLayerNorm[T kernel.Float](run func(y, stats, x, gain, bias []T, n, d int
 	return func(f *exec.Frame) error {
 		n, d := normDims(f.Op)
 		out := result[T](f)
-		run(out[:n*d], out[n*d:], arg[T](f, 0), arg[T](f, 1), arg[T](f, 2), n, d, f.Op.Attrs.(Norm).Eps)
+		lo, hi := f.Kernel.Share(n, 1)
+		run(out[lo*d:hi*d], out[n*d:][2*lo:2*hi], arg[T](f, 0)[lo*d:hi*d], arg[T](f, 1), arg[T](f, 2), hi-lo, d, f.Op.Attrs.(Norm).Eps)
 		return nil
 	}
 }
@@ -88,7 +91,7 @@ var rmsNorm = &exec.Row{
 	Kernels: kernels(runRMSNorm(kernel.RMSNorm[float32]), runRMSNorm(kernel.RMSNorm[float64]),
 		runRMSNorm(kernel.NaiveRMSNorm)),
 	BF16: rmsNormHalf, BF16Scratch: normScratch,
-	FLOPs: exec.Each(4), Cheap: true, Diff: 2,
+	FLOPs: exec.Each(4), Cheap: true, Split: exec.ByKernel, Diff: 2,
 	Grad: func(o *exec.Op, in G.Nodes, packed, dy *G.Node) (G.Nodes, error) {
 		return o.Gradient(rmsNormGrad, in[0], in[1], packed, dy)
 	},
@@ -97,7 +100,8 @@ var rmsNorm = &exec.Row{
 func rmsNormHalf(f *exec.Frame) error {
 	n, d := normDims(f.Op)
 	y, rstd := f.Out.Parts()
-	bf16.RMSNorm(y, rstd, low(f, 0), arg[float32](f, 1), n, d, f.Op.Attrs.(Norm).Eps, wide(f))
+	lo, hi := f.Kernel.Share(n, 1)
+	bf16.RMSNorm(y[lo*d:hi*d], rstd[lo:hi], low(f, 0)[lo*d:hi*d], arg[float32](f, 1), hi-lo, d, f.Op.Attrs.(Norm).Eps, wide(f))
 	return nil
 }
 
@@ -105,7 +109,8 @@ func runRMSNorm[T kernel.Float](run func(y, rstd, x, gain []T, n, d int, eps flo
 	return func(f *exec.Frame) error {
 		n, d := normDims(f.Op)
 		out := result[T](f)
-		run(out[:n*d], out[n*d:], arg[T](f, 0), arg[T](f, 1), n, d, f.Op.Attrs.(Norm).Eps)
+		lo, hi := f.Kernel.Share(n, 1)
+		run(out[lo*d:hi*d], out[n*d:][lo:hi], arg[T](f, 0)[lo*d:hi*d], arg[T](f, 1), hi-lo, d, f.Op.Attrs.(Norm).Eps)
 		return nil
 	}
 }
