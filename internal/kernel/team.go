@@ -3,6 +3,7 @@ package kernel
 import (
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/gofsdp/gofsdp/internal/backoff"
 )
@@ -38,13 +39,16 @@ type thread struct {
 
 type panicked struct{ value any }
 
-// turning is how threads wait for a turn, and whoever calls Run for the end of one. Kernels follow
-// each other within microseconds, and waking up takes tens of them. Whoever waits longer sleeps.
-var turning = backoff.Policy{Spins: 2000, Yields: 20, Processes: true, Fraction: 8, Shortest: 50_000, Longest: 1_000_000}
+// turning is how threads wait for a turn. Kernels follow each other within microseconds, and waking up
+// takes tens of them, so a thread sleeps only between passes and the like.
+var turning = backoff.Policy{Spins: 2000, Eager: 300 * time.Microsecond, Processes: true}
+
+// ending is how Run waits for threads that have begun their parts. A sleep would last a millisecond.
+var ending = backoff.Policy{Spins: 2000, Eager: 10 * time.Millisecond, Processes: true, Fraction: 8, Longest: time.Millisecond}
 
 // Start makes t a team of n threads. It is called once, before Run.
 func (t *Team) Start(n int) {
-	t.waiter.Policy = &turning
+	t.waiter.Policy = &ending
 	for i := 1; i < n; i++ {
 		h := &thread{wake: make(chan struct{}, 1)}
 		h.part, h.parts = i, n
