@@ -1,6 +1,6 @@
 // Package peak measures how many floating point operations a second cores do at most: in a loop of
-// nothing but independent multiply-adds of vectors in registers. Steps of training are compared with
-// that, in the same run, as a core's frequency is not known otherwise.
+// nothing but independent multiply-adds of vectors in registers. Steps of training are compared
+// with that, in the same run, as a core's frequency is not known otherwise.
 package peak
 
 import (
@@ -16,8 +16,8 @@ type Kernel struct {
 	loop func(n int, x float32) // n turns, of multiply-adds of x
 }
 
-// bursts of turns take about a millisecond each. The fastest counts: whatever disturbs a burst makes
-// it slower.
+// bursts of turns take about a millisecond each. The fastest counts: whatever disturbs a burst
+// makes it slower.
 const (
 	bursts = 20
 	turns  = 1 << 16

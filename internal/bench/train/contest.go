@@ -14,8 +14,8 @@ import (
 	"github.com/gofsdp/gofsdp/internal/bench/stats"
 )
 
-// A table has leastTurns at least. Short steps are run many at a time, so that there are manyTurns or
-// a few times as many.
+// A table has leastTurns at least. Short steps are run many at a time, so that there are manyTurns
+// or a few times as many.
 const leastTurns, manyTurns = 3, 10
 
 // contest is the ways of a table, which train a size in turns.
@@ -81,9 +81,9 @@ func (c *contest) start(ctx context.Context, ways []way, t *torch, dir string) e
 	})
 }
 
-// takeTurns runs steps of each candidate in turn, in an order that is another one every time, so that
-// a busy machine disturbs all alike. One step before warms up. What cores can do is measured in every
-// turn too.
+// takeTurns runs steps of each candidate in turn, in an order that is another one every time, so
+// that a busy machine disturbs all alike. One step before warms up. What cores can do is measured
+// in every turn too.
 func (c *contest) takeTurns(seconds float64) error {
 	var first time.Duration
 	for i, next := range c.list {

@@ -14,7 +14,8 @@ import (
 	"github.com/gofsdp/gofsdp/fsdp"
 )
 
-// RankCommand is the subcommand by which Run starts this program again, to train in one of our ways.
+// RankCommand is the subcommand by which Run starts this program again, to train in one of our
+// ways.
 const RankCommand = "train-rank"
 
 // weights is the file with the initial weights, in the directory of a contest.
@@ -30,8 +31,8 @@ type job struct {
 	Export  bool   // it is to be written by this process
 }
 
-// Serve trains as text says. For every line of in, a number of steps, it runs so many and answers on
-// out with the seconds that they took and the loss before the last of them.
+// Serve trains as text says. For every line of in, a number of steps, it runs so many and answers
+// on out with the seconds that they took and the loss before the last of them.
 func Serve(ctx context.Context, in io.Reader, out io.Writer, text string) (err error) {
 	var j job
 	if err := json.Unmarshal([]byte(text), &j); err != nil {

@@ -1,21 +1,22 @@
-// Package train measures training steps of a GPT: this library on one and on two cores, beside PyTorch
-// and what the processor can do at most, in turns.
+// Package train measures training steps of a GPT: this library on one and on two cores, beside
+// PyTorch and what the processor can do at most, in turns.
 //
 //	bench train [-size tiny,small,medium] [-run REGEXP] [-torch python [-compile]] [-seconds 30]
 //	bench overlap [-size tiny,small] [-rounds 3] [-seconds 4] [-bandwidth 400]
 //	bench join [-size tiny,small] [-rounds 3] [-seconds 4]
 //	bench memory
 //
-// With PyTorch all tables take 7 minutes on two quiet cores, without it half as long, and medium takes
-// 16 GB of memory. Every way to train is one process or two, which stand still while it is not their turn:
+// With PyTorch all tables take 7 minutes on two quiet cores, without it half as long, and medium
+// takes 16 GB of memory. Every way to train is one process or two, which stand still while it is
+// not their turn:
 //
 //	driver ── "3" ────────────> all processes of a way     three steps
 //	       <── "4.81 2.7449" ──                            their seconds, of the slowest, and the loss
 //
 // All start with the same weights and have the same data, and the driver compares their losses. A
-// step is forward, backward, clipping and AdamW on a batch that is the same for all; two ranks share
-// it. Tokens per second count the whole batch. GFLOP/s are those of a core. They count 6N + 12·L·d·T
-// floating point operations per token, N without the embedding tables, and nothing for
+// step is forward, backward, clipping and AdamW on a batch that is the same for all; two ranks
+// share it. Tokens per second count the whole batch. GFLOP/s are those of a core. They count 6N +
+// 12·L·d·T floating point operations per token, N without the embedding tables, and nothing for
 // recomputation. The peak is measured in the same turns, see package peak. "of 1 rank" is how many
 // times as fast as the first row a row is, "ours" how many times as fast the fastest of ours on as
 // many cores: medians of the ratios of neighbours.
@@ -26,11 +27,11 @@
 // AdamW's state in bfloat16, and autocast those in float32. Both need AVX512_BF16 to be fast.
 // torch.compile takes half a minute for each row, so only -compile adds its rows.
 //
-// Real-time priority keeps other programs away: chrt -r 10. It should be round-robin, as with chrt -f
-// ranks that wait for each other may keep all cores busy for ever.
+// Real-time priority keeps other programs away: chrt -r 10. It should be round-robin, as with chrt
+// -f ranks that wait for each other may keep all cores busy for ever.
 //
-// On two cores of an AMD EPYC with AVX-512 and AVX512_BF16 in a virtual machine, with PyTorch 2.15, at
-// real-time priority beside loads of 15 to 30 (2026-11-22):
+// On two cores of an AMD EPYC with AVX-512 and AVX512_BF16 in a virtual machine, with PyTorch 2.15,
+// at real-time priority beside loads of 15 to 30 (2026-11-22):
 //
 //	tiny, float32: 4 layers, 128 channels, 4 heads, 8 x 64 tokens, 2.7 GFLOP a step
 //	                             cores      ms a step (min..max, n)  tokens/s  GFLOP/s  of peak of 1 rank   ours
@@ -66,11 +67,11 @@
 //	  PyTorch                        1   1853.0 (1766.7..1932.1, 5)       276    149.0    63.0%     1.69x
 //	the peak of a core: float32 FMA of AVX-512 118, bfloat16 VDPBF16PS 236
 //
-// One rank with 2 threads took 894 ms for small in float32 in another run, where 1 rank took 1615 and
-// PyTorch with 2 threads 949.
+// One rank with 2 threads took 894 ms for small in float32 in another run, where 1 rank took 1615
+// and PyTorch with 2 threads 949.
 //
-// How much communication is hidden on a slow link (2026-11-21). "exposed" is the share of the link's
-// time that a rank waits for:
+// How much communication is hidden on a slow link (2026-11-21). "exposed" is the share of the
+// link's time that a rank waits for:
 //
 //	small on 2 ranks over a link of 400 MB/s and 50µs a collective: communication that is not hidden behind computation
 //	  prefetch     ms a step without link   MB sent  link busy ms  waiting ms   without link   exposed
@@ -78,9 +79,10 @@
 //	  1                440.6        417.8      58.0         145.8        27.8            9.7       12%
 //	  2                435.8        411.9      58.0         145.8        36.7           10.7       18%
 //
-// There, too: with even data Join costs 0.1 % of a step of 11 ms, by the medians of paired steps, and
-// the exchange of flags takes 2 µs. A rank without a batch is busy for 4 to 8 % of the time that a
-// step takes it otherwise. JoinCalls costs one more exchange of that kind, at its end (2026-11-22).
+// There, too: with even data Join costs 0.1 % of a step of 11 ms, by the medians of paired steps,
+// and the exchange of flags takes 2 µs. A rank without a batch is busy for 4 to 8 % of the time
+// that a step takes it otherwise. JoinCalls costs one more exchange of that kind, at its end
+// (2026-11-22).
 package train
 
 import (

@@ -29,8 +29,8 @@ func (s size) flops() float64 {
 	return float64(s.tokens()) * float64(6*n+12*s.Layers*s.Dim*s.Context)
 }
 
-// way is a way to train: so many processes of so many ranks of so many threads. PyTorch has one rank
-// in a process.
+// way is a way to train: so many processes of so many ranks of so many threads. PyTorch has one
+// rank in a process.
 type way struct {
 	name                      string
 	torch                     bool

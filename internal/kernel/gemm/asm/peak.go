@@ -8,7 +8,8 @@ import (
 const peakFile = "peak_amd64.s"
 
 // peakSource returns loops of n turns for the instruction sets of amd64. A turn is as many
-// multiply-adds as there are sums, more than a core has under way, and touches nothing but registers.
+// multiply-adds as there are sums, more than a core has under way, and touches nothing but
+// registers.
 func peakSource() []byte {
 	out := new(bytes.Buffer)
 	fmt.Fprint(out, targets[0].header())
