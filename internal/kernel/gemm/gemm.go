@@ -32,7 +32,8 @@
 // that too few rows would use for packing to pay.
 //
 // On arm64 nothing has been timed, only run under emulation. For an element of k the NEON tile takes
-// 36 instructions for 24 multiply-adds of a vector; of the others 8 are loads and 4 the loop.
+// 36 instructions for 24 multiply-adds of a vector; of the others 8 are loads and 4 the loop. With
+// BFMMLA an 8×8 tile takes, for four elements of k, 24 instructions, 16 of them BFMMLA.
 //
 // With AVX512_BF16 a register tile of bfloat16 is one of float32 whose factors are pairs that follow
 // each other along k, which one instruction multiplies and adds at twice the rate. Where pairs lie
@@ -55,12 +56,19 @@
 // compiler does on that machine (without fusing on amd64).
 //
 // For bfloat16 the rule is that of VDPBF16PS, the instruction of AVX512_BF16, and every instruction
-// set gives the same bits, Go included, with one exception below. Ranges are cut in pairs, and the
+// set gives the same bits, Go included, with two exceptions below. Ranges are cut in pairs, and the
 // last pair is filled up with zeros. Of a pair the second term is added before the first. Subnormal
 // numbers count as zeros of their sign wherever they occur: in A, B, C and bias, in between, and as
 // results. (The order and the flushing are those of Intel's manual, volume 2; Zen 4 was compared with
-// them.) The exception is a result below the smallest normal number, 2^-126, by no more than 2^-151:
+// them.) One is a result below the smallest normal number, 2^-126, by no more than 2^-151:
 // rounded it is normal, and NEON, which decides before rounding, makes it zero.
+//
+// The other are processors of arm64 with FEAT_BF16, on Linux, which tells of it. The rule there is
+// that of BFMMLA: ranges are cut in fours, filled up with zeros; two products of neighbours are added,
+// then their sum to s_i, first the lower two of a four. Each of these roundings is to odd: to the
+// neighbour whose last digit is 1, from 2^128 on to infinity, and subnormal numbers are zeros. So a
+// sum is within one unit in the last place, not half a unit. Emulation was compared with this rule
+// bit for bit; FPCR.EBF, which would change it, is off unless a program sets it.
 //
 // # Special values
 //

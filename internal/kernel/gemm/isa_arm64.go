@@ -2,10 +2,55 @@
 
 package gemm
 
-import "github.com/gofsdp/gofsdp/internal/half"
+import (
+	"math"
+
+	"github.com/gofsdp/gofsdp/internal/half"
+)
 
 // supported lists the instruction sets this machine has, best first.
-func supported() []isa { return []isa{neon(), portable()} }
+func supported() []isa {
+	if hasBF16() {
+		return []isa{neonbf16(), neon(), portable()}
+	}
+	return []isa{neon(), portable()}
+}
+
+// neonbf16 differs from neon in products of bfloat16.
+func neonbf16() isa {
+	set := neon()
+	set.name = "neonbf16"
+	set.bf16 = engine[half.BFloat16, float32]{
+		mr: 8, nr: 8, kc: 768, nc: 192, lanes: 8, quad: 8, pair: 4, steps: 2,
+		mul: mulBF16NEONBF16, transpose: transposeBF16NEONBF16, interleave: interleaveFours, gather: gatherFours,
+	}
+	return set
+}
+
+// interleaveFours is interleaveBF16NEONBF16, which reads 8 elements of every row.
+func interleaveFours(dst []float32, src []half.BFloat16, ld, rows, k, width int) {
+	if rows == 8 {
+		interleaveBF16NEONBF16(dst, src, ld, rows, k, width)
+	} else {
+		gatherFours(dst, src, 1, ld, rows, k, width)
+	}
+}
+
+// gatherFours packs elements in fours: dst[(p/4)*2*width+2*r] and the next are those of row r.
+func gatherFours(dst []float32, src []half.BFloat16, line, step, rows, k, width int) {
+	for p := 0; p < (k+3)&^3; p += 2 {
+		for r := range rows {
+			var pair uint32
+			if p < k {
+				pair = uint32(src[r*line+p*step])
+			}
+			if p+1 < k {
+				pair |= uint32(src[r*line+(p+1)*step]) << 16
+			}
+			dst[p/4*2*width+2*r+p/2%2] = math.Float32frombits(pair)
+		}
+	}
+}
 
 func neon() isa {
 	return isa{
@@ -36,3 +81,6 @@ func transposeBF16NEON(dst []float32, src []half.BFloat16, ld, rows, k, width in
 func interleaveF32NEON(dst, src []float32, ld, rows, k, width int)
 func interleaveF64NEON(dst, src []float64, ld, rows, k, width int)
 func interleaveBF16NEON(dst []float32, src []half.BFloat16, ld, rows, k, width int)
+func mulBF16NEONBF16(t *tile[float32])
+func transposeBF16NEONBF16(dst []float32, src []half.BFloat16, ld, rows, k, width int)
+func interleaveBF16NEONBF16(dst []float32, src []half.BFloat16, ld, rows, k, width int)

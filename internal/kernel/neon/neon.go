@@ -48,6 +48,7 @@ var forms = map[string]form{
 
 	"fmla element": {0x4f801000, "v%d.T, v%d.T, v%d.E[0]"},
 	"fmul element": {0x4f809000, "v%d.T, v%d.T, v%d.E[0]"},
+	"bfmmla":       {0x6e40ec00, "v%d.4s, v%d.8h, v%d.8h"},
 	"shll":         {0x2e613800, "v%d.4s, v%d.4h, #16"},
 }
 

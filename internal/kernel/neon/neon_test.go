@@ -54,6 +54,7 @@ func TestOp(t *testing.T) {
 		{"fmla element", 64, []int{23, 27, 31}, "WORD $0x4fdf1377 /* fmla v23.2d, v27.2d, v31.d[0] */"},
 		{"fmul element", 32, []int{23, 27, 31}, "WORD $0x4f9f9377 /* fmul v23.4s, v27.4s, v31.s[0] */"},
 		{"fmul element", 64, []int{23, 27, 31}, "WORD $0x4fdf9377 /* fmul v23.2d, v27.2d, v31.d[0] */"},
+		{"bfmmla", 32, []int{1, 30, 7}, "WORD $0x6e47efc1 /* bfmmla v1.4s, v30.8h, v7.8h */"},
 		{"shll", 32, []int{0, 0}, "WORD $0x2e613800 /* shll v0.4s, v0.4h, #16 */"},
 	} {
 		require.Equal(t, c.want, Op(c.name, c.bits, c.registers...))

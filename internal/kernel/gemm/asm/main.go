@@ -10,7 +10,8 @@
 //
 // For bfloat16 there are two ways. With AVX512_BF16 operands are packed in pairs along k, the
 // second of a pair in the upper half of 32 bits, and one instruction multiplies and adds both.
-// Elsewhere the packing routines split the pairs into float32, in the order in which that
+// BFMMLA of arm64 does so for fours along k, of two rows of A and two columns of B. Elsewhere the
+// packing routines split the pairs into float32, in the order in which that
 // instruction adds them, and the register kernel is the one for float32.
 package main
 
@@ -54,7 +55,8 @@ var targets = []target{
 	{name: "avx512", reg: "Z", bytes: 64, mr: 14, b: 28, a: 30, masks: true},
 	{name: "avx512bf16", reg: "Z", bytes: 64, mr: 14, b: 28, a: 30, masks: true, dots: true},
 	{name: "avx2", reg: "Y", bytes: 32, mr: 6, b: 12, a: 14},
-	{name: "neon", bytes: 16, neon: true},
+	{name: "neon", bytes: 16, mr: 6, b: 24, a: 28, neon: true},
+	{name: "neonbf16", bytes: 16, mr: 8, b: 16, a: 20, dots: true, neon: true},
 }
 
 // element is an element type: its name in function names, its letter in mnemonics (ADDPS, ADDPD),

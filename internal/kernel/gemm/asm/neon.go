@@ -12,15 +12,16 @@ import (
 // multiplies a vector by an element of another, so nothing is broadcast: an element of A is loaded
 // as such, at any stride, into the first lane of its register. For four vectors and six rows that
 // makes 36 instructions for 24 multiply-adds of a vector, of which 8 are loads.
-const (
-	neonRows    = 6
-	neonVectors = 4
-	neonB       = neonRows * neonVectors
-	neonA       = neonB + neonVectors
-)
+//
+// With BFMMLA the tile is 8×8. Register 4*i+j has the four sums of rows 2i and 2i+1 and columns 2j and
+// 2j+1, and an element of A or B is four bfloat16 that follow each other along k, of which a register
+// holds two. That makes 24 instructions for 16 such products, each of 16 multiply-adds.
 
 // neonRoutine prints the routines for an element type.
-type neonRoutine struct{ routine }
+type neonRoutine struct {
+	routine
+	vectors int // in a row of the tile
+}
 
 // of is an instruction of the element type that Go's assembler does not know.
 func (r neonRoutine) of(name string, registers ...int) string {
@@ -29,13 +30,20 @@ func (r neonRoutine) of(name string, registers ...int) string {
 
 // neonSource prints the routines of NEON.
 func (t target) neonSource(out *bytes.Buffer) {
+	pairs := neonRoutine{routine{t, f32, true, out}, t.b / t.mr}
+	if t.dots {
+		pairs.mul()
+		pairs.flush()
+		pairs.transposeFours()
+		pairs.interleaveFours()
+		return
+	}
 	for _, e := range elements {
-		r := neonRoutine{routine{t, e, false, out}}
+		r := neonRoutine{routine{t, e, false, out}, t.b / t.mr}
 		r.mul()
 		r.transpose()
 		r.interleave()
 	}
-	pairs := neonRoutine{routine{t, f32, true, out}}
 	pairs.flush()
 	pairs.transpose()
 	pairs.interleave()
@@ -48,7 +56,11 @@ func (t target) neonSource(out *bytes.Buffer) {
 //	in the loop on k  R6 k left   R7 row of B   R8 offset in A   R10 to R15 rows of A
 //	after it          R7 columns here  R8 out  R9 in  R10 ldout  R11 ldin  R12 sums  R13 rows
 func (r neonRoutine) mul() {
-	r.text("mul", fmt.Sprintf("t *tile[float%d]", 8*r.size), neonB*16, 8)
+	if r.pairs {
+		fmt.Fprintf(r.out, "\nTEXT dot<>(SB), NOSPLIT, $%d-8\n", r.b*16)
+	} else {
+		r.text("mul", fmt.Sprintf("t *tile[float%d]", 8*r.size), r.b*16, 8)
+	}
 	r.p("MOVD t+0(FP), R0")
 	r.p("MOVD tile_aline(R0), R1; LSL $%d, R1", r.log)
 	r.p("MOVD tile_astep(R0), R2; LSL $%d, R2", r.log)
@@ -56,10 +68,10 @@ func (r neonRoutine) mul() {
 	r.p("MOVD tile_b(R0), R4")
 	r.p("MOVD ZR, R5")
 	r.p("MOVD tile_rows(R0), R6")
-	for rows := neonRows; rows > 1; rows-- {
+	for rows := r.mr; rows > 1; rows-- {
 		r.p("CMP $%d, R6; BEQ rows%d", rows, rows)
 	}
-	for rows := 1; rows <= neonRows; rows++ {
+	for rows := 1; rows <= r.mr; rows++ {
 		r.strip(rows)
 	}
 	r.edge()
@@ -70,30 +82,67 @@ func (r neonRoutine) strip(rows int) {
 	at := func(name string) string { return fmt.Sprintf("%s%d", name, rows) }
 	r.label(at("rows"))
 	r.p("MOVD tile_a(R0), R10")
-	for i := 1; i < rows; i++ {
+	for i := 1; i < rows && !r.pairs; i++ {
 		r.p("ADD R1, R%d, R%d", 9+i, 10+i)
 	}
-	for i := range neonVectors * rows {
+	sums := r.vectors * rows
+	if r.pairs {
+		sums += sums % 4 // pairs of rows
+	}
+	for i := range sums {
 		r.p("VEOR V%[1]d.B16, V%[1]d.B16, V%[1]d.B16", i)
 	}
 	r.p("MOVD R4, R7; MOVD ZR, R8")
 	r.p("MOVD tile_cols(R0), R9; SUB R5, R9")
 	r.p("MOVD tile_k(R0), R6; CBZ R6, %s", at("store"))
+	if r.pairs {
+		r.fours(at("fours"), (rows+1)/2)
+	} else {
+		r.loops(rows, at)
+	}
+	r.label(at("store"))
+	r.store(rows, at)
+	r.p("MOVD tile_bpanel(R0), R6; ADD R6<<%d, R4", r.log)
+	r.p("ADD $%d, R5", r.vectors*r.lanes())
+	r.p("MOVD tile_cols(R0), R6; CMP R6, R5; BLT %s", at("rows"))
+	r.p("RET")
+}
+
+// loops prints the sums over k for tiles of four, two and one vectors.
+func (r neonRoutine) loops(rows int, at func(string) string) {
 	for _, vectors := range []int{1, 2} {
 		r.p("CMP $%d, R9; BLE %s", vectors*r.lanes(), at(fmt.Sprint("vectors", vectors, "of")))
 	}
-	for vectors := neonVectors; vectors > 0; vectors /= 2 {
+	for vectors := r.vectors; vectors > 0; vectors /= 2 {
 		r.loop(at(fmt.Sprint("vectors", vectors, "of")), rows, vectors)
 		if vectors > 1 {
 			r.p("B %s", at("store"))
 		}
 	}
-	r.label(at("store"))
-	r.store(rows, at)
-	r.p("MOVD tile_bpanel(R0), R6; ADD R6<<%d, R4", r.log)
-	r.p("ADD $%d, R5", neonVectors*r.lanes())
-	r.p("MOVD tile_cols(R0), R6; CMP R6, R5; BLT %s", at("rows"))
-	r.p("RET")
+}
+
+// fours prints the sums over k of pairs of rows, and how they become rows: of the sums of a pair of
+// rows and two pairs of columns the lower halves are a vector of the first row, the upper ones of the
+// second. An element of A or B is two steps of the tile.
+func (r neonRoutine) fours(name string, pairs int) {
+	r.p("LSR $1, R6")
+	r.p("PCALIGN $16")
+	r.label(name)
+	r.p("FLDPQ 0(R10), (F%d, F%d); FLDPQ 32(R10), (F%d, F%d)", r.a, r.a+1, r.a+2, r.a+3)
+	r.p("FLDPQ 0(R7), (F%d, F%d); FLDPQ 32(R7), (F%d, F%d)", r.b, r.b+1, r.b+2, r.b+3)
+	for i := range pairs {
+		for j := range 4 {
+			r.p("%s", r.of("bfmmla", 4*i+j, r.a+i, r.b+j))
+		}
+	}
+	r.p("ADD $64, R7; ADD $64, R10")
+	r.p("SUBS $1, R6; BNE %s", name)
+	for i := range pairs {
+		v := 4 * i
+		r.p("VZIP2 V%d.D2, V%d.D2, V%d.D2; VZIP1 V%d.D2, V%d.D2, V%d.D2", v+1, v, r.b, v+1, v, v)
+		r.p("VZIP1 V%d.D2, V%d.D2, V%d.D2; VZIP2 V%d.D2, V%d.D2, V%d.D2", v+3, v+2, v+1, v+3, v+2, v+3)
+		r.p("VMOV V%d.B16, V%d.B16", r.b, v+2)
+	}
 }
 
 // loop prints the sums over k of a tile some vectors wide: in each turn a column of A times a row of
@@ -103,9 +152,9 @@ func (r neonRoutine) loop(name string, rows, vectors int) {
 	r.label(name)
 	r.load("R7", vectors)
 	for i := range rows {
-		line := fmt.Sprintf("FMOV%s (R%d)(R8), F%d", r.letter, 10+i, neonA+i%4)
+		line := fmt.Sprintf("FMOV%s (R%d)(R8), F%d", r.letter, 10+i, r.a+i%4)
 		for h := range vectors {
-			line += "; " + r.of("fmla element", neonVectors*i+h, neonB+h, neonA+i%4)
+			line += "; " + r.of("fmla element", r.vectors*i+h, r.b+h, r.a+i%4)
 		}
 		r.p("%s", line)
 	}
@@ -116,37 +165,37 @@ func (r neonRoutine) loop(name string, rows, vectors int) {
 // load prints the load of some vectors to the registers of a row of B.
 func (r neonRoutine) load(address string, vectors int) {
 	if vectors == 1 {
-		r.p("FMOVQ (%s), F%d", address, neonB)
+		r.p("FMOVQ (%s), F%d", address, r.b)
 	}
 	for h := 0; h+1 < vectors; h += 2 {
-		r.p("FLDPQ %d(%s), (F%d, F%d)", 16*h, address, neonB+h, neonB+h+1)
+		r.p("FLDPQ %d(%s), (F%d, F%d)", 16*h, address, r.b+h, r.b+h+1)
 	}
 }
 
 // save prints the store of row i of the sums.
 func (r neonRoutine) save(i int, address string) {
-	for h := 0; h < neonVectors; h += 2 {
-		r.p("FSTPQ (F%d, F%d), %d(%s)", neonVectors*i+h, neonVectors*i+h+1, 16*h, address)
+	for h := 0; h < r.vectors; h += 2 {
+		r.p("FSTPQ (F%d, F%d), %d(%s)", r.vectors*i+h, r.vectors*i+h+1, 16*h, address)
 	}
 }
 
 // store prints the way from the sums to C: times alpha, plus beta times the addend. A tile that is
 // not full goes through memory, to edge.
 func (r neonRoutine) store(rows int, at func(string) string) {
-	alpha, beta := neonA, neonA+1
+	alpha, beta := r.a, r.a+1
 	r.p("MOVD tile_out(R0), R8; ADD R5<<%d, R8; MOVD tile_ldout(R0), R10; LSL $%d, R10", r.log, r.log)
 	r.p("MOVD tile_in(R0), R9; ADD R5<<%d, R9; MOVD tile_ldin(R0), R11; LSL $%d, R11", r.log, r.log)
 	r.p("FMOV%s tile_alpha%s(R0), F%d; FMOV%s tile_beta%s(R0), F%d", r.letter, r.float, alpha, r.letter, r.float, beta)
-	for i := range neonVectors * rows {
+	for i := range r.vectors * rows {
 		r.p("%s", r.of("fmul element", i, i, alpha))
 	}
 	r.p("MOVBU tile_read(R0), R6")
-	r.p("MOVD tile_cols(R0), R7; SUB R5, R7; CMP $%d, R7; BLT %s", neonVectors*r.lanes(), at("edge"))
+	r.p("MOVD tile_cols(R0), R7; SUB R5, R7; CMP $%d, R7; BLT %s", r.vectors*r.lanes(), at("edge"))
 	r.p("CBZ R6, %s", at("write"))
 	for i := range rows {
-		r.load("R9", neonVectors)
-		for h := range neonVectors {
-			r.p("%s", r.of("fmla element", neonVectors*i+h, neonB+h, beta))
+		r.load("R9", r.vectors)
+		for h := range r.vectors {
+			r.p("%s", r.of("fmla element", r.vectors*i+h, r.b+h, beta))
 		}
 		r.p("ADD R11, R9")
 	}
@@ -157,10 +206,10 @@ func (r neonRoutine) store(rows int, at func(string) string) {
 	}
 	r.p("B %s", at("next"))
 	r.label(at("edge"))
-	r.p("MOVD $sums-%d(SP), R12; MOVD $%d, R13", neonB*16, rows)
+	r.p("MOVD $sums-%d(SP), R12; MOVD $%d, R13", r.b*16, rows)
 	for i := range rows {
 		r.save(i, "R12")
-		r.p("ADD $%d, R12", neonVectors*16)
+		r.p("ADD $%d, R12", r.vectors*16)
 	}
 	r.p("B edge")
 	r.label(at("next"))
@@ -168,9 +217,9 @@ func (r neonRoutine) store(rows int, at func(string) string) {
 
 // edge prints the addend and the stores for the last tile, which is not full, element by element.
 func (r neonRoutine) edge() {
-	beta := neonA + 1
+	beta := r.a + 1
 	r.label("edge")
-	r.p("MOVD $sums-%d(SP), R12", neonB*16)
+	r.p("MOVD $sums-%d(SP), R12", r.b*16)
 	r.label("row")
 	r.p("MOVD R7, R14; MOVD R12, R15; MOVD R9, R16; MOVD R8, R17")
 	r.label("column")
@@ -180,7 +229,7 @@ func (r neonRoutine) edge() {
 	r.label("write")
 	r.p("FMOV%s.P F0, %d(R17)", r.letter, r.size)
 	r.p("SUBS $1, R14; BNE column")
-	r.p("ADD $%d, R12; ADD R11, R9; ADD R10, R8", neonVectors*16)
+	r.p("ADD $%d, R12; ADD R11, R9; ADD R10, R8", r.vectors*16)
 	r.p("SUBS $1, R13; BNE row")
 	r.p("RET")
 }
@@ -188,10 +237,14 @@ func (r neonRoutine) edge() {
 // flush prints the register kernel for bfloat16 around the one for float32: with bit 24 of the
 // control register set for as long, subnormal numbers are zeros.
 func (r neonRoutine) flush() {
+	kernel := "·mulF32NEON"
+	if r.target.dots {
+		kernel = "dot<>"
+	}
 	r.text("mul", "t *tile[float32]", 24, 8)
 	r.p("MOVD t+0(FP), R0; MOVD R0, 8(RSP)")
 	r.p("MOVD FPCR, R1; MOVD R1, control-8(SP); ORR $(1<<24), R1; MOVD R1, FPCR")
-	r.p("CALL ·mulF32NEON(SB)")
+	r.p("CALL %s(SB)", kernel)
 	r.p("MOVD control-8(SP), R1; MOVD R1, FPCR")
 	r.p("RET")
 }
@@ -298,4 +351,41 @@ func (r neonRoutine) part(count, size int, from string) {
 	if count == 3 {
 		r.p("ADD $%d, %s, R6; VLD1 (R6), V0.%s[2]", 2*size, from, letter(size))
 	}
+}
+
+// transposeFours is transpose where an element is four bfloat16, k a multiple of eight, rows up to
+// eight, two at a time.
+func (r neonRoutine) transposeFours() {
+	r.head("transpose")
+	r.p("MOVD R4, R9")
+	r.label("pair")
+	r.p("ADD R2, R1, R6; CMP $1, R3; CSEL GT, R6, R1, R7")
+	r.p("MOVD R1, R10; MOVD R0, R8; MOVD R9, R4")
+	r.label("turn")
+	r.p("FMOVQ.P 16(R10), F0; FMOVQ.P 16(R7), F1")
+	r.p("VTRN1 V1.D2, V0.D2, V2.D2; VTRN2 V1.D2, V0.D2, V3.D2")
+	r.p("FMOVQ F2, (R8); ADD R5<<1, R8; FMOVQ F3, (R8); ADD R5<<1, R8")
+	r.p("SUBS $4, R4; BNE turn")
+	r.p("ADD R2, R6, R1; ADD $16, R0")
+	r.p("SUBS $2, R3; BGT pair")
+	r.p("RET")
+}
+
+// interleaveFours is interleave where an element is four bfloat16, for eight rows, k a multiple of
+// four.
+func (r neonRoutine) interleaveFours() {
+	r.head("interleave")
+	r.label("turn")
+	for i := range 4 {
+		r.p("FMOVQ (R1), F%d; ADD R2, R1", i)
+	}
+	for i := range 2 {
+		r.p("VZIP1 V%[1]d.H8, V%[2]d.H8, V%[3]d.H8; VZIP2 V%[1]d.H8, V%[2]d.H8, V%[4]d.H8", 2+i, i, 4+i, 6+i)
+	}
+	for i := 4; i < 8; i += 2 {
+		r.p("VZIP1 V%[1]d.H8, V%[2]d.H8, V%[3]d.H8; VZIP2 V%[1]d.H8, V%[2]d.H8, V%[4]d.H8", i+1, i, i+4, i+5)
+	}
+	r.p("FSTPQ (F8, F9), 0(R0); FSTPQ (F10, F11), 32(R0); ADD R5<<1, R0")
+	r.p("SUBS $2, R4; BNE turn")
+	r.p("RET")
 }
