@@ -48,6 +48,9 @@ type Elem interface {
 // Data returns the elements of b, which must hold whole elements of type T.
 func Data[T Elem](b []byte) []T {
 	var z T
+	if len(b) == 0 { // which need not be aligned for T
+		return nil
+	}
 	return unsafe.Slice((*T)(unsafe.Pointer(unsafe.SliceData(b))), len(b)/int(unsafe.Sizeof(z)))
 }
 
