@@ -1,6 +1,7 @@
 package exec
 
 import (
+	"maps"
 	"slices"
 
 	G "gorgonia.org/gorgonia"
@@ -47,24 +48,27 @@ type lowering struct {
 	out  Form   // the result, as it is stored
 }
 
-// lower decides how an operation on args runs. What depends on floats in float32 alone stays so.
-// Otherwise results are in bfloat16, but for those that Row.Shapes marks, and for single numbers of
-// operations without a kernel for bfloat16: sums of losses and the like.
-func (g *graph) lower(op *Op, args []*G.Node) lowering {
+// lower decides how op, the operation of n on args, runs. What depends on floats in float32 alone
+// stays so, and so do single numbers of which an argument is, such as sums of losses. Otherwise
+// results are in bfloat16, but for those that Row.Shapes marks, for graph.wide, and for single
+// numbers of operations without a kernel for bfloat16.
+func (g *graph) lower(n *G.Node, op *Op, args []*G.Node) lowering {
 	l := lowering{in: make([]Form, len(args))}
-	if !g.half {
+	if !g.half || isHost(n) {
 		return l
 	}
-	r, narrow, whole := parseRule(op.Shapes), false, true
+	r, low, high, whole := parseRule(op.Shapes), false, false, true
 	for i, a := range args {
 		f, rule := g.forms[a], r.arg(i)
-		narrow = narrow || f.Half && !rule.isWide
+		low = low || f.Half && !rule.isWide
+		high = high || !f.Half && !rule.isWide && a.Dtype() == tensor.Float32
 		whole = whole && (!rule.isPacked() || f.Tail > 0)
 	}
-	if !narrow {
+	out := op.halfResult(r)
+	if !low || out.Half && (g.wide[n] || high && Numel(op.Shape) == 1) {
 		return l
 	}
-	l.out = op.halfResult(r)
+	l.out = out
 	if op.BF16 == nil || !whole {
 		return l
 	}
@@ -110,6 +114,7 @@ func (c *compiler) decideForms() {
 	for i, half := range c.sig.HalfParam {
 		c.forms[c.params[i]] = Form{Half: half}
 	}
+	c.keepWide()
 	c.addForms(c.forward)
 	for i, o := range c.outs {
 		c.unit.OutHalf[i] = c.forms[o].Half && Numel(o.Shape()) > 1
@@ -118,6 +123,37 @@ func (c *compiler) decideForms() {
 		}
 	}
 	c.addForms(c.backward)
+}
+
+// keepWide lists what has to be as exact as float32 is, whatever computes it: the values that buffers
+// take, which would not move by small steps otherwise, and the gradients of parameters.
+func (c *compiler) keepWide() {
+	c.wide = maps.Clone(c.updating)
+	for _, n := range c.updates {
+		if n != nil {
+			c.wide[n] = true
+		}
+	}
+	for _, n := range c.gradParam {
+		c.keepSum(n)
+	}
+}
+
+// keepSum lists n, the gradient of a parameter, and what it is the sum of.
+func (c *compiler) keepSum(n *G.Node) {
+	if n == nil || n.Op() == nil || isConst(n) || c.wide[n] {
+		return
+	}
+	kids := children(c.g, n)
+	switch op, _ := operation(c.g, n, kids); {
+	case !isView(n):
+		if c.wide[n] = true; op.Kind == KindAdd {
+			c.keepSum(kids[0])
+			c.keepSum(kids[1])
+		}
+	case Numel(kids[0].Shape()) == Numel(n.Shape()):
+		c.keepSum(kids[0])
+	}
 }
 
 // addForms decides how nodes, in execution order, are stored.
@@ -132,7 +168,7 @@ func (c *compiler) addForms(nodes G.Nodes) {
 			continue
 		}
 		op, _ := operation(c.g, n, kids)
-		c.forms[n] = c.lower(op, kids).out
+		c.forms[n] = c.lower(n, op, kids).out
 	}
 }
 

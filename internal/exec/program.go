@@ -106,7 +106,7 @@ func (a *assembler) emit(n *G.Node) error {
 	kids := children(a.g, n)
 	in := Instr{Acc: a.acc[n]}
 	in.Op, in.stock = operation(a.g, n, kids)
-	l := a.lower(in.Op, kids)
+	l := a.lower(n, in.Op, kids)
 	for j, c := range kids {
 		in.In = append(in.In, a.as(a.loc[c], l.in[j]))
 	}

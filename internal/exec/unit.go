@@ -282,7 +282,7 @@ func (c *compiler) target(a *assembler, uses map[*G.Node]int, n *G.Node, to Oper
 	if direct && acc {
 		kids := children(c.g, n)
 		op, _ := operation(c.g, n, kids)
-		l := c.lower(op, kids)
+		l := c.lower(n, op, kids)
 		direct = op.Accumulate && uses[n] == 1 && l.raw == l.out
 	}
 	if direct {

@@ -188,3 +188,75 @@ func wide(v exec.Value) exec.Value {
 	copy(s[len(low):], tail)
 	return exec.Value{Shape: v.Shape, DType: v.DType, Bytes: exec.Bytes(s)}
 }
+
+// halfTrial compiles a module that is f of parameters and one input, which are in bfloat16 but for
+// buffers.
+func halfTrial(t *testing.T, params []exec.Param, shape []int, f func(b *exec.Builder, x *G.Node) *G.Node) *exectest.Trial {
+	spec := &exec.Spec{Params: params, Build: func(b *exec.Builder, in []*G.Node) (G.Nodes, error) { return G.Nodes{f(b, in[0])}, nil }}
+	return exectest.New(t, spec, exectest.Signature(tensor.Float64, shape)).Half(t)
+}
+
+// TestIntegersFromHalf computes integers from floats, as a graph may: they have no form.
+func TestIntegersFromHalf(t *testing.T) {
+	spec := spec(func(b *exec.Builder, x []*G.Node) (*G.Node, error) {
+		n := must(G.ConvType(must(G.HadamardProd(x[0], x[0])), b.DType(), tensor.Int))
+		return G.Add(x[0], must(G.ConvType(n, tensor.Int, b.DType())))
+	})
+	sig := exectest.Signature(tensor.Float64, []int{3, 4})
+	sig.Inputs[0].Grad, sig.GradOut = false, nil
+	tr := exectest.New(t, spec, sig).Half(t)
+	want := slices.Clone(tr.In[0])
+	for i, x := range want {
+		want[i] = float64(half.ToBFloat16(float32(x + math.Trunc(float64(half.ToBFloat16(float32(x*x)).Float32())))).Float32())
+	}
+	require.Equal(t, want, tr.Run(t).Out[0])
+}
+
+// TestBuffersMoveBySmallSteps updates a buffer by less than half a unit of bfloat16's last place,
+// with a mean in bfloat16.
+func TestBuffersMoveBySmallSteps(t *testing.T) {
+	tr := halfTrial(t, []exec.Param{{Name: "running", Shape: []int{4}, Buffer: true}}, []int{3, 4}, func(b *exec.Builder, x *G.Node) *G.Node {
+		running := must(b.Param("running"))
+		next := must(G.Add(must(G.HadamardProd(running, b.Const(0.999))), must(G.HadamardProd(must(G.Mean(x, 0)), b.Const(0.001)))))
+		if err := b.Update("running", next); err != nil {
+			panic(err)
+		}
+		return must(G.HadamardProd(x, x))
+	})
+	tr.Param[0] = []float64{1, 1, 1, 1}
+	for j, got := range tr.Run(t).Update[0] {
+		mean := (tr.In[0][j] + tr.In[0][4+j] + tr.In[0][8+j]) / 3
+		require.InDelta(t, 0.999+0.001*mean, got, 1e-5)
+	}
+}
+
+// TestGradientsOfParametersAreFloat32 computes them by operations of Gorgonia's own, one as the sum of
+// two: they are not rounded to bfloat16.
+func TestGradientsOfParametersAreFloat32(t *testing.T) {
+	params := []exec.Param{{Name: "w", Shape: []int{3, 5}}, {Name: "gain", Shape: []int{5}}}
+	build := func(b *exec.Builder, x *G.Node) *G.Node {
+		w := must(b.Param("w"))
+		y := must(G.BroadcastHadamardProd(must(G.Mul(x, w)), must(b.Param("gain")), nil, []byte{0}))
+		return must(G.Add(y, must(G.Mul(x, w))))
+	}
+	for i, grad := range halfTrial(t, params, []int{40, 3}, build).Run(t).GradParam {
+		exact := 0
+		for _, g := range grad {
+			if float64(half.ToBFloat16(float32(g)).Float32()) != g {
+				exact++
+			}
+		}
+		require.Greater(t, exact, len(grad)/2, params[i].Name)
+	}
+}
+
+// TestLossStaysFloat32 adds a single number in bfloat16 to a loss in float32.
+func TestLossStaysFloat32(t *testing.T) {
+	tr := halfTrial(t, []exec.Param{{Name: "w", Shape: []int{1}}}, []int{1, 70}, func(b *exec.Builder, x *G.Node) *G.Node {
+		loss := must(G.Sum(must(G.HadamardProd(x, x))))
+		return must(G.Add(must(exec.NewView(loss, 0, 1)), must(b.Param("w"))))
+	})
+	require.Equal(t, []bool{false}, tr.Unit.OutHalf)
+	got := tr.Run(t).Out[0][0]
+	require.NotEqual(t, float64(half.ToBFloat16(float32(got)).Float32()), got)
+}
