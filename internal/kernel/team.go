@@ -1,6 +1,8 @@
 package kernel
 
 import (
+	"fmt"
+	"runtime/debug"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -37,7 +39,11 @@ type thread struct {
 	_       [64]byte // the next thread's memory is in another cache line
 }
 
-type panicked struct{ value any }
+// panicked is what a part panicked with, and where.
+type panicked struct {
+	value any
+	stack []byte
+}
 
 // turning is how threads wait for a turn. Kernels follow each other within microseconds, and waking up
 // takes tens of them, so a thread sleeps only between passes and the like.
@@ -114,7 +120,7 @@ func (t *Team) await(n int) {
 	}
 	if p, _ := t.failure.Load().(panicked); p.value != nil {
 		t.failure.Store(panicked{})
-		panic(p.value)
+		panic(fmt.Sprintf("%v, on another thread:\n%s", p.value, p.stack))
 	}
 }
 
@@ -159,7 +165,7 @@ func (t *Team) serve(h *thread) {
 func (t *Team) part(c *Context) {
 	defer func() {
 		if p := recover(); p != nil {
-			t.failure.Store(panicked{p})
+			t.failure.Store(panicked{p, debug.Stack()})
 		}
 		t.ended.Add(1)
 	}()
