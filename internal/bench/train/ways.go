@@ -53,7 +53,8 @@ const (
 
 // precisions has what we compute in. Each is measured in all our ways.
 var precisions = map[precision]fsdp.Precision{
-	float32s: {},
+	float32s:  {},
+	bfloat16s: fsdp.BF16(),
 }
 
 // ours are our ways, each of them in all precisions. The first is what others are compared with.
