@@ -61,7 +61,7 @@ func checkBits(bits int) error {
 	if bits == 0 || bits == 8 {
 		return nil
 	}
-	return fmt.Errorf("Bits is %d: must be 8, or 0 for those of the value", bits)
+	return fmt.Errorf("field Bits is %d: must be 8, or 0 for those of the value", bits)
 }
 
 // newEntry returns the zeroed state of a name, with so many bits for each element.

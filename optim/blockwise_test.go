@@ -50,9 +50,9 @@ func TestBitsErrors(t *testing.T) {
 		config
 		params []optim.Param
 	}{
-		"optim: adamw: Bits is 4: must be 8, or 0 for those of the value":                                                        {optim.AdamW{Bits: 4}, f32},
-		"optim: adam: rule 0: Bits is 16: must be 8, or 0 for those of the value":                                                {optim.Adam{Rules: []optim.Rule{{Match: eightBits.Match, Bits: new(16)}}}, f32},
-		"optim: sgd: rule 0: Bits is of Adam and AdamW":                                                                          {optim.SGD{Momentum: 0.9, Rules: []optim.Rule{eightBits}}, f32},
+		"optim: adamw: field Bits is 4: must be 8, or 0 for those of the value":                                                  {optim.AdamW{Bits: 4}, f32},
+		"optim: adam: rule 0: field Bits is 16: must be 8, or 0 for those of the value":                                          {optim.Adam{Rules: []optim.Rule{{Match: eightBits.Match, Bits: new(16)}}}, f32},
+		"optim: sgd: rule 0: field Bits is of Adam and AdamW":                                                                    {optim.SGD{Momentum: 0.9, Rules: []optim.Rule{eightBits}}, f32},
 		`optim: adam: exp_avg of parameter "a": its value is float64, and Bits 8 is for float32`:                                 {optim.Adam{Bits: 8}, f64},
 		`optim: adam: exp_avg of parameter "a": a value of type optim_test.onlyAdam has no such update, it is no optim.Adam8Vec`: {optim.Adam{Bits: 8}, far},
 	} {

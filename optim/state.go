@@ -51,7 +51,7 @@ func newOptimizer(s Settings, names []string, u updater, params []Param, rules [
 	for i, r := range rules {
 		err := r.check()
 		if r.Bits != nil && s.Kind == kindSGD {
-			err = errors.New("Bits is of Adam and AdamW")
+			err = errors.New("field Bits is of Adam and AdamW")
 		}
 		if err != nil {
 			return nil, fmt.Errorf("optim: %s: rule %d: %w", kind, i, err)
