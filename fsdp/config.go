@@ -182,6 +182,9 @@ func (c *Config) before(g *layout.Group) float32 {
 	return 1 / float32(pre)
 }
 
+// mostThreads is more than a processor has. A rank has scratch memory for each thread.
+const mostThreads = 1024
+
 // withDefaults returns c with zero values replaced, or what is wrong with it.
 func (c Config) withDefaults() (Config, error) {
 	var err error
@@ -200,8 +203,8 @@ func (c Config) withDefaults() (Config, error) {
 		c.Threads = 1
 	}
 	switch {
-	case c.Threads < 0:
-		return c, fmt.Errorf("Config.Threads is %d: want a number of cores, or 0", c.Threads)
+	case c.Threads < 0 || c.Threads > mostThreads:
+		return c, fmt.Errorf("Config.Threads is %d: want a number of cores, at most %d, or 0", c.Threads, mostThreads)
 	case c.Strategy >= strategies:
 		return c, fmt.Errorf("Config.Strategy is %v", c.Strategy)
 	case c.Divide > ByOne:

@@ -110,8 +110,10 @@ func TestThreadsDoNotChangeBits(t *testing.T) {
 			requireSameBits(t, want, run(world, func(rank int) int { return 3 - 2*rank }), "3 threads and 1")
 		}
 	}
-	_, err := fsdp.Wrap(model, fsdp.Config{Threads: -1})
-	require.EqualError(t, err, "fsdp: rank 0: Config.Threads is -1: want a number of cores, or 0")
+	for _, threads := range []int{-1, 1025} {
+		_, err := fsdp.Wrap(model, fsdp.Config{Threads: threads})
+		require.EqualError(t, err, fmt.Sprintf("fsdp: rank 0: Config.Threads is %d: want a number of cores, at most 1024, or 0", threads))
+	}
 }
 
 // wrapPolicies are all the ways to wrap a tiny GPT.
