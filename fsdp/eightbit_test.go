@@ -160,6 +160,7 @@ func TestEightBitsOtherRanks(t *testing.T) {
 				requireSameBits(t, all, stateOfAll(t, ctx, again, next), "32 bits in 8")
 			}
 			require.NoError(t, m.Save(ctx, dir, opt))
+			require.NoError(t, m.Close()) // and gives up the directory
 			if g.Rank() == 0 {
 				now = all
 			}
