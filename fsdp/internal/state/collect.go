@@ -37,7 +37,7 @@ type collector struct {
 	room func(t *Tensor) []byte
 	take func(ctx context.Context, t *Tensor, whole []byte) error
 
-	memory  [][]byte // room for those of all parcels to come: wholes, and parts
+	memory  [][]byte // room for the wholes of all parcels to come
 	cuts    [][]shard.Span
 	spare   [][]byte // scratch of parcels that have arrived
 	largest int      // bytes that one takes at most
@@ -126,7 +126,7 @@ func (c *collector) run(ctx context.Context, list []Tensor) error {
 		}
 	}()
 	parcels := c.parcels(list)
-	c.memory, c.cuts = make([][]byte, 2*len(list)), make([][]shard.Span, len(list))
+	c.memory, c.cuts = make([][]byte, len(list)), make([][]shard.Span, len(list))
 	for _, tensors := range parcels {
 		size := 0
 		for i := range tensors {
@@ -214,7 +214,7 @@ type parcel struct {
 	tensors []Tensor
 	wholes  [][]byte       // of each, nil on ranks that do not get them
 	spans   [][]shard.Span // of each, by rank of the group: what comes from it
-	parts   [][]byte       // of each: what this rank has
+	parts   [][]byte       // of each: what this rank has, perhaps copies: each parcel lets go of its own
 	counts  []int          // elements of all, by rank of the group
 	me      int            // in the group
 }
@@ -222,8 +222,8 @@ type parcel struct {
 // parcel looks for this rank's parts of tensors, and has room made for the wholes.
 func (c *collector) parcel(tensors []Tensor) (*parcel, error) {
 	n := len(tensors)
-	p := &parcel{tensors: tensors, me: c.s.rank(), spans: c.cuts[:n], parts: c.memory[:n]}
-	if c.cuts, c.memory = c.cuts[n:], c.memory[n:]; c.gets() {
+	p := &parcel{tensors: tensors, me: c.s.rank(), spans: c.cuts[:n], parts: make([][]byte, n)}
+	if c.cuts = c.cuts[n:]; c.gets() {
 		p.wholes, c.memory = c.memory[:n], c.memory[n:]
 	}
 	if c.within(&tensors[0]) {
