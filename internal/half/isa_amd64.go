@@ -17,7 +17,7 @@ func supported() []isa {
 		widenFloat16:   widenWithRest(widenFloat16AVX2, p.widenFloat16),
 		narrowFloat16:  narrowWithRest(narrowFloat16AVX2, p.narrowFloat16),
 	}
-	if !cpu.X86.HasAVX512F || !cpu.X86.HasAVX512DQ || !cpu.X86.HasAVX512BW || !cpu.X86.HasAVX512VL || !cpu.X86.HasAVX512BF16 {
+	if !cpu.X86.HasBMI2 || !cpu.X86.HasAVX512F || !cpu.X86.HasAVX512DQ || !cpu.X86.HasAVX512BW || !cpu.X86.HasAVX512VL || !cpu.X86.HasAVX512BF16 {
 		return []isa{avx2, p}
 	}
 	bf16 := avx2
