@@ -29,6 +29,9 @@ const least8 = 4096
 // Blocks begin at multiples of 256 of an element's index in the whole parameter. So what rounds
 // together does not depend on how the parameter is cut, but for the blocks that a cut goes through:
 // each side has a block of its own there.
+//
+// Other than [Vec] says, writes to slices of one piece are for one goroutine at a time, and so are
+// reads beside them.
 type Blockwise struct {
 	words      Vec // magnitudes and codes of the whole piece, which is n elements from offset on
 	offset, n  int

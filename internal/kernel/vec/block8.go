@@ -204,11 +204,7 @@ func (t *tree8) load(dst []float32, codes []uint8, absmax float32) {
 
 // store sets codes to those of src, and returns the largest magnitude.
 func (t *tree8) store(codes []uint8, src []float32) (absmax float32) {
-	if t.signed {
-		absmax = MaxAbs(src)
-	} else {
-		absmax = max(0, Max(src))
-	}
+	absmax = MaxAbs(src)
 	t.encode(codes, src, absmax)
 	if !(absmax <= math.MaxFloat32) {
 		return float32(math.NaN())

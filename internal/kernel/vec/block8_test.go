@@ -201,6 +201,13 @@ func TestAdam8NotFinite(t *testing.T) {
 			for i := range x {
 				require.Equal(t, i/Block8 == 1, x[i] != x[i], "element %d", i)
 			}
+			x = make([]float32, n)
+			x[Block8+7] = bad
+			q.Store(x)
+			q.Load(x, 0)
+			for i := range x {
+				require.Equal(t, i/Block8 == 1, x[i] != x[i], "element %d", i)
+			}
 		}
 	}
 }
