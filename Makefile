@@ -110,7 +110,7 @@ bench: ## a GPT's steps beside the processor's peak, and beside PyTorch: TORCH=p
 bench-join: ## what Join and JoinCalls cost with even data, and what a rank without a batch takes
 	$(GO) run ./internal/bench join -seconds 8
 
-bench-state: ## optimizer state made whole against broadcasts, PyTorch's with TORCH=python, and checkpoints beside files; needs 15 GB of memory
+bench-state: ## optimizer state made whole against broadcasts, PyTorch's with TORCH=python, and checkpoints beside files; needs more than 23 GB of memory
 	$(GO) run ./internal/bench state -torch "$(TORCH)"
 
 bench-gemm: ## GFLOP/s of the matrix product

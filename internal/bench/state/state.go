@@ -5,8 +5,9 @@
 //
 //	bench state [-models dense,moe,30M,300M] [-ranks 2,4] [-rounds 7] [-tcp] [-dir directory] [-torch python]
 //
-// Memory is the rise of the peak of resident memory. Dense and moe need 4 GB of memory, 300M needs
-// 15, and 9 GB in the directory. With PyTorch in the run moe needs 9.
+// Memory is the rise of the peak of resident memory. Dense and moe need 4 GB of memory, with PyTorch
+// in the run moe needs 9. 300M needs 15 on 2 ranks, and 9 GB in the directory; on 4 ranks it needs
+// more than 23, since every rank has a result and the earlier one, whose memory Into takes.
 //
 // # Thousands of tensors
 //
