@@ -142,7 +142,7 @@ var newDevice = func(cfg *Config) (engine.Device, error) {
 func engineOptions(cfg *Config, tr *trace) engine.Options {
 	o := engine.Options{
 		DType: cfg.Precision.Compute.tensor(), Prefetch: cfg.Prefetch, InFlight: cfg.InFlight, Seed: cfg.Seed,
-		Save: tr.save, Spill: tr.spill, Before: cfg.before, Factor: cfg.factor(), Threads: cfg.Threads,
+		Save: tr.save, Spill: tr.spill, Before: cfg.before, Factor: cfg.factor(),
 	}
 	for i, c := range tr.calls {
 		half := cfg.Precision.Compute == BFloat16 && !tr.wide[i]

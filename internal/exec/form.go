@@ -106,7 +106,7 @@ func (o *Op) halfResult(r rule) Form {
 // decideForms decides how every value of the unit is stored. It does not depend on what is saved for
 // backward: a value that is computed again is rounded again.
 func (c *compiler) decideForms() {
-	c.half, c.unit.OutHalf = c.sig.Half, make([]bool, len(c.outs))
+	c.half = c.sig.Half
 	c.forms = make(map[*G.Node]Form)
 	for i, n := range c.in {
 		c.forms[n] = Form{Half: c.sig.Inputs[i].Half}

@@ -116,7 +116,7 @@ func (c *Compiled) measure() {
 // Beside returns the bytes that passes like c take beside their buffers: their programs, and packed
 // operands of products.
 func (e *Engine) Beside(c *Compiled) int {
-	return c.bytes + c.units + e.o.Threads*exec.RunnerBytes(e.o.DType, e.o.half())
+	return c.bytes + c.units + e.dev.Threads()*exec.RunnerBytes(e.o.DType, e.o.half())
 }
 
 // ProgramBytes returns the bytes of compiled programs: those that the process keeps for all its

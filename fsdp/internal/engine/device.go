@@ -23,6 +23,9 @@ import (
 // All methods of a Device, its Shards and Frames are called by one goroutine. Vectors are for any:
 // see optim.Vec.
 type Device interface {
+	// Threads returns how many threads of the host compute, at least 1. Each has scratch memory of its
+	// own in a pass.
+	Threads() int
 	// NewShards allocates the shards of a layout whose groups lie on these meshes, all zero. What
 	// it has allocated before an error is freed again.
 	NewShards(l *layout.Layout, meshes []ranks.Mesh) (Shards, error)

@@ -26,7 +26,6 @@ type Options struct {
 	Prefetch int           // units gathered ahead
 	InFlight int           // bytes of collectives under way, 0 for any number
 	Seed     uint64        // of dropout
-	Threads  int           // that the device computes on, at least 1
 
 	Before func(group *layout.Group) float32 // what gradients are multiplied by before they are summed
 	Factor float64                           // what gradients are multiplied by in all

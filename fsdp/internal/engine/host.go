@@ -50,6 +50,9 @@ func NewHost(o HostOptions) (*Host, error) {
 	return h, nil
 }
 
+// Threads implements Device.
+func (h *Host) Threads() int { return h.runner.Team.Size() }
+
 // Finish implements Device.
 func (h *Host) Finish() error { return nil }
 

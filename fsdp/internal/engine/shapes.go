@@ -51,7 +51,7 @@ func (c *Compiled) results() []program.Ref {
 
 // signature describes a call to the compiler, without its inputs.
 func (e *Engine) signature(c *Compiled, call int) *exec.Signature {
-	sig := &exec.Signature{DType: e.o.DType, Half: e.module(c, call).Half, Threads: e.o.Threads}
+	sig := &exec.Signature{DType: e.o.DType, Half: e.module(c, call).Half, Threads: e.dev.Threads()}
 	params := c.Model.Calls[call].Params
 	for j, p := range params {
 		if e.layout.Groups[e.layout.Home[p].Group].Read != comm.BFloat16 {

@@ -185,6 +185,9 @@ func (d *Device) Begin(p arena.Phase) { d.do(func() { d.host.Begin(p) }) }
 // EndStep implements engine.Device.
 func (d *Device) EndStep() error { return d.call(d.host.EndStep) }
 
+// Threads implements engine.Device.
+func (d *Device) Threads() int { return d.host.Threads() }
+
 // Stats implements engine.Device.
 func (d *Device) Stats() (s arena.Stats) {
 	d.always(func() { s = d.host.Stats() })
