@@ -84,7 +84,7 @@ func TestProcessorsDoNotChangeBits(t *testing.T) {
 // one to four threads a rank, and on another number on each rank.
 func TestThreadsDoNotChangeBits(t *testing.T) {
 	model := &nn.GPT{Vocab: 70, Context: tinyContext, Layers: 2, Dim: 96, Heads: 4, Dropout: 0.1}
-	for _, compute := range []fsdp.DType{fsdp.Float32, fsdp.Float64} {
+	for _, compute := range []fsdp.DType{fsdp.Float32, fsdp.Float64, fsdp.BFloat16} {
 		base := fsdp.Config{Wrap: blocks, Precision: fsdp.Precision{Compute: compute}}
 		run := func(world int, threads func(rank int) int) bits {
 			states := make([]bits, world)
@@ -110,6 +110,15 @@ func TestThreadsDoNotChangeBits(t *testing.T) {
 			requireSameBits(t, want, run(world, func(rank int) int { return 3 - 2*rank }), "3 threads and 1")
 		}
 	}
+	var beside [3]int // each thread packs operands of its own
+	for threads := 1; threads <= 2; threads++ {
+		m := wrap(t, model, fsdp.Config{Threads: threads})
+		plan, err := m.Plan(tinyBatch(0, 0, 5, tinyContext)...)
+		require.NoError(t, err)
+		beside[threads] = plan.BesideBytes
+		require.NoError(t, m.Close())
+	}
+	require.Greater(t, beside[2], beside[1]+100_000)
 	for _, threads := range []int{-1, 1025} {
 		_, err := fsdp.Wrap(model, fsdp.Config{Threads: threads})
 		require.EqualError(t, err, fmt.Sprintf("fsdp: rank 0: Config.Threads is %d: want a number of cores, at most 1024, or 0", threads))

@@ -95,11 +95,10 @@ func WithOptimizer(opt optim.Optimizer) StateOption {
 
 // TakeSettings gives the optimizer the settings that its state was made with (betas, decay, momentum
 // and others of [optim.Settings]) in place of those that it has been made with, parameter by
-// parameter, but for Bits, which are those of its memory. Without it the optimizer keeps its own, and
-// rank 0 warns where they differ. The
-// learning rate comes with every Step: the last one of the state is then in [optim.Groups]. It is an
-// error if the state does not tell the settings, as that of an earlier version, or if the optimizer
-// is not of package optim.
+// parameter, but for Bits, which are those of its memory. Without it the optimizer keeps its own,
+// and rank 0 warns where they differ. The learning rate comes with every Step: the last one of the
+// state is then in [optim.Groups]. It is an error if the state does not tell the settings, as that
+// of an earlier version, or if the optimizer is not of package optim.
 func TakeSettings() StateOption {
 	return stateOption("TakeSettings", func(o *state.Options) { o.TakeSettings = true })
 }

@@ -117,3 +117,31 @@ func TestRunnerOfManyUnits(t *testing.T) {
 		require.Equal(t, trial.Run(t).Out[0], exec.Data[float64](c.Out[0]))
 	}
 }
+
+// TestThreadsShareInstructions counts the elements that each thread computes of an operation.
+func TestThreadsShareInstructions(t *testing.T) {
+	for split, parts := range map[exec.Split]int{exec.Whole: 1, exec.ByElement: 3, exec.ByKernel: 3} {
+		var mu sync.Mutex
+		var shares []int
+		probe := func(f *exec.Frame) error {
+			mu.Lock()
+			defer mu.Unlock()
+			shares = append(shares, len(f.Out.Bytes)/4)
+			copy(f.Out.Bytes, f.In[0].Bytes)
+			return nil
+		}
+		row := &exec.Row{Kind: "probe", Shapes: "x [...] -> y [...]", Split: split, FLOPs: exec.Each(0), Kernels: exec.Kernels{F32: probe}}
+		spec := &exec.Spec{Build: returning(func(_ *exec.Builder, in []*G.Node) (*G.Node, error) { return row.Apply(nil, in[0]) })}
+		sig := exectest.Signature(tensor.Float32, []int{1000})
+		sig.Inputs[0].Grad, sig.GradOut, sig.Threads = false, nil, 3
+		tr := exectest.New(t, spec, sig)
+		var r exec.Runner
+		r.Team.Start(3)
+		require.NoError(t, r.Forward(tr.Unit, tr.Call()))
+		r.Team.Close()
+		require.Len(t, shares, parts)
+		if split == exec.ByElement {
+			require.Equal(t, 1000, shares[0]+shares[1]+shares[2])
+		}
+	}
+}
