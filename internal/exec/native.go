@@ -2,17 +2,11 @@ package exec
 
 import (
 	"fmt"
-	"math"
-	"math/bits"
 	"reflect"
 	"slices"
-	"strings"
 
 	G "gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
-
-	"github.com/gofsdp/gofsdp/internal/kernel"
-	"github.com/gofsdp/gofsdp/internal/kernel/vec"
 )
 
 // Some of Gorgonia's operations have kernels here: reductions, because those of package tensor are
@@ -28,313 +22,28 @@ func native(g *G.ExprGraph, n *G.Node) *Op {
 	if n.Op() == nil || isHost(n) {
 		return nil
 	}
-	kids := children(g, n)
-	switch typeName(n.Op()) {
-	case "gorgonia.sumOp":
-		return useWith(sumRow, along(n.Op()), n, kids)
-	case "gorgonia.maxOp":
-		return useWith(maxRow, along(n.Op()), n, kids)
-	case "gorgonia.repeatOp":
-		return useWith(repeatRow, Axes(1)<<reflect.Indirect(reflect.ValueOf(n.Op())).FieldByName("along").Int(), n, kids)
-	case "gorgonia.elemBinOp":
-		sign, _, _ := strings.Cut(n.Op().String(), " ")
-		if sign == "+" && kids[0].Shape().Eq(kids[1].Shape()) {
-			return use(addRow, n.Shape(), kids...)
-		}
-		if signs[sign] {
-			return useWith(binaryRow, Binary{sign}, n, kids)
-		}
-	case "gorgonia.elemUnaryOp":
-		if n.Op().String() == "neg" {
-			return use(negRow, n.Shape(), kids...)
-		}
-	case "gorgonia.minBetween":
-		return useWith(binaryRow, Binary{"min"}, n, kids)
-	case "gorgonia.maxBetween":
-		return useWith(binaryRow, Binary{"max"}, n, kids)
+	if find := natives[typeName(n.Op())]; find != nil {
+		return find(n, children(g, n))
 	}
 	return nil
+}
+
+// natives find the operation for a stock operation of that type, or nil if there is none for it.
+var natives = map[string]func(n *G.Node, kids []*G.Node) *Op{
+	"gorgonia.sumOp":    func(n *G.Node, kids []*G.Node) *Op { return useWith(sumRow, along(n.Op()), n, kids) },
+	"gorgonia.maxOp":    func(n *G.Node, kids []*G.Node) *Op { return useWith(maxRow, along(n.Op()), n, kids) },
+	"gorgonia.repeatOp": nativeRepeat,
+
+	"gorgonia.elemBinOp":   nativeBinary,
+	"gorgonia.elemUnaryOp": nativeUnary,
+	"gorgonia.minBetween":  func(n *G.Node, kids []*G.Node) *Op { return useWith(binaryRow, Binary{"min"}, n, kids) },
+	"gorgonia.maxBetween":  func(n *G.Node, kids []*G.Node) *Op { return useWith(binaryRow, Binary{"max"}, n, kids) },
 }
 
 func useWith(r *Row, attrs any, n *G.Node, args []*G.Node) *Op {
 	o := use(r, n.Shape(), args...)
 	o.Attrs, o.ints = attrs, make([]bool, len(args))
 	return o
-}
-
-// Axes is a set of axes, bit by bit: the attribute of KindSum, KindMax, KindMaxGrad and KindRepeat.
-type Axes uint32
-
-const maxAxes = 32
-
-// String lists the axes.
-func (a Axes) String() string {
-	var list []string
-	for ; a != 0; a &= a - 1 {
-		list = append(list, fmt.Sprint(bits.TrailingZeros32(uint32(a))))
-	}
-	return "(" + strings.Join(list, ",") + ")"
-}
-
-func (a Axes) has(axis int) bool { return a>>axis&1 == 1 }
-
-// along returns the axes of a stock reduction.
-func along(op G.Op) (a Axes) {
-	list := reflect.Indirect(reflect.ValueOf(op)).FieldByName("along")
-	for i := range list.Len() {
-		a |= 1 << list.Index(i).Int()
-	}
-	return a
-}
-
-var sumRow = &Row{
-	Kind: KindSum, Attr: Axes(0), Doc: "the sum of x over axes, one axis after the other and its terms in order; over all axes, the terms of x in order",
-	Shapes:  "x [...] -> y [*]",
-	Kernels: Kernels{reduce(kernel.SumAxis[float32]), reduce(kernel.SumAxis[float64]), reduce(kernel.NaiveSumAxis)},
-	FLOPs:   Each(1), Scratch: reduceScratch,
-}
-
-var maxRow = &Row{
-	Kind: KindMax, Attr: Axes(0), Doc: "the largest of x over axes, NaN where any is", Shapes: "x [...] -> y [*]",
-	Kernels: Kernels{reduce(kernel.MaxAxis[float32]), reduce(kernel.MaxAxis[float64]), reduce(kernel.NaiveMaxAxis)},
-	FLOPs:   Each(1), Scratch: reduceScratch, Diff: 1,
-	Grad: func(o *Op, in G.Nodes, y, dy *G.Node) (G.Nodes, error) {
-		dx, err := (&Op{Row: maxGradRow, Attrs: o.Attrs, Shape: o.In[0]}).add(in[0], y, dy)
-		return G.Nodes{dx}, err
-	},
-}
-
-var maxGradRow = &Row{
-	Kind: KindMaxGrad, Attr: Axes(0), Doc: "dy where x is the largest over axes, else 0", Shapes: "x, y, dy -> dx [*]",
-	Kernels: Kernels{maxGrad[float32], maxGrad[float64], naiveMaxGrad}, FLOPs: Each(2), InPlace: true,
-}
-
-func maxGrad[T kernel.Float](f *Frame) error {
-	dx, x, y, dy := Data[T](f.Out.Bytes), Data[T](f.In[0].Bytes), Data[T](f.In[1].Bytes), Data[T](f.In[2].Bytes)
-	var at, strides [maxAxes]int // of y; 0 along the axes that it does not have
-	shape, axes, n := f.Op.Shape, f.Op.Attrs.(Axes), 1
-	for axis := len(shape) - 1; axis >= 0; axis-- {
-		if !axes.has(axis) {
-			strides[axis] = n
-			n *= shape[axis]
-		}
-	}
-	j := 0
-	for i := range dx {
-		dx[i] = dy[j] * compare("==", x[i], y[j])
-		for axis := len(shape) - 1; axis >= 0; axis-- {
-			at[axis]++
-			j += strides[axis]
-			if at[axis] < shape[axis] {
-				break
-			}
-			j -= at[axis] * strides[axis]
-			at[axis] = 0
-		}
-	}
-	return nil
-}
-
-func naiveMaxGrad(f *Frame) error {
-	x, y, dy := Data[float64](f.In[0].Bytes), Data[float64](f.In[1].Bytes), Data[float64](f.In[2].Bytes)
-	for i := range x {
-		j, left, size := 0, i, len(x)
-		for axis, n := range f.Op.Shape {
-			size /= n
-			if !f.Op.Attrs.(Axes).has(axis) {
-				j = j*n + left/size
-			}
-			left %= size
-		}
-		Data[float64](f.Out.Bytes)[i] = 0
-		if x[i] == y[j] {
-			Data[float64](f.Out.Bytes)[i] = dy[j]
-		}
-	}
-	return nil
-}
-
-// reduce folds one axis after the other. What is between two of them lies in scratch memory, where
-// a kernel may write over what it reads.
-func reduce[T kernel.Float](fold func(y, x []T, outer, n, inner int)) Kernel {
-	return func(f *Frame) error {
-		x, y, shape, axes := Data[T](f.In[0].Bytes), Data[T](f.Out.Bytes), f.Op.In[0], f.Op.Attrs.(Axes)
-		if axes == 1<<len(shape)-1 {
-			fold(y, x, 1, len(x), 1)
-			return nil
-		}
-		outer, inner := 1, len(x)
-		for axis, n := range shape {
-			inner /= n
-			if n == 1 || !axes.has(axis) {
-				outer *= n
-				continue
-			}
-			to := y
-			if outer*inner > len(y) {
-				to = Data[T](f.Scratch)[:outer*inner]
-			}
-			fold(to, x, outer, n, inner)
-			x = to
-		}
-		if len(x) == len(y) && &x[0] != &y[0] { // all axes were of length 1
-			copy(y, x)
-		}
-		return nil
-	}
-}
-
-// reduceScratch is what is left of x after the first axis, if that is not the result.
-func reduceScratch(o *Op) int {
-	axes, left := o.Attrs.(Axes), Numel(o.In[0])
-	for axis, n := range o.In[0] {
-		if n > 1 && axes.has(axis) {
-			left /= n
-			break
-		}
-	}
-	if left == Numel(o.Shape) || axes == 1<<len(o.In[0])-1 {
-		return 0
-	}
-	return left
-}
-
-// repeatRow has as arguments the value alone: its result has a shape, so nobody asks how often.
-var repeatRow = &Row{
-	Kind: KindRepeat, Attr: Axes(0), Doc: "x, with each element repeated along an axis", Shapes: "x [...] -> y [*]",
-	Kernels: Kernels{repeat(kernel.Repeat[float32]), repeat(kernel.Repeat[float64]), repeat(kernel.NaiveRepeat)},
-	FLOPs:   Each(0), Cheap: true,
-}
-
-func repeat[T kernel.Float](run func(y, x []T, outer, n, inner int)) Kernel {
-	return func(f *Frame) error {
-		x, y := Data[T](f.In[0].Bytes), Data[T](f.Out.Bytes)
-		inner := Numel(f.Op.Shape[bits.Len32(uint32(f.Op.Attrs.(Axes))):])
-		run(y, x, len(x)/inner, len(y)/len(x), inner)
-		return nil
-	}
-}
-
-var negRow = &Row{
-	Kind: KindNeg, Doc: "-x", Shapes: "x [...] -> y [...]",
-	Kernels: Kernels{neg[float32], neg[float64], naiveNeg}, FLOPs: Each(1), InPlace: true, Split: ByElement,
-}
-
-func neg[T kernel.Float](f *Frame) error {
-	vec.ScaleTo(Data[T](f.Out.Bytes), -1, Data[T](f.In[0].Bytes))
-	return nil
-}
-
-func naiveNeg(f *Frame) error {
-	for i, x := range Data[float64](f.In[0].Bytes) {
-		Data[float64](f.Out.Bytes)[i] = -x
-	}
-	return nil
-}
-
-// Binary is the attribute of KindBinary: the sign of the operation, one of + - ⊙ ÷ < > <= >= == != min max.
-type Binary struct{ Sign string }
-
-var signs = map[string]bool{"+": true, "-": true, "⊙": true, "÷": true, "<": true, ">": true, "<=": true, ">=": true, "==": true, "!=": true}
-
-var binaryRow = &Row{
-	Kind: KindBinary, Attr: Binary{}, Doc: "a and b, element by element; either may be a single number. A comparison is 1 or 0",
-	Shapes:  "a, b -> y [*]",
-	Kernels: Kernels{elementwise[float32], elementwise[float64], naiveElementwise},
-	FLOPs:   func(o *Op) int { return Numel(o.Shape) }, InPlace: true, Split: ByElement,
-}
-
-func elementwise[T kernel.Float](f *Frame) error {
-	y, a, b := Data[T](f.Out.Bytes), Data[T](f.In[0].Bytes), Data[T](f.In[1].Bytes)
-	sa, sb := stride(a, y), stride(b, y)
-	sign := f.Op.Attrs.(Binary).Sign
-	switch {
-	case sign == "+":
-		for i := range y {
-			y[i] = a[i*sa] + b[i*sb]
-		}
-	case sign == "-":
-		for i := range y {
-			y[i] = a[i*sa] - b[i*sb]
-		}
-	case sign == "⊙" && sb == 0:
-		vec.ScaleTo(y, b[0], a)
-	case sign == "⊙":
-		for i := range y {
-			y[i] = a[i*sa] * b[i*sb]
-		}
-	case sign == "÷":
-		for i := range y {
-			y[i] = a[i*sa] / b[i*sb]
-		}
-	case sign == "min":
-		for i := range y {
-			y[i] = min(a[i*sa], b[i*sb])
-		}
-	case sign == "max":
-		for i := range y {
-			y[i] = max(a[i*sa], b[i*sb])
-		}
-	default:
-		for i := range y {
-			y[i] = compare(sign, a[i*sa], b[i*sb])
-		}
-	}
-	return nil
-}
-
-// stride is 0 for a single number, which every element of y takes.
-func stride[T kernel.Float](a, y []T) int {
-	if len(a) < len(y) {
-		return 0
-	}
-	return 1
-}
-
-func compare[T kernel.Float](sign string, a, b T) T {
-	var is bool
-	switch sign {
-	case "<":
-		is = a < b
-	case ">":
-		is = a > b
-	case "<=":
-		is = a <= b
-	case ">=":
-		is = a >= b
-	case "==":
-		is = a == b
-	default:
-		is = a != b
-	}
-	if is {
-		return 1
-	}
-	return 0
-}
-
-func naiveElementwise(f *Frame) error {
-	y, a, b := Data[float64](f.Out.Bytes), Data[float64](f.In[0].Bytes), Data[float64](f.In[1].Bytes)
-	for i := range y {
-		a, b := a[i%len(a)], b[i%len(b)]
-		switch sign := f.Op.Attrs.(Binary).Sign; sign {
-		case "+":
-			y[i] = a + b
-		case "-":
-			y[i] = a - b
-		case "⊙":
-			y[i] = a * b
-		case "÷":
-			y[i] = a / b
-		case "min":
-			y[i] = math.Min(a, b)
-		case "max":
-			y[i] = math.Max(a, b)
-		default:
-			y[i] = compare(sign, a, b)
-		}
-	}
-	return nil
 }
 
 // replace puts operations with gradients of their own in the place of stock operations whose rules

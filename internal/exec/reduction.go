@@ -1,0 +1,170 @@
+package exec
+
+import (
+	"fmt"
+	"math/bits"
+	"reflect"
+	"strings"
+
+	G "gorgonia.org/gorgonia"
+
+	"github.com/gofsdp/gofsdp/internal/kernel"
+)
+
+// Axes is a set of axes, bit by bit: the attribute of KindSum, KindMax, KindMaxGrad and KindRepeat.
+type Axes uint32
+
+const maxAxes = 32
+
+// String lists the axes.
+func (a Axes) String() string {
+	var list []string
+	for ; a != 0; a &= a - 1 {
+		list = append(list, fmt.Sprint(bits.TrailingZeros32(uint32(a))))
+	}
+	return "(" + strings.Join(list, ",") + ")"
+}
+
+func (a Axes) has(axis int) bool { return a>>axis&1 == 1 }
+
+// along returns the axes of a stock reduction.
+func along(op G.Op) (a Axes) {
+	list := reflect.Indirect(reflect.ValueOf(op)).FieldByName("along")
+	for i := range list.Len() {
+		a |= 1 << list.Index(i).Int()
+	}
+	return a
+}
+
+var sumRow = &Row{
+	Kind: KindSum, Attr: Axes(0), Doc: "the sum of x over axes, one axis after the other and its terms in order; over all axes, the terms of x in order",
+	Shapes:  "x [...] -> y [*]",
+	Kernels: Kernels{reduce(kernel.SumAxis[float32]), reduce(kernel.SumAxis[float64]), reduce(kernel.NaiveSumAxis)},
+	FLOPs:   Each(1), Scratch: reduceScratch,
+}
+
+var maxRow = &Row{
+	Kind: KindMax, Attr: Axes(0), Doc: "the largest of x over axes, NaN where any is", Shapes: "x [...] -> y [*]",
+	Kernels: Kernels{reduce(kernel.MaxAxis[float32]), reduce(kernel.MaxAxis[float64]), reduce(kernel.NaiveMaxAxis)},
+	FLOPs:   Each(1), Scratch: reduceScratch, Diff: 1,
+	Grad: func(o *Op, in G.Nodes, y, dy *G.Node) (G.Nodes, error) {
+		dx, err := (&Op{Row: maxGradRow, Attrs: o.Attrs, Shape: o.In[0]}).add(in[0], y, dy)
+		return G.Nodes{dx}, err
+	},
+}
+
+var maxGradRow = &Row{
+	Kind: KindMaxGrad, Attr: Axes(0), Doc: "dy where x is the largest over axes, else 0", Shapes: "x, y, dy -> dx [*]",
+	Kernels: Kernels{maxGrad[float32], maxGrad[float64], naiveMaxGrad}, FLOPs: Each(2), InPlace: true,
+}
+
+func maxGrad[T kernel.Float](f *Frame) error {
+	dx, x, y, dy := Data[T](f.Out.Bytes), Data[T](f.In[0].Bytes), Data[T](f.In[1].Bytes), Data[T](f.In[2].Bytes)
+	var at, strides [maxAxes]int // of y; 0 along the axes that it does not have
+	shape, axes, n := f.Op.Shape, f.Op.Attrs.(Axes), 1
+	for axis := len(shape) - 1; axis >= 0; axis-- {
+		if !axes.has(axis) {
+			strides[axis] = n
+			n *= shape[axis]
+		}
+	}
+	j := 0
+	for i := range dx {
+		dx[i] = dy[j] * compare("==", x[i], y[j])
+		for axis := len(shape) - 1; axis >= 0; axis-- {
+			at[axis]++
+			j += strides[axis]
+			if at[axis] < shape[axis] {
+				break
+			}
+			j -= at[axis] * strides[axis]
+			at[axis] = 0
+		}
+	}
+	return nil
+}
+
+func naiveMaxGrad(f *Frame) error {
+	x, y, dy := Data[float64](f.In[0].Bytes), Data[float64](f.In[1].Bytes), Data[float64](f.In[2].Bytes)
+	for i := range x {
+		j, left, size := 0, i, len(x)
+		for axis, n := range f.Op.Shape {
+			size /= n
+			if !f.Op.Attrs.(Axes).has(axis) {
+				j = j*n + left/size
+			}
+			left %= size
+		}
+		Data[float64](f.Out.Bytes)[i] = 0
+		if x[i] == y[j] {
+			Data[float64](f.Out.Bytes)[i] = dy[j]
+		}
+	}
+	return nil
+}
+
+// reduce folds one axis after the other. What is between two of them lies in scratch memory, where
+// a kernel may write over what it reads.
+func reduce[T kernel.Float](fold func(y, x []T, outer, n, inner int)) Kernel {
+	return func(f *Frame) error {
+		x, y, shape, axes := Data[T](f.In[0].Bytes), Data[T](f.Out.Bytes), f.Op.In[0], f.Op.Attrs.(Axes)
+		if axes == 1<<len(shape)-1 {
+			fold(y, x, 1, len(x), 1)
+			return nil
+		}
+		outer, inner := 1, len(x)
+		for axis, n := range shape {
+			inner /= n
+			if n == 1 || !axes.has(axis) {
+				outer *= n
+				continue
+			}
+			to := y
+			if outer*inner > len(y) {
+				to = Data[T](f.Scratch)[:outer*inner]
+			}
+			fold(to, x, outer, n, inner)
+			x = to
+		}
+		if len(x) == len(y) && &x[0] != &y[0] { // all axes were of length 1
+			copy(y, x)
+		}
+		return nil
+	}
+}
+
+// reduceScratch is what is left of x after the first axis, if that is not the result.
+func reduceScratch(o *Op) int {
+	axes, left := o.Attrs.(Axes), Numel(o.In[0])
+	for axis, n := range o.In[0] {
+		if n > 1 && axes.has(axis) {
+			left /= n
+			break
+		}
+	}
+	if left == Numel(o.Shape) || axes == 1<<len(o.In[0])-1 {
+		return 0
+	}
+	return left
+}
+
+// repeatRow has as arguments the value alone: its result has a shape, so nobody asks how often.
+var repeatRow = &Row{
+	Kind: KindRepeat, Attr: Axes(0), Doc: "x, with each element repeated along an axis", Shapes: "x [...] -> y [*]",
+	Kernels: Kernels{repeat(kernel.Repeat[float32]), repeat(kernel.Repeat[float64]), repeat(kernel.NaiveRepeat)},
+	FLOPs:   Each(0), Cheap: true,
+}
+
+func nativeRepeat(n *G.Node, kids []*G.Node) *Op {
+	axis := reflect.Indirect(reflect.ValueOf(n.Op())).FieldByName("along").Int()
+	return useWith(repeatRow, Axes(1)<<axis, n, kids)
+}
+
+func repeat[T kernel.Float](run func(y, x []T, outer, n, inner int)) Kernel {
+	return func(f *Frame) error {
+		x, y := Data[T](f.In[0].Bytes), Data[T](f.Out.Bytes)
+		inner := Numel(f.Op.Shape[bits.Len32(uint32(f.Op.Attrs.(Axes))):])
+		run(y, x, len(x)/inner, len(y)/len(x), inner)
+		return nil
+	}
+}
