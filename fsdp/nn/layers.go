@@ -7,7 +7,7 @@ import (
 	"gorgonia.org/gorgonia"
 
 	"github.com/gofsdp/gofsdp/fsdp"
-	"github.com/gofsdp/gofsdp/internal/ops"
+	"github.com/gofsdp/gofsdp/fsdp/op"
 )
 
 // defaultStd is the standard deviation of initial weights where none is given.
@@ -45,7 +45,7 @@ func (m *Linear) Build(b *fsdp.Builder, in ...*gorgonia.Node) (gorgonia.Nodes, e
 			return nil, err
 		}
 	}
-	y, err := ops.Linear(in[0], p[0], bias)
+	y, err := op.Linear(in[0], p[0], bias)
 	if err != nil {
 		return nil, err
 	}
@@ -69,7 +69,7 @@ func (m *Embedding) Build(b *fsdp.Builder, in ...*gorgonia.Node) (gorgonia.Nodes
 	if err != nil {
 		return nil, err
 	}
-	return one(ops.Embedding(p[0], in[0]))
+	return one(op.Embedding(p[0], in[0]))
 }
 
 // Positions adds a learned vector per position to x [B, T, Dim], T <= Rows. Parameter: weight
@@ -90,7 +90,7 @@ func (m *Positions) Build(b *fsdp.Builder, in ...*gorgonia.Node) (gorgonia.Nodes
 	if err != nil {
 		return nil, err
 	}
-	return one(ops.AddPositions(in[0], p[0]))
+	return one(op.AddPositions(in[0], p[0]))
 }
 
 // Pointwise applies an activation to its input, for models that call their parts one by one.
@@ -120,11 +120,11 @@ const (
 func (a Activation) apply(x *gorgonia.Node) (*gorgonia.Node, error) {
 	switch a {
 	case GELU:
-		return ops.GELU(x)
+		return op.GELU(x)
 	case GELUTanh:
-		return ops.GELUTanh(x)
+		return op.GELUTanh(x)
 	case ReLU:
-		return ops.ReLU(x)
+		return op.ReLU(x)
 	default:
 		return nil, fmt.Errorf("unknown activation %d", a)
 	}

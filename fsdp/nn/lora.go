@@ -13,8 +13,8 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/gofsdp/gofsdp/fsdp"
+	"github.com/gofsdp/gofsdp/fsdp/op"
 	"github.com/gofsdp/gofsdp/internal/kernel/vec"
-	"github.com/gofsdp/gofsdp/internal/ops"
 )
 
 // LoRA is a low-rank adapter of a linear layer (Hu et al., 2021, arXiv:2106.09685), which trains in
@@ -69,14 +69,14 @@ func (l LoRA) add(b *fsdp.Builder, y, x *gorgonia.Node) (*gorgonia.Node, error) 
 	if err != nil {
 		return nil, err
 	}
-	low, err := ops.Linear(x, p[0], nil) // [..., Rank]
+	low, err := op.Linear(x, p[0], nil) // [..., Rank]
 	if err != nil {
 		return nil, err
 	}
-	if low, err = ops.Scale(low, l.scale()); err != nil {
+	if low, err = op.Scale(low, l.scale()); err != nil {
 		return nil, err
 	}
-	return ops.AddLinear(y, low, p[1])
+	return op.AddLinear(y, low, p[1])
 }
 
 // Merge adds the adapters in params, the full state of a model whose layers are adapted by l, to

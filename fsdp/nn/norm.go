@@ -6,7 +6,7 @@ import (
 	"gorgonia.org/gorgonia"
 
 	"github.com/gofsdp/gofsdp/fsdp"
-	"github.com/gofsdp/gofsdp/internal/ops"
+	"github.com/gofsdp/gofsdp/fsdp/op"
 )
 
 // gain is the parameter that scales what a norm has normalised. It is small, and multiplies
@@ -33,7 +33,7 @@ func (m *LayerNorm) Build(b *fsdp.Builder, in ...*gorgonia.Node) (gorgonia.Nodes
 	if err != nil {
 		return nil, err
 	}
-	return one(ops.LayerNorm(in[0], p[0], p[1], cmp.Or(m.Eps, 1e-5)))
+	return one(op.LayerNorm(in[0], p[0], p[1], cmp.Or(m.Eps, 1e-5)))
 }
 
 // RMSNorm divides x [..., Dim] by the root mean square of its last dimension, then scales.
@@ -54,7 +54,7 @@ func (m *RMSNorm) Build(b *fsdp.Builder, in ...*gorgonia.Node) (gorgonia.Nodes, 
 	if err != nil {
 		return nil, err
 	}
-	return one(ops.RMSNorm(in[0], p[0], cmp.Or(m.Eps, 1e-6)))
+	return one(op.RMSNorm(in[0], p[0], cmp.Or(m.Eps, 1e-6)))
 }
 
 // BatchNorm normalises each channel of x [..., Dim] over all other dimensions to mean 0 and
@@ -86,7 +86,7 @@ func (m *BatchNorm) Build(b *fsdp.Builder, in ...*gorgonia.Node) (gorgonia.Nodes
 	if err != nil {
 		return nil, err
 	}
-	y, mean, variance, err := ops.BatchNorm(in[0], p[0], p[1], p[2], p[3], cmp.Or(m.Eps, 1e-5), cmp.Or(m.Momentum, 0.1))
+	y, mean, variance, err := op.BatchNorm(in[0], p[0], p[1], p[2], p[3], cmp.Or(m.Eps, 1e-5), cmp.Or(m.Momentum, 0.1))
 	if err != nil {
 		return nil, err
 	}

@@ -9,7 +9,7 @@ import (
 	"gorgonia.org/gorgonia"
 
 	"github.com/gofsdp/gofsdp/fsdp"
-	"github.com/gofsdp/gofsdp/internal/ops"
+	"github.com/gofsdp/gofsdp/fsdp/op"
 )
 
 // Attention is multi-head scaled dot-product self-attention (Vaswani et al., 2017,
@@ -52,7 +52,7 @@ func (m *Attention) Build(b *fsdp.Builder, in ...*gorgonia.Node) (gorgonia.Nodes
 	}
 	return one(chain(in[0],
 		part(b, "qkv", m.qkv()),
-		func(x *gorgonia.Node) (*gorgonia.Node, error) { return ops.SelfAttention(x, mask, m.Heads, m.Causal) },
+		func(x *gorgonia.Node) (*gorgonia.Node, error) { return op.SelfAttention(x, mask, m.Heads, m.Causal) },
 		part(b, "proj", m.proj()),
 		dropout(b, m.Dropout, "attention")))
 }
@@ -64,7 +64,7 @@ func dropout(b *fsdp.Builder, rate float64, name string) func(*gorgonia.Node) (*
 		if rate == 0 {
 			return x, nil
 		}
-		return ops.Dropout(x, rate, b.Stream(name))
+		return op.Dropout(x, rate, b.Stream(name))
 	}
 }
 
@@ -80,7 +80,7 @@ func (m *Dropout) Build(b *fsdp.Builder, in ...*gorgonia.Node) (gorgonia.Nodes, 
 	if err := arguments(in, 1); err != nil {
 		return nil, err
 	}
-	return one(ops.Dropout(in[0], m.Rate, b.Stream("dropout")))
+	return one(op.Dropout(in[0], m.Rate, b.Stream("dropout")))
 }
 
 // MLP maps x [..., Dim] to out(act(fc(x))), with Hidden channels between. Parameters: those of the
@@ -198,7 +198,7 @@ func (m *CrossEntropy) Build(_ *fsdp.Builder, in ...*gorgonia.Node) (gorgonia.No
 	if err := arguments(in, 2); err != nil {
 		return nil, err
 	}
-	return one(ops.CrossEntropy(in[0], in[1], IgnoreTarget))
+	return one(op.CrossEntropy(in[0], in[1], IgnoreTarget))
 }
 
 // Head maps x [..., Dim] and targets, ints [...], to the loss, as CrossEntropy does, and the
@@ -221,11 +221,11 @@ func (m *Head) Build(b *fsdp.Builder, in ...*gorgonia.Node) (gorgonia.Nodes, err
 	if err != nil {
 		return nil, err
 	}
-	logits, err := ops.Linear(in[0], p[0], nil)
+	logits, err := op.Linear(in[0], p[0], nil)
 	if err != nil {
 		return nil, err
 	}
-	loss, err := ops.CrossEntropy(logits, in[1], IgnoreTarget)
+	loss, err := op.CrossEntropy(logits, in[1], IgnoreTarget)
 	if err != nil {
 		return nil, err
 	}

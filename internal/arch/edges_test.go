@@ -75,7 +75,8 @@ var edges = map[string]string{
 	"fsdp/internal/layout": "comm internal/program shard",
 	"fsdp/internal/ranks":  "comm internal/caught",
 	"fsdp/graph":           "gorgonia fsdp internal/caught internal/exec",
-	"fsdp/nn":              "gorgonia fsdp internal/kernel/vec internal/ops",
+	"fsdp/nn":              "gorgonia fsdp fsdp/op internal/kernel/vec",
+	"fsdp/op":              "gorgonia internal/ops",
 
 	// Commands and examples.
 	"fsdp/fsdpckpt":                 "internal/checkpoint internal/safetensors internal/text optim",
@@ -112,7 +113,7 @@ const gorgonia = "gorgonia"
 // Nothing else may, so that groups, optimizers, schedules and kernels can be used without it.
 var overGorgonia = strings.Fields(`
 	examples/fromgraph examples/gpt examples/internal/text examples/lora examples/moe examples/offload examples/uneven
-	fsdp fsdp/graph fsdp/internal/engine fsdp/internal/engine/fardevice fsdp/nn internal/bench
+	fsdp fsdp/graph fsdp/internal/engine fsdp/internal/engine/fardevice fsdp/nn fsdp/op internal/bench
 	internal/bench/probe internal/bench/state
 	internal/bench/train internal/exec internal/exec/exectest internal/ops internal/samebits/train
 `)

@@ -12,20 +12,19 @@ import (
 	"github.com/gofsdp/gofsdp/internal/kernel/vec"
 )
 
-// GELU returns x·Φ(x), with Φ the normal distribution function (Hendrycks and Gimpel, 2016,
-// arXiv:1606.08415).
+// GELU is op.GELU.
 func GELU(x *G.Node) (*G.Node, error) { return gelu.Apply(nil, x) }
 
 var gelu, geluGrad = activation(KindGELU, KindGELUGrad, "x·Φ(x)", 5,
 	kernel.GELU, kernel.GELU, kernel.NaiveGELU, kernel.GELUGrad, kernel.GELUGrad, kernel.NaiveGELUGrad)
 
-// GELUTanh returns the tanh approximation of GELU, 0.5x(1 + tanh(sqrt(2/π)(x + 0.044715x³))).
+// GELUTanh is op.GELUTanh.
 func GELUTanh(x *G.Node) (*G.Node, error) { return geluTanh.Apply(nil, x) }
 
 var geluTanh, geluTanhGrad = activation(KindGELUTanh, KindGELUTanhGrad, "x/2·(1 + tanh(√(2/π)·(x + 0.044715·x³)))", 9,
 	kernel.GELUTanh, kernel.GELUTanh, kernel.NaiveGELUTanh, kernel.GELUTanhGrad, kernel.GELUTanhGrad, kernel.NaiveGELUTanhGrad)
 
-// ReLU returns max(x, 0).
+// ReLU is op.ReLU.
 func ReLU(x *G.Node) (*G.Node, error) { return relu.Apply(nil, x) }
 
 var relu, reluGrad = activation(KindReLU, KindReLUGrad, "max(x, 0)", 1,
@@ -67,7 +66,7 @@ func runBinary[T kernel.Float](run func(dx, x, dy []T)) exec.Kernel {
 // Factor is the attribute of KindScale.
 type Factor struct{ C float64 }
 
-// Scale returns c·x.
+// Scale is op.Scale.
 func Scale(x *G.Node, c float64) (*G.Node, error) { return scale.Apply(Factor{c}, x) }
 
 var scale = &exec.Row{
@@ -107,15 +106,29 @@ type Mask struct {
 	Stream uint32
 }
 
-// Dropout zeroes each element of x with probability rate and divides the others by 1-rate while
-// training; in evaluation it is the identity. The mask is a function of the call's seed, stream and
-// the element's index, so backward draws the same one again and nothing is kept. Dropouts of one
-// module need different streams: see exec.Builder.Stream.
+// Dropout is op.Dropout.
 func Dropout(x *G.Node, rate float64, stream uint32) (*G.Node, error) {
 	if !(rate >= 0 && rate < 1) {
 		return nil, fmt.Errorf("dropout: rate %v is not in [0, 1)", rate)
 	}
-	return dropout.Apply(Mask{rate, stream}, x)
+	return dropout.Apply(Mask{rate, unused(x, stream)}, x)
+}
+
+// unused returns the first stream from s on that no dropout has in the graph of x.
+func unused(x *G.Node, s uint32) uint32 {
+	if x == nil || x.Graph() == nil {
+		return s
+	}
+	taken := make(map[uint32]bool)
+	for _, n := range x.Graph().AllNodes() {
+		if o, ok := n.Op().(*exec.Op); ok && o.Row == dropout {
+			taken[o.Attrs.(Mask).Stream] = true
+		}
+	}
+	for taken[s] {
+		s++
+	}
+	return s
 }
 
 var dropout = &exec.Row{

@@ -17,10 +17,7 @@ type Attention struct {
 	Causal bool
 }
 
-// SelfAttention returns multi-head scaled dot-product attention over qkv [B, T, 3*D], whose last
-// dimension is q, k and v one after the other, each of heads heads of D/heads columns: [B, T, D].
-// Causal hides later positions. mask, nil or ints [B, T], hides the keys where it is zero; a query
-// that sees no key gives zeros.
+// SelfAttention is op.SelfAttention.
 func SelfAttention(qkv, mask *G.Node, heads int, causal bool) (*G.Node, error) {
 	if mask == nil {
 		return first(attention.Apply(Attention{heads, causal}, qkv))

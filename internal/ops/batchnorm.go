@@ -12,11 +12,7 @@ import (
 // BatchStats is the attribute of KindBatchStats.
 type BatchStats struct{ Momentum float64 }
 
-// BatchNorm returns (x - mean) / sqrt(var + eps) * gain + bias for each channel of x [..., d]
-// (Ioffe and Szegedy, 2015, arXiv:1502.03167). In training mean and var are those of the rows of x,
-// var the biased one; in evaluation they are runningMean and runningVar. mean and variance are what
-// the running statistics become after a forward in training: the old ones times 1-momentum plus
-// those of x times momentum, var the unbiased one, 0 for a single row.
+// BatchNorm is op.BatchNorm.
 func BatchNorm(x, gain, bias, runningMean, runningVar *G.Node, eps, momentum float64) (y, mean, variance *G.Node, err error) {
 	if !(momentum > 0 && momentum <= 1) {
 		return nil, nil, nil, fmt.Errorf("batch norm: momentum %v is not in (0, 1]", momentum)

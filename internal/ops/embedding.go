@@ -12,8 +12,7 @@ import (
 	"github.com/gofsdp/gofsdp/internal/kernel/vec"
 )
 
-// Embedding returns the rows of table [rows, d] that index, ints of any shape [...], names: [...,
-// d].
+// Embedding is op.Embedding.
 func Embedding(table, index *G.Node) (*G.Node, error) { return embedding.Apply(nil, table, index) }
 
 var embedding = &exec.Row{
@@ -60,7 +59,7 @@ func runEmbeddingGrad[T kernel.Float](run func(dtable, dy []T, idx []int, rows, 
 	}
 }
 
-// AddPositions returns x [B, T, d] plus the first T rows of table [rows, d].
+// AddPositions is op.AddPositions.
 func AddPositions(x, table *G.Node) (*G.Node, error) { return positions.Apply(nil, x, table) }
 
 var positions = &exec.Row{

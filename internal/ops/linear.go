@@ -9,7 +9,7 @@ import (
 	"github.com/gofsdp/gofsdp/internal/kernel/bf16"
 )
 
-// Linear returns x·wᵀ + b for x [..., in], w [out, in] and b [out] or nil: [..., out].
+// Linear is op.Linear.
 func Linear(x, w, b *G.Node) (*G.Node, error) {
 	if b == nil {
 		return linear.Apply(nil, x, w)
@@ -58,8 +58,7 @@ func linearGrads(o *exec.Op, in G.Nodes, _, dy *G.Node) (G.Nodes, error) {
 	return append(grads, db...), err
 }
 
-// AddLinear returns y + x·wᵀ for y [..., out], x [..., in] and w [out, in]. Other than the sum of y
-// and Linear(x, w), it leaves neither of the two to be kept for backward.
+// AddLinear is op.AddLinear.
 func AddLinear(y, x, w *G.Node) (*G.Node, error) { return addLinear.Apply(nil, y, x, w) }
 
 var addLinear = &exec.Row{

@@ -13,9 +13,7 @@ import (
 // count.
 type Ignore struct{ Target int }
 
-// CrossEntropy returns the mean of -log softmax(logits)[target] over the targets that are not
-// ignore, in nats: shape [1]. logits is [..., classes], targets ints [...]. With no target to count
-// it is 0, and so is its gradient.
+// CrossEntropy is op.CrossEntropy.
 func CrossEntropy(logits, targets *G.Node, ignore int) (*G.Node, error) {
 	return first(crossEntropy.Apply(Ignore{ignore}, logits, targets))
 }

@@ -11,8 +11,7 @@ import (
 // Norm is the attribute of the layer, rms and batch norm and of their gradients.
 type Norm struct{ Eps float64 }
 
-// LayerNorm returns (x - mean) / sqrt(var + eps) * gain + bias over the last dimension of x [...,
-// d], with the biased variance (Ba et al., 2016, arXiv:1607.06450).
+// LayerNorm is op.LayerNorm.
 func LayerNorm(x, gain, bias *G.Node, eps float64) (*G.Node, error) {
 	return first(layerNorm.Apply(Norm{eps}, x, gain, bias))
 }
@@ -79,8 +78,7 @@ func runLayerNormGrad[T kernel.Float](run func(dx, dgain, dbias, x, gain, stats,
 	}
 }
 
-// RMSNorm returns x / sqrt(mean(x²) + eps) * gain over the last dimension of x [..., d] (Zhang and
-// Sennrich, 2019, arXiv:1910.07467).
+// RMSNorm is op.RMSNorm.
 func RMSNorm(x, gain *G.Node, eps float64) (*G.Node, error) {
 	return first(rmsNorm.Apply(Norm{eps}, x, gain))
 }

@@ -3,9 +3,7 @@
 //
 // Table has a row for every operation and for every gradient (see exec.Row): shapes, host kernels,
 // a naive reference, cost, gradient. The functions of this package add an operation to the graph of
-// its arguments and return its result. Activations carry any number of leading dimensions: x [...,
-// d] means that the operation works on rows of d elements. Shapes are checked when the graph is
-// built, and named in the error.
+// its arguments and return its result. Package fsdp/op shows them to users, and documents them.
 //
 // To add an operation, declare its Row and those of its gradients, and list them in Table: the
 // tests of this package then compare its kernels with its reference, and refuse a row that leaves

@@ -1,0 +1,32 @@
+package op
+
+import (
+	"gorgonia.org/gorgonia"
+
+	"github.com/gofsdp/gofsdp/internal/ops"
+)
+
+// LayerNorm returns (x - mean) / sqrt(var + eps) * gain + bias over the last dimension of x [...,
+// d], with gain and bias [d] and the biased variance (Ba et al., 2016, arXiv:1607.06450): [..., d].
+func LayerNorm(x, gain, bias *gorgonia.Node, eps float64) (*gorgonia.Node, error) {
+	return ops.LayerNorm(x, gain, bias, eps)
+}
+
+// RMSNorm returns x / sqrt(mean(x²) + eps) * gain over the last dimension of x [..., d], with gain
+// [d] (Zhang and Sennrich, 2019, arXiv:1910.07467): [..., d].
+func RMSNorm(x, gain *gorgonia.Node, eps float64) (*gorgonia.Node, error) {
+	return ops.RMSNorm(x, gain, eps)
+}
+
+// BatchNorm returns (x - mean) / sqrt(var + eps) * gain + bias for each channel of x [..., d], with
+// gain, bias, runningMean and runningVar [d] (Ioffe and Szegedy, 2015, arXiv:1502.03167): y [...,
+// d]. In training mean and var are those of the rows of x, var the biased one; in evaluation they
+// are runningMean and runningVar. Both results depend on all rows of the rank's batch.
+//
+// mean and variance, each [d], are what the running statistics become after a forward in training:
+// the old ones times 1-momentum plus those of x times momentum, var the unbiased one, 0 for a
+// single row. Give them to [fsdp.Builder.Update]; they and the running statistics take no gradient.
+// momentum is in (0, 1].
+func BatchNorm(x, gain, bias, runningMean, runningVar *gorgonia.Node, eps, momentum float64) (y, mean, variance *gorgonia.Node, err error) {
+	return ops.BatchNorm(x, gain, bias, runningMean, runningVar, eps, momentum)
+}
