@@ -92,14 +92,16 @@ var edges = map[string]string{
 	"examples/uneven":               "gorgonia comm fsdp fsdp/nn optim",
 
 	// What measures and checks.
-	"internal/bench":          "internal/bench/comm internal/bench/process internal/bench/state internal/bench/stats internal/bench/train internal/revision",
+	"internal/bench":          "internal/bench/comm internal/bench/models internal/bench/process internal/bench/state internal/bench/stats internal/bench/train internal/revision",
 	"internal/bench/comm":     "comm internal/bench/stats",
+	"internal/bench/models":   "gorgonia fsdp fsdp/nn internal/bench/process internal/bench/stats internal/bench/torch",
 	"internal/bench/peak":     "",
 	"internal/bench/probe":    "gorgonia comm fsdp fsdp/nn optim",
 	"internal/bench/process":  "",
 	"internal/bench/state":    "gorgonia comm fsdp fsdp/nn internal/bench/stats optim",
 	"internal/bench/stats":    "",
-	"internal/bench/train":    "gorgonia comm comm/commtest fsdp fsdp/nn internal/bench/peak internal/bench/process internal/bench/stats optim",
+	"internal/bench/torch":    "",
+	"internal/bench/train":    "gorgonia comm comm/commtest fsdp fsdp/nn internal/bench/peak internal/bench/process internal/bench/stats internal/bench/torch optim",
 	"internal/faults":         "comm comm/commtest internal/checkpoint internal/mesh internal/safetensors",
 	"internal/netns":          "",
 	"internal/samebits":       "internal/revision internal/safetensors",
@@ -114,7 +116,7 @@ const gorgonia = "gorgonia"
 var overGorgonia = strings.Fields(`
 	examples/fromgraph examples/gpt examples/internal/text examples/lora examples/moe examples/offload examples/uneven
 	fsdp fsdp/graph fsdp/internal/engine fsdp/internal/engine/fardevice fsdp/nn fsdp/op internal/bench
-	internal/bench/probe internal/bench/state
+	internal/bench/models internal/bench/probe internal/bench/state
 	internal/bench/train internal/exec internal/exec/exectest internal/ops internal/samebits/train
 `)
 

@@ -3,6 +3,7 @@
 // one.
 //
 //	bench train     steps of a GPT on one and two cores, beside PyTorch and the processor's peak
+//	bench models    passes of whole models on one core, beside PyTorch
 //	bench overlap   how much communication over a slow link is hidden
 //	bench join      what Join costs with even data, and what a rank without a batch takes
 //	bench memory    what a rank holds with DDP, in one unit, by blocks, and under each strategy
@@ -10,8 +11,8 @@
 //	bench comm      the collectives, beside Gloo, Open MPI, MPICH and memcpy
 //	bench against   steps, collectives and checkpoints beside those of another commit
 //
-// Each has flags: see bench train -h and so on. The comments of the packages train, state and comm
-// have figures that were measured, with machine and date. For train, overlap, join and state two
+// Each has flags: see bench train -h and so on. The comments of the packages train, models, state and
+// comm have figures that were measured, with machine and date. For train, overlap, join and state two
 // quiet cores take minutes, for memory half of one.
 package main
 
@@ -26,6 +27,7 @@ import (
 	"syscall"
 
 	"github.com/gofsdp/gofsdp/internal/bench/comm"
+	"github.com/gofsdp/gofsdp/internal/bench/models"
 	"github.com/gofsdp/gofsdp/internal/bench/state"
 	"github.com/gofsdp/gofsdp/internal/bench/train"
 )
@@ -40,11 +42,13 @@ func main() {
 // run runs a subcommand.
 func run(w io.Writer, args []string) error {
 	if len(args) == 0 {
-		return errors.New("want one of train, overlap, join, memory, state, comm, against")
+		return errors.New("want one of train, models, overlap, join, memory, state, comm, against")
 	}
 	switch name, args := args[0], args[1:]; name {
 	case "train":
 		return interruptible(train.Run, w, args)
+	case "models":
+		return interruptible(models.Run, w, args)
 	case "overlap":
 		return train.Overlap(w, args)
 	case "join":
@@ -61,6 +65,8 @@ func run(w io.Writer, args []string) error {
 		return state.Serve(context.Background(), w, args[0])
 	case train.RankCommand:
 		return train.Serve(context.Background(), os.Stdin, w, args[0])
+	case models.RankCommand:
+		return models.Serve(context.Background(), os.Stdin, w, args[0])
 	case comm.RankCommand:
 		return comm.Serve(args)
 	default:

@@ -29,7 +29,7 @@ type candidate struct {
 }
 
 // start starts the processes of a way.
-func start(ctx context.Context, s size, w way, t *torch, dir string, export bool) (*candidate, error) {
+func start(ctx context.Context, s size, w way, t *peer, dir string, export bool) (*candidate, error) {
 	self, err := os.Executable()
 	if err != nil {
 		return nil, err
@@ -48,7 +48,7 @@ func start(ctx context.Context, s size, w way, t *torch, dir string, export bool
 		command := exec.CommandContext(ctx, self, RankCommand, string(text))
 		command.Env = append(os.Environ(), fmt.Sprint("GOMAXPROCS=", w.Ranks*w.Threads))
 		if w.torch {
-			command = t.command(ctx, w.Threads, string(text))
+			command = t.Command(ctx, w.Threads, t.script, string(text))
 		}
 		p, err := process.Start(command)
 		if err != nil {

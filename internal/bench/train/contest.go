@@ -36,7 +36,7 @@ type load struct {
 func (c *candidate) load() load { return load{c.Precision != float32s, c.cores()} }
 
 // hold has the ways train s in turns for some seconds, and prints a table.
-func hold(ctx context.Context, w io.Writer, s size, p precision, ways []way, t *torch, seconds float64) (err error) {
+func hold(ctx context.Context, w io.Writer, s size, p precision, ways []way, t *peer, seconds float64) (err error) {
 	c := &contest{size: s, precision: p, kernels: peak.Kernels(), rates: make(map[load][]float64)}
 	dir, err := os.MkdirTemp("", "train")
 	if err != nil {
@@ -61,7 +61,7 @@ func hold(ctx context.Context, w io.Writer, s size, p precision, ways []way, t *
 // start starts all candidates. The first of them draws the weights that PyTorch's begin with. Ours
 // start one after the other, as ranks that look for each other keep a core busy and may have
 // real-time priority. PyTorch's load for seconds, so they do that at once.
-func (c *contest) start(ctx context.Context, ways []way, t *torch, dir string) error {
+func (c *contest) start(ctx context.Context, ways []way, t *peer, dir string) error {
 	var slow []*candidate
 	for i, w := range ways {
 		next, err := start(ctx, c.size, w, t, dir, i == 0)

@@ -176,9 +176,9 @@ func run(ctx context.Context, w io.Writer, o options) (err error) {
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
 	fmt.Fprintf(w, "%s, %d cores, load %.1f\n", processor(), runtime.NumCPU(), stats.Load())
-	var t *torch
+	var t *peer
 	if o.python != "" {
-		if t, err = newTorch(ctx, w, o.python, o.compile, dir); err != nil {
+		if t, err = newPeer(ctx, w, o.python, o.compile, dir); err != nil {
 			return err
 		}
 	}

@@ -84,7 +84,7 @@ var torches = []way{
 
 // lineup returns the ways of one table: the first of ours in float32, which others are compared
 // with, and those of a precision whose names match.
-func lineup(p precision, t *torch, match *regexp.Regexp) []way {
+func lineup(p precision, t *peer, match *regexp.Regexp) []way {
 	first := ours[0]
 	first.Precision = float32s
 	var list []way

@@ -1,8 +1,9 @@
-package train
+// Package torch is PyTorch as the benchmarks run it: in a virtual environment, at its best on a
+// processor. MKL takes its way for AVX-512 on any processor, and malloc keeps what is freed.
+package torch
 
 import (
 	"context"
-	_ "embed"
 	"fmt"
 	"io"
 	"os"
@@ -11,27 +12,19 @@ import (
 	"strings"
 )
 
-//go:embed peers/gpt.py
-var gptScript []byte
-
-// torch is PyTorch in a virtual environment, at its best on a processor.
-type torch struct {
-	python  string
-	compile bool   // torch.compile too
-	script  string // the same model and steps
-	env     []string
+// Torch is a python with PyTorch.
+type Torch struct {
+	python string
+	env    []string
 }
 
-// mklShim has MKL take its way for AVX-512 on processors that are not Intel's: small on one core of
-// Zen 4 is 1.2 times as fast.
+// mklShim has MKL take its way for AVX-512 on processors that are not Intel's: a step of a GPT on
+// one core of Zen 4 is 1.2 times as fast.
 const mklShim = "int mkl_serv_intel_cpu_true(void) { return 1; }\n"
 
-// newTorch prepares a python with PyTorch and says what it is.
-func newTorch(ctx context.Context, w io.Writer, python string, compile bool, dir string) (*torch, error) {
-	t := &torch{python: python, compile: compile, script: filepath.Join(dir, "gpt.py")}
-	if err := os.WriteFile(t.script, gptScript, 0o600); err != nil {
-		return nil, err
-	}
+// New prepares a python with PyTorch, with files in dir, and says on w what it is.
+func New(ctx context.Context, w io.Writer, python, dir string) (*Torch, error) {
+	t := &Torch{python: python}
 	t.env = append(os.Environ(), "GLOO_SOCKET_IFNAME=lo", "CUDA_VISIBLE_DEVICES=",
 		// As with tcmalloc, freed memory is kept: every step needs it again.
 		"GLIBC_TUNABLES=glibc.malloc.mmap_threshold=4294967296:glibc.malloc.trim_threshold=8589934592")
@@ -49,13 +42,13 @@ func newTorch(ctx context.Context, w io.Writer, python string, compile bool, dir
 	} else {
 		t.env = append(t.env, "LD_PRELOAD="+shim)
 	}
-	_, err = fmt.Fprintf(w, "PyTorch %s: scaled_dot_product_attention, fused AdamW, memory kept by malloc, %s\n", strings.TrimSpace(string(version)), how)
+	_, err = fmt.Fprintf(w, "PyTorch %s: memory kept by malloc, %s\n", strings.TrimSpace(string(version)), how)
 	return t, err
 }
 
-// command returns what trains as job, a text, says.
-func (t *torch) command(ctx context.Context, threads int, job string) *exec.Cmd {
-	c := exec.CommandContext(ctx, t.python, "-W", "ignore", t.script, job)
+// Command returns what runs a script on some threads. job is its argument.
+func (t *Torch) Command(ctx context.Context, threads int, script, job string) *exec.Cmd {
+	c := exec.CommandContext(ctx, t.python, "-W", "ignore", script, job)
 	c.Env = append(t.env, fmt.Sprint("OMP_NUM_THREADS=", threads))
 	return c
 }

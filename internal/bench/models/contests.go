@@ -1,0 +1,70 @@
+package models
+
+import (
+	"embed"
+
+	"gorgonia.org/tensor"
+
+	"github.com/gofsdp/gofsdp/fsdp"
+	"github.com/gofsdp/gofsdp/fsdp/nn"
+)
+
+//go:embed peers
+var scripts embed.FS
+
+// contest is a function that is said in several ways.
+type contest struct {
+	name, doc string
+	flops     float64 // of a forward and its backward, or 0
+	batch     []fsdp.Tensor
+	ways      []way    // of ours; the first is what others are compared with
+	script    string   // of PyTorch's, in peers
+	variants  []string // that the script knows
+}
+
+// way is one of ours.
+type way struct {
+	name  string
+	model fsdp.Model
+}
+
+// model is a function as a model, which returns the loss.
+type model func(t *fsdp.Tape, in []fsdp.Ref) fsdp.Ref
+
+func (f model) Forward(t *fsdp.Tape, in ...fsdp.Ref) ([]fsdp.Ref, error) {
+	return []fsdp.Ref{f(t, in)}, nil
+}
+
+var contests = []contest{
+	{
+		name: "mlp", doc: "784, 512, 512 and 10 channels, 128 rows", flops: 6 * 128 * (784*512 + 512*512 + 512*10),
+		batch: []fsdp.Tensor{floats(128, 784), ints(10, 128)},
+		ways:  []way{{"nn", model(mlp)}}, script: "mlp.py", variants: []string{""},
+	},
+}
+
+func mlp(t *fsdp.Tape, in []fsdp.Ref) fsdp.Ref {
+	x := t.Call("fc", &nn.Linear{In: 784, Out: 512}, in[0])
+	x = t.Call("act", &nn.Pointwise{}, x)
+	x = t.Call("out", &nn.Linear{In: 512, Out: 512}, x)
+	x = t.Call("act2", &nn.Pointwise{}, x)
+	return t.Call("head", &nn.Head{Dim: 512, Classes: 10}, x, in[1])
+}
+
+// floats returns numbers between -1 and 1 that are a function of their position.
+func floats(shape ...int) *tensor.Dense {
+	v := make([]float32, tensor.Shape(shape).TotalSize())
+	for i := range v {
+		v[i] = float32(i*2654435761>>7%1024)/512 - 1
+	}
+	return tensor.New(tensor.WithShape(shape...), tensor.WithBacking(v))
+}
+
+// ints returns numbers below some bound that are a function of their position.
+func ints(below int, shape ...int) *tensor.Dense {
+	v := make([]int, tensor.Shape(shape).TotalSize())
+	for i := range v {
+		v[i] = i * 2654435761 >> 7 % below
+	}
+	return tensor.New(tensor.WithShape(shape...), tensor.WithBacking(v))
+}
