@@ -257,18 +257,46 @@ func (m *GPT) Forward(t *fsdp.Tape, in ...fsdp.Ref) ([]fsdp.Ref, error) {
 	if m.Layers < 0 || m.Dim < 1 || m.Heads < 1 || m.Vocab < 1 || m.Context < 1 {
 		return nil, fmt.Errorf("nn: GPT %+v has sizes that are not positive", *m)
 	}
-	x := t.Call("wte", &Embedding{Rows: m.Vocab, Dim: m.Dim}, in[0])
-	x = t.Call("wpe", &Positions{Rows: m.Context, Dim: m.Dim}, x)
-	block := &Block{Dim: m.Dim, Heads: m.Heads, Act: m.Act, NoBias: m.NoBias, Dropout: m.Dropout, LoRA: m.LoRA,
-		ResidStd: defaultStd / math.Sqrt(2*math.Max(1, float64(m.Layers)))}
+	x := t.Call("wte", m.embedding(), in[0])
+	x = t.Call("wpe", m.positions(), x)
+	block := m.block()
 	for i := range m.Layers {
 		x = t.Call(fmt.Sprintf("blocks.%d", i), block, x)
 	}
-	x = t.Call("lnf", &LayerNorm{Dim: m.Dim}, x)
+	x = t.Call("lnf", m.norm(), x)
+	loss := t.Call("head", m.head(), x, in[1])
+	return []fsdp.Ref{loss, loss.At(1)}, nil
+}
+
+func (m *GPT) embedding() *Embedding { return &Embedding{Rows: m.Vocab, Dim: m.Dim} }
+func (m *GPT) positions() *Positions { return &Positions{Rows: m.Context, Dim: m.Dim} }
+func (m *GPT) norm() *LayerNorm      { return &LayerNorm{Dim: m.Dim} }
+func (m *GPT) block() *Block {
+	return &Block{Dim: m.Dim, Heads: m.Heads, Act: m.Act, NoBias: m.NoBias, Dropout: m.Dropout, LoRA: m.LoRA,
+		ResidStd: residStd(m.Layers)}
+}
+func (m *GPT) head() *Head {
 	head := &Head{Dim: m.Dim, Classes: m.Vocab}
 	if m.Tied {
 		head.Tied = "wte.weight"
 	}
-	loss := t.Call("head", head, x, in[1])
-	return []fsdp.Ref{loss, loss.At(1)}, nil
+	return head
+}
+
+// residStd returns the standard deviation of the initial weights of layers that feed the residual,
+// two in each block.
+func residStd(blocks int) float64 { return defaultStd / math.Sqrt(2*math.Max(1, float64(blocks))) }
+
+// NumParams returns the number of elements of all parameters.
+func (m *GPT) NumParams() int {
+	return elements(m.embedding(), m.positions(), m.norm(), m.head()) + m.Layers*elements(m.block())
+}
+
+// FLOPs returns the floating-point operations of forward and backward for one token of a sequence
+// of that length: six for each weight that it meets in a product, and twelve for each column of
+// each token that it looks at. Work that is done twice to save memory does not count, nor does it
+// lower the count that a causal mask hides half of the tokens (Chowdhery et al., 2022,
+// arXiv:2204.02311, appendix B).
+func (m *GPT) FLOPs(length int) int {
+	return flops(m.Layers*matrices(m.block())+m.Vocab*m.Dim, m.Layers*m.Dim*length)
 }
