@@ -247,24 +247,25 @@ func (s *Sharded) SetFullOptim(ctx context.Context, root int, opt optim.Optimize
 // returns, the old file is there. An Export that was killed leaves a file named after the path,
 // which the next Export to that path removes.
 //
-// [Rename] and [Transpose] give names and layouts, [As] the type. [WithOptimizer] adds the state of
-// an optimizer, with names such as "exp_avg:wte.weight", transposed as its parameter is. [Metadata]
-// adds text. Buffers are rank 0's. Parameters of units with groups of their own are named as in
+// [Rename], [Transpose], [Join] and [LeaveOut] give names and layouts, [As] the type.
+// [WithOptimizer] adds the state of an optimizer, with names such as "exp_avg:wte.weight",
+// transposed as its parameter is. [Metadata] adds text. [SplitAt] and [Beside] write more files: they
+// take their places one after the other when all are on disk, the index last. Buffers are rank 0's. Parameters of units with groups of their own are named as in
 // [Sharded.FullState].
 func (s *Sharded) Export(ctx context.Context, path string, opts ...StateOption) error {
-	o := state.NewOptions(opts, "As", "Rename", "Transpose", "WithOptimizer", "Metadata")
+	o := state.NewOptions(opts, "As", "Rename", "Transpose", "Join", "LeaveOut", "SplitAt", "Beside", "WithOptimizer", "Metadata")
 	st := s.store(ranks.Ask{Call: "Export"}, s.mayWith("Export", o.Optimizer))
 	return st.end(st.Export(ctx, path, o))
 }
 
-// Import gives parameters and buffers the values in a file of the format safetensors, of
-// [Sharded.Export] or another program. Every rank opens it and reads only the parts that it owns
-// or, of a matrix that lies transposed there, what is between them. Any type of floats is converted
-// to that of the computation.
+// Import gives parameters and buffers the values in a file of the format safetensors, or in all
+// files of an index, whose name ends in ".index.json", of [Sharded.Export] or another program. Every
+// rank opens it and reads only the parts that it owns or, of a matrix that lies transposed there,
+// what is between them. Any type of floats is converted to that of the computation.
 //
-// [Rename] and [Transpose] say how the model's parameters appear in the file. Names, shapes and
-// types are checked first. What does not fit is a *StateError on every rank, which names all of it,
-// and changes nothing; [AllowMissing] and [AllowExtra] make exceptions. A later error leaves the
+// [Rename], [Transpose] and [Join] say how the model's parameters appear in the file. Names, shapes
+// and types are checked first. What does not fit is a *StateError on every rank, which names all of
+// it, and changes nothing; [AllowMissing] and [AllowExtra] make exceptions. A later error leaves the
 // model with a part of the values: it refuses passes, steps and Save until an Import or Load
 // succeeds, and the optimizer until one with it does.
 //
@@ -276,7 +277,7 @@ func (s *Sharded) Export(ctx context.Context, path string, opts ...StateOption) 
 // Buffers of all ranks become those of the file. Import drops the gradients, and a Forward that
 // waits for its Backward. It fails while Hold has put one aside.
 func (s *Sharded) Import(ctx context.Context, path string, opts ...StateOption) error {
-	o := state.NewOptions(opts, "Rename", "Transpose", "AllowMissing", "AllowExtra", "WithOptimizer", "TakeSettings")
+	o := state.NewOptions(opts, "Rename", "Transpose", "Join", "AllowMissing", "AllowExtra", "WithOptimizer", "TakeSettings")
 	st := s.store(ranks.Ask{Call: "Import"}, s.mayWith("Import", o.Optimizer))
 	f, err := st.PlanImport(ctx, path, o)
 	if err != nil {

@@ -46,6 +46,51 @@ func Transpose(match func(name string) bool) StateOption {
 	return stateOption("Transpose", func(o *state.Options) { o.Transpose = match })
 }
 
+// A Part is one of the tensors that a parameter is joined from in a file: so many of its rows.
+type Part struct {
+	Name string // in the file
+	Rows int    // of its first dimension
+}
+
+// Join gives the tensors that a parameter is joined from, one below the other: as those of queries,
+// keys and values, for a parameter that has them all. Their rows add up to those of the parameter.
+// None leaves the parameter one tensor. Rename is not asked for one that is joined, and Transpose
+// selects all of its parts. It cannot be given with WithOptimizer.
+func Join(parts func(name string) []Part) StateOption {
+	return stateOption("Join", func(o *state.Options) {
+		o.Join = func(name string) (list []state.Part) {
+			for _, p := range parts(name) {
+				list = append(list, state.Part(p))
+			}
+			return list
+		}
+	})
+}
+
+// LeaveOut selects parameters, by their name in the model, that Export does not write. It cannot be
+// given with WithOptimizer.
+func LeaveOut(match func(name string) bool) StateOption {
+	return stateOption("LeaveOut", func(o *state.Options) { o.LeaveOut = match })
+}
+
+// SplitAt has Export write several files of at most so many bytes of tensors, if there are more in
+// all, each at least one parameter: "model-00001-of-00003.safetensors" for "model.safetensors", and
+// an index beside them, "model.safetensors.index.json", for Import. What an earlier Export with
+// SplitAt has left there under such names, and this one does not replace, is removed.
+func SplitAt(bytes int64) StateOption {
+	return stateOption("SplitAt", func(o *state.Options) {
+		if o.SplitAt = bytes; bytes < 1 {
+			o.Err = fmt.Errorf("SplitAt(%d): want a number of bytes", bytes)
+		}
+	})
+}
+
+// Beside has Export write small files into the directory of its own, such as a configuration, by
+// name: what rank 0 gives is written.
+func Beside(files map[string][]byte) StateOption {
+	return stateOption("Beside", func(o *state.Options) { o.Beside = files })
+}
+
 // AllowMissing selects tensors, by their name in the file or state, that may be missing there: they
 // keep the value that they have. Without it, anything missing is an error. For a tensor in which
 // ranks differ, such as "experts.up@2", it is also asked for the name without the rank.

@@ -8,7 +8,7 @@
 //	matching    whether a file, checkpoint or full state fits: the one meaning of the options
 //	collector   ranks to one rank, or to all: FullState, FullOptimState, Export, Full, Freeze
 //	spread      one rank to all: SetFull, SetFullOptim
-//	filling     a file to the ranks, each reading what it has: Load, Import
+//	filling     a file, or several, to the ranks, each reading what it has: Load, Import
 //	writer      the ranks to a checkpoint, each writing what it has: Save, SaveAsync
 //
 // # Plan and run

@@ -11,29 +11,46 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strings"
 
+	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/internal/checkpoint"
 	"github.com/gofsdp/gofsdp/internal/safetensors"
 )
 
-// An exporter is a file that rank 0 writes, tensor by tensor as they arrive. It has another name
-// until it is complete.
+// An exporter is files that rank 0 writes: the tensors, as they arrive, and what is to lie beside
+// them. They have other names until all are complete.
 type exporter struct {
 	s       *Store
 	o       *Options
 	naming  *naming
 	own     []Piece
-	tensors []Tensor // in the order of the file
-	header  *safetensors.Header
+	tensors []Tensor // in the order of the files
+	sets    []tensorSet
 
 	// of rank 0
-	path, temp string // temp is the name of the file until it is complete
-	file       checkpoint.Handle
-	ring       *ring // the tensor that is written, and the next one
-	failed     error // first error of a write: all ranks go on to the end, and are told then
+	path   string
+	files  []*newFile
+	ring   *ring // the tensor that is written, and the next one
+	next   int   // index of the tensor to write
+	failed error // first error of a write: all ranks go on to the end, and are told then
 }
 
-// Export writes the state to a file.
+// A tensorSet is the tensors of one file.
+type tensorSet struct {
+	name   string // beside path
+	end    int    // in exporter.tensors, behind the last one
+	header *safetensors.Header
+	file   *newFile // on rank 0
+}
+
+// A newFile is a file that has another name until it is complete.
+type newFile struct {
+	path, temp string            // temp is "" once the file has its own name
+	handle     checkpoint.Handle // nil once it is closed
+}
+
+// Export writes the state to files.
 func (s *Store) Export(ctx context.Context, path string, o *Options) error {
 	e := &exporter{s: s, o: o, path: path}
 	defer func() { e.ring.close() }()
@@ -44,7 +61,7 @@ func (s *Store) Export(ctx context.Context, path string, o *Options) error {
 	return e.undo(err)
 }
 
-// plan begins the file.
+// plan begins the files.
 func (e *exporter) plan(ctx context.Context) error {
 	s := e.s
 	err := s.prepare(ctx, 0, func() (err error) {
@@ -67,7 +84,7 @@ func (e *exporter) plan(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := distinct(list, e.naming.of); err != nil {
+	if err := distinct(e.naming.there(list), e.naming.of); err != nil {
 		return err
 	}
 	if err = e.describe(list, steps); err == nil {
@@ -93,27 +110,64 @@ func (e *exporter) describe(list []Tensor, steps int) error {
 		}
 		about[countsKey] = string(text)
 	}
-	e.tensors = list
-	slices.SortStableFunc(e.tensors, func(a, b Tensor) int { return safetensors.Order(e.inFile(&a), e.inFile(&b)) })
-	inFile := make([]safetensors.Tensor, len(list))
-	for i := range list {
-		inFile[i] = e.inFile(&list[i])
+	for _, t := range list {
+		if !e.naming.as[t.Index].leftOut {
+			e.tensors = append(e.tensors, t)
+		}
 	}
-	var err error
-	e.header, err = safetensors.NewHeader(inFile, about)
-	return err
+	slices.SortStableFunc(e.tensors, func(a, b Tensor) int { return safetensors.Order(e.inFile(&a), e.inFile(&b)) })
+	return e.divide(about)
+}
+
+// divide makes the headers of the files: of one, or of as many as SplitAt asks for. A tensor that is
+// larger than that has a file of its own, and the tensors that one parameter becomes are in one.
+func (e *exporter) divide(about map[string]string) error {
+	var size int64
+	e.sets = []tensorSet{{}}
+	for i := range e.tensors {
+		t := &e.tensors[i]
+		bytes := int64(t.Len()) * int64(e.dtype(t).Size())
+		if last := &e.sets[len(e.sets)-1]; e.o.SplitAt > 0 && size > 0 && size+bytes > e.o.SplitAt {
+			last.end, size = i, 0
+			e.sets = append(e.sets, tensorSet{})
+		}
+		size += bytes
+	}
+	e.sets[len(e.sets)-1].end = len(e.tensors)
+	at := 0
+	for i := range e.sets {
+		set := &e.sets[i]
+		if set.name = filepath.Base(e.path); len(e.sets) > 1 {
+			ext := filepath.Ext(set.name)
+			set.name = fmt.Sprintf("%s-%05d-of-%05d%s", strings.TrimSuffix(set.name, ext), i+1, len(e.sets), ext)
+		}
+		var inFile []safetensors.Tensor
+		for _, t := range e.naming.there(e.tensors[at:set.end]) {
+			inFile = append(inFile, e.inFile(&t))
+		}
+		var err error
+		if set.header, err = safetensors.NewHeader(inFile, about); err != nil {
+			return err
+		}
+		at = set.end
+	}
+	return nil
 }
 
 // inFile describes a tensor.
 func (e *exporter) inFile(t *Tensor) safetensors.Tensor {
-	dtype := e.s.Compute
-	if t.Entry == "" && e.o.As != 0 {
-		dtype = e.o.As
-	}
-	return safetensors.Tensor{Name: e.naming.of(t), DType: fileType(dtype), Shape: e.naming.shape(t)}
+	return safetensors.Tensor{Name: e.naming.of(t), DType: fileType(e.dtype(t)), Shape: e.naming.shape(t)}
 }
 
-// create begins the file on rank 0.
+// dtype is what a tensor is written in.
+func (e *exporter) dtype(t *Tensor) comm.DType {
+	if t.Entry == "" && e.o.As != 0 {
+		return e.o.As
+	}
+	return e.s.Compute
+}
+
+// create begins the files on rank 0: those that are small are written whole.
 func (e *exporter) create() (err error) {
 	if e.s.rank() != 0 {
 		return nil
@@ -124,25 +178,84 @@ func (e *exporter) create() (err error) {
 	if e.ring, err = e.s.newRing(e.tensors); err != nil {
 		return err
 	}
-	e.sweep()
-	temp := fmt.Sprintf("%s.tmp-%08x", e.path, rand.Uint32())
-	if e.file, err = e.o.FS.Create(temp); err != nil {
-		return err
+	e.remove(regexp.MustCompile("^(" + e.ours() + `)\.tmp-[0-9a-f]{8}$`))
+	for _, name := range slices.Sorted(maps.Keys(e.o.Beside)) {
+		if _, err := e.begin(name, e.o.Beside[name]); err != nil {
+			return err
+		}
 	}
-	e.temp = temp
-	_, err = e.file.Write(e.header.Encode())
+	for i := range e.sets {
+		set := &e.sets[i]
+		if set.file, err = e.begin(set.name, set.header.Encode()); err != nil {
+			return err
+		}
+	}
+	if len(e.sets) == 1 {
+		return nil
+	}
+	text, err := e.index()
+	if err == nil {
+		_, err = e.begin(filepath.Base(e.path)+indexSuffix, text)
+	}
 	return err
 }
 
-// sweep removes what an Export to this path has left that was killed. One that is under way in
-// another process loses its file, and fails: only one can have the path.
-func (e *exporter) sweep() {
+// begin creates a file beside path, with that at its beginning.
+func (e *exporter) begin(name string, text []byte) (f *newFile, err error) {
+	f = &newFile{path: filepath.Join(filepath.Dir(e.path), name)}
+	twice := slices.ContainsFunc(e.files, func(o *newFile) bool { return o.path == f.path })
+	if twice || !plain(name) {
+		return nil, fmt.Errorf("option Beside: %q is no name for a file beside %s", name, e.path)
+	}
+	temp := fmt.Sprintf("%s.tmp-%08x", f.path, rand.Uint32())
+	if f.handle, err = e.o.FS.Create(temp); err != nil {
+		return nil, err
+	}
+	f.temp, e.files = temp, append(e.files, f)
+	_, err = f.handle.Write(text)
+	return f, err
+}
+
+// index encodes that of several files.
+func (e *exporter) index() ([]byte, error) {
+	index := tensorIndex{WeightMap: make(map[string]string)}
+	var size int64
+	for _, set := range e.sets {
+		for _, t := range set.header.Tensors {
+			index.WeightMap[t.Name] = set.name
+			size += t.Size
+		}
+	}
+	index.Metadata = map[string]any{"total_size": size}
+	return json.MarshalIndent(index, "", "  ")
+}
+
+// ours matches the names of files that an Export to this path makes.
+func (e *exporter) ours() string {
+	base := filepath.Base(e.path)
+	ext := filepath.Ext(base)
+	names := []string{regexp.QuoteMeta(base)}
+	if e.o.SplitAt > 0 {
+		names = append(names, regexp.QuoteMeta(base+indexSuffix),
+			regexp.QuoteMeta(strings.TrimSuffix(base, ext))+`-\d{5}-of-\d{5}`+regexp.QuoteMeta(ext))
+	}
+	for name := range e.o.Beside {
+		names = append(names, regexp.QuoteMeta(name))
+	}
+	return strings.Join(names, "|")
+}
+
+// remove removes files beside path: what an Export to this path has left that was killed, or what an
+// earlier one has made and this one does not replace. An Export that is under way in another process
+// loses its file, and fails: only one can have the path.
+func (e *exporter) remove(match *regexp.Regexp) {
 	dir := filepath.Dir(e.path)
-	ours := regexp.MustCompile("^" + regexp.QuoteMeta(filepath.Base(e.path)) + `\.tmp-[0-9a-f]{8}$`)
 	entries, _ := e.o.FS.ReadDir(dir) // what is wrong with it, Create says
 	for _, f := range entries {
-		if f.Type()&fs.ModeType == 0 && ours.MatchString(f.Name()) {
-			_ = e.o.FS.RemoveAll(filepath.Join(dir, f.Name())) // it is only room that is lost
+		path := filepath.Join(dir, f.Name())
+		replaced := slices.ContainsFunc(e.files, func(f *newFile) bool { return f.path == path })
+		if f.Type()&fs.ModeType == 0 && match.MatchString(f.Name()) && !replaced {
+			_ = e.o.FS.RemoveAll(path) // it is only room that is lost
 		}
 	}
 }
@@ -174,54 +287,69 @@ func (e *exporter) run(ctx context.Context) error {
 	return busy(ctx, s.Team, func(context.Context) error { return e.undo(e.commit()) })
 }
 
-// write writes a tensor that this rank has, unless there is no use in it any more.
+// write writes a tensor that this rank has, part by part, unless there is no use in it any more.
 func (e *exporter) write(t *Tensor, whole []byte) {
-	if whole == nil || e.failed != nil {
+	at := e.next
+	if e.next++; whole == nil || e.failed != nil {
 		return
 	}
-	rows := 0
-	if e.naming.transposed[t.Index] {
-		rows = t.Shape[0]
-	}
-	to := e.inFile(t)
-	if err := writeTensor(e.file, to.DType, whole, fileType(e.s.Compute), rows); err != nil {
-		e.failed = fmt.Errorf("writing tensor %s: %w", to.Name, err)
+	set := &e.sets[slices.IndexFunc(e.sets, func(s tensorSet) bool { return at < s.end })]
+	for _, part := range e.naming.there([]Tensor{*t}) {
+		rows, n := 0, part.Len()*e.s.Compute.Size()
+		if e.naming.as[t.Index].transposed {
+			rows = part.Shape[0]
+		}
+		to := e.inFile(&part)
+		if err := writeTensor(set.file.handle, to.DType, whole[:n], fileType(e.s.Compute), rows); err != nil {
+			e.failed = fmt.Errorf("writing tensor %s: %w", to.Name, err)
+			return
+		}
+		whole = whole[n:]
 	}
 }
 
-// commit gives the file its name once it is on disk.
+// commit gives the files their names once all are on disk, the index last.
 func (e *exporter) commit() error {
-	if e.file == nil {
+	if e.files == nil {
 		return nil
 	}
 	err := e.failed
-	if err == nil {
-		err = e.file.Sync()
+	for _, f := range e.files {
+		if err == nil {
+			err = f.handle.Sync()
+		}
+		err = errors.Join(err, f.handle.Close())
+		f.handle = nil
 	}
-	err = errors.Join(err, e.file.Close())
-	e.file = nil
 	if err != nil {
 		return err
 	}
-	if err := e.o.FS.Rename(e.temp, e.path); err != nil {
-		return err
+	if e.o.SplitAt > 0 {
+		e.remove(regexp.MustCompile("^(" + e.ours() + ")$"))
 	}
-	e.temp = ""
+	for _, f := range e.files {
+		if err := e.o.FS.Rename(f.temp, f.path); err != nil {
+			return err
+		}
+		f.temp = ""
+	}
 	return e.o.FS.SyncDir(filepath.Dir(e.path))
 }
 
-// undo removes a file that is not going to be complete, if err says so.
+// undo removes files that are not going to be complete, if err says so.
 func (e *exporter) undo(err error) error {
 	if err == nil {
 		return nil
 	}
-	if e.file != nil {
-		err = errors.Join(err, e.file.Close())
-		e.file = nil
-	}
-	if e.temp != "" {
-		err = errors.Join(err, e.o.FS.RemoveAll(e.temp))
-		e.temp = ""
+	for _, f := range e.files {
+		if f.handle != nil {
+			err = errors.Join(err, f.handle.Close())
+			f.handle = nil
+		}
+		if f.temp != "" {
+			err = errors.Join(err, e.o.FS.RemoveAll(f.temp))
+			f.temp = ""
+		}
 	}
 	return err
 }

@@ -9,7 +9,7 @@ import (
 	"github.com/gofsdp/gofsdp/internal/safetensors"
 )
 
-// PlanImport opens a file of the format safetensors on every rank.
+// PlanImport opens a file of the format safetensors, or all files of an index, on every rank.
 func (s *Store) PlanImport(ctx context.Context, path string, o *Options) (*Filling, error) {
 	f := &Filling{s: s, opt: o.Optimizer}
 	if err := s.prepare(ctx, 0, func() error { return f.prepare(o) }); err != nil {
@@ -30,60 +30,62 @@ func (f *Filling) planImport(ctx context.Context, path string, o *Options) error
 	if err != nil {
 		return err
 	}
+	list, f.own = f.n.there(list), f.n.pieces(f.own)
 	if err := distinct(list, f.n.of); err != nil {
 		return err
 	}
-	var hash uint64
-	h, err := f.openFile(path, o)
+	files := &tensorFiles{fs: o.FS}
+	f.file = files
+	if err = files.open(path); err == nil {
+		err = f.describe(path, files, o)
+	}
 	if err == nil {
-		hash = Hash(string(h.Encode()))
 		err = f.match("file "+path, list)
 	}
-	return s.Team.Agree(ctx, hash, err)
+	return s.Team.Agree(ctx, files.hash(), err)
 }
 
-// openFile reads the header.
-func (f *Filling) openFile(path string, o *Options) (*safetensors.Header, error) {
-	if path == "" {
-		return nil, errNoFile
-	}
-	file, err := o.FS.Open(path)
-	if err != nil {
-		return nil, err
-	}
-	f.file = file
-	size, err := file.Size()
-	if err != nil {
-		return nil, err
-	}
-	h, err := safetensors.ReadHeader(file, size)
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", path, err)
-	}
+// describe says what the files have, and how to read it.
+func (f *Filling) describe(path string, files *tensorFiles, o *Options) (err error) {
 	var counts optimizerCounts
-	if text, ok := h.Metadata[countsKey]; ok {
+	for _, h := range files.headers {
+		text, ok := h.Metadata[countsKey]
+		if !ok {
+			continue
+		}
 		if counts, err = parseCounts(text); err != nil && f.opt != nil {
-			return nil, fmt.Errorf("%s: metadata %q: %w", path, countsKey, err)
+			return fmt.Errorf("%s: metadata %q: %w", path, countsKey, err)
 		}
 		f.steps, f.groups = &counts.Steps, counts.Groups
+		break
 	}
 	f.m = &matching{options: o, key: f.n.fileKey}
-	for _, t := range h.Tensors {
-		steps := counts.of(t.Name)
-		f.m.have = append(f.m.have, found{
-			Key: checkpoint.Key{Param: t.Name, Owner: checkpoint.Shared}, Shape: t.Shape, DType: t.DType,
-			Steps: steps, idle: f.opt == nil && steps >= 0,
-		})
+	type place struct {
+		file   int
+		tensor safetensors.Tensor
 	}
-	r := &tensorReader{file: file, as: fileType(f.s.Compute)}
+	var places []place // by index in f.m.have
+	for i, h := range files.headers {
+		for _, t := range h.Tensors {
+			steps := counts.of(t.Name)
+			f.m.have = append(f.m.have, found{
+				Key: checkpoint.Key{Param: t.Name, Owner: checkpoint.Shared}, Shape: t.Shape, DType: t.DType,
+				Steps: steps, idle: f.opt == nil && steps >= 0,
+			})
+			places = append(places, place{i, t})
+		}
+	}
+	r := &tensorReader{as: fileType(f.s.Compute)}
 	f.read = func(ctx context.Context, at int, p *Piece) error {
-		err := replace(p.Vec, func(to []byte) error { return r.read(ctx, h.Tensors[at], to, p.Offset, f.n.cols(&p.Tensor)) })
+		from := places[at]
+		r.file = files.handles[from.file]
+		err := replace(p.Vec, func(to []byte) error { return r.read(ctx, from.tensor, to, p.Offset, f.n.cols(&p.Tensor)) })
 		if err != nil {
-			return fmt.Errorf("%s: %w", path, err)
+			return fmt.Errorf("%s: %w", files.paths[from.file], err)
 		}
 		return nil
 	}
-	return h, nil
+	return nil
 }
 
 var errNoFile = errors.New("no file is named")

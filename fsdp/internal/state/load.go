@@ -228,7 +228,7 @@ func (l *Loading) open(ctx context.Context, o *Options) error {
 	buffers := make(map[string]bool) // by name there
 	for i, p := range l.s.Layout.Model.Params {
 		if p.Buffer {
-			buffers[l.n.names[i]] = true
+			buffers[l.n.as[i].name] = true
 		}
 	}
 	l.m = &matching{options: o, key: l.key}

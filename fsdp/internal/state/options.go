@@ -29,6 +29,10 @@ type Options struct {
 	Into             *optim.FullState
 	Rename           func(name string) string
 	Transpose        func(name string) bool // or nil for none
+	Join             func(name string) []Part
+	LeaveOut         func(name string) bool // or nil for none
+	SplitAt          int64                  // bytes, or 0: never
+	Beside           map[string][]byte
 	AllowMissing     func(name string) bool // or nil
 	AllowExtra       func(name string) bool // or nil
 	As               comm.DType             // or 0 for that of the computation
@@ -39,6 +43,12 @@ type Options struct {
 	Older            *bool // of AllowOlder, or nil
 	TakeSettings     bool
 	Extra, RankExtra map[string]any
+}
+
+// A Part is a tensor of a file that is a part of a parameter: some of its rows.
+type Part struct {
+	Name string
+	Rows int
 }
 
 // NewOptions applies the options of a method, which takes some of them.
@@ -57,6 +67,9 @@ func NewOptions[F ~func(*Options)](opts []F, takes ...string) *Options {
 	}
 	if o.given("WithOptimizer") && o.Optimizer == nil {
 		o.Err = errors.New("WithOptimizer: the optimizer is nil")
+	}
+	if o.given("WithOptimizer") && (o.given("Join") || o.given("LeaveOut")) {
+		o.Err = errors.New("options Join and LeaveOut cannot be given with WithOptimizer")
 	}
 	return o
 }
@@ -99,41 +112,48 @@ func (o *Options) root(world int) error {
 
 // A naming says how parameters of the model appear in a file or state.
 type naming struct {
-	names      []string // by parameter of the model
-	transposed []bool
-	buffers    []bool
-	text       string // all of it, to be compared with the other ranks'
+	as   []appearance // by parameter of the model
+	text string       // all of it, to be compared with the other ranks'
 }
 
-// naming asks Rename and Transpose. Names must be one-to-one, and what is transposed must be a
-// matrix.
+// An appearance is how one parameter appears.
+type appearance struct {
+	name       string
+	parts      []Part // of a parameter that is several tensors there, with names of their own
+	transposed bool
+	buffer     bool
+	leftOut    bool
+}
+
+// naming asks Rename, Transpose, Join and LeaveOut. Names must be one-to-one, and what is transposed
+// must be a matrix.
 func (o *Options) naming(l *layout.Layout) (n *naming, err error) {
 	if o.Err != nil {
 		return nil, o.Err
 	}
 	n = &naming{}
 	var b strings.Builder
-	fmt.Fprintf(&b, "options %s\nAs %v\n", slices.Sorted(slices.Values(o.Given)), o.As)
+	fmt.Fprintf(&b, "options %s\nAs %v\nSplitAt %d\n", slices.Sorted(slices.Values(o.Given)), o.As, o.SplitAt)
 	if o.Older != nil {
 		fmt.Fprintf(&b, "AllowOlder(%t)\n", *o.Older)
 	}
-	err = ranks.Guarded("option Rename or Transpose", func() error {
+	err = ranks.Guarded("option Rename, Transpose, Join or LeaveOut", func() error {
 		model := make(map[string]string) // names in the model by those there
 		for i := range l.Model.Params {
 			p := &l.Model.Params[i]
-			name, transposed := p.Name, o.Transpose != nil && o.Transpose(p.Name)
-			if o.Rename != nil {
-				name = o.Rename(name)
+			a, err := o.appearance(p.Name, p.Shape)
+			if err != nil {
+				return err
 			}
-			if other, ok := model[name]; ok {
-				return fmt.Errorf("option Rename gives both %s and %s the name %q", other, p.Name, name)
+			a.buffer = p.Buffer
+			for _, name := range a.names() {
+				if other, ok := model[name]; ok {
+					return fmt.Errorf("option %s gives both %s and %s the name %q", a.option(), other, p.Name, name)
+				}
+				model[name] = p.Name
 			}
-			if transposed && len(p.Shape) != 2 {
-				return fmt.Errorf("option Transpose selects %s %v, which has not two dimensions", p.Name, p.Shape)
-			}
-			model[name] = p.Name
-			n.names, n.transposed, n.buffers = append(n.names, name), append(n.transposed, transposed), append(n.buffers, p.Buffer)
-			fmt.Fprintf(&b, "parameter %s is %q, transposed %t\n", p.Name, name, transposed)
+			n.as = append(n.as, a)
+			fmt.Fprintf(&b, "parameter %s is %q %v, transposed %t, left out %t\n", p.Name, a.name, a.parts, a.transposed, a.leftOut)
 		}
 		return nil
 	})
@@ -141,9 +161,106 @@ func (o *Options) naming(l *layout.Layout) (n *naming, err error) {
 	return n, err
 }
 
+// appearance asks for one parameter.
+func (o *Options) appearance(name string, shape []int) (a appearance, err error) {
+	a.name = name
+	if o.Rename != nil {
+		a.name = o.Rename(name)
+	}
+	a.leftOut = o.LeaveOut != nil && o.LeaveOut(name)
+	a.transposed = o.Transpose != nil && o.Transpose(name)
+	if a.transposed && len(shape) != 2 {
+		return a, fmt.Errorf("option Transpose selects %s %v, which has not two dimensions", name, shape)
+	}
+	if o.Join == nil {
+		return a, nil
+	}
+	if a.parts = o.Join(name); len(a.parts) == 0 {
+		return a, nil
+	}
+	rows := 0
+	for _, p := range a.parts {
+		if p.Rows < 0 {
+			return a, fmt.Errorf("option Join gives %s a part of %d rows", name, p.Rows)
+		}
+		rows += p.Rows
+	}
+	if len(shape) == 0 || rows != shape[0] {
+		return a, fmt.Errorf("option Join makes %s %v of %d rows: %v", name, shape, rows, a.parts)
+	}
+	return a, nil
+}
+
+// names lists the tensors that the parameter is there.
+func (a *appearance) names() (names []string) {
+	if a.leftOut {
+		return nil
+	}
+	for _, p := range a.parts {
+		names = append(names, p.Name)
+	}
+	if names == nil {
+		names = []string{a.name}
+	}
+	return names
+}
+
+// option is what has named it.
+func (a *appearance) option() string {
+	if a.parts != nil {
+		return "Join"
+	}
+	return "Rename"
+}
+
+// there returns the tensors that those of the model are there: without what is left out, and with
+// the parts of those that are joined.
+func (n *naming) there(list []Tensor) []Tensor {
+	all := make([]Tensor, 0, len(list))
+	for _, t := range list {
+		a := &n.as[t.Index]
+		switch {
+		case a.leftOut:
+		case a.parts == nil:
+			all = append(all, t)
+		default:
+			whole := t.Shape
+			for i, p := range a.parts {
+				t.Part, t.Shape = i, append([]int{p.Rows}, whole[1:]...)
+				all = append(all, t)
+			}
+		}
+	}
+	return all
+}
+
+// pieces returns what this rank has of those tensors.
+func (n *naming) pieces(list []Piece) []Piece {
+	all := make([]Piece, 0, len(list))
+	for _, p := range list {
+		if n.as[p.Index].parts == nil {
+			all = append(all, p)
+			continue
+		}
+		at := 0 // of the part, in the parameter
+		for _, t := range n.there([]Tensor{p.Tensor}) {
+			if from, to := max(at, p.Offset), min(at+t.Len(), p.Offset+p.Vec.Len()); from < to {
+				all = append(all, Piece{Tensor: t, Offset: from - at, Vec: p.Vec.Slice(from-p.Offset, to-p.Offset)})
+			}
+			at += t.Len()
+		}
+	}
+	return all
+}
+
 // key returns what a tensor is called there.
 func (n *naming) key(t *Tensor) checkpoint.Key {
-	return checkpoint.Key{Param: n.names[t.Index], Entry: t.Entry, Owner: t.Owner}
+	a := &n.as[t.Index]
+	name := a.name
+	if a.parts != nil {
+		name = a.parts[t.Part].Name
+	}
+	return checkpoint.Key{Param: name, Entry: t.Entry, Owner: t.Owner}
 }
 
 // of returns the name of a tensor there.
@@ -153,7 +270,7 @@ func (n *naming) of(t *Tensor) string { return n.key(t).Name() }
 // every rank reads.
 func (n *naming) fileKey(t *Tensor) checkpoint.Key {
 	k := n.key(t)
-	if n.buffers[t.Index] {
+	if n.as[t.Index].buffer {
 		k.Owner = checkpoint.Shared
 	}
 	return checkpoint.Key{Param: k.Name(), Owner: checkpoint.Shared}
@@ -161,12 +278,12 @@ func (n *naming) fileKey(t *Tensor) checkpoint.Key {
 
 // param returns the name there of the parameter that a tensor is about.
 func (n *naming) param(t *Tensor) string {
-	return checkpoint.Key{Param: n.names[t.Index], Owner: t.Owner}.Name()
+	return checkpoint.Key{Param: n.as[t.Index].name, Owner: t.Owner}.Name()
 }
 
 // shape returns the shape of a tensor there.
 func (n *naming) shape(t *Tensor) []int {
-	if !n.transposed[t.Index] {
+	if !n.as[t.Index].transposed {
 		return t.Shape
 	}
 	return []int{t.Shape[1], t.Shape[0]}
@@ -174,7 +291,7 @@ func (n *naming) shape(t *Tensor) []int {
 
 // cols returns the columns of a matrix of the model that lies transposed there, or 0.
 func (n *naming) cols(t *Tensor) int {
-	if !n.transposed[t.Index] {
+	if !n.as[t.Index].transposed {
 		return 0
 	}
 	return t.Shape[1]

@@ -15,6 +15,7 @@ import (
 type Tensor struct {
 	checkpoint.Key       // with the name that the parameter has in the model
 	Index          int   // of the parameter in the model
+	Part           int   // of the parameter, if it is several tensors in a file
 	Shape          []int // of the whole
 	Steps          int   // updates that the entry of an optimizer has had
 }

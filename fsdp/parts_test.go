@@ -1,0 +1,287 @@
+package fsdp_test
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"math"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gofsdp/gofsdp/comm"
+	"github.com/gofsdp/gofsdp/fsdp"
+	"github.com/gofsdp/gofsdp/internal/checkpoint"
+	"github.com/gofsdp/gofsdp/optim"
+)
+
+// inParts are options of a file in which parameters of smallModel are several tensors: a.w [31, 3]
+// is three, one of them empty, and b.w [5, 11] is two that lie transposed.
+func inParts() []fsdp.StateOption {
+	return []fsdp.StateOption{
+		fsdp.Join(func(name string) []fsdp.Part {
+			switch name {
+			case "a.w":
+				return []fsdp.Part{{Name: "q", Rows: 10}, {Name: "none", Rows: 0}, {Name: "k", Rows: 21}}
+			case "b.w":
+				return []fsdp.Part{{Name: "up", Rows: 2}, {Name: "gate", Rows: 3}}
+			}
+			return nil
+		}),
+		fsdp.Transpose(func(name string) bool { return name == "b.w" }),
+		fsdp.Rename(func(name string) string { return "x." + name }),
+	}
+}
+
+// weightMap is where an index has tensors.
+func weightMap(t *testing.T, path string) map[string]string {
+	text, err := os.ReadFile(path)
+	require.NoError(t, err)
+	var index struct {
+		WeightMap map[string]string `json:"weight_map"`
+	}
+	require.NoError(t, json.Unmarshal(text, &index))
+	return index.WeightMap
+}
+
+// TestParts exports and imports parameters that are several tensors there, in one file and in
+// several, on any number of ranks, to the bit.
+func TestParts(t *testing.T) {
+	for world := 1; world <= 4; world++ {
+		for _, split := range []int64{0, 1, 300, 1 << 20} {
+			t.Run(fmt.Sprintf("%d ranks, at %d", world, split), func(t *testing.T) {
+				dir := t.TempDir()
+				path := filepath.Join(dir, "model.safetensors")
+				var opts []fsdp.StateOption
+				if split > 0 {
+					opts = append(opts, fsdp.SplitAt(split))
+				}
+				index := path
+				if split > 0 && split < 1<<20 {
+					index = path + ".index.json"
+				}
+				var want bits
+				onRanks(t, world, func(ctx context.Context, g comm.Group) {
+					m := wrap(t, smallModel, fsdp.Config{Group: g, Seed: 5})
+					was := stateBits(t, ctx, m)
+					require.NoError(t, m.Export(ctx, path, slices.Concat(inParts(), opts, []fsdp.StateOption{
+						fsdp.Beside(map[string][]byte{"config.json": fmt.Append(nil, g.Rank())}),
+					})...))
+					next := wrap(t, smallModel, fsdp.Config{Group: g, Seed: 6})
+					require.NoError(t, next.Import(ctx, index, inParts()...))
+					requireSameBits(t, was, stateBits(t, ctx, next))
+					if g.Rank() == 0 {
+						want = was
+					}
+				})
+				config, err := os.ReadFile(filepath.Join(dir, "config.json"))
+				require.NoError(t, err)
+				require.Equal(t, "0", string(config), "it is rank 0's")
+				requireParts(t, dir, index, want)
+				_, err = os.Stat(path)
+				require.Equal(t, index == path, err == nil)
+			})
+		}
+	}
+}
+
+// requireParts reads the files with a parser that knows only the format.
+func requireParts(t *testing.T, dir, index string, want bits) {
+	tensors := make(map[string]*fileTensor)
+	if filepath.Ext(index) == ".json" {
+		for name, file := range weightMap(t, index) {
+			all, _ := parseFile(t, filepath.Join(dir, file))
+			tensors[name] = all[name]
+		}
+	} else {
+		tensors, _ = parseFile(t, index)
+	}
+	require.Equal(t, []string{"gate", "k", "none", "q", "up", "x.a.b"}, sortedKeys(tensors))
+	bitsOfData := func(parts ...[]float64) (all []uint64) {
+		for _, v := range slices.Concat(parts...) {
+			all = append(all, math.Float64bits(v))
+		}
+		return all
+	}
+	require.EqualValues(t, want["a.w"], bitsOfData(tensors["q"].data, tensors["none"].data, tensors["k"].data))
+	require.EqualValues(t, want["a.b"], bitsOfData(tensors["x.a.b"].data))
+	require.Equal(t, []int{11, 2}, tensors["up"].Shape)
+	require.EqualValues(t, want["b.w"], bitsOfData(turned(tensors["up"].data, 11, 2), turned(tensors["gate"].data, 11, 3)))
+}
+
+// TestPartsReadTheirOwn counts what ranks read of a parameter that is three tensors in two files.
+func TestPartsReadTheirOwn(t *testing.T) {
+	model := calls(call("a", having(initial(weight("w", 3000, 100)), initial(weight("v", 1000, 100)))))
+	path := filepath.Join(t.TempDir(), "model.safetensors")
+	join := fsdp.Join(func(name string) []fsdp.Part {
+		if name == "a.v" {
+			return nil
+		}
+		return []fsdp.Part{{Name: "q", Rows: 1000}, {Name: "k", Rows: 500}, {Name: "v", Rows: 1500}}
+	})
+	var read, calls [4]int64
+	onRanks(t, 4, func(ctx context.Context, g comm.Group) {
+		m := wrap(t, model, fsdp.Config{Group: g})
+		require.NoError(t, m.Export(ctx, path, join, fsdp.SplitAt(1_200_000), fsdp.As(fsdp.BFloat16)))
+		require.NoError(t, m.Export(ctx, path, join, fsdp.SplitAt(600_000), fsdp.As(fsdp.BFloat16)))
+		fsys := &countingFS{FS: checkpoint.OS(), bytes: &read[g.Rank()], calls: &calls[g.Rank()]}
+		require.NoError(t, m.Import(ctx, path+".index.json", join, fsdp.OnFS(fsys)))
+	})
+	for r := range read {
+		require.InDelta(t, 400_000*2/4, read[r], 3000, "rank %d: its share of bfloat16, two headers and the index", r)
+	}
+}
+
+// TestSplitReplaces removes the files of an earlier export that a new one does not replace, and no
+// others.
+func TestSplitReplaces(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "model.safetensors")
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "model-1-of-2.safetensors"), nil, 0o600))
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "model-00001-of-00002.safetensors.tmp-0123abcd"), nil, 0o600))
+	onRanks(t, 2, func(ctx context.Context, g comm.Group) {
+		m := wrap(t, smallModel, fsdp.Config{Group: g})
+		for _, c := range []struct {
+			at   int64
+			left []string
+		}{
+			{1 << 20, []string{"model.safetensors"}},
+			{1, []string{"model-00001-of-00003.safetensors", "model-00002-of-00003.safetensors", "model-00003-of-00003.safetensors", "model.safetensors.index.json"}},
+			{400, []string{"model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors", "model.safetensors.index.json"}},
+			{1 << 20, []string{"model.safetensors"}},
+		} {
+			require.NoError(t, m.Export(ctx, path, fsdp.SplitAt(c.at)))
+			if g.Rank() == 0 {
+				left, err := filepath.Glob(filepath.Join(dir, "*"))
+				require.NoError(t, err)
+				for i := range left {
+					left[i] = filepath.Base(left[i])
+				}
+				want := append([]string{"model-1-of-2.safetensors"}, c.left...)
+				slices.Sort(want)
+				require.Equal(t, want, left)
+			}
+		}
+	})
+}
+
+// TestSplitFails fails at each operation of a disk in turn: on every rank, without a file left that
+// is not complete, and never with an index of files that are not there.
+func TestSplitFails(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "model.safetensors")
+	onRanks(t, 2, func(ctx context.Context, g comm.Group) {
+		m := wrap(t, smallModel, fsdp.Config{Group: g})
+		for failAt := 1; ; failAt++ {
+			fsys := &failingFS{FS: checkpoint.OS(), left: failAt}
+			err := m.Export(ctx, path, fsdp.SplitAt(400), fsdp.Beside(map[string][]byte{"b": nil}), fsdp.OnFS(fsys))
+			if g.Rank() == 0 {
+				temps, _ := filepath.Glob(filepath.Join(dir, "*.tmp-*"))
+				require.Empty(t, temps)
+				if _, none := os.Stat(path + ".index.json"); none == nil {
+					for _, file := range weightMap(t, path+".index.json") {
+						parseFile(t, filepath.Join(dir, file))
+					}
+				}
+			}
+			require.NoError(t, g.Barrier(ctx))
+			if err == nil {
+				require.Greater(t, failAt, 15)
+				return
+			}
+			require.ErrorContains(t, err, errDiskFull.Error())
+		}
+	})
+}
+
+// TestPartsErrors checks what every rank hears of options and indices that do not fit, and that
+// nothing has changed.
+func TestPartsErrors(t *testing.T) {
+	join := func(parts ...fsdp.Part) fsdp.StateOption {
+		return fsdp.Join(func(name string) []fsdp.Part {
+			if name != "a.w" {
+				return nil
+			}
+			return parts
+		})
+	}
+	const whole = `{"weight_map": {"a.w": "m", "a.b": "m", "b.w": "m"}}`
+	for name, c := range map[string]struct {
+		index string
+		opts  func(opt optim.Optimizer) []fsdp.StateOption
+		want  string
+	}{
+		"too few rows": {whole, func(optim.Optimizer) []fsdp.StateOption {
+			return []fsdp.StateOption{join(fsdp.Part{Name: "q", Rows: 30})}
+		},
+			"option Join makes a.w [31 3] of 30 rows: [{q 30}]"},
+		"negative": {whole, func(optim.Optimizer) []fsdp.StateOption {
+			return []fsdp.StateOption{join(fsdp.Part{Name: "q", Rows: 32}, fsdp.Part{Name: "k", Rows: -1})}
+		}, "option Join gives a.w a part of -1 rows"},
+		"twice": {whole, func(optim.Optimizer) []fsdp.StateOption {
+			return []fsdp.StateOption{join(fsdp.Part{Name: "q", Rows: 30}, fsdp.Part{Name: "q", Rows: 1})}
+		}, `option Join gives both a.w and a.w the name "q"`},
+		"optimizer": {whole, func(opt optim.Optimizer) []fsdp.StateOption { return append(inParts(), fsdp.WithOptimizer(opt)) },
+			"options Join and LeaveOut cannot be given with WithOptimizer"},
+		"parts missing": {whole, func(optim.Optimizer) []fsdp.StateOption {
+			return []fsdp.StateOption{join(fsdp.Part{Name: "q", Rows: 30}, fsdp.Part{Name: "k", Rows: 1})}
+		}, "does not fit the model: missing q, k; extra a.w"},
+		"part reshaped": {whole, func(optim.Optimizer) []fsdp.StateOption {
+			return []fsdp.StateOption{join(fsdp.Part{Name: "a.w", Rows: 30}, fsdp.Part{Name: "k", Rows: 1})}
+		}, "does not fit the model: missing k; reshaped a.w [31 3] -> [30 3]"},
+		"no JSON":      {`{"weight_map": `, nil, "model.safetensors.index.json: unexpected EOF"},
+		"no map":       {`{"metadata": {}}`, nil, "model.safetensors.index.json: there is no weight_map"},
+		"elsewhere":    {`{"weight_map": {"a.w": "../m"}}`, nil, `tensor "a.w" is in "../m", which is no file beside the index`},
+		"directory":    {`{"weight_map": {"a.w": "."}}`, nil, `tensor "a.w" is in ".", which is no file beside the index`},
+		"no such file": {`{"weight_map": {"a.w": "n"}}`, nil, "n: no such file"},
+		"not in file":  {`{"weight_map": {"a.w": "m", "a.b": "m", "b.w": "m", "c.w": "m"}}`, nil, `tensor "c.w" is not in m, where the index has it`},
+		"not in index": {`{"weight_map": {"a.w": "m", "a.b": "m"}}`, nil, `tensor "b.w" is in m, but the index has it in ""`},
+		"left out": {whole, func(optim.Optimizer) []fsdp.StateOption {
+			return []fsdp.StateOption{fsdp.LeaveOut(func(string) bool { return true })}
+		}, "option LeaveOut is not for this method"},
+		"index is right": {whole, nil, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			makeFile(t, filepath.Join(dir, "m"), smallFile(), nil)
+			path := filepath.Join(dir, "model.safetensors.index.json")
+			require.NoError(t, os.WriteFile(path, []byte(c.index), 0o600))
+			onRanks(t, 2, func(ctx context.Context, g comm.Group) {
+				m := wrap(t, smallModel, fsdp.Config{Group: g})
+				opt, err := optim.AdamW{}.New(m.Shards())
+				require.NoError(t, err)
+				before := stateBits(t, ctx, m)
+				var opts []fsdp.StateOption
+				if c.opts != nil {
+					opts = c.opts(opt)
+				}
+				err = m.Import(ctx, path, opts...)
+				if c.want == "" {
+					require.NoError(t, err)
+					return
+				}
+				require.ErrorContains(t, err, c.want)
+				requireSameBits(t, before, stateBits(t, ctx, m))
+			})
+		})
+	}
+}
+
+// TestLeaveOut exports a part of the model, and Beside says which names it does not take.
+func TestLeaveOut(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "model.safetensors")
+	onRanks(t, 2, func(ctx context.Context, g comm.Group) {
+		m := wrap(t, smallModel, fsdp.Config{Group: g})
+		require.NoError(t, m.Export(ctx, path, fsdp.LeaveOut(func(name string) bool { return name == "a.w" })))
+		for _, name := range []string{"../x", "", "model.safetensors", "."} {
+			err := m.Export(ctx, path, fsdp.Beside(map[string][]byte{name: nil}))
+			require.ErrorContains(t, err, fmt.Sprintf("option Beside: %q is no name for a file beside", name))
+		}
+		require.ErrorContains(t, m.Export(ctx, path, fsdp.SplitAt(0)), "SplitAt(0): want a number of bytes")
+	})
+	tensors, _ := parseFile(t, path)
+	require.Equal(t, []string{"a.b", "b.w"}, sortedKeys(tensors))
+}
