@@ -1,6 +1,7 @@
 package kernel
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 	"unsafe"
@@ -23,11 +24,20 @@ import (
 type Attention struct {
 	Batch, QLen, KLen, Heads, HeadDim int
 
+	// KVHeads is the number of heads of keys and values, a divisor of Heads: head h reads head
+	// h/(Heads/KVHeads) of them (grouped queries, Ainslie et al. 2023,
+	// https://arxiv.org/abs/2305.13245). 0 means Heads.
+	KVHeads int
+
 	// Scale multiplies q·k. 0 means 1/sqrt(HeadDim); T5 uses 1.
 	Scale float64
 
 	// Causal hides from query i the keys j > i + KLen - QLen: the last query sees every key.
 	Causal bool
+
+	// Window hides from query i the keys j <= i + KLen - QLen - Window: with Causal, a query sees
+	// Window keys at most. 0 hides none.
+	Window int
 
 	// QStride, KStride, VStride and OutStride are the elements between consecutive positions.
 	QStride, KStride, VStride, OutStride int
@@ -49,9 +59,43 @@ func AttentionBFloat16Scratch(a Attention) int {
 	return AttentionScratch(a) + 2*(a.KLen+1)*a.HeadDim
 }
 
-// scoreStride is the elements between rows of scores. The sixteen beyond KLen keep the rows of a
-// block out of one cache set when KLen is a power of two, worth 5 to 10 % at 1024 keys.
-func (a Attention) scoreStride() int { return a.KLen + 16 }
+// scoreStride is the elements between rows of scores, as long as what a block of queries sees. The
+// sixteen beyond keep the rows of a block out of one cache set when KLen is a power of two, worth 5
+// to 10 % at 1024 keys.
+func (a Attention) scoreStride() int {
+	if a.Causal && a.Window > 0 {
+		return min(a.KLen, a.Window+queryBlock) + 16
+	}
+	return a.KLen + 16
+}
+
+// kvHeads returns the number of heads of keys and values.
+func (a Attention) kvHeads() int { return cmp.Or(a.KVHeads, a.Heads) }
+
+// group returns how many heads read one head of keys and values.
+func (a Attention) group() int { return a.Heads / a.kvHeads() }
+
+// sees returns the keys [lo, hi) that Causal and Window leave to query i.
+func (a Attention) sees(i int) (lo, hi int) {
+	hi = a.KLen
+	at := i + a.KLen - a.QLen // of the keys, the one at the place of the query
+	if a.Causal {
+		hi = max(0, at+1)
+	}
+	if a.Window > 0 {
+		lo = max(0, at+1-a.Window)
+	}
+	return lo, hi
+}
+
+// Pairs counts the pairs of a query and a key of one head of one batch that Causal and Window leave.
+func (a Attention) Pairs() (n int) {
+	for i := range a.QLen {
+		lo, hi := a.sees(i)
+		n += hi - lo
+	}
+	return n
+}
 
 // AttentionForward writes the heads of out [Batch, QLen, OutStride], and the log-sum-exp of each
 // row of scores in lse [Batch, Heads, QLen] for [AttentionBackward].
@@ -68,7 +112,7 @@ func AttentionForward[E Element, T Float](c *Context, a Attention, out []E, lse 
 	o := newAttention(c, a, q, k, v, keyMask, bias, scratch)
 	checkRows("out", len(out), a.Batch*a.QLen, a.OutStride, a.Heads*a.HeadDim)
 	check("Attention", "lse", len(lse), a.Batch*a.Heads*a.QLen)
-	o.each(a.Batch*a.Heads, func(b, h int, seen keySpan) {
+	o.each(a.Heads, a.Batch*a.Heads, func(b, h int, seen keySpan) {
 		for q0 := 0; q0 < a.QLen; q0 += queryBlock {
 			o.forwardTile(o.tile(b, h, q0, seen), out, lse)
 		}
@@ -76,13 +120,13 @@ func AttentionForward[E Element, T Float](c *Context, a Attention, out []E, lse 
 }
 
 // each calls f for the thread's share of all heads of all batches, batch by batch. A share is made of
-// n units: of single heads, or with n = Heads of one head of all batches each.
-func (o *attention[E, T]) each(n int, f func(b, h int, seen keySpan)) {
+// n units: of single heads, or with n = heads of one head of all batches each.
+func (o *attention[E, T]) each(heads, n int, f func(b, h int, seen keySpan)) {
 	lo, hi := o.c.Share(n, 1)
 	for b := range o.Batch {
 		seen := o.visibleKeys(b)
-		for h := range o.Heads {
-			if i := (b*o.Heads + h) % n; lo <= i && i < hi {
+		for h := range heads {
+			if i := (b*heads + h) % n; lo <= i && i < hi {
 				f(b, h, seen)
 			}
 		}
@@ -93,9 +137,10 @@ func (o *attention[E, T]) each(n int, f func(b, h int, seen keySpan)) {
 func (o *attention[E, T]) forwardTile(t tile, out []E, lse []T) {
 	p := o.scores(t)
 	for i := range t.rows {
-		n, row := o.row(t, p, i)
-		lse[t.stat+i] = vec.SoftmaxRow(row[:n], row[:n], 1)
-		clear(row[n:])
+		lo, hi, row := o.row(t, p, i)
+		lse[t.stat+i] = vec.SoftmaxRow(row[lo:hi], row[lo:hi], 1)
+		clear(row[:lo])
+		clear(row[hi:])
 	}
 	weights, ld := o.elements(t, p)
 	gemm.Gemm(&o.c.gemm, false, false, t.rows, o.HeadDim, t.keys, 1, weights, ld, o.v[t.k(o.VStride):], o.VStride, 0,
@@ -113,11 +158,11 @@ type attention[E Element, T Float] struct {
 }
 
 func newAttention[E Element, T Float](c *Context, a Attention, q, k, v []E, keyMask []int, bias, scratch []T) attention[E, T] {
-	if a.Batch < 0 || min(a.QLen, a.KLen, a.Heads, a.HeadDim) < 1 {
+	if a.Batch < 0 || min(a.QLen, a.KLen, a.Heads, a.HeadDim) < 1 || a.Window < 0 || a.kvHeads() < 1 || a.Heads%a.kvHeads() != 0 {
 		panic(fmt.Sprintf("kernel: Attention: bad size in %+v", a))
 	}
-	width := a.Heads * a.HeadDim
-	checkRows("q", len(q), a.Batch*a.QLen, a.QStride, width)
+	width := a.kvHeads() * a.HeadDim
+	checkRows("q", len(q), a.Batch*a.QLen, a.QStride, a.Heads*a.HeadDim)
 	checkRows("k", len(k), a.Batch*a.KLen, a.KStride, width)
 	checkRows("v", len(v), a.Batch*a.KLen, a.VStride, width)
 	if keyMask != nil {
@@ -181,30 +226,27 @@ type tile struct {
 	k0, keys int // keys [k0, k0+keys)
 	holes    bool
 	head     int
-	column   int // first column of the head
+	qColumn  int // first column of the head in q and out
+	kColumn  int // and of its keys in k and v
 	qRow     int // row of query q0 in q and out
 	kRow     int // row of key k0 in k and v
 	stat     int // index of query q0 in lse
 }
 
 func (o *attention[E, T]) tile(b, h, q0 int, s keySpan) tile {
-	t := tile{q0: q0, rows: min(queryBlock, o.QLen-q0), k0: s.lo, holes: s.holes, head: h, column: h * o.HeadDim}
-	t.keys = o.reach(t, s.hi-s.lo, t.rows-1)
-	t.qRow, t.kRow, t.stat = b*o.QLen+q0, b*o.KLen+s.lo, (b*o.Heads+h)*o.QLen+q0
+	t := tile{q0: q0, rows: min(queryBlock, o.QLen-q0), holes: s.holes, head: h}
+	lo, _ := o.sees(q0)
+	_, hi := o.sees(q0 + t.rows - 1)
+	t.k0 = max(lo, s.lo)
+	t.keys = max(0, min(hi, s.hi)-t.k0)
+	t.qColumn, t.kColumn = h*o.HeadDim, h/o.group()*o.HeadDim
+	t.qRow, t.kRow, t.stat = b*o.QLen+q0, b*o.KLen+t.k0, (b*o.Heads+h)*o.QLen+q0
 	return t
 }
 
-// reach returns how many of the first n keys of a tile lie within the causal reach of its query i.
-func (o *attention[E, T]) reach(t tile, n, i int) int {
-	if !o.Causal {
-		return n
-	}
-	return max(0, min(n, t.q0+i+o.KLen-o.QLen+1-t.k0))
-}
-
 // q and k return the offset of the tile's first query or key in a slice of the given stride.
-func (t tile) q(stride int) int { return t.qRow*stride + t.column }
-func (t tile) k(stride int) int { return t.kRow*stride + t.column }
+func (t tile) q(stride int) int { return t.qRow*stride + t.qColumn }
+func (t tile) k(stride int) int { return t.kRow*stride + t.kColumn }
 
 // scores writes scale·q·kᵀ [t.rows, t.keys] of a tile into the first half of the scratch, at stride
 // scoreStride.
@@ -230,23 +272,25 @@ func (o *attention[E, T]) elements(t tile, p []T) (rows []E, stride int) {
 	return any(low).([]E), 2 * ld
 }
 
-// row returns row i of a tile's scores, with bias and mask applied to its n elements within causal
-// reach.
-func (o *attention[E, T]) row(t tile, s []T, i int) (n int, row []T) {
+// row returns row i of a tile's scores, with bias and mask applied to its elements [lo, hi) within
+// reach of the query.
+func (o *attention[E, T]) row(t tile, s []T, i int) (lo, hi int, row []T) {
 	row = s[i*o.scoreStride():][:t.keys]
-	n = o.reach(t, t.keys, i)
+	lo, hi = o.sees(t.q0 + i)
+	hi = max(0, min(hi-t.k0, t.keys))
+	lo = min(max(0, lo-t.k0), hi)
 	if o.bias != nil {
-		vec.Accumulate(row[:n], o.biasRow(o.bias, t, i)[:n])
+		vec.Accumulate(row[lo:hi], o.biasRow(o.bias, t, i)[lo:hi])
 	}
 	if t.holes {
 		hide := T(math.Inf(-1))
-		for j, m := range o.keyMask[t.kRow:][:n] {
-			if m == 0 {
+		for j := lo; j < hi; j++ {
+			if o.keyMask[t.kRow+j] == 0 {
 				row[j] = hide
 			}
 		}
 	}
-	return n, row
+	return lo, hi, row
 }
 
 // biasRow returns what query i of a tile has of a [Heads, QLen, KLen] array, from the tile's first

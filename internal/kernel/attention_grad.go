@@ -7,20 +7,21 @@ import (
 )
 
 // AttentionBackward is the gradient of [AttentionForward]: it overwrites the heads of dq, dk and
-// dv, which have the strides of q, k and v and may be columns of one packed array, and adds to
-// dbias [Heads, QLen, KLen] unless that is nil. out and lse are what AttentionForward wrote, dout
-// [Batch, QLen, OutStride] is the gradient of out. A query that saw no key has zero gradients.
+// dv, which have the strides of q, k and v and may be columns of one packed array, and dbias [Heads,
+// QLen, KLen] unless that is nil. out and lse are what AttentionForward wrote, dout [Batch, QLen,
+// OutStride] is the gradient of out. A query that saw no key has zero gradients. Keys and values have
+// the sum over the heads that read them, and bias that over the batch, both in order.
 //
 // With P = exp(S - lse) recomputed from the scores S, and D = rowsum(dout∘out):
 //
-//	dv = Pᵀ·dout    dS = P∘(dout·vᵀ - D)    dbias += dS    dq = Scale·dS·k    dk = Scale·dSᵀ·q
+//	dv = Pᵀ·dout    dS = P∘(dout·vᵀ - D)    dbias = dS    dq = Scale·dS·k    dk = Scale·dSᵀ·q
 func AttentionBackward[E Element, T Float](c *Context, a Attention, dq, dk, dv []E, dbias []T, q, k, v, out []E, lse []T, dout []E,
 	keyMask []int, bias, scratch []T) {
 	o := newAttention(c, a, q, k, v, keyMask, bias, scratch)
-	width := a.Heads * a.HeadDim
+	width, kvWidth := a.Heads*a.HeadDim, a.kvHeads()*a.HeadDim
 	checkRows("dq", len(dq), a.Batch*a.QLen, a.QStride, width)
-	checkRows("dk", len(dk), a.Batch*a.KLen, a.KStride, width)
-	checkRows("dv", len(dv), a.Batch*a.KLen, a.VStride, width)
+	checkRows("dk", len(dk), a.Batch*a.KLen, a.KStride, kvWidth)
+	checkRows("dv", len(dv), a.Batch*a.KLen, a.VStride, kvWidth)
 	checkRows("out", len(out), a.Batch*a.QLen, a.OutStride, width)
 	checkRows("dout", len(dout), a.Batch*a.QLen, a.OutStride, width)
 	check("Attention", "lse", len(lse), a.Batch*a.Heads*a.QLen)
@@ -28,11 +29,14 @@ func AttentionBackward[E Element, T Float](c *Context, a Attention, dq, dk, dv [
 		check("Attention", "dbias", len(dbias), a.Heads*a.QLen*a.KLen)
 	}
 	g := attentionGrad[E, T]{attention: o, dq: dq, dk: dk, dv: dv, dbias: dbias, out: out, lse: lse, dout: dout}
-	units := a.Batch * a.Heads
+	units := a.Batch * a.kvHeads()
 	if dbias != nil {
-		units = a.Heads // the batches add to the same elements, in their order
+		units = a.kvHeads() // the batches add to the same elements, in their order
+		lo, hi := c.Share(units, 1)
+		of := a.group() * a.QLen * a.KLen
+		clear(dbias[lo*of : hi*of])
 	}
-	g.each(units, g.head)
+	g.each(a.kvHeads(), units, g.keyHead)
 }
 
 // attentionGrad is one backward call.
@@ -42,26 +46,44 @@ type attentionGrad[E Element, T Float] struct {
 	dbias, lse            []T
 }
 
-// head goes through the blocks of queries from the last to the first: the last one sees every key
-// that any of them sees, so it writes all of dk and dv that is not zero, and the others add to a
-// part of it.
-func (g *attentionGrad[E, T]) head(b, h int, seen keySpan) {
-	last := g.tile(b, h, (g.QLen-1)/queryBlock*queryBlock, seen)
-	g.clearKeys(last, b*g.KLen, last.kRow)
-	g.clearKeys(last, last.kRow+last.keys, (b+1)*g.KLen)
+// keyHead computes the gradients of one head of keys and values, and of the queries of all heads that
+// read it. It goes through the blocks of queries from the last to the first: without a window, the
+// last one sees every key that any of them sees, so it writes all of dk and dv that is not zero, and
+// the others add to a part of it.
+func (g *attentionGrad[E, T]) keyHead(b, kv int, seen keySpan) {
+	first, q0 := kv*g.group(), (g.QLen-1)/queryBlock*queryBlock
+	all := g.tile(b, first, q0, seen)
 	var beta float64
-	for q0 := last.q0; q0 >= 0; q0 -= queryBlock {
-		g.tileGrad(g.tile(b, h, q0, seen), beta)
+	if g.Window > 0 {
+		all.k0, all.keys, all.kRow = 0, g.KLen, b*g.KLen
+		g.clearSums(all)
 		beta = 1
 	}
-	g.roundKeys(last)
+	g.clearKeys(all, b*g.KLen, all.kRow)
+	g.clearKeys(all, all.kRow+all.keys, (b+1)*g.KLen)
+	for h := first; h < first+g.group(); h++ {
+		for q := q0; q >= 0; q -= queryBlock {
+			g.tileGrad(g.tile(b, h, q, seen), beta)
+			beta = 1
+		}
+	}
+	g.roundKeys(all)
 }
 
 // clearKeys zeroes a head's dk and dv of the key rows [lo, hi).
 func (g *attentionGrad[E, T]) clearKeys(t tile, lo, hi int) {
 	for r := lo; r < hi; r++ {
-		clear(g.dk[r*g.KStride+t.column:][:g.HeadDim])
-		clear(g.dv[r*g.VStride+t.column:][:g.HeadDim])
+		clear(g.dk[r*g.KStride+t.kColumn:][:g.HeadDim])
+		clear(g.dv[r*g.VStride+t.kColumn:][:g.HeadDim])
+	}
+}
+
+// clearSums zeroes what the gradients of a tile's keys and values are added to.
+func (g *attentionGrad[E, T]) clearSums(t tile) {
+	dk, dv, kStride, vStride := g.keySums(t)
+	for r := range t.keys {
+		clear(dk[r*kStride:][:g.HeadDim])
+		clear(dv[r*vStride:][:g.HeadDim])
 	}
 }
 
@@ -115,10 +137,11 @@ func (g *attentionGrad[E, T]) tileGrad(t tile, beta float64) {
 	ds := g.scratch[len(p) : 2*len(p)]
 	gemm.Gemm(ws, false, true, t.rows, t.keys, d, 1, dout, g.OutStride, v, g.VStride, 0, ds, ld)
 	for i := range t.rows {
-		n, row := g.row(t, p, i)
-		softmaxGrad(row, ds[i*ld:][:t.keys], n, g.lse[t.stat+i], g.delta(t, i))
+		lo, hi, row := g.row(t, p, i)
+		slope := ds[i*ld:][:t.keys]
+		softmaxGrad(row, slope, lo, hi, g.lse[t.stat+i], g.delta(t, i))
 		if g.dbias != nil {
-			vec.Accumulate(g.biasRow(g.dbias, t, i)[:n], ds[i*ld:][:n])
+			vec.Accumulate(g.biasRow(g.dbias, t, i)[lo:hi], slope[lo:hi])
 		}
 	}
 	dk, dv, kStride, vStride := g.keySums(t)
@@ -130,11 +153,13 @@ func (g *attentionGrad[E, T]) tileGrad(t tile, beta float64) {
 }
 
 // softmaxGrad turns a row of scores into probabilities, and the gradient of the probabilities into
-// that of the scores. Only the first n elements of both rows are visible; the rest becomes zero. An
+// that of the scores. Only the elements [lo, hi) of both rows are visible; the rest becomes zero. An
 // lse of -Inf (no visible key) gives zeros.
-func softmaxGrad[T Float](p, ds []T, n int, lse, delta T) {
-	vec.ExpSubSum(p[:n], p[:n], 1, lse)
-	vec.SoftmaxGradRow(ds[:n], p[:n], ds[:n], delta, 1)
-	clear(p[n:])
-	clear(ds[n:])
+func softmaxGrad[T Float](p, ds []T, lo, hi int, lse, delta T) {
+	vec.ExpSubSum(p[lo:hi], p[lo:hi], 1, lse)
+	vec.SoftmaxGradRow(ds[lo:hi], p[lo:hi], ds[lo:hi], delta, 1)
+	for _, row := range [][]T{p, ds} {
+		clear(row[:lo])
+		clear(row[hi:])
+	}
 }

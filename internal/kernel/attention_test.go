@@ -18,7 +18,7 @@ type attentionCase[T Float] struct {
 	bias          []T
 	out, lse      []T
 	dq, dk, dv    []T
-	dbias, was    []T
+	dbias         []T
 	scratch       []T
 }
 
@@ -33,8 +33,13 @@ func drawAttention[T Float](t *rapid.T, maxLen int) *attentionCase[T] {
 		Scale:   rapid.SampledFrom([]float64{0, 0.3, 1}).Draw(t, "scale"),
 		Causal:  rapid.Bool().Draw(t, "causal"),
 	}
-	width := a.Heads * a.HeadDim
-	a.QStride, a.KStride, a.VStride, a.OutStride = width+drawGap(t), width+drawGap(t), width+drawGap(t), width+drawGap(t)
+	a.KVHeads = a.Heads
+	a.Heads *= rapid.SampledFrom([]int{1, 1, 2, 3}).Draw(t, "group")
+	if rapid.Bool().Draw(t, "with window") {
+		a.Window = rapid.IntRange(1, maxLen).Draw(t, "window")
+	}
+	width, kv := a.Heads*a.HeadDim, a.KVHeads*a.HeadDim
+	a.QStride, a.KStride, a.VStride, a.OutStride = width+drawGap(t), kv+drawGap(t), kv+drawGap(t), width+drawGap(t)
 	c := &attentionCase[T]{a: a}
 	q, k, v, out := a.Batch*a.QLen*a.QStride, a.Batch*a.KLen*a.KStride, a.Batch*a.KLen*a.VStride, a.Batch*a.QLen*a.OutStride
 	c.q, c.k, c.v, c.dout = src.normal(q), src.normal(k), src.normal(v), src.normal(out)
@@ -43,8 +48,7 @@ func drawAttention[T Float](t *rapid.T, maxLen int) *attentionCase[T] {
 	c.scratch = garbage[T](AttentionScratch(a))
 	if rapid.Bool().Draw(t, "with bias") {
 		c.bias = src.normal(a.Heads * a.QLen * a.KLen)
-		c.dbias = src.normal(len(c.bias))
-		c.was = clone(c.dbias)
+		c.dbias = garbage[T](len(c.bias))
 	}
 	if rapid.Bool().Draw(t, "with mask") {
 		c.keyMask = drawMask(t, src, a)
@@ -94,18 +98,17 @@ func checkAttentionTwin[T Float](t *rapid.T) {
 	}
 	out, lse := make([]float64, len(c.out)), make([]float64, len(c.lse))
 	NaiveAttentionForward(nil, a, out, lse, q, k, v, c.keyMask, bias, nil)
-	width := a.Heads * a.HeadDim
+	width, kv := a.Heads*a.HeadDim, a.KVHeads*a.HeadDim
 	requireHeads(t, "out", attentionTolerance[T](), out, c.out, a.OutStride, width)
 	requireWithin(t, "lse", attentionTolerance[T](), lse, c.lse)
 
 	c.backward(&ctx)
 	dq, dk, dv := make([]float64, len(c.q)), make([]float64, len(c.k)), make([]float64, len(c.v))
 	dbias := make([]float64, a.Heads*a.QLen*a.KLen)
-	copy(dbias, wide(c.was))
 	NaiveAttentionBackward(nil, a, dq, dk, dv, dbias, q, k, v, nil, nil, wide(c.dout), c.keyMask, bias, nil)
 	requireHeads(t, "dq", attentionTolerance[T](), dq, c.dq, a.QStride, width)
-	requireHeads(t, "dk", attentionTolerance[T](), dk, c.dk, a.KStride, width)
-	requireHeads(t, "dv", attentionTolerance[T](), dv, c.dv, a.VStride, width)
+	requireHeads(t, "dk", attentionTolerance[T](), dk, c.dk, a.KStride, kv)
+	requireHeads(t, "dv", attentionTolerance[T](), dv, c.dv, a.VStride, kv)
 	if c.dbias != nil {
 		requireWithin(t, "dbias", attentionTolerance[T](), dbias, c.dbias)
 	}
@@ -154,19 +157,20 @@ func TestAttentionBFloat16(t *testing.T) {
 			}
 		}
 		requireWithin(t, "lse", attentionTolerance[float32](), r.lse, f.lse)
-		width := a.Heads * a.HeadDim
+		width, kv := a.Heads*a.HeadDim, a.KVHeads*a.HeadDim
 		for _, r := range []struct {
-			name   string
-			want   []float64
-			got    []half.BFloat16
-			stride int
-		}{{"out", r.out, out, a.OutStride}, {"dq", r.dq, dq, a.QStride}, {"dk", r.dk, dk, a.KStride}, {"dv", r.dv, dv, a.VStride}} {
+			name          string
+			want          []float64
+			got           []half.BFloat16
+			stride, width int
+		}{{"out", r.out, out, a.OutStride, width}, {"dq", r.dq, dq, a.QStride, width},
+			{"dk", r.dk, dk, a.KStride, kv}, {"dv", r.dv, dv, a.VStride, kv}} {
 			got, largest := make([]float32, len(r.got)), 1.0
 			half.Widen(got, r.got)
 			for _, w := range r.want {
 				largest = max(largest, math.Abs(w))
 			}
-			requireHeads(t, r.name, 0x1p-7*largest, r.want, got, r.stride, width)
+			requireHeads(t, r.name, 0x1p-7*largest, r.want, got, r.stride, r.width)
 		}
 		if f.dbias != nil {
 			requireWithin(t, "dbias", 0x1p-7, r.dbias, f.dbias)
@@ -182,7 +186,7 @@ type roundedAttention struct {
 
 func newRoundedAttention(f *attentionCase[float32]) *roundedAttention {
 	zeros := func(n int) []float64 { return make([]float64, n) }
-	return &roundedAttention{f, zeros(len(f.out)), zeros(len(f.lse)), zeros(len(f.q)), zeros(len(f.k)), zeros(len(f.v)), wide(f.was)}
+	return &roundedAttention{f, zeros(len(f.out)), zeros(len(f.lse)), zeros(len(f.q)), zeros(len(f.k)), zeros(len(f.v)), zeros(len(f.dbias))}
 }
 
 func toBFloat16(x float64) float64 { return float64(half.ToBFloat16(float32(x)).Float32()) }
@@ -194,14 +198,16 @@ func (r *roundedAttention) query(b, h, i int) {
 		scale = 1 / math.Sqrt(float64(a.HeadDim))
 	}
 	at := func(row, stride int) int { return row*stride + h*a.HeadDim }
+	keyAt := func(row, stride int) int { return row*stride + h/(a.Heads/a.KVHeads)*a.HeadDim }
 	q, o, stat := at(b*a.QLen+i, a.QStride), at(b*a.QLen+i, a.OutStride), (b*a.Heads+h)*a.QLen+i
 	scores, sum := make([]float64, a.KLen), 0.0
 	for j := range scores {
 		scores[j] = math.Inf(-1)
-		if a.Causal && j > i+a.KLen-a.QLen || r.keyMask != nil && r.keyMask[b*a.KLen+j] == 0 {
+		place := i + a.KLen - a.QLen
+		if a.Causal && j > place || a.Window > 0 && j <= place-a.Window || r.keyMask != nil && r.keyMask[b*a.KLen+j] == 0 {
 			continue
 		}
-		scores[j] = scale * dot(wide(r.q[q:q+a.HeadDim]), wide(r.k[at(b*a.KLen+j, a.KStride):][:a.HeadDim]))
+		scores[j] = scale * dot(wide(r.q[q:q+a.HeadDim]), wide(r.k[keyAt(b*a.KLen+j, a.KStride):][:a.HeadDim]))
 		if r.bias != nil {
 			scores[j] += float64(r.bias[(h*a.QLen+i)*a.KLen+j])
 		}
@@ -212,7 +218,7 @@ func (r *roundedAttention) query(b, h, i int) {
 	for c := range a.HeadDim {
 		for j, s := range scores {
 			if sum > 0 {
-				r.out[o+c] += toBFloat16(math.Exp(s)/sum) * float64(r.v[at(b*a.KLen+j, a.VStride)+c])
+				r.out[o+c] += toBFloat16(math.Exp(s)/sum) * float64(r.v[keyAt(b*a.KLen+j, a.VStride)+c])
 			}
 		}
 		r.out[o+c] = toBFloat16(r.out[o+c])
@@ -222,7 +228,7 @@ func (r *roundedAttention) query(b, h, i int) {
 		if math.IsInf(s, -1) {
 			continue
 		}
-		k, v := at(b*a.KLen+j, a.KStride), at(b*a.KLen+j, a.VStride)
+		k, v := keyAt(b*a.KLen+j, a.KStride), keyAt(b*a.KLen+j, a.VStride)
 		p := math.Exp(s) / sum
 		ds := p * (dot(wide(r.dout[o:o+a.HeadDim]), wide(r.v[v:v+a.HeadDim])) - delta)
 		if r.bias != nil {

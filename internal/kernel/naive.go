@@ -170,14 +170,15 @@ func NaiveBatchNormGrad(dx, dgain, dbias, x, gain, mean, variance, dy []float64,
 // its scores.
 func naiveProbabilities(a Attention, q, k []float64, keyMask []int, bias []float64, b, h, i int) (p []float64, lse float64) {
 	p = make([]float64, a.KLen)
+	kv, at := h/a.group()*a.HeadDim, i+a.KLen-a.QLen
 	var sum float64
 	for j := range p {
-		if a.Causal && j > i+a.KLen-a.QLen || keyMask != nil && keyMask[b*a.KLen+j] == 0 {
+		if a.Causal && j > at || a.Window > 0 && j <= at-a.Window || keyMask != nil && keyMask[b*a.KLen+j] == 0 {
 			continue
 		}
 		var s float64
 		for c := range a.HeadDim {
-			s += q[(b*a.QLen+i)*a.QStride+h*a.HeadDim+c] * k[(b*a.KLen+j)*a.KStride+h*a.HeadDim+c]
+			s += q[(b*a.QLen+i)*a.QStride+h*a.HeadDim+c] * k[(b*a.KLen+j)*a.KStride+kv+c]
 		}
 		s *= naiveScale(a)
 		if bias != nil {
@@ -207,12 +208,12 @@ func NaiveAttentionForward(_ *Context, a Attention, out, lse, q, k, v []float64,
 		b, h, i := r/a.QLen/a.Heads, r/a.QLen%a.Heads, r%a.QLen
 		p, l := naiveProbabilities(a, q, k, keyMask, bias, b, h, i)
 		lse[r] = l
-		for c := h * a.HeadDim; c < (h+1)*a.HeadDim; c++ {
+		for c := range a.HeadDim {
 			var s float64
 			for j := range p {
-				s += p[j] * v[(b*a.KLen+j)*a.VStride+c]
+				s += p[j] * v[(b*a.KLen+j)*a.VStride+h/a.group()*a.HeadDim+c]
 			}
-			out[(b*a.QLen+i)*a.OutStride+c] = s
+			out[(b*a.QLen+i)*a.OutStride+h*a.HeadDim+c] = s
 		}
 	}
 }
@@ -224,9 +225,10 @@ func NaiveAttentionBackward(_ *Context, a Attention, dq, dk, dv, dbias, q, k, v,
 		clear(dq[r*a.QStride:][:a.Heads*a.HeadDim])
 	}
 	for r := range a.Batch * a.KLen {
-		clear(dk[r*a.KStride:][:a.Heads*a.HeadDim])
-		clear(dv[r*a.VStride:][:a.Heads*a.HeadDim])
+		clear(dk[r*a.KStride:][:a.kvHeads()*a.HeadDim])
+		clear(dv[r*a.VStride:][:a.kvHeads()*a.HeadDim])
 	}
+	clear(dbias)
 	for r := range a.Batch * a.Heads * a.QLen {
 		b, h, i := r/a.QLen/a.Heads, r/a.QLen%a.Heads, r%a.QLen
 		p, _ := naiveProbabilities(a, q, k, keyMask, bias, b, h, i)
@@ -234,9 +236,10 @@ func NaiveAttentionBackward(_ *Context, a Attention, dq, dk, dv, dbias, q, k, v,
 			if dbias != nil {
 				dbias[(h*a.QLen+i)*a.KLen+j] += ds
 			}
-			for c := h * a.HeadDim; c < (h+1)*a.HeadDim; c++ {
-				dq[(b*a.QLen+i)*a.QStride+c] += naiveScale(a) * ds * k[(b*a.KLen+j)*a.KStride+c]
-				dk[(b*a.KLen+j)*a.KStride+c] += naiveScale(a) * ds * q[(b*a.QLen+i)*a.QStride+c]
+			at, to := (b*a.QLen+i)*a.QStride+h*a.HeadDim, (b*a.KLen+j)*a.KStride+h/a.group()*a.HeadDim
+			for c := range a.HeadDim {
+				dq[at+c] += naiveScale(a) * ds * k[to+c]
+				dk[to+c] += naiveScale(a) * ds * q[at+c]
 			}
 		}
 	}
@@ -248,10 +251,10 @@ func naiveScoreGrad(a Attention, dv, v, dout, p []float64, b, h, i int) []float6
 	ds := make([]float64, a.KLen)
 	var delta float64
 	for j := range p {
-		for c := h * a.HeadDim; c < (h+1)*a.HeadDim; c++ {
-			g := dout[(b*a.QLen+i)*a.OutStride+c]
-			ds[j] += g * v[(b*a.KLen+j)*a.VStride+c]
-			dv[(b*a.KLen+j)*a.VStride+c] += g * p[j]
+		at, to := (b*a.QLen+i)*a.OutStride+h*a.HeadDim, (b*a.KLen+j)*a.VStride+h/a.group()*a.HeadDim
+		for c := range a.HeadDim {
+			ds[j] += dout[at+c] * v[to+c]
+			dv[to+c] += dout[at+c] * p[j]
 		}
 		delta += p[j] * ds[j]
 	}
