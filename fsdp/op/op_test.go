@@ -1,6 +1,7 @@
 package op_test
 
 import (
+	"math"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -42,4 +43,40 @@ func TestErrorsNameTheArgument(t *testing.T) {
 	require.EqualError(t, err, "dropout: x is nil")
 	_, err = op.Dropout(x, 1, 0)
 	require.EqualError(t, err, "dropout: rate 1 is not in [0, 1)")
+}
+
+// TestSDPAEqualsSelfAttention computes attention over packed projections and over the same apart, in
+// Gorgonia's own machine: the same bits. Two equal key heads are as good as one that both read.
+func TestSDPAEqualsSelfAttention(t *testing.T) {
+	const heads, d = 2, 8
+	g := gorgonia.NewGraph()
+	input := func(name string, shape ...int) *gorgonia.Node {
+		x := gorgonia.NewTensor(g, tensor.Float64, 3, gorgonia.WithShape(shape...), gorgonia.WithName(name))
+		data := tensor.New(tensor.WithShape(shape...), tensor.Of(tensor.Float64))
+		for i := range data.Float64s() {
+			data.Float64s()[i] = math.Sin(float64(len(name)+1) * float64(i%(5*d)))
+		}
+		require.NoError(t, gorgonia.Let(x, data))
+		return x
+	}
+	q, k := input("q", 2, 5, d), input("kv", 2, 5, d)
+	qkv, err := gorgonia.Concat(2, q, k, k)
+	require.NoError(t, err)
+	whole, err := op.SelfAttention(qkv, nil, heads, true)
+	require.NoError(t, err)
+	apart, err := op.SDPA(q, k, k, op.Attend{Heads: heads, Causal: true})
+	require.NoError(t, err)
+	half := input("kv2", 2, 5, d/heads)
+	pair, err := gorgonia.Concat(2, half, half)
+	require.NoError(t, err)
+	repeated, err := op.SDPA(q, pair, pair, op.Attend{Heads: heads, Causal: true, Window: 3})
+	require.NoError(t, err)
+	grouped, err := op.SDPA(q, half, half, op.Attend{Heads: heads, KVHeads: 1, Causal: true, Window: 3})
+	require.NoError(t, err)
+	vm := gorgonia.NewTapeMachine(g)
+	defer vm.Close()
+	require.NoError(t, vm.RunAll())
+	require.Equal(t, whole.Value().Data(), apart.Value().Data())
+	require.Equal(t, repeated.Value().Data(), grouped.Value().Data())
+	require.NotEqual(t, apart.Value().Data(), grouped.Value().Data())
 }

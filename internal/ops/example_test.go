@@ -84,6 +84,18 @@ func ExampleTable() {
 	// attention grad (ops.Attention): qkv, packed, dy, mask? int
 	//     -> dqkv [B T 3*D]
 	//     the gradient of attention, from the scores computed again
+	// sdpa (ops.SDPA): q [B Tq H*Dh], k [B Tk KV*Dh], v [B Tk KV*Dh], mask? int [B Tk]
+	//     -> y [B Tq H*Dh] | lse f32 [B heads Tq]
+	//     softmax(scale·q·kᵀ)·v of each head, and the logarithm of the sum in each softmax
+	// sdpa grad (ops.SDPA): q, k, v, packed, dy, mask? int
+	//     -> dq [B Tq H*Dh] | dk [B Tk KV*Dh] | dv [B Tk KV*Dh]
+	//     the gradients of sdpa, from the scores computed again
+	// sdpa bias (ops.SDPA): q [B Tq H*Dh], k [B Tk KV*Dh], v [B Tk KV*Dh], bias f32 [heads Tq Tk], mask? int [B Tk]
+	//     -> y [B Tq H*Dh] | lse f32 [B heads Tq]
+	//     softmax(scale·q·kᵀ + bias)·v of each head, and the logarithm of the sum in each softmax
+	// sdpa bias grad (ops.SDPA): q, k, v, bias f32, packed, dy, mask? int
+	//     -> dq [B Tq H*Dh] | dk [B Tk KV*Dh] | dv [B Tk KV*Dh] | dbias f32 [heads Tq Tk]
+	//     the gradients of sdpa, from the scores computed again
 	// layer norm (ops.Norm): x [... d], gain f32 [d], bias f32 [d]
 	//     -> y [... d] | statistics f32 [... 2]
 	//     (x - mean)·rstd·gain + bias, and mean and rstd = 1/√(variance + eps) of each row

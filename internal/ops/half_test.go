@@ -114,7 +114,8 @@ func TestSavedFormsAreSmall(t *testing.T) {
 // products are rounded otherwise than those of float32, and so is what attention multiplies.
 var products = map[exec.Kind]bool{
 	ops.KindLinear: true, ops.KindAddLinear: true, ops.KindLinearGradX: true, ops.KindLinearGradW: true,
-	ops.KindAttention: true, ops.KindAttentionGrad: true,
+	ops.KindAttention: true, ops.KindAttentionGrad: true, ops.KindSDPA: true, ops.KindSDPAGrad: true,
+	ops.KindSDPABias: true, ops.KindSDPABiasGrad: true,
 }
 
 // TestHalfKernelsRound interprets programs in bfloat16. Each kernel must compute what that for

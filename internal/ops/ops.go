@@ -29,6 +29,10 @@ const (
 	KindLinearGradB      exec.Kind = "linear db"
 	KindAttention        exec.Kind = "attention"
 	KindAttentionGrad    exec.Kind = "attention grad"
+	KindSDPA             exec.Kind = "sdpa"
+	KindSDPAGrad         exec.Kind = "sdpa grad"
+	KindSDPABias         exec.Kind = "sdpa bias"
+	KindSDPABiasGrad     exec.Kind = "sdpa bias grad"
 	KindLayerNorm        exec.Kind = "layer norm"
 	KindLayerNormGrad    exec.Kind = "layer norm grad"
 	KindRMSNorm          exec.Kind = "rms norm"
@@ -56,6 +60,7 @@ const (
 func Table() []*exec.Row {
 	return slices.Concat(exec.Rows(), []*exec.Row{
 		linear, addLinear, linearGradX, linearGradW, linearGradB, attention, attentionGrad,
+		sdpa, sdpaGrad, sdpaBias, sdpaBiasGrad,
 		layerNorm, layerNormGrad, rmsNorm, rmsNormGrad, batchStats, batchNorm, batchNormGrad,
 		gelu, geluGrad, geluTanh, geluTanhGrad, relu, reluGrad, scale, dropout,
 		embedding, embeddingGrad, positions, positionsGrad, crossEntropy, crossEntropyGrad,

@@ -64,6 +64,20 @@ func attention(heads int, causal, masked bool) function {
 	}
 }
 
+// sdpa takes q, k and v, then bias if there is one, then a mask if it is masked.
+func sdpa(a ops.SDPA, biased, masked bool) function {
+	return func(_ *exec.Builder, x []*G.Node) (*G.Node, error) {
+		var bias, mask *G.Node
+		if biased {
+			bias = x[3]
+		}
+		if masked {
+			mask = x[len(x)-1]
+		}
+		return ops.ScaledDotProduct(x[0], x[1], x[2], mask, bias, a)
+	}
+}
+
 // batchNorm takes x, gain, bias and the running statistics.
 func batchNorm(momentum float64) function {
 	return func(_ *exec.Builder, x []*G.Node) (*G.Node, error) {
@@ -94,6 +108,13 @@ var operations = []operation{
 	{"masked attention", [][]int{{2, 3, 12}}, []float64{1, 0, 1, 0, 0, 0}, []int{2, 3}, attention(2, false, true)},
 	{"masked causal attention", [][]int{{2, 3, 12}}, []float64{0, 1, 1, 1, 0, 1}, []int{2, 3}, attention(1, true, true)},
 	{"attention of one token", [][]int{{1, 1, 3}}, nil, nil, attention(1, true, false)},
+	{"sdpa", [][]int{{2, 3, 8}, {2, 5, 8}, {2, 5, 8}}, nil, nil, sdpa(ops.SDPA{Heads: 2}, false, false)},
+	{"sdpa of grouped keys", [][]int{{2, 4, 12}, {2, 5, 6}, {2, 5, 6}}, nil, nil, sdpa(ops.SDPA{Heads: 4, KVHeads: 2, Causal: true}, false, false)},
+	{"sdpa in a window", [][]int{{1, 6, 8}, {1, 6, 4}, {1, 6, 4}}, nil, nil, sdpa(ops.SDPA{Heads: 2, KVHeads: 1, Causal: true, Window: 2}, false, false)},
+	{"sdpa with a bias", [][]int{{2, 3, 8}, {2, 4, 4}, {2, 4, 4}, {2, 3, 4}}, nil, nil, sdpa(ops.SDPA{Heads: 2, KVHeads: 1, Scale: 1}, true, false)},
+	{"masked sdpa", [][]int{{2, 3, 4}, {2, 4, 4}, {2, 4, 4}}, []float64{1, 0, 1, 0, 0, 0, 0, 0}, []int{2, 4}, sdpa(ops.SDPA{Heads: 2}, false, true)},
+	{"masked sdpa with a bias", [][]int{{2, 3, 4}, {2, 3, 2}, {2, 3, 2}, {2, 3, 3}}, []float64{1, 0, 1, 0, 1, 1}, []int{2, 3}, sdpa(ops.SDPA{Heads: 2, KVHeads: 1, Causal: true}, true, true)},
+	{"sdpa of one query", [][]int{{1, 1, 8}, {1, 7, 4}, {1, 7, 4}}, nil, nil, sdpa(ops.SDPA{Heads: 2, KVHeads: 1, Causal: true, Window: 3}, false, false)},
 	{"embedding", [][]int{{5, 3}}, []float64{4, 0, 4, 1}, []int{2, 2}, func(_ *exec.Builder, x []*G.Node) (*G.Node, error) { return ops.Embedding(x[0], x[1]) }},
 	{"positions", [][]int{{2, 3, 4}, {5, 4}}, nil, nil, func(_ *exec.Builder, x []*G.Node) (*G.Node, error) { return ops.AddPositions(x[0], x[1]) }},
 	{"cross-entropy", [][]int{{2, 3, 5}}, []float64{4, -1, 0, 2, 2, -1}, []int{2, 3}, crossEntropy},
@@ -166,36 +187,49 @@ func TestMistakes(t *testing.T) {
 	linear := two(func(x, w *G.Node) (*G.Node, error) { return ops.Linear(x, w, nil) })
 	layerNorm := two(func(x, g *G.Node) (*G.Node, error) { return ops.LayerNorm(x, g, g, 1e-5) })
 	for want, op := range map[string]operation{
-		"linear: x is (), want [... in]":                                            on(linear, []int{}, []int{5, 4}),
-		"linear: weight is (5, 3), want [out 4] for x (2, 4)":                       on(linear, []int{2, 4}, []int{5, 3}),
-		"linear: weight is (4), want [out 4] for x (2, 4)":                          on(linear, []int{2, 4}, []int{4}),
-		"linear: bias is (2, 4), want [5] for x (2, 4)":                             on(two(func(x, w *G.Node) (*G.Node, error) { return ops.Linear(x, w, x) }), []int{2, 4}, []int{5, 4}),
-		"add linear: x is (2, 2), want [in] for y (4)":                              on(two(func(x, w *G.Node) (*G.Node, error) { return ops.AddLinear(G.Must(exec.NewView(x, 0, 4)), x, w) }), []int{2, 2}, []int{5, 2}),
-		"add linear: weight is (5, 3), want [2 2] for y (2, 2)":                     on(two(func(x, w *G.Node) (*G.Node, error) { return ops.AddLinear(x, x, w) }), []int{2, 2}, []int{5, 3}),
-		"dropout: rate 1 is not in [0, 1)":                                          on(dropout(1, 0), []int{2}),
-		"dropout: rate -0.1 is not in [0, 1)":                                       on(dropout(-0.1, 0), []int{2}),
-		"dropout: rate NaN is not in [0, 1)":                                        on(dropout(math.NaN(), 0), []int{2}),
-		"layer norm: x is (), want [... d]":                                         on(layerNorm, []int{}, []int{4}),
-		"layer norm: gain is (3), want [4] for x (2, 4)":                            on(layerNorm, []int{2, 4}, []int{3}),
-		"layer norm: bias is (2, 4), want [4] for x (2, 4)":                         on(two(func(x, g *G.Node) (*G.Node, error) { return ops.LayerNorm(x, g, x, 1e-5) }), []int{2, 4}, []int{4}),
-		"rms norm: gain is (2, 2), want [4] for x (2, 4)":                           on(two(func(x, g *G.Node) (*G.Node, error) { return ops.RMSNorm(x, g, 1e-5) }), []int{2, 4}, []int{2, 2}),
-		"batch norm statistics: x is (), want [... d]":                              on(batchNorm(0.1), []int{}, []int{1}, []int{1}, []int{1}, []int{1}),
-		"batch norm statistics: running variance is (3), want [4] for x (2, 4)":     on(batchNorm(0.1), []int{2, 4}, []int{4}, []int{4}, []int{4}, []int{3}),
-		"batch norm: gain is (2, 4), want [4] for x (2, 4)":                         on(batchNorm(0.1), []int{2, 4}, []int{2, 4}, []int{4}, []int{4}, []int{4}),
-		"batch norm: momentum 0 is not in (0, 1]":                                   on(batchNorm(0), []int{2, 4}, []int{4}, []int{4}, []int{4}, []int{4}),
-		"batch norm: momentum NaN is not in (0, 1]":                                 on(batchNorm(math.NaN()), []int{2, 4}, []int{4}, []int{4}, []int{4}, []int{4}),
-		"attention: qkv is (2, 9), want [B T 3*D]":                                  on(attention(3, true, false), []int{2, 9}),
-		"attention: qkv is (2, 3, 12), want [B T 3*D] with D a multiple of 3 heads": on(attention(3, true, false), []int{2, 3, 12}),
-		"attention: qkv is (2, 3, 12), want [B T 3*D] with D a multiple of 0 heads": on(attention(0, true, false), []int{2, 3, 12}),
-		"attention: mask is (2), want [2 3] for qkv (2, 3, 12)":                     onInts(attention(2, true, true), []float64{1, 1}, []int{2}, []int{2, 3, 12}),
-		"attention: mask is float64, want int":                                      on(attention(2, true, true), []int{2, 3, 12}, []int{2, 3}),
-		"embedding: index is float64, want int":                                     on(two(ops.Embedding), []int{5, 3}, []int{2}),
-		"embedding: table is (5), want [rows d]":                                    onInts(two(ops.Embedding), []float64{1}, []int{1}, []int{5}),
-		"positions: table is (2, 4), want at least 3 rows":                          on(two(ops.AddPositions), []int{2, 3, 4}, []int{2, 4}),
-		"positions: x is (3, 4), want [B T d]":                                      on(two(ops.AddPositions), []int{3, 4}, []int{5, 4}),
-		"cross-entropy: targets is float64, want int":                               on(crossEntropy, []int{3, 4}, []int{3}),
-		"cross-entropy: targets is (2), want [3] for logits (3, 4)":                 onInts(crossEntropy, []float64{1, 1}, []int{2}, []int{3, 4}),
-		"cross-entropy: logits is (4), want [... n classes]":                        onInts(crossEntropy, []float64{1}, []int{1}, []int{4}),
+		"linear: x is (), want [... in]":                                             on(linear, []int{}, []int{5, 4}),
+		"linear: weight is (5, 3), want [out 4] for x (2, 4)":                        on(linear, []int{2, 4}, []int{5, 3}),
+		"linear: weight is (4), want [out 4] for x (2, 4)":                           on(linear, []int{2, 4}, []int{4}),
+		"linear: bias is (2, 4), want [5] for x (2, 4)":                              on(two(func(x, w *G.Node) (*G.Node, error) { return ops.Linear(x, w, x) }), []int{2, 4}, []int{5, 4}),
+		"add linear: x is (2, 2), want [in] for y (4)":                               on(two(func(x, w *G.Node) (*G.Node, error) { return ops.AddLinear(G.Must(exec.NewView(x, 0, 4)), x, w) }), []int{2, 2}, []int{5, 2}),
+		"add linear: weight is (5, 3), want [2 2] for y (2, 2)":                      on(two(func(x, w *G.Node) (*G.Node, error) { return ops.AddLinear(x, x, w) }), []int{2, 2}, []int{5, 3}),
+		"dropout: rate 1 is not in [0, 1)":                                           on(dropout(1, 0), []int{2}),
+		"dropout: rate -0.1 is not in [0, 1)":                                        on(dropout(-0.1, 0), []int{2}),
+		"dropout: rate NaN is not in [0, 1)":                                         on(dropout(math.NaN(), 0), []int{2}),
+		"layer norm: x is (), want [... d]":                                          on(layerNorm, []int{}, []int{4}),
+		"layer norm: gain is (3), want [4] for x (2, 4)":                             on(layerNorm, []int{2, 4}, []int{3}),
+		"layer norm: bias is (2, 4), want [4] for x (2, 4)":                          on(two(func(x, g *G.Node) (*G.Node, error) { return ops.LayerNorm(x, g, x, 1e-5) }), []int{2, 4}, []int{4}),
+		"rms norm: gain is (2, 2), want [4] for x (2, 4)":                            on(two(func(x, g *G.Node) (*G.Node, error) { return ops.RMSNorm(x, g, 1e-5) }), []int{2, 4}, []int{2, 2}),
+		"batch norm statistics: x is (), want [... d]":                               on(batchNorm(0.1), []int{}, []int{1}, []int{1}, []int{1}, []int{1}),
+		"batch norm statistics: running variance is (3), want [4] for x (2, 4)":      on(batchNorm(0.1), []int{2, 4}, []int{4}, []int{4}, []int{4}, []int{3}),
+		"batch norm: gain is (2, 4), want [4] for x (2, 4)":                          on(batchNorm(0.1), []int{2, 4}, []int{2, 4}, []int{4}, []int{4}, []int{4}),
+		"batch norm: momentum 0 is not in (0, 1]":                                    on(batchNorm(0), []int{2, 4}, []int{4}, []int{4}, []int{4}, []int{4}),
+		"batch norm: momentum NaN is not in (0, 1]":                                  on(batchNorm(math.NaN()), []int{2, 4}, []int{4}, []int{4}, []int{4}, []int{4}),
+		"attention: qkv is (2, 9), want [B T 3*D]":                                   on(attention(3, true, false), []int{2, 9}),
+		"attention: qkv is (2, 3, 12), want [B T 3*D] with D a multiple of 3 heads":  on(attention(3, true, false), []int{2, 3, 12}),
+		"attention: qkv is (2, 3, 12), want [B T 3*D] with D a multiple of 0 heads":  on(attention(0, true, false), []int{2, 3, 12}),
+		"attention: mask is (2), want [2 3] for qkv (2, 3, 12)":                      onInts(attention(2, true, true), []float64{1, 1}, []int{2}, []int{2, 3, 12}),
+		"attention: mask is float64, want int":                                       on(attention(2, true, true), []int{2, 3, 12}, []int{2, 3}),
+		"sdpa: k is (2, 5, 6), want 2 heads of 4 columns for q (2, 3, 8) of 2 heads": on(sdpa(ops.SDPA{Heads: 2}, false, false), []int{2, 3, 8}, []int{2, 5, 6}, []int{2, 5, 6}),
+		"sdpa: v is (2, 4, 8), want [2 5 8] for q (2, 3, 8)":                         on(sdpa(ops.SDPA{Heads: 2}, false, false), []int{2, 3, 8}, []int{2, 5, 8}, []int{2, 4, 8}),
+		"sdpa: k is (1, 5, 8), want [2 Tk KV*Dh] for q (2, 3, 8)":                    on(sdpa(ops.SDPA{Heads: 2}, false, false), []int{2, 3, 8}, []int{1, 5, 8}, []int{1, 5, 8}),
+		"sdpa: q is (3, 8), want [B Tq H*Dh]":                                        on(sdpa(ops.SDPA{Heads: 2}, false, false), []int{3, 8}, []int{5, 8}, []int{5, 8}),
+		"sdpa: q is (1, 3, 8), want [B Tq H*Dh] with a multiple of 3 heads":          on(sdpa(ops.SDPA{Heads: 3}, false, false), []int{1, 3, 8}, []int{1, 3, 8}, []int{1, 3, 8}),
+		"sdpa: 4 heads of queries do not divide into 3 heads of keys":                on(sdpa(ops.SDPA{Heads: 4, KVHeads: 3}, false, false), []int{1, 3, 8}, []int{1, 3, 6}, []int{1, 3, 6}),
+		"sdpa: 0 heads of queries do not divide into 0 heads of keys":                on(sdpa(ops.SDPA{}, false, false), []int{1, 3, 8}, []int{1, 3, 6}, []int{1, 3, 6}),
+		"sdpa: window 2: want a positive one with Causal, or 0":                      on(sdpa(ops.SDPA{Heads: 2, Window: 2}, false, false), []int{1, 3, 8}, []int{1, 3, 8}, []int{1, 3, 8}),
+		"sdpa: window -1: want a positive one with Causal, or 0":                     on(sdpa(ops.SDPA{Heads: 2, Window: -1, Causal: true}, false, false), []int{1, 3, 8}, []int{1, 3, 8}, []int{1, 3, 8}),
+		"sdpa: scale is NaN":                                                         on(sdpa(ops.SDPA{Heads: 2, Scale: math.NaN()}, false, false), []int{1, 3, 8}, []int{1, 3, 8}, []int{1, 3, 8}),
+		"sdpa bias: bias is (1, 3, 3), want 2 heads":                                 on(sdpa(ops.SDPA{Heads: 2}, true, false), []int{1, 3, 8}, []int{1, 3, 8}, []int{1, 3, 8}, []int{1, 3, 3}),
+		"sdpa bias: bias is (2, 3, 4), want [heads 3 3] for q (1, 3, 8)":             on(sdpa(ops.SDPA{Heads: 2}, true, false), []int{1, 3, 8}, []int{1, 3, 8}, []int{1, 3, 8}, []int{2, 3, 4}),
+		"sdpa: mask is (1, 2), want [1 3] for q (1, 3, 8)":                           onInts(sdpa(ops.SDPA{Heads: 2}, false, true), []float64{1, 1}, []int{1, 2}, []int{1, 3, 8}, []int{1, 3, 8}, []int{1, 3, 8}),
+		"embedding: index is float64, want int":                                      on(two(ops.Embedding), []int{5, 3}, []int{2}),
+		"embedding: table is (5), want [rows d]":                                     onInts(two(ops.Embedding), []float64{1}, []int{1}, []int{5}),
+		"positions: table is (2, 4), want at least 3 rows":                           on(two(ops.AddPositions), []int{2, 3, 4}, []int{2, 4}),
+		"positions: x is (3, 4), want [B T d]":                                       on(two(ops.AddPositions), []int{3, 4}, []int{5, 4}),
+		"cross-entropy: targets is float64, want int":                                on(crossEntropy, []int{3, 4}, []int{3}),
+		"cross-entropy: targets is (2), want [3] for logits (3, 4)":                  onInts(crossEntropy, []float64{1, 1}, []int{2}, []int{3, 4}),
+		"cross-entropy: logits is (4), want [... n classes]":                         onInts(crossEntropy, []float64{1}, []int{1}, []int{4}),
 	} {
 		sig := exectest.Signature(tensor.Float64, op.shapes...)
 		if op.ints != nil {
@@ -244,6 +278,10 @@ func TestThreadsDoNotChangeBits(t *testing.T) {
 	large := []operation{
 		{name: "linear", shapes: [][]int{{6, 30, 70}, {90, 70}, {90}}, f: operations[0].f},
 		{name: "attention", shapes: [][]int{{2, 60, 3 * 40}}, f: attention(5, true, false)},
+		{name: "sdpa", shapes: [][]int{{2, 60, 6 * 8}, {2, 70, 3 * 8}, {2, 70, 3 * 8}},
+			f: sdpa(ops.SDPA{Heads: 6, KVHeads: 3, Causal: true, Window: 20}, false, false)},
+		{name: "sdpa with a bias", shapes: [][]int{{2, 60, 6 * 8}, {2, 70, 3 * 8}, {2, 70, 3 * 8}, {6, 60, 70}},
+			f: sdpa(ops.SDPA{Heads: 6, KVHeads: 3}, true, false)},
 		{name: "gelu", shapes: [][]int{{9, 70}}, f: unary(ops.GELU)},
 		{name: "dropout", shapes: [][]int{{9, 70}}, f: dropout(0.3, 7)},
 		{name: "scale", shapes: [][]int{{9, 70}}, f: func(_ *exec.Builder, x []*G.Node) (*G.Node, error) { return ops.Scale(x[0], -3) }},

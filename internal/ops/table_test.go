@@ -207,6 +207,14 @@ func TestCost(t *testing.T) {
 		f: attention(heads, true, false), shapes: [][]int{{1, tokens, 3 * d}},
 	}, tensor.Float64)[ops.KindAttention].FLOPs, "what is hidden is not counted")
 
+	const batch, queries, keys, window = 2, 3, 5, 2
+	grouped := costs(operation{
+		f:      sdpa(ops.SDPA{Heads: 4, KVHeads: 2, Causal: true, Window: window}, false, false),
+		shapes: [][]int{{batch, queries, 4 * d}, {batch, keys, 2 * d}, {batch, keys, 2 * d}},
+	}, tensor.Float64)
+	const seen = batch * queries * window * 4 * d
+	require.Equal(t, [2]int{4 * seen, 10 * seen}, [2]int{grouped[ops.KindSDPA].FLOPs, grouped[ops.KindSDPAGrad].FLOPs})
+
 	sig := exectest.Signature(tensor.Float64, []int{2, 3}, []int{4})
 	sig.Inputs[0].Acc, sig.GradOut = true, []bool{true, true, true}
 	for in := range exectest.New(t, compilerSpec, sig).Unit.Backward.All() {
