@@ -67,7 +67,8 @@ type tile[T Float] struct {
 type engine[T Element, P Float] struct {
 	mr, nr int // tile of C in registers
 	kc, nc int // block of B: kc×nc elements stay in L2, a strip of A, mr×kc, in L1; nc is a multiple of nr
-	lanes  int // rows that one call of transpose or interleave packs; divides nr
+	lanes  int // rows that one call of transpose packs; divides nr
+	across int // rows that one call of interleave packs, if more than lanes; divides nr
 	quad   int // transpose takes k in multiples of this, and interleave of pair; 0: there are neither
 	pair   int // elements that have to be packed together
 	steps  int // that a pair takes
@@ -79,8 +80,8 @@ type engine[T Element, P Float] struct {
 	// mul computes one strip of tiles.
 	mul func(t *tile[P])
 	// transpose sets dst[p*width+r] = src[r*ld+p], interleave dst[p*width+r] = src[p*ld+r], for p <
-	// k and r < rows <= lanes. What they leave in dst[p*width+r] for rows <= r < lanes is
-	// undefined. Instead of dst[p*width+r] the elements of a pair have its steps.
+	// k and r < rows <= lanes, or across. What they leave in dst[p*width+r] for rows <= r < lanes,
+	// or across, is undefined. Instead of dst[p*width+r] the elements of a pair have its steps.
 	transpose, interleave func(dst []P, src []T, ld, rows, k, width int)
 	// gather does what both do, for any strides and any k.
 	gather func(dst []P, src []T, line, step, rows, k, width int)
@@ -292,16 +293,16 @@ func (x *product[T, P]) pack(dst []P, v view[T], r0, r1, p0, width int) {
 	if x.k == 0 {
 		return
 	}
-	copy, ld, unit := x.transpose, v.line, x.quad
+	copy, ld, unit, rows := x.transpose, v.line, x.quad, x.lanes
 	if v.line == 1 {
-		copy, ld, unit = x.interleave, v.step, x.pair
+		copy, ld, unit, rows = x.interleave, v.step, x.pair, min(max(x.across, x.lanes), width)
 	}
 	whole := 0
 	if x.quad > 0 {
 		whole = x.k / unit * unit
 	}
-	for r := r0; r < r1; r += x.lanes {
-		n := min(x.lanes, r1-r)
+	for r := r0; r < r1; r += rows {
+		n := min(rows, r1-r)
 		at := (r-r0)/width*width*x.tile.k + (r-r0)%width
 		if whole > 0 {
 			copy(dst[at:], v.from(r, p0), ld, n, whole, width)

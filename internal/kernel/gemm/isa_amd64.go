@@ -30,7 +30,7 @@ func avx512bf16() isa {
 	set := avx512()
 	set.name = "avx512bf16"
 	set.bf16 = engine[half.BFloat16, float32]{
-		mr: 14, nr: 32, kc: 768, nc: 384, lanes: 16, quad: 8, pair: 2, steps: 1, inPlace: true,
+		mr: 14, nr: 32, kc: 768, nc: 384, lanes: 16, across: 32, quad: 8, pair: 2, steps: 1, inPlace: true,
 		mul: mulBF16AVX512BF16, transpose: transposeBF16AVX512BF16, interleave: interleaveBF16AVX512BF16,
 		gather: gatherPairs, rounds: true,
 	}

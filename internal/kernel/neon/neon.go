@@ -31,6 +31,7 @@ var forms = map[string]form{
 	"fmin":  {0x4ea0f400, three},
 	"fmla":  {0x4e20cc00, three},
 	"fmls":  {0x4ea0cc00, three},
+	"fcmeq": {0x4e20e400, three},
 	"fcmge": {0x6e20e400, three},
 	"fcmgt": {0x6ea0e400, three},
 

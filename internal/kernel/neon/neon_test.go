@@ -31,6 +31,8 @@ func TestOp(t *testing.T) {
 		{"fmla", 64, []int{31, 17, 30}, "WORD $0x4e7ece3f /* fmla v31.2d, v17.2d, v30.2d */"},
 		{"fmls", 32, []int{1, 2, 3}, "WORD $0x4ea3cc41 /* fmls v1.4s, v2.4s, v3.4s */"},
 		{"fmls", 64, []int{31, 17, 30}, "WORD $0x4efece3f /* fmls v31.2d, v17.2d, v30.2d */"},
+		{"fcmeq", 32, []int{1, 2, 3}, "WORD $0x4e23e441 /* fcmeq v1.4s, v2.4s, v3.4s */"},
+		{"fcmeq", 64, []int{31, 17, 30}, "WORD $0x4e7ee63f /* fcmeq v31.2d, v17.2d, v30.2d */"},
 		{"fcmge", 32, []int{1, 2, 3}, "WORD $0x6e23e441 /* fcmge v1.4s, v2.4s, v3.4s */"},
 		{"fcmge", 64, []int{31, 17, 30}, "WORD $0x6e7ee63f /* fcmge v31.2d, v17.2d, v30.2d */"},
 		{"fcmgt", 32, []int{1, 2, 3}, "WORD $0x6ea3e441 /* fcmgt v1.4s, v2.4s, v3.4s */"},

@@ -26,6 +26,15 @@ func ulps(got float32, want float64) float64 {
 	return math.Abs(float64(got)-want) / unit
 }
 
+// logAbs sets y = ln |x|, of the smallest number in the place of 0.
+func logAbs[T Float](y, x []T) {
+	least := make([]T, len(x))
+	Fill(least, math.SmallestNonzeroFloat32)
+	Abs(y, x)
+	Greater(y, y, least)
+	Log(y, y)
+}
+
 // TestAccuracy measures the float32 transcendentals against their float64 definitions on a quarter
 // of a million points.
 func TestAccuracy(t *testing.T) {
@@ -53,6 +62,10 @@ func TestAccuracy(t *testing.T) {
 		near, maxDiff float64 // everywhere: |difference| / max(1, |x|)
 	}{
 		{"ExpSubSum", exp[float32], exp[float64], 87, 1.2, 87, math.Inf(1)},
+		{"Exp", Exp[float32], Exp[float64], 87, 1.2, 87, math.Inf(1)},
+		{"Log", logAbs[float32], logAbs[float64], math.MaxFloat32, 1.2, math.MaxFloat32, math.Inf(1)},
+		{"Tanh", Tanh[float32], Tanh[float64], 100, 2.5, 100, 2e-7},
+		{"Sigmoid", Sigmoid[float32], Sigmoid[float64], 100, 2.5, 87, 2e-7},
 		{"GELUErf", GELUErf[float32], GELUErf[float64], 20, 7, 12, 1.5e-7},
 		{"GELUErfGrad", grad(GELUErfGrad[float32]), grad64(GELUErfGrad[float64]), 20, math.Inf(1), 0, 2.5e-7},
 		{"GELUTanh", GELUTanh[float32], GELUTanh[float64], 20, 5, 1, 2e-7},
@@ -108,11 +121,28 @@ func TestLimits(t *testing.T) {
 			}
 			require.True(t, math.IsNaN(float64(grad(f, nan))))
 		}
-		require.Equal(t, inf, one(exp[float32], inf))
-		require.Equal(t, inf, one(exp[float32], 88.8))
-		require.Zero(t, one(exp[float32], -inf))
-		require.Zero(t, one(exp[float32], -104))
-		require.Equal(t, float32(math.Exp(-100)), one(exp[float32], -100), "denormal")
-		require.True(t, math.IsNaN(float64(one(exp[float32], nan))))
+		for _, exp := range []func(y, x []float32){exp[float32], Exp[float32]} {
+			require.Equal(t, inf, one(exp, inf))
+			require.Equal(t, inf, one(exp, 88.8))
+			require.Zero(t, one(exp, -inf))
+			require.Zero(t, one(exp, -104))
+			require.Equal(t, float32(math.Exp(-100)), one(exp, -100), "denormal")
+			require.True(t, math.IsNaN(float64(one(exp, nan))))
+		}
+		for _, x := range []float32{0, -0x1p-149, -1, -inf, inf, nan, 0x1p-149, 0x1p-126, 0x1p-127, 1} {
+			want, minusWant := float32(math.Log(float64(x))), float32(math.Log(-float64(x)))
+			require.True(t, near(float64(one(Log[float32], x)), float64(want), 1e-7), x)
+			require.True(t, near(float64(one(Log[float32], -x)), float64(minusWant), 1e-7), -x)
+		}
+		for _, x := range []float32{0, 1e-45, 1e-20, 9.1, 20, 1e30, inf} {
+			require.Equal(t, math.Float32bits(float32(math.Tanh(float64(x)))), math.Float32bits(one(Tanh[float32], x)), x)
+			require.Equal(t, math.Float32bits(float32(math.Tanh(-float64(x)))), math.Float32bits(one(Tanh[float32], -x)), -x)
+		}
+		require.Equal(t, float32(1), one(Sigmoid[float32], inf))
+		require.Equal(t, float32(1), one(Sigmoid[float32], 1e30))
+		require.Zero(t, one(Sigmoid[float32], -inf))
+		require.Zero(t, one(Sigmoid[float32], -1e30))
+		require.True(t, math.IsNaN(float64(one(Tanh[float32], nan))))
+		require.True(t, math.IsNaN(float64(one(Sigmoid[float32], nan))))
 	})
 }

@@ -11,12 +11,15 @@ const piece = 1 << 15
 // kernels is one instruction set's implementation of every primitive on elements of type T. A
 // kernel may assume that its slices have equal lengths.
 type kernels[T Float] struct {
-	add       func(dst, a, b []T)
-	scaleTo   func(dst, x []T, alpha T)
-	addScaled func(dst, x []T, c T) // two roundings
-	fill      func(dst []T, v T)
-	colSum8   func(dst, x []T)                              // dst += the balanced tree over the 8 rows of x
-	treeSum   [9]func(dst []T, srcs [][]T, at int, scale T) // by len(srcs), from 2; reads srcs[k][at:at+len(dst)]
+	add, sub, mul, div, lesser, greater func(dst, a, b []T)
+	less, lessOrEqual, equal, notEqual  func(dst, a, b []T)
+	abs, sqrt, square, cube, inverse    func(y, x []T)
+	exp, log, tanh, sigmoid             func(y, x []T)
+	scaleTo                             func(dst, x []T, alpha T)
+	addScaled                           func(dst, x []T, c T) // two roundings
+	fill                                func(dst []T, v T)
+	colSum8                             func(dst, x []T)                              // dst += the balanced tree over the 8 rows of x
+	treeSum                             [9]func(dst []T, srcs [][]T, at int, scale T) // by len(srcs), from 2; reads srcs[k][at:at+len(dst)]
 
 	sum        func(x []T) float64
 	sumSquares func(x []T, center float64) float64                    // Σ(x-center)²

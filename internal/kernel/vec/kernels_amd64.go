@@ -7,11 +7,25 @@ package vec
 func avx512() isa {
 	k32, k64 := portableKernels[float32](), portableKernels[float64]()
 	k32.add = addF32AVX512
+	k32.sub = subF32AVX512
+	k32.mul = mulF32AVX512
+	k32.div = divF32AVX512
+	k32.lesser = lesserF32AVX512
+	k32.greater = greaterF32AVX512
+	k32.sqrt = sqrtF32AVX512
+	k32.square = squareF32AVX512
+	k32.cube = cubeF32AVX512
+	k32.inverse = inverseF32AVX512
+	k32.abs = absF32AVX512
 	k32.scaleTo = scaleToF32AVX512
 	k32.addScaled = addScaledF32AVX512
 	k32.fill = fillF32AVX512
 	k32.relu = reluF32AVX512
 	k32.reluGrad = reluGradF32AVX512
+	k32.equal = equalF32AVX512
+	k32.less = lessF32AVX512
+	k32.lessOrEqual = lessOrEqualF32AVX512
+	k32.notEqual = notEqualF32AVX512
 	k32.treeSum[2] = treeSum2F32AVX512
 	k32.treeSum[3] = treeSum3F32AVX512
 	k32.treeSum[4] = treeSum4F32AVX512
@@ -31,6 +45,10 @@ func avx512() isa {
 	k32.geluErfGrad = geluErfGradF32AVX512
 	k32.geluTanh = geluTanhF32AVX512
 	k32.geluTanhGrad = geluTanhGradF32AVX512
+	k32.exp = expF32AVX512
+	k32.sigmoid = sigmoidF32AVX512
+	k32.tanh = tanhF32AVX512
+	k32.log = logF32AVX512
 	k32.softmaxGrad = softmaxGradF32AVX512
 	k32.norm = normF32AVX512
 	k32.normPlain = normPlainF32AVX512
@@ -42,6 +60,12 @@ func avx512() isa {
 	k32.momentum = momentumF32AVX512
 	k32.nesterov = nesterovF32AVX512
 	k64.add = addF64AVX512
+	k64.sub = subF64AVX512
+	k64.mul = mulF64AVX512
+	k64.div = divF64AVX512
+	k64.sqrt = sqrtF64AVX512
+	k64.square = squareF64AVX512
+	k64.cube = cubeF64AVX512
 	k64.scaleTo = scaleToF64AVX512
 	k64.addScaled = addScaledF64AVX512
 	k64.fill = fillF64AVX512
@@ -73,6 +97,22 @@ func avx512() isa {
 
 func addF32AVX512(dst, a, b []float32)
 func addF64AVX512(dst, a, b []float64)
+func subF32AVX512(dst, a, b []float32)
+func subF64AVX512(dst, a, b []float64)
+func mulF32AVX512(dst, a, b []float32)
+func mulF64AVX512(dst, a, b []float64)
+func divF32AVX512(dst, a, b []float32)
+func divF64AVX512(dst, a, b []float64)
+func lesserF32AVX512(dst, a, b []float32)
+func greaterF32AVX512(dst, a, b []float32)
+func sqrtF32AVX512(y, x []float32)
+func sqrtF64AVX512(y, x []float64)
+func squareF32AVX512(y, x []float32)
+func squareF64AVX512(y, x []float64)
+func cubeF32AVX512(y, x []float32)
+func cubeF64AVX512(y, x []float64)
+func inverseF32AVX512(y, x []float32)
+func absF32AVX512(y, x []float32)
 func scaleToF32AVX512(dst, x []float32, alpha float32)
 func scaleToF64AVX512(dst, x []float64, alpha float64)
 func addScaledF32AVX512(dst, x []float32, c float32)
@@ -83,6 +123,10 @@ func reluF32AVX512(y, x []float32)
 func reluF64AVX512(y, x []float64)
 func reluGradF32AVX512(dx, x, dy []float32)
 func reluGradF64AVX512(dx, x, dy []float64)
+func equalF32AVX512(dst, a, b []float32)
+func lessF32AVX512(dst, a, b []float32)
+func lessOrEqualF32AVX512(dst, a, b []float32)
+func notEqualF32AVX512(dst, a, b []float32)
 func treeSum2F32AVX512(dst []float32, srcs [][]float32, at int, scale float32)
 func treeSum2F64AVX512(dst []float64, srcs [][]float64, at int, scale float64)
 func treeSum3F32AVX512(dst []float32, srcs [][]float32, at int, scale float32)
@@ -114,6 +158,10 @@ func geluErfF32AVX512(y, x []float32)
 func geluErfGradF32AVX512(dx, x, dy []float32)
 func geluTanhF32AVX512(y, x []float32)
 func geluTanhGradF32AVX512(dx, x, dy []float32)
+func expF32AVX512(y, x []float32)
+func sigmoidF32AVX512(y, x []float32)
+func tanhF32AVX512(y, x []float32)
+func logF32AVX512(y, x []float32)
 func softmaxGradF32AVX512(dx, p, dp []float32, delta, scale float32)
 func softmaxGradF64AVX512(dx, p, dp []float64, delta, scale float64)
 func normF32AVX512(y, x, gain, bias []float32, mean, rstd float32)
@@ -137,11 +185,25 @@ func nesterovF64AVX512(p, g, buf []float64, c sgdStep[float64])
 func avx2() isa {
 	k32, k64 := portableKernels[float32](), portableKernels[float64]()
 	k32.add = addF32AVX2
+	k32.sub = subF32AVX2
+	k32.mul = mulF32AVX2
+	k32.div = divF32AVX2
+	k32.lesser = lesserF32AVX2
+	k32.greater = greaterF32AVX2
+	k32.sqrt = sqrtF32AVX2
+	k32.square = squareF32AVX2
+	k32.cube = cubeF32AVX2
+	k32.inverse = inverseF32AVX2
+	k32.abs = absF32AVX2
 	k32.scaleTo = scaleToF32AVX2
 	k32.addScaled = addScaledF32AVX2
 	k32.fill = fillF32AVX2
 	k32.relu = reluF32AVX2
 	k32.reluGrad = reluGradF32AVX2
+	k32.equal = equalF32AVX2
+	k32.less = lessF32AVX2
+	k32.lessOrEqual = lessOrEqualF32AVX2
+	k32.notEqual = notEqualF32AVX2
 	k32.treeSum[2] = treeSum2F32AVX2
 	k32.treeSum[3] = treeSum3F32AVX2
 	k32.treeSum[4] = treeSum4F32AVX2
@@ -161,6 +223,10 @@ func avx2() isa {
 	k32.geluErfGrad = geluErfGradF32AVX2
 	k32.geluTanh = geluTanhF32AVX2
 	k32.geluTanhGrad = geluTanhGradF32AVX2
+	k32.exp = expF32AVX2
+	k32.sigmoid = sigmoidF32AVX2
+	k32.tanh = tanhF32AVX2
+	k32.log = logF32AVX2
 	k32.softmaxGrad = softmaxGradF32AVX2
 	k32.norm = normF32AVX2
 	k32.normPlain = normPlainF32AVX2
@@ -172,6 +238,12 @@ func avx2() isa {
 	k32.momentum = momentumF32AVX2
 	k32.nesterov = nesterovF32AVX2
 	k64.add = addF64AVX2
+	k64.sub = subF64AVX2
+	k64.mul = mulF64AVX2
+	k64.div = divF64AVX2
+	k64.sqrt = sqrtF64AVX2
+	k64.square = squareF64AVX2
+	k64.cube = cubeF64AVX2
 	k64.scaleTo = scaleToF64AVX2
 	k64.addScaled = addScaledF64AVX2
 	k64.fill = fillF64AVX2
@@ -203,6 +275,22 @@ func avx2() isa {
 
 func addF32AVX2(dst, a, b []float32)
 func addF64AVX2(dst, a, b []float64)
+func subF32AVX2(dst, a, b []float32)
+func subF64AVX2(dst, a, b []float64)
+func mulF32AVX2(dst, a, b []float32)
+func mulF64AVX2(dst, a, b []float64)
+func divF32AVX2(dst, a, b []float32)
+func divF64AVX2(dst, a, b []float64)
+func lesserF32AVX2(dst, a, b []float32)
+func greaterF32AVX2(dst, a, b []float32)
+func sqrtF32AVX2(y, x []float32)
+func sqrtF64AVX2(y, x []float64)
+func squareF32AVX2(y, x []float32)
+func squareF64AVX2(y, x []float64)
+func cubeF32AVX2(y, x []float32)
+func cubeF64AVX2(y, x []float64)
+func inverseF32AVX2(y, x []float32)
+func absF32AVX2(y, x []float32)
 func scaleToF32AVX2(dst, x []float32, alpha float32)
 func scaleToF64AVX2(dst, x []float64, alpha float64)
 func addScaledF32AVX2(dst, x []float32, c float32)
@@ -213,6 +301,10 @@ func reluF32AVX2(y, x []float32)
 func reluF64AVX2(y, x []float64)
 func reluGradF32AVX2(dx, x, dy []float32)
 func reluGradF64AVX2(dx, x, dy []float64)
+func equalF32AVX2(dst, a, b []float32)
+func lessF32AVX2(dst, a, b []float32)
+func lessOrEqualF32AVX2(dst, a, b []float32)
+func notEqualF32AVX2(dst, a, b []float32)
 func treeSum2F32AVX2(dst []float32, srcs [][]float32, at int, scale float32)
 func treeSum2F64AVX2(dst []float64, srcs [][]float64, at int, scale float64)
 func treeSum3F32AVX2(dst []float32, srcs [][]float32, at int, scale float32)
@@ -244,6 +336,10 @@ func geluErfF32AVX2(y, x []float32)
 func geluErfGradF32AVX2(dx, x, dy []float32)
 func geluTanhF32AVX2(y, x []float32)
 func geluTanhGradF32AVX2(dx, x, dy []float32)
+func expF32AVX2(y, x []float32)
+func sigmoidF32AVX2(y, x []float32)
+func tanhF32AVX2(y, x []float32)
+func logF32AVX2(y, x []float32)
 func softmaxGradF32AVX2(dx, p, dp []float32, delta, scale float32)
 func softmaxGradF64AVX2(dx, p, dp []float64, delta, scale float64)
 func normF32AVX2(y, x, gain, bias []float32, mean, rstd float32)

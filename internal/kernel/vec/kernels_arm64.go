@@ -7,11 +7,25 @@ package vec
 func neon() isa {
 	k32, k64 := portableKernels[float32](), portableKernels[float64]()
 	k32.add = addF32NEON
+	k32.sub = subF32NEON
+	k32.mul = mulF32NEON
+	k32.div = divF32NEON
+	k32.lesser = lesserF32NEON
+	k32.greater = greaterF32NEON
+	k32.sqrt = sqrtF32NEON
+	k32.square = squareF32NEON
+	k32.cube = cubeF32NEON
+	k32.inverse = inverseF32NEON
+	k32.abs = absF32NEON
 	k32.scaleTo = scaleToF32NEON
 	k32.addScaled = addScaledF32NEON
 	k32.fill = fillF32NEON
 	k32.relu = reluF32NEON
 	k32.reluGrad = reluGradF32NEON
+	k32.equal = equalF32NEON
+	k32.less = lessF32NEON
+	k32.lessOrEqual = lessOrEqualF32NEON
+	k32.notEqual = notEqualF32NEON
 	k32.treeSum[2] = treeSum2F32NEON
 	k32.treeSum[3] = treeSum3F32NEON
 	k32.treeSum[4] = treeSum4F32NEON
@@ -31,6 +45,10 @@ func neon() isa {
 	k32.geluErfGrad = geluErfGradF32NEON
 	k32.geluTanh = geluTanhF32NEON
 	k32.geluTanhGrad = geluTanhGradF32NEON
+	k32.exp = expF32NEON
+	k32.sigmoid = sigmoidF32NEON
+	k32.tanh = tanhF32NEON
+	k32.log = logF32NEON
 	k32.softmaxGrad = softmaxGradF32NEON
 	k32.norm = normF32NEON
 	k32.normPlain = normPlainF32NEON
@@ -42,6 +60,12 @@ func neon() isa {
 	k32.momentum = momentumF32NEON
 	k32.nesterov = nesterovF32NEON
 	k64.add = addF64NEON
+	k64.sub = subF64NEON
+	k64.mul = mulF64NEON
+	k64.div = divF64NEON
+	k64.sqrt = sqrtF64NEON
+	k64.square = squareF64NEON
+	k64.cube = cubeF64NEON
 	k64.scaleTo = scaleToF64NEON
 	k64.addScaled = addScaledF64NEON
 	k64.fill = fillF64NEON
@@ -73,6 +97,22 @@ func neon() isa {
 
 func addF32NEON(dst, a, b []float32)
 func addF64NEON(dst, a, b []float64)
+func subF32NEON(dst, a, b []float32)
+func subF64NEON(dst, a, b []float64)
+func mulF32NEON(dst, a, b []float32)
+func mulF64NEON(dst, a, b []float64)
+func divF32NEON(dst, a, b []float32)
+func divF64NEON(dst, a, b []float64)
+func lesserF32NEON(dst, a, b []float32)
+func greaterF32NEON(dst, a, b []float32)
+func sqrtF32NEON(y, x []float32)
+func sqrtF64NEON(y, x []float64)
+func squareF32NEON(y, x []float32)
+func squareF64NEON(y, x []float64)
+func cubeF32NEON(y, x []float32)
+func cubeF64NEON(y, x []float64)
+func inverseF32NEON(y, x []float32)
+func absF32NEON(y, x []float32)
 func scaleToF32NEON(dst, x []float32, alpha float32)
 func scaleToF64NEON(dst, x []float64, alpha float64)
 func addScaledF32NEON(dst, x []float32, c float32)
@@ -83,6 +123,10 @@ func reluF32NEON(y, x []float32)
 func reluF64NEON(y, x []float64)
 func reluGradF32NEON(dx, x, dy []float32)
 func reluGradF64NEON(dx, x, dy []float64)
+func equalF32NEON(dst, a, b []float32)
+func lessF32NEON(dst, a, b []float32)
+func lessOrEqualF32NEON(dst, a, b []float32)
+func notEqualF32NEON(dst, a, b []float32)
 func treeSum2F32NEON(dst []float32, srcs [][]float32, at int, scale float32)
 func treeSum2F64NEON(dst []float64, srcs [][]float64, at int, scale float64)
 func treeSum3F32NEON(dst []float32, srcs [][]float32, at int, scale float32)
@@ -114,6 +158,10 @@ func geluErfF32NEON(y, x []float32)
 func geluErfGradF32NEON(dx, x, dy []float32)
 func geluTanhF32NEON(y, x []float32)
 func geluTanhGradF32NEON(dx, x, dy []float32)
+func expF32NEON(y, x []float32)
+func sigmoidF32NEON(y, x []float32)
+func tanhF32NEON(y, x []float32)
+func logF32NEON(y, x []float32)
 func softmaxGradF32NEON(dx, p, dp []float32, delta, scale float32)
 func softmaxGradF64NEON(dx, p, dp []float64, delta, scale float64)
 func normF32NEON(y, x, gain, bias []float32, mean, rstd float32)

@@ -4,79 +4,131 @@
 
 #include "textflag.h"
 
-DATA constants<>+0(SB)/8, $0xff800000ff800000
-DATA constants<>+8(SB)/8, $0xff800000ff800000
-DATA constants<>+16(SB)/8, $0x7fffffff7fffffff
-DATA constants<>+24(SB)/8, $0x7fffffff7fffffff
-DATA constants<>+32(SB)/8, $0xc2d20000c2d20000
-DATA constants<>+40(SB)/8, $0xc2d20000c2d20000
-DATA constants<>+48(SB)/8, $0x42b4000042b40000
-DATA constants<>+56(SB)/8, $0x42b4000042b40000
-DATA constants<>+64(SB)/8, $0x3fb8aa3b3fb8aa3b
-DATA constants<>+72(SB)/8, $0x3fb8aa3b3fb8aa3b
-DATA constants<>+80(SB)/8, $0x3f3180003f318000
-DATA constants<>+88(SB)/8, $0x3f3180003f318000
-DATA constants<>+96(SB)/8, $0xb95e8083b95e8083
-DATA constants<>+104(SB)/8, $0xb95e8083b95e8083
-DATA constants<>+112(SB)/8, $0x3ab55c673ab55c67
-DATA constants<>+120(SB)/8, $0x3ab55c673ab55c67
-DATA constants<>+128(SB)/8, $0x3c0936df3c0936df
-DATA constants<>+136(SB)/8, $0x3c0936df3c0936df
-DATA constants<>+144(SB)/8, $0x3d2aac4f3d2aac4f
-DATA constants<>+152(SB)/8, $0x3d2aac4f3d2aac4f
-DATA constants<>+160(SB)/8, $0x3e2aaa053e2aaa05
-DATA constants<>+168(SB)/8, $0x3e2aaa053e2aaa05
-DATA constants<>+176(SB)/8, $0x3efffffd3efffffd
-DATA constants<>+184(SB)/8, $0x3efffffd3efffffd
-DATA constants<>+192(SB)/8, $0x3f8000003f800000
-DATA constants<>+200(SB)/8, $0x3f8000003f800000
-DATA constants<>+208(SB)/8, $0x4170000041700000
-DATA constants<>+216(SB)/8, $0x4170000041700000
-DATA constants<>+224(SB)/8, $0x3e8a3d713e8a3d71
-DATA constants<>+232(SB)/8, $0x3e8a3d713e8a3d71
-DATA constants<>+240(SB)/8, $0x3ced3fdd3ced3fdd
-DATA constants<>+248(SB)/8, $0x3ced3fdd3ced3fdd
-DATA constants<>+256(SB)/8, $0xbe018587be018587
-DATA constants<>+264(SB)/8, $0xbe018587be018587
-DATA constants<>+272(SB)/8, $0x3e2ddc753e2ddc75
-DATA constants<>+280(SB)/8, $0x3e2ddc753e2ddc75
-DATA constants<>+288(SB)/8, $0xbd8dbe72bd8dbe72
-DATA constants<>+296(SB)/8, $0xbd8dbe72bd8dbe72
-DATA constants<>+304(SB)/8, $0x3ddcd3ba3ddcd3ba
-DATA constants<>+312(SB)/8, $0x3ddcd3ba3ddcd3ba
-DATA constants<>+320(SB)/8, $0x3d938ebb3d938ebb
-DATA constants<>+328(SB)/8, $0x3d938ebb3d938ebb
-DATA constants<>+336(SB)/8, $0x3dd082153dd08215
-DATA constants<>+344(SB)/8, $0x3dd082153dd08215
-DATA constants<>+352(SB)/8, $0x3ddc3f703ddc3f70
-DATA constants<>+360(SB)/8, $0x3ddc3f703ddc3f70
-DATA constants<>+368(SB)/8, $0x3ddc9ca63ddc9ca6
-DATA constants<>+376(SB)/8, $0x3ddc9ca63ddc9ca6
-DATA constants<>+384(SB)/8, $0xbf000000bf000000
-DATA constants<>+392(SB)/8, $0xbf000000bf000000
-DATA constants<>+400(SB)/8, $0x3ecc422a3ecc422a
-DATA constants<>+408(SB)/8, $0x3ecc422a3ecc422a
-DATA constants<>+416(SB)/8, $0xc1400000c1400000
-DATA constants<>+424(SB)/8, $0xc1400000c1400000
-DATA constants<>+432(SB)/8, $0x4140000041400000
-DATA constants<>+440(SB)/8, $0x4140000041400000
-DATA constants<>+448(SB)/8, $0xbd922279bd922279
-DATA constants<>+456(SB)/8, $0xbd922279bd922279
-DATA constants<>+464(SB)/8, $0xbfcc422abfcc422a
-DATA constants<>+472(SB)/8, $0xbfcc422abfcc422a
-DATA constants<>+480(SB)/8, $0xc1180000c1180000
-DATA constants<>+488(SB)/8, $0xc1180000c1180000
-DATA constants<>+496(SB)/8, $0x4118000041180000
-DATA constants<>+504(SB)/8, $0x4118000041180000
-DATA constants<>+512(SB)/8, $0x3e5b33b63e5b33b6
-DATA constants<>+520(SB)/8, $0x3e5b33b63e5b33b6
-DATA constants<>+528(SB)/8, $0x3fcc422a3fcc422a
-DATA constants<>+536(SB)/8, $0x3fcc422a3fcc422a
-DATA constants<>+544(SB)/8, $0x7feb352d7feb352d
-DATA constants<>+552(SB)/8, $0x7feb352d7feb352d
-DATA constants<>+560(SB)/8, $0x846ca68b846ca68b
-DATA constants<>+568(SB)/8, $0x846ca68b846ca68b
-GLOBL constants<>(SB), RODATA|NOPTR, $576
+DATA constants<>+0(SB)/8, $0x8000000080000000
+DATA constants<>+8(SB)/8, $0x8000000080000000
+DATA constants<>+16(SB)/8, $0x3f8000003f800000
+DATA constants<>+24(SB)/8, $0x3f8000003f800000
+DATA constants<>+32(SB)/8, $0x7fffffff7fffffff
+DATA constants<>+40(SB)/8, $0x7fffffff7fffffff
+DATA constants<>+48(SB)/8, $0xff800000ff800000
+DATA constants<>+56(SB)/8, $0xff800000ff800000
+DATA constants<>+64(SB)/8, $0xc2d20000c2d20000
+DATA constants<>+72(SB)/8, $0xc2d20000c2d20000
+DATA constants<>+80(SB)/8, $0x42b4000042b40000
+DATA constants<>+88(SB)/8, $0x42b4000042b40000
+DATA constants<>+96(SB)/8, $0x3fb8aa3b3fb8aa3b
+DATA constants<>+104(SB)/8, $0x3fb8aa3b3fb8aa3b
+DATA constants<>+112(SB)/8, $0x3f3180003f318000
+DATA constants<>+120(SB)/8, $0x3f3180003f318000
+DATA constants<>+128(SB)/8, $0xb95e8083b95e8083
+DATA constants<>+136(SB)/8, $0xb95e8083b95e8083
+DATA constants<>+144(SB)/8, $0x3ab55c673ab55c67
+DATA constants<>+152(SB)/8, $0x3ab55c673ab55c67
+DATA constants<>+160(SB)/8, $0x3c0936df3c0936df
+DATA constants<>+168(SB)/8, $0x3c0936df3c0936df
+DATA constants<>+176(SB)/8, $0x3d2aac4f3d2aac4f
+DATA constants<>+184(SB)/8, $0x3d2aac4f3d2aac4f
+DATA constants<>+192(SB)/8, $0x3e2aaa053e2aaa05
+DATA constants<>+200(SB)/8, $0x3e2aaa053e2aaa05
+DATA constants<>+208(SB)/8, $0x3efffffd3efffffd
+DATA constants<>+216(SB)/8, $0x3efffffd3efffffd
+DATA constants<>+224(SB)/8, $0x4170000041700000
+DATA constants<>+232(SB)/8, $0x4170000041700000
+DATA constants<>+240(SB)/8, $0x3e8a3d713e8a3d71
+DATA constants<>+248(SB)/8, $0x3e8a3d713e8a3d71
+DATA constants<>+256(SB)/8, $0x3ced3fdd3ced3fdd
+DATA constants<>+264(SB)/8, $0x3ced3fdd3ced3fdd
+DATA constants<>+272(SB)/8, $0xbe018587be018587
+DATA constants<>+280(SB)/8, $0xbe018587be018587
+DATA constants<>+288(SB)/8, $0x3e2ddc753e2ddc75
+DATA constants<>+296(SB)/8, $0x3e2ddc753e2ddc75
+DATA constants<>+304(SB)/8, $0xbd8dbe72bd8dbe72
+DATA constants<>+312(SB)/8, $0xbd8dbe72bd8dbe72
+DATA constants<>+320(SB)/8, $0x3ddcd3ba3ddcd3ba
+DATA constants<>+328(SB)/8, $0x3ddcd3ba3ddcd3ba
+DATA constants<>+336(SB)/8, $0x3d938ebb3d938ebb
+DATA constants<>+344(SB)/8, $0x3d938ebb3d938ebb
+DATA constants<>+352(SB)/8, $0x3dd082153dd08215
+DATA constants<>+360(SB)/8, $0x3dd082153dd08215
+DATA constants<>+368(SB)/8, $0x3ddc3f703ddc3f70
+DATA constants<>+376(SB)/8, $0x3ddc3f703ddc3f70
+DATA constants<>+384(SB)/8, $0x3ddc9ca63ddc9ca6
+DATA constants<>+392(SB)/8, $0x3ddc9ca63ddc9ca6
+DATA constants<>+400(SB)/8, $0xbf000000bf000000
+DATA constants<>+408(SB)/8, $0xbf000000bf000000
+DATA constants<>+416(SB)/8, $0x3ecc422a3ecc422a
+DATA constants<>+424(SB)/8, $0x3ecc422a3ecc422a
+DATA constants<>+432(SB)/8, $0xc1400000c1400000
+DATA constants<>+440(SB)/8, $0xc1400000c1400000
+DATA constants<>+448(SB)/8, $0x4140000041400000
+DATA constants<>+456(SB)/8, $0x4140000041400000
+DATA constants<>+464(SB)/8, $0xbd922279bd922279
+DATA constants<>+472(SB)/8, $0xbd922279bd922279
+DATA constants<>+480(SB)/8, $0xbfcc422abfcc422a
+DATA constants<>+488(SB)/8, $0xbfcc422abfcc422a
+DATA constants<>+496(SB)/8, $0xc1180000c1180000
+DATA constants<>+504(SB)/8, $0xc1180000c1180000
+DATA constants<>+512(SB)/8, $0x4118000041180000
+DATA constants<>+520(SB)/8, $0x4118000041180000
+DATA constants<>+528(SB)/8, $0x3e5b33b63e5b33b6
+DATA constants<>+536(SB)/8, $0x3e5b33b63e5b33b6
+DATA constants<>+544(SB)/8, $0x3fcc422a3fcc422a
+DATA constants<>+552(SB)/8, $0x3fcc422a3fcc422a
+DATA constants<>+560(SB)/8, $0x4120000041200000
+DATA constants<>+568(SB)/8, $0x4120000041200000
+DATA constants<>+576(SB)/8, $0x3ae3a9e43ae3a9e4
+DATA constants<>+584(SB)/8, $0x3ae3a9e43ae3a9e4
+DATA constants<>+592(SB)/8, $0xbbfae9b7bbfae9b7
+DATA constants<>+600(SB)/8, $0xbbfae9b7bbfae9b7
+DATA constants<>+608(SB)/8, $0x3cafbc2d3cafbc2d
+DATA constants<>+616(SB)/8, $0x3cafbc2d3cafbc2d
+DATA constants<>+624(SB)/8, $0xbd5cbe9ebd5cbe9e
+DATA constants<>+632(SB)/8, $0xbd5cbe9ebd5cbe9e
+DATA constants<>+640(SB)/8, $0x3e0886dc3e0886dc
+DATA constants<>+648(SB)/8, $0x3e0886dc3e0886dc
+DATA constants<>+656(SB)/8, $0xbeaaaaa5beaaaaa5
+DATA constants<>+664(SB)/8, $0xbeaaaaa5beaaaaa5
+DATA constants<>+672(SB)/8, $0x3f4000003f400000
+DATA constants<>+680(SB)/8, $0x3f4000003f400000
+DATA constants<>+688(SB)/8, $0x0080000000800000
+DATA constants<>+696(SB)/8, $0x0080000000800000
+DATA constants<>+704(SB)/8, $0x4b0000004b000000
+DATA constants<>+712(SB)/8, $0x4b0000004b000000
+DATA constants<>+720(SB)/8, $0x20cafb0d20cafb0d
+DATA constants<>+728(SB)/8, $0x20cafb0d20cafb0d
+DATA constants<>+736(SB)/8, $0x4b0000c04b0000c0
+DATA constants<>+744(SB)/8, $0x4b0000c04b0000c0
+DATA constants<>+752(SB)/8, $0x41b8000041b80000
+DATA constants<>+760(SB)/8, $0x41b8000041b80000
+DATA constants<>+768(SB)/8, $0x6000000060000000
+DATA constants<>+776(SB)/8, $0x6000000060000000
+DATA constants<>+784(SB)/8, $0xbd9c5ac1bd9c5ac1
+DATA constants<>+792(SB)/8, $0xbd9c5ac1bd9c5ac1
+DATA constants<>+800(SB)/8, $0x3e02adb63e02adb6
+DATA constants<>+808(SB)/8, $0x3e02adb63e02adb6
+DATA constants<>+816(SB)/8, $0xbe06c2a1be06c2a1
+DATA constants<>+824(SB)/8, $0xbe06c2a1be06c2a1
+DATA constants<>+832(SB)/8, $0x3e116d0e3e116d0e
+DATA constants<>+840(SB)/8, $0x3e116d0e3e116d0e
+DATA constants<>+848(SB)/8, $0xbe2a3922be2a3922
+DATA constants<>+856(SB)/8, $0xbe2a3922be2a3922
+DATA constants<>+864(SB)/8, $0x3e4cd0043e4cd004
+DATA constants<>+872(SB)/8, $0x3e4cd0043e4cd004
+DATA constants<>+880(SB)/8, $0xbe800113be800113
+DATA constants<>+888(SB)/8, $0xbe800113be800113
+DATA constants<>+896(SB)/8, $0x3eaaaaaa3eaaaaaa
+DATA constants<>+904(SB)/8, $0x3eaaaaaa3eaaaaaa
+DATA constants<>+912(SB)/8, $0x3f0000003f000000
+DATA constants<>+920(SB)/8, $0x3f0000003f000000
+DATA constants<>+928(SB)/8, $0x7f7fffff7f7fffff
+DATA constants<>+936(SB)/8, $0x7f7fffff7f7fffff
+DATA constants<>+944(SB)/8, $0x0000000100000001
+DATA constants<>+952(SB)/8, $0x0000000100000001
+DATA constants<>+960(SB)/8, $0x7feb352d7feb352d
+DATA constants<>+968(SB)/8, $0x7feb352d7feb352d
+DATA constants<>+976(SB)/8, $0x846ca68b846ca68b
+DATA constants<>+984(SB)/8, $0x846ca68b846ca68b
+GLOBL constants<>(SB), RODATA|NOPTR, $992
 DATA iota32<>+0(SB)/4, $0
 DATA iota32<>+4(SB)/4, $1
 DATA iota32<>+8(SB)/4, $2
@@ -325,6 +377,964 @@ element:
 	ADD $8, R2
 	ADD $8, R3
 	ADD $8, R4
+	SUBS $1, R1; BGE element
+
+afterelement:
+	ADD $1, R1
+	RET
+
+// func subF32NEON(dst, a, b []float32)
+TEXT ·subF32NEON(SB), NOSPLIT, $0-72
+	MOVD dst_len+8(FP), R1
+	MOVD dst_base+0(FP), R2
+	MOVD a_base+24(FP), R3
+	MOVD b_base+48(FP), R4
+	SUBS $16, R1; BLT afterblock
+
+block:
+	FMOVQ 0(R3), F0
+	FMOVQ 16(R3), F1
+	FMOVQ 32(R3), F2
+	FMOVQ 48(R3), F3
+	FMOVQ 0(R4), F4
+	FMOVQ 16(R4), F5
+	FMOVQ 32(R4), F6
+	FMOVQ 48(R4), F7
+	WORD $0x4ea4d404 /* fsub v4.4s, v0.4s, v4.4s */
+	WORD $0x4ea5d425 /* fsub v5.4s, v1.4s, v5.4s */
+	WORD $0x4ea6d446 /* fsub v6.4s, v2.4s, v6.4s */
+	WORD $0x4ea7d467 /* fsub v7.4s, v3.4s, v7.4s */
+	FMOVQ F4, 0(R2)
+	FMOVQ F5, 16(R2)
+	FMOVQ F6, 32(R2)
+	FMOVQ F7, 48(R2)
+	ADD $64, R2
+	ADD $64, R3
+	ADD $64, R4
+	SUBS $16, R1; BGE block
+
+afterblock:
+	ADD $16, R1
+	SUBS $4, R1; BLT aftervector
+
+vector:
+	FMOVQ 0(R3), F0
+	FMOVQ 0(R4), F1
+	WORD $0x4ea1d401 /* fsub v1.4s, v0.4s, v1.4s */
+	FMOVQ F1, 0(R2)
+	ADD $16, R2
+	ADD $16, R3
+	ADD $16, R4
+	SUBS $4, R1; BGE vector
+
+aftervector:
+	ADD $4, R1
+	SUBS $1, R1; BLT afterelement
+
+element:
+	FMOVS 0(R3), F0
+	FMOVS 0(R4), F1
+	WORD $0x4ea1d401 /* fsub v1.4s, v0.4s, v1.4s */
+	FMOVS F1, 0(R2)
+	ADD $4, R2
+	ADD $4, R3
+	ADD $4, R4
+	SUBS $1, R1; BGE element
+
+afterelement:
+	ADD $1, R1
+	RET
+
+// func subF64NEON(dst, a, b []float64)
+TEXT ·subF64NEON(SB), NOSPLIT, $0-72
+	MOVD dst_len+8(FP), R1
+	MOVD dst_base+0(FP), R2
+	MOVD a_base+24(FP), R3
+	MOVD b_base+48(FP), R4
+	SUBS $8, R1; BLT afterblock
+
+block:
+	FMOVQ 0(R3), F0
+	FMOVQ 16(R3), F1
+	FMOVQ 32(R3), F2
+	FMOVQ 48(R3), F3
+	FMOVQ 0(R4), F4
+	FMOVQ 16(R4), F5
+	FMOVQ 32(R4), F6
+	FMOVQ 48(R4), F7
+	WORD $0x4ee4d404 /* fsub v4.2d, v0.2d, v4.2d */
+	WORD $0x4ee5d425 /* fsub v5.2d, v1.2d, v5.2d */
+	WORD $0x4ee6d446 /* fsub v6.2d, v2.2d, v6.2d */
+	WORD $0x4ee7d467 /* fsub v7.2d, v3.2d, v7.2d */
+	FMOVQ F4, 0(R2)
+	FMOVQ F5, 16(R2)
+	FMOVQ F6, 32(R2)
+	FMOVQ F7, 48(R2)
+	ADD $64, R2
+	ADD $64, R3
+	ADD $64, R4
+	SUBS $8, R1; BGE block
+
+afterblock:
+	ADD $8, R1
+	SUBS $2, R1; BLT aftervector
+
+vector:
+	FMOVQ 0(R3), F0
+	FMOVQ 0(R4), F1
+	WORD $0x4ee1d401 /* fsub v1.2d, v0.2d, v1.2d */
+	FMOVQ F1, 0(R2)
+	ADD $16, R2
+	ADD $16, R3
+	ADD $16, R4
+	SUBS $2, R1; BGE vector
+
+aftervector:
+	ADD $2, R1
+	SUBS $1, R1; BLT afterelement
+
+element:
+	FMOVD 0(R3), F0
+	FMOVD 0(R4), F1
+	WORD $0x4ee1d401 /* fsub v1.2d, v0.2d, v1.2d */
+	FMOVD F1, 0(R2)
+	ADD $8, R2
+	ADD $8, R3
+	ADD $8, R4
+	SUBS $1, R1; BGE element
+
+afterelement:
+	ADD $1, R1
+	RET
+
+// func mulF32NEON(dst, a, b []float32)
+TEXT ·mulF32NEON(SB), NOSPLIT, $0-72
+	MOVD dst_len+8(FP), R1
+	MOVD dst_base+0(FP), R2
+	MOVD a_base+24(FP), R3
+	MOVD b_base+48(FP), R4
+	SUBS $16, R1; BLT afterblock
+
+block:
+	FMOVQ 0(R3), F0
+	FMOVQ 16(R3), F1
+	FMOVQ 32(R3), F2
+	FMOVQ 48(R3), F3
+	FMOVQ 0(R4), F4
+	FMOVQ 16(R4), F5
+	FMOVQ 32(R4), F6
+	FMOVQ 48(R4), F7
+	WORD $0x6e24dc04 /* fmul v4.4s, v0.4s, v4.4s */
+	WORD $0x6e25dc25 /* fmul v5.4s, v1.4s, v5.4s */
+	WORD $0x6e26dc46 /* fmul v6.4s, v2.4s, v6.4s */
+	WORD $0x6e27dc67 /* fmul v7.4s, v3.4s, v7.4s */
+	FMOVQ F4, 0(R2)
+	FMOVQ F5, 16(R2)
+	FMOVQ F6, 32(R2)
+	FMOVQ F7, 48(R2)
+	ADD $64, R2
+	ADD $64, R3
+	ADD $64, R4
+	SUBS $16, R1; BGE block
+
+afterblock:
+	ADD $16, R1
+	SUBS $4, R1; BLT aftervector
+
+vector:
+	FMOVQ 0(R3), F0
+	FMOVQ 0(R4), F1
+	WORD $0x6e21dc01 /* fmul v1.4s, v0.4s, v1.4s */
+	FMOVQ F1, 0(R2)
+	ADD $16, R2
+	ADD $16, R3
+	ADD $16, R4
+	SUBS $4, R1; BGE vector
+
+aftervector:
+	ADD $4, R1
+	SUBS $1, R1; BLT afterelement
+
+element:
+	FMOVS 0(R3), F0
+	FMOVS 0(R4), F1
+	WORD $0x6e21dc01 /* fmul v1.4s, v0.4s, v1.4s */
+	FMOVS F1, 0(R2)
+	ADD $4, R2
+	ADD $4, R3
+	ADD $4, R4
+	SUBS $1, R1; BGE element
+
+afterelement:
+	ADD $1, R1
+	RET
+
+// func mulF64NEON(dst, a, b []float64)
+TEXT ·mulF64NEON(SB), NOSPLIT, $0-72
+	MOVD dst_len+8(FP), R1
+	MOVD dst_base+0(FP), R2
+	MOVD a_base+24(FP), R3
+	MOVD b_base+48(FP), R4
+	SUBS $8, R1; BLT afterblock
+
+block:
+	FMOVQ 0(R3), F0
+	FMOVQ 16(R3), F1
+	FMOVQ 32(R3), F2
+	FMOVQ 48(R3), F3
+	FMOVQ 0(R4), F4
+	FMOVQ 16(R4), F5
+	FMOVQ 32(R4), F6
+	FMOVQ 48(R4), F7
+	WORD $0x6e64dc04 /* fmul v4.2d, v0.2d, v4.2d */
+	WORD $0x6e65dc25 /* fmul v5.2d, v1.2d, v5.2d */
+	WORD $0x6e66dc46 /* fmul v6.2d, v2.2d, v6.2d */
+	WORD $0x6e67dc67 /* fmul v7.2d, v3.2d, v7.2d */
+	FMOVQ F4, 0(R2)
+	FMOVQ F5, 16(R2)
+	FMOVQ F6, 32(R2)
+	FMOVQ F7, 48(R2)
+	ADD $64, R2
+	ADD $64, R3
+	ADD $64, R4
+	SUBS $8, R1; BGE block
+
+afterblock:
+	ADD $8, R1
+	SUBS $2, R1; BLT aftervector
+
+vector:
+	FMOVQ 0(R3), F0
+	FMOVQ 0(R4), F1
+	WORD $0x6e61dc01 /* fmul v1.2d, v0.2d, v1.2d */
+	FMOVQ F1, 0(R2)
+	ADD $16, R2
+	ADD $16, R3
+	ADD $16, R4
+	SUBS $2, R1; BGE vector
+
+aftervector:
+	ADD $2, R1
+	SUBS $1, R1; BLT afterelement
+
+element:
+	FMOVD 0(R3), F0
+	FMOVD 0(R4), F1
+	WORD $0x6e61dc01 /* fmul v1.2d, v0.2d, v1.2d */
+	FMOVD F1, 0(R2)
+	ADD $8, R2
+	ADD $8, R3
+	ADD $8, R4
+	SUBS $1, R1; BGE element
+
+afterelement:
+	ADD $1, R1
+	RET
+
+// func divF32NEON(dst, a, b []float32)
+TEXT ·divF32NEON(SB), NOSPLIT, $0-72
+	MOVD dst_len+8(FP), R1
+	MOVD dst_base+0(FP), R2
+	MOVD a_base+24(FP), R3
+	MOVD b_base+48(FP), R4
+	SUBS $16, R1; BLT afterblock
+
+block:
+	FMOVQ 0(R3), F0
+	FMOVQ 16(R3), F1
+	FMOVQ 32(R3), F2
+	FMOVQ 48(R3), F3
+	FMOVQ 0(R4), F4
+	FMOVQ 16(R4), F5
+	FMOVQ 32(R4), F6
+	FMOVQ 48(R4), F7
+	WORD $0x6e24fc04 /* fdiv v4.4s, v0.4s, v4.4s */
+	WORD $0x6e25fc25 /* fdiv v5.4s, v1.4s, v5.4s */
+	WORD $0x6e26fc46 /* fdiv v6.4s, v2.4s, v6.4s */
+	WORD $0x6e27fc67 /* fdiv v7.4s, v3.4s, v7.4s */
+	FMOVQ F4, 0(R2)
+	FMOVQ F5, 16(R2)
+	FMOVQ F6, 32(R2)
+	FMOVQ F7, 48(R2)
+	ADD $64, R2
+	ADD $64, R3
+	ADD $64, R4
+	SUBS $16, R1; BGE block
+
+afterblock:
+	ADD $16, R1
+	SUBS $4, R1; BLT aftervector
+
+vector:
+	FMOVQ 0(R3), F0
+	FMOVQ 0(R4), F1
+	WORD $0x6e21fc01 /* fdiv v1.4s, v0.4s, v1.4s */
+	FMOVQ F1, 0(R2)
+	ADD $16, R2
+	ADD $16, R3
+	ADD $16, R4
+	SUBS $4, R1; BGE vector
+
+aftervector:
+	ADD $4, R1
+	SUBS $1, R1; BLT afterelement
+
+element:
+	FMOVS 0(R3), F0
+	FMOVS 0(R4), F1
+	WORD $0x6e21fc01 /* fdiv v1.4s, v0.4s, v1.4s */
+	FMOVS F1, 0(R2)
+	ADD $4, R2
+	ADD $4, R3
+	ADD $4, R4
+	SUBS $1, R1; BGE element
+
+afterelement:
+	ADD $1, R1
+	RET
+
+// func divF64NEON(dst, a, b []float64)
+TEXT ·divF64NEON(SB), NOSPLIT, $0-72
+	MOVD dst_len+8(FP), R1
+	MOVD dst_base+0(FP), R2
+	MOVD a_base+24(FP), R3
+	MOVD b_base+48(FP), R4
+	SUBS $8, R1; BLT afterblock
+
+block:
+	FMOVQ 0(R3), F0
+	FMOVQ 16(R3), F1
+	FMOVQ 32(R3), F2
+	FMOVQ 48(R3), F3
+	FMOVQ 0(R4), F4
+	FMOVQ 16(R4), F5
+	FMOVQ 32(R4), F6
+	FMOVQ 48(R4), F7
+	WORD $0x6e64fc04 /* fdiv v4.2d, v0.2d, v4.2d */
+	WORD $0x6e65fc25 /* fdiv v5.2d, v1.2d, v5.2d */
+	WORD $0x6e66fc46 /* fdiv v6.2d, v2.2d, v6.2d */
+	WORD $0x6e67fc67 /* fdiv v7.2d, v3.2d, v7.2d */
+	FMOVQ F4, 0(R2)
+	FMOVQ F5, 16(R2)
+	FMOVQ F6, 32(R2)
+	FMOVQ F7, 48(R2)
+	ADD $64, R2
+	ADD $64, R3
+	ADD $64, R4
+	SUBS $8, R1; BGE block
+
+afterblock:
+	ADD $8, R1
+	SUBS $2, R1; BLT aftervector
+
+vector:
+	FMOVQ 0(R3), F0
+	FMOVQ 0(R4), F1
+	WORD $0x6e61fc01 /* fdiv v1.2d, v0.2d, v1.2d */
+	FMOVQ F1, 0(R2)
+	ADD $16, R2
+	ADD $16, R3
+	ADD $16, R4
+	SUBS $2, R1; BGE vector
+
+aftervector:
+	ADD $2, R1
+	SUBS $1, R1; BLT afterelement
+
+element:
+	FMOVD 0(R3), F0
+	FMOVD 0(R4), F1
+	WORD $0x6e61fc01 /* fdiv v1.2d, v0.2d, v1.2d */
+	FMOVD F1, 0(R2)
+	ADD $8, R2
+	ADD $8, R3
+	ADD $8, R4
+	SUBS $1, R1; BGE element
+
+afterelement:
+	ADD $1, R1
+	RET
+
+// func lesserF32NEON(dst, a, b []float32)
+TEXT ·lesserF32NEON(SB), NOSPLIT, $0-72
+	MOVD dst_len+8(FP), R1
+	MOVD dst_base+0(FP), R2
+	MOVD a_base+24(FP), R3
+	MOVD b_base+48(FP), R4
+	SUBS $16, R1; BLT afterblock
+
+block:
+	FMOVQ 0(R3), F0
+	FMOVQ 16(R3), F1
+	FMOVQ 32(R3), F2
+	FMOVQ 48(R3), F3
+	FMOVQ 0(R4), F4
+	FMOVQ 16(R4), F5
+	FMOVQ 32(R4), F6
+	FMOVQ 48(R4), F7
+	WORD $0x4ea4f404 /* fmin v4.4s, v0.4s, v4.4s */
+	WORD $0x4ea5f425 /* fmin v5.4s, v1.4s, v5.4s */
+	WORD $0x4ea6f446 /* fmin v6.4s, v2.4s, v6.4s */
+	WORD $0x4ea7f467 /* fmin v7.4s, v3.4s, v7.4s */
+	FMOVQ F4, 0(R2)
+	FMOVQ F5, 16(R2)
+	FMOVQ F6, 32(R2)
+	FMOVQ F7, 48(R2)
+	ADD $64, R2
+	ADD $64, R3
+	ADD $64, R4
+	SUBS $16, R1; BGE block
+
+afterblock:
+	ADD $16, R1
+	SUBS $4, R1; BLT aftervector
+
+vector:
+	FMOVQ 0(R3), F0
+	FMOVQ 0(R4), F1
+	WORD $0x4ea1f401 /* fmin v1.4s, v0.4s, v1.4s */
+	FMOVQ F1, 0(R2)
+	ADD $16, R2
+	ADD $16, R3
+	ADD $16, R4
+	SUBS $4, R1; BGE vector
+
+aftervector:
+	ADD $4, R1
+	SUBS $1, R1; BLT afterelement
+
+element:
+	FMOVS 0(R3), F0
+	FMOVS 0(R4), F1
+	WORD $0x4ea1f401 /* fmin v1.4s, v0.4s, v1.4s */
+	FMOVS F1, 0(R2)
+	ADD $4, R2
+	ADD $4, R3
+	ADD $4, R4
+	SUBS $1, R1; BGE element
+
+afterelement:
+	ADD $1, R1
+	RET
+
+// func greaterF32NEON(dst, a, b []float32)
+TEXT ·greaterF32NEON(SB), NOSPLIT, $0-72
+	MOVD dst_len+8(FP), R1
+	MOVD dst_base+0(FP), R2
+	MOVD a_base+24(FP), R3
+	MOVD b_base+48(FP), R4
+	MOVD $constants<>(SB), R11
+	SUBS $16, R1; BLT afterblock
+
+block:
+	FMOVQ 0(R3), F0
+	FMOVQ 16(R3), F1
+	FMOVQ 32(R3), F2
+	FMOVQ 48(R3), F3
+	FMOVQ 0(R11), F31
+	VEOR V31.B16, V0.B16, V0.B16
+	VEOR V31.B16, V1.B16, V1.B16
+	VEOR V31.B16, V2.B16, V2.B16
+	VEOR V31.B16, V3.B16, V3.B16
+	FMOVQ 0(R4), F4
+	FMOVQ 16(R4), F5
+	FMOVQ 32(R4), F6
+	FMOVQ 48(R4), F7
+	FMOVQ 0(R11), F31
+	VEOR V31.B16, V4.B16, V4.B16
+	VEOR V31.B16, V5.B16, V5.B16
+	VEOR V31.B16, V6.B16, V6.B16
+	VEOR V31.B16, V7.B16, V7.B16
+	WORD $0x4ea4f404 /* fmin v4.4s, v0.4s, v4.4s */
+	WORD $0x4ea5f425 /* fmin v5.4s, v1.4s, v5.4s */
+	WORD $0x4ea6f446 /* fmin v6.4s, v2.4s, v6.4s */
+	WORD $0x4ea7f467 /* fmin v7.4s, v3.4s, v7.4s */
+	FMOVQ 0(R11), F31
+	VEOR V31.B16, V4.B16, V4.B16
+	VEOR V31.B16, V5.B16, V5.B16
+	VEOR V31.B16, V6.B16, V6.B16
+	VEOR V31.B16, V7.B16, V7.B16
+	FMOVQ F4, 0(R2)
+	FMOVQ F5, 16(R2)
+	FMOVQ F6, 32(R2)
+	FMOVQ F7, 48(R2)
+	ADD $64, R2
+	ADD $64, R3
+	ADD $64, R4
+	SUBS $16, R1; BGE block
+
+afterblock:
+	ADD $16, R1
+	SUBS $4, R1; BLT aftervector
+
+vector:
+	FMOVQ 0(R3), F0
+	FMOVQ 0(R11), F31
+	VEOR V31.B16, V0.B16, V0.B16
+	FMOVQ 0(R4), F1
+	FMOVQ 0(R11), F31
+	VEOR V31.B16, V1.B16, V1.B16
+	WORD $0x4ea1f401 /* fmin v1.4s, v0.4s, v1.4s */
+	FMOVQ 0(R11), F31
+	VEOR V31.B16, V1.B16, V1.B16
+	FMOVQ F1, 0(R2)
+	ADD $16, R2
+	ADD $16, R3
+	ADD $16, R4
+	SUBS $4, R1; BGE vector
+
+aftervector:
+	ADD $4, R1
+	SUBS $1, R1; BLT afterelement
+
+element:
+	FMOVS 0(R3), F0
+	FMOVQ 0(R11), F31
+	VEOR V31.B16, V0.B16, V0.B16
+	FMOVS 0(R4), F1
+	FMOVQ 0(R11), F31
+	VEOR V31.B16, V1.B16, V1.B16
+	WORD $0x4ea1f401 /* fmin v1.4s, v0.4s, v1.4s */
+	FMOVQ 0(R11), F31
+	VEOR V31.B16, V1.B16, V1.B16
+	FMOVS F1, 0(R2)
+	ADD $4, R2
+	ADD $4, R3
+	ADD $4, R4
+	SUBS $1, R1; BGE element
+
+afterelement:
+	ADD $1, R1
+	RET
+
+// func sqrtF32NEON(y, x []float32)
+TEXT ·sqrtF32NEON(SB), NOSPLIT, $0-48
+	MOVD y_len+8(FP), R1
+	MOVD y_base+0(FP), R2
+	MOVD x_base+24(FP), R3
+	SUBS $16, R1; BLT afterblock
+
+block:
+	FMOVQ 0(R3), F0
+	FMOVQ 16(R3), F1
+	FMOVQ 32(R3), F2
+	FMOVQ 48(R3), F3
+	WORD $0x6ea1f800 /* fsqrt v0.4s, v0.4s */
+	WORD $0x6ea1f821 /* fsqrt v1.4s, v1.4s */
+	WORD $0x6ea1f842 /* fsqrt v2.4s, v2.4s */
+	WORD $0x6ea1f863 /* fsqrt v3.4s, v3.4s */
+	FMOVQ F0, 0(R2)
+	FMOVQ F1, 16(R2)
+	FMOVQ F2, 32(R2)
+	FMOVQ F3, 48(R2)
+	ADD $64, R2
+	ADD $64, R3
+	SUBS $16, R1; BGE block
+
+afterblock:
+	ADD $16, R1
+	SUBS $4, R1; BLT aftervector
+
+vector:
+	FMOVQ 0(R3), F0
+	WORD $0x6ea1f800 /* fsqrt v0.4s, v0.4s */
+	FMOVQ F0, 0(R2)
+	ADD $16, R2
+	ADD $16, R3
+	SUBS $4, R1; BGE vector
+
+aftervector:
+	ADD $4, R1
+	SUBS $1, R1; BLT afterelement
+
+element:
+	FMOVS 0(R3), F0
+	WORD $0x6ea1f800 /* fsqrt v0.4s, v0.4s */
+	FMOVS F0, 0(R2)
+	ADD $4, R2
+	ADD $4, R3
+	SUBS $1, R1; BGE element
+
+afterelement:
+	ADD $1, R1
+	RET
+
+// func sqrtF64NEON(y, x []float64)
+TEXT ·sqrtF64NEON(SB), NOSPLIT, $0-48
+	MOVD y_len+8(FP), R1
+	MOVD y_base+0(FP), R2
+	MOVD x_base+24(FP), R3
+	SUBS $8, R1; BLT afterblock
+
+block:
+	FMOVQ 0(R3), F0
+	FMOVQ 16(R3), F1
+	FMOVQ 32(R3), F2
+	FMOVQ 48(R3), F3
+	WORD $0x6ee1f800 /* fsqrt v0.2d, v0.2d */
+	WORD $0x6ee1f821 /* fsqrt v1.2d, v1.2d */
+	WORD $0x6ee1f842 /* fsqrt v2.2d, v2.2d */
+	WORD $0x6ee1f863 /* fsqrt v3.2d, v3.2d */
+	FMOVQ F0, 0(R2)
+	FMOVQ F1, 16(R2)
+	FMOVQ F2, 32(R2)
+	FMOVQ F3, 48(R2)
+	ADD $64, R2
+	ADD $64, R3
+	SUBS $8, R1; BGE block
+
+afterblock:
+	ADD $8, R1
+	SUBS $2, R1; BLT aftervector
+
+vector:
+	FMOVQ 0(R3), F0
+	WORD $0x6ee1f800 /* fsqrt v0.2d, v0.2d */
+	FMOVQ F0, 0(R2)
+	ADD $16, R2
+	ADD $16, R3
+	SUBS $2, R1; BGE vector
+
+aftervector:
+	ADD $2, R1
+	SUBS $1, R1; BLT afterelement
+
+element:
+	FMOVD 0(R3), F0
+	WORD $0x6ee1f800 /* fsqrt v0.2d, v0.2d */
+	FMOVD F0, 0(R2)
+	ADD $8, R2
+	ADD $8, R3
+	SUBS $1, R1; BGE element
+
+afterelement:
+	ADD $1, R1
+	RET
+
+// func squareF32NEON(y, x []float32)
+TEXT ·squareF32NEON(SB), NOSPLIT, $0-48
+	MOVD y_len+8(FP), R1
+	MOVD y_base+0(FP), R2
+	MOVD x_base+24(FP), R3
+	SUBS $16, R1; BLT afterblock
+
+block:
+	FMOVQ 0(R3), F0
+	FMOVQ 16(R3), F1
+	FMOVQ 32(R3), F2
+	FMOVQ 48(R3), F3
+	WORD $0x6e20dc00 /* fmul v0.4s, v0.4s, v0.4s */
+	WORD $0x6e21dc21 /* fmul v1.4s, v1.4s, v1.4s */
+	WORD $0x6e22dc42 /* fmul v2.4s, v2.4s, v2.4s */
+	WORD $0x6e23dc63 /* fmul v3.4s, v3.4s, v3.4s */
+	FMOVQ F0, 0(R2)
+	FMOVQ F1, 16(R2)
+	FMOVQ F2, 32(R2)
+	FMOVQ F3, 48(R2)
+	ADD $64, R2
+	ADD $64, R3
+	SUBS $16, R1; BGE block
+
+afterblock:
+	ADD $16, R1
+	SUBS $4, R1; BLT aftervector
+
+vector:
+	FMOVQ 0(R3), F0
+	WORD $0x6e20dc00 /* fmul v0.4s, v0.4s, v0.4s */
+	FMOVQ F0, 0(R2)
+	ADD $16, R2
+	ADD $16, R3
+	SUBS $4, R1; BGE vector
+
+aftervector:
+	ADD $4, R1
+	SUBS $1, R1; BLT afterelement
+
+element:
+	FMOVS 0(R3), F0
+	WORD $0x6e20dc00 /* fmul v0.4s, v0.4s, v0.4s */
+	FMOVS F0, 0(R2)
+	ADD $4, R2
+	ADD $4, R3
+	SUBS $1, R1; BGE element
+
+afterelement:
+	ADD $1, R1
+	RET
+
+// func squareF64NEON(y, x []float64)
+TEXT ·squareF64NEON(SB), NOSPLIT, $0-48
+	MOVD y_len+8(FP), R1
+	MOVD y_base+0(FP), R2
+	MOVD x_base+24(FP), R3
+	SUBS $8, R1; BLT afterblock
+
+block:
+	FMOVQ 0(R3), F0
+	FMOVQ 16(R3), F1
+	FMOVQ 32(R3), F2
+	FMOVQ 48(R3), F3
+	WORD $0x6e60dc00 /* fmul v0.2d, v0.2d, v0.2d */
+	WORD $0x6e61dc21 /* fmul v1.2d, v1.2d, v1.2d */
+	WORD $0x6e62dc42 /* fmul v2.2d, v2.2d, v2.2d */
+	WORD $0x6e63dc63 /* fmul v3.2d, v3.2d, v3.2d */
+	FMOVQ F0, 0(R2)
+	FMOVQ F1, 16(R2)
+	FMOVQ F2, 32(R2)
+	FMOVQ F3, 48(R2)
+	ADD $64, R2
+	ADD $64, R3
+	SUBS $8, R1; BGE block
+
+afterblock:
+	ADD $8, R1
+	SUBS $2, R1; BLT aftervector
+
+vector:
+	FMOVQ 0(R3), F0
+	WORD $0x6e60dc00 /* fmul v0.2d, v0.2d, v0.2d */
+	FMOVQ F0, 0(R2)
+	ADD $16, R2
+	ADD $16, R3
+	SUBS $2, R1; BGE vector
+
+aftervector:
+	ADD $2, R1
+	SUBS $1, R1; BLT afterelement
+
+element:
+	FMOVD 0(R3), F0
+	WORD $0x6e60dc00 /* fmul v0.2d, v0.2d, v0.2d */
+	FMOVD F0, 0(R2)
+	ADD $8, R2
+	ADD $8, R3
+	SUBS $1, R1; BGE element
+
+afterelement:
+	ADD $1, R1
+	RET
+
+// func cubeF32NEON(y, x []float32)
+TEXT ·cubeF32NEON(SB), NOSPLIT, $0-48
+	MOVD y_len+8(FP), R1
+	MOVD y_base+0(FP), R2
+	MOVD x_base+24(FP), R3
+	SUBS $16, R1; BLT afterblock
+
+block:
+	FMOVQ 0(R3), F0
+	FMOVQ 16(R3), F1
+	FMOVQ 32(R3), F2
+	FMOVQ 48(R3), F3
+	WORD $0x6e20dc04 /* fmul v4.4s, v0.4s, v0.4s */
+	WORD $0x6e21dc25 /* fmul v5.4s, v1.4s, v1.4s */
+	WORD $0x6e22dc46 /* fmul v6.4s, v2.4s, v2.4s */
+	WORD $0x6e23dc67 /* fmul v7.4s, v3.4s, v3.4s */
+	WORD $0x6e20dc80 /* fmul v0.4s, v4.4s, v0.4s */
+	WORD $0x6e21dca1 /* fmul v1.4s, v5.4s, v1.4s */
+	WORD $0x6e22dcc2 /* fmul v2.4s, v6.4s, v2.4s */
+	WORD $0x6e23dce3 /* fmul v3.4s, v7.4s, v3.4s */
+	FMOVQ F0, 0(R2)
+	FMOVQ F1, 16(R2)
+	FMOVQ F2, 32(R2)
+	FMOVQ F3, 48(R2)
+	ADD $64, R2
+	ADD $64, R3
+	SUBS $16, R1; BGE block
+
+afterblock:
+	ADD $16, R1
+	SUBS $4, R1; BLT aftervector
+
+vector:
+	FMOVQ 0(R3), F0
+	WORD $0x6e20dc01 /* fmul v1.4s, v0.4s, v0.4s */
+	WORD $0x6e20dc20 /* fmul v0.4s, v1.4s, v0.4s */
+	FMOVQ F0, 0(R2)
+	ADD $16, R2
+	ADD $16, R3
+	SUBS $4, R1; BGE vector
+
+aftervector:
+	ADD $4, R1
+	SUBS $1, R1; BLT afterelement
+
+element:
+	FMOVS 0(R3), F0
+	WORD $0x6e20dc01 /* fmul v1.4s, v0.4s, v0.4s */
+	WORD $0x6e20dc20 /* fmul v0.4s, v1.4s, v0.4s */
+	FMOVS F0, 0(R2)
+	ADD $4, R2
+	ADD $4, R3
+	SUBS $1, R1; BGE element
+
+afterelement:
+	ADD $1, R1
+	RET
+
+// func cubeF64NEON(y, x []float64)
+TEXT ·cubeF64NEON(SB), NOSPLIT, $0-48
+	MOVD y_len+8(FP), R1
+	MOVD y_base+0(FP), R2
+	MOVD x_base+24(FP), R3
+	SUBS $8, R1; BLT afterblock
+
+block:
+	FMOVQ 0(R3), F0
+	FMOVQ 16(R3), F1
+	FMOVQ 32(R3), F2
+	FMOVQ 48(R3), F3
+	WORD $0x6e60dc04 /* fmul v4.2d, v0.2d, v0.2d */
+	WORD $0x6e61dc25 /* fmul v5.2d, v1.2d, v1.2d */
+	WORD $0x6e62dc46 /* fmul v6.2d, v2.2d, v2.2d */
+	WORD $0x6e63dc67 /* fmul v7.2d, v3.2d, v3.2d */
+	WORD $0x6e60dc80 /* fmul v0.2d, v4.2d, v0.2d */
+	WORD $0x6e61dca1 /* fmul v1.2d, v5.2d, v1.2d */
+	WORD $0x6e62dcc2 /* fmul v2.2d, v6.2d, v2.2d */
+	WORD $0x6e63dce3 /* fmul v3.2d, v7.2d, v3.2d */
+	FMOVQ F0, 0(R2)
+	FMOVQ F1, 16(R2)
+	FMOVQ F2, 32(R2)
+	FMOVQ F3, 48(R2)
+	ADD $64, R2
+	ADD $64, R3
+	SUBS $8, R1; BGE block
+
+afterblock:
+	ADD $8, R1
+	SUBS $2, R1; BLT aftervector
+
+vector:
+	FMOVQ 0(R3), F0
+	WORD $0x6e60dc01 /* fmul v1.2d, v0.2d, v0.2d */
+	WORD $0x6e60dc20 /* fmul v0.2d, v1.2d, v0.2d */
+	FMOVQ F0, 0(R2)
+	ADD $16, R2
+	ADD $16, R3
+	SUBS $2, R1; BGE vector
+
+aftervector:
+	ADD $2, R1
+	SUBS $1, R1; BLT afterelement
+
+element:
+	FMOVD 0(R3), F0
+	WORD $0x6e60dc01 /* fmul v1.2d, v0.2d, v0.2d */
+	WORD $0x6e60dc20 /* fmul v0.2d, v1.2d, v0.2d */
+	FMOVD F0, 0(R2)
+	ADD $8, R2
+	ADD $8, R3
+	SUBS $1, R1; BGE element
+
+afterelement:
+	ADD $1, R1
+	RET
+
+// func inverseF32NEON(y, x []float32)
+TEXT ·inverseF32NEON(SB), NOSPLIT, $0-48
+	MOVD y_len+8(FP), R1
+	MOVD y_base+0(FP), R2
+	MOVD x_base+24(FP), R3
+	MOVD $constants<>(SB), R11
+	FMOVQ 16(R11), F30
+	SUBS $16, R1; BLT afterblock
+
+block:
+	FMOVQ 0(R3), F0
+	FMOVQ 16(R3), F1
+	FMOVQ 32(R3), F2
+	FMOVQ 48(R3), F3
+	WORD $0x6e20ffc0 /* fdiv v0.4s, v30.4s, v0.4s */
+	WORD $0x6e21ffc1 /* fdiv v1.4s, v30.4s, v1.4s */
+	WORD $0x6e22ffc2 /* fdiv v2.4s, v30.4s, v2.4s */
+	WORD $0x6e23ffc3 /* fdiv v3.4s, v30.4s, v3.4s */
+	FMOVQ F0, 0(R2)
+	FMOVQ F1, 16(R2)
+	FMOVQ F2, 32(R2)
+	FMOVQ F3, 48(R2)
+	ADD $64, R2
+	ADD $64, R3
+	SUBS $16, R1; BGE block
+
+afterblock:
+	ADD $16, R1
+	SUBS $4, R1; BLT aftervector
+
+vector:
+	FMOVQ 0(R3), F0
+	WORD $0x6e20ffc0 /* fdiv v0.4s, v30.4s, v0.4s */
+	FMOVQ F0, 0(R2)
+	ADD $16, R2
+	ADD $16, R3
+	SUBS $4, R1; BGE vector
+
+aftervector:
+	ADD $4, R1
+	SUBS $1, R1; BLT afterelement
+
+element:
+	FMOVS 0(R3), F0
+	WORD $0x6e20ffc0 /* fdiv v0.4s, v30.4s, v0.4s */
+	FMOVS F0, 0(R2)
+	ADD $4, R2
+	ADD $4, R3
+	SUBS $1, R1; BGE element
+
+afterelement:
+	ADD $1, R1
+	RET
+
+// func absF32NEON(y, x []float32)
+TEXT ·absF32NEON(SB), NOSPLIT, $0-48
+	MOVD y_len+8(FP), R1
+	MOVD y_base+0(FP), R2
+	MOVD x_base+24(FP), R3
+	MOVD $constants<>(SB), R11
+	SUBS $16, R1; BLT afterblock
+
+block:
+	FMOVQ 0(R3), F0
+	FMOVQ 16(R3), F1
+	FMOVQ 32(R3), F2
+	FMOVQ 48(R3), F3
+	FMOVQ 32(R11), F31
+	VAND V31.B16, V0.B16, V0.B16
+	VAND V31.B16, V1.B16, V1.B16
+	VAND V31.B16, V2.B16, V2.B16
+	VAND V31.B16, V3.B16, V3.B16
+	FMOVQ F0, 0(R2)
+	FMOVQ F1, 16(R2)
+	FMOVQ F2, 32(R2)
+	FMOVQ F3, 48(R2)
+	ADD $64, R2
+	ADD $64, R3
+	SUBS $16, R1; BGE block
+
+afterblock:
+	ADD $16, R1
+	SUBS $4, R1; BLT aftervector
+
+vector:
+	FMOVQ 0(R3), F0
+	FMOVQ 32(R11), F31
+	VAND V31.B16, V0.B16, V0.B16
+	FMOVQ F0, 0(R2)
+	ADD $16, R2
+	ADD $16, R3
+	SUBS $4, R1; BGE vector
+
+aftervector:
+	ADD $4, R1
+	SUBS $1, R1; BLT afterelement
+
+element:
+	FMOVS 0(R3), F0
+	FMOVQ 32(R11), F31
+	VAND V31.B16, V0.B16, V0.B16
+	FMOVS F0, 0(R2)
+	ADD $4, R2
+	ADD $4, R3
 	SUBS $1, R1; BGE element
 
 afterelement:
@@ -891,6 +1901,286 @@ element:
 	ADD $8, R2
 	ADD $8, R3
 	ADD $8, R4
+	SUBS $1, R1; BGE element
+
+afterelement:
+	ADD $1, R1
+	RET
+
+// func equalF32NEON(dst, a, b []float32)
+TEXT ·equalF32NEON(SB), NOSPLIT, $0-72
+	MOVD dst_len+8(FP), R1
+	MOVD dst_base+0(FP), R2
+	MOVD a_base+24(FP), R3
+	MOVD b_base+48(FP), R4
+	MOVD $constants<>(SB), R11
+	FMOVQ 16(R11), F30
+	SUBS $16, R1; BLT afterblock
+
+block:
+	FMOVQ 0(R3), F0
+	FMOVQ 16(R3), F1
+	FMOVQ 32(R3), F2
+	FMOVQ 48(R3), F3
+	FMOVQ 0(R4), F4
+	FMOVQ 16(R4), F5
+	FMOVQ 32(R4), F6
+	FMOVQ 48(R4), F7
+	WORD $0x4e20e488 /* fcmeq v8.4s, v4.4s, v0.4s */
+	VAND V30.B16, V8.B16, V8.B16
+	WORD $0x4e21e4a9 /* fcmeq v9.4s, v5.4s, v1.4s */
+	VAND V30.B16, V9.B16, V9.B16
+	WORD $0x4e22e4ca /* fcmeq v10.4s, v6.4s, v2.4s */
+	VAND V30.B16, V10.B16, V10.B16
+	WORD $0x4e23e4eb /* fcmeq v11.4s, v7.4s, v3.4s */
+	VAND V30.B16, V11.B16, V11.B16
+	FMOVQ F8, 0(R2)
+	FMOVQ F9, 16(R2)
+	FMOVQ F10, 32(R2)
+	FMOVQ F11, 48(R2)
+	ADD $64, R2
+	ADD $64, R3
+	ADD $64, R4
+	SUBS $16, R1; BGE block
+
+afterblock:
+	ADD $16, R1
+	SUBS $4, R1; BLT aftervector
+
+vector:
+	FMOVQ 0(R3), F0
+	FMOVQ 0(R4), F1
+	WORD $0x4e20e422 /* fcmeq v2.4s, v1.4s, v0.4s */
+	VAND V30.B16, V2.B16, V2.B16
+	FMOVQ F2, 0(R2)
+	ADD $16, R2
+	ADD $16, R3
+	ADD $16, R4
+	SUBS $4, R1; BGE vector
+
+aftervector:
+	ADD $4, R1
+	SUBS $1, R1; BLT afterelement
+
+element:
+	FMOVS 0(R3), F0
+	FMOVS 0(R4), F1
+	WORD $0x4e20e422 /* fcmeq v2.4s, v1.4s, v0.4s */
+	VAND V30.B16, V2.B16, V2.B16
+	FMOVS F2, 0(R2)
+	ADD $4, R2
+	ADD $4, R3
+	ADD $4, R4
+	SUBS $1, R1; BGE element
+
+afterelement:
+	ADD $1, R1
+	RET
+
+// func lessF32NEON(dst, a, b []float32)
+TEXT ·lessF32NEON(SB), NOSPLIT, $0-72
+	MOVD dst_len+8(FP), R1
+	MOVD dst_base+0(FP), R2
+	MOVD a_base+24(FP), R3
+	MOVD b_base+48(FP), R4
+	MOVD $constants<>(SB), R11
+	FMOVQ 16(R11), F30
+	SUBS $16, R1; BLT afterblock
+
+block:
+	FMOVQ 0(R3), F0
+	FMOVQ 16(R3), F1
+	FMOVQ 32(R3), F2
+	FMOVQ 48(R3), F3
+	FMOVQ 0(R4), F4
+	FMOVQ 16(R4), F5
+	FMOVQ 32(R4), F6
+	FMOVQ 48(R4), F7
+	WORD $0x6ea0e488 /* fcmgt v8.4s, v4.4s, v0.4s */
+	VAND V30.B16, V8.B16, V8.B16
+	WORD $0x6ea1e4a9 /* fcmgt v9.4s, v5.4s, v1.4s */
+	VAND V30.B16, V9.B16, V9.B16
+	WORD $0x6ea2e4ca /* fcmgt v10.4s, v6.4s, v2.4s */
+	VAND V30.B16, V10.B16, V10.B16
+	WORD $0x6ea3e4eb /* fcmgt v11.4s, v7.4s, v3.4s */
+	VAND V30.B16, V11.B16, V11.B16
+	FMOVQ F8, 0(R2)
+	FMOVQ F9, 16(R2)
+	FMOVQ F10, 32(R2)
+	FMOVQ F11, 48(R2)
+	ADD $64, R2
+	ADD $64, R3
+	ADD $64, R4
+	SUBS $16, R1; BGE block
+
+afterblock:
+	ADD $16, R1
+	SUBS $4, R1; BLT aftervector
+
+vector:
+	FMOVQ 0(R3), F0
+	FMOVQ 0(R4), F1
+	WORD $0x6ea0e422 /* fcmgt v2.4s, v1.4s, v0.4s */
+	VAND V30.B16, V2.B16, V2.B16
+	FMOVQ F2, 0(R2)
+	ADD $16, R2
+	ADD $16, R3
+	ADD $16, R4
+	SUBS $4, R1; BGE vector
+
+aftervector:
+	ADD $4, R1
+	SUBS $1, R1; BLT afterelement
+
+element:
+	FMOVS 0(R3), F0
+	FMOVS 0(R4), F1
+	WORD $0x6ea0e422 /* fcmgt v2.4s, v1.4s, v0.4s */
+	VAND V30.B16, V2.B16, V2.B16
+	FMOVS F2, 0(R2)
+	ADD $4, R2
+	ADD $4, R3
+	ADD $4, R4
+	SUBS $1, R1; BGE element
+
+afterelement:
+	ADD $1, R1
+	RET
+
+// func lessOrEqualF32NEON(dst, a, b []float32)
+TEXT ·lessOrEqualF32NEON(SB), NOSPLIT, $0-72
+	MOVD dst_len+8(FP), R1
+	MOVD dst_base+0(FP), R2
+	MOVD a_base+24(FP), R3
+	MOVD b_base+48(FP), R4
+	MOVD $constants<>(SB), R11
+	FMOVQ 16(R11), F30
+	SUBS $16, R1; BLT afterblock
+
+block:
+	FMOVQ 0(R3), F0
+	FMOVQ 16(R3), F1
+	FMOVQ 32(R3), F2
+	FMOVQ 48(R3), F3
+	FMOVQ 0(R4), F4
+	FMOVQ 16(R4), F5
+	FMOVQ 32(R4), F6
+	FMOVQ 48(R4), F7
+	WORD $0x6e20e488 /* fcmge v8.4s, v4.4s, v0.4s */
+	VAND V30.B16, V8.B16, V8.B16
+	WORD $0x6e21e4a9 /* fcmge v9.4s, v5.4s, v1.4s */
+	VAND V30.B16, V9.B16, V9.B16
+	WORD $0x6e22e4ca /* fcmge v10.4s, v6.4s, v2.4s */
+	VAND V30.B16, V10.B16, V10.B16
+	WORD $0x6e23e4eb /* fcmge v11.4s, v7.4s, v3.4s */
+	VAND V30.B16, V11.B16, V11.B16
+	FMOVQ F8, 0(R2)
+	FMOVQ F9, 16(R2)
+	FMOVQ F10, 32(R2)
+	FMOVQ F11, 48(R2)
+	ADD $64, R2
+	ADD $64, R3
+	ADD $64, R4
+	SUBS $16, R1; BGE block
+
+afterblock:
+	ADD $16, R1
+	SUBS $4, R1; BLT aftervector
+
+vector:
+	FMOVQ 0(R3), F0
+	FMOVQ 0(R4), F1
+	WORD $0x6e20e422 /* fcmge v2.4s, v1.4s, v0.4s */
+	VAND V30.B16, V2.B16, V2.B16
+	FMOVQ F2, 0(R2)
+	ADD $16, R2
+	ADD $16, R3
+	ADD $16, R4
+	SUBS $4, R1; BGE vector
+
+aftervector:
+	ADD $4, R1
+	SUBS $1, R1; BLT afterelement
+
+element:
+	FMOVS 0(R3), F0
+	FMOVS 0(R4), F1
+	WORD $0x6e20e422 /* fcmge v2.4s, v1.4s, v0.4s */
+	VAND V30.B16, V2.B16, V2.B16
+	FMOVS F2, 0(R2)
+	ADD $4, R2
+	ADD $4, R3
+	ADD $4, R4
+	SUBS $1, R1; BGE element
+
+afterelement:
+	ADD $1, R1
+	RET
+
+// func notEqualF32NEON(dst, a, b []float32)
+TEXT ·notEqualF32NEON(SB), NOSPLIT, $0-72
+	MOVD dst_len+8(FP), R1
+	MOVD dst_base+0(FP), R2
+	MOVD a_base+24(FP), R3
+	MOVD b_base+48(FP), R4
+	MOVD $constants<>(SB), R11
+	FMOVQ 16(R11), F30
+	SUBS $16, R1; BLT afterblock
+
+block:
+	FMOVQ 0(R3), F0
+	FMOVQ 16(R3), F1
+	FMOVQ 32(R3), F2
+	FMOVQ 48(R3), F3
+	FMOVQ 0(R4), F4
+	FMOVQ 16(R4), F5
+	FMOVQ 32(R4), F6
+	FMOVQ 48(R4), F7
+	WORD $0x4e20e488 /* fcmeq v8.4s, v4.4s, v0.4s */
+	WORD $0x4e681fc8 /* bic v8.16b, v30.16b, v8.16b */
+	WORD $0x4e21e4a9 /* fcmeq v9.4s, v5.4s, v1.4s */
+	WORD $0x4e691fc9 /* bic v9.16b, v30.16b, v9.16b */
+	WORD $0x4e22e4ca /* fcmeq v10.4s, v6.4s, v2.4s */
+	WORD $0x4e6a1fca /* bic v10.16b, v30.16b, v10.16b */
+	WORD $0x4e23e4eb /* fcmeq v11.4s, v7.4s, v3.4s */
+	WORD $0x4e6b1fcb /* bic v11.16b, v30.16b, v11.16b */
+	FMOVQ F8, 0(R2)
+	FMOVQ F9, 16(R2)
+	FMOVQ F10, 32(R2)
+	FMOVQ F11, 48(R2)
+	ADD $64, R2
+	ADD $64, R3
+	ADD $64, R4
+	SUBS $16, R1; BGE block
+
+afterblock:
+	ADD $16, R1
+	SUBS $4, R1; BLT aftervector
+
+vector:
+	FMOVQ 0(R3), F0
+	FMOVQ 0(R4), F1
+	WORD $0x4e20e422 /* fcmeq v2.4s, v1.4s, v0.4s */
+	WORD $0x4e621fc2 /* bic v2.16b, v30.16b, v2.16b */
+	FMOVQ F2, 0(R2)
+	ADD $16, R2
+	ADD $16, R3
+	ADD $16, R4
+	SUBS $4, R1; BGE vector
+
+aftervector:
+	ADD $4, R1
+	SUBS $1, R1; BLT afterelement
+
+element:
+	FMOVS 0(R3), F0
+	FMOVS 0(R4), F1
+	WORD $0x4e20e422 /* fcmeq v2.4s, v1.4s, v0.4s */
+	WORD $0x4e621fc2 /* bic v2.16b, v30.16b, v2.16b */
+	FMOVS F2, 0(R2)
+	ADD $4, R2
+	ADD $4, R3
+	ADD $4, R4
 	SUBS $1, R1; BGE element
 
 afterelement:
@@ -3112,7 +4402,7 @@ TEXT ·maximumF32NEON(SB), NOSPLIT, $0-28
 	MOVD x_len+8(FP), R1
 	MOVD x_base+0(FP), R2
 	MOVD $constants<>(SB), R11
-	FMOVQ 0(R11), F30
+	FMOVQ 48(R11), F30
 	VEOR V29.B16, V29.B16, V29.B16
 	VEOR V28.B16, V28.B16, V28.B16
 	VEOR V27.B16, V27.B16, V27.B16
@@ -3128,7 +4418,7 @@ block:
 	FMOVQ 16(R2), F1
 	FMOVQ 32(R2), F2
 	FMOVQ 48(R2), F3
-	FMOVQ 16(R11), F31
+	FMOVQ 32(R11), F31
 	VAND V31.B16, V0.B16, V4.B16
 	VAND V31.B16, V1.B16, V5.B16
 	VAND V31.B16, V2.B16, V6.B16
@@ -3150,7 +4440,7 @@ afterblock:
 
 vector:
 	FMOVQ 0(R2), F0
-	FMOVQ 16(R11), F31
+	FMOVQ 32(R11), F31
 	VAND V31.B16, V0.B16, V1.B16
 	VUMAX V1.S4, V29.S4, V29.S4
 	WORD $0x4e20f739 /* fmax v25.4s, v25.4s, v0.4s */
@@ -3163,7 +4453,7 @@ aftervector:
 
 element:
 	FMOVS 0(R2), F0
-	FMOVQ 16(R11), F31
+	FMOVQ 32(R11), F31
 	VAND V31.B16, V0.B16, V1.B16
 	VUMAX V1.S4, V29.S4, V29.S4
 	VMOV V30.B16, V1.B16
@@ -3212,7 +4502,7 @@ block:
 	FMOVQ 16(R2), F1
 	FMOVQ 32(R2), F2
 	FMOVQ 48(R2), F3
-	FMOVQ 16(R11), F31
+	FMOVQ 32(R11), F31
 	VAND V31.B16, V0.B16, V0.B16
 	VAND V31.B16, V1.B16, V1.B16
 	VAND V31.B16, V2.B16, V2.B16
@@ -3230,7 +4520,7 @@ afterblock:
 
 vector:
 	FMOVQ 0(R2), F0
-	FMOVQ 16(R11), F31
+	FMOVQ 32(R11), F31
 	VAND V31.B16, V0.B16, V0.B16
 	VUMAX V0.S4, V30.S4, V30.S4
 	ADD $16, R2
@@ -3242,7 +4532,7 @@ aftervector:
 
 element:
 	FMOVS 0(R2), F0
-	FMOVQ 16(R11), F31
+	FMOVQ 32(R11), F31
 	VAND V31.B16, V0.B16, V0.B16
 	VUMAX V0.S4, V30.S4, V30.S4
 	ADD $4, R2
@@ -3268,8 +4558,8 @@ TEXT ·expSubSumF32NEON(SB), NOSPLIT, $0-64
 	MOVD $constants<>(SB), R11
 	FMOVS scale+48(FP), F30; VDUP V30.S[0], V30.S4
 	FMOVS m+52(FP), F29; VDUP V29.S[0], V29.S4
-	FMOVQ 32(R11), F28
-	FMOVQ 48(R11), F27
+	FMOVQ 64(R11), F28
+	FMOVQ 80(R11), F27
 	VEOR V26.B16, V26.B16, V26.B16
 	VEOR V25.B16, V25.B16, V25.B16
 	SUBS $8, R1; BLT afterblock
@@ -3285,27 +4575,19 @@ block:
 	WORD $0x4ea3f763 /* fmin v3.4s, v27.4s, v3.4s */
 	WORD $0x4e22f782 /* fmax v2.4s, v28.4s, v2.4s */
 	WORD $0x4e23f783 /* fmax v3.4s, v28.4s, v3.4s */
-	FMOVQ 64(R11), F31
+	FMOVQ 96(R11), F31
 	WORD $0x6e3fdc40 /* fmul v0.4s, v2.4s, v31.4s */
 	WORD $0x6e3fdc61 /* fmul v1.4s, v3.4s, v31.4s */
 	WORD $0x4e218800 /* frintn v0.4s, v0.4s */
 	WORD $0x4e218821 /* frintn v1.4s, v1.4s */
-	FMOVQ 80(R11), F31
+	FMOVQ 112(R11), F31
 	WORD $0x4ebfcc02 /* fmls v2.4s, v0.4s, v31.4s */
 	WORD $0x4ebfcc23 /* fmls v3.4s, v1.4s, v31.4s */
-	FMOVQ 96(R11), F31
+	FMOVQ 128(R11), F31
 	WORD $0x4ebfcc02 /* fmls v2.4s, v0.4s, v31.4s */
 	WORD $0x4ebfcc23 /* fmls v3.4s, v1.4s, v31.4s */
-	FMOVQ 112(R11), F4
-	FMOVQ 112(R11), F5
-	FMOVQ 128(R11), F6
-	WORD $0x4e22cc86 /* fmla v6.4s, v4.4s, v2.4s */
-	FMOVQ 128(R11), F7
-	WORD $0x4e23cca7 /* fmla v7.4s, v5.4s, v3.4s */
 	FMOVQ 144(R11), F4
-	WORD $0x4e22ccc4 /* fmla v4.4s, v6.4s, v2.4s */
 	FMOVQ 144(R11), F5
-	WORD $0x4e23cce5 /* fmla v5.4s, v7.4s, v3.4s */
 	FMOVQ 160(R11), F6
 	WORD $0x4e22cc86 /* fmla v6.4s, v4.4s, v2.4s */
 	FMOVQ 160(R11), F7
@@ -3318,9 +4600,17 @@ block:
 	WORD $0x4e22cc86 /* fmla v6.4s, v4.4s, v2.4s */
 	FMOVQ 192(R11), F7
 	WORD $0x4e23cca7 /* fmla v7.4s, v5.4s, v3.4s */
-	FMOVQ 192(R11), F4
+	FMOVQ 208(R11), F4
 	WORD $0x4e22ccc4 /* fmla v4.4s, v6.4s, v2.4s */
-	FMOVQ 192(R11), F5
+	FMOVQ 208(R11), F5
+	WORD $0x4e23cce5 /* fmla v5.4s, v7.4s, v3.4s */
+	FMOVQ 16(R11), F6
+	WORD $0x4e22cc86 /* fmla v6.4s, v4.4s, v2.4s */
+	FMOVQ 16(R11), F7
+	WORD $0x4e23cca7 /* fmla v7.4s, v5.4s, v3.4s */
+	FMOVQ 16(R11), F4
+	WORD $0x4e22ccc4 /* fmla v4.4s, v6.4s, v2.4s */
+	FMOVQ 16(R11), F5
 	WORD $0x4e23cce5 /* fmla v5.4s, v7.4s, v3.4s */
 	WORD $0x4e21a800 /* fcvtns v0.4s, v0.4s */
 	WORD $0x4e21a821 /* fcvtns v1.4s, v1.4s */
@@ -3334,7 +4624,7 @@ block:
 	VADD V7.S4, V5.S4, V7.S4
 	VSHL $23, V0.S4, V0.S4
 	VSHL $23, V1.S4, V1.S4
-	FMOVQ 192(R11), F31
+	FMOVQ 16(R11), F31
 	VADD V31.S4, V0.S4, V0.S4
 	VADD V31.S4, V1.S4, V1.S4
 	WORD $0x6e20dcc0 /* fmul v0.4s, v6.4s, v0.4s */
@@ -3363,25 +4653,25 @@ vector:
 	WORD $0x4e3ecc01 /* fmla v1.4s, v0.4s, v30.4s */
 	WORD $0x4ea1f761 /* fmin v1.4s, v27.4s, v1.4s */
 	WORD $0x4e21f781 /* fmax v1.4s, v28.4s, v1.4s */
-	FMOVQ 64(R11), F31
+	FMOVQ 96(R11), F31
 	WORD $0x6e3fdc20 /* fmul v0.4s, v1.4s, v31.4s */
 	WORD $0x4e218800 /* frintn v0.4s, v0.4s */
-	FMOVQ 80(R11), F31
+	FMOVQ 112(R11), F31
 	WORD $0x4ebfcc01 /* fmls v1.4s, v0.4s, v31.4s */
-	FMOVQ 96(R11), F31
+	FMOVQ 128(R11), F31
 	WORD $0x4ebfcc01 /* fmls v1.4s, v0.4s, v31.4s */
-	FMOVQ 112(R11), F2
-	FMOVQ 128(R11), F3
-	WORD $0x4e21cc43 /* fmla v3.4s, v2.4s, v1.4s */
 	FMOVQ 144(R11), F2
-	WORD $0x4e21cc62 /* fmla v2.4s, v3.4s, v1.4s */
 	FMOVQ 160(R11), F3
 	WORD $0x4e21cc43 /* fmla v3.4s, v2.4s, v1.4s */
 	FMOVQ 176(R11), F2
 	WORD $0x4e21cc62 /* fmla v2.4s, v3.4s, v1.4s */
 	FMOVQ 192(R11), F3
 	WORD $0x4e21cc43 /* fmla v3.4s, v2.4s, v1.4s */
-	FMOVQ 192(R11), F2
+	FMOVQ 208(R11), F2
+	WORD $0x4e21cc62 /* fmla v2.4s, v3.4s, v1.4s */
+	FMOVQ 16(R11), F3
+	WORD $0x4e21cc43 /* fmla v3.4s, v2.4s, v1.4s */
+	FMOVQ 16(R11), F2
 	WORD $0x4e21cc62 /* fmla v2.4s, v3.4s, v1.4s */
 	WORD $0x4e21a800 /* fcvtns v0.4s, v0.4s */
 	WORD $0x4f3f0403 /* sshr v3.4s, v0.4s, #1 */
@@ -3389,7 +4679,7 @@ vector:
 	VSHL $23, V3.S4, V3.S4
 	VADD V3.S4, V2.S4, V3.S4
 	VSHL $23, V0.S4, V0.S4
-	FMOVQ 192(R11), F31
+	FMOVQ 16(R11), F31
 	VADD V31.S4, V0.S4, V0.S4
 	WORD $0x6e20dc60 /* fmul v0.4s, v3.4s, v0.4s */
 	FMOVQ F0, 0(R2)
@@ -3411,25 +4701,25 @@ element:
 	WORD $0x4e3ecc01 /* fmla v1.4s, v0.4s, v30.4s */
 	WORD $0x4ea1f761 /* fmin v1.4s, v27.4s, v1.4s */
 	WORD $0x4e21f781 /* fmax v1.4s, v28.4s, v1.4s */
-	FMOVQ 64(R11), F31
+	FMOVQ 96(R11), F31
 	WORD $0x6e3fdc20 /* fmul v0.4s, v1.4s, v31.4s */
 	WORD $0x4e218800 /* frintn v0.4s, v0.4s */
-	FMOVQ 80(R11), F31
+	FMOVQ 112(R11), F31
 	WORD $0x4ebfcc01 /* fmls v1.4s, v0.4s, v31.4s */
-	FMOVQ 96(R11), F31
+	FMOVQ 128(R11), F31
 	WORD $0x4ebfcc01 /* fmls v1.4s, v0.4s, v31.4s */
-	FMOVQ 112(R11), F2
-	FMOVQ 128(R11), F3
-	WORD $0x4e21cc43 /* fmla v3.4s, v2.4s, v1.4s */
 	FMOVQ 144(R11), F2
-	WORD $0x4e21cc62 /* fmla v2.4s, v3.4s, v1.4s */
 	FMOVQ 160(R11), F3
 	WORD $0x4e21cc43 /* fmla v3.4s, v2.4s, v1.4s */
 	FMOVQ 176(R11), F2
 	WORD $0x4e21cc62 /* fmla v2.4s, v3.4s, v1.4s */
 	FMOVQ 192(R11), F3
 	WORD $0x4e21cc43 /* fmla v3.4s, v2.4s, v1.4s */
-	FMOVQ 192(R11), F2
+	FMOVQ 208(R11), F2
+	WORD $0x4e21cc62 /* fmla v2.4s, v3.4s, v1.4s */
+	FMOVQ 16(R11), F3
+	WORD $0x4e21cc43 /* fmla v3.4s, v2.4s, v1.4s */
+	FMOVQ 16(R11), F2
 	WORD $0x4e21cc62 /* fmla v2.4s, v3.4s, v1.4s */
 	WORD $0x4e21a800 /* fcvtns v0.4s, v0.4s */
 	WORD $0x4f3f0403 /* sshr v3.4s, v0.4s, #1 */
@@ -3437,7 +4727,7 @@ element:
 	VSHL $23, V3.S4, V3.S4
 	VADD V3.S4, V2.S4, V3.S4
 	VSHL $23, V0.S4, V0.S4
-	FMOVQ 192(R11), F31
+	FMOVQ 16(R11), F31
 	VADD V31.S4, V0.S4, V0.S4
 	WORD $0x6e20dc60 /* fmul v0.4s, v3.4s, v0.4s */
 	FMOVS F0, 0(R2)
@@ -3464,58 +4754,58 @@ TEXT ·geluErfF32NEON(SB), NOSPLIT, $0-48
 	MOVD y_base+0(FP), R2
 	MOVD x_base+24(FP), R3
 	MOVD $constants<>(SB), R11
-	FMOVQ 192(R11), F30
-	FMOVQ 208(R11), F29
+	FMOVQ 16(R11), F30
+	FMOVQ 224(R11), F29
 	SUBS $8, R1; BLT afterblock
 
 block:
 	FMOVQ 0(R3), F0
 	FMOVQ 16(R3), F1
-	FMOVQ 16(R11), F31
+	FMOVQ 32(R11), F31
 	VAND V31.B16, V0.B16, V2.B16
 	VAND V31.B16, V1.B16, V3.B16
 	WORD $0x4ea2f7a2 /* fmin v2.4s, v29.4s, v2.4s */
 	WORD $0x4ea3f7a3 /* fmin v3.4s, v29.4s, v3.4s */
-	FMOVQ 224(R11), F31
+	FMOVQ 240(R11), F31
 	VMOV V30.B16, V4.B16
 	WORD $0x4e3fcc44 /* fmla v4.4s, v2.4s, v31.4s */
 	VMOV V30.B16, V5.B16
 	WORD $0x4e3fcc65 /* fmla v5.4s, v3.4s, v31.4s */
 	WORD $0x6e24ffc4 /* fdiv v4.4s, v30.4s, v4.4s */
 	WORD $0x6e25ffc5 /* fdiv v5.4s, v30.4s, v5.4s */
-	FMOVQ 240(R11), F6
-	FMOVQ 240(R11), F7
-	FMOVQ 256(R11), F8
+	FMOVQ 256(R11), F6
+	FMOVQ 256(R11), F7
+	FMOVQ 272(R11), F8
 	WORD $0x4e24ccc8 /* fmla v8.4s, v6.4s, v4.4s */
-	FMOVQ 256(R11), F9
+	FMOVQ 272(R11), F9
 	WORD $0x4e25cce9 /* fmla v9.4s, v7.4s, v5.4s */
-	FMOVQ 272(R11), F6
+	FMOVQ 288(R11), F6
 	WORD $0x4e24cd06 /* fmla v6.4s, v8.4s, v4.4s */
-	FMOVQ 272(R11), F7
+	FMOVQ 288(R11), F7
 	WORD $0x4e25cd27 /* fmla v7.4s, v9.4s, v5.4s */
-	FMOVQ 288(R11), F8
+	FMOVQ 304(R11), F8
 	WORD $0x4e24ccc8 /* fmla v8.4s, v6.4s, v4.4s */
-	FMOVQ 288(R11), F9
+	FMOVQ 304(R11), F9
 	WORD $0x4e25cce9 /* fmla v9.4s, v7.4s, v5.4s */
-	FMOVQ 304(R11), F6
+	FMOVQ 320(R11), F6
 	WORD $0x4e24cd06 /* fmla v6.4s, v8.4s, v4.4s */
-	FMOVQ 304(R11), F7
+	FMOVQ 320(R11), F7
 	WORD $0x4e25cd27 /* fmla v7.4s, v9.4s, v5.4s */
-	FMOVQ 320(R11), F8
+	FMOVQ 336(R11), F8
 	WORD $0x4e24ccc8 /* fmla v8.4s, v6.4s, v4.4s */
-	FMOVQ 320(R11), F9
+	FMOVQ 336(R11), F9
 	WORD $0x4e25cce9 /* fmla v9.4s, v7.4s, v5.4s */
-	FMOVQ 336(R11), F6
+	FMOVQ 352(R11), F6
 	WORD $0x4e24cd06 /* fmla v6.4s, v8.4s, v4.4s */
-	FMOVQ 336(R11), F7
+	FMOVQ 352(R11), F7
 	WORD $0x4e25cd27 /* fmla v7.4s, v9.4s, v5.4s */
-	FMOVQ 352(R11), F8
+	FMOVQ 368(R11), F8
 	WORD $0x4e24ccc8 /* fmla v8.4s, v6.4s, v4.4s */
-	FMOVQ 352(R11), F9
+	FMOVQ 368(R11), F9
 	WORD $0x4e25cce9 /* fmla v9.4s, v7.4s, v5.4s */
-	FMOVQ 368(R11), F6
+	FMOVQ 384(R11), F6
 	WORD $0x4e24cd06 /* fmla v6.4s, v8.4s, v4.4s */
-	FMOVQ 368(R11), F7
+	FMOVQ 384(R11), F7
 	WORD $0x4e25cd27 /* fmla v7.4s, v9.4s, v5.4s */
 	WORD $0x6e24dcc4 /* fmul v4.4s, v6.4s, v4.4s */
 	WORD $0x6e25dce5 /* fmul v5.4s, v7.4s, v5.4s */
@@ -3525,35 +4815,27 @@ block:
 	WORD $0x4e22cc48 /* fmla v8.4s, v2.4s, v2.4s */
 	WORD $0x6ea0f8e9 /* fneg v9.4s, v7.4s */
 	WORD $0x4e23cc69 /* fmla v9.4s, v3.4s, v3.4s */
-	FMOVQ 384(R11), F31
+	FMOVQ 400(R11), F31
 	WORD $0x6e3fdd08 /* fmul v8.4s, v8.4s, v31.4s */
 	WORD $0x6e3fdd29 /* fmul v9.4s, v9.4s, v31.4s */
-	FMOVQ 384(R11), F31
+	FMOVQ 400(R11), F31
 	WORD $0x6e3fdcc6 /* fmul v6.4s, v6.4s, v31.4s */
 	WORD $0x6e3fdce7 /* fmul v7.4s, v7.4s, v31.4s */
-	FMOVQ 64(R11), F31
+	FMOVQ 96(R11), F31
 	WORD $0x6e3fdcc2 /* fmul v2.4s, v6.4s, v31.4s */
 	WORD $0x6e3fdce3 /* fmul v3.4s, v7.4s, v31.4s */
 	WORD $0x4e218842 /* frintn v2.4s, v2.4s */
 	WORD $0x4e218863 /* frintn v3.4s, v3.4s */
-	FMOVQ 80(R11), F31
+	FMOVQ 112(R11), F31
 	WORD $0x4ebfcc46 /* fmls v6.4s, v2.4s, v31.4s */
 	WORD $0x4ebfcc67 /* fmls v7.4s, v3.4s, v31.4s */
-	FMOVQ 96(R11), F31
+	FMOVQ 128(R11), F31
 	WORD $0x4ebfcc46 /* fmls v6.4s, v2.4s, v31.4s */
 	WORD $0x4ebfcc67 /* fmls v7.4s, v3.4s, v31.4s */
 	WORD $0x4e28d4c8 /* fadd v8.4s, v6.4s, v8.4s */
 	WORD $0x4e29d4e9 /* fadd v9.4s, v7.4s, v9.4s */
-	FMOVQ 112(R11), F6
-	FMOVQ 112(R11), F7
-	FMOVQ 128(R11), F10
-	WORD $0x4e28ccca /* fmla v10.4s, v6.4s, v8.4s */
-	FMOVQ 128(R11), F11
-	WORD $0x4e29cceb /* fmla v11.4s, v7.4s, v9.4s */
 	FMOVQ 144(R11), F6
-	WORD $0x4e28cd46 /* fmla v6.4s, v10.4s, v8.4s */
 	FMOVQ 144(R11), F7
-	WORD $0x4e29cd67 /* fmla v7.4s, v11.4s, v9.4s */
 	FMOVQ 160(R11), F10
 	WORD $0x4e28ccca /* fmla v10.4s, v6.4s, v8.4s */
 	FMOVQ 160(R11), F11
@@ -3566,9 +4848,17 @@ block:
 	WORD $0x4e28ccca /* fmla v10.4s, v6.4s, v8.4s */
 	FMOVQ 192(R11), F11
 	WORD $0x4e29cceb /* fmla v11.4s, v7.4s, v9.4s */
-	FMOVQ 192(R11), F6
+	FMOVQ 208(R11), F6
 	WORD $0x4e28cd46 /* fmla v6.4s, v10.4s, v8.4s */
-	FMOVQ 192(R11), F7
+	FMOVQ 208(R11), F7
+	WORD $0x4e29cd67 /* fmla v7.4s, v11.4s, v9.4s */
+	FMOVQ 16(R11), F10
+	WORD $0x4e28ccca /* fmla v10.4s, v6.4s, v8.4s */
+	FMOVQ 16(R11), F11
+	WORD $0x4e29cceb /* fmla v11.4s, v7.4s, v9.4s */
+	FMOVQ 16(R11), F6
+	WORD $0x4e28cd46 /* fmla v6.4s, v10.4s, v8.4s */
+	FMOVQ 16(R11), F7
 	WORD $0x4e29cd67 /* fmla v7.4s, v11.4s, v9.4s */
 	WORD $0x4e21a842 /* fcvtns v2.4s, v2.4s */
 	WORD $0x4e21a863 /* fcvtns v3.4s, v3.4s */
@@ -3582,7 +4872,7 @@ block:
 	VADD V11.S4, V7.S4, V11.S4
 	VSHL $23, V2.S4, V2.S4
 	VSHL $23, V3.S4, V3.S4
-	FMOVQ 192(R11), F31
+	FMOVQ 16(R11), F31
 	VADD V31.S4, V2.S4, V2.S4
 	VADD V31.S4, V3.S4, V3.S4
 	WORD $0x6e22dd42 /* fmul v2.4s, v10.4s, v2.4s */
@@ -3609,58 +4899,58 @@ afterblock:
 
 vector:
 	FMOVQ 0(R3), F0
-	FMOVQ 16(R11), F31
+	FMOVQ 32(R11), F31
 	VAND V31.B16, V0.B16, V1.B16
 	WORD $0x4ea1f7a1 /* fmin v1.4s, v29.4s, v1.4s */
-	FMOVQ 224(R11), F31
+	FMOVQ 240(R11), F31
 	VMOV V30.B16, V2.B16
 	WORD $0x4e3fcc22 /* fmla v2.4s, v1.4s, v31.4s */
 	WORD $0x6e22ffc2 /* fdiv v2.4s, v30.4s, v2.4s */
-	FMOVQ 240(R11), F3
-	FMOVQ 256(R11), F4
+	FMOVQ 256(R11), F3
+	FMOVQ 272(R11), F4
 	WORD $0x4e22cc64 /* fmla v4.4s, v3.4s, v2.4s */
-	FMOVQ 272(R11), F3
+	FMOVQ 288(R11), F3
 	WORD $0x4e22cc83 /* fmla v3.4s, v4.4s, v2.4s */
-	FMOVQ 288(R11), F4
+	FMOVQ 304(R11), F4
 	WORD $0x4e22cc64 /* fmla v4.4s, v3.4s, v2.4s */
-	FMOVQ 304(R11), F3
+	FMOVQ 320(R11), F3
 	WORD $0x4e22cc83 /* fmla v3.4s, v4.4s, v2.4s */
-	FMOVQ 320(R11), F4
+	FMOVQ 336(R11), F4
 	WORD $0x4e22cc64 /* fmla v4.4s, v3.4s, v2.4s */
-	FMOVQ 336(R11), F3
+	FMOVQ 352(R11), F3
 	WORD $0x4e22cc83 /* fmla v3.4s, v4.4s, v2.4s */
-	FMOVQ 352(R11), F4
+	FMOVQ 368(R11), F4
 	WORD $0x4e22cc64 /* fmla v4.4s, v3.4s, v2.4s */
-	FMOVQ 368(R11), F3
+	FMOVQ 384(R11), F3
 	WORD $0x4e22cc83 /* fmla v3.4s, v4.4s, v2.4s */
 	WORD $0x6e22dc62 /* fmul v2.4s, v3.4s, v2.4s */
 	WORD $0x6e21dc23 /* fmul v3.4s, v1.4s, v1.4s */
 	WORD $0x6ea0f864 /* fneg v4.4s, v3.4s */
 	WORD $0x4e21cc24 /* fmla v4.4s, v1.4s, v1.4s */
-	FMOVQ 384(R11), F31
+	FMOVQ 400(R11), F31
 	WORD $0x6e3fdc84 /* fmul v4.4s, v4.4s, v31.4s */
-	FMOVQ 384(R11), F31
+	FMOVQ 400(R11), F31
 	WORD $0x6e3fdc63 /* fmul v3.4s, v3.4s, v31.4s */
-	FMOVQ 64(R11), F31
+	FMOVQ 96(R11), F31
 	WORD $0x6e3fdc61 /* fmul v1.4s, v3.4s, v31.4s */
 	WORD $0x4e218821 /* frintn v1.4s, v1.4s */
-	FMOVQ 80(R11), F31
+	FMOVQ 112(R11), F31
 	WORD $0x4ebfcc23 /* fmls v3.4s, v1.4s, v31.4s */
-	FMOVQ 96(R11), F31
+	FMOVQ 128(R11), F31
 	WORD $0x4ebfcc23 /* fmls v3.4s, v1.4s, v31.4s */
 	WORD $0x4e24d464 /* fadd v4.4s, v3.4s, v4.4s */
-	FMOVQ 112(R11), F3
-	FMOVQ 128(R11), F5
-	WORD $0x4e24cc65 /* fmla v5.4s, v3.4s, v4.4s */
 	FMOVQ 144(R11), F3
-	WORD $0x4e24cca3 /* fmla v3.4s, v5.4s, v4.4s */
 	FMOVQ 160(R11), F5
 	WORD $0x4e24cc65 /* fmla v5.4s, v3.4s, v4.4s */
 	FMOVQ 176(R11), F3
 	WORD $0x4e24cca3 /* fmla v3.4s, v5.4s, v4.4s */
 	FMOVQ 192(R11), F5
 	WORD $0x4e24cc65 /* fmla v5.4s, v3.4s, v4.4s */
-	FMOVQ 192(R11), F3
+	FMOVQ 208(R11), F3
+	WORD $0x4e24cca3 /* fmla v3.4s, v5.4s, v4.4s */
+	FMOVQ 16(R11), F5
+	WORD $0x4e24cc65 /* fmla v5.4s, v3.4s, v4.4s */
+	FMOVQ 16(R11), F3
 	WORD $0x4e24cca3 /* fmla v3.4s, v5.4s, v4.4s */
 	WORD $0x4e21a821 /* fcvtns v1.4s, v1.4s */
 	WORD $0x4f3f0425 /* sshr v5.4s, v1.4s, #1 */
@@ -3668,7 +4958,7 @@ vector:
 	VSHL $23, V5.S4, V5.S4
 	VADD V5.S4, V3.S4, V5.S4
 	VSHL $23, V1.S4, V1.S4
-	FMOVQ 192(R11), F31
+	FMOVQ 16(R11), F31
 	VADD V31.S4, V1.S4, V1.S4
 	WORD $0x6e21dca1 /* fmul v1.4s, v5.4s, v1.4s */
 	WORD $0x6e22dc22 /* fmul v2.4s, v1.4s, v2.4s */
@@ -3687,58 +4977,58 @@ aftervector:
 
 element:
 	FMOVS 0(R3), F0
-	FMOVQ 16(R11), F31
+	FMOVQ 32(R11), F31
 	VAND V31.B16, V0.B16, V1.B16
 	WORD $0x4ea1f7a1 /* fmin v1.4s, v29.4s, v1.4s */
-	FMOVQ 224(R11), F31
+	FMOVQ 240(R11), F31
 	VMOV V30.B16, V2.B16
 	WORD $0x4e3fcc22 /* fmla v2.4s, v1.4s, v31.4s */
 	WORD $0x6e22ffc2 /* fdiv v2.4s, v30.4s, v2.4s */
-	FMOVQ 240(R11), F3
-	FMOVQ 256(R11), F4
+	FMOVQ 256(R11), F3
+	FMOVQ 272(R11), F4
 	WORD $0x4e22cc64 /* fmla v4.4s, v3.4s, v2.4s */
-	FMOVQ 272(R11), F3
+	FMOVQ 288(R11), F3
 	WORD $0x4e22cc83 /* fmla v3.4s, v4.4s, v2.4s */
-	FMOVQ 288(R11), F4
+	FMOVQ 304(R11), F4
 	WORD $0x4e22cc64 /* fmla v4.4s, v3.4s, v2.4s */
-	FMOVQ 304(R11), F3
+	FMOVQ 320(R11), F3
 	WORD $0x4e22cc83 /* fmla v3.4s, v4.4s, v2.4s */
-	FMOVQ 320(R11), F4
+	FMOVQ 336(R11), F4
 	WORD $0x4e22cc64 /* fmla v4.4s, v3.4s, v2.4s */
-	FMOVQ 336(R11), F3
+	FMOVQ 352(R11), F3
 	WORD $0x4e22cc83 /* fmla v3.4s, v4.4s, v2.4s */
-	FMOVQ 352(R11), F4
+	FMOVQ 368(R11), F4
 	WORD $0x4e22cc64 /* fmla v4.4s, v3.4s, v2.4s */
-	FMOVQ 368(R11), F3
+	FMOVQ 384(R11), F3
 	WORD $0x4e22cc83 /* fmla v3.4s, v4.4s, v2.4s */
 	WORD $0x6e22dc62 /* fmul v2.4s, v3.4s, v2.4s */
 	WORD $0x6e21dc23 /* fmul v3.4s, v1.4s, v1.4s */
 	WORD $0x6ea0f864 /* fneg v4.4s, v3.4s */
 	WORD $0x4e21cc24 /* fmla v4.4s, v1.4s, v1.4s */
-	FMOVQ 384(R11), F31
+	FMOVQ 400(R11), F31
 	WORD $0x6e3fdc84 /* fmul v4.4s, v4.4s, v31.4s */
-	FMOVQ 384(R11), F31
+	FMOVQ 400(R11), F31
 	WORD $0x6e3fdc63 /* fmul v3.4s, v3.4s, v31.4s */
-	FMOVQ 64(R11), F31
+	FMOVQ 96(R11), F31
 	WORD $0x6e3fdc61 /* fmul v1.4s, v3.4s, v31.4s */
 	WORD $0x4e218821 /* frintn v1.4s, v1.4s */
-	FMOVQ 80(R11), F31
+	FMOVQ 112(R11), F31
 	WORD $0x4ebfcc23 /* fmls v3.4s, v1.4s, v31.4s */
-	FMOVQ 96(R11), F31
+	FMOVQ 128(R11), F31
 	WORD $0x4ebfcc23 /* fmls v3.4s, v1.4s, v31.4s */
 	WORD $0x4e24d464 /* fadd v4.4s, v3.4s, v4.4s */
-	FMOVQ 112(R11), F3
-	FMOVQ 128(R11), F5
-	WORD $0x4e24cc65 /* fmla v5.4s, v3.4s, v4.4s */
 	FMOVQ 144(R11), F3
-	WORD $0x4e24cca3 /* fmla v3.4s, v5.4s, v4.4s */
 	FMOVQ 160(R11), F5
 	WORD $0x4e24cc65 /* fmla v5.4s, v3.4s, v4.4s */
 	FMOVQ 176(R11), F3
 	WORD $0x4e24cca3 /* fmla v3.4s, v5.4s, v4.4s */
 	FMOVQ 192(R11), F5
 	WORD $0x4e24cc65 /* fmla v5.4s, v3.4s, v4.4s */
-	FMOVQ 192(R11), F3
+	FMOVQ 208(R11), F3
+	WORD $0x4e24cca3 /* fmla v3.4s, v5.4s, v4.4s */
+	FMOVQ 16(R11), F5
+	WORD $0x4e24cc65 /* fmla v5.4s, v3.4s, v4.4s */
+	FMOVQ 16(R11), F3
 	WORD $0x4e24cca3 /* fmla v3.4s, v5.4s, v4.4s */
 	WORD $0x4e21a821 /* fcvtns v1.4s, v1.4s */
 	WORD $0x4f3f0425 /* sshr v5.4s, v1.4s, #1 */
@@ -3746,7 +5036,7 @@ element:
 	VSHL $23, V5.S4, V5.S4
 	VADD V5.S4, V3.S4, V5.S4
 	VSHL $23, V1.S4, V1.S4
-	FMOVQ 192(R11), F31
+	FMOVQ 16(R11), F31
 	VADD V31.S4, V1.S4, V1.S4
 	WORD $0x6e21dca1 /* fmul v1.4s, v5.4s, v1.4s */
 	WORD $0x6e22dc22 /* fmul v2.4s, v1.4s, v2.4s */
@@ -3770,58 +5060,58 @@ TEXT ·geluErfGradF32NEON(SB), NOSPLIT, $0-72
 	MOVD x_base+24(FP), R3
 	MOVD dy_base+48(FP), R4
 	MOVD $constants<>(SB), R11
-	FMOVQ 192(R11), F30
-	FMOVQ 208(R11), F29
+	FMOVQ 16(R11), F30
+	FMOVQ 224(R11), F29
 	SUBS $8, R1; BLT afterblock
 
 block:
 	FMOVQ 0(R3), F0
 	FMOVQ 16(R3), F1
-	FMOVQ 16(R11), F31
+	FMOVQ 32(R11), F31
 	VAND V31.B16, V0.B16, V2.B16
 	VAND V31.B16, V1.B16, V3.B16
 	WORD $0x4ea2f7a2 /* fmin v2.4s, v29.4s, v2.4s */
 	WORD $0x4ea3f7a3 /* fmin v3.4s, v29.4s, v3.4s */
-	FMOVQ 224(R11), F31
+	FMOVQ 240(R11), F31
 	VMOV V30.B16, V4.B16
 	WORD $0x4e3fcc44 /* fmla v4.4s, v2.4s, v31.4s */
 	VMOV V30.B16, V5.B16
 	WORD $0x4e3fcc65 /* fmla v5.4s, v3.4s, v31.4s */
 	WORD $0x6e24ffc4 /* fdiv v4.4s, v30.4s, v4.4s */
 	WORD $0x6e25ffc5 /* fdiv v5.4s, v30.4s, v5.4s */
-	FMOVQ 240(R11), F6
-	FMOVQ 240(R11), F7
-	FMOVQ 256(R11), F8
+	FMOVQ 256(R11), F6
+	FMOVQ 256(R11), F7
+	FMOVQ 272(R11), F8
 	WORD $0x4e24ccc8 /* fmla v8.4s, v6.4s, v4.4s */
-	FMOVQ 256(R11), F9
+	FMOVQ 272(R11), F9
 	WORD $0x4e25cce9 /* fmla v9.4s, v7.4s, v5.4s */
-	FMOVQ 272(R11), F6
+	FMOVQ 288(R11), F6
 	WORD $0x4e24cd06 /* fmla v6.4s, v8.4s, v4.4s */
-	FMOVQ 272(R11), F7
+	FMOVQ 288(R11), F7
 	WORD $0x4e25cd27 /* fmla v7.4s, v9.4s, v5.4s */
-	FMOVQ 288(R11), F8
+	FMOVQ 304(R11), F8
 	WORD $0x4e24ccc8 /* fmla v8.4s, v6.4s, v4.4s */
-	FMOVQ 288(R11), F9
+	FMOVQ 304(R11), F9
 	WORD $0x4e25cce9 /* fmla v9.4s, v7.4s, v5.4s */
-	FMOVQ 304(R11), F6
+	FMOVQ 320(R11), F6
 	WORD $0x4e24cd06 /* fmla v6.4s, v8.4s, v4.4s */
-	FMOVQ 304(R11), F7
+	FMOVQ 320(R11), F7
 	WORD $0x4e25cd27 /* fmla v7.4s, v9.4s, v5.4s */
-	FMOVQ 320(R11), F8
+	FMOVQ 336(R11), F8
 	WORD $0x4e24ccc8 /* fmla v8.4s, v6.4s, v4.4s */
-	FMOVQ 320(R11), F9
+	FMOVQ 336(R11), F9
 	WORD $0x4e25cce9 /* fmla v9.4s, v7.4s, v5.4s */
-	FMOVQ 336(R11), F6
+	FMOVQ 352(R11), F6
 	WORD $0x4e24cd06 /* fmla v6.4s, v8.4s, v4.4s */
-	FMOVQ 336(R11), F7
+	FMOVQ 352(R11), F7
 	WORD $0x4e25cd27 /* fmla v7.4s, v9.4s, v5.4s */
-	FMOVQ 352(R11), F8
+	FMOVQ 368(R11), F8
 	WORD $0x4e24ccc8 /* fmla v8.4s, v6.4s, v4.4s */
-	FMOVQ 352(R11), F9
+	FMOVQ 368(R11), F9
 	WORD $0x4e25cce9 /* fmla v9.4s, v7.4s, v5.4s */
-	FMOVQ 368(R11), F6
+	FMOVQ 384(R11), F6
 	WORD $0x4e24cd06 /* fmla v6.4s, v8.4s, v4.4s */
-	FMOVQ 368(R11), F7
+	FMOVQ 384(R11), F7
 	WORD $0x4e25cd27 /* fmla v7.4s, v9.4s, v5.4s */
 	WORD $0x6e24dcc4 /* fmul v4.4s, v6.4s, v4.4s */
 	WORD $0x6e25dce5 /* fmul v5.4s, v7.4s, v5.4s */
@@ -3831,35 +5121,27 @@ block:
 	WORD $0x4e22cc48 /* fmla v8.4s, v2.4s, v2.4s */
 	WORD $0x6ea0f8e9 /* fneg v9.4s, v7.4s */
 	WORD $0x4e23cc69 /* fmla v9.4s, v3.4s, v3.4s */
-	FMOVQ 384(R11), F31
+	FMOVQ 400(R11), F31
 	WORD $0x6e3fdd08 /* fmul v8.4s, v8.4s, v31.4s */
 	WORD $0x6e3fdd29 /* fmul v9.4s, v9.4s, v31.4s */
-	FMOVQ 384(R11), F31
+	FMOVQ 400(R11), F31
 	WORD $0x6e3fdcc6 /* fmul v6.4s, v6.4s, v31.4s */
 	WORD $0x6e3fdce7 /* fmul v7.4s, v7.4s, v31.4s */
-	FMOVQ 64(R11), F31
+	FMOVQ 96(R11), F31
 	WORD $0x6e3fdcca /* fmul v10.4s, v6.4s, v31.4s */
 	WORD $0x6e3fdceb /* fmul v11.4s, v7.4s, v31.4s */
 	WORD $0x4e21894a /* frintn v10.4s, v10.4s */
 	WORD $0x4e21896b /* frintn v11.4s, v11.4s */
-	FMOVQ 80(R11), F31
+	FMOVQ 112(R11), F31
 	WORD $0x4ebfcd46 /* fmls v6.4s, v10.4s, v31.4s */
 	WORD $0x4ebfcd67 /* fmls v7.4s, v11.4s, v31.4s */
-	FMOVQ 96(R11), F31
+	FMOVQ 128(R11), F31
 	WORD $0x4ebfcd46 /* fmls v6.4s, v10.4s, v31.4s */
 	WORD $0x4ebfcd67 /* fmls v7.4s, v11.4s, v31.4s */
 	WORD $0x4e28d4c8 /* fadd v8.4s, v6.4s, v8.4s */
 	WORD $0x4e29d4e9 /* fadd v9.4s, v7.4s, v9.4s */
-	FMOVQ 112(R11), F6
-	FMOVQ 112(R11), F7
-	FMOVQ 128(R11), F12
-	WORD $0x4e28cccc /* fmla v12.4s, v6.4s, v8.4s */
-	FMOVQ 128(R11), F13
-	WORD $0x4e29cced /* fmla v13.4s, v7.4s, v9.4s */
 	FMOVQ 144(R11), F6
-	WORD $0x4e28cd86 /* fmla v6.4s, v12.4s, v8.4s */
 	FMOVQ 144(R11), F7
-	WORD $0x4e29cda7 /* fmla v7.4s, v13.4s, v9.4s */
 	FMOVQ 160(R11), F12
 	WORD $0x4e28cccc /* fmla v12.4s, v6.4s, v8.4s */
 	FMOVQ 160(R11), F13
@@ -3872,9 +5154,17 @@ block:
 	WORD $0x4e28cccc /* fmla v12.4s, v6.4s, v8.4s */
 	FMOVQ 192(R11), F13
 	WORD $0x4e29cced /* fmla v13.4s, v7.4s, v9.4s */
-	FMOVQ 192(R11), F6
+	FMOVQ 208(R11), F6
 	WORD $0x4e28cd86 /* fmla v6.4s, v12.4s, v8.4s */
-	FMOVQ 192(R11), F7
+	FMOVQ 208(R11), F7
+	WORD $0x4e29cda7 /* fmla v7.4s, v13.4s, v9.4s */
+	FMOVQ 16(R11), F12
+	WORD $0x4e28cccc /* fmla v12.4s, v6.4s, v8.4s */
+	FMOVQ 16(R11), F13
+	WORD $0x4e29cced /* fmla v13.4s, v7.4s, v9.4s */
+	FMOVQ 16(R11), F6
+	WORD $0x4e28cd86 /* fmla v6.4s, v12.4s, v8.4s */
+	FMOVQ 16(R11), F7
 	WORD $0x4e29cda7 /* fmla v7.4s, v13.4s, v9.4s */
 	WORD $0x4e21a94a /* fcvtns v10.4s, v10.4s */
 	WORD $0x4e21a96b /* fcvtns v11.4s, v11.4s */
@@ -3888,12 +5178,12 @@ block:
 	VADD V13.S4, V7.S4, V13.S4
 	VSHL $23, V10.S4, V10.S4
 	VSHL $23, V11.S4, V11.S4
-	FMOVQ 192(R11), F31
+	FMOVQ 16(R11), F31
 	VADD V31.S4, V10.S4, V10.S4
 	VADD V31.S4, V11.S4, V11.S4
 	WORD $0x6e2add8a /* fmul v10.4s, v12.4s, v10.4s */
 	WORD $0x6e2bddab /* fmul v11.4s, v13.4s, v11.4s */
-	FMOVQ 400(R11), F31
+	FMOVQ 416(R11), F31
 	WORD $0x4ebfcc44 /* fmls v4.4s, v2.4s, v31.4s */
 	WORD $0x4ebfcc65 /* fmls v5.4s, v3.4s, v31.4s */
 	WORD $0x6e24dd44 /* fmul v4.4s, v10.4s, v4.4s */
@@ -3921,58 +5211,58 @@ afterblock:
 
 vector:
 	FMOVQ 0(R3), F0
-	FMOVQ 16(R11), F31
+	FMOVQ 32(R11), F31
 	VAND V31.B16, V0.B16, V1.B16
 	WORD $0x4ea1f7a1 /* fmin v1.4s, v29.4s, v1.4s */
-	FMOVQ 224(R11), F31
+	FMOVQ 240(R11), F31
 	VMOV V30.B16, V2.B16
 	WORD $0x4e3fcc22 /* fmla v2.4s, v1.4s, v31.4s */
 	WORD $0x6e22ffc2 /* fdiv v2.4s, v30.4s, v2.4s */
-	FMOVQ 240(R11), F3
-	FMOVQ 256(R11), F4
+	FMOVQ 256(R11), F3
+	FMOVQ 272(R11), F4
 	WORD $0x4e22cc64 /* fmla v4.4s, v3.4s, v2.4s */
-	FMOVQ 272(R11), F3
+	FMOVQ 288(R11), F3
 	WORD $0x4e22cc83 /* fmla v3.4s, v4.4s, v2.4s */
-	FMOVQ 288(R11), F4
+	FMOVQ 304(R11), F4
 	WORD $0x4e22cc64 /* fmla v4.4s, v3.4s, v2.4s */
-	FMOVQ 304(R11), F3
+	FMOVQ 320(R11), F3
 	WORD $0x4e22cc83 /* fmla v3.4s, v4.4s, v2.4s */
-	FMOVQ 320(R11), F4
+	FMOVQ 336(R11), F4
 	WORD $0x4e22cc64 /* fmla v4.4s, v3.4s, v2.4s */
-	FMOVQ 336(R11), F3
+	FMOVQ 352(R11), F3
 	WORD $0x4e22cc83 /* fmla v3.4s, v4.4s, v2.4s */
-	FMOVQ 352(R11), F4
+	FMOVQ 368(R11), F4
 	WORD $0x4e22cc64 /* fmla v4.4s, v3.4s, v2.4s */
-	FMOVQ 368(R11), F3
+	FMOVQ 384(R11), F3
 	WORD $0x4e22cc83 /* fmla v3.4s, v4.4s, v2.4s */
 	WORD $0x6e22dc62 /* fmul v2.4s, v3.4s, v2.4s */
 	WORD $0x6e21dc23 /* fmul v3.4s, v1.4s, v1.4s */
 	WORD $0x6ea0f864 /* fneg v4.4s, v3.4s */
 	WORD $0x4e21cc24 /* fmla v4.4s, v1.4s, v1.4s */
-	FMOVQ 384(R11), F31
+	FMOVQ 400(R11), F31
 	WORD $0x6e3fdc84 /* fmul v4.4s, v4.4s, v31.4s */
-	FMOVQ 384(R11), F31
+	FMOVQ 400(R11), F31
 	WORD $0x6e3fdc63 /* fmul v3.4s, v3.4s, v31.4s */
-	FMOVQ 64(R11), F31
+	FMOVQ 96(R11), F31
 	WORD $0x6e3fdc65 /* fmul v5.4s, v3.4s, v31.4s */
 	WORD $0x4e2188a5 /* frintn v5.4s, v5.4s */
-	FMOVQ 80(R11), F31
+	FMOVQ 112(R11), F31
 	WORD $0x4ebfcca3 /* fmls v3.4s, v5.4s, v31.4s */
-	FMOVQ 96(R11), F31
+	FMOVQ 128(R11), F31
 	WORD $0x4ebfcca3 /* fmls v3.4s, v5.4s, v31.4s */
 	WORD $0x4e24d464 /* fadd v4.4s, v3.4s, v4.4s */
-	FMOVQ 112(R11), F3
-	FMOVQ 128(R11), F6
-	WORD $0x4e24cc66 /* fmla v6.4s, v3.4s, v4.4s */
 	FMOVQ 144(R11), F3
-	WORD $0x4e24ccc3 /* fmla v3.4s, v6.4s, v4.4s */
 	FMOVQ 160(R11), F6
 	WORD $0x4e24cc66 /* fmla v6.4s, v3.4s, v4.4s */
 	FMOVQ 176(R11), F3
 	WORD $0x4e24ccc3 /* fmla v3.4s, v6.4s, v4.4s */
 	FMOVQ 192(R11), F6
 	WORD $0x4e24cc66 /* fmla v6.4s, v3.4s, v4.4s */
-	FMOVQ 192(R11), F3
+	FMOVQ 208(R11), F3
+	WORD $0x4e24ccc3 /* fmla v3.4s, v6.4s, v4.4s */
+	FMOVQ 16(R11), F6
+	WORD $0x4e24cc66 /* fmla v6.4s, v3.4s, v4.4s */
+	FMOVQ 16(R11), F3
 	WORD $0x4e24ccc3 /* fmla v3.4s, v6.4s, v4.4s */
 	WORD $0x4e21a8a5 /* fcvtns v5.4s, v5.4s */
 	WORD $0x4f3f04a6 /* sshr v6.4s, v5.4s, #1 */
@@ -3980,10 +5270,10 @@ vector:
 	VSHL $23, V6.S4, V6.S4
 	VADD V6.S4, V3.S4, V6.S4
 	VSHL $23, V5.S4, V5.S4
-	FMOVQ 192(R11), F31
+	FMOVQ 16(R11), F31
 	VADD V31.S4, V5.S4, V5.S4
 	WORD $0x6e25dcc5 /* fmul v5.4s, v6.4s, v5.4s */
-	FMOVQ 400(R11), F31
+	FMOVQ 416(R11), F31
 	WORD $0x4ebfcc22 /* fmls v2.4s, v1.4s, v31.4s */
 	WORD $0x6e22dca2 /* fmul v2.4s, v5.4s, v2.4s */
 	WORD $0x4ea2d7c5 /* fsub v5.4s, v30.4s, v2.4s */
@@ -4003,58 +5293,58 @@ aftervector:
 
 element:
 	FMOVS 0(R3), F0
-	FMOVQ 16(R11), F31
+	FMOVQ 32(R11), F31
 	VAND V31.B16, V0.B16, V1.B16
 	WORD $0x4ea1f7a1 /* fmin v1.4s, v29.4s, v1.4s */
-	FMOVQ 224(R11), F31
+	FMOVQ 240(R11), F31
 	VMOV V30.B16, V2.B16
 	WORD $0x4e3fcc22 /* fmla v2.4s, v1.4s, v31.4s */
 	WORD $0x6e22ffc2 /* fdiv v2.4s, v30.4s, v2.4s */
-	FMOVQ 240(R11), F3
-	FMOVQ 256(R11), F4
+	FMOVQ 256(R11), F3
+	FMOVQ 272(R11), F4
 	WORD $0x4e22cc64 /* fmla v4.4s, v3.4s, v2.4s */
-	FMOVQ 272(R11), F3
+	FMOVQ 288(R11), F3
 	WORD $0x4e22cc83 /* fmla v3.4s, v4.4s, v2.4s */
-	FMOVQ 288(R11), F4
+	FMOVQ 304(R11), F4
 	WORD $0x4e22cc64 /* fmla v4.4s, v3.4s, v2.4s */
-	FMOVQ 304(R11), F3
+	FMOVQ 320(R11), F3
 	WORD $0x4e22cc83 /* fmla v3.4s, v4.4s, v2.4s */
-	FMOVQ 320(R11), F4
+	FMOVQ 336(R11), F4
 	WORD $0x4e22cc64 /* fmla v4.4s, v3.4s, v2.4s */
-	FMOVQ 336(R11), F3
+	FMOVQ 352(R11), F3
 	WORD $0x4e22cc83 /* fmla v3.4s, v4.4s, v2.4s */
-	FMOVQ 352(R11), F4
+	FMOVQ 368(R11), F4
 	WORD $0x4e22cc64 /* fmla v4.4s, v3.4s, v2.4s */
-	FMOVQ 368(R11), F3
+	FMOVQ 384(R11), F3
 	WORD $0x4e22cc83 /* fmla v3.4s, v4.4s, v2.4s */
 	WORD $0x6e22dc62 /* fmul v2.4s, v3.4s, v2.4s */
 	WORD $0x6e21dc23 /* fmul v3.4s, v1.4s, v1.4s */
 	WORD $0x6ea0f864 /* fneg v4.4s, v3.4s */
 	WORD $0x4e21cc24 /* fmla v4.4s, v1.4s, v1.4s */
-	FMOVQ 384(R11), F31
+	FMOVQ 400(R11), F31
 	WORD $0x6e3fdc84 /* fmul v4.4s, v4.4s, v31.4s */
-	FMOVQ 384(R11), F31
+	FMOVQ 400(R11), F31
 	WORD $0x6e3fdc63 /* fmul v3.4s, v3.4s, v31.4s */
-	FMOVQ 64(R11), F31
+	FMOVQ 96(R11), F31
 	WORD $0x6e3fdc65 /* fmul v5.4s, v3.4s, v31.4s */
 	WORD $0x4e2188a5 /* frintn v5.4s, v5.4s */
-	FMOVQ 80(R11), F31
+	FMOVQ 112(R11), F31
 	WORD $0x4ebfcca3 /* fmls v3.4s, v5.4s, v31.4s */
-	FMOVQ 96(R11), F31
+	FMOVQ 128(R11), F31
 	WORD $0x4ebfcca3 /* fmls v3.4s, v5.4s, v31.4s */
 	WORD $0x4e24d464 /* fadd v4.4s, v3.4s, v4.4s */
-	FMOVQ 112(R11), F3
-	FMOVQ 128(R11), F6
-	WORD $0x4e24cc66 /* fmla v6.4s, v3.4s, v4.4s */
 	FMOVQ 144(R11), F3
-	WORD $0x4e24ccc3 /* fmla v3.4s, v6.4s, v4.4s */
 	FMOVQ 160(R11), F6
 	WORD $0x4e24cc66 /* fmla v6.4s, v3.4s, v4.4s */
 	FMOVQ 176(R11), F3
 	WORD $0x4e24ccc3 /* fmla v3.4s, v6.4s, v4.4s */
 	FMOVQ 192(R11), F6
 	WORD $0x4e24cc66 /* fmla v6.4s, v3.4s, v4.4s */
-	FMOVQ 192(R11), F3
+	FMOVQ 208(R11), F3
+	WORD $0x4e24ccc3 /* fmla v3.4s, v6.4s, v4.4s */
+	FMOVQ 16(R11), F6
+	WORD $0x4e24cc66 /* fmla v6.4s, v3.4s, v4.4s */
+	FMOVQ 16(R11), F3
 	WORD $0x4e24ccc3 /* fmla v3.4s, v6.4s, v4.4s */
 	WORD $0x4e21a8a5 /* fcvtns v5.4s, v5.4s */
 	WORD $0x4f3f04a6 /* sshr v6.4s, v5.4s, #1 */
@@ -4062,10 +5352,10 @@ element:
 	VSHL $23, V6.S4, V6.S4
 	VADD V6.S4, V3.S4, V6.S4
 	VSHL $23, V5.S4, V5.S4
-	FMOVQ 192(R11), F31
+	FMOVQ 16(R11), F31
 	VADD V31.S4, V5.S4, V5.S4
 	WORD $0x6e25dcc5 /* fmul v5.4s, v6.4s, v5.4s */
-	FMOVQ 400(R11), F31
+	FMOVQ 416(R11), F31
 	WORD $0x4ebfcc22 /* fmls v2.4s, v1.4s, v31.4s */
 	WORD $0x6e22dca2 /* fmul v2.4s, v5.4s, v2.4s */
 	WORD $0x4ea2d7c5 /* fsub v5.4s, v30.4s, v2.4s */
@@ -4089,9 +5379,9 @@ TEXT ·geluTanhF32NEON(SB), NOSPLIT, $0-48
 	MOVD y_base+0(FP), R2
 	MOVD x_base+24(FP), R3
 	MOVD $constants<>(SB), R11
-	FMOVQ 192(R11), F30
-	FMOVQ 416(R11), F29
-	FMOVQ 432(R11), F28
+	FMOVQ 16(R11), F30
+	FMOVQ 432(R11), F29
+	FMOVQ 448(R11), F28
 	SUBS $8, R1; BLT afterblock
 
 block:
@@ -4103,35 +5393,27 @@ block:
 	WORD $0x4e23f7a3 /* fmax v3.4s, v29.4s, v3.4s */
 	WORD $0x6e22dc44 /* fmul v4.4s, v2.4s, v2.4s */
 	WORD $0x6e23dc65 /* fmul v5.4s, v3.4s, v3.4s */
-	FMOVQ 448(R11), F6
-	FMOVQ 448(R11), F7
-	FMOVQ 464(R11), F8
+	FMOVQ 464(R11), F6
+	FMOVQ 464(R11), F7
+	FMOVQ 480(R11), F8
 	WORD $0x4e24ccc8 /* fmla v8.4s, v6.4s, v4.4s */
-	FMOVQ 464(R11), F9
+	FMOVQ 480(R11), F9
 	WORD $0x4e25cce9 /* fmla v9.4s, v7.4s, v5.4s */
 	WORD $0x6e28dc48 /* fmul v8.4s, v2.4s, v8.4s */
 	WORD $0x6e29dc69 /* fmul v9.4s, v3.4s, v9.4s */
-	FMOVQ 64(R11), F31
+	FMOVQ 96(R11), F31
 	WORD $0x6e3fdd02 /* fmul v2.4s, v8.4s, v31.4s */
 	WORD $0x6e3fdd23 /* fmul v3.4s, v9.4s, v31.4s */
 	WORD $0x4e218842 /* frintn v2.4s, v2.4s */
 	WORD $0x4e218863 /* frintn v3.4s, v3.4s */
-	FMOVQ 80(R11), F31
+	FMOVQ 112(R11), F31
 	WORD $0x4ebfcc48 /* fmls v8.4s, v2.4s, v31.4s */
 	WORD $0x4ebfcc69 /* fmls v9.4s, v3.4s, v31.4s */
-	FMOVQ 96(R11), F31
+	FMOVQ 128(R11), F31
 	WORD $0x4ebfcc48 /* fmls v8.4s, v2.4s, v31.4s */
 	WORD $0x4ebfcc69 /* fmls v9.4s, v3.4s, v31.4s */
-	FMOVQ 112(R11), F6
-	FMOVQ 112(R11), F7
-	FMOVQ 128(R11), F4
-	WORD $0x4e28ccc4 /* fmla v4.4s, v6.4s, v8.4s */
-	FMOVQ 128(R11), F5
-	WORD $0x4e29cce5 /* fmla v5.4s, v7.4s, v9.4s */
 	FMOVQ 144(R11), F6
-	WORD $0x4e28cc86 /* fmla v6.4s, v4.4s, v8.4s */
 	FMOVQ 144(R11), F7
-	WORD $0x4e29cca7 /* fmla v7.4s, v5.4s, v9.4s */
 	FMOVQ 160(R11), F4
 	WORD $0x4e28ccc4 /* fmla v4.4s, v6.4s, v8.4s */
 	FMOVQ 160(R11), F5
@@ -4144,9 +5426,17 @@ block:
 	WORD $0x4e28ccc4 /* fmla v4.4s, v6.4s, v8.4s */
 	FMOVQ 192(R11), F5
 	WORD $0x4e29cce5 /* fmla v5.4s, v7.4s, v9.4s */
-	FMOVQ 192(R11), F6
+	FMOVQ 208(R11), F6
 	WORD $0x4e28cc86 /* fmla v6.4s, v4.4s, v8.4s */
-	FMOVQ 192(R11), F7
+	FMOVQ 208(R11), F7
+	WORD $0x4e29cca7 /* fmla v7.4s, v5.4s, v9.4s */
+	FMOVQ 16(R11), F4
+	WORD $0x4e28ccc4 /* fmla v4.4s, v6.4s, v8.4s */
+	FMOVQ 16(R11), F5
+	WORD $0x4e29cce5 /* fmla v5.4s, v7.4s, v9.4s */
+	FMOVQ 16(R11), F6
+	WORD $0x4e28cc86 /* fmla v6.4s, v4.4s, v8.4s */
+	FMOVQ 16(R11), F7
 	WORD $0x4e29cca7 /* fmla v7.4s, v5.4s, v9.4s */
 	WORD $0x4e21a842 /* fcvtns v2.4s, v2.4s */
 	WORD $0x4e21a863 /* fcvtns v3.4s, v3.4s */
@@ -4160,7 +5450,7 @@ block:
 	VADD V5.S4, V7.S4, V5.S4
 	VSHL $23, V2.S4, V2.S4
 	VSHL $23, V3.S4, V3.S4
-	FMOVQ 192(R11), F31
+	FMOVQ 16(R11), F31
 	VADD V31.S4, V2.S4, V2.S4
 	VADD V31.S4, V3.S4, V3.S4
 	WORD $0x6e22dc82 /* fmul v2.4s, v4.4s, v2.4s */
@@ -4186,29 +5476,29 @@ vector:
 	WORD $0x4ea0f781 /* fmin v1.4s, v28.4s, v0.4s */
 	WORD $0x4e21f7a1 /* fmax v1.4s, v29.4s, v1.4s */
 	WORD $0x6e21dc22 /* fmul v2.4s, v1.4s, v1.4s */
-	FMOVQ 448(R11), F3
-	FMOVQ 464(R11), F4
+	FMOVQ 464(R11), F3
+	FMOVQ 480(R11), F4
 	WORD $0x4e22cc64 /* fmla v4.4s, v3.4s, v2.4s */
 	WORD $0x6e24dc24 /* fmul v4.4s, v1.4s, v4.4s */
-	FMOVQ 64(R11), F31
+	FMOVQ 96(R11), F31
 	WORD $0x6e3fdc81 /* fmul v1.4s, v4.4s, v31.4s */
 	WORD $0x4e218821 /* frintn v1.4s, v1.4s */
-	FMOVQ 80(R11), F31
+	FMOVQ 112(R11), F31
 	WORD $0x4ebfcc24 /* fmls v4.4s, v1.4s, v31.4s */
-	FMOVQ 96(R11), F31
+	FMOVQ 128(R11), F31
 	WORD $0x4ebfcc24 /* fmls v4.4s, v1.4s, v31.4s */
-	FMOVQ 112(R11), F3
-	FMOVQ 128(R11), F2
-	WORD $0x4e24cc62 /* fmla v2.4s, v3.4s, v4.4s */
 	FMOVQ 144(R11), F3
-	WORD $0x4e24cc43 /* fmla v3.4s, v2.4s, v4.4s */
 	FMOVQ 160(R11), F2
 	WORD $0x4e24cc62 /* fmla v2.4s, v3.4s, v4.4s */
 	FMOVQ 176(R11), F3
 	WORD $0x4e24cc43 /* fmla v3.4s, v2.4s, v4.4s */
 	FMOVQ 192(R11), F2
 	WORD $0x4e24cc62 /* fmla v2.4s, v3.4s, v4.4s */
-	FMOVQ 192(R11), F3
+	FMOVQ 208(R11), F3
+	WORD $0x4e24cc43 /* fmla v3.4s, v2.4s, v4.4s */
+	FMOVQ 16(R11), F2
+	WORD $0x4e24cc62 /* fmla v2.4s, v3.4s, v4.4s */
+	FMOVQ 16(R11), F3
 	WORD $0x4e24cc43 /* fmla v3.4s, v2.4s, v4.4s */
 	WORD $0x4e21a821 /* fcvtns v1.4s, v1.4s */
 	WORD $0x4f3f0422 /* sshr v2.4s, v1.4s, #1 */
@@ -4216,7 +5506,7 @@ vector:
 	VSHL $23, V2.S4, V2.S4
 	VADD V2.S4, V3.S4, V2.S4
 	VSHL $23, V1.S4, V1.S4
-	FMOVQ 192(R11), F31
+	FMOVQ 16(R11), F31
 	VADD V31.S4, V1.S4, V1.S4
 	WORD $0x6e21dc41 /* fmul v1.4s, v2.4s, v1.4s */
 	WORD $0x4e3ed421 /* fadd v1.4s, v1.4s, v30.4s */
@@ -4236,29 +5526,29 @@ element:
 	WORD $0x4ea0f781 /* fmin v1.4s, v28.4s, v0.4s */
 	WORD $0x4e21f7a1 /* fmax v1.4s, v29.4s, v1.4s */
 	WORD $0x6e21dc22 /* fmul v2.4s, v1.4s, v1.4s */
-	FMOVQ 448(R11), F3
-	FMOVQ 464(R11), F4
+	FMOVQ 464(R11), F3
+	FMOVQ 480(R11), F4
 	WORD $0x4e22cc64 /* fmla v4.4s, v3.4s, v2.4s */
 	WORD $0x6e24dc24 /* fmul v4.4s, v1.4s, v4.4s */
-	FMOVQ 64(R11), F31
+	FMOVQ 96(R11), F31
 	WORD $0x6e3fdc81 /* fmul v1.4s, v4.4s, v31.4s */
 	WORD $0x4e218821 /* frintn v1.4s, v1.4s */
-	FMOVQ 80(R11), F31
+	FMOVQ 112(R11), F31
 	WORD $0x4ebfcc24 /* fmls v4.4s, v1.4s, v31.4s */
-	FMOVQ 96(R11), F31
+	FMOVQ 128(R11), F31
 	WORD $0x4ebfcc24 /* fmls v4.4s, v1.4s, v31.4s */
-	FMOVQ 112(R11), F3
-	FMOVQ 128(R11), F2
-	WORD $0x4e24cc62 /* fmla v2.4s, v3.4s, v4.4s */
 	FMOVQ 144(R11), F3
-	WORD $0x4e24cc43 /* fmla v3.4s, v2.4s, v4.4s */
 	FMOVQ 160(R11), F2
 	WORD $0x4e24cc62 /* fmla v2.4s, v3.4s, v4.4s */
 	FMOVQ 176(R11), F3
 	WORD $0x4e24cc43 /* fmla v3.4s, v2.4s, v4.4s */
 	FMOVQ 192(R11), F2
 	WORD $0x4e24cc62 /* fmla v2.4s, v3.4s, v4.4s */
-	FMOVQ 192(R11), F3
+	FMOVQ 208(R11), F3
+	WORD $0x4e24cc43 /* fmla v3.4s, v2.4s, v4.4s */
+	FMOVQ 16(R11), F2
+	WORD $0x4e24cc62 /* fmla v2.4s, v3.4s, v4.4s */
+	FMOVQ 16(R11), F3
 	WORD $0x4e24cc43 /* fmla v3.4s, v2.4s, v4.4s */
 	WORD $0x4e21a821 /* fcvtns v1.4s, v1.4s */
 	WORD $0x4f3f0422 /* sshr v2.4s, v1.4s, #1 */
@@ -4266,7 +5556,7 @@ element:
 	VSHL $23, V2.S4, V2.S4
 	VADD V2.S4, V3.S4, V2.S4
 	VSHL $23, V1.S4, V1.S4
-	FMOVQ 192(R11), F31
+	FMOVQ 16(R11), F31
 	VADD V31.S4, V1.S4, V1.S4
 	WORD $0x6e21dc41 /* fmul v1.4s, v2.4s, v1.4s */
 	WORD $0x4e3ed421 /* fadd v1.4s, v1.4s, v30.4s */
@@ -4288,9 +5578,9 @@ TEXT ·geluTanhGradF32NEON(SB), NOSPLIT, $0-72
 	MOVD x_base+24(FP), R3
 	MOVD dy_base+48(FP), R4
 	MOVD $constants<>(SB), R11
-	FMOVQ 192(R11), F30
-	FMOVQ 480(R11), F29
-	FMOVQ 496(R11), F28
+	FMOVQ 16(R11), F30
+	FMOVQ 496(R11), F29
+	FMOVQ 512(R11), F28
 	SUBS $8, R1; BLT afterblock
 
 block:
@@ -4302,35 +5592,27 @@ block:
 	WORD $0x4e21f7a1 /* fmax v1.4s, v29.4s, v1.4s */
 	WORD $0x6e20dc02 /* fmul v2.4s, v0.4s, v0.4s */
 	WORD $0x6e21dc23 /* fmul v3.4s, v1.4s, v1.4s */
-	FMOVQ 448(R11), F4
-	FMOVQ 448(R11), F5
-	FMOVQ 464(R11), F6
+	FMOVQ 464(R11), F4
+	FMOVQ 464(R11), F5
+	FMOVQ 480(R11), F6
 	WORD $0x4e22cc86 /* fmla v6.4s, v4.4s, v2.4s */
-	FMOVQ 464(R11), F7
+	FMOVQ 480(R11), F7
 	WORD $0x4e23cca7 /* fmla v7.4s, v5.4s, v3.4s */
 	WORD $0x6e26dc06 /* fmul v6.4s, v0.4s, v6.4s */
 	WORD $0x6e27dc27 /* fmul v7.4s, v1.4s, v7.4s */
-	FMOVQ 64(R11), F31
+	FMOVQ 96(R11), F31
 	WORD $0x6e3fdcc4 /* fmul v4.4s, v6.4s, v31.4s */
 	WORD $0x6e3fdce5 /* fmul v5.4s, v7.4s, v31.4s */
 	WORD $0x4e218884 /* frintn v4.4s, v4.4s */
 	WORD $0x4e2188a5 /* frintn v5.4s, v5.4s */
-	FMOVQ 80(R11), F31
+	FMOVQ 112(R11), F31
 	WORD $0x4ebfcc86 /* fmls v6.4s, v4.4s, v31.4s */
 	WORD $0x4ebfcca7 /* fmls v7.4s, v5.4s, v31.4s */
-	FMOVQ 96(R11), F31
+	FMOVQ 128(R11), F31
 	WORD $0x4ebfcc86 /* fmls v6.4s, v4.4s, v31.4s */
 	WORD $0x4ebfcca7 /* fmls v7.4s, v5.4s, v31.4s */
-	FMOVQ 112(R11), F8
-	FMOVQ 112(R11), F9
-	FMOVQ 128(R11), F10
-	WORD $0x4e26cd0a /* fmla v10.4s, v8.4s, v6.4s */
-	FMOVQ 128(R11), F11
-	WORD $0x4e27cd2b /* fmla v11.4s, v9.4s, v7.4s */
 	FMOVQ 144(R11), F8
-	WORD $0x4e26cd48 /* fmla v8.4s, v10.4s, v6.4s */
 	FMOVQ 144(R11), F9
-	WORD $0x4e27cd69 /* fmla v9.4s, v11.4s, v7.4s */
 	FMOVQ 160(R11), F10
 	WORD $0x4e26cd0a /* fmla v10.4s, v8.4s, v6.4s */
 	FMOVQ 160(R11), F11
@@ -4343,9 +5625,17 @@ block:
 	WORD $0x4e26cd0a /* fmla v10.4s, v8.4s, v6.4s */
 	FMOVQ 192(R11), F11
 	WORD $0x4e27cd2b /* fmla v11.4s, v9.4s, v7.4s */
-	FMOVQ 192(R11), F8
+	FMOVQ 208(R11), F8
 	WORD $0x4e26cd48 /* fmla v8.4s, v10.4s, v6.4s */
-	FMOVQ 192(R11), F9
+	FMOVQ 208(R11), F9
+	WORD $0x4e27cd69 /* fmla v9.4s, v11.4s, v7.4s */
+	FMOVQ 16(R11), F10
+	WORD $0x4e26cd0a /* fmla v10.4s, v8.4s, v6.4s */
+	FMOVQ 16(R11), F11
+	WORD $0x4e27cd2b /* fmla v11.4s, v9.4s, v7.4s */
+	FMOVQ 16(R11), F8
+	WORD $0x4e26cd48 /* fmla v8.4s, v10.4s, v6.4s */
+	FMOVQ 16(R11), F9
 	WORD $0x4e27cd69 /* fmla v9.4s, v11.4s, v7.4s */
 	WORD $0x4e21a884 /* fcvtns v4.4s, v4.4s */
 	WORD $0x4e21a8a5 /* fcvtns v5.4s, v5.4s */
@@ -4359,7 +5649,7 @@ block:
 	VADD V11.S4, V9.S4, V11.S4
 	VSHL $23, V4.S4, V4.S4
 	VSHL $23, V5.S4, V5.S4
-	FMOVQ 192(R11), F31
+	FMOVQ 16(R11), F31
 	VADD V31.S4, V4.S4, V4.S4
 	VADD V31.S4, V5.S4, V5.S4
 	WORD $0x6e24dd44 /* fmul v4.4s, v10.4s, v4.4s */
@@ -4368,11 +5658,11 @@ block:
 	WORD $0x4e3ed4ab /* fadd v11.4s, v5.4s, v30.4s */
 	WORD $0x6e2affca /* fdiv v10.4s, v30.4s, v10.4s */
 	WORD $0x6e2bffcb /* fdiv v11.4s, v30.4s, v11.4s */
-	FMOVQ 512(R11), F8
-	FMOVQ 512(R11), F9
-	FMOVQ 528(R11), F6
+	FMOVQ 528(R11), F8
+	FMOVQ 528(R11), F9
+	FMOVQ 544(R11), F6
 	WORD $0x4e22cd06 /* fmla v6.4s, v8.4s, v2.4s */
-	FMOVQ 528(R11), F7
+	FMOVQ 544(R11), F7
 	WORD $0x4e23cd27 /* fmla v7.4s, v9.4s, v3.4s */
 	WORD $0x6e20dcc0 /* fmul v0.4s, v6.4s, v0.4s */
 	WORD $0x6e21dce1 /* fmul v1.4s, v7.4s, v1.4s */
@@ -4404,29 +5694,29 @@ vector:
 	WORD $0x4ea0f780 /* fmin v0.4s, v28.4s, v0.4s */
 	WORD $0x4e20f7a0 /* fmax v0.4s, v29.4s, v0.4s */
 	WORD $0x6e20dc01 /* fmul v1.4s, v0.4s, v0.4s */
-	FMOVQ 448(R11), F2
-	FMOVQ 464(R11), F3
+	FMOVQ 464(R11), F2
+	FMOVQ 480(R11), F3
 	WORD $0x4e21cc43 /* fmla v3.4s, v2.4s, v1.4s */
 	WORD $0x6e23dc03 /* fmul v3.4s, v0.4s, v3.4s */
-	FMOVQ 64(R11), F31
+	FMOVQ 96(R11), F31
 	WORD $0x6e3fdc62 /* fmul v2.4s, v3.4s, v31.4s */
 	WORD $0x4e218842 /* frintn v2.4s, v2.4s */
-	FMOVQ 80(R11), F31
+	FMOVQ 112(R11), F31
 	WORD $0x4ebfcc43 /* fmls v3.4s, v2.4s, v31.4s */
-	FMOVQ 96(R11), F31
+	FMOVQ 128(R11), F31
 	WORD $0x4ebfcc43 /* fmls v3.4s, v2.4s, v31.4s */
-	FMOVQ 112(R11), F4
-	FMOVQ 128(R11), F5
-	WORD $0x4e23cc85 /* fmla v5.4s, v4.4s, v3.4s */
 	FMOVQ 144(R11), F4
-	WORD $0x4e23cca4 /* fmla v4.4s, v5.4s, v3.4s */
 	FMOVQ 160(R11), F5
 	WORD $0x4e23cc85 /* fmla v5.4s, v4.4s, v3.4s */
 	FMOVQ 176(R11), F4
 	WORD $0x4e23cca4 /* fmla v4.4s, v5.4s, v3.4s */
 	FMOVQ 192(R11), F5
 	WORD $0x4e23cc85 /* fmla v5.4s, v4.4s, v3.4s */
-	FMOVQ 192(R11), F4
+	FMOVQ 208(R11), F4
+	WORD $0x4e23cca4 /* fmla v4.4s, v5.4s, v3.4s */
+	FMOVQ 16(R11), F5
+	WORD $0x4e23cc85 /* fmla v5.4s, v4.4s, v3.4s */
+	FMOVQ 16(R11), F4
 	WORD $0x4e23cca4 /* fmla v4.4s, v5.4s, v3.4s */
 	WORD $0x4e21a842 /* fcvtns v2.4s, v2.4s */
 	WORD $0x4f3f0445 /* sshr v5.4s, v2.4s, #1 */
@@ -4434,13 +5724,13 @@ vector:
 	VSHL $23, V5.S4, V5.S4
 	VADD V5.S4, V4.S4, V5.S4
 	VSHL $23, V2.S4, V2.S4
-	FMOVQ 192(R11), F31
+	FMOVQ 16(R11), F31
 	VADD V31.S4, V2.S4, V2.S4
 	WORD $0x6e22dca2 /* fmul v2.4s, v5.4s, v2.4s */
 	WORD $0x4e3ed445 /* fadd v5.4s, v2.4s, v30.4s */
 	WORD $0x6e25ffc5 /* fdiv v5.4s, v30.4s, v5.4s */
-	FMOVQ 512(R11), F4
-	FMOVQ 528(R11), F3
+	FMOVQ 528(R11), F4
+	FMOVQ 544(R11), F3
 	WORD $0x4e21cc83 /* fmla v3.4s, v4.4s, v1.4s */
 	WORD $0x6e20dc60 /* fmul v0.4s, v3.4s, v0.4s */
 	WORD $0x6e25dc42 /* fmul v2.4s, v2.4s, v5.4s */
@@ -4464,29 +5754,29 @@ element:
 	WORD $0x4ea0f780 /* fmin v0.4s, v28.4s, v0.4s */
 	WORD $0x4e20f7a0 /* fmax v0.4s, v29.4s, v0.4s */
 	WORD $0x6e20dc01 /* fmul v1.4s, v0.4s, v0.4s */
-	FMOVQ 448(R11), F2
-	FMOVQ 464(R11), F3
+	FMOVQ 464(R11), F2
+	FMOVQ 480(R11), F3
 	WORD $0x4e21cc43 /* fmla v3.4s, v2.4s, v1.4s */
 	WORD $0x6e23dc03 /* fmul v3.4s, v0.4s, v3.4s */
-	FMOVQ 64(R11), F31
+	FMOVQ 96(R11), F31
 	WORD $0x6e3fdc62 /* fmul v2.4s, v3.4s, v31.4s */
 	WORD $0x4e218842 /* frintn v2.4s, v2.4s */
-	FMOVQ 80(R11), F31
+	FMOVQ 112(R11), F31
 	WORD $0x4ebfcc43 /* fmls v3.4s, v2.4s, v31.4s */
-	FMOVQ 96(R11), F31
+	FMOVQ 128(R11), F31
 	WORD $0x4ebfcc43 /* fmls v3.4s, v2.4s, v31.4s */
-	FMOVQ 112(R11), F4
-	FMOVQ 128(R11), F5
-	WORD $0x4e23cc85 /* fmla v5.4s, v4.4s, v3.4s */
 	FMOVQ 144(R11), F4
-	WORD $0x4e23cca4 /* fmla v4.4s, v5.4s, v3.4s */
 	FMOVQ 160(R11), F5
 	WORD $0x4e23cc85 /* fmla v5.4s, v4.4s, v3.4s */
 	FMOVQ 176(R11), F4
 	WORD $0x4e23cca4 /* fmla v4.4s, v5.4s, v3.4s */
 	FMOVQ 192(R11), F5
 	WORD $0x4e23cc85 /* fmla v5.4s, v4.4s, v3.4s */
-	FMOVQ 192(R11), F4
+	FMOVQ 208(R11), F4
+	WORD $0x4e23cca4 /* fmla v4.4s, v5.4s, v3.4s */
+	FMOVQ 16(R11), F5
+	WORD $0x4e23cc85 /* fmla v5.4s, v4.4s, v3.4s */
+	FMOVQ 16(R11), F4
 	WORD $0x4e23cca4 /* fmla v4.4s, v5.4s, v3.4s */
 	WORD $0x4e21a842 /* fcvtns v2.4s, v2.4s */
 	WORD $0x4f3f0445 /* sshr v5.4s, v2.4s, #1 */
@@ -4494,13 +5784,13 @@ element:
 	VSHL $23, V5.S4, V5.S4
 	VADD V5.S4, V4.S4, V5.S4
 	VSHL $23, V2.S4, V2.S4
-	FMOVQ 192(R11), F31
+	FMOVQ 16(R11), F31
 	VADD V31.S4, V2.S4, V2.S4
 	WORD $0x6e22dca2 /* fmul v2.4s, v5.4s, v2.4s */
 	WORD $0x4e3ed445 /* fadd v5.4s, v2.4s, v30.4s */
 	WORD $0x6e25ffc5 /* fdiv v5.4s, v30.4s, v5.4s */
-	FMOVQ 512(R11), F4
-	FMOVQ 528(R11), F3
+	FMOVQ 528(R11), F4
+	FMOVQ 544(R11), F3
 	WORD $0x4e21cc83 /* fmla v3.4s, v4.4s, v1.4s */
 	WORD $0x6e20dc60 /* fmul v0.4s, v3.4s, v0.4s */
 	WORD $0x6e25dc42 /* fmul v2.4s, v2.4s, v5.4s */
@@ -4513,6 +5803,896 @@ element:
 	ADD $4, R2
 	ADD $4, R3
 	ADD $4, R4
+	SUBS $1, R1; BGE element
+
+afterelement:
+	ADD $1, R1
+	RET
+
+// func expF32NEON(y, x []float32)
+TEXT ·expF32NEON(SB), NOSPLIT, $0-48
+	MOVD y_len+8(FP), R1
+	MOVD y_base+0(FP), R2
+	MOVD x_base+24(FP), R3
+	MOVD $constants<>(SB), R11
+	FMOVQ 64(R11), F30
+	FMOVQ 80(R11), F29
+	SUBS $8, R1; BLT afterblock
+
+block:
+	FMOVQ 0(R3), F0
+	FMOVQ 16(R3), F1
+	WORD $0x4ea0f7a0 /* fmin v0.4s, v29.4s, v0.4s */
+	WORD $0x4ea1f7a1 /* fmin v1.4s, v29.4s, v1.4s */
+	WORD $0x4e20f7c0 /* fmax v0.4s, v30.4s, v0.4s */
+	WORD $0x4e21f7c1 /* fmax v1.4s, v30.4s, v1.4s */
+	FMOVQ 96(R11), F31
+	WORD $0x6e3fdc02 /* fmul v2.4s, v0.4s, v31.4s */
+	WORD $0x6e3fdc23 /* fmul v3.4s, v1.4s, v31.4s */
+	WORD $0x4e218842 /* frintn v2.4s, v2.4s */
+	WORD $0x4e218863 /* frintn v3.4s, v3.4s */
+	FMOVQ 112(R11), F31
+	WORD $0x4ebfcc40 /* fmls v0.4s, v2.4s, v31.4s */
+	WORD $0x4ebfcc61 /* fmls v1.4s, v3.4s, v31.4s */
+	FMOVQ 128(R11), F31
+	WORD $0x4ebfcc40 /* fmls v0.4s, v2.4s, v31.4s */
+	WORD $0x4ebfcc61 /* fmls v1.4s, v3.4s, v31.4s */
+	FMOVQ 144(R11), F4
+	FMOVQ 144(R11), F5
+	FMOVQ 160(R11), F6
+	WORD $0x4e20cc86 /* fmla v6.4s, v4.4s, v0.4s */
+	FMOVQ 160(R11), F7
+	WORD $0x4e21cca7 /* fmla v7.4s, v5.4s, v1.4s */
+	FMOVQ 176(R11), F4
+	WORD $0x4e20ccc4 /* fmla v4.4s, v6.4s, v0.4s */
+	FMOVQ 176(R11), F5
+	WORD $0x4e21cce5 /* fmla v5.4s, v7.4s, v1.4s */
+	FMOVQ 192(R11), F6
+	WORD $0x4e20cc86 /* fmla v6.4s, v4.4s, v0.4s */
+	FMOVQ 192(R11), F7
+	WORD $0x4e21cca7 /* fmla v7.4s, v5.4s, v1.4s */
+	FMOVQ 208(R11), F4
+	WORD $0x4e20ccc4 /* fmla v4.4s, v6.4s, v0.4s */
+	FMOVQ 208(R11), F5
+	WORD $0x4e21cce5 /* fmla v5.4s, v7.4s, v1.4s */
+	FMOVQ 16(R11), F6
+	WORD $0x4e20cc86 /* fmla v6.4s, v4.4s, v0.4s */
+	FMOVQ 16(R11), F7
+	WORD $0x4e21cca7 /* fmla v7.4s, v5.4s, v1.4s */
+	FMOVQ 16(R11), F4
+	WORD $0x4e20ccc4 /* fmla v4.4s, v6.4s, v0.4s */
+	FMOVQ 16(R11), F5
+	WORD $0x4e21cce5 /* fmla v5.4s, v7.4s, v1.4s */
+	WORD $0x4e21a842 /* fcvtns v2.4s, v2.4s */
+	WORD $0x4e21a863 /* fcvtns v3.4s, v3.4s */
+	WORD $0x4f3f0446 /* sshr v6.4s, v2.4s, #1 */
+	WORD $0x4f3f0467 /* sshr v7.4s, v3.4s, #1 */
+	VSUB V6.S4, V2.S4, V2.S4
+	VSUB V7.S4, V3.S4, V3.S4
+	VSHL $23, V6.S4, V6.S4
+	VSHL $23, V7.S4, V7.S4
+	VADD V6.S4, V4.S4, V6.S4
+	VADD V7.S4, V5.S4, V7.S4
+	VSHL $23, V2.S4, V2.S4
+	VSHL $23, V3.S4, V3.S4
+	FMOVQ 16(R11), F31
+	VADD V31.S4, V2.S4, V2.S4
+	VADD V31.S4, V3.S4, V3.S4
+	WORD $0x6e22dcc2 /* fmul v2.4s, v6.4s, v2.4s */
+	WORD $0x6e23dce3 /* fmul v3.4s, v7.4s, v3.4s */
+	FMOVQ F2, 0(R2)
+	FMOVQ F3, 16(R2)
+	ADD $32, R2
+	ADD $32, R3
+	SUBS $8, R1; BGE block
+
+afterblock:
+	ADD $8, R1
+	SUBS $4, R1; BLT aftervector
+
+vector:
+	FMOVQ 0(R3), F0
+	WORD $0x4ea0f7a0 /* fmin v0.4s, v29.4s, v0.4s */
+	WORD $0x4e20f7c0 /* fmax v0.4s, v30.4s, v0.4s */
+	FMOVQ 96(R11), F31
+	WORD $0x6e3fdc01 /* fmul v1.4s, v0.4s, v31.4s */
+	WORD $0x4e218821 /* frintn v1.4s, v1.4s */
+	FMOVQ 112(R11), F31
+	WORD $0x4ebfcc20 /* fmls v0.4s, v1.4s, v31.4s */
+	FMOVQ 128(R11), F31
+	WORD $0x4ebfcc20 /* fmls v0.4s, v1.4s, v31.4s */
+	FMOVQ 144(R11), F2
+	FMOVQ 160(R11), F3
+	WORD $0x4e20cc43 /* fmla v3.4s, v2.4s, v0.4s */
+	FMOVQ 176(R11), F2
+	WORD $0x4e20cc62 /* fmla v2.4s, v3.4s, v0.4s */
+	FMOVQ 192(R11), F3
+	WORD $0x4e20cc43 /* fmla v3.4s, v2.4s, v0.4s */
+	FMOVQ 208(R11), F2
+	WORD $0x4e20cc62 /* fmla v2.4s, v3.4s, v0.4s */
+	FMOVQ 16(R11), F3
+	WORD $0x4e20cc43 /* fmla v3.4s, v2.4s, v0.4s */
+	FMOVQ 16(R11), F2
+	WORD $0x4e20cc62 /* fmla v2.4s, v3.4s, v0.4s */
+	WORD $0x4e21a821 /* fcvtns v1.4s, v1.4s */
+	WORD $0x4f3f0423 /* sshr v3.4s, v1.4s, #1 */
+	VSUB V3.S4, V1.S4, V1.S4
+	VSHL $23, V3.S4, V3.S4
+	VADD V3.S4, V2.S4, V3.S4
+	VSHL $23, V1.S4, V1.S4
+	FMOVQ 16(R11), F31
+	VADD V31.S4, V1.S4, V1.S4
+	WORD $0x6e21dc61 /* fmul v1.4s, v3.4s, v1.4s */
+	FMOVQ F1, 0(R2)
+	ADD $16, R2
+	ADD $16, R3
+	SUBS $4, R1; BGE vector
+
+aftervector:
+	ADD $4, R1
+	SUBS $1, R1; BLT afterelement
+
+element:
+	FMOVS 0(R3), F0
+	WORD $0x4ea0f7a0 /* fmin v0.4s, v29.4s, v0.4s */
+	WORD $0x4e20f7c0 /* fmax v0.4s, v30.4s, v0.4s */
+	FMOVQ 96(R11), F31
+	WORD $0x6e3fdc01 /* fmul v1.4s, v0.4s, v31.4s */
+	WORD $0x4e218821 /* frintn v1.4s, v1.4s */
+	FMOVQ 112(R11), F31
+	WORD $0x4ebfcc20 /* fmls v0.4s, v1.4s, v31.4s */
+	FMOVQ 128(R11), F31
+	WORD $0x4ebfcc20 /* fmls v0.4s, v1.4s, v31.4s */
+	FMOVQ 144(R11), F2
+	FMOVQ 160(R11), F3
+	WORD $0x4e20cc43 /* fmla v3.4s, v2.4s, v0.4s */
+	FMOVQ 176(R11), F2
+	WORD $0x4e20cc62 /* fmla v2.4s, v3.4s, v0.4s */
+	FMOVQ 192(R11), F3
+	WORD $0x4e20cc43 /* fmla v3.4s, v2.4s, v0.4s */
+	FMOVQ 208(R11), F2
+	WORD $0x4e20cc62 /* fmla v2.4s, v3.4s, v0.4s */
+	FMOVQ 16(R11), F3
+	WORD $0x4e20cc43 /* fmla v3.4s, v2.4s, v0.4s */
+	FMOVQ 16(R11), F2
+	WORD $0x4e20cc62 /* fmla v2.4s, v3.4s, v0.4s */
+	WORD $0x4e21a821 /* fcvtns v1.4s, v1.4s */
+	WORD $0x4f3f0423 /* sshr v3.4s, v1.4s, #1 */
+	VSUB V3.S4, V1.S4, V1.S4
+	VSHL $23, V3.S4, V3.S4
+	VADD V3.S4, V2.S4, V3.S4
+	VSHL $23, V1.S4, V1.S4
+	FMOVQ 16(R11), F31
+	VADD V31.S4, V1.S4, V1.S4
+	WORD $0x6e21dc61 /* fmul v1.4s, v3.4s, v1.4s */
+	FMOVS F1, 0(R2)
+	ADD $4, R2
+	ADD $4, R3
+	SUBS $1, R1; BGE element
+
+afterelement:
+	ADD $1, R1
+	RET
+
+// func sigmoidF32NEON(y, x []float32)
+TEXT ·sigmoidF32NEON(SB), NOSPLIT, $0-48
+	MOVD y_len+8(FP), R1
+	MOVD y_base+0(FP), R2
+	MOVD x_base+24(FP), R3
+	MOVD $constants<>(SB), R11
+	FMOVQ 16(R11), F30
+	VEOR V29.B16, V29.B16, V29.B16
+	FMOVQ 64(R11), F28
+	FMOVQ 80(R11), F27
+	SUBS $8, R1; BLT afterblock
+
+block:
+	FMOVQ 0(R3), F0
+	FMOVQ 16(R3), F1
+	WORD $0x4ea0d7a0 /* fsub v0.4s, v29.4s, v0.4s */
+	WORD $0x4ea1d7a1 /* fsub v1.4s, v29.4s, v1.4s */
+	WORD $0x4ea0f760 /* fmin v0.4s, v27.4s, v0.4s */
+	WORD $0x4ea1f761 /* fmin v1.4s, v27.4s, v1.4s */
+	WORD $0x4e20f780 /* fmax v0.4s, v28.4s, v0.4s */
+	WORD $0x4e21f781 /* fmax v1.4s, v28.4s, v1.4s */
+	FMOVQ 96(R11), F31
+	WORD $0x6e3fdc02 /* fmul v2.4s, v0.4s, v31.4s */
+	WORD $0x6e3fdc23 /* fmul v3.4s, v1.4s, v31.4s */
+	WORD $0x4e218842 /* frintn v2.4s, v2.4s */
+	WORD $0x4e218863 /* frintn v3.4s, v3.4s */
+	FMOVQ 112(R11), F31
+	WORD $0x4ebfcc40 /* fmls v0.4s, v2.4s, v31.4s */
+	WORD $0x4ebfcc61 /* fmls v1.4s, v3.4s, v31.4s */
+	FMOVQ 128(R11), F31
+	WORD $0x4ebfcc40 /* fmls v0.4s, v2.4s, v31.4s */
+	WORD $0x4ebfcc61 /* fmls v1.4s, v3.4s, v31.4s */
+	FMOVQ 144(R11), F4
+	FMOVQ 144(R11), F5
+	FMOVQ 160(R11), F6
+	WORD $0x4e20cc86 /* fmla v6.4s, v4.4s, v0.4s */
+	FMOVQ 160(R11), F7
+	WORD $0x4e21cca7 /* fmla v7.4s, v5.4s, v1.4s */
+	FMOVQ 176(R11), F4
+	WORD $0x4e20ccc4 /* fmla v4.4s, v6.4s, v0.4s */
+	FMOVQ 176(R11), F5
+	WORD $0x4e21cce5 /* fmla v5.4s, v7.4s, v1.4s */
+	FMOVQ 192(R11), F6
+	WORD $0x4e20cc86 /* fmla v6.4s, v4.4s, v0.4s */
+	FMOVQ 192(R11), F7
+	WORD $0x4e21cca7 /* fmla v7.4s, v5.4s, v1.4s */
+	FMOVQ 208(R11), F4
+	WORD $0x4e20ccc4 /* fmla v4.4s, v6.4s, v0.4s */
+	FMOVQ 208(R11), F5
+	WORD $0x4e21cce5 /* fmla v5.4s, v7.4s, v1.4s */
+	FMOVQ 16(R11), F6
+	WORD $0x4e20cc86 /* fmla v6.4s, v4.4s, v0.4s */
+	FMOVQ 16(R11), F7
+	WORD $0x4e21cca7 /* fmla v7.4s, v5.4s, v1.4s */
+	FMOVQ 16(R11), F4
+	WORD $0x4e20ccc4 /* fmla v4.4s, v6.4s, v0.4s */
+	FMOVQ 16(R11), F5
+	WORD $0x4e21cce5 /* fmla v5.4s, v7.4s, v1.4s */
+	WORD $0x4e21a842 /* fcvtns v2.4s, v2.4s */
+	WORD $0x4e21a863 /* fcvtns v3.4s, v3.4s */
+	WORD $0x4f3f0446 /* sshr v6.4s, v2.4s, #1 */
+	WORD $0x4f3f0467 /* sshr v7.4s, v3.4s, #1 */
+	VSUB V6.S4, V2.S4, V2.S4
+	VSUB V7.S4, V3.S4, V3.S4
+	VSHL $23, V6.S4, V6.S4
+	VSHL $23, V7.S4, V7.S4
+	VADD V6.S4, V4.S4, V6.S4
+	VADD V7.S4, V5.S4, V7.S4
+	VSHL $23, V2.S4, V2.S4
+	VSHL $23, V3.S4, V3.S4
+	FMOVQ 16(R11), F31
+	VADD V31.S4, V2.S4, V2.S4
+	VADD V31.S4, V3.S4, V3.S4
+	WORD $0x6e22dcc2 /* fmul v2.4s, v6.4s, v2.4s */
+	WORD $0x6e23dce3 /* fmul v3.4s, v7.4s, v3.4s */
+	WORD $0x4e3ed442 /* fadd v2.4s, v2.4s, v30.4s */
+	WORD $0x4e3ed463 /* fadd v3.4s, v3.4s, v30.4s */
+	WORD $0x6e22ffc2 /* fdiv v2.4s, v30.4s, v2.4s */
+	WORD $0x6e23ffc3 /* fdiv v3.4s, v30.4s, v3.4s */
+	FMOVQ F2, 0(R2)
+	FMOVQ F3, 16(R2)
+	ADD $32, R2
+	ADD $32, R3
+	SUBS $8, R1; BGE block
+
+afterblock:
+	ADD $8, R1
+	SUBS $4, R1; BLT aftervector
+
+vector:
+	FMOVQ 0(R3), F0
+	WORD $0x4ea0d7a0 /* fsub v0.4s, v29.4s, v0.4s */
+	WORD $0x4ea0f760 /* fmin v0.4s, v27.4s, v0.4s */
+	WORD $0x4e20f780 /* fmax v0.4s, v28.4s, v0.4s */
+	FMOVQ 96(R11), F31
+	WORD $0x6e3fdc01 /* fmul v1.4s, v0.4s, v31.4s */
+	WORD $0x4e218821 /* frintn v1.4s, v1.4s */
+	FMOVQ 112(R11), F31
+	WORD $0x4ebfcc20 /* fmls v0.4s, v1.4s, v31.4s */
+	FMOVQ 128(R11), F31
+	WORD $0x4ebfcc20 /* fmls v0.4s, v1.4s, v31.4s */
+	FMOVQ 144(R11), F2
+	FMOVQ 160(R11), F3
+	WORD $0x4e20cc43 /* fmla v3.4s, v2.4s, v0.4s */
+	FMOVQ 176(R11), F2
+	WORD $0x4e20cc62 /* fmla v2.4s, v3.4s, v0.4s */
+	FMOVQ 192(R11), F3
+	WORD $0x4e20cc43 /* fmla v3.4s, v2.4s, v0.4s */
+	FMOVQ 208(R11), F2
+	WORD $0x4e20cc62 /* fmla v2.4s, v3.4s, v0.4s */
+	FMOVQ 16(R11), F3
+	WORD $0x4e20cc43 /* fmla v3.4s, v2.4s, v0.4s */
+	FMOVQ 16(R11), F2
+	WORD $0x4e20cc62 /* fmla v2.4s, v3.4s, v0.4s */
+	WORD $0x4e21a821 /* fcvtns v1.4s, v1.4s */
+	WORD $0x4f3f0423 /* sshr v3.4s, v1.4s, #1 */
+	VSUB V3.S4, V1.S4, V1.S4
+	VSHL $23, V3.S4, V3.S4
+	VADD V3.S4, V2.S4, V3.S4
+	VSHL $23, V1.S4, V1.S4
+	FMOVQ 16(R11), F31
+	VADD V31.S4, V1.S4, V1.S4
+	WORD $0x6e21dc61 /* fmul v1.4s, v3.4s, v1.4s */
+	WORD $0x4e3ed421 /* fadd v1.4s, v1.4s, v30.4s */
+	WORD $0x6e21ffc1 /* fdiv v1.4s, v30.4s, v1.4s */
+	FMOVQ F1, 0(R2)
+	ADD $16, R2
+	ADD $16, R3
+	SUBS $4, R1; BGE vector
+
+aftervector:
+	ADD $4, R1
+	SUBS $1, R1; BLT afterelement
+
+element:
+	FMOVS 0(R3), F0
+	WORD $0x4ea0d7a0 /* fsub v0.4s, v29.4s, v0.4s */
+	WORD $0x4ea0f760 /* fmin v0.4s, v27.4s, v0.4s */
+	WORD $0x4e20f780 /* fmax v0.4s, v28.4s, v0.4s */
+	FMOVQ 96(R11), F31
+	WORD $0x6e3fdc01 /* fmul v1.4s, v0.4s, v31.4s */
+	WORD $0x4e218821 /* frintn v1.4s, v1.4s */
+	FMOVQ 112(R11), F31
+	WORD $0x4ebfcc20 /* fmls v0.4s, v1.4s, v31.4s */
+	FMOVQ 128(R11), F31
+	WORD $0x4ebfcc20 /* fmls v0.4s, v1.4s, v31.4s */
+	FMOVQ 144(R11), F2
+	FMOVQ 160(R11), F3
+	WORD $0x4e20cc43 /* fmla v3.4s, v2.4s, v0.4s */
+	FMOVQ 176(R11), F2
+	WORD $0x4e20cc62 /* fmla v2.4s, v3.4s, v0.4s */
+	FMOVQ 192(R11), F3
+	WORD $0x4e20cc43 /* fmla v3.4s, v2.4s, v0.4s */
+	FMOVQ 208(R11), F2
+	WORD $0x4e20cc62 /* fmla v2.4s, v3.4s, v0.4s */
+	FMOVQ 16(R11), F3
+	WORD $0x4e20cc43 /* fmla v3.4s, v2.4s, v0.4s */
+	FMOVQ 16(R11), F2
+	WORD $0x4e20cc62 /* fmla v2.4s, v3.4s, v0.4s */
+	WORD $0x4e21a821 /* fcvtns v1.4s, v1.4s */
+	WORD $0x4f3f0423 /* sshr v3.4s, v1.4s, #1 */
+	VSUB V3.S4, V1.S4, V1.S4
+	VSHL $23, V3.S4, V3.S4
+	VADD V3.S4, V2.S4, V3.S4
+	VSHL $23, V1.S4, V1.S4
+	FMOVQ 16(R11), F31
+	VADD V31.S4, V1.S4, V1.S4
+	WORD $0x6e21dc61 /* fmul v1.4s, v3.4s, v1.4s */
+	WORD $0x4e3ed421 /* fadd v1.4s, v1.4s, v30.4s */
+	WORD $0x6e21ffc1 /* fdiv v1.4s, v30.4s, v1.4s */
+	FMOVS F1, 0(R2)
+	ADD $4, R2
+	ADD $4, R3
+	SUBS $1, R1; BGE element
+
+afterelement:
+	ADD $1, R1
+	RET
+
+// func tanhF32NEON(y, x []float32)
+TEXT ·tanhF32NEON(SB), NOSPLIT, $0-48
+	MOVD y_len+8(FP), R1
+	MOVD y_base+0(FP), R2
+	MOVD x_base+24(FP), R3
+	MOVD $constants<>(SB), R11
+	FMOVQ 16(R11), F30
+	FMOVQ 560(R11), F29
+	SUBS $8, R1; BLT afterblock
+
+block:
+	FMOVQ 0(R3), F0
+	FMOVQ 16(R3), F1
+	FMOVQ 32(R11), F31
+	VAND V31.B16, V0.B16, V2.B16
+	VAND V31.B16, V1.B16, V3.B16
+	WORD $0x4ea2f7a2 /* fmin v2.4s, v29.4s, v2.4s */
+	WORD $0x4ea3f7a3 /* fmin v3.4s, v29.4s, v3.4s */
+	WORD $0x6e22dc44 /* fmul v4.4s, v2.4s, v2.4s */
+	WORD $0x6e23dc65 /* fmul v5.4s, v3.4s, v3.4s */
+	FMOVQ 576(R11), F6
+	FMOVQ 576(R11), F7
+	FMOVQ 592(R11), F8
+	WORD $0x4e24ccc8 /* fmla v8.4s, v6.4s, v4.4s */
+	FMOVQ 592(R11), F9
+	WORD $0x4e25cce9 /* fmla v9.4s, v7.4s, v5.4s */
+	FMOVQ 608(R11), F6
+	WORD $0x4e24cd06 /* fmla v6.4s, v8.4s, v4.4s */
+	FMOVQ 608(R11), F7
+	WORD $0x4e25cd27 /* fmla v7.4s, v9.4s, v5.4s */
+	FMOVQ 624(R11), F8
+	WORD $0x4e24ccc8 /* fmla v8.4s, v6.4s, v4.4s */
+	FMOVQ 624(R11), F9
+	WORD $0x4e25cce9 /* fmla v9.4s, v7.4s, v5.4s */
+	FMOVQ 640(R11), F6
+	WORD $0x4e24cd06 /* fmla v6.4s, v8.4s, v4.4s */
+	FMOVQ 640(R11), F7
+	WORD $0x4e25cd27 /* fmla v7.4s, v9.4s, v5.4s */
+	FMOVQ 656(R11), F8
+	WORD $0x4e24ccc8 /* fmla v8.4s, v6.4s, v4.4s */
+	FMOVQ 656(R11), F9
+	WORD $0x4e25cce9 /* fmla v9.4s, v7.4s, v5.4s */
+	VMOV V30.B16, V6.B16
+	WORD $0x4e28cc86 /* fmla v6.4s, v4.4s, v8.4s */
+	VMOV V30.B16, V7.B16
+	WORD $0x4e29cca7 /* fmla v7.4s, v5.4s, v9.4s */
+	WORD $0x6e22dcc6 /* fmul v6.4s, v6.4s, v2.4s */
+	WORD $0x6e23dce7 /* fmul v7.4s, v7.4s, v3.4s */
+	WORD $0x4e22d444 /* fadd v4.4s, v2.4s, v2.4s */
+	WORD $0x4e23d465 /* fadd v5.4s, v3.4s, v3.4s */
+	FMOVQ 96(R11), F31
+	WORD $0x6e3fdc88 /* fmul v8.4s, v4.4s, v31.4s */
+	WORD $0x6e3fdca9 /* fmul v9.4s, v5.4s, v31.4s */
+	WORD $0x4e218908 /* frintn v8.4s, v8.4s */
+	WORD $0x4e218929 /* frintn v9.4s, v9.4s */
+	FMOVQ 112(R11), F31
+	WORD $0x4ebfcd04 /* fmls v4.4s, v8.4s, v31.4s */
+	WORD $0x4ebfcd25 /* fmls v5.4s, v9.4s, v31.4s */
+	FMOVQ 128(R11), F31
+	WORD $0x4ebfcd04 /* fmls v4.4s, v8.4s, v31.4s */
+	WORD $0x4ebfcd25 /* fmls v5.4s, v9.4s, v31.4s */
+	FMOVQ 144(R11), F10
+	FMOVQ 144(R11), F11
+	FMOVQ 160(R11), F12
+	WORD $0x4e24cd4c /* fmla v12.4s, v10.4s, v4.4s */
+	FMOVQ 160(R11), F13
+	WORD $0x4e25cd6d /* fmla v13.4s, v11.4s, v5.4s */
+	FMOVQ 176(R11), F10
+	WORD $0x4e24cd8a /* fmla v10.4s, v12.4s, v4.4s */
+	FMOVQ 176(R11), F11
+	WORD $0x4e25cdab /* fmla v11.4s, v13.4s, v5.4s */
+	FMOVQ 192(R11), F12
+	WORD $0x4e24cd4c /* fmla v12.4s, v10.4s, v4.4s */
+	FMOVQ 192(R11), F13
+	WORD $0x4e25cd6d /* fmla v13.4s, v11.4s, v5.4s */
+	FMOVQ 208(R11), F10
+	WORD $0x4e24cd8a /* fmla v10.4s, v12.4s, v4.4s */
+	FMOVQ 208(R11), F11
+	WORD $0x4e25cdab /* fmla v11.4s, v13.4s, v5.4s */
+	FMOVQ 16(R11), F12
+	WORD $0x4e24cd4c /* fmla v12.4s, v10.4s, v4.4s */
+	FMOVQ 16(R11), F13
+	WORD $0x4e25cd6d /* fmla v13.4s, v11.4s, v5.4s */
+	FMOVQ 16(R11), F10
+	WORD $0x4e24cd8a /* fmla v10.4s, v12.4s, v4.4s */
+	FMOVQ 16(R11), F11
+	WORD $0x4e25cdab /* fmla v11.4s, v13.4s, v5.4s */
+	WORD $0x4e21a908 /* fcvtns v8.4s, v8.4s */
+	WORD $0x4e21a929 /* fcvtns v9.4s, v9.4s */
+	WORD $0x4f3f050c /* sshr v12.4s, v8.4s, #1 */
+	WORD $0x4f3f052d /* sshr v13.4s, v9.4s, #1 */
+	VSUB V12.S4, V8.S4, V8.S4
+	VSUB V13.S4, V9.S4, V9.S4
+	VSHL $23, V12.S4, V12.S4
+	VSHL $23, V13.S4, V13.S4
+	VADD V12.S4, V10.S4, V12.S4
+	VADD V13.S4, V11.S4, V13.S4
+	VSHL $23, V8.S4, V8.S4
+	VSHL $23, V9.S4, V9.S4
+	FMOVQ 16(R11), F31
+	VADD V31.S4, V8.S4, V8.S4
+	VADD V31.S4, V9.S4, V9.S4
+	WORD $0x6e28dd88 /* fmul v8.4s, v12.4s, v8.4s */
+	WORD $0x6e29dda9 /* fmul v9.4s, v13.4s, v9.4s */
+	WORD $0x4ebed50c /* fsub v12.4s, v8.4s, v30.4s */
+	WORD $0x4ebed52d /* fsub v13.4s, v9.4s, v30.4s */
+	WORD $0x4e3ed508 /* fadd v8.4s, v8.4s, v30.4s */
+	WORD $0x4e3ed529 /* fadd v9.4s, v9.4s, v30.4s */
+	WORD $0x6e28fd88 /* fdiv v8.4s, v12.4s, v8.4s */
+	WORD $0x6e29fda9 /* fdiv v9.4s, v13.4s, v9.4s */
+	FMOVQ 672(R11), F31
+	WORD $0x4ebfd442 /* fsub v2.4s, v2.4s, v31.4s */
+	WORD $0x4ebfd463 /* fsub v3.4s, v3.4s, v31.4s */
+	WORD $0x4f21044c /* sshr v12.4s, v2.4s, #31 */
+	VBSL V8.B16, V6.B16, V12.B16
+	WORD $0x4f21046d /* sshr v13.4s, v3.4s, #31 */
+	VBSL V9.B16, V7.B16, V13.B16
+	FMOVQ 0(R11), F31
+	VAND V31.B16, V0.B16, V0.B16
+	VAND V31.B16, V1.B16, V1.B16
+	VORR V0.B16, V12.B16, V0.B16
+	VORR V1.B16, V13.B16, V1.B16
+	FMOVQ F0, 0(R2)
+	FMOVQ F1, 16(R2)
+	ADD $32, R2
+	ADD $32, R3
+	SUBS $8, R1; BGE block
+
+afterblock:
+	ADD $8, R1
+	SUBS $4, R1; BLT aftervector
+
+vector:
+	FMOVQ 0(R3), F0
+	FMOVQ 32(R11), F31
+	VAND V31.B16, V0.B16, V1.B16
+	WORD $0x4ea1f7a1 /* fmin v1.4s, v29.4s, v1.4s */
+	WORD $0x6e21dc22 /* fmul v2.4s, v1.4s, v1.4s */
+	FMOVQ 576(R11), F3
+	FMOVQ 592(R11), F4
+	WORD $0x4e22cc64 /* fmla v4.4s, v3.4s, v2.4s */
+	FMOVQ 608(R11), F3
+	WORD $0x4e22cc83 /* fmla v3.4s, v4.4s, v2.4s */
+	FMOVQ 624(R11), F4
+	WORD $0x4e22cc64 /* fmla v4.4s, v3.4s, v2.4s */
+	FMOVQ 640(R11), F3
+	WORD $0x4e22cc83 /* fmla v3.4s, v4.4s, v2.4s */
+	FMOVQ 656(R11), F4
+	WORD $0x4e22cc64 /* fmla v4.4s, v3.4s, v2.4s */
+	VMOV V30.B16, V3.B16
+	WORD $0x4e24cc43 /* fmla v3.4s, v2.4s, v4.4s */
+	WORD $0x6e21dc63 /* fmul v3.4s, v3.4s, v1.4s */
+	WORD $0x4e21d422 /* fadd v2.4s, v1.4s, v1.4s */
+	FMOVQ 96(R11), F31
+	WORD $0x6e3fdc44 /* fmul v4.4s, v2.4s, v31.4s */
+	WORD $0x4e218884 /* frintn v4.4s, v4.4s */
+	FMOVQ 112(R11), F31
+	WORD $0x4ebfcc82 /* fmls v2.4s, v4.4s, v31.4s */
+	FMOVQ 128(R11), F31
+	WORD $0x4ebfcc82 /* fmls v2.4s, v4.4s, v31.4s */
+	FMOVQ 144(R11), F5
+	FMOVQ 160(R11), F6
+	WORD $0x4e22cca6 /* fmla v6.4s, v5.4s, v2.4s */
+	FMOVQ 176(R11), F5
+	WORD $0x4e22ccc5 /* fmla v5.4s, v6.4s, v2.4s */
+	FMOVQ 192(R11), F6
+	WORD $0x4e22cca6 /* fmla v6.4s, v5.4s, v2.4s */
+	FMOVQ 208(R11), F5
+	WORD $0x4e22ccc5 /* fmla v5.4s, v6.4s, v2.4s */
+	FMOVQ 16(R11), F6
+	WORD $0x4e22cca6 /* fmla v6.4s, v5.4s, v2.4s */
+	FMOVQ 16(R11), F5
+	WORD $0x4e22ccc5 /* fmla v5.4s, v6.4s, v2.4s */
+	WORD $0x4e21a884 /* fcvtns v4.4s, v4.4s */
+	WORD $0x4f3f0486 /* sshr v6.4s, v4.4s, #1 */
+	VSUB V6.S4, V4.S4, V4.S4
+	VSHL $23, V6.S4, V6.S4
+	VADD V6.S4, V5.S4, V6.S4
+	VSHL $23, V4.S4, V4.S4
+	FMOVQ 16(R11), F31
+	VADD V31.S4, V4.S4, V4.S4
+	WORD $0x6e24dcc4 /* fmul v4.4s, v6.4s, v4.4s */
+	WORD $0x4ebed486 /* fsub v6.4s, v4.4s, v30.4s */
+	WORD $0x4e3ed484 /* fadd v4.4s, v4.4s, v30.4s */
+	WORD $0x6e24fcc4 /* fdiv v4.4s, v6.4s, v4.4s */
+	FMOVQ 672(R11), F31
+	WORD $0x4ebfd421 /* fsub v1.4s, v1.4s, v31.4s */
+	WORD $0x4f210426 /* sshr v6.4s, v1.4s, #31 */
+	VBSL V4.B16, V3.B16, V6.B16
+	FMOVQ 0(R11), F31
+	VAND V31.B16, V0.B16, V0.B16
+	VORR V0.B16, V6.B16, V0.B16
+	FMOVQ F0, 0(R2)
+	ADD $16, R2
+	ADD $16, R3
+	SUBS $4, R1; BGE vector
+
+aftervector:
+	ADD $4, R1
+	SUBS $1, R1; BLT afterelement
+
+element:
+	FMOVS 0(R3), F0
+	FMOVQ 32(R11), F31
+	VAND V31.B16, V0.B16, V1.B16
+	WORD $0x4ea1f7a1 /* fmin v1.4s, v29.4s, v1.4s */
+	WORD $0x6e21dc22 /* fmul v2.4s, v1.4s, v1.4s */
+	FMOVQ 576(R11), F3
+	FMOVQ 592(R11), F4
+	WORD $0x4e22cc64 /* fmla v4.4s, v3.4s, v2.4s */
+	FMOVQ 608(R11), F3
+	WORD $0x4e22cc83 /* fmla v3.4s, v4.4s, v2.4s */
+	FMOVQ 624(R11), F4
+	WORD $0x4e22cc64 /* fmla v4.4s, v3.4s, v2.4s */
+	FMOVQ 640(R11), F3
+	WORD $0x4e22cc83 /* fmla v3.4s, v4.4s, v2.4s */
+	FMOVQ 656(R11), F4
+	WORD $0x4e22cc64 /* fmla v4.4s, v3.4s, v2.4s */
+	VMOV V30.B16, V3.B16
+	WORD $0x4e24cc43 /* fmla v3.4s, v2.4s, v4.4s */
+	WORD $0x6e21dc63 /* fmul v3.4s, v3.4s, v1.4s */
+	WORD $0x4e21d422 /* fadd v2.4s, v1.4s, v1.4s */
+	FMOVQ 96(R11), F31
+	WORD $0x6e3fdc44 /* fmul v4.4s, v2.4s, v31.4s */
+	WORD $0x4e218884 /* frintn v4.4s, v4.4s */
+	FMOVQ 112(R11), F31
+	WORD $0x4ebfcc82 /* fmls v2.4s, v4.4s, v31.4s */
+	FMOVQ 128(R11), F31
+	WORD $0x4ebfcc82 /* fmls v2.4s, v4.4s, v31.4s */
+	FMOVQ 144(R11), F5
+	FMOVQ 160(R11), F6
+	WORD $0x4e22cca6 /* fmla v6.4s, v5.4s, v2.4s */
+	FMOVQ 176(R11), F5
+	WORD $0x4e22ccc5 /* fmla v5.4s, v6.4s, v2.4s */
+	FMOVQ 192(R11), F6
+	WORD $0x4e22cca6 /* fmla v6.4s, v5.4s, v2.4s */
+	FMOVQ 208(R11), F5
+	WORD $0x4e22ccc5 /* fmla v5.4s, v6.4s, v2.4s */
+	FMOVQ 16(R11), F6
+	WORD $0x4e22cca6 /* fmla v6.4s, v5.4s, v2.4s */
+	FMOVQ 16(R11), F5
+	WORD $0x4e22ccc5 /* fmla v5.4s, v6.4s, v2.4s */
+	WORD $0x4e21a884 /* fcvtns v4.4s, v4.4s */
+	WORD $0x4f3f0486 /* sshr v6.4s, v4.4s, #1 */
+	VSUB V6.S4, V4.S4, V4.S4
+	VSHL $23, V6.S4, V6.S4
+	VADD V6.S4, V5.S4, V6.S4
+	VSHL $23, V4.S4, V4.S4
+	FMOVQ 16(R11), F31
+	VADD V31.S4, V4.S4, V4.S4
+	WORD $0x6e24dcc4 /* fmul v4.4s, v6.4s, v4.4s */
+	WORD $0x4ebed486 /* fsub v6.4s, v4.4s, v30.4s */
+	WORD $0x4e3ed484 /* fadd v4.4s, v4.4s, v30.4s */
+	WORD $0x6e24fcc4 /* fdiv v4.4s, v6.4s, v4.4s */
+	FMOVQ 672(R11), F31
+	WORD $0x4ebfd421 /* fsub v1.4s, v1.4s, v31.4s */
+	WORD $0x4f210426 /* sshr v6.4s, v1.4s, #31 */
+	VBSL V4.B16, V3.B16, V6.B16
+	FMOVQ 0(R11), F31
+	VAND V31.B16, V0.B16, V0.B16
+	VORR V0.B16, V6.B16, V0.B16
+	FMOVS F0, 0(R2)
+	ADD $4, R2
+	ADD $4, R3
+	SUBS $1, R1; BGE element
+
+afterelement:
+	ADD $1, R1
+	RET
+
+// func logF32NEON(y, x []float32)
+TEXT ·logF32NEON(SB), NOSPLIT, $0-48
+	MOVD y_len+8(FP), R1
+	MOVD y_base+0(FP), R2
+	MOVD x_base+24(FP), R3
+	MOVD $constants<>(SB), R11
+	VEOR V30.B16, V30.B16, V30.B16
+	FMOVQ 16(R11), F29
+	FMOVQ 928(R11), F28
+	SUBS $8, R1; BLT afterblock
+
+block:
+	FMOVQ 0(R3), F0
+	FMOVQ 16(R3), F1
+	FMOVQ 688(R11), F31
+	WORD $0x4ebfd402 /* fsub v2.4s, v0.4s, v31.4s */
+	WORD $0x4ebfd423 /* fsub v3.4s, v1.4s, v31.4s */
+	FMOVQ 704(R11), F31
+	WORD $0x6e3fdc04 /* fmul v4.4s, v0.4s, v31.4s */
+	WORD $0x6e3fdc25 /* fmul v5.4s, v1.4s, v31.4s */
+	WORD $0x4f210446 /* sshr v6.4s, v2.4s, #31 */
+	VBSL V0.B16, V4.B16, V6.B16
+	WORD $0x4f210467 /* sshr v7.4s, v3.4s, #31 */
+	VBSL V1.B16, V5.B16, V7.B16
+	FMOVQ 720(R11), F31
+	VADD V31.S4, V6.S4, V4.S4
+	VADD V31.S4, V7.S4, V5.S4
+	VUSHR $23, V4.S4, V4.S4
+	VUSHR $23, V5.S4, V5.S4
+	FMOVQ 704(R11), F31
+	VADD V31.S4, V4.S4, V8.S4
+	VADD V31.S4, V5.S4, V9.S4
+	FMOVQ 736(R11), F31
+	WORD $0x4ebfd508 /* fsub v8.4s, v8.4s, v31.4s */
+	WORD $0x4ebfd529 /* fsub v9.4s, v9.4s, v31.4s */
+	FMOVQ 752(R11), F31
+	WORD $0x4f21044a /* sshr v10.4s, v2.4s, #31 */
+	VBSL V30.B16, V31.B16, V10.B16
+	WORD $0x4f21046b /* sshr v11.4s, v3.4s, #31 */
+	VBSL V30.B16, V31.B16, V11.B16
+	WORD $0x4eaad50a /* fsub v10.4s, v8.4s, v10.4s */
+	WORD $0x4eabd52b /* fsub v11.4s, v9.4s, v11.4s */
+	VSHL $23, V4.S4, V4.S4
+	VSHL $23, V5.S4, V5.S4
+	FMOVQ 768(R11), F31
+	VSUB V31.S4, V4.S4, V4.S4
+	VSUB V31.S4, V5.S4, V5.S4
+	VSUB V4.S4, V6.S4, V4.S4
+	VSUB V5.S4, V7.S4, V5.S4
+	FMOVQ 16(R11), F31
+	WORD $0x4ebfd484 /* fsub v4.4s, v4.4s, v31.4s */
+	WORD $0x4ebfd4a5 /* fsub v5.4s, v5.4s, v31.4s */
+	WORD $0x6e24dc86 /* fmul v6.4s, v4.4s, v4.4s */
+	WORD $0x6e25dca7 /* fmul v7.4s, v5.4s, v5.4s */
+	WORD $0x6e24dcc8 /* fmul v8.4s, v6.4s, v4.4s */
+	WORD $0x6e25dce9 /* fmul v9.4s, v7.4s, v5.4s */
+	FMOVQ 784(R11), F2
+	FMOVQ 784(R11), F3
+	FMOVQ 800(R11), F12
+	WORD $0x4e24cc4c /* fmla v12.4s, v2.4s, v4.4s */
+	FMOVQ 800(R11), F13
+	WORD $0x4e25cc6d /* fmla v13.4s, v3.4s, v5.4s */
+	FMOVQ 816(R11), F2
+	WORD $0x4e24cd82 /* fmla v2.4s, v12.4s, v4.4s */
+	FMOVQ 816(R11), F3
+	WORD $0x4e25cda3 /* fmla v3.4s, v13.4s, v5.4s */
+	FMOVQ 832(R11), F12
+	WORD $0x4e24cc4c /* fmla v12.4s, v2.4s, v4.4s */
+	FMOVQ 832(R11), F13
+	WORD $0x4e25cc6d /* fmla v13.4s, v3.4s, v5.4s */
+	FMOVQ 848(R11), F2
+	WORD $0x4e24cd82 /* fmla v2.4s, v12.4s, v4.4s */
+	FMOVQ 848(R11), F3
+	WORD $0x4e25cda3 /* fmla v3.4s, v13.4s, v5.4s */
+	FMOVQ 864(R11), F12
+	WORD $0x4e24cc4c /* fmla v12.4s, v2.4s, v4.4s */
+	FMOVQ 864(R11), F13
+	WORD $0x4e25cc6d /* fmla v13.4s, v3.4s, v5.4s */
+	FMOVQ 880(R11), F2
+	WORD $0x4e24cd82 /* fmla v2.4s, v12.4s, v4.4s */
+	FMOVQ 880(R11), F3
+	WORD $0x4e25cda3 /* fmla v3.4s, v13.4s, v5.4s */
+	FMOVQ 896(R11), F12
+	WORD $0x4e24cc4c /* fmla v12.4s, v2.4s, v4.4s */
+	FMOVQ 896(R11), F13
+	WORD $0x4e25cc6d /* fmla v13.4s, v3.4s, v5.4s */
+	WORD $0x6e2cdd0c /* fmul v12.4s, v8.4s, v12.4s */
+	WORD $0x6e2ddd2d /* fmul v13.4s, v9.4s, v13.4s */
+	FMOVQ 128(R11), F31
+	WORD $0x4e3fcd4c /* fmla v12.4s, v10.4s, v31.4s */
+	WORD $0x4e3fcd6d /* fmla v13.4s, v11.4s, v31.4s */
+	FMOVQ 912(R11), F31
+	WORD $0x4ebfcccc /* fmls v12.4s, v6.4s, v31.4s */
+	WORD $0x4ebfcced /* fmls v13.4s, v7.4s, v31.4s */
+	WORD $0x4e24d584 /* fadd v4.4s, v12.4s, v4.4s */
+	WORD $0x4e25d5a5 /* fadd v5.4s, v13.4s, v5.4s */
+	FMOVQ 112(R11), F31
+	WORD $0x4e3fcd44 /* fmla v4.4s, v10.4s, v31.4s */
+	WORD $0x4e3fcd65 /* fmla v5.4s, v11.4s, v31.4s */
+	WORD $0x4ea0f7aa /* fmin v10.4s, v29.4s, v0.4s */
+	WORD $0x4ea1f7ab /* fmin v11.4s, v29.4s, v1.4s */
+	WORD $0x6ea1f94a /* fsqrt v10.4s, v10.4s */
+	WORD $0x6ea1f96b /* fsqrt v11.4s, v11.4s */
+	WORD $0x4e3ecd44 /* fmla v4.4s, v10.4s, v30.4s */
+	WORD $0x4e3ecd65 /* fmla v5.4s, v11.4s, v30.4s */
+	WORD $0x4ea0d78a /* fsub v10.4s, v28.4s, v0.4s */
+	WORD $0x4ea1d78b /* fsub v11.4s, v28.4s, v1.4s */
+	WORD $0x4f21054c /* sshr v12.4s, v10.4s, #31 */
+	VBSL V4.B16, V0.B16, V12.B16
+	WORD $0x4f21056d /* sshr v13.4s, v11.4s, #31 */
+	VBSL V5.B16, V1.B16, V13.B16
+	FMOVQ 32(R11), F31
+	VAND V31.B16, V0.B16, V0.B16
+	VAND V31.B16, V1.B16, V1.B16
+	FMOVQ 944(R11), F31
+	WORD $0x4ebfd400 /* fsub v0.4s, v0.4s, v31.4s */
+	WORD $0x4ebfd421 /* fsub v1.4s, v1.4s, v31.4s */
+	FMOVQ 48(R11), F31
+	WORD $0x4f210404 /* sshr v4.4s, v0.4s, #31 */
+	VBSL V12.B16, V31.B16, V4.B16
+	WORD $0x4f210425 /* sshr v5.4s, v1.4s, #31 */
+	VBSL V13.B16, V31.B16, V5.B16
+	FMOVQ F4, 0(R2)
+	FMOVQ F5, 16(R2)
+	ADD $32, R2
+	ADD $32, R3
+	SUBS $8, R1; BGE block
+
+afterblock:
+	ADD $8, R1
+	SUBS $4, R1; BLT aftervector
+
+vector:
+	FMOVQ 0(R3), F0
+	FMOVQ 688(R11), F31
+	WORD $0x4ebfd401 /* fsub v1.4s, v0.4s, v31.4s */
+	FMOVQ 704(R11), F31
+	WORD $0x6e3fdc02 /* fmul v2.4s, v0.4s, v31.4s */
+	WORD $0x4f210423 /* sshr v3.4s, v1.4s, #31 */
+	VBSL V0.B16, V2.B16, V3.B16
+	FMOVQ 720(R11), F31
+	VADD V31.S4, V3.S4, V2.S4
+	VUSHR $23, V2.S4, V2.S4
+	FMOVQ 704(R11), F31
+	VADD V31.S4, V2.S4, V4.S4
+	FMOVQ 736(R11), F31
+	WORD $0x4ebfd484 /* fsub v4.4s, v4.4s, v31.4s */
+	FMOVQ 752(R11), F31
+	WORD $0x4f210425 /* sshr v5.4s, v1.4s, #31 */
+	VBSL V30.B16, V31.B16, V5.B16
+	WORD $0x4ea5d485 /* fsub v5.4s, v4.4s, v5.4s */
+	VSHL $23, V2.S4, V2.S4
+	FMOVQ 768(R11), F31
+	VSUB V31.S4, V2.S4, V2.S4
+	VSUB V2.S4, V3.S4, V2.S4
+	FMOVQ 16(R11), F31
+	WORD $0x4ebfd442 /* fsub v2.4s, v2.4s, v31.4s */
+	WORD $0x6e22dc43 /* fmul v3.4s, v2.4s, v2.4s */
+	WORD $0x6e22dc64 /* fmul v4.4s, v3.4s, v2.4s */
+	FMOVQ 784(R11), F1
+	FMOVQ 800(R11), F6
+	WORD $0x4e22cc26 /* fmla v6.4s, v1.4s, v2.4s */
+	FMOVQ 816(R11), F1
+	WORD $0x4e22ccc1 /* fmla v1.4s, v6.4s, v2.4s */
+	FMOVQ 832(R11), F6
+	WORD $0x4e22cc26 /* fmla v6.4s, v1.4s, v2.4s */
+	FMOVQ 848(R11), F1
+	WORD $0x4e22ccc1 /* fmla v1.4s, v6.4s, v2.4s */
+	FMOVQ 864(R11), F6
+	WORD $0x4e22cc26 /* fmla v6.4s, v1.4s, v2.4s */
+	FMOVQ 880(R11), F1
+	WORD $0x4e22ccc1 /* fmla v1.4s, v6.4s, v2.4s */
+	FMOVQ 896(R11), F6
+	WORD $0x4e22cc26 /* fmla v6.4s, v1.4s, v2.4s */
+	WORD $0x6e26dc86 /* fmul v6.4s, v4.4s, v6.4s */
+	FMOVQ 128(R11), F31
+	WORD $0x4e3fcca6 /* fmla v6.4s, v5.4s, v31.4s */
+	FMOVQ 912(R11), F31
+	WORD $0x4ebfcc66 /* fmls v6.4s, v3.4s, v31.4s */
+	WORD $0x4e22d4c2 /* fadd v2.4s, v6.4s, v2.4s */
+	FMOVQ 112(R11), F31
+	WORD $0x4e3fcca2 /* fmla v2.4s, v5.4s, v31.4s */
+	WORD $0x4ea0f7a5 /* fmin v5.4s, v29.4s, v0.4s */
+	WORD $0x6ea1f8a5 /* fsqrt v5.4s, v5.4s */
+	WORD $0x4e3ecca2 /* fmla v2.4s, v5.4s, v30.4s */
+	WORD $0x4ea0d785 /* fsub v5.4s, v28.4s, v0.4s */
+	WORD $0x4f2104a6 /* sshr v6.4s, v5.4s, #31 */
+	VBSL V2.B16, V0.B16, V6.B16
+	FMOVQ 32(R11), F31
+	VAND V31.B16, V0.B16, V0.B16
+	FMOVQ 944(R11), F31
+	WORD $0x4ebfd400 /* fsub v0.4s, v0.4s, v31.4s */
+	FMOVQ 48(R11), F31
+	WORD $0x4f210402 /* sshr v2.4s, v0.4s, #31 */
+	VBSL V6.B16, V31.B16, V2.B16
+	FMOVQ F2, 0(R2)
+	ADD $16, R2
+	ADD $16, R3
+	SUBS $4, R1; BGE vector
+
+aftervector:
+	ADD $4, R1
+	SUBS $1, R1; BLT afterelement
+
+element:
+	FMOVS 0(R3), F0
+	FMOVQ 688(R11), F31
+	WORD $0x4ebfd401 /* fsub v1.4s, v0.4s, v31.4s */
+	FMOVQ 704(R11), F31
+	WORD $0x6e3fdc02 /* fmul v2.4s, v0.4s, v31.4s */
+	WORD $0x4f210423 /* sshr v3.4s, v1.4s, #31 */
+	VBSL V0.B16, V2.B16, V3.B16
+	FMOVQ 720(R11), F31
+	VADD V31.S4, V3.S4, V2.S4
+	VUSHR $23, V2.S4, V2.S4
+	FMOVQ 704(R11), F31
+	VADD V31.S4, V2.S4, V4.S4
+	FMOVQ 736(R11), F31
+	WORD $0x4ebfd484 /* fsub v4.4s, v4.4s, v31.4s */
+	FMOVQ 752(R11), F31
+	WORD $0x4f210425 /* sshr v5.4s, v1.4s, #31 */
+	VBSL V30.B16, V31.B16, V5.B16
+	WORD $0x4ea5d485 /* fsub v5.4s, v4.4s, v5.4s */
+	VSHL $23, V2.S4, V2.S4
+	FMOVQ 768(R11), F31
+	VSUB V31.S4, V2.S4, V2.S4
+	VSUB V2.S4, V3.S4, V2.S4
+	FMOVQ 16(R11), F31
+	WORD $0x4ebfd442 /* fsub v2.4s, v2.4s, v31.4s */
+	WORD $0x6e22dc43 /* fmul v3.4s, v2.4s, v2.4s */
+	WORD $0x6e22dc64 /* fmul v4.4s, v3.4s, v2.4s */
+	FMOVQ 784(R11), F1
+	FMOVQ 800(R11), F6
+	WORD $0x4e22cc26 /* fmla v6.4s, v1.4s, v2.4s */
+	FMOVQ 816(R11), F1
+	WORD $0x4e22ccc1 /* fmla v1.4s, v6.4s, v2.4s */
+	FMOVQ 832(R11), F6
+	WORD $0x4e22cc26 /* fmla v6.4s, v1.4s, v2.4s */
+	FMOVQ 848(R11), F1
+	WORD $0x4e22ccc1 /* fmla v1.4s, v6.4s, v2.4s */
+	FMOVQ 864(R11), F6
+	WORD $0x4e22cc26 /* fmla v6.4s, v1.4s, v2.4s */
+	FMOVQ 880(R11), F1
+	WORD $0x4e22ccc1 /* fmla v1.4s, v6.4s, v2.4s */
+	FMOVQ 896(R11), F6
+	WORD $0x4e22cc26 /* fmla v6.4s, v1.4s, v2.4s */
+	WORD $0x6e26dc86 /* fmul v6.4s, v4.4s, v6.4s */
+	FMOVQ 128(R11), F31
+	WORD $0x4e3fcca6 /* fmla v6.4s, v5.4s, v31.4s */
+	FMOVQ 912(R11), F31
+	WORD $0x4ebfcc66 /* fmls v6.4s, v3.4s, v31.4s */
+	WORD $0x4e22d4c2 /* fadd v2.4s, v6.4s, v2.4s */
+	FMOVQ 112(R11), F31
+	WORD $0x4e3fcca2 /* fmla v2.4s, v5.4s, v31.4s */
+	WORD $0x4ea0f7a5 /* fmin v5.4s, v29.4s, v0.4s */
+	WORD $0x6ea1f8a5 /* fsqrt v5.4s, v5.4s */
+	WORD $0x4e3ecca2 /* fmla v2.4s, v5.4s, v30.4s */
+	WORD $0x4ea0d785 /* fsub v5.4s, v28.4s, v0.4s */
+	WORD $0x4f2104a6 /* sshr v6.4s, v5.4s, #31 */
+	VBSL V2.B16, V0.B16, V6.B16
+	FMOVQ 32(R11), F31
+	VAND V31.B16, V0.B16, V0.B16
+	FMOVQ 944(R11), F31
+	WORD $0x4ebfd400 /* fsub v0.4s, v0.4s, v31.4s */
+	FMOVQ 48(R11), F31
+	WORD $0x4f210402 /* sshr v2.4s, v0.4s, #31 */
+	VBSL V6.B16, V31.B16, V2.B16
+	FMOVS F2, 0(R2)
+	ADD $4, R2
+	ADD $4, R3
 	SUBS $1, R1; BGE element
 
 afterelement:
@@ -5553,7 +7733,7 @@ block:
 	VEOR V5.B16, V1.B16, V5.B16
 	VEOR V6.B16, V2.B16, V6.B16
 	VEOR V7.B16, V3.B16, V7.B16
-	FMOVQ 544(R11), F31
+	FMOVQ 960(R11), F31
 	WORD $0x4ebf9c84 /* mul v4.4s, v4.4s, v31.4s */
 	WORD $0x4ebf9ca5 /* mul v5.4s, v5.4s, v31.4s */
 	WORD $0x4ebf9cc6 /* mul v6.4s, v6.4s, v31.4s */
@@ -5570,7 +7750,7 @@ block:
 	VEOR V1.B16, V5.B16, V1.B16
 	VEOR V2.B16, V6.B16, V2.B16
 	VEOR V3.B16, V7.B16, V3.B16
-	FMOVQ 560(R11), F31
+	FMOVQ 976(R11), F31
 	WORD $0x4ebf9c00 /* mul v0.4s, v0.4s, v31.4s */
 	WORD $0x4ebf9c21 /* mul v1.4s, v1.4s, v31.4s */
 	WORD $0x4ebf9c42 /* mul v2.4s, v2.4s, v31.4s */
@@ -5619,12 +7799,12 @@ vector:
 	VADD V30.S4, V0.S4, V0.S4
 	VUSHR $16, V0.S4, V1.S4
 	VEOR V1.B16, V0.B16, V1.B16
-	FMOVQ 544(R11), F31
+	FMOVQ 960(R11), F31
 	WORD $0x4ebf9c21 /* mul v1.4s, v1.4s, v31.4s */
 	VEOR V29.B16, V1.B16, V1.B16
 	VUSHR $15, V1.S4, V0.S4
 	VEOR V0.B16, V1.B16, V0.B16
-	FMOVQ 560(R11), F31
+	FMOVQ 976(R11), F31
 	WORD $0x4ebf9c00 /* mul v0.4s, v0.4s, v31.4s */
 	VUSHR $16, V0.S4, V1.S4
 	VEOR V1.B16, V0.B16, V1.B16
@@ -5649,12 +7829,12 @@ element:
 	VADD V30.S4, V0.S4, V0.S4
 	VUSHR $16, V0.S4, V1.S4
 	VEOR V1.B16, V0.B16, V1.B16
-	FMOVQ 544(R11), F31
+	FMOVQ 960(R11), F31
 	WORD $0x4ebf9c21 /* mul v1.4s, v1.4s, v31.4s */
 	VEOR V29.B16, V1.B16, V1.B16
 	VUSHR $15, V1.S4, V0.S4
 	VEOR V0.B16, V1.B16, V0.B16
-	FMOVQ 560(R11), F31
+	FMOVQ 976(R11), F31
 	WORD $0x4ebf9c00 /* mul v0.4s, v0.4s, v31.4s */
 	VUSHR $16, V0.S4, V1.S4
 	VEOR V1.B16, V0.B16, V1.B16

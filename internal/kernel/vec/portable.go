@@ -9,7 +9,11 @@ func portable() isa { return isa{"portable", portableKernels[float32](), portabl
 
 func portableKernels[T Float]() kernels[T] {
 	k := kernels[T]{
-		add: addGo[T], scaleTo: scaleToGo[T], addScaled: addScaledGo[T], fill: fillGo[T], colSum8: colSum8Go[T],
+		add: addGo[T], sub: subGo[T], mul: mulGo[T], div: divGo[T], lesser: lesserGo[T], greater: greaterGo[T],
+		less: lessGo[T], lessOrEqual: lessOrEqualGo[T], equal: equalGo[T], notEqual: notEqualGo[T],
+		abs: absGo[T], sqrt: sqrtGo[T], square: squareGo[T], cube: cubeGo[T], inverse: inverseGo[T],
+		exp: expGo[T], log: logGo[T], tanh: tanhGo[T], sigmoid: sigmoidGo[T],
+		scaleTo: scaleToGo[T], addScaled: addScaledGo[T], fill: fillGo[T], colSum8: colSum8Go[T],
 		sum: sumGo[T], sumSquares: sumSquaresGo[T], addSquares: addSquaresGo[T], dot: dotGo[T],
 		maximum: maximumGo[T], maxAbs: maxAbsGo[T],
 		relu: reluGo[T], geluErf: geluErfGo[T], geluTanh: geluTanhGo[T],

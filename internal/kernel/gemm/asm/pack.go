@@ -121,7 +121,8 @@ func (r routine) shuffle4() {
 
 // interleave prints dst[p*width+r] = src[p*ld+r] for r < rows <= lanes: a masked load and a whole
 // store for every p. The rows of src are far apart, where hardware does not prefetch. Of bfloat16 p
-// counts pairs of rows, and without mask registers lanes elements of each row are read.
+// counts pairs of rows, and without mask registers lanes elements of each row are read. Where pairs
+// stay together there may be twice as many rows, as many elements of bfloat16 as a cache line has.
 func (r routine) interleave() {
 	r.head("interleave")
 	switch {
@@ -131,10 +132,19 @@ func (r routine) interleave() {
 		r.mask("R11", "Y1", "Y2")
 	}
 	r.ones()
+	if r.dots {
+		r.p("CMPQ R11, $%d; JLE copy; SHRQ $%d, R8; KMOVW R8, K2", r.lanes(), r.lanes())
+		r.label("wide")
+		r.pair(2)
+		r.p("VMOVUPS %s, (DI); VMOVUPS %s, %d(DI); ADDQ DX, DI", r.v(0), r.v(2), r.bytes)
+		r.p("DECQ CX; JNZ wide")
+		r.p("VZEROUPPER")
+		r.p("RET")
+	}
 	r.label("copy")
 	switch {
 	case r.pairs:
-		r.pair()
+		r.pair(1)
 	case r.masks:
 		r.p("VMOVUP%s.Z (SI), K1, Z0; PREFETCHT0 (SI)(BX*8); ADDQ BX, SI", r.letter)
 	default:
@@ -146,14 +156,19 @@ func (r routine) interleave() {
 	r.p("RET")
 }
 
-// pair prints the pairs of two rows.
-func (r routine) pair() {
+// pair prints the pairs of two rows, as one or two vectors: 0 and 2.
+func (r routine) pair(vectors int) {
 	for i := range 2 {
-		load := "VPMOVZXWD (SI), " + r.v(i)
-		if r.masks {
-			load = "VPMOVZXWD.Z (SI), K1, " + r.v(i)
+		for v := range vectors {
+			load, at := "VPMOVZXWD (SI), ", v*r.bytes/2
+			if r.masks {
+				load = fmt.Sprintf("VPMOVZXWD.Z %d(SI), K%d, ", at, v+1)
+			}
+			r.p("%s%s", load, r.v(2*v+i))
 		}
-		r.p("%s; PREFETCHT0 (SI)(BX*8); ADDQ BX, SI", load)
+		r.p("PREFETCHT0 (SI)(BX*8); ADDQ BX, SI")
 	}
-	r.p("VPSLLD $16, %[1]s, %[1]s; VORPS %[1]s, %[2]s, %[2]s", r.v(1), r.v(0))
+	for v := range vectors {
+		r.p("VPSLLD $16, %[1]s, %[1]s; VORPS %[1]s, %[2]s, %[2]s", r.v(2*v+1), r.v(2*v))
+	}
 }

@@ -154,6 +154,7 @@ func (b *body) sub(x, y *value) *value { return b.binary("VSUB"+b.suffix, x, y) 
 func (b *body) mul(x, y *value) *value { return b.binary("VMUL"+b.suffix, x, y) }
 func (b *body) div(x, y *value) *value { return b.binary("VDIV"+b.suffix, x, y) }
 func (b *body) and(x, y *value) *value { return b.binary("VAND"+b.suffix, x, y) }
+func (b *body) or(x, y *value) *value  { return b.binary("VOR"+b.suffix, x, y) }
 func (b *body) sqrt(x *value) *value   { return b.unary("VSQRT"+b.suffix, x) }
 
 // min and max return y if either is NaN: with a constant x, a NaN stays.
@@ -286,6 +287,10 @@ func (b *body) present(v, fill *value) *value {
 
 // Predicates of keepIf, as the immediates of VCMPPS.
 const (
+	equal          = 0
+	less           = 1
+	lessOrEqual    = 2
+	notEqual       = 4
 	notLess        = 5
 	notLessOrEqual = 6
 )

@@ -106,6 +106,70 @@ func activations() []kernel {
 	}
 }
 
+// functions are elementary functions.
+func functions() []kernel {
+	twoOf := [2]int{2, 2}
+	return []kernel{
+		{name: "exp", params: "y, x []T", unroll: twoOf, only32: true, body: func(b *body) {
+			b.store("y", b.exp(b.limited(b.load("x")), nil))
+		}},
+		{name: "sigmoid", params: "y, x []T", unroll: twoOf, only32: true, body: func(b *body) {
+			one := b.register(1)
+			e := b.exp(b.limited(b.sub(b.zero(), b.load("x"))), nil)
+			b.store("y", b.div(one, b.add(e, one)))
+		}},
+		{name: "tanh", params: "y, x []T", unroll: twoOf, only32: true, body: tanh},
+		{name: "log", params: "y, x []T", unroll: [2]int{2, 1}, only32: true, body: logarithm},
+	}
+}
+
+// tanhCoefficients approximate (tanh(a)/a - 1)/a² as a polynomial in a² for 0 ≤ a ≤ tanhNear, such
+// that tanh has a relative error of 1.7e-9 (minimax by Lawson's iteration).
+var tanhCoefficients = []float64{-0.3333331512, 0.1333269408, -0.05389272431, 0.02145203432, -0.007657255291, 0.001736935737}
+
+const tanhNear = 0.75
+
+// tanh is a polynomial near 0, and (e²ᵃ - 1)/(e²ᵃ + 1) with a = |x| elsewhere, with the sign of x.
+func tanh(b *body) {
+	x, one := b.load("x"), b.register(1)
+	a := b.min(b.register(10), b.and(x, b.word(absBits))) // 1 beyond, in float32
+	square := b.mul(a, a)
+	small := b.mul(b.fma(square, b.poly(square, tanhCoefficients...), one), a)
+	e := b.exp(b.add(a, a), nil)
+	large := b.div(b.sub(e, one), b.add(e, one))
+	y := b.ifNegative(b.sub(a, b.constant(tanhNear)), small, large)
+	b.store("y", b.or(y, b.and(x, b.word(signBit))))
+}
+
+// logCoefficients approximate (log(1+f) - f + f²/2)/f³ for √½ ≤ 1+f ≤ √2, such that log has a
+// relative error of 6e-9 (minimax by Lawson's iteration).
+var logCoefficients = []float64{
+	0.3333333171, -0.2500082103, 0.2000122688, -0.1662335736, 0.1420175792, -0.1316018216, 0.1276157753, -0.07634497755,
+}
+
+// logarithm takes x as 2ⁿ·(1+f) with √½ ≤ 1+f < √2. Denormal numbers are made normal first. The exponent
+// becomes a number by way of the bits of 2²³+n.
+func logarithm(b *body) {
+	const mantissa, magic, bias = "$23", 1 << 23, 192
+	x := b.load("x")
+	tiny := b.sub(x, b.constant(0x1p-126))
+	normal := b.ifNegative(tiny, b.mul(x, b.constant(magic)), x)
+	upper := b.binary("VPADDD", normal, b.word(bias<<23-math.Float32bits(math.Sqrt2/2))) // n+bias in its exponent
+	exponent := b.unary("VPSRLD", upper, mantissa)
+	n := b.sub(b.binary("VPADDD", exponent, b.word(math.Float32bits(magic))), b.constant(magic+bias))
+	n = b.sub(n, b.ifNegative(tiny, b.constant(23), b.zero()))
+	power := b.binary("VPSUBD", b.unary("VPSLLD", exponent, mantissa), b.word(bias<<23))
+	f := b.sub(b.binary("VPSUBD", normal, power), b.constant(1))
+	square := b.mul(f, f)
+	y := b.mul(b.mul(square, f), b.poly(f, logCoefficients...))
+	y = b.fma(n, b.constant(ln2Lower), y)
+	y = b.add(b.fnma(square, b.constant(0.5), y), f)
+	y = b.fma(n, b.constant(ln2Upper), y)
+	y = b.fma(b.sqrt(b.min(b.register(1), x)), b.zero(), y) // NaN of NaN and of negative numbers
+	y = b.ifNegative(b.sub(b.register(math.MaxFloat32), x), x, y)
+	b.store("y", b.ifNegative(b.sub(b.and(x, b.word(absBits)), b.constant(0x1p-149)), b.constant(negInf), y))
+}
+
 // normal returns a = |x|, no more than 15 (where Φ(-a) is 0 in float32), exp(-a²/2), and
 // Φ(-a)·exp(a²/2). The exponent is exact: the rounding error of the square goes into the
 // exponential too, or it would grow with a² in the left tail.

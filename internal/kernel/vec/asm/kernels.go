@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math/bits"
 	"slices"
+	"strings"
 
 	"github.com/gofsdp/gofsdp/internal/kernel/neon"
 )
@@ -11,13 +12,46 @@ import (
 // all lists the kernels. Light loops work on four vectors at once, heavy ones on as many as the
 // registers allow.
 func all() []kernel {
-	return slices.Concat(arithmetic(), treeSums(), reductions(), activations(), rows(), optimizers())
+	return slices.Concat(arithmetic(), comparisons(), treeSums(), reductions(), activations(), functions(), rows(), optimizers())
 }
 
 func arithmetic() []kernel {
 	return []kernel{
 		{name: "add", params: "dst, a, b []T", unroll: [2]int{4, 4}, body: func(b *body) {
 			b.store("dst", b.add(b.load("a"), b.load("b")))
+		}},
+		{name: "sub", params: "dst, a, b []T", unroll: [2]int{4, 4}, body: func(b *body) {
+			b.store("dst", b.sub(b.load("a"), b.load("b")))
+		}},
+		{name: "mul", params: "dst, a, b []T", unroll: [2]int{4, 4}, body: func(b *body) {
+			b.store("dst", b.mul(b.load("a"), b.load("b")))
+		}},
+		{name: "div", params: "dst, a, b []T", unroll: [2]int{4, 4}, body: func(b *body) {
+			b.store("dst", b.div(b.load("a"), b.load("b")))
+		}},
+		{name: "lesser", params: "dst, a, b []T", unroll: [2]int{4, 2}, only32: true, body: func(b *body) {
+			b.store("dst", b.lesser(b.load("a"), b.load("b")))
+		}},
+		{name: "greater", params: "dst, a, b []T", unroll: [2]int{4, 2}, only32: true, body: func(b *body) {
+			negative := func(x *value) *value { return b.binary(b.xor(), x, b.word(signBit)) }
+			b.store("dst", negative(b.lesser(negative(b.load("a")), negative(b.load("b")))))
+		}},
+		{name: "sqrt", params: "y, x []T", unroll: [2]int{4, 4}, body: func(b *body) {
+			b.store("y", b.sqrt(b.load("x")))
+		}},
+		{name: "square", params: "y, x []T", unroll: [2]int{4, 4}, body: func(b *body) {
+			x := b.load("x")
+			b.store("y", b.mul(x, x))
+		}},
+		{name: "cube", params: "y, x []T", unroll: [2]int{4, 4}, body: func(b *body) {
+			x := b.load("x")
+			b.store("y", b.mul(b.mul(x, x), x))
+		}},
+		{name: "inverse", params: "y, x []T", unroll: [2]int{4, 4}, only32: true, body: func(b *body) {
+			b.store("y", b.div(b.register(1), b.load("x")))
+		}},
+		{name: "abs", params: "y, x []T", unroll: [2]int{4, 4}, only32: true, body: func(b *body) {
+			b.store("y", b.and(b.load("x"), b.word(absBits)))
 		}},
 		{name: "scaleTo", params: "dst, x []T, alpha T", unroll: [2]int{4, 4}, body: func(b *body) {
 			b.store("dst", b.mul(b.load("x"), b.scalar("alpha")))
@@ -39,6 +73,26 @@ func arithmetic() []kernel {
 			b.store("dx", b.keepIf(notLessOrEqual, b.load("x"), b.zero(), b.load("dy")))
 		}},
 	}
+}
+
+// comparisons are 1 where they hold, else 0.
+func comparisons() (list []kernel) {
+	for name, predicate := range map[string]int{"less": less, "lessOrEqual": lessOrEqual, "equal": equal, "notEqual": notEqual} {
+		list = append(list, kernel{name: name, params: "dst, a, b []T", unroll: [2]int{4, 2}, only32: true, body: func(b *body) {
+			b.store("dst", b.keepIf(predicate, b.load("a"), b.load("b"), b.register(1)))
+		}})
+	}
+	slices.SortFunc(list, func(a, b kernel) int { return strings.Compare(a.name, b.name) })
+	return list
+}
+
+// lesser is the minimum of x and y, NaN where either is. The instruction of x86 returns y for a NaN
+// and for two zeros: both orders together have the NaN, and the sign of a negative zero.
+func (b *body) lesser(x, y *value) *value {
+	if b.isa.neon {
+		return b.min(x, y)
+	}
+	return b.or(b.min(x, y), b.min(y, x))
 }
 
 // treeSums are the sums of 2 to 8 sources, and the one of 8 rows that ColSum uses.
@@ -147,6 +201,7 @@ func reductions() []kernel {
 const (
 	absBits = 0x7FFFFFFF
 	infBits = 0x7F800000
+	signBit = 1 << 31
 )
 
 // finishMaximum returns the maximum, or a NaN if one was met.

@@ -28,7 +28,7 @@ var neonPointers = []string{"R2", "R3", "R4", "R5", "R6", "R7", "R8", "R9", "R10
 var neonNames = map[string]string{
 	"VADDP": "fadd", "VSUBP": "fsub", "VMULP": "fmul", "VDIVP": "fdiv", "VSQRTP": "fsqrt",
 	"VMAXP": "fmax", "VMINP": "fmin", "VFMADD231P": "fmla", "VFNMADD231P": "fmls", "VROUNDP": "frintn",
-	"VCVTPS2DQ": "fcvtns", "VPSRAD": "sshr", "VPMULLD": "mul", "VANDP": "VAND.B16", "VPXOR": "VEOR.B16",
+	"VCVTPS2DQ": "fcvtns", "VPSRAD": "sshr", "VPMULLD": "mul", "VANDP": "VAND.B16", "VORP": "VORR.B16", "VPXOR": "VEOR.B16",
 	"VPADDD": "VADD.S4", "VPADDQ": "VADD.D2", "VPSUBD": "VSUB.S4", "VPMAXUD": "VUMAX.S4",
 	"VPSRLD": "VUSHR.S4", "VPSLLD": "VSHL.S4",
 }
@@ -214,11 +214,17 @@ func (b *body) neonPresent(u int, v, fill, d *value) {
 	b.line("VMOV V%d.S[0], V%d.S[0]", b.reg(v, u), b.reg(d, u))
 }
 
-// neonKeepIf knows the predicates of x86 that relu and its gradient need.
+// neonKeepIf keeps v by a predicate, or clears it by the opposite of one that holds for NaN.
 func (b *body) neonKeepIf(predicate, u int, x, y, v, d *value) {
-	opposite := map[int]string{notLess: "fcmgt", notLessOrEqual: "fcmge"}[predicate]
-	b.line("%s", neon.Op(opposite, b.neonBits(), b.reg(d, u), b.reg(y, u), b.reg(x, u)))
-	b.line("%s", neon.Op("bic", 32, b.reg(d, u), b.reg(v, u), b.reg(d, u)))
+	name := map[int]string{
+		equal: "fcmeq", less: "fcmgt", lessOrEqual: "fcmge", notEqual: "fcmeq", notLess: "fcmgt", notLessOrEqual: "fcmge",
+	}[predicate]
+	b.line("%s", neon.Op(name, b.neonBits(), b.reg(d, u), b.reg(y, u), b.reg(x, u)))
+	if predicate < notEqual {
+		b.op(u, "VANDPS", v, d, d)
+	} else {
+		b.line("%s", neon.Op("bic", 32, b.reg(d, u), b.reg(v, u), b.reg(d, u)))
+	}
 }
 
 func (b *body) neonIfNegative(u int, s, x, y, d *value) {
