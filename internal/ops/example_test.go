@@ -96,6 +96,12 @@ func ExampleTable() {
 	// sdpa bias grad (ops.SDPA): q, k, v, bias f32, packed, dy, mask? int
 	//     -> dq [B Tq H*Dh] | dk [B Tk KV*Dh] | dv [B Tk KV*Dh] | dbias f32 [heads Tq Tk]
 	//     the gradients of sdpa, from the scores computed again
+	// relative bias (ops.Relative): table f32 [buckets heads]
+	//     -> bias f32 [heads Tq Tk]
+	//     the row of table for the distance of each query and key, one column a head
+	// relative bias grad (ops.Relative): dbias f32
+	//     -> dtable f32 [buckets heads]
+	//     the sum of dbias where each element of table stands
 	// layer norm (ops.Norm): x [... d], gain f32 [d], bias f32 [d]
 	//     -> y [... d] | statistics f32 [... 2]
 	//     (x - mean)·rstd·gain + bias, and mean and rstd = 1/√(variance + eps) of each row

@@ -33,6 +33,8 @@ const (
 	KindSDPAGrad         exec.Kind = "sdpa grad"
 	KindSDPABias         exec.Kind = "sdpa bias"
 	KindSDPABiasGrad     exec.Kind = "sdpa bias grad"
+	KindRelative         exec.Kind = "relative bias"
+	KindRelativeGrad     exec.Kind = "relative bias grad"
 	KindLayerNorm        exec.Kind = "layer norm"
 	KindLayerNormGrad    exec.Kind = "layer norm grad"
 	KindRMSNorm          exec.Kind = "rms norm"
@@ -60,7 +62,7 @@ const (
 func Table() []*exec.Row {
 	return slices.Concat(exec.Rows(), []*exec.Row{
 		linear, addLinear, linearGradX, linearGradW, linearGradB, attention, attentionGrad,
-		sdpa, sdpaGrad, sdpaBias, sdpaBiasGrad,
+		sdpa, sdpaGrad, sdpaBias, sdpaBiasGrad, relative, relativeGrad,
 		layerNorm, layerNormGrad, rmsNorm, rmsNormGrad, batchStats, batchNorm, batchNormGrad,
 		gelu, geluGrad, geluTanh, geluTanhGrad, relu, reluGrad, scale, dropout,
 		embedding, embeddingGrad, positions, positionsGrad, crossEntropy, crossEntropyGrad,
