@@ -149,6 +149,7 @@ var parityPrecisions = []parityPrecision{
 	{"bfloat16 gathers", fsdp.Float32, fsdp.BFloat16, fsdp.Float32, 0},
 	{"float16 gradients", fsdp.Float32, fsdp.Float32, fsdp.Float16, 0},
 	{"bfloat16 computation", fsdp.BFloat16, fsdp.BFloat16, fsdp.Float32, 0},
+	{"bfloat16 throughout", fsdp.BFloat16, fsdp.BFloat16, fsdp.BFloat16, 0},
 }
 
 // parityBackwards are the ways to accumulate: a letter for each Backward, n inside NoSync. After a

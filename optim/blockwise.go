@@ -70,11 +70,11 @@ func checkBits(bits int) error {
 // newEntry returns the zeroed state of a name, with so many bits for each element.
 func (p Param) newEntry(name string, bits int) (Vec, error) {
 	n := p.Value.Len()
-	if bits == 0 || n == 0 {
-		return p.newState(n)
-	}
-	if p.Value.Float64() {
+	switch {
+	case bits == 8 && p.Value.Float64(): // also on a rank that owns nothing of it
 		return nil, fmt.Errorf("parameter %q: its value is float64, and Bits 8 is for float32", p.Name)
+	case bits == 0 || n == 0:
+		return p.newState(n)
 	}
 	if _, ok := p.Value.(Adam8Vec); !ok {
 		return nil, fmt.Errorf("parameter %q: a value of type %T has no such update, it is no %v",

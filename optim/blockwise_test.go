@@ -44,6 +44,8 @@ func TestSmallParametersKeepTheirBits(t *testing.T) {
 // TestBitsErrors checks what New refuses, with the name of the parameter.
 func TestBitsErrors(t *testing.T) {
 	f32, f64 := whole("a", newTensor(5000, false)), whole("a", newTensor(5000, true))
+	none := optim.Host{F64: []float64{}}
+	elsewhere := []optim.Param{{Name: "b", Shape: []int{5000}, Value: none, Grad: none}} // other ranks own it
 	d := new(device)
 	far := []optim.Param{{Name: "a", Shape: []int{5000}, Value: onlyAdam{trained{d.alloc(5000, false)}}, Grad: onlyAdam{trained{d.alloc(5000, false)}}}}
 	for want, c := range map[string]struct {
@@ -54,6 +56,7 @@ func TestBitsErrors(t *testing.T) {
 		"optim: adam: rule 0: field Bits is 16: must be 8, or 0 for those of the value":                                          {optim.Adam{Rules: []optim.Rule{{Match: eightBits.Match, Bits: new(16)}}}, f32},
 		"optim: sgd: rule 0: field Bits is of Adam and AdamW":                                                                    {optim.SGD{Momentum: 0.9, Rules: []optim.Rule{eightBits}}, f32},
 		`optim: adam: exp_avg of parameter "a": its value is float64, and Bits 8 is for float32`:                                 {optim.Adam{Bits: 8}, f64},
+		`optim: adam: exp_avg of parameter "b": its value is float64, and Bits 8 is for float32`:                                 {optim.Adam{Bits: 8}, elsewhere},
 		`optim: adam: exp_avg of parameter "a": a value of type optim_test.onlyAdam has no such update, it is no optim.Adam8Vec`: {optim.Adam{Bits: 8}, far},
 	} {
 		_, err := c.New(c.params)
