@@ -66,6 +66,8 @@ func TestAccuracy(t *testing.T) {
 		{"Log", logAbs[float32], logAbs[float64], math.MaxFloat32, 1.2, math.MaxFloat32, math.Inf(1)},
 		{"Tanh", Tanh[float32], Tanh[float64], 100, 2.5, 100, 2e-7},
 		{"Sigmoid", Sigmoid[float32], Sigmoid[float64], 100, 2.5, 87, 2e-7},
+		{"SiLU", SiLU[float32], SiLU[float64], 87, 5, 60, 2e-7},
+		{"SiLUGrad", grad(SiLUGrad[float32]), grad64(SiLUGrad[float64]), 87, math.Inf(1), 0, 3e-7},
 		{"GELUErf", GELUErf[float32], GELUErf[float64], 20, 7, 12, 1.5e-7},
 		{"GELUErfGrad", grad(GELUErfGrad[float32]), grad64(GELUErfGrad[float64]), 20, math.Inf(1), 0, 2.5e-7},
 		{"GELUTanh", GELUTanh[float32], GELUTanh[float64], 20, 5, 1, 2e-7},
@@ -108,14 +110,14 @@ func TestLimits(t *testing.T) {
 		return y[0]
 	}
 	eachISA(t, func(t *testing.T) {
-		for _, f := range []func(y, x []float32){GELUErf[float32], GELUTanh[float32]} {
+		for _, f := range []func(y, x []float32){SiLU[float32], GELUErf[float32], GELUTanh[float32]} {
 			require.Equal(t, inf, one(f, inf))
 			require.Equal(t, float32(1e30), one(f, 1e30))
 			require.Zero(t, one(f, -1e30))
 			require.True(t, math.IsNaN(float64(one(f, nan))))
 		}
-		for _, f := range []func(dx, x, dy []float32){GELUErfGrad[float32], GELUTanhGrad[float32]} {
-			for _, x := range []float32{inf, 1e30, 50} {
+		for _, f := range []func(dx, x, dy []float32){SiLUGrad[float32], GELUErfGrad[float32], GELUTanhGrad[float32]} {
+			for _, x := range []float32{inf, 1e30, 90} {
 				require.Equal(t, float32(1), grad(f, x))
 				require.InDelta(t, 0, grad(f, -x), 1e-30)
 			}

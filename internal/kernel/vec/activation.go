@@ -6,6 +6,14 @@ func ReLU[T Float](y, x []T) { each2("ReLU", table[T]().relu, y, x) }
 // ReLUGrad sets dx = dy where x > 0 or x is NaN, and 0 elsewhere.
 func ReLUGrad[T Float](dx, x, dy []T) { each3("ReLUGrad", table[T]().reluGrad, dx, x, dy) }
 
+// SiLU sets y = x·σ(x) = x/(1 + e⁻ˣ), the sigmoid linear unit or swish
+// (https://arxiv.org/abs/1702.03118). In float32 the result is within 2e-7·max(1, |x|) of that.
+func SiLU[T Float](y, x []T) { each2("SiLU", table[T]().silu, y, x) }
+
+// SiLUGrad sets dx = dy·(σ(x) + x·σ(x)·(1 - σ(x))). In float32 the factor of dy is within
+// 3e-7·max(1, |x|) of that.
+func SiLUGrad[T Float](dx, x, dy []T) { each3("SiLUGrad", table[T]().siluGrad, dx, x, dy) }
+
 // GELUErf sets y = x·Φ(x) = x/2·(1 + erf(x/√2)), the Gaussian error linear unit
 // (https://arxiv.org/abs/1606.08415). In float32 the result is within 1e-7·max(1, |x|) of that, and
 // within 7 units in the last place for |x| <= 12: the left tail keeps its digits.
@@ -24,3 +32,32 @@ func GELUTanh[T Float](y, x []T) { each2("GELUTanh", table[T]().geluTanh, y, x) 
 // GELUTanhGrad sets dx = dy times the derivative of [GELUTanh] at x. In float32 that factor is
 // within 3e-7·max(1, |x|) of the exact one.
 func GELUTanhGrad[T Float](dx, x, dy []T) { each3("GELUTanhGrad", table[T]().geluTanhGrad, dx, x, dy) }
+
+// A Gate is the activation of a gated linear unit.
+type Gate uint8
+
+// The gates. They are the functions of these names.
+const (
+	GateSiLU Gate = iota
+	GateGELUErf
+	GateGELUTanh
+	GateReLU
+	gates
+)
+
+// String returns the name of the gate.
+func (g Gate) String() string { return [gates]string{"silu", "gelu", "gelu tanh", "relu"}[g] }
+
+// GLU sets y = gate(x)·up (https://arxiv.org/abs/2002.05202), to the accuracy of the activation.
+func GLU[T Float](gate Gate, y, x, up []T) { each3("GLU", table[T]().glu[gate], y, x, up) }
+
+// GLUGrad sets dx = dy·up·gate'(x) and dup = dy·gate(x). dx may be x or dy, and dup may be up.
+func GLUGrad[T Float](gate Gate, dx, dup, x, up, dy []T) {
+	n := len(x)
+	same("GLUGrad", n, len(dx), len(dup), len(up), len(dy))
+	k := table[T]().gluGrad[gate]
+	for i := 0; i < n; i += piece {
+		j := min(i+piece, n)
+		k(dx[i:j], dup[i:j], x[i:j], up[i:j], dy[i:j])
+	}
+}

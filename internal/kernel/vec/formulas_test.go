@@ -31,6 +31,27 @@ func TestGELUDefinition(t *testing.T) {
 	})
 }
 
+// TestSiLUDefinition: the textbook form, its derivative by central differences, and gated linear units
+// as products.
+func TestSiLUDefinition(t *testing.T) {
+	silu := func(x float64) float64 { return x / 2 * (1 + math.Tanh(x/2)) }
+	rapid.Check(t, func(t *rapid.T) {
+		x := rapid.Float64Range(-30, 30).Draw(t, "x")
+		const h = 1e-5
+		in, out, up, dy := []float64{x}, []float64{0}, []float64{-3}, []float64{2}
+		SiLU(out, in)
+		require.InDelta(t, silu(x), out[0], 1e-13)
+		SiLUGrad(out, in, dy)
+		slope := (silu(x+h) - silu(x-h)) / h
+		require.InDelta(t, slope, out[0], 1e-8)
+		GLUGrad(GateSiLU, out, dy, in, up, dy)
+		require.InDelta(t, -3*slope, out[0], 1e-7)
+		require.InDelta(t, 2*silu(x), dy[0], 1e-12)
+		GLU(GateSiLU, out, in, up)
+		require.InDelta(t, -3*silu(x), out[0], 1e-12)
+	})
+}
+
 // TestAdamFromZero makes the first steps of a training, where both moments begin at zero and some
 // gradients are zero: that is where the denominator is smallest. The tolerances are a few roundings
 // of the parameter for each step.

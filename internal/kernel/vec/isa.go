@@ -28,14 +28,17 @@ type kernels[T Float] struct {
 	maximum    func(x []T) T
 	maxAbs     func(x []T) T // 0 for no elements, NaN if any is NaN
 
-	relu, geluErf, geluTanh             func(y, x []T)
-	reluGrad, geluErfGrad, geluTanhGrad func(dx, x, dy []T)
-	expSubSum                           func(y, x []T, scale, m T) float64
-	softmaxGrad                         func(dx, p, dp []T, delta, scale T)
-	norm                                func(y, x, gain, bias []T, mean, rstd T)
-	normPlain                           func(y, x, gain []T, mean, rstd T)
-	normGradSums                        func(dgain, x, gain, dy []T, mean, rstd T) (s1, s2 float64)
-	normGrad                            func(dx, x, gain, dy []T, mean, rstd, c1, c2 T)
+	relu, silu, geluErf, geluTanh                 func(y, x []T)
+	reluGrad, siluGrad, geluErfGrad, geluTanhGrad func(dx, x, dy []T)
+	glu                                           [gates]func(y, x, up []T)
+	gluGrad                                       [gates]func(dx, dup, x, up, dy []T)
+	expSubSum                                     func(y, x []T, scale, m T) float64
+	softmaxGrad                                   func(dx, p, dp []T, delta, scale T)
+	norm                                          func(y, x, gain, bias []T, mean, rstd T)
+	normPlain                                     func(y, x, gain []T, mean, rstd T)
+	normGradSums                                  func(dgain, x, gain, dy []T, mean, rstd T) (s1, s2 float64)
+	normGrad                                      func(dx, x, gain, dy []T, mean, rstd, c1, c2 T)
+	rotate                                        func(a, b, x, y, cos, sin []T)
 
 	adam               func(p, g, m, v []T, c adamStep[T])
 	sgd                func(p, g []T, c sgdStep[T])

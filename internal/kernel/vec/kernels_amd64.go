@@ -41,16 +41,27 @@ func avx512() isa {
 	k32.maximum = maximumF32AVX512
 	k32.maxAbs = maxAbsF32AVX512
 	k32.expSubSum = expSubSumF32AVX512
+	k32.silu = siluF32AVX512
+	k32.siluGrad = siluGradF32AVX512
+	k32.glu[GateSiLU] = gluSiLUF32AVX512
+	k32.gluGrad[GateSiLU] = gluSiLUGradF32AVX512
 	k32.geluErf = geluErfF32AVX512
 	k32.geluErfGrad = geluErfGradF32AVX512
+	k32.glu[GateGELUErf] = gluGELUErfF32AVX512
+	k32.gluGrad[GateGELUErf] = gluGELUErfGradF32AVX512
 	k32.geluTanh = geluTanhF32AVX512
 	k32.geluTanhGrad = geluTanhGradF32AVX512
+	k32.glu[GateGELUTanh] = gluGELUTanhF32AVX512
+	k32.gluGrad[GateGELUTanh] = gluGELUTanhGradF32AVX512
+	k32.glu[GateReLU] = gluReLUF32AVX512
+	k32.gluGrad[GateReLU] = gluReLUGradF32AVX512
 	k32.exp = expF32AVX512
 	k32.sigmoid = sigmoidF32AVX512
 	k32.tanh = tanhF32AVX512
 	k32.log = logF32AVX512
 	k32.softmaxGrad = softmaxGradF32AVX512
 	k32.norm = normF32AVX512
+	k32.rotate = rotateF32AVX512
 	k32.normPlain = normPlainF32AVX512
 	k32.normGradSums = normGradSumsF32AVX512
 	k32.normGrad = normGradF32AVX512
@@ -85,6 +96,7 @@ func avx512() isa {
 	k64.dot = dotF64AVX512
 	k64.softmaxGrad = softmaxGradF64AVX512
 	k64.norm = normF64AVX512
+	k64.rotate = rotateF64AVX512
 	k64.normPlain = normPlainF64AVX512
 	k64.normGradSums = normGradSumsF64AVX512
 	k64.normGrad = normGradF64AVX512
@@ -154,10 +166,20 @@ func dotF64AVX512(a, b []float64) float64
 func maximumF32AVX512(x []float32) float32
 func maxAbsF32AVX512(x []float32) float32
 func expSubSumF32AVX512(y, x []float32, scale, m float32) float64
+func siluF32AVX512(y, x []float32)
+func siluGradF32AVX512(dx, x, dy []float32)
+func gluSiLUF32AVX512(y, x, up []float32)
+func gluSiLUGradF32AVX512(dx, dup, x, up, dy []float32)
 func geluErfF32AVX512(y, x []float32)
 func geluErfGradF32AVX512(dx, x, dy []float32)
+func gluGELUErfF32AVX512(y, x, up []float32)
+func gluGELUErfGradF32AVX512(dx, dup, x, up, dy []float32)
 func geluTanhF32AVX512(y, x []float32)
 func geluTanhGradF32AVX512(dx, x, dy []float32)
+func gluGELUTanhF32AVX512(y, x, up []float32)
+func gluGELUTanhGradF32AVX512(dx, dup, x, up, dy []float32)
+func gluReLUF32AVX512(y, x, up []float32)
+func gluReLUGradF32AVX512(dx, dup, x, up, dy []float32)
 func expF32AVX512(y, x []float32)
 func sigmoidF32AVX512(y, x []float32)
 func tanhF32AVX512(y, x []float32)
@@ -166,6 +188,8 @@ func softmaxGradF32AVX512(dx, p, dp []float32, delta, scale float32)
 func softmaxGradF64AVX512(dx, p, dp []float64, delta, scale float64)
 func normF32AVX512(y, x, gain, bias []float32, mean, rstd float32)
 func normF64AVX512(y, x, gain, bias []float64, mean, rstd float64)
+func rotateF32AVX512(a, b, x, y, cos, sin []float32)
+func rotateF64AVX512(a, b, x, y, cos, sin []float64)
 func normPlainF32AVX512(y, x, gain []float32, mean, rstd float32)
 func normPlainF64AVX512(y, x, gain []float64, mean, rstd float64)
 func normGradSumsF32AVX512(dgain, x, gain, dy []float32, mean, rstd float32) (s1, s2 float64)
@@ -219,16 +243,27 @@ func avx2() isa {
 	k32.maximum = maximumF32AVX2
 	k32.maxAbs = maxAbsF32AVX2
 	k32.expSubSum = expSubSumF32AVX2
+	k32.silu = siluF32AVX2
+	k32.siluGrad = siluGradF32AVX2
+	k32.glu[GateSiLU] = gluSiLUF32AVX2
+	k32.gluGrad[GateSiLU] = gluSiLUGradF32AVX2
 	k32.geluErf = geluErfF32AVX2
 	k32.geluErfGrad = geluErfGradF32AVX2
+	k32.glu[GateGELUErf] = gluGELUErfF32AVX2
+	k32.gluGrad[GateGELUErf] = gluGELUErfGradF32AVX2
 	k32.geluTanh = geluTanhF32AVX2
 	k32.geluTanhGrad = geluTanhGradF32AVX2
+	k32.glu[GateGELUTanh] = gluGELUTanhF32AVX2
+	k32.gluGrad[GateGELUTanh] = gluGELUTanhGradF32AVX2
+	k32.glu[GateReLU] = gluReLUF32AVX2
+	k32.gluGrad[GateReLU] = gluReLUGradF32AVX2
 	k32.exp = expF32AVX2
 	k32.sigmoid = sigmoidF32AVX2
 	k32.tanh = tanhF32AVX2
 	k32.log = logF32AVX2
 	k32.softmaxGrad = softmaxGradF32AVX2
 	k32.norm = normF32AVX2
+	k32.rotate = rotateF32AVX2
 	k32.normPlain = normPlainF32AVX2
 	k32.normGradSums = normGradSumsF32AVX2
 	k32.normGrad = normGradF32AVX2
@@ -263,6 +298,7 @@ func avx2() isa {
 	k64.dot = dotF64AVX2
 	k64.softmaxGrad = softmaxGradF64AVX2
 	k64.norm = normF64AVX2
+	k64.rotate = rotateF64AVX2
 	k64.normPlain = normPlainF64AVX2
 	k64.normGradSums = normGradSumsF64AVX2
 	k64.normGrad = normGradF64AVX2
@@ -332,10 +368,20 @@ func dotF64AVX2(a, b []float64) float64
 func maximumF32AVX2(x []float32) float32
 func maxAbsF32AVX2(x []float32) float32
 func expSubSumF32AVX2(y, x []float32, scale, m float32) float64
+func siluF32AVX2(y, x []float32)
+func siluGradF32AVX2(dx, x, dy []float32)
+func gluSiLUF32AVX2(y, x, up []float32)
+func gluSiLUGradF32AVX2(dx, dup, x, up, dy []float32)
 func geluErfF32AVX2(y, x []float32)
 func geluErfGradF32AVX2(dx, x, dy []float32)
+func gluGELUErfF32AVX2(y, x, up []float32)
+func gluGELUErfGradF32AVX2(dx, dup, x, up, dy []float32)
 func geluTanhF32AVX2(y, x []float32)
 func geluTanhGradF32AVX2(dx, x, dy []float32)
+func gluGELUTanhF32AVX2(y, x, up []float32)
+func gluGELUTanhGradF32AVX2(dx, dup, x, up, dy []float32)
+func gluReLUF32AVX2(y, x, up []float32)
+func gluReLUGradF32AVX2(dx, dup, x, up, dy []float32)
 func expF32AVX2(y, x []float32)
 func sigmoidF32AVX2(y, x []float32)
 func tanhF32AVX2(y, x []float32)
@@ -344,6 +390,8 @@ func softmaxGradF32AVX2(dx, p, dp []float32, delta, scale float32)
 func softmaxGradF64AVX2(dx, p, dp []float64, delta, scale float64)
 func normF32AVX2(y, x, gain, bias []float32, mean, rstd float32)
 func normF64AVX2(y, x, gain, bias []float64, mean, rstd float64)
+func rotateF32AVX2(a, b, x, y, cos, sin []float32)
+func rotateF64AVX2(a, b, x, y, cos, sin []float64)
 func normPlainF32AVX2(y, x, gain []float32, mean, rstd float32)
 func normPlainF64AVX2(y, x, gain []float64, mean, rstd float64)
 func normGradSumsF32AVX2(dgain, x, gain, dy []float32, mean, rstd float32) (s1, s2 float64)

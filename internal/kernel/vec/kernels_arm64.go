@@ -41,16 +41,27 @@ func neon() isa {
 	k32.maximum = maximumF32NEON
 	k32.maxAbs = maxAbsF32NEON
 	k32.expSubSum = expSubSumF32NEON
+	k32.silu = siluF32NEON
+	k32.siluGrad = siluGradF32NEON
+	k32.glu[GateSiLU] = gluSiLUF32NEON
+	k32.gluGrad[GateSiLU] = gluSiLUGradF32NEON
 	k32.geluErf = geluErfF32NEON
 	k32.geluErfGrad = geluErfGradF32NEON
+	k32.glu[GateGELUErf] = gluGELUErfF32NEON
+	k32.gluGrad[GateGELUErf] = gluGELUErfGradF32NEON
 	k32.geluTanh = geluTanhF32NEON
 	k32.geluTanhGrad = geluTanhGradF32NEON
+	k32.glu[GateGELUTanh] = gluGELUTanhF32NEON
+	k32.gluGrad[GateGELUTanh] = gluGELUTanhGradF32NEON
+	k32.glu[GateReLU] = gluReLUF32NEON
+	k32.gluGrad[GateReLU] = gluReLUGradF32NEON
 	k32.exp = expF32NEON
 	k32.sigmoid = sigmoidF32NEON
 	k32.tanh = tanhF32NEON
 	k32.log = logF32NEON
 	k32.softmaxGrad = softmaxGradF32NEON
 	k32.norm = normF32NEON
+	k32.rotate = rotateF32NEON
 	k32.normPlain = normPlainF32NEON
 	k32.normGradSums = normGradSumsF32NEON
 	k32.normGrad = normGradF32NEON
@@ -85,6 +96,7 @@ func neon() isa {
 	k64.dot = dotF64NEON
 	k64.softmaxGrad = softmaxGradF64NEON
 	k64.norm = normF64NEON
+	k64.rotate = rotateF64NEON
 	k64.normPlain = normPlainF64NEON
 	k64.normGradSums = normGradSumsF64NEON
 	k64.normGrad = normGradF64NEON
@@ -154,10 +166,20 @@ func dotF64NEON(a, b []float64) float64
 func maximumF32NEON(x []float32) float32
 func maxAbsF32NEON(x []float32) float32
 func expSubSumF32NEON(y, x []float32, scale, m float32) float64
+func siluF32NEON(y, x []float32)
+func siluGradF32NEON(dx, x, dy []float32)
+func gluSiLUF32NEON(y, x, up []float32)
+func gluSiLUGradF32NEON(dx, dup, x, up, dy []float32)
 func geluErfF32NEON(y, x []float32)
 func geluErfGradF32NEON(dx, x, dy []float32)
+func gluGELUErfF32NEON(y, x, up []float32)
+func gluGELUErfGradF32NEON(dx, dup, x, up, dy []float32)
 func geluTanhF32NEON(y, x []float32)
 func geluTanhGradF32NEON(dx, x, dy []float32)
+func gluGELUTanhF32NEON(y, x, up []float32)
+func gluGELUTanhGradF32NEON(dx, dup, x, up, dy []float32)
+func gluReLUF32NEON(y, x, up []float32)
+func gluReLUGradF32NEON(dx, dup, x, up, dy []float32)
 func expF32NEON(y, x []float32)
 func sigmoidF32NEON(y, x []float32)
 func tanhF32NEON(y, x []float32)
@@ -166,6 +188,8 @@ func softmaxGradF32NEON(dx, p, dp []float32, delta, scale float32)
 func softmaxGradF64NEON(dx, p, dp []float64, delta, scale float64)
 func normF32NEON(y, x, gain, bias []float32, mean, rstd float32)
 func normF64NEON(y, x, gain, bias []float64, mean, rstd float64)
+func rotateF32NEON(a, b, x, y, cos, sin []float32)
+func rotateF64NEON(a, b, x, y, cos, sin []float64)
 func normPlainF32NEON(y, x, gain []float32, mean, rstd float32)
 func normPlainF64NEON(y, x, gain []float64, mean, rstd float64)
 func normGradSumsF32NEON(dgain, x, gain, dy []float32, mean, rstd float32) (s1, s2 float64)

@@ -32,103 +32,109 @@ DATA constants<>+192(SB)/8, $0x3e2aaa053e2aaa05
 DATA constants<>+200(SB)/8, $0x3e2aaa053e2aaa05
 DATA constants<>+208(SB)/8, $0x3efffffd3efffffd
 DATA constants<>+216(SB)/8, $0x3efffffd3efffffd
-DATA constants<>+224(SB)/8, $0x4170000041700000
-DATA constants<>+232(SB)/8, $0x4170000041700000
-DATA constants<>+240(SB)/8, $0x3e8a3d713e8a3d71
-DATA constants<>+248(SB)/8, $0x3e8a3d713e8a3d71
-DATA constants<>+256(SB)/8, $0x3ced3fdd3ced3fdd
-DATA constants<>+264(SB)/8, $0x3ced3fdd3ced3fdd
-DATA constants<>+272(SB)/8, $0xbe018587be018587
-DATA constants<>+280(SB)/8, $0xbe018587be018587
-DATA constants<>+288(SB)/8, $0x3e2ddc753e2ddc75
-DATA constants<>+296(SB)/8, $0x3e2ddc753e2ddc75
-DATA constants<>+304(SB)/8, $0xbd8dbe72bd8dbe72
-DATA constants<>+312(SB)/8, $0xbd8dbe72bd8dbe72
-DATA constants<>+320(SB)/8, $0x3ddcd3ba3ddcd3ba
-DATA constants<>+328(SB)/8, $0x3ddcd3ba3ddcd3ba
-DATA constants<>+336(SB)/8, $0x3d938ebb3d938ebb
-DATA constants<>+344(SB)/8, $0x3d938ebb3d938ebb
-DATA constants<>+352(SB)/8, $0x3dd082153dd08215
-DATA constants<>+360(SB)/8, $0x3dd082153dd08215
-DATA constants<>+368(SB)/8, $0x3ddc3f703ddc3f70
-DATA constants<>+376(SB)/8, $0x3ddc3f703ddc3f70
-DATA constants<>+384(SB)/8, $0x3ddc9ca63ddc9ca6
-DATA constants<>+392(SB)/8, $0x3ddc9ca63ddc9ca6
-DATA constants<>+400(SB)/8, $0xbf000000bf000000
-DATA constants<>+408(SB)/8, $0xbf000000bf000000
-DATA constants<>+416(SB)/8, $0x3ecc422a3ecc422a
-DATA constants<>+424(SB)/8, $0x3ecc422a3ecc422a
-DATA constants<>+432(SB)/8, $0xc1400000c1400000
-DATA constants<>+440(SB)/8, $0xc1400000c1400000
-DATA constants<>+448(SB)/8, $0x4140000041400000
-DATA constants<>+456(SB)/8, $0x4140000041400000
-DATA constants<>+464(SB)/8, $0xbd922279bd922279
-DATA constants<>+472(SB)/8, $0xbd922279bd922279
-DATA constants<>+480(SB)/8, $0xbfcc422abfcc422a
-DATA constants<>+488(SB)/8, $0xbfcc422abfcc422a
-DATA constants<>+496(SB)/8, $0xc1180000c1180000
-DATA constants<>+504(SB)/8, $0xc1180000c1180000
-DATA constants<>+512(SB)/8, $0x4118000041180000
-DATA constants<>+520(SB)/8, $0x4118000041180000
-DATA constants<>+528(SB)/8, $0x3e5b33b63e5b33b6
-DATA constants<>+536(SB)/8, $0x3e5b33b63e5b33b6
-DATA constants<>+544(SB)/8, $0x3fcc422a3fcc422a
-DATA constants<>+552(SB)/8, $0x3fcc422a3fcc422a
-DATA constants<>+560(SB)/8, $0x4120000041200000
-DATA constants<>+568(SB)/8, $0x4120000041200000
-DATA constants<>+576(SB)/8, $0x3ae3a9e43ae3a9e4
-DATA constants<>+584(SB)/8, $0x3ae3a9e43ae3a9e4
-DATA constants<>+592(SB)/8, $0xbbfae9b7bbfae9b7
-DATA constants<>+600(SB)/8, $0xbbfae9b7bbfae9b7
-DATA constants<>+608(SB)/8, $0x3cafbc2d3cafbc2d
-DATA constants<>+616(SB)/8, $0x3cafbc2d3cafbc2d
-DATA constants<>+624(SB)/8, $0xbd5cbe9ebd5cbe9e
-DATA constants<>+632(SB)/8, $0xbd5cbe9ebd5cbe9e
-DATA constants<>+640(SB)/8, $0x3e0886dc3e0886dc
-DATA constants<>+648(SB)/8, $0x3e0886dc3e0886dc
-DATA constants<>+656(SB)/8, $0xbeaaaaa5beaaaaa5
-DATA constants<>+664(SB)/8, $0xbeaaaaa5beaaaaa5
-DATA constants<>+672(SB)/8, $0x3f4000003f400000
-DATA constants<>+680(SB)/8, $0x3f4000003f400000
-DATA constants<>+688(SB)/8, $0x0080000000800000
-DATA constants<>+696(SB)/8, $0x0080000000800000
-DATA constants<>+704(SB)/8, $0x4b0000004b000000
-DATA constants<>+712(SB)/8, $0x4b0000004b000000
-DATA constants<>+720(SB)/8, $0x20cafb0d20cafb0d
-DATA constants<>+728(SB)/8, $0x20cafb0d20cafb0d
-DATA constants<>+736(SB)/8, $0x4b0000c04b0000c0
-DATA constants<>+744(SB)/8, $0x4b0000c04b0000c0
-DATA constants<>+752(SB)/8, $0x41b8000041b80000
-DATA constants<>+760(SB)/8, $0x41b8000041b80000
-DATA constants<>+768(SB)/8, $0x6000000060000000
-DATA constants<>+776(SB)/8, $0x6000000060000000
-DATA constants<>+784(SB)/8, $0xbd9c5ac1bd9c5ac1
-DATA constants<>+792(SB)/8, $0xbd9c5ac1bd9c5ac1
-DATA constants<>+800(SB)/8, $0x3e02adb63e02adb6
-DATA constants<>+808(SB)/8, $0x3e02adb63e02adb6
-DATA constants<>+816(SB)/8, $0xbe06c2a1be06c2a1
-DATA constants<>+824(SB)/8, $0xbe06c2a1be06c2a1
-DATA constants<>+832(SB)/8, $0x3e116d0e3e116d0e
-DATA constants<>+840(SB)/8, $0x3e116d0e3e116d0e
-DATA constants<>+848(SB)/8, $0xbe2a3922be2a3922
-DATA constants<>+856(SB)/8, $0xbe2a3922be2a3922
-DATA constants<>+864(SB)/8, $0x3e4cd0043e4cd004
-DATA constants<>+872(SB)/8, $0x3e4cd0043e4cd004
-DATA constants<>+880(SB)/8, $0xbe800113be800113
-DATA constants<>+888(SB)/8, $0xbe800113be800113
-DATA constants<>+896(SB)/8, $0x3eaaaaaa3eaaaaaa
-DATA constants<>+904(SB)/8, $0x3eaaaaaa3eaaaaaa
-DATA constants<>+912(SB)/8, $0x3f0000003f000000
-DATA constants<>+920(SB)/8, $0x3f0000003f000000
-DATA constants<>+928(SB)/8, $0x7f7fffff7f7fffff
-DATA constants<>+936(SB)/8, $0x7f7fffff7f7fffff
-DATA constants<>+944(SB)/8, $0x0000000100000001
-DATA constants<>+952(SB)/8, $0x0000000100000001
-DATA constants<>+960(SB)/8, $0x7feb352d7feb352d
-DATA constants<>+968(SB)/8, $0x7feb352d7feb352d
-DATA constants<>+976(SB)/8, $0x846ca68b846ca68b
-DATA constants<>+984(SB)/8, $0x846ca68b846ca68b
-GLOBL constants<>(SB), RODATA|NOPTR, $992
+DATA constants<>+224(SB)/8, $0xbf800000bf800000
+DATA constants<>+232(SB)/8, $0xbf800000bf800000
+DATA constants<>+240(SB)/8, $0xc2a00000c2a00000
+DATA constants<>+248(SB)/8, $0xc2a00000c2a00000
+DATA constants<>+256(SB)/8, $0x42a0000042a00000
+DATA constants<>+264(SB)/8, $0x42a0000042a00000
+DATA constants<>+272(SB)/8, $0x4170000041700000
+DATA constants<>+280(SB)/8, $0x4170000041700000
+DATA constants<>+288(SB)/8, $0x3e8a3d713e8a3d71
+DATA constants<>+296(SB)/8, $0x3e8a3d713e8a3d71
+DATA constants<>+304(SB)/8, $0x3ced3fdd3ced3fdd
+DATA constants<>+312(SB)/8, $0x3ced3fdd3ced3fdd
+DATA constants<>+320(SB)/8, $0xbe018587be018587
+DATA constants<>+328(SB)/8, $0xbe018587be018587
+DATA constants<>+336(SB)/8, $0x3e2ddc753e2ddc75
+DATA constants<>+344(SB)/8, $0x3e2ddc753e2ddc75
+DATA constants<>+352(SB)/8, $0xbd8dbe72bd8dbe72
+DATA constants<>+360(SB)/8, $0xbd8dbe72bd8dbe72
+DATA constants<>+368(SB)/8, $0x3ddcd3ba3ddcd3ba
+DATA constants<>+376(SB)/8, $0x3ddcd3ba3ddcd3ba
+DATA constants<>+384(SB)/8, $0x3d938ebb3d938ebb
+DATA constants<>+392(SB)/8, $0x3d938ebb3d938ebb
+DATA constants<>+400(SB)/8, $0x3dd082153dd08215
+DATA constants<>+408(SB)/8, $0x3dd082153dd08215
+DATA constants<>+416(SB)/8, $0x3ddc3f703ddc3f70
+DATA constants<>+424(SB)/8, $0x3ddc3f703ddc3f70
+DATA constants<>+432(SB)/8, $0x3ddc9ca63ddc9ca6
+DATA constants<>+440(SB)/8, $0x3ddc9ca63ddc9ca6
+DATA constants<>+448(SB)/8, $0xbf000000bf000000
+DATA constants<>+456(SB)/8, $0xbf000000bf000000
+DATA constants<>+464(SB)/8, $0x3ecc422a3ecc422a
+DATA constants<>+472(SB)/8, $0x3ecc422a3ecc422a
+DATA constants<>+480(SB)/8, $0xc1400000c1400000
+DATA constants<>+488(SB)/8, $0xc1400000c1400000
+DATA constants<>+496(SB)/8, $0x4140000041400000
+DATA constants<>+504(SB)/8, $0x4140000041400000
+DATA constants<>+512(SB)/8, $0xbd922279bd922279
+DATA constants<>+520(SB)/8, $0xbd922279bd922279
+DATA constants<>+528(SB)/8, $0xbfcc422abfcc422a
+DATA constants<>+536(SB)/8, $0xbfcc422abfcc422a
+DATA constants<>+544(SB)/8, $0xc1180000c1180000
+DATA constants<>+552(SB)/8, $0xc1180000c1180000
+DATA constants<>+560(SB)/8, $0x4118000041180000
+DATA constants<>+568(SB)/8, $0x4118000041180000
+DATA constants<>+576(SB)/8, $0x3e5b33b63e5b33b6
+DATA constants<>+584(SB)/8, $0x3e5b33b63e5b33b6
+DATA constants<>+592(SB)/8, $0x3fcc422a3fcc422a
+DATA constants<>+600(SB)/8, $0x3fcc422a3fcc422a
+DATA constants<>+608(SB)/8, $0x4120000041200000
+DATA constants<>+616(SB)/8, $0x4120000041200000
+DATA constants<>+624(SB)/8, $0x3ae3a9e43ae3a9e4
+DATA constants<>+632(SB)/8, $0x3ae3a9e43ae3a9e4
+DATA constants<>+640(SB)/8, $0xbbfae9b7bbfae9b7
+DATA constants<>+648(SB)/8, $0xbbfae9b7bbfae9b7
+DATA constants<>+656(SB)/8, $0x3cafbc2d3cafbc2d
+DATA constants<>+664(SB)/8, $0x3cafbc2d3cafbc2d
+DATA constants<>+672(SB)/8, $0xbd5cbe9ebd5cbe9e
+DATA constants<>+680(SB)/8, $0xbd5cbe9ebd5cbe9e
+DATA constants<>+688(SB)/8, $0x3e0886dc3e0886dc
+DATA constants<>+696(SB)/8, $0x3e0886dc3e0886dc
+DATA constants<>+704(SB)/8, $0xbeaaaaa5beaaaaa5
+DATA constants<>+712(SB)/8, $0xbeaaaaa5beaaaaa5
+DATA constants<>+720(SB)/8, $0x3f4000003f400000
+DATA constants<>+728(SB)/8, $0x3f4000003f400000
+DATA constants<>+736(SB)/8, $0x0080000000800000
+DATA constants<>+744(SB)/8, $0x0080000000800000
+DATA constants<>+752(SB)/8, $0x4b0000004b000000
+DATA constants<>+760(SB)/8, $0x4b0000004b000000
+DATA constants<>+768(SB)/8, $0x20cafb0d20cafb0d
+DATA constants<>+776(SB)/8, $0x20cafb0d20cafb0d
+DATA constants<>+784(SB)/8, $0x4b0000c04b0000c0
+DATA constants<>+792(SB)/8, $0x4b0000c04b0000c0
+DATA constants<>+800(SB)/8, $0x41b8000041b80000
+DATA constants<>+808(SB)/8, $0x41b8000041b80000
+DATA constants<>+816(SB)/8, $0x6000000060000000
+DATA constants<>+824(SB)/8, $0x6000000060000000
+DATA constants<>+832(SB)/8, $0xbd9c5ac1bd9c5ac1
+DATA constants<>+840(SB)/8, $0xbd9c5ac1bd9c5ac1
+DATA constants<>+848(SB)/8, $0x3e02adb63e02adb6
+DATA constants<>+856(SB)/8, $0x3e02adb63e02adb6
+DATA constants<>+864(SB)/8, $0xbe06c2a1be06c2a1
+DATA constants<>+872(SB)/8, $0xbe06c2a1be06c2a1
+DATA constants<>+880(SB)/8, $0x3e116d0e3e116d0e
+DATA constants<>+888(SB)/8, $0x3e116d0e3e116d0e
+DATA constants<>+896(SB)/8, $0xbe2a3922be2a3922
+DATA constants<>+904(SB)/8, $0xbe2a3922be2a3922
+DATA constants<>+912(SB)/8, $0x3e4cd0043e4cd004
+DATA constants<>+920(SB)/8, $0x3e4cd0043e4cd004
+DATA constants<>+928(SB)/8, $0xbe800113be800113
+DATA constants<>+936(SB)/8, $0xbe800113be800113
+DATA constants<>+944(SB)/8, $0x3eaaaaaa3eaaaaaa
+DATA constants<>+952(SB)/8, $0x3eaaaaaa3eaaaaaa
+DATA constants<>+960(SB)/8, $0x3f0000003f000000
+DATA constants<>+968(SB)/8, $0x3f0000003f000000
+DATA constants<>+976(SB)/8, $0x7f7fffff7f7fffff
+DATA constants<>+984(SB)/8, $0x7f7fffff7f7fffff
+DATA constants<>+992(SB)/8, $0x0000000100000001
+DATA constants<>+1000(SB)/8, $0x0000000100000001
+DATA constants<>+1008(SB)/8, $0x7feb352d7feb352d
+DATA constants<>+1016(SB)/8, $0x7feb352d7feb352d
+DATA constants<>+1024(SB)/8, $0x846ca68b846ca68b
+DATA constants<>+1032(SB)/8, $0x846ca68b846ca68b
+GLOBL constants<>(SB), RODATA|NOPTR, $1040
 DATA iota32<>+0(SB)/4, $0
 DATA iota32<>+4(SB)/4, $1
 DATA iota32<>+8(SB)/4, $2
@@ -4748,6 +4754,834 @@ afterelement:
 	FMOVD F26, ret+56(FP)
 	RET
 
+// func siluF32NEON(y, x []float32)
+TEXT ·siluF32NEON(SB), NOSPLIT, $0-48
+	MOVD y_len+8(FP), R1
+	MOVD y_base+0(FP), R2
+	MOVD x_base+24(FP), R3
+	MOVD $constants<>(SB), R11
+	FMOVQ 16(R11), F30
+	FMOVQ 64(R11), F29
+	FMOVQ 80(R11), F28
+	SUBS $8, R1; BLT afterblock
+
+block:
+	FMOVQ 0(R3), F0
+	FMOVQ 16(R3), F1
+	FMOVQ 224(R11), F31
+	WORD $0x6e3fdc02 /* fmul v2.4s, v0.4s, v31.4s */
+	WORD $0x6e3fdc23 /* fmul v3.4s, v1.4s, v31.4s */
+	WORD $0x4ea2f782 /* fmin v2.4s, v28.4s, v2.4s */
+	WORD $0x4ea3f783 /* fmin v3.4s, v28.4s, v3.4s */
+	WORD $0x4e22f7a2 /* fmax v2.4s, v29.4s, v2.4s */
+	WORD $0x4e23f7a3 /* fmax v3.4s, v29.4s, v3.4s */
+	FMOVQ 96(R11), F31
+	WORD $0x6e3fdc44 /* fmul v4.4s, v2.4s, v31.4s */
+	WORD $0x6e3fdc65 /* fmul v5.4s, v3.4s, v31.4s */
+	WORD $0x4e218884 /* frintn v4.4s, v4.4s */
+	WORD $0x4e2188a5 /* frintn v5.4s, v5.4s */
+	FMOVQ 112(R11), F31
+	WORD $0x4ebfcc82 /* fmls v2.4s, v4.4s, v31.4s */
+	WORD $0x4ebfcca3 /* fmls v3.4s, v5.4s, v31.4s */
+	FMOVQ 128(R11), F31
+	WORD $0x4ebfcc82 /* fmls v2.4s, v4.4s, v31.4s */
+	WORD $0x4ebfcca3 /* fmls v3.4s, v5.4s, v31.4s */
+	FMOVQ 144(R11), F6
+	FMOVQ 144(R11), F7
+	FMOVQ 160(R11), F8
+	WORD $0x4e22ccc8 /* fmla v8.4s, v6.4s, v2.4s */
+	FMOVQ 160(R11), F9
+	WORD $0x4e23cce9 /* fmla v9.4s, v7.4s, v3.4s */
+	FMOVQ 176(R11), F6
+	WORD $0x4e22cd06 /* fmla v6.4s, v8.4s, v2.4s */
+	FMOVQ 176(R11), F7
+	WORD $0x4e23cd27 /* fmla v7.4s, v9.4s, v3.4s */
+	FMOVQ 192(R11), F8
+	WORD $0x4e22ccc8 /* fmla v8.4s, v6.4s, v2.4s */
+	FMOVQ 192(R11), F9
+	WORD $0x4e23cce9 /* fmla v9.4s, v7.4s, v3.4s */
+	FMOVQ 208(R11), F6
+	WORD $0x4e22cd06 /* fmla v6.4s, v8.4s, v2.4s */
+	FMOVQ 208(R11), F7
+	WORD $0x4e23cd27 /* fmla v7.4s, v9.4s, v3.4s */
+	FMOVQ 16(R11), F8
+	WORD $0x4e22ccc8 /* fmla v8.4s, v6.4s, v2.4s */
+	FMOVQ 16(R11), F9
+	WORD $0x4e23cce9 /* fmla v9.4s, v7.4s, v3.4s */
+	FMOVQ 16(R11), F6
+	WORD $0x4e22cd06 /* fmla v6.4s, v8.4s, v2.4s */
+	FMOVQ 16(R11), F7
+	WORD $0x4e23cd27 /* fmla v7.4s, v9.4s, v3.4s */
+	WORD $0x4e21a884 /* fcvtns v4.4s, v4.4s */
+	WORD $0x4e21a8a5 /* fcvtns v5.4s, v5.4s */
+	WORD $0x4f3f0488 /* sshr v8.4s, v4.4s, #1 */
+	WORD $0x4f3f04a9 /* sshr v9.4s, v5.4s, #1 */
+	VSUB V8.S4, V4.S4, V4.S4
+	VSUB V9.S4, V5.S4, V5.S4
+	VSHL $23, V8.S4, V8.S4
+	VSHL $23, V9.S4, V9.S4
+	VADD V8.S4, V6.S4, V8.S4
+	VADD V9.S4, V7.S4, V9.S4
+	VSHL $23, V4.S4, V4.S4
+	VSHL $23, V5.S4, V5.S4
+	FMOVQ 16(R11), F31
+	VADD V31.S4, V4.S4, V4.S4
+	VADD V31.S4, V5.S4, V5.S4
+	WORD $0x6e24dd04 /* fmul v4.4s, v8.4s, v4.4s */
+	WORD $0x6e25dd25 /* fmul v5.4s, v9.4s, v5.4s */
+	WORD $0x4e3ed484 /* fadd v4.4s, v4.4s, v30.4s */
+	WORD $0x4e3ed4a5 /* fadd v5.4s, v5.4s, v30.4s */
+	WORD $0x6e24ffc4 /* fdiv v4.4s, v30.4s, v4.4s */
+	WORD $0x6e25ffc5 /* fdiv v5.4s, v30.4s, v5.4s */
+	WORD $0x6e24dc04 /* fmul v4.4s, v0.4s, v4.4s */
+	WORD $0x6e25dc25 /* fmul v5.4s, v1.4s, v5.4s */
+	FMOVQ F4, 0(R2)
+	FMOVQ F5, 16(R2)
+	ADD $32, R2
+	ADD $32, R3
+	SUBS $8, R1; BGE block
+
+afterblock:
+	ADD $8, R1
+	SUBS $4, R1; BLT aftervector
+
+vector:
+	FMOVQ 0(R3), F0
+	FMOVQ 224(R11), F31
+	WORD $0x6e3fdc01 /* fmul v1.4s, v0.4s, v31.4s */
+	WORD $0x4ea1f781 /* fmin v1.4s, v28.4s, v1.4s */
+	WORD $0x4e21f7a1 /* fmax v1.4s, v29.4s, v1.4s */
+	FMOVQ 96(R11), F31
+	WORD $0x6e3fdc22 /* fmul v2.4s, v1.4s, v31.4s */
+	WORD $0x4e218842 /* frintn v2.4s, v2.4s */
+	FMOVQ 112(R11), F31
+	WORD $0x4ebfcc41 /* fmls v1.4s, v2.4s, v31.4s */
+	FMOVQ 128(R11), F31
+	WORD $0x4ebfcc41 /* fmls v1.4s, v2.4s, v31.4s */
+	FMOVQ 144(R11), F3
+	FMOVQ 160(R11), F4
+	WORD $0x4e21cc64 /* fmla v4.4s, v3.4s, v1.4s */
+	FMOVQ 176(R11), F3
+	WORD $0x4e21cc83 /* fmla v3.4s, v4.4s, v1.4s */
+	FMOVQ 192(R11), F4
+	WORD $0x4e21cc64 /* fmla v4.4s, v3.4s, v1.4s */
+	FMOVQ 208(R11), F3
+	WORD $0x4e21cc83 /* fmla v3.4s, v4.4s, v1.4s */
+	FMOVQ 16(R11), F4
+	WORD $0x4e21cc64 /* fmla v4.4s, v3.4s, v1.4s */
+	FMOVQ 16(R11), F3
+	WORD $0x4e21cc83 /* fmla v3.4s, v4.4s, v1.4s */
+	WORD $0x4e21a842 /* fcvtns v2.4s, v2.4s */
+	WORD $0x4f3f0444 /* sshr v4.4s, v2.4s, #1 */
+	VSUB V4.S4, V2.S4, V2.S4
+	VSHL $23, V4.S4, V4.S4
+	VADD V4.S4, V3.S4, V4.S4
+	VSHL $23, V2.S4, V2.S4
+	FMOVQ 16(R11), F31
+	VADD V31.S4, V2.S4, V2.S4
+	WORD $0x6e22dc82 /* fmul v2.4s, v4.4s, v2.4s */
+	WORD $0x4e3ed442 /* fadd v2.4s, v2.4s, v30.4s */
+	WORD $0x6e22ffc2 /* fdiv v2.4s, v30.4s, v2.4s */
+	WORD $0x6e22dc02 /* fmul v2.4s, v0.4s, v2.4s */
+	FMOVQ F2, 0(R2)
+	ADD $16, R2
+	ADD $16, R3
+	SUBS $4, R1; BGE vector
+
+aftervector:
+	ADD $4, R1
+	SUBS $1, R1; BLT afterelement
+
+element:
+	FMOVS 0(R3), F0
+	FMOVQ 224(R11), F31
+	WORD $0x6e3fdc01 /* fmul v1.4s, v0.4s, v31.4s */
+	WORD $0x4ea1f781 /* fmin v1.4s, v28.4s, v1.4s */
+	WORD $0x4e21f7a1 /* fmax v1.4s, v29.4s, v1.4s */
+	FMOVQ 96(R11), F31
+	WORD $0x6e3fdc22 /* fmul v2.4s, v1.4s, v31.4s */
+	WORD $0x4e218842 /* frintn v2.4s, v2.4s */
+	FMOVQ 112(R11), F31
+	WORD $0x4ebfcc41 /* fmls v1.4s, v2.4s, v31.4s */
+	FMOVQ 128(R11), F31
+	WORD $0x4ebfcc41 /* fmls v1.4s, v2.4s, v31.4s */
+	FMOVQ 144(R11), F3
+	FMOVQ 160(R11), F4
+	WORD $0x4e21cc64 /* fmla v4.4s, v3.4s, v1.4s */
+	FMOVQ 176(R11), F3
+	WORD $0x4e21cc83 /* fmla v3.4s, v4.4s, v1.4s */
+	FMOVQ 192(R11), F4
+	WORD $0x4e21cc64 /* fmla v4.4s, v3.4s, v1.4s */
+	FMOVQ 208(R11), F3
+	WORD $0x4e21cc83 /* fmla v3.4s, v4.4s, v1.4s */
+	FMOVQ 16(R11), F4
+	WORD $0x4e21cc64 /* fmla v4.4s, v3.4s, v1.4s */
+	FMOVQ 16(R11), F3
+	WORD $0x4e21cc83 /* fmla v3.4s, v4.4s, v1.4s */
+	WORD $0x4e21a842 /* fcvtns v2.4s, v2.4s */
+	WORD $0x4f3f0444 /* sshr v4.4s, v2.4s, #1 */
+	VSUB V4.S4, V2.S4, V2.S4
+	VSHL $23, V4.S4, V4.S4
+	VADD V4.S4, V3.S4, V4.S4
+	VSHL $23, V2.S4, V2.S4
+	FMOVQ 16(R11), F31
+	VADD V31.S4, V2.S4, V2.S4
+	WORD $0x6e22dc82 /* fmul v2.4s, v4.4s, v2.4s */
+	WORD $0x4e3ed442 /* fadd v2.4s, v2.4s, v30.4s */
+	WORD $0x6e22ffc2 /* fdiv v2.4s, v30.4s, v2.4s */
+	WORD $0x6e22dc02 /* fmul v2.4s, v0.4s, v2.4s */
+	FMOVS F2, 0(R2)
+	ADD $4, R2
+	ADD $4, R3
+	SUBS $1, R1; BGE element
+
+afterelement:
+	ADD $1, R1
+	RET
+
+// func siluGradF32NEON(dx, x, dy []float32)
+TEXT ·siluGradF32NEON(SB), NOSPLIT, $0-72
+	MOVD dx_len+8(FP), R1
+	MOVD dx_base+0(FP), R2
+	MOVD x_base+24(FP), R3
+	MOVD dy_base+48(FP), R4
+	MOVD $constants<>(SB), R11
+	FMOVQ 16(R11), F30
+	FMOVQ 240(R11), F29
+	FMOVQ 256(R11), F28
+	SUBS $8, R1; BLT afterblock
+
+block:
+	FMOVQ 0(R3), F0
+	FMOVQ 16(R3), F1
+	WORD $0x4ea0f780 /* fmin v0.4s, v28.4s, v0.4s */
+	WORD $0x4ea1f781 /* fmin v1.4s, v28.4s, v1.4s */
+	WORD $0x4e20f7a0 /* fmax v0.4s, v29.4s, v0.4s */
+	WORD $0x4e21f7a1 /* fmax v1.4s, v29.4s, v1.4s */
+	FMOVQ 224(R11), F31
+	WORD $0x6e3fdc02 /* fmul v2.4s, v0.4s, v31.4s */
+	WORD $0x6e3fdc23 /* fmul v3.4s, v1.4s, v31.4s */
+	FMOVQ 96(R11), F31
+	WORD $0x6e3fdc44 /* fmul v4.4s, v2.4s, v31.4s */
+	WORD $0x6e3fdc65 /* fmul v5.4s, v3.4s, v31.4s */
+	WORD $0x4e218884 /* frintn v4.4s, v4.4s */
+	WORD $0x4e2188a5 /* frintn v5.4s, v5.4s */
+	FMOVQ 112(R11), F31
+	WORD $0x4ebfcc82 /* fmls v2.4s, v4.4s, v31.4s */
+	WORD $0x4ebfcca3 /* fmls v3.4s, v5.4s, v31.4s */
+	FMOVQ 128(R11), F31
+	WORD $0x4ebfcc82 /* fmls v2.4s, v4.4s, v31.4s */
+	WORD $0x4ebfcca3 /* fmls v3.4s, v5.4s, v31.4s */
+	FMOVQ 144(R11), F6
+	FMOVQ 144(R11), F7
+	FMOVQ 160(R11), F8
+	WORD $0x4e22ccc8 /* fmla v8.4s, v6.4s, v2.4s */
+	FMOVQ 160(R11), F9
+	WORD $0x4e23cce9 /* fmla v9.4s, v7.4s, v3.4s */
+	FMOVQ 176(R11), F6
+	WORD $0x4e22cd06 /* fmla v6.4s, v8.4s, v2.4s */
+	FMOVQ 176(R11), F7
+	WORD $0x4e23cd27 /* fmla v7.4s, v9.4s, v3.4s */
+	FMOVQ 192(R11), F8
+	WORD $0x4e22ccc8 /* fmla v8.4s, v6.4s, v2.4s */
+	FMOVQ 192(R11), F9
+	WORD $0x4e23cce9 /* fmla v9.4s, v7.4s, v3.4s */
+	FMOVQ 208(R11), F6
+	WORD $0x4e22cd06 /* fmla v6.4s, v8.4s, v2.4s */
+	FMOVQ 208(R11), F7
+	WORD $0x4e23cd27 /* fmla v7.4s, v9.4s, v3.4s */
+	FMOVQ 16(R11), F8
+	WORD $0x4e22ccc8 /* fmla v8.4s, v6.4s, v2.4s */
+	FMOVQ 16(R11), F9
+	WORD $0x4e23cce9 /* fmla v9.4s, v7.4s, v3.4s */
+	FMOVQ 16(R11), F6
+	WORD $0x4e22cd06 /* fmla v6.4s, v8.4s, v2.4s */
+	FMOVQ 16(R11), F7
+	WORD $0x4e23cd27 /* fmla v7.4s, v9.4s, v3.4s */
+	WORD $0x4e21a884 /* fcvtns v4.4s, v4.4s */
+	WORD $0x4e21a8a5 /* fcvtns v5.4s, v5.4s */
+	WORD $0x4f3f0488 /* sshr v8.4s, v4.4s, #1 */
+	WORD $0x4f3f04a9 /* sshr v9.4s, v5.4s, #1 */
+	VSUB V8.S4, V4.S4, V4.S4
+	VSUB V9.S4, V5.S4, V5.S4
+	VSHL $23, V8.S4, V8.S4
+	VSHL $23, V9.S4, V9.S4
+	VADD V8.S4, V6.S4, V8.S4
+	VADD V9.S4, V7.S4, V9.S4
+	VSHL $23, V4.S4, V4.S4
+	VSHL $23, V5.S4, V5.S4
+	FMOVQ 16(R11), F31
+	VADD V31.S4, V4.S4, V4.S4
+	VADD V31.S4, V5.S4, V5.S4
+	WORD $0x6e24dd04 /* fmul v4.4s, v8.4s, v4.4s */
+	WORD $0x6e25dd25 /* fmul v5.4s, v9.4s, v5.4s */
+	WORD $0x4e3ed488 /* fadd v8.4s, v4.4s, v30.4s */
+	WORD $0x4e3ed4a9 /* fadd v9.4s, v5.4s, v30.4s */
+	WORD $0x6e28ffc8 /* fdiv v8.4s, v30.4s, v8.4s */
+	WORD $0x6e29ffc9 /* fdiv v9.4s, v30.4s, v9.4s */
+	WORD $0x6e28dc84 /* fmul v4.4s, v4.4s, v8.4s */
+	WORD $0x6e29dca5 /* fmul v5.4s, v5.4s, v9.4s */
+	WORD $0x6e24dc04 /* fmul v4.4s, v0.4s, v4.4s */
+	WORD $0x6e25dc25 /* fmul v5.4s, v1.4s, v5.4s */
+	VMOV V8.B16, V0.B16
+	WORD $0x4e28cc80 /* fmla v0.4s, v4.4s, v8.4s */
+	VMOV V9.B16, V1.B16
+	WORD $0x4e29cca1 /* fmla v1.4s, v5.4s, v9.4s */
+	FMOVQ 0(R4), F4
+	FMOVQ 16(R4), F5
+	WORD $0x6e24dc04 /* fmul v4.4s, v0.4s, v4.4s */
+	WORD $0x6e25dc25 /* fmul v5.4s, v1.4s, v5.4s */
+	FMOVQ F4, 0(R2)
+	FMOVQ F5, 16(R2)
+	ADD $32, R2
+	ADD $32, R3
+	ADD $32, R4
+	SUBS $8, R1; BGE block
+
+afterblock:
+	ADD $8, R1
+	SUBS $4, R1; BLT aftervector
+
+vector:
+	FMOVQ 0(R3), F0
+	WORD $0x4ea0f780 /* fmin v0.4s, v28.4s, v0.4s */
+	WORD $0x4e20f7a0 /* fmax v0.4s, v29.4s, v0.4s */
+	FMOVQ 224(R11), F31
+	WORD $0x6e3fdc01 /* fmul v1.4s, v0.4s, v31.4s */
+	FMOVQ 96(R11), F31
+	WORD $0x6e3fdc22 /* fmul v2.4s, v1.4s, v31.4s */
+	WORD $0x4e218842 /* frintn v2.4s, v2.4s */
+	FMOVQ 112(R11), F31
+	WORD $0x4ebfcc41 /* fmls v1.4s, v2.4s, v31.4s */
+	FMOVQ 128(R11), F31
+	WORD $0x4ebfcc41 /* fmls v1.4s, v2.4s, v31.4s */
+	FMOVQ 144(R11), F3
+	FMOVQ 160(R11), F4
+	WORD $0x4e21cc64 /* fmla v4.4s, v3.4s, v1.4s */
+	FMOVQ 176(R11), F3
+	WORD $0x4e21cc83 /* fmla v3.4s, v4.4s, v1.4s */
+	FMOVQ 192(R11), F4
+	WORD $0x4e21cc64 /* fmla v4.4s, v3.4s, v1.4s */
+	FMOVQ 208(R11), F3
+	WORD $0x4e21cc83 /* fmla v3.4s, v4.4s, v1.4s */
+	FMOVQ 16(R11), F4
+	WORD $0x4e21cc64 /* fmla v4.4s, v3.4s, v1.4s */
+	FMOVQ 16(R11), F3
+	WORD $0x4e21cc83 /* fmla v3.4s, v4.4s, v1.4s */
+	WORD $0x4e21a842 /* fcvtns v2.4s, v2.4s */
+	WORD $0x4f3f0444 /* sshr v4.4s, v2.4s, #1 */
+	VSUB V4.S4, V2.S4, V2.S4
+	VSHL $23, V4.S4, V4.S4
+	VADD V4.S4, V3.S4, V4.S4
+	VSHL $23, V2.S4, V2.S4
+	FMOVQ 16(R11), F31
+	VADD V31.S4, V2.S4, V2.S4
+	WORD $0x6e22dc82 /* fmul v2.4s, v4.4s, v2.4s */
+	WORD $0x4e3ed444 /* fadd v4.4s, v2.4s, v30.4s */
+	WORD $0x6e24ffc4 /* fdiv v4.4s, v30.4s, v4.4s */
+	WORD $0x6e24dc42 /* fmul v2.4s, v2.4s, v4.4s */
+	WORD $0x6e22dc02 /* fmul v2.4s, v0.4s, v2.4s */
+	VMOV V4.B16, V0.B16
+	WORD $0x4e24cc40 /* fmla v0.4s, v2.4s, v4.4s */
+	FMOVQ 0(R4), F2
+	WORD $0x6e22dc02 /* fmul v2.4s, v0.4s, v2.4s */
+	FMOVQ F2, 0(R2)
+	ADD $16, R2
+	ADD $16, R3
+	ADD $16, R4
+	SUBS $4, R1; BGE vector
+
+aftervector:
+	ADD $4, R1
+	SUBS $1, R1; BLT afterelement
+
+element:
+	FMOVS 0(R3), F0
+	WORD $0x4ea0f780 /* fmin v0.4s, v28.4s, v0.4s */
+	WORD $0x4e20f7a0 /* fmax v0.4s, v29.4s, v0.4s */
+	FMOVQ 224(R11), F31
+	WORD $0x6e3fdc01 /* fmul v1.4s, v0.4s, v31.4s */
+	FMOVQ 96(R11), F31
+	WORD $0x6e3fdc22 /* fmul v2.4s, v1.4s, v31.4s */
+	WORD $0x4e218842 /* frintn v2.4s, v2.4s */
+	FMOVQ 112(R11), F31
+	WORD $0x4ebfcc41 /* fmls v1.4s, v2.4s, v31.4s */
+	FMOVQ 128(R11), F31
+	WORD $0x4ebfcc41 /* fmls v1.4s, v2.4s, v31.4s */
+	FMOVQ 144(R11), F3
+	FMOVQ 160(R11), F4
+	WORD $0x4e21cc64 /* fmla v4.4s, v3.4s, v1.4s */
+	FMOVQ 176(R11), F3
+	WORD $0x4e21cc83 /* fmla v3.4s, v4.4s, v1.4s */
+	FMOVQ 192(R11), F4
+	WORD $0x4e21cc64 /* fmla v4.4s, v3.4s, v1.4s */
+	FMOVQ 208(R11), F3
+	WORD $0x4e21cc83 /* fmla v3.4s, v4.4s, v1.4s */
+	FMOVQ 16(R11), F4
+	WORD $0x4e21cc64 /* fmla v4.4s, v3.4s, v1.4s */
+	FMOVQ 16(R11), F3
+	WORD $0x4e21cc83 /* fmla v3.4s, v4.4s, v1.4s */
+	WORD $0x4e21a842 /* fcvtns v2.4s, v2.4s */
+	WORD $0x4f3f0444 /* sshr v4.4s, v2.4s, #1 */
+	VSUB V4.S4, V2.S4, V2.S4
+	VSHL $23, V4.S4, V4.S4
+	VADD V4.S4, V3.S4, V4.S4
+	VSHL $23, V2.S4, V2.S4
+	FMOVQ 16(R11), F31
+	VADD V31.S4, V2.S4, V2.S4
+	WORD $0x6e22dc82 /* fmul v2.4s, v4.4s, v2.4s */
+	WORD $0x4e3ed444 /* fadd v4.4s, v2.4s, v30.4s */
+	WORD $0x6e24ffc4 /* fdiv v4.4s, v30.4s, v4.4s */
+	WORD $0x6e24dc42 /* fmul v2.4s, v2.4s, v4.4s */
+	WORD $0x6e22dc02 /* fmul v2.4s, v0.4s, v2.4s */
+	VMOV V4.B16, V0.B16
+	WORD $0x4e24cc40 /* fmla v0.4s, v2.4s, v4.4s */
+	FMOVS 0(R4), F2
+	WORD $0x6e22dc02 /* fmul v2.4s, v0.4s, v2.4s */
+	FMOVS F2, 0(R2)
+	ADD $4, R2
+	ADD $4, R3
+	ADD $4, R4
+	SUBS $1, R1; BGE element
+
+afterelement:
+	ADD $1, R1
+	RET
+
+// func gluSiLUF32NEON(y, x, up []float32)
+TEXT ·gluSiLUF32NEON(SB), NOSPLIT, $0-72
+	MOVD y_len+8(FP), R1
+	MOVD y_base+0(FP), R2
+	MOVD x_base+24(FP), R3
+	MOVD up_base+48(FP), R4
+	MOVD $constants<>(SB), R11
+	FMOVQ 16(R11), F30
+	FMOVQ 64(R11), F29
+	FMOVQ 80(R11), F28
+	SUBS $8, R1; BLT afterblock
+
+block:
+	FMOVQ 0(R3), F0
+	FMOVQ 16(R3), F1
+	FMOVQ 224(R11), F31
+	WORD $0x6e3fdc02 /* fmul v2.4s, v0.4s, v31.4s */
+	WORD $0x6e3fdc23 /* fmul v3.4s, v1.4s, v31.4s */
+	WORD $0x4ea2f782 /* fmin v2.4s, v28.4s, v2.4s */
+	WORD $0x4ea3f783 /* fmin v3.4s, v28.4s, v3.4s */
+	WORD $0x4e22f7a2 /* fmax v2.4s, v29.4s, v2.4s */
+	WORD $0x4e23f7a3 /* fmax v3.4s, v29.4s, v3.4s */
+	FMOVQ 96(R11), F31
+	WORD $0x6e3fdc44 /* fmul v4.4s, v2.4s, v31.4s */
+	WORD $0x6e3fdc65 /* fmul v5.4s, v3.4s, v31.4s */
+	WORD $0x4e218884 /* frintn v4.4s, v4.4s */
+	WORD $0x4e2188a5 /* frintn v5.4s, v5.4s */
+	FMOVQ 112(R11), F31
+	WORD $0x4ebfcc82 /* fmls v2.4s, v4.4s, v31.4s */
+	WORD $0x4ebfcca3 /* fmls v3.4s, v5.4s, v31.4s */
+	FMOVQ 128(R11), F31
+	WORD $0x4ebfcc82 /* fmls v2.4s, v4.4s, v31.4s */
+	WORD $0x4ebfcca3 /* fmls v3.4s, v5.4s, v31.4s */
+	FMOVQ 144(R11), F6
+	FMOVQ 144(R11), F7
+	FMOVQ 160(R11), F8
+	WORD $0x4e22ccc8 /* fmla v8.4s, v6.4s, v2.4s */
+	FMOVQ 160(R11), F9
+	WORD $0x4e23cce9 /* fmla v9.4s, v7.4s, v3.4s */
+	FMOVQ 176(R11), F6
+	WORD $0x4e22cd06 /* fmla v6.4s, v8.4s, v2.4s */
+	FMOVQ 176(R11), F7
+	WORD $0x4e23cd27 /* fmla v7.4s, v9.4s, v3.4s */
+	FMOVQ 192(R11), F8
+	WORD $0x4e22ccc8 /* fmla v8.4s, v6.4s, v2.4s */
+	FMOVQ 192(R11), F9
+	WORD $0x4e23cce9 /* fmla v9.4s, v7.4s, v3.4s */
+	FMOVQ 208(R11), F6
+	WORD $0x4e22cd06 /* fmla v6.4s, v8.4s, v2.4s */
+	FMOVQ 208(R11), F7
+	WORD $0x4e23cd27 /* fmla v7.4s, v9.4s, v3.4s */
+	FMOVQ 16(R11), F8
+	WORD $0x4e22ccc8 /* fmla v8.4s, v6.4s, v2.4s */
+	FMOVQ 16(R11), F9
+	WORD $0x4e23cce9 /* fmla v9.4s, v7.4s, v3.4s */
+	FMOVQ 16(R11), F6
+	WORD $0x4e22cd06 /* fmla v6.4s, v8.4s, v2.4s */
+	FMOVQ 16(R11), F7
+	WORD $0x4e23cd27 /* fmla v7.4s, v9.4s, v3.4s */
+	WORD $0x4e21a884 /* fcvtns v4.4s, v4.4s */
+	WORD $0x4e21a8a5 /* fcvtns v5.4s, v5.4s */
+	WORD $0x4f3f0488 /* sshr v8.4s, v4.4s, #1 */
+	WORD $0x4f3f04a9 /* sshr v9.4s, v5.4s, #1 */
+	VSUB V8.S4, V4.S4, V4.S4
+	VSUB V9.S4, V5.S4, V5.S4
+	VSHL $23, V8.S4, V8.S4
+	VSHL $23, V9.S4, V9.S4
+	VADD V8.S4, V6.S4, V8.S4
+	VADD V9.S4, V7.S4, V9.S4
+	VSHL $23, V4.S4, V4.S4
+	VSHL $23, V5.S4, V5.S4
+	FMOVQ 16(R11), F31
+	VADD V31.S4, V4.S4, V4.S4
+	VADD V31.S4, V5.S4, V5.S4
+	WORD $0x6e24dd04 /* fmul v4.4s, v8.4s, v4.4s */
+	WORD $0x6e25dd25 /* fmul v5.4s, v9.4s, v5.4s */
+	WORD $0x4e3ed484 /* fadd v4.4s, v4.4s, v30.4s */
+	WORD $0x4e3ed4a5 /* fadd v5.4s, v5.4s, v30.4s */
+	WORD $0x6e24ffc4 /* fdiv v4.4s, v30.4s, v4.4s */
+	WORD $0x6e25ffc5 /* fdiv v5.4s, v30.4s, v5.4s */
+	WORD $0x6e24dc04 /* fmul v4.4s, v0.4s, v4.4s */
+	WORD $0x6e25dc25 /* fmul v5.4s, v1.4s, v5.4s */
+	FMOVQ 0(R4), F0
+	FMOVQ 16(R4), F1
+	WORD $0x6e20dc80 /* fmul v0.4s, v4.4s, v0.4s */
+	WORD $0x6e21dca1 /* fmul v1.4s, v5.4s, v1.4s */
+	FMOVQ F0, 0(R2)
+	FMOVQ F1, 16(R2)
+	ADD $32, R2
+	ADD $32, R3
+	ADD $32, R4
+	SUBS $8, R1; BGE block
+
+afterblock:
+	ADD $8, R1
+	SUBS $4, R1; BLT aftervector
+
+vector:
+	FMOVQ 0(R3), F0
+	FMOVQ 224(R11), F31
+	WORD $0x6e3fdc01 /* fmul v1.4s, v0.4s, v31.4s */
+	WORD $0x4ea1f781 /* fmin v1.4s, v28.4s, v1.4s */
+	WORD $0x4e21f7a1 /* fmax v1.4s, v29.4s, v1.4s */
+	FMOVQ 96(R11), F31
+	WORD $0x6e3fdc22 /* fmul v2.4s, v1.4s, v31.4s */
+	WORD $0x4e218842 /* frintn v2.4s, v2.4s */
+	FMOVQ 112(R11), F31
+	WORD $0x4ebfcc41 /* fmls v1.4s, v2.4s, v31.4s */
+	FMOVQ 128(R11), F31
+	WORD $0x4ebfcc41 /* fmls v1.4s, v2.4s, v31.4s */
+	FMOVQ 144(R11), F3
+	FMOVQ 160(R11), F4
+	WORD $0x4e21cc64 /* fmla v4.4s, v3.4s, v1.4s */
+	FMOVQ 176(R11), F3
+	WORD $0x4e21cc83 /* fmla v3.4s, v4.4s, v1.4s */
+	FMOVQ 192(R11), F4
+	WORD $0x4e21cc64 /* fmla v4.4s, v3.4s, v1.4s */
+	FMOVQ 208(R11), F3
+	WORD $0x4e21cc83 /* fmla v3.4s, v4.4s, v1.4s */
+	FMOVQ 16(R11), F4
+	WORD $0x4e21cc64 /* fmla v4.4s, v3.4s, v1.4s */
+	FMOVQ 16(R11), F3
+	WORD $0x4e21cc83 /* fmla v3.4s, v4.4s, v1.4s */
+	WORD $0x4e21a842 /* fcvtns v2.4s, v2.4s */
+	WORD $0x4f3f0444 /* sshr v4.4s, v2.4s, #1 */
+	VSUB V4.S4, V2.S4, V2.S4
+	VSHL $23, V4.S4, V4.S4
+	VADD V4.S4, V3.S4, V4.S4
+	VSHL $23, V2.S4, V2.S4
+	FMOVQ 16(R11), F31
+	VADD V31.S4, V2.S4, V2.S4
+	WORD $0x6e22dc82 /* fmul v2.4s, v4.4s, v2.4s */
+	WORD $0x4e3ed442 /* fadd v2.4s, v2.4s, v30.4s */
+	WORD $0x6e22ffc2 /* fdiv v2.4s, v30.4s, v2.4s */
+	WORD $0x6e22dc02 /* fmul v2.4s, v0.4s, v2.4s */
+	FMOVQ 0(R4), F0
+	WORD $0x6e20dc40 /* fmul v0.4s, v2.4s, v0.4s */
+	FMOVQ F0, 0(R2)
+	ADD $16, R2
+	ADD $16, R3
+	ADD $16, R4
+	SUBS $4, R1; BGE vector
+
+aftervector:
+	ADD $4, R1
+	SUBS $1, R1; BLT afterelement
+
+element:
+	FMOVS 0(R3), F0
+	FMOVQ 224(R11), F31
+	WORD $0x6e3fdc01 /* fmul v1.4s, v0.4s, v31.4s */
+	WORD $0x4ea1f781 /* fmin v1.4s, v28.4s, v1.4s */
+	WORD $0x4e21f7a1 /* fmax v1.4s, v29.4s, v1.4s */
+	FMOVQ 96(R11), F31
+	WORD $0x6e3fdc22 /* fmul v2.4s, v1.4s, v31.4s */
+	WORD $0x4e218842 /* frintn v2.4s, v2.4s */
+	FMOVQ 112(R11), F31
+	WORD $0x4ebfcc41 /* fmls v1.4s, v2.4s, v31.4s */
+	FMOVQ 128(R11), F31
+	WORD $0x4ebfcc41 /* fmls v1.4s, v2.4s, v31.4s */
+	FMOVQ 144(R11), F3
+	FMOVQ 160(R11), F4
+	WORD $0x4e21cc64 /* fmla v4.4s, v3.4s, v1.4s */
+	FMOVQ 176(R11), F3
+	WORD $0x4e21cc83 /* fmla v3.4s, v4.4s, v1.4s */
+	FMOVQ 192(R11), F4
+	WORD $0x4e21cc64 /* fmla v4.4s, v3.4s, v1.4s */
+	FMOVQ 208(R11), F3
+	WORD $0x4e21cc83 /* fmla v3.4s, v4.4s, v1.4s */
+	FMOVQ 16(R11), F4
+	WORD $0x4e21cc64 /* fmla v4.4s, v3.4s, v1.4s */
+	FMOVQ 16(R11), F3
+	WORD $0x4e21cc83 /* fmla v3.4s, v4.4s, v1.4s */
+	WORD $0x4e21a842 /* fcvtns v2.4s, v2.4s */
+	WORD $0x4f3f0444 /* sshr v4.4s, v2.4s, #1 */
+	VSUB V4.S4, V2.S4, V2.S4
+	VSHL $23, V4.S4, V4.S4
+	VADD V4.S4, V3.S4, V4.S4
+	VSHL $23, V2.S4, V2.S4
+	FMOVQ 16(R11), F31
+	VADD V31.S4, V2.S4, V2.S4
+	WORD $0x6e22dc82 /* fmul v2.4s, v4.4s, v2.4s */
+	WORD $0x4e3ed442 /* fadd v2.4s, v2.4s, v30.4s */
+	WORD $0x6e22ffc2 /* fdiv v2.4s, v30.4s, v2.4s */
+	WORD $0x6e22dc02 /* fmul v2.4s, v0.4s, v2.4s */
+	FMOVS 0(R4), F0
+	WORD $0x6e20dc40 /* fmul v0.4s, v2.4s, v0.4s */
+	FMOVS F0, 0(R2)
+	ADD $4, R2
+	ADD $4, R3
+	ADD $4, R4
+	SUBS $1, R1; BGE element
+
+afterelement:
+	ADD $1, R1
+	RET
+
+// func gluSiLUGradF32NEON(dx, dup, x, up, dy []float32)
+TEXT ·gluSiLUGradF32NEON(SB), NOSPLIT, $0-120
+	MOVD dx_len+8(FP), R1
+	MOVD dx_base+0(FP), R2
+	MOVD dup_base+24(FP), R3
+	MOVD x_base+48(FP), R4
+	MOVD up_base+72(FP), R5
+	MOVD dy_base+96(FP), R6
+	MOVD $constants<>(SB), R11
+	FMOVQ 16(R11), F30
+	FMOVQ 240(R11), F29
+	FMOVQ 256(R11), F28
+	SUBS $8, R1; BLT afterblock
+
+block:
+	FMOVQ 0(R4), F0
+	FMOVQ 16(R4), F1
+	WORD $0x4ea0f782 /* fmin v2.4s, v28.4s, v0.4s */
+	WORD $0x4ea1f783 /* fmin v3.4s, v28.4s, v1.4s */
+	WORD $0x4e22f7a2 /* fmax v2.4s, v29.4s, v2.4s */
+	WORD $0x4e23f7a3 /* fmax v3.4s, v29.4s, v3.4s */
+	FMOVQ 224(R11), F31
+	WORD $0x6e3fdc44 /* fmul v4.4s, v2.4s, v31.4s */
+	WORD $0x6e3fdc65 /* fmul v5.4s, v3.4s, v31.4s */
+	FMOVQ 96(R11), F31
+	WORD $0x6e3fdc86 /* fmul v6.4s, v4.4s, v31.4s */
+	WORD $0x6e3fdca7 /* fmul v7.4s, v5.4s, v31.4s */
+	WORD $0x4e2188c6 /* frintn v6.4s, v6.4s */
+	WORD $0x4e2188e7 /* frintn v7.4s, v7.4s */
+	FMOVQ 112(R11), F31
+	WORD $0x4ebfccc4 /* fmls v4.4s, v6.4s, v31.4s */
+	WORD $0x4ebfcce5 /* fmls v5.4s, v7.4s, v31.4s */
+	FMOVQ 128(R11), F31
+	WORD $0x4ebfccc4 /* fmls v4.4s, v6.4s, v31.4s */
+	WORD $0x4ebfcce5 /* fmls v5.4s, v7.4s, v31.4s */
+	FMOVQ 144(R11), F8
+	FMOVQ 144(R11), F9
+	FMOVQ 160(R11), F10
+	WORD $0x4e24cd0a /* fmla v10.4s, v8.4s, v4.4s */
+	FMOVQ 160(R11), F11
+	WORD $0x4e25cd2b /* fmla v11.4s, v9.4s, v5.4s */
+	FMOVQ 176(R11), F8
+	WORD $0x4e24cd48 /* fmla v8.4s, v10.4s, v4.4s */
+	FMOVQ 176(R11), F9
+	WORD $0x4e25cd69 /* fmla v9.4s, v11.4s, v5.4s */
+	FMOVQ 192(R11), F10
+	WORD $0x4e24cd0a /* fmla v10.4s, v8.4s, v4.4s */
+	FMOVQ 192(R11), F11
+	WORD $0x4e25cd2b /* fmla v11.4s, v9.4s, v5.4s */
+	FMOVQ 208(R11), F8
+	WORD $0x4e24cd48 /* fmla v8.4s, v10.4s, v4.4s */
+	FMOVQ 208(R11), F9
+	WORD $0x4e25cd69 /* fmla v9.4s, v11.4s, v5.4s */
+	FMOVQ 16(R11), F10
+	WORD $0x4e24cd0a /* fmla v10.4s, v8.4s, v4.4s */
+	FMOVQ 16(R11), F11
+	WORD $0x4e25cd2b /* fmla v11.4s, v9.4s, v5.4s */
+	FMOVQ 16(R11), F8
+	WORD $0x4e24cd48 /* fmla v8.4s, v10.4s, v4.4s */
+	FMOVQ 16(R11), F9
+	WORD $0x4e25cd69 /* fmla v9.4s, v11.4s, v5.4s */
+	WORD $0x4e21a8c6 /* fcvtns v6.4s, v6.4s */
+	WORD $0x4e21a8e7 /* fcvtns v7.4s, v7.4s */
+	WORD $0x4f3f04ca /* sshr v10.4s, v6.4s, #1 */
+	WORD $0x4f3f04eb /* sshr v11.4s, v7.4s, #1 */
+	VSUB V10.S4, V6.S4, V6.S4
+	VSUB V11.S4, V7.S4, V7.S4
+	VSHL $23, V10.S4, V10.S4
+	VSHL $23, V11.S4, V11.S4
+	VADD V10.S4, V8.S4, V10.S4
+	VADD V11.S4, V9.S4, V11.S4
+	VSHL $23, V6.S4, V6.S4
+	VSHL $23, V7.S4, V7.S4
+	FMOVQ 16(R11), F31
+	VADD V31.S4, V6.S4, V6.S4
+	VADD V31.S4, V7.S4, V7.S4
+	WORD $0x6e26dd46 /* fmul v6.4s, v10.4s, v6.4s */
+	WORD $0x6e27dd67 /* fmul v7.4s, v11.4s, v7.4s */
+	WORD $0x4e3ed4ca /* fadd v10.4s, v6.4s, v30.4s */
+	WORD $0x4e3ed4eb /* fadd v11.4s, v7.4s, v30.4s */
+	WORD $0x6e2affca /* fdiv v10.4s, v30.4s, v10.4s */
+	WORD $0x6e2bffcb /* fdiv v11.4s, v30.4s, v11.4s */
+	WORD $0x6e2adcc6 /* fmul v6.4s, v6.4s, v10.4s */
+	WORD $0x6e2bdce7 /* fmul v7.4s, v7.4s, v11.4s */
+	WORD $0x6e26dc46 /* fmul v6.4s, v2.4s, v6.4s */
+	WORD $0x6e27dc67 /* fmul v7.4s, v3.4s, v7.4s */
+	VMOV V10.B16, V2.B16
+	WORD $0x4e2accc2 /* fmla v2.4s, v6.4s, v10.4s */
+	VMOV V11.B16, V3.B16
+	WORD $0x4e2bcce3 /* fmla v3.4s, v7.4s, v11.4s */
+	FMOVQ 0(R6), F6
+	FMOVQ 16(R6), F7
+	FMOVQ 0(R5), F8
+	FMOVQ 16(R5), F9
+	WORD $0x6e28dcc8 /* fmul v8.4s, v6.4s, v8.4s */
+	WORD $0x6e29dce9 /* fmul v9.4s, v7.4s, v9.4s */
+	WORD $0x6e28dc48 /* fmul v8.4s, v2.4s, v8.4s */
+	WORD $0x6e29dc69 /* fmul v9.4s, v3.4s, v9.4s */
+	WORD $0x6e2adc0a /* fmul v10.4s, v0.4s, v10.4s */
+	WORD $0x6e2bdc2b /* fmul v11.4s, v1.4s, v11.4s */
+	WORD $0x6e26dd46 /* fmul v6.4s, v10.4s, v6.4s */
+	WORD $0x6e27dd67 /* fmul v7.4s, v11.4s, v7.4s */
+	FMOVQ F6, 0(R3)
+	FMOVQ F7, 16(R3)
+	FMOVQ F8, 0(R2)
+	FMOVQ F9, 16(R2)
+	ADD $32, R2
+	ADD $32, R3
+	ADD $32, R4
+	ADD $32, R5
+	ADD $32, R6
+	SUBS $8, R1; BGE block
+
+afterblock:
+	ADD $8, R1
+	SUBS $4, R1; BLT aftervector
+
+vector:
+	FMOVQ 0(R4), F0
+	WORD $0x4ea0f781 /* fmin v1.4s, v28.4s, v0.4s */
+	WORD $0x4e21f7a1 /* fmax v1.4s, v29.4s, v1.4s */
+	FMOVQ 224(R11), F31
+	WORD $0x6e3fdc22 /* fmul v2.4s, v1.4s, v31.4s */
+	FMOVQ 96(R11), F31
+	WORD $0x6e3fdc43 /* fmul v3.4s, v2.4s, v31.4s */
+	WORD $0x4e218863 /* frintn v3.4s, v3.4s */
+	FMOVQ 112(R11), F31
+	WORD $0x4ebfcc62 /* fmls v2.4s, v3.4s, v31.4s */
+	FMOVQ 128(R11), F31
+	WORD $0x4ebfcc62 /* fmls v2.4s, v3.4s, v31.4s */
+	FMOVQ 144(R11), F4
+	FMOVQ 160(R11), F5
+	WORD $0x4e22cc85 /* fmla v5.4s, v4.4s, v2.4s */
+	FMOVQ 176(R11), F4
+	WORD $0x4e22cca4 /* fmla v4.4s, v5.4s, v2.4s */
+	FMOVQ 192(R11), F5
+	WORD $0x4e22cc85 /* fmla v5.4s, v4.4s, v2.4s */
+	FMOVQ 208(R11), F4
+	WORD $0x4e22cca4 /* fmla v4.4s, v5.4s, v2.4s */
+	FMOVQ 16(R11), F5
+	WORD $0x4e22cc85 /* fmla v5.4s, v4.4s, v2.4s */
+	FMOVQ 16(R11), F4
+	WORD $0x4e22cca4 /* fmla v4.4s, v5.4s, v2.4s */
+	WORD $0x4e21a863 /* fcvtns v3.4s, v3.4s */
+	WORD $0x4f3f0465 /* sshr v5.4s, v3.4s, #1 */
+	VSUB V5.S4, V3.S4, V3.S4
+	VSHL $23, V5.S4, V5.S4
+	VADD V5.S4, V4.S4, V5.S4
+	VSHL $23, V3.S4, V3.S4
+	FMOVQ 16(R11), F31
+	VADD V31.S4, V3.S4, V3.S4
+	WORD $0x6e23dca3 /* fmul v3.4s, v5.4s, v3.4s */
+	WORD $0x4e3ed465 /* fadd v5.4s, v3.4s, v30.4s */
+	WORD $0x6e25ffc5 /* fdiv v5.4s, v30.4s, v5.4s */
+	WORD $0x6e25dc63 /* fmul v3.4s, v3.4s, v5.4s */
+	WORD $0x6e23dc23 /* fmul v3.4s, v1.4s, v3.4s */
+	VMOV V5.B16, V1.B16
+	WORD $0x4e25cc61 /* fmla v1.4s, v3.4s, v5.4s */
+	FMOVQ 0(R6), F3
+	FMOVQ 0(R5), F4
+	WORD $0x6e24dc64 /* fmul v4.4s, v3.4s, v4.4s */
+	WORD $0x6e24dc24 /* fmul v4.4s, v1.4s, v4.4s */
+	WORD $0x6e25dc05 /* fmul v5.4s, v0.4s, v5.4s */
+	WORD $0x6e23dca3 /* fmul v3.4s, v5.4s, v3.4s */
+	FMOVQ F3, 0(R3)
+	FMOVQ F4, 0(R2)
+	ADD $16, R2
+	ADD $16, R3
+	ADD $16, R4
+	ADD $16, R5
+	ADD $16, R6
+	SUBS $4, R1; BGE vector
+
+aftervector:
+	ADD $4, R1
+	SUBS $1, R1; BLT afterelement
+
+element:
+	FMOVS 0(R4), F0
+	WORD $0x4ea0f781 /* fmin v1.4s, v28.4s, v0.4s */
+	WORD $0x4e21f7a1 /* fmax v1.4s, v29.4s, v1.4s */
+	FMOVQ 224(R11), F31
+	WORD $0x6e3fdc22 /* fmul v2.4s, v1.4s, v31.4s */
+	FMOVQ 96(R11), F31
+	WORD $0x6e3fdc43 /* fmul v3.4s, v2.4s, v31.4s */
+	WORD $0x4e218863 /* frintn v3.4s, v3.4s */
+	FMOVQ 112(R11), F31
+	WORD $0x4ebfcc62 /* fmls v2.4s, v3.4s, v31.4s */
+	FMOVQ 128(R11), F31
+	WORD $0x4ebfcc62 /* fmls v2.4s, v3.4s, v31.4s */
+	FMOVQ 144(R11), F4
+	FMOVQ 160(R11), F5
+	WORD $0x4e22cc85 /* fmla v5.4s, v4.4s, v2.4s */
+	FMOVQ 176(R11), F4
+	WORD $0x4e22cca4 /* fmla v4.4s, v5.4s, v2.4s */
+	FMOVQ 192(R11), F5
+	WORD $0x4e22cc85 /* fmla v5.4s, v4.4s, v2.4s */
+	FMOVQ 208(R11), F4
+	WORD $0x4e22cca4 /* fmla v4.4s, v5.4s, v2.4s */
+	FMOVQ 16(R11), F5
+	WORD $0x4e22cc85 /* fmla v5.4s, v4.4s, v2.4s */
+	FMOVQ 16(R11), F4
+	WORD $0x4e22cca4 /* fmla v4.4s, v5.4s, v2.4s */
+	WORD $0x4e21a863 /* fcvtns v3.4s, v3.4s */
+	WORD $0x4f3f0465 /* sshr v5.4s, v3.4s, #1 */
+	VSUB V5.S4, V3.S4, V3.S4
+	VSHL $23, V5.S4, V5.S4
+	VADD V5.S4, V4.S4, V5.S4
+	VSHL $23, V3.S4, V3.S4
+	FMOVQ 16(R11), F31
+	VADD V31.S4, V3.S4, V3.S4
+	WORD $0x6e23dca3 /* fmul v3.4s, v5.4s, v3.4s */
+	WORD $0x4e3ed465 /* fadd v5.4s, v3.4s, v30.4s */
+	WORD $0x6e25ffc5 /* fdiv v5.4s, v30.4s, v5.4s */
+	WORD $0x6e25dc63 /* fmul v3.4s, v3.4s, v5.4s */
+	WORD $0x6e23dc23 /* fmul v3.4s, v1.4s, v3.4s */
+	VMOV V5.B16, V1.B16
+	WORD $0x4e25cc61 /* fmla v1.4s, v3.4s, v5.4s */
+	FMOVS 0(R6), F3
+	FMOVS 0(R5), F4
+	WORD $0x6e24dc64 /* fmul v4.4s, v3.4s, v4.4s */
+	WORD $0x6e24dc24 /* fmul v4.4s, v1.4s, v4.4s */
+	WORD $0x6e25dc05 /* fmul v5.4s, v0.4s, v5.4s */
+	WORD $0x6e23dca3 /* fmul v3.4s, v5.4s, v3.4s */
+	FMOVS F3, 0(R3)
+	FMOVS F4, 0(R2)
+	ADD $4, R2
+	ADD $4, R3
+	ADD $4, R4
+	ADD $4, R5
+	ADD $4, R6
+	SUBS $1, R1; BGE element
+
+afterelement:
+	ADD $1, R1
+	RET
+
 // func geluErfF32NEON(y, x []float32)
 TEXT ·geluErfF32NEON(SB), NOSPLIT, $0-48
 	MOVD y_len+8(FP), R1
@@ -4755,7 +5589,7 @@ TEXT ·geluErfF32NEON(SB), NOSPLIT, $0-48
 	MOVD x_base+24(FP), R3
 	MOVD $constants<>(SB), R11
 	FMOVQ 16(R11), F30
-	FMOVQ 224(R11), F29
+	FMOVQ 272(R11), F29
 	SUBS $8, R1; BLT afterblock
 
 block:
@@ -4766,46 +5600,46 @@ block:
 	VAND V31.B16, V1.B16, V3.B16
 	WORD $0x4ea2f7a2 /* fmin v2.4s, v29.4s, v2.4s */
 	WORD $0x4ea3f7a3 /* fmin v3.4s, v29.4s, v3.4s */
-	FMOVQ 240(R11), F31
+	FMOVQ 288(R11), F31
 	VMOV V30.B16, V4.B16
 	WORD $0x4e3fcc44 /* fmla v4.4s, v2.4s, v31.4s */
 	VMOV V30.B16, V5.B16
 	WORD $0x4e3fcc65 /* fmla v5.4s, v3.4s, v31.4s */
 	WORD $0x6e24ffc4 /* fdiv v4.4s, v30.4s, v4.4s */
 	WORD $0x6e25ffc5 /* fdiv v5.4s, v30.4s, v5.4s */
-	FMOVQ 256(R11), F6
-	FMOVQ 256(R11), F7
-	FMOVQ 272(R11), F8
+	FMOVQ 304(R11), F6
+	FMOVQ 304(R11), F7
+	FMOVQ 320(R11), F8
 	WORD $0x4e24ccc8 /* fmla v8.4s, v6.4s, v4.4s */
-	FMOVQ 272(R11), F9
+	FMOVQ 320(R11), F9
 	WORD $0x4e25cce9 /* fmla v9.4s, v7.4s, v5.4s */
-	FMOVQ 288(R11), F6
+	FMOVQ 336(R11), F6
 	WORD $0x4e24cd06 /* fmla v6.4s, v8.4s, v4.4s */
-	FMOVQ 288(R11), F7
+	FMOVQ 336(R11), F7
 	WORD $0x4e25cd27 /* fmla v7.4s, v9.4s, v5.4s */
-	FMOVQ 304(R11), F8
+	FMOVQ 352(R11), F8
 	WORD $0x4e24ccc8 /* fmla v8.4s, v6.4s, v4.4s */
-	FMOVQ 304(R11), F9
+	FMOVQ 352(R11), F9
 	WORD $0x4e25cce9 /* fmla v9.4s, v7.4s, v5.4s */
-	FMOVQ 320(R11), F6
+	FMOVQ 368(R11), F6
 	WORD $0x4e24cd06 /* fmla v6.4s, v8.4s, v4.4s */
-	FMOVQ 320(R11), F7
+	FMOVQ 368(R11), F7
 	WORD $0x4e25cd27 /* fmla v7.4s, v9.4s, v5.4s */
-	FMOVQ 336(R11), F8
+	FMOVQ 384(R11), F8
 	WORD $0x4e24ccc8 /* fmla v8.4s, v6.4s, v4.4s */
-	FMOVQ 336(R11), F9
+	FMOVQ 384(R11), F9
 	WORD $0x4e25cce9 /* fmla v9.4s, v7.4s, v5.4s */
-	FMOVQ 352(R11), F6
+	FMOVQ 400(R11), F6
 	WORD $0x4e24cd06 /* fmla v6.4s, v8.4s, v4.4s */
-	FMOVQ 352(R11), F7
+	FMOVQ 400(R11), F7
 	WORD $0x4e25cd27 /* fmla v7.4s, v9.4s, v5.4s */
-	FMOVQ 368(R11), F8
+	FMOVQ 416(R11), F8
 	WORD $0x4e24ccc8 /* fmla v8.4s, v6.4s, v4.4s */
-	FMOVQ 368(R11), F9
+	FMOVQ 416(R11), F9
 	WORD $0x4e25cce9 /* fmla v9.4s, v7.4s, v5.4s */
-	FMOVQ 384(R11), F6
+	FMOVQ 432(R11), F6
 	WORD $0x4e24cd06 /* fmla v6.4s, v8.4s, v4.4s */
-	FMOVQ 384(R11), F7
+	FMOVQ 432(R11), F7
 	WORD $0x4e25cd27 /* fmla v7.4s, v9.4s, v5.4s */
 	WORD $0x6e24dcc4 /* fmul v4.4s, v6.4s, v4.4s */
 	WORD $0x6e25dce5 /* fmul v5.4s, v7.4s, v5.4s */
@@ -4815,10 +5649,10 @@ block:
 	WORD $0x4e22cc48 /* fmla v8.4s, v2.4s, v2.4s */
 	WORD $0x6ea0f8e9 /* fneg v9.4s, v7.4s */
 	WORD $0x4e23cc69 /* fmla v9.4s, v3.4s, v3.4s */
-	FMOVQ 400(R11), F31
+	FMOVQ 448(R11), F31
 	WORD $0x6e3fdd08 /* fmul v8.4s, v8.4s, v31.4s */
 	WORD $0x6e3fdd29 /* fmul v9.4s, v9.4s, v31.4s */
-	FMOVQ 400(R11), F31
+	FMOVQ 448(R11), F31
 	WORD $0x6e3fdcc6 /* fmul v6.4s, v6.4s, v31.4s */
 	WORD $0x6e3fdce7 /* fmul v7.4s, v7.4s, v31.4s */
 	FMOVQ 96(R11), F31
@@ -4902,34 +5736,34 @@ vector:
 	FMOVQ 32(R11), F31
 	VAND V31.B16, V0.B16, V1.B16
 	WORD $0x4ea1f7a1 /* fmin v1.4s, v29.4s, v1.4s */
-	FMOVQ 240(R11), F31
+	FMOVQ 288(R11), F31
 	VMOV V30.B16, V2.B16
 	WORD $0x4e3fcc22 /* fmla v2.4s, v1.4s, v31.4s */
 	WORD $0x6e22ffc2 /* fdiv v2.4s, v30.4s, v2.4s */
-	FMOVQ 256(R11), F3
-	FMOVQ 272(R11), F4
+	FMOVQ 304(R11), F3
+	FMOVQ 320(R11), F4
 	WORD $0x4e22cc64 /* fmla v4.4s, v3.4s, v2.4s */
-	FMOVQ 288(R11), F3
+	FMOVQ 336(R11), F3
 	WORD $0x4e22cc83 /* fmla v3.4s, v4.4s, v2.4s */
-	FMOVQ 304(R11), F4
+	FMOVQ 352(R11), F4
 	WORD $0x4e22cc64 /* fmla v4.4s, v3.4s, v2.4s */
-	FMOVQ 320(R11), F3
+	FMOVQ 368(R11), F3
 	WORD $0x4e22cc83 /* fmla v3.4s, v4.4s, v2.4s */
-	FMOVQ 336(R11), F4
+	FMOVQ 384(R11), F4
 	WORD $0x4e22cc64 /* fmla v4.4s, v3.4s, v2.4s */
-	FMOVQ 352(R11), F3
+	FMOVQ 400(R11), F3
 	WORD $0x4e22cc83 /* fmla v3.4s, v4.4s, v2.4s */
-	FMOVQ 368(R11), F4
+	FMOVQ 416(R11), F4
 	WORD $0x4e22cc64 /* fmla v4.4s, v3.4s, v2.4s */
-	FMOVQ 384(R11), F3
+	FMOVQ 432(R11), F3
 	WORD $0x4e22cc83 /* fmla v3.4s, v4.4s, v2.4s */
 	WORD $0x6e22dc62 /* fmul v2.4s, v3.4s, v2.4s */
 	WORD $0x6e21dc23 /* fmul v3.4s, v1.4s, v1.4s */
 	WORD $0x6ea0f864 /* fneg v4.4s, v3.4s */
 	WORD $0x4e21cc24 /* fmla v4.4s, v1.4s, v1.4s */
-	FMOVQ 400(R11), F31
+	FMOVQ 448(R11), F31
 	WORD $0x6e3fdc84 /* fmul v4.4s, v4.4s, v31.4s */
-	FMOVQ 400(R11), F31
+	FMOVQ 448(R11), F31
 	WORD $0x6e3fdc63 /* fmul v3.4s, v3.4s, v31.4s */
 	FMOVQ 96(R11), F31
 	WORD $0x6e3fdc61 /* fmul v1.4s, v3.4s, v31.4s */
@@ -4980,34 +5814,34 @@ element:
 	FMOVQ 32(R11), F31
 	VAND V31.B16, V0.B16, V1.B16
 	WORD $0x4ea1f7a1 /* fmin v1.4s, v29.4s, v1.4s */
-	FMOVQ 240(R11), F31
+	FMOVQ 288(R11), F31
 	VMOV V30.B16, V2.B16
 	WORD $0x4e3fcc22 /* fmla v2.4s, v1.4s, v31.4s */
 	WORD $0x6e22ffc2 /* fdiv v2.4s, v30.4s, v2.4s */
-	FMOVQ 256(R11), F3
-	FMOVQ 272(R11), F4
+	FMOVQ 304(R11), F3
+	FMOVQ 320(R11), F4
 	WORD $0x4e22cc64 /* fmla v4.4s, v3.4s, v2.4s */
-	FMOVQ 288(R11), F3
+	FMOVQ 336(R11), F3
 	WORD $0x4e22cc83 /* fmla v3.4s, v4.4s, v2.4s */
-	FMOVQ 304(R11), F4
+	FMOVQ 352(R11), F4
 	WORD $0x4e22cc64 /* fmla v4.4s, v3.4s, v2.4s */
-	FMOVQ 320(R11), F3
+	FMOVQ 368(R11), F3
 	WORD $0x4e22cc83 /* fmla v3.4s, v4.4s, v2.4s */
-	FMOVQ 336(R11), F4
+	FMOVQ 384(R11), F4
 	WORD $0x4e22cc64 /* fmla v4.4s, v3.4s, v2.4s */
-	FMOVQ 352(R11), F3
+	FMOVQ 400(R11), F3
 	WORD $0x4e22cc83 /* fmla v3.4s, v4.4s, v2.4s */
-	FMOVQ 368(R11), F4
+	FMOVQ 416(R11), F4
 	WORD $0x4e22cc64 /* fmla v4.4s, v3.4s, v2.4s */
-	FMOVQ 384(R11), F3
+	FMOVQ 432(R11), F3
 	WORD $0x4e22cc83 /* fmla v3.4s, v4.4s, v2.4s */
 	WORD $0x6e22dc62 /* fmul v2.4s, v3.4s, v2.4s */
 	WORD $0x6e21dc23 /* fmul v3.4s, v1.4s, v1.4s */
 	WORD $0x6ea0f864 /* fneg v4.4s, v3.4s */
 	WORD $0x4e21cc24 /* fmla v4.4s, v1.4s, v1.4s */
-	FMOVQ 400(R11), F31
+	FMOVQ 448(R11), F31
 	WORD $0x6e3fdc84 /* fmul v4.4s, v4.4s, v31.4s */
-	FMOVQ 400(R11), F31
+	FMOVQ 448(R11), F31
 	WORD $0x6e3fdc63 /* fmul v3.4s, v3.4s, v31.4s */
 	FMOVQ 96(R11), F31
 	WORD $0x6e3fdc61 /* fmul v1.4s, v3.4s, v31.4s */
@@ -5061,7 +5895,7 @@ TEXT ·geluErfGradF32NEON(SB), NOSPLIT, $0-72
 	MOVD dy_base+48(FP), R4
 	MOVD $constants<>(SB), R11
 	FMOVQ 16(R11), F30
-	FMOVQ 224(R11), F29
+	FMOVQ 272(R11), F29
 	SUBS $8, R1; BLT afterblock
 
 block:
@@ -5072,46 +5906,46 @@ block:
 	VAND V31.B16, V1.B16, V3.B16
 	WORD $0x4ea2f7a2 /* fmin v2.4s, v29.4s, v2.4s */
 	WORD $0x4ea3f7a3 /* fmin v3.4s, v29.4s, v3.4s */
-	FMOVQ 240(R11), F31
+	FMOVQ 288(R11), F31
 	VMOV V30.B16, V4.B16
 	WORD $0x4e3fcc44 /* fmla v4.4s, v2.4s, v31.4s */
 	VMOV V30.B16, V5.B16
 	WORD $0x4e3fcc65 /* fmla v5.4s, v3.4s, v31.4s */
 	WORD $0x6e24ffc4 /* fdiv v4.4s, v30.4s, v4.4s */
 	WORD $0x6e25ffc5 /* fdiv v5.4s, v30.4s, v5.4s */
-	FMOVQ 256(R11), F6
-	FMOVQ 256(R11), F7
-	FMOVQ 272(R11), F8
+	FMOVQ 304(R11), F6
+	FMOVQ 304(R11), F7
+	FMOVQ 320(R11), F8
 	WORD $0x4e24ccc8 /* fmla v8.4s, v6.4s, v4.4s */
-	FMOVQ 272(R11), F9
+	FMOVQ 320(R11), F9
 	WORD $0x4e25cce9 /* fmla v9.4s, v7.4s, v5.4s */
-	FMOVQ 288(R11), F6
+	FMOVQ 336(R11), F6
 	WORD $0x4e24cd06 /* fmla v6.4s, v8.4s, v4.4s */
-	FMOVQ 288(R11), F7
+	FMOVQ 336(R11), F7
 	WORD $0x4e25cd27 /* fmla v7.4s, v9.4s, v5.4s */
-	FMOVQ 304(R11), F8
+	FMOVQ 352(R11), F8
 	WORD $0x4e24ccc8 /* fmla v8.4s, v6.4s, v4.4s */
-	FMOVQ 304(R11), F9
+	FMOVQ 352(R11), F9
 	WORD $0x4e25cce9 /* fmla v9.4s, v7.4s, v5.4s */
-	FMOVQ 320(R11), F6
+	FMOVQ 368(R11), F6
 	WORD $0x4e24cd06 /* fmla v6.4s, v8.4s, v4.4s */
-	FMOVQ 320(R11), F7
+	FMOVQ 368(R11), F7
 	WORD $0x4e25cd27 /* fmla v7.4s, v9.4s, v5.4s */
-	FMOVQ 336(R11), F8
+	FMOVQ 384(R11), F8
 	WORD $0x4e24ccc8 /* fmla v8.4s, v6.4s, v4.4s */
-	FMOVQ 336(R11), F9
+	FMOVQ 384(R11), F9
 	WORD $0x4e25cce9 /* fmla v9.4s, v7.4s, v5.4s */
-	FMOVQ 352(R11), F6
+	FMOVQ 400(R11), F6
 	WORD $0x4e24cd06 /* fmla v6.4s, v8.4s, v4.4s */
-	FMOVQ 352(R11), F7
+	FMOVQ 400(R11), F7
 	WORD $0x4e25cd27 /* fmla v7.4s, v9.4s, v5.4s */
-	FMOVQ 368(R11), F8
+	FMOVQ 416(R11), F8
 	WORD $0x4e24ccc8 /* fmla v8.4s, v6.4s, v4.4s */
-	FMOVQ 368(R11), F9
+	FMOVQ 416(R11), F9
 	WORD $0x4e25cce9 /* fmla v9.4s, v7.4s, v5.4s */
-	FMOVQ 384(R11), F6
+	FMOVQ 432(R11), F6
 	WORD $0x4e24cd06 /* fmla v6.4s, v8.4s, v4.4s */
-	FMOVQ 384(R11), F7
+	FMOVQ 432(R11), F7
 	WORD $0x4e25cd27 /* fmla v7.4s, v9.4s, v5.4s */
 	WORD $0x6e24dcc4 /* fmul v4.4s, v6.4s, v4.4s */
 	WORD $0x6e25dce5 /* fmul v5.4s, v7.4s, v5.4s */
@@ -5121,10 +5955,10 @@ block:
 	WORD $0x4e22cc48 /* fmla v8.4s, v2.4s, v2.4s */
 	WORD $0x6ea0f8e9 /* fneg v9.4s, v7.4s */
 	WORD $0x4e23cc69 /* fmla v9.4s, v3.4s, v3.4s */
-	FMOVQ 400(R11), F31
+	FMOVQ 448(R11), F31
 	WORD $0x6e3fdd08 /* fmul v8.4s, v8.4s, v31.4s */
 	WORD $0x6e3fdd29 /* fmul v9.4s, v9.4s, v31.4s */
-	FMOVQ 400(R11), F31
+	FMOVQ 448(R11), F31
 	WORD $0x6e3fdcc6 /* fmul v6.4s, v6.4s, v31.4s */
 	WORD $0x6e3fdce7 /* fmul v7.4s, v7.4s, v31.4s */
 	FMOVQ 96(R11), F31
@@ -5183,7 +6017,7 @@ block:
 	VADD V31.S4, V11.S4, V11.S4
 	WORD $0x6e2add8a /* fmul v10.4s, v12.4s, v10.4s */
 	WORD $0x6e2bddab /* fmul v11.4s, v13.4s, v11.4s */
-	FMOVQ 416(R11), F31
+	FMOVQ 464(R11), F31
 	WORD $0x4ebfcc44 /* fmls v4.4s, v2.4s, v31.4s */
 	WORD $0x4ebfcc65 /* fmls v5.4s, v3.4s, v31.4s */
 	WORD $0x6e24dd44 /* fmul v4.4s, v10.4s, v4.4s */
@@ -5214,34 +6048,34 @@ vector:
 	FMOVQ 32(R11), F31
 	VAND V31.B16, V0.B16, V1.B16
 	WORD $0x4ea1f7a1 /* fmin v1.4s, v29.4s, v1.4s */
-	FMOVQ 240(R11), F31
+	FMOVQ 288(R11), F31
 	VMOV V30.B16, V2.B16
 	WORD $0x4e3fcc22 /* fmla v2.4s, v1.4s, v31.4s */
 	WORD $0x6e22ffc2 /* fdiv v2.4s, v30.4s, v2.4s */
-	FMOVQ 256(R11), F3
-	FMOVQ 272(R11), F4
+	FMOVQ 304(R11), F3
+	FMOVQ 320(R11), F4
 	WORD $0x4e22cc64 /* fmla v4.4s, v3.4s, v2.4s */
-	FMOVQ 288(R11), F3
+	FMOVQ 336(R11), F3
 	WORD $0x4e22cc83 /* fmla v3.4s, v4.4s, v2.4s */
-	FMOVQ 304(R11), F4
+	FMOVQ 352(R11), F4
 	WORD $0x4e22cc64 /* fmla v4.4s, v3.4s, v2.4s */
-	FMOVQ 320(R11), F3
+	FMOVQ 368(R11), F3
 	WORD $0x4e22cc83 /* fmla v3.4s, v4.4s, v2.4s */
-	FMOVQ 336(R11), F4
+	FMOVQ 384(R11), F4
 	WORD $0x4e22cc64 /* fmla v4.4s, v3.4s, v2.4s */
-	FMOVQ 352(R11), F3
+	FMOVQ 400(R11), F3
 	WORD $0x4e22cc83 /* fmla v3.4s, v4.4s, v2.4s */
-	FMOVQ 368(R11), F4
+	FMOVQ 416(R11), F4
 	WORD $0x4e22cc64 /* fmla v4.4s, v3.4s, v2.4s */
-	FMOVQ 384(R11), F3
+	FMOVQ 432(R11), F3
 	WORD $0x4e22cc83 /* fmla v3.4s, v4.4s, v2.4s */
 	WORD $0x6e22dc62 /* fmul v2.4s, v3.4s, v2.4s */
 	WORD $0x6e21dc23 /* fmul v3.4s, v1.4s, v1.4s */
 	WORD $0x6ea0f864 /* fneg v4.4s, v3.4s */
 	WORD $0x4e21cc24 /* fmla v4.4s, v1.4s, v1.4s */
-	FMOVQ 400(R11), F31
+	FMOVQ 448(R11), F31
 	WORD $0x6e3fdc84 /* fmul v4.4s, v4.4s, v31.4s */
-	FMOVQ 400(R11), F31
+	FMOVQ 448(R11), F31
 	WORD $0x6e3fdc63 /* fmul v3.4s, v3.4s, v31.4s */
 	FMOVQ 96(R11), F31
 	WORD $0x6e3fdc65 /* fmul v5.4s, v3.4s, v31.4s */
@@ -5273,7 +6107,7 @@ vector:
 	FMOVQ 16(R11), F31
 	VADD V31.S4, V5.S4, V5.S4
 	WORD $0x6e25dcc5 /* fmul v5.4s, v6.4s, v5.4s */
-	FMOVQ 416(R11), F31
+	FMOVQ 464(R11), F31
 	WORD $0x4ebfcc22 /* fmls v2.4s, v1.4s, v31.4s */
 	WORD $0x6e22dca2 /* fmul v2.4s, v5.4s, v2.4s */
 	WORD $0x4ea2d7c5 /* fsub v5.4s, v30.4s, v2.4s */
@@ -5296,34 +6130,34 @@ element:
 	FMOVQ 32(R11), F31
 	VAND V31.B16, V0.B16, V1.B16
 	WORD $0x4ea1f7a1 /* fmin v1.4s, v29.4s, v1.4s */
-	FMOVQ 240(R11), F31
+	FMOVQ 288(R11), F31
 	VMOV V30.B16, V2.B16
 	WORD $0x4e3fcc22 /* fmla v2.4s, v1.4s, v31.4s */
 	WORD $0x6e22ffc2 /* fdiv v2.4s, v30.4s, v2.4s */
-	FMOVQ 256(R11), F3
-	FMOVQ 272(R11), F4
+	FMOVQ 304(R11), F3
+	FMOVQ 320(R11), F4
 	WORD $0x4e22cc64 /* fmla v4.4s, v3.4s, v2.4s */
-	FMOVQ 288(R11), F3
+	FMOVQ 336(R11), F3
 	WORD $0x4e22cc83 /* fmla v3.4s, v4.4s, v2.4s */
-	FMOVQ 304(R11), F4
+	FMOVQ 352(R11), F4
 	WORD $0x4e22cc64 /* fmla v4.4s, v3.4s, v2.4s */
-	FMOVQ 320(R11), F3
+	FMOVQ 368(R11), F3
 	WORD $0x4e22cc83 /* fmla v3.4s, v4.4s, v2.4s */
-	FMOVQ 336(R11), F4
+	FMOVQ 384(R11), F4
 	WORD $0x4e22cc64 /* fmla v4.4s, v3.4s, v2.4s */
-	FMOVQ 352(R11), F3
+	FMOVQ 400(R11), F3
 	WORD $0x4e22cc83 /* fmla v3.4s, v4.4s, v2.4s */
-	FMOVQ 368(R11), F4
+	FMOVQ 416(R11), F4
 	WORD $0x4e22cc64 /* fmla v4.4s, v3.4s, v2.4s */
-	FMOVQ 384(R11), F3
+	FMOVQ 432(R11), F3
 	WORD $0x4e22cc83 /* fmla v3.4s, v4.4s, v2.4s */
 	WORD $0x6e22dc62 /* fmul v2.4s, v3.4s, v2.4s */
 	WORD $0x6e21dc23 /* fmul v3.4s, v1.4s, v1.4s */
 	WORD $0x6ea0f864 /* fneg v4.4s, v3.4s */
 	WORD $0x4e21cc24 /* fmla v4.4s, v1.4s, v1.4s */
-	FMOVQ 400(R11), F31
+	FMOVQ 448(R11), F31
 	WORD $0x6e3fdc84 /* fmul v4.4s, v4.4s, v31.4s */
-	FMOVQ 400(R11), F31
+	FMOVQ 448(R11), F31
 	WORD $0x6e3fdc63 /* fmul v3.4s, v3.4s, v31.4s */
 	FMOVQ 96(R11), F31
 	WORD $0x6e3fdc65 /* fmul v5.4s, v3.4s, v31.4s */
@@ -5355,7 +6189,7 @@ element:
 	FMOVQ 16(R11), F31
 	VADD V31.S4, V5.S4, V5.S4
 	WORD $0x6e25dcc5 /* fmul v5.4s, v6.4s, v5.4s */
-	FMOVQ 416(R11), F31
+	FMOVQ 464(R11), F31
 	WORD $0x4ebfcc22 /* fmls v2.4s, v1.4s, v31.4s */
 	WORD $0x6e22dca2 /* fmul v2.4s, v5.4s, v2.4s */
 	WORD $0x4ea2d7c5 /* fsub v5.4s, v30.4s, v2.4s */
@@ -5373,6 +6207,691 @@ afterelement:
 	ADD $1, R1
 	RET
 
+// func gluGELUErfF32NEON(y, x, up []float32)
+TEXT ·gluGELUErfF32NEON(SB), NOSPLIT, $0-72
+	MOVD y_len+8(FP), R1
+	MOVD y_base+0(FP), R2
+	MOVD x_base+24(FP), R3
+	MOVD up_base+48(FP), R4
+	MOVD $constants<>(SB), R11
+	FMOVQ 16(R11), F30
+	FMOVQ 272(R11), F29
+	SUBS $8, R1; BLT afterblock
+
+block:
+	FMOVQ 0(R3), F0
+	FMOVQ 16(R3), F1
+	FMOVQ 32(R11), F31
+	VAND V31.B16, V0.B16, V2.B16
+	VAND V31.B16, V1.B16, V3.B16
+	WORD $0x4ea2f7a2 /* fmin v2.4s, v29.4s, v2.4s */
+	WORD $0x4ea3f7a3 /* fmin v3.4s, v29.4s, v3.4s */
+	FMOVQ 288(R11), F31
+	VMOV V30.B16, V4.B16
+	WORD $0x4e3fcc44 /* fmla v4.4s, v2.4s, v31.4s */
+	VMOV V30.B16, V5.B16
+	WORD $0x4e3fcc65 /* fmla v5.4s, v3.4s, v31.4s */
+	WORD $0x6e24ffc4 /* fdiv v4.4s, v30.4s, v4.4s */
+	WORD $0x6e25ffc5 /* fdiv v5.4s, v30.4s, v5.4s */
+	FMOVQ 304(R11), F6
+	FMOVQ 304(R11), F7
+	FMOVQ 320(R11), F8
+	WORD $0x4e24ccc8 /* fmla v8.4s, v6.4s, v4.4s */
+	FMOVQ 320(R11), F9
+	WORD $0x4e25cce9 /* fmla v9.4s, v7.4s, v5.4s */
+	FMOVQ 336(R11), F6
+	WORD $0x4e24cd06 /* fmla v6.4s, v8.4s, v4.4s */
+	FMOVQ 336(R11), F7
+	WORD $0x4e25cd27 /* fmla v7.4s, v9.4s, v5.4s */
+	FMOVQ 352(R11), F8
+	WORD $0x4e24ccc8 /* fmla v8.4s, v6.4s, v4.4s */
+	FMOVQ 352(R11), F9
+	WORD $0x4e25cce9 /* fmla v9.4s, v7.4s, v5.4s */
+	FMOVQ 368(R11), F6
+	WORD $0x4e24cd06 /* fmla v6.4s, v8.4s, v4.4s */
+	FMOVQ 368(R11), F7
+	WORD $0x4e25cd27 /* fmla v7.4s, v9.4s, v5.4s */
+	FMOVQ 384(R11), F8
+	WORD $0x4e24ccc8 /* fmla v8.4s, v6.4s, v4.4s */
+	FMOVQ 384(R11), F9
+	WORD $0x4e25cce9 /* fmla v9.4s, v7.4s, v5.4s */
+	FMOVQ 400(R11), F6
+	WORD $0x4e24cd06 /* fmla v6.4s, v8.4s, v4.4s */
+	FMOVQ 400(R11), F7
+	WORD $0x4e25cd27 /* fmla v7.4s, v9.4s, v5.4s */
+	FMOVQ 416(R11), F8
+	WORD $0x4e24ccc8 /* fmla v8.4s, v6.4s, v4.4s */
+	FMOVQ 416(R11), F9
+	WORD $0x4e25cce9 /* fmla v9.4s, v7.4s, v5.4s */
+	FMOVQ 432(R11), F6
+	WORD $0x4e24cd06 /* fmla v6.4s, v8.4s, v4.4s */
+	FMOVQ 432(R11), F7
+	WORD $0x4e25cd27 /* fmla v7.4s, v9.4s, v5.4s */
+	WORD $0x6e24dcc4 /* fmul v4.4s, v6.4s, v4.4s */
+	WORD $0x6e25dce5 /* fmul v5.4s, v7.4s, v5.4s */
+	WORD $0x6e22dc46 /* fmul v6.4s, v2.4s, v2.4s */
+	WORD $0x6e23dc67 /* fmul v7.4s, v3.4s, v3.4s */
+	WORD $0x6ea0f8c8 /* fneg v8.4s, v6.4s */
+	WORD $0x4e22cc48 /* fmla v8.4s, v2.4s, v2.4s */
+	WORD $0x6ea0f8e9 /* fneg v9.4s, v7.4s */
+	WORD $0x4e23cc69 /* fmla v9.4s, v3.4s, v3.4s */
+	FMOVQ 448(R11), F31
+	WORD $0x6e3fdd08 /* fmul v8.4s, v8.4s, v31.4s */
+	WORD $0x6e3fdd29 /* fmul v9.4s, v9.4s, v31.4s */
+	FMOVQ 448(R11), F31
+	WORD $0x6e3fdcc6 /* fmul v6.4s, v6.4s, v31.4s */
+	WORD $0x6e3fdce7 /* fmul v7.4s, v7.4s, v31.4s */
+	FMOVQ 96(R11), F31
+	WORD $0x6e3fdcc2 /* fmul v2.4s, v6.4s, v31.4s */
+	WORD $0x6e3fdce3 /* fmul v3.4s, v7.4s, v31.4s */
+	WORD $0x4e218842 /* frintn v2.4s, v2.4s */
+	WORD $0x4e218863 /* frintn v3.4s, v3.4s */
+	FMOVQ 112(R11), F31
+	WORD $0x4ebfcc46 /* fmls v6.4s, v2.4s, v31.4s */
+	WORD $0x4ebfcc67 /* fmls v7.4s, v3.4s, v31.4s */
+	FMOVQ 128(R11), F31
+	WORD $0x4ebfcc46 /* fmls v6.4s, v2.4s, v31.4s */
+	WORD $0x4ebfcc67 /* fmls v7.4s, v3.4s, v31.4s */
+	WORD $0x4e28d4c8 /* fadd v8.4s, v6.4s, v8.4s */
+	WORD $0x4e29d4e9 /* fadd v9.4s, v7.4s, v9.4s */
+	FMOVQ 144(R11), F6
+	FMOVQ 144(R11), F7
+	FMOVQ 160(R11), F10
+	WORD $0x4e28ccca /* fmla v10.4s, v6.4s, v8.4s */
+	FMOVQ 160(R11), F11
+	WORD $0x4e29cceb /* fmla v11.4s, v7.4s, v9.4s */
+	FMOVQ 176(R11), F6
+	WORD $0x4e28cd46 /* fmla v6.4s, v10.4s, v8.4s */
+	FMOVQ 176(R11), F7
+	WORD $0x4e29cd67 /* fmla v7.4s, v11.4s, v9.4s */
+	FMOVQ 192(R11), F10
+	WORD $0x4e28ccca /* fmla v10.4s, v6.4s, v8.4s */
+	FMOVQ 192(R11), F11
+	WORD $0x4e29cceb /* fmla v11.4s, v7.4s, v9.4s */
+	FMOVQ 208(R11), F6
+	WORD $0x4e28cd46 /* fmla v6.4s, v10.4s, v8.4s */
+	FMOVQ 208(R11), F7
+	WORD $0x4e29cd67 /* fmla v7.4s, v11.4s, v9.4s */
+	FMOVQ 16(R11), F10
+	WORD $0x4e28ccca /* fmla v10.4s, v6.4s, v8.4s */
+	FMOVQ 16(R11), F11
+	WORD $0x4e29cceb /* fmla v11.4s, v7.4s, v9.4s */
+	FMOVQ 16(R11), F6
+	WORD $0x4e28cd46 /* fmla v6.4s, v10.4s, v8.4s */
+	FMOVQ 16(R11), F7
+	WORD $0x4e29cd67 /* fmla v7.4s, v11.4s, v9.4s */
+	WORD $0x4e21a842 /* fcvtns v2.4s, v2.4s */
+	WORD $0x4e21a863 /* fcvtns v3.4s, v3.4s */
+	WORD $0x4f3f044a /* sshr v10.4s, v2.4s, #1 */
+	WORD $0x4f3f046b /* sshr v11.4s, v3.4s, #1 */
+	VSUB V10.S4, V2.S4, V2.S4
+	VSUB V11.S4, V3.S4, V3.S4
+	VSHL $23, V10.S4, V10.S4
+	VSHL $23, V11.S4, V11.S4
+	VADD V10.S4, V6.S4, V10.S4
+	VADD V11.S4, V7.S4, V11.S4
+	VSHL $23, V2.S4, V2.S4
+	VSHL $23, V3.S4, V3.S4
+	FMOVQ 16(R11), F31
+	VADD V31.S4, V2.S4, V2.S4
+	VADD V31.S4, V3.S4, V3.S4
+	WORD $0x6e22dd42 /* fmul v2.4s, v10.4s, v2.4s */
+	WORD $0x6e23dd63 /* fmul v3.4s, v11.4s, v3.4s */
+	WORD $0x6e24dc44 /* fmul v4.4s, v2.4s, v4.4s */
+	WORD $0x6e25dc65 /* fmul v5.4s, v3.4s, v5.4s */
+	WORD $0x4ea4d7c2 /* fsub v2.4s, v30.4s, v4.4s */
+	WORD $0x4ea5d7c3 /* fsub v3.4s, v30.4s, v5.4s */
+	WORD $0x4f21040a /* sshr v10.4s, v0.4s, #31 */
+	VBSL V2.B16, V4.B16, V10.B16
+	WORD $0x4f21042b /* sshr v11.4s, v1.4s, #31 */
+	VBSL V3.B16, V5.B16, V11.B16
+	WORD $0x6e2adc0a /* fmul v10.4s, v0.4s, v10.4s */
+	WORD $0x6e2bdc2b /* fmul v11.4s, v1.4s, v11.4s */
+	FMOVQ 0(R4), F0
+	FMOVQ 16(R4), F1
+	WORD $0x6e20dd40 /* fmul v0.4s, v10.4s, v0.4s */
+	WORD $0x6e21dd61 /* fmul v1.4s, v11.4s, v1.4s */
+	FMOVQ F0, 0(R2)
+	FMOVQ F1, 16(R2)
+	ADD $32, R2
+	ADD $32, R3
+	ADD $32, R4
+	SUBS $8, R1; BGE block
+
+afterblock:
+	ADD $8, R1
+	SUBS $4, R1; BLT aftervector
+
+vector:
+	FMOVQ 0(R3), F0
+	FMOVQ 32(R11), F31
+	VAND V31.B16, V0.B16, V1.B16
+	WORD $0x4ea1f7a1 /* fmin v1.4s, v29.4s, v1.4s */
+	FMOVQ 288(R11), F31
+	VMOV V30.B16, V2.B16
+	WORD $0x4e3fcc22 /* fmla v2.4s, v1.4s, v31.4s */
+	WORD $0x6e22ffc2 /* fdiv v2.4s, v30.4s, v2.4s */
+	FMOVQ 304(R11), F3
+	FMOVQ 320(R11), F4
+	WORD $0x4e22cc64 /* fmla v4.4s, v3.4s, v2.4s */
+	FMOVQ 336(R11), F3
+	WORD $0x4e22cc83 /* fmla v3.4s, v4.4s, v2.4s */
+	FMOVQ 352(R11), F4
+	WORD $0x4e22cc64 /* fmla v4.4s, v3.4s, v2.4s */
+	FMOVQ 368(R11), F3
+	WORD $0x4e22cc83 /* fmla v3.4s, v4.4s, v2.4s */
+	FMOVQ 384(R11), F4
+	WORD $0x4e22cc64 /* fmla v4.4s, v3.4s, v2.4s */
+	FMOVQ 400(R11), F3
+	WORD $0x4e22cc83 /* fmla v3.4s, v4.4s, v2.4s */
+	FMOVQ 416(R11), F4
+	WORD $0x4e22cc64 /* fmla v4.4s, v3.4s, v2.4s */
+	FMOVQ 432(R11), F3
+	WORD $0x4e22cc83 /* fmla v3.4s, v4.4s, v2.4s */
+	WORD $0x6e22dc62 /* fmul v2.4s, v3.4s, v2.4s */
+	WORD $0x6e21dc23 /* fmul v3.4s, v1.4s, v1.4s */
+	WORD $0x6ea0f864 /* fneg v4.4s, v3.4s */
+	WORD $0x4e21cc24 /* fmla v4.4s, v1.4s, v1.4s */
+	FMOVQ 448(R11), F31
+	WORD $0x6e3fdc84 /* fmul v4.4s, v4.4s, v31.4s */
+	FMOVQ 448(R11), F31
+	WORD $0x6e3fdc63 /* fmul v3.4s, v3.4s, v31.4s */
+	FMOVQ 96(R11), F31
+	WORD $0x6e3fdc61 /* fmul v1.4s, v3.4s, v31.4s */
+	WORD $0x4e218821 /* frintn v1.4s, v1.4s */
+	FMOVQ 112(R11), F31
+	WORD $0x4ebfcc23 /* fmls v3.4s, v1.4s, v31.4s */
+	FMOVQ 128(R11), F31
+	WORD $0x4ebfcc23 /* fmls v3.4s, v1.4s, v31.4s */
+	WORD $0x4e24d464 /* fadd v4.4s, v3.4s, v4.4s */
+	FMOVQ 144(R11), F3
+	FMOVQ 160(R11), F5
+	WORD $0x4e24cc65 /* fmla v5.4s, v3.4s, v4.4s */
+	FMOVQ 176(R11), F3
+	WORD $0x4e24cca3 /* fmla v3.4s, v5.4s, v4.4s */
+	FMOVQ 192(R11), F5
+	WORD $0x4e24cc65 /* fmla v5.4s, v3.4s, v4.4s */
+	FMOVQ 208(R11), F3
+	WORD $0x4e24cca3 /* fmla v3.4s, v5.4s, v4.4s */
+	FMOVQ 16(R11), F5
+	WORD $0x4e24cc65 /* fmla v5.4s, v3.4s, v4.4s */
+	FMOVQ 16(R11), F3
+	WORD $0x4e24cca3 /* fmla v3.4s, v5.4s, v4.4s */
+	WORD $0x4e21a821 /* fcvtns v1.4s, v1.4s */
+	WORD $0x4f3f0425 /* sshr v5.4s, v1.4s, #1 */
+	VSUB V5.S4, V1.S4, V1.S4
+	VSHL $23, V5.S4, V5.S4
+	VADD V5.S4, V3.S4, V5.S4
+	VSHL $23, V1.S4, V1.S4
+	FMOVQ 16(R11), F31
+	VADD V31.S4, V1.S4, V1.S4
+	WORD $0x6e21dca1 /* fmul v1.4s, v5.4s, v1.4s */
+	WORD $0x6e22dc22 /* fmul v2.4s, v1.4s, v2.4s */
+	WORD $0x4ea2d7c1 /* fsub v1.4s, v30.4s, v2.4s */
+	WORD $0x4f210405 /* sshr v5.4s, v0.4s, #31 */
+	VBSL V1.B16, V2.B16, V5.B16
+	WORD $0x6e25dc05 /* fmul v5.4s, v0.4s, v5.4s */
+	FMOVQ 0(R4), F0
+	WORD $0x6e20dca0 /* fmul v0.4s, v5.4s, v0.4s */
+	FMOVQ F0, 0(R2)
+	ADD $16, R2
+	ADD $16, R3
+	ADD $16, R4
+	SUBS $4, R1; BGE vector
+
+aftervector:
+	ADD $4, R1
+	SUBS $1, R1; BLT afterelement
+
+element:
+	FMOVS 0(R3), F0
+	FMOVQ 32(R11), F31
+	VAND V31.B16, V0.B16, V1.B16
+	WORD $0x4ea1f7a1 /* fmin v1.4s, v29.4s, v1.4s */
+	FMOVQ 288(R11), F31
+	VMOV V30.B16, V2.B16
+	WORD $0x4e3fcc22 /* fmla v2.4s, v1.4s, v31.4s */
+	WORD $0x6e22ffc2 /* fdiv v2.4s, v30.4s, v2.4s */
+	FMOVQ 304(R11), F3
+	FMOVQ 320(R11), F4
+	WORD $0x4e22cc64 /* fmla v4.4s, v3.4s, v2.4s */
+	FMOVQ 336(R11), F3
+	WORD $0x4e22cc83 /* fmla v3.4s, v4.4s, v2.4s */
+	FMOVQ 352(R11), F4
+	WORD $0x4e22cc64 /* fmla v4.4s, v3.4s, v2.4s */
+	FMOVQ 368(R11), F3
+	WORD $0x4e22cc83 /* fmla v3.4s, v4.4s, v2.4s */
+	FMOVQ 384(R11), F4
+	WORD $0x4e22cc64 /* fmla v4.4s, v3.4s, v2.4s */
+	FMOVQ 400(R11), F3
+	WORD $0x4e22cc83 /* fmla v3.4s, v4.4s, v2.4s */
+	FMOVQ 416(R11), F4
+	WORD $0x4e22cc64 /* fmla v4.4s, v3.4s, v2.4s */
+	FMOVQ 432(R11), F3
+	WORD $0x4e22cc83 /* fmla v3.4s, v4.4s, v2.4s */
+	WORD $0x6e22dc62 /* fmul v2.4s, v3.4s, v2.4s */
+	WORD $0x6e21dc23 /* fmul v3.4s, v1.4s, v1.4s */
+	WORD $0x6ea0f864 /* fneg v4.4s, v3.4s */
+	WORD $0x4e21cc24 /* fmla v4.4s, v1.4s, v1.4s */
+	FMOVQ 448(R11), F31
+	WORD $0x6e3fdc84 /* fmul v4.4s, v4.4s, v31.4s */
+	FMOVQ 448(R11), F31
+	WORD $0x6e3fdc63 /* fmul v3.4s, v3.4s, v31.4s */
+	FMOVQ 96(R11), F31
+	WORD $0x6e3fdc61 /* fmul v1.4s, v3.4s, v31.4s */
+	WORD $0x4e218821 /* frintn v1.4s, v1.4s */
+	FMOVQ 112(R11), F31
+	WORD $0x4ebfcc23 /* fmls v3.4s, v1.4s, v31.4s */
+	FMOVQ 128(R11), F31
+	WORD $0x4ebfcc23 /* fmls v3.4s, v1.4s, v31.4s */
+	WORD $0x4e24d464 /* fadd v4.4s, v3.4s, v4.4s */
+	FMOVQ 144(R11), F3
+	FMOVQ 160(R11), F5
+	WORD $0x4e24cc65 /* fmla v5.4s, v3.4s, v4.4s */
+	FMOVQ 176(R11), F3
+	WORD $0x4e24cca3 /* fmla v3.4s, v5.4s, v4.4s */
+	FMOVQ 192(R11), F5
+	WORD $0x4e24cc65 /* fmla v5.4s, v3.4s, v4.4s */
+	FMOVQ 208(R11), F3
+	WORD $0x4e24cca3 /* fmla v3.4s, v5.4s, v4.4s */
+	FMOVQ 16(R11), F5
+	WORD $0x4e24cc65 /* fmla v5.4s, v3.4s, v4.4s */
+	FMOVQ 16(R11), F3
+	WORD $0x4e24cca3 /* fmla v3.4s, v5.4s, v4.4s */
+	WORD $0x4e21a821 /* fcvtns v1.4s, v1.4s */
+	WORD $0x4f3f0425 /* sshr v5.4s, v1.4s, #1 */
+	VSUB V5.S4, V1.S4, V1.S4
+	VSHL $23, V5.S4, V5.S4
+	VADD V5.S4, V3.S4, V5.S4
+	VSHL $23, V1.S4, V1.S4
+	FMOVQ 16(R11), F31
+	VADD V31.S4, V1.S4, V1.S4
+	WORD $0x6e21dca1 /* fmul v1.4s, v5.4s, v1.4s */
+	WORD $0x6e22dc22 /* fmul v2.4s, v1.4s, v2.4s */
+	WORD $0x4ea2d7c1 /* fsub v1.4s, v30.4s, v2.4s */
+	WORD $0x4f210405 /* sshr v5.4s, v0.4s, #31 */
+	VBSL V1.B16, V2.B16, V5.B16
+	WORD $0x6e25dc05 /* fmul v5.4s, v0.4s, v5.4s */
+	FMOVS 0(R4), F0
+	WORD $0x6e20dca0 /* fmul v0.4s, v5.4s, v0.4s */
+	FMOVS F0, 0(R2)
+	ADD $4, R2
+	ADD $4, R3
+	ADD $4, R4
+	SUBS $1, R1; BGE element
+
+afterelement:
+	ADD $1, R1
+	RET
+
+// func gluGELUErfGradF32NEON(dx, dup, x, up, dy []float32)
+TEXT ·gluGELUErfGradF32NEON(SB), NOSPLIT, $0-120
+	MOVD dx_len+8(FP), R1
+	MOVD dx_base+0(FP), R2
+	MOVD dup_base+24(FP), R3
+	MOVD x_base+48(FP), R4
+	MOVD up_base+72(FP), R5
+	MOVD dy_base+96(FP), R6
+	MOVD $constants<>(SB), R11
+	FMOVQ 16(R11), F30
+	FMOVQ 272(R11), F29
+	SUBS $8, R1; BLT afterblock
+
+block:
+	FMOVQ 0(R4), F0
+	FMOVQ 16(R4), F1
+	FMOVQ 32(R11), F31
+	VAND V31.B16, V0.B16, V2.B16
+	VAND V31.B16, V1.B16, V3.B16
+	WORD $0x4ea2f7a2 /* fmin v2.4s, v29.4s, v2.4s */
+	WORD $0x4ea3f7a3 /* fmin v3.4s, v29.4s, v3.4s */
+	FMOVQ 288(R11), F31
+	VMOV V30.B16, V4.B16
+	WORD $0x4e3fcc44 /* fmla v4.4s, v2.4s, v31.4s */
+	VMOV V30.B16, V5.B16
+	WORD $0x4e3fcc65 /* fmla v5.4s, v3.4s, v31.4s */
+	WORD $0x6e24ffc4 /* fdiv v4.4s, v30.4s, v4.4s */
+	WORD $0x6e25ffc5 /* fdiv v5.4s, v30.4s, v5.4s */
+	FMOVQ 304(R11), F6
+	FMOVQ 304(R11), F7
+	FMOVQ 320(R11), F8
+	WORD $0x4e24ccc8 /* fmla v8.4s, v6.4s, v4.4s */
+	FMOVQ 320(R11), F9
+	WORD $0x4e25cce9 /* fmla v9.4s, v7.4s, v5.4s */
+	FMOVQ 336(R11), F6
+	WORD $0x4e24cd06 /* fmla v6.4s, v8.4s, v4.4s */
+	FMOVQ 336(R11), F7
+	WORD $0x4e25cd27 /* fmla v7.4s, v9.4s, v5.4s */
+	FMOVQ 352(R11), F8
+	WORD $0x4e24ccc8 /* fmla v8.4s, v6.4s, v4.4s */
+	FMOVQ 352(R11), F9
+	WORD $0x4e25cce9 /* fmla v9.4s, v7.4s, v5.4s */
+	FMOVQ 368(R11), F6
+	WORD $0x4e24cd06 /* fmla v6.4s, v8.4s, v4.4s */
+	FMOVQ 368(R11), F7
+	WORD $0x4e25cd27 /* fmla v7.4s, v9.4s, v5.4s */
+	FMOVQ 384(R11), F8
+	WORD $0x4e24ccc8 /* fmla v8.4s, v6.4s, v4.4s */
+	FMOVQ 384(R11), F9
+	WORD $0x4e25cce9 /* fmla v9.4s, v7.4s, v5.4s */
+	FMOVQ 400(R11), F6
+	WORD $0x4e24cd06 /* fmla v6.4s, v8.4s, v4.4s */
+	FMOVQ 400(R11), F7
+	WORD $0x4e25cd27 /* fmla v7.4s, v9.4s, v5.4s */
+	FMOVQ 416(R11), F8
+	WORD $0x4e24ccc8 /* fmla v8.4s, v6.4s, v4.4s */
+	FMOVQ 416(R11), F9
+	WORD $0x4e25cce9 /* fmla v9.4s, v7.4s, v5.4s */
+	FMOVQ 432(R11), F6
+	WORD $0x4e24cd06 /* fmla v6.4s, v8.4s, v4.4s */
+	FMOVQ 432(R11), F7
+	WORD $0x4e25cd27 /* fmla v7.4s, v9.4s, v5.4s */
+	WORD $0x6e24dcc4 /* fmul v4.4s, v6.4s, v4.4s */
+	WORD $0x6e25dce5 /* fmul v5.4s, v7.4s, v5.4s */
+	WORD $0x6e22dc46 /* fmul v6.4s, v2.4s, v2.4s */
+	WORD $0x6e23dc67 /* fmul v7.4s, v3.4s, v3.4s */
+	WORD $0x6ea0f8c8 /* fneg v8.4s, v6.4s */
+	WORD $0x4e22cc48 /* fmla v8.4s, v2.4s, v2.4s */
+	WORD $0x6ea0f8e9 /* fneg v9.4s, v7.4s */
+	WORD $0x4e23cc69 /* fmla v9.4s, v3.4s, v3.4s */
+	FMOVQ 448(R11), F31
+	WORD $0x6e3fdd08 /* fmul v8.4s, v8.4s, v31.4s */
+	WORD $0x6e3fdd29 /* fmul v9.4s, v9.4s, v31.4s */
+	FMOVQ 448(R11), F31
+	WORD $0x6e3fdcc6 /* fmul v6.4s, v6.4s, v31.4s */
+	WORD $0x6e3fdce7 /* fmul v7.4s, v7.4s, v31.4s */
+	FMOVQ 96(R11), F31
+	WORD $0x6e3fdcca /* fmul v10.4s, v6.4s, v31.4s */
+	WORD $0x6e3fdceb /* fmul v11.4s, v7.4s, v31.4s */
+	WORD $0x4e21894a /* frintn v10.4s, v10.4s */
+	WORD $0x4e21896b /* frintn v11.4s, v11.4s */
+	FMOVQ 112(R11), F31
+	WORD $0x4ebfcd46 /* fmls v6.4s, v10.4s, v31.4s */
+	WORD $0x4ebfcd67 /* fmls v7.4s, v11.4s, v31.4s */
+	FMOVQ 128(R11), F31
+	WORD $0x4ebfcd46 /* fmls v6.4s, v10.4s, v31.4s */
+	WORD $0x4ebfcd67 /* fmls v7.4s, v11.4s, v31.4s */
+	WORD $0x4e28d4c8 /* fadd v8.4s, v6.4s, v8.4s */
+	WORD $0x4e29d4e9 /* fadd v9.4s, v7.4s, v9.4s */
+	FMOVQ 144(R11), F6
+	FMOVQ 144(R11), F7
+	FMOVQ 160(R11), F12
+	WORD $0x4e28cccc /* fmla v12.4s, v6.4s, v8.4s */
+	FMOVQ 160(R11), F13
+	WORD $0x4e29cced /* fmla v13.4s, v7.4s, v9.4s */
+	FMOVQ 176(R11), F6
+	WORD $0x4e28cd86 /* fmla v6.4s, v12.4s, v8.4s */
+	FMOVQ 176(R11), F7
+	WORD $0x4e29cda7 /* fmla v7.4s, v13.4s, v9.4s */
+	FMOVQ 192(R11), F12
+	WORD $0x4e28cccc /* fmla v12.4s, v6.4s, v8.4s */
+	FMOVQ 192(R11), F13
+	WORD $0x4e29cced /* fmla v13.4s, v7.4s, v9.4s */
+	FMOVQ 208(R11), F6
+	WORD $0x4e28cd86 /* fmla v6.4s, v12.4s, v8.4s */
+	FMOVQ 208(R11), F7
+	WORD $0x4e29cda7 /* fmla v7.4s, v13.4s, v9.4s */
+	FMOVQ 16(R11), F12
+	WORD $0x4e28cccc /* fmla v12.4s, v6.4s, v8.4s */
+	FMOVQ 16(R11), F13
+	WORD $0x4e29cced /* fmla v13.4s, v7.4s, v9.4s */
+	FMOVQ 16(R11), F6
+	WORD $0x4e28cd86 /* fmla v6.4s, v12.4s, v8.4s */
+	FMOVQ 16(R11), F7
+	WORD $0x4e29cda7 /* fmla v7.4s, v13.4s, v9.4s */
+	WORD $0x4e21a94a /* fcvtns v10.4s, v10.4s */
+	WORD $0x4e21a96b /* fcvtns v11.4s, v11.4s */
+	WORD $0x4f3f054c /* sshr v12.4s, v10.4s, #1 */
+	WORD $0x4f3f056d /* sshr v13.4s, v11.4s, #1 */
+	VSUB V12.S4, V10.S4, V10.S4
+	VSUB V13.S4, V11.S4, V11.S4
+	VSHL $23, V12.S4, V12.S4
+	VSHL $23, V13.S4, V13.S4
+	VADD V12.S4, V6.S4, V12.S4
+	VADD V13.S4, V7.S4, V13.S4
+	VSHL $23, V10.S4, V10.S4
+	VSHL $23, V11.S4, V11.S4
+	FMOVQ 16(R11), F31
+	VADD V31.S4, V10.S4, V10.S4
+	VADD V31.S4, V11.S4, V11.S4
+	WORD $0x6e2add8a /* fmul v10.4s, v12.4s, v10.4s */
+	WORD $0x6e2bddab /* fmul v11.4s, v13.4s, v11.4s */
+	FMOVQ 464(R11), F31
+	VMOV V4.B16, V12.B16
+	WORD $0x4ebfcc4c /* fmls v12.4s, v2.4s, v31.4s */
+	VMOV V5.B16, V13.B16
+	WORD $0x4ebfcc6d /* fmls v13.4s, v3.4s, v31.4s */
+	WORD $0x6e2cdd4c /* fmul v12.4s, v10.4s, v12.4s */
+	WORD $0x6e2ddd6d /* fmul v13.4s, v11.4s, v13.4s */
+	WORD $0x4eacd7c2 /* fsub v2.4s, v30.4s, v12.4s */
+	WORD $0x4eadd7c3 /* fsub v3.4s, v30.4s, v13.4s */
+	WORD $0x4f210406 /* sshr v6.4s, v0.4s, #31 */
+	VBSL V2.B16, V12.B16, V6.B16
+	WORD $0x4f210427 /* sshr v7.4s, v1.4s, #31 */
+	VBSL V3.B16, V13.B16, V7.B16
+	FMOVQ 0(R6), F2
+	FMOVQ 16(R6), F3
+	FMOVQ 0(R5), F12
+	FMOVQ 16(R5), F13
+	WORD $0x6e2cdc4c /* fmul v12.4s, v2.4s, v12.4s */
+	WORD $0x6e2ddc6d /* fmul v13.4s, v3.4s, v13.4s */
+	WORD $0x6e2cdccc /* fmul v12.4s, v6.4s, v12.4s */
+	WORD $0x6e2ddced /* fmul v13.4s, v7.4s, v13.4s */
+	WORD $0x6e24dd44 /* fmul v4.4s, v10.4s, v4.4s */
+	WORD $0x6e25dd65 /* fmul v5.4s, v11.4s, v5.4s */
+	WORD $0x4ea4d7ca /* fsub v10.4s, v30.4s, v4.4s */
+	WORD $0x4ea5d7cb /* fsub v11.4s, v30.4s, v5.4s */
+	WORD $0x4f210406 /* sshr v6.4s, v0.4s, #31 */
+	VBSL V10.B16, V4.B16, V6.B16
+	WORD $0x4f210427 /* sshr v7.4s, v1.4s, #31 */
+	VBSL V11.B16, V5.B16, V7.B16
+	WORD $0x6e26dc06 /* fmul v6.4s, v0.4s, v6.4s */
+	WORD $0x6e27dc27 /* fmul v7.4s, v1.4s, v7.4s */
+	WORD $0x6e22dcc2 /* fmul v2.4s, v6.4s, v2.4s */
+	WORD $0x6e23dce3 /* fmul v3.4s, v7.4s, v3.4s */
+	FMOVQ F2, 0(R3)
+	FMOVQ F3, 16(R3)
+	FMOVQ F12, 0(R2)
+	FMOVQ F13, 16(R2)
+	ADD $32, R2
+	ADD $32, R3
+	ADD $32, R4
+	ADD $32, R5
+	ADD $32, R6
+	SUBS $8, R1; BGE block
+
+afterblock:
+	ADD $8, R1
+	SUBS $4, R1; BLT aftervector
+
+vector:
+	FMOVQ 0(R4), F0
+	FMOVQ 32(R11), F31
+	VAND V31.B16, V0.B16, V1.B16
+	WORD $0x4ea1f7a1 /* fmin v1.4s, v29.4s, v1.4s */
+	FMOVQ 288(R11), F31
+	VMOV V30.B16, V2.B16
+	WORD $0x4e3fcc22 /* fmla v2.4s, v1.4s, v31.4s */
+	WORD $0x6e22ffc2 /* fdiv v2.4s, v30.4s, v2.4s */
+	FMOVQ 304(R11), F3
+	FMOVQ 320(R11), F4
+	WORD $0x4e22cc64 /* fmla v4.4s, v3.4s, v2.4s */
+	FMOVQ 336(R11), F3
+	WORD $0x4e22cc83 /* fmla v3.4s, v4.4s, v2.4s */
+	FMOVQ 352(R11), F4
+	WORD $0x4e22cc64 /* fmla v4.4s, v3.4s, v2.4s */
+	FMOVQ 368(R11), F3
+	WORD $0x4e22cc83 /* fmla v3.4s, v4.4s, v2.4s */
+	FMOVQ 384(R11), F4
+	WORD $0x4e22cc64 /* fmla v4.4s, v3.4s, v2.4s */
+	FMOVQ 400(R11), F3
+	WORD $0x4e22cc83 /* fmla v3.4s, v4.4s, v2.4s */
+	FMOVQ 416(R11), F4
+	WORD $0x4e22cc64 /* fmla v4.4s, v3.4s, v2.4s */
+	FMOVQ 432(R11), F3
+	WORD $0x4e22cc83 /* fmla v3.4s, v4.4s, v2.4s */
+	WORD $0x6e22dc62 /* fmul v2.4s, v3.4s, v2.4s */
+	WORD $0x6e21dc23 /* fmul v3.4s, v1.4s, v1.4s */
+	WORD $0x6ea0f864 /* fneg v4.4s, v3.4s */
+	WORD $0x4e21cc24 /* fmla v4.4s, v1.4s, v1.4s */
+	FMOVQ 448(R11), F31
+	WORD $0x6e3fdc84 /* fmul v4.4s, v4.4s, v31.4s */
+	FMOVQ 448(R11), F31
+	WORD $0x6e3fdc63 /* fmul v3.4s, v3.4s, v31.4s */
+	FMOVQ 96(R11), F31
+	WORD $0x6e3fdc65 /* fmul v5.4s, v3.4s, v31.4s */
+	WORD $0x4e2188a5 /* frintn v5.4s, v5.4s */
+	FMOVQ 112(R11), F31
+	WORD $0x4ebfcca3 /* fmls v3.4s, v5.4s, v31.4s */
+	FMOVQ 128(R11), F31
+	WORD $0x4ebfcca3 /* fmls v3.4s, v5.4s, v31.4s */
+	WORD $0x4e24d464 /* fadd v4.4s, v3.4s, v4.4s */
+	FMOVQ 144(R11), F3
+	FMOVQ 160(R11), F6
+	WORD $0x4e24cc66 /* fmla v6.4s, v3.4s, v4.4s */
+	FMOVQ 176(R11), F3
+	WORD $0x4e24ccc3 /* fmla v3.4s, v6.4s, v4.4s */
+	FMOVQ 192(R11), F6
+	WORD $0x4e24cc66 /* fmla v6.4s, v3.4s, v4.4s */
+	FMOVQ 208(R11), F3
+	WORD $0x4e24ccc3 /* fmla v3.4s, v6.4s, v4.4s */
+	FMOVQ 16(R11), F6
+	WORD $0x4e24cc66 /* fmla v6.4s, v3.4s, v4.4s */
+	FMOVQ 16(R11), F3
+	WORD $0x4e24ccc3 /* fmla v3.4s, v6.4s, v4.4s */
+	WORD $0x4e21a8a5 /* fcvtns v5.4s, v5.4s */
+	WORD $0x4f3f04a6 /* sshr v6.4s, v5.4s, #1 */
+	VSUB V6.S4, V5.S4, V5.S4
+	VSHL $23, V6.S4, V6.S4
+	VADD V6.S4, V3.S4, V6.S4
+	VSHL $23, V5.S4, V5.S4
+	FMOVQ 16(R11), F31
+	VADD V31.S4, V5.S4, V5.S4
+	WORD $0x6e25dcc5 /* fmul v5.4s, v6.4s, v5.4s */
+	FMOVQ 464(R11), F31
+	VMOV V2.B16, V6.B16
+	WORD $0x4ebfcc26 /* fmls v6.4s, v1.4s, v31.4s */
+	WORD $0x6e26dca6 /* fmul v6.4s, v5.4s, v6.4s */
+	WORD $0x4ea6d7c1 /* fsub v1.4s, v30.4s, v6.4s */
+	WORD $0x4f210403 /* sshr v3.4s, v0.4s, #31 */
+	VBSL V1.B16, V6.B16, V3.B16
+	FMOVQ 0(R6), F1
+	FMOVQ 0(R5), F6
+	WORD $0x6e26dc26 /* fmul v6.4s, v1.4s, v6.4s */
+	WORD $0x6e26dc66 /* fmul v6.4s, v3.4s, v6.4s */
+	WORD $0x6e22dca2 /* fmul v2.4s, v5.4s, v2.4s */
+	WORD $0x4ea2d7c5 /* fsub v5.4s, v30.4s, v2.4s */
+	WORD $0x4f210403 /* sshr v3.4s, v0.4s, #31 */
+	VBSL V5.B16, V2.B16, V3.B16
+	WORD $0x6e23dc03 /* fmul v3.4s, v0.4s, v3.4s */
+	WORD $0x6e21dc61 /* fmul v1.4s, v3.4s, v1.4s */
+	FMOVQ F1, 0(R3)
+	FMOVQ F6, 0(R2)
+	ADD $16, R2
+	ADD $16, R3
+	ADD $16, R4
+	ADD $16, R5
+	ADD $16, R6
+	SUBS $4, R1; BGE vector
+
+aftervector:
+	ADD $4, R1
+	SUBS $1, R1; BLT afterelement
+
+element:
+	FMOVS 0(R4), F0
+	FMOVQ 32(R11), F31
+	VAND V31.B16, V0.B16, V1.B16
+	WORD $0x4ea1f7a1 /* fmin v1.4s, v29.4s, v1.4s */
+	FMOVQ 288(R11), F31
+	VMOV V30.B16, V2.B16
+	WORD $0x4e3fcc22 /* fmla v2.4s, v1.4s, v31.4s */
+	WORD $0x6e22ffc2 /* fdiv v2.4s, v30.4s, v2.4s */
+	FMOVQ 304(R11), F3
+	FMOVQ 320(R11), F4
+	WORD $0x4e22cc64 /* fmla v4.4s, v3.4s, v2.4s */
+	FMOVQ 336(R11), F3
+	WORD $0x4e22cc83 /* fmla v3.4s, v4.4s, v2.4s */
+	FMOVQ 352(R11), F4
+	WORD $0x4e22cc64 /* fmla v4.4s, v3.4s, v2.4s */
+	FMOVQ 368(R11), F3
+	WORD $0x4e22cc83 /* fmla v3.4s, v4.4s, v2.4s */
+	FMOVQ 384(R11), F4
+	WORD $0x4e22cc64 /* fmla v4.4s, v3.4s, v2.4s */
+	FMOVQ 400(R11), F3
+	WORD $0x4e22cc83 /* fmla v3.4s, v4.4s, v2.4s */
+	FMOVQ 416(R11), F4
+	WORD $0x4e22cc64 /* fmla v4.4s, v3.4s, v2.4s */
+	FMOVQ 432(R11), F3
+	WORD $0x4e22cc83 /* fmla v3.4s, v4.4s, v2.4s */
+	WORD $0x6e22dc62 /* fmul v2.4s, v3.4s, v2.4s */
+	WORD $0x6e21dc23 /* fmul v3.4s, v1.4s, v1.4s */
+	WORD $0x6ea0f864 /* fneg v4.4s, v3.4s */
+	WORD $0x4e21cc24 /* fmla v4.4s, v1.4s, v1.4s */
+	FMOVQ 448(R11), F31
+	WORD $0x6e3fdc84 /* fmul v4.4s, v4.4s, v31.4s */
+	FMOVQ 448(R11), F31
+	WORD $0x6e3fdc63 /* fmul v3.4s, v3.4s, v31.4s */
+	FMOVQ 96(R11), F31
+	WORD $0x6e3fdc65 /* fmul v5.4s, v3.4s, v31.4s */
+	WORD $0x4e2188a5 /* frintn v5.4s, v5.4s */
+	FMOVQ 112(R11), F31
+	WORD $0x4ebfcca3 /* fmls v3.4s, v5.4s, v31.4s */
+	FMOVQ 128(R11), F31
+	WORD $0x4ebfcca3 /* fmls v3.4s, v5.4s, v31.4s */
+	WORD $0x4e24d464 /* fadd v4.4s, v3.4s, v4.4s */
+	FMOVQ 144(R11), F3
+	FMOVQ 160(R11), F6
+	WORD $0x4e24cc66 /* fmla v6.4s, v3.4s, v4.4s */
+	FMOVQ 176(R11), F3
+	WORD $0x4e24ccc3 /* fmla v3.4s, v6.4s, v4.4s */
+	FMOVQ 192(R11), F6
+	WORD $0x4e24cc66 /* fmla v6.4s, v3.4s, v4.4s */
+	FMOVQ 208(R11), F3
+	WORD $0x4e24ccc3 /* fmla v3.4s, v6.4s, v4.4s */
+	FMOVQ 16(R11), F6
+	WORD $0x4e24cc66 /* fmla v6.4s, v3.4s, v4.4s */
+	FMOVQ 16(R11), F3
+	WORD $0x4e24ccc3 /* fmla v3.4s, v6.4s, v4.4s */
+	WORD $0x4e21a8a5 /* fcvtns v5.4s, v5.4s */
+	WORD $0x4f3f04a6 /* sshr v6.4s, v5.4s, #1 */
+	VSUB V6.S4, V5.S4, V5.S4
+	VSHL $23, V6.S4, V6.S4
+	VADD V6.S4, V3.S4, V6.S4
+	VSHL $23, V5.S4, V5.S4
+	FMOVQ 16(R11), F31
+	VADD V31.S4, V5.S4, V5.S4
+	WORD $0x6e25dcc5 /* fmul v5.4s, v6.4s, v5.4s */
+	FMOVQ 464(R11), F31
+	VMOV V2.B16, V6.B16
+	WORD $0x4ebfcc26 /* fmls v6.4s, v1.4s, v31.4s */
+	WORD $0x6e26dca6 /* fmul v6.4s, v5.4s, v6.4s */
+	WORD $0x4ea6d7c1 /* fsub v1.4s, v30.4s, v6.4s */
+	WORD $0x4f210403 /* sshr v3.4s, v0.4s, #31 */
+	VBSL V1.B16, V6.B16, V3.B16
+	FMOVS 0(R6), F1
+	FMOVS 0(R5), F6
+	WORD $0x6e26dc26 /* fmul v6.4s, v1.4s, v6.4s */
+	WORD $0x6e26dc66 /* fmul v6.4s, v3.4s, v6.4s */
+	WORD $0x6e22dca2 /* fmul v2.4s, v5.4s, v2.4s */
+	WORD $0x4ea2d7c5 /* fsub v5.4s, v30.4s, v2.4s */
+	WORD $0x4f210403 /* sshr v3.4s, v0.4s, #31 */
+	VBSL V5.B16, V2.B16, V3.B16
+	WORD $0x6e23dc03 /* fmul v3.4s, v0.4s, v3.4s */
+	WORD $0x6e21dc61 /* fmul v1.4s, v3.4s, v1.4s */
+	FMOVS F1, 0(R3)
+	FMOVS F6, 0(R2)
+	ADD $4, R2
+	ADD $4, R3
+	ADD $4, R4
+	ADD $4, R5
+	ADD $4, R6
+	SUBS $1, R1; BGE element
+
+afterelement:
+	ADD $1, R1
+	RET
+
 // func geluTanhF32NEON(y, x []float32)
 TEXT ·geluTanhF32NEON(SB), NOSPLIT, $0-48
 	MOVD y_len+8(FP), R1
@@ -5380,8 +6899,8 @@ TEXT ·geluTanhF32NEON(SB), NOSPLIT, $0-48
 	MOVD x_base+24(FP), R3
 	MOVD $constants<>(SB), R11
 	FMOVQ 16(R11), F30
-	FMOVQ 432(R11), F29
-	FMOVQ 448(R11), F28
+	FMOVQ 480(R11), F29
+	FMOVQ 496(R11), F28
 	SUBS $8, R1; BLT afterblock
 
 block:
@@ -5393,11 +6912,11 @@ block:
 	WORD $0x4e23f7a3 /* fmax v3.4s, v29.4s, v3.4s */
 	WORD $0x6e22dc44 /* fmul v4.4s, v2.4s, v2.4s */
 	WORD $0x6e23dc65 /* fmul v5.4s, v3.4s, v3.4s */
-	FMOVQ 464(R11), F6
-	FMOVQ 464(R11), F7
-	FMOVQ 480(R11), F8
+	FMOVQ 512(R11), F6
+	FMOVQ 512(R11), F7
+	FMOVQ 528(R11), F8
 	WORD $0x4e24ccc8 /* fmla v8.4s, v6.4s, v4.4s */
-	FMOVQ 480(R11), F9
+	FMOVQ 528(R11), F9
 	WORD $0x4e25cce9 /* fmla v9.4s, v7.4s, v5.4s */
 	WORD $0x6e28dc48 /* fmul v8.4s, v2.4s, v8.4s */
 	WORD $0x6e29dc69 /* fmul v9.4s, v3.4s, v9.4s */
@@ -5476,8 +6995,8 @@ vector:
 	WORD $0x4ea0f781 /* fmin v1.4s, v28.4s, v0.4s */
 	WORD $0x4e21f7a1 /* fmax v1.4s, v29.4s, v1.4s */
 	WORD $0x6e21dc22 /* fmul v2.4s, v1.4s, v1.4s */
-	FMOVQ 464(R11), F3
-	FMOVQ 480(R11), F4
+	FMOVQ 512(R11), F3
+	FMOVQ 528(R11), F4
 	WORD $0x4e22cc64 /* fmla v4.4s, v3.4s, v2.4s */
 	WORD $0x6e24dc24 /* fmul v4.4s, v1.4s, v4.4s */
 	FMOVQ 96(R11), F31
@@ -5526,8 +7045,8 @@ element:
 	WORD $0x4ea0f781 /* fmin v1.4s, v28.4s, v0.4s */
 	WORD $0x4e21f7a1 /* fmax v1.4s, v29.4s, v1.4s */
 	WORD $0x6e21dc22 /* fmul v2.4s, v1.4s, v1.4s */
-	FMOVQ 464(R11), F3
-	FMOVQ 480(R11), F4
+	FMOVQ 512(R11), F3
+	FMOVQ 528(R11), F4
 	WORD $0x4e22cc64 /* fmla v4.4s, v3.4s, v2.4s */
 	WORD $0x6e24dc24 /* fmul v4.4s, v1.4s, v4.4s */
 	FMOVQ 96(R11), F31
@@ -5579,8 +7098,8 @@ TEXT ·geluTanhGradF32NEON(SB), NOSPLIT, $0-72
 	MOVD dy_base+48(FP), R4
 	MOVD $constants<>(SB), R11
 	FMOVQ 16(R11), F30
-	FMOVQ 496(R11), F29
-	FMOVQ 512(R11), F28
+	FMOVQ 544(R11), F29
+	FMOVQ 560(R11), F28
 	SUBS $8, R1; BLT afterblock
 
 block:
@@ -5592,11 +7111,11 @@ block:
 	WORD $0x4e21f7a1 /* fmax v1.4s, v29.4s, v1.4s */
 	WORD $0x6e20dc02 /* fmul v2.4s, v0.4s, v0.4s */
 	WORD $0x6e21dc23 /* fmul v3.4s, v1.4s, v1.4s */
-	FMOVQ 464(R11), F4
-	FMOVQ 464(R11), F5
-	FMOVQ 480(R11), F6
+	FMOVQ 512(R11), F4
+	FMOVQ 512(R11), F5
+	FMOVQ 528(R11), F6
 	WORD $0x4e22cc86 /* fmla v6.4s, v4.4s, v2.4s */
-	FMOVQ 480(R11), F7
+	FMOVQ 528(R11), F7
 	WORD $0x4e23cca7 /* fmla v7.4s, v5.4s, v3.4s */
 	WORD $0x6e26dc06 /* fmul v6.4s, v0.4s, v6.4s */
 	WORD $0x6e27dc27 /* fmul v7.4s, v1.4s, v7.4s */
@@ -5658,11 +7177,11 @@ block:
 	WORD $0x4e3ed4ab /* fadd v11.4s, v5.4s, v30.4s */
 	WORD $0x6e2affca /* fdiv v10.4s, v30.4s, v10.4s */
 	WORD $0x6e2bffcb /* fdiv v11.4s, v30.4s, v11.4s */
-	FMOVQ 528(R11), F8
-	FMOVQ 528(R11), F9
-	FMOVQ 544(R11), F6
+	FMOVQ 576(R11), F8
+	FMOVQ 576(R11), F9
+	FMOVQ 592(R11), F6
 	WORD $0x4e22cd06 /* fmla v6.4s, v8.4s, v2.4s */
-	FMOVQ 544(R11), F7
+	FMOVQ 592(R11), F7
 	WORD $0x4e23cd27 /* fmla v7.4s, v9.4s, v3.4s */
 	WORD $0x6e20dcc0 /* fmul v0.4s, v6.4s, v0.4s */
 	WORD $0x6e21dce1 /* fmul v1.4s, v7.4s, v1.4s */
@@ -5694,8 +7213,8 @@ vector:
 	WORD $0x4ea0f780 /* fmin v0.4s, v28.4s, v0.4s */
 	WORD $0x4e20f7a0 /* fmax v0.4s, v29.4s, v0.4s */
 	WORD $0x6e20dc01 /* fmul v1.4s, v0.4s, v0.4s */
-	FMOVQ 464(R11), F2
-	FMOVQ 480(R11), F3
+	FMOVQ 512(R11), F2
+	FMOVQ 528(R11), F3
 	WORD $0x4e21cc43 /* fmla v3.4s, v2.4s, v1.4s */
 	WORD $0x6e23dc03 /* fmul v3.4s, v0.4s, v3.4s */
 	FMOVQ 96(R11), F31
@@ -5729,8 +7248,8 @@ vector:
 	WORD $0x6e22dca2 /* fmul v2.4s, v5.4s, v2.4s */
 	WORD $0x4e3ed445 /* fadd v5.4s, v2.4s, v30.4s */
 	WORD $0x6e25ffc5 /* fdiv v5.4s, v30.4s, v5.4s */
-	FMOVQ 528(R11), F4
-	FMOVQ 544(R11), F3
+	FMOVQ 576(R11), F4
+	FMOVQ 592(R11), F3
 	WORD $0x4e21cc83 /* fmla v3.4s, v4.4s, v1.4s */
 	WORD $0x6e20dc60 /* fmul v0.4s, v3.4s, v0.4s */
 	WORD $0x6e25dc42 /* fmul v2.4s, v2.4s, v5.4s */
@@ -5754,8 +7273,8 @@ element:
 	WORD $0x4ea0f780 /* fmin v0.4s, v28.4s, v0.4s */
 	WORD $0x4e20f7a0 /* fmax v0.4s, v29.4s, v0.4s */
 	WORD $0x6e20dc01 /* fmul v1.4s, v0.4s, v0.4s */
-	FMOVQ 464(R11), F2
-	FMOVQ 480(R11), F3
+	FMOVQ 512(R11), F2
+	FMOVQ 528(R11), F3
 	WORD $0x4e21cc43 /* fmla v3.4s, v2.4s, v1.4s */
 	WORD $0x6e23dc03 /* fmul v3.4s, v0.4s, v3.4s */
 	FMOVQ 96(R11), F31
@@ -5789,8 +7308,8 @@ element:
 	WORD $0x6e22dca2 /* fmul v2.4s, v5.4s, v2.4s */
 	WORD $0x4e3ed445 /* fadd v5.4s, v2.4s, v30.4s */
 	WORD $0x6e25ffc5 /* fdiv v5.4s, v30.4s, v5.4s */
-	FMOVQ 528(R11), F4
-	FMOVQ 544(R11), F3
+	FMOVQ 576(R11), F4
+	FMOVQ 592(R11), F3
 	WORD $0x4e21cc83 /* fmla v3.4s, v4.4s, v1.4s */
 	WORD $0x6e20dc60 /* fmul v0.4s, v3.4s, v0.4s */
 	WORD $0x6e25dc42 /* fmul v2.4s, v2.4s, v5.4s */
@@ -5803,6 +7322,642 @@ element:
 	ADD $4, R2
 	ADD $4, R3
 	ADD $4, R4
+	SUBS $1, R1; BGE element
+
+afterelement:
+	ADD $1, R1
+	RET
+
+// func gluGELUTanhF32NEON(y, x, up []float32)
+TEXT ·gluGELUTanhF32NEON(SB), NOSPLIT, $0-72
+	MOVD y_len+8(FP), R1
+	MOVD y_base+0(FP), R2
+	MOVD x_base+24(FP), R3
+	MOVD up_base+48(FP), R4
+	MOVD $constants<>(SB), R11
+	FMOVQ 16(R11), F30
+	FMOVQ 480(R11), F29
+	FMOVQ 496(R11), F28
+	SUBS $8, R1; BLT afterblock
+
+block:
+	FMOVQ 0(R3), F0
+	FMOVQ 16(R3), F1
+	WORD $0x4ea0f782 /* fmin v2.4s, v28.4s, v0.4s */
+	WORD $0x4ea1f783 /* fmin v3.4s, v28.4s, v1.4s */
+	WORD $0x4e22f7a2 /* fmax v2.4s, v29.4s, v2.4s */
+	WORD $0x4e23f7a3 /* fmax v3.4s, v29.4s, v3.4s */
+	WORD $0x6e22dc44 /* fmul v4.4s, v2.4s, v2.4s */
+	WORD $0x6e23dc65 /* fmul v5.4s, v3.4s, v3.4s */
+	FMOVQ 512(R11), F6
+	FMOVQ 512(R11), F7
+	FMOVQ 528(R11), F8
+	WORD $0x4e24ccc8 /* fmla v8.4s, v6.4s, v4.4s */
+	FMOVQ 528(R11), F9
+	WORD $0x4e25cce9 /* fmla v9.4s, v7.4s, v5.4s */
+	WORD $0x6e28dc48 /* fmul v8.4s, v2.4s, v8.4s */
+	WORD $0x6e29dc69 /* fmul v9.4s, v3.4s, v9.4s */
+	FMOVQ 96(R11), F31
+	WORD $0x6e3fdd02 /* fmul v2.4s, v8.4s, v31.4s */
+	WORD $0x6e3fdd23 /* fmul v3.4s, v9.4s, v31.4s */
+	WORD $0x4e218842 /* frintn v2.4s, v2.4s */
+	WORD $0x4e218863 /* frintn v3.4s, v3.4s */
+	FMOVQ 112(R11), F31
+	WORD $0x4ebfcc48 /* fmls v8.4s, v2.4s, v31.4s */
+	WORD $0x4ebfcc69 /* fmls v9.4s, v3.4s, v31.4s */
+	FMOVQ 128(R11), F31
+	WORD $0x4ebfcc48 /* fmls v8.4s, v2.4s, v31.4s */
+	WORD $0x4ebfcc69 /* fmls v9.4s, v3.4s, v31.4s */
+	FMOVQ 144(R11), F6
+	FMOVQ 144(R11), F7
+	FMOVQ 160(R11), F4
+	WORD $0x4e28ccc4 /* fmla v4.4s, v6.4s, v8.4s */
+	FMOVQ 160(R11), F5
+	WORD $0x4e29cce5 /* fmla v5.4s, v7.4s, v9.4s */
+	FMOVQ 176(R11), F6
+	WORD $0x4e28cc86 /* fmla v6.4s, v4.4s, v8.4s */
+	FMOVQ 176(R11), F7
+	WORD $0x4e29cca7 /* fmla v7.4s, v5.4s, v9.4s */
+	FMOVQ 192(R11), F4
+	WORD $0x4e28ccc4 /* fmla v4.4s, v6.4s, v8.4s */
+	FMOVQ 192(R11), F5
+	WORD $0x4e29cce5 /* fmla v5.4s, v7.4s, v9.4s */
+	FMOVQ 208(R11), F6
+	WORD $0x4e28cc86 /* fmla v6.4s, v4.4s, v8.4s */
+	FMOVQ 208(R11), F7
+	WORD $0x4e29cca7 /* fmla v7.4s, v5.4s, v9.4s */
+	FMOVQ 16(R11), F4
+	WORD $0x4e28ccc4 /* fmla v4.4s, v6.4s, v8.4s */
+	FMOVQ 16(R11), F5
+	WORD $0x4e29cce5 /* fmla v5.4s, v7.4s, v9.4s */
+	FMOVQ 16(R11), F6
+	WORD $0x4e28cc86 /* fmla v6.4s, v4.4s, v8.4s */
+	FMOVQ 16(R11), F7
+	WORD $0x4e29cca7 /* fmla v7.4s, v5.4s, v9.4s */
+	WORD $0x4e21a842 /* fcvtns v2.4s, v2.4s */
+	WORD $0x4e21a863 /* fcvtns v3.4s, v3.4s */
+	WORD $0x4f3f0444 /* sshr v4.4s, v2.4s, #1 */
+	WORD $0x4f3f0465 /* sshr v5.4s, v3.4s, #1 */
+	VSUB V4.S4, V2.S4, V2.S4
+	VSUB V5.S4, V3.S4, V3.S4
+	VSHL $23, V4.S4, V4.S4
+	VSHL $23, V5.S4, V5.S4
+	VADD V4.S4, V6.S4, V4.S4
+	VADD V5.S4, V7.S4, V5.S4
+	VSHL $23, V2.S4, V2.S4
+	VSHL $23, V3.S4, V3.S4
+	FMOVQ 16(R11), F31
+	VADD V31.S4, V2.S4, V2.S4
+	VADD V31.S4, V3.S4, V3.S4
+	WORD $0x6e22dc82 /* fmul v2.4s, v4.4s, v2.4s */
+	WORD $0x6e23dca3 /* fmul v3.4s, v5.4s, v3.4s */
+	WORD $0x4e3ed442 /* fadd v2.4s, v2.4s, v30.4s */
+	WORD $0x4e3ed463 /* fadd v3.4s, v3.4s, v30.4s */
+	WORD $0x6e22ffc2 /* fdiv v2.4s, v30.4s, v2.4s */
+	WORD $0x6e23ffc3 /* fdiv v3.4s, v30.4s, v3.4s */
+	WORD $0x6e22dc02 /* fmul v2.4s, v0.4s, v2.4s */
+	WORD $0x6e23dc23 /* fmul v3.4s, v1.4s, v3.4s */
+	FMOVQ 0(R4), F0
+	FMOVQ 16(R4), F1
+	WORD $0x6e20dc40 /* fmul v0.4s, v2.4s, v0.4s */
+	WORD $0x6e21dc61 /* fmul v1.4s, v3.4s, v1.4s */
+	FMOVQ F0, 0(R2)
+	FMOVQ F1, 16(R2)
+	ADD $32, R2
+	ADD $32, R3
+	ADD $32, R4
+	SUBS $8, R1; BGE block
+
+afterblock:
+	ADD $8, R1
+	SUBS $4, R1; BLT aftervector
+
+vector:
+	FMOVQ 0(R3), F0
+	WORD $0x4ea0f781 /* fmin v1.4s, v28.4s, v0.4s */
+	WORD $0x4e21f7a1 /* fmax v1.4s, v29.4s, v1.4s */
+	WORD $0x6e21dc22 /* fmul v2.4s, v1.4s, v1.4s */
+	FMOVQ 512(R11), F3
+	FMOVQ 528(R11), F4
+	WORD $0x4e22cc64 /* fmla v4.4s, v3.4s, v2.4s */
+	WORD $0x6e24dc24 /* fmul v4.4s, v1.4s, v4.4s */
+	FMOVQ 96(R11), F31
+	WORD $0x6e3fdc81 /* fmul v1.4s, v4.4s, v31.4s */
+	WORD $0x4e218821 /* frintn v1.4s, v1.4s */
+	FMOVQ 112(R11), F31
+	WORD $0x4ebfcc24 /* fmls v4.4s, v1.4s, v31.4s */
+	FMOVQ 128(R11), F31
+	WORD $0x4ebfcc24 /* fmls v4.4s, v1.4s, v31.4s */
+	FMOVQ 144(R11), F3
+	FMOVQ 160(R11), F2
+	WORD $0x4e24cc62 /* fmla v2.4s, v3.4s, v4.4s */
+	FMOVQ 176(R11), F3
+	WORD $0x4e24cc43 /* fmla v3.4s, v2.4s, v4.4s */
+	FMOVQ 192(R11), F2
+	WORD $0x4e24cc62 /* fmla v2.4s, v3.4s, v4.4s */
+	FMOVQ 208(R11), F3
+	WORD $0x4e24cc43 /* fmla v3.4s, v2.4s, v4.4s */
+	FMOVQ 16(R11), F2
+	WORD $0x4e24cc62 /* fmla v2.4s, v3.4s, v4.4s */
+	FMOVQ 16(R11), F3
+	WORD $0x4e24cc43 /* fmla v3.4s, v2.4s, v4.4s */
+	WORD $0x4e21a821 /* fcvtns v1.4s, v1.4s */
+	WORD $0x4f3f0422 /* sshr v2.4s, v1.4s, #1 */
+	VSUB V2.S4, V1.S4, V1.S4
+	VSHL $23, V2.S4, V2.S4
+	VADD V2.S4, V3.S4, V2.S4
+	VSHL $23, V1.S4, V1.S4
+	FMOVQ 16(R11), F31
+	VADD V31.S4, V1.S4, V1.S4
+	WORD $0x6e21dc41 /* fmul v1.4s, v2.4s, v1.4s */
+	WORD $0x4e3ed421 /* fadd v1.4s, v1.4s, v30.4s */
+	WORD $0x6e21ffc1 /* fdiv v1.4s, v30.4s, v1.4s */
+	WORD $0x6e21dc01 /* fmul v1.4s, v0.4s, v1.4s */
+	FMOVQ 0(R4), F0
+	WORD $0x6e20dc20 /* fmul v0.4s, v1.4s, v0.4s */
+	FMOVQ F0, 0(R2)
+	ADD $16, R2
+	ADD $16, R3
+	ADD $16, R4
+	SUBS $4, R1; BGE vector
+
+aftervector:
+	ADD $4, R1
+	SUBS $1, R1; BLT afterelement
+
+element:
+	FMOVS 0(R3), F0
+	WORD $0x4ea0f781 /* fmin v1.4s, v28.4s, v0.4s */
+	WORD $0x4e21f7a1 /* fmax v1.4s, v29.4s, v1.4s */
+	WORD $0x6e21dc22 /* fmul v2.4s, v1.4s, v1.4s */
+	FMOVQ 512(R11), F3
+	FMOVQ 528(R11), F4
+	WORD $0x4e22cc64 /* fmla v4.4s, v3.4s, v2.4s */
+	WORD $0x6e24dc24 /* fmul v4.4s, v1.4s, v4.4s */
+	FMOVQ 96(R11), F31
+	WORD $0x6e3fdc81 /* fmul v1.4s, v4.4s, v31.4s */
+	WORD $0x4e218821 /* frintn v1.4s, v1.4s */
+	FMOVQ 112(R11), F31
+	WORD $0x4ebfcc24 /* fmls v4.4s, v1.4s, v31.4s */
+	FMOVQ 128(R11), F31
+	WORD $0x4ebfcc24 /* fmls v4.4s, v1.4s, v31.4s */
+	FMOVQ 144(R11), F3
+	FMOVQ 160(R11), F2
+	WORD $0x4e24cc62 /* fmla v2.4s, v3.4s, v4.4s */
+	FMOVQ 176(R11), F3
+	WORD $0x4e24cc43 /* fmla v3.4s, v2.4s, v4.4s */
+	FMOVQ 192(R11), F2
+	WORD $0x4e24cc62 /* fmla v2.4s, v3.4s, v4.4s */
+	FMOVQ 208(R11), F3
+	WORD $0x4e24cc43 /* fmla v3.4s, v2.4s, v4.4s */
+	FMOVQ 16(R11), F2
+	WORD $0x4e24cc62 /* fmla v2.4s, v3.4s, v4.4s */
+	FMOVQ 16(R11), F3
+	WORD $0x4e24cc43 /* fmla v3.4s, v2.4s, v4.4s */
+	WORD $0x4e21a821 /* fcvtns v1.4s, v1.4s */
+	WORD $0x4f3f0422 /* sshr v2.4s, v1.4s, #1 */
+	VSUB V2.S4, V1.S4, V1.S4
+	VSHL $23, V2.S4, V2.S4
+	VADD V2.S4, V3.S4, V2.S4
+	VSHL $23, V1.S4, V1.S4
+	FMOVQ 16(R11), F31
+	VADD V31.S4, V1.S4, V1.S4
+	WORD $0x6e21dc41 /* fmul v1.4s, v2.4s, v1.4s */
+	WORD $0x4e3ed421 /* fadd v1.4s, v1.4s, v30.4s */
+	WORD $0x6e21ffc1 /* fdiv v1.4s, v30.4s, v1.4s */
+	WORD $0x6e21dc01 /* fmul v1.4s, v0.4s, v1.4s */
+	FMOVS 0(R4), F0
+	WORD $0x6e20dc20 /* fmul v0.4s, v1.4s, v0.4s */
+	FMOVS F0, 0(R2)
+	ADD $4, R2
+	ADD $4, R3
+	ADD $4, R4
+	SUBS $1, R1; BGE element
+
+afterelement:
+	ADD $1, R1
+	RET
+
+// func gluGELUTanhGradF32NEON(dx, dup, x, up, dy []float32)
+TEXT ·gluGELUTanhGradF32NEON(SB), NOSPLIT, $0-120
+	MOVD dx_len+8(FP), R1
+	MOVD dx_base+0(FP), R2
+	MOVD dup_base+24(FP), R3
+	MOVD x_base+48(FP), R4
+	MOVD up_base+72(FP), R5
+	MOVD dy_base+96(FP), R6
+	MOVD $constants<>(SB), R11
+	FMOVQ 16(R11), F30
+	FMOVQ 544(R11), F29
+	FMOVQ 560(R11), F28
+	SUBS $8, R1; BLT afterblock
+
+block:
+	FMOVQ 0(R4), F0
+	FMOVQ 16(R4), F1
+	WORD $0x4ea0f782 /* fmin v2.4s, v28.4s, v0.4s */
+	WORD $0x4ea1f783 /* fmin v3.4s, v28.4s, v1.4s */
+	WORD $0x4e22f7a2 /* fmax v2.4s, v29.4s, v2.4s */
+	WORD $0x4e23f7a3 /* fmax v3.4s, v29.4s, v3.4s */
+	WORD $0x6e22dc44 /* fmul v4.4s, v2.4s, v2.4s */
+	WORD $0x6e23dc65 /* fmul v5.4s, v3.4s, v3.4s */
+	FMOVQ 512(R11), F6
+	FMOVQ 512(R11), F7
+	FMOVQ 528(R11), F8
+	WORD $0x4e24ccc8 /* fmla v8.4s, v6.4s, v4.4s */
+	FMOVQ 528(R11), F9
+	WORD $0x4e25cce9 /* fmla v9.4s, v7.4s, v5.4s */
+	WORD $0x6e28dc48 /* fmul v8.4s, v2.4s, v8.4s */
+	WORD $0x6e29dc69 /* fmul v9.4s, v3.4s, v9.4s */
+	FMOVQ 96(R11), F31
+	WORD $0x6e3fdd06 /* fmul v6.4s, v8.4s, v31.4s */
+	WORD $0x6e3fdd27 /* fmul v7.4s, v9.4s, v31.4s */
+	WORD $0x4e2188c6 /* frintn v6.4s, v6.4s */
+	WORD $0x4e2188e7 /* frintn v7.4s, v7.4s */
+	FMOVQ 112(R11), F31
+	WORD $0x4ebfccc8 /* fmls v8.4s, v6.4s, v31.4s */
+	WORD $0x4ebfcce9 /* fmls v9.4s, v7.4s, v31.4s */
+	FMOVQ 128(R11), F31
+	WORD $0x4ebfccc8 /* fmls v8.4s, v6.4s, v31.4s */
+	WORD $0x4ebfcce9 /* fmls v9.4s, v7.4s, v31.4s */
+	FMOVQ 144(R11), F10
+	FMOVQ 144(R11), F11
+	FMOVQ 160(R11), F12
+	WORD $0x4e28cd4c /* fmla v12.4s, v10.4s, v8.4s */
+	FMOVQ 160(R11), F13
+	WORD $0x4e29cd6d /* fmla v13.4s, v11.4s, v9.4s */
+	FMOVQ 176(R11), F10
+	WORD $0x4e28cd8a /* fmla v10.4s, v12.4s, v8.4s */
+	FMOVQ 176(R11), F11
+	WORD $0x4e29cdab /* fmla v11.4s, v13.4s, v9.4s */
+	FMOVQ 192(R11), F12
+	WORD $0x4e28cd4c /* fmla v12.4s, v10.4s, v8.4s */
+	FMOVQ 192(R11), F13
+	WORD $0x4e29cd6d /* fmla v13.4s, v11.4s, v9.4s */
+	FMOVQ 208(R11), F10
+	WORD $0x4e28cd8a /* fmla v10.4s, v12.4s, v8.4s */
+	FMOVQ 208(R11), F11
+	WORD $0x4e29cdab /* fmla v11.4s, v13.4s, v9.4s */
+	FMOVQ 16(R11), F12
+	WORD $0x4e28cd4c /* fmla v12.4s, v10.4s, v8.4s */
+	FMOVQ 16(R11), F13
+	WORD $0x4e29cd6d /* fmla v13.4s, v11.4s, v9.4s */
+	FMOVQ 16(R11), F10
+	WORD $0x4e28cd8a /* fmla v10.4s, v12.4s, v8.4s */
+	FMOVQ 16(R11), F11
+	WORD $0x4e29cdab /* fmla v11.4s, v13.4s, v9.4s */
+	WORD $0x4e21a8c6 /* fcvtns v6.4s, v6.4s */
+	WORD $0x4e21a8e7 /* fcvtns v7.4s, v7.4s */
+	WORD $0x4f3f04cc /* sshr v12.4s, v6.4s, #1 */
+	WORD $0x4f3f04ed /* sshr v13.4s, v7.4s, #1 */
+	VSUB V12.S4, V6.S4, V6.S4
+	VSUB V13.S4, V7.S4, V7.S4
+	VSHL $23, V12.S4, V12.S4
+	VSHL $23, V13.S4, V13.S4
+	VADD V12.S4, V10.S4, V12.S4
+	VADD V13.S4, V11.S4, V13.S4
+	VSHL $23, V6.S4, V6.S4
+	VSHL $23, V7.S4, V7.S4
+	FMOVQ 16(R11), F31
+	VADD V31.S4, V6.S4, V6.S4
+	VADD V31.S4, V7.S4, V7.S4
+	WORD $0x6e26dd86 /* fmul v6.4s, v12.4s, v6.4s */
+	WORD $0x6e27dda7 /* fmul v7.4s, v13.4s, v7.4s */
+	WORD $0x4e3ed4cc /* fadd v12.4s, v6.4s, v30.4s */
+	WORD $0x4e3ed4ed /* fadd v13.4s, v7.4s, v30.4s */
+	WORD $0x6e2cffcc /* fdiv v12.4s, v30.4s, v12.4s */
+	WORD $0x6e2dffcd /* fdiv v13.4s, v30.4s, v13.4s */
+	FMOVQ 576(R11), F10
+	FMOVQ 576(R11), F11
+	FMOVQ 592(R11), F8
+	WORD $0x4e24cd48 /* fmla v8.4s, v10.4s, v4.4s */
+	FMOVQ 592(R11), F9
+	WORD $0x4e25cd69 /* fmla v9.4s, v11.4s, v5.4s */
+	WORD $0x6e22dd02 /* fmul v2.4s, v8.4s, v2.4s */
+	WORD $0x6e23dd23 /* fmul v3.4s, v9.4s, v3.4s */
+	WORD $0x6e2cdcc6 /* fmul v6.4s, v6.4s, v12.4s */
+	WORD $0x6e2ddce7 /* fmul v7.4s, v7.4s, v13.4s */
+	WORD $0x6e26dc46 /* fmul v6.4s, v2.4s, v6.4s */
+	WORD $0x6e27dc67 /* fmul v7.4s, v3.4s, v7.4s */
+	VMOV V12.B16, V2.B16
+	WORD $0x4e2cccc2 /* fmla v2.4s, v6.4s, v12.4s */
+	VMOV V13.B16, V3.B16
+	WORD $0x4e2dcce3 /* fmla v3.4s, v7.4s, v13.4s */
+	FMOVQ 0(R6), F6
+	FMOVQ 16(R6), F7
+	FMOVQ 0(R5), F8
+	FMOVQ 16(R5), F9
+	WORD $0x6e28dcc8 /* fmul v8.4s, v6.4s, v8.4s */
+	WORD $0x6e29dce9 /* fmul v9.4s, v7.4s, v9.4s */
+	WORD $0x6e28dc48 /* fmul v8.4s, v2.4s, v8.4s */
+	WORD $0x6e29dc69 /* fmul v9.4s, v3.4s, v9.4s */
+	WORD $0x6e2cdc0c /* fmul v12.4s, v0.4s, v12.4s */
+	WORD $0x6e2ddc2d /* fmul v13.4s, v1.4s, v13.4s */
+	WORD $0x6e26dd86 /* fmul v6.4s, v12.4s, v6.4s */
+	WORD $0x6e27dda7 /* fmul v7.4s, v13.4s, v7.4s */
+	FMOVQ F6, 0(R3)
+	FMOVQ F7, 16(R3)
+	FMOVQ F8, 0(R2)
+	FMOVQ F9, 16(R2)
+	ADD $32, R2
+	ADD $32, R3
+	ADD $32, R4
+	ADD $32, R5
+	ADD $32, R6
+	SUBS $8, R1; BGE block
+
+afterblock:
+	ADD $8, R1
+	SUBS $4, R1; BLT aftervector
+
+vector:
+	FMOVQ 0(R4), F0
+	WORD $0x4ea0f781 /* fmin v1.4s, v28.4s, v0.4s */
+	WORD $0x4e21f7a1 /* fmax v1.4s, v29.4s, v1.4s */
+	WORD $0x6e21dc22 /* fmul v2.4s, v1.4s, v1.4s */
+	FMOVQ 512(R11), F3
+	FMOVQ 528(R11), F4
+	WORD $0x4e22cc64 /* fmla v4.4s, v3.4s, v2.4s */
+	WORD $0x6e24dc24 /* fmul v4.4s, v1.4s, v4.4s */
+	FMOVQ 96(R11), F31
+	WORD $0x6e3fdc83 /* fmul v3.4s, v4.4s, v31.4s */
+	WORD $0x4e218863 /* frintn v3.4s, v3.4s */
+	FMOVQ 112(R11), F31
+	WORD $0x4ebfcc64 /* fmls v4.4s, v3.4s, v31.4s */
+	FMOVQ 128(R11), F31
+	WORD $0x4ebfcc64 /* fmls v4.4s, v3.4s, v31.4s */
+	FMOVQ 144(R11), F5
+	FMOVQ 160(R11), F6
+	WORD $0x4e24cca6 /* fmla v6.4s, v5.4s, v4.4s */
+	FMOVQ 176(R11), F5
+	WORD $0x4e24ccc5 /* fmla v5.4s, v6.4s, v4.4s */
+	FMOVQ 192(R11), F6
+	WORD $0x4e24cca6 /* fmla v6.4s, v5.4s, v4.4s */
+	FMOVQ 208(R11), F5
+	WORD $0x4e24ccc5 /* fmla v5.4s, v6.4s, v4.4s */
+	FMOVQ 16(R11), F6
+	WORD $0x4e24cca6 /* fmla v6.4s, v5.4s, v4.4s */
+	FMOVQ 16(R11), F5
+	WORD $0x4e24ccc5 /* fmla v5.4s, v6.4s, v4.4s */
+	WORD $0x4e21a863 /* fcvtns v3.4s, v3.4s */
+	WORD $0x4f3f0466 /* sshr v6.4s, v3.4s, #1 */
+	VSUB V6.S4, V3.S4, V3.S4
+	VSHL $23, V6.S4, V6.S4
+	VADD V6.S4, V5.S4, V6.S4
+	VSHL $23, V3.S4, V3.S4
+	FMOVQ 16(R11), F31
+	VADD V31.S4, V3.S4, V3.S4
+	WORD $0x6e23dcc3 /* fmul v3.4s, v6.4s, v3.4s */
+	WORD $0x4e3ed466 /* fadd v6.4s, v3.4s, v30.4s */
+	WORD $0x6e26ffc6 /* fdiv v6.4s, v30.4s, v6.4s */
+	FMOVQ 576(R11), F5
+	FMOVQ 592(R11), F4
+	WORD $0x4e22cca4 /* fmla v4.4s, v5.4s, v2.4s */
+	WORD $0x6e21dc81 /* fmul v1.4s, v4.4s, v1.4s */
+	WORD $0x6e26dc63 /* fmul v3.4s, v3.4s, v6.4s */
+	WORD $0x6e23dc23 /* fmul v3.4s, v1.4s, v3.4s */
+	VMOV V6.B16, V1.B16
+	WORD $0x4e26cc61 /* fmla v1.4s, v3.4s, v6.4s */
+	FMOVQ 0(R6), F3
+	FMOVQ 0(R5), F4
+	WORD $0x6e24dc64 /* fmul v4.4s, v3.4s, v4.4s */
+	WORD $0x6e24dc24 /* fmul v4.4s, v1.4s, v4.4s */
+	WORD $0x6e26dc06 /* fmul v6.4s, v0.4s, v6.4s */
+	WORD $0x6e23dcc3 /* fmul v3.4s, v6.4s, v3.4s */
+	FMOVQ F3, 0(R3)
+	FMOVQ F4, 0(R2)
+	ADD $16, R2
+	ADD $16, R3
+	ADD $16, R4
+	ADD $16, R5
+	ADD $16, R6
+	SUBS $4, R1; BGE vector
+
+aftervector:
+	ADD $4, R1
+	SUBS $1, R1; BLT afterelement
+
+element:
+	FMOVS 0(R4), F0
+	WORD $0x4ea0f781 /* fmin v1.4s, v28.4s, v0.4s */
+	WORD $0x4e21f7a1 /* fmax v1.4s, v29.4s, v1.4s */
+	WORD $0x6e21dc22 /* fmul v2.4s, v1.4s, v1.4s */
+	FMOVQ 512(R11), F3
+	FMOVQ 528(R11), F4
+	WORD $0x4e22cc64 /* fmla v4.4s, v3.4s, v2.4s */
+	WORD $0x6e24dc24 /* fmul v4.4s, v1.4s, v4.4s */
+	FMOVQ 96(R11), F31
+	WORD $0x6e3fdc83 /* fmul v3.4s, v4.4s, v31.4s */
+	WORD $0x4e218863 /* frintn v3.4s, v3.4s */
+	FMOVQ 112(R11), F31
+	WORD $0x4ebfcc64 /* fmls v4.4s, v3.4s, v31.4s */
+	FMOVQ 128(R11), F31
+	WORD $0x4ebfcc64 /* fmls v4.4s, v3.4s, v31.4s */
+	FMOVQ 144(R11), F5
+	FMOVQ 160(R11), F6
+	WORD $0x4e24cca6 /* fmla v6.4s, v5.4s, v4.4s */
+	FMOVQ 176(R11), F5
+	WORD $0x4e24ccc5 /* fmla v5.4s, v6.4s, v4.4s */
+	FMOVQ 192(R11), F6
+	WORD $0x4e24cca6 /* fmla v6.4s, v5.4s, v4.4s */
+	FMOVQ 208(R11), F5
+	WORD $0x4e24ccc5 /* fmla v5.4s, v6.4s, v4.4s */
+	FMOVQ 16(R11), F6
+	WORD $0x4e24cca6 /* fmla v6.4s, v5.4s, v4.4s */
+	FMOVQ 16(R11), F5
+	WORD $0x4e24ccc5 /* fmla v5.4s, v6.4s, v4.4s */
+	WORD $0x4e21a863 /* fcvtns v3.4s, v3.4s */
+	WORD $0x4f3f0466 /* sshr v6.4s, v3.4s, #1 */
+	VSUB V6.S4, V3.S4, V3.S4
+	VSHL $23, V6.S4, V6.S4
+	VADD V6.S4, V5.S4, V6.S4
+	VSHL $23, V3.S4, V3.S4
+	FMOVQ 16(R11), F31
+	VADD V31.S4, V3.S4, V3.S4
+	WORD $0x6e23dcc3 /* fmul v3.4s, v6.4s, v3.4s */
+	WORD $0x4e3ed466 /* fadd v6.4s, v3.4s, v30.4s */
+	WORD $0x6e26ffc6 /* fdiv v6.4s, v30.4s, v6.4s */
+	FMOVQ 576(R11), F5
+	FMOVQ 592(R11), F4
+	WORD $0x4e22cca4 /* fmla v4.4s, v5.4s, v2.4s */
+	WORD $0x6e21dc81 /* fmul v1.4s, v4.4s, v1.4s */
+	WORD $0x6e26dc63 /* fmul v3.4s, v3.4s, v6.4s */
+	WORD $0x6e23dc23 /* fmul v3.4s, v1.4s, v3.4s */
+	VMOV V6.B16, V1.B16
+	WORD $0x4e26cc61 /* fmla v1.4s, v3.4s, v6.4s */
+	FMOVS 0(R6), F3
+	FMOVS 0(R5), F4
+	WORD $0x6e24dc64 /* fmul v4.4s, v3.4s, v4.4s */
+	WORD $0x6e24dc24 /* fmul v4.4s, v1.4s, v4.4s */
+	WORD $0x6e26dc06 /* fmul v6.4s, v0.4s, v6.4s */
+	WORD $0x6e23dcc3 /* fmul v3.4s, v6.4s, v3.4s */
+	FMOVS F3, 0(R3)
+	FMOVS F4, 0(R2)
+	ADD $4, R2
+	ADD $4, R3
+	ADD $4, R4
+	ADD $4, R5
+	ADD $4, R6
+	SUBS $1, R1; BGE element
+
+afterelement:
+	ADD $1, R1
+	RET
+
+// func gluReLUF32NEON(y, x, up []float32)
+TEXT ·gluReLUF32NEON(SB), NOSPLIT, $0-72
+	MOVD y_len+8(FP), R1
+	MOVD y_base+0(FP), R2
+	MOVD x_base+24(FP), R3
+	MOVD up_base+48(FP), R4
+	VEOR V30.B16, V30.B16, V30.B16
+	SUBS $8, R1; BLT afterblock
+
+block:
+	FMOVQ 0(R3), F0
+	FMOVQ 16(R3), F1
+	WORD $0x6ea0e7c2 /* fcmgt v2.4s, v30.4s, v0.4s */
+	WORD $0x4e621c02 /* bic v2.16b, v0.16b, v2.16b */
+	WORD $0x6ea1e7c3 /* fcmgt v3.4s, v30.4s, v1.4s */
+	WORD $0x4e631c23 /* bic v3.16b, v1.16b, v3.16b */
+	FMOVQ 0(R4), F0
+	FMOVQ 16(R4), F1
+	WORD $0x6e20dc40 /* fmul v0.4s, v2.4s, v0.4s */
+	WORD $0x6e21dc61 /* fmul v1.4s, v3.4s, v1.4s */
+	FMOVQ F0, 0(R2)
+	FMOVQ F1, 16(R2)
+	ADD $32, R2
+	ADD $32, R3
+	ADD $32, R4
+	SUBS $8, R1; BGE block
+
+afterblock:
+	ADD $8, R1
+	SUBS $4, R1; BLT aftervector
+
+vector:
+	FMOVQ 0(R3), F0
+	WORD $0x6ea0e7c1 /* fcmgt v1.4s, v30.4s, v0.4s */
+	WORD $0x4e611c01 /* bic v1.16b, v0.16b, v1.16b */
+	FMOVQ 0(R4), F0
+	WORD $0x6e20dc20 /* fmul v0.4s, v1.4s, v0.4s */
+	FMOVQ F0, 0(R2)
+	ADD $16, R2
+	ADD $16, R3
+	ADD $16, R4
+	SUBS $4, R1; BGE vector
+
+aftervector:
+	ADD $4, R1
+	SUBS $1, R1; BLT afterelement
+
+element:
+	FMOVS 0(R3), F0
+	WORD $0x6ea0e7c1 /* fcmgt v1.4s, v30.4s, v0.4s */
+	WORD $0x4e611c01 /* bic v1.16b, v0.16b, v1.16b */
+	FMOVS 0(R4), F0
+	WORD $0x6e20dc20 /* fmul v0.4s, v1.4s, v0.4s */
+	FMOVS F0, 0(R2)
+	ADD $4, R2
+	ADD $4, R3
+	ADD $4, R4
+	SUBS $1, R1; BGE element
+
+afterelement:
+	ADD $1, R1
+	RET
+
+// func gluReLUGradF32NEON(dx, dup, x, up, dy []float32)
+TEXT ·gluReLUGradF32NEON(SB), NOSPLIT, $0-120
+	MOVD dx_len+8(FP), R1
+	MOVD dx_base+0(FP), R2
+	MOVD dup_base+24(FP), R3
+	MOVD x_base+48(FP), R4
+	MOVD up_base+72(FP), R5
+	MOVD dy_base+96(FP), R6
+	MOVD $constants<>(SB), R11
+	VEOR V30.B16, V30.B16, V30.B16
+	FMOVQ 16(R11), F29
+	SUBS $8, R1; BLT afterblock
+
+block:
+	FMOVQ 0(R4), F0
+	FMOVQ 16(R4), F1
+	WORD $0x6e20e7c2 /* fcmge v2.4s, v30.4s, v0.4s */
+	WORD $0x4e621fa2 /* bic v2.16b, v29.16b, v2.16b */
+	WORD $0x6e21e7c3 /* fcmge v3.4s, v30.4s, v1.4s */
+	WORD $0x4e631fa3 /* bic v3.16b, v29.16b, v3.16b */
+	FMOVQ 0(R6), F4
+	FMOVQ 16(R6), F5
+	FMOVQ 0(R5), F6
+	FMOVQ 16(R5), F7
+	WORD $0x6e26dc86 /* fmul v6.4s, v4.4s, v6.4s */
+	WORD $0x6e27dca7 /* fmul v7.4s, v5.4s, v7.4s */
+	WORD $0x6e26dc46 /* fmul v6.4s, v2.4s, v6.4s */
+	WORD $0x6e27dc67 /* fmul v7.4s, v3.4s, v7.4s */
+	WORD $0x6ea0e7c2 /* fcmgt v2.4s, v30.4s, v0.4s */
+	WORD $0x4e621c02 /* bic v2.16b, v0.16b, v2.16b */
+	WORD $0x6ea1e7c3 /* fcmgt v3.4s, v30.4s, v1.4s */
+	WORD $0x4e631c23 /* bic v3.16b, v1.16b, v3.16b */
+	WORD $0x6e24dc44 /* fmul v4.4s, v2.4s, v4.4s */
+	WORD $0x6e25dc65 /* fmul v5.4s, v3.4s, v5.4s */
+	FMOVQ F4, 0(R3)
+	FMOVQ F5, 16(R3)
+	FMOVQ F6, 0(R2)
+	FMOVQ F7, 16(R2)
+	ADD $32, R2
+	ADD $32, R3
+	ADD $32, R4
+	ADD $32, R5
+	ADD $32, R6
+	SUBS $8, R1; BGE block
+
+afterblock:
+	ADD $8, R1
+	SUBS $4, R1; BLT aftervector
+
+vector:
+	FMOVQ 0(R4), F0
+	WORD $0x6e20e7c1 /* fcmge v1.4s, v30.4s, v0.4s */
+	WORD $0x4e611fa1 /* bic v1.16b, v29.16b, v1.16b */
+	FMOVQ 0(R6), F2
+	FMOVQ 0(R5), F3
+	WORD $0x6e23dc43 /* fmul v3.4s, v2.4s, v3.4s */
+	WORD $0x6e23dc23 /* fmul v3.4s, v1.4s, v3.4s */
+	WORD $0x6ea0e7c1 /* fcmgt v1.4s, v30.4s, v0.4s */
+	WORD $0x4e611c01 /* bic v1.16b, v0.16b, v1.16b */
+	WORD $0x6e22dc22 /* fmul v2.4s, v1.4s, v2.4s */
+	FMOVQ F2, 0(R3)
+	FMOVQ F3, 0(R2)
+	ADD $16, R2
+	ADD $16, R3
+	ADD $16, R4
+	ADD $16, R5
+	ADD $16, R6
+	SUBS $4, R1; BGE vector
+
+aftervector:
+	ADD $4, R1
+	SUBS $1, R1; BLT afterelement
+
+element:
+	FMOVS 0(R4), F0
+	WORD $0x6e20e7c1 /* fcmge v1.4s, v30.4s, v0.4s */
+	WORD $0x4e611fa1 /* bic v1.16b, v29.16b, v1.16b */
+	FMOVS 0(R6), F2
+	FMOVS 0(R5), F3
+	WORD $0x6e23dc43 /* fmul v3.4s, v2.4s, v3.4s */
+	WORD $0x6e23dc23 /* fmul v3.4s, v1.4s, v3.4s */
+	WORD $0x6ea0e7c1 /* fcmgt v1.4s, v30.4s, v0.4s */
+	WORD $0x4e611c01 /* bic v1.16b, v0.16b, v1.16b */
+	WORD $0x6e22dc22 /* fmul v2.4s, v1.4s, v2.4s */
+	FMOVS F2, 0(R3)
+	FMOVS F3, 0(R2)
+	ADD $4, R2
+	ADD $4, R3
+	ADD $4, R4
+	ADD $4, R5
+	ADD $4, R6
 	SUBS $1, R1; BGE element
 
 afterelement:
@@ -6160,7 +8315,7 @@ TEXT ·tanhF32NEON(SB), NOSPLIT, $0-48
 	MOVD x_base+24(FP), R3
 	MOVD $constants<>(SB), R11
 	FMOVQ 16(R11), F30
-	FMOVQ 560(R11), F29
+	FMOVQ 608(R11), F29
 	SUBS $8, R1; BLT afterblock
 
 block:
@@ -6173,27 +8328,27 @@ block:
 	WORD $0x4ea3f7a3 /* fmin v3.4s, v29.4s, v3.4s */
 	WORD $0x6e22dc44 /* fmul v4.4s, v2.4s, v2.4s */
 	WORD $0x6e23dc65 /* fmul v5.4s, v3.4s, v3.4s */
-	FMOVQ 576(R11), F6
-	FMOVQ 576(R11), F7
-	FMOVQ 592(R11), F8
+	FMOVQ 624(R11), F6
+	FMOVQ 624(R11), F7
+	FMOVQ 640(R11), F8
 	WORD $0x4e24ccc8 /* fmla v8.4s, v6.4s, v4.4s */
-	FMOVQ 592(R11), F9
+	FMOVQ 640(R11), F9
 	WORD $0x4e25cce9 /* fmla v9.4s, v7.4s, v5.4s */
-	FMOVQ 608(R11), F6
+	FMOVQ 656(R11), F6
 	WORD $0x4e24cd06 /* fmla v6.4s, v8.4s, v4.4s */
-	FMOVQ 608(R11), F7
+	FMOVQ 656(R11), F7
 	WORD $0x4e25cd27 /* fmla v7.4s, v9.4s, v5.4s */
-	FMOVQ 624(R11), F8
+	FMOVQ 672(R11), F8
 	WORD $0x4e24ccc8 /* fmla v8.4s, v6.4s, v4.4s */
-	FMOVQ 624(R11), F9
+	FMOVQ 672(R11), F9
 	WORD $0x4e25cce9 /* fmla v9.4s, v7.4s, v5.4s */
-	FMOVQ 640(R11), F6
+	FMOVQ 688(R11), F6
 	WORD $0x4e24cd06 /* fmla v6.4s, v8.4s, v4.4s */
-	FMOVQ 640(R11), F7
+	FMOVQ 688(R11), F7
 	WORD $0x4e25cd27 /* fmla v7.4s, v9.4s, v5.4s */
-	FMOVQ 656(R11), F8
+	FMOVQ 704(R11), F8
 	WORD $0x4e24ccc8 /* fmla v8.4s, v6.4s, v4.4s */
-	FMOVQ 656(R11), F9
+	FMOVQ 704(R11), F9
 	WORD $0x4e25cce9 /* fmla v9.4s, v7.4s, v5.4s */
 	VMOV V30.B16, V6.B16
 	WORD $0x4e28cc86 /* fmla v6.4s, v4.4s, v8.4s */
@@ -6263,7 +8418,7 @@ block:
 	WORD $0x4e3ed529 /* fadd v9.4s, v9.4s, v30.4s */
 	WORD $0x6e28fd88 /* fdiv v8.4s, v12.4s, v8.4s */
 	WORD $0x6e29fda9 /* fdiv v9.4s, v13.4s, v9.4s */
-	FMOVQ 672(R11), F31
+	FMOVQ 720(R11), F31
 	WORD $0x4ebfd442 /* fsub v2.4s, v2.4s, v31.4s */
 	WORD $0x4ebfd463 /* fsub v3.4s, v3.4s, v31.4s */
 	WORD $0x4f21044c /* sshr v12.4s, v2.4s, #31 */
@@ -6291,16 +8446,16 @@ vector:
 	VAND V31.B16, V0.B16, V1.B16
 	WORD $0x4ea1f7a1 /* fmin v1.4s, v29.4s, v1.4s */
 	WORD $0x6e21dc22 /* fmul v2.4s, v1.4s, v1.4s */
-	FMOVQ 576(R11), F3
-	FMOVQ 592(R11), F4
+	FMOVQ 624(R11), F3
+	FMOVQ 640(R11), F4
 	WORD $0x4e22cc64 /* fmla v4.4s, v3.4s, v2.4s */
-	FMOVQ 608(R11), F3
+	FMOVQ 656(R11), F3
 	WORD $0x4e22cc83 /* fmla v3.4s, v4.4s, v2.4s */
-	FMOVQ 624(R11), F4
+	FMOVQ 672(R11), F4
 	WORD $0x4e22cc64 /* fmla v4.4s, v3.4s, v2.4s */
-	FMOVQ 640(R11), F3
+	FMOVQ 688(R11), F3
 	WORD $0x4e22cc83 /* fmla v3.4s, v4.4s, v2.4s */
-	FMOVQ 656(R11), F4
+	FMOVQ 704(R11), F4
 	WORD $0x4e22cc64 /* fmla v4.4s, v3.4s, v2.4s */
 	VMOV V30.B16, V3.B16
 	WORD $0x4e24cc43 /* fmla v3.4s, v2.4s, v4.4s */
@@ -6338,7 +8493,7 @@ vector:
 	WORD $0x4ebed486 /* fsub v6.4s, v4.4s, v30.4s */
 	WORD $0x4e3ed484 /* fadd v4.4s, v4.4s, v30.4s */
 	WORD $0x6e24fcc4 /* fdiv v4.4s, v6.4s, v4.4s */
-	FMOVQ 672(R11), F31
+	FMOVQ 720(R11), F31
 	WORD $0x4ebfd421 /* fsub v1.4s, v1.4s, v31.4s */
 	WORD $0x4f210426 /* sshr v6.4s, v1.4s, #31 */
 	VBSL V4.B16, V3.B16, V6.B16
@@ -6360,16 +8515,16 @@ element:
 	VAND V31.B16, V0.B16, V1.B16
 	WORD $0x4ea1f7a1 /* fmin v1.4s, v29.4s, v1.4s */
 	WORD $0x6e21dc22 /* fmul v2.4s, v1.4s, v1.4s */
-	FMOVQ 576(R11), F3
-	FMOVQ 592(R11), F4
+	FMOVQ 624(R11), F3
+	FMOVQ 640(R11), F4
 	WORD $0x4e22cc64 /* fmla v4.4s, v3.4s, v2.4s */
-	FMOVQ 608(R11), F3
+	FMOVQ 656(R11), F3
 	WORD $0x4e22cc83 /* fmla v3.4s, v4.4s, v2.4s */
-	FMOVQ 624(R11), F4
+	FMOVQ 672(R11), F4
 	WORD $0x4e22cc64 /* fmla v4.4s, v3.4s, v2.4s */
-	FMOVQ 640(R11), F3
+	FMOVQ 688(R11), F3
 	WORD $0x4e22cc83 /* fmla v3.4s, v4.4s, v2.4s */
-	FMOVQ 656(R11), F4
+	FMOVQ 704(R11), F4
 	WORD $0x4e22cc64 /* fmla v4.4s, v3.4s, v2.4s */
 	VMOV V30.B16, V3.B16
 	WORD $0x4e24cc43 /* fmla v3.4s, v2.4s, v4.4s */
@@ -6407,7 +8562,7 @@ element:
 	WORD $0x4ebed486 /* fsub v6.4s, v4.4s, v30.4s */
 	WORD $0x4e3ed484 /* fadd v4.4s, v4.4s, v30.4s */
 	WORD $0x6e24fcc4 /* fdiv v4.4s, v6.4s, v4.4s */
-	FMOVQ 672(R11), F31
+	FMOVQ 720(R11), F31
 	WORD $0x4ebfd421 /* fsub v1.4s, v1.4s, v31.4s */
 	WORD $0x4f210426 /* sshr v6.4s, v1.4s, #31 */
 	VBSL V4.B16, V3.B16, V6.B16
@@ -6431,34 +8586,34 @@ TEXT ·logF32NEON(SB), NOSPLIT, $0-48
 	MOVD $constants<>(SB), R11
 	VEOR V30.B16, V30.B16, V30.B16
 	FMOVQ 16(R11), F29
-	FMOVQ 928(R11), F28
+	FMOVQ 976(R11), F28
 	SUBS $8, R1; BLT afterblock
 
 block:
 	FMOVQ 0(R3), F0
 	FMOVQ 16(R3), F1
-	FMOVQ 688(R11), F31
+	FMOVQ 736(R11), F31
 	WORD $0x4ebfd402 /* fsub v2.4s, v0.4s, v31.4s */
 	WORD $0x4ebfd423 /* fsub v3.4s, v1.4s, v31.4s */
-	FMOVQ 704(R11), F31
+	FMOVQ 752(R11), F31
 	WORD $0x6e3fdc04 /* fmul v4.4s, v0.4s, v31.4s */
 	WORD $0x6e3fdc25 /* fmul v5.4s, v1.4s, v31.4s */
 	WORD $0x4f210446 /* sshr v6.4s, v2.4s, #31 */
 	VBSL V0.B16, V4.B16, V6.B16
 	WORD $0x4f210467 /* sshr v7.4s, v3.4s, #31 */
 	VBSL V1.B16, V5.B16, V7.B16
-	FMOVQ 720(R11), F31
+	FMOVQ 768(R11), F31
 	VADD V31.S4, V6.S4, V4.S4
 	VADD V31.S4, V7.S4, V5.S4
 	VUSHR $23, V4.S4, V4.S4
 	VUSHR $23, V5.S4, V5.S4
-	FMOVQ 704(R11), F31
+	FMOVQ 752(R11), F31
 	VADD V31.S4, V4.S4, V8.S4
 	VADD V31.S4, V5.S4, V9.S4
-	FMOVQ 736(R11), F31
+	FMOVQ 784(R11), F31
 	WORD $0x4ebfd508 /* fsub v8.4s, v8.4s, v31.4s */
 	WORD $0x4ebfd529 /* fsub v9.4s, v9.4s, v31.4s */
-	FMOVQ 752(R11), F31
+	FMOVQ 800(R11), F31
 	WORD $0x4f21044a /* sshr v10.4s, v2.4s, #31 */
 	VBSL V30.B16, V31.B16, V10.B16
 	WORD $0x4f21046b /* sshr v11.4s, v3.4s, #31 */
@@ -6467,7 +8622,7 @@ block:
 	WORD $0x4eabd52b /* fsub v11.4s, v9.4s, v11.4s */
 	VSHL $23, V4.S4, V4.S4
 	VSHL $23, V5.S4, V5.S4
-	FMOVQ 768(R11), F31
+	FMOVQ 816(R11), F31
 	VSUB V31.S4, V4.S4, V4.S4
 	VSUB V31.S4, V5.S4, V5.S4
 	VSUB V4.S4, V6.S4, V4.S4
@@ -6479,42 +8634,42 @@ block:
 	WORD $0x6e25dca7 /* fmul v7.4s, v5.4s, v5.4s */
 	WORD $0x6e24dcc8 /* fmul v8.4s, v6.4s, v4.4s */
 	WORD $0x6e25dce9 /* fmul v9.4s, v7.4s, v5.4s */
-	FMOVQ 784(R11), F2
-	FMOVQ 784(R11), F3
-	FMOVQ 800(R11), F12
+	FMOVQ 832(R11), F2
+	FMOVQ 832(R11), F3
+	FMOVQ 848(R11), F12
 	WORD $0x4e24cc4c /* fmla v12.4s, v2.4s, v4.4s */
-	FMOVQ 800(R11), F13
+	FMOVQ 848(R11), F13
 	WORD $0x4e25cc6d /* fmla v13.4s, v3.4s, v5.4s */
-	FMOVQ 816(R11), F2
+	FMOVQ 864(R11), F2
 	WORD $0x4e24cd82 /* fmla v2.4s, v12.4s, v4.4s */
-	FMOVQ 816(R11), F3
+	FMOVQ 864(R11), F3
 	WORD $0x4e25cda3 /* fmla v3.4s, v13.4s, v5.4s */
-	FMOVQ 832(R11), F12
+	FMOVQ 880(R11), F12
 	WORD $0x4e24cc4c /* fmla v12.4s, v2.4s, v4.4s */
-	FMOVQ 832(R11), F13
+	FMOVQ 880(R11), F13
 	WORD $0x4e25cc6d /* fmla v13.4s, v3.4s, v5.4s */
-	FMOVQ 848(R11), F2
+	FMOVQ 896(R11), F2
 	WORD $0x4e24cd82 /* fmla v2.4s, v12.4s, v4.4s */
-	FMOVQ 848(R11), F3
+	FMOVQ 896(R11), F3
 	WORD $0x4e25cda3 /* fmla v3.4s, v13.4s, v5.4s */
-	FMOVQ 864(R11), F12
+	FMOVQ 912(R11), F12
 	WORD $0x4e24cc4c /* fmla v12.4s, v2.4s, v4.4s */
-	FMOVQ 864(R11), F13
+	FMOVQ 912(R11), F13
 	WORD $0x4e25cc6d /* fmla v13.4s, v3.4s, v5.4s */
-	FMOVQ 880(R11), F2
+	FMOVQ 928(R11), F2
 	WORD $0x4e24cd82 /* fmla v2.4s, v12.4s, v4.4s */
-	FMOVQ 880(R11), F3
+	FMOVQ 928(R11), F3
 	WORD $0x4e25cda3 /* fmla v3.4s, v13.4s, v5.4s */
-	FMOVQ 896(R11), F12
+	FMOVQ 944(R11), F12
 	WORD $0x4e24cc4c /* fmla v12.4s, v2.4s, v4.4s */
-	FMOVQ 896(R11), F13
+	FMOVQ 944(R11), F13
 	WORD $0x4e25cc6d /* fmla v13.4s, v3.4s, v5.4s */
 	WORD $0x6e2cdd0c /* fmul v12.4s, v8.4s, v12.4s */
 	WORD $0x6e2ddd2d /* fmul v13.4s, v9.4s, v13.4s */
 	FMOVQ 128(R11), F31
 	WORD $0x4e3fcd4c /* fmla v12.4s, v10.4s, v31.4s */
 	WORD $0x4e3fcd6d /* fmla v13.4s, v11.4s, v31.4s */
-	FMOVQ 912(R11), F31
+	FMOVQ 960(R11), F31
 	WORD $0x4ebfcccc /* fmls v12.4s, v6.4s, v31.4s */
 	WORD $0x4ebfcced /* fmls v13.4s, v7.4s, v31.4s */
 	WORD $0x4e24d584 /* fadd v4.4s, v12.4s, v4.4s */
@@ -6537,7 +8692,7 @@ block:
 	FMOVQ 32(R11), F31
 	VAND V31.B16, V0.B16, V0.B16
 	VAND V31.B16, V1.B16, V1.B16
-	FMOVQ 944(R11), F31
+	FMOVQ 992(R11), F31
 	WORD $0x4ebfd400 /* fsub v0.4s, v0.4s, v31.4s */
 	WORD $0x4ebfd421 /* fsub v1.4s, v1.4s, v31.4s */
 	FMOVQ 48(R11), F31
@@ -6557,50 +8712,50 @@ afterblock:
 
 vector:
 	FMOVQ 0(R3), F0
-	FMOVQ 688(R11), F31
+	FMOVQ 736(R11), F31
 	WORD $0x4ebfd401 /* fsub v1.4s, v0.4s, v31.4s */
-	FMOVQ 704(R11), F31
+	FMOVQ 752(R11), F31
 	WORD $0x6e3fdc02 /* fmul v2.4s, v0.4s, v31.4s */
 	WORD $0x4f210423 /* sshr v3.4s, v1.4s, #31 */
 	VBSL V0.B16, V2.B16, V3.B16
-	FMOVQ 720(R11), F31
+	FMOVQ 768(R11), F31
 	VADD V31.S4, V3.S4, V2.S4
 	VUSHR $23, V2.S4, V2.S4
-	FMOVQ 704(R11), F31
-	VADD V31.S4, V2.S4, V4.S4
-	FMOVQ 736(R11), F31
-	WORD $0x4ebfd484 /* fsub v4.4s, v4.4s, v31.4s */
 	FMOVQ 752(R11), F31
+	VADD V31.S4, V2.S4, V4.S4
+	FMOVQ 784(R11), F31
+	WORD $0x4ebfd484 /* fsub v4.4s, v4.4s, v31.4s */
+	FMOVQ 800(R11), F31
 	WORD $0x4f210425 /* sshr v5.4s, v1.4s, #31 */
 	VBSL V30.B16, V31.B16, V5.B16
 	WORD $0x4ea5d485 /* fsub v5.4s, v4.4s, v5.4s */
 	VSHL $23, V2.S4, V2.S4
-	FMOVQ 768(R11), F31
+	FMOVQ 816(R11), F31
 	VSUB V31.S4, V2.S4, V2.S4
 	VSUB V2.S4, V3.S4, V2.S4
 	FMOVQ 16(R11), F31
 	WORD $0x4ebfd442 /* fsub v2.4s, v2.4s, v31.4s */
 	WORD $0x6e22dc43 /* fmul v3.4s, v2.4s, v2.4s */
 	WORD $0x6e22dc64 /* fmul v4.4s, v3.4s, v2.4s */
-	FMOVQ 784(R11), F1
-	FMOVQ 800(R11), F6
+	FMOVQ 832(R11), F1
+	FMOVQ 848(R11), F6
 	WORD $0x4e22cc26 /* fmla v6.4s, v1.4s, v2.4s */
-	FMOVQ 816(R11), F1
+	FMOVQ 864(R11), F1
 	WORD $0x4e22ccc1 /* fmla v1.4s, v6.4s, v2.4s */
-	FMOVQ 832(R11), F6
+	FMOVQ 880(R11), F6
 	WORD $0x4e22cc26 /* fmla v6.4s, v1.4s, v2.4s */
-	FMOVQ 848(R11), F1
+	FMOVQ 896(R11), F1
 	WORD $0x4e22ccc1 /* fmla v1.4s, v6.4s, v2.4s */
-	FMOVQ 864(R11), F6
+	FMOVQ 912(R11), F6
 	WORD $0x4e22cc26 /* fmla v6.4s, v1.4s, v2.4s */
-	FMOVQ 880(R11), F1
+	FMOVQ 928(R11), F1
 	WORD $0x4e22ccc1 /* fmla v1.4s, v6.4s, v2.4s */
-	FMOVQ 896(R11), F6
+	FMOVQ 944(R11), F6
 	WORD $0x4e22cc26 /* fmla v6.4s, v1.4s, v2.4s */
 	WORD $0x6e26dc86 /* fmul v6.4s, v4.4s, v6.4s */
 	FMOVQ 128(R11), F31
 	WORD $0x4e3fcca6 /* fmla v6.4s, v5.4s, v31.4s */
-	FMOVQ 912(R11), F31
+	FMOVQ 960(R11), F31
 	WORD $0x4ebfcc66 /* fmls v6.4s, v3.4s, v31.4s */
 	WORD $0x4e22d4c2 /* fadd v2.4s, v6.4s, v2.4s */
 	FMOVQ 112(R11), F31
@@ -6613,7 +8768,7 @@ vector:
 	VBSL V2.B16, V0.B16, V6.B16
 	FMOVQ 32(R11), F31
 	VAND V31.B16, V0.B16, V0.B16
-	FMOVQ 944(R11), F31
+	FMOVQ 992(R11), F31
 	WORD $0x4ebfd400 /* fsub v0.4s, v0.4s, v31.4s */
 	FMOVQ 48(R11), F31
 	WORD $0x4f210402 /* sshr v2.4s, v0.4s, #31 */
@@ -6629,50 +8784,50 @@ aftervector:
 
 element:
 	FMOVS 0(R3), F0
-	FMOVQ 688(R11), F31
+	FMOVQ 736(R11), F31
 	WORD $0x4ebfd401 /* fsub v1.4s, v0.4s, v31.4s */
-	FMOVQ 704(R11), F31
+	FMOVQ 752(R11), F31
 	WORD $0x6e3fdc02 /* fmul v2.4s, v0.4s, v31.4s */
 	WORD $0x4f210423 /* sshr v3.4s, v1.4s, #31 */
 	VBSL V0.B16, V2.B16, V3.B16
-	FMOVQ 720(R11), F31
+	FMOVQ 768(R11), F31
 	VADD V31.S4, V3.S4, V2.S4
 	VUSHR $23, V2.S4, V2.S4
-	FMOVQ 704(R11), F31
-	VADD V31.S4, V2.S4, V4.S4
-	FMOVQ 736(R11), F31
-	WORD $0x4ebfd484 /* fsub v4.4s, v4.4s, v31.4s */
 	FMOVQ 752(R11), F31
+	VADD V31.S4, V2.S4, V4.S4
+	FMOVQ 784(R11), F31
+	WORD $0x4ebfd484 /* fsub v4.4s, v4.4s, v31.4s */
+	FMOVQ 800(R11), F31
 	WORD $0x4f210425 /* sshr v5.4s, v1.4s, #31 */
 	VBSL V30.B16, V31.B16, V5.B16
 	WORD $0x4ea5d485 /* fsub v5.4s, v4.4s, v5.4s */
 	VSHL $23, V2.S4, V2.S4
-	FMOVQ 768(R11), F31
+	FMOVQ 816(R11), F31
 	VSUB V31.S4, V2.S4, V2.S4
 	VSUB V2.S4, V3.S4, V2.S4
 	FMOVQ 16(R11), F31
 	WORD $0x4ebfd442 /* fsub v2.4s, v2.4s, v31.4s */
 	WORD $0x6e22dc43 /* fmul v3.4s, v2.4s, v2.4s */
 	WORD $0x6e22dc64 /* fmul v4.4s, v3.4s, v2.4s */
-	FMOVQ 784(R11), F1
-	FMOVQ 800(R11), F6
+	FMOVQ 832(R11), F1
+	FMOVQ 848(R11), F6
 	WORD $0x4e22cc26 /* fmla v6.4s, v1.4s, v2.4s */
-	FMOVQ 816(R11), F1
+	FMOVQ 864(R11), F1
 	WORD $0x4e22ccc1 /* fmla v1.4s, v6.4s, v2.4s */
-	FMOVQ 832(R11), F6
+	FMOVQ 880(R11), F6
 	WORD $0x4e22cc26 /* fmla v6.4s, v1.4s, v2.4s */
-	FMOVQ 848(R11), F1
+	FMOVQ 896(R11), F1
 	WORD $0x4e22ccc1 /* fmla v1.4s, v6.4s, v2.4s */
-	FMOVQ 864(R11), F6
+	FMOVQ 912(R11), F6
 	WORD $0x4e22cc26 /* fmla v6.4s, v1.4s, v2.4s */
-	FMOVQ 880(R11), F1
+	FMOVQ 928(R11), F1
 	WORD $0x4e22ccc1 /* fmla v1.4s, v6.4s, v2.4s */
-	FMOVQ 896(R11), F6
+	FMOVQ 944(R11), F6
 	WORD $0x4e22cc26 /* fmla v6.4s, v1.4s, v2.4s */
 	WORD $0x6e26dc86 /* fmul v6.4s, v4.4s, v6.4s */
 	FMOVQ 128(R11), F31
 	WORD $0x4e3fcca6 /* fmla v6.4s, v5.4s, v31.4s */
-	FMOVQ 912(R11), F31
+	FMOVQ 960(R11), F31
 	WORD $0x4ebfcc66 /* fmls v6.4s, v3.4s, v31.4s */
 	WORD $0x4e22d4c2 /* fadd v2.4s, v6.4s, v2.4s */
 	FMOVQ 112(R11), F31
@@ -6685,7 +8840,7 @@ element:
 	VBSL V2.B16, V0.B16, V6.B16
 	FMOVQ 32(R11), F31
 	VAND V31.B16, V0.B16, V0.B16
-	FMOVQ 944(R11), F31
+	FMOVQ 992(R11), F31
 	WORD $0x4ebfd400 /* fsub v0.4s, v0.4s, v31.4s */
 	FMOVQ 48(R11), F31
 	WORD $0x4f210402 /* sshr v2.4s, v0.4s, #31 */
@@ -7017,6 +9172,194 @@ element:
 	ADD $8, R3
 	ADD $8, R4
 	ADD $8, R5
+	SUBS $1, R1; BGE element
+
+afterelement:
+	ADD $1, R1
+	RET
+
+// func rotateF32NEON(a, b, x, y, cos, sin []float32)
+TEXT ·rotateF32NEON(SB), NOSPLIT, $0-144
+	MOVD a_len+8(FP), R1
+	MOVD a_base+0(FP), R2
+	MOVD b_base+24(FP), R3
+	MOVD x_base+48(FP), R4
+	MOVD y_base+72(FP), R5
+	MOVD cos_base+96(FP), R6
+	MOVD sin_base+120(FP), R7
+	SUBS $8, R1; BLT afterblock
+
+block:
+	FMOVQ 0(R4), F0
+	FMOVQ 16(R4), F1
+	FMOVQ 0(R5), F2
+	FMOVQ 16(R5), F3
+	FMOVQ 0(R6), F4
+	FMOVQ 16(R6), F5
+	FMOVQ 0(R7), F6
+	FMOVQ 16(R7), F7
+	WORD $0x6e26dc48 /* fmul v8.4s, v2.4s, v6.4s */
+	WORD $0x6e27dc69 /* fmul v9.4s, v3.4s, v7.4s */
+	WORD $0x6ea0f908 /* fneg v8.4s, v8.4s */
+	WORD $0x4e24cc08 /* fmla v8.4s, v0.4s, v4.4s */
+	WORD $0x6ea0f929 /* fneg v9.4s, v9.4s */
+	WORD $0x4e25cc29 /* fmla v9.4s, v1.4s, v5.4s */
+	WORD $0x6e24dc44 /* fmul v4.4s, v2.4s, v4.4s */
+	WORD $0x6e25dc65 /* fmul v5.4s, v3.4s, v5.4s */
+	WORD $0x4e26cc04 /* fmla v4.4s, v0.4s, v6.4s */
+	WORD $0x4e27cc25 /* fmla v5.4s, v1.4s, v7.4s */
+	FMOVQ F8, 0(R2)
+	FMOVQ F9, 16(R2)
+	FMOVQ F4, 0(R3)
+	FMOVQ F5, 16(R3)
+	ADD $32, R2
+	ADD $32, R3
+	ADD $32, R4
+	ADD $32, R5
+	ADD $32, R6
+	ADD $32, R7
+	SUBS $8, R1; BGE block
+
+afterblock:
+	ADD $8, R1
+	SUBS $4, R1; BLT aftervector
+
+vector:
+	FMOVQ 0(R4), F0
+	FMOVQ 0(R5), F1
+	FMOVQ 0(R6), F2
+	FMOVQ 0(R7), F3
+	WORD $0x6e23dc24 /* fmul v4.4s, v1.4s, v3.4s */
+	WORD $0x6ea0f884 /* fneg v4.4s, v4.4s */
+	WORD $0x4e22cc04 /* fmla v4.4s, v0.4s, v2.4s */
+	WORD $0x6e22dc22 /* fmul v2.4s, v1.4s, v2.4s */
+	WORD $0x4e23cc02 /* fmla v2.4s, v0.4s, v3.4s */
+	FMOVQ F4, 0(R2)
+	FMOVQ F2, 0(R3)
+	ADD $16, R2
+	ADD $16, R3
+	ADD $16, R4
+	ADD $16, R5
+	ADD $16, R6
+	ADD $16, R7
+	SUBS $4, R1; BGE vector
+
+aftervector:
+	ADD $4, R1
+	SUBS $1, R1; BLT afterelement
+
+element:
+	FMOVS 0(R4), F0
+	FMOVS 0(R5), F1
+	FMOVS 0(R6), F2
+	FMOVS 0(R7), F3
+	WORD $0x6e23dc24 /* fmul v4.4s, v1.4s, v3.4s */
+	WORD $0x6ea0f884 /* fneg v4.4s, v4.4s */
+	WORD $0x4e22cc04 /* fmla v4.4s, v0.4s, v2.4s */
+	WORD $0x6e22dc22 /* fmul v2.4s, v1.4s, v2.4s */
+	WORD $0x4e23cc02 /* fmla v2.4s, v0.4s, v3.4s */
+	FMOVS F4, 0(R2)
+	FMOVS F2, 0(R3)
+	ADD $4, R2
+	ADD $4, R3
+	ADD $4, R4
+	ADD $4, R5
+	ADD $4, R6
+	ADD $4, R7
+	SUBS $1, R1; BGE element
+
+afterelement:
+	ADD $1, R1
+	RET
+
+// func rotateF64NEON(a, b, x, y, cos, sin []float64)
+TEXT ·rotateF64NEON(SB), NOSPLIT, $0-144
+	MOVD a_len+8(FP), R1
+	MOVD a_base+0(FP), R2
+	MOVD b_base+24(FP), R3
+	MOVD x_base+48(FP), R4
+	MOVD y_base+72(FP), R5
+	MOVD cos_base+96(FP), R6
+	MOVD sin_base+120(FP), R7
+	SUBS $4, R1; BLT afterblock
+
+block:
+	FMOVQ 0(R4), F0
+	FMOVQ 16(R4), F1
+	FMOVQ 0(R5), F2
+	FMOVQ 16(R5), F3
+	FMOVQ 0(R6), F4
+	FMOVQ 16(R6), F5
+	FMOVQ 0(R7), F6
+	FMOVQ 16(R7), F7
+	WORD $0x6e66dc48 /* fmul v8.2d, v2.2d, v6.2d */
+	WORD $0x6e67dc69 /* fmul v9.2d, v3.2d, v7.2d */
+	WORD $0x6ee0f908 /* fneg v8.2d, v8.2d */
+	WORD $0x4e64cc08 /* fmla v8.2d, v0.2d, v4.2d */
+	WORD $0x6ee0f929 /* fneg v9.2d, v9.2d */
+	WORD $0x4e65cc29 /* fmla v9.2d, v1.2d, v5.2d */
+	WORD $0x6e64dc44 /* fmul v4.2d, v2.2d, v4.2d */
+	WORD $0x6e65dc65 /* fmul v5.2d, v3.2d, v5.2d */
+	WORD $0x4e66cc04 /* fmla v4.2d, v0.2d, v6.2d */
+	WORD $0x4e67cc25 /* fmla v5.2d, v1.2d, v7.2d */
+	FMOVQ F8, 0(R2)
+	FMOVQ F9, 16(R2)
+	FMOVQ F4, 0(R3)
+	FMOVQ F5, 16(R3)
+	ADD $32, R2
+	ADD $32, R3
+	ADD $32, R4
+	ADD $32, R5
+	ADD $32, R6
+	ADD $32, R7
+	SUBS $4, R1; BGE block
+
+afterblock:
+	ADD $4, R1
+	SUBS $2, R1; BLT aftervector
+
+vector:
+	FMOVQ 0(R4), F0
+	FMOVQ 0(R5), F1
+	FMOVQ 0(R6), F2
+	FMOVQ 0(R7), F3
+	WORD $0x6e63dc24 /* fmul v4.2d, v1.2d, v3.2d */
+	WORD $0x6ee0f884 /* fneg v4.2d, v4.2d */
+	WORD $0x4e62cc04 /* fmla v4.2d, v0.2d, v2.2d */
+	WORD $0x6e62dc22 /* fmul v2.2d, v1.2d, v2.2d */
+	WORD $0x4e63cc02 /* fmla v2.2d, v0.2d, v3.2d */
+	FMOVQ F4, 0(R2)
+	FMOVQ F2, 0(R3)
+	ADD $16, R2
+	ADD $16, R3
+	ADD $16, R4
+	ADD $16, R5
+	ADD $16, R6
+	ADD $16, R7
+	SUBS $2, R1; BGE vector
+
+aftervector:
+	ADD $2, R1
+	SUBS $1, R1; BLT afterelement
+
+element:
+	FMOVD 0(R4), F0
+	FMOVD 0(R5), F1
+	FMOVD 0(R6), F2
+	FMOVD 0(R7), F3
+	WORD $0x6e63dc24 /* fmul v4.2d, v1.2d, v3.2d */
+	WORD $0x6ee0f884 /* fneg v4.2d, v4.2d */
+	WORD $0x4e62cc04 /* fmla v4.2d, v0.2d, v2.2d */
+	WORD $0x6e62dc22 /* fmul v2.2d, v1.2d, v2.2d */
+	WORD $0x4e63cc02 /* fmla v2.2d, v0.2d, v3.2d */
+	FMOVD F4, 0(R2)
+	FMOVD F2, 0(R3)
+	ADD $8, R2
+	ADD $8, R3
+	ADD $8, R4
+	ADD $8, R5
+	ADD $8, R6
+	ADD $8, R7
 	SUBS $1, R1; BGE element
 
 afterelement:
@@ -7733,7 +10076,7 @@ block:
 	VEOR V5.B16, V1.B16, V5.B16
 	VEOR V6.B16, V2.B16, V6.B16
 	VEOR V7.B16, V3.B16, V7.B16
-	FMOVQ 960(R11), F31
+	FMOVQ 1008(R11), F31
 	WORD $0x4ebf9c84 /* mul v4.4s, v4.4s, v31.4s */
 	WORD $0x4ebf9ca5 /* mul v5.4s, v5.4s, v31.4s */
 	WORD $0x4ebf9cc6 /* mul v6.4s, v6.4s, v31.4s */
@@ -7750,7 +10093,7 @@ block:
 	VEOR V1.B16, V5.B16, V1.B16
 	VEOR V2.B16, V6.B16, V2.B16
 	VEOR V3.B16, V7.B16, V3.B16
-	FMOVQ 976(R11), F31
+	FMOVQ 1024(R11), F31
 	WORD $0x4ebf9c00 /* mul v0.4s, v0.4s, v31.4s */
 	WORD $0x4ebf9c21 /* mul v1.4s, v1.4s, v31.4s */
 	WORD $0x4ebf9c42 /* mul v2.4s, v2.4s, v31.4s */
@@ -7799,12 +10142,12 @@ vector:
 	VADD V30.S4, V0.S4, V0.S4
 	VUSHR $16, V0.S4, V1.S4
 	VEOR V1.B16, V0.B16, V1.B16
-	FMOVQ 960(R11), F31
+	FMOVQ 1008(R11), F31
 	WORD $0x4ebf9c21 /* mul v1.4s, v1.4s, v31.4s */
 	VEOR V29.B16, V1.B16, V1.B16
 	VUSHR $15, V1.S4, V0.S4
 	VEOR V0.B16, V1.B16, V0.B16
-	FMOVQ 976(R11), F31
+	FMOVQ 1024(R11), F31
 	WORD $0x4ebf9c00 /* mul v0.4s, v0.4s, v31.4s */
 	VUSHR $16, V0.S4, V1.S4
 	VEOR V1.B16, V0.B16, V1.B16
@@ -7829,12 +10172,12 @@ element:
 	VADD V30.S4, V0.S4, V0.S4
 	VUSHR $16, V0.S4, V1.S4
 	VEOR V1.B16, V0.B16, V1.B16
-	FMOVQ 960(R11), F31
+	FMOVQ 1008(R11), F31
 	WORD $0x4ebf9c21 /* mul v1.4s, v1.4s, v31.4s */
 	VEOR V29.B16, V1.B16, V1.B16
 	VUSHR $15, V1.S4, V0.S4
 	VEOR V0.B16, V1.B16, V0.B16
-	FMOVQ 976(R11), F31
+	FMOVQ 1024(R11), F31
 	WORD $0x4ebf9c00 /* mul v0.4s, v0.4s, v31.4s */
 	VUSHR $16, V0.S4, V1.S4
 	VEOR V1.B16, V0.B16, V1.B16

@@ -1,6 +1,7 @@
 package vec
 
 import (
+	"fmt"
 	"math"
 
 	"pgregory.net/rapid"
@@ -68,7 +69,7 @@ func ops[T Float]() []op[T] {
 }
 
 func elementwise[T Float]() []op[T] {
-	return []op[T]{
+	return append(gated[T](), []op[T]{
 		{"Add", 3, 1, wide, true, 0, true, binary(Add[T])},
 		{"Sub", 3, 1, wide, true, 0, true, binary(Sub[T])},
 		{"Mul", 3, 1, wide, true, 0, true, binary(Mul[T])},
@@ -95,6 +96,8 @@ func elementwise[T Float]() []op[T] {
 		{"Fill", 1, 1, wide, true, 0, true, func(s [][]T, n numbers) []float64 { Fill(s[0], T(n.alpha)); return nil }},
 		{"ReLU", 2, 1, wide, true, 0, true, unary(ReLU[T])},
 		{"ReLUGrad", 3, 1, wide, true, 0, true, binary(ReLUGrad[T])},
+		{"SiLU", 2, 1, wide, false, 4, true, unary(SiLU[T])},
+		{"SiLUGrad", 3, 1, moderate, false, 8, true, binary(SiLUGrad[T])},
 		{"GELUErf", 2, 1, wide, false, 4, true, unary(GELUErf[T])},
 		{"GELUErfGrad", 3, 1, moderate, false, 8, true, binary(GELUErfGrad[T])},
 		{"GELUTanh", 2, 1, wide, false, 4, true, unary(GELUTanh[T])},
@@ -116,7 +119,24 @@ func elementwise[T Float]() []op[T] {
 			NormRow(s[0], s[1], s[2], nil, T(n.alpha), T(n.rstd))
 			return nil
 		}},
+		{"Rotate", 6, 2, moderate, false, 64, true, func(s [][]T, _ numbers) []float64 {
+			Rotate(s[0], s[1], s[2], s[3], s[4], s[5])
+			return nil
+		}},
+	}...)
+}
+
+// gated are the gated linear units.
+func gated[T Float]() (list []op[T]) {
+	for g := range gates {
+		list = append(list,
+			op[T]{fmt.Sprintf("GLU %v", g), 3, 1, moderate, false, 16, true, binary(func(y, x, up []T) { GLU(g, y, x, up) })},
+			op[T]{fmt.Sprintf("GLUGrad %v", g), 5, 2, moderate, false, 64, true, func(s [][]T, _ numbers) []float64 {
+				GLUGrad(g, s[0], s[1], s[2], s[3], s[4])
+				return nil
+			}})
 	}
+	return list
 }
 
 func rowwise[T Float]() []op[T] {

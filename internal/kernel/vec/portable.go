@@ -16,10 +16,14 @@ func portableKernels[T Float]() kernels[T] {
 		scaleTo: scaleToGo[T], addScaled: addScaledGo[T], fill: fillGo[T], colSum8: colSum8Go[T],
 		sum: sumGo[T], sumSquares: sumSquaresGo[T], addSquares: addSquaresGo[T], dot: dotGo[T],
 		maximum: maximumGo[T], maxAbs: maxAbsGo[T],
-		relu: reluGo[T], geluErf: geluErfGo[T], geluTanh: geluTanhGo[T],
-		reluGrad: reluGradGo[T], geluErfGrad: geluErfGradGo[T], geluTanhGrad: geluTanhGradGo[T],
+		relu: reluGo[T], silu: eachGo[T](silu), geluErf: eachGo[T](geluErf), geluTanh: eachGo[T](geluTanh),
+		reluGrad: reluGradGo[T], siluGrad: slopeGo[T](siluSlope), geluErfGrad: slopeGo[T](geluErfSlope),
+		geluTanhGrad: slopeGo[T](geluTanhSlope),
+		glu:          [gates]func(y, x, up []T){gluGo[T](silu), gluGo[T](geluErf), gluGo[T](geluTanh), gluGo[T](relu)},
+		gluGrad: [gates]func(dx, dup, x, up, dy []T){gluGradGo[T](silu, siluSlope), gluGradGo[T](geluErf, geluErfSlope),
+			gluGradGo[T](geluTanh, geluTanhSlope), gluGradGo[T](relu, reluSlope)},
 		expSubSum: expSubSumGo[T], softmaxGrad: softmaxGradGo[T],
-		norm: normGo[T], normPlain: normPlainGo[T], normGradSums: normGradSumsGo[T], normGrad: normGradGo[T],
+		norm: normGo[T], normPlain: normPlainGo[T], normGradSums: normGradSumsGo[T], normGrad: normGradGo[T], rotate: rotateGo[T],
 		adam: adamGo[T], sgd: sgdGo[T], momentum: momentumGo[T], nesterov: nesterovGo[T], dropout: dropoutGo[T],
 	}
 	for n := 2; n <= fanIn; n++ {

@@ -21,21 +21,72 @@ func reluGradGo[T Float](dx, x, dy []T) {
 	}
 }
 
-// normalCDF is Φ. erfc keeps the relative accuracy of the left tail, which 1+erf would lose.
-func normalCDF(x float64) float64 { return 0.5 * math.Erfc(-x/math.Sqrt2) }
-
-func geluErfGo[T Float](y, x []T) {
-	for i, v := range x {
-		y[i] = T(float64(v) * normalCDF(float64(v)))
+// eachGo and slopeGo apply a function, or the derivative of one.
+func eachGo[T Float](f func(x float64) float64) func(y, x []T) {
+	return func(y, x []T) {
+		for i, v := range x {
+			y[i] = T(f(float64(v)))
+		}
 	}
 }
 
-func geluErfGradGo[T Float](dx, x, dy []T) {
-	const norm = 1 / (math.Sqrt2 * math.SqrtPi)
-	for i, v := range x {
-		a := clamp(float64(v), 40) // x·φ(x) is 0 beyond, not 0·Inf
-		dx[i] = T(float64(dy[i]) * (normalCDF(a) + a*norm*math.Exp(-a*a/2)))
+func slopeGo[T Float](slope func(x float64) float64) func(dx, x, dy []T) {
+	return func(dx, x, dy []T) {
+		for i, v := range x {
+			dx[i] = T(float64(dy[i]) * slope(float64(v)))
+		}
 	}
+}
+
+func gluGo[T Float](f func(x float64) float64) func(y, x, up []T) {
+	return func(y, x, up []T) {
+		for i, v := range x {
+			y[i] = T(f(float64(v)) * float64(up[i]))
+		}
+	}
+}
+
+func gluGradGo[T Float](f, slope func(x float64) float64) func(dx, dup, x, up, dy []T) {
+	return func(dx, dup, x, up, dy []T) {
+		for i, v := range x {
+			d, a := float64(dy[i]), float64(v)
+			dx[i], dup[i] = T(slope(a)*(d*float64(up[i]))), T(f(a)*d)
+		}
+	}
+}
+
+func relu(x float64) float64 {
+	if x < 0 {
+		return 0
+	}
+	return x
+}
+
+func reluSlope(x float64) float64 {
+	if x <= 0 {
+		return 0
+	}
+	return 1
+}
+
+func silu(x float64) float64 { return x / (1 + math.Exp(-x)) }
+
+func siluSlope(x float64) float64 {
+	a := clamp(x, 300) // the derivative is 0 or 1 beyond, not 0·Inf
+	e := math.Exp(-a)
+	s := 1 / (1 + e)
+	return s + a*s*(e*s) // 1-s = e·s, without the cancellation
+}
+
+// normalCDF is Φ. erfc keeps the relative accuracy of the left tail, which 1+erf would lose.
+func normalCDF(x float64) float64 { return 0.5 * math.Erfc(-x/math.Sqrt2) }
+
+func geluErf(x float64) float64 { return x * normalCDF(x) }
+
+func geluErfSlope(x float64) float64 {
+	const norm = 1 / (math.Sqrt2 * math.SqrtPi)
+	a := clamp(x, 40) // x·φ(x) is 0 beyond, not 0·Inf
+	return normalCDF(a) + a*norm*math.Exp(-a*a/2)
 }
 
 // The tanh form of GELU is x·σ(2u), σ(z) = 1/(1+e⁻ᶻ), 2u = x·(tanhA + tanhB·x²).
@@ -44,19 +95,12 @@ const (
 	tanhB = tanhA * 0.044715
 )
 
-func geluTanhGo[T Float](y, x []T) {
-	for i, v := range x {
-		a := float64(v)
-		y[i] = T(a / (1 + math.Exp(-a*(tanhA+tanhB*a*a))))
-	}
-}
+func geluTanh(x float64) float64 { return x / (1 + math.Exp(-x*(tanhA+tanhB*x*x))) }
 
-func geluTanhGradGo[T Float](dx, x, dy []T) {
-	for i, v := range x {
-		a := clamp(float64(v), 30) // the derivative is 0 or 1 beyond, not 0·Inf
-		s := 1 / (1 + math.Exp(-a*(tanhA+tanhB*a*a)))
-		dx[i] = T(float64(dy[i]) * (s + a*s*(1-s)*(tanhA+3*tanhB*a*a)))
-	}
+func geluTanhSlope(x float64) float64 {
+	a := clamp(x, 30) // the derivative is 0 or 1 beyond, not 0·Inf
+	s := 1 / (1 + math.Exp(-a*(tanhA+tanhB*a*a)))
+	return s + a*s*(1-s)*(tanhA+3*tanhB*a*a)
 }
 
 func clamp(x, limit float64) float64 { return max(-limit, min(x, limit)) }
@@ -103,5 +147,12 @@ func normGradGo[T Float](dx, x, gain, dy []T, mean, rstd, c1, c2 T) {
 	for i := range dx {
 		hat := (x[i] - mean) * rstd
 		dx[i] = rstd * (gain[i]*dy[i] - c1 - hat*c2)
+	}
+}
+
+func rotateGo[T Float](a, b, x, y, cos, sin []T) {
+	for i, c := range cos {
+		x, y, s := x[i], y[i], sin[i]
+		a[i], b[i] = x*c-y*s, x*s+y*c
 	}
 }

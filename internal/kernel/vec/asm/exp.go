@@ -1,6 +1,9 @@
 package main
 
-import "math"
+import (
+	"math"
+	"strings"
+)
 
 var negInf = math.Inf(-1)
 
@@ -68,10 +71,68 @@ var tailCoefficients = []float64{
 
 const tailScale = 0.27
 
+// A gate is an activation that a gated linear unit may have.
+type gate struct {
+	name, index string // index is the constant of package vec
+	value       func(b *body, x *value) *value
+	// slope is the derivative. y returns the activation from what both need.
+	slope func(b *body, x *value) (slope *value, y func() *value)
+}
+
+var gates = []gate{
+	{"SiLU", "GateSiLU", siluValue, siluSlope}, {"GELUErf", "GateGELUErf", geluErfValue, geluErfSlope},
+	{"GELUTanh", "GateGELUTanh", geluTanhValue, geluTanhSlope}, {"ReLU", "GateReLU", reluValue, reluSlope},
+}
+
+func siluValue(b *body, x *value) *value {
+	one := b.register(1)
+	e := b.exp(b.limited(b.mul(x, b.constant(-1))), nil)
+	return b.mul(x, b.div(one, b.add(e, one)))
+}
+
+func siluSlope(b *body, x *value) (slope *value, y func() *value) {
+	const limit = 80 // within 1e-32 of 0 or 1 beyond, and e still finite
+	one := b.register(1)
+	a := b.max(b.register(-limit), b.min(b.register(limit), x))
+	e := b.exp(b.mul(a, b.constant(-1)), nil)
+	s := b.div(one, b.add(e, one))
+	slope = b.mul(a, b.mul(e, s)) // 1-σ = e·σ, without the cancellation
+	return b.fma(slope, s, s), func() *value { return b.mul(x, s) }
+}
+
+func geluErfValue(b *body, x *value) *value {
+	_, density, tail := b.normal(x)
+	return b.mul(x, b.mirrored(x, b.mul(density, tail)))
+}
+
+func geluErfSlope(b *body, x *value) (slope *value, y func() *value) {
+	a, density, tail := b.normal(x)
+	q := b.mul(density, b.fnma(a, b.constant(1/math.Sqrt(2*math.Pi)), tail)) // Φ(-a) - a·φ(a)
+	return b.mirrored(x, q), func() *value { return b.mul(x, b.mirrored(x, b.mul(density, tail))) }
+}
+
+func geluTanhValue(b *body, x *value) *value {
+	_, _, _, s := b.tanhGate(x, 12) // 0 or 1 beyond, in float32
+	return b.mul(x, s)
+}
+
+func geluTanhSlope(b *body, x *value) (slope *value, y func() *value) {
+	a, square, e, s := b.tanhGate(x, 9.5) // within 1e-30 of 0 or 1 beyond, and e still finite
+	slope = b.mul(b.poly(square, tanhA, 3*tanhB), a)
+	slope = b.mul(slope, b.mul(e, s)) // 1-σ = e·σ, without the cancellation
+	return b.fma(slope, s, s), func() *value { return b.mul(x, s) }
+}
+
+func reluValue(b *body, x *value) *value { return b.keepIf(notLess, x, b.zero(), x) }
+
+func reluSlope(b *body, x *value) (slope *value, y func() *value) {
+	return b.keepIf(notLessOrEqual, x, b.zero(), b.register(1)), func() *value { return reluValue(b, x) }
+}
+
 // activations are the kernels that need an exponential.
 func activations() []kernel {
 	twoOf := [2]int{2, 2}
-	return []kernel{
+	list := []kernel{
 		{name: "expSubSum", params: "y, x []T, scale, m T", result: "float64", unroll: twoOf, only32: true,
 			finish: func(f *function) {
 				f.returns("ret", f.results(), f.fold("sum", "VADDPD", 64), 64)
@@ -81,29 +142,41 @@ func activations() []kernel {
 				b.store("y", e)
 				b.accumulateWide(b.accumulator("sum", nil), b.present(e, nil))
 			}},
-		{name: "geluErf", params: "y, x []T", unroll: twoOf, only32: true, body: func(b *body) {
-			x := b.load("x")
-			_, density, tail := b.normal(x)
-			b.store("y", b.mul(x, b.mirrored(x, b.mul(density, tail))))
+	}
+	for _, g := range gates {
+		list = append(list, g.kernels(twoOf)...)
+	}
+	return list
+}
+
+// kernels are the activation, unless it takes no exponential and is among the arithmetic, and those
+// of the gated linear unit.
+func (g gate) kernels(unroll [2]int) []kernel {
+	name := strings.ToLower(g.name[:4]) + g.name[4:]
+	plain := []kernel{
+		{name: name, params: "y, x []T", unroll: unroll, only32: true, body: func(b *body) {
+			b.store("y", g.value(b, b.load("x")))
 		}},
-		{name: "geluErfGrad", params: "dx, x, dy []T", unroll: twoOf, only32: true, body: func(b *body) {
-			x := b.load("x")
-			a, density, tail := b.normal(x)
-			q := b.mul(density, b.fnma(a, b.constant(1/math.Sqrt(2*math.Pi)), tail)) // Φ(-a) - a·φ(a)
-			b.store("dx", b.mul(b.mirrored(x, q), b.load("dy")))
-		}},
-		{name: "geluTanh", params: "y, x []T", unroll: twoOf, only32: true, body: func(b *body) {
-			x := b.load("x")
-			_, _, _, s := b.tanhGate(x, 12) // 0 or 1 beyond, in float32
-			b.store("y", b.mul(x, s))
-		}},
-		{name: "geluTanhGrad", params: "dx, x, dy []T", unroll: twoOf, only32: true, body: func(b *body) {
-			a, square, e, s := b.tanhGate(b.load("x"), 9.5) // within 1e-30 of 0 or 1 beyond, and e still finite
-			slope := b.mul(b.poly(square, tanhA, 3*tanhB), a)
-			slope = b.mul(slope, b.mul(e, s)) // 1-σ = e·σ, without the cancellation
-			b.store("dx", b.mul(b.fma(slope, s, s), b.load("dy")))
+		{name: name + "Grad", params: "dx, x, dy []T", unroll: unroll, only32: true, body: func(b *body) {
+			slope, _ := g.slope(b, b.load("x"))
+			b.store("dx", b.mul(slope, b.load("dy")))
 		}},
 	}
+	if g.name == "ReLU" {
+		plain = nil
+	}
+	return append(plain,
+		kernel{name: "glu" + g.name, at: "glu[" + g.index + "]", params: "y, x, up []T", unroll: unroll, only32: true, body: func(b *body) {
+			b.store("y", b.mul(g.value(b, b.load("x")), b.load("up")))
+		}},
+		kernel{name: "glu" + g.name + "Grad", at: "gluGrad[" + g.index + "]", params: "dx, dup, x, up, dy []T", unroll: [2]int{unroll[0], 1}, only32: true,
+			body: func(b *body) {
+				slope, y := g.slope(b, b.load("x"))
+				dy := b.load("dy")
+				dx := b.mul(slope, b.mul(dy, b.load("up")))
+				b.store("dup", b.mul(y(), dy))
+				b.store("dx", dx)
+			}})
 }
 
 // functions are elementary functions.

@@ -26,6 +26,7 @@ var (
 // A kernel describes a function of package vec for every instruction set and element type.
 type kernel struct {
 	name    string            // of the field of the table; a trailing number is an index into it
+	at      string            // the field of the table, if it is not of that name
 	params  string            // Go parameter list, T being the element type; the first slice gives the number of elements
 	result  string            // Go type, or empty
 	unroll  [2]int            // vectors side by side with 32 registers, of AVX-512 and NEON, and on AVX2
@@ -39,6 +40,9 @@ type kernel struct {
 
 // field is the expression of the kernel in a table.
 func (k kernel) field() string {
+	if k.at != "" {
+		return k.at
+	}
 	if last := k.name[len(k.name)-1]; last >= '2' && last <= '8' && strings.HasPrefix(k.name, "treeSum") {
 		return k.name[:len(k.name)-1] + "[" + string(last) + "]"
 	}

@@ -235,6 +235,12 @@ func rows() []kernel {
 		{name: "norm", params: "y, x, gain, bias []T, mean, rstd T", unroll: [2]int{4, 2}, body: func(b *body) {
 			b.store("y", b.fma(hat(b), b.load("gain"), b.load("bias")))
 		}},
+		{name: "rotate", params: "a, b, x, y, cos, sin []T", unroll: [2]int{2, 1}, body: func(b *body) {
+			x, y, cos, sin := b.load("x"), b.load("y"), b.load("cos"), b.load("sin")
+			first, second := b.fms(x, cos, b.mul(y, sin)), b.fma(x, sin, b.mul(y, cos))
+			b.store("a", first)
+			b.store("b", second)
+		}},
 		{name: "normPlain", params: "y, x, gain []T, mean, rstd T", unroll: [2]int{4, 2}, body: func(b *body) {
 			b.store("y", b.mul(hat(b), b.load("gain")))
 		}},
