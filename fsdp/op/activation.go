@@ -3,6 +3,7 @@ package op
 import (
 	"gorgonia.org/gorgonia"
 
+	"github.com/gofsdp/gofsdp/internal/kernel/vec"
 	"github.com/gofsdp/gofsdp/internal/ops"
 )
 
@@ -13,6 +14,28 @@ func GELU(x *gorgonia.Node) (*gorgonia.Node, error) { return ops.GELU(x) }
 // GELUTanh returns the tanh approximation of GELU for x [...], 0.5x(1 + tanh(sqrt(2/π)(x +
 // 0.044715x³))).
 func GELUTanh(x *gorgonia.Node) (*gorgonia.Node, error) { return ops.GELUTanh(x) }
+
+// SiLU returns x·σ(x) for x [...], σ(x) = 1/(1 + e⁻ˣ): the sigmoid linear unit, or swish (Elfwing et
+// al., 2017, arXiv:1702.03118).
+func SiLU(x *gorgonia.Node) (*gorgonia.Node, error) { return ops.SiLU(x) }
+
+// SwiGLU returns silu(gate)·up, element by element, for gate and up [..., d]: the gated linear unit of
+// Llama (Shazeer, 2020, arXiv:2002.05202). With up nil, gate is [..., 2*d], and its rows hold gate and
+// up one after the other, as one product makes them. It is one pass over memory in each direction.
+func SwiGLU(gate, up *gorgonia.Node) (*gorgonia.Node, error) { return ops.GLU(vec.GateSiLU, gate, up) }
+
+// GEGLU is [SwiGLU] with [GELU].
+func GEGLU(gate, up *gorgonia.Node) (*gorgonia.Node, error) {
+	return ops.GLU(vec.GateGELUErf, gate, up)
+}
+
+// GEGLUTanh is [SwiGLU] with [GELUTanh], as T5 v1.1 has it.
+func GEGLUTanh(gate, up *gorgonia.Node) (*gorgonia.Node, error) {
+	return ops.GLU(vec.GateGELUTanh, gate, up)
+}
+
+// ReGLU is [SwiGLU] with [ReLU].
+func ReGLU(gate, up *gorgonia.Node) (*gorgonia.Node, error) { return ops.GLU(vec.GateReLU, gate, up) }
 
 // ReLU returns max(x, 0) for x [...].
 func ReLU(x *gorgonia.Node) (*gorgonia.Node, error) { return ops.ReLU(x) }

@@ -77,6 +77,10 @@ type Row struct {
 	BF16Scratch func(o *Op) int
 	Split       Split
 
+	// Constant is for results that depend on attributes and shapes only. They are computed when a
+	// program is compiled, and live as long. The kernels get no arguments.
+	Constant bool
+
 	View       bool // the result is memory of argument 0; programs do not run the kernels
 	Cheap      bool // cheaper to compute again than to keep
 	InPlace    bool // the result may be written over argument 0

@@ -277,7 +277,7 @@ func differentiable(op G.Op, arity int) []bool {
 
 // children returns n's arguments in order. Sizes are not among them: they are known.
 func children(g *G.ExprGraph, n *G.Node) []*G.Node {
-	if constSize(n) != nil {
+	if constSize(n) != nil || isTable(n) {
 		return nil
 	}
 	kids := arguments(g, n)
@@ -297,7 +297,13 @@ func arguments(g *G.ExprGraph, n *G.Node) []*G.Node {
 	return kids
 }
 
-func isConst(n *G.Node) bool { return constValue(n) != nil }
+func isConst(n *G.Node) bool { return constValue(n) != nil || isTable(n) }
+
+// isTable tells whether n is an operation whose result is constant.
+func isTable(n *G.Node) bool {
+	op, ours := n.Op().(*Op)
+	return ours && op.Constant
+}
 
 // constValue returns the value of a constant, or nil if n is none.
 func constValue(n *G.Node) G.Value {
@@ -328,7 +334,7 @@ func (tr *trace) structure() []string {
 			text = append(text, role[n])
 		case tr.consts[n] != "":
 			text = append(text, tr.consts[n])
-		case isConst(n):
+		case constValue(n) != nil:
 			text = append(text, fmt.Sprintf("const %v %v", n.Dtype(), constValue(n)))
 		default:
 			text = append(text, fmt.Sprintf("%v%v", n.Op(), n.Shape()))

@@ -11,6 +11,12 @@ func ReLU[T Float](y, x []T) { vec.ReLU(y, x) }
 // ReLUGrad computes dx = dy where x > 0, else 0.
 func ReLUGrad[T Float](dx, x, dy []T) { vec.ReLUGrad(dx, x, dy) }
 
+// SiLU computes y = x·σ(x) = x/(1 + e⁻ˣ) (Elfwing et al. 2017, https://arxiv.org/abs/1702.03118).
+func SiLU[T Float](y, x []T) { vec.SiLU(y, x) }
+
+// SiLUGrad is the gradient of [SiLU] at x.
+func SiLUGrad[T Float](dx, x, dy []T) { vec.SiLUGrad(dx, x, dy) }
+
 // GELU computes y = x·Φ(x) = x/2·(1 + erf(x/√2)) (Hendrycks and Gimpel 2016,
 // https://arxiv.org/abs/1606.08415).
 func GELU[T Float](y, x []T) { vec.GELUErf(y, x) }

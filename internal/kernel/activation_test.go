@@ -6,6 +6,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
+
+	"github.com/gofsdp/gofsdp/internal/kernel/vec"
 )
 
 func TestActivations(t *testing.T) {
@@ -23,6 +25,7 @@ func checkActivationTwins[T Float](t *rapid.T) {
 		twin    func(y, x []float64)
 		slope   func(dx, x, dy []float64)
 	}{
+		{"silu", SiLU[T], SiLUGrad[T], NaiveSiLU, NaiveSiLUGrad},
 		{"relu", ReLU[T], ReLUGrad[T], NaiveReLU, NaiveReLUGrad},
 		{"gelu", GELU[T], GELUGrad[T], NaiveGELU, NaiveGELUGrad},
 		{"gelu tanh", GELUTanh[T], GELUTanhGrad[T], NaiveGELUTanh, NaiveGELUTanhGrad},
@@ -44,6 +47,29 @@ func checkActivationTwins[T Float](t *rapid.T) {
 		requireBits(t, f.name+" gradient over x", dx, overX)
 		requireBits(t, f.name+" gradient over dy", dx, overDy)
 	}
+}
+
+func TestGLU(t *testing.T) { both(t, checkGLUTwin[float32], checkGLUTwin[float64]) }
+
+func checkGLUTwin[T Float](t *rapid.T) {
+	src := newSource[T](t)
+	n, gate := rapid.IntRange(0, 70).Draw(t, "n"), rapid.SampledFrom([]vec.Gate{vec.GateSiLU, vec.GateGELUErf, vec.GateGELUTanh, vec.GateReLU}).Draw(t, "gate")
+	x, up, dy := src.normal(n), src.normal(n), src.normal(n)
+	y, dx, dup := garbage[T](n), garbage[T](n), garbage[T](n)
+	vec.GLU(gate, y, x, up)
+	vec.GLUGrad(gate, dx, dup, x, up, dy)
+	want, wantX, wantUp := make([]float64, n), make([]float64, n), make([]float64, n)
+	NaiveGLU(gate, want, wide(x), wide(up))
+	NaiveGLUGrad(gate, wantX, wantUp, wide(x), wide(up), wide(dy))
+	requireClose(t, "y", want, y)
+	requireClose(t, "dx", wantX, dx)
+	requireClose(t, "dup", wantUp, dup)
+	overX, overUp := clone(x), src.normal(n)
+	wantX, wantUp = make([]float64, n), make([]float64, n)
+	NaiveGLUGrad(gate, wantX, wantUp, wide(overX), wide(overUp), wide(y))
+	vec.GLUGrad(gate, overX, overUp, overX, overUp, y)
+	requireClose(t, "dx over x", wantX, overX)
+	requireClose(t, "dup over up", wantUp, overUp)
 }
 
 // The mask depends on positions alone: any cut of a tensor drops the same elements, and on the

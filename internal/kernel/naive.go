@@ -3,6 +3,8 @@ package kernel
 import (
 	"math"
 	"slices"
+
+	"github.com/gofsdp/gofsdp/internal/kernel/vec"
 )
 
 // The naive twins: each kernel written as its formula reads, in float64, with the arguments of the
@@ -321,8 +323,38 @@ func NaiveEmbeddingGrad(dtable, dy []float64, idx []int, _, d int, acc bool) {
 	}
 }
 
+// NaiveRope is the twin of [Rope]: the product of pairs with matrices of rotation.
+func NaiveRope(y, x, table []float64, positions []int, n, d, first, t int, r Rotary, inverse bool) {
+	copy(y, x[:n*d])
+	for i := range n {
+		p := (first + i) % t
+		if positions != nil {
+			p = positions[i]
+		}
+		for j := range r.Heads * r.Dims / 2 {
+			head, k := j/(r.Dims/2), j%(r.Dims/2)
+			a, b := i*d+head*r.HeadDim+k, i*d+head*r.HeadDim+k+r.Dims/2
+			if r.Interleaved {
+				a += k
+				b = a + 1
+			}
+			angle := math.Atan2(table[p*r.Dims+r.Dims/2+k], table[p*r.Dims+k])
+			if inverse {
+				angle = -angle
+			}
+			u, v := x[a], x[b]
+			y[a], y[b] = u*math.Cos(angle)-v*math.Sin(angle), u*math.Sin(angle)+v*math.Cos(angle)
+		}
+	}
+}
+
 // The twins of the activations, and of their gradients.
 var (
+	NaiveSiLU     = naiveEach(func(x float64) float64 { return x * naiveSigmoid(x) })
+	NaiveSiLUGrad = naiveSlope(func(x float64) float64 {
+		s := naiveSigmoid(x)
+		return s + x*s*(1-s)
+	})
 	NaiveReLU     = naiveEach(func(x float64) float64 { return max(x, 0) })
 	NaiveReLUGrad = naiveSlope(func(x float64) float64 { return max(math.Copysign(1, x), 0) })
 	NaiveGELU     = naiveEach(func(x float64) float64 { return x / 2 * (1 + math.Erf(x/math.Sqrt2)) })
@@ -335,6 +367,36 @@ var (
 		return (1+tanh)/2 + x/2*(1-tanh*tanh)*math.Sqrt(2/math.Pi)*(1+3*0.044715*x*x)
 	})
 )
+
+func naiveSigmoid(x float64) float64 { return 1 / (1 + math.Exp(-x)) }
+
+// naiveGates are the activations of gated linear units, with their gradients.
+var naiveGates = map[vec.Gate]struct {
+	f    func(y, x []float64)
+	grad func(dx, x, dy []float64)
+}{
+	vec.GateSiLU: {NaiveSiLU, NaiveSiLUGrad}, vec.GateGELUErf: {NaiveGELU, NaiveGELUGrad},
+	vec.GateGELUTanh: {NaiveGELUTanh, NaiveGELUTanhGrad}, vec.GateReLU: {NaiveReLU, NaiveReLUGrad},
+}
+
+// NaiveGLU is the twin of [vec.GLU].
+func NaiveGLU(gate vec.Gate, y, x, up []float64) {
+	naiveGates[gate].f(y, x)
+	for i := range y {
+		y[i] *= up[i]
+	}
+}
+
+// NaiveGLUGrad is the twin of [vec.GLUGrad].
+func NaiveGLUGrad(gate vec.Gate, dx, dup, x, up, dy []float64) {
+	g := naiveGates[gate]
+	g.f(dup, x)
+	g.grad(dx, x, dy)
+	for i := range dx {
+		dup[i] *= dy[i]
+		dx[i] *= up[i]
+	}
+}
 
 func tanhArgument(x float64) float64 { return math.Sqrt(2/math.Pi) * (x + 0.044715*x*x*x) }
 

@@ -24,6 +24,12 @@ func GELUTanh(x *G.Node) (*G.Node, error) { return geluTanh.Apply(nil, x) }
 var geluTanh, geluTanhGrad = activation(KindGELUTanh, KindGELUTanhGrad, "x/2·(1 + tanh(√(2/π)·(x + 0.044715·x³)))", 9,
 	kernel.GELUTanh, kernel.GELUTanh, kernel.NaiveGELUTanh, kernel.GELUTanhGrad, kernel.GELUTanhGrad, kernel.NaiveGELUTanhGrad)
 
+// SiLU is op.SiLU.
+func SiLU(x *G.Node) (*G.Node, error) { return silu.Apply(nil, x) }
+
+var silu, siluGrad = activation(KindSiLU, KindSiLUGrad, "x/(1 + e⁻ˣ)", 4,
+	kernel.SiLU, kernel.SiLU, kernel.NaiveSiLU, kernel.SiLUGrad, kernel.SiLUGrad, kernel.NaiveSiLUGrad)
+
 // ReLU is op.ReLU.
 func ReLU(x *G.Node) (*G.Node, error) { return relu.Apply(nil, x) }
 

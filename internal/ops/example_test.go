@@ -135,12 +135,39 @@ func ExampleTable() {
 	// gelu tanh grad: x, dy
 	//     -> dx [...]
 	//     dy times the slope of gelu tanh at x
+	// silu: x [...]
+	//     -> y [...]
+	//     x/(1 + e⁻ˣ)
+	// silu grad: x, dy
+	//     -> dx [...]
+	//     dy times the slope of silu at x
 	// relu: x [...]
 	//     -> y [...]
 	//     max(x, 0)
 	// relu grad: x, dy
 	//     -> dx [...]
 	//     dy times the slope of relu at x
+	// glu (ops.Gated): gate [...], up [...]
+	//     -> y [...]
+	//     act(gate)·up
+	// glu grad (ops.Gated): gate, up, dy
+	//     -> dgate [...] | dup [...]
+	//     dy·up times the slope of act at gate, and dy·act(gate)
+	// packed glu (ops.Gated): x [... 2*d]
+	//     -> y [... d]
+	//     act(gate)·up, of gate and up one after the other in each row of x
+	// packed glu grad (ops.Gated): x, dy
+	//     -> dx [... 2*d]
+	//     the gradients of packed glu, one after the other in each row
+	// angles (ops.Angles): x [... T d]
+	//     -> table f32 [rows dims]
+	//     in row p the cosines of the angles of position p, and then the sines
+	// rope (kernel.Rotary): x [... T d], table f32 [rows dims], positions? int [... T]
+	//     -> y [... T d]
+	//     pairs (u, v) of columns become (u·cos - v·sin, u·sin + v·cos), by the row of table for their position
+	// rope grad (kernel.Rotary): dy, table f32, positions? int
+	//     -> dx [... T d]
+	//     the pairs of dy, turned back
 	// scale (ops.Factor): x [...]
 	//     -> y [...]
 	//     c·x

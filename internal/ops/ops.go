@@ -46,8 +46,17 @@ const (
 	KindGELUGrad         exec.Kind = "gelu grad"
 	KindGELUTanh         exec.Kind = "gelu tanh"
 	KindGELUTanhGrad     exec.Kind = "gelu tanh grad"
+	KindSiLU             exec.Kind = "silu"
+	KindSiLUGrad         exec.Kind = "silu grad"
 	KindReLU             exec.Kind = "relu"
 	KindReLUGrad         exec.Kind = "relu grad"
+	KindGLU              exec.Kind = "glu"
+	KindGLUGrad          exec.Kind = "glu grad"
+	KindPackedGLU        exec.Kind = "packed glu"
+	KindPackedGLUGrad    exec.Kind = "packed glu grad"
+	KindAngles           exec.Kind = "angles"
+	KindRope             exec.Kind = "rope"
+	KindRopeGrad         exec.Kind = "rope grad"
 	KindScale            exec.Kind = "scale"
 	KindDropout          exec.Kind = "dropout"
 	KindEmbedding        exec.Kind = "embedding"
@@ -64,7 +73,8 @@ func Table() []*exec.Row {
 		linear, addLinear, linearGradX, linearGradW, linearGradB, attention, attentionGrad,
 		sdpa, sdpaGrad, sdpaBias, sdpaBiasGrad, relative, relativeGrad,
 		layerNorm, layerNormGrad, rmsNorm, rmsNormGrad, batchStats, batchNorm, batchNormGrad,
-		gelu, geluGrad, geluTanh, geluTanhGrad, relu, reluGrad, scale, dropout,
+		gelu, geluGrad, geluTanh, geluTanhGrad, silu, siluGrad, relu, reluGrad,
+		glu, gluGrad, packedGLU, packedGLUGrad, angles, rope, ropeGrad, scale, dropout,
 		embedding, embeddingGrad, positions, positionsGrad, crossEntropy, crossEntropyGrad,
 	})
 }

@@ -56,6 +56,50 @@ func Binary(f func(z, x, y []float32), z, x, y []half.BFloat16, scratch []float3
 	}
 }
 
+// GLUGradScratch is the scratch of [GLUGrad].
+const GLUGradScratch = 3 * wideBlock
+
+// GLUGrad is [vec.GLUGrad]. dx may be x or dy, and dup may be up.
+func GLUGrad(gate vec.Gate, dx, dup, x, up, dy []half.BFloat16, scratch []float32) {
+	check("GLUGrad", "dx", len(dx), len(x))
+	check("GLUGrad", "dup", len(dup), len(x))
+	check("GLUGrad", "up", len(up), len(x))
+	check("GLUGrad", "dy", len(dy), len(x))
+	check("GLUGrad", "scratch", len(scratch), GLUGradScratch)
+	for lo := 0; lo < len(x); lo += wideBlock {
+		hi := min(lo+wideBlock, len(x))
+		a, b, d := scratch[:hi-lo], scratch[wideBlock:][:hi-lo], scratch[2*wideBlock:][:hi-lo]
+		half.Widen(a, x[lo:hi])
+		half.Widen(b, up[lo:hi])
+		half.Widen(d, dy[lo:hi])
+		vec.GLUGrad(gate, a, b, a, b, d)
+		half.Narrow(dx[lo:hi], a)
+		half.Narrow(dup[lo:hi], b)
+	}
+}
+
+// RopeScratch is the scratch of [Rope] for rows of d columns.
+func RopeScratch(d int) int { return d }
+
+// Rope is [kernel.Rope]. y may be x.
+func Rope(y, x []half.BFloat16, table []float32, positions []int, n, d, first, t int, r kernel.Rotary, inverse bool, scratch []float32) {
+	check("Rope", "x", len(x), n*d)
+	check("Rope", "y", len(y), n*d)
+	check("Rope", "scratch", len(scratch), RopeScratch(d))
+	width := r.Heads * r.HeadDim
+	row := scratch[:width]
+	for i := range n {
+		half.Widen(row, x[i*d:])
+		at, one := first+i, positions
+		if positions != nil {
+			one = positions[i : i+1]
+		}
+		kernel.Rope(row, row, table, one, 1, width, at, t, r, inverse)
+		half.Narrow(y[i*d:][:width], row)
+		copy(y[i*d+width:(i+1)*d], x[i*d+width:])
+	}
+}
+
 // Dropout is [kernel.Dropout], of which it drops the same elements.
 func Dropout(y, x []half.BFloat16, seed, base uint64, rate float64, scratch []float32) {
 	check("Dropout", "y", len(y), len(x))

@@ -100,6 +100,45 @@ func TestBinary(t *testing.T) {
 	})
 }
 
+func TestGLUGrad(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		src, n := newSource(t), length(t)
+		x, wideX := src.values(n)
+		up, wideUp := src.values(n)
+		dy, wideDy := src.values(n)
+		wantX, wantUp, dx, dup := wideGarbage(n), wideGarbage(n), garbage(n), garbage(n)
+		vec.GLUGrad(vec.GateSiLU, wantX, wantUp, wideX, wideUp, wideDy)
+		GLUGrad(vec.GateSiLU, dx, dup, x, up, dy, wideGarbage(GLUGradScratch))
+		require.Equal(t, rounded(wantX), dx)
+		require.Equal(t, rounded(wantUp), dup)
+		GLUGrad(vec.GateSiLU, x, up, x, up, dy, wideGarbage(GLUGradScratch))
+		require.Equal(t, dx, x, "in place")
+		require.Equal(t, dup, up, "in place")
+	})
+}
+
+func TestRope(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		src, n, first := newSource(t), rapid.IntRange(0, 9).Draw(t, "n"), rapid.IntRange(0, 9).Draw(t, "first")
+		r := kernel.Rotary{Heads: 2, HeadDim: 7, Dims: 6, Interleaved: rapid.Bool().Draw(t, "interleaved")}
+		const d, rows = 17, 4
+		var positions []int
+		if rapid.Bool().Draw(t, "positions") {
+			positions = make([]int, n)
+			for i := range positions {
+				positions[i] = (3*i + first) % rows
+			}
+		}
+		x, wideX := src.values(n * d)
+		table, want, y := src.normal(rows*r.Dims), wideGarbage(n*d), garbage(n*d)
+		kernel.Rope(want, wideX, table, positions, n, d, first, rows, r, false)
+		Rope(y, x, table, positions, n, d, first, rows, r, false, wideGarbage(RopeScratch(d)))
+		require.Equal(t, rounded(want), y)
+		Rope(x, x, table, positions, n, d, first, rows, r, false, wideGarbage(RopeScratch(d)))
+		require.Equal(t, y, x, "in place")
+	})
+}
+
 func TestDropout(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		x, wide := newSource(t).values(length(t))

@@ -1,0 +1,59 @@
+package kernel
+
+import "github.com/gofsdp/gofsdp/internal/kernel/vec"
+
+// Rotary says which columns of a row are turned by [Rope], and in which pairs. The row begins with
+// Heads heads of HeadDim columns. Of each head the first Dims, an even number, are turned.
+type Rotary struct {
+	Heads, HeadDim, Dims int
+	Interleaved          bool // columns 2i and 2i+1 are a pair; else columns i and i + Dims/2
+}
+
+// Rope turns pairs of columns of x [n, d] by angles that depend on the row's position: rotary
+// embeddings (Su et al. 2021, https://arxiv.org/abs/2104.09864). Row p of table [rows, Dims] holds the
+// cosines of the Dims/2 angles of position p and then the sines. positions [n] are in [0, rows), see
+// [CheckIndices]. If they are nil, those of the rows are first, first+1, … modulo t. inverse turns
+// back, which is the gradient. y may be x.
+func Rope[T Float](y, x, table []T, positions []int, n, d, first, t int, r Rotary, inverse bool) {
+	check("Rope", "x", len(x), n*d)
+	check("Rope", "y", len(y), n*d)
+	for i := range n {
+		p := (first + i) % t
+		if positions != nil {
+			p = positions[i]
+		}
+		row, from := y[i*d:(i+1)*d], x[i*d:(i+1)*d]
+		angles := table[p*r.Dims:][:r.Dims]
+		for h := range r.Heads {
+			lo, hi := h*r.HeadDim, (h+1)*r.HeadDim
+			turn(row[lo:][:r.Dims], from[lo:][:r.Dims], angles, r.Interleaved, inverse)
+			copy(row[lo+r.Dims:hi], from[lo+r.Dims:hi])
+		}
+		copy(row[r.Heads*r.HeadDim:], from[r.Heads*r.HeadDim:])
+	}
+}
+
+// turn turns the columns x of a head.
+func turn[T Float](y, x, angles []T, interleaved, inverse bool) {
+	k := len(x) / 2
+	cos, sin := angles[:k], angles[k:]
+	switch {
+	case interleaved:
+		turnNeighbours(y, x, cos, sin, inverse)
+	case inverse:
+		vec.Rotate(y[k:], y[:k], x[k:], x[:k], cos, sin)
+	default:
+		vec.Rotate(y[:k], y[k:], x[:k], x[k:], cos, sin)
+	}
+}
+
+func turnNeighbours[T Float](y, x, cos, sin []T, inverse bool) {
+	sign := T(1)
+	if inverse {
+		sign = -1
+	}
+	for i, c := range cos {
+		s, a, b := sign*sin[i], x[2*i], x[2*i+1]
+		y[2*i], y[2*i+1] = a*c-b*s, a*s+b*c
+	}
+}
