@@ -156,6 +156,7 @@ type product[T Element, P Float] struct {
 	ldc            int
 	rounded        rounded
 	packsA, packsB bool
+	panels         int // elements of a panel of b, if that is in panels; else 0
 }
 
 // rounded is the result in bfloat16, where it is wanted so: C has the sums over all ranges of k but
@@ -225,6 +226,11 @@ func (x *product[T, P]) columns(j0, j1, p0 int) {
 	}
 	t := &x.tile
 	t.k = x.depth(x.k)
+	if x.panels > 0 {
+		t.b, t.bstep, t.bpanel = steps[P](x.b.data[j0/x.nr*x.panels+p0*x.nr:]), x.nr, x.panels
+		x.strips(j0, j1, p0)
+		return
+	}
 	if direct > j0 {
 		t.b, t.bstep, t.bpanel = steps[P](x.b.from(j0, p0)), x.b.step, x.nr
 		x.strips(j0, direct, p0)
