@@ -40,7 +40,12 @@ func RMSNormGradRow[T Float](dx, dgain, x, gain, dy []T, rstd T) {
 	normGrad(dx, x, gain, dy, 0, rstd, 0, s2)
 }
 
-// normGradSums adds dy·x̂ to dgain and returns Σg and Σg·x̂, accumulated in float64.
+// NormGradSums adds dy·x̂ to dgain and returns Σg and Σg·x̂, accumulated in float64, with x̂ and g as
+// for [NormGradRow].
+func NormGradSums[T Float](dgain, x, gain, dy []T, mean, rstd T) (s1, s2 float64) {
+	return normGradSums("NormGradSums", dgain, x, gain, dy, mean, rstd)
+}
+
 func normGradSums[T Float](op string, dgain, x, gain, dy []T, mean, rstd T) (s1, s2 float64) {
 	same(op, len(x), len(dgain), len(gain), len(dy))
 	k := table[T]()
@@ -53,10 +58,16 @@ func normGradSums[T Float](op string, dgain, x, gain, dy []T, mean, rstd T) (s1,
 }
 
 func normGrad[T Float](dx, x, gain, dy []T, mean, rstd T, s1, s2 float64) {
-	same("NormGradRow", len(x), len(dx))
-	k, n := table[T](), float64(len(x))
+	n := float64(len(x))
+	NormGrad(dx, x, gain, dy, mean, rstd, T(s1/n), T(s2/n))
+}
+
+// NormGrad sets dx = rstd·(g - m1 - x̂·m2), with x̂ and g as for [NormGradRow]. dx may be x or dy.
+func NormGrad[T Float](dx, x, gain, dy []T, mean, rstd, m1, m2 T) {
+	same("NormGrad", len(x), len(dx), len(gain), len(dy))
+	k := table[T]()
 	for i := 0; i < len(x); i += piece {
 		j := min(i+piece, len(x))
-		k.normGrad(dx[i:j], x[i:j], gain[i:j], dy[i:j], mean, rstd, T(s1/n), T(s2/n))
+		k.normGrad(dx[i:j], x[i:j], gain[i:j], dy[i:j], mean, rstd, m1, m2)
 	}
 }
