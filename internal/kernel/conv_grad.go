@@ -74,7 +74,7 @@ func ConvGradX[T Float](c *Context, g Conv, dx, dy, w, scratch []T) {
 		for u := lo; u < hi; u++ {
 			group, b := u/k.blocks()/g.Batch, u/k.blocks()%g.Batch
 			if group != packed {
-				turn(g, a, w[group*out*g.filter():], y, x)
+				swapped(g, a, w[group*out*g.filter():], y, x)
 				packed = group
 			}
 			r0, r1 := k.rows(u % k.blocks())
@@ -103,9 +103,9 @@ func (p planes[T]) applyTo(w *gemm.Workspace, m int, a, panels, out []T, ld int)
 	}
 }
 
-// turn sets a [In/Groups, Out/Groups·taps] to the elements of a group's filters w that two phases
+// swapped sets a [In/Groups, Out/Groups·taps] to the elements of a group's filters w that two phases
 // have.
-func turn[T Float](g Conv, a, w []T, y, x phase) {
+func swapped[T Float](g Conv, a, w []T, y, x phase) {
 	i, filter, out := 0, g.filter(), g.Out/g.Groups
 	for c := range g.In / g.Groups {
 		for o := range out {
