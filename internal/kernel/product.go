@@ -1,0 +1,124 @@
+package kernel
+
+import "github.com/gofsdp/gofsdp/internal/kernel/gemm"
+
+// MaxAxes is how many axes a tensor has at most.
+const MaxAxes = 32
+
+// An Order is a permutation of axes, one byte for each: axis i of what is read is axis Order[i] of
+// the tensor in memory. An empty one leaves them as they are.
+type Order string
+
+// At returns the axis in memory of axis i.
+func (o Order) At(i int) int {
+	if o == "" {
+		return i
+	}
+	return int(o[i])
+}
+
+// A Layout is a tensor in memory, row-major, whose axes are read in some order.
+type Layout struct {
+	Shape []int
+	Order Order
+}
+
+// axis returns the length of axis i of what is read, and the distance of its elements.
+func (l Layout) axis(i int) (n, stride int) {
+	at := l.Order.At(i)
+	stride = 1
+	for _, d := range l.Shape[at+1:] {
+		stride *= d
+	}
+	return l.Shape[at], stride
+}
+
+// matrix returns the matrix in the last two axes that begins at element 0.
+func (l Layout) matrix() (m matrix) {
+	r := len(l.Shape)
+	m.rows, m.down = l.axis(r - 2)
+	m.columns, m.right = l.axis(r - 1)
+	return m
+}
+
+// matrix says where the elements of a matrix lie: one of the distances between rows and between
+// columns is 1.
+type matrix struct{ rows, columns, down, right int }
+
+func (m matrix) transposed() matrix { return matrix{m.columns, m.rows, m.right, m.down} }
+
+// stored tells whether a matrix is stored transposed, and the leading dimension that it has there.
+func (m matrix) stored() (trans bool, ld int) {
+	if m.right == 1 && (m.down >= m.columns || m.rows == 1) {
+		return false, max(m.down, m.columns)
+	}
+	return true, max(m.right, m.rows)
+}
+
+// Product computes the products y = a·b of the matrices in the last two axes of what is read of a
+// [..., m, k] and b [..., k, n] and written to y [..., m, n], or adds them. The last axis in memory
+// of each must be one of those two. Threads share the matrices, or each of them where there are few.
+func Product[T, Y Element](c *Context, y []Y, a, b []T, yl, al, bl Layout, acc bool) {
+	check("Product", "y", len(y), numel(yl.Shape))
+	check("Product", "a", len(a), numel(al.Shape))
+	check("Product", "b", len(b), numel(bl.Shape))
+	ym, am, bm := yl.matrix(), al.matrix(), bl.matrix()
+	part, parts, count := c.part, max(1, c.parts), len(y)/(ym.rows*ym.columns)
+	lo, hi := 0, count
+	if count >= parts {
+		lo, hi = c.Share(count, 1)
+		part, parts = 0, 1
+	}
+	var beta float64
+	if acc {
+		beta = 1
+	}
+	if trans, _ := ym.stored(); trans { // yᵀ = bᵀ·aᵀ
+		a, b, al, bl = b, a, bl, al
+		ym, am, bm = ym.transposed(), bm.transposed(), am.transposed()
+	}
+	i0, i1, j0, j1 := gemm.Split[T](ym.rows, ym.columns, part, parts)
+	if i0 == i1 || j0 == j1 {
+		return
+	}
+	transA, lda := am.stored()
+	transB, ldb := bm.stored()
+	_, ldy := ym.stored()
+	for i := lo; i < hi; i++ {
+		gemm.Gemm(&c.gemm, transA, transB, i1-i0, j1-j0, am.columns, 1, a[al.lead(i)+i0*am.down:], lda,
+			b[bl.lead(i)+j0*bm.right:], ldb, beta, y[yl.lead(i)+i0*ym.down+j0*ym.right:], ldy)
+	}
+}
+
+// lead returns where the matrix of index i over the leading axes begins.
+func (l Layout) lead(i int) (at int) {
+	for axis := len(l.Shape) - 3; axis >= 0; axis-- {
+		n, stride := l.axis(axis)
+		at += i % n * stride
+		i /= n
+	}
+	return at
+}
+
+// NaiveProduct is the twin of [Product].
+func NaiveProduct(_ *Context, y, a, b []float64, yl, al, bl Layout, acc bool) {
+	ym, am, bm := yl.matrix(), al.matrix(), bl.matrix()
+	for i := range y {
+		batch, row, column := i/ym.columns/ym.rows, i/ym.columns%ym.rows, i%ym.columns
+		at := yl.lead(batch) + row*ym.down + column*ym.right
+		if !acc {
+			y[at] = 0
+		}
+		for k := range am.columns {
+			y[at] += a[al.lead(batch)+row*am.down+k*am.right] * b[bl.lead(batch)+k*bm.down+column*bm.right]
+		}
+	}
+}
+
+func numel(shape []int) int {
+	n := 1
+	for _, d := range shape {
+		n *= d
+	}
+	return n
+}
