@@ -68,10 +68,10 @@ func TestErrors(t *testing.T) {
 		"pooling": {func(m *net) {
 			m.pred = G.Must(G.MaxPool2D(image(m), tensor.Shape{2, 2}, []int{0, 0}, []int{2, 2}))
 		}, []string{`call "w"`, "node", "MaxPool", "refused", "Max over axes 3 and 5"}},
-		"softmax": {func(m *net) {
-			m.pred = G.Must(G.SoftMax(product(m)))
-			G.WithName("probabilities")(m.pred)
-		}, []string{`node "probabilities"`, "refused", "subtract the maximum first"}},
+		"named": {func(m *net) {
+			m.pred = G.Must(G.InverseSqrt(product(m)))
+			G.WithName("scale")(m.pred)
+		}, []string{`node "scale"`, "refused", "use Inverse of Sqrt"}},
 		"random numbers": {func(m *net) {
 			m.pred = G.Must(G.HadamardProd(product(m), G.GaussianRandomNode(m.g, f64, 0, 1, 2, 4)))
 		}, []string{`call "w"`, "node", "is refused: it draws from a global generator", "nn.Dropout", "as an input"}},

@@ -123,14 +123,15 @@ func mlp(dt tensor.Dtype) *net {
 }
 
 // convnet is two convolutions, the second with a stride in place of pooling, and two dense layers.
+// Behind convolutions it is smooth: a Rectify of a sum near zero goes either way in bfloat16.
 func convnet(dt tensor.Dtype) *net {
 	m := newNet(dt)
 	x, y := m.input("image", 2, 2, 6, 6), m.input("y", 2, 3)
 	w0, w1 := m.weight("conv0", 3, 2, 3, 3), m.weight("conv1", 4, 3, 3, 3)
 	w2, w3 := m.weight("fc0", 4*3*3, 5), m.weight("fc1", 5, 3)
 	one := []int{1, 1}
-	h := G.Must(G.Rectify(G.Must(G.Conv2d(x, w0, tensor.Shape{3, 3}, one, one, one))))
-	h = G.Must(G.Rectify(G.Must(G.Conv2d(h, w1, tensor.Shape{3, 3}, one, []int{2, 2}, one))))
+	h := G.Must(G.Tanh(G.Must(G.Conv2d(x, w0, tensor.Shape{3, 3}, one, one, one))))
+	h = G.Must(G.Tanh(G.Must(G.Conv2d(h, w1, tensor.Shape{3, 3}, one, []int{2, 2}, one))))
 	h = G.Must(G.Reshape(h, tensor.Shape{2, 4 * 3 * 3}))
 	h = G.Must(G.Rectify(G.Must(G.Mul(h, w2))))
 	m.squares(G.Must(G.Mul(h, w3)), y)

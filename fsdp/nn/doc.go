@@ -15,6 +15,6 @@
 //
 // The operations are fused kernels with hand-written gradients. Gorgonia's operations can stand
 // beside them in a module of one's own: see the example of the package. Those known to be wrong are
-// refused, with the reason: SoftMax, Dropout and random nodes, BatchNorm, GroupNorm, pooling, CTC
-// loss, ByIndices, Sparsemax, YOLO, outer products, InverseSqrt, Log2, some convolutions.
+// refused, with the reason: Dropout and random nodes, BatchNorm, GroupNorm, pooling, CTC loss,
+// Sparsemax, YOLO, InverseSqrt, Log2, some convolutions.
 package nn

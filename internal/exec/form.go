@@ -65,6 +65,9 @@ func (g *graph) lower(n *G.Node, op *Op, args []*G.Node) lowering {
 		whole = whole && (!rule.isPacked() || f.Tail > 0)
 	}
 	out := op.halfResult(r)
+	if low && g.wide[n] && op.Widens {
+		out = Form{}
+	}
 	if !low || out.Half && (g.wide[n] || high && Numel(op.Shape) == 1) {
 		return l
 	}

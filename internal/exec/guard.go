@@ -12,8 +12,6 @@ import (
 // denied lists the types of stock operations that give wrong results, with the reason and what to
 // use instead.
 var denied = map[string]string{
-	"gorgonia.softmaxOp": "it is numerically wrong when a row lies far below the tensor's first element, and SoftMax and LogSoftMax collide: " +
-		"use nn.Attention, nn.CrossEntropy or nn.Head; or subtract the maximum first, so that nothing overflows: e = Exp(x - Max(x, axis)), divided by Sum(e, axis)",
 	"gorgonia.dropoutOp":   "it draws from a global generator, so recomputation and ranks disagree: use nn.Dropout",
 	"gorgonia.randomOp":    "it draws from a global generator, so recomputation and ranks disagree: use nn.Dropout, or pass random numbers as an input",
 	"gorgonia.BatchNormOp": statefulOp + "nn.BatchNorm",
@@ -21,7 +19,6 @@ var denied = map[string]string{
 	"gorgonia.maxPoolOp":   statefulOp + windows + "Max over axes 3 and 5",
 	"gorgonia.avgPoolOp":   statefulOp + windows + "Mean over axes 3 and 5",
 	"gorgonia.ctcLossOp":   statefulOp + "nn.CrossEntropy, with a target for each position",
-	"gorgonia.byIndicesOp": "it takes a wrong row for an index out of range: use nn.Embedding",
 	"gorgonia.sparsemaxOp": "along the first axis its values come out transposed and its gradient is wrong, and Sparsemaxes along different axes collide: use a softmax, as by nn.Attention",
 	"gorgonia.yoloOp":      "it overwrites its argument, and those that differ in anything but their anchors collide: use Slice, Sigmoid, Exp and Concat",
 }
@@ -64,10 +61,6 @@ func refusal(g *G.ExprGraph, n *G.Node) string {
 			}
 		case "log2":
 			return "its gradient is multiplied by ln 2, not divided: use Log and a constant"
-		}
-	case "gorgonia.linAlgBinOp":
-		if strings.Contains(op.String(), "⊗") {
-			return "the gradient of an outer product is wrong: use Mul of a column and a row"
 		}
 	}
 	return denied[typeName(op)]

@@ -11,8 +11,8 @@ import (
 
 // Some of Gorgonia's operations have kernels here: reductions, because those of package tensor are
 // wrong along an inner axis of four or more, and what differentiation adds everywhere, such as sums
-// and broadcasts, because Gorgonia's own allocate. A module uses them by Gorgonia's functions, and
-// Gorgonia's rules of differentiation hold.
+// and broadcasts, because Gorgonia's own allocate. A module uses them by Gorgonia's functions.
+// Gorgonia's rules of differentiation hold, but for those in replacements.
 
 // native returns the operation of n, or nil if n runs as a stock operation.
 func native(g *G.ExprGraph, n *G.Node) *Op {
@@ -34,6 +34,8 @@ var natives = map[string]func(n *G.Node, kids []*G.Node) *Op{
 	"gorgonia.maxOp":    func(n *G.Node, kids []*G.Node) *Op { return useWith(maxRow, along(n.Op()), n, kids) },
 	"gorgonia.repeatOp": nativeRepeat,
 
+	"gorgonia.transposeOp": nativeTranspose,
+
 	"gorgonia.elemBinOp":   nativeBinary,
 	"gorgonia.elemUnaryOp": nativeUnary,
 	"gorgonia.minBetween":  func(n *G.Node, kids []*G.Node) *Op { return useWith(binaryRow, Binary{"min"}, n, kids) },
@@ -46,35 +48,56 @@ func useWith(r *Row, attrs any, n *G.Node, args []*G.Node) *Op {
 	return o
 }
 
-// replace puts operations with gradients of their own in the place of stock operations whose rules
-// of differentiation are wrong, and makes what depends on them anew. Gorgonia broadcasts the first
-// four axes only, by which the gradient of a Max along another would be wrong. A Tensordot becomes
-// a product of matrices: its own rules hold for a few pairs of axes.
+// replacements make what computes the same as a stock operation with these arguments, or nil to leave
+// it: where Gorgonia's rules of differentiation are wrong, or copy what need not be.
+var replacements = map[string]func(n *G.Node, kids []*G.Node) (*G.Node, error){
+	"gorgonia.maxOp":       replaceMax,
+	"gorgonia.tensordotOp": contraction,
+	"gorgonia.linAlgBinOp": replaceProduct,
+	"gorgonia.transposeOp": replaceTranspose,
+	"gorgonia.sliceOp":     replaceSlice,
+	"gorgonia.concatOp":    replaceConcat,
+	"gorgonia.byIndicesOp": replaceLookup,
+	softmaxType:            replaceSoftmax,
+}
+
+// replaceMax is for an axis behind the first four. Gorgonia broadcasts only those, by which the
+// gradient would be wrong.
+func replaceMax(n *G.Node, kids []*G.Node) (*G.Node, error) {
+	if along(n.Op()) < 1<<4 {
+		return nil, nil
+	}
+	return G.ApplyOp(native(n.Graph(), n), kids...)
+}
+
+// replace puts operations with gradients of their own in the place of stock operations, and makes
+// what depends on them anew.
 func (tr *trace) replace() error {
-	made := make(map[*G.Node]*G.Node)
-	for _, n := range order(tr.g, slices.Concat(tr.outs, tr.updates), nil) {
+	made, uses := make(map[*G.Node]*G.Node), make(map[*G.Node]int)
+	roots := slices.Concat(tr.outs, tr.updates)
+	list := order(tr.g, roots, nil)
+	for _, n := range list {
+		if n.Op() == nil {
+			continue
+		}
+		for _, c := range arguments(tr.g, n) {
+			uses[c]++
+		}
+	}
+	for _, n := range roots {
+		uses[n]++
+	}
+	for _, n := range list {
 		made[n] = n
 		if n.Op() == nil {
 			continue
 		}
-		op, kids := n.Op(), arguments(tr.g, n)
-		fresh := typeName(op) == "gorgonia.maxOp" && along(op) >= 1<<4 && !isHost(n)
-		if fresh {
-			op = native(tr.g, n)
-		}
-		for i, c := range kids {
-			if to, seen := made[c]; seen {
-				kids[i], fresh = to, fresh || to != c
-			}
-		}
-		var err error
-		if typeName(op) == "gorgonia.tensordotOp" {
-			made[n], err = contraction(n, kids)
-		} else if fresh {
-			made[n], err = G.ApplyOp(op, kids...)
-		}
+		to, err := tr.replacement(n, made, uses)
 		if err != nil {
 			return fmt.Errorf("%v: %w", n.Op(), err)
+		}
+		if to != nil {
+			made[n] = to
 		}
 	}
 	for _, list := range []G.Nodes{tr.outs, tr.updates} {
@@ -87,10 +110,34 @@ func (tr *trace) replace() error {
 	return nil
 }
 
+// replacement returns what stands for n when its arguments have been replaced, or nil if n stays.
+func (tr *trace) replacement(n *G.Node, made map[*G.Node]*G.Node, uses map[*G.Node]int) (to *G.Node, err error) {
+	was, name := arguments(tr.g, n), typeName(n.Op())
+	kids, fresh := slices.Clone(was), false
+	for i, c := range was {
+		if m, seen := made[c]; seen {
+			kids[i], fresh = m, fresh || m != c
+		}
+	}
+	if name == "gorgonia.transposeOp" && !isHost(n) && uses[was[0]] == 1 {
+		if to, err = into(n, kids[0]); to != nil || err != nil {
+			return to, err
+		}
+	}
+	if with := replacements[name]; with != nil && !isHost(n) {
+		if to, err = with(n, kids); to != nil || err != nil {
+			return to, err
+		}
+	}
+	if !fresh {
+		return nil, nil
+	}
+	return G.ApplyOp(n.Op(), kids...)
+}
+
 // contraction returns what n, a Tensordot of args, computes, as a product of matrices.
 func contraction(n *G.Node, args []*G.Node) (*G.Node, error) {
-	// matrix returns x with the axes in front, or behind the others, as [rows, columns]. It is a
-	// vector if there are no others in either argument.
+	// matrix returns x with the axes in front, or behind the others, as [rows, columns].
 	matrix := func(x *G.Node, field string, front bool) (*G.Node, error) {
 		var axes, others []int
 		list := reflect.ValueOf(n.Op()).FieldByName(field)
@@ -110,14 +157,11 @@ func contraction(n *G.Node, args []*G.Node) (*G.Node, error) {
 		if front {
 			to, order = tensor.Shape{summed, Numel(shape) / summed}, slices.Concat(axes, others)
 		}
-		if n.IsScalar() {
-			to = tensor.Shape{summed}
-		}
 		x, err := G.Transpose(x, order...)
 		if err != nil {
 			return nil, err
 		}
-		return G.Reshape(x, to)
+		return shaped(x, to)
 	}
 	a, err := matrix(args[0], "aAxes", false)
 	if err != nil {
@@ -127,11 +171,11 @@ func contraction(n *G.Node, args []*G.Node) (*G.Node, error) {
 	if err != nil {
 		return nil, err
 	}
-	y, err := G.Mul(a, b)
-	if err != nil || n.IsScalar() {
-		return y, err
+	y, err := product(a, b, false, false)
+	if err != nil {
+		return nil, err
 	}
-	return G.Reshape(y, n.Shape().Clone())
+	return shaped(y, n.Shape())
 }
 
 // constSize returns the number that a SizeOf of Gorgonia's stands for, which is known when a module

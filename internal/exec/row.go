@@ -27,7 +27,18 @@ const (
 	KindRepeat     Kind = "repeat"
 	KindNeg        Kind = "neg"
 	KindBinary     Kind = "binary"
-	KindStock      Kind = "stock"
+
+	KindProduct     Kind = "product"
+	KindTranspose   Kind = "transpose"
+	KindSlice       Kind = "slice"
+	KindSliceGrad   Kind = "slice grad"
+	KindConcat      Kind = "concat"
+	KindLookup      Kind = "lookup"
+	KindLookupGrad  Kind = "lookup grad"
+	KindSoftmax     Kind = "softmax"
+	KindSoftmaxGrad Kind = "softmax grad"
+
+	KindStock Kind = "stock"
 )
 
 // A Row is one row of the table of operations: all that is known about a kind. Whatever asks about
@@ -81,6 +92,7 @@ type Row struct {
 	// program is compiled, and live as long. The kernels get no arguments.
 	Constant bool
 
+	Widens     bool // BF16 also leaves results in float32, where Frame.Out is
 	View       bool // the result is memory of argument 0; programs do not run the kernels
 	Cheap      bool // cheaper to compute again than to keep
 	InPlace    bool // the result may be written over argument 0
@@ -111,7 +123,8 @@ type Kernels struct{ F32, F64, Naive Kernel }
 // Rows returns the rows of the operations that the compiler emits by itself.
 func Rows() []*Row {
 	return []*Row{addRow, accumulateRow, copyRow, convertRow, zeroRow, outputRow, viewRow,
-		sumRow, maxRow, maxGradRow, repeatRow, negRow, binaryRow, stockRow}
+		sumRow, maxRow, maxGradRow, repeatRow, negRow, binaryRow, productRow, transposeRow, sliceRow, sliceGradRow, concatRow,
+		lookupRow, lookupGradRow, softmaxRow, softmaxGradRow, stockRow}
 }
 
 var addRow = &Row{

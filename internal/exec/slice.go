@@ -14,11 +14,12 @@ import (
 
 // Gorgonia hashes the bounds of a Slice by their lowest eight bits. So it takes two Slices of equal
 // length for one where their beginnings differ by a multiple of 256, such as the thirds of [T, 768],
-// and nobody can see it in the graph. Where such a pair is possible, the module is built once more
-// with traps in the graph, which count how often Build makes that Slice.
+// and nobody can see it in the graph. The same goes for SoftMax and LogSoftMax of one value. Where
+// such a pair is possible, the module is built once more with traps in the graph, which count how
+// often Build makes that node.
 
-// distinctSlices refuses a module that makes two Slices which Gorgonia may have taken for one.
-func (tr *trace) distinctSlices(spec *Spec, sig *Signature) error {
+// distinctNodes refuses a module that makes two nodes which Gorgonia may have taken for one.
+func (tr *trace) distinctNodes(spec *Spec, sig *Signature) error {
 	traps := make(map[*G.Node]*trap)
 	for _, n := range order(tr.g, slices.Concat(tr.outs, tr.updates), nil) {
 		if confusable(tr.g, n) {
@@ -36,6 +37,10 @@ func (tr *trace) distinctSlices(spec *Spec, sig *Signature) error {
 		return err
 	}
 	for n, t := range traps {
+		if t.made > 1 && typeName(n.Op()) == softmaxType {
+			return fmt.Errorf("stock operation %v is refused: Gorgonia takes SoftMax and LogSoftMax of one value for one, and Build makes %d of %v: "+
+				"make one of them and use it, or its Log or Exp", n.Op(), t.made, children(tr.g, n)[0].Shape())
+		}
 		if t.made > 1 {
 			return fmt.Errorf("stock operation %v is refused: Gorgonia takes Slices of equal length for one where their bounds differ by a multiple of 256, "+
 				"and Build makes %d such Slices of %v: Reshape, so that the parts lie along an axis of their own, or make a Slice once and use it twice",
@@ -45,8 +50,13 @@ func (tr *trace) distinctSlices(spec *Spec, sig *Signature) error {
 	return nil
 }
 
-// confusable tells whether another Slice of n's argument could have the hash of n.
+const softmaxType = "gorgonia.softmaxOp"
+
+// confusable tells whether another Slice or softmax of n's argument could have the hash of n.
 func confusable(g *G.ExprGraph, n *G.Node) bool {
+	if n.Op() != nil && typeName(n.Op()) == softmaxType {
+		return true
+	}
 	if n.Op() == nil || typeName(n.Op()) != "gorgonia.sliceOp" {
 		return false
 	}

@@ -59,3 +59,17 @@ func TestSlicesThatDoNot(t *testing.T) {
 		tr.CheckGradients(t)
 	}
 }
+
+// TestSlicesThatConcatMakes are those of the gradient of a concatenation, of equal length and 256
+// columns apart.
+func TestSlicesThatConcatMakes(t *testing.T) {
+	tr := exectest.New(t, &exec.Spec{Build: returning(func(_ *exec.Builder, x []*G.Node) (*G.Node, error) {
+		return G.Square(G.Must(G.Concat(1, x...)))
+	})}, exectest.Signature(tensor.Float64, []int{1, 256}, []int{1, 256}, []int{1, 256}))
+	got := tr.Run(t)
+	for i, x := range tr.In {
+		for j, v := range x {
+			require.InDelta(t, 2*v*tr.GradOut[0][256*i+j], got.GradIn[i][j], 1e-12)
+		}
+	}
+}

@@ -217,7 +217,7 @@ func product(shape []int, k int, term func(at []int, k int) float64) array {
 }
 
 func products() map[string]entry {
-	var mul, batched, dot entry
+	var mul, batched, dot, outer entry
 	for _, size := range [][3]int{{2, 3, 5}, {1, 3, 2}, {2, 1, 3}, {2, 3, 1}, {1, 1, 3}, {1, 3, 1}, {3, 1, 1}, {1, 1, 1}} {
 		m, k, n := size[0], size[1], size[2]
 		mul.samples = append(mul.samples,
@@ -263,7 +263,12 @@ func products() map[string]entry {
 			}
 		}
 	}
-	return map[string]entry{"Mul": mul, "BatchedMatMul": batched, "Tensordot": dot, "Conv2d": convolutions(), "Conv1d": convolutions1(), "Im2Col": patches()}
+	for _, size := range [][2]int{{2, 3}, {1, 3}, {3, 1}, {1, 1}} {
+		outer.samples = append(outer.samples, two("", []int{size[0]}, []int{size[1]}, G.OuterProd, func(x, y array) array {
+			return generate(size[:], func(at []int) float64 { return x.at(at[0]) * y.at(at[1]) })
+		}))
+	}
+	return map[string]entry{"Mul": mul, "OuterProd": outer, "BatchedMatMul": batched, "Tensordot": dot, "Conv2d": convolutions(), "Conv1d": convolutions1(), "Im2Col": patches()}
 }
 
 // contraction sums over axes of a and of b, in pairs, whose lengths in b become those in a.
@@ -458,6 +463,56 @@ func composed() map[string]entry {
 		"Auto": auto, "Broadcast": both, "ConvType": convert, "BinaryXent": xent, "LogSumExp": lse}
 }
 
+// softmaxes are along every axis, and along the one that Gorgonia takes where none is named.
+func softmaxes() map[string]entry {
+	var softmax, logarithm entry
+	for _, shape := range shapes {
+		axes := []int{-1}
+		for axis := range shape {
+			axes = append(axes, axis)
+		}
+		for _, axis := range axes {
+			name, named, along1 := fmt.Sprint(axis), []int{axis}, axis
+			if axis < 0 {
+				named, along1 = nil, len(shape)-1
+				if len(shape) == 2 && shape[1] == 1 && shape[0] > 1 {
+					along1 = 0 // of a single column
+				}
+			}
+			ones := slices.Clone(shape)
+			ones[along1] = 1
+			define := func(x array) array {
+				e := x.each(math.Exp)
+				return zip(e, e.sum(along1).reshaped(ones...), func(e, sum float64) float64 { return e / sum })
+			}
+			softmax.samples = append(softmax.samples, one(name, shape, along(G.SoftMax, named...), define))
+			logarithm.samples = append(logarithm.samples, one(name, shape, along(G.LogSoftMax, named...), func(x array) array { return define(x).each(math.Log) }))
+		}
+	}
+	both := one("both", []int{2, 3}, func(x *G.Node) (*G.Node, error) {
+		return G.Add(G.Must(G.SoftMax(x)), G.Must(G.LogSoftMax(x)))
+	}, nil)
+	softmax.refused, softmax.advice = []sample{both}, "make one of them and use it"
+	return map[string]entry{"SoftMax": softmax, "LogSoftMax": logarithm}
+}
+
+// lookups take the first elements along an axis.
+func lookups() map[string]entry {
+	var e entry
+	for _, shape := range shapes {
+		for axis, n := range shape {
+			to := slices.Clone(shape)
+			to[axis] = (n + 1) / 2
+			e.samples = append(e.samples, sample{name: fmt.Sprint(axis), in: [][]int{shape}, ints: [][]int{{to[axis]}},
+				f: func(_ *fsdpexec.Builder, x []*G.Node) (*G.Node, error) { return G.ByIndices(x[0], x[1], axis) },
+				define: func(x []array) array {
+					return moved(x[0], to, func(at []int) []int { return at })
+				}})
+		}
+	}
+	return map[string]entry{"ByIndices": e}
+}
+
 func refusals() map[string]entry {
 	image, window := []int{1, 2, 4, 4}, tensor.Shape{2, 2}
 	positive := func(f node) func(b *fsdpexec.Builder, x []*G.Node) (*G.Node, error) {
@@ -475,8 +530,6 @@ func refusals() map[string]entry {
 		}, []int{2, 2})
 	}
 	return map[string]entry{
-		"SoftMax":     refused("subtract", alone(along(G.SoftMax)), []int{2, 3}),
-		"LogSoftMax":  refused("subtract", alone(along(G.LogSoftMax)), []int{2, 3}),
 		"Dropout":     refused("nn.Dropout", alone(func(x *G.Node) (*G.Node, error) { return G.Dropout(x, 0.5) }), []int{2, 3}),
 		"InverseSqrt": refused("Inverse of Sqrt", positive(G.InverseSqrt), []int{2, 3}),
 		"Log2":        refused("use Log", positive(G.Log2), []int{2, 3}),
@@ -484,7 +537,6 @@ func refusals() map[string]entry {
 		"YOLOv3": refused("use ", alone(func(x *G.Node) (*G.Node, error) {
 			return G.YOLOv3(x, []float32{1, 2, 3, 4}, []int{0, 1}, 4, 1, 0.5)
 		}), []int{1, 12, 2, 2}),
-		"OuterProd": refused("use Mul", func(_ *fsdpexec.Builder, x []*G.Node) (*G.Node, error) { return G.OuterProd(x[0], x[1]) }, []int{3}, []int{3}),
 		"MaxPool2D": refused("stride", alone(func(x *G.Node) (*G.Node, error) { return G.MaxPool2D(x, window, []int{0, 0}, []int{1, 1}) }), image),
 		"MaxPool1D": refused("stride", alone(func(x *G.Node) (*G.Node, error) { return G.MaxPool1D(x, 2, 0, 1) }), []int{1, 2, 1, 4}),
 		"AveragePool2D": refused("stride", alone(func(x *G.Node) (*G.Node, error) {
@@ -498,9 +550,6 @@ func refusals() map[string]entry {
 		"GroupNorm": refused("Mean", func(_ *fsdpexec.Builder, x []*G.Node) (*G.Node, error) {
 			return G.GroupNorm(x[0], x[1], x[2], 1, 2, 1e-5)
 		}, []int{1, 2, 2, 2}, []int{1, 2, 1, 1}, []int{1, 2, 1, 1}),
-		"ByIndices": {advice: "nn.Embedding", refused: []sample{{in: [][]int{{4, 2}}, ints: [][]int{{3}}, f: func(_ *fsdpexec.Builder, x []*G.Node) (*G.Node, error) {
-			return G.ByIndices(x[0], x[1], 0)
-		}}}},
 		"CTCLoss": {advice: "nn.CrossEntropy", refused: []sample{{in: [][]int{{4, 2, 3}}, ints: [][]int{{2, 2}, {2}, {2}}, f: func(_ *fsdpexec.Builder, x []*G.Node) (*G.Node, error) {
 			return G.CTCLoss(x[0], x[1], x[2], x[3], G.ReductionMean)
 		}}}},

@@ -79,7 +79,7 @@ func newTrace(spec *Spec, sig *Signature, salt string) (*trace, error) {
 	if err := tr.guard(); err != nil {
 		return nil, err
 	}
-	if err := tr.distinctSlices(spec, sig); err != nil {
+	if err := tr.distinctNodes(spec, sig); err != nil {
 		return nil, err
 	}
 	if err := tr.replace(); err != nil {

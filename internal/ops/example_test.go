@@ -63,6 +63,33 @@ func ExampleTable() {
 	// binary (exec.Binary): a, b
 	//     -> y [*]
 	//     a and b, element by element; either may be a single number. A comparison is 1 or 0
+	// product (exec.Product): a, b
+	//     -> y [*]
+	//     a·b of the matrices in the last two axes, after the axes of a and of b are put in their orders and before those of y are
+	// transpose (exec.Order): x
+	//     -> y [*]
+	//     x with its axes in another order
+	// slice (exec.Slice): x
+	//     -> y [*]
+	//     some elements of x along an axis
+	// slice grad (exec.Slice): dy
+	//     -> dx [*]
+	//     dy at the elements of a slice, and 0 at the others
+	// concat (exec.Axis): x
+	//     -> y [*]
+	//     the arguments, one after the other along an axis
+	// lookup (exec.Axis): x, index int
+	//     -> y [*]
+	//     the elements of x along an axis that index names
+	// lookup grad (exec.Axis): dy, index int
+	//     -> dx f32 [*]
+	//     the sum of the elements of dy at the place along the axis that they come from
+	// softmax (exec.Softmax): x [...]
+	//     -> y [...]
+	//     exp(x) / Σ exp(x) along an axis, or its logarithm
+	// softmax grad (exec.Softmax): dy, y
+	//     -> dx [*]
+	//     y·(dy - Σ y·dy) along an axis, or dy - exp(y)·Σ dy for the logarithm
 	// linear: x [... in], weight [out in], bias? [out]
 	//     -> y [... out]
 	//     x·weightᵀ + bias

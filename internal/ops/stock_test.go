@@ -2,6 +2,7 @@ package ops_test
 
 import (
 	"math"
+	"slices"
 	"testing"
 
 	G "gorgonia.org/gorgonia"
@@ -12,7 +13,7 @@ import (
 )
 
 // native are operations of Gorgonia's that have kernels here.
-var native = []operation{
+var native = slices.Concat(movements, []operation{
 	{"sum", [][]int{{2, 3, 4, 5}}, nil, nil, unary(along(G.Sum, 2))},
 	{"sum over axes", [][]int{{2, 3, 4, 1, 5}}, nil, nil, unary(along(G.Sum, 4, 0, 3))},
 	{"sum over all", [][]int{{2, 3, 4}}, nil, nil, unary(along(G.Sum))},
@@ -39,7 +40,7 @@ var native = []operation{
 		}
 		return sum, nil
 	}},
-}
+})
 
 func along(op func(*G.Node, ...int) (*G.Node, error), axes ...int) func(*G.Node) (*G.Node, error) {
 	return func(x *G.Node) (*G.Node, error) { return op(x, axes...) }

@@ -1,0 +1,232 @@
+package exec
+
+import (
+	"fmt"
+	"math"
+	"reflect"
+
+	G "gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
+
+	"github.com/gofsdp/gofsdp/internal/half"
+	"github.com/gofsdp/gofsdp/internal/kernel"
+)
+
+var transposeRow = &Row{
+	Kind: KindTranspose, Attr: Order{}, Doc: "x with its axes in another order", Shapes: "x -> y [*]",
+	Kernels: Kernels{transpose(kernel.Transpose[float32]), transpose(kernel.Transpose[float64]), transpose(kernel.NaiveTranspose)},
+	BF16:    transpose(kernel.Transpose[half.BFloat16]),
+	FLOPs:   Each(0), Cheap: true, Split: ByKernel,
+}
+
+func nativeTranspose(n *G.Node, kids []*G.Node) *Op {
+	return useWith(transposeRow, pattern(n.Op()), n, kids)
+}
+
+func transpose[T kernel.Element](run func(c *kernel.Context, y, x []T, l kernel.Layout)) Kernel {
+	return func(f *Frame) error {
+		run(f.Kernel, Data[T](f.Out.Bytes), Data[T](f.In[0].Bytes), kernel.Layout{Shape: f.Op.In[0], Order: f.Op.Attrs.(Order).Order})
+		return nil
+	}
+}
+
+// replaceTranspose makes a view of a transposition that only moves axes of length 1.
+func replaceTranspose(n *G.Node, kids []*G.Node) (*G.Node, error) {
+	last := -1
+	for _, axis := range pattern(n.Op()).axes(n.Dims()) {
+		if kids[0].Shape()[axis] == 1 {
+			continue
+		}
+		if axis < last {
+			return nil, nil
+		}
+		last = axis
+	}
+	return NewView(kids[0], 0, n.Shape()...)
+}
+
+// Slice is the attribute of KindSlice and of KindSliceGrad: the elements from Start on along an axis,
+// Step apart.
+type Slice struct{ Axis, Start, Step int }
+
+var sliceRow = &Row{
+	Kind: KindSlice, Attr: Slice{}, Doc: "some elements of x along an axis", Shapes: "x -> y [*]",
+	Kernels: Kernels{slice[float32], slice[float64], slice[float64]}, BF16: slice[half.BFloat16],
+	FLOPs: Each(0), Reads: func(o *Op, _ int) int { return Numel(o.Shape) }, Cheap: true, Diff: 1, Grad: sliceGrads,
+}
+
+// partRow takes a slice that is one piece of memory, at no cost.
+var partRow = &Row{Kind: KindView, Attr: View{}, Doc: viewRow.Doc, Shapes: viewRow.Shapes, Kernels: viewRow.Kernels,
+	FLOPs: Each(0), View: true, Diff: 1,
+	Grad: func(o *Op, in G.Nodes, _, dy *G.Node) (G.Nodes, error) {
+		dx, err := (&Op{Row: sliceGradRow, Attrs: Slice{Start: o.Attrs.(View).Offset, Step: 1}, Shape: tensor.Shape{Numel(o.In[0])}}).add(dy)
+		if err != nil {
+			return nil, err
+		}
+		dx, err = shaped(dx, o.In[0])
+		return G.Nodes{dx}, err
+	},
+}
+
+func sliceGrads(o *Op, in G.Nodes, _, dy *G.Node) (G.Nodes, error) {
+	dx, err := (&Op{Row: sliceGradRow, Attrs: o.Attrs, Shape: o.In[0]}).add(dy)
+	return G.Nodes{dx}, err
+}
+
+var sliceGradRow = &Row{
+	Kind: KindSliceGrad, Attr: Slice{}, Doc: "dy at the elements of a slice, and 0 at the others", Shapes: "dy -> dx [*]",
+	Kernels: Kernels{sliceGrad[float32], sliceGrad[float64], sliceGrad[float64]}, BF16: sliceGrad[half.BFloat16],
+	FLOPs: Each(0),
+}
+
+func slice[T kernel.Element](f *Frame) error {
+	copySlice(Data[T](f.In[0].Bytes), Data[T](f.Out.Bytes), f.Op.In[0], f.Op.Attrs.(Slice), false)
+	return nil
+}
+
+func sliceGrad[T kernel.Element](f *Frame) error {
+	dx := Data[T](f.Out.Bytes)
+	clear(dx)
+	copySlice(dx, Data[T](f.In[0].Bytes), f.Op.Shape, f.Op.Attrs.(Slice), true)
+	return nil
+}
+
+// copySlice copies a slice of whole, of some shape, to part, or back.
+func copySlice[T kernel.Element](whole, part []T, shape tensor.Shape, s Slice, back bool) {
+	outer, inner := around(shape, s.Axis)
+	groups, rows, width, apart := 1, outer, len(part)/outer, len(whole)/outer
+	if s.Step > 1 {
+		groups, rows, width, apart = outer, width/inner, inner, s.Step*inner
+	}
+	for g := range groups {
+		w, p := whole[g*len(whole)/groups+s.Start*inner:], part[g*len(part)/groups:]
+		if back {
+			kernel.CopyRows(w, p, rows, width, apart, width)
+		} else {
+			kernel.CopyRows(p, w, rows, width, width, apart)
+		}
+	}
+}
+
+// replaceSlice makes a view of a slice that is one piece of memory.
+func replaceSlice(n *G.Node, kids []*G.Node) (*G.Node, error) {
+	x, op := kids[0], reflect.ValueOf(n.Op()).Elem()
+	if op.FieldByName("Slice").IsNil() {
+		return x, nil
+	}
+	by, s := n.Op().(tensor.Slice), Slice{Axis: int(op.FieldByName("along").Int()), Step: 1}
+	if by.End() > by.Start() {
+		s.Start, s.Step = by.Start(), max(1, by.Step())
+	}
+	outer, inner := around(x.Shape(), s.Axis)
+	if outer > 1 || s.Step > 1 {
+		return (&Op{Row: sliceRow, Attrs: s, Shape: n.Shape().Clone()}).add(x)
+	}
+	return partRow.view(x, View{s.Start * inner}, n.Shape())
+}
+
+// around returns how many elements lie before an axis and behind it.
+func around(shape tensor.Shape, axis int) (outer, inner int) {
+	return Numel(shape[:axis]), Numel(shape[axis+1:])
+}
+
+// Axis is the attribute of operations along an axis.
+type Axis int
+
+// String returns the axis in brackets.
+func (a Axis) String() string { return fmt.Sprintf("(%d)", int(a)) }
+
+var concatRow = &Row{
+	Kind: KindConcat, Attr: Axis(0), Doc: "the arguments, one after the other along an axis", Shapes: "x -> y [*]",
+	Kernels: Kernels{concat[float32], concat[float64], concat[float64]}, BF16: concat[half.BFloat16],
+	FLOPs: Each(0), Cheap: true, Diff: math.MaxInt,
+	Grad: func(o *Op, in G.Nodes, _, dy *G.Node) (grads G.Nodes, err error) {
+		if dy, err = shaped(dy, o.Shape); err != nil {
+			return nil, err
+		}
+		s := Slice{Axis: int(o.Attrs.(Axis)), Step: 1}
+		for _, x := range in {
+			dx, err := (&Op{Row: sliceRow, Attrs: s, Shape: x.Shape().Clone()}).add(dy)
+			if err != nil {
+				return nil, err
+			}
+			grads, s.Start = append(grads, dx), s.Start+x.Shape()[s.Axis]
+		}
+		return grads, nil
+	},
+}
+
+func replaceConcat(n *G.Node, kids []*G.Node) (*G.Node, error) {
+	if len(kids) == 1 {
+		return kids[0], nil
+	}
+	return (&Op{Row: concatRow, Attrs: Axis(reflect.ValueOf(n.Op()).FieldByName("axis").Int()), Shape: n.Shape().Clone()}).add(kids...)
+}
+
+func concat[T kernel.Element](f *Frame) error {
+	y, axis := Data[T](f.Out.Bytes), int(f.Op.Attrs.(Axis))
+	outer, _ := around(f.Op.Shape, axis)
+	for at, i := 0, 0; i < len(f.In); i++ {
+		x := Data[T](f.In[i].Bytes)
+		kernel.CopyRows(y[at:], x, outer, len(x)/outer, len(y)/outer, len(x)/outer)
+		at += len(x) / outer
+	}
+	return nil
+}
+
+var lookupRow = &Row{
+	Kind: KindLookup, Attr: Axis(0), Doc: "the elements of x along an axis that index names", Shapes: "x, index int -> y [*]",
+	Kernels: Kernels{lookup(kernel.Embedding[float32]), lookup(kernel.Embedding[float64]), lookup(kernel.NaiveEmbedding)},
+	BF16:    lookup(kernel.Embedding[half.BFloat16]),
+	FLOPs:   Each(0),
+	Reads: func(o *Op, arg int) int {
+		if arg == 0 {
+			return Numel(o.Shape)
+		}
+		return Numel(o.In[arg])
+	},
+	Check: func(o *Op, v []int) error { return kernel.CheckIndices(v, o.In[0][o.Attrs.(Axis)]) },
+	Diff:  1,
+	Grad: func(o *Op, in G.Nodes, _, dy *G.Node) (G.Nodes, error) {
+		dx, err := (&Op{Row: lookupGradRow, Attrs: o.Attrs, Shape: o.In[0]}).add(dy, in[1])
+		return G.Nodes{dx}, err
+	},
+}
+
+var lookupGradRow = &Row{
+	Kind: KindLookupGrad, Attr: Axis(0), Doc: "the sum of the elements of dy at the place along the axis that they come from",
+	Shapes: "dy, index int -> dx f32 [*]", FLOPs: Each(1), Accumulate: true,
+	Kernels: Kernels{lookupGrad(kernel.EmbeddingGrad[float32]), lookupGrad(kernel.EmbeddingGrad[float64]),
+		lookupGrad(kernel.NaiveEmbeddingGrad)},
+}
+
+func replaceLookup(n *G.Node, kids []*G.Node) (*G.Node, error) {
+	axis := reflect.Indirect(reflect.ValueOf(n.Op())).FieldByName("axis").Int()
+	return (&Op{Row: lookupRow, Attrs: Axis(axis), Shape: n.Shape().Clone()}).add(kids...)
+}
+
+func lookup[T kernel.Element](run func(y, table []T, idx []int, rows, d int) error) Kernel {
+	return func(f *Frame) error {
+		y, x, idx, axis := Data[T](f.Out.Bytes), Data[T](f.In[0].Bytes), Data[int](f.In[1].Bytes), int(f.Op.Attrs.(Axis))
+		outer, inner := around(f.Op.Shape, axis)
+		for o := range outer {
+			x, y := x[o*len(x)/outer:][:len(x)/outer], y[o*len(y)/outer:][:len(y)/outer]
+			if err := run(y, x, idx, len(x)/inner, inner); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+}
+
+func lookupGrad[T kernel.Float](run func(dtable, dy []T, idx []int, rows, d int, acc bool)) Kernel {
+	return func(f *Frame) error {
+		dx, dy, idx, axis := Data[T](f.Out.Bytes), Data[T](f.In[0].Bytes), Data[int](f.In[1].Bytes), int(f.Op.Attrs.(Axis))
+		outer, inner := around(f.Op.Shape, axis)
+		for o := range outer {
+			dx, dy := dx[o*len(dx)/outer:][:len(dx)/outer], dy[o*len(dy)/outer:][:len(dy)/outer]
+			run(dx, dy, idx, len(dx)/inner, inner, f.Acc)
+		}
+		return nil
+	}
+}
