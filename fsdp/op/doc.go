@@ -27,4 +27,8 @@
 // Each operation has a gradient written by hand, for every float argument unless its comment says
 // otherwise. Differentiation is Gorgonia's, and fsdp does it: Build returns outputs only. Backward
 // computes cheap results again, such as those of activations and norms, instead of keeping them.
+//
+// # Operations of one's own
+//
+// What is missing here, and slow as a composition, can be written in Go: see [Custom].
 package op

@@ -111,3 +111,50 @@ func Example() {
 	// loss 1.20
 	// loss 0.62
 }
+
+// square is an operation of one's own: y = x², with the gradient 2·x·dy.
+var square = &op.Custom{
+	Name: "square", Shapes: "x [...] -> y [...]",
+	Forward:  op.Kernel{F32: squareForward[float32], F64: squareForward[float64]},
+	Backward: op.Kernel{F32: squareBackward[float32], F64: squareBackward[float64]},
+}
+
+func squareForward[T op.Float](a op.Args[T]) error {
+	for i, x := range a.In(0) {
+		a.Out(0)[i] = x * x
+	}
+	return nil
+}
+
+func squareBackward[T op.Float](a op.Args[T]) error {
+	for i, x := range a.In(0) {
+		a.Grad(0)[i] = 2 * x * a.DOut()[i]
+	}
+	return nil
+}
+
+// A Custom in a graph of Gorgonia's, with its gradient.
+func ExampleCustom() {
+	g := gorgonia.NewGraph()
+	x := gorgonia.NodeFromAny(g, tensor.New(tensor.WithBacking([]float64{1, 2, 3})), gorgonia.WithName("x"))
+	y, err := square.Apply(x)
+	if err != nil {
+		log.Fatal(err)
+	}
+	sum, err := gorgonia.Sum(y)
+	if err != nil {
+		log.Fatal(err)
+	}
+	grads, err := gorgonia.Grad(sum, x)
+	if err != nil {
+		log.Fatal(err)
+	}
+	vm := gorgonia.NewTapeMachine(g)
+	defer vm.Close()
+	if err := vm.RunAll(); err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println(y.Value(), grads[0].Value())
+	// Output:
+	// [1  4  9] [2  4  6]
+}

@@ -76,7 +76,7 @@ var edges = map[string]string{
 	"fsdp/internal/ranks":  "comm internal/caught",
 	"fsdp/graph":           "gorgonia fsdp internal/caught internal/exec",
 	"fsdp/nn":              "gorgonia fsdp fsdp/op internal/kernel/vec",
-	"fsdp/op":              "gorgonia internal/kernel internal/kernel/vec internal/ops",
+	"fsdp/op":              "gorgonia internal/caught internal/exec internal/kernel internal/kernel/vec internal/ops",
 
 	// Commands and examples.
 	"fsdp/fsdpckpt":                 "internal/checkpoint internal/safetensors internal/text optim",

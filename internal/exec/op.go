@@ -147,7 +147,12 @@ func (o *Op) CallsExtern() bool { return false }
 func (o *Op) OverwritesInput() int { return -1 }
 
 // WriteHash implements gorgonia.Op.
-func (o *Op) WriteHash(h hash.Hash) { fmt.Fprintf(h, "fsdp/%v%v", o, o.Shape) }
+func (o *Op) WriteHash(h hash.Hash) {
+	fmt.Fprintf(h, "fsdp/%v%v", o, o.Shape)
+	if o.Serial > 0 {
+		fmt.Fprint(h, o.Serial)
+	}
+}
 
 // Hashcode implements gorgonia.Op.
 func (o *Op) Hashcode() uint32 { h := fnv.New32a(); o.WriteHash(h); return h.Sum32() }

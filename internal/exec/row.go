@@ -46,6 +46,9 @@ const (
 // here. Functions take the Op, which has the attributes and the sizes of one use.
 type Row struct {
 	Kind Kind
+	// Serial tells rows of one kind apart that compute different functions: those that users make
+	// (op.Custom). Rows of the table have 0.
+	Serial uint64
 	// Doc is the formula of the result.
 	Doc string
 	// Attr is the zero value of the type of Op.Attrs, which can be compared. Nil means no

@@ -116,26 +116,32 @@ func (o *Op) match(dims []string, s tensor.Shape) bool {
 		return false
 	}
 	for i, d := range dims {
-		if n, known := o.lookup(d); known && n != s[i] {
+		if n, known := o.size(d); known && n != s[i] {
 			return false
 		}
 	}
 	for i, d := range dims {
-		if _, known := o.lookup(d); !known {
+		if _, known := o.size(d); !known {
 			o.SetDim(d, s[i])
 		}
 	}
 	return true
 }
 
+// size returns what a word in brackets stands for, which may be a number.
+func (o *Op) size(word string) (n int, known bool) {
+	if n, known = o.lookup(word); known {
+		return n, true
+	}
+	n, err := strconv.Atoi(word)
+	return n, err == nil
+}
+
 // eval returns the shape that dims stand for. It is open if some of them are not known.
 func (o *Op) eval(dims []string) (s tensor.Shape, open bool) {
 	s = make(tensor.Shape, 0, len(dims)+len(o.lead))
 	for _, d := range dims {
-		n, known := o.lookup(d)
-		if v, err := strconv.Atoi(d); err == nil {
-			n, known = v, true
-		}
+		n, known := o.size(d)
 		if open = open || !known; d == "..." {
 			s = append(s, o.lead...)
 		} else {

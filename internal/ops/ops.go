@@ -67,7 +67,8 @@ const (
 	KindCrossEntropyGrad exec.Kind = "cross-entropy grad"
 )
 
-// Table returns the rows of all operations, those of the compiler included.
+// Table returns the rows of all operations, those of the compiler included. Those that users make
+// (op.Custom) have rows of their own, without a reference to compare them with.
 func Table() []*exec.Row {
 	return slices.Concat(exec.Rows(), []*exec.Row{
 		linear, addLinear, linearGradX, linearGradW, linearGradB, attention, attentionGrad,
