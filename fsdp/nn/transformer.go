@@ -246,7 +246,8 @@ type GPT struct {
 	NoBias             bool // in the linear layers
 	Tied               bool // the head uses the token embedding's weight
 	Dropout            float64
-	LoRA               LoRA // of the blocks' linear layers
+	Eps                float64 // of the norms; 0 means 1e-5
+	LoRA               LoRA    // of the blocks' linear layers
 }
 
 // Inputs names the tensors of a batch.
@@ -270,9 +271,9 @@ func (m *GPT) Forward(t *fsdp.Tape, in ...fsdp.Ref) ([]fsdp.Ref, error) {
 
 func (m *GPT) embedding() *Embedding { return &Embedding{Rows: m.Vocab, Dim: m.Dim} }
 func (m *GPT) positions() *Positions { return &Positions{Rows: m.Context, Dim: m.Dim} }
-func (m *GPT) norm() *LayerNorm      { return &LayerNorm{Dim: m.Dim} }
+func (m *GPT) norm() *LayerNorm      { return &LayerNorm{Dim: m.Dim, Eps: m.Eps} }
 func (m *GPT) block() *Block {
-	return &Block{Dim: m.Dim, Heads: m.Heads, Act: m.Act, NoBias: m.NoBias, Dropout: m.Dropout, LoRA: m.LoRA,
+	return &Block{Dim: m.Dim, Heads: m.Heads, Act: m.Act, NoBias: m.NoBias, Dropout: m.Dropout, Eps: m.Eps, LoRA: m.LoRA,
 		ResidStd: residStd(m.Layers)}
 }
 func (m *GPT) head() *Head {

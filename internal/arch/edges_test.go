@@ -76,6 +76,7 @@ var edges = map[string]string{
 	"fsdp/internal/ranks":  "comm internal/caught",
 	"fsdp/graph":           "gorgonia fsdp internal/caught internal/exec",
 	"fsdp/nn":              "gorgonia fsdp fsdp/op internal/kernel/vec",
+	"fsdp/nn/hf":           "gorgonia fsdp fsdp/internal/state fsdp/nn internal/safetensors",
 	"fsdp/op":              "gorgonia internal/caught internal/exec internal/kernel internal/kernel/vec internal/ops",
 
 	// Commands and examples.
@@ -115,7 +116,7 @@ const gorgonia = "gorgonia"
 // Nothing else may, so that groups, optimizers, schedules and kernels can be used without it.
 var overGorgonia = strings.Fields(`
 	examples/fromgraph examples/gpt examples/internal/text examples/lora examples/moe examples/offload examples/uneven
-	fsdp fsdp/graph fsdp/internal/engine fsdp/internal/engine/fardevice fsdp/nn fsdp/op internal/bench
+	fsdp fsdp/graph fsdp/internal/engine fsdp/internal/engine/fardevice fsdp/nn fsdp/nn/hf fsdp/op internal/bench
 	internal/bench/models internal/bench/probe internal/bench/state
 	internal/bench/train internal/exec internal/exec/exectest internal/ops internal/samebits/train
 `)

@@ -178,6 +178,11 @@ func (e *exporter) create() (err error) {
 	if e.ring, err = e.s.newRing(e.tensors); err != nil {
 		return err
 	}
+	if e.o.Beside != nil {
+		if err := e.o.FS.Mkdir(filepath.Dir(e.path)); err != nil && !errors.Is(err, fs.ErrExist) {
+			return err
+		}
+	}
 	e.remove(regexp.MustCompile("^(" + e.ours() + `)\.tmp-[0-9a-f]{8}$`))
 	for _, name := range slices.Sorted(maps.Keys(e.o.Beside)) {
 		if _, err := e.begin(name, e.o.Beside[name]); err != nil {
@@ -325,6 +330,11 @@ func (e *exporter) commit() error {
 		return err
 	}
 	if e.o.SplitAt > 0 {
+		if e.o.Beside != nil {
+			if err := e.o.FS.Mkdir(filepath.Dir(e.path)); err != nil && !errors.Is(err, fs.ErrExist) {
+				return err
+			}
+		}
 		e.remove(regexp.MustCompile("^(" + e.ours() + ")$"))
 	}
 	for _, f := range e.files {

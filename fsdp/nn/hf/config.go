@@ -1,0 +1,137 @@
+package hf
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"reflect"
+	"slices"
+)
+
+// A config is config.json while it is read. Every key is asked for once; the first thing that is
+// wrong stays in err.
+type config struct {
+	keys    map[string]json.RawMessage
+	asked   map[string]bool
+	ignored []string
+	err     error
+}
+
+// parseConfig decodes the object.
+func parseConfig(text []byte) (*config, error) {
+	c := &config{asked: make(map[string]bool)}
+	if err := json.Unmarshal(text, &c.keys); err != nil {
+		return nil, err
+	}
+	if c.keys == nil {
+		return nil, fmt.Errorf("%.20s is no object", text)
+	}
+	return c, nil
+}
+
+// fail notes an error, if it is the first.
+func (c *config) fail(format string, args ...any) {
+	if c.err == nil {
+		c.err = fmt.Errorf(format, args...)
+	}
+}
+
+// has tells whether a key is there and not null. It counts as asked for.
+func (c *config) has(key string) bool {
+	c.asked[key] = true
+	text, ok := c.keys[key]
+	return ok && string(bytes.TrimSpace(text)) != "null"
+}
+
+// get returns the value of a key, or another where it is missing or null.
+func get[T any](c *config, key string, otherwise T) T {
+	if !c.has(key) {
+		return otherwise
+	}
+	var v T
+	if err := json.Unmarshal(c.keys[key], &v); err != nil {
+		c.fail("%s: %s is no %T", key, short(c.keys[key]), v)
+		return otherwise
+	}
+	return v
+}
+
+// size returns a number that must be there, or with otherwise > 0 may be missing, and positive.
+func (c *config) size(key string, otherwise int) int {
+	n := get(c, key, otherwise)
+	switch {
+	case n > 0:
+	case c.has(key):
+		c.fail("%s is %d, want a positive number", key, n)
+	default:
+		c.fail("%s is missing", key)
+	}
+	return n
+}
+
+// only takes a key whose one supported value is want, which is also its meaning where it is missing.
+func only[T any](c *config, key string, want T) {
+	if got := get(c, key, want); !reflect.DeepEqual(got, want) {
+		c.fail("%s %s is not supported, only %v", key, short(c.keys[key]), want)
+	}
+}
+
+// choose returns what the value of a key stands for.
+func choose[T any](c *config, key, otherwise string, of map[string]T) T {
+	name := get(c, key, otherwise)
+	v, ok := of[name]
+	if !ok {
+		c.fail("%s %q is not supported, only %q", key, name, slices.Sorted(maps.Keys(of)))
+	}
+	return v
+}
+
+// ignore passes over keys that change nothing of what the model computes.
+func (c *config) ignore(keys ...string) {
+	for _, key := range keys {
+		c.asked[key] = true
+	}
+}
+
+// training passes over keys that change training only, and lists those that say something.
+func (c *config) training(keys ...string) {
+	for _, key := range keys {
+		if c.has(key) && string(c.keys[key]) != "0" && string(c.keys[key]) != "0.0" && string(c.keys[key]) != "false" {
+			c.ignored = append(c.ignored, fmt.Sprintf("%s %s", key, short(c.keys[key])))
+		}
+	}
+}
+
+// end returns the first error, which may be that nobody has asked for a key.
+func (c *config) end() error {
+	for _, key := range slices.Sorted(maps.Keys(c.keys)) {
+		if !c.asked[key] {
+			c.fail("%s %s is not known", key, short(c.keys[key]))
+		}
+	}
+	return c.err
+}
+
+// short is a value for a message.
+func short(text json.RawMessage) string {
+	var b bytes.Buffer
+	if json.Compact(&b, text) != nil || b.Len() > 80 {
+		return fmt.Sprintf("%.80s…", text)
+	}
+	return b.String()
+}
+
+// common are keys that all kinds of models may have and that change nothing of what one computes:
+// where it comes from, which tokens are special, how to generate, what a pipeline returns.
+var common = []string{
+	"model_type", "architectures", "_name_or_path", "name_or_path", "_commit_hash", "_attn_implementation_autoset",
+	"transformers_version", "torch_dtype", "dtype", "auto_map", "task_specific_params", "finetuning_task", "tokenizer_class",
+	"use_cache", "return_dict", "output_attentions", "output_hidden_states", "torchscript", "initializer_range",
+	"bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "cls_token_id", "unk_token_id", "decoder_start_token_id", "prefix",
+	"id2label", "label2id", "num_labels", "problem_type",
+	"max_length", "min_length", "do_sample", "early_stopping", "num_beams", "num_beam_groups", "diversity_penalty", "temperature",
+	"top_k", "top_p", "typical_p", "repetition_penalty", "length_penalty", "no_repeat_ngram_size", "encoder_no_repeat_ngram_size",
+	"bad_words_ids", "num_return_sequences", "output_scores", "return_dict_in_generate", "forced_bos_token_id", "forced_eos_token_id",
+	"remove_invalid_values", "exponential_decay_length_penalty", "suppress_tokens", "begin_suppress_tokens",
+}

@@ -1,0 +1,334 @@
+package hf
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"iter"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"gorgonia.org/tensor"
+
+	"github.com/gofsdp/gofsdp/fsdp"
+	"github.com/gofsdp/gofsdp/fsdp/internal/state"
+	"github.com/gofsdp/gofsdp/fsdp/nn"
+	"github.com/gofsdp/gofsdp/internal/safetensors"
+)
+
+const (
+	configFile  = "config.json"
+	weightsFile = "model.safetensors"
+	indexFile   = weightsFile + ".index.json"
+)
+
+// kept are the files that Save copies from the directory that was opened: those of tokenizers and of
+// generation.
+var kept = []string{
+	"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt", "vocab.txt",
+	"tokenizer.model", "spiece.model", "chat_template.jinja", "generation_config.json", "preprocessor_config.json",
+}
+
+// A Model is one that transformers has, too. Its methods may be called at the same time as those of
+// another, and those with a context are collective, as those of [fsdp.Sharded].
+type Model struct {
+	// Model is what fsdp.Wrap takes, such as a *nn.GPT. Settings of training may be changed before
+	// that: Dropout and LoRA.
+	Model fsdp.Model
+
+	// Ignored lists keys of config.json that say something about training which Model does not do,
+	// with their values.
+	Ignored []string
+
+	arch   *architecture
+	keys   map[string]any // of config.json
+	prefix string         // of the names of tensors
+	dir    string         // that was opened, or ""
+	kept   []string       // there
+}
+
+// An architecture is a kind of model, here and there.
+type architecture struct {
+	kind, class string // model_type and architectures of config.json
+	base        string // what stands before names in files of the class, and is missing in those of the model without a head
+
+	open    func(c *config) fsdp.Model
+	config  func(m fsdp.Model) (map[string]any, error)           // nil for a model of another kind
+	options func(m fsdp.Model, prefix string) []fsdp.StateOption // how its parameters appear there
+	extra   func(m fsdp.Model, name string) bool                 // what may be in a file and is no parameter; without prefix
+	adapted func(m fsdp.Model) (lora nn.LoRA, linear []string)   // the layers that LoRA adapts
+}
+
+var architectures = []*architecture{&gpt2}
+
+// Open reads config.json in a directory, and which tensors there are. An error names the key, the
+// file or the setting that is wrong or not supported. It is no collective; all ranks open the same
+// directory.
+func Open(dir string) (*Model, error) {
+	m, err := open(dir)
+	if err != nil {
+		return nil, fmt.Errorf("hf: %s: %w", dir, err)
+	}
+	return m, nil
+}
+
+func open(dir string) (*Model, error) {
+	text, err := os.ReadFile(filepath.Join(dir, configFile))
+	if err != nil {
+		return nil, err
+	}
+	m := &Model{dir: dir}
+	if err := m.parse(text); err != nil {
+		return nil, fmt.Errorf("%s: %w", configFile, err)
+	}
+	names, err := tensorNames(dir)
+	if err != nil {
+		return nil, err
+	}
+	if slices.ContainsFunc(names, func(name string) bool { return strings.HasPrefix(name, m.arch.base) }) {
+		m.prefix = m.arch.base
+	}
+	for _, name := range kept {
+		if _, err := os.Stat(filepath.Join(dir, name)); err == nil {
+			m.kept = append(m.kept, name)
+		} else if !errors.Is(err, fs.ErrNotExist) {
+			return nil, err
+		}
+	}
+	return m, nil
+}
+
+// parse makes the model that config.json says.
+func (m *Model) parse(text []byte) error {
+	c, err := parseConfig(text)
+	if err != nil {
+		return err
+	}
+	kinds := make(map[string]*architecture)
+	for _, a := range architectures {
+		kinds[a.kind] = a
+	}
+	if m.arch = choose(c, "model_type", "", kinds); c.err != nil {
+		return c.err
+	}
+	class := get(c, "architectures", []string{m.arch.class})
+	if len(class) != 1 || class[0] != m.arch.class {
+		return fmt.Errorf("architectures %q is not supported, only %q", class, m.arch.class)
+	}
+	only(c, "is_encoder_decoder", false)
+	only(c, "tie_encoder_decoder", false)
+	only(c, "pruned_heads", map[string]any{})
+	c.ignore("chunk_size_feed_forward", "is_decoder", "tf_legacy_loss", "use_bfloat16")
+	c.ignore(common...)
+	m.Model = m.arch.open(c)
+	if m.Ignored = c.ignored; c.end() != nil {
+		return c.err
+	}
+	return json.Unmarshal(text, &m.keys)
+}
+
+// tensorNames lists the tensors in a directory.
+func tensorNames(dir string) (names []string, err error) {
+	path, err := weights(dir)
+	if err != nil {
+		return nil, err
+	}
+	file, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer file.Close()
+	if strings.HasSuffix(path, indexFile) {
+		var index struct {
+			WeightMap map[string]string `json:"weight_map"`
+		}
+		if err := json.NewDecoder(file).Decode(&index); err != nil {
+			return nil, fmt.Errorf("%s: %w", indexFile, err)
+		}
+		return slices.Collect(maps.Keys(index.WeightMap)), nil
+	}
+	info, err := file.Stat()
+	if err != nil {
+		return nil, err
+	}
+	h, err := safetensors.ReadHeader(file, info.Size())
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", weightsFile, err)
+	}
+	for _, t := range h.Tensors {
+		names = append(names, t.Name)
+	}
+	return names, nil
+}
+
+// weights returns the path of the weights in a directory, which may be that of an index.
+func weights(dir string) (string, error) {
+	for _, name := range []string{weightsFile, indexFile} {
+		path := filepath.Join(dir, name)
+		if _, err := os.Stat(path); err == nil || !errors.Is(err, fs.ErrNotExist) {
+			return path, err
+		}
+	}
+	return "", fmt.Errorf("neither %s nor %s is there: other formats are not supported", weightsFile, indexFile)
+}
+
+// New returns a model that was made here, such as a *nn.GPT, for Save. It is an error if transformers
+// has no such model.
+func New(model fsdp.Model) (*Model, error) {
+	for _, a := range architectures {
+		keys, err := a.config(model)
+		if err != nil {
+			return nil, fmt.Errorf("hf: %w", err)
+		}
+		if keys == nil {
+			continue
+		}
+		maps.Copy(keys, map[string]any{"model_type": a.kind, "architectures": []string{a.class}})
+		return &Model{Model: model, arch: a, keys: keys, prefix: a.base}, nil
+	}
+	return nil, fmt.Errorf("hf: %T is no model of transformers", model)
+}
+
+// Load gives s, which is m.Model wrapped, the weights in the directory that was opened. Every rank
+// reads its own shard, as [fsdp.Sharded.Import] does, whose errors it returns. Adapters keep their
+// initial values, which change nothing.
+func (m *Model) Load(ctx context.Context, s *fsdp.Sharded) error {
+	path, err := weights(m.dir)
+	opts := append(m.arch.options(m.Model, m.prefix), failing(err), fsdp.AllowMissing(nn.IsAdapter),
+		fsdp.AllowExtra(func(name string) bool { return m.arch.extra(m.Model, strings.TrimPrefix(name, m.prefix)) }))
+	return s.Import(ctx, path, opts...)
+}
+
+// failing makes an error of this rank one of all.
+func failing(err error) fsdp.StateOption {
+	return func(o *state.Options) {
+		if err != nil {
+			o.Err = err
+		}
+	}
+}
+
+// Save writes s, which is m.Model wrapped, to a directory, which rank 0 makes if its parent is there:
+// config.json, the weights, and the files of the tokenizer and of generation from the directory that
+// was opened. The options are those of [fsdp.Sharded.Export] of which it takes
+//
+//	fsdp.As        the type of the weights; that of the computation without it
+//	fsdp.SplitAt   bytes of a file, from which on there are several and an index
+//	fsdp.Metadata  text in the header
+//
+// Each file takes its place when all are on disk. The adapters of LoRA are not written: Save refuses
+// those that have trained until Merge has added them to the weights.
+func (m *Model) Save(ctx context.Context, s *fsdp.Sharded, dir string, opts ...fsdp.StateOption) error {
+	for name := range m.adapters() {
+		up := name + loraB
+		err := s.Full(ctx, []string{up}, func(params map[string]*tensor.Dense) error {
+			if !zero(params[up]) {
+				return fmt.Errorf("hf: the adapter of %s has trained: call Merge first, which adds it to the weight", name)
+			}
+			return nil
+		})
+		if err != nil {
+			return err
+		}
+	}
+	own := state.NewOptions(opts, "As", "SplitAt", "Metadata")
+	beside, err := m.beside(own)
+	opts = slices.Concat(opts, m.arch.options(m.Model, m.prefix), []fsdp.StateOption{
+		fsdp.LeaveOut(nn.IsAdapter), fsdp.Beside(beside), failing(errors.Join(own.Err, err)),
+	})
+	if own.SplitAt == 0 {
+		opts = append(opts, fsdp.SplitAt(1<<62)) // an index that is there is not to stay
+	}
+	return s.Export(ctx, filepath.Join(dir, weightsFile), opts...)
+}
+
+// beside returns the small files of a directory.
+func (m *Model) beside(o *state.Options) (map[string][]byte, error) {
+	files := make(map[string][]byte)
+	for _, name := range m.kept {
+		text, err := os.ReadFile(filepath.Join(m.dir, name))
+		if err != nil {
+			return nil, fmt.Errorf("hf: Save: %w", err)
+		}
+		files[name] = text
+	}
+	keys := maps.Clone(m.keys)
+	delete(keys, "torch_dtype") // what dtype was called
+	delete(keys, "dtype")
+	if o.As != 0 {
+		keys["dtype"] = o.As.String()
+	}
+	text, err := json.MarshalIndent(keys, "", "  ")
+	files[configFile] = append(text, '\n')
+	return files, err
+}
+
+// Merge adds the adapters of s, which is m.Model wrapped, to the weights that they adapt, layer by
+// layer, and sets them to zero in effect: s computes the same as before, but for rounding. Training
+// may go on.
+func (m *Model) Merge(ctx context.Context, s *fsdp.Sharded) error {
+	for name, lora := range m.adapters() {
+		down, up := name+loraA, name+loraB
+		err := s.Full(ctx, []string{name + ".weight", down, up}, func(params map[string]*tensor.Dense) error {
+			a, b := params[down], params[up]
+			if err := lora.Merge(params); err != nil {
+				return err
+			}
+			b.Zero()
+			params[down], params[up] = a, b
+			return nil
+		}, fsdp.WriteBack(0))
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// The parameters of an adapter, behind the name of its layer.
+const loraA, loraB = ".lora_a", ".lora_b"
+
+// adapters goes through the linear layers that have one.
+func (m *Model) adapters() iter.Seq2[string, nn.LoRA] {
+	return func(yield func(string, nn.LoRA) bool) {
+		lora, linear := m.arch.adapted(m.Model)
+		for _, name := range linear {
+			if lora.Rank == 0 || !yield(name, lora) {
+				return
+			}
+		}
+	}
+}
+
+// layers lists parts of the layers of a model: "blocks.0.qkv".
+func layers(name string, n int, parts ...string) (all []string) {
+	for i := range n {
+		for _, part := range parts {
+			all = append(all, fmt.Sprintf("%s.%d.%s", name, i, part))
+		}
+	}
+	return all
+}
+
+// zero tells whether all elements are.
+func zero(t *tensor.Dense) bool {
+	if t.Dtype() == tensor.Float64 {
+		return !slices.ContainsFunc(t.Float64s(), func(x float64) bool { return x != 0 })
+	}
+	return !slices.ContainsFunc(t.Float32s(), func(x float32) bool { return x != 0 })
+}
+
+// nameOf returns the first name of a value.
+func nameOf[V comparable](of map[string]V, value V) string {
+	for _, name := range slices.Sorted(maps.Keys(of)) {
+		if of[name] == value {
+			return name
+		}
+	}
+	return ""
+}

@@ -1,0 +1,62 @@
+"""Writes small random models of transformers, each a directory, and logits.json in it: what transformers computes, in float32.
+
+    python make.py            # needs torch and transformers; made with 2.15.0 and 5.23.0
+    python make.py DIR FILE   # loads DIR strictly instead, and compares its logits with those in FILE
+"""
+import json
+import os
+import shutil
+import sys
+
+import torch
+import transformers
+
+os.chdir(os.path.dirname(os.path.abspath(__file__)))
+SMALL = dict(vocab_size=41, num_hidden_layers=2, max_position_embeddings=32, hidden_size=24, bos_token_id=1, eos_token_id=2)
+LLAMA = dict(**SMALL, intermediate_size=40, num_attention_heads=4, num_key_value_heads=2)
+CONFIGS = {
+    "gpt2": transformers.GPT2Config(vocab_size=41, n_positions=16, n_embd=24, n_layer=2, n_head=3, bos_token_id=1, eos_token_id=2),
+    "llama": transformers.LlamaConfig(**LLAMA, rope_parameters=dict(
+        rope_type="llama3", rope_theta=500000.0, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=16)),
+    "mistral": transformers.MistralConfig(**LLAMA, sliding_window=4, head_dim=8),
+    "qwen2": transformers.Qwen2Config(**LLAMA, tie_word_embeddings=True),
+    "qwen3": transformers.Qwen3Config(**LLAMA, head_dim=8),
+}
+
+
+def logits(model, tokens):
+    with torch.no_grad():
+        return model(torch.tensor(tokens)).logits
+
+
+def make(name, config):
+    torch.manual_seed(17)
+    config._attn_implementation = "eager"
+    model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    for p in model.parameters():  # larger than usual, and no gain at one or bias at zero
+        p.data += torch.randn_like(p) * 0.2
+    tokens = torch.randint(0, config.vocab_size, (2, 11)).tolist()
+    shutil.rmtree(name, ignore_errors=True)
+    if name == "llama":  # several files, in bfloat16
+        model.bfloat16().save_pretrained(name, max_shard_size="8KB")
+        model.float()
+    else:
+        model.save_pretrained(name)
+    with open(f"{name}/logits.json", "w") as f:
+        json.dump(dict(tokens=tokens, logits=[float(f"{x:.8g}") for x in logits(model, tokens).flatten().tolist()]), f)
+
+
+def check(directory, golden):
+    model, info = transformers.AutoModelForCausalLM.from_pretrained(directory, output_loading_info=True)
+    for key in ("missing_keys", "unexpected_keys", "mismatched_keys", "error_msgs"):
+        assert not info.get(key), (key, info[key])
+    golden = json.load(open(golden))
+    print(directory, model.dtype, "largest difference of a logit:",
+          (logits(model.eval(), golden["tokens"]).float().flatten() - torch.tensor(golden["logits"])).abs().max().item())
+
+
+if len(sys.argv) > 1:
+    check(*sys.argv[1:])
+else:
+    for name, config in CONFIGS.items():
+        make(name, config)
