@@ -15,18 +15,19 @@ const defaultStd = 0.02
 
 func weights(std float64) fsdp.Init { return fsdp.Normal(cmp.Or(std, defaultStd)) }
 
-// Linear maps x [..., In] to x·weightᵀ + bias, [..., Out]. Parameters: weight [Out, In] and, unless
-// NoBias, bias [Out], and those of its adapter.
+// Linear maps x [..., In] to x·weightᵀ + bias, [..., Out]. Parameters: weight [Out, In], its own or
+// tied to the parameter that Tied names, and, unless NoBias, bias [Out], and those of its adapter.
 type Linear struct {
 	In, Out int
 	NoBias  bool
+	Tied    string  // full name of a parameter of another call, such as an embedding's weight
 	Std     float64 // of the initial weights; 0 means 0.02
 	LoRA    LoRA
 }
 
 // Params implements fsdp.Module.
 func (m *Linear) Params() []fsdp.Param {
-	params := []fsdp.Param{{Name: "weight", Shape: []int{m.Out, m.In}, Init: weights(m.Std)}}
+	params := []fsdp.Param{{Name: "weight", Shape: []int{m.Out, m.In}, Init: weights(m.Std), Tied: m.Tied}}
 	if !m.NoBias {
 		params = append(params, fsdp.Param{Name: "bias", Shape: []int{m.Out}})
 	}
@@ -115,6 +116,9 @@ const (
 	GELU     Activation = iota // exact, by erf
 	GELUTanh                   // the tanh approximation
 	ReLU
+	SiLU // x·σ(x)
+	Tanh
+	Sigmoid
 )
 
 func (a Activation) apply(x *gorgonia.Node) (*gorgonia.Node, error) {
@@ -125,8 +129,30 @@ func (a Activation) apply(x *gorgonia.Node) (*gorgonia.Node, error) {
 		return op.GELUTanh(x)
 	case ReLU:
 		return op.ReLU(x)
+	case SiLU:
+		return op.SiLU(x)
+	case Tanh:
+		return op.Tanh(x)
+	case Sigmoid:
+		return op.Sigmoid(x)
 	default:
 		return nil, fmt.Errorf("unknown activation %d", a)
+	}
+}
+
+// gate returns act(gate)·up for x [..., 2*d], whose rows are gate and up.
+func (a Activation) gate(x *gorgonia.Node) (*gorgonia.Node, error) {
+	switch a {
+	case GELU:
+		return op.GEGLU(x, nil)
+	case GELUTanh:
+		return op.GEGLUTanh(x, nil)
+	case ReLU:
+		return op.ReGLU(x, nil)
+	case SiLU:
+		return op.SwiGLU(x, nil)
+	default:
+		return nil, fmt.Errorf("no gated linear unit has activation %d: want GELU, GELUTanh, ReLU or SiLU", a)
 	}
 }
 

@@ -83,20 +83,28 @@ func (m *Dropout) Build(b *fsdp.Builder, in ...*gorgonia.Node) (gorgonia.Nodes, 
 	return one(op.Dropout(in[0], m.Rate, b.Stream("dropout")))
 }
 
-// MLP maps x [..., Dim] to out(act(fc(x))), with Hidden channels between. Parameters: those of the
-// linear layers fc and out.
+// MLP maps x [..., Dim] to out(act(fc(x))), with Hidden channels between. With Gated it is out(act(g)·u)
+// where fc(x), of 2*Hidden channels, is g and then u: a gated linear unit (Shazeer, 2020,
+// arXiv:2002.05202), SwiGLU with Act SiLU. Its fc.weight is a gate_proj.weight of Hugging Face's
+// Llama with the up_proj.weight below it, and out is the down_proj. Parameters: those of the linear
+// layers fc and out.
 type MLP struct {
 	Dim, Hidden int
 	Act         Activation
+	Gated       bool // by Act: GELU, GELUTanh, ReLU or SiLU
 	NoBias      bool
 	Dropout     float64 // of the result
 	Std         float64 // of the initial weights of fc; 0 means 0.02
 	OutStd      float64 // of those of out; 0 means Std
-	LoRA        LoRA    // of both
+	LoRA        LoRA    // of both; gate and up share one
 }
 
 func (m *MLP) fc() *Linear {
-	return &Linear{In: m.Dim, Out: m.Hidden, NoBias: m.NoBias, Std: m.Std, LoRA: m.LoRA}
+	out := m.Hidden
+	if m.Gated {
+		out *= 2
+	}
+	return &Linear{In: m.Dim, Out: out, NoBias: m.NoBias, Std: m.Std, LoRA: m.LoRA}
 }
 func (m *MLP) out() *Linear {
 	return &Linear{In: m.Hidden, Out: m.Dim, NoBias: m.NoBias, Std: cmp.Or(m.OutStd, m.Std), LoRA: m.LoRA}
@@ -112,7 +120,11 @@ func (m *MLP) Build(b *fsdp.Builder, in ...*gorgonia.Node) (gorgonia.Nodes, erro
 	if err := arguments(in, 1); err != nil {
 		return nil, err
 	}
-	return one(chain(in[0], part(b, "fc", m.fc()), m.Act.apply, part(b, "out", m.out()), dropout(b, m.Dropout, "mlp")))
+	act := m.Act.apply
+	if m.Gated {
+		act = m.Act.gate
+	}
+	return one(chain(in[0], part(b, "fc", m.fc()), act, part(b, "out", m.out()), dropout(b, m.Dropout, "mlp")))
 }
 
 // Block is a pre-norm transformer block on x [B, T, Dim]:

@@ -48,6 +48,9 @@ func TestActivations(t *testing.T) {
 		nn.GELU:     func(x float64) float64 { return x * 0.5 * math.Erfc(-x/math.Sqrt2) },
 		nn.GELUTanh: func(x float64) float64 { return 0.5 * x * (1 + math.Tanh(math.Sqrt(2/math.Pi)*(x+0.044715*x*x*x))) },
 		nn.ReLU:     func(x float64) float64 { return math.Max(x, 0) },
+		nn.SiLU:     func(x float64) float64 { return x / (1 + math.Exp(-x)) },
+		nn.Tanh:     math.Tanh,
+		nn.Sigmoid:  func(x float64) float64 { return 1 / (1 + math.Exp(-x)) },
 	} {
 		s := wrap(t, calling(&nn.MLP{Dim: 2, Hidden: 2, Act: act, NoBias: true}, 1))
 		set(t, s, "m.fc.weight", 1, 0, 0, 1)
@@ -62,6 +65,57 @@ func TestActivations(t *testing.T) {
 		set(t, alone, "m.weight", 1, 0, 0, 1)
 		require.InDeltaSlice(t, eval(t, s, x), eval(t, alone, x), 1e-12)
 	}
+}
+
+// TestGatedMLP holds the gated MLP against its formula, and takes an adapter. Tanh is no gate.
+func TestGatedMLP(t *testing.T) {
+	silu := func(x float64) float64 { return x / (1 + math.Exp(-x)) }
+	for act, f := range map[nn.Activation]func(float64) float64{
+		nn.SiLU: silu,
+		nn.GELU: func(x float64) float64 { return x * 0.5 * math.Erfc(-x/math.Sqrt2) },
+		nn.GELUTanh: func(x float64) float64 {
+			return 0.5 * x * (1 + math.Tanh(math.Sqrt(2/math.Pi)*(x+0.044715*x*x*x)))
+		},
+		nn.ReLU: func(x float64) float64 { return math.Max(x, 0) },
+	} {
+		s := wrap(t, calling(&nn.MLP{Dim: 2, Hidden: 1, Act: act, Gated: true, NoBias: true}, 1))
+		set(t, s, "m.fc.weight", 1, 2, 3, 4) // gate, up
+		set(t, s, "m.out.weight", 5, 6)
+		x := floats(3, 2)
+		for i, y := range eval(t, s, x) {
+			a, b := x.Float64s()[i/2*2], x.Float64s()[i/2*2+1]
+			require.InDelta(t, f(a+2*b)*(3*a+4*b)*float64(5+i%2), y, 1e-12)
+		}
+	}
+	adapted := wrap(t, calling(&nn.MLP{Dim: 2, Hidden: 1, Act: nn.SiLU, Gated: true, NoBias: true, LoRA: nn.LoRA{Rank: 1}}, 1))
+	for _, p := range adapted.Shards() {
+		if p.Name == "m.fc.lora_b" {
+			require.Equal(t, 2, p.Value.Len())
+		}
+	}
+	set(t, adapted, "m.fc.weight", 1, 2, 3, 4)
+	set(t, adapted, "m.fc.lora_a", 1, 1)
+	set(t, adapted, "m.fc.lora_b", 0, 1)
+	set(t, adapted, "m.out.weight", 1, 1)
+	set(t, adapted, "m.out.lora_b", 0, 0)
+	x := floats(1, 2)
+	a, b := x.Float64s()[0], x.Float64s()[1]
+	require.InDelta(t, silu(a+2*b)*(4*a+5*b), eval(t, adapted, x)[0], 1e-12)
+
+	wrong := wrap(t, calling(&nn.MLP{Dim: 2, Hidden: 1, Act: nn.Tanh, Gated: true}, 1))
+	_, err := wrong.Eval(t.Context(), x)
+	require.ErrorContains(t, err, "no gated linear unit has activation 4")
+}
+
+// TestTiedLinear multiplies with the rows that an embedding looks up.
+func TestTiedLinear(t *testing.T) {
+	s := wrap(t, model(func(t *fsdp.Tape, in []fsdp.Ref) fsdp.Ref {
+		x := t.Call("wte", &nn.Embedding{Rows: 3, Dim: 2}, in[0])
+		return t.Call("head", &nn.Linear{In: 2, Out: 3, NoBias: true, Tied: "wte.weight"}, x)
+	}))
+	require.Len(t, s.Shards(), 1)
+	set(t, s, "wte.weight", 1, 2, 3, 4, 5, 6)
+	require.Equal(t, []float64{11, 25, 39}, eval(t, s, ints([]int{1}, 1)))
 }
 
 // TestRMSNorm divides by the root mean square and scales.

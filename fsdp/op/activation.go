@@ -19,6 +19,12 @@ func GELUTanh(x *gorgonia.Node) (*gorgonia.Node, error) { return ops.GELUTanh(x)
 // al., 2017, arXiv:1702.03118).
 func SiLU(x *gorgonia.Node) (*gorgonia.Node, error) { return ops.SiLU(x) }
 
+// Tanh returns tanh(x) for x [...].
+func Tanh(x *gorgonia.Node) (*gorgonia.Node, error) { return ops.Tanh(x) }
+
+// Sigmoid returns σ(x) = 1/(1 + e⁻ˣ) for x [...].
+func Sigmoid(x *gorgonia.Node) (*gorgonia.Node, error) { return ops.Sigmoid(x) }
+
 // SwiGLU returns silu(gate)·up, element by element, for gate and up [..., d]: the gated linear unit of
 // Llama (Shazeer, 2020, arXiv:2002.05202). With up nil, gate is [..., 2*d], and its rows hold gate and
 // up one after the other, as one product makes them. It is one pass over memory in each direction.

@@ -25,6 +25,8 @@ func checkActivationTwins[T Float](t *rapid.T) {
 		twin    func(y, x []float64)
 		slope   func(dx, x, dy []float64)
 	}{
+		{"tanh", vec.Tanh[T], vec.TanhGrad[T], NaiveTanh, NaiveTanhGrad},
+		{"sigmoid", vec.Sigmoid[T], vec.SigmoidGrad[T], NaiveSigmoid, NaiveSigmoidGrad},
 		{"silu", SiLU[T], SiLUGrad[T], NaiveSiLU, NaiveSiLUGrad},
 		{"relu", ReLU[T], ReLUGrad[T], NaiveReLU, NaiveReLUGrad},
 		{"gelu", GELU[T], GELUGrad[T], NaiveGELU, NaiveGELUGrad},

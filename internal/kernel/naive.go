@@ -355,6 +355,11 @@ var (
 		s := naiveSigmoid(x)
 		return s + x*s*(1-s)
 	})
+	NaiveTanh        = naiveEach(math.Tanh)
+	NaiveTanhGrad    = naiveSlope(func(x float64) float64 { return 1 / (math.Cosh(x) * math.Cosh(x)) })
+	NaiveSigmoid     = naiveEach(naiveSigmoid)
+	NaiveSigmoidGrad = naiveSlope(func(x float64) float64 { return naiveSigmoid(x) * naiveSigmoid(-x) })
+
 	NaiveReLU     = naiveEach(func(x float64) float64 { return max(x, 0) })
 	NaiveReLUGrad = naiveSlope(func(x float64) float64 { return max(math.Copysign(1, x), 0) })
 	NaiveGELU     = naiveEach(func(x float64) float64 { return x / 2 * (1 + math.Erf(x/math.Sqrt2)) })

@@ -30,6 +30,18 @@ func SiLU(x *G.Node) (*G.Node, error) { return silu.Apply(nil, x) }
 var silu, siluGrad = activation(KindSiLU, KindSiLUGrad, "x/(1 + e⁻ˣ)", 4,
 	kernel.SiLU, kernel.SiLU, kernel.NaiveSiLU, kernel.SiLUGrad, kernel.SiLUGrad, kernel.NaiveSiLUGrad)
 
+// Tanh is op.Tanh.
+func Tanh(x *G.Node) (*G.Node, error) { return tanh.Apply(nil, x) }
+
+var tanh, tanhGrad = activation(KindTanh, KindTanhGrad, "tanh(x)", 2,
+	vec.Tanh, vec.Tanh, kernel.NaiveTanh, vec.TanhGrad, vec.TanhGrad, kernel.NaiveTanhGrad)
+
+// Sigmoid is op.Sigmoid.
+func Sigmoid(x *G.Node) (*G.Node, error) { return sigmoid.Apply(nil, x) }
+
+var sigmoid, sigmoidGrad = activation(KindSigmoid, KindSigmoidGrad, "1/(1 + e⁻ˣ)", 3,
+	vec.Sigmoid, vec.Sigmoid, kernel.NaiveSigmoid, vec.SigmoidGrad, vec.SigmoidGrad, kernel.NaiveSigmoidGrad)
+
 // ReLU is op.ReLU.
 func ReLU(x *G.Node) (*G.Node, error) { return relu.Apply(nil, x) }
 

@@ -168,6 +168,18 @@ func ExampleTable() {
 	// silu grad: x, dy
 	//     -> dx [...]
 	//     dy times the slope of silu at x
+	// tanh: x [...]
+	//     -> y [...]
+	//     tanh(x)
+	// tanh grad: x, dy
+	//     -> dx [...]
+	//     dy times the slope of tanh at x
+	// sigmoid: x [...]
+	//     -> y [...]
+	//     1/(1 + e⁻ˣ)
+	// sigmoid grad: x, dy
+	//     -> dx [...]
+	//     dy times the slope of sigmoid at x
 	// relu: x [...]
 	//     -> y [...]
 	//     max(x, 0)

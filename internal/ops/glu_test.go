@@ -27,6 +27,8 @@ func glu(act vec.Gate, packed bool) function {
 
 var gated = []operation{
 	{"silu", [][]int{{3, 70}}, nil, nil, unary(ops.SiLU)},
+	{"tanh", [][]int{{3, 7}}, nil, nil, unary(ops.Tanh)},
+	{"sigmoid", [][]int{{3, 7}}, nil, nil, unary(ops.Sigmoid)},
 	{"swiglu", [][]int{{3, 70}, {3, 70}}, nil, nil, glu(vec.GateSiLU, false)},
 	{"geglu", [][]int{{2, 3, 5}, {2, 3, 5}}, nil, nil, glu(vec.GateGELUErf, false)},
 	{"geglu tanh", [][]int{{7}, {7}}, nil, nil, glu(vec.GateGELUTanh, false)},

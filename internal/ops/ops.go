@@ -48,6 +48,10 @@ const (
 	KindGELUTanhGrad     exec.Kind = "gelu tanh grad"
 	KindSiLU             exec.Kind = "silu"
 	KindSiLUGrad         exec.Kind = "silu grad"
+	KindTanh             exec.Kind = "tanh"
+	KindTanhGrad         exec.Kind = "tanh grad"
+	KindSigmoid          exec.Kind = "sigmoid"
+	KindSigmoidGrad      exec.Kind = "sigmoid grad"
 	KindReLU             exec.Kind = "relu"
 	KindReLUGrad         exec.Kind = "relu grad"
 	KindGLU              exec.Kind = "glu"
@@ -74,7 +78,7 @@ func Table() []*exec.Row {
 		linear, addLinear, linearGradX, linearGradW, linearGradB, attention, attentionGrad,
 		sdpa, sdpaGrad, sdpaBias, sdpaBiasGrad, relative, relativeGrad,
 		layerNorm, layerNormGrad, rmsNorm, rmsNormGrad, batchStats, batchNorm, batchNormGrad,
-		gelu, geluGrad, geluTanh, geluTanhGrad, silu, siluGrad, relu, reluGrad,
+		gelu, geluGrad, geluTanh, geluTanhGrad, silu, siluGrad, tanh, tanhGrad, sigmoid, sigmoidGrad, relu, reluGrad,
 		glu, gluGrad, packedGLU, packedGLUGrad, angles, rope, ropeGrad, scale, dropout,
 		embedding, embeddingGrad, positions, positionsGrad, crossEntropy, crossEntropyGrad,
 	})

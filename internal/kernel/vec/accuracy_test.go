@@ -66,6 +66,8 @@ func TestAccuracy(t *testing.T) {
 		{"Log", logAbs[float32], logAbs[float64], math.MaxFloat32, 1.2, math.MaxFloat32, math.Inf(1)},
 		{"Tanh", Tanh[float32], Tanh[float64], 100, 2.5, 100, 2e-7},
 		{"Sigmoid", Sigmoid[float32], Sigmoid[float64], 100, 2.5, 87, 2e-7},
+		{"TanhGrad", grad(TanhGrad[float32]), grad64(TanhGrad[float64]), 100, math.Inf(1), 0, 3e-7},
+		{"SigmoidGrad", grad(SigmoidGrad[float32]), grad64(SigmoidGrad[float64]), 100, math.Inf(1), 0, 2e-7},
 		{"SiLU", SiLU[float32], SiLU[float64], 87, 5, 60, 2e-7},
 		{"SiLUGrad", grad(SiLUGrad[float32]), grad64(SiLUGrad[float64]), 87, math.Inf(1), 0, 3e-7},
 		{"GELUErf", GELUErf[float32], GELUErf[float64], 20, 7, 12, 1.5e-7},

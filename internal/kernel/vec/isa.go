@@ -30,6 +30,7 @@ type kernels[T Float] struct {
 
 	relu, silu, geluErf, geluTanh                 func(y, x []T)
 	reluGrad, siluGrad, geluErfGrad, geluTanhGrad func(dx, x, dy []T)
+	tanhGrad, sigmoidGrad                         func(dx, x, dy []T)
 	glu                                           [gates]func(y, x, up []T)
 	gluGrad                                       [gates]func(dx, dup, x, up, dy []T)
 	expSubSum                                     func(y, x []T, scale, m T) float64

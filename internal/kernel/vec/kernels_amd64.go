@@ -57,7 +57,9 @@ func avx512() isa {
 	k32.gluGrad[GateReLU] = gluReLUGradF32AVX512
 	k32.exp = expF32AVX512
 	k32.sigmoid = sigmoidF32AVX512
+	k32.sigmoidGrad = sigmoidGradF32AVX512
 	k32.tanh = tanhF32AVX512
+	k32.tanhGrad = tanhGradF32AVX512
 	k32.log = logF32AVX512
 	k32.softmaxGrad = softmaxGradF32AVX512
 	k32.norm = normF32AVX512
@@ -182,7 +184,9 @@ func gluReLUF32AVX512(y, x, up []float32)
 func gluReLUGradF32AVX512(dx, dup, x, up, dy []float32)
 func expF32AVX512(y, x []float32)
 func sigmoidF32AVX512(y, x []float32)
+func sigmoidGradF32AVX512(dx, x, dy []float32)
 func tanhF32AVX512(y, x []float32)
+func tanhGradF32AVX512(dx, x, dy []float32)
 func logF32AVX512(y, x []float32)
 func softmaxGradF32AVX512(dx, p, dp []float32, delta, scale float32)
 func softmaxGradF64AVX512(dx, p, dp []float64, delta, scale float64)
@@ -259,7 +263,9 @@ func avx2() isa {
 	k32.gluGrad[GateReLU] = gluReLUGradF32AVX2
 	k32.exp = expF32AVX2
 	k32.sigmoid = sigmoidF32AVX2
+	k32.sigmoidGrad = sigmoidGradF32AVX2
 	k32.tanh = tanhF32AVX2
+	k32.tanhGrad = tanhGradF32AVX2
 	k32.log = logF32AVX2
 	k32.softmaxGrad = softmaxGradF32AVX2
 	k32.norm = normF32AVX2
@@ -384,7 +390,9 @@ func gluReLUF32AVX2(y, x, up []float32)
 func gluReLUGradF32AVX2(dx, dup, x, up, dy []float32)
 func expF32AVX2(y, x []float32)
 func sigmoidF32AVX2(y, x []float32)
+func sigmoidGradF32AVX2(dx, x, dy []float32)
 func tanhF32AVX2(y, x []float32)
+func tanhGradF32AVX2(dx, x, dy []float32)
 func logF32AVX2(y, x []float32)
 func softmaxGradF32AVX2(dx, p, dp []float32, delta, scale float32)
 func softmaxGradF64AVX2(dx, p, dp []float64, delta, scale float64)

@@ -57,7 +57,9 @@ func neon() isa {
 	k32.gluGrad[GateReLU] = gluReLUGradF32NEON
 	k32.exp = expF32NEON
 	k32.sigmoid = sigmoidF32NEON
+	k32.sigmoidGrad = sigmoidGradF32NEON
 	k32.tanh = tanhF32NEON
+	k32.tanhGrad = tanhGradF32NEON
 	k32.log = logF32NEON
 	k32.softmaxGrad = softmaxGradF32NEON
 	k32.norm = normF32NEON
@@ -182,7 +184,9 @@ func gluReLUF32NEON(y, x, up []float32)
 func gluReLUGradF32NEON(dx, dup, x, up, dy []float32)
 func expF32NEON(y, x []float32)
 func sigmoidF32NEON(y, x []float32)
+func sigmoidGradF32NEON(dx, x, dy []float32)
 func tanhF32NEON(y, x []float32)
+func tanhGradF32NEON(dx, x, dy []float32)
 func logF32NEON(y, x []float32)
 func softmaxGradF32NEON(dx, p, dp []float32, delta, scale float32)
 func softmaxGradF64NEON(dx, p, dp []float64, delta, scale float64)

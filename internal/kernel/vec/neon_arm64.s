@@ -8308,6 +8308,205 @@ afterelement:
 	ADD $1, R1
 	RET
 
+// func sigmoidGradF32NEON(dx, x, dy []float32)
+TEXT ·sigmoidGradF32NEON(SB), NOSPLIT, $0-72
+	MOVD dx_len+8(FP), R1
+	MOVD dx_base+0(FP), R2
+	MOVD x_base+24(FP), R3
+	MOVD dy_base+48(FP), R4
+	MOVD $constants<>(SB), R11
+	FMOVQ 16(R11), F30
+	VEOR V29.B16, V29.B16, V29.B16
+	FMOVQ 64(R11), F28
+	FMOVQ 80(R11), F27
+	SUBS $8, R1; BLT afterblock
+
+block:
+	FMOVQ 0(R3), F0
+	FMOVQ 16(R3), F1
+	WORD $0x4ea0d7a0 /* fsub v0.4s, v29.4s, v0.4s */
+	WORD $0x4ea1d7a1 /* fsub v1.4s, v29.4s, v1.4s */
+	WORD $0x4ea0f760 /* fmin v0.4s, v27.4s, v0.4s */
+	WORD $0x4ea1f761 /* fmin v1.4s, v27.4s, v1.4s */
+	WORD $0x4e20f780 /* fmax v0.4s, v28.4s, v0.4s */
+	WORD $0x4e21f781 /* fmax v1.4s, v28.4s, v1.4s */
+	FMOVQ 96(R11), F31
+	WORD $0x6e3fdc02 /* fmul v2.4s, v0.4s, v31.4s */
+	WORD $0x6e3fdc23 /* fmul v3.4s, v1.4s, v31.4s */
+	WORD $0x4e218842 /* frintn v2.4s, v2.4s */
+	WORD $0x4e218863 /* frintn v3.4s, v3.4s */
+	FMOVQ 112(R11), F31
+	WORD $0x4ebfcc40 /* fmls v0.4s, v2.4s, v31.4s */
+	WORD $0x4ebfcc61 /* fmls v1.4s, v3.4s, v31.4s */
+	FMOVQ 128(R11), F31
+	WORD $0x4ebfcc40 /* fmls v0.4s, v2.4s, v31.4s */
+	WORD $0x4ebfcc61 /* fmls v1.4s, v3.4s, v31.4s */
+	FMOVQ 144(R11), F4
+	FMOVQ 144(R11), F5
+	FMOVQ 160(R11), F6
+	WORD $0x4e20cc86 /* fmla v6.4s, v4.4s, v0.4s */
+	FMOVQ 160(R11), F7
+	WORD $0x4e21cca7 /* fmla v7.4s, v5.4s, v1.4s */
+	FMOVQ 176(R11), F4
+	WORD $0x4e20ccc4 /* fmla v4.4s, v6.4s, v0.4s */
+	FMOVQ 176(R11), F5
+	WORD $0x4e21cce5 /* fmla v5.4s, v7.4s, v1.4s */
+	FMOVQ 192(R11), F6
+	WORD $0x4e20cc86 /* fmla v6.4s, v4.4s, v0.4s */
+	FMOVQ 192(R11), F7
+	WORD $0x4e21cca7 /* fmla v7.4s, v5.4s, v1.4s */
+	FMOVQ 208(R11), F4
+	WORD $0x4e20ccc4 /* fmla v4.4s, v6.4s, v0.4s */
+	FMOVQ 208(R11), F5
+	WORD $0x4e21cce5 /* fmla v5.4s, v7.4s, v1.4s */
+	FMOVQ 16(R11), F6
+	WORD $0x4e20cc86 /* fmla v6.4s, v4.4s, v0.4s */
+	FMOVQ 16(R11), F7
+	WORD $0x4e21cca7 /* fmla v7.4s, v5.4s, v1.4s */
+	FMOVQ 16(R11), F4
+	WORD $0x4e20ccc4 /* fmla v4.4s, v6.4s, v0.4s */
+	FMOVQ 16(R11), F5
+	WORD $0x4e21cce5 /* fmla v5.4s, v7.4s, v1.4s */
+	WORD $0x4e21a842 /* fcvtns v2.4s, v2.4s */
+	WORD $0x4e21a863 /* fcvtns v3.4s, v3.4s */
+	WORD $0x4f3f0446 /* sshr v6.4s, v2.4s, #1 */
+	WORD $0x4f3f0467 /* sshr v7.4s, v3.4s, #1 */
+	VSUB V6.S4, V2.S4, V2.S4
+	VSUB V7.S4, V3.S4, V3.S4
+	VSHL $23, V6.S4, V6.S4
+	VSHL $23, V7.S4, V7.S4
+	VADD V6.S4, V4.S4, V6.S4
+	VADD V7.S4, V5.S4, V7.S4
+	VSHL $23, V2.S4, V2.S4
+	VSHL $23, V3.S4, V3.S4
+	FMOVQ 16(R11), F31
+	VADD V31.S4, V2.S4, V2.S4
+	VADD V31.S4, V3.S4, V3.S4
+	WORD $0x6e22dcc2 /* fmul v2.4s, v6.4s, v2.4s */
+	WORD $0x6e23dce3 /* fmul v3.4s, v7.4s, v3.4s */
+	WORD $0x4e3ed442 /* fadd v2.4s, v2.4s, v30.4s */
+	WORD $0x4e3ed463 /* fadd v3.4s, v3.4s, v30.4s */
+	WORD $0x6e22ffc2 /* fdiv v2.4s, v30.4s, v2.4s */
+	WORD $0x6e23ffc3 /* fdiv v3.4s, v30.4s, v3.4s */
+	VMOV V2.B16, V6.B16
+	WORD $0x4ea2cc46 /* fmls v6.4s, v2.4s, v2.4s */
+	VMOV V3.B16, V7.B16
+	WORD $0x4ea3cc67 /* fmls v7.4s, v3.4s, v3.4s */
+	FMOVQ 0(R4), F2
+	FMOVQ 16(R4), F3
+	WORD $0x6e22dcc2 /* fmul v2.4s, v6.4s, v2.4s */
+	WORD $0x6e23dce3 /* fmul v3.4s, v7.4s, v3.4s */
+	FMOVQ F2, 0(R2)
+	FMOVQ F3, 16(R2)
+	ADD $32, R2
+	ADD $32, R3
+	ADD $32, R4
+	SUBS $8, R1; BGE block
+
+afterblock:
+	ADD $8, R1
+	SUBS $4, R1; BLT aftervector
+
+vector:
+	FMOVQ 0(R3), F0
+	WORD $0x4ea0d7a0 /* fsub v0.4s, v29.4s, v0.4s */
+	WORD $0x4ea0f760 /* fmin v0.4s, v27.4s, v0.4s */
+	WORD $0x4e20f780 /* fmax v0.4s, v28.4s, v0.4s */
+	FMOVQ 96(R11), F31
+	WORD $0x6e3fdc01 /* fmul v1.4s, v0.4s, v31.4s */
+	WORD $0x4e218821 /* frintn v1.4s, v1.4s */
+	FMOVQ 112(R11), F31
+	WORD $0x4ebfcc20 /* fmls v0.4s, v1.4s, v31.4s */
+	FMOVQ 128(R11), F31
+	WORD $0x4ebfcc20 /* fmls v0.4s, v1.4s, v31.4s */
+	FMOVQ 144(R11), F2
+	FMOVQ 160(R11), F3
+	WORD $0x4e20cc43 /* fmla v3.4s, v2.4s, v0.4s */
+	FMOVQ 176(R11), F2
+	WORD $0x4e20cc62 /* fmla v2.4s, v3.4s, v0.4s */
+	FMOVQ 192(R11), F3
+	WORD $0x4e20cc43 /* fmla v3.4s, v2.4s, v0.4s */
+	FMOVQ 208(R11), F2
+	WORD $0x4e20cc62 /* fmla v2.4s, v3.4s, v0.4s */
+	FMOVQ 16(R11), F3
+	WORD $0x4e20cc43 /* fmla v3.4s, v2.4s, v0.4s */
+	FMOVQ 16(R11), F2
+	WORD $0x4e20cc62 /* fmla v2.4s, v3.4s, v0.4s */
+	WORD $0x4e21a821 /* fcvtns v1.4s, v1.4s */
+	WORD $0x4f3f0423 /* sshr v3.4s, v1.4s, #1 */
+	VSUB V3.S4, V1.S4, V1.S4
+	VSHL $23, V3.S4, V3.S4
+	VADD V3.S4, V2.S4, V3.S4
+	VSHL $23, V1.S4, V1.S4
+	FMOVQ 16(R11), F31
+	VADD V31.S4, V1.S4, V1.S4
+	WORD $0x6e21dc61 /* fmul v1.4s, v3.4s, v1.4s */
+	WORD $0x4e3ed421 /* fadd v1.4s, v1.4s, v30.4s */
+	WORD $0x6e21ffc1 /* fdiv v1.4s, v30.4s, v1.4s */
+	VMOV V1.B16, V3.B16
+	WORD $0x4ea1cc23 /* fmls v3.4s, v1.4s, v1.4s */
+	FMOVQ 0(R4), F1
+	WORD $0x6e21dc61 /* fmul v1.4s, v3.4s, v1.4s */
+	FMOVQ F1, 0(R2)
+	ADD $16, R2
+	ADD $16, R3
+	ADD $16, R4
+	SUBS $4, R1; BGE vector
+
+aftervector:
+	ADD $4, R1
+	SUBS $1, R1; BLT afterelement
+
+element:
+	FMOVS 0(R3), F0
+	WORD $0x4ea0d7a0 /* fsub v0.4s, v29.4s, v0.4s */
+	WORD $0x4ea0f760 /* fmin v0.4s, v27.4s, v0.4s */
+	WORD $0x4e20f780 /* fmax v0.4s, v28.4s, v0.4s */
+	FMOVQ 96(R11), F31
+	WORD $0x6e3fdc01 /* fmul v1.4s, v0.4s, v31.4s */
+	WORD $0x4e218821 /* frintn v1.4s, v1.4s */
+	FMOVQ 112(R11), F31
+	WORD $0x4ebfcc20 /* fmls v0.4s, v1.4s, v31.4s */
+	FMOVQ 128(R11), F31
+	WORD $0x4ebfcc20 /* fmls v0.4s, v1.4s, v31.4s */
+	FMOVQ 144(R11), F2
+	FMOVQ 160(R11), F3
+	WORD $0x4e20cc43 /* fmla v3.4s, v2.4s, v0.4s */
+	FMOVQ 176(R11), F2
+	WORD $0x4e20cc62 /* fmla v2.4s, v3.4s, v0.4s */
+	FMOVQ 192(R11), F3
+	WORD $0x4e20cc43 /* fmla v3.4s, v2.4s, v0.4s */
+	FMOVQ 208(R11), F2
+	WORD $0x4e20cc62 /* fmla v2.4s, v3.4s, v0.4s */
+	FMOVQ 16(R11), F3
+	WORD $0x4e20cc43 /* fmla v3.4s, v2.4s, v0.4s */
+	FMOVQ 16(R11), F2
+	WORD $0x4e20cc62 /* fmla v2.4s, v3.4s, v0.4s */
+	WORD $0x4e21a821 /* fcvtns v1.4s, v1.4s */
+	WORD $0x4f3f0423 /* sshr v3.4s, v1.4s, #1 */
+	VSUB V3.S4, V1.S4, V1.S4
+	VSHL $23, V3.S4, V3.S4
+	VADD V3.S4, V2.S4, V3.S4
+	VSHL $23, V1.S4, V1.S4
+	FMOVQ 16(R11), F31
+	VADD V31.S4, V1.S4, V1.S4
+	WORD $0x6e21dc61 /* fmul v1.4s, v3.4s, v1.4s */
+	WORD $0x4e3ed421 /* fadd v1.4s, v1.4s, v30.4s */
+	WORD $0x6e21ffc1 /* fdiv v1.4s, v30.4s, v1.4s */
+	VMOV V1.B16, V3.B16
+	WORD $0x4ea1cc23 /* fmls v3.4s, v1.4s, v1.4s */
+	FMOVS 0(R4), F1
+	WORD $0x6e21dc61 /* fmul v1.4s, v3.4s, v1.4s */
+	FMOVS F1, 0(R2)
+	ADD $4, R2
+	ADD $4, R3
+	ADD $4, R4
+	SUBS $1, R1; BGE element
+
+afterelement:
+	ADD $1, R1
+	RET
+
 // func tanhF32NEON(y, x []float32)
 TEXT ·tanhF32NEON(SB), NOSPLIT, $0-48
 	MOVD y_len+8(FP), R1
@@ -8572,6 +8771,296 @@ element:
 	FMOVS F0, 0(R2)
 	ADD $4, R2
 	ADD $4, R3
+	SUBS $1, R1; BGE element
+
+afterelement:
+	ADD $1, R1
+	RET
+
+// func tanhGradF32NEON(dx, x, dy []float32)
+TEXT ·tanhGradF32NEON(SB), NOSPLIT, $0-72
+	MOVD dx_len+8(FP), R1
+	MOVD dx_base+0(FP), R2
+	MOVD x_base+24(FP), R3
+	MOVD dy_base+48(FP), R4
+	MOVD $constants<>(SB), R11
+	FMOVQ 16(R11), F30
+	FMOVQ 608(R11), F29
+	SUBS $8, R1; BLT afterblock
+
+block:
+	FMOVQ 0(R3), F0
+	FMOVQ 16(R3), F1
+	FMOVQ 32(R11), F31
+	VAND V31.B16, V0.B16, V2.B16
+	VAND V31.B16, V1.B16, V3.B16
+	WORD $0x4ea2f7a2 /* fmin v2.4s, v29.4s, v2.4s */
+	WORD $0x4ea3f7a3 /* fmin v3.4s, v29.4s, v3.4s */
+	WORD $0x6e22dc44 /* fmul v4.4s, v2.4s, v2.4s */
+	WORD $0x6e23dc65 /* fmul v5.4s, v3.4s, v3.4s */
+	FMOVQ 624(R11), F6
+	FMOVQ 624(R11), F7
+	FMOVQ 640(R11), F8
+	WORD $0x4e24ccc8 /* fmla v8.4s, v6.4s, v4.4s */
+	FMOVQ 640(R11), F9
+	WORD $0x4e25cce9 /* fmla v9.4s, v7.4s, v5.4s */
+	FMOVQ 656(R11), F6
+	WORD $0x4e24cd06 /* fmla v6.4s, v8.4s, v4.4s */
+	FMOVQ 656(R11), F7
+	WORD $0x4e25cd27 /* fmla v7.4s, v9.4s, v5.4s */
+	FMOVQ 672(R11), F8
+	WORD $0x4e24ccc8 /* fmla v8.4s, v6.4s, v4.4s */
+	FMOVQ 672(R11), F9
+	WORD $0x4e25cce9 /* fmla v9.4s, v7.4s, v5.4s */
+	FMOVQ 688(R11), F6
+	WORD $0x4e24cd06 /* fmla v6.4s, v8.4s, v4.4s */
+	FMOVQ 688(R11), F7
+	WORD $0x4e25cd27 /* fmla v7.4s, v9.4s, v5.4s */
+	FMOVQ 704(R11), F8
+	WORD $0x4e24ccc8 /* fmla v8.4s, v6.4s, v4.4s */
+	FMOVQ 704(R11), F9
+	WORD $0x4e25cce9 /* fmla v9.4s, v7.4s, v5.4s */
+	VMOV V30.B16, V6.B16
+	WORD $0x4e28cc86 /* fmla v6.4s, v4.4s, v8.4s */
+	VMOV V30.B16, V7.B16
+	WORD $0x4e29cca7 /* fmla v7.4s, v5.4s, v9.4s */
+	WORD $0x6e22dcc6 /* fmul v6.4s, v6.4s, v2.4s */
+	WORD $0x6e23dce7 /* fmul v7.4s, v7.4s, v3.4s */
+	WORD $0x4e22d444 /* fadd v4.4s, v2.4s, v2.4s */
+	WORD $0x4e23d465 /* fadd v5.4s, v3.4s, v3.4s */
+	FMOVQ 96(R11), F31
+	WORD $0x6e3fdc88 /* fmul v8.4s, v4.4s, v31.4s */
+	WORD $0x6e3fdca9 /* fmul v9.4s, v5.4s, v31.4s */
+	WORD $0x4e218908 /* frintn v8.4s, v8.4s */
+	WORD $0x4e218929 /* frintn v9.4s, v9.4s */
+	FMOVQ 112(R11), F31
+	WORD $0x4ebfcd04 /* fmls v4.4s, v8.4s, v31.4s */
+	WORD $0x4ebfcd25 /* fmls v5.4s, v9.4s, v31.4s */
+	FMOVQ 128(R11), F31
+	WORD $0x4ebfcd04 /* fmls v4.4s, v8.4s, v31.4s */
+	WORD $0x4ebfcd25 /* fmls v5.4s, v9.4s, v31.4s */
+	FMOVQ 144(R11), F10
+	FMOVQ 144(R11), F11
+	FMOVQ 160(R11), F12
+	WORD $0x4e24cd4c /* fmla v12.4s, v10.4s, v4.4s */
+	FMOVQ 160(R11), F13
+	WORD $0x4e25cd6d /* fmla v13.4s, v11.4s, v5.4s */
+	FMOVQ 176(R11), F10
+	WORD $0x4e24cd8a /* fmla v10.4s, v12.4s, v4.4s */
+	FMOVQ 176(R11), F11
+	WORD $0x4e25cdab /* fmla v11.4s, v13.4s, v5.4s */
+	FMOVQ 192(R11), F12
+	WORD $0x4e24cd4c /* fmla v12.4s, v10.4s, v4.4s */
+	FMOVQ 192(R11), F13
+	WORD $0x4e25cd6d /* fmla v13.4s, v11.4s, v5.4s */
+	FMOVQ 208(R11), F10
+	WORD $0x4e24cd8a /* fmla v10.4s, v12.4s, v4.4s */
+	FMOVQ 208(R11), F11
+	WORD $0x4e25cdab /* fmla v11.4s, v13.4s, v5.4s */
+	FMOVQ 16(R11), F12
+	WORD $0x4e24cd4c /* fmla v12.4s, v10.4s, v4.4s */
+	FMOVQ 16(R11), F13
+	WORD $0x4e25cd6d /* fmla v13.4s, v11.4s, v5.4s */
+	FMOVQ 16(R11), F10
+	WORD $0x4e24cd8a /* fmla v10.4s, v12.4s, v4.4s */
+	FMOVQ 16(R11), F11
+	WORD $0x4e25cdab /* fmla v11.4s, v13.4s, v5.4s */
+	WORD $0x4e21a908 /* fcvtns v8.4s, v8.4s */
+	WORD $0x4e21a929 /* fcvtns v9.4s, v9.4s */
+	WORD $0x4f3f050c /* sshr v12.4s, v8.4s, #1 */
+	WORD $0x4f3f052d /* sshr v13.4s, v9.4s, #1 */
+	VSUB V12.S4, V8.S4, V8.S4
+	VSUB V13.S4, V9.S4, V9.S4
+	VSHL $23, V12.S4, V12.S4
+	VSHL $23, V13.S4, V13.S4
+	VADD V12.S4, V10.S4, V12.S4
+	VADD V13.S4, V11.S4, V13.S4
+	VSHL $23, V8.S4, V8.S4
+	VSHL $23, V9.S4, V9.S4
+	FMOVQ 16(R11), F31
+	VADD V31.S4, V8.S4, V8.S4
+	VADD V31.S4, V9.S4, V9.S4
+	WORD $0x6e28dd88 /* fmul v8.4s, v12.4s, v8.4s */
+	WORD $0x6e29dda9 /* fmul v9.4s, v13.4s, v9.4s */
+	WORD $0x4ebed50c /* fsub v12.4s, v8.4s, v30.4s */
+	WORD $0x4ebed52d /* fsub v13.4s, v9.4s, v30.4s */
+	WORD $0x4e3ed508 /* fadd v8.4s, v8.4s, v30.4s */
+	WORD $0x4e3ed529 /* fadd v9.4s, v9.4s, v30.4s */
+	WORD $0x6e28fd88 /* fdiv v8.4s, v12.4s, v8.4s */
+	WORD $0x6e29fda9 /* fdiv v9.4s, v13.4s, v9.4s */
+	FMOVQ 720(R11), F31
+	WORD $0x4ebfd442 /* fsub v2.4s, v2.4s, v31.4s */
+	WORD $0x4ebfd463 /* fsub v3.4s, v3.4s, v31.4s */
+	WORD $0x4f21044c /* sshr v12.4s, v2.4s, #31 */
+	VBSL V8.B16, V6.B16, V12.B16
+	WORD $0x4f21046d /* sshr v13.4s, v3.4s, #31 */
+	VBSL V9.B16, V7.B16, V13.B16
+	FMOVQ 0(R11), F31
+	VAND V31.B16, V0.B16, V0.B16
+	VAND V31.B16, V1.B16, V1.B16
+	VORR V0.B16, V12.B16, V0.B16
+	VORR V1.B16, V13.B16, V1.B16
+	VMOV V30.B16, V12.B16
+	WORD $0x4ea0cc0c /* fmls v12.4s, v0.4s, v0.4s */
+	VMOV V30.B16, V13.B16
+	WORD $0x4ea1cc2d /* fmls v13.4s, v1.4s, v1.4s */
+	FMOVQ 0(R4), F0
+	FMOVQ 16(R4), F1
+	WORD $0x6e20dd80 /* fmul v0.4s, v12.4s, v0.4s */
+	WORD $0x6e21dda1 /* fmul v1.4s, v13.4s, v1.4s */
+	FMOVQ F0, 0(R2)
+	FMOVQ F1, 16(R2)
+	ADD $32, R2
+	ADD $32, R3
+	ADD $32, R4
+	SUBS $8, R1; BGE block
+
+afterblock:
+	ADD $8, R1
+	SUBS $4, R1; BLT aftervector
+
+vector:
+	FMOVQ 0(R3), F0
+	FMOVQ 32(R11), F31
+	VAND V31.B16, V0.B16, V1.B16
+	WORD $0x4ea1f7a1 /* fmin v1.4s, v29.4s, v1.4s */
+	WORD $0x6e21dc22 /* fmul v2.4s, v1.4s, v1.4s */
+	FMOVQ 624(R11), F3
+	FMOVQ 640(R11), F4
+	WORD $0x4e22cc64 /* fmla v4.4s, v3.4s, v2.4s */
+	FMOVQ 656(R11), F3
+	WORD $0x4e22cc83 /* fmla v3.4s, v4.4s, v2.4s */
+	FMOVQ 672(R11), F4
+	WORD $0x4e22cc64 /* fmla v4.4s, v3.4s, v2.4s */
+	FMOVQ 688(R11), F3
+	WORD $0x4e22cc83 /* fmla v3.4s, v4.4s, v2.4s */
+	FMOVQ 704(R11), F4
+	WORD $0x4e22cc64 /* fmla v4.4s, v3.4s, v2.4s */
+	VMOV V30.B16, V3.B16
+	WORD $0x4e24cc43 /* fmla v3.4s, v2.4s, v4.4s */
+	WORD $0x6e21dc63 /* fmul v3.4s, v3.4s, v1.4s */
+	WORD $0x4e21d422 /* fadd v2.4s, v1.4s, v1.4s */
+	FMOVQ 96(R11), F31
+	WORD $0x6e3fdc44 /* fmul v4.4s, v2.4s, v31.4s */
+	WORD $0x4e218884 /* frintn v4.4s, v4.4s */
+	FMOVQ 112(R11), F31
+	WORD $0x4ebfcc82 /* fmls v2.4s, v4.4s, v31.4s */
+	FMOVQ 128(R11), F31
+	WORD $0x4ebfcc82 /* fmls v2.4s, v4.4s, v31.4s */
+	FMOVQ 144(R11), F5
+	FMOVQ 160(R11), F6
+	WORD $0x4e22cca6 /* fmla v6.4s, v5.4s, v2.4s */
+	FMOVQ 176(R11), F5
+	WORD $0x4e22ccc5 /* fmla v5.4s, v6.4s, v2.4s */
+	FMOVQ 192(R11), F6
+	WORD $0x4e22cca6 /* fmla v6.4s, v5.4s, v2.4s */
+	FMOVQ 208(R11), F5
+	WORD $0x4e22ccc5 /* fmla v5.4s, v6.4s, v2.4s */
+	FMOVQ 16(R11), F6
+	WORD $0x4e22cca6 /* fmla v6.4s, v5.4s, v2.4s */
+	FMOVQ 16(R11), F5
+	WORD $0x4e22ccc5 /* fmla v5.4s, v6.4s, v2.4s */
+	WORD $0x4e21a884 /* fcvtns v4.4s, v4.4s */
+	WORD $0x4f3f0486 /* sshr v6.4s, v4.4s, #1 */
+	VSUB V6.S4, V4.S4, V4.S4
+	VSHL $23, V6.S4, V6.S4
+	VADD V6.S4, V5.S4, V6.S4
+	VSHL $23, V4.S4, V4.S4
+	FMOVQ 16(R11), F31
+	VADD V31.S4, V4.S4, V4.S4
+	WORD $0x6e24dcc4 /* fmul v4.4s, v6.4s, v4.4s */
+	WORD $0x4ebed486 /* fsub v6.4s, v4.4s, v30.4s */
+	WORD $0x4e3ed484 /* fadd v4.4s, v4.4s, v30.4s */
+	WORD $0x6e24fcc4 /* fdiv v4.4s, v6.4s, v4.4s */
+	FMOVQ 720(R11), F31
+	WORD $0x4ebfd421 /* fsub v1.4s, v1.4s, v31.4s */
+	WORD $0x4f210426 /* sshr v6.4s, v1.4s, #31 */
+	VBSL V4.B16, V3.B16, V6.B16
+	FMOVQ 0(R11), F31
+	VAND V31.B16, V0.B16, V0.B16
+	VORR V0.B16, V6.B16, V0.B16
+	VMOV V30.B16, V6.B16
+	WORD $0x4ea0cc06 /* fmls v6.4s, v0.4s, v0.4s */
+	FMOVQ 0(R4), F0
+	WORD $0x6e20dcc0 /* fmul v0.4s, v6.4s, v0.4s */
+	FMOVQ F0, 0(R2)
+	ADD $16, R2
+	ADD $16, R3
+	ADD $16, R4
+	SUBS $4, R1; BGE vector
+
+aftervector:
+	ADD $4, R1
+	SUBS $1, R1; BLT afterelement
+
+element:
+	FMOVS 0(R3), F0
+	FMOVQ 32(R11), F31
+	VAND V31.B16, V0.B16, V1.B16
+	WORD $0x4ea1f7a1 /* fmin v1.4s, v29.4s, v1.4s */
+	WORD $0x6e21dc22 /* fmul v2.4s, v1.4s, v1.4s */
+	FMOVQ 624(R11), F3
+	FMOVQ 640(R11), F4
+	WORD $0x4e22cc64 /* fmla v4.4s, v3.4s, v2.4s */
+	FMOVQ 656(R11), F3
+	WORD $0x4e22cc83 /* fmla v3.4s, v4.4s, v2.4s */
+	FMOVQ 672(R11), F4
+	WORD $0x4e22cc64 /* fmla v4.4s, v3.4s, v2.4s */
+	FMOVQ 688(R11), F3
+	WORD $0x4e22cc83 /* fmla v3.4s, v4.4s, v2.4s */
+	FMOVQ 704(R11), F4
+	WORD $0x4e22cc64 /* fmla v4.4s, v3.4s, v2.4s */
+	VMOV V30.B16, V3.B16
+	WORD $0x4e24cc43 /* fmla v3.4s, v2.4s, v4.4s */
+	WORD $0x6e21dc63 /* fmul v3.4s, v3.4s, v1.4s */
+	WORD $0x4e21d422 /* fadd v2.4s, v1.4s, v1.4s */
+	FMOVQ 96(R11), F31
+	WORD $0x6e3fdc44 /* fmul v4.4s, v2.4s, v31.4s */
+	WORD $0x4e218884 /* frintn v4.4s, v4.4s */
+	FMOVQ 112(R11), F31
+	WORD $0x4ebfcc82 /* fmls v2.4s, v4.4s, v31.4s */
+	FMOVQ 128(R11), F31
+	WORD $0x4ebfcc82 /* fmls v2.4s, v4.4s, v31.4s */
+	FMOVQ 144(R11), F5
+	FMOVQ 160(R11), F6
+	WORD $0x4e22cca6 /* fmla v6.4s, v5.4s, v2.4s */
+	FMOVQ 176(R11), F5
+	WORD $0x4e22ccc5 /* fmla v5.4s, v6.4s, v2.4s */
+	FMOVQ 192(R11), F6
+	WORD $0x4e22cca6 /* fmla v6.4s, v5.4s, v2.4s */
+	FMOVQ 208(R11), F5
+	WORD $0x4e22ccc5 /* fmla v5.4s, v6.4s, v2.4s */
+	FMOVQ 16(R11), F6
+	WORD $0x4e22cca6 /* fmla v6.4s, v5.4s, v2.4s */
+	FMOVQ 16(R11), F5
+	WORD $0x4e22ccc5 /* fmla v5.4s, v6.4s, v2.4s */
+	WORD $0x4e21a884 /* fcvtns v4.4s, v4.4s */
+	WORD $0x4f3f0486 /* sshr v6.4s, v4.4s, #1 */
+	VSUB V6.S4, V4.S4, V4.S4
+	VSHL $23, V6.S4, V6.S4
+	VADD V6.S4, V5.S4, V6.S4
+	VSHL $23, V4.S4, V4.S4
+	FMOVQ 16(R11), F31
+	VADD V31.S4, V4.S4, V4.S4
+	WORD $0x6e24dcc4 /* fmul v4.4s, v6.4s, v4.4s */
+	WORD $0x4ebed486 /* fsub v6.4s, v4.4s, v30.4s */
+	WORD $0x4e3ed484 /* fadd v4.4s, v4.4s, v30.4s */
+	WORD $0x6e24fcc4 /* fdiv v4.4s, v6.4s, v4.4s */
+	FMOVQ 720(R11), F31
+	WORD $0x4ebfd421 /* fsub v1.4s, v1.4s, v31.4s */
+	WORD $0x4f210426 /* sshr v6.4s, v1.4s, #31 */
+	VBSL V4.B16, V3.B16, V6.B16
+	FMOVQ 0(R11), F31
+	VAND V31.B16, V0.B16, V0.B16
+	VORR V0.B16, V6.B16, V0.B16
+	VMOV V30.B16, V6.B16
+	WORD $0x4ea0cc06 /* fmls v6.4s, v0.4s, v0.4s */
+	FMOVS 0(R4), F0
+	WORD $0x6e20dcc0 /* fmul v0.4s, v6.4s, v0.4s */
+	FMOVS F0, 0(R2)
+	ADD $4, R2
+	ADD $4, R3
+	ADD $4, R4
 	SUBS $1, R1; BGE element
 
 afterelement:

@@ -97,6 +97,8 @@ func elementwise[T Float]() []op[T] {
 		{"ReLU", 2, 1, wide, true, 0, true, unary(ReLU[T])},
 		{"ReLUGrad", 3, 1, wide, true, 0, true, binary(ReLUGrad[T])},
 		{"SiLU", 2, 1, wide, false, 4, true, unary(SiLU[T])},
+		{"TanhGrad", 3, 1, moderate, false, 8, true, binary(TanhGrad[T])},
+		{"SigmoidGrad", 3, 1, moderate, false, 8, true, binary(SigmoidGrad[T])},
 		{"SiLUGrad", 3, 1, moderate, false, 8, true, binary(SiLUGrad[T])},
 		{"GELUErf", 2, 1, wide, false, 4, true, unary(GELUErf[T])},
 		{"GELUErfGrad", 3, 1, moderate, false, 8, true, binary(GELUErfGrad[T])},

@@ -103,6 +103,16 @@ func geluTanhSlope(x float64) float64 {
 	return s + a*s*(1-s)*(tanhA+3*tanhB*a*a)
 }
 
+func tanhSlope(x float64) float64 {
+	y := math.Tanh(x)
+	return 1 - y*y
+}
+
+func sigmoidSlope(x float64) float64 {
+	s := 1 / (1 + math.Exp(-x))
+	return s - s*s
+}
+
 func clamp(x, limit float64) float64 { return max(-limit, min(x, limit)) }
 
 func expSubSumGo[T Float](y, x []T, scale, m T) (sum float64) {

@@ -187,13 +187,27 @@ func functions() []kernel {
 			b.store("y", b.exp(b.limited(b.load("x")), nil))
 		}},
 		{name: "sigmoid", params: "y, x []T", unroll: twoOf, only32: true, body: func(b *body) {
-			one := b.register(1)
-			e := b.exp(b.limited(b.sub(b.zero(), b.load("x"))), nil)
-			b.store("y", b.div(one, b.add(e, one)))
+			b.store("y", b.sigmoid(b.load("x")))
 		}},
-		{name: "tanh", params: "y, x []T", unroll: twoOf, only32: true, body: tanh},
+		{name: "sigmoidGrad", params: "dx, x, dy []T", unroll: twoOf, only32: true, body: func(b *body) {
+			s := b.sigmoid(b.load("x"))
+			b.store("dx", b.mul(b.fnma(s, s, s), b.load("dy")))
+		}},
+		{name: "tanh", params: "y, x []T", unroll: twoOf, only32: true, body: func(b *body) {
+			b.store("y", b.tanh(b.load("x")))
+		}},
+		{name: "tanhGrad", params: "dx, x, dy []T", unroll: twoOf, only32: true, body: func(b *body) {
+			y := b.tanh(b.load("x"))
+			b.store("dx", b.mul(b.fnma(y, y, b.register(1)), b.load("dy")))
+		}},
 		{name: "log", params: "y, x []T", unroll: [2]int{2, 1}, only32: true, body: logarithm},
 	}
+}
+
+func (b *body) sigmoid(x *value) *value {
+	one := b.register(1)
+	e := b.exp(b.limited(b.sub(b.zero(), x)), nil)
+	return b.div(one, b.add(e, one))
 }
 
 // tanhCoefficients approximate (tanh(a)/a - 1)/a² as a polynomial in a² for 0 ≤ a ≤ tanhNear, such
@@ -203,15 +217,15 @@ var tanhCoefficients = []float64{-0.3333331512, 0.1333269408, -0.05389272431, 0.
 const tanhNear = 0.75
 
 // tanh is a polynomial near 0, and (e²ᵃ - 1)/(e²ᵃ + 1) with a = |x| elsewhere, with the sign of x.
-func tanh(b *body) {
-	x, one := b.load("x"), b.register(1)
+func (b *body) tanh(x *value) *value {
+	one := b.register(1)
 	a := b.min(b.register(10), b.and(x, b.word(absBits))) // 1 beyond, in float32
 	square := b.mul(a, a)
 	small := b.mul(b.fma(square, b.poly(square, tanhCoefficients...), one), a)
 	e := b.exp(b.add(a, a), nil)
 	large := b.div(b.sub(e, one), b.add(e, one))
 	y := b.ifNegative(b.sub(a, b.constant(tanhNear)), small, large)
-	b.store("y", b.or(y, b.and(x, b.word(signBit))))
+	return b.or(y, b.and(x, b.word(signBit)))
 }
 
 // logCoefficients approximate (log(1+f) - f + f²/2)/f³ for √½ ≤ 1+f ≤ √2, such that log has a
