@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"io"
 	"regexp"
+	"slices"
 	"strings"
 	"time"
 
@@ -40,6 +41,17 @@ type Plan struct {
 	AllReduces int      // all-reduces
 	Traffic    int      // bytes of parameters and gradients that one rank sends in a pass
 	Schedule   []string // the operations of a pass
+
+	Stock []StockOp // what runs slowly: first what moves most bytes
+}
+
+// A StockOp is an operation on floats that this library has no kernel for. Gorgonia runs it, which
+// allocates each result and copies it. Package op may have what computes the same.
+type StockOp struct {
+	Op    string // as Gorgonia writes it
+	Call  string // whose module has it
+	Runs  int    // how often in a pass, gradients and what backward computes again included
+	Bytes int    // that these runs read and write
 }
 
 // GroupPlan describes a flat group: the parameters of a unit, or those of one kind if it has
@@ -108,7 +120,47 @@ func (s *Sharded) Plan(batch ...Tensor) (*Plan, error) {
 	for _, op := range c.Plan.Program.Ops {
 		p.Schedule = append(p.Schedule, c.Plan.Program.Text(op))
 	}
+	p.Stock = stockOps(c)
 	return p, nil
+}
+
+// stockOps lists the stock operations of a pass.
+func stockOps(c *engine.Compiled) (list []StockOp) {
+	add := func(call string, p *exec.Program) {
+		for in := range p.All() {
+			if in.Op.Kind == exec.KindStock && in.Out.Space != exec.SpaceHost {
+				cost := in.Cost()
+				list = append(list, StockOp{in.Op.String(), call, 1, cost.Read + cost.Written})
+			}
+		}
+	}
+	for i, call := range c.Calls {
+		if call.Unit == nil {
+			continue
+		}
+		if add(c.Model.Calls[i].Name, call.Unit.Forward); call.Unit.Backward != nil {
+			add(c.Model.Calls[i].Name, call.Unit.Backward)
+		}
+	}
+	list = merged(list)
+	slices.SortStableFunc(list, func(a, b StockOp) int { return b.Bytes - a.Bytes })
+	return list
+}
+
+// merged adds up operations that are equal but for their counts.
+func merged(list []StockOp) (sums []StockOp) {
+	at := make(map[[2]string]int)
+	for _, s := range list {
+		i, ok := at[[2]string{s.Op, s.Call}]
+		if !ok {
+			at[[2]string{s.Op, s.Call}] = len(sums)
+			sums = append(sums, s)
+			continue
+		}
+		sums[i].Runs += s.Runs
+		sums[i].Bytes += s.Bytes
+	}
+	return sums
 }
 
 // divide says which of the bytes lie in files, and which in RAM. What was live before the pass
@@ -140,7 +192,8 @@ func (a *arrangement) staging() (bytes int) {
 }
 
 // String returns the plan as a table of at most 76 columns, which are 80 with what fsdprun puts
-// before a line. Groups that differ only in the numbers in their names share a line.
+// before a line. Groups, and calls of stock operations, that differ only in the numbers in their
+// names share a line.
 func (p *Plan) String() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "parameters %d, groups %d, ranks %d", p.Params, len(p.Groups), p.Ranks)
@@ -167,7 +220,35 @@ func (p *Plan) String() string {
 			fmt.Fprintf(&b, "\n%11s  %s", bytesText(row.bytes), row.what)
 		}
 	}
+	p.writeStock(&b)
 	return b.String()
+}
+
+// writeStock writes a line for each kind of stock operations, up to a number of lines.
+func (p *Plan) writeStock(w io.Writer) {
+	const lines, columns = 8, 22
+	kinds := slices.Clone(p.Stock)
+	for i := range kinds {
+		kinds[i].Call = digits.ReplaceAllString(kinds[i].Call, "*")
+	}
+	if kinds = merged(kinds); len(kinds) > 0 {
+		fmt.Fprint(w, "\nslow: stock operations of Gorgonia's, with the bytes they move")
+	}
+	for _, s := range kinds[:min(lines, len(kinds))] {
+		fmt.Fprintf(w, "\n%11s  %d × %s in %s", bytesText(s.Bytes), s.Runs, shortened(s.Op, columns), shortened(s.Call, columns))
+	}
+	if len(kinds) > lines {
+		fmt.Fprintf(w, "\n  … and %d more kinds of stock operations", len(kinds)-lines)
+	}
+}
+
+// shortened returns s with no more than n runes, by leaving out its middle.
+func shortened(s string, n int) string {
+	r := []rune(s)
+	if len(r) <= n {
+		return s
+	}
+	return string(r[:n/2]) + "…" + string(r[len(r)-n/2+1:])
 }
 
 // digits are what the names of groups that share a line differ in.
@@ -193,9 +274,6 @@ func writeGroups(w io.Writer, groups []GroupPlan) {
 		if n := count[alike(g)]; n > 1 {
 			name = fmt.Sprintf("%d × %s", n, alike(g).Name)
 		}
-		if r := []rune(name); len(r) > columns {
-			name = string(r[:columns/2]) + "…" + string(r[len(r)-columns/2+1:])
-		}
 		strategy, ranks := g.Strategy.String(), fmt.Sprint(g.Ranks)
 		if g.Replicas > 1 {
 			ranks += fmt.Sprintf(" × %d", g.Replicas)
@@ -203,7 +281,7 @@ func writeGroups(w io.Writer, groups []GroupPlan) {
 		if g.Buffers {
 			strategy, ranks = "whole", "each"
 		}
-		fmt.Fprintf(w, "  %-*s %12d %9s  %-12s %s\n", columns, name, g.Len, bytesText(g.Bytes), strategy, ranks)
+		fmt.Fprintf(w, "  %-*s %12d %9s  %-12s %s\n", columns, shortened(name, columns), g.Len, bytesText(g.Bytes), strategy, ranks)
 	}
 	if len(kinds) > lines {
 		fmt.Fprintf(w, "  … and %d more kinds of groups\n", len(kinds)-lines)
