@@ -142,7 +142,7 @@ func (c *compiler) keepWide() {
 	}
 }
 
-// keepSum lists n, the gradient of a parameter, and what it is the sum of.
+// keepSum lists n, the gradient of a parameter, and what it is the sum of, or moved from.
 func (c *compiler) keepSum(n *G.Node) {
 	if n == nil || n.Op() == nil || isConst(n) || c.wide[n] {
 		return
@@ -150,9 +150,10 @@ func (c *compiler) keepSum(n *G.Node) {
 	kids := children(c.g, n)
 	switch op, _ := operation(c.g, n, kids); {
 	case !isView(n):
-		if c.wide[n] = true; op.Kind == KindAdd {
-			c.keepSum(kids[0])
-			c.keepSum(kids[1])
+		if c.wide[n] = true; op.Kind == KindAdd || op.Moves {
+			for _, k := range kids {
+				c.keepSum(k)
+			}
 		}
 	case Numel(kids[0].Shape()) == Numel(n.Shape()):
 		c.keepSum(kids[0])

@@ -30,8 +30,6 @@ const (
 
 // opaque says what to use in the place of stock operations that have no gradient and ought to.
 var opaque = map[string]string{
-	"gorgonia.atOp":                ": use Slice",
-	"gorgonia.diagFlatOp":          ": use HadamardProd with a constant identity",
 	"gorgonia.globalAveragePoolOp": ": use Mean over axes 2 and 3",
 }
 

@@ -16,7 +16,7 @@ var transposeRow = &Row{
 	Kind: KindTranspose, Attr: Order{}, Doc: "x with its axes in another order", Shapes: "x -> y [*]",
 	Kernels: Kernels{transpose(kernel.Transpose[float32]), transpose(kernel.Transpose[float64]), transpose(kernel.NaiveTranspose)},
 	BF16:    transpose(kernel.Transpose[half.BFloat16]),
-	FLOPs:   Each(0), Cheap: true, Split: ByKernel,
+	FLOPs:   Each(0), Cheap: true, Moves: true, Split: ByKernel,
 }
 
 func nativeTranspose(n *G.Node, kids []*G.Node) *Op {
@@ -52,7 +52,7 @@ type Slice struct{ Axis, Start, Step int }
 var sliceRow = &Row{
 	Kind: KindSlice, Attr: Slice{}, Doc: "some elements of x along an axis", Shapes: "x -> y [*]",
 	Kernels: Kernels{slice[float32], slice[float64], slice[float64]}, BF16: slice[half.BFloat16],
-	FLOPs: Each(0), Reads: func(o *Op, _ int) int { return Numel(o.Shape) }, Cheap: true, Diff: 1, Grad: sliceGrads,
+	FLOPs: Each(0), Reads: func(o *Op, _ int) int { return Numel(o.Shape) }, Cheap: true, Moves: true, Diff: 1, Grad: sliceGrads,
 }
 
 // partRow takes a slice that is one piece of memory, at no cost.
@@ -76,8 +76,18 @@ func sliceGrads(o *Op, in G.Nodes, _, dy *G.Node) (G.Nodes, error) {
 var sliceGradRow = &Row{
 	Kind: KindSliceGrad, Attr: Slice{}, Doc: "dy at the elements of a slice, and 0 at the others", Shapes: "dy -> dx [*]",
 	Kernels: Kernels{sliceGrad[float32], sliceGrad[float64], sliceGrad[float64]}, BF16: sliceGrad[half.BFloat16],
-	FLOPs: Each(0),
+	FLOPs: Each(0), Moves: true,
 }
+
+// diagRow is sliceGradRow where it is no gradient.
+var diagRow = func() *Row {
+	r := *sliceGradRow
+	r.Diff, r.Grad = 1, func(o *Op, _ G.Nodes, _, dy *G.Node) (G.Nodes, error) {
+		dx, err := (&Op{Row: sliceRow, Attrs: o.Attrs, Shape: o.In[0]}).add(dy)
+		return G.Nodes{dx}, err
+	}
+	return &r
+}()
 
 func slice[T kernel.Element](f *Frame) error {
 	copySlice(Data[T](f.In[0].Bytes), Data[T](f.Out.Bytes), f.Op.In[0], f.Op.Attrs.(Slice), false)
@@ -125,6 +135,33 @@ func replaceSlice(n *G.Node, kids []*G.Node) (*G.Node, error) {
 	return partRow.view(x, View{s.Start * inner}, n.Shape())
 }
 
+// replaceAt makes a view of an element.
+func replaceAt(n *G.Node, kids []*G.Node) (*G.Node, error) {
+	at, shape := 0, kids[0].Shape()
+	list := reflect.ValueOf(n.Op()).FieldByName("coordinates")
+	if list.Len() != len(shape) {
+		return nil, fmt.Errorf("%d coordinates for %v", list.Len(), shape)
+	}
+	for axis, size := range shape {
+		i := int(list.Index(axis).Int())
+		if i < 0 || i >= size {
+			return nil, fmt.Errorf("no such element of %v", shape)
+		}
+		at = at*size + i
+	}
+	return partRow.view(kids[0], View{at}, n.Shape())
+}
+
+// replaceDiag puts the elements into a matrix of zeros, one more than a row apart.
+func replaceDiag(n *G.Node, kids []*G.Node) (*G.Node, error) {
+	size := Numel(kids[0].Shape())
+	y, err := (&Op{Row: diagRow, Attrs: Slice{Step: size + 1}, Shape: tensor.Shape{size * size}}).add(kids...)
+	if err != nil {
+		return nil, err
+	}
+	return shaped(y, n.Shape())
+}
+
 // around returns how many elements lie before an axis and behind it.
 func around(shape tensor.Shape, axis int) (outer, inner int) {
 	return Numel(shape[:axis]), Numel(shape[axis+1:])
@@ -139,7 +176,7 @@ func (a Axis) String() string { return fmt.Sprintf("(%d)", int(a)) }
 var concatRow = &Row{
 	Kind: KindConcat, Attr: Axis(0), Doc: "the arguments, one after the other along an axis", Shapes: "x -> y [*]",
 	Kernels: Kernels{concat[float32], concat[float64], concat[float64]}, BF16: concat[half.BFloat16],
-	FLOPs: Each(0), Cheap: true, Diff: math.MaxInt,
+	FLOPs: Each(0), Cheap: true, Moves: true, Diff: math.MaxInt,
 	Grad: func(o *Op, in G.Nodes, _, dy *G.Node) (grads G.Nodes, err error) {
 		if dy, err = shaped(dy, o.Shape); err != nil {
 			return nil, err

@@ -58,6 +58,8 @@ var replacements = map[string]func(n *G.Node, kids []*G.Node) (*G.Node, error){
 	"gorgonia.sliceOp":     replaceSlice,
 	"gorgonia.concatOp":    replaceConcat,
 	"gorgonia.byIndicesOp": replaceLookup,
+	"gorgonia.atOp":        replaceAt,
+	"gorgonia.diagFlatOp":  replaceDiag,
 	softmaxType:            replaceSoftmax,
 }
 

@@ -95,6 +95,7 @@ type Row struct {
 	// program is compiled, and live as long. The kernels get no arguments.
 	Constant bool
 
+	Moves      bool // elements of the result are elements of the arguments, or 0
 	Widens     bool // BF16 also leaves results in float32, where Frame.Out is
 	View       bool // the result is memory of argument 0; programs do not run the kernels
 	Cheap      bool // cheaper to compute again than to keep

@@ -72,21 +72,17 @@ func movements() map[string]entry {
 		for axis, n := range shape {
 			last[axis] = n - 1
 		}
-		s := one("last", shape, func(x *G.Node) (*G.Node, error) { return G.At(x, last...) },
-			func(x array) array { return array{[]int{}, x.v[len(x.v)-1:]} })
-		s.opaque = true
-		at.samples = append(at.samples, s)
+		at.samples = append(at.samples, one("last", shape, func(x *G.Node) (*G.Node, error) { return G.At(x, last...) },
+			func(x array) array { return array{[]int{}, x.v[len(x.v)-1:]} }))
 		if n > 1 {
-			d := one("", shape, G.DiagFlat, func(x array) array {
+			diag.samples = append(diag.samples, one("", shape, G.DiagFlat, func(x array) array {
 				return generate([]int{n, n}, func(at []int) float64 {
 					if at[0] == at[1] {
 						return x.v[at[0]]
 					}
 					return 0
 				})
-			})
-			d.opaque = true
-			diag.samples = append(diag.samples, d)
+			}))
 		}
 		if len(shape) == 4 {
 			for scale := 1; scale <= 3; scale++ {
@@ -98,15 +94,6 @@ func movements() map[string]entry {
 			}
 		}
 	}
-	for _, s := range at.samples {
-		s.opaque = false
-		at.refused = append(at.refused, s)
-	}
-	for _, s := range diag.samples {
-		s.opaque = false
-		diag.refused = append(diag.refused, s)
-	}
-	at.advice, diag.advice = "use Slice", "use HadamardProd"
 	return map[string]entry{"Transpose": transpose, "Reshape": reshape, "Ravel": ravel, "Slice": slice, "Concat": concat,
 		"Unconcat": unconcat, "KeepDims": keepDims, "SizeOf": size, "Upsample2D": upsample, "At": at, "DiagFlat": diag}
 }

@@ -5,6 +5,7 @@ import (
 	"go/ast"
 	"go/parser"
 	"go/token"
+	"maps"
 	"math"
 	"os/exec"
 	"path/filepath"
@@ -129,8 +130,9 @@ type entry struct {
 	none    string   // why it is no operation that a module uses
 }
 
-// check compares one use with its definition.
-func (s sample) check(t *testing.T) {
+// check compares one use with its definition, and tells whether an instruction of it runs as a stock
+// operation.
+func (s sample) check(t *testing.T) (stock bool) {
 	tr := exectest.New(t, &fsdpexec.Spec{Build: returning(s.f)}, s.signature())
 	x := s.arguments(tr)
 	got, want := tr.Run(t), s.define(x)
@@ -143,6 +145,16 @@ func (s sample) check(t *testing.T) {
 		requireNear(t, s.slopes(x, i, tr.GradOut[0]), got.GradIn[i], 2e-6, fmt.Sprint("gradient of argument ", i))
 	}
 	exectest.RequireClose(t, got, tr.As(t, tensor.Float32).Run(t), 2e-4)
+	return slices.ContainsFunc(instructions(tr.Unit), func(in fsdpexec.Instr) bool { return in.Op.Kind == fsdpexec.KindStock })
+}
+
+// instructions returns those of both programs of a unit.
+func instructions(u *fsdpexec.Unit) []fsdpexec.Instr {
+	list := slices.Collect(u.Forward.All())
+	if u.Backward != nil {
+		list = slices.AppendSeq(list, u.Backward.All())
+	}
+	return list
 }
 
 // arguments makes those of the operation of what the trial has drawn.
@@ -201,13 +213,28 @@ func requireNear(t *testing.T, want, got []float64, tol float64, what string) {
 	}
 }
 
+// stock are the functions of Gorgonia of which some use runs by Gorgonia's own Do.
+var stock = []string{
+	"Abs", "BinaryXent", "BroadcastPow", "Ceil", "Conv1d", "Conv2d", "ConvType", "Cos", "Cube", "Exp", "Expm1",
+	"Floor", "GlobalAveragePool2D", "Im2Col", "Inverse", "Log", "Log1p", "Mish", "Norm", "Pow", "Sigmoid", "Sign",
+	"Sin", "Softplus", "Sqrt", "Square", "Tanh", "Unconcat", "Upsample2D",
+}
+
 // TestSweep checks all uses of every operation in the table.
 func TestSweep(t *testing.T) {
 	right, refused, limits := 0, 0, 0
+	slow := make(map[string]bool)
 	for name, e := range sweep {
 		t.Run(name, func(t *testing.T) {
+			check := func(t *testing.T, s sample) {
+				t.Run(fmt.Sprint(s.name, s.in), func(t *testing.T) {
+					if s.check(t) {
+						slow[name] = true
+					}
+				})
+			}
 			for _, s := range e.samples {
-				t.Run(fmt.Sprint(s.name, s.in), s.check)
+				check(t, s)
 			}
 			for _, s := range e.refused {
 				err := s.err()
@@ -217,7 +244,7 @@ func TestSweep(t *testing.T) {
 			}
 			for _, s := range e.limits {
 				if err := s.err(); err == nil {
-					t.Run(fmt.Sprint(s.name, s.in), s.check)
+					check(t, s)
 				} else {
 					require.NotContains(t, err.Error(), "\n", s.in)
 				}
@@ -225,6 +252,7 @@ func TestSweep(t *testing.T) {
 		})
 		right, refused, limits = right+len(e.samples), refused+len(e.refused), limits+len(e.limits)
 	}
+	require.Equal(t, stock, slices.Sorted(maps.Keys(slow)), "what runs as a stock operation")
 	t.Logf("%d uses are right, %d are refused here, %d are beyond Gorgonia's limits", right, refused, limits)
 }
 

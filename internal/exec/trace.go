@@ -265,11 +265,11 @@ func reachable(g *G.ExprGraph, out *G.Node, targets map[*G.Node]bool) (hit map[*
 
 // differentiable tells for each argument of op whether it has a gradient. It returns nil if op
 // ought to have a gradient and has none. An operation may say that an argument does not matter to
-// first order, as comparisons and operations on sizes do. gorgonia.At says so too, but that is
-// wrong. The gradient of gorgonia.ConvType is rounded to the type converted from.
+// first order, as comparisons and operations on sizes do. The gradient of gorgonia.ConvType is
+// rounded to the type converted from.
 func differentiable(op G.Op, arity int) []bool {
 	sd, ok := op.(G.SDOp)
-	if !ok || typeName(op) == "gorgonia.atOp" || typeName(op) == "gorgonia.dtConvOp" {
+	if !ok || typeName(op) == "gorgonia.dtConvOp" {
 		return nil
 	}
 	return append([]bool{}, sd.DiffWRT(arity)...)
