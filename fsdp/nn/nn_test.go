@@ -175,7 +175,7 @@ func TestBuildErrors(t *testing.T) {
 		{"ln1: layer norm: gain is (4), want [8]", &nn.Block{Dim: 4, Heads: 2}, []fsdp.Tensor{x}},
 		{"embedding: index is float64, want int", &nn.Embedding{Rows: 8, Dim: 2}, []fsdp.Tensor{x}},
 		{"positions: table is (2, 8), want at least 3 rows", &nn.Positions{Rows: 2, Dim: 8}, []fsdp.Tensor{x}},
-		{"D a multiple of 3 heads", &nn.Attention{Dim: 8, Heads: 3}, []fsdp.Tensor{x}},
+		{"want a multiple of 9 columns", &nn.Attention{Dim: 8, Heads: 3}, []fsdp.Tensor{x}},
 		{"8 channels do not divide into 3 heads", &nn.Block{Dim: 8, Heads: 3}, []fsdp.Tensor{x}},
 		{"8 channels do not divide into 0 heads", &nn.Block{Dim: 8}, []fsdp.Tensor{x}},
 		{"unknown activation 9", &nn.MLP{Dim: 8, Hidden: 2, Act: 9}, []fsdp.Tensor{x}},

@@ -52,7 +52,9 @@ func (m *Attention) Build(b *fsdp.Builder, in ...*gorgonia.Node) (gorgonia.Nodes
 	}
 	return one(chain(in[0],
 		part(b, "qkv", m.qkv()),
-		func(x *gorgonia.Node) (*gorgonia.Node, error) { return op.SelfAttention(x, mask, m.Heads, m.Causal) },
+		func(x *gorgonia.Node) (*gorgonia.Node, error) {
+			return op.SelfAttention(x, op.Attention{Heads: m.Heads, Causal: m.Causal, Mask: mask})
+		},
 		part(b, "proj", m.proj()),
 		dropout(b, m.Dropout, "attention")))
 }

@@ -105,24 +105,30 @@ func ExampleTable() {
 	// linear db: dy
 	//     -> dbias f32 [out]
 	//     the sum of the rows of dy
-	// attention (ops.Attention): qkv [B T 3*D], mask? int [B T]
-	//     -> y [B T D] | lse f32 [B heads T]
-	//     softmax(q·kᵀ/√(D/heads))·v of each head, and the logarithm of the sum in each softmax
+	// attention (ops.Attention): qkv [B T (H+2*KV)*Dh], mask? int [B T]
+	//     -> y [B T H*Dh] | lse f32 [B heads T]
+	//     softmax(scale·q·kᵀ)·v of each head, and the logarithm of the sum in each softmax
 	// attention grad (ops.Attention): qkv, packed, dy, mask? int
-	//     -> dqkv [B T 3*D]
-	//     the gradient of attention, from the scores computed again
-	// sdpa (ops.SDPA): q [B Tq H*Dh], k [B Tk KV*Dh], v [B Tk KV*Dh], mask? int [B Tk]
+	//     -> dqkv [B T (H+2*KV)*Dh]
+	//     the gradients, from the scores computed again
+	// attention bias (ops.Attention): qkv [B T (H+2*KV)*Dh], bias f32 [heads T T], mask? int [B T]
+	//     -> y [B T H*Dh] | lse f32 [B heads T]
+	//     softmax(scale·q·kᵀ + bias)·v of each head, and the logarithm of the sum in each softmax
+	// attention bias grad (ops.Attention): qkv, bias f32, packed, dy, mask? int
+	//     -> dqkv [B T (H+2*KV)*Dh] | dbias f32 [heads T T]
+	//     the gradients, from the scores computed again
+	// sdpa (ops.Attention): q [B Tq H*Dh], k [B Tk KV*Dh], v [B Tk KV*Dh], mask? int [B Tk]
 	//     -> y [B Tq H*Dh] | lse f32 [B heads Tq]
 	//     softmax(scale·q·kᵀ)·v of each head, and the logarithm of the sum in each softmax
-	// sdpa grad (ops.SDPA): q, k, v, packed, dy, mask? int
+	// sdpa grad (ops.Attention): q, k, v, packed, dy, mask? int
 	//     -> dq [B Tq H*Dh] | dk [B Tk KV*Dh] | dv [B Tk KV*Dh]
-	//     the gradients of sdpa, from the scores computed again
-	// sdpa bias (ops.SDPA): q [B Tq H*Dh], k [B Tk KV*Dh], v [B Tk KV*Dh], bias f32 [heads Tq Tk], mask? int [B Tk]
+	//     the gradients, from the scores computed again
+	// sdpa bias (ops.Attention): q [B Tq H*Dh], k [B Tk KV*Dh], v [B Tk KV*Dh], bias f32 [heads Tq Tk], mask? int [B Tk]
 	//     -> y [B Tq H*Dh] | lse f32 [B heads Tq]
 	//     softmax(scale·q·kᵀ + bias)·v of each head, and the logarithm of the sum in each softmax
-	// sdpa bias grad (ops.SDPA): q, k, v, bias f32, packed, dy, mask? int
+	// sdpa bias grad (ops.Attention): q, k, v, bias f32, packed, dy, mask? int
 	//     -> dq [B Tq H*Dh] | dk [B Tk KV*Dh] | dv [B Tk KV*Dh] | dbias f32 [heads Tq Tk]
-	//     the gradients of sdpa, from the scores computed again
+	//     the gradients, from the scores computed again
 	// relative bias (ops.Relative): table f32 [buckets heads]
 	//     -> bias f32 [heads Tq Tk]
 	//     the row of table for the distance of each query and key, one column a head

@@ -56,25 +56,33 @@ func unary(f func(*G.Node) (*G.Node, error)) function {
 }
 
 func attention(heads int, causal, masked bool) function {
+	return joined(ops.Attention{Heads: heads, Causal: causal}, false, masked)
+}
+
+// joined takes qkv, then bias if there is one, then a mask if it is masked.
+func joined(a ops.Attention, biased, masked bool) function {
 	return func(_ *exec.Builder, x []*G.Node) (*G.Node, error) {
-		if masked {
-			return ops.SelfAttention(x[0], x[1], heads, causal)
-		}
-		return ops.SelfAttention(x[0], nil, heads, causal)
+		mask, bias := optional(x, biased, masked)
+		return ops.SelfAttention(x[0], mask, bias, a)
 	}
 }
 
+// optional returns what stands behind the arguments that must be there.
+func optional(x []*G.Node, biased, masked bool) (mask, bias *G.Node) {
+	if masked {
+		mask, x = x[len(x)-1], x[:len(x)-1]
+	}
+	if biased {
+		bias = x[len(x)-1]
+	}
+	return mask, bias
+}
+
 // sdpa takes q, k and v, then bias if there is one, then a mask if it is masked.
-func sdpa(a ops.SDPA, biased, masked bool) function {
+func sdpa(a ops.Attention, biased, masked bool) function {
 	return func(_ *exec.Builder, x []*G.Node) (*G.Node, error) {
-		var bias, mask *G.Node
-		if biased {
-			bias = x[3]
-		}
-		if masked {
-			mask = x[len(x)-1]
-		}
-		return ops.ScaledDotProduct(x[0], x[1], x[2], mask, bias, a)
+		mask, bias := optional(x, biased, masked)
+		return ops.SDPA(x[0], x[1], x[2], mask, bias, a)
 	}
 }
 
@@ -112,13 +120,16 @@ var operations = []operation{
 	{"masked attention", [][]int{{2, 3, 12}}, []float64{1, 0, 1, 0, 0, 0}, []int{2, 3}, attention(2, false, true)},
 	{"masked causal attention", [][]int{{2, 3, 12}}, []float64{0, 1, 1, 1, 0, 1}, []int{2, 3}, attention(1, true, true)},
 	{"attention of one token", [][]int{{1, 1, 3}}, nil, nil, attention(1, true, false)},
-	{"sdpa", [][]int{{2, 3, 8}, {2, 5, 8}, {2, 5, 8}}, nil, nil, sdpa(ops.SDPA{Heads: 2}, false, false)},
-	{"sdpa of grouped keys", [][]int{{2, 4, 12}, {2, 5, 6}, {2, 5, 6}}, nil, nil, sdpa(ops.SDPA{Heads: 4, KVHeads: 2, Causal: true}, false, false)},
-	{"sdpa in a window", [][]int{{1, 6, 8}, {1, 6, 4}, {1, 6, 4}}, nil, nil, sdpa(ops.SDPA{Heads: 2, KVHeads: 1, Causal: true, Window: 2}, false, false)},
-	{"sdpa with a bias", [][]int{{2, 3, 8}, {2, 4, 4}, {2, 4, 4}, {2, 3, 4}}, nil, nil, sdpa(ops.SDPA{Heads: 2, KVHeads: 1, Scale: 1}, true, false)},
-	{"masked sdpa", [][]int{{2, 3, 4}, {2, 4, 4}, {2, 4, 4}}, []float64{1, 0, 1, 0, 0, 0, 0, 0}, []int{2, 4}, sdpa(ops.SDPA{Heads: 2}, false, true)},
-	{"masked sdpa with a bias", [][]int{{2, 3, 4}, {2, 3, 2}, {2, 3, 2}, {2, 3, 3}}, []float64{1, 0, 1, 0, 1, 1}, []int{2, 3}, sdpa(ops.SDPA{Heads: 2, KVHeads: 1, Causal: true}, true, true)},
-	{"sdpa of one query", [][]int{{1, 1, 8}, {1, 7, 4}, {1, 7, 4}}, nil, nil, sdpa(ops.SDPA{Heads: 2, KVHeads: 1, Causal: true, Window: 3}, false, false)},
+	{"attention of grouped keys", [][]int{{2, 5, 16}}, nil, nil, joined(ops.Attention{Heads: 4, KVHeads: 2, Causal: true, Window: 3}, false, false)},
+	{"attention with a bias", [][]int{{2, 3, 8}, {2, 3, 3}}, nil, nil, joined(ops.Attention{Heads: 2, KVHeads: 1, Scale: 1}, true, false)},
+	{"masked attention with a bias", [][]int{{2, 3, 12}, {2, 3, 3}}, []float64{1, 0, 1, 0, 1, 1}, []int{2, 3}, joined(ops.Attention{Heads: 2}, true, true)},
+	{"sdpa", [][]int{{2, 3, 8}, {2, 5, 8}, {2, 5, 8}}, nil, nil, sdpa(ops.Attention{Heads: 2}, false, false)},
+	{"sdpa of grouped keys", [][]int{{2, 4, 12}, {2, 5, 6}, {2, 5, 6}}, nil, nil, sdpa(ops.Attention{Heads: 4, KVHeads: 2, Causal: true}, false, false)},
+	{"sdpa in a window", [][]int{{1, 6, 8}, {1, 6, 4}, {1, 6, 4}}, nil, nil, sdpa(ops.Attention{Heads: 2, KVHeads: 1, Causal: true, Window: 2}, false, false)},
+	{"sdpa with a bias", [][]int{{2, 3, 8}, {2, 4, 4}, {2, 4, 4}, {2, 3, 4}}, nil, nil, sdpa(ops.Attention{Heads: 2, KVHeads: 1, Scale: 1}, true, false)},
+	{"masked sdpa", [][]int{{2, 3, 4}, {2, 4, 4}, {2, 4, 4}}, []float64{1, 0, 1, 0, 0, 0, 0, 0}, []int{2, 4}, sdpa(ops.Attention{Heads: 2}, false, true)},
+	{"masked sdpa with a bias", [][]int{{2, 3, 4}, {2, 3, 2}, {2, 3, 2}, {2, 3, 3}}, []float64{1, 0, 1, 0, 1, 1}, []int{2, 3}, sdpa(ops.Attention{Heads: 2, KVHeads: 1, Causal: true}, true, true)},
+	{"sdpa of one query", [][]int{{1, 1, 8}, {1, 7, 4}, {1, 7, 4}}, nil, nil, sdpa(ops.Attention{Heads: 2, KVHeads: 1, Causal: true, Window: 3}, false, false)},
 	{"relative bias", [][]int{{8, 2}}, nil, nil, relative(ops.Relative{Queries: 9, Keys: 9, MaxDistance: 5})},
 	{"causal relative bias", [][]int{{6, 3}}, nil, nil, relative(ops.Relative{Queries: 3, Keys: 11, MaxDistance: 7, Causal: true})},
 	{"embedding", [][]int{{5, 3}}, []float64{4, 0, 4, 1}, []int{2, 2}, func(_ *exec.Builder, x []*G.Node) (*G.Node, error) { return ops.Embedding(x[0], x[1]) }},
@@ -181,15 +192,17 @@ func TestNoAllocation(t *testing.T) {
 	}
 }
 
+func onInts(f function, ints []float64, shape []int, shapes ...[]int) operation {
+	return operation{shapes: shapes, ints: ints, intShape: shape, f: f}
+}
+
+func on(f function, shapes ...[]int) operation { return operation{shapes: shapes, f: f} }
+
 // TestMistakes builds every operation on arguments that do not fit. The message has the shapes.
 func TestMistakes(t *testing.T) {
 	two := func(f func(x, y *G.Node) (*G.Node, error)) function {
 		return func(_ *exec.Builder, x []*G.Node) (*G.Node, error) { return f(x[0], x[1]) }
 	}
-	onInts := func(f function, ints []float64, shape []int, shapes ...[]int) operation {
-		return operation{shapes: shapes, ints: ints, intShape: shape, f: f}
-	}
-	on := func(f function, shapes ...[]int) operation { return operation{shapes: shapes, f: f} }
 	linear := two(func(x, w *G.Node) (*G.Node, error) { return ops.Linear(x, w, nil) })
 	layerNorm := two(func(x, g *G.Node) (*G.Node, error) { return ops.LayerNorm(x, g, g, 1e-5) })
 	for want, op := range map[string]operation{
@@ -215,39 +228,27 @@ func TestMistakes(t *testing.T) {
 		"batch norm: gain is (2, 4), want [4] for x (2, 4)":                                              on(batchNorm(0.1), []int{2, 4}, []int{2, 4}, []int{4}, []int{4}, []int{4}),
 		"batch norm: momentum 0 is not in (0, 1]":                                                        on(batchNorm(0), []int{2, 4}, []int{4}, []int{4}, []int{4}, []int{4}),
 		"batch norm: momentum NaN is not in (0, 1]":                                                      on(batchNorm(math.NaN()), []int{2, 4}, []int{4}, []int{4}, []int{4}, []int{4}),
-		"attention: qkv is (2, 9), want [B T 3*D]":                                                       on(attention(3, true, false), []int{2, 9}),
-		"attention: qkv is (2, 3, 12), want [B T 3*D] with D a multiple of 3 heads":                      on(attention(3, true, false), []int{2, 3, 12}),
-		"attention: qkv is (2, 3, 12), want [B T 3*D] with D a multiple of 0 heads":                      on(attention(0, true, false), []int{2, 3, 12}),
-		"attention: mask is (2), want [2 3] for qkv (2, 3, 12)":                                          onInts(attention(2, true, true), []float64{1, 1}, []int{2}, []int{2, 3, 12}),
-		"attention: mask is float64, want int":                                                           on(attention(2, true, true), []int{2, 3, 12}, []int{2, 3}),
-		"sdpa: k is (2, 5, 6), want 2 heads of 4 columns for q (2, 3, 8) of 2 heads":                     on(sdpa(ops.SDPA{Heads: 2}, false, false), []int{2, 3, 8}, []int{2, 5, 6}, []int{2, 5, 6}),
-		"sdpa: v is (2, 4, 8), want [2 5 8] for q (2, 3, 8)":                                             on(sdpa(ops.SDPA{Heads: 2}, false, false), []int{2, 3, 8}, []int{2, 5, 8}, []int{2, 4, 8}),
-		"sdpa: k is (1, 5, 8), want [2 Tk KV*Dh] for q (2, 3, 8)":                                        on(sdpa(ops.SDPA{Heads: 2}, false, false), []int{2, 3, 8}, []int{1, 5, 8}, []int{1, 5, 8}),
-		"sdpa: q is (3, 8), want [B Tq H*Dh]":                                                            on(sdpa(ops.SDPA{Heads: 2}, false, false), []int{3, 8}, []int{5, 8}, []int{5, 8}),
-		"sdpa: q is (1, 3, 8), want [B Tq H*Dh] with a multiple of 3 heads":                              on(sdpa(ops.SDPA{Heads: 3}, false, false), []int{1, 3, 8}, []int{1, 3, 8}, []int{1, 3, 8}),
-		"sdpa: 4 heads of queries do not divide into 3 heads of keys":                                    on(sdpa(ops.SDPA{Heads: 4, KVHeads: 3}, false, false), []int{1, 3, 8}, []int{1, 3, 6}, []int{1, 3, 6}),
-		"sdpa: 0 heads of queries do not divide into 0 heads of keys":                                    on(sdpa(ops.SDPA{}, false, false), []int{1, 3, 8}, []int{1, 3, 6}, []int{1, 3, 6}),
-		"sdpa: window 2: want a positive one with Causal, or 0":                                          on(sdpa(ops.SDPA{Heads: 2, Window: 2}, false, false), []int{1, 3, 8}, []int{1, 3, 8}, []int{1, 3, 8}),
-		"sdpa: window -1: want a positive one with Causal, or 0":                                         on(sdpa(ops.SDPA{Heads: 2, Window: -1, Causal: true}, false, false), []int{1, 3, 8}, []int{1, 3, 8}, []int{1, 3, 8}),
-		"sdpa: scale is NaN":                                             on(sdpa(ops.SDPA{Heads: 2, Scale: math.NaN()}, false, false), []int{1, 3, 8}, []int{1, 3, 8}, []int{1, 3, 8}),
-		"sdpa bias: bias is (1, 3, 3), want 2 heads":                     on(sdpa(ops.SDPA{Heads: 2}, true, false), []int{1, 3, 8}, []int{1, 3, 8}, []int{1, 3, 8}, []int{1, 3, 3}),
-		"sdpa bias: bias is (2, 3, 4), want [heads 3 3] for q (1, 3, 8)": on(sdpa(ops.SDPA{Heads: 2}, true, false), []int{1, 3, 8}, []int{1, 3, 8}, []int{1, 3, 8}, []int{2, 3, 4}),
-		"sdpa: mask is (1, 2), want [1 3] for q (1, 3, 8)":               onInts(sdpa(ops.SDPA{Heads: 2}, false, true), []float64{1, 1}, []int{1, 2}, []int{1, 3, 8}, []int{1, 3, 8}, []int{1, 3, 8}),
-		"embedding: index is float64, want int":                          on(two(ops.Embedding), []int{5, 3}, []int{2}),
-		"embedding: table is (5), want [rows d]":                         onInts(two(ops.Embedding), []float64{1}, []int{1}, []int{5}),
-		"positions: table is (2, 4), want at least 3 rows":               on(two(ops.AddPositions), []int{2, 3, 4}, []int{2, 4}),
-		"positions: x is (3, 4), want [B T d]":                           on(two(ops.AddPositions), []int{3, 4}, []int{5, 4}),
-		"cross-entropy: targets is float64, want int":                    on(crossEntropy, []int{3, 4}, []int{3}),
-		"cross-entropy: targets is (2), want [3] for logits (3, 4)":      onInts(crossEntropy, []float64{1, 1}, []int{2}, []int{3, 4}),
-		"cross-entropy: logits is (4), want [... n classes]":             onInts(crossEntropy, []float64{1}, []int{1}, []int{4}),
+		"embedding: index is float64, want int":                                                          on(two(ops.Embedding), []int{5, 3}, []int{2}),
+		"embedding: table is (5), want [rows d]":                                                         onInts(two(ops.Embedding), []float64{1}, []int{1}, []int{5}),
+		"positions: table is (2, 4), want at least 3 rows":                                               on(two(ops.AddPositions), []int{2, 3, 4}, []int{2, 4}),
+		"positions: x is (3, 4), want [B T d]":                                                           on(two(ops.AddPositions), []int{3, 4}, []int{5, 4}),
+		"cross-entropy: targets is float64, want int":                                                    on(crossEntropy, []int{3, 4}, []int{3}),
+		"cross-entropy: targets is (2), want [3] for logits (3, 4)":                                      onInts(crossEntropy, []float64{1, 1}, []int{2}, []int{3, 4}),
+		"cross-entropy: logits is (4), want [... n classes]":                                             onInts(crossEntropy, []float64{1}, []int{1}, []int{4}),
 	} {
-		sig := exectest.Signature(tensor.Float64, op.shapes...)
-		if op.ints != nil {
-			sig.Inputs = append(sig.Inputs, exec.Input{Shape: op.intShape, DType: tensor.Int})
-		}
-		_, err := exec.Compile(spec(op.f), sig)
-		require.EqualError(t, err, "in Build: "+want)
+		requireMistake(t, want, op)
 	}
+}
+
+// requireMistake builds an operation on arguments that do not fit.
+func requireMistake(t *testing.T, want string, op operation) {
+	t.Helper()
+	sig := exectest.Signature(tensor.Float64, op.shapes...)
+	if op.ints != nil {
+		sig.Inputs = append(sig.Inputs, exec.Input{Shape: op.intShape, DType: tensor.Int})
+	}
+	_, err := exec.Compile(spec(op.f), sig)
+	require.EqualError(t, err, "in Build: "+want)
 }
 
 // TestIntegersAreNotFloats refuses integers where an operation computes with floats: it would read
@@ -288,10 +289,12 @@ func TestThreadsDoNotChangeBits(t *testing.T) {
 	large := []operation{
 		{name: "linear", shapes: [][]int{{6, 30, 70}, {90, 70}, {90}}, f: operations[0].f},
 		{name: "attention", shapes: [][]int{{2, 60, 3 * 40}}, f: attention(5, true, false)},
+		{name: "attention with a bias", shapes: [][]int{{2, 60, (6 + 2*3) * 8}, {6, 60, 60}},
+			f: joined(ops.Attention{Heads: 6, KVHeads: 3}, true, false)},
 		{name: "sdpa", shapes: [][]int{{2, 60, 6 * 8}, {2, 70, 3 * 8}, {2, 70, 3 * 8}},
-			f: sdpa(ops.SDPA{Heads: 6, KVHeads: 3, Causal: true, Window: 20}, false, false)},
+			f: sdpa(ops.Attention{Heads: 6, KVHeads: 3, Causal: true, Window: 20}, false, false)},
 		{name: "sdpa with a bias", shapes: [][]int{{2, 60, 6 * 8}, {2, 70, 3 * 8}, {2, 70, 3 * 8}, {6, 60, 70}},
-			f: sdpa(ops.SDPA{Heads: 6, KVHeads: 3}, true, false)},
+			f: sdpa(ops.Attention{Heads: 6, KVHeads: 3}, true, false)},
 		{name: "gelu", shapes: [][]int{{9, 70}}, f: unary(ops.GELU)},
 		{name: "dropout", shapes: [][]int{{9, 70}}, f: dropout(0.3, 7)},
 		{name: "scale", shapes: [][]int{{9, 70}}, f: func(_ *exec.Builder, x []*G.Node) (*G.Node, error) { return ops.Scale(x[0], -3) }},

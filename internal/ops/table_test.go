@@ -212,7 +212,7 @@ func TestCost(t *testing.T) {
 
 	const batch, queries, keys, window = 2, 3, 5, 2
 	grouped := costs(operation{
-		f:      sdpa(ops.SDPA{Heads: 4, KVHeads: 2, Causal: true, Window: window}, false, false),
+		f:      sdpa(ops.Attention{Heads: 4, KVHeads: 2, Causal: true, Window: window}, false, false),
 		shapes: [][]int{{batch, queries, 4 * d}, {batch, keys, 2 * d}, {batch, keys, 2 * d}},
 	}, tensor.Float64)
 	const seen = batch * queries * window * 4 * d
