@@ -12,53 +12,6 @@ import (
 	"github.com/gofsdp/gofsdp/fsdp/op"
 )
 
-// Attention is multi-head scaled dot-product self-attention (Vaswani et al., 2017,
-// arXiv:1706.03762) on x [B, T, Dim]. With Masked it takes a second input, ints [B, T], that hides
-// the keys where it is zero. Parameters: those of the linear layers qkv, from Dim to 3*Dim with
-// query, key and value one after the other, and proj, from Dim to Dim.
-type Attention struct {
-	Dim, Heads int
-	Causal     bool // hide later positions
-	Masked     bool
-	NoBias     bool
-	Dropout    float64 // of the result
-	Std        float64 // of the initial weights of qkv; 0 means 0.02
-	ProjStd    float64 // of those of proj; 0 means Std
-	LoRA       LoRA    // of both linear layers; query, key and value share one
-}
-
-func (m *Attention) qkv() *Linear {
-	return &Linear{In: m.Dim, Out: 3 * m.Dim, NoBias: m.NoBias, Std: m.Std, LoRA: m.LoRA}
-}
-func (m *Attention) proj() *Linear {
-	return &Linear{In: m.Dim, Out: m.Dim, NoBias: m.NoBias, Std: cmp.Or(m.ProjStd, m.Std), LoRA: m.LoRA}
-}
-
-// Params implements fsdp.Module.
-func (m *Attention) Params() []fsdp.Param {
-	return slices.Concat(fsdp.Prefix("qkv", m.qkv()), fsdp.Prefix("proj", m.proj()))
-}
-
-// Build implements fsdp.Module.
-func (m *Attention) Build(b *fsdp.Builder, in ...*gorgonia.Node) (gorgonia.Nodes, error) {
-	var mask *gorgonia.Node
-	if m.Masked {
-		if err := arguments(in, 2); err != nil {
-			return nil, err
-		}
-		mask = in[1]
-	} else if err := arguments(in, 1); err != nil {
-		return nil, err
-	}
-	return one(chain(in[0],
-		part(b, "qkv", m.qkv()),
-		func(x *gorgonia.Node) (*gorgonia.Node, error) {
-			return op.SelfAttention(x, op.Attention{Heads: m.Heads, Causal: m.Causal, Mask: mask})
-		},
-		part(b, "proj", m.proj()),
-		dropout(b, m.Dropout, "attention")))
-}
-
 // dropout returns a step that applies dropout, or nothing if rate is 0. Those of one scope need
 // different names.
 func dropout(b *fsdp.Builder, rate float64, name string) func(*gorgonia.Node) (*gorgonia.Node, error) {
@@ -164,9 +117,6 @@ func (m *Block) Params() []fsdp.Param {
 func (m *Block) Build(b *fsdp.Builder, in ...*gorgonia.Node) (gorgonia.Nodes, error) {
 	if err := arguments(in, 1); err != nil {
 		return nil, err
-	}
-	if m.Heads < 1 || m.Dim%m.Heads != 0 {
-		return nil, fmt.Errorf("%d channels do not divide into %d heads", m.Dim, m.Heads)
 	}
 	residual := func(steps ...func(*gorgonia.Node) (*gorgonia.Node, error)) func(*gorgonia.Node) (*gorgonia.Node, error) {
 		return func(x *gorgonia.Node) (*gorgonia.Node, error) {
