@@ -166,17 +166,23 @@ func (m *CrossEntropy) Build(_ *fsdp.Builder, in ...*gorgonia.Node) (gorgonia.No
 }
 
 // Head maps x [..., Dim] and targets, ints [...], to the loss, as CrossEntropy does, and the
-// logits: its outputs are of shape [1] and [..., Classes]. Parameter: weight [Classes, Dim],
-// without a bias, its own or tied to the parameter that Tied names.
+// logits: its outputs are of shape [1] and [..., Classes]. Parameters: weight [Classes, Dim], its
+// own or tied to the parameter that Tied names, and, with Bias, bias [Classes].
 type Head struct {
 	Dim, Classes int
-	Tied         string  // full name of an embedding's weight, or "" for a weight of its own
+	Tied         string // full name of an embedding's weight, or "" for a weight of its own
+	Bias         bool
+	Scale        float64 // of x; 0 means 1
 	Std          float64 // of the initial weights; 0 means 0.02
 }
 
 // Params implements fsdp.Module.
 func (m *Head) Params() []fsdp.Param {
-	return []fsdp.Param{{Name: "weight", Shape: []int{m.Classes, m.Dim}, Init: weights(m.Std), Tied: m.Tied}}
+	params := []fsdp.Param{{Name: "weight", Shape: []int{m.Classes, m.Dim}, Init: weights(m.Std), Tied: m.Tied}}
+	if m.Bias {
+		params = append(params, fsdp.Param{Name: "bias", Shape: []int{m.Classes}})
+	}
+	return params
 }
 
 // Build implements fsdp.Module.
@@ -185,7 +191,19 @@ func (m *Head) Build(b *fsdp.Builder, in ...*gorgonia.Node) (gorgonia.Nodes, err
 	if err != nil {
 		return nil, err
 	}
-	logits, err := op.Linear(in[0], p[0], nil)
+	x := in[0]
+	if m.Scale != 0 {
+		if x, err = op.Scale(x, m.Scale); err != nil {
+			return nil, err
+		}
+	}
+	var bias *gorgonia.Node
+	if m.Bias {
+		if bias, err = b.Param("bias"); err != nil {
+			return nil, err
+		}
+	}
+	logits, err := op.Linear(x, p[0], bias)
 	if err != nil {
 		return nil, err
 	}
@@ -240,12 +258,14 @@ func (m *GPT) block() *Block {
 	return &Block{Dim: m.Dim, Heads: m.Heads, Act: m.Act, NoBias: m.NoBias, Dropout: m.Dropout, Eps: m.Eps, LoRA: m.LoRA,
 		ResidStd: residStd(m.Layers)}
 }
-func (m *GPT) head() *Head {
-	head := &Head{Dim: m.Dim, Classes: m.Vocab}
-	if m.Tied {
-		head.Tied = "wte.weight"
+func (m *GPT) head() *Head { return headOf(m.Tied, "wte.weight", m.Dim, m.Vocab) }
+
+// headOf returns a head with a weight of its own or, if tied, that of the embedding.
+func headOf(tied bool, embedding string, dim, classes int) *Head {
+	if !tied {
+		embedding = ""
 	}
-	return head
+	return &Head{Dim: dim, Classes: classes, Tied: embedding}
 }
 
 // residStd returns the standard deviation of the initial weights of layers that feed the residual,
