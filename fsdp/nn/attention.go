@@ -117,16 +117,21 @@ func (m *Attention) check(inputs int) error {
 	if m.Heads < 1 || m.kvHeads() < 1 || m.Heads%m.kvHeads() != 0 {
 		return fmt.Errorf("%d heads of queries do not divide into %d heads of keys", m.Heads, m.kvHeads())
 	}
-	want := 1
-	for _, more := range []bool{m.Cross, m.Biased, m.Masked} {
-		if more {
-			want++
-		}
-	}
-	if inputs != want {
+	if want := m.inputs(); inputs != want {
 		return fmt.Errorf("%d inputs, want %d", inputs, want)
 	}
 	return nil
+}
+
+// inputs returns the number of inputs.
+func (m *Attention) inputs() int {
+	n := 1
+	for _, more := range []bool{m.Cross, m.Biased, m.Masked} {
+		if more {
+			n++
+		}
+	}
+	return n
 }
 
 // together attends with queries, keys and values of one layer.

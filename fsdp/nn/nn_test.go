@@ -115,6 +115,15 @@ func TestParams(t *testing.T) {
 		{&nn.Block{Dim: 8, Heads: 2, Hidden: 3, NoBias: true}, slices.Concat(block[:3], block[4:5], block[6:8], []string{"fc.weight[3 8]", "out.weight[8 3]"})},
 		{&nn.MLP{Dim: 8, Hidden: 2, NoBias: true, LoRA: nn.LoRA{Rank: 1}}, []string{"fc.weight[2 8]", "fc.lora_a[1 8]", "fc.lora_b[2 1]", "out.weight[8 2]", "out.lora_a[1 2]", "out.lora_b[8 1]"}},
 		{&nn.Head{Dim: 4, Classes: 7}, []string{"weight[7 4]"}},
+		{&nn.Head{Dim: 4, Classes: 7, Bias: true}, []string{"weight[7 4]", "bias[7]"}},
+		{&nn.Layer{Attn: nn.Attention{Dim: 8, Heads: 2, NoBias: true}, MLP: nn.MLP{Dim: 8, Hidden: 3, Gated: true, NoBias: true}, RMS: true}, []string{
+			"attn_norm.weight[8]", "attn.qkv.weight[24 8]", "attn.proj.weight[8 8]", "mlp_norm.weight[8]", "mlp.fc.weight[6 8]", "mlp.out.weight[8 3]",
+		}},
+		{&nn.Layer{Attn: nn.Attention{Dim: 4, Heads: 1}, Cross: &nn.Attention{Dim: 4, Heads: 1, Cross: true, NoBias: true}, MLP: nn.MLP{Dim: 4, Hidden: 3}}, []string{
+			"attn_norm.weight[4]", "attn_norm.bias[4]", "attn.qkv.weight[12 4]", "attn.qkv.bias[12]", "attn.proj.weight[4 4]", "attn.proj.bias[4]",
+			"cross_norm.weight[4]", "cross_norm.bias[4]", "cross.q.weight[4 4]", "cross.k.weight[4 4]", "cross.v.weight[4 4]", "cross.proj.weight[4 4]",
+			"mlp_norm.weight[4]", "mlp_norm.bias[4]", "mlp.fc.weight[3 4]", "mlp.fc.bias[3]", "mlp.out.weight[4 3]", "mlp.out.bias[4]",
+		}},
 	} {
 		require.Equal(t, c.want, names(c.module.Params()), "%T", c.module)
 	}
@@ -178,6 +187,9 @@ func TestBuildErrors(t *testing.T) {
 		{"sdpa bias: bias is (2, 3, 8), want [heads 3 3] for q (2, 3, 8)", &nn.Attention{Dim: 8, Heads: 2, Apart: true, Biased: true}, []fsdp.Tensor{x, x}},
 		{"angles: 3 columns to turn, want an even number of them", &nn.Attention{Dim: 8, Heads: 2, HeadDim: 3, Rope: true}, []fsdp.Tensor{x}},
 		{"1 inputs, want 2", &nn.Head{Dim: 8, Classes: 3}, []fsdp.Tensor{x}},
+		{"1 inputs, want 2", &nn.Layer{Attn: nn.Attention{Dim: 8, Heads: 2, Masked: true}, MLP: nn.MLP{Dim: 8, Hidden: 3}}, []fsdp.Tensor{x}},
+		{"2 inputs, want 3", &nn.Layer{Attn: nn.Attention{Dim: 8, Heads: 2}, Cross: &nn.Attention{Dim: 8, Heads: 2, Cross: true, Masked: true}, MLP: nn.MLP{Dim: 8, Hidden: 3}}, []fsdp.Tensor{x, x}},
+		{"attn: 8 channels do not divide into 3 heads", &nn.Layer{Attn: nn.Attention{Dim: 8, Heads: 3}, MLP: nn.MLP{Dim: 8, Hidden: 3}}, []fsdp.Tensor{x}},
 		{"linear: weight is (2, 7), want [out 8] for x (2, 3, 8)", &nn.Linear{In: 7, Out: 2}, []fsdp.Tensor{x}},
 		{"fc: linear: weight is (5, 7), want [out 8] for x (2, 3, 8)", &nn.MLP{Dim: 7, Hidden: 5}, []fsdp.Tensor{x}},
 		{"layer norm: gain is (7), want [8]", &nn.LayerNorm{Dim: 7}, []fsdp.Tensor{x}},
@@ -209,12 +221,14 @@ func TestBuildErrors(t *testing.T) {
 	require.ErrorContains(t, err, "call drop (*nn.Dropout): in Build: 2 inputs, want 1")
 }
 
-// TestGPTErrors refuses sizes that make no model.
-func TestGPTErrors(t *testing.T) {
-	for _, m := range []nn.GPT{
-		{}, {Vocab: 5, Context: 5, Layers: -1, Dim: 4, Heads: 2}, {Vocab: 5, Context: 5, Layers: 1, Dim: 4}, {Vocab: 5, Layers: 1, Dim: 4, Heads: 2},
+// TestSizesOfModels refuses sizes that make no model.
+func TestSizesOfModels(t *testing.T) {
+	for _, m := range []fsdp.Model{
+		&nn.GPT{}, &nn.GPT{Vocab: 5, Context: 5, Layers: -1, Dim: 4, Heads: 2}, &nn.GPT{Vocab: 5, Context: 5, Layers: 1, Dim: 4},
+		&nn.GPT{Vocab: 5, Layers: 1, Dim: 4, Heads: 2},
+		&nn.Llama{}, &nn.Llama{Vocab: 5, Layers: -1, Dim: 4, Heads: 2, Hidden: 8}, &nn.Llama{Vocab: 5, Layers: 1, Dim: 4, Heads: 2},
 	} {
-		_, err := fsdp.Wrap(&m, fsdp.Config{})
-		require.ErrorContains(t, err, "sizes that are not positive")
+		_, err := fsdp.Wrap(m, fsdp.Config{})
+		require.ErrorContains(t, err, "sizes that are not positive", "%T", m)
 	}
 }

@@ -1,0 +1,107 @@
+package nn
+
+import (
+	"fmt"
+	"slices"
+
+	"gorgonia.org/gorgonia"
+
+	"github.com/gofsdp/gofsdp/fsdp"
+)
+
+// Layer is a transformer layer of any attention and any MLP on x [B, T, Dim]:
+//
+//	x = x + attn(attn_norm(x))
+//	x = x + cross(cross_norm(x), y)  // if there is a Cross
+//	x = x + mlp(mlp_norm(x))
+//
+// With PostNorm it normalises sums: x = attn_norm(x + attn(x)). Inputs behind x are those of Attn
+// behind its x, and then those of Cross, of which y [B, S, Dim] is the first.
+//
+// Parameters: attn_norm.*, attn.*, cross_norm.*, cross.*, mlp_norm.* and mlp.*.
+type Layer struct {
+	Attn     Attention
+	Cross    *Attention // nil for none
+	MLP      MLP
+	RMS      bool    // norms are RMSNorm, not LayerNorm
+	PostNorm bool    // as the first transformers had it, and BERT
+	Eps      float64 // of the norms; 0 means their default
+}
+
+// sublayer is a part of a layer with a norm and a residual connection of its own.
+type sublayer struct {
+	name   string
+	module fsdp.Module
+	more   int // inputs behind x
+}
+
+func (m *Layer) sublayers() []sublayer {
+	list := []sublayer{{"attn", &m.Attn, m.Attn.inputs() - 1}, {"mlp", &m.MLP, 0}}
+	if m.Cross != nil {
+		list = slices.Insert(list, 1, sublayer{"cross", m.Cross, m.Cross.inputs() - 1})
+	}
+	return list
+}
+
+func (m *Layer) norm() fsdp.Module { return norm(m.RMS, m.Attn.Dim, m.Eps) }
+
+// norm returns one of the two norms.
+func norm(rms bool, dim int, eps float64) fsdp.Module {
+	if rms {
+		return &RMSNorm{Dim: dim, Eps: eps}
+	}
+	return &LayerNorm{Dim: dim, Eps: eps}
+}
+
+// Params implements fsdp.Module.
+func (m *Layer) Params() (params []fsdp.Param) {
+	for _, s := range m.sublayers() {
+		params = slices.Concat(params, fsdp.Prefix(s.name+"_norm", m.norm()), fsdp.Prefix(s.name, s.module))
+	}
+	return params
+}
+
+// Build implements fsdp.Module.
+func (m *Layer) Build(b *fsdp.Builder, in ...*gorgonia.Node) (gorgonia.Nodes, error) {
+	list, want := m.sublayers(), 1
+	for _, s := range list {
+		want += s.more
+	}
+	if err := arguments(in, want); err != nil {
+		return nil, err
+	}
+	x, rest := in[0], in[1:]
+	for _, s := range list {
+		y, err := m.residual(b, s, x, rest[:s.more])
+		if err != nil {
+			return nil, err
+		}
+		x, rest = y, rest[s.more:]
+	}
+	return gorgonia.Nodes{x}, nil
+}
+
+// residual adds what s makes of x and its other inputs to x.
+func (m *Layer) residual(b *fsdp.Builder, s sublayer, x *gorgonia.Node, more []*gorgonia.Node) (*gorgonia.Node, error) {
+	norm := part(b, s.name+"_norm", m.norm())
+	module := func(x *gorgonia.Node) (*gorgonia.Node, error) {
+		out, err := b.Call(s.name, s.module, append(gorgonia.Nodes{x}, more...)...)
+		if err != nil {
+			return nil, err
+		}
+		return out[0], nil
+	}
+	add := func(y *gorgonia.Node) (*gorgonia.Node, error) { return gorgonia.Add(y, x) }
+	if m.PostNorm {
+		return chain(x, module, add, norm)
+	}
+	return chain(x, norm, module, add)
+}
+
+// layers calls a layer so many times on the tape, each with parameters of its own.
+func layers(t *fsdp.Tape, prefix string, n int, layer *Layer, x fsdp.Ref, more ...fsdp.Ref) fsdp.Ref {
+	for i := range n {
+		x = t.Call(fmt.Sprintf("%slayers.%d", prefix, i), layer, append([]fsdp.Ref{x}, more...)...)
+	}
+	return x
+}

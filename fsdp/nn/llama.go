@@ -1,0 +1,97 @@
+package nn
+
+import (
+	"fmt"
+
+	"github.com/gofsdp/gofsdp/fsdp"
+	"github.com/gofsdp/gofsdp/fsdp/op"
+)
+
+// Llama is a decoder-only transformer language model with rotary positions, RMSNorm, grouped queries
+// and a gated MLP, without biases (Touvron et al., 2023, arXiv:2302.13971 and arXiv:2307.09288).
+// Llama 2 and 3, Mistral, Qwen2 and Qwen3 are settings of it:
+//
+//	Llama 2 7B   Vocab: 32000, Layers: 32, Dim: 4096, Heads: 32, Hidden: 11008, Eps: 1e-5
+//	Llama 3 8B   Vocab: 128256, Layers: 32, Dim: 4096, Heads: 32, KVHeads: 8, Hidden: 14336,
+//	             RopeBase: 500000, Eps: 1e-5; RopeScaling from 3.1 on
+//	Mistral 7B   Vocab: 32000, Layers: 32, Dim: 4096, Heads: 32, KVHeads: 8, Hidden: 14336,
+//	             Window: 4096, Eps: 1e-5
+//	Qwen2 0.5B   Vocab: 151936, Layers: 24, Dim: 896, Heads: 14, KVHeads: 2, Hidden: 4864,
+//	             RopeBase: 1e6, QKVBias: true, Tied: true
+//	Qwen3 0.6B   Vocab: 151936, Layers: 28, Dim: 1024, Heads: 16, KVHeads: 8, HeadDim: 128,
+//	             Hidden: 3072, RopeBase: 1e6, QKNorm: true, Tied: true
+//
+// Its batch is tokens and targets, ints [B, T]; its results are the loss and the logits [B, T,
+// Vocab]. A target of IgnoreTarget does not count.
+//
+// Parameters: embed.weight [Vocab, Dim], layers.i.* as Layer names them, norm.weight [Dim] and,
+// unless Tied, head.weight [Vocab, Dim]. In a layer, with the names of Hugging Face beside:
+//
+//	attn_norm.weight        input_layernorm.weight
+//	attn.qkv.weight         self_attn.q_proj.weight, k_proj and v_proj, one below the other
+//	attn.proj.weight        self_attn.o_proj.weight
+//	mlp_norm.weight         post_attention_layernorm.weight
+//	mlp.fc.weight           mlp.gate_proj.weight, and up_proj below it
+//	mlp.out.weight          mlp.down_proj.weight
+//
+// QKVBias adds attn.qkv.bias. With QKNorm there are attn.q.weight, attn.k.weight and attn.v.weight
+// in place of attn.qkv.weight, and attn.q_norm.weight and attn.k_norm.weight [HeadDim].
+type Llama struct {
+	Vocab, Layers      int
+	Dim, Heads, Hidden int
+	KVHeads            int            // heads of keys and values; 0 means Heads
+	HeadDim            int            // channels of a head; 0 means Dim/Heads
+	RopeBase           float64        // 0 means 10000
+	RopeScaling        op.RopeScaling // for contexts longer than those of the first training
+	Window             int            // tokens that a token looks at, itself included; 0 means all before it
+	QKVBias            bool           // the layers of queries, keys and values have biases
+	QKNorm             bool           // queries and keys are normalised, head by head
+	Tied               bool           // the head uses the token embedding's weight
+	Eps                float64        // of the norms; 0 means 1e-6
+	LoRA               LoRA           // of the layers' linear layers
+}
+
+// Inputs names the tensors of a batch.
+func (m *Llama) Inputs() []string { return []string{"tokens", "targets"} }
+
+// Forward implements fsdp.Model.
+func (m *Llama) Forward(t *fsdp.Tape, in ...fsdp.Ref) ([]fsdp.Ref, error) {
+	if m.Layers < 0 || min(m.Vocab, m.Dim, m.Heads, m.Hidden) < 1 {
+		return nil, fmt.Errorf("nn: Llama %+v has sizes that are not positive", *m)
+	}
+	x := t.Call("embed", m.embedding(), in[0])
+	x = layers(t, "", m.Layers, m.layer(), x)
+	x = t.Call("norm", m.norm(), x)
+	loss := t.Call("head", m.head(), x, in[1])
+	return []fsdp.Ref{loss, loss.At(1)}, nil
+}
+
+func (m *Llama) embedding() *Embedding { return &Embedding{Rows: m.Vocab, Dim: m.Dim} }
+func (m *Llama) norm() *RMSNorm        { return &RMSNorm{Dim: m.Dim, Eps: m.Eps} }
+func (m *Llama) layer() *Layer {
+	return &Layer{
+		Attn: Attention{
+			Dim: m.Dim, Heads: m.Heads, KVHeads: m.KVHeads, HeadDim: m.HeadDim, Causal: true, Window: m.Window,
+			Rope: true, Rotary: op.Rotary{Base: m.RopeBase, Scaling: m.RopeScaling}, QKNorm: m.QKNorm, Eps: m.Eps,
+			NoBias: !m.QKVBias, NoProjBias: true, ProjStd: residStd(m.Layers), LoRA: m.LoRA,
+		},
+		MLP: MLP{Dim: m.Dim, Hidden: m.Hidden, Act: SiLU, Gated: true, NoBias: true, OutStd: residStd(m.Layers), LoRA: m.LoRA},
+		RMS: true, Eps: m.Eps,
+	}
+}
+func (m *Llama) head() *Head { return headOf(m.Tied, "embed.weight", m.Dim, m.Vocab) }
+
+// NumParams returns the number of elements of all parameters.
+func (m *Llama) NumParams() int {
+	return elements(m.embedding(), m.norm(), m.head()) + m.Layers*elements(m.layer())
+}
+
+// FLOPs returns the floating-point operations of forward and backward for one token of a sequence
+// of that length, as those of GPT are counted.
+func (m *Llama) FLOPs(length int) int {
+	if m.Window > 0 {
+		length = min(length, m.Window)
+	}
+	layer := m.layer()
+	return flops(m.Layers*matrices(layer)+m.Vocab*m.Dim, m.Layers*layer.Attn.width(m.Heads)*length)
+}

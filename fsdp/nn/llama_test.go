@@ -1,0 +1,43 @@
+package nn_test
+
+import (
+	"testing"
+
+	"github.com/gofsdp/gofsdp/fsdp/nn"
+	"github.com/gofsdp/gofsdp/fsdp/op"
+)
+
+var llamaNames = renamed(
+	`embed\.(.*)`, `model.embed_tokens.$1`,
+	`norm\.(.*)`, `model.norm.$1`,
+	`head\.(.*)`, `lm_head.$1`,
+	`layers\.(\d+)\.attn_norm\.(.*)`, `model.layers.$1.input_layernorm.$2`,
+	`layers\.(\d+)\.mlp_norm\.(.*)`, `model.layers.$1.post_attention_layernorm.$2`,
+	`layers\.(\d+)\.attn\.qkv\.(.*)`, `model.layers.$1.self_attn.q_proj.$2|model.layers.$1.self_attn.k_proj.$2|model.layers.$1.self_attn.v_proj.$2`,
+	`layers\.(\d+)\.attn\.proj\.(.*)`, `model.layers.$1.self_attn.o_proj.$2`,
+	`layers\.(\d+)\.attn\.([qkv])\.(.*)`, `model.layers.$1.self_attn.${2}_proj.$3`,
+	`layers\.(\d+)\.attn\.([qk]_norm)\.(.*)`, `model.layers.$1.self_attn.$2.$3`,
+	`layers\.(\d+)\.mlp\.fc\.(.*)`, `model.layers.$1.mlp.gate_proj.$2|model.layers.$1.mlp.up_proj.$2`,
+	`layers\.(\d+)\.mlp\.out\.(.*)`, `model.layers.$1.mlp.down_proj.$2`,
+)
+
+// TestLlama compares the settings that are other models, too.
+func TestLlama(t *testing.T) {
+	for _, g := range []golden{
+		{"llama", &nn.Llama{
+			Vocab: 19, Layers: 2, Dim: 8, Heads: 4, KVHeads: 2, HeadDim: 8, Hidden: 20, Eps: 1e-5, RopeBase: 100,
+			RopeScaling: op.RopeScaling{Factor: 8, LowFreq: 1, HighFreq: 4, Original: 64},
+		}, llamaNames},
+		{"mistral", &nn.Llama{
+			Vocab: 19, Layers: 2, Dim: 8, Heads: 4, KVHeads: 2, HeadDim: 4, Hidden: 20, RopeBase: 1000, Window: 3,
+		}, llamaNames},
+		{"qwen2", &nn.Llama{
+			Vocab: 19, Layers: 2, Dim: 16, Heads: 4, KVHeads: 2, Hidden: 20, RopeBase: 1e6, QKVBias: true, Tied: true,
+		}, llamaNames},
+		{"qwen3", &nn.Llama{
+			Vocab: 19, Layers: 2, Dim: 8, Heads: 4, KVHeads: 2, HeadDim: 6, Hidden: 20, RopeBase: 1e6, QKNorm: true, Tied: true,
+		}, llamaNames},
+	} {
+		g.test(t)
+	}
+}
