@@ -13,6 +13,7 @@ import (
 
 	"github.com/gofsdp/gofsdp/fsdp"
 	"github.com/gofsdp/gofsdp/fsdp/nn"
+	"github.com/gofsdp/gofsdp/fsdp/op"
 	"github.com/gofsdp/gofsdp/optim"
 )
 
@@ -102,6 +103,12 @@ func TestParams(t *testing.T) {
 		{&nn.LayerNorm{Dim: 4}, []string{"weight[4]", "bias[4]"}},
 		{&nn.RMSNorm{Dim: 4}, []string{"weight[4]"}},
 		{&nn.BatchNorm{Dim: 4}, []string{"weight[4]", "bias[4]", "running_mean[4]", "running_var[4]"}},
+		{&nn.Conv2d{In: 4, Out: 6, Kernel: [2]int{3, 5}}, []string{"weight[6 4 3 5]", "bias[6]"}},
+		{&nn.Conv2d{In: 4, Out: 6, Kernel: [2]int{3, 5}, Conv: op.Conv{Groups: 2}, NoBias: true}, []string{"weight[6 2 3 5]"}},
+		{&nn.GroupNorm{Dim: 4, Groups: 2}, []string{"weight[4]", "bias[4]"}},
+		{&nn.MaxPool2d{}, nil},
+		{&nn.AvgPool2d{}, nil},
+		{&nn.Flatten{}, nil},
 		{&nn.Linear{In: 2, Out: 3, LoRA: nn.LoRA{Rank: 5}}, []string{"weight[3 2]", "bias[3]", "lora_a[5 2]", "lora_b[3 5]"}},
 		{&nn.Add{}, nil},
 		{&nn.Dropout{Rate: 0.5}, nil},
@@ -162,6 +169,7 @@ func TestGPTParams(t *testing.T) {
 
 // TestBuildErrors are mistakes in sizes and in the number of inputs; the message says where.
 func TestBuildErrors(t *testing.T) {
+	image := floats(2, 3, 4, 4)
 	x, tokens := floats(2, 3, 8), ints([]int{2, 3}, 0, 1, 2, 3, 4, 5)
 	for _, c := range []struct {
 		want   string
@@ -174,7 +182,14 @@ func TestBuildErrors(t *testing.T) {
 		{"2 inputs, want 1", &nn.LayerNorm{Dim: 8}, []fsdp.Tensor{x, x}},
 		{"2 inputs, want 1", &nn.RMSNorm{Dim: 8}, []fsdp.Tensor{x, x}},
 		{"2 inputs, want 1", &nn.BatchNorm{Dim: 8}, []fsdp.Tensor{x, x}},
-		{"batch norm statistics: running mean is (7), want [8] for x (2, 3, 8)", &nn.BatchNorm{Dim: 7}, []fsdp.Tensor{x}},
+		{"batch norm statistics: running mean is (7), want [3] for x (2, 3, 8)", &nn.BatchNorm{Dim: 7}, []fsdp.Tensor{x}},
+		{"2 inputs, want 1", &nn.Conv2d{In: 3, Out: 2, Kernel: [2]int{1, 1}}, []fsdp.Tensor{x, x}},
+		{"convolution: w is (2, 2, 3, 3), want [O 3/1 K L] for x (2, 3, 4, 4)", &nn.Conv2d{In: 2, Out: 2, Kernel: [2]int{3, 3}}, []fsdp.Tensor{image}},
+		{"convolution: w is (4, 1, 3, 3), want [O 3/2 K L] for x (2, 3, 4, 4)", &nn.Conv2d{In: 3, Out: 4, Kernel: [2]int{3, 3}, Conv: op.Conv{Groups: 2}}, []fsdp.Tensor{image}},
+		{"convolution: w is (2, 3, 5, 3): the kernel is larger than x (2, 3, 4, 4) with pad [0 0]", &nn.Conv2d{In: 3, Out: 2, Kernel: [2]int{5, 3}}, []fsdp.Tensor{image}},
+		{"convolution: stride [-1 1], dilation [1 1] and groups 1 must be positive, and pad [0 0] not negative", &nn.Conv2d{In: 3, Out: 2, Kernel: [2]int{1, 1}, Conv: op.Conv{Stride: [2]int{-1, 1}}}, []fsdp.Tensor{image}},
+		{"convolution: x is (2, 3, 8), want [B C H W]", &nn.Conv2d{In: 3, Out: 2, Kernel: [2]int{1, 1}}, []fsdp.Tensor{x}},
+		{"group norm: x is (2, 3, 4, 4), want [B C ...] with C a multiple of 2 groups", &nn.GroupNorm{Dim: 3, Groups: 2}, []fsdp.Tensor{image}},
 		{"batch norm: momentum 2 is not in (0, 1]", &nn.BatchNorm{Dim: 8, Momentum: 2}, []fsdp.Tensor{x}},
 		{"2 inputs, want 1", &nn.MLP{Dim: 8, Hidden: 2}, []fsdp.Tensor{x, x}},
 		{"2 inputs, want 1", &nn.Block{Dim: 8, Heads: 2}, []fsdp.Tensor{x, x}},

@@ -57,14 +57,14 @@ func (m *RMSNorm) Build(b *fsdp.Builder, in ...*gorgonia.Node) (gorgonia.Nodes, 
 	return one(op.RMSNorm(in[0], p[0], cmp.Or(m.Eps, 1e-6)))
 }
 
-// BatchNorm normalises each channel of x [..., Dim] over all other dimensions to mean 0 and
+// BatchNorm normalises each channel of x [B, Dim, ...] over all other dimensions to mean 0 and
 // variance 1, then scales and shifts (Ioffe and Szegedy, 2015, arXiv:1502.03167). Training
 // normalises with the statistics of the rank's own batch, and moves the running ones towards them;
 // evaluation normalises with the running ones. Ranks see different batches, so these differ until
 // [fsdp.Sharded.AverageBuffers] is called.
 //
 // Parameters: weight [Dim] and bias [Dim]. Buffers: running_mean [Dim] and running_var [Dim], of
-// which the latter takes the unbiased variance, as in PyTorch; that of a single row is 0.
+// which the latter takes the unbiased variance, as in PyTorch; that of a single element is 0.
 type BatchNorm struct {
 	Dim      int
 	Eps      float64 // added to the variance; 0 means 1e-5

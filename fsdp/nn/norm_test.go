@@ -59,7 +59,7 @@ func state(t *testing.T, s *fsdp.Sharded, name string) []float64 {
 
 // TestNormsTravelInFull keeps the parameters of every norm out of 16 bits.
 func TestNormsTravelInFull(t *testing.T) {
-	for _, m := range []fsdp.Module{&nn.LayerNorm{Dim: 4}, &nn.RMSNorm{Dim: 4}, &nn.BatchNorm{Dim: 4}} {
+	for _, m := range []fsdp.Module{&nn.LayerNorm{Dim: 4}, &nn.RMSNorm{Dim: 4}, &nn.BatchNorm{Dim: 4}, &nn.GroupNorm{Dim: 4}} {
 		for _, p := range m.Params() {
 			require.True(t, p.Full || p.Buffer, "%T %s", m, p.Name)
 		}
@@ -84,12 +84,15 @@ func identity(t *testing.T, s *fsdp.Sharded) {
 	set(t, s, "fc.bias", 0, 0, 0)
 }
 
-// moments returns mean and unbiased variance of the columns of x [..., 3].
+// moments returns mean and unbiased variance of the channels of x [B, 3, ...].
 func moments(x *tensor.Dense) (mean, unbiased []float64) {
+	area := x.DataSize() / x.Shape()[0] / 3
 	for c := range 3 {
 		var column []float64
-		for i := c; i < x.DataSize(); i += 3 {
-			column = append(column, x.Float64s()[i])
+		for i, v := range x.Float64s() {
+			if i/area%3 == c {
+				column = append(column, v)
+			}
 		}
 		m, std := spread(column)
 		n := float64(len(column))

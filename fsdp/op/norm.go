@@ -18,14 +18,15 @@ func RMSNorm(x, gain *gorgonia.Node, eps float64) (*gorgonia.Node, error) {
 	return ops.RMSNorm(x, gain, eps)
 }
 
-// BatchNorm returns (x - mean) / sqrt(var + eps) * gain + bias for each channel of x [..., d], with
-// gain, bias, runningMean and runningVar [d] (Ioffe and Szegedy, 2015, arXiv:1502.03167): y [...,
-// d]. In training mean and var are those of the rows of x, var the biased one; in evaluation they
-// are runningMean and runningVar. Both results depend on all rows of the rank's batch.
+// BatchNorm returns (x - mean) / sqrt(var + eps) * gain + bias for each channel of x [B, C, ...], with
+// gain, bias, runningMean and runningVar [C] (Ioffe and Szegedy, 2015, arXiv:1502.03167): y [B, C,
+// ...]. So rows [B, C] have their channels last, images [B, C, H, W] in front of the pixels, as for
+// [Conv2D]. In training mean and var are those of a channel over all else, var the biased one; in
+// evaluation they are runningMean and runningVar. All of y depends on the whole batch of the rank.
 //
-// mean and variance, each [d], are what the running statistics become after a forward in training:
+// mean and variance, each [C], are what the running statistics become after a forward in training:
 // the old ones times 1-momentum plus those of x times momentum, var the unbiased one, 0 for a
-// single row. Give them to [fsdp.Builder.Update]; they and the running statistics take no gradient.
+// single element. Give them to [fsdp.Builder.Update]; they and the running statistics take no gradient.
 // momentum is in (0, 1].
 func BatchNorm(x, gain, bias, runningMean, runningVar *gorgonia.Node, eps, momentum float64) (y, mean, variance *gorgonia.Node, err error) {
 	return ops.BatchNorm(x, gain, bias, runningMean, runningVar, eps, momentum)

@@ -60,7 +60,7 @@ type Row struct {
 	//	logits [... n classes], targets int [... n] -> loss [1] | lse [... n]
 	//
 	// A word in brackets is a dimension that is equal wherever it stands, "..." any number of
-	// leading ones. An argument marked ? may be left out, one marked int holds integers, all others
+	// them. An argument marked ? may be left out, one marked int holds integers, all others
 	// the graph's float type. Several results, divided by |, lie one after the other in one vector:
 	// a Gorgonia operation has one result (see Part). With Shapes empty any floats are accepted,
 	// and the result has the shape of the first. What is marked f32 is float32 where other values
@@ -126,9 +126,9 @@ type Kernels struct{ F32, F64, Naive Kernel }
 
 // Rows returns the rows of the operations that the compiler emits by itself.
 func Rows() []*Row {
-	return []*Row{addRow, accumulateRow, copyRow, convertRow, zeroRow, outputRow, viewRow,
+	return append(imageRows(), addRow, accumulateRow, copyRow, convertRow, zeroRow, outputRow, viewRow,
 		sumRow, maxRow, maxGradRow, repeatRow, negRow, binaryRow, productRow, transposeRow, sliceRow, sliceGradRow, concatRow,
-		lookupRow, lookupGradRow, softmaxRow, softmaxGradRow, stockRow}
+		lookupRow, lookupGradRow, softmaxRow, softmaxGradRow, stockRow)
 }
 
 var addRow = &Row{

@@ -44,8 +44,8 @@ func parseOperands(s, separator string) (list []operandRule) {
 }
 
 // Dim returns the size of a dimension in Row.Shapes. The operation of a gradient has the dimensions
-// of the one that it is the gradient of. Dim("...") is the product of the leading dimensions, a
-// number of rows.
+// of the one that it is the gradient of. Dim("...") is the product of the dimensions that it stands
+// for, such as a number of rows.
 func (o *Op) Dim(name string) int {
 	n, known := o.lookup(name)
 	if !known {
@@ -98,19 +98,19 @@ func (o *Op) match(dims []string, s tensor.Shape) bool {
 	if want, open := o.eval(dims); !open {
 		return want.Eq(s)
 	}
-	if dims[0] == "..." {
+	if at := slices.Index(dims, "..."); at >= 0 {
 		n := len(s) - len(dims) + 1
 		if n < 0 {
 			return false
 		}
 		if _, known := o.lookup("..."); !known {
-			o.lead = s[:n]
+			o.lead = s[at : at+n]
 			o.SetDim("...", Numel(o.lead))
 		}
-		if !slices.Equal(s[:n], o.lead) {
+		if !slices.Equal(s[at:at+n], o.lead) {
 			return false
 		}
-		s, dims = s[n:], dims[1:]
+		s, dims = slices.Delete(slices.Clone(s), at, at+n), slices.Delete(slices.Clone(dims), at, at+1)
 	}
 	if len(s) != len(dims) {
 		return false

@@ -1,8 +1,6 @@
 package ops
 
 import (
-	"fmt"
-
 	G "gorgonia.org/gorgonia"
 
 	"github.com/gofsdp/gofsdp/internal/exec"
@@ -118,59 +116,7 @@ func runScale[T kernel.Float](run func(y []T, c T, x []T)) exec.Kernel {
 // dy.
 func again(o *exec.Op, _ G.Nodes, _, dy *G.Node) (G.Nodes, error) { return o.Gradient(o.Row, dy) }
 
-// Mask is the attribute of KindDropout.
-type Mask struct {
-	Rate   float64
-	Stream uint32
-}
-
 // Dropout is op.Dropout.
 func Dropout(x *G.Node, rate float64, stream uint32) (*G.Node, error) {
-	if !(rate >= 0 && rate < 1) {
-		return nil, fmt.Errorf("dropout: rate %v is not in [0, 1)", rate)
-	}
-	return dropout.Apply(Mask{rate, unused(x, stream)}, x)
-}
-
-// unused returns the first stream from s on that no dropout has in the graph of x.
-func unused(x *G.Node, s uint32) uint32 {
-	if x == nil || x.Graph() == nil {
-		return s
-	}
-	taken := make(map[uint32]bool)
-	for _, n := range x.Graph().AllNodes() {
-		if o, ok := n.Op().(*exec.Op); ok && o.Row == dropout {
-			taken[o.Attrs.(Mask).Stream] = true
-		}
-	}
-	for taken[s] {
-		s++
-	}
-	return s
-}
-
-var dropout = &exec.Row{
-	Kind: KindDropout, Attr: Mask{}, Doc: "x/(1 - rate) or 0, by seed and stream; x in evaluation", Shapes: "x [...] -> y [...]",
-	Kernels: kernels(runDropout(kernel.Dropout[float32]), runDropout(kernel.Dropout[float64]),
-		runDropout(kernel.NaiveDropout)),
-	BF16: dropoutHalf, BF16Scratch: exec.ElementScratch,
-	FLOPs: exec.Each(12), Cheap: true, InPlace: true, Split: exec.ByElement, Diff: 1, Grad: again,
-}
-
-func dropoutHalf(f *exec.Frame) error {
-	return runDropout(func(y, x []half.BFloat16, seed, base uint64, rate float64) {
-		bf16.Dropout(y, x, seed, base, rate, wide(f))
-	})(f)
-}
-
-func runDropout[T kernel.Element](run func(y, x []T, seed, base uint64, rate float64)) exec.Kernel {
-	return func(f *exec.Frame) error {
-		if !f.Train {
-			copy(f.Out.Bytes, f.In[0].Bytes)
-			return nil
-		}
-		a := f.Op.Attrs.(Mask)
-		run(result[T](f), arg[T](f, 0), f.Seed, uint64(a.Stream)<<32+uint64(f.First), a.Rate)
-		return nil
-	}
+	return exec.Dropout(x, rate, stream)
 }

@@ -24,6 +24,33 @@ func ExampleTable() {
 		fmt.Printf(":%s\n    ->%s\n    %s\n", strings.TrimSuffix(" "+args, " "), results, r.Doc)
 	}
 	// Output:
+	// convolution (exec.Conv): x [B C H W], w [O I K L], bias? [O]
+	//     -> y [B O P Q]
+	//     the sum of w·x over the channels of a group and the places of the kernel, plus bias
+	// convolution dx (exec.Conv): dy, w
+	//     -> dx [B C H W]
+	//     the gradient of a convolution with respect to x
+	// convolution dw (exec.Conv): dy, x
+	//     -> dw f32 [O I K L]
+	//     the gradient of a convolution with respect to w
+	// convolution db (exec.Conv): dy
+	//     -> dbias f32 [O]
+	//     the sum of dy over all but the channels
+	// max pool (exec.Pool): x [B C H W]
+	//     -> y [B C P Q]
+	//     the largest element of each window, NaN where there is one
+	// max pool grad (exec.Pool): x, dy
+	//     -> dx [B C H W]
+	//     dy at the largest element of each window, the first of those that are equal
+	// avg pool (exec.Pool): x [B C H W]
+	//     -> y [B C P Q]
+	//     the mean of each window, padding included
+	// avg pool grad (exec.Pool): dy
+	//     -> dx [B C H W]
+	//     the sum of dy over the windows that an element is in, divided by their size
+	// dropout (exec.Mask): x [...]
+	//     -> y [...]
+	//     x/(1 - rate) or 0, by seed and stream; x in evaluation
 	// add: a [...], b [...]
 	//     -> y [...]
 	//     a + b
@@ -147,15 +174,21 @@ func ExampleTable() {
 	// rms norm grad (ops.Norm): x, gain f32, packed, dy
 	//     -> dx [... d] | dgain f32 [d]
 	//     the gradients of rms norm
-	// batch norm statistics (ops.BatchStats): x [... d], running mean f32 [d], running variance f32 [d]
-	//     -> mean f32 [d] | variance f32 [d] | next mean f32 [d] | next variance f32 [d]
-	//     mean and biased variance of each column, and what the running ones become
-	// batch norm (ops.Norm): x [... d], gain f32 [d], bias f32 [d], statistics f32
-	//     -> y [... d]
+	// batch norm statistics (ops.BatchStats): x [B C ...], running mean f32 [C], running variance f32 [C]
+	//     -> mean f32 [C] | variance f32 [C] | next mean f32 [C] | next variance f32 [C]
+	//     mean and biased variance of each channel, and what the running ones become
+	// batch norm (ops.Norm): x [B C ...], gain f32 [C], bias f32 [C], statistics f32
+	//     -> y [B C ...]
 	//     (x - mean)/√(variance + eps)·gain + bias
 	// batch norm grad (ops.Norm): x, gain f32, statistics f32, dy
-	//     -> dx [... d] | dgain f32 [d] | dbias f32 [d]
+	//     -> dx [B C ...] | dgain f32 [C] | dbias f32 [C]
 	//     the gradients of batch norm, those through the statistics included
+	// group norm (ops.Groups): x [B C ...], gain f32 [C], bias f32 [C]
+	//     -> y [B C ...] | statistics f32 [B groups 2]
+	//     (x - mean)·rstd·gain + bias, and mean and rstd = 1/√(variance + eps) of each group of channels
+	// group norm grad (ops.Groups): x, gain f32, packed, dy
+	//     -> dx [B C ...] | dgain f32 [C] | dbias f32 [C]
+	//     the gradients of group norm
 	// gelu: x [...]
 	//     -> y [...]
 	//     x·Φ(x)
@@ -216,9 +249,6 @@ func ExampleTable() {
 	// scale (ops.Factor): x [...]
 	//     -> y [...]
 	//     c·x
-	// dropout (ops.Mask): x [...]
-	//     -> y [...]
-	//     x/(1 - rate) or 0, by seed and stream; x in evaluation
 	// embedding: table [rows d], index int [...]
 	//     -> y [... d]
 	//     the rows of table that index names

@@ -42,6 +42,8 @@ const (
 	KindBatchStats       exec.Kind = "batch norm statistics"
 	KindBatchNorm        exec.Kind = "batch norm"
 	KindBatchNormGrad    exec.Kind = "batch norm grad"
+	KindGroupNorm        exec.Kind = "group norm"
+	KindGroupNormGrad    exec.Kind = "group norm grad"
 	KindGELU             exec.Kind = "gelu"
 	KindGELUGrad         exec.Kind = "gelu grad"
 	KindGELUTanh         exec.Kind = "gelu tanh"
@@ -62,7 +64,6 @@ const (
 	KindRope             exec.Kind = "rope"
 	KindRopeGrad         exec.Kind = "rope grad"
 	KindScale            exec.Kind = "scale"
-	KindDropout          exec.Kind = "dropout"
 	KindEmbedding        exec.Kind = "embedding"
 	KindEmbeddingGrad    exec.Kind = "embedding grad"
 	KindPositions        exec.Kind = "positions"
@@ -77,9 +78,9 @@ func Table() []*exec.Row {
 	return slices.Concat(exec.Rows(), []*exec.Row{
 		linear, addLinear, linearGradX, linearGradW, linearGradB, attention, attentionGrad,
 		attentionBias, attentionBiasGrad, sdpa, sdpaGrad, sdpaBias, sdpaBiasGrad, relative, relativeGrad,
-		layerNorm, layerNormGrad, rmsNorm, rmsNormGrad, batchStats, batchNorm, batchNormGrad,
+		layerNorm, layerNormGrad, rmsNorm, rmsNormGrad, batchStats, batchNorm, batchNormGrad, groupNorm, groupNormGrad,
 		gelu, geluGrad, geluTanh, geluTanhGrad, silu, siluGrad, tanh, tanhGrad, sigmoid, sigmoidGrad, relu, reluGrad,
-		glu, gluGrad, packedGLU, packedGLUGrad, angles, rope, ropeGrad, scale, dropout,
+		glu, gluGrad, packedGLU, packedGLUGrad, angles, rope, ropeGrad, scale,
 		embedding, embeddingGrad, positions, positionsGrad, crossEntropy, crossEntropyGrad,
 	})
 }

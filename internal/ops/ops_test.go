@@ -98,6 +98,18 @@ func batchNorm(momentum float64) function {
 	}
 }
 
+func groupNorm(groups int) function {
+	return func(_ *exec.Builder, x []*G.Node) (*G.Node, error) {
+		return ops.GroupNorm(x[0], x[1], x[2], groups, 1e-5)
+	}
+}
+
+func convolution(c exec.Conv) function {
+	return func(_ *exec.Builder, x []*G.Node) (*G.Node, error) {
+		return ops.Conv2D(x[0], x[1], append(x, nil)[2], c)
+	}
+}
+
 func crossEntropy(_ *exec.Builder, x []*G.Node) (*G.Node, error) {
 	return ops.CrossEntropy(x[0], x[1], -1)
 }
@@ -113,7 +125,21 @@ var operations = []operation{
 	{"dropout", [][]int{{3, 7}}, nil, nil, unary(func(x *G.Node) (*G.Node, error) { return ops.Dropout(x, 0.3, 1) })},
 	{"layer norm", [][]int{{2, 3, 5}, {5}, {5}}, nil, nil, func(_ *exec.Builder, x []*G.Node) (*G.Node, error) { return ops.LayerNorm(x[0], x[1], x[2], 1e-5) }},
 	{"rms norm", [][]int{{2, 3, 5}, {5}}, nil, nil, func(_ *exec.Builder, x []*G.Node) (*G.Node, error) { return ops.RMSNorm(x[0], x[1], 1e-6) }},
-	{"batch norm", [][]int{{2, 3, 5}, {5}, {5}, {5}, {5}}, nil, nil, batchNorm(0.1)},
+	{"batch norm", [][]int{{6, 5}, {5}, {5}, {5}, {5}}, nil, nil, batchNorm(0.1)},
+	{"batch norm of images", [][]int{{2, 3, 2, 5}, {3}, {3}, {3}, {3}}, nil, nil, batchNorm(0.1)},
+	{"group norm", [][]int{{3, 6}, {6}, {6}}, nil, nil, groupNorm(3)},
+	{"group norm of images", [][]int{{2, 4, 3, 3}, {4}, {4}}, nil, nil, groupNorm(2)},
+	{"convolution", [][]int{{2, 3, 5, 4}, {4, 3, 3, 2}, {4}}, nil, nil, convolution(exec.Conv{Stride: [2]int{1, 1}, Pad: [2]int{1, 1}, Dilation: [2]int{1, 1}, Groups: 1})},
+	{"convolution in groups", [][]int{{1, 4, 6, 5}, {2, 2, 2, 3}}, nil, nil, convolution(exec.Conv{Stride: [2]int{2, 3}, Pad: [2]int{0, 2}, Dilation: [2]int{3, 2}, Groups: 2})},
+	{"max pool", [][]int{{2, 2, 4, 5}}, nil, nil, unary(func(x *G.Node) (*G.Node, error) {
+		return ops.MaxPool2D(x, exec.Pool{Kernel: [2]int{2, 2}, Stride: [2]int{2, 2}})
+	})},
+	{"max pool with overlap", [][]int{{1, 2, 5, 4}}, nil, nil, unary(func(x *G.Node) (*G.Node, error) {
+		return ops.MaxPool2D(x, exec.Pool{Kernel: [2]int{3, 2}, Stride: [2]int{2, 1}, Pad: [2]int{1, 0}})
+	})},
+	{"avg pool", [][]int{{2, 1, 5, 4}}, nil, nil, unary(func(x *G.Node) (*G.Node, error) {
+		return ops.AvgPool2D(x, exec.Pool{Kernel: [2]int{3, 2}, Stride: [2]int{2, 1}, Pad: [2]int{1, 1}})
+	})},
 	{"scale", [][]int{{3, 7}}, nil, nil, unary(func(x *G.Node) (*G.Node, error) { return ops.Scale(x, -1.5) })},
 	{"attention", [][]int{{2, 5, 12}}, nil, nil, attention(2, false, false)},
 	{"causal attention", [][]int{{2, 5, 12}}, nil, nil, attention(2, true, false)},
@@ -223,7 +249,7 @@ func TestMistakes(t *testing.T) {
 		"relative bias: the largest distance is 4, want more than 4 for 16 buckets":                      on(relative(ops.Relative{Queries: 3, Keys: 3, MaxDistance: 4}), []int{16, 2}),
 		"relative bias: 3 queries of 2 keys":                                                             on(relative(ops.Relative{Queries: 3, Keys: 2, MaxDistance: 9}), []int{16, 2}),
 		"rms norm: gain is (2, 2), want [4] for x (2, 4)":                                                on(two(func(x, g *G.Node) (*G.Node, error) { return ops.RMSNorm(x, g, 1e-5) }), []int{2, 4}, []int{2, 2}),
-		"batch norm statistics: x is (), want [... d]":                                                   on(batchNorm(0.1), []int{}, []int{1}, []int{1}, []int{1}, []int{1}),
+		"batch norm statistics: x is (), want [B C ...]":                                                 on(batchNorm(0.1), []int{}, []int{1}, []int{1}, []int{1}, []int{1}),
 		"batch norm statistics: running variance is (3), want [4] for x (2, 4)":                          on(batchNorm(0.1), []int{2, 4}, []int{4}, []int{4}, []int{4}, []int{3}),
 		"batch norm: gain is (2, 4), want [4] for x (2, 4)":                                              on(batchNorm(0.1), []int{2, 4}, []int{2, 4}, []int{4}, []int{4}, []int{4}),
 		"batch norm: momentum 0 is not in (0, 1]":                                                        on(batchNorm(0), []int{2, 4}, []int{4}, []int{4}, []int{4}, []int{4}),
