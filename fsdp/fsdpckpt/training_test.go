@@ -55,7 +55,7 @@ type normed struct{}
 // Forward implements fsdp.Model.
 func (normed) Forward(t *fsdp.Tape, in ...fsdp.Ref) ([]fsdp.Ref, error) {
 	x := t.Call("wte", &nn.Embedding{Rows: 11, Dim: 5}, in[0])
-	x = t.Call("norm", &nn.BatchNorm{Dim: 5}, x)
+	x = t.Call("norm", &nn.BatchNorm{Dim: 4}, x) // of the positions
 	x = t.Call("expert", &nn.Linear{In: 5, Out: 5}, x)
 	return []fsdp.Ref{t.Call("head", &nn.Head{Dim: 5, Classes: 11}, x, in[1])}, nil
 }
@@ -211,7 +211,7 @@ func TestTrainedExperts(t *testing.T) {
 	require.Equal(t, []any{wantTypes, wantAbout}, []any{types, about})
 
 	text := succeed(t, fsys, "inspect", ckpt)
-	require.Contains(t, text, "\nbuffers     8 tensors, 40 elements of F32, 160 B, every rank its own\n")
+	require.Contains(t, text, "\nbuffers     8 tensors, 32 elements of F32, 128 B, every rank its own\n")
 	require.Contains(t, text, "\nrank extra  rank of 4 ranks\n")
 	var c checkpointJSON
 	require.NoError(t, json.Unmarshal([]byte(succeed(t, fsys, "inspect", ckpt, "-json")), &c))
