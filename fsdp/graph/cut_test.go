@@ -134,12 +134,12 @@ func TestCutsWhereLeastCrosses(t *testing.T) {
 
 // program is a random net on x [3, 4] that can be built in any graph.
 type program struct {
-	ops    []op
+	ops    []instruction
 	params [][]int // shapes
 }
 
-// op computes a value from earlier ones, x being value 0, and a parameter.
-type op struct {
+// instruction computes a value from earlier ones, x being value 0, and a parameter.
+type instruction struct {
 	kind        string
 	a, b, param int
 }
@@ -195,7 +195,7 @@ func drawProgram(t *rapid.T) *program {
 	p := &program{}
 	kinds := []string{"add", "gate", "tanh", "product", "transposed", "bias", "normed", "squashed", "unit"}
 	for i := range rapid.IntRange(1, 12).Draw(t, "ops") {
-		o := op{kind: rapid.SampledFrom(kinds).Draw(t, "kind"), a: rapid.IntRange(max(0, i-2), i).Draw(t, "a"), b: rapid.IntRange(0, i).Draw(t, "b")}
+		o := instruction{kind: rapid.SampledFrom(kinds).Draw(t, "kind"), a: rapid.IntRange(max(0, i-2), i).Draw(t, "a"), b: rapid.IntRange(0, i).Draw(t, "b")}
 		if o.kind != "add" && o.kind != "gate" {
 			o.b = o.a
 		}

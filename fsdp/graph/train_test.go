@@ -14,6 +14,7 @@ import (
 	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/fsdp"
 	"github.com/gofsdp/gofsdp/fsdp/graph"
+	"github.com/gofsdp/gofsdp/fsdp/op"
 	"github.com/gofsdp/gofsdp/optim"
 )
 
@@ -186,7 +187,42 @@ func decayed(dt tensor.Dtype) *net {
 	return m
 }
 
-var nets = map[string]func(tensor.Dtype) *net{"mlp": mlp, "convnet": convnet, "lstm": lstm, "decayed": decayed}
+// squared is x², with kernels of the test's own.
+var squared = &op.Custom{
+	Name: "squared", Shapes: "x [...] -> y [...]",
+	Forward:  op.Kernel{F32: square[float32], F64: square[float64]},
+	Backward: op.Kernel{F32: squareGrad[float32], F64: squareGrad[float64]},
+}
+
+func square[T op.Float](a op.Args[T]) error {
+	for i, x := range a.In(0) {
+		a.Out(0)[i] = x * x
+	}
+	return nil
+}
+
+func squareGrad[T op.Float](a op.Args[T]) error {
+	for i, x := range a.In(0) {
+		a.Grad(0)[i] = 2 * x * a.DOut()[i]
+	}
+	return nil
+}
+
+// fused is a net of operations of package op, some of which leave statistics behind their results.
+func fused(dt tensor.Dtype) *net {
+	m := newNet(dt)
+	x, y := m.input("x", 2, 3, 12), m.input("y", 2, 3, 4)
+	h := G.Must(op.LayerNorm(x, m.weight("gain0", 12), m.weight("bias0", 12), 1e-5))
+	h = G.Must(op.Linear(h, m.weight("qkv", 24, 12), m.weight("bias1", 24)))
+	h = G.Must(op.SelfAttention(h, op.Attention{Heads: 2, Causal: true}))
+	h = G.Must(op.Linear(h, m.weight("proj", 4, 8), nil))
+	h = G.Must(op.RMSNorm(h, m.weight("gain1", 4), 1e-5))
+	h = G.Must(squared.Apply(h))
+	m.squares(G.Must(op.AddLinear(h, G.Must(op.GELU(h)), m.weight("out", 4, 4))), y)
+	return m
+}
+
+var nets = map[string]func(tensor.Dtype) *net{"mlp": mlp, "convnet": convnet, "lstm": lstm, "decayed": decayed, "fused": fused}
 
 // result is what one step of training leaves: the loss of each rank and the mean gradient of each
 // learnable.
