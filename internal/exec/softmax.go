@@ -39,7 +39,11 @@ var softmaxGradRow = &Row{
 	FLOPs: Each(4), Scratch: softmaxScratch, InPlace: true, Split: ByKernel,
 }
 
-func softmaxScratch(o *Op) int { return kernel.SoftmaxScratch(o.Shape[o.Attrs.(Softmax).Axis]) }
+func softmaxScratch(o *Op) int {
+	axis := o.Attrs.(Softmax).Axis
+	_, inner := around(o.Shape, axis)
+	return kernel.SoftmaxScratch(o.Shape[axis], inner)
+}
 
 func softmax[E kernel.Element, T kernel.Float](run func(c *kernel.Context, y, x []E, outer, n, inner int, log bool, scratch []T)) Kernel {
 	return func(f *Frame) error {

@@ -7,35 +7,80 @@ import (
 	"github.com/gofsdp/gofsdp/internal/kernel/vec"
 )
 
+// softmaxColumns is how many columns are handled at once where they do not lie in rows.
+const softmaxColumns = 256
+
 // Softmax writes to y [outer, n, inner] the softmax of x over the middle axis, or its logarithm. A
 // column whose elements are all -Inf has no softmax: it is NaN. y may be x. scratch holds
 // [SoftmaxScratch] elements. Threads share the columns.
 func Softmax[E Element, T Float](c *Context, y, x []E, outer, n, inner int, log bool, scratch []T) {
 	check("Softmax", "y", len(y), outer*n*inner)
 	check("Softmax", "x", len(x), len(y))
-	lo, hi := c.Share(outer*inner, 1)
-	for i := lo; i < hi; i++ {
-		at := i/inner*n*inner + i%inner
-		row := column(x[at:], scratch[:n], inner)
-		to := row
-		if out, ok := any(y).([]T); ok && inner == 1 {
-			to = out[at:][:n]
-		}
+	if inner > 1 {
+		eachColumns(c, outer, n, inner, func(at, w int) { softmaxOf(y[at:], x[at:], n, inner, w, log, scratch) })
+		return
+	}
+	lo, hi := c.Share(outer, 1)
+	for i := lo * n; i < hi*n; i += n {
+		row, to := widened(x[i:i+n], scratch), target(y[i:i+n], scratch)
 		m := vec.Max(row)
 		if log {
-			lse := m + T(math.Log(float64(vec.ExpSubSum(scratch[n:][:n], row, 1, m))))
-			for j, v := range row {
-				to[j] = v - lse
-			}
+			e := scratch[n : 2*n]
+			vec.Fill(e, m+T(math.Log(float64(vec.ExpSubSum(e, row, 1, m)))))
+			vec.Sub(to, row, e)
 		} else {
 			vec.Scale(to, 1/vec.ExpSubSum(to, row, 1, m))
 		}
-		storeColumn(y[at:], to, inner)
+		narrowed(y[i:], to)
 	}
 }
 
 // SoftmaxScratch returns the elements of scratch that [Softmax] and [SoftmaxGrad] need.
-func SoftmaxScratch(n int) int { return 2 * n }
+func SoftmaxScratch(n, inner int) int {
+	if inner > 1 {
+		return 4 * min(inner, softmaxColumns)
+	}
+	return 2 * n
+}
+
+// eachColumns calls f with where up to softmaxColumns columns begin, and how many they are, for the
+// thread's share.
+func eachColumns(c *Context, outer, n, inner int, f func(at, w int)) {
+	groups := (inner + softmaxColumns - 1) / softmaxColumns
+	lo, hi := c.Share(outer*groups, 1)
+	for i := lo; i < hi; i++ {
+		first := i % groups * softmaxColumns
+		f(i/groups*n*inner+first, min(softmaxColumns, inner-first))
+	}
+}
+
+// softmaxOf is Softmax for w columns.
+func softmaxOf[E Element, T Float](y, x []E, n, inner, w int, log bool, scratch []T) {
+	m, sum, e, buf := scratch[:w], scratch[w:2*w], scratch[2*w:3*w], scratch[3*w:4*w]
+	vec.Fill(m, T(math.Inf(-1)))
+	clear(sum)
+	for j := range n {
+		vec.Greater(m, m, widened(x[j*inner:][:w], buf))
+	}
+	for j := range n {
+		vec.Sub(e, widened(x[j*inner:][:w], buf), m)
+		vec.Exp(e, e)
+		vec.Accumulate(sum, e)
+	}
+	for i, s := range sum {
+		if sum[i] = 1 / s; log {
+			m[i] += T(math.Log(float64(s)))
+		}
+	}
+	for j := range n {
+		to := target(y[j*inner:][:w], e)
+		if vec.Sub(to, widened(x[j*inner:][:w], buf), m); !log {
+			vec.Exp(to, to)
+			vec.Mul(to, to, sum)
+		}
+		narrowed(y[j*inner:], to)
+	}
+}
 
 // SoftmaxGrad is the gradient of [Softmax] for its result y: dx = y·(dy - Σ y·dy), or of the logarithm
 // dx = dy - exp(y)·Σ dy. dx may be dy.
@@ -43,66 +88,72 @@ func SoftmaxGrad[E Element, T Float](c *Context, dx, y, dy []E, outer, n, inner 
 	check("SoftmaxGrad", "dx", len(dx), outer*n*inner)
 	check("SoftmaxGrad", "y", len(y), len(dx))
 	check("SoftmaxGrad", "dy", len(dy), len(dx))
-	lo, hi := c.Share(outer*inner, 1)
-	for i := lo; i < hi; i++ {
-		at := i/inner*n*inner + i%inner
-		p, d, to := column(y[at:], scratch[:n], inner), column(dy[at:], scratch[n:][:n], inner), scratch[:n]
-		if out, ok := any(dx).([]T); ok && inner == 1 {
-			to = out[at:][:n]
-		}
+	if inner > 1 {
+		eachColumns(c, outer, n, inner, func(at, w int) { softmaxGradOf(dx[at:], y[at:], dy[at:], n, inner, w, log, scratch) })
+		return
+	}
+	lo, hi := c.Share(outer, 1)
+	for i := lo * n; i < hi*n; i += n {
+		p, d, to := widened(y[i:i+n], scratch), widened(dy[i:i+n], scratch[n:]), target(dx[i:i+n], scratch)
 		if log {
-			sum, e := T(vec.Sum(d)), scratch[:n]
+			e := scratch[:n]
 			vec.ExpSubSum(e, p, 1, 0)
-			for j, v := range d {
-				to[j] = v - e[j]*sum
-			}
+			vec.Scale(e, T(vec.Sum(d)))
+			vec.Sub(to, d, e)
 		} else {
 			vec.SoftmaxGradRow(to, p, d, vec.Dot(p, d), 1)
 		}
-		storeColumn(dx[at:], to, inner)
+		narrowed(dx[i:], to)
 	}
 }
 
-// column returns as many elements of x as to has, inner apart: x itself if they are in one row of
-// type T, else in to.
-func column[E Element, T Float](x []E, to []T, inner int) []T {
-	if inner == 1 {
-		switch x := any(x).(type) {
-		case []T:
-			return x[:len(to)]
-		case []half.BFloat16:
-			half.Widen(any(to).([]float32), x[:len(to)])
-			return to
+// softmaxGradOf is SoftmaxGrad for w columns.
+func softmaxGradOf[E Element, T Float](dx, y, dy []E, n, inner, w int, log bool, scratch []T) {
+	sum, e, bufY, bufD := scratch[:w], scratch[w:2*w], scratch[2*w:3*w], scratch[3*w:4*w]
+	clear(sum)
+	for j := range n {
+		d := widened(dy[j*inner:][:w], bufD)
+		if !log {
+			vec.Mul(e, widened(y[j*inner:][:w], bufY), d)
+			d = e
 		}
+		vec.Accumulate(sum, d)
 	}
-	switch x := any(x).(type) {
-	case []T:
-		for j := range to {
-			to[j] = x[j*inner]
+	for j := range n {
+		p, d, to := widened(y[j*inner:][:w], bufY), widened(dy[j*inner:][:w], bufD), target(dx[j*inner:][:w], e)
+		if log {
+			vec.Exp(e, p)
+			vec.Mul(e, e, sum)
+			vec.Sub(to, d, e)
+		} else {
+			vec.Sub(e, d, sum)
+			vec.Mul(to, p, e)
 		}
-	case []half.BFloat16:
-		for j := range to {
-			to[j] = T(x[j*inner].Float32())
-		}
+		narrowed(dx[j*inner:], to)
 	}
-	return to
 }
 
-// storeColumn puts row to where [column] took it from, unless it is there.
-func storeColumn[E Element, T Float](y []E, row []T, inner int) {
-	switch y := any(y).(type) {
-	case []T:
-		for j := 0; inner > 1 && j < len(row); j++ {
-			y[j*inner] = row[j]
-		}
-	case []half.BFloat16:
-		if inner == 1 {
-			half.Narrow(y[:len(row)], any(row).([]float32))
-			return
-		}
-		for j, v := range row {
-			y[j*inner] = half.ToBFloat16(float32(v))
-		}
+// widened returns x, in buf if it is not of type T.
+func widened[E Element, T Float](x []E, buf []T) []T {
+	if x, ok := any(x).([]T); ok {
+		return x
+	}
+	half.Widen(any(buf).([]float32), any(x).([]half.BFloat16))
+	return buf[:len(x)]
+}
+
+// target returns y, or as much of buf if y is not of type T.
+func target[E Element, T Float](y []E, buf []T) []T {
+	if y, ok := any(y).([]T); ok {
+		return y
+	}
+	return buf[:len(y)]
+}
+
+// narrowed rounds row to y, if y is not of its type and so not its [target].
+func narrowed[E Element, T Float](y []E, row []T) {
+	if y, ok := any(y).([]half.BFloat16); ok {
+		half.Narrow(y[:len(row)], any(row).([]float32))
 	}
 }
 

@@ -1,9 +1,14 @@
 package ops_test
 
 import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
 	G "gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
 
 	"github.com/gofsdp/gofsdp/internal/exec"
+	"github.com/gofsdp/gofsdp/internal/exec/exectest"
 )
 
 // movements are Gorgonia's products, movements and softmaxes.
@@ -49,4 +54,64 @@ func heads(_ *exec.Builder, x []*G.Node) (*G.Node, error) {
 	split := func(x *G.Node) *G.Node { return G.Must(G.Transpose(x, 0, 2, 1, 3)) }
 	p := G.Must(G.SoftMax(G.Must(G.BatchedMatMul(split(x[0]), split(x[1]), false, true))))
 	return G.Transpose(G.Must(G.BatchedMatMul(p, split(x[2]))), 0, 2, 1, 3)
+}
+
+// instructions returns those of both programs of a unit.
+func instructions(u *exec.Unit) (list []exec.Instr) {
+	for _, p := range []*exec.Program{u.Forward, u.Backward} {
+		for in := range p.All() {
+			list = append(list, in)
+		}
+	}
+	return list
+}
+
+// TestProductsReadTransposes has attention between linear layers, whose transposes are no
+// instructions, in either direction.
+func TestProductsReadTransposes(t *testing.T) {
+	tr := trial(t, func(b *exec.Builder, x []*G.Node) (*G.Node, error) {
+		split := func(w *G.Node) *G.Node { return reshape(G.Must(G.Mul(x[0], G.Must(G.Transpose(w)))), 2, 5, 3, 4) }
+		y, err := heads(b, G.Nodes{split(x[1]), split(x[2]), split(x[3])})
+		if err != nil {
+			return nil, err
+		}
+		return G.Mul(reshape(y, 10, 12), x[1])
+	}, nil, nil, []int{10, 12}, []int{12, 12}, []int{12, 12}, []int{12, 12})
+	tr.CheckGradients(t)
+	products := 0
+	for _, in := range instructions(tr.Unit) {
+		require.NotEqual(t, exec.KindTranspose, in.Op.Kind)
+		if in.Op.Kind == exec.KindProduct {
+			products++
+		}
+	}
+	require.Equal(t, 3*6, products)
+}
+
+// TestProductsOfBFloat16 are computed from bfloat16, those that are gradients of parameters too:
+// these are float32 and added where they lie.
+func TestProductsOfBFloat16(t *testing.T) {
+	sig := exectest.Signature(tensor.Float64, []int{6, 4})
+	sig.AccParam = []bool{true}
+	tr := exectest.New(t, &exec.Spec{
+		Params: []exec.Param{{Name: "w", Shape: []int{8, 4}}},
+		Build: func(b *exec.Builder, x []*G.Node) (G.Nodes, error) {
+			half := G.Must(G.Slice(G.Must(b.Param("w")), G.S(4, 8)))
+			y, err := G.Mul(G.Must(G.Mul(x[0], G.Must(G.Transpose(G.Must(b.Param("w")))))), G.Must(b.Param("w")))
+			return G.Nodes{G.Must(G.Add(y, G.Must(G.Mul(x[0], half))))}, err
+		},
+	}, sig)
+	low := tr.Half(t)
+	exectest.RequireClose(t, tr.Run(t), low.Run(t), 0.05)
+	wide := 0
+	for _, in := range instructions(low.Unit) {
+		if in.Op.Kind != exec.KindProduct {
+			continue
+		}
+		require.True(t, in.Half)
+		if !in.Out.Form.Half {
+			wide++
+		}
+	}
+	require.Equal(t, 3, wide, "one for each use of the parameter")
 }
