@@ -51,7 +51,13 @@ const queryBlock = 56
 
 // AttentionScratch returns the elements of scratch that [AttentionForward] and [AttentionBackward]
 // need, whichever is more: the scores of one block of queries and their gradient.
-func AttentionScratch(a Attention) int { return 2 * min(queryBlock, a.QLen) * a.scoreStride() }
+func AttentionScratch(a Attention) int {
+	rows := min(queryBlock, a.QLen)
+	if a.QLen == 1 {
+		rows = a.group()
+	}
+	return 2 * rows * a.scoreStride()
+}
 
 // AttentionBFloat16Scratch returns the same where queries, keys and values are bfloat16: also the
 // sums of the gradients of one head's keys and values, and a row of out and its gradient.
@@ -112,6 +118,14 @@ func AttentionForward[E Element, T Float](c *Context, a Attention, out []E, lse 
 	o := newAttention(c, a, q, k, v, keyMask, bias, scratch)
 	checkRows("out", len(out), a.Batch*a.QLen, a.OutStride, a.Heads*a.HeadDim)
 	check("Attention", "lse", len(lse), a.Batch*a.Heads*a.QLen)
+	if a.QLen == 1 { // as when a sequence is decoded: the heads of a group read their keys once
+		o.each(a.kvHeads(), a.Batch*a.kvHeads(), func(b, kv int, seen keySpan) {
+			t := o.tile(b, kv*a.group(), 0, seen)
+			t.rows, t.heads = a.group(), true
+			o.forwardTile(t, out, lse)
+		})
+		return
+	}
 	o.each(a.Heads, a.Batch*a.Heads, func(b, h int, seen keySpan) {
 		for q0 := 0; q0 < a.QLen; q0 += queryBlock {
 			o.forwardTile(o.tile(b, h, q0, seen), out, lse)
@@ -144,7 +158,7 @@ func (o *attention[E, T]) forwardTile(t tile, out []E, lse []T) {
 	}
 	weights, ld := o.elements(t, p)
 	gemm.Gemm(&o.c.gemm, false, false, t.rows, o.HeadDim, t.keys, 1, weights, ld, o.v[t.k(o.VStride):], o.VStride, 0,
-		out[t.q(o.OutStride):], o.OutStride)
+		out[t.q(o.OutStride):], o.step(t, o.OutStride))
 }
 
 // attention is one call: its geometry with the scale filled in, and its operands.
@@ -220,10 +234,12 @@ func (o *attention[E, T]) visibleKeys(b int) keySpan {
 	return s
 }
 
-// tile is one block of queries of one head, with the keys that any of them can see.
+// tile is one block of queries of one head, with the keys that any of them can see; or one query of
+// several heads that read the same keys.
 type tile struct {
-	q0, rows int // queries [q0, q0+rows)
-	k0, keys int // keys [k0, k0+keys)
+	q0, rows int  // queries [q0, q0+rows)
+	heads    bool // rows are consecutive heads of query q0
+	k0, keys int  // keys [k0, k0+keys)
 	holes    bool
 	head     int
 	qColumn  int // first column of the head in q and out
@@ -248,11 +264,19 @@ func (o *attention[E, T]) tile(b, h, q0 int, s keySpan) tile {
 func (t tile) q(stride int) int { return t.qRow*stride + t.qColumn }
 func (t tile) k(stride int) int { return t.kRow*stride + t.kColumn }
 
+// step returns the elements between rows of a tile in q or out, of the given stride.
+func (o *attention[E, T]) step(t tile, stride int) int {
+	if t.heads {
+		return o.HeadDim
+	}
+	return stride
+}
+
 // scores writes scale·q·kᵀ [t.rows, t.keys] of a tile into the first half of the scratch, at stride
 // scoreStride.
 func (o *attention[E, T]) scores(t tile) []T {
 	s := o.scratch[:t.rows*o.scoreStride()]
-	gemm.Gemm(&o.c.gemm, false, true, t.rows, t.keys, o.HeadDim, o.Scale, o.q[t.q(o.QStride):], o.QStride,
+	gemm.Gemm(&o.c.gemm, false, true, t.rows, t.keys, o.HeadDim, o.Scale, o.q[t.q(o.QStride):], o.step(t, o.QStride),
 		o.k[t.k(o.KStride):], o.KStride, 0, s, o.scoreStride())
 	return s
 }
@@ -276,7 +300,9 @@ func (o *attention[E, T]) elements(t tile, p []T) (rows []E, stride int) {
 // reach of the query.
 func (o *attention[E, T]) row(t tile, s []T, i int) (lo, hi int, row []T) {
 	row = s[i*o.scoreStride():][:t.keys]
-	lo, hi = o.sees(t.q0 + i)
+	if lo, hi = o.sees(t.q0 + i); t.heads {
+		lo, hi = o.sees(t.q0)
+	}
 	hi = max(0, min(hi-t.k0, t.keys))
 	lo = min(max(0, lo-t.k0), hi)
 	if o.bias != nil {

@@ -384,3 +384,51 @@ func TestAttentionLargeScores(t *testing.T) {
 	require.Equal(t, []float32{0, 0, 0}, dk)
 	require.Equal(t, []float32{0, 1, 0}, dv)
 }
+
+// TestAttentionDecodes attends with the last query alone, over keys that are kept: the same bits as with
+// a copy of the keys for each head, and as that query has in a block that ends with it.
+func TestAttentionDecodes(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		src := newSource[float32](t)
+		const dim = 4
+		group, kv, keys := rapid.IntRange(1, 4).Draw(t, "group"), rapid.IntRange(1, 2).Draw(t, "kv heads"), rapid.IntRange(1, 90).Draw(t, "keys")
+		one := Attention{Batch: 1, QLen: 1, KLen: keys, Heads: kv * group, KVHeads: kv, HeadDim: dim, Causal: true,
+			QStride: kv * group * dim, KStride: kv * dim, VStride: kv * dim, OutStride: kv * group * dim}
+		if rapid.Bool().Draw(t, "with window") {
+			one.Window = rapid.IntRange(1, 100).Draw(t, "window")
+		}
+		width := one.OutStride
+		q, k, v, bias := src.normal(keys*width), src.normal(keys*kv*dim), src.normal(keys*kv*dim), src.normal(one.Heads*keys)
+		run := func(a Attention, q, k, v, bias []float32) (out, lse []float32) {
+			var c Context
+			out, lse = garbage[float32](a.QLen*width), garbage[float32](a.Heads*a.QLen)
+			AttentionForward(&c, a, out, lse, q, k, v, nil, bias, garbage[float32](AttentionScratch(a)))
+			return out, lse
+		}
+		last := q[(keys-1)*width:]
+		out, lse := run(one, last, k, v, bias)
+
+		apart := one
+		apart.KVHeads, apart.KStride, apart.VStride = one.Heads, width, width
+		wantOut, wantLse := run(apart, last, repeatHeads(k, group, dim), repeatHeads(v, group, dim), bias)
+		requireBits(t, "out", wantOut, out)
+		requireBits(t, "lse", wantLse, lse)
+
+		all := one
+		all.QLen = keys
+		out, _ = run(one, last, k, v, nil)
+		wantOut, _ = run(all, q, k, v, nil)
+		if one.Window == 0 {
+			requireBits(t, "out of the last of all", wantOut[(keys-1)*width:], out)
+		}
+		requireWithin(t, "out of the last of all", attentionTolerance[float32](), wide(wantOut[(keys-1)*width:]), out)
+	})
+}
+
+// repeatHeads returns rows of heads of which each of x stands group times.
+func repeatHeads(x []float32, group, dim int) (y []float32) {
+	for i := range len(x) / dim * group {
+		y = append(y, x[i/group*dim:][:dim]...)
+	}
+	return y
+}
