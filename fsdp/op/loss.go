@@ -3,6 +3,7 @@ package op
 import (
 	"gorgonia.org/gorgonia"
 
+	"github.com/gofsdp/gofsdp/internal/kernel"
 	"github.com/gofsdp/gofsdp/internal/ops"
 )
 
@@ -12,4 +13,37 @@ import (
 // error of the pass.
 func CrossEntropy(logits, targets *gorgonia.Node, ignore int) (*gorgonia.Node, error) {
 	return ops.CrossEntropy(logits, targets, ignore)
+}
+
+// Loss says what the loss of a row of logits l with target t is. With lse = log Σ exp(l) it is
+//
+//	lse - (1-Smoothing)·l[t] - Smoothing·mean(l) + Z·lse²
+//
+// in nats. The zero value is plain cross-entropy, of which target 0 does not count.
+type Loss struct {
+	// Ignore is the target that does not count.
+	Ignore int
+	// Smoothing, in [0, 1], is the part of a target's probability that all classes share (label
+	// smoothing, Szegedy et al., 2015, arXiv:1512.00567; label_smoothing in PyTorch).
+	Smoothing float64
+	// Z is the weight of the z-loss, which keeps lse near 0; PaLM has 1e-4 (Chowdhery et al., 2022,
+	// arXiv:2204.02311).
+	Z float64
+}
+
+// SmoothCrossEntropy is [CrossEntropy] with label smoothing and z-loss.
+func SmoothCrossEntropy(logits, targets *gorgonia.Node, l Loss) (*gorgonia.Node, error) {
+	return ops.SmoothCrossEntropy(logits, targets, kernel.Loss(l))
+}
+
+// LinearCrossEntropy returns what [SmoothCrossEntropy] does of the logits x·weightᵀ, for x [..., n, d],
+// weight [classes, d] and targets, ints [..., n], without the logits in memory: they are computed in
+// blocks of at most 1024 rows and classes, on every thread, and again for the gradient of weight. What
+// is kept for backward is as large as x. So is what it takes in all, however many classes there are.
+//
+// Arithmetic is that of four products of logits in a training pass, one more than with logits in
+// memory: forward finds the gradient of x on its way, as attention does (Dao et al., 2022,
+// arXiv:2205.14135). In evaluation it is one. Under bfloat16 logits are float32 here.
+func LinearCrossEntropy(x, weight, targets *gorgonia.Node, l Loss) (*gorgonia.Node, error) {
+	return ops.LinearCrossEntropy(x, weight, targets, kernel.Loss(l))
 }

@@ -89,14 +89,16 @@ var scale = &exec.Row{
 	Kind: KindScale, Attr: Factor{}, Doc: "c·x", Shapes: "x [...] -> y [...]",
 	Kernels: exec.Kernels{
 		F32: runScale(vec.ScaleTo[float32]), F64: runScale(vec.ScaleTo[float64]),
-		Naive: runScale(func(y []float64, c float64, x []float64) {
-			for i, v := range x {
-				y[i] = c * v
-			}
-		}),
+		Naive: runScale(naiveScale),
 	},
 	BF16: scaleHalf, BF16Scratch: exec.ElementScratch,
 	FLOPs: exec.Each(1), Cheap: true, InPlace: true, Split: exec.ByElement, Diff: 1, Grad: again,
+}
+
+func naiveScale(y []float64, c float64, x []float64) {
+	for i, v := range x {
+		y[i] = c * v
+	}
 }
 
 func scaleHalf(f *exec.Frame) error {

@@ -267,4 +267,25 @@ func ExampleTable() {
 	// cross-entropy grad (ops.Ignore): logits, targets int, packed f32, dloss f32
 	//     -> dlogits [... n classes]
 	//     (exp(logits - lse) - onehot(targets))·dloss/count, and 0 where a target does not count
+	// linear loss (kernel.Loss): x [... n d], weight [classes d], targets int [... n]
+	//     -> dx [... n d] | losses f32 [... n] | lse f32 [... n]
+	//     the losses of x·weightᵀ without that product in memory: lse - (1-smoothing)·l[target] - smoothing·mean(l) + z·lse², with dx their gradients
+	// linear loss dx (kernel.Loss): packed, dlosses f32
+	//     -> dx [... n d]
+	//     the dx that linear loss has found, times the gradients of the losses
+	// linear loss dw (kernel.Loss): x, weight, targets int, packed, dlosses f32
+	//     -> dweight f32 [classes d]
+	//     the gradient of the weight, from logits computed again
+	// row losses (kernel.Loss): logits [... n classes], targets int [... n]
+	//     -> losses f32 [... n] | lse f32 [... n]
+	//     lse - (1-smoothing)·l[target] - smoothing·mean(l) + z·lse² of each row l, and lse
+	// row losses grad (kernel.Loss): logits, targets int, packed f32, dlosses f32
+	//     -> dlogits [... n classes]
+	//     (exp(l - lse)·(1 + 2·z·lse) - (1-smoothing)·onehot(target) - smoothing/classes)·dloss of each row l
+	// mean loss (ops.Ignore): losses f32 [... n], targets int [... n]
+	//     -> loss f32 [1]
+	//     the mean of the losses whose target counts
+	// mean loss grad (ops.Ignore): targets int, dloss f32
+	//     -> dlosses f32 [... n]
+	//     dloss/count, and 0 where a target does not count
 }

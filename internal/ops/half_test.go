@@ -116,7 +116,8 @@ var products = map[exec.Kind]bool{
 	ops.KindLinear: true, ops.KindAddLinear: true, ops.KindLinearGradX: true, ops.KindLinearGradW: true,
 	ops.KindAttention: true, ops.KindAttentionGrad: true, ops.KindSDPA: true, ops.KindSDPAGrad: true,
 	ops.KindAttentionBias: true, ops.KindAttentionBiasGrad: true, ops.KindSDPABias: true, ops.KindSDPABiasGrad: true,
-	exec.KindProduct: true,
+	exec.KindProduct:   true,
+	ops.KindLinearLoss: true, ops.KindLinearLossGradW: true,
 }
 
 // TestHalfKernelsRound interprets programs in bfloat16. Each kernel must compute what that for

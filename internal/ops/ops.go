@@ -70,6 +70,13 @@ const (
 	KindPositionsGrad    exec.Kind = "positions grad"
 	KindCrossEntropy     exec.Kind = "cross-entropy"
 	KindCrossEntropyGrad exec.Kind = "cross-entropy grad"
+	KindLinearLoss       exec.Kind = "linear loss"
+	KindLinearLossGradX  exec.Kind = "linear loss dx"
+	KindLinearLossGradW  exec.Kind = "linear loss dw"
+	KindRowLosses        exec.Kind = "row losses"
+	KindRowLossesGrad    exec.Kind = "row losses grad"
+	KindMeanLoss         exec.Kind = "mean loss"
+	KindMeanLossGrad     exec.Kind = "mean loss grad"
 )
 
 // Table returns the rows of all operations, those of the compiler included. Those that users make
@@ -82,6 +89,7 @@ func Table() []*exec.Row {
 		gelu, geluGrad, geluTanh, geluTanhGrad, silu, siluGrad, tanh, tanhGrad, sigmoid, sigmoidGrad, relu, reluGrad,
 		glu, gluGrad, packedGLU, packedGLUGrad, angles, rope, ropeGrad, scale,
 		embedding, embeddingGrad, positions, positionsGrad, crossEntropy, crossEntropyGrad,
+		linearLoss, linearLossGradX, linearLossGradW, rowLosses, rowLossesGrad, meanLoss, meanLossGrad,
 	})
 }
 

@@ -1,0 +1,238 @@
+package ops
+
+import (
+	"fmt"
+
+	G "gorgonia.org/gorgonia"
+
+	"github.com/gofsdp/gofsdp/internal/exec"
+	"github.com/gofsdp/gofsdp/internal/half"
+	"github.com/gofsdp/gofsdp/internal/kernel"
+	"github.com/gofsdp/gofsdp/internal/kernel/bf16"
+	"github.com/gofsdp/gofsdp/internal/kernel/vec"
+)
+
+// LinearCrossEntropy is op.LinearCrossEntropy.
+func LinearCrossEntropy(x, w, targets *G.Node, l kernel.Loss) (*G.Node, error) {
+	if err := checkLoss(l); err != nil {
+		return nil, err
+	}
+	packed, err := linearLoss.Apply(l, x, w, targets)
+	return meanOf(packed, 1, err, targets, l)
+}
+
+// SmoothCrossEntropy is op.SmoothCrossEntropy.
+func SmoothCrossEntropy(logits, targets *G.Node, l kernel.Loss) (*G.Node, error) {
+	if err := checkLoss(l); err != nil {
+		return nil, err
+	}
+	packed, err := rowLosses.Apply(l, logits, targets)
+	return meanOf(packed, 0, err, targets, l)
+}
+
+func checkLoss(l kernel.Loss) error {
+	if !(l.Smoothing >= 0 && l.Smoothing <= 1 && l.Z >= 0) {
+		return fmt.Errorf("cross-entropy: label smoothing %v and z-loss %v, want one in [0, 1] and a weight", l.Smoothing, l.Z)
+	}
+	return nil
+}
+
+// meanOf returns the mean of losses, a part of packed.
+func meanOf(packed *G.Node, part int, err error, targets *G.Node, l kernel.Loss) (*G.Node, error) {
+	if err != nil {
+		return nil, err
+	}
+	losses, err := exec.Part(packed, part)
+	if err != nil {
+		return nil, err
+	}
+	return meanLoss.Apply(Ignore{l.Ignore}, losses, targets)
+}
+
+// lossOf returns the attribute and the sizes of a loss of logits.
+func lossOf(o *exec.Op) (l kernel.Loss, n, classes int) {
+	return o.Attrs.(kernel.Loss), o.Dim("...") * o.Dim("n"), o.Dim("classes")
+}
+
+func checkTargets(o *exec.Op, v []int) error {
+	l, _, classes := lossOf(o)
+	return kernel.CheckTargets(v, classes, l.Ignore)
+}
+
+var linearLoss = &exec.Row{
+	Kind: KindLinearLoss, Attr: kernel.Loss{},
+	Doc: "the losses of x·weightᵀ without that product in memory: lse - (1-smoothing)·l[target] - smoothing·mean(l) + z·lse²," +
+		" with dx their gradients",
+	Shapes: "x [... n d], weight [classes d], targets int [... n] -> dx [... n d] | losses f32 [... n] | lse f32 [... n]",
+	Kernels: kernels(runLinearLoss(kernel.LinearLoss[float32, float32]), runLinearLoss(kernel.LinearLoss[float64, float64]),
+		runLinearLoss(kernel.NaiveLinearLoss)),
+	BF16: linearLossHalf, BF16Scratch: linearLossHalfScratch, Scratch: linearLossScratch,
+	FLOPs: func(o *exec.Op) int { return 2 * lossProduct(o) }, Split: exec.ByKernel, Diff: 2, Check: checkTargets,
+	Grad: func(o *exec.Op, in G.Nodes, packed, dy *G.Node) (G.Nodes, error) {
+		grads, err := o.Gradient(linearLossGradX, packed, dy)
+		if err != nil {
+			return nil, err
+		}
+		dw, err := o.Gradient(linearLossGradW, in[0], in[1], in[2], packed, dy)
+		return append(grads, dw...), err
+	},
+}
+
+// lossProduct returns the FLOPs of one product of logits.
+func lossProduct(o *exec.Op) int {
+	_, n, classes := lossOf(o)
+	return 2 * n * o.Dim("d") * classes
+}
+
+func linearLossScratch(o *exec.Op) int {
+	_, n, classes := lossOf(o)
+	return kernel.LinearLossScratch(n, o.Dim("d"), classes)
+}
+
+func linearLossHalfScratch(o *exec.Op) int {
+	_, n, classes := lossOf(o)
+	return kernel.LinearLossBFloat16Scratch(n, o.Dim("d"), classes)
+}
+
+func runLinearLoss[T kernel.Float](run func(c *kernel.Context, dx, losses, lse, x, w []T, targets []int, n, d, classes int,
+	l kernel.Loss, train bool, scratch []T) error) exec.Kernel {
+	return func(f *exec.Frame) error {
+		l, n, classes := lossOf(f.Op)
+		d, out := f.Op.Dim("d"), result[T](f)
+		return run(f.Kernel, out[:n*d], out[n*d:][:n], out[n*d+n:], arg[T](f, 0), arg[T](f, 1), ints(f, 2), n, d, classes, l, f.Train,
+			exec.Data[T](f.Scratch))
+	}
+}
+
+func linearLossHalf(f *exec.Frame) error {
+	l, n, classes := lossOf(f.Op)
+	dx, rest := f.Out.Parts()
+	return kernel.LinearLoss(f.Kernel, dx, rest[:n], rest[n:], low(f, 0), low(f, 1), ints(f, 2), n, f.Op.Dim("d"), classes, l, f.Train, wide(f))
+}
+
+var linearLossGradX = &exec.Row{
+	Kind: KindLinearLossGradX, Attr: kernel.Loss{}, Doc: "the dx that linear loss has found, times the gradients of the losses",
+	Shapes:  "packed, dlosses f32 -> dx [... n d]",
+	Kernels: kernels(runLinearLossGradX(vec.ScaleTo[float32]), runLinearLossGradX(vec.ScaleTo[float64]), runLinearLossGradX(naiveScale)),
+	BF16:    linearLossGradXHalf, BF16Scratch: exec.ElementScratch,
+	FLOPs: func(o *exec.Op) int { return exec.Numel(o.Shape) }, Split: exec.ByKernel,
+}
+
+func runLinearLossGradX[T kernel.Float](scale func(y []T, c T, x []T)) exec.Kernel {
+	return func(f *exec.Frame) error {
+		_, n, _ := lossOf(f.Op)
+		d, dx, x, dlosses := f.Op.Dim("d"), result[T](f), arg[T](f, 0), arg[T](f, 1)
+		lo, hi := f.Kernel.Share(n, 1)
+		for i := lo; i < hi; i++ {
+			scale(dx[i*d:][:d], dlosses[i], x[i*d:][:d])
+		}
+		return nil
+	}
+}
+
+func linearLossGradXHalf(f *exec.Frame) error {
+	_, n, _ := lossOf(f.Op)
+	x, _ := f.In[0].Parts()
+	d, dx, dlosses := f.Op.Dim("d"), result[half.BFloat16](f), arg[float32](f, 1)
+	lo, hi := f.Kernel.Share(n, 1)
+	for i := lo; i < hi; i++ {
+		bf16.Unary(func(y, x []float32) { vec.ScaleTo(y, dlosses[i], x) }, dx[i*d:][:d], x[i*d:][:d], wide(f))
+	}
+	return nil
+}
+
+var linearLossGradW = &exec.Row{
+	Kind: KindLinearLossGradW, Attr: kernel.Loss{}, Doc: "the gradient of the weight, from logits computed again",
+	Shapes: "x, weight, targets int, packed, dlosses f32 -> dweight f32 [classes d]",
+	Kernels: kernels(runLinearLossGradW(kernel.LinearLossGradW[float32, float32]), runLinearLossGradW(kernel.LinearLossGradW[float64, float64]),
+		runLinearLossGradW(kernel.NaiveLinearLossGradW)),
+	BF16: linearLossGradWHalf, BF16Scratch: linearLossHalfScratch, Scratch: linearLossScratch,
+	FLOPs: func(o *exec.Op) int { return 2 * lossProduct(o) }, Split: exec.ByKernel, Accumulate: true,
+}
+
+func runLinearLossGradW[T kernel.Float](run func(c *kernel.Context, dw, x, w []T, targets []int, lse, dlosses []T, n, d, classes int,
+	l kernel.Loss, acc bool, scratch []T)) exec.Kernel {
+	return func(f *exec.Frame) error {
+		l, n, classes := lossOf(f.Op)
+		d := f.Op.Dim("d")
+		run(f.Kernel, result[T](f), arg[T](f, 0), arg[T](f, 1), ints(f, 2), arg[T](f, 3)[n*d+n:], arg[T](f, 4), n, d, classes, l, f.Acc,
+			exec.Data[T](f.Scratch))
+		return nil
+	}
+}
+
+func linearLossGradWHalf(f *exec.Frame) error {
+	l, n, classes := lossOf(f.Op)
+	_, rest := f.In[3].Parts()
+	kernel.LinearLossGradW(f.Kernel, result[float32](f), low(f, 0), low(f, 1), ints(f, 2), rest[n:], arg[float32](f, 4), n, f.Op.Dim("d"), classes, l,
+		f.Acc, wide(f))
+	return nil
+}
+
+var rowLosses = &exec.Row{
+	Kind: KindRowLosses, Attr: kernel.Loss{}, Doc: "lse - (1-smoothing)·l[target] - smoothing·mean(l) + z·lse² of each row l, and lse",
+	Shapes:  "logits [... n classes], targets int [... n] -> losses f32 [... n] | lse f32 [... n]",
+	Kernels: kernels(runRowLosses(kernel.RowLosses[float32]), runRowLosses(kernel.RowLosses[float64]), runRowLosses(kernel.NaiveRowLosses)),
+	FLOPs:   exec.Each(5), Scratch: rowScratch, Split: exec.ByKernel, Diff: 1, Check: checkTargets,
+	Grad: func(o *exec.Op, in G.Nodes, packed, dy *G.Node) (G.Nodes, error) {
+		return o.Gradient(rowLossesGrad, in[0], in[1], packed, dy)
+	},
+}
+
+func rowScratch(o *exec.Op) int { return kernel.CrossEntropyScratch(o.Dim("classes")) }
+
+func runRowLosses[T kernel.Float](run func(losses, lse, logits []T, targets []int, n, classes int, l kernel.Loss, scratch []T) error) exec.Kernel {
+	return func(f *exec.Frame) error {
+		l, n, classes := lossOf(f.Op)
+		lo, hi := f.Kernel.Share(n, 1)
+		if err := kernel.CheckTargets(ints(f, 1), classes, l.Ignore); err != nil {
+			return err
+		}
+		losses, lse := result[T](f)[:n], result[T](f)[n:]
+		return run(losses[lo:hi], lse[lo:hi], arg[T](f, 0)[lo*classes:hi*classes], ints(f, 1)[lo:hi], hi-lo, classes, l, exec.Data[T](f.Scratch))
+	}
+}
+
+var rowLossesGrad = &exec.Row{
+	Kind: KindRowLossesGrad, Attr: kernel.Loss{},
+	Doc:    "(exp(l - lse)·(1 + 2·z·lse) - (1-smoothing)·onehot(target) - smoothing/classes)·dloss of each row l",
+	Shapes: "logits, targets int, packed f32, dlosses f32 -> dlogits [... n classes]",
+	Kernels: kernels(runRowLossesGrad(kernel.RowLossesGrad[float32]), runRowLossesGrad(kernel.RowLossesGrad[float64]),
+		runRowLossesGrad(kernel.NaiveRowLossesGrad)),
+	FLOPs: exec.Each(5), Scratch: rowScratch, InPlace: true, Split: exec.ByKernel,
+}
+
+func runRowLossesGrad[T kernel.Float](run func(dlogits, logits []T, targets []int, lse, dlosses []T, n, classes int, l kernel.Loss,
+	scratch []T)) exec.Kernel {
+	return func(f *exec.Frame) error {
+		l, n, classes := lossOf(f.Op)
+		lo, hi := f.Kernel.Share(n, 1)
+		run(result[T](f)[lo*classes:hi*classes], arg[T](f, 0)[lo*classes:hi*classes], ints(f, 1)[lo:hi], arg[T](f, 2)[n:][lo:hi], arg[T](f, 3)[lo:hi],
+			hi-lo, classes, l, exec.Data[T](f.Scratch))
+		return nil
+	}
+}
+
+var meanLoss = &exec.Row{
+	Kind: KindMeanLoss, Attr: Ignore{}, Doc: "the mean of the losses whose target counts", Shapes: "losses f32 [... n], targets int [... n] -> loss f32 [1]",
+	Kernels: kernels(runMeanLoss[float32], runMeanLoss[float64], runMeanLoss[float64]), FLOPs: exec.Each(1), Diff: 1,
+	Grad: func(o *exec.Op, in G.Nodes, _, dy *G.Node) (G.Nodes, error) {
+		return o.Gradient(meanLossGrad, in[1], dy)
+	},
+}
+
+func runMeanLoss[T kernel.Float](f *exec.Frame) error {
+	result[T](f)[0] = kernel.MeanLoss(arg[T](f, 0), ints(f, 1), f.Op.Attrs.(Ignore).Target)
+	return nil
+}
+
+var meanLossGrad = &exec.Row{
+	Kind: KindMeanLossGrad, Attr: Ignore{}, Doc: "dloss/count, and 0 where a target does not count",
+	Shapes:  "targets int, dloss f32 -> dlosses f32 [... n]",
+	Kernels: kernels(runMeanLossGrad[float32], runMeanLossGrad[float64], runMeanLossGrad[float64]), FLOPs: exec.Each(1),
+}
+
+func runMeanLossGrad[T kernel.Float](f *exec.Frame) error {
+	kernel.MeanLossGrad(result[T](f), ints(f, 0), f.Op.Attrs.(Ignore).Target, arg[T](f, 1)[0])
+	return nil
+}
