@@ -1,6 +1,7 @@
 // Package nn has the building blocks of transformers as modules for package fsdp: Linear,
 // Embedding, Positions, LayerNorm, RMSNorm, BatchNorm, Attention, MLP, Dropout, Add, Block,
-// Layer, Head, CrossEntropy, and models made of them: GPT and Llama. Linear layers and what is made of them take low-rank
+// Layer, RelativePositions, Patches, First, Head, CrossEntropy, and models made of them: GPT, Llama,
+// T5, BERT and ViT. Linear layers and what is made of them take low-rank
 // adapters: see LoRA.
 //
 // Each is a plain struct whose fields are its hyper-parameters. It has no weights: fsdp holds

@@ -152,7 +152,44 @@ func (g golden) test(t *testing.T) {
 				})
 			}
 		}
+		for name, p := range map[string]struct {
+			fsdp.Precision
+			tolerance float64
+		}{"float32": {fsdp.Precision{}, 1e-5}, "bfloat16": {fsdp.BF16(), 0.02}} {
+			t.Run(name, func(t *testing.T) {
+				require.InDelta(t, file["losses"].Float64s()[0], g.loss(t, p.Precision, weights, file), p.tolerance)
+			})
+		}
 	})
+}
+
+// loss returns that of a training pass in float32 or bfloat16.
+func (g golden) loss(t *testing.T, p fsdp.Precision, weights, file numbers) float64 {
+	s, err := fsdp.Wrap(g.model, fsdp.Config{Precision: p, Poison: true})
+	require.NoError(t, err)
+	defer s.Close()
+	state, err := s.FullState(t.Context())
+	require.NoError(t, err)
+	for name, v := range weights.of(t, g, "", state) {
+		for i, x := range v.Float64s() {
+			state[name].Float32s()[i] = float32(x)
+		}
+	}
+	require.NoError(t, s.SetFull(t.Context(), 0, state))
+	batch := file.batch(0, 1)
+	for i, b := range batch {
+		if v := b.(*tensor.Dense); v.Dtype() == tensor.Float64 { // images
+			narrow := tensor.New(tensor.WithShape(v.Shape()...), tensor.Of(tensor.Float32))
+			for j, x := range v.Float64s() {
+				narrow.Float32s()[j] = float32(x)
+			}
+			batch[i] = narrow
+		}
+	}
+	loss, err := s.Forward(t.Context(), batch...)
+	require.NoError(t, err)
+	require.NoError(t, s.Backward(t.Context()))
+	return loss
 }
 
 // train compares what one rank sees.

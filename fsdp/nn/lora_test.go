@@ -166,3 +166,54 @@ func TestMergeErrors(t *testing.T) {
 	}
 	require.NoError(t, nn.LoRA{}.Merge(map[string]*tensor.Dense{"h.0.fc.weight": matrix(tensor.Float32, 5, 4)}))
 }
+
+// TestLoRAOfModels trains the adapters of every model alone, and merges them.
+func TestLoRAOfModels(t *testing.T) {
+	tokens, mask := ints([]int{2, 3}, 0, 1, 2, 3, 4, 1), ints([]int{2, 3}, 1, 1, 1, 1, 1, 0)
+	for name, c := range map[string]struct {
+		model func(nn.LoRA) fsdp.Model
+		batch []fsdp.Tensor
+	}{
+		"Llama": {func(l nn.LoRA) fsdp.Model {
+			return &nn.Llama{Vocab: 5, Layers: 2, Dim: 8, Heads: 4, KVHeads: 2, Hidden: 6, LoRA: l}
+		}, []fsdp.Tensor{tokens, tokens}},
+		"Qwen3": {func(l nn.LoRA) fsdp.Model {
+			return &nn.Llama{Vocab: 5, Layers: 1, Dim: 8, Heads: 4, KVHeads: 2, HeadDim: 6, Hidden: 6, QKNorm: true, LoRA: l}
+		}, []fsdp.Tensor{tokens, tokens}},
+		"BERT": {func(l nn.LoRA) fsdp.Model {
+			return &nn.BERT{Vocab: 5, Context: 3, Kinds: 5, Layers: 2, Dim: 8, Heads: 2, Hidden: 6, LoRA: l}
+		}, []fsdp.Tensor{tokens, tokens, mask, tokens}},
+		"ViT": {func(l nn.LoRA) fsdp.Model {
+			return &nn.ViT{Height: 4, Width: 2, Patch: 2, Classes: 3, Layers: 2, Dim: 8, Heads: 2, Hidden: 6, LoRA: l}
+		}, []fsdp.Tensor{floats(2, 3, 4, 2), ints([]int{2}, 1, 2)}},
+		"T5": {func(l nn.LoRA) fsdp.Model {
+			return &nn.T5{Vocab: 5, Encoder: 1, Decoder: 2, Dim: 8, Heads: 2, Hidden: 6, LoRA: l}
+		}, []fsdp.Tensor{tokens, mask, tokens, tokens}},
+	} {
+		lora := nn.LoRA{Rank: 2, Alpha: 0.5}
+		adapted, err := fsdp.Wrap(c.model(lora), fsdp.Config{
+			Precision: fsdp.Precision{Compute: fsdp.Float64}, Frozen: notAdapter, Poison: true,
+		})
+		require.NoError(t, err)
+		opt, err := optim.SGD{}.New(adapted.Shards())
+		require.NoError(t, err)
+		for range 3 {
+			_, err = adapted.Forward(t.Context(), c.batch...)
+			require.NoError(t, err)
+			require.NoError(t, adapted.Backward(t.Context()))
+			require.NoError(t, opt.Step(0.5))
+			adapted.ZeroGrad()
+		}
+		state, err := adapted.FullState(t.Context())
+		require.NoError(t, err)
+		for name, v := range state {
+			if nn.IsAdapter(name) {
+				require.NotEqual(t, make([]float64, v.Size()), v.Float64s(), name)
+			}
+		}
+		require.NoError(t, lora.Merge(state))
+		plain := wrap(t, c.model(nn.LoRA{}))
+		require.NoError(t, plain.SetFull(t.Context(), 0, state))
+		require.InDeltaSlice(t, eval(t, adapted, c.batch...), eval(t, plain, c.batch...), 1e-12, name)
+	}
+}

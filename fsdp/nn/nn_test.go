@@ -123,6 +123,9 @@ func TestParams(t *testing.T) {
 		{&nn.MLP{Dim: 8, Hidden: 2, NoBias: true, LoRA: nn.LoRA{Rank: 1}}, []string{"fc.weight[2 8]", "fc.lora_a[1 8]", "fc.lora_b[2 1]", "out.weight[8 2]", "out.lora_a[1 2]", "out.lora_b[8 1]"}},
 		{&nn.Head{Dim: 4, Classes: 7}, []string{"weight[7 4]"}},
 		{&nn.Head{Dim: 4, Classes: 7, Bias: true}, []string{"weight[7 4]", "bias[7]"}},
+		{&nn.RelativePositions{Heads: 2}, []string{"weight[32 2]"}},
+		{&nn.Patches{Channels: 2, Height: 4, Width: 6, Size: 2, Dim: 5}, []string{"weight[5 2 2 2]", "bias[5]", "class[1 1 5]", "positions[1 7 5]"}},
+		{&nn.First{}, nil},
 		{&nn.Layer{Attn: nn.Attention{Dim: 8, Heads: 2, NoBias: true}, MLP: nn.MLP{Dim: 8, Hidden: 3, Gated: true, NoBias: true}, RMS: true}, []string{
 			"attn_norm.weight[8]", "attn.qkv.weight[24 8]", "attn.proj.weight[8 8]", "mlp_norm.weight[8]", "mlp.fc.weight[6 8]", "mlp.out.weight[8 3]",
 		}},
@@ -202,6 +205,9 @@ func TestBuildErrors(t *testing.T) {
 		{"sdpa bias: bias is (2, 3, 8), want [heads 3 3] for q (2, 3, 8)", &nn.Attention{Dim: 8, Heads: 2, Apart: true, Biased: true}, []fsdp.Tensor{x, x}},
 		{"angles: 3 columns to turn, want an even number of them", &nn.Attention{Dim: 8, Heads: 2, HeadDim: 3, Rope: true}, []fsdp.Tensor{x}},
 		{"1 inputs, want 2", &nn.Head{Dim: 8, Classes: 3}, []fsdp.Tensor{x}},
+		{"relative bias: the largest distance is 3, want more than 8 for 32 buckets", &nn.RelativePositions{Heads: 2, MaxDistance: 3}, []fsdp.Tensor{x}},
+		{"x is (3), want [B T ...]", &nn.RelativePositions{Heads: 2}, []fsdp.Tensor{floats(3)}},
+		{"images are (2, 3, 8), want [B 3 4 4]", &nn.Patches{Channels: 3, Height: 4, Width: 4, Size: 2, Dim: 5}, []fsdp.Tensor{x}},
 		{"1 inputs, want 2", &nn.Layer{Attn: nn.Attention{Dim: 8, Heads: 2, Masked: true}, MLP: nn.MLP{Dim: 8, Hidden: 3}}, []fsdp.Tensor{x}},
 		{"2 inputs, want 3", &nn.Layer{Attn: nn.Attention{Dim: 8, Heads: 2}, Cross: &nn.Attention{Dim: 8, Heads: 2, Cross: true, Masked: true}, MLP: nn.MLP{Dim: 8, Hidden: 3}}, []fsdp.Tensor{x, x}},
 		{"attn: 8 channels do not divide into 3 heads", &nn.Layer{Attn: nn.Attention{Dim: 8, Heads: 3}, MLP: nn.MLP{Dim: 8, Hidden: 3}}, []fsdp.Tensor{x}},
@@ -242,8 +248,12 @@ func TestSizesOfModels(t *testing.T) {
 		&nn.GPT{}, &nn.GPT{Vocab: 5, Context: 5, Layers: -1, Dim: 4, Heads: 2}, &nn.GPT{Vocab: 5, Context: 5, Layers: 1, Dim: 4},
 		&nn.GPT{Vocab: 5, Layers: 1, Dim: 4, Heads: 2},
 		&nn.Llama{}, &nn.Llama{Vocab: 5, Layers: -1, Dim: 4, Heads: 2, Hidden: 8}, &nn.Llama{Vocab: 5, Layers: 1, Dim: 4, Heads: 2},
+		&nn.BERT{}, &nn.BERT{Vocab: 5, Context: 5, Kinds: -1, Dim: 4, Heads: 2, Hidden: 8}, &nn.ViT{}, &nn.ViT{Height: 4, Width: 4, Patch: 2, Classes: 3, Layers: -1, Dim: 4, Heads: 2, Hidden: 8},
+		&nn.T5{}, &nn.T5{Vocab: 5, Encoder: 1, Decoder: -1, Dim: 4, Heads: 2, Hidden: 8},
 	} {
 		_, err := fsdp.Wrap(m, fsdp.Config{})
 		require.ErrorContains(t, err, "sizes that are not positive", "%T", m)
 	}
+	_, err := fsdp.Wrap(&nn.ViT{Height: 4, Width: 5, Patch: 2, Classes: 3, Dim: 4, Heads: 2, Hidden: 8}, fsdp.Config{})
+	require.ErrorContains(t, err, "nn: 4·5 pixels do not divide into patches of 2·2")
 }

@@ -25,9 +25,16 @@ func TestNumParams(t *testing.T) {
 		{gpt2(), []fsdp.Tensor{tokens, tokens}},
 		{&nn.Llama{Vocab: 5, Layers: 2, Dim: 6, Heads: 3, KVHeads: 1, Hidden: 5, Tied: true}, []fsdp.Tensor{tokens, tokens}},
 		{&nn.Llama{Vocab: 5, Layers: 2, Dim: 6, Heads: 2, HeadDim: 4, Hidden: 5, QKNorm: true, LoRA: nn.LoRA{Rank: 2}}, []fsdp.Tensor{tokens, tokens}},
+		{bert(), []fsdp.Tensor{tokens, tokens, tokens, tokens}},
+		{&nn.BERT{Vocab: 5, Context: 4, Kinds: 3, Layers: 1, Dim: 6, Heads: 2, Hidden: 5, LoRA: nn.LoRA{Rank: 2}}, []fsdp.Tensor{tokens, tokens, tokens, tokens}},
+		{vit(), []fsdp.Tensor{floats(1, 3, 6, 9), ints([]int{1}, 0)}},
+		{&nn.ViT{Height: 4, Width: 4, Patch: 2, Channels: 1, Classes: 3, Layers: 1, Dim: 4, Heads: 2, Hidden: 8, LoRA: nn.LoRA{Rank: 1}}, []fsdp.Tensor{floats(1, 1, 4, 4), ints([]int{1}, 0)}},
+		{t5(), []fsdp.Tensor{tokens, tokens, tokens, tokens}},
+		{t5v11(), []fsdp.Tensor{tokens, tokens, tokens, tokens}},
+		{&nn.T5{Vocab: 5, Encoder: 1, Decoder: 2, Dim: 4, Heads: 2, Hidden: 3, LoRA: nn.LoRA{Rank: 2}}, []fsdp.Tensor{tokens, tokens, tokens, tokens}},
 		{&nn.GPT{Vocab: 5, Context: 4, Layers: 3, Dim: 6, Heads: 2, NoBias: true, LoRA: nn.LoRA{Rank: 2}}, []fsdp.Tensor{tokens, tokens}},
 	} {
-		s, err := fsdp.Wrap(c.model, fsdp.Config{})
+		s, err := fsdp.Wrap(c.model, fsdp.Config{Precision: fsdp.Precision{Compute: fsdp.Float64}})
 		require.NoError(t, err)
 		plan, err := s.Plan(c.batch...)
 		require.NoError(t, err)
@@ -51,6 +58,18 @@ func TestSizesOfWellKnownModels(t *testing.T) {
 	require.Equal(t, 596_049_920, qwen3.NumParams()) // 0.6B
 	require.Equal(t, 6*28*(1024*(16+8+8)*128+16*128*1024+3*1024*3072)+6*151936*1024+12*28*16*128*100, qwen3.FLOPs(100))
 	require.Equal(t, mistral.FLOPs(4096), mistral.FLOPs(5000), "no token looks at more than the window")
+	base := &nn.BERT{Vocab: 30522, Context: 512, Layers: 12, Dim: 768, Heads: 12, Hidden: 3072}
+	require.Equal(t, 109_514_298, base.NumParams()) // bert-base-uncased, for masked tokens
+	require.Equal(t, 6*(12*12*768*768+768*768+30522*768)+12*12*768*128, base.FLOPs(128))
+	b16 := &nn.ViT{Height: 224, Width: 224, Patch: 16, Classes: 1000, Layers: 12, Dim: 768, Heads: 12, Hidden: 3072}
+	require.Equal(t, 86_567_656, b16.NumParams()) // B/16
+	require.Equal(t, 6*(197*12*12*768*768+196*768*768+1000*768)+12*12*768*197*197, b16.FLOPs())
+	small5 := &nn.T5{Vocab: 32128, Encoder: 6, Decoder: 6, Dim: 512, Heads: 8, Hidden: 2048, Tied: true}
+	require.Equal(t, 60_506_624, small5.NumParams()) // t5-small
+	const attn, mlp = 4 * 512 * 512, 2 * 512 * 2048
+	require.Equal(t, 100*(6*(6*(attn+mlp)+6*attn/2)+12*6*512*100)+30*(6*(6*(attn+attn/2+mlp)+32128*512)+12*6*512*(100+30)), small5.FLOPs(100, 30))
+	flan := &nn.T5{Vocab: 32128, Encoder: 8, Decoder: 8, Dim: 512, Heads: 6, HeadDim: 64, Hidden: 1024, Gated: true}
+	require.Equal(t, 76_961_152, flan.NumParams()) // t5-v1_1-small
 	// Six for each of the 12·768² weights of a block and the head's, and twelve for each pair.
 	require.Equal(t, 6*(12*12*768*768+50257*768)+12*12*768*1024, small.FLOPs(1024))
 }

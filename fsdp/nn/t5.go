@@ -1,0 +1,142 @@
+package nn
+
+import (
+	"cmp"
+	"fmt"
+	"math"
+
+	"gorgonia.org/gorgonia"
+
+	"github.com/gofsdp/gofsdp/fsdp"
+	"github.com/gofsdp/gofsdp/fsdp/op"
+)
+
+// RelativePositions makes the bias of the attentions of a stack of layers, [Heads, T, T], for
+// sequences as long as x [B, T, ...], which may be tokens: see [op.RelativeBias]. Parameter: weight
+// [Buckets, Heads].
+type RelativePositions struct {
+	Heads       int
+	Buckets     int     // 0 means 32
+	MaxDistance int     // from which on all distances share a bucket; 0 means 128
+	Causal      bool    // the attentions are causal
+	Std         float64 // of the initial weights; 0 means 0.02
+}
+
+// Params implements fsdp.Module.
+func (m *RelativePositions) Params() []fsdp.Param {
+	return []fsdp.Param{{Name: "weight", Shape: []int{cmp.Or(m.Buckets, 32), m.Heads}, Init: weights(m.Std), Full: true}}
+}
+
+// Build implements fsdp.Module.
+func (m *RelativePositions) Build(b *fsdp.Builder, in ...*gorgonia.Node) (gorgonia.Nodes, error) {
+	p, err := operands(b, in, 1, "weight")
+	if err != nil {
+		return nil, err
+	}
+	if in[0].Dims() < 2 {
+		return nil, fmt.Errorf("x is %v, want [B T ...]", in[0].Shape())
+	}
+	n := in[0].Shape()[1]
+	return one(op.RelativeBias(p[0], op.Relative{Queries: n, Keys: n, MaxDistance: cmp.Or(m.MaxDistance, 128), Causal: m.Causal}))
+}
+
+// T5 is an encoder and a decoder from text to text (Raffel et al., 2020, arXiv:1910.10683). The
+// first version has ReLU and Tied; version 1.1, on which Flan-T5 and others build, has GELUTanh,
+// Gated and a head of its own. Its batch is ints: tokens [B, S] and a mask [B, S], which is zero where
+// there is no token, for the encoder; what the decoder has said so far, [B, T], and targets [B, T].
+// Its results are the loss and the logits [B, T, Vocab]. A target of IgnoreTarget does not count.
+//
+// Parameters: embed.weight [Vocab, Dim], which both use; encoder.positions.weight and
+// decoder.positions.weight [Buckets, Heads]; encoder.layers.i.* and decoder.layers.i.* as Layer names
+// them; encoder.norm.weight and decoder.norm.weight [Dim]; and, unless Tied, head.weight [Vocab, Dim].
+type T5 struct {
+	Vocab              int
+	Encoder, Decoder   int // layers
+	Dim, Heads, Hidden int
+	HeadDim            int // channels of a head; 0 means Dim/Heads
+	Buckets            int // of relative positions; 0 means 32
+	MaxDistance        int // of relative positions; 0 means 128
+	Act                Activation
+	Gated              bool
+	Tied               bool // the head uses the embedding's weight, and what it gets is scaled by 1/√Dim
+	Dropout            float64
+	Eps                float64 // of the norms; 0 means 1e-6
+	LoRA               LoRA    // of the layers' linear layers
+}
+
+// Inputs names the tensors of a batch.
+func (m *T5) Inputs() []string { return []string{"tokens", "mask", "decoder tokens", "targets"} }
+
+// Forward implements fsdp.Model.
+func (m *T5) Forward(t *fsdp.Tape, in ...fsdp.Ref) ([]fsdp.Ref, error) {
+	if min(m.Encoder, m.Decoder) < 0 || min(m.Vocab, m.Dim, m.Heads, m.Hidden) < 1 {
+		return nil, fmt.Errorf("nn: T5 %+v has sizes that are not positive", *m)
+	}
+	y := t.Call("embed", m.embedding(), in[0])
+	y = m.stack(t, "encoder.", m.Encoder, y, in[0], in[1])
+	x := m.stack(t, "decoder.", m.Decoder, t.Again("embed", in[2]), in[2], y, in[1])
+	loss := t.Call("head", m.head(), x, in[3])
+	return []fsdp.Ref{loss, loss.At(1)}, nil
+}
+
+// stack calls the layers of the encoder or the decoder, which take more beside x and the bias.
+func (m *T5) stack(t *fsdp.Tape, prefix string, n int, x, tokens fsdp.Ref, more ...fsdp.Ref) fsdp.Ref {
+	decoder := len(more) > 1
+	bias := t.Call(prefix+"positions", m.positions(decoder), tokens)
+	x = m.dropout(t, prefix+"embed_dropout", x)
+	x = layers(t, prefix, n, m.layer(decoder), x, append([]fsdp.Ref{bias}, more...)...)
+	return m.dropout(t, prefix+"dropout", t.Call(prefix+"norm", m.norm(), x))
+}
+
+func (m *T5) dropout(t *fsdp.Tape, name string, x fsdp.Ref) fsdp.Ref {
+	if m.Dropout == 0 {
+		return x
+	}
+	return t.Call(name, &Dropout{Rate: m.Dropout}, x)
+}
+
+func (m *T5) embedding() *Embedding { return &Embedding{Rows: m.Vocab, Dim: m.Dim} }
+func (m *T5) norm() *RMSNorm        { return &RMSNorm{Dim: m.Dim, Eps: m.Eps} }
+func (m *T5) positions(decoder bool) *RelativePositions {
+	return &RelativePositions{Heads: m.Heads, Buckets: m.Buckets, MaxDistance: m.MaxDistance, Causal: decoder}
+}
+
+func (m *T5) layer(decoder bool) *Layer {
+	std := residStd(m.Encoder)
+	attn := Attention{Dim: m.Dim, Heads: m.Heads, HeadDim: m.HeadDim, Scale: 1, NoBias: true, Dropout: m.Dropout, LoRA: m.LoRA}
+	layer := &Layer{RMS: true, Eps: m.Eps}
+	if decoder {
+		std = residStd(m.Decoder)
+		cross := attn
+		cross.Cross, cross.Masked, cross.ProjStd = true, true, std
+		layer.Cross = &cross
+	}
+	attn.Biased, attn.Causal, attn.Masked, attn.ProjStd = true, decoder, !decoder, std
+	layer.Attn = attn
+	layer.MLP = MLP{Dim: m.Dim, Hidden: m.Hidden, Act: m.Act, Gated: m.Gated, NoBias: true, Dropout: m.Dropout, OutStd: std, LoRA: m.LoRA}
+	return layer
+}
+
+func (m *T5) head() *Head {
+	head := headOf(m.Tied, "embed.weight", m.Dim, m.Vocab)
+	if m.Tied {
+		head.Scale = 1 / math.Sqrt(float64(m.Dim))
+	}
+	return head
+}
+
+// NumParams returns the number of elements of all parameters.
+func (m *T5) NumParams() int {
+	return elements(m.embedding(), m.positions(false), m.positions(true), m.norm(), m.norm(), m.head()) +
+		m.Encoder*elements(m.layer(false)) + m.Decoder*elements(m.layer(true))
+}
+
+// FLOPs returns the floating-point operations of forward and backward for a pair of sequences of
+// those lengths, as those of GPT are counted for a token.
+func (m *T5) FLOPs(source, target int) int {
+	width := m.Heads * cmp.Or(m.HeadDim, m.Dim/m.Heads)
+	kv := 2 * m.Dim * width // the weights of a cross-attention that the encoder's result meets
+	encoder := flops(m.Encoder*matrices(m.layer(false))+m.Decoder*kv, m.Encoder*width*source)
+	decoder := flops(m.Decoder*(matrices(m.layer(true))-kv)+m.Vocab*m.Dim, m.Decoder*width*(source+target))
+	return source*encoder + target*decoder
+}
