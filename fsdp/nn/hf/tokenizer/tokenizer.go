@@ -1,0 +1,270 @@
+package tokenizer
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"unicode"
+	"unicode/utf8"
+)
+
+// A Tokenizer is safe for concurrent use. Its fields are not to be changed.
+type Tokenizer struct {
+	BOS, EOS, Pad, Unknown int // tokens that tokenizer_config.json names, -1 for none
+	Size                   int // one more than the largest token: rows that an embedding needs
+
+	raw, normal []*added // added tokens of texts as they are, and of normalized ones
+	normalize   func(string) string
+	split       func([]word) []word
+	model       model
+	before      []int // of the template
+	after       []int
+	decode      func([]string) []string
+
+	ids     map[string]int
+	tokens  map[int]string
+	special map[int]bool
+}
+
+// A model turns a word into tokens.
+type model interface {
+	encode(ids []int, word string) []int
+	all() map[string]int
+}
+
+// A word is a part of a text that tokens do not cross.
+type word struct {
+	text  string
+	first bool // begins where the text does
+}
+
+// An added token is found in a text before all else.
+type added struct {
+	ID         int    `json:"id"`
+	Content    string `json:"content"`
+	SingleWord bool   `json:"single_word"`
+	LStrip     bool   `json:"lstrip"`
+	RStrip     bool   `json:"rstrip"`
+	Normalized bool   `json:"normalized"`
+	Special    bool   `json:"special"`
+}
+
+// Open reads tokenizer.json in a directory and, if it is there, tokenizer_config.json, of which it
+// takes the names of special tokens.
+func Open(dir string) (*Tokenizer, error) {
+	t, err := open(dir)
+	if err != nil {
+		return nil, fmt.Errorf("tokenizer: %s: %w", dir, err)
+	}
+	return t, nil
+}
+
+func open(dir string) (*Tokenizer, error) {
+	text, err := os.ReadFile(filepath.Join(dir, "tokenizer.json"))
+	if err != nil {
+		return nil, err
+	}
+	t, err := parse(text)
+	if err != nil {
+		return nil, fmt.Errorf("tokenizer.json: %w", err)
+	}
+	text, err = os.ReadFile(filepath.Join(dir, "tokenizer_config.json"))
+	if errors.Is(err, fs.ErrNotExist) {
+		return t, nil
+	}
+	if err == nil {
+		err = t.configure(text)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("tokenizer_config.json: %w", err)
+	}
+	return t, nil
+}
+
+// configure takes the names of special tokens, and checks that the template adds what is asked for.
+func (t *Tokenizer) configure(text []byte) error {
+	var c struct {
+		BOS     json.RawMessage `json:"bos_token"`
+		EOS     json.RawMessage `json:"eos_token"`
+		Pad     json.RawMessage `json:"pad_token"`
+		Unknown json.RawMessage `json:"unk_token"`
+		AddBOS  *bool           `json:"add_bos_token"`
+		AddEOS  *bool           `json:"add_eos_token"`
+	}
+	if err := json.Unmarshal(text, &c); err != nil {
+		return err
+	}
+	for _, name := range []struct {
+		key  string
+		text json.RawMessage
+		id   *int
+	}{{"bos_token", c.BOS, &t.BOS}, {"eos_token", c.EOS, &t.EOS}, {"pad_token", c.Pad, &t.Pad}, {"unk_token", c.Unknown, &t.Unknown}} {
+		token := struct{ Content string }{}
+		if json.Unmarshal(name.text, &token.Content) != nil && json.Unmarshal(name.text, &token) != nil || token.Content == "" {
+			continue // there is none
+		}
+		id, ok := t.ids[token.Content]
+		if !ok {
+			return fmt.Errorf("%s %q is no token", name.key, token.Content)
+		}
+		*name.id = id
+	}
+	if has := len(t.before) > 0 && t.before[0] == t.BOS; c.AddBOS != nil && t.BOS >= 0 && *c.AddBOS != has {
+		return fmt.Errorf("add_bos_token is %t, but the post_processor of tokenizer.json says %t", *c.AddBOS, has)
+	}
+	if has := len(t.after) > 0 && t.after[len(t.after)-1] == t.EOS; c.AddEOS != nil && t.EOS >= 0 && *c.AddEOS != has {
+		return fmt.Errorf("add_eos_token is %t, but the post_processor of tokenizer.json says %t", *c.AddEOS, has)
+	}
+	return nil
+}
+
+// Encode returns the tokens of a text, with those that the template puts around it. Bytes that are
+// no UTF-8 become U+FFFD.
+func (t *Tokenizer) Encode(text string) []int {
+	ids := t.appendPlain(append([]int(nil), t.before...), text)
+	return append(ids, t.after...)
+}
+
+// EncodePlain is Encode without the template. Special tokens that stand in the text are found.
+func (t *Tokenizer) EncodePlain(text string) []int { return t.appendPlain(nil, text) }
+
+func (t *Tokenizer) appendPlain(ids []int, text string) []int {
+	text = lossy([]byte(text))
+	at := 0
+	cut(text, t.raw, func(part string, token *added) {
+		if token != nil {
+			ids = append(ids, token.ID)
+		} else {
+			first := at == 0
+			cut(t.normalize(part), t.normal, func(part string, token *added) {
+				if token != nil {
+					ids = append(ids, token.ID)
+				} else {
+					for _, w := range t.split([]word{{part, first}}) {
+						ids = t.model.encode(ids, w.text)
+					}
+				}
+				first = false
+			})
+		}
+		at += len(part)
+	})
+	return ids
+}
+
+// Decode returns the text of tokens without the special ones. Tokens that there are not are left out.
+func (t *Tokenizer) Decode(ids []int) string { return t.text(ids, false) }
+
+// DecodeAll is Decode with the special tokens.
+func (t *Tokenizer) DecodeAll(ids []int) string { return t.text(ids, true) }
+
+func (t *Tokenizer) text(ids []int, special bool) string {
+	var tokens []string
+	for _, id := range ids {
+		if token, ok := t.tokens[id]; ok && (special || !t.special[id]) {
+			tokens = append(tokens, token)
+		}
+	}
+	return strings.Join(t.decode(tokens), "")
+}
+
+// Token returns the text that the vocabulary has for a token, which is not always what it stands for
+// in a text.
+func (t *Tokenizer) Token(id int) (token string, ok bool) {
+	token, ok = t.tokens[id]
+	return token, ok
+}
+
+// ID returns the token that has a text in the vocabulary, such as "<|endoftext|>".
+func (t *Tokenizer) ID(token string) (id int, ok bool) {
+	id, ok = t.ids[token]
+	return id, ok
+}
+
+// IsSpecial tells whether Decode leaves a token out.
+func (t *Tokenizer) IsSpecial(id int) bool { return t.special[id] }
+
+// cut calls f for the parts of a text: those that are added tokens, the longest where several begin,
+// and those between them.
+func cut(text string, tokens []*added, f func(part string, token *added)) {
+	start := 0 // of what f has not seen
+	for at := 0; at < len(text) && len(tokens) > 0; {
+		token := longest(text[at:], tokens)
+		if token == nil {
+			at++
+			continue
+		}
+		from, to := at, at+len(token.Content)
+		at = to
+		if token.SingleWord && (endsInWord(text[:from]) || beginsInWord(text[to:])) {
+			continue
+		}
+		if token.LStrip {
+			from = max(start, len(strings.TrimRightFunc(text[:from], unicode.IsSpace)))
+		}
+		if token.RStrip {
+			to = len(text) - len(strings.TrimLeftFunc(text[to:], unicode.IsSpace))
+			at = to
+		}
+		if start < from {
+			f(text[start:from], nil)
+		}
+		f(text[from:to], token)
+		start = to
+	}
+	if start < len(text) {
+		f(text[start:], nil)
+	}
+}
+
+// longest returns the longest token that text begins with, or nil. They are ordered by length.
+func longest(text string, tokens []*added) *added {
+	for _, t := range tokens {
+		if text[0] == t.Content[0] && strings.HasPrefix(text, t.Content) {
+			return t
+		}
+	}
+	return nil
+}
+
+func endsInWord(s string) bool {
+	r, n := utf8.DecodeLastRuneInString(s)
+	return n > 0 && isWord(r)
+}
+
+func beginsInWord(s string) bool {
+	r, n := utf8.DecodeRuneInString(s)
+	return n > 0 && isWord(r)
+}
+
+// isWord is \w.
+func isWord(r rune) bool {
+	return r == '_' || unicode.In(r, unicode.L, unicode.M, unicode.Nd, unicode.Nl, unicode.Pc)
+}
+
+// lossy is b with U+FFFD for each of the longest beginnings of characters that go on otherwise, as
+// Unicode recommends.
+func lossy(b []byte) string {
+	if utf8.Valid(b) {
+		return string(b)
+	}
+	var s strings.Builder
+	for len(b) > 0 {
+		r, n := utf8.DecodeRune(b)
+		if r == utf8.RuneError && n == 1 {
+			for n < len(b) && !utf8.RuneStart(b[n]) && !utf8.FullRune(b[:n]) && n < utf8.UTFMax {
+				n++
+			}
+			if n > 1 && utf8.FullRune(b[:n]) { // the last byte is what does not fit
+				n--
+			}
+		}
+		s.WriteRune(r)
+		b = b[n:]
+	}
+	return s.String()
+}
