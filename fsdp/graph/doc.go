@@ -12,6 +12,11 @@
 // [Constants]. Nodes that an evaluation returns beside the cost, such as predictions, are named by
 // [Results].
 //
+// Gorgonia's operations run by kernels of this library where it has them; [fsdp.Plan].Stock lists
+// the others. Functions of package op can stand between them, and run in Gorgonia's machines too:
+//
+//	h, err := op.LayerNorm(x, gain, bias, 1e-5)
+//
 // # Calls
 //
 // The graph is cut into calls of few parameters each, so that the wrap policies have something to

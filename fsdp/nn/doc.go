@@ -14,8 +14,9 @@
 // 2019). The parameters of norms are not rounded to 16 bits under any Config.Precision: they set
 // fsdp.Param.Full.
 //
-// The operations are fused kernels with hand-written gradients. Gorgonia's operations can stand
-// beside them in a module of one's own: see the example of the package. Those known to be wrong are
-// refused, with the reason: Dropout and random nodes, BatchNorm, GroupNorm, pooling, CTC loss,
-// Sparsemax, YOLO, InverseSqrt, Log2, some convolutions.
+// The operations are those of package op, fused kernels with hand-written gradients, which its
+// comment lists. A module of one's own may use them too, and Gorgonia's beside them: see the example
+// of the package. Those of Gorgonia's that are known to be wrong are refused, with the reason:
+// Dropout and random nodes, BatchNorm, GroupNorm, pooling, CTC loss, Sparsemax, YOLO, InverseSqrt,
+// Log2, some convolutions.
 package nn

@@ -6,6 +6,7 @@ import (
 	"go/parser"
 	"go/token"
 	"maps"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -25,8 +26,8 @@ import (
 var xShape = []int{2, 3, 4}
 
 // every applies each operation of this package to x, of shape xShape. A new function needs a line
-// here, no more: the tests below then compare its gradients with central differences in float64,
-// alone and between others. b makes the other arguments. Numbers that a norm divides by are far from
+// here, and in the list of the package comment: the tests below then compare its gradients with
+// central differences in float64, alone and between others. b makes the other arguments. Numbers that a norm divides by are far from
 // 0, where differences say nothing.
 var every = map[string]func(b *builder, x *gorgonia.Node) (*gorgonia.Node, error){
 	"Linear": func(b *builder, x *gorgonia.Node) (*gorgonia.Node, error) {
@@ -40,8 +41,24 @@ var every = map[string]func(b *builder, x *gorgonia.Node) (*gorgonia.Node, error
 	},
 	"RMSNorm": func(b *builder, x *gorgonia.Node) (*gorgonia.Node, error) { return op.RMSNorm(x, b.floats(4), 0.1) },
 	"BatchNorm": func(b *builder, x *gorgonia.Node) (*gorgonia.Node, error) {
-		y, _, _, err := op.BatchNorm(x, b.floats(4), b.floats(4), b.fixed(4), b.fixed(4), 0.1, 0.1)
+		y, _, _, err := op.BatchNorm(x, b.floats(3), b.floats(3), b.fixed(3), b.fixed(3), 0.1, 0.1)
 		return y, err
+	},
+	"GroupNorm": func(b *builder, x *gorgonia.Node) (*gorgonia.Node, error) {
+		return op.GroupNorm(x, b.floats(3), b.floats(3), 3, 0.1)
+	},
+	"Conv2D": func(b *builder, x *gorgonia.Node) (*gorgonia.Node, error) {
+		return ofImages(x, func(x *gorgonia.Node) (*gorgonia.Node, error) {
+			return op.Conv2D(x, b.floats(3, 3, 3, 1), b.floats(3), op.Conv{Pad: [2]int{1, 0}})
+		})
+	},
+	"MaxPool2D": func(_ *builder, x *gorgonia.Node) (*gorgonia.Node, error) {
+		return ofImages(x, func(x *gorgonia.Node) (*gorgonia.Node, error) { return op.MaxPool2D(x, op.Pool{Kernel: [2]int{2, 1}}) })
+	},
+	"AvgPool2D": func(_ *builder, x *gorgonia.Node) (*gorgonia.Node, error) {
+		return ofImages(x, func(x *gorgonia.Node) (*gorgonia.Node, error) {
+			return op.AvgPool2D(x, op.Pool{Kernel: [2]int{3, 1}, Stride: [2]int{1, 1}, Pad: [2]int{1, 0}})
+		})
 	},
 	"Embedding": func(b *builder, x *gorgonia.Node) (*gorgonia.Node, error) {
 		rows, err := op.Embedding(b.floats(5, 4), b.ints(5, 2, 3))
@@ -87,6 +104,18 @@ var every = map[string]func(b *builder, x *gorgonia.Node) (*gorgonia.Node, error
 		return op.Rope(x, b.ints(7, 2, 3), op.Rotary{HeadDim: 4, Heads: 1, Context: 8})
 	},
 	"Custom": func(_ *builder, x *gorgonia.Node) (*gorgonia.Node, error) { return square.Apply(x) },
+}
+
+// ofImages applies f to x as images of three channels of 2 by 2 pixels.
+func ofImages(x *gorgonia.Node, f func(x *gorgonia.Node) (*gorgonia.Node, error)) (*gorgonia.Node, error) {
+	x, err := gorgonia.Reshape(x, tensor.Shape{2, 3, 2, 2})
+	if err == nil {
+		x, err = f(x)
+	}
+	if err != nil || x.Shape().TotalSize() != 2*3*4 {
+		return x, err
+	}
+	return gorgonia.Reshape(x, xShape)
 }
 
 // An argument is one that an operation takes beside x.
@@ -181,6 +210,8 @@ func TestGradientsOfCompositions(t *testing.T) {
 
 // TestEveryOperationIsChecked finds the exported functions of this package that make nodes.
 func TestEveryOperationIsChecked(t *testing.T) {
+	doc, err := os.ReadFile("doc.go")
+	require.NoError(t, err)
 	files, err := filepath.Glob("*.go")
 	require.NoError(t, err)
 	found := 1 // Custom is no function
@@ -191,6 +222,7 @@ func TestEveryOperationIsChecked(t *testing.T) {
 			fn, ok := d.(*ast.FuncDecl)
 			if ok && fn.Recv == nil && fn.Name.IsExported() && !strings.HasSuffix(name, "_test.go") {
 				require.Contains(t, every, fn.Name.Name, "a function without a line in every")
+				require.Regexp(t, `(?m)^//\t.*\b`+fn.Name.Name+`\b`, string(doc), "the list of the package comment")
 				found++
 			}
 		}
