@@ -3,6 +3,7 @@ package nn_test
 import (
 	"cmp"
 	"context"
+	"maps"
 	"math"
 	"slices"
 	"testing"
@@ -294,6 +295,62 @@ func TestAttentionGradients(t *testing.T) {
 					}
 					return nil
 				}))
+			}
+		})
+	}
+}
+
+// single returns v in float32, unless it holds integers.
+func single(v *tensor.Dense) *tensor.Dense {
+	if v.Dtype() == tensor.Int {
+		return v
+	}
+	s := tensor.New(tensor.WithShape(v.Shape()...), tensor.Of(tensor.Float32))
+	for i, x := range v.Float64s() {
+		s.Float32s()[i] = float32(x)
+	}
+	return s
+}
+
+// TestAttentionPrecisions computes each form in float32 and in bfloat16, within their roundings of
+// float64, and by two and four threads, with the bits of one.
+func TestAttentionPrecisions(t *testing.T) {
+	for name, m := range attentions {
+		t.Run(name, func(t *testing.T) {
+			state, err := wrap(t, attending(m)).FullState(t.Context())
+			require.NoError(t, err)
+			run := func(compute fsdp.DType, threads int) (loss float64, grads map[string]*tensor.Dense) {
+				s, err := fsdp.Wrap(attending(m), fsdp.Config{Precision: fsdp.Precision{Compute: compute}, Threads: threads, Poison: true})
+				require.NoError(t, err)
+				defer s.Close()
+				params, batch := maps.Clone(state), inputsOf(m, 0, 1)
+				if compute != fsdp.Float64 {
+					for name, v := range params {
+						params[name] = single(v)
+					}
+					for i, v := range batch {
+						batch[i] = single(v.(*tensor.Dense))
+					}
+				}
+				require.NoError(t, s.SetFull(t.Context(), 0, params))
+				loss, err = s.Forward(t.Context(), batch...)
+				require.NoError(t, err)
+				require.NoError(t, s.Backward(t.Context()))
+				grads, err = s.FullGrads(t.Context())
+				require.NoError(t, err)
+				return loss, grads
+			}
+			exact, _ := run(fsdp.Float64, 1)
+			for compute, tolerance := range map[fsdp.DType]float64{fsdp.Float32: 1e-5, fsdp.BFloat16: 3e-2} {
+				want, grads := run(compute, 1)
+				require.InEpsilon(t, exact, want, tolerance)
+				for _, threads := range []int{2, 4} {
+					loss, other := run(compute, threads)
+					require.Equal(t, want, loss)
+					for name, g := range grads {
+						require.Equal(t, g.Data(), other[name].Data(), name)
+					}
+				}
 			}
 		})
 	}
