@@ -5,6 +5,7 @@ import (
 	"strings"
 
 	G "gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
 
 	"github.com/gofsdp/gofsdp/internal/kernel"
 	"github.com/gofsdp/gofsdp/internal/kernel/vec"
@@ -30,6 +31,27 @@ func neg[T kernel.Float](f *Frame) error {
 func naiveNeg(f *Frame) error {
 	for i, x := range Data[float64](f.In[0].Bytes) {
 		Data[float64](f.Out.Bytes)[i] = -x
+	}
+	return nil
+}
+
+var fromIntRow = &Row{
+	Kind: KindFromInt, Doc: "x as floats", Shapes: "x int [...] -> y [...]",
+	Kernels: Kernels{fromInt[float32], fromInt[float64], fromInt[float64]}, FLOPs: Each(1), Cheap: true, Split: ByElement,
+}
+
+// nativeFromInt converts integers in memory, other than those that Gorgonia computes.
+func nativeFromInt(n *G.Node, kids []*G.Node) *Op {
+	if kids[0].Dtype() != tensor.Int || isHost(kids[0]) {
+		return nil
+	}
+	return use(fromIntRow, n.Shape(), kids...)
+}
+
+func fromInt[T kernel.Float](f *Frame) error {
+	y := Data[T](f.Out.Bytes)
+	for i, x := range Data[int](f.In[0].Bytes) {
+		y[i] = T(x)
 	}
 	return nil
 }

@@ -28,11 +28,6 @@ const (
 	windows    = "a convolution with a stride; or, for windows of k by k side by side, Reshape to [B, C, H/k, k, W/k, k] and "
 )
 
-// opaque says what to use in the place of stock operations that have no gradient and ought to.
-var opaque = map[string]string{
-	"gorgonia.globalAveragePoolOp": ": use Mean over axes 2 and 3",
-}
-
 // refusal returns why the stock operation of n must not be used, or nothing if it may.
 func refusal(g *G.ExprGraph, n *G.Node) string {
 	op := n.Op()

@@ -52,7 +52,7 @@ type Slice struct{ Axis, Start, Step int }
 var sliceRow = &Row{
 	Kind: KindSlice, Attr: Slice{}, Doc: "some elements of x along an axis", Shapes: "x -> y [*]",
 	Kernels: Kernels{slice[float32], slice[float64], slice[float64]}, BF16: slice[half.BFloat16],
-	FLOPs: Each(0), Reads: func(o *Op, _ int) int { return Numel(o.Shape) }, Cheap: true, Moves: true, Diff: 1, Grad: sliceGrads,
+	FLOPs: Each(0), Reads: func(o *Op, _ int) int { return Numel(o.Shape) }, Cheap: true, Moves: true, Split: ByKernel, Diff: 1, Grad: sliceGrads,
 }
 
 // partRow takes a slice that is one piece of memory, at no cost.
@@ -76,7 +76,7 @@ func sliceGrads(o *Op, in G.Nodes, _, dy *G.Node) (G.Nodes, error) {
 var sliceGradRow = &Row{
 	Kind: KindSliceGrad, Attr: Slice{}, Doc: "dy at the elements of a slice, and 0 at the others", Shapes: "dy -> dx [*]",
 	Kernels: Kernels{sliceGrad[float32], sliceGrad[float64], sliceGrad[float64]}, BF16: sliceGrad[half.BFloat16],
-	FLOPs: Each(0), Moves: true,
+	FLOPs: Each(0), Moves: true, Split: ByKernel,
 }
 
 // diagRow is sliceGradRow where it is no gradient.
@@ -90,23 +90,28 @@ var diagRow = func() *Row {
 }()
 
 func slice[T kernel.Element](f *Frame) error {
-	copySlice(Data[T](f.In[0].Bytes), Data[T](f.Out.Bytes), f.Op.In[0], f.Op.Attrs.(Slice), false)
+	copySlice(f, Data[T](f.In[0].Bytes), Data[T](f.Out.Bytes), f.Op.In[0], false)
 	return nil
 }
 
 func sliceGrad[T kernel.Element](f *Frame) error {
-	dx := Data[T](f.Out.Bytes)
-	clear(dx)
-	copySlice(dx, Data[T](f.In[0].Bytes), f.Op.Shape, f.Op.Attrs.(Slice), true)
+	copySlice(f, Data[T](f.Out.Bytes), Data[T](f.In[0].Bytes), f.Op.Shape, true)
 	return nil
 }
 
-// copySlice copies a slice of whole, of some shape, to part, or back.
-func copySlice[T kernel.Element](whole, part []T, shape tensor.Shape, s Slice, back bool) {
+// copySlice copies the thread's share of a slice of whole, of some shape, to part, or back, with zeros
+// around it.
+func copySlice[T kernel.Element](f *Frame, whole, part []T, shape tensor.Shape, back bool) {
+	s := f.Op.Attrs.(Slice)
 	outer, inner := around(shape, s.Axis)
-	groups, rows, width, apart := 1, outer, len(part)/outer, len(whole)/outer
+	whole, _ = ownRows(f, whole, outer)
+	part, rows := ownRows(f, part, outer)
+	if back {
+		clear(whole)
+	}
+	groups, width, apart := min(1, rows), len(part)/max(1, rows), len(whole)/max(1, rows)
 	if s.Step > 1 {
-		groups, rows, width, apart = outer, width/inner, inner, s.Step*inner
+		groups, rows, width, apart = rows, width/inner, inner, s.Step*inner
 	}
 	for g := range groups {
 		w, p := whole[g*len(whole)/groups+s.Start*inner:], part[g*len(part)/groups:]
@@ -116,6 +121,12 @@ func copySlice[T kernel.Element](whole, part []T, shape tensor.Shape, s Slice, b
 			kernel.CopyRows(p, w, rows, width, width, apart)
 		}
 	}
+}
+
+// ownRows returns the thread's share of the rows of x, and how many they are.
+func ownRows[T kernel.Element](f *Frame, x []T, rows int) ([]T, int) {
+	lo, hi := f.Kernel.Share(rows, 1)
+	return x[lo*len(x)/rows : hi*len(x)/rows], hi - lo
 }
 
 // replaceSlice makes a view of a slice that is one piece of memory.
@@ -176,7 +187,7 @@ func (a Axis) String() string { return fmt.Sprintf("(%d)", int(a)) }
 var concatRow = &Row{
 	Kind: KindConcat, Attr: Axis(0), Doc: "the arguments, one after the other along an axis", Shapes: "x -> y [*]",
 	Kernels: Kernels{concat[float32], concat[float64], concat[float64]}, BF16: concat[half.BFloat16],
-	FLOPs: Each(0), Cheap: true, Moves: true, Diff: math.MaxInt,
+	FLOPs: Each(0), Cheap: true, Moves: true, Split: ByKernel, Diff: math.MaxInt,
 	Grad: func(o *Op, in G.Nodes, _, dy *G.Node) (grads G.Nodes, err error) {
 		if dy, err = shaped(dy, o.Shape); err != nil {
 			return nil, err
@@ -201,12 +212,12 @@ func replaceConcat(n *G.Node, kids []*G.Node) (*G.Node, error) {
 }
 
 func concat[T kernel.Element](f *Frame) error {
-	y, axis := Data[T](f.Out.Bytes), int(f.Op.Attrs.(Axis))
-	outer, _ := around(f.Op.Shape, axis)
-	for at, i := 0, 0; i < len(f.In); i++ {
-		x := Data[T](f.In[i].Bytes)
-		kernel.CopyRows(y[at:], x, outer, len(x)/outer, len(y)/outer, len(x)/outer)
-		at += len(x) / outer
+	outer, _ := around(f.Op.Shape, int(f.Op.Attrs.(Axis)))
+	y, rows := ownRows(f, Data[T](f.Out.Bytes), outer)
+	for at, i := 0, 0; i < len(f.In) && rows > 0; i++ {
+		x, _ := ownRows(f, Data[T](f.In[i].Bytes), outer)
+		kernel.CopyRows(y[at:], x, rows, len(x)/rows, len(y)/rows, len(x)/rows)
+		at += len(x) / rows
 	}
 	return nil
 }

@@ -35,6 +35,7 @@ var natives = map[string]func(n *G.Node, kids []*G.Node) *Op{
 	"gorgonia.repeatOp": nativeRepeat,
 
 	"gorgonia.transposeOp": nativeTranspose,
+	"gorgonia.dtConvOp":    nativeFromInt,
 
 	"gorgonia.elemBinOp":   nativeBinary,
 	"gorgonia.elemUnaryOp": nativeUnary,
@@ -60,7 +61,9 @@ var replacements = map[string]func(n *G.Node, kids []*G.Node) (*G.Node, error){
 	"gorgonia.byIndicesOp": replaceLookup,
 	"gorgonia.atOp":        replaceAt,
 	"gorgonia.diagFlatOp":  replaceDiag,
-	softmaxType:            replaceSoftmax,
+
+	"gorgonia.globalAveragePoolOp": replaceAverage,
+	softmaxType:                    replaceSoftmax,
 }
 
 // replaceMax is for an axis behind the first four. Gorgonia broadcasts only those, by which the
@@ -70,6 +73,15 @@ func replaceMax(n *G.Node, kids []*G.Node) (*G.Node, error) {
 		return nil, nil
 	}
 	return G.ApplyOp(native(n.Graph(), n), kids...)
+}
+
+// replaceAverage makes the mean over the last two axes of an image, which are of length 1 then.
+func replaceAverage(n *G.Node, kids []*G.Node) (*G.Node, error) {
+	y, err := G.Mean(kids[0], 2, 3)
+	if err != nil {
+		return nil, err
+	}
+	return shaped(y, n.Shape())
 }
 
 // replace puts operations with gradients of their own in the place of stock operations, and makes

@@ -28,6 +28,7 @@ const (
 	KindNeg        Kind = "neg"
 	KindBinary     Kind = "binary"
 
+	KindFromInt     Kind = "from int"
 	KindProduct     Kind = "product"
 	KindTranspose   Kind = "transpose"
 	KindSlice       Kind = "slice"
@@ -127,7 +128,7 @@ type Kernels struct{ F32, F64, Naive Kernel }
 // Rows returns the rows of the operations that the compiler emits by itself.
 func Rows() []*Row {
 	return append(imageRows(), addRow, accumulateRow, copyRow, convertRow, zeroRow, outputRow, viewRow,
-		sumRow, maxRow, maxGradRow, repeatRow, negRow, binaryRow, productRow, transposeRow, sliceRow, sliceGradRow, concatRow,
+		sumRow, maxRow, maxGradRow, repeatRow, negRow, binaryRow, fromIntRow, productRow, transposeRow, sliceRow, sliceGradRow, concatRow,
 		lookupRow, lookupGradRow, softmaxRow, softmaxGradRow, stockRow)
 }
 

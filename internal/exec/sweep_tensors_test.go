@@ -409,13 +409,10 @@ func composed() map[string]entry {
 			return G.ConvType(G.Must(G.ConvType(x, tensor.Float64, tensor.Float32)), tensor.Float32, tensor.Float64)
 		}, nil))
 		if len(shape) == 4 {
-			average.refused = append(average.refused, one("", shape, G.GlobalAveragePool2D, nil))
-			s := one("", shape, G.GlobalAveragePool2D, func(x array) array {
+			average.samples = append(average.samples, one("", shape, G.GlobalAveragePool2D, func(x array) array {
 				n := float64(shape[2] * shape[3])
 				return x.sum(2, 3).each(func(s float64) float64 { return s / n }).reshaped(shape[0], shape[1], 1, 1)
-			})
-			s.opaque = true
-			average.samples = append(average.samples, s)
+			}))
 		}
 		for axis := range shape {
 			s := one(fmt.Sprint(axis), shape, func(x *G.Node) (*G.Node, error) { return G.LogSumExp(x, axis) }, func(x array) array {
@@ -445,7 +442,7 @@ func composed() map[string]entry {
 		}
 		return G.Sub(a, b)
 	}, func(x, y array) array { return zip(x, y, func(x, y float64) float64 { return x - y }) })}
-	average.advice, convert.advice, lse.advice = "use Mean over axes 2 and 3", "use one float type", "use the sum of m = Max(x, axis)"
+	convert.advice, lse.advice = "use one float type", "use the sum of m = Max(x, axis)"
 	return map[string]entry{"ReduceAdd": add, "ReduceMul": mul, "MaxBetween": larger, "MinBetween": smaller, "GlobalAveragePool2D": average,
 		"Auto": auto, "Broadcast": both, "ConvType": convert, "BinaryXent": xent, "LogSumExp": lse}
 }

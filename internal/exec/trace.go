@@ -255,7 +255,7 @@ func reachable(g *G.ExprGraph, out *G.Node, targets map[*G.Node]bool) (hit map[*
 			}
 		}
 		if diff == nil && leads[n] && err == nil {
-			err = fmt.Errorf("differentiation: %v is not differentiable%s", n.Op(), opaque[typeName(n.Op())])
+			err = fmt.Errorf("differentiation: %v is not differentiable", n.Op())
 		}
 		return leads[n]
 	}

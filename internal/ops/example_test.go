@@ -90,6 +90,9 @@ func ExampleTable() {
 	// binary (exec.Binary): a, b
 	//     -> y [*]
 	//     a and b, element by element; either may be a single number. A comparison is 1 or 0
+	// from int: x int [...]
+	//     -> y [...]
+	//     x as floats
 	// product (exec.Product): a, b
 	//     -> y [*]
 	//     a·b of the matrices in the last two axes, after the axes of a and of b are put in their orders and before those of y are

@@ -39,6 +39,9 @@ var movements = []operation{
 	{"every other", [][]int{{3, 8, 2}}, nil, nil, unary(func(x *G.Node) (*G.Node, error) { return G.Slice(x, nil, G.S(1, 8, 2)) })},
 	{"concatenation", [][]int{{3, 2, 2}, {3, 1, 2}}, nil, nil, binary(func(x, y *G.Node) (*G.Node, error) { return G.Concat(1, x, y, x) })},
 	{"lookup", [][]int{{2, 5, 3}}, []float64{3, 0, 3}, []int{3}, func(_ *exec.Builder, x []*G.Node) (*G.Node, error) { return G.ByIndices(x[0], x[1], 1) }},
+	{"integers", [][]int{{3}}, []float64{3, 0, 3}, []int{3}, func(b *exec.Builder, x []*G.Node) (*G.Node, error) {
+		return G.HadamardProd(x[0], G.Must(G.ConvType(x[1], tensor.Int, b.DType())))
+	}},
 	{"softmax", [][]int{{3, 4, 7}}, nil, nil, unary(along(G.SoftMax))},
 	{"softmax along an axis", [][]int{{3, 7, 2}}, nil, nil, unary(along(G.SoftMax, 1))},
 	{"log softmax", [][]int{{3, 4, 7}}, nil, nil, unary(along(G.LogSoftMax))},
