@@ -25,6 +25,12 @@ func Tanh(x *gorgonia.Node) (*gorgonia.Node, error) { return ops.Tanh(x) }
 // Sigmoid returns σ(x) = 1/(1 + e⁻ˣ) for x [...].
 func Sigmoid(x *gorgonia.Node) (*gorgonia.Node, error) { return ops.Sigmoid(x) }
 
+// Softmax returns exp(x) / Σ exp(x) along the last axis of x [..., d]..
+func Softmax(x *gorgonia.Node) (*gorgonia.Node, error) { return ops.Softmax(x, false) }
+
+// LogSoftmax returns x - log Σ exp(x) along the last axis of x [..., d].
+func LogSoftmax(x *gorgonia.Node) (*gorgonia.Node, error) { return ops.Softmax(x, true) }
+
 // SwiGLU returns silu(gate)·up, element by element, for gate and up [..., d]: the gated linear unit of
 // Llama (Shazeer, 2020, arXiv:2002.05202). With up nil, gate is [..., 2*d], and its rows hold gate and
 // up one after the other, as one product makes them. It is one pass over memory in each direction.

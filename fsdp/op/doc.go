@@ -28,7 +28,10 @@
 //	SwiGLU, GEGLU, GEGLUTanh, ReGLU  an activation of one half times the other (Shazeer, 2020)
 //	Scale          c·x
 //	Dropout        Srivastava et al., 2014; no mask is kept
-//	CrossEntropy   of logits and targets
+//	Softmax, LogSoftmax
+//	CrossEntropy   of logits and targets; SmoothCrossEntropy has label smoothing and z-loss
+//	LinearCrossEntropy  of a linear layer, without its logits in memory
+//	MSE, BCE       mean squared error, binary cross-entropy of logits
 //
 // # Shapes
 //

@@ -47,3 +47,12 @@ func SmoothCrossEntropy(logits, targets *gorgonia.Node, l Loss) (*gorgonia.Node,
 func LinearCrossEntropy(x, weight, targets *gorgonia.Node, l Loss) (*gorgonia.Node, error) {
 	return ops.LinearCrossEntropy(x, weight, targets, kernel.Loss(l))
 }
+
+// MSE returns the mean of (y - target)² over all elements of y and target [...]: shape [1]. target
+// takes no gradient.
+func MSE(y, target *gorgonia.Node) (*gorgonia.Node, error) { return ops.MSE(y, target) }
+
+// BCE returns the mean binary cross-entropy of the probabilities σ(logits) with those in target, in
+// nats, over all elements of logits and target [...]: log(1 + eˣ) - target·x for a logit x, computed
+// without overflow, as BCEWithLogitsLoss in PyTorch. Its shape is [1]. target takes no gradient.
+func BCE(logits, target *gorgonia.Node) (*gorgonia.Node, error) { return ops.BCE(logits, target) }

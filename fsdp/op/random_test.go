@@ -83,6 +83,16 @@ var every = map[string]func(b *builder, x *gorgonia.Node) (*gorgonia.Node, error
 	"CrossEntropy": func(b *builder, x *gorgonia.Node) (*gorgonia.Node, error) {
 		return op.CrossEntropy(x, b.ints(4, 2, 3), 1)
 	},
+	"SmoothCrossEntropy": func(b *builder, x *gorgonia.Node) (*gorgonia.Node, error) {
+		return op.SmoothCrossEntropy(x, b.ints(4, 2, 3), op.Loss{Ignore: 1, Smoothing: 0.2, Z: 0.1})
+	},
+	"LinearCrossEntropy": func(b *builder, x *gorgonia.Node) (*gorgonia.Node, error) {
+		return op.LinearCrossEntropy(x, b.floats(5, 4), b.ints(5, 2, 3), op.Loss{Ignore: 1, Smoothing: 0.2, Z: 0.1})
+	},
+	"MSE":        func(b *builder, x *gorgonia.Node) (*gorgonia.Node, error) { return op.MSE(x, b.fixed(2, 3, 4)) },
+	"BCE":        func(b *builder, x *gorgonia.Node) (*gorgonia.Node, error) { return op.BCE(x, b.fixed(2, 3, 4)) },
+	"Softmax":    func(_ *builder, x *gorgonia.Node) (*gorgonia.Node, error) { return op.Softmax(x) },
+	"LogSoftmax": func(_ *builder, x *gorgonia.Node) (*gorgonia.Node, error) { return op.LogSoftmax(x) },
 	"SelfAttention": func(b *builder, x *gorgonia.Node) (*gorgonia.Node, error) {
 		qkv, err := op.Linear(x, b.floats(12, 4), nil)
 		if err != nil {

@@ -73,9 +73,18 @@ func replaceSoftmax(n *G.Node, kids []*G.Node) (*G.Node, error) {
 	} else if n.Shape().IsColVec() {
 		s.Axis = 0
 	}
-	if s.Axis < 0 || s.Axis >= n.Dims() {
-		return nil, fmt.Errorf("%v has no axis %d", n.Shape(), s.Axis)
-	}
 	s.Log = op.FieldByName("isLog").Bool()
-	return (&Op{Row: softmaxRow, Attrs: s, Shape: n.Shape().Clone()}).add(kids...)
+	return NewSoftmax(kids[0], s)
+}
+
+// NewSoftmax returns the softmax of x along an axis that it has, or its logarithm.
+func NewSoftmax(x *G.Node, s Softmax) (*G.Node, error) {
+	o := &Op{Row: softmaxRow, Attrs: s}
+	if x != nil {
+		if s.Axis < 0 || s.Axis >= x.Dims() {
+			return nil, fmt.Errorf("softmax: x is %v, which has no axis %d", x.Shape(), s.Axis)
+		}
+		o.Shape = x.Shape().Clone()
+	}
+	return o.add(x)
 }

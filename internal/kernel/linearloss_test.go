@@ -197,3 +197,39 @@ func TestLinearLossFarLogits(t *testing.T) {
 		require.EqualError(t, err, "target 2055 of row 0 is outside the 2055 classes")
 	}
 }
+
+func TestPairLosses(t *testing.T) { both(t, checkPairLosses[float32], checkPairLosses[float64]) }
+
+func checkPairLosses[T Float](t *rapid.T) {
+	src := newSource[T](t)
+	n := rapid.OneOf(rapid.IntRange(1, 40), rapid.IntRange(classBlock-1, 2*classBlock+1)).Draw(t, "n")
+	x, target := src.normal(n), src.normal(n)
+	for _, f := range []struct {
+		name  string
+		f     func(x, t, scratch []T) T
+		grad  func(dx, x, t []T, dloss T)
+		twin  func(x, t, scratch []float64) float64
+		slope func(dx, x, t []float64, dloss float64)
+	}{
+		{"mse", MeanSquares[T], MeanSquaresGrad[T], NaiveMeanSquares, NaiveMeanSquaresGrad},
+		{"bce", MeanBinary[T], MeanBinaryGrad[T], NaiveMeanBinary, NaiveMeanBinaryGrad},
+	} {
+		want := f.twin(wide(x), wide(target), nil)
+		require.InDelta(t, want, f.f(x, target, garbage[T](PairLossScratch(n))), tolerance[T]()*(1+math.Abs(want)), f.name)
+		dx, wantDx := garbage[T](n), make([]float64, n)
+		f.grad(dx, x, target, 3)
+		f.slope(wantDx, wide(x), wide(target), 3)
+		requireClose(t, f.name, wantDx, dx)
+		over := clone(x)
+		f.grad(over, over, target, 3)
+		requireBits(t, f.name+" in place", dx, over)
+	}
+}
+
+// TestMeanBinaryFar has logits whose exponentials overflow.
+func TestMeanBinaryFar(t *testing.T) {
+	require.InDelta(t, 250, MeanBinary([]float32{1000, -1000, 1000, -1000}, []float32{0, 0, 1, 1}, nil)/2, 1e-3)
+	dx := make([]float32, 2)
+	MeanBinaryGrad(dx, []float32{1000, -1000}, []float32{0, 0}, 1)
+	require.Equal(t, []float32{0.5, 0}, dx)
+}

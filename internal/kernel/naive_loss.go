@@ -78,3 +78,34 @@ func naiveOnes(n int) []float64 {
 	}
 	return x
 }
+
+// NaiveMeanSquares is the twin of [MeanSquares].
+func NaiveMeanSquares(y, t, _ []float64) (mean float64) {
+	for i, v := range y {
+		mean += (v - t[i]) * (v - t[i]) / float64(len(y))
+	}
+	return mean
+}
+
+// NaiveMeanSquaresGrad is the twin of [MeanSquaresGrad].
+func NaiveMeanSquaresGrad(dy, y, t []float64, dloss float64) {
+	for i, v := range y {
+		dy[i] = 2 * (v - t[i]) / float64(len(y)) * dloss
+	}
+}
+
+// NaiveMeanBinary is the twin of [MeanBinary].
+func NaiveMeanBinary(x, t, _ []float64) (mean float64) {
+	for i, v := range x {
+		p := naiveSigmoid(v)
+		mean -= (t[i]*math.Log(p) + (1-t[i])*math.Log(1-p)) / float64(len(x))
+	}
+	return mean
+}
+
+// NaiveMeanBinaryGrad is the twin of [MeanBinaryGrad].
+func NaiveMeanBinaryGrad(dx, x, t []float64, dloss float64) {
+	for i, v := range x {
+		dx[i] = (naiveSigmoid(v) - t[i]) / float64(len(x)) * dloss
+	}
+}

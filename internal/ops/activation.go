@@ -79,6 +79,15 @@ func runBinary[T kernel.Float](run func(dx, x, dy []T)) exec.Kernel {
 	return func(f *exec.Frame) error { run(result[T](f), arg[T](f, 0), arg[T](f, 1)); return nil }
 }
 
+// Softmax is op.Softmax, or op.LogSoftmax.
+func Softmax(x *G.Node, log bool) (*G.Node, error) {
+	axis := -1
+	if x != nil {
+		axis = x.Dims() - 1
+	}
+	return exec.NewSoftmax(x, exec.Softmax{Axis: axis, Log: log})
+}
+
 // Factor is the attribute of KindScale.
 type Factor struct{ C float64 }
 

@@ -291,4 +291,16 @@ func ExampleTable() {
 	// mean loss grad (ops.Ignore): targets int, dloss f32
 	//     -> dlosses f32 [... n]
 	//     dloss/count, and 0 where a target does not count
+	// mean squared error: x [...], target [...]
+	//     -> loss f32 [1]
+	//     the mean of (y - target)²
+	// mean squared error grad: x, target, dloss f32
+	//     -> dx [...]
+	//     the gradient of mean squared error
+	// binary cross-entropy: x [...], target [...]
+	//     -> loss f32 [1]
+	//     the mean of log(1 + eˣ) - target·x
+	// binary cross-entropy grad: x, target, dloss f32
+	//     -> dx [...]
+	//     the gradient of binary cross-entropy
 }

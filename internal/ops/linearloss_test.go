@@ -26,10 +26,21 @@ func rowLoss(l kernel.Loss) function {
 	return func(_ *exec.Builder, x []*G.Node) (*G.Node, error) { return ops.SmoothCrossEntropy(x[0], x[1], l) }
 }
 
+// pair takes x and a constant target, of the numbers of the second input.
+func pair(f func(x, target *G.Node) (*G.Node, error)) function {
+	return func(b *exec.Builder, x []*G.Node) (*G.Node, error) {
+		return f(x[0], must(ops.Sigmoid(must(G.HadamardProd(x[1], b.Const(0))))))
+	}
+}
+
 var losses = []operation{
 	{"linear loss", [][]int{{2, 3, 4}, {5, 4}}, []float64{4, -1, 0, 2, 2, -1}, []int{2, 3}, linearLoss(kernel.Loss{Ignore: -1})},
 	{"linear loss of much", [][]int{{3, 4}, {5, 4}}, []float64{4, 1, 0}, []int{3}, linearLoss(kernel.Loss{Ignore: -1, Smoothing: 0.1, Z: 0.01})},
 	{"linear loss of nothing", [][]int{{2, 4}, {5, 4}}, []float64{-1, -1}, []int{2}, linearLoss(kernel.Loss{Ignore: -1})},
+	{"mse", [][]int{{2, 3, 4}, {2, 3, 4}}, nil, nil, pair(ops.MSE)},
+	{"bce", [][]int{{7}, {7}}, nil, nil, pair(ops.BCE)},
+	{"softmax", [][]int{{2, 3, 4}}, nil, nil, unary(func(x *G.Node) (*G.Node, error) { return ops.Softmax(x, false) })},
+	{"log softmax", [][]int{{5}}, nil, nil, unary(func(x *G.Node) (*G.Node, error) { return ops.Softmax(x, true) })},
 	{"smooth loss", [][]int{{2, 3, 5}}, []float64{4, -1, 0, 2, 2, -1}, []int{2, 3}, rowLoss(kernel.Loss{Ignore: -1, Smoothing: 0.1, Z: 0.01})},
 }
 

@@ -77,6 +77,10 @@ const (
 	KindRowLossesGrad    exec.Kind = "row losses grad"
 	KindMeanLoss         exec.Kind = "mean loss"
 	KindMeanLossGrad     exec.Kind = "mean loss grad"
+	KindMSE              exec.Kind = "mean squared error"
+	KindMSEGrad          exec.Kind = "mean squared error grad"
+	KindBCE              exec.Kind = "binary cross-entropy"
+	KindBCEGrad          exec.Kind = "binary cross-entropy grad"
 )
 
 // Table returns the rows of all operations, those of the compiler included. Those that users make
@@ -90,6 +94,7 @@ func Table() []*exec.Row {
 		glu, gluGrad, packedGLU, packedGLUGrad, angles, rope, ropeGrad, scale,
 		embedding, embeddingGrad, positions, positionsGrad, crossEntropy, crossEntropyGrad,
 		linearLoss, linearLossGradX, linearLossGradW, rowLosses, rowLossesGrad, meanLoss, meanLossGrad,
+		squares, squaresGrad, binary, binaryGrad,
 	})
 }
 
