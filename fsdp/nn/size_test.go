@@ -73,3 +73,19 @@ func TestSizesOfWellKnownModels(t *testing.T) {
 	// Six for each of the 12·768² weights of a block and the head's, and twelve for each pair.
 	require.Equal(t, 6*(12*12*768*768+50257*768)+12*12*768*1024, small.FLOPs(1024))
 }
+
+// TestLlamaTakesTheMemoryOfGPT compares plans for as many weights in a layer.
+func TestLlamaTakesTheMemoryOfGPT(t *testing.T) {
+	bytes := func(m fsdp.Model) float64 {
+		s, err := fsdp.Wrap(m, fsdp.Config{})
+		require.NoError(t, err)
+		batch := ints([]int{4, 128}, make([]int, 4*128)...)
+		plan, err := s.Plan(batch, batch)
+		require.NoError(t, err)
+		return float64(plan.PassBytes)
+	}
+	const vocab, layers, dim, heads = 256, 2, 128, 2
+	gpt := bytes(&nn.GPT{Vocab: vocab, Context: 128, Layers: layers, Dim: dim, Heads: heads})
+	llama := bytes(&nn.Llama{Vocab: vocab, Layers: layers, Dim: dim, Heads: heads, KVHeads: heads / 2, Hidden: 3 * dim})
+	require.Less(t, llama, 1.1*gpt)
+}

@@ -41,6 +41,13 @@ var contests = []contest{
 		batch: []fsdp.Tensor{floats(128, 784), ints(10, 128)},
 		ways:  []way{{"nn", model(mlp)}}, script: "mlp.py", variants: []string{""},
 	},
+	decoder("gpt256", gpt(256), "gpt.py", ""),
+	decoder("gpt512", gpt(512), "gpt.py", ""),
+	decoder("gpt1024", gpt(1024), "gpt.py", ""),
+	decoder("llama256", llama(256), "llama.py", "joined", "apart"),
+	decoder("llama512", llama(512), "llama.py", "joined", "apart"),
+	decoder("llama1024", llama(1024), "llama.py", "joined", "apart"),
+	vit(),
 }
 
 func mlp(t *fsdp.Tape, in []fsdp.Ref) fsdp.Ref {

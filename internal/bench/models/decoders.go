@@ -1,0 +1,45 @@
+package models
+
+import (
+	"fmt"
+
+	"github.com/gofsdp/gofsdp/fsdp"
+	"github.com/gofsdp/gofsdp/fsdp/nn"
+)
+
+// decoders are of two layers with heads of 64 columns, on a batch of 4 sequences of 128 tokens.
+const decoderLayers, decoderBatch, decoderLength, decoderVocab = 2, 4, 128, 256
+
+// decoder is a contest of a language model.
+func decoder(name string, m interface {
+	fsdp.Model
+	FLOPs(length int) int
+}, script string, variants ...string) contest {
+	const tokens = decoderBatch * decoderLength
+	batch := ints(decoderVocab, decoderBatch, decoderLength)
+	return contest{
+		name: name, doc: fmt.Sprintf("%d layers, %d sequences of %d tokens", decoderLayers, decoderBatch, decoderLength),
+		flops: float64(tokens * m.FLOPs(decoderLength)), batch: []fsdp.Tensor{batch, batch},
+		ways: []way{{"nn", m}}, script: script, variants: variants,
+	}
+}
+
+func gpt(dim int) *nn.GPT {
+	return &nn.GPT{Vocab: decoderVocab, Context: decoderLength, Layers: decoderLayers, Dim: dim, Heads: dim / 64}
+}
+
+// llama has two heads of queries for one of keys, and as many weights in a layer as gpt.
+func llama(dim int) *nn.Llama {
+	return &nn.Llama{Vocab: decoderVocab, Layers: decoderLayers, Dim: dim, Heads: dim / 64, KVHeads: dim / 128, Hidden: 3 * dim}
+}
+
+// vit is of two layers, on a batch of 8 images of 64 patches.
+func vit() contest {
+	m := &nn.ViT{Height: 64, Width: 64, Patch: 8, Classes: 10, Layers: 2, Dim: 256, Heads: 4, Hidden: 1024}
+	const images = 8
+	return contest{
+		name: "vit256", doc: fmt.Sprintf("%d layers, %d images of %d·%d pixels", m.Layers, images, m.Height, m.Width),
+		flops: float64(images * m.FLOPs()), batch: []fsdp.Tensor{floats(images, 3, m.Height, m.Width), ints(m.Classes, images)},
+		ways: []way{{"nn", m}}, script: "vit.py", variants: []string{""},
+	}
+}
