@@ -50,12 +50,13 @@
 //   - [fsdp.Precision].Compute must be the float type of the graph, or BFloat16 for one of float32.
 //     The first pass checks it.
 //   - Operations whose results or gradients are wrong in Gorgonia, or that keep state between
-//     forward and backward, are refused with the name of the node: Dropout, pooling, BatchNorm and
-//     others. The error says what to use instead.
+//     forward and backward, are refused with the name of the node: AveragePool2D, BatchNorm and
+//     others. The error says what to use instead. Dropout draws its masks from Config.Seed, and drops
+//     nothing in Eval; Gorgonia's own does not run in its TapeMachine and has a wrong gradient.
 //   - A convolution is refused if another dilation would give a result of the same shape, because
 //     Gorgonia does not tell the two apart.
-//   - Gorgonia gives one node for two constants of equal name, two inputs that are alike, SoftMax and
-//     LogSoftMax of one value, or two Slices of equal length whose beginnings differ by a multiple of
+//   - Gorgonia gives one node for two constants of equal name, two inputs that are alike, two Dropouts
+//     or SoftMax and LogSoftMax of one value, or two Slices of equal length whose beginnings differ by a multiple of
 //     256. That has happened before this package sees the graph.
 //   - Read what a TapeMachine has computed with gorgonia.Read: the machine overwrites the Value of
 //     nodes in the middle of a graph.

@@ -56,9 +56,9 @@
 //
 // They can stand between those of this package. Most run by kernels of this library as well:
 // element-wise ones, broadcasts, products of matrices and of batches of them, sums and maxima over
-// any axes, transpositions, slices, concatenations, softmaxes, look-ups of rows. The others run by
-// Gorgonia, slowly: [fsdp.Plan].Stock lists them. Those that Gorgonia gets wrong are refused, and the
-// error says what to use instead.
+// any axes, transpositions, slices, concatenations, softmaxes, look-ups of rows, convolutions (each
+// becomes one [Conv2D]), MaxPool2D, Dropout. The others run by Gorgonia, slowly: [fsdp.Plan].Stock
+// lists them. Those that Gorgonia gets wrong are refused, and the error says what to use instead.
 //
 // # Operations of one's own
 //

@@ -18,11 +18,14 @@ const (
 	KindMaxPoolGrad Kind = "max pool grad"
 	KindAvgPool     Kind = "avg pool"
 	KindAvgPoolGrad Kind = "avg pool grad"
+	KindPatches     Kind = "patches"
+	KindPatchesGrad Kind = "patches grad"
 	KindDropout     Kind = "dropout"
 )
 
 func imageRows() []*Row {
-	return []*Row{convRow, convGradXRow, convGradWRow, convGradBRow, maxPoolRow, maxPoolGradRow, avgPoolRow, avgPoolGradRow, dropoutRow}
+	return []*Row{convRow, convGradXRow, convGradWRow, convGradBRow, patchesRow, patchesGradRow,
+		maxPoolRow, maxPoolGradRow, avgPoolRow, avgPoolGradRow, dropoutRow}
 }
 
 // Conv is the attribute of KindConv and of its gradients: pairs of rows and columns, and the groups

@@ -12,21 +12,16 @@ import (
 // denied lists the types of stock operations that give wrong results, with the reason and what to
 // use instead.
 var denied = map[string]string{
-	"gorgonia.dropoutOp":   "it draws from a global generator, so recomputation and ranks disagree: use nn.Dropout",
 	"gorgonia.randomOp":    "it draws from a global generator, so recomputation and ranks disagree: use nn.Dropout, or pass random numbers as an input",
 	"gorgonia.BatchNormOp": statefulOp + "nn.BatchNorm",
-	"gorgonia.GroupNormOp": statefulOp + "nn.LayerNorm, or Mean over the axes of a group and broadcast operations",
-	"gorgonia.maxPoolOp":   statefulOp + windows + "Max over axes 3 and 5",
-	"gorgonia.avgPoolOp":   statefulOp + windows + "Mean over axes 3 and 5",
+	"gorgonia.GroupNormOp": statefulOp + "op.GroupNorm or nn.GroupNorm",
+	"gorgonia.avgPoolOp":   "it divides by the width of the image, and its gradient is wrong: use op.AvgPool2D or nn.AvgPool2d",
 	"gorgonia.ctcLossOp":   statefulOp + "nn.CrossEntropy, with a target for each position",
 	"gorgonia.sparsemaxOp": "along the first axis its values come out transposed and its gradient is wrong, and Sparsemaxes along different axes collide: use a softmax, as by nn.Attention",
 	"gorgonia.yoloOp":      "it overwrites its argument, and those that differ in anything but their anchors collide: use Slice, Sigmoid, Exp and Concat",
 }
 
-const (
-	statefulOp = "it keeps what backward needs in the operation, which calls and ranks share: use "
-	windows    = "a convolution with a stride; or, for windows of k by k side by side, Reshape to [B, C, H/k, k, W/k, k] and "
-)
+const statefulOp = "it keeps what backward needs in the operation, which calls and ranks share: use "
 
 // refusal returns why the stock operation of n must not be used, or nothing if it may.
 func refusal(g *G.ExprGraph, n *G.Node) string {
@@ -39,6 +34,11 @@ func refusal(g *G.ExprGraph, n *G.Node) string {
 	case "gorgonia.dtConvOp":
 		if from := children(g, n)[0].Dtype(); (from == tensor.Int) == (n.Dtype() == tensor.Int) {
 			return fmt.Sprintf("it cannot convert %v to %v, only int to a float and back: use one float type", from, n.Dtype())
+		}
+	case "gorgonia.maxPoolOp":
+		if _, ok := stockPool(op); !ok {
+			return "with more padding on one side than on the other it takes other windows than it says, and windows must not lie in the padding: " +
+				"use pads that are equal and at most half of the kernel"
 		}
 	case "gorgonia.im2colOp":
 		if collides(g, n) {

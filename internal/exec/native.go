@@ -64,6 +64,9 @@ var replacements = map[string]func(n *G.Node, kids []*G.Node) (*G.Node, error){
 
 	"gorgonia.globalAveragePoolOp": replaceAverage,
 	softmaxType:                    replaceSoftmax,
+	"gorgonia.im2colOp":            replacePatches,
+	"gorgonia.maxPoolOp":           replacePool,
+	"gorgonia.dropoutOp":           replaceDropout,
 }
 
 // replaceMax is for an axis behind the first four. Gorgonia broadcasts only those, by which the
@@ -134,6 +137,9 @@ func (tr *trace) replacement(n *G.Node, made map[*G.Node]*G.Node, uses map[*G.No
 		}
 	}
 	if name == "gorgonia.transposeOp" && !isHost(n) && uses[was[0]] == 1 {
+		if to, err = tr.convolution(n, made, uses); to != nil || err != nil {
+			return to, err
+		}
 		if to, err = into(n, kids[0]); to != nil || err != nil {
 			return to, err
 		}

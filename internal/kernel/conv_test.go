@@ -79,6 +79,24 @@ func checkConvTwin[T Float](t *rapid.T) {
 	requireBits(t, "db of one part", oldB, db)
 }
 
+func TestPatches(t *testing.T) { both(t, checkPatchesTwin[float32], checkPatchesTwin[float64]) }
+
+func checkPatchesTwin[T Float](t *rapid.T) {
+	src, g, parts := newSource[T](t), drawConv(t), rapid.IntRange(1, 3).Draw(t, "parts")
+	x := src.normal(g.Batch * g.In * g.Height * g.Width)
+	dy := src.normal(g.Batch * g.OutHeight() * g.OutWidth() * g.In * g.KernelHeight * g.KernelWidth)
+	y, dx := garbage[T](len(dy)), garbage[T](len(x))
+	for i := range parts {
+		Patches(&Context{part: i, parts: parts}, g, y, x)
+		PatchesGrad(&Context{part: i, parts: parts}, g, dx, dy)
+	}
+	wantY, wantX := wide(y), wide(dx)
+	NaivePatches(nil, g, wantY, wide(x))
+	NaivePatchesGrad(nil, g, wantX, wide(dy))
+	requireClose(t, "y", wantY, y)
+	requireClose(t, "dx", wantX, dx)
+}
+
 // TestConvScratch keeps scratch within what a few rows take, whatever the image.
 func TestConvScratch(t *testing.T) {
 	g := Conv{Batch: 64, In: 64, Height: 224, Width: 224, Out: 64, KernelHeight: 3, KernelWidth: 3,

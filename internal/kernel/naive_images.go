@@ -52,6 +52,31 @@ func NaiveConvGradB(_ *Context, db, dy []float64, _, area int, acc bool) {
 	}
 }
 
+// naivePatches calls f for every element of the patches of g that lies in x: the indices in both.
+func naivePatches(g Conv, f func(y, x int)) {
+	rows, cols, kernel := g.OutHeight(), g.OutWidth(), g.KernelHeight*g.KernelWidth
+	for i := range g.Batch * rows * cols * g.In * kernel {
+		place, j := i/(g.In*kernel), i%kernel
+		r := place/cols%rows*g.Stride[0] + j/g.KernelWidth*g.Dilation[0] - g.Pad[0]
+		q := place%cols*g.Stride[1] + j%g.KernelWidth*g.Dilation[1] - g.Pad[1]
+		if r >= 0 && r < g.Height && q >= 0 && q < g.Width {
+			f(i, ((place/(rows*cols)*g.In+i/kernel%g.In)*g.Height+r)*g.Width+q)
+		}
+	}
+}
+
+// NaivePatches is the reference of [Patches].
+func NaivePatches(_ *Context, g Conv, y, x []float64) {
+	clear(y)
+	naivePatches(g, func(i, j int) { y[i] = x[j] })
+}
+
+// NaivePatchesGrad is the reference of [PatchesGrad].
+func NaivePatchesGrad(_ *Context, g Conv, dx, dy []float64) {
+	clear(dx)
+	naivePatches(g, func(i, j int) { dx[j] += dy[i] })
+}
+
 // naivePool calls f for every element of the windows of p over some planes: the indices in y and x.
 func naivePool(p Pool, planes int, f func(y, x int)) {
 	rows, cols := p.OutHeight(), p.OutWidth()

@@ -36,6 +36,12 @@ func ExampleTable() {
 	// convolution db (exec.Conv): dy
 	//     -> dbias f32 [O]
 	//     the sum of dy over all but the channels
+	// patches (exec.Patches): x [B C H W]
+	//     -> y [B P Q n]
+	//     the pixels of x that each place of a kernel sees
+	// patches grad (exec.Patches): dy
+	//     -> dx [B C H W]
+	//     the sum of the elements of dy at the pixel that they come from
 	// max pool (exec.Pool): x [B C H W]
 	//     -> y [B C P Q]
 	//     the largest element of each window, NaN where there is one

@@ -15,6 +15,9 @@ import (
 // native are operations of Gorgonia's that have kernels here.
 var native = slices.Concat(movements, []operation{
 	{"sum", [][]int{{2, 3, 4, 5}}, nil, nil, unary(along(G.Sum, 2))},
+	{"patches", [][]int{{2, 3, 4, 5}}, nil, nil, unary(func(x *G.Node) (*G.Node, error) {
+		return G.Im2Col(x, tensor.Shape{3, 2}, tensor.Shape{1, 0}, tensor.Shape{1, 1}, tensor.Shape{1, 1})
+	})},
 	{"sum over axes", [][]int{{2, 3, 4, 1, 5}}, nil, nil, unary(along(G.Sum, 4, 0, 3))},
 	{"sum over all", [][]int{{2, 3, 4}}, nil, nil, unary(along(G.Sum))},
 	{"sum over axes of length 1", [][]int{{1, 3, 1, 4}}, nil, nil, unary(along(G.Sum, 0, 2))},
