@@ -168,6 +168,28 @@ func lstm(dt tensor.Dtype) *net {
 	return m
 }
 
+// chars is a recurrent net over a few letters as in Gorgonia's example charRNN: it slices rows of an
+// embedding, and an element of the logarithm of a SoftMax.
+func chars(dt tensor.Dtype) *net {
+	m := newNet(dt)
+	const letters, embedded, hidden = 6, 4, 5
+	embedding, h := m.weight("embedding", letters, embedded), m.input("h0", hidden)
+	wx, wh, whd, b := m.weight("wx", hidden, embedded), m.weight("wh", hidden, hidden), m.weight("whd", letters, hidden), m.weight("b", letters)
+	text := []int{3, 0, 5, 3, 1}
+	for i, letter := range text[:len(text)-1] {
+		x := G.Must(G.Slice(embedding, G.S(letter)))
+		h = G.Must(G.Tanh(G.Must(G.Add(G.Must(G.Mul(wx, x)), G.Must(G.Mul(wh, h))))))
+		m.pred = G.Must(G.SoftMax(G.Must(G.Add(G.Must(G.Mul(whd, h)), b))))
+		loss := G.Must(G.Slice(G.Must(G.Neg(G.Must(G.Log(m.pred)))), G.S(text[i+1])))
+		if m.cost == nil {
+			m.cost = loss
+		} else {
+			m.cost = G.Must(G.Add(m.cost, loss))
+		}
+	}
+	return m
+}
+
 // decayed is a net with a tied, transposed weight, a residual, a scalar parameter, and weight decay
 // in its cost.
 func decayed(dt tensor.Dtype) *net {
@@ -222,7 +244,7 @@ func fused(dt tensor.Dtype) *net {
 	return m
 }
 
-var nets = map[string]func(tensor.Dtype) *net{"mlp": mlp, "convnet": convnet, "lstm": lstm, "decayed": decayed, "fused": fused}
+var nets = map[string]func(tensor.Dtype) *net{"mlp": mlp, "convnet": convnet, "lstm": lstm, "chars": chars, "decayed": decayed, "fused": fused}
 
 // result is what one step of training leaves: the loss of each rank and the mean gradient of each
 // learnable.
