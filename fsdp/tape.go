@@ -25,8 +25,12 @@ type Model interface {
 	Forward(t *Tape, in ...Ref) ([]Ref, error)
 }
 
-// MaxInputs is the number of batch tensors offered to a model that does not name its inputs.
-const MaxInputs = 16
+// MaxInputs is the number of batch tensors offered to a model that does not name its inputs, and
+// MaxProgramInputs to its other programs: a decoder takes what it keeps of each layer.
+const (
+	MaxInputs        = 16
+	MaxProgramInputs = 4096
+)
 
 // A Program is another way through a model than its Forward, such as the encoder alone, or one step
 // of a decoder.
@@ -308,8 +312,11 @@ func newTape(main *Tape) *Tape {
 // run records what f calls.
 func (tr *trace) run(f Program) error {
 	n := MaxInputs
-	if tr.inputNames != nil {
+	switch {
+	case tr.inputNames != nil:
 		n = len(tr.inputNames)
+	case tr.main != nil:
+		n = MaxProgramInputs
 	}
 	in := make([]Ref, n)
 	for i := range in {

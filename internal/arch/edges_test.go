@@ -75,6 +75,7 @@ var edges = map[string]string{
 	"fsdp/internal/layout": "comm internal/program shard",
 	"fsdp/internal/ranks":  "comm internal/caught",
 	"fsdp/graph":           "gorgonia fsdp internal/caught internal/exec",
+	"fsdp/generate":        "gorgonia fsdp",
 	"fsdp/nn":              "gorgonia fsdp fsdp/op internal/kernel/vec",
 	"fsdp/nn/hf":           "gorgonia fsdp fsdp/internal/state fsdp/nn internal/safetensors",
 	"fsdp/nn/hf/tokenizer": "",
@@ -117,7 +118,7 @@ const gorgonia = "gorgonia"
 // Nothing else may, so that groups, optimizers, schedules and kernels can be used without it.
 var overGorgonia = strings.Fields(`
 	examples/fromgraph examples/gpt examples/internal/text examples/lora examples/moe examples/offload examples/uneven
-	fsdp fsdp/graph fsdp/internal/engine fsdp/internal/engine/fardevice fsdp/nn fsdp/nn/hf fsdp/op internal/bench
+	fsdp fsdp/generate fsdp/graph fsdp/internal/engine fsdp/internal/engine/fardevice fsdp/nn fsdp/nn/hf fsdp/op internal/bench
 	internal/bench/models internal/bench/probe internal/bench/state
 	internal/bench/train internal/exec internal/exec/exectest internal/ops internal/samebits/train
 `)

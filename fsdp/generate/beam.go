@@ -1,0 +1,144 @@
+package generate
+
+import (
+	"cmp"
+	"context"
+	"math"
+	"slices"
+)
+
+// A beam search keeps, for each prompt, the Beams likeliest rows, and sets aside those that end. It
+// is done with a prompt when as many have ended, and no row can become better than the worst of them
+// without getting likelier, as each token makes it less likely.
+type beams[T float] struct {
+	*batch[T]
+	Options
+	ended map[int][]row // by prompt
+	buf   []float64
+	next  []candidate
+}
+
+// candidate is a row with one more token.
+type candidate struct {
+	row, token int
+	score      float64 // sum of the logarithms of the probabilities
+}
+
+// search writes the rows of b, one for each prompt, by beam search.
+func search[T float](ctx context.Context, b *batch[T], o Options, emit func(Token) bool) error {
+	s := beams[T]{batch: b, Options: o, ended: make(map[int][]row)}
+	s.LengthPenalty = cmp.Or(o.LengthPenalty, 1)
+	start := make(map[int]int)
+	for _, r := range b.rows {
+		start[r.prompt] = len(r.tokens)
+	}
+	for len(b.rows) > 0 {
+		logits, vocab, err := b.logits(ctx)
+		if err != nil || logits == nil {
+			return err
+		}
+		var from []int
+		var rows []row
+		for i, n := 0, 0; i < len(b.rows); i += n {
+			prompt := b.rows[i].prompt
+			for n = 1; i+n < len(b.rows) && b.rows[i+n].prompt == prompt; n++ {
+			}
+			kept := s.step(i, n, logits, vocab, start[prompt])
+			if kept == nil {
+				s.emit(prompt, start[prompt], emit)
+				if b.stopped {
+					return nil
+				}
+			}
+			for _, c := range kept {
+				r := b.rows[c.row]
+				r.tokens, r.score = append(slices.Clone(r.tokens), c.token), c.score
+				from, rows = append(from, c.row), append(rows, r)
+			}
+		}
+		b.keep(from)
+		copy(b.rows, rows)
+	}
+	return nil
+}
+
+// step returns the rows with which the search for a prompt, whose rows are n from i on, goes on, or
+// nil if it is done.
+func (s *beams[T]) step(i, n int, logits []T, vocab, start int) []candidate {
+	s.next = s.next[:0]
+	for r := i; r < i+n; r++ {
+		l := widened(&s.buf, logits[r*vocab:][:vocab])
+		norm := logSumExp(l)
+		for token, v := range l {
+			s.offer(candidate{r, token, s.rows[r].score + v - norm})
+		}
+	}
+	var kept []candidate
+	for rank, c := range s.next {
+		switch r := s.rows[c.row]; {
+		case slices.Contains(s.Stop, c.token):
+			if rank < s.Beams {
+				s.end(r, c.score, start)
+			}
+		case len(kept) < s.Beams:
+			kept = append(kept, c)
+		}
+	}
+	r := s.rows[i]
+	if len(r.tokens)+1 >= r.end {
+		for _, c := range kept {
+			r := s.rows[c.row]
+			r.tokens = append(slices.Clone(r.tokens), c.token)
+			s.end(r, c.score, start)
+		}
+		return nil
+	}
+	ended := s.ended[r.prompt]
+	if len(kept) == 0 || len(ended) >= s.Beams && s.worth(kept[0].score, len(r.tokens)+1-start) <= ended[len(ended)-1].score {
+		return nil
+	}
+	return kept
+}
+
+// offer keeps the 2·Beams best candidates in order: if every row ends, as many are left.
+func (s *beams[T]) offer(c candidate) {
+	most := 2 * s.Beams
+	if len(s.next) == most && c.score <= s.next[most-1].score {
+		return
+	}
+	at, _ := slices.BinarySearchFunc(s.next, c, func(a, b candidate) int {
+		return cmp.Or(cmp.Compare(b.score, a.score), -1) // behind equal ones
+	})
+	s.next = slices.Insert(s.next, at, c)
+	s.next = s.next[:min(len(s.next), most)]
+}
+
+// end sets a row aside that has ended with a score.
+func (s *beams[T]) end(r row, score float64, start int) {
+	r.tokens, r.score = slices.Clone(r.tokens), s.worth(score, len(r.tokens)-start)
+	list := append(s.ended[r.prompt], r)
+	slices.SortStableFunc(list, func(a, b row) int { return cmp.Compare(b.score, a.score) })
+	s.ended[r.prompt] = list[:min(len(list), s.Beams)]
+}
+
+// worth returns what texts are compared by.
+func (s *beams[T]) worth(score float64, length int) float64 {
+	return score / math.Pow(float64(max(1, length)), s.LengthPenalty)
+}
+
+// emit hands out the best text of a prompt.
+func (s *beams[T]) emit(prompt, start int, emit func(Token) bool) {
+	for _, token := range s.ended[prompt][0].tokens[start:] {
+		if s.stopped = !emit(Token{prompt, token}); s.stopped {
+			return
+		}
+	}
+}
+
+func logSumExp(l []float64) float64 {
+	top, sum := l[best(l)], 0.0
+	for _, v := range l {
+		sum += math.Exp(v - top)
+	}
+	return top + math.Log(sum)
+}

@@ -1,0 +1,88 @@
+package generate
+
+// cache has the keys and values of some rows: of each layer an array [rows, capacity, width]. A row's
+// tokens lie at the front of it. With a window they lie at the end, so that the distance of two keys
+// is that of their tokens, and the oldest move out in front.
+type cache[T float] struct {
+	arrays   [][]T // keys and values of layer 0, of layer 1, …
+	width    int
+	window   int // 0: none
+	rows     int
+	capacity int
+	spare    []T // of the size of an array, or less
+}
+
+type float interface{ float32 | float64 }
+
+func newCache[T float](s Size) *cache[T] {
+	return &cache[T]{arrays: make([][]T, 2*s.Layers), width: s.Width, window: s.Window}
+}
+
+// need returns the capacity for n tokens in a row.
+func (c *cache[T]) need(n int) int {
+	if c.window > 0 {
+		n = min(n, c.window)
+	}
+	return bucket(max(n, smallest))
+}
+
+// held returns where in a row its last tokens are, of n.
+func (c *cache[T]) held(n int) (lo, hi int) {
+	if c.window > 0 {
+		return max(0, c.capacity-n), c.capacity
+	}
+	return 0, n
+}
+
+// arrange makes row i what row from[i] was, with tokens[i] tokens, for rows rows of some capacity, of
+// which the last may be unused.
+func (c *cache[T]) arrange(from, tokens []int, rows, capacity int) {
+	old := *c
+	c.rows, c.capacity = rows, capacity
+	for i, src := range c.arrays {
+		dst := grown(c.spare, rows*capacity*c.width)
+		for to, row := range from {
+			a, b := old.held(tokens[to])
+			x, y := c.held(b - a)
+			n := min(b-a, y-x)
+			copy(dst[(to*capacity+y-n)*c.width:][:n*c.width], src[(row*old.capacity+b-n)*c.width:][:n*c.width])
+		}
+		c.arrays[i], c.spare = dst, src
+	}
+}
+
+// add puts n new tokens behind the old ones of a row, from row i of news, [rows, length, width] of
+// each array.
+func (c *cache[T]) add(row, old, n int, news [][]T, length int) {
+	for i, a := range c.arrays {
+		a = a[row*c.capacity*c.width:][:c.capacity*c.width]
+		from := news[i][row*length*c.width:][:n*c.width]
+		if c.window == 0 {
+			copy(a[old*c.width:], from)
+			continue
+		}
+		from = from[max(0, len(from)-len(a)):]
+		copy(a, a[len(from):])
+		copy(a[len(a)-len(from):], from)
+	}
+}
+
+// grown returns s with n elements, made anew if it has no room for them.
+func grown[T any](s []T, n int) []T {
+	if cap(s) < n {
+		return make([]T, n)
+	}
+	return s[:n]
+}
+
+// smallest is the least capacity of a cache: fewer tokens take no less time.
+const smallest = 16
+
+// bucket returns the least power of two that is at least n.
+func bucket(n int) int {
+	b := 1
+	for b < n {
+		b *= 2
+	}
+	return b
+}

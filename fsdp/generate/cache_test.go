@@ -1,0 +1,70 @@
+package generate
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"pgregory.net/rapid"
+)
+
+// TestCacheKeepsWhatItWasGiven adds, moves and drops rows at random, and compares the last tokens of
+// each with a list.
+func TestCacheKeepsWhatItWasGiven(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		size := Size{Layers: rapid.IntRange(1, 2).Draw(t, "layers"), Width: rapid.IntRange(1, 3).Draw(t, "width"),
+			Window: rapid.SampledFrom([]int{0, 3, 20}).Draw(t, "window")}
+		c := newCache[float32](size)
+		rows := [][]float32{{}, {}, {}} // of array 0; array i has i more in every element
+		next := float32(1)
+		for range rapid.IntRange(1, 8).Draw(t, "passes") {
+			news, most := make([]int, len(rows)), 0
+			length := rapid.SampledFrom([]int{1, 4, 32}).Draw(t, "length")
+			for i := range rows {
+				news[i] = rapid.IntRange(0, length).Draw(t, "new")
+				most = max(most, len(rows[i])/size.Width+news[i])
+			}
+			from := rapid.SliceOfN(rapid.IntRange(0, len(rows)-1), 1, 4).Draw(t, "from")
+			if c.rows == 0 {
+				from = []int{0, 1, 2}
+			}
+			var moved [][]float32
+			var held, counts []int
+			for _, j := range from {
+				moved = append(moved, append([]float32{}, rows[j]...))
+				held = append(held, min(len(rows[j])/size.Width, c.capacity))
+				counts = append(counts, news[j])
+			}
+			c.arrange(from, held, bucket(len(from)), max(c.capacity, c.need(most)))
+			given := make([][]float32, 2*size.Layers)
+			for i := range given {
+				given[i] = make([]float32, len(moved)*length*size.Width)
+			}
+			for r, n := range counts {
+				for e := range n * size.Width {
+					for i := range given {
+						given[i][r*length*size.Width+e] = next + float32(i)
+					}
+					moved[r] = append(moved[r], next)
+					next++
+				}
+				c.add(r, len(moved[r])/size.Width-n, n, given, length)
+			}
+			rows = moved
+			for r, want := range rows {
+				n := len(want) / size.Width
+				if size.Window > 0 {
+					n = min(n, size.Window)
+				}
+				lo, hi := c.held(min(len(want)/size.Width, c.capacity))
+				require.GreaterOrEqual(t, hi-lo, n)
+				want = want[len(want)-n*size.Width:]
+				for i, a := range c.arrays {
+					got := a[(r*c.capacity+hi-n)*size.Width:][:n*size.Width]
+					for e := range want {
+						require.Equal(t, want[e]+float32(i), got[e])
+					}
+				}
+			}
+		}
+	})
+}

@@ -1,0 +1,192 @@
+package generate
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"iter"
+	"slices"
+
+	"github.com/gofsdp/gofsdp/fsdp"
+)
+
+// Program is the name of the program that a model is decoded by. Its inputs are
+//
+//	tokens     ints [B, T]
+//	positions  ints [B, T]    of the tokens in their rows
+//	mask       ints [B, P+T]  not 0 where a key may be seen: those of the cache, then the new ones
+//	rows       ints [B]       the rows of [B*T] whose logits are wanted
+//	targets    ints [B]       all -1, which is no target: for heads that compute a loss too
+//
+// and, for each layer, the keys and the values of the cache, floats [B, P, Width]. A token sees the
+// whole cache and the new tokens up to itself, as far as mask and window let it. Its results are the
+// logits [B, Vocab] and, for each layer, the keys and the values of the new tokens, [B, T, Width].
+//
+// A model with an encoder takes more, in the end: a mask of what the encoder read, ints [B, S], and for
+// each layer the keys and the values of that, floats [B, S, Width].
+const Program = "decode"
+
+// EncodeProgram is the name of the program by which an encoder reads. Its inputs are tokens, ints [B,
+// S], and a mask, ints [B, S], which is 0 where there is no token. Its results are, for each layer of
+// the decoder, the keys and the values of what it read, [B, S, Width].
+const EncodeProgram = "encode"
+
+// A Size is that of a model's cache.
+type Size struct {
+	Layers  int
+	Width   int // elements of the keys of a token in one layer, and of the values
+	Context int // tokens of the longest row
+	// Window is how many of the last keys a token sees, its own included. 0 means all. With a window
+	// the cache is filled from its end, so that the distance of two keys is that of their tokens.
+	Window int
+	// Encoder says that prompts are read by [EncodeProgram], and texts begin with Options.Start.
+	Encoder bool
+}
+
+// Config says how a Generator computes. It changes no result, other than by rounding.
+type Config struct {
+	Batch int // rows in a pass at most: prompts, or beams of them; 0 means 8
+	Chunk int // tokens of a prompt in a pass at most; 0 means 256
+	// Float64 is for a model that computes in float64.
+	Float64 bool
+}
+
+// Options say what is generated.
+type Options struct {
+	MaxTokens int   // that are written for a prompt at most
+	Start     []int // tokens that texts begin with, if an encoder reads the prompts, and no part of them
+	Stop      []int // tokens that end a text and are not part of it
+
+	Temperature float64 // 0 takes the likeliest token
+	TopK        int     // how many of the likeliest are drawn from; 0 means all
+	TopP        float64 // sum of the probabilities that are drawn from; 0 means 1
+	Seed        uint64
+
+	Beams         int     // of beam search, which is done if there is more than 1; without Temperature
+	LengthPenalty float64 // of beam search; 0 means 1
+}
+
+// A Token is what was written.
+type Token struct {
+	Prompt int // index of the prompt
+	Token  int
+}
+
+// A Generator writes with a model, on one rank. It is not safe for concurrent use.
+type Generator struct {
+	m    *fsdp.Sharded
+	size Size
+	c    Config
+}
+
+// New returns a Generator for m, a model with [Program], whose cache has the size given, such as that
+// of nn.GPT's method CacheSize.
+func New(m *fsdp.Sharded, size Size, c Config) (*Generator, error) {
+	c.Batch, c.Chunk = cmp.Or(c.Batch, 8), cmp.Or(c.Chunk, 256)
+	switch {
+	case m == nil:
+		return nil, errors.New("generate: the model is nil")
+	case min(c.Batch, c.Chunk) < 1:
+		return nil, fmt.Errorf("generate: %+v has negative sizes", c)
+	case min(size.Layers, size.Width, size.Context) < 1 || size.Window < 0:
+		return nil, fmt.Errorf("generate: a cache of %+v has no room", size)
+	}
+	return &Generator{m, size, c}, nil
+}
+
+// Generate writes after each prompt until a token of Options.Stop, Options.MaxTokens or the end of
+// the model's context, and returns what was written, by prompt. It is collective, see the package
+// comment. An error of one rank is one on all.
+func (g *Generator) Generate(ctx context.Context, prompts [][]int, o Options) ([][]int, error) {
+	texts := make([][]int, len(prompts))
+	for t, err := range g.Stream(ctx, prompts, o) {
+		if err != nil {
+			return nil, err
+		}
+		texts[t.Prompt] = append(texts[t.Prompt], t.Token)
+	}
+	return texts, nil
+}
+
+// Stream yields each token as soon as it is written; of beam search all of a prompt's at once, when
+// its search is done. Tokens of one prompt come in order, those of several mixed. A caller that
+// breaks off waits until the other ranks are done. An error is the last thing it yields.
+func (g *Generator) Stream(ctx context.Context, prompts [][]int, o Options) iter.Seq2[Token, error] {
+	return func(yield func(Token, error) bool) {
+		stopped := false
+		emit := func(t Token) bool {
+			stopped = stopped || !yield(t, nil)
+			return !stopped
+		}
+		err := g.m.JoinCalls(ctx, func() error {
+			if err := g.check(prompts, o); err != nil {
+				return fmt.Errorf("generate: %w", err)
+			}
+			if g.c.Float64 {
+				return write[float64](ctx, g, prompts, o, emit)
+			}
+			return write[float32](ctx, g, prompts, o, emit)
+		})
+		if err != nil && !stopped {
+			yield(Token{}, err)
+		}
+	}
+}
+
+func (g *Generator) check(prompts [][]int, o Options) error {
+	switch {
+	case o.MaxTokens < 1:
+		return fmt.Errorf("MaxTokens is %d", o.MaxTokens)
+	case !(o.Temperature >= 0) || o.TopK < 0 || !(o.TopP >= 0 && o.TopP <= 1) || o.Beams < 0 || !(o.LengthPenalty >= 0):
+		return fmt.Errorf("%+v is out of range", o)
+	case o.Beams > 1 && o.Temperature > 0:
+		return errors.New("beam search draws nothing: Temperature must be 0")
+	case o.Beams > g.c.Batch:
+		return fmt.Errorf("%d beams do not fit into passes of %d rows, see Config.Batch", o.Beams, g.c.Batch)
+	}
+	if n := len(o.Start); g.size.Encoder != (n > 0) || n >= g.size.Context {
+		return fmt.Errorf("Start has %d tokens, want 1 to %d for a model with an encoder and none for others", n, g.size.Context-1)
+	}
+	for i, p := range prompts {
+		if len(p) == 0 || !g.size.Encoder && len(p) >= g.size.Context {
+			return fmt.Errorf("prompt %d has %d tokens, want 1 to %d", i, len(p), g.size.Context-1)
+		}
+	}
+	return nil
+}
+
+// write writes after all prompts, some at a time, the longest first.
+func write[T float](ctx context.Context, g *Generator, prompts [][]int, o Options, emit func(Token) bool) error {
+	order := make([]int, len(prompts))
+	for i := range order {
+		order[i] = i
+	}
+	slices.SortStableFunc(order, func(a, b int) int { return cmp.Compare(len(prompts[b]), len(prompts[a])) })
+	most := g.c.Batch / max(1, o.Beams)
+	for some := range slices.Chunk(order, most) {
+		b := newBatch[T](g, len(some))
+		for i, p := range some {
+			begin := prompts[p]
+			if g.size.Encoder {
+				begin = o.Start
+			}
+			b.rows[i] = row{prompt: p, source: i, tokens: slices.Clone(begin), end: min(len(begin)+o.MaxTokens, g.size.Context)}
+		}
+		var err error
+		if g.size.Encoder {
+			err = b.source.read(ctx, g, prompts, some)
+		}
+		switch {
+		case err != nil || g.size.Encoder && !b.source.there():
+		case o.Beams > 1:
+			err = search(ctx, b, o, emit)
+		default:
+			err = sample(ctx, b, o, emit)
+		}
+		if err != nil || b.stopped {
+			return err
+		}
+	}
+	return nil
+}
