@@ -19,6 +19,14 @@ import (
 //	Biased   bias [Heads, T, S], added to the scores of every sequence: relative positions, ALiBi
 //	Masked   ints [B, S] that hide the keys where they are zero
 //
+// With four inputs more it goes on from a cache, as package generate says: mask, ints [B, P+T], that
+// hide keys of the cache and new ones where they are zero, positions, ints [B, T], and the keys and
+// the values of the cache, [B, P, KVHeads*HeadDim]. Its results then are that for x, and the keys
+// and the values of x.
+//
+// With Cross, keys and values [B, S, KVHeads*HeadDim] may stand in the place of y: those that it makes
+// of y alone, if y is its only input.
+//
 // Llama has KVHeads, Causal, Rope and NoBias, Mistral a Window too, Qwen2 NoProjBias in place of
 // NoBias, Qwen3 a HeadDim and QKNorm. T5 has a HeadDim, Scale 1, NoBias, and is Biased or Cross.
 //
@@ -87,26 +95,65 @@ func (m *Attention) Build(b *fsdp.Builder, in ...*gorgonia.Node) (gorgonia.Nodes
 	if err := m.check(len(in)); err != nil {
 		return nil, err
 	}
+	if m.Cross && len(in) == 1 {
+		return m.keys(b, in[0], nil)
+	}
 	a := op.Attention{Heads: m.Heads, KVHeads: m.KVHeads, Causal: m.Causal, Window: m.Window, Scale: m.Scale}
-	x, y, rest := in[0], in[0], in[1:]
+	x, rest := in[0], in[1:]
+	y := []*gorgonia.Node{x}
 	if m.Cross {
-		y, rest = rest[0], rest[1:]
+		n := 2 + len(in) - m.inputs()
+		y, rest = rest[:n-1], rest[n-1:]
 	}
 	if m.Biased {
 		a.Bias, rest = rest[0], rest[1:]
 	}
 	if m.Masked {
-		a.Mask = rest[0]
+		a.Mask, rest = rest[0], rest[1:]
 	}
-	attend := m.apart
-	if m.joined() {
-		attend = m.together
-	}
-	out, err := attend(b, x, y, a)
+	out, kept, err := m.attend(b, x, y, rest, a)
 	if err != nil {
 		return nil, err
 	}
-	return one(chain(out, part(b, "proj", m.proj()), dropout(b, m.Dropout, "attention")))
+	out, err = chain(out, part(b, "proj", m.proj()), dropout(b, m.Dropout, "attention"))
+	return append(gorgonia.Nodes{out}, kept...), err
+}
+
+// attend attends with queries of x to keys and values of y, which may be those themselves, and of a
+// cache, if there is one. With that, it returns those of y.
+func (m *Attention) attend(b *fsdp.Builder, x *gorgonia.Node, y, cache []*gorgonia.Node, a op.Attention) (out *gorgonia.Node, kept gorgonia.Nodes, err error) {
+	var q *gorgonia.Node
+	switch {
+	case len(cache) > 0:
+		if q, kept, err = m.operands(b, x, cache[1]); err != nil {
+			return nil, nil, err
+		}
+		y = make(gorgonia.Nodes, 2)
+		for i, k := range kept {
+			if y[i], err = gorgonia.Concat(1, cache[2+i], k); err != nil {
+				return nil, nil, err
+			}
+		}
+		a.Mask = cache[0]
+	case m.joined():
+		qkv, err := m.layer(b, x, nil)
+		if err != nil {
+			return nil, nil, err
+		}
+		out, err = op.SelfAttention(qkv, a)
+		return out, nil, err
+	default:
+		if q, err = m.heads(b, x, "q", m.Heads, nil); err != nil {
+			return nil, nil, err
+		}
+		if len(y) == 1 {
+			if y, err = m.keys(b, y[0], nil); err != nil {
+				return nil, nil, err
+			}
+		}
+	}
+	out, err = op.SDPA(q, y[0], y[1], a)
+	return out, kept, err
 }
 
 // check says what is wrong with the sizes or the number of inputs, if anything.
@@ -117,11 +164,19 @@ func (m *Attention) check(inputs int) error {
 	if m.Heads < 1 || m.kvHeads() < 1 || m.Heads%m.kvHeads() != 0 {
 		return fmt.Errorf("%d heads of queries do not divide into %d heads of keys", m.Heads, m.kvHeads())
 	}
-	if want := m.inputs(); inputs != want {
+	want := m.inputs()
+	switch {
+	case inputs == want:
+	case m.Cross && (inputs == 1 || inputs == want+1):
+	case !m.Cross && !m.Masked && inputs == want+cached:
+	default:
 		return fmt.Errorf("%d inputs, want %d", inputs, want)
 	}
 	return nil
 }
+
+// cached is the number of inputs more with a cache.
+const cached = 4
 
 // inputs returns the number of inputs.
 func (m *Attention) inputs() int {
@@ -134,33 +189,46 @@ func (m *Attention) inputs() int {
 	return n
 }
 
-// together attends with queries, keys and values of one layer.
-func (m *Attention) together(b *fsdp.Builder, x, _ *gorgonia.Node, a op.Attention) (*gorgonia.Node, error) {
-	qkv, err := chain(x, part(b, "qkv", m.input(m.Heads+2*m.kvHeads())), m.turn(m.Heads+m.kvHeads()))
-	if err != nil {
-		return nil, err
+// operands returns queries, and keys and values, of x at some positions.
+func (m *Attention) operands(b *fsdp.Builder, x, positions *gorgonia.Node) (q *gorgonia.Node, kv gorgonia.Nodes, err error) {
+	if !m.joined() {
+		if q, err = m.heads(b, x, "q", m.Heads, positions); err == nil {
+			kv, err = m.keys(b, x, positions)
+		}
+		return q, kv, err
 	}
-	return op.SelfAttention(qkv, a)
+	qkv, err := m.layer(b, x, positions)
+	at := 0
+	columns := func(heads int) (part *gorgonia.Node) {
+		if err == nil {
+			from := at
+			at += m.width(heads)
+			part, err = gorgonia.Slice(qkv, nil, nil, gorgonia.S(from, at))
+		}
+		return part
+	}
+	return columns(m.Heads), gorgonia.Nodes{columns(m.kvHeads()), columns(m.kvHeads())}, err
 }
 
-// apart attends with queries of x and with keys and values of y.
-func (m *Attention) apart(b *fsdp.Builder, x, y *gorgonia.Node, a op.Attention) (*gorgonia.Node, error) {
-	heads := func(x *gorgonia.Node, name string, n int) (*gorgonia.Node, error) {
-		return chain(x, part(b, name, m.input(n)), m.normalise(b, name+"_norm", n), m.turn(n))
-	}
-	q, err := heads(x, "q", m.Heads)
-	if err != nil {
-		return nil, err
-	}
-	k, err := heads(y, "k", m.kvHeads())
+// layer returns queries, keys and values of one layer.
+func (m *Attention) layer(b *fsdp.Builder, x, positions *gorgonia.Node) (*gorgonia.Node, error) {
+	return chain(x, part(b, "qkv", m.input(m.Heads+2*m.kvHeads())), m.turn(m.Heads+m.kvHeads(), positions))
+}
+
+// keys returns keys and values of layers of their own.
+func (m *Attention) keys(b *fsdp.Builder, y, positions *gorgonia.Node) (gorgonia.Nodes, error) {
+	k, err := m.heads(b, y, "k", m.kvHeads(), positions)
 	if err != nil {
 		return nil, err
 	}
 	v, err := part(b, "v", m.input(m.kvHeads()))(y)
-	if err != nil {
-		return nil, err
-	}
-	return op.SDPA(q, k, v, a)
+	return gorgonia.Nodes{k, v}, err
+}
+
+// heads returns heads of queries or of keys of a layer of their own. They are at positions or, where
+// there are none, from 0 on.
+func (m *Attention) heads(b *fsdp.Builder, x *gorgonia.Node, name string, n int, positions *gorgonia.Node) (*gorgonia.Node, error) {
+	return chain(x, part(b, name, m.input(n)), m.normalise(b, name+"_norm", n), m.turn(n, positions))
 }
 
 // normalise returns a step that normalises each head, if QKNorm says so.
@@ -179,13 +247,13 @@ func reshape(shape ...int) func(*gorgonia.Node) (*gorgonia.Node, error) {
 }
 
 // turn returns a step that turns the first heads, if Rope says so.
-func (m *Attention) turn(heads int) func(*gorgonia.Node) (*gorgonia.Node, error) {
+func (m *Attention) turn(heads int, positions *gorgonia.Node) func(*gorgonia.Node) (*gorgonia.Node, error) {
 	return func(x *gorgonia.Node) (*gorgonia.Node, error) {
 		if !m.Rope {
 			return x, nil
 		}
 		r := m.Rotary
 		r.Heads, r.HeadDim = heads, m.width(1)
-		return op.Rope(x, nil, r)
+		return op.Rope(x, positions, r)
 	}
 }

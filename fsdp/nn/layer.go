@@ -16,7 +16,9 @@ import (
 //	x = x + mlp(mlp_norm(x))
 //
 // With PostNorm it normalises sums: x = attn_norm(x + attn(x)). Inputs behind x are those of Attn
-// behind its x, and then those of Cross, of which y [B, S, Dim] is the first.
+// behind its x, those of its cache included, and then those of Cross, of which y [B, S, Dim] is the
+// first; keys and values may stand in its place. The results behind x are those of Attn. With a
+// Cross, and y as the only input, the results are the keys and values that Cross makes of it.
 //
 // Parameters: attn_norm.*, attn.*, cross_norm.*, cross.*, mlp_norm.* and mlp.*.
 type Layer struct {
@@ -67,30 +69,36 @@ func (m *Layer) Build(b *fsdp.Builder, in ...*gorgonia.Node) (gorgonia.Nodes, er
 	for _, s := range list {
 		want += s.more
 	}
+	if m.Cross != nil && len(in) == 1 {
+		return b.Call("cross", m.Cross, in[0])
+	}
+	if len(in) >= want+cached {
+		list[0].more += cached
+		want += cached
+	}
+	if m.Cross != nil && len(in) == want+1 {
+		list[1].more++
+		want++
+	}
 	if err := arguments(in, want); err != nil {
 		return nil, err
 	}
 	x, rest := in[0], in[1:]
+	var kept gorgonia.Nodes
 	for _, s := range list {
-		y, err := m.residual(b, s, x, rest[:s.more])
+		y, err := m.residual(b, s, x, rest[:s.more], &kept)
 		if err != nil {
 			return nil, err
 		}
 		x, rest = y, rest[s.more:]
 	}
-	return gorgonia.Nodes{x}, nil
+	return append(gorgonia.Nodes{x}, kept...), nil
 }
 
-// residual adds what s makes of x and its other inputs to x.
-func (m *Layer) residual(b *fsdp.Builder, s sublayer, x *gorgonia.Node, more []*gorgonia.Node) (*gorgonia.Node, error) {
+// residual adds what s makes of x and its other inputs to x, and its other results to kept.
+func (m *Layer) residual(b *fsdp.Builder, s sublayer, x *gorgonia.Node, more []*gorgonia.Node, kept *gorgonia.Nodes) (*gorgonia.Node, error) {
 	norm := part(b, s.name+"_norm", m.norm())
-	module := func(x *gorgonia.Node) (*gorgonia.Node, error) {
-		out, err := b.Call(s.name, s.module, append(gorgonia.Nodes{x}, more...)...)
-		if err != nil {
-			return nil, err
-		}
-		return out[0], nil
-	}
+	module := keep(b, s.name, s.module, more, kept)
 	add := func(y *gorgonia.Node) (*gorgonia.Node, error) { return gorgonia.Add(y, x) }
 	if m.PostNorm {
 		return chain(x, module, add, norm)

@@ -73,8 +73,8 @@ func (m *Embedding) Build(b *fsdp.Builder, in ...*gorgonia.Node) (gorgonia.Nodes
 	return one(op.Embedding(p[0], in[0]))
 }
 
-// Positions adds a learned vector per position to x [B, T, Dim], T <= Rows. Parameter: weight
-// [Rows, Dim].
+// Positions adds a learned vector per position to x [B, T, Dim], T <= Rows. The positions are 0 to
+// T-1, or a second input, ints [B, T] below Rows. Parameter: weight [Rows, Dim].
 type Positions struct {
 	Rows, Dim int
 	Std       float64 // of the initial weights; 0 means 0.02
@@ -87,11 +87,18 @@ func (m *Positions) Params() []fsdp.Param {
 
 // Build implements fsdp.Module.
 func (m *Positions) Build(b *fsdp.Builder, in ...*gorgonia.Node) (gorgonia.Nodes, error) {
-	p, err := operands(b, in, 1, "weight")
+	p, err := operandsOr(b, in, 1, "weight")
 	if err != nil {
 		return nil, err
 	}
-	return one(op.AddPositions(in[0], p[0]))
+	if len(in) == 1 {
+		return one(op.AddPositions(in[0], p[0]))
+	}
+	at, err := op.Embedding(p[0], in[1])
+	if err != nil {
+		return nil, err
+	}
+	return one(gorgonia.Add(in[0], at))
 }
 
 // Pointwise applies an activation to its input, for models that call their parts one by one.
@@ -178,6 +185,14 @@ func operands(b *fsdp.Builder, in []*gorgonia.Node, want int, names ...string) (
 	return params, nil
 }
 
+// operandsOr does the same for a module that may have one input more.
+func operandsOr(b *fsdp.Builder, in []*gorgonia.Node, want int, names ...string) ([]*gorgonia.Node, error) {
+	if len(in) < want || len(in) > want+1 {
+		return nil, fmt.Errorf("%d inputs, want %d or %d", len(in), want, want+1)
+	}
+	return operands(b, in[:want], want, names...)
+}
+
 // one makes the result of a module with a single output.
 func one(n *gorgonia.Node, err error) (gorgonia.Nodes, error) {
 	if err != nil {
@@ -204,6 +219,19 @@ func part(b *fsdp.Builder, name string, m fsdp.Module) func(*gorgonia.Node) (*go
 		if err != nil {
 			return nil, err
 		}
+		return out[0], nil
+	}
+}
+
+// keep returns a step that calls a part with more inputs than x, whose results behind the first it
+// puts into kept.
+func keep(b *fsdp.Builder, name string, m fsdp.Module, more []*gorgonia.Node, kept *gorgonia.Nodes) func(*gorgonia.Node) (*gorgonia.Node, error) {
+	return func(x *gorgonia.Node) (*gorgonia.Node, error) {
+		out, err := b.Call(name, m, append(gorgonia.Nodes{x}, more...)...)
+		if err != nil {
+			return nil, err
+		}
+		*kept = append(*kept, out[1:]...)
 		return out[0], nil
 	}
 }

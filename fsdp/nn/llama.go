@@ -1,9 +1,11 @@
 package nn
 
 import (
+	"cmp"
 	"fmt"
 
 	"github.com/gofsdp/gofsdp/fsdp"
+	"github.com/gofsdp/gofsdp/fsdp/generate"
 	"github.com/gofsdp/gofsdp/fsdp/op"
 )
 
@@ -22,7 +24,7 @@ import (
 //	             Hidden: 3072, RopeBase: 1e6, QKNorm: true, Tied: true
 //
 // Its batch is tokens and targets, ints [B, T]; its results are the loss and the logits [B, T,
-// Vocab]. A target of IgnoreTarget does not count.
+// Vocab]. A target of IgnoreTarget does not count. Package generate writes with it.
 //
 // Parameters: embed.weight [Vocab, Dim], layers.i.* as Layer names them, norm.weight [Dim] and,
 // unless Tied, head.weight [Vocab, Dim]. In a layer, with the names of Hugging Face beside:
@@ -43,6 +45,7 @@ type Llama struct {
 	HeadDim            int            // channels of a head; 0 means Dim/Heads
 	RopeBase           float64        // 0 means 10000
 	RopeScaling        op.RopeScaling // for contexts longer than those of the first training
+	Context            int            // tokens of the longest sequence that it generates; 0 means 4096
 	Window             int            // tokens that a token looks at, itself included; 0 means all before it
 	QKVBias            bool           // the layers of queries, keys and values have biases
 	QKNorm             bool           // queries and keys are normalised, head by head
@@ -66,13 +69,30 @@ func (m *Llama) Forward(t *fsdp.Tape, in ...fsdp.Ref) ([]fsdp.Ref, error) {
 	return []fsdp.Ref{loss, loss.At(1)}, nil
 }
 
+// Programs implements what [fsdp.Sharded.EvalProgram] asks for: see package generate.
+func (m *Llama) Programs() map[string]fsdp.Program {
+	return map[string]fsdp.Program{generate.Program: func(t *fsdp.Tape, in ...fsdp.Ref) ([]fsdp.Ref, error) {
+		d := newDecoding(in)
+		x := t.Call("embed", m.embedding(), d.tokens)
+		x, kept := d.layers(t, "layers", m.Layers, m.layer(), x)
+		x = t.Call("norm", m.norm(), x)
+		return d.results(t.Call("head", m.head(), x, d.targets, d.rows), kept), nil
+	}}
+}
+
+// Cache returns the size of what decoding keeps.
+func (m *Llama) Cache() generate.Size {
+	width := (&Attention{Dim: m.Dim, Heads: m.Heads, HeadDim: m.HeadDim}).width(cmp.Or(m.KVHeads, m.Heads))
+	return generate.Size{Layers: m.Layers, Width: width, Context: cmp.Or(m.Context, 4096), Window: m.Window}
+}
+
 func (m *Llama) embedding() *Embedding { return &Embedding{Rows: m.Vocab, Dim: m.Dim} }
 func (m *Llama) norm() *RMSNorm        { return &RMSNorm{Dim: m.Dim, Eps: m.Eps} }
 func (m *Llama) layer() *Layer {
 	return &Layer{
 		Attn: Attention{
 			Dim: m.Dim, Heads: m.Heads, KVHeads: m.KVHeads, HeadDim: m.HeadDim, Causal: true, Window: m.Window,
-			Rope: true, Rotary: op.Rotary{Base: m.RopeBase, Scaling: m.RopeScaling}, QKNorm: m.QKNorm, Eps: m.Eps,
+			Rope: true, Rotary: op.Rotary{Base: m.RopeBase, Scaling: m.RopeScaling, Context: m.Cache().Context}, QKNorm: m.QKNorm, Eps: m.Eps,
 			NoBias: !m.QKVBias, NoProjBias: true, ProjStd: residStd(m.Layers), LoRA: m.LoRA,
 		},
 		MLP: MLP{Dim: m.Dim, Hidden: m.Hidden, Act: SiLU, Gated: true, NoBias: true, OutStd: residStd(m.Layers), LoRA: m.LoRA},

@@ -181,7 +181,7 @@ func TestBuildErrors(t *testing.T) {
 	}{
 		{"2 inputs, want 1", &nn.Linear{In: 8, Out: 2}, []fsdp.Tensor{x, x}},
 		{"2 inputs, want 1", &nn.Embedding{Rows: 8, Dim: 2}, []fsdp.Tensor{tokens, tokens}},
-		{"2 inputs, want 1", &nn.Positions{Rows: 8, Dim: 8}, []fsdp.Tensor{x, x}},
+		{"3 inputs, want 1 or 2", &nn.Positions{Rows: 8, Dim: 8}, []fsdp.Tensor{x, x, x}},
 		{"2 inputs, want 1", &nn.LayerNorm{Dim: 8}, []fsdp.Tensor{x, x}},
 		{"2 inputs, want 1", &nn.RMSNorm{Dim: 8}, []fsdp.Tensor{x, x}},
 		{"2 inputs, want 1", &nn.BatchNorm{Dim: 8}, []fsdp.Tensor{x, x}},
@@ -204,7 +204,7 @@ func TestBuildErrors(t *testing.T) {
 		{"attention: window 2: want a positive one with Causal, or 0", &nn.Attention{Dim: 8, Heads: 2, Window: 2}, []fsdp.Tensor{x}},
 		{"sdpa bias: bias is (2, 3, 8), want [heads 3 3] for q (2, 3, 8)", &nn.Attention{Dim: 8, Heads: 2, Apart: true, Biased: true}, []fsdp.Tensor{x, x}},
 		{"angles: 3 columns to turn, want an even number of them", &nn.Attention{Dim: 8, Heads: 2, HeadDim: 3, Rope: true}, []fsdp.Tensor{x}},
-		{"1 inputs, want 2", &nn.Head{Dim: 8, Classes: 3}, []fsdp.Tensor{x}},
+		{"1 inputs, want 2 or 3", &nn.Head{Dim: 8, Classes: 3}, []fsdp.Tensor{x}},
 		{"relative bias: the largest distance is 3, want more than 8 for 32 buckets", &nn.RelativePositions{Heads: 2, MaxDistance: 3}, []fsdp.Tensor{x}},
 		{"x is (3), want [B T ...]", &nn.RelativePositions{Heads: 2}, []fsdp.Tensor{floats(3)}},
 		{"images are (2, 3, 8), want [B 3 4 4]", &nn.Patches{Channels: 3, Height: 4, Width: 4, Size: 2, Dim: 5}, []fsdp.Tensor{x}},

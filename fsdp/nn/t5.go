@@ -8,12 +8,14 @@ import (
 	"gorgonia.org/gorgonia"
 
 	"github.com/gofsdp/gofsdp/fsdp"
+	"github.com/gofsdp/gofsdp/fsdp/generate"
 	"github.com/gofsdp/gofsdp/fsdp/op"
 )
 
 // RelativePositions makes the bias of the attentions of a stack of layers, [Heads, T, T], for
-// sequences as long as x [B, T, ...], which may be tokens: see [op.RelativeBias]. Parameter: weight
-// [Buckets, Heads].
+// sequences as long as x [B, T, ...], which may be tokens: see [op.RelativeBias]. A second input [B, S]
+// has as many columns as there are keys, of which the last T are those of x: the result is [Heads, T,
+// S]. Parameter: weight [Buckets, Heads].
 type RelativePositions struct {
 	Heads       int
 	Buckets     int     // 0 means 32
@@ -29,15 +31,17 @@ func (m *RelativePositions) Params() []fsdp.Param {
 
 // Build implements fsdp.Module.
 func (m *RelativePositions) Build(b *fsdp.Builder, in ...*gorgonia.Node) (gorgonia.Nodes, error) {
-	p, err := operands(b, in, 1, "weight")
+	p, err := operandsOr(b, in, 1, "weight")
 	if err != nil {
 		return nil, err
 	}
-	if in[0].Dims() < 2 {
-		return nil, fmt.Errorf("x is %v, want [B T ...]", in[0].Shape())
+	for _, x := range in {
+		if x.Dims() < 2 {
+			return nil, fmt.Errorf("x is %v, want [B T ...]", x.Shape())
+		}
 	}
-	n := in[0].Shape()[1]
-	return one(op.RelativeBias(p[0], op.Relative{Queries: n, Keys: n, MaxDistance: cmp.Or(m.MaxDistance, 128), Causal: m.Causal}))
+	n, keys := in[0].Shape()[1], in[len(in)-1].Shape()[1]
+	return one(op.RelativeBias(p[0], op.Relative{Queries: n, Keys: keys, MaxDistance: cmp.Or(m.MaxDistance, 128), Causal: m.Causal}))
 }
 
 // T5 is an encoder and a decoder from text to text (Raffel et al., 2020, arXiv:1910.10683). The
@@ -45,6 +49,7 @@ func (m *RelativePositions) Build(b *fsdp.Builder, in ...*gorgonia.Node) (gorgon
 // Gated and a head of its own. Its batch is ints: tokens [B, S] and a mask [B, S], which is zero where
 // there is no token, for the encoder; what the decoder has said so far, [B, T], and targets [B, T].
 // Its results are the loss and the logits [B, T, Vocab]. A target of IgnoreTarget does not count.
+// Package generate writes with it: prompts are what the encoder reads.
 //
 // Parameters: embed.weight [Vocab, Dim], which both use; encoder.positions.weight and
 // decoder.positions.weight [Buckets, Heads]; encoder.layers.i.* and decoder.layers.i.* as Layer names
@@ -56,6 +61,7 @@ type T5 struct {
 	HeadDim            int // channels of a head; 0 means Dim/Heads
 	Buckets            int // of relative positions; 0 means 32
 	MaxDistance        int // of relative positions; 0 means 128
+	Context            int // tokens of the longest text that it generates; 0 means 512
 	Act                Activation
 	Gated              bool
 	Tied               bool // the head uses the embedding's weight, and what it gets is scaled by 1/√Dim
@@ -77,6 +83,45 @@ func (m *T5) Forward(t *fsdp.Tape, in ...fsdp.Ref) ([]fsdp.Ref, error) {
 	x := m.stack(t, "decoder.", m.Decoder, t.Again("embed", in[2]), in[2], y, in[1])
 	loss := t.Call("head", m.head(), x, in[3])
 	return []fsdp.Ref{loss, loss.At(1)}, nil
+}
+
+// Programs implements what [fsdp.Sharded.EvalProgram] asks for: see package generate.
+func (m *T5) Programs() map[string]fsdp.Program {
+	return map[string]fsdp.Program{generate.EncodeProgram: m.encode, generate.Program: m.decode}
+}
+
+// encode returns the keys and values that each layer of the decoder makes of tokens [B, S].
+func (m *T5) encode(t *fsdp.Tape, in ...fsdp.Ref) (kv []fsdp.Ref, err error) {
+	y := m.stack(t, "encoder.", m.Encoder, t.Call("embed", m.embedding(), in[0]), in[0], in[1])
+	for i := range m.Decoder {
+		k := t.Call(fmt.Sprintf("decoder.layers.%d", i), m.layer(true), y)
+		kv = append(kv, k, k.At(1))
+	}
+	return kv, nil
+}
+
+// decode goes on from a cache, which lies so that distances are those of positions.
+func (m *T5) decode(t *fsdp.Tape, in ...fsdp.Ref) ([]fsdp.Ref, error) {
+	d := newDecoding(in)
+	x := t.Call("embed", m.embedding(), d.tokens)
+	bias := t.Call("decoder.positions", m.positions(true), d.tokens, d.mask)
+	x = m.dropout(t, "decoder.embed_dropout", x)
+	var kept []fsdp.Ref
+	source := d.past[2*m.Decoder:]
+	for i := range m.Decoder {
+		x = t.Call(fmt.Sprintf("decoder.layers.%d", i), m.layer(true), x, bias, d.mask, d.positions, d.past[2*i], d.past[2*i+1],
+			source[1+2*i], source[2+2*i], source[0])
+		kept = append(kept, x.At(1), x.At(2))
+	}
+	x = m.dropout(t, "decoder.dropout", t.Call("decoder.norm", m.norm(), x))
+	return d.results(t.Call("head", m.head(), x, d.targets, d.rows), kept), nil
+}
+
+// Cache returns the size of what decoding keeps.
+func (m *T5) Cache() generate.Size {
+	n := cmp.Or(m.Context, 512)
+	width := (&Attention{Dim: m.Dim, Heads: m.Heads, HeadDim: m.HeadDim}).width(m.Heads)
+	return generate.Size{Layers: m.Decoder, Width: width, Context: n, Window: n, Encoder: true}
 }
 
 // stack calls the layers of the encoder or the decoder, which take more beside x and the bias.

@@ -9,6 +9,7 @@ import (
 	"gorgonia.org/gorgonia"
 
 	"github.com/gofsdp/gofsdp/fsdp"
+	"github.com/gofsdp/gofsdp/fsdp/generate"
 	"github.com/gofsdp/gofsdp/fsdp/op"
 )
 
@@ -87,6 +88,8 @@ func (m *MLP) Build(b *fsdp.Builder, in ...*gorgonia.Node) (gorgonia.Nodes, erro
 //	x = x + attn(ln1(x))
 //	x = x + mlp(ln2(x))
 //
+// Inputs behind x, of a cache, are those of Attention, and so are the results behind x.
+//
 // Parameters, in order: ln1, qkv, proj, ln2, fc and out.
 type Block struct {
 	Dim, Heads int
@@ -115,8 +118,8 @@ func (m *Block) Params() []fsdp.Param {
 
 // Build implements fsdp.Module.
 func (m *Block) Build(b *fsdp.Builder, in ...*gorgonia.Node) (gorgonia.Nodes, error) {
-	if err := arguments(in, 1); err != nil {
-		return nil, err
+	if len(in) < 1 {
+		return nil, arguments(in, 1)
 	}
 	residual := func(steps ...func(*gorgonia.Node) (*gorgonia.Node, error)) func(*gorgonia.Node) (*gorgonia.Node, error) {
 		return func(x *gorgonia.Node) (*gorgonia.Node, error) {
@@ -127,9 +130,11 @@ func (m *Block) Build(b *fsdp.Builder, in ...*gorgonia.Node) (gorgonia.Nodes, er
 			return gorgonia.Add(y, x)
 		}
 	}
-	return one(chain(in[0],
-		residual(part(b, "ln1", m.norm()), part(b, "", m.attn())),
-		residual(part(b, "ln2", m.norm()), part(b, "", m.mlp()))))
+	var kept gorgonia.Nodes
+	x, err := chain(in[0],
+		residual(part(b, "ln1", m.norm()), keep(b, "", m.attn(), in[1:], &kept)),
+		residual(part(b, "ln2", m.norm()), part(b, "", m.mlp())))
+	return append(gorgonia.Nodes{x}, kept...), err
 }
 
 // IgnoreTarget is the target that does not count in a loss.
@@ -166,7 +171,9 @@ func (m *CrossEntropy) Build(_ *fsdp.Builder, in ...*gorgonia.Node) (gorgonia.No
 }
 
 // Head maps x [..., Dim] and targets, ints [...], to the loss, as CrossEntropy does, and the
-// logits: its outputs are of shape [1] and [..., Classes]. Parameters: weight [Classes, Dim], its
+// logits: its outputs are of shape [1] and [..., Classes]. A third input, ints [n], names the rows
+// of x that count, as if its leading dimensions were one: targets and logits are of n rows then.
+// Parameters: weight [Classes, Dim], its
 // own or tied to the parameter that Tied names, and, with Bias, bias [Classes].
 type Head struct {
 	Dim, Classes int
@@ -187,11 +194,16 @@ func (m *Head) Params() []fsdp.Param {
 
 // Build implements fsdp.Module.
 func (m *Head) Build(b *fsdp.Builder, in ...*gorgonia.Node) (gorgonia.Nodes, error) {
-	p, err := operands(b, in, 2, "weight")
+	p, err := operandsOr(b, in, 2, "weight")
 	if err != nil {
 		return nil, err
 	}
 	x := in[0]
+	if len(in) > 2 {
+		if x, err = chain(x, reshape(x.Shape().TotalSize()/m.Dim, m.Dim), rows(in[2])); err != nil {
+			return nil, err
+		}
+	}
 	if m.Scale != 0 {
 		if x, err = op.Scale(x, m.Scale); err != nil {
 			return nil, err
@@ -214,9 +226,14 @@ func (m *Head) Build(b *fsdp.Builder, in ...*gorgonia.Node) (gorgonia.Nodes, err
 	return gorgonia.Nodes{loss, logits}, nil
 }
 
+// rows returns a step that takes rows of a matrix.
+func rows(index *gorgonia.Node) func(*gorgonia.Node) (*gorgonia.Node, error) {
+	return func(x *gorgonia.Node) (*gorgonia.Node, error) { return op.Embedding(x, index) }
+}
+
 // GPT is a decoder-only transformer language model with learned positions (GPT-2, Radford et al.,
 // 2019). Its batch is tokens and targets, ints [B, T]; its results are the loss and the logits [B,
-// T, Vocab]. A target of IgnoreTarget does not count.
+// T, Vocab]. A target of IgnoreTarget does not count. Package generate writes with it.
 //
 // Parameters: wte.weight [Vocab, Dim], wpe.weight [Context, Dim], blocks.i.*, lnf.weight and
 // lnf.bias [Dim] and, unless Tied, head.weight [Vocab, Dim]. With LoRA those of the adapters of
@@ -249,6 +266,23 @@ func (m *GPT) Forward(t *fsdp.Tape, in ...fsdp.Ref) ([]fsdp.Ref, error) {
 	x = t.Call("lnf", m.norm(), x)
 	loss := t.Call("head", m.head(), x, in[1])
 	return []fsdp.Ref{loss, loss.At(1)}, nil
+}
+
+// Programs implements what [fsdp.Sharded.EvalProgram] asks for: see package generate.
+func (m *GPT) Programs() map[string]fsdp.Program {
+	return map[string]fsdp.Program{generate.Program: func(t *fsdp.Tape, in ...fsdp.Ref) ([]fsdp.Ref, error) {
+		d := newDecoding(in)
+		x := t.Call("wte", m.embedding(), d.tokens)
+		x = t.Call("wpe", m.positions(), x, d.positions)
+		x, kept := d.layers(t, "blocks", m.Layers, m.block(), x)
+		x = t.Call("lnf", m.norm(), x)
+		return d.results(t.Call("head", m.head(), x, d.targets, d.rows), kept), nil
+	}}
+}
+
+// Cache returns the size of what decoding keeps.
+func (m *GPT) Cache() generate.Size {
+	return generate.Size{Layers: m.Layers, Width: m.Dim, Context: m.Context}
 }
 
 func (m *GPT) embedding() *Embedding { return &Embedding{Rows: m.Vocab, Dim: m.Dim} }

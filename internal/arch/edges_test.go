@@ -76,7 +76,7 @@ var edges = map[string]string{
 	"fsdp/internal/ranks":  "comm internal/caught",
 	"fsdp/graph":           "gorgonia fsdp internal/caught internal/exec",
 	"fsdp/generate":        "gorgonia fsdp",
-	"fsdp/nn":              "gorgonia fsdp fsdp/op internal/kernel/vec",
+	"fsdp/nn":              "gorgonia fsdp fsdp/generate fsdp/op internal/kernel/vec",
 	"fsdp/nn/hf":           "gorgonia fsdp fsdp/internal/state fsdp/nn internal/safetensors",
 	"fsdp/nn/hf/tokenizer": "",
 	"fsdp/op":              "gorgonia internal/caught internal/exec internal/kernel internal/kernel/vec internal/ops",

@@ -1,0 +1,395 @@
+package generate_test
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"math"
+	"slices"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+	"gorgonia.org/tensor"
+
+	"github.com/gofsdp/gofsdp/comm"
+	"github.com/gofsdp/gofsdp/fsdp"
+	"github.com/gofsdp/gofsdp/fsdp/generate"
+	"github.com/gofsdp/gofsdp/fsdp/nn"
+	"github.com/gofsdp/gofsdp/fsdp/op"
+	"github.com/gofsdp/gofsdp/optim"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+const vocab = 23
+
+// model is a small language model.
+type model interface {
+	fsdp.Model
+	Cache() generate.Size
+}
+
+var models = map[string]model{
+	"gpt":    &nn.GPT{Vocab: vocab, Context: 40, Layers: 2, Dim: 16, Heads: 2},
+	"tied":   &nn.GPT{Vocab: vocab, Context: 40, Layers: 1, Dim: 8, Heads: 1, Tied: true},
+	"llama":  &nn.Llama{Vocab: vocab, Context: 40, Layers: 2, Dim: 16, Heads: 4, KVHeads: 2, Hidden: 24},
+	"window": &nn.Llama{Vocab: vocab, Context: 40, Layers: 2, Dim: 16, Heads: 2, Hidden: 24, Window: 5},
+	"qwen3":  &nn.Llama{Vocab: vocab, Context: 40, Layers: 1, Dim: 16, Heads: 2, KVHeads: 1, HeadDim: 10, Hidden: 24, QKNorm: true},
+	"stretched": &nn.Llama{Vocab: vocab, Context: 40, Layers: 1, Dim: 8, Heads: 1, Hidden: 8, RopeBase: 100,
+		RopeScaling: op.RopeScaling{Factor: 4, LowFreq: 1, HighFreq: 4, Original: 8}},
+}
+
+// wrap returns m on a rank, to be closed, with weights so large that its texts are not all the same.
+func wrap(t *testing.T, g comm.Group, m model, c fsdp.Config) *fsdp.Sharded {
+	c.Group, c.Wrap, c.Seed = g, fsdp.WrapEach(), 3
+	s, err := fsdp.Wrap(m, c)
+	require.NoError(t, err)
+	for _, p := range s.Shards() {
+		if len(p.Shape) == 2 {
+			for i := range p.Value.(optim.Host).F64 {
+				p.Value.(optim.Host).F64[i] *= 12
+			}
+		}
+	}
+	return s
+}
+
+// prompt returns the tokens of a prompt.
+func prompt(i, n int) []int {
+	tokens := make([]int, n)
+	for j := range tokens {
+		tokens[j] = (7*i + 5*j*j + j) % vocab
+	}
+	return tokens
+}
+
+var doubles = fsdp.Precision{Compute: fsdp.Float64}
+
+// next returns what a whole forward says about the token after a text: logarithms of probabilities.
+func next(t *testing.T, ctx context.Context, m *fsdp.Sharded, text []int) []float64 {
+	in := tensor.New(tensor.WithShape(1, len(text)), tensor.WithBacking(slices.Clone(text)))
+	out, err := m.Eval(ctx, in, in)
+	require.NoError(t, err)
+	return last(out[1])
+}
+
+// last returns the logarithms of the probabilities at the last position.
+func last(out fsdp.Tensor) []float64 {
+	logits := out.Data().([]float64)
+	logits = logits[len(logits)-vocab:]
+	sum := 0.0
+	for _, l := range logits {
+		sum += math.Exp(l)
+	}
+	for i := range logits {
+		logits[i] -= math.Log(sum)
+	}
+	return logits
+}
+
+// TestGreedyEqualsForward compares what is written with a cache, prompts of all lengths in one batch,
+// with the likeliest tokens of whole forwards: by one rank, and by three that have different numbers
+// of prompts.
+func TestGreedyEqualsForward(t *testing.T) {
+	const most = 12
+	prompts := [][]int{prompt(1, 1), prompt(2, 17), prompt(3, 5), prompt(4, 38), prompt(5, 16), prompt(6, 2)}
+	for name, gpt := range models {
+		t.Run(name, func(t *testing.T) {
+			var want [][]int
+			stop := 0
+			require.NoError(t, comm.Run(t.Context(), 1, func(ctx context.Context, g comm.Group) error {
+				m := wrap(t, g, gpt, fsdp.Config{Precision: doubles})
+				defer m.Close()
+				seen := make(map[int]int)
+				for _, p := range prompts {
+					text := slices.Clone(p)
+					for len(text) < min(len(p)+most, 40) {
+						l := next(t, ctx, m, text)
+						text = append(text, slices.Index(l, slices.Max(l)))
+						seen[text[len(text)-1]]++
+					}
+					want = append(want, text[len(p):])
+				}
+				require.Greater(t, len(seen), 2, "texts that differ")
+				stop = want[1][3]
+				return nil
+			}))
+			stopped := make([][]int, len(want))
+			for i, text := range want {
+				stopped[i] = slices.Clone(text)
+				if at := slices.Index(text, stop); at >= 0 {
+					stopped[i] = text[:at]
+				}
+			}
+			for _, ranks := range []int{1, 3} {
+				require.NoError(t, comm.Run(t.Context(), ranks, func(ctx context.Context, g comm.Group) error {
+					m := wrap(t, g, gpt, fsdp.Config{Precision: doubles})
+					defer m.Close()
+					w, err := generate.New(m, gpt.Cache(), generate.Config{Batch: 4, Chunk: 8, Float64: true})
+					require.NoError(t, err)
+					mine := prompts[:[]int{len(prompts), 3, 0}[g.Rank()]]
+					got, err := w.Generate(ctx, mine, generate.Options{MaxTokens: most})
+					require.NoError(t, err)
+					require.Equal(t, want[:len(mine)], got)
+					got, err = w.Generate(ctx, mine, generate.Options{MaxTokens: most, Stop: []int{stop}})
+					require.NoError(t, err)
+					for i := range mine {
+						require.Equal(t, stopped[i], append([]int{}, got[i]...))
+					}
+					return nil
+				}))
+			}
+		})
+	}
+}
+
+// hypothesis is a text of a beam search.
+type hypothesis struct {
+	text  []int
+	score float64
+}
+
+// likeliest sorts hypotheses, the best first.
+func likeliest(list []hypothesis) []hypothesis {
+	slices.SortStableFunc(list, func(a, b hypothesis) int { return cmp.Compare(b.score, a.score) })
+	return list
+}
+
+// searched is beam search by whole forwards.
+func searched(next func(text []int) []float64, prompt []int, o generate.Options) []int {
+	beams, ended := []hypothesis{{text: prompt}}, []hypothesis(nil)
+	worth := func(score float64, length int) float64 {
+		return score / math.Pow(float64(max(1, length)), cmp.Or(o.LengthPenalty, 1))
+	}
+	for step := 1; ; step++ {
+		var all []hypothesis
+		for _, b := range beams {
+			for token, p := range next(b.text) {
+				all = append(all, hypothesis{append(slices.Clone(b.text), token), b.score + p})
+			}
+		}
+		all = likeliest(all)[:2*o.Beams]
+		beams = nil
+		for rank, h := range all {
+			switch end := slices.Contains(o.Stop, h.text[len(h.text)-1]); {
+			case end && rank < o.Beams:
+				ended = append(ended, hypothesis{h.text[:len(h.text)-1], worth(h.score, step-1)})
+			case !end && len(beams) < o.Beams:
+				beams = append(beams, h)
+			}
+		}
+		if step == o.MaxTokens {
+			for _, h := range beams {
+				ended = append(ended, hypothesis{h.text, worth(h.score, step)})
+			}
+			return likeliest(ended)[0].text[len(prompt):]
+		}
+		if ended = likeliest(ended); len(ended) >= o.Beams && worth(beams[0].score, step) <= ended[o.Beams-1].score {
+			return ended[0].text[len(prompt):]
+		}
+	}
+}
+
+// TestBeamsEqualForward compares beam search with one by whole forwards, on one rank and on two.
+func TestBeamsEqualForward(t *testing.T) {
+	prompts := [][]int{prompt(1, 3), prompt(2, 11), prompt(3, 6), prompt(4, 1), prompt(7, 7), prompt(5, 2), prompt(6, 9), prompt(8, 4)}
+	for _, o := range []generate.Options{
+		{MaxTokens: 9, Beams: 3, Stop: []int{1, 5, 9, 13, 17}},
+		{MaxTokens: 6, Beams: 2, Stop: []int{2, 3}, LengthPenalty: 2},
+		{MaxTokens: 5, Beams: 4},
+		{MaxTokens: 10, Beams: 2, Stop: prompt(0, 9), LengthPenalty: 0.5},
+		{MaxTokens: 10, Beams: 3, Stop: prompt(1, 7), LengthPenalty: 3},
+		{MaxTokens: 10, Beams: 2, Stop: prompt(2, 12), LengthPenalty: 1.2},
+	} {
+		gpt := models["llama"]
+		var want [][]int
+		require.NoError(t, comm.Run(t.Context(), 1, func(ctx context.Context, g comm.Group) error {
+			m := wrap(t, g, gpt, fsdp.Config{Precision: doubles})
+			defer m.Close()
+			for _, p := range prompts {
+				want = append(want, searched(func(text []int) []float64 { return next(t, ctx, m, text) }, p, o))
+			}
+			return nil
+		}))
+		for _, ranks := range []int{1, 2} {
+			require.NoError(t, comm.Run(t.Context(), ranks, func(ctx context.Context, g comm.Group) error {
+				m := wrap(t, g, gpt, fsdp.Config{Precision: doubles})
+				defer m.Close()
+				w, err := generate.New(m, gpt.Cache(), generate.Config{Float64: true})
+				require.NoError(t, err)
+				mine := prompts[g.Rank():]
+				got, err := w.Generate(ctx, mine, o)
+				require.NoError(t, err)
+				for i := range mine {
+					require.Equal(t, want[g.Rank()+i], append([]int{}, got[i]...), "prompt %d of rank %d, %+v", i, g.Rank(), o)
+				}
+				return nil
+			}))
+		}
+	}
+}
+
+// TestEncoderEqualsForward writes after what an encoder has read, prompts of all lengths in one batch,
+// and compares with whole forwards: greedily and by beams, on one rank and on two.
+func TestEncoderEqualsForward(t *testing.T) {
+	prompts := [][]int{prompt(1, 3), prompt(2, 21), prompt(3, 6), prompt(4, 1), prompt(7, 16)}
+	for name, t5 := range map[string]*nn.T5{
+		"1.0": {Vocab: vocab, Encoder: 2, Decoder: 2, Dim: 16, Heads: 2, Hidden: 24, Act: nn.ReLU, Tied: true, Context: 40, Buckets: 8, MaxDistance: 20},
+		"1.1": {Vocab: vocab, Encoder: 1, Decoder: 2, Dim: 16, Heads: 2, HeadDim: 6, Hidden: 24, Act: nn.GELUTanh, Gated: true, Dropout: 0.1},
+	} {
+		for _, o := range []generate.Options{
+			{MaxTokens: 20, Start: []int{0}, Beams: 1, Stop: []int{}},
+			{MaxTokens: 8, Start: []int{4, 7, 1}, Beams: 3, Stop: []int{3, 12}, LengthPenalty: 2},
+		} {
+			t.Run(fmt.Sprint(name, " beams ", o.Beams), func(t *testing.T) {
+				var want [][]int
+				require.NoError(t, comm.Run(t.Context(), 1, func(ctx context.Context, g comm.Group) error {
+					m := wrap(t, g, t5, fsdp.Config{Precision: doubles})
+					defer m.Close()
+					for _, p := range prompts {
+						want = append(want, searched(func(text []int) []float64 {
+							shape := tensor.WithShape(1, len(p))
+							source, mask := tensor.New(shape, tensor.WithBacking(slices.Clone(p))), tensor.New(shape, tensor.WithBacking(ones(len(p))))
+							so := tensor.New(tensor.WithShape(1, len(text)), tensor.WithBacking(slices.Clone(text)))
+							out, err := m.Eval(ctx, source, mask, so, so)
+							require.NoError(t, err)
+							return last(out[1])
+						}, o.Start, o))
+					}
+					return nil
+				}))
+				require.Greater(t, len(slices.CompactFunc(slices.SortedFunc(slices.Values(want), slices.Compare), slices.Equal)), 2, "texts that differ")
+				for _, ranks := range []int{1, 2} {
+					require.NoError(t, comm.Run(t.Context(), ranks, func(ctx context.Context, g comm.Group) error {
+						m := wrap(t, g, t5, fsdp.Config{Precision: doubles})
+						defer m.Close()
+						w, err := generate.New(m, t5.Cache(), generate.Config{Float64: true})
+						require.NoError(t, err)
+						mine := prompts[2*g.Rank():]
+						got, err := w.Generate(ctx, mine, o)
+						require.NoError(t, err)
+						for i := range mine {
+							require.Equal(t, want[2*g.Rank()+i], append([]int{}, got[i]...), "prompt %d of rank %d", i, g.Rank())
+						}
+						return nil
+					}))
+				}
+			})
+		}
+	}
+}
+
+func ones(n int) []int { return slices.Repeat([]int{1}, n) }
+
+// TestSamplesDoNotDependOnTheBatch: what is drawn for a prompt depends on its index and the seed.
+func TestSamplesDoNotDependOnTheBatch(t *testing.T) {
+	gpt := models["gpt"]
+	prompts := [][]int{prompt(1, 3), prompt(2, 11), prompt(3, 6)}
+	require.NoError(t, comm.Run(t.Context(), 1, func(ctx context.Context, g comm.Group) error {
+		m := wrap(t, g, gpt, fsdp.Config{Precision: doubles})
+		defer m.Close()
+		write := func(batch int, o generate.Options) [][]int {
+			w, err := generate.New(m, gpt.Cache(), generate.Config{Float64: true, Batch: batch})
+			require.NoError(t, err)
+			got, err := w.Generate(ctx, prompts, o)
+			require.NoError(t, err)
+			return got
+		}
+		o := generate.Options{MaxTokens: 10, Temperature: 2, Seed: 5}
+		want := write(8, o)
+		require.Equal(t, want, write(1, o))
+		require.Equal(t, want, write(2, o))
+		o.TopP, o.TopK = 0.9, 20
+		require.NotEqual(t, want, write(8, o))
+		o.Temperature = 0
+		greedy := write(8, o)
+		o.Temperature, o.TopK = 1, 1
+		require.Equal(t, greedy, write(8, o))
+		return nil
+	}))
+}
+
+// TestStreamEnds breaks off on one rank while the other goes on.
+func TestStreamEnds(t *testing.T) {
+	gpt := models["gpt"]
+	require.NoError(t, comm.Run(t.Context(), 2, func(ctx context.Context, g comm.Group) error {
+		m := wrap(t, g, gpt, fsdp.Config{Precision: doubles})
+		defer m.Close()
+		w, err := generate.New(m, gpt.Cache(), generate.Config{Float64: true})
+		require.NoError(t, err)
+		n := 0
+		for token, err := range w.Stream(ctx, [][]int{prompt(1, 3), prompt(2, 4)}, generate.Options{MaxTokens: 7}) {
+			require.NoError(t, err)
+			require.Less(t, token.Token, vocab)
+			if n++; g.Rank() == 0 && n == 3 {
+				break
+			}
+		}
+		require.Equal(t, []int{3, 14}[g.Rank()], n)
+		got, err := w.Generate(ctx, nil, generate.Options{MaxTokens: 1})
+		require.NoError(t, err)
+		require.Empty(t, got)
+		return nil
+	}))
+}
+
+// TestPrecisions writes with models in float32 and bfloat16, and inside an iteration of Join in which a
+// rank has nothing.
+func TestPrecisions(t *testing.T) {
+	gpt := models["llama"]
+	for _, p := range []fsdp.Precision{{}, fsdp.BF16()} {
+		require.NoError(t, comm.Run(t.Context(), 2, func(ctx context.Context, g comm.Group) error {
+			m, err := fsdp.Wrap(gpt, fsdp.Config{Group: g, Precision: p})
+			require.NoError(t, err)
+			defer m.Close()
+			w, err := generate.New(m, gpt.Cache(), generate.Config{})
+			require.NoError(t, err)
+			batches := [][]fsdp.Tensor{{}, {}}[:2-g.Rank()]
+			iterations := 0
+			for _, err := range m.Join(ctx, slices.Values(batches)) {
+				require.NoError(t, err)
+				got, err := w.Generate(ctx, [][]int{prompt(1, 3)}, generate.Options{MaxTokens: 4})
+				require.NoError(t, err)
+				if iterations++; iterations <= len(batches) {
+					require.Len(t, got[0], 4)
+				}
+			}
+			require.Equal(t, 2, iterations)
+			return nil
+		}))
+	}
+}
+
+// TestErrors checks what is refused, on all ranks though one of them is wrong.
+func TestErrors(t *testing.T) {
+	gpt := models["gpt"]
+	for want, o := range map[string]generate.Options{
+		"MaxTokens is 0": {},
+		"out of range":   {MaxTokens: 1, TopP: 1.5},
+		"beam search draws nothing: Temperature must be 0":                                 {MaxTokens: 1, Beams: 2, Temperature: 1},
+		"9 beams do not fit into passes of 8 rows, see Config.Batch":                       {MaxTokens: 1, Beams: 9},
+		"Start has 1 tokens, want 1 to 39 for a model with an encoder and none for others": {MaxTokens: 1, Start: []int{1}},
+		"prompt 1 has 0 tokens, want 1 to 39":                                              {MaxTokens: 1},
+	} {
+		require.NoError(t, comm.Run(t.Context(), 2, func(ctx context.Context, g comm.Group) error {
+			m := wrap(t, g, gpt, fsdp.Config{Precision: doubles})
+			defer m.Close()
+			w, err := generate.New(m, gpt.Cache(), generate.Config{Float64: true})
+			require.NoError(t, err)
+			mine := generate.Options{MaxTokens: 1}
+			if g.Rank() == 1 {
+				mine = o
+			}
+			prompts := [][]int{{1}, {2}}
+			if g.Rank() == 1 && o.MaxTokens == 1 && o.Beams == 0 && o.TopP == 0 && o.Start == nil {
+				prompts[1] = nil
+			}
+			_, err = w.Generate(ctx, prompts, mine)
+			require.ErrorContains(t, err, want)
+			return nil
+		}))
+	}
+	_, err := generate.New(nil, gpt.Cache(), generate.Config{})
+	require.ErrorContains(t, err, "the model is nil")
+}

@@ -1,0 +1,31 @@
+package nn
+
+import (
+	"fmt"
+
+	"github.com/gofsdp/gofsdp/fsdp"
+)
+
+// decoding is the batch of [generate.Program].
+type decoding struct {
+	tokens, positions, mask, rows, targets fsdp.Ref
+	past                                   []fsdp.Ref // keys and values of each layer, and what comes behind them
+}
+
+func newDecoding(in []fsdp.Ref) decoding {
+	return decoding{in[0], in[1], in[2], in[3], in[4], in[5:]}
+}
+
+// layers calls a layer n times. Its results behind the first are the keys and values of each.
+func (d *decoding) layers(t *fsdp.Tape, name string, n int, layer fsdp.Module, x fsdp.Ref) (_ fsdp.Ref, kept []fsdp.Ref) {
+	for i := range n {
+		x = t.Call(fmt.Sprintf("%s.%d", name, i), layer, x, d.mask, d.positions, d.past[2*i], d.past[2*i+1])
+		kept = append(kept, x.At(1), x.At(2))
+	}
+	return x, kept
+}
+
+// results returns those of the program. The head's first is a loss, of targets that do not count.
+func (d *decoding) results(head fsdp.Ref, kept []fsdp.Ref) []fsdp.Ref {
+	return append([]fsdp.Ref{head.At(1)}, kept...)
+}
