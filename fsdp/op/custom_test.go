@@ -3,11 +3,13 @@ package op_test
 import (
 	"errors"
 	"math"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 	"gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
+	"pgregory.net/rapid"
 
 	"github.com/gofsdp/gofsdp/fsdp/op"
 	"github.com/gofsdp/gofsdp/internal/exec"
@@ -265,6 +267,7 @@ func TestCustomMistakes(t *testing.T) {
 		{`"z" of Reads is not in Shapes`, &op.Custom{Name: "c", Shapes: "x [n] -> y [n]", Forward: kernel, Reads: []string{"x", "z"}}, nil},
 		{"custom c: 2 arguments, want 1: x [...] -> y [...]", &op.Custom{Name: "c", Shapes: "x [...] -> y [...]", Forward: kernel}, []int{0, 0}},
 		{"custom c: x is (2, 3), want [n 4]", &op.Custom{Name: "c", Shapes: "x [n 4] -> y [n]", Forward: kernel}, []int{0}},
+		{"custom c: x is (2, 3), want [2 2]", &op.Custom{Name: "c", Shapes: "x [n n] -> y [n]", Forward: kernel}, []int{0}},
 		{"custom c: x is int, want a float", &op.Custom{Name: "c", Shapes: "x [...] -> y [...]", Forward: kernel}, []int{1}},
 		{"custom c: x is nil", &op.Custom{Name: "c", Shapes: "x [...] -> y [...]", Forward: kernel}, []int{3}},
 		{"custom c: the shape [m] of y is not known", &op.Custom{Name: "c", Shapes: "x [...] -> y [m]", Forward: kernel}, []int{0}},
@@ -284,6 +287,33 @@ func TestCustomMistakes(t *testing.T) {
 		require.ErrorContains(t, apply(c.custom, c.args...), c.want, c.want)
 		require.ErrorContains(t, apply(c.custom, c.args...), c.want, "a second time")
 	}
+}
+
+// TestCustomTakesNothingOddly gives shapes put together at random: an operation is refused with an
+// error, or runs, and then its results have the sizes that Shapes says.
+func TestCustomTakesNothingOddly(t *testing.T) {
+	word := rapid.SampledFrom([]string{"...", "n", "n", "m", "m", "3", "3", "2", "2", "0", "]"})
+	operand := rapid.Custom(func(t *rapid.T) string {
+		name := rapid.SampledFrom([]string{"x [", "x [", "y[", "z f32 [", "é ["}).Draw(t, "name")
+		return name + strings.Join(rapid.SliceOfN(word, 1, 2).Draw(t, "dimensions"), " ") + "]"
+	})
+	rapid.Check(t, func(t *rapid.T) {
+		shapes := operand.Draw(t, "argument") + " -> " + strings.Join(rapid.SliceOfN(operand, 1, 2).Draw(t, "results"), " | ")
+		c := &op.Custom{Name: "odd", Shapes: shapes, Forward: op.Kernel{F64: func(a op.Args[float64]) error {
+			clear(a.Out(0))
+			return nil
+		}}}
+		g := gorgonia.NewGraph()
+		y, err := c.Apply(gorgonia.NodeFromAny(g, tensor.New(tensor.WithShape(2, 3), tensor.Of(tensor.Float64)), gorgonia.WithName("x")))
+		if err != nil {
+			require.ErrorContains(t, err, "custom odd: ")
+			return
+		}
+		vm := gorgonia.NewTapeMachine(g)
+		defer vm.Close()
+		require.NoError(t, vm.RunAll(), shapes)
+		require.NotContains(t, y.Value().Shape(), 0, shapes)
+	})
 }
 
 // TestCustomFits sets the dimension of a result, and refuses to be differentiated.

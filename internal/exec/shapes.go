@@ -121,8 +121,10 @@ func (o *Op) match(dims []string, s tensor.Shape) bool {
 		}
 	}
 	for i, d := range dims {
-		if _, known := o.size(d); !known {
+		if n, known := o.size(d); !known {
 			o.SetDim(d, s[i])
+		} else if n != s[i] { // the same word twice
+			return false
 		}
 	}
 	return true
