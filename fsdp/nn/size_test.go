@@ -15,7 +15,7 @@ type sized interface {
 	NumParams() int
 }
 
-// TestNumParams compares what models say with what is planned for them.
+// TestNumParams compares what models say with what is planned for them, all of which runs natively.
 func TestNumParams(t *testing.T) {
 	tokens := ints([]int{1, 3}, 0, 1, 2)
 	for _, c := range []struct {
@@ -39,6 +39,7 @@ func TestNumParams(t *testing.T) {
 		plan, err := s.Plan(c.batch...)
 		require.NoError(t, err)
 		require.Equal(t, plan.Params, c.model.NumParams(), "%+v", c.model)
+		require.Empty(t, plan.Stock, "%+v", c.model)
 	}
 }
 

@@ -44,9 +44,9 @@ var contests = []contest{
 	decoder("gpt256", gpt(256), "gpt.py", ""),
 	decoder("gpt512", gpt(512), "gpt.py", ""),
 	decoder("gpt1024", gpt(1024), "gpt.py", ""),
-	decoder("llama256", llama(256), "llama.py", "joined", "apart"),
-	decoder("llama512", llama(512), "llama.py", "joined", "apart"),
-	decoder("llama1024", llama(1024), "llama.py", "joined", "apart"),
+	llamas(256),
+	llamas(512),
+	llamas(1024),
 	vit(),
 }
 

@@ -33,6 +33,13 @@ func llama(dim int) *nn.Llama {
 	return &nn.Llama{Vocab: decoderVocab, Layers: decoderLayers, Dim: dim, Heads: dim / 64, KVHeads: dim / 128, Hidden: 3 * dim}
 }
 
+// llamas is llama and the same of stock operations.
+func llamas(dim int) contest {
+	c := decoder(fmt.Sprint("llama", dim), llama(dim), "llama.py", "joined", "apart")
+	c.ways = append(c.ways, way{"stock operations", &stockLlama{*llama(dim)}})
+	return c
+}
+
 // vit is of two layers, on a batch of 8 images of 64 patches.
 func vit() contest {
 	m := &nn.ViT{Height: 64, Width: 64, Patch: 8, Classes: 10, Layers: 2, Dim: 256, Heads: 4, Hidden: 1024}
