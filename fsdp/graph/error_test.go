@@ -69,16 +69,15 @@ func TestErrors(t *testing.T) {
 			m.pred = G.Must(G.AveragePool2D(image(m), tensor.Shape{2, 2}, []int{0, 0}, []int{2, 2}))
 		}, []string{`call "w"`, "node", "AvgPool", "refused", "use op.AvgPool2D"}},
 		"named": {func(m *net) {
-			m.pred = G.Must(G.InverseSqrt(product(m)))
+			m.pred = G.Must(G.Sparsemax(product(m)))
 			G.WithName("scale")(m.pred)
-		}, []string{`node "scale"`, "refused", "use Inverse of Sqrt"}},
+		}, []string{`node "scale"`, "refused", "use a softmax"}},
 		"random numbers": {func(m *net) {
 			m.pred = G.Must(G.HadamardProd(product(m), G.GaussianRandomNode(m.g, f64, 0, 1, 2, 4)))
 		}, []string{`call "w"`, "node", "is refused: it draws from a global generator", "nn.Dropout", "as an input"}},
 		"a random number": {func(m *net) {
 			m.pred = G.Must(G.HadamardProd(product(m), G.UniformRandomNode(m.g, f64, 0, 1)))
 		}, []string{"node", "is refused: it draws from a global generator"}},
-		"inverse square root": {func(m *net) { m.pred = G.Must(G.InverseSqrt(product(m))) }, []string{"node", "invSqrt", "its gradient is wrong"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			m := newNet(f64)

@@ -19,6 +19,5 @@
 // The operations are those of package op, fused kernels with hand-written gradients, which its
 // comment lists. A module of one's own may use them too, and Gorgonia's beside them: see the example
 // of the package. Those of Gorgonia's that are known to be wrong are refused, with the reason:
-// random nodes, BatchNorm, GroupNorm, AveragePool2D, CTC loss, Sparsemax, YOLO, InverseSqrt, Log2,
-// some convolutions.
+// random nodes, BatchNorm, GroupNorm, AveragePool2D, CTC loss, Sparsemax, YOLO, some convolutions.
 package nn

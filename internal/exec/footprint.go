@@ -22,6 +22,8 @@ type walk struct {
 // shared are types of pointers to what exists once in a process.
 var shared = map[reflect.Type]bool{
 	reflect.TypeFor[*Row]():                true,
+	reflect.TypeFor[*function]():           true,
+	reflect.TypeFor[*pairing]():            true,
 	reflect.TypeOf(reflect.TypeFor[int]()): true, // *reflect.rtype
 }
 

@@ -78,7 +78,7 @@ func (g *graph) lower(n *G.Node, op *Op, args []*G.Node) lowering {
 	l.half, l.raw = true, l.out
 	for i, a := range args {
 		switch rule := r.arg(i); {
-		case rule.isPacked():
+		case rule.isPacked() || rule.isAny && g.forms[a].Tail == 0:
 			l.in[i] = g.forms[a]
 		case !rule.isWide && a.Dtype() == tensor.Float32:
 			l.in[i] = Form{Half: true}

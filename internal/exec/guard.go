@@ -45,15 +45,8 @@ func refusal(g *G.ExprGraph, n *G.Node) string {
 			return "convolutions of one image that differ in their dilation only collide, and here their shapes are equal too: use a larger kernel or a smaller stride"
 		}
 	case "gorgonia.elemUnaryOp":
-		switch op.String() {
-		case "invSqrt":
-			return "its gradient is wrong: use Inverse of Sqrt"
-		case "ln":
-			if isLogSumExp(g, n) {
-				return "LogSumExp adds the maximum before it takes the logarithm: use the sum of m = Max(x, axis) and Log(Sum(Exp(x - m), axis))"
-			}
-		case "log2":
-			return "its gradient is multiplied by ln 2, not divided: use Log and a constant"
+		if op.String() == "ln" && isLogSumExp(g, n) {
+			return "LogSumExp adds the maximum before it takes the logarithm: use the sum of m = Max(x, axis) and Log(Sum(Exp(x - m), axis))"
 		}
 	}
 	return denied[typeName(op)]

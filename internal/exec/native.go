@@ -10,8 +10,8 @@ import (
 )
 
 // Some of Gorgonia's operations have kernels here: reductions, because those of package tensor are
-// wrong along an inner axis of four or more, and what differentiation adds everywhere, such as sums
-// and broadcasts, because Gorgonia's own allocate. A module uses them by Gorgonia's functions.
+// wrong along an inner axis of four or more, and what modules and differentiation add everywhere, such
+// as element-wise operations and broadcasts, because Gorgonia's own allocate. A module uses them by Gorgonia's functions.
 // Gorgonia's rules of differentiation hold, but for those in replacements.
 
 // native returns the operation of n, or nil if n runs as a stock operation.
@@ -39,8 +39,8 @@ var natives = map[string]func(n *G.Node, kids []*G.Node) *Op{
 
 	"gorgonia.elemBinOp":   nativeBinary,
 	"gorgonia.elemUnaryOp": nativeUnary,
-	"gorgonia.minBetween":  func(n *G.Node, kids []*G.Node) *Op { return useWith(binaryRow, Binary{"min"}, n, kids) },
-	"gorgonia.maxBetween":  func(n *G.Node, kids []*G.Node) *Op { return useWith(binaryRow, Binary{"max"}, n, kids) },
+	"gorgonia.minBetween":  func(n *G.Node, kids []*G.Node) *Op { return useWith(binaryRow, operator("min"), n, kids) },
+	"gorgonia.maxBetween":  func(n *G.Node, kids []*G.Node) *Op { return useWith(binaryRow, operator("max"), n, kids) },
 }
 
 func useWith(r *Row, attrs any, n *G.Node, args []*G.Node) *Op {
@@ -53,6 +53,7 @@ func useWith(r *Row, attrs any, n *G.Node, args []*G.Node) *Op {
 // it: where Gorgonia's rules of differentiation are wrong, or copy what need not be.
 var replacements = map[string]func(n *G.Node, kids []*G.Node) (*G.Node, error){
 	"gorgonia.maxOp":       replaceMax,
+	"gorgonia.elemUnaryOp": replaceFunction,
 	"gorgonia.tensordotOp": contraction,
 	"gorgonia.linAlgBinOp": replaceProduct,
 	"gorgonia.transposeOp": replaceTranspose,

@@ -70,7 +70,11 @@ func maxGrad[T kernel.Float](f *Frame) error {
 	}
 	j := 0
 	for i := range dx {
-		dx[i] = dy[j] * compare("==", x[i], y[j])
+		largest := T(0)
+		if x[i] == y[j] {
+			largest = 1
+		}
+		dx[i] = dy[j] * largest
 		for axis := len(shape) - 1; axis >= 0; axis-- {
 			at[axis]++
 			j += strides[axis]

@@ -25,7 +25,7 @@ const (
 	KindMax        Kind = "max"
 	KindMaxGrad    Kind = "max grad"
 	KindRepeat     Kind = "repeat"
-	KindNeg        Kind = "neg"
+	KindUnary      Kind = "unary"
 	KindBinary     Kind = "binary"
 
 	KindFromInt     Kind = "from int"
@@ -65,7 +65,8 @@ type Row struct {
 	// the graph's float type. Several results, divided by |, lie one after the other in one vector:
 	// a Gorgonia operation has one result (see Part). With Shapes empty any floats are accepted,
 	// and the result has the shape of the first. What is marked f32 is float32 where other values
-	// are bfloat16; such results come last. An argument named packed is such a vector.
+	// are bfloat16; such results come last. An argument named packed is such a vector. One marked any
+	// comes to Row.BF16 in the form that it is stored in.
 	Shapes string
 	// Fit, if not nil, checks what Shapes cannot express. It may set dimensions of results.
 	Fit func(o *Op) error
@@ -128,7 +129,7 @@ type Kernels struct{ F32, F64, Naive Kernel }
 // Rows returns the rows of the operations that the compiler emits by itself.
 func Rows() []*Row {
 	return append(imageRows(), addRow, accumulateRow, copyRow, convertRow, zeroRow, outputRow, viewRow,
-		sumRow, maxRow, maxGradRow, repeatRow, negRow, binaryRow, fromIntRow, productRow, transposeRow, sliceRow, sliceGradRow, concatRow,
+		sumRow, maxRow, maxGradRow, repeatRow, unaryRow, binaryRow, fromIntRow, productRow, transposeRow, sliceRow, sliceGradRow, concatRow,
 		lookupRow, lookupGradRow, softmaxRow, softmaxGradRow, stockRow)
 }
 

@@ -172,6 +172,9 @@ func (r *Runner) runPart(c *kernel.Context) {
 			}
 		}
 		p.Out, p.First = p.Out.elements(lo, hi), lo
+		if p.err = nil; lo == hi {
+			return
+		}
 	}
 	p.err = r.instr.run(&p.Frame)
 }

@@ -18,7 +18,9 @@ type operandRule struct {
 	isInt bool
 	// isWide has floats in float32 where others are in bfloat16
 	isWide bool
-	dims   []string // nil if nothing is said
+	// isAny comes in the form that it is stored in
+	isAny bool
+	dims  []string // nil if nothing is said
 }
 
 func parseRule(s string) rule {
@@ -35,6 +37,7 @@ func parseOperands(s, separator string) (list []operandRule) {
 		}
 		o.name, o.isInt = strings.CutSuffix(strings.TrimSpace(name), " int")
 		o.name, o.isWide = strings.CutSuffix(o.name, " f32")
+		o.name, o.isAny = strings.CutSuffix(o.name, " any")
 		o.name = strings.TrimSuffix(o.name, "?")
 		if o.name != "" {
 			list = append(list, o)

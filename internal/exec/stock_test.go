@@ -29,11 +29,6 @@ func returning(f func(b *exec.Builder, x []*G.Node) (*G.Node, error)) builder {
 	}
 }
 
-// positive returns x² + 1.
-func positive(b *exec.Builder, x *G.Node) *G.Node {
-	return G.Must(G.Add(G.Must(G.Square(x)), b.Const(1)))
-}
-
 func batchedMatMul(trans ...bool) func(x, y *G.Node) (*G.Node, error) {
 	return func(x, y *G.Node) (*G.Node, error) { return G.BatchedMatMul(x, y, trans...) }
 }

@@ -90,6 +90,8 @@ func unaries() map[string]entry {
 	add("Expm1", G.Expm1, math.Expm1, nil)
 	add("Log", G.Log, math.Log, above(0.3))
 	add("Log1p", G.Log1p, math.Log1p, above(0.3))
+	add("Log2", G.Log2, math.Log2, above(0.3))
+	add("InverseSqrt", G.InverseSqrt, func(x float64) float64 { return 1 / math.Sqrt(x) }, above(0.3))
 	add("Neg", G.Neg, func(x float64) float64 { return -x }, nil)
 	add("Square", G.Square, func(x float64) float64 { return x * x }, nil)
 	add("Cube", G.Cube, func(x float64) float64 { return x * x * x }, nil)

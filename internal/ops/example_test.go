@@ -90,10 +90,10 @@ func ExampleTable() {
 	// repeat (exec.Axes): x [...]
 	//     -> y [*]
 	//     x, with each element repeated along an axis
-	// neg: x [...]
+	// unary (exec.Unary): x [...]
 	//     -> y [...]
-	//     -x
-	// binary (exec.Binary): a, b
+	//     a function of x: abs sign ceil floor neg inv square cube sqrt invSqrt exp expm1 ln log1p log2 sin cos tanh sigmoid softplus
+	// binary (exec.Binary): a any, b any
 	//     -> y [*]
 	//     a and b, element by element; either may be a single number. A comparison is 1 or 0
 	// from int: x int [...]

@@ -36,6 +36,25 @@ var native = slices.Concat(movements, []operation{
 	{"largest and smallest", [][]int{{3, 4}, {3, 4}}, nil, nil, func(_ *exec.Builder, x []*G.Node) (*G.Node, error) {
 		return G.Sub(G.Must(G.MaxBetween(x[0], x[1])), G.Must(G.MinBetween(x[0], x[1])))
 	}},
+	{"functions", [][]int{{3, 7}}, nil, nil, func(b *exec.Builder, x []*G.Node) (sum *G.Node, err error) {
+		positive := G.Must(G.Add(G.Must(G.Sigmoid(x[0])), b.Const(0.5)))
+		sum = x[0]
+		for _, f := range []func(*G.Node) (*G.Node, error){
+			G.Abs, G.Neg, G.Sqrt, G.Square, G.Cube, G.Inverse, G.InverseSqrt, G.Exp, G.Log, G.Tanh, G.Sigmoid,
+			G.Sin, G.Cos, G.Log2, G.Log1p, G.Expm1, G.Softplus,
+		} {
+			sum = G.Must(G.Add(sum, G.Must(f(positive))))
+		}
+		return sum, nil
+	}},
+	{"steps", [][]int{{3, 7}}, nil, nil, func(b *exec.Builder, x []*G.Node) (*G.Node, error) {
+		steps := G.Must(G.Add(G.Must(G.Sign(x[0])), G.Must(G.Add(G.Must(G.Ceil(x[0])), G.Must(G.Floor(x[0]))))))
+		return G.HadamardProd(steps, x[0])
+	}},
+	{"powers", [][]int{{3, 4}, {3, 4}}, nil, nil, func(b *exec.Builder, x []*G.Node) (*G.Node, error) {
+		base := G.Must(G.Add(G.Must(G.Sigmoid(x[0])), b.Const(0.5)))
+		return G.Add(G.Must(G.Pow(base, x[1])), G.Must(G.Pow(x[0], b.Const(2))))
+	}},
 	{"comparisons", [][]int{{3, 4}, {3, 4}}, nil, nil, func(_ *exec.Builder, x []*G.Node) (sum *G.Node, err error) {
 		sum = x[0]
 		for _, compare := range []func(a, b *G.Node, same bool) (*G.Node, error){G.Lt, G.Gt, G.Lte, G.Gte, G.Eq, G.Ne} {

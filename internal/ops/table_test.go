@@ -229,10 +229,10 @@ func TestCost(t *testing.T) {
 
 // TestStockInstructions shows a stock operation by its name, with what is known of its cost.
 func TestStockInstructions(t *testing.T) {
-	u := trial(t, unary(G.Tanh), nil, nil, []int{2, 3}).Unit
+	u := trial(t, unary(func(x *G.Node) (*G.Node, error) { return G.Upsample2D(x, 2) }), nil, nil, []int{1, 1, 2, 2}).Unit
 	for in := range u.Forward.All() {
 		require.Equal(t, exec.KindStock, in.Op.Kind)
-		require.Equal(t, exec.Stock{Name: "tanh"}, in.Op.Attrs)
-		require.Equal(t, exec.Cost{FLOPs: 6, Read: 48, Written: 48}, in.Cost())
+		require.Equal(t, exec.Stock{Name: "Upsample{}(stride: (1))"}, in.Op.Attrs)
+		require.Equal(t, exec.Cost{FLOPs: 16, Read: 4 * 8, Written: 16 * 8}, in.Cost())
 	}
 }
