@@ -45,8 +45,8 @@ func (a Attention) attributes() ops.Attention {
 // The scores are never stored: forward keeps the logarithm of the sum in each softmax, and backward
 // computes them again, a block of queries at a time, as FlashAttention does (Dao et al., 2022,
 // arXiv:2205.14135). Keys that no query of a block sees because of Causal, Window or zeros at the
-// ends of Mask take no time. Threads share the heads of all sequences: in forward those of queries,
-// in backward those of keys, and with a Bias those of one sequence.
+// ends of Mask take no time. Queries of heads that read the same keys are multiplied together. Threads
+// share the heads of keys of all sequences, or in backward with a Bias those of one sequence.
 //
 // Errors: widths that do not divide into heads, sequences and batches that do not fit each other, a
 // Window that is negative or without Causal, a Scale that is not finite.

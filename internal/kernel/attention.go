@@ -50,13 +50,14 @@ type Attention struct {
 const queryBlock = 56
 
 // AttentionScratch returns the elements of scratch that [AttentionForward] and [AttentionBackward]
-// need, whichever is more: the scores of one block of queries and their gradient.
+// need, whichever is more: the scores of one block of queries and their gradient, and with grouped
+// heads copies of its queries and of the gradients of its outputs.
 func AttentionScratch(a Attention) int {
-	rows := min(queryBlock, a.QLen)
-	if a.QLen == 1 {
-		rows = a.group()
+	n := 2 * a.tileRows() * a.scoreStride()
+	if a.group() > 1 {
+		n += 2 * a.tileRows() * a.HeadDim
 	}
-	return 2 * rows * a.scoreStride()
+	return n
 }
 
 // AttentionBFloat16Scratch returns the same where queries, keys and values are bfloat16: also the
@@ -80,6 +81,12 @@ func (a Attention) kvHeads() int { return cmp.Or(a.KVHeads, a.Heads) }
 
 // group returns how many heads read one head of keys and values.
 func (a Attention) group() int { return a.Heads / a.kvHeads() }
+
+// tilePositions returns how many queries of each head of a group are a block.
+func (a Attention) tilePositions() int { return min(a.QLen, max(1, queryBlock/a.group())) }
+
+// tileRows returns the queries of a block.
+func (a Attention) tileRows() int { return a.tilePositions() * a.group() }
 
 // sees returns the keys [lo, hi) that Causal and Window leave to query i.
 func (a Attention) sees(i int) (lo, hi int) {
@@ -118,25 +125,18 @@ func AttentionForward[E Element, T Float](c *Context, a Attention, out []E, lse 
 	o := newAttention(c, a, q, k, v, keyMask, bias, scratch)
 	checkRows("out", len(out), a.Batch*a.QLen, a.OutStride, a.Heads*a.HeadDim)
 	check("Attention", "lse", len(lse), a.Batch*a.Heads*a.QLen)
-	if a.QLen == 1 { // as when a sequence is decoded: the heads of a group read their keys once
-		o.each(a.kvHeads(), a.Batch*a.kvHeads(), func(b, kv int, seen keySpan) {
-			t := o.tile(b, kv*a.group(), 0, seen)
-			t.rows, t.heads = a.group(), true
-			o.forwardTile(t, out, lse)
-		})
-		return
-	}
-	o.each(a.Heads, a.Batch*a.Heads, func(b, h int, seen keySpan) {
-		for q0 := 0; q0 < a.QLen; q0 += queryBlock {
-			o.forwardTile(o.tile(b, h, q0, seen), out, lse)
+	o.each(a.Batch*a.kvHeads(), func(b, kv int, seen keySpan) {
+		for q0 := 0; q0 < a.QLen; q0 += a.tilePositions() {
+			o.forwardTile(o.tile(b, kv, q0, seen), out, lse)
 		}
 	})
 }
 
-// each calls f for the thread's share of all heads of all batches, batch by batch. A share is made of
-// n units: of single heads, or with n = heads of one head of all batches each.
-func (o *attention[E, T]) each(heads, n int, f func(b, h int, seen keySpan)) {
+// each calls f for the thread's share of all heads of keys of all batches, batch by batch. A share is
+// made of n units: of single heads, or with n = kvHeads of one head of all batches each.
+func (o *attention[E, T]) each(n int, f func(b, kv int, seen keySpan)) {
 	lo, hi := o.c.Share(n, 1)
+	heads := o.kvHeads()
 	for b := range o.Batch {
 		seen := o.visibleKeys(b)
 		for h := range heads {
@@ -147,18 +147,21 @@ func (o *attention[E, T]) each(heads, n int, f func(b, h int, seen keySpan)) {
 	}
 }
 
-// forwardTile computes one block of queries of one head.
+// forwardTile computes one block of queries.
 func (o *attention[E, T]) forwardTile(t tile, out []E, lse []T) {
-	p := o.scores(t)
+	q, ldq := o.collect(t, 0, o.q, o.QStride)
+	p := o.scores(t, q, ldq)
 	for i := range t.rows {
-		lo, hi, row := o.row(t, p, i)
-		lse[t.stat+i] = vec.SoftmaxRow(row[lo:hi], row[lo:hi], 1)
+		r := t.row(i)
+		lo, hi, row := o.visible(t, p, r)
+		lse[o.stat(t, r)] = vec.SoftmaxRow(row[lo:hi], row[lo:hi], 1)
 		clear(row[:lo])
 		clear(row[hi:])
 	}
 	weights, ld := o.elements(t, p)
-	gemm.Gemm(&o.c.gemm, false, false, t.rows, o.HeadDim, t.keys, 1, weights, ld, o.v[t.k(o.VStride):], o.VStride, 0,
-		out[t.q(o.OutStride):], o.step(t, o.OutStride))
+	y, ldy := o.room(t, 0, out, o.OutStride)
+	gemm.Gemm(&o.c.gemm, false, false, t.rows, o.HeadDim, t.keys, 1, weights, ld, o.v[t.k(o.VStride):], o.VStride, 0, y, ldy)
+	o.distribute(t, y, out, o.OutStride)
 }
 
 // attention is one call: its geometry with the scale filled in, and its operands.
@@ -234,79 +237,119 @@ func (o *attention[E, T]) visibleKeys(b int) keySpan {
 	return s
 }
 
-// tile is one block of queries of one head, with the keys that any of them can see; or one query of
-// several heads that read the same keys.
+// tile is one block of queries of the heads that read the same keys, with the keys that any of them can
+// see. Its rows are query q0 of each head, then the next query of each, and so on.
 type tile struct {
-	q0, rows int  // queries [q0, q0+rows)
-	heads    bool // rows are consecutive heads of query q0
-	k0, keys int  // keys [k0, k0+keys)
-	holes    bool
-	head     int
-	qColumn  int // first column of the head in q and out
-	kColumn  int // and of its keys in k and v
-	qRow     int // row of query q0 in q and out
-	kRow     int // row of key k0 in k and v
-	stat     int // index of query q0 in lse
+	q0, queries int // queries [q0, q0+queries)
+	head, heads int // of heads [head, head+heads)
+	rows        int
+	k0, keys    int // keys [k0, k0+keys)
+	holes       bool
+	kColumn     int // first column of their head in k and v
+	batch       int
+	kRow        int // row of key k0 in k and v
 }
 
-func (o *attention[E, T]) tile(b, h, q0 int, s keySpan) tile {
-	t := tile{q0: q0, rows: min(queryBlock, o.QLen-q0), holes: s.holes, head: h}
+// row is a row of a tile.
+type row struct{ i, head, query int }
+
+// row returns row i.
+func (t tile) row(i int) row {
+	if t.heads == 1 { // without divisions
+		return row{i, t.head, t.q0 + i}
+	}
+	return row{i, t.head + i%t.heads, t.q0 + i/t.heads}
+}
+
+func (o *attention[E, T]) tile(b, kv, q0 int, s keySpan) tile {
+	n := min(o.tilePositions(), o.QLen-q0)
 	lo, _ := o.sees(q0)
-	_, hi := o.sees(q0 + t.rows - 1)
-	t.k0 = max(lo, s.lo)
+	_, hi := o.sees(q0 + n - 1)
+	t := tile{q0: q0, queries: n, heads: o.group(), k0: max(lo, s.lo), holes: s.holes, kColumn: kv * o.HeadDim, batch: b}
 	t.keys = max(0, min(hi, s.hi)-t.k0)
-	t.qColumn, t.kColumn = h*o.HeadDim, h/o.group()*o.HeadDim
-	t.qRow, t.kRow, t.stat = b*o.QLen+q0, b*o.KLen+t.k0, (b*o.Heads+h)*o.QLen+q0
+	t.head, t.rows, t.kRow = kv*t.heads, n*t.heads, b*o.KLen+t.k0
 	return t
 }
 
-// q and k return the offset of the tile's first query or key in a slice of the given stride.
-func (t tile) q(stride int) int { return t.qRow*stride + t.qColumn }
+// k returns the offset of the tile's first key in a slice of the given stride.
 func (t tile) k(stride int) int { return t.kRow*stride + t.kColumn }
 
-// step returns the elements between rows of a tile in q or out, of the given stride.
-func (o *attention[E, T]) step(t tile, stride int) int {
-	if t.heads {
-		return o.HeadDim
+// at returns the offset of a row of a tile in q or out, of the given stride.
+func (o *attention[E, T]) at(t tile, r row, stride int) int {
+	return (t.batch*o.QLen+r.query)*stride + r.head*o.HeadDim
+}
+
+// stat returns the index of a row of a tile in lse.
+func (o *attention[E, T]) stat(t tile, r row) int { return (t.batch*o.Heads+r.head)*o.QLen + r.query }
+
+// room returns where rows of a tile may be written, and their stride: in x, which is like q or out, or
+// for a group of heads, which do not lie at one stride, in a slot of the scratch.
+func (o *attention[E, T]) room(t tile, slot int, x []E, stride int) (rows []E, ld int) {
+	if t.heads == 1 {
+		return x[o.at(t, t.row(0), stride):], stride
 	}
-	return stride
+	n := o.tileRows()
+	return low[E](o.scratch[2*n*o.scoreStride()+slot*n*o.HeadDim:][:n*o.HeadDim]), o.HeadDim
+}
+
+// collect returns the rows of a tile in x, and their stride.
+func (o *attention[E, T]) collect(t tile, slot int, x []E, stride int) (rows []E, ld int) {
+	rows, ld = o.room(t, slot, x, stride)
+	for i := 0; i < t.queries && t.heads > 1; i++ {
+		n := t.heads * ld
+		copy(rows[i*n:][:n], x[o.at(t, t.row(i*t.heads), stride):])
+	}
+	return rows, ld
+}
+
+// distribute copies the rows of a tile to where they belong in x, if they are not there.
+func (o *attention[E, T]) distribute(t tile, rows, x []E, stride int) {
+	for i := 0; i < t.queries && t.heads > 1; i++ {
+		n := t.heads * o.HeadDim
+		copy(x[o.at(t, t.row(i*t.heads), stride):][:n], rows[i*n:])
+	}
 }
 
 // scores writes scale·q·kᵀ [t.rows, t.keys] of a tile into the first half of the scratch, at stride
 // scoreStride.
-func (o *attention[E, T]) scores(t tile) []T {
+func (o *attention[E, T]) scores(t tile, q []E, ld int) []T {
 	s := o.scratch[:t.rows*o.scoreStride()]
-	gemm.Gemm(&o.c.gemm, false, true, t.rows, t.keys, o.HeadDim, o.Scale, o.q[t.q(o.QStride):], o.step(t, o.QStride),
-		o.k[t.k(o.KStride):], o.KStride, 0, s, o.scoreStride())
+	gemm.Gemm(&o.c.gemm, false, true, t.rows, t.keys, o.HeadDim, o.Scale, q, ld, o.k[t.k(o.KStride):], o.KStride, 0, s, o.scoreStride())
 	return s
 }
 
 // elements returns the rows of a tile that a product takes, and their stride: those of p, or rounded
 // to the first half of where they are.
 func (o *attention[E, T]) elements(t tile, p []T) (rows []E, stride int) {
-	ld := o.scoreStride()
-	if rows, ok := any(p).([]E); ok {
+	ld, rows := o.scoreStride(), low[E](p)
+	rounded, ok := any(rows).([]half.BFloat16)
+	if !ok {
 		return rows, ld
 	}
 	wide := any(p).([]float32)
-	low := unsafe.Slice((*half.BFloat16)(unsafe.Pointer(unsafe.SliceData(wide))), 2*len(wide))
 	for i := range t.rows {
-		half.Narrow(low[2*i*ld:][:t.keys], wide[i*ld:][:t.keys])
+		half.Narrow(rounded[2*i*ld:][:t.keys], wide[i*ld:][:t.keys])
 	}
-	return any(low).([]E), 2 * ld
+	return rows, 2 * ld
 }
 
-// row returns row i of a tile's scores, with bias and mask applied to its elements [lo, hi) within
-// reach of the query.
-func (o *attention[E, T]) row(t tile, s []T, i int) (lo, hi int, row []T) {
-	row = s[i*o.scoreStride():][:t.keys]
-	if lo, hi = o.sees(t.q0 + i); t.heads {
-		lo, hi = o.sees(t.q0)
+// low returns the memory of s for elements, of which as many or twice as many fit.
+func low[E Element, T Float](s []T) []E {
+	if same, ok := any(s).([]E); ok {
+		return same
 	}
+	return unsafe.Slice((*E)(unsafe.Pointer(unsafe.SliceData(s))), 2*len(s))
+}
+
+// visible returns a row of a tile's scores, with bias and mask applied to its elements [lo, hi) within
+// reach of the query.
+func (o *attention[E, T]) visible(t tile, s []T, r row) (lo, hi int, row []T) {
+	row = s[r.i*o.scoreStride():][:t.keys]
+	lo, hi = o.sees(r.query)
 	hi = max(0, min(hi-t.k0, t.keys))
 	lo = min(max(0, lo-t.k0), hi)
 	if o.bias != nil {
-		vec.Accumulate(row[lo:hi], o.biasRow(o.bias, t, i)[lo:hi])
+		vec.Accumulate(row[lo:hi], o.biasRow(o.bias, t, r)[lo:hi])
 	}
 	if t.holes {
 		hide := T(math.Inf(-1))
@@ -319,9 +362,9 @@ func (o *attention[E, T]) row(t tile, s []T, i int) (lo, hi int, row []T) {
 	return lo, hi, row
 }
 
-// biasRow returns what query i of a tile has of a [Heads, QLen, KLen] array, from the tile's first
-// key on.
-func (o *attention[E, T]) biasRow(bias []T, t tile, i int) []T {
-	r := t.head*o.QLen + t.q0 + i
-	return bias[r*o.KLen+t.k0 : (r+1)*o.KLen]
+// biasRow returns what a row of a tile has of a [Heads, QLen, KLen] array, from the tile's first key
+// on.
+func (o *attention[E, T]) biasRow(bias []T, t tile, r row) []T {
+	at := (r.head*o.QLen + r.query) * o.KLen
+	return bias[at+t.k0 : at+o.KLen]
 }

@@ -10,7 +10,7 @@ import (
 // dv, which have the strides of q, k and v and may be columns of one packed array, and dbias [Heads,
 // QLen, KLen] unless that is nil. out and lse are what AttentionForward wrote, dout [Batch, QLen,
 // OutStride] is the gradient of out. A query that saw no key has zero gradients. Keys and values have
-// the sum over the heads that read them, and bias that over the batch, both in order.
+// the sum over the heads that read them, and bias that over the batch.
 //
 // With P = exp(S - lse) recomputed from the scores S, and D = rowsum(dout∘out):
 //
@@ -36,7 +36,7 @@ func AttentionBackward[E Element, T Float](c *Context, a Attention, dq, dk, dv [
 		of := a.group() * a.QLen * a.KLen
 		clear(dbias[lo*of : hi*of])
 	}
-	g.each(a.kvHeads(), units, g.keyHead)
+	g.each(units, g.keyHead)
 }
 
 // attentionGrad is one backward call.
@@ -51,8 +51,9 @@ type attentionGrad[E Element, T Float] struct {
 // last one sees every key that any of them sees, so it writes all of dk and dv that is not zero, and
 // the others add to a part of it.
 func (g *attentionGrad[E, T]) keyHead(b, kv int, seen keySpan) {
-	first, q0 := kv*g.group(), (g.QLen-1)/queryBlock*queryBlock
-	all := g.tile(b, first, q0, seen)
+	n := g.tilePositions()
+	q0 := (g.QLen - 1) / n * n
+	all := g.tile(b, kv, q0, seen)
 	var beta float64
 	if g.Window > 0 {
 		all.k0, all.keys, all.kRow = 0, g.KLen, b*g.KLen
@@ -61,11 +62,9 @@ func (g *attentionGrad[E, T]) keyHead(b, kv int, seen keySpan) {
 	}
 	g.clearKeys(all, b*g.KLen, all.kRow)
 	g.clearKeys(all, all.kRow+all.keys, (b+1)*g.KLen)
-	for h := first; h < first+g.group(); h++ {
-		for q := q0; q >= 0; q -= queryBlock {
-			g.tileGrad(g.tile(b, h, q, seen), beta)
-			beta = 1
-		}
+	for ; q0 >= 0; q0 -= n {
+		g.tileGrad(g.tile(b, kv, q0, seen), beta)
+		beta = 1
 	}
 	g.roundKeys(all)
 }
@@ -114,9 +113,10 @@ func (g *attentionGrad[E, T]) roundKeys(t tile) {
 	}
 }
 
-// delta returns the sum of the products of row i of a tile's outputs and of their gradients.
-func (g *attentionGrad[E, T]) delta(t tile, i int) T {
-	at, d := t.q(g.OutStride)+i*g.OutStride, g.HeadDim
+// delta returns the sum of the products of a head's outputs, which begin at an offset, and of their
+// gradients.
+func (g *attentionGrad[E, T]) delta(at int) T {
+	d := g.HeadDim
 	if out, ok := any(g.out).([]T); ok {
 		return vec.Dot(out[at:at+d], any(g.dout).([]T)[at:at+d])
 	}
@@ -129,27 +129,31 @@ func (g *attentionGrad[E, T]) delta(t tile, i int) T {
 // tileGrad writes dq of one block of queries, and its share of dk and dv: added to beta times what
 // is there.
 func (g *attentionGrad[E, T]) tileGrad(t tile, beta float64) {
-	ws, ld, d := &g.c.gemm, g.scoreStride(), g.HeadDim
-	q, k, v := g.q[t.q(g.QStride):], g.k[t.k(g.KStride):], g.v[t.k(g.VStride):]
-	dout := g.dout[t.q(g.OutStride):]
+	ws, lds, d := &g.c.gemm, g.scoreStride(), g.HeadDim
+	k, v := g.k[t.k(g.KStride):], g.v[t.k(g.VStride):]
+	q, ldq := g.collect(t, 0, g.q, g.QStride)
+	dout, ldo := g.collect(t, 1, g.dout, g.OutStride)
 
-	p := g.scores(t)
+	p := g.scores(t, q, ldq)
 	ds := g.scratch[len(p) : 2*len(p)]
-	gemm.Gemm(ws, false, true, t.rows, t.keys, d, 1, dout, g.OutStride, v, g.VStride, 0, ds, ld)
+	gemm.Gemm(ws, false, true, t.rows, t.keys, d, 1, dout, ldo, v, g.VStride, 0, ds, lds)
 	for i := range t.rows {
-		lo, hi, row := g.row(t, p, i)
-		slope := ds[i*ld:][:t.keys]
-		softmaxGrad(row, slope, lo, hi, g.lse[t.stat+i], g.delta(t, i))
+		r := t.row(i)
+		lo, hi, row := g.visible(t, p, r)
+		slope := ds[i*lds:][:t.keys]
+		softmaxGrad(row, slope, lo, hi, g.lse[g.stat(t, r)], g.delta(g.at(t, r, g.OutStride)))
 		if g.dbias != nil {
-			vec.Accumulate(g.biasRow(g.dbias, t, i)[lo:hi], slope[lo:hi])
+			vec.Accumulate(g.biasRow(g.dbias, t, r)[lo:hi], slope[lo:hi])
 		}
 	}
 	dk, dv, kStride, vStride := g.keySums(t)
 	weights, wld := g.elements(t, p)
 	slopes, sld := g.elements(t, ds)
-	gemm.Gemm(ws, true, false, t.keys, d, t.rows, 1, weights, wld, dout, g.OutStride, beta, dv, vStride)
-	gemm.Gemm(ws, false, false, t.rows, d, t.keys, g.Scale, slopes, sld, k, g.KStride, 0, g.dq[t.q(g.QStride):], g.QStride)
-	gemm.Gemm(ws, true, false, t.keys, d, t.rows, g.Scale, slopes, sld, q, g.QStride, beta, dk, kStride)
+	gemm.Gemm(ws, true, false, t.keys, d, t.rows, 1, weights, wld, dout, ldo, beta, dv, vStride)
+	dq, ld := g.room(t, 1, g.dq, g.QStride) // dout is done with
+	gemm.Gemm(ws, false, false, t.rows, d, t.keys, g.Scale, slopes, sld, k, g.KStride, 0, dq, ld)
+	g.distribute(t, dq, g.dq, g.QStride)
+	gemm.Gemm(ws, true, false, t.keys, d, t.rows, g.Scale, slopes, sld, q, ldq, beta, dk, kStride)
 }
 
 // softmaxGrad turns a row of scores into probabilities, and the gradient of the probabilities into
