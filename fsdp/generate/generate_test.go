@@ -32,6 +32,7 @@ type model interface {
 
 var models = map[string]model{
 	"gpt":    &nn.GPT{Vocab: vocab, Context: 40, Layers: 2, Dim: 16, Heads: 2},
+	"fused":  &nn.GPT{Vocab: vocab, Context: 40, Layers: 1, Dim: 8, Heads: 2, Tied: true, FusedLoss: true},
 	"tied":   &nn.GPT{Vocab: vocab, Context: 40, Layers: 1, Dim: 8, Heads: 1, Tied: true},
 	"llama":  &nn.Llama{Vocab: vocab, Context: 40, Layers: 2, Dim: 16, Heads: 4, KVHeads: 2, Hidden: 24},
 	"window": &nn.Llama{Vocab: vocab, Context: 40, Layers: 2, Dim: 16, Heads: 2, Hidden: 24, Window: 5},

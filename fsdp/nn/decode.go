@@ -25,7 +25,7 @@ func (d *decoding) layers(t *fsdp.Tape, name string, n int, layer fsdp.Module, x
 	return x, kept
 }
 
-// results returns those of the program. The head's first is a loss, of targets that do not count.
-func (d *decoding) results(head fsdp.Ref, kept []fsdp.Ref) []fsdp.Ref {
-	return append([]fsdp.Ref{head.At(1)}, kept...)
+// results returns those of the program: logits, and the keys and values of each layer.
+func (d *decoding) results(logits fsdp.Ref, kept []fsdp.Ref) []fsdp.Ref {
+	return append([]fsdp.Ref{logits}, kept...)
 }

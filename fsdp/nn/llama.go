@@ -50,6 +50,7 @@ type Llama struct {
 	QKVBias            bool           // the layers of queries, keys and values have biases
 	QKNorm             bool           // queries and keys are normalised, head by head
 	Tied               bool           // the head uses the token embedding's weight
+	FusedLoss          bool           // the head is Fused: training has no logits in memory
 	Eps                float64        // of the norms; 0 means 1e-6
 	LoRA               LoRA           // of the layers' linear layers
 }
@@ -65,8 +66,7 @@ func (m *Llama) Forward(t *fsdp.Tape, in ...fsdp.Ref) ([]fsdp.Ref, error) {
 	x := t.Call("embed", m.embedding(), in[0])
 	x = layers(t, "", m.Layers, m.layer(), x)
 	x = t.Call("norm", m.norm(), x)
-	loss := t.Call("head", m.head(), x, in[1])
-	return []fsdp.Ref{loss, loss.At(1)}, nil
+	return m.head().results(t, x, in[1]), nil
 }
 
 // Programs implements what [fsdp.Sharded.EvalProgram] asks for: see package generate.
@@ -76,7 +76,7 @@ func (m *Llama) Programs() map[string]fsdp.Program {
 		x := t.Call("embed", m.embedding(), d.tokens)
 		x, kept := d.layers(t, "layers", m.Layers, m.layer(), x)
 		x = t.Call("norm", m.norm(), x)
-		return d.results(t.Call("head", m.head(), x, d.targets, d.rows), kept), nil
+		return d.results(m.head().of(t, x, d.targets, d.rows), kept), nil
 	}}
 }
 
@@ -99,7 +99,7 @@ func (m *Llama) layer() *Layer {
 		RMS: true, Eps: m.Eps,
 	}
 }
-func (m *Llama) head() *Head { return headOf(m.Tied, "embed.weight", m.Dim, m.Vocab) }
+func (m *Llama) head() *Head { return headOf(m.Tied, m.FusedLoss, "embed.weight", m.Dim, m.Vocab) }
 
 // NumParams returns the number of elements of all parameters.
 func (m *Llama) NumParams() int {

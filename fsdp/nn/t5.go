@@ -65,6 +65,7 @@ type T5 struct {
 	Act                Activation
 	Gated              bool
 	Tied               bool // the head uses the embedding's weight, and what it gets is scaled by 1/√Dim
+	FusedLoss          bool // the head is Fused: training has no logits in memory
 	Dropout            float64
 	Eps                float64 // of the norms; 0 means 1e-6
 	LoRA               LoRA    // of the layers' linear layers
@@ -81,8 +82,7 @@ func (m *T5) Forward(t *fsdp.Tape, in ...fsdp.Ref) ([]fsdp.Ref, error) {
 	y := t.Call("embed", m.embedding(), in[0])
 	y = m.stack(t, "encoder.", m.Encoder, y, in[0], in[1])
 	x := m.stack(t, "decoder.", m.Decoder, t.Again("embed", in[2]), in[2], y, in[1])
-	loss := t.Call("head", m.head(), x, in[3])
-	return []fsdp.Ref{loss, loss.At(1)}, nil
+	return m.head().results(t, x, in[3]), nil
 }
 
 // Programs implements what [fsdp.Sharded.EvalProgram] asks for: see package generate.
@@ -114,7 +114,7 @@ func (m *T5) decode(t *fsdp.Tape, in ...fsdp.Ref) ([]fsdp.Ref, error) {
 		kept = append(kept, x.At(1), x.At(2))
 	}
 	x = m.dropout(t, "decoder.dropout", t.Call("decoder.norm", m.norm(), x))
-	return d.results(t.Call("head", m.head(), x, d.targets, d.rows), kept), nil
+	return d.results(m.head().of(t, x, d.targets, d.rows), kept), nil
 }
 
 // Cache returns the size of what decoding keeps.
@@ -163,7 +163,7 @@ func (m *T5) layer(decoder bool) *Layer {
 }
 
 func (m *T5) head() *Head {
-	head := headOf(m.Tied, "embed.weight", m.Dim, m.Vocab)
+	head := headOf(m.Tied, m.FusedLoss, "embed.weight", m.Dim, m.Vocab)
 	if m.Tied {
 		head.Scale = 1 / math.Sqrt(float64(m.Dim))
 	}

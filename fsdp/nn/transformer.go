@@ -2,6 +2,7 @@ package nn
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"math"
 	"slices"
@@ -173,12 +174,18 @@ func (m *CrossEntropy) Build(_ *fsdp.Builder, in ...*gorgonia.Node) (gorgonia.No
 // Head maps x [..., Dim] and targets, ints [...], to the loss, as CrossEntropy does, and the
 // logits: its outputs are of shape [1] and [..., Classes]. A third input, ints [n], names the rows
 // of x that count, as if its leading dimensions were one: targets and logits are of n rows then.
-// Parameters: weight [Classes, Dim], its
-// own or tied to the parameter that Tied names, and, with Bias, bias [Classes].
+// Parameters: weight [Classes, Dim], its own or tied to the parameter that Tied names, and, with
+// Bias, bias [Classes].
+//
+// With Fused its only output is the loss, for which logits never lie in memory as a whole
+// ([op.LinearCrossEntropy]): what a large vocabulary needs, at four products in place of three. There
+// is no Bias then.
 type Head struct {
 	Dim, Classes int
 	Tied         string // full name of an embedding's weight, or "" for a weight of its own
 	Bias         bool
+	Fused        bool
+	Smoothing, Z float64 // of the loss, see [op.Loss]
 	Scale        float64 // of x; 0 means 1
 	Std          float64 // of the initial weights; 0 means 0.02
 }
@@ -198,37 +205,95 @@ func (m *Head) Build(b *fsdp.Builder, in ...*gorgonia.Node) (gorgonia.Nodes, err
 	if err != nil {
 		return nil, err
 	}
-	x := in[0]
-	if len(in) > 2 {
-		if x, err = chain(x, reshape(x.Shape().TotalSize()/m.Dim, m.Dim), rows(in[2])); err != nil {
+	x, err := m.scaled(in[0], in[2:])
+	if err != nil {
+		return nil, err
+	}
+	loss := op.Loss{Ignore: IgnoreTarget, Smoothing: m.Smoothing, Z: m.Z}
+	if m.Fused {
+		if m.Bias {
+			return nil, errors.New("a fused loss has no bias")
+		}
+		return one(op.LinearCrossEntropy(x, p[0], in[1], loss))
+	}
+	logits, err := m.logits(b, x, p[0])
+	if err != nil {
+		return nil, err
+	}
+	if loss == (op.Loss{Ignore: IgnoreTarget}) {
+		y, err := op.CrossEntropy(logits, in[1], IgnoreTarget)
+		return gorgonia.Nodes{y, logits}, err
+	}
+	y, err := op.SmoothCrossEntropy(logits, in[1], loss)
+	return gorgonia.Nodes{y, logits}, err
+}
+
+// scaled returns what is multiplied with the weight: of x the rows that index names, if there is one.
+func (m *Head) scaled(x *gorgonia.Node, index gorgonia.Nodes) (_ *gorgonia.Node, err error) {
+	if len(index) > 0 {
+		if x, err = chain(x, reshape(x.Shape().TotalSize()/m.Dim, m.Dim), rows(index[0])); err != nil {
 			return nil, err
 		}
 	}
-	if m.Scale != 0 {
-		if x, err = op.Scale(x, m.Scale); err != nil {
-			return nil, err
-		}
+	if m.Scale == 0 {
+		return x, nil
 	}
+	return op.Scale(x, m.Scale)
+}
+
+func (m *Head) logits(b *fsdp.Builder, x, weight *gorgonia.Node) (*gorgonia.Node, error) {
 	var bias *gorgonia.Node
 	if m.Bias {
+		var err error
 		if bias, err = b.Param("bias"); err != nil {
 			return nil, err
 		}
 	}
-	logits, err := op.Linear(x, p[0], bias)
-	if err != nil {
-		return nil, err
-	}
-	loss, err := op.CrossEntropy(logits, in[1], IgnoreTarget)
-	if err != nil {
-		return nil, err
-	}
-	return gorgonia.Nodes{loss, logits}, nil
+	return op.Linear(x, weight, bias)
 }
 
 // rows returns a step that takes rows of a matrix.
 func rows(index *gorgonia.Node) func(*gorgonia.Node) (*gorgonia.Node, error) {
 	return func(x *gorgonia.Node) (*gorgonia.Node, error) { return op.Embedding(x, index) }
+}
+
+// results calls the head of a model, by the name of head, and returns the loss and the logits. Those of
+// a fused head are a call of their own, which training leaves out.
+func (m *Head) results(t *fsdp.Tape, x, targets fsdp.Ref) []fsdp.Ref {
+	loss := t.Call("head", m, x, targets)
+	if !m.Fused {
+		return []fsdp.Ref{loss, loss.At(1)}
+	}
+	return []fsdp.Ref{loss, t.Call("logits", &logits{m}, x)}
+}
+
+// of returns the logits of some rows of x, of which targets are not used if the head is fused.
+func (m *Head) of(t *fsdp.Tape, x, targets, rows fsdp.Ref) fsdp.Ref {
+	if m.Fused {
+		return t.Call("logits", &logits{m}, x, rows)
+	}
+	return t.Call("head", m, x, targets, rows).At(1)
+}
+
+// logits computes those of a head.
+type logits struct{ *Head }
+
+// Params implements fsdp.Module.
+func (m *logits) Params() []fsdp.Param {
+	return []fsdp.Param{{Name: "weight", Shape: []int{m.Classes, m.Dim}, Tied: cmp.Or(m.Tied, "head.weight")}}
+}
+
+// Build implements fsdp.Module.
+func (m *logits) Build(b *fsdp.Builder, in ...*gorgonia.Node) (gorgonia.Nodes, error) {
+	p, err := operandsOr(b, in, 1, "weight")
+	if err != nil {
+		return nil, err
+	}
+	x, err := m.scaled(in[0], in[1:])
+	if err != nil {
+		return nil, err
+	}
+	return one(m.logits(b, x, p[0]))
 }
 
 // GPT is a decoder-only transformer language model with learned positions (GPT-2, Radford et al.,
@@ -244,6 +309,7 @@ type GPT struct {
 	Act                Activation
 	NoBias             bool // in the linear layers
 	Tied               bool // the head uses the token embedding's weight
+	FusedLoss          bool // the head is Fused: training has no logits in memory
 	Dropout            float64
 	Eps                float64 // of the norms; 0 means 1e-5
 	LoRA               LoRA    // of the blocks' linear layers
@@ -264,8 +330,7 @@ func (m *GPT) Forward(t *fsdp.Tape, in ...fsdp.Ref) ([]fsdp.Ref, error) {
 		x = t.Call(fmt.Sprintf("blocks.%d", i), block, x)
 	}
 	x = t.Call("lnf", m.norm(), x)
-	loss := t.Call("head", m.head(), x, in[1])
-	return []fsdp.Ref{loss, loss.At(1)}, nil
+	return m.head().results(t, x, in[1]), nil
 }
 
 // Programs implements what [fsdp.Sharded.EvalProgram] asks for: see package generate.
@@ -276,7 +341,7 @@ func (m *GPT) Programs() map[string]fsdp.Program {
 		x = t.Call("wpe", m.positions(), x, d.positions)
 		x, kept := d.layers(t, "blocks", m.Layers, m.block(), x)
 		x = t.Call("lnf", m.norm(), x)
-		return d.results(t.Call("head", m.head(), x, d.targets, d.rows), kept), nil
+		return d.results(m.head().of(t, x, d.targets, d.rows), kept), nil
 	}}
 }
 
@@ -292,14 +357,14 @@ func (m *GPT) block() *Block {
 	return &Block{Dim: m.Dim, Heads: m.Heads, Act: m.Act, NoBias: m.NoBias, Dropout: m.Dropout, Eps: m.Eps, LoRA: m.LoRA,
 		ResidStd: residStd(m.Layers)}
 }
-func (m *GPT) head() *Head { return headOf(m.Tied, "wte.weight", m.Dim, m.Vocab) }
+func (m *GPT) head() *Head { return headOf(m.Tied, m.FusedLoss, "wte.weight", m.Dim, m.Vocab) }
 
 // headOf returns a head with a weight of its own or, if tied, that of the embedding.
-func headOf(tied bool, embedding string, dim, classes int) *Head {
+func headOf(tied, fused bool, embedding string, dim, classes int) *Head {
 	if !tied {
 		embedding = ""
 	}
-	return &Head{Dim: dim, Classes: classes, Tied: embedding}
+	return &Head{Dim: dim, Classes: classes, Tied: embedding, Fused: fused}
 }
 
 // residStd returns the standard deviation of the initial weights of layers that feed the residual,
