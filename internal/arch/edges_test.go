@@ -77,7 +77,7 @@ var edges = map[string]string{
 	"fsdp/graph":           "gorgonia fsdp internal/caught internal/exec",
 	"fsdp/generate":        "gorgonia fsdp",
 	"fsdp/nn":              "gorgonia fsdp fsdp/generate fsdp/op internal/kernel/vec",
-	"fsdp/nn/hf":           "gorgonia fsdp fsdp/internal/state fsdp/nn internal/safetensors",
+	"fsdp/nn/hf":           "gorgonia fsdp fsdp/internal/state fsdp/nn fsdp/op internal/safetensors",
 	"fsdp/nn/hf/tokenizer": "",
 	"fsdp/op":              "gorgonia internal/caught internal/exec internal/kernel internal/kernel/vec internal/ops",
 

@@ -57,6 +57,21 @@ func get[T any](c *config, key string, otherwise T) T {
 	return v
 }
 
+// nested reads an object.
+func (c *config) nested(key string, read func(c *config)) {
+	if !c.has(key) {
+		return
+	}
+	inner, err := parseConfig(c.keys[key])
+	if err == nil {
+		read(inner)
+		err = inner.end()
+	}
+	if err != nil {
+		c.fail("%s.%w", key, err)
+	}
+}
+
 // size returns a number that must be there, or with otherwise > 0 may be missing, and positive.
 func (c *config) size(key string, otherwise int) int {
 	n := get(c, key, otherwise)

@@ -17,8 +17,12 @@
 //
 // # What is read
 //
-//	model_type                          model
-//	gpt2                                nn.GPT
+//	model_type                      model
+//	gpt2                            nn.GPT
+//	llama, mistral, qwen2, qwen3    nn.Llama
+//	bert, for masked tokens         nn.BERT
+//	vit, for classes of images      nn.ViT
+//	t5, of all versions             nn.T5
 //
 // Weights of float32, float64, bfloat16 and float16 become the type of the computation. Joined
 // parameters, such as those of queries, keys and values, are joined from the tensors of the file,

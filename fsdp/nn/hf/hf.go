@@ -57,6 +57,8 @@ type architecture struct {
 	kind, class string // model_type and architectures of config.json
 	base        string // what stands before names in files of the class, and is missing in those of the model without a head
 
+	pair bool // an encoder and a decoder
+
 	open    func(c *config) fsdp.Model
 	config  func(m fsdp.Model) (map[string]any, error)           // nil for a model of another kind
 	options func(m fsdp.Model, prefix string) []fsdp.StateOption // how its parameters appear there
@@ -64,7 +66,7 @@ type architecture struct {
 	adapted func(m fsdp.Model) (lora nn.LoRA, linear []string)   // the layers that LoRA adapts
 }
 
-var architectures = []*architecture{&gpt2}
+var architectures = []*architecture{&gpt2, llama, mistral, qwen2, qwen3, bert, vit, t5}
 
 // Open reads config.json in a directory, and which tensors there are. An error names the key, the
 // file or the setting that is wrong or not supported. It is no collective; all ranks open the same
@@ -120,12 +122,13 @@ func (m *Model) parse(text []byte) error {
 	if len(class) != 1 || class[0] != m.arch.class {
 		return fmt.Errorf("architectures %q is not supported, only %q", class, m.arch.class)
 	}
-	only(c, "is_encoder_decoder", false)
+	only(c, "is_encoder_decoder", m.arch.pair)
 	only(c, "tie_encoder_decoder", false)
 	only(c, "pruned_heads", map[string]any{})
-	c.ignore("chunk_size_feed_forward", "is_decoder", "tf_legacy_loss", "use_bfloat16")
+	c.ignore("chunk_size_feed_forward", "tf_legacy_loss", "use_bfloat16")
 	c.ignore(common...)
 	m.Model = m.arch.open(c)
+	c.ignore("is_decoder") // which means nothing to those that have not asked
 	if m.Ignored = c.ignored; c.end() != nil {
 		return c.err
 	}

@@ -3,11 +3,14 @@ package hf_test
 import (
 	"bytes"
 	"context"
+	"encoding/binary"
 	"encoding/json"
 	"fmt"
 	"math"
 	"os"
 	"path/filepath"
+	"reflect"
+	"slices"
 	"strings"
 	"testing"
 
@@ -19,55 +22,122 @@ import (
 	"github.com/gofsdp/gofsdp/fsdp"
 	"github.com/gofsdp/gofsdp/fsdp/nn"
 	"github.com/gofsdp/gofsdp/fsdp/nn/hf"
+	"github.com/gofsdp/gofsdp/fsdp/op"
 	"github.com/gofsdp/gofsdp/internal/safetensors"
 	"github.com/gofsdp/gofsdp/optim"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// golden is what transformers has computed; testdata/make.py says how.
+// golden is what transformers has computed: testdata/make.py and ../testdata/models.py say how.
 type golden struct {
-	Tokens [][]int
-	Logits []float64
+	batch   []fsdp.Tensor
+	logits  []float64
+	compute fsdp.DType // and that of its numbers
 }
 
 func goldenOf(t *testing.T, dir string) (g golden) {
 	text, err := os.ReadFile(filepath.Join(dir, "logits.json"))
+	if err != nil {
+		return safeGolden(t, filepath.Join(dir, "golden.safetensors"))
+	}
+	var file struct {
+		Tokens [][]int
+		Logits []float64
+	}
+	require.NoError(t, json.Unmarshal(text, &file))
+	flat := slices.Concat(file.Tokens...)
+	x := tensor.New(tensor.WithShape(len(file.Tokens), len(file.Tokens[0])), tensor.WithBacking(flat))
+	return golden{[]fsdp.Tensor{x, x}, file.Logits, fsdp.Float32}
+}
+
+// safeGolden reads one of the format safetensors: ints, and floats which become float64.
+func safeGolden(t *testing.T, path string) (g golden) {
+	g.compute = fsdp.Float64
+	file, err := os.ReadFile(path)
 	require.NoError(t, err)
-	require.NoError(t, json.Unmarshal(text, &g))
+	h, err := safetensors.ReadHeader(bytes.NewReader(file), int64(len(file)))
+	require.NoError(t, err)
+	all := make(map[string]safetensors.Tensor)
+	for _, v := range h.Tensors {
+		all[v.Name] = v
+	}
+	words := func(name string) (words []uint64, shape tensor.ConsOpt) {
+		v := all[name]
+		data := file[v.Offset:][:v.Size]
+		if v.DType.IsFloat() {
+			wide := make([]byte, len(data)/v.DType.Size()*8)
+			require.NoError(t, safetensors.Convert(wide, safetensors.F64, data, v.DType))
+			data = wide
+		}
+		for i := 0; i < len(data); i += 8 {
+			words = append(words, binary.LittleEndian.Uint64(data[i:]))
+		}
+		return words, tensor.WithShape(v.Shape...)
+	}
+	for i := 0; ; i++ {
+		name := fmt.Sprint("batch.", i)
+		v, ok := all[name]
+		if !ok {
+			break
+		}
+		data, shape := words(name)
+		ints, floats := make([]int, len(data)), make([]float64, len(data))
+		for k, w := range data {
+			ints[k], floats[k] = int(w), math.Float64frombits(w)
+		}
+		if v.DType.IsFloat() {
+			g.batch = append(g.batch, tensor.New(shape, tensor.WithBacking(floats)))
+		} else {
+			g.batch = append(g.batch, tensor.New(shape, tensor.WithBacking(ints)))
+		}
+	}
+	data, _ := words("logits")
+	for _, w := range data {
+		g.logits = append(g.logits, math.Float64frombits(w))
+	}
 	return g
 }
 
-// batch returns tokens, which are their own targets.
-func (g *golden) batch() []fsdp.Tensor {
-	var flat []int
-	for _, row := range g.Tokens {
-		flat = append(flat, row...)
-	}
-	x := tensor.New(tensor.WithShape(len(g.Tokens), len(g.Tokens[0])), tensor.WithBacking(flat))
-	return []fsdp.Tensor{x, x}
-}
-
 // compare compares the logits of s with those of transformers, relative to the largest.
-func (g *golden) compare(ctx context.Context, s *fsdp.Sharded, tolerance float64) error {
-	out, err := s.Eval(ctx, g.batch()...)
+func (g *golden) compare(ctx context.Context, s *fsdp.Sharded) error {
+	logits, err := logitsOf(ctx, s, g.batch)
 	if err != nil {
 		return err
 	}
 	var largest, worst float64
-	for i, got := range out[1].Data().([]float32) {
-		largest, worst = max(largest, math.Abs(g.Logits[i])), max(worst, math.Abs(float64(got)-g.Logits[i]))
+	for i, want := range g.logits {
+		largest, worst = max(largest, math.Abs(want)), max(worst, math.Abs(logits[i]-want))
 	}
-	if n := out[1].Shape().TotalSize(); n != len(g.Logits) || !(worst <= tolerance*largest) {
-		return fmt.Errorf("%d logits, want %d; off by %g of %g", n, len(g.Logits), worst, largest)
+	tolerance := 1e-6
+	if g.compute == fsdp.Float64 {
+		tolerance = 1e-12
+	}
+	if len(logits) != len(g.logits) || !(worst <= tolerance*largest) {
+		return fmt.Errorf("%d logits, want %d; off by %g of %g", len(logits), len(g.logits), worst, largest)
 	}
 	return nil
 }
 
+// logitsOf evaluates a batch.
+func logitsOf(ctx context.Context, s *fsdp.Sharded, batch []fsdp.Tensor) (logits []float64, err error) {
+	out, err := s.Eval(ctx, batch...)
+	if err != nil {
+		return nil, err
+	}
+	if double, ok := out[1].Data().([]float64); ok {
+		return double, nil
+	}
+	for _, x := range out[1].Data().([]float32) {
+		logits = append(logits, float64(x))
+	}
+	return logits, nil
+}
+
 // onRanks runs f with a model wrapped on n ranks.
-func onRanks(t *testing.T, n int, m fsdp.Model, f func(ctx context.Context, s *fsdp.Sharded) error) {
+func onRanks(t *testing.T, n int, m fsdp.Model, compute fsdp.DType, f func(ctx context.Context, s *fsdp.Sharded) error) {
 	require.NoError(t, comm.Run(t.Context(), n, func(ctx context.Context, g comm.Group) error {
-		s, err := fsdp.Wrap(m, fsdp.Config{Group: g, Wrap: fsdp.WrapEach(), Poison: true, Seed: 1})
+		s, err := fsdp.Wrap(m, fsdp.Config{Group: g, Wrap: fsdp.WrapEach(), Precision: fsdp.Precision{Compute: compute}, Poison: true, Seed: 1})
 		if err != nil {
 			return err
 		}
@@ -78,7 +148,7 @@ func onRanks(t *testing.T, n int, m fsdp.Model, f func(ctx context.Context, s *f
 
 // tensors returns the tensors in a directory by name: type, shape and bytes.
 func tensors(t *testing.T, dir string) map[string]string {
-	paths, err := filepath.Glob(filepath.Join(dir, "*.safetensors"))
+	paths, err := filepath.Glob(filepath.Join(dir, "model*.safetensors"))
 	require.NoError(t, err)
 	all := make(map[string]string)
 	for _, path := range paths {
@@ -101,25 +171,28 @@ func keys(t *testing.T, dir string) (c map[string]any) {
 	return c
 }
 
-// directories are those in testdata, with the type of their weights.
-var directories = map[string]fsdp.DType{"gpt2": fsdp.Float32}
+// directories are those with goldens, and the type of their weights. That of Llama has several files.
+var directories = map[string]fsdp.DType{
+	"testdata/gpt2": fsdp.Float32, "testdata/llama": fsdp.BFloat16, "../testdata/llama": fsdp.Float32, "../testdata/mistral": fsdp.Float32,
+	"../testdata/qwen2": fsdp.Float32, "../testdata/qwen3": fsdp.Float32, "../testdata/bert": fsdp.Float32, "../testdata/vit": fsdp.Float32,
+	"../testdata/t5": fsdp.Float32, "../testdata/t5v1_1": fsdp.Float32,
+}
 
 // TestDirectories loads directories of transformers, compares the logits with those it has computed,
 // and writes them back: the same tensors, in one file and in several, and the same configuration.
 func TestDirectories(t *testing.T) {
-	for name, dtype := range directories {
-		dir := filepath.Join("testdata", name)
+	for dir, dtype := range directories {
 		g, want := goldenOf(t, dir), tensors(t, dir)
 		for ranks := 1; ranks <= 4; ranks++ {
-			t.Run(fmt.Sprintf("%s on %d", name, ranks), func(t *testing.T) {
+			t.Run(fmt.Sprintf("%s on %d", dir, ranks), func(t *testing.T) {
 				saved := filepath.Join(t.TempDir(), "saved")
 				m, err := hf.Open(dir)
 				require.NoError(t, err)
-				onRanks(t, ranks, m.Model, func(ctx context.Context, s *fsdp.Sharded) error {
+				onRanks(t, ranks, m.Model, g.compute, func(ctx context.Context, s *fsdp.Sharded) error {
 					if err := m.Load(ctx, s); err != nil {
 						return err
 					}
-					if err := g.compare(ctx, s, 1e-6); err != nil {
+					if err := g.compare(ctx, s); err != nil {
 						return err
 					}
 					return m.Save(ctx, s, saved, fsdp.As(dtype), fsdp.SplitAt(9000))
@@ -129,11 +202,11 @@ func TestDirectories(t *testing.T) {
 				again, err := hf.Open(saved)
 				require.NoError(t, err)
 				require.Equal(t, m.Model, again.Model)
-				onRanks(t, ranks, again.Model, func(ctx context.Context, s *fsdp.Sharded) error {
+				onRanks(t, ranks, again.Model, g.compute, func(ctx context.Context, s *fsdp.Sharded) error {
 					if err := again.Load(ctx, s); err != nil {
 						return err
 					}
-					if err := g.compare(ctx, s, 1e-6); err != nil {
+					if err := g.compare(ctx, s); err != nil {
 						return err
 					}
 					return again.Save(ctx, s, saved, fsdp.As(dtype)) // over itself, as one file
@@ -149,6 +222,16 @@ func TestDirectories(t *testing.T) {
 var models = map[string]fsdp.Model{
 	"GPT":      &nn.GPT{Vocab: 11, Context: 7, Layers: 2, Dim: 6, Heads: 2, Act: nn.GELUTanh, Eps: 1e-6, Tied: true},
 	"GPT head": &nn.GPT{Vocab: 11, Context: 7, Layers: 1, Dim: 6, Heads: 3, Act: nn.ReLU, Eps: 1e-5},
+	"Llama": &nn.Llama{Vocab: 11, Layers: 2, Dim: 8, Heads: 4, KVHeads: 2, HeadDim: 4, Hidden: 12, RopeBase: 500, Eps: 1e-5,
+		RopeScaling: op.RopeScaling{Factor: 8, LowFreq: 1, HighFreq: 4, Original: 16}},
+	"linear":  &nn.Llama{Vocab: 11, Layers: 1, Dim: 8, Heads: 4, KVHeads: 4, HeadDim: 2, Hidden: 12, RopeBase: 1e4, Eps: 1e-6, RopeScaling: op.RopeScaling{Factor: 2}, Tied: true},
+	"Mistral": &nn.Llama{Vocab: 11, Layers: 1, Dim: 8, Heads: 2, KVHeads: 1, HeadDim: 4, Hidden: 12, RopeBase: 1e4, Eps: 1e-6, Window: 3},
+	"Qwen2":   &nn.Llama{Vocab: 11, Layers: 1, Dim: 8, Heads: 2, KVHeads: 1, HeadDim: 4, Hidden: 12, RopeBase: 1e6, Eps: 1e-6, QKVBias: true, Window: 4},
+	"Qwen3":   &nn.Llama{Vocab: 11, Layers: 2, Dim: 8, Heads: 2, KVHeads: 1, HeadDim: 6, Hidden: 12, RopeBase: 1e6, Eps: 1e-6, QKNorm: true},
+	"BERT":    &nn.BERT{Vocab: 11, Context: 7, Kinds: 3, Layers: 2, Dim: 6, Heads: 2, Hidden: 10, Act: nn.ReLU, Eps: 1e-6},
+	"ViT":     &nn.ViT{Height: 4, Width: 4, Patch: 2, Channels: 1, Classes: 3, Layers: 2, Dim: 6, Heads: 2, Hidden: 10, Eps: 1e-6},
+	"T5":      &nn.T5{Vocab: 11, Encoder: 1, Decoder: 2, Dim: 6, Heads: 2, HeadDim: 4, Hidden: 10, Buckets: 6, MaxDistance: 9, Act: nn.SiLU, Gated: true, Eps: 1e-5},
+	"T5 tied": &nn.T5{Vocab: 11, Encoder: 2, Decoder: 1, Dim: 6, Heads: 2, HeadDim: 3, Hidden: 10, Buckets: 8, MaxDistance: 9, Act: nn.GELU, Tied: true, Eps: 1e-6},
 }
 
 // TestNew saves models that were made here, in types that round, and reads them back.
@@ -159,13 +242,13 @@ func TestNew(t *testing.T) {
 				dir := filepath.Join(t.TempDir(), "saved")
 				m, err := hf.New(model)
 				require.NoError(t, err)
-				onRanks(t, 2, model, func(ctx context.Context, s *fsdp.Sharded) error { return m.Save(ctx, s, dir, fsdp.As(as)) })
+				onRanks(t, 2, model, fsdp.Float32, func(ctx context.Context, s *fsdp.Sharded) error { return m.Save(ctx, s, dir, fsdp.As(as)) })
 				require.Equal(t, as.String(), keys(t, dir)["dtype"])
 				again, err := hf.Open(dir)
 				require.NoError(t, err)
 				require.Equal(t, model, again.Model)
 				want := tensors(t, dir)
-				onRanks(t, 3, again.Model, func(ctx context.Context, s *fsdp.Sharded) error {
+				onRanks(t, 3, again.Model, fsdp.Float32, func(ctx context.Context, s *fsdp.Sharded) error {
 					if err := again.Load(ctx, s); err != nil {
 						return err
 					}
@@ -177,6 +260,10 @@ func TestNew(t *testing.T) {
 	}
 	_, err := hf.New(&nn.GPT{NoBias: true})
 	require.EqualError(t, err, "hf: nn.GPT without biases is no model of transformers")
+	_, err = hf.New(&nn.Llama{QKVBias: true, QKNorm: true, Heads: 1})
+	require.EqualError(t, err, "hf: nn.Llama with QKNorm and QKVBias is no model of transformers")
+	_, err = hf.New(&nn.T5{Act: nn.SiLU, Heads: 1})
+	require.EqualError(t, err, "hf: nn.T5 with activation 3, gated false, is no model of transformers")
 	_, err = hf.New(nil)
 	require.EqualError(t, err, "hf: <nil> is no model of transformers")
 }
@@ -199,7 +286,7 @@ func TestLoRA(t *testing.T) {
 		if err := m.Load(ctx, s); err != nil {
 			return err
 		}
-		if err := g.compare(ctx, s, 1e-6); err != nil {
+		if err := g.compare(ctx, s); err != nil {
 			return err
 		}
 		if err := m.Save(ctx, s, saved); err != nil { // they have not trained
@@ -210,7 +297,7 @@ func TestLoRA(t *testing.T) {
 			return err
 		}
 		for range 3 {
-			if _, err := s.Forward(ctx, g.batch()...); err != nil {
+			if _, err := s.Forward(ctx, g.batch...); err != nil {
 				return err
 			}
 			if err := s.Backward(ctx); err != nil {
@@ -222,18 +309,14 @@ func TestLoRA(t *testing.T) {
 			s.ZeroGrad()
 		}
 		require.ErrorContains(t, m.Save(ctx, s, saved), "hf: the adapter of blocks.0.qkv has trained: call Merge first")
-		out, err := s.Eval(ctx, g.batch()...)
-		if err != nil {
+		now := golden{batch: g.batch, compute: fsdp.Float32}
+		if now.logits, err = logitsOf(ctx, s, g.batch); err != nil {
 			return err
-		}
-		now := golden{Tokens: g.Tokens}
-		for _, x := range out[1].Data().([]float32) {
-			now.Logits = append(now.Logits, float64(x))
 		}
 		if err := m.Merge(ctx, s); err != nil {
 			return err
 		}
-		if err := now.compare(ctx, s, 1e-6); err != nil {
+		if err := now.compare(ctx, s); err != nil {
 			return fmt.Errorf("after Merge: %w", err)
 		}
 		if group.Rank() == 0 {
@@ -244,12 +327,60 @@ func TestLoRA(t *testing.T) {
 	require.NotEqual(t, tensors(t, dir), tensors(t, saved))
 	plain, err := hf.Open(saved)
 	require.NoError(t, err)
-	onRanks(t, 3, plain.Model, func(ctx context.Context, s *fsdp.Sharded) error {
+	onRanks(t, 3, plain.Model, fsdp.Float32, func(ctx context.Context, s *fsdp.Sharded) error {
 		if err := plain.Load(ctx, s); err != nil {
 			return err
 		}
-		return trained.compare(ctx, s, 1e-6)
+		return trained.compare(ctx, s)
 	})
+}
+
+// TestMergeAll merges the adapters of every layer that has one, of every kind of model.
+func TestMergeAll(t *testing.T) {
+	for name, model := range models {
+		t.Run(name, func(t *testing.T) {
+			adapted := reflect.New(reflect.TypeOf(model).Elem())
+			adapted.Elem().Set(reflect.ValueOf(model).Elem())
+			adapted.Elem().FieldByName("LoRA").Set(reflect.ValueOf(nn.LoRA{Rank: 2}))
+			m, err := hf.New(adapted.Interface().(fsdp.Model))
+			require.NoError(t, err)
+			dir := filepath.Join(t.TempDir(), "saved")
+			onRanks(t, 2, m.Model, fsdp.Float32, func(ctx context.Context, s *fsdp.Sharded) error {
+				was, err := s.FullState(ctx)
+				if err != nil {
+					return err
+				}
+				ups := 0
+				for name, v := range was {
+					if strings.HasSuffix(name, "lora_b") {
+						ups++
+						v.Memset(float32(1))
+					}
+				}
+				require.Positive(t, ups)
+				if err := s.SetFull(ctx, 0, was); err != nil {
+					return err
+				}
+				if err := m.Merge(ctx, s); err != nil {
+					return err
+				}
+				is, err := s.FullState(ctx)
+				if err != nil {
+					return err
+				}
+				for name, v := range is {
+					if layer, ok := strings.CutSuffix(name, "lora_b"); ok {
+						require.NotContains(t, v.Float32s(), float32(1), name)
+						require.NotEqual(t, was[layer+"weight"].Float32s(), is[layer+"weight"].Float32s(), name)
+					}
+				}
+				return m.Save(ctx, s, dir)
+			})
+			again, err := hf.Open(dir)
+			require.NoError(t, err)
+			require.Equal(t, model, again.Model)
+		})
+	}
 }
 
 // directory writes one.
@@ -264,15 +395,20 @@ func directory(t testing.TB, files map[string]string) string {
 // emptyFile is a safetensors file without tensors.
 const emptyFile = "\x02\x00\x00\x00\x00\x00\x00\x00{}"
 
+// llama is a config.json with some keys more.
+func llama(more string) string {
+	return `{"model_type": "llama", "vocab_size": 5, "num_hidden_layers": 2, "hidden_size": 4, "num_attention_heads": 2, "intermediate_size": 4, ` + more + "}"
+}
+
 // TestOpenErrors names what is wrong with a directory: the file, the key and the value.
 func TestOpenErrors(t *testing.T) {
 	for _, c := range []struct{ config, want string }{
 		{``, "config.json: unexpected end of JSON input"},
 		{`null`, "config.json: null is no object"},
 		{`[]`, "config.json: json: cannot unmarshal array"},
-		{`{}`, `config.json: model_type "" is not supported, only ["gpt2"`},
+		{`{}`, `config.json: model_type "" is not supported, only ["bert" "gpt2" "llama"`},
 		{`{"model_type": 3}`, `config.json: model_type: 3 is no string`},
-		{`{"model_type": "mamba"}`, `config.json: model_type "mamba" is not supported, only ["gpt2"`},
+		{`{"model_type": "mamba"}`, `config.json: model_type "mamba" is not supported, only ["bert" "gpt2" "llama" "mistral" "qwen2" "qwen3" "t5" "vit"]`},
 		{`{"model_type": "gpt2", "architectures": ["GPT2ForSequenceClassification"]}`, `config.json: architectures ["GPT2ForSequenceClassification"] is not supported, only "GPT2LMHeadModel"`},
 		{`{"model_type": "gpt2", "n_layer": 0}`, "config.json: n_layer is 0, want a positive number"},
 		{`{"model_type": "gpt2", "n_layer": 1.5}`, "config.json: n_layer: 1.5 is no int"},
@@ -282,6 +418,23 @@ func TestOpenErrors(t *testing.T) {
 		{`{"model_type": "gpt2", "quantization_config": {"bits": 4}}`, `config.json: quantization_config {"bits":4} is not known`},
 		{`{"model_type": "gpt2", "is_encoder_decoder": true}`, `config.json: is_encoder_decoder true is not supported, only false`},
 		{`{"model_type": "gpt2", "pruned_heads": {"0": [1]}}`, `config.json: pruned_heads {"0":[1]} is not supported`},
+		{llama(`"rope_scaling": {"type": "yarn", "factor": 2}`), `config.json: rope_scaling.type "yarn" is not supported`},
+		{llama(`"rope_parameters": {"rope_type": "dynamic"}`), `config.json: rope_parameters.rope_type "dynamic" is not supported`},
+		{llama(`"rope_parameters": {"rope_type": "default", "mscale": 2}`), `config.json: rope_parameters.mscale 2 is not known`},
+		{llama(`"rope_parameters": 3`), `config.json: rope_parameters.`},
+		{llama(`"rope_parameters": {"rope_type": "llama3"}`), `config.json: rope_parameters.original_max_position_embeddings is missing`},
+		{llama(`"partial_rotary_factor": 0.5`), `config.json: partial_rotary_factor 0.5 is not supported, only 1`},
+		{llama(`"attention_bias": true`), `config.json: attention_bias true is not supported, only false`},
+		{llama(`"hidden_act": "gelu"`), `config.json: hidden_act "gelu" is not supported, only silu`},
+		{llama(`"layer_types": ["sliding_attention"]`), `config.json: layer_types "sliding_attention" of layer 0 is not supported: all are "full_attention"`},
+		{llama(`"hidden_size": null`), `config.json: hidden_size is missing`},
+		{strings.Replace(llama(`"use_sliding_window": true, "sliding_window": 3, "max_window_layers": 1`), "llama", "qwen2", 1),
+			"config.json: max_window_layers 1 of 2 layers is not supported: all look back as far"},
+		{`{"model_type": "vit", "num_hidden_layers": 1, "hidden_size": 4, "num_attention_heads": 2, "intermediate_size": 4, "patch_size": [2, 3]}`,
+			"config.json: patch_size 2·3 is not supported, only squares"},
+		{`{"model_type": "vit", "image_size": [2]}`, "config.json: num_hidden_layers is missing"},
+		{`{"model_type": "t5", "is_encoder_decoder": true, "feed_forward_proj": "gated-tanh"}`, `config.json: feed_forward_proj "gated-tanh" is not supported`},
+		{`{"model_type": "t5", "is_encoder_decoder": false}`, `config.json: is_encoder_decoder false is not supported, only true`},
 	} {
 		dir := directory(t, map[string]string{"config.json": c.config, "model.safetensors": emptyFile})
 		_, err := hf.Open(dir)
@@ -307,14 +460,14 @@ func TestLoadErrors(t *testing.T) {
 	dir := directory(t, map[string]string{"config.json": `{"model_type": "gpt2", "n_layer": 1, "n_embd": 4, "n_head": 1, "vocab_size": 5}`, "model.safetensors": emptyFile})
 	m, err := hf.Open(dir)
 	require.NoError(t, err)
-	onRanks(t, 2, m.Model, func(ctx context.Context, s *fsdp.Sharded) error {
+	onRanks(t, 2, m.Model, fsdp.Float32, func(ctx context.Context, s *fsdp.Sharded) error {
 		var unfit *fsdp.StateError
 		require.ErrorAs(t, m.Load(ctx, s), &unfit)
 		require.Contains(t, unfit.Missing, "h.0.attn.c_attn.weight")
 		return nil
 	})
 	require.NoError(t, os.Remove(filepath.Join(dir, "model.safetensors")))
-	onRanks(t, 2, m.Model, func(ctx context.Context, s *fsdp.Sharded) error {
+	onRanks(t, 2, m.Model, fsdp.Float32, func(ctx context.Context, s *fsdp.Sharded) error {
 		require.ErrorContains(t, m.Load(ctx, s), "neither model.safetensors")
 		require.ErrorContains(t, m.Save(ctx, s, filepath.Join(dir, "no", "parent")), "parent")
 		require.ErrorContains(t, m.Save(ctx, s, dir, fsdp.KeepLast(1)), "option KeepLast is not for this method")
@@ -331,7 +484,7 @@ func TestIgnored(t *testing.T) {
 	made, err := hf.New(models["GPT"])
 	require.NoError(t, err)
 	first, second := filepath.Join(t.TempDir(), "a"), filepath.Join(t.TempDir(), "b")
-	onRanks(t, 1, made.Model, func(ctx context.Context, s *fsdp.Sharded) error {
+	onRanks(t, 1, made.Model, fsdp.Float32, func(ctx context.Context, s *fsdp.Sharded) error {
 		if err := made.Save(ctx, s, first); err != nil {
 			return err
 		}
@@ -349,8 +502,8 @@ func TestIgnored(t *testing.T) {
 
 // FuzzConfig opens directories with any config.json: an error, or a model of positive sizes.
 func FuzzConfig(f *testing.F) {
-	for name := range directories {
-		text, err := os.ReadFile(filepath.Join("testdata", name, "config.json"))
+	for dir := range directories {
+		text, err := os.ReadFile(filepath.Join(dir, "config.json"))
 		require.NoError(f, err)
 		f.Add(string(text))
 	}

@@ -1,0 +1,162 @@
+package hf
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"strings"
+
+	"github.com/gofsdp/gofsdp/fsdp"
+	"github.com/gofsdp/gofsdp/fsdp/nn"
+)
+
+// bert is nn.BERT.
+var bert = &architecture{
+	kind: "bert", class: "BertForMaskedLM", base: "bert.", open: openBERT, config: configBERT,
+	options: func(model fsdp.Model, prefix string) []fsdp.StateOption {
+		m := model.(*nn.BERT)
+		return bertRules.options(prefix, sizes{q: m.Dim, kv: m.Dim})
+	},
+	extra: func(_ fsdp.Model, name string) bool { // heads that the model lacks, and what is tied
+		return strings.HasPrefix(name, "pooler.") || strings.HasPrefix(name, "cls.seq_relationship.") ||
+			strings.HasPrefix(name, "cls.predictions.decoder.") || name == "embeddings.position_ids"
+	},
+	adapted: func(model fsdp.Model) (nn.LoRA, []string) {
+		m := model.(*nn.BERT)
+		return m.LoRA, layers("layers", m.Layers, "attn.qkv", "attn.proj", "mlp.fc", "mlp.out")
+	},
+}
+
+var bertRules = newRules(
+	`embed\.(.*)`, `~embeddings.word_embeddings.$1`,
+	`kinds\.(.*)`, `~embeddings.token_type_embeddings.$1`,
+	`positions\.(.*)`, `~embeddings.position_embeddings.$1`,
+	`embed_norm\.(.*)`, `~embeddings.LayerNorm.$1`,
+	`transform\.fc\.(.*)`, `cls.predictions.transform.dense.$1`,
+	`transform\.norm\.(.*)`, `cls.predictions.transform.LayerNorm.$1`,
+	`head\.bias`, `cls.predictions.bias`,
+	`layers\.(\d+)\.attn_norm\.(.*)`, `~encoder.layer.$1.attention.output.LayerNorm.$2`,
+	`layers\.(\d+)\.mlp_norm\.(.*)`, `~encoder.layer.$1.output.LayerNorm.$2`,
+	`layers\.(\d+)\.attn\.qkv\.(.*)`, `~encoder.layer.$1.attention.self.query.$2|~encoder.layer.$1.attention.self.key.$2|~encoder.layer.$1.attention.self.value.$2`,
+	`layers\.(\d+)\.attn\.proj\.(.*)`, `~encoder.layer.$1.attention.output.dense.$2`,
+	`layers\.(\d+)\.mlp\.fc\.(.*)`, `~encoder.layer.$1.intermediate.dense.$2`,
+	`layers\.(\d+)\.mlp\.out\.(.*)`, `~encoder.layer.$1.output.dense.$2`,
+)
+
+var bertActivations = map[string]nn.Activation{
+	"gelu": nn.GELU, "gelu_new": nn.GELUTanh, "gelu_pytorch_tanh": nn.GELUTanh, "relu": nn.ReLU, "silu": nn.SiLU, "tanh": nn.Tanh,
+}
+
+func openBERT(c *config) fsdp.Model {
+	m := &nn.BERT{
+		Vocab: c.size("vocab_size", 0), Context: c.size("max_position_embeddings", 512), Kinds: c.size("type_vocab_size", 2),
+		Layers: c.size("num_hidden_layers", 0), Dim: c.size("hidden_size", 0), Heads: c.size("num_attention_heads", 0),
+		Hidden: c.size("intermediate_size", 0), Act: choose(c, "hidden_act", "gelu", bertActivations), Eps: get(c, "layer_norm_eps", 1e-12),
+	}
+	only(c, "tie_word_embeddings", true)
+	only(c, "position_embedding_type", "absolute")
+	only(c, "add_cross_attention", false)
+	only(c, "is_decoder", false)
+	c.training("hidden_dropout_prob", "attention_probs_dropout_prob")
+	c.ignore("classifier_dropout", "gradient_checkpointing", "pooler_fc_size", "pooler_num_attention_heads", "pooler_num_fc_layers",
+		"pooler_size_per_head", "pooler_type", "directionality")
+	return m
+}
+
+func configBERT(model fsdp.Model) (map[string]any, error) {
+	m, ok := model.(*nn.BERT)
+	if !ok {
+		return nil, nil
+	}
+	return map[string]any{
+		"vocab_size": m.Vocab, "max_position_embeddings": m.Context, "type_vocab_size": cmp.Or(m.Kinds, 2), "num_hidden_layers": m.Layers,
+		"hidden_size": m.Dim, "num_attention_heads": m.Heads, "intermediate_size": m.Hidden, "hidden_act": nameOf(bertActivations, m.Act),
+		"layer_norm_eps": cmp.Or(m.Eps, 1e-12), "hidden_dropout_prob": m.Dropout, "attention_probs_dropout_prob": 0,
+	}, nil
+}
+
+// vit is nn.ViT.
+var vit = &architecture{
+	kind: "vit", class: "ViTForImageClassification", base: "vit.", open: openViT, config: configViT,
+	options: func(model fsdp.Model, prefix string) []fsdp.StateOption {
+		m := model.(*nn.ViT)
+		return vitRules.options(prefix, sizes{q: m.Dim, kv: m.Dim})
+	},
+	extra: func(_ fsdp.Model, name string) bool { return strings.HasPrefix(name, "pooler.") },
+	adapted: func(model fsdp.Model) (nn.LoRA, []string) {
+		m := model.(*nn.ViT)
+		return m.LoRA, layers("layers", m.Layers, "attn.qkv", "attn.proj", "mlp.fc", "mlp.out")
+	},
+}
+
+var vitRules = newRules(
+	`patches\.class`, `~embeddings.cls_token`,
+	`patches\.positions`, `~embeddings.position_embeddings`,
+	`patches\.(.*)`, `~embeddings.patch_embeddings.projection.$1`,
+	`norm\.(.*)`, `~layernorm.$1`,
+	`head\.(.*)`, `classifier.$1`,
+	`layers\.(\d+)\.attn_norm\.(.*)`, `~encoder.layer.$1.layernorm_before.$2`,
+	`layers\.(\d+)\.mlp_norm\.(.*)`, `~encoder.layer.$1.layernorm_after.$2`,
+	`layers\.(\d+)\.attn\.qkv\.(.*)`, `~encoder.layer.$1.attention.attention.query.$2|~encoder.layer.$1.attention.attention.key.$2|~encoder.layer.$1.attention.attention.value.$2`,
+	`layers\.(\d+)\.attn\.proj\.(.*)`, `~encoder.layer.$1.attention.output.dense.$2`,
+	`layers\.(\d+)\.mlp\.fc\.(.*)`, `~encoder.layer.$1.intermediate.dense.$2`,
+	`layers\.(\d+)\.mlp\.out\.(.*)`, `~encoder.layer.$1.output.dense.$2`,
+)
+
+func openViT(c *config) fsdp.Model {
+	classes := get(c, "id2label", map[string]string{"0": "", "1": ""})
+	m := &nn.ViT{
+		Channels: c.size("num_channels", 3), Classes: len(classes),
+		Layers: c.size("num_hidden_layers", 0), Dim: c.size("hidden_size", 0), Heads: c.size("num_attention_heads", 0),
+		Hidden: c.size("intermediate_size", 0), Act: choose(c, "hidden_act", "gelu", bertActivations), Eps: get(c, "layer_norm_eps", 1e-12),
+	}
+	m.Height, m.Width = c.pair("image_size", 224)
+	patch, other := c.pair("patch_size", 16)
+	if m.Patch = patch; patch != other {
+		c.fail("patch_size %d·%d is not supported, only squares", patch, other)
+	}
+	if m.Classes == 0 {
+		c.fail("id2label has no classes")
+	}
+	only(c, "qkv_bias", true)
+	c.training("hidden_dropout_prob", "attention_probs_dropout_prob")
+	c.ignore("encoder_stride", "pooler_act", "pooler_output_size")
+	return m
+}
+
+// pair returns a size that is a number or two.
+func (c *config) pair(key string, otherwise int) (a, b int) {
+	if !c.has(key) || strings.HasPrefix(string(c.keys[key]), "[") {
+		v := get(c, key, []int{otherwise, otherwise})
+		if len(v) != 2 || min(v[0], v[1]) < 1 {
+			c.fail("%s %v is not two positive numbers", key, v)
+			return 1, 1
+		}
+		return v[0], v[1]
+	}
+	a = c.size(key, otherwise)
+	return a, a
+}
+
+func configViT(model fsdp.Model) (map[string]any, error) {
+	m, ok := model.(*nn.ViT)
+	if !ok {
+		return nil, nil
+	}
+	labels, ids := make(map[string]string), make(map[string]int)
+	for i := range m.Classes {
+		label := fmt.Sprint("LABEL_", i)
+		labels[fmt.Sprint(i)], ids[label] = label, i
+	}
+	keys := map[string]any{"image_size": []int{m.Height, m.Width}}
+	if m.Height == m.Width {
+		keys["image_size"] = m.Height
+	}
+	maps.Copy(keys, map[string]any{
+		"id2label": labels, "label2id": ids, "patch_size": m.Patch, "num_channels": cmp.Or(m.Channels, 3),
+		"num_hidden_layers": m.Layers, "hidden_size": m.Dim, "num_attention_heads": m.Heads, "intermediate_size": m.Hidden,
+		"hidden_act": nameOf(bertActivations, m.Act), "layer_norm_eps": cmp.Or(m.Eps, 1e-12), "qkv_bias": true,
+		"hidden_dropout_prob": m.Dropout, "attention_probs_dropout_prob": 0,
+	})
+	return keys, nil
+}

@@ -1,0 +1,183 @@
+package hf
+
+import (
+	"cmp"
+	"errors"
+
+	"github.com/gofsdp/gofsdp/fsdp"
+	"github.com/gofsdp/gofsdp/fsdp/nn"
+	"github.com/gofsdp/gofsdp/fsdp/op"
+)
+
+// llama, mistral, qwen2 and qwen3 are settings of nn.Llama.
+var (
+	llama   = newLlama("llama", "LlamaForCausalLM")
+	mistral = newLlama("mistral", "MistralForCausalLM")
+	qwen2   = newLlama("qwen2", "Qwen2ForCausalLM")
+	qwen3   = newLlama("qwen3", "Qwen3ForCausalLM")
+)
+
+func newLlama(kind, class string) *architecture {
+	return &architecture{
+		kind: kind, class: class, base: "model.",
+		open:   func(c *config) fsdp.Model { return openLlama(c, kind) },
+		config: func(m fsdp.Model) (map[string]any, error) { return configLlama(m, kind) },
+		options: func(model fsdp.Model, prefix string) []fsdp.StateOption {
+			m := model.(*nn.Llama)
+			head := cmp.Or(m.HeadDim, m.Dim/m.Heads)
+			return llamaRules.options(prefix, sizes{m.Heads * head, cmp.Or(m.KVHeads, m.Heads) * head, m.Hidden})
+		},
+		extra: func(m fsdp.Model, name string) bool {
+			return m.(*nn.Llama).Tied && name == "lm_head.weight" || llamaAngles.MatchString(name)
+		},
+		adapted: func(model fsdp.Model) (nn.LoRA, []string) {
+			m := model.(*nn.Llama)
+			parts := []string{"attn.qkv", "attn.proj", "mlp.fc", "mlp.out"}
+			if m.QKNorm {
+				parts = []string{"attn.q", "attn.k", "attn.v", "attn.proj", "mlp.fc", "mlp.out"}
+			}
+			return m.LoRA, layers("layers", m.Layers, parts...)
+		},
+	}
+}
+
+var llamaRules = newRules(
+	`embed\.(.*)`, `~embed_tokens.$1`,
+	`norm\.(.*)`, `~norm.$1`,
+	`head\.(.*)`, `lm_head.$1`,
+	`layers\.(\d+)\.attn_norm\.(.*)`, `~layers.$1.input_layernorm.$2`,
+	`layers\.(\d+)\.mlp_norm\.(.*)`, `~layers.$1.post_attention_layernorm.$2`,
+	`layers\.(\d+)\.attn\.qkv\.(.*)`, `~layers.$1.self_attn.q_proj.$2|~layers.$1.self_attn.k_proj.$2|~layers.$1.self_attn.v_proj.$2`,
+	`layers\.(\d+)\.attn\.proj\.(.*)`, `~layers.$1.self_attn.o_proj.$2`,
+	`layers\.(\d+)\.attn\.([qkv])\.(.*)`, `~layers.$1.self_attn.${2}_proj.$3`,
+	`layers\.(\d+)\.attn\.([qk]_norm)\.(.*)`, `~layers.$1.self_attn.$2.$3`,
+	`layers\.(\d+)\.mlp\.fc\.(.*)`, `~layers.$1.mlp.gate_proj.$2|~layers.$1.mlp.up_proj.$2`,
+	`layers\.(\d+)\.mlp\.out\.(.*)`, `~layers.$1.mlp.down_proj.$2`,
+)
+
+// llamaAngles matches the angles of rotary positions, which old files hold.
+var llamaAngles = newRules(`layers\.\d+\.self_attn\.rotary_emb\.inv_freq`, "")[0].here
+
+func openLlama(c *config, kind string) fsdp.Model {
+	m := &nn.Llama{
+		Vocab: c.size("vocab_size", 0), Layers: c.size("num_hidden_layers", 0), Dim: c.size("hidden_size", 0),
+		Heads: c.size("num_attention_heads", 0), Hidden: c.size("intermediate_size", 0),
+		QKVBias: kind == "qwen2", QKNorm: kind == "qwen3",
+		Tied: get(c, "tie_word_embeddings", false), Eps: get(c, "rms_norm_eps", 1e-6),
+	}
+	m.KVHeads = c.size("num_key_value_heads", m.Heads)
+	head := m.Dim / max(m.Heads, 1)
+	if kind == "qwen3" {
+		head = 128
+	}
+	m.HeadDim = c.size("head_dim", head)
+	only(c, "hidden_act", "silu")
+	only(c, "attention_bias", false)
+	only(c, "mlp_bias", false)
+	openRope(c, m)
+	openWindow(c, m, kind)
+	c.training("attention_dropout")
+	c.ignore("max_position_embeddings", "pretraining_tp")
+	return m
+}
+
+// openRope reads how positions turn queries and keys. Transformers has moved the keys to
+// rope_parameters.
+func openRope(c *config, m *nn.Llama) {
+	m.RopeBase = get(c, "rope_theta", 10000.0)
+	only(c, "partial_rotary_factor", 1.0)
+	for _, key := range []string{"rope_scaling", "rope_parameters"} {
+		c.nested(key, func(r *config) {
+			m.RopeBase = get(r, "rope_theta", m.RopeBase)
+			only(r, "partial_rotary_factor", 1.0)
+			kind := get(r, "type", "default")
+			name := "type"
+			if r.has("rope_type") {
+				name, kind = "rope_type", get(r, "rope_type", kind)
+			}
+			switch kind {
+			case "default":
+			case "linear":
+				m.RopeScaling = op.RopeScaling{Factor: get(r, "factor", 1.0)}
+			case "llama3":
+				m.RopeScaling = op.RopeScaling{
+					Factor: get(r, "factor", 1.0), LowFreq: get(r, "low_freq_factor", 1.0), HighFreq: get(r, "high_freq_factor", 4.0),
+					Original: r.size("original_max_position_embeddings", 0),
+				}
+			default:
+				r.fail("%s %q is not supported", name, kind)
+			}
+		})
+	}
+}
+
+// openWindow reads how far attention looks back, which is to be alike in all layers.
+func openWindow(c *config, m *nn.Llama, kind string) {
+	window := get(c, "sliding_window", 0)
+	full := get(c, "max_window_layers", 0) // layers without
+	if kind == "mistral" {
+		m.Window = window
+	} else if get(c, "use_sliding_window", false) {
+		if m.Window = window; full > 0 && full < m.Layers {
+			c.fail("max_window_layers %d of %d layers is not supported: all look back as far", full, m.Layers)
+		}
+		if full >= m.Layers {
+			m.Window = 0
+		}
+	}
+	want := "full_attention"
+	if m.Window > 0 {
+		want = "sliding_attention"
+	}
+	for i, layer := range get(c, "layer_types", []string{}) {
+		if layer != want {
+			c.fail("layer_types %q of layer %d is not supported: all are %q", layer, i, want)
+		}
+	}
+	if m.Window < 0 {
+		c.fail("sliding_window is %d", m.Window)
+	}
+}
+
+func configLlama(model fsdp.Model, kind string) (map[string]any, error) {
+	m, ok := model.(*nn.Llama)
+	if !ok {
+		return nil, nil
+	}
+	is := "llama"
+	switch {
+	case m.QKNorm && m.QKVBias:
+		return nil, errors.New("nn.Llama with QKNorm and QKVBias is no model of transformers")
+	case m.QKNorm:
+		is = "qwen3"
+	case m.QKVBias:
+		is = "qwen2"
+	case m.Window > 0:
+		is = "mistral"
+	}
+	if is != kind {
+		return nil, nil
+	}
+	base := cmp.Or(m.RopeBase, 10000)
+	rope := map[string]any{"rope_type": "default", "rope_theta": base}
+	if s := m.RopeScaling; s.Original > 0 {
+		rope = map[string]any{"rope_type": "llama3", "rope_theta": base, "factor": cmp.Or(s.Factor, 1),
+			"low_freq_factor": s.LowFreq, "high_freq_factor": s.HighFreq, "original_max_position_embeddings": s.Original}
+	} else if s.Factor > 0 {
+		rope = map[string]any{"rope_type": "linear", "rope_theta": base, "factor": s.Factor}
+	}
+	keys := map[string]any{
+		"vocab_size": m.Vocab, "num_hidden_layers": m.Layers, "hidden_size": m.Dim, "intermediate_size": m.Hidden,
+		"num_attention_heads": m.Heads, "num_key_value_heads": cmp.Or(m.KVHeads, m.Heads), "head_dim": cmp.Or(m.HeadDim, m.Dim/m.Heads),
+		"rms_norm_eps": cmp.Or(m.Eps, 1e-6), "tie_word_embeddings": m.Tied, "hidden_act": "silu",
+		"rope_parameters": rope, "rope_theta": base, "rope_scaling": rope, // later and earlier versions
+		"bos_token_id": nil, "eos_token_id": nil,
+	}
+	switch {
+	case kind == "mistral":
+		keys["sliding_window"] = m.Window
+	case m.Window > 0:
+		keys["use_sliding_window"], keys["sliding_window"], keys["max_window_layers"] = true, m.Window, 0
+	}
+	return keys, nil
+}

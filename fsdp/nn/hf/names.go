@@ -1,0 +1,66 @@
+package hf
+
+import (
+	"regexp"
+	"strings"
+
+	"github.com/gofsdp/gofsdp/fsdp"
+	"github.com/gofsdp/gofsdp/fsdp/nn"
+)
+
+// rules say what parameters are called there.
+type rules []rule
+
+type rule struct {
+	here  *regexp.Regexp
+	there string
+}
+
+// newRules makes rules of pairs: a regular expression of names here, and the name there, or several
+// with "|" between them if the parameter is joined from these. A "~" stands for the prefix of files
+// that have a head. The first rule that matches counts.
+func newRules(pairs ...string) (list rules) {
+	for i := 0; i < len(pairs); i += 2 {
+		list = append(list, rule{regexp.MustCompile("^" + pairs[i] + "$"), pairs[i+1]})
+	}
+	return list
+}
+
+// names returns what a parameter is called there.
+func (list rules) names(prefix, name string) []string {
+	for _, r := range list {
+		if r.here.MatchString(name) {
+			there := strings.ReplaceAll(r.here.ReplaceAllString(name, r.there), "~", prefix)
+			return strings.Split(there, "|")
+		}
+	}
+	return []string{name}
+}
+
+// sizes are the rows of what is joined.
+type sizes struct {
+	q, kv  int // of the layers of queries, and of keys and values
+	hidden int // of gate and up
+}
+
+// options returns the options that follow the rules.
+func (list rules) options(prefix string, s sizes) []fsdp.StateOption {
+	return []fsdp.StateOption{
+		fsdp.Rename(func(name string) string { return list.names(prefix, name)[0] }),
+		fsdp.Join(func(name string) []fsdp.Part {
+			names := list.names(prefix, name)
+			if len(names) == 1 || nn.IsAdapter(name) {
+				return nil
+			}
+			rows := []int{s.hidden, s.hidden}
+			if len(names) == 3 {
+				rows = []int{s.q, s.kv, s.kv}
+			}
+			var parts []fsdp.Part
+			for i, name := range names {
+				parts = append(parts, fsdp.Part{Name: name, Rows: rows[i]})
+			}
+			return parts
+		}),
+	}
+}
