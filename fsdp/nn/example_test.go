@@ -76,3 +76,12 @@ func Example() {
 	// mlp.out.weight [4 16]
 	// loss 1.1
 }
+
+// Llama 3 8B, and what training it on a token of a full context takes.
+func ExampleLlama() {
+	m := &nn.Llama{
+		Vocab: 128256, Layers: 32, Dim: 4096, Heads: 32, KVHeads: 8, Hidden: 14336, RopeBase: 500000, Eps: 1e-5,
+	}
+	fmt.Printf("%.2f billion parameters, %.1f GFLOP\n", float64(m.NumParams())/1e9, float64(m.FLOPs(8192))/1e9)
+	// Output: 8.03 billion parameters, 57.9 GFLOP
+}

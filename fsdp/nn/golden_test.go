@@ -272,3 +272,27 @@ func renamed(pairs ...string) func(string) []string {
 		return []string{name}
 	}
 }
+
+// TestDropoutOfModels trains with dropout, which evaluation leaves out.
+func TestDropoutOfModels(t *testing.T) {
+	tokens := ints([]int{2, 3}, 0, 1, 1, 0, 1, 1)
+	for name, c := range map[string]struct {
+		model func(rate float64) fsdp.Model
+		batch []fsdp.Tensor
+	}{
+		"BERT": {func(rate float64) fsdp.Model { m := bert(); m.Dropout = rate; return m }, []fsdp.Tensor{tokens, tokens, tokens, tokens}},
+		"ViT":  {func(rate float64) fsdp.Model { m := vit(); m.Dropout = rate; return m }, []fsdp.Tensor{floats(1, 3, 6, 9), ints([]int{1}, 0)}},
+		"T5":   {func(rate float64) fsdp.Model { m := t5(); m.Dropout = rate; return m }, []fsdp.Tensor{tokens, tokens, tokens, tokens}},
+	} {
+		with, without := wrap(t, c.model(0.3)), wrap(t, c.model(0))
+		want := eval(t, without, c.batch...)[0]
+		require.Equal(t, want, eval(t, with, c.batch...)[0], name)
+		first, err := with.Forward(t.Context(), c.batch...)
+		require.NoError(t, err)
+		require.NoError(t, with.Backward(t.Context()))
+		second, err := with.Forward(t.Context(), c.batch...)
+		require.NoError(t, err)
+		require.NotEqual(t, want, first, name)
+		require.NotEqual(t, first, second, "%s draws other masks in another pass", name)
+	}
+}

@@ -20,6 +20,9 @@ import (
 // first; keys and values may stand in its place. The results behind x are those of Attn. With a
 // Cross, and y as the only input, the results are the keys and values that Cross makes of it.
 //
+// The models of this package other than GPT are made of it: fsdp.WrapTypes(&nn.Layer{}) makes a unit
+// of each layer.
+//
 // Parameters: attn_norm.*, attn.*, cross_norm.*, cross.*, mlp_norm.* and mlp.*.
 type Layer struct {
 	Attn     Attention
