@@ -1,8 +1,32 @@
-// Package nn has the building blocks of transformers as modules for package fsdp: Linear,
-// Embedding, Positions, LayerNorm, RMSNorm, BatchNorm, GroupNorm, Conv2d, MaxPool2d, AvgPool2d,
-// Flatten, Attention, MLP, Dropout, Add, Block, Layer, RelativePositions, Patches, First, Head,
-// CrossEntropy, and models made of them: GPT, Llama, T5, BERT and ViT. Linear layers and what is made
-// of them take low-rank adapters: see LoRA.
+// Package nn has the building blocks of transformers and of convolutional nets as modules for
+// package fsdp, and models made of them:
+//
+//	GPT            a decoder with learned positions (GPT-2, Radford et al., 2019)
+//	Llama          Llama 2 and 3, Mistral, Qwen2 and Qwen3 (Touvron et al., 2023)
+//	T5             an encoder and a decoder, v1.0 and v1.1 (Raffel et al., 2020)
+//	BERT           an encoder of text (Devlin et al., 2018)
+//	ViT            an encoder of images (Dosovitskiy et al., 2021)
+//
+// The modules, with the operations of package op that they are of:
+//
+//	Linear                 Linear; AddLinear for its adapter, see LoRA
+//	Embedding              Embedding
+//	Positions              AddPositions
+//	RelativePositions      RelativeBias
+//	Attention              SelfAttention or SDPA, and Rope, between linear layers
+//	MLP                    an activation or a gated unit, as SwiGLU, between linear layers
+//	Block                  norms, Attention and MLP on a residual, as in GPT-2
+//	Layer                  the same of any Attention and MLP
+//	LayerNorm, RMSNorm     LayerNorm, RMSNorm
+//	GroupNorm, BatchNorm   GroupNorm, BatchNorm
+//	Conv2d                 Conv2D
+//	MaxPool2d, AvgPool2d   MaxPool2D, AvgPool2D
+//	Pointwise              an activation: GELU, GELUTanh, ReLU, SiLU, Tanh, Sigmoid
+//	Dropout                Dropout
+//	CrossEntropy           CrossEntropy
+//	Head                   Linear and CrossEntropy
+//	Add, First             the sum of two values; the first row of sequences
+//	Flatten, Patches       images as rows; images as sequences
 //
 // Each is a plain struct whose fields are its hyper-parameters. It has no weights: fsdp holds
 // those, sharded. Use modules as pointers. Sizes are not inferred from the batch, and a mistake is
@@ -10,14 +34,13 @@
 //
 // Shapes are written [B, T, C]: B sequences of T tokens of C channels; images are [B, C, H, W]: B
 // images of C channels of H rows of W pixels (NCHW, as PyTorch's and Gorgonia's), for convolutions,
-// pooling, GroupNorm and BatchNorm alike. Weights of linear layers are
-// [out, in], as PyTorch stores them, so y = x·wᵀ + b. Matrix weights start normal with mean 0 and
-// standard deviation Std (0.02 if zero), biases at zero, norm gains at one (GPT-2, Radford et al.,
-// 2019). The parameters of norms are not rounded to 16 bits under any Config.Precision: they set
-// fsdp.Param.Full.
+// pooling, GroupNorm and BatchNorm alike. Weights of linear layers are [out, in], as PyTorch stores
+// them, so y = x·wᵀ + b. Matrix weights start normal with mean 0 and standard deviation Std (0.02 if
+// zero), biases at zero, norm gains at one (GPT-2, Radford et al., 2019). The parameters of norms are
+// not rounded to 16 bits under any Config.Precision: they set fsdp.Param.Full.
 //
-// The operations are those of package op, fused kernels with hand-written gradients, which its
-// comment lists. A module of one's own may use them too, and Gorgonia's beside them: see the example
-// of the package. Those of Gorgonia's that are known to be wrong are refused, with the reason:
-// random nodes, BatchNorm, GroupNorm, AveragePool2D, CTC loss, Sparsemax, YOLO, some convolutions.
+// The operations are fused kernels with hand-written gradients. A module of one's own may use them
+// too, and Gorgonia's beside them: see the example of the package. Those of Gorgonia's that are known
+// to be wrong are refused, with the reason: random nodes, BatchNorm, GroupNorm, AveragePool2D, CTC
+// loss, Sparsemax, YOLO, some convolutions.
 package nn

@@ -3,6 +3,9 @@ package nn_test
 import (
 	"fmt"
 	"hash/fnv"
+	"os"
+	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -137,6 +140,27 @@ func TestParams(t *testing.T) {
 	} {
 		require.Equal(t, c.want, names(c.module.Params()), "%T", c.module)
 	}
+}
+
+// TestCommentListsModules finds every module and model in the comment of the package.
+func TestCommentListsModules(t *testing.T) {
+	doc, err := os.ReadFile("doc.go")
+	require.NoError(t, err)
+	files, err := filepath.Glob("*.go")
+	require.NoError(t, err)
+	found := 0
+	for _, name := range files {
+		if strings.HasSuffix(name, "_test.go") {
+			continue
+		}
+		src, err := os.ReadFile(name)
+		require.NoError(t, err)
+		for _, m := range regexp.MustCompile(`(?m)^func \(\w* ?\*?([A-Z]\w*)\) (Params|Forward)\(`).FindAllStringSubmatch(string(src), -1) {
+			require.Regexp(t, `(?m)^//\t(\w+, )*`+m[1]+`\b`, string(doc))
+			found++
+		}
+	}
+	require.Greater(t, found, 20)
 }
 
 // gptNames lists the parameters of a wrapped GPT.
