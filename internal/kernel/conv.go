@@ -159,9 +159,9 @@ func lift[T Float](k correlation, dst, src []T, n, lo, hi int) planes[T] {
 		return p
 	}
 	lines, first := k.lines(p.rows), lo*k.y.stride+k.y.low()
-	for j := range k.x.taps {
-		shift := k.x.first + j*k.x.step
-		for c := range n {
+	for c := range n {
+		for j := range k.x.taps {
+			shift := k.x.first + j*k.x.step
 			from, to := src[c*k.y.size*k.x.size:][:k.y.size*k.x.size], dst[(j*n+c)*p.plane:][:p.plane]
 			if k.y.stride == 1 && k.x.stride == 1 && k.x.n == k.x.size {
 				shifted(to, from, k.x.n, lines, first, shift)

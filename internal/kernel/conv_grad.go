@@ -134,7 +134,7 @@ func spread[T Float](g Conv, dx, from []T, y, x phase, r0, r1 int) {
 }
 
 // gradW returns the parts of the scratch of [ConvGradW]: lifted rows, dy in panels, and the gradient
-// as [In, taps, Out/Groups].
+// as [In, taps, Out/Groups]; the rows of few channels follow.
 func gradW[T Float](g Conv) (lifted, panels, sums int) {
 	k, nr := g.forward(), gemm.PanelWidth[T]()
 	out := g.Out / g.Groups
@@ -144,7 +144,8 @@ func gradW[T Float](g Conv) (lifted, panels, sums int) {
 // ConvGradWScratch returns the elements of scratch that [ConvGradW] needs.
 func ConvGradWScratch[T Float](g Conv) int {
 	lifted, panels, sums := gradW[T](g)
-	return lifted + panels + sums
+	k := g.forward()
+	return lifted + panels + sums + min(k.channels, fewChannels)*k.taps()*k.block()*k.x.n
 }
 
 // ConvGradW computes dw, the gradient of [ConvForward] with respect to w.
@@ -153,6 +154,7 @@ func ConvGradW[T Float](c *Context, g Conv, dw, dy, x, scratch []T, acc bool) {
 	k, nr := g.forward(), gemm.PanelWidth[T]()
 	lifted, packed, _ := gradW[T](g)
 	buffer, panels, sums := scratch[:lifted], scratch[lifted:][:packed], scratch[lifted+packed:]
+	rows := sums[g.In*k.taps()*g.Out/g.Groups:]
 	in, out, taps, area := g.In/g.Groups, g.Out/g.Groups, k.taps(), k.y.n*k.x.n
 	lo, hi := c.Share(g.In, 1) // channels
 	clear(sums[:(hi-lo)*taps*out])
@@ -168,12 +170,31 @@ func ConvGradW[T Float](c *Context, g Conv, dw, dy, x, scratch []T, acc bool) {
 			for o := 0; o < out; o += nr {
 				gemm.Transpose(panels[o*n:], from[o*area:], area, min(nr, out-o), n, nr)
 			}
+			if c1-c0 < fewChannels {
+				gemm.GemmPanels(&c.gemm, (c1-c0)*taps, out, n, p.gathered(rows), n, panels, 1, to, out)
+				continue
+			}
 			for tap := range taps {
 				gemm.GemmPanels(&c.gemm, c1-c0, out, n, p.at(tap/k.x.taps, tap%k.x.taps), p.plane, panels, 1, to[tap*out:], taps*out)
 			}
 		}
 		transposed(g, dw[group*out*g.filter():], to, c0-group*in, c1-group*in, acc)
 	}
+}
+
+// fewChannels is the number of channels from which on a product of one tap's rows is fast enough.
+// The rows of all taps of fewer channels are copied into one matrix.
+const fewChannels = 8
+
+// gathered copies what the taps read, as [channels·taps, rows·columns], to dst.
+func (p planes[T]) gathered(dst []T) []T {
+	n := p.rows * p.x.n
+	for c := range p.channels {
+		for tap := range p.taps() {
+			copy(dst[(c*p.taps()+tap)*n:][:n], p.at(tap/p.x.taps, tap%p.x.taps)[c*p.plane:])
+		}
+	}
+	return dst
 }
 
 // transposed writes the gradient of channels c0 to c1 of a group's filters dw, which from has as

@@ -1,6 +1,9 @@
 package kernel
 
-import "fmt"
+import (
+	"fmt"
+	"unsafe"
+)
 
 // Pool is the geometry of pooling: each of n planes x [Height, Width] becomes y [rows, columns], of
 // which element (i, j) is made of the elements of x in a window of Kernel, the first of them (i·Stride
@@ -78,10 +81,15 @@ func MaxPool[T Float](c *Context, p Pool, y, x []T) {
 
 // pairs sets to to the largest of two elements of a and of two of b.
 func pairs[T Float](to, a, b []T) {
-	a, b = a[:2*len(to)], b[:2*len(to)]
+	above, below := twos(a, len(to)), twos(b, len(to))
 	for j := range to {
-		to[j] = max(a[2*j], a[2*j+1], b[2*j], b[2*j+1])
+		to[j] = max(above[j][0], above[j][1], below[j][0], below[j][1])
 	}
+}
+
+// twos returns the first n pairs of elements of x, whose bounds need one check.
+func twos[T Float](x []T, n int) [][2]T {
+	return unsafe.Slice((*[2]T)(unsafe.Pointer(unsafe.SliceData(x[:2*n]))), n)
 }
 
 // largest returns where the largest element of a window of a plane is, the first of those that are
@@ -123,28 +131,27 @@ func MaxPoolGrad[T Float](c *Context, p Pool, dx, x, dy []T) {
 	}
 }
 
-// unpaired adds the elements of dy at the largest of two elements of a row of x and of two of the
-// next. Branches would be mispredicted most of the time.
+// unpaired sets the elements of dx at the largest of two elements of a row of x and of two of the next
+// to those of dy. Branches would be mispredicted most of the time.
 func unpaired[T Float](dx, x, dy []T, width int) {
+	above, below := twos(x, len(dy)), twos(x[width:], len(dy))
 	for j, v := range dy {
-		i := 2 * j
-		a, b, c, d := x[i], x[i+1], x[i+width], x[i+width+1]
-		m := max(a, b, c, d)
-		if m != m {
-			dx[i+largest(x[i:], width, 0, 2, 0, 2)] += v
+		a, b, c, d := above[j][0], above[j][1], below[j][0], below[j][1]
+		top, bottom, i, k := max(a, b), max(c, d), 0, width
+		if top != top || bottom != bottom {
+			dx[2*j+largest(x[2*j:], width, 0, 2, 0, 2)] = v
 			continue
 		}
-		at := i + width + 1
-		if c == m {
-			at = i + width
+		if b > a {
+			i = 1
 		}
-		if b == m {
-			at = i + 1
+		if d > c {
+			k = width + 1
 		}
-		if a == m {
-			at = i
+		if bottom > top {
+			i = k
 		}
-		dx[at] = v
+		dx[2*j+i] = v
 	}
 }
 

@@ -48,6 +48,16 @@ var contests = []contest{
 	llamas(512),
 	llamas(1024),
 	vit(),
+	{
+		name: "digits", doc: "32 and 64 channels of 3x3, a dense layer of 128, 32 images of 28x28", flops: digitsFLOPs,
+		batch: []fsdp.Tensor{floats(32, 1, 28, 28), ints(10, 32)},
+		ways:  []way{{"nn", digits(false)}, {"Gorgonia's operations", digits(true)}}, script: "digits.py", variants: []string{"", "channels last"},
+	},
+	{
+		name: "residual", doc: "a stem and a block of 64 channels of 3x3 with BatchNorm, 8 images of 32x32", flops: residualFLOPs,
+		batch: []fsdp.Tensor{floats(8, 3, 32, 32), ints(10, 8)},
+		ways:  []way{{"nn", model(residual)}}, script: "residual.py", variants: []string{"", "channels last"},
+	},
 }
 
 func mlp(t *fsdp.Tape, in []fsdp.Ref) fsdp.Ref {

@@ -11,13 +11,13 @@ JOB = json.loads(sys.argv[1])
 
 
 def load(path):
-    """Reads a file of the format safetensors that has nothing but float32."""
+    """Reads what a file of the format safetensors has in float32."""
     with open(path, "rb") as f:
         header = json.loads(f.read(int.from_bytes(f.read(8), "little")))
         data = torch.frombuffer(bytearray(f.read()), dtype=torch.float32)
     header.pop("__metadata__", None)
     at = lambda t: data[t["data_offsets"][0] // 4 : t["data_offsets"][1] // 4].view(t["shape"])
-    return {name: at(t) for name, t in header.items()}
+    return {name: at(t) for name, t in header.items() if t["dtype"] == "F32"}
 
 
 def floats(*shape):
