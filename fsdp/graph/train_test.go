@@ -244,7 +244,19 @@ func fused(dt tensor.Dtype) *net {
 	return m
 }
 
-var nets = map[string]func(tensor.Dtype) *net{"mlp": mlp, "convnet": convnet, "lstm": lstm, "chars": chars, "decayed": decayed, "fused": fused}
+// rotary has a constant table, an operation of two results, and one whose gradient has two.
+func rotary(dt tensor.Dtype) *net {
+	m := newNet(dt)
+	x, y := m.input("x", 2, 3, 8), m.input("y", 6, 3)
+	gate, up, out := m.weight("gate", 5, 8), m.weight("up", 5, 8), m.weight("out", 3, 5)
+	h := G.Must(op.Rope(x, nil, op.Rotary{HeadDim: 4}))
+	h = G.Must(op.SwiGLU(G.Must(op.Linear(h, gate, nil)), G.Must(op.Linear(h, up, nil))))
+	h = G.Must(op.Rope(G.Must(op.Linear(h, out, nil)), nil, op.Rotary{HeadDim: 2, Heads: 1, Interleaved: true}))
+	m.squares(G.Must(G.Reshape(h, tensor.Shape{6, 3})), y)
+	return m
+}
+
+var nets = map[string]func(tensor.Dtype) *net{"mlp": mlp, "convnet": convnet, "lstm": lstm, "chars": chars, "decayed": decayed, "fused": fused, "rotary": rotary}
 
 // result is what one step of training leaves: the loss of each rank and the mean gradient of each
 // learnable.
