@@ -20,7 +20,7 @@
 // writes the data:
 //
 //	h, err := safetensors.ReadHeader(file, size)
-//	t, ok := h.Lookup("wte.weight")
+//	t := h.Tensors[0]
 //	_, err = file.ReadAt(data, t.Offset) // t.Size bytes, or a part of them
 //	err = safetensors.Convert(floats, safetensors.F32, data, t.DType)
 //

@@ -71,7 +71,7 @@ func configBERT(model fsdp.Model) (map[string]any, error) {
 	return map[string]any{
 		"vocab_size": m.Vocab, "max_position_embeddings": m.Context, "type_vocab_size": cmp.Or(m.Kinds, 2), "num_hidden_layers": m.Layers,
 		"hidden_size": m.Dim, "num_attention_heads": m.Heads, "intermediate_size": m.Hidden, "hidden_act": nameOf(bertActivations, m.Act),
-		"layer_norm_eps": cmp.Or(m.Eps, 1e-12), "hidden_dropout_prob": m.Dropout, "attention_probs_dropout_prob": 0,
+		"layer_norm_eps": cmp.Or(m.Eps, 1e-12), "hidden_dropout_prob": m.Dropout, "attention_probs_dropout_prob": 0.0,
 	}, nil
 }
 
@@ -156,7 +156,7 @@ func configViT(model fsdp.Model) (map[string]any, error) {
 		"id2label": labels, "label2id": ids, "patch_size": m.Patch, "num_channels": cmp.Or(m.Channels, 3),
 		"num_hidden_layers": m.Layers, "hidden_size": m.Dim, "num_attention_heads": m.Heads, "intermediate_size": m.Hidden,
 		"hidden_act": nameOf(bertActivations, m.Act), "layer_norm_eps": cmp.Or(m.Eps, 1e-12), "qkv_bias": true,
-		"hidden_dropout_prob": m.Dropout, "attention_probs_dropout_prob": 0,
+		"hidden_dropout_prob": m.Dropout, "attention_probs_dropout_prob": 0.0,
 	})
 	return keys, nil
 }

@@ -144,7 +144,7 @@ var common = []string{
 	"transformers_version", "torch_dtype", "dtype", "auto_map", "task_specific_params", "finetuning_task", "tokenizer_class",
 	"use_cache", "return_dict", "output_attentions", "output_hidden_states", "torchscript", "initializer_range",
 	"bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "cls_token_id", "unk_token_id", "decoder_start_token_id", "prefix",
-	"id2label", "label2id", "num_labels", "problem_type",
+	"id2label", "label2id", "num_labels", "_num_labels", "transformers.js_config", "problem_type",
 	"max_length", "min_length", "do_sample", "early_stopping", "num_beams", "num_beam_groups", "diversity_penalty", "temperature",
 	"top_k", "top_p", "typical_p", "repetition_penalty", "length_penalty", "no_repeat_ngram_size", "encoder_no_repeat_ngram_size",
 	"bad_words_ids", "num_return_sequences", "output_scores", "return_dict_in_generate", "forced_bos_token_id", "forced_eos_token_id",

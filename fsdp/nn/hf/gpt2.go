@@ -59,7 +59,7 @@ func configGPT2(model fsdp.Model) (map[string]any, error) {
 	return map[string]any{
 		"vocab_size": m.Vocab, "n_positions": m.Context, "n_layer": m.Layers, "n_embd": m.Dim, "n_head": m.Heads,
 		"activation_function": nameOf(gpt2Activations, m.Act), "layer_norm_epsilon": cmp.Or(m.Eps, 1e-5),
-		"tie_word_embeddings": m.Tied, "resid_pdrop": m.Dropout, "embd_pdrop": 0, "attn_pdrop": 0,
+		"tie_word_embeddings": m.Tied, "resid_pdrop": m.Dropout, "embd_pdrop": 0.0, "attn_pdrop": 0.0,
 		"bos_token_id": nil, "eos_token_id": nil,
 	}, nil
 }

@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 
 	"gorgonia.org/tensor"
@@ -48,6 +49,7 @@ type Model struct {
 	arch   *architecture
 	keys   map[string]any // of config.json
 	prefix string         // of the names of tensors
+	gamma  bool           // norms have the names of TensorFlow, as in the first files of BERT
 	dir    string         // that was opened, or ""
 	kept   []string       // there
 }
@@ -95,6 +97,7 @@ func open(dir string) (*Model, error) {
 	if slices.ContainsFunc(names, func(name string) bool { return strings.HasPrefix(name, m.arch.base) }) {
 		m.prefix = m.arch.base
 	}
+	m.gamma = slices.ContainsFunc(names, func(name string) bool { return strings.HasSuffix(name, "LayerNorm.gamma") })
 	for _, name := range kept {
 		if _, err := os.Stat(filepath.Join(dir, name)); err == nil {
 			m.kept = append(m.kept, name)
@@ -132,7 +135,11 @@ func (m *Model) parse(text []byte) error {
 	if m.Ignored = c.ignored; c.end() != nil {
 		return c.err
 	}
-	return json.Unmarshal(text, &m.keys)
+	m.keys = make(map[string]any)
+	for key, value := range c.keys { // as text: 1.0 is to stay a float
+		m.keys[key] = value
+	}
+	return nil
 }
 
 // tensorNames lists the tensors in a directory.
@@ -192,9 +199,28 @@ func New(model fsdp.Model) (*Model, error) {
 			continue
 		}
 		maps.Copy(keys, map[string]any{"model_type": a.kind, "architectures": []string{a.class}})
-		return &Model{Model: model, arch: a, keys: keys, prefix: a.base}, nil
+		return &Model{Model: model, arch: a, keys: floats(keys).(map[string]any), prefix: a.base}, nil
 	}
 	return nil, fmt.Errorf("hf: %T is no model of transformers", model)
+}
+
+// floats returns keys whose floats are written as such: transformers does not take 1 for 1.0.
+func floats(v any) any {
+	switch v := v.(type) {
+	case map[string]any:
+		all := make(map[string]any, len(v))
+		for key, value := range v {
+			all[key] = floats(value)
+		}
+		return all
+	case float64:
+		text := strconv.FormatFloat(v, 'g', -1, 64)
+		if !strings.ContainsAny(text, ".e") {
+			text += ".0"
+		}
+		return json.RawMessage(text)
+	}
+	return v
 }
 
 // Load gives s, which is m.Model wrapped, the weights in the directory that was opened. Every rank
@@ -202,9 +228,24 @@ func New(model fsdp.Model) (*Model, error) {
 // initial values, which change nothing.
 func (m *Model) Load(ctx context.Context, s *fsdp.Sharded) error {
 	path, err := weights(m.dir)
-	opts := append(m.arch.options(m.Model, m.prefix), failing(err), fsdp.AllowMissing(nn.IsAdapter),
+	opts := append(m.options(), failing(err), fsdp.AllowMissing(nn.IsAdapter),
 		fsdp.AllowExtra(func(name string) bool { return m.arch.extra(m.Model, strings.TrimPrefix(name, m.prefix)) }))
 	return s.Import(ctx, path, opts...)
+}
+
+// toGamma gives norms the names of TensorFlow.
+var toGamma = strings.NewReplacer("LayerNorm.weight", "LayerNorm.gamma", "LayerNorm.bias", "LayerNorm.beta")
+
+// options says how parameters appear in the files.
+func (m *Model) options() []fsdp.StateOption {
+	opts := m.arch.options(m.Model, m.prefix)
+	if !m.gamma {
+		return opts
+	}
+	return append(opts, func(o *state.Options) {
+		rename := o.Rename
+		o.Rename = func(name string) string { return toGamma.Replace(rename(name)) }
+	})
 }
 
 // failing makes an error of this rank one of all.
@@ -241,7 +282,7 @@ func (m *Model) Save(ctx context.Context, s *fsdp.Sharded, dir string, opts ...f
 	}
 	own := state.NewOptions(opts, "As", "SplitAt", "Metadata")
 	beside, err := m.beside(own)
-	opts = slices.Concat(opts, m.arch.options(m.Model, m.prefix), []fsdp.StateOption{
+	opts = slices.Concat(opts, m.options(), []fsdp.StateOption{
 		fsdp.LeaveOut(nn.IsAdapter), fsdp.Beside(beside), failing(errors.Join(own.Err, err)),
 	})
 	if own.SplitAt == 0 {

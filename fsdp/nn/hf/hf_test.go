@@ -163,11 +163,13 @@ func tensors(t *testing.T, dir string) map[string]string {
 	return all
 }
 
-// keys returns config.json of a directory.
+// keys returns config.json of a directory, with numbers as they are written: 1 is no 1.0 to transformers.
 func keys(t *testing.T, dir string) (c map[string]any) {
 	text, err := os.ReadFile(filepath.Join(dir, "config.json"))
 	require.NoError(t, err)
-	require.NoError(t, json.Unmarshal(text, &c))
+	d := json.NewDecoder(bytes.NewReader(text))
+	d.UseNumber()
+	require.NoError(t, d.Decode(&c))
 	return c
 }
 
@@ -244,6 +246,11 @@ func TestNew(t *testing.T) {
 				require.NoError(t, err)
 				onRanks(t, 2, model, fsdp.Float32, func(ctx context.Context, s *fsdp.Sharded) error { return m.Save(ctx, s, dir, fsdp.As(as)) })
 				require.Equal(t, as.String(), keys(t, dir)["dtype"])
+				for key, want := range map[string]string{"embd_pdrop": "0.0", "attention_probs_dropout_prob": "0.0", "dropout_rate": "0.0"} {
+					if number, ok := keys(t, dir)[key]; ok {
+						require.Equal(t, json.Number(want), number, key)
+					}
+				}
 				again, err := hf.Open(dir)
 				require.NoError(t, err)
 				require.Equal(t, model, again.Model)
@@ -424,6 +431,7 @@ func TestOpenErrors(t *testing.T) {
 		{llama(`"rope_parameters": 3`), `config.json: rope_parameters.`},
 		{llama(`"rope_parameters": {"rope_type": "llama3"}`), `config.json: rope_parameters.original_max_position_embeddings is missing`},
 		{llama(`"partial_rotary_factor": 0.5`), `config.json: partial_rotary_factor 0.5 is not supported, only 1`},
+		{llama(`"rope_interleaved": true`), `config.json: rope_interleaved true is not supported, only false`},
 		{llama(`"attention_bias": true`), `config.json: attention_bias true is not supported, only false`},
 		{llama(`"hidden_act": "gelu"`), `config.json: hidden_act "gelu" is not supported, only silu`},
 		{llama(`"layer_types": ["sliding_attention"]`), `config.json: layer_types "sliding_attention" of layer 0 is not supported: all are "full_attention"`},
@@ -473,6 +481,45 @@ func TestLoadErrors(t *testing.T) {
 		require.ErrorContains(t, m.Save(ctx, s, dir, fsdp.KeepLast(1)), "option KeepLast is not for this method")
 		return nil
 	})
+}
+
+// TestGamma reads and writes a BERT whose norms have the names of TensorFlow, beside heads that the
+// model lacks.
+func TestGamma(t *testing.T) {
+	dir, saved := t.TempDir(), filepath.Join(t.TempDir(), "saved")
+	file, err := os.ReadFile("../testdata/bert/model.safetensors")
+	require.NoError(t, err)
+	h, err := safetensors.ReadHeader(bytes.NewReader(file), int64(len(file)))
+	require.NoError(t, err)
+	var list []safetensors.Tensor
+	for _, v := range h.Tensors {
+		v.Name = strings.Replace(strings.Replace(v.Name, "LayerNorm.weight", "LayerNorm.gamma", 1), "LayerNorm.bias", "LayerNorm.beta", 1)
+		list = append(list, v)
+	}
+	list = append(list, safetensors.Tensor{Name: "bert.pooler.dense.bias", DType: safetensors.F32, Shape: []int{2}})
+	renamed, err := safetensors.NewHeader(list, nil)
+	require.NoError(t, err)
+	text := slices.Concat(renamed.Encode(), file[h.DataStart:], make([]byte, 8))
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "model.safetensors"), text, 0o600))
+	config, err := os.ReadFile("../testdata/bert/config.json")
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "config.json"), config, 0o600))
+
+	m, err := hf.Open(dir)
+	require.NoError(t, err)
+	g := goldenOf(t, "../testdata/bert")
+	onRanks(t, 2, m.Model, fsdp.Float64, func(ctx context.Context, s *fsdp.Sharded) error {
+		if err := m.Load(ctx, s); err != nil {
+			return err
+		}
+		if err := g.compare(ctx, s); err != nil {
+			return err
+		}
+		return m.Save(ctx, s, saved, fsdp.As(fsdp.Float32))
+	})
+	want := tensors(t, dir)
+	delete(want, "bert.pooler.dense.bias")
+	require.Equal(t, want, tensors(t, saved))
 }
 
 // TestIgnored lists settings of training, and copies the files of a tokenizer.

@@ -74,10 +74,12 @@ func openLlama(c *config, kind string) fsdp.Model {
 	only(c, "hidden_act", "silu")
 	only(c, "attention_bias", false)
 	only(c, "mlp_bias", false)
+	only(c, "rope_interleaved", false)
+	only(c, "use_mrope", false)
 	openRope(c, m)
 	openWindow(c, m, kind)
 	c.training("attention_dropout")
-	c.ignore("max_position_embeddings", "pretraining_tp")
+	c.ignore("max_position_embeddings", "pretraining_tp", "is_llama_config")
 	return m
 }
 
@@ -158,7 +160,7 @@ func configLlama(model fsdp.Model, kind string) (map[string]any, error) {
 	if is != kind {
 		return nil, nil
 	}
-	base := cmp.Or(m.RopeBase, 10000)
+	base := cmp.Or(m.RopeBase, 10000.0)
 	rope := map[string]any{"rope_type": "default", "rope_theta": base}
 	if s := m.RopeScaling; s.Original > 0 {
 		rope = map[string]any{"rope_type": "llama3", "rope_theta": base, "factor": cmp.Or(s.Factor, 1),

@@ -66,7 +66,7 @@ func Open(dir string) (*Tokenizer, error) {
 func open(dir string) (*Tokenizer, error) {
 	text, err := os.ReadFile(filepath.Join(dir, "tokenizer.json"))
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("%w; save_pretrained of a fast tokenizer writes it", err)
 	}
 	t, err := parse(text)
 	if err != nil {
