@@ -13,16 +13,17 @@ import (
 
 // stockLlama is nn.Llama whose layers and last norm are written with Gorgonia's operations alone, as
 // a user may write them, under the same names of parameters.
-type stockLlama struct{ nn.Llama }
+type stockLlama struct{ of nn.Llama }
 
 // Forward implements fsdp.Model.
 func (m *stockLlama) Forward(t *fsdp.Tape, in ...fsdp.Ref) ([]fsdp.Ref, error) {
-	x := t.Call("embed", &nn.Embedding{Rows: m.Vocab, Dim: m.Dim}, in[0])
-	for i := range m.Layers {
-		x = t.Call(fmt.Sprintf("layers.%d", i), &stockLayer{m.Dim, m.Heads, m.KVHeads, m.Hidden}, x)
+	of := &m.of
+	x := t.Call("embed", &nn.Embedding{Rows: of.Vocab, Dim: of.Dim}, in[0])
+	for i := range of.Layers {
+		x = t.Call(fmt.Sprintf("layers.%d", i), &stockLayer{of.Dim, of.Heads, of.KVHeads, of.Hidden}, x)
 	}
-	x = t.Call("norm", &stockNorm{m.Dim}, x)
-	return []fsdp.Ref{t.Call("head", &nn.Head{Dim: m.Dim, Classes: m.Vocab}, x, in[1])}, nil
+	x = t.Call("norm", &stockNorm{of.Dim}, x)
+	return []fsdp.Ref{t.Call("head", &nn.Head{Dim: of.Dim, Classes: of.Vocab}, x, in[1])}, nil
 }
 
 // stockLayer maps x [B, T, Dim] to as much.
@@ -131,9 +132,14 @@ func product(x, w *G.Node) *G.Node { return G.Must(G.Mul(x, G.Must(G.Transpose(w
 
 // constant returns a tensor whose element i is f(i).
 func constant(b *fsdp.Builder, f func(i int) float64, shape ...int) *G.Node {
-	v := make([]float32, tensor.Shape(shape).TotalSize())
-	for i := range v {
-		v[i] = float32(f(i))
+	d := tensor.New(tensor.WithShape(shape...), tensor.Of(b.DType()))
+	for i := range d.Size() {
+		switch v := d.Data().(type) {
+		case []float32:
+			v[i] = float32(f(i))
+		case []float64:
+			v[i] = f(i)
+		}
 	}
-	return G.Must(b.ConstTensor(tensor.New(tensor.WithShape(shape...), tensor.WithBacking(v))))
+	return G.Must(b.ConstTensor(d))
 }
