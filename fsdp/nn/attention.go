@@ -203,7 +203,7 @@ func (m *Attention) operands(b *fsdp.Builder, x, positions *gorgonia.Node) (q *g
 		if err == nil {
 			from := at
 			at += m.width(heads)
-			part, err = gorgonia.Slice(qkv, nil, nil, gorgonia.S(from, at))
+			part, err = op.Columns(qkv, from, at)
 		}
 		return part
 	}

@@ -27,6 +27,7 @@
 //	SiLU           Elfwing et al., 2017
 //	SwiGLU, GEGLU, GEGLUTanh, ReGLU  an activation of one half times the other (Shazeer, 2020)
 //	Scale          c·x
+//	Columns        some of the columns
 //	Dropout        Srivastava et al., 2014; no mask is kept
 //	Softmax, LogSoftmax
 //	CrossEntropy   of logits and targets; SmoothCrossEntropy has label smoothing and z-loss

@@ -67,6 +67,13 @@ var every = map[string]func(b *builder, x *gorgonia.Node) (*gorgonia.Node, error
 		}
 		return gorgonia.HadamardProd(x, rows)
 	},
+	"Columns": func(b *builder, x *gorgonia.Node) (*gorgonia.Node, error) {
+		y, err := op.Columns(x, 1, 3)
+		if err != nil {
+			return nil, err
+		}
+		return op.Linear(y, b.floats(4, 2), nil)
+	},
 	"AddPositions": func(b *builder, x *gorgonia.Node) (*gorgonia.Node, error) { return op.AddPositions(x, b.floats(5, 4)) },
 	"GELU":         func(_ *builder, x *gorgonia.Node) (*gorgonia.Node, error) { return op.GELU(x) },
 	"GELUTanh":     func(_ *builder, x *gorgonia.Node) (*gorgonia.Node, error) { return op.GELUTanh(x) },

@@ -173,6 +173,17 @@ func replaceDiag(n *G.Node, kids []*G.Node) (*G.Node, error) {
 	return shaped(y, n.Shape())
 }
 
+// NewSlice returns the elements from lo to hi of x along an axis. Gorgonia takes some of its own
+// slices for one another: see distinctSlices.
+func NewSlice(x *G.Node, axis, lo, hi int) (*G.Node, error) {
+	shape := x.Shape().Clone()
+	if axis < 0 || axis >= len(shape) || lo < 0 || hi <= lo || hi > shape[axis] {
+		return nil, fmt.Errorf("slice: x is %v, and has no elements %d to %d along axis %d", x.Shape(), lo, hi, axis)
+	}
+	shape[axis] = hi - lo
+	return (&Op{Row: sliceRow, Attrs: Slice{Axis: axis, Start: lo, Step: 1}, Shape: shape}).add(x)
+}
+
 // around returns how many elements lie before an axis and behind it.
 func around(shape tensor.Shape, axis int) (outer, inner int) {
 	return Numel(shape[:axis]), Numel(shape[axis+1:])
