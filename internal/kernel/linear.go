@@ -57,10 +57,47 @@ func multiply[T, Y Element](c *Context, transA, transB bool, y []Y, a, b []T, m,
 		b = b[min(j0, len(b)):]
 	}
 	y = y[i0*n+j0:]
-	if bias == nil {
+	switch {
+	case m <= fewRows && transB && !transA && few(i1-i0, j1-j0, k, n, a, b, any(y), beta, bias, j0):
+	case bias == nil:
 		gemm.Gemm(&c.gemm, transA, transB, i1-i0, j1-j0, k, 1, a, lda, b, ldb, beta, y, n)
-	} else {
+	default:
 		gemm.GemmBias(&c.gemm, transA, transB, i1-i0, j1-j0, k, a, lda, b, ldb, bias[j0:j1], any(y).([]T), n)
+	}
+}
+
+// fewRows is the most rows of x for which the rows of W are not packed: a decoder's step takes
+// as long as reading W does. With 8 rows packing is 1.4 times as fast.
+const fewRows = 2
+
+// few computes rows of x·Wᵀ by dot products. It does not know bfloat16.
+func few[T Element](rows, cols, k, ldy int, a, b []T, y any, beta float64, bias []T, j0 int) bool {
+	switch y := y.(type) {
+	case []float32:
+		if a, ok := any(a).([]float32); ok {
+			dots(rows, cols, k, ldy, a, any(b).([]float32), y, float32(beta), any(bias).([]float32), j0)
+			return true
+		}
+	case []float64:
+		dots(rows, cols, k, ldy, any(a).([]float64), any(b).([]float64), y, beta, any(bias).([]float64), j0)
+		return true
+	}
+	return false
+}
+
+func dots[T Float](rows, cols, k, ldy int, a, b, y []T, beta T, bias []T, j0 int) {
+	for j := range cols {
+		w := b[j*k:][:k]
+		for i := range rows {
+			sum, at := vec.Dot(a[i*k:][:k], w), i*ldy+j
+			switch {
+			case bias != nil:
+				sum += bias[j0+j]
+			case beta != 0:
+				sum += beta * y[at]
+			}
+			y[at] = sum
+		}
 	}
 }
 
