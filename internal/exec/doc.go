@@ -20,6 +20,7 @@
 //	Saved     the forward program               from forward to backward
 //	Work      the program                       while it runs; values share offsets in turn
 //	Const     the compiler                      as long as the program
+//	Block     the program                       while a block of it is worked on: see "Fusion" in fuse.go
 //	Host      stock operations on sizes         while it runs, on the Go heap
 //
 // # Operations

@@ -179,11 +179,19 @@ func (c *compiler) addForms(nodes G.Nodes) {
 // convertRow changes the form of a value.
 var convertRow = &Row{
 	Kind: KindConvert, Doc: "x, rounded to bfloat16 or widened to float32", Shapes: "x [...] -> y [...]",
-	Kernels: Kernels{convert, copyBytes, copyBytes}, FLOPs: Each(1),
+	Kernels: Kernels{convert, copyBytes, copyBytes}, FLOPs: Each(1), Split: ByElement,
 }
 
 func convert(f *Frame) error {
 	x, y := f.In[0], f.Out
+	switch low, wide := (Form{Half: true}), (Form{}); {
+	case x.Form == low && y.Form == wide:
+		half.Widen(Data[float32](y.Bytes), Data[half.BFloat16](x.Bytes))
+		return nil
+	case x.Form == wide && y.Form == low:
+		half.Narrow(Data[half.BFloat16](y.Bytes), Data[float32](x.Bytes))
+		return nil
+	}
 	n := x.Len()
 	xn, _ := x.Form.head(n)
 	yn, _ := y.Form.head(n)

@@ -25,7 +25,8 @@ const (
 	SpaceGradParam
 	SpaceUpdate
 	SpaceConst
-	SpaceHost // Go values outside the plan, of stock operations: index into the run's list
+	SpaceBlock // between instructions that run together; no memory is planned for the whole of such a value
+	SpaceHost  // Go values outside the plan, of stock operations: index into the run's list
 	spaces
 )
 
@@ -40,6 +41,9 @@ type Operand struct {
 	Form   Form
 
 	work *storage // what Offset is relative to while the program is assembled
+	// Of an instruction that runs block by block: the bytes of an element, if these are as many as the
+	// results, and where in scratch memory the block is, in SpaceBlock.
+	step, from int
 }
 
 // at returns the operand for a value of some shape, off bytes into o.
@@ -89,18 +93,26 @@ type Instr struct {
 	Update  bool    // serves nothing but updates of buffers: left out in evaluation
 	Half    bool    // runs by Row.BF16
 
-	stock G.Op // of KindStock
+	stock G.Op    // of KindStock
+	parts []Instr // that run together, see "Fusion"; of the rest Out says how many elements, and Scratch where blocks lie
+	at    int     // index of the node that it is for
 }
 
 // A Cost is the least that an instruction takes: arithmetic (see Row.FLOPs), and bytes between it
-// and memory if every argument is read and the result written once.
+// and memory if every argument is read and the result written once, but for those in SpaceBlock.
 type Cost struct{ FLOPs, Read, Written int }
 
 // Cost returns what the instruction costs. Of a stock operation only the bytes are known: its FLOPs
 // are one for each element of the result, which is too few for a product or a sum.
 func (in *Instr) Cost() Cost {
-	c := Cost{FLOPs: in.Op.FLOPs(in.Op), Written: in.Out.Bytes}
+	c := Cost{FLOPs: in.Op.FLOPs(in.Op)}
+	if in.Out.Space != SpaceBlock {
+		c.Written = in.Out.Bytes
+	}
 	for i, o := range in.In {
+		if o.Space == SpaceBlock {
+			continue
+		}
 		if in.Op.Reads != nil {
 			o.Bytes = min(o.Bytes, o.Form.bytes(in.Op.Reads(in.Op, i), o.DType))
 		}
@@ -112,8 +124,23 @@ func (in *Instr) Cost() Cost {
 	return c
 }
 
-// All returns the instructions in the order in which they run.
-func (p *Program) All() iter.Seq[Instr] { return slices.Values(p.instrs) }
+// All returns the instructions in the order in which they run. Those that run together, block by
+// block, are single ones here: each has everything that is between it and others in SpaceBlock.
+func (p *Program) All() iter.Seq[Instr] {
+	return func(yield func(Instr) bool) {
+		for i := range p.instrs {
+			list := p.instrs[i].parts
+			if list == nil {
+				list = p.instrs[i : i+1]
+			}
+			for _, in := range list {
+				if !yield(in) {
+					return
+				}
+			}
+		}
+	}
+}
 
 // Consts returns the memory behind SpaceConst, which nobody may change.
 func (p *Program) Consts() []Value { return slices.Clone(p.consts) }

@@ -80,16 +80,21 @@ func (a *assembler) assemble(nodes G.Nodes) (*Program, error) {
 			a.copy(n, t)
 		}
 	}
+	a.fuse()
 	a.code.Work = pack(a.storages)
-	for k := range a.code.instrs {
-		in := &a.code.instrs[k]
-		in.Out.settle()
-		in.Scratch.settle()
-		for j := range in.In {
-			in.In[j].settle()
-		}
-	}
+	settle(a.code.instrs)
 	return a.code, nil
+}
+
+// settle replaces places in storages by offsets.
+func settle(list []Instr) {
+	for i := range list {
+		list[i].Scratch.settle()
+		for o := range list[i].operands {
+			o.settle()
+		}
+		settle(list[i].parts)
+	}
 }
 
 // emit adds the instructions that compute n, if it takes any.
@@ -156,7 +161,7 @@ func (a *assembler) add(in Instr) {
 		}
 		in.Scratch = Operand{Space: SpaceWork, Bytes: n, work: a.storage(all, a.at)}
 	}
-	in.Update = in.Update || a.update
+	in.Update, in.at = in.Update || a.update, a.at
 	a.code.instrs = append(a.code.instrs, in)
 }
 

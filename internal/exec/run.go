@@ -31,9 +31,10 @@ type Call struct {
 // A Runner runs units. It belongs to one rank and is not safe for concurrent use. It has the threads
 // that Team was started with.
 type Runner struct {
-	Team  kernel.Team
-	frame Frame
-	host  []G.Value
+	Team     kernel.Team
+	frame    Frame
+	host     []G.Value
+	operands []Value // of the parts of an instruction: results and arguments in order
 
 	// Of an instruction that all threads run:
 	instr *Instr
@@ -92,37 +93,56 @@ func (r *Runner) run(p *Program, c *Call) error {
 // forget drops the references to the memory of a run.
 func (r *Runner) forget() {
 	clear(r.host)
-	clear(r.frame.In[:cap(r.frame.In)])
-	r.frame.Op, r.frame.Out, r.frame.Scratch, r.instr = nil, Value{}, nil, nil
+	clear(r.operands[:cap(r.operands)])
+	r.frame.forget()
+	r.instr = nil
 	for i := range r.parts {
 		p := &r.parts[i]
-		clear(p.In[:cap(p.In)])
-		p.Frame = Frame{In: p.In}
+		p.Frame.forget()
+		for k := range p.frames {
+			p.frames[k].forget()
+		}
 	}
+}
+
+func (f *Frame) forget() {
+	clear(f.In[:cap(f.In)])
+	*f = Frame{In: f.In}
 }
 
 func (r *Runner) native(p *Program, c *Call, memory *[spaces][][]byte, in *Instr) error {
 	f := &r.frame
-	f.Op, f.Kernel, f.Seed, f.Train, f.Acc = in.Op, r.Team.Context(), c.Seed, c.Train, in.Acc
-	f.Out = resolve(p, c, memory, &in.Out)
-	f.In = f.In[:0]
-	for j := range in.In {
-		f.In = append(f.In, resolve(p, c, memory, &in.In[j]))
+	f.Op, f.Kernel, f.Seed, f.Train, f.Acc, f.First = in.Op, r.Team.Context(), c.Seed, c.Train, in.Acc, 0
+	f.In, r.operands = f.In[:0], r.operands[:0]
+	if in.parts == nil {
+		f.Out = resolve(p, c, memory, &in.Out)
+		for j := range in.In {
+			f.In = append(f.In, resolve(p, c, memory, &in.In[j]))
+		}
+	}
+	for i := range in.parts {
+		for o := range in.parts[i].operands {
+			r.operands = append(r.operands, resolve(p, c, memory, o))
+		}
 	}
 	f.Scratch = nil
 	if in.Scratch.Bytes > 0 {
 		f.Scratch = c.Work[in.Scratch.Offset:][:in.Scratch.Bytes]
 	}
-	if r.Team.Size() == 1 || !in.divisible() {
+	switch {
+	case r.Team.Size() > 1 && in.divisible():
+		return r.together(c, in)
+	case in.parts != nil:
+		s := &r.threads()[0]
+		s.ready(in, f, r.operands)
+		return s.blocks(in, f.Scratch, r.operands, 0, Numel(in.Out.Shape))
+	default:
 		return in.run(f)
 	}
-	return r.together(c, in)
 }
 
 // divisible tells whether threads share the instruction.
-func (in *Instr) divisible() bool {
-	return in.Op.Split == ByKernel || in.Op.Split == ByElement && in.Out.Form.Tail == 0
-}
+func (in *Instr) divisible() bool { return in.Op.Split == ByKernel || in.elementwise() }
 
 // run runs the kernel of the instruction.
 func (in *Instr) run(f *Frame) error {
@@ -135,15 +155,21 @@ func (in *Instr) run(f *Frame) error {
 // share is what one thread runs of an instruction.
 type share struct {
 	Frame
-	err error
+	frames []Frame // of the parts of an instruction that runs block by block
+	err    error
+}
+
+// threads returns what each thread has.
+func (r *Runner) threads() []share {
+	if r.parts == nil {
+		r.parts, r.split = make([]share, r.Team.Size()), r.runPart
+	}
+	return r.parts
 }
 
 // together runs an instruction, for which the frame is ready, on all threads.
 func (r *Runner) together(c *Call, in *Instr) error {
-	if r.parts == nil {
-		r.parts, r.split = make([]share, r.Team.Size()), r.runPart
-	}
-	for i := range r.parts {
+	for i := range r.threads() {
 		p := &r.parts[i]
 		args := append(p.In[:0], r.frame.In...)
 		p.Frame = r.frame
@@ -163,20 +189,26 @@ func (r *Runner) together(c *Call, in *Instr) error {
 func (r *Runner) runPart(c *kernel.Context) {
 	p := &r.parts[c.Part()]
 	p.Kernel = c
-	if p.Op.Split == ByElement {
-		n := p.Out.Len()
-		lo, hi := c.Share(n, arena.Align)
+	if r.instr.Op.Split == ByKernel {
+		p.err = r.instr.run(&p.Frame)
+		return
+	}
+	n := Numel(r.instr.Out.Shape)
+	lo, hi := c.Share(n, arena.Align)
+	switch p.err = nil; {
+	case lo == hi:
+	case r.instr.parts != nil:
+		p.ready(r.instr, &p.Frame, r.operands)
+		p.err = p.blocks(r.instr, p.Scratch, r.operands, lo, hi)
+	default:
 		for i, v := range p.In {
 			if v.Len() == n {
 				p.In[i] = v.elements(lo, hi)
 			}
 		}
 		p.Out, p.First = p.Out.elements(lo, hi), lo
-		if p.err = nil; lo == hi {
-			return
-		}
+		p.err = r.instr.run(&p.Frame)
 	}
-	p.err = r.instr.run(&p.Frame)
 }
 
 func (r *Runner) stock(p *Program, c *Call, memory *[spaces][][]byte, in *Instr) error {
@@ -207,6 +239,8 @@ func resolve(p *Program, c *Call, memory *[spaces][][]byte, o *Operand) Value {
 		b = c.Saved
 	case SpaceConst:
 		b = p.consts[o.Index].Bytes
+	case SpaceBlock:
+		return Value{Shape: o.Shape, DType: o.DType, Form: o.Form}
 	default:
 		b = memory[o.Space][o.Index]
 	}
