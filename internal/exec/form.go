@@ -150,7 +150,7 @@ func (c *compiler) keepSum(n *G.Node) {
 	kids := children(c.g, n)
 	switch op, _ := operation(c.g, n, kids); {
 	case !isView(n):
-		if c.wide[n] = true; op.Kind == KindAdd || op.Moves {
+		if c.wide[n] = true; op.Moves {
 			for _, k := range kids {
 				c.keepSum(k)
 			}

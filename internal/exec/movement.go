@@ -4,12 +4,15 @@ import (
 	"fmt"
 	"math"
 	"reflect"
+	"strings"
 
 	G "gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
 
 	"github.com/gofsdp/gofsdp/internal/half"
 	"github.com/gofsdp/gofsdp/internal/kernel"
+	"github.com/gofsdp/gofsdp/internal/kernel/bf16"
+	"github.com/gofsdp/gofsdp/internal/kernel/vec"
 )
 
 var transposeRow = &Row{
@@ -144,6 +147,58 @@ func replaceSlice(n *G.Node, kids []*G.Node) (*G.Node, error) {
 		return (&Op{Row: sliceRow, Attrs: s, Shape: n.Shape().Clone()}).add(x)
 	}
 	return partRow.view(x, View{s.Start * inner}, n.Shape())
+}
+
+// sliceAddRow adds the gradient of a slice to that of what else is made of the same tensor.
+var sliceAddRow = &Row{
+	Kind: KindSliceAdd, Attr: Slice{}, Doc: "x, with dy added to the elements of a slice", Shapes: "x, dy -> y [*]",
+	Kernels: Kernels{sliceAdd(vec.Accumulate[float32]), sliceAdd(vec.Accumulate[float64]), sliceAdd(naiveSliceAdd)},
+	BF16:    sliceAddHalf, BF16Scratch: ElementScratch,
+	FLOPs: func(o *Op) int { return Numel(o.In[1]) }, InPlace: true, Moves: true, Split: ByKernel,
+}
+
+func sliceAdd[T kernel.Element](add func(y, x []T)) Kernel {
+	return func(f *Frame) error {
+		s := f.Op.Attrs.(Slice)
+		outer, inner := around(f.Op.Shape, s.Axis)
+		y, rows := ownRows(f, Data[T](f.Out.Bytes), outer)
+		x, _ := ownRows(f, Data[T](f.In[0].Bytes), outer)
+		dy, _ := ownRows(f, Data[T](f.In[1].Bytes), outer)
+		if rows > 0 && &x[0] != &y[0] {
+			copy(y, x)
+		}
+		for i := range rows {
+			part := dy[i*len(dy)/rows : (i+1)*len(dy)/rows]
+			add(y[i*len(y)/rows+s.Start*inner:][:len(part)], part)
+		}
+		return nil
+	}
+}
+
+func sliceAddHalf(f *Frame) error {
+	return sliceAdd(func(y, x []half.BFloat16) { bf16.Binary(vec.Add[float32], y, y, x, Data[float32](f.Scratch)) })(f)
+}
+
+func naiveSliceAdd(y, x []float64) {
+	for i, v := range x {
+		y[i] += v
+	}
+}
+
+// addSlices is the replacer that makes one operation of a sum and the gradient of a slice that nothing
+// else needs.
+func addSlices(n *G.Node, kids []*G.Node, _ map[*G.Node]*G.Node, uses map[*G.Node]int) (*G.Node, error) {
+	if typeName(n.Op()) != "gorgonia.elemBinOp" || !strings.HasPrefix(n.Op().String(), "+ ") {
+		return nil, nil
+	}
+	for i := range kids {
+		dy, x := kids[1-i], kids[i]
+		op, ours := dy.Op().(*Op)
+		if ours && op.Kind == KindSliceGrad && op.Attrs.(Slice).Step == 1 && uses[arguments(n.Graph(), n)[1-i]] == 1 && x.Shape().Eq(dy.Shape()) {
+			return (&Op{Row: sliceAddRow, Attrs: op.Attrs, Shape: n.Shape().Clone()}).add(x, arguments(dy.Graph(), dy)[0])
+		}
+	}
+	return nil, nil
 }
 
 // replaceAt makes a view of an element.

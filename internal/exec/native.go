@@ -88,12 +88,20 @@ func replaceAverage(n *G.Node, kids []*G.Node) (*G.Node, error) {
 	return shaped(y, n.Shape())
 }
 
-// replace puts operations with gradients of their own in the place of stock operations, and makes
-// what depends on them anew.
-func (tr *trace) replace() error {
+// replace puts operations with gradients of their own in the place of stock operations.
+func (tr *trace) replace() error { return tr.rebuild(tr.replacement, tr.outs, tr.updates) }
+
+// A replacer returns what stands for a node whose arguments are kids by now, or nil if nothing else
+// does. made is what stands for the nodes before it, and uses says how often nodes were used.
+type replacer = func(n *G.Node, kids []*G.Node, made map[*G.Node]*G.Node, uses map[*G.Node]int) (*G.Node, error)
+
+// rebuild puts nodes in the place of those that roots need, and makes what depends on them anew.
+func (tr *trace) rebuild(with replacer, roots ...G.Nodes) error {
 	made, uses := make(map[*G.Node]*G.Node), make(map[*G.Node]int)
-	roots := slices.Concat(tr.outs, tr.updates)
-	list := order(tr.g, roots, nil)
+	list := order(tr.g, slices.Concat(roots...), nil)
+	for _, n := range slices.Concat(roots...) {
+		uses[n]++
+	}
 	for _, n := range list {
 		if n.Op() == nil {
 			continue
@@ -102,15 +110,21 @@ func (tr *trace) replace() error {
 			uses[c]++
 		}
 	}
-	for _, n := range roots {
-		uses[n]++
-	}
 	for _, n := range list {
 		made[n] = n
 		if n.Op() == nil {
 			continue
 		}
-		to, err := tr.replacement(n, made, uses)
+		kids, fresh := arguments(tr.g, n), false
+		for i, c := range kids {
+			if m, seen := made[c]; seen {
+				kids[i], fresh = m, fresh || m != c
+			}
+		}
+		to, err := with(n, kids, made, uses)
+		if to == nil && err == nil && fresh {
+			to, err = G.ApplyOp(n.Op(), kids...)
+		}
 		if err != nil {
 			return fmt.Errorf("%v: %w", n.Op(), err)
 		}
@@ -118,7 +132,7 @@ func (tr *trace) replace() error {
 			made[n] = to
 		}
 	}
-	for _, list := range []G.Nodes{tr.outs, tr.updates} {
+	for _, list := range roots {
 		for i, n := range list {
 			if n != nil {
 				list[i] = made[n]
@@ -128,16 +142,13 @@ func (tr *trace) replace() error {
 	return nil
 }
 
-// replacement returns what stands for n when its arguments have been replaced, or nil if n stays.
-func (tr *trace) replacement(n *G.Node, made map[*G.Node]*G.Node, uses map[*G.Node]int) (to *G.Node, err error) {
-	was, name := arguments(tr.g, n), typeName(n.Op())
-	kids, fresh := slices.Clone(was), false
-	for i, c := range was {
-		if m, seen := made[c]; seen {
-			kids[i], fresh = m, fresh || m != c
-		}
+// replacement is the replacer of replace.
+func (tr *trace) replacement(n *G.Node, kids []*G.Node, made map[*G.Node]*G.Node, uses map[*G.Node]int) (to *G.Node, err error) {
+	name := typeName(n.Op())
+	if isHost(n) {
+		return nil, nil
 	}
-	if name == "gorgonia.transposeOp" && !isHost(n) && uses[was[0]] == 1 {
+	if name == "gorgonia.transposeOp" && uses[arguments(tr.g, n)[0]] == 1 {
 		if to, err = tr.convolution(n, made, uses); to != nil || err != nil {
 			return to, err
 		}
@@ -145,15 +156,10 @@ func (tr *trace) replacement(n *G.Node, made map[*G.Node]*G.Node, uses map[*G.No
 			return to, err
 		}
 	}
-	if with := replacements[name]; with != nil && !isHost(n) {
-		if to, err = with(n, kids); to != nil || err != nil {
-			return to, err
-		}
+	if with := replacements[name]; with != nil {
+		return with(n, kids)
 	}
-	if !fresh {
-		return nil, nil
-	}
-	return G.ApplyOp(n.Op(), kids...)
+	return nil, nil
 }
 
 // contraction returns what n, a Tensordot of args, computes, as a product of matrices.

@@ -33,6 +33,7 @@ const (
 	KindTranspose   Kind = "transpose"
 	KindSlice       Kind = "slice"
 	KindSliceGrad   Kind = "slice grad"
+	KindSliceAdd    Kind = "slice add"
 	KindConcat      Kind = "concat"
 	KindLookup      Kind = "lookup"
 	KindLookupGrad  Kind = "lookup grad"
@@ -97,7 +98,7 @@ type Row struct {
 	// program is compiled, and live as long. The kernels get no arguments.
 	Constant bool
 
-	Moves      bool // elements of the result are elements of the arguments, or 0
+	Moves      bool // elements of the result are elements of the arguments, sums of them, or 0
 	Widens     bool // BF16 also leaves results in float32, where Frame.Out is
 	View       bool // the result is memory of argument 0; programs do not run the kernels
 	Cheap      bool // cheaper to compute again than to keep
@@ -129,14 +130,15 @@ type Kernels struct{ F32, F64, Naive Kernel }
 // Rows returns the rows of the operations that the compiler emits by itself.
 func Rows() []*Row {
 	return append(imageRows(), addRow, accumulateRow, copyRow, convertRow, zeroRow, outputRow, viewRow,
-		sumRow, maxRow, maxGradRow, repeatRow, unaryRow, binaryRow, fromIntRow, productRow, transposeRow, sliceRow, sliceGradRow, concatRow,
+		sumRow, maxRow, maxGradRow, repeatRow, unaryRow, binaryRow, fromIntRow, productRow, transposeRow, sliceRow, sliceGradRow, sliceAddRow,
+		concatRow,
 		lookupRow, lookupGradRow, softmaxRow, softmaxGradRow, stockRow)
 }
 
 var addRow = &Row{
 	Kind: KindAdd, Doc: "a + b", Shapes: "a [...], b [...] -> y [...]",
 	Kernels: Kernels{add[float32], add[float64], naiveAdd},
-	FLOPs:   Each(1), Cheap: true, InPlace: true, Split: ByElement, BF16: addHalf, BF16Scratch: ElementScratch,
+	FLOPs:   Each(1), Cheap: true, Moves: true, InPlace: true, Split: ByElement, BF16: addHalf, BF16Scratch: ElementScratch,
 }
 
 // ElementScratch is the BF16Scratch of operations that compute element by element.

@@ -163,6 +163,9 @@ func (tr *trace) differentiate(sig *Signature) error {
 	for i, n := range tr.params {
 		tr.gradParam[i] = of[n]
 	}
+	if err := tr.rebuild(addSlices, tr.gradIn, tr.gradParam); err != nil {
+		return fmt.Errorf("differentiation: %w", err)
+	}
 	return nil
 }
 

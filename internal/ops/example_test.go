@@ -111,6 +111,9 @@ func ExampleTable() {
 	// slice grad (exec.Slice): dy
 	//     -> dx [*]
 	//     dy at the elements of a slice, and 0 at the others
+	// slice add (exec.Slice): x, dy
+	//     -> y [*]
+	//     x, with dy added to the elements of a slice
 	// concat (exec.Axis): x
 	//     -> y [*]
 	//     the arguments, one after the other along an axis

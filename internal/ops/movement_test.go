@@ -91,6 +91,29 @@ func TestProductsReadTransposes(t *testing.T) {
 	require.Equal(t, 3*6, products)
 }
 
+// TestSlicesAreAddedInPlace has one gradient with zeros around a slice, to which the others are added.
+func TestSlicesAreAddedInPlace(t *testing.T) {
+	tr := trial(t, func(_ *exec.Builder, x []*G.Node) (*G.Node, error) {
+		var sum *G.Node
+		for i := range 3 {
+			part := G.Must(G.Square(G.Must(G.Slice(x[0], nil, G.S(3*i, 3*i+4)))))
+			if i == 0 {
+				sum = part
+			} else {
+				sum = G.Must(G.HadamardProd(sum, part))
+			}
+		}
+		return sum, nil
+	}, nil, nil, []int{5, 10})
+	tr.CheckGradients(t)
+	kinds := make(map[exec.Kind]int)
+	for in := range tr.Unit.Backward.All() {
+		kinds[in.Op.Kind]++
+	}
+	require.Equal(t, 1, kinds[exec.KindSliceGrad])
+	require.Equal(t, 2, kinds[exec.KindSliceAdd])
+}
+
 // TestProductsOfBFloat16 are computed from bfloat16, those that are gradients of parameters too:
 // these are float32 and added where they lie.
 func TestProductsOfBFloat16(t *testing.T) {
