@@ -24,7 +24,7 @@
 //	Pointwise              an activation: GELU, GELUTanh, ReLU, SiLU, Tanh, Sigmoid
 //	Dropout                Dropout
 //	CrossEntropy           CrossEntropy
-//	Head                   Linear and CrossEntropy
+//	Head                   Linear and CrossEntropy or SmoothCrossEntropy, or LinearCrossEntropy
 //	Add, First             the sum of two values; the first row of sequences
 //	Flatten, Patches       images as rows; images as sequences
 //
