@@ -61,6 +61,10 @@
 //   - Read what a TapeMachine has computed with gorgonia.Read: the machine overwrites the Value of
 //     nodes in the middle of a graph.
 //
+// Gorgonia's examples convnet, charRNN and stacked_autoencoder train as they build their graphs, but
+// for the autoencoder's BinomialRandomNode, in whose place goes an input. A charRNN has a graph for
+// each sentence, and so a model for each, or one of a cost that is the sum of several.
+//
 // # Ranks
 //
 // All ranks must start from the same values. Wrap checks that by their hashes. Gorgonia's own

@@ -151,3 +151,46 @@ func TestCharRNNExample(t *testing.T) {
 	require.NoError(t, err)
 	falls(t, model, nil, 0.3, 0.8)
 }
+
+// autoencoder is the example stacked_autoencoder: layers with a bias for each row, whose transposed
+// weights reconstruct their input. It is the cost of the pretraining of the first layer, or that of
+// the fine-tuning, which slices the logarithm of a SoftMax at the targets. What corrupts the input is
+// an input here: the example's BinomialRandomNode is refused, as it draws from a global generator.
+func autoencoder(dt tensor.Dtype, pretrain bool) *net {
+	m := newNet(dt)
+	const rows, in, hidden, out = 3, 7, 5, 4
+	x := m.input("x", rows, in)
+	dense := func(name string, x *G.Node, outputs int) *G.Node {
+		w, b := m.weight("w_"+name, x.Shape()[1], outputs), m.weight("b_"+name, rows, outputs)
+		return G.Must(G.Add(G.Must(G.Mul(x, w)), b))
+	}
+	if pretrain {
+		corrupted := G.Must(G.HadamardProd(m.input("corruption", rows, in), x))
+		y := G.Must(G.Sigmoid(dense("0", corrupted, hidden)))
+		back := G.Must(G.Add(G.Must(G.Mul(y, G.Must(G.Transpose(m.learn[0])))), m.weight("b_h", rows, in)))
+		m.pred = G.Must(G.Sigmoid(back))
+		m.cost = G.Must(G.Mean(G.Must(G.BinaryXent(m.pred, G.Must(G.Sigmoid(x))))))
+		return m
+	}
+	h := G.Must(G.Sigmoid(dense("0", x, hidden)))
+	h = G.Must(G.Sigmoid(dense("1", h, hidden)))
+	m.pred = G.Must(G.SoftMax(dense("Softmax", h, out)))
+	logprobs := G.Must(G.Neg(G.Must(G.Log(m.pred))))
+	var losses G.Nodes
+	for i, correct := range []int{2, 0, 3} {
+		losses = append(losses, G.Must(G.Slice(logprobs, G.S(i), G.S(correct))))
+	}
+	m.cost = G.Must(G.Div(G.Must(G.ReduceAdd(losses)), G.NewConstant(3.0)))
+	return m
+}
+
+// TestAutoencoderExample pretrains and fine-tunes as Gorgonia's machine does, and the losses fall. The
+// example computes in float64.
+func TestAutoencoderExample(t *testing.T) {
+	for _, pretrain := range []bool{true, false} {
+		m := autoencoder(tensor.Float64, pretrain)
+		requireLikeTapeMachine(t, m, m.model(t), 2, 1e-10)
+		m = autoencoder(tensor.Float64, pretrain)
+		falls(t, m.model(t), m.batch(0, 0), 1, 0.96)
+	}
+}
