@@ -7,6 +7,8 @@
 //	BERT           an encoder of text (Devlin et al., 2018)
 //	ViT            an encoder of images (Dosovitskiy et al., 2021)
 //
+// Package nn/hf reads and writes them in the directories of Hugging Face's transformers.
+//
 // The modules, with the operations of package op that they are of:
 //
 //	Linear                 Linear; AddLinear for its adapter, see LoRA
