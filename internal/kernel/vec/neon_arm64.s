@@ -96,45 +96,47 @@ DATA constants<>+704(SB)/8, $0xbeaaaaa5beaaaaa5
 DATA constants<>+712(SB)/8, $0xbeaaaaa5beaaaaa5
 DATA constants<>+720(SB)/8, $0x3f4000003f400000
 DATA constants<>+728(SB)/8, $0x3f4000003f400000
-DATA constants<>+736(SB)/8, $0x0080000000800000
-DATA constants<>+744(SB)/8, $0x0080000000800000
-DATA constants<>+752(SB)/8, $0x4b0000004b000000
-DATA constants<>+760(SB)/8, $0x4b0000004b000000
-DATA constants<>+768(SB)/8, $0x20cafb0d20cafb0d
-DATA constants<>+776(SB)/8, $0x20cafb0d20cafb0d
-DATA constants<>+784(SB)/8, $0x4b0000c04b0000c0
-DATA constants<>+792(SB)/8, $0x4b0000c04b0000c0
-DATA constants<>+800(SB)/8, $0x41b8000041b80000
-DATA constants<>+808(SB)/8, $0x41b8000041b80000
-DATA constants<>+816(SB)/8, $0x6000000060000000
-DATA constants<>+824(SB)/8, $0x6000000060000000
-DATA constants<>+832(SB)/8, $0xbd9c5ac1bd9c5ac1
-DATA constants<>+840(SB)/8, $0xbd9c5ac1bd9c5ac1
-DATA constants<>+848(SB)/8, $0x3e02adb63e02adb6
-DATA constants<>+856(SB)/8, $0x3e02adb63e02adb6
-DATA constants<>+864(SB)/8, $0xbe06c2a1be06c2a1
-DATA constants<>+872(SB)/8, $0xbe06c2a1be06c2a1
-DATA constants<>+880(SB)/8, $0x3e116d0e3e116d0e
-DATA constants<>+888(SB)/8, $0x3e116d0e3e116d0e
-DATA constants<>+896(SB)/8, $0xbe2a3922be2a3922
-DATA constants<>+904(SB)/8, $0xbe2a3922be2a3922
-DATA constants<>+912(SB)/8, $0x3e4cd0043e4cd004
-DATA constants<>+920(SB)/8, $0x3e4cd0043e4cd004
-DATA constants<>+928(SB)/8, $0xbe800113be800113
-DATA constants<>+936(SB)/8, $0xbe800113be800113
-DATA constants<>+944(SB)/8, $0x3eaaaaaa3eaaaaaa
-DATA constants<>+952(SB)/8, $0x3eaaaaaa3eaaaaaa
-DATA constants<>+960(SB)/8, $0x3f0000003f000000
-DATA constants<>+968(SB)/8, $0x3f0000003f000000
-DATA constants<>+976(SB)/8, $0x7f7fffff7f7fffff
-DATA constants<>+984(SB)/8, $0x7f7fffff7f7fffff
-DATA constants<>+992(SB)/8, $0x0000000100000001
-DATA constants<>+1000(SB)/8, $0x0000000100000001
-DATA constants<>+1008(SB)/8, $0x7feb352d7feb352d
-DATA constants<>+1016(SB)/8, $0x7feb352d7feb352d
-DATA constants<>+1024(SB)/8, $0x846ca68b846ca68b
-DATA constants<>+1032(SB)/8, $0x846ca68b846ca68b
-GLOBL constants<>(SB), RODATA|NOPTR, $1040
+DATA constants<>+736(SB)/8, $0x4080000040800000
+DATA constants<>+744(SB)/8, $0x4080000040800000
+DATA constants<>+752(SB)/8, $0x0080000000800000
+DATA constants<>+760(SB)/8, $0x0080000000800000
+DATA constants<>+768(SB)/8, $0x4b0000004b000000
+DATA constants<>+776(SB)/8, $0x4b0000004b000000
+DATA constants<>+784(SB)/8, $0x20cafb0d20cafb0d
+DATA constants<>+792(SB)/8, $0x20cafb0d20cafb0d
+DATA constants<>+800(SB)/8, $0x4b0000c04b0000c0
+DATA constants<>+808(SB)/8, $0x4b0000c04b0000c0
+DATA constants<>+816(SB)/8, $0x41b8000041b80000
+DATA constants<>+824(SB)/8, $0x41b8000041b80000
+DATA constants<>+832(SB)/8, $0x6000000060000000
+DATA constants<>+840(SB)/8, $0x6000000060000000
+DATA constants<>+848(SB)/8, $0xbd9c5ac1bd9c5ac1
+DATA constants<>+856(SB)/8, $0xbd9c5ac1bd9c5ac1
+DATA constants<>+864(SB)/8, $0x3e02adb63e02adb6
+DATA constants<>+872(SB)/8, $0x3e02adb63e02adb6
+DATA constants<>+880(SB)/8, $0xbe06c2a1be06c2a1
+DATA constants<>+888(SB)/8, $0xbe06c2a1be06c2a1
+DATA constants<>+896(SB)/8, $0x3e116d0e3e116d0e
+DATA constants<>+904(SB)/8, $0x3e116d0e3e116d0e
+DATA constants<>+912(SB)/8, $0xbe2a3922be2a3922
+DATA constants<>+920(SB)/8, $0xbe2a3922be2a3922
+DATA constants<>+928(SB)/8, $0x3e4cd0043e4cd004
+DATA constants<>+936(SB)/8, $0x3e4cd0043e4cd004
+DATA constants<>+944(SB)/8, $0xbe800113be800113
+DATA constants<>+952(SB)/8, $0xbe800113be800113
+DATA constants<>+960(SB)/8, $0x3eaaaaaa3eaaaaaa
+DATA constants<>+968(SB)/8, $0x3eaaaaaa3eaaaaaa
+DATA constants<>+976(SB)/8, $0x3f0000003f000000
+DATA constants<>+984(SB)/8, $0x3f0000003f000000
+DATA constants<>+992(SB)/8, $0x7f7fffff7f7fffff
+DATA constants<>+1000(SB)/8, $0x7f7fffff7f7fffff
+DATA constants<>+1008(SB)/8, $0x0000000100000001
+DATA constants<>+1016(SB)/8, $0x0000000100000001
+DATA constants<>+1024(SB)/8, $0x7feb352d7feb352d
+DATA constants<>+1032(SB)/8, $0x7feb352d7feb352d
+DATA constants<>+1040(SB)/8, $0x846ca68b846ca68b
+DATA constants<>+1048(SB)/8, $0x846ca68b846ca68b
+GLOBL constants<>(SB), RODATA|NOPTR, $1056
 DATA iota32<>+0(SB)/4, $0
 DATA iota32<>+4(SB)/4, $1
 DATA iota32<>+8(SB)/4, $2
@@ -8324,6 +8326,9 @@ TEXT ·sigmoidGradF32NEON(SB), NOSPLIT, $0-72
 block:
 	FMOVQ 0(R3), F0
 	FMOVQ 16(R3), F1
+	FMOVQ 32(R11), F31
+	VAND V31.B16, V0.B16, V0.B16
+	VAND V31.B16, V1.B16, V1.B16
 	WORD $0x4ea0d7a0 /* fsub v0.4s, v29.4s, v0.4s */
 	WORD $0x4ea1d7a1 /* fsub v1.4s, v29.4s, v1.4s */
 	WORD $0x4ea0f760 /* fmin v0.4s, v27.4s, v0.4s */
@@ -8384,14 +8389,12 @@ block:
 	VADD V31.S4, V3.S4, V3.S4
 	WORD $0x6e22dcc2 /* fmul v2.4s, v6.4s, v2.4s */
 	WORD $0x6e23dce3 /* fmul v3.4s, v7.4s, v3.4s */
-	WORD $0x4e3ed442 /* fadd v2.4s, v2.4s, v30.4s */
-	WORD $0x4e3ed463 /* fadd v3.4s, v3.4s, v30.4s */
-	WORD $0x6e22ffc2 /* fdiv v2.4s, v30.4s, v2.4s */
-	WORD $0x6e23ffc3 /* fdiv v3.4s, v30.4s, v3.4s */
-	VMOV V2.B16, V6.B16
-	WORD $0x4ea2cc46 /* fmls v6.4s, v2.4s, v2.4s */
-	VMOV V3.B16, V7.B16
-	WORD $0x4ea3cc67 /* fmls v7.4s, v3.4s, v3.4s */
+	WORD $0x4e3ed446 /* fadd v6.4s, v2.4s, v30.4s */
+	WORD $0x4e3ed467 /* fadd v7.4s, v3.4s, v30.4s */
+	WORD $0x6e26dcc6 /* fmul v6.4s, v6.4s, v6.4s */
+	WORD $0x6e27dce7 /* fmul v7.4s, v7.4s, v7.4s */
+	WORD $0x6e26fc46 /* fdiv v6.4s, v2.4s, v6.4s */
+	WORD $0x6e27fc67 /* fdiv v7.4s, v3.4s, v7.4s */
 	FMOVQ 0(R4), F2
 	FMOVQ 16(R4), F3
 	WORD $0x6e22dcc2 /* fmul v2.4s, v6.4s, v2.4s */
@@ -8409,6 +8412,8 @@ afterblock:
 
 vector:
 	FMOVQ 0(R3), F0
+	FMOVQ 32(R11), F31
+	VAND V31.B16, V0.B16, V0.B16
 	WORD $0x4ea0d7a0 /* fsub v0.4s, v29.4s, v0.4s */
 	WORD $0x4ea0f760 /* fmin v0.4s, v27.4s, v0.4s */
 	WORD $0x4e20f780 /* fmax v0.4s, v28.4s, v0.4s */
@@ -8441,10 +8446,9 @@ vector:
 	FMOVQ 16(R11), F31
 	VADD V31.S4, V1.S4, V1.S4
 	WORD $0x6e21dc61 /* fmul v1.4s, v3.4s, v1.4s */
-	WORD $0x4e3ed421 /* fadd v1.4s, v1.4s, v30.4s */
-	WORD $0x6e21ffc1 /* fdiv v1.4s, v30.4s, v1.4s */
-	VMOV V1.B16, V3.B16
-	WORD $0x4ea1cc23 /* fmls v3.4s, v1.4s, v1.4s */
+	WORD $0x4e3ed423 /* fadd v3.4s, v1.4s, v30.4s */
+	WORD $0x6e23dc63 /* fmul v3.4s, v3.4s, v3.4s */
+	WORD $0x6e23fc23 /* fdiv v3.4s, v1.4s, v3.4s */
 	FMOVQ 0(R4), F1
 	WORD $0x6e21dc61 /* fmul v1.4s, v3.4s, v1.4s */
 	FMOVQ F1, 0(R2)
@@ -8459,6 +8463,8 @@ aftervector:
 
 element:
 	FMOVS 0(R3), F0
+	FMOVQ 32(R11), F31
+	VAND V31.B16, V0.B16, V0.B16
 	WORD $0x4ea0d7a0 /* fsub v0.4s, v29.4s, v0.4s */
 	WORD $0x4ea0f760 /* fmin v0.4s, v27.4s, v0.4s */
 	WORD $0x4e20f780 /* fmax v0.4s, v28.4s, v0.4s */
@@ -8491,10 +8497,9 @@ element:
 	FMOVQ 16(R11), F31
 	VADD V31.S4, V1.S4, V1.S4
 	WORD $0x6e21dc61 /* fmul v1.4s, v3.4s, v1.4s */
-	WORD $0x4e3ed421 /* fadd v1.4s, v1.4s, v30.4s */
-	WORD $0x6e21ffc1 /* fdiv v1.4s, v30.4s, v1.4s */
-	VMOV V1.B16, V3.B16
-	WORD $0x4ea1cc23 /* fmls v3.4s, v1.4s, v1.4s */
+	WORD $0x4e3ed423 /* fadd v3.4s, v1.4s, v30.4s */
+	WORD $0x6e23dc63 /* fmul v3.4s, v3.4s, v3.4s */
+	WORD $0x6e23fc23 /* fdiv v3.4s, v1.4s, v3.4s */
 	FMOVS 0(R4), F1
 	WORD $0x6e21dc61 /* fmul v1.4s, v3.4s, v1.4s */
 	FMOVS F1, 0(R2)
@@ -8785,131 +8790,94 @@ TEXT ·tanhGradF32NEON(SB), NOSPLIT, $0-72
 	MOVD dy_base+48(FP), R4
 	MOVD $constants<>(SB), R11
 	FMOVQ 16(R11), F30
-	FMOVQ 608(R11), F29
+	VEOR V29.B16, V29.B16, V29.B16
+	FMOVQ 64(R11), F28
+	FMOVQ 80(R11), F27
 	SUBS $8, R1; BLT afterblock
 
 block:
 	FMOVQ 0(R3), F0
 	FMOVQ 16(R3), F1
+	WORD $0x4e20d400 /* fadd v0.4s, v0.4s, v0.4s */
+	WORD $0x4e21d421 /* fadd v1.4s, v1.4s, v1.4s */
 	FMOVQ 32(R11), F31
-	VAND V31.B16, V0.B16, V2.B16
-	VAND V31.B16, V1.B16, V3.B16
-	WORD $0x4ea2f7a2 /* fmin v2.4s, v29.4s, v2.4s */
-	WORD $0x4ea3f7a3 /* fmin v3.4s, v29.4s, v3.4s */
-	WORD $0x6e22dc44 /* fmul v4.4s, v2.4s, v2.4s */
-	WORD $0x6e23dc65 /* fmul v5.4s, v3.4s, v3.4s */
-	FMOVQ 624(R11), F6
-	FMOVQ 624(R11), F7
-	FMOVQ 640(R11), F8
-	WORD $0x4e24ccc8 /* fmla v8.4s, v6.4s, v4.4s */
-	FMOVQ 640(R11), F9
-	WORD $0x4e25cce9 /* fmla v9.4s, v7.4s, v5.4s */
-	FMOVQ 656(R11), F6
-	WORD $0x4e24cd06 /* fmla v6.4s, v8.4s, v4.4s */
-	FMOVQ 656(R11), F7
-	WORD $0x4e25cd27 /* fmla v7.4s, v9.4s, v5.4s */
-	FMOVQ 672(R11), F8
-	WORD $0x4e24ccc8 /* fmla v8.4s, v6.4s, v4.4s */
-	FMOVQ 672(R11), F9
-	WORD $0x4e25cce9 /* fmla v9.4s, v7.4s, v5.4s */
-	FMOVQ 688(R11), F6
-	WORD $0x4e24cd06 /* fmla v6.4s, v8.4s, v4.4s */
-	FMOVQ 688(R11), F7
-	WORD $0x4e25cd27 /* fmla v7.4s, v9.4s, v5.4s */
-	FMOVQ 704(R11), F8
-	WORD $0x4e24ccc8 /* fmla v8.4s, v6.4s, v4.4s */
-	FMOVQ 704(R11), F9
-	WORD $0x4e25cce9 /* fmla v9.4s, v7.4s, v5.4s */
-	VMOV V30.B16, V6.B16
-	WORD $0x4e28cc86 /* fmla v6.4s, v4.4s, v8.4s */
-	VMOV V30.B16, V7.B16
-	WORD $0x4e29cca7 /* fmla v7.4s, v5.4s, v9.4s */
-	WORD $0x6e22dcc6 /* fmul v6.4s, v6.4s, v2.4s */
-	WORD $0x6e23dce7 /* fmul v7.4s, v7.4s, v3.4s */
-	WORD $0x4e22d444 /* fadd v4.4s, v2.4s, v2.4s */
-	WORD $0x4e23d465 /* fadd v5.4s, v3.4s, v3.4s */
-	FMOVQ 96(R11), F31
-	WORD $0x6e3fdc88 /* fmul v8.4s, v4.4s, v31.4s */
-	WORD $0x6e3fdca9 /* fmul v9.4s, v5.4s, v31.4s */
-	WORD $0x4e218908 /* frintn v8.4s, v8.4s */
-	WORD $0x4e218929 /* frintn v9.4s, v9.4s */
-	FMOVQ 112(R11), F31
-	WORD $0x4ebfcd04 /* fmls v4.4s, v8.4s, v31.4s */
-	WORD $0x4ebfcd25 /* fmls v5.4s, v9.4s, v31.4s */
-	FMOVQ 128(R11), F31
-	WORD $0x4ebfcd04 /* fmls v4.4s, v8.4s, v31.4s */
-	WORD $0x4ebfcd25 /* fmls v5.4s, v9.4s, v31.4s */
-	FMOVQ 144(R11), F10
-	FMOVQ 144(R11), F11
-	FMOVQ 160(R11), F12
-	WORD $0x4e24cd4c /* fmla v12.4s, v10.4s, v4.4s */
-	FMOVQ 160(R11), F13
-	WORD $0x4e25cd6d /* fmla v13.4s, v11.4s, v5.4s */
-	FMOVQ 176(R11), F10
-	WORD $0x4e24cd8a /* fmla v10.4s, v12.4s, v4.4s */
-	FMOVQ 176(R11), F11
-	WORD $0x4e25cdab /* fmla v11.4s, v13.4s, v5.4s */
-	FMOVQ 192(R11), F12
-	WORD $0x4e24cd4c /* fmla v12.4s, v10.4s, v4.4s */
-	FMOVQ 192(R11), F13
-	WORD $0x4e25cd6d /* fmla v13.4s, v11.4s, v5.4s */
-	FMOVQ 208(R11), F10
-	WORD $0x4e24cd8a /* fmla v10.4s, v12.4s, v4.4s */
-	FMOVQ 208(R11), F11
-	WORD $0x4e25cdab /* fmla v11.4s, v13.4s, v5.4s */
-	FMOVQ 16(R11), F12
-	WORD $0x4e24cd4c /* fmla v12.4s, v10.4s, v4.4s */
-	FMOVQ 16(R11), F13
-	WORD $0x4e25cd6d /* fmla v13.4s, v11.4s, v5.4s */
-	FMOVQ 16(R11), F10
-	WORD $0x4e24cd8a /* fmla v10.4s, v12.4s, v4.4s */
-	FMOVQ 16(R11), F11
-	WORD $0x4e25cdab /* fmla v11.4s, v13.4s, v5.4s */
-	WORD $0x4e21a908 /* fcvtns v8.4s, v8.4s */
-	WORD $0x4e21a929 /* fcvtns v9.4s, v9.4s */
-	WORD $0x4f3f050c /* sshr v12.4s, v8.4s, #1 */
-	WORD $0x4f3f052d /* sshr v13.4s, v9.4s, #1 */
-	VSUB V12.S4, V8.S4, V8.S4
-	VSUB V13.S4, V9.S4, V9.S4
-	VSHL $23, V12.S4, V12.S4
-	VSHL $23, V13.S4, V13.S4
-	VADD V12.S4, V10.S4, V12.S4
-	VADD V13.S4, V11.S4, V13.S4
-	VSHL $23, V8.S4, V8.S4
-	VSHL $23, V9.S4, V9.S4
-	FMOVQ 16(R11), F31
-	VADD V31.S4, V8.S4, V8.S4
-	VADD V31.S4, V9.S4, V9.S4
-	WORD $0x6e28dd88 /* fmul v8.4s, v12.4s, v8.4s */
-	WORD $0x6e29dda9 /* fmul v9.4s, v13.4s, v9.4s */
-	WORD $0x4ebed50c /* fsub v12.4s, v8.4s, v30.4s */
-	WORD $0x4ebed52d /* fsub v13.4s, v9.4s, v30.4s */
-	WORD $0x4e3ed508 /* fadd v8.4s, v8.4s, v30.4s */
-	WORD $0x4e3ed529 /* fadd v9.4s, v9.4s, v30.4s */
-	WORD $0x6e28fd88 /* fdiv v8.4s, v12.4s, v8.4s */
-	WORD $0x6e29fda9 /* fdiv v9.4s, v13.4s, v9.4s */
-	FMOVQ 720(R11), F31
-	WORD $0x4ebfd442 /* fsub v2.4s, v2.4s, v31.4s */
-	WORD $0x4ebfd463 /* fsub v3.4s, v3.4s, v31.4s */
-	WORD $0x4f21044c /* sshr v12.4s, v2.4s, #31 */
-	VBSL V8.B16, V6.B16, V12.B16
-	WORD $0x4f21046d /* sshr v13.4s, v3.4s, #31 */
-	VBSL V9.B16, V7.B16, V13.B16
-	FMOVQ 0(R11), F31
 	VAND V31.B16, V0.B16, V0.B16
 	VAND V31.B16, V1.B16, V1.B16
-	VORR V0.B16, V12.B16, V0.B16
-	VORR V1.B16, V13.B16, V1.B16
-	VMOV V30.B16, V12.B16
-	WORD $0x4ea0cc0c /* fmls v12.4s, v0.4s, v0.4s */
-	VMOV V30.B16, V13.B16
-	WORD $0x4ea1cc2d /* fmls v13.4s, v1.4s, v1.4s */
-	FMOVQ 0(R4), F0
-	FMOVQ 16(R4), F1
-	WORD $0x6e20dd80 /* fmul v0.4s, v12.4s, v0.4s */
-	WORD $0x6e21dda1 /* fmul v1.4s, v13.4s, v1.4s */
-	FMOVQ F0, 0(R2)
-	FMOVQ F1, 16(R2)
+	WORD $0x4ea0d7a0 /* fsub v0.4s, v29.4s, v0.4s */
+	WORD $0x4ea1d7a1 /* fsub v1.4s, v29.4s, v1.4s */
+	WORD $0x4ea0f760 /* fmin v0.4s, v27.4s, v0.4s */
+	WORD $0x4ea1f761 /* fmin v1.4s, v27.4s, v1.4s */
+	WORD $0x4e20f780 /* fmax v0.4s, v28.4s, v0.4s */
+	WORD $0x4e21f781 /* fmax v1.4s, v28.4s, v1.4s */
+	FMOVQ 96(R11), F31
+	WORD $0x6e3fdc02 /* fmul v2.4s, v0.4s, v31.4s */
+	WORD $0x6e3fdc23 /* fmul v3.4s, v1.4s, v31.4s */
+	WORD $0x4e218842 /* frintn v2.4s, v2.4s */
+	WORD $0x4e218863 /* frintn v3.4s, v3.4s */
+	FMOVQ 112(R11), F31
+	WORD $0x4ebfcc40 /* fmls v0.4s, v2.4s, v31.4s */
+	WORD $0x4ebfcc61 /* fmls v1.4s, v3.4s, v31.4s */
+	FMOVQ 128(R11), F31
+	WORD $0x4ebfcc40 /* fmls v0.4s, v2.4s, v31.4s */
+	WORD $0x4ebfcc61 /* fmls v1.4s, v3.4s, v31.4s */
+	FMOVQ 144(R11), F4
+	FMOVQ 144(R11), F5
+	FMOVQ 160(R11), F6
+	WORD $0x4e20cc86 /* fmla v6.4s, v4.4s, v0.4s */
+	FMOVQ 160(R11), F7
+	WORD $0x4e21cca7 /* fmla v7.4s, v5.4s, v1.4s */
+	FMOVQ 176(R11), F4
+	WORD $0x4e20ccc4 /* fmla v4.4s, v6.4s, v0.4s */
+	FMOVQ 176(R11), F5
+	WORD $0x4e21cce5 /* fmla v5.4s, v7.4s, v1.4s */
+	FMOVQ 192(R11), F6
+	WORD $0x4e20cc86 /* fmla v6.4s, v4.4s, v0.4s */
+	FMOVQ 192(R11), F7
+	WORD $0x4e21cca7 /* fmla v7.4s, v5.4s, v1.4s */
+	FMOVQ 208(R11), F4
+	WORD $0x4e20ccc4 /* fmla v4.4s, v6.4s, v0.4s */
+	FMOVQ 208(R11), F5
+	WORD $0x4e21cce5 /* fmla v5.4s, v7.4s, v1.4s */
+	FMOVQ 16(R11), F6
+	WORD $0x4e20cc86 /* fmla v6.4s, v4.4s, v0.4s */
+	FMOVQ 16(R11), F7
+	WORD $0x4e21cca7 /* fmla v7.4s, v5.4s, v1.4s */
+	FMOVQ 16(R11), F4
+	WORD $0x4e20ccc4 /* fmla v4.4s, v6.4s, v0.4s */
+	FMOVQ 16(R11), F5
+	WORD $0x4e21cce5 /* fmla v5.4s, v7.4s, v1.4s */
+	WORD $0x4e21a842 /* fcvtns v2.4s, v2.4s */
+	WORD $0x4e21a863 /* fcvtns v3.4s, v3.4s */
+	WORD $0x4f3f0446 /* sshr v6.4s, v2.4s, #1 */
+	WORD $0x4f3f0467 /* sshr v7.4s, v3.4s, #1 */
+	VSUB V6.S4, V2.S4, V2.S4
+	VSUB V7.S4, V3.S4, V3.S4
+	VSHL $23, V6.S4, V6.S4
+	VSHL $23, V7.S4, V7.S4
+	VADD V6.S4, V4.S4, V6.S4
+	VADD V7.S4, V5.S4, V7.S4
+	VSHL $23, V2.S4, V2.S4
+	VSHL $23, V3.S4, V3.S4
+	FMOVQ 16(R11), F31
+	VADD V31.S4, V2.S4, V2.S4
+	VADD V31.S4, V3.S4, V3.S4
+	WORD $0x6e22dcc2 /* fmul v2.4s, v6.4s, v2.4s */
+	WORD $0x6e23dce3 /* fmul v3.4s, v7.4s, v3.4s */
+	WORD $0x4e3ed446 /* fadd v6.4s, v2.4s, v30.4s */
+	WORD $0x4e3ed467 /* fadd v7.4s, v3.4s, v30.4s */
+	WORD $0x6e26dcc6 /* fmul v6.4s, v6.4s, v6.4s */
+	WORD $0x6e27dce7 /* fmul v7.4s, v7.4s, v7.4s */
+	WORD $0x6e26fc46 /* fdiv v6.4s, v2.4s, v6.4s */
+	WORD $0x6e27fc67 /* fdiv v7.4s, v3.4s, v7.4s */
+	FMOVQ 736(R11), F31
+	WORD $0x6e3fdcc6 /* fmul v6.4s, v6.4s, v31.4s */
+	WORD $0x6e3fdce7 /* fmul v7.4s, v7.4s, v31.4s */
+	FMOVQ 0(R4), F2
+	FMOVQ 16(R4), F3
+	WORD $0x6e22dcc2 /* fmul v2.4s, v6.4s, v2.4s */
+	WORD $0x6e23dce3 /* fmul v3.4s, v7.4s, v3.4s */
+	FMOVQ F2, 0(R2)
+	FMOVQ F3, 16(R2)
 	ADD $32, R2
 	ADD $32, R3
 	ADD $32, R4
@@ -8921,69 +8889,49 @@ afterblock:
 
 vector:
 	FMOVQ 0(R3), F0
+	WORD $0x4e20d400 /* fadd v0.4s, v0.4s, v0.4s */
 	FMOVQ 32(R11), F31
-	VAND V31.B16, V0.B16, V1.B16
-	WORD $0x4ea1f7a1 /* fmin v1.4s, v29.4s, v1.4s */
-	WORD $0x6e21dc22 /* fmul v2.4s, v1.4s, v1.4s */
-	FMOVQ 624(R11), F3
-	FMOVQ 640(R11), F4
-	WORD $0x4e22cc64 /* fmla v4.4s, v3.4s, v2.4s */
-	FMOVQ 656(R11), F3
-	WORD $0x4e22cc83 /* fmla v3.4s, v4.4s, v2.4s */
-	FMOVQ 672(R11), F4
-	WORD $0x4e22cc64 /* fmla v4.4s, v3.4s, v2.4s */
-	FMOVQ 688(R11), F3
-	WORD $0x4e22cc83 /* fmla v3.4s, v4.4s, v2.4s */
-	FMOVQ 704(R11), F4
-	WORD $0x4e22cc64 /* fmla v4.4s, v3.4s, v2.4s */
-	VMOV V30.B16, V3.B16
-	WORD $0x4e24cc43 /* fmla v3.4s, v2.4s, v4.4s */
-	WORD $0x6e21dc63 /* fmul v3.4s, v3.4s, v1.4s */
-	WORD $0x4e21d422 /* fadd v2.4s, v1.4s, v1.4s */
-	FMOVQ 96(R11), F31
-	WORD $0x6e3fdc44 /* fmul v4.4s, v2.4s, v31.4s */
-	WORD $0x4e218884 /* frintn v4.4s, v4.4s */
-	FMOVQ 112(R11), F31
-	WORD $0x4ebfcc82 /* fmls v2.4s, v4.4s, v31.4s */
-	FMOVQ 128(R11), F31
-	WORD $0x4ebfcc82 /* fmls v2.4s, v4.4s, v31.4s */
-	FMOVQ 144(R11), F5
-	FMOVQ 160(R11), F6
-	WORD $0x4e22cca6 /* fmla v6.4s, v5.4s, v2.4s */
-	FMOVQ 176(R11), F5
-	WORD $0x4e22ccc5 /* fmla v5.4s, v6.4s, v2.4s */
-	FMOVQ 192(R11), F6
-	WORD $0x4e22cca6 /* fmla v6.4s, v5.4s, v2.4s */
-	FMOVQ 208(R11), F5
-	WORD $0x4e22ccc5 /* fmla v5.4s, v6.4s, v2.4s */
-	FMOVQ 16(R11), F6
-	WORD $0x4e22cca6 /* fmla v6.4s, v5.4s, v2.4s */
-	FMOVQ 16(R11), F5
-	WORD $0x4e22ccc5 /* fmla v5.4s, v6.4s, v2.4s */
-	WORD $0x4e21a884 /* fcvtns v4.4s, v4.4s */
-	WORD $0x4f3f0486 /* sshr v6.4s, v4.4s, #1 */
-	VSUB V6.S4, V4.S4, V4.S4
-	VSHL $23, V6.S4, V6.S4
-	VADD V6.S4, V5.S4, V6.S4
-	VSHL $23, V4.S4, V4.S4
-	FMOVQ 16(R11), F31
-	VADD V31.S4, V4.S4, V4.S4
-	WORD $0x6e24dcc4 /* fmul v4.4s, v6.4s, v4.4s */
-	WORD $0x4ebed486 /* fsub v6.4s, v4.4s, v30.4s */
-	WORD $0x4e3ed484 /* fadd v4.4s, v4.4s, v30.4s */
-	WORD $0x6e24fcc4 /* fdiv v4.4s, v6.4s, v4.4s */
-	FMOVQ 720(R11), F31
-	WORD $0x4ebfd421 /* fsub v1.4s, v1.4s, v31.4s */
-	WORD $0x4f210426 /* sshr v6.4s, v1.4s, #31 */
-	VBSL V4.B16, V3.B16, V6.B16
-	FMOVQ 0(R11), F31
 	VAND V31.B16, V0.B16, V0.B16
-	VORR V0.B16, V6.B16, V0.B16
-	VMOV V30.B16, V6.B16
-	WORD $0x4ea0cc06 /* fmls v6.4s, v0.4s, v0.4s */
-	FMOVQ 0(R4), F0
-	WORD $0x6e20dcc0 /* fmul v0.4s, v6.4s, v0.4s */
-	FMOVQ F0, 0(R2)
+	WORD $0x4ea0d7a0 /* fsub v0.4s, v29.4s, v0.4s */
+	WORD $0x4ea0f760 /* fmin v0.4s, v27.4s, v0.4s */
+	WORD $0x4e20f780 /* fmax v0.4s, v28.4s, v0.4s */
+	FMOVQ 96(R11), F31
+	WORD $0x6e3fdc01 /* fmul v1.4s, v0.4s, v31.4s */
+	WORD $0x4e218821 /* frintn v1.4s, v1.4s */
+	FMOVQ 112(R11), F31
+	WORD $0x4ebfcc20 /* fmls v0.4s, v1.4s, v31.4s */
+	FMOVQ 128(R11), F31
+	WORD $0x4ebfcc20 /* fmls v0.4s, v1.4s, v31.4s */
+	FMOVQ 144(R11), F2
+	FMOVQ 160(R11), F3
+	WORD $0x4e20cc43 /* fmla v3.4s, v2.4s, v0.4s */
+	FMOVQ 176(R11), F2
+	WORD $0x4e20cc62 /* fmla v2.4s, v3.4s, v0.4s */
+	FMOVQ 192(R11), F3
+	WORD $0x4e20cc43 /* fmla v3.4s, v2.4s, v0.4s */
+	FMOVQ 208(R11), F2
+	WORD $0x4e20cc62 /* fmla v2.4s, v3.4s, v0.4s */
+	FMOVQ 16(R11), F3
+	WORD $0x4e20cc43 /* fmla v3.4s, v2.4s, v0.4s */
+	FMOVQ 16(R11), F2
+	WORD $0x4e20cc62 /* fmla v2.4s, v3.4s, v0.4s */
+	WORD $0x4e21a821 /* fcvtns v1.4s, v1.4s */
+	WORD $0x4f3f0423 /* sshr v3.4s, v1.4s, #1 */
+	VSUB V3.S4, V1.S4, V1.S4
+	VSHL $23, V3.S4, V3.S4
+	VADD V3.S4, V2.S4, V3.S4
+	VSHL $23, V1.S4, V1.S4
+	FMOVQ 16(R11), F31
+	VADD V31.S4, V1.S4, V1.S4
+	WORD $0x6e21dc61 /* fmul v1.4s, v3.4s, v1.4s */
+	WORD $0x4e3ed423 /* fadd v3.4s, v1.4s, v30.4s */
+	WORD $0x6e23dc63 /* fmul v3.4s, v3.4s, v3.4s */
+	WORD $0x6e23fc23 /* fdiv v3.4s, v1.4s, v3.4s */
+	FMOVQ 736(R11), F31
+	WORD $0x6e3fdc63 /* fmul v3.4s, v3.4s, v31.4s */
+	FMOVQ 0(R4), F1
+	WORD $0x6e21dc61 /* fmul v1.4s, v3.4s, v1.4s */
+	FMOVQ F1, 0(R2)
 	ADD $16, R2
 	ADD $16, R3
 	ADD $16, R4
@@ -8995,69 +8943,49 @@ aftervector:
 
 element:
 	FMOVS 0(R3), F0
+	WORD $0x4e20d400 /* fadd v0.4s, v0.4s, v0.4s */
 	FMOVQ 32(R11), F31
-	VAND V31.B16, V0.B16, V1.B16
-	WORD $0x4ea1f7a1 /* fmin v1.4s, v29.4s, v1.4s */
-	WORD $0x6e21dc22 /* fmul v2.4s, v1.4s, v1.4s */
-	FMOVQ 624(R11), F3
-	FMOVQ 640(R11), F4
-	WORD $0x4e22cc64 /* fmla v4.4s, v3.4s, v2.4s */
-	FMOVQ 656(R11), F3
-	WORD $0x4e22cc83 /* fmla v3.4s, v4.4s, v2.4s */
-	FMOVQ 672(R11), F4
-	WORD $0x4e22cc64 /* fmla v4.4s, v3.4s, v2.4s */
-	FMOVQ 688(R11), F3
-	WORD $0x4e22cc83 /* fmla v3.4s, v4.4s, v2.4s */
-	FMOVQ 704(R11), F4
-	WORD $0x4e22cc64 /* fmla v4.4s, v3.4s, v2.4s */
-	VMOV V30.B16, V3.B16
-	WORD $0x4e24cc43 /* fmla v3.4s, v2.4s, v4.4s */
-	WORD $0x6e21dc63 /* fmul v3.4s, v3.4s, v1.4s */
-	WORD $0x4e21d422 /* fadd v2.4s, v1.4s, v1.4s */
-	FMOVQ 96(R11), F31
-	WORD $0x6e3fdc44 /* fmul v4.4s, v2.4s, v31.4s */
-	WORD $0x4e218884 /* frintn v4.4s, v4.4s */
-	FMOVQ 112(R11), F31
-	WORD $0x4ebfcc82 /* fmls v2.4s, v4.4s, v31.4s */
-	FMOVQ 128(R11), F31
-	WORD $0x4ebfcc82 /* fmls v2.4s, v4.4s, v31.4s */
-	FMOVQ 144(R11), F5
-	FMOVQ 160(R11), F6
-	WORD $0x4e22cca6 /* fmla v6.4s, v5.4s, v2.4s */
-	FMOVQ 176(R11), F5
-	WORD $0x4e22ccc5 /* fmla v5.4s, v6.4s, v2.4s */
-	FMOVQ 192(R11), F6
-	WORD $0x4e22cca6 /* fmla v6.4s, v5.4s, v2.4s */
-	FMOVQ 208(R11), F5
-	WORD $0x4e22ccc5 /* fmla v5.4s, v6.4s, v2.4s */
-	FMOVQ 16(R11), F6
-	WORD $0x4e22cca6 /* fmla v6.4s, v5.4s, v2.4s */
-	FMOVQ 16(R11), F5
-	WORD $0x4e22ccc5 /* fmla v5.4s, v6.4s, v2.4s */
-	WORD $0x4e21a884 /* fcvtns v4.4s, v4.4s */
-	WORD $0x4f3f0486 /* sshr v6.4s, v4.4s, #1 */
-	VSUB V6.S4, V4.S4, V4.S4
-	VSHL $23, V6.S4, V6.S4
-	VADD V6.S4, V5.S4, V6.S4
-	VSHL $23, V4.S4, V4.S4
-	FMOVQ 16(R11), F31
-	VADD V31.S4, V4.S4, V4.S4
-	WORD $0x6e24dcc4 /* fmul v4.4s, v6.4s, v4.4s */
-	WORD $0x4ebed486 /* fsub v6.4s, v4.4s, v30.4s */
-	WORD $0x4e3ed484 /* fadd v4.4s, v4.4s, v30.4s */
-	WORD $0x6e24fcc4 /* fdiv v4.4s, v6.4s, v4.4s */
-	FMOVQ 720(R11), F31
-	WORD $0x4ebfd421 /* fsub v1.4s, v1.4s, v31.4s */
-	WORD $0x4f210426 /* sshr v6.4s, v1.4s, #31 */
-	VBSL V4.B16, V3.B16, V6.B16
-	FMOVQ 0(R11), F31
 	VAND V31.B16, V0.B16, V0.B16
-	VORR V0.B16, V6.B16, V0.B16
-	VMOV V30.B16, V6.B16
-	WORD $0x4ea0cc06 /* fmls v6.4s, v0.4s, v0.4s */
-	FMOVS 0(R4), F0
-	WORD $0x6e20dcc0 /* fmul v0.4s, v6.4s, v0.4s */
-	FMOVS F0, 0(R2)
+	WORD $0x4ea0d7a0 /* fsub v0.4s, v29.4s, v0.4s */
+	WORD $0x4ea0f760 /* fmin v0.4s, v27.4s, v0.4s */
+	WORD $0x4e20f780 /* fmax v0.4s, v28.4s, v0.4s */
+	FMOVQ 96(R11), F31
+	WORD $0x6e3fdc01 /* fmul v1.4s, v0.4s, v31.4s */
+	WORD $0x4e218821 /* frintn v1.4s, v1.4s */
+	FMOVQ 112(R11), F31
+	WORD $0x4ebfcc20 /* fmls v0.4s, v1.4s, v31.4s */
+	FMOVQ 128(R11), F31
+	WORD $0x4ebfcc20 /* fmls v0.4s, v1.4s, v31.4s */
+	FMOVQ 144(R11), F2
+	FMOVQ 160(R11), F3
+	WORD $0x4e20cc43 /* fmla v3.4s, v2.4s, v0.4s */
+	FMOVQ 176(R11), F2
+	WORD $0x4e20cc62 /* fmla v2.4s, v3.4s, v0.4s */
+	FMOVQ 192(R11), F3
+	WORD $0x4e20cc43 /* fmla v3.4s, v2.4s, v0.4s */
+	FMOVQ 208(R11), F2
+	WORD $0x4e20cc62 /* fmla v2.4s, v3.4s, v0.4s */
+	FMOVQ 16(R11), F3
+	WORD $0x4e20cc43 /* fmla v3.4s, v2.4s, v0.4s */
+	FMOVQ 16(R11), F2
+	WORD $0x4e20cc62 /* fmla v2.4s, v3.4s, v0.4s */
+	WORD $0x4e21a821 /* fcvtns v1.4s, v1.4s */
+	WORD $0x4f3f0423 /* sshr v3.4s, v1.4s, #1 */
+	VSUB V3.S4, V1.S4, V1.S4
+	VSHL $23, V3.S4, V3.S4
+	VADD V3.S4, V2.S4, V3.S4
+	VSHL $23, V1.S4, V1.S4
+	FMOVQ 16(R11), F31
+	VADD V31.S4, V1.S4, V1.S4
+	WORD $0x6e21dc61 /* fmul v1.4s, v3.4s, v1.4s */
+	WORD $0x4e3ed423 /* fadd v3.4s, v1.4s, v30.4s */
+	WORD $0x6e23dc63 /* fmul v3.4s, v3.4s, v3.4s */
+	WORD $0x6e23fc23 /* fdiv v3.4s, v1.4s, v3.4s */
+	FMOVQ 736(R11), F31
+	WORD $0x6e3fdc63 /* fmul v3.4s, v3.4s, v31.4s */
+	FMOVS 0(R4), F1
+	WORD $0x6e21dc61 /* fmul v1.4s, v3.4s, v1.4s */
+	FMOVS F1, 0(R2)
 	ADD $4, R2
 	ADD $4, R3
 	ADD $4, R4
@@ -9075,34 +9003,34 @@ TEXT ·logF32NEON(SB), NOSPLIT, $0-48
 	MOVD $constants<>(SB), R11
 	VEOR V30.B16, V30.B16, V30.B16
 	FMOVQ 16(R11), F29
-	FMOVQ 976(R11), F28
+	FMOVQ 992(R11), F28
 	SUBS $8, R1; BLT afterblock
 
 block:
 	FMOVQ 0(R3), F0
 	FMOVQ 16(R3), F1
-	FMOVQ 736(R11), F31
+	FMOVQ 752(R11), F31
 	WORD $0x4ebfd402 /* fsub v2.4s, v0.4s, v31.4s */
 	WORD $0x4ebfd423 /* fsub v3.4s, v1.4s, v31.4s */
-	FMOVQ 752(R11), F31
+	FMOVQ 768(R11), F31
 	WORD $0x6e3fdc04 /* fmul v4.4s, v0.4s, v31.4s */
 	WORD $0x6e3fdc25 /* fmul v5.4s, v1.4s, v31.4s */
 	WORD $0x4f210446 /* sshr v6.4s, v2.4s, #31 */
 	VBSL V0.B16, V4.B16, V6.B16
 	WORD $0x4f210467 /* sshr v7.4s, v3.4s, #31 */
 	VBSL V1.B16, V5.B16, V7.B16
-	FMOVQ 768(R11), F31
+	FMOVQ 784(R11), F31
 	VADD V31.S4, V6.S4, V4.S4
 	VADD V31.S4, V7.S4, V5.S4
 	VUSHR $23, V4.S4, V4.S4
 	VUSHR $23, V5.S4, V5.S4
-	FMOVQ 752(R11), F31
+	FMOVQ 768(R11), F31
 	VADD V31.S4, V4.S4, V8.S4
 	VADD V31.S4, V5.S4, V9.S4
-	FMOVQ 784(R11), F31
+	FMOVQ 800(R11), F31
 	WORD $0x4ebfd508 /* fsub v8.4s, v8.4s, v31.4s */
 	WORD $0x4ebfd529 /* fsub v9.4s, v9.4s, v31.4s */
-	FMOVQ 800(R11), F31
+	FMOVQ 816(R11), F31
 	WORD $0x4f21044a /* sshr v10.4s, v2.4s, #31 */
 	VBSL V30.B16, V31.B16, V10.B16
 	WORD $0x4f21046b /* sshr v11.4s, v3.4s, #31 */
@@ -9111,7 +9039,7 @@ block:
 	WORD $0x4eabd52b /* fsub v11.4s, v9.4s, v11.4s */
 	VSHL $23, V4.S4, V4.S4
 	VSHL $23, V5.S4, V5.S4
-	FMOVQ 816(R11), F31
+	FMOVQ 832(R11), F31
 	VSUB V31.S4, V4.S4, V4.S4
 	VSUB V31.S4, V5.S4, V5.S4
 	VSUB V4.S4, V6.S4, V4.S4
@@ -9123,42 +9051,42 @@ block:
 	WORD $0x6e25dca7 /* fmul v7.4s, v5.4s, v5.4s */
 	WORD $0x6e24dcc8 /* fmul v8.4s, v6.4s, v4.4s */
 	WORD $0x6e25dce9 /* fmul v9.4s, v7.4s, v5.4s */
-	FMOVQ 832(R11), F2
-	FMOVQ 832(R11), F3
-	FMOVQ 848(R11), F12
+	FMOVQ 848(R11), F2
+	FMOVQ 848(R11), F3
+	FMOVQ 864(R11), F12
 	WORD $0x4e24cc4c /* fmla v12.4s, v2.4s, v4.4s */
-	FMOVQ 848(R11), F13
+	FMOVQ 864(R11), F13
 	WORD $0x4e25cc6d /* fmla v13.4s, v3.4s, v5.4s */
-	FMOVQ 864(R11), F2
+	FMOVQ 880(R11), F2
 	WORD $0x4e24cd82 /* fmla v2.4s, v12.4s, v4.4s */
-	FMOVQ 864(R11), F3
+	FMOVQ 880(R11), F3
 	WORD $0x4e25cda3 /* fmla v3.4s, v13.4s, v5.4s */
-	FMOVQ 880(R11), F12
+	FMOVQ 896(R11), F12
 	WORD $0x4e24cc4c /* fmla v12.4s, v2.4s, v4.4s */
-	FMOVQ 880(R11), F13
+	FMOVQ 896(R11), F13
 	WORD $0x4e25cc6d /* fmla v13.4s, v3.4s, v5.4s */
-	FMOVQ 896(R11), F2
+	FMOVQ 912(R11), F2
 	WORD $0x4e24cd82 /* fmla v2.4s, v12.4s, v4.4s */
-	FMOVQ 896(R11), F3
+	FMOVQ 912(R11), F3
 	WORD $0x4e25cda3 /* fmla v3.4s, v13.4s, v5.4s */
-	FMOVQ 912(R11), F12
+	FMOVQ 928(R11), F12
 	WORD $0x4e24cc4c /* fmla v12.4s, v2.4s, v4.4s */
-	FMOVQ 912(R11), F13
+	FMOVQ 928(R11), F13
 	WORD $0x4e25cc6d /* fmla v13.4s, v3.4s, v5.4s */
-	FMOVQ 928(R11), F2
+	FMOVQ 944(R11), F2
 	WORD $0x4e24cd82 /* fmla v2.4s, v12.4s, v4.4s */
-	FMOVQ 928(R11), F3
+	FMOVQ 944(R11), F3
 	WORD $0x4e25cda3 /* fmla v3.4s, v13.4s, v5.4s */
-	FMOVQ 944(R11), F12
+	FMOVQ 960(R11), F12
 	WORD $0x4e24cc4c /* fmla v12.4s, v2.4s, v4.4s */
-	FMOVQ 944(R11), F13
+	FMOVQ 960(R11), F13
 	WORD $0x4e25cc6d /* fmla v13.4s, v3.4s, v5.4s */
 	WORD $0x6e2cdd0c /* fmul v12.4s, v8.4s, v12.4s */
 	WORD $0x6e2ddd2d /* fmul v13.4s, v9.4s, v13.4s */
 	FMOVQ 128(R11), F31
 	WORD $0x4e3fcd4c /* fmla v12.4s, v10.4s, v31.4s */
 	WORD $0x4e3fcd6d /* fmla v13.4s, v11.4s, v31.4s */
-	FMOVQ 960(R11), F31
+	FMOVQ 976(R11), F31
 	WORD $0x4ebfcccc /* fmls v12.4s, v6.4s, v31.4s */
 	WORD $0x4ebfcced /* fmls v13.4s, v7.4s, v31.4s */
 	WORD $0x4e24d584 /* fadd v4.4s, v12.4s, v4.4s */
@@ -9181,7 +9109,7 @@ block:
 	FMOVQ 32(R11), F31
 	VAND V31.B16, V0.B16, V0.B16
 	VAND V31.B16, V1.B16, V1.B16
-	FMOVQ 992(R11), F31
+	FMOVQ 1008(R11), F31
 	WORD $0x4ebfd400 /* fsub v0.4s, v0.4s, v31.4s */
 	WORD $0x4ebfd421 /* fsub v1.4s, v1.4s, v31.4s */
 	FMOVQ 48(R11), F31
@@ -9201,50 +9129,50 @@ afterblock:
 
 vector:
 	FMOVQ 0(R3), F0
-	FMOVQ 736(R11), F31
-	WORD $0x4ebfd401 /* fsub v1.4s, v0.4s, v31.4s */
 	FMOVQ 752(R11), F31
+	WORD $0x4ebfd401 /* fsub v1.4s, v0.4s, v31.4s */
+	FMOVQ 768(R11), F31
 	WORD $0x6e3fdc02 /* fmul v2.4s, v0.4s, v31.4s */
 	WORD $0x4f210423 /* sshr v3.4s, v1.4s, #31 */
 	VBSL V0.B16, V2.B16, V3.B16
-	FMOVQ 768(R11), F31
+	FMOVQ 784(R11), F31
 	VADD V31.S4, V3.S4, V2.S4
 	VUSHR $23, V2.S4, V2.S4
-	FMOVQ 752(R11), F31
+	FMOVQ 768(R11), F31
 	VADD V31.S4, V2.S4, V4.S4
-	FMOVQ 784(R11), F31
-	WORD $0x4ebfd484 /* fsub v4.4s, v4.4s, v31.4s */
 	FMOVQ 800(R11), F31
+	WORD $0x4ebfd484 /* fsub v4.4s, v4.4s, v31.4s */
+	FMOVQ 816(R11), F31
 	WORD $0x4f210425 /* sshr v5.4s, v1.4s, #31 */
 	VBSL V30.B16, V31.B16, V5.B16
 	WORD $0x4ea5d485 /* fsub v5.4s, v4.4s, v5.4s */
 	VSHL $23, V2.S4, V2.S4
-	FMOVQ 816(R11), F31
+	FMOVQ 832(R11), F31
 	VSUB V31.S4, V2.S4, V2.S4
 	VSUB V2.S4, V3.S4, V2.S4
 	FMOVQ 16(R11), F31
 	WORD $0x4ebfd442 /* fsub v2.4s, v2.4s, v31.4s */
 	WORD $0x6e22dc43 /* fmul v3.4s, v2.4s, v2.4s */
 	WORD $0x6e22dc64 /* fmul v4.4s, v3.4s, v2.4s */
-	FMOVQ 832(R11), F1
-	FMOVQ 848(R11), F6
+	FMOVQ 848(R11), F1
+	FMOVQ 864(R11), F6
 	WORD $0x4e22cc26 /* fmla v6.4s, v1.4s, v2.4s */
-	FMOVQ 864(R11), F1
+	FMOVQ 880(R11), F1
 	WORD $0x4e22ccc1 /* fmla v1.4s, v6.4s, v2.4s */
-	FMOVQ 880(R11), F6
+	FMOVQ 896(R11), F6
 	WORD $0x4e22cc26 /* fmla v6.4s, v1.4s, v2.4s */
-	FMOVQ 896(R11), F1
+	FMOVQ 912(R11), F1
 	WORD $0x4e22ccc1 /* fmla v1.4s, v6.4s, v2.4s */
-	FMOVQ 912(R11), F6
+	FMOVQ 928(R11), F6
 	WORD $0x4e22cc26 /* fmla v6.4s, v1.4s, v2.4s */
-	FMOVQ 928(R11), F1
+	FMOVQ 944(R11), F1
 	WORD $0x4e22ccc1 /* fmla v1.4s, v6.4s, v2.4s */
-	FMOVQ 944(R11), F6
+	FMOVQ 960(R11), F6
 	WORD $0x4e22cc26 /* fmla v6.4s, v1.4s, v2.4s */
 	WORD $0x6e26dc86 /* fmul v6.4s, v4.4s, v6.4s */
 	FMOVQ 128(R11), F31
 	WORD $0x4e3fcca6 /* fmla v6.4s, v5.4s, v31.4s */
-	FMOVQ 960(R11), F31
+	FMOVQ 976(R11), F31
 	WORD $0x4ebfcc66 /* fmls v6.4s, v3.4s, v31.4s */
 	WORD $0x4e22d4c2 /* fadd v2.4s, v6.4s, v2.4s */
 	FMOVQ 112(R11), F31
@@ -9257,7 +9185,7 @@ vector:
 	VBSL V2.B16, V0.B16, V6.B16
 	FMOVQ 32(R11), F31
 	VAND V31.B16, V0.B16, V0.B16
-	FMOVQ 992(R11), F31
+	FMOVQ 1008(R11), F31
 	WORD $0x4ebfd400 /* fsub v0.4s, v0.4s, v31.4s */
 	FMOVQ 48(R11), F31
 	WORD $0x4f210402 /* sshr v2.4s, v0.4s, #31 */
@@ -9273,50 +9201,50 @@ aftervector:
 
 element:
 	FMOVS 0(R3), F0
-	FMOVQ 736(R11), F31
-	WORD $0x4ebfd401 /* fsub v1.4s, v0.4s, v31.4s */
 	FMOVQ 752(R11), F31
+	WORD $0x4ebfd401 /* fsub v1.4s, v0.4s, v31.4s */
+	FMOVQ 768(R11), F31
 	WORD $0x6e3fdc02 /* fmul v2.4s, v0.4s, v31.4s */
 	WORD $0x4f210423 /* sshr v3.4s, v1.4s, #31 */
 	VBSL V0.B16, V2.B16, V3.B16
-	FMOVQ 768(R11), F31
+	FMOVQ 784(R11), F31
 	VADD V31.S4, V3.S4, V2.S4
 	VUSHR $23, V2.S4, V2.S4
-	FMOVQ 752(R11), F31
+	FMOVQ 768(R11), F31
 	VADD V31.S4, V2.S4, V4.S4
-	FMOVQ 784(R11), F31
-	WORD $0x4ebfd484 /* fsub v4.4s, v4.4s, v31.4s */
 	FMOVQ 800(R11), F31
+	WORD $0x4ebfd484 /* fsub v4.4s, v4.4s, v31.4s */
+	FMOVQ 816(R11), F31
 	WORD $0x4f210425 /* sshr v5.4s, v1.4s, #31 */
 	VBSL V30.B16, V31.B16, V5.B16
 	WORD $0x4ea5d485 /* fsub v5.4s, v4.4s, v5.4s */
 	VSHL $23, V2.S4, V2.S4
-	FMOVQ 816(R11), F31
+	FMOVQ 832(R11), F31
 	VSUB V31.S4, V2.S4, V2.S4
 	VSUB V2.S4, V3.S4, V2.S4
 	FMOVQ 16(R11), F31
 	WORD $0x4ebfd442 /* fsub v2.4s, v2.4s, v31.4s */
 	WORD $0x6e22dc43 /* fmul v3.4s, v2.4s, v2.4s */
 	WORD $0x6e22dc64 /* fmul v4.4s, v3.4s, v2.4s */
-	FMOVQ 832(R11), F1
-	FMOVQ 848(R11), F6
+	FMOVQ 848(R11), F1
+	FMOVQ 864(R11), F6
 	WORD $0x4e22cc26 /* fmla v6.4s, v1.4s, v2.4s */
-	FMOVQ 864(R11), F1
+	FMOVQ 880(R11), F1
 	WORD $0x4e22ccc1 /* fmla v1.4s, v6.4s, v2.4s */
-	FMOVQ 880(R11), F6
+	FMOVQ 896(R11), F6
 	WORD $0x4e22cc26 /* fmla v6.4s, v1.4s, v2.4s */
-	FMOVQ 896(R11), F1
+	FMOVQ 912(R11), F1
 	WORD $0x4e22ccc1 /* fmla v1.4s, v6.4s, v2.4s */
-	FMOVQ 912(R11), F6
+	FMOVQ 928(R11), F6
 	WORD $0x4e22cc26 /* fmla v6.4s, v1.4s, v2.4s */
-	FMOVQ 928(R11), F1
+	FMOVQ 944(R11), F1
 	WORD $0x4e22ccc1 /* fmla v1.4s, v6.4s, v2.4s */
-	FMOVQ 944(R11), F6
+	FMOVQ 960(R11), F6
 	WORD $0x4e22cc26 /* fmla v6.4s, v1.4s, v2.4s */
 	WORD $0x6e26dc86 /* fmul v6.4s, v4.4s, v6.4s */
 	FMOVQ 128(R11), F31
 	WORD $0x4e3fcca6 /* fmla v6.4s, v5.4s, v31.4s */
-	FMOVQ 960(R11), F31
+	FMOVQ 976(R11), F31
 	WORD $0x4ebfcc66 /* fmls v6.4s, v3.4s, v31.4s */
 	WORD $0x4e22d4c2 /* fadd v2.4s, v6.4s, v2.4s */
 	FMOVQ 112(R11), F31
@@ -9329,7 +9257,7 @@ element:
 	VBSL V2.B16, V0.B16, V6.B16
 	FMOVQ 32(R11), F31
 	VAND V31.B16, V0.B16, V0.B16
-	FMOVQ 992(R11), F31
+	FMOVQ 1008(R11), F31
 	WORD $0x4ebfd400 /* fsub v0.4s, v0.4s, v31.4s */
 	FMOVQ 48(R11), F31
 	WORD $0x4f210402 /* sshr v2.4s, v0.4s, #31 */
@@ -10565,7 +10493,7 @@ block:
 	VEOR V5.B16, V1.B16, V5.B16
 	VEOR V6.B16, V2.B16, V6.B16
 	VEOR V7.B16, V3.B16, V7.B16
-	FMOVQ 1008(R11), F31
+	FMOVQ 1024(R11), F31
 	WORD $0x4ebf9c84 /* mul v4.4s, v4.4s, v31.4s */
 	WORD $0x4ebf9ca5 /* mul v5.4s, v5.4s, v31.4s */
 	WORD $0x4ebf9cc6 /* mul v6.4s, v6.4s, v31.4s */
@@ -10582,7 +10510,7 @@ block:
 	VEOR V1.B16, V5.B16, V1.B16
 	VEOR V2.B16, V6.B16, V2.B16
 	VEOR V3.B16, V7.B16, V3.B16
-	FMOVQ 1024(R11), F31
+	FMOVQ 1040(R11), F31
 	WORD $0x4ebf9c00 /* mul v0.4s, v0.4s, v31.4s */
 	WORD $0x4ebf9c21 /* mul v1.4s, v1.4s, v31.4s */
 	WORD $0x4ebf9c42 /* mul v2.4s, v2.4s, v31.4s */
@@ -10631,12 +10559,12 @@ vector:
 	VADD V30.S4, V0.S4, V0.S4
 	VUSHR $16, V0.S4, V1.S4
 	VEOR V1.B16, V0.B16, V1.B16
-	FMOVQ 1008(R11), F31
+	FMOVQ 1024(R11), F31
 	WORD $0x4ebf9c21 /* mul v1.4s, v1.4s, v31.4s */
 	VEOR V29.B16, V1.B16, V1.B16
 	VUSHR $15, V1.S4, V0.S4
 	VEOR V0.B16, V1.B16, V0.B16
-	FMOVQ 1024(R11), F31
+	FMOVQ 1040(R11), F31
 	WORD $0x4ebf9c00 /* mul v0.4s, v0.4s, v31.4s */
 	VUSHR $16, V0.S4, V1.S4
 	VEOR V1.B16, V0.B16, V1.B16
@@ -10661,12 +10589,12 @@ element:
 	VADD V30.S4, V0.S4, V0.S4
 	VUSHR $16, V0.S4, V1.S4
 	VEOR V1.B16, V0.B16, V1.B16
-	FMOVQ 1008(R11), F31
+	FMOVQ 1024(R11), F31
 	WORD $0x4ebf9c21 /* mul v1.4s, v1.4s, v31.4s */
 	VEOR V29.B16, V1.B16, V1.B16
 	VUSHR $15, V1.S4, V0.S4
 	VEOR V0.B16, V1.B16, V0.B16
-	FMOVQ 1024(R11), F31
+	FMOVQ 1040(R11), F31
 	WORD $0x4ebf9c00 /* mul v0.4s, v0.4s, v31.4s */
 	VUSHR $16, V0.S4, V1.S4
 	VEOR V1.B16, V0.B16, V1.B16

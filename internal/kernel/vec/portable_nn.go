@@ -104,13 +104,12 @@ func geluTanhSlope(x float64) float64 {
 }
 
 func tanhSlope(x float64) float64 {
-	y := math.Tanh(x)
-	return 1 - y*y
+	return 4 * sigmoidSlope(2*x)
 }
 
 func sigmoidSlope(x float64) float64 {
-	s := 1 / (1 + math.Exp(-x))
-	return s - s*s
+	e := math.Exp(-math.Abs(x))
+	return e / ((1 + e) * (1 + e))
 }
 
 func clamp(x, limit float64) float64 { return max(-limit, min(x, limit)) }

@@ -190,15 +190,14 @@ func functions() []kernel {
 			b.store("y", b.sigmoid(b.load("x")))
 		}},
 		{name: "sigmoidGrad", params: "dx, x, dy []T", unroll: twoOf, only32: true, body: func(b *body) {
-			s := b.sigmoid(b.load("x"))
-			b.store("dx", b.mul(b.fnma(s, s, s), b.load("dy")))
+			b.store("dx", b.mul(b.bell(b.load("x")), b.load("dy")))
 		}},
 		{name: "tanh", params: "y, x []T", unroll: twoOf, only32: true, body: func(b *body) {
 			b.store("y", b.tanh(b.load("x")))
 		}},
 		{name: "tanhGrad", params: "dx, x, dy []T", unroll: twoOf, only32: true, body: func(b *body) {
-			y := b.tanh(b.load("x"))
-			b.store("dx", b.mul(b.fnma(y, y, b.register(1)), b.load("dy")))
+			x := b.load("x")
+			b.store("dx", b.mul(b.mul(b.bell(b.add(x, x)), b.constant(4)), b.load("dy")))
 		}},
 		{name: "log", params: "y, x []T", unroll: [2]int{2, 1}, only32: true, body: logarithm},
 	}
@@ -208,6 +207,15 @@ func (b *body) sigmoid(x *value) *value {
 	one := b.register(1)
 	e := b.exp(b.limited(b.sub(b.zero(), x)), nil)
 	return b.div(one, b.add(e, one))
+}
+
+// bell is the slope of the sigmoid, e/(1+e)² with e = e^-|x|: s - s² would lose the digits of what is
+// left where s is near 1.
+func (b *body) bell(x *value) *value {
+	one := b.register(1)
+	e := b.exp(b.limited(b.sub(b.zero(), b.and(x, b.word(absBits)))), nil)
+	d := b.add(e, one)
+	return b.div(e, b.mul(d, d))
 }
 
 // tanhCoefficients approximate (tanh(a)/a - 1)/a² as a polynomial in a² for 0 ≤ a ≤ tanhNear, such
