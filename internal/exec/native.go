@@ -64,6 +64,7 @@ var replacements = map[string]func(n *G.Node, kids []*G.Node) (*G.Node, error){
 	"gorgonia.diagFlatOp":  replaceDiag,
 
 	"gorgonia.globalAveragePoolOp": replaceAverage,
+	"gorgonia.upsampleOp":          replaceUpsample,
 	softmaxType:                    replaceSoftmax,
 	"gorgonia.im2colOp":            replacePatches,
 	"gorgonia.maxPoolOp":           replacePool,

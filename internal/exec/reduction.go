@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	G "gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
 
 	"github.com/gofsdp/gofsdp/internal/kernel"
 )
@@ -171,4 +172,35 @@ func repeat[T kernel.Float](run func(y, x []T, outer, n, inner int)) Kernel {
 		run(y, x, len(x)/inner, len(y)/len(x), inner)
 		return nil
 	}
+}
+
+// timesRow is repeatRow with a gradient of its own: the sum over the repetitions.
+var timesRow = func() *Row {
+	r := *repeatRow
+	r.Diff, r.Grad = 1, func(o *Op, _ G.Nodes, _, dy *G.Node) (G.Nodes, error) {
+		x := o.In[0]
+		outer := Numel(x[:bits.Len32(uint32(o.Attrs.(Axes)))])
+		dy, err := NewView(dy, 0, outer, Numel(o.Shape)/Numel(x), Numel(x)/outer)
+		if err != nil {
+			return nil, err
+		}
+		dx, err := (&Op{Row: sumRow, Attrs: Axes(1 << 1), Shape: tensor.Shape{outer, Numel(x) / outer}}).add(dy)
+		if err != nil {
+			return nil, err
+		}
+		dx, err = shaped(dx, x)
+		return G.Nodes{dx}, err
+	}
+	return &r
+}()
+
+// replaceUpsample repeats the rows and the columns of an image.
+func replaceUpsample(n *G.Node, kids []*G.Node) (x *G.Node, err error) {
+	x = kids[0]
+	for axis := 2; axis < 4 && err == nil; axis++ {
+		shape := x.Shape().Clone()
+		shape[axis] = n.Shape()[axis]
+		x, err = (&Op{Row: timesRow, Attrs: Axes(1) << axis, Shape: shape}).add(x)
+	}
+	return x, err
 }
