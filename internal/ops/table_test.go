@@ -1,6 +1,7 @@
 package ops_test
 
 import (
+	"hash"
 	"math"
 	"reflect"
 	"slices"
@@ -230,8 +231,11 @@ func TestCost(t *testing.T) {
 	}
 }
 
-// foreign is an operation of Gorgonia's by another type, which has no row.
+// foreign is an operation of Gorgonia's by another type, which has no row, and by another hash.
 type foreign struct{ G.Op }
+
+func (f foreign) WriteHash(h hash.Hash) { h.Write([]byte("foreign")) }
+func (f foreign) Hashcode() uint32      { return ^f.Op.Hashcode() }
 
 // TestStockInstructions shows a stock operation by its name, with what is known of its cost.
 func TestStockInstructions(t *testing.T) {
