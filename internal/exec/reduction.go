@@ -9,7 +9,9 @@ import (
 	G "gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
 
+	"github.com/gofsdp/gofsdp/internal/half"
 	"github.com/gofsdp/gofsdp/internal/kernel"
+	"github.com/gofsdp/gofsdp/internal/kernel/vec"
 )
 
 // Axes is a set of axes, bit by bit: the attribute of KindSum, KindMax, KindMaxGrad and KindRepeat.
@@ -156,8 +158,8 @@ func reduceScratch(o *Op) int {
 // repeatRow has as arguments the value alone: its result has a shape, so nobody asks how often.
 var repeatRow = &Row{
 	Kind: KindRepeat, Attr: Axes(0), Doc: "x, with each element repeated along an axis", Shapes: "x [...] -> y [*]",
-	Kernels: Kernels{repeat(kernel.Repeat[float32]), repeat(kernel.Repeat[float64]), repeat(kernel.NaiveRepeat)},
-	FLOPs:   Each(0), Cheap: true,
+	Kernels: Kernels{repeat(vec.Fill[float32]), repeat(vec.Fill[float64]), naiveRepeat}, BF16: repeat(fillHalf),
+	FLOPs: Each(0), Cheap: true, Split: ByElement,
 }
 
 func nativeRepeat(n *G.Node, kids []*G.Node) *Op {
@@ -165,11 +167,26 @@ func nativeRepeat(n *G.Node, kids []*G.Node) *Op {
 	return useWith(repeatRow, Axes(1)<<axis, n, kids)
 }
 
-func repeat[T kernel.Float](run func(y, x []T, outer, n, inner int)) Kernel {
+// repeat writes elements from f.First on: rows of x, or runs of one element.
+func repeat[T Elem](fill func(y []T, v T)) Kernel {
 	return func(f *Frame) error {
-		x, y := Data[T](f.In[0].Bytes), Data[T](f.Out.Bytes)
-		inner := Numel(f.Op.Shape[bits.Len32(uint32(f.Op.Attrs.(Axes))):])
-		run(y, x, len(x)/inner, len(y)/len(x), inner)
+		x, y, i := Data[T](f.In[0].Bytes), Data[T](f.Out.Bytes), f.First
+		n, inner := Numel(f.Op.Shape)/Numel(f.Op.In[0]), Numel(f.Op.Shape[bits.Len32(uint32(f.Op.Attrs.(Axes))):])
+		if n == 1 {
+			copy(y, x)
+			return nil
+		}
+		for len(y) > 0 {
+			var done int
+			if inner > 1 {
+				row, at := i/(n*inner), i%inner
+				done = copy(y, x[row*inner+at:(row+1)*inner])
+			} else {
+				done = min(len(y), n-i%n)
+				fill(y[:done], x[i/n])
+			}
+			y, i = y[done:], i+done
+		}
 		return nil
 	}
 }
@@ -203,4 +220,19 @@ func replaceUpsample(n *G.Node, kids []*G.Node) (x *G.Node, err error) {
 		x, err = (&Op{Row: timesRow, Attrs: Axes(1) << axis, Shape: shape}).add(x)
 	}
 	return x, err
+}
+
+func fillHalf(y []half.BFloat16, v half.BFloat16) {
+	for i := range y {
+		y[i] = v
+	}
+}
+
+func naiveRepeat(f *Frame) error {
+	x, y := Data[float64](f.In[0].Bytes), Data[float64](f.Out.Bytes)
+	n, inner := len(y)/len(x), Numel(f.Op.Shape[bits.Len32(uint32(f.Op.Attrs.(Axes))):])
+	for i := range y {
+		y[i] = x[i/(n*inner)*inner+i%inner]
+	}
+	return nil
 }

@@ -465,14 +465,3 @@ func naiveFold(f func(a, b float64) float64) func(y, x []float64, outer, n, inne
 		}
 	}
 }
-
-// NaiveRepeat is the twin of [Repeat].
-func NaiveRepeat(y, x []float64, outer, n, inner int) {
-	for o := range outer {
-		for k := range n {
-			for i := range inner {
-				y[(o*n+k)*inner+i] = x[o*inner+i]
-			}
-		}
-	}
-}

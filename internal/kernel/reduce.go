@@ -43,20 +43,6 @@ func foldRows[T Float](y, x []T, n, inner int, fold func(dst, row []T)) {
 	}
 }
 
-// Repeat writes to y [outer, n, inner] each row of x [outer, inner] n times.
-func Repeat[T Float](y, x []T, outer, n, inner int) {
-	checkAxis("Repeat", len(x), len(y), outer, n, inner)
-	if inner == 1 {
-		for o, v := range x {
-			vec.Fill(y[o*n:(o+1)*n], v)
-		}
-		return
-	}
-	for r := range outer * n {
-		copy(y[r*inner:(r+1)*inner], x[r/n*inner:])
-	}
-}
-
 func checkAxis(kernel string, small, large, outer, n, inner int) {
 	check(kernel, "outer·inner", small, outer*inner)
 	check(kernel, "outer·n·inner", large, outer*n*inner)

@@ -26,10 +26,6 @@ func checkReductions[T Float](t *rapid.T) {
 		k.run(over[:outer*inner], over, outer, n, inner)
 		requireBits(t, k.name+" in place", y, over[:outer*inner])
 	}
-	large, wantLarge := garbage[T](outer*n*inner), make([]float64, outer*n*inner)
-	Repeat(large, y, outer, n, inner)
-	NaiveRepeat(wantLarge, wide(y), outer, n, inner)
-	requireClose(t, "repeat", wantLarge, large)
 }
 
 // TestMaxOfNaN is NaN, wherever it stands.
