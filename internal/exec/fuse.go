@@ -22,6 +22,9 @@ func (a *assembler) fuse() {
 		for n < len(all) && follows(all[:n], &all[n]) {
 			n++
 		}
+		for n > 1 && !worthwhile(all[:n], uses) {
+			n--
+		}
 		if n == 1 {
 			a.code.instrs = append(a.code.instrs, all[0])
 		} else {
@@ -30,6 +33,27 @@ func (a *assembler) fuse() {
 		all = all[n:]
 	}
 	a.storages = slices.DeleteFunc(a.storages, func(s *storage) bool { return s.bytes == 0 })
+}
+
+// worthwhile tells whether parts that run together need no more memory than they save: what they read
+// or write lives until the last of them.
+func worthwhile(parts []Instr, uses map[*storage]int) bool {
+	inside := make(map[*storage]int)
+	for k := range parts {
+		for o := range parts[k].operands {
+			inside[o.work]++
+		}
+	}
+	delete(inside, nil)
+	saved, first, end := 0, parts[0].at, parts[len(parts)-1].at
+	for s, n := range inside {
+		if n == uses[s] {
+			saved += s.bytes
+		} else if s.first > first || s.last < end {
+			saved -= s.bytes
+		}
+	}
+	return saved >= 0
 }
 
 // uses counts the operands in each piece of work memory.
