@@ -95,7 +95,7 @@ func TestReadme(t *testing.T) {
 // values and fields.
 func declaredNames(t *testing.T) map[string]bool {
 	names := make(map[string]bool)
-	public := []string{"comm", "fsdp", "fsdp/graph", "fsdp/nn", "optim"}
+	public := []string{"comm", "fsdp", "fsdp/graph", "fsdp/nn", "fsdp/op", "optim"}
 	for _, f := range sources(t, func(f *file) bool { return product(f) && slices.Contains(public, f.dir) }) {
 		ast.Inspect(f.ast, func(n ast.Node) bool {
 			switch n := n.(type) {
