@@ -9,8 +9,12 @@ import "slices"
 // memory, see SpaceBlock. Each element is computed as it would be otherwise, to the bit. Program.All
 // shows single instructions.
 
-// fusedBlock is how many elements a block has.
-const fusedBlock = 2048
+// fusedBlock is how many elements a block has. Fewer than fusedLeast are in the cache anyway, where
+// running together saves no time, and blocks are no smaller than values.
+const (
+	fusedBlock = 2048
+	fusedLeast = 16 * fusedBlock
+)
 
 // fuse puts instructions together where that is possible.
 func (a *assembler) fuse() {
@@ -94,7 +98,7 @@ func (in *Instr) elementwise() bool {
 // writes has to be the same elements for both, or has nothing to do with the other.
 func follows(before []Instr, next *Instr) bool {
 	n := Numel(next.Out.Shape)
-	if !before[0].elementwise() || !next.elementwise() || before[0].Update != next.Update || n != Numel(before[0].Out.Shape) {
+	if n < fusedLeast || !before[0].elementwise() || !next.elementwise() || before[0].Update != next.Update || n != Numel(before[0].Out.Shape) {
 		return false
 	}
 	for i := range before {
@@ -132,7 +136,7 @@ func (a *assembler) join(parts []Instr, uses map[*storage]int) Instr {
 			}
 		}
 	}
-	slot := align(min(n, fusedBlock) * int(joined.Out.DType.Size()))
+	slot := fusedBlock * int(joined.Out.DType.Size())
 	var busy []int // by slot: until which part
 	at := make(map[*storage]int)
 	scratch := 0
