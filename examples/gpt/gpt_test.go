@@ -7,11 +7,11 @@ import (
 	"fmt"
 	"io"
 	"math"
-	"math/rand/v2"
 	"net"
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -21,8 +21,8 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 	"gorgonia.org/tensor"
-	"pgregory.net/rapid"
 
+	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/examples/gpt/internal/display"
 	lines "github.com/gofsdp/gofsdp/internal/text"
 )
@@ -198,59 +198,53 @@ func TestInterruptWhileJoining(t *testing.T) {
 	watch.Wait()
 }
 
-func TestChooseAtZeroTemperature(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
-		logits := rapid.SliceOfN(rapid.Float32Range(-50, 50), vocab, vocab).Draw(t, "logits")
-		best := choose(logits, 0, nil)
-		for _, l := range logits {
-			require.LessOrEqual(t, l, logits[best])
+// TestSample compares what two ranks write with what whole forwards say, byte for byte, beyond the
+// context: then the last half of it is seen.
+func TestSample(t *testing.T) {
+	c, err := parse(smallJob(t, "-temperature", "0"), io.Discard)
+	require.NoError(t, err)
+	data, err := load(t.Context(), c)
+	require.NoError(t, err)
+	require.NoError(t, comm.Run(t.Context(), 2, func(ctx context.Context, g comm.Group) error {
+		tr, err := newTrainer(ctx, c, data, g, display.NewScreen(io.Discard, nil, false))
+		require.NoError(t, err)
+		for range 10 {
+			_, err := tr.step(ctx, 0.01)
+			require.NoError(t, err)
 		}
-		random := rand.New(rand.NewPCG(1, rapid.Uint64().Draw(t, "seed")))
-		require.Equal(t, logits[best], logits[choose(logits, 1e-12, random)], "the limit of low temperatures")
-	})
-}
-
-func TestChooseFollowsTheDistribution(t *testing.T) {
-	logits := make([]float32, vocab)
-	for i := range logits {
-		logits[i] = float32(math.Inf(-1))
-	}
-	logits['a'], logits['b'] = 0, float32(math.Log(3)) // at temperature 1: a quarter and three quarters
-	random := rand.New(rand.NewPCG(1, 2))
-	count := func(temperature float64) (a int) {
-		for range 10000 {
-			if b := choose(logits, temperature, random); b == 'a' {
-				a++
+		for _, prompt := range []string{"f", strings.Repeat("func main() {", 5)} {
+			var got []byte
+			require.NoError(t, tr.sample(ctx, []byte(prompt), 90, func(b byte) { got = append(got, b) }))
+			want := likeliest(t, ctx, tr, prompt, 90)
+			require.Greater(t, len(want), 2*c.context)
+			if g.Rank() == 0 {
+				require.Equal(t, want, string(got))
 			} else {
-				require.EqualValues(t, 'b', b)
+				require.Empty(t, got)
 			}
 		}
-		return a
-	}
-	require.InDelta(t, 2500, count(1), 150)
-	require.InDelta(t, 1000, count(0.5), 120) // 1:9
+		return tr.model.Close()
+	}))
 }
 
-// TestNextLooksBackOnly checks that the bytes that fill up a short text change nothing, by
-// evaluating without them.
-func TestNextLooksBackOnly(t *testing.T) {
-	asRank(t, smallJob(t), func(ctx context.Context, tr *trainer) error {
-		long := bytes.Repeat([]byte("func main() {"), 5)
-		for _, n := range []int{1, 5, 16, 17, 32, 60} {
-			got, err := tr.next(ctx, long[:n])
-			if err != nil {
-				return err
-			}
-			seen := windows(append(long[max(0, n-tr.context):n:n], 0), 0, 1, min(n, tr.context), func(int) int { return 0 })
-			out, err := tr.model.Eval(ctx, seen...)
-			if err != nil {
-				return err
-			}
-			all := out[1].Data().([]float32)
-			require.InDeltaSlice(t, all[len(all)-vocab:], got, 1e-5, "%d bytes", n)
+// likeliest returns the n bytes that a model goes on with, each by a forward of all that it sees.
+func likeliest(t *testing.T, ctx context.Context, tr *trainer, prompt string, n int) string {
+	seen, written := []byte(prompt), []byte(nil)
+	for len(written) < n {
+		if len(seen) >= tr.context {
+			seen = seen[len(seen)-tr.context/2:]
 		}
-		return nil
-	})
+		out, err := tr.model.Eval(ctx, windows(append(slices.Clone(seen), 0), 0, 1, len(seen), func(int) int { return 0 })...)
+		require.NoError(t, err)
+		all := out[1].Data().([]float32)
+		last := all[len(all)-vocab:]
+		b := byte(slices.Index(last, slices.Max(last)))
+		if b == endOfFile {
+			break
+		}
+		seen, written = append(seen, b), append(written, b)
+	}
+	return string(written)
 }
 
 func TestCompare(t *testing.T) {

@@ -86,7 +86,7 @@ var edges = map[string]string{
 	"fsdp/fsdprun":                  "internal/auth internal/launch internal/store",
 	"examples/cluster":              "",
 	"examples/fromgraph":            "gorgonia comm fsdp fsdp/graph optim",
-	"examples/gpt":                  "gorgonia comm examples/gpt/internal/display fsdp fsdp/nn internal/text optim",
+	"examples/gpt":                  "gorgonia comm examples/gpt/internal/display fsdp fsdp/generate fsdp/nn internal/text optim",
 	"examples/gpt/internal/display": "",
 	"examples/internal/text":        "gorgonia fsdp",
 	"examples/lora":                 "gorgonia comm examples/internal/text fsdp fsdp/nn optim",
