@@ -132,3 +132,26 @@ func TestPairsOfElements(t *testing.T) {
 		}
 	}
 }
+
+// TestNumberInAVector multiplies with an element of a vector that nothing needs afterwards: the product
+// must not be written over it, since all threads and all blocks read it.
+func TestNumberInAVector(t *testing.T) {
+	const n = 5000
+	run := func(product func(number, x *G.Node) (*G.Node, error), low bool, threads int) []float64 {
+		sig := exectest.Signature(tensor.Float32, []int{n}, []int{n})
+		sig.GradOut = nil
+		tr := exectest.New(t, &exec.Spec{Build: returning(func(_ *exec.Builder, x []*G.Node) (*G.Node, error) {
+			return G.Sum(G.Must(G.Neg(G.Must(product(G.Must(G.Slice(G.Must(G.Tanh(x[0])), G.S(3))), x[1])))))
+		})}, sig)
+		if low {
+			tr = tr.Half(t)
+		}
+		return tr.On(t, threads).Run(t).Out[0]
+	}
+	for _, low := range []bool{false, true} {
+		for threads := 1; threads <= 3; threads++ {
+			require.Equal(t, run(func(e, x *G.Node) (*G.Node, error) { return G.HadamardProd(x, e) }, low, threads),
+				run(func(e, x *G.Node) (*G.Node, error) { return G.HadamardProd(e, x) }, low, threads), "%d threads", threads)
+		}
+	}
+}

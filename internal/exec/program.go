@@ -195,7 +195,7 @@ func (a *assembler) result(n *G.Node, op *Op, in []Operand, f Form) Operand {
 func (a *assembler) work(op *Op, in []Operand, full Operand, last int) Operand {
 	full.Space = SpaceWork
 	if op.InPlace {
-		if s := in[0].work; s != nil && s.last == a.at && s.bytes == full.Bytes && onlyFirst(in) {
+		if s := in[0].work; s != nil && s.last == a.at && s.bytes == full.Bytes && in[0].Bytes == full.Bytes && onlyFirst(in) {
 			s.last, full.work = last, s
 			return full
 		}

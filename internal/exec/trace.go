@@ -85,6 +85,9 @@ func newTrace(spec *Spec, sig *Signature, salt string) (*trace, error) {
 	if err := tr.replace(); err != nil {
 		return nil, err
 	}
+	if err := tr.separate(); err != nil {
+		return nil, err
+	}
 	if sig.GradOut != nil {
 		if err := tr.differentiate(sig); err != nil {
 			return nil, err
@@ -113,13 +116,19 @@ func (tr *trace) build(spec *Spec) (err error) {
 		if dt := o.Dtype(); dt != tr.dtype {
 			return fmt.Errorf("in Build: output %d is %v, want %v", i, dt, tr.dtype)
 		}
-		// An output must be a node of its own, for its gradient to be one.
-		if o.Op() == nil || isConst(o) || slices.Contains(tr.outs, o) {
-			if o, err = outputRow.Apply(Output{i}, o); err != nil {
+		tr.outs = append(tr.outs, o)
+	}
+	return nil
+}
+
+// separate makes every output a node of its own, for its gradient to be one.
+func (tr *trace) separate() (err error) {
+	for i, o := range tr.outs {
+		if o.Op() == nil || isConst(o) || slices.Contains(tr.outs[:i], o) {
+			if tr.outs[i], err = outputRow.Apply(Output{i}, o); err != nil {
 				return err
 			}
 		}
-		tr.outs = append(tr.outs, o)
 	}
 	return nil
 }

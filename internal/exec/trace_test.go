@@ -133,3 +133,24 @@ func TestIntegerSum(t *testing.T) {
 	})}, sig)
 	require.ErrorContains(t, err, "is not differentiable")
 }
+
+// TestOutputsThatAreOneValue has outputs that become one node when stock operations are replaced. Each
+// has its gradient.
+func TestOutputsThatAreOneValue(t *testing.T) {
+	for name, build := range map[string]func(y *G.Node) (G.Nodes, error){
+		"slice":  func(y *G.Node) (G.Nodes, error) { z, err := G.Slice(y, nil); return G.Nodes{y, z}, err },
+		"concat": func(y *G.Node) (G.Nodes, error) { z, err := G.Concat(0, y); return G.Nodes{z, y}, err },
+		"softmax": func(y *G.Node) (G.Nodes, error) {
+			z, err := G.SoftMax(y)
+			return G.Nodes{G.Must(exec.NewSoftmax(y, exec.Softmax{Axis: 1})), z}, err
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			sig := exectest.Signature(tensor.Float64, []int{3, 2}, []int{3, 2})
+			sig.GradOut = []bool{true, true}
+			exectest.New(t, &exec.Spec{Build: func(_ *exec.Builder, x []*G.Node) (G.Nodes, error) {
+				return build(G.Must(G.HadamardProd(x[0], x[1])))
+			}}, sig).CheckGradients(t)
+		})
+	}
+}
