@@ -312,7 +312,7 @@ type Memory struct {
 // Memory returns the counts. Batches are not the model's and are not counted.
 //
 // Programs are compiled for every new shape of a batch, such as every length of a text that is
-// generated, and kept: on each rank the passes used last, up to 16 MiB, and in a process the
+// generated, and kept: on each rank the passes used last, up to 64 MiB, and in a process the
 // programs of their calls, up to 64 MiB, which its ranks share and each of them counts. What was
 // used longest ago goes first. It is compiled again when it is needed, which takes milliseconds and
 // changes no bit.

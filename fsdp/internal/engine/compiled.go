@@ -61,7 +61,7 @@ type Call struct {
 
 // KeepBytes bounds the passes that an engine keeps compiled, with the units of their calls. Tests put
 // another in its place.
-var KeepBytes = 16 << 20
+var KeepBytes = 64 << 20
 
 // Compiled returns the pass for a batch of these shapes, compiling it when they are new. It drops
 // the passes used longest ago when all take more than KeepBytes. Whoever runs one keeps it. Ranks
