@@ -85,6 +85,7 @@ var edges = map[string]string{
 	"fsdp/fsdpckpt":                 "internal/checkpoint internal/safetensors internal/text optim",
 	"fsdp/fsdprun":                  "internal/auth internal/launch internal/store",
 	"examples/cluster":              "",
+	"examples/finetune":             "comm examples/internal/text fsdp fsdp/generate fsdp/nn fsdp/nn/hf fsdp/nn/hf/tokenizer optim",
 	"examples/fromgraph":            "gorgonia comm fsdp fsdp/graph optim",
 	"examples/gpt":                  "gorgonia comm examples/gpt/internal/display fsdp fsdp/generate fsdp/nn internal/text optim",
 	"examples/gpt/internal/display": "",
@@ -117,7 +118,7 @@ const gorgonia = "gorgonia"
 // overGorgonia lists the packages that may need Gorgonia, directly or through what they import.
 // Nothing else may, so that groups, optimizers, schedules and kernels can be used without it.
 var overGorgonia = strings.Fields(`
-	examples/fromgraph examples/gpt examples/internal/text examples/lora examples/moe examples/offload examples/uneven
+	examples/finetune examples/fromgraph examples/gpt examples/internal/text examples/lora examples/moe examples/offload examples/uneven
 	fsdp fsdp/generate fsdp/graph fsdp/internal/engine fsdp/internal/engine/fardevice fsdp/nn fsdp/nn/hf fsdp/op internal/bench
 	internal/bench/models internal/bench/probe internal/bench/state
 	internal/bench/train internal/exec internal/exec/exectest internal/ops internal/samebits/train
