@@ -13,21 +13,21 @@ import (
 // context]. Each row is a window at a place that depends on the seed, the step and the row, so that
 // any number of ranks shares the same global batch out.
 func (c *corpus) batch(seed uint64, step, lo, hi, context int) []fsdp.Tensor {
-	return windows(c.train, lo, hi, context, func(row int) int {
-		return source(seed, "batch", step, row).IntN(len(c.train) - context)
+	return windows(c.train.tokens, lo, hi, context, func(row int) int {
+		return source(seed, "batch", step, row).IntN(len(c.train.tokens) - context)
 	})
 }
 
 // heldBatch returns rows lo to hi of the windows that the model is evaluated on, count in all,
 // spread over the held-out text evenly. They are the same at every evaluation.
 func (c *corpus) heldBatch(count, lo, hi, context int) []fsdp.Tensor {
-	last := len(c.held) - context - 1
-	return windows(c.held, lo, hi, context, func(row int) int { return last * row / max(1, count-1) })
+	last := len(c.held.tokens) - context - 1
+	return windows(c.held.tokens, lo, hi, context, func(row int) int { return last * row / max(1, count-1) })
 }
 
-// windows cuts a window of context bytes, and one more for the last target, from text at the start
+// windows cuts a window of context tokens, and one more for the last target, from text at the start
 // of each row.
-func windows(text []byte, lo, hi, context int, start func(row int) int) []fsdp.Tensor {
+func windows(text []int32, lo, hi, context int, start func(row int) int) []fsdp.Tensor {
 	n := (hi - lo) * context
 	x, y := make([]int, n), make([]int, n)
 	for row := range hi - lo {

@@ -22,17 +22,30 @@ import (
 	"github.com/gofsdp/gofsdp/examples/gpt/internal/display"
 )
 
-// corpus is text to learn from and text held out to test on. Each is the files one after the other,
-// ended by endOfFile.
+// corpus is text to learn from and text held out to test on.
 type corpus struct {
 	source           string // where it is from
-	train, held      []byte
+	train, held      section
 	files, heldFiles int
-	sum              uint32 // CRC-32 of train
 }
 
-// endOfFile ends each file in a corpus. It does not occur in text.
-const endOfFile = 0
+// section is files one after the other, each with the token that ends it.
+type section struct {
+	tokens []int32
+	bytes  int    // of the files, and one more for each
+	sum    uint32 // CRC-32 of these, the one more is endOfFile
+}
+
+func (s *section) add(v vocabulary, data []byte) {
+	for _, token := range append(v.encode(string(data)), v.end()) {
+		s.tokens = append(s.tokens, int32(token))
+	}
+	s.bytes += len(data) + 1
+	s.sum = crc32.Update(crc32.Update(s.sum, crc32.IEEETable, data), crc32.IEEETable, []byte{endOfFile})
+}
+
+// bytesPerToken is that of text that was held out.
+func (c *corpus) bytesPerToken() float64 { return float64(c.held.bytes) / float64(len(c.held.tokens)) }
 
 // file is a file of a corpus.
 type file struct {
@@ -65,11 +78,13 @@ func load(ctx context.Context, c config) (*corpus, error) {
 	if err != nil {
 		return nil, err
 	}
-	data := split(files, c.holdout)
+	data, err := split(ctx, files, c.holdout, c.vocab)
+	if err != nil {
+		return nil, err
+	}
 	data.source = source
-	if n := c.context + 1; len(data.train) < n || len(data.held) < n {
-		return nil, fmt.Errorf("%s has %d bytes to train on and %d held out: both must fill a window of %d", source,
-			len(data.train), len(data.held), n)
+	if n, train, held := c.context+1, len(data.train.tokens), len(data.held.tokens); train < n || held < n {
+		return nil, fmt.Errorf("%s has %d %ss to train on and %d held out: both must fill a window of %d", source, train, c.vocab.unit(), held, n)
 	}
 	return data, nil
 }
@@ -183,31 +198,32 @@ func readUpTo(path string, limit int) ([]byte, error) {
 }
 
 // split holds out every k-th file, or the last k-th of each if there are fewer than k.
-func split(files []file, k int) *corpus {
+func split(ctx context.Context, files []file, k int, v vocabulary) (*corpus, error) {
 	c := &corpus{files: len(files)}
 	for i, f := range files {
 		switch {
+		case ctx.Err() != nil: // a tokenizer takes its time
+			return nil, context.Cause(ctx)
 		case len(files) < k:
 			cut := len(f.data) - len(f.data)/k
-			c.train = append(append(c.train, f.data[:cut]...), endOfFile)
-			c.held = append(append(c.held, f.data[cut:]...), endOfFile)
+			c.train.add(v, f.data[:cut])
+			c.held.add(v, f.data[cut:])
 		case i%k == k-1:
-			c.held = append(append(c.held, f.data...), endOfFile)
+			c.held.add(v, f.data)
 			c.heldFiles++
 		default:
-			c.train = append(append(c.train, f.data...), endOfFile)
+			c.train.add(v, f.data)
 		}
 	}
-	c.sum = crc32.ChecksumIEEE(c.train)
-	return c
+	return c, nil
 }
 
 // describe says what was read, and how long it took.
 func (c *corpus) describe(took time.Duration) string {
-	held := fmt.Sprintf("%s files, %s, held out", display.Count(c.heldFiles), display.Bytes(len(c.held)))
+	held := fmt.Sprintf("%s files, %s, held out", display.Count(c.heldFiles), display.Bytes(c.held.bytes))
 	if c.heldFiles == 0 {
-		held = fmt.Sprintf("the last %s of them held out", display.Bytes(len(c.held)))
+		held = fmt.Sprintf("the last %s of them held out", display.Bytes(c.held.bytes))
 	}
 	return fmt.Sprintf("  %s\n  %s files, %s to train on; %s (%.1fs)\n", c.source, display.Count(c.files-c.heldFiles),
-		display.Bytes(len(c.train)), held, took.Seconds())
+		display.Bytes(c.train.bytes), held, took.Seconds())
 }

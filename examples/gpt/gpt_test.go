@@ -95,6 +95,45 @@ func TestRun(t *testing.T) {
 	require.Less(t, losses[7], 3.0)
 }
 
+// gpt2 is a little tokenizer: bytes and some pairs of them.
+const gpt2 = "../../fsdp/nn/hf/tokenizer/testdata/gpt2"
+
+// TestTokenizer trains on tokens as well as on bytes.
+func TestTokenizer(t *testing.T) {
+	job := smallJob(t, "-tokenizer", gpt2+"/tokenizer.json")
+	out := output(t, job)
+	for _, part := range []string{" tokens of context\n", "256 tokens of text; 40 steps\n", "loss in nats per token", "40 steps over 10 240 tokens of text",
+		"check: 2 ranks equal 1 rank"} {
+		require.Contains(t, out, part)
+	}
+	m := regexp.MustCompile(`result(?s:.*)validation loss: (\S+) nats/token, (\S+) nats/byte, (\S+) bits/byte`).FindStringSubmatch(out)
+	require.NotNil(t, m, out)
+	var loss [3]float64
+	for i := range loss {
+		var err error
+		loss[i], err = strconv.ParseFloat(m[1+i], 64)
+		require.NoError(t, err)
+	}
+	c, err := parse(job, io.Discard)
+	require.NoError(t, err)
+	data, err := load(t.Context(), c)
+	require.NoError(t, err)
+	require.Greater(t, data.bytesPerToken(), 1.05)
+	require.InDelta(t, loss[0], loss[1]*data.bytesPerToken(), 1e-3)
+	require.InDelta(t, loss[1], loss[2]*math.Ln2, 1e-3)
+	require.Less(t, loss[0], 3.0, "the model learns")
+	tokens := make([]int, len(data.held.tokens))
+	for i, token := range data.held.tokens {
+		tokens[i] = int(token)
+	}
+	files := 0
+	for file := range strings.SplitSeq(c.vocab.tokenizer.DecodeAll(tokens), "<|endoftext|>") {
+		files++
+		require.True(t, file == "" || strings.HasPrefix(file, "func f"), file)
+	}
+	require.Equal(t, data.heldFiles+1, files)
+}
+
 // TestRunInBFloat16 trains as well as in float32.
 func TestRunInBFloat16(t *testing.T) {
 	wide := validations(t, output(t, smallJob(t, "-check=false")))
@@ -201,7 +240,13 @@ func TestInterruptWhileJoining(t *testing.T) {
 // TestSample compares what two ranks write with what whole forwards say, byte for byte, beyond the
 // context: then the last half of it is seen.
 func TestSample(t *testing.T) {
-	c, err := parse(smallJob(t, "-temperature", "0"), io.Discard)
+	for _, more := range [][]string{{}, {"-tokenizer", gpt2}} {
+		testSample(t, smallJob(t, append(more, "-temperature", "0")...))
+	}
+}
+
+func testSample(t *testing.T, job []string) {
+	c, err := parse(job, io.Discard)
 	require.NoError(t, err)
 	data, err := load(t.Context(), c)
 	require.NoError(t, err)
@@ -213,12 +258,12 @@ func TestSample(t *testing.T) {
 			require.NoError(t, err)
 		}
 		for _, prompt := range []string{"f", strings.Repeat("func main() {", 5)} {
-			var got []byte
-			require.NoError(t, tr.sample(ctx, []byte(prompt), 90, func(b byte) { got = append(got, b) }))
+			var got string
+			require.NoError(t, tr.sample(ctx, prompt, 90, func(text string) { got += text }))
 			want := likeliest(t, ctx, tr, prompt, 90)
 			require.Greater(t, len(want), 2*c.context)
 			if g.Rank() == 0 {
-				require.Equal(t, want, string(got))
+				require.Equal(t, want, got)
 			} else {
 				require.Empty(t, got)
 			}
@@ -229,22 +274,23 @@ func TestSample(t *testing.T) {
 
 // likeliest returns the n bytes that a model goes on with, each by a forward of all that it sees.
 func likeliest(t *testing.T, ctx context.Context, tr *trainer, prompt string, n int) string {
-	seen, written := []byte(prompt), []byte(nil)
+	seen, written := tr.vocab.encode(prompt), []int(nil)
 	for len(written) < n {
 		if len(seen) >= tr.context {
 			seen = seen[len(seen)-tr.context/2:]
 		}
-		out, err := tr.model.Eval(ctx, windows(append(slices.Clone(seen), 0), 0, 1, len(seen), func(int) int { return 0 })...)
+		tokens := tensor.New(tensor.WithShape(1, len(seen)), tensor.WithBacking(slices.Clone(seen)))
+		out, err := tr.model.Eval(ctx, tokens, tokens) // the loss is not looked at
 		require.NoError(t, err)
 		all := out[1].Data().([]float32)
-		last := all[len(all)-vocab:]
-		b := byte(slices.Index(last, slices.Max(last)))
-		if b == endOfFile {
+		last := all[len(all)-tr.vocab.size():]
+		next := slices.Index(last, slices.Max(last))
+		if next == tr.vocab.end() {
 			break
 		}
-		seen, written = append(seen, b), append(written, b)
+		seen, written = append(seen, next), append(written, next)
 	}
-	return string(written)
+	return tr.vocab.decode(written)
 }
 
 func TestCompare(t *testing.T) {

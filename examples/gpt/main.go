@@ -1,4 +1,4 @@
-// Gpt trains a language model over bytes, sharded over several ranks, while one watches:
+// Gpt trains a language model, over bytes or tokens, sharded over several ranks, while one watches:
 //
 //	go run ./examples/gpt                        # the Go standard library's source, two ranks, about two minutes
 //	go run ./examples/gpt -data ~/notes -size medium -time 10m
@@ -78,6 +78,21 @@
 //	}
 //	…
 //
+// # Tokens
+//
+// Each byte is a token, unless -tokenizer names a directory of a tokenizer as Hugging Face's
+// libraries write it: tokenizer.json, and tokenizer_config.json with the eos_token that ends a file.
+// A BPE can be trained on one's own text so:
+//
+//	t = tokenizers.ByteLevelBPETokenizer()
+//	t.train(files, vocab_size=2048, special_tokens=["<|endoftext|>"])
+//	t.save("bpe/tokenizer.json")
+//	json.dump({"eos_token": "<|endoftext|>"}, open("bpe/tokenizer_config.json", "w"))
+//
+// Losses are then in nats per token. Those on text that was held out are printed per byte too, by the
+// bytes of all of it, and can be compared to those of a model of bytes. -context counts tokens.
+// The text is encoded once, at the start, on one core, at one or two megabytes a second.
+//
 // # Saving and resuming
 //
 // With -save the run leaves checkpoints in a directory, written while the training goes on; the
@@ -92,11 +107,11 @@
 // signal has ended says that it is not over: package examples/cluster has the files that use it.
 //
 // On as many ranks it prints the losses that a run which was never stopped would have, to the last
-// bit. The shape of the model must be what it was; of other flags that change what is learned a
+// bit. The shape of the model and its tokens must be what they were; of other flags that change what is learned a
 // warning is printed.
 //
 // The weights alone go to a file with -export, and initial ones come from a file with -import:
-// safetensors with the names and layouts of GPT-2. The model is like GPT-2 but for its 256 tokens,
+// safetensors with the names and layouts of GPT-2. The model is like GPT-2 but for its tokens,
 // its activation, ReLU, and its head, which is not tied.
 //
 // # Reading it
@@ -105,13 +120,14 @@
 // step, on every rank, each with its own rows of the batch. The rest is what surrounds any
 // training:
 //
-//	config.go   flags
-//	corpus.go   text from files, split into training and held-out text
-//	batch.go    windows of it, as a pure function of seed, step and row
-//	check.go    proof that N ranks compute what one does
-//	state.go    checkpoints, and weights in files
-//	sample.go   text from the model
-//	report.go   what is printed
+//	config.go      flags
+//	vocabulary.go  bytes or tokens
+//	corpus.go      text from files, split into training and held-out text
+//	batch.go       windows of it, as a pure function of seed, step and row
+//	check.go       proof that N ranks compute what one does
+//	state.go       checkpoints, and weights in files
+//	sample.go      text from the model
+//	report.go      what is printed
 //
 // # Reproducing a run
 //

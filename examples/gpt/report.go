@@ -69,29 +69,38 @@ func (t *trainer) printPlan() error {
 	if t.steps > 0 {
 		steps = display.Count(t.steps) + " steps"
 	}
-	t.screen.Printf("%s\n%d layers of %d channels and %d heads, %d bytes of context\n", t.screen.Title("plan"), t.layers, t.dim, t.heads, t.context)
-	t.screen.Printf("%d sequences a step, %s bytes of text; %s\n", t.batch, display.Count(t.batch*t.context), steps)
+	t.screen.Printf("%s\n%d layers of %d channels and %d heads, %d %ss of context\n", t.screen.Title("plan"), t.layers, t.dim, t.heads, t.context, t.vocab.unit())
+	t.screen.Printf("%d sequences a step, %s %ss of text; %s\n", t.batch, display.Count(t.batch*t.context), t.vocab.unit(), steps)
 	t.screen.Printf("%v\n\n", p)
 	return nil
 }
 
 // printResult prints the loss curve and the summary. took is the time of the training.
 func (t *trainer) printResult(took time.Duration) {
-	curve := display.Curve{Train: t.history.Train, Validation: t.history.Validation,
+	curve := display.Curve{Train: t.history.Train, Validation: t.history.Validation, Unit: t.vocab.unit(),
 		Width: min(t.screen.Width(), 100), Height: 14, Color: t.screen.Color()}
 	steps := t.opt.Steps()
 	read := steps * t.batch * t.context
 	final := t.history.Validation[len(t.history.Validation)-1].Loss
 	t.screen.Printf("\n%s\n", curve)
 	t.screen.Printf("%s\n", t.screen.Title("result"))
-	t.screen.Printf("  %d steps over %s bytes of text in %s: %s\n", steps, display.Count(read), display.Duration(took),
+	t.screen.Printf("  %d steps over %s %ss of text in %s: %s\n", steps, display.Count(read), t.vocab.unit(), display.Duration(took),
 		display.Rate(float64(read)/took.Seconds(), "tok"))
 	copies := ""
 	if t.saves.size > 0 {
 		copies = fmt.Sprintf(" and %s to save", display.Bytes(t.saves.size))
 	}
 	t.screen.Printf("  memory per rank: %s at most, %s planned%s\n", display.Bytes(t.history.memory), display.Bytes(t.history.planned), copies)
-	t.screen.Printf("  validation loss: %.4f nats/byte, %.4f bits/byte\n", final, final/math.Ln2)
+	t.screen.Printf("  validation loss: %s, %.4f bits/byte\n", t.lossText(final), final/math.Ln2/t.data.bytesPerToken())
+}
+
+// lossText writes a loss in nats per token, and per byte.
+func (t *trainer) lossText(loss float64) string {
+	text := fmt.Sprintf("%.4f nats/byte", loss/t.data.bytesPerToken())
+	if t.vocab.tokenizer != nil {
+		text = fmt.Sprintf("%.4f nats/token, %s", loss, text)
+	}
+	return text
 }
 
 // printSample prints text from the model as it comes.
@@ -101,9 +110,9 @@ func (t *trainer) printSample(ctx context.Context) error {
 	t.screen.Printf("%s", t.screen.Title(t.prompt))
 	begin := time.Now()
 	written := 0
-	err := t.sample(ctx, []byte(t.prompt), t.sampleBytes, func(b byte) {
-		out.Write([]byte{b}) // a screen reports no errors
-		written++
+	err := t.sample(ctx, t.prompt, t.sampleBytes, func(text string) {
+		out.Write([]byte(text)) // a screen reports no errors
+		written += len(text)
 	})
 	if err != nil {
 		return fmt.Errorf("sample: %w", err)

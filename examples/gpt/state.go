@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -42,7 +43,7 @@ func (t *trainer) record() record {
 func (c *config) flags(data *corpus) map[string]string {
 	flags := map[string]any{
 		"heads": c.heads, "dropout": c.dropout, "seed": c.seed, "steps": c.steps, "time": c.budget, "batch": c.batch, "lr": c.lr,
-		"warmup": c.warmup, "data": fmt.Sprintf("text of %d bytes and checksum %08x", len(data.train), data.sum),
+		"warmup": c.warmup, "data": fmt.Sprintf("text of %d bytes and checksum %08x", data.train.bytes, data.train.sum), "tokenizer": c.vocab,
 	}
 	text := make(map[string]string)
 	for name, v := range flags {
@@ -106,7 +107,7 @@ func (t *trainer) hasCheckpoint(ctx context.Context) (bool, error) {
 func (t *trainer) load(ctx context.Context) error {
 	checkpoint, err := t.model.Load(ctx, t.saveDir, t.opt)
 	if err != nil {
-		return err
+		return fmt.Errorf("a model of %v: %w", t.vocab, err)
 	}
 	var r record
 	if err := checkpoint.Extra(recordName, &r); err != nil {
@@ -115,6 +116,10 @@ func (t *trainer) load(ctx context.Context) error {
 	now := t.flags(t.data)
 	if r.Flags["heads"] != now["heads"] { // the shapes would be the same
 		return fmt.Errorf("%s: the model has %s heads, this one has %s", checkpoint.Path, r.Flags["heads"], now["heads"])
+	}
+	r.Flags["tokenizer"] = cmp.Or(r.Flags["tokenizer"], vocabulary{}.String()) // once there was no other
+	if r.Flags["tokenizer"] != now["tokenizer"] {
+		return fmt.Errorf("%s: the model has learned %s, this one has %s, see -tokenizer", checkpoint.Path, r.Flags["tokenizer"], now["tokenizer"])
 	}
 	t.elapsed, t.history, t.saves.last = r.Elapsed, r.History, t.opt.Steps()
 	t.screen.Printf("resumed after step %d from %s,\n  which %d ranks saved\n", t.opt.Steps(), checkpoint.Path, checkpoint.World)

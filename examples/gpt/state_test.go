@@ -197,6 +197,36 @@ func TestResumeWithOtherFlags(t *testing.T) {
 	}
 }
 
+// TestResumeWithAnotherTokenizer refuses other tokens than those that the model has learned.
+func TestResumeWithAnotherTokenizer(t *testing.T) {
+	job, dir, other := savingJob(t), t.TempDir(), t.TempDir()
+	text, err := os.ReadFile(filepath.Join(gpt2, "tokenizer.json"))
+	require.NoError(t, err)
+	require.NoError(t, os.CopyFS(other, os.DirFS(gpt2)))
+	saved := job("-save", dir, "-tokenizer", gpt2)
+	output(t, saved)
+	require.NotContains(t, output(t, append(saved, "-resume", "-tokenizer", other)), "warning", "a copy is the same")
+
+	require.NoError(t, os.WriteFile(filepath.Join(other, "tokenizer.json"), append(text, '\n'), 0o600))
+	err = run(t.Context(), append(saved, "-resume", "-tokenizer", other), io.Discard, io.Discard)
+	require.ErrorContains(t, err, filepath.Join(dir, ""))
+	require.Regexp(t, `: the model has learned (\d+) tokens with checksum [0-9a-f]{8}, this one has (\d+) tokens with checksum [0-9a-f]{8}, see -tokenizer`, err.Error())
+	err = run(t.Context(), job("-save", dir, "-resume"), io.Discard, io.Discard)
+	require.ErrorContains(t, err, "a model of bytes: ")
+	require.ErrorContains(t, err, "wte.weight")
+}
+
+// TestResumeFromBytes goes on from a checkpoint of the time when all models were of bytes.
+func TestResumeFromBytes(t *testing.T) {
+	job := savingJob(t)("-save", t.TempDir(), "-resume")
+	asRank(t, job, func(ctx context.Context, tr *trainer) error {
+		r := tr.record()
+		delete(r.Flags, "tokenizer")
+		return tr.model.Save(ctx, tr.saveDir, tr.opt, fsdp.Extra(recordName, r))
+	})
+	require.NotContains(t, output(t, job), "-tokenizer")
+}
+
 // asRank runs f with the trainer of a job on one rank.
 func asRank(t *testing.T, args []string, f func(context.Context, *trainer) error) {
 	c, err := parse(args, io.Discard)

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"math"
 	"time"
 
 	"github.com/gofsdp/gofsdp/comm"
@@ -139,7 +140,7 @@ func (t *trainer) step(ctx context.Context, lr float64) (loss float64, err error
 
 // moment is what the ranks agree on after a step.
 type moment struct {
-	loss        float64 // of the global batch, nats per byte
+	loss        float64 // of the global batch, nats per token
 	elapsed     time.Duration
 	memory      int  // bytes of the rank with the most
 	interrupted bool // any rank was
@@ -182,16 +183,16 @@ func (t *trainer) validate(ctx context.Context) error {
 		return fmt.Errorf("evaluation after step %d: %w", t.opt.Steps(), err)
 	}
 	t.history.Validation = append(t.history.Validation, display.Point{Step: t.opt.Steps(), Loss: loss})
-	t.screen.Printf("step %d  validation loss %.4f nats/byte\n", t.opt.Steps(), loss)
+	t.screen.Printf("step %d  validation loss %s\n", t.opt.Steps(), t.lossText(loss))
 	return nil
 }
 
-// evaluate returns the mean loss over every byte of the evaluation's windows, in nats, without
+// evaluate returns the mean loss over every token of the evaluation's windows, in nats, without
 // dropout. The ranks share the windows out as they do those of a training batch.
 func (t *trainer) evaluate(ctx context.Context) (float64, error) {
 	var sum float64
 	tokens := t.batch * t.context
-	batches := (t.evalBytes + tokens - 1) / tokens
+	batches := int(math.Ceil(float64(t.evalBytes) / t.data.bytesPerToken() / float64(tokens)))
 	for i := range batches {
 		from := i * t.batch
 		batch := t.data.heldBatch(batches*t.batch, from+t.lo, from+t.hi, t.context)

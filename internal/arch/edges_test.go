@@ -87,7 +87,7 @@ var edges = map[string]string{
 	"examples/cluster":              "",
 	"examples/finetune":             "comm examples/internal/text fsdp fsdp/generate fsdp/nn fsdp/nn/hf fsdp/nn/hf/tokenizer optim",
 	"examples/fromgraph":            "gorgonia comm fsdp fsdp/graph optim",
-	"examples/gpt":                  "gorgonia comm examples/gpt/internal/display fsdp fsdp/generate fsdp/nn internal/text optim",
+	"examples/gpt":                  "gorgonia comm examples/gpt/internal/display fsdp fsdp/generate fsdp/nn fsdp/nn/hf/tokenizer internal/text optim",
 	"examples/gpt/internal/display": "",
 	"examples/internal/text":        "gorgonia fsdp",
 	"examples/lora":                 "gorgonia comm examples/internal/text fsdp fsdp/nn optim",

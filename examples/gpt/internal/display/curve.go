@@ -18,6 +18,7 @@ type Point struct {
 type Curve struct {
 	Train      []Point // drawn as a line, points that share a column averaged
 	Validation []Point // drawn as marks
+	Unit       string  // that losses are per, such as byte
 	Width      int     // columns in all
 	Height     int     // rows of the plot
 	Color      bool
@@ -64,7 +65,7 @@ func (c Curve) String() string {
 		p.cells[p.y(v)/dotsY][p.x(v)/dotsX] = mark
 	}
 	var b strings.Builder
-	fmt.Fprintf(&b, "%*s in nats per byte, logarithmic: %s  %s validation\n", margin-1, "loss",
+	fmt.Fprintf(&b, "%*s in nats per %s, logarithmic: %s  %s validation\n", margin-1, "loss", c.Unit,
 		paint(c.Color, cyan, "⠒⠒ train"), paint(c.Color, yellow, string(mark)))
 	for y, row := range p.cells {
 		p.row(&b, y, row, c.Color)

@@ -78,7 +78,7 @@ func TestCurve(t *testing.T) {
 	for step := 1; step <= 100; step++ {
 		train = append(train, Point{step, 1.5 + 4*math.Exp(-float64(step)/15)})
 	}
-	c := Curve{Train: train, Validation: []Point{{50, 1.7}, {100, 1.6}}, Width: 50, Height: 7}
+	c := Curve{Train: train, Validation: []Point{{50, 1.7}, {100, 1.6}}, Unit: "byte", Width: 50, Height: 7}
 	require.Equal(t, ""+
 		"   loss in nats per byte, logarithmic: ⠒⠒ train  ● validation\n"+
 		"  4.80 ┤⠑⢄\n"+
