@@ -3,6 +3,7 @@ package generate
 import (
 	"context"
 	"fmt"
+	"math"
 
 	"gorgonia.org/tensor"
 
@@ -65,7 +66,27 @@ func (b *batch[T]) logits(ctx context.Context) (all []T, vocab int, err error) {
 		}
 		pending = max(0, pending)
 	}
+	for i, r := range b.rows {
+		if err := choosable(all[i*vocab:][:vocab]); err != nil {
+			return nil, 0, fmt.Errorf("generate: prompt %d: token %d: %w", r.prompt, len(r.tokens), err)
+		}
+	}
 	return all, vocab, nil
+}
+
+// choosable says why logits are no probabilities, if they are none.
+func choosable[T float](logits []T) error {
+	top := math.Inf(-1)
+	for token, l := range logits {
+		if !(float64(l) <= math.MaxFloat64) {
+			return fmt.Errorf("the logit of %d is %v", token, l)
+		}
+		top = max(top, float64(l))
+	}
+	if math.IsInf(top, -1) {
+		return fmt.Errorf("all %d logits are %v", len(logits), top)
+	}
+	return nil
 }
 
 // pass computes at most length more tokens of each row.

@@ -171,7 +171,7 @@ func write[T float](ctx context.Context, g *Generator, prompts [][]int, o Option
 			if g.size.Encoder {
 				begin = o.Start
 			}
-			b.rows[i] = row{prompt: p, source: i, tokens: slices.Clone(begin), end: min(len(begin)+o.MaxTokens, g.size.Context)}
+			b.rows[i] = row{prompt: p, source: i, tokens: slices.Clone(begin), end: len(begin) + min(o.MaxTokens, g.size.Context-len(begin))}
 		}
 		var err error
 		if g.size.Encoder {

@@ -394,3 +394,64 @@ func TestErrors(t *testing.T) {
 	_, err := generate.New(nil, gpt.Cache(), generate.Config{})
 	require.ErrorContains(t, err, "the model is nil")
 }
+
+// TestMaxTokens: any number of tokens ends where the context does.
+func TestMaxTokens(t *testing.T) {
+	gpt := models["tied"]
+	require.NoError(t, comm.Run(t.Context(), 1, func(ctx context.Context, g comm.Group) error {
+		m := wrap(t, g, gpt, fsdp.Config{Precision: doubles})
+		defer m.Close()
+		w, err := generate.New(m, gpt.Cache(), generate.Config{Float64: true})
+		require.NoError(t, err)
+		for _, o := range []generate.Options{{MaxTokens: math.MaxInt}, {MaxTokens: math.MaxInt, Beams: 2}} {
+			got, err := w.Generate(ctx, [][]int{prompt(1, 31)}, o)
+			require.NoError(t, err)
+			require.Len(t, got[0], 40-31)
+		}
+		return nil
+	}))
+}
+
+// TestNoProbabilities: a model whose logits are no numbers writes nothing, on no rank.
+func TestNoProbabilities(t *testing.T) {
+	gpt := models["gpt"]
+	for value, want := range map[float64]string{
+		math.NaN():  "generate: prompt 0: token 3: the logit of 0 is NaN",
+		math.Inf(1): "generate: prompt 0: token 3: the logit of",
+	} {
+		for _, o := range []generate.Options{{}, {Temperature: 1}, {Beams: 2}} {
+			o.MaxTokens = 2
+			require.NoError(t, comm.Run(t.Context(), 2, func(ctx context.Context, g comm.Group) error {
+				m := wrap(t, g, gpt, fsdp.Config{Precision: doubles})
+				defer m.Close()
+				for _, p := range m.Shards() {
+					if p.Name == "head.weight" {
+						for i := range p.Value.(optim.Host).F64 {
+							p.Value.(optim.Host).F64[i] = value
+						}
+					}
+				}
+				w, err := generate.New(m, gpt.Cache(), generate.Config{Float64: true})
+				require.NoError(t, err)
+				_, err = w.Generate(ctx, [][]int{prompt(1, 3)}[:1-g.Rank()], o)
+				require.ErrorContains(t, err, want)
+				return nil
+			}))
+		}
+	}
+}
+
+// longer is a GPT with a Forward of its own.
+type longer struct{ *nn.GPT }
+
+func (m longer) Forward(t *fsdp.Tape, in ...fsdp.Ref) ([]fsdp.Ref, error) {
+	x := t.Call("words", &nn.Embedding{Rows: m.Vocab, Dim: m.Dim}, in[0])
+	return []fsdp.Ref{t.Call("head", &nn.Head{Dim: m.Dim, Classes: m.Vocab}, x, in[1])}, nil
+}
+
+// TestEmbeddedModel: Wrap says what a model lacks whose programs are not those of its Forward.
+func TestEmbeddedModel(t *testing.T) {
+	_, err := fsdp.Wrap(longer{models["gpt"].(*nn.GPT)}, fsdp.Config{})
+	require.EqualError(t, err, `fsdp: rank 0: program "decode": call "wte": the model's Forward has no call of that name; a model that has `+
+		`its programs from one that it embeds, and a Forward of its own, needs a method Programs of its own, which may return nil`)
+}
