@@ -152,16 +152,18 @@ func (t *Tape) declare(c *tapeCall) error {
 	return nil
 }
 
+const ownPrograms = "; a model that has its programs from one that it embeds, and a Forward of its own, needs a method Programs of its own, which may return nil"
+
 // recall makes c the call of that name in Forward.
 func (t *Tape) recall(c *tapeCall) error {
 	i, ok := t.main.byCall[c.name]
 	if !ok {
-		return errors.New("the model's Forward has no call of that name")
+		return errors.New("the model's Forward has no call of that name" + ownPrograms)
 	}
 	first := t.main.calls[i]
 	if !reflect.DeepEqual(c.module, first.module) {
-		return fmt.Errorf("the module is not that of Forward (make it once if it holds functions, which cannot be compared): %s, there %s",
-			describe(c.module), describe(first.module))
+		return fmt.Errorf("the module is not that of Forward (make it once if it holds functions, which cannot be compared): %s, there %s%s",
+			describe(c.module), describe(first.module), ownPrograms)
 	}
 	c.local, c.params, c.from = first.local, first.params, first.from
 	return nil
