@@ -9,10 +9,10 @@ import (
 	"github.com/gofsdp/gofsdp/fsdp/generate"
 )
 
-// sample lets the model go on from a prompt, up to n bytes, and the rest of a token, n tokens or the
-// end of a file, and gives what it writes to emit on rank 0. It is a collective: evaluating gathers the parameters, so the
-// other ranks take part without a text. A text that fills the model's context goes on from the last
-// half of that.
+// sample lets the model go on from a prompt, up to n bytes and the rest of a token, n tokens or the
+// end of a file, and gives what it writes to emit on rank 0. It is a collective: evaluating gathers
+// the parameters, so the other ranks take part without a text. A text that fills the model's
+// context goes on from the last half of that.
 func (t *trainer) sample(ctx context.Context, prompt string, n int, emit func(string)) error {
 	g, err := generate.New(t.model, t.config.model().Cache(), generate.Config{})
 	if err != nil {
