@@ -195,7 +195,7 @@ func (a *assembler) result(n *G.Node, op *Op, in []Operand, f Form) Operand {
 func (a *assembler) work(op *Op, in []Operand, full Operand, last int) Operand {
 	full.Space = SpaceWork
 	if op.InPlace {
-		if s := in[0].work; s != nil && s.last == a.at && s.bytes == full.Bytes && in[0].Bytes == full.Bytes && onlyFirst(in) {
+		if s := in[0].work; s != nil && s.last == a.at && s.bytes == full.Bytes && in[0].Bytes == full.Bytes && onlyFirst(op, in) {
 			s.last, full.work = last, s
 			return full
 		}
@@ -204,10 +204,11 @@ func (a *assembler) work(op *Op, in []Operand, full Operand, last int) Operand {
 	return full
 }
 
-// onlyFirst tells whether no other operand reads memory of the first, except the same elements.
-func onlyFirst(in []Operand) bool {
+// onlyFirst tells whether no other operand reads memory of the first, except the same elements of an
+// operation that works element by element.
+func onlyFirst(op *Op, in []Operand) bool {
 	for _, o := range in[1:] {
-		if o.work == in[0].work && (o.Offset != in[0].Offset || o.Bytes != in[0].Bytes) {
+		if o.work == in[0].work && (op.Split != ByElement || o.Offset != in[0].Offset || o.Bytes != in[0].Bytes) {
 			return false
 		}
 	}

@@ -91,3 +91,23 @@ func TestForeignOperations(t *testing.T) {
 		require.EqualError(t, err, want)
 	}
 }
+
+// TestProductsThatDoNotFit refuses factors whose inner lengths differ, which Gorgonia lets pass when a
+// graph is built.
+func TestProductsThatDoNotFit(t *testing.T) {
+	for _, c := range []struct {
+		mul  func(a, b *G.Node) (*G.Node, error)
+		a, b []int
+		want string
+	}{
+		{G.Mul, []int{3}, []int{4}, "3 columns and 4 rows, of (1, 3) and (4, 1)"},
+		{G.Mul, []int{2, 3}, []int{2}, "3 columns and 2 rows, of (2, 3) and (2, 1)"},
+		{G.Mul, []int{3}, []int{2, 3}, "2 columns and 3 rows, of (2, 3) and (3, 1)"},
+		{batchedMatMul(), []int{2, 3, 4}, []int{2, 5, 2}, "4 columns and 5 rows, of (2, 3, 4) and (2, 5, 2)"},
+		{batchedMatMul(false, true), []int{2, 3, 4}, []int{2, 4, 2}, "4 columns and 2 rows, of (2, 3, 4) and (2, 4, 2)"},
+	} {
+		_, err := exec.Compile(&exec.Spec{Build: returning(func(_ *exec.Builder, x []*G.Node) (*G.Node, error) { return c.mul(x[0], x[1]) })},
+			exectest.Signature(tensor.Float64, c.a, c.b))
+		require.ErrorContains(t, err, "there is no product of "+c.want)
+	}
+}

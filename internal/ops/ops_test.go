@@ -338,3 +338,31 @@ func TestThreadsDoNotChangeBits(t *testing.T) {
 		}
 	}
 }
+
+// TestArgumentsThatAreOneValue takes a value that nothing needs afterwards for two arguments. The
+// result must not be written over it while the other is still read.
+func TestArgumentsThatAreOneValue(t *testing.T) {
+	sig := exectest.Signature(tensor.Float64, []int{2, 4}, []int{4, 4})
+	sig.GradOut = nil
+	sum := func(f function) []float64 {
+		return exectest.New(t, spec(func(b *exec.Builder, x []*G.Node) (*G.Node, error) {
+			return G.Sum(G.Must(f(b, G.Nodes{G.Must(G.Tanh(x[0])), x[1]})))
+		}), sig).Run(t).Out[0]
+	}
+	require.InDeltaSlice(t,
+		sum(func(_ *exec.Builder, x []*G.Node) (*G.Node, error) {
+			return G.Add(x[0], G.Must(ops.Linear(x[0], x[1], nil)))
+		}),
+		sum(func(_ *exec.Builder, x []*G.Node) (*G.Node, error) { return ops.AddLinear(x[0], x[0], x[1]) }), 1e-12)
+
+	sig = exectest.Signature(tensor.Float64, []int{2, 4}, []int{2, 4})
+	sig.Save = exec.RecomputeAll
+	slope := func(target int) []float64 {
+		tr := exectest.New(t, spec(func(_ *exec.Builder, x []*G.Node) (*G.Node, error) {
+			return ops.BCE(G.Must(ops.Scale(x[0], 2)), G.Must(ops.Scale(x[target], 2)))
+		}), sig)
+		tr.In[1] = tr.In[0]
+		return tr.Run(t).GradIn[0]
+	}
+	require.Equal(t, slope(1), slope(0))
+}
