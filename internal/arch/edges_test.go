@@ -93,6 +93,7 @@ var edges = map[string]string{
 	"examples/lora":                 "gorgonia comm examples/internal/text fsdp fsdp/nn optim",
 	"examples/moe":                  "gorgonia comm examples/internal/text fsdp fsdp/nn optim",
 	"examples/offload":              "gorgonia fsdp fsdp/nn optim",
+	"examples/t5":                   "gorgonia comm fsdp fsdp/generate fsdp/nn optim",
 	"examples/uneven":               "gorgonia comm fsdp fsdp/nn optim",
 
 	// What measures and checks.
@@ -118,7 +119,7 @@ const gorgonia = "gorgonia"
 // overGorgonia lists the packages that may need Gorgonia, directly or through what they import.
 // Nothing else may, so that groups, optimizers, schedules and kernels can be used without it.
 var overGorgonia = strings.Fields(`
-	examples/finetune examples/fromgraph examples/gpt examples/internal/text examples/lora examples/moe examples/offload examples/uneven
+	examples/finetune examples/fromgraph examples/gpt examples/internal/text examples/lora examples/moe examples/offload examples/t5 examples/uneven
 	fsdp fsdp/generate fsdp/graph fsdp/internal/engine fsdp/internal/engine/fardevice fsdp/nn fsdp/nn/hf fsdp/op internal/bench
 	internal/bench/models internal/bench/probe internal/bench/state
 	internal/bench/train internal/exec internal/exec/exectest internal/ops internal/samebits/train
