@@ -146,7 +146,7 @@ func (g *Generator) check(prompts [][]int, o Options) error {
 		return fmt.Errorf("%d beams do not fit into passes of %d rows, see Config.Batch", o.Beams, g.c.Batch)
 	}
 	if n := len(o.Start); g.size.Encoder != (n > 0) || n >= g.size.Context {
-		return fmt.Errorf("Start has %d tokens, want 1 to %d for a model with an encoder and none for others", n, g.size.Context-1)
+		return fmt.Errorf("option Start has %d tokens, want 1 to %d for a model with an encoder and none for others", n, g.size.Context-1)
 	}
 	for i, p := range prompts {
 		if len(p) == 0 || !g.size.Encoder && len(p) >= g.size.Context {

@@ -178,10 +178,10 @@ func (c *Custom) Apply(in ...*gorgonia.Node) (y *gorgonia.Node, err error) {
 // check looks at what is asked about y, a use of c, when it is too late for errors.
 func (c *Custom) check(y *gorgonia.Node) (err error) {
 	if !c.Forward.has(y.Dtype()) {
-		return fmt.Errorf("Forward has no kernel for %v", y.Dtype())
+		return fmt.Errorf("field Forward has no kernel for %v", y.Dtype())
 	}
 	if c.Backward.exists() && !c.Backward.has(y.Dtype()) {
-		return fmt.Errorf("Backward has no kernel for %v", y.Dtype())
+		return fmt.Errorf("field Backward has no kernel for %v", y.Dtype())
 	}
 	defer caught.Panic(&err, "FLOPs or Scratch")
 	for _, k := range []*Kernel{&c.Forward, &c.Backward} {

@@ -71,7 +71,7 @@ func parse(c *Custom) (r rule, err error) {
 	case slices.ContainsFunc(r.results, isInt) || !slices.IsSortedFunc(r.results, func(a, b operand) int { return cmp.Compare(a.mark, b.mark) }):
 		return r, errors.New("a result in Shapes is of integers, or comes after one in f32 and is not")
 	case (c.Forward.Split || c.Backward.Split) && !strings.Contains(c.Shapes, "..."):
-		return r, errors.New("Split is set, and there is no ... in Shapes")
+		return r, errors.New("field Split is set, and there is no ... in Shapes")
 	}
 	return r, r.parseReads(c.Reads)
 }
