@@ -61,3 +61,21 @@ func inputs(size generate.Size, rows, news, cached int) (in []fsdp.Tensor) {
 	}
 	return in
 }
+
+// TestProgramsShareAngles: the angles of all positions, 2 MB here, are there once for the programs of
+// all sizes, or few of these would be kept.
+func TestProgramsShareAngles(t *testing.T) {
+	gpt := &nn.Llama{Vocab: 5, Layers: 1, Dim: 128, Heads: 1, Hidden: 1}
+	require.NoError(t, comm.Run(t.Context(), 1, func(ctx context.Context, g comm.Group) error {
+		m, err := fsdp.Wrap(gpt, fsdp.Config{Group: g})
+		require.NoError(t, err)
+		defer m.Close()
+		allocations(t, ctx, m, inputs(gpt.Cache(), 1, 1, 16))
+		first := m.Memory().Programs
+		for cached := 32; cached <= 4096; cached *= 2 {
+			allocations(t, ctx, m, inputs(gpt.Cache(), 1, 1, cached))
+		}
+		require.Less(t, m.Memory().Programs-first, 1<<20)
+		return nil
+	}))
+}

@@ -43,6 +43,7 @@ type graph struct {
 	updates G.Nodes            // by parameter: the new value of a buffer, or nil
 	consts  map[*G.Node]string // constants made by Const and ConstTensor, and what identifies them
 	tensors map[*G.Node]Value  // the values of those made by ConstTensor
+	shared  int                // bytes of constants that another unit has made
 	half    bool               // values are computed in bfloat16
 	wide    map[*G.Node]bool   // but for these
 	forms   map[*G.Node]Form   // how values are stored, if not as they are; decided before programs are assembled

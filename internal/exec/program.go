@@ -2,6 +2,9 @@ package exec
 
 import (
 	"fmt"
+	"maps"
+	"unsafe"
+	"weak"
 
 	G "gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
@@ -244,7 +247,11 @@ func (a *assembler) constant(n *G.Node, full Operand) error {
 	return nil
 }
 
-// table computes the constant result of op, or takes the memory of an equal one of the unit.
+// tables are the constant results of operations, by what they are: programs share them, and they
+// live as long as one of these. Whoever compiles has locked tracing.
+var tables = make(map[string]weak.Pointer[byte])
+
+// table computes the constant result of op, or takes the memory of an equal one.
 func (a *assembler) table(op *Op, v *Value) error {
 	for n, known := range a.tensors {
 		if isTable(n) && n.Op().String() == op.String() && n.Shape().Eq(op.Shape) {
@@ -252,8 +259,18 @@ func (a *assembler) table(op *Op, v *Value) error {
 			return nil
 		}
 	}
+	key := fmt.Sprint(op, op.Shape, v.DType, v.Form)
+	if p := tables[key].Value(); p != nil {
+		v.Bytes = unsafe.Slice(p, len(v.Bytes))
+		a.shared += len(v.Bytes)
+		return nil
+	}
 	if err := op.run(&Frame{Op: op, Out: *v}); err != nil {
 		return fmt.Errorf("%v: %w", op, err)
+	}
+	maps.DeleteFunc(tables, func(_ string, p weak.Pointer[byte]) bool { return p.Value() == nil })
+	if len(v.Bytes) > 0 {
+		tables[key] = weak.Make(&v.Bytes[0])
 	}
 	return nil
 }

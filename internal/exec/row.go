@@ -94,8 +94,8 @@ type Row struct {
 	BF16Scratch func(o *Op) int
 	Split       Split
 
-	// Constant is for results that depend on attributes and shapes only. They are computed when a
-	// program is compiled, and live as long. The kernels get no arguments.
+	// Constant is for results that depend on attributes and shapes only. They are computed when the
+	// first program with them is compiled, and live as long as one does. The kernels get no arguments.
 	Constant bool
 
 	Moves      bool // elements of the result are elements of the arguments, sums of them, or 0

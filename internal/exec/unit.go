@@ -61,7 +61,7 @@ type Unit struct {
 	// buffers, or no output with a gradient depends on them. In the last case the gradient is set
 	// to zero, unless it is added to.
 	HasGrad []bool
-	Bytes   int // of memory that the unit takes, constants included
+	Bytes   int // of memory that the unit takes, with the constants that it was the first to have
 
 	checks []inputCheck
 	cached atomic.Bool
@@ -140,7 +140,7 @@ func Compile(spec *Spec, sig *Signature) (u *Unit, err error) {
 	if u, err = c.compile(); err != nil {
 		return nil, err
 	}
-	u.Bytes = footprint(u)
+	u.Bytes = footprint(u) - c.shared
 	return u, nil
 }
 
