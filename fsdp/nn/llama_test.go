@@ -3,6 +3,8 @@ package nn_test
 import (
 	"testing"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/gofsdp/gofsdp/fsdp/nn"
 	"github.com/gofsdp/gofsdp/fsdp/op"
 )
@@ -40,4 +42,12 @@ func TestLlama(t *testing.T) {
 	} {
 		g.test(t)
 	}
+}
+
+// TestLlamaBeyondContext: Context bounds what is generated, and no batch.
+func TestLlamaBeyondContext(t *testing.T) {
+	m := wrap(t, &nn.Llama{Vocab: 7, Layers: 1, Dim: 4, Heads: 1, Hidden: 4, Context: 3})
+	long := wrap(t, &nn.Llama{Vocab: 7, Layers: 1, Dim: 4, Heads: 1, Hidden: 4, Context: 9})
+	x := ints([]int{1, 5}, 1, 2, 3, 4, 5)
+	require.Equal(t, eval(t, long, x, x), eval(t, m, x, x))
 }
