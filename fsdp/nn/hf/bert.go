@@ -51,7 +51,7 @@ func openBERT(c *config) fsdp.Model {
 	m := &nn.BERT{
 		Vocab: c.size("vocab_size", 0), Context: c.size("max_position_embeddings", 512), Kinds: c.size("type_vocab_size", 2),
 		Layers: c.size("num_hidden_layers", 0), Dim: c.size("hidden_size", 0), Heads: c.size("num_attention_heads", 0),
-		Hidden: c.size("intermediate_size", 0), Act: choose(c, "hidden_act", "gelu", bertActivations), Eps: get(c, "layer_norm_eps", 1e-12),
+		Hidden: c.size("intermediate_size", 0), Act: choose(c, "hidden_act", "gelu", bertActivations), Eps: c.positive("layer_norm_eps", 1e-12),
 	}
 	only(c, "tie_word_embeddings", true)
 	only(c, "position_embedding_type", "absolute")
@@ -108,7 +108,7 @@ func openViT(c *config) fsdp.Model {
 	m := &nn.ViT{
 		Channels: c.size("num_channels", 3), Classes: len(classes),
 		Layers: c.size("num_hidden_layers", 0), Dim: c.size("hidden_size", 0), Heads: c.size("num_attention_heads", 0),
-		Hidden: c.size("intermediate_size", 0), Act: choose(c, "hidden_act", "gelu", bertActivations), Eps: get(c, "layer_norm_eps", 1e-12),
+		Hidden: c.size("intermediate_size", 0), Act: choose(c, "hidden_act", "gelu", bertActivations), Eps: c.positive("layer_norm_eps", 1e-12),
 	}
 	m.Height, m.Width = c.pair("image_size", 224)
 	patch, other := c.pair("patch_size", 16)

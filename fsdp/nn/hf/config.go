@@ -85,6 +85,15 @@ func (c *config) size(key string, otherwise int) int {
 	return n
 }
 
+// positive returns a number that may be missing, and is positive.
+func (c *config) positive(key string, otherwise float64) float64 {
+	v := get(c, key, otherwise)
+	if !(v > 0) {
+		c.fail("%s is %v, want a positive number", key, v)
+	}
+	return v
+}
+
 // only takes a key whose one supported value is want, which is also its meaning where it is missing.
 func only[T any](c *config, key string, want T) {
 	if got := get(c, key, want); !reflect.DeepEqual(got, want) {

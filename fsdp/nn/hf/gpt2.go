@@ -35,7 +35,7 @@ func openGPT2(c *config) fsdp.Model {
 		Vocab: c.size("vocab_size", 50257), Context: c.size("n_positions", 1024),
 		Layers: c.size("n_layer", 12), Dim: c.size("n_embd", 768), Heads: c.size("n_head", 12),
 		Act: choose(c, "activation_function", "gelu_new", gpt2Activations),
-		Eps: get(c, "layer_norm_epsilon", 1e-5), Tied: get(c, "tie_word_embeddings", true),
+		Eps: c.positive("layer_norm_epsilon", 1e-5), Tied: get(c, "tie_word_embeddings", true),
 	}
 	only(c, "n_ctx", m.Context)
 	only(c, "n_inner", 4*m.Dim)

@@ -10,6 +10,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strconv"
 	"strings"
@@ -74,7 +75,7 @@ var architectures = []*architecture{&gpt2, llama, mistral, qwen2, qwen3, bert, v
 // file or the setting that is wrong or not supported. It is no collective; all ranks open the same
 // directory.
 func Open(dir string) (*Model, error) {
-	m, err := open(dir)
+	m, err := open(filepath.Clean(dir))
 	if err != nil {
 		return nil, fmt.Errorf("hf: %s: %w", dir, err)
 	}
@@ -190,6 +191,9 @@ func weights(dir string) (string, error) {
 // New returns a model that was made here, such as a *nn.GPT, for Save. It is an error if transformers
 // has no such model.
 func New(model fsdp.Model) (*Model, error) {
+	if v := reflect.ValueOf(model); v.Kind() == reflect.Pointer && v.IsNil() {
+		return nil, fmt.Errorf("hf: the %T is nil", model)
+	}
 	for _, a := range architectures {
 		keys, err := a.config(model)
 		if err != nil {
@@ -227,7 +231,10 @@ func floats(v any) any {
 // reads its own shard, as [fsdp.Sharded.Import] does, whose errors it returns. Adapters keep their
 // initial values, which change nothing.
 func (m *Model) Load(ctx context.Context, s *fsdp.Sharded) error {
-	path, err := weights(m.dir)
+	path, err := "", errors.New("hf: Load: no directory was opened: the model is one that New has made")
+	if m.dir != "" {
+		path, err = weights(m.dir)
+	}
 	opts := append(m.options(), failing(err), fsdp.AllowMissing(nn.IsAdapter),
 		fsdp.AllowExtra(func(name string) bool { return m.arch.extra(m.Model, strings.TrimPrefix(name, m.prefix)) }))
 	return s.Import(ctx, path, opts...)

@@ -271,6 +271,12 @@ func TestNew(t *testing.T) {
 	require.EqualError(t, err, "hf: nn.Llama with QKNorm and QKVBias is no model of transformers")
 	_, err = hf.New(&nn.T5{Act: nn.SiLU, Heads: 1})
 	require.EqualError(t, err, "hf: nn.T5 with activation 3, gated false, is no model of transformers")
+	for want, model := range map[string]fsdp.Model{
+		"hf: nn.Llama has 0 heads": &nn.Llama{}, "hf: nn.T5 has 0 heads": &nn.T5{HeadDim: 4}, "hf: the *nn.GPT is nil": (*nn.GPT)(nil),
+	} {
+		_, err := hf.New(model)
+		require.EqualError(t, err, want)
+	}
 	_, err = hf.New(nil)
 	require.EqualError(t, err, "hf: <nil> is no model of transformers")
 }
@@ -435,6 +441,9 @@ func TestOpenErrors(t *testing.T) {
 		{llama(`"attention_bias": true`), `config.json: attention_bias true is not supported, only false`},
 		{llama(`"hidden_act": "gelu"`), `config.json: hidden_act "gelu" is not supported, only silu`},
 		{llama(`"layer_types": ["sliding_attention"]`), `config.json: layer_types "sliding_attention" of layer 0 is not supported: all are "full_attention"`},
+		{llama(`"rms_norm_eps": 0`), `config.json: rms_norm_eps is 0, want a positive number`},
+		{llama(`"rope_theta": -1`), `config.json: rope_theta is -1, want a positive number`},
+		{llama(`"rope_scaling": {"type": "linear", "factor": 0}`), `config.json: rope_scaling.factor is 0, want a positive number`},
 		{llama(`"hidden_size": null`), `config.json: hidden_size is missing`},
 		{strings.Replace(llama(`"use_sliding_window": true, "sliding_window": 3, "max_window_layers": 1`), "llama", "qwen2", 1),
 			"config.json: max_window_layers 1 of 2 layers is not supported: all look back as far"},
@@ -463,6 +472,23 @@ func TestOpenErrors(t *testing.T) {
 	}
 }
 
+// TestWindow reads how far attention looks back: where keys are missing, transformers has values.
+func TestWindow(t *testing.T) {
+	for _, c := range []struct {
+		kind, keys string
+		want       int
+	}{
+		{"mistral", `"x": null`, 4096}, {"mistral", `"sliding_window": null`, 0}, {"mistral", `"sliding_window": 3`, 3}, {"llama", `"x": null`, 0},
+		{"qwen2", `"use_sliding_window": true, "sliding_window": 3`, 0}, // the first 28 layers have none
+		{"qwen2", `"use_sliding_window": true, "max_window_layers": 0`, 4096}, {"qwen2", `"sliding_window": 3`, 0},
+	} {
+		config := strings.Replace(llama(strings.Replace(c.keys, `"x"`, `"bos_token_id"`, 1)), "llama", c.kind, 1)
+		m, err := hf.Open(directory(t, map[string]string{"config.json": config, "model.safetensors": emptyFile}))
+		require.NoError(t, err)
+		require.Equal(t, c.want, m.Model.(*nn.Llama).Window, "%s %s", c.kind, c.keys)
+	}
+}
+
 // TestLoadErrors tells every rank what a directory lacks, and that a later look fails.
 func TestLoadErrors(t *testing.T) {
 	dir := directory(t, map[string]string{"config.json": `{"model_type": "gpt2", "n_layer": 1, "n_embd": 4, "n_head": 1, "vocab_size": 5}`, "model.safetensors": emptyFile})
@@ -472,6 +498,13 @@ func TestLoadErrors(t *testing.T) {
 		var unfit *fsdp.StateError
 		require.ErrorAs(t, m.Load(ctx, s), &unfit)
 		require.Contains(t, unfit.Missing, "h.0.attn.c_attn.weight")
+		return nil
+	})
+	made, err := hf.New(m.Model)
+	require.NoError(t, err)
+	t.Chdir(dir) // the files there are not those of made
+	onRanks(t, 1, m.Model, fsdp.Float32, func(ctx context.Context, s *fsdp.Sharded) error {
+		require.ErrorContains(t, made.Load(ctx, s), "no directory was opened")
 		return nil
 	})
 	require.NoError(t, os.Remove(filepath.Join(dir, "model.safetensors")))

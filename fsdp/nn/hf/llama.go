@@ -3,6 +3,7 @@ package hf
 import (
 	"cmp"
 	"errors"
+	"fmt"
 
 	"github.com/gofsdp/gofsdp/fsdp"
 	"github.com/gofsdp/gofsdp/fsdp/nn"
@@ -63,7 +64,7 @@ func openLlama(c *config, kind string) fsdp.Model {
 		Vocab: c.size("vocab_size", 0), Layers: c.size("num_hidden_layers", 0), Dim: c.size("hidden_size", 0),
 		Heads: c.size("num_attention_heads", 0), Hidden: c.size("intermediate_size", 0),
 		QKVBias: kind == "qwen2", QKNorm: kind == "qwen3",
-		Tied: get(c, "tie_word_embeddings", false), Eps: get(c, "rms_norm_eps", 1e-6),
+		Tied: get(c, "tie_word_embeddings", false), Eps: c.positive("rms_norm_eps", 1e-6),
 	}
 	m.KVHeads = c.size("num_key_value_heads", m.Heads)
 	head := m.Dim / max(m.Heads, 1)
@@ -86,11 +87,11 @@ func openLlama(c *config, kind string) fsdp.Model {
 // openRope reads how positions turn queries and keys. Transformers has moved the keys to
 // rope_parameters.
 func openRope(c *config, m *nn.Llama) {
-	m.RopeBase = get(c, "rope_theta", 10000.0)
+	m.RopeBase = c.positive("rope_theta", 10000)
 	only(c, "partial_rotary_factor", 1.0)
 	for _, key := range []string{"rope_scaling", "rope_parameters"} {
 		c.nested(key, func(r *config) {
-			m.RopeBase = get(r, "rope_theta", m.RopeBase)
+			m.RopeBase = r.positive("rope_theta", m.RopeBase)
 			only(r, "partial_rotary_factor", 1.0)
 			kind := get(r, "type", "default")
 			name := "type"
@@ -100,10 +101,10 @@ func openRope(c *config, m *nn.Llama) {
 			switch kind {
 			case "default":
 			case "linear":
-				m.RopeScaling = op.RopeScaling{Factor: get(r, "factor", 1.0)}
+				m.RopeScaling = op.RopeScaling{Factor: r.positive("factor", 1)}
 			case "llama3":
 				m.RopeScaling = op.RopeScaling{
-					Factor: get(r, "factor", 1.0), LowFreq: get(r, "low_freq_factor", 1.0), HighFreq: get(r, "high_freq_factor", 4.0),
+					Factor: r.positive("factor", 1), LowFreq: get(r, "low_freq_factor", 1.0), HighFreq: get(r, "high_freq_factor", 4.0),
 					Original: r.size("original_max_position_embeddings", 0),
 				}
 			default:
@@ -115,8 +116,11 @@ func openRope(c *config, m *nn.Llama) {
 
 // openWindow reads how far attention looks back, which is to be alike in all layers.
 func openWindow(c *config, m *nn.Llama, kind string) {
-	window := get(c, "sliding_window", 0)
-	full := get(c, "max_window_layers", 0) // layers without
+	window := 4096 // which is meant where the key is missing, and none where it is null
+	if _, ok := c.keys["sliding_window"]; ok {
+		window = get(c, "sliding_window", 0)
+	}
+	full := get(c, "max_window_layers", 28) // layers without
 	if kind == "mistral" {
 		m.Window = window
 	} else if get(c, "use_sliding_window", false) {
@@ -148,6 +152,8 @@ func configLlama(model fsdp.Model, kind string) (map[string]any, error) {
 	}
 	is := "llama"
 	switch {
+	case m.Heads < 1:
+		return nil, fmt.Errorf("nn.Llama has %d heads", m.Heads)
 	case m.QKNorm && m.QKVBias:
 		return nil, errors.New("nn.Llama with QKNorm and QKVBias is no model of transformers")
 	case m.QKNorm:

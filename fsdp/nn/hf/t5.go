@@ -79,7 +79,7 @@ func openT5(c *config) fsdp.Model {
 		Vocab: c.size("vocab_size", 0), Encoder: c.size("num_layers", 0), Dim: c.size("d_model", 0), Heads: c.size("num_heads", 0),
 		Hidden: c.size("d_ff", 0), HeadDim: c.size("d_kv", 0), Buckets: c.size("relative_attention_num_buckets", 32),
 		MaxDistance: c.size("relative_attention_max_distance", 128), Act: act.Activation, Gated: act.gated,
-		Tied: get(c, "tie_word_embeddings", true), Eps: get(c, "layer_norm_epsilon", 1e-6),
+		Tied: get(c, "tie_word_embeddings", true), Eps: c.positive("layer_norm_epsilon", 1e-6),
 	}
 	m.Decoder = c.size("num_decoder_layers", m.Encoder)
 	only(c, "is_gated_act", act.gated)
@@ -94,6 +94,9 @@ func configT5(model fsdp.Model) (map[string]any, error) {
 	m, ok := model.(*nn.T5)
 	if !ok {
 		return nil, nil
+	}
+	if m.Heads < 1 {
+		return nil, fmt.Errorf("nn.T5 has %d heads", m.Heads)
 	}
 	act := ""
 	for _, name := range slices.Sorted(maps.Keys(t5Activations)) {
