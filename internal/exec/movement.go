@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math"
 	"reflect"
+	"slices"
 	"strings"
 
 	G "gorgonia.org/gorgonia"
@@ -194,7 +195,8 @@ func addSlices(n *G.Node, kids []*G.Node, _ map[*G.Node]*G.Node, uses map[*G.Nod
 	for i := range kids {
 		dy, x := kids[1-i], kids[i]
 		op, ours := dy.Op().(*Op)
-		if ours && op.Kind == KindSliceGrad && op.Attrs.(Slice).Step == 1 && uses[arguments(n.Graph(), n)[1-i]] == 1 && x.Shape().Eq(dy.Shape()) {
+		if ours && op.Kind == KindSliceGrad && op.Attrs.(Slice).Step == 1 && uses[arguments(n.Graph(), n)[1-i]] == 1 &&
+			Numel(x.Shape()) == Numel(dy.Shape()) && slices.Equal(n.Shape(), dy.Shape()) {
 			return (&Op{Row: sliceAddRow, Attrs: op.Attrs, Shape: n.Shape().Clone()}).add(x, arguments(dy.Graph(), dy)[0])
 		}
 	}

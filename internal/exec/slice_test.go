@@ -73,3 +73,17 @@ func TestSlicesThatConcatMakes(t *testing.T) {
 		}
 	}
 }
+
+// TestSliceOfATerm adds the gradient of a slice to that of a sum whose terms have as many elements in
+// other shapes, which Gorgonia takes for equal.
+func TestSliceOfATerm(t *testing.T) {
+	for _, shape := range [][]int{{1, 3}, {3, 1}} {
+		sig := exectest.Signature(tensor.Float64, []int{3}, shape)
+		sig.GradOut = []bool{true, true}
+		for _, swap := range []int{0, 1} {
+			exectest.New(t, &exec.Spec{Build: func(_ *exec.Builder, x []*G.Node) (G.Nodes, error) {
+				return G.Nodes{G.Must(G.Slice(x[0], G.S(1))), G.Must(G.Tanh(G.Must(G.Add(x[swap], x[1-swap]))))}, nil
+			}}, sig).CheckGradients(t)
+		}
+	}
+}
