@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 )
 
@@ -50,7 +51,8 @@ func parse(text []byte) (*Tokenizer, error) {
 
 // add adds tokens to those of the model.
 func (t *Tokenizer) add(tokens []*added) error {
-	t.ids = t.model.all()
+	t.ids = make(map[string]int)
+	maps.Copy(t.ids, t.model.all())
 	for token, id := range t.ids {
 		if id < 0 || id > 1<<30 {
 			return fmt.Errorf("token %q has number %d", token, id)

@@ -217,3 +217,16 @@ func BenchmarkEncode(b *testing.B) {
 		})
 	}
 }
+
+// TestAddedTokensAreNotTheModels: the model knows no added token, and may have no vocabulary at all.
+func TestAddedTokensAreNotTheModels(t *testing.T) {
+	dir := t.TempDir()
+	for _, model := range []string{`{"type": "BPE", "vocab": {"?": 0}, "merges": [], "unk_token": "?"}`, `{"type": "BPE", "merges": []}`} {
+		text := `{"model": ` + model + `, "added_tokens": [{"id": 1, "content": "x", "single_word": true}]}`
+		require.NoError(t, os.WriteFile(filepath.Join(dir, "tokenizer.json"), []byte(text), 0o600))
+		tok, err := tokenizer.Open(dir)
+		require.NoError(t, err)
+		require.Equal(t, []int{1}, tok.Encode("x"))
+		require.NotContains(t, tok.Encode("xy"), 1)
+	}
+}
