@@ -41,7 +41,7 @@ func handful() corpus {
 	return c
 }
 
-var small = config{layers: 1, dim: 32, heads: 2, vocab: 300, source: 64, target: 64, rows: 2, epochs: 60, lr: 1e-2, prompts: 9, samples: 1}
+var small = config{layers: 1, dim: 32, heads: 2, vocab: 300, source: 64, target: 64, rows: 2, epochs: 60, lr: 1e-2, prompts: 9, samples: 1, beams: 2}
 
 // TestRun learns a handful of functions by heart on three ranks. Then as many ranks as may be write
 // the same with what was learned.

@@ -53,7 +53,8 @@ func (r *rank) comments(ctx context.Context, fs []function) ([]string, error) {
 	for i, f := range fs {
 		prompts[i] = f.reads
 	}
-	written, err := g.Generate(ctx, prompts, generate.Options{MaxTokens: r.target, Start: []int{end}, Stop: []int{end}})
+	o := generate.Options{MaxTokens: r.target, Start: []int{end}, Stop: []int{end}, Beams: r.beams}
+	written, err := g.Generate(ctx, prompts, o)
 	if err != nil {
 		return nil, err
 	}
