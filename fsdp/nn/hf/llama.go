@@ -80,7 +80,9 @@ func openLlama(c *config, kind string) fsdp.Model {
 	openRope(c, m)
 	openWindow(c, m, kind)
 	c.training("attention_dropout")
-	c.ignore("max_position_embeddings", "pretraining_tp", "is_llama_config")
+	longest := map[string]int{"llama": 2048, "mistral": 131072}
+	m.Context = c.size("max_position_embeddings", cmp.Or(longest[kind], 32768))
+	c.ignore("pretraining_tp", "is_llama_config")
 	return m
 }
 
@@ -177,7 +179,7 @@ func configLlama(model fsdp.Model, kind string) (map[string]any, error) {
 	keys := map[string]any{
 		"vocab_size": m.Vocab, "num_hidden_layers": m.Layers, "hidden_size": m.Dim, "intermediate_size": m.Hidden,
 		"num_attention_heads": m.Heads, "num_key_value_heads": cmp.Or(m.KVHeads, m.Heads), "head_dim": cmp.Or(m.HeadDim, m.Dim/m.Heads),
-		"rms_norm_eps": cmp.Or(m.Eps, 1e-6), "tie_word_embeddings": m.Tied, "hidden_act": "silu",
+		"max_position_embeddings": m.Cache().Context, "rms_norm_eps": cmp.Or(m.Eps, 1e-6), "tie_word_embeddings": m.Tied, "hidden_act": "silu",
 		"rope_parameters": rope, "rope_theta": base, "rope_scaling": rope, // later and earlier versions
 		"bos_token_id": nil, "eos_token_id": nil,
 	}
