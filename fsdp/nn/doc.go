@@ -45,4 +45,7 @@
 // too, and Gorgonia's beside them: see the example of the package. Those of Gorgonia's that are known
 // to be wrong are refused, with the reason: random nodes, BatchNorm, GroupNorm, AveragePool2D, CTC
 // loss, Sparsemax, YOLO, some convolutions.
+//
+// How fast the models are beside PyTorch's is measured by make bench-models; the comment of package
+// internal/bench/models has figures.
 package nn
