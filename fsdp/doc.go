@@ -10,7 +10,7 @@
 //		m, err := fsdp.Wrap(gpt, fsdp.Config{Group: g, Wrap: fsdp.WrapTypes(&nn.Block{})})
 //		defer m.Close()
 //		opt, err := optim.AdamW{WeightDecay: 0.1}.New(m.Shards())
-//		for batch, err := range m.Join(ctx, loader(g.Rank(), g.Size())) {
+//		for batch, err := range m.Join(ctx, data) {
 //			loss, err := m.Forward(ctx, batch...)
 //			err = m.Backward(ctx)
 //			norm, err := m.ClipGradNorm(ctx, 1)

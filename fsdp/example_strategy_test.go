@@ -55,10 +55,10 @@ func ExampleSharded_Join() {
 			return err
 		}
 		defer m.Close()
-		data := func(yield func([]fsdp.Tensor) bool) {
+		data := func(yield func([]fsdp.Tensor, error) bool) {
 			for i := range 1 + 2*g.Rank() {
 				tokens, targets := counting(i, 2, 8)
-				if !yield([]fsdp.Tensor{tokens, targets}) {
+				if !yield([]fsdp.Tensor{tokens, targets}, nil) {
 					return
 				}
 			}

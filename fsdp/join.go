@@ -16,7 +16,7 @@ import (
 // rank in every collective, since each owns a part of every parameter. Without Join the ranks that
 // have more batches get an error, in place of waiting for the others for ever.
 //
-//	for batch, err := range m.Join(ctx, loader(g.Rank(), g.Size())) {
+//	for batch, err := range m.Join(ctx, data) {
 //		loss, err := m.Forward(ctx, batch...) // of nothing: 0
 //		err = m.Backward(ctx)
 //		_, err = m.ClipGradNorm(ctx, 1)
@@ -38,11 +38,12 @@ import (
 // done. Where ranks cannot make the same calls, see [Sharded.JoinCalls]. A second model in the same
 // loop, such as a teacher, needs a Join of its own inside, over the one batch or none.
 //
-// Before each iteration the ranks exchange a flag. An error of one of them, such as a panic of its
-// data, ends the loop on all, with that error as the last thing it yields. If one rank leaves the
+// Before each iteration the ranks exchange a flag. An error or a panic of the data of one of them
+// ends the loop on all, with that error as the last thing it yields; batches before it count, one
+// that comes with it does not. [Batches] makes data of batches in memory. If one rank leaves the
 // loop early, all must, and the inner one of nested loops first. In an inner loop within an
 // iteration of Dummy, batches count for nothing either.
-func (s *Sharded) Join(ctx context.Context, data iter.Seq[[]Tensor], opts ...JoinOption) iter.Seq2[[]Tensor, error] {
+func (s *Sharded) Join(ctx context.Context, data iter.Seq2[[]Tensor, error], opts ...JoinOption) iter.Seq2[[]Tensor, error] {
 	return func(yield func([]Tensor, error) bool) {
 		var o joinOptions
 		for _, opt := range opts {
@@ -50,7 +51,7 @@ func (s *Sharded) Join(ctx context.Context, data iter.Seq[[]Tensor], opts ...Joi
 				opt(&o)
 			}
 		}
-		next, stop := iter.Pull(data)
+		next, stop := iter.Pull2(data)
 		defer stop()
 		outer, outerDummy, depth := s.joined, s.dummy, len(s.loops)
 		defer func() { s.joined, s.dummy, s.loops = outer, outerDummy, s.loops[:depth] }()
@@ -63,7 +64,7 @@ func (s *Sharded) Join(ctx context.Context, data iter.Seq[[]Tensor], opts ...Joi
 				err = errors.New("the data is nil")
 			}
 			if err == nil && more {
-				err = ranks.Guarded("the data", func() error { batch, more = next(); return nil })
+				err = ranks.Guarded("the data", func() (err error) { batch, err, more = next(); return err })
 			}
 			another, err := o.ask(ctx, s, more, err)
 			if err != nil {
@@ -76,6 +77,17 @@ func (s *Sharded) Join(ctx context.Context, data iter.Seq[[]Tensor], opts ...Joi
 				s.joined = true
 			}
 			if !another || !yield(batch, nil) {
+				return
+			}
+		}
+	}
+}
+
+// Batches returns data for [Sharded.Join]: batches that are in memory, without an error.
+func Batches(batches ...[]Tensor) iter.Seq2[[]Tensor, error] {
+	return func(yield func([]Tensor, error) bool) {
+		for _, batch := range batches {
+			if !yield(batch, nil) {
 				return
 			}
 		}

@@ -66,12 +66,12 @@ func (w *trouble) run(ctx context.Context, name string) error {
 	if err != nil {
 		return err
 	}
-	data := func(yield func([]fsdp.Tensor) bool) {
+	data := func(yield func([]fsdp.Tensor, error) bool) {
 		for n := range 4 - 2*w.g.Rank() {
 			if n == 1 && w.faulty && fault.data != nil {
 				fault.data(w)
 			}
-			if !yield(unevenBatch(n, w.g.Rank())) {
+			if !yield(unevenBatch(n, w.g.Rank()), nil) {
 				return
 			}
 		}
@@ -213,7 +213,7 @@ func TestJoinOfNothing(t *testing.T) {
 	for world := 1; world <= 2; world++ {
 		onRanks(t, world, func(ctx context.Context, g comm.Group) {
 			m := chain64(t, g)
-			loop := func(data iter.Seq[[]fsdp.Tensor]) (last error) {
+			loop := func(data iter.Seq2[[]fsdp.Tensor, error]) (last error) {
 				for batch, err := range m.Join(ctx, data) {
 					require.Nil(t, batch)
 					require.Error(t, err)
@@ -229,19 +229,24 @@ func TestJoinOfNothing(t *testing.T) {
 	}
 }
 
-// TestJoinDataFails lets the data of one rank panic, or its context end while it reads: the loop is
-// over on all ranks, and the model is as good as before.
+// TestJoinDataFails lets the data of one rank panic or fail, or its context end while it reads: the
+// loop is over on all ranks, and the model is as good as before.
 func TestJoinDataFails(t *testing.T) {
-	for _, panics := range []bool{true, false} {
+	const panics, fails, ends = "panics", "fails", "ends"
+	for _, what := range []string{panics, fails, ends} {
 		onRanks(t, 3, func(ctx context.Context, g comm.Group) {
 			m := chain64(t, g)
 			reading, cancel := context.WithCancelCause(ctx)
 			defer cancel(nil)
-			data := func(yield func([]fsdp.Tensor) bool) {
+			over := false
+			data := func(yield func([]fsdp.Tensor, error) bool) {
+				defer func() { over = true }()
 				switch {
-				case !yield(unevenBatch(0, 0)) || g.Rank() != 1:
-				case panics:
+				case !yield(unevenBatch(0, 0), nil) || g.Rank() != 1:
+				case what == panics:
 					panic(errOops)
+				case what == fails:
+					require.False(t, yield(unevenBatch(1, 0), errOops), "nobody wants what comes after an error")
 				default:
 					cancel(errOops)
 				}
@@ -256,9 +261,10 @@ func TestJoinDataFails(t *testing.T) {
 				}
 			}
 			require.Equal(t, 1, passes)
+			require.True(t, over)
 			require.ErrorContains(t, last, fmt.Sprintf("fsdp: rank %d: Join: ", g.Rank()))
 			require.ErrorContains(t, last, errOops.Error())
-			if !panics { // a context that ends before an exchange may fail the group
+			if what == ends { // a context that ends before an exchange may fail the group
 				require.ErrorContains(t, last, "rank 1")
 				return
 			}

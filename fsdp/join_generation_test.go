@@ -106,8 +106,8 @@ func (w *interpreter) generate(ctx context.Context, prompts int) (all [][]float6
 			_, state = prompt(w.rank, i)
 		}
 		n := 0
-		states := func(yield func([]fsdp.Tensor) bool) {
-			for source != nil && translates(n, elements(state)) && yield([]fsdp.Tensor{state, memory}) {
+		states := func(yield func([]fsdp.Tensor, error) bool) {
+			for source != nil && translates(n, elements(state)) && yield([]fsdp.Tensor{state, memory}, nil) {
 				n++
 			}
 		}

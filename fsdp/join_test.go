@@ -100,9 +100,9 @@ func TestJoin(t *testing.T) {
 					m := wrap(t, tinyGPT(2), fsdp.Config{Group: g, Precision: float64s, Divide: divide, Wrap: blocks, Seed: 3, Poison: true})
 					opt, err := optim.SGD{Momentum: 0.9}.New(m.Shards())
 					require.NoError(t, err)
-					data := func(yield func([]fsdp.Tensor) bool) {
+					data := func(yield func([]fsdp.Tensor, error) bool) {
 						for i := range counts[g.Rank()] {
-							if !yield(batch(g.Rank(), i)) {
+							if !yield(batch(g.Rank(), i), nil) {
 								return
 							}
 						}
@@ -134,10 +134,10 @@ func TestJoin(t *testing.T) {
 }
 
 // batches are n batches of a rank.
-func batches(n int, batch func(i int) []fsdp.Tensor) iter.Seq[[]fsdp.Tensor] {
-	return func(yield func([]fsdp.Tensor) bool) {
+func batches(n int, batch func(i int) []fsdp.Tensor) iter.Seq2[[]fsdp.Tensor, error] {
+	return func(yield func([]fsdp.Tensor, error) bool) {
 		for i := range n {
-			if !yield(batch(i)) {
+			if !yield(batch(i), nil) {
 				return
 			}
 		}
@@ -555,9 +555,9 @@ func TestJoinPolicies(t *testing.T) {
 					nothing()
 				}
 				closed := 0
-				loop := m.Join(ctx, func(yield func([]fsdp.Tensor) bool) {
+				loop := m.Join(ctx, func(yield func([]fsdp.Tensor, error) bool) {
 					defer func() { closed++ }()
-					for i := 0; i < c.counts[g.Rank()] && yield(unevenBatch(i, g.Rank())); i++ {
+					for i := 0; i < c.counts[g.Rank()] && yield(unevenBatch(i, g.Rank()), nil); i++ {
 					}
 				})
 				for epoch := 1; epoch <= 2; epoch++ { // one loop, twice, that all leave in the last iteration
@@ -593,9 +593,9 @@ func TestJoinDummy(t *testing.T) {
 				if i == 1 {
 					opts = append(opts, fsdp.Dummy(tinyBatch(99, 9, 2, 5)...))
 				}
-				data := func(yield func([]fsdp.Tensor) bool) {
+				data := func(yield func([]fsdp.Tensor, error) bool) {
 					for k := range counts[g.Rank()] {
-						if !yield(tinyBatch(k, g.Rank(), 1, 3)) {
+						if !yield(tinyBatch(k, g.Rank(), 1, 3), nil) {
 							return
 						}
 					}

@@ -111,9 +111,9 @@ func (d *deal) check(t require.TestingT) {
 		for r, calls := range d.Calls {
 			one, i := d.wrap(t, g), 0
 			var seen [][]float64
-			for batch, err := range one.Join(ctx, func(yield func([]fsdp.Tensor) bool) {
+			for batch, err := range one.Join(ctx, func(yield func([]fsdp.Tensor, error) bool) {
 				for i := range calls {
-					if r != g.Rank() || !yield(d.batchOf(r, i)) {
+					if r != g.Rank() || !yield(d.batchOf(r, i), nil) {
 						return
 					}
 				}

@@ -115,7 +115,7 @@ var lifeMethods = []struct {
 	{"Full", func(ctx context.Context, l *lived) error { return l.Full(ctx, nil, noop) }},
 	{"Full, WriteBack", func(ctx context.Context, l *lived) error { return l.Full(ctx, nil, noop, fsdp.WriteBack(0)) }},
 	{"Join", func(ctx context.Context, l *lived) (err error) {
-		for _, err = range l.Join(ctx, func(func([]fsdp.Tensor) bool) {}) {
+		for _, err = range l.Join(ctx, fsdp.Batches()) {
 		}
 		return err
 	}},

@@ -165,8 +165,8 @@ func compare(a, b function) int {
 
 // tensors returns batches as the model takes them. Rows that the last batch of a shape lacks are empty
 // and have no targets.
-func tensors(batches [][]function, rows int) iter.Seq[[]fsdp.Tensor] {
-	return func(yield func([]fsdp.Tensor) bool) {
+func tensors(batches [][]function, rows int) iter.Seq2[[]fsdp.Tensor, error] {
+	return func(yield func([]fsdp.Tensor, error) bool) {
 		for _, batch := range batches {
 			s, t := batch[0].shape()
 			tokens, mask := make([]int, rows*s), make([]int, rows*s)
@@ -177,7 +177,7 @@ func tensors(batches [][]function, rows int) iter.Seq[[]fsdp.Tensor] {
 				copy(said[i*t+1:], f.says) // after end, which is 0
 				copy(targets[i*t:], append(slices.Clone(f.says), end))
 			}
-			if !yield([]fsdp.Tensor{matrix(rows, s, tokens), matrix(rows, s, mask), matrix(rows, t, said), matrix(rows, t, targets)}) {
+			if !yield([]fsdp.Tensor{matrix(rows, s, tokens), matrix(rows, s, mask), matrix(rows, t, said), matrix(rows, t, targets)}, nil) {
 				return
 			}
 		}

@@ -121,15 +121,9 @@ func (r *rank) calls(ctx context.Context, f func() error) error {
 }
 
 // batches goes through the data by Join, or without.
-func (r *rank) batches(ctx context.Context, data iter.Seq[[]fsdp.Tensor]) iter.Seq2[[]fsdp.Tensor, error] {
+func (r *rank) batches(ctx context.Context, data iter.Seq2[[]fsdp.Tensor, error]) iter.Seq2[[]fsdp.Tensor, error] {
 	if r.join {
 		return r.model.Join(ctx, data)
 	}
-	return func(yield func([]fsdp.Tensor, error) bool) {
-		for batch := range data {
-			if !yield(batch, nil) {
-				return
-			}
-		}
-	}
+	return data
 }

@@ -70,8 +70,8 @@ func digits(numbers ...int) fsdp.Tensor {
 }
 
 // pairs are batches of numbers and their words.
-func pairs(numbers []int) iter.Seq[[]fsdp.Tensor] {
-	return func(yield func([]fsdp.Tensor) bool) {
+func pairs(numbers []int) iter.Seq2[[]fsdp.Tensor, error] {
+	return func(yield func([]fsdp.Tensor, error) bool) {
 		for len(numbers) > 0 {
 			some := numbers[:min(rows, len(numbers))]
 			numbers = numbers[len(some):]
@@ -80,7 +80,7 @@ func pairs(numbers []int) iter.Seq[[]fsdp.Tensor] {
 				text := spell(n) + string(rune(end))
 				soFar, words = append(soFar, row(string(rune(end))+text, end)), append(words, row(text, ignore))
 			}
-			if !yield([]fsdp.Tensor{digits(some...), matrix(soFar...), matrix(words...)}) {
+			if !yield([]fsdp.Tensor{digits(some...), matrix(soFar...), matrix(words...)}, nil) {
 				return
 			}
 		}

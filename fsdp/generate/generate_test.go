@@ -348,7 +348,7 @@ func TestPrecisions(t *testing.T) {
 			require.NoError(t, err)
 			batches := [][]fsdp.Tensor{{}, {}}[:2-g.Rank()]
 			iterations := 0
-			for _, err := range m.Join(ctx, slices.Values(batches)) {
+			for _, err := range m.Join(ctx, fsdp.Batches(batches...)) {
 				require.NoError(t, err)
 				got, err := w.Generate(ctx, [][]int{prompt(1, 3)}, generate.Options{MaxTokens: 4})
 				require.NoError(t, err)

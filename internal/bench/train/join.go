@@ -126,7 +126,7 @@ func (t *trainer) run(mode joinMode, rank int, batch []fsdp.Tensor) error {
 // joined runs a step in the first iteration of Join over some batches, and leaves the loop there:
 // the exchange that finds its end would be one more than a step has.
 func (t *trainer) joined(ctx context.Context, batches ...[]fsdp.Tensor) error {
-	for batch, err := range t.model.Join(ctx, slices.Values(batches)) {
+	for batch, err := range t.model.Join(ctx, fsdp.Batches(batches...)) {
 		if err != nil {
 			return err
 		}
@@ -138,7 +138,7 @@ func (t *trainer) joined(ctx context.Context, batches ...[]fsdp.Tensor) error {
 
 // idle goes through Join and does nothing.
 func (t *trainer) idle(ctx context.Context, batch []fsdp.Tensor) error {
-	for _, err := range t.model.Join(ctx, slices.Values(slices.Repeat([][]fsdp.Tensor{batch}, exchanges-1))) {
+	for _, err := range t.model.Join(ctx, fsdp.Batches(slices.Repeat([][]fsdp.Tensor{batch}, exchanges-1)...)) {
 		if err != nil {
 			return err
 		}

@@ -123,10 +123,10 @@ func (t *training) train(ctx context.Context, steps int) error {
 }
 
 // draw returns so many batches.
-func (t *training) draw(n int) iter.Seq[[]fsdp.Tensor] {
-	return func(yield func([]fsdp.Tensor) bool) {
+func (t *training) draw(n int) iter.Seq2[[]fsdp.Tensor, error] {
+	return func(yield func([]fsdp.Tensor, error) bool) {
 		for range n {
-			if !yield(t.batch()) {
+			if !yield(t.batch(), nil) {
 				return
 			}
 		}
