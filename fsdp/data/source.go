@@ -1,0 +1,209 @@
+package data
+
+import (
+	"errors"
+	"fmt"
+	"hash/fnv"
+	"math"
+	"strings"
+)
+
+// A Source is numbered samples. What is behind it may be a slice, a file, a function, or other
+// sources.
+//
+// A source that implements fmt.Stringer says what it is: how many samples of what, in which order.
+// That is part of a [Position], so it must be the same whenever the same samples come in the same
+// order, also on another machine: no directories, no addresses.
+type Source[T any] interface {
+	// Len returns the number of samples. It never changes. It is Endless if there is always another.
+	Len() int
+	// At returns sample i, counted from 0: always the same. It may be called from several goroutines
+	// at the same time. The caller may not change what the sample refers to, unless the source
+	// allows it.
+	At(i int) (T, error)
+}
+
+// Endless is the length of a source without an end.
+const Endless = math.MaxInt
+
+// source is what all functions of this file make: n samples.
+type source[T any] struct {
+	n    int
+	at   func(i int) (T, error)
+	name string
+	err  error // of its arguments: it is then the only sample
+}
+
+func (s *source[T]) Len() int { return s.n }
+
+func (s *source[T]) At(i int) (sample T, err error) {
+	switch {
+	case s.err != nil:
+		return sample, s.err
+	case i < 0 || i >= s.n:
+		return sample, fmt.Errorf("there is no sample %d: %s has %s", i, s.name, count(s.n))
+	}
+	return s.at(i)
+}
+
+// String describes the source, on one line.
+func (s *source[T]) String() string { return s.name }
+
+// refused is the error of sources' arguments.
+func (s *source[T]) refused() error { return s.err }
+
+// newSource returns the source of n samples at. If err is not nil, it has that instead.
+func newSource[T any](name string, n int, err error, at func(i int) (T, error)) Source[T] {
+	if err == nil && n < 0 {
+		err = fmt.Errorf("%d samples", n)
+	}
+	if err != nil {
+		return &source[T]{n: 1, name: name, err: fmt.Errorf("data.%s: %w", name, err)}
+	}
+	return &source[T]{n: n, at: at, name: clip(name)}
+}
+
+// refusal returns the source that has only the error of src, if that is all that src has.
+func refusal[U, T any](src Source[T]) (Source[U], bool) {
+	if s, ok := src.(interface{ refused() error }); ok && s.refused() != nil {
+		return &source[U]{n: 1, name: describe(src), err: s.refused()}, true
+	}
+	return nil, false
+}
+
+// errNil is that of an argument that is nil.
+var errNil = errors.New("the source is nil")
+
+// describe returns what a source says of itself, or its type and length.
+func describe[T any](src Source[T]) string {
+	switch s := src.(type) {
+	case nil:
+		return "nil"
+	case fmt.Stringer:
+		return s.String()
+	}
+	return fmt.Sprintf("%T(%s)", src, count(src.Len()))
+}
+
+// longest is the number of bytes that a description may have.
+const longest = 1000
+
+// clip shortens a description that is too long, and lets it differ from others all the same.
+func clip(name string) string {
+	if len(name) <= longest {
+		return name
+	}
+	h := fnv.New64a()
+	h.Write([]byte(name)) // never fails
+	return fmt.Sprintf("%s… %016x", strings.ToValidUTF8(name[:longest/2], ""), h.Sum64())
+}
+
+// count writes a length.
+func count(n int) string {
+	if n == Endless {
+		return "samples without end"
+	}
+	return fmt.Sprintf("%d samples", n)
+}
+
+// Of returns the source of the elements of a slice, which it refers to.
+func Of[T any](values []T) Source[T] {
+	var zero T
+	return newSource(fmt.Sprintf("Of(%d × %T)", len(values), zero), len(values), nil, func(i int) (T, error) { return values[i], nil })
+}
+
+// Func returns the source of n samples that at makes. at is called for 0 to n-1, from several
+// goroutines at the same time.
+func Func[T any](n int, at func(i int) (T, error)) Source[T] {
+	var err error
+	if at == nil {
+		err = errors.New("the function is nil")
+	}
+	return newSource(fmt.Sprintf("Func(%s)", count(n)), n, err, at)
+}
+
+// Map returns the source of f(sample) for each sample of src. f is called when a sample is read, each
+// time, from several goroutines at the same time.
+func Map[T, U any](src Source[T], f func(T) (U, error)) Source[U] {
+	if bad, ok := refusal[U](src); ok {
+		return bad
+	}
+	n, err := 0, error(nil)
+	switch {
+	case src == nil:
+		err = errNil
+	case f == nil:
+		err = errors.New("the function is nil")
+	default:
+		n = src.Len()
+	}
+	return newSource("Map("+describe(src)+")", n, err, func(i int) (u U, err error) {
+		sample, err := src.At(i)
+		if err != nil {
+			return u, err
+		}
+		return f(sample)
+	})
+}
+
+// Range returns the samples lo to hi-1 of src, renumbered from 0.
+func Range[T any](src Source[T], lo, hi int) Source[T] {
+	if bad, ok := refusal[T](src); ok {
+		return bad
+	}
+	var err error
+	if src == nil {
+		err = errNil
+	} else if lo < 0 || hi < lo || hi > src.Len() {
+		err = fmt.Errorf("from %d to %d of %s", lo, hi, count(src.Len()))
+	}
+	n := hi - lo
+	if hi == Endless {
+		n = Endless
+	}
+	return newSource(fmt.Sprintf("Range(%s, %d, %d)", describe(src), lo, hi), n, err,
+		func(i int) (T, error) { return src.At(lo + i) })
+}
+
+// Concat returns the samples of all sources, one source after the other. Only the last may be
+// without end.
+func Concat[T any](sources ...Source[T]) Source[T] {
+	starts := make([]int, len(sources)+1) // of each source, and the end
+	names := make([]string, len(sources))
+	var err error
+	for i, src := range sources {
+		if bad, ok := refusal[T](src); ok {
+			return bad
+		}
+		names[i] = describe(src)
+		switch begin := starts[i]; {
+		case src == nil:
+			err = errors.Join(err, fmt.Errorf("source %d is nil", i))
+		case begin == Endless:
+			err = errors.Join(err, fmt.Errorf("source %d comes after one without end", i))
+		case src.Len() == Endless:
+			starts[i+1] = Endless
+		case src.Len() > Endless-1-begin:
+			err = errors.Join(err, errors.New("more samples than an int can count"))
+		default:
+			starts[i+1] = begin + src.Len()
+		}
+	}
+	return newSource("Concat("+strings.Join(names, ", ")+")", starts[len(sources)], err, func(i int) (T, error) {
+		k := within(starts, i)
+		return sources[k].At(i - starts[k])
+	})
+}
+
+// within returns k with starts[k] <= i < starts[k+1], where i is below the last of starts.
+func within(starts []int, i int) int {
+	lo, hi := 0, len(starts)-1
+	for hi-lo > 1 {
+		if mid := int(uint(lo+hi) / 2); starts[mid] <= i {
+			lo = mid
+		} else {
+			hi = mid
+		}
+	}
+	return lo
+}
