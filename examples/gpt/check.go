@@ -8,8 +8,8 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/gofsdp/gofsdp/comm"
-	"github.com/gofsdp/gofsdp/examples/gpt/internal/display"
 	"github.com/gofsdp/gofsdp/fsdp"
+	"github.com/gofsdp/gofsdp/fsdp/monitor"
 )
 
 // tolerance bounds the difference of a gradient on one rank and on many, relative to the largest
@@ -102,5 +102,5 @@ func (c comparison) verdict(ranks int, tolerance float64) (string, error) {
 			ranks, c.diff, c.largest)
 	}
 	return fmt.Sprintf("check: %d ranks equal 1 rank: largest gradient difference %.1e\n       over %s elements (largest gradient %.1e)",
-		ranks, c.diff, display.Count(c.elements), c.largest), nil
+		ranks, c.diff, monitor.Count(c.elements), c.largest), nil
 }

@@ -19,7 +19,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/gofsdp/gofsdp/examples/gpt/internal/display"
+	"github.com/gofsdp/gofsdp/fsdp/monitor"
 )
 
 // corpus is text to learn from and text held out to test on.
@@ -220,10 +220,10 @@ func split(ctx context.Context, files []file, k int, v vocabulary) (*corpus, err
 
 // describe says what was read, and how long it took.
 func (c *corpus) describe(took time.Duration) string {
-	held := fmt.Sprintf("%s files, %s, held out", display.Count(c.heldFiles), display.Bytes(c.held.bytes))
+	held := fmt.Sprintf("%s files, %s, held out", monitor.Count(c.heldFiles), monitor.Bytes(c.held.bytes))
 	if c.heldFiles == 0 {
-		held = fmt.Sprintf("the last %s of them held out", display.Bytes(c.held.bytes))
+		held = fmt.Sprintf("the last %s of them held out", monitor.Bytes(c.held.bytes))
 	}
-	return fmt.Sprintf("  %s\n  %s files, %s to train on; %s (%.1fs)\n", c.source, display.Count(c.files-c.heldFiles),
-		display.Bytes(c.train.bytes), held, took.Seconds())
+	return fmt.Sprintf("  %s\n  %s files, %s to train on; %s (%.1fs)\n", c.source, monitor.Count(c.files-c.heldFiles),
+		monitor.Bytes(c.train.bytes), held, took.Seconds())
 }

@@ -23,7 +23,7 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/gofsdp/gofsdp/comm"
-	"github.com/gofsdp/gofsdp/examples/gpt/internal/display"
+	"github.com/gofsdp/gofsdp/fsdp/monitor"
 	lines "github.com/gofsdp/gofsdp/internal/text"
 )
 
@@ -56,7 +56,7 @@ func output(t *testing.T, args []string) string {
 	var b bytes.Buffer
 	require.NoError(t, run(t.Context(), args, &b, io.Discard))
 	ours, _, _ := strings.Cut(strings.ReplaceAll(b.String(), filepath.Dir(t.TempDir()), ""), "\nsample at")
-	require.Empty(t, lines.Wider(ours, display.LogColumns))
+	require.Empty(t, lines.Wider(ours, monitor.LogColumns))
 	return b.String()
 }
 
@@ -251,7 +251,7 @@ func testSample(t *testing.T, job []string) {
 	data, err := load(t.Context(), c)
 	require.NoError(t, err)
 	require.NoError(t, comm.Run(t.Context(), 2, func(ctx context.Context, g comm.Group) error {
-		tr, err := newTrainer(ctx, c, data, g, display.NewScreen(io.Discard, nil, false))
+		tr, err := newTrainer(ctx, c, data, g, monitor.NewScreen(io.Discard, nil, false))
 		require.NoError(t, err)
 		for range 10 {
 			_, err := tr.step(ctx, 0.01)

@@ -151,7 +151,7 @@ import (
 	"golang.org/x/term"
 
 	"github.com/gofsdp/gofsdp/comm"
-	"github.com/gofsdp/gofsdp/examples/gpt/internal/display"
+	"github.com/gofsdp/gofsdp/fsdp/monitor"
 )
 
 func main() {
@@ -199,7 +199,7 @@ func run(interrupt context.Context, args []string, stdout, stderr io.Writer) err
 		}
 		screen := newScreen(c, stdout)
 		if g.Rank() != 0 { // the others do the same unseen
-			screen = display.NewScreen(io.Discard, nil, false)
+			screen = monitor.NewScreen(io.Discard, nil, false)
 		}
 		screen.Printf("%s\n%s\n", screen.Title("corpus"), data.describe(time.Since(begin)))
 		if c.check {
@@ -216,7 +216,7 @@ func run(interrupt context.Context, args []string, stdout, stderr io.Writer) err
 		if !over {
 			stopped.Store(true)
 		}
-		screen.Printf("\n%s in all\n", display.Duration(time.Since(begin)))
+		screen.Printf("\n%s in all\n", monitor.Duration(time.Since(begin)))
 		return nil
 	})
 	return c.ended(err, stopped.Load())
@@ -249,10 +249,10 @@ func early(interrupt context.Context, err error) error {
 
 // newScreen returns a screen over stdout: live if that is a terminal, unless -plain asks for a log.
 // Colours follow https://no-color.org.
-func newScreen(c config, stdout io.Writer) *display.Screen {
+func newScreen(c config, stdout io.Writer) *monitor.Screen {
 	file, ok := stdout.(*os.File)
 	if !ok || c.plain || !term.IsTerminal(int(file.Fd())) {
-		return display.NewScreen(stdout, nil, false)
+		return monitor.NewScreen(stdout, nil, false)
 	}
 	width := func() int {
 		w, _, err := term.GetSize(int(file.Fd()))
@@ -261,5 +261,5 @@ func newScreen(c config, stdout io.Writer) *display.Screen {
 		}
 		return w
 	}
-	return display.NewScreen(stdout, width, os.Getenv("NO_COLOR") == "" && os.Getenv("TERM") != "dumb")
+	return monitor.NewScreen(stdout, width, os.Getenv("NO_COLOR") == "" && os.Getenv("TERM") != "dumb")
 }

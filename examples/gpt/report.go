@@ -6,19 +6,19 @@ import (
 	"math"
 	"time"
 
-	"github.com/gofsdp/gofsdp/examples/gpt/internal/display"
 	"github.com/gofsdp/gofsdp/fsdp"
+	"github.com/gofsdp/gofsdp/fsdp/monitor"
 )
 
 // history is what is shown of the steps so far. What is exported is saved with them.
 type history struct {
-	Train, Validation []display.Point
+	Train, Validation []monitor.Point
 	Loss, Seconds     average
 	planned, memory   int // most bytes of a rank, foretold and counted
 }
 
 func (h *history) add(step int, loss float64, took time.Duration) {
-	h.Train = append(h.Train, display.Point{Step: step, Loss: loss})
+	h.Train = append(h.Train, monitor.Point{Step: step, Loss: loss})
 	h.Loss.add(loss)
 	h.Seconds.add(took.Seconds())
 }
@@ -36,12 +36,12 @@ func (a *average) add(x float64) {
 func (a *average) value() float64 { return a.Sum / a.Weight }
 
 // progress returns what the progress line shows after a step.
-func (t *trainer) progress(now moment, lr float64) display.Progress {
+func (t *trainer) progress(now moment, lr float64) monitor.Progress {
 	t.history.memory = max(t.history.memory, now.memory)
 	step := t.opt.Steps()
 	done := t.done(step, now.elapsed)
 	saving, saved := t.saves.progress()
-	return display.Progress{
+	return monitor.Progress{
 		Step: step, Steps: int(math.Round(float64(step) / done)), Estimated: t.budget > 0, Done: done,
 		Loss:   t.history.Loss.value(),
 		Speed:  float64(t.batch*t.context) / t.history.Seconds.value(),
@@ -65,32 +65,32 @@ func (t *trainer) printPlan() error {
 		return err
 	}
 	t.history.planned = p.Peak()
-	steps := "steps for " + display.Duration(t.budget)
+	steps := "steps for " + monitor.Duration(t.budget)
 	if t.steps > 0 {
-		steps = display.Count(t.steps) + " steps"
+		steps = monitor.Count(t.steps) + " steps"
 	}
 	t.screen.Printf("%s\n%d layers of %d channels and %d heads, %d %ss of context\n", t.screen.Title("plan"), t.layers, t.dim, t.heads, t.context, t.vocab.unit())
-	t.screen.Printf("%d sequences a step, %s %ss of text; %s\n", t.batch, display.Count(t.batch*t.context), t.vocab.unit(), steps)
+	t.screen.Printf("%d sequences a step, %s %ss of text; %s\n", t.batch, monitor.Count(t.batch*t.context), t.vocab.unit(), steps)
 	t.screen.Printf("%v\n\n", p)
 	return nil
 }
 
 // printResult prints the loss curve and the summary. took is the time of the training.
 func (t *trainer) printResult(took time.Duration) {
-	curve := display.Curve{Train: t.history.Train, Validation: t.history.Validation, Unit: t.vocab.unit(),
+	curve := monitor.Curve{Train: t.history.Train, Validation: t.history.Validation, Unit: t.vocab.unit(),
 		Width: min(t.screen.Width(), 100), Height: 14, Color: t.screen.Color()}
 	steps := t.opt.Steps()
 	read := steps * t.batch * t.context
 	final := t.history.Validation[len(t.history.Validation)-1].Loss
 	t.screen.Printf("\n%s\n", curve)
 	t.screen.Printf("%s\n", t.screen.Title("result"))
-	t.screen.Printf("  %d steps over %s %ss of text in %s: %s\n", steps, display.Count(read), t.vocab.unit(), display.Duration(took),
-		display.Rate(float64(read)/took.Seconds(), "tok"))
+	t.screen.Printf("  %d steps over %s %ss of text in %s: %s\n", steps, monitor.Count(read), t.vocab.unit(), monitor.Duration(took),
+		monitor.Rate(float64(read)/took.Seconds(), "tok"))
 	copies := ""
 	if t.saves.size > 0 {
-		copies = fmt.Sprintf(" and %s to save", display.Bytes(t.saves.size))
+		copies = fmt.Sprintf(" and %s to save", monitor.Bytes(t.saves.size))
 	}
-	t.screen.Printf("  memory per rank: %s at most, %s planned%s\n", display.Bytes(t.history.memory), display.Bytes(t.history.planned), copies)
+	t.screen.Printf("  memory per rank: %s at most, %s planned%s\n", monitor.Bytes(t.history.memory), monitor.Bytes(t.history.planned), copies)
 	t.screen.Printf("  validation loss: %s, %.4f bits/byte\n", t.lossText(final), final/math.Ln2/t.data.bytesPerToken())
 }
 
@@ -106,7 +106,7 @@ func (t *trainer) lossText(loss float64) string {
 // printSample prints text from the model as it comes.
 func (t *trainer) printSample(ctx context.Context) error {
 	t.screen.Printf("\n%s at temperature %v\n", t.screen.Title("sample"), t.temperature)
-	out := display.Filter{W: t.screen}
+	out := monitor.Filter{W: t.screen}
 	t.screen.Printf("%s", t.screen.Title(t.prompt))
 	begin := time.Now()
 	written := 0

@@ -12,8 +12,8 @@ import (
 	"time"
 
 	"github.com/gofsdp/gofsdp/comm"
-	"github.com/gofsdp/gofsdp/examples/gpt/internal/display"
 	"github.com/gofsdp/gofsdp/fsdp"
+	"github.com/gofsdp/gofsdp/fsdp/monitor"
 	"github.com/gofsdp/gofsdp/fsdp/nn"
 	lines "github.com/gofsdp/gofsdp/internal/text"
 )
@@ -34,7 +34,7 @@ const curvePoints = 1000
 
 func (t *trainer) record() record {
 	h := t.history
-	h.Train = display.Thin(h.Train, curvePoints)
+	h.Train = monitor.Thin(h.Train, curvePoints)
 	return record{t.flags(t.data), t.elapsed, h}
 }
 
@@ -124,7 +124,7 @@ func (t *trainer) load(ctx context.Context) error {
 	t.elapsed, t.history, t.saves.last = r.Elapsed, r.History, t.opt.Steps()
 	t.screen.Printf("resumed after step %d from %s,\n  which %d ranks saved\n", t.opt.Steps(), checkpoint.Path, checkpoint.World)
 	for _, d := range differences(r.Flags, now) {
-		t.screen.Printf("%s\n", lines.Fill("warning: "+d, display.LogColumns, "  "))
+		t.screen.Printf("%s\n", lines.Fill("warning: "+d, monitor.LogColumns, "  "))
 	}
 	t.screen.Printf("\n")
 	return nil
@@ -200,7 +200,7 @@ func (t *trainer) settle(ctx context.Context) {
 	s.last, s.works = s.step, true
 	took := <-s.took
 	t.screen.Printf("step %d  saved %s: %s/rank in %.2fs, %s/s;\n  training stood still for %v\n", s.step, filepath.Base(saving.Path()),
-		display.Bytes(s.size), took.Seconds(), display.Bytes(int(float64(s.size)/took.Seconds())), saving.Stalled().Round(time.Millisecond))
+		monitor.Bytes(s.size), took.Seconds(), monitor.Bytes(int(float64(s.size)/took.Seconds())), saving.Stalled().Round(time.Millisecond))
 }
 
 // saveLast saves the state that the run ends with, unless it is, and waits for it.

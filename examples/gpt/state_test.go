@@ -18,8 +18,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/gofsdp/gofsdp/comm"
-	"github.com/gofsdp/gofsdp/examples/gpt/internal/display"
 	"github.com/gofsdp/gofsdp/fsdp"
+	"github.com/gofsdp/gofsdp/fsdp/monitor"
 	"github.com/gofsdp/gofsdp/fsdp/nn"
 )
 
@@ -141,7 +141,7 @@ func TestResumeByTime(t *testing.T) {
 	cancel() // ends after a step
 	var out bytes.Buffer
 	asRank(t, job, func(_ context.Context, tr *trainer) error {
-		tr.screen = display.NewScreen(&out, nil, false)
+		tr.screen = monitor.NewScreen(&out, nil, false)
 		require.NoError(t, tr.restore(t.Context()))
 		require.Equal(t, time.Hour, tr.elapsed)
 		over, err := tr.run(t.Context(), ctx)
@@ -235,7 +235,7 @@ func asRank(t *testing.T, args []string, f func(context.Context, *trainer) error
 	data, err := load(t.Context(), c)
 	require.NoError(t, err)
 	require.NoError(t, comm.Run(t.Context(), 1, func(ctx context.Context, g comm.Group) error {
-		tr, err := newTrainer(ctx, c, data, g, display.NewScreen(io.Discard, nil, false))
+		tr, err := newTrainer(ctx, c, data, g, monitor.NewScreen(io.Discard, nil, false))
 		if err != nil {
 			return err
 		}

@@ -7,8 +7,8 @@ import (
 	"time"
 
 	"github.com/gofsdp/gofsdp/comm"
-	"github.com/gofsdp/gofsdp/examples/gpt/internal/display"
 	"github.com/gofsdp/gofsdp/fsdp"
+	"github.com/gofsdp/gofsdp/fsdp/monitor"
 	"github.com/gofsdp/gofsdp/optim"
 )
 
@@ -23,7 +23,7 @@ type trainer struct {
 	group  comm.Group
 	model  *fsdp.Sharded
 	opt    optim.Optimizer
-	screen *display.Screen
+	screen *monitor.Screen
 
 	lo, hi  int       // this rank's rows of a global batch
 	weight  float64   // its share of them
@@ -35,7 +35,7 @@ type trainer struct {
 
 // train trains, evaluates and samples as one of c.ranks ranks. When interrupt ends on any rank, all
 // of them stop training after the same step, and it is not over. With -interrupted that is all.
-func train(ctx, interrupt context.Context, c config, data *corpus, g comm.Group, screen *display.Screen) (over bool, err error) {
+func train(ctx, interrupt context.Context, c config, data *corpus, g comm.Group, screen *monitor.Screen) (over bool, err error) {
 	t, err := newTrainer(ctx, c, data, g, screen)
 	if err != nil {
 		return false, err
@@ -51,7 +51,7 @@ func train(ctx, interrupt context.Context, c config, data *corpus, g comm.Group,
 }
 
 // newTrainer wraps the model and makes its optimizer.
-func newTrainer(ctx context.Context, c config, data *corpus, g comm.Group, screen *display.Screen) (*trainer, error) {
+func newTrainer(ctx context.Context, c config, data *corpus, g comm.Group, screen *monitor.Screen) (*trainer, error) {
 	sharding := c.sharding()
 	sharding.Group = g
 	m, err := fsdp.WrapContext(ctx, c.model(), sharding)
@@ -173,7 +173,7 @@ func (t *trainer) due(every int, before, done float64) bool {
 	if every > 0 {
 		return t.opt.Steps()%every == 0
 	}
-	return display.Crossed(before, done, 8)
+	return monitor.Crossed(before, done, 8)
 }
 
 // validate evaluates the model, keeps the result and prints it.
@@ -182,7 +182,7 @@ func (t *trainer) validate(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("evaluation after step %d: %w", t.opt.Steps(), err)
 	}
-	t.history.Validation = append(t.history.Validation, display.Point{Step: t.opt.Steps(), Loss: loss})
+	t.history.Validation = append(t.history.Validation, monitor.Point{Step: t.opt.Steps(), Loss: loss})
 	t.screen.Printf("step %d  validation loss %s\n", t.opt.Steps(), t.lossText(loss))
 	return nil
 }
