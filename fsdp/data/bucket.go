@@ -1,0 +1,172 @@
+package data
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"runtime"
+	"slices"
+	"sync"
+
+	"github.com/gofsdp/gofsdp/internal/caught"
+	"github.com/gofsdp/gofsdp/internal/rng"
+)
+
+// Measure reads all samples of src, on all cores, and returns the source of f(sample), in memory: 8
+// bytes a sample. It is for lengths, which [Bucket] and [Pack] have to know beforehand. What orders
+// the samples orders the lengths in the same way:
+//
+//	lengths := data.Measure(src, func(words []int) int { return len(words) })
+//	src, lengths = data.Shuffle(src, 1, 10), data.Shuffle(lengths, 1, 10)
+func Measure[T any](src Source[T], f func(T) int) Source[int] {
+	if bad, ok := refusal[int](src); ok {
+		return bad
+	}
+	var values []int
+	var err error
+	switch {
+	case src == nil:
+		err = errNil
+	case f == nil:
+		err = errors.New("the function is nil")
+	case src.Len() == Endless:
+		err = errors.New("the source has no end")
+	default:
+		values, err = measure(src, f)
+	}
+	return newSource("Measure("+describe(src)+")", len(values), err, func(i int) (int, error) { return values[i], nil })
+}
+
+func measure[T any](src Source[T], f func(T) int) ([]int, error) {
+	values := make([]int, src.Len())
+	workers := runtime.GOMAXPROCS(0)
+	errs := make([]error, workers) // the first of each part
+	var group sync.WaitGroup
+	for w := range workers {
+		lo, hi := part(len(values), w, workers)
+		group.Go(func() {
+			for i := lo; i < hi && errs[w] == nil; i++ {
+				errs[w] = one(src, i, func(sample T) { values[i] = f(sample) })
+			}
+		})
+	}
+	group.Wait()
+	for _, err := range errs {
+		if err != nil {
+			return nil, err
+		}
+	}
+	return values, nil
+}
+
+// part returns the share of part k of n in a number of samples.
+func part(samples, k, n int) (lo, hi int) {
+	return samples/n*k + samples%n*k/n, samples/n*(k+1) + samples%n*(k+1)/n
+}
+
+// one reads a sample and passes it on. The error, which may be of a panic, has its number.
+func one[T any](src Source[T], i int, use func(T)) (err error) {
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("sample %d: %w", i, err)
+		}
+	}()
+	defer caught.Panic(&err, "the source")
+	sample, err := src.At(i)
+	if err == nil {
+		use(sample)
+	}
+	return err
+}
+
+// Bucket returns the samples of src in another order, in which batches have samples of like length,
+// so that [Pad] pads little. Chunks of so many samples are sorted by length, each for itself, and cut
+// into batches, which then change places at random. A chunk should have many batches, and the chunks
+// should not be sorted: shuffle src before. lengths[i] is the length of sample i of src, see
+// [Measure]. Two chunks at a time are in memory, 16 bytes a sample.
+func Bucket[T any](src Source[T], lengths Source[int], batch, chunk int, seed uint64) Source[T] {
+	if bad, ok := refusal[T](src); ok {
+		return bad
+	}
+	if bad, ok := refusal[T](lengths); ok {
+		return bad
+	}
+	n, err := 0, error(nil)
+	switch {
+	case src == nil || lengths == nil:
+		err = errNil
+	case src.Len() != lengths.Len():
+		err = fmt.Errorf("%s have %d lengths", count(src.Len()), lengths.Len())
+	case batch < 1 || chunk < batch || chunk%batch != 0:
+		err = fmt.Errorf("a chunk of %d samples is no number of batches of %d", chunk, batch)
+	default:
+		n = src.Len()
+	}
+	b := &buckets{lengths: lengths, batch: batch, chunk: chunk, keys: rng.New(seed, "data.Bucket")}
+	return newSource(fmt.Sprintf("Bucket(%s, batch %d, chunk %d, seed %d)", describe(src), batch, chunk, seed), n, err,
+		func(i int) (sample T, err error) {
+			k, err := b.number(i)
+			if err != nil {
+				return sample, err
+			}
+			return src.At(k)
+		})
+}
+
+// buckets knows the orders of two chunks: those that are being read, as samples are read in order.
+type buckets struct {
+	lengths      Source[int]
+	batch, chunk int
+	keys         rng.Stream
+
+	mutex sync.Mutex
+	known [2]order // the one that was used last is first
+}
+
+// order is a chunk sorted.
+type order struct {
+	chunk   int
+	samples []measured // nil: of no chunk
+}
+
+type measured struct{ length, number int }
+
+// number returns the number in the source of sample i of the buckets.
+func (b *buckets) number(i int) (int, error) {
+	b.mutex.Lock()
+	defer b.mutex.Unlock()
+	chunk := i / b.chunk
+	if b.known[0].chunk != chunk || b.known[0].samples == nil {
+		b.known[0], b.known[1] = b.known[1], b.known[0]
+	}
+	o := &b.known[0]
+	if o.chunk != chunk || o.samples == nil {
+		if err := b.sort(o, chunk); err != nil {
+			return 0, err
+		}
+	}
+	group, row := i%b.chunk/b.batch, i%b.batch
+	if full := len(o.samples) / b.batch; group < full {
+		group = permute(group, full, b.keys.Uint64(uint64(chunk)))
+	}
+	return o.samples[group*b.batch+row].number, nil
+}
+
+// sort makes o the order of a chunk.
+func (b *buckets) sort(o *order, chunk int) error {
+	begin := chunk * b.chunk
+	samples := o.samples[:0]
+	o.samples = nil
+	for i := range min(b.chunk, b.lengths.Len()-begin) {
+		length, err := b.lengths.At(begin + i)
+		if err != nil {
+			return fmt.Errorf("the length of sample %d: %w", begin+i, err)
+		}
+		samples = append(samples, measured{length, begin + i})
+	}
+	slices.SortFunc(samples, func(a, b measured) int {
+		return cmp.Or(cmp.Compare(a.length, b.length), cmp.Compare(a.number, b.number))
+	})
+	o.chunk, o.samples = chunk, samples
+	return nil
+}

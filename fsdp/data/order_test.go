@@ -1,0 +1,246 @@
+package data
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"pgregory.net/rapid"
+)
+
+// upTo returns 0 to n-1.
+func upTo(n int) []int {
+	list := make([]int, n)
+	for i := range list {
+		list[i] = i
+	}
+	return list
+}
+
+// TestPermute checks that permute is a bijection for every length and key, and what it was when it
+// came into use: positions of interrupted runs rely on it.
+func TestPermute(t *testing.T) {
+	permuted := func(n int, key uint64) []int {
+		list := make([]int, n)
+		for i := range list {
+			list[i] = permute(i, n, key)
+		}
+		return list
+	}
+	for n := range 200 {
+		list := permuted(n, uint64(n)*golden)
+		slices.Sort(list)
+		require.Equal(t, upTo(n), list)
+	}
+	rapid.Check(t, func(t *rapid.T) {
+		n := rapid.IntRange(1, 5000).Draw(t, "n")
+		list := permuted(n, rapid.Uint64().Draw(t, "key"))
+		slices.Sort(list)
+		require.Equal(t, upTo(n), list)
+	})
+	require.Equal(t, []int{9, 5, 0, 3, 8, 6, 2, 7, 4, 1}, permuted(10, 7))
+	require.Equal(t, 1493607001, permute(1e9, 3e9, 8))
+	require.Equal(t, 8348606904961219614, permute(1, Endless, 9))
+}
+
+// TestPermuteIsEven checks that each place gets each sample equally often over the keys, and that
+// pairs of neighbours do, too: by χ² against its 99.99th percentile.
+func TestPermuteIsEven(t *testing.T) {
+	for _, n := range []int{2, 3, 4, 5, 7, 8, 16, 23} {
+		const draws = 20000
+		single, pairs := make([]int, n*n), make([]int, n*n)
+		for key := range uint64(draws) {
+			for i := range n {
+				p := permute(i, n, key*key+3)
+				single[i*n+p]++
+				if i+1 < n {
+					pairs[p*n+permute(i+1, n, key*key+3)]++
+				}
+			}
+		}
+		for p := range n { // no sample is its own neighbour
+			require.Zero(t, pairs[p*n+p])
+			pairs[p*n+p] = draws * (n - 1) / (n * max(1, n-1))
+		}
+		for _, counts := range [][]int{single, pairs} {
+			want, chi := 0.0, 0.0
+			for _, c := range counts {
+				want += float64(c) / float64(len(counts))
+			}
+			for _, c := range counts {
+				chi += (float64(c) - want) * (float64(c) - want) / want
+			}
+			k := float64(len(counts))
+			require.Less(t, chi, k+3.72*math.Sqrt(2*k)+10, "n %d", n)
+		}
+	}
+}
+
+// TestShuffle checks that each epoch has each sample once, in an order of its own that the seed
+// decides.
+func TestShuffle(t *testing.T) {
+	orders := make(map[string]bool)
+	for seed := range uint64(3) {
+		src := Shuffle(numbers(50), seed, 4)
+		require.Equal(t, 200, src.Len())
+		for epoch := range 4 {
+			list := all(t, Range(src, epoch*50, (epoch+1)*50))
+			orders[fmt.Sprint(list)] = true
+			slices.Sort(list)
+			require.Equal(t, upTo(50), list)
+		}
+		require.Equal(t, all(t, src), all(t, Range(Shuffle(numbers(50), seed, Endless), 0, 200)))
+	}
+	require.Len(t, orders, 12)
+	require.Equal(t, []int{0, 1, 2, 0, 1, 2}, all(t, Repeat(numbers(3), 2)))
+	require.Empty(t, all(t, Shuffle(numbers(0), 1, 3)))
+	require.Equal(t, "Shuffle(Func(50 samples), seed 7, endless)", describe(Shuffle(numbers(50), 7, Endless)))
+	require.Equal(t, "Repeat(Func(50 samples), 3 epochs)", describe(Repeat(numbers(50), 3)))
+}
+
+// TestSplit checks that each sample is on one side.
+func TestSplit(t *testing.T) {
+	train, test := Split(numbers(100), 30, 5)
+	require.Equal(t, 70, train.Len())
+	require.Equal(t, 30, test.Len())
+	both := append(all(t, train), all(t, test)...)
+	require.False(t, slices.IsSorted(both))
+	slices.Sort(both)
+	require.Equal(t, upTo(100), both)
+	train, test = Split(numbers(100), 101, 5)
+	require.Contains(t, firstError(t, train), "from 0 to -1 of 100 samples")
+	require.Contains(t, firstError(t, test), "from -1 to 100 of 100 samples")
+}
+
+// TestMix checks that each block keeps the weights, and that each epoch of each part has each sample
+// once.
+func TestMix(t *testing.T) {
+	type sample struct{ part, number int }
+	of := func(part, n int) Source[sample] {
+		return Func(n, func(i int) (sample, error) { return sample{part, i}, nil })
+	}
+	weights := []float64{3, 0.5, 1, 2}
+	src := Mix(1, Part[sample]{of(0, 1000), 3}, Part[sample]{of(1, 10), 0.5}, Part[sample]{of(2, Endless), 1}, Part[sample]{of(3, 70000), 2})
+	require.Equal(t, Endless, src.Len())
+	seen := make([]map[int]int, 4)
+	for k := range seen {
+		seen[k] = make(map[int]int)
+	}
+	runs := 0 // of one part
+	for block := range 3 {
+		count, last := [4]float64{}, -1
+		for i := range blockLen {
+			s, err := src.At(block*blockLen + i)
+			require.NoError(t, err)
+			count[s.part]++
+			seen[s.part][s.number]++
+			if s.part != last {
+				runs++
+			}
+			last = s.part
+		}
+		for k, w := range weights {
+			require.InDelta(t, w/6.5*blockLen, count[k], 1)
+		}
+	}
+	// Runs of one part are as long as in independent draws, to within five standard deviations.
+	differ := 1.0
+	for _, w := range weights {
+		differ -= w / 6.5 * w / 6.5
+	}
+	require.InDelta(t, differ*3*blockLen, runs, 5*math.Sqrt(3*blockLen*differ))
+	for k, n := range []int{1000, 10, 3 * int(math.Round(blockLen/6.5)), 70000} {
+		times := make(map[int]bool)
+		for i := range n {
+			times[seen[k][i]] = true
+		}
+		require.LessOrEqual(t, len(times), 2, "part %d", k) // the last epoch may have begun
+	}
+	require.Equal(t, "Mix(seed 1, 2 of Func(3 samples), 1 of Func(samples without end))", describe(Mix(1, Part[int]{numbers(3), 2}, Part[int]{numbers(Endless), 1})))
+}
+
+// TestBucket checks that buckets reorder within chunks, and that batches have like lengths.
+func TestBucket(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		lengths := rapid.SliceOfN(rapid.IntRange(0, 100), 0, 300).Draw(t, "lengths")
+		batch := rapid.IntRange(1, 10).Draw(t, "batch")
+		chunk := batch * rapid.IntRange(1, 10).Draw(t, "batches")
+		src := Bucket(numbers(len(lengths)), Of(lengths), batch, chunk, rapid.Uint64().Draw(t, "seed"))
+		list := all(t, src)
+		for i := 0; i < len(list); i += chunk {
+			samples := list[i:min(i+chunk, len(list))]
+			want := upTo(len(list))[i:min(i+chunk, len(list))]
+			var spans [][2]int // of the batches' lengths
+			for group := range slices.Chunk(samples, batch) {
+				of := make([]int, len(group))
+				for k, number := range group {
+					of[k] = lengths[number]
+				}
+				require.True(t, slices.IsSorted(of))
+				spans = append(spans, [2]int{of[0], of[len(of)-1]})
+			}
+			slices.SortFunc(spans, func(a, b [2]int) int { return slices.Compare(a[:], b[:]) })
+			for k := range spans[1:] {
+				require.LessOrEqual(t, spans[k][1], spans[k+1][0])
+			}
+			samples = slices.Clone(samples)
+			slices.Sort(samples)
+			require.Equal(t, want, samples)
+		}
+		if n := len(list); n > 0 { // any order of reading is as good
+			i := rapid.IntRange(0, n-1).Draw(t, "i")
+			again, err := src.At(i)
+			require.NoError(t, err)
+			require.Equal(t, list[i], again)
+		}
+	})
+	endless := Bucket(numbers(Endless), numbers(Endless), 2, 10, 1)
+	first := all(t, Range(endless, 0, 20))
+	require.False(t, slices.IsSorted(first))
+}
+
+// TestMeasure measures, and names the sample that cannot be read.
+func TestMeasure(t *testing.T) {
+	square := func(i int) int { return i * i }
+	require.Equal(t, []int{0, 1, 4, 9}, all(t, Measure(numbers(4), square)))
+	bad := Map(numbers(100), func(i int) (int, error) {
+		if i >= 70 {
+			return 0, errors.New("torn")
+		}
+		return i, nil
+	})
+	require.Equal(t, "data.Measure(Map(Func(100 samples))): sample 70: torn", firstError(t, Measure(bad, square)))
+	require.Regexp(t, "sample 0: the source panicked at .*order_test.go:[0-9]+: runtime error: integer divide by zero",
+		firstError(t, Measure(numbers(2), func(i int) int { return 1 / i })))
+}
+
+// TestOrdersRefuse checks the errors of orders.
+func TestOrdersRefuse(t *testing.T) {
+	for want, src := range map[string]Source[int]{
+		"0 epochs": Shuffle(numbers(3), 1, 0),
+		"the source has no end, so it cannot begin again":           Repeat(numbers(Endless), 2),
+		"the source has no samples to repeat without end":           Repeat(numbers(0), Endless),
+		"3 samples 4611686018427387904 times are more than an int":  Repeat(numbers(3), 1<<62),
+		"Shuffle(nil, seed 1, 1 epochs): the source is nil":         Shuffle[int](nil, 1, 1),
+		"Mix(seed 1, ): there are no parts":                         Mix[int](1),
+		"part 0 is nil":                                             Mix(1, Part[int]{nil, 1}),
+		"part 1 has no samples":                                     Mix(1, Part[int]{numbers(1), 1}, Part[int]{numbers(0), 1}),
+		"part 0 has weight NaN, want it positive and finite":        Mix(1, Part[int]{numbers(1), math.NaN()}),
+		"part 1 with weight 1 has none of 65536 samples":            Mix(1, Part[int]{numbers(1), 1e6}, Part[int]{numbers(1), 1}),
+		"3 samples have 2 lengths":                                  Bucket(numbers(3), numbers(2), 1, 2, 1),
+		"a chunk of 5 samples is no number of batches of 2":         Bucket(numbers(3), numbers(3), 2, 5, 1),
+		"Bucket(Func(3 samples), batch 2, chunk 4, seed 1): the so": Bucket(numbers(3), nil, 2, 4, 1),
+		"data.Measure(nil): the source is nil":                      Measure[int](nil, nil),
+		"the source has no end":                                     Measure(numbers(Endless), func(int) int { return 0 }),
+		"data.Range(Func(3 samples), 2, 4): from 2 to 4":            Bucket(numbers(1), Shuffle(Range(numbers(3), 2, 4), 1, 1), 1, 1, 1),
+		"data.Range(Func(3 samples), 2, 5): from 2 to 5":            Mix(1, Part[int]{Range(numbers(3), 2, 5), 1}),
+	} {
+		require.Contains(t, firstError(t, src), want)
+	}
+	bad := Map(numbers(9), func(int) (int, error) { return 0, errors.New("lost") })
+	_, err := Bucket(numbers(9), bad, 1, 3, 1).At(4)
+	require.EqualError(t, err, "the length of sample 3: lost")
+}
