@@ -70,6 +70,16 @@ type local struct {
 	issued uint64 // number of collectives this rank has issued
 	works  sheet[handle]
 	closed bool
+
+	watch flights
+}
+
+// Watch implements [Watcher].
+func (l *local) Watch(f func(Flight)) {
+	l.watch.set(f)
+	l.team.mu.Lock()
+	l.team.watched = l.team.watched || f != nil
+	l.team.mu.Unlock()
 }
 
 func (l *local) failing() <-chan struct{} { return l.team.alarm.bell() }
@@ -181,6 +191,7 @@ func (l *local) enter(c Call, invalid error) (handle, error) {
 		return handle{}, err
 	}
 	l.issued = seq
+	l.watch.issued(&l.face, seq, &c)
 	o.calls[l.rank] = c
 	if o.arrived++; o.arrived == len(t.members) {
 		t.start(o)

@@ -33,6 +33,7 @@ type team struct {
 	children map[*local]struct{}     // open handles of groups split from this one
 	splits   map[splitKey]*splitTeam // split groups that some member has not fetched yet
 	detached bool                    // it does not fail with the group that it was split from
+	watched  bool                    // some member is, or was
 
 	// See look.
 	timer    *time.Timer    // calls look, nil until the first wait
@@ -86,6 +87,11 @@ func (t *team) record() *operation {
 
 // retire ends a ready operation whose parts are all finished. Called with mu held.
 func (t *team) retire(o *operation) {
+	if t.watched {
+		for _, l := range t.members {
+			l.watch.done(o.state.Load() >> tagShift)
+		}
+	}
 	o.state.Store(0)
 	o.waiters.wakeAll()
 	clear(o.calls) // the buffers are the ranks' again
@@ -100,6 +106,11 @@ func (t *team) retire(o *operation) {
 func (t *team) start(o *operation) {
 	t.started++
 	t.ring[t.started%uint64(len(t.ring))] = nil
+	if t.watched {
+		for _, l := range t.members {
+			l.watch.began(t.started)
+		}
+	}
 	if o.open(t.started) == 0 {
 		t.retire(o)
 		return

@@ -16,6 +16,7 @@ type Serial struct {
 	face
 	backend    Backend
 	rec        recorder
+	watch      flights
 	tickets    tickets
 	background sync.WaitGroup
 	alarm      alarm         // rung when the group fails
@@ -265,6 +266,9 @@ func (s *Serial) fault(seq uint64) error {
 	return nil
 }
 
+// Watch implements [Watcher].
+func (s *Serial) Watch(f func(Flight)) { s.watch.set(f) }
+
 // start implements transport.
 func (s *Serial) start(c Call) Work {
 	seq, err := s.issue(c)
@@ -326,6 +330,7 @@ func (s *Serial) issue(c Call) (uint64, error) {
 	s.issued++
 	*s.task(s.issued) = c
 	s.rec.issue(s.issued, &c)
+	s.watch.issued(&s.face, s.issued, &c)
 	return s.issued, nil
 }
 
@@ -384,6 +389,7 @@ func (s *Serial) drive(ctx context.Context, seq uint64) {
 		c := s.task(next)
 		s.mu.Unlock()
 		s.rec.start(next)
+		s.watch.began(next)
 		err := s.backend.Run(ctx, next, c)
 		s.mu.Lock()
 		if err != nil {
@@ -395,6 +401,7 @@ func (s *Serial) drive(ctx context.Context, seq uint64) {
 		s.done = next
 		*s.task(next) = Call{}
 		s.rec.complete(next)
+		s.watch.done(next)
 		s.waiters.wake(next)
 	}
 	s.running = false

@@ -41,6 +41,7 @@ type shared struct {
 	board   board
 	timeout time.Duration
 	rec     recorder
+	watch   flights
 	tickets tickets
 	alarm   alarm // rung when the group fails
 
@@ -79,6 +80,7 @@ var (
 	_ Allocator = (*shared)(nil)
 	_ member    = (*shared)(nil)
 	_ reporter  = (*shared)(nil)
+	_ Watcher   = (*shared)(nil)
 )
 
 // smallTensor is the size in bytes up to which every rank computes for itself.
@@ -215,6 +217,9 @@ func (s *shared) Alloc(n int) ([]byte, error) { return s.domain.own.Alloc(n) }
 
 // Free implements [Allocator].
 func (s *shared) Free(b []byte) error { return s.domain.own.Free(b) }
+
+// Watch implements [Watcher].
+func (s *shared) Watch(f func(Flight)) { s.watch.set(f) }
 
 func (s *shared) status() Status { return s.rec.status(s.name, s.rank) }
 

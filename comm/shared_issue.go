@@ -59,6 +59,7 @@ func (s *shared) enqueue(c *Call) (uint64, error) {
 	}
 	*s.task(s.issued) = task{call: *c, small: small(c)}
 	s.rec.issue(s.issued, c)
+	s.watch.issued(&s.face, s.issued, c)
 	return s.issued, nil
 }
 

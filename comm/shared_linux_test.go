@@ -78,6 +78,8 @@ type allocated struct {
 	mix func(rank int) uint32
 }
 
+func (a *allocated) Watch(f func(Flight)) { a.Group.(Watcher).Watch(f) }
+
 // AllocatedGroups is SharedGroups for groups that use allocated memory only.
 func AllocatedGroups(t testing.TB, n int) []Group {
 	return wrap(SharedGroups(t, n), func(int) uint32 { return 3 })

@@ -56,6 +56,7 @@ func (s *shared) step(ctx context.Context, seq uint64) error {
 		return err
 	}
 	raceMeet()
+	s.watch.began(seq)
 	err := s.finish(seq, &t)
 	s.mu.Lock()
 	kept := s.task(seq)
@@ -69,6 +70,7 @@ func (s *shared) step(ctx context.Context, seq uint64) error {
 		return s.failure()
 	}
 	clear(s.work.calls)
+	s.watch.done(seq)
 	s.done.Store(seq)
 	s.board.line(s.rank).done.Store(seq)
 	s.board.ring()

@@ -100,6 +100,9 @@ func New(ctx context.Context, boot comm.Group, dev *Device, cfg GroupConfig) (*G
 	return b.open(ctx, invalid)
 }
 
+// Watch implements [comm.Watcher].
+func (g *Group) Watch(f func(comm.Flight)) { g.Group.(*comm.Serial).Watch(f) }
+
 // Fence lets the collectives that are launched from now on wait for what the streams,
 // which are of the group's device, have been given so far. A collective is launched at
 // some time after it is issued.

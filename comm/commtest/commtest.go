@@ -108,6 +108,7 @@ func (k kit) run(t *testing.T) {
 	t.Run("Handles", k.testHandles)
 	t.Run("Collectives", k.testCollectives)
 	t.Run("InFlight", k.testInFlight)
+	t.Run("Watch", k.testWatch)
 	t.Run("Barrier", k.testBarrier)
 	t.Run("Split", k.testSplit)
 	t.Run("SplitLifetime", k.testSplitLifetime)

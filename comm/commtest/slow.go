@@ -119,6 +119,8 @@ type slow struct {
 	link *link
 }
 
+func (s *slow) Watch(tell func(comm.Flight)) { s.Group.(comm.Watcher).Watch(tell) }
+
 func (s *slow) AllGather(dst, src comm.Buffer) comm.Work {
 	return s.issue(comm.Call{Kind: comm.KindAllGather, Dst: dst, Src: src})
 }

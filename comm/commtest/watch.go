@@ -1,0 +1,71 @@
+package commtest
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+	"testing"
+
+	"github.com/gofsdp/gofsdp/comm"
+)
+
+// testWatch checks that a watched group tells of each collective once, in the order of time, and
+// of none before or after.
+func (k kit) testWatch(t *testing.T) {
+	must(t, k.group(t), func(ctx context.Context, g comm.Group) error {
+		w, ok := g.(comm.Watcher)
+		if !ok {
+			return fmt.Errorf("%T is no comm.Watcher", g)
+		}
+		if err := g.Barrier(ctx); err != nil {
+			return err
+		}
+		var mu sync.Mutex
+		var seen []comm.Flight
+		w.Watch(func(f comm.Flight) {
+			mu.Lock()
+			defer mu.Unlock()
+			seen = append(seen, f)
+		})
+		var works []comm.Work
+		small, large := make([]float32, 3), make([]float32, 1<<16)
+		for range 3 {
+			works = append(works, g.AllReduce(comm.Of(small).Named("small"), comm.Sum), g.AllReduce(comm.Of(large).Named("large"), comm.Max))
+		}
+		for _, work := range works {
+			if err := work.Wait(ctx); err != nil {
+				return err
+			}
+		}
+		w.Watch(nil)
+		if err := g.Barrier(ctx); err != nil {
+			return err
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		return compareFlights(g, seen, len(works))
+	})
+}
+
+// compareFlights checks what was told of n collectives, from the second of g on.
+func compareFlights(g comm.Group, seen []comm.Flight, n int) error {
+	slices.SortFunc(seen, func(a, b comm.Flight) int { return cmp.Compare(a.Seq, b.Seq) })
+	if len(seen) != n {
+		return fmt.Errorf("rank %d: told of %d collectives, want %d: %v", g.Rank(), len(seen), n, seen)
+	}
+	for i, f := range seen {
+		call, bytes := `all-reduce float32[3] sum "small"`, 12
+		if i%2 == 1 {
+			call, bytes = `all-reduce float32[65536] max "large"`, 1<<18
+		}
+		if f.Rank != g.Rank() || f.Group == "" || f.Seq != seen[0].Seq+uint64(i) || f.Call != call || f.Bytes != bytes {
+			return fmt.Errorf("rank %d: flight %d is %+v, want %s", g.Rank(), i, f, call)
+		}
+		if f.Began.Before(f.Issued) || f.Done.Before(f.Began) || i > 0 && f.Issued.Before(seen[i-1].Issued) {
+			return fmt.Errorf("rank %d: the times of flight %d are out of order: %+v", g.Rank(), i, f)
+		}
+	}
+	return nil
+}
