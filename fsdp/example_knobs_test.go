@@ -190,6 +190,40 @@ func ExampleSharded_Hold() {
 	// Output: 29 parameters have a gradient
 }
 
+// How much each parameter changes in a step, relative to its size.
+func ExampleSharded_ParamNorms() {
+	err := comm.Run(context.Background(), 2, func(ctx context.Context, g comm.Group) error {
+		m, err := fsdp.Wrap(counter(), fsdp.Config{Group: g})
+		if err != nil {
+			return err
+		}
+		defer m.Close()
+		tokens, targets := counting(5*g.Rank(), 2, 8)
+		if _, err := m.Forward(ctx, tokens, targets); err != nil {
+			return err
+		}
+		if err := m.Backward(ctx); err != nil {
+			return err
+		}
+		params, err := m.ParamNorms(ctx, fsdp.L2Norm)
+		if err != nil {
+			return err
+		}
+		grads, err := m.GradNorms(ctx, fsdp.L2Norm)
+		if err != nil {
+			return err
+		}
+		if name := "lnf.weight"; g.Rank() == 0 {
+			fmt.Printf("%s: norm %.0f, gradient smaller: %v\n", name, params[name], grads[name] < params[name])
+		}
+		return nil
+	})
+	if err != nil {
+		log.Fatal(err)
+	}
+	// Output: lnf.weight: norm 4, gradient smaller: true
+}
+
 // One rank changes a parameter that no rank has whole, and all have the result.
 func ExampleSharded_Full() {
 	err := comm.Run(context.Background(), 3, func(ctx context.Context, g comm.Group) error {

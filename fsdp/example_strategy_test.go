@@ -2,14 +2,20 @@ package fsdp_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"slices"
 
 	"gorgonia.org/tensor"
 
 	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/fsdp"
 	"github.com/gofsdp/gofsdp/fsdp/nn"
+	"github.com/gofsdp/gofsdp/optim"
 )
 
 // What a rank keeps and sends under each strategy, on four ranks of which two share a host.
@@ -86,6 +92,102 @@ func ExampleSharded_Join() {
 	// Output:
 	// rank 0: 3 passes, 1 with a batch
 	// rank 1: 3 passes, 3 with a batch
+}
+
+// A training that Ctrl-C ends: all ranks leave the loop after the same step, and save what they have. The context of the
+// training is not the one that the signal ends, so ranks can still talk.
+func ExampleSharded_Any() {
+	dir, err := os.MkdirTemp("", "")
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer os.RemoveAll(dir)
+	err = comm.Run(context.Background(), 2, func(ctx context.Context, g comm.Group) error {
+		m, err := fsdp.Wrap(counter(), fsdp.Config{Group: g})
+		if err != nil {
+			return err
+		}
+		defer m.Close()
+		opt, err := optim.AdamW{}.New(m.Shards())
+		if err != nil {
+			return err
+		}
+		interrupt, stop := signal.NotifyContext(ctx, os.Interrupt)
+		defer stop()
+		tokens, targets := counting(5*g.Rank(), 2, 8)
+		data := fsdp.Batches(slices.Repeat([][]fsdp.Tensor{{tokens, targets}}, 1000)...)
+		for batch, err := range m.Join(ctx, data) {
+			if err != nil {
+				return err
+			}
+			if _, err := m.Forward(ctx, batch...); err != nil {
+				return err
+			}
+			if err := m.Backward(ctx); err != nil {
+				return err
+			}
+			if err := opt.Step(1e-2); err != nil {
+				return err
+			}
+			m.ZeroGrad()
+			pressed := interrupt.Err() != nil || g.Rank() == 1 && opt.Steps() == 3 // as if somebody had pressed Ctrl-C
+			if over, err := m.Any(ctx, pressed); over || err != nil {
+				return errors.Join(err, m.Save(ctx, dir, opt))
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		log.Fatal(err)
+	}
+	latest, err := fsdp.LatestCheckpoint(dir)
+	fmt.Println(filepath.Base(latest), err)
+	// Output: 000001-step-3 <nil>
+}
+
+// The mean loss per token, of ranks of which one has no batch and the others have different ones.
+func ExampleSharded_Mean() {
+	err := comm.Run(context.Background(), 3, func(ctx context.Context, g comm.Group) error {
+		m, err := fsdp.Wrap(counter(), fsdp.Config{Group: g})
+		if err != nil {
+			return err
+		}
+		defer m.Close()
+		data := fsdp.Batches()
+		if g.Rank() > 0 {
+			tokens, targets := counting(0, g.Rank(), 8)
+			data = fsdp.Batches([]fsdp.Tensor{tokens, targets})
+		}
+		for batch, err := range m.Join(ctx, data) {
+			if err != nil {
+				return err
+			}
+			loss, err := m.Forward(ctx, batch...)
+			if err != nil {
+				return err
+			}
+			tokens := 0
+			if batch != nil {
+				tokens = batch[0].Shape().TotalSize()
+			}
+			mean, err := m.Mean(ctx, loss, float64(tokens))
+			if err != nil {
+				return err
+			}
+			all, err := m.Mean(ctx, float64(tokens))
+			if err != nil {
+				return err
+			}
+			if g.Rank() == 0 {
+				fmt.Printf("loss %.1f, %v tokens on average on a rank that has any\n", mean, all)
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		log.Fatal(err)
+	}
+	// Output: loss 2.3, 12 tokens on average on a rank that has any
 }
 
 // Rank 0 generates until it has counted far enough, while rank 1 validates. Neither knows of the other.

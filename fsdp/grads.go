@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 
 	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/fsdp/internal/engine"
@@ -149,66 +150,113 @@ func l2(ctx context.Context, e *engine.Engine, l *layout.Layout, all comm.Group,
 
 // GradNorms returns the norm of the gradient of each parameter by name, on every rank, for logging.
 // Parameters without a gradient are left out. The norm of a gradient that is not finite is not
-// finite.
+// finite. Whatever the number of parameters, it costs two collectives beside the flag of the call,
+// of 8 and of 32 bytes a parameter, and two more for each group of Config.GroupOf.
 func (s *Sharded) GradNorms(ctx context.Context, kind Norm) (map[string]float64, error) {
-	err := s.may("GradNorms")
+	return normsOf(ctx, s, "GradNorms", kind, func(group, p int) optim.Vec {
+		if !s.engine.Present()[p] {
+			return nil
+		}
+		return s.engine.Shards().Grad(group)
+	})
+}
+
+// ParamNorms returns the norm of each parameter by name, frozen ones included, as GradNorms does
+// those of gradients.
+func (s *Sharded) ParamNorms(ctx context.Context, kind Norm) (map[string]float64, error) {
+	return normsOf(ctx, s, "ParamNorms", kind, func(group, _ int) optim.Vec { return s.engine.Shards().Value(group) })
+}
+
+// normsOf returns the norms of what of returns for the parameters of a group: a shard that the
+// parameter has a part in, or nil to leave it out.
+func normsOf(ctx context.Context, s *Sharded, call string, kind Norm, of func(group, p int) optim.Vec) (map[string]float64, error) {
+	err := s.may(call)
 	if err == nil {
 		err = kind.check()
 	}
-	if err := s.agree(ctx, ranks.Ask{Call: "GradNorms", Argument: float64(kind)}, err); err != nil {
+	if err := s.agree(ctx, ranks.Ask{Call: call, Argument: float64(kind)}, err); err != nil {
 		return nil, err
 	}
-	all := make(map[string]float64)
-	present := s.engine.Present()
-	groups, grads := s.engine.Grads()
-	for i, group := range groups {
-		g := &s.layout.Groups[group]
-		list, err := groupNorms(ctx, s.engine.Device(), g, s.meshes[group].Shard, grads[i], kind)
-		if err != nil {
-			return nil, s.end(s.team.Fail(fmt.Errorf("GradNorms of group %s: %w", g.Name, err)))
+	var meshes []*measured
+	for i := range s.layout.Groups {
+		g := &s.layout.Groups[i]
+		if g.Kind.Buffer {
+			continue
 		}
-		for i, p := range g.Params {
-			if present[p] {
-				all[g.Flat.Params()[i].Name] = list[i]
-			}
+		at := slices.IndexFunc(meshes, func(m *measured) bool { return m.ranks == s.meshes[i].Shard })
+		if at < 0 {
+			at, meshes = len(meshes), append(meshes, &measured{ranks: s.meshes[i].Shard})
+		}
+		meshes[at].add(g, func(p int) optim.Vec { return of(i, p) })
+	}
+	all := make(map[string]float64)
+	for _, m := range meshes {
+		list, err := m.norms(ctx, s.engine.Device(), kind)
+		if err != nil {
+			return nil, s.end(s.team.Fail(fmt.Errorf("%s: %w", call, err)))
+		}
+		for i, name := range m.names {
+			all[name] = list[i]
 		}
 	}
 	return all, nil
 }
 
-// groupNorms returns the norm of the gradient of each parameter in a group, cut over the ranks of
-// all.
-func groupNorms(ctx context.Context, d engine.Device, g *layout.Group, all comm.Group, grad optim.Vec, kind Norm) ([]float64, error) {
+// measured are parameters that are cut over the same ranks, and this rank's pieces of them.
+type measured struct {
+	ranks  comm.Group
+	names  []string
+	pieces []optim.Vec
+	of     []int // by piece, the parameter
+}
+
+// add adds parameters of g, of whose shards of returns one, or nil.
+func (m *measured) add(g *layout.Group, of func(p int) optim.Vec) {
 	segments := g.Segments()
-	pieces := slicesOf(grad, segments)
-	mine, err := d.MaxAbs(pieces)
+	for i, p := range g.Params {
+		v := of(p)
+		if len(segments) > 0 && segments[0].Param == i {
+			if v != nil {
+				m.pieces, m.of = append(m.pieces, slicesOf(v, segments[:1])...), append(m.of, len(m.names))
+			}
+			segments = segments[1:]
+		}
+		if v != nil {
+			m.names = append(m.names, g.Flat.Params()[i].Name)
+		}
+	}
+}
+
+// norms returns the norm of each parameter.
+func (m *measured) norms(ctx context.Context, d engine.Device, kind Norm) ([]float64, error) {
+	mine, err := d.MaxAbs(m.pieces)
 	if err != nil {
 		return nil, err
 	}
-	largest := make([]float64, len(g.Params))
-	for i, m := range mine {
-		if m != m { // a maximum over ranks may lose a NaN
-			m = math.Inf(1)
+	largest := make([]float64, len(m.names))
+	for i, most := range mine {
+		if most != most { // a maximum over ranks may lose a NaN
+			most = math.Inf(1)
 		}
-		largest[segments[i].Param] = m
+		largest[m.of[i]] = most
 	}
-	if err := all.AllReduce(comm.Of(largest).Named(g.Name), comm.Max).Wait(ctx); err != nil || kind == InfNorm {
+	if err := m.ranks.AllReduce(comm.Of(largest).Named("norms"), comm.Max).Wait(ctx); err != nil || kind == InfNorm {
 		return largest, err
 	}
-	bounds := make([]float64, len(segments))
-	for i, seg := range segments {
-		bounds[i] = largest[seg.Param]
+	bounds := make([]float64, len(m.pieces))
+	for i, p := range m.of {
+		bounds[i] = largest[p]
 	}
-	list, err := d.Squares(pieces, bounds)
+	list, err := d.Squares(m.pieces, bounds)
 	if err != nil {
 		return nil, err
 	}
 	const words = 4
-	sums := make([]float64, words*len(g.Params))
-	for i, seg := range segments {
-		copy(sums[words*seg.Param:], list[i][:])
+	sums := make([]float64, words*len(m.names))
+	for i, p := range m.of {
+		copy(sums[words*p:], list[i][:])
 	}
-	if err := all.AllReduce(comm.Of(sums).Named(g.Name), comm.Sum).Wait(ctx); err != nil {
+	if err := m.ranks.AllReduce(comm.Of(sums).Named("norms"), comm.Sum).Wait(ctx); err != nil {
 		return nil, err
 	}
 	for i, bound := range largest {

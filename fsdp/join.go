@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"iter"
+	"math"
 	"strings"
 
 	"github.com/gofsdp/gofsdp/fsdp/internal/engine"
@@ -53,11 +54,11 @@ func (s *Sharded) Join(ctx context.Context, data iter.Seq2[[]Tensor, error], opt
 		}
 		next, stop := iter.Pull2(data)
 		defer stop()
-		outer, outerDummy, depth := s.joined, s.dummy, len(s.loops)
-		defer func() { s.joined, s.dummy, s.loops = outer, outerDummy, s.loops[:depth] }()
+		outer, depth := s.turn, len(s.loops)
+		defer func() { s.turn, s.loops = outer, s.loops[:depth] }()
 		s.loops = append(s.loops, 0)
 		for more := true; ; {
-			s.joined, s.dummy, s.loops = outer, outerDummy, s.loops[:depth+1]
+			s.turn, s.loops = outer, s.loops[:depth+1]
 			s.loops[depth]++
 			batch, err := []Tensor(nil), s.may("Join")
 			if err == nil && data == nil {
@@ -71,16 +72,23 @@ func (s *Sharded) Join(ctx context.Context, data iter.Seq2[[]Tensor, error], opt
 				yield(nil, err)
 				return
 			}
-			if !more && o.dummy != nil {
-				s.dummy, batch = true, o.dummy
+			if s.turn.idle = !more; !more && o.dummy != nil {
+				s.turn.dummy, batch = true, o.dummy
 			} else if !more {
-				s.joined = true
+				s.turn.absent = true
 			}
 			if !another || !yield(batch, nil) {
 				return
 			}
 		}
 	}
+}
+
+// turn says what a rank is without in an iteration of Join.
+type turn struct {
+	absent bool // this loop or one around it has no batch for it
+	dummy  bool // this loop or one around it has a dummy batch for it
+	idle   bool // this loop has no batch of its own
 }
 
 // Batches returns data for [Sharded.Join]: batches that are in memory, without an error.
@@ -112,6 +120,75 @@ func (o *joinOptions) ask(ctx context.Context, s *Sharded, more bool, err error)
 		return false, s.end(fmt.Errorf("Join: ranks %v have no batch left, and others have", missing))
 	}
 	return true, nil
+}
+
+// Any tells whether is is true on any rank, on every rank. So all ranks decide alike, where one that
+// stopped alone would leave the others waiting: after the same step they stop early, because one was
+// interrupted, has lost patience or is out of time.
+//
+//	interrupt, stop := signal.NotifyContext(ctx, os.Interrupt)
+//	defer stop()
+//	for batch, err := range m.Join(ctx, data) {
+//		… // a step
+//		if over, err := m.Any(ctx, interrupt.Err() != nil); over || err != nil {
+//			return errors.Join(err, m.Save(ctx, dir, opt))
+//		}
+//	}
+//
+// It costs what the flag of Join does: one exchange of some words. The ctx is not the one that the
+// signal ends, which would end the exchange.
+func (s *Sharded) Any(ctx context.Context, is bool) (bool, error) {
+	if err := enter(s, "Any"); err != nil {
+		return false, err
+	}
+	defer leave(s)
+	q := ranks.Ask{Call: "Any"}
+	if is {
+		q.Value = 1
+	}
+	ans, err := s.ask(ctx, &q, s.may("Any"))
+	return ans.Largest != 0, err
+}
+
+// Mean returns the mean of x over the ranks, on every rank: Σ w·x / Σ w. A rank's weight w is 1, or
+// what is given, such as its number of tokens. In Join a rank whose loop has no batch for it counts
+// only with a weight that is given, in an iteration of Dummy not even then: the mean of what Forward
+// returns is that over the ranks that have computed a loss. A weight of 0 leaves x out, whatever it
+// is; not a number makes the mean one, too. That all weights are 0 is an error.
+//
+//	loss, err := m.Forward(ctx, batch...)
+//	mean, err := m.Mean(ctx, loss, tokens(batch))
+//
+// It costs what the flag of Join does, and a sum of two numbers. For many numbers, see package
+// metrics.
+func (s *Sharded) Mean(ctx context.Context, x float64, weight ...float64) (float64, error) {
+	if err := enter(s, "Mean"); err != nil {
+		return 0, err
+	}
+	defer leave(s)
+	w, err := 1.0, s.may("Mean")
+	if len(weight) > 0 {
+		w = weight[0]
+	} else if s.turn.idle {
+		w = 0
+	}
+	if err == nil && (!(w >= 0) || math.IsInf(w, 0)) {
+		err = fmt.Errorf("the weight is %v", w)
+	}
+	if _, err := s.ask(ctx, &ranks.Ask{Call: "Mean"}, err); err != nil {
+		return 0, err
+	}
+	sums := []float64{0, 0}
+	if w > 0 && !s.turn.dummy {
+		sums = []float64{w * x, w}
+	}
+	if err := s.team.Sum(ctx, sums); err != nil {
+		return 0, s.end(s.team.Fail(fmt.Errorf("Mean: %w", err)))
+	}
+	if sums[1] == 0 {
+		return 0, s.end(errors.New("Mean: the weights of all ranks are 0"))
+	}
+	return sums[0] / sums[1], nil
 }
 
 // JoinCalls runs f, in which each rank makes calls of its own: Forward and Backward, Eval and
@@ -204,7 +281,7 @@ type calls struct {
 // idle tells whether a call of this rank comes to nothing: in JoinCalls others need not take part
 // in a pass that has no batch.
 func idle(s *Sharded, batch []Tensor) bool {
-	return s.life.calls != nil && s.joined && len(batch) == 0
+	return s.life.calls != nil && s.turn.absent && len(batch) == 0
 }
 
 // takeTurns takes part in what other ranks run until they run mine, the pass of a call of this

@@ -336,6 +336,18 @@ func TestJoinBodiesDiffer(t *testing.T) {
 		}, nil, "rank %d runs Forward number", "inside NoSync"},
 		"does nothing": {forward, func(ctx context.Context, m *fsdp.Sharded, batch []fsdp.Tensor) error { return nil }, nil,
 			"and rank %d has gone on to the next iteration of Join without it", "call Forward with the empty batch, too"},
+		"decides": {forward, func(ctx context.Context, m *fsdp.Sharded, batch []fsdp.Tensor) error {
+			return errorOf(m.Any(ctx, true))
+		}, nil, "rank %d runs Any number", "Forward number"},
+		"does not decide": {func(ctx context.Context, m *fsdp.Sharded, batch []fsdp.Tensor) error {
+			return errorOf(m.Any(ctx, true))
+		}, func(ctx context.Context, m *fsdp.Sharded, batch []fsdp.Tensor) error { return nil }, nil,
+			"and rank %d has gone on to the next iteration of Join without it", "call Any there, too"},
+		"averages": {func(ctx context.Context, m *fsdp.Sharded, batch []fsdp.Tensor) error {
+			return errorOf(m.Any(ctx, true))
+		}, func(ctx context.Context, m *fsdp.Sharded, batch []fsdp.Tensor) error {
+			return errorOf(m.Mean(ctx, 1))
+		}, nil, "rank %d runs Mean number", "Any number"},
 		"begins a loop": {forward, func(ctx context.Context, m *fsdp.Sharded, batch []fsdp.Tensor) error {
 			return unevenly(ctx, m, 0, 1, nil)
 		}, nil, "rank %d runs Join number", "Forward number"},

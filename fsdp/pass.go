@@ -41,7 +41,7 @@ func (s *Sharded) Forward(ctx context.Context, batch ...Tensor) (loss float64, e
 	if err := s.end(p.Forward(ctx)); err != nil {
 		return 0, err
 	}
-	s.life.last = &pass{Pass: p, dummy: s.dummy}
+	s.life.last = &pass{Pass: p, dummy: s.turn.dummy}
 	return p.Loss, nil
 }
 
@@ -155,11 +155,11 @@ func (p *pass) weigh(ctx context.Context, s *Sharded) error {
 	if s.cfg.Divide != ByWeights && s.cfg.Divide != ByActive {
 		return nil
 	}
-	sum, err := s.team.Sum(ctx, p.weight)
-	if err != nil {
+	sum := []float64{p.weight}
+	if err := s.team.Sum(ctx, sum); err != nil {
 		return s.end(s.team.Fail(fmt.Errorf("Backward: %w", err)))
 	}
-	mean := sum / float64(s.team.Size())
+	mean := sum[0] / float64(s.team.Size())
 	if mean == 0 && s.life.calls != nil { // those that count run at another time
 		p.Scale = 0
 		return nil
@@ -246,7 +246,7 @@ func prepareForward(s *Sharded, call string, v engine.Variant, batch []Tensor) (
 	if path == nil {
 		return nil, nil, fmt.Errorf("the model has no program %q", v.Program)
 	}
-	if s.joined && len(batch) == 0 {
+	if s.turn.absent && len(batch) == 0 {
 		c, err := s.engine.Absent(v, nil)
 		return c, nil, err
 	}

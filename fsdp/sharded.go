@@ -40,9 +40,8 @@ type Sharded struct {
 	copied *arena.Block // by SaveAsync
 
 	noSync   bool  // inside NoSync
-	dummy    bool  // in an iteration of Join for which this rank has a dummy batch
-	joined   bool  // in an iteration of Join for which this rank has no batch
-	loops    []int // iterations of the loops of Join under way, outer first
+	turn     turn  // in the loops of Join under way
+	loops    []int // iterations of these, outer first
 	requests int   // collective calls so far, those that ranks could not agree on included
 	forwards int   // training passes begun so far: keys dropout
 	lists    int   // calls of Shards so far

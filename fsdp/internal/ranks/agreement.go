@@ -154,14 +154,13 @@ func shortened(text string) string {
 	return strings.ToValidUTF8(text[:messageSize], "")
 }
 
-// Sum returns the sum of v over the ranks, in the canonical order of package comm. Ranks must have
-// agreed to call it.
-func (a *Agreement) Sum(ctx context.Context, v float64) (float64, error) {
-	sum := []float64{v}
-	if err := a.group.AllReduce(comm.Of(sum).Named(label), comm.Sum).Wait(ctx); err != nil {
-		return 0, &LostError{fmt.Errorf("agreeing with the other ranks: %w", err)}
+// Sum leaves the sum of each number over the ranks, in the canonical order of package comm. Ranks
+// must have agreed to call it.
+func (a *Agreement) Sum(ctx context.Context, v []float64) error {
+	if err := a.group.AllReduce(comm.Of(v).Named(label), comm.Sum).Wait(ctx); err != nil {
+		return &LostError{fmt.Errorf("agreeing with the other ranks: %w", err)}
 	}
-	return sum[0], nil
+	return nil
 }
 
 // Missing returns the ranks for which missing is true, in order, on every rank. Ranks must have

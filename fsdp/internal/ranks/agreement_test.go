@@ -223,11 +223,11 @@ func TestSame(t *testing.T) {
 // TestSum and the ranks that are missing.
 func TestSum(t *testing.T) {
 	errs := each(3, func(a *Agreement, r int) error {
-		sum, err := a.Sum(context.Background(), float64(r))
-		require.Equal(t, 3.0, sum)
-		if err != nil {
+		sums := []float64{float64(r), 1}
+		if err := a.Sum(context.Background(), sums); err != nil {
 			return err
 		}
+		require.Equal(t, []float64{3, 3}, sums)
 		ranks, err := a.Missing(context.Background(), r != 1)
 		require.Equal(t, []int{0, 2}, ranks)
 		return err
