@@ -88,7 +88,7 @@ type Config struct {
 	// spills. Linux and macOS only.
 	OffloadDir string
 
-	// Seed of the initial parameters and of dropout.
+	// Seed of the initial parameters, of dropout and of random nodes.
 	Seed uint64
 	// Poison fills freed buffers with NaN, so that a use after free shows. It costs a pass over
 	// that memory: for tests.

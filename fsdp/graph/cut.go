@@ -74,7 +74,7 @@ func (c *cutter) place(at int) {
 
 // stageOf returns the stage that v has in the growing call. Values of other calls have stage 0.
 func (c *cutter) stageOf(v *value) int {
-	if len(v.reads) == 0 { // a number made of parameters alone, such as a norm
+	if len(v.reads) == 0 && len(v.params) > 0 { // a number made of parameters alone, such as a norm
 		return 2
 	}
 	stage := 0

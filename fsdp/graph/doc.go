@@ -53,17 +53,20 @@
 //     forward and backward, are refused with the name of the node: AveragePool2D, BatchNorm and
 //     others. The error says what to use instead. Dropout draws its masks from Config.Seed, and drops
 //     nothing in Eval; Gorgonia's own does not run in its TapeMachine and has a wrong gradient.
+//   - UniformRandomNode, GaussianRandomNode and BinomialRandomNode draw from Config.Seed too: other
+//     numbers on each rank, in each training pass and call, and the same ones in every Eval.
 //   - A convolution is refused if another dilation would give a result of the same shape, because
 //     Gorgonia does not tell the two apart.
-//   - Gorgonia gives one node for two constants of equal name, two inputs that are alike, two Dropouts
+//   - Gorgonia gives one node for two constants of equal name, two inputs that are alike, two
+//     random nodes of one distribution and shape, two Dropouts
 //     or SoftMax and LogSoftMax of one value, or two Slices of equal length whose beginnings differ by a multiple of
 //     256. That has happened before this package sees the graph.
 //   - Read what a TapeMachine has computed with gorgonia.Read: the machine overwrites the Value of
 //     nodes in the middle of a graph.
 //
-// Gorgonia's examples convnet, charRNN and stacked_autoencoder train as they build their graphs, but
-// for the autoencoder's BinomialRandomNode, in whose place goes an input. A charRNN has a graph for
-// each sentence, and so a model for each, or one of a cost that is the sum of several.
+// Gorgonia's examples convnet, charRNN and stacked_autoencoder train as they build their graphs. A
+// charRNN has a graph for each sentence, and so a model for each, or one of a cost that is the sum of
+// several.
 //
 // # Ranks
 //

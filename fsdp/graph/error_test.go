@@ -72,12 +72,9 @@ func TestErrors(t *testing.T) {
 			m.pred = G.Must(G.Sparsemax(product(m)))
 			G.WithName("scale")(m.pred)
 		}, []string{`node "scale"`, "refused", "use a softmax"}},
-		"random numbers": {func(m *net) {
-			m.pred = G.Must(G.HadamardProd(product(m), G.GaussianRandomNode(m.g, f64, 0, 1, 2, 4)))
-		}, []string{`call "w"`, "node", "is refused: it draws from a global generator", "nn.Dropout", "as an input"}},
-		"a random number": {func(m *net) {
-			m.pred = G.Must(G.HadamardProd(product(m), G.UniformRandomNode(m.g, f64, 0, 1)))
-		}, []string{"node", "is refused: it draws from a global generator"}},
+		"no such random numbers": {func(m *net) {
+			m.pred = G.Must(G.HadamardProd(product(m), G.BinomialRandomNode(m.g, f64, 1, 1.5, 2, 4)))
+		}, []string{`call "w"`, "node", "is refused: 1 trials of probability 1.5: use"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			m := newNet(f64)

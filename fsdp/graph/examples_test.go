@@ -1,13 +1,16 @@
 package graph_test
 
 import (
+	"context"
 	"fmt"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 	G "gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
 
+	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/fsdp"
 	"github.com/gofsdp/gofsdp/fsdp/graph"
 	"github.com/gofsdp/gofsdp/optim"
@@ -152,29 +155,51 @@ func TestCharRNNExample(t *testing.T) {
 	falls(t, model, nil, 0.3, 0.8)
 }
 
-// autoencoder is the example stacked_autoencoder: layers with a bias for each row, whose transposed
-// weights reconstruct their input. It is the cost of the pretraining of the first layer, or that of
-// the fine-tuning, which slices the logarithm of a SoftMax at the targets. What corrupts the input is
-// an input here: the example's BinomialRandomNode is refused, as it draws from a global generator.
-func autoencoder(dt tensor.Dtype, pretrain bool) *net {
-	m := newNet(dt)
-	const rows, in, hidden, out = 3, 7, 5, 4
-	x := m.input("x", rows, in)
-	dense := func(name string, x *G.Node, outputs int) *G.Node {
-		w, b := m.weight("w_"+name, x.Shape()[1], outputs), m.weight("b_"+name, rows, outputs)
-		return G.Must(G.Add(G.Must(G.Mul(x, w)), b))
+// stacked is the example stacked_autoencoder: layers with a bias for each row, each with a denoising
+// autoencoder of tied weights behind it. Its corruption is a single number for the whole batch, since
+// the example gives it no shape.
+type stacked struct {
+	*net
+	rows   int
+	x      *G.Node
+	layers [2]struct{ input, w, b, output, corruption *G.Node }
+	final  struct{ w, b, output *G.Node }
+}
+
+func newStacked() *stacked {
+	const in, out = 7, 4
+	m := &stacked{net: newNet(tensor.Float64), rows: 3}
+	m.x = m.input("x", m.rows, in)
+	h, inputs := m.x, in
+	for i := range m.layers {
+		l := &m.layers[i]
+		l.input, l.w, l.b = h, m.weight(fmt.Sprint("w_", i), inputs, 5), m.weight(fmt.Sprint("b_", i), m.rows, 5)
+		l.output = G.Must(G.Sigmoid(G.Must(G.Add(G.Must(G.Mul(h, l.w)), l.b))))
+		l.corruption = G.BinomialRandomNode(m.g, tensor.Float64, 1, 0.7+0.1*float64(i))
+		h, inputs = l.output, 5
 	}
-	if pretrain {
-		corrupted := G.Must(G.HadamardProd(m.input("corruption", rows, in), x))
-		y := G.Must(G.Sigmoid(dense("0", corrupted, hidden)))
-		back := G.Must(G.Add(G.Must(G.Mul(y, G.Must(G.Transpose(m.learn[0])))), m.weight("b_h", rows, in)))
-		m.pred = G.Must(G.Sigmoid(back))
-		m.cost = G.Must(G.Mean(G.Must(G.BinaryXent(m.pred, G.Must(G.Sigmoid(x))))))
-		return m
+	m.final.w, m.final.b = m.weight("Softmax_w", inputs, out), m.weight("Softmax_b", m.rows, out)
+	m.final.output = G.Must(G.SoftMax(G.Must(G.Add(G.Must(G.Mul(h, m.final.w)), m.final.b))))
+	return m
+}
+
+// pretrain sets the cost to that of layer i's autoencoder.
+func (m *stacked) pretrain(i int) *stacked {
+	l := m.layers[i]
+	back := m.weight(fmt.Sprint("b_h_", i), l.input.Shape()...)
+	y := G.Must(G.Sigmoid(G.Must(G.Add(G.Must(G.Mul(G.Must(G.HadamardProd(l.corruption, l.input)), l.w)), l.b))))
+	m.pred = G.Must(G.Sigmoid(G.Must(G.Add(G.Must(G.Mul(y, G.Must(G.Transpose(l.w)))), back))))
+	m.cost = G.Must(G.Mean(G.Must(G.BinaryXent(m.pred, l.input))))
+	m.learn = G.Nodes{l.w, l.b, back}
+	for _, below := range m.layers[:i] {
+		m.constants = append(m.constants, below.w, below.b)
 	}
-	h := G.Must(G.Sigmoid(dense("0", x, hidden)))
-	h = G.Must(G.Sigmoid(dense("1", h, hidden)))
-	m.pred = G.Must(G.SoftMax(dense("Softmax", h, out)))
+	return m
+}
+
+// finetune sets the cost to the mean of minus the logarithms of the right classes.
+func (m *stacked) finetune() *stacked {
+	m.pred = m.final.output
 	logprobs := G.Must(G.Neg(G.Must(G.Log(m.pred))))
 	var losses G.Nodes
 	for i, correct := range []int{2, 0, 3} {
@@ -184,13 +209,56 @@ func autoencoder(dt tensor.Dtype, pretrain bool) *net {
 	return m
 }
 
-// TestAutoencoderExample pretrains and fine-tunes as Gorgonia's machine does, and the losses fall. The
-// example computes in float64.
+// pixels returns images of the example, whose pixels are in (0, 1).
+func (m *stacked) pixels(step, rank int) []fsdp.Tensor {
+	x := m.batch(step, rank)[0].Data().([]float64)
+	for i, v := range x {
+		x[i] = 0.55 + 0.4*v
+	}
+	return []fsdp.Tensor{dense(tensor.Float64, x, m.rows, 7)}
+}
+
+// TestAutoencoderExample trains the layers, each on what the one below makes, and then all of it, on
+// one and on two ranks. The losses fall.
 func TestAutoencoderExample(t *testing.T) {
-	for _, pretrain := range []bool{true, false} {
-		m := autoencoder(tensor.Float64, pretrain)
-		requireLikeTapeMachine(t, m, m.model(t), 2, 1e-10)
-		m = autoencoder(tensor.Float64, pretrain)
-		falls(t, m.model(t), m.batch(0, 0), 1, 0.96)
+	requireLikeTapeMachine(t, newStacked().finetune().net, newStacked().finetune().model(t), 2, 1e-10)
+	for ranks := 1; ranks <= 2; ranks++ {
+		trained := make(map[string]G.Value)
+		for stage, build := range []func(m *stacked){
+			func(m *stacked) { m.pretrain(0) }, func(m *stacked) { m.pretrain(1) }, func(m *stacked) { m.finetune() },
+		} {
+			m := newStacked()
+			build(m)
+			for _, n := range m.g.AllNodes() {
+				if v := trained[n.Name()]; v != nil {
+					require.NoError(t, G.Let(n, v))
+				}
+			}
+			model, first, last := m.model(t), make([]float64, ranks), make([]float64, ranks)
+			onRanks(t, ranks, func(ctx context.Context, g comm.Group) {
+				s := wrap(t, model, fsdp.Config{Group: g, Wrap: fsdp.WrapEach(), Precision: fsdp.Precision{Compute: fsdp.Float64}})
+				opt, err := optim.SGD{}.New(s.Shards())
+				require.NoError(t, err)
+				for i := range 60 {
+					loss, err := s.Forward(ctx, m.pixels(0, g.Rank())...)
+					require.NoError(t, err)
+					require.NoError(t, s.Backward(ctx))
+					require.NoError(t, opt.Step(1))
+					s.ZeroGrad()
+					if last[g.Rank()] = loss; i == 0 {
+						first[g.Rank()] = loss
+					}
+				}
+				full, err := s.FullState(ctx)
+				require.NoError(t, err)
+				for name, v := range full { // nothing but rank 0
+					trained[name[strings.LastIndex(name, ".")+1:]] = v
+				}
+				require.NoError(t, s.Close())
+			})
+			for rank := range ranks {
+				require.Less(t, last[rank], 0.96*first[rank], "stage %d, rank %d of %d", stage, rank, ranks)
+			}
+		}
 	}
 }

@@ -188,8 +188,7 @@ func (p *part) node(s *step, b builder, in, nodes gorgonia.Nodes) (*gorgonia.Nod
 	}
 }
 
-// random adds an operation without arguments, for which ApplyOp finds no graph: random numbers,
-// which the compiler refuses.
+// random adds an operation without arguments, for which ApplyOp finds no graph: random numbers.
 func (s *step) random(b builder) *gorgonia.Node {
 	typ := gorgonia.WithType(s.dtype)
 	if len(s.shape) > 0 {

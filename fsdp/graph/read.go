@@ -196,7 +196,7 @@ func (r *reader) operation(v *value, n *gorgonia.Node) error {
 		}
 		return nil
 	}
-	v.invariant = true
+	v.invariant = opType(v.op) != "randomOp"
 	for args := r.graph.From(n.ID()); args.Next(); {
 		i, err := r.read(args.Node().(*gorgonia.Node))
 		if err != nil {

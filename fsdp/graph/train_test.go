@@ -27,6 +27,7 @@ type net struct {
 	constants   G.Nodes
 	pred, cost  *G.Node
 	inputShapes []tensor.Shape
+	given       [][]fsdp.Tensor // by rank: inputs behind those
 }
 
 func newNet(dt tensor.Dtype) *net { return &net{g: G.NewGraph(), dt: dt} }
@@ -87,6 +88,9 @@ func (m *net) batch(step, rank int) []fsdp.Tensor {
 	var list []fsdp.Tensor
 	for i, s := range m.inputShapes {
 		list = append(list, fill(m.dt, 100*step+10*rank+i, 1, s...))
+	}
+	if m.given != nil {
+		list = append(list, m.given[rank]...)
 	}
 	return list
 }

@@ -42,7 +42,7 @@ var edges = map[string]string{
 	"internal/kernel/neon":     "",
 	"internal/kernel/vec":      "",
 	"internal/kernel/vec/asm":  "internal/kernel/neon",
-	"internal/exec":            "gorgonia internal/arena internal/caught internal/half internal/kernel internal/kernel/bf16 internal/kernel/vec",
+	"internal/exec":            "gorgonia internal/arena internal/caught internal/half internal/kernel internal/kernel/bf16 internal/kernel/vec internal/rng",
 	"internal/exec/exectest":   "gorgonia internal/exec internal/half",
 	"internal/ops":             "gorgonia internal/exec internal/half internal/kernel internal/kernel/bf16 internal/kernel/vec",
 	"internal/program":         "internal/arena",

@@ -26,15 +26,20 @@ func Dropout(x *G.Node, rate float64, stream uint32) (*G.Node, error) {
 	return dropoutRow.Apply(Mask{rate, unused(x, stream)}, x)
 }
 
-// unused returns the first stream from s on that no dropout has in the graph of x.
+// unused returns the first stream from s on that no random operation has in the graph of x.
 func unused(x *G.Node, s uint32) uint32 {
 	if x == nil || x.Graph() == nil {
 		return s
 	}
 	taken := make(map[uint32]bool)
 	for _, n := range x.Graph().AllNodes() {
-		if o, ok := n.Op().(*Op); ok && o.Row == dropoutRow {
-			taken[o.Attrs.(Mask).Stream] = true
+		if o, ok := n.Op().(*Op); ok {
+			switch a := o.Attrs.(type) {
+			case Mask:
+				taken[a.Stream] = true
+			case Random:
+				taken[a.Stream] = true
+			}
 		}
 	}
 	for taken[s] {

@@ -12,7 +12,6 @@ import (
 // denied lists the types of stock operations that give wrong results, with the reason and what to
 // use instead.
 var denied = map[string]string{
-	"gorgonia.randomOp":    "it draws from a global generator, so recomputation and ranks disagree: use nn.Dropout, or pass random numbers as an input",
 	"gorgonia.BatchNormOp": statefulOp + "nn.BatchNorm",
 	"gorgonia.GroupNormOp": statefulOp + "op.GroupNorm or nn.GroupNorm",
 	"gorgonia.avgPoolOp":   "it divides by the width of the image, and its gradient is wrong: use op.AvgPool2D or nn.AvgPool2d",
@@ -35,6 +34,8 @@ func refusal(g *G.ExprGraph, n *G.Node) string {
 		if from := children(g, n)[0].Dtype(); (from == tensor.Int) == (n.Dtype() == tensor.Int) {
 			return fmt.Sprintf("it cannot convert %v to %v, only int to a float and back: use one float type", from, n.Dtype())
 		}
+	case "gorgonia.randomOp":
+		return stockRandom(n).refused()
 	case "gorgonia.maxPoolOp":
 		if _, ok := stockPool(op); !ok {
 			return "with more padding on one side than on the other it takes other windows than it says, and windows must not lie in the padding: " +

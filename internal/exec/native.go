@@ -69,6 +69,7 @@ var replacements = map[string]func(n *G.Node, kids []*G.Node) (*G.Node, error){
 	"gorgonia.im2colOp":            replacePatches,
 	"gorgonia.maxPoolOp":           replacePool,
 	"gorgonia.dropoutOp":           replaceDropout,
+	"gorgonia.randomOp":            replaceRandom,
 }
 
 // replaceMax is for an axis behind the first four. Gorgonia broadcasts only those, by which the

@@ -131,7 +131,7 @@ type Kernels struct{ F32, F64, Naive Kernel }
 func Rows() []*Row {
 	return append(imageRows(), addRow, accumulateRow, copyRow, convertRow, zeroRow, outputRow, viewRow,
 		sumRow, maxRow, maxGradRow, repeatRow, unaryRow, binaryRow, fromIntRow, productRow, transposeRow, sliceRow, sliceGradRow, sliceAddRow,
-		concatRow,
+		concatRow, randomRow,
 		lookupRow, lookupGradRow, softmaxRow, softmaxGradRow, stockRow)
 }
 

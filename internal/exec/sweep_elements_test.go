@@ -12,7 +12,7 @@ import (
 )
 
 var sweep = table(
-	unaries(), comparisons(), arithmetic(), reductions(), broadcasts(), movements(), products(), composed(), softmaxes(), lookups(), images(), refusals(), others())
+	unaries(), comparisons(), arithmetic(), reductions(), broadcasts(), movements(), products(), composed(), softmaxes(), lookups(), images(), randoms(), refusals(), others())
 
 func table(parts ...map[string]entry) map[string]entry {
 	all := make(map[string]entry)

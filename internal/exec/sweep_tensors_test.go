@@ -9,6 +9,7 @@ import (
 	"gorgonia.org/tensor"
 
 	fsdpexec "github.com/gofsdp/gofsdp/internal/exec"
+	"github.com/gofsdp/gofsdp/internal/rng"
 )
 
 // moved returns the elements of x at other places: that at an index comes from another.
@@ -505,11 +506,6 @@ func refusals() map[string]entry {
 	alone := func(f node) func(b *fsdpexec.Builder, x []*G.Node) (*G.Node, error) {
 		return func(_ *fsdpexec.Builder, x []*G.Node) (*G.Node, error) { return f(x[0]) }
 	}
-	random := func(f func(g *G.ExprGraph, dt tensor.Dtype, a, b float64, shape ...int) *G.Node) entry {
-		return refused("pass random numbers as an input", func(b *fsdpexec.Builder, x []*G.Node) (*G.Node, error) {
-			return G.Add(x[0], f(b.Graph(), b.DType(), 0, 1, 2, 2))
-		}, []int{2, 2})
-	}
 	return map[string]entry{
 		"Sparsemax": refused("use ", alone(along(G.Sparsemax)), []int{2, 3}),
 		"YOLOv3": refused("use ", alone(func(x *G.Node) (*G.Node, error) {
@@ -543,9 +539,44 @@ func refusals() map[string]entry {
 			}
 			return G.HadamardProd(g[0], y)
 		}), []int{3}),
-		"UniformRandomNode":  random(G.UniformRandomNode),
-		"GaussianRandomNode": random(G.GaussianRandomNode),
-		"BinomialRandomNode": random(G.BinomialRandomNode),
+	}
+}
+
+// randoms draw numbers that are a function of the seed of the trial, which is 1.
+func randoms() map[string]entry {
+	random := func(f func(g *G.ExprGraph, dt tensor.Dtype, a, b float64, shape ...int) *G.Node, a, b float64, number func(i uint64) float64) entry {
+		e := entry{advice: "a probability in [0, 1]"}
+		for _, shape := range append(shapes, []int{}) {
+			e.samples = append(e.samples, sample{in: [][]int{shape}, f: func(builder *fsdpexec.Builder, x []*G.Node) (*G.Node, error) {
+				return G.Add(x[0], f(builder.Graph(), builder.DType(), a, b, shape...))
+			}, define: func(x []array) array {
+				y := array{shape, slices.Clone(x[0].v)}
+				for i := range y.v {
+					y.v[i] += number(uint64(i))
+				}
+				return y
+			}})
+		}
+		return e
+	}
+	s := rng.Numbered(1, 0)
+	binomial := random(G.BinomialRandomNode, 3, 0.4, func(i uint64) (hits float64) {
+		for trial := range uint64(3) {
+			if s.Float64(3*i+trial) < 0.4 {
+				hits++
+			}
+		}
+		return hits
+	})
+	for _, wrong := range [][2]float64{{0, 0.5}, {1, 1.5}, {1, -0.5}, {1 << 21, 0.5}, {math.NaN(), 0.5}, {1, math.NaN()}} {
+		binomial.refused = append(binomial.refused, sample{in: [][]int{{2, 2}}, f: func(b *fsdpexec.Builder, x []*G.Node) (*G.Node, error) {
+			return G.Add(x[0], G.BinomialRandomNode(b.Graph(), b.DType(), wrong[0], wrong[1], 2, 2))
+		}})
+	}
+	return map[string]entry{
+		"UniformRandomNode":  random(G.UniformRandomNode, -1, 3, func(i uint64) float64 { return -1 + 4*s.Float64(i) }),
+		"GaussianRandomNode": random(G.GaussianRandomNode, 2, 0.5, func(i uint64) float64 { return 2 + 0.5*s.Normal(i) }),
+		"BinomialRandomNode": binomial,
 	}
 }
 

@@ -117,6 +117,9 @@ func ExampleTable() {
 	// concat (exec.Axis): x
 	//     -> y [*]
 	//     the arguments, one after the other along an axis
+	// random (exec.Random):
+	//     -> y [...]
+	//     random numbers, by seed and stream
 	// lookup (exec.Axis): x, index int
 	//     -> y [*]
 	//     the elements of x along an axis that index names

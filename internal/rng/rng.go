@@ -45,6 +45,9 @@ func New(seed uint64, name string) Stream {
 	return Stream{seed: seed, name: h.Sum64()}
 }
 
+// Numbered returns the stream of a number under a seed, for streams that have no names.
+func Numbered(seed, number uint64) Stream { return Stream{seed: seed, name: number} }
+
 // Uint64 returns element i, uniform over all 64-bit integers.
 func (s Stream) Uint64(i uint64) uint64 {
 	even, odd := s.pair(i / 2)
