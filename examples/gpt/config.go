@@ -257,19 +257,6 @@ func (c *config) sharding() fsdp.Config {
 	return s
 }
 
-// done returns the share of the run that is over, in [0, 1]: by steps, by time, or the larger if
-// both are limited.
-func (c *config) done(step int, elapsed time.Duration) float64 {
-	var share float64
-	if c.steps > 0 {
-		share = float64(step) / float64(c.steps)
-	}
-	if c.budget > 0 {
-		share = max(share, elapsed.Seconds()/c.budget.Seconds())
-	}
-	return min(share, 1)
-}
-
 // schedule returns the learning rate as a function of the share of the run that is over: a linear
 // rise, then half a cosine down to a tenth.
 func (c *config) schedule() func(done float64) float64 {

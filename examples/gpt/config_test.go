@@ -84,16 +84,6 @@ func TestHelp(t *testing.T) {
 	require.Empty(t, lines.Wider(b.String(), 80))
 }
 
-func TestDone(t *testing.T) {
-	c := config{steps: 100}
-	require.Equal(t, 0.25, c.done(25, time.Hour))
-	c.budget = time.Minute
-	require.Equal(t, 0.5, c.done(25, 30*time.Second), "the limit that is nearer counts")
-	c.steps = 0
-	require.Equal(t, 0.1, c.done(25, 6*time.Second))
-	require.Equal(t, 1.0, c.done(25, time.Hour))
-}
-
 func TestSchedule(t *testing.T) {
 	for _, c := range []config{{steps: 1000, lr: 1, warmup: 0.1}, {budget: time.Minute, lr: 1, warmup: 0.1}} {
 		lr := c.schedule()

@@ -40,10 +40,10 @@
 //
 //	step    1/~3430  loss 5.5550  left 2m00s  58.4k tok/s  30.2 MB/rank
 //	step 1018/~4069  loss 2.0767  left 1m30s  70.9k tok/s  30.2 MB/rank
-//	step 1018  validation loss 2.0572 nats/byte
+//	step 1018  validation loss 2.0572  bits_per_byte 2.968
 //	…
 //	step 3978/~3978  loss 1.3763  left 0s  74.7k tok/s  30.2 MB/rank
-//	step 3978  validation loss 1.3932 nats/byte
+//	step 3978  validation loss 1.3932  bits_per_byte 2.01
 //
 //	   loss in nats per byte, logarithmic: ⠒⠒ train  ● validation
 //	  4.84 ┤⡇
@@ -64,7 +64,7 @@
 //	        0 steps                          1989                              3978
 //
 //	result
-//	  3978 steps over 8 146 944 bytes of text in 2m00s: 67.9k tok/s
+//	  3 978 steps over 8 146 944 tok in 2m00s: 67.9k tok/s
 //	  memory per rank: 30.2 MB at most, 30.2 MB planned
 //	  validation loss: 1.3932 nats/byte, 2.0099 bits/byte
 //
@@ -148,8 +148,6 @@ import (
 	"syscall"
 	"time"
 
-	"golang.org/x/term"
-
 	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/fsdp/monitor"
 )
@@ -197,9 +195,9 @@ func run(interrupt context.Context, args []string, stdout, stderr io.Writer) err
 		if err := c.runs(g.Size()); err != nil {
 			return err
 		}
-		screen := newScreen(c, stdout)
+		screen := monitor.NewScreen(stdout, c.plain)
 		if g.Rank() != 0 { // the others do the same unseen
-			screen = monitor.NewScreen(io.Discard, nil, false)
+			screen = monitor.NewScreen(io.Discard, true)
 		}
 		screen.Printf("%s\n%s\n", screen.Title("corpus"), data.describe(time.Since(begin)))
 		if c.check {
@@ -245,21 +243,4 @@ func early(interrupt context.Context, err error) error {
 		return errEarly
 	}
 	return err
-}
-
-// newScreen returns a screen over stdout: live if that is a terminal, unless -plain asks for a log.
-// Colours follow https://no-color.org.
-func newScreen(c config, stdout io.Writer) *monitor.Screen {
-	file, ok := stdout.(*os.File)
-	if !ok || c.plain || !term.IsTerminal(int(file.Fd())) {
-		return monitor.NewScreen(stdout, nil, false)
-	}
-	width := func() int {
-		w, _, err := term.GetSize(int(file.Fd()))
-		if err != nil || w < 1 {
-			return 80
-		}
-		return w
-	}
-	return monitor.NewScreen(stdout, width, os.Getenv("NO_COLOR") == "" && os.Getenv("TERM") != "dumb")
 }

@@ -22,21 +22,13 @@ import (
 // go on as if the run had never stopped.
 type record struct {
 	Flags   map[string]string // those that change what is learned
-	Elapsed time.Duration
-	History history
+	History monitor.State
 }
 
 // recordName is the name of the record in a checkpoint.
 const recordName = "run"
 
-// curvePoints bounds the points of the loss curve in a record: more than a screen has columns.
-const curvePoints = 1000
-
-func (t *trainer) record() record {
-	h := t.history
-	h.Train = monitor.Thin(h.Train, curvePoints)
-	return record{t.flags(t.data), t.elapsed, h}
-}
+func (t *trainer) record() record { return record{t.flags(t.data), t.mon.State()} }
 
 // flags returns what changes the course of the training, and is not seen from the shapes of the
 // parameters.
@@ -121,7 +113,10 @@ func (t *trainer) load(ctx context.Context) error {
 	if r.Flags["tokenizer"] != now["tokenizer"] {
 		return fmt.Errorf("%s: the model has learned %s, this one has %s, see -tokenizer", checkpoint.Path, r.Flags["tokenizer"], now["tokenizer"])
 	}
-	t.elapsed, t.history, t.saves.last = r.Elapsed, r.History, t.opt.Steps()
+	t.saves.last = t.opt.Steps()
+	if err := t.watch(r.History); err != nil {
+		return err
+	}
 	t.screen.Printf("resumed after step %d from %s,\n  which %d ranks saved\n", t.opt.Steps(), checkpoint.Path, checkpoint.World)
 	for _, d := range differences(r.Flags, now) {
 		t.screen.Printf("%s\n", lines.Fill("warning: "+d, monitor.LogColumns, "  "))
@@ -141,15 +136,6 @@ type saves struct {
 	err   error                // of the last one that ended
 }
 
-// progress returns the bytes of the checkpoint under way: those in all and those written.
-func (s *saves) progress() (total, written int) {
-	if s.under == nil {
-		return 0, 0
-	}
-	w, n := s.under.Progress()
-	return int(n), int(w)
-}
-
 // save begins a checkpoint. The training goes on while it is written. It goes on without one that
 // has failed, too, unless none has worked yet: then the directory will not do.
 func (t *trainer) save(ctx context.Context) error {
@@ -166,6 +152,7 @@ func (t *trainer) save(ctx context.Context) error {
 		<-s.Done()
 		took <- time.Since(begin)
 	}()
+	t.mon.Saving(s)
 	_, size := s.Progress()
 	t.saves.under, t.saves.step, t.saves.took, t.saves.size = s, step, took, int(size)
 	return nil

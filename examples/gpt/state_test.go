@@ -131,24 +131,24 @@ func TestResumeByTime(t *testing.T) {
 	job := append(savingJob(t)("-save", t.TempDir(), "-resume"), "-steps", "0", "-time", "10h")
 	asRank(t, job, func(ctx context.Context, tr *trainer) error {
 		require.NoError(t, tr.restore(ctx))
-		require.Zero(t, tr.elapsed)
+		require.Zero(t, tr.mon.Elapsed())
 		_, err := tr.step(ctx, 0.01)
 		require.NoError(t, err)
-		tr.elapsed = time.Hour
+		require.NoError(t, tr.watch(monitor.State{Step: 1, Elapsed: time.Hour}))
 		return tr.saveLast(ctx)
 	})
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel() // ends after a step
 	var out bytes.Buffer
 	asRank(t, job, func(_ context.Context, tr *trainer) error {
-		tr.screen = monitor.NewScreen(&out, nil, false)
+		tr.screen = monitor.NewScreen(&out, true)
 		require.NoError(t, tr.restore(t.Context()))
-		require.Equal(t, time.Hour, tr.elapsed)
+		require.Equal(t, time.Hour, tr.mon.Elapsed())
 		over, err := tr.run(t.Context(), ctx)
 		require.NoError(t, err)
 		require.False(t, over)
-		require.Greater(t, tr.elapsed, time.Hour)
-		require.Less(t, tr.elapsed, 2*time.Hour)
+		require.Greater(t, tr.mon.Elapsed(), time.Hour)
+		require.Less(t, tr.mon.Elapsed(), 2*time.Hour)
 		return nil
 	})
 	require.Regexp(t, `step +2/~20  .* left (9h00m|8h59m)`, out.String())
@@ -235,37 +235,12 @@ func asRank(t *testing.T, args []string, f func(context.Context, *trainer) error
 	data, err := load(t.Context(), c)
 	require.NoError(t, err)
 	require.NoError(t, comm.Run(t.Context(), 1, func(ctx context.Context, g comm.Group) error {
-		tr, err := newTrainer(ctx, c, data, g, monitor.NewScreen(io.Discard, nil, false))
+		tr, err := newTrainer(ctx, c, data, g, monitor.NewScreen(io.Discard, true))
 		if err != nil {
 			return err
 		}
 		return errors.Join(f(ctx, tr), tr.model.Close())
 	}))
-}
-
-// TestProgressShowsTheSave looks at the progress line right after a save has begun.
-func TestProgressShowsTheSave(t *testing.T) {
-	asRank(t, savingJob(t)("-save", t.TempDir()), func(ctx context.Context, tr *trainer) error {
-		for range 2 {
-			require.Zero(t, tr.progress(moment{}, 0).Saving)
-			if _, err := tr.step(ctx, 0.01); err != nil {
-				return err
-			}
-			if err := tr.save(ctx); err != nil {
-				return err
-			}
-			p := tr.progress(moment{}, 0)
-			params, err := tr.plan()
-			require.NoError(t, err)
-			require.GreaterOrEqual(t, p.Saving, 3*4*params.Params, "parameters and two moments")
-			require.LessOrEqual(t, p.Saved, p.Saving)
-			<-tr.saves.under.Done()
-			require.NoError(t, tr.pause(ctx, 0, 0))
-			require.NoError(t, tr.saves.err)
-			require.Nil(t, tr.saves.under, "it is reported at once")
-		}
-		return nil
-	})
 }
 
 // TestExportAndImport passes weights from a run to the next.

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"math"
-	"time"
 
 	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/fsdp"
@@ -25,12 +24,11 @@ type trainer struct {
 	opt    optim.Optimizer
 	screen *monitor.Screen
 
-	lo, hi  int       // this rank's rows of a global batch
-	weight  float64   // its share of them
-	begin   time.Time // of the training; of one that goes on, earlier by the time that it had taken
-	elapsed time.Duration
-	history history
-	saves   saves
+	mon *monitor.Monitor
+
+	lo, hi int     // this rank's rows of a global batch
+	weight float64 // its share of them
+	saves  saves
 }
 
 // train trains, evaluates and samples as one of c.ranks ranks. When interrupt ends on any rank, all
@@ -65,7 +63,7 @@ func newTrainer(ctx context.Context, c config, data *corpus, g comm.Group, scree
 	t := &trainer{config: c, data: data, group: g, model: m, opt: opt, screen: screen}
 	t.lo, t.hi = c.share(c.batch, g.Rank())
 	t.weight = float64(t.hi-t.lo) / float64(c.batch)
-	return t, nil
+	return t, t.watch(monitor.State{})
 }
 
 // run prints the plan, then trains until the run is over or interrupted, and saves what it has come
@@ -75,26 +73,24 @@ func (t *trainer) run(ctx, interrupt context.Context) (over bool, err error) {
 		return false, err
 	}
 	lr := t.schedule()
-	t.begin = time.Now().Add(-t.elapsed)
-	for done := t.done(t.opt.Steps(), t.elapsed); done < 1; {
-		begin := time.Now()
+	for done := t.mon.Done(); done < 1; {
 		loss, err := t.step(ctx, lr(done))
 		if err != nil {
 			return false, fmt.Errorf("step %d: %w", t.opt.Steps()+1, err)
 		}
-		now, err := t.agree(ctx, loss, interrupt.Err() != nil)
+		interrupted, err := t.any(ctx, interrupt.Err() != nil)
 		if err != nil {
 			return false, err
 		}
-		t.elapsed = now.elapsed
-		t.history.add(t.opt.Steps(), now.loss, time.Since(begin))
-		t.screen.Progress(t.progress(now, lr(done)))
-		if now.interrupted {
+		if err := t.mon.Step(ctx, (t.hi-t.lo)*t.context, monitor.Values{"loss": loss, "lr": lr(done)}); err != nil {
+			return false, err
+		}
+		if interrupted {
 			t.screen.Printf("interrupted after step %d\n", t.opt.Steps())
 			return false, t.saveLast(ctx)
 		}
 		before := done
-		done = t.done(t.opt.Steps(), t.elapsed)
+		done = t.mon.Done()
 		if err := t.pause(ctx, before, done); err != nil {
 			return false, err
 		}
@@ -138,31 +134,15 @@ func (t *trainer) step(ctx context.Context, lr float64) (loss float64, err error
 	return loss, nil
 }
 
-// moment is what the ranks agree on after a step.
-type moment struct {
-	loss        float64 // of the global batch, nats per token
-	elapsed     time.Duration
-	memory      int  // bytes of the rank with the most
-	interrupted bool // any rank was
-}
-
-// agree combines what each rank knows, so that all take the same way from here: one that stopped
-// alone, or stepped with another learning rate, would spoil the run of all.
-func (t *trainer) agree(ctx context.Context, loss float64, interrupted bool) (moment, error) {
-	mean := []float64{loss * t.weight}
-	most := []float64{time.Since(t.begin).Seconds(), float64(t.model.Memory().Peak), 0}
-	if interrupted {
-		most[2] = 1
+// any says whether a flag is set on any rank, so that all take the same way from here: one that
+// stopped alone would spoil the run of all.
+func (t *trainer) any(ctx context.Context, flag bool) (bool, error) {
+	most := []byte{0}
+	if flag {
+		most[0] = 1
 	}
-	sum := t.group.AllReduce(comm.Of(mean).Named("loss"), comm.Sum)
-	maximum := t.group.AllReduce(comm.Of(most).Named("progress"), comm.Max)
-	if err := sum.Wait(ctx); err != nil {
-		return moment{}, err
-	}
-	if err := maximum.Wait(ctx); err != nil {
-		return moment{}, err
-	}
-	return moment{mean[0], time.Duration(most[0] * float64(time.Second)), int(most[1]), most[2] > 0}, nil
+	err := t.group.AllReduce(comm.Of(most).Named("any"), comm.Max).Wait(ctx)
+	return most[0] > 0, err
 }
 
 // due says whether it is time for what is done every so many steps, or with 0 eight times in a run.
@@ -173,21 +153,20 @@ func (t *trainer) due(every int, before, done float64) bool {
 	if every > 0 {
 		return t.opt.Steps()%every == 0
 	}
-	return monitor.Crossed(before, done, 8)
+	const parts, rounding = 8, 1e-9 // 3*0.1 is not 0.3
+	return int(before*parts+rounding) < int(done*parts+rounding)
 }
 
-// validate evaluates the model, keeps the result and prints it.
+// validate evaluates the model, and shows the result.
 func (t *trainer) validate(ctx context.Context) error {
 	loss, err := t.evaluate(ctx)
 	if err != nil {
 		return fmt.Errorf("evaluation after step %d: %w", t.opt.Steps(), err)
 	}
-	t.history.Validation = append(t.history.Validation, monitor.Point{Step: t.opt.Steps(), Loss: loss})
-	t.screen.Printf("step %d  validation loss %s\n", t.opt.Steps(), t.lossText(loss))
-	return nil
+	return t.mon.Eval(ctx, t.hi-t.lo, monitor.Values{"loss": loss, "bits_per_byte": t.bits(loss)})
 }
 
-// evaluate returns the mean loss over every token of the evaluation's windows, in nats, without
+// evaluate returns this rank's mean loss over the tokens of the evaluation's windows, in nats, without
 // dropout. The ranks share the windows out as they do those of a training batch.
 func (t *trainer) evaluate(ctx context.Context) (float64, error) {
 	var sum float64
@@ -201,21 +180,20 @@ func (t *trainer) evaluate(ctx context.Context) (float64, error) {
 			return 0, err
 		}
 		loss := out[0].Data().([]float32) // a model's first result is its loss
-		sum += float64(loss[0]) * t.weight
+		sum += float64(loss[0])
 	}
-	mean := []float64{sum / float64(batches)}
-	err := t.group.AllReduce(comm.Of(mean).Named("validation loss"), comm.Sum).Wait(ctx)
-	return mean[0], err
+	return sum / float64(batches), nil
 }
 
 // finish evaluates once more, prints the curve and the summary, exports the weights and prints a
 // sample.
 func (t *trainer) finish(ctx context.Context) error {
-	took := time.Since(t.begin)
 	if err := t.validate(ctx); err != nil {
 		return err
 	}
-	t.printResult(took)
+	if err := t.printResult(); err != nil {
+		return err
+	}
 	if t.exportTo != "" {
 		if err := t.export(ctx); err != nil {
 			return err

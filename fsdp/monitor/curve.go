@@ -4,24 +4,19 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"strconv"
 	"strings"
 )
 
-// Point is a loss at a step.
-type Point struct {
-	Step int
-	Loss float64 // positive
-}
-
-// Curve is a chart of losses over steps, on a logarithmic scale: the first steps of a training
-// would otherwise flatten all that follows.
-type Curve struct {
-	Train      []Point // drawn as a line, points that share a column averaged
-	Validation []Point // drawn as marks
-	Unit       string  // that losses are per, such as byte
-	Width      int     // columns in all
-	Height     int     // rows of the plot
-	Color      bool
+// curve is a chart of losses over steps, on a logarithmic scale if all are positive: the first steps
+// of a training would otherwise flatten all that follows.
+type curve struct {
+	train      []Point // drawn as a line, points that share a column averaged
+	validation []Point // drawn as marks
+	name, unit string  // of the losses
+	width      int     // columns in all
+	height     int     // rows of the plot
+	color      bool
 }
 
 // A braille character is a grid of dots, this many across and down.
@@ -42,33 +37,34 @@ const mark = '●'
 // plot is a curve under construction: cells[y][x], from the top left, and the ranges of its axes.
 type plot struct {
 	cells      [][]rune
-	cols, rows int // cells
-	last       int // step at the right edge; the left one is 0
+	cols, rows int  // cells
+	last       int  // step at the right edge; the left one is 0
+	log        bool // lo and hi are logarithms
 	lo, hi     float64
 }
 
 // String draws the curve. Without a point, or without room, it is empty.
-func (c Curve) String() string {
-	p := &plot{cols: c.Width - margin - 1, rows: c.Height, last: 1}
-	for _, q := range slices.Concat(c.Train, c.Validation) {
+func (c curve) String() string {
+	p := &plot{cols: c.width - margin - 1, rows: c.height, last: 1}
+	for _, q := range slices.Concat(c.train, c.validation) {
 		p.last = max(p.last, q.Step)
 	}
 	if p.cols < 1 || p.rows < 1 {
 		return ""
 	}
-	train := average(c.Train, p.x)
-	if !p.scale(slices.Concat(train, c.Validation)) {
+	train := average(c.train, p.x)
+	if !p.scale(slices.Concat(train, c.validation)) {
 		return ""
 	}
 	p.line(train)
-	for _, v := range c.Validation {
+	for _, v := range c.validation {
 		p.cells[p.y(v)/dotsY][p.x(v)/dotsX] = mark
 	}
 	var b strings.Builder
-	fmt.Fprintf(&b, "%*s in nats per %s, logarithmic: %s  %s validation\n", margin-1, "loss", c.Unit,
-		paint(c.Color, cyan, "⠒⠒ train"), paint(c.Color, yellow, string(mark)))
+	fmt.Fprintf(&b, "%*s%s: %s  %s validation\n", margin-1, c.name, p.about(c.unit),
+		paint(c.color, cyan, "⠒⠒ train"), paint(c.color, yellow, string(mark)))
 	for y, row := range p.cells {
-		p.row(&b, y, row, c.Color)
+		p.row(&b, y, row, c.color)
 	}
 	p.axis(&b)
 	return b.String()
@@ -90,9 +86,9 @@ func average(points []Point, column func(Point) int) []Point {
 	return means
 }
 
-// Thin returns at most n points that draw nearly the same curve: those of each n-th of the run,
+// thin returns at most n points that draw nearly the same curve: those of each n-th of the run,
 // averaged. points are in order of their steps, which begin at 1.
-func Thin(points []Point, n int) []Point {
+func thin(points []Point, n int) []Point {
 	if len(points) <= n {
 		return points
 	}
@@ -103,9 +99,10 @@ func Thin(points []Point, n int) []Point {
 // scale sets the range of losses to that of points and clears the plot. It returns false if there
 // is no such range.
 func (p *plot) scale(points []Point) bool {
+	p.log = !slices.ContainsFunc(points, func(q Point) bool { return q.Loss <= 0 })
 	p.lo, p.hi = math.Inf(1), math.Inf(-1)
 	for _, q := range points {
-		p.lo, p.hi = min(p.lo, math.Log(q.Loss)), max(p.hi, math.Log(q.Loss))
+		p.lo, p.hi = min(p.lo, p.height(q.Loss)), max(p.hi, p.height(q.Loss))
 	}
 	if span := p.hi - p.lo; math.IsInf(span, 0) || math.IsNaN(span) {
 		return false
@@ -120,6 +117,32 @@ func (p *plot) scale(points []Point) bool {
 	return true
 }
 
+// about returns what the losses are measured in, and on what scale.
+func (p *plot) about(unit string) (text string) {
+	if unit != "" {
+		text = " in " + unit
+	}
+	if p.log {
+		text += ", logarithmic"
+	}
+	return text
+}
+
+// height returns where a loss is between lo and hi, and loss what is there.
+func (p *plot) height(loss float64) float64 {
+	if p.log {
+		return math.Log(loss)
+	}
+	return loss
+}
+
+func (p *plot) loss(height float64) float64 {
+	if p.log {
+		return math.Exp(height)
+	}
+	return height
+}
+
 // x returns the column of dots of a point, from the left.
 func (p *plot) x(q Point) int {
 	return int(float64(q.Step) / float64(p.last) * float64(p.cols*dotsX-1))
@@ -127,7 +150,7 @@ func (p *plot) x(q Point) int {
 
 // y returns the row of dots of a point, from the top.
 func (p *plot) y(q Point) int {
-	return int(math.Round((p.hi - math.Log(q.Loss)) / (p.hi - p.lo) * float64(p.rows*dotsY-1)))
+	return int(math.Round((p.hi - p.height(q.Loss)) / (p.hi - p.lo) * float64(p.rows*dotsY-1)))
 }
 
 // line draws points, in order of steps, connected.
@@ -156,7 +179,7 @@ func (p *plot) segment(x0, y0, x1, y1 int) {
 func (p *plot) row(b *strings.Builder, y int, cells []rune, color bool) {
 	if y%3 == 0 || y == p.rows-1 && y%3 == 2 {
 		middle := (float64(y) + 0.5) / float64(p.rows)
-		fmt.Fprintf(b, "%*.2f ┤", margin-2, math.Exp(p.hi-middle*(p.hi-p.lo)))
+		fmt.Fprintf(b, "%*s ┤", margin-2, label(p.loss(p.hi-middle*(p.hi-p.lo))))
 	} else {
 		fmt.Fprintf(b, "%*s│", margin-1, "")
 	}
@@ -168,6 +191,21 @@ func (p *plot) row(b *strings.Builder, y int, cells []rune, color bool) {
 		b.WriteString(paint(color, style, run))
 	}
 	b.WriteByte('\n')
+}
+
+// label writes a loss in at most six columns, unless it is -1e100 or below.
+func label(v float64) string {
+	switch size := math.Abs(v); {
+	case size >= 99999.5, size > 0 && size < 0.001:
+		return strconv.FormatFloat(v, 'e', 0, 64)
+	case size >= 99.95:
+		return strconv.FormatFloat(v, 'f', 0, 64)
+	case size >= 9.995:
+		return strconv.FormatFloat(v, 'f', 1, 64)
+	case size > 0 && size < 0.1:
+		return strconv.FormatFloat(v, 'f', 3, 64)
+	}
+	return strconv.FormatFloat(v, 'f', 2, 64)
 }
 
 // runs cuts s into marks and what is between them.

@@ -1,7 +1,49 @@
-// Package monitor draws what a person watches while a model trains: a progress line that is updated
-// in place, lines of text above it, and the loss curve.
+// Package monitor shows and records how a training goes, with one call in its loop:
 //
-// Everything that has a look is a pure function from numbers and a width to a string:
-// [Progress.Line], [Progress.Log] and [Curve.String]. [Screen] decides when and where they are
-// written, and [Filter] makes text from a model safe to print.
+//	mon, err := monitor.New(monitor.Config{
+//		Group: g, Model: m, Steps: 2000, Unit: "tok", Out: os.Stdout, Writers: writers,
+//	})
+//	defer mon.Close()
+//	for batch, err := range m.Join(ctx, batches) {
+//		loss, err := m.Forward(ctx, batch...)
+//		…
+//		if err := mon.Step(ctx, tokens, monitor.Values{"loss": loss, "lr": lr, "grad_norm": norm}); err != nil {
+//			return err
+//		}
+//	}
+//
+// Rank 0 shows a line that is updated in place:
+//
+//	███▉░░░░░░░░░░░   412/2000  loss 2.124  left 1m42s  41.2k tok/s  MFU 61.3%  33.9 MB/rank  lr 0.0028
+//
+// Where the output is no terminal it shows about twenty such lines in a run, and at least one every
+// ten minutes. Close draws the curve of the loss, with the points of [Monitor.Eval] in it, and says
+// what the run took. Whatever else is printed meanwhile goes through [Monitor.Screen], an io.Writer
+// for loggers too, and stands above the line.
+//
+// # What ranks exchange
+//
+// Step is given what its own rank has: the loss of its rows, and how many they are. What is shown and
+// recorded is the mean over all ranks, weighted by these counts, so uneven batches count as they
+// should, and a rank without a batch, which says 0, not at all. That takes one all-gather of a few
+// numbers a step, and of the most bytes that a rank has held, and of rank 0's clock, with them. Every
+// rank knows the results ([Monitor.Last], [Monitor.Done], [Monitor.Elapsed]), to the bit, and may
+// decide by them. With Config.Every the ranks exchange nothing in between and a row stands for the
+// mean of so many steps. Values that are the same on all ranks anyway, such as a learning rate, stay
+// as they are; if all are, Config.Agreed saves the exchange.
+//
+// # What is recorded
+//
+// A [Row] for each exchange goes to the writers of rank 0, to one file each for the whole job.
+// [Monitor.State] is saved with a checkpoint, and given to the monitor that goes on from there:
+//
+//	err := m.Save(ctx, dir, opt, fsdp.Extra("monitor", mon.State()))
+//	…
+//	var state monitor.State
+//	c, err := m.Load(ctx, dir, opt)
+//	err = c.Extra("monitor", &state)
+//	mon, err := monitor.New(monitor.Config{State: state, …})
+//
+// Then the curve, averages and the time taken go on, and the files lose what they have of steps after
+// the one that was saved, since these are done again. Without a State files begin anew.
 package monitor

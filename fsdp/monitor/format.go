@@ -34,7 +34,7 @@ func Rate(perSecond float64, unit string) string {
 // short returns v with three significant digits, and the prefix of the thousands that it was
 // divided by.
 func short(v float64) (number, prefix string) {
-	prefixes := []string{"", "k", "M", "G", "T"}
+	prefixes := []string{"", "k", "M", "G", "T", "P", "E"}
 	i := 0
 	for ; v >= 999.5 && i < len(prefixes)-1; i++ {
 		v /= 1000

@@ -7,18 +7,17 @@ import (
 	"unicode/utf8"
 )
 
-// Progress is the state of a run after a step.
-type Progress struct {
-	Step, Steps int           // done, and in all
-	Estimated   bool          // Steps is a guess: the run ends by time
-	Done        float64       // share of the run that is over, in [0, 1]
-	Loss        float64       // smoothed, in nats per token
-	Speed       float64       // tokens per second
-	Memory      int           // bytes of one rank, the most so far
-	LR          float64       // learning rate of the step
-	Left        time.Duration // until the end of training
-
-	Saving, Saved int // bytes of the checkpoint that is being written, if one is: in all, and so far
+// progress is the state of a run after a step.
+type progress struct {
+	step, steps int           // done, and in all; 0 if nobody knows
+	estimated   bool          // steps is a guess: the run ends by time
+	done        float64       // share of the run that is over, in [0, 1]
+	elapsed     time.Duration // since its beginning
+	left        time.Duration // until its end
+	curve       string        // what loss is
+	loss        float64       // smoothed
+	hasLoss     bool
+	rest        []string // other numbers, the most important ones first
 }
 
 // barCells is the width of a progress bar with room around it, and minBarCells of the narrowest one
@@ -28,34 +27,43 @@ const (
 	minBarCells = 5
 )
 
-// Line draws p on one line of at most width columns: a bar, and as many of the numbers after it as
+// line draws p on one line of at most width columns: a bar, and as many of the numbers after it as
 // fit, the most important ones first.
-func (p Progress) Line(width int) string {
-	line := p.numbers(fmt.Sprintf("%s  loss %.3f", p.steps(), p.Loss), width-len(gap)-minBarCells)
-	if cells := min(barCells, width-len(line)-len(gap)); cells >= minBarCells {
-		return bar(p.Done, cells) + gap + line
+func (p progress) line(width int) string {
+	line := p.numbers(p.text("", 3), width-len(gap)-minBarCells)
+	if cells := min(barCells, width-utf8.RuneCountInString(line)-len(gap)); p.steps > 0 && cells >= minBarCells {
+		return bar(p.done, cells) + gap + line
 	}
-	return line[:min(len(line), max(0, width))]
+	runes := []rune(line)
+	return string(runes[:min(len(runes), max(0, width))])
 }
 
-// Log writes p as one line of a log, to be read by people and by awk, of LogColumns unless the
+// log writes p as one line of a log, to be read by people and by awk, of LogColumns unless the
 // numbers of steps are huge.
-func (p Progress) Log() string {
-	return p.numbers(fmt.Sprintf("step %s  loss %.4f", p.steps(), p.Loss), LogColumns)
-}
+func (p progress) log() string { return p.numbers(p.text("step ", 4), LogColumns) }
 
 // gap is between two numbers.
 const gap = "  "
 
-// numbers adds to line as many of the other numbers as fit, the most important ones first.
-func (p Progress) numbers(line string, width int) string {
-	var rest []string
-	if p.Saving > 0 {
-		rest = append(rest, fmt.Sprintf("saving %s of %s", Bytes(p.Saved), Bytes(p.Saving)))
+// text returns the step and the loss, with so many digits.
+func (p progress) text(prefix string, digits int) string {
+	if p.steps == 0 {
+		prefix = "step "
 	}
-	rest = append(rest, "left "+Duration(p.Left), Rate(p.Speed, "tok"), Bytes(p.Memory)+"/rank", fmt.Sprintf("lr %.1e", p.LR))
-	for _, r := range rest {
-		if len(line)+len(gap)+len(r) > width {
+	if !p.hasLoss {
+		return prefix + p.count()
+	}
+	return fmt.Sprintf("%s%s%s%s %.*f", prefix, p.count(), gap, p.curve, digits, p.loss)
+}
+
+// numbers adds to line as many of the other numbers as fit, the most important ones first.
+func (p progress) numbers(line string, width int) string {
+	at := "left " + Duration(p.left)
+	if p.steps == 0 {
+		at = Duration(p.elapsed)
+	}
+	for _, r := range append([]string{at}, p.rest...) {
+		if utf8.RuneCountInString(line)+len(gap)+utf8.RuneCountInString(r) > width {
 			break
 		}
 		line += gap + r
@@ -63,10 +71,14 @@ func (p Progress) numbers(line string, width int) string {
 	return line
 }
 
-func (p Progress) steps() string {
-	total := fmt.Sprint(p.Steps)
-	step := fmt.Sprintf("%*d", len(total), p.Step) // so that the line keeps its length
-	if p.Estimated {
+// count returns the step and how many there are.
+func (p progress) count() string {
+	if p.steps == 0 {
+		return fmt.Sprint(p.step)
+	}
+	total := fmt.Sprint(p.steps)
+	step := fmt.Sprintf("%*d", len(total), p.step) // so that the line keeps its length
+	if p.estimated {
 		return step + "/~" + total
 	}
 	return step + "/" + total

@@ -3,35 +3,74 @@ package monitor
 import (
 	"fmt"
 	"io"
+	"os"
 	"strings"
+	"sync"
 	"time"
+
+	"golang.org/x/term"
 )
 
 // A Screen prints lines, and below them a progress line. On a terminal that line is updated in
-// place; elsewhere it becomes log lines, about twenty in a run. It is for one goroutine. Errors of
-// the writer are dropped: a job does not end because nobody can watch it.
+// place, at most ten times a second; elsewhere it becomes lines of a log: the first, one at each
+// twentieth of the run, and one after ten minutes without. It may be used by any goroutine, such as
+// those of a logger. Errors of the writer are dropped: a job does not end because nobody can watch
+// it.
 type Screen struct {
 	w     io.Writer
 	width func() int // columns of the terminal; nil if the writer is none
 	color bool
-	now   func() time.Time
 
-	drawn  time.Time // when the progress line was last drawn
-	shown  bool      // it is on the screen now
-	logged float64   // Progress.Done of the last log line; negative before the first
+	mu     sync.Mutex
+	drawn  time.Time     // when the progress line was last drawn
+	shown  bool          // it is on the screen now
+	log    bool          // a line has been logged
+	share  float64       // of the run that was over then
+	logged time.Duration // that the run had taken then
 }
 
 // Redrawing more often than the eye follows would only slow the training down.
 const redrawEvery = 100 * time.Millisecond
 
-// logLines is the number of progress lines in the log of a run.
-const logLines = 20
+// A log has so many progress lines in a run, and no longer a time without any.
+const (
+	logLines = 20
+	logEvery = 10 * time.Minute
+)
 
-// NewScreen returns a screen. width returns the columns of the terminal that w writes to and is
+// NewScreen returns a screen over w: live if that is a terminal, unless plain asks for a log.
+// Colours follow https://no-color.org.
+func NewScreen(w io.Writer, plain bool) *Screen {
+	file, ok := w.(*os.File)
+	if !ok || plain || !term.IsTerminal(int(file.Fd())) {
+		return newScreen(w, nil, false)
+	}
+	width := func() int {
+		columns, _, err := term.GetSize(int(file.Fd()))
+		if err != nil || columns < 1 {
+			return 80
+		}
+		return columns
+	}
+	return newScreen(w, width, os.Getenv("NO_COLOR") == "" && os.Getenv("TERM") != "dumb")
+}
+
+// newScreen returns a screen. width returns the columns of the terminal that w writes to and is
 // asked before every drawing, as windows change; nil means that w is not a terminal. color allows
 // colours.
-func NewScreen(w io.Writer, width func() int, color bool) *Screen {
-	return &Screen{w: w, width: width, color: color, now: time.Now, logged: -1}
+func newScreen(w io.Writer, width func() int, color bool) *Screen {
+	return &Screen{w: w, width: width, color: color}
+}
+
+// screenOf returns w if it is a screen, else one over it.
+func screenOf(w io.Writer) *Screen {
+	switch w := w.(type) {
+	case nil:
+		return newScreen(io.Discard, nil, false)
+	case *Screen:
+		return w
+	}
+	return NewScreen(w, false)
 }
 
 // LogColumns are the columns of what is no terminal: 80 with what fsdprun puts before each line.
@@ -46,53 +85,61 @@ func (s *Screen) Width() int {
 }
 
 // Printf prints text, which should end a line, above the progress line.
-func (s *Screen) Printf(format string, args ...any) {
-	s.erase()
-	fmt.Fprintf(s.w, format, args...)
-}
+func (s *Screen) Printf(format string, args ...any) { fmt.Fprintf(s, format, args...) }
 
-// Write prints b above the progress line.
+// Write prints b above the progress line. It returns no error.
 func (s *Screen) Write(b []byte) (int, error) {
-	s.erase()
-	return s.w.Write(b)
-}
-
-// Progress shows p: on a terminal if the last time is long enough ago, in a log at the first step
-// and whenever another twentieth of the run is over.
-func (s *Screen) Progress(p Progress) {
-	if s.width == nil {
-		if s.logged < 0 || Crossed(s.logged, p.Done, logLines) {
-			s.logged = p.Done
-			fmt.Fprintln(s.w, p.Log())
-		}
-		return
-	}
-	now := s.now()
-	if s.shown && now.Sub(s.drawn) < redrawEvery {
-		return
-	}
-	// The last column stays free: some terminals wrap when it is written.
-	fmt.Fprint(s.w, "\r", s.paint(cyan, p.Line(s.width()-1)), eraseRight)
-	s.drawn, s.shown = now, true
-}
-
-// erase takes the progress line away.
-func (s *Screen) erase() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	if s.shown {
 		fmt.Fprint(s.w, "\r", eraseRight)
 		s.shown = false
 	}
+	s.w.Write(b)
+	return len(b), nil
+}
+
+// due says whether the progress is to be drawn when the run has come to a share of itself and has
+// taken so long.
+func (s *Screen) due(done float64, elapsed time.Duration) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.w == io.Discard {
+		return false
+	}
+	if s.width != nil {
+		return !s.shown || time.Since(s.drawn) >= redrawEvery
+	}
+	wait := logEvery
+	if done == 0 { // nobody knows the end: ever fewer lines
+		wait = min(wait, max(time.Second, s.logged/5))
+	}
+	if s.log && !crossed(s.share, done, logLines) && elapsed-s.logged < wait {
+		return false
+	}
+	s.log, s.share, s.logged = true, done, elapsed
+	return true
+}
+
+// draw shows p.
+func (s *Screen) draw(p progress) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.width == nil {
+		fmt.Fprintln(s.w, p.log())
+		return
+	}
+	// The last column stays free: some terminals wrap when it is written.
+	fmt.Fprint(s.w, "\r", paint(s.color, cyan, p.line(s.width()-1)), eraseRight)
+	s.drawn, s.shown = time.Now(), true
 }
 
 // Title returns text in bold, if the screen has colours.
-func (s *Screen) Title(text string) string { return s.paint(bold, text) }
+func (s *Screen) Title(text string) string { return paint(s.color, bold, text) }
 
-// Color says whether colours may be used.
-func (s *Screen) Color() bool { return s.color }
-
-// Crossed says whether a run that went from one share done to another has passed the end of one of
+// crossed says whether a run that went from one share done to another has passed the end of one of
 // n equal parts.
-func Crossed(from, to float64, n int) bool {
+func crossed(from, to float64, n int) bool {
 	const rounding = 1e-9 // 3*0.1 is not 0.3
 	return int(from*float64(n)+rounding) < int(to*float64(n)+rounding)
 }
@@ -105,8 +152,6 @@ const (
 	cyan       = "\x1b[36m"
 	yellow     = "\x1b[33m"
 )
-
-func (s *Screen) paint(style, text string) string { return paint(s.color, style, text) }
 
 func paint(color bool, style, text string) string {
 	if !color || strings.TrimSpace(text) == "" {

@@ -1,0 +1,55 @@
+package monitor
+
+import (
+	"math"
+	"slices"
+	"time"
+)
+
+// A Point is the value of the curve at a step.
+type Point struct {
+	Step int
+	Loss float64
+}
+
+// State is where a run has come to. It is saved as JSON, see [Monitor.State].
+type State struct {
+	Step              int
+	Units             int           // of all ranks, in all steps
+	Elapsed           time.Duration // by the clock of rank 0
+	Train, Validation []Point       // the curves, thinned
+	Loss              Average       // of the curve's value
+	Seconds, Count    Average       // of a row, and its units
+}
+
+// Average is an exponential moving average without the pull to zero at its beginning, corrected as
+// Adam's moments are (Kingma and Ba, 2015, arXiv:1412.6980, section 3).
+type Average struct{ Sum, Weight float64 }
+
+func (a *Average) add(x float64) {
+	const keep = 0.95
+	a.Sum = keep*a.Sum + (1-keep)*x
+	a.Weight = keep*a.Weight + (1 - keep)
+}
+
+func (a *Average) value() float64 { return a.Sum / a.Weight }
+
+func (s *State) clone() State {
+	c := *s
+	c.Train, c.Validation = slices.Clone(thin(s.Train, curvePoints)), slices.Clone(thin(s.Validation, curvePoints))
+	return c
+}
+
+// finite says whether v can be drawn, averaged and saved as JSON.
+func finite(v float64) bool { return !math.IsNaN(v) && !math.IsInf(v, 0) }
+
+// curvePoints bounds the points of a curve: more than a screen has columns.
+const curvePoints = 1000
+
+// thinned keeps a curve that grows within twice that many.
+func thinned(points []Point) []Point {
+	if len(points) < 2*curvePoints {
+		return points
+	}
+	return thin(points, curvePoints)
+}
