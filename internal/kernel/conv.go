@@ -3,7 +3,6 @@ package kernel
 import (
 	"fmt"
 
-	"github.com/gofsdp/gofsdp/internal/kernel/gemm"
 	"github.com/gofsdp/gofsdp/internal/kernel/vec"
 )
 
@@ -24,6 +23,9 @@ import (
 //
 //	x [C, rows, W] ──lift──▶ [kernel columns, C, rows, columns] ──▶ panels [C·kernel, some columns]
 //
+// Where y is as large as x, an element of the kernel reads x at one offset from y, under a mask: then
+// machines with mask registers copy nothing (see gemm.Taps, and reader).
+//
 // The gradient of x is a convolution of dy, one for each phase of the stride, that of w a product of
 // the lifted rows with dy. Every element is summed in an order that depends on the geometry alone.
 type Conv struct {
@@ -34,10 +36,12 @@ type Conv struct {
 }
 
 // How many elements a block of lifted rows and one of panels have, if a row or a panel is not longer
-// alone: both stay in the cache of level two. Only tests change them.
+// alone: both stay in the cache of level two. Rows that are read by taps have as many as panels, and
+// no more than so many taps. Only tests change them.
 var (
 	liftedElements = 64 << 10
 	panelElements  = 96 << 10
+	mostTaps       = 2 << 10
 )
 
 // OutHeight returns the rows of y. They may be none.
@@ -100,8 +104,14 @@ func (k correlation) block() int {
 		return max(1, k.y.n)
 	}
 	fit := liftedElements/(k.x.taps*k.channels*k.y.phases()*k.x.n) - (k.y.extent()-1)/k.y.stride
-	blocks := (k.y.n + max(1, fit) - 1) / max(1, fit)
-	return max(1, (k.y.n+blocks-1)/max(1, blocks))
+	return even(k.y.n, fit)
+}
+
+// even returns the height of the fewest blocks of n rows in all and at most fit each, but one at
+// least, of which all but the last are equal.
+func even(n, fit int) int {
+	blocks := (n + max(1, fit) - 1) / max(1, fit)
+	return max(1, (n+blocks-1)/max(1, blocks))
 }
 
 // blocks returns how many blocks there are.
@@ -118,13 +128,6 @@ func (k correlation) lifted() int {
 		return 0
 	}
 	return k.x.taps * k.channels * k.plane(k.block())
-}
-
-// panels is the number of elements of the panels of a block of columns.
-func panelsOf[T Float](k correlation) int {
-	nr := gemm.PanelWidth[T]()
-	most := (k.block()*k.x.n + nr - 1) / nr * nr
-	return min(most, max(1, panelElements/max(1, k.depth())/nr)*nr) * k.depth()
 }
 
 // planes are the lifted rows of a block, of some channels.
@@ -225,30 +228,6 @@ func pick[T Float](to, from []T, shift, stride int) {
 	}
 }
 
-// apply sets out [m, rows·columns], whose rows are ld elements apart, to a [m, depth] times what the
-// taps of p read, the channels' taps one after the other. With add it is added to.
-func (p planes[T]) apply(w *gemm.Workspace, m int, a, panels, out []T, ld int, add bool) {
-	nr, k, taps, n := gemm.PanelWidth[T](), p.depth(), p.taps(), p.rows*p.x.n
-	if k == 0 || n == 0 {
-		return
-	}
-	beta := 0.0
-	if add {
-		beta = 1
-	}
-	step := len(panels) / k / nr * nr
-	for lo := 0; lo < n; lo += step {
-		cols := min(step, n-lo)
-		for tap := range taps {
-			from := p.at(tap/p.x.taps, tap%p.x.taps)[lo:]
-			for q := 0; q < cols; q += nr {
-				gemm.Interleave(panels[q*k+tap*nr:], from[q:], p.plane, min(nr, cols-q), p.channels, taps*nr)
-			}
-		}
-		gemm.GemmPanels(w, m, cols, k, a, k, panels, beta, out[lo:], ld)
-	}
-}
-
 // check panics unless the sizes are sane.
 func (g Conv) check(kernel string, y, x, w int) {
 	if g.Batch < 0 || min(g.In, g.Out, g.Height, g.Width, g.KernelHeight, g.KernelWidth, g.Groups, g.Stride[0], g.Stride[1], g.Dilation[0],
@@ -267,28 +246,27 @@ func (g Conv) forward() correlation { return correlation{g.rows(), g.columns(), 
 
 // ConvScratch returns the elements of scratch that [ConvForward] needs.
 func ConvScratch[T Float](g Conv) int {
-	k := g.forward()
-	return k.lifted() + panelsOf[T](k)
+	r := newReader[T](g.forward())
+	return r.need()
 }
 
 // ConvForward computes y. bias is [Out] or nil.
 func ConvForward[T Float](c *Context, g Conv, y, x, w, bias, scratch []T) {
 	g.check("ConvForward", len(y), len(x), len(w))
-	k := g.forward()
-	area, image, out := k.y.n*k.x.n, g.Height*g.Width, g.Out/g.Groups
-	buffer, panels := scratch[:k.lifted()], scratch[k.lifted():][:panelsOf[T](k)]
-	lo, hi := c.Share(g.Batch*g.Groups*k.blocks(), 1)
+	r := newReader[T](g.forward())
+	r.scratch = scratch[:r.need()]
+	area, image, out, units := r.y.n*r.x.n, g.Height*g.Width, g.Out/g.Groups, g.Batch*g.Groups
+	lo, hi := c.Share(units*r.blocks(), 1)
 	for i := lo; i < hi; i++ {
-		unit, r0, r1 := i/k.blocks(), 0, 0 // an image's group
-		r0, r1 = k.rows(i % k.blocks())
-		p := lift(k, buffer, x[unit*k.channels*image:], k.channels, r0, r1)
-		to := y[unit*out*area+r0*k.x.n:]
+		unit, block := i%units, i/units // an image's group
+		r0, r1 := r.rows(block)
+		to := y[unit*out*area+r0*r.x.n:]
 		first := unit % g.Groups * out
 		if bias != nil {
 			for o := range out {
-				vec.Fill(to[o*area:][:(r1-r0)*k.x.n], bias[first+o])
+				vec.Fill(to[o*area:][:(r1-r0)*r.x.n], bias[first+o])
 			}
 		}
-		p.apply(&c.gemm, out, w[first*g.filter():], panels, to, area, bias != nil)
+		r.apply(&c.gemm, out, w[first*g.filter():], x[unit*r.channels*image:], r0, r1, to, area, bias != nil)
 	}
 }

@@ -49,9 +49,10 @@ func (g Conv) strided() bool { return g.Stride != [2]int{1, 1} }
 func ConvGradXScratch[T Float](g Conv) (n int) {
 	in := g.In / g.Groups
 	g.eachPhase(func(y, x phase, k correlation) {
-		need := k.lifted() + panelsOf[T](k) + in*k.depth()
+		r := newReader[T](k)
+		need := r.need() + in*k.depth()
 		if g.strided() {
-			need += in * k.block() * x.n
+			need += in * r.height * x.n
 		}
 		n = max(n, need)
 	})
@@ -65,41 +66,28 @@ func ConvGradX[T Float](c *Context, g Conv, dx, dy, w, scratch []T) {
 	rows, cols := g.rows(), g.columns()
 	for i := range min(rows.stride, rows.size) * min(cols.stride, cols.size) {
 		y, x := rows.phase(i/min(cols.stride, cols.size)), cols.phase(i%min(cols.stride, cols.size))
-		k := correlation{y.axis, x.axis, out}
-		buffer, rest := scratch[:k.lifted()], scratch[k.lifted():]
-		panels, rest := rest[:panelsOf[T](k)], rest[panelsOf[T](k):]
-		a, rest := rest[:in*k.depth()], rest[in*k.depth():]
-		lo, hi := c.Share(g.Groups*g.Batch*k.blocks(), 1)
+		r := newReader[T](correlation{y.axis, x.axis, out})
+		r.scratch = scratch[:r.need()]
+		a, rest := scratch[r.need():][:in*r.depth()], scratch[r.need()+in*r.depth():]
+		lo, hi := c.Share(g.Groups*r.blocks()*g.Batch, 1)
 		packed := -1
 		for u := lo; u < hi; u++ {
-			group, b := u/k.blocks()/g.Batch, u/k.blocks()%g.Batch
+			group, block, b := u/g.Batch/r.blocks(), u/g.Batch%r.blocks(), u%g.Batch
 			if group != packed {
 				swapped(g, a, w[group*out*g.filter():], y, x)
 				packed = group
 			}
-			r0, r1 := k.rows(u % k.blocks())
+			r0, r1 := r.rows(block)
 			unit := b*g.Groups + group
-			p := lift(k, buffer, dy[unit*out*area:], out, r0, r1)
-			to := dx[unit*in*image:]
+			to, from := dx[unit*in*image:], dy[unit*out*area:]
 			if !g.strided() {
-				p.applyTo(&c.gemm, in, a, panels, to[r0*x.n:], image)
+				r.apply(&c.gemm, in, a, from, r0, r1, to[r0*x.n:], image, false)
 				continue
 			}
 			n := (r1 - r0) * x.n
-			p.applyTo(&c.gemm, in, a, panels, rest[:in*n], n)
+			r.apply(&c.gemm, in, a, from, r0, r1, rest[:in*n], n, false)
 			spread(g, to, rest[:in*n], y, x, r0, r1)
 		}
-	}
-}
-
-// applyTo is apply, which also writes zeros where there is nothing to read.
-func (p planes[T]) applyTo(w *gemm.Workspace, m int, a, panels, out []T, ld int) {
-	if p.depth() > 0 && p.plane > 0 {
-		p.apply(w, m, a, panels, out, ld, false)
-		return
-	}
-	for i := range m {
-		clear(out[i*ld:][:p.rows*p.x.n])
 	}
 }
 
@@ -110,6 +98,10 @@ func swapped[T Float](g Conv, a, w []T, y, x phase) {
 	for c := range g.In / g.Groups {
 		for o := range out {
 			from := w[o*filter+c*g.KernelHeight*g.KernelWidth:]
+			if !g.strided() {
+				i += copy(a[i:], from[:g.KernelHeight*g.KernelWidth])
+				continue
+			}
 			for k := y.tap; k < g.KernelHeight; k += y.every {
 				for l := x.tap; l < g.KernelWidth; l += x.every {
 					a[i] = from[k*g.KernelWidth+l]

@@ -29,11 +29,38 @@ func drawConv(t *rapid.T) Conv {
 }
 
 func TestConv(t *testing.T) {
-	lifted, panels := liftedElements, panelElements
-	t.Cleanup(func() { liftedElements, panelElements = lifted, panels })
+	lifted, panels, most := liftedElements, panelElements, mostTaps
+	t.Cleanup(func() { liftedElements, panelElements, mostTaps = lifted, panels, most })
 	for _, n := range []int{lifted, 100} { // the latter for blocks of a row or two
-		liftedElements, panelElements = n, 10*n
+		liftedElements, panelElements, mostTaps = n, 10*n, n
 		both(t, checkConvTwin[float32], checkConvTwin[float64])
+	}
+}
+
+// TestConvByTaps requires the bits of lifted rows where taps are read, as far as the machine has them.
+func TestConvByTaps(t *testing.T) {
+	t.Cleanup(func() { noTaps = false })
+	both(t, checkConvByTaps[float32], checkConvByTaps[float64])
+}
+
+func checkConvByTaps[T Float](t *rapid.T) {
+	src, g := newSource[T](t), drawConv(t)
+	for i, taps := range []*int{&g.KernelHeight, &g.KernelWidth} {
+		*taps |= 1 // so that y can be as large as x
+		g.Stride[i], g.Pad[i] = 1, *taps/2*g.Dilation[i]
+	}
+	x, w, dy := src.normal(g.Batch*g.In*g.Height*g.Width), src.normal(g.Out*g.filter()), src.normal(g.Batch*g.Out*g.Height*g.Width)
+	var results [2][3][]T
+	for i := range results {
+		y, dx, dw := garbage[T](len(dy)), garbage[T](len(x)), garbage[T](len(w))
+		noTaps = i == 1
+		ConvForward(new(Context), g, y, x, w, nil, garbage[T](ConvScratch[T](g)))
+		ConvGradX(new(Context), g, dx, dy, w, garbage[T](ConvGradXScratch[T](g)))
+		ConvGradW(new(Context), g, dw, dy, x, garbage[T](ConvGradWScratch[T](g)), false)
+		results[i] = [3][]T{y, dx, dw}
+	}
+	for i, name := range []string{"y", "dx", "dw"} {
+		requireBits(t, name, results[1][i], results[0][i])
 	}
 }
 

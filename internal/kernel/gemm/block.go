@@ -39,6 +39,9 @@ type addend[T Float] struct {
 //	out[i*ldout+j] = alpha * sum_p a[i*aline+p*astep] * b[(j/nr)*bpanel+p*bstep+j%nr]
 //	                 (+ beta * in[i*ldin+j])
 //
+// With taps, which only a kernel that knows them is given, row p of b is read as [Tap] says: the
+// first from element bstep on, and bpanel is how many taps a panel has.
+//
 // With rounded, which only a kernel that rounds knows, the sum goes there, rounded, and not to out.
 //
 // Strides are in elements. The last term is present, and in is read, only if read is set. A kernel
@@ -56,6 +59,7 @@ type tile[T Float] struct {
 	ldout         int
 	rounded       []half.BFloat16
 	ldrounded     int
+	taps          []Tap
 	read          bool
 	alpha, beta   T
 }
@@ -85,8 +89,8 @@ type engine[T Element, P Float] struct {
 	transpose, interleave func(dst []P, src []T, ld, rows, k, width int)
 	// gather does what both do, for any strides and any k.
 	gather func(dst []P, src []T, line, step, rows, k, width int)
-	// rounds says that mul can write bfloat16.
-	rounds bool
+	// rounds says that mul can write bfloat16, taps that it reads B by taps.
+	rounds, taps bool
 }
 
 // depth returns the number of steps of k elements.
@@ -156,7 +160,8 @@ type product[T Element, P Float] struct {
 	ldc            int
 	rounded        rounded
 	packsA, packsB bool
-	panels         int // elements of a panel of b, if that is in panels; else 0
+	panels         int  // elements of a panel of b, if that is in panels; else 0
+	taps           Taps // by which b is read, if there are any
 }
 
 // rounded is the result in bfloat16, where it is wanted so: C has the sums over all ranges of k but
@@ -226,6 +231,12 @@ func (x *product[T, P]) columns(j0, j1, p0 int) {
 	}
 	t := &x.tile
 	t.k = x.depth(x.k)
+	if n := x.taps.N; n > 0 {
+		t.taps, t.b, t.bpanel = x.taps.Table[j0/x.nr*n+p0%n:], steps[P](x.b.data[j0:]), n
+		t.bstep = p0/n*x.taps.Plane + x.taps.offset(p0%n, unsafe.Sizeof(*new(P)))
+		x.strips(j0, j1, p0)
+		return
+	}
 	if x.panels > 0 {
 		t.b, t.bstep, t.bpanel = steps[P](x.b.data[j0/x.nr*x.panels+p0*x.nr:]), x.nr, x.panels
 		x.strips(j0, j1, p0)

@@ -19,11 +19,12 @@
 #define tile_ldout 160
 #define tile_rounded 168
 #define tile_ldrounded 192
-#define tile_read 200
-#define tile_alphaF32 204
-#define tile_betaF32 208
-#define tile_alphaF64 208
-#define tile_betaF64 216
+#define tile_taps 200
+#define tile_read 224
+#define tile_alphaF32 228
+#define tile_betaF32 232
+#define tile_alphaF64 232
+#define tile_betaF64 240
 
 // func mulF32NEON(t *tile[float32])
 TEXT ·mulF32NEON(SB), NOSPLIT, $384-8

@@ -41,11 +41,11 @@ func avx512() isa {
 	return isa{
 		"avx512",
 		engine[float32, float32]{
-			mr: 14, nr: 32, kc: 384, nc: 384, lanes: 16, quad: 4, pair: 1, steps: 1, inPlace: true,
+			mr: 14, nr: 32, kc: 384, nc: 384, lanes: 16, quad: 4, pair: 1, steps: 1, inPlace: true, taps: true,
 			mul: mulF32AVX512, transpose: transposeF32AVX512, interleave: interleaveF32AVX512, gather: gather[float32],
 		},
 		engine[float64, float64]{
-			mr: 14, nr: 16, kc: 256, nc: 384, lanes: 8, quad: 2, pair: 1, steps: 1, inPlace: true,
+			mr: 14, nr: 16, kc: 256, nc: 384, lanes: 8, quad: 2, pair: 1, steps: 1, inPlace: true, taps: true,
 			mul: mulF64AVX512, transpose: transposeF64AVX512, interleave: interleaveF64AVX512, gather: gather[float64],
 		},
 		engine[half.BFloat16, float32]{

@@ -18,7 +18,8 @@ var fields = []struct {
 	{"in", 104}, {"ldin", 128},
 	{"out", 136}, {"ldout", 160},
 	{"rounded", 168}, {"ldrounded", 192},
-	{"read", 200},
+	{"taps", 200},
+	{"read", 224},
 }
 
 // printLayout names the offsets: tile_k(DI) is the field k of the tile at DI. The scalars after
@@ -40,7 +41,9 @@ func printLayout(out *bytes.Buffer) {
 //	in the loop on k  CX k left   BX row of B   R8 to R12 A in rows 0, 3, 6, 9 and 12
 //	after it          CX columns here  BX mask  R8 out  R9 in  R10 ldout  R11 ldin  R14 columns left
 //
-// There is one body for each number of rows, so that a strip costs what its rows cost.
+// There is one body for each number of rows, so that a strip costs what its rows cost, and one more
+// that reads B by taps, where that is known: AX is the panel's first tap then, and R13 the one of the
+// row.
 func (r routine) mul() {
 	if r.pairs {
 		fmt.Fprint(r.out, "\nTEXT dot<>(SB), NOSPLIT, $0-8\n")
@@ -54,11 +57,25 @@ func (r routine) mul() {
 	r.p("MOVQ tile_b(DI), AX")
 	r.p("XORQ R15, R15")
 	r.p("MOVQ tile_rows(DI), CX")
+	taps := r.masks && !r.pairs
+	if taps {
+		r.p("MOVQ tile_taps(DI), BX; TESTQ BX, BX; JNZ taps")
+	}
+	r.strips("")
+	if taps {
+		r.label("taps")
+		r.p("MOVQ BX, AX")
+		r.strips("taps")
+	}
+}
+
+// strips prints the bodies, and the choice of one.
+func (r routine) strips(kind string) {
 	for rows := r.mr; rows > 1; rows-- {
-		r.p("CMPQ CX, $%d; JEQ rows%d", rows, rows)
+		r.p("CMPQ CX, $%d; JEQ %s", rows, strip{r, rows, kind}.at("rows"))
 	}
 	for rows := 1; rows <= r.mr; rows++ {
-		strip{r, rows}.print()
+		strip{r, rows, kind}.print()
 	}
 }
 
@@ -82,10 +99,11 @@ func (r routine) flush() {
 type strip struct {
 	routine
 	rows int
+	taps string // the prefix of its labels where B is read by taps
 }
 
 // at makes a label of this body.
-func (s strip) at(name string) string { return fmt.Sprintf("%s%d", name, s.rows) }
+func (s strip) at(name string) string { return fmt.Sprintf("%s%s%d", s.taps, name, s.rows) }
 
 // print prints a turn for every panel of B: sums over k, and what C makes of them.
 func (s strip) print() {
@@ -101,7 +119,11 @@ func (s strip) print() {
 		s.p("VXORPS %[1]s, %[1]s, %[1]s; VXORPS %[2]s, %[2]s, %[2]s", s.zero(2*i), s.zero(2*i+1))
 	}
 	s.prefetch()
-	s.p("MOVQ AX, BX")
+	if s.taps == "" {
+		s.p("MOVQ AX, BX")
+	} else {
+		s.p("MOVQ tile_bstep(DI), BX; ADDQ R15, BX; SHLQ $%d, BX; ADDQ tile_b(DI), BX; MOVQ AX, R13", s.log)
+	}
 	s.p("MOVQ tile_cols(DI), R14; SUBQ R15, R14")
 	s.p("MOVQ tile_k(DI), CX")
 	s.p("TESTQ CX, CX; JZ %s", s.at("store"))
@@ -111,7 +133,11 @@ func (s strip) print() {
 	s.loop("narrow", 1)
 	s.label(s.at("store"))
 	s.store()
-	s.p("MOVQ tile_bpanel(DI), BX; SHLQ $%d, BX; ADDQ BX, AX", s.log)
+	if s.taps == "" {
+		s.p("MOVQ tile_bpanel(DI), BX; SHLQ $%d, BX; ADDQ BX, AX", s.log)
+	} else {
+		s.p("MOVQ tile_bpanel(DI), BX; LEAQ (BX)(BX*2), BX; LEAQ (AX)(BX*8), AX")
+	}
 	s.p("ADDQ $%d, R15", 2*s.lanes())
 	s.p("CMPQ R15, tile_cols(DI); JLT %s", s.at("rows"))
 	s.p("VZEROUPPER")
@@ -151,7 +177,12 @@ func (s strip) loop(name string, halves int) {
 	s.p("PCALIGN $32")
 	s.label(s.at(name))
 	for h := range halves {
-		s.p("VMOVUP%s %d(BX), %s; PREFETCHT0 %d(BX)(R13*8)", s.letter, h*s.bytes, s.v(s.b+h), h*s.bytes)
+		if s.taps == "" {
+			s.p("VMOVUP%s %d(BX), %s; PREFETCHT0 %d(BX)(R13*8)", s.letter, h*s.bytes, s.v(s.b+h), h*s.bytes)
+		} else {
+			mask := map[int]string{8: "B", 16: "W"}[s.lanes()]
+			s.p("KMOV%s %d(R13), K%d; VMOVUP%s.Z %d(BX), K%d, %s", mask, 16+h*s.lanes()/8, h+1, s.letter, h*s.bytes, h+1, s.v(s.b+h))
+		}
 	}
 	for i := range s.rows {
 		row := fmt.Sprintf("(R%d)", 8+i/3)
@@ -167,7 +198,11 @@ func (s strip) loop(name string, halves int) {
 	for i := 0; i < s.rows; i += 3 {
 		s.p("ADDQ DX, R%d", 8+i/3)
 	}
-	s.p("ADDQ R13, BX")
+	if s.taps == "" {
+		s.p("ADDQ R13, BX")
+	} else {
+		s.p("ADDQ (R13), BX; ADDQ 8(R13), R13")
+	}
 	s.p("DECQ CX; JNZ %s", s.at(name))
 }
 
