@@ -1,7 +1,8 @@
 // Package monitor shows and records how a training goes, with one call in its loop:
 //
 //	mon, err := monitor.New(monitor.Config{
-//		Group: g, Model: m, Steps: 2000, Unit: "tok", Out: os.Stdout, Writers: writers,
+//		Group: g, Model: m, Steps: 2000, Unit: "tok", Out: os.Stdout,
+//		Writers: []monitor.Writer{monitor.JSONLines("run/log.jsonl"), monitor.TensorBoard("run")},
 //	})
 //	defer mon.Close()
 //	for batch, err := range m.Join(ctx, batches) {

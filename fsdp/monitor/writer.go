@@ -2,7 +2,7 @@ package monitor
 
 import "time"
 
-// A Writer records the rows of a run, on rank 0. Its
+// A Writer records the rows of a run, on rank 0: see [JSONLines], [CSV] and [TensorBoard]. Its
 // methods are called by the goroutine of the Monitor.
 type Writer interface {
 	// Open begins. What an earlier part of the run has written of steps after this one goes, since
