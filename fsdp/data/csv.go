@@ -1,0 +1,175 @@
+package data
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/csv"
+	"errors"
+	"fmt"
+	"io"
+	"reflect"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// OpenCSV opens a file of comma-separated values as [encoding/csv] reads them, quoted line breaks
+// included. The first record has the names of the columns, every other one is a sample, and one of
+// another length is an error here.
+//
+// T is a struct. A field of numbers, text, or true and false holds the column of its name, or of its
+// tag. A field that is an array or a slice holds all columns whose names begin with what its tag has
+// before a star, in the order of the file. Fields with the tag "-" are left alone, and columns without
+// a field left out; a field without a column is an error here. A value that its field cannot hold,
+// such as no number at all, is an error of At with line and column.
+//
+//	type digit struct {
+//		Label  int         `data:"label"`
+//		Pixels [64]float32 `data:"pixel*"` // pixel0, pixel1, …
+//	}
+//	digits, err := data.OpenCSV[digit]("digits.csv")
+func OpenCSV[T any](path string) (*File[T], error) {
+	in, err := openInput(path)
+	if err != nil {
+		return nil, err
+	}
+	header, starts, err := in.records()
+	var holders []columns
+	if err == nil {
+		if holders, err = columnsOf(reflect.TypeFor[T](), header); err != nil {
+			err = in.errorf("%w", err)
+		}
+	}
+	if err != nil {
+		return nil, errors.Join(err, in.file.Close())
+	}
+	return newFile("CSV records", []*input{in}, len(starts)-1, func(i int, x T) (T, error) {
+		b, err := in.between(starts, i)
+		if err != nil {
+			return x, err
+		}
+		r := csv.NewReader(bytes.NewReader(b))
+		r.FieldsPerRecord = len(header)
+		record, err := r.Read()
+		if err != nil {
+			return x, fmt.Errorf("data: %s: %w", in.line(starts[i], 1), err)
+		}
+		for _, c := range holders {
+			if at, err := c.fill(reflect.ValueOf(&x).Elem(), record); err != nil {
+				line, _ := r.FieldPos(at)
+				return x, fmt.Errorf("data: %s: column %q: %w", in.line(starts[i], line), header[at], err)
+			}
+		}
+		return x, nil
+	}), nil
+}
+
+// records reads all records, and returns the first one and where the others begin. The last number
+// is the size of the file.
+func (in *input) records() (header []string, starts []int64, err error) {
+	begin, err := in.textStart()
+	if err != nil {
+		return nil, nil, err
+	}
+	r := csv.NewReader(bufio.NewReaderSize(io.NewSectionReader(in.file, begin, in.size-begin), 1<<20))
+	r.ReuseRecord = true
+	header, err = r.Read()
+	if err == io.EOF {
+		err = errors.New("no names of columns")
+	}
+	if err != nil {
+		return nil, nil, in.errorf("%w", err)
+	}
+	header = slices.Clone(header)
+	for {
+		starts = append(starts, begin+r.InputOffset())
+		switch _, err := r.Read(); {
+		case err == io.EOF && len(starts) == 1:
+			return nil, nil, in.errorf("no record behind the names of the columns")
+		case err == io.EOF:
+			return header, append(starts[:len(starts)-1], in.size), nil
+		case err != nil:
+			return nil, nil, in.errorf("%w", err)
+		}
+	}
+}
+
+// columns are those whose values a field holds.
+type columns struct {
+	field
+	from []int
+}
+
+// columnsOf finds columns for every field of T.
+func columnsOf(t reflect.Type, header []string) (list []columns, err error) {
+	for i, name := range header {
+		if slices.Contains(header[:i], name) {
+			return nil, fmt.Errorf("two columns have the name %q", name)
+		}
+	}
+	fields, err := fieldsOf(t)
+	for _, f := range fields {
+		c := columns{field: f}
+		prefix, star := strings.CutSuffix(f.name, "*")
+		for i, name := range header {
+			if name == f.name || star && strings.HasPrefix(name, prefix) {
+				c.from = append(c.from, i)
+			}
+		}
+		switch {
+		case star != f.list:
+			return nil, fmt.Errorf("%v: the tag of an array or a slice ends in a star, and no other", f)
+		case len(c.from) == 0:
+			return nil, fmt.Errorf("%v: no such column among %q", f, header)
+		case !f.holds(len(c.from)):
+			return nil, fmt.Errorf("%v: there are %d such columns", f, len(c.from))
+		}
+		if err := set(reflect.New(f.element).Elem(), "0"); err != nil {
+			return nil, err
+		}
+		list = append(list, c)
+	}
+	return list, err
+}
+
+// fill sets the field of x, a struct, to values of a record. An error comes with the column.
+func (c columns) fill(x reflect.Value, record []string) (at int, err error) {
+	v := c.of(x, len(c.from))
+	for i, at := range c.from {
+		one := v
+		if c.list {
+			one = v.Index(i)
+		}
+		if err := set(one, record[at]); err != nil {
+			return at, err
+		}
+	}
+	return 0, nil
+}
+
+// set gives v the value that a text stands for.
+func set(v reflect.Value, text string) error {
+	number := strings.TrimSpace(text)
+	switch v.Kind() {
+	case reflect.String:
+		v.SetString(text)
+		return nil
+	case reflect.Bool:
+		x, err := strconv.ParseBool(number)
+		v.SetBool(x)
+		return err
+	case reflect.Int, reflect.Int8, reflect.Int16, reflect.Int32, reflect.Int64:
+		x, err := strconv.ParseInt(number, 10, v.Type().Bits())
+		v.SetInt(x)
+		return err
+	case reflect.Uint, reflect.Uint8, reflect.Uint16, reflect.Uint32, reflect.Uint64:
+		x, err := strconv.ParseUint(number, 10, v.Type().Bits())
+		v.SetUint(x)
+		return err
+	case reflect.Float32, reflect.Float64:
+		x, err := strconv.ParseFloat(number, v.Type().Bits())
+		v.SetFloat(x)
+		return err
+	}
+	return fmt.Errorf("values of %v, want numbers, text, or true and false", v.Type())
+}

@@ -1,0 +1,171 @@
+package data
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+)
+
+// A File is the [Source] of an open file, or of several. It keeps in memory where samples begin, 8
+// bytes for each, and reads a sample from the file when it is asked for. Goroutines may call At and
+// Into at the same time.
+//
+// What is wrong with a file is an error with its path: when it is opened, if it is missing, empty,
+// cut short or compressed; later, if a record is not what it should be, or if the file has become
+// shorter since. A file that is written to while it is open gives samples of either content.
+type File[T any] struct {
+	kind   string // of samples: "lines", "windows of 7 tokens"
+	inputs []*input
+	n      int
+	into   func(i int, into T) (T, error)
+	err    error // of arguments: it is then the only sample
+}
+
+func newFile[T any](kind string, inputs []*input, n int, into func(i int, into T) (T, error)) *File[T] {
+	return &File[T]{kind: kind, inputs: inputs, n: n, into: into}
+}
+
+// Len returns the number of samples, at least 1.
+func (f *File[T]) Len() int { return f.n }
+
+// At reads sample i. It belongs to the caller.
+func (f *File[T]) At(i int) (T, error) {
+	var none T
+	return f.Into(i, none)
+}
+
+// Into reads sample i into the memory of another one, such as the last that the caller had, if that
+// is large enough; else it does what At does. Text is always new.
+func (f *File[T]) Into(i int, into T) (T, error) {
+	var none T
+	if f.err != nil {
+		return none, f.err
+	}
+	if i < 0 || i >= f.n {
+		return none, fmt.Errorf("data: sample %d of %v, which has %d", i, f, f.n)
+	}
+	return f.into(i, into)
+}
+
+// String names the files without their directories, and says how many samples of which kind there
+// are.
+func (f *File[T]) String() string {
+	var names []string
+	for _, in := range f.inputs {
+		names = append(names, filepath.Base(in.path))
+	}
+	return clip(fmt.Sprintf("%s(%d %s)", strings.Join(names, ", "), f.n, f.kind))
+}
+
+func (f *File[T]) refused() error { return f.err }
+
+// Close closes the files. Samples that were read stay as they are; At is an error.
+func (f *File[T]) Close() error { return closeAll(f.inputs) }
+
+// An input is an open file that is read at any place, by any number of goroutines at once. It is
+// read and not mapped: memory of a mapped file that has become shorter ends the process.
+type input struct {
+	file *os.File
+	path string
+	size int64
+}
+
+func closeAll(inputs []*input) error {
+	var failed error
+	for _, in := range inputs {
+		if in.file != nil { // a directory is read file by file
+			failed = errors.Join(failed, in.file.Close())
+		}
+	}
+	return failed
+}
+
+// compressed are the ends of names of what cannot be read from the middle.
+var compressed = []string{".gz", ".bz2", ".xz", ".zst", ".zip"}
+
+// openInput opens a file that is not empty.
+func openInput(path string) (*input, error) {
+	if slices.Contains(compressed, strings.ToLower(filepath.Ext(path))) {
+		return nil, fmt.Errorf("data: %s is compressed and cannot be read from the middle: decompress it first", path)
+	}
+	info, err := os.Stat(path) // before it is opened: that waits at a pipe
+	if err != nil {
+		return nil, fmt.Errorf("data: %w", err)
+	}
+	if !info.Mode().IsRegular() {
+		return nil, fmt.Errorf("data: %s is no regular file", path)
+	}
+	file, err := os.Open(path)
+	if err != nil {
+		return nil, fmt.Errorf("data: %w", err)
+	}
+	if info, err = file.Stat(); err == nil && info.Size() == 0 {
+		err = errors.New(path + " is empty")
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("data: %w", err), file.Close())
+	}
+	return &input{file, path, info.Size()}, nil
+}
+
+// errorf returns an error with the path.
+func (in *input) errorf(format string, args ...any) error {
+	return fmt.Errorf("data: %s: %w", in.path, fmt.Errorf(format, args...))
+}
+
+// read fills b from a place of the file.
+func (in *input) read(b []byte, at int64) error {
+	n, err := in.file.ReadAt(b, at)
+	switch {
+	case n == len(b):
+		return nil
+	case errors.Is(err, io.EOF):
+		return in.errorf("there is no byte %d any more, of %d when the file was opened", at+int64(n), in.size)
+	}
+	return fmt.Errorf("data: %w", err)
+}
+
+// bom is what some programs write before text.
+var bom = []byte("\ufeff")
+
+// textStart returns where the text of a file begins.
+func (in *input) textStart() (int64, error) {
+	first := make([]byte, min(int64(len(bom)), in.size))
+	if err := in.read(first, 0); err != nil {
+		return 0, err
+	}
+	switch {
+	case bytes.HasPrefix(first, []byte{0xff, 0xfe}), bytes.HasPrefix(first, []byte{0xfe, 0xff}):
+		return 0, in.errorf("UTF-16, want UTF-8")
+	case bytes.Equal(first, bom):
+		return int64(len(bom)), nil
+	}
+	return 0, nil
+}
+
+// chunks calls f with the bytes from begin to end, in order and in parts.
+func (in *input) chunks(begin, end int64, f func(b []byte)) error {
+	buf := make([]byte, min(1<<20, end-begin))
+	for at := begin; at < end; {
+		b := buf[:min(int64(len(buf)), end-at)]
+		if err := in.read(b, at); err != nil {
+			return err
+		}
+		f(b)
+		at += int64(len(b))
+	}
+	return nil
+}
+
+// line says where line n is, if line 1 begins at a byte: "train.jsonl:17".
+func (in *input) line(at int64, n int) string {
+	if err := in.chunks(0, at, func(b []byte) { n += bytes.Count(b, []byte{'\n'}) }); err != nil {
+		return fmt.Sprintf("%s, byte %d", in.path, at)
+	}
+	return fmt.Sprintf("%s:%d", in.path, n)
+}

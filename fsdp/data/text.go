@@ -1,0 +1,157 @@
+package data
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"strings"
+)
+
+// OpenLines opens a text file whose samples are its lines, empty ones too. Lines end in "\n" or
+// "\r\n", which is not in the sample, and may have any length. The text is UTF-8, with a byte order
+// mark or without.
+func OpenLines(path string) (*File[string], error) {
+	in, starts, err := openText(path, false)
+	if err != nil {
+		return nil, err
+	}
+	return newFile("lines", []*input{in}, len(starts)-1, func(i int, _ string) (string, error) {
+		b, err := in.between(starts, i)
+		return string(bytes.TrimSuffix(bytes.TrimSuffix(b, []byte{'\n'}), []byte{'\r'})), err
+	}), nil
+}
+
+// OpenJSON opens a file of JSON lines: every line is a value of JSON, which a sample holds as
+// [json.Unmarshal] gives it. Members of an object that T lacks are left out, and blank lines are no
+// samples. A line that is no T is an error of At with its number.
+//
+//	type question struct {
+//		Text   string `json:"text"`
+//		Answer int    `json:"answer"`
+//	}
+//	questions, err := data.OpenJSON[question]("train.jsonl")
+func OpenJSON[T any](path string) (*File[T], error) {
+	in, starts, err := openText(path, true)
+	if err != nil {
+		return nil, err
+	}
+	return newFile("JSON lines", []*input{in}, len(starts)-1, func(i int, _ T) (x T, err error) {
+		b, err := in.between(starts, i)
+		if err != nil {
+			return x, err
+		}
+		if err := json.Unmarshal(bytes.TrimRight(b, " \t\r\n"), &x); err != nil {
+			return x, fmt.Errorf("data: %s: %w", in.line(starts[i], 1), err)
+		}
+		return x, nil
+	}), nil
+}
+
+// openText opens a file and finds where its lines begin, those without blank ones if asked for. The
+// last number is the size of the file.
+func openText(path string, skipBlank bool) (*input, []int64, error) {
+	in, err := openInput(path)
+	if err != nil {
+		return nil, nil, err
+	}
+	starts, err := in.lines(skipBlank)
+	if err == nil && len(starts) == 1 {
+		err = in.errorf("nothing but space")
+	}
+	if err != nil {
+		return nil, nil, errors.Join(err, in.file.Close())
+	}
+	return in, starts, nil
+}
+
+func (in *input) lines(skipBlank bool) (starts []int64, err error) {
+	at, err := in.textStart()
+	if err != nil {
+		return nil, err
+	}
+	start, counts := at, !skipBlank // of the line at hand
+	err = in.chunks(at, in.size, func(b []byte) {
+		for len(b) > 0 {
+			part, rest, ended := bytes.Cut(b, []byte{'\n'})
+			counts = counts || len(bytes.TrimLeft(part, " \t\r")) > 0
+			at += int64(len(b) - len(rest))
+			b = rest
+			if ended {
+				if counts {
+					starts = append(starts, start)
+				}
+				start, counts = at, !skipBlank
+			}
+		}
+	})
+	if counts && start < in.size {
+		starts = append(starts, start)
+	}
+	return append(starts, in.size), err
+}
+
+// between reads what lies between start i and the next one.
+func (in *input) between(starts []int64, i int) ([]byte, error) {
+	b := make([]byte, starts[i+1]-starts[i])
+	return b, in.read(b, starts[i])
+}
+
+// OpenDir finds the files below a directory whose names match a pattern of [path.Match], such as
+// "*.go", or all files if there is no pattern. A sample is the text of a file, in the order of
+// [filepath.WalkDir]. What begins with a dot is left out, as are empty files and what is below links
+// to directories. Files are read when they are asked for, and Close has nothing to do.
+func OpenDir(dir string, patterns ...string) (*File[string], error) {
+	paths, err := find(dir, patterns)
+	if err == nil && len(paths) == 0 {
+		err = fmt.Errorf("no text in %s: no file that is not empty matches %q", dir, patterns)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("data: %w", err)
+	}
+	return newFile("files", []*input{{path: dir}}, len(paths), func(i int, _ string) (string, error) {
+		b, err := os.ReadFile(paths[i])
+		if err != nil {
+			return "", fmt.Errorf("data: %w", err)
+		}
+		return string(bytes.TrimPrefix(b, bom)), nil
+	}), nil
+}
+
+func find(dir string, patterns []string) (paths []string, err error) {
+	for _, p := range patterns {
+		if _, err := path.Match(p, ""); err != nil {
+			return nil, fmt.Errorf("%w %q", err, p)
+		}
+	}
+	err = filepath.WalkDir(dir, func(file string, entry fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		name := entry.Name()
+		matches := func(p string) bool { ok, _ := path.Match(p, name); return ok } // checked above
+		switch {
+		case file != dir && strings.HasPrefix(name, "."):
+			if entry.IsDir() {
+				return fs.SkipDir
+			}
+			return nil
+		case entry.IsDir() || len(patterns) > 0 && !slices.ContainsFunc(patterns, matches):
+			return nil
+		}
+		info, err := os.Stat(file)
+		if err == nil && info.Mode().IsRegular() && info.Size() > 0 {
+			if slices.Contains(compressed, strings.ToLower(filepath.Ext(name))) {
+				return fmt.Errorf("%s is compressed, not text", file)
+			}
+			paths = append(paths, file)
+		}
+		return err
+	})
+	return paths, err
+}
