@@ -18,6 +18,54 @@ func scratch(name string) (path string, remove func()) {
 	return filepath.Join(dir, name), func() { os.RemoveAll(dir) }
 }
 
+// A program writes tokens once, and trainings read windows of them.
+func ExampleCreateTokens() {
+	path, remove := scratch("train.bin")
+	defer remove()
+
+	w, err := data.CreateTokens(path, 16)
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer w.Abort() // does nothing after Close
+	for _, text := range []string{"to be or", "not to be"} {
+		var tokens []int
+		for _, letter := range text {
+			tokens = append(tokens, int(letter-'a')&31)
+		}
+		w.Write(tokens)
+		w.EndDocument()
+	}
+	if err := w.Close(); err != nil { // the first error of all calls
+		log.Fatal(err)
+	}
+
+	tokens, err := data.OpenTokens(path, 16)
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer tokens.Close()
+	windows := tokens.Windows(5)
+	for i := range windows.Len() {
+		window, err := windows.At(i)
+		fmt.Println(window, err)
+	}
+	fmt.Println(windows)
+	documents, lengths, err := tokens.Documents()
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println(documents.At(1))
+	fmt.Println(lengths.At(1))
+	// Output:
+	// [19 14 31 1 4 31] <nil>
+	// [31 14 17 13 14 19] <nil>
+	// [19 31 19 14 31 1] <nil>
+	// train.bin(3 windows of 5 tokens)
+	// [13 14 19 31 19 14 31 1 4] <nil>
+	// 9 <nil>
+}
+
 func ExampleOpenCSV() {
 	path, remove := scratch("flowers.csv")
 	defer remove()

@@ -1,0 +1,156 @@
+package data
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"slices"
+	"unsafe"
+)
+
+// Tokens is an open file of tokens: nothing but their numbers, each a little-endian uint16 or
+// uint32, one after the other. That is what nanoGPT and its descendants write as train.bin. A second
+// file of the same name with ".ends" behind it can say where documents end: for each one the number
+// of tokens before its end, those of the documents before it included, as a little-endian uint64.
+//
+//	train.bin        12 7 9 0 4 4 0      16 or 32 bits each
+//	train.bin.ends   4 7                 64 bits each: two documents, of 4 and 3 tokens
+//
+// A file can be much larger than memory: tokens are read when they are asked for. Goroutines may
+// read at the same time.
+type Tokens struct {
+	in    *input
+	width int // bytes of a token
+	n     int
+}
+
+// OpenTokens opens a file of tokens of 16 or 32 bits.
+func OpenTokens(path string, bits int) (*Tokens, error) {
+	if err := checkBits(bits); err != nil {
+		return nil, err
+	}
+	in, err := openInput(path)
+	if err != nil {
+		return nil, err
+	}
+	width := bits / 8
+	if in.size%int64(width) != 0 {
+		return nil, errors.Join(in.errorf("%d bytes, no multiple of the %d of a token", in.size, width), in.file.Close())
+	}
+	return &Tokens{in, width, int(in.size / int64(width))}, nil
+}
+
+func checkBits(bits int) error {
+	if bits != 16 && bits != 32 {
+		return fmt.Errorf("data: tokens of %d bits, want 16 or 32", bits)
+	}
+	return nil
+}
+
+// Len returns the number of tokens.
+func (t *Tokens) Len() int { return t.n }
+
+// Read sets all of dst to tokens, from number at on. It allocates nothing.
+func (t *Tokens) Read(dst []int, at int) error {
+	if at < 0 || len(dst) > t.n-at {
+		return t.in.errorf("%d tokens from %d on, of %d", len(dst), at, t.n)
+	}
+	raw := tail(dst, t.width)
+	if err := t.in.read(raw, int64(at)*int64(t.width)); err != nil {
+		return err
+	}
+	if t.width == 2 {
+		for i := range dst {
+			dst[i] = int(binary.LittleEndian.Uint16(raw[2*i:]))
+		}
+		return nil
+	}
+	for i := range dst {
+		dst[i] = int(binary.LittleEndian.Uint32(raw[4*i:]))
+	}
+	return nil
+}
+
+// tail returns the end of dst's memory, as bytes: as many as its elements have in a file, width
+// each. Who reads them there and then sets the elements from front to back has read each before it
+// is overwritten. If elements are wider in the file, it is memory of its own.
+func tail[E any](dst []E, width int) []byte {
+	n, size := len(dst), int(unsafe.Sizeof(*new(E)))
+	if width > size {
+		return make([]byte, n*width)
+	}
+	return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(dst))), n*size)[n*(size-width):]
+}
+
+// Windows returns the windows of length tokens and one more, which is the first of the next window:
+// the first length tokens are what a model reads, the last ones what it predicts. What does not fill
+// a window at the end of the file is left out.
+func (t *Tokens) Windows(length int) *File[[]int] {
+	f := t.file(fmt.Sprintf("windows of %d tokens", length), (t.n-1)/max(1, length), func(i int) (from, to int) {
+		return i * length, (i+1)*length + 1
+	})
+	if length < 1 || length >= t.n {
+		f.n, f.err = 1, t.in.errorf("windows of %d tokens and one more, of %d tokens", length, t.n)
+	}
+	return f
+}
+
+// Documents returns the documents that the second file tells apart, and how many tokens each of them
+// has. It keeps 8 bytes for each in memory.
+func (t *Tokens) Documents() (docs *File[[]int], lengths Source[int], err error) {
+	ends, err := readEnds(t.in.path+endsSuffix, t.n)
+	if err != nil {
+		return nil, nil, err
+	}
+	bounds := func(i int) (from, to int) { return ends[i], ends[i+1] }
+	docs = t.file("documents", len(ends)-1, bounds)
+	return docs, newFile("lengths of documents", docs.inputs, docs.n, func(i, _ int) (int, error) {
+		from, to := bounds(i)
+		return to - from, nil
+	}), nil
+}
+
+// file returns the samples between two tokens each.
+func (t *Tokens) file(kind string, n int, bounds func(i int) (from, to int)) *File[[]int] {
+	return newFile(kind, []*input{t.in}, n, func(i int, into []int) ([]int, error) {
+		from, to := bounds(i)
+		into = slices.Grow(into[:0], to-from)[:to-from]
+		return into, t.Read(into, from)
+	})
+}
+
+// Close closes the file, also for windows and documents.
+func (t *Tokens) Close() error { return t.in.file.Close() }
+
+// endsSuffix is what the name of a file of documents has behind that of its tokens.
+const endsSuffix = ".ends"
+
+// readEnds reads where the documents of a file of n tokens end, and puts a 0 before.
+func readEnds(path string, n int) ([]int, error) {
+	in, err := openInput(path)
+	if err != nil {
+		return nil, err
+	}
+	defer in.file.Close() // which was only read
+	if in.size%8 != 0 {
+		return nil, in.errorf("%d bytes, no multiple of 8", in.size)
+	}
+	ends := make([]int, 1, 1+in.size/8)
+	err = in.chunks(0, in.size, func(b []byte) { // of whole numbers
+		for ; len(b) > 0; b = b[8:] {
+			ends = append(ends, int(binary.LittleEndian.Uint64(b)))
+		}
+	})
+	if err != nil {
+		return nil, err
+	}
+	for i, end := range ends[1:] {
+		if end <= ends[i] || end > n {
+			return nil, in.errorf("document %d ends behind %d tokens, but the one before behind %d and all behind %d", i, end, ends[i], n)
+		}
+	}
+	if last := ends[len(ends)-1]; last != n {
+		return nil, in.errorf("the last document ends behind %d tokens, and there are %d", last, n)
+	}
+	return ends, nil
+}

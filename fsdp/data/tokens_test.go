@@ -1,0 +1,264 @@
+package data
+
+import (
+	"encoding/binary"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"pgregory.net/rapid"
+)
+
+// raw returns tokens as they are in a file.
+func raw(tokens []int, bits int) (b []byte) {
+	for _, x := range tokens {
+		b = append(b, binary.LittleEndian.AppendUint32(nil, uint32(x))[:bits/8]...)
+	}
+	return b
+}
+
+// writeTokens writes documents by a TokenWriter, in pieces.
+func writeTokens(t require.TestingT, path string, bits int, docs [][]int) {
+	w, err := CreateTokens(path, bits)
+	require.NoError(t, err)
+	defer w.Abort()
+	for i, doc := range docs {
+		cut := len(doc) / 2
+		require.NoError(t, w.Write(doc[:cut]))
+		require.NoError(t, w.Write(doc[cut:]))
+		if i < len(docs)-1 || i%2 == 0 {
+			w.EndDocument() // Close ends the last one
+		}
+	}
+	require.NoError(t, w.Close())
+	require.NoError(t, w.Close(), "again")
+}
+
+// TestTokens compares what is read, in all ways, with what was written.
+func TestTokens(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "train.bin")
+	rapid.Check(t, func(t *rapid.T) {
+		bits := rapid.SampledFrom([]int{16, 32}).Draw(t, "bits")
+		token := rapid.IntRange(0, 1<<bits-1)
+		docs := rapid.SliceOfN(rapid.SliceOfN(token, 1, 20), 2, 9).Draw(t, "documents")
+		all := slices.Concat(docs...)
+		writeTokens(t, path, bits, docs)
+		written, err := os.ReadFile(path)
+		require.NoError(t, err)
+		require.Equal(t, raw(all, bits), written)
+		names, err := os.ReadDir(dir)
+		require.NoError(t, err)
+		require.Len(t, names, 2, "nothing else is left")
+
+		f, err := OpenTokens(path, bits)
+		require.NoError(t, err)
+		require.Equal(t, len(all), f.Len())
+		from := rapid.IntRange(0, len(all)).Draw(t, "from")
+		part := make([]int, rapid.IntRange(0, len(all)-from).Draw(t, "length"))
+		require.NoError(t, f.Read(part, from))
+		require.Equal(t, all[from:from+len(part)], part)
+
+		documents, lengths, err := f.Documents()
+		require.NoError(t, err)
+		require.Equal(t, docs, readAll(t, documents))
+		for i, n := range readAll(t, lengths) {
+			require.Len(t, docs[i], n)
+		}
+		length := rapid.IntRange(1, len(all)-1).Draw(t, "window")
+		var windows [][]int
+		for at := 0; at+length < len(all); at += length {
+			windows = append(windows, all[at:at+length+1])
+		}
+		require.Equal(t, windows, readAll(t, f.Windows(length)))
+		require.NoError(t, f.Close())
+	})
+}
+
+// checkTokens opens any files, which gives what was in them or an error.
+func checkTokens(t require.TestingT, path string, tokens, ends []byte, bits, window int) {
+	require.NoError(t, os.WriteFile(path, tokens, 0o600))
+	require.NoError(t, os.WriteFile(path+".ends", ends, 0o600))
+	f, err := OpenTokens(path, bits)
+	if bits != 16 && bits != 32 || len(tokens) == 0 || len(tokens)%(bits/8) != 0 {
+		require.Error(t, err)
+		return
+	}
+	require.NoError(t, err)
+	if windows := f.Windows(window); window < 1 || window >= f.Len() {
+		_, err := windows.At(0)
+		require.ErrorContains(t, err, fmt.Sprintf("data: %s: windows of %d tokens and one more, of %d tokens", path, window, f.Len()))
+	} else {
+		for i, w := range readAll(t, windows) {
+			require.Equal(t, tokens[i*window*bits/8:][:(window+1)*bits/8], raw(w, bits))
+		}
+	}
+	if docs, _, err := f.Documents(); err == nil {
+		var all, ended []byte
+		for _, doc := range readAll(t, docs) {
+			all = append(all, raw(doc, bits)...)
+			ended = binary.LittleEndian.AppendUint64(ended, uint64(len(all)*8/bits))
+		}
+		require.Equal(t, tokens, all)
+		require.Equal(t, ends, ended)
+	}
+	require.NoError(t, f.Close())
+}
+
+func FuzzTokens(f *testing.F) {
+	ends := func(n ...uint64) (b []byte) {
+		for _, end := range n {
+			b = binary.LittleEndian.AppendUint64(b, end)
+		}
+		return b
+	}
+	f.Add([]byte("abcdefgh"), ends(1, 4), 16, 2)
+	f.Add([]byte("abcdefgh"), ends(2, 1), 32, 1)
+	f.Add([]byte("abc"), ends(1<<63), 16, 0)
+	f.Add([]byte("abcd"), ends(2)[:7], 16, 9)
+	path := filepath.Join(f.TempDir(), "t.bin")
+	f.Fuzz(func(t *testing.T, tokens, ends []byte, bits, window int) {
+		checkTokens(t, path, tokens, ends, bits, window)
+	})
+}
+
+func TestTokensRefuse(t *testing.T) {
+	_, err := OpenTokens("x", 8)
+	require.EqualError(t, err, "data: tokens of 8 bits, want 16 or 32")
+	_, err = CreateTokens("x", 64)
+	require.EqualError(t, err, "data: tokens of 64 bits, want 16 or 32")
+	path := write(t, "a.bin", []byte("abcdef"))
+	_, err = OpenTokens(path, 32)
+	require.EqualError(t, err, "data: "+path+": 6 bytes, no multiple of the 4 of a token")
+	f, err := OpenTokens(path, 16)
+	require.NoError(t, err)
+	for _, at := range []int{-1, 2, 3, 4} {
+		require.EqualError(t, f.Read(make([]int, 2), at), fmt.Sprintf("data: %s: 2 tokens from %d on, of 3", path, at))
+	}
+	_, _, err = f.Documents()
+	require.ErrorIs(t, err, os.ErrNotExist)
+	for ends, want := range map[string]string{
+		"1234567":                         "7 bytes, no multiple of 8",
+		string([]byte{4: 1, 7: 0}):        "document 0 ends behind 4294967296 tokens, but the one before behind 0 and all behind 3",
+		string(make([]byte, 8)):           "document 0 ends behind 0 tokens, but the one before behind 0 and all behind 3",
+		string([]byte{0: 2, 8: 1, 15: 0}): "document 1 ends behind 1 tokens, but the one before behind 2 and all behind 3",
+		string([]byte{0: 2, 7: 0}):        "the last document ends behind 2 tokens, and there are 3",
+	} {
+		require.NoError(t, os.WriteFile(path+".ends", []byte(ends), 0o600))
+		_, _, err = f.Documents()
+		require.EqualError(t, err, "data: "+path+".ends: "+want)
+	}
+	require.NoError(t, f.Close())
+	require.ErrorIs(t, f.Read(make([]int, 1), 0), os.ErrClosed)
+}
+
+// TestTokenWriter: files come into being at Close, or not at all.
+func TestTokenWriter(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "train.bin")
+	writeTokens(t, path, 16, [][]int{{1, 2}, {3}})
+	files := func() (list []string) {
+		entries, err := os.ReadDir(dir)
+		require.NoError(t, err)
+		for _, e := range entries {
+			list = append(list, e.Name())
+		}
+		return list
+	}
+	create := func() *TokenWriter {
+		w, err := CreateTokens(path, 16)
+		require.NoError(t, err)
+		return w
+	}
+	content := func() []byte {
+		b, err := os.ReadFile(path)
+		require.NoError(t, err)
+		return b
+	}
+
+	w := create() // an error in between
+	require.NoError(t, w.Write([]int{7, 65535}))
+	const want = "data: writing %s: token %d is no number of 16 bits"
+	require.EqualError(t, w.Write([]int{7, 65536}), fmt.Sprintf(want, path, 65536))
+	require.EqualError(t, w.Write([]int{7, -1}), fmt.Sprintf(want, path, 65536), "the first one stays")
+	require.EqualError(t, w.Close(), fmt.Sprintf(want, path, 65536))
+	require.EqualError(t, w.Close(), fmt.Sprintf(want, path, 65536))
+	require.Equal(t, []string{"train.bin", "train.bin.ends"}, files())
+	require.Equal(t, raw([]int{1, 2, 3}, 16), content())
+
+	w = create() // nothing
+	require.EqualError(t, w.Close(), "data: writing "+path+": no tokens have been written")
+	w = create() // given up
+	require.NoError(t, w.Write([]int{7}))
+	w.Abort()
+	w.Abort()
+	require.ErrorIs(t, w.Write([]int{7}), os.ErrClosed)
+	require.Equal(t, raw([]int{1, 2, 3}, 16), content())
+
+	w = create() // two at a time; documents without tokens are none
+	other := create()
+	other.EndDocument()
+	require.NoError(t, other.Write([]int{5}))
+	other.EndDocument()
+	other.EndDocument()
+	require.NoError(t, w.Write([]int{9, 9}))
+	require.NoError(t, w.Close())
+	require.Equal(t, []string{"train.bin", files()[1]}, files(), "documents of other tokens are gone")
+	require.NoError(t, other.Close())
+	require.Equal(t, []string{"train.bin", "train.bin.ends"}, files())
+	require.Equal(t, raw([]int{5}, 16), content())
+
+	require.NoError(t, os.Remove(path+".ends")) // the disk says no
+	require.NoError(t, os.MkdirAll(path+".ends/x", 0o700))
+	w = create()
+	require.NoError(t, w.Write([]int{1}))
+	require.ErrorContains(t, w.Close(), "data: writing "+path+": remove ")
+	require.Equal(t, []string{"train.bin", "train.bin.ends"}, files())
+	require.Equal(t, raw([]int{5}, 16), content())
+	_, err := CreateTokens(filepath.Join(dir, "missing", "x.bin"), 16)
+	require.ErrorIs(t, err, os.ErrNotExist)
+}
+
+// TestWindowsDoNotAllocate reads windows into memory that is there.
+func TestWindowsDoNotAllocate(t *testing.T) {
+	windows := manyWindows(t, 1<<16)
+	into := make([]int, 0, 257)
+	i := 0
+	require.Zero(t, testing.AllocsPerRun(100, func() {
+		var err error
+		into, err = windows.Into(i, into)
+		require.NoError(t, err)
+		i++
+	}))
+	require.Len(t, into, 257)
+}
+
+// manyWindows are windows of 256 tokens of a file of n.
+func manyWindows(t testing.TB, n int) *File[[]int] {
+	path := write(t, "w.bin", make([]byte, 2*n))
+	f, err := OpenTokens(path, 16)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, f.Close()) })
+	return f.Windows(256)
+}
+
+// BenchmarkWindows reads windows of 256 tokens of 16 bits, in any order, from a file that is in the
+// page cache.
+func BenchmarkWindows(b *testing.B) {
+	const length = 256
+	windows := manyWindows(b, 64<<20)
+	r := rand.New(rand.NewPCG(1, 2))
+	into := make([]int, length+1)
+	b.ReportAllocs()
+	for b.Loop() {
+		var err error
+		if into, err = windows.Into(r.IntN(windows.Len()), into); err != nil {
+			b.Fatal(err)
+		}
+	}
+	b.ReportMetric(float64(b.N)*length/b.Elapsed().Seconds()/1e6, "Mtokens/s")
+}

@@ -1,0 +1,170 @@
+package data
+
+import (
+	"bufio"
+	"cmp"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io/fs"
+	"math/rand/v2"
+	"os"
+)
+
+// A TokenWriter writes the files of [Tokens]. It keeps 8 bytes for each document in memory, and the
+// tokens in a file of another name until Close. The first error of a call is also that of all later
+// ones, so that it is enough to look at that of Close. A TokenWriter is not safe for concurrent use.
+type TokenWriter struct {
+	path  string
+	bits  int
+	file  *os.File
+	buf   *bufio.Writer
+	n     int   // tokens
+	ends  []int // numbers of tokens
+	err   error // the first one
+	ended bool
+}
+
+// CreateTokens begins a file of tokens of 16 or 32 bits.
+//
+//	w, err := data.CreateTokens("train.bin", 16)
+//	...
+//	defer w.Abort() // does nothing behind Close
+//	for _, text := range texts {
+//		w.Write(words.Encode(text))
+//		w.EndDocument()
+//	}
+//	err = w.Close()
+func CreateTokens(path string, bits int) (*TokenWriter, error) {
+	if err := checkBits(bits); err != nil {
+		return nil, err
+	}
+	file, err := createBeside(path)
+	if err != nil {
+		return nil, fmt.Errorf("data: %w", err)
+	}
+	return &TokenWriter{path: path, bits: bits, file: file, buf: bufio.NewWriterSize(file, 1<<20)}, nil
+}
+
+// createBeside makes a file that can take the place of path.
+func createBeside(path string) (*os.File, error) {
+	return os.OpenFile(fmt.Sprintf("%s.%08x.partial", path, rand.Uint32()), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o666)
+}
+
+// Write adds tokens to the document at hand. A token that the bits cannot hold is an error, and what
+// is before it has been added.
+func (w *TokenWriter) Write(tokens []int) error {
+	if w.ended {
+		return w.fail(os.ErrClosed)
+	}
+	for _, token := range tokens {
+		if w.err != nil {
+			break
+		}
+		if uint64(token) >= 1<<w.bits {
+			return w.fail(fmt.Errorf("token %d is no number of %d bits", token, w.bits))
+		}
+		b := binary.LittleEndian.AppendUint32(w.buf.AvailableBuffer(), uint32(token))
+		_, err := w.buf.Write(b[:w.bits/8])
+		w.fail(err)
+		w.n++
+	}
+	return w.err
+}
+
+// EndDocument ends the document at hand, if there are tokens in it. A file in which no document was
+// ended has no documents; else Close ends the last one.
+func (w *TokenWriter) EndDocument() {
+	if k := len(w.ends); k == 0 && w.n > 0 || k > 0 && w.n > w.ends[k-1] {
+		w.ends = append(w.ends, w.n)
+	}
+}
+
+// fail keeps the first error and returns it.
+func (w *TokenWriter) fail(err error) error {
+	if w.err == nil && err != nil {
+		w.err = fmt.Errorf("data: writing %s: %w", w.path, err)
+	}
+	return w.err
+}
+
+// Close writes the files to the disk and gives them their names, in the place of files that were
+// there. After an error it leaves nothing behind, and what was there before stays. A process that is
+// killed may leave a file behind whose name ends in ".partial"; whenever it is, the file of documents
+// is either that of the file of tokens or missing.
+func (w *TokenWriter) Close() error {
+	if w.ended {
+		return w.err
+	}
+	if w.n == 0 {
+		w.fail(errors.New("no tokens have been written"))
+	}
+	if w.err != nil {
+		w.Abort()
+		return w.err
+	}
+	w.ended = true
+	if len(w.ends) > 0 {
+		w.EndDocument()
+	}
+	return w.fail(w.commit())
+}
+
+// commit gives the files their names.
+func (w *TokenWriter) commit() error {
+	tokens, ends := w.file.Name(), ""
+	err := finish(w.file, w.buf)
+	if err == nil && len(w.ends) > 0 {
+		ends, err = w.writeEnds()
+	}
+	if err == nil {
+		err = w.rename(tokens, ends)
+	}
+	if err != nil {
+		os.Remove(tokens) // which fails for what has been renamed
+		os.Remove(ends)
+	}
+	return err
+}
+
+// finish writes to the disk what is in buf, and closes the file.
+func finish(file *os.File, buf *bufio.Writer) error {
+	return cmp.Or(buf.Flush(), file.Sync(), file.Close())
+}
+
+// writeEnds writes the file of documents under another name.
+func (w *TokenWriter) writeEnds() (name string, err error) {
+	file, err := createBeside(w.path + endsSuffix)
+	if err != nil {
+		return "", err
+	}
+	buf := bufio.NewWriter(file)
+	for _, end := range w.ends {
+		if _, err = buf.Write(binary.LittleEndian.AppendUint64(buf.AvailableBuffer(), uint64(end))); err != nil {
+			break // Flush says it again
+		}
+	}
+	return file.Name(), finish(file, buf)
+}
+
+// rename puts the files in their places: first it removes the file of documents that was there, as
+// it does not fit the new tokens.
+func (w *TokenWriter) rename(tokens, ends string) error {
+	if err := os.Remove(w.path + endsSuffix); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	if err := os.Rename(tokens, w.path); err != nil || ends == "" {
+		return err
+	}
+	return os.Rename(ends, w.path+endsSuffix)
+}
+
+// Abort ends the writer and leaves nothing behind. After Close or Abort it does nothing.
+func (w *TokenWriter) Abort() {
+	if w.ended {
+		return
+	}
+	w.ended = true
+	w.file.Close()
+	os.Remove(w.file.Name())
+}
