@@ -66,7 +66,7 @@ func TestCSVText(t *testing.T) {
 }
 
 func FuzzCSV(f *testing.F) {
-	for _, text := range []string{"a,b\n1,2", "\ufeffa\r\n\"1\r\n\",\"x\"\"y\"\n", "a\n\n\n1", "a,a\n1,1"} {
+	for _, text := range []string{"a,b\n1,2", "\ufeffa\r\n\"1\r\n\",\"x\"\"y\"\n", "a\n\n\n1", "a,a\n1,1", ",\n"} {
 		f.Add([]byte(text))
 	}
 	path := filepath.Join(f.TempDir(), "a.csv")

@@ -166,10 +166,12 @@ func TestJSON(t *testing.T) {
 
 // openers open a file in all ways.
 var openers = map[string]func(path string) error{
-	"lines":  func(path string) error { _, err := OpenLines(path); return err },
-	"JSON":   func(path string) error { _, err := OpenJSON[any](path); return err },
-	"CSV":    func(path string) error { _, err := OpenCSV[struct{ A int }](path); return err },
-	"tokens": func(path string) error { _, err := OpenTokens(path, 16); return err },
+	"lines":       func(path string) error { _, err := OpenLines(path); return err },
+	"JSON":        func(path string) error { _, err := OpenJSON[any](path); return err },
+	"CSV":         func(path string) error { _, err := OpenCSV[struct{ A int }](path); return err },
+	"npy":         func(path string) error { _, err := OpenNpy[struct{ A int }](path); return err },
+	"safetensors": func(path string) error { _, err := OpenSafetensors[struct{ A int }](path); return err },
+	"tokens":      func(path string) error { _, err := OpenTokens(path, 16); return err },
 }
 
 func TestFilesThatCannotBeOpened(t *testing.T) {

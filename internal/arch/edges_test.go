@@ -74,7 +74,7 @@ var edges = map[string]string{
 	"fsdp/internal/state":  "comm fsdp/internal/layout fsdp/internal/ranks internal/checkpoint internal/launch internal/safetensors optim shard",
 	"fsdp/internal/layout": "comm internal/program shard",
 	"fsdp/internal/ranks":  "comm internal/caught",
-	"fsdp/data":            "internal/caught internal/rng",
+	"fsdp/data":            "internal/caught internal/half internal/rng internal/safetensors",
 	"fsdp/graph":           "gorgonia fsdp internal/caught internal/exec",
 	"fsdp/generate":        "gorgonia fsdp",
 	"fsdp/monitor":         "comm fsdp",
