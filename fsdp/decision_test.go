@@ -22,9 +22,9 @@ func TestAny(t *testing.T) {
 		onRanks(t, world, func(ctx context.Context, g comm.Group) {
 			m := chain64(t, g)
 			for who := range 1 << world {
-				any, err := m.Any(ctx, who>>g.Rank()&1 == 1)
+				got, err := m.Any(ctx, who>>g.Rank()&1 == 1)
 				require.NoError(t, err)
-				require.Equal(t, who != 0, any)
+				require.Equal(t, who != 0, got)
 			}
 			_, err := m.Forward(ctx, shapeBatch(g.Rank())...)
 			require.NoError(t, err)

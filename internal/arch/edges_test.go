@@ -77,6 +77,7 @@ var edges = map[string]string{
 	"fsdp/data":            "internal/caught internal/half internal/rng internal/safetensors",
 	"fsdp/graph":           "gorgonia fsdp internal/caught internal/exec",
 	"fsdp/generate":        "gorgonia fsdp",
+	"fsdp/metrics":         "gorgonia comm internal/exec",
 	"fsdp/monitor":         "comm fsdp",
 	"fsdp/nn":              "gorgonia fsdp fsdp/generate fsdp/op internal/kernel/vec",
 	"fsdp/nn/hf":           "gorgonia fsdp fsdp/internal/state fsdp/nn fsdp/op internal/safetensors",
@@ -121,7 +122,7 @@ const gorgonia = "gorgonia"
 // Nothing else may, so that groups, optimizers, schedules and kernels can be used without it.
 var overGorgonia = strings.Fields(`
 	examples/finetune examples/fromgraph examples/gpt examples/internal/text examples/lora examples/moe examples/offload examples/t5 examples/uneven
-	fsdp fsdp/generate fsdp/graph fsdp/internal/engine fsdp/internal/engine/fardevice fsdp/monitor fsdp/nn fsdp/nn/hf fsdp/op internal/bench
+	fsdp fsdp/generate fsdp/graph fsdp/internal/engine fsdp/internal/engine/fardevice fsdp/metrics fsdp/monitor fsdp/nn fsdp/nn/hf fsdp/op internal/bench
 	internal/bench/models internal/bench/probe internal/bench/state
 	internal/bench/train internal/exec internal/exec/exectest internal/ops internal/samebits/train
 `)

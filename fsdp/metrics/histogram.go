@@ -1,0 +1,117 @@
+package metrics
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"sort"
+
+	"gorgonia.org/tensor"
+)
+
+// Histogram counts numbers by the interval that they lie in:
+//
+//	count   0            1                     …  len(Edges)
+//	x       < Edges[0]   [Edges[0], Edges[1])     >= the last edge
+type Histogram struct {
+	Edges []float64 // at least one, finite and ascending
+	sums
+}
+
+// Add adds numbers. Those that are NaN are counted apart. It returns an error, and adds nothing, if
+// Edges is not as it should be.
+func (h *Histogram) Add(numbers ...float64) error {
+	s, err := h.sized()
+	if err != nil {
+		return fmt.Errorf("metrics: %w", err)
+	}
+	for _, x := range numbers {
+		h.count(s, x)
+	}
+	return nil
+}
+
+// AddTensor adds each number of x.
+func (h *Histogram) AddTensor(x tensor.Tensor) error {
+	s, err := h.sized()
+	if err != nil {
+		return fmt.Errorf("metrics: %w", err)
+	}
+	return each(x, func(x float64) error {
+		h.count(s, x)
+		return nil
+	})
+}
+
+func (h *Histogram) count(s *sums, x float64) {
+	i := sort.Search(len(h.Edges), func(i int) bool { return x < h.Edges[i] })
+	if math.IsNaN(x) {
+		i = len(h.Edges) + 1
+	}
+	s.local[i]++
+}
+
+// Counts returns how many numbers lie in each interval, over all ranks: one more than there are
+// edges.
+func (h *Histogram) Counts() []int {
+	n := len(h.Edges)
+	counts := make([]int, n+1)
+	for i, c := range h.totals(n + 2)[:n+1] {
+		counts[i] = int(c)
+	}
+	return counts
+}
+
+// NaNs returns how many numbers are none, over all ranks.
+func (h *Histogram) NaNs() int {
+	n := len(h.Edges)
+	return int(h.totals(n + 2)[n+1])
+}
+
+// Quantile returns the number that a share q of all numbers, of [0, 1], lies below, as if those of
+// an interval were spread over it evenly. Below the first edge and above the last it is that edge.
+func (h *Histogram) Quantile(q float64) float64 {
+	counts, all := h.Counts(), 0
+	for _, c := range counts {
+		all += c
+	}
+	if all == 0 || !(q >= 0 && q <= 1) {
+		return math.NaN()
+	}
+	left := q * float64(all)
+	for i, c := range counts {
+		if n := float64(c); n == 0 || left > n {
+			left -= n
+			continue
+		}
+		switch i {
+		case 0:
+			return h.Edges[0]
+		case len(h.Edges):
+			return h.Edges[i-1]
+		}
+		lo, hi := h.Edges[i-1], h.Edges[i]
+		return lo + (hi-lo)*left/float64(c)
+	}
+	return h.Edges[len(h.Edges)-1]
+}
+
+// Value implements [Metric]: the median, as Quantile has it.
+func (h *Histogram) Value() float64 { return h.Quantile(0.5) }
+
+func (h *Histogram) sized() (*sums, error) {
+	if len(h.Edges) == 0 {
+		return nil, errors.New("field Edges is empty")
+	}
+	if h.local != nil { // they were as they should be
+		return h.of(len(h.Edges) + 2)
+	}
+	for i, e := range h.Edges {
+		if math.IsNaN(e) || math.IsInf(e, 0) || i > 0 && e <= h.Edges[i-1] {
+			return nil, fmt.Errorf("field Edges: edge %d is %v: they must be finite and ascend", i, e)
+		}
+	}
+	return h.of(len(h.Edges) + 2)
+}
+
+func (h *Histogram) what() string { return fmt.Sprint("histogram of ", h.Edges) }

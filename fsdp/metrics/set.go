@@ -1,0 +1,99 @@
+package metrics
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/gofsdp/gofsdp/comm"
+)
+
+// A Metric is one of this package: its fields say what it measures, and are the same on every rank.
+// The zero value of the rest has seen nothing. It is for one goroutine at a time.
+type Metric interface {
+	// Value returns the result over all ranks, as of the last Reduce; NaN if there was none, or if
+	// nothing had been added.
+	Value() float64
+	// Reset forgets what this rank has added. The results of the last Reduce stay.
+	Reset()
+	// sized returns the sums, as many as on every rank.
+	sized() (*sums, error)
+	// what describes the metric: ranks compare it.
+	what() string
+}
+
+// sums are what a metric adds up, and the totals of the last Reduce.
+type sums struct{ local, total []float64 }
+
+// Reset forgets what this rank has added. The results of the last Reduce stay.
+func (s *sums) Reset() { clear(s.local) }
+
+// of returns s with room for n sums.
+func (s *sums) of(n int) (*sums, error) {
+	if s.local == nil {
+		s.local = make([]float64, n)
+	}
+	if len(s.local) != n {
+		return nil, errors.New("fields have changed since the first Add")
+	}
+	return s, nil
+}
+
+// totals returns the n sums over all ranks, zeros before the first Reduce.
+func (s *sums) totals(n int) []float64 {
+	if len(s.total) != n {
+		return make([]float64, n)
+	}
+	return s.total
+}
+
+// A Set is metrics by name.
+type Set map[string]Metric
+
+// Reduce adds up what all ranks have added since the last Reset, and returns the values by name, on
+// every rank; the metrics have the rest, such as the counts of a [Histogram]. It is a collective of
+// g, the group of the model, in which the model must not be in the middle of a call; nil is for one
+// process. Ranks whose sets have other names, or metrics with other fields, get a
+// [comm.MismatchError]. What ranks have added stays: a Reduce in the middle of an epoch is of all
+// that has been added since its beginning.
+func (s Set) Reduce(ctx context.Context, g comm.Group) (map[string]float64, error) {
+	names := slices.Sorted(maps.Keys(s))
+	var label strings.Builder
+	label.WriteString("metrics")
+	var all []float64
+	each := make([]*sums, len(names))
+	for i, name := range names {
+		m := s[name]
+		if m == nil {
+			return nil, fmt.Errorf("metrics: %s is nil", name)
+		}
+		var err error
+		if each[i], err = m.sized(); err != nil {
+			return nil, fmt.Errorf("metrics: %s: %w", name, err)
+		}
+		fmt.Fprintf(&label, " %s: %s", name, m.what())
+		all = append(all, each[i].local...)
+	}
+	if g != nil && len(all) > 0 {
+		if err := g.AllReduce(comm.Of(all).Named(label.String()), comm.Sum).Wait(ctx); err != nil {
+			return nil, fmt.Errorf("metrics: rank %d: %w", g.Rank(), err)
+		}
+	}
+	values := make(map[string]float64, len(s))
+	for i, name := range names {
+		n := len(each[i].local)
+		each[i].total, all = all[:n:n], all[n:]
+		values[name] = s[name].Value()
+	}
+	return values, nil
+}
+
+// Reset forgets what this rank has added to any metric. The results of the last Reduce stay.
+func (s Set) Reset() {
+	for _, m := range s {
+		m.Reset()
+	}
+}
