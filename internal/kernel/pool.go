@@ -2,7 +2,8 @@ package kernel
 
 import (
 	"fmt"
-	"unsafe"
+
+	"github.com/gofsdp/gofsdp/internal/kernel/vec"
 )
 
 // Pool is the geometry of pooling: each of n planes x [Height, Width] becomes y [rows, columns], of
@@ -52,6 +53,9 @@ func (p Pool) halves() bool {
 	return p.Kernel == [2]int{2, 2} && p.Stride == [2]int{2, 2} && p.Pad == [2]int{}
 }
 
+// wholeRows tells whether windows are rows of the plane, as they are where it is one window.
+func (p Pool) wholeRows() bool { return p.Kernel[1] == p.Width && p.Pad[1] == 0 }
+
 // share returns the planes of x and of y that the thread works on.
 func share[T Float](c *Context, p Pool, planes int, x, y []T) (xs, ys []T) {
 	lo, hi := c.Share(planes, 1)
@@ -63,33 +67,32 @@ func share[T Float](c *Context, p Pool, planes int, x, y []T) (xs, ys []T) {
 func MaxPool[T Float](c *Context, p Pool, y, x []T) {
 	x, y = share(c, p, p.check("MaxPool", len(y), len(x)), x, y)
 	rows, cols := p.axis(0, p.Height), p.axis(1, p.Width)
-	for ; len(y) > 0; x = x[p.Height*p.Width:] {
+	if p.halves() {
+		p.eachHalves(len(y), func(i, j, at int) { vec.MaxPairs(y[i:j], x[at:], cols.n, p.Width) })
+		return
+	}
+	for ; len(y) > 0; x, y = x[p.Height*p.Width:], y[rows.n*cols.n:] {
 		for i := range rows.n {
-			to := y[:cols.n]
-			if y = y[cols.n:]; p.halves() {
-				pairs(to, x[2*i*p.Width:], x[(2*i+1)*p.Width:])
-				continue
-			}
 			top, bottom := rows.window(i)
-			for j := range to {
+			for j := range cols.n {
 				left, right := cols.window(j)
-				to[j] = x[largest(x, p.Width, top, bottom, left, right)]
+				y[i*cols.n+j] = x[largest(x, p.Width, top, bottom, left, right)]
 			}
 		}
 	}
 }
 
-// pairs sets to to the largest of two elements of a and of two of b.
-func pairs[T Float](to, a, b []T) {
-	above, below := twos(a, len(to)), twos(b, len(to))
-	for j := range to {
-		to[j] = max(above[j][0], above[j][1], below[j][0], below[j][1])
+// eachHalves calls f for ranges i to j of n elements of y whose windows are halves, and the first
+// element of x that belongs to them: for all at once where rows of x belong to windows without
+// exception, else for each plane.
+func (p Pool) eachHalves(n int, f func(i, j, at int)) {
+	area, image := p.OutHeight()*p.OutWidth(), p.Height*p.Width
+	if p.Height%2 == 0 {
+		area, image = n, 0
 	}
-}
-
-// twos returns the first n pairs of elements of x, whose bounds need one check.
-func twos[T Float](x []T, n int) [][2]T {
-	return unsafe.Slice((*[2]T)(unsafe.Pointer(unsafe.SliceData(x[:2*n]))), n)
+	for i, at := 0, 0; i < n; i, at = i+area, at+image {
+		f(i, i+area, at)
+	}
 }
 
 // largest returns where the largest element of a window of a plane is, the first of those that are
@@ -114,54 +117,36 @@ func MaxPoolGrad[T Float](c *Context, p Pool, dx, x, dy []T) {
 	dx, _ = share(c, p, planes, dx, dy)
 	x, dy = share(c, p, planes, x, dy)
 	rows, cols := p.axis(0, p.Height), p.axis(1, p.Width)
-	clear(dx)
-	for ; len(dy) > 0; x, dx = x[p.Height*p.Width:], dx[p.Height*p.Width:] {
+	if !p.halves() || p.Height%2+p.Width%2 > 0 {
+		clear(dx)
+	}
+	if p.halves() {
+		p.eachHalves(len(dy), func(i, j, at int) { vec.MaxPairsGrad(dx[at:], x[at:], dy[i:j], cols.n, p.Width) })
+		return
+	}
+	for ; len(dy) > 0; x, dx, dy = x[p.Height*p.Width:], dx[p.Height*p.Width:], dy[rows.n*cols.n:] {
 		for i := range rows.n {
-			from := dy[:cols.n]
-			if dy = dy[cols.n:]; p.halves() {
-				unpaired(dx[2*i*p.Width:], x[2*i*p.Width:], from, p.Width)
-				continue
-			}
 			top, bottom := rows.window(i)
-			for j, v := range from {
+			for j := range cols.n {
 				left, right := cols.window(j)
-				dx[largest(x, p.Width, top, bottom, left, right)] += v
+				dx[largest(x, p.Width, top, bottom, left, right)] += dy[i*cols.n+j]
 			}
 		}
 	}
 }
 
-// unpaired sets the elements of dx at the largest of two elements of a row of x and of two of the next
-// to those of dy. Branches would be mispredicted most of the time.
-func unpaired[T Float](dx, x, dy []T, width int) {
-	above, below := twos(x, len(dy)), twos(x[width:], len(dy))
-	for j, v := range dy {
-		a, b, c, d := above[j][0], above[j][1], below[j][0], below[j][1]
-		top, bottom, i, k := max(a, b), max(c, d), 0, width
-		if top != top || bottom != bottom {
-			dx[2*j+largest(x[2*j:], width, 0, 2, 0, 2)] = v
-			continue
-		}
-		if b > a {
-			i = 1
-		}
-		if d > c {
-			k = width + 1
-		}
-		if bottom > top {
-			i = k
-		}
-		dx[2*j+i] = v
-	}
-}
-
-// AvgPool sets y to the mean of each window, to which padding belongs, as zeros.
+// AvgPool sets y to the mean of each window, to which padding belongs, as zeros. Windows of whole rows
+// are summed in float64.
 func AvgPool[T Float](c *Context, p Pool, y, x []T) {
 	x, y = share(c, p, p.check("AvgPool", len(y), len(x)), x, y)
 	rows, cols, size := p.axis(0, p.Height), p.axis(1, p.Width), T(p.Kernel[0]*p.Kernel[1])
 	for ; len(y) > 0; x, y = x[p.Height*p.Width:], y[rows.n*cols.n:] {
 		for i := range rows.n {
 			top, bottom := rows.window(i)
+			if p.wholeRows() {
+				y[i] = T(vec.Sum(x[top*p.Width:bottom*p.Width])) / size
+				continue
+			}
 			for j := range cols.n {
 				left, right := cols.window(j)
 				sum := T(0)
@@ -181,9 +166,14 @@ func AvgPoolGrad[T Float](c *Context, p Pool, dx, dy []T) {
 	dx, dy = share(c, p, p.check("AvgPoolGrad", len(dy), len(dx)), dx, dy)
 	rows, cols, size := p.axis(0, p.Height), p.axis(1, p.Width), T(p.Kernel[0]*p.Kernel[1])
 	clear(dx)
+	apart := p.wholeRows() && p.Stride[0] >= p.Kernel[0]
 	for ; len(dy) > 0; dx, dy = dx[p.Height*p.Width:], dy[rows.n*cols.n:] {
 		for i := range rows.n {
 			top, bottom := rows.window(i)
+			if apart {
+				vec.Fill(dx[top*p.Width:bottom*p.Width], dy[i]/size)
+				continue
+			}
 			for j := range cols.n {
 				left, right := cols.window(j)
 				v := dy[i*cols.n+j] / size

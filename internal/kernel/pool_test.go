@@ -18,6 +18,9 @@ func drawPool(t *rapid.T) Pool {
 	}
 	p.Height = max(1, p.Kernel[0]-2*p.Pad[0]) + rapid.IntRange(0, 7).Draw(t, "height")
 	p.Width = max(1, p.Kernel[1]-2*p.Pad[1]) + rapid.IntRange(0, 7).Draw(t, "width")
+	if rapid.Bool().Draw(t, "whole rows") {
+		p.Kernel[1], p.Pad[1] = p.Width, 0
+	}
 	return p
 }
 

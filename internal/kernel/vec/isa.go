@@ -40,6 +40,8 @@ type kernels[T Float] struct {
 	normGradSums                                  func(dgain, x, gain, dy []T, mean, rstd T) (s1, s2 float64)
 	normGrad                                      func(dx, x, gain, dy []T, mean, rstd, c1, c2 T)
 	rotate                                        func(a, b, x, y, cos, sin []T)
+	maxPairs                                      func(y, x []T, cols, ld, rows int)
+	maxPairsGrad                                  func(dx, x, dy []T, cols, ld, rows int)
 
 	adam               func(p, g, m, v []T, c adamStep[T])
 	sgd                func(p, g []T, c sgdStep[T])

@@ -72,6 +72,8 @@ func avx512() isa {
 	k32.sgd = sgdF32AVX512
 	k32.momentum = momentumF32AVX512
 	k32.nesterov = nesterovF32AVX512
+	k32.maxPairs = maxPairsF32AVX512
+	k32.maxPairsGrad = maxPairsGradF32AVX512
 	k64.add = addF64AVX512
 	k64.sub = subF64AVX512
 	k64.mul = mulF64AVX512
@@ -209,6 +211,8 @@ func momentumF32AVX512(p, g, buf []float32, c sgdStep[float32])
 func momentumF64AVX512(p, g, buf []float64, c sgdStep[float64])
 func nesterovF32AVX512(p, g, buf []float32, c sgdStep[float32])
 func nesterovF64AVX512(p, g, buf []float64, c sgdStep[float64])
+func maxPairsF32AVX512(y, x []float32, cols, ld, rows int)
+func maxPairsGradF32AVX512(dx, x, dy []float32, cols, ld, rows int)
 
 func avx2() isa {
 	k32, k64 := portableKernels[float32](), portableKernels[float64]()
@@ -278,6 +282,8 @@ func avx2() isa {
 	k32.sgd = sgdF32AVX2
 	k32.momentum = momentumF32AVX2
 	k32.nesterov = nesterovF32AVX2
+	k32.maxPairs = maxPairsF32AVX2
+	k32.maxPairsGrad = maxPairsGradF32AVX2
 	k64.add = addF64AVX2
 	k64.sub = subF64AVX2
 	k64.mul = mulF64AVX2
@@ -415,3 +421,5 @@ func momentumF32AVX2(p, g, buf []float32, c sgdStep[float32])
 func momentumF64AVX2(p, g, buf []float64, c sgdStep[float64])
 func nesterovF32AVX2(p, g, buf []float32, c sgdStep[float32])
 func nesterovF64AVX2(p, g, buf []float64, c sgdStep[float64])
+func maxPairsF32AVX2(y, x []float32, cols, ld, rows int)
+func maxPairsGradF32AVX2(dx, x, dy []float32, cols, ld, rows int)

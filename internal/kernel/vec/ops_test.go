@@ -121,6 +121,16 @@ func elementwise[T Float]() []op[T] {
 			NormRow(s[0], s[1], s[2], nil, T(n.alpha), T(n.rstd))
 			return nil
 		}},
+		{"MaxPairs", 2, 2, wide, true, 0, false, func(s [][]T, _ numbers) []float64 { // all written: none may be another
+			n := len(s[0]) / 4
+			MaxPairs(s[0][len(s[0])-n:], s[1], n, len(s[1])/2)
+			return nil
+		}},
+		{"MaxPairsGrad", 3, 3, wide, true, 0, false, func(s [][]T, _ numbers) []float64 {
+			n := len(s[0]) / 4
+			MaxPairsGrad(s[0], s[1], s[2][len(s[2])-n:], n, len(s[0])/2)
+			return nil
+		}},
 		{"Rotate", 6, 2, moderate, false, 64, true, func(s [][]T, _ numbers) []float64 {
 			Rotate(s[0], s[1], s[2], s[3], s[4], s[5])
 			return nil

@@ -24,6 +24,7 @@ func portableKernels[T Float]() kernels[T] {
 			gluGradGo[T](geluTanh, geluTanhSlope), gluGradGo[T](relu, reluSlope)},
 		expSubSum: expSubSumGo[T], softmaxGrad: softmaxGradGo[T],
 		norm: normGo[T], normPlain: normPlainGo[T], normGradSums: normGradSumsGo[T], normGrad: normGradGo[T], rotate: rotateGo[T],
+		maxPairs: maxPairsGo[T], maxPairsGrad: maxPairsGradGo[T],
 		adam: adamGo[T], sgd: sgdGo[T], momentum: momentumGo[T], nesterov: nesterovGo[T], dropout: dropoutGo[T],
 	}
 	for n := 2; n <= fanIn; n++ {

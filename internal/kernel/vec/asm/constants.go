@@ -41,6 +41,19 @@ func (c *constants) iota(bits, from int) string {
 	return fmt.Sprintf("%s<>+%d(SB)", name, from*bits/8)
 }
 
+// order returns the address of the numbers of eight pairs of elements: "evens" has those of even
+// places first, "halves" is its inverse.
+func (c *constants) order(name string) string {
+	list := map[string][8]int{"evens": {0, 2, 4, 6, 1, 3, 5, 7}, "halves": {0, 4, 1, 5, 2, 6, 3, 7}}[name]
+	var s strings.Builder
+	for i, n := range list {
+		fmt.Fprintf(&s, "DATA %s<>+%d(SB)/8, $%d\n", name, 8*i, n)
+	}
+	fmt.Fprintf(&s, "GLOBL %s<>(SB), RODATA|NOPTR, $64\n", name)
+	c.tables[name] = s.String()
+	return name + "<>(SB)"
+}
+
 func (c *constants) text() string {
 	var s strings.Builder
 	if c.isa.neon {
@@ -61,7 +74,7 @@ func (c *constants) text() string {
 		}
 		fmt.Fprintf(&s, "GLOBL k%08x<>(SB), RODATA|NOPTR, $%d\n", w, c.isa.bytes)
 	}
-	for _, name := range []string{"iota32", "iota64"} {
+	for _, name := range []string{"iota32", "iota64", "evens", "halves"} {
 		s.WriteString(c.tables[name])
 	}
 	return s.String()

@@ -36,6 +36,8 @@ type kernel struct {
 	setup   func(f *function) // sets the pointers of slices
 	body    func(b *body)
 	finish  func(f *function) // after the loop: stores the result
+	write   func(f *function) // all of it, in place of a loop over a body
+	x86     bool              // NEON is left to the portable kernel
 }
 
 // field is the expression of the kernel in a table.
@@ -139,11 +141,18 @@ func (f *function) text() string {
 	if f.isa.neon {
 		return f.neonText()
 	}
+	if f.write != nil {
+		f.write(f)
+		loop := f.out.String()
+		f.out.Reset()
+		f.entry()
+		return f.out.String() + loop + "\tVZEROUPPER\n\tRET\n"
+	}
 	block := &body{function: f, width: f.width()}
 	rest := &body{function: f, width: 1, masked: true}
 	f.body(block) // both are recorded before either is written, so that all pinned registers are known
 	f.body(rest)
-	step, lanes, size := f.width()*f.lanes(), f.lanes(), f.frame()
+	step, lanes := f.width()*f.lanes(), f.lanes()
 
 	f.line("SUBQ $%d, CX", step)
 	f.line("JLT  rest")
@@ -170,9 +179,14 @@ func (f *function) text() string {
 
 	loop := f.out.String()
 	f.out.Reset()
-	fmt.Fprintf(&f.out, "\n// %s\nTEXT ·%s(SB), NOSPLIT, $0-%d\n", f.declaration(), f.symbol(), size)
+	f.entry()
 	f.prologue()
 	return f.out.String() + f.start.String() + loop
+}
+
+// entry begins the function.
+func (f *function) entry() {
+	fmt.Fprintf(&f.out, "\n// %s\nTEXT ·%s(SB), NOSPLIT, $0-%d\n", f.declaration(), f.symbol(), f.frame())
 }
 
 // prologue loads the pointers and the number of elements.

@@ -51,7 +51,7 @@ func assembly(isa isa, decl *strings.Builder) string {
 	consts, text, stubs, tables := newConstants(isa), &strings.Builder{}, &strings.Builder{}, [2]strings.Builder{}
 	for _, k := range all() {
 		for i, bits := range []int{32, 64} {
-			if k.only32 && bits == 64 {
+			if k.only32 && bits == 64 || k.x86 && isa.neon {
 				continue
 			}
 			f := newFunction(isa, bits, k, consts)
