@@ -107,7 +107,7 @@ memory: ## what a rank holds with DDP, in one unit, by blocks, and under each st
 bench: ## a GPT's steps beside the processor's peak, and beside PyTorch: TORCH=python of a venv that has it
 	$(GO) run ./internal/bench train -torch "$(TORCH)"
 
-bench-models: ## passes of whole models on one core, beside PyTorch: TORCH=python of a venv that has it
+bench-models: ## passes of whole models and single operations on one core, beside PyTorch: TORCH=python of a venv that has it
 	$(GO) run ./internal/bench models -torch "$(TORCH)"
 
 bench-join: ## what Join and JoinCalls cost with even data, and what a rank without a batch takes

@@ -101,7 +101,7 @@ var edges = map[string]string{
 	// What measures and checks.
 	"internal/bench":          "internal/bench/comm internal/bench/models internal/bench/process internal/bench/state internal/bench/stats internal/bench/train internal/revision",
 	"internal/bench/comm":     "comm internal/bench/stats",
-	"internal/bench/models":   "gorgonia fsdp fsdp/nn fsdp/op internal/bench/process internal/bench/stats internal/bench/torch",
+	"internal/bench/models":   "gorgonia fsdp fsdp/nn fsdp/op internal/bench/process internal/bench/stats internal/bench/torch internal/exec internal/half",
 	"internal/bench/peak":     "",
 	"internal/bench/probe":    "gorgonia comm fsdp fsdp/nn optim",
 	"internal/bench/process":  "",

@@ -5,17 +5,15 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"math"
 	"math/rand/v2"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"github.com/gofsdp/gofsdp/internal/bench/process"
-	"github.com/gofsdp/gofsdp/internal/bench/stats"
-	"github.com/gofsdp/gofsdp/internal/bench/torch"
 )
 
 // A contest has leastTurns at least. Short passes are run many at a time, so that there are manyTurns
@@ -27,93 +25,94 @@ const (
 
 // candidate is a way of a contest, in a process.
 type candidate struct {
-	name       string
-	torch      bool
-	process    *process.Process
-	cancel     context.CancelFunc // ends the process at once
-	times      []time.Duration    // of a pass, in each turn
-	loss, norm float64
+	name        string
+	torch, half bool // PyTorch's; in bfloat16
+	process     *process.Process
+	cancel      context.CancelFunc // ends the process at once
+	times       [3][]time.Duration // of a pass, its forward and its backward, in each turn
+	loss, norm  float64
 }
 
-// hold has the ways of c take turns for some seconds, and prints a table.
-func hold(ctx context.Context, w io.Writer, c contest, t *torch.Torch, dir string, seconds float64) (err error) {
-	dir, err = os.MkdirTemp(dir, "contest")
+// job is what a process is told.
+type job struct {
+	Contest string
+	Way     int     // of ours
+	Variant string  // of PyTorch's
+	Half    bool    // compute in bfloat16
+	Weights string  // the file with the weights, which the first way writes
+	Inputs  []input // of an operation
+}
+
+// hold has the ways of c take turns for some seconds.
+func hold(ctx context.Context, c contest, o options) (list []*candidate, err error) {
+	dir, err := os.MkdirTemp(o.dir, "contest")
 	if err != nil {
-		return err
+		return nil, err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
-	var list []*candidate
 	defer func() {
 		for _, next := range list {
 			next.close()
 		}
 	}()
-	enter := func(next *candidate, err error) error {
-		if err != nil {
-			return err
+	j := job{Contest: c.name, Weights: filepath.Join(dir, "weights.safetensors"), Inputs: c.op.in}
+	for _, j.Half = range o.halves {
+		for j.Way = range c.ways {
+			next, err := startOurs(ctx, c, j)
+			if err != nil {
+				return list, err
+			}
+			list = append(list, next)
 		}
-		list = append(list, next)
-		return next.pass(1)
-	}
-	weights := filepath.Join(dir, "weights.safetensors")
-	for i := range c.ways {
-		if err := enter(startOurs(ctx, c, i, weights)); err != nil {
-			return err
+		for _, j.Variant = range c.variants {
+			if o.torch == nil {
+				break
+			}
+			next, err := startTorch(ctx, c, j, o)
+			if err != nil {
+				return list, err
+			}
+			list = append(list, next)
 		}
 	}
-	for _, variant := range c.variants {
-		if t == nil {
-			break
-		}
-		if err := enter(startTorch(ctx, c, t, variant, weights, filepath.Dir(dir))); err != nil {
-			return err
-		}
-	}
-	if err := takeTurns(list, seconds); err != nil {
-		return err
-	}
-	report(w, c, list)
-	return nil
+	return list, takeTurns(list, o.seconds)
 }
 
-// job is what a process of ours is told.
-type job struct {
-	Contest string
-	Way     int
-	Weights string // the file with the weights, which the first way writes
-}
-
-func startOurs(ctx context.Context, c contest, way int, weights string) (*candidate, error) {
+func startOurs(ctx context.Context, c contest, j job) (*candidate, error) {
 	self, err := os.Executable()
 	if err != nil {
 		return nil, err
 	}
-	text, err := json.Marshal(job{c.name, way, weights})
-	if err != nil {
-		return nil, err
-	}
-	return start(ctx, &candidate{name: c.ways[way].name}, func(ctx context.Context) *exec.Cmd {
-		command := exec.CommandContext(ctx, self, RankCommand, string(text))
+	return start(ctx, &candidate{name: c.ways[j.Way].name}, j, func(ctx context.Context, text string) *exec.Cmd {
+		command := exec.CommandContext(ctx, self, RankCommand, text)
 		command.Env = append(os.Environ(), "GOMAXPROCS=1")
 		return command
 	})
 }
 
-func startTorch(ctx context.Context, c contest, t *torch.Torch, variant, weights, dir string) (*candidate, error) {
-	text, err := json.Marshal(map[string]string{"Weights": weights, "Variant": variant})
-	if err != nil {
-		return nil, err
-	}
-	return start(ctx, &candidate{name: "PyTorch " + variant, torch: true}, func(ctx context.Context) *exec.Cmd {
-		return t.Command(ctx, 1, filepath.Join(dir, "peers", c.script), string(text))
+func startTorch(ctx context.Context, c contest, j job, o options) (*candidate, error) {
+	name := strings.TrimSpace("PyTorch " + j.Variant)
+	return start(ctx, &candidate{name: name, torch: true}, j, func(ctx context.Context, text string) *exec.Cmd {
+		return o.torch.Command(ctx, 1, filepath.Join(o.dir, "peers", c.script), text)
 	})
 }
 
-func start(ctx context.Context, c *candidate, command func(context.Context) *exec.Cmd) (*candidate, error) {
+// start starts a process, which has done one pass then.
+func start(ctx context.Context, c *candidate, j job, command func(context.Context, string) *exec.Cmd) (*candidate, error) {
+	if c.half = j.Half; c.half {
+		c.name += ", bfloat16"
+	}
+	text, err := json.Marshal(j)
+	if err != nil {
+		return nil, err
+	}
 	ctx, c.cancel = context.WithCancel(ctx)
-	var err error
-	if c.process, err = process.Start(command(ctx)); err != nil {
+	if c.process, err = process.Start(command(ctx, string(text))); err != nil {
 		c.cancel()
+		return nil, err
+	}
+	if err := c.pass(1); err != nil {
+		c.close()
 		return nil, err
 	}
 	return c, nil
@@ -123,20 +122,26 @@ func start(ctx context.Context, c *candidate, command func(context.Context) *exe
 func (c *candidate) pass(n int) error {
 	defer time.AfterFunc(patience, c.cancel).Stop()
 	text, err := c.process.Ask(fmt.Sprint(n))
-	var seconds float64
+	var forward, backward float64
 	if err == nil {
-		_, err = fmt.Sscan(text, &seconds, &c.loss, &c.norm)
+		_, err = fmt.Sscan(text, &forward, &backward, &c.loss, &c.norm)
 	}
 	if err != nil {
 		return fmt.Errorf("%s: %w", c.name, err)
 	}
-	c.times = append(c.times, time.Duration(seconds/float64(n)*1e9))
+	for i, seconds := range []float64{forward + backward, forward, backward} {
+		c.times[i] = append(c.times[i], time.Duration(seconds/float64(n)*1e9))
+	}
 	return nil
 }
 
 // compare compares what the last passes of two ways found.
 func (c *candidate) compare(first *candidate) error {
-	if math.Abs(c.loss/first.loss-1) < 1e-4 && math.Abs(c.norm/first.norm-1) < 1e-3 {
+	loss, norm := 1e-4, 1e-3
+	if c.half {
+		loss, norm = 1e-2, 1e-2
+	}
+	if math.Abs(c.loss/first.loss-1) < loss && math.Abs(c.norm/first.norm-1) < norm {
 		return nil
 	}
 	return fmt.Errorf("%s has loss %g and gradients of norm %g, %s %g and %g: they are not the same model",
@@ -161,9 +166,9 @@ func takeTurns(list []*candidate, seconds float64) error {
 			return err
 		}
 	}
-	passes := max(1, int(seconds/float64(manyTurns*len(list))/first.times[1].Seconds()))
+	passes := max(1, int(seconds/float64(manyTurns*len(list))/first.times[0][1].Seconds()))
 	for _, next := range list {
-		next.times = nil
+		next.times = [3][]time.Duration{}
 	}
 	rnd := rand.New(rand.NewPCG(1, 0))
 	for turn, begin := 0, time.Now(); turn < leastTurns || time.Since(begin).Seconds() < seconds; turn++ {
@@ -174,21 +179,4 @@ func takeTurns(list []*candidate, seconds float64) error {
 		}
 	}
 	return nil
-}
-
-// report prints a row for each candidate: the median of its passes and their range, its rate, and
-// ratios to the first.
-func report(w io.Writer, c contest, list []*candidate) {
-	fmt.Fprintf(w, "\n%s: %s\n  %-26s %28s %8s %12s %6s\n", c.name, c.doc, "", "ms a pass (min..max, n)", "GFLOP/s", "of the first", "ours")
-	for _, next := range list {
-		rate, ours := "-", ""
-		if c.flops > 0 {
-			rate = fmt.Sprintf("%.1f", c.flops/stats.Median(next.times).Seconds()/1e9)
-		}
-		if next.torch {
-			ours = fmt.Sprintf("%.2fx", stats.Ratio(next.times, list[0].times))
-		}
-		fmt.Fprintf(w, "  %-26s %28s %8s %11.2fx %6s\n", next.name, stats.Spread(next.times), rate,
-			stats.Ratio(list[0].times, next.times), ours)
-	}
 }

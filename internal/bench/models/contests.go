@@ -17,9 +17,10 @@ type contest struct {
 	name, doc string
 	flops     float64 // of a forward and its backward, or 0
 	batch     []fsdp.Tensor
-	ways      []way    // of ours; the first is what others are compared with
-	script    string   // of PyTorch's, in peers
-	variants  []string // that the script knows
+	ways      []way     // of ours; the first is what others are compared with
+	op        operation // is what the only way is, unless that has a model
+	script    string    // of PyTorch's, in peers
+	variants  []string  // that the script knows
 }
 
 // way is one of ours.
@@ -35,7 +36,7 @@ func (f model) Forward(t *fsdp.Tape, in ...fsdp.Ref) ([]fsdp.Ref, error) {
 	return []fsdp.Ref{f(t, in)}, nil
 }
 
-var contests = []contest{
+var contests = append([]contest{
 	{
 		name: "mlp", doc: "784, 512, 512 and 10 channels, 128 rows", flops: 6 * 128 * (784*512 + 512*512 + 512*10),
 		batch: []fsdp.Tensor{floats(128, 784), ints(10, 128)},
@@ -47,6 +48,8 @@ var contests = []contest{
 	llamas(256),
 	llamas(512),
 	llamas(1024),
+	bert(),
+	t5(),
 	vit(),
 	{
 		name: "digits", doc: "32 and 64 channels of 3x3, a dense layer of 128, 32 images of 28x28", flops: digitsFLOPs,
@@ -58,7 +61,7 @@ var contests = []contest{
 		batch: []fsdp.Tensor{floats(8, 3, 32, 32), ints(10, 8)},
 		ways:  []way{{"nn", model(residual)}}, script: "residual.py", variants: []string{"", "channels last"},
 	},
-}
+}, operations...)
 
 func mlp(t *fsdp.Tape, in []fsdp.Ref) fsdp.Ref {
 	x := t.Call("fc", &nn.Linear{In: 784, Out: 512}, in[0])
@@ -70,18 +73,30 @@ func mlp(t *fsdp.Tape, in []fsdp.Ref) fsdp.Ref {
 
 // floats returns numbers between -1 and 1 that are a function of their position.
 func floats(shape ...int) *tensor.Dense {
-	v := make([]float32, tensor.Shape(shape).TotalSize())
-	for i := range v {
-		v[i] = float32(i*2654435761>>7%1024)/512 - 1
-	}
-	return tensor.New(tensor.WithShape(shape...), tensor.WithBacking(v))
+	return tensor.New(tensor.WithShape(shape...), tensor.WithBacking(fill(tensor.Shape(shape).TotalSize(), 0, float)))
 }
 
 // ints returns numbers below some bound that are a function of their position.
 func ints(below int, shape ...int) *tensor.Dense {
-	v := make([]int, tensor.Shape(shape).TotalSize())
-	for i := range v {
-		v[i] = i * 2654435761 >> 7 % below
-	}
+	v := fill(tensor.Shape(shape).TotalSize(), 0, func(i int) int { return integer(i, below) })
 	return tensor.New(tensor.WithShape(shape...), tensor.WithBacking(v))
 }
+
+// fill returns f(start), f(start+1) and so on.
+func fill[T any](n, start int, f func(i int) T) []T {
+	v := make([]T, n)
+	for i := range v {
+		v[i] = f(start + i)
+	}
+	return v
+}
+
+// integer returns a number below some bound that looks random.
+func integer(i, below int) int {
+	h := uint32(i) * 2654435761
+	h = (h ^ h>>16) * 2246822519
+	return int((h ^ h>>13) % uint32(below))
+}
+
+// float returns a number between -1 and 1.
+func float(i int) float32 { return float32(integer(i, 1024))/512 - 1 }

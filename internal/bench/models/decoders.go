@@ -3,6 +3,8 @@ package models
 import (
 	"fmt"
 
+	"gorgonia.org/tensor"
+
 	"github.com/gofsdp/gofsdp/fsdp"
 	"github.com/gofsdp/gofsdp/fsdp/nn"
 )
@@ -38,6 +40,38 @@ func llamas(dim int) contest {
 	c := decoder(fmt.Sprint("llama", dim), llama(dim), "llama.py", "joined", "apart")
 	c.ways = append(c.ways, way{"stock operations", &stockLlama{*llama(dim)}})
 	return c
+}
+
+// bert is of two layers, on what decoders are; the mask hides nothing.
+func bert() contest {
+	m := &nn.BERT{Vocab: decoderVocab, Context: decoderLength, Layers: decoderLayers, Dim: 512, Heads: 8, Hidden: 2048}
+	tokens := ints(decoderVocab, decoderBatch, decoderLength)
+	return contest{
+		name: "bert512", doc: fmt.Sprintf("%d layers, %d sequences of %d tokens", m.Layers, decoderBatch, decoderLength),
+		flops: float64(decoderBatch * decoderLength * m.FLOPs(decoderLength)),
+		batch: []fsdp.Tensor{tokens, ints(2, decoderBatch, decoderLength), ones(decoderBatch, decoderLength), tokens},
+		ways:  []way{{"nn", m}}, script: "bert.py", variants: []string{""},
+	}
+}
+
+// t5 has two layers in the encoder and in the decoder; the mask hides nothing, and PyTorch has none.
+func t5() contest {
+	m := &nn.T5{
+		Vocab: decoderVocab, Encoder: decoderLayers, Decoder: decoderLayers, Dim: 512, Heads: 8, Hidden: 1024,
+		Act: nn.GELUTanh, Gated: true,
+	}
+	tokens := ints(decoderVocab, decoderBatch, decoderLength)
+	return contest{
+		name: "t5_512", doc: fmt.Sprintf("%d and %d layers, %d pairs of %d tokens", m.Encoder, m.Decoder, decoderBatch, decoderLength),
+		flops: float64(decoderBatch * m.FLOPs(decoderLength, decoderLength)),
+		batch: []fsdp.Tensor{tokens, ones(decoderBatch, decoderLength), tokens, tokens},
+		ways:  []way{{"nn", m}}, script: "t5.py", variants: []string{"", "written out"},
+	}
+}
+
+// ones is a mask that hides nothing.
+func ones(shape ...int) fsdp.Tensor {
+	return tensor.Ones(tensor.Int, shape...)
 }
 
 // vit is of two layers, on a batch of 8 images of 64 patches.

@@ -1,21 +1,27 @@
-// Package models measures forward and backward of whole models on one core: this library beside
-// PyTorch, in turns.
+// Package models measures forward and backward of whole models and of single operations on one core:
+// this library beside PyTorch, in turns.
 //
-//	bench models [-run REGEXP] [-torch python] [-seconds 20]
+//	bench models [-run REGEXP] [-torch python] [-seconds 20] [-bfloat16]
+//	bench models -run ^op/       operations alone
+//	bench models -run '^[^/]+$'  models alone
 //
 // A contest is one function, said in several ways: by modules of this library, by stock operations
 // of Gorgonia, and by PyTorch. Each way is a process that stands still while it is not its turn:
 //
-//	driver ── "3" ──────────────────> a way     three passes, forward and backward
-//	       <── "1.81 2.7449 0.3152" ──          their seconds, the loss, and the norm of all gradients
+//	driver ── "3" ───────────────────────> a way     three passes, forward and backward
+//	       <── "0.60 1.21 2.7449 0.3152" ──          the seconds of each, the loss, and the norm of all gradients
 //
 // All have the same weights, which the first of them draws, and the same batch; the driver compares
 // losses and norms. Parameters stay as they are. "of the first" is how many times as fast as the
 // first row a row is, "ours" how many times as fast the first row is as PyTorch: medians of the
-// ratios of neighbours. FLOPs are counted by hand where a contest says so.
+// ratios of neighbours. FLOPs are counted by hand where a contest says so. Last is a table with a row
+// for each contest, which compares with the fastest of PyTorch's ways.
+//
+// An operation is run as a module is, by package exec: it has planned memory for its result and for
+// the gradients of all arguments, which it gets from that of the result. PyTorch has autograd.grad.
 //
 // To add a contest, append it to contests, and put the same model into directory peers, under the
-// same names of parameters (see peers/peer.py).
+// same names of parameters (see peers/peer.py). An operation is a line in ops.go and in peers/ops.py.
 //
 // Real-time priority keeps other programs away: chrt -r 10.
 //
@@ -76,46 +82,69 @@ import (
 	"github.com/gofsdp/gofsdp/internal/bench/torch"
 )
 
+// options are what the command line says.
+type options struct {
+	only    *regexp.Regexp
+	torch   *torch.Torch // or nil
+	seconds float64
+	halves  []bool // whether passes are in bfloat16
+	dir     string // for files
+}
+
 // Run measures what args, the command line behind the subcommand, say, and prints tables to w.
 func Run(ctx context.Context, w io.Writer, args []string) (err error) {
 	f := flag.NewFlagSet("bench models", flag.ContinueOnError)
 	only := f.String("run", "", "only contests whose names match this regular `expression`")
 	python := f.String("torch", "", "a `python` with PyTorch, to take turns with; empty for none")
 	seconds := f.Float64("seconds", 20, "seconds for each contest; there are three turns in any case")
+	bfloat16 := f.Bool("bfloat16", false, "passes in bfloat16 as well")
 	if err := f.Parse(args); err != nil {
 		return err
 	}
-	match, err := regexp.Compile(*only)
-	if err != nil {
+	o := options{seconds: *seconds, halves: []bool{false}}
+	if *bfloat16 {
+		o.halves = append(o.halves, true)
+	}
+	if o.only, err = regexp.Compile(*only); err != nil {
 		return err
 	}
 	if f.NArg() > 0 {
 		return fmt.Errorf("unexpected argument %q", f.Arg(0))
 	}
-	begin := time.Now()
-	dir, err := os.MkdirTemp("", "models")
-	if err != nil {
+	if o.dir, err = os.MkdirTemp("", "models"); err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+	defer func() { err = errors.Join(err, os.RemoveAll(o.dir)) }()
+	begin := time.Now()
 	fmt.Fprintf(w, "%d cores, load %.1f\n", runtime.NumCPU(), stats.Load())
-	var t *torch.Torch
 	if *python != "" {
-		if t, err = torch.New(ctx, w, *python, dir); err != nil {
+		if o.torch, err = torch.New(ctx, w, *python, o.dir); err != nil {
 			return err
 		}
-		if err := os.CopyFS(dir, scripts); err != nil {
+		if err := os.CopyFS(o.dir, scripts); err != nil {
 			return err
 		}
 	}
-	for _, c := range contests {
-		if !match.MatchString(c.name) {
-			continue
-		}
-		if err := hold(ctx, w, c, t, dir, *seconds); err != nil {
-			return fmt.Errorf("%s: %w", c.name, err)
-		}
+	if err := holdAll(ctx, w, o); err != nil {
+		return err
 	}
 	_, err = fmt.Fprintf(w, "\n%v in all, load %.1f\n", time.Since(begin).Round(time.Second), stats.Load())
 	return err
+}
+
+func holdAll(ctx context.Context, w io.Writer, o options) error {
+	var rows []string
+	for _, c := range contests {
+		if !o.only.MatchString(c.name) {
+			continue
+		}
+		list, err := hold(ctx, c, o)
+		if err != nil {
+			return fmt.Errorf("%s: %w", c.name, err)
+		}
+		report(w, c, list)
+		rows = append(rows, summary(c, list))
+	}
+	summarise(w, rows)
+	return nil
 }

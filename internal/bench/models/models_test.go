@@ -2,19 +2,19 @@ package models
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"math"
 	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/gofsdp/gofsdp/internal/exec"
 )
 
 // TestMain is a process of a contest where this program has started itself as one, and where it is
-// taken for Python, which is given a script: it runs the first of our ways then.
+// taken for Python, which is given a script: it runs one of our ways then.
 func TestMain(m *testing.M) {
 	args := os.Args[1:]
 	switch {
@@ -23,20 +23,7 @@ func TestMain(m *testing.M) {
 	case len(args) == 4 && args[2] == "-c":
 		fmt.Println("0.0")
 	case len(args) == 4 && args[0] == "-W":
-		var j job
-		if err := json.Unmarshal([]byte(args[3]), &j); err != nil {
-			panic(err)
-		}
-		for _, c := range contests {
-			if c.script == filepath.Base(args[2]) {
-				j.Contest = c.name
-			}
-		}
-		text, err := json.Marshal(j)
-		if err != nil {
-			panic(err)
-		}
-		serve(string(text))
+		serve(args[3])
 	default:
 		os.Exit(m.Run())
 	}
@@ -48,25 +35,57 @@ func serve(text string) {
 	}
 }
 
-// TestModels runs a few turns of a contest; PyTorch is played by this program.
+// TestModels runs a few turns of two contests; PyTorch is played by this program.
 func TestModels(t *testing.T) {
 	self, err := os.Executable()
 	require.NoError(t, err)
 	var out strings.Builder
-	require.NoError(t, Run(t.Context(), &out, []string{"-run", "^mlp$", "-seconds", "0", "-torch", self}))
-	require.Regexp(t, `(?s)^\d+ cores, load [\d.]+\nPyTorch 0\.0: [^\n]*\n`+
-		`\nmlp: [^\n]*\n[^\n]*\n  nn +[\d.]+ \([\d.]+\.\.[\d.]+, 3\) +[\d.]+ +1\.00x +\n  PyTorch +[\d.]+ \([\d.]+\.\.[\d.]+, 3\) +[\d.]+ +[\d.]+x +[\d.]+x\n`+
-		`\n\d+s in all, load [\d.]+\n$`, out.String())
+	require.NoError(t, Run(t.Context(), &out, []string{"-run", "^mlp$|/MSE", "-seconds", "0", "-bfloat16", "-torch", self}))
+	const times, number = ` +[\d.]+ \([\d.]+\.\.[\d.]+, 3\)`, ` +[\d.]+`
+	var want strings.Builder
+	want.WriteString(`^\d+ cores, load [\d.]+\nPyTorch 0\.0: [^\n]*\n`)
+	for _, ours := range []string{"nn", "op"} {
+		want.WriteString(`\n\w[^\n]*: [^\n]*\n[^\n]*\n`)
+		for _, name := range []string{ours, "PyTorch", ours + ", bfloat16", "PyTorch, bfloat16"} {
+			want.WriteString(`  ` + name + times + ` +[\d.-]+ +[\d.]+x +([\d.]+x)?\n`)
+		}
+	}
+	want.WriteString(`\n[^\n]*\n[^\n]*\n`)
+	for _, row := range []string{"mlp", `MSE \[2048 512\]`} {
+		want.WriteString(row + strings.Repeat(number, 7) + `\n`)
+	}
+	want.WriteString(`\n\d+s in all, load [\d.]+\n$`)
+	require.Regexp(t, want.String(), out.String())
 }
 
-// TestScripts requires a script for each contest, and a name of its own.
+// TestScripts requires a script for each contest, and a name of its own, which stands in the script
+// if that is of many.
 func TestScripts(t *testing.T) {
 	seen := make(map[string]bool)
 	for _, c := range contests {
-		_, err := scripts.ReadFile("peers/" + c.script)
+		text, err := scripts.ReadFile("peers/" + c.script)
 		require.NoError(t, err)
 		require.False(t, seen[c.name])
 		seen[c.name] = true
+		if name, ok := strings.CutPrefix(c.name, opPrefix); ok {
+			require.Contains(t, string(text), fmt.Sprintf("    %q: ", name))
+		}
+	}
+}
+
+// TestOperations compiles all operations, none of which may be one of Gorgonia's.
+func TestOperations(t *testing.T) {
+	for _, c := range operations {
+		for _, low := range []bool{false, true} {
+			u, err := c.op.compile(low)
+			require.NoError(t, err, c.name)
+			for _, p := range []*exec.Program{u.Forward, u.Backward} {
+				for in := range p.All() {
+					_, stock := in.Op.Attrs.(exec.Stock)
+					require.False(t, stock, "%s: %v", c.name, in.Op)
+				}
+			}
+		}
 	}
 }
 
@@ -78,6 +97,8 @@ func TestWaysAreOne(t *testing.T) {
 		"a has loss 2 and gradients of norm 1, b 2.1 and 1: they are not the same model")
 	require.Error(t, (&candidate{name: "b", loss: 2, norm: 1.1}).compare(a))
 	require.Error(t, (&candidate{name: "b", loss: math.NaN(), norm: 1}).compare(a))
+	require.NoError(t, (&candidate{half: true, loss: 2.01, norm: 1.005}).compare(a))
+	require.Error(t, (&candidate{half: true, loss: 2.01, norm: 1.02}).compare(a))
 }
 
 func TestRunRefuses(t *testing.T) {
