@@ -14,8 +14,19 @@
 //	the template     tokens around all, such as [CLS] and [SEP]           post_processor
 //
 // Models are BPE (Sennrich et al., 2016, arXiv:1508.07909) of bytes or of characters with bytes to
-// fall back on, WordPiece, and Unigram (Kudo, 2018, arXiv:1804.10959). SentencePiece models are read
-// as the tokenizer.json that transformers makes of them. What the file says and this package does not
-// do is an error of Open that names it. internal/EXPERIMENTS.md says how it compares, and why none of
-// the packages there are was taken.
+// fall back on, WordPiece, and Unigram (Kudo, 2018, arXiv:1804.10959). What a file says and this
+// package does not do is an error of Open that names it. internal/EXPERIMENTS.md says how it compares,
+// and why none of the packages there are was taken.
+//
+// # SentencePiece
+//
+// A directory without tokenizer.json may have SentencePiece's own tokenizer.model or spiece.model.
+// Texts then become the tokens that SentencePiece makes of them, also where those of the
+// tokenizer.json that transformers converts such a model to differ. Around them stands what
+// transformers adds, by tokenizer_config.json, special_tokens_map.json and added_tokens.json. Where
+// these do not say, the class does, which is tokenizer_class or that of model_type in config.json:
+//
+//	LlamaTokenizer        <s> before a text; a space before its beginning only (legacy false)
+//	T5Tokenizer           </s> behind it; <extra_id_0> to <extra_id_99>
+//	SentencePieceBackend  nothing, and so it is without a class
 package tokenizer

@@ -66,9 +66,10 @@ type bpe struct {
 	fallback bool // to bytes
 	prefix   string
 	suffix   string
+	user     trie // symbols that are found first, and not merged
 }
 
-// A merge has an order, and what it makes.
+// A merge has an order, in which several may be alike, and what it makes.
 type merge struct{ rank, id int32 }
 
 func parseBPE(text json.RawMessage) (model, error) {
@@ -202,6 +203,11 @@ func (m *bpe) symbols(list []symbol, word string) []symbol {
 	}
 	unknown := false // the last one is
 	for at := 0; at < len(word); {
+		if id, n := m.user.longest(word[at:]); n > 0 {
+			add(int(id))
+			at, unknown = at+n, false
+			continue
+		}
 		_, n := utf8.DecodeRuneInString(word[at:])
 		c := word[at : at+n]
 		if at > 0 {
@@ -333,13 +339,19 @@ func (m *wordPiece) encode(ids []int, word string) []int {
 // A unigram takes the tokens that are most likely together (Viterbi).
 type unigram struct {
 	vocabulary
+	trie
 	scores   []float64
-	next     map[uint64]int32 // trie: node and byte to node
-	ends     []int32          // by node: token that ends there, or -1
 	unknown  int
 	least    float64 // score of an unknown character
 	bytes    [256]int
 	fallback bool
+	single   bool // sums of scores are float32
+}
+
+// A trie has the numbers of texts. Its zero value is empty.
+type trie struct {
+	next map[uint64]int32 // node and byte to node
+	ends []int32          // by node: token that ends there, or -1
 }
 
 func parseUnigram(text json.RawMessage) (model, error) {
@@ -352,7 +364,7 @@ func parseUnigram(text json.RawMessage) (model, error) {
 	if err := strict(text, &f); err != nil {
 		return nil, err
 	}
-	m := &unigram{vocabulary: make(vocabulary), next: make(map[uint64]int32), ends: []int32{-1}, unknown: -1, least: math.Inf(1)}
+	m := &unigram{vocabulary: make(vocabulary), unknown: -1, least: math.Inf(1)}
 	if f.Unknown != nil {
 		if m.unknown = *f.Unknown; m.unknown < 0 || m.unknown >= len(f.Vocab) {
 			return nil, fmt.Errorf("unk_id %d is none of %d tokens", m.unknown, len(f.Vocab))
@@ -376,19 +388,38 @@ func parseUnigram(text json.RawMessage) (model, error) {
 	return m, nil
 }
 
-// insert adds a token to the trie.
-func (m *unigram) insert(token string, id int32) {
+// insert adds a token.
+func (t *trie) insert(token string, id int32) {
+	if t.next == nil {
+		t.next, t.ends = make(map[uint64]int32), []int32{-1}
+	}
 	at := int32(0)
 	for i := range len(token) {
-		key := uint64(at)<<8 | uint64(token[i])
-		next, ok := m.next[key]
+		next, ok := t.step(at, token[i])
 		if !ok {
-			next = int32(len(m.ends))
-			m.next[key], m.ends = next, append(m.ends, -1)
+			next = int32(len(t.ends))
+			t.next[uint64(at)<<8|uint64(token[i])], t.ends = next, append(t.ends, -1)
 		}
 		at = next
 	}
-	m.ends[at] = id
+	t.ends[at] = id
+}
+
+// step goes from a node along a byte.
+func (t *trie) step(node int32, b byte) (next int32, ok bool) {
+	next, ok = t.next[uint64(node)<<8|uint64(b)]
+	return next, ok
+}
+
+// longest returns the longest token that a text begins with, and its bytes: 0 for none.
+func (t *trie) longest(text string) (id int32, n int) {
+	node, ok := int32(0), len(t.next) > 0
+	for i := 0; ok && i < len(text); i++ {
+		if node, ok = t.step(node, text[i]); ok && t.ends[node] >= 0 {
+			id, n = t.ends[node], i+1
+		}
+	}
+	return id, n
 }
 
 // A step is the best way to a place in a word.
@@ -433,7 +464,10 @@ func (m *unigram) ways(word string) []step {
 		best[i].from = -1
 	}
 	take := func(from, to int, score float64, id int32) {
-		if score += best[from].score; best[to].from < 0 || score > best[to].score {
+		if score += best[from].score; m.single {
+			score = float64(float32(score))
+		}
+		if best[to].from < 0 || score > best[to].score {
 			best[to] = step{score, int32(from), id}
 		}
 	}
@@ -442,7 +476,7 @@ func (m *unigram) ways(word string) []step {
 		node, single := int32(0), false
 		for to := from; to < len(word); {
 			var ok bool
-			if node, ok = m.next[uint64(node)<<8|uint64(word[to])]; !ok {
+			if node, ok = m.step(node, word[to]); !ok {
 				break
 			}
 			to++

@@ -26,7 +26,7 @@ func parse(text []byte) (*Tokenizer, error) {
 	if err := strict(text, &f); err != nil {
 		return nil, err
 	}
-	t := &Tokenizer{BOS: -1, EOS: -1, Pad: -1, Unknown: -1, tokens: make(map[int]string), special: make(map[int]bool)}
+	t := newTokenizer()
 	var err error
 	at := func(part string, e error) {
 		if err == nil && e != nil {
@@ -46,14 +46,18 @@ func parse(text []byte) (*Tokenizer, error) {
 	if err != nil {
 		return nil, err
 	}
-	return t, t.add(f.AddedTokens)
+	return t, t.add(t.model.all(), f.AddedTokens)
 }
 
-// add adds tokens to those of the model.
-func (t *Tokenizer) add(tokens []*added) error {
-	t.ids = make(map[string]int)
-	maps.Copy(t.ids, t.model.all())
-	for token, id := range t.ids {
+func newTokenizer() *Tokenizer {
+	return &Tokenizer{BOS: -1, EOS: -1, Pad: -1, Unknown: -1,
+		ids: make(map[string]int), tokens: make(map[int]string), special: make(map[int]bool)}
+}
+
+// add adds tokens of the model, and those that are cut out of texts.
+func (t *Tokenizer) add(names vocabulary, tokens []*added) error {
+	maps.Copy(t.ids, names)
+	for token, id := range names {
 		if id < 0 || id > 1<<30 {
 			return fmt.Errorf("token %q has number %d", token, id)
 		}

@@ -31,6 +31,12 @@ func precompiled(text json.RawMessage) (func(string) string, error) {
 	if err != nil {
 		return nil, err
 	}
+	m, err := newCharsmap(b)
+	return m.apply, err
+}
+
+// newCharsmap reads one of bytes.
+func newCharsmap(b []byte) (*charsmap, error) {
 	if len(b) < 4 || uint64(binary.LittleEndian.Uint32(b)) > uint64(len(b)-4) {
 		return nil, errors.New("precompiled_charsmap is too short")
 	}
@@ -39,11 +45,12 @@ func precompiled(text json.RawMessage) (func(string) string, error) {
 	for i := range m.trie {
 		m.trie[i] = binary.LittleEndian.Uint32(b[4+4*i:])
 	}
-	return m.apply, nil
+	return m, nil
 }
 
-// lookup returns what the shortest beginning of key that is in the table becomes.
-func (m *charsmap) lookup(key string) (text string, ok bool) {
+// lookup returns what the longest or the shortest beginning of key that is in the table becomes, and
+// how many bytes it has: 0 if there is none.
+func (m *charsmap) lookup(key string, longest bool) (text string, n int) {
 	offset := func(unit uint32) uint32 { return unit >> 10 << (unit & (1 << 9) >> 6) }
 	unit := func(at uint32) uint32 {
 		if at >= uint32(len(m.trie)) {
@@ -54,12 +61,12 @@ func (m *charsmap) lookup(key string) (text string, ok bool) {
 	at := offset(unit(0))
 	for i := range len(key) {
 		if key[i] == 0 {
-			return "", false
+			break
 		}
 		at ^= uint32(key[i])
 		u := unit(at)
 		if u&(1<<31|0xff) != uint32(key[i]) {
-			return "", false
+			break
 		}
 		at ^= offset(u)
 		if u>>8&1 == 0 { // no key ends here
@@ -67,12 +74,14 @@ func (m *charsmap) lookup(key string) (text string, ok bool) {
 		}
 		begin := unit(at) & (1<<31 - 1)
 		if begin > uint32(len(m.texts)) {
-			return "", false
+			break
 		}
-		text, _, _ := bytes.Cut(m.texts[begin:], []byte{0})
-		return string(text), true
+		found, _, _ := bytes.Cut(m.texts[begin:], []byte{0})
+		if text, n = string(found), i+1; !longest {
+			break
+		}
 	}
-	return "", false
+	return text, n
 }
 
 // apply normalizes a text: short clusters of characters at once if the table has them, and else
@@ -82,7 +91,7 @@ func (m *charsmap) apply(s string) string {
 	for len(s) > 0 {
 		n := cluster(s)
 		if n < 6 {
-			if text, ok := m.lookup(s[:n]); ok {
+			if text, found := m.lookup(s[:n], false); found > 0 {
 				b.WriteString(text)
 				s = s[n:]
 				continue
@@ -90,7 +99,7 @@ func (m *charsmap) apply(s string) string {
 		}
 		for _, r := range s[:n] {
 			c := string(r)
-			if text, ok := m.lookup(c); ok {
+			if text, found := m.lookup(c, false); found > 0 {
 				c = text
 			}
 			b.WriteString(c)

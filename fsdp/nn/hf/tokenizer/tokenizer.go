@@ -54,7 +54,8 @@ type added struct {
 }
 
 // Open reads tokenizer.json in a directory and, if it is there, tokenizer_config.json, of which it
-// takes the names of special tokens.
+// takes the names of special tokens. Where there is no tokenizer.json, it reads tokenizer.model or
+// spiece.model, and what the files beside it say.
 func Open(dir string) (*Tokenizer, error) {
 	t, err := open(dir)
 	if err != nil {
@@ -65,8 +66,11 @@ func Open(dir string) (*Tokenizer, error) {
 
 func open(dir string) (*Tokenizer, error) {
 	text, err := os.ReadFile(filepath.Join(dir, "tokenizer.json"))
+	if errors.Is(err, fs.ErrNotExist) {
+		return openPieces(dir, err)
+	}
 	if err != nil {
-		return nil, fmt.Errorf("%w; save_pretrained of a fast tokenizer writes it", err)
+		return nil, err
 	}
 	t, err := parse(text)
 	if err != nil {
@@ -87,37 +91,23 @@ func open(dir string) (*Tokenizer, error) {
 
 // configure takes the names of special tokens, and checks that the template adds what is asked for.
 func (t *Tokenizer) configure(text []byte) error {
-	var c struct {
-		BOS     json.RawMessage `json:"bos_token"`
-		EOS     json.RawMessage `json:"eos_token"`
-		Pad     json.RawMessage `json:"pad_token"`
-		Unknown json.RawMessage `json:"unk_token"`
-		AddBOS  *bool           `json:"add_bos_token"`
-		AddEOS  *bool           `json:"add_eos_token"`
-	}
+	var c settings
 	if err := json.Unmarshal(text, &c); err != nil {
 		return err
 	}
-	for _, name := range []struct {
-		key  string
-		text json.RawMessage
-		id   *int
-	}{{"bos_token", c.BOS, &t.BOS}, {"eos_token", c.EOS, &t.EOS}, {"pad_token", c.Pad, &t.Pad}, {"unk_token", c.Unknown, &t.Unknown}} {
-		token := struct{ Content string }{}
-		if json.Unmarshal(name.text, &token.Content) != nil && json.Unmarshal(name.text, &token) != nil || token.Content == "" {
-			continue // there is none
-		}
-		id, ok := t.ids[token.Content]
-		if !ok {
-			return fmt.Errorf("%s %q is no token", name.key, token.Content)
-		}
-		*name.id = id
+	if err := t.name(c); err != nil {
+		return err
 	}
-	if has := len(t.before) > 0 && t.before[0] == t.BOS; c.AddBOS != nil && t.BOS >= 0 && *c.AddBOS != has {
-		return fmt.Errorf("add_bos_token is %t, but the post_processor of tokenizer.json says %t", *c.AddBOS, has)
+	bos, err1 := read(c, "add_bos_token", (*bool)(nil))
+	eos, err2 := read(c, "add_eos_token", (*bool)(nil))
+	if err := errors.Join(err1, err2); err != nil {
+		return err
 	}
-	if has := len(t.after) > 0 && t.after[len(t.after)-1] == t.EOS; c.AddEOS != nil && t.EOS >= 0 && *c.AddEOS != has {
-		return fmt.Errorf("add_eos_token is %t, but the post_processor of tokenizer.json says %t", *c.AddEOS, has)
+	if has := len(t.before) > 0 && t.before[0] == t.BOS; bos != nil && t.BOS >= 0 && *bos != has {
+		return fmt.Errorf("add_bos_token is %t, but the post_processor of tokenizer.json says %t", *bos, has)
+	}
+	if has := len(t.after) > 0 && t.after[len(t.after)-1] == t.EOS; eos != nil && t.EOS >= 0 && *eos != has {
+		return fmt.Errorf("add_eos_token is %t, but the post_processor of tokenizer.json says %t", *eos, has)
 	}
 	return nil
 }

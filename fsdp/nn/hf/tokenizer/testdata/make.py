@@ -4,6 +4,7 @@
 """
 import json
 import os
+import re
 import tempfile
 
 import sentencepiece
@@ -100,13 +101,20 @@ def piece_model(kind, size, **more):
             input=f"{d}/text", model_prefix=f"{d}/m", model_type=kind, vocab_size=size, minloglevel=2, num_threads=1, **more)
         m = sentencepiece_model_pb2.ModelProto()
         m.ParseFromString(open(f"{d}/m.model", "rb").read())
+        m.trainer_spec.ClearField("input")
+        m.trainer_spec.ClearField("model_prefix")
+        m.normalizer_spec.ClearField("normalization_rule_tsv")
     return m
 
 
-def t5():
+def t5_pieces():
     rules = "".join("%X\t%X\n" % (c, c - 0xFEE0) for c in range(0xFF01, 0xFF5F))
     rules += "A\t20\n9\t20\n3000\t20\nA0\t20\nFB01\t66 69\nBD\t31 2044 32\n65 301\tE9\n6E 303\tF1\n200B\t20\n7\n2028\t20\nFEFF\n"
-    m = piece_model("unigram", 250, rules=rules, unk_id=2, bos_id=-1, eos_id=1, pad_id=0, character_coverage=0.98)
+    return piece_model("unigram", 250, rules=rules, unk_id=2, bos_id=-1, eos_id=1, pad_id=0, character_coverage=0.98)
+
+
+def t5():
+    m = t5_pieces()
     t = Tokenizer(M.Unigram([(p.piece, p.score) for p in m.pieces], unk_id=2, byte_fallback=False))
     t.normalizer = N.Precompiled(m.normalizer_spec.precompiled_charsmap)
     t.pre_tokenizer = P.Sequence([P.WhitespaceSplit(), P.Metaspace(prepend_scheme="always")])
@@ -116,9 +124,13 @@ def t5():
     return t, dict(eos_token="</s>", pad_token="<pad>", unk_token="<unk>")
 
 
+def llama2_pieces():
+    return piece_model("bpe", 560, unk_id=0, bos_id=1, eos_id=2, pad_id=-1, byte_fallback=True, normalization_rule_name="identity",
+                       remove_extra_whitespaces=False, split_digits=True, character_coverage=0.98)
+
+
 def llama2():
-    m = piece_model("bpe", 560, unk_id=0, bos_id=1, eos_id=2, pad_id=-1, byte_fallback=True, normalization_rule_name="identity",
-                    remove_extra_whitespaces=False, split_digits=True, character_coverage=0.98)
+    m = llama2_pieces()
     vocab = {p.piece: i for i, p in enumerate(m.pieces)}
     merges = []  # as transformers makes them
     for piece, i in vocab.items():
@@ -139,6 +151,52 @@ def mistral():
     return t, config
 
 
+def pieces(name, model, config, beside={}, special={}, first=True):
+    """A directory of SentencePiece's own file, and what SentencePiece makes of the lines. Tokens that transformers cuts out of
+    them are special; first tells whether only the first part then has a space put before it."""
+    os.makedirs(name, exist_ok=True)
+    with open(f"{name}/{'spiece' if name == 'piecest5' else 'tokenizer'}.model", "wb") as f:
+        f.write(model.SerializeToString())
+    for file, content in dict(beside, **({"tokenizer_config.json": config} if config else {})).items():
+        with open(f"{name}/{file}", "w") as f:
+            json.dump(content, f)
+    sp = sentencepiece.SentencePieceProcessor(model_proto=model.SerializeToString())
+    model.normalizer_spec.add_dummy_prefix &= not first
+    later = sentencepiece.SentencePieceProcessor(model_proto=model.SerializeToString())
+    text = {i: t for t, i in special.items()} | {i: sp.id_to_piece(i) for i in range(len(sp)) if sp.is_control(i) or sp.is_unknown(i)}
+    a = sp.piece_to_id("a")
+
+    def encode(line):
+        parts = re.split("(" + "|".join(map(re.escape, special)) + ")", line) if special else [line]
+        return [i for k, part in enumerate(parts)
+                for i in ([special[part]] if k % 2 else (later if k else sp).encode(part))]
+
+    def decode(ids):
+        out, part = "", []
+        for i in ids + [None]:
+            if i is None or i in text:
+                out += sp.decode([a] + part)[1:] if out else sp.decode(part)
+                out, part = out + text.get(i, ""), []
+            else:
+                part.append(i)
+        return out
+
+    before = [special["<s>"]] if "<s>" in special else []
+    after = [special["</s>"]] if "</s>" in special and not before else []
+    hidden = text.keys() - beside.get("added_tokens.json", {}).values()
+    rows = []
+    for line in LINES:
+        plain = encode(line)
+        ids = before + plain + after
+        rows.append(dict(ids=ids, plain=plain, text=decode([i for i in ids if i not in hidden]), all=decode(ids)))
+    write_golden(name, rows)
+
+
+def write_golden(name, rows):
+    with open(f"{name}/golden.json", "w", encoding="utf-8") as f:
+        f.write("[" + ",\n".join(json.dumps(row, ensure_ascii=False, separators=(",", ":")) for row in rows) + "]\n")
+
+
 for make in (gpt2, llama3, qwen2, roberta, clip, bert, words, t5, llama2, mistral):
     t, config = make()
     name = make.__name__
@@ -146,8 +204,13 @@ for make in (gpt2, llama3, qwen2, roberta, clip, bert, words, t5, llama2, mistra
     t.save(f"{name}/tokenizer.json", pretty=False)
     with open(f"{name}/tokenizer_config.json", "w") as f:
         json.dump(config, f)
-    with open(f"{name}/golden.json", "w", encoding="utf-8") as f:
-        rows = [dict(ids=t.encode(x).ids, plain=t.encode(x, add_special_tokens=False).ids) for x in LINES]
-        for row in rows:
-            row |= dict(text=t.decode(row["ids"]), all=t.decode(row["ids"], skip_special_tokens=False))
-        f.write("[" + ",\n".join(json.dumps(row, ensure_ascii=False, separators=(",", ":")) for row in rows) + "]\n")
+    rows = [dict(ids=t.encode(x).ids, plain=t.encode(x, add_special_tokens=False).ids) for x in LINES]
+    write_golden(name, [row | dict(text=t.decode(row["ids"]), all=t.decode(row["ids"], skip_special_tokens=False)) for row in rows])
+
+m = t5_pieces()
+pieces("piecest5", m, dict(tokenizer_class="T5Tokenizer", extra_ids=3, model_max_length=512), first=False,
+       special={"<pad>": 0, "</s>": 1, "<unk>": 2} | {f"<extra_id_{i}>": len(m.pieces) + 2 - i for i in range(3)})
+pieces("piecesllama", llama2_pieces(), dict(legacy=False, add_bos_token=True, pad_token=None), special={"<unk>": 0, "<s>": 1, "</s>": 2, "heart": 560},
+       beside={"config.json": dict(model_type="llama"), "added_tokens.json": {"heart": 560}, "special_tokens_map.json": dict(bos_token=dict(content="<s>"))})
+pieces("pieces", piece_model("unigram", 460, byte_fallback=True, normalization_rule_name="identity", remove_extra_whitespaces=False,
+                             user_defined_symbols=["free", "  ", "日"], character_coverage=0.98), None)
