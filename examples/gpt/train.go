@@ -78,7 +78,7 @@ func (t *trainer) run(ctx, interrupt context.Context) (over bool, err error) {
 		if err != nil {
 			return false, fmt.Errorf("step %d: %w", t.opt.Steps()+1, err)
 		}
-		interrupted, err := t.any(ctx, interrupt.Err() != nil)
+		interrupted, err := t.model.Any(ctx, interrupt.Err() != nil)
 		if err != nil {
 			return false, err
 		}
@@ -132,17 +132,6 @@ func (t *trainer) step(ctx context.Context, lr float64) (loss float64, err error
 	}
 	t.model.ZeroGrad()
 	return loss, nil
-}
-
-// any says whether a flag is set on any rank, so that all take the same way from here: one that
-// stopped alone would spoil the run of all.
-func (t *trainer) any(ctx context.Context, flag bool) (bool, error) {
-	most := []byte{0}
-	if flag {
-		most[0] = 1
-	}
-	err := t.group.AllReduce(comm.Of(most).Named("any"), comm.Max).Wait(ctx)
-	return most[0] > 0, err
 }
 
 // due says whether it is time for what is done every so many steps, or with 0 eight times in a run.
