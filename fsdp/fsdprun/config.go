@@ -25,6 +25,7 @@ type config struct {
 	job   string // "" for a random name
 
 	transport, listen, timeout, joinTimeout string // for the ranks; "" if not chosen
+	columns                                 string // FSDP_COLUMNS of the ranks
 	secretFile                              string
 	tls, trustNetwork                       bool
 	secret                                  []byte        // of several hosts

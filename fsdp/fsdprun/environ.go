@@ -81,6 +81,7 @@ func (c *config) settings(environ []string) ([]string, error) {
 			set(name, value)
 		}
 	}
+	set("FSDP_COLUMNS", c.columns)
 	if c.secretFile != "" {
 		path, err := filepath.Abs(c.secretFile)
 		if err != nil {

@@ -8,6 +8,7 @@ import (
 	"io"
 	"os"
 	"runtime"
+	"strconv"
 	"syscall"
 	"time"
 )
@@ -51,6 +52,9 @@ func run(args []string, sys system) int {
 		return 0
 	}
 	var base []string
+	if n := screen.columns(); n > 0 && c.logDir == "" { // a file would have every state of a progress line
+		c.columns = strconv.Itoa(n)
+	}
 	if err == nil {
 		base, err = c.settings(sys.environ)
 	}

@@ -37,6 +37,7 @@
 //	FSDP_TLS FSDP_TRUST_NETWORK                   1 with -tls, -trust-network
 //	FSDP_TRANSPORT FSDP_LISTEN                    from the flags; see above
 //	FSDP_TIMEOUT FSDP_JOIN_TIMEOUT                from the flags
+//	FSDP_COLUMNS                                  width of a line, where output is a terminal and no -log-dir is given
 //	GOMAXPROCS                                    cores of the host / its ranks, unless set
 //
 // A rank is the leader of its own process group. Standard input goes to rank 0; what a failed
@@ -46,8 +47,9 @@
 //
 // Lines of rank 3 begin with "[3] ", those of standard output on standard output, those of standard
 // error there. Lines are never mixed. A progress line, ended by a carriage return, is overwritten
-// by the next on a terminal; elsewhere only its last state is printed. Files in -log-dir hold what
-// a rank wrote, unchanged.
+// by the next on a terminal; elsewhere only its last state is printed. Package monitor shows such
+// lines where FSDP_COLUMNS says that they are seen. Files in -log-dir hold what a rank wrote,
+// unchanged.
 //
 // # When something goes wrong
 //

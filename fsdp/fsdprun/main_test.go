@@ -5,6 +5,7 @@ package main
 import (
 	"bufio"
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -27,6 +28,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gofsdp/gofsdp/comm"
+	"github.com/gofsdp/gofsdp/fsdp/monitor"
 	"github.com/gofsdp/gofsdp/internal/launch"
 	"github.com/gofsdp/gofsdp/internal/text"
 )
@@ -73,6 +75,19 @@ var scripts = map[string]func(launch.Env) int{
 			fmt.Fprintf(os.Stderr, "%d error %d\n", e.Rank, i)
 		}
 		fmt.Print("no end")
+		return 0
+	},
+	// A monitor of its own on each rank, which prints between its progress lines.
+	"watched": func(e launch.Env) int {
+		mon, err := monitor.New(monitor.Config{Steps: 30, Out: os.Stdout})
+		for i := 0; err == nil && i < 30; i++ {
+			err = mon.Step(context.Background(), 1, monitor.Values{"loss": float64(30 - i)})
+			mon.Printf("note %d\n", i)
+		}
+		if err := errors.Join(err, mon.Close()); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			return 1
+		}
 		return 0
 	},
 	"huge": func(launch.Env) int {

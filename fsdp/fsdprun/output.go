@@ -38,6 +38,20 @@ func isTerminal(w io.Writer) bool {
 	return ok && term.IsTerminal(int(f.Fd()))
 }
 
+// columns returns the columns that a rank may fill of a line of standard output, after what print
+// puts before it: 0 if that is no terminal.
+func (s *screen) columns() int {
+	f, ok := s.out[stdout].(*os.File)
+	if !ok || !s.terminal[stdout] {
+		return 0
+	}
+	width, _, err := term.GetSize(int(f.Fd()))
+	if err != nil {
+		return 0
+	}
+	return max(0, width-len("[999] "))
+}
+
 // print prints a line of a rank. A progress line is shown on a terminal only, to be overwritten.
 func (s *screen) print(stream, rank int, line []byte, progress bool) {
 	s.mu.Lock()
@@ -86,19 +100,20 @@ func (s *screen) say(format string, args ...any) {
 const maxLine = 1 << 20
 
 // splitter cuts a stream into lines. A line ends with a line feed, a carriage return before it does
-// not belong to it. What a carriage return alone ends is progress.
+// not belong to it. What a carriage return ends is progress, at once: if a line feed follows, it is
+// a line too.
 type splitter struct {
 	emit func(line []byte, progress bool)
 
 	line     []byte // so far
-	returned bool   // line was ended by a carriage return, the next byte tells whether it is progress
+	returned bool   // line was ended by a carriage return, the next byte tells whether it is more than progress
 }
 
 func (s *splitter) Write(p []byte) (int, error) {
 	n := len(p)
 	for len(p) > 0 {
 		if s.returned && p[0] != '\n' && p[0] != '\r' {
-			s.end(true)
+			s.line, s.returned = s.line[:0], false
 		}
 		i := bytes.IndexAny(p, "\r\n")
 		if i < 0 {
@@ -107,7 +122,7 @@ func (s *splitter) Write(p []byte) (int, error) {
 		for len(s.line)+i >= maxLine {
 			k := maxLine - len(s.line)
 			s.line = append(s.line, p[:k]...)
-			s.end(false)
+			s.end()
 			p, i = p[k:], i-k
 		}
 		s.line = append(s.line, p[:i]...)
@@ -115,8 +130,9 @@ func (s *splitter) Write(p []byte) (int, error) {
 			break
 		}
 		if p[i] == '\n' {
-			s.end(false)
-		} else {
+			s.end()
+		} else if !s.returned {
+			s.emit(s.line, true)
 			s.returned = true
 		}
 		p = p[i+1:]
@@ -125,15 +141,15 @@ func (s *splitter) Write(p []byte) (int, error) {
 }
 
 // end emits the line.
-func (s *splitter) end(progress bool) {
-	s.emit(s.line, progress)
+func (s *splitter) end() {
+	s.emit(s.line, false)
 	s.line, s.returned = s.line[:0], false
 }
 
 // flush emits a last line without end.
 func (s *splitter) flush() {
 	if len(s.line) > 0 {
-		s.end(false)
+		s.end()
 	}
 }
 

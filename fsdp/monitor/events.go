@@ -18,7 +18,7 @@ import (
 //
 // Each value is a scalar with its name as the tag, in single precision. Each row is written at once.
 // When a run goes on, the file is cut where it was saved, so it has each step once. A TensorBoard
-// that has already read further is to be started anew.
+// that has read further keeps what it has read of those steps until it is started anew.
 //
 // The file is a sequence of TFRecords, each with an Event of protocol buffers (all little-endian):
 //

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -19,6 +20,7 @@ import (
 type Screen struct {
 	w     io.Writer
 	width func() int // columns of the terminal; nil if the writer is none
+	relay bool       // the writer is a pipe to fsdprun, which overwrites lines that a carriage return ends
 	color bool
 
 	mu     sync.Mutex
@@ -38,21 +40,43 @@ const (
 	logEvery = 10 * time.Minute
 )
 
-// NewScreen returns a screen over w: live if that is a terminal, unless plain asks for a log.
-// Colours follow https://no-color.org.
+// NewScreen returns a screen over w: live if that is a terminal, or standard output that fsdprun shows
+// on one, unless plain asks for a log. Colours follow https://no-color.org.
 func NewScreen(w io.Writer, plain bool) *Screen {
 	file, ok := w.(*os.File)
-	if !ok || plain || !term.IsTerminal(int(file.Fd())) {
-		return newScreen(w, nil, false)
+	color := os.Getenv("NO_COLOR") == "" && os.Getenv("TERM") != "dumb"
+	switch columns := relayed(file); {
+	case !ok || plain:
+	case term.IsTerminal(int(file.Fd())):
+		return newScreen(w, func() int { return columnsOf(file) }, color)
+	case columns > 0:
+		s := newScreen(w, func() int { return columns }, color)
+		s.relay = true
+		return s
 	}
-	width := func() int {
-		columns, _, err := term.GetSize(int(file.Fd()))
-		if err != nil || columns < 1 {
-			return 80
-		}
-		return columns
+	return newScreen(w, nil, false)
+}
+
+// columnsOf returns the columns of a terminal.
+func columnsOf(file *os.File) int {
+	columns, _, err := term.GetSize(int(file.Fd()))
+	if err != nil || columns < 1 {
+		return 80
 	}
-	return newScreen(w, width, os.Getenv("NO_COLOR") == "" && os.Getenv("TERM") != "dumb")
+	return columns
+}
+
+// relayed returns the columns of the terminal that fsdprun shows the file on, or 0.
+func relayed(file *os.File) int {
+	columns, err := strconv.Atoi(os.Getenv("FSDP_COLUMNS"))
+	if err != nil || file != os.Stdout {
+		return 0
+	}
+	info, err := file.Stat()
+	if err != nil || info.Mode()&os.ModeNamedPipe == 0 { // it was sent elsewhere
+		return 0
+	}
+	return columns
 }
 
 // newScreen returns a screen. width returns the columns of the terminal that w writes to and is
@@ -91,10 +115,10 @@ func (s *Screen) Printf(format string, args ...any) { fmt.Fprintf(s, format, arg
 func (s *Screen) Write(b []byte) (int, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.shown {
+	if s.shown && !s.relay {
 		fmt.Fprint(s.w, "\r", eraseRight)
-		s.shown = false
 	}
+	s.shown = false
 	s.w.Write(b)
 	return len(b), nil
 }
@@ -130,7 +154,11 @@ func (s *Screen) draw(p progress) {
 		return
 	}
 	// The last column stays free: some terminals wrap when it is written.
-	fmt.Fprint(s.w, "\r", paint(s.color, cyan, p.line(s.width()-1)), eraseRight)
+	if line := paint(s.color, cyan, p.line(s.width()-1)); s.relay {
+		fmt.Fprint(s.w, line, "\r")
+	} else {
+		fmt.Fprint(s.w, "\r", line, eraseRight)
+	}
 	s.drawn, s.shown = time.Now(), true
 }
 
