@@ -25,8 +25,8 @@ import (
 //		m.ZeroGrad()
 //	}
 //
-// A rank that has run out gets nil batches, and its loop body does what it always does. Forward and
-// Eval without a batch take part in the collectives of the pass and compute nothing: no random
+// A rank that has run out gets nil batches, as does one whose data yields nil in an iteration, and its
+// loop body does what it always does. Forward and Eval without a batch take part in the collectives of the pass and compute nothing: no random
 // numbers, no statistics. Eval returns no results. Backward adds nothing to the sums, or what
 // NoSync has left, and keeps the part of them that this rank owns. Clipping, loss scales and
 // optimizers run as on the others, so the slice of the model that only this rank owns goes on
@@ -72,9 +72,9 @@ func (s *Sharded) Join(ctx context.Context, data iter.Seq2[[]Tensor, error], opt
 				yield(nil, err)
 				return
 			}
-			if s.turn.idle = !more; !more && o.dummy != nil {
+			if s.turn.idle = batch == nil; batch == nil && o.dummy != nil {
 				s.turn.dummy, batch = true, o.dummy
-			} else if !more {
+			} else if batch == nil {
 				s.turn.absent = true
 			}
 			if !another || !yield(batch, nil) {

@@ -66,24 +66,31 @@ import (
 // that adds up the gradients of those that have one.
 func TestJoin(t *testing.T) {
 	for _, divide := range []fsdp.Divide{fsdp.ByRanks, fsdp.ByActive} {
-		for _, counts := range [][]int{{3, 0, 5}, {2, 2, 2}, {0, 0, 1}, {0, 0, 0}, {4}, {1, 7}} {
-			t.Run(fmt.Sprint(divide, counts), func(t *testing.T) {
+		for _, data := range [][]string{ // of each rank, in which iterations it has a batch
+			{"xxx", "", "xxxxx"}, {"xx", "xx", "xx"}, {"", "", "x"}, {"", "", ""}, {"xxxx"}, {"x", "xxxxxxx"}, {"x.xx", "..x", ".x.."},
+		} {
+			t.Run(fmt.Sprint(divide, data), func(t *testing.T) {
+				has := func(rank, i int) bool { return i < len(data[rank]) && data[rank][i] == 'x' }
+				iterations := 0
+				for _, d := range data {
+					iterations = max(iterations, len(d))
+				}
 				batch := func(rank, i int) []fsdp.Tensor { return tinyBatch(i, rank, 1+(i+rank)%2, 3+i%2) }
 				ref := wrap(t, tinyGPT(2), fsdp.Config{Precision: float64s, Divide: fsdp.ByOne, Seed: 3})
 				opt, err := optim.SGD{Momentum: 0.9}.New(ref.Shards())
 				require.NoError(t, err)
-				for i := range slices.Max(counts) {
+				for i := range iterations {
 					active := 0
-					for _, n := range counts {
-						if i < n {
+					for r := range data {
+						if has(r, i) {
 							active++
 						}
 					}
 					if divide == fsdp.ByRanks {
-						active = len(counts)
+						active = len(data)
 					}
-					for r, n := range counts {
-						if i < n {
+					for r := range data {
+						if has(r, i) {
 							_, err := ref.Forward(t.Context(), batch(r, i)...)
 							require.NoError(t, err)
 							require.NoError(t, ref.Backward(t.Context(), fsdp.Scale(1/float64(active))))
@@ -96,19 +103,23 @@ func TestJoin(t *testing.T) {
 				}
 				want, err := ref.FullState(t.Context())
 				require.NoError(t, err)
-				onRanks(t, len(counts), func(ctx context.Context, g comm.Group) {
+				onRanks(t, len(data), func(ctx context.Context, g comm.Group) {
 					m := wrap(t, tinyGPT(2), fsdp.Config{Group: g, Precision: float64s, Divide: divide, Wrap: blocks, Seed: 3, Poison: true})
 					opt, err := optim.SGD{Momentum: 0.9}.New(m.Shards())
 					require.NoError(t, err)
-					data := func(yield func([]fsdp.Tensor, error) bool) {
-						for i := range counts[g.Rank()] {
-							if !yield(batch(g.Rank(), i), nil) {
+					mine := func(yield func([]fsdp.Tensor, error) bool) {
+						for i := range data[g.Rank()] {
+							var b []fsdp.Tensor
+							if has(g.Rank(), i) {
+								b = batch(g.Rank(), i)
+							}
+							if !yield(b, nil) {
 								return
 							}
 						}
 					}
 					passes := 0
-					for b, err := range m.Join(ctx, data) {
+					for b, err := range m.Join(ctx, mine) {
 						require.NoError(t, err)
 						passes++
 						_, err = m.Forward(ctx, b...)
@@ -121,7 +132,7 @@ func TestJoin(t *testing.T) {
 						_, err = m.Eval(ctx, b...)
 						require.NoError(t, err)
 					}
-					require.Equal(t, slices.Max(counts), passes)
+					require.Equal(t, iterations, passes)
 					got, err := m.FullState(ctx)
 					require.NoError(t, err)
 					for name := range want {
