@@ -43,7 +43,7 @@ func measure[T any](src Source[T], f func(T) int) ([]int, error) {
 	errs := make([]error, workers) // the first of each part
 	var group sync.WaitGroup
 	for w := range workers {
-		lo, hi := part(len(values), w, workers)
+		lo, hi := part(len(values), w, workers), part(len(values), w+1, workers)
 		group.Go(func() {
 			for i := lo; i < hi && errs[w] == nil; i++ {
 				errs[w] = one(src, i, func(sample T) { values[i] = f(sample) })
@@ -57,11 +57,6 @@ func measure[T any](src Source[T], f func(T) int) ([]int, error) {
 		}
 	}
 	return values, nil
-}
-
-// part returns the share of part k of n in a number of samples.
-func part(samples, k, n int) (lo, hi int) {
-	return samples/n*k + samples%n*k/n, samples/n*(k+1) + samples%n*(k+1)/n
 }
 
 // one reads a sample and passes it on. The error, which may be of a panic, has its number.

@@ -53,7 +53,7 @@ func (s *source[T]) String() string { return s.name }
 func (s *source[T]) refused() error { return s.err }
 
 // newSource returns the source of n samples at. If err is not nil, it has that instead.
-func newSource[T any](name string, n int, err error, at func(i int) (T, error)) Source[T] {
+func newSource[T any](name string, n int, err error, at func(i int) (T, error)) *source[T] {
 	if err == nil && n < 0 {
 		err = fmt.Errorf("%d samples", n)
 	}

@@ -74,7 +74,7 @@ var edges = map[string]string{
 	"fsdp/internal/state":  "comm fsdp/internal/layout fsdp/internal/ranks internal/checkpoint internal/launch internal/safetensors optim shard",
 	"fsdp/internal/layout": "comm internal/program shard",
 	"fsdp/internal/ranks":  "comm internal/caught",
-	"fsdp/data":            "internal/caught internal/half internal/rng internal/safetensors",
+	"fsdp/data":            "gorgonia fsdp internal/caught internal/half internal/rng internal/safetensors",
 	"fsdp/graph":           "gorgonia fsdp internal/caught internal/exec",
 	"fsdp/generate":        "gorgonia fsdp",
 	"fsdp/metrics":         "gorgonia comm internal/exec",
@@ -122,7 +122,7 @@ const gorgonia = "gorgonia"
 // Nothing else may, so that groups, optimizers, schedules and kernels can be used without it.
 var overGorgonia = strings.Fields(`
 	examples/finetune examples/fromgraph examples/gpt examples/internal/text examples/lora examples/moe examples/offload examples/t5 examples/uneven
-	fsdp fsdp/generate fsdp/graph fsdp/internal/engine fsdp/internal/engine/fardevice fsdp/metrics fsdp/monitor fsdp/nn fsdp/nn/hf fsdp/op internal/bench
+	fsdp fsdp/data fsdp/generate fsdp/graph fsdp/internal/engine fsdp/internal/engine/fardevice fsdp/metrics fsdp/monitor fsdp/nn fsdp/nn/hf fsdp/op internal/bench
 	internal/bench/models internal/bench/probe internal/bench/state
 	internal/bench/train internal/exec internal/exec/exectest internal/ops internal/samebits/train
 `)

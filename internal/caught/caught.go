@@ -50,7 +50,7 @@ func isLibrary(function string) bool {
 		return true
 	}
 	own, ok := strings.CutPrefix(function, "github.com/gofsdp/gofsdp/")
-	for _, prefix := range [...]string{"fsdp.", "fsdp/graph.", "fsdp/internal/", "fsdp/op.", "internal/caught.", "internal/exec.", "internal/ops."} {
+	for _, prefix := range [...]string{"fsdp.", "fsdp/data.", "fsdp/graph.", "fsdp/internal/", "fsdp/op.", "internal/caught.", "internal/exec.", "internal/ops."} {
 		if ok && strings.HasPrefix(own, prefix) {
 			return true
 		}

@@ -1,0 +1,229 @@
+package data
+
+import (
+	"fmt"
+	"slices"
+	"unsafe"
+
+	"gorgonia.org/tensor"
+
+	"github.com/gofsdp/gofsdp/fsdp"
+)
+
+// A Collate function makes a batch of samples: it adds the tensors that the model takes, in their
+// order, by [Tensor], [Stack], [Column], [Pad] and [Mask]. A [Loader] calls it on several goroutines
+// at the same time, each with a batch of its own. It may not keep batch or samples.
+type Collate[T any] func(batch *Batch, samples []T) error
+
+// A Batch is tensors in the making, in memory that earlier batches have left.
+type Batch struct {
+	tensors []fsdp.Tensor
+	places  []place
+}
+
+// place is the memory of a tensor of batches: the one that is added first, second, and so on.
+type place struct {
+	data   any             // a slice that was made for the largest so far
+	shaped []*tensor.Dense // over the beginning of data
+	bytes  int             // of data
+}
+
+// manyShapes is the number of shapes for which a place keeps a tensor.
+const manyShapes = 16
+
+// An Element is what tensors of batches consist of. Modules see integers as int.
+type Element interface {
+	~float32 | ~float64 | ~int | ~int32 | ~int64
+}
+
+// Tensor adds a tensor of the shape to the batch and returns its elements, row-major, for the caller
+// to fill in. They are 0.
+func Tensor[E Element](b *Batch, shape ...int) []E {
+	data := add[E](b, shape)
+	clear(data)
+	return data
+}
+
+// add is Tensor with elements of earlier batches.
+func add[E Element](b *Batch, shape []int) []E {
+	n := 1
+	for _, d := range shape {
+		n *= d
+	}
+	if len(b.tensors) == len(b.places) {
+		b.places = append(b.places, place{})
+	}
+	p := &b.places[len(b.tensors)]
+	data, ok := p.data.([]E)
+	if !ok || cap(data) < n {
+		data = make([]E, n)
+		*p = place{data: data, bytes: n * int(unsafe.Sizeof(*new(E)))}
+	}
+	data = data[:n]
+	k := slices.IndexFunc(p.shaped, func(t *tensor.Dense) bool { return slices.Equal(t.Shape(), shape) })
+	if k < 0 {
+		if len(p.shaped) == manyShapes {
+			p.shaped = p.shaped[1:]
+		}
+		k = len(p.shaped)
+		p.shaped = append(p.shaped, tensor.New(tensor.WithShape(slices.Clone(shape)...), tensor.WithBacking(data)))
+	}
+	b.tensors = append(b.tensors, p.shaped[k])
+	return data
+}
+
+// bytes returns the memory of the batch.
+func (b *Batch) bytes() (n int) {
+	for _, p := range b.places {
+		n += p.bytes
+	}
+	return n
+}
+
+// rowError is an error of one of the samples that are collated.
+type rowError struct {
+	row int
+	err error
+}
+
+func (e *rowError) Error() string { return fmt.Sprintf("row %d: %v", e.row, e.err) }
+
+func (e *rowError) Unwrap() error { return e.err }
+
+// Stack adds a tensor [len(samples), shape...] with a field of each sample, which must have as many
+// elements as shape says. Without a shape it is that of the first: one dimension.
+func Stack[T any, E Element](b *Batch, samples []T, field func(T) []E, shape ...int) error {
+	var dims [8]int
+	full := append(dims[:0], len(samples))
+	if full = append(full, shape...); len(shape) == 0 && len(samples) > 0 {
+		full = append(full, len(field(samples[0])))
+	}
+	out := add[E](b, full)
+	width := len(out) / max(1, len(samples))
+	for i, sample := range samples {
+		values := field(sample)
+		if len(values) != width {
+			return &rowError{i, fmt.Errorf("there are %d elements, want %d for shape %v", len(values), width, slices.Clone(full[1:]))}
+		}
+		copy(out[i*width:], values)
+	}
+	return nil
+}
+
+// Column adds a tensor [len(samples)] with a number of each sample.
+func Column[T any, E Element](b *Batch, samples []T, field func(T) E) {
+	out := add[E](b, []int{len(samples)})
+	for i, sample := range samples {
+		out[i] = field(sample)
+	}
+}
+
+// A Width says how many columns a batch has whose longest sample has so many elements. Every width
+// is a shape for which the model is compiled, so there should be few.
+type Width func(longest int) (int, error)
+
+// Widths returns the Width that is the least of some that is enough. If none is, that is an error.
+func Widths(widths ...int) Width {
+	widths = slices.Sorted(slices.Values(widths))
+	return func(longest int) (int, error) {
+		for _, w := range widths {
+			if w >= longest {
+				return w, nil
+			}
+		}
+		return 0, fmt.Errorf("there are %d elements, want at most %v", longest, widths)
+	}
+}
+
+// MultipleOf returns the Width that is the least multiple of n, at least n itself.
+func MultipleOf(n int) Width {
+	return func(longest int) (int, error) {
+		if n < 1 {
+			return 0, fmt.Errorf("no width is a multiple of %d", n)
+		}
+		return max(1, (longest+n-1)/n) * n, nil
+	}
+}
+
+// Pad adds a tensor [len(samples), width] with a field of each sample, and fill after those that
+// have fewer elements. It returns the width, which [Mask] takes. If width is nil, it is the length
+// of the longest.
+func Pad[T any, E Element](b *Batch, samples []T, field func(T) []E, width Width, fill E) (int, error) {
+	longest, row := 0, 0
+	for i, sample := range samples {
+		if n := len(field(sample)); n > longest {
+			longest, row = n, i
+		}
+	}
+	columns := longest
+	if width != nil {
+		var err error
+		if columns, err = width(longest); err == nil && columns < longest {
+			err = fmt.Errorf("there are %d elements, the width is %d", longest, columns)
+		}
+		if err != nil {
+			return 0, &rowError{row, err}
+		}
+	}
+	out := add[E](b, []int{len(samples), columns})
+	for i, sample := range samples {
+		line := out[i*columns : (i+1)*columns]
+		for k := copy(line, field(sample)); k < columns; k++ {
+			line[k] = fill
+		}
+	}
+	return columns, nil
+}
+
+// Mask adds a tensor [len(samples), width] that is 1 at the first length elements of each sample, and
+// 0 where [Pad] has filled up. For the lengths themselves there is [Column].
+func Mask[E Element, T any](b *Batch, samples []T, length func(T) int, width int) {
+	out := add[E](b, []int{len(samples), width})
+	for i, sample := range samples {
+		line, n := out[i*width:(i+1)*width], length(sample)
+		for k := range line {
+			line[k] = 0
+			if k < n {
+				line[k] = 1
+			}
+		}
+	}
+}
+
+// ignoreTarget is nn.IgnoreTarget.
+const ignoreTarget = -1
+
+// A Token is the type of tokens in files and in memory.
+type Token interface {
+	~uint8 | ~uint16 | ~uint32 | ~int | ~int32 | ~int64
+}
+
+// TokensAndTargets returns what makes batches for language models of windows of context+1 tokens:
+// tokens, ints [len(samples), context], and targets of the same shape, which are the tokens after
+// them. In shorter samples tokens are 0 after the end, with targets that do not count.
+func TokensAndTargets[E Token](context int) Collate[[]E] {
+	return func(b *Batch, samples [][]E) error {
+		if context < 1 {
+			return fmt.Errorf("TokensAndTargets: the context is %d", context)
+		}
+		shape := [...]int{len(samples), context}
+		tokens, targets := add[int](b, shape[:]), add[int](b, shape[:])
+		for i, window := range samples {
+			if len(window) < 2 || len(window) > context+1 {
+				return &rowError{i, fmt.Errorf("there are %d tokens, want 2 to %d", len(window), context+1)}
+			}
+			row, next := tokens[i*context:(i+1)*context], targets[i*context:(i+1)*context]
+			n := len(window) - 1
+			for k, token := range window[:n] {
+				row[k] = int(token)
+			}
+			copy(next, row[1:n])
+			next[n-1] = int(window[n])
+			clear(row[n:])
+			for k := n; k < context; k++ {
+				next[k] = ignoreTarget
+			}
+		}
+		return nil
+	}
+}

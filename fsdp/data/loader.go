@@ -1,0 +1,248 @@
+package data
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"iter"
+	"sync/atomic"
+	"time"
+
+	"github.com/gofsdp/gofsdp/fsdp"
+)
+
+// Config says how ranks share out samples, and how far ahead they are read. It is the same on all
+// ranks but for Group.
+type Config struct {
+	// Group is that of the ranks, such as a comm.Group; what counts is this rank's number and how
+	// many there are. nil means one rank.
+	Group interface {
+		Rank() int
+		Size() int
+	}
+	// Batch is the number of samples of a step: of all ranks and micro batches together. Each gets
+	// the same number, to within one. So a training on another number of ranks is the same training.
+	Batch int
+	// Micro, if positive, is the largest number of samples that a rank takes at once. Steps that
+	// leave a rank more are several micro batches, the same number on every rank: see
+	// [Loader.StepEnds].
+	Micro int
+	// DropPartial leaves out the samples at the end of the source that fill no step.
+	DropPartial bool
+	// Workers is the number of goroutines that read samples and collate batches: 0 means 1.
+	Workers int
+	// Prefetch is how many bytes of batches are made ahead: 0 means 64 MiB. One batch always is, and
+	// at most 64 are. A batch that is being made counts as the largest so far.
+	Prefetch int
+}
+
+// manyAhead is the largest number of batches that are made ahead.
+const manyAhead = 64
+
+// A Loader hands a rank its part of the samples of a source, batch by batch. Step k of all ranks
+// together takes samples k·Batch to (k+1)·Batch-1. Rank 0 has the first of them, in order, the last
+// rank the last ones, and likewise its micro batches.
+//
+// A loader belongs to one goroutine, except for Stats.
+type Loader[T any] struct {
+	config     Config
+	src        Source[T]
+	collate    Collate[T]
+	rank, size int
+	micros     int // micro batches of a step
+	consumed   int // samples that all ranks have consumed
+	stepEnds   bool
+	running    bool
+
+	slots   slots[T]
+	counted counters
+}
+
+// counters are what Stats returns, and what workers and the loop share.
+type counters struct{ batches, samples, waited, made, largest, bytes atomic.Int64 }
+
+// NewLoader returns a loader at the beginning of the source.
+func NewLoader[T any](src Source[T], collate Collate[T], c Config) (*Loader[T], error) {
+	l := &Loader[T]{config: c, src: src, collate: collate, size: 1}
+	if c.Group != nil {
+		l.rank, l.size = c.Group.Rank(), c.Group.Size()
+	}
+	if err := l.check(); err != nil {
+		return nil, fmt.Errorf("data: rank %d: NewLoader: %w", l.rank, err)
+	}
+	if l.config.Workers == 0 {
+		l.config.Workers = 1
+	}
+	if l.config.Prefetch == 0 {
+		l.config.Prefetch = 64 << 20
+	}
+	l.micros = 1
+	if c.Micro > 0 {
+		share := (c.Batch + l.size - 1) / l.size
+		l.micros = (share + c.Micro - 1) / c.Micro
+	}
+	return l, nil
+}
+
+func (l *Loader[T]) check() error {
+	switch {
+	case l.src == nil:
+		return errNil
+	case l.collate == nil:
+		return errors.New("the collate function is nil")
+	case l.rank < 0 || l.rank >= l.size:
+		return fmt.Errorf("the group has %d ranks", l.size)
+	case l.config.Batch < 1:
+		return fmt.Errorf("want a Batch of 1 sample or more, it is %d", l.config.Batch)
+	case l.config.Micro < 0 || l.config.Workers < 0 || l.config.Prefetch < 0:
+		return fmt.Errorf("want nothing negative, Micro is %d, Workers %d, Prefetch %d", l.config.Micro, l.config.Workers, l.config.Prefetch)
+	}
+	if s, ok := l.src.(interface{ refused() error }); ok {
+		return s.refused()
+	}
+	return nil
+}
+
+// Steps returns the number of steps in the whole source, or [Endless].
+func (l *Loader[T]) Steps() int {
+	n := l.src.Len()
+	switch {
+	case n == Endless:
+		return Endless
+	case l.config.DropPartial:
+		return n / l.config.Batch
+	}
+	return (n + l.config.Batch - 1) / l.config.Batch
+}
+
+// MicroBatches returns the number of micro batches of a step.
+func (l *Loader[T]) MicroBatches() int { return l.micros }
+
+// StepEnds tells whether the batch that was yielded last is the last micro batch of its step. It
+// says the same on every rank. Without Config.Micro every batch is.
+func (l *Loader[T]) StepEnds() bool { return l.stepEnds }
+
+// A Position is how far the ranks have come in a source. It is a value to save:
+//
+//	_, err := m.Save(ctx, dir, opt, fsdp.Extra("data", loader.Position()))
+type Position struct {
+	// Samples is the number of samples that all ranks together have consumed: all before this one.
+	Samples int `json:"samples"`
+	// Source describes the source.
+	Source string `json:"source"`
+}
+
+// Position returns the position after the step that was yielded last; within a step of several micro
+// batches, that before it. What was only read ahead does not count. It is the same on every rank.
+func (l *Loader[T]) Position() Position { return Position{l.consumed, describe(l.src)} }
+
+// Resume goes to a position that any number of ranks has come to. Each rank must call it. The
+// position of another source is an error; who knows that it has the same samples in the same order
+// may change Position.Source.
+func (l *Loader[T]) Resume(p Position) error {
+	var err error
+	switch here := describe(l.src); {
+	case l.running:
+		err = errRunning
+	case p.Source != here:
+		err = fmt.Errorf("the position is in %s, and this loader reads %s", p.Source, here)
+	case p.Samples < 0 || p.Samples > l.src.Len():
+		err = fmt.Errorf("the position is after %d samples, and there are %s", p.Samples, count(l.src.Len()))
+	}
+	if err != nil {
+		return fmt.Errorf("data: rank %d: Resume: %w", l.rank, err)
+	}
+	l.consumed = p.Samples
+	return nil
+}
+
+// Rewind goes to the beginning, as for another validation on the same samples.
+func (l *Loader[T]) Rewind() error {
+	return l.Resume(Position{Source: describe(l.src)})
+}
+
+// errRunning is that of calls from within the loop.
+var errRunning = errors.New("a loop over Batches is under way")
+
+// Stats counts what a loader has done since it was made.
+type Stats struct {
+	Batches int           // yielded
+	Samples int           // in them: of this rank
+	Waited  time.Duration // that the loop stood still because the next batch was not there
+	Ahead   int           // batches that are ready
+	Bytes   int           // memory of all batches: ready, being made, with the loop, and free
+}
+
+// Stats returns the counts. It may be called at any time, by any goroutine.
+func (l *Loader[T]) Stats() Stats {
+	c := &l.counted
+	return Stats{
+		Batches: int(c.batches.Load()), Samples: int(c.samples.Load()), Waited: time.Duration(c.waited.Load()),
+		Ahead: int(c.made.Load()), Bytes: int(c.bytes.Load()),
+	}
+}
+
+// span returns which samples this rank has in an iteration: from lo to hi-1, none if they are equal.
+// end is how many all ranks will have consumed when the step has ended, and last whether it does
+// with this iteration. Once the source is used up there is none.
+func (l *Loader[T]) span(start, iteration int) (lo, hi, end int, last, ok bool) {
+	first := start + iteration/l.micros*l.config.Batch
+	micro := iteration % l.micros
+	left := min(l.config.Batch, l.src.Len()-first) // of this step
+	parts := l.size * l.micros
+	if left <= 0 || left < l.config.Batch && l.config.DropPartial {
+		return 0, 0, 0, false, false
+	}
+	// If rank 0 has nothing in a micro batch, no rank has: its parts are as large as any, and in front.
+	if part(l.config.Batch, micro, parts) >= left {
+		return 0, 0, 0, false, false
+	}
+	k := l.rank*l.micros + micro
+	lo, hi = min(part(l.config.Batch, k, parts), left), min(part(l.config.Batch, k+1, parts), left)
+	last = micro == l.micros-1 || part(l.config.Batch, micro+1, parts) >= left
+	return first + lo, first + hi, first + left, last, true
+}
+
+// part returns where part k of n begins among some samples: parts differ by one at most, and the
+// first n/samples are not empty.
+func part(samples, k, n int) int { return (samples*k + n - 1) / n }
+
+// Batches ranges over this rank's batches from the position on, to the end of the source. It is what
+// [fsdp.Sharded.Join] takes. All ranks make the same number of iterations. A rank that has no samples
+// in one gets nil: at the end of a source the samples of the last step may not suffice for all.
+//
+// A batch is valid until the next one is asked for. While the loop body runs, workers make the
+// batches after it. They end with the loop; Batches waits for those that are just reading a sample. A
+// loop that was left goes on in the next call with the step after the position.
+//
+// The last iteration yields an error if there is one: of the source or of the collate function, with
+// the number of the sample, a panic of theirs, or the context's.
+func (l *Loader[T]) Batches(ctx context.Context) iter.Seq2[[]fsdp.Tensor, error] {
+	return func(yield func([]fsdp.Tensor, error) bool) {
+		if l.running {
+			yield(nil, fmt.Errorf("data: rank %d: Batches: %w", l.rank, errRunning))
+			return
+		}
+		l.running = true
+		defer func() { l.running = false }()
+		r := start(l)
+		defer r.stop()
+		for i := 0; ; i++ {
+			lo, hi, end, last, ok := l.span(r.start, i)
+			if !ok {
+				return
+			}
+			batch, err := r.next(ctx, lo, hi)
+			if err != nil {
+				yield(nil, fmt.Errorf("data: rank %d: %w", l.rank, err))
+				return
+			}
+			if l.stepEnds = last; last {
+				l.consumed = end
+			}
+			if !yield(batch, nil) {
+				return
+			}
+		}
+	}
+}

@@ -1,0 +1,453 @@
+package data
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"iter"
+	"math/rand/v2"
+	"runtime"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+	"pgregory.net/rapid"
+
+	"github.com/gofsdp/gofsdp/fsdp"
+)
+
+// rankOf is a rank of a group.
+type rankOf struct{ rank, size int }
+
+func (r rankOf) Rank() int { return r.rank }
+func (r rankOf) Size() int { return r.size }
+
+// column collates numbers.
+func column(b *Batch, samples []int) error {
+	Column(b, samples, func(i int) int { return i })
+	return nil
+}
+
+// values returns the elements of the first tensor of a batch, or none.
+func values(batch []fsdp.Tensor) []int {
+	if batch == nil {
+		return nil
+	}
+	return batch[0].Data().([]int)
+}
+
+// job is the ranks of a training in lock step.
+type job struct {
+	loaders []*Loader[int]
+	next    []func() ([]fsdp.Tensor, error, bool)
+	stop    []func()
+}
+
+// begin starts a job. Position and configuration go through JSON, as in a checkpoint.
+func begin(t require.TestingT, src Source[int], size int, c Config, from *Position) *job {
+	j := new(job)
+	for rank := range size {
+		c.Group = rankOf{rank, size}
+		l, err := NewLoader(src, column, c)
+		require.NoError(t, err)
+		if from != nil {
+			text, err := json.Marshal(from)
+			require.NoError(t, err)
+			var p Position
+			require.NoError(t, json.Unmarshal(text, &p))
+			require.NoError(t, l.Resume(p))
+		}
+		next, stop := iter.Pull2(l.Batches(context.Background()))
+		j.loaders, j.next, j.stop = append(j.loaders, l), append(j.next, next), append(j.stop, stop)
+	}
+	return j
+}
+
+// step lets all ranks make a step and returns its samples in the order of the ranks, and how many
+// iterations there were. All ranks must agree in everything.
+func (j *job) step(t require.TestingT) (samples []int, iterations int) {
+	mine := make([][]int, len(j.loaders))
+	for ends := false; !ends; {
+		before := j.loaders[0].Position()
+		some, over := false, 0
+		for rank, next := range j.next {
+			batch, err, more := next()
+			require.NoError(t, err)
+			if !more {
+				over++
+			}
+			some = some || batch != nil
+			mine[rank] = append(mine[rank], values(batch)...)
+		}
+		if over > 0 {
+			require.Equal(t, len(j.loaders), over, "ranks make the same number of iterations")
+			return nil, 0
+		}
+		require.True(t, some, "some rank has a batch")
+		iterations++
+		ends = j.loaders[0].StepEnds()
+		for _, l := range j.loaders {
+			require.Equal(t, ends, l.StepEnds())
+			require.Equal(t, j.loaders[0].Position(), l.Position())
+		}
+		if !ends {
+			require.Equal(t, before, j.loaders[0].Position())
+		}
+	}
+	return slices.Concat(mine...), iterations
+}
+
+func (j *job) kill() {
+	for _, stop := range j.stop {
+		stop()
+	}
+}
+
+// TestShares checks that ranks and micro batches share steps out in order, evenly, and within Micro.
+func TestShares(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		n, batch := rapid.IntRange(0, 60).Draw(t, "samples"), rapid.IntRange(1, 20).Draw(t, "batch")
+		size, micro := rapid.IntRange(1, 6).Draw(t, "ranks"), rapid.IntRange(0, 5).Draw(t, "micro")
+		drop := rapid.Bool().Draw(t, "drop")
+		c := Config{Batch: batch, Micro: micro, DropPartial: drop, Workers: rapid.IntRange(0, 3).Draw(t, "workers")}
+		j := begin(t, numbers(n), size, c, nil)
+		defer j.kill()
+		at, steps := 0, 0
+		for {
+			samples, iterations := j.step(t)
+			if iterations == 0 {
+				break
+			}
+			require.Equal(t, upTo(n)[at:min(at+batch, n)], samples)
+			if len(samples) == batch {
+				require.Equal(t, j.loaders[0].MicroBatches(), iterations)
+			}
+			at += len(samples)
+			steps++
+			require.Equal(t, at, j.loaders[size-1].Position().Samples)
+		}
+		if drop {
+			n = n / batch * batch
+		}
+		require.Equal(t, n, at)
+		require.Equal(t, j.loaders[0].Steps(), steps)
+		for k := range size * j.loaders[0].micros {
+			rows := part(batch, k+1, size*j.loaders[0].micros) - part(batch, k, size*j.loaders[0].micros)
+			require.InDelta(t, float64(batch)/float64(size*j.loaders[0].micros), rows, 1)
+			if micro > 0 {
+				require.LessOrEqual(t, rows, micro)
+			}
+		}
+	})
+}
+
+// kills is the number of times that each kind of source is interrupted in TestExactlyOnce.
+const kills = 200
+
+// TestExactlyOnce interrupts trainings 1000 times at random, and lets them go on from their last
+// save with other numbers of ranks, micro batches, workers, and sometimes another batch. All samples
+// must come once, in the order of the source.
+func TestExactlyOnce(t *testing.T) {
+	lengths := Map(numbers(311), func(i int) (int, error) { return 1 + i*i%17, nil })
+	documents := Map(numbers(311), func(i int) ([]int, error) { return upTo(1 + i*i%17), nil })
+	packed := Pack(Shuffle(documents, 5, 3), Shuffle(lengths, 5, 3), 4, 4)
+	sources := map[string]Source[int]{
+		"finite":   numbers(2003),
+		"shuffled": Shuffle(numbers(701), 1, 3),
+		"mixed":    Range(Mix(2, Part[int]{numbers(100), 1}, Part[int]{Map(numbers(33), func(i int) (int, error) { return 1000 + i, nil }), 0.3}), 0, 2000),
+		"bucketed": Bucket(Shuffle(numbers(311), 3, 6), Shuffle(lengths, 3, 6), 8, 64, 4),
+		"packed":   Map(packed, func(w Packed[int]) (int, error) { return w.Elements[0] + 100*w.Elements[1] + 10000*w.Elements[3], nil }),
+	}
+	for name, src := range sources {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			want := all(t, src)
+			rnd := rand.New(rand.NewPCG(7, uint64(len(name))))
+			for killed := 0; killed < kills; {
+				killed += train(t, src, want, rnd)
+			}
+		})
+	}
+}
+
+// train trains on all of src and returns how often it was killed.
+func train(t require.TestingT, src Source[int], want []int, rnd *rand.Rand) (killed int) {
+	batch := 1 + rnd.IntN(40)
+	var saved Position
+	var seen []int
+	for from := (*Position)(nil); ; from = &saved {
+		if rnd.IntN(4) == 0 {
+			batch = 1 + rnd.IntN(40)
+		}
+		c := Config{Batch: batch, Micro: rnd.IntN(6), Workers: rnd.IntN(4), Prefetch: rnd.IntN(2000)}
+		j := begin(t, src, 1+rnd.IntN(8), c, from)
+		life, every := rnd.IntN(20), 1+rnd.IntN(4)
+		for step := 0; ; step++ {
+			samples, iterations := j.step(t)
+			seen = append(seen, samples...)
+			if iterations == 0 {
+				require.Equal(t, want, seen)
+				j.kill()
+				return killed
+			}
+			if step%every == 0 {
+				saved = j.loaders[rnd.IntN(len(j.loaders))].Position()
+				require.Len(t, seen, saved.Samples)
+			}
+			if step == life {
+				break
+			}
+		}
+		j.kill()
+		killed++
+		seen = seen[:saved.Samples] // what came after the save is done again
+		if saved.Source == "" {
+			saved = j.loaders[0].Position()
+		}
+	}
+}
+
+// run drives a loader until it ends or stop says so.
+func drive(l *Loader[int], ctx context.Context, stop func(batches int) bool) (batches int, err error) {
+	for _, err := range l.Batches(ctx) {
+		if err != nil {
+			return batches, err
+		}
+		if batches++; stop != nil && stop(batches) {
+			break
+		}
+	}
+	return batches, nil
+}
+
+// failing returns numbers of which one calls f.
+func failing(at int, f func() error) Source[int] {
+	return Func(100, func(i int) (int, error) {
+		if i == at {
+			return 0, f()
+		}
+		return i, nil
+	})
+}
+
+// TestErrors checks that errors and panics of sources and collate functions come where their batch
+// would, with the rank and the sample, and that no goroutine is left.
+func TestErrors(t *testing.T) {
+	lost := errors.New("lost")
+	for name, c := range map[string]struct {
+		src     Source[int]
+		collate Collate[int]
+		want    string
+	}{
+		"error": {failing(37, func() error { return lost }), column, "^data: rank 1: sample 37: lost$"},
+		"panic": {failing(37, func() error { panic("gone") }), column, "^data: rank 1: sample 37: the source panicked at .*loader_test.go:[0-9]+: gone$"},
+		"goroutine": {failing(37, func() error { runtime.Goexit(); return nil }), column,
+			"^data: rank 1: the source or the collate function has ended its goroutine"},
+		"collate": {numbers(100), func(b *Batch, s []int) error {
+			if s[0] == 35 {
+				return lost
+			}
+			return column(b, s)
+		}, "^data: rank 1: samples 35 to 39: lost$"},
+		"row": {numbers(100), func(b *Batch, s []int) error {
+			return Stack(b, s, func(i int) []int { return make([]int, 2+i/37) }, 2)
+		}, "^data: rank 1: sample 37: there are 3 elements, want 2 for shape \\[2\\]$"},
+		"none": {numbers(100), func(*Batch, []int) error { return nil }, "^data: rank 1: samples 5 to 9: the collate function has added no tensors$"},
+		"collate's panic": {numbers(100), func(*Batch, []int) error { panic(lost) },
+			"^data: rank 1: samples 5 to 9: the collate function panicked at .*loader_test.go:[0-9]+: lost$"},
+	} {
+		for _, workers := range []int{1, 3} {
+			t.Run(fmt.Sprint(name, workers), func(t *testing.T) {
+				defer goleak.VerifyNone(t)
+				l, err := NewLoader(c.src, c.collate, Config{Group: rankOf{1, 2}, Batch: 10, Workers: workers})
+				require.NoError(t, err)
+				for range 2 { // it does not get better
+					_, err = drive(l, t.Context(), nil)
+					require.Error(t, err)
+					require.Regexp(t, c.want, err.Error())
+				}
+				require.LessOrEqual(t, l.Position().Samples, 30)
+			})
+		}
+	}
+}
+
+// TestGoesOn checks that a loop that was left, or whose source could not be read, goes on after the
+// step that was yielded last.
+func TestGoesOn(t *testing.T) {
+	defer goleak.VerifyNone(t)
+	torn := true
+	l, err := NewLoader(failing(55, func() error {
+		if torn {
+			return errors.New("torn")
+		}
+		return nil
+	}), column, Config{Batch: 10})
+	require.NoError(t, err)
+	n, err := drive(l, t.Context(), func(n int) bool { return n == 2 })
+	require.NoError(t, err)
+	require.Equal(t, 2, n)
+	n, err = drive(l, t.Context(), nil)
+	require.EqualError(t, err, "data: rank 0: sample 55: torn")
+	require.Equal(t, 3, n)
+	torn = false
+	n, err = drive(l, t.Context(), nil)
+	require.NoError(t, err)
+	require.Equal(t, 5, n)
+	require.Equal(t, Position{100, "Func(100 samples)"}, l.Position())
+	require.Equal(t, 10, l.Steps())
+	n, err = drive(l, t.Context(), nil)
+	require.NoError(t, err)
+	require.Zero(t, n)
+	require.NoError(t, l.Rewind())
+	n, err = drive(l, t.Context(), nil)
+	require.NoError(t, err)
+	require.Equal(t, 10, n)
+	require.Equal(t, 20, l.Stats().Batches)
+	require.Equal(t, 200, l.Stats().Samples)
+}
+
+// TestCancel cancels the context in the loop body, and while the loop waits for a sample.
+func TestCancel(t *testing.T) {
+	cause := errors.New("interrupted")
+	ctx, cancel := context.WithCancelCause(t.Context())
+	l, err := NewLoader(numbers(Endless), column, Config{Batch: 4})
+	require.NoError(t, err)
+	n, err := drive(l, ctx, func(n int) bool { cancel(cause); return false })
+	require.Equal(t, 1, n)
+	require.ErrorIs(t, err, cause)
+	require.EqualError(t, err, "data: rank 0: before sample 4: interrupted")
+	require.Equal(t, 4, l.Position().Samples)
+
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithTimeoutCause(t.Context(), 15*time.Second, cause)
+		defer cancel()
+		slow := Func(Endless, func(i int) (int, error) { time.Sleep(10 * time.Second); return i, nil })
+		l, err := NewLoader(slow, column, Config{Batch: 1})
+		require.NoError(t, err)
+		begin := time.Now()
+		for _, err = range l.Batches(ctx) {
+			if err != nil {
+				require.Equal(t, 15*time.Second, time.Since(begin))
+				break
+			}
+		}
+		require.EqualError(t, err, "data: rank 0: waiting for samples 1 to 1: interrupted")
+		require.Equal(t, 20*time.Second, time.Since(begin), "the loop ends when the source has come back")
+	})
+}
+
+// TestAhead checks that batches are made while the loop body runs, within the bound, and that only
+// the time is counted in which the loop waits.
+func TestAhead(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		slow := Func(100, func(i int) (int, error) { time.Sleep(time.Second); return i, nil })
+		tensors := func(b *Batch, s []int) error {
+			Tensor[float32](b, 250*s[0]/s[0]) // 1000 bytes
+			return nil
+		}
+		l, err := NewLoader(Map(slow, func(i int) (int, error) { return i + 1, nil }), tensors, Config{Batch: 2, Prefetch: 3500, Workers: 2})
+		require.NoError(t, err)
+		n := 0
+		for _, err := range l.Batches(t.Context()) {
+			require.NoError(t, err)
+			time.Sleep(3 * time.Second)
+			synctest.Wait()
+			require.LessOrEqual(t, l.Stats().Bytes, 4000, "those ahead and that of the loop")
+			if n++; n > 5 && n < 40 {
+				require.Equal(t, 3, l.Stats().Ahead)
+				require.Equal(t, 4000, l.Stats().Bytes)
+			}
+		}
+		require.Equal(t, 50, n)
+		require.Equal(t, 2*time.Second, l.Stats().Waited, "for the first")
+		require.Zero(t, l.Stats().Ahead)
+
+		// A source that is too slow is waited for.
+		l, err = NewLoader(slow, column, Config{Batch: 10})
+		require.NoError(t, err)
+		for range l.Batches(t.Context()) {
+			time.Sleep(4 * time.Second)
+		}
+		require.Equal(t, 10*time.Second+9*6*time.Second, l.Stats().Waited)
+	})
+}
+
+// TestBound checks that memory stays within the bound when batches get larger, and is given back.
+func TestBound(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		grow := func(b *Batch, s []int) error {
+			Tensor[float32](b, 10*(1+s[0]/20)) // 40 bytes more after each 20 batches
+			return nil
+		}
+		l, err := NewLoader(numbers(200), grow, Config{Batch: 1, Prefetch: 800})
+		require.NoError(t, err)
+		n := 0
+		for _, err := range l.Batches(t.Context()) {
+			require.NoError(t, err)
+			synctest.Wait()
+			largest := 40 * (1 + min(n+800/40, 199)/20)
+			require.LessOrEqual(t, l.Stats().Bytes, 800+2*largest)
+			n++
+		}
+		require.Equal(t, 200, n)
+		require.LessOrEqual(t, l.Stats().Bytes, 800+400)
+	})
+}
+
+// TestLoaderRefuses checks the errors of NewLoader and Resume, and loops in loops.
+func TestLoaderRefuses(t *testing.T) {
+	group := rankOf{1, 2}
+	for want, c := range map[string]Config{
+		"want a Batch of 1 sample or more, it is 0":                 {},
+		"want nothing negative, Micro is -1, Workers 0, Prefetch 0": {Batch: 1, Micro: -1},
+		"the group has 0 ranks":                                     {Batch: 1, Group: rankOf{}},
+	} {
+		_, err := NewLoader(numbers(3), column, c)
+		require.ErrorContains(t, err, "data: rank 0: NewLoader: "+want)
+	}
+	_, err := NewLoader(nil, column, Config{Group: group})
+	require.EqualError(t, err, "data: rank 1: NewLoader: the source is nil")
+	_, err = NewLoader(numbers(3), nil, Config{Group: group})
+	require.EqualError(t, err, "data: rank 1: NewLoader: the collate function is nil")
+	_, err = NewLoader(Range(numbers(3), 1, 9), column, Config{Group: group, Batch: 2})
+	require.EqualError(t, err, "data: rank 1: NewLoader: data.Range(Func(3 samples), 1, 9): from 1 to 9 of 3 samples")
+
+	l, err := NewLoader(numbers(3), column, Config{Group: group, Batch: 2})
+	require.NoError(t, err)
+	require.EqualError(t, l.Resume(Position{2, "Func(4 samples)"}),
+		"data: rank 1: Resume: the position is in Func(4 samples), and this loader reads Func(3 samples)")
+	require.EqualError(t, l.Resume(Position{4, "Func(3 samples)"}), "data: rank 1: Resume: the position is after 4 samples, and there are 3 samples")
+	for range l.Batches(t.Context()) {
+		_, err := drive(l, t.Context(), nil)
+		require.EqualError(t, err, "data: rank 1: Batches: a loop over Batches is under way")
+		require.EqualError(t, l.Rewind(), "data: rank 1: Resume: a loop over Batches is under way")
+	}
+}
+
+// TestNoAllocations checks that batches cost no memory once the loop goes, neither in it nor in the
+// workers.
+func TestNoAllocations(t *testing.T) {
+	tokens := make([]uint16, 1<<16)
+	windows := Shuffle(Windows(tokens, 129, 128), 1, Endless)
+	for _, workers := range []int{1, 3} {
+		l, err := NewLoader(windows, TokensAndTargets[uint16](128), Config{Group: rankOf{1, 2}, Batch: 16, Workers: workers})
+		require.NoError(t, err)
+		next, stop := iter.Pull2(l.Batches(t.Context()))
+		pull := func() {
+			batch, err, more := next()
+			if err != nil || !more || len(batch) != 2 {
+				panic(err)
+			}
+		}
+		for range 100 {
+			pull()
+		}
+		require.Zero(t, testing.AllocsPerRun(200, pull))
+		stop()
+	}
+}

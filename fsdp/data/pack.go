@@ -1,0 +1,224 @@
+package data
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+)
+
+// Windows returns the windows of length elements that begin at every step-th element of a slice, such
+// as a text's tokens. They refer to it. Windows of context+1 tokens with a step of context have every
+// token as a target once, see [TokensAndTargets]. What fills no window at the end is left out.
+func Windows[E any](elements []E, length, step int) Source[[]E] {
+	n, err := windows(len(elements), length, step)
+	var zero E
+	return newSource(fmt.Sprintf("Windows(%d × %T, length %d, step %d)", len(elements), zero, length, step), n, err,
+		func(i int) ([]E, error) { return elements[i*step : i*step+length : i*step+length], nil })
+}
+
+// windows returns the number of windows in some elements.
+func windows(elements, length, step int) (n int, err error) {
+	switch {
+	case length < 1 || step < 1:
+		return 0, fmt.Errorf("windows of %d elements with a step of %d", length, step)
+	case elements < length:
+		return 0, nil
+	}
+	return (elements-length)/step + 1, nil
+}
+
+// Packed is elements of documents, one after the other. They may not be changed.
+type Packed[E any] struct {
+	Elements []E
+	Starts   []int // where in Elements documents begin: not 0 if the first goes on from another sample
+}
+
+// A Packing is documents packed into samples of one length: see [Pack] and [PackWhole].
+type Packing[E any] struct {
+	*source[Packed[E]]
+	// Rest is the number of elements that are in no sample, as they do not fill one.
+	Rest int
+	// Padding is the number of elements that the samples lack together.
+	Padding int
+}
+
+// Pack puts documents end to end, in their order, and cuts windows of length elements out of them,
+// which begin at every step-th element: see [Windows]. Documents are cut wherever a window ends.
+// lengths[i] is the length of document i, see [Measure]; they take 8 bytes a document. A window within
+// a document refers to it.
+func Pack[E any](documents Source[[]E], lengths Source[int], length, step int) *Packing[E] {
+	name := fmt.Sprintf("Pack(%s, length %d, step %d)", describe(documents), length, step)
+	d, err := newDocuments(documents, lengths)
+	n := 0
+	if err == nil {
+		n, err = windows(d.len(), length, step)
+	}
+	p := &Packing[E]{source: newSource(name, n, err, func(i int) (Packed[E], error) { return d.read(i*step, i*step+length) })}
+	if p.err == nil {
+		p.Rest = d.len()
+		if n > 0 {
+			p.Rest = max(0, d.len()-(n-1)*step-length)
+		}
+	}
+	return p
+}
+
+// PackWhole packs documents into samples of at most length elements without cutting them: each into
+// the first sample with room for it (first fit). The samples are what is closed under [Shuffle], not
+// the documents. A document that is longer is an error. It takes 16 bytes a document.
+func PackWhole[E any](documents Source[[]E], lengths Source[int], length int) *Packing[E] {
+	name := fmt.Sprintf("PackWhole(%s, length %d)", describe(documents), length)
+	d, err := newDocuments(documents, lengths)
+	var order, first []int // documents by sample, and where the samples begin among them
+	if err == nil {
+		order, first, err = d.fit(length)
+	}
+	n := max(0, len(first)-1)
+	p := &Packing[E]{source: newSource(name, n, err, func(i int) (Packed[E], error) {
+		return d.join(order[first[i]:first[i+1]])
+	})}
+	if p.err == nil {
+		p.Padding = n*length - d.len()
+	}
+	return p
+}
+
+// documents is documents with their places in the text of all of them.
+type documents[E any] struct {
+	src    Source[[]E]
+	starts []int // of each document, and the end
+}
+
+func newDocuments[E any](src Source[[]E], lengths Source[int]) (d documents[E], err error) {
+	for _, s := range []any{src, lengths} {
+		if s, ok := s.(interface{ refused() error }); ok && s.refused() != nil {
+			return d, s.refused()
+		}
+	}
+	switch {
+	case src == nil || lengths == nil:
+		return d, errNil
+	case src.Len() != lengths.Len():
+		return d, fmt.Errorf("%s have %d lengths", count(src.Len()), lengths.Len())
+	case src.Len() == Endless:
+		return d, errors.New("the documents have no end")
+	}
+	d = documents[E]{src, make([]int, src.Len()+1)}
+	for i := range src.Len() {
+		n, err := lengths.At(i)
+		if err == nil && (n < 0 || n > Endless-1-d.starts[i]) {
+			err = fmt.Errorf("it is %d", n)
+		}
+		if err != nil {
+			return d, fmt.Errorf("the length of document %d: %w", i, err)
+		}
+		d.starts[i+1] = d.starts[i] + n
+	}
+	return d, nil
+}
+
+// len returns the number of elements of all documents.
+func (d *documents[E]) len() int { return d.starts[len(d.starts)-1] }
+
+// document reads a document and checks its length.
+func (d *documents[E]) document(k int) ([]E, error) {
+	doc, err := d.src.At(k)
+	if err != nil {
+		return nil, fmt.Errorf("document %d: %w", k, err)
+	}
+	if want := d.starts[k+1] - d.starts[k]; len(doc) != want {
+		return nil, fmt.Errorf("document %d has %d elements, its length is %d", k, len(doc), want)
+	}
+	return doc, nil
+}
+
+// read returns elements lo to hi-1 of all documents.
+func (d *documents[E]) read(lo, hi int) (p Packed[E], err error) {
+	for k := within(d.starts, lo); lo < hi; k++ {
+		doc, err := d.document(k)
+		if err != nil {
+			return p, err
+		}
+		from, to := lo-d.starts[k], min(hi-d.starts[k], len(doc))
+		if from == 0 && to > 0 {
+			p.Starts = append(p.Starts, len(p.Elements))
+		}
+		if p.Elements == nil && lo+to-from == hi {
+			p.Elements = slices.Clip(doc[from:to])
+			return p, nil
+		}
+		if p.Elements == nil {
+			p.Elements = make([]E, 0, hi-lo)
+		}
+		p.Elements = append(p.Elements, doc[from:to]...)
+		lo += to - from
+	}
+	return p, nil
+}
+
+// join returns whole documents, one after the other.
+func (d *documents[E]) join(list []int) (p Packed[E], err error) {
+	for _, k := range list {
+		doc, err := d.document(k)
+		if err != nil {
+			return p, err
+		}
+		p.Starts = append(p.Starts, len(p.Elements))
+		p.Elements = append(p.Elements, doc...)
+	}
+	return p, nil
+}
+
+// fit shares the documents out to samples by first fit. Empty ones are left out.
+func (d *documents[E]) fit(length int) (order, first []int, err error) {
+	if length < 1 {
+		return nil, nil, fmt.Errorf("samples of %d elements", length)
+	}
+	n := len(d.starts) - 1
+	samples, sizes := make([]int, n), []int(nil) // of each document, or -1; documents in each sample
+	leaves := 1
+	for leaves < n {
+		leaves *= 2
+	}
+	room := make([]int, 2*leaves) // room[k] is the largest of room[2k] and room[2k+1]; then one a sample
+	for k := range room {
+		room[k] = length
+	}
+	for i := range n {
+		size := d.starts[i+1] - d.starts[i]
+		if samples[i] = -1; size == 0 {
+			continue
+		}
+		if size > length {
+			return nil, nil, fmt.Errorf("document %d has %d elements, want at most %d", i, size, length)
+		}
+		k := 1
+		for k < leaves {
+			if k *= 2; room[k] < size {
+				k++
+			}
+		}
+		samples[i] = k - leaves
+		if samples[i] == len(sizes) {
+			sizes = append(sizes, 0)
+		}
+		sizes[samples[i]]++
+		room[k] -= size
+		for k /= 2; k > 0; k /= 2 {
+			room[k] = max(room[2*k], room[2*k+1])
+		}
+	}
+	first = make([]int, len(sizes)+1)
+	for k, size := range sizes {
+		first[k+1] = first[k] + size
+	}
+	order = make([]int, first[len(sizes)])
+	next := slices.Clone(first)
+	for i, sample := range samples {
+		if sample >= 0 {
+			order[next[sample]] = i
+			next[sample]++
+		}
+	}
+	return order, first, nil
+}

@@ -1,0 +1,210 @@
+package data
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/gofsdp/gofsdp/fsdp"
+	"github.com/gofsdp/gofsdp/internal/caught"
+)
+
+// A run is a loop over batches. Only the loop decides: it hands slots to the workers, in order, and
+// takes them back in the same order, so a batch is made ahead exactly if its slot is in the queue.
+//
+//	free ──▶ queue: workers fill its slots ──▶ taken: the loop body has its batch ──▶ free
+type run[T any] struct {
+	*Loader[T]
+	start   int // samples consumed before
+	asked   int // iteration that is put into the queue next
+	jobs    chan *slot[T]
+	stopped atomic.Bool
+	workers sync.WaitGroup
+}
+
+// slots are the batches of a loader. It keeps them from loop to loop.
+type slots[T any] struct {
+	free  []*slot[T]
+	queue []*slot[T] // the oldest first
+	taken *slot[T]   // or nil
+}
+
+// slot is memory for a batch.
+type slot[T any] struct {
+	lo, hi  int // its samples
+	samples []T
+	batch   Batch
+	err     error
+	done    chan struct{} // has an element when the batch is made
+}
+
+// start begins a loop.
+func start[T any](l *Loader[T]) *run[T] {
+	r := &run[T]{Loader: l, start: l.consumed, jobs: make(chan *slot[T], manyAhead)}
+	for range l.config.Workers {
+		r.workers.Go(func() {
+			for s := range r.jobs {
+				r.fill(s)
+			}
+		})
+	}
+	return r
+}
+
+// stop ends the workers and takes back what they have made.
+func (r *run[T]) stop() {
+	r.stopped.Store(true)
+	close(r.jobs)
+	r.workers.Wait()
+	for _, s := range r.slots.queue {
+		select {
+		case <-s.done:
+		default: // all workers had ended before
+		}
+		r.slots.free = append(r.slots.free, s)
+	}
+	r.slots.queue = r.slots.queue[:0]
+	r.counted.made.Store(0)
+}
+
+// next returns the batch of samples lo to hi-1, or nil if these are none.
+func (r *run[T]) next(ctx context.Context, lo, hi int) ([]fsdp.Tensor, error) {
+	r.recycle()
+	if err := context.Cause(ctx); err != nil {
+		return nil, fmt.Errorf("before sample %d: %w", lo, err)
+	}
+	r.ask()
+	if lo == hi {
+		return nil, nil
+	}
+	s := r.slots.queue[0]
+	select {
+	case <-s.done:
+	default:
+		begin := time.Now()
+		select {
+		case <-s.done:
+		case <-ctx.Done():
+			return nil, fmt.Errorf("waiting for samples %d to %d: %w", lo, hi-1, context.Cause(ctx))
+		}
+		r.counted.waited.Add(int64(time.Since(begin)))
+	}
+	r.counted.made.Add(-1)
+	r.slots.queue = append(r.slots.queue[:0], r.slots.queue[1:]...)
+	if r.slots.taken = s; s.err != nil {
+		return nil, s.err
+	}
+	r.counted.batches.Add(1)
+	r.counted.samples.Add(int64(hi - lo))
+	r.ask() // one more, now that its size is known
+	return s.batch.tensors, nil
+}
+
+// ahead returns how many batches may be in the queue: one until the size of a batch is known.
+func (r *run[T]) ahead() int {
+	largest := int(r.counted.largest.Load())
+	if largest == 0 {
+		return 1
+	}
+	return max(1, min(manyAhead, r.config.Prefetch/largest))
+}
+
+// recycle frees the slot whose batch the loop body has had, or gives it up if there are too many.
+func (r *run[T]) recycle() {
+	s := r.slots.taken
+	if r.slots.taken = nil; s == nil {
+		return
+	}
+	if r.slots.free = append(r.slots.free, s); len(r.slots.free)+len(r.slots.queue) > r.ahead()+1 {
+		r.slots.free = r.slots.free[:len(r.slots.free)-1]
+		r.counted.bytes.Add(-int64(s.batch.bytes()))
+	}
+}
+
+// ask puts batches into the queue until it is full, or the source used up.
+func (r *run[T]) ask() {
+	for len(r.slots.queue) < r.ahead() {
+		lo, hi, _, _, ok := r.span(r.start, r.asked)
+		if !ok {
+			return
+		}
+		if r.asked++; lo == hi {
+			continue
+		}
+		var s *slot[T]
+		if n := len(r.slots.free); n > 0 {
+			s, r.slots.free = r.slots.free[n-1], r.slots.free[:n-1]
+		} else {
+			s = &slot[T]{done: make(chan struct{}, 1)}
+		}
+		s.lo, s.hi = lo, hi
+		r.slots.queue = append(r.slots.queue, s)
+		r.jobs <- s // there is room: a slot of the queue each
+	}
+}
+
+var errEnded = errors.New("the source or the collate function has ended its goroutine, as t.FailNow does")
+
+// fill makes the batch of a slot.
+func (r *run[T]) fill(s *slot[T]) {
+	before := s.batch.bytes()
+	s.err = errEnded // unless source and collate function come back
+	defer func() {
+		after := s.batch.bytes()
+		r.counted.bytes.Add(int64(after - before))
+		for {
+			largest := r.counted.largest.Load()
+			if int64(after) <= largest || r.counted.largest.CompareAndSwap(largest, int64(after)) {
+				break
+			}
+		}
+		r.counted.made.Add(1)
+		s.done <- struct{}{}
+	}()
+	if s.err = r.read(s); s.err == nil && !r.stopped.Load() {
+		s.err = r.combine(s)
+	}
+}
+
+// read reads the samples of a slot.
+func (r *run[T]) read(s *slot[T]) (err error) {
+	i := s.lo
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("sample %d: %w", i, err)
+		}
+	}()
+	defer caught.Panic(&err, "the source")
+	s.samples = s.samples[:0]
+	for ; i < s.hi && !r.stopped.Load(); i++ {
+		sample, err := r.src.At(i)
+		if err != nil {
+			return err
+		}
+		s.samples = append(s.samples, sample)
+	}
+	return nil
+}
+
+// combine makes a batch of the samples of a slot.
+func (r *run[T]) combine(s *slot[T]) (err error) {
+	defer func() {
+		if of, ok := err.(*rowError); ok {
+			err = fmt.Errorf("sample %d: %w", s.lo+of.row, of.err)
+		} else if err != nil {
+			err = fmt.Errorf("samples %d to %d: %w", s.lo, s.hi-1, err)
+		}
+	}()
+	defer caught.Panic(&err, "the collate function")
+	s.batch.tensors = s.batch.tensors[:0]
+	if err := r.collate(&s.batch, s.samples); err != nil {
+		return err
+	}
+	if len(s.batch.tensors) == 0 {
+		return errors.New("the collate function has added no tensors")
+	}
+	return nil
+}
