@@ -40,7 +40,8 @@ type addend[T Float] struct {
 //	                 (+ beta * in[i*ldin+j])
 //
 // With taps, which only a kernel that knows them is given, row p of b is read as [Tap] says: the
-// first from element bstep on, and bpanel is how many taps a panel has.
+// first from element bstep on, and bpanel is how many taps a panel has. What the next plane has there
+// is prefetched.
 //
 // With rounded, which only a kernel that rounds knows, the sum goes there, rounded, and not to out.
 //
@@ -60,6 +61,7 @@ type tile[T Float] struct {
 	rounded       []half.BFloat16
 	ldrounded     int
 	taps          []Tap
+	plane         int // in bytes
 	read          bool
 	alpha, beta   T
 }
@@ -233,7 +235,8 @@ func (x *product[T, P]) columns(j0, j1, p0 int) {
 	t.k = x.depth(x.k)
 	if n := x.taps.N; n > 0 {
 		t.taps, t.b, t.bpanel = x.taps.Table[j0/x.nr*n+p0%n:], steps[P](x.b.data[j0:]), n
-		t.bstep = p0/n*x.taps.Plane + x.taps.offset(p0%n, unsafe.Sizeof(*new(P)))
+		size := int(unsafe.Sizeof(*new(P)))
+		t.bstep, t.plane = p0/n*x.taps.Plane+x.taps.offset(p0%n, size), x.taps.Plane*size
 		x.strips(j0, j1, p0)
 		return
 	}

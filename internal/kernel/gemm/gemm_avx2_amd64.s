@@ -20,11 +20,12 @@
 #define tile_rounded 168
 #define tile_ldrounded 192
 #define tile_taps 200
-#define tile_read 224
-#define tile_alphaF32 228
-#define tile_betaF32 232
-#define tile_alphaF64 232
-#define tile_betaF64 240
+#define tile_plane 224
+#define tile_read 232
+#define tile_alphaF32 236
+#define tile_betaF32 240
+#define tile_alphaF64 240
+#define tile_betaF64 248
 DATA columnsF32<>+0(SB)/4, $0
 DATA columnsF32<>+4(SB)/4, $1
 DATA columnsF32<>+8(SB)/4, $2
@@ -75,7 +76,8 @@ rows1:
 	MOVQ tile_cols(DI), R14; SUBQ R15, R14
 	MOVQ tile_k(DI), CX
 	TESTQ CX, CX; JZ store1
-	CMPQ R14, $8; JLE narrow1
+	CMPQ R14, $8
+	JLE narrow1
 	PCALIGN $32
 wide1:
 	VMOVUPS 0(BX), Y12; PREFETCHT0 0(BX)(R13*8)
@@ -131,7 +133,8 @@ rows2:
 	MOVQ tile_cols(DI), R14; SUBQ R15, R14
 	MOVQ tile_k(DI), CX
 	TESTQ CX, CX; JZ store2
-	CMPQ R14, $8; JLE narrow2
+	CMPQ R14, $8
+	JLE narrow2
 	PCALIGN $32
 wide2:
 	VMOVUPS 0(BX), Y12; PREFETCHT0 0(BX)(R13*8)
@@ -198,7 +201,8 @@ rows3:
 	MOVQ tile_cols(DI), R14; SUBQ R15, R14
 	MOVQ tile_k(DI), CX
 	TESTQ CX, CX; JZ store3
-	CMPQ R14, $8; JLE narrow3
+	CMPQ R14, $8
+	JLE narrow3
 	PCALIGN $32
 wide3:
 	VMOVUPS 0(BX), Y12; PREFETCHT0 0(BX)(R13*8)
@@ -278,7 +282,8 @@ rows4:
 	MOVQ tile_cols(DI), R14; SUBQ R15, R14
 	MOVQ tile_k(DI), CX
 	TESTQ CX, CX; JZ store4
-	CMPQ R14, $8; JLE narrow4
+	CMPQ R14, $8
+	JLE narrow4
 	PCALIGN $32
 wide4:
 	VMOVUPS 0(BX), Y12; PREFETCHT0 0(BX)(R13*8)
@@ -371,7 +376,8 @@ rows5:
 	MOVQ tile_cols(DI), R14; SUBQ R15, R14
 	MOVQ tile_k(DI), CX
 	TESTQ CX, CX; JZ store5
-	CMPQ R14, $8; JLE narrow5
+	CMPQ R14, $8
+	JLE narrow5
 	PCALIGN $32
 wide5:
 	VMOVUPS 0(BX), Y12; PREFETCHT0 0(BX)(R13*8)
@@ -475,7 +481,8 @@ rows6:
 	MOVQ tile_cols(DI), R14; SUBQ R15, R14
 	MOVQ tile_k(DI), CX
 	TESTQ CX, CX; JZ store6
-	CMPQ R14, $8; JLE narrow6
+	CMPQ R14, $8
+	JLE narrow6
 	PCALIGN $32
 wide6:
 	VMOVUPS 0(BX), Y12; PREFETCHT0 0(BX)(R13*8)
@@ -653,7 +660,8 @@ rows1:
 	MOVQ tile_cols(DI), R14; SUBQ R15, R14
 	MOVQ tile_k(DI), CX
 	TESTQ CX, CX; JZ store1
-	CMPQ R14, $4; JLE narrow1
+	CMPQ R14, $4
+	JLE narrow1
 	PCALIGN $32
 wide1:
 	VMOVUPD 0(BX), Y12; PREFETCHT0 0(BX)(R13*8)
@@ -709,7 +717,8 @@ rows2:
 	MOVQ tile_cols(DI), R14; SUBQ R15, R14
 	MOVQ tile_k(DI), CX
 	TESTQ CX, CX; JZ store2
-	CMPQ R14, $4; JLE narrow2
+	CMPQ R14, $4
+	JLE narrow2
 	PCALIGN $32
 wide2:
 	VMOVUPD 0(BX), Y12; PREFETCHT0 0(BX)(R13*8)
@@ -776,7 +785,8 @@ rows3:
 	MOVQ tile_cols(DI), R14; SUBQ R15, R14
 	MOVQ tile_k(DI), CX
 	TESTQ CX, CX; JZ store3
-	CMPQ R14, $4; JLE narrow3
+	CMPQ R14, $4
+	JLE narrow3
 	PCALIGN $32
 wide3:
 	VMOVUPD 0(BX), Y12; PREFETCHT0 0(BX)(R13*8)
@@ -856,7 +866,8 @@ rows4:
 	MOVQ tile_cols(DI), R14; SUBQ R15, R14
 	MOVQ tile_k(DI), CX
 	TESTQ CX, CX; JZ store4
-	CMPQ R14, $4; JLE narrow4
+	CMPQ R14, $4
+	JLE narrow4
 	PCALIGN $32
 wide4:
 	VMOVUPD 0(BX), Y12; PREFETCHT0 0(BX)(R13*8)
@@ -949,7 +960,8 @@ rows5:
 	MOVQ tile_cols(DI), R14; SUBQ R15, R14
 	MOVQ tile_k(DI), CX
 	TESTQ CX, CX; JZ store5
-	CMPQ R14, $4; JLE narrow5
+	CMPQ R14, $4
+	JLE narrow5
 	PCALIGN $32
 wide5:
 	VMOVUPD 0(BX), Y12; PREFETCHT0 0(BX)(R13*8)
@@ -1053,7 +1065,8 @@ rows6:
 	MOVQ tile_cols(DI), R14; SUBQ R15, R14
 	MOVQ tile_k(DI), CX
 	TESTQ CX, CX; JZ store6
-	CMPQ R14, $4; JLE narrow6
+	CMPQ R14, $4
+	JLE narrow6
 	PCALIGN $32
 wide6:
 	VMOVUPD 0(BX), Y12; PREFETCHT0 0(BX)(R13*8)

@@ -20,11 +20,12 @@
 #define tile_rounded 168
 #define tile_ldrounded 192
 #define tile_taps 200
-#define tile_read 224
-#define tile_alphaF32 228
-#define tile_betaF32 232
-#define tile_alphaF64 232
-#define tile_betaF64 240
+#define tile_plane 224
+#define tile_read 232
+#define tile_alphaF32 236
+#define tile_betaF32 240
+#define tile_alphaF64 240
+#define tile_betaF64 248
 
 TEXT dot<>(SB), NOSPLIT, $0-8
 	MOVQ t+0(FP), DI
@@ -62,7 +63,8 @@ sums1:
 	MOVQ tile_cols(DI), R14; SUBQ R15, R14
 	MOVQ tile_k(DI), CX
 	TESTQ CX, CX; JZ store1
-	CMPQ R14, $16; JLE narrow1
+	CMPQ R14, $16
+	JLE narrow1
 	PCALIGN $32
 wide1:
 	VMOVUPS 0(BX), Z28; PREFETCHT0 0(BX)(R13*8)
@@ -123,7 +125,8 @@ sums2:
 	MOVQ tile_cols(DI), R14; SUBQ R15, R14
 	MOVQ tile_k(DI), CX
 	TESTQ CX, CX; JZ store2
-	CMPQ R14, $16; JLE narrow2
+	CMPQ R14, $16
+	JLE narrow2
 	PCALIGN $32
 wide2:
 	VMOVUPS 0(BX), Z28; PREFETCHT0 0(BX)(R13*8)
@@ -195,7 +198,8 @@ sums3:
 	MOVQ tile_cols(DI), R14; SUBQ R15, R14
 	MOVQ tile_k(DI), CX
 	TESTQ CX, CX; JZ store3
-	CMPQ R14, $16; JLE narrow3
+	CMPQ R14, $16
+	JLE narrow3
 	PCALIGN $32
 wide3:
 	VMOVUPS 0(BX), Z28; PREFETCHT0 0(BX)(R13*8)
@@ -280,7 +284,8 @@ sums4:
 	MOVQ tile_cols(DI), R14; SUBQ R15, R14
 	MOVQ tile_k(DI), CX
 	TESTQ CX, CX; JZ store4
-	CMPQ R14, $16; JLE narrow4
+	CMPQ R14, $16
+	JLE narrow4
 	PCALIGN $32
 wide4:
 	VMOVUPS 0(BX), Z28; PREFETCHT0 0(BX)(R13*8)
@@ -378,7 +383,8 @@ sums5:
 	MOVQ tile_cols(DI), R14; SUBQ R15, R14
 	MOVQ tile_k(DI), CX
 	TESTQ CX, CX; JZ store5
-	CMPQ R14, $16; JLE narrow5
+	CMPQ R14, $16
+	JLE narrow5
 	PCALIGN $32
 wide5:
 	VMOVUPS 0(BX), Z28; PREFETCHT0 0(BX)(R13*8)
@@ -487,7 +493,8 @@ sums6:
 	MOVQ tile_cols(DI), R14; SUBQ R15, R14
 	MOVQ tile_k(DI), CX
 	TESTQ CX, CX; JZ store6
-	CMPQ R14, $16; JLE narrow6
+	CMPQ R14, $16
+	JLE narrow6
 	PCALIGN $32
 wide6:
 	VMOVUPS 0(BX), Z28; PREFETCHT0 0(BX)(R13*8)
@@ -608,7 +615,8 @@ sums7:
 	MOVQ tile_cols(DI), R14; SUBQ R15, R14
 	MOVQ tile_k(DI), CX
 	TESTQ CX, CX; JZ store7
-	CMPQ R14, $16; JLE narrow7
+	CMPQ R14, $16
+	JLE narrow7
 	PCALIGN $32
 wide7:
 	VMOVUPS 0(BX), Z28; PREFETCHT0 0(BX)(R13*8)
@@ -742,7 +750,8 @@ sums8:
 	MOVQ tile_cols(DI), R14; SUBQ R15, R14
 	MOVQ tile_k(DI), CX
 	TESTQ CX, CX; JZ store8
-	CMPQ R14, $16; JLE narrow8
+	CMPQ R14, $16
+	JLE narrow8
 	PCALIGN $32
 wide8:
 	VMOVUPS 0(BX), Z28; PREFETCHT0 0(BX)(R13*8)
@@ -887,7 +896,8 @@ sums9:
 	MOVQ tile_cols(DI), R14; SUBQ R15, R14
 	MOVQ tile_k(DI), CX
 	TESTQ CX, CX; JZ store9
-	CMPQ R14, $16; JLE narrow9
+	CMPQ R14, $16
+	JLE narrow9
 	PCALIGN $32
 wide9:
 	VMOVUPS 0(BX), Z28; PREFETCHT0 0(BX)(R13*8)
@@ -1044,7 +1054,8 @@ sums10:
 	MOVQ tile_cols(DI), R14; SUBQ R15, R14
 	MOVQ tile_k(DI), CX
 	TESTQ CX, CX; JZ store10
-	CMPQ R14, $16; JLE narrow10
+	CMPQ R14, $16
+	JLE narrow10
 	PCALIGN $32
 wide10:
 	VMOVUPS 0(BX), Z28; PREFETCHT0 0(BX)(R13*8)
@@ -1214,7 +1225,8 @@ sums11:
 	MOVQ tile_cols(DI), R14; SUBQ R15, R14
 	MOVQ tile_k(DI), CX
 	TESTQ CX, CX; JZ store11
-	CMPQ R14, $16; JLE narrow11
+	CMPQ R14, $16
+	JLE narrow11
 	PCALIGN $32
 wide11:
 	VMOVUPS 0(BX), Z28; PREFETCHT0 0(BX)(R13*8)
@@ -1395,7 +1407,8 @@ sums12:
 	MOVQ tile_cols(DI), R14; SUBQ R15, R14
 	MOVQ tile_k(DI), CX
 	TESTQ CX, CX; JZ store12
-	CMPQ R14, $16; JLE narrow12
+	CMPQ R14, $16
+	JLE narrow12
 	PCALIGN $32
 wide12:
 	VMOVUPS 0(BX), Z28; PREFETCHT0 0(BX)(R13*8)
@@ -1588,7 +1601,8 @@ sums13:
 	MOVQ tile_cols(DI), R14; SUBQ R15, R14
 	MOVQ tile_k(DI), CX
 	TESTQ CX, CX; JZ store13
-	CMPQ R14, $16; JLE narrow13
+	CMPQ R14, $16
+	JLE narrow13
 	PCALIGN $32
 wide13:
 	VMOVUPS 0(BX), Z28; PREFETCHT0 0(BX)(R13*8)
@@ -1794,7 +1808,8 @@ sums14:
 	MOVQ tile_cols(DI), R14; SUBQ R15, R14
 	MOVQ tile_k(DI), CX
 	TESTQ CX, CX; JZ store14
-	CMPQ R14, $16; JLE narrow14
+	CMPQ R14, $16
+	JLE narrow14
 	PCALIGN $32
 wide14:
 	VMOVUPS 0(BX), Z28; PREFETCHT0 0(BX)(R13*8)

@@ -20,11 +20,12 @@
 #define tile_rounded 168
 #define tile_ldrounded 192
 #define tile_taps 200
-#define tile_read 224
-#define tile_alphaF32 228
-#define tile_betaF32 232
-#define tile_alphaF64 232
-#define tile_betaF64 240
+#define tile_plane 224
+#define tile_read 232
+#define tile_alphaF32 236
+#define tile_betaF32 240
+#define tile_alphaF64 240
+#define tile_betaF64 248
 
 // func mulF32NEON(t *tile[float32])
 TEXT ·mulF32NEON(SB), NOSPLIT, $384-8

@@ -51,12 +51,12 @@ func Unmask[T Float](b Taps, t, lo, hi int) {
 }
 
 // offset returns where tap t reads a plane for column 0, in elements of size bytes.
-func (b Taps) offset(t int, size uintptr) int {
+func (b Taps) offset(t, size int) int {
 	at := 0
 	for _, tap := range b.Table[:t] {
 		at += tap.step
 	}
-	return b.First + at/int(size)
+	return b.First + at/size
 }
 
 // GemmTaps computes C = A*B + beta*C, for A m×k with rows lda elements apart, and B read by taps from

@@ -18,8 +18,8 @@ var fields = []struct {
 	{"in", 104}, {"ldin", 128},
 	{"out", 136}, {"ldout", 160},
 	{"rounded", 168}, {"ldrounded", 192},
-	{"taps", 200},
-	{"read", 224},
+	{"taps", 200}, {"plane", 224},
+	{"read", 232},
 }
 
 // printLayout names the offsets: tile_k(DI) is the field k of the tile at DI. The scalars after
@@ -43,7 +43,7 @@ func printLayout(out *bytes.Buffer) {
 //
 // There is one body for each number of rows, so that a strip costs what its rows cost, and one more
 // that reads B by taps, where that is known: AX is the panel's first tap then, and R13 the one of the
-// row.
+// row, and R14 the distance of planes in the loop on k.
 func (r routine) mul() {
 	if r.pairs {
 		fmt.Fprint(r.out, "\nTEXT dot<>(SB), NOSPLIT, $0-8\n")
@@ -127,11 +127,18 @@ func (s strip) print() {
 	s.p("MOVQ tile_cols(DI), R14; SUBQ R15, R14")
 	s.p("MOVQ tile_k(DI), CX")
 	s.p("TESTQ CX, CX; JZ %s", s.at("store"))
-	s.p("CMPQ R14, $%d; JLE %s", s.lanes(), s.at("narrow"))
+	s.p("CMPQ R14, $%d", s.lanes())
+	if s.taps != "" {
+		s.p("MOVQ tile_plane(DI), R14")
+	}
+	s.p("JLE %s", s.at("narrow"))
 	s.loop("wide", 2)
 	s.p("JMP %s", s.at("store"))
 	s.loop("narrow", 1)
 	s.label(s.at("store"))
+	if s.taps != "" {
+		s.p("MOVQ tile_cols(DI), R14; SUBQ R15, R14")
+	}
 	s.store()
 	if s.taps == "" {
 		s.p("MOVQ tile_bpanel(DI), BX; SHLQ $%d, BX; ADDQ BX, AX", s.log)
@@ -182,6 +189,7 @@ func (s strip) loop(name string, halves int) {
 		} else {
 			mask := map[int]string{8: "B", 16: "W"}[s.lanes()]
 			s.p("KMOV%s %d(R13), K%d; VMOVUP%s.Z %d(BX), K%d, %s", mask, 16+h*s.lanes()/8, h+1, s.letter, h*s.bytes, h+1, s.v(s.b+h))
+			s.p("PREFETCHT0 %d(BX)(R14*1)", h*s.bytes)
 		}
 	}
 	for i := range s.rows {
