@@ -98,13 +98,10 @@ func Bucket[T any](src Source[T], lengths Source[int], batch, chunk int, seed ui
 		n = src.Len()
 	}
 	b := &buckets{lengths: lengths, batch: batch, chunk: chunk, keys: rng.New(seed, "data.Bucket")}
-	return newSource(fmt.Sprintf("Bucket(%s, batch %d, chunk %d, seed %d)", describe(src), batch, chunk, seed), n, err,
-		func(i int) (sample T, err error) {
-			k, err := b.number(i)
-			if err != nil {
-				return sample, err
-			}
-			return src.At(k)
+	return reorder(fmt.Sprintf("Bucket(%s, batch %d, chunk %d, seed %d)", describe(src), batch, chunk, seed), n, err, []Source[T]{src},
+		func(i int) (s, k int, err error) {
+			k, err = b.number(i)
+			return 0, k, err
 		})
 }
 

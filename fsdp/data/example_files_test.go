@@ -45,7 +45,7 @@ func ExampleCreateTokens() {
 		log.Fatal(err)
 	}
 	defer tokens.Close()
-	windows := tokens.Windows(5)
+	windows := tokens.Windows(6, 5)
 	for i := range windows.Len() {
 		window, err := windows.At(i)
 		fmt.Println(window, err)
@@ -61,7 +61,7 @@ func ExampleCreateTokens() {
 	// [19 14 31 1 4 31] <nil>
 	// [31 14 17 13 14 19] <nil>
 	// [19 31 19 14 31 1] <nil>
-	// train.bin(3 windows of 5 tokens)
+	// train.bin(3 windows of 6 tokens with a step of 5)
 	// [13 14 19 31 19 14 31 1 4] <nil>
 	// 9 <nil>
 }

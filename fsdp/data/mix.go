@@ -52,11 +52,11 @@ func Mix[T any](seed uint64, parts ...Part[T]) Source[T] {
 		starts, err = quotas(weights)
 	}
 	name := fmt.Sprintf("Mix(seed %d, %s)", seed, strings.Join(names, ", "))
-	return newSource(name, Endless, err, func(i int) (T, error) {
+	return reorder(name, Endless, err, own, func(i int) (s, k int, err error) {
 		block := i / blockLen
 		place := permute(i%blockLen, blockLen, keys.Uint64(1<<63+uint64(block)))
-		k := within(starts, place)
-		return own[k].At(block*(starts[k+1]-starts[k]) + place - starts[k])
+		s = within(starts, place)
+		return s, block*(starts[s+1]-starts[s]) + place - starts[s], nil
 	})
 }
 

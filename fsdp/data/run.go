@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -18,8 +19,9 @@ import (
 //	free ──▶ queue: workers fill its slots ──▶ taken: the loop body has its batch ──▶ free
 type run[T any] struct {
 	*Loader[T]
-	start   int // samples consumed before
-	asked   int // iteration that is put into the queue next
+	into    func(i int, memory T) (T, error) // of the source, or nil
+	start   int                              // samples consumed before
+	asked   int                              // iteration that is put into the queue next
 	jobs    chan *slot[T]
 	stopped atomic.Bool
 	workers sync.WaitGroup
@@ -43,7 +45,7 @@ type slot[T any] struct {
 
 // start begins a loop.
 func start[T any](l *Loader[T]) *run[T] {
-	r := &run[T]{Loader: l, start: l.consumed, jobs: make(chan *slot[T], manyAhead)}
+	r := &run[T]{Loader: l, into: intoOf(l.src), start: l.consumed, jobs: make(chan *slot[T], manyAhead)}
 	for range l.config.Workers {
 		r.workers.Go(func() {
 			for s := range r.jobs {
@@ -178,15 +180,24 @@ func (r *run[T]) read(s *slot[T]) (err error) {
 		}
 	}()
 	defer caught.Panic(&err, "the source")
-	s.samples = s.samples[:0]
+	s.samples = slices.Grow(s.samples[:0], s.hi-s.lo)
+	earlier := s.samples[:s.hi-s.lo]
 	for ; i < s.hi && !r.stopped.Load(); i++ {
-		sample, err := r.src.At(i)
+		sample, err := r.sample(i, earlier[i-s.lo])
 		if err != nil {
 			return err
 		}
 		s.samples = append(s.samples, sample)
 	}
 	return nil
+}
+
+// sample reads a sample, into the memory of an earlier one if the source can.
+func (r *run[T]) sample(i int, earlier T) (T, error) {
+	if into := r.into; into != nil {
+		return into(i, earlier)
+	}
+	return r.src.At(i)
 }
 
 // combine makes a batch of the samples of a slot.

@@ -58,7 +58,9 @@ func repeated[T any](src Source[T], epochs int, name string, number func(epoch, 
 	default:
 		n = src.Len() * epochs
 	}
-	return newSource(name, n, err, func(i int) (T, error) { return src.At(number(i/src.Len(), i%src.Len())) })
+	return reorder(name, n, err, []Source[T]{src}, func(i int) (s, k int, err error) {
+		return 0, number(i/src.Len(), i%src.Len()), nil
+	})
 }
 
 // times writes a number of epochs.

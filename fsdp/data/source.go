@@ -23,6 +23,28 @@ type Source[T any] interface {
 	At(i int) (T, error)
 }
 
+// An Into is a Source that can read samples into memory that is there, such as those of files. Range,
+// Concat, Repeat, Shuffle, Split, Bucket and Mix of such sources are ones, too. A [Loader] reads them
+// without allocating.
+type Into[T any] interface {
+	Source[T]
+	// Into does what At does, but overwrites what the slices of a sample refer to, if they are large
+	// enough. memory is a sample of this source, or of another Into, that nobody uses any more, or the
+	// zero value.
+	Into(i int, memory T) (T, error)
+}
+
+// intoOf returns the Into of a source, or nil if it has none.
+func intoOf[T any](src Source[T]) func(i int, memory T) (T, error) {
+	switch s := src.(type) {
+	case *source[T]:
+		return s.into
+	case Into[T]:
+		return s.Into
+	}
+	return nil
+}
+
 // Endless is the length of a source without an end.
 const Endless = math.MaxInt
 
@@ -30,6 +52,7 @@ const Endless = math.MaxInt
 type source[T any] struct {
 	n    int
 	at   func(i int) (T, error)
+	into func(i int, memory T) (T, error) // as at, see Into; or nil
 	name string
 	err  error // of its arguments: it is then the only sample
 }
@@ -61,6 +84,35 @@ func newSource[T any](name string, n int, err error, at func(i int) (T, error)) 
 		return &source[T]{n: 1, name: name, err: fmt.Errorf("data.%s: %w", name, err)}
 	}
 	return &source[T]{n: n, at: at, name: clip(name)}
+}
+
+// reorder returns the source of n samples of some sources: sample i is sample k of sources[s]. Where
+// all of them are Intos, it is one.
+func reorder[T any](name string, n int, err error, sources []Source[T], which func(i int) (s, k int, err error)) Source[T] {
+	all := newSource(name, n, err, func(i int) (sample T, err error) {
+		s, k, err := which(i)
+		if err != nil {
+			return sample, err
+		}
+		return sources[s].At(k)
+	})
+	if all.err != nil {
+		return all
+	}
+	intos := make([]func(i int, memory T) (T, error), len(sources))
+	for s, src := range sources {
+		if intos[s] = intoOf(src); intos[s] == nil {
+			return all
+		}
+	}
+	all.into = func(i int, memory T) (T, error) {
+		s, k, err := which(i)
+		if err != nil {
+			return memory, err
+		}
+		return intos[s](k, memory)
+	}
+	return all
 }
 
 // refusal returns the source that has only the error of src, if that is all that src has.
@@ -161,8 +213,8 @@ func Range[T any](src Source[T], lo, hi int) Source[T] {
 	if hi == Endless {
 		n = Endless
 	}
-	return newSource(fmt.Sprintf("Range(%s, %d, %d)", describe(src), lo, hi), n, err,
-		func(i int) (T, error) { return src.At(lo + i) })
+	return reorder(fmt.Sprintf("Range(%s, %d, %d)", describe(src), lo, hi), n, err, []Source[T]{src},
+		func(i int) (s, k int, err error) { return 0, lo + i, nil })
 }
 
 // Concat returns the samples of all sources, one source after the other. Only the last may be
@@ -189,9 +241,9 @@ func Concat[T any](sources ...Source[T]) Source[T] {
 			starts[i+1] = begin + src.Len()
 		}
 	}
-	return newSource("Concat("+strings.Join(names, ", ")+")", starts[len(sources)], err, func(i int) (T, error) {
-		k := within(starts, i)
-		return sources[k].At(i - starts[k])
+	return reorder("Concat("+strings.Join(names, ", ")+")", starts[len(sources)], err, sources, func(i int) (s, k int, err error) {
+		s = within(starts, i)
+		return s, i - starts[s], nil
 	})
 }
 

@@ -82,15 +82,18 @@ func tail[E any](dst []E, width int) []byte {
 	return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(dst))), n*size)[n*(size-width):]
 }
 
-// Windows returns the windows of length tokens and one more, which is the first of the next window:
-// the first length tokens are what a model reads, the last ones what it predicts. What does not fill
-// a window at the end of the file is left out.
-func (t *Tokens) Windows(length int) *File[[]int] {
-	f := t.file(fmt.Sprintf("windows of %d tokens", length), (t.n-1)/max(1, length), func(i int) (from, to int) {
-		return i * length, (i+1)*length + 1
+// Windows returns the windows of length tokens that begin at every step-th token, as [Windows] does of
+// tokens in memory. A file that does not fill one is an error of the windows.
+func (t *Tokens) Windows(length, step int) *File[[]int] {
+	n, err := windows(t.n, length, step)
+	if err == nil && n == 0 {
+		err = fmt.Errorf("windows of %d tokens, of %d tokens in all", length, t.n)
+	}
+	f := t.file(fmt.Sprintf("windows of %d tokens with a step of %d", length, step), n, func(i int) (from, to int) {
+		return i * step, i*step + length
 	})
-	if length < 1 || length >= t.n {
-		f.n, f.err = 1, t.in.errorf("windows of %d tokens and one more, of %d tokens", length, t.n)
+	if err != nil {
+		f.n, f.err = 1, t.in.errorf("%w", err)
 	}
 	return f
 }

@@ -3,6 +3,7 @@ package data
 import (
 	"encoding/binary"
 	"fmt"
+	"iter"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -69,12 +70,8 @@ func TestTokens(t *testing.T) {
 		for i, n := range readAll(t, lengths) {
 			require.Len(t, docs[i], n)
 		}
-		length := rapid.IntRange(1, len(all)-1).Draw(t, "window")
-		var windows [][]int
-		for at := 0; at+length < len(all); at += length {
-			windows = append(windows, all[at:at+length+1])
-		}
-		require.Equal(t, windows, readAll(t, f.Windows(length)))
+		length, step := rapid.IntRange(1, len(all)).Draw(t, "window"), rapid.IntRange(1, len(all)+1).Draw(t, "step")
+		require.Equal(t, readAll(t, Windows(all, length, step)), readAll(t, f.Windows(length, step)))
 		require.NoError(t, f.Close())
 	})
 }
@@ -89,12 +86,12 @@ func checkTokens(t require.TestingT, path string, tokens, ends []byte, bits, win
 		return
 	}
 	require.NoError(t, err)
-	if windows := f.Windows(window); window < 1 || window >= f.Len() {
+	if windows := f.Windows(window, 2); window < 1 || window > f.Len() {
 		_, err := windows.At(0)
-		require.ErrorContains(t, err, fmt.Sprintf("data: %s: windows of %d tokens and one more, of %d tokens", path, window, f.Len()))
+		require.ErrorContains(t, err, fmt.Sprintf("data: %s: windows of %d ", path, window))
 	} else {
 		for i, w := range readAll(t, windows) {
-			require.Equal(t, tokens[i*window*bits/8:][:(window+1)*bits/8], raw(w, bits))
+			require.Equal(t, tokens[i*2*bits/8:][:window*bits/8], raw(w, bits))
 		}
 	}
 	if docs, _, err := f.Documents(); err == nil {
@@ -223,27 +220,45 @@ func TestTokenWriter(t *testing.T) {
 	require.ErrorIs(t, err, os.ErrNotExist)
 }
 
-// TestWindowsDoNotAllocate reads windows into memory that is there.
+// TestWindowsDoNotAllocate: a loader reads windows of a file, in an order of an order of parts, into
+// memory that is there.
 func TestWindowsDoNotAllocate(t *testing.T) {
 	windows := manyWindows(t, 1<<16)
-	into := make([]int, 0, 257)
-	i := 0
-	require.Zero(t, testing.AllocsPerRun(100, func() {
-		var err error
-		into, err = windows.Into(i, into)
-		require.NoError(t, err)
-		i++
-	}))
-	require.Len(t, into, 257)
+	lengths := Func(100, func(i int) (int, error) { return i, nil })
+	src := Concat[[]int](Bucket(Range(windows, 0, 100), lengths, 10, 50, 1), Mix(1, Part[[]int]{windows, 1}, Part[[]int]{Repeat(windows, 2), 2}))
+	l, err := NewLoader(Shuffle(Range(src, 0, 1<<20), 1, Endless), TokensAndTargets[int](256), Config{Batch: 8, Workers: 2})
+	require.NoError(t, err)
+	next, stop := iter.Pull2(l.Batches(t.Context()))
+	defer stop()
+	pull := func() {
+		if batch, err, more := next(); err != nil || !more || len(batch) != 2 {
+			panic(err)
+		}
+	}
+	for range 200 {
+		pull()
+	}
+	require.Zero(t, testing.AllocsPerRun(200, pull))
 }
 
-// manyWindows are windows of 256 tokens of a file of n.
+// TestIntoOfSharedMemory: sources whose samples others use, too, are not read into.
+func TestIntoOfSharedMemory(t *testing.T) {
+	windows := manyWindows(t, 1<<10)
+	shared := Of([][]int{{1, 2, 3}})
+	for _, src := range []Source[[]int]{shared, Concat[[]int](windows, shared), Shuffle(Concat[[]int](shared, windows), 1, 2), Range(Map[[]int](windows, func(w []int) ([]int, error) { return w, nil }), 0, 1)} {
+		require.Nil(t, intoOf(src))
+	}
+	require.NotNil(t, intoOf[[]int](windows))
+	require.NotNil(t, intoOf(Shuffle[[]int](windows, 1, 1)))
+}
+
+// manyWindows are windows of 256 tokens, and one more each, of a file of n.
 func manyWindows(t testing.TB, n int) *File[[]int] {
 	path := write(t, "w.bin", make([]byte, 2*n))
 	f, err := OpenTokens(path, 16)
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, f.Close()) })
-	return f.Windows(256)
+	return f.Windows(257, 256)
 }
 
 // BenchmarkWindows reads windows of 256 tokens of 16 bits, in any order, from a file that is in the
