@@ -158,8 +158,10 @@ func (a Activation) gate(x *gorgonia.Node) (*gorgonia.Node, error) {
 		return op.ReGLU(x, nil)
 	case SiLU:
 		return op.SwiGLU(x, nil)
+	case Sigmoid:
+		return op.GLU(x, nil)
 	default:
-		return nil, fmt.Errorf("no gated linear unit has activation %d: want GELU, GELUTanh, ReLU or SiLU", a)
+		return nil, fmt.Errorf("no gated linear unit has activation %d: want GELU, GELUTanh, ReLU, SiLU or Sigmoid", a)
 	}
 }
 

@@ -2,7 +2,6 @@ package nn
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
 	"math"
 	"slices"
@@ -178,8 +177,7 @@ func (m *CrossEntropy) Build(_ *fsdp.Builder, in ...*gorgonia.Node) (gorgonia.No
 // Bias, bias [Classes].
 //
 // With Fused its only output is the loss, for which logits never lie in memory as a whole
-// ([op.LinearCrossEntropy]): what a large vocabulary needs, at four products in place of three. There
-// is no Bias then.
+// ([op.LinearCrossEntropy]): what a large vocabulary needs, at four products in place of three.
 type Head struct {
 	Dim, Classes int
 	Tied         string // full name of an embedding's weight, or "" for a weight of its own
@@ -210,13 +208,14 @@ func (m *Head) Build(b *fsdp.Builder, in ...*gorgonia.Node) (gorgonia.Nodes, err
 		return nil, err
 	}
 	loss := op.Loss{Ignore: IgnoreTarget, Smoothing: m.Smoothing, Z: m.Z}
-	if m.Fused {
-		if m.Bias {
-			return nil, errors.New("a fused loss has no bias")
-		}
-		return one(op.LinearCrossEntropy(x, p[0], in[1], loss))
+	bias, err := m.bias(b)
+	if err != nil {
+		return nil, err
 	}
-	logits, err := m.logits(b, x, p[0])
+	if m.Fused {
+		return one(op.LinearCrossEntropy(x, p[0], bias, in[1], loss))
+	}
+	logits, err := op.Linear(x, p[0], bias)
 	if err != nil {
 		return nil, err
 	}
@@ -241,15 +240,12 @@ func (m *Head) scaled(x *gorgonia.Node, index gorgonia.Nodes) (_ *gorgonia.Node,
 	return op.Scale(x, m.Scale)
 }
 
-func (m *Head) logits(b *fsdp.Builder, x, weight *gorgonia.Node) (*gorgonia.Node, error) {
-	var bias *gorgonia.Node
-	if m.Bias {
-		var err error
-		if bias, err = b.Param("bias"); err != nil {
-			return nil, err
-		}
+// bias returns the parameter, or nil if there is none.
+func (m *Head) bias(b *fsdp.Builder) (*gorgonia.Node, error) {
+	if !m.Bias {
+		return nil, nil
 	}
-	return op.Linear(x, weight, bias)
+	return b.Param("bias")
 }
 
 // rows returns a step that takes rows of a matrix.
@@ -293,7 +289,7 @@ func (m *logits) Build(b *fsdp.Builder, in ...*gorgonia.Node) (gorgonia.Nodes, e
 	if err != nil {
 		return nil, err
 	}
-	return one(m.logits(b, x, p[0]))
+	return one(op.Linear(x, p[0], nil))
 }
 
 // GPT is a decoder-only transformer language model with learned positions (GPT-2, Radford et al.,

@@ -76,7 +76,8 @@ func TestGatedMLP(t *testing.T) {
 		nn.GELUTanh: func(x float64) float64 {
 			return 0.5 * x * (1 + math.Tanh(math.Sqrt(2/math.Pi)*(x+0.044715*x*x*x)))
 		},
-		nn.ReLU: func(x float64) float64 { return math.Max(x, 0) },
+		nn.ReLU:    func(x float64) float64 { return math.Max(x, 0) },
+		nn.Sigmoid: func(x float64) float64 { return 1 / (1 + math.Exp(-x)) },
 	} {
 		s := wrap(t, calling(&nn.MLP{Dim: 2, Hidden: 1, Act: act, Gated: true, NoBias: true}, 1))
 		set(t, s, "m.fc.weight", 1, 2, 3, 4) // gate, up

@@ -49,6 +49,11 @@ func GEGLUTanh(gate, up *gorgonia.Node) (*gorgonia.Node, error) {
 // ReGLU is [SwiGLU] with [ReLU].
 func ReGLU(gate, up *gorgonia.Node) (*gorgonia.Node, error) { return ops.GLU(vec.GateReLU, gate, up) }
 
+// GLU is [SwiGLU] with [Sigmoid], the gated linear unit of Dauphin et al. (2016, arXiv:1612.08083).
+func GLU(gate, up *gorgonia.Node) (*gorgonia.Node, error) {
+	return ops.GLU(vec.GateSigmoid, gate, up)
+}
+
 // ReLU returns max(x, 0) for x [...].
 func ReLU(x *gorgonia.Node) (*gorgonia.Node, error) { return ops.ReLU(x) }
 

@@ -25,14 +25,14 @@
 //	ReLU, Tanh, Sigmoid
 //	GELU           Hendrycks and Gimpel, 2016; GELUTanh is its approximation
 //	SiLU           Elfwing et al., 2017
-//	SwiGLU, GEGLU, GEGLUTanh, ReGLU  an activation of one half times the other (Shazeer, 2020)
+//	GLU, SwiGLU, GEGLU, GEGLUTanh, ReGLU  an activation of one half times the other (Shazeer, 2020)
 //	Scale          c·x
 //	Columns        some of the columns
 //	Dropout        Srivastava et al., 2014; no mask is kept
 //	Softmax, LogSoftmax
 //	CrossEntropy   of logits and targets; SmoothCrossEntropy has label smoothing and z-loss
 //	LinearCrossEntropy  of a linear layer, without its logits in memory
-//	MSE, BCE       mean squared error, binary cross-entropy of logits
+//	MSE, BCE       mean squared error, binary cross-entropy of logits; WeightedMSE, WeightedBCE
 //
 // # Shapes
 //

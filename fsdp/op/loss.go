@@ -36,23 +36,40 @@ func SmoothCrossEntropy(logits, targets *gorgonia.Node, l Loss) (*gorgonia.Node,
 	return ops.SmoothCrossEntropy(logits, targets, kernel.Loss(l))
 }
 
-// LinearCrossEntropy returns what [SmoothCrossEntropy] does of the logits x·weightᵀ, for x [..., n, d],
-// weight [classes, d] and targets, ints [..., n], without the logits in memory: they are computed in
-// blocks of at most 1024 rows and classes, on every thread, and again for the gradient of weight. What
-// is kept for backward is as large as x. So is what it takes in all, however many classes there are.
+// LinearCrossEntropy returns what [SmoothCrossEntropy] does of the logits x·weightᵀ + bias, for x [...,
+// n, d], weight [classes, d], bias [classes], which may be nil, and targets, ints [..., n], without the
+// logits in memory: they are computed in blocks of at most 1024 rows and classes, on every thread, and
+// again for the gradients of weight and bias. What is kept for backward is as large as x. So is what it
+// takes in all, however many classes there are, but that with a bias the gradient of weight is made in a
+// buffer of its own.
 //
 // Arithmetic is that of four products of logits in a training pass, one more than with logits in
 // memory: forward finds the gradient of x on its way, as attention does (Dao et al., 2022,
 // arXiv:2205.14135). In evaluation it is one. Under bfloat16 logits are float32 here.
-func LinearCrossEntropy(x, weight, targets *gorgonia.Node, l Loss) (*gorgonia.Node, error) {
-	return ops.LinearCrossEntropy(x, weight, targets, kernel.Loss(l))
+func LinearCrossEntropy(x, weight, bias, targets *gorgonia.Node, l Loss) (*gorgonia.Node, error) {
+	return ops.LinearCrossEntropy(x, weight, bias, targets, kernel.Loss(l))
 }
 
 // MSE returns the mean of (y - target)² over all elements of y and target [...]: shape [1]. target
 // takes no gradient.
-func MSE(y, target *gorgonia.Node) (*gorgonia.Node, error) { return ops.MSE(y, target) }
+func MSE(y, target *gorgonia.Node) (*gorgonia.Node, error) { return ops.MSE(y, target, nil) }
+
+// WeightedMSE is [MSE] with a mean that is weighted by weight [...], such as a mask of 0 and 1:
+// Σ weight·(y - target)² / Σ weight. If the weights add up to 0 it is 0, and so is its gradient.
+// weight takes no gradient; nil counts all alike.
+func WeightedMSE(y, target, weight *gorgonia.Node) (*gorgonia.Node, error) {
+	return ops.MSE(y, target, weight)
+}
 
 // BCE returns the mean binary cross-entropy of the probabilities σ(logits) with those in target, in
 // nats, over all elements of logits and target [...]: log(1 + eˣ) - target·x for a logit x, computed
 // without overflow, as BCEWithLogitsLoss in PyTorch. Its shape is [1]. target takes no gradient.
-func BCE(logits, target *gorgonia.Node) (*gorgonia.Node, error) { return ops.BCE(logits, target) }
+func BCE(logits, target *gorgonia.Node) (*gorgonia.Node, error) {
+	return ops.BCE(logits, target, nil)
+}
+
+// WeightedBCE is [BCE] with a mean that is weighted as that of [WeightedMSE] is. (BCEWithLogitsLoss in
+// PyTorch divides by the number of elements instead.)
+func WeightedBCE(logits, target, weight *gorgonia.Node) (*gorgonia.Node, error) {
+	return ops.BCE(logits, target, weight)
+}

@@ -28,9 +28,11 @@ func TestLosses(t *testing.T) {
 	require.Zero(t, on(smooth, -1)[0])
 	linear := func(x, targets *gorgonia.Node) (*gorgonia.Node, error) {
 		weight := tensor.New(tensor.WithShape(3, 3), tensor.WithBacking([]float64{1, 0, 0, 0, 1, 0, 0, 0, 1}))
-		return op.LinearCrossEntropy(x, gorgonia.NodeFromAny(x.Graph(), weight, gorgonia.WithName("w")), targets, op.Loss{Ignore: -1})
+		bias := tensor.New(tensor.WithShape(3), tensor.WithBacking([]float64{0, 0, 1}))
+		return op.LinearCrossEntropy(x, gorgonia.NodeFromAny(x.Graph(), weight, gorgonia.WithName("w")),
+			gorgonia.NodeFromAny(x.Graph(), bias, gorgonia.WithName("b")), targets, op.Loss{Ignore: -1})
 	}
-	require.InDelta(t, lse-2, on(linear, 2)[0], 1e-14)
+	require.InDelta(t, math.Log(math.Exp(0.5)+math.Exp(-1)+math.Exp(3))-3, on(linear, 2)[0], 1e-14)
 
 	one := func(f func(x *gorgonia.Node) (*gorgonia.Node, error)) []float64 {
 		return compute(t, tensor.Shape{1, 3}, x, f)
@@ -46,6 +48,15 @@ func TestLosses(t *testing.T) {
 		want += (math.Log(1+math.Exp(v)) - 2*v*v) / 3
 	}
 	require.InDelta(t, want, bce[0], 1e-15)
+	heavy := func(f func(y, target, weight *gorgonia.Node) (*gorgonia.Node, error), weights ...float64) []float64 {
+		return one(func(x *gorgonia.Node) (*gorgonia.Node, error) {
+			w := tensor.New(tensor.WithShape(1, 3), tensor.WithBacking(weights))
+			return f(x, double(x), gorgonia.NodeFromAny(x.Graph(), w, gorgonia.WithName("weights")))
+		})
+	}
+	require.InDelta(t, (0.25+3*4)/4, heavy(op.WeightedMSE, 1, 0, 3)[0], 1e-15)
+	require.InDelta(t, math.Log(1+math.Exp(-1))-2, heavy(op.WeightedBCE, 0, 5, 0)[0], 1e-15)
+	require.Equal(t, []float64{0}, heavy(op.WeightedMSE, 0, 0, 0))
 	_, err := op.Softmax(nil)
 	require.EqualError(t, err, "softmax: x is nil")
 	_, err = op.MSE(nil, nil)

@@ -85,6 +85,7 @@ var every = map[string]func(b *builder, x *gorgonia.Node) (*gorgonia.Node, error
 	"GEGLU":        func(b *builder, x *gorgonia.Node) (*gorgonia.Node, error) { return op.GEGLU(b.floats(2, 3, 4), x) },
 	"GEGLUTanh":    func(b *builder, x *gorgonia.Node) (*gorgonia.Node, error) { return op.GEGLUTanh(x, b.floats(2, 3, 4)) },
 	"ReGLU":        func(b *builder, x *gorgonia.Node) (*gorgonia.Node, error) { return op.ReGLU(x, b.floats(2, 3, 4)) },
+	"GLU":          func(b *builder, x *gorgonia.Node) (*gorgonia.Node, error) { return op.GLU(x, b.floats(2, 3, 4)) },
 	"Scale":        func(_ *builder, x *gorgonia.Node) (*gorgonia.Node, error) { return op.Scale(x, -0.7) },
 	"Dropout":      func(_ *builder, x *gorgonia.Node) (*gorgonia.Node, error) { return op.Dropout(x, 0.3, 1) },
 	"CrossEntropy": func(b *builder, x *gorgonia.Node) (*gorgonia.Node, error) {
@@ -94,10 +95,16 @@ var every = map[string]func(b *builder, x *gorgonia.Node) (*gorgonia.Node, error
 		return op.SmoothCrossEntropy(x, b.ints(4, 2, 3), op.Loss{Ignore: 1, Smoothing: 0.2, Z: 0.1})
 	},
 	"LinearCrossEntropy": func(b *builder, x *gorgonia.Node) (*gorgonia.Node, error) {
-		return op.LinearCrossEntropy(x, b.floats(5, 4), b.ints(5, 2, 3), op.Loss{Ignore: 1, Smoothing: 0.2, Z: 0.1})
+		return op.LinearCrossEntropy(x, b.floats(5, 4), b.floats(5), b.ints(5, 2, 3), op.Loss{Ignore: 1, Smoothing: 0.2, Z: 0.1})
 	},
-	"MSE":        func(b *builder, x *gorgonia.Node) (*gorgonia.Node, error) { return op.MSE(x, b.fixed(2, 3, 4)) },
-	"BCE":        func(b *builder, x *gorgonia.Node) (*gorgonia.Node, error) { return op.BCE(x, b.fixed(2, 3, 4)) },
+	"MSE": func(b *builder, x *gorgonia.Node) (*gorgonia.Node, error) { return op.MSE(x, b.fixed(2, 3, 4)) },
+	"BCE": func(b *builder, x *gorgonia.Node) (*gorgonia.Node, error) { return op.BCE(x, b.fixed(2, 3, 4)) },
+	"WeightedMSE": func(b *builder, x *gorgonia.Node) (*gorgonia.Node, error) {
+		return op.WeightedMSE(x, b.fixed(2, 3, 4), b.fixed(2, 3, 4))
+	},
+	"WeightedBCE": func(b *builder, x *gorgonia.Node) (*gorgonia.Node, error) {
+		return op.WeightedBCE(x, b.fixed(2, 3, 4), b.fixed(2, 3, 4))
+	},
 	"Softmax":    func(_ *builder, x *gorgonia.Node) (*gorgonia.Node, error) { return op.Softmax(x) },
 	"LogSoftmax": func(_ *builder, x *gorgonia.Node) (*gorgonia.Node, error) { return op.LogSoftmax(x) },
 	"SelfAttention": func(b *builder, x *gorgonia.Node) (*gorgonia.Node, error) {

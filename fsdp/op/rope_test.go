@@ -49,6 +49,7 @@ func TestGatedUnits(t *testing.T) {
 		act  func(x float64) float64
 	}{
 		"swiglu": {op.SwiGLU, silu}, "geglu": {op.GEGLU, gelu}, "geglu tanh": {op.GEGLUTanh, tanh},
+		"glu":   {op.GLU, func(x float64) float64 { return 1 / (1 + math.Exp(-x)) }},
 		"reglu": {op.ReGLU, func(x float64) float64 { return max(x, 0) }},
 	} {
 		packed := compute(t, tensor.Shape{1, 4}, x, func(x *gorgonia.Node) (*gorgonia.Node, error) { return f.unit(x, nil) })

@@ -172,11 +172,11 @@ func (o *Op) String() string {
 
 var attrText = strings.NewReplacer("{", "(", "}", ")", " ", ",")
 
-// DiffWRT implements gorgonia.SDOp.
+// DiffWRT implements gorgonia.SDOp. Integers have no gradient.
 func (o *Op) DiffWRT(n int) []bool {
 	diff := make([]bool, n)
 	for i := range min(n, o.Diff) {
-		diff[i] = true
+		diff[i] = !o.ints[i]
 	}
 	return diff
 }

@@ -78,6 +78,7 @@ type Row struct {
 	// Reads returns how many elements of an argument are read at most. Nil means all of them.
 	Reads func(o *Op, arg int) int
 	// Diff is the number of leading arguments that the result is differentiable with respect to.
+	// Integers among them do not count.
 	Diff int
 	// Grad builds their gradients, usually by Op.Gradient. out is the op's own node. Gradients that
 	// are nil at the end may be left out.

@@ -55,7 +55,7 @@ func TestGLU(t *testing.T) { both(t, checkGLUTwin[float32], checkGLUTwin[float64
 
 func checkGLUTwin[T Float](t *rapid.T) {
 	src := newSource[T](t)
-	n, gate := rapid.IntRange(0, 70).Draw(t, "n"), rapid.SampledFrom([]vec.Gate{vec.GateSiLU, vec.GateGELUErf, vec.GateGELUTanh, vec.GateReLU}).Draw(t, "gate")
+	n, gate := rapid.IntRange(0, 70).Draw(t, "n"), rapid.SampledFrom([]vec.Gate{vec.GateSiLU, vec.GateGELUErf, vec.GateGELUTanh, vec.GateReLU, vec.GateSigmoid}).Draw(t, "gate")
 	x, up, dy := src.normal(n), src.normal(n), src.normal(n)
 	y, dx, dup := garbage[T](n), garbage[T](n), garbage[T](n)
 	vec.GLU(gate, y, x, up)

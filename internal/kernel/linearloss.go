@@ -46,6 +46,7 @@ type linearLoss[E Element, T Float] struct {
 	Loss
 	c          *Context
 	x, w       []E // [n, d], [classes, d]
+	bias       []T // [classes], or nil
 	targets    []int
 	d, classes int
 
@@ -68,11 +69,14 @@ func LinearLossBFloat16Scratch(n, d, classes int) int {
 	return LinearLossScratch(n, d, classes) + min(n, lossRows)*d
 }
 
-func newLinearLoss[E Element, T Float](c *Context, x, w []E, targets []int, n, d, classes int, l Loss, scratch []T) linearLoss[E, T] {
+func newLinearLoss[E Element, T Float](c *Context, x, w []E, bias []T, targets []int, n, d, classes int, l Loss, scratch []T) linearLoss[E, T] {
 	check("LinearLoss", "x", len(x), n*d)
 	check("LinearLoss", "w", len(w), classes*d)
 	check("LinearLoss", "targets", len(targets), n)
-	o := linearLoss[E, T]{Loss: l, c: c, x: x, w: w, targets: targets, d: d, classes: classes, stride: min(classes, lossClasses)}
+	if bias != nil {
+		check("LinearLoss", "bias", len(bias), classes)
+	}
+	o := linearLoss[E, T]{Loss: l, c: c, x: x, w: w, bias: bias, targets: targets, d: d, classes: classes, stride: min(classes, lossClasses)}
 	rows, need := min(n, lossRows), LinearLossScratch(n, d, classes)
 	if _, same := any(x).([]T); !same {
 		need = LinearLossBFloat16Scratch(n, d, classes)
@@ -99,7 +103,14 @@ func floats[E Element, T Float](to []T, x []E, i int) []T {
 
 // block computes the logits of rows and columns from i and j on.
 func (o *linearLoss[E, T]) block(i, rows, j, columns int) {
-	gemm.Gemm(&o.c.gemm, false, true, rows, columns, o.d, 1, o.x[i*o.d:], o.d, o.w[j*o.d:], o.d, 0, o.logits, o.stride)
+	beta := 0.0
+	if o.bias != nil {
+		beta = 1
+		for r := range rows {
+			copy(o.logits[r*o.stride:], o.bias[j:j+columns])
+		}
+	}
+	gemm.Gemm(&o.c.gemm, false, true, rows, columns, o.d, 1, o.x[i*o.d:], o.d, o.w[j*o.d:], o.d, beta, o.logits, o.stride)
 }
 
 // elements returns the block as a product takes it, and its stride: as it is, or rounded to the first
@@ -116,11 +127,11 @@ func (o *linearLoss[E, T]) elements(rows, columns int) (block []E, stride int) {
 	return any(low).([]E), 2 * o.stride
 }
 
-// LinearLoss computes the thread's share of the losses [n] of the logits x·wᵀ, for x [n, d] and w
-// [classes, d], see [Loss], and their lse [n]. If train is true, dx [n, d] becomes the gradients of the
+// LinearLoss computes the thread's share of the losses [n] of the logits x·wᵀ + bias, for x [n, d], w
+// [classes, d] and bias [classes], which may be nil, see [Loss], and their lse [n]. If train is true, dx [n, d] becomes the gradients of the
 // losses with respect to x, and zeros otherwise. A target out of range is an error as that of
 // [CrossEntropy].
-func LinearLoss[E Element, T Float](c *Context, dx []E, losses, lse []T, x, w []E, targets []int, n, d, classes int, l Loss,
+func LinearLoss[E Element, T Float](c *Context, dx []E, losses, lse []T, x, w []E, bias []T, targets []int, n, d, classes int, l Loss,
 	train bool, scratch []T) error {
 	check("LinearLoss", "dx", len(dx), n*d)
 	check("LinearLoss", "losses", len(losses), n)
@@ -128,7 +139,7 @@ func LinearLoss[E Element, T Float](c *Context, dx []E, losses, lse []T, x, w []
 	if err := CheckTargets(targets, classes, l.Ignore); err != nil {
 		return err
 	}
-	o := newLinearLoss(c, x, w, targets, n, d, classes, l, scratch)
+	o := newLinearLoss(c, x, w, bias, targets, n, d, classes, l, scratch)
 	if l.Smoothing > 0 {
 		clear(o.mean)
 		for j := range classes {
@@ -201,7 +212,11 @@ func (o *linearLoss[E, T]) finish(i, r int, dx []T, loss, lse *T, train bool) {
 	}
 	sum := l + o.Z*l*l - o.rest()*float64(o.target[r])
 	if o.Smoothing > 0 {
-		sum -= o.Smoothing * float64(vec.Dot(floats(o.row, o.x, i), o.mean))
+		mean := float64(vec.Dot(floats(o.row, o.x, i), o.mean))
+		if o.bias != nil {
+			mean += vec.Sum(o.bias) / float64(o.classes)
+		}
+		sum -= o.Smoothing * mean
 		if train {
 			vec.AddScaled(dx, o.mean, T(-o.Smoothing))
 		}
@@ -209,19 +224,24 @@ func (o *linearLoss[E, T]) finish(i, r int, dx []T, loss, lse *T, train bool) {
 	*loss, *lse = T(sum), T(l)
 }
 
-// LinearLossGradW computes the thread's share of the gradient of w [classes, d], from the lse of
-// [LinearLoss] and the gradients of the losses.
-func LinearLossGradW[E Element, T Float](c *Context, dw []T, x, w []E, targets []int, lse, dlosses []T, n, d, classes int, l Loss,
-	acc bool, scratch []T) {
+// LinearLossGradW computes the thread's share of the gradients of w [classes, d] and of bias
+// [classes], unless that is nil, from the lse of [LinearLoss] and the gradients of the losses. With acc
+// it adds to that of w.
+func LinearLossGradW[E Element, T Float](c *Context, dw, dbias []T, x, w []E, bias []T, targets []int, lse, dlosses []T, n, d, classes int,
+	l Loss, acc bool, scratch []T) {
 	check("LinearLossGradW", "dw", len(dw), classes*d)
+	check("LinearLossGradW", "dbias", len(dbias), len(bias))
 	check("LinearLossGradW", "lse", len(lse), n)
 	check("LinearLossGradW", "dlosses", len(dlosses), n)
-	o := newLinearLoss(c, x, w, targets, n, d, classes, l, scratch)
+	o := newLinearLoss(c, x, w, bias, targets, n, d, classes, l, scratch)
+	smoothed := T(0) // the part of dbias that is the same for all classes
 	if l.Smoothing > 0 {
 		clear(o.mean)
 		for i, t := range targets {
 			if t != l.Ignore {
-				vec.AddScaled(o.mean, floats(o.row, x, i), dlosses[i]*T(l.Smoothing/float64(classes)))
+				share := dlosses[i] * T(l.Smoothing/float64(classes))
+				vec.AddScaled(o.mean, floats(o.row, x, i), share)
+				smoothed += share
 			}
 		}
 	}
@@ -229,13 +249,20 @@ func LinearLossGradW[E Element, T Float](c *Context, dw []T, x, w []E, targets [
 	if !acc {
 		clear(dw[lo*d : hi*d])
 	}
+	if bias != nil {
+		vec.Fill(dbias[lo:hi], -smoothed)
+	}
 	for j := lo; j < hi; j += lossClasses {
 		columns := min(lossClasses, hi-j)
 		for i := 0; i < n; i += lossRows {
 			rows := min(lossRows, n-i)
 			o.block(i, rows, j, columns)
 			for r := range rows {
-				o.slopes(o.logits[r*o.stride:][:columns], targets[i+r], j, lse[i+r], dlosses[i+r])
+				row := o.logits[r*o.stride:][:columns]
+				o.slopes(row, targets[i+r], j, lse[i+r], dlosses[i+r])
+				if bias != nil {
+					vec.Accumulate(dbias[j:j+columns], row)
+				}
 			}
 			block, stride := o.elements(rows, columns)
 			gemm.Gemm(&c.gemm, true, false, columns, d, rows, 1, block, stride, x[i*d:], d, 1, dw[j*d:], d)

@@ -41,6 +41,14 @@ func lossShape(t *rapid.T) (n, d, classes int) {
 	return n, d, classes
 }
 
+// drawBias returns one for the classes, or nil.
+func drawBias[T Float](t *rapid.T, src *source[T], classes int) []T {
+	if rapid.Bool().Draw(t, "bias") {
+		return src.normal(classes)
+	}
+	return nil
+}
+
 func TestLinearLoss(t *testing.T) { both(t, checkLinearLoss[float32], checkLinearLoss[float64]) }
 
 func checkLinearLoss[T Float](t *rapid.T) {
@@ -51,22 +59,24 @@ func checkLinearLoss[T Float](t *rapid.T) {
 	for len(at) < n {
 		at = append(at, len(at)%classes)
 	}
-	acc := rapid.Bool().Draw(t, "acc")
+	acc, bias := rapid.Bool().Draw(t, "acc"), drawBias(t, src, classes)
+	dbias, wantBias := garbage[T](len(bias)), make([]float64, len(bias))
 	dx, losses, lse, dw := garbage[T](n*d), garbage[T](n), garbage[T](n), src.result(classes*d, acc)
 	wantX, wantLosses, wantLse, wantW := make([]float64, n*d), make([]float64, n), make([]float64, n), wide(dw)
 	scratch := func() []T { return garbage[T](LinearLossScratch(n, d, classes)) }
 	var c Context
-	require.NoError(t, LinearLoss(&c, dx, losses, lse, x, w, at, n, d, classes, l, true, scratch()))
-	LinearLossGradW(&c, dw, x, w, at, lse, dlosses, n, d, classes, l, acc, scratch())
-	require.NoError(t, NaiveLinearLoss(nil, wantX, wantLosses, wantLse, wide(x), wide(w), at, n, d, classes, l, true, nil))
-	NaiveLinearLossGradW(nil, wantW, wide(x), wide(w), at, wantLse, wide(dlosses), n, d, classes, l, acc, nil)
+	require.NoError(t, LinearLoss(&c, dx, losses, lse, x, w, bias, at, n, d, classes, l, true, scratch()))
+	LinearLossGradW(&c, dw, dbias, x, w, bias, at, lse, dlosses, n, d, classes, l, acc, scratch())
+	require.NoError(t, NaiveLinearLoss(nil, wantX, wantLosses, wantLse, wide(x), wide(w), wide(bias), at, n, d, classes, l, true, nil))
+	NaiveLinearLossGradW(nil, wantW, wantBias, wide(x), wide(w), wide(bias), at, wantLse, wide(dlosses), n, d, classes, l, acc, nil)
 	requireClose(t, "losses", wantLosses, losses)
 	requireClose(t, "lse", wantLse, lse)
 	requireWithin(t, "dx", 4*tolerance[T](), wantX, dx)
 	requireWithin(t, "dw", 8*tolerance[T](), wantW, dw)
+	requireWithin(t, "dbias", 8*tolerance[T](), wantBias, dbias)
 
 	again, zeros := garbage[T](n), garbage[T](n*d)
-	require.NoError(t, LinearLoss(&c, zeros, again, lse, x, w, at, n, d, classes, l, false, scratch()))
+	require.NoError(t, LinearLoss(&c, zeros, again, lse, x, w, bias, at, n, d, classes, l, false, scratch()))
 	requireBits(t, "losses in evaluation", losses, again)
 	requireBits(t, "dx in evaluation", make([]T, n*d), zeros)
 }
@@ -77,22 +87,23 @@ func TestLinearLossGradients(t *testing.T) {
 		src := newSource[float64](t)
 		const n, d, classes = 3, 4, 5
 		l := drawLoss(t, classes)
-		x, w, at, dlosses := src.normal(n*d), src.normal(classes*d), targets(t, src, n, classes, l), src.normal(n)
+		x, w, bias, at, dlosses := src.normal(n*d), src.normal(classes*d), src.normal(classes), targets(t, src, n, classes, l), src.normal(n)
 		var c Context
-		dx, losses, lse, dw := make([]float64, n*d), make([]float64, n), make([]float64, n), make([]float64, classes*d)
+		dx, losses, lse, dw, dbias := make([]float64, n*d), make([]float64, n), make([]float64, n), make([]float64, classes*d), make([]float64, classes)
 		scratch := make([]float64, LinearLossScratch(n, d, classes))
 		sum := func() float64 {
-			require.NoError(t, LinearLoss(&c, dx, losses, lse, x, w, at, n, d, classes, l, true, scratch))
+			require.NoError(t, LinearLoss(&c, dx, losses, lse, x, w, bias, at, n, d, classes, l, true, scratch))
 			return dot(losses, dlosses)
 		}
 		sum()
-		LinearLossGradW(&c, dw, x, w, at, lse, dlosses, n, d, classes, l, false, scratch)
+		LinearLossGradW(&c, dw, dbias, x, w, bias, at, lse, dlosses, n, d, classes, l, false, scratch)
 		gradX := make([]float64, n*d)
 		for i := range gradX {
 			gradX[i] = dx[i] * dlosses[i/d]
 		}
 		requireGradient(t, "x", x, gradX, sum)
 		requireGradient(t, "w", w, dw, sum)
+		requireGradient(t, "bias", bias, dbias, sum)
 	})
 }
 
@@ -116,20 +127,23 @@ func TestLinearLossBFloat16(t *testing.T) {
 		}
 		wideX, wideW, dlosses := src.normal(n*d), src.normal(classes*d), src.normal(n)
 		x, w := low(wideX), low(wideW)
+		bias := drawBias(t, src, classes)
+		dbias, wantBias := garbage[float32](len(bias)), garbage[float32](len(bias))
 		var c Context
 		dx, losses, lse, dw := make([]half.BFloat16, n*d), garbage[float32](n), garbage[float32](n), garbage[float32](classes*d)
 		wantX, wantLosses, wantLse, wantW := garbage[float32](n*d), garbage[float32](n), garbage[float32](n), garbage[float32](classes*d)
 		scratch := garbage[float32](LinearLossBFloat16Scratch(n, d, classes))
-		require.NoError(t, LinearLoss(&c, dx, losses, lse, x, w, at, n, d, classes, l, true, scratch))
-		LinearLossGradW(&c, dw, x, w, at, lse, dlosses, n, d, classes, l, false, scratch)
+		require.NoError(t, LinearLoss(&c, dx, losses, lse, x, w, bias, at, n, d, classes, l, true, scratch))
+		LinearLossGradW(&c, dw, dbias, x, w, bias, at, lse, dlosses, n, d, classes, l, false, scratch)
 		scratch = garbage[float32](LinearLossScratch(n, d, classes))
-		require.NoError(t, LinearLoss(&c, wantX, wantLosses, wantLse, wideX, wideW, at, n, d, classes, l, true, scratch))
-		LinearLossGradW(&c, wantW, wideX, wideW, at, wantLse, dlosses, n, d, classes, l, false, scratch)
+		require.NoError(t, LinearLoss(&c, wantX, wantLosses, wantLse, wideX, wideW, bias, at, n, d, classes, l, true, scratch))
+		LinearLossGradW(&c, wantW, wantBias, wideX, wideW, bias, at, wantLse, dlosses, n, d, classes, l, false, scratch)
 		got := make([]float32, n*d)
 		half.Widen(got, dx)
 		requireClose(t, "losses", wide(wantLosses), losses)
 		requireWithin(t, "dx", 0.02, wide(wantX), got)
 		requireWithin(t, "dw", 0.02, wide(wantW), dw)
+		requireWithin(t, "dbias", 0.02, wide(wantBias), dbias)
 	})
 }
 
@@ -185,14 +199,14 @@ func TestLinearLossFarLogits(t *testing.T) {
 		}
 		w[at] = 1e4
 		dx, losses, lse := make([]float32, 2), make([]float32, 2), make([]float32, 2)
-		err := LinearLoss(&c, dx, losses, lse, []float32{1, -1}, w, []int{at, 1}, 2, 1, classes, Loss{Ignore: -1}, true,
+		err := LinearLoss(&c, dx, losses, lse, []float32{1, -1}, w, nil, []int{at, 1}, 2, 1, classes, Loss{Ignore: -1}, true,
 			make([]float32, LinearLossScratch(2, 1, classes)))
 		require.NoError(t, err)
 		require.InDelta(t, 0, losses[0], 1e-2)
 		require.Equal(t, float32(1e4), lse[0])
 		require.InDelta(t, 100+math.Log((classes+4)/5), losses[1], 0.1)
 		require.False(t, math.IsNaN(float64(dx[0]+dx[1])))
-		err = LinearLoss(&c, dx, losses, lse, []float32{1, -1}, w, []int{classes, 1}, 2, 1, classes, Loss{Ignore: -1}, true,
+		err = LinearLoss(&c, dx, losses, lse, []float32{1, -1}, w, nil, []int{classes, 1}, 2, 1, classes, Loss{Ignore: -1}, true,
 			make([]float32, LinearLossScratch(2, 1, classes)))
 		require.EqualError(t, err, "target 2055 of row 0 is outside the 2055 classes")
 	}
@@ -204,32 +218,39 @@ func checkPairLosses[T Float](t *rapid.T) {
 	src := newSource[T](t)
 	n := rapid.OneOf(rapid.IntRange(1, 40), rapid.IntRange(classBlock-1, 2*classBlock+1)).Draw(t, "n")
 	x, target := src.normal(n), src.normal(n)
+	var weight []T
+	if rapid.Bool().Draw(t, "weighted") {
+		weight = make([]T, n)
+		for i := range weight {
+			weight[i] = T(rapid.SampledFrom([]float64{0, 1, 2.5}).Draw(t, "weight"))
+		}
+	}
 	for _, f := range []struct {
 		name  string
-		f     func(x, t, scratch []T) T
-		grad  func(dx, x, t []T, dloss T)
-		twin  func(x, t, scratch []float64) float64
-		slope func(dx, x, t []float64, dloss float64)
+		f     func(x, t, w, scratch []T) T
+		grad  func(dx, x, t, w []T, dloss T)
+		twin  func(x, t, w, scratch []float64) float64
+		slope func(dx, x, t, w []float64, dloss float64)
 	}{
 		{"mse", MeanSquares[T], MeanSquaresGrad[T], NaiveMeanSquares, NaiveMeanSquaresGrad},
 		{"bce", MeanBinary[T], MeanBinaryGrad[T], NaiveMeanBinary, NaiveMeanBinaryGrad},
 	} {
-		want := f.twin(wide(x), wide(target), nil)
-		require.InDelta(t, want, f.f(x, target, garbage[T](PairLossScratch(n))), tolerance[T]()*(1+math.Abs(want)), f.name)
+		want := f.twin(wide(x), wide(target), wide(weight), nil)
+		require.InDelta(t, want, f.f(x, target, weight, garbage[T](PairLossScratch(n))), tolerance[T]()*(1+math.Abs(want)), f.name)
 		dx, wantDx := garbage[T](n), make([]float64, n)
-		f.grad(dx, x, target, 3)
-		f.slope(wantDx, wide(x), wide(target), 3)
+		f.grad(dx, x, target, weight, 3)
+		f.slope(wantDx, wide(x), wide(target), wide(weight), 3)
 		requireClose(t, f.name, wantDx, dx)
 		over := clone(x)
-		f.grad(over, over, target, 3)
+		f.grad(over, over, target, weight, 3)
 		requireBits(t, f.name+" in place", dx, over)
 	}
 }
 
 // TestMeanBinaryFar has logits whose exponentials overflow.
 func TestMeanBinaryFar(t *testing.T) {
-	require.InDelta(t, 250, MeanBinary([]float32{1000, -1000, 1000, -1000}, []float32{0, 0, 1, 1}, nil)/2, 1e-3)
+	require.InDelta(t, 250, MeanBinary([]float32{1000, -1000, 1000, -1000}, []float32{0, 0, 1, 1}, nil, nil)/2, 1e-3)
 	dx := make([]float32, 2)
-	MeanBinaryGrad(dx, []float32{1000, -1000}, []float32{0, 0}, 1)
+	MeanBinaryGrad(dx, []float32{1000, -1000}, []float32{0, 0}, nil, 1)
 	require.Equal(t, []float32{0.5, 0}, dx)
 }

@@ -381,7 +381,7 @@ var naiveGates = map[vec.Gate]struct {
 	grad func(dx, x, dy []float64)
 }{
 	vec.GateSiLU: {NaiveSiLU, NaiveSiLUGrad}, vec.GateGELUErf: {NaiveGELU, NaiveGELUGrad},
-	vec.GateGELUTanh: {NaiveGELUTanh, NaiveGELUTanhGrad}, vec.GateReLU: {NaiveReLU, NaiveReLUGrad},
+	vec.GateGELUTanh: {NaiveGELUTanh, NaiveGELUTanhGrad}, vec.GateReLU: {NaiveReLU, NaiveReLUGrad}, vec.GateSigmoid: {NaiveSigmoid, NaiveSigmoidGrad},
 }
 
 // NaiveGLU is the twin of [vec.GLU].

@@ -3,9 +3,9 @@ package kernel
 import "math"
 
 // NaiveLinearLoss is the twin of [LinearLoss]. Its exponentials overflow beyond 700.
-func NaiveLinearLoss(_ *Context, dx, losses, lse, x, w []float64, targets []int, n, d, classes int, l Loss, train bool, _ []float64) error {
+func NaiveLinearLoss(_ *Context, dx, losses, lse, x, w, bias []float64, targets []int, n, d, classes int, l Loss, train bool, _ []float64) error {
 	logits, dlogits := make([]float64, n*classes), make([]float64, n*classes)
-	NaiveLinear(nil, logits, x, w, nil, n, d, classes)
+	NaiveLinear(nil, logits, x, w, bias, n, d, classes)
 	if err := NaiveRowLosses(losses, lse, logits, targets, n, classes, l, nil); err != nil {
 		return err
 	}
@@ -18,11 +18,18 @@ func NaiveLinearLoss(_ *Context, dx, losses, lse, x, w []float64, targets []int,
 }
 
 // NaiveLinearLossGradW is the twin of [LinearLossGradW].
-func NaiveLinearLossGradW(_ *Context, dw, x, w []float64, targets []int, lse, dlosses []float64, n, d, classes int, l Loss, acc bool, _ []float64) {
+func NaiveLinearLossGradW(_ *Context, dw, dbias, x, w, bias []float64, targets []int, lse, dlosses []float64, n, d, classes int, l Loss, acc bool,
+	_ []float64) {
 	logits, dlogits := make([]float64, n*classes), make([]float64, n*classes)
-	NaiveLinear(nil, logits, x, w, nil, n, d, classes)
+	NaiveLinear(nil, logits, x, w, bias, n, d, classes)
 	NaiveRowLossesGrad(dlogits, logits, targets, lse, dlosses, n, classes, l, nil)
 	NaiveLinearGradW(nil, dw, dlogits, x, n, d, classes, acc)
+	for j := range dbias {
+		dbias[j] = 0
+		for i := range n {
+			dbias[j] += dlogits[i*classes+j]
+		}
+	}
 }
 
 // NaiveRowLosses is the twin of [RowLosses].
@@ -79,33 +86,50 @@ func naiveOnes(n int) []float64 {
 	return x
 }
 
+// naiveShares returns what each of n pairs counts.
+func naiveShares(w []float64, n int) []float64 {
+	shares, sum := naiveOnes(n), 0.0
+	if w != nil {
+		copy(shares, w)
+	}
+	for _, v := range shares {
+		sum += v
+	}
+	for i := range shares {
+		if shares[i] /= sum; sum == 0 {
+			shares[i] = 0
+		}
+	}
+	return shares
+}
+
 // NaiveMeanSquares is the twin of [MeanSquares].
-func NaiveMeanSquares(y, t, _ []float64) (mean float64) {
-	for i, v := range y {
-		mean += (v - t[i]) * (v - t[i]) / float64(len(y))
+func NaiveMeanSquares(y, t, w, _ []float64) (mean float64) {
+	for i, share := range naiveShares(w, len(y)) {
+		mean += (y[i] - t[i]) * (y[i] - t[i]) * share
 	}
 	return mean
 }
 
 // NaiveMeanSquaresGrad is the twin of [MeanSquaresGrad].
-func NaiveMeanSquaresGrad(dy, y, t []float64, dloss float64) {
-	for i, v := range y {
-		dy[i] = 2 * (v - t[i]) / float64(len(y)) * dloss
+func NaiveMeanSquaresGrad(dy, y, t, w []float64, dloss float64) {
+	for i, share := range naiveShares(w, len(y)) {
+		dy[i] = 2 * (y[i] - t[i]) * share * dloss
 	}
 }
 
 // NaiveMeanBinary is the twin of [MeanBinary].
-func NaiveMeanBinary(x, t, _ []float64) (mean float64) {
-	for i, v := range x {
-		p := naiveSigmoid(v)
-		mean -= (t[i]*math.Log(p) + (1-t[i])*math.Log(1-p)) / float64(len(x))
+func NaiveMeanBinary(x, t, w, _ []float64) (mean float64) {
+	for i, share := range naiveShares(w, len(x)) {
+		p := naiveSigmoid(x[i])
+		mean -= (t[i]*math.Log(p) + (1-t[i])*math.Log(1-p)) * share
 	}
 	return mean
 }
 
 // NaiveMeanBinaryGrad is the twin of [MeanBinaryGrad].
-func NaiveMeanBinaryGrad(dx, x, t []float64, dloss float64) {
-	for i, v := range x {
-		dx[i] = (naiveSigmoid(v) - t[i]) / float64(len(x)) * dloss
+func NaiveMeanBinaryGrad(dx, x, t, w []float64, dloss float64) {
+	for i, share := range naiveShares(w, len(x)) {
+		dx[i] = (naiveSigmoid(x[i]) - t[i]) * share * dloss
 	}
 }

@@ -6,43 +6,85 @@ import (
 	"github.com/gofsdp/gofsdp/internal/kernel/vec"
 )
 
+// Losses of pairs are means, weighted by w unless that is nil. With weights whose sum is 0 they are 0,
+// and so are their gradients.
+
 // MeanSquares returns the mean of (y - t)². scratch holds [PairLossScratch] elements.
-func MeanSquares[T Float](y, t, scratch []T) T {
-	check("MeanSquares", "t", len(t), len(y))
+func MeanSquares[T Float](y, t, w, scratch []T) T {
+	checkPairs("MeanSquares", y, t, w)
 	var sum float64
 	for i := 0; i < len(y); i += classBlock {
 		k := min(i+classBlock, len(y))
 		d := scratch[:k-i]
 		vec.Sub(d, y[i:k], t[i:k])
-		sum += vec.SumSquares(d)
+		if w == nil {
+			sum += vec.SumSquares(d)
+			continue
+		}
+		vec.Mul(d, d, d)
+		sum += float64(vec.Dot(d, w[i:k]))
 	}
-	return T(sum / float64(max(1, len(y))))
+	return T(quotient(sum, total(w, len(y))))
+}
+
+func checkPairs[T Float](name string, x, t, w []T) {
+	check(name, "t", len(t), len(x))
+	if w != nil {
+		check(name, "w", len(w), len(x))
+	}
+}
+
+// total is what the sum of n pairs is divided by.
+func total[T Float](w []T, n int) float64 {
+	if w == nil {
+		return float64(max(1, n))
+	}
+	return vec.Sum(w)
+}
+
+func quotient[T Float](sum T, total float64) T {
+	if total == 0 {
+		return 0
+	}
+	return sum / T(total)
 }
 
 // PairLossScratch is the scratch of losses of n pairs.
 func PairLossScratch(n int) int { return min(n, classBlock) }
 
 // MeanSquaresGrad is the gradient of [MeanSquares] with respect to y, which dy may be.
-func MeanSquaresGrad[T Float](dy, y, t []T, dloss T) {
+func MeanSquaresGrad[T Float](dy, y, t, w []T, dloss T) {
 	vec.Sub(dy, y, t)
-	vec.Scale(dy, 2*dloss/T(max(1, len(y))))
+	scaleSlopes(dy, w, 2*dloss)
+}
+
+// scaleSlopes turns the slopes of pairs into those of their mean, times c.
+func scaleSlopes[T Float](dx, w []T, c T) {
+	if w != nil {
+		vec.Mul(dx, dx, w)
+	}
+	vec.Scale(dx, quotient(c, total(w, len(dx))))
 }
 
 // MeanBinary returns the mean of the cross-entropies of probabilities σ(x) with those in t, in nats:
 // log(1 + eˣ) - t·x, without overflow. It takes no scratch.
-func MeanBinary[T Float](x, t, _ []T) T {
-	check("MeanBinary", "t", len(t), len(x))
+func MeanBinary[T Float](x, t, w, _ []T) T {
+	checkPairs("MeanBinary", x, t, w)
 	var sum float64
 	for i, v := range x {
 		x := float64(v)
-		sum += max(x, 0) + math.Log1p(math.Exp(-math.Abs(x))) - float64(t[i])*x
+		loss := max(x, 0) + math.Log1p(math.Exp(-math.Abs(x))) - float64(t[i])*x
+		if w != nil {
+			loss *= float64(w[i])
+		}
+		sum += loss
 	}
-	return T(sum / float64(max(1, len(x))))
+	return T(quotient(sum, total(w, len(x))))
 }
 
 // MeanBinaryGrad is the gradient of [MeanBinary] with respect to x, which dx may be.
-func MeanBinaryGrad[T Float](dx, x, t []T, dloss T) {
+func MeanBinaryGrad[T Float](dx, x, t, w []T, dloss T) {
 	vec.Sigmoid(dx, x)
 	vec.Sub(dx, dx, t)
-	vec.Scale(dx, dloss/T(max(1, len(x))))
+	scaleSlopes(dx, w, dloss)
 }

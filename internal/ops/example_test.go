@@ -282,15 +282,18 @@ func ExampleTable() {
 	// cross-entropy grad (ops.Ignore): logits, targets int, packed f32, dloss f32
 	//     -> dlogits [... n classes]
 	//     (exp(logits - lse) - onehot(targets))·dloss/count, and 0 where a target does not count
-	// linear loss (kernel.Loss): x [... n d], weight [classes d], targets int [... n]
+	// linear loss (kernel.Loss): x [... n d], weight [classes d], targets int [... n], bias? f32 [classes]
 	//     -> dx [... n d] | losses f32 [... n] | lse f32 [... n]
-	//     the losses of x·weightᵀ without that product in memory: lse - (1-smoothing)·l[target] - smoothing·mean(l) + z·lse², with dx their gradients
+	//     the losses of x·weightᵀ + bias without that product in memory: lse - (1-smoothing)·l[target] - smoothing·mean(l) + z·lse², with dx their gradients
 	// linear loss dx (kernel.Loss): packed, dlosses f32
 	//     -> dx [... n d]
 	//     the dx that linear loss has found, times the gradients of the losses
 	// linear loss dw (kernel.Loss): x, weight, targets int, packed, dlosses f32
 	//     -> dweight f32 [classes d]
 	//     the gradient of the weight, from logits computed again
+	// linear loss dw db (kernel.Loss): x, weight, targets int, packed, dlosses f32, bias f32
+	//     -> dweight f32 [classes d] | dbias f32 [classes]
+	//     the gradients of weight and bias, from logits computed again
 	// row losses (kernel.Loss): logits [... n classes], targets int [... n]
 	//     -> losses f32 [... n] | lse f32 [... n]
 	//     lse - (1-smoothing)·l[target] - smoothing·mean(l) + z·lse² of each row l, and lse
@@ -303,16 +306,16 @@ func ExampleTable() {
 	// mean loss grad (ops.Ignore): targets int, dloss f32
 	//     -> dlosses f32 [... n]
 	//     dloss/count, and 0 where a target does not count
-	// mean squared error: x [...], target [...]
+	// mean squared error: x [...], target [...], weight? [...]
 	//     -> loss f32 [1]
-	//     the mean of (y - target)²
-	// mean squared error grad: x, target, dloss f32
+	//     the mean of (y - target)², weighted
+	// mean squared error grad: x, target, dloss f32, weight?
 	//     -> dx [...]
 	//     the gradient of mean squared error
-	// binary cross-entropy: x [...], target [...]
+	// binary cross-entropy: x [...], target [...], weight? [...]
 	//     -> loss f32 [1]
-	//     the mean of log(1 + eˣ) - target·x
-	// binary cross-entropy grad: x, target, dloss f32
+	//     the mean of log(1 + eˣ) - target·x, weighted
+	// binary cross-entropy grad: x, target, dloss f32, weight?
 	//     -> dx [...]
 	//     the gradient of binary cross-entropy
 }

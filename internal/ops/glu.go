@@ -70,7 +70,7 @@ var packedGLUGrad = &exec.Row{
 
 // gateFLOPs returns those of an element of a gated linear unit.
 func gateFLOPs(o *exec.Op) int {
-	return [...]int{vec.GateSiLU: 5, vec.GateGELUErf: 6, vec.GateGELUTanh: 10, vec.GateReLU: 2}[act(o)]
+	return [...]int{vec.GateSiLU: 5, vec.GateGELUErf: 6, vec.GateGELUTanh: 10, vec.GateReLU: 2, vec.GateSigmoid: 5}[act(o)]
 }
 
 func act(o *exec.Op) vec.Gate { return o.Attrs.(Gated).Act }

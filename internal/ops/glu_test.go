@@ -33,6 +33,7 @@ var gated = []operation{
 	{"geglu", [][]int{{2, 3, 5}, {2, 3, 5}}, nil, nil, glu(vec.GateGELUErf, false)},
 	{"geglu tanh", [][]int{{7}, {7}}, nil, nil, glu(vec.GateGELUTanh, false)},
 	{"reglu", [][]int{{3, 7}, {3, 7}}, nil, nil, glu(vec.GateReLU, false)},
+	{"sigmoid glu", [][]int{{3, 7}, {3, 7}}, nil, nil, glu(vec.GateSigmoid, false)},
 	{"packed swiglu", [][]int{{2, 3, 14}}, nil, nil, glu(vec.GateSiLU, true)},
 	{"packed geglu tanh", [][]int{{6}}, nil, nil, glu(vec.GateGELUTanh, true)},
 }

@@ -13,11 +13,15 @@ import (
 )
 
 // LinearCrossEntropy is op.LinearCrossEntropy.
-func LinearCrossEntropy(x, w, targets *G.Node, l kernel.Loss) (*G.Node, error) {
+func LinearCrossEntropy(x, w, bias, targets *G.Node, l kernel.Loss) (*G.Node, error) {
 	if err := checkLoss(l); err != nil {
 		return nil, err
 	}
-	packed, err := linearLoss.Apply(l, x, w, targets)
+	args := G.Nodes{x, w, targets}
+	if bias != nil {
+		args = append(args, bias)
+	}
+	packed, err := linearLoss.Apply(l, args...)
 	return meanOf(packed, 1, err, targets, l)
 }
 
@@ -61,21 +65,31 @@ func checkTargets(o *exec.Op, v []int) error {
 
 var linearLoss = &exec.Row{
 	Kind: KindLinearLoss, Attr: kernel.Loss{},
-	Doc: "the losses of x·weightᵀ without that product in memory: lse - (1-smoothing)·l[target] - smoothing·mean(l) + z·lse²," +
+	Doc: "the losses of x·weightᵀ + bias without that product in memory: lse - (1-smoothing)·l[target] - smoothing·mean(l) + z·lse²," +
 		" with dx their gradients",
-	Shapes: "x [... n d], weight [classes d], targets int [... n] -> dx [... n d] | losses f32 [... n] | lse f32 [... n]",
+	Shapes: "x [... n d], weight [classes d], targets int [... n], bias? f32 [classes] -> dx [... n d] | losses f32 [... n] | lse f32 [... n]",
 	Kernels: kernels(runLinearLoss(kernel.LinearLoss[float32, float32]), runLinearLoss(kernel.LinearLoss[float64, float64]),
 		runLinearLoss(kernel.NaiveLinearLoss)),
 	BF16: linearLossHalf, BF16Scratch: linearLossHalfScratch, Scratch: linearLossScratch,
-	FLOPs: func(o *exec.Op) int { return 2 * lossProduct(o) }, Split: exec.ByKernel, Diff: 2, Check: checkTargets,
-	Grad: func(o *exec.Op, in G.Nodes, packed, dy *G.Node) (G.Nodes, error) {
-		grads, err := o.Gradient(linearLossGradX, packed, dy)
-		if err != nil {
-			return nil, err
-		}
-		dw, err := o.Gradient(linearLossGradW, in[0], in[1], in[2], packed, dy)
-		return append(grads, dw...), err
-	},
+	FLOPs: func(o *exec.Op) int { return 2 * lossProduct(o) }, Split: exec.ByKernel, Diff: 4, Check: checkTargets,
+	Grad: linearLossGrads,
+}
+
+func linearLossGrads(o *exec.Op, in G.Nodes, packed, dy *G.Node) (G.Nodes, error) {
+	dx, err := o.Gradient(linearLossGradX, packed, dy)
+	if err != nil {
+		return nil, err
+	}
+	args := G.Nodes{in[0], in[1], in[2], packed, dy}
+	if len(in) == 3 {
+		dw, err := o.Gradient(linearLossGradW, args...)
+		return append(dx, dw...), err
+	}
+	grads, err := o.Gradient(linearLossGradWB, append(args, in[3])...)
+	if err != nil {
+		return nil, err
+	}
+	return G.Nodes{dx[0], grads[0], nil, grads[1]}, nil
 }
 
 // lossProduct returns the FLOPs of one product of logits.
@@ -94,12 +108,12 @@ func linearLossHalfScratch(o *exec.Op) int {
 	return kernel.LinearLossBFloat16Scratch(n, o.Dim("d"), classes)
 }
 
-func runLinearLoss[T kernel.Float](run func(c *kernel.Context, dx, losses, lse, x, w []T, targets []int, n, d, classes int,
+func runLinearLoss[T kernel.Float](run func(c *kernel.Context, dx, losses, lse, x, w, bias []T, targets []int, n, d, classes int,
 	l kernel.Loss, train bool, scratch []T) error) exec.Kernel {
 	return func(f *exec.Frame) error {
 		l, n, classes := lossOf(f.Op)
 		d, out := f.Op.Dim("d"), result[T](f)
-		return run(f.Kernel, out[:n*d], out[n*d:][:n], out[n*d+n:], arg[T](f, 0), arg[T](f, 1), ints(f, 2), n, d, classes, l, f.Train,
+		return run(f.Kernel, out[:n*d], out[n*d:][:n], out[n*d+n:], arg[T](f, 0), arg[T](f, 1), optional[T](f, 3), ints(f, 2), n, d, classes, l, f.Train,
 			exec.Data[T](f.Scratch))
 	}
 }
@@ -107,7 +121,8 @@ func runLinearLoss[T kernel.Float](run func(c *kernel.Context, dx, losses, lse, 
 func linearLossHalf(f *exec.Frame) error {
 	l, n, classes := lossOf(f.Op)
 	dx, rest := f.Out.Parts()
-	return kernel.LinearLoss(f.Kernel, dx, rest[:n], rest[n:], low(f, 0), low(f, 1), ints(f, 2), n, f.Op.Dim("d"), classes, l, f.Train, wide(f))
+	return kernel.LinearLoss(f.Kernel, dx, rest[:n], rest[n:], low(f, 0), low(f, 1), optional[float32](f, 3), ints(f, 2), n, f.Op.Dim("d"), classes, l,
+		f.Train, wide(f))
 }
 
 var linearLossGradX = &exec.Row{
@@ -150,13 +165,21 @@ var linearLossGradW = &exec.Row{
 	FLOPs: func(o *exec.Op) int { return 2 * lossProduct(o) }, Split: exec.ByKernel, Accumulate: true,
 }
 
-func runLinearLossGradW[T kernel.Float](run func(c *kernel.Context, dw, x, w []T, targets []int, lse, dlosses []T, n, d, classes int,
+// linearLossGradWB is for a loss with a bias.
+var linearLossGradWB = &exec.Row{
+	Kind: KindLinearLossGradWB, Attr: kernel.Loss{}, Doc: "the gradients of weight and bias, from logits computed again",
+	Shapes:  "x, weight, targets int, packed, dlosses f32, bias f32 -> dweight f32 [classes d] | dbias f32 [classes]",
+	Kernels: linearLossGradW.Kernels, BF16: linearLossGradWHalf, BF16Scratch: linearLossHalfScratch, Scratch: linearLossScratch,
+	FLOPs: linearLossGradW.FLOPs, Split: exec.ByKernel,
+}
+
+func runLinearLossGradW[T kernel.Float](run func(c *kernel.Context, dw, dbias, x, w, bias []T, targets []int, lse, dlosses []T, n, d, classes int,
 	l kernel.Loss, acc bool, scratch []T)) exec.Kernel {
 	return func(f *exec.Frame) error {
 		l, n, classes := lossOf(f.Op)
-		d := f.Op.Dim("d")
-		run(f.Kernel, result[T](f), arg[T](f, 0), arg[T](f, 1), ints(f, 2), arg[T](f, 3)[n*d+n:], arg[T](f, 4), n, d, classes, l, f.Acc,
-			exec.Data[T](f.Scratch))
+		d, out := f.Op.Dim("d"), result[T](f)
+		run(f.Kernel, out[:classes*d], out[classes*d:], arg[T](f, 0), arg[T](f, 1), optional[T](f, 5), ints(f, 2), arg[T](f, 3)[n*d+n:],
+			arg[T](f, 4), n, d, classes, l, f.Acc, exec.Data[T](f.Scratch))
 		return nil
 	}
 }
@@ -164,8 +187,9 @@ func runLinearLossGradW[T kernel.Float](run func(c *kernel.Context, dw, x, w []T
 func linearLossGradWHalf(f *exec.Frame) error {
 	l, n, classes := lossOf(f.Op)
 	_, rest := f.In[3].Parts()
-	kernel.LinearLossGradW(f.Kernel, result[float32](f), low(f, 0), low(f, 1), ints(f, 2), rest[n:], arg[float32](f, 4), n, f.Op.Dim("d"), classes, l,
-		f.Acc, wide(f))
+	d, out := f.Op.Dim("d"), result[float32](f)
+	kernel.LinearLossGradW(f.Kernel, out[:classes*d], out[classes*d:], low(f, 0), low(f, 1), optional[float32](f, 5), ints(f, 2), rest[n:],
+		arg[float32](f, 4), n, d, classes, l, f.Acc, wide(f))
 	return nil
 }
 

@@ -15,10 +15,14 @@ import (
 
 func init() { operations = append(operations, losses...) }
 
-// linearLoss takes x, weight and targets, rowLoss logits and targets.
+// linearLoss takes x, weight and, if there are four arguments, bias, then targets, rowLoss logits and
+// targets.
 func linearLoss(l kernel.Loss) function {
 	return func(_ *exec.Builder, x []*G.Node) (*G.Node, error) {
-		return ops.LinearCrossEntropy(x[0], x[1], x[2], l)
+		if len(x) == 4 {
+			return ops.LinearCrossEntropy(x[0], x[1], x[2], x[3], l)
+		}
+		return ops.LinearCrossEntropy(x[0], x[1], nil, x[2], l)
 	}
 }
 
@@ -26,10 +30,15 @@ func rowLoss(l kernel.Loss) function {
 	return func(_ *exec.Builder, x []*G.Node) (*G.Node, error) { return ops.SmoothCrossEntropy(x[0], x[1], l) }
 }
 
-// pair takes x and a constant target, of the numbers of the second input.
-func pair(f func(x, target *G.Node) (*G.Node, error)) function {
+// pair takes x, a constant target of the numbers of the second input and, if there is a third, which of
+// them count: those where it is positive.
+func pair(f func(x, target, weight *G.Node) (*G.Node, error)) function {
 	return func(b *exec.Builder, x []*G.Node) (*G.Node, error) {
-		return f(x[0], must(ops.Sigmoid(must(G.HadamardProd(x[1], b.Const(0))))))
+		target, weight := must(ops.Sigmoid(must(G.HadamardProd(x[1], b.Const(0))))), (*G.Node)(nil)
+		if len(x) == 3 {
+			weight = must(G.Gt(x[2], b.Const(0), true))
+		}
+		return f(x[0], target, weight)
 	}
 }
 
@@ -37,8 +46,11 @@ var losses = []operation{
 	{"linear loss", [][]int{{2, 3, 4}, {5, 4}}, []float64{4, -1, 0, 2, 2, -1}, []int{2, 3}, linearLoss(kernel.Loss{Ignore: -1})},
 	{"linear loss of much", [][]int{{3, 4}, {5, 4}}, []float64{4, 1, 0}, []int{3}, linearLoss(kernel.Loss{Ignore: -1, Smoothing: 0.1, Z: 0.01})},
 	{"linear loss of nothing", [][]int{{2, 4}, {5, 4}}, []float64{-1, -1}, []int{2}, linearLoss(kernel.Loss{Ignore: -1})},
+	{"linear loss with bias", [][]int{{2, 3, 4}, {5, 4}, {5}}, []float64{4, -1, 0, 2, 2, -1}, []int{2, 3}, linearLoss(kernel.Loss{Ignore: -1, Smoothing: 0.1, Z: 0.01})},
 	{"mse", [][]int{{2, 3, 4}, {2, 3, 4}}, nil, nil, pair(ops.MSE)},
 	{"bce", [][]int{{7}, {7}}, nil, nil, pair(ops.BCE)},
+	{"weighted mse", [][]int{{2, 3, 4}, {2, 3, 4}, {2, 3, 4}}, nil, nil, pair(ops.MSE)},
+	{"weighted bce", [][]int{{7}, {7}, {7}}, nil, nil, pair(ops.BCE)},
 	{"softmax", [][]int{{2, 3, 4}}, nil, nil, unary(func(x *G.Node) (*G.Node, error) { return ops.Softmax(x, false) })},
 	{"log softmax", [][]int{{5}}, nil, nil, unary(func(x *G.Node) (*G.Node, error) { return ops.Softmax(x, true) })},
 	{"smooth loss", [][]int{{2, 3, 5}}, []float64{4, -1, 0, 2, 2, -1}, []int{2, 3}, rowLoss(kernel.Loss{Ignore: -1, Smoothing: 0.1, Z: 0.01})},
@@ -48,16 +60,22 @@ var losses = []operation{
 // included, and the plain one with CrossEntropy.
 func TestLinearLossEqualsItsParts(t *testing.T) {
 	for _, l := range []kernel.Loss{{Ignore: -1}, {Ignore: 2, Smoothing: 0.2, Z: 1e-3}} {
-		targets, shape, shapes := []float64{4, 2, 0, 2, 1, 3}, []int{2, 3}, [][]int{{2, 3, 4}, {5, 4}}
+		targets, shape := []float64{4, 2, 0, 2, 1, 3}, []int{2, 3}
 		parts := func(_ *exec.Builder, x []*G.Node) (*G.Node, error) {
-			logits := must(ops.Linear(x[0], x[1], nil))
-			if l.Smoothing == 0 && l.Z == 0 {
-				return ops.CrossEntropy(logits, x[2], l.Ignore)
+			var bias *G.Node
+			if len(x) == 4 {
+				bias = x[2]
 			}
-			return ops.SmoothCrossEntropy(logits, x[2], l)
+			logits, targets := must(ops.Linear(x[0], x[1], bias)), x[len(x)-1]
+			if l.Smoothing == 0 && l.Z == 0 {
+				return ops.CrossEntropy(logits, targets, l.Ignore)
+			}
+			return ops.SmoothCrossEntropy(logits, targets, l)
 		}
-		want := trial(t, parts, targets, shape, shapes...).Run(t)
-		exectest.RequireClose(t, want, trial(t, linearLoss(l), targets, shape, shapes...).Run(t), 1e-13)
+		for _, shapes := range [][][]int{{{2, 3, 4}, {5, 4}}, {{2, 3, 4}, {5, 4}, {5}}} {
+			want := trial(t, parts, targets, shape, shapes...).Run(t)
+			exectest.RequireClose(t, want, trial(t, linearLoss(l), targets, shape, shapes...).Run(t), 1e-13)
+		}
 	}
 }
 

@@ -73,6 +73,7 @@ const (
 	KindLinearLoss       exec.Kind = "linear loss"
 	KindLinearLossGradX  exec.Kind = "linear loss dx"
 	KindLinearLossGradW  exec.Kind = "linear loss dw"
+	KindLinearLossGradWB exec.Kind = "linear loss dw db"
 	KindRowLosses        exec.Kind = "row losses"
 	KindRowLossesGrad    exec.Kind = "row losses grad"
 	KindMeanLoss         exec.Kind = "mean loss"
@@ -93,8 +94,8 @@ func Table() []*exec.Row {
 		gelu, geluGrad, geluTanh, geluTanhGrad, silu, siluGrad, tanh, tanhGrad, sigmoid, sigmoidGrad, relu, reluGrad,
 		glu, gluGrad, packedGLU, packedGLUGrad, angles, rope, ropeGrad, scale,
 		embedding, embeddingGrad, positions, positionsGrad, crossEntropy, crossEntropyGrad,
-		linearLoss, linearLossGradX, linearLossGradW, rowLosses, rowLossesGrad, meanLoss, meanLossGrad,
-		squares, squaresGrad, binary, binaryGrad,
+		linearLoss, linearLossGradX, linearLossGradW, linearLossGradWB, rowLosses, rowLossesGrad, meanLoss, meanLossGrad,
+		squares.loss, squares.grad, binary.loss, binary.grad,
 	})
 }
 
@@ -104,6 +105,14 @@ func kernels(f32, f64, naive exec.Kernel) exec.Kernels {
 
 // arg returns argument i of f, all of which is of one type.
 func arg[T kernel.Element](f *exec.Frame, i int) []T { return exec.Data[T](f.In[i].Bytes) }
+
+// optional returns argument i, or nil if it was left out.
+func optional[T kernel.Float](f *exec.Frame, i int) []T {
+	if i >= len(f.In) {
+		return nil
+	}
+	return arg[T](f, i)
+}
 
 // ints returns argument i of f, which holds integers, or nil if it was left out.
 func ints(f *exec.Frame, i int) []int {

@@ -359,7 +359,7 @@ func TestArgumentsThatAreOneValue(t *testing.T) {
 	sig.Save = exec.RecomputeAll
 	slope := func(target int) []float64 {
 		tr := exectest.New(t, spec(func(_ *exec.Builder, x []*G.Node) (*G.Node, error) {
-			return ops.BCE(G.Must(ops.Scale(x[0], 2)), G.Must(ops.Scale(x[target], 2)))
+			return ops.BCE(G.Must(ops.Scale(x[0], 2)), G.Must(ops.Scale(x[target], 2)), nil)
 		}), sig)
 		tr.In[1] = tr.In[0]
 		return tr.Run(t).GradIn[0]

@@ -127,7 +127,7 @@ var operations = func() []contest {
 			}),
 		single("LinearCrossEntropy", args(value(rows, channels), weight(vocab, channels), whole(vocab, rows)),
 			func(in G.Nodes) (*G.Node, error) {
-				return op.LinearCrossEntropy(in[0], in[1], in[2], op.Loss{Ignore: -1})
+				return op.LinearCrossEntropy(in[0], in[1], nil, in[2], op.Loss{Ignore: -1})
 			}),
 		single("MSE", args(value(rows, channels), fixed(rows, channels)), binary(op.MSE)),
 		single("BCE", args(value(rows, channels), fixed(rows, channels)), binary(op.BCE)),

@@ -48,11 +48,14 @@ const (
 	GateGELUErf
 	GateGELUTanh
 	GateReLU
+	GateSigmoid
 	gates
 )
 
 // String returns the name of the gate.
-func (g Gate) String() string { return [gates]string{"silu", "gelu", "gelu tanh", "relu"}[g] }
+func (g Gate) String() string {
+	return [gates]string{"silu", "gelu", "gelu tanh", "relu", "sigmoid"}[g]
+}
 
 // GLU sets y = gate(x)·up (https://arxiv.org/abs/2002.05202), to the accuracy of the activation.
 func GLU[T Float](gate Gate, y, x, up []T) { each3("GLU", table[T]().glu[gate], y, x, up) }

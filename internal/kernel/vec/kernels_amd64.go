@@ -55,6 +55,8 @@ func avx512() isa {
 	k32.gluGrad[GateGELUTanh] = gluGELUTanhGradF32AVX512
 	k32.glu[GateReLU] = gluReLUF32AVX512
 	k32.gluGrad[GateReLU] = gluReLUGradF32AVX512
+	k32.glu[GateSigmoid] = gluSigmoidF32AVX512
+	k32.gluGrad[GateSigmoid] = gluSigmoidGradF32AVX512
 	k32.exp = expF32AVX512
 	k32.sigmoid = sigmoidF32AVX512
 	k32.sigmoidGrad = sigmoidGradF32AVX512
@@ -184,6 +186,8 @@ func gluGELUTanhF32AVX512(y, x, up []float32)
 func gluGELUTanhGradF32AVX512(dx, dup, x, up, dy []float32)
 func gluReLUF32AVX512(y, x, up []float32)
 func gluReLUGradF32AVX512(dx, dup, x, up, dy []float32)
+func gluSigmoidF32AVX512(y, x, up []float32)
+func gluSigmoidGradF32AVX512(dx, dup, x, up, dy []float32)
 func expF32AVX512(y, x []float32)
 func sigmoidF32AVX512(y, x []float32)
 func sigmoidGradF32AVX512(dx, x, dy []float32)
@@ -265,6 +269,8 @@ func avx2() isa {
 	k32.gluGrad[GateGELUTanh] = gluGELUTanhGradF32AVX2
 	k32.glu[GateReLU] = gluReLUF32AVX2
 	k32.gluGrad[GateReLU] = gluReLUGradF32AVX2
+	k32.glu[GateSigmoid] = gluSigmoidF32AVX2
+	k32.gluGrad[GateSigmoid] = gluSigmoidGradF32AVX2
 	k32.exp = expF32AVX2
 	k32.sigmoid = sigmoidF32AVX2
 	k32.sigmoidGrad = sigmoidGradF32AVX2
@@ -394,6 +400,8 @@ func gluGELUTanhF32AVX2(y, x, up []float32)
 func gluGELUTanhGradF32AVX2(dx, dup, x, up, dy []float32)
 func gluReLUF32AVX2(y, x, up []float32)
 func gluReLUGradF32AVX2(dx, dup, x, up, dy []float32)
+func gluSigmoidF32AVX2(y, x, up []float32)
+func gluSigmoidGradF32AVX2(dx, dup, x, up, dy []float32)
 func expF32AVX2(y, x []float32)
 func sigmoidF32AVX2(y, x []float32)
 func sigmoidGradF32AVX2(dx, x, dy []float32)

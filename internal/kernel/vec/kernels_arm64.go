@@ -55,6 +55,8 @@ func neon() isa {
 	k32.gluGrad[GateGELUTanh] = gluGELUTanhGradF32NEON
 	k32.glu[GateReLU] = gluReLUF32NEON
 	k32.gluGrad[GateReLU] = gluReLUGradF32NEON
+	k32.glu[GateSigmoid] = gluSigmoidF32NEON
+	k32.gluGrad[GateSigmoid] = gluSigmoidGradF32NEON
 	k32.exp = expF32NEON
 	k32.sigmoid = sigmoidF32NEON
 	k32.sigmoidGrad = sigmoidGradF32NEON
@@ -182,6 +184,8 @@ func gluGELUTanhF32NEON(y, x, up []float32)
 func gluGELUTanhGradF32NEON(dx, dup, x, up, dy []float32)
 func gluReLUF32NEON(y, x, up []float32)
 func gluReLUGradF32NEON(dx, dup, x, up, dy []float32)
+func gluSigmoidF32NEON(y, x, up []float32)
+func gluSigmoidGradF32NEON(dx, dup, x, up, dy []float32)
 func expF32NEON(y, x []float32)
 func sigmoidF32NEON(y, x []float32)
 func sigmoidGradF32NEON(dx, x, dy []float32)

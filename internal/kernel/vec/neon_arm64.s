@@ -7966,6 +7966,435 @@ afterelement:
 	ADD $1, R1
 	RET
 
+// func gluSigmoidF32NEON(y, x, up []float32)
+TEXT ·gluSigmoidF32NEON(SB), NOSPLIT, $0-72
+	MOVD y_len+8(FP), R1
+	MOVD y_base+0(FP), R2
+	MOVD x_base+24(FP), R3
+	MOVD up_base+48(FP), R4
+	MOVD $constants<>(SB), R11
+	FMOVQ 16(R11), F30
+	VEOR V29.B16, V29.B16, V29.B16
+	FMOVQ 64(R11), F28
+	FMOVQ 80(R11), F27
+	SUBS $8, R1; BLT afterblock
+
+block:
+	FMOVQ 0(R3), F0
+	FMOVQ 16(R3), F1
+	WORD $0x4ea0d7a0 /* fsub v0.4s, v29.4s, v0.4s */
+	WORD $0x4ea1d7a1 /* fsub v1.4s, v29.4s, v1.4s */
+	WORD $0x4ea0f760 /* fmin v0.4s, v27.4s, v0.4s */
+	WORD $0x4ea1f761 /* fmin v1.4s, v27.4s, v1.4s */
+	WORD $0x4e20f780 /* fmax v0.4s, v28.4s, v0.4s */
+	WORD $0x4e21f781 /* fmax v1.4s, v28.4s, v1.4s */
+	FMOVQ 96(R11), F31
+	WORD $0x6e3fdc02 /* fmul v2.4s, v0.4s, v31.4s */
+	WORD $0x6e3fdc23 /* fmul v3.4s, v1.4s, v31.4s */
+	WORD $0x4e218842 /* frintn v2.4s, v2.4s */
+	WORD $0x4e218863 /* frintn v3.4s, v3.4s */
+	FMOVQ 112(R11), F31
+	WORD $0x4ebfcc40 /* fmls v0.4s, v2.4s, v31.4s */
+	WORD $0x4ebfcc61 /* fmls v1.4s, v3.4s, v31.4s */
+	FMOVQ 128(R11), F31
+	WORD $0x4ebfcc40 /* fmls v0.4s, v2.4s, v31.4s */
+	WORD $0x4ebfcc61 /* fmls v1.4s, v3.4s, v31.4s */
+	FMOVQ 144(R11), F4
+	FMOVQ 144(R11), F5
+	FMOVQ 160(R11), F6
+	WORD $0x4e20cc86 /* fmla v6.4s, v4.4s, v0.4s */
+	FMOVQ 160(R11), F7
+	WORD $0x4e21cca7 /* fmla v7.4s, v5.4s, v1.4s */
+	FMOVQ 176(R11), F4
+	WORD $0x4e20ccc4 /* fmla v4.4s, v6.4s, v0.4s */
+	FMOVQ 176(R11), F5
+	WORD $0x4e21cce5 /* fmla v5.4s, v7.4s, v1.4s */
+	FMOVQ 192(R11), F6
+	WORD $0x4e20cc86 /* fmla v6.4s, v4.4s, v0.4s */
+	FMOVQ 192(R11), F7
+	WORD $0x4e21cca7 /* fmla v7.4s, v5.4s, v1.4s */
+	FMOVQ 208(R11), F4
+	WORD $0x4e20ccc4 /* fmla v4.4s, v6.4s, v0.4s */
+	FMOVQ 208(R11), F5
+	WORD $0x4e21cce5 /* fmla v5.4s, v7.4s, v1.4s */
+	FMOVQ 16(R11), F6
+	WORD $0x4e20cc86 /* fmla v6.4s, v4.4s, v0.4s */
+	FMOVQ 16(R11), F7
+	WORD $0x4e21cca7 /* fmla v7.4s, v5.4s, v1.4s */
+	FMOVQ 16(R11), F4
+	WORD $0x4e20ccc4 /* fmla v4.4s, v6.4s, v0.4s */
+	FMOVQ 16(R11), F5
+	WORD $0x4e21cce5 /* fmla v5.4s, v7.4s, v1.4s */
+	WORD $0x4e21a842 /* fcvtns v2.4s, v2.4s */
+	WORD $0x4e21a863 /* fcvtns v3.4s, v3.4s */
+	WORD $0x4f3f0446 /* sshr v6.4s, v2.4s, #1 */
+	WORD $0x4f3f0467 /* sshr v7.4s, v3.4s, #1 */
+	VSUB V6.S4, V2.S4, V2.S4
+	VSUB V7.S4, V3.S4, V3.S4
+	VSHL $23, V6.S4, V6.S4
+	VSHL $23, V7.S4, V7.S4
+	VADD V6.S4, V4.S4, V6.S4
+	VADD V7.S4, V5.S4, V7.S4
+	VSHL $23, V2.S4, V2.S4
+	VSHL $23, V3.S4, V3.S4
+	FMOVQ 16(R11), F31
+	VADD V31.S4, V2.S4, V2.S4
+	VADD V31.S4, V3.S4, V3.S4
+	WORD $0x6e22dcc2 /* fmul v2.4s, v6.4s, v2.4s */
+	WORD $0x6e23dce3 /* fmul v3.4s, v7.4s, v3.4s */
+	WORD $0x4e3ed442 /* fadd v2.4s, v2.4s, v30.4s */
+	WORD $0x4e3ed463 /* fadd v3.4s, v3.4s, v30.4s */
+	WORD $0x6e22ffc2 /* fdiv v2.4s, v30.4s, v2.4s */
+	WORD $0x6e23ffc3 /* fdiv v3.4s, v30.4s, v3.4s */
+	FMOVQ 0(R4), F6
+	FMOVQ 16(R4), F7
+	WORD $0x6e26dc46 /* fmul v6.4s, v2.4s, v6.4s */
+	WORD $0x6e27dc67 /* fmul v7.4s, v3.4s, v7.4s */
+	FMOVQ F6, 0(R2)
+	FMOVQ F7, 16(R2)
+	ADD $32, R2
+	ADD $32, R3
+	ADD $32, R4
+	SUBS $8, R1; BGE block
+
+afterblock:
+	ADD $8, R1
+	SUBS $4, R1; BLT aftervector
+
+vector:
+	FMOVQ 0(R3), F0
+	WORD $0x4ea0d7a0 /* fsub v0.4s, v29.4s, v0.4s */
+	WORD $0x4ea0f760 /* fmin v0.4s, v27.4s, v0.4s */
+	WORD $0x4e20f780 /* fmax v0.4s, v28.4s, v0.4s */
+	FMOVQ 96(R11), F31
+	WORD $0x6e3fdc01 /* fmul v1.4s, v0.4s, v31.4s */
+	WORD $0x4e218821 /* frintn v1.4s, v1.4s */
+	FMOVQ 112(R11), F31
+	WORD $0x4ebfcc20 /* fmls v0.4s, v1.4s, v31.4s */
+	FMOVQ 128(R11), F31
+	WORD $0x4ebfcc20 /* fmls v0.4s, v1.4s, v31.4s */
+	FMOVQ 144(R11), F2
+	FMOVQ 160(R11), F3
+	WORD $0x4e20cc43 /* fmla v3.4s, v2.4s, v0.4s */
+	FMOVQ 176(R11), F2
+	WORD $0x4e20cc62 /* fmla v2.4s, v3.4s, v0.4s */
+	FMOVQ 192(R11), F3
+	WORD $0x4e20cc43 /* fmla v3.4s, v2.4s, v0.4s */
+	FMOVQ 208(R11), F2
+	WORD $0x4e20cc62 /* fmla v2.4s, v3.4s, v0.4s */
+	FMOVQ 16(R11), F3
+	WORD $0x4e20cc43 /* fmla v3.4s, v2.4s, v0.4s */
+	FMOVQ 16(R11), F2
+	WORD $0x4e20cc62 /* fmla v2.4s, v3.4s, v0.4s */
+	WORD $0x4e21a821 /* fcvtns v1.4s, v1.4s */
+	WORD $0x4f3f0423 /* sshr v3.4s, v1.4s, #1 */
+	VSUB V3.S4, V1.S4, V1.S4
+	VSHL $23, V3.S4, V3.S4
+	VADD V3.S4, V2.S4, V3.S4
+	VSHL $23, V1.S4, V1.S4
+	FMOVQ 16(R11), F31
+	VADD V31.S4, V1.S4, V1.S4
+	WORD $0x6e21dc61 /* fmul v1.4s, v3.4s, v1.4s */
+	WORD $0x4e3ed421 /* fadd v1.4s, v1.4s, v30.4s */
+	WORD $0x6e21ffc1 /* fdiv v1.4s, v30.4s, v1.4s */
+	FMOVQ 0(R4), F3
+	WORD $0x6e23dc23 /* fmul v3.4s, v1.4s, v3.4s */
+	FMOVQ F3, 0(R2)
+	ADD $16, R2
+	ADD $16, R3
+	ADD $16, R4
+	SUBS $4, R1; BGE vector
+
+aftervector:
+	ADD $4, R1
+	SUBS $1, R1; BLT afterelement
+
+element:
+	FMOVS 0(R3), F0
+	WORD $0x4ea0d7a0 /* fsub v0.4s, v29.4s, v0.4s */
+	WORD $0x4ea0f760 /* fmin v0.4s, v27.4s, v0.4s */
+	WORD $0x4e20f780 /* fmax v0.4s, v28.4s, v0.4s */
+	FMOVQ 96(R11), F31
+	WORD $0x6e3fdc01 /* fmul v1.4s, v0.4s, v31.4s */
+	WORD $0x4e218821 /* frintn v1.4s, v1.4s */
+	FMOVQ 112(R11), F31
+	WORD $0x4ebfcc20 /* fmls v0.4s, v1.4s, v31.4s */
+	FMOVQ 128(R11), F31
+	WORD $0x4ebfcc20 /* fmls v0.4s, v1.4s, v31.4s */
+	FMOVQ 144(R11), F2
+	FMOVQ 160(R11), F3
+	WORD $0x4e20cc43 /* fmla v3.4s, v2.4s, v0.4s */
+	FMOVQ 176(R11), F2
+	WORD $0x4e20cc62 /* fmla v2.4s, v3.4s, v0.4s */
+	FMOVQ 192(R11), F3
+	WORD $0x4e20cc43 /* fmla v3.4s, v2.4s, v0.4s */
+	FMOVQ 208(R11), F2
+	WORD $0x4e20cc62 /* fmla v2.4s, v3.4s, v0.4s */
+	FMOVQ 16(R11), F3
+	WORD $0x4e20cc43 /* fmla v3.4s, v2.4s, v0.4s */
+	FMOVQ 16(R11), F2
+	WORD $0x4e20cc62 /* fmla v2.4s, v3.4s, v0.4s */
+	WORD $0x4e21a821 /* fcvtns v1.4s, v1.4s */
+	WORD $0x4f3f0423 /* sshr v3.4s, v1.4s, #1 */
+	VSUB V3.S4, V1.S4, V1.S4
+	VSHL $23, V3.S4, V3.S4
+	VADD V3.S4, V2.S4, V3.S4
+	VSHL $23, V1.S4, V1.S4
+	FMOVQ 16(R11), F31
+	VADD V31.S4, V1.S4, V1.S4
+	WORD $0x6e21dc61 /* fmul v1.4s, v3.4s, v1.4s */
+	WORD $0x4e3ed421 /* fadd v1.4s, v1.4s, v30.4s */
+	WORD $0x6e21ffc1 /* fdiv v1.4s, v30.4s, v1.4s */
+	FMOVS 0(R4), F3
+	WORD $0x6e23dc23 /* fmul v3.4s, v1.4s, v3.4s */
+	FMOVS F3, 0(R2)
+	ADD $4, R2
+	ADD $4, R3
+	ADD $4, R4
+	SUBS $1, R1; BGE element
+
+afterelement:
+	ADD $1, R1
+	RET
+
+// func gluSigmoidGradF32NEON(dx, dup, x, up, dy []float32)
+TEXT ·gluSigmoidGradF32NEON(SB), NOSPLIT, $0-120
+	MOVD dx_len+8(FP), R1
+	MOVD dx_base+0(FP), R2
+	MOVD dup_base+24(FP), R3
+	MOVD x_base+48(FP), R4
+	MOVD up_base+72(FP), R5
+	MOVD dy_base+96(FP), R6
+	MOVD $constants<>(SB), R11
+	FMOVQ 16(R11), F30
+	VEOR V29.B16, V29.B16, V29.B16
+	FMOVQ 64(R11), F28
+	FMOVQ 80(R11), F27
+	SUBS $8, R1; BLT afterblock
+
+block:
+	FMOVQ 0(R4), F0
+	FMOVQ 16(R4), F1
+	FMOVQ 32(R11), F31
+	VAND V31.B16, V0.B16, V2.B16
+	VAND V31.B16, V1.B16, V3.B16
+	WORD $0x4ea2d7a2 /* fsub v2.4s, v29.4s, v2.4s */
+	WORD $0x4ea3d7a3 /* fsub v3.4s, v29.4s, v3.4s */
+	WORD $0x4ea2f762 /* fmin v2.4s, v27.4s, v2.4s */
+	WORD $0x4ea3f763 /* fmin v3.4s, v27.4s, v3.4s */
+	WORD $0x4e22f782 /* fmax v2.4s, v28.4s, v2.4s */
+	WORD $0x4e23f783 /* fmax v3.4s, v28.4s, v3.4s */
+	FMOVQ 96(R11), F31
+	WORD $0x6e3fdc44 /* fmul v4.4s, v2.4s, v31.4s */
+	WORD $0x6e3fdc65 /* fmul v5.4s, v3.4s, v31.4s */
+	WORD $0x4e218884 /* frintn v4.4s, v4.4s */
+	WORD $0x4e2188a5 /* frintn v5.4s, v5.4s */
+	FMOVQ 112(R11), F31
+	WORD $0x4ebfcc82 /* fmls v2.4s, v4.4s, v31.4s */
+	WORD $0x4ebfcca3 /* fmls v3.4s, v5.4s, v31.4s */
+	FMOVQ 128(R11), F31
+	WORD $0x4ebfcc82 /* fmls v2.4s, v4.4s, v31.4s */
+	WORD $0x4ebfcca3 /* fmls v3.4s, v5.4s, v31.4s */
+	FMOVQ 144(R11), F6
+	FMOVQ 144(R11), F7
+	FMOVQ 160(R11), F8
+	WORD $0x4e22ccc8 /* fmla v8.4s, v6.4s, v2.4s */
+	FMOVQ 160(R11), F9
+	WORD $0x4e23cce9 /* fmla v9.4s, v7.4s, v3.4s */
+	FMOVQ 176(R11), F6
+	WORD $0x4e22cd06 /* fmla v6.4s, v8.4s, v2.4s */
+	FMOVQ 176(R11), F7
+	WORD $0x4e23cd27 /* fmla v7.4s, v9.4s, v3.4s */
+	FMOVQ 192(R11), F8
+	WORD $0x4e22ccc8 /* fmla v8.4s, v6.4s, v2.4s */
+	FMOVQ 192(R11), F9
+	WORD $0x4e23cce9 /* fmla v9.4s, v7.4s, v3.4s */
+	FMOVQ 208(R11), F6
+	WORD $0x4e22cd06 /* fmla v6.4s, v8.4s, v2.4s */
+	FMOVQ 208(R11), F7
+	WORD $0x4e23cd27 /* fmla v7.4s, v9.4s, v3.4s */
+	FMOVQ 16(R11), F8
+	WORD $0x4e22ccc8 /* fmla v8.4s, v6.4s, v2.4s */
+	FMOVQ 16(R11), F9
+	WORD $0x4e23cce9 /* fmla v9.4s, v7.4s, v3.4s */
+	FMOVQ 16(R11), F6
+	WORD $0x4e22cd06 /* fmla v6.4s, v8.4s, v2.4s */
+	FMOVQ 16(R11), F7
+	WORD $0x4e23cd27 /* fmla v7.4s, v9.4s, v3.4s */
+	WORD $0x4e21a884 /* fcvtns v4.4s, v4.4s */
+	WORD $0x4e21a8a5 /* fcvtns v5.4s, v5.4s */
+	WORD $0x4f3f0488 /* sshr v8.4s, v4.4s, #1 */
+	WORD $0x4f3f04a9 /* sshr v9.4s, v5.4s, #1 */
+	VSUB V8.S4, V4.S4, V4.S4
+	VSUB V9.S4, V5.S4, V5.S4
+	VSHL $23, V8.S4, V8.S4
+	VSHL $23, V9.S4, V9.S4
+	VADD V8.S4, V6.S4, V8.S4
+	VADD V9.S4, V7.S4, V9.S4
+	VSHL $23, V4.S4, V4.S4
+	VSHL $23, V5.S4, V5.S4
+	FMOVQ 16(R11), F31
+	VADD V31.S4, V4.S4, V4.S4
+	VADD V31.S4, V5.S4, V5.S4
+	WORD $0x6e24dd04 /* fmul v4.4s, v8.4s, v4.4s */
+	WORD $0x6e25dd25 /* fmul v5.4s, v9.4s, v5.4s */
+	WORD $0x4e3ed488 /* fadd v8.4s, v4.4s, v30.4s */
+	WORD $0x4e3ed4a9 /* fadd v9.4s, v5.4s, v30.4s */
+	WORD $0x6e28ffc8 /* fdiv v8.4s, v30.4s, v8.4s */
+	WORD $0x6e29ffc9 /* fdiv v9.4s, v30.4s, v9.4s */
+	WORD $0x6e28dc84 /* fmul v4.4s, v4.4s, v8.4s */
+	WORD $0x6e29dca5 /* fmul v5.4s, v5.4s, v9.4s */
+	WORD $0x6e28dc86 /* fmul v6.4s, v4.4s, v8.4s */
+	WORD $0x6e29dca7 /* fmul v7.4s, v5.4s, v9.4s */
+	FMOVQ 0(R6), F2
+	FMOVQ 16(R6), F3
+	FMOVQ 0(R5), F10
+	FMOVQ 16(R5), F11
+	WORD $0x6e2adc4a /* fmul v10.4s, v2.4s, v10.4s */
+	WORD $0x6e2bdc6b /* fmul v11.4s, v3.4s, v11.4s */
+	WORD $0x6e2adcca /* fmul v10.4s, v6.4s, v10.4s */
+	WORD $0x6e2bdceb /* fmul v11.4s, v7.4s, v11.4s */
+	WORD $0x4f210406 /* sshr v6.4s, v0.4s, #31 */
+	VBSL V8.B16, V4.B16, V6.B16
+	WORD $0x4f210427 /* sshr v7.4s, v1.4s, #31 */
+	VBSL V9.B16, V5.B16, V7.B16
+	WORD $0x6e22dcc2 /* fmul v2.4s, v6.4s, v2.4s */
+	WORD $0x6e23dce3 /* fmul v3.4s, v7.4s, v3.4s */
+	FMOVQ F2, 0(R3)
+	FMOVQ F3, 16(R3)
+	FMOVQ F10, 0(R2)
+	FMOVQ F11, 16(R2)
+	ADD $32, R2
+	ADD $32, R3
+	ADD $32, R4
+	ADD $32, R5
+	ADD $32, R6
+	SUBS $8, R1; BGE block
+
+afterblock:
+	ADD $8, R1
+	SUBS $4, R1; BLT aftervector
+
+vector:
+	FMOVQ 0(R4), F0
+	FMOVQ 32(R11), F31
+	VAND V31.B16, V0.B16, V1.B16
+	WORD $0x4ea1d7a1 /* fsub v1.4s, v29.4s, v1.4s */
+	WORD $0x4ea1f761 /* fmin v1.4s, v27.4s, v1.4s */
+	WORD $0x4e21f781 /* fmax v1.4s, v28.4s, v1.4s */
+	FMOVQ 96(R11), F31
+	WORD $0x6e3fdc22 /* fmul v2.4s, v1.4s, v31.4s */
+	WORD $0x4e218842 /* frintn v2.4s, v2.4s */
+	FMOVQ 112(R11), F31
+	WORD $0x4ebfcc41 /* fmls v1.4s, v2.4s, v31.4s */
+	FMOVQ 128(R11), F31
+	WORD $0x4ebfcc41 /* fmls v1.4s, v2.4s, v31.4s */
+	FMOVQ 144(R11), F3
+	FMOVQ 160(R11), F4
+	WORD $0x4e21cc64 /* fmla v4.4s, v3.4s, v1.4s */
+	FMOVQ 176(R11), F3
+	WORD $0x4e21cc83 /* fmla v3.4s, v4.4s, v1.4s */
+	FMOVQ 192(R11), F4
+	WORD $0x4e21cc64 /* fmla v4.4s, v3.4s, v1.4s */
+	FMOVQ 208(R11), F3
+	WORD $0x4e21cc83 /* fmla v3.4s, v4.4s, v1.4s */
+	FMOVQ 16(R11), F4
+	WORD $0x4e21cc64 /* fmla v4.4s, v3.4s, v1.4s */
+	FMOVQ 16(R11), F3
+	WORD $0x4e21cc83 /* fmla v3.4s, v4.4s, v1.4s */
+	WORD $0x4e21a842 /* fcvtns v2.4s, v2.4s */
+	WORD $0x4f3f0444 /* sshr v4.4s, v2.4s, #1 */
+	VSUB V4.S4, V2.S4, V2.S4
+	VSHL $23, V4.S4, V4.S4
+	VADD V4.S4, V3.S4, V4.S4
+	VSHL $23, V2.S4, V2.S4
+	FMOVQ 16(R11), F31
+	VADD V31.S4, V2.S4, V2.S4
+	WORD $0x6e22dc82 /* fmul v2.4s, v4.4s, v2.4s */
+	WORD $0x4e3ed444 /* fadd v4.4s, v2.4s, v30.4s */
+	WORD $0x6e24ffc4 /* fdiv v4.4s, v30.4s, v4.4s */
+	WORD $0x6e24dc42 /* fmul v2.4s, v2.4s, v4.4s */
+	WORD $0x6e24dc43 /* fmul v3.4s, v2.4s, v4.4s */
+	FMOVQ 0(R6), F1
+	FMOVQ 0(R5), F5
+	WORD $0x6e25dc25 /* fmul v5.4s, v1.4s, v5.4s */
+	WORD $0x6e25dc65 /* fmul v5.4s, v3.4s, v5.4s */
+	WORD $0x4f210403 /* sshr v3.4s, v0.4s, #31 */
+	VBSL V4.B16, V2.B16, V3.B16
+	WORD $0x6e21dc61 /* fmul v1.4s, v3.4s, v1.4s */
+	FMOVQ F1, 0(R3)
+	FMOVQ F5, 0(R2)
+	ADD $16, R2
+	ADD $16, R3
+	ADD $16, R4
+	ADD $16, R5
+	ADD $16, R6
+	SUBS $4, R1; BGE vector
+
+aftervector:
+	ADD $4, R1
+	SUBS $1, R1; BLT afterelement
+
+element:
+	FMOVS 0(R4), F0
+	FMOVQ 32(R11), F31
+	VAND V31.B16, V0.B16, V1.B16
+	WORD $0x4ea1d7a1 /* fsub v1.4s, v29.4s, v1.4s */
+	WORD $0x4ea1f761 /* fmin v1.4s, v27.4s, v1.4s */
+	WORD $0x4e21f781 /* fmax v1.4s, v28.4s, v1.4s */
+	FMOVQ 96(R11), F31
+	WORD $0x6e3fdc22 /* fmul v2.4s, v1.4s, v31.4s */
+	WORD $0x4e218842 /* frintn v2.4s, v2.4s */
+	FMOVQ 112(R11), F31
+	WORD $0x4ebfcc41 /* fmls v1.4s, v2.4s, v31.4s */
+	FMOVQ 128(R11), F31
+	WORD $0x4ebfcc41 /* fmls v1.4s, v2.4s, v31.4s */
+	FMOVQ 144(R11), F3
+	FMOVQ 160(R11), F4
+	WORD $0x4e21cc64 /* fmla v4.4s, v3.4s, v1.4s */
+	FMOVQ 176(R11), F3
+	WORD $0x4e21cc83 /* fmla v3.4s, v4.4s, v1.4s */
+	FMOVQ 192(R11), F4
+	WORD $0x4e21cc64 /* fmla v4.4s, v3.4s, v1.4s */
+	FMOVQ 208(R11), F3
+	WORD $0x4e21cc83 /* fmla v3.4s, v4.4s, v1.4s */
+	FMOVQ 16(R11), F4
+	WORD $0x4e21cc64 /* fmla v4.4s, v3.4s, v1.4s */
+	FMOVQ 16(R11), F3
+	WORD $0x4e21cc83 /* fmla v3.4s, v4.4s, v1.4s */
+	WORD $0x4e21a842 /* fcvtns v2.4s, v2.4s */
+	WORD $0x4f3f0444 /* sshr v4.4s, v2.4s, #1 */
+	VSUB V4.S4, V2.S4, V2.S4
+	VSHL $23, V4.S4, V4.S4
+	VADD V4.S4, V3.S4, V4.S4
+	VSHL $23, V2.S4, V2.S4
+	FMOVQ 16(R11), F31
+	VADD V31.S4, V2.S4, V2.S4
+	WORD $0x6e22dc82 /* fmul v2.4s, v4.4s, v2.4s */
+	WORD $0x4e3ed444 /* fadd v4.4s, v2.4s, v30.4s */
+	WORD $0x6e24ffc4 /* fdiv v4.4s, v30.4s, v4.4s */
+	WORD $0x6e24dc42 /* fmul v2.4s, v2.4s, v4.4s */
+	WORD $0x6e24dc43 /* fmul v3.4s, v2.4s, v4.4s */
+	FMOVS 0(R6), F1
+	FMOVS 0(R5), F5
+	WORD $0x6e25dc25 /* fmul v5.4s, v1.4s, v5.4s */
+	WORD $0x6e25dc65 /* fmul v5.4s, v3.4s, v5.4s */
+	WORD $0x4f210403 /* sshr v3.4s, v0.4s, #31 */
+	VBSL V4.B16, V2.B16, V3.B16
+	WORD $0x6e21dc61 /* fmul v1.4s, v3.4s, v1.4s */
+	FMOVS F1, 0(R3)
+	FMOVS F5, 0(R2)
+	ADD $4, R2
+	ADD $4, R3
+	ADD $4, R4
+	ADD $4, R5
+	ADD $4, R6
+	SUBS $1, R1; BGE element
+
+afterelement:
+	ADD $1, R1
+	RET
+
 // func expF32NEON(y, x []float32)
 TEXT ·expF32NEON(SB), NOSPLIT, $0-48
 	MOVD y_len+8(FP), R1

@@ -113,6 +113,6 @@ func tanhGo[T Float](y, x []T) {
 
 func sigmoidGo[T Float](y, x []T) {
 	for i, v := range x {
-		y[i] = T(1 / (1 + math.Exp(-float64(v))))
+		y[i] = T(sigmoid(float64(v)))
 	}
 }

@@ -107,6 +107,8 @@ func tanhSlope(x float64) float64 {
 	return 4 * sigmoidSlope(2*x)
 }
 
+func sigmoid(x float64) float64 { return 1 / (1 + math.Exp(-x)) }
+
 func sigmoidSlope(x float64) float64 {
 	e := math.Exp(-math.Abs(x))
 	return e / ((1 + e) * (1 + e))

@@ -82,6 +82,7 @@ type gate struct {
 var gates = []gate{
 	{"SiLU", "GateSiLU", siluValue, siluSlope}, {"GELUErf", "GateGELUErf", geluErfValue, geluErfSlope},
 	{"GELUTanh", "GateGELUTanh", geluTanhValue, geluTanhSlope}, {"ReLU", "GateReLU", reluValue, reluSlope},
+	{"Sigmoid", "GateSigmoid", (*body).sigmoid, sigmoidSlope},
 }
 
 func siluValue(b *body, x *value) *value {
@@ -129,6 +130,15 @@ func reluSlope(b *body, x *value) (slope *value, y func() *value) {
 	return b.keepIf(notLessOrEqual, x, b.zero(), b.register(1)), func() *value { return reluValue(b, x) }
 }
 
+// sigmoidSlope is that of bell.
+func sigmoidSlope(b *body, x *value) (slope *value, y func() *value) {
+	one := b.register(1)
+	e := b.exp(b.limited(b.sub(b.zero(), b.and(x, b.word(absBits)))), nil)
+	s := b.div(one, b.add(e, one))
+	rest := b.mul(e, s)
+	return b.mul(rest, s), func() *value { return b.ifNegative(x, rest, s) }
+}
+
 // activations are the kernels that need an exponential.
 func activations() []kernel {
 	twoOf := [2]int{2, 2}
@@ -149,8 +159,8 @@ func activations() []kernel {
 	return list
 }
 
-// kernels are the activation, unless it takes no exponential and is among the arithmetic, and those
-// of the gated linear unit.
+// kernels are the activation, unless it is among the arithmetic or the functions, and those of the
+// gated linear unit.
 func (g gate) kernels(unroll [2]int) []kernel {
 	name := strings.ToLower(g.name[:4]) + g.name[4:]
 	plain := []kernel{
@@ -162,7 +172,7 @@ func (g gate) kernels(unroll [2]int) []kernel {
 			b.store("dx", b.mul(slope, b.load("dy")))
 		}},
 	}
-	if g.name == "ReLU" {
+	if g.name == "ReLU" || g.name == "Sigmoid" {
 		plain = nil
 	}
 	return append(plain,
