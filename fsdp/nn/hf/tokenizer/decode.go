@@ -2,6 +2,7 @@ package tokenizer
 
 import (
 	"encoding/json"
+	"fmt"
 	"strconv"
 	"strings"
 	"unicode/utf8"
@@ -152,12 +153,15 @@ func parseStrip(text json.RawMessage) (func([]string) []string, error) {
 		Stop    int    `json:"stop"`
 	}
 	err := strict(text, &s)
+	if err == nil && utf8.RuneCountInString(s.Content) != 1 {
+		err = fmt.Errorf("content %q is no character", s.Content)
+	}
 	return each(func(_ int, token string) string {
-		for range s.Start {
-			token = strings.TrimPrefix(token, s.Content)
+		for i := 0; i < s.Start && strings.HasPrefix(token, s.Content); i++ {
+			token = token[len(s.Content):]
 		}
-		for range s.Stop {
-			token = strings.TrimSuffix(token, s.Content)
+		for i := 0; i < s.Stop && strings.HasSuffix(token, s.Content); i++ {
+			token = token[:len(token)-len(s.Content)]
 		}
 		return token
 	}), err

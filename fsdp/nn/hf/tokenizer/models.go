@@ -304,7 +304,9 @@ func parseWordPiece(text json.RawMessage) (model, error) {
 		m.bytes = max(m.bytes, len(token))
 	}
 	var err error
-	m.unknown, err = f.Vocab.unknown(&f.Unknown)
+	if m.unknown, err = f.Vocab.unknown(&f.Unknown); err == nil && m.unknown < 0 {
+		err = errors.New(`unk_token "" is not supported`)
+	}
 	return m, err
 }
 

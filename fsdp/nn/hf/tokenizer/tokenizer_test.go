@@ -155,6 +155,8 @@ func TestOpenErrors(t *testing.T) {
 		{file(`post_processor={"type": "BertProcessing", "sep": ["a"], "cls": ["a", 0]}`), "", `post_processor: [a] is not a token and its number`},
 		{file(`post_processor={"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "x"}}], "special_tokens": {}}`), "", `post_processor: template`},
 		{file(`decoder={"type": "CTC"}`), "", `decoder: type "CTC" is not supported`},
+		{file(`decoder={"type": "Strip", "content": "", "start": 1, "stop": 0}`), "", `decoder: content "" is no character`},
+		{file(`model={"type": "WordPiece", "vocab": {"a": 0}, "unk_token": ""}`), "", `model: unk_token "" is not supported`},
 		{file(`model={"type": "WordLevel"}`), "", `model: type "WordLevel" is not supported`},
 		{file(`model={"type": "BPE", "dropout": 0.1}`), "", `model: dropout 0.1 is not supported`},
 		{file(`model={"type": "BPE", "vocab": {"a": 0}, "unk_token": "b"}`), "", `model: unk_token "b" is no token`},
@@ -229,4 +231,14 @@ func TestAddedTokensAreNotTheModels(t *testing.T) {
 		require.Equal(t, []int{1}, tok.Encode("x"))
 		require.NotContains(t, tok.Encode("xy"), 1)
 	}
+}
+
+// TestStrip takes characters off the ends of tokens, and needs no longer for more than there are.
+func TestStrip(t *testing.T) {
+	dir := t.TempDir()
+	text := `{"model": {"type": "BPE", "vocab": {"éébé": 0}, "merges": []}, "decoder": {"type": "Strip", "content": "é", "start": 1, "stop": 9000000000000000000}}`
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "tokenizer.json"), []byte(text), 0o600))
+	tok, err := tokenizer.Open(dir)
+	require.NoError(t, err)
+	require.Equal(t, "éb", tok.Decode([]int{0}))
 }
