@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"maps"
+	"math"
 	"strings"
 
 	"github.com/gofsdp/gofsdp/fsdp"
@@ -17,9 +18,21 @@ var bert = &architecture{
 		m := model.(*nn.BERT)
 		return bertRules.options(prefix, sizes{q: m.Dim, kv: m.Dim})
 	},
-	extra: func(_ fsdp.Model, name string) bool { // heads that the model lacks, and what is tied
-		return strings.HasPrefix(name, "pooler.") || strings.HasPrefix(name, "cls.seq_relationship.") ||
-			strings.HasPrefix(name, "cls.predictions.decoder.") || name == "embeddings.position_ids"
+	shapes: func(model fsdp.Model) []shape {
+		m := model.(*nn.BERT)
+		width, layers := dim{"hidden_size", m.Dim}, dim{"num_hidden_layers", m.Layers}
+		return []shape{
+			{"~embeddings.word_embeddings.weight", []dim{{"vocab_size", m.Vocab}, width}, dim{}},
+			{"~embeddings.position_embeddings.weight", []dim{{"max_position_embeddings", m.Context}, width}, dim{}},
+			{"~embeddings.token_type_embeddings.weight", []dim{{"type_vocab_size", m.Kinds}, width}, dim{}},
+			{fmt.Sprintf("~encoder.layer.%d.output.dense.weight", m.Layers-1), []dim{width, {"intermediate_size", m.Hidden}}, layers},
+		}
+	},
+	copies: func(fsdp.Model) map[string]string {
+		return map[string]string{"cls.predictions.decoder.weight": "~embeddings.word_embeddings.weight", "cls.predictions.decoder.bias": "cls.predictions.bias"}
+	},
+	extra: func(_ fsdp.Model, name string) bool { // heads that the model lacks
+		return strings.HasPrefix(name, "pooler.") || strings.HasPrefix(name, "cls.seq_relationship.") || name == "embeddings.position_ids"
 	},
 	adapted: func(model fsdp.Model) (nn.LoRA, []string) {
 		m := model.(*nn.BERT)
@@ -53,6 +66,7 @@ func openBERT(c *config) fsdp.Model {
 		Layers: c.size("num_hidden_layers", 0), Dim: c.size("hidden_size", 0), Heads: c.size("num_attention_heads", 0),
 		Hidden: c.size("intermediate_size", 0), Act: choose(c, "hidden_act", "gelu", bertActivations), Eps: c.positive("layer_norm_eps", 1e-12),
 	}
+	c.heads("hidden_size", m.Dim, "num_attention_heads", m.Heads)
 	only(c, "tie_word_embeddings", true)
 	only(c, "position_embedding_type", "absolute")
 	only(c, "add_cross_attention", false)
@@ -82,7 +96,18 @@ var vit = &architecture{
 		m := model.(*nn.ViT)
 		return vitRules.options(prefix, sizes{q: m.Dim, kv: m.Dim})
 	},
-	extra: func(_ fsdp.Model, name string) bool { return strings.HasPrefix(name, "pooler.") },
+	shapes: func(model fsdp.Model) []shape {
+		m := model.(*nn.ViT)
+		width, layers := dim{"hidden_size", m.Dim}, dim{"num_hidden_layers", m.Layers}
+		patch, places := dim{"patch_size", m.Patch}, m.Height/m.Patch*(m.Width/m.Patch)+1
+		return []shape{
+			{"~embeddings.position_embeddings", []dim{{"image_size", 1}, {"image_size and patch_size", places}, width}, dim{}},
+			{"~embeddings.patch_embeddings.projection.weight", []dim{width, {"num_channels", m.Channels}, patch, patch}, dim{}},
+			{fmt.Sprintf("~encoder.layer.%d.output.dense.weight", m.Layers-1), []dim{width, {"intermediate_size", m.Hidden}}, layers},
+		}
+	},
+	copies: func(fsdp.Model) map[string]string { return nil },
+	extra:  func(_ fsdp.Model, name string) bool { return strings.HasPrefix(name, "pooler.") },
 	adapted: func(model fsdp.Model) (nn.LoRA, []string) {
 		m := model.(*nn.ViT)
 		return m.LoRA, layers("layers", m.Layers, "attn.qkv", "attn.proj", "mlp.fc", "mlp.out")
@@ -118,6 +143,7 @@ func openViT(c *config) fsdp.Model {
 	if m.Classes == 0 {
 		c.fail("id2label has no classes")
 	}
+	c.heads("hidden_size", m.Dim, "num_attention_heads", m.Heads)
 	only(c, "qkv_bias", true)
 	c.training("hidden_dropout_prob", "attention_probs_dropout_prob")
 	c.ignore("encoder_stride", "pooler_act", "pooler_output_size")
@@ -128,8 +154,8 @@ func openViT(c *config) fsdp.Model {
 func (c *config) pair(key string, otherwise int) (a, b int) {
 	if !c.has(key) || strings.HasPrefix(string(c.keys[key]), "[") {
 		v := get(c, key, []int{otherwise, otherwise})
-		if len(v) != 2 || min(v[0], v[1]) < 1 {
-			c.fail("%s %v is not two positive numbers", key, v)
+		if len(v) != 2 || min(v[0], v[1]) < 1 || max(v[0], v[1]) > math.MaxInt32 {
+			c.fail("%s %v is not two positive numbers of 31 bits", key, v)
 			return 1, 1
 		}
 		return v[0], v[1]

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
+	"math"
 	"reflect"
 	"slices"
 )
@@ -76,6 +77,8 @@ func (c *config) nested(key string, read func(c *config)) {
 func (c *config) size(key string, otherwise int) int {
 	n := get(c, key, otherwise)
 	switch {
+	case n > math.MaxInt32:
+		c.fail("%s is %d, more than %d", key, n, math.MaxInt32)
 	case n > 0:
 	case c.has(key):
 		c.fail("%s is %d, want a positive number", key, n)
@@ -83,6 +86,13 @@ func (c *config) size(key string, otherwise int) int {
 		c.fail("%s is missing", key)
 	}
 	return n
+}
+
+// heads checks that a width is split into heads without rest.
+func (c *config) heads(widthKey string, width int, key string, n int) {
+	if n > 0 && width%n != 0 {
+		c.fail("%s %d is no multiple of %s, %d", widthKey, width, key, n)
+	}
 }
 
 // positive returns a number that may be missing, and is positive.

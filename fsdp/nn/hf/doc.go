@@ -31,7 +31,8 @@
 // # What is refused
 //
 // Every key of config.json that changes what the model computes is used, or is an error that names
-// it. So is any key that this package does not know. Keys that change nothing, or only training, are
+// it. So is any key that this package does not know, and any size that is not that of the tensors.
+// Tensors that are to be the same, such as a tied head, and are not, are errors, too. Keys that change nothing, or only training, are
 // passed over: Model.Ignored lists those that say something, such as the rates of dropout, which the
 // model does not get.
 package hf

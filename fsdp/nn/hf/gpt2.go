@@ -14,9 +14,17 @@ var gpt2 = architecture{
 	kind: "gpt2", class: "GPT2LMHeadModel", base: "transformer.",
 	open: openGPT2, config: configGPT2,
 	options: func(_ fsdp.Model, prefix string) []fsdp.StateOption { return nn.ToGPT2(prefix) },
-	extra: func(m fsdp.Model, name string) bool {
-		return gpt2Mask.MatchString(name) || m.(*nn.GPT).Tied && name == "lm_head.weight"
+	shapes: func(model fsdp.Model) []shape {
+		m := model.(*nn.GPT)
+		vocab, dim1, layers := dim{"vocab_size", m.Vocab}, dim{"n_embd", m.Dim}, dim{"n_layer", m.Layers}
+		return []shape{
+			{"~wte.weight", []dim{vocab, dim1}, dim{}},
+			{"~wpe.weight", []dim{{"n_positions", m.Context}, dim1}, dim{}},
+			{fmt.Sprintf("~h.%d.mlp.c_fc.weight", m.Layers-1), []dim{dim1, {"n_embd", 4 * m.Dim}}, layers},
+		}
 	},
+	copies: func(m fsdp.Model) map[string]string { return tied(m.(*nn.GPT).Tied, "~wte.weight") },
+	extra:  func(_ fsdp.Model, name string) bool { return gpt2Mask.MatchString(name) },
 	adapted: func(m fsdp.Model) (nn.LoRA, []string) {
 		gpt := m.(*nn.GPT)
 		return gpt.LoRA, layers("blocks", gpt.Layers, "qkv", "proj", "fc", "out")
@@ -37,6 +45,7 @@ func openGPT2(c *config) fsdp.Model {
 		Act: choose(c, "activation_function", "gelu_new", gpt2Activations),
 		Eps: c.positive("layer_norm_epsilon", 1e-5), Tied: get(c, "tie_word_embeddings", true),
 	}
+	c.heads("n_embd", m.Dim, "n_head", m.Heads)
 	only(c, "n_ctx", m.Context)
 	only(c, "n_inner", 4*m.Dim)
 	only(c, "scale_attn_weights", true)

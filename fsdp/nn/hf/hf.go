@@ -20,7 +20,6 @@ import (
 	"github.com/gofsdp/gofsdp/fsdp"
 	"github.com/gofsdp/gofsdp/fsdp/internal/state"
 	"github.com/gofsdp/gofsdp/fsdp/nn"
-	"github.com/gofsdp/gofsdp/internal/safetensors"
 )
 
 const (
@@ -65,7 +64,9 @@ type architecture struct {
 	open    func(c *config) fsdp.Model
 	config  func(m fsdp.Model) (map[string]any, error)           // nil for a model of another kind
 	options func(m fsdp.Model, prefix string) []fsdp.StateOption // how its parameters appear there
-	extra   func(m fsdp.Model, name string) bool                 // what may be in a file and is no parameter; without prefix
+	shapes  func(m fsdp.Model) []shape                           // of tensors there
+	copies  func(m fsdp.Model) map[string]string                 // tensors that a file may have, too, and what they are copies of
+	extra   func(m fsdp.Model, name string) bool                 // what else may be in a file and is no parameter; without prefix
 	adapted func(m fsdp.Model) (lora nn.LoRA, linear []string)   // the layers that LoRA adapts
 }
 
@@ -91,14 +92,22 @@ func open(dir string) (*Model, error) {
 	if err := m.parse(text); err != nil {
 		return nil, fmt.Errorf("%s: %w", configFile, err)
 	}
-	names, err := tensorNames(dir)
+	weights, err := weightsIn(dir)
 	if err != nil {
 		return nil, err
 	}
-	if slices.ContainsFunc(names, func(name string) bool { return strings.HasPrefix(name, m.arch.base) }) {
-		m.prefix = m.arch.base
+	for name := range weights.of {
+		if strings.HasPrefix(name, m.arch.base) {
+			m.prefix = m.arch.base
+		}
+		m.gamma = m.gamma || strings.HasSuffix(name, "LayerNorm.gamma")
 	}
-	m.gamma = slices.ContainsFunc(names, func(name string) bool { return strings.HasSuffix(name, "LayerNorm.gamma") })
+	if err := weights.check(m.prefix, m.arch.shapes(m.Model)); err != nil {
+		return nil, err
+	}
+	if err := weights.checkCopies(m.prefix, m.arch.copies(m.Model)); err != nil {
+		return nil, err
+	}
 	for _, name := range kept {
 		if _, err := os.Stat(filepath.Join(dir, name)); err == nil {
 			m.kept = append(m.kept, name)
@@ -141,51 +150,6 @@ func (m *Model) parse(text []byte) error {
 		m.keys[key] = value
 	}
 	return nil
-}
-
-// tensorNames lists the tensors in a directory.
-func tensorNames(dir string) (names []string, err error) {
-	path, err := weights(dir)
-	if err != nil {
-		return nil, err
-	}
-	file, err := os.Open(path)
-	if err != nil {
-		return nil, err
-	}
-	defer file.Close()
-	if strings.HasSuffix(path, indexFile) {
-		var index struct {
-			WeightMap map[string]string `json:"weight_map"`
-		}
-		if err := json.NewDecoder(file).Decode(&index); err != nil {
-			return nil, fmt.Errorf("%s: %w", indexFile, err)
-		}
-		return slices.Collect(maps.Keys(index.WeightMap)), nil
-	}
-	info, err := file.Stat()
-	if err != nil {
-		return nil, err
-	}
-	h, err := safetensors.ReadHeader(file, info.Size())
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", weightsFile, err)
-	}
-	for _, t := range h.Tensors {
-		names = append(names, t.Name)
-	}
-	return names, nil
-}
-
-// weights returns the path of the weights in a directory, which may be that of an index.
-func weights(dir string) (string, error) {
-	for _, name := range []string{weightsFile, indexFile} {
-		path := filepath.Join(dir, name)
-		if _, err := os.Stat(path); err == nil || !errors.Is(err, fs.ErrNotExist) {
-			return path, err
-		}
-	}
-	return "", fmt.Errorf("neither %s nor %s is there: other formats are not supported", weightsFile, indexFile)
 }
 
 // New returns a model that was made here, such as a *nn.GPT, for Save. It is an error if transformers
@@ -235,8 +199,14 @@ func (m *Model) Load(ctx context.Context, s *fsdp.Sharded) error {
 	if m.dir != "" {
 		path, err = weights(m.dir)
 	}
+	copies := make(map[string]bool)
+	for name := range m.arch.copies(m.Model) {
+		copies[strings.ReplaceAll(name, "~", m.prefix)] = true
+	}
 	opts := append(m.options(), failing(err), fsdp.AllowMissing(nn.IsAdapter),
-		fsdp.AllowExtra(func(name string) bool { return m.arch.extra(m.Model, strings.TrimPrefix(name, m.prefix)) }))
+		fsdp.AllowExtra(func(name string) bool {
+			return copies[name] || m.arch.extra(m.Model, strings.TrimPrefix(name, m.prefix))
+		}))
 	return s.Import(ctx, path, opts...)
 }
 

@@ -408,6 +408,27 @@ func directory(t testing.TB, files map[string]string) string {
 // emptyFile is a safetensors file without tensors.
 const emptyFile = "\x02\x00\x00\x00\x00\x00\x00\x00{}"
 
+// file makes one with tensors of zeros, by name and shape.
+func file(t testing.TB, shapes map[string][]int) string {
+	var list []safetensors.Tensor
+	for name, shape := range shapes {
+		list = append(list, safetensors.Tensor{Name: name, DType: safetensors.F32, Shape: shape})
+	}
+	h, err := safetensors.NewHeader(list, nil)
+	require.NoError(t, err)
+	size := int64(0)
+	for _, v := range h.Tensors {
+		size += v.Size
+	}
+	return string(h.Encode()) + strings.Repeat("\x00", int(size))
+}
+
+// llamaFile is one that has what config.json of llama says.
+func llamaFile(t testing.TB) string {
+	return file(t, map[string][]int{"model.embed_tokens.weight": {5, 4}, "model.layers.1.mlp.down_proj.weight": {4, 4},
+		"model.layers.1.self_attn.q_proj.weight": {4, 4}, "model.layers.1.self_attn.k_proj.weight": {4, 4}})
+}
+
 // llama is a config.json with some keys more.
 func llama(more string) string {
 	return `{"model_type": "llama", "vocab_size": 5, "num_hidden_layers": 2, "hidden_size": 4, "num_attention_heads": 2, "intermediate_size": 4, ` + more + "}"
@@ -483,7 +504,7 @@ func TestWindow(t *testing.T) {
 		{"qwen2", `"use_sliding_window": true, "max_window_layers": 0`, 4096}, {"qwen2", `"sliding_window": 3`, 0},
 	} {
 		config := strings.Replace(llama(strings.Replace(c.keys, `"x"`, `"bos_token_id"`, 1)), "llama", c.kind, 1)
-		m, err := hf.Open(directory(t, map[string]string{"config.json": config, "model.safetensors": emptyFile}))
+		m, err := hf.Open(directory(t, map[string]string{"config.json": config, "model.safetensors": llamaFile(t)}))
 		require.NoError(t, err)
 		require.Equal(t, c.want, m.Model.(*nn.Llama).Window, "%s %s", c.kind, c.keys)
 	}
@@ -491,7 +512,8 @@ func TestWindow(t *testing.T) {
 
 // TestLoadErrors tells every rank what a directory lacks, and that a later look fails.
 func TestLoadErrors(t *testing.T) {
-	dir := directory(t, map[string]string{"config.json": `{"model_type": "gpt2", "n_layer": 1, "n_embd": 4, "n_head": 1, "vocab_size": 5}`, "model.safetensors": emptyFile})
+	dir := directory(t, map[string]string{"config.json": `{"model_type": "gpt2", "n_layer": 1, "n_embd": 4, "n_head": 1, "vocab_size": 5}`,
+		"model.safetensors": file(t, map[string][]int{"wte.weight": {5, 4}, "wpe.weight": {1024, 4}, "h.0.mlp.c_fc.weight": {4, 16}})})
 	m, err := hf.Open(dir)
 	require.NoError(t, err)
 	onRanks(t, 2, m.Model, fsdp.Float32, func(ctx context.Context, s *fsdp.Sharded) error {
@@ -588,7 +610,9 @@ func FuzzConfig(f *testing.F) {
 		f.Add(string(text))
 	}
 	f.Add(`{"model_type": "gpt2", "n_layer": 1e3, "n_embd": null}`)
-	dir := directory(f, map[string]string{"model.safetensors": emptyFile})
+	weights, err := os.ReadFile("testdata/gpt2/model.safetensors")
+	require.NoError(f, err)
+	dir := directory(f, map[string]string{"model.safetensors": string(weights)})
 	f.Fuzz(func(t *testing.T, config string) {
 		require.NoError(t, os.WriteFile(filepath.Join(dir, "config.json"), []byte(config), 0o600))
 		m, err := hf.Open(dir)

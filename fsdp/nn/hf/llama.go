@@ -28,9 +28,18 @@ func newLlama(kind, class string) *architecture {
 			head := cmp.Or(m.HeadDim, m.Dim/m.Heads)
 			return llamaRules.options(prefix, sizes{m.Heads * head, cmp.Or(m.KVHeads, m.Heads) * head, m.Hidden})
 		},
-		extra: func(m fsdp.Model, name string) bool {
-			return m.(*nn.Llama).Tied && name == "lm_head.weight" || llamaAngles.MatchString(name)
+		shapes: func(model fsdp.Model) []shape {
+			m := model.(*nn.Llama)
+			width, layers, last := dim{"hidden_size", m.Dim}, dim{"num_hidden_layers", m.Layers}, fmt.Sprintf("~layers.%d.", m.Layers-1)
+			return []shape{
+				{"~embed_tokens.weight", []dim{{"vocab_size", m.Vocab}, width}, dim{}},
+				{last + "mlp.down_proj.weight", []dim{width, {"intermediate_size", m.Hidden}}, layers},
+				{last + "self_attn.q_proj.weight", []dim{{"num_attention_heads and head_dim", m.Heads * m.HeadDim}, width}, layers},
+				{last + "self_attn.k_proj.weight", []dim{{"num_key_value_heads and head_dim", m.KVHeads * m.HeadDim}, width}, layers},
+			}
 		},
+		copies: func(m fsdp.Model) map[string]string { return tied(m.(*nn.Llama).Tied, "~embed_tokens.weight") },
+		extra:  func(_ fsdp.Model, name string) bool { return llamaAngles.MatchString(name) },
 		adapted: func(model fsdp.Model) (nn.LoRA, []string) {
 			m := model.(*nn.Llama)
 			parts := []string{"attn.qkv", "attn.proj", "mlp.fc", "mlp.out"}
@@ -70,6 +79,8 @@ func openLlama(c *config, kind string) fsdp.Model {
 	head := m.Dim / max(m.Heads, 1)
 	if kind == "qwen3" {
 		head = 128
+	} else if !c.has("head_dim") {
+		c.heads("hidden_size", m.Dim, "num_attention_heads", m.Heads)
 	}
 	m.HeadDim = c.size("head_dim", head)
 	only(c, "hidden_act", "silu")

@@ -64,3 +64,11 @@ func (list rules) options(prefix string, s sizes) []fsdp.StateOption {
 		}),
 	}
 }
+
+// tied returns the copies in a file of a model whose head is the embedding.
+func tied(is bool, embedding string) map[string]string {
+	if !is {
+		return map[string]string{}
+	}
+	return map[string]string{"lm_head.weight": embedding}
+}

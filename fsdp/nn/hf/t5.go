@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"fmt"
 	"maps"
-	"regexp"
 	"slices"
 
 	"github.com/gofsdp/gofsdp/fsdp"
@@ -23,8 +22,28 @@ var t5 = &architecture{
 		}
 		return list.options(prefix, sizes{width, width, m.Hidden})
 	},
-	extra: func(m fsdp.Model, name string) bool {
-		return m.(*nn.T5).Tied && name == "lm_head.weight" || t5Extra.MatchString(name)
+	shapes: func(model fsdp.Model) []shape {
+		m := model.(*nn.T5)
+		width, inner, heads := dim{"d_model", m.Dim}, dim{"num_heads and d_kv", m.Heads * m.HeadDim}, dim{"num_heads", m.Heads}
+		hidden, of := dim{"d_ff", m.Hidden}, []dim{{"num_layers", m.Encoder}, {"num_decoder_layers", m.Decoder}}
+		list := []shape{{"shared.weight", []dim{{"vocab_size", m.Vocab}, width}, dim{}}}
+		for i, coder := range []string{"encoder", "decoder"} {
+			last := fmt.Sprintf("%s.block.%d.layer.", coder, of[i].n-1)
+			list = append(list,
+				shape{fmt.Sprintf("%s%d.DenseReluDense.wo.weight", last, i+1), []dim{width, hidden}, of[i]},
+				shape{last + "0.SelfAttention.q.weight", []dim{inner, width}, of[i]},
+				shape{coder + ".block.0.layer.0.SelfAttention.relative_attention_bias.weight",
+					[]dim{{"relative_attention_num_buckets", m.Buckets}, heads}, dim{}})
+		}
+		return list
+	},
+	copies: func(m fsdp.Model) map[string]string {
+		copies := tied(m.(*nn.T5).Tied, "shared.weight")
+		copies["encoder.embed_tokens.weight"], copies["decoder.embed_tokens.weight"] = "shared.weight", "shared.weight"
+		return copies
+	},
+	extra: func(_ fsdp.Model, name string) bool {
+		return name == "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight" // which old files have, and nothing reads
 	},
 	adapted: func(model fsdp.Model) (nn.LoRA, []string) {
 		m := model.(*nn.T5)
@@ -57,8 +76,6 @@ var (
 		`encoder\.layers\.(\d+)\.mlp\.fc\.(.*)`, `encoder.block.$1.layer.1.DenseReluDense.wi_0.$2|encoder.block.$1.layer.1.DenseReluDense.wi_1.$2`,
 		`decoder\.layers\.(\d+)\.mlp\.fc\.(.*)`, `decoder.block.$1.layer.2.DenseReluDense.wi_0.$2|decoder.block.$1.layer.2.DenseReluDense.wi_1.$2`,
 	)
-	// t5Extra matches what files have twice, and a table that old ones have and nothing reads.
-	t5Extra = regexp.MustCompile(`^(..coder\.embed_tokens|decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias)\.weight$`)
 )
 
 // A t5Act is the activation of an MLP, by the name of feed_forward_proj and by that of dense_act_fn.

@@ -1,0 +1,210 @@
+package hf
+
+import (
+	"bytes"
+	"cmp"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/gofsdp/gofsdp/internal/safetensors"
+)
+
+// files are the weights in a directory.
+type files struct {
+	dir     string
+	of      map[string]string                        // the file of a tensor
+	headers map[string]map[string]safetensors.Tensor // of the files that were looked at
+}
+
+// weightsIn looks at the names of the tensors in a directory.
+func weightsIn(dir string) (*files, error) {
+	path, err := weights(dir)
+	if err != nil {
+		return nil, err
+	}
+	f := &files{dir: dir, headers: make(map[string]map[string]safetensors.Tensor)}
+	if !strings.HasSuffix(path, indexFile) {
+		header, err := f.header(weightsFile)
+		f.of = make(map[string]string, len(header))
+		for name := range header {
+			f.of[name] = weightsFile
+		}
+		return f, err
+	}
+	var index struct {
+		WeightMap map[string]string `json:"weight_map"`
+	}
+	text, err := os.ReadFile(path)
+	if err == nil {
+		err = json.Unmarshal(text, &index)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", indexFile, err)
+	}
+	f.of = index.WeightMap
+	return f, nil
+}
+
+// weights returns the path of the weights in a directory, which may be that of an index.
+func weights(dir string) (string, error) {
+	for _, name := range []string{weightsFile, indexFile} {
+		path := filepath.Join(dir, name)
+		if _, err := os.Stat(path); err == nil || !errors.Is(err, fs.ErrNotExist) {
+			return path, err
+		}
+	}
+	return "", fmt.Errorf("neither %s nor %s is there: other formats are not supported", weightsFile, indexFile)
+}
+
+// header returns what tensors a file has.
+func (f *files) header(name string) (map[string]safetensors.Tensor, error) {
+	if header, ok := f.headers[name]; ok {
+		return header, nil
+	}
+	if !filepath.IsLocal(name) {
+		return nil, fmt.Errorf("%s: %q is no file beside it", indexFile, name)
+	}
+	file, err := os.Open(filepath.Join(f.dir, name))
+	if err != nil {
+		return nil, err
+	}
+	defer file.Close()
+	info, err := file.Stat()
+	if err != nil {
+		return nil, err
+	}
+	h, err := safetensors.ReadHeader(file, info.Size())
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", name, err)
+	}
+	header := make(map[string]safetensors.Tensor, len(h.Tensors))
+	for _, t := range h.Tensors {
+		header[t.Name] = t
+	}
+	f.headers[name] = header
+	return header, nil
+}
+
+// A located tensor is one and the file that has it.
+type located struct {
+	safetensors.Tensor
+	file string
+}
+
+// tensor looks for one.
+func (f *files) tensor(name string) (t located, ok bool, err error) {
+	if t.file, ok = f.of[name]; !ok {
+		return t, false, nil
+	}
+	header, err := f.header(t.file)
+	if err != nil {
+		return t, false, err
+	}
+	if t.Tensor, ok = header[name]; !ok {
+		return t, false, fmt.Errorf("%s: tensor %s is not in %s", indexFile, name, t.file)
+	}
+	return t, true, nil
+}
+
+// A shape is what config.json says of a tensor. All that makes a model large is in one of those that
+// an architecture lists.
+type shape struct {
+	tensor string // "~" stands for the prefix
+	dims   []dim
+	layers dim // of which this tensor is in the last; or none
+}
+
+// A dim is a size, and the key that says it.
+type dim struct {
+	key string
+	n   int
+}
+
+// check compares shapes with those in the files.
+func (f *files) check(prefix string, shapes []shape) error {
+	for _, s := range shapes {
+		if s.layers.n > len(f.of) {
+			return fmt.Errorf("%s: %s is %d, but there are no more than %d tensors", configFile, s.layers.key, s.layers.n, len(f.of))
+		}
+		name := strings.ReplaceAll(s.tensor, "~", prefix)
+		t, ok, err := f.tensor(name)
+		if err != nil {
+			return err
+		}
+		wrong, want := cmp.Or(s.layers.key, s.dims[0].key), make([]int, len(s.dims))
+		for i, d := range s.dims {
+			want[i] = d.n
+		}
+		if !ok {
+			return fmt.Errorf("%s: by %s, there is a tensor %s of shape %v, but not in the files", configFile, wrong, name, want)
+		}
+		if slices.Equal(t.Shape, want) {
+			continue
+		}
+		for i, d := range s.dims {
+			if i < len(t.Shape) && t.Shape[i] != d.n {
+				wrong = d.key
+				break
+			}
+		}
+		return fmt.Errorf("%s: by %s, tensor %s has shape %v, but %v in %s", configFile, wrong, name, want, t.Shape, t.file)
+	}
+	return nil
+}
+
+// checkCopies compares tensors that the files have twice, and the model once: name by name of the
+// copy, which may be missing.
+func (f *files) checkCopies(prefix string, copies map[string]string) error {
+	for _, name := range slices.Sorted(maps.Keys(copies)) {
+		of := strings.ReplaceAll(copies[name], "~", prefix)
+		a, ok1, err1 := f.tensor(strings.ReplaceAll(name, "~", prefix))
+		b, ok2, err2 := f.tensor(of)
+		if err := errors.Join(err1, err2); err != nil {
+			return err
+		}
+		if !ok1 || !ok2 {
+			continue
+		}
+		same, err := f.equal(a, b)
+		if err != nil {
+			return err
+		}
+		if !same {
+			return fmt.Errorf("%s: tensor %s is not the same as %s, as the model has it: if it is meant, tie_word_embeddings is to be false in %s", a.file, a.Name, of, configFile)
+		}
+	}
+	return nil
+}
+
+// equal compares two tensors.
+func (f *files) equal(a, b located) (bool, error) {
+	if a.DType != b.DType || !slices.Equal(a.Shape, b.Shape) {
+		return false, nil
+	}
+	var from [2]*os.File
+	for i, t := range []located{a, b} {
+		file, err := os.Open(filepath.Join(f.dir, t.file))
+		if err != nil {
+			return false, err
+		}
+		defer file.Close()
+		from[i] = file
+	}
+	var x, y [1 << 16]byte
+	for at := int64(0); at < a.Size; at += int64(len(x)) {
+		n := min(int64(len(x)), a.Size-at)
+		err1 := safetensors.ReadFull(from[0], x[:n], a.Offset+at)
+		err2 := safetensors.ReadFull(from[1], y[:n], b.Offset+at)
+		if err := errors.Join(err1, err2); err != nil || !bytes.Equal(x[:n], y[:n]) {
+			return false, err
+		}
+	}
+	return true, nil
+}

@@ -1,0 +1,134 @@
+package hf_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gofsdp/gofsdp/fsdp"
+	"github.com/gofsdp/gofsdp/fsdp/nn/hf"
+	"github.com/gofsdp/gofsdp/internal/safetensors"
+)
+
+// changed copies a directory, with another value of a key.
+func changed(t *testing.T, dir, key string, value any) string {
+	c := keys(t, dir)
+	c[key] = value
+	text, err := json.Marshal(c)
+	require.NoError(t, err)
+	to := t.TempDir()
+	require.NoError(t, os.CopyFS(to, os.DirFS(dir)))
+	require.NoError(t, os.WriteFile(filepath.Join(to, "config.json"), text, 0o600))
+	return to
+}
+
+// TestOpenShapes refuses sizes that are not those of the tensors, before a model of them is made: the
+// key, the tensor and both shapes.
+func TestOpenShapes(t *testing.T) {
+	llama := "vocab_size hidden_size intermediate_size num_hidden_layers num_key_value_heads head_dim"
+	bert := "hidden_size intermediate_size num_hidden_layers"
+	for dir, list := range map[string]string{
+		"testdata/gpt2": "vocab_size n_positions n_embd n_layer", "testdata/llama": llama, "../testdata/llama": llama, "../testdata/mistral": llama,
+		"../testdata/qwen2": llama, "../testdata/qwen3": llama, "../testdata/bert": bert + " vocab_size max_position_embeddings type_vocab_size",
+		"../testdata/vit": bert + " num_channels patch_size image_size",
+		"../testdata/t5":  "vocab_size d_model d_kv d_ff num_layers num_decoder_layers num_heads relative_attention_num_buckets",
+	} {
+		for _, key := range strings.Fields(list) {
+			for _, value := range []int{1, 2_000_000_000, 1 << 40} {
+				if value == 1 && strings.Contains(key, "layer") {
+					continue // Load says which tensors are too many
+				}
+				_, err := hf.Open(changed(t, dir, key, value))
+				require.ErrorContains(t, err, key, "%s: %d", dir, value)
+			}
+		}
+	}
+	for _, c := range []struct {
+		dir, key string
+		value    int
+		want     string
+	}{
+		{"testdata/gpt2", "vocab_size", 50, "config.json: by vocab_size, tensor transformer.wte.weight has shape [50 24], but [41 24] in model.safetensors"},
+		{"testdata/gpt2", "n_layer", 3, "config.json: by n_layer, there is a tensor transformer.h.2.mlp.c_fc.weight of shape [24 96], but not in the files"},
+		{"testdata/gpt2", "n_layer", 99, "config.json: n_layer is 99, but there are no more than 28 tensors"},
+		{"testdata/gpt2", "n_head", 2_000_000_000, "config.json: n_embd 24 is no multiple of n_head, 2000000000"},
+		{"../testdata/bert", "num_attention_heads", 1000, "is no multiple of num_attention_heads, 1000"},
+		{"../testdata/vit", "num_attention_heads", 1000, "is no multiple of num_attention_heads, 1000"},
+		{"testdata/gpt2", "n_layer", 1 << 40, "config.json: n_layer is 1099511627776, more than 2147483647"},
+		{"testdata/llama", "intermediate_size", 48, "config.json: by intermediate_size, tensor model.layers.1.mlp.down_proj.weight has shape [24 48], but [24 40] in model-0000"},
+		{"testdata/llama", "num_key_value_heads", 4, "config.json: by num_key_value_heads and head_dim, tensor model.layers.1.self_attn.k_proj.weight has shape [24 24], but [12 24] in model-0000"},
+		{"../testdata/vit", "num_channels", 7, "config.json: by num_channels, tensor vit.embeddings.patch_embeddings.projection.weight has shape ["},
+	} {
+		_, err := hf.Open(changed(t, c.dir, c.key, c.value))
+		require.ErrorContains(t, err, c.want)
+	}
+}
+
+// TestLongContext: how far a model may generate makes nothing larger.
+func TestLongContext(t *testing.T) {
+	m, err := hf.Open(changed(t, "../testdata/llama", "max_position_embeddings", 2_000_000_000))
+	require.NoError(t, err)
+	g := goldenOf(t, "../testdata/llama")
+	onRanks(t, 1, m.Model, g.compute, func(ctx context.Context, s *fsdp.Sharded) error {
+		if err := m.Load(ctx, s); err != nil {
+			return err
+		}
+		return g.compare(ctx, s)
+	})
+}
+
+// TestCopies: a head or an embedding that a file has twice is to be the same. Transformers does not
+// tie them otherwise.
+func TestCopies(t *testing.T) {
+	for dir, copies := range map[string]map[string]string{
+		"testdata/gpt2":    {"lm_head.weight": "transformer.wte.weight"},
+		"../testdata/bert": {"cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight", "cls.predictions.decoder.bias": "cls.predictions.bias"},
+		"../testdata/t5":   {"lm_head.weight": "shared.weight", "decoder.embed_tokens.weight": "shared.weight"},
+	} {
+		for name, of := range copies {
+			for _, same := range []bool{true, false} {
+				to := t.TempDir()
+				require.NoError(t, os.CopyFS(to, os.DirFS(dir)))
+				addCopy(t, filepath.Join(to, "model.safetensors"), name, of, same)
+				m, err := hf.Open(to)
+				if !same {
+					require.ErrorContains(t, err, "model.safetensors: tensor "+name+" is not the same as "+of+", as the model has it")
+					continue
+				}
+				require.NoError(t, err)
+				g := goldenOf(t, dir)
+				onRanks(t, 2, m.Model, g.compute, func(ctx context.Context, s *fsdp.Sharded) error {
+					if err := m.Load(ctx, s); err != nil {
+						return err
+					}
+					return g.compare(ctx, s)
+				})
+			}
+		}
+	}
+}
+
+// addCopy adds a tensor to a file that is the same as another one, or differs in the last byte.
+func addCopy(t *testing.T, path, name, of string, same bool) {
+	text, err := os.ReadFile(path)
+	require.NoError(t, err)
+	h, err := safetensors.ReadHeader(bytes.NewReader(text), int64(len(text)))
+	require.NoError(t, err)
+	i := slices.IndexFunc(h.Tensors, func(v safetensors.Tensor) bool { return v.Name == of })
+	data := slices.Clone(text[h.Tensors[i].Offset:][:h.Tensors[i].Size])
+	if !same {
+		data[len(data)-1] ^= 1
+	}
+	v := h.Tensors[i]
+	v.Name = name
+	h2, err := safetensors.NewHeader(append(h.Tensors, v), h.Metadata)
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(path, slices.Concat(h2.Encode(), text[h.DataStart:], data), 0o600))
+}
