@@ -56,15 +56,18 @@
 //	vit256: 2 layers, 8 images of 64·64 pixels
 //	  nn                                60.2 (58.4..65.0, 10)     87.5        1.00x
 //	  PyTorch                           65.8 (63.9..74.8, 10)     80.0        0.91x  1.10x
+//
+// The nets of convolutions beside a load of 15, which has PyTorch's passes of digits vary:
+//
 //	digits: 32 and 64 channels of 3x3, a dense layer of 128, 32 images of 28x28
-//	  nn                                13.6 (13.0..14.9, 11)     58.8        1.00x
-//	  Gorgonia's operations             15.3 (14.2..16.1, 11)     52.4        0.90x
-//	  PyTorch                           16.5 (15.4..17.0, 11)     48.5        0.84x  1.19x
-//	  PyTorch channels last             12.2 (11.4..13.8, 11)     65.3        1.10x  0.91x
+//	  nn                                11.6 (11.1..13.3, 10)     69.0        1.00x
+//	  Gorgonia's operations             13.4 (13.0..16.4, 10)     59.9        0.88x
+//	  PyTorch                           20.0 (18.3..23.9, 10)     40.1        0.58x  1.71x
+//	  PyTorch channels last             13.9 (12.4..15.7, 10)     57.4        0.87x  1.15x
 //	residual: a stem and a block of 64 channels of 3x3 with BatchNorm, 8 images of 32x32
-//	  nn                                51.7 (46.4..54.4, 14)     71.1        1.00x
-//	  PyTorch                           53.9 (47.2..56.5, 14)     68.3        0.98x  1.03x
-//	  PyTorch channels last             49.1 (42.9..51.3, 14)     75.0        1.07x  0.93x
+//	  nn                                43.9 (43.7..52.1, 11)     83.8        1.00x
+//	  PyTorch                           49.7 (47.1..61.8, 11)     74.0        0.90x  1.11x
+//	  PyTorch channels last             44.6 (43.3..45.6, 11)     82.5        0.99x  1.01x
 package models
 
 import (
