@@ -2,6 +2,7 @@ package optim_test
 
 import (
 	"fmt"
+	"log"
 	"regexp"
 
 	"github.com/gofsdp/gofsdp/optim"
@@ -217,4 +218,34 @@ func ExampleWarmupCosine() {
 	// step   99  lr 1.00e-03
 	// step  599  lr 5.50e-04
 	// step 1099  lr 1.00e-04
+}
+
+// Warmup, stable, decay; and an old recipe of convolutional networks, with a warm-up.
+func ExampleWSD() {
+	wsd := optim.WSD(1e-3, 0, 100, 200, 1000)
+	old := optim.Warmup(100, optim.StepDecay(0.1, 0.1, 300, 600, 900))
+	for _, step := range []int{0, 99, 100, 700, 900, 1000} {
+		fmt.Printf("step %4d  %.1e  %.1e\n", step, wsd(step), old(step))
+	}
+	// Output:
+	// step    0  9.9e-06  9.9e-04
+	// step   99  9.9e-04  9.9e-02
+	// step  100  1.0e-03  1.0e-01
+	// step  700  1.0e-03  1.0e-03
+	// step  900  5.0e-04  1.0e-04
+	// step 1000  0.0e+00  1.0e-04
+}
+
+// The rate falls once the loss of a validation has stopped to.
+func ExamplePlateau() {
+	plateau, err := optim.Plateau{Factor: 0.5, Patience: 1}.New()
+	if err != nil {
+		log.Fatal(err)
+	}
+	for i, loss := range []float64{3, 2, 2.1, 2.2, 1.9} {
+		if plateau.Update(loss) {
+			fmt.Println("validation", i, "is no better: the rate is multiplied by", plateau.Scale())
+		}
+	}
+	// Output: validation 3 is no better: the rate is multiplied by 0.5
 }

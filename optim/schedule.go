@@ -1,6 +1,9 @@
 package optim
 
-import "math"
+import (
+	"math"
+	"slices"
+)
 
 // Schedule returns the learning rate of a step. Steps count from 0, the first update, as
 // [Optimizer.Steps] does before it: err := opt.Step(schedule(opt.Steps())). It is a pure function,
@@ -28,6 +31,54 @@ func WarmupCosine(peak, floor float64, warmup, total int) Schedule {
 // floor + (peak - floor)·(1 - x).
 func WarmupLinear(peak, floor float64, warmup, total int) Schedule {
 	return warmupThen(peak, floor, warmup, total, func(x float64) float64 { return 1 - x })
+}
+
+// WarmupPolynomial is [WarmupCosine] with a power in place of the cosine:
+// floor + (peak - floor)·(1 - x)^power.
+func WarmupPolynomial(peak, floor float64, warmup, total int, power float64) Schedule {
+	return warmupThen(peak, floor, warmup, total, func(x float64) float64 { return math.Pow(1-x, power) })
+}
+
+// WarmupInverseSqrt rises as [WarmupCosine] does and then falls as 1/√step, without an end
+// (https://arxiv.org/abs/1706.03762): peak · √((warmup+1)/(step+1)).
+func WarmupInverseSqrt(peak float64, warmup int) Schedule {
+	return Warmup(warmup, func(step int) float64 { return peak * math.Sqrt(float64(warmup+1)/float64(max(step, warmup)+1)) })
+}
+
+// WSD rises as [WarmupCosine] does, stays at peak, and falls to floor in a straight line over the
+// last steps before total: warmup, stable, decay (https://arxiv.org/abs/2404.06395). A training can
+// go on from before the decay with a larger total.
+//
+//	peak · (step+1)/(warmup+1)                              step < warmup
+//	peak                                                    step < total - decay
+//	floor + (peak - floor) · (total - step)/decay           step < total
+//	floor                                                   step >= total
+func WSD(peak, floor float64, warmup, decay, total int) Schedule {
+	return Warmup(warmup, func(step int) float64 {
+		left := float64(total-step) / float64(max(decay, 1))
+		return floor + (peak-floor)*min(max(left, 0), 1)
+	})
+}
+
+// StepDecay begins at peak and is multiplied by factor at each of these steps: peak · factor^n with
+// as many n of them as are at most step.
+func StepDecay(peak, factor float64, at ...int) Schedule {
+	at = slices.Sorted(slices.Values(at))
+	return func(step int) float64 {
+		n, _ := slices.BinarySearch(at, step+1)
+		return peak * math.Pow(factor, float64(n))
+	}
+}
+
+// Warmup begins any schedule with a linear rise: its rate times (step+1)/(warmup+1) before step
+// warmup.
+func Warmup(warmup int, s Schedule) Schedule {
+	return func(step int) float64 {
+		if step < warmup {
+			return s(step) * float64(step+1) / float64(warmup+1)
+		}
+		return s(step)
+	}
 }
 
 // warmupThen joins the three phases; shape falls from 1 at x = 0 to 0 at x = 1.
