@@ -413,9 +413,9 @@ func (s *Sharded) mayWith(method string, opt optim.Optimizer) error {
 		return err
 	}
 	if tolerances[method].mixed { // it replaces it
-		return refusal(opt, errFormer)
+		return refusal(opt, errFormer, optim.ErrSwapped)
 	}
-	return refusal(opt, errHalf, errFormer)
+	return refusal(opt, errHalf, errFormer, optim.ErrSwapped)
 }
 
 // may returns why a method cannot be called now, or nil.

@@ -1,5 +1,5 @@
-// Package optim holds the optimizers that act element by element (SGD, Adam, AdamW), learning-rate
-// schedules and loss scaling.
+// Package optim holds the optimizers that act element by element (SGD, Adam, AdamW), averages of
+// parameters, learning-rate schedules and loss scaling.
 //
 // # Optimizers over shards
 //
@@ -78,6 +78,12 @@
 //	matrices, err := optim.AdamW{}.New(two)
 //	rest, err := optim.SGD{Momentum: 0.9}.New(one)
 //	opt, err := optim.Compose(matrices, rest)
+//
+// # Averages
+//
+// [EMA] makes an optimizer keep an exponential moving average of each parameter, as one more state
+// entry, "ema": it is saved, loaded and cut like the others. [Swap] puts the averages in the place of
+// the values, to evaluate the model that they make, and back.
 //
 // # Freezing
 //

@@ -249,3 +249,36 @@ func ExamplePlateau() {
 	}
 	// Output: validation 3 is no better: the rate is multiplied by 0.5
 }
+
+// The average of a parameter that jumps about is closer to where it jumps than the parameter is.
+func ExampleEMA() {
+	value, grad := optim.Host{F64: []float64{1}}, optim.Host{F64: []float64{0}}
+	opt, err := optim.SGD{}.New([]optim.Param{{Name: "w", Shape: []int{1}, Value: value, Grad: grad}})
+	if err != nil {
+		log.Fatal(err)
+	}
+	if err := optim.EMA(opt, 0.9); err != nil {
+		log.Fatal(err)
+	}
+	for range 99 {
+		grad.F64[0] = 2 * value.F64[0] // at a rate of 1, it only changes its sign
+		if err := opt.Step(1); err != nil {
+			log.Fatal(err)
+		}
+	}
+	fmt.Printf("value   %.2f\n", value.F64[0])
+	if err := optim.Swap(opt); err != nil {
+		log.Fatal(err)
+	}
+	fmt.Printf("average %.2f\n", value.F64[0]) // here to be evaluated, or exported
+	fmt.Println(opt.Step(1))
+	if err := optim.Swap(opt); err != nil {
+		log.Fatal(err)
+	}
+	fmt.Printf("value   %.2f\n", value.F64[0])
+	// Output:
+	// value   -1.00
+	// average -0.05
+	// optim: sgd: step 99: the averages are in the place of the values: Swap them back first
+	// value   -1.00
+}

@@ -26,6 +26,7 @@ type Settings struct {
 	Momentum    float64    `json:"momentum,omitzero"` // of SGD
 	Nesterov    bool       `json:"nesterov,omitzero"` // likewise
 	Bits        int        `json:"bits,omitzero"`     // of Adam and AdamW: 8 if the state is [Blockwise], or 0
+	EMA         float64    `json:"ema,omitzero"`      // decay of [EMA], or 0
 }
 
 // Facts describes the settings: first the kind, such as "AdamW" or, with 8 bits, "AdamW8bit", then
@@ -37,9 +38,14 @@ func (s *Settings) Facts() []string {
 	}
 	facts := []string{kind, fmt.Sprintf("weight decay %v", s.WeightDecay), fmt.Sprintf("LRScale %v", s.LRScale)}
 	if s.Kind == kindSGD {
-		return append(facts, fmt.Sprintf("Momentum %v", s.Momentum), fmt.Sprintf("Nesterov %v", s.Nesterov))
+		facts = append(facts, fmt.Sprintf("Momentum %v", s.Momentum), fmt.Sprintf("Nesterov %v", s.Nesterov))
+	} else {
+		facts = append(facts, fmt.Sprintf("Beta1 %v", s.Betas[0]), fmt.Sprintf("Beta2 %v", s.Betas[1]), fmt.Sprintf("Eps %v", s.Eps))
 	}
-	return append(facts, fmt.Sprintf("Beta1 %v", s.Betas[0]), fmt.Sprintf("Beta2 %v", s.Betas[1]), fmt.Sprintf("Eps %v", s.Eps))
+	if s.EMA != 0 {
+		facts = append(facts, fmt.Sprintf("EMA %v", s.EMA))
+	}
+	return facts
 }
 
 // The kinds.
@@ -59,6 +65,7 @@ func (s *Settings) check() error {
 		checkHyper("WeightDecay", s.WeightDecay, math.Inf(1)),
 		checkHyper("LRScale", s.LRScale, math.Inf(1)),
 		checkHyper("LR", s.LR, math.Inf(1)),
+		checkHyper("EMA", s.EMA, 1),
 		checkBits(s.Bits))
 	if err == nil && s.Nesterov && s.Momentum == 0 {
 		err = errors.New("no Momentum, which Nesterov needs")
@@ -151,7 +158,9 @@ func (a *part) regroup(of map[string]*Settings) (Settings, error) {
 		switch s := of[name].common(); {
 		case s.Kind != mine.Kind:
 			return mine, fmt.Errorf("parameter %q: its settings are of %s", name, s.Kind)
-		case (s.Momentum == 0) != (len(a.names) == 0) && s.Kind == kindSGD:
+		case (s.EMA == 0) != (a.settings.common.EMA == 0):
+			return mine, fmt.Errorf("parameter %q: EMA %v cannot take the place of %v: there is an average with EMA only", name, s.EMA, mine.EMA)
+		case (s.Momentum == 0) != (a.settings.common.Momentum == 0) && s.Kind == kindSGD:
 			return mine, fmt.Errorf("parameter %q: Momentum %v cannot take the place of %v: there is state with momentum only", name, s.Momentum, mine.Momentum)
 		case first != "" && s != mine:
 			return mine, fmt.Errorf("one optimizer cannot have %v for parameter %q and %v for %q", mine.Facts()[3:], first, s.Facts()[3:], name)

@@ -31,7 +31,8 @@ type SGDVec interface {
 	SGD(g, b Vec, s SGDStep) error
 }
 
-// SGDStep holds the numbers of one update by an [SGDVec].
+// SGDStep holds the numbers of one update by an [SGDVec]. LR and WeightDecay are negative in those of
+// [EMA].
 type SGDStep struct {
 	LR, WeightDecay float64
 	Momentum        float64

@@ -18,6 +18,7 @@ type part struct {
 	pieces   []piece
 	index    map[string][]int // positions in pieces, by parameter, ascending
 	updater  updater
+	swapped  bool // averages are in the place of the values
 }
 
 // updater does the updates of one kind.
@@ -32,8 +33,18 @@ type updater interface {
 type piece struct {
 	Param
 	hyper
-	vecs  [2]Vec // the state: the first len(names) are in use, zeroed at New
-	steps int    // updates that the state has had; zero means that it is zero
+	vecs   [2]Vec       // the state: as many as the kind has names for are in use, zeroed at New
+	steps  int          // updates that the state has had; zero means that it is zero
+	ema    SGDVec       // the average, or nil
+	usable func() error // Ready of one who does not mind that the averages are swapped, or nil
+}
+
+// entry returns the state that is entry k of the part's names.
+func (p *piece) entry(k int, name string) Vec {
+	if name == emaName {
+		return p.ema
+	}
+	return p.vecs[k]
 }
 
 // newOptimizer checks the parameters and allocates their state.
@@ -118,6 +129,11 @@ func (a *part) update(lr float64, steps int) error {
 			if err := a.updater.update(i, p, lr*p.lrScale); err != nil {
 				return fmt.Errorf("parameter %q: %w", p.Name, err)
 			}
+			if p.ema != nil {
+				if err := a.follow(p); err != nil {
+					return fmt.Errorf("ema of parameter %q: %w", p.Name, err)
+				}
+			}
 		}
 		if p.Updated != nil {
 			p.Updated(Update{settings: a.settings, hyper: p.hyper, lr: lr, steps: steps})
@@ -136,7 +152,7 @@ func (a *part) state(entries []Entry) []Entry {
 		}
 		for k, name := range a.names {
 			entries = append(entries, Entry{
-				Param: p.Name, Name: name, Shape: p.Shape, Offset: p.Offset, Steps: p.steps, Data: p.vecs[k],
+				Param: p.Name, Name: name, Shape: p.Shape, Offset: p.Offset, Steps: p.steps, Data: p.entry(k, name),
 			})
 		}
 	}
@@ -161,6 +177,9 @@ type transfer struct {
 
 // plan returns what a load copies, or why it cannot. It changes nothing.
 func (a *part) plan(entries []Entry, all bool) ([]refill, error) {
+	if a.swapped {
+		return nil, ErrSwapped
+	}
 	sources, err := a.sortEntries(entries)
 	if err != nil {
 		return nil, err
@@ -173,7 +192,7 @@ func (a *part) plan(entries []Entry, all bool) ([]refill, error) {
 		}
 		r := refill{piece: p, steps: -1}
 		for j, name := range a.names {
-			if err := r.add(p.vecs[j], sources[tensor{p.Name, name}]); err != nil {
+			if err := r.add(p.entry(j, name), sources[tensor{p.Name, name}]); err != nil {
 				return nil, fmt.Errorf("%s of parameter %q: %w", name, p.Name, err)
 			}
 		}

@@ -76,7 +76,7 @@ func (s *Store) regroup(opt optim.Optimizer, groups []optim.Group, n *naming, ta
 		taken = append(taken, optim.Group{Settings: *was, Params: []string{t.Param}})
 		theirs := was.Facts()
 		for j, fact := range is.Facts() {
-			if fact != theirs[j] {
+			if j < len(theirs) && fact != theirs[j] {
 				facts.add(theirs[j]+" -> "+fact[strings.LastIndex(fact, " ")+1:], n.param(t))
 			}
 		}

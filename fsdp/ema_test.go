@@ -1,0 +1,230 @@
+package fsdp_test
+
+import (
+	"context"
+	"fmt"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gofsdp/gofsdp/comm"
+	"github.com/gofsdp/gofsdp/fsdp"
+	"github.com/gofsdp/gofsdp/optim"
+)
+
+// averaging wraps the model of 8 bits and makes an optimizer that keeps averages.
+func averaging(t require.TestingT, g comm.Group, cfg fsdp.Config) (*fsdp.Sharded, optim.Optimizer) {
+	m, opt := eight(t, g, cfg, eightBits)
+	require.NoError(t, optim.EMA(opt, 0.75))
+	return m, opt
+}
+
+// TestEMAResumes breaks off and goes on with the same averages, whatever the state was carried by,
+// with every strategy, with moments in 8 bits, in files and where the state lies out of reach.
+func TestEMAResumes(t *testing.T) {
+	for _, where := range []string{"", "far", "files"} {
+		for i, spread := range spreads {
+			t.Run(spread.name+where, func(t *testing.T) {
+				if where == "far" {
+					defer fsdp.UseFarDevice()()
+				}
+				dir, cfg := t.TempDir(), spreads[i].config(4)
+				if where == "files" {
+					cfg.OffloadDir = t.TempDir()
+				}
+				onRanks(t, 4, func(ctx context.Context, g comm.Group) {
+					m, opt := averaging(t, g, cfg)
+					makeSteps(t, m, opt, 0, 3)
+					require.NoError(t, m.Save(ctx, filepath.Join(dir, "ckpt"), opt))
+					file := filepath.Join(dir, "file")
+					require.NoError(t, m.Export(ctx, file, fsdp.WithOptimizer(opt)))
+					full, err := m.FullOptimState(ctx, opt)
+					require.NoError(t, err)
+					values, err := m.FullState(ctx)
+					require.NoError(t, err)
+					state := stateOfAll(t, ctx, m, opt)
+					for _, name := range []string{"a.w", "a.b", "b.w"} {
+						require.Contains(t, state, "ema:"+name)
+					}
+					makeSteps(t, m, opt, 3, 5)
+					want := stateOfAll(t, ctx, m, opt)
+					for _, carrier := range []string{"ckpt", "file", "full"} {
+						again, next := averaging(t, g, cfg)
+						switch carrier {
+						case "file":
+							require.NoError(t, again.Import(ctx, file, fsdp.WithOptimizer(next)))
+						case "full":
+							require.NoError(t, again.SetFull(ctx, 0, values))
+							require.NoError(t, again.SetFullOptim(ctx, 0, next, full))
+						default:
+							_, err := again.Load(ctx, filepath.Join(dir, carrier), next)
+							require.NoError(t, err)
+						}
+						requireSameBits(t, state, stateOfAll(t, ctx, again, next), carrier)
+						makeSteps(t, again, next, 3, 5)
+						requireSameBits(t, want, stateOfAll(t, ctx, again, next), carrier)
+						require.NoError(t, again.Close())
+					}
+					require.NoError(t, m.Close())
+				})
+			})
+		}
+	}
+}
+
+// TestEMAOtherRanks saves on 1 rank, loads on 3 and on 2: the averages are the same to the bit.
+func TestEMAOtherRanks(t *testing.T) {
+	dir, want := t.TempDir(), bits(nil)
+	for _, world := range []int{1, 3, 2} {
+		onRanks(t, world, func(ctx context.Context, g comm.Group) {
+			m, opt := eight(t, g, fsdp.Config{Wrap: fsdp.WrapEach()}, optim.AdamW{})
+			require.NoError(t, optim.EMA(opt, 0.75))
+			if want == nil {
+				makeSteps(t, m, opt, 0, 3)
+				require.NoError(t, m.Save(ctx, dir, opt))
+				want = stateOfAll(t, ctx, m, opt)
+			} else {
+				_, err := m.Load(ctx, dir, opt)
+				require.NoError(t, err)
+			}
+			requireSameBits(t, want, stateOfAll(t, ctx, m, opt), world)
+
+			bare, plain := eight(t, g, fsdp.Config{}, optim.AdamW{})
+			_, err := bare.Load(ctx, dir, plain)
+			require.ErrorContains(t, err, "ema")
+			_, err = bare.Load(ctx, dir, nil)
+			require.NoError(t, err, "the parameters alone")
+			require.NoError(t, bare.Close())
+			require.NoError(t, m.Close())
+		})
+	}
+}
+
+// TestEMABeginsLate loads a checkpoint without averages, which cannot be loaded with them, and begins
+// them with what it has.
+func TestEMABeginsLate(t *testing.T) {
+	dir := t.TempDir()
+	onRanks(t, 2, func(ctx context.Context, g comm.Group) {
+		m, opt := eight(t, g, fsdp.Config{}, optim.AdamW{})
+		makeSteps(t, m, opt, 0, 2)
+		require.NoError(t, m.Save(ctx, dir, opt))
+		require.NoError(t, m.Close())
+		m, opt = averaging(t, g, fsdp.Config{})
+		_, err := m.Load(ctx, dir, opt)
+		require.ErrorContains(t, err, "ema")
+		m, opt = eight(t, g, fsdp.Config{}, optim.AdamW{})
+		_, err = m.Load(ctx, dir, opt)
+		require.NoError(t, err)
+		require.NoError(t, optim.EMA(opt, 0.75))
+		require.NoError(t, optim.Swap(opt))
+		require.NoError(t, optim.Swap(opt))
+		values, err := m.FullState(ctx, fsdp.OnEveryRank())
+		require.NoError(t, err)
+		full, err := m.FullOptimState(ctx, opt, fsdp.OnEveryRank())
+		require.NoError(t, err)
+		for name, v := range values {
+			require.Equal(t, v.Float32s(), full.Params[name].Entries["ema"].F32, name)
+		}
+	})
+}
+
+// TestSwapEvaluates runs a model with its averages, some of its parameters frozen, and compares with
+// one that was given them. Meanwhile nothing loads or saves with the optimizer, and ranks must all
+// have swapped.
+func TestSwapEvaluates(t *testing.T) {
+	onRanks(t, 3, func(ctx context.Context, g comm.Group) {
+		frozen := func(c *fsdp.Config) { c.Frozen = func(name string) bool { return name == "l1.w" } }
+		m, other := chain64(t, g, frozen), chain64(t, g)
+		opt, err := optim.AdamW{}.New(m.Shards())
+		require.NoError(t, err)
+		require.NoError(t, optim.EMA(opt, 0.5))
+		for i := range 4 {
+			forwardBackward(t, ctx, m, shapeBatch(10*i+g.Rank()))
+			require.NoError(t, opt.Step(0.1))
+			m.ZeroGrad()
+		}
+		evaluate := func(m *fsdp.Sharded) []float64 {
+			out, err := m.Eval(ctx, shapeBatch(3)...)
+			require.NoError(t, err)
+			return elements(out[0])
+		}
+		before := evaluate(m)
+		values, err := m.FullState(ctx)
+		require.NoError(t, err)
+		full, err := m.FullOptimState(ctx, opt)
+		require.NoError(t, err)
+		if g.Rank() == 0 {
+			for name, p := range full.Params {
+				copy(values[name].Float64s(), p.Entries["ema"].F64)
+			}
+			require.NotContains(t, full.Params, "l1.w")
+		}
+		require.NoError(t, other.SetFull(ctx, 0, values))
+		require.NoError(t, optim.Swap(opt))
+		require.Equal(t, evaluate(other), evaluate(m))
+		require.NotEqual(t, before, evaluate(m))
+		dir := t.TempDir()
+		for _, err := range []error{
+			m.Save(ctx, dir, opt), errorOf(m.Load(ctx, dir, opt)), errorOf(m.FullOptimState(ctx, opt)), m.SetFullOptim(ctx, 0, opt, full),
+			m.Export(ctx, filepath.Join(dir, "file"), fsdp.WithOptimizer(opt)), errorOf(m.Freeze(ctx, nil, opt)),
+		} {
+			require.ErrorIs(t, err, optim.ErrSwapped)
+		}
+		require.ErrorIs(t, opt.Step(0.1), optim.ErrSwapped)
+		require.NoError(t, optim.Swap(opt))
+		require.Equal(t, before, evaluate(m))
+
+		_, err = m.Forward(ctx, shapeBatch(0)...)
+		require.NoError(t, err)
+		require.ErrorContains(t, optim.Swap(opt), "a Forward waits for its Backward")
+		require.NoError(t, m.Backward(ctx))
+		m.ZeroGrad()
+		if g.Rank() == 1 {
+			require.NoError(t, optim.Swap(opt))
+		}
+		_, err = m.Eval(ctx, shapeBatch(3)...)
+		require.ErrorContains(t, err, "ranks disagree: rank 1 has made a step of Swap since the last pass, rank 0 has made none")
+		if g.Rank() != 1 {
+			require.NoError(t, optim.Swap(opt))
+		}
+		require.NoError(t, errorOf(m.Eval(ctx, shapeBatch(3)...)))
+		require.NoError(t, optim.Swap(opt))
+		require.NoError(t, m.Close())
+		require.ErrorContains(t, optim.Swap(opt), "the model is closed")
+	})
+}
+
+// TestRanksAverageDifferently is an error at the next pass.
+func TestRanksAverageDifferently(t *testing.T) {
+	onRanks(t, 2, func(ctx context.Context, g comm.Group) {
+		m := chain64(t, g)
+		opt, err := optim.SGD{}.New(m.Shards())
+		require.NoError(t, err)
+		require.NoError(t, optim.EMA(opt, []float64{0.5, 0.75}[g.Rank()]))
+		forwardBackward(t, ctx, m, shapeBatch(0))
+		require.NoError(t, opt.Step(0.1))
+		_, err = m.Eval(ctx, shapeBatch(0)...)
+		require.ErrorContains(t, err, fmt.Sprintf("rank 0 has SGD with EMA %v, rank 1 has SGD with EMA %v", 0.5, 0.75))
+	})
+}
+
+// TestEMAFreezes hands averages over to the optimizer that is made after a parameter was frozen. It
+// has those of the others.
+func TestEMAFreezes(t *testing.T) {
+	onRanks(t, 2, func(ctx context.Context, g comm.Group) {
+		m, opt := averaging(t, g, fsdp.Config{Wrap: fsdp.WrapEach()})
+		makeSteps(t, m, opt, 0, 2)
+		want := stateOfAll(t, ctx, m, opt)
+		kept, err := m.Freeze(ctx, func(name string) bool { return name == "a.b" }, opt)
+		require.NoError(t, err)
+		next, err := eightBits.New(m.Shards())
+		require.NoError(t, err)
+		require.NoError(t, optim.EMA(next, 0.75))
+		require.NoError(t, next.Adopt(opt.Steps(), kept))
+		got := stateOfAll(t, ctx, m, next)
+		require.Equal(t, want["ema:b.w"], got["ema:b.w"])
+		require.Equal(t, want["ema:a.w"], got["ema:a.w"])
+		require.NotContains(t, got, "ema:a.b")
+	})
+}

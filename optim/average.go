@@ -1,0 +1,183 @@
+package optim
+
+import (
+	"errors"
+	"fmt"
+)
+
+// emaName is the state entry of averages.
+const emaName = "ema"
+
+// EMA makes an optimizer of this package keep an exponential moving average of every parameter, as
+// torch.optim.swa_utils does with get_ema_multi_avg_fn. After each update of a parameter p,
+//
+//	e = p                        the first time
+//	e = e + (1 - decay)·(p - e)  from then on
+//
+// in one more pass over the shards, without an allocation. Averages are the state entry "ema": what
+// saves, loads and spreads the state of the optimizer does the same with them, by parameter and for
+// any number of ranks, and [Settings] have the decay. They are in the type of the value, also where
+// Bits is 8: 1 - decay of a difference is less than what 8 bits tell apart. Parameters that are
+// frozen or absent have not changed, and neither have their averages; buffers have none.
+//
+// Call it before state that has averages is loaded. Of an optimizer that has made updates, such as
+// one that was loaded from state without averages, they begin with the values as they are: so an
+// average can leave the beginning of a training out.
+//
+//	opt, err := optim.AdamW{}.New(m.Shards())
+//	err = optim.EMA(opt, 0.999)
+//	… // training
+//	err = optim.Swap(opt)
+//	… // m.Eval, m.Export
+//	err = optim.Swap(opt)
+//
+// It returns an error, and changes nothing, if decay is not between 0 and 1, if the optimizer keeps
+// averages already, if a value is no [SGDVec], whose update makes the average, or if there is no
+// memory.
+func EMA(o Optimizer, decay float64) error {
+	own, ok := o.(*optimizer)
+	switch {
+	case !ok:
+		return fmt.Errorf("optim: ema: %T is not of this package", o)
+	case !(decay > 0 && decay < 1):
+		return fmt.Errorf("optim: ema: the decay is %v: must be between 0 and 1", decay)
+	}
+	lists := make([][]SGDVec, len(own.parts))
+	for i, part := range own.parts {
+		var err error
+		if lists[i], err = part.averages(); err != nil {
+			return fmt.Errorf("optim: ema: %s: %w", part.kind, err)
+		}
+	}
+	for i, part := range own.parts {
+		part.average(lists[i], decay)
+	}
+	return nil
+}
+
+// averages returns memory for those of all pieces, with the values of the ones that have been
+// updated.
+func (a *part) averages() (list []SGDVec, err error) {
+	if a.settings.common.EMA != 0 {
+		return nil, errors.New("it keeps averages already")
+	}
+	if err := a.ready(); err != nil {
+		return nil, err
+	}
+	for i := range a.pieces {
+		p := &a.pieces[i]
+		v, err := p.newState(p.Value.Len())
+		if err != nil {
+			return nil, err
+		}
+		e, ok := v.(SGDVec)
+		if !ok {
+			return nil, fmt.Errorf("parameter %q: a value of type %T has no update of SGD, which makes the average", p.Name, p.Value)
+		}
+		if p.steps > 0 {
+			if err := copyVec(e, p.Value); err != nil {
+				return nil, fmt.Errorf("parameter %q: %w", p.Name, err)
+			}
+		}
+		list = append(list, e)
+	}
+	return list, nil
+}
+
+// average makes the part keep averages in this memory.
+func (a *part) average(list []SGDVec, decay float64) {
+	s := a.settings.common
+	s.EMA = decay
+	a.settings, a.names = newSettings(s), append(a.names[:len(a.names):len(a.names)], emaName)
+	for i := range a.pieces {
+		p := &a.pieces[i]
+		ready := p.Ready
+		p.ema, p.usable = list[i], ready
+		p.Ready = func() error {
+			if a.swapped {
+				return ErrSwapped
+			}
+			if ready != nil {
+				return ready()
+			}
+			return nil
+		}
+	}
+}
+
+// follow makes the average follow an update of a piece that is not empty.
+func (a *part) follow(p *piece) error {
+	if p.steps == 1 {
+		return copyVec(p.ema, p.Value)
+	}
+	// SGD with this gradient and decay is e - (decay-1)·(p + (-1)·e).
+	return p.ema.SGD(p.Value, nil, SGDStep{LR: a.settings.common.EMA - 1, WeightDecay: -1})
+}
+
+// ErrSwapped is why an optimizer does not step, load or save: [Swap] has put its averages in the
+// place of the values.
+var ErrSwapped = errors.New("the averages are in the place of the values: Swap them back first")
+
+// Swap exchanges the values and the averages of [EMA]: the model is then that of the averages, to
+// evaluate, generate and export. The next Swap brings the values back. In between, Step, Restore and
+// Adopt return [ErrSwapped], and so does what saves or loads a model with the optimizer. Every rank
+// must do it, between the same passes. A parameter that has had no update stays.
+//
+// It returns an error, and changes nothing, if the optimizer keeps no averages, or if a piece is not
+// Ready, as between a forward and its backward.
+func Swap(o Optimizer) error {
+	own, ok := o.(*optimizer)
+	if !ok {
+		return fmt.Errorf("optim: swap: %T is not of this package", o)
+	}
+	for _, part := range own.parts {
+		if part.settings.common.EMA == 0 {
+			return fmt.Errorf("optim: swap: %s keeps no averages, see EMA", part.kind)
+		}
+		for i := range part.pieces {
+			if usable := part.pieces[i].usable; usable != nil {
+				if err := usable(); err != nil {
+					return fmt.Errorf("optim: swap: %w", err)
+				}
+			}
+		}
+	}
+	for _, part := range own.parts {
+		for i := range part.pieces {
+			p := &part.pieces[i]
+			if p.steps == 0 {
+				continue
+			}
+			if err := exchange(p.Value, p.ema); err != nil {
+				return fmt.Errorf("optim: swap: parameter %q: %w", p.Name, err)
+			}
+			if p.Updated != nil {
+				p.Updated(Update{settings: swapping, steps: own.steps})
+			}
+		}
+		part.swapped = !part.swapped
+	}
+	return nil
+}
+
+// swapping stands for the settings of a Swap, which ranks compare like updates.
+var swapping = newSettings(Settings{Kind: "Swap"})
+
+// exchange swaps the elements of two vectors of the same length and type.
+func exchange(a, b Vec) error {
+	const block = 1 << 16
+	n := a.Len()
+	x, y := newHost(min(n, block), a.Float64()), newHost(min(n, block), a.Float64())
+	for at := 0; at < n; at += block {
+		end := min(at+block, n)
+		from, to := a.Slice(at, end), b.Slice(at, end)
+		u, v := x.slice(0, end-at), y.slice(0, end-at)
+		if err := errors.Join(from.Read(u), to.Read(v)); err != nil {
+			return err
+		}
+		if err := errors.Join(from.Write(v), to.Write(u)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
