@@ -10,8 +10,8 @@ import (
 	"os"
 	"time"
 
-	"github.com/gofsdp/gofsdp/internal/bench/peak"
 	"github.com/gofsdp/gofsdp/internal/bench/stats"
+	"github.com/gofsdp/gofsdp/internal/peak"
 )
 
 // A table has leastTurns at least. Short steps are run many at a time, so that there are manyTurns

@@ -2,7 +2,7 @@
 // current directory. It is run by go generate in the package's directory; its test fails when the
 // files there are not what it prints.
 //
-// With -peak it writes the assembly of package internal/bench/peak instead.
+// With -peak it writes the assembly of package internal/peak instead.
 //
 // The register kernels and packing routines differ between instruction sets and element types only
 // in register names, widths and tile heights. So they are written once here, as text with those

@@ -17,9 +17,9 @@ func TestCommittedAssemblyIsGenerated(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, string(target.source()), string(committed), "run go generate in internal/kernel/gemm")
 	}
-	committed, err := os.ReadFile("../../../bench/peak/" + peakFile)
+	committed, err := os.ReadFile("../../../peak/" + peakFile)
 	require.NoError(t, err)
-	require.Equal(t, string(peakSource()), string(committed), "run go generate in internal/bench/peak")
+	require.Equal(t, string(peakSource()), string(committed), "run go generate in internal/peak")
 }
 
 // disassemble returns the instruction that [evex] encoded as text, by the layout of the prefix.

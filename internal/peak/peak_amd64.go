@@ -4,7 +4,7 @@ package peak
 
 import "golang.org/x/sys/cpu"
 
-//go:generate go run ../../kernel/gemm/asm -peak
+//go:generate go run ../kernel/gemm/asm -peak
 
 // Kernels returns the fastest kernels that this machine has, by whether they multiply bfloat16.
 func Kernels() map[bool]Kernel {
