@@ -10,9 +10,11 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+	"gorgonia.org/tensor"
 
 	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/fsdp"
+	"github.com/gofsdp/gofsdp/fsdp/nn"
 	"github.com/gofsdp/gofsdp/internal/text"
 )
 
@@ -103,6 +105,25 @@ func TestPlanCountsElements(t *testing.T) {
 		require.Equal(t, plan.Params, elements)
 		require.True(t, strings.HasPrefix(plan.String(), "parameters 2016, groups 3, ranks 4\n"))
 	})
+}
+
+// TestPlanCountsFLOPs compares the arithmetic of a plan with the formula of the model, which counts
+// products only, and what a mask hides; and with that of passes that compute activations again.
+func TestPlanCountsFLOPs(t *testing.T) {
+	const length, rows = 32, 2
+	m := &nn.GPT{Vocab: 64, Context: length, Layers: 2, Dim: 64, Heads: 4}
+	flops := func(cfg fsdp.Config) float64 {
+		tokens := tensor.New(tensor.WithShape(rows, length), tensor.Of(tensor.Int))
+		plan, err := wrap(t, m, cfg).Plan(tokens, tokens)
+		require.NoError(t, err)
+		return float64(plan.FLOPs)
+	}
+	formula := float64(m.FLOPs(length) * rows * length)
+	whole := flops(fsdp.Config{Keep: blocks})
+	require.InEpsilon(t, formula, whole, 0.05)
+	again := flops(fsdp.Config{Checkpoint: blocks}) / whole
+	require.Greater(t, again, 1.2)
+	require.Less(t, again, 1.34)
 }
 
 // TestWrappingLowersThePeak checks that units need less memory than the whole model at once.

@@ -40,6 +40,7 @@ type Plan struct {
 	Reduces    int      // reduce-scatters
 	AllReduces int      // all-reduces
 	Traffic    int      // bytes of parameters and gradients that one rank sends in a pass
+	FLOPs      int      // arithmetic of a pass on this rank, work done twice included; of Stock one for each element of a result
 	Schedule   []string // the operations of a pass
 
 	Stock []StockOp // what runs slowly: first what moves most bytes
@@ -120,16 +121,18 @@ func (s *Sharded) Plan(batch ...Tensor) (*Plan, error) {
 	for _, op := range c.Plan.Program.Ops {
 		p.Schedule = append(p.Schedule, c.Plan.Program.Text(op))
 	}
-	p.Stock = stockOps(c)
+	p.compute(c)
 	return p, nil
 }
 
-// stockOps lists the stock operations of a pass.
-func stockOps(c *engine.Compiled) (list []StockOp) {
+// compute counts the arithmetic of a pass, and lists its stock operations.
+func (plan *Plan) compute(c *engine.Compiled) {
+	var list []StockOp
 	add := func(call string, p *exec.Program) {
 		for in := range p.All() {
+			cost := in.Cost()
+			plan.FLOPs += cost.FLOPs
 			if in.Op.Kind == exec.KindStock && in.Out.Space != exec.SpaceHost {
-				cost := in.Cost()
 				list = append(list, StockOp{in.Op.String(), call, 1, cost.Read + cost.Written})
 			}
 		}
@@ -142,9 +145,8 @@ func stockOps(c *engine.Compiled) (list []StockOp) {
 			add(c.Model.Calls[i].Name, call.Unit.Backward)
 		}
 	}
-	list = merged(list)
-	slices.SortStableFunc(list, func(a, b StockOp) int { return b.Bytes - a.Bytes })
-	return list
+	plan.Stock = merged(list)
+	slices.SortStableFunc(plan.Stock, func(a, b StockOp) int { return b.Bytes - a.Bytes })
 }
 
 // merged adds up operations that are equal but for their counts.
