@@ -36,13 +36,15 @@ type Config struct {
 	// Unit is what Step counts, as it is shown: "tok" is the default.
 	Unit string
 	// FLOPs are the floating-point operations of forward and backward for one unit, as the models of
-	// package nn say them. 0 means unknown.
+	// package nn say them; for others FLOPs of a [fsdp.Plan], divided by the units of its batch. 0
+	// means unknown.
 	FLOPs int
-	// Peak is the number of floating-point operations that one rank does in a second at most. With it
-	// the share that is used is shown (model FLOPs utilisation, Chowdhery et al., 2022,
-	// arXiv:2204.02311), without it the operations in a second of all ranks.
+	// Peak is the number of floating-point operations that one rank does in a second at most, such as
+	// what MeasurePeak returns. With it the share that is used is shown (model FLOPs utilisation,
+	// Chowdhery et al., 2022, arXiv:2204.02311), without it the operations in a second of all ranks.
 	Peak float64
-	// Model is asked for the most bytes it has held; nil shows none. Plan has what was foretold.
+	// Model is asked for the most bytes it has held; nil shows none. Plan is this rank's, and has what
+	// was foretold. Of both the most on any rank is shown.
 	Model *fsdp.Sharded
 	Plan  *fsdp.Plan
 
@@ -72,7 +74,8 @@ type Monitor struct {
 	units       int           // since the last row, of this rank
 	train, eval table
 	beside      []*table // what Add was given, by prefix
-	memory      int      // most bytes of a rank
+	memory      int      // most bytes of a rank, counted
+	planned     int      // and foretold
 	mine, all   []float64
 	sum         totals
 	row         Row
@@ -439,8 +442,8 @@ func (m *Monitor) result() {
 	}
 	m.screen.Printf("\n")
 	switch {
-	case m.memory > 0 && m.cfg.Plan != nil:
-		m.screen.Printf("  memory per rank: %s at most, %s planned\n", Bytes(m.memory), Bytes(m.cfg.Plan.Peak()))
+	case m.memory > 0 && m.planned > 0:
+		m.screen.Printf("  memory per rank: %s at most, %s planned\n", Bytes(m.memory), Bytes(m.planned))
 	case m.memory > 0:
 		m.screen.Printf("  memory per rank: %s at most\n", Bytes(m.memory))
 	}

@@ -117,6 +117,7 @@ const (
 	hasElapsed
 	hasTaken
 	hasMemory
+	hasPlanned // for its memory
 	hasUnits
 	header
 )
@@ -146,7 +147,7 @@ func (m *Monitor) exchange(ctx context.Context, t *table) error {
 	for lo := 0; lo < len(m.all); lo += n {
 		rank := m.all[lo : lo+n]
 		m.sum.units += int(rank[hasUnits])
-		m.memory = max(m.memory, int(rank[hasMemory]))
+		m.memory, m.planned = max(m.memory, int(rank[hasMemory])), max(m.planned, int(rank[hasPlanned]))
 		for i := range t.results {
 			if v, w := rank[header+2*i], rank[header+2*i+1]; w >= 0 {
 				t.results[i].add(v, w)
@@ -174,6 +175,9 @@ func (m *Monitor) tell(t *table) {
 	m.mine[hasTaken], m.mine[hasUnits] = m.took.Seconds(), float64(m.units)
 	if m.cfg.Model != nil {
 		m.mine[hasMemory] = float64(m.cfg.Model.Memory().Peak)
+	}
+	if m.cfg.Plan != nil {
+		m.mine[hasPlanned] = float64(m.cfg.Plan.Peak())
 	}
 	for i := range t.means {
 		a := &t.means[i]

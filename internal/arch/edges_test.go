@@ -79,7 +79,7 @@ var edges = map[string]string{
 	"fsdp/graph":           "gorgonia fsdp internal/caught internal/exec",
 	"fsdp/generate":        "gorgonia fsdp",
 	"fsdp/metrics":         "gorgonia comm internal/exec",
-	"fsdp/monitor":         "comm fsdp",
+	"fsdp/monitor":         "comm fsdp internal/peak",
 	"fsdp/nn":              "gorgonia fsdp fsdp/generate fsdp/op internal/kernel/vec",
 	"fsdp/nn/hf":           "gorgonia fsdp fsdp/internal/state fsdp/nn fsdp/op internal/safetensors",
 	"fsdp/nn/hf/tokenizer": "",

@@ -1,0 +1,80 @@
+package monitor
+
+import (
+	"bytes"
+	"context"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"gorgonia.org/tensor"
+
+	"github.com/gofsdp/gofsdp/comm"
+	"github.com/gofsdp/gofsdp/fsdp"
+	"github.com/gofsdp/gofsdp/fsdp/nn"
+	"github.com/gofsdp/gofsdp/optim"
+)
+
+// TestModel watches a model: its memory is as planned, on the rank that holds most, and norms have
+// names.
+func TestModel(t *testing.T) {
+	const length = 4
+	model := &nn.GPT{Vocab: 8, Context: length, Layers: 1, Dim: 8, Heads: 2}
+	var k keeper
+	var shown bytes.Buffer
+	require.NoError(t, comm.Run(t.Context(), 2, func(ctx context.Context, g comm.Group) error {
+		m, err := fsdp.Wrap(model, fsdp.Config{Group: g})
+		if err != nil {
+			return err
+		}
+		defer m.Close()
+		if _, err := (optim.AdamW{}).New(m.Shards()); err != nil {
+			return err
+		}
+		tokens := tensor.New(tensor.WithShape(1, length), tensor.Of(tensor.Int))
+		plan, err := m.Plan(tokens, tokens)
+		if err != nil {
+			return err
+		}
+		mon, err := New(Config{Group: g, Steps: 2, Model: m, Plan: plan, FLOPs: plan.FLOPs / length, Peak: 1e9, Out: &shown, Writers: []Writer{&k}})
+		if err != nil {
+			return err
+		}
+		loss, err := m.Forward(ctx, tokens, tokens)
+		if err != nil {
+			return err
+		}
+		if err := m.Backward(ctx); err != nil {
+			return err
+		}
+		require.NoError(t, mon.Step(ctx, length, Values{"loss": loss}))
+		norms, err := m.GradNorms(ctx, fsdp.L2Norm) // which take memory of their own
+		if err != nil {
+			return err
+		}
+		require.NotEmpty(t, norms)
+		require.NoError(t, mon.Add("grad_norm/", norms))
+		require.NoError(t, mon.Step(ctx, length, Values{"loss": loss}))
+		if g.Rank() == 0 {
+			require.GreaterOrEqual(t, k.rows[0]["run/memory"], float64(plan.Peak()), "another rank may hold a little more")
+			require.Equal(t, k.rows[0]["run/memory"], float64(mon.planned))
+			for name, norm := range norms {
+				require.Equal(t, norm, k.rows[1]["grad_norm/"+name])
+			}
+			mfu := k.rows[0]["run/units_per_second"] * float64(plan.FLOPs/length) / 2e9
+			require.InEpsilon(t, mfu, k.rows[0]["run/mfu"], 1e-12)
+		}
+		return mon.Close()
+	}))
+	require.Regexp(t, `MFU .*%  20.8 kB/rank\n`, shown.String())
+	require.Regexp(t, `memory per rank: .* kB at most, 20.8 kB planned\n`, shown.String())
+}
+
+func TestMeasurePeak(t *testing.T) {
+	require.Zero(t, MeasurePeak(1, fsdp.Float64))
+	require.Zero(t, MeasurePeak(0, fsdp.Float32))
+	wide, half := MeasurePeak(1, fsdp.Float32), MeasurePeak(1, fsdp.BFloat16)
+	require.Equal(t, wide > 0, half > 0)
+	if wide > 0 {
+		require.Greater(t, wide, 1e8)
+	}
+}
