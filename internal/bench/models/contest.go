@@ -31,6 +31,7 @@ type candidate struct {
 	cancel      context.CancelFunc // ends the process at once
 	times       [3][]time.Duration // of a pass, its forward and its backward, in each turn
 	loss, norm  float64
+	tolerance   float64 // of the loss
 }
 
 // job is what a process is told.
@@ -83,7 +84,7 @@ func startOurs(ctx context.Context, c contest, j job) (*candidate, error) {
 	if err != nil {
 		return nil, err
 	}
-	return start(ctx, &candidate{name: c.ways[j.Way].name}, j, func(ctx context.Context, text string) *exec.Cmd {
+	return start(ctx, &candidate{name: c.ways[j.Way].name, tolerance: c.tolerance()}, j, func(ctx context.Context, text string) *exec.Cmd {
 		command := exec.CommandContext(ctx, self, RankCommand, text)
 		command.Env = append(os.Environ(), "GOMAXPROCS=1")
 		return command
@@ -92,7 +93,7 @@ func startOurs(ctx context.Context, c contest, j job) (*candidate, error) {
 
 func startTorch(ctx context.Context, c contest, j job, o options) (*candidate, error) {
 	name := strings.TrimSpace("PyTorch " + j.Variant)
-	return start(ctx, &candidate{name: name, torch: true}, j, func(ctx context.Context, text string) *exec.Cmd {
+	return start(ctx, &candidate{name: name, torch: true, tolerance: c.tolerance()}, j, func(ctx context.Context, text string) *exec.Cmd {
 		return o.torch.Command(ctx, 1, filepath.Join(o.dir, "peers", c.script), text)
 	})
 }
@@ -137,7 +138,7 @@ func (c *candidate) pass(n int) error {
 
 // compare compares what the last passes of two ways found.
 func (c *candidate) compare(first *candidate) error {
-	loss, norm := 1e-4, 1e-3
+	loss, norm := c.tolerance, 1e-3
 	if c.half {
 		loss, norm = 1e-2, 1e-2
 	}
