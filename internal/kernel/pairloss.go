@@ -1,10 +1,6 @@
 package kernel
 
-import (
-	"math"
-
-	"github.com/gofsdp/gofsdp/internal/kernel/vec"
-)
+import "github.com/gofsdp/gofsdp/internal/kernel/vec"
 
 // Losses of pairs are means, weighted by w unless that is nil. With weights whose sum is 0 they are 0,
 // and so are their gradients.
@@ -50,7 +46,7 @@ func quotient[T Float](sum T, total float64) T {
 }
 
 // PairLossScratch is the scratch of losses of n pairs.
-func PairLossScratch(n int) int { return min(n, classBlock) }
+func PairLossScratch(n int) int { return 4 * min(n, classBlock) }
 
 // MeanSquaresGrad is the gradient of [MeanSquares] with respect to y, which dy may be.
 func MeanSquaresGrad[T Float](dy, y, t, w []T, dloss T) {
@@ -67,19 +63,42 @@ func scaleSlopes[T Float](dx, w []T, c T) {
 }
 
 // MeanBinary returns the mean of the cross-entropies of probabilities σ(x) with those in t, in nats:
-// log(1 + eˣ) - t·x, without overflow. It takes no scratch.
-func MeanBinary[T Float](x, t, w, _ []T) T {
+// log(1 + eˣ) - t·x, without overflow. scratch holds [PairLossScratch] elements.
+func MeanBinary[T Float](x, t, w, scratch []T) T {
 	checkPairs("MeanBinary", x, t, w)
 	var sum float64
-	for i, v := range x {
-		x := float64(v)
-		loss := max(x, 0) + math.Log1p(math.Exp(-math.Abs(x))) - float64(t[i])*x
-		if w != nil {
-			loss *= float64(w[i])
+	n := min(len(x), classBlock)
+	for i := 0; i < len(x); i += n {
+		k := min(n, len(x)-i)
+		v, loss, e := x[i:i+k], scratch[:k], scratch[n:][:k]
+		vec.ReLU(loss, v)
+		vec.Mul(e, t[i:i+k], v)
+		vec.Sub(loss, loss, e)
+		vec.Abs(e, v)
+		vec.Scale(e, -1)
+		vec.Exp(e, e)
+		addLog1p(loss, e, scratch[2*n:][:k], scratch[3*n:][:k])
+		if w == nil {
+			sum += vec.Sum(loss)
+		} else {
+			sum += float64(vec.Dot(loss, w[i:i+k]))
 		}
-		sum += loss
 	}
 	return T(quotient(sum, total(w, len(x))))
+}
+
+// addLog1p adds log(1+x) to y for x >= 0, as log(u) + (x-(u-1))/u where u is 1+x as it is rounded: that
+// is right where x is small too. u and v are scratch, and x is overwritten.
+func addLog1p[T Float](y, x, u, v []T) {
+	vec.Fill(u, 1)
+	vec.Fill(v, -1)
+	vec.Accumulate(u, x)
+	vec.Accumulate(v, u)
+	vec.Sub(x, x, v)
+	vec.Div(x, x, u)
+	vec.Accumulate(y, x)
+	vec.Log(u, u)
+	vec.Accumulate(y, u)
 }
 
 // MeanBinaryGrad is the gradient of [MeanBinary] with respect to x, which dx may be.
