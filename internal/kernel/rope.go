@@ -1,6 +1,10 @@
 package kernel
 
-import "github.com/gofsdp/gofsdp/internal/kernel/vec"
+import (
+	"unsafe"
+
+	"github.com/gofsdp/gofsdp/internal/kernel/vec"
+)
 
 // Rotary says which columns of a row are turned by [Rope], and in which pairs. The row begins with
 // Heads heads of HeadDim columns. Of each head the first Dims, an even number, are turned.
@@ -52,8 +56,15 @@ func turnNeighbours[T Float](y, x, cos, sin []T, inverse bool) {
 	if inverse {
 		sign = -1
 	}
+	to, from := pairs(y), pairs(x)
+	to, from, sin = to[:len(cos)], from[:len(cos)], sin[:len(cos)]
 	for i, c := range cos {
-		s, a, b := sign*sin[i], x[2*i], x[2*i+1]
-		y[2*i], y[2*i+1] = a*c-b*s, a*s+b*c
+		s, p := sign*sin[i], from[i]
+		to[i] = [2]T{p[0]*c - p[1]*s, p[0]*s + p[1]*c}
 	}
+}
+
+// pairs returns neighbours of x.
+func pairs[T Float](x []T) [][2]T {
+	return unsafe.Slice((*[2]T)(unsafe.Pointer(unsafe.SliceData(x))), len(x)/2)
 }
