@@ -1,61 +1,73 @@
 package kernel
 
-import "math"
+import (
+	"math"
 
-// columns is the number of columns that are worked on at once: their sums fit the stack, and a row
-// of them fills whole cache lines.
-const columns = 32
+	"github.com/gofsdp/gofsdp/internal/kernel/vec"
+)
+
+// rowsTogether is how many rows are summed in the type of the elements, before the sums are added up
+// in float64.
+const rowsTogether = 32
+
+// columnSums writes to sums the sums over n rows of what term writes to its first argument. part and
+// to are scratch, as long as sums, at most chunk elements.
+func columnSums[T Float](sums, part, to []T, n int, term func(to []T, row int)) {
+	var total [chunk]float64
+	clear(part)
+	for i := range n {
+		term(to, i)
+		vec.Accumulate(part, to)
+		if i%rowsTogether == rowsTogether-1 || i == n-1 {
+			for j, v := range part {
+				total[j] += float64(v)
+			}
+			clear(part)
+		}
+	}
+	for j := range sums {
+		sums[j] = T(total[j])
+	}
+}
 
 // BatchStats writes the mean and the biased variance of each column of x [n, d] to mean [d] and
-// variance [d]. It sums in float64, in two passes, so that a column far from zero keeps its
-// variance. n must be at least 1.
-func BatchStats[T Float](mean, variance, x []T, n, d int) {
+// variance [d], in two passes and relative to the first row, so that a column far from zero keeps its
+// variance. n must be at least 1. scratch holds [ChannelScratch] elements.
+func BatchStats[T Float](mean, variance, x, scratch []T, n, d int) {
 	check("BatchStats", "mean", len(mean), d)
 	check("BatchStats", "variance", len(variance), d)
 	check("BatchStats", "x", len(x), n*d)
-	for lo := 0; lo < d; lo += columns {
-		var sum, squares [columns]float64
-		width := min(columns, d-lo)
-		for i := range n {
-			for j, v := range x[i*d+lo:][:width] {
-				sum[j] += float64(v)
-			}
-		}
-		for j := range width {
-			sum[j] /= float64(n)
-			mean[lo+j] = T(sum[j])
-		}
-		for i := range n {
-			for j, v := range x[i*d+lo:][:width] {
-				c := float64(v) - sum[j]
-				squares[j] += c * c
-			}
-		}
-		for j := range width {
-			variance[lo+j] = T(squares[j] / float64(n))
-		}
+	for lo := 0; lo < d; lo += chunk {
+		w := min(chunk, d-lo)
+		part, to, m, v, first := scratch[:w], scratch[w:2*w], mean[lo:][:w], variance[lo:][:w], x[lo:][:w]
+		columnSums(m, part, to, n, func(to []T, i int) { vec.Sub(to, x[i*d+lo:][:w], first) })
+		vec.Scale(m, 1/T(n))
+		vec.Accumulate(m, first)
+		columnSums(v, part, to, n, func(to []T, i int) {
+			vec.Sub(to, x[i*d+lo:][:w], m)
+			vec.Square(to, to)
+		})
+		vec.Scale(v, 1/T(n))
 	}
 }
 
 // BatchNorm normalises the columns of x [n, d] to y = (x - mean)·rstd·gain + bias, with rstd =
 // 1/sqrt(variance + eps) (Ioffe and Szegedy 2015, https://arxiv.org/abs/1502.03167). mean,
-// variance, gain and bias are [d]. y may be x.
-func BatchNorm[T Float](y, x, gain, bias, mean, variance []T, n, d int, eps float64) {
+// variance, gain and bias are [d]. y may be x. scratch holds [ChannelScratch] elements.
+func BatchNorm[T Float](y, x, gain, bias, mean, variance, scratch []T, n, d int, eps float64) {
 	checkBatchNorm("BatchNorm", len(y), len(x), len(gain), len(mean), len(variance), n, d)
 	check("BatchNorm", "bias", len(bias), d)
-	for lo := 0; lo < d; lo += columns {
-		var scale, shift [columns]float64
-		width := min(columns, d-lo)
-		for j := range width {
-			c := lo + j
-			scale[j] = float64(gain[c]) / math.Sqrt(float64(variance[c])+eps)
-			shift[j] = float64(bias[c])
+	for lo := 0; lo < d; lo += chunk {
+		w := min(chunk, d-lo)
+		scale := scratch[:w]
+		for j := range scale {
+			scale[j] = T(float64(gain[lo+j]) / math.Sqrt(float64(variance[lo+j])+eps))
 		}
 		for i := range n {
-			out := y[i*d+lo:][:width]
-			for j, v := range x[i*d+lo:][:width] {
-				out[j] = T((float64(v)-float64(mean[lo+j]))*scale[j] + shift[j])
-			}
+			out := y[i*d+lo:][:w]
+			vec.Sub(out, x[i*d+lo:][:w], mean[lo:][:w])
+			vec.Mul(out, out, scale)
+			vec.Accumulate(out, bias[lo:][:w])
 		}
 	}
 }
@@ -65,35 +77,34 @@ func BatchNorm[T Float](y, x, gain, bias, mean, variance []T, n, d int, eps floa
 //
 //	dbias = Σ dy    dgain = Σ dy·x̂    dx = gain·rstd·(dy - dbias/n - x̂·dgain/n)
 //
-// dx may be dy.
-func BatchNormGrad[T Float](dx, dgain, dbias, x, gain, mean, variance, dy []T, n, d int, eps float64) {
+// dx may be dy. scratch holds [ChannelScratch] elements.
+func BatchNormGrad[T Float](dx, dgain, dbias, x, gain, mean, variance, dy, scratch []T, n, d int, eps float64) {
 	checkBatchNorm("BatchNormGrad", len(dy), len(x), len(gain), len(mean), len(variance), n, d)
 	check("BatchNormGrad", "dx", len(dx), n*d)
 	check("BatchNormGrad", "dgain", len(dgain), d)
 	check("BatchNormGrad", "dbias", len(dbias), d)
-	for lo := 0; lo < d; lo += columns {
-		var rstd, sum, dot [columns]float64
-		width := min(columns, d-lo)
-		for j := range width {
-			rstd[j] = 1 / math.Sqrt(float64(variance[lo+j])+eps)
+	for lo := 0; lo < d; lo += chunk {
+		w := min(chunk, d-lo)
+		to, shift, slope, scale := scratch[:w], scratch[w:2*w], scratch[2*w:3*w], scratch[3*w:4*w]
+		m, sum, dot := mean[lo:][:w], dbias[lo:][:w], dgain[lo:][:w]
+		columnSums(sum, shift, to, n, func(to []T, i int) { copy(to, dy[i*d+lo:]) })
+		columnSums(dot, shift, to, n, func(to []T, i int) {
+			vec.Sub(to, x[i*d+lo:][:w], m)
+			vec.Mul(to, to, dy[i*d+lo:][:w])
+		})
+		for j := range w {
+			rstd := 1 / math.Sqrt(float64(variance[lo+j])+eps)
+			scale[j], shift[j] = T(float64(gain[lo+j])*rstd), T(float64(sum[j])/float64(n))
+			slope[j] = T(float64(dot[j]) * rstd * rstd / float64(n))
+			dot[j] = T(float64(dot[j]) * rstd)
 		}
 		for i := range n {
-			at := i*d + lo
-			for j, g := range dy[at:][:width] {
-				sum[j] += float64(g)
-				dot[j] += float64(g) * (float64(x[at+j]) - float64(mean[lo+j])) * rstd[j]
-			}
-		}
-		for i := range n {
-			at := i*d + lo
-			out := dx[at:][:width]
-			for j, g := range dy[at:][:width] {
-				normal := (float64(x[at+j]) - float64(mean[lo+j])) * rstd[j]
-				out[j] = T(float64(gain[lo+j]) * rstd[j] * (float64(g) - (sum[j]+normal*dot[j])/float64(n)))
-			}
-		}
-		for j := range width {
-			dbias[lo+j], dgain[lo+j] = T(sum[j]), T(dot[j])
+			out := dx[i*d+lo:][:w]
+			vec.Sub(to, x[i*d+lo:][:w], m)
+			vec.Mul(to, to, slope)
+			vec.Accumulate(to, shift)
+			vec.Sub(out, dy[i*d+lo:][:w], to)
+			vec.Mul(out, out, scale)
 		}
 	}
 }

@@ -9,11 +9,17 @@ import (
 // Norms over channels that are planes, x [n, channels, area]. The kernels of package vec scale each
 // element by a gain of its own, so that of a channel is repeated in scratch.
 
-// chunk is the number of elements of a plane that are worked on at once, at most.
+// chunk is the number of elements of a plane or a row that are worked on at once, at most.
 const chunk = 512
 
-// ChannelScratch returns the elements of scratch that the kernels for planes need.
-func ChannelScratch(area int) int { return 3 * min(chunk, area) }
+// ChannelScratch returns the elements of scratch that the kernels for planes need, and those for rows
+// where the area is 1.
+func ChannelScratch(channels, area int) int {
+	if area == 1 {
+		return 4 * min(chunk, channels)
+	}
+	return 3 * min(chunk, area)
+}
 
 // repeated returns three vectors of up to chunk elements in scratch, the first two filled with a and
 // b. The third holds anything that is finite.
@@ -28,9 +34,9 @@ func repeated[T Float](scratch []T, area int, a, b T) (gain, bias, rest []T) {
 
 // ChannelStats writes the mean and the biased variance of each channel of x [n, channels, area], of
 // which there is one element at least. With an area of 1 it is [BatchStats].
-func ChannelStats[T Float](mean, variance, x []T, n, channels, area int) {
+func ChannelStats[T Float](mean, variance, x, scratch []T, n, channels, area int) {
 	if area == 1 {
-		BatchStats(mean, variance, x, n, channels)
+		BatchStats(mean, variance, x, scratch, n, channels)
 		return
 	}
 	check("ChannelStats", "x", len(x), n*channels*area)
@@ -49,7 +55,7 @@ func ChannelStats[T Float](mean, variance, x []T, n, channels, area int) {
 // ChannelNorm is [BatchNorm] of x [n, channels, area]. y may be x.
 func ChannelNorm[T Float](y, x, gain, bias, mean, variance, scratch []T, n, channels, area int, eps float64) {
 	if area == 1 {
-		BatchNorm(y, x, gain, bias, mean, variance, n, channels, eps)
+		BatchNorm(y, x, gain, bias, mean, variance, scratch, n, channels, eps)
 		return
 	}
 	check("ChannelNorm", "y", len(y), n*channels*area)
@@ -75,7 +81,7 @@ func normPlane[T Float](y, x, gain, bias []T, mean, rstd T) {
 // ChannelNormGrad is [BatchNormGrad] of x [n, channels, area]. dx may be dy.
 func ChannelNormGrad[T Float](dx, dgain, dbias, x, gain, mean, variance, dy, scratch []T, n, channels, area int, eps float64) {
 	if area == 1 {
-		BatchNormGrad(dx, dgain, dbias, x, gain, mean, variance, dy, n, channels, eps)
+		BatchNormGrad(dx, dgain, dbias, x, gain, mean, variance, dy, scratch, n, channels, eps)
 		return
 	}
 	check("ChannelNormGrad", "dx", len(dx), n*channels*area)

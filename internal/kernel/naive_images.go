@@ -134,7 +134,7 @@ func planesLast(x []float64, n, channels, area int) []float64 {
 }
 
 // NaiveChannelStats is the reference of [ChannelStats].
-func NaiveChannelStats(mean, variance, x []float64, n, channels, area int) {
+func NaiveChannelStats(mean, variance, x, _ []float64, n, channels, area int) {
 	NaiveBatchStats(mean, variance, planesLast(x, n, channels, area), n*area, channels)
 }
 

@@ -76,14 +76,14 @@ func checkChannelNormTwin[T Float](t *rapid.T) {
 	area := rapid.SampledFrom([]int{1, 2, 3, 9, 511, 513, 1030}).Draw(t, "area")
 	x, gain, bias, dy := src.normal(n*d*area), src.normal(d), src.normal(d), src.normal(n*d*area)
 	const eps = 1e-2
-	mean, variance, y, scratch := garbage[T](d), garbage[T](d), garbage[T](len(x)), garbage[T](ChannelScratch(area))
+	mean, variance, y, scratch := garbage[T](d), garbage[T](d), garbage[T](len(x)), garbage[T](ChannelScratch(d, area))
 	dx, dgain, dbias := garbage[T](len(x)), garbage[T](d), garbage[T](d)
-	ChannelStats(mean, variance, x, n, d, area)
+	ChannelStats(mean, variance, x, scratch, n, d, area)
 	ChannelNorm(y, x, gain, bias, mean, variance, scratch, n, d, area, eps)
 	ChannelNormGrad(dx, dgain, dbias, x, gain, mean, variance, dy, scratch, n, d, area, eps)
 	wantMean, wantVar, wantY := wide(mean), wide(variance), wide(y)
 	wantX, wantGain, wantBias := wide(dx), wide(dgain), wide(dbias)
-	NaiveChannelStats(wantMean, wantVar, wide(x), n, d, area)
+	NaiveChannelStats(wantMean, wantVar, wide(x), nil, n, d, area)
 	NaiveChannelNorm(wantY, wide(x), wide(gain), wide(bias), wantMean, wantVar, nil, n, d, area, eps)
 	NaiveChannelNormGrad(wantX, wantGain, wantBias, wide(x), wide(gain), wantMean, wantVar, wide(dy), nil, n, d, area, eps)
 	requireClose(t, "mean", wantMean, mean)
@@ -107,7 +107,7 @@ func checkGroupNormTwin[T Float](t *rapid.T) {
 	d, area := groups*rapid.IntRange(1, 4).Draw(t, "channels"), rapid.SampledFrom([]int{1, 2, 9, 513}).Draw(t, "area")
 	x, gain, bias, dy := src.normal(n*d*area), src.normal(d), src.normal(d), src.normal(n*d*area)
 	const eps = 1e-2
-	y, stats, scratch := garbage[T](len(x)), garbage[T](2*n*groups), garbage[T](ChannelScratch(area))
+	y, stats, scratch := garbage[T](len(x)), garbage[T](2*n*groups), garbage[T](ChannelScratch(d, area))
 	dx, dgain, dbias := garbage[T](len(x)), garbage[T](d), garbage[T](d)
 	parts := rapid.IntRange(1, 3).Draw(t, "parts")
 	for i := range parts {

@@ -39,10 +39,10 @@ var batchStats = &exec.Row{
 	Shapes: "x [B C ...], running mean f32 [C], running variance f32 [C] -> mean f32 [C] | variance f32 [C] | next mean f32 [C] | next variance f32 [C]",
 	Kernels: kernels(runBatchStats(kernel.ChannelStats[float32]), runBatchStats(kernel.ChannelStats[float64]),
 		runBatchStats(kernel.NaiveChannelStats)),
-	FLOPs: exec.Each(4),
+	FLOPs: exec.Each(4), Scratch: channelScratch,
 }
 
-func runBatchStats[T kernel.Float](run func(mean, variance, x []T, n, channels, area int)) exec.Kernel {
+func runBatchStats[T kernel.Float](run func(mean, variance, x, scratch []T, n, channels, area int)) exec.Kernel {
 	return func(f *exec.Frame) error {
 		rows, d, area := imageDims(f.Op)
 		n := rows * area
@@ -55,7 +55,7 @@ func runBatchStats[T kernel.Float](run func(mean, variance, x []T, n, channels, 
 			}
 			return nil
 		}
-		run(mean, variance, arg[T](f, 0), rows, d, area)
+		run(mean, variance, arg[T](f, 0), scratch[T](f), rows, d, area)
 		momentum, unbiased := f.Op.Attrs.(BatchStats).Momentum, float64(n)/float64(max(1, n-1))
 		for j := range d {
 			next[0][j] = T((1-momentum)*float64(running[0][j]) + momentum*float64(mean[j]))

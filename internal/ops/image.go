@@ -21,7 +21,7 @@ func AvgPool2D(x *G.Node, p exec.Pool) (*G.Node, error) { return exec.AvgPool(x,
 // imageDims returns the batch, the channels, and the elements of a channel.
 func imageDims(o *exec.Op) (n, channels, area int) { return o.Dim("B"), o.Dim("C"), o.Dim("...") }
 
-func channelScratch(o *exec.Op) int { return kernel.ChannelScratch(o.Dim("...")) }
+func channelScratch(o *exec.Op) int { return kernel.ChannelScratch(o.Dim("C"), o.Dim("...")) }
 
 // scratch returns the scratch memory of a kernel for one type.
 func scratch[T kernel.Float](f *exec.Frame) []T { return exec.Data[T](f.Scratch) }
