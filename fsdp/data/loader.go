@@ -52,6 +52,7 @@ type Loader[T any] struct {
 	micros     int // micro batches of a step
 	consumed   int // samples that all ranks have consumed
 	stepEnds   bool
+	share      float64
 	running    bool
 
 	slots   slots[T]
@@ -122,6 +123,15 @@ func (l *Loader[T]) MicroBatches() int { return l.micros }
 // says the same on every rank. Without Config.Micro every batch is.
 func (l *Loader[T]) StepEnds() bool { return l.stepEnds }
 
+// Share returns how much of its step's samples the batch is that was yielded last: 0 for none, and 1
+// in all, over the ranks and micro batches. With fsdp.ByOne as Config.Divide,
+//
+//	err = m.Backward(ctx, fsdp.Scale(loader.Share()))
+//
+// adds up to the gradient of the mean over the samples of the step, if losses are means over those of
+// their batch: however many ranks and micro batches share them out, and evenly or not.
+func (l *Loader[T]) Share() float64 { return l.share }
+
 // A Position is how far the ranks have come in a source. It is a value to save:
 //
 //	_, err := m.Save(ctx, dir, opt, fsdp.Extra("data", loader.Position()))
@@ -182,25 +192,31 @@ func (l *Loader[T]) Stats() Stats {
 	}
 }
 
-// span returns which samples this rank has in an iteration: from lo to hi-1, none if they are equal.
-// end is how many all ranks will have consumed when the step has ended, and last whether it does
-// with this iteration. Once the source is used up there is none.
-func (l *Loader[T]) span(start, iteration int) (lo, hi, end int, last, ok bool) {
-	first := start + iteration/l.micros*l.config.Batch
-	micro := iteration % l.micros
+// A span is an iteration: what this rank has of the samples of a step, one micro batch.
+type span struct {
+	first, end int  // the samples of the step are first to end-1
+	lo, hi     int  // this rank's are lo to hi-1: none if these are equal
+	last       bool // the step ends with this iteration
+}
+
+// span returns an iteration of a loop that starts after some samples. Once the source is used up
+// there is none.
+func (l *Loader[T]) span(start, iteration int) (s span, ok bool) {
+	first, micro, parts := start+iteration/l.micros*l.config.Batch, iteration%l.micros, l.size*l.micros
 	left := min(l.config.Batch, l.src.Len()-first) // of this step
-	parts := l.size * l.micros
 	if left <= 0 || left < l.config.Batch && l.config.DropPartial {
-		return 0, 0, 0, false, false
+		return s, false
 	}
-	// If rank 0 has nothing in a micro batch, no rank has: its parts are as large as any, and in front.
-	if part(l.config.Batch, micro, parts) >= left {
-		return 0, 0, 0, false, false
+	// Where rank 0 has nothing, no rank has: its parts are as large as any, and in front.
+	begin := func(k int) int { return part(l.config.Batch, k, parts) }
+	if begin(micro) >= left {
+		return s, false
 	}
 	k := l.rank*l.micros + micro
-	lo, hi = min(part(l.config.Batch, k, parts), left), min(part(l.config.Batch, k+1, parts), left)
-	last = micro == l.micros-1 || part(l.config.Batch, micro+1, parts) >= left
-	return first + lo, first + hi, first + left, last, true
+	return span{
+		first: first, end: first + left, lo: first + min(begin(k), left), hi: first + min(begin(k+1), left),
+		last: micro == l.micros-1 || begin(micro+1) >= left,
+	}, true
 }
 
 // part returns where part k of n begins among some samples: parts differ by one at most, and the
@@ -228,17 +244,18 @@ func (l *Loader[T]) Batches(ctx context.Context) iter.Seq2[[]fsdp.Tensor, error]
 		r := start(l)
 		defer r.stop()
 		for i := 0; ; i++ {
-			lo, hi, end, last, ok := l.span(r.start, i)
+			s, ok := l.span(r.start, i)
 			if !ok {
 				return
 			}
-			batch, err := r.next(ctx, lo, hi)
+			batch, err := r.next(ctx, s.lo, s.hi)
 			if err != nil {
 				yield(nil, fmt.Errorf("data: rank %d: %w", l.rank, err))
 				return
 			}
-			if l.stepEnds = last; last {
-				l.consumed = end
+			l.stepEnds, l.share = s.last, float64(s.hi-s.lo)/float64(s.end-s.first)
+			if s.last {
+				l.consumed = s.end
 			}
 			if !yield(batch, nil) {
 				return

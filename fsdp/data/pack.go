@@ -8,7 +8,8 @@ import (
 
 // Windows returns the windows of length elements that begin at every step-th element of a slice, such
 // as a text's tokens. They refer to it. Windows of context+1 tokens with a step of context have every
-// token as a target once, see [TokensAndTargets]. What fills no window at the end is left out.
+// token as a target once, see [TokensAndTargets]. What fills no window at the end is left out; no window
+// at all is an error.
 func Windows[E any](elements []E, length, step int) Source[[]E] {
 	n, err := windows(len(elements), length, step)
 	var zero E
@@ -16,13 +17,13 @@ func Windows[E any](elements []E, length, step int) Source[[]E] {
 		func(i int) ([]E, error) { return elements[i*step : i*step+length : i*step+length], nil })
 }
 
-// windows returns the number of windows in some elements.
+// windows returns the number of windows in some elements, at least one.
 func windows(elements, length, step int) (n int, err error) {
 	switch {
 	case length < 1 || step < 1:
 		return 0, fmt.Errorf("windows of %d elements with a step of %d", length, step)
 	case elements < length:
-		return 0, nil
+		return 0, fmt.Errorf("windows of %d elements, of %d in all", length, elements)
 	}
 	return (elements-length)/step + 1, nil
 }
@@ -55,17 +56,14 @@ func Pack[E any](documents Source[[]E], lengths Source[int], length, step int) *
 	}
 	p := &Packing[E]{source: newSource(name, n, err, func(i int) (Packed[E], error) { return d.read(i*step, i*step+length) })}
 	if p.err == nil {
-		p.Rest = d.len()
-		if n > 0 {
-			p.Rest = max(0, d.len()-(n-1)*step-length)
-		}
+		p.Rest = max(0, d.len()-(n-1)*step-length)
 	}
 	return p
 }
 
 // PackWhole packs documents into samples of at most length elements without cutting them: each into
-// the first sample with room for it (first fit). The samples are what is closed under [Shuffle], not
-// the documents. A document that is longer is an error. It takes 16 bytes a document.
+// the first sample with room for it (first fit), so that few elements are lacking. Empty documents
+// are left out; one that is longer is an error. It takes 16 bytes a document.
 func PackWhole[E any](documents Source[[]E], lengths Source[int], length int) *Packing[E] {
 	name := fmt.Sprintf("PackWhole(%s, length %d)", describe(documents), length)
 	d, err := newDocuments(documents, lengths)

@@ -129,11 +129,11 @@ func (r *run[T]) recycle() {
 // ask puts batches into the queue until it is full, or the source used up.
 func (r *run[T]) ask() {
 	for len(r.slots.queue) < r.ahead() {
-		lo, hi, _, _, ok := r.span(r.start, r.asked)
+		next, ok := r.span(r.start, r.asked)
 		if !ok {
 			return
 		}
-		if r.asked++; lo == hi {
+		if r.asked++; next.lo == next.hi {
 			continue
 		}
 		var s *slot[T]
@@ -142,7 +142,7 @@ func (r *run[T]) ask() {
 		} else {
 			s = &slot[T]{done: make(chan struct{}, 1)}
 		}
-		s.lo, s.hi = lo, hi
+		s.lo, s.hi = next.lo, next.hi
 		r.slots.queue = append(r.slots.queue, s)
 		r.jobs <- s // there is room: a slot of the queue each
 	}

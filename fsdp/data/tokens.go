@@ -83,12 +83,9 @@ func tail[E any](dst []E, width int) []byte {
 }
 
 // Windows returns the windows of length tokens that begin at every step-th token, as [Windows] does of
-// tokens in memory. A file that does not fill one is an error of the windows.
+// tokens in memory.
 func (t *Tokens) Windows(length, step int) *File[[]int] {
 	n, err := windows(t.n, length, step)
-	if err == nil && n == 0 {
-		err = fmt.Errorf("windows of %d tokens, of %d tokens in all", length, t.n)
-	}
 	f := t.file(fmt.Sprintf("windows of %d tokens with a step of %d", length, step), n, func(i int) (from, to int) {
 		return i * step, i*step + length
 	})

@@ -1,0 +1,104 @@
+package data
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"gorgonia.org/tensor"
+
+	"github.com/gofsdp/gofsdp/fsdp/nn"
+)
+
+// record is a sample with several fields.
+type record struct {
+	words []int
+	image []float32
+	label int
+}
+
+// wordsOf is a field of records.
+func wordsOf(r record) []int { return r.words }
+
+var records = []record{
+	{[]int{1, 2, 3}, []float32{1, 2, 3, 4}, 7}, {[]int{4}, []float32{5, 6, 7, 8}, 8}, {nil, []float32{9, 10, 11, 12}, 9},
+}
+
+// TestCollate makes batches of several tensors, and others in their memory.
+func TestCollate(t *testing.T) {
+	b := new(Batch)
+	make := func(samples []record, width Width) {
+		b.tensors = b.tensors[:0]
+		require.NoError(t, Stack(b, samples, func(r record) []float32 { return r.image }, 2, 2))
+		Column(b, samples, func(r record) int { return r.label })
+		columns, err := Pad(b, samples, wordsOf, width, -5)
+		require.NoError(t, err)
+		Mask[float64](b, samples, func(r record) int { return len(r.words) }, columns)
+		ones := Tensor[int32](b, 2, 1)
+		require.Equal(t, []int32{0, 0}, ones)
+		ones[1] = 1
+	}
+	check := func(k int, shape tensor.Shape, elements any) {
+		require.Equal(t, shape, b.tensors[k].Shape())
+		require.Equal(t, elements, b.tensors[k].Data())
+	}
+	for range 2 {
+		make(records, MultipleOf(2))
+		check(0, tensor.Shape{3, 2, 2}, []float32{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12})
+		check(1, tensor.Shape{3}, []int{7, 8, 9})
+		check(2, tensor.Shape{3, 4}, []int{1, 2, 3, -5, 4, -5, -5, -5, -5, -5, -5, -5})
+		check(3, tensor.Shape{3, 4}, []float64{1, 1, 1, 0, 1, 0, 0, 0, 0, 0, 0, 0})
+		check(4, tensor.Shape{2, 1}, []int32{0, 1})
+		first := b.tensors[0]
+
+		make(records[1:2], nil)
+		check(0, tensor.Shape{1, 2, 2}, []float32{5, 6, 7, 8})
+		check(2, tensor.Shape{1, 1}, []int{4})
+		check(3, tensor.Shape{1, 1}, []float64{1})
+		require.Equal(t, 3*4*4+3*8+12*8+12*8+2*4, b.bytes())
+
+		make(records, Widths(9, 3, 5))
+		check(2, tensor.Shape{3, 3}, []int{1, 2, 3, 4, -5, -5, -5, -5, -5})
+		require.Same(t, first, b.tensors[0])
+	}
+	for n := range manyShapes + 2 { // one shape too many
+		b.tensors = b.tensors[:0]
+		Tensor[float32](b, 1, n%2+1)[0] = float32(n)
+		check(0, tensor.Shape{1, n%2 + 1}, append([]float32{float32(n)}, []float32{0}[:n%2]...))
+		b.tensors = b.tensors[:0]
+		Tensor[float32](b, n+1)
+		require.Len(t, b.tensors[0].Data(), n+1)
+	}
+}
+
+// TestCollateRefuses checks that errors name the row.
+func TestCollateRefuses(t *testing.T) {
+	b := new(Batch)
+	require.EqualError(t, Stack(b, records, wordsOf), "row 1: there are 1 elements, want 3 for shape [3]")
+	require.EqualError(t, Stack(b, records, wordsOf, 2), "row 0: there are 3 elements, want 2 for shape [2]")
+	_, err := Pad(b, records, wordsOf, Widths(1, 2), 0)
+	require.EqualError(t, err, "row 0: there are 3 elements, want at most [1 2]")
+	_, err = Pad(b, records, wordsOf, MultipleOf(0), 0)
+	require.EqualError(t, err, "row 0: no width is a multiple of 0")
+	_, err = Pad(b, records, wordsOf, func(int) (int, error) { return 2, nil }, 0)
+	require.EqualError(t, err, "row 0: there are 3 elements, the width is 2")
+	require.EqualError(t, TokensAndTargets[int](2)(b, [][]int{{1, 2}, {1, 2, 3, 4}}), "row 1: there are 4 tokens, want 2 to 3")
+	require.EqualError(t, TokensAndTargets[int](0)(b, nil), "TokensAndTargets: the context is 0")
+}
+
+// TestTokensAndTargets checks windows, and samples that are shorter, in memory of other batches.
+func TestTokensAndTargets(t *testing.T) {
+	require.Equal(t, nn.IgnoreTarget, ignoreTarget)
+	b := new(Batch)
+	collate := TokensAndTargets[uint16](3)
+	for range 2 {
+		b.tensors = b.tensors[:0]
+		require.NoError(t, collate(b, [][]uint16{{9, 8, 7, 65535}, {9, 8, 7, 6}}))
+		require.Equal(t, []int{9, 8, 7, 9, 8, 7}, b.tensors[0].Data())
+		require.Equal(t, []int{8, 7, 65535, 8, 7, 6}, b.tensors[1].Data())
+		b.tensors = b.tensors[:0]
+		require.NoError(t, collate(b, [][]uint16{{1, 2}, {4, 5, 6}}))
+		require.Equal(t, []int{1, 0, 0, 4, 5, 0}, b.tensors[0].Data())
+		require.Equal(t, []int{2, -1, -1, 5, 6, -1}, b.tensors[1].Data())
+		require.Equal(t, tensor.Shape{2, 3}, b.tensors[1].Shape())
+	}
+}

@@ -1,0 +1,86 @@
+package data_test
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gofsdp/gofsdp/comm"
+	"github.com/gofsdp/gofsdp/fsdp"
+	"github.com/gofsdp/gofsdp/fsdp/data"
+	"github.com/gofsdp/gofsdp/fsdp/nn"
+	"github.com/gofsdp/gofsdp/optim"
+)
+
+// TestSameTraining trains on a finite source, whose last step is short, with any number of ranks and
+// micro batches, in one go and interrupted: by Share and ByOne it is the same training.
+func TestSameTraining(t *testing.T) {
+	windows := data.Shuffle(data.Windows([]byte(strings.Repeat("all happy families are alike; ", 5)), 7, 6), 1, 2)
+	require.Equal(t, 48, windows.Len())
+	train := func(t *testing.T, ranks int, c data.Config, dir string, resume bool) (weights map[string][]float64) {
+		var lock sync.Mutex
+		require.NoError(t, comm.Run(t.Context(), ranks, func(ctx context.Context, g comm.Group) error {
+			m, err := fsdp.Wrap(&nn.GPT{Vocab: 128, Context: 6, Layers: 1, Dim: 8, Heads: 2},
+				fsdp.Config{Group: g, Divide: fsdp.ByOne, Precision: fsdp.Precision{Compute: fsdp.Float64}, Seed: 3})
+			require.NoError(t, err)
+			defer m.Close()
+			opt, err := optim.SGD{Momentum: 0.9}.New(m.Shards())
+			require.NoError(t, err)
+			c := c
+			c.Group = g
+			loader, err := data.NewLoader(windows, data.TokensAndTargets[byte](6), c)
+			require.NoError(t, err)
+			if resume {
+				saved, err := m.Load(ctx, dir, opt)
+				require.NoError(t, err)
+				var p data.Position
+				require.NoError(t, saved.Extra("data", &p))
+				require.Equal(t, 10, p.Samples)
+				require.NoError(t, loader.Resume(p))
+			}
+			for batch, err := range m.Join(ctx, loader.Batches(ctx)) {
+				require.NoError(t, err)
+				_, err = m.Forward(ctx, batch...)
+				require.NoError(t, err)
+				require.NoError(t, m.Backward(ctx, fsdp.Scale(loader.Share())))
+				if !loader.StepEnds() {
+					continue
+				}
+				require.NoError(t, opt.Step(0.5))
+				m.ZeroGrad()
+				if loader.Position().Samples == 10 {
+					require.NoError(t, m.Save(ctx, dir, opt, fsdp.Extra("data", loader.Position())))
+				}
+			}
+			state, err := m.FullState(ctx)
+			require.NoError(t, err)
+			lock.Lock()
+			defer lock.Unlock()
+			if len(state) > 0 { // on rank 0
+				weights = make(map[string][]float64)
+			}
+			for name, w := range state {
+				weights[name] = w.Data().([]float64)
+			}
+			return nil
+		}))
+		return weights
+	}
+	want := train(t, 1, data.Config{Batch: 10}, t.TempDir(), false)
+	require.NotEmpty(t, want)
+	dir := t.TempDir()
+	for i, ranks := range []int{3, 2, 4, 12} {
+		for _, micro := range []int{0, 2} {
+			t.Run(fmt.Sprint(ranks, micro), func(t *testing.T) {
+				got := train(t, ranks, data.Config{Batch: 10, Micro: micro, Workers: 2}, dir, i > 0)
+				for name := range want {
+					require.InDeltaSlice(t, want[name], got[name], 1e-10, name)
+				}
+			})
+		}
+	}
+}

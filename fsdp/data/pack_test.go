@@ -1,0 +1,122 @@
+package data
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"pgregory.net/rapid"
+)
+
+// drawDocuments draws documents of consecutive numbers.
+func drawDocuments(t *rapid.T, longest int) (documents [][]int, lengths []int, total int) {
+	lengths = rapid.SliceOfN(rapid.IntRange(0, longest), 1, 40).Draw(t, "lengths")
+	for _, n := range lengths {
+		doc := make([]int, n)
+		for i := range doc {
+			doc[i] = total
+			total++
+		}
+		documents = append(documents, doc)
+	}
+	return documents, lengths, total
+}
+
+// TestPack checks that windows are those of the text of all documents, and know where these begin.
+func TestPack(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		documents, lengths, total := drawDocuments(t, 12)
+		length := rapid.IntRange(1, 10).Draw(t, "length")
+		step := rapid.IntRange(1, 12).Draw(t, "step")
+		p := Pack(Of(documents), Of(lengths), length, step)
+		windows := Windows(upTo(total), length, step)
+		if total < length {
+			require.Contains(t, firstError(t, p), fmt.Sprintf("windows of %d elements, of %d in all", length, total))
+			require.Contains(t, firstError(t, windows), fmt.Sprintf("windows of %d elements, of %d in all", length, total))
+			return
+		}
+		require.Equal(t, (total-length)/step+1, windows.Len())
+		require.Equal(t, windows.Len(), p.Len())
+		begins := make(map[int]bool)
+		for _, doc := range documents {
+			if len(doc) > 0 {
+				begins[doc[0]] = true
+			}
+		}
+		for i, sample := range all(t, p) {
+			window, err := windows.At(i)
+			require.NoError(t, err)
+			require.Equal(t, upTo(total)[i*step:i*step+length], window)
+			require.Equal(t, window, sample.Elements)
+			var starts []int
+			for k, element := range window {
+				if begins[element] {
+					starts = append(starts, k)
+				}
+			}
+			require.Equal(t, starts, sample.Starts)
+		}
+		require.Equal(t, max(0, total-(p.Len()-1)*step-length), p.Rest)
+		require.Zero(t, p.Padding)
+	})
+}
+
+// TestPackWhole compares the packing with first fit written plainly.
+func TestPackWhole(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		documents, lengths, total := drawDocuments(t, 10)
+		length := rapid.IntRange(10, 15).Draw(t, "length")
+		var want [][]int
+	next:
+		for _, doc := range documents {
+			if len(doc) == 0 {
+				continue
+			}
+			for k := range want {
+				if len(want[k])+len(doc) <= length {
+					want[k] = append(want[k], doc...)
+					continue next
+				}
+			}
+			want = append(want, slices.Clone(doc))
+		}
+		p := PackWhole(Of(documents), Of(lengths), length)
+		got := all(t, p)
+		require.Equal(t, len(want), len(got))
+		for i, sample := range got {
+			require.Equal(t, want[i], sample.Elements)
+			for k, start := range sample.Starts {
+				doc := slices.IndexFunc(documents, func(d []int) bool { return len(d) > 0 && d[0] == sample.Elements[start] })
+				end := len(sample.Elements)
+				if k+1 < len(sample.Starts) {
+					end = sample.Starts[k+1]
+				}
+				require.Equal(t, documents[doc], sample.Elements[start:end])
+			}
+		}
+		require.Equal(t, len(want)*length-total, p.Padding)
+		require.Zero(t, p.Rest)
+	})
+}
+
+// TestPackRefuses checks the errors of packing.
+func TestPackRefuses(t *testing.T) {
+	documents, lengths := Of([][]int{{1, 2}, {3, 4, 5}}), Of([]int{2, 3})
+	require.Equal(t, "data.Pack(Of(2 × []int), length 6, step 5): windows of 6 elements, of 5 in all", firstError(t, Pack(documents, lengths, 6, 5)))
+	require.Contains(t, firstError(t, Windows([]int{1, 2}, 1, 0)), "windows of 1 elements with a step of 0")
+	require.Contains(t, firstError(t, Pack(documents, Of([]int{1}), 2, 2)), "2 samples have 1 lengths")
+	require.Contains(t, firstError(t, Pack[int](nil, lengths, 2, 2)), "the source is nil")
+	require.Contains(t, firstError(t, Pack(documents, Of([]int{2, -1}), 2, 2)), "the length of document 1: it is -1")
+	require.Contains(t, firstError(t, Pack(Repeat(documents, Endless), Repeat(lengths, Endless), 2, 2)), "the documents have no end")
+	require.Contains(t, firstError(t, PackWhole(documents, lengths, 2)), "document 1 has 3 elements, want at most 2")
+	require.Contains(t, firstError(t, PackWhole(documents, lengths, 0)), "samples of 0 elements")
+	require.Contains(t, firstError(t, PackWhole(documents, Range(lengths, 1, 3), 2)), "from 1 to 3 of 2 samples")
+
+	_, err := Pack(documents, Of([]int{2, 4}), 5, 5).At(0)
+	require.EqualError(t, err, "document 1 has 3 elements, its length is 4")
+	torn := Map(documents, func([]int) ([]int, error) { return nil, errors.New("torn") })
+	_, err = PackWhole(torn, lengths, 5).At(0)
+	require.EqualError(t, err, "document 0: torn")
+}
