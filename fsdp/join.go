@@ -25,13 +25,13 @@ import (
 //		m.ZeroGrad()
 //	}
 //
-// A rank that has run out gets nil batches, as does one whose data yields nil in an iteration, and its
-// loop body does what it always does. Forward and Eval without a batch take part in the collectives of the pass and compute nothing: no random
-// numbers, no statistics. Eval returns no results. Backward adds nothing to the sums, or what
-// NoSync has left, and keeps the part of them that this rank owns. Clipping, loss scales and
-// optimizers run as on the others, so the slice of the model that only this rank owns goes on
-// learning. Config.Divide says what the gradients are means over. The loop ends on all ranks in the
-// same place.
+// A rank that has run out gets nil batches, as does one whose data yields nil in an iteration, and
+// its loop body does what it always does. Forward and Eval without a batch take part in the
+// collectives of the pass and compute nothing: no random numbers, no statistics. Eval returns no
+// results. Backward adds nothing to the sums, or what NoSync has left, and keeps the part of them
+// that this rank owns. Clipping, loss scales and optimizers run as on the others, so the slice of
+// the model that only this rank owns goes on learning. Config.Divide says what the gradients are
+// means over. The loop ends on all ranks in the same place.
 //
 // The loop body must make the same collective calls on every rank, whether it has a batch or not. A
 // rank that skips one, or leaves the loop alone, makes the next call an error on all. Loops may be

@@ -11,8 +11,8 @@ import (
 )
 
 // A Collate function makes a batch of samples: it adds the tensors that the model takes, in their
-// order, by [Tensor], [Stack], [Column], [Pad] and [Mask]. A [Loader] calls it on several goroutines
-// at the same time, each with a batch of its own. It may not keep batch or samples.
+// order, by [Tensor], [Stack], [Column], [Pad] and [Mask]. A [Loader] calls it on several
+// goroutines at the same time, each with a batch of its own. It may not keep batch or samples.
 type Collate[T any] func(batch *Batch, samples []T) error
 
 // A Batch is tensors in the making, in memory that earlier batches have left.
@@ -36,8 +36,8 @@ type Element interface {
 	~float32 | ~float64 | ~int | ~int32 | ~int64
 }
 
-// Tensor adds a tensor of the shape to the batch and returns its elements, row-major, for the caller
-// to fill in. They are 0.
+// Tensor adds a tensor of the shape to the batch and returns its elements, row-major, for the
+// caller to fill in. They are 0.
 func Tensor[E Element](b *Batch, shape ...int) []E {
 	data := add[E](b, shape)
 	clear(data)
@@ -175,8 +175,8 @@ func Pad[T any, E Element](b *Batch, samples []T, field func(T) []E, width Width
 	return columns, nil
 }
 
-// Mask adds a tensor [len(samples), width] that is 1 at the first length elements of each sample, and
-// 0 where [Pad] has filled up. For the lengths themselves there is [Column].
+// Mask adds a tensor [len(samples), width] that is 1 at the first length elements of each sample,
+// and 0 where [Pad] has filled up. For the lengths themselves there is [Column].
 func Mask[E Element, T any](b *Batch, samples []T, length func(T) int, width int) {
 	out := add[E](b, []int{len(samples), width})
 	for i, sample := range samples {

@@ -75,9 +75,9 @@ func one[T any](src Source[T], i int, use func(T)) (err error) {
 }
 
 // Bucket returns the samples of src in another order, in which batches have samples of like length,
-// so that [Pad] pads little. Chunks of so many samples are sorted by length, each for itself, and cut
-// into batches, which then change places at random. A chunk should have many batches, and the chunks
-// should not be sorted: shuffle src before. lengths[i] is the length of sample i of src, see
+// so that [Pad] pads little. Chunks of so many samples are sorted by length, each for itself, and
+// cut into batches, which then change places at random. A chunk should have many batches, and the
+// chunks should not be sorted: shuffle src before. lengths[i] is the length of sample i of src, see
 // [Measure]. Two chunks at a time are in memory, 16 bytes a sample.
 func Bucket[T any](src Source[T], lengths Source[int], batch, chunk int, seed uint64) Source[T] {
 	if bad, ok := refusal[T](src); ok {

@@ -21,7 +21,8 @@ type Config struct {
 		Size() int
 	}
 	// Batch is the number of samples of a step: of all ranks and micro batches together. Each gets
-	// the same number, to within one. So a training on another number of ranks is the same training.
+	// the same number, to within one. So a training on another number of ranks is the same
+	// training.
 	Batch int
 	// Micro, if positive, is the largest number of samples that a rank takes at once. Steps that
 	// leave a rank more are several micro batches, the same number on every rank: see
@@ -31,8 +32,8 @@ type Config struct {
 	DropPartial bool
 	// Workers is the number of goroutines that read samples and collate batches: 0 means 1.
 	Workers int
-	// Prefetch is how many bytes of batches are made ahead: 0 means 64 MiB. One batch always is, and
-	// at most 64 are. A batch that is being made counts as the largest so far.
+	// Prefetch is how many bytes of batches are made ahead: 0 means 64 MiB. One batch always is,
+	// and at most 64 are. A batch that is being made counts as the largest so far.
 	Prefetch int
 }
 
@@ -123,13 +124,13 @@ func (l *Loader[T]) MicroBatches() int { return l.micros }
 // says the same on every rank. Without Config.Micro every batch is.
 func (l *Loader[T]) StepEnds() bool { return l.stepEnds }
 
-// Share returns how much of its step's samples the batch is that was yielded last: 0 for none, and 1
-// in all, over the ranks and micro batches. With fsdp.ByOne as Config.Divide,
+// Share returns how much of its step's samples the batch is that was yielded last: 0 for none, and
+// 1 in all, over the ranks and micro batches. With fsdp.ByOne as Config.Divide,
 //
 //	err = m.Backward(ctx, fsdp.Scale(loader.Share()))
 //
-// adds up to the gradient of the mean over the samples of the step, if losses are means over those of
-// their batch: however many ranks and micro batches share them out, and evenly or not.
+// adds up to the gradient of the mean over the samples of the step, if losses are means over those
+// of their batch: however many ranks and micro batches share them out, and evenly or not.
 func (l *Loader[T]) Share() float64 { return l.share }
 
 // A Position is how far the ranks have come in a source. It is a value to save:
@@ -142,8 +143,9 @@ type Position struct {
 	Source string `json:"source"`
 }
 
-// Position returns the position after the step that was yielded last; within a step of several micro
-// batches, that before it. What was only read ahead does not count. It is the same on every rank.
+// Position returns the position after the step that was yielded last; within a step of several
+// micro batches, that before it. What was only read ahead does not count. It is the same on every
+// rank.
 func (l *Loader[T]) Position() Position { return Position{l.consumed, describe(l.src)} }
 
 // Resume goes to a position that any number of ranks has come to. Each rank must call it. The
@@ -223,16 +225,17 @@ func (l *Loader[T]) span(start, iteration int) (s span, ok bool) {
 // first n/samples are not empty.
 func part(samples, k, n int) int { return (samples*k + n - 1) / n }
 
-// Batches ranges over this rank's batches from the position on, to the end of the source. It is what
-// [fsdp.Sharded.Join] takes. All ranks make the same number of iterations. A rank that has no samples
-// in one gets nil: at the end of a source the samples of the last step may not suffice for all.
+// Batches ranges over this rank's batches from the position on, to the end of the source. It is
+// what [fsdp.Sharded.Join] takes. All ranks make the same number of iterations. A rank that has no
+// samples in one gets nil: at the end of a source the samples of the last step may not suffice for
+// all.
 //
 // A batch is valid until the next one is asked for. While the loop body runs, workers make the
-// batches after it. They end with the loop; Batches waits for those that are just reading a sample. A
-// loop that was left goes on in the next call with the step after the position.
+// batches after it. They end with the loop; Batches waits for those that are just reading a sample.
+// A loop that was left goes on in the next call with the step after the position.
 //
-// The last iteration yields an error if there is one: of the source or of the collate function, with
-// the number of the sample, a panic of theirs, or the context's.
+// The last iteration yields an error if there is one: of the source or of the collate function,
+// with the number of the sample, a panic of theirs, or the context's.
 func (l *Loader[T]) Batches(ctx context.Context) iter.Seq2[[]fsdp.Tensor, error] {
 	return func(yield func([]fsdp.Tensor, error) bool) {
 		if l.running {

@@ -20,9 +20,10 @@ type Part[T any] struct {
 const blockLen = 1 << 16
 
 // Mix returns a mixture without end. Of every 65536 samples each part has its share, to within one
-// sample, at random places; a part that would have none is an error. A part is shuffled by itself, as by [Shuffle], and begins anew, in
-// another order, when it is used up. A part without end is not, but its samples change places within
-// the 65536. Everything is a function of the seed and the number of the sample.
+// sample, at random places; a part that would have none is an error. A part is shuffled by itself,
+// as by [Shuffle], and begins anew, in another order, when it is used up. A part without end is
+// not, but its samples change places within the 65536. Everything is a function of the seed and the
+// number of the sample.
 func Mix[T any](seed uint64, parts ...Part[T]) Source[T] {
 	keys, own := rng.New(seed, "data.Mix"), make([]Source[T], len(parts))
 	weights, names := make([]float64, len(parts)), make([]string, len(parts))

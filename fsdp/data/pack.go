@@ -6,10 +6,10 @@ import (
 	"slices"
 )
 
-// Windows returns the windows of length elements that begin at every step-th element of a slice, such
-// as a text's tokens. They refer to it. Windows of context+1 tokens with a step of context have every
-// token as a target once, see [TokensAndTargets]. What fills no window at the end is left out; no window
-// at all is an error.
+// Windows returns the windows of length elements that begin at every step-th element of a slice,
+// such as a text's tokens. They refer to it. Windows of context+1 tokens with a step of context
+// have every token as a target once, see [TokensAndTargets]. What fills no window at the end is
+// left out; no window at all is an error.
 func Windows[E any](elements []E, length, step int) Source[[]E] {
 	n, err := windows(len(elements), length, step)
 	var zero E
@@ -45,8 +45,8 @@ type Packing[E any] struct {
 
 // Pack puts documents end to end, in their order, and cuts windows of length elements out of them,
 // which begin at every step-th element: see [Windows]. Documents are cut wherever a window ends.
-// lengths[i] is the length of document i, see [Measure]; they take 8 bytes a document. A window within
-// a document refers to it.
+// lengths[i] is the length of document i, see [Measure]; they take 8 bytes a document. A window
+// within a document refers to it.
 func Pack[E any](documents Source[[]E], lengths Source[int], length, step int) *Packing[E] {
 	name := fmt.Sprintf("Pack(%s, length %d, step %d)", describe(documents), length, step)
 	d, err := newDocuments(documents, lengths)

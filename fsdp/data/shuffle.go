@@ -26,9 +26,9 @@ func Shuffle[T any](src Source[T], seed uint64, epochs int) Source[T] {
 		func(epoch, i int) int { return permute(i, n, keys.Uint64(uint64(epoch))) })
 }
 
-// Split parts src at random into samples to train on and held samples to test on. Which are which is
-// a function of the seed. Neither is in the order of src: where neighbours belong together, such as
-// windows of one text, use [Range].
+// Split parts src at random into samples to train on and held samples to test on. Which are which
+// is a function of the seed. Neither is in the order of src: where neighbours belong together, such
+// as windows of one text, use [Range].
 func Split[T any](src Source[T], held int, seed uint64) (train, test Source[T]) {
 	all := Shuffle(src, seed, 1)
 	cut := all.Len() - held

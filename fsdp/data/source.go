@@ -15,22 +15,23 @@ import (
 // That is part of a [Position], so it must be the same whenever the same samples come in the same
 // order, also on another machine: no directories, no addresses.
 type Source[T any] interface {
-	// Len returns the number of samples. It never changes. It is Endless if there is always another.
+	// Len returns the number of samples. It never changes. It is Endless if there is always
+	// another.
 	Len() int
-	// At returns sample i, counted from 0: always the same. It may be called from several goroutines
-	// at the same time. The caller may not change what the sample refers to, unless the source
-	// allows it.
+	// At returns sample i, counted from 0: always the same. It may be called from several
+	// goroutines at the same time. The caller may not change what the sample refers to, unless the
+	// source allows it.
 	At(i int) (T, error)
 }
 
-// An Into is a Source that can read samples into memory that is there, such as those of files. Range,
-// Concat, Repeat, Shuffle, Split, Bucket and Mix of such sources are ones, too. A [Loader] reads them
-// without allocating.
+// An Into is a Source that can read samples into memory that is there, such as those of files.
+// Range, Concat, Repeat, Shuffle, Split, Bucket and Mix of such sources are ones, too. A [Loader]
+// reads them without allocating.
 type Into[T any] interface {
 	Source[T]
-	// Into does what At does, but overwrites what the slices of a sample refer to, if they are large
-	// enough. memory is a sample of this source, or of another Into, that nobody uses any more, or the
-	// zero value.
+	// Into does what At does, but overwrites what the slices of a sample refer to, if they are
+	// large enough. memory is a sample of this source, or of another Into, that nobody uses any
+	// more, or the zero value.
 	Into(i int, memory T) (T, error)
 }
 
@@ -86,8 +87,8 @@ func newSource[T any](name string, n int, err error, at func(i int) (T, error)) 
 	return &source[T]{n: n, at: at, name: clip(name)}
 }
 
-// reorder returns the source of n samples of some sources: sample i is sample k of sources[s]. Where
-// all of them are Intos, it is one.
+// reorder returns the source of n samples of some sources: sample i is sample k of sources[s].
+// Where all of them are Intos, it is one.
 func reorder[T any](name string, n int, err error, sources []Source[T], which func(i int) (s, k int, err error)) Source[T] {
 	all := newSource(name, n, err, func(i int) (sample T, err error) {
 		s, k, err := which(i)
@@ -174,8 +175,8 @@ func Func[T any](n int, at func(i int) (T, error)) Source[T] {
 	return newSource(fmt.Sprintf("Func(%s)", count(n)), n, err, at)
 }
 
-// Map returns the source of f(sample) for each sample of src. f is called when a sample is read, each
-// time, from several goroutines at the same time.
+// Map returns the source of f(sample) for each sample of src. f is called when a sample is read,
+// each time, from several goroutines at the same time.
 func Map[T, U any](src Source[T], f func(T) (U, error)) Source[U] {
 	if bad, ok := refusal[U](src); ok {
 		return bad
