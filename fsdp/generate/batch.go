@@ -18,6 +18,7 @@ type row struct {
 	cached int   // how many of them the cache has
 	end    int   // how many there may be
 	score  float64
+	rank   int // of a beam, among those of its prompt
 }
 
 // batch is the rows that passes work on, with their cache.
@@ -68,7 +69,7 @@ func (b *batch[T]) logits(ctx context.Context) (all []T, vocab int, err error) {
 	}
 	for i, r := range b.rows {
 		if err := choosable(all[i*vocab:][:vocab]); err != nil {
-			return nil, 0, fmt.Errorf("generate: prompt %d: token %d: %w", r.prompt, len(r.tokens), err)
+			return nil, 0, fmt.Errorf("prompt %d: token %d: %w", r.prompt, len(r.tokens), err)
 		}
 	}
 	return all, vocab, nil
@@ -127,7 +128,7 @@ func (b *batch[T]) pass(ctx context.Context, length int) ([]fsdp.Tensor, error) 
 		return nil, err
 	}
 	if len(out) != 1+len(c.arrays) {
-		return nil, fmt.Errorf("generate: the program %q has %d results, want %d", Program, len(out), 1+len(c.arrays))
+		return nil, fmt.Errorf("the program %q has %d results, want %d", Program, len(out), 1+len(c.arrays))
 	}
 	for i := range b.news {
 		b.news[i] = out[1+i].Data().([]T)

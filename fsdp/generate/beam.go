@@ -50,9 +50,10 @@ func search[T float](ctx context.Context, b *batch[T], o Options, emit func(Toke
 					return nil
 				}
 			}
-			for _, c := range kept {
+			for _, rank := range settled(kept, i) {
+				c := kept[rank]
 				r := b.rows[c.row]
-				r.tokens, r.score = append(slices.Clone(r.tokens), c.token), c.score
+				r.tokens, r.score, r.rank = append(slices.Clone(r.tokens), c.token), c.score, rank
 				from, rows = append(from, c.row), append(rows, r)
 			}
 		}
@@ -62,11 +63,31 @@ func search[T float](ctx context.Context, b *batch[T], o Options, emit func(Toke
 	return nil
 }
 
+// settled returns the order of kept in which most are where their rows are, of which the first is the
+// one at i: the cache of these need not move.
+func settled(kept []candidate, i int) []int {
+	order, left := slices.Repeat([]int{-1}, len(kept)), []int(nil)
+	for rank, c := range kept {
+		if at := c.row - i; at < len(order) && order[at] < 0 {
+			order[at] = rank
+		} else {
+			left = append(left, rank)
+		}
+	}
+	for at := range order {
+		if order[at] < 0 {
+			order[at], left = left[0], left[1:]
+		}
+	}
+	return order
+}
+
 // step returns the rows with which the search for a prompt, whose rows are n from i on, goes on, or
 // nil if it is done.
 func (s *beams[T]) step(i, n int, logits []T, vocab, start int) []candidate {
 	s.next = s.next[:0]
-	for r := i; r < i+n; r++ {
+	for rank := range n {
+		r := i + slices.IndexFunc(s.rows[i:i+n], func(r row) bool { return r.rank == rank })
 		l := widened(&s.buf, logits[r*vocab:][:vocab])
 		norm := logSumExp(l)
 		for token, v := range l {

@@ -1,5 +1,7 @@
 package generate
 
+import "slices"
+
 // cache has the keys and values of some rows: of each layer an array [rows, capacity, width]. A row's
 // tokens lie at the front of it. With a window they lie at the end, so that the distance of two keys
 // is that of their tokens, and the oldest move out in front.
@@ -10,7 +12,12 @@ type cache[T float] struct {
 	rows     int
 	capacity int
 	spare    []T // of the size of an array, or less
+	moves    []move
+	readers  []int // by row: how many moves read it
 }
+
+// A move makes a row what another was.
+type move struct{ to, from int }
 
 type float interface{ float32 | float64 }
 
@@ -35,8 +42,13 @@ func (c *cache[T]) held(n int) (lo, hi int) {
 }
 
 // arrange makes row i what row from[i] was, with tokens[i] tokens, for rows rows of some capacity, of
-// which the last may be unused.
+// which the last may be unused. Rows that stay as they are are not touched, unless there is to be
+// another number of them, or another capacity.
 func (c *cache[T]) arrange(from, tokens []int, rows, capacity int) {
+	if rows == c.rows && capacity == c.capacity {
+		c.permute(from, tokens)
+		return
+	}
 	old := *c
 	c.rows, c.capacity = rows, capacity
 	for i, src := range c.arrays {
@@ -48,6 +60,64 @@ func (c *cache[T]) arrange(from, tokens []int, rows, capacity int) {
 			copy(dst[(to*capacity+y-n)*c.width:][:n*c.width], src[(row*old.capacity+b-n)*c.width:][:n*c.width])
 		}
 		c.arrays[i], c.spare = dst, src
+	}
+}
+
+// saved is the row of a move that reads, or writes, what lies in spare.
+const saved = -1
+
+// permute makes row i what row from[i] was, with tokens[i] tokens, in place.
+func (c *cache[T]) permute(from, tokens []int) {
+	c.plan(from)
+	c.spare = grown(c.spare, c.capacity*c.width)
+	for _, a := range c.arrays {
+		for _, m := range c.moves {
+			lo, hi := 0, c.capacity // what is saved may be read for rows of any length
+			if m.to != saved {
+				lo, hi = c.held(tokens[m.to])
+			}
+			copy(c.row(a, m.to)[lo*c.width:hi*c.width], c.row(a, m.from)[lo*c.width:])
+		}
+	}
+}
+
+// row returns a row of an array.
+func (c *cache[T]) row(array []T, i int) []T {
+	if i == saved {
+		return c.spare
+	}
+	return array[i*c.capacity*c.width:][:c.capacity*c.width]
+}
+
+// plan orders the moves so that each row is read before it is written. Where none can be first, a row
+// is saved, one at a time: its reader is the next to be written.
+func (c *cache[T]) plan(from []int) {
+	c.moves, c.readers = c.moves[:0], grown(c.readers, c.rows)
+	clear(c.readers)
+	var waiting []move
+	for to, f := range from {
+		if to != f {
+			waiting = append(waiting, move{to, f})
+			c.readers[f]++
+		}
+	}
+	for len(waiting) > 0 {
+		free := slices.IndexFunc(waiting, func(m move) bool { return c.readers[m.to] == 0 })
+		if free < 0 { // each is read by one other: circles
+			free = 0
+			c.moves = append(c.moves, move{saved, waiting[0].to})
+			for i := range waiting {
+				if waiting[i].from == waiting[0].to {
+					waiting[i].from = saved
+				}
+			}
+		}
+		m := waiting[free]
+		c.moves = append(c.moves, m)
+		if m.from != saved {
+			c.readers[m.from]--
+		}
+		waiting = slices.Delete(waiting, free, free+1)
 	}
 }
 

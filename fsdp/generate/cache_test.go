@@ -1,11 +1,40 @@
 package generate
 
 import (
+	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
 )
+
+// TestPermute moves rows in place, from rows that are or are not to be written, in circles and not, and
+// touches none that stays.
+func TestPermute(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		n := rapid.IntRange(1, 8).Draw(t, "rows")
+		from := rapid.OneOf(rapid.SliceOfN(rapid.IntRange(0, n-1), n, n), rapid.Permutation(indices(n))).Draw(t, "from")
+		c := cache[float32]{width: 1, rows: n, capacity: 2, arrays: [][]float32{make([]float32, 2*n)}}
+		for i := range n {
+			c.arrays[0][2*i] = float32(i)
+		}
+		c.arrange(from, slices.Repeat([]int{1}, n), n, 2)
+		for i, j := range from {
+			require.Equal(t, float32(j), c.arrays[0][2*i])
+		}
+		for _, m := range c.moves {
+			require.True(t, m.to == saved || from[m.to] != m.to, "a row that stays")
+		}
+		require.LessOrEqual(t, len(c.moves), n+n/2, "one more for each circle")
+	})
+}
+
+func indices(n int) (list []int) {
+	for i := range n {
+		list = append(list, i)
+	}
+	return list
+}
 
 // TestCacheKeepsWhatItWasGiven adds, moves and drops rows at random, and compares the last tokens of
 // each with a list.

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"iter"
 	"slices"
+	"strings"
 
 	"github.com/gofsdp/gofsdp/fsdp"
 )
@@ -37,6 +38,7 @@ type Size struct {
 	Layers  int
 	Width   int // elements of the keys of a token in one layer, and of the values
 	Context int // tokens of the longest row
+	Vocab   int // of tokens; 0 leaves it to the model to say which are none
 	// Window is how many of the last keys a token sees, its own included. 0 means all. With a window
 	// the cache is filled from its end, so that the distance of two keys is that of their tokens.
 	Window int
@@ -121,7 +123,7 @@ func (g *Generator) Stream(ctx context.Context, prompts [][]int, o Options) iter
 		}
 		err := g.m.JoinCalls(ctx, func() error {
 			if err := g.check(prompts, o); err != nil {
-				return fmt.Errorf("generate: %w", err)
+				return err
 			}
 			if g.c.Float64 {
 				return write[float64](ctx, g, prompts, o, emit)
@@ -129,7 +131,7 @@ func (g *Generator) Stream(ctx context.Context, prompts [][]int, o Options) iter
 			return write[float32](ctx, g, prompts, o, emit)
 		})
 		if err != nil && !stopped {
-			yield(Token{}, err)
+			yield(Token{}, &callError{err})
 		}
 	}
 }
@@ -152,9 +154,37 @@ func (g *Generator) check(prompts [][]int, o Options) error {
 		if len(p) == 0 || !g.size.Encoder && len(p) >= g.size.Context {
 			return fmt.Errorf("prompt %d has %d tokens, want 1 to %d", i, len(p), g.size.Context-1)
 		}
+		if err := g.checkTokens(p); err != nil {
+			return fmt.Errorf("prompt %d: %w", i, err)
+		}
+	}
+	if err := g.checkTokens(o.Start); err != nil {
+		return fmt.Errorf("option Start: %w", err)
 	}
 	return nil
 }
+
+func (g *Generator) checkTokens(tokens []int) error {
+	for i, t := range tokens {
+		if g.size.Vocab > 0 && (t < 0 || t >= g.size.Vocab) {
+			return fmt.Errorf("token %d is %d, want 0 to %d", i, t, g.size.Vocab-1)
+		}
+	}
+	return nil
+}
+
+// A callError says what a call of the model that nobody but this package has made has come to.
+type callError struct{ error }
+
+// Error leaves out the names of the calls.
+func (e *callError) Error() string {
+	return "generate: " + calls.Replace(strings.TrimPrefix(e.error.Error(), "fsdp: "))
+}
+
+// Unwrap returns the error of the call.
+func (e *callError) Unwrap() error { return e.error }
+
+var calls = strings.NewReplacer("JoinCalls: ", "", "Eval: ", "")
 
 // write writes after all prompts, some at a time, the longest first.
 func write[T float](ctx context.Context, g *Generator, prompts [][]int, o Options, emit func(Token) bool) error {

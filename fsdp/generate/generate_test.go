@@ -395,6 +395,46 @@ func TestErrors(t *testing.T) {
 	require.ErrorContains(t, err, "the model is nil")
 }
 
+// TestErrorTexts: errors say what was wrong with which prompt, on which rank, and nothing of calls that
+// the caller has not made.
+func TestErrorTexts(t *testing.T) {
+	gpt := models["gpt"]
+	errs := make([]error, 2)
+	require.NoError(t, comm.Run(t.Context(), 2, func(ctx context.Context, g comm.Group) error {
+		m := wrap(t, g, gpt, fsdp.Config{Precision: doubles})
+		defer m.Close()
+		w, err := generate.New(m, gpt.Cache(), generate.Config{Float64: true})
+		require.NoError(t, err)
+		_, errs[g.Rank()] = w.Generate(ctx, [][]int{{1}, {2, vocab * g.Rank()}}, generate.Options{MaxTokens: 1})
+		return nil
+	}))
+	require.EqualError(t, errs[0], fmt.Sprintf("generate: rank 0: rank 1: prompt 1: token 1 is %d, want 0 to %d", vocab, vocab-1))
+	require.EqualError(t, errs[1], fmt.Sprintf("generate: rank 1: prompt 1: token 1 is %d, want 0 to %d", vocab, vocab-1))
+
+	m := wrap(t, comm.Local(1)[0], gpt, fsdp.Config{Precision: doubles})
+	size := gpt.Cache()
+	size.Vocab = 0
+	w, err := generate.New(m, size, generate.Config{Float64: true})
+	require.NoError(t, err)
+	_, err = w.Generate(t.Context(), [][]int{{vocab}}, generate.Options{MaxTokens: 1})
+	require.EqualError(t, err, fmt.Sprintf("generate: rank 0: batch tensor 0: call wte: embedding: index %d at position 0 is outside the table of %[1]d rows", vocab))
+	require.NoError(t, m.Close())
+	ctx, cancel := context.WithCancel(t.Context())
+	m = wrap(t, comm.Local(1)[0], gpt, fsdp.Config{Precision: doubles})
+	w, err = generate.New(m, gpt.Cache(), generate.Config{Float64: true})
+	require.NoError(t, err)
+	cancel()
+	_, err = w.Generate(ctx, [][]int{{1}}, generate.Options{MaxTokens: 1})
+	require.EqualError(t, err, "generate: rank 0: context canceled")
+	require.ErrorIs(t, err, context.Canceled)
+	require.NoError(t, m.Close())
+	w, err = generate.New(wrap(t, comm.Local(1)[0], &nn.Llama{Vocab: 9, Layers: 1, Dim: 4, Heads: 2, Hidden: 5}, fsdp.Config{Precision: doubles}),
+		generate.Size{Layers: 1, Width: 4, Context: 8, Encoder: true}, generate.Config{Float64: true})
+	require.NoError(t, err)
+	_, err = w.Generate(t.Context(), [][]int{{1}}, generate.Options{MaxTokens: 1, Start: []int{0}})
+	require.EqualError(t, err, `generate: rank 0: the model has no program "encode"`)
+}
+
 // TestMaxTokens: any number of tokens ends where the context does.
 func TestMaxTokens(t *testing.T) {
 	gpt := models["tied"]
@@ -416,8 +456,8 @@ func TestMaxTokens(t *testing.T) {
 func TestNoProbabilities(t *testing.T) {
 	gpt := models["gpt"]
 	for value, want := range map[float64]string{
-		math.NaN():  "generate: prompt 0: token 3: the logit of 0 is NaN",
-		math.Inf(1): "generate: prompt 0: token 3: the logit of",
+		math.NaN():  "rank 0: prompt 0: token 3: the logit of 0 is NaN",
+		math.Inf(1): "rank 0: prompt 0: token 3: the logit of",
 	} {
 		for _, o := range []generate.Options{{}, {Temperature: 1}, {Beams: 2}} {
 			o.MaxTokens = 2

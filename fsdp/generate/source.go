@@ -43,7 +43,7 @@ func (s *source[T]) read(ctx context.Context, g *Generator, prompts [][]int, som
 		return err
 	}
 	if len(out) != 2*g.size.Layers {
-		return fmt.Errorf("generate: the program %q has %d results, want %d", EncodeProgram, len(out), 2*g.size.Layers)
+		return fmt.Errorf("the program %q has %d results, want %d", EncodeProgram, len(out), 2*g.size.Layers)
 	}
 	for _, t := range out {
 		s.arrays = append(s.arrays, t.Data().([]T))

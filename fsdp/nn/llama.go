@@ -83,7 +83,7 @@ func (m *Llama) Programs() map[string]fsdp.Program {
 // Cache returns the size of what decoding keeps.
 func (m *Llama) Cache() generate.Size {
 	width := (&Attention{Dim: m.Dim, Heads: m.Heads, HeadDim: m.HeadDim}).width(cmp.Or(m.KVHeads, m.Heads))
-	return generate.Size{Layers: m.Layers, Width: width, Context: cmp.Or(m.Context, 4096), Window: m.Window}
+	return generate.Size{Vocab: m.Vocab, Layers: m.Layers, Width: width, Context: cmp.Or(m.Context, 4096), Window: m.Window}
 }
 
 func (m *Llama) embedding() *Embedding { return &Embedding{Rows: m.Vocab, Dim: m.Dim} }

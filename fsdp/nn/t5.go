@@ -121,7 +121,7 @@ func (m *T5) decode(t *fsdp.Tape, in ...fsdp.Ref) ([]fsdp.Ref, error) {
 func (m *T5) Cache() generate.Size {
 	n := cmp.Or(m.Context, 512)
 	width := (&Attention{Dim: m.Dim, Heads: m.Heads, HeadDim: m.HeadDim}).width(m.Heads)
-	return generate.Size{Layers: m.Decoder, Width: width, Context: n, Window: n, Encoder: true}
+	return generate.Size{Vocab: m.Vocab, Layers: m.Decoder, Width: width, Context: n, Window: n, Encoder: true}
 }
 
 // stack calls the layers of the encoder or the decoder, which take more beside x and the bias.

@@ -343,7 +343,7 @@ func (m *GPT) Programs() map[string]fsdp.Program {
 
 // Cache returns the size of what decoding keeps.
 func (m *GPT) Cache() generate.Size {
-	return generate.Size{Layers: m.Layers, Width: m.Dim, Context: m.Context}
+	return generate.Size{Vocab: m.Vocab, Layers: m.Layers, Width: m.Dim, Context: m.Context}
 }
 
 func (m *GPT) embedding() *Embedding { return &Embedding{Rows: m.Vocab, Dim: m.Dim} }
