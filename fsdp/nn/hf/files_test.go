@@ -13,7 +13,9 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/gofsdp/gofsdp/fsdp"
+	"github.com/gofsdp/gofsdp/fsdp/nn"
 	"github.com/gofsdp/gofsdp/fsdp/nn/hf"
+	"github.com/gofsdp/gofsdp/fsdp/op"
 	"github.com/gofsdp/gofsdp/internal/safetensors"
 )
 
@@ -131,4 +133,56 @@ func addCopy(t *testing.T, path, name, of string, same bool) {
 	h2, err := safetensors.NewHeader(append(h.Tensors, v), h.Metadata)
 	require.NoError(t, err)
 	require.NoError(t, os.WriteFile(path, slices.Concat(h2.Encode(), text[h.DataStart:], data), 0o600))
+}
+
+// TestChangedSettings: what has been changed in a model after Open or New stands in the config.json
+// that Save writes, or is an error if it makes the model one of another kind.
+func TestChangedSettings(t *testing.T) {
+	save := func(t *testing.T, m *hf.Model) (map[string]any, fsdp.Model) {
+		dir := filepath.Join(t.TempDir(), "saved")
+		onRanks(t, 2, m.Model, fsdp.Float64, func(ctx context.Context, s *fsdp.Sharded) error { return m.Save(ctx, s, dir) })
+		again, err := hf.Open(dir)
+		require.NoError(t, err)
+		return keys(t, dir), again.Model
+	}
+	m, err := hf.Open("testdata/llama")
+	require.NoError(t, err)
+	llama := m.Model.(*nn.Llama)
+	llama.RopeBase, llama.Context, llama.RopeScaling = 7e6, 99, op.RopeScaling{}
+	c, again := save(t, m)
+	require.Equal(t, json.Number("99"), c["max_position_embeddings"])
+	require.Equal(t, map[string]any{"rope_type": "default", "rope_theta": json.Number("7e+06")}, c["rope_parameters"])
+	require.Equal(t, json.Number("1"), c["bos_token_id"])
+	require.Equal(t, llama, again)
+
+	llama.Window = 3 // which Mistral has
+	onRanks(t, 1, m.Model, fsdp.Float64, func(ctx context.Context, s *fsdp.Sharded) error {
+		require.ErrorContains(t, m.Save(ctx, s, t.TempDir()), "hf: Save: the model was changed: it is mistral, and was llama")
+		return nil
+	})
+
+	m, err = hf.Open("../testdata/qwen2")
+	require.NoError(t, err)
+	require.Contains(t, keys(t, "../testdata/qwen2"), "layer_types")
+	qwen := m.Model.(*nn.Llama)
+	qwen.Window = 5
+	c, again = save(t, m)
+	require.NotContains(t, c, "layer_types")
+	require.Equal(t, qwen, again)
+
+	m, err = hf.Open("testdata/gpt2")
+	require.NoError(t, err)
+	gpt := m.Model.(*nn.GPT)
+	gpt.Dropout, gpt.Act = 0.25, nn.ReLU
+	c, again = save(t, m)
+	require.Equal(t, []any{json.Number("0.25"), json.Number("0.1"), "relu"}, []any{c["resid_pdrop"], c["embd_pdrop"], c["activation_function"]})
+	gpt.Dropout = 0
+	require.Equal(t, gpt, again)
+
+	made := &nn.Llama{Vocab: 5, Layers: 1, Dim: 4, Heads: 2, KVHeads: 2, HeadDim: 2, Hidden: 4, RopeBase: 1e4, Eps: 1e-6, QKVBias: true, Window: 3, Context: 9}
+	m, err = hf.New(made)
+	require.NoError(t, err)
+	made.Window, made.Eps = 0, 1e-3
+	_, again = save(t, m)
+	require.Equal(t, made, again)
 }

@@ -32,14 +32,16 @@ const (
 // generation.
 var kept = []string{
 	"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt", "vocab.txt",
-	"tokenizer.model", "spiece.model", "chat_template.jinja", "generation_config.json", "preprocessor_config.json",
+	"tokenizer.model", "spiece.model", "chat_template.jinja", "chat_template.json", "generation_config.json", "preprocessor_config.json",
+	"processor_config.json",
 }
 
 // A Model is one that transformers has, too. Its methods may be called at the same time as those of
 // another, and those with a context are collective, as those of [fsdp.Sharded].
 type Model struct {
-	// Model is what fsdp.Wrap takes, such as a *nn.GPT. Settings of training may be changed before
-	// that: Dropout and LoRA.
+	// Model is what fsdp.Wrap takes, such as a *nn.GPT. Settings may be changed before that: those of
+	// training, Dropout and LoRA, and those that Load needs no other tensors for, such as RopeBase.
+	// Save writes them.
 	Model fsdp.Model
 
 	// Ignored lists keys of config.json that say something about training which Model does not do,
@@ -48,6 +50,8 @@ type Model struct {
 
 	arch   *architecture
 	keys   map[string]any // of config.json
+	as     *architecture  // that config.json would have for Model, as it was made
+	was    map[string]any // and the keys
 	prefix string         // of the names of tensors
 	gamma  bool           // norms have the names of TensorFlow, as in the first files of BERT
 	dir    string         // that was opened, or ""
@@ -145,6 +149,9 @@ func (m *Model) parse(text []byte) error {
 	if m.Ignored = c.ignored; c.end() != nil {
 		return c.err
 	}
+	if m.as, m.was, err = describe(m.Model); err != nil {
+		return err
+	}
 	m.keys = make(map[string]any)
 	for key, value := range c.keys { // as text: 1.0 is to stay a float
 		m.keys[key] = value
@@ -158,18 +165,23 @@ func New(model fsdp.Model) (*Model, error) {
 	if v := reflect.ValueOf(model); v.Kind() == reflect.Pointer && v.IsNil() {
 		return nil, fmt.Errorf("hf: the %T is nil", model)
 	}
-	for _, a := range architectures {
-		keys, err := a.config(model)
-		if err != nil {
-			return nil, fmt.Errorf("hf: %w", err)
-		}
-		if keys == nil {
-			continue
-		}
-		maps.Copy(keys, map[string]any{"model_type": a.kind, "architectures": []string{a.class}})
-		return &Model{Model: model, arch: a, keys: floats(keys).(map[string]any), prefix: a.base}, nil
+	a, was, err := describe(model)
+	if err != nil {
+		return nil, fmt.Errorf("hf: %w", err)
 	}
-	return nil, fmt.Errorf("hf: %T is no model of transformers", model)
+	keys := maps.Clone(was)
+	maps.Copy(keys, map[string]any{"model_type": a.kind, "architectures": []string{a.class}})
+	return &Model{Model: model, arch: a, keys: keys, as: a, was: was, prefix: a.base}, nil
+}
+
+// describe returns what a model is there, and its keys of config.json.
+func describe(model fsdp.Model) (*architecture, map[string]any, error) {
+	for _, a := range architectures {
+		if keys, err := a.config(model); err != nil || keys != nil {
+			return a, floats(keys).(map[string]any), err
+		}
+	}
+	return nil, nil, fmt.Errorf("%T is no model of transformers", model)
 }
 
 // floats returns keys whose floats are written as such: transformers does not take 1 for 1.0.
@@ -278,7 +290,10 @@ func (m *Model) beside(o *state.Options) (map[string][]byte, error) {
 		}
 		files[name] = text
 	}
-	keys := maps.Clone(m.keys)
+	keys, err := m.keysNow()
+	if err != nil {
+		return nil, fmt.Errorf("hf: Save: %w", err)
+	}
 	delete(keys, "torch_dtype") // what dtype was called
 	delete(keys, "dtype")
 	if o.As != 0 {
@@ -287,6 +302,32 @@ func (m *Model) beside(o *state.Options) (map[string][]byte, error) {
 	text, err := json.MarshalIndent(keys, "", "  ")
 	files[configFile] = append(text, '\n')
 	return files, err
+}
+
+// keysNow returns the keys of config.json, with those that say what has been changed in Model.
+func (m *Model) keysNow() (map[string]any, error) {
+	as, now, err := describe(m.Model)
+	if err != nil {
+		return nil, err
+	}
+	if as != m.as {
+		return nil, fmt.Errorf("the model was changed: it is %s, and was %s", as.kind, m.as.kind)
+	}
+	keys := maps.Clone(m.keys)
+	for key := range m.was {
+		if _, ok := now[key]; !ok {
+			delete(keys, key)
+		}
+	}
+	for key, value := range now {
+		if !reflect.DeepEqual(value, m.was[key]) {
+			keys[key] = value
+		}
+	}
+	if !reflect.DeepEqual(now["sliding_window"], m.was["sliding_window"]) {
+		delete(keys, "layer_types") // which says it, too
+	}
+	return keys, nil
 }
 
 // Merge adds the adapters of s, which is m.Model wrapped, to the weights that they adapt, layer by
