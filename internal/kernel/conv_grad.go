@@ -159,6 +159,10 @@ func ConvGradW[T Float](c *Context, g Conv, dw, dy, x, scratch []T, acc bool) {
 			n := (r1 - r0) * k.x.n
 			p := lift(k, buffer, x[(b*g.In+c0)*g.Height*g.Width:], c1-c0, r0, r1)
 			from := dy[(b*g.Groups+group)*out*area+r0*k.x.n:]
+			if out == 1 {
+				p.dots(to, from[:n])
+				continue
+			}
 			for o := 0; o < out; o += nr {
 				gemm.Transpose(panels[o*n:], from[o*area:], area, min(nr, out-o), n, nr)
 			}
@@ -171,6 +175,14 @@ func ConvGradW[T Float](c *Context, g Conv, dw, dy, x, scratch []T, acc bool) {
 			}
 		}
 		transposed(g, dw[group*out*g.filter():], to, c0-group*in, c1-group*in, acc)
+	}
+}
+
+// dots adds the products of what the taps read with the only dy of a group, each summed in float64.
+func (p planes[T]) dots(to, dy []T) {
+	for i := range p.channels * p.taps() {
+		tap := i % p.taps()
+		to[i] += T(vec.Dot(p.at(tap/p.x.taps, tap%p.x.taps)[i/p.taps()*p.plane:][:len(dy)], dy))
 	}
 }
 

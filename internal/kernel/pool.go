@@ -76,7 +76,7 @@ func MaxPool[T Float](c *Context, p Pool, y, x []T) {
 			top, bottom := rows.window(i)
 			for j := range cols.n {
 				left, right := cols.window(j)
-				y[i*cols.n+j] = x[largest(x, p.Width, top, bottom, left, right)]
+				y[i*cols.n+j] = largest(x, p.Width, top, bottom, left, right)
 			}
 		}
 	}
@@ -95,18 +95,28 @@ func (p Pool) eachHalves(n int, f func(i, j, at int)) {
 	}
 }
 
-// largest returns where the largest element of a window of a plane is, the first of those that are
-// equal, or the first NaN.
-func largest[T Float](x []T, width, top, bottom, left, right int) int {
-	at := top*width + left
+// largest returns the largest element of a window of a plane, NaN if there is one.
+func largest[T Float](x []T, width, top, bottom, left, right int) T {
+	m := x[top*width+left]
 	for r := top; r < bottom; r++ {
+		for _, v := range x[r*width+left : r*width+right] {
+			m = max(m, v)
+		}
+	}
+	return m
+}
+
+// place returns where the largest element of a window of a plane is, the first of those that are
+// equal, or the first NaN. Where it is cannot be predicted, so that there is one branch for it alone.
+func place[T Float](x []T, width, top, bottom, left, right int) int {
+	m := largest(x, width, top, bottom, left, right)
+	for r := top; ; r++ {
 		for i := r*width + left; i < r*width+right; i++ {
-			if x[i] > x[at] || x[i] != x[i] && x[at] == x[at] {
-				at = i
+			if v := x[i]; v == m || v != v {
+				return i
 			}
 		}
 	}
-	return at
 }
 
 // MaxPoolGrad sets dx, the gradient of [MaxPool], to the sum of the elements of dy at the place of
@@ -129,7 +139,7 @@ func MaxPoolGrad[T Float](c *Context, p Pool, dx, x, dy []T) {
 			top, bottom := rows.window(i)
 			for j := range cols.n {
 				left, right := cols.window(j)
-				dx[largest(x, p.Width, top, bottom, left, right)] += dy[i*cols.n+j]
+				dx[place(x, p.Width, top, bottom, left, right)] += dy[i*cols.n+j]
 			}
 		}
 	}
@@ -145,6 +155,14 @@ func AvgPool[T Float](c *Context, p Pool, y, x []T) {
 			top, bottom := rows.window(i)
 			if p.wholeRows() {
 				y[i] = T(vec.Sum(x[top*p.Width:bottom*p.Width])) / size
+				continue
+			}
+			if p.halves() {
+				above, below := x[top*p.Width:], x[(top+1)*p.Width:]
+				for j := range y[i*cols.n:][:cols.n] {
+					a, b := above[2*j:2*j+2], below[2*j:2*j+2]
+					y[i*cols.n+j] = (a[0] + a[1] + b[0] + b[1]) / size
+				}
 				continue
 			}
 			for j := range cols.n {
@@ -172,6 +190,15 @@ func AvgPoolGrad[T Float](c *Context, p Pool, dx, dy []T) {
 			top, bottom := rows.window(i)
 			if apart {
 				vec.Fill(dx[top*p.Width:bottom*p.Width], dy[i]/size)
+				continue
+			}
+			if p.halves() {
+				above, below := dx[top*p.Width:], dx[(top+1)*p.Width:]
+				for j, v := range dy[i*cols.n:][:cols.n] {
+					v /= size
+					a, b := above[2*j:2*j+2], below[2*j:2*j+2]
+					a[0], a[1], b[0], b[1] = v, v, v, v
+				}
 				continue
 			}
 			for j := range cols.n {
