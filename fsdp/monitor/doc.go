@@ -8,7 +8,7 @@
 //	for batch, err := range m.Join(ctx, batches) {
 //		loss, err := m.Forward(ctx, batch...)
 //		…
-//		if err := mon.Step(ctx, tokens, monitor.Values{"loss": loss, "lr": lr, "grad_norm": norm}); err != nil {
+//		if err := mon.Step(ctx, tokens, monitor.Values{"loss": loss, "lr": lr}); err != nil {
 //			return err
 //		}
 //	}
@@ -35,7 +35,13 @@
 //
 // # What is recorded
 //
-// A [Row] for each exchange goes to the writers of rank 0, to one file each for the whole job.
+// A [Row] for each exchange goes to the writers of rank 0, to one file each for the whole job. Norms
+// by name and histograms are put beside the values of Step:
+//
+//	norms, err := m.GradNorms(ctx, fsdp.L2Norm)
+//	err = mon.Add("grad_norm/", norms)
+//	err = mon.AddHistogram(monitor.Histogram{Name: "lengths", Edges: h.Edges, Counts: h.Counts()})
+//
 // [Monitor.State] is saved with a checkpoint, and given to the monitor that goes on from there:
 //
 //	err := m.Save(ctx, dir, opt, fsdp.Extra("monitor", mon.State()))

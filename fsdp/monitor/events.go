@@ -25,9 +25,10 @@ import (
 //	uint64 length of data | uint32 masked CRC-32C of the length | data | uint32 masked CRC-32C of data
 //	masked = (crc>>15 | crc<<17) + 0xa282ead8
 //
-//	Event     1 wall_time double | 2 step int64 | 3 file_version string, of the first event | 5 summary Summary
-//	Summary   1 value Value, repeated
-//	Value     1 tag string | 2 simple_value float | 5 histo HistogramProto
+//	Event           1 wall_time double | 2 step int64 | 3 file_version string, of the first event | 5 summary Summary
+//	Summary         1 value Value, repeated
+//	Value           1 tag string | 2 simple_value float | 5 histo HistogramProto
+//	HistogramProto  1 min double | 2 max double | 3 num double | 6 bucket_limit double, packed | 7 bucket double, packed
 //
 // See https://www.tensorflow.org/tutorials/load_data/tfrecord and
 // https://github.com/tensorflow/tensorboard/tree/2.21.0/tensorboard/compat/proto: event.proto and
@@ -38,7 +39,7 @@ func TensorBoard(dir string) Writer {
 
 type events struct {
 	file
-	value, summary, event, record []byte
+	numbers, histo, value, summary, event, record []byte
 }
 
 func (w *events) Open(step int) error {
@@ -60,6 +61,11 @@ func (w *events) Write(r *Row) error {
 		w.value = binary.LittleEndian.AppendUint32(append(w.value, 2<<3|5), math.Float32bits(float32(v.Value)))
 		w.summary = appendField(w.summary, 1, w.value)
 	}
+	for i := range r.Histograms {
+		w.value = appendField(w.value[:0], 1, r.Histograms[i].Name)
+		w.value = appendField(w.value, 5, w.histogram(&r.Histograms[i]))
+		w.summary = appendField(w.summary, 1, w.value)
+	}
 	w.event = appendWallTime(w.event[:0], r.Time)
 	w.event = binary.AppendUvarint(append(w.event, 2<<3), uint64(r.Step))
 	w.event = appendField(w.event, 5, w.summary)
@@ -67,8 +73,41 @@ func (w *events) Write(r *Row) error {
 	return w.append(w.record)
 }
 
+// histogram returns h as a HistogramProto. The intervals without an end are given the width of their
+// neighbours.
+func (w *events) histogram(h *Histogram) []byte {
+	n := len(h.Edges)
+	first, last := 1., 1.
+	if n > 1 {
+		first, last = h.Edges[1]-h.Edges[0], h.Edges[n-1]-h.Edges[n-2]
+	}
+	num := 0
+	for _, c := range h.Counts {
+		num += c
+	}
+	w.histo = w.histo[:0]
+	for i, v := range []float64{h.Edges[0] - first, h.Edges[n-1] + last, float64(num)} {
+		w.histo = appendDouble(append(w.histo, byte(i+1)<<3|1), v)
+	}
+	w.numbers = w.numbers[:0]
+	for _, e := range h.Edges {
+		w.numbers = appendDouble(w.numbers, e)
+	}
+	w.histo = appendField(w.histo, 6, appendDouble(w.numbers, h.Edges[n-1]+last))
+	w.numbers = w.numbers[:0]
+	for _, c := range h.Counts {
+		w.numbers = appendDouble(w.numbers, float64(c))
+	}
+	w.histo = appendField(w.histo, 7, w.numbers)
+	return w.histo
+}
+
+func appendDouble(b []byte, v float64) []byte {
+	return binary.LittleEndian.AppendUint64(b, math.Float64bits(v))
+}
+
 func appendWallTime(b []byte, t time.Time) []byte {
-	return binary.LittleEndian.AppendUint64(append(b, 1<<3|1), math.Float64bits(float64(t.UnixMicro())/1e6))
+	return appendDouble(append(b, 1<<3|1), float64(t.UnixMicro())/1e6)
 }
 
 // appendField appends a field of protocol buffers of the wire type LEN: a string or a message

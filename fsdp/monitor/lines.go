@@ -57,6 +57,13 @@ func (w *jsonLines) Write(r *Row) error {
 			b = append(b, "null"...)
 		}
 	}
+	for i := range r.Histograms {
+		text, err := json.Marshal(&r.Histograms[i])
+		if err != nil {
+			return err
+		}
+		b = append(append(append(append(b, ','), w.name(r.Histograms[i].Name)...), ':'), text...)
+	}
 	w.row = append(b, '}', '\n')
 	return w.append(w.row)
 }

@@ -74,8 +74,9 @@ type Monitor struct {
 	units       int           // since the last row, of this rank
 	train, eval table
 	beside      []*table // what Add was given, by prefix
-	memory      int      // most bytes of a rank, counted
-	planned     int      // and foretold
+	histograms  []Histogram
+	memory      int // most bytes of a rank, counted
+	planned     int // and foretold
 	mine, all   []float64
 	sum         totals
 	row         Row
@@ -178,7 +179,7 @@ func (m *Monitor) Eval(ctx context.Context, units int, values Values) error {
 		m.state.Validation = thinned(append(m.state.Validation, Point{m.state.Step, v}))
 	}
 	m.screen.Printf("%s\n", m.evaluation())
-	m.row.Values = m.eval.appendTo(m.row.Values[:0])
+	m.row.Values, m.row.Histograms = m.eval.appendTo(m.row.Values[:0]), nil
 	return m.write()
 }
 
@@ -193,6 +194,17 @@ func (m *Monitor) Add(prefix string, values map[string]float64) error {
 	if err := m.beside[i].add(values, 1); err != nil {
 		return fmt.Errorf("monitor: Add: %w", err)
 	}
+	return nil
+}
+
+// AddHistogram puts a histogram beside the values of the next row, such as that of package metrics. It
+// is not exchanged, and is rank 0's. TensorBoard draws it, JSON lines have it as an object of edges and
+// counts, and a CSV leaves it out. h is kept until that row is written.
+func (m *Monitor) AddHistogram(h Histogram) error {
+	if err := h.check(); err != nil {
+		return fmt.Errorf("monitor: AddHistogram: %w", err)
+	}
+	m.histograms = append(m.histograms, h)
 	return nil
 }
 
@@ -242,7 +254,9 @@ func (m *Monitor) describe() {
 	if m.memory > 0 {
 		v = append(v, Value{"run/memory", float64(m.memory)})
 	}
-	m.row.Values = v
+	m.row.Values, m.row.Histograms = v, append(m.row.Histograms[:0], m.histograms...)
+	clear(m.histograms)
+	m.histograms = m.histograms[:0]
 }
 
 // utilisation returns the share of the ranks' peak that so many operations in a second are.

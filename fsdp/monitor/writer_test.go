@@ -92,8 +92,8 @@ func readCSV(t require.TestingT, text []byte) (rows []stored) {
 	return rows
 }
 
-// readEvents reads TFRecords of Events field by field, in any order.
-func readEvents(t require.TestingT, text []byte) (rows []stored) {
+// eachEvent reads TFRecords, and calls f with the fields of each event but the first.
+func eachEvent(t require.TestingT, text []byte, f func(event map[uint64][][]byte)) {
 	checksum := func(b []byte) uint32 { // bit by bit, of the reversed polynomial of CRC-32C
 		crc := ^uint32(0)
 		for _, c := range b {
@@ -114,11 +114,17 @@ func readEvents(t require.TestingT, text []byte) (rows []stored) {
 		require.Equal(t, checksum(data), binary.LittleEndian.Uint32(text[12+n:]))
 		text = text[16+n:]
 		event := fields(t, data)
-		if first {
-			require.Equal(t, "brain.Event:2", string(event[3][0]))
-			require.NotContains(t, event, uint64(2))
+		if !first {
+			f(event)
 			continue
 		}
+		require.Equal(t, "brain.Event:2", string(event[3][0]))
+		require.NotContains(t, event, uint64(2))
+	}
+}
+
+func readEvents(t require.TestingT, text []byte) (rows []stored) {
+	eachEvent(t, text, func(event map[uint64][][]byte) {
 		seconds := math.Float64frombits(binary.LittleEndian.Uint64(event[1][0]))
 		row := stored{time: time.UnixMilli(int64(math.Round(seconds * 1000))), values: make(map[string]float64)}
 		step, _ := binary.Uvarint(event[2][0])
@@ -128,7 +134,7 @@ func readEvents(t require.TestingT, text []byte) (rows []stored) {
 			row.values[string(v[1][0])] = float64(math.Float32frombits(binary.LittleEndian.Uint32(v[2][0])))
 		}
 		rows = append(rows, row)
-	}
+	})
 	return rows
 }
 
@@ -297,7 +303,7 @@ func TestCSVColumns(t *testing.T) {
 	require.NoError(t, w.Open(0))
 	at := time.Date(2026, 11, 23, 5, 10, 30, 123e6, time.UTC)
 	for step, values := range [][]Value{{{"loss", 2.5}, {"lr", 1e-3}}, {{"validation/loss", 3}}, {{"loss", 2.25}, {"lr", 1e-7}}} {
-		require.NoError(t, w.Write(&Row{step + 1, at, values}))
+		require.NoError(t, w.Write(&Row{Step: step + 1, Time: at, Values: values}))
 	}
 	require.NoError(t, w.Close())
 	const when = "2026-11-23T05:10:30.123Z"
@@ -400,5 +406,61 @@ func BenchmarkWrite(b *testing.B) {
 			}
 			require.NoError(b, w.Close())
 		})
+	}
+}
+
+// TestHistograms writes one in the formats that have them, beside a row that the CSV keeps.
+func TestHistograms(t *testing.T) {
+	dir := t.TempDir()
+	var writers []Writer
+	for _, f := range formats {
+		writers = append(writers, f.make(dir))
+	}
+	mon, err := New(Config{Writers: writers})
+	require.NoError(t, err)
+	h := Histogram{Name: "lengths", Edges: []float64{0, 0.5, 2}, Counts: []int{1, 0, 30, 4}}
+	require.NoError(t, mon.AddHistogram(h))
+	for range 2 { // the second row has none
+		require.NoError(t, mon.Step(t.Context(), 1, Values{"loss": 1}))
+	}
+	require.NoError(t, mon.Close())
+
+	rows := bytes.Split(text(t, filepath.Join(dir, "log.jsonl")), []byte("\n"))
+	require.Contains(t, string(rows[0]), `"lengths":{"edges":[0,0.5,2],"counts":[1,0,30,4]}}`)
+	require.NotContains(t, string(rows[1]), "lengths")
+	require.NotContains(t, string(text(t, filepath.Join(dir, "log.csv"))), "lengths")
+
+	var histograms [][]byte
+	eachEvent(t, text(t, filepath.Join(dir, "events.out.tfevents.gofsdp")), func(event map[uint64][][]byte) {
+		for _, value := range fields(t, event[5][0])[1] {
+			if v := fields(t, value); string(v[1][0]) == "lengths" {
+				histograms = append(histograms, v[5]...)
+			}
+		}
+	})
+	require.Len(t, histograms, 1)
+	doubles := func(b []byte) (list []float64) {
+		for ; len(b) > 0; b = b[8:] {
+			list = append(list, math.Float64frombits(binary.LittleEndian.Uint64(b)))
+		}
+		return list
+	}
+	got := fields(t, histograms[0])
+	for number, want := range map[uint64][]float64{1: {-0.5}, 2: {3.5}, 3: {35}, 6: {0, 0.5, 2, 3.5}, 7: {1, 0, 30, 4}} {
+		require.Equal(t, want, doubles(got[number][0]))
+	}
+
+	for _, bad := range []struct {
+		h    Histogram
+		want string
+	}{
+		{Histogram{"", []float64{0}, []int{1, 2}}, `"" is no name`},
+		{Histogram{"x", nil, []int{1}}, "x: 0 edges and 1 counts"},
+		{Histogram{"x", []float64{0}, []int{1}}, "x: 1 edges and 1 counts"},
+		{Histogram{"x", []float64{1, 1}, []int{1, 2, 3}}, "x: edge 1 is 1"},
+		{Histogram{"x", []float64{math.NaN()}, []int{1, 2}}, "x: edge 0 is NaN"},
+		{Histogram{"x", []float64{1}, []int{1, -2}}, "x: count 1 is -2"},
+	} {
+		require.ErrorContains(t, mon.AddHistogram(bad.h), "monitor: AddHistogram: "+bad.want)
 	}
 }
