@@ -33,7 +33,8 @@ type Config struct {
 	// Workers is the number of goroutines that read samples and collate batches: 0 means 1.
 	Workers int
 	// Prefetch is how many bytes of batches are made ahead: 0 means 64 MiB. One batch always is,
-	// and at most 64 are. A batch that is being made counts as the largest so far.
+	// and at most 64 are. A batch that is being made counts as the largest so far. The samples that a
+	// batch is made of do not count.
 	Prefetch int
 }
 
@@ -135,7 +136,7 @@ func (l *Loader[T]) Share() float64 { return l.share }
 
 // A Position is how far the ranks have come in a source. It is a value to save:
 //
-//	_, err := m.Save(ctx, dir, opt, fsdp.Extra("data", loader.Position()))
+//	err := m.Save(ctx, dir, opt, fsdp.Extra("data", loader.Position()))
 type Position struct {
 	// Samples is the number of samples that all ranks together have consumed: all before this one.
 	Samples int `json:"samples"`

@@ -46,7 +46,8 @@ type Packing[E any] struct {
 // Pack puts documents end to end, in their order, and cuts windows of length elements out of them,
 // which begin at every step-th element: see [Windows]. Documents are cut wherever a window ends.
 // lengths[i] is the length of document i, see [Measure]; they take 8 bytes a document. A window
-// within a document refers to it.
+// within a document refers to it. Every window reads its documents whole: of documents that are
+// much longer than windows, [Tokens.Windows] reads less.
 func Pack[E any](documents Source[[]E], lengths Source[int], length, step int) *Packing[E] {
 	name := fmt.Sprintf("Pack(%s, length %d, step %d)", describe(documents), length, step)
 	d, err := newDocuments(documents, lengths)
