@@ -77,7 +77,8 @@
 // What a rank without a batch has accumulated inside NoSync is handed in, and its part of the model
 // goes on learning. Without Join an uneven loop is an error on every rank that says who does what.
 // All ranks must decide alike, such as to stop: [Sharded.Any] tells each what one of them knows, and
-// [Sharded.Mean] is the mean of a number over those that have a batch.
+// [Sharded.Mean] is the mean of a number over those that have a batch. Package metrics adds up what
+// each rank has seen.
 //
 // # Numbers
 //

@@ -6,8 +6,8 @@ import (
 	"math/rand/v2"
 	"time"
 
-	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/fsdp"
+	"github.com/gofsdp/gofsdp/fsdp/metrics"
 	"github.com/gofsdp/gofsdp/optim"
 )
 
@@ -28,7 +28,7 @@ func (r *rank) train(ctx context.Context) error {
 		rnd.Shuffle(len(mine), func(i, j int) { mine[i], mine[j] = mine[j], mine[i] })
 		batches := group(mine, r.rows)
 		rnd.Shuffle(len(batches), func(i, j int) { batches[i], batches[j] = batches[j], batches[i] })
-		var loss mean
+		var loss, held metrics.Mean
 		for batch, err := range r.model.Join(ctx, tensors(batches, r.rows)) {
 			if err != nil {
 				return err
@@ -37,17 +37,18 @@ func (r *rank) train(ctx context.Context) error {
 			if err != nil {
 				return err
 			}
-			loss.add(l, targets(batch))
+			if err := loss.Add(l, targets(batch)); err != nil {
+				return err
+			}
 		}
-		held, err := r.validate(ctx)
-		if err != nil {
+		if err := r.validate(ctx, &held); err != nil {
 			return err
 		}
-		if err := r.sum(ctx, &loss, &held); err != nil {
+		if _, err := (metrics.Set{"loss": &loss, "held": &held}).Reduce(ctx, r.group); err != nil {
 			return err
 		}
 		fmt.Fprintf(r.out, "epoch %d, step %d, %s: %.3f nats per token, %.3f held out\n", epoch+1, opt.Steps(),
-			time.Since(begin).Round(time.Second), loss.value(), held.value())
+			time.Since(begin).Round(time.Second), loss.Value(), held.Value())
 	}
 	return nil
 }
@@ -71,39 +72,18 @@ func (r *rank) step(ctx context.Context, opt optim.Optimizer, lr float64, batch 
 	return loss, nil
 }
 
-// validate returns the loss of this rank's part of what is held out.
-func (r *rank) validate(ctx context.Context) (loss mean, err error) {
-	err = r.model.JoinCalls(ctx, func() error {
+// validate adds the loss of this rank's part of what is held out.
+func (r *rank) validate(ctx context.Context, loss *metrics.Mean) error {
+	return r.model.JoinCalls(ctx, func() error {
 		for batch := range tensors(group(r.mine(r.data.held), r.rows), r.rows) {
 			out, err := r.model.Eval(ctx, batch...)
 			if err != nil {
 				return err
 			}
-			loss.add(float64(out[0].Data().([]float32)[0]), targets(batch))
+			if err := loss.AddTensor(out[0], targets(batch)); err != nil {
+				return err
+			}
 		}
 		return nil
 	})
-	return loss, err
-}
-
-// mean is a mean of values that count differently.
-type mean struct{ total, n float64 }
-
-func (m *mean) add(value, n float64) { m.total, m.n = m.total+value*n, m.n+n }
-
-func (m *mean) value() float64 { return m.total / max(m.n, 1) }
-
-// sum makes each mean that of all ranks.
-func (r *rank) sum(ctx context.Context, means ...*mean) error {
-	var v []float64
-	for _, m := range means {
-		v = append(v, m.total, m.n)
-	}
-	if err := r.group.AllReduce(comm.Of(v), comm.Sum).Wait(ctx); err != nil {
-		return err
-	}
-	for i, m := range means {
-		m.total, m.n = v[2*i], v[2*i+1]
-	}
-	return nil
 }

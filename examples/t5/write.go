@@ -2,11 +2,13 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strconv"
 
 	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/fsdp/generate"
+	"github.com/gofsdp/gofsdp/fsdp/metrics"
 )
 
 // always is what a model would say that has learned how comments begin, and does not read.
@@ -20,16 +22,18 @@ func (r *rank) write(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	var score, trivial mean
+	var score, trivial metrics.Mean
 	said := fmt.Sprintf("rank %d of %d has written about %d functions\n", r.group.Rank(), r.group.Size(), len(mine))
 	for i, f := range mine {
-		score.add(rougeL(texts[i], f.comment), 1)
-		trivial.add(rougeL(always, f.comment), 1)
+		err := errors.Join(score.Add(rougeL(texts[i], f.comment), 1), trivial.Add(rougeL(always, f.comment), 1))
+		if err != nil {
+			return err
+		}
 		if i < r.samples {
 			said += fmt.Sprintf("  %.72s\n    comment %.64s\n    model   %.64s\n", f.name, strconv.Quote(f.comment), strconv.Quote(texts[i]))
 		}
 	}
-	if err := r.sum(ctx, &score, &trivial); err != nil {
+	if _, err := (metrics.Set{"score": &score, "trivial": &trivial}).Reduce(ctx, r.group); err != nil {
 		return err
 	}
 	all, err := comm.GatherBytes(ctx, r.group, []byte(said))
@@ -39,7 +43,7 @@ func (r *rank) write(ctx context.Context) error {
 	for _, s := range all {
 		fmt.Fprintf(r.out, "%s", s)
 	}
-	fmt.Fprintf(r.out, "ROUGE-L %.3f over %.0f functions; %.3f if one always said %q\n", score.value(), score.n, trivial.value(), always)
+	fmt.Fprintf(r.out, "ROUGE-L %.3f over %.0f functions; %.3f if one always said %q\n", score.Value(), score.Weight(), trivial.Value(), always)
 	return nil
 }
 

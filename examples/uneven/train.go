@@ -6,8 +6,8 @@ import (
 	"math/rand/v2"
 	"slices"
 
-	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/fsdp"
+	"github.com/gofsdp/gofsdp/fsdp/metrics"
 	"github.com/gofsdp/gofsdp/optim"
 )
 
@@ -25,7 +25,7 @@ func (r *rank) train(ctx context.Context, heldOut, numbers []int, epochs int) er
 	mine, step := slices.Clone(share(numbers, me, n)), 0
 	for epoch := range epochs {
 		rnd.Shuffle(len(mine), func(i, j int) { mine[i], mine[j] = mine[j], mine[i] })
-		var loss mean
+		var loss, valid metrics.Mean
 		for batch, err := range r.batches(ctx, pairs(mine)) {
 			if err != nil {
 				return err
@@ -34,14 +34,15 @@ func (r *rank) train(ctx context.Context, heldOut, numbers []int, epochs int) er
 			if err != nil {
 				return err
 			}
-			loss.add(l, letters(batch))
+			if err := loss.Add(l, letters(batch)); err != nil {
+				return err
+			}
 			step++
 		}
-		valid, err := r.validate(ctx, share(heldOut, n-1-me, n)) // the less to train on, the more to validate
-		if err != nil {
+		if err := r.validate(ctx, &valid, share(heldOut, n-1-me, n)); err != nil { // the less to train on, the more to validate
 			return err
 		}
-		if err := r.report(ctx, epoch, loss, valid); err != nil {
+		if err := r.report(ctx, epoch, &loss, &valid); err != nil {
 			return err
 		}
 	}
@@ -67,38 +68,32 @@ func (r *rank) step(ctx context.Context, opt optim.Optimizer, lr float64, batch 
 	return loss, nil
 }
 
-// validate returns the loss of this rank's numbers.
-func (r *rank) validate(ctx context.Context, mine []int) (loss mean, err error) {
-	err = r.calls(ctx, func() error {
+// validate adds the loss of this rank's numbers.
+func (r *rank) validate(ctx context.Context, loss *metrics.Mean, mine []int) error {
+	return r.calls(ctx, func() error {
 		for batch := range pairs(mine) {
 			results, err := r.model.Eval(ctx, batch...)
 			if err != nil {
 				return err
 			}
-			loss.add(float64(results[0].Data().([]float32)[0]), letters(batch))
+			if err := loss.AddTensor(results[0], letters(batch)); err != nil {
+				return err
+			}
 		}
 		return nil
 	})
-	return loss, err
 }
 
-// mean is a mean over letters. Ranks add up what they have, for a mean of their means would count
-// letters unequally.
-type mean struct{ sum, n float64 }
-
-func (m *mean) add(loss, letters float64) { m.sum, m.n = m.sum+loss*letters, m.n+letters }
-
 // report prints the losses of all ranks in some epochs, and the timeline of the first.
-func (r *rank) report(ctx context.Context, epoch int, train, valid mean) error {
-	v := []float64{train.sum, train.n, valid.sum, valid.n}
-	if err := r.group.AllReduce(comm.Of(v), comm.Sum).Wait(ctx); err != nil {
+func (r *rank) report(ctx context.Context, epoch int, train, valid *metrics.Mean) error {
+	if _, err := (metrics.Set{"training": train, "validation": valid}).Reduce(ctx, r.group); err != nil {
 		return err
 	}
 	if epoch > 0 && (epoch+1)%5 > 0 {
 		r.forget()
 		return nil
 	}
-	fmt.Fprintf(r.out, "epoch %d: %.3f nats per letter in training, %.3f in validation\n", epoch+1, v[0]/v[1], v[2]/v[3])
+	fmt.Fprintf(r.out, "epoch %d: %.3f nats per letter in training, %.3f in validation\n", epoch+1, train.Value(), valid.Value())
 	if epoch > 0 {
 		r.forget()
 		return nil

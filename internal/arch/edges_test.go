@@ -96,8 +96,8 @@ var edges = map[string]string{
 	"examples/lora":          "gorgonia comm examples/internal/text fsdp fsdp/nn optim",
 	"examples/moe":           "gorgonia comm examples/internal/text fsdp fsdp/nn optim",
 	"examples/offload":       "gorgonia fsdp fsdp/nn optim",
-	"examples/t5":            "gorgonia comm fsdp fsdp/generate fsdp/nn optim",
-	"examples/uneven":        "gorgonia comm fsdp fsdp/nn optim",
+	"examples/t5":            "gorgonia comm fsdp fsdp/generate fsdp/metrics fsdp/nn optim",
+	"examples/uneven":        "gorgonia comm fsdp fsdp/metrics fsdp/nn optim",
 
 	// What measures and checks.
 	"internal/bench":          "internal/bench/comm internal/bench/models internal/bench/process internal/bench/state internal/bench/stats internal/bench/train internal/revision",

@@ -212,6 +212,7 @@ func (k *kit) sgd(t *testing.T) {
 	h, v := k.operands(t, 3)
 	for _, s := range []optim.SGDStep{
 		{LR: 0.1, WeightDecay: 0.1},
+		{LR: -0.1, WeightDecay: -1}, // as optim.EMA has it
 		{LR: 0.1, Momentum: 0.9, First: true},
 		{LR: 0.1, Momentum: 0.9, WeightDecay: 0.1},
 		{LR: 0.1, Momentum: 0.5, Nesterov: true},
