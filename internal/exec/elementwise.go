@@ -2,6 +2,7 @@ package exec
 
 import (
 	"math"
+	"slices"
 	"strings"
 
 	G "gorgonia.org/gorgonia"
@@ -260,6 +261,29 @@ func nativeBinary(n *G.Node, kids []*G.Node) *Op {
 		return use(addRow, n.Shape(), kids...)
 	}
 	return useWith(binaryRow, operator(sign), n, kids)
+}
+
+// differentiable binary operations, by their signs.
+var arithmetic = map[string]func(a, b *G.Node) (*G.Node, error){
+	"+": G.Add, "-": G.Sub, "⊙": G.HadamardProd, "÷": G.HadamardDiv, "^": G.Pow,
+}
+
+// replaceBinary gives two arguments one shape. Gorgonia takes a vector and a matrix of one row or column
+// for equal, and its gradients do not have the shapes of the arguments then.
+func replaceBinary(n *G.Node, kids []*G.Node) (*G.Node, error) {
+	sign, _, _ := strings.Cut(n.Op().String(), " ")
+	apply := arithmetic[sign]
+	if apply == nil || kids[0].IsScalar() || kids[1].IsScalar() || slices.Equal(kids[0].Shape(), kids[1].Shape()) {
+		return nil, nil
+	}
+	var like [2]*G.Node
+	for i, x := range kids {
+		var err error
+		if like[i], err = shaped(x, n.Shape()); err != nil {
+			return nil, err
+		}
+	}
+	return apply(like[0], like[1])
 }
 
 // numberBlock is how often a single number is written to scratch memory, in the place of an argument

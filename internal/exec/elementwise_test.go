@@ -155,3 +155,25 @@ func TestNumberInAVector(t *testing.T) {
 		}
 	}
 }
+
+// TestVectorsAndMatrices mixes vectors with matrices of one row or column, which Gorgonia takes for equal,
+// behind and before operations whose gradients depend on the shape.
+func TestVectorsAndMatrices(t *testing.T) {
+	for name, op := range map[string]func(a, b *G.Node) (*G.Node, error){
+		"sum": G.Add, "difference": G.Sub, "product": G.HadamardProd, "quotient": G.HadamardDiv,
+	} {
+		for _, matrix := range [][]int{{1, 8}, {8, 1}} {
+			axis := map[int]int{1: 0, 8: 1}[matrix[0]] // that of length 1
+			for _, shapes := range [][][]int{{{8}, matrix}, {matrix, {8}}} {
+				tr := exectest.New(t, &exec.Spec{Build: returning(func(b *exec.Builder, x []*G.Node) (*G.Node, error) {
+					square := G.Must(G.Add(G.Must(G.Square(x[1])), b.Const(1)))
+					vector := G.Must(G.Sum(G.Must(op(x[0], square)), axis)) // [8] again
+					other := G.Must(G.Reshape(G.Must(G.Sigmoid(vector)), tensor.Shape{matrix[1], matrix[0]}))
+					return op(vector, other) // with a matrix of the other kind
+				})}, exectest.Signature(tensor.Float64, shapes...))
+				require.Equal(t, tensor.Shape{matrix[1], matrix[0]}, tr.Unit.OutShape[0], name)
+				tr.CheckGradients(t)
+			}
+		}
+	}
+}

@@ -54,6 +54,7 @@ func useWith(r *Row, attrs any, n *G.Node, args []*G.Node) *Op {
 var replacements = map[string]func(n *G.Node, kids []*G.Node) (*G.Node, error){
 	"gorgonia.maxOp":       replaceMax,
 	"gorgonia.elemUnaryOp": replaceFunction,
+	"gorgonia.elemBinOp":   replaceBinary,
 	"gorgonia.tensordotOp": contraction,
 	"gorgonia.linAlgBinOp": replaceProduct,
 	"gorgonia.transposeOp": replaceTranspose,
