@@ -6,7 +6,7 @@ export RAPID_SEED ?= 1
 export RAPID_NOFAILFILE ?= true
 
 .DEFAULT_GOAL := help
-.PHONY: help run test race race-slice far nocgo portable arm64 mpi mpich faults soak netns slurm kube-check nccl-abi gpu-check cu-check lint generate generated memory bench bench-models bench-join bench-state bench-gemm bench-comm bench-against same-bits
+.PHONY: help run test race race-slice far nocgo portable arm64 mpi mpich faults soak netns slurm kube-check nccl-abi gpu-check cu-check lint generate generated memory bench bench-models bench-ops bench-join bench-state bench-gemm bench-comm bench-against same-bits
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -107,8 +107,11 @@ memory: ## what a rank holds with DDP, in one unit, by blocks, and under each st
 bench: ## a GPT's steps beside the processor's peak, and beside PyTorch: TORCH=python of a venv that has it
 	$(GO) run ./internal/bench train -torch "$(TORCH)"
 
-bench-models: ## passes of whole models and single operations on one core, beside PyTorch: TORCH=python of a venv that has it
-	$(GO) run ./internal/bench models -torch "$(TORCH)"
+bench-models: ## passes of whole models on one core, beside PyTorch: TORCH=python of a venv that has it
+	$(GO) run ./internal/bench models -run '^[^/]+$$' -bfloat16 -torch "$(TORCH)"
+
+bench-ops: ## passes of single operations on one core, beside PyTorch: TORCH=python of a venv that has it
+	$(GO) run ./internal/bench models -run ^op/ -bfloat16 -seconds 3 -torch "$(TORCH)"
 
 bench-join: ## what Join and JoinCalls cost with even data, and what a rank without a batch takes
 	$(GO) run ./internal/bench join -seconds 8

@@ -107,6 +107,7 @@ var operations = func() []contest {
 		single("GELU", args(wide), unary(op.GELU)),
 		single("GELUTanh", args(wide), unary(op.GELUTanh)),
 		single("SiLU", args(wide), unary(op.SiLU)),
+		single("GLU", args(wide, wide), binary(op.GLU)),
 		single("SwiGLU", args(wide, wide), binary(op.SwiGLU)),
 		single("SwiGLU, joined", args(value(rows, 2*hidden)), func(in G.Nodes) (*G.Node, error) { return op.SwiGLU(in[0], nil) }),
 		single("GEGLU", args(wide, wide), binary(op.GEGLU)),

@@ -74,6 +74,7 @@ OPS = {
     "GELU": F.gelu,
     "GELUTanh": lambda x: F.gelu(x, approximate="tanh"),
     "SiLU": F.silu,
+    "GLU": lambda gate, up: torch.sigmoid(gate) * up,
     "SwiGLU": lambda gate, up: F.silu(gate) * up,
     "SwiGLU, joined": lambda x: F.silu(x[..., :2048]) * x[..., 2048:],
     "GEGLU": lambda gate, up: F.gelu(gate) * up,
