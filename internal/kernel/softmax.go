@@ -97,7 +97,7 @@ func SoftmaxGrad[E Element, T Float](c *Context, dx, y, dy []E, outer, n, inner 
 		p, d, to := widened(y[i:i+n], scratch), widened(dy[i:i+n], scratch[n:]), target(dx[i:i+n], scratch)
 		if log {
 			e := scratch[:n]
-			vec.ExpSubSum(e, p, 1, 0)
+			vec.Exp(e, p)
 			vec.Scale(e, T(vec.Sum(d)))
 			vec.Sub(to, d, e)
 		} else {
