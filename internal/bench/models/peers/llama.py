@@ -2,7 +2,7 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-from peer import JOB, ints, load, serve
+from peer import JOB, ints, load, lower, serve
 
 LAYERS, BATCH, LENGTH, VOCAB, HEAD = 2, 4, 128, 256, 64
 
@@ -44,7 +44,7 @@ class Apart(nn.Module):
 
 Several = {"joined": Joined, "apart": Apart}[JOB["Variant"]]
 angles = torch.outer(torch.arange(LENGTH), 10000 ** (-torch.arange(0, HEAD, 2) / HEAD)).repeat(1, 2)
-COS, SIN = angles.cos(), angles.sin()
+COS, SIN = lower(angles.cos()), lower(angles.sin())
 
 
 def rotate(x):
