@@ -4,16 +4,19 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"os"
 	"reflect"
 	"strings"
 
 	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/fsdp/internal/layout"
+	"github.com/gofsdp/gofsdp/internal/launch"
 )
 
 // Config configures Wrap. The zero value shards fully (ZeRO-3) over one rank, in one unit, in
 // float32, with one unit gathered ahead. Every rank must use the same values, except for Group,
-// GroupOf's groups, Threads, OffloadDir, Spill, Poison, Trace and Logger; Wrap checks that.
+// GroupOf's groups, Threads, OffloadDir, Spill, Poison, Trace and Logger; Wrap checks that. TraceDir
+// is set on all ranks or on none.
 type Config struct {
 	// Group is the process group to train on; nil means one rank. Nobody else may use its
 	// collectives while a method of Sharded runs. If it is a [comm.Allocator], parameters and
@@ -95,6 +98,13 @@ type Config struct {
 	Poison bool
 	// Trace, if set, is called after every operation of a pass, on the rank's own goroutine.
 	Trace func(Event)
+	// TraceDir, if set, is a directory in which each rank writes rank-0.pftrace, …: what it does and
+	// waits for, which collectives are in flight, and its memory, on the clock of rank 0. Perfetto
+	// (https://ui.perfetto.dev) opens them, also joined to one file, as fsdprun -trace does. "" means
+	// what FSDP_TRACE says. A pass takes some 100 bytes for each operation, and is written when it
+	// is over; where that fails, the trace ends and Close returns the error. The groups in use are
+	// watched: see [comm.Watcher].
+	TraceDir string
 	// Logger, if set, gets what Wrap and Freeze have decided (units, strategies and memory), and
 	// warnings of what looks like a mistake: parameters that the loss does not depend on, fields
 	// that select nothing or less than they name, and damaged checkpoints that Load passes over.
@@ -201,6 +211,9 @@ func (c Config) withDefaults() (Config, error) {
 	}
 	if c.Threads == 0 {
 		c.Threads = 1
+	}
+	if c.TraceDir == "" {
+		c.TraceDir = os.Getenv(launch.Trace)
 	}
 	switch {
 	case c.Threads < 0 || c.Threads > mostThreads:

@@ -24,6 +24,7 @@ func manifest(cfg *Config, tr *trace, m *layout.Model, units []*unit) string {
 	}{
 		{"Precision.Compute", cfg.Precision.Compute}, {"Precision.Gather", cfg.Precision.Gather}, {"Precision.Reduce", cfg.Precision.Reduce},
 		{"Divide", cfg.Divide}, {"Prefetch", cfg.Prefetch}, {"InFlight", cfg.InFlight}, {"ShardRanks", cfg.ShardRanks}, {"Seed", cfg.Seed},
+		{"TraceDir is set:", cfg.TraceDir != ""},
 	} {
 		fmt.Fprintf(&b, "Config.%s %v\n", field.name, field.value)
 	}

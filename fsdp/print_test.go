@@ -51,11 +51,11 @@ func TestConfigAsText(t *testing.T) {
 		Precision: fsdp.Precision{Gather: fsdp.BFloat16, Full: func(fsdp.CallInfo, fsdp.Param) bool { return true }},
 		Divide:    fsdp.ByWeights, Prefetch: fsdp.NoPrefetch, InFlight: 1 << 20, Threads: 2, Frozen: names, Ignored: names,
 		Checkpoint: fsdp.WrapEach(), Keep: fsdp.WrapEach(), Spill: fsdp.WrapEach(), OffloadDir: "/scratch/a b",
-		Seed: 7, Poison: true, Trace: func(fsdp.Event) {}, Logger: slog.Default(),
+		Seed: 7, Poison: true, Trace: func(fsdp.Event) {}, TraceDir: "traces", Logger: slog.Default(),
 	}
 	want := "Config{Group: rank 1 of 4, Strategy: HybridShard, StrategyOf: set, ShardRanks: 2, GroupOf: set, Wrap: set, " +
 		"Precision: {Gather: bfloat16, Full: set}, Divide: ByWeights, Prefetch: -1, InFlight: 1048576, Threads: 2, Frozen: set, Ignored: set, " +
-		"Checkpoint: set, Keep: set, Spill: set, OffloadDir: /scratch/a b, Seed: 7, Poison: true, Trace: set, Logger: set}"
+		"Checkpoint: set, Keep: set, Spill: set, OffloadDir: /scratch/a b, Seed: 7, Poison: true, Trace: set, TraceDir: traces, Logger: set}"
 	for i := range reflect.TypeFor[fsdp.Config]().NumField() {
 		require.Contains(t, want, reflect.TypeFor[fsdp.Config]().Field(i).Name+": ")
 	}

@@ -14,6 +14,7 @@ import (
 	"github.com/gofsdp/gofsdp/fsdp/internal/layout"
 	"github.com/gofsdp/gofsdp/fsdp/internal/ranks"
 	"github.com/gofsdp/gofsdp/fsdp/internal/state"
+	"github.com/gofsdp/gofsdp/fsdp/internal/timeline"
 	"github.com/gofsdp/gofsdp/internal/arena"
 	"github.com/gofsdp/gofsdp/optim"
 )
@@ -35,9 +36,10 @@ type Sharded struct {
 	team   *ranks.Team
 	engine *engine.Engine
 	life   life
-	busy   sync.RWMutex // held while a method is at work: see enter
-	saver  state.Saver  // Save and SaveAsync
-	copied *arena.Block // by SaveAsync
+	busy   sync.RWMutex   // held while a method is at work: see enter
+	saver  state.Saver    // Save and SaveAsync
+	copied *arena.Block   // by SaveAsync
+	file   *timeline.File // of Config.TraceDir, or nil
 
 	noSync   bool  // inside NoSync
 	turn     turn  // in the loops of Join under way
@@ -95,6 +97,14 @@ func (s *Sharded) wrap(ctx context.Context, m Model) error {
 	if _, err := s.team.Agree(ctx, &ranks.Ask{Call: "Wrap", Number: 2}, err); err != nil {
 		return err
 	}
+	if s.cfg.TraceDir != "" {
+		if s.file, err = timeline.Open(ctx, s.cfg.TraceDir, s.cfg.Group, s.team.Model); err == nil {
+			err = s.team.Watch(s.file.Flight)
+		}
+		if _, err := s.team.Agree(ctx, &ranks.Ask{Call: "Wrap", Number: 3}, err); err != nil {
+			return fmt.Errorf("Config.TraceDir: %w", err)
+		}
+	}
 	s.log("wrapped", s.trace, s.team.Rank())
 	return nil
 }
@@ -119,7 +129,7 @@ func prepare(s *Sharded, m Model) (model *layout.Model, err error) {
 	}
 	device, err := newDevice(&s.cfg)
 	if err == nil {
-		s.engine = engine.New(device, s.team, engineOptions(&s.cfg, s.trace))
+		s.engine = engine.New(device, s.team, engineOptions(s))
 	}
 	return layoutModel(s.trace, programs), err
 }
@@ -138,7 +148,8 @@ var newDevice = func(cfg *Config) (engine.Device, error) {
 }
 
 // engineOptions returns what the configuration decides for the passes.
-func engineOptions(cfg *Config, tr *trace) engine.Options {
+func engineOptions(s *Sharded) engine.Options {
+	cfg, tr := &s.cfg, s.trace
 	o := engine.Options{
 		DType: cfg.Precision.Compute.tensor(), Prefetch: cfg.Prefetch, InFlight: cfg.InFlight, Seed: cfg.Seed,
 		Save: tr.save, Spill: tr.spill, Before: cfg.before, Factor: cfg.factor(),
@@ -147,8 +158,12 @@ func engineOptions(cfg *Config, tr *trace) engine.Options {
 		half := cfg.Precision.Compute == BFloat16 && !tr.wide[i]
 		o.Modules = append(o.Modules, engine.Module{Key: c.module, Spec: spec(c.module, c.local), Half: half})
 	}
-	if cfg.Trace != nil {
-		o.Trace = func(s *engine.Step) { cfg.Trace(newEvent(cfg.Group.Rank(), s)) }
+	if trace, dir := cfg.Trace, cfg.TraceDir; trace != nil || dir != "" {
+		o.Trace = func(step *engine.Step) {
+			if s.file.Step(step); trace != nil {
+				trace(newEvent(s.team.Rank(), step))
+			}
+		}
 	}
 	return o
 }
@@ -315,7 +330,15 @@ func giveBack(s *Sharded) error {
 	if s.engine != nil {
 		err = s.engine.Close()
 	}
-	return errors.Join(err, s.saver.Close(), s.team.Close())
+	return errors.Join(err, s.saver.Close(), endTrace(s), s.team.Close())
+}
+
+// endTrace ends the file of TraceDir.
+func endTrace(s *Sharded) error {
+	if s.file == nil {
+		return nil
+	}
+	return errors.Join(s.team.Watch(nil), s.file.Close())
 }
 
 // A PeerError is the failure of another rank before a pass, reported on this one, so that no rank

@@ -36,6 +36,7 @@ type config struct {
 	grace    time.Duration
 	pin      bool
 	logDir   string
+	traceDir string
 	show     func(rank int) bool
 }
 
@@ -67,6 +68,7 @@ func parse(args []string, cores int, usage io.Writer) (config, error) {
 	f.DurationVar(&c.grace, "grace", 10*time.Second, "between a signal that asks ranks to end and SIGKILL")
 	f.BoolVar(&c.pin, "pin", false, "give each rank its own share of the cores (Linux)")
 	f.StringVar(&c.logDir, "log-dir", "", "directory for rank-0.log, rank-1.log, …")
+	f.StringVar(&c.traceDir, "trace", "", "directory for traces of what the ranks do, and "+jobTrace+" of all")
 	show := f.String("show", "all", "whose output is printed: all, none, or such as 0,2-3")
 	if err := f.Parse(args); err != nil {
 		return c, err

@@ -82,6 +82,13 @@ func (c *config) settings(environ []string) ([]string, error) {
 		}
 	}
 	set("FSDP_COLUMNS", c.columns)
+	if c.traceDir != "" {
+		path, err := filepath.Abs(c.traceDir)
+		if err != nil {
+			return nil, err
+		}
+		set(launch.Trace, path)
+	}
 	if c.secretFile != "" {
 		path, err := filepath.Abs(c.secretFile)
 		if err != nil {

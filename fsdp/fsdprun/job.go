@@ -80,7 +80,12 @@ func run(args []string, sys system) int {
 		return exitError
 	}
 	defer l.seat.close()
-	return l.job()
+	status := l.job()
+	if err := l.joinTraces(); err != nil {
+		screen.say("-trace: %v", err)
+		return max(status, exitError)
+	}
+	return status
 }
 
 // prepare builds the program, and whatever else may fail before a rank is started.
@@ -95,6 +100,9 @@ func (l *launcher) prepare(environ []string) (temporary string, err error) {
 		if err := os.MkdirAll(l.logDir, 0o777); err != nil {
 			return "", err
 		}
+	}
+	if err := l.prepareTrace(); err != nil {
+		return "", err
 	}
 	ctx, cancel := context.WithCancelCause(context.Background())
 	defer cancel(nil)

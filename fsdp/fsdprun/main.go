@@ -38,6 +38,7 @@
 //	FSDP_TRANSPORT FSDP_LISTEN                    from the flags; see above
 //	FSDP_TIMEOUT FSDP_JOIN_TIMEOUT                from the flags
 //	FSDP_COLUMNS                                  width of a line, where output is a terminal and no -log-dir is given
+//	FSDP_TRACE                                    from -trace
 //	GOMAXPROCS                                    cores of the host / its ranks, unless set
 //
 // A rank is the leader of its own process group. Standard input goes to rank 0; what a failed
@@ -50,6 +51,10 @@
 // by the next on a terminal; elsewhere only its last state is printed. Package monitor shows such
 // lines where FSDP_COLUMNS says that they are seen. Files in -log-dir hold what a rank wrote,
 // unchanged.
+//
+// With -trace DIR each rank writes there what it does in its passes: see fsdp's Config.TraceDir. In
+// the end host 0 joins what it finds in DIR to job.pftrace, which https://ui.perfetto.dev opens; of
+// hosts that do not share DIR the files can be joined by cat.
 //
 // # When something goes wrong
 //

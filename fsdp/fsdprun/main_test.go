@@ -30,6 +30,8 @@ import (
 	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/fsdp/monitor"
 	"github.com/gofsdp/gofsdp/internal/launch"
+	"github.com/gofsdp/gofsdp/internal/perfetto"
+	"github.com/gofsdp/gofsdp/internal/perfetto/perfettotest"
 	"github.com/gofsdp/gofsdp/internal/text"
 )
 
@@ -98,6 +100,28 @@ var scripts = map[string]func(launch.Env) int{
 	"cat": func(e launch.Env) int {
 		n, _ := io.Copy(os.Stdout, os.Stdin)
 		fmt.Println("read", n)
+		return 0
+	},
+	// Each rank writes a trace. That of rank 1 is cut short, as if the rank had been killed.
+	"trace": func(e launch.Env) int {
+		var b bytes.Buffer
+		w := perfetto.NewWriter(&b, uint32(e.Rank+1))
+		row := w.Row(w.Process(e.Rank+1, fmt.Sprint("rank ", e.Rank)), "calls")
+		w.Slice(row, "forward", time.Unix(1, 0), time.Unix(2, 0))
+		if err := w.Flush(); err != nil {
+			return 1
+		}
+		whole := b.Len()
+		w.Slice(row, "backward", time.Unix(3, 0), time.Unix(4, 0))
+		if err := w.Flush(); err != nil {
+			return 2
+		}
+		if e.Rank == 1 {
+			b.Truncate(whole + 7)
+		}
+		if err := os.WriteFile(filepath.Join(os.Getenv("FSDP_TRACE"), fmt.Sprintf("rank-%d.pftrace", e.Rank)), b.Bytes(), 0o666); err != nil {
+			return 3
+		}
 		return 0
 	},
 	// The last rank fails, the others wait for the signal.
@@ -648,6 +672,29 @@ func TestRestartAfterOtherFailures(t *testing.T) {
 		require.Zero(t, <-r.status, &r.err)
 		require.Len(t, r.rests, 1)
 	}
+}
+
+// TestTrace joins what ranks have written, but for the end that one of them did not come to. Another
+// job gets another directory.
+func TestTrace(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "traces")
+	status, r := finish(t, "trace", "-n", "2", "-trace", dir)
+	require.Zero(t, status, &r.err)
+	require.Contains(t, r.err.String(), "the trace of 2 files is "+filepath.Join(dir, jobTrace))
+	rows := perfettotest.Read(t, filepath.Join(dir, jobTrace))
+	require.Len(t, rows, 2)
+	require.Equal(t, []string{"rank 0", "rank 1"}, []string{rows[0].Process, rows[1].Process})
+	require.Len(t, rows[0].Slices, 2)
+	require.Len(t, rows[1].Slices, 1)
+
+	status, r = finish(t, "trace", "-n", "2", "-trace", dir)
+	require.Equal(t, exitError, status)
+	require.Contains(t, r.err.String(), "-trace "+dir+" has traces already, of another job")
+
+	other := t.TempDir()
+	status, r = finish(t, "place", "-n", "1", "-trace", other)
+	require.Equal(t, exitError, status)
+	require.Contains(t, r.err.String(), "no rank has written a trace to "+other)
 }
 
 func TestShrink(t *testing.T) {

@@ -18,22 +18,24 @@ import (
 // do. A row has what is used and no more.
 var edges = map[string]string{
 	// Leaves.
-	"internal/arena":     "",
-	"internal/arch":      "",
-	"internal/auth":      "internal/text",
-	"internal/backoff":   "internal/shm",
-	"internal/caught":    "",
-	"internal/checksum":  "",
-	"internal/text":      "",
-	"internal/device":    "",
-	"internal/gpudouble": "",
-	"internal/half":      "",
-	"internal/launch":    "",
-	"internal/revision":  "",
-	"internal/peak":      "",
-	"internal/rng":       "",
-	"internal/shm":       "",
-	"shard":              "",
+	"internal/arena":                 "",
+	"internal/arch":                  "",
+	"internal/auth":                  "internal/text",
+	"internal/backoff":               "internal/shm",
+	"internal/caught":                "",
+	"internal/checksum":              "",
+	"internal/text":                  "",
+	"internal/device":                "",
+	"internal/gpudouble":             "",
+	"internal/half":                  "",
+	"internal/launch":                "",
+	"internal/perfetto":              "",
+	"internal/perfetto/perfettotest": "",
+	"internal/revision":              "",
+	"internal/peak":                  "",
+	"internal/rng":                   "",
+	"internal/shm":                   "",
+	"shard":                          "",
 
 	// Computation.
 	"internal/kernel":          "internal/backoff internal/half internal/kernel/gemm internal/kernel/vec",
@@ -66,28 +68,29 @@ var edges = map[string]string{
 	// The library.
 	"optim":           "internal/kernel/vec shard",
 	"optim/optimtest": "optim",
-	"fsdp": "gorgonia comm fsdp/internal/engine fsdp/internal/layout fsdp/internal/ranks fsdp/internal/state internal/arena " +
-		"internal/caught internal/checkpoint internal/exec internal/kernel internal/kernel/vec internal/program internal/rng optim shard",
+	"fsdp": "gorgonia comm fsdp/internal/engine fsdp/internal/layout fsdp/internal/ranks fsdp/internal/state fsdp/internal/timeline " +
+		"internal/arena internal/caught internal/checkpoint internal/exec internal/kernel internal/kernel/vec internal/launch internal/program internal/rng optim shard",
 	"fsdp/internal/engine": "gorgonia comm fsdp/internal/layout fsdp/internal/ranks internal/arena internal/exec internal/half " +
 		"internal/kernel/vec internal/mapped internal/program optim shard",
 	"fsdp/internal/engine/fardevice": "fsdp/internal/engine fsdp/internal/layout fsdp/internal/ranks internal/arena internal/exec " +
 		"internal/program optim",
-	"fsdp/internal/state":  "comm fsdp/internal/layout fsdp/internal/ranks internal/checkpoint internal/launch internal/safetensors optim shard",
-	"fsdp/internal/layout": "comm internal/program shard",
-	"fsdp/internal/ranks":  "comm internal/caught",
-	"fsdp/data":            "gorgonia fsdp internal/caught internal/half internal/rng internal/safetensors",
-	"fsdp/graph":           "gorgonia fsdp internal/caught internal/exec",
-	"fsdp/generate":        "gorgonia fsdp",
-	"fsdp/metrics":         "gorgonia comm internal/exec",
-	"fsdp/monitor":         "comm fsdp internal/peak",
-	"fsdp/nn":              "gorgonia fsdp fsdp/generate fsdp/op internal/kernel/vec",
-	"fsdp/nn/hf":           "gorgonia fsdp fsdp/internal/state fsdp/nn fsdp/op internal/safetensors",
-	"fsdp/nn/hf/tokenizer": "",
-	"fsdp/op":              "gorgonia internal/caught internal/exec internal/kernel internal/kernel/vec internal/ops",
+	"fsdp/internal/state":    "comm fsdp/internal/layout fsdp/internal/ranks internal/checkpoint internal/launch internal/safetensors optim shard",
+	"fsdp/internal/layout":   "comm internal/program shard",
+	"fsdp/internal/ranks":    "comm internal/caught",
+	"fsdp/internal/timeline": "comm fsdp/internal/engine internal/launch internal/perfetto internal/program",
+	"fsdp/data":              "gorgonia fsdp internal/caught internal/half internal/rng internal/safetensors",
+	"fsdp/graph":             "gorgonia fsdp internal/caught internal/exec",
+	"fsdp/generate":          "gorgonia fsdp",
+	"fsdp/metrics":           "gorgonia comm internal/exec",
+	"fsdp/monitor":           "comm fsdp internal/peak",
+	"fsdp/nn":                "gorgonia fsdp fsdp/generate fsdp/op internal/kernel/vec",
+	"fsdp/nn/hf":             "gorgonia fsdp fsdp/internal/state fsdp/nn fsdp/op internal/safetensors",
+	"fsdp/nn/hf/tokenizer":   "",
+	"fsdp/op":                "gorgonia internal/caught internal/exec internal/kernel internal/kernel/vec internal/ops",
 
 	// Commands and examples.
 	"fsdp/fsdpckpt":          "internal/checkpoint internal/safetensors internal/text optim",
-	"fsdp/fsdprun":           "internal/auth internal/launch internal/store",
+	"fsdp/fsdprun":           "internal/auth internal/launch internal/perfetto internal/store",
 	"examples/cluster":       "",
 	"examples/finetune":      "comm examples/internal/text fsdp fsdp/generate fsdp/nn fsdp/nn/hf fsdp/nn/hf/tokenizer optim",
 	"examples/fromgraph":     "gorgonia comm fsdp fsdp/graph optim",
@@ -122,7 +125,7 @@ const gorgonia = "gorgonia"
 // Nothing else may, so that groups, optimizers, schedules and kernels can be used without it.
 var overGorgonia = strings.Fields(`
 	examples/finetune examples/fromgraph examples/gpt examples/internal/text examples/lora examples/moe examples/offload examples/t5 examples/uneven
-	fsdp fsdp/data fsdp/generate fsdp/graph fsdp/internal/engine fsdp/internal/engine/fardevice fsdp/metrics fsdp/monitor fsdp/nn fsdp/nn/hf fsdp/op internal/bench
+	fsdp fsdp/data fsdp/generate fsdp/graph fsdp/internal/engine fsdp/internal/engine/fardevice fsdp/internal/timeline fsdp/metrics fsdp/monitor fsdp/nn fsdp/nn/hf fsdp/op internal/bench
 	internal/bench/models internal/bench/probe internal/bench/state
 	internal/bench/train internal/exec internal/exec/exectest internal/ops internal/samebits/train
 `)

@@ -18,6 +18,9 @@ import (
 // AllowOlder is the variable that stands for fsdp's option of the same name.
 const AllowOlder = "FSDP_ALLOW_OLDER"
 
+// Trace is the variable that stands for fsdp's Config.TraceDir.
+const Trace = "FSDP_TRACE"
+
 // NoRestart is in the text of an error that another start of the same program would end with, too.
 // Fsdprun knows such a failure by it, in what a rank has written last.
 const NoRestart = "no restart mends this"

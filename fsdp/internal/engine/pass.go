@@ -33,6 +33,7 @@ type Step struct {
 	Begin  time.Time
 	Live   int // bytes of counted memory, with what is about to be freed
 	Absent bool
+	Eval   bool
 }
 
 // Start begins a pass that ranks have agreed on. No buffer may be touched before that, because the
@@ -184,7 +185,7 @@ func (p *Pass) execute(ctx context.Context, i int, step *program.Step) (err erro
 		return err
 	}
 	live := p.e.dev.Stats().Total
-	p.e.o.Trace(&Step{Pass: p.Number, Op: step.Op, Model: p.Model, Begin: begin, Live: live, Absent: p.Absent})
+	p.e.o.Trace(&Step{Pass: p.Number, Op: step.Op, Model: p.Model, Begin: begin, Live: live, Absent: p.Absent, Eval: p.Compiled.Eval})
 	return nil
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 
 	"github.com/gofsdp/gofsdp/comm"
@@ -112,6 +113,18 @@ func (t *Team) Meet(ctx context.Context, own comm.Group) (leader int, err error)
 	return int(first[0]), nil
 }
 
+// Watch has f called for each collective on the groups that passes use, or ends that if f is nil.
+func (t *Team) Watch(f func(comm.Flight)) error {
+	for _, g := range slices.Concat([]comm.Group{t.group}, t.split, slices.Collect(maps.Keys(t.own))) {
+		w, ok := g.(comm.Watcher)
+		if !ok {
+			return fmt.Errorf("%T does not tell of its collectives: it is no comm.Watcher", g)
+		}
+		w.Watch(f)
+	}
+	return nil
+}
+
 // Each returns the words of every rank, in rank order: mine of this one, as many as on every rank.
 func (t *Team) Each(ctx context.Context, what string, mine []int64) ([]int64, error) {
 	all := make([]int64, len(mine)*t.Size())
@@ -181,6 +194,9 @@ func (w partWork) Wait(ctx context.Context) error {
 	}
 	return nil
 }
+
+// Watch implements comm.Watcher.
+func (p *part) Watch(f func(comm.Flight)) { p.Group.(comm.Watcher).Watch(f) }
 
 // AllGather implements comm.Group.
 func (p *part) AllGather(dst, src comm.Buffer) comm.Work {

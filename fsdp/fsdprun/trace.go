@@ -1,0 +1,68 @@
+package main
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"github.com/gofsdp/gofsdp/internal/perfetto"
+)
+
+// jobTrace is the file in which the traces of ranks are joined.
+const jobTrace = "job.pftrace"
+
+// traces lists the files of ranks in -trace.
+func (c *config) traces() ([]string, error) {
+	return filepath.Glob(filepath.Join(c.traceDir, "rank-*.pftrace"))
+}
+
+// prepareTrace makes the directory of traces. Host 0 finds it empty, so that what is joined in the
+// end is of this job.
+func (c *config) prepareTrace() error {
+	if c.traceDir == "" {
+		return nil
+	}
+	if err := os.MkdirAll(c.traceDir, 0o777); err != nil {
+		return fmt.Errorf("-trace: %w", err)
+	}
+	if files, err := c.traces(); err != nil || len(files) > 0 && c.node == 0 {
+		return errors.Join(err, fmt.Errorf("-trace %s has traces already, of another job", c.traceDir))
+	}
+	return nil
+}
+
+// joinTraces joins what the ranks have written, as far as host 0 sees it, and says where.
+func (l *launcher) joinTraces() (err error) {
+	if l.traceDir == "" || l.node > 0 {
+		return nil
+	}
+	files, err := l.traces()
+	if err != nil || len(files) == 0 {
+		return errors.Join(err, fmt.Errorf("no rank has written a trace to %s", l.traceDir))
+	}
+	path := filepath.Join(l.traceDir, jobTrace)
+	out, err := os.Create(path)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, out.Close()) }()
+	w := bufio.NewWriter(out)
+	for _, name := range files {
+		if err := addTrace(w, name); err != nil {
+			return fmt.Errorf("%s: %w", name, err)
+		}
+	}
+	l.screen.say("the trace of %d files is %s; https://ui.perfetto.dev opens it", len(files), path)
+	return w.Flush()
+}
+
+func addTrace(w *bufio.Writer, name string) error {
+	file, err := os.Open(name)
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	return perfetto.Join(w, file)
+}

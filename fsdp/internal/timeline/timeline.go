@@ -1,0 +1,180 @@
+// Package timeline writes what a rank does in its passes as a trace for Perfetto: a file for each
+// rank, all on the clock of rank 0, which joined end to end are the trace of the job.
+//
+//	rank 1   passes   ▏forward 7            ▕▏backward 7               ▕
+//	         calls    ▏wte▕▏blocks.0▕   ▏blocks.1▕▏head▕▏head▕▏blocks.1▕
+//	         waits                  ▏wait▕                    ▏drain▕
+//	         in flight  ▏all-gather blocks.1▕       ▏reduce-scatter head▕
+//	         memory   ▁▁▂▂▃▃▃▃▄▄▄▄▄▄▆▆▆▆▆▆██████████████▆▆▆▆▃▃▃▃▂▂
+package timeline
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/gofsdp/gofsdp/comm"
+	"github.com/gofsdp/gofsdp/fsdp/internal/engine"
+	"github.com/gofsdp/gofsdp/internal/launch"
+	"github.com/gofsdp/gofsdp/internal/perfetto"
+	"github.com/gofsdp/gofsdp/internal/program"
+)
+
+// A File is the trace of one rank and model. Step is for the rank's goroutine, Flight for any.
+type File struct {
+	offset time.Duration // of this rank's clock
+
+	rank                 perfetto.Track
+	passes, calls, waits perfetto.Track
+	memory               perfetto.Track
+
+	mu         sync.Mutex // guards what is below
+	file       *os.File   // nil after Close
+	w          *perfetto.Writer
+	lanes      map[string][]lane // by group
+	half       string            // of the pass under way: forward, backward or evaluation
+	number     int               // of the pass
+	begin, end time.Time         // of that half, so far
+}
+
+// A lane is a track of collectives none of which overlap.
+type lane struct {
+	track perfetto.Track
+	end   time.Time
+}
+
+// Open makes dir, and in it the file of this rank of g for the model of that number. It is a
+// collective.
+func Open(ctx context.Context, dir string, g comm.Group, model int) (*File, error) {
+	env, _, invalid := launch.Parse(os.Getenv)
+	o, err := offset(ctx, g, time.Now)
+	if err != nil {
+		return nil, fmt.Errorf("comparing clocks: %w", err)
+	}
+	if invalid != nil {
+		return nil, invalid
+	}
+	if err := os.MkdirAll(dir, 0o777); err != nil {
+		return nil, err
+	}
+	name := fmt.Sprintf("rank %d", g.Rank())
+	path := fmt.Sprintf("rank-%d", g.Rank())
+	if model > 1 {
+		name, path = fmt.Sprintf("%s, model %d", name, model), fmt.Sprintf("%s.model-%d", path, model)
+	}
+	if env.Restart > 0 {
+		name, path = fmt.Sprintf("%s, start %d", name, env.Restart+1), fmt.Sprintf("%s.start-%d", path, env.Restart+1)
+	}
+	file, err := os.Create(filepath.Join(dir, path+Suffix))
+	if err != nil {
+		return nil, err
+	}
+	number := (env.Restart*models+model)*g.Size() + g.Rank() + 1
+	f := &File{file: file, offset: o, w: perfetto.NewWriter(file, uint32(number)), lanes: make(map[string][]lane)}
+	f.rank = f.w.Process(number, name)
+	f.passes, f.calls, f.waits = f.w.Row(f.rank, "passes"), f.w.Row(f.rank, "calls"), f.w.Row(f.rank, "waits")
+	f.memory = f.w.Bytes(f.rank, "memory")
+	return f, nil
+}
+
+// Suffix is that of the files of ranks, and models more than a start of a job has, most likely.
+const (
+	Suffix = ".pftrace"
+	models = 64
+)
+
+// Step notes an operation of a pass that is over now. A nil File notes nothing.
+func (f *File) Step(s *engine.Step) {
+	if f == nil {
+		return
+	}
+	now := time.Now()
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if half := f.halfOf(s); half != f.half || s.Pass != f.number {
+		f.endPass()
+		f.half, f.number, f.begin = half, s.Pass, s.Begin
+	}
+	f.end = now
+	track, name := f.calls, s.Op.Kind.String()
+	switch s.Op.Kind {
+	case program.Wait, program.Sync, program.Drain:
+		track = f.waits
+	}
+	switch {
+	case s.Op.Call >= 0:
+		name += " " + s.Model.Calls[s.Op.Call].Name
+	case s.Op.Group >= 0:
+		name += " " + s.Model.Groups[s.Op.Group].Name
+	}
+	if s.Absent {
+		name += " (no batch)"
+	}
+	f.slice(track, name, s.Begin, now)
+	f.w.Count(f.memory, now.Add(f.offset), s.Live)
+}
+
+// halfOf returns which half of a pass a step is of.
+func (f *File) halfOf(s *engine.Step) string {
+	switch {
+	case s.Eval:
+		return "evaluation"
+	case s.Op.Kind == program.Turn, f.half == "backward" && f.number == s.Pass:
+		return "backward"
+	default:
+		return "forward"
+	}
+}
+
+// endPass writes the half of a pass that is over, and all before it to the file.
+func (f *File) endPass() {
+	if f.half != "" {
+		f.slice(f.passes, fmt.Sprintf("%s %d", f.half, f.number), f.begin, f.end)
+	}
+	_ = f.w.Flush() // Close returns the error
+}
+
+// Flight notes a collective that is over.
+func (f *File) Flight(c comm.Flight) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.file == nil {
+		return
+	}
+	track := f.lane(c)
+	f.slice(track, c.Call, c.Issued, c.Done, perfetto.Arg{Name: "group", Text: c.Group},
+		perfetto.Arg{Name: "number", Int: int(c.Seq)}, perfetto.Arg{Name: "bytes", Int: c.Bytes})
+	f.slice(track, "moving", c.Began, c.Done)
+}
+
+// lane returns a track for a collective that does not overlap with those that are on it.
+func (f *File) lane(c comm.Flight) perfetto.Track {
+	lanes := f.lanes[c.Group]
+	i := slices.IndexFunc(lanes, func(l lane) bool { return !l.end.After(c.Issued) })
+	if i < 0 {
+		i = len(lanes)
+		lanes = append(lanes, lane{track: f.w.Row(f.rank, "in flight: "+c.Group)})
+	}
+	lanes[i].end = c.Done
+	f.lanes[c.Group] = lanes
+	return lanes[i].track
+}
+
+func (f *File) slice(t perfetto.Track, name string, begin, end time.Time, args ...perfetto.Arg) {
+	f.w.Slice(t, name, begin.Add(f.offset), end.Add(f.offset), args...)
+}
+
+// Close ends the file. It returns the first error of writing it.
+func (f *File) Close() error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.endPass()
+	err := errors.Join(f.w.Flush(), f.file.Close())
+	f.file = nil
+	return err
+}
