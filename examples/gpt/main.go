@@ -81,8 +81,8 @@
 // # Tokens
 //
 // Each byte is a token, unless -tokenizer names a directory of a tokenizer as Hugging Face's
-// libraries write it: tokenizer.json, and tokenizer_config.json with the eos_token that ends a file.
-// A BPE can be trained on one's own text so:
+// libraries write it: tokenizer.json, and tokenizer_config.json with the eos_token that ends a file;
+// or SentencePiece's tokenizer.model. A BPE can be trained on one's own text so:
 //
 //	t = tokenizers.ByteLevelBPETokenizer()
 //	t.train(files, vocab_size=2048, special_tokens=["<|endoftext|>"])

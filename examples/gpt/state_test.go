@@ -216,6 +216,14 @@ func TestResumeWithAnotherTokenizer(t *testing.T) {
 	require.ErrorContains(t, err, "wte.weight")
 }
 
+// TestSentencePiece opens a directory that has a model of SentencePiece and no other file.
+func TestSentencePiece(t *testing.T) {
+	v, err := openVocabulary("../../fsdp/nn/hf/tokenizer/testdata/pieces")
+	require.NoError(t, err)
+	require.Equal(t, "460 tokens with checksum 8f65ed75", v.String())
+	require.Equal(t, 2, v.end())
+}
+
 // TestResumeFromBytes goes on from a checkpoint of the time when all models were of bytes.
 func TestResumeFromBytes(t *testing.T) {
 	job := savingJob(t)("-save", t.TempDir(), "-resume")

@@ -1,8 +1,10 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"hash/crc32"
+	"io/fs"
 	"os"
 	"path/filepath"
 
@@ -19,7 +21,7 @@ type vocabulary struct {
 const endOfFile = 0
 
 // openVocabulary reads the tokenizer in a directory, or in the file tokenizer.json of one. It must
-// name the token that ends a file.
+// have a token that ends a file.
 func openVocabulary(path string) (v vocabulary, err error) {
 	if filepath.Base(path) == "tokenizer.json" {
 		path = filepath.Dir(path)
@@ -30,7 +32,12 @@ func openVocabulary(path string) (v vocabulary, err error) {
 	if v.tokenizer.EOS < 0 {
 		return v, fmt.Errorf("no token ends a text: want eos_token in %s", filepath.Join(path, "tokenizer_config.json"))
 	}
-	text, err := os.ReadFile(filepath.Join(path, "tokenizer.json"))
+	var text []byte
+	for _, name := range []string{"tokenizer.json", "tokenizer.model", "spiece.model"} { // the first is what Open has read
+		if text, err = os.ReadFile(filepath.Join(path, name)); !errors.Is(err, fs.ErrNotExist) {
+			break
+		}
+	}
 	v.sum = crc32.ChecksumIEEE(text)
 	return v, err
 }
