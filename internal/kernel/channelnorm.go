@@ -6,30 +6,16 @@ import (
 	"github.com/gofsdp/gofsdp/internal/kernel/vec"
 )
 
-// Norms over channels that are planes, x [n, channels, area]. The kernels of package vec scale each
-// element by a gain of its own, so that of a channel is repeated in scratch.
-
 // chunk is the number of elements of a plane or a row that are worked on at once, at most.
 const chunk = 512
 
-// ChannelScratch returns the elements of scratch that the kernels for planes need, and those for rows
-// where the area is 1.
+// ChannelScratch returns the elements of scratch that the kernels for batch norm need: for rows, where
+// the area is 1, and none for planes.
 func ChannelScratch(channels, area int) int {
 	if area == 1 {
 		return 4 * min(chunk, channels)
 	}
-	return 3 * min(chunk, area)
-}
-
-// repeated returns three vectors of up to chunk elements in scratch, the first two filled with a and
-// b. The third holds anything that is finite.
-func repeated[T Float](scratch []T, area int, a, b T) (gain, bias, rest []T) {
-	n := min(chunk, area)
-	gain, bias, rest = scratch[:n], scratch[n:2*n], scratch[2*n:3*n]
-	vec.Fill(gain, a)
-	vec.Fill(bias, b)
-	vec.Fill(rest, 0)
-	return gain, bias, rest
+	return 0
 }
 
 // ChannelStats writes the mean and the biased variance of each channel of x [n, channels, area], of
@@ -62,19 +48,10 @@ func ChannelNorm[T Float](y, x, gain, bias, mean, variance, scratch []T, n, chan
 	checkBatchNorm("ChannelNorm", n*channels, len(x)/area, len(gain), len(mean), len(variance), n, channels)
 	for c := range channels {
 		rstd := T(1 / math.Sqrt(float64(variance[c])+eps))
-		a, b, _ := repeated(scratch, area, gain[c], bias[c])
 		for i := range n {
 			at := (i*channels + c) * area
-			normPlane(y[at:at+area], x[at:at+area], a, b, mean[c], rstd)
+			vec.NormPlane(y[at:at+area], x[at:at+area], mean[c], rstd, gain[c], bias[c])
 		}
-	}
-}
-
-// normPlane is vec.NormRow, with gain and bias repeated.
-func normPlane[T Float](y, x, gain, bias []T, mean, rstd T) {
-	for lo := 0; lo < len(x); lo += chunk {
-		hi := min(len(x), lo+chunk)
-		vec.NormRow(y[lo:hi], x[lo:hi], gain[:hi-lo], bias[:hi-lo], mean, rstd)
 	}
 }
 
@@ -89,45 +66,36 @@ func ChannelNormGrad[T Float](dx, dgain, dbias, x, gain, mean, variance, dy, scr
 	checkBatchNorm("ChannelNormGrad", n*channels, len(x)/area, len(gain), len(mean), len(variance), n, channels)
 	for c := range channels {
 		rstd := T(1 / math.Sqrt(float64(variance[c])+eps))
-		ones, scale, rest := repeated(scratch, area, 1, gain[c])
 		s1, s2 := 0.0, 0.0
 		for i := range n {
 			at := (i*channels + c) * area
-			a, b := planeSums(rest, x[at:at+area], ones, dy[at:at+area], mean[c], rstd)
+			a, b := planeSums(x[at:at+area], dy[at:at+area], mean[c], rstd)
 			s1, s2 = s1+a, s2+b
 		}
 		dbias[c], dgain[c] = T(s1), T(s2)
 		share := float64(gain[c]) / float64(n*area)
 		for i := range n {
 			at := (i*channels + c) * area
-			planeGrad(dx[at:at+area], x[at:at+area], scale, dy[at:at+area], mean[c], rstd, T(s1*share), T(s2*share))
+			vec.NormPlaneGrad(dx[at:at+area], x[at:at+area], dy[at:at+area], mean[c], rstd, gain[c], T(s1*share), T(s2*share))
 		}
 	}
 }
 
 // planeSums returns Σdy and Σdy·x̂ of a plane.
-func planeSums[T Float](rest, x, ones, dy []T, mean, rstd T) (s1, s2 float64) {
+func planeSums[T Float](x, dy []T, mean, rstd T) (s1, s2 float64) {
 	for lo := 0; lo < len(x); lo += chunk {
 		hi := min(len(x), lo+chunk)
-		a, b := vec.NormGradSums(rest[:hi-lo], x[lo:hi], ones[:hi-lo], dy[lo:hi], mean, rstd)
+		a, b := vec.NormPlaneSums(x[lo:hi], dy[lo:hi], mean, rstd)
 		s1, s2 = s1+a, s2+b
 	}
 	return s1, s2
-}
-
-// planeGrad is vec.NormGrad, with gain repeated.
-func planeGrad[T Float](dx, x, gain, dy []T, mean, rstd, m1, m2 T) {
-	for lo := 0; lo < len(x); lo += chunk {
-		hi := min(len(x), lo+chunk)
-		vec.NormGrad(dx[lo:hi], x[lo:hi], gain[:hi-lo], dy[lo:hi], mean, rstd, m1, m2)
-	}
 }
 
 // GroupNorm normalises each of some groups of channels of each x [channels, area] of n (Wu and He
 // 2018, https://arxiv.org/abs/1803.08494): y = (x - mean)·rstd·gain + bias, with rstd = 1/sqrt(biased
 // variance + eps) and gain and bias [channels]. It saves mean and rstd in stats [n, groups, 2] for
 // [GroupNormGrad]. y may be x.
-func GroupNorm[T Float](c *Context, y, stats, x, gain, bias, scratch []T, n, channels, area, groups int, eps float64) {
+func GroupNorm[T Float](c *Context, y, stats, x, gain, bias []T, n, channels, area, groups int, eps float64) {
 	check("GroupNorm", "stats", len(stats), 2*n*groups)
 	check("GroupNorm", "x", len(x), n*channels*area)
 	check("GroupNorm", "y", len(y), n*channels*area)
@@ -145,15 +113,14 @@ func GroupNorm[T Float](c *Context, y, stats, x, gain, bias, scratch []T, n, cha
 			continue
 		}
 		for j := range width {
-			a, b, _ := repeated(scratch, area, gain[first+j], bias[first+j])
-			normPlane(y[at+j*area:][:area], x[at+j*area:][:area], a, b, mean, rstd)
+			vec.NormPlane(y[at+j*area:][:area], x[at+j*area:][:area], mean, rstd, gain[first+j], bias[first+j])
 		}
 	}
 }
 
 // GroupNormGrad is the gradient of [GroupNorm]: it writes dx, dgain and dbias. stats are those that
 // GroupNorm saved. dx may be dy.
-func GroupNormGrad[T Float](dx, dgain, dbias, x, gain, stats, dy, scratch []T, n, channels, area, groups int) {
+func GroupNormGrad[T Float](dx, dgain, dbias, x, gain, stats, dy []T, n, channels, area, groups int) {
 	check("GroupNormGrad", "stats", len(stats), 2*n*groups)
 	check("GroupNormGrad", "dx", len(dx), n*channels*area)
 	check("GroupNormGrad", "x", len(x), n*channels*area)
@@ -170,17 +137,15 @@ func GroupNormGrad[T Float](dx, dgain, dbias, x, gain, stats, dy, scratch []T, n
 			continue
 		}
 		s1, s2 := 0.0, 0.0
-		ones, scale, rest := repeated(scratch, area, 1, 0)
 		for j := range width {
-			a, b := planeSums(rest, x[at+j*area:][:area], ones, dy[at+j*area:][:area], mean, rstd)
+			a, b := planeSums(x[at+j*area:][:area], dy[at+j*area:][:area], mean, rstd)
 			dbias[first+j] += T(a)
 			dgain[first+j] += T(b)
 			s1, s2 = s1+float64(gain[first+j])*a, s2+float64(gain[first+j])*b
 		}
 		m1, m2 := T(s1/float64(width*area)), T(s2/float64(width*area))
 		for j := range width {
-			vec.Fill(scale, gain[first+j])
-			planeGrad(dx[at+j*area:][:area], x[at+j*area:][:area], scale, dy[at+j*area:][:area], mean, rstd, m1, m2)
+			vec.NormPlaneGrad(dx[at+j*area:][:area], x[at+j*area:][:area], dy[at+j*area:][:area], mean, rstd, gain[first+j], m1, m2)
 		}
 	}
 }

@@ -170,14 +170,14 @@ func eachGroup(gain, bias []float64, n, area, groups int, f func(row, lo, hi int
 }
 
 // NaiveGroupNorm is the reference of [GroupNorm].
-func NaiveGroupNorm(_ *Context, y, stats, x, gain, bias, _ []float64, n, _, area, groups int, eps float64) {
+func NaiveGroupNorm(_ *Context, y, stats, x, gain, bias []float64, n, _, area, groups int, eps float64) {
 	eachGroup(gain, bias, n, area, groups, func(r, lo, hi int, gains, biases []float64) {
 		NaiveLayerNorm(y[lo:hi], stats[2*r:2*r+2], x[lo:hi], gains, biases, 1, hi-lo, eps)
 	})
 }
 
 // NaiveGroupNormGrad is the reference of [GroupNormGrad].
-func NaiveGroupNormGrad(dx, dgain, dbias, x, gain, stats, dy, _ []float64, n, channels, area, groups int) {
+func NaiveGroupNormGrad(dx, dgain, dbias, x, gain, stats, dy []float64, n, channels, area, groups int) {
 	clear(dgain)
 	clear(dbias)
 	eachGroup(gain, nil, n, area, groups, func(r, lo, hi int, gains, biases []float64) {

@@ -107,22 +107,22 @@ func checkGroupNormTwin[T Float](t *rapid.T) {
 	d, area := groups*rapid.IntRange(1, 4).Draw(t, "channels"), rapid.SampledFrom([]int{1, 2, 9, 513}).Draw(t, "area")
 	x, gain, bias, dy := src.normal(n*d*area), src.normal(d), src.normal(d), src.normal(n*d*area)
 	const eps = 1e-2
-	y, stats, scratch := garbage[T](len(x)), garbage[T](2*n*groups), garbage[T](ChannelScratch(d, area))
+	y, stats := garbage[T](len(x)), garbage[T](2*n*groups)
 	dx, dgain, dbias := garbage[T](len(x)), garbage[T](d), garbage[T](d)
 	parts := rapid.IntRange(1, 3).Draw(t, "parts")
 	for i := range parts {
-		GroupNorm(&Context{part: i, parts: parts}, y, stats, x, gain, bias, scratch, n, d, area, groups, eps)
+		GroupNorm(&Context{part: i, parts: parts}, y, stats, x, gain, bias, n, d, area, groups, eps)
 	}
-	GroupNormGrad(dx, dgain, dbias, x, gain, stats, dy, scratch, n, d, area, groups)
+	GroupNormGrad(dx, dgain, dbias, x, gain, stats, dy, n, d, area, groups)
 	wantY, wantStats, wantX, wantGain, wantBias := wide(y), wide(stats), wide(dx), wide(dgain), wide(dbias)
-	NaiveGroupNorm(nil, wantY, wantStats, wide(x), wide(gain), wide(bias), nil, n, d, area, groups, eps)
-	NaiveGroupNormGrad(wantX, wantGain, wantBias, wide(x), wide(gain), wantStats, wide(dy), nil, n, d, area, groups)
+	NaiveGroupNorm(nil, wantY, wantStats, wide(x), wide(gain), wide(bias), n, d, area, groups, eps)
+	NaiveGroupNormGrad(wantX, wantGain, wantBias, wide(x), wide(gain), wantStats, wide(dy), n, d, area, groups)
 	requireClose(t, "y", wantY, y)
 	requireClose(t, "stats", wantStats, stats)
 	requireClose(t, "dx", wantX, dx)
 	sums := tolerance[T]() * math.Sqrt(float64(max(1, n*area))) // of so many numbers of order 1
 	requireWithin(t, "dgain", sums, wantGain, dgain)
 	requireWithin(t, "dbias", sums, wantBias, dbias)
-	GroupNormGrad(dy, dgain, dbias, x, gain, stats, dy, scratch, n, d, area, groups)
+	GroupNormGrad(dy, dgain, dbias, x, gain, stats, dy, n, d, area, groups)
 	requireBits(t, "dx in place of dy", dx, dy)
 }

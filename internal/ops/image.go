@@ -49,18 +49,18 @@ var groupNorm = &exec.Row{
 		return nil
 	},
 	Kernels: kernels(runGroupNorm(kernel.GroupNorm[float32]), runGroupNorm(kernel.GroupNorm[float64]), runGroupNorm(kernel.NaiveGroupNorm)),
-	FLOPs:   exec.Each(8), Cheap: true, Split: exec.ByKernel, Scratch: channelScratch, Diff: 3,
+	FLOPs:   exec.Each(8), Cheap: true, Split: exec.ByKernel, Diff: 3,
 	Grad: func(o *exec.Op, in G.Nodes, packed, dy *G.Node) (G.Nodes, error) {
 		return o.Gradient(groupNormGrad, in[0], in[1], packed, dy)
 	},
 }
 
-func runGroupNorm[T kernel.Float](run func(c *kernel.Context, y, stats, x, gain, bias, scratch []T, n, channels, area, groups int,
+func runGroupNorm[T kernel.Float](run func(c *kernel.Context, y, stats, x, gain, bias []T, n, channels, area, groups int,
 	eps float64)) exec.Kernel {
 	return func(f *exec.Frame) error {
 		n, d, area := imageDims(f.Op)
 		out, a := result[T](f), f.Op.Attrs.(Groups)
-		run(f.Kernel, out[:n*d*area], out[n*d*area:], arg[T](f, 0), arg[T](f, 1), arg[T](f, 2), scratch[T](f), n, d, area, a.N, a.Eps)
+		run(f.Kernel, out[:n*d*area], out[n*d*area:], arg[T](f, 0), arg[T](f, 1), arg[T](f, 2), n, d, area, a.N, a.Eps)
 		return nil
 	}
 }
@@ -70,14 +70,14 @@ var groupNormGrad = &exec.Row{
 	Shapes: "x, gain f32, packed, dy -> dx [B C ...] | dgain f32 [C] | dbias f32 [C]",
 	Kernels: kernels(runGroupNormGrad(kernel.GroupNormGrad[float32]), runGroupNormGrad(kernel.GroupNormGrad[float64]),
 		runGroupNormGrad(kernel.NaiveGroupNormGrad)),
-	FLOPs: exec.Each(14), Scratch: channelScratch,
+	FLOPs: exec.Each(14),
 }
 
-func runGroupNormGrad[T kernel.Float](run func(dx, dgain, dbias, x, gain, stats, dy, scratch []T, n, channels, area, groups int)) exec.Kernel {
+func runGroupNormGrad[T kernel.Float](run func(dx, dgain, dbias, x, gain, stats, dy []T, n, channels, area, groups int)) exec.Kernel {
 	return func(f *exec.Frame) error {
 		n, d, area := imageDims(f.Op)
 		out, nd := result[T](f), n*d*area
-		run(out[:nd], out[nd:nd+d], out[nd+d:], arg[T](f, 0), arg[T](f, 1), arg[T](f, 2)[nd:], arg[T](f, 3), scratch[T](f), n, d, area,
+		run(out[:nd], out[nd:nd+d], out[nd+d:], arg[T](f, 0), arg[T](f, 1), arg[T](f, 2)[nd:], arg[T](f, 3), n, d, area,
 			f.Op.Attrs.(Groups).N)
 		return nil
 	}

@@ -69,6 +69,9 @@ func avx512() isa {
 	k32.normPlain = normPlainF32AVX512
 	k32.normGradSums = normGradSumsF32AVX512
 	k32.normGrad = normGradF32AVX512
+	k32.normPlane = normPlaneF32AVX512
+	k32.normPlaneSums = normPlaneSumsF32AVX512
+	k32.normPlaneGrad = normPlaneGradF32AVX512
 	k32.dropout = dropoutF32AVX512
 	k32.adam = adamF32AVX512
 	k32.sgd = sgdF32AVX512
@@ -106,6 +109,9 @@ func avx512() isa {
 	k64.normPlain = normPlainF64AVX512
 	k64.normGradSums = normGradSumsF64AVX512
 	k64.normGrad = normGradF64AVX512
+	k64.normPlane = normPlaneF64AVX512
+	k64.normPlaneSums = normPlaneSumsF64AVX512
+	k64.normPlaneGrad = normPlaneGradF64AVX512
 	k64.adam = adamF64AVX512
 	k64.sgd = sgdF64AVX512
 	k64.momentum = momentumF64AVX512
@@ -206,6 +212,12 @@ func normGradSumsF32AVX512(dgain, x, gain, dy []float32, mean, rstd float32) (s1
 func normGradSumsF64AVX512(dgain, x, gain, dy []float64, mean, rstd float64) (s1, s2 float64)
 func normGradF32AVX512(dx, x, gain, dy []float32, mean, rstd, c1, c2 float32)
 func normGradF64AVX512(dx, x, gain, dy []float64, mean, rstd, c1, c2 float64)
+func normPlaneF32AVX512(y, x []float32, mean, rstd, gain, bias float32)
+func normPlaneF64AVX512(y, x []float64, mean, rstd, gain, bias float64)
+func normPlaneSumsF32AVX512(x, dy []float32, mean, rstd float32) (s1, s2 float64)
+func normPlaneSumsF64AVX512(x, dy []float64, mean, rstd float64) (s1, s2 float64)
+func normPlaneGradF32AVX512(dx, x, dy []float32, mean, rstd, gain, c1, c2 float32)
+func normPlaneGradF64AVX512(dx, x, dy []float64, mean, rstd, gain, c1, c2 float64)
 func dropoutF32AVX512(y, x []float32, from, key, threshold uint32, scale float32)
 func adamF32AVX512(p, g, m, v []float32, c adamStep[float32])
 func adamF64AVX512(p, g, m, v []float64, c adamStep[float64])
@@ -283,6 +295,9 @@ func avx2() isa {
 	k32.normPlain = normPlainF32AVX2
 	k32.normGradSums = normGradSumsF32AVX2
 	k32.normGrad = normGradF32AVX2
+	k32.normPlane = normPlaneF32AVX2
+	k32.normPlaneSums = normPlaneSumsF32AVX2
+	k32.normPlaneGrad = normPlaneGradF32AVX2
 	k32.dropout = dropoutF32AVX2
 	k32.adam = adamF32AVX2
 	k32.sgd = sgdF32AVX2
@@ -320,6 +335,9 @@ func avx2() isa {
 	k64.normPlain = normPlainF64AVX2
 	k64.normGradSums = normGradSumsF64AVX2
 	k64.normGrad = normGradF64AVX2
+	k64.normPlane = normPlaneF64AVX2
+	k64.normPlaneSums = normPlaneSumsF64AVX2
+	k64.normPlaneGrad = normPlaneGradF64AVX2
 	k64.adam = adamF64AVX2
 	k64.sgd = sgdF64AVX2
 	k64.momentum = momentumF64AVX2
@@ -420,6 +438,12 @@ func normGradSumsF32AVX2(dgain, x, gain, dy []float32, mean, rstd float32) (s1, 
 func normGradSumsF64AVX2(dgain, x, gain, dy []float64, mean, rstd float64) (s1, s2 float64)
 func normGradF32AVX2(dx, x, gain, dy []float32, mean, rstd, c1, c2 float32)
 func normGradF64AVX2(dx, x, gain, dy []float64, mean, rstd, c1, c2 float64)
+func normPlaneF32AVX2(y, x []float32, mean, rstd, gain, bias float32)
+func normPlaneF64AVX2(y, x []float64, mean, rstd, gain, bias float64)
+func normPlaneSumsF32AVX2(x, dy []float32, mean, rstd float32) (s1, s2 float64)
+func normPlaneSumsF64AVX2(x, dy []float64, mean, rstd float64) (s1, s2 float64)
+func normPlaneGradF32AVX2(dx, x, dy []float32, mean, rstd, gain, c1, c2 float32)
+func normPlaneGradF64AVX2(dx, x, dy []float64, mean, rstd, gain, c1, c2 float64)
 func dropoutF32AVX2(y, x []float32, from, key, threshold uint32, scale float32)
 func adamF32AVX2(p, g, m, v []float32, c adamStep[float32])
 func adamF64AVX2(p, g, m, v []float64, c adamStep[float64])

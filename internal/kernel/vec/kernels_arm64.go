@@ -69,6 +69,9 @@ func neon() isa {
 	k32.normPlain = normPlainF32NEON
 	k32.normGradSums = normGradSumsF32NEON
 	k32.normGrad = normGradF32NEON
+	k32.normPlane = normPlaneF32NEON
+	k32.normPlaneSums = normPlaneSumsF32NEON
+	k32.normPlaneGrad = normPlaneGradF32NEON
 	k32.dropout = dropoutF32NEON
 	k32.adam = adamF32NEON
 	k32.sgd = sgdF32NEON
@@ -104,6 +107,9 @@ func neon() isa {
 	k64.normPlain = normPlainF64NEON
 	k64.normGradSums = normGradSumsF64NEON
 	k64.normGrad = normGradF64NEON
+	k64.normPlane = normPlaneF64NEON
+	k64.normPlaneSums = normPlaneSumsF64NEON
+	k64.normPlaneGrad = normPlaneGradF64NEON
 	k64.adam = adamF64NEON
 	k64.sgd = sgdF64NEON
 	k64.momentum = momentumF64NEON
@@ -204,6 +210,12 @@ func normGradSumsF32NEON(dgain, x, gain, dy []float32, mean, rstd float32) (s1, 
 func normGradSumsF64NEON(dgain, x, gain, dy []float64, mean, rstd float64) (s1, s2 float64)
 func normGradF32NEON(dx, x, gain, dy []float32, mean, rstd, c1, c2 float32)
 func normGradF64NEON(dx, x, gain, dy []float64, mean, rstd, c1, c2 float64)
+func normPlaneF32NEON(y, x []float32, mean, rstd, gain, bias float32)
+func normPlaneF64NEON(y, x []float64, mean, rstd, gain, bias float64)
+func normPlaneSumsF32NEON(x, dy []float32, mean, rstd float32) (s1, s2 float64)
+func normPlaneSumsF64NEON(x, dy []float64, mean, rstd float64) (s1, s2 float64)
+func normPlaneGradF32NEON(dx, x, dy []float32, mean, rstd, gain, c1, c2 float32)
+func normPlaneGradF64NEON(dx, x, dy []float64, mean, rstd, gain, c1, c2 float64)
 func dropoutF32NEON(y, x []float32, from, key, threshold uint32, scale float32)
 func adamF32NEON(p, g, m, v []float32, c adamStep[float32])
 func adamF64NEON(p, g, m, v []float64, c adamStep[float64])

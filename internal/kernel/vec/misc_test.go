@@ -182,3 +182,33 @@ func TestNoAllocation(t *testing.T) {
 		Dropout(x, x, 1, 1, 0.5)
 	}))
 }
+
+// TestNormOfPlanes: the bits of the kernels for rows with gain and bias repeated.
+func TestNormOfPlanes(t *testing.T) {
+	t.Run("float32", normOfPlanes[float32])
+	t.Run("float64", normOfPlanes[float64])
+}
+
+func normOfPlanes[T Float](t *testing.T) {
+	eachISA(t, func(t *testing.T) {
+		rapid.Check(t, func(t *rapid.T) {
+			in, n := convert[T](drawSlices(t, 2, moderate)), drawNumbers(t)
+			x, dy, mean, rstd, g, k := in[0], in[1], T(n.alpha), T(n.rstd), T(n.beta), table[T]()
+			full := func(v T) []T {
+				row := make([]T, len(x))
+				Fill(row, v)
+				return row
+			}
+			want, got := full(0), full(1)
+			NormRow(want, x, full(g), full(0.5), mean, rstd)
+			NormPlane(got, x, mean, rstd, g, 0.5)
+			require.Equal(t, want, got)
+			w1, w2 := k.normGradSums(full(0), x, full(1), dy, mean, rstd)
+			s1, s2 := NormPlaneSums(x, dy, mean, rstd)
+			require.Equal(t, []float64{w1, w2}, []float64{s1, s2})
+			k.normGrad(want, x, full(g), dy, mean, rstd, 0.5, 0.25)
+			NormPlaneGrad(got, x, dy, mean, rstd, g, 0.5, 0.25)
+			require.Equal(t, want, got)
+		})
+	})
+}

@@ -10884,6 +10884,580 @@ afterelement:
 	ADD $1, R1
 	RET
 
+// func normPlaneF32NEON(y, x []float32, mean, rstd, gain, bias float32)
+TEXT ·normPlaneF32NEON(SB), NOSPLIT, $0-64
+	MOVD y_len+8(FP), R1
+	MOVD y_base+0(FP), R2
+	MOVD x_base+24(FP), R3
+	FMOVS mean+48(FP), F30; VDUP V30.S[0], V30.S4
+	FMOVS rstd+52(FP), F29; VDUP V29.S[0], V29.S4
+	FMOVS gain+56(FP), F28; VDUP V28.S[0], V28.S4
+	FMOVS bias+60(FP), F27; VDUP V27.S[0], V27.S4
+	SUBS $16, R1; BLT afterblock
+
+block:
+	FMOVQ 0(R3), F0
+	FMOVQ 16(R3), F1
+	FMOVQ 32(R3), F2
+	FMOVQ 48(R3), F3
+	WORD $0x4ebed400 /* fsub v0.4s, v0.4s, v30.4s */
+	WORD $0x4ebed421 /* fsub v1.4s, v1.4s, v30.4s */
+	WORD $0x4ebed442 /* fsub v2.4s, v2.4s, v30.4s */
+	WORD $0x4ebed463 /* fsub v3.4s, v3.4s, v30.4s */
+	WORD $0x6e3ddc00 /* fmul v0.4s, v0.4s, v29.4s */
+	WORD $0x6e3ddc21 /* fmul v1.4s, v1.4s, v29.4s */
+	WORD $0x6e3ddc42 /* fmul v2.4s, v2.4s, v29.4s */
+	WORD $0x6e3ddc63 /* fmul v3.4s, v3.4s, v29.4s */
+	VMOV V27.B16, V4.B16
+	WORD $0x4e3ccc04 /* fmla v4.4s, v0.4s, v28.4s */
+	VMOV V27.B16, V5.B16
+	WORD $0x4e3ccc25 /* fmla v5.4s, v1.4s, v28.4s */
+	VMOV V27.B16, V6.B16
+	WORD $0x4e3ccc46 /* fmla v6.4s, v2.4s, v28.4s */
+	VMOV V27.B16, V7.B16
+	WORD $0x4e3ccc67 /* fmla v7.4s, v3.4s, v28.4s */
+	FMOVQ F4, 0(R2)
+	FMOVQ F5, 16(R2)
+	FMOVQ F6, 32(R2)
+	FMOVQ F7, 48(R2)
+	ADD $64, R2
+	ADD $64, R3
+	SUBS $16, R1; BGE block
+
+afterblock:
+	ADD $16, R1
+	SUBS $4, R1; BLT aftervector
+
+vector:
+	FMOVQ 0(R3), F0
+	WORD $0x4ebed400 /* fsub v0.4s, v0.4s, v30.4s */
+	WORD $0x6e3ddc00 /* fmul v0.4s, v0.4s, v29.4s */
+	VMOV V27.B16, V1.B16
+	WORD $0x4e3ccc01 /* fmla v1.4s, v0.4s, v28.4s */
+	FMOVQ F1, 0(R2)
+	ADD $16, R2
+	ADD $16, R3
+	SUBS $4, R1; BGE vector
+
+aftervector:
+	ADD $4, R1
+	SUBS $1, R1; BLT afterelement
+
+element:
+	FMOVS 0(R3), F0
+	WORD $0x4ebed400 /* fsub v0.4s, v0.4s, v30.4s */
+	WORD $0x6e3ddc00 /* fmul v0.4s, v0.4s, v29.4s */
+	VMOV V27.B16, V1.B16
+	WORD $0x4e3ccc01 /* fmla v1.4s, v0.4s, v28.4s */
+	FMOVS F1, 0(R2)
+	ADD $4, R2
+	ADD $4, R3
+	SUBS $1, R1; BGE element
+
+afterelement:
+	ADD $1, R1
+	RET
+
+// func normPlaneF64NEON(y, x []float64, mean, rstd, gain, bias float64)
+TEXT ·normPlaneF64NEON(SB), NOSPLIT, $0-80
+	MOVD y_len+8(FP), R1
+	MOVD y_base+0(FP), R2
+	MOVD x_base+24(FP), R3
+	FMOVD mean+48(FP), F30; VDUP V30.D[0], V30.D2
+	FMOVD rstd+56(FP), F29; VDUP V29.D[0], V29.D2
+	FMOVD gain+64(FP), F28; VDUP V28.D[0], V28.D2
+	FMOVD bias+72(FP), F27; VDUP V27.D[0], V27.D2
+	SUBS $8, R1; BLT afterblock
+
+block:
+	FMOVQ 0(R3), F0
+	FMOVQ 16(R3), F1
+	FMOVQ 32(R3), F2
+	FMOVQ 48(R3), F3
+	WORD $0x4efed400 /* fsub v0.2d, v0.2d, v30.2d */
+	WORD $0x4efed421 /* fsub v1.2d, v1.2d, v30.2d */
+	WORD $0x4efed442 /* fsub v2.2d, v2.2d, v30.2d */
+	WORD $0x4efed463 /* fsub v3.2d, v3.2d, v30.2d */
+	WORD $0x6e7ddc00 /* fmul v0.2d, v0.2d, v29.2d */
+	WORD $0x6e7ddc21 /* fmul v1.2d, v1.2d, v29.2d */
+	WORD $0x6e7ddc42 /* fmul v2.2d, v2.2d, v29.2d */
+	WORD $0x6e7ddc63 /* fmul v3.2d, v3.2d, v29.2d */
+	VMOV V27.B16, V4.B16
+	WORD $0x4e7ccc04 /* fmla v4.2d, v0.2d, v28.2d */
+	VMOV V27.B16, V5.B16
+	WORD $0x4e7ccc25 /* fmla v5.2d, v1.2d, v28.2d */
+	VMOV V27.B16, V6.B16
+	WORD $0x4e7ccc46 /* fmla v6.2d, v2.2d, v28.2d */
+	VMOV V27.B16, V7.B16
+	WORD $0x4e7ccc67 /* fmla v7.2d, v3.2d, v28.2d */
+	FMOVQ F4, 0(R2)
+	FMOVQ F5, 16(R2)
+	FMOVQ F6, 32(R2)
+	FMOVQ F7, 48(R2)
+	ADD $64, R2
+	ADD $64, R3
+	SUBS $8, R1; BGE block
+
+afterblock:
+	ADD $8, R1
+	SUBS $2, R1; BLT aftervector
+
+vector:
+	FMOVQ 0(R3), F0
+	WORD $0x4efed400 /* fsub v0.2d, v0.2d, v30.2d */
+	WORD $0x6e7ddc00 /* fmul v0.2d, v0.2d, v29.2d */
+	VMOV V27.B16, V1.B16
+	WORD $0x4e7ccc01 /* fmla v1.2d, v0.2d, v28.2d */
+	FMOVQ F1, 0(R2)
+	ADD $16, R2
+	ADD $16, R3
+	SUBS $2, R1; BGE vector
+
+aftervector:
+	ADD $2, R1
+	SUBS $1, R1; BLT afterelement
+
+element:
+	FMOVD 0(R3), F0
+	WORD $0x4efed400 /* fsub v0.2d, v0.2d, v30.2d */
+	WORD $0x6e7ddc00 /* fmul v0.2d, v0.2d, v29.2d */
+	VMOV V27.B16, V1.B16
+	WORD $0x4e7ccc01 /* fmla v1.2d, v0.2d, v28.2d */
+	FMOVD F1, 0(R2)
+	ADD $8, R2
+	ADD $8, R3
+	SUBS $1, R1; BGE element
+
+afterelement:
+	ADD $1, R1
+	RET
+
+// func normPlaneSumsF32NEON(x, dy []float32, mean, rstd float32) (s1, s2 float64)
+TEXT ·normPlaneSumsF32NEON(SB), NOSPLIT, $0-72
+	MOVD x_len+8(FP), R1
+	MOVD x_base+0(FP), R2
+	MOVD dy_base+24(FP), R3
+	VEOR V30.B16, V30.B16, V30.B16
+	VEOR V29.B16, V29.B16, V29.B16
+	VEOR V28.B16, V28.B16, V28.B16
+	VEOR V27.B16, V27.B16, V27.B16
+	VEOR V26.B16, V26.B16, V26.B16
+	VEOR V25.B16, V25.B16, V25.B16
+	VEOR V24.B16, V24.B16, V24.B16
+	VEOR V23.B16, V23.B16, V23.B16
+	FMOVS mean+48(FP), F22; VDUP V22.S[0], V22.S4
+	FMOVS rstd+52(FP), F21; VDUP V21.S[0], V21.S4
+	SUBS $16, R1; BLT afterblock
+
+block:
+	FMOVQ 0(R2), F0
+	FMOVQ 16(R2), F1
+	FMOVQ 32(R2), F2
+	FMOVQ 48(R2), F3
+	WORD $0x4eb6d400 /* fsub v0.4s, v0.4s, v22.4s */
+	WORD $0x4eb6d421 /* fsub v1.4s, v1.4s, v22.4s */
+	WORD $0x4eb6d442 /* fsub v2.4s, v2.4s, v22.4s */
+	WORD $0x4eb6d463 /* fsub v3.4s, v3.4s, v22.4s */
+	WORD $0x6e35dc00 /* fmul v0.4s, v0.4s, v21.4s */
+	WORD $0x6e35dc21 /* fmul v1.4s, v1.4s, v21.4s */
+	WORD $0x6e35dc42 /* fmul v2.4s, v2.4s, v21.4s */
+	WORD $0x6e35dc63 /* fmul v3.4s, v3.4s, v21.4s */
+	FMOVQ 0(R3), F4
+	FMOVQ 16(R3), F5
+	FMOVQ 32(R3), F6
+	FMOVQ 48(R3), F7
+	WORD $0x0e617888 /* fcvtl v8.2d, v4.2s */
+	WORD $0x4e68d7de /* fadd v30.2d, v30.2d, v8.2d */
+	WORD $0x4e617888 /* fcvtl2 v8.2d, v4.4s */
+	WORD $0x4e68d7de /* fadd v30.2d, v30.2d, v8.2d */
+	WORD $0x0e6178a9 /* fcvtl v9.2d, v5.2s */
+	WORD $0x4e69d7bd /* fadd v29.2d, v29.2d, v9.2d */
+	WORD $0x4e6178a9 /* fcvtl2 v9.2d, v5.4s */
+	WORD $0x4e69d7bd /* fadd v29.2d, v29.2d, v9.2d */
+	WORD $0x0e6178ca /* fcvtl v10.2d, v6.2s */
+	WORD $0x4e6ad79c /* fadd v28.2d, v28.2d, v10.2d */
+	WORD $0x4e6178ca /* fcvtl2 v10.2d, v6.4s */
+	WORD $0x4e6ad79c /* fadd v28.2d, v28.2d, v10.2d */
+	WORD $0x0e6178eb /* fcvtl v11.2d, v7.2s */
+	WORD $0x4e6bd77b /* fadd v27.2d, v27.2d, v11.2d */
+	WORD $0x4e6178eb /* fcvtl2 v11.2d, v7.4s */
+	WORD $0x4e6bd77b /* fadd v27.2d, v27.2d, v11.2d */
+	WORD $0x6e20dc80 /* fmul v0.4s, v4.4s, v0.4s */
+	WORD $0x6e21dca1 /* fmul v1.4s, v5.4s, v1.4s */
+	WORD $0x6e22dcc2 /* fmul v2.4s, v6.4s, v2.4s */
+	WORD $0x6e23dce3 /* fmul v3.4s, v7.4s, v3.4s */
+	WORD $0x0e617804 /* fcvtl v4.2d, v0.2s */
+	WORD $0x4e64d75a /* fadd v26.2d, v26.2d, v4.2d */
+	WORD $0x4e617804 /* fcvtl2 v4.2d, v0.4s */
+	WORD $0x4e64d75a /* fadd v26.2d, v26.2d, v4.2d */
+	WORD $0x0e617825 /* fcvtl v5.2d, v1.2s */
+	WORD $0x4e65d739 /* fadd v25.2d, v25.2d, v5.2d */
+	WORD $0x4e617825 /* fcvtl2 v5.2d, v1.4s */
+	WORD $0x4e65d739 /* fadd v25.2d, v25.2d, v5.2d */
+	WORD $0x0e617846 /* fcvtl v6.2d, v2.2s */
+	WORD $0x4e66d718 /* fadd v24.2d, v24.2d, v6.2d */
+	WORD $0x4e617846 /* fcvtl2 v6.2d, v2.4s */
+	WORD $0x4e66d718 /* fadd v24.2d, v24.2d, v6.2d */
+	WORD $0x0e617867 /* fcvtl v7.2d, v3.2s */
+	WORD $0x4e67d6f7 /* fadd v23.2d, v23.2d, v7.2d */
+	WORD $0x4e617867 /* fcvtl2 v7.2d, v3.4s */
+	WORD $0x4e67d6f7 /* fadd v23.2d, v23.2d, v7.2d */
+	ADD $64, R2
+	ADD $64, R3
+	SUBS $16, R1; BGE block
+
+afterblock:
+	ADD $16, R1
+	SUBS $4, R1; BLT aftervector
+
+vector:
+	FMOVQ 0(R2), F0
+	WORD $0x4eb6d400 /* fsub v0.4s, v0.4s, v22.4s */
+	WORD $0x6e35dc00 /* fmul v0.4s, v0.4s, v21.4s */
+	FMOVQ 0(R3), F1
+	WORD $0x0e617822 /* fcvtl v2.2d, v1.2s */
+	WORD $0x4e62d7de /* fadd v30.2d, v30.2d, v2.2d */
+	WORD $0x4e617822 /* fcvtl2 v2.2d, v1.4s */
+	WORD $0x4e62d7de /* fadd v30.2d, v30.2d, v2.2d */
+	WORD $0x6e20dc20 /* fmul v0.4s, v1.4s, v0.4s */
+	WORD $0x0e617801 /* fcvtl v1.2d, v0.2s */
+	WORD $0x4e61d75a /* fadd v26.2d, v26.2d, v1.2d */
+	WORD $0x4e617801 /* fcvtl2 v1.2d, v0.4s */
+	WORD $0x4e61d75a /* fadd v26.2d, v26.2d, v1.2d */
+	ADD $16, R2
+	ADD $16, R3
+	SUBS $4, R1; BGE vector
+
+aftervector:
+	ADD $4, R1
+	SUBS $1, R1; BLT afterelement
+
+element:
+	FMOVS 0(R2), F0
+	WORD $0x4eb6d400 /* fsub v0.4s, v0.4s, v22.4s */
+	WORD $0x6e35dc00 /* fmul v0.4s, v0.4s, v21.4s */
+	FMOVS 0(R3), F1
+	WORD $0x0e617822 /* fcvtl v2.2d, v1.2s */
+	WORD $0x4e62d7de /* fadd v30.2d, v30.2d, v2.2d */
+	WORD $0x4e617822 /* fcvtl2 v2.2d, v1.4s */
+	WORD $0x4e62d7de /* fadd v30.2d, v30.2d, v2.2d */
+	WORD $0x6e20dc20 /* fmul v0.4s, v1.4s, v0.4s */
+	WORD $0x0e617801 /* fcvtl v1.2d, v0.2s */
+	WORD $0x4e61d75a /* fadd v26.2d, v26.2d, v1.2d */
+	WORD $0x4e617801 /* fcvtl2 v1.2d, v0.4s */
+	WORD $0x4e61d75a /* fadd v26.2d, v26.2d, v1.2d */
+	ADD $4, R2
+	ADD $4, R3
+	SUBS $1, R1; BGE element
+
+afterelement:
+	ADD $1, R1
+	WORD $0x4e7cd7de /* fadd v30.2d, v30.2d, v28.2d */
+	WORD $0x4e7bd7bd /* fadd v29.2d, v29.2d, v27.2d */
+	WORD $0x4e7dd7de /* fadd v30.2d, v30.2d, v29.2d */
+	VEXT $8, V30.B16, V30.B16, V0.B16
+	WORD $0x4e60d7de /* fadd v30.2d, v30.2d, v0.2d */
+	FMOVD F30, s1+56(FP)
+	WORD $0x4e78d75a /* fadd v26.2d, v26.2d, v24.2d */
+	WORD $0x4e77d739 /* fadd v25.2d, v25.2d, v23.2d */
+	WORD $0x4e79d75a /* fadd v26.2d, v26.2d, v25.2d */
+	VEXT $8, V26.B16, V26.B16, V0.B16
+	WORD $0x4e60d75a /* fadd v26.2d, v26.2d, v0.2d */
+	FMOVD F26, s2+64(FP)
+	RET
+
+// func normPlaneSumsF64NEON(x, dy []float64, mean, rstd float64) (s1, s2 float64)
+TEXT ·normPlaneSumsF64NEON(SB), NOSPLIT, $0-80
+	MOVD x_len+8(FP), R1
+	MOVD x_base+0(FP), R2
+	MOVD dy_base+24(FP), R3
+	VEOR V30.B16, V30.B16, V30.B16
+	VEOR V29.B16, V29.B16, V29.B16
+	VEOR V28.B16, V28.B16, V28.B16
+	VEOR V27.B16, V27.B16, V27.B16
+	VEOR V26.B16, V26.B16, V26.B16
+	VEOR V25.B16, V25.B16, V25.B16
+	VEOR V24.B16, V24.B16, V24.B16
+	VEOR V23.B16, V23.B16, V23.B16
+	FMOVD mean+48(FP), F22; VDUP V22.D[0], V22.D2
+	FMOVD rstd+56(FP), F21; VDUP V21.D[0], V21.D2
+	SUBS $8, R1; BLT afterblock
+
+block:
+	FMOVQ 0(R2), F0
+	FMOVQ 16(R2), F1
+	FMOVQ 32(R2), F2
+	FMOVQ 48(R2), F3
+	WORD $0x4ef6d400 /* fsub v0.2d, v0.2d, v22.2d */
+	WORD $0x4ef6d421 /* fsub v1.2d, v1.2d, v22.2d */
+	WORD $0x4ef6d442 /* fsub v2.2d, v2.2d, v22.2d */
+	WORD $0x4ef6d463 /* fsub v3.2d, v3.2d, v22.2d */
+	WORD $0x6e75dc00 /* fmul v0.2d, v0.2d, v21.2d */
+	WORD $0x6e75dc21 /* fmul v1.2d, v1.2d, v21.2d */
+	WORD $0x6e75dc42 /* fmul v2.2d, v2.2d, v21.2d */
+	WORD $0x6e75dc63 /* fmul v3.2d, v3.2d, v21.2d */
+	FMOVQ 0(R3), F4
+	FMOVQ 16(R3), F5
+	FMOVQ 32(R3), F6
+	FMOVQ 48(R3), F7
+	WORD $0x4e64d7de /* fadd v30.2d, v30.2d, v4.2d */
+	WORD $0x4e65d7bd /* fadd v29.2d, v29.2d, v5.2d */
+	WORD $0x4e66d79c /* fadd v28.2d, v28.2d, v6.2d */
+	WORD $0x4e67d77b /* fadd v27.2d, v27.2d, v7.2d */
+	WORD $0x6e60dc80 /* fmul v0.2d, v4.2d, v0.2d */
+	WORD $0x6e61dca1 /* fmul v1.2d, v5.2d, v1.2d */
+	WORD $0x6e62dcc2 /* fmul v2.2d, v6.2d, v2.2d */
+	WORD $0x6e63dce3 /* fmul v3.2d, v7.2d, v3.2d */
+	WORD $0x4e60d75a /* fadd v26.2d, v26.2d, v0.2d */
+	WORD $0x4e61d739 /* fadd v25.2d, v25.2d, v1.2d */
+	WORD $0x4e62d718 /* fadd v24.2d, v24.2d, v2.2d */
+	WORD $0x4e63d6f7 /* fadd v23.2d, v23.2d, v3.2d */
+	ADD $64, R2
+	ADD $64, R3
+	SUBS $8, R1; BGE block
+
+afterblock:
+	ADD $8, R1
+	SUBS $2, R1; BLT aftervector
+
+vector:
+	FMOVQ 0(R2), F0
+	WORD $0x4ef6d400 /* fsub v0.2d, v0.2d, v22.2d */
+	WORD $0x6e75dc00 /* fmul v0.2d, v0.2d, v21.2d */
+	FMOVQ 0(R3), F1
+	WORD $0x4e61d7de /* fadd v30.2d, v30.2d, v1.2d */
+	WORD $0x6e60dc20 /* fmul v0.2d, v1.2d, v0.2d */
+	WORD $0x4e60d75a /* fadd v26.2d, v26.2d, v0.2d */
+	ADD $16, R2
+	ADD $16, R3
+	SUBS $2, R1; BGE vector
+
+aftervector:
+	ADD $2, R1
+	SUBS $1, R1; BLT afterelement
+
+element:
+	FMOVD 0(R2), F0
+	WORD $0x4ef6d400 /* fsub v0.2d, v0.2d, v22.2d */
+	WORD $0x6e75dc00 /* fmul v0.2d, v0.2d, v21.2d */
+	FMOVD 0(R3), F1
+	WORD $0x4e61d7de /* fadd v30.2d, v30.2d, v1.2d */
+	WORD $0x6e60dc20 /* fmul v0.2d, v1.2d, v0.2d */
+	WORD $0x4e60d75a /* fadd v26.2d, v26.2d, v0.2d */
+	ADD $8, R2
+	ADD $8, R3
+	SUBS $1, R1; BGE element
+
+afterelement:
+	ADD $1, R1
+	WORD $0x4e7cd7de /* fadd v30.2d, v30.2d, v28.2d */
+	WORD $0x4e7bd7bd /* fadd v29.2d, v29.2d, v27.2d */
+	WORD $0x4e7dd7de /* fadd v30.2d, v30.2d, v29.2d */
+	VEXT $8, V30.B16, V30.B16, V0.B16
+	WORD $0x4e60d7de /* fadd v30.2d, v30.2d, v0.2d */
+	FMOVD F30, s1+64(FP)
+	WORD $0x4e78d75a /* fadd v26.2d, v26.2d, v24.2d */
+	WORD $0x4e77d739 /* fadd v25.2d, v25.2d, v23.2d */
+	WORD $0x4e79d75a /* fadd v26.2d, v26.2d, v25.2d */
+	VEXT $8, V26.B16, V26.B16, V0.B16
+	WORD $0x4e60d75a /* fadd v26.2d, v26.2d, v0.2d */
+	FMOVD F26, s2+72(FP)
+	RET
+
+// func normPlaneGradF32NEON(dx, x, dy []float32, mean, rstd, gain, c1, c2 float32)
+TEXT ·normPlaneGradF32NEON(SB), NOSPLIT, $0-92
+	MOVD dx_len+8(FP), R1
+	MOVD dx_base+0(FP), R2
+	MOVD x_base+24(FP), R3
+	MOVD dy_base+48(FP), R4
+	FMOVS mean+72(FP), F30; VDUP V30.S[0], V30.S4
+	FMOVS rstd+76(FP), F29; VDUP V29.S[0], V29.S4
+	FMOVS gain+80(FP), F28; VDUP V28.S[0], V28.S4
+	FMOVS c1+84(FP), F27; VDUP V27.S[0], V27.S4
+	FMOVS c2+88(FP), F26; VDUP V26.S[0], V26.S4
+	SUBS $16, R1; BLT afterblock
+
+block:
+	FMOVQ 0(R3), F0
+	FMOVQ 16(R3), F1
+	FMOVQ 32(R3), F2
+	FMOVQ 48(R3), F3
+	WORD $0x4ebed400 /* fsub v0.4s, v0.4s, v30.4s */
+	WORD $0x4ebed421 /* fsub v1.4s, v1.4s, v30.4s */
+	WORD $0x4ebed442 /* fsub v2.4s, v2.4s, v30.4s */
+	WORD $0x4ebed463 /* fsub v3.4s, v3.4s, v30.4s */
+	WORD $0x6e3ddc00 /* fmul v0.4s, v0.4s, v29.4s */
+	WORD $0x6e3ddc21 /* fmul v1.4s, v1.4s, v29.4s */
+	WORD $0x6e3ddc42 /* fmul v2.4s, v2.4s, v29.4s */
+	WORD $0x6e3ddc63 /* fmul v3.4s, v3.4s, v29.4s */
+	FMOVQ 0(R4), F4
+	FMOVQ 16(R4), F5
+	FMOVQ 32(R4), F6
+	FMOVQ 48(R4), F7
+	WORD $0x6ea0fb68 /* fneg v8.4s, v27.4s */
+	WORD $0x4e3ccc88 /* fmla v8.4s, v4.4s, v28.4s */
+	WORD $0x6ea0fb69 /* fneg v9.4s, v27.4s */
+	WORD $0x4e3ccca9 /* fmla v9.4s, v5.4s, v28.4s */
+	WORD $0x6ea0fb6a /* fneg v10.4s, v27.4s */
+	WORD $0x4e3cccca /* fmla v10.4s, v6.4s, v28.4s */
+	WORD $0x6ea0fb6b /* fneg v11.4s, v27.4s */
+	WORD $0x4e3ccceb /* fmla v11.4s, v7.4s, v28.4s */
+	WORD $0x4ebacc08 /* fmls v8.4s, v0.4s, v26.4s */
+	WORD $0x4ebacc29 /* fmls v9.4s, v1.4s, v26.4s */
+	WORD $0x4ebacc4a /* fmls v10.4s, v2.4s, v26.4s */
+	WORD $0x4ebacc6b /* fmls v11.4s, v3.4s, v26.4s */
+	WORD $0x6e3ddd08 /* fmul v8.4s, v8.4s, v29.4s */
+	WORD $0x6e3ddd29 /* fmul v9.4s, v9.4s, v29.4s */
+	WORD $0x6e3ddd4a /* fmul v10.4s, v10.4s, v29.4s */
+	WORD $0x6e3ddd6b /* fmul v11.4s, v11.4s, v29.4s */
+	FMOVQ F8, 0(R2)
+	FMOVQ F9, 16(R2)
+	FMOVQ F10, 32(R2)
+	FMOVQ F11, 48(R2)
+	ADD $64, R2
+	ADD $64, R3
+	ADD $64, R4
+	SUBS $16, R1; BGE block
+
+afterblock:
+	ADD $16, R1
+	SUBS $4, R1; BLT aftervector
+
+vector:
+	FMOVQ 0(R3), F0
+	WORD $0x4ebed400 /* fsub v0.4s, v0.4s, v30.4s */
+	WORD $0x6e3ddc00 /* fmul v0.4s, v0.4s, v29.4s */
+	FMOVQ 0(R4), F1
+	WORD $0x6ea0fb62 /* fneg v2.4s, v27.4s */
+	WORD $0x4e3ccc22 /* fmla v2.4s, v1.4s, v28.4s */
+	WORD $0x4ebacc02 /* fmls v2.4s, v0.4s, v26.4s */
+	WORD $0x6e3ddc42 /* fmul v2.4s, v2.4s, v29.4s */
+	FMOVQ F2, 0(R2)
+	ADD $16, R2
+	ADD $16, R3
+	ADD $16, R4
+	SUBS $4, R1; BGE vector
+
+aftervector:
+	ADD $4, R1
+	SUBS $1, R1; BLT afterelement
+
+element:
+	FMOVS 0(R3), F0
+	WORD $0x4ebed400 /* fsub v0.4s, v0.4s, v30.4s */
+	WORD $0x6e3ddc00 /* fmul v0.4s, v0.4s, v29.4s */
+	FMOVS 0(R4), F1
+	WORD $0x6ea0fb62 /* fneg v2.4s, v27.4s */
+	WORD $0x4e3ccc22 /* fmla v2.4s, v1.4s, v28.4s */
+	WORD $0x4ebacc02 /* fmls v2.4s, v0.4s, v26.4s */
+	WORD $0x6e3ddc42 /* fmul v2.4s, v2.4s, v29.4s */
+	FMOVS F2, 0(R2)
+	ADD $4, R2
+	ADD $4, R3
+	ADD $4, R4
+	SUBS $1, R1; BGE element
+
+afterelement:
+	ADD $1, R1
+	RET
+
+// func normPlaneGradF64NEON(dx, x, dy []float64, mean, rstd, gain, c1, c2 float64)
+TEXT ·normPlaneGradF64NEON(SB), NOSPLIT, $0-112
+	MOVD dx_len+8(FP), R1
+	MOVD dx_base+0(FP), R2
+	MOVD x_base+24(FP), R3
+	MOVD dy_base+48(FP), R4
+	FMOVD mean+72(FP), F30; VDUP V30.D[0], V30.D2
+	FMOVD rstd+80(FP), F29; VDUP V29.D[0], V29.D2
+	FMOVD gain+88(FP), F28; VDUP V28.D[0], V28.D2
+	FMOVD c1+96(FP), F27; VDUP V27.D[0], V27.D2
+	FMOVD c2+104(FP), F26; VDUP V26.D[0], V26.D2
+	SUBS $8, R1; BLT afterblock
+
+block:
+	FMOVQ 0(R3), F0
+	FMOVQ 16(R3), F1
+	FMOVQ 32(R3), F2
+	FMOVQ 48(R3), F3
+	WORD $0x4efed400 /* fsub v0.2d, v0.2d, v30.2d */
+	WORD $0x4efed421 /* fsub v1.2d, v1.2d, v30.2d */
+	WORD $0x4efed442 /* fsub v2.2d, v2.2d, v30.2d */
+	WORD $0x4efed463 /* fsub v3.2d, v3.2d, v30.2d */
+	WORD $0x6e7ddc00 /* fmul v0.2d, v0.2d, v29.2d */
+	WORD $0x6e7ddc21 /* fmul v1.2d, v1.2d, v29.2d */
+	WORD $0x6e7ddc42 /* fmul v2.2d, v2.2d, v29.2d */
+	WORD $0x6e7ddc63 /* fmul v3.2d, v3.2d, v29.2d */
+	FMOVQ 0(R4), F4
+	FMOVQ 16(R4), F5
+	FMOVQ 32(R4), F6
+	FMOVQ 48(R4), F7
+	WORD $0x6ee0fb68 /* fneg v8.2d, v27.2d */
+	WORD $0x4e7ccc88 /* fmla v8.2d, v4.2d, v28.2d */
+	WORD $0x6ee0fb69 /* fneg v9.2d, v27.2d */
+	WORD $0x4e7ccca9 /* fmla v9.2d, v5.2d, v28.2d */
+	WORD $0x6ee0fb6a /* fneg v10.2d, v27.2d */
+	WORD $0x4e7cccca /* fmla v10.2d, v6.2d, v28.2d */
+	WORD $0x6ee0fb6b /* fneg v11.2d, v27.2d */
+	WORD $0x4e7ccceb /* fmla v11.2d, v7.2d, v28.2d */
+	WORD $0x4efacc08 /* fmls v8.2d, v0.2d, v26.2d */
+	WORD $0x4efacc29 /* fmls v9.2d, v1.2d, v26.2d */
+	WORD $0x4efacc4a /* fmls v10.2d, v2.2d, v26.2d */
+	WORD $0x4efacc6b /* fmls v11.2d, v3.2d, v26.2d */
+	WORD $0x6e7ddd08 /* fmul v8.2d, v8.2d, v29.2d */
+	WORD $0x6e7ddd29 /* fmul v9.2d, v9.2d, v29.2d */
+	WORD $0x6e7ddd4a /* fmul v10.2d, v10.2d, v29.2d */
+	WORD $0x6e7ddd6b /* fmul v11.2d, v11.2d, v29.2d */
+	FMOVQ F8, 0(R2)
+	FMOVQ F9, 16(R2)
+	FMOVQ F10, 32(R2)
+	FMOVQ F11, 48(R2)
+	ADD $64, R2
+	ADD $64, R3
+	ADD $64, R4
+	SUBS $8, R1; BGE block
+
+afterblock:
+	ADD $8, R1
+	SUBS $2, R1; BLT aftervector
+
+vector:
+	FMOVQ 0(R3), F0
+	WORD $0x4efed400 /* fsub v0.2d, v0.2d, v30.2d */
+	WORD $0x6e7ddc00 /* fmul v0.2d, v0.2d, v29.2d */
+	FMOVQ 0(R4), F1
+	WORD $0x6ee0fb62 /* fneg v2.2d, v27.2d */
+	WORD $0x4e7ccc22 /* fmla v2.2d, v1.2d, v28.2d */
+	WORD $0x4efacc02 /* fmls v2.2d, v0.2d, v26.2d */
+	WORD $0x6e7ddc42 /* fmul v2.2d, v2.2d, v29.2d */
+	FMOVQ F2, 0(R2)
+	ADD $16, R2
+	ADD $16, R3
+	ADD $16, R4
+	SUBS $2, R1; BGE vector
+
+aftervector:
+	ADD $2, R1
+	SUBS $1, R1; BLT afterelement
+
+element:
+	FMOVD 0(R3), F0
+	WORD $0x4efed400 /* fsub v0.2d, v0.2d, v30.2d */
+	WORD $0x6e7ddc00 /* fmul v0.2d, v0.2d, v29.2d */
+	FMOVD 0(R4), F1
+	WORD $0x6ee0fb62 /* fneg v2.2d, v27.2d */
+	WORD $0x4e7ccc22 /* fmla v2.2d, v1.2d, v28.2d */
+	WORD $0x4efacc02 /* fmls v2.2d, v0.2d, v26.2d */
+	WORD $0x6e7ddc42 /* fmul v2.2d, v2.2d, v29.2d */
+	FMOVD F2, 0(R2)
+	ADD $8, R2
+	ADD $8, R3
+	ADD $8, R4
+	SUBS $1, R1; BGE element
+
+afterelement:
+	ADD $1, R1
+	RET
+
 // func dropoutF32NEON(y, x []float32, from, key, threshold uint32, scale float32)
 TEXT ·dropoutF32NEON(SB), NOSPLIT, $0-64
 	MOVD y_len+8(FP), R1

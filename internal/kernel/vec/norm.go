@@ -40,12 +40,8 @@ func RMSNormGradRow[T Float](dx, dgain, x, gain, dy []T, rstd T) {
 	normGrad(dx, x, gain, dy, 0, rstd, 0, s2)
 }
 
-// NormGradSums adds dy·x̂ to dgain and returns Σg and Σg·x̂, accumulated in float64, with x̂ and g as
+// normGradSums adds dy·x̂ to dgain and returns Σg and Σg·x̂, accumulated in float64, with x̂ and g as
 // for [NormGradRow].
-func NormGradSums[T Float](dgain, x, gain, dy []T, mean, rstd T) (s1, s2 float64) {
-	return normGradSums("NormGradSums", dgain, x, gain, dy, mean, rstd)
-}
-
 func normGradSums[T Float](op string, dgain, x, gain, dy []T, mean, rstd T) (s1, s2 float64) {
 	same(op, len(x), len(dgain), len(gain), len(dy))
 	k := table[T]()
@@ -58,16 +54,32 @@ func normGradSums[T Float](op string, dgain, x, gain, dy []T, mean, rstd T) (s1,
 }
 
 func normGrad[T Float](dx, x, gain, dy []T, mean, rstd T, s1, s2 float64) {
-	n := float64(len(x))
-	NormGrad(dx, x, gain, dy, mean, rstd, T(s1/n), T(s2/n))
-}
-
-// NormGrad sets dx = rstd·(g - m1 - x̂·m2), with x̂ and g as for [NormGradRow]. dx may be x or dy.
-func NormGrad[T Float](dx, x, gain, dy []T, mean, rstd, m1, m2 T) {
-	same("NormGrad", len(x), len(dx), len(gain), len(dy))
-	k := table[T]()
+	n, k := float64(len(x)), table[T]()
+	same("NormGrad", len(x), len(dx))
 	for i := 0; i < len(x); i += piece {
 		j := min(i+piece, len(x))
-		k.normGrad(dx[i:j], x[i:j], gain[i:j], dy[i:j], mean, rstd, m1, m2)
+		k.normGrad(dx[i:j], x[i:j], gain[i:j], dy[i:j], mean, rstd, T(s1/n), T(s2/n))
 	}
+}
+
+// NormPlane sets y = x̂·gain + bias with x̂ = (x-mean)·rstd: a channel of an image.
+func NormPlane[T Float](y, x []T, mean, rstd, gain, bias T) {
+	k := table[T]().normPlane
+	each2("NormPlane", func(y, x []T) { k(y, x, mean, rstd, gain, bias) }, y, x)
+}
+
+// NormPlaneSums returns Σdy and Σdy·x̂, accumulated in float64, with x̂ as for [NormPlane].
+func NormPlaneSums[T Float](x, dy []T, mean, rstd T) (s1, s2 float64) {
+	k := table[T]().normPlaneSums
+	each2("NormPlaneSums", func(x, dy []T) {
+		a, b := k(x, dy, mean, rstd)
+		s1, s2 = s1+a, s2+b
+	}, x, dy)
+	return s1, s2
+}
+
+// NormPlaneGrad sets dx = rstd·(gain·dy - m1 - x̂·m2), with x̂ as for [NormPlane]. dx may be x or dy.
+func NormPlaneGrad[T Float](dx, x, dy []T, mean, rstd, gain, m1, m2 T) {
+	k := table[T]().normPlaneGrad
+	each3("NormPlaneGrad", func(dx, x, dy []T) { k(dx, x, dy, mean, rstd, gain, m1, m2) }, dx, x, dy)
 }

@@ -121,6 +121,18 @@ func elementwise[T Float]() []op[T] {
 			NormRow(s[0], s[1], s[2], nil, T(n.alpha), T(n.rstd))
 			return nil
 		}},
+		{"NormPlane", 2, 1, moderate, false, 64, true, func(s [][]T, n numbers) []float64 {
+			NormPlane(s[0], s[1], T(n.alpha), T(n.rstd), T(n.beta), 0.5)
+			return nil
+		}},
+		{"NormPlaneSums", 2, 0, moderate, false, 64, false, func(s [][]T, n numbers) []float64 {
+			s1, s2 := NormPlaneSums(s[0], s[1], T(n.alpha), T(n.rstd))
+			return []float64{s1 / 200, s2 / 200} // of up to so many terms
+		}},
+		{"NormPlaneGrad", 3, 1, moderate, false, 64, true, func(s [][]T, n numbers) []float64 {
+			NormPlaneGrad(s[0], s[1], s[2], T(n.alpha), T(n.rstd), T(n.beta), 0.5, 0.25)
+			return nil
+		}},
 		{"MaxPairs", 2, 2, wide, true, 0, false, func(s [][]T, _ numbers) []float64 { // all written: none may be another
 			n := len(s[0]) / 4
 			MaxPairs(s[0][len(s[0])-n:], s[1], n, len(s[1])/2)

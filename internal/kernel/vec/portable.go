@@ -24,6 +24,7 @@ func portableKernels[T Float]() kernels[T] {
 			gluGradGo[T](geluTanh, geluTanhSlope), gluGradGo[T](relu, reluSlope), gluGradGo[T](sigmoid, sigmoidSlope)},
 		expSubSum: expSubSumGo[T], softmaxGrad: softmaxGradGo[T],
 		norm: normGo[T], normPlain: normPlainGo[T], normGradSums: normGradSumsGo[T], normGrad: normGradGo[T], rotate: rotateGo[T],
+		normPlane: normPlaneGo[T], normPlaneSums: normPlaneSumsGo[T], normPlaneGrad: normPlaneGradGo[T],
 		maxPairs: maxPairsGo[T], maxPairsGrad: maxPairsGradGo[T],
 		adam: adamGo[T], sgd: sgdGo[T], momentum: momentumGo[T], nesterov: nesterovGo[T], dropout: dropoutGo[T],
 	}

@@ -161,6 +161,27 @@ func normGradGo[T Float](dx, x, gain, dy []T, mean, rstd, c1, c2 T) {
 	}
 }
 
+func normPlaneGo[T Float](y, x []T, mean, rstd, gain, bias T) {
+	for i := range y {
+		y[i] = (x[i]-mean)*rstd*gain + bias
+	}
+}
+
+func normPlaneSumsGo[T Float](x, dy []T, mean, rstd T) (s1, s2 float64) {
+	for i, g := range dy {
+		s1 += float64(g)
+		s2 += float64(g) * float64((x[i]-mean)*rstd)
+	}
+	return s1, s2
+}
+
+func normPlaneGradGo[T Float](dx, x, dy []T, mean, rstd, gain, c1, c2 T) {
+	for i := range dx {
+		hat := (x[i] - mean) * rstd
+		dx[i] = rstd * (gain*dy[i] - c1 - hat*c2)
+	}
+}
+
 func rotateGo[T Float](a, b, x, y, cos, sin []T) {
 	for i, c := range cos {
 		x, y, s := x[i], y[i], sin[i]

@@ -227,6 +227,10 @@ func (b *body) accumulateProduct(acc, x, y *value) {
 func rows() []kernel {
 	const widely = "dx, x, gain, dy []T, mean, rstd, c1, c2 T"
 	hat := func(b *body) *value { return b.mul(b.sub(b.load("x"), b.scalar("mean")), b.scalar("rstd")) }
+	sums := func(f *function) {
+		f.returns("s1", f.results(), f.fold("s1", "VADDPD", 64), 64)
+		f.returns("s2", f.results()+8, f.fold("s2", "VADDPD", 64), 64)
+	}
 	return []kernel{
 		{name: "softmaxGrad", params: "dx, p, dp []T, delta, scale T", unroll: [2]int{4, 2}, body: func(b *body) {
 			d := b.sub(b.load("dp"), b.scalar("delta"))
@@ -244,22 +248,31 @@ func rows() []kernel {
 		{name: "normPlain", params: "y, x, gain []T, mean, rstd T", unroll: [2]int{4, 2}, body: func(b *body) {
 			b.store("y", b.mul(hat(b), b.load("gain")))
 		}},
-		{name: "normGradSums", params: "dgain, x, gain, dy []T, mean, rstd T", result: "(s1, s2 float64)", unroll: [2]int{4, 2},
-			finish: func(f *function) {
-				f.returns("s1", f.results(), f.fold("s1", "VADDPD", 64), 64)
-				f.returns("s2", f.results()+8, f.fold("s2", "VADDPD", 64), 64)
-			},
-			body: func(b *body) {
-				s1, s2 := b.accumulator("s1", nil), b.accumulator("s2", nil)
-				hat, dy := hat(b), b.load("dy")
-				b.store("dgain", b.fma(dy, hat, b.load("dgain")))
-				g := b.mul(dy, b.load("gain"))
-				b.accumulateWide(s1, g)
-				b.accumulateWide(s2, b.mul(g, hat))
-			}},
+		{name: "normGradSums", params: "dgain, x, gain, dy []T, mean, rstd T", result: "(s1, s2 float64)", unroll: [2]int{4, 2}, finish: sums, body: func(b *body) {
+			s1, s2 := b.accumulator("s1", nil), b.accumulator("s2", nil)
+			hat, dy := hat(b), b.load("dy")
+			b.store("dgain", b.fma(dy, hat, b.load("dgain")))
+			g := b.mul(dy, b.load("gain"))
+			b.accumulateWide(s1, g)
+			b.accumulateWide(s2, b.mul(g, hat))
+		}},
 		{name: "normGrad", params: widely, unroll: [2]int{4, 2}, body: func(b *body) {
 			hat := hat(b)
 			centered := b.fms(b.load("gain"), b.load("dy"), b.scalar("c1"))
+			b.store("dx", b.mul(b.fnma(hat, b.scalar("c2"), centered), b.scalar("rstd")))
+		}},
+		{name: "normPlane", params: "y, x []T, mean, rstd, gain, bias T", unroll: [2]int{4, 2}, body: func(b *body) {
+			b.store("y", b.fma(hat(b), b.scalar("gain"), b.scalar("bias")))
+		}},
+		{name: "normPlaneSums", params: "x, dy []T, mean, rstd T", result: "(s1, s2 float64)", unroll: [2]int{4, 2}, finish: sums, body: func(b *body) {
+			s1, s2 := b.accumulator("s1", nil), b.accumulator("s2", nil)
+			hat, dy := hat(b), b.load("dy")
+			b.accumulateWide(s1, dy)
+			b.accumulateWide(s2, b.mul(dy, hat))
+		}},
+		{name: "normPlaneGrad", params: "dx, x, dy []T, mean, rstd, gain, c1, c2 T", unroll: [2]int{4, 2}, body: func(b *body) {
+			hat := hat(b)
+			centered := b.fms(b.load("dy"), b.scalar("gain"), b.scalar("c1"))
 			b.store("dx", b.mul(b.fnma(hat, b.scalar("c2"), centered), b.scalar("rstd")))
 		}},
 		{name: "dropout", params: "y, x []T, from, key, threshold uint32, scale T", unroll: [2]int{4, 2}, only32: true, body: dropout},
