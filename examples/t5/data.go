@@ -29,7 +29,7 @@ type function struct {
 	source  string // without comments
 	comment string // its first sentence, after the name
 
-	reads, says []int // tokens of source and comment
+	reads, says []int // tokens of name and source, and of the comment
 }
 
 // corpus is what there is to learn from, and the functions of files that are held out.
@@ -38,8 +38,7 @@ type corpus struct{ train, held []function }
 // holdOut is the share of files that are held out: one in so many.
 const holdOut = 20
 
-// read returns the functions in a tree of Go files, without tests and commands, in an order that is
-// always the same. What occurs a second time, such as for another system, is left out.
+// read returns the functions in a tree of Go files, without tests, in an order that is always the same. What occurs a second time, such as for another system, is left out.
 func read(tree fs.FS) (c corpus, err error) {
 	seen := make(map[string]bool)
 	err = fs.WalkDir(tree, ".", func(path string, entry fs.DirEntry, err error) error {
@@ -47,7 +46,7 @@ func read(tree fs.FS) (c corpus, err error) {
 			return err
 		}
 		switch name := entry.Name(); {
-		case entry.IsDir() && (path == "cmd" || name == "vendor" || name == "testdata"):
+		case entry.IsDir() && (name == "vendor" || name == "testdata"):
 			return fs.SkipDir
 		case entry.IsDir() || !strings.HasSuffix(name, ".go") || strings.HasSuffix(name, "_test.go"):
 			return nil
@@ -75,11 +74,11 @@ func read(tree fs.FS) (c corpus, err error) {
 	return c, err
 }
 
-// tokenize returns the functions with their tokens: sources cut to some, and without the functions
-// whose comments have more than some.
+// tokenize returns the functions with their tokens: names and sources, cut to some, and without the
+// functions whose comments have more than some.
 func (v vocabulary) tokenize(all []function, source, target int) (list []function) {
 	for _, f := range all {
-		f.reads, f.says = v.tokens(f.source), v.tokens(f.comment)
+		f.reads, f.says = append(append(v.tokens(f.name), end), v.tokens(f.source)...), v.tokens(f.comment)
 		f.reads = f.reads[:min(len(f.reads), source)]
 		if len(f.says) <= target {
 			list = append(list, f)
@@ -128,19 +127,13 @@ func share(all []function, i, n int) (mine []function) {
 	return mine
 }
 
-// shape returns the lengths that a function takes in a batch: powers of two, so that a few compiled
+// shape returns the lengths that a function takes in a batch: multiples of 8, so that a few compiled
 // programs serve all.
 func (f function) shape() (source, target int) {
 	return bucket(len(f.reads)), bucket(len(f.says) + 1)
 }
 
-func bucket(n int) int {
-	b := 16
-	for b < n {
-		b *= 2
-	}
-	return b
-}
+func bucket(n int) int { return (n + 7) / 8 * 8 }
 
 // group parts functions into batches of some rows at most, of one shape each.
 func group(all []function, rows int) (batches [][]function) {

@@ -1,23 +1,14 @@
 package main
 
-import (
-	"strings"
-	"unicode"
-)
-
 // rougeL returns ROUGE-L of a text (Lin, 2004, https://aclanthology.org/W04-1013): the harmonic mean
 // of the shares that the longest common subsequence has of the words of the text and of those of the
-// reference, in [0, 1]. Case and punctuation do not count.
+// reference, in [0, 1]. Case and punctuation do not count, and names are words each.
 func rougeL(text, reference string) float64 {
-	a, b := words(text), words(reference)
+	a, b := split(text), split(reference)
 	if len(a)+len(b) == 0 {
 		return 0
 	}
 	return 2 * float64(common(a, b)) / float64(len(a)+len(b))
-}
-
-func words(text string) []string {
-	return strings.FieldsFunc(strings.ToLower(text), func(r rune) bool { return !unicode.IsLetter(r) && !unicode.IsDigit(r) })
 }
 
 // common returns the length of the longest common subsequence of a and b.

@@ -5,66 +5,64 @@ import (
 	"maps"
 	"regexp"
 	"slices"
+	"strings"
 )
 
-// vocabulary has the texts of tokens: of bytes, then of frequent words and other pieces of text. Any
-// text is that of its tokens in a row.
+// vocabulary has the words that are tokens.
 type vocabulary struct {
-	pieces  []string
+	words   []string
 	tokenOf map[string]int
 }
 
-const (
-	numBytes = 256
-	end      = 0 // ends a comment, and is what the decoder starts with, as in T5
-)
+// end ends a comment, and is what the decoder starts with, as in T5. It also stands between the name of
+// a function and its source.
+const end = 0
 
-// piece matches what may be a token: a part of a word in camel case, with the space before it, or the
-// beginning of a line, or a character.
-var piece = regexp.MustCompile(`(?s) ?[A-Z]?[a-z]+| ?[A-Z]+|\n\t*|.`)
+// word matches a word of text or code. Names in camel case have several.
+var word = regexp.MustCompile(`[A-Z]+[a-z]*|[a-z]+|[0-9]+`)
 
-// learn returns a vocabulary of at most size tokens, with the pieces that are the most frequent.
+// split returns the words of a text in lower case, of which those of code and of comments are the same.
+func split(text string) []string {
+	list := word.FindAllString(text, -1)
+	for i, w := range list {
+		list[i] = strings.ToLower(w)
+	}
+	return list
+}
+
+// learn returns a vocabulary of at most size tokens, with the words that are the most frequent.
 func learn(all []function, size int) vocabulary {
 	count := make(map[string]int)
 	for _, f := range all {
-		for _, p := range append(piece.FindAllString(f.source, -1), piece.FindAllString(f.comment, -1)...) {
-			if len(p) > 1 {
-				count[p]++
-			}
+		for _, w := range split(f.source + " " + f.comment) {
+			count[w]++
 		}
 	}
 	frequent := slices.SortedFunc(maps.Keys(count), func(a, b string) int {
 		return cmp.Or(count[b]-count[a], cmp.Compare(a, b))
 	})
-	v := vocabulary{tokenOf: make(map[string]int)}
-	for i := range numBytes {
-		v.pieces = append(v.pieces, string([]byte{byte(i)}))
-	}
-	v.pieces = append(v.pieces, frequent[:min(len(frequent), size-numBytes)]...)
-	for i, p := range v.pieces {
-		v.tokenOf[p] = i
+	v := vocabulary{words: append([]string{""}, frequent[:min(len(frequent), size-1)]...), tokenOf: make(map[string]int)}
+	for i, w := range v.words {
+		v.tokenOf[w] = i
 	}
 	return v
 }
 
-// tokens returns the tokens of a text. A piece that has none is in bytes.
+// tokens returns the tokens of a text. Words that have none are left out.
 func (v vocabulary) tokens(text string) (tokens []int) {
-	for _, p := range piece.FindAllString(text, -1) {
-		if t, ok := v.tokenOf[p]; ok {
+	for _, w := range split(text) {
+		if t, ok := v.tokenOf[w]; ok {
 			tokens = append(tokens, t)
-			continue
-		}
-		for _, b := range []byte(p) {
-			tokens = append(tokens, int(b))
 		}
 	}
 	return tokens
 }
 
-// text returns the text of tokens.
-func (v vocabulary) text(tokens []int) (text string) {
+// text returns the words of tokens.
+func (v vocabulary) text(tokens []int) string {
+	var list []string
 	for _, t := range tokens {
-		text += v.pieces[t]
+		list = append(list, v.words[t])
 	}
-	return text
+	return strings.Join(list, " ")
 }

@@ -11,9 +11,6 @@ import (
 	"github.com/gofsdp/gofsdp/fsdp/metrics"
 )
 
-// always is what a model would say that has learned how comments begin, and does not read.
-const always = "returns the"
-
 // write has each rank write about its part of some functions held out, as many as it has, and
 // prints how good that is, and samples.
 func (r *rank) write(ctx context.Context) error {
@@ -22,10 +19,12 @@ func (r *rank) write(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	var score, trivial metrics.Mean
+	always := typical(r.data.train)
+	var score, constant, name metrics.Mean
 	said := fmt.Sprintf("rank %d of %d has written about %d functions\n", r.group.Rank(), r.group.Size(), len(mine))
 	for i, f := range mine {
-		err := errors.Join(score.Add(rougeL(texts[i], f.comment), 1), trivial.Add(rougeL(always, f.comment), 1))
+		err := errors.Join(score.Add(rougeL(texts[i], f.comment), 1), constant.Add(rougeL(always, f.comment), 1),
+			name.Add(rougeL(f.name, f.comment), 1))
 		if err != nil {
 			return err
 		}
@@ -33,7 +32,7 @@ func (r *rank) write(ctx context.Context) error {
 			said += fmt.Sprintf("  %.72s\n    comment %.64s\n    model   %.64s\n", f.name, strconv.Quote(f.comment), strconv.Quote(texts[i]))
 		}
 	}
-	if _, err := (metrics.Set{"score": &score, "trivial": &trivial}).Reduce(ctx, r.group); err != nil {
+	if _, err := (metrics.Set{"score": &score, "constant": &constant, "name": &name}).Reduce(ctx, r.group); err != nil {
 		return err
 	}
 	all, err := comm.GatherBytes(ctx, r.group, []byte(said))
@@ -43,8 +42,26 @@ func (r *rank) write(ctx context.Context) error {
 	for _, s := range all {
 		fmt.Fprintf(r.out, "%s", s)
 	}
-	fmt.Fprintf(r.out, "ROUGE-L %.3f over %.0f functions; %.3f if one always said %q\n", score.Value(), score.Weight(), trivial.Value(), always)
+	fmt.Fprintf(r.out, "ROUGE-L over %.0f functions:\n  model %.3f\n  always %.50q %.3f\n  the words of the name %.3f\n",
+		score.Weight(), score.Value(), always, constant.Value(), name.Value())
 	return nil
+}
+
+// typical returns the comment that is the most like some others: what a model would say at best that
+// does not read.
+func typical(all []function) (comment string) {
+	const candidates, others = 200, 500
+	most := -1.0
+	for i := 0; i < len(all); i += max(1, len(all)/candidates) {
+		sum := 0.0
+		for j := 0; j < len(all); j += max(1, len(all)/others) {
+			sum += rougeL(all[i].comment, all[j].comment)
+		}
+		if sum > most {
+			most, comment = sum, all[i].comment
+		}
+	}
+	return comment
 }
 
 // comments returns what the model says of functions, which may be none.
