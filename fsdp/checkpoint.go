@@ -27,8 +27,9 @@ import (
 //
 // A checkpoint gets its name once all of it is on disk. A crash at any time, or a full disk, leaves
 // the earlier ones and nothing that Load would take for a checkpoint. An error of one rank is an
-// error on all, and the training may continue. From the first Save until Close a lock keeps other
-// jobs, and other models of this one, from saving in dir.
+// error on all, and the training may continue. So is what optimizers of ranks keep differently for a
+// parameter, such as moments in 8 bits on one of them, or another number of steps. From the first
+// Save until Close a lock keeps other jobs, and other models of this one, from saving in dir.
 //
 // Options: AtStep, KeepLast, Extra, RankExtra.
 func (s *Sharded) Save(ctx context.Context, dir string, opt optim.Optimizer, opts ...StateOption) error {

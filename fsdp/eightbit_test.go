@@ -2,8 +2,11 @@ package fsdp_test
 
 import (
 	"context"
+	"fmt"
 	"math"
+	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -204,16 +207,34 @@ func TestEightBitsOnOneRank(t *testing.T) {
 		_, err = m.Forward(ctx, tinyBatch(1, g.Rank(), 2, tinyContext)...)
 		require.ErrorContains(t, err, "rank 0 has AdamW, rank 1 has AdamW8bit (parameter wte.weight, 1 in all)")
 	})
-	errs := errorsOf(t, 2, func(ctx context.Context, g comm.Group) error {
-		c := eightBits
-		if g.Rank() == 1 {
-			c.Bits = 0
+	dir := t.TempDir()
+	for call, collect := range map[string]func(ctx context.Context, m *fsdp.Sharded, opt optim.Optimizer) error{
+		"FullOptimState": func(ctx context.Context, m *fsdp.Sharded, opt optim.Optimizer) error {
+			_, err := m.FullOptimState(ctx, opt)
+			return err
+		},
+		"Save": func(ctx context.Context, m *fsdp.Sharded, opt optim.Optimizer) error { return m.Save(ctx, dir, opt) },
+		"SaveAsync": func(ctx context.Context, m *fsdp.Sharded, opt optim.Optimizer) error {
+			_, err := m.SaveAsync(ctx, dir, opt)
+			return err
+		},
+	} {
+		errs := errorsOf(t, 2, func(ctx context.Context, g comm.Group) error {
+			c := eightBits
+			if g.Rank() == 1 {
+				c.Bits = 0
+			}
+			m, opt := eight(t, g, fsdp.Config{}, c)
+			return collect(ctx, m, opt)
+		})
+		for rank, err := range errs {
+			require.ErrorContains(t, err, fmt.Sprintf("fsdp: rank %d: %s: optimizers disagree: parameter b.w: rank 0 keeps exp_avg in 8 bits after 0 updates, "+
+				"exp_avg_sq in 8 bits after 0 updates, rank 1 exp_avg after 0 updates", rank, strings.TrimSuffix(call, "Async")))
 		}
-		m, opt := eight(t, g, fsdp.Config{}, c)
-		_, err := m.FullOptimState(ctx, opt)
-		return err
-	})
-	require.ErrorContains(t, errs[0], "optimizers disagree: parameter b.w: rank 0 keeps exp_avg in 8 bits after 0 updates, exp_avg_sq in 8 bits after 0 updates, rank 1 exp_avg after 0 updates")
+	}
+	files, err := os.ReadDir(dir)
+	require.NoError(t, err)
+	require.Empty(t, files, "nothing is written")
 }
 
 // TestEightBitsMemory compares what plan and count say with 32 bits: of state, and of the copy that

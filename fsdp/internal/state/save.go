@@ -36,6 +36,7 @@ type writing struct {
 
 	dir        string
 	step, keep int
+	own        []Piece // of this rank, until it is planned
 	parts      []checkpoint.Part
 	vecs       []optim.Vec // of the parts
 	dtype      comm.DType  // of their elements
@@ -59,7 +60,12 @@ func (v *Saver) plan(ctx context.Context, s *Store, call, dir string, opt optim.
 		return nil, err
 	}
 	text := fmt.Sprintf("call of %s\ndirectory %s\nstep %d\nKeepLast %d\n%s\n", call, w.dir, w.step, w.keep, oneOrNone(opt))
-	return w, s.same(ctx, "arguments of Save", text)
+	if err := s.same(ctx, "arguments of Save", text); err != nil {
+		return nil, err
+	}
+	_, _, err = s.listed(ctx, opt, w.own, true) // an error if optimizers disagree
+	w.own = nil
+	return w, err
 }
 
 // oneOrNone says whether a rank has given an optimizer.
@@ -110,8 +116,8 @@ func (s *Store) newWriting(dir string, opt optim.Optimizer, o *Options, about Me
 	if err != nil {
 		return nil, err
 	}
-	own, err := s.pieces(opt)
-	for _, p := range own {
+	w.own, err = s.pieces(opt)
+	for _, p := range w.own {
 		i := s.Layout.Home[p.Index].Group
 		if r := &s.Layout.Groups[i].Ranks; r.Replica != i%r.Replicas { // of replicas one writes
 			continue
