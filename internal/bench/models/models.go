@@ -57,17 +57,17 @@
 //	  nn                                60.2 (58.4..65.0, 10)     87.5        1.00x
 //	  PyTorch                           65.8 (63.9..74.8, 10)     80.0        0.91x  1.10x
 //
-// The nets of convolutions beside a load of 15, which has PyTorch's passes of digits vary:
+// The nets of convolutions beside a load of 7, which has PyTorch's passes of digits vary:
 //
 //	digits: 32 and 64 channels of 3x3, a dense layer of 128, 32 images of 28x28
-//	  nn                                11.6 (11.1..13.3, 10)     69.0        1.00x
-//	  Gorgonia's operations             13.4 (13.0..16.4, 10)     59.9        0.88x
-//	  PyTorch                           20.0 (18.3..23.9, 10)     40.1        0.58x  1.71x
-//	  PyTorch channels last             13.9 (12.4..15.7, 10)     57.4        0.87x  1.15x
+//	  nn                                11.6 (11.0..14.2, 10)     68.9        1.00x
+//	  Gorgonia's operations             13.5 (12.2..14.5, 10)     59.3        0.86x
+//	  PyTorch                           22.1 (20.3..25.9, 10)     36.1        0.53x  1.87x
+//	  PyTorch channels last             15.5 (13.1..17.7, 10)     51.7        0.77x  1.29x
 //	residual: a stem and a block of 64 channels of 3x3 with BatchNorm, 8 images of 32x32
-//	  nn                                43.9 (43.7..52.1, 11)     83.8        1.00x
-//	  PyTorch                           49.7 (47.1..61.8, 11)     74.0        0.90x  1.11x
-//	  PyTorch channels last             44.6 (43.3..45.6, 11)     82.5        0.99x  1.01x
+//	  nn                                44.0 (43.5..50.5, 10)     83.6        1.00x
+//	  PyTorch                           49.0 (46.3..60.1, 10)     75.1        0.91x  1.10x
+//	  PyTorch channels last             47.1 (43.3..53.0, 10)     78.2        0.95x  1.05x
 package models
 
 import (
