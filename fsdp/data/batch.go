@@ -31,6 +31,15 @@ type place struct {
 // manyShapes is the number of shapes for which a place keeps a tensor.
 const manyShapes = 16
 
+// Rows returns the number of samples in a batch of a [Loader]: the first dimension of its tensors, and
+// 0 if there is no batch.
+func Rows(batch []fsdp.Tensor) int {
+	if len(batch) == 0 {
+		return 0
+	}
+	return batch[0].Shape()[0]
+}
+
 // An Element is what tensors of batches consist of. Modules see integers as int.
 type Element interface {
 	~float32 | ~float64 | ~int | ~int32 | ~int64

@@ -104,4 +104,6 @@
 // is made of it has the same error, and [NewLoader] returns it. So calls can be nested. What opens
 // files returns errors. Errors and panics while samples are read end the loop: they have the number
 // of the sample and the rank.
+//
+// A complete program is examples/digits.
 package data

@@ -564,3 +564,19 @@ func BenchmarkShuffle(b *testing.B) {
 		permute(i, n, 1)
 	}
 }
+
+// TestRows counts the samples of batches, whatever their tensors are like.
+func TestRows(t *testing.T) {
+	collate := func(b *Batch, samples []int) error {
+		Tensor[float32](b, len(samples), 2, 3)
+		return nil
+	}
+	loader, err := NewLoader(numbers(5), collate, Config{Batch: 3})
+	require.NoError(t, err)
+	rows := []int{Rows(nil)}
+	for batch, err := range loader.Batches(t.Context()) {
+		require.NoError(t, err)
+		rows = append(rows, Rows(batch))
+	}
+	require.Equal(t, []int{0, 3, 2}, rows)
+}
