@@ -92,6 +92,7 @@ var edges = map[string]string{
 	"fsdp/fsdpckpt":          "internal/checkpoint internal/safetensors internal/text optim",
 	"fsdp/fsdprun":           "internal/auth internal/launch internal/perfetto internal/store",
 	"examples/cluster":       "",
+	"examples/digits":        "comm fsdp fsdp/data fsdp/metrics fsdp/monitor fsdp/nn optim",
 	"examples/finetune":      "comm examples/internal/text fsdp fsdp/generate fsdp/nn fsdp/nn/hf fsdp/nn/hf/tokenizer optim",
 	"examples/fromgraph":     "gorgonia comm fsdp fsdp/graph optim",
 	"examples/gpt":           "gorgonia comm fsdp fsdp/generate fsdp/monitor fsdp/nn fsdp/nn/hf/tokenizer internal/text optim",
@@ -124,7 +125,7 @@ const gorgonia = "gorgonia"
 // overGorgonia lists the packages that may need Gorgonia, directly or through what they import.
 // Nothing else may, so that groups, optimizers, schedules and kernels can be used without it.
 var overGorgonia = strings.Fields(`
-	examples/finetune examples/fromgraph examples/gpt examples/internal/text examples/lora examples/moe examples/offload examples/t5 examples/uneven
+	examples/digits examples/finetune examples/fromgraph examples/gpt examples/internal/text examples/lora examples/moe examples/offload examples/t5 examples/uneven
 	fsdp fsdp/data fsdp/generate fsdp/graph fsdp/internal/engine fsdp/internal/engine/fardevice fsdp/internal/timeline fsdp/metrics fsdp/monitor fsdp/nn fsdp/nn/hf fsdp/op internal/bench
 	internal/bench/models internal/bench/probe internal/bench/state
 	internal/bench/train internal/exec internal/exec/exectest internal/ops internal/samebits/train
