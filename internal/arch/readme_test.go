@@ -50,7 +50,7 @@ func TestReadmeProgram(t *testing.T) {
 	}
 	// What go mod tidy would add are the modules that the program's imports need.
 	need := run(checkout, "go", "list", "-deps", "-f",
-		"{{with .Module}}{{if not .Main}}require {{.Path}} {{.Version}}{{end}}{{end}}", "./comm", "./fsdp/nn", "./optim")
+		"{{with .Module}}{{if not .Main}}require {{.Path}} {{.Version}}{{end}}{{end}}", "./fsdp/data", "./fsdp/monitor", "./fsdp/nn")
 	needed := strings.Split(strings.TrimSpace(need), "\n")
 	slices.Sort(needed)
 	module := strings.Replace(block(t, "module counting\n"), "../gofsdp", filepath.ToSlash(checkout), 1)
@@ -58,11 +58,13 @@ func TestReadmeProgram(t *testing.T) {
 	sum, err := os.ReadFile(filepath.Join(root, "go.sum"))
 	require.NoError(t, err)
 	write("go.sum", string(sum))
-	write("main.go", block(t, "```go\npackage main\n"))
+	text := block(t, "```go\npackage main\n")
+	require.LessOrEqual(t, len(regexp.MustCompile(`(?m)^\s*[^/\s].*$`).FindAllString(text, -1)), 40, "lines of code")
+	write("main.go", text)
 
 	program := filepath.Join(dir, "counting.exe")
 	run(dir, "go", "build", "-o", program, ".")
-	require.Regexp(t, `^step 20: loss 0\.\d+\nstep 40: loss 0\.\d+\nstep 60: loss 0\.0\d+\n$`, run(dir, program))
+	require.Regexp(t, `^step +1/60  loss 2\.3(?s:.*)\nstep 60/60  loss 0\.1\d+ (?s:.*)  60 steps over 3 840 tok in `, run(dir, program))
 }
 
 // TestReadme checks that the README stays short, and that what it names is there: files, targets of
@@ -70,7 +72,7 @@ func TestReadmeProgram(t *testing.T) {
 func TestReadme(t *testing.T) {
 	text := readme(t)
 	require.LessOrEqual(t, strings.Count(text, "\n"), 150, "lines of README.md")
-	for _, link := range regexp.MustCompile(`\]\(([^):]+)\)|go run (\./\S+)`).FindAllStringSubmatch(text, -1) {
+	for _, link := range regexp.MustCompile(`\]\(([a-z.][^):\s]+)\)|go run (\./\S+)`).FindAllStringSubmatch(text, -1) {
 		_, err := os.Stat(filepath.Join(root, link[1]+link[2]))
 		require.NoError(t, err)
 	}
@@ -95,7 +97,7 @@ func TestReadme(t *testing.T) {
 // values and fields.
 func declaredNames(t *testing.T) map[string]bool {
 	names := make(map[string]bool)
-	public := []string{"comm", "fsdp", "fsdp/graph", "fsdp/nn", "fsdp/op", "optim"}
+	public := []string{"comm", "fsdp", "fsdp/data", "fsdp/graph", "fsdp/metrics", "fsdp/monitor", "fsdp/nn", "fsdp/op", "optim"}
 	for _, f := range sources(t, func(f *file) bool { return product(f) && slices.Contains(public, f.dir) }) {
 		ast.Inspect(f.ast, func(n ast.Node) bool {
 			switch n := n.(type) {
