@@ -1,53 +1,34 @@
 package main
 
 import (
-	"encoding/binary"
-	"math/rand/v2"
+	"math"
 
-	"gorgonia.org/tensor"
-
-	"github.com/gofsdp/gofsdp/fsdp"
+	"github.com/gofsdp/gofsdp/comm"
+	"github.com/gofsdp/gofsdp/fsdp/data"
 )
 
-// batch returns rows lo to hi of the global batch of a step: tokens and targets, ints [hi-lo,
-// context]. Each row is a window at a place that depends on the seed, the step and the row, so that
-// any number of ranks shares the same global batch out.
-func (c *corpus) batch(seed uint64, step, lo, hi, context int) []fsdp.Tensor {
-	return windows(c.train.tokens, lo, hi, context, func(row int) int {
-		return source(seed, "batch", step, row).IntN(len(c.train.tokens) - context)
-	})
+// loader hands a rank its rows of the batches.
+type loader = data.Loader[[]int32]
+
+// batches returns those to train on: windows of the text at all places, in a random order without
+// end. Any number of ranks shares the same batches out.
+func (c *corpus) batches(g comm.Group, like config) (*loader, error) {
+	windows := data.Shuffle(data.Windows(c.train.tokens, like.context+1, 1), like.seed, data.Endless)
+	return like.loader(g, windows)
 }
 
-// heldBatch returns rows lo to hi of the windows that the model is evaluated on, count in all,
-// spread over the held-out text evenly. They are the same at every evaluation.
-func (c *corpus) heldBatch(count, lo, hi, context int) []fsdp.Tensor {
-	last := len(c.held.tokens) - context - 1
-	return windows(c.held.tokens, lo, hi, context, func(row int) int { return last * row / max(1, count-1) })
+// heldBatches returns those to evaluate on: windows spread over the held-out text evenly, so many
+// that they have c.evalBytes of it, and fill batches.
+func (c *corpus) heldBatches(g comm.Group, like config) (*loader, error) {
+	tokens := float64(like.evalBytes) / c.bytesPerToken()
+	count := int(math.Ceil(tokens/float64(like.batch*like.context))) * like.batch
+	last := len(c.held.tokens) - like.context - 1
+	return like.loader(g, data.Func(count, func(i int) ([]int32, error) {
+		from := last * i / max(1, count-1)
+		return c.held.tokens[from : from+like.context+1], nil
+	}))
 }
 
-// windows cuts a window of context tokens, and one more for the last target, from text at the start
-// of each row.
-func windows(text []int32, lo, hi, context int, start func(row int) int) []fsdp.Tensor {
-	n := (hi - lo) * context
-	x, y := make([]int, n), make([]int, n)
-	for row := range hi - lo {
-		from := start(lo + row)
-		for t := range context {
-			x[row*context+t] = int(text[from+t])
-			y[row*context+t] = int(text[from+t+1])
-		}
-	}
-	shape := tensor.WithShape(hi-lo, context)
-	return []fsdp.Tensor{tensor.New(shape, tensor.WithBacking(x)), tensor.New(shape, tensor.WithBacking(y))}
-}
-
-// source returns the random numbers of a purpose, of at most eight letters, at a pair of counters.
-// ChaCha8 makes streams independent whose keys differ in a bit, so counters can be the key.
-func source(seed uint64, purpose string, i, j int) *rand.Rand {
-	var key [32]byte
-	copy(key[:8], purpose)
-	binary.LittleEndian.PutUint64(key[8:], seed)
-	binary.LittleEndian.PutUint64(key[16:], uint64(i))
-	binary.LittleEndian.PutUint64(key[24:], uint64(j))
-	return rand.New(rand.NewChaCha8(key))
+func (c *config) loader(g comm.Group, windows data.Source[[]int32]) (*loader, error) {
+	return data.NewLoader(windows, data.TokensAndTargets[int32](c.context), data.Config{Group: g, Batch: c.batch})
 }

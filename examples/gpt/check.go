@@ -57,12 +57,21 @@ func gradients(ctx context.Context, c config, data *corpus, g comm.Group) (map[s
 		return nil, err
 	}
 	defer m.Close()
-	lo, hi := c.share(c.batch, g.Rank())
-	if _, err := m.Forward(ctx, data.batch(c.seed, 0, lo, hi, c.context)...); err != nil {
+	batches, err := data.batches(g, c)
+	if err != nil {
 		return nil, err
 	}
-	if err := m.Backward(ctx, fsdp.Scale(float64(hi-lo)*float64(c.ranks)/float64(c.batch))); err != nil {
-		return nil, err
+	for batch, err := range batches.Batches(ctx) {
+		if err != nil {
+			return nil, err
+		}
+		if _, err := m.Forward(ctx, batch...); err != nil {
+			return nil, err
+		}
+		if err := m.Backward(ctx, fsdp.Scale(batches.Share())); err != nil {
+			return nil, err
+		}
+		break // the first is enough
 	}
 	return m.FullGrads(ctx)
 }

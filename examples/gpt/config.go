@@ -247,7 +247,7 @@ func (c *config) model() *nn.GPT {
 // sharding returns how the model is sharded: each transformer block is gathered, and freed, by
 // itself.
 func (c *config) sharding() fsdp.Config {
-	s := fsdp.Config{Wrap: fsdp.WrapTypes(&nn.Block{}), Prefetch: c.prefetch, Seed: c.seed}
+	s := fsdp.Config{Wrap: fsdp.WrapTypes(&nn.Block{}), Divide: fsdp.ByOne, Prefetch: c.prefetch, Seed: c.seed}
 	if c.prefetch == 0 {
 		s.Prefetch = fsdp.NoPrefetch
 	}
@@ -267,6 +267,3 @@ func (c *config) schedule() func(done float64) float64 {
 	lr := optim.WarmupCosine(c.lr, c.lr/10, int(c.warmup*float64(ticks)), ticks)
 	return func(done float64) float64 { return lr(int(done*float64(ticks) + 0.5)) }
 }
-
-// share returns the rows of a global batch of n that a rank works on, [lo, hi).
-func (c *config) share(n, rank int) (lo, hi int) { return n * rank / c.ranks, n * (rank + 1) / c.ranks }

@@ -10,6 +10,9 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
+
+	"github.com/gofsdp/gofsdp/comm"
+	"github.com/gofsdp/gofsdp/fsdp"
 )
 
 // writeFiles makes files by name in a new directory and returns it.
@@ -95,46 +98,57 @@ func TestLibrarySource(t *testing.T) {
 
 // TestRanksPartitionTheBatch checks that any number of ranks sees the rows that one rank does.
 func TestRanksPartitionTheBatch(t *testing.T) {
-	data := &corpus{train: section{tokens: make([]int32, 1000)}, held: section{tokens: make([]int32, 300)}}
-	for i := range data.train.tokens {
-		data.train.tokens[i] = int32(i * 7 % 256)
+	c := &corpus{train: section{tokens: make([]int32, 1000)}, held: section{tokens: make([]int32, 300), bytes: 300}}
+	for i := range c.train.tokens {
+		c.train.tokens[i] = int32(i * 7 % 256)
 	}
-	rapid.Check(t, func(t *rapid.T) {
-		c := config{ranks: rapid.IntRange(1, 8).Draw(t, "ranks"), context: rapid.IntRange(2, 64).Draw(t, "context")}
-		rows := rapid.IntRange(c.ranks, 20).Draw(t, "rows")
-		seed, step := rapid.Uint64().Draw(t, "seed"), rapid.IntRange(0, 1e6).Draw(t, "step")
-		whole := data.batch(seed, step, 0, rows, c.context)
-		held := data.heldBatch(rows, 0, rows, c.context)
-		require.Equal(t, []int{rows, c.context}, []int(whole[0].Shape()))
-		for k := range 2 {
-			var parts, heldParts []int
-			for r := range c.ranks {
-				lo, hi := c.share(rows, r)
-				parts = append(parts, data.batch(seed, step, lo, hi, c.context)[k].Data().([]int)...)
-				heldParts = append(heldParts, data.heldBatch(rows, lo, hi, c.context)[k].Data().([]int)...)
+	rapid.Check(t, func(rt *rapid.T) {
+		ranks := rapid.IntRange(1, 8).Draw(rt, "ranks")
+		like := config{context: rapid.IntRange(2, 64).Draw(rt, "context"), batch: rapid.IntRange(ranks, 20).Draw(rt, "rows"),
+			seed: rapid.Uint64().Draw(rt, "seed"), evalBytes: 1000}
+		for _, of := range []func(comm.Group, config) (*loader, error){c.batches, c.heldBatches} {
+			whole := first(t, of, comm.Local(1)[0], like)
+			require.Equal(t, []int{like.batch, like.context}, []int(whole[0].Shape()))
+			for k := range 2 {
+				var parts []int
+				for _, g := range comm.Local(ranks) {
+					parts = append(parts, first(t, of, g, like)[k].Data().([]int)...)
+				}
+				require.Equal(t, whole[k].Data(), parts)
 			}
-			require.Equal(t, whole[k].Data(), parts)
-			require.Equal(t, held[k].Data(), heldParts)
 		}
 	})
 }
 
+// first returns the first batch of a loader.
+func first(t *testing.T, of func(comm.Group, config) (*loader, error), g comm.Group, like config) []fsdp.Tensor {
+	l, err := of(g, like)
+	require.NoError(t, err)
+	for batch, err := range l.Batches(t.Context()) {
+		require.NoError(t, err)
+		return []fsdp.Tensor{batch[0].Clone().(fsdp.Tensor), batch[1].Clone().(fsdp.Tensor)} // a batch is valid until the next
+	}
+	t.Fatal("no batch")
+	return nil
+}
+
 func TestBatch(t *testing.T) {
-	data := &corpus{train: section{tokens: []int32("0123456789abcdefghijklmnopqrstuvwxyz")}, held: section{tokens: []int32("abcdefghi")}}
-	batch := data.batch(1, 0, 0, 50, 8)
+	c := &corpus{train: section{tokens: []int32("0123456789abcdefghijklmnopqrstuvwxyz")}, held: section{tokens: []int32("abcdefghi"), bytes: 9}}
+	like, alone := config{context: 8, batch: 50, seed: 1}, comm.Local(1)[0]
+	batch := first(t, c.batches, alone, like)
 	tokens, targets := batch[0].Data().([]int), batch[1].Data().([]int)
 	for row := range slices.Chunk(tokens, 8) {
-		require.Contains(t, string(data.train.tokens), text(row))
+		require.Contains(t, string(c.train.tokens), text(row))
 	}
 	for i := range tokens {
 		if i%8 < 7 {
 			require.Equal(t, tokens[i+1], targets[i], "a target is the next token")
 		}
 	}
-	require.NotEqual(t, tokens, data.batch(1, 1, 0, 50, 8)[0].Data(), "another step")
-	require.NotEqual(t, tokens, data.batch(2, 0, 0, 50, 8)[0].Data(), "another seed")
+	like.seed = 2
+	require.NotEqual(t, tokens, first(t, c.batches, alone, like)[0].Data(), "another seed")
 
-	batch = data.heldBatch(3, 0, 3, 4) // windows of five, spread from end to end
+	batch = first(t, c.heldBatches, alone, config{context: 4, batch: 3, evalBytes: 12}) // windows of five, spread from end to end
 	require.Equal(t, "abcdcdefefgh", text(batch[0].Data().([]int)))
 	require.Equal(t, "bcdedefgfghi", text(batch[1].Data().([]int)))
 }

@@ -253,10 +253,7 @@ func testSample(t *testing.T, job []string) {
 	require.NoError(t, comm.Run(t.Context(), 2, func(ctx context.Context, g comm.Group) error {
 		tr, err := newTrainer(ctx, c, data, g, monitor.NewScreen(io.Discard, true))
 		require.NoError(t, err)
-		for range 10 {
-			_, err := tr.step(ctx, 0.01)
-			require.NoError(t, err)
-		}
+		learn(t, ctx, tr, 10)
 		for _, prompt := range []string{"f", strings.Repeat("func main() {", 5)} {
 			var got string
 			require.NoError(t, tr.sample(ctx, prompt, 90, func(text string) { got += text }))
@@ -272,10 +269,23 @@ func testSample(t *testing.T, job []string) {
 	}))
 }
 
-// likeliest returns the n bytes that a model goes on with, each by a forward of all that it sees.
+// learn makes so many steps.
+func learn(t *testing.T, ctx context.Context, tr *trainer, steps int) {
+	for batch, err := range tr.batches.Batches(ctx) {
+		require.NoError(t, err)
+		_, err := tr.step(ctx, batch, 0.01)
+		require.NoError(t, err)
+		if tr.opt.Steps() == steps {
+			return
+		}
+	}
+}
+
+// likeliest returns the n bytes, and the rest of a token, that a model goes on with, each token by a
+// forward of all that it sees.
 func likeliest(t *testing.T, ctx context.Context, tr *trainer, prompt string, n int) string {
 	seen, written := tr.vocab.encode(prompt), []int(nil)
-	for len(written) < n {
+	for len(tr.vocab.decode(written)) < n {
 		if len(seen) >= tr.context {
 			seen = seen[len(seen)-tr.context/2:]
 		}

@@ -123,7 +123,7 @@
 //	config.go      flags
 //	vocabulary.go  bytes or tokens
 //	corpus.go      text from files, split into training and held-out text
-//	batch.go       windows of it, as a pure function of seed, step and row
+//	batch.go       windows of it, in an order that the seed decides
 //	check.go       proof that N ranks compute what one does
 //	state.go       checkpoints, and weights in files
 //	sample.go      text from the model
@@ -131,9 +131,9 @@
 //
 // # Reproducing a run
 //
-// The rows of a global batch depend on the seed, the step and the row only, never on the number of
-// ranks, and so do the initial parameters. Two runs with the same flags print the same losses, on
-// any schedule of the ranks; with -time, how far they get depends on the machine.
+// The rows of a batch depend on the seed and the step only, never on the number of ranks, and so do
+// the initial parameters. Two runs with the same flags print the same losses, on any schedule of the
+// ranks; with -time, how far they get depends on the machine.
 package main
 
 import (

@@ -6,6 +6,8 @@ import (
 	"math"
 	"time"
 
+	"gorgonia.org/tensor"
+
 	"github.com/gofsdp/gofsdp/fsdp"
 	"github.com/gofsdp/gofsdp/fsdp/monitor"
 )
@@ -26,7 +28,8 @@ func (t *trainer) watch(from monitor.State) error {
 // plan returns what a step takes on a rank with the most rows.
 func (t *trainer) plan() (*fsdp.Plan, error) {
 	rows := (t.batch + t.ranks - 1) / t.ranks
-	return t.model.Plan(t.data.batch(t.seed, 0, 0, rows, t.context)...)
+	like := tensor.New(tensor.WithShape(rows, t.context), tensor.Of(tensor.Int)) // tokens, and targets
+	return t.model.Plan(like, like)
 }
 
 // printPlan prints what the training will take, before it begins.
@@ -59,11 +62,11 @@ func (t *trainer) printResult() error {
 }
 
 // bits returns the bits of a byte that a loss in nats per token stands for.
-func (t *trainer) bits(loss float64) float64 { return loss / math.Ln2 / t.data.bytesPerToken() }
+func (t *trainer) bits(loss float64) float64 { return loss / math.Ln2 / t.text.bytesPerToken() }
 
 // lossText writes a loss in nats per token, and per byte.
 func (t *trainer) lossText(loss float64) string {
-	text := fmt.Sprintf("%.4f nats/byte", loss/t.data.bytesPerToken())
+	text := fmt.Sprintf("%.4f nats/byte", loss/t.text.bytesPerToken())
 	if t.vocab.tokenizer != nil {
 		text = fmt.Sprintf("%.4f nats/token, %s", loss, text)
 	}

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"math/rand/v2"
 	"strings"
 	"unicode/utf8"
 
@@ -37,7 +38,7 @@ func (t *trainer) sample(ctx context.Context, prompt string, n int, emit func(st
 		if t.group.Rank() == 0 {
 			prompts = [][]int{seen}
 		}
-		seed := source(t.seed, "sample", stretch, 0).Uint64() // places of a context come again
+		seed := rand.New(rand.NewPCG(t.seed, uint64(stretch))).Uint64() // places of a context come again
 		o := generate.Options{MaxTokens: tokens - len(all), Stop: []int{t.vocab.end()}, Temperature: t.temperature, Seed: seed}
 		for token, err := range g.Stream(ctx, prompts, o) {
 			if err != nil {

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -13,6 +12,7 @@ import (
 
 	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/fsdp"
+	"github.com/gofsdp/gofsdp/fsdp/data"
 	"github.com/gofsdp/gofsdp/fsdp/monitor"
 	"github.com/gofsdp/gofsdp/fsdp/nn"
 	lines "github.com/gofsdp/gofsdp/internal/text"
@@ -25,23 +25,26 @@ type record struct {
 	History monitor.State
 }
 
-// recordName is the name of the record in a checkpoint.
-const recordName = "run"
+// Names in a checkpoint: of the record, and of the position in the data.
+const (
+	recordName   = "run"
+	positionName = "data"
+)
 
-func (t *trainer) record() record { return record{t.flags(t.data), t.mon.State()} }
+func (t *trainer) record() record { return record{t.flags(t.text), t.mon.State()} }
 
 // flags returns what changes the course of the training, and is not seen from the shapes of the
 // parameters.
-func (c *config) flags(data *corpus) map[string]string {
+func (c *config) flags(text *corpus) map[string]string {
 	flags := map[string]any{
 		"heads": c.heads, "dropout": c.dropout, "seed": c.seed, "steps": c.steps, "time": c.budget, "batch": c.batch, "lr": c.lr,
-		"warmup": c.warmup, "data": fmt.Sprintf("text of %d bytes and checksum %08x", data.train.bytes, data.train.sum), "tokenizer": c.vocab,
+		"warmup": c.warmup, "data": fmt.Sprintf("text of %d bytes and checksum %08x", text.train.bytes, text.train.sum), "tokenizer": c.vocab,
 	}
-	text := make(map[string]string)
+	values := make(map[string]string)
 	for name, v := range flags {
-		text[name] = fmt.Sprint(v)
+		values[name] = fmt.Sprint(v)
 	}
-	return text
+	return values
 }
 
 // differences lists the flags that are not what they were.
@@ -105,13 +108,20 @@ func (t *trainer) load(ctx context.Context) error {
 	if err := checkpoint.Extra(recordName, &r); err != nil {
 		return err
 	}
-	now := t.flags(t.data)
+	now := t.flags(t.text)
 	if r.Flags["heads"] != now["heads"] { // the shapes would be the same
 		return fmt.Errorf("%s: the model has %s heads, this one has %s", checkpoint.Path, r.Flags["heads"], now["heads"])
 	}
-	r.Flags["tokenizer"] = cmp.Or(r.Flags["tokenizer"], vocabulary{}.String()) // once there was no other
 	if r.Flags["tokenizer"] != now["tokenizer"] {
 		return fmt.Errorf("%s: the model has learned %s, this one has %s, see -tokenizer", checkpoint.Path, r.Flags["tokenizer"], now["tokenizer"])
+	}
+	var at data.Position
+	if err := checkpoint.Extra(positionName, &at); err != nil {
+		return err
+	}
+	at.Source = t.batches.Position().Source // other text is a warning below
+	if err := t.batches.Resume(at); err != nil {
+		return err
 	}
 	t.saves.last = t.opt.Steps()
 	if err := t.watch(r.History); err != nil {
@@ -143,7 +153,7 @@ func (t *trainer) save(ctx context.Context) error {
 		return t.saves.err
 	}
 	begin, step := time.Now(), t.opt.Steps()
-	s, err := t.model.SaveAsync(ctx, t.saveDir, t.opt, fsdp.KeepLast(t.keep), fsdp.Extra(recordName, t.record()))
+	s, err := t.model.SaveAsync(ctx, t.saveDir, t.opt, fsdp.KeepLast(t.keep), fsdp.Extra(recordName, t.record()), fsdp.Extra(positionName, t.batches.Position()))
 	if err != nil {
 		return fmt.Errorf("saving after step %d: %w", step, err)
 	}

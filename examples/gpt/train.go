@@ -3,10 +3,11 @@ package main
 import (
 	"context"
 	"fmt"
-	"math"
 
 	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/fsdp"
+	"github.com/gofsdp/gofsdp/fsdp/data"
+	"github.com/gofsdp/gofsdp/fsdp/metrics"
 	"github.com/gofsdp/gofsdp/fsdp/monitor"
 	"github.com/gofsdp/gofsdp/optim"
 )
@@ -18,7 +19,7 @@ const clip = 1.0
 // of each batch, and that only the screen of rank 0 is seen.
 type trainer struct {
 	config
-	data   *corpus
+	text   *corpus
 	group  comm.Group
 	model  *fsdp.Sharded
 	opt    optim.Optimizer
@@ -26,15 +27,14 @@ type trainer struct {
 
 	mon *monitor.Monitor
 
-	lo, hi int     // this rank's rows of a global batch
-	weight float64 // its share of them
-	saves  saves
+	batches, held *loader // to train and to evaluate on
+	saves         saves
 }
 
 // train trains, evaluates and samples as one of c.ranks ranks. When interrupt ends on any rank, all
 // of them stop training after the same step, and it is not over. With -interrupted that is all.
-func train(ctx, interrupt context.Context, c config, data *corpus, g comm.Group, screen *monitor.Screen) (over bool, err error) {
-	t, err := newTrainer(ctx, c, data, g, screen)
+func train(ctx, interrupt context.Context, c config, text *corpus, g comm.Group, screen *monitor.Screen) (over bool, err error) {
+	t, err := newTrainer(ctx, c, text, g, screen)
 	if err != nil {
 		return false, err
 	}
@@ -49,7 +49,7 @@ func train(ctx, interrupt context.Context, c config, data *corpus, g comm.Group,
 }
 
 // newTrainer wraps the model and makes its optimizer.
-func newTrainer(ctx context.Context, c config, data *corpus, g comm.Group, screen *monitor.Screen) (*trainer, error) {
+func newTrainer(ctx context.Context, c config, text *corpus, g comm.Group, screen *monitor.Screen) (*trainer, error) {
 	sharding := c.sharding()
 	sharding.Group = g
 	m, err := fsdp.WrapContext(ctx, c.model(), sharding)
@@ -60,9 +60,13 @@ func newTrainer(ctx context.Context, c config, data *corpus, g comm.Group, scree
 	if err != nil {
 		return nil, err
 	}
-	t := &trainer{config: c, data: data, group: g, model: m, opt: opt, screen: screen}
-	t.lo, t.hi = c.share(c.batch, g.Rank())
-	t.weight = float64(t.hi-t.lo) / float64(c.batch)
+	t := &trainer{config: c, text: text, group: g, model: m, opt: opt, screen: screen}
+	if t.batches, err = text.batches(g, c); err != nil {
+		return nil, err
+	}
+	if t.held, err = text.heldBatches(g, c); err != nil {
+		return nil, err
+	}
 	return t, t.watch(monitor.State{})
 }
 
@@ -73,8 +77,15 @@ func (t *trainer) run(ctx, interrupt context.Context) (over bool, err error) {
 		return false, err
 	}
 	lr := t.schedule()
-	for done := t.mon.Done(); done < 1; {
-		loss, err := t.step(ctx, lr(done))
+	done := t.mon.Done()
+	if done == 1 {
+		return true, nil
+	}
+	for batch, err := range t.batches.Batches(ctx) {
+		if err != nil {
+			return false, err
+		}
+		loss, err := t.step(ctx, batch, lr(done))
 		if err != nil {
 			return false, fmt.Errorf("step %d: %w", t.opt.Steps()+1, err)
 		}
@@ -82,7 +93,7 @@ func (t *trainer) run(ctx, interrupt context.Context) (over bool, err error) {
 		if err != nil {
 			return false, err
 		}
-		if err := t.mon.Step(ctx, (t.hi-t.lo)*t.context, monitor.Values{"loss": loss, "lr": lr(done)}); err != nil {
+		if err := t.mon.Step(ctx, data.Rows(batch)*t.context, monitor.Values{"loss": loss, "lr": lr(done)}); err != nil {
 			return false, err
 		}
 		if interrupted {
@@ -93,6 +104,9 @@ func (t *trainer) run(ctx, interrupt context.Context) (over bool, err error) {
 		done = t.mon.Done()
 		if err := t.pause(ctx, before, done); err != nil {
 			return false, err
+		}
+		if done == 1 {
+			break
 		}
 	}
 	return true, t.saveLast(ctx)
@@ -112,16 +126,13 @@ func (t *trainer) pause(ctx context.Context, before, done float64) error {
 	return nil
 }
 
-// step makes one update on the next global batch and returns the loss of this rank's rows before
-// it.
-func (t *trainer) step(ctx context.Context, lr float64) (loss float64, err error) {
-	batch := t.data.batch(t.seed, t.opt.Steps(), t.lo, t.hi, t.context) // tokens and targets [rows, context]
+// step makes one update on a batch and returns the loss of this rank's rows before it.
+func (t *trainer) step(ctx context.Context, batch []fsdp.Tensor, lr float64) (loss float64, err error) {
 	if loss, err = t.model.Forward(ctx, batch...); err != nil {
 		return 0, err
 	}
-	// Gradients are averaged over the ranks; the scale makes that the mean over rows when some ranks
-	// have one more.
-	if err := t.model.Backward(ctx, fsdp.Scale(t.weight*float64(t.ranks))); err != nil {
+	// The share makes the gradient the mean over rows when some ranks have one more.
+	if err := t.model.Backward(ctx, fsdp.Scale(t.batches.Share())); err != nil {
 		return 0, err
 	}
 	if _, err := t.model.ClipGradNorm(ctx, clip); err != nil {
@@ -152,26 +163,30 @@ func (t *trainer) validate(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("evaluation after step %d: %w", t.opt.Steps(), err)
 	}
-	return t.mon.Eval(ctx, t.hi-t.lo, monitor.Values{"loss": loss, "bits_per_byte": t.bits(loss)})
+	return t.mon.Eval(ctx, 1, monitor.Values{"loss": loss, "bits_per_byte": t.bits(loss)})
 }
 
-// evaluate returns this rank's mean loss over the tokens of the evaluation's windows, in nats, without
-// dropout. The ranks share the windows out as they do those of a training batch.
+// evaluate returns the mean loss over the tokens of the evaluation's windows, in nats, without
+// dropout.
 func (t *trainer) evaluate(ctx context.Context) (float64, error) {
-	var sum float64
-	tokens := t.batch * t.context
-	batches := int(math.Ceil(float64(t.evalBytes) / t.data.bytesPerToken() / float64(tokens)))
-	for i := range batches {
-		from := i * t.batch
-		batch := t.data.heldBatch(batches*t.batch, from+t.lo, from+t.hi, t.context)
+	if err := t.held.Rewind(); err != nil {
+		return 0, err
+	}
+	loss := &metrics.Mean{}
+	for batch, err := range t.held.Batches(ctx) {
+		if err != nil {
+			return 0, err
+		}
 		out, err := t.model.Eval(ctx, batch...)
 		if err != nil {
 			return 0, err
 		}
-		loss := out[0].Data().([]float32) // a model's first result is its loss
-		sum += float64(loss[0])
+		if err := loss.AddTensor(out[0], float64(data.Rows(batch))); err != nil { // a model's first result is its loss
+			return 0, err
+		}
 	}
-	return sum / float64(batches), nil
+	_, err := metrics.Set{"loss": loss}.Reduce(ctx, t.group)
+	return loss.Value(), err
 }
 
 // finish evaluates once more, prints the curve and the summary, exports the weights and prints a

@@ -95,7 +95,7 @@ var edges = map[string]string{
 	"examples/digits":        "comm fsdp fsdp/data fsdp/metrics fsdp/monitor fsdp/nn optim",
 	"examples/finetune":      "comm examples/internal/text fsdp fsdp/generate fsdp/nn fsdp/nn/hf fsdp/nn/hf/tokenizer optim",
 	"examples/fromgraph":     "gorgonia comm fsdp fsdp/graph optim",
-	"examples/gpt":           "gorgonia comm fsdp fsdp/generate fsdp/monitor fsdp/nn fsdp/nn/hf/tokenizer internal/text optim",
+	"examples/gpt":           "gorgonia comm fsdp fsdp/data fsdp/generate fsdp/metrics fsdp/monitor fsdp/nn fsdp/nn/hf/tokenizer internal/text optim",
 	"examples/internal/text": "gorgonia fsdp",
 	"examples/lora":          "gorgonia comm examples/internal/text fsdp fsdp/nn optim",
 	"examples/moe":           "gorgonia comm examples/internal/text fsdp fsdp/nn optim",
