@@ -5,12 +5,14 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"math/rand/v2"
+
+	"gorgonia.org/tensor"
 
 	"github.com/gofsdp/gofsdp/comm"
-	"github.com/gofsdp/gofsdp/examples/internal/text"
 	"github.com/gofsdp/gofsdp/fsdp"
+	"github.com/gofsdp/gofsdp/fsdp/data"
 	"github.com/gofsdp/gofsdp/fsdp/generate"
+	"github.com/gofsdp/gofsdp/fsdp/metrics"
 	"github.com/gofsdp/gofsdp/fsdp/nn"
 	"github.com/gofsdp/gofsdp/fsdp/nn/hf"
 	"github.com/gofsdp/gofsdp/optim"
@@ -18,7 +20,7 @@ import (
 
 const (
 	clip        = 1.0 // L2 norm that gradients are scaled down to
-	evalBatches = 10  // of an evaluation on each rank
+	evalBatches = 10  // of an evaluation
 	seed        = 1   // of adapters, batches and what is written
 )
 
@@ -32,11 +34,13 @@ type tuner struct {
 	out    io.Writer
 	model  *hf.Model
 	opt    optim.Optimizer
+	learn  *data.Loader[[]int]
+	test   *data.Loader[[]int]
 	writer *generate.Generator
 }
 
 // newTuner opens the model, cuts it over the ranks, and gives each its own part of the weights.
-func newTuner(ctx context.Context, c config, data corpus, g comm.Group, out io.Writer) (*tuner, error) {
+func newTuner(ctx context.Context, c config, text corpus, g comm.Group, out io.Writer) (*tuner, error) {
 	m, err := hf.Open(c.from)
 	if err != nil {
 		return nil, err
@@ -45,14 +49,14 @@ func newTuner(ctx context.Context, c config, data corpus, g comm.Group, out io.W
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", c.from, err)
 	}
-	if data.words.Size > vocab {
-		return nil, fmt.Errorf("%s: the tokenizer has %d tokens, the model %d", c.from, data.words.Size, vocab)
+	if text.words.Size > vocab {
+		return nil, fmt.Errorf("%s: the tokenizer has %d tokens, the model %d", c.from, text.words.Size, vocab)
 	}
 	if c.context > cache.Context {
 		return nil, fmt.Errorf("-context %d: the model takes %d tokens", c.context, cache.Context)
 	}
 	c.context = cmp.Or(c.context, min(defaultContext, cache.Context))
-	if err := data.split(c.context); err != nil {
+	if err := text.split(c.context); err != nil {
 		return nil, err
 	}
 	sharding := fsdp.Config{Group: g, Wrap: fsdp.WrapTypes(block), Seed: seed}
@@ -66,9 +70,15 @@ func newTuner(ctx context.Context, c config, data corpus, g comm.Group, out io.W
 	if err != nil {
 		return nil, err
 	}
-	t := &tuner{config: c, corpus: data, Sharded: s, group: g, out: out, model: m}
+	t := &tuner{config: c, corpus: text, Sharded: s, group: g, out: out, model: m}
 	if err = m.Load(ctx, s); err == nil {
 		t.opt, err = (optim.AdamW{}).New(s.Shards())
+	}
+	if err == nil {
+		t.learn, err = t.loader(t.train, data.Endless)
+	}
+	if err == nil {
+		t.test, err = t.loader(t.held, evalBatches*t.batch*g.Size())
 	}
 	if err == nil {
 		t.writer, err = generate.New(s, cache, generate.Config{})
@@ -100,7 +110,8 @@ func prepare(model fsdp.Model, lora int) (block fsdp.Module, cache generate.Size
 
 // run trains, with a look at what the model knows before and after, and writes it.
 func (t *tuner) run(ctx context.Context) error {
-	plan, err := t.Plan(t.batchOf(t.held, t.random(0))...)
+	like := tensor.New(tensor.WithShape(t.batch, t.context), tensor.Of(tensor.Int)) // tokens, and targets
+	plan, err := t.Plan(like, like)
 	if err != nil {
 		return err
 	}
@@ -120,17 +131,23 @@ func (t *tuner) run(ctx context.Context) error {
 // tune trains the model, or its adapters.
 func (t *tuner) tune(ctx context.Context) error {
 	lr := optim.WarmupCosine(t.lr, t.lr/10, int(t.warmup*float64(t.steps)), t.steps)
-	rnd := t.random(1)
-	for step := range t.steps {
-		loss, err := t.step(ctx, t.batchOf(t.train, rnd), lr(step))
+	for batch, err := range t.learn.Batches(ctx) {
 		if err != nil {
 			return err
 		}
-		if done := step + 1; done%max(1, t.steps/10) == 0 || done == t.steps {
-			if loss, err = t.mean(ctx, loss); err != nil {
+		loss, err := t.step(ctx, batch, lr(t.opt.Steps()))
+		if err != nil {
+			return err
+		}
+		done := t.opt.Steps()
+		if done%max(1, t.steps/10) == 0 || done == t.steps {
+			if loss, err = t.Mean(ctx, loss); err != nil {
 				return err
 			}
 			fmt.Fprintf(t.out, "step %d/%d  loss %.4f\n", done, t.steps, loss)
+		}
+		if done == t.steps {
+			break
 		}
 	}
 	return nil
@@ -153,20 +170,26 @@ func (t *tuner) step(ctx context.Context, batch []fsdp.Tensor, lr float64) (loss
 
 // report prints the loss on what is held out, and what the model writes after the prompt.
 func (t *tuner) report(ctx context.Context, when string) error {
-	rnd := t.random(2)
-	sum := 0.0
-	for range evalBatches {
-		out, err := t.Eval(ctx, t.batchOf(t.held, rnd)...)
+	if err := t.test.Rewind(); err != nil {
+		return err
+	}
+	loss := &metrics.Mean{}
+	for batch, err := range t.test.Batches(ctx) {
 		if err != nil {
 			return err
 		}
-		sum += float64(out[0].Data().([]float32)[0]) // a model's first result is its loss
+		out, err := t.Eval(ctx, batch...)
+		if err != nil {
+			return err
+		}
+		if err := loss.AddTensor(out[0], float64(data.Rows(batch))); err != nil { // a model's first result is its loss
+			return err
+		}
 	}
-	loss, err := t.mean(ctx, sum/evalBatches)
-	if err != nil {
+	if _, err := (metrics.Set{"loss": loss}).Reduce(ctx, t.group); err != nil {
 		return err
 	}
-	fmt.Fprintf(t.out, "%s: validation loss %.4f nats per token\n", when, loss)
+	fmt.Fprintf(t.out, "%s: validation loss %.4f nats per token\n", when, loss.Value())
 	if t.prompt == "" {
 		return nil
 	}
@@ -208,19 +231,8 @@ func (t *tuner) save(ctx context.Context) error {
 	return nil
 }
 
-// batchOf returns random windows of a text.
-func (t *tuner) batchOf(tokens []int, rnd *rand.Rand) []fsdp.Tensor {
-	return text.Batch(tokens, rnd, t.batch, t.context)
-}
-
-// random returns this rank's random numbers of a purpose.
-func (t *tuner) random(purpose uint64) *rand.Rand {
-	return rand.New(rand.NewPCG(seed, purpose<<32|uint64(t.group.Rank())))
-}
-
-// mean returns the mean over all ranks.
-func (t *tuner) mean(ctx context.Context, loss float64) (float64, error) {
-	all := []float64{loss}
-	err := t.group.AllReduce(comm.Of(all).Named("loss"), comm.Avg).Wait(ctx)
-	return all[0], err
+// loader returns batches of so many windows of a text, at random places.
+func (t *tuner) loader(tokens []int, windows int) (*data.Loader[[]int], error) {
+	all := data.Shuffle(data.Windows(tokens, t.context+1, 1), seed, data.Endless)
+	return data.NewLoader(data.Range(all, 0, windows), data.TokensAndTargets[int](t.context), data.Config{Group: t.group, Batch: t.batch * t.group.Size()})
 }

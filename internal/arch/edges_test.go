@@ -93,7 +93,7 @@ var edges = map[string]string{
 	"fsdp/fsdprun":           "internal/auth internal/launch internal/perfetto internal/store",
 	"examples/cluster":       "",
 	"examples/digits":        "comm fsdp fsdp/data fsdp/metrics fsdp/monitor fsdp/nn optim",
-	"examples/finetune":      "comm examples/internal/text fsdp fsdp/generate fsdp/nn fsdp/nn/hf fsdp/nn/hf/tokenizer optim",
+	"examples/finetune":      "gorgonia comm fsdp fsdp/data fsdp/generate fsdp/metrics fsdp/nn fsdp/nn/hf fsdp/nn/hf/tokenizer optim",
 	"examples/fromgraph":     "gorgonia comm fsdp fsdp/graph optim",
 	"examples/gpt":           "gorgonia comm fsdp fsdp/data fsdp/generate fsdp/metrics fsdp/monitor fsdp/nn fsdp/nn/hf/tokenizer internal/text optim",
 	"examples/internal/text": "gorgonia fsdp",
