@@ -195,6 +195,30 @@ func TestSwapEvaluates(t *testing.T) {
 	})
 }
 
+// TestSwapAfterLoad swaps on ranks of which some have no element of a parameter, and so no state that
+// says how many steps it has had.
+func TestSwapAfterLoad(t *testing.T) {
+	dir := t.TempDir()
+	onRanks(t, 16, func(ctx context.Context, g comm.Group) {
+		for _, resumed := range []bool{false, true} {
+			m := chain64(t, g)
+			opt, err := optim.AdamW{}.New(m.Shards())
+			require.NoError(t, err)
+			require.NoError(t, optim.EMA(opt, 0.5))
+			if resumed {
+				require.NoError(t, errorOf(m.Load(ctx, dir, opt)))
+				require.NoError(t, optim.Swap(opt))
+				require.NoError(t, errorOf(m.Eval(ctx, shapeBatch(3)...)))
+			} else {
+				forwardBackward(t, ctx, m, shapeBatch(0))
+				require.NoError(t, opt.Step(0.1))
+				require.NoError(t, m.Save(ctx, dir, opt))
+			}
+			require.NoError(t, m.Close())
+		}
+	})
+}
+
 // TestRanksAverageDifferently is an error at the next pass.
 func TestRanksAverageDifferently(t *testing.T) {
 	onRanks(t, 2, func(ctx context.Context, g comm.Group) {

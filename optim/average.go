@@ -145,12 +145,12 @@ func Swap(o Optimizer) error {
 	for _, part := range own.parts {
 		for i := range part.pieces {
 			p := &part.pieces[i]
-			if p.steps == 0 {
-				continue
+			if p.steps > 0 {
+				if err := exchange(p.Value, p.ema); err != nil {
+					return fmt.Errorf("optim: swap: parameter %q: %w", p.Name, err)
+				}
 			}
-			if err := exchange(p.Value, p.ema); err != nil {
-				return fmt.Errorf("optim: swap: parameter %q: %w", p.Name, err)
-			}
+			// Also of an empty piece, which a load leaves without steps: all ranks must tell the same.
 			if p.Updated != nil {
 				p.Updated(Update{settings: swapping, steps: own.steps})
 			}
