@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"iter"
+	"math"
 	"sync/atomic"
 	"time"
 
@@ -81,8 +82,8 @@ func NewLoader[T any](src Source[T], collate Collate[T], c Config) (*Loader[T], 
 	}
 	l.micros = 1
 	if c.Micro > 0 {
-		share := (c.Batch + l.size - 1) / l.size
-		l.micros = (share + c.Micro - 1) / c.Micro
+		share := (c.Batch-1)/l.size + 1
+		l.micros = (share-1)/c.Micro + 1
 	}
 	return l, nil
 }
@@ -95,8 +96,8 @@ func (l *Loader[T]) check() error {
 		return errors.New("the collate function is nil")
 	case l.rank < 0 || l.rank >= l.size:
 		return fmt.Errorf("the group has %d ranks", l.size)
-	case l.config.Batch < 1:
-		return fmt.Errorf("want a Batch of 1 sample or more, it is %d", l.config.Batch)
+	case l.config.Batch < 1 || l.config.Batch > math.MaxInt32:
+		return fmt.Errorf("want a Batch of 1 to %d samples, it is %d", math.MaxInt32, l.config.Batch)
 	case l.config.Micro < 0 || l.config.Workers < 0 || l.config.Prefetch < 0:
 		return fmt.Errorf("want nothing negative, Micro is %d, Workers %d, Prefetch %d", l.config.Micro, l.config.Workers, l.config.Prefetch)
 	}
@@ -115,7 +116,7 @@ func (l *Loader[T]) Steps() int {
 	case l.config.DropPartial:
 		return n / l.config.Batch
 	}
-	return (n + l.config.Batch - 1) / l.config.Batch
+	return n/l.config.Batch + min(1, n%l.config.Batch)
 }
 
 // MicroBatches returns the number of micro batches of a step.
@@ -252,6 +253,7 @@ func (l *Loader[T]) Batches(ctx context.Context) iter.Seq2[[]fsdp.Tensor, error]
 			if !ok {
 				return
 			}
+			r.now = i
 			batch, err := r.next(ctx, s.lo, s.hi)
 			if err != nil {
 				yield(nil, fmt.Errorf("data: rank %d: %w", l.rank, err))

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"iter"
+	"math"
 	"math/rand/v2"
 	"path/filepath"
 	"runtime"
@@ -146,6 +147,33 @@ func TestShares(t *testing.T) {
 			}
 		}
 	})
+}
+
+// TestRankWithoutSamples checks that a rank whose part of every step is empty does not look for
+// samples to the end of the source.
+func TestRankWithoutSamples(t *testing.T) {
+	l, err := NewLoader(numbers(Endless), column, Config{Group: rankOf{1, 2}, Batch: 1})
+	require.NoError(t, err)
+	n, err := drive(l, t.Context(), func(n int) bool { return n == 200 })
+	require.NoError(t, err)
+	require.Equal(t, 200, n)
+	require.Equal(t, 200, l.Position().Samples)
+	require.Zero(t, l.Stats().Batches)
+}
+
+// TestLargest checks that no size overflows.
+func TestLargest(t *testing.T) {
+	c := Config{Group: rankOf{0, 2}, Batch: math.MaxInt32, Micro: math.MaxInt, Workers: math.MaxInt, Prefetch: math.MaxInt}
+	l, err := NewLoader(numbers(10), column, c)
+	require.NoError(t, err)
+	require.Equal(t, 1, l.MicroBatches())
+	n, err := drive(l, t.Context(), nil)
+	require.NoError(t, err)
+	require.Equal(t, 1, n)
+	require.Equal(t, 10, l.Position().Samples)
+	l, err = NewLoader(numbers(Endless-2), column, c)
+	require.NoError(t, err)
+	require.Equal(t, (Endless-2)/math.MaxInt32+1, l.Steps())
 }
 
 // kills is the number of times that each kind of source is interrupted in TestExactlyOnce.
@@ -406,7 +434,8 @@ func TestBound(t *testing.T) {
 func TestLoaderRefuses(t *testing.T) {
 	group := rankOf{1, 2}
 	for want, c := range map[string]Config{
-		"want a Batch of 1 sample or more, it is 0":                 {},
+		"want a Batch of 1 to 2147483647 samples, it is 0":          {},
+		"want a Batch of 1 to 2147483647 samples, it is 2147483648": {Batch: math.MaxInt32 + 1},
 		"want nothing negative, Micro is -1, Workers 0, Prefetch 0": {Batch: 1, Micro: -1},
 		"the group has 0 ranks":                                     {Batch: 1, Group: rankOf{}},
 	} {

@@ -21,6 +21,7 @@ type run[T any] struct {
 	*Loader[T]
 	into    func(i int, memory T) (T, error) // of the source, or nil
 	start   int                              // samples consumed before
+	now     int                              // iteration that the loop is in
 	asked   int                              // iteration that is put into the queue next
 	jobs    chan *slot[T]
 	stopped atomic.Bool
@@ -46,7 +47,7 @@ type slot[T any] struct {
 // start begins a loop.
 func start[T any](l *Loader[T]) *run[T] {
 	r := &run[T]{Loader: l, into: intoOf(l.src), start: l.consumed, jobs: make(chan *slot[T], manyAhead)}
-	for range l.config.Workers {
+	for range min(l.config.Workers, manyAhead) {
 		r.workers.Go(func() {
 			for s := range r.jobs {
 				r.fill(s)
@@ -126,9 +127,10 @@ func (r *run[T]) recycle() {
 	}
 }
 
-// ask puts batches into the queue until it is full, or the source used up.
+// ask puts batches into the queue until it is full, or the source used up. It looks no further than
+// so many iterations: a rank may have samples in none of them.
 func (r *run[T]) ask() {
-	for len(r.slots.queue) < r.ahead() {
+	for len(r.slots.queue) < r.ahead() && r.asked <= r.now+manyAhead {
 		next, ok := r.span(r.start, r.asked)
 		if !ok {
 			return
