@@ -57,6 +57,7 @@ func Pack[E any](documents Source[[]E], lengths Source[int], length, step int) *
 	}
 	p := &Packing[E]{source: newSource(name, n, err, func(i int) (Packed[E], error) { return d.read(i*step, i*step+length) })}
 	if p.err == nil {
+		p.name += fmt.Sprintf(" of %d elements", d.len())
 		p.Rest = max(0, d.len()-(n-1)*step-length)
 	}
 	return p
@@ -77,6 +78,7 @@ func PackWhole[E any](documents Source[[]E], lengths Source[int], length int) *P
 		return d.join(order[first[i]:first[i+1]])
 	})}
 	if p.err == nil {
+		p.name += fmt.Sprintf(" of %d elements", d.len())
 		p.Padding = n*length - d.len()
 	}
 	return p

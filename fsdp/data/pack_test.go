@@ -120,3 +120,11 @@ func TestPackRefuses(t *testing.T) {
 	_, err = PackWhole(torn, lengths, 5).At(0)
 	require.EqualError(t, err, "document 0: torn")
 }
+
+// TestPackDescribes checks that positions in documents of other lengths differ.
+func TestPackDescribes(t *testing.T) {
+	documents, lengths := Of([][]int{{1, 2}, {3, 4, 5}}), Of([]int{2, 3})
+	require.Equal(t, "Pack(Of(2 × []int), length 2, step 2) of 5 elements", Pack(documents, lengths, 2, 2).String())
+	require.Equal(t, "PackWhole(Of(2 × []int), length 4) of 5 elements", PackWhole(documents, lengths, 4).String())
+	require.NotEqual(t, Pack(documents, lengths, 2, 2).String(), Pack(documents, Of([]int{2, 2}), 2, 2).String())
+}

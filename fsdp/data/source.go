@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"hash/fnv"
 	"math"
+	"slices"
 	"strings"
 )
 
@@ -221,6 +222,7 @@ func Range[T any](src Source[T], lo, hi int) Source[T] {
 // Concat returns the samples of all sources, one source after the other. Only the last may be
 // without end.
 func Concat[T any](sources ...Source[T]) Source[T] {
+	sources = slices.Clone(sources)       // which the caller may change
 	starts := make([]int, len(sources)+1) // of each source, and the end
 	names := make([]string, len(sources))
 	var err error

@@ -66,6 +66,14 @@ func TestSources(t *testing.T) {
 	})
 }
 
+// TestConcatKeepsSources checks that the caller may change the slice of the sources.
+func TestConcatKeepsSources(t *testing.T) {
+	list := []Source[int]{numbers(2), numbers(3)}
+	src := Concat(list...)
+	list[1] = numbers(1)
+	require.Equal(t, []int{0, 1, 0, 1, 2}, all(t, src))
+}
+
 // TestEndless composes sources without an end.
 func TestEndless(t *testing.T) {
 	src := Concat(numbers(3), Range(numbers(Endless), 5, Endless))
