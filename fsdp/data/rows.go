@@ -43,7 +43,7 @@ func OpenSafetensors[T any](path string) (*File[T], error) {
 }
 
 // OpenNpy opens files of arrays that numpy.save wrote, of its versions 1 to 3. The name of an array is
-// that of its file without ".npy", and what is said of [OpenSafetensors] holds for their rows. The
+// that of its file without ".npy", so no two files may have one name, and what is said of [OpenSafetensors] holds for their rows. The
 // arrays must be in C order, which is that of rows, and little-endian, as they are unless numpy is
 // asked for something else.
 //
@@ -58,6 +58,9 @@ func OpenNpy[T any](paths ...string) (*File[T], error) {
 		}
 		inputs = append(inputs, in)
 		a, err := in.npy()
+		if err == nil && slices.ContainsFunc(arrays, func(b *array) bool { return b.name == a.name }) {
+			err = in.errorf("two arrays have the name %q", a.name)
+		}
 		if err != nil {
 			return nil, errors.Join(err, closeAll(inputs))
 		}

@@ -121,6 +121,8 @@ func TestNpyRefuses(t *testing.T) {
 	}
 	_, err := OpenNpy[row](npyFile("float32"), "missing.npy")
 	require.ErrorIs(t, err, os.ErrNotExist)
+	_, err = OpenNpy[row](npyFile("float32"), npyFile("float32"))
+	require.EqualError(t, err, "data: "+npyFile("float32")+": two arrays have the name \"float32\"")
 	_, err = OpenNpy[row]()
 	require.EqualError(t, err, "data: []float32 `data:\"float32\"`: no such array among []")
 

@@ -129,6 +129,11 @@ func find(dir string, patterns []string) (paths []string, err error) {
 			return nil, fmt.Errorf("%w %q", err, p)
 		}
 	}
+	if info, err := os.Lstat(dir); err == nil && info.Mode()&fs.ModeSymlink != 0 { // which WalkDir does not follow
+		if dir, err = filepath.EvalSymlinks(dir); err != nil {
+			return nil, err
+		}
+	}
 	err = filepath.WalkDir(dir, func(file string, entry fs.DirEntry, err error) error {
 		if err != nil {
 			return err

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"sync"
 	"testing"
@@ -224,6 +225,15 @@ func TestDir(t *testing.T) {
 	require.ErrorIs(t, err, os.ErrNotExist)
 	require.ErrorContains(t, err, filepath.Join(dir, "b.go"))
 	require.NoError(t, src.Close())
+
+	link := filepath.Join(t.TempDir(), "link")
+	if err := os.Symlink(dir, link); err == nil || runtime.GOOS != "windows" { // which asks for a privilege there
+		require.NoError(t, err)
+		src, err = OpenDir(link)
+		require.NoError(t, err)
+		require.Equal(t, []string{"c", "z"}, readAll(t, src))
+		require.Equal(t, "link(2 files)", src.String())
+	}
 
 	_, err = OpenDir(dir, "*.c")
 	require.ErrorContains(t, err, dir)
