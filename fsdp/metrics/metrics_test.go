@@ -205,7 +205,7 @@ func TestOneCollective(t *testing.T) {
 		values, err := metrics.Set{}.Reduce(ctx, c)
 		require.NoError(t, err)
 		require.Empty(t, values)
-		require.Equal(t, 1, c.n)
+		require.Equal(t, 2, c.n)
 		return nil
 	}))
 	a := newAll()
@@ -328,4 +328,32 @@ func TestAddAllocatesNothing(t *testing.T) {
 	m := &metrics.Mean{}
 	require.NoError(t, m.Add(1, 1))
 	require.Zero(t, testing.AllocsPerRun(100, func() { _ = m.Add(1, 1) }))
+}
+
+// TestConfusionBefore has the values of many classes before any Reduce.
+func TestConfusionBefore(t *testing.T) {
+	c := &metrics.Confusion{Classes: 1000}
+	allocs := testing.AllocsPerRun(1, func() { require.True(t, math.IsNaN(c.Value())) })
+	require.Less(t, allocs, 10.)
+}
+
+// TestReduceOfNone has a rank whose set is empty, and all ranks.
+func TestReduceOfNone(t *testing.T) {
+	errs := make([]error, 2)
+	err := comm.Run(t.Context(), 2, func(ctx context.Context, g comm.Group) error {
+		values, err := metrics.Set{}.Reduce(ctx, g)
+		require.NoError(t, err)
+		require.Empty(t, values)
+		set := metrics.Set{}
+		if g.Rank() == 0 {
+			set["loss"] = &metrics.Mean{}
+		}
+		_, errs[g.Rank()] = set.Reduce(ctx, g)
+		return errs[g.Rank()]
+	})
+	require.Error(t, err)
+	for _, err := range errs {
+		var mismatch *comm.MismatchError
+		require.ErrorAs(t, err, &mismatch)
+	}
 }

@@ -45,7 +45,7 @@ func (s *sums) of(n int) (*sums, error) {
 // totals returns the n sums over all ranks, zeros before the first Reduce.
 func (s *sums) totals(n int) []float64 {
 	if len(s.total) != n {
-		return make([]float64, n)
+		s.total = make([]float64, n)
 	}
 	return s.total
 }
@@ -77,7 +77,7 @@ func (s Set) Reduce(ctx context.Context, g comm.Group) (map[string]float64, erro
 		fmt.Fprintf(&label, " %s: %s", name, m.what())
 		all = append(all, each[i].local...)
 	}
-	if g != nil && len(all) > 0 {
+	if g != nil {
 		if err := g.AllReduce(comm.Of(all).Named(label.String()), comm.Sum).Wait(ctx); err != nil {
 			return nil, fmt.Errorf("metrics: rank %d: %w", g.Rank(), err)
 		}
