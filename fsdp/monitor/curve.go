@@ -87,12 +87,12 @@ func average(points []Point, column func(Point) int) []Point {
 }
 
 // thin returns at most n points that draw nearly the same curve: those of each n-th of the run,
-// averaged. points are in order of their steps, which begin at 1.
+// averaged. points are in order of their steps.
 func thin(points []Point, n int) []Point {
 	if len(points) <= n {
 		return points
 	}
-	last := points[len(points)-1].Step
+	last := max(points[len(points)-1].Step, 1)
 	return average(points, func(q Point) int { return (q.Step - 1) * n / last })
 }
 

@@ -449,3 +449,34 @@ func TestSaving(t *testing.T) {
 	require.NoError(t, mon.Step(t.Context(), 1, nil))
 	require.Equal(t, 1, strings.Count(shown.String(), "saving"))
 }
+
+// TestManyEvals has more evaluations before the first step than a curve has points.
+func TestManyEvals(t *testing.T) {
+	mon, err := New(Config{})
+	require.NoError(t, err)
+	for range 3 * curvePoints {
+		require.NoError(t, mon.Eval(t.Context(), 1, Values{"loss": 2}))
+	}
+	for _, p := range mon.State().Validation {
+		require.Equal(t, Point{0, 2}, p)
+	}
+	require.NoError(t, mon.Close())
+}
+
+// TestInfinite has values that all ranks agree on.
+func TestInfinite(t *testing.T) {
+	err := onRanks(t, 2, Config{Every: 2}, func(ctx context.Context, mon *Monitor, rank int) error {
+		for range 2 {
+			if err := mon.Step(ctx, 3, Values{"up": math.Inf(1), "down": math.Inf(-1)}); err != nil {
+				return err
+			}
+		}
+		for name, want := range map[string]float64{"up": math.Inf(1), "down": math.Inf(-1)} {
+			got, ok := mon.Last(name)
+			require.True(t, ok)
+			require.Equal(t, want, got, name)
+		}
+		return nil
+	})
+	require.NoError(t, err)
+}

@@ -26,11 +26,20 @@ func (a *mean) add(x, weight float64) {
 		a.value, a.weight = x, weight
 	case weight > 0:
 		a.weight += weight
-		a.value += (x - a.value) * (weight / a.weight)
+		a.toward(x, (x-a.value)*(weight/a.weight))
 	case a.weight == 0:
 		a.alike++
-		a.value += (x - a.value) / float64(a.alike)
+		a.toward(x, (x-a.value)/float64(a.alike))
 	}
+}
+
+// toward moves the mean by a step on the way to x. An infinity stays one.
+func (a *mean) toward(x, step float64) {
+	if !finite(x) || !finite(a.value) {
+		a.value += x
+		return
+	}
+	a.value += step
 }
 
 // result returns the mean, and whether there is one.
