@@ -75,11 +75,11 @@ type local struct {
 }
 
 // Watch implements [Watcher].
-func (l *local) Watch(f func(Flight)) {
-	l.watch.set(f)
+func (l *local) Watch(f func(Flight)) (stop func()) {
 	l.team.mu.Lock()
-	l.team.watched = l.team.watched || f != nil
+	l.team.watched = true
 	l.team.mu.Unlock()
+	return l.watch.add(f)
 }
 
 func (l *local) failing() <-chan struct{} { return l.team.alarm.bell() }

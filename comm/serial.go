@@ -267,7 +267,7 @@ func (s *Serial) fault(seq uint64) error {
 }
 
 // Watch implements [Watcher].
-func (s *Serial) Watch(f func(Flight)) { s.watch.set(f) }
+func (s *Serial) Watch(f func(Flight)) (stop func()) { return s.watch.add(f) }
 
 // start implements transport.
 func (s *Serial) start(c Call) Work {

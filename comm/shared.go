@@ -219,7 +219,7 @@ func (s *shared) Alloc(n int) ([]byte, error) { return s.domain.own.Alloc(n) }
 func (s *shared) Free(b []byte) error { return s.domain.own.Free(b) }
 
 // Watch implements [Watcher].
-func (s *shared) Watch(f func(Flight)) { s.watch.set(f) }
+func (s *shared) Watch(f func(Flight)) (stop func()) { return s.watch.add(f) }
 
 func (s *shared) status() Status { return s.rec.status(s.name, s.rank) }
 

@@ -78,7 +78,7 @@ type allocated struct {
 	mix func(rank int) uint32
 }
 
-func (a *allocated) Watch(f func(Flight)) { a.Group.(Watcher).Watch(f) }
+func (a *allocated) Watch(f func(Flight)) (stop func()) { return a.Group.(Watcher).Watch(f) }
 
 // AllocatedGroups is SharedGroups for groups that use allocated memory only.
 func AllocatedGroups(t testing.TB, n int) []Group {

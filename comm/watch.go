@@ -24,28 +24,47 @@ type Flight struct {
 // A Watcher is a [Group] that tells of its collectives. All groups of this module do. NCCL's are
 // over for the host when they are for the device.
 type Watcher interface {
-	// Watch has f called for each collective that this rank issues from now on, when it is complete.
-	// One that fails is not told of. Calls come from any goroutine, also at the same time, and f may
-	// neither wait nor call the group. There is one f at a time, and none after Watch(nil). Until then
-	// each collective costs some allocations; groups that nobody watches look at no clock.
-	Watch(f func(Flight))
+	// Watch has f called for each collective that this rank issues from now on, when it is complete,
+	// until stop is called: not after that has returned. One that fails is not told of. Calls come from
+	// any goroutine, one at a time, and f may neither wait nor call the group, nor stop. Several may
+	// watch, each by itself. Meanwhile each collective costs some allocations; groups that nobody
+	// watches look at no clock.
+	Watch(f func(Flight)) (stop func())
 }
 
 // flights tells of the collectives of one handle. The zero value tells nobody. Its methods are safe
 // for concurrent use.
 type flights struct {
-	on atomic.Bool // f is not nil
+	on atomic.Bool // somebody watches
 
 	mu   sync.Mutex
-	f    func(Flight)
+	last uint64             // number of a watcher
+	told map[uint64]watcher // by that
 	open map[uint64]*Flight // those in flight, by number
 }
 
-func (w *flights) set(f func(Flight)) {
+// A watcher is told of the collectives from a time on.
+type watcher struct {
+	f    func(Flight)
+	from time.Time
+}
+
+func (w *flights) add(f func(Flight)) (stop func()) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.f, w.open = f, map[uint64]*Flight{}
-	w.on.Store(f != nil)
+	if len(w.told) == 0 {
+		w.told, w.open = make(map[uint64]watcher), make(map[uint64]*Flight)
+	}
+	w.last++
+	number := w.last
+	w.told[number] = watcher{f, time.Now()}
+	w.on.Store(true)
+	return func() {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		delete(w.told, number)
+		w.on.Store(len(w.told) > 0)
+	}
 }
 
 // issued notes collective seq of a rank of a group, and began and done what became of it.
@@ -77,14 +96,18 @@ func (w *flights) done(seq uint64) {
 	}
 	now := time.Now()
 	w.mu.Lock()
-	flight, tell := w.open[seq], w.f
-	delete(w.open, seq)
-	w.mu.Unlock()
-	if flight == nil || tell == nil {
+	defer w.mu.Unlock()
+	flight := w.open[seq]
+	if flight == nil {
 		return
 	}
+	delete(w.open, seq)
 	if flight.Done = now; flight.Began.IsZero() { // it was over at once
 		flight.Began = now
 	}
-	tell(*flight)
+	for _, to := range w.told {
+		if !flight.Issued.Before(to.from) {
+			to.f(*flight)
+		}
+	}
 }

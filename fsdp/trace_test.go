@@ -154,3 +154,39 @@ func TestTraceDirRefused(t *testing.T) {
 	require.ErrorContains(t, errs[2], "Config.TraceDir: rank 1: ")
 	require.ErrorContains(t, errs[3], "file")
 }
+
+// TestTraceDirOfTwo has two models on one group, the first of which is closed: the other one's
+// collectives are still in its trace.
+func TestTraceDirOfTwo(t *testing.T) {
+	dir := t.TempDir()
+	onRanks(t, 2, func(ctx context.Context, g comm.Group) {
+		cfg := fsdp.Config{Group: g, Wrap: blocks, TraceDir: filepath.Join(dir, "first"), Strategy: fsdp.FullShard}
+		first := wrap(t, tinyGPT(2), cfg)
+		cfg.TraceDir = filepath.Join(dir, "second")
+		second := wrap(t, tinyGPT(2), cfg)
+		step := func(m *fsdp.Sharded) {
+			_, err := m.Forward(ctx, tinyBatch(0, g.Rank(), 2, 4)...)
+			require.NoError(t, err)
+			require.NoError(t, m.Backward(ctx))
+		}
+		step(first)
+		require.NoError(t, first.Close())
+		step(second)
+		require.NoError(t, second.Close())
+	})
+	reduces := make(map[string]int)
+	for _, which := range []string{"first", "second"} {
+		files, err := filepath.Glob(filepath.Join(dir, which, "rank-1*"))
+		require.NoError(t, err)
+		require.Len(t, files, 1)
+		for _, row := range perfettotest.Read(t, files[0]) {
+			for _, s := range row.Slices {
+				if strings.HasPrefix(s.Name, "reduce-scatter") {
+					reduces[which]++
+				}
+			}
+		}
+	}
+	require.Positive(t, reduces["first"])
+	require.Equal(t, 2*reduces["first"], reduces["second"], "a group tells of the collectives of both")
+}

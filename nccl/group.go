@@ -101,7 +101,7 @@ func New(ctx context.Context, boot comm.Group, dev *Device, cfg GroupConfig) (*G
 }
 
 // Watch implements [comm.Watcher].
-func (g *Group) Watch(f func(comm.Flight)) { g.Group.(*comm.Serial).Watch(f) }
+func (g *Group) Watch(f func(comm.Flight)) (stop func()) { return g.Group.(*comm.Serial).Watch(f) }
 
 // Fence lets the collectives that are launched from now on wait for what the streams,
 // which are of the group's device, have been given so far. A collective is launched at

@@ -52,7 +52,9 @@ type faulty struct {
 	held   *late // the call held back, if any
 }
 
-func (f *faulty) Watch(tell func(comm.Flight)) { f.Group.(comm.Watcher).Watch(tell) }
+func (f *faulty) Watch(tell func(comm.Flight)) (stop func()) {
+	return f.Group.(comm.Watcher).Watch(tell)
+}
 
 func (f *faulty) AllGather(dst, src comm.Buffer) comm.Work {
 	return f.issue(comm.Call{Kind: comm.KindAllGather, Dst: dst, Src: src})

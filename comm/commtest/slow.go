@@ -119,7 +119,9 @@ type slow struct {
 	link *link
 }
 
-func (s *slow) Watch(tell func(comm.Flight)) { s.Group.(comm.Watcher).Watch(tell) }
+func (s *slow) Watch(tell func(comm.Flight)) (stop func()) {
+	return s.Group.(comm.Watcher).Watch(tell)
+}
 
 func (s *slow) AllGather(dst, src comm.Buffer) comm.Work {
 	return s.issue(comm.Call{Kind: comm.KindAllGather, Dst: dst, Src: src})

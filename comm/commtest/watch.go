@@ -24,7 +24,10 @@ func (k kit) testWatch(t *testing.T) {
 		}
 		var mu sync.Mutex
 		var seen []comm.Flight
-		w.Watch(func(f comm.Flight) {
+		early, stopped := 0, w.Watch(func(comm.Flight) { t.Error("told after stop") })
+		stopped()
+		other := w.Watch(func(comm.Flight) { early++ })
+		stop := w.Watch(func(f comm.Flight) {
 			mu.Lock()
 			defer mu.Unlock()
 			seen = append(seen, f)
@@ -39,9 +42,13 @@ func (k kit) testWatch(t *testing.T) {
 				return err
 			}
 		}
-		w.Watch(nil)
+		stop()
+		stop() // does nothing
 		if err := g.Barrier(ctx); err != nil {
 			return err
+		}
+		if other(); early != len(works)+1 {
+			return fmt.Errorf("rank %d: another watcher was told of %d collectives, want %d", g.Rank(), early, len(works)+1)
 		}
 		mu.Lock()
 		defer mu.Unlock()

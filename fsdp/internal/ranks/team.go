@@ -14,13 +14,14 @@ import (
 // the groups that its parameters lie on. It belongs to one goroutine.
 type Team struct {
 	*Agreement
-	Model  int // number of the model: ranks have the same, and other models of theirs have others
-	group  comm.Group
-	alone  comm.Group // this rank
-	mixed  *Mesh      // of the hybrid strategies, once it is needed
-	own    map[comm.Group]int
-	split  []comm.Group // made here
-	beside []comm.Group // likewise, and left alone by Fail
+	Model   int // number of the model: ranks have the same, and other models of theirs have others
+	group   comm.Group
+	alone   comm.Group // this rank
+	mixed   *Mesh      // of the hybrid strategies, once it is needed
+	own     map[comm.Group]int
+	split   []comm.Group // made here
+	beside  []comm.Group // likewise, and left alone by Fail
+	watched []func()     // each ends a Watch
 }
 
 // A Mesh is where the parameters of a flat group live: they are cut over the ranks of Shard, and
@@ -113,14 +114,14 @@ func (t *Team) Meet(ctx context.Context, own comm.Group) (leader int, err error)
 	return int(first[0]), nil
 }
 
-// Watch has f called for each collective on the groups that passes use, or ends that if f is nil.
+// Watch has f called for each collective on the groups that passes use, until Close.
 func (t *Team) Watch(f func(comm.Flight)) error {
 	for _, g := range slices.Concat([]comm.Group{t.group}, t.split, slices.Collect(maps.Keys(t.own))) {
 		w, ok := g.(comm.Watcher)
 		if !ok {
 			return fmt.Errorf("%T does not tell of its collectives: it is no comm.Watcher", g)
 		}
-		w.Watch(f)
+		t.watched = append(t.watched, w.Watch(f))
 	}
 	return nil
 }
@@ -165,8 +166,11 @@ func (t *Team) Fail(err error) error {
 	return &Failure{err}
 }
 
-// Close closes the groups made here.
+// Close closes the groups made here, and ends what Watch has begun.
 func (t *Team) Close() error {
+	for _, stop := range t.watched {
+		stop()
+	}
 	var errs []error
 	for _, g := range slices.Concat(t.split, t.beside, []comm.Group{t.alone}) {
 		errs = append(errs, g.Close())
@@ -196,7 +200,7 @@ func (w partWork) Wait(ctx context.Context) error {
 }
 
 // Watch implements comm.Watcher.
-func (p *part) Watch(f func(comm.Flight)) { p.Group.(comm.Watcher).Watch(f) }
+func (p *part) Watch(f func(comm.Flight)) (stop func()) { return p.Group.(comm.Watcher).Watch(f) }
 
 // AllGather implements comm.Group.
 func (p *part) AllGather(dst, src comm.Buffer) comm.Work {
