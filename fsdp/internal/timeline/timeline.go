@@ -16,6 +16,7 @@ import (
 	"path/filepath"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/gofsdp/gofsdp/comm"
@@ -62,8 +63,12 @@ func Open(ctx context.Context, dir string, g comm.Group, model int) (*File, erro
 	if err := os.MkdirAll(dir, 0o777); err != nil {
 		return nil, err
 	}
-	name := fmt.Sprintf("rank %d", g.Rank())
-	path := fmt.Sprintf("rank-%d", g.Rank())
+	place := g.Rank()
+	name, path := fmt.Sprintf("rank %d", place), fmt.Sprintf("rank-%d", place)
+	if env.Source != "" && (env.Rank != place || env.Size != g.Size()) { // a group of part of the job
+		place = env.Rank
+		name, path = fmt.Sprintf("%s, process %d", name, place), fmt.Sprintf("%s.process-%d", path, place)
+	}
 	if model > 1 {
 		name, path = fmt.Sprintf("%s, model %d", name, model), fmt.Sprintf("%s.model-%d", path, model)
 	}
@@ -74,7 +79,7 @@ func Open(ctx context.Context, dir string, g comm.Group, model int) (*File, erro
 	if err != nil {
 		return nil, err
 	}
-	number := (env.Restart*models+model)*g.Size() + g.Rank() + 1
+	number := (env.Restart*models+int(opened.Add(1)))*places + place
 	f := &File{file: file, offset: o, w: perfetto.NewWriter(file, uint32(number)), lanes: make(map[string][]lane)}
 	f.rank = f.w.Process(number, name)
 	f.passes, f.calls, f.waits = f.w.Row(f.rank, "passes"), f.w.Row(f.rank, "calls"), f.w.Row(f.rank, "waits")
@@ -82,10 +87,17 @@ func Open(ctx context.Context, dir string, g comm.Group, model int) (*File, erro
 	return f, nil
 }
 
-// Suffix is that of the files of ranks, and models more than a start of a job has, most likely.
+// Suffix is that of the files of ranks.
+const Suffix = ".pftrace"
+
+// opened counts the files of this process, from 1: with its place and start it numbers a file of the
+// job.
+var opened atomic.Uint32
+
+// A start of a job has fewer files of a process, and fewer places, most likely.
 const (
-	Suffix = ".pftrace"
-	models = 64
+	models = 1 << 10
+	places = 1 << 16
 )
 
 // Step notes an operation of a pass that is over now. A nil File notes nothing.
