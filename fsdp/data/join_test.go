@@ -84,3 +84,31 @@ func TestSameTraining(t *testing.T) {
 		}
 	}
 }
+
+// TestPositionAfterError checks that the position in the loop body is that of the steps done, where
+// another rank's source ends the loop.
+func TestPositionAfterError(t *testing.T) {
+	src := data.Func(100, func(i int) ([]int, error) {
+		if i == 28 {
+			return nil, fmt.Errorf("torn")
+		}
+		return []int{1, 2, 3}, nil
+	})
+	require.NoError(t, comm.Run(t.Context(), 2, func(ctx context.Context, g comm.Group) error {
+		m, err := fsdp.Wrap(&nn.GPT{Vocab: 8, Context: 2, Layers: 1, Dim: 8, Heads: 2}, fsdp.Config{Group: g})
+		require.NoError(t, err)
+		defer m.Close()
+		loader, err := data.NewLoader(src, data.TokensAndTargets[int](2), data.Config{Group: g, Batch: 10})
+		require.NoError(t, err)
+		var last data.Position
+		for _, err = range m.Join(ctx, loader.Batches(ctx)) {
+			if err == nil {
+				last = loader.Position()
+			}
+		}
+		require.ErrorContains(t, err, "sample 28: torn")
+		require.Equal(t, 20, last.Samples)
+		require.Equal(t, 30-10*g.Rank(), loader.Position().Samples, "rank 0 has asked for the batch that rank 1 lacks")
+		return nil
+	}))
+}

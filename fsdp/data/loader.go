@@ -147,7 +147,9 @@ type Position struct {
 
 // Position returns the position after the step that was yielded last; within a step of several
 // micro batches, that before it. What was only read ahead does not count. It is the same on every
-// rank.
+// rank while the loop goes well. When it ends with an error, as of another rank or of the context,
+// [fsdp.Sharded.Join] may have kept back a batch that counts here: what is saved then is the position
+// that the last step in the loop body had.
 func (l *Loader[T]) Position() Position { return Position{l.consumed, describe(l.src)} }
 
 // Resume goes to a position that any number of ranks has come to. Each rank must call it. The

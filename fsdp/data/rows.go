@@ -43,9 +43,9 @@ func OpenSafetensors[T any](path string) (*File[T], error) {
 }
 
 // OpenNpy opens files of arrays that numpy.save wrote, of its versions 1 to 3. The name of an array is
-// that of its file without ".npy", so no two files may have one name, and what is said of [OpenSafetensors] holds for their rows. The
-// arrays must be in C order, which is that of rows, and little-endian, as they are unless numpy is
-// asked for something else.
+// that of its file without ".npy", so no two files may have one
+// name. What is said of [OpenSafetensors] holds for their rows. The arrays must be in C order, which
+// is that of rows, and little-endian, as they are unless numpy is asked for something else.
 //
 //	digits, err := data.OpenNpy[digit]("images.npy", "labels.npy")
 func OpenNpy[T any](paths ...string) (*File[T], error) {
