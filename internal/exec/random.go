@@ -2,6 +2,7 @@ package exec
 
 import (
 	"fmt"
+	"math"
 	"reflect"
 
 	G "gorgonia.org/gorgonia"
@@ -58,11 +59,20 @@ func runRandom[T kernel.Float](f *Frame) error {
 			y[i] = T(hits)
 		}
 	default:
+		most := max(T(a.A), below(T(a.B))) // numbers near the end may be rounded to it
 		for i := range y {
-			y[i] = T(a.A + (a.B-a.A)*s.Float64(first+uint64(i)))
+			y[i] = min(T(a.A+(a.B-a.A)*s.Float64(first+uint64(i))), most)
 		}
 	}
 	return nil
+}
+
+// below returns the largest number less than x.
+func below[T kernel.Float](x T) T {
+	if x, ok := any(x).(float32); ok {
+		return T(math.Nextafter32(x, float32(math.Inf(-1))))
+	}
+	return T(math.Nextafter(float64(x), math.Inf(-1)))
 }
 
 // mostTrials keeps the counter of a binomial number within its 64 bits.

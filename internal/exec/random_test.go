@@ -2,6 +2,7 @@ package exec_test
 
 import (
 	"math"
+	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -12,15 +13,16 @@ import (
 	"github.com/gofsdp/gofsdp/internal/exec/exectest"
 )
 
-// noise multiplies x by two drawings of each of Gorgonia's distributions. They differ a little, since
-// Gorgonia takes equal ones for one node.
+// noise multiplies x by two drawings of each of Gorgonia's distributions. They have shapes of their own,
+// since Gorgonia takes random nodes of one shape for one node, whatever their distributions.
 func noise(b *exec.Builder, x []*G.Node) (*G.Node, error) {
-	y := x[0]
+	y, shape := x[0], x[0].Shape().Clone()
 	for p := 0.5; p < 0.7; p += 0.1 {
 		for _, f := range []func(g *G.ExprGraph, dt tensor.Dtype, a, b float64, shape ...int) *G.Node{
 			G.UniformRandomNode, G.GaussianRandomNode, G.BinomialRandomNode,
 		} {
-			y = G.Must(G.HadamardProd(y, f(b.Graph(), b.DType(), 5, p, x[0].Shape()...)))
+			y = G.Must(G.HadamardProd(y, G.Must(G.Reshape(f(b.Graph(), b.DType(), 5, p, shape...), x[0].Shape().Clone()))))
+			shape = append(shape.Clone(), 1)
 		}
 	}
 	return y, nil
@@ -91,4 +93,22 @@ func TestRandomMoments(t *testing.T) {
 		require.InDelta(t, 0, correlated(out[0], out[1], c.mean), c.variance*5/math.Sqrt(n)+1e-9, name)
 		require.InDelta(t, 0, correlated(out[0], out[2], 1), math.Sqrt(c.variance)*5/math.Sqrt(n)+1e-9, name)
 	}
+}
+
+// TestUniformEnds draws from an interval of few numbers, whose end is where many are rounded to.
+func TestUniformEnds(t *testing.T) {
+	const lo, hi, n = 1 << 24, 1<<24 + 8, 1000
+	sig := exectest.Signature(tensor.Float32, []int{n})
+	sig.Inputs[0].Grad, sig.GradOut = false, nil
+	tr := exectest.New(t, &exec.Spec{Build: func(b *exec.Builder, x []*G.Node) (G.Nodes, error) {
+		zero := G.Must(G.Sub(x[0], x[0]))
+		return G.Nodes{
+			G.Must(G.Add(zero, G.UniformRandomNode(b.Graph(), b.DType(), lo, hi, n))),
+			G.Must(G.Add(zero, G.Must(G.Reshape(G.UniformRandomNode(b.Graph(), b.DType(), lo, lo, n, 1), tensor.Shape{n})))),
+		}, nil
+	}}, sig)
+	out := tr.Run(t).Out
+	require.Equal(t, float64(lo), slices.Min(out[0]))
+	require.Equal(t, float64(hi-2), slices.Max(out[0]), "the largest number below the end")
+	require.Equal(t, []float64{lo, lo}, []float64{slices.Min(out[1]), slices.Max(out[1])})
 }
