@@ -57,10 +57,10 @@
 //     numbers on each rank, in each training pass and call, and the same ones in every Eval.
 //   - A convolution is refused if another dilation would give a result of the same shape, because
 //     Gorgonia does not tell the two apart.
-//   - Gorgonia gives one node for two constants of equal name, two inputs that are alike, two
-//     random nodes of one distribution and shape, two Dropouts
-//     or SoftMax and LogSoftMax of one value, or two Slices of equal length whose beginnings differ by a multiple of
-//     256. That has happened before this package sees the graph.
+//   - Gorgonia gives one node for two constants of equal name, two inputs that are alike, two random
+//     nodes of one shape, whatever their distributions (reshape one of another shape), two Dropouts
+//     or SoftMax and LogSoftMax of one value, or two Slices of equal length whose beginnings differ by
+//     a multiple of 256. That has happened before this package sees the graph.
 //   - Read what a TapeMachine has computed with gorgonia.Read: the machine overwrites the Value of
 //     nodes in the middle of a graph.
 //

@@ -48,9 +48,10 @@ var native = slices.Concat(movements, []operation{
 		return sum, nil
 	}},
 	{"random numbers", [][]int{{3, 7}}, nil, nil, func(b *exec.Builder, x []*G.Node) (*G.Node, error) {
-		g, dt := b.Graph(), b.DType()
+		g, dt, like := b.Graph(), b.DType(), tensor.Shape{3, 7} // Gorgonia takes random nodes of one shape for one
 		y := G.Must(G.HadamardProd(x[0], G.BinomialRandomNode(g, dt, 3, 0.4, 3, 7)))
-		return G.Add(G.Must(G.HadamardProd(y, G.GaussianRandomNode(g, dt, 1, 2, 3, 7))), G.UniformRandomNode(g, dt, -1, 2, 3, 7))
+		y = G.Must(G.HadamardProd(y, G.Must(G.Reshape(G.GaussianRandomNode(g, dt, 1, 2, 7, 3), like))))
+		return G.Add(y, G.Must(G.Reshape(G.UniformRandomNode(g, dt, -1, 2, 21), like)))
 	}},
 	{"steps", [][]int{{3, 7}}, nil, nil, func(b *exec.Builder, x []*G.Node) (*G.Node, error) {
 		steps := G.Must(G.Add(G.Must(G.Sign(x[0])), G.Must(G.Add(G.Must(G.Ceil(x[0])), G.Must(G.Floor(x[0]))))))
