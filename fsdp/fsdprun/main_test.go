@@ -677,7 +677,7 @@ func TestRestartAfterOtherFailures(t *testing.T) {
 // TestTrace joins what ranks have written, but for the end that one of them did not come to. Another
 // job gets another directory.
 func TestTrace(t *testing.T) {
-	dir := filepath.Join(t.TempDir(), "traces")
+	dir := filepath.Join(t.TempDir(), "traces [1]") // no pattern
 	status, r := finish(t, "trace", "-n", "2", "-trace", dir)
 	require.Zero(t, status, &r.err)
 	require.Contains(t, r.err.String(), "the trace of 2 files is "+filepath.Join(dir, jobTrace))

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 
@@ -13,9 +14,9 @@ import (
 // jobTrace is the file in which the traces of ranks are joined.
 const jobTrace = "job.pftrace"
 
-// traces lists the files of ranks in -trace.
+// traces lists the files of ranks in -trace, by their names there.
 func (c *config) traces() ([]string, error) {
-	return filepath.Glob(filepath.Join(c.traceDir, "rank-*.pftrace"))
+	return fs.Glob(os.DirFS(c.traceDir), "rank-*.pftrace")
 }
 
 // prepareTrace makes the directory of traces. Host 0 finds it empty, so that what is joined in the
@@ -50,7 +51,7 @@ func (l *launcher) joinTraces() (err error) {
 	defer func() { err = errors.Join(err, out.Close()) }()
 	w := bufio.NewWriter(out)
 	for _, name := range files {
-		if err := addTrace(w, name); err != nil {
+		if err := addTrace(w, filepath.Join(l.traceDir, name)); err != nil {
 			return fmt.Errorf("%s: %w", name, err)
 		}
 	}
