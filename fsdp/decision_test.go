@@ -150,6 +150,8 @@ func TestMeanOfWhatIsNoNumber(t *testing.T) {
 			require.ErrorContains(t, err, fmt.Sprintf("fsdp: rank %d: Mean: ", g.Rank()))
 			require.ErrorContains(t, err, fmt.Sprintf("the weight is %v", weight))
 		}
+		_, err = m.Mean(ctx, 1, []float64{1, 2}[g.Rank():]...)
+		require.ErrorContains(t, err, "there are 2 weights, want one")
 		requireIdle(t, ctx, m, shapeBatch(0))
 	})
 }

@@ -172,7 +172,11 @@ func (s *Sharded) Mean(ctx context.Context, x float64, weight ...float64) (float
 	} else if s.turn.idle {
 		w = 0
 	}
-	if err == nil && (!(w >= 0) || math.IsInf(w, 0)) {
+	switch {
+	case err != nil:
+	case len(weight) > 1:
+		err = fmt.Errorf("there are %d weights, want one", len(weight))
+	case !(w >= 0), math.IsInf(w, 0):
 		err = fmt.Errorf("the weight is %v", w)
 	}
 	if _, err := s.ask(ctx, &ranks.Ask{Call: "Mean"}, err); err != nil {

@@ -319,6 +319,9 @@ func (m *Monitor) Done() (share float64) {
 // curve, averages, counts and files are. It is the same on every rank, as [fsdp.Extra] wants it:
 //
 //	m.Save(ctx, dir, opt, fsdp.Extra("monitor", mon.State()))
+//
+// With Config.Every, values and units of steps since the last row are not in it: save when there is
+// a row.
 func (m *Monitor) State() State { return m.state.clone() }
 
 // Screen returns where the run is shown. What is printed there stands above the progress line.
