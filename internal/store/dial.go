@@ -62,19 +62,20 @@ func reach(ctx context.Context, who, addr string, cfg Config, mine auth.Hello, c
 
 // attempt makes one connection.
 func attempt(ctx context.Context, addr string, cfg Config, mine auth.Hello, connect dialFunc) (conn, raw net.Conn, err error) {
-	if raw, err = connect(ctx, "tcp", addr); err != nil {
+	wire, err := connect(ctx, "tcp", addr)
+	if err != nil {
 		return nil, nil, err
 	}
-	abort := context.AfterFunc(ctx, func() { raw.Close() })
-	conn, err = shakeHands(raw, addr, cfg, mine)
+	abort := context.AfterFunc(ctx, func() { wire.Close() }) // perhaps after attempt has returned
+	conn, err = shakeHands(wire, addr, cfg, mine)
 	if !abort() && err == nil {
 		err = context.Cause(ctx)
 	}
 	if err != nil {
-		raw.Close()
+		wire.Close()
 		return nil, nil, err
 	}
-	return conn, raw, nil
+	return conn, wire, nil
 }
 
 // shakeHands makes a connection to whoever listens at addr one to the store.
