@@ -122,3 +122,20 @@ func ExampleReport() {
 	// rank 1: 0 of 0 collectives complete
 	// comm: rank 1 of group "world": rank 1 has no gradient for h.3
 }
+
+// A group that is watched tells of each collective when it is complete on the rank.
+func ExampleWatcher() {
+	err := comm.Run(context.Background(), 2, func(ctx context.Context, g comm.Group) error {
+		stop := g.(comm.Watcher).Watch(func(f comm.Flight) {
+			if f.Rank == 0 {
+				fmt.Printf("#%d %s, %d bytes\n", f.Seq, f.Call, f.Bytes)
+			}
+		})
+		defer stop()
+		return g.AllReduce(comm.Of(make([]float32, 100)).Named("gradients"), comm.Sum).Wait(ctx)
+	})
+	fmt.Println("error:", err)
+	// Output:
+	// #1 all-reduce float32[100] sum "gradients", 400 bytes
+	// error: <nil>
+}

@@ -2,8 +2,11 @@ package fsdp_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log"
+	"os"
+	"path/filepath"
 	"strings"
 
 	"gorgonia.org/tensor"
@@ -289,4 +292,27 @@ func ExampleKeepBelow() {
 	// blocks.1: 3280 elements, FullShard
 	// lnf: 32 elements, ShardGradOp
 	// head: 160 elements, ShardGradOp
+}
+
+// Each rank writes what it does in its passes to a file, which https://ui.perfetto.dev opens.
+func ExampleConfig_traceDir() {
+	dir, err := os.MkdirTemp("", "trace")
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer os.RemoveAll(dir)
+	err = comm.Run(context.Background(), 2, func(ctx context.Context, g comm.Group) error {
+		m, err := fsdp.Wrap(counter(), fsdp.Config{Group: g, Wrap: fsdp.WrapTypes(&nn.Block{}), TraceDir: dir})
+		if err != nil {
+			return err
+		}
+		tokens, targets := counting(5*g.Rank(), 2, 8)
+		if _, err := m.Forward(ctx, tokens, targets); err != nil {
+			return errors.Join(err, m.Close())
+		}
+		return errors.Join(m.Backward(ctx), m.Close())
+	})
+	files, globbed := filepath.Glob(filepath.Join(dir, "rank-*.pftrace"))
+	fmt.Println("files:", len(files), "error:", errors.Join(err, globbed))
+	// Output: files: 2 error: <nil>
 }

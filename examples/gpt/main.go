@@ -16,7 +16,7 @@
 // rank ends the training after the step under way and shows the same for what has been learned so
 // far; a second one ends the program.
 //
-// On two cores of an AMD EPYC with AVX-512 (2026-11-21):
+// On two cores of an AMD EPYC with AVX-512 (2026-11-21, when windows came in another order):
 //
 //	$ go run ./examples/gpt
 //	…

@@ -89,7 +89,7 @@ func split(src []byte) (code, prose []byte, err error) {
 
 // Batch returns windows of context tokens at random places of a text, as tokens and targets: ints
 // [rows, context]. The text must be longer than that.
-func Batch[T byte | int](t []T, rnd *rand.Rand, rows, context int) []fsdp.Tensor {
+func Batch(t []byte, rnd *rand.Rand, rows, context int) []fsdp.Tensor {
 	x, y := make([]int, rows*context), make([]int, rows*context)
 	for r := range rows {
 		at := rnd.IntN(len(t) - context)
