@@ -57,3 +57,8 @@ func TestWider(t *testing.T) {
 	require.Equal(t, []string{"\té\n", "1234567890"}, Wider("éééééééé\n\té\n\t\n1234567890", 8))
 	require.Equal(t, []string{"12345678\t\n"}, Wider("12345678\t\n1\t\n", 8))
 }
+
+func TestNumbered(t *testing.T) {
+	require.Equal(t, "ranks 0-2,5,7-8", Numbered("rank", []int{0, 1, 2, 5, 7, 8}))
+	require.Equal(t, "rank 3", Numbered("rank", []int{3}))
+}
