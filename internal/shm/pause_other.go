@@ -2,6 +2,13 @@
 
 package shm
 
+import "time"
+
+var began = time.Now()
+
+// Ticks returns a clock, in its own unit.
+func Ticks() uint64 { return uint64(time.Since(began)) }
+
 // Pause keeps the processor busy for a few nanoseconds times n, without touching
 // memory that others use.
 func Pause(n int) {

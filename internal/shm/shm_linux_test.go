@@ -202,7 +202,7 @@ func TestWaitEnds(t *testing.T) {
 	word := (*atomic.Uint32)(unsafe.Pointer(&b[0]))
 	start := time.Now()
 	Wait(word, 0, 5*time.Millisecond)
-	require.Less(t, time.Since(start), 10*time.Second)
+	require.Less(t, time.Since(start), time.Minute)
 	Wait(word, 1, time.Hour) // not the value: at once
 	Pause(0)
 	Pause(-1)
