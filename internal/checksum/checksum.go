@@ -37,3 +37,28 @@ func copyUpdateGo(sum uint32, dst, src []byte) uint32 {
 	}
 	return sum
 }
+
+// Join returns the checksum of some bytes followed by n others, whose checksum is next; sum is that
+// of the first. It takes some hundred multiplications, whatever n.
+func Join(sum, next uint32, n int) uint32 {
+	// A byte of zeros multiplies the polynomial of what came before by x⁸; power is x to the 8, 16,
+	// 32, … modulo the polynomial of the checksum, whose bits are reflected: x⁰ is the highest.
+	for power := uint32(1) << (31 - 8); n > 0; n >>= 1 {
+		if n&1 == 1 {
+			sum = multiply(sum, power)
+		}
+		power = multiply(power, power)
+	}
+	return sum ^ next
+}
+
+// multiply returns the product of two polynomials modulo that of the checksum.
+func multiply(a, b uint32) (product uint32) {
+	for ; a != 0; a <<= 1 {
+		if a>>31 == 1 {
+			product ^= b
+		}
+		b = b>>1 ^ crc32.IEEE&-(b&1)
+	}
+	return product
+}

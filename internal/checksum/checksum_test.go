@@ -101,3 +101,11 @@ func BenchmarkCopy(b *testing.B) {
 		})
 	}
 }
+
+func TestJoins(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		b := noise(t, 8<<10)
+		cut := rapid.IntRange(0, len(b)).Draw(t, "cut")
+		require.Equal(t, Update(0, b), Join(Update(0, b[:cut]), Update(0, b[cut:]), len(b)-cut))
+	})
+}
