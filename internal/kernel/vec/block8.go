@@ -190,6 +190,32 @@ func (t *tree8) fill(code, step int) {
 	}
 }
 
+// Codes8 returns what finds numbers and codes elsewhere than here: of signed and then of unsigned
+// numbers the values by code, and the smallest ratio that each code is for. Of the first code that is
+// minus infinity.
+func Codes8() (lists [4][256]float32) {
+	for i, t := range []*tree8{signed8(), unsigned8()} {
+		lists[2*i] = t.values
+		lists[2*i+1] = t.from()
+	}
+	return lists
+}
+
+// from returns the smallest number that each code is for.
+func (t *tree8) from() (list [256]float32) {
+	list[0] = float32(math.Inf(-1))
+	for c := 1; c < len(list); c++ {
+		exact := (float64(t.values[c-1]) + float64(t.values[c])) / 2
+		x := float32(exact)
+		switch { // of the middle it is the one closer to zero
+		case float64(x) < exact, exact > 0 && float64(x) == exact:
+			x = math.Nextafter32(x, float32(math.Inf(1)))
+		}
+		list[c] = x
+	}
+	return list
+}
+
 // load sets dst to the values of codes, times absmax.
 func (t *tree8) load(dst []float32, codes []uint8, absmax float32) {
 	if absmax == 0 {

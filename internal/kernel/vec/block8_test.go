@@ -4,7 +4,9 @@ import (
 	"fmt"
 	"hash/fnv"
 	"math"
+	"math/rand/v2"
 	"slices"
+	"sort"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -208,6 +210,35 @@ func TestAdam8NotFinite(t *testing.T) {
 			for i := range x {
 				require.Equal(t, i/Block8 == 1, x[i] != x[i], "element %d", i)
 			}
+		}
+	}
+}
+
+// TestCodes8 finds codes by the lists of Codes8, next to where they change and anywhere.
+func TestCodes8(t *testing.T) {
+	lists := Codes8()
+	rng := rand.New(rand.NewPCG(8, 8))
+	for i, tree := range []*tree8{signed8(), unsigned8()} {
+		values, from := lists[2*i], lists[2*i+1]
+		require.Equal(t, tree.values, values)
+		require.True(t, slices.IsSorted(from[:]))
+		var numbers []float32
+		for _, x := range from[1:] {
+			numbers = append(numbers, math.Nextafter32(x, -2), x, math.Nextafter32(x, 2))
+		}
+		for range 10_000 {
+			numbers = append(numbers, float32(rng.NormFloat64()*math.Pow(10, -7*rng.Float64())))
+		}
+		for _, x := range numbers {
+			if x = min(x, 1); tree.signed {
+				x = max(x, -1)
+			} else {
+				x = max(x, -x)
+			}
+			var code [1]uint8
+			tree.encode(code[:], []float32{x}, 1)
+			next := sort.Search(len(from), func(c int) bool { return from[c] > x })
+			require.Equal(t, int(code[0]), next-1, "%v", x)
 		}
 	}
 }

@@ -75,8 +75,17 @@ func AddSquares[T Float](s *Squares, x []T) {
 	each1(func(x []T) {
 		hi, lo := k.addSquares(x, s.scale, onHi, both)
 		n := uint64(len(x))
-		s.add([4]int64{1: int64(hi - n*math.Float64bits(onHi)), 3: int64(lo - n*math.Float64bits(onLo))})
+		s.Add([4]int64{1: int64(hi - n*math.Float64bits(onHi)), 3: int64(lo - n*math.Float64bits(onLo))})
 	}, x)
+}
+
+// Scale returns what elements are multiplied by before they are squared, a power of two. It is 0 if
+// the bound is not finite.
+func (s *Squares) Scale() float64 {
+	if !s.finite() {
+		return 0
+	}
+	return s.scale
 }
 
 // Words returns the sum as four integers, small enough that the words of up to 2¹⁷ sums with the
@@ -94,7 +103,7 @@ func (s *Squares) Merge(words [4]float64) {
 	for i, word := range words {
 		sum[i] = int64(word)
 	}
-	s.add(sum)
+	s.Add(sum)
 }
 
 // Norm returns √Σx², which is in range more often than Σx².
@@ -107,9 +116,10 @@ func (s *Squares) Norm() float64 {
 
 func (s *Squares) finite() bool { return s.bound-s.bound == 0 }
 
-// add adds digits and carries. Both pairs stay the one representation of their sum that Squares
-// promises, so that the same elements end in the same digits.
-func (s *Squares) add(digits [4]int64) {
+// Add adds the words of another sum with the same bound as integers, whose digits may be of any size.
+// Both pairs stay the one representation of their sum that Squares promises, so that the same elements
+// end in the same digits.
+func (s *Squares) Add(digits [4]int64) {
 	for i := range s.sum {
 		s.sum[i] += digits[i]
 	}

@@ -211,3 +211,23 @@ func (s *Squares) Value() float64 {
 	}
 	return math.Ldexp(s.scaled(), 2*s.exponent)
 }
+
+// TestSquaresScale: the sum that a device makes of numbers times Scale, digits that are not carried, is
+// the sum.
+func TestSquaresScale(t *testing.T) {
+	x := []float64{3, -0.5, 1e-9, 2.75}
+	want := NewSquares(3)
+	AddSquares(&want, x)
+	got := NewSquares(3)
+	var hi, lo int64
+	for _, v := range x {
+		v *= got.Scale()
+		square := math.FMA(v, v, onHi)
+		hi += int64(math.Float64bits(square) - math.Float64bits(onHi))
+		lo += int64(math.Float64bits(math.FMA(v, v, both-square)) - math.Float64bits(onLo))
+	}
+	got.Add([4]int64{1: hi, 3: lo})
+	require.Equal(t, want.Words(), got.Words())
+	infinite := NewSquares(math.Inf(1))
+	require.Zero(t, infinite.Scale())
+}
