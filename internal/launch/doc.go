@@ -43,6 +43,8 @@
 //	FSDP_CHECKSUMS    auto, off or on: which data between ranks has checksums
 //	FSDP_ALLOW_OLDER  true or false: what fsdp's option AllowOlder says, read by Load
 //	FSDP_TRACE        a directory for traces of what ranks do: fsdp's Config.TraceDir
+//	FSDP_HASHES       a directory for hashes of what ranks compute: fsdp's Config.HashDir
+//	FSDP_STRAGGLERS   a directory for totals of what ranks do: fsdp's Config.Profile
 //	FSDP_SERVICE      the headless service of a Kubernetes job
 //
 // The package reads variables through the function that it is given and does

@@ -21,6 +21,12 @@ const AllowOlder = "FSDP_ALLOW_OLDER"
 // Trace is the variable that stands for fsdp's Config.TraceDir.
 const Trace = "FSDP_TRACE"
 
+// Hashes is the variable that stands for fsdp's Config.HashDir.
+const Hashes = "FSDP_HASHES"
+
+// Stragglers is the variable that names a directory for the totals of fsdp's Config.Profile.
+const Stragglers = "FSDP_STRAGGLERS"
+
 // NoRestart is in the text of an error that another start of the same program would end with, too.
 // Fsdprun knows such a failure by it, in what a rank has written last.
 const NoRestart = "no restart mends this"
