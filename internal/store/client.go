@@ -68,7 +68,7 @@ func (c *client) do(ctx context.Context, op string, f frame) ([]byte, error) {
 		err = fmt.Errorf("%w: %s", ErrLimit, call.reply.value)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("store at %s: %s %q: %w", c.addr, op, f.key, err)
+		return nil, fmt.Errorf("store of rank 0 at %s: %s %q: %w", c.addr, op, f.key, err)
 	}
 	return call.reply.value, nil
 }

@@ -15,7 +15,7 @@ import (
 // yet, does not answer or is cut off; a server that is there and is not ours, or does not want us,
 // is an error at once.
 func Dial(ctx context.Context, addr string, cfg Config) (Store, error) {
-	return dial(ctx, addr, cfg, dialer.DialContext)
+	return dial(ctx, addr, cfg, connectOn(ctx))
 }
 
 func dial(ctx context.Context, addr string, cfg Config, connect dialFunc) (Store, error) {
@@ -29,16 +29,38 @@ func dial(ctx context.Context, addr string, cfg Config, connect dialFunc) (Store
 // Connect is Dial for a server of Accept, to which this side is mine. who is the server, in errors.
 // raw is what lies below TLS: closing it does not wait for the server.
 func Connect(ctx context.Context, who, addr string, cfg Config, mine auth.Hello) (conn, raw net.Conn, err error) {
-	return reach(ctx, who, addr, cfg, mine, dialer.DialContext)
+	return reach(ctx, who, addr, cfg, mine, connectOn(ctx))
 }
 
 var dialer = &net.Dialer{KeepAliveConfig: keepAlive}
 
 type dialFunc func(ctx context.Context, network, addr string) (net.Conn, error)
 
+// connectOn returns how to dial on the network of ctx.
+func connectOn(ctx context.Context) dialFunc {
+	n := NetworkOf(ctx)
+	if n == nil {
+		return dialer.DialContext
+	}
+	return func(ctx context.Context, _, addr string) (net.Conn, error) { return n.Dial(ctx, addr) }
+}
+
+// spreadOn returns how pauses differ on the network of ctx, nil for this machine's.
+func spreadOn(ctx context.Context) func(time.Duration) time.Duration {
+	n := NetworkOf(ctx)
+	if n == nil {
+		return nil
+	}
+	tries := uint64(0)
+	return func(d time.Duration) time.Duration {
+		tries++
+		return time.Duration(n.Chance(tries) % uint64(d))
+	}
+}
+
 // reach connects, however often that has to be tried.
 func reach(ctx context.Context, who, addr string, cfg Config, mine auth.Hello, connect dialFunc) (conn, raw net.Conn, err error) {
-	retry := backoff{20 * time.Millisecond, time.Second}
+	retry := backoff{20 * time.Millisecond, time.Second, spreadOn(ctx)}
 	var last error // apart from what giving up brings about
 	for {
 		conn, raw, err := attempt(ctx, addr, cfg, mine, connect)

@@ -97,7 +97,7 @@ func (d *dir) file(name string) string { return filepath.Join(d.path, name) }
 
 // retry calls f until it returns nil or an error that passes will not cure.
 func (d *dir) retry(ctx context.Context, passes func(error) bool, f func() error) error {
-	pause := backoff{10 * time.Millisecond, 500 * time.Millisecond}
+	pause := backoff{next: 10 * time.Millisecond, max: 500 * time.Millisecond}
 	for {
 		select {
 		case <-d.done:

@@ -64,7 +64,11 @@ func Accept(ctx context.Context, addr string, cfg Config, admit Admit, serve Ser
 func start(ctx context.Context, addr string, cfg Config, admit Admit, serve Serving) (*Server, error) {
 	// Where the address of a dead server could not be reused, Go sets SO_REUSEADDR by itself.
 	config := net.ListenConfig{KeepAliveConfig: keepAlive}
-	ln, err := listen(ctx, addr, cfg, config.Listen)
+	open := config.Listen
+	if n := NetworkOf(ctx); n != nil {
+		open = func(ctx context.Context, _, addr string) (net.Listener, error) { return n.Listen(ctx, addr) }
+	}
+	ln, err := listen(ctx, addr, cfg, open)
 	if err != nil {
 		return nil, fmt.Errorf("store: cannot serve on %s: %w", addr, err)
 	}
@@ -84,7 +88,7 @@ func listen(ctx context.Context, addr string, cfg Config, open listenFunc) (net.
 	if errors.As(err, &unnamed) {
 		cfg.log(fmt.Errorf("store: waiting for the name of this host: %w", unnamed))
 	}
-	for retry := (backoff{20 * time.Millisecond, time.Second}); errors.As(err, &unnamed) && retry.wait(ctx.Done(), nil); {
+	for retry := (backoff{next: 20 * time.Millisecond, max: time.Second}); errors.As(err, &unnamed) && retry.wait(ctx.Done(), nil); {
 		ln, err = open(ctx, "tcp", addr)
 	}
 	return ln, err
@@ -143,7 +147,7 @@ func (s *Server) Close() error {
 // accept takes connections while there are places for them. The others wait in the backlog of the
 // listener.
 func (s *Server) accept() {
-	retry := backoff{5 * time.Millisecond, time.Second}
+	retry := backoff{next: 5 * time.Millisecond, max: time.Second}
 	for {
 		conn, err := s.ln.Accept()
 		if err == nil {

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"runtime"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -121,7 +122,7 @@ func TestServerLostWhileWaiting(t *testing.T) {
 		for range 3 {
 			err := <-failed
 			require.ErrorIs(t, err, ErrLost)
-			require.ErrorContains(t, err, `store at memory:1: get "never": connection to the store lost: the server has hung up`)
+			require.ErrorContains(t, err, `store of rank 0 at memory:1: get "never": connection to the store lost: the server has hung up`)
 		}
 		require.ErrorIs(t, set(t.Context(), c, "k", nil), ErrLost)
 		require.Zero(t, time.Since(start))
@@ -169,6 +170,39 @@ func TestTooManyGets(t *testing.T) {
 		require.NoError(t, err)
 		cancel()
 		gets.Wait()
+	})
+}
+
+// TestManyRanksWait has thousands of ranks wait for as many keys as joining takes of each. A rank
+// costs the server the goroutine of its connection, however many Gets wait.
+func TestManyRanksWait(t *testing.T) {
+	const ranks, gets = 2000, 12
+	bubble(t, func(t *testing.T, s *Server, m *memory, _ *journal) {
+		clients := make([]net.Conn, ranks)
+		for i := range clients {
+			clients[i] = raw(t, m)
+			for k := range uint64(gets) {
+				_, err := clients[i].Write(frame{id: k, code: askGet, key: fmt.Sprint((uint64(i) + 1<<k) % ranks)}.encode())
+				require.NoError(t, err)
+			}
+		}
+		synctest.Wait()
+		require.Equal(t, ranks, s.vacancies())
+		require.Less(t, runtime.NumGoroutine(), ranks+100)
+		setter := join(t, m)
+		for i := range ranks {
+			require.NoError(t, set(t.Context(), setter, fmt.Sprint(i), []byte("v")))
+		}
+		for _, c := range clients {
+			r := bufio.NewReader(c)
+			for range gets {
+				f, err := readFrame(r)
+				require.NoError(t, err)
+				require.Equal(t, "v", string(f.value))
+			}
+			require.NoError(t, c.Close())
+		}
+		synctest.Wait()
 	})
 }
 
@@ -304,6 +338,8 @@ func TestSilentStrangers(t *testing.T) {
 		start := time.Now()
 		join(t, m)
 		require.Less(t, time.Since(start), time.Second)
+		synctest.Wait() // for the server to say whom it turned away
+		require.NotEmpty(t, j.all())
 		require.ErrorContains(t, j.all()[0], "turned away: auth: pipe: it had proved nothing when another connection needed its place")
 		stop()
 		require.NoError(t, s.Close())

@@ -11,6 +11,9 @@ import (
 // session serves one client. Requests are answered in the order they come, except that a Get
 // without an answer is put aside. A client that does not read its answers is not read from either,
 // and so disturbs only itself.
+//
+// A Get that waits costs an entry in two maps and no goroutine: thousands of ranks wait for thousands
+// of keys. Who sets the key hands the answer to the session, and never writes it: that may take time.
 type session struct {
 	server *Server
 	conn   net.Conn
@@ -19,25 +22,25 @@ type session struct {
 	writing sync.Mutex // held while a frame is written
 
 	mu      sync.Mutex
-	waiting map[uint64]chan struct{} // Gets put aside; closing the channel cancels
+	waiting map[uint64]string // keys of Gets put aside; nil at the end of the session
+	late    []frame           // answers to them that have still to be written
+	sending bool              // a goroutine writes them
 }
 
 func newSession(s *Server, conn, raw net.Conn) *session {
-	return &session{server: s, conn: conn, raw: raw, waiting: make(map[uint64]chan struct{})}
+	return &session{server: s, conn: conn, raw: raw, waiting: make(map[uint64]string)}
 }
 
 // run serves until the connection ends, and returns what the client has done wrong. Leaving, in
 // whatever way, is not wrong.
 func (s *session) run() error {
-	var gets sync.WaitGroup
-	defer gets.Wait()
 	defer s.cancelAll()
-	defer s.raw.Close() // first: a Get that writes its answer must not wait for a client that does not read
+	defer s.raw.Close() // first: who writes late answers must not wait for a client that does not read
 	r := bufio.NewReader(s.conn)
 	for {
 		f, err := readFrame(r)
 		if err == nil {
-			err = s.handle(f, &gets)
+			err = s.handle(f)
 		}
 		if errors.Is(err, errFrame) {
 			return err
@@ -49,8 +52,7 @@ func (s *session) run() error {
 }
 
 // handle answers one request.
-func (s *session) handle(f frame, gets *sync.WaitGroup) error {
-	t := s.server.table
+func (s *session) handle(f frame) error {
 	if f.code != askCancel {
 		if err := check(f.key, f.value); err != nil {
 			return fmt.Errorf("%w: %w", errFrame, err)
@@ -58,12 +60,12 @@ func (s *session) handle(f frame, gets *sync.WaitGroup) error {
 	}
 	switch f.code {
 	case askGet:
-		if value, ok := t.get(f.key); ok {
-			return s.answer(f.id, value, nil)
-		}
-		return s.putAside(f, gets)
+		return s.get(f)
 	case askClaim:
-		holder, err := t.claim(f.key, f.value)
+		holder, waited, err := s.server.table.claim(f.key, f.value)
+		for w := range waited {
+			w.session.deliver(w.id, f.key, holder)
+		}
 		return s.answer(f.id, holder, err)
 	case askCancel:
 		s.cancel(f.id)
@@ -72,14 +74,13 @@ func (s *session) handle(f frame, gets *sync.WaitGroup) error {
 	return fmt.Errorf("%w: unknown request %d", errFrame, f.code)
 }
 
-// putAside answers a Get when its key is set.
-func (s *session) putAside(f frame, gets *sync.WaitGroup) error {
-	stop := make(chan struct{})
+// get answers a Get, now or when its key is set.
+func (s *session) get(f frame) error {
 	s.mu.Lock()
 	_, twice := s.waiting[f.id]
 	full := len(s.waiting) >= maxWaiting
 	if !twice && !full {
-		s.waiting[f.id] = stop
+		s.waiting[f.id] = f.key
 	}
 	s.mu.Unlock()
 	if twice {
@@ -88,37 +89,69 @@ func (s *session) putAside(f frame, gets *sync.WaitGroup) error {
 	if full {
 		return s.answer(f.id, nil, fmt.Errorf("%w: %d Gets of this client wait already", ErrLimit, maxWaiting))
 	}
-	gets.Go(func() {
-		value, ok := s.server.table.wait(f.key, stop)
+	value, ok := s.server.table.get(f.key, waiter{s, f.id})
+	if !ok {
+		return nil
+	}
+	s.mu.Lock()
+	delete(s.waiting, f.id)
+	s.mu.Unlock()
+	return s.answer(f.id, value, nil)
+}
+
+// deliver answers a Get of key that has waited, unless the client has given it up.
+func (s *session) deliver(id uint64, key string, value []byte) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.waiting[id] != key { // no key is empty
+		return
+	}
+	delete(s.waiting, id)
+	s.late = append(s.late, frame{id: id, code: replyOK, value: value})
+	if !s.sending {
+		s.sending = true
+		s.server.tasks.Go(s.send)
+	}
+}
+
+// send writes late answers until there are none.
+func (s *session) send() {
+	for {
 		s.mu.Lock()
-		if s.waiting[f.id] == stop {
-			delete(s.waiting, f.id)
-		}
+		list := s.late
+		s.late = nil
+		s.sending = len(list) > 0
 		s.mu.Unlock()
-		if ok {
-			_ = s.answer(f.id, value, nil) // the reader notices that the connection has ended
+		if len(list) == 0 {
+			return
 		}
-	})
-	return nil
+		for _, f := range list {
+			if s.write(f) != nil {
+				break // the reader notices that the connection has ended
+			}
+		}
+	}
 }
 
 // cancel ends a Get that waits.
 func (s *session) cancel(id uint64) {
 	s.mu.Lock()
-	defer s.mu.Unlock()
-	if stop, ok := s.waiting[id]; ok {
-		delete(s.waiting, id)
-		close(stop)
+	key, ok := s.waiting[id]
+	delete(s.waiting, id)
+	s.mu.Unlock()
+	if ok {
+		s.server.table.forget(key, waiter{s, id})
 	}
 }
 
 // cancelAll ends all Gets that wait.
 func (s *session) cancelAll() {
 	s.mu.Lock()
-	defer s.mu.Unlock()
-	for id, stop := range s.waiting {
-		delete(s.waiting, id)
-		close(stop)
+	waiting := s.waiting
+	s.waiting = nil
+	s.mu.Unlock()
+	for id, key := range waiting {
+		s.server.table.forget(key, waiter{s, id})
 	}
 }
 

@@ -67,11 +67,18 @@ func check(key string, value []byte) error {
 
 // backoff is a pause that doubles up to a limit. Pauses are jittered, so that ranks started
 // together do not retry together.
-type backoff struct{ next, max time.Duration }
+type backoff struct {
+	next, max time.Duration
+	spread    func(time.Duration) time.Duration // returns a part, nil for a random one
+}
 
 // wait pauses, or returns false as soon as one of the channels is closed.
 func (b *backoff) wait(a, c <-chan struct{}) bool {
-	pause := time.NewTimer(b.next/2 + rand.N(b.next/2))
+	spread := b.spread
+	if spread == nil {
+		spread = rand.N[time.Duration]
+	}
+	pause := time.NewTimer(b.next/2 + spread(b.next/2))
 	defer pause.Stop()
 	b.next = min(2*b.next, b.max)
 	select {

@@ -10,71 +10,57 @@ import (
 type table struct {
 	mu      sync.Mutex
 	values  map[string][]byte
-	bytes   int // of all keys and values, at most MaxTotal
-	waiting map[string]*vacancy
+	bytes   int                            // of all keys and values, at most MaxTotal
+	waiting map[string]map[waiter]struct{} // Gets of keys that do not exist; none is empty
 }
 
-// vacancy is a key that is waited for and does not exist.
-type vacancy struct {
-	filled  chan struct{} // closed when it exists
-	waiters int
+// waiter is a Get that has been put aside.
+type waiter struct {
+	session *session
+	id      uint64
 }
 
 func newTable() *table {
-	return &table{values: make(map[string][]byte), waiting: make(map[string]*vacancy)}
+	return &table{values: make(map[string][]byte), waiting: make(map[string]map[waiter]struct{})}
 }
 
-// claim stores value under key unless there is one, and returns the one that is there.
-func (t *table) claim(key string, value []byte) ([]byte, error) {
+// claim stores value under key unless there is one, and returns the one that is there, with the
+// Gets that have waited for it.
+func (t *table) claim(key string, value []byte) (holder []byte, waited map[waiter]struct{}, err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if holder, ok := t.values[key]; ok {
-		return holder, nil
+		return holder, nil, nil
 	}
 	if t.bytes+len(key)+len(value) > MaxTotal {
-		return nil, fmt.Errorf("%w: it holds %d bytes, at most %d are allowed", ErrLimit, t.bytes, MaxTotal)
+		return nil, nil, fmt.Errorf("%w: it holds %d bytes, at most %d are allowed", ErrLimit, t.bytes, MaxTotal)
 	}
 	t.values[key] = value
 	t.bytes += len(key) + len(value)
-	if v := t.waiting[key]; v != nil {
-		delete(t.waiting, key)
-		close(v.filled)
-	}
-	return value, nil
+	waited = t.waiting[key]
+	delete(t.waiting, key)
+	return value, waited, nil
 }
 
-// get returns the value of key, if it exists.
-func (t *table) get(key string) ([]byte, bool) {
+// get returns the value of key, if it exists. If not, w waits for it from now on.
+func (t *table) get(key string, w waiter) (value []byte, ok bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	value, ok := t.values[key]
-	return value, ok
-}
-
-// wait returns the value of key once it exists, or false once stop is closed.
-func (t *table) wait(key string, stop <-chan struct{}) ([]byte, bool) {
-	t.mu.Lock()
-	if value, ok := t.values[key]; ok {
-		t.mu.Unlock()
+	if value, ok = t.values[key]; ok {
 		return value, true
 	}
-	v := t.waiting[key]
-	if v == nil {
-		v = &vacancy{filled: make(chan struct{})}
-		t.waiting[key] = v
+	if t.waiting[key] == nil {
+		t.waiting[key] = make(map[waiter]struct{})
 	}
-	v.waiters++
-	t.mu.Unlock()
+	t.waiting[key][w] = struct{}{}
+	return nil, false
+}
 
-	select {
-	case <-v.filled:
-		return t.get(key)
-	case <-stop:
-	}
+// forget lets w no longer wait for key.
+func (t *table) forget(key string, w waiter) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if v.waiters--; v.waiters == 0 && t.waiting[key] == v {
+	if delete(t.waiting[key], w); len(t.waiting[key]) == 0 {
 		delete(t.waiting, key)
 	}
-	return nil, false
 }
