@@ -24,6 +24,7 @@ const (
 const (
 	purposeControl = "mesh control"
 	purposeData    = "mesh data"
+	purposeFile    = "mesh file"
 )
 
 // errImpostor is wrapped by the error of dialing a rank where another answers.
@@ -79,7 +80,7 @@ func (m *Mesh) check(conn net.Conn) {
 		return
 	}
 	secure := conn
-	if _, ok := conn.(*net.TCPConn); ok && m.server != nil {
+	if _, local := conn.(*net.UnixConn); !local && m.server != nil {
 		secure = tls.Server(conn, m.server)
 	}
 	var guest visit
@@ -131,7 +132,7 @@ func (m *Mesh) admit(theirs auth.Hello) (visit, error) {
 		return guest, fmt.Errorf("this is rank %d of job %q, not of job %q", c.Rank, c.Job, theirs.Job)
 	case theirs.Size != c.Size:
 		return guest, fmt.Errorf("rank %d was started with a world size of %d, rank %d with %d", theirs.Rank, theirs.Size, c.Rank, c.Size)
-	case theirs.Rank <= c.Rank || theirs.Rank >= c.Size:
+	case theirs.Rank < 0 || theirs.Rank >= c.Size || theirs.Rank <= c.Rank && (theirs.Purpose != purposeFile || theirs.Rank == c.Rank):
 		return guest, fmt.Errorf("this is rank %d, which rank %d does not dial", c.Rank, theirs.Rank)
 	}
 	m.mu.Lock()
@@ -142,8 +143,14 @@ func (m *Mesh) admit(theirs auth.Hello) (visit, error) {
 		if p != nil {
 			return guest, fmt.Errorf("rank %d has already joined from %s", theirs.Rank, p.who.since())
 		}
-	case purposeData:
-		if p == nil || p.who.Nonce != guest.Nonce {
+		if m.far(theirs.Rank) {
+			return guest, fmt.Errorf("rank %d has no control connection to rank %d", m.cfg.Rank, theirs.Rank)
+		}
+	case purposeData, purposeFile:
+		if m.sparse && !m.open() { // whoever dials has joined, so this rank is about to
+			return guest, ErrClosed
+		}
+		if !m.knows(theirs.Rank, guest.Nonce) {
 			return guest, fmt.Errorf("%v is not rank %d of this mesh", guest.process, theirs.Rank)
 		}
 	default:
@@ -152,10 +159,24 @@ func (m *Mesh) admit(theirs auth.Hello) (visit, error) {
 	return guest, nil
 }
 
+// knows reports whether a rank that has joined is a certain process.
+func (m *Mesh) knows(rank int, nonce string) bool {
+	if m.sparse {
+		return m.who[rank].Nonce == nonce
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	p := m.peers[rank]
+	return p != nil && p.who.Nonce == nonce
+}
+
 // receive makes use of an admitted connection.
 func (m *Mesh) receive(theirs auth.Hello, guest visit, conn net.Conn) error {
-	if theirs.Purpose == purposeData {
+	switch theirs.Purpose {
+	case purposeData:
 		return m.conns.put(label{theirs.Rank, guest.Channel}, conn)
+	case purposeFile:
+		return m.takeFile(theirs.Rank, conn)
 	}
 	return m.attach(theirs.Rank, record{process: guest.process, Rank: theirs.Rank, Size: theirs.Size}, conn)
 }
@@ -169,6 +190,14 @@ func (m *Mesh) hello(h auth.Hello, v visit) auth.Hello {
 // dial connects to a rank, again and again until it works, cannot work, or ctx ends. Then the error
 // is the latest failure, if there has been one.
 func (m *Mesh) dial(ctx context.Context, network, address string, rank int, h auth.Hello, v visit) (net.Conn, error) {
+	spread := rand.N[time.Duration] // so that not all come back at once
+	if m.network != nil {
+		tries := uint64(0)
+		spread = func(d time.Duration) time.Duration {
+			tries++
+			return time.Duration(m.network.Chance(uint64(rank), tries) % uint64(d))
+		}
+	}
 	var latest error
 	for pause := 20 * time.Millisecond; ; pause = min(2*pause, time.Second) {
 		conn, err := m.dialOnce(ctx, network, address, rank, h, v)
@@ -184,7 +213,7 @@ func (m *Mesh) dial(ctx context.Context, network, address string, rank int, h au
 		if auth.Final(err) || errors.Is(err, errImpostor) {
 			return nil, latest
 		}
-		timer := time.NewTimer(pause/2 + rand.N(pause/2)) // so that not all come back at once
+		timer := time.NewTimer(pause/2 + spread(pause/2))
 		select {
 		case <-timer.C:
 		case <-ctx.Done():
@@ -195,11 +224,7 @@ func (m *Mesh) dial(ctx context.Context, network, address string, rank int, h au
 
 // dialOnce connects to a rank and makes sure that it is the right one.
 func (m *Mesh) dialOnce(ctx context.Context, network, address string, rank int, h auth.Hello, v visit) (_ net.Conn, err error) {
-	dialer := net.Dialer{Timeout: checkTime}
-	if network == "tcp" {
-		dialer.Control = enlarge
-	}
-	conn, err := dialer.DialContext(ctx, network, address)
+	conn, err := m.connect(ctx, network, address)
 	if err != nil {
 		return nil, err
 	}
@@ -211,14 +236,20 @@ func (m *Mesh) dialOnce(ctx context.Context, network, address string, rank int, 
 			_ = conn.Close() // the first error counts
 		}
 	}()
-	interrupt := context.AfterFunc(ctx, func() { _ = conn.Close() })
+	// Whoever has left may have accepted, and said all that it had to say. If not, it hangs up.
+	left := func() bool { return errors.Is(context.Cause(ctx), ErrGone) }
+	interrupt := context.AfterFunc(ctx, func() {
+		if !left() {
+			_ = conn.Close()
+		}
+	})
 	secure := conn
 	if network == "tcp" && m.client != nil {
 		secure = tls.Client(conn, m.client)
 	}
 	theirs, err := auth.Client(secure, m.cfg.Secret, m.hello(h, v), time.Now().Add(dialTime))
 	switch {
-	case !interrupt():
+	case !interrupt() && !left():
 		return nil, context.Cause(ctx)
 	case err != nil:
 		return nil, err
@@ -227,4 +258,18 @@ func (m *Mesh) dialOnce(ctx context.Context, network, address string, rank int, 
 	}
 	tune(conn, h.Purpose)
 	return secure, nil
+}
+
+// connect opens a connection.
+func (m *Mesh) connect(ctx context.Context, network, address string) (net.Conn, error) {
+	if m.network != nil {
+		ctx, cancel := context.WithTimeout(ctx, checkTime)
+		defer cancel()
+		return m.network.Dial(ctx, address)
+	}
+	dialer := net.Dialer{Timeout: checkTime}
+	if network == "tcp" {
+		dialer.Control = enlarge
+	}
+	return dialer.DialContext(ctx, network, address)
 }

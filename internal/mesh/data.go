@@ -3,9 +3,11 @@ package mesh
 import (
 	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"net"
 	"os"
+	"time"
 
 	"github.com/gofsdp/gofsdp/internal/auth"
 )
@@ -17,18 +19,18 @@ import (
 // The higher rank dials. Its Connect may return before the other's is called,
 // for a connection waits, one on each channel, until it is asked for.
 func (m *Mesh) Connect(ctx context.Context, rank int, channel uint64) (net.Conn, error) {
-	p, err := m.peer(rank)
+	who, end, err := m.other(rank)
 	if err != nil {
 		return nil, err
 	}
-	ctx, done := m.with(ctx, p)
+	ctx, done := m.with(ctx, end)
 	defer done()
 	var conn net.Conn
 	if rank > m.cfg.Rank {
 		conn, err = m.conns.take(ctx, label{rank, channel})
 	} else {
 		v := visit{process: m.self.process, Channel: channel}
-		conn, err = m.dial(ctx, "tcp", p.who.TCP, rank, auth.Hello{Purpose: purposeData}, v)
+		conn, err = m.dial(ctx, "tcp", who.TCP, rank, auth.Hello{Purpose: purposeData}, v)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("mesh: data connection of rank %d to rank %d on channel %#x: %w", m.cfg.Rank, rank, channel, err)
@@ -36,10 +38,26 @@ func (m *Mesh) Connect(ctx context.Context, rank int, channel uint64) (net.Conn,
 	return conn, nil
 }
 
+// Forget says that Connect will not be called with a channel any more: connections that others have
+// opened on it, or still do, are closed.
+func (m *Mesh) Forget(channel uint64) { m.conns.forget(channel) }
+
+// Plain reports whether the connections that Connect returns under ctx are TCP as it is, a
+// *net.TCPConn each.
+func (m *Mesh) Plain(ctx context.Context) bool {
+	return m.client == nil && m.network == nil && ctx.Value(middleKey{}) == nil
+}
+
+// Modelled reports whether the network is not this machine's.
+func (m *Mesh) Modelled() bool { return m.network != nil }
+
 // SendFile passes an open file to a rank of this host under a tag, in order with
 // the messages. The caller may close the file at once. Files under one tag
 // arrive in order, too; at most 256 may wait until they are asked for.
 func (m *Mesh) SendFile(to int, tag uint64, f *os.File) error {
+	if m.far(to) {
+		return m.carryFile(to, tag, f)
+	}
 	p, err := m.peer(to)
 	if err != nil {
 		return err
@@ -58,17 +76,58 @@ func (m *Mesh) SendFile(to int, tag uint64, f *os.File) error {
 	return nil
 }
 
+// carryFile is SendFile to a rank that is not near, over a connection of its own.
+func (m *Mesh) carryFile(to int, tag uint64, f *os.File) error {
+	who, end, err := m.other(to)
+	if err != nil {
+		return err
+	}
+	if !m.SameHost(to) {
+		return fmt.Errorf("mesh: no file can be passed to rank %d on %v from %v", to, who.process, m.self.process)
+	}
+	ctx, done := m.with(context.Background(), end)
+	defer done()
+	conn, err := m.dial(ctx, "unix", who.Unix, to, auth.Hello{Purpose: purposeFile}, visit{process: m.self.process})
+	if err == nil {
+		frame := appendFrame(nil, frameFile, binary.BigEndian.AppendUint64(nil, tag))
+		err = errors.Join(asControl(conn).(filePasser).send(frame, f), conn.Close())
+	}
+	if err != nil {
+		return fmt.Errorf("mesh: file for rank %d: %w", to, err)
+	}
+	return nil
+}
+
+// takeFile receives what carryFile sends.
+func (m *Mesh) takeFile(from int, conn net.Conn) error {
+	passer, ok := asControl(conn).(filePasser)
+	if !ok {
+		return errors.New("protocol error: a file from another host")
+	}
+	if err := conn.SetDeadline(time.Now().Add(checkTime)); err != nil {
+		return err
+	}
+	kind, body, err := newFrameReader(passer).next()
+	if err == nil && kind != frameFile {
+		err = fmt.Errorf("protocol error: frame of kind %d where a file is due", kind)
+	}
+	if err == nil {
+		err = m.receiveFile(from, passer, binary.BigEndian.Uint64(body))
+	}
+	return errors.Join(err, conn.Close())
+}
+
 // File waits for the file that rank of this host sends under a tag. A file that
 // came before its sender ended can still be had. The caller closes it.
 func (m *Mesh) File(ctx context.Context, from int, tag uint64) (*os.File, error) {
-	p, err := m.peer(from)
+	who, end, err := m.other(from)
 	if err != nil {
 		return nil, err
 	}
-	if p.files == nil {
-		return nil, fmt.Errorf("mesh: no file can come from %v to %v", p, m.self.process)
+	if !m.SameHost(from) {
+		return nil, fmt.Errorf("mesh: no file can come from rank %d on %v to %v", from, who.process, m.self.process)
 	}
-	ctx, done := m.with(ctx, p)
+	ctx, done := m.with(ctx, end)
 	defer done()
 	f, err := m.files.take(ctx, label{from, tag})
 	if err != nil {
@@ -77,19 +136,54 @@ func (m *Mesh) File(ctx context.Context, from int, tag uint64) (*os.File, error)
 	return f, nil
 }
 
-// with returns a context that also ends with p and with the mesh. done releases it.
-func (m *Mesh) with(ctx context.Context, p *peer) (_ context.Context, done func()) {
+// other returns who another rank is, and its end.
+func (m *Mesh) other(rank int) (record, *fate, error) {
+	if m.far(rank) {
+		m.relay.mu.Lock()
+		defer m.relay.mu.Unlock()
+		return m.who[rank], m.relay.fate(rank), nil
+	}
+	p, err := m.peer(rank)
+	if err != nil {
+		return record{}, nil, err
+	}
+	return p.who, &p.fate, nil
+}
+
+// with returns a context that also ends with a rank and with the mesh. done releases it. Where the rank says
+// goodbye meanwhile it ends some time after: a connection that the rank has accepted, and what it has sent there
+// before it left, may still be on the way.
+func (m *Mesh) with(ctx context.Context, rank *fate) (_ context.Context, done func()) {
 	ctx, cancel := context.WithCancelCause(ctx)
+	select {
+	case <-rank.over: // now, not when the goroutine gets to it
+		cancel(rank.ended)
+	default:
+	}
 	watched := make(chan struct{})
 	go func() {
 		defer close(watched)
 		select {
-		case <-p.over:
-			cancel(p.ended)
+		case <-rank.over:
+			if errors.Is(rank.ended, ErrGone) {
+				m.linger(ctx)
+			}
+			cancel(rank.ended)
 		case <-m.closing:
 			cancel(ErrClosed)
 		case <-ctx.Done():
 		}
 	}()
 	return ctx, func() { cancel(nil); <-watched }
+}
+
+// linger waits, for no longer than ctx and the mesh last.
+func (m *Mesh) linger(ctx context.Context) {
+	timer := time.NewTimer(linger)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-m.closing:
+	case <-ctx.Done():
+	}
 }

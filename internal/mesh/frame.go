@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"io"
+	"math"
 
 	"github.com/gofsdp/gofsdp/internal/checksum"
 )
@@ -18,11 +19,14 @@ import (
 type frameKind byte
 
 const (
-	frameReady   frameKind = iota + 1 // connected to all others; the first frame, but for frameAbort
+	frameReady   frameKind = iota + 1 // connected to all others, or joined; the first frame, but for frameAbort and frameRoll
 	frameMessage                      // for the Handler
 	frameFile                         // a file, attached to this frame; the body is its tag
 	frameGoodbye                      // closed; nothing follows
 	frameAbort                        // cannot join; the body is a setback; nothing follows
+	frameRoll                         // a part of the list of ranks; before frameReady
+	frameNews                         // to be passed on, see news
+	frameRouted                       // a message for somebody else, see route
 )
 
 const (
@@ -33,8 +37,12 @@ const (
 // fits tells whether n is a length that the body of such a frame can have.
 func (k frameKind) fits(n uint32) bool {
 	switch k {
-	case frameMessage, frameAbort:
+	case frameMessage, frameAbort, frameRoll:
 		return n <= MaxMessage
+	case frameNews:
+		return n <= maxNews
+	case frameRouted:
+		return n <= routedHeader+MaxMessage
 	case frameFile:
 		return n == 8
 	case frameReady, frameGoodbye:
@@ -45,6 +53,17 @@ func (k frameKind) fits(n uint32) bool {
 
 // last tells whether nothing follows such a frame.
 func (k frameKind) last() bool { return k == frameGoodbye || k == frameAbort }
+
+// mostUnsent returns how many bytes may wait for a peer, with such a frame, in a mesh of many or not.
+func (k frameKind) mostUnsent(sparse bool) int {
+	switch {
+	case k.last():
+		return math.MaxInt
+	case sparse:
+		return maxPassed
+	}
+	return maxUnsent
+}
 
 // appendFrame appends an encoded frame to b.
 func appendFrame(b []byte, kind frameKind, body []byte) []byte {

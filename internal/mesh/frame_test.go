@@ -128,6 +128,7 @@ func TestMailbox(t *testing.T) {
 	_, err := b.take(ended, label{1, 1})
 	require.EqualError(t, err, "ended")
 
+	b.release(label{1, 1}) // nobody waits now
 	got := make(chan *thing)
 	go func() { c, _ := b.take(context.Background(), label{1, 1}); got <- c }()
 	require.Eventually(t, func() bool { b.mu.Lock(); defer b.mu.Unlock(); return b.changed != nil }, patience, 1e6)

@@ -8,8 +8,10 @@ import (
 	"net"
 	"net/netip"
 	"sync"
+	"time"
 
 	"github.com/gofsdp/gofsdp/internal/auth"
+	"github.com/gofsdp/gofsdp/internal/store"
 )
 
 // Keys in the store, below those of the job.
@@ -25,7 +27,7 @@ var (
 	errTwice = errors.New("every process needs a rank of its own, and every job a name (FSDP_JOB) and an address")
 )
 
-// Join connects all ranks. It returns when all pairs are connected, or when one rank, not
+// Join connects all ranks. It returns when all are connected, or when one rank, not
 // necessarily this one, finds that it cannot join, or ctx ends.
 func Join(ctx context.Context, cfg Config) (*Mesh, error) {
 	cfg, err := cfg.check()
@@ -33,6 +35,7 @@ func Join(ctx context.Context, cfg Config) (*Mesh, error) {
 		return nil, fmt.Errorf("mesh: rank %d: %w", cfg.Rank, err)
 	}
 	m := newMesh(cfg)
+	m.network = store.NetworkOf(ctx)
 	if err = m.prepare(); err == nil {
 		err = m.join(ctx)
 	}
@@ -77,10 +80,15 @@ func (m *Mesh) join(ctx context.Context) error {
 	if m.cfg.Size == 1 {
 		m.othersReady(m.cfg.Rank)
 	}
+	if m.sparse {
+		m.start(m.report)
+	}
 	var helpers sync.WaitGroup
 	helpers.Go(func() { m.watch(ctx) })
-	for rank := range m.cfg.Rank {
-		helpers.Go(func() { m.seek(ctx, rank) })
+	for _, rank := range m.near {
+		if rank < m.cfg.Rank {
+			helpers.Go(func() { m.seek(ctx, rank) })
+		}
 	}
 	var err, ended error
 	select {
@@ -88,6 +96,9 @@ func (m *Mesh) join(ctx context.Context) error {
 	case err = <-m.broken:
 	case <-ctx.Done():
 		ended = context.Cause(ctx)
+		if err = m.reason(); err != nil {
+			ended = nil
+		}
 	}
 	cancel()
 	helpers.Wait()
@@ -95,6 +106,25 @@ func (m *Mesh) join(ctx context.Context) error {
 		return m.late(ended)
 	}
 	return err
+}
+
+// reason waits for the reason why joining has not ended in time, where that is not known here: one
+// of many ranks that is connected to all its neighbours hears it from others, whose time is up, too.
+func (m *Mesh) reason() error {
+	m.mu.Lock()
+	linked := m.linked
+	m.mu.Unlock()
+	if !linked || m.cfg.Rank == 0 {
+		return nil
+	}
+	timer := time.NewTimer(2 * linger)
+	defer timer.Stop()
+	select {
+	case err := <-m.broken:
+		return err
+	case <-timer.C:
+		return nil
+	}
 }
 
 // fail ends joining with err, unless something else has ended it already.
@@ -105,12 +135,27 @@ func (m *Mesh) fail(err error) {
 	}
 }
 
-// late explains why joining has not ended when it had to.
+// late explains why joining has not ended when it had to. Where the store does not answer either, other
+// ranks may not have been able to.
 func (m *Mesh) late(cause error) error {
+	err := m.lacking(cause)
+	ctx, cancel := context.WithTimeout(context.Background(), linger)
+	defer cancel()
+	if _, silent := m.claim(ctx, m.key(keySize)); silent != nil {
+		err = fmt.Errorf("%w; nor does the store answer: %w", err, silent)
+	}
+	return err
+}
+
+// lacking says who has not joined.
+func (m *Mesh) lacking(cause error) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	missing := m.missing()
-	if len(missing) == 0 {
+	switch {
+	case len(missing) == 0 && m.sparse && m.cfg.Rank != 0:
+		return fmt.Errorf("this rank is connected, and rank 0 has not said that all of %d are: %w", m.cfg.Size, cause)
+	case len(missing) == 0:
 		return fmt.Errorf("ranks %v of %d have not reached all others: %w", m.unready(), m.cfg.Size, cause)
 	}
 	err := fmt.Errorf("ranks %v of %d have not joined: %w", missing, m.cfg.Size, cause)
@@ -230,7 +275,11 @@ func (m *Mesh) attach(rank int, who record, conn net.Conn) error {
 	p := newPeer(m, rank, who, asControl(conn))
 	m.peers[rank] = p
 	m.running.Go(p.run)
-	if len(m.missing()) > 0 {
+	switch {
+	case len(m.missing()) > 0:
+		return nil
+	case m.sparse:
+		m.allLinked()
 		return nil
 	}
 	for _, p := range m.peers {
@@ -244,8 +293,8 @@ func (m *Mesh) attach(rank int, who record, conn net.Conn) error {
 
 // missing returns the ranks that this one has no connection to. The caller holds m.mu.
 func (m *Mesh) missing() (ranks []int) {
-	for r, p := range m.peers {
-		if p == nil && r != m.cfg.Rank {
+	for _, r := range m.near {
+		if m.peers[r] == nil {
 			ranks = append(ranks, r)
 		}
 	}
@@ -262,11 +311,14 @@ func (m *Mesh) absent() []int {
 	return m.unready()
 }
 
-// unready returns the ranks that have not said that they are connected to all. The caller holds
-// m.mu.
+// unready returns the ranks that have not said that they are connected to all: of many, the root
+// knows it, and the others wait for the root. The caller holds m.mu.
 func (m *Mesh) unready() (ranks []int) {
+	if m.sparse && m.cfg.Rank != 0 {
+		return []int{0}
+	}
 	for r := range m.cfg.Size {
-		if _, ok := m.ready[r]; !ok {
+		if _, ok := m.ready[r]; !ok && (!m.sparse || m.who[r].TCP == "") {
 			ranks = append(ranks, r)
 		}
 	}
@@ -277,7 +329,9 @@ func (m *Mesh) unready() (ranks []int) {
 func (m *Mesh) othersReady(rank int) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.noteReady(rank)
+	if !m.sparse { // else all are when the list of ranks is complete
+		m.noteReady(rank)
+	}
 }
 
 // noteReady is othersReady for callers that hold m.mu.
@@ -307,15 +361,23 @@ func (m *Mesh) open() bool {
 func (m *Mesh) ended(p *peer, err error) {
 	var gaveUp *setback
 	switch {
-	case !p.ready && errors.As(err, &gaveUp):
+	case !p.ready && errors.As(err, &gaveUp) && !m.joined():
 		m.fail(err)
-	case !p.ready:
+		return
+	case !p.ready && !m.joined():
 		// It may have given up before it knew of this connection. Then the store has a better
 		// reason.
-		if m.wait(linger) {
-			m.fail(err)
+		if !m.wait(linger) {
+			return
 		}
+		if m.fail(err); !m.sparse {
+			return
+		}
+	}
+	switch {
 	case !m.open():
+	case m.sparse:
+		m.peerEnded(p, err)
 	case errors.Is(err, ErrGone):
 		m.cfg.Handler.Gone(p.rank)
 	default:

@@ -17,16 +17,20 @@ type label struct {
 // errTaken is the error of reserving a place where something waits already.
 var errTaken = errors.New("the one before has not been asked for yet")
 
+// errOver is the error of what comes too late.
+var errOver = errors.New("nobody asks for it any more")
+
 // maxWaiting is how many things of one rank may wait in a mailbox.
 const maxWaiting = 256
 
 // mailbox keeps what has arrived until somebody asks for it. The zero value is empty.
 type mailbox[T io.Closer] struct {
 	mu      sync.Mutex
-	things  map[label][]T      // in the order of arrival; no entry is empty
-	places  map[label]struct{} // reserved for things that are about to arrive
-	count   map[int]int        // things and places, by rank
-	changed chan struct{}      // closed at the next arrival; nil while nobody waits
+	things  map[label][]T       // in the order of arrival; no entry is empty
+	places  map[label]struct{}  // reserved for things that are about to arrive
+	count   map[int]int         // things and places, by rank
+	changed chan struct{}       // closed at the next put or release; nil while nobody waits
+	over    map[uint64]struct{} // ids for which nobody will ask any more
 	closed  bool
 }
 
@@ -37,7 +41,7 @@ func (b *mailbox[T]) reserve(l label) error {
 	if _, coming := b.places[l]; coming || len(b.things[l]) > 0 {
 		return errTaken
 	}
-	if err := b.room(l.rank); err != nil {
+	if err := b.room(l); err != nil {
 		return err
 	}
 	b.places[l] = struct{}{}
@@ -50,6 +54,15 @@ func (b *mailbox[T]) release(l label) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.vacate(l)
+	b.announce()
+}
+
+// announce lets all who wait look again. Called with mu held.
+func (b *mailbox[T]) announce() {
+	if b.changed != nil {
+		close(b.changed)
+		b.changed = nil
+	}
 }
 
 func (b *mailbox[T]) vacate(l label) {
@@ -59,13 +72,16 @@ func (b *mailbox[T]) vacate(l label) {
 	}
 }
 
-// room tells whether another thing of rank may come in.
-func (b *mailbox[T]) room(rank int) error {
+// room tells whether another thing with label l may come in.
+func (b *mailbox[T]) room(l label) error {
+	_, over := b.over[l.id]
 	switch {
 	case b.closed:
 		return ErrClosed
-	case b.count[rank] >= maxWaiting:
-		return fmt.Errorf("%d from rank %d have not been asked for yet", maxWaiting, rank)
+	case over:
+		return errOver
+	case b.count[l.rank] >= maxWaiting:
+		return fmt.Errorf("%d from rank %d have not been asked for yet", maxWaiting, l.rank)
 	case b.things == nil:
 		b.things, b.places, b.count = map[label][]T{}, map[label]struct{}{}, map[int]int{}
 	}
@@ -76,38 +92,42 @@ func (b *mailbox[T]) room(rank int) error {
 func (b *mailbox[T]) put(l label, thing T) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	defer b.announce()
 	b.vacate(l)
-	if err := b.room(l.rank); err != nil {
+	if err := b.room(l); err != nil {
 		return err
 	}
 	b.things[l] = append(b.things[l], thing)
 	b.count[l.rank]++
-	if b.changed != nil {
-		close(b.changed)
-		b.changed = nil
-	}
 	return nil
 }
 
-// take waits for a thing. What has arrived is returned even if ctx has ended.
+// take waits for a thing. What has arrived is returned even if ctx has ended. If it has because the
+// rank has left, so is what is about to arrive: the rank may have said all that it had to say on it.
 func (b *mailbox[T]) take(ctx context.Context, l label) (T, error) {
+	ended, over := ctx.Done(), false
 	for {
-		thing, ok, changed := b.look(l)
-		if ok {
+		thing, ok, coming, changed := b.look(l)
+		switch {
+		case ok:
 			return thing, nil
+		case over && !coming:
+			return thing, context.Cause(ctx)
 		}
 		select {
 		case <-changed:
-		case <-ctx.Done():
-			var none T
-			return none, context.Cause(ctx)
+		case <-ended:
+			ended, over = nil, true
+			if !errors.Is(context.Cause(ctx), ErrGone) {
+				return thing, context.Cause(ctx)
+			}
 		}
 	}
 }
 
-// look removes the first thing with label l, or returns a channel that is closed at the next
-// arrival.
-func (b *mailbox[T]) look(l label) (thing T, ok bool, changed <-chan struct{}) {
+// look removes the first thing with label l, or returns whether there is a place reserved for one,
+// and a channel that is closed at the next change.
+func (b *mailbox[T]) look(l label) (thing T, ok, coming bool, changed <-chan struct{}) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if list := b.things[l]; len(list) > 0 {
@@ -117,12 +137,32 @@ func (b *mailbox[T]) look(l label) (thing T, ok bool, changed <-chan struct{}) {
 		} else {
 			b.things[l] = list[1:]
 		}
-		return list[0], true, nil
+		return list[0], true, false, nil
 	}
 	if b.changed == nil {
 		b.changed = make(chan struct{})
 	}
-	return thing, false, b.changed
+	_, coming = b.places[l]
+	return thing, false, coming, b.changed
+}
+
+// forget closes what waits with an id, and all that would come.
+func (b *mailbox[T]) forget(id uint64) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.over == nil {
+		b.over = map[uint64]struct{}{}
+	}
+	b.over[id] = struct{}{}
+	for l, list := range b.things {
+		if l.id == id {
+			for _, thing := range list {
+				_ = thing.Close() // nobody has used it
+			}
+			b.count[l.rank] -= len(list)
+			delete(b.things, l)
+		}
+	}
 }
 
 // close closes what nobody has asked for, and all that would come.

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net"
 	"os"
+	"slices"
 	"sync"
 	"time"
 	"unicode/utf8"
@@ -78,35 +79,47 @@ func (c Config) check() (Config, error) {
 	return c, auth.Check(c.Secret)
 }
 
-// Mesh is one process's connections to all others: a control connection each,
-// and data connections on demand. Its methods may be called from any goroutine.
+// Mesh is one process's connections to others: a control connection to each, or
+// to some if there are many, and data connections on demand. Its methods may be
+// called from any goroutine.
 type Mesh struct {
 	cfg       Config
 	self      record
 	server    *tls.Config // both nil without TLS
 	client    *tls.Config
+	network   store.Network // nil for this machine's
 	listeners []net.Listener
 	places    auth.Places // of connections that are being checked
+	near      []int       // ranks to which there is a control connection, see "Many ranks"
+	sparse    bool        // they are not all
 
 	broken   chan error    // holds the first reason why joining is impossible
-	complete chan struct{} // closed when all pairs are connected
+	complete chan struct{} // closed when all ranks have joined
 	closing  chan struct{} // closed when Close begins
 
 	mu       sync.Mutex
-	peers    []*peer               // by rank; nil for this one, and for ranks that have not joined yet
+	peers    []*peer               // by rank; nil for this one, for those not near, and for those that have not joined yet
 	ready    map[int]struct{}      // ranks that are connected to all others
 	trouble  map[int]error         // why a rank could not be reached when time was up
 	checking map[net.Conn]struct{} // connections that are being checked
+	linked   bool                  // all near ones are connected
+	who      []record              // by rank, of a mesh of many; not changed any more when it is complete
+	known    int                   // of them, those that are not zero
+	upward   [][]byte              // parts of it for the parent
 	closed   bool
 	running  sync.WaitGroup // everything that Close ends; grows only while !closed
 
 	conns mailbox[net.Conn] // accepted data connections, by rank and channel
 	files mailbox[*os.File] // received files, by rank and tag
+	relay relay
 }
 
 func newMesh(cfg Config) *Mesh {
-	return &Mesh{
+	m := &Mesh{
 		cfg:      cfg,
+		near:     neighbours(cfg.Rank, cfg.Size),
+		sparse:   cfg.Size > fullSize,
+		relay:    newRelay(),
 		broken:   make(chan error, 1),
 		complete: make(chan struct{}),
 		closing:  make(chan struct{}),
@@ -115,18 +128,29 @@ func newMesh(cfg Config) *Mesh {
 		trouble:  map[int]error{},
 		checking: map[net.Conn]struct{}{},
 	}
+	if m.sparse {
+		m.who = make([]record, cfg.Size)
+	}
+	return m
 }
 
 // SameHost reports whether rank runs on this host, so that files can be passed.
 func (m *Mesh) SameHost(rank int) bool {
+	if m.far(rank) {
+		who := m.who[rank]
+		return who.Host == m.self.Host && who.Unix != "" && m.self.Unix != ""
+	}
 	p, err := m.peer(rank)
 	return rank == m.cfg.Rank || err == nil && p.files != nil
 }
 
 // Host returns the identity of the host of rank, "" if there is no such rank.
 func (m *Mesh) Host(rank int) string {
-	if rank == m.cfg.Rank {
+	switch {
+	case rank == m.cfg.Rank:
 		return m.self.Host
+	case m.sparse && rank >= 0 && rank < m.cfg.Size:
+		return m.who[rank].Host
 	}
 	p, err := m.peer(rank)
 	if err != nil {
@@ -135,7 +159,13 @@ func (m *Mesh) Host(rank int) string {
 	return p.who.Host
 }
 
-// peer returns the other rank, which must have joined.
+// far reports whether a rank is another one to which there is no control connection.
+func (m *Mesh) far(rank int) bool {
+	_, near := slices.BinarySearch(m.near, rank)
+	return rank >= 0 && rank < m.cfg.Size && rank != m.cfg.Rank && !near
+}
+
+// peer returns the other rank, which must be near and have joined.
 func (m *Mesh) peer(rank int) (*peer, error) {
 	if rank < 0 || rank >= m.cfg.Size || rank == m.cfg.Rank {
 		return nil, fmt.Errorf("mesh: no other rank %d of %d", rank, m.cfg.Size)
@@ -152,12 +182,21 @@ func (m *Mesh) peer(rank int) (*peer, error) {
 // An error says that the message will not arrive; without one it arrives unless
 // the other process ends before.
 func (m *Mesh) Send(to int, msg []byte) error {
+	if len(msg) > MaxMessage {
+		return fmt.Errorf("mesh: message of %d bytes to rank %d, the limit is %d", len(msg), to, MaxMessage)
+	}
+	if m.far(to) {
+		m.relay.mu.Lock()
+		defer m.relay.mu.Unlock()
+		if f := m.relay.fates[to]; f != nil && f.ended != nil {
+			return fmt.Errorf("mesh: %w", f.ended)
+		}
+		m.route(m.cfg.Rank, to, msg)
+		return nil
+	}
 	p, err := m.peer(to)
 	if err != nil {
 		return err
-	}
-	if len(msg) > MaxMessage {
-		return fmt.Errorf("mesh: message of %d bytes to rank %d, the limit is %d", len(msg), to, MaxMessage)
 	}
 	return p.post(frameMessage, msg, nil)
 }
@@ -173,6 +212,11 @@ func (m *Mesh) Close() error {
 func (m *Mesh) end(last frameKind, body []byte) {
 	m.mu.Lock()
 	if !m.closed {
+		if m.sparse && last == frameGoodbye {
+			m.relay.mu.Lock()
+			m.flood(&news{kind: newsGone, about: m.cfg.Rank})
+			m.relay.mu.Unlock()
+		}
 		m.closed = true
 		close(m.closing)
 		for _, l := range m.listeners {

@@ -7,10 +7,12 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"os"
 	"runtime"
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -389,3 +391,88 @@ func TestConnectTwice(t *testing.T) {
 type nopConn struct{ net.Conn }
 
 func (nopConn) Close() error { return nil }
+
+// TestLeftBehind: a connection of a rank that has left since is had all the same, though the goodbye
+// is heard before the end of the handshake. The rank may have said all that it had to say.
+func TestLeftBehind(t *testing.T) {
+	t.Run("accepted", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			for _, arrives := range []bool{true, false} {
+				var b mailbox[net.Conn]
+				require.NoError(t, b.reserve(label{1, 5}))
+				ctx, cancel := context.WithCancelCause(t.Context())
+				taken := make(chan error, 1)
+				go func() { _, err := b.take(ctx, label{1, 5}); taken <- err }()
+				cancel(fmt.Errorf("rank 1 %w", ErrGone))
+				synctest.Wait()
+				require.Empty(t, taken)
+				if arrives {
+					require.NoError(t, b.put(label{1, 5}, nopConn{}))
+					require.NoError(t, <-taken)
+				} else {
+					b.release(label{1, 5})
+					require.ErrorIs(t, <-taken, ErrGone)
+				}
+			}
+		})
+	})
+	t.Run("dialed", func(t *testing.T) {
+		ranks := newJob(t, 2, nil).open(t)
+		gone := make(chan struct{})
+		ctx := WithMiddle(timeout(t, patience), func(_, _ int, conn net.Conn) net.Conn { return &slowEnd{Conn: conn, until: gone} })
+		dialed := make(chan error, 1)
+		go func() {
+			conn, err := ranks[1].Connect(ctx, 0, 5)
+			if err == nil {
+				_, err = io.ReadFull(conn, make([]byte, 4))
+				_ = conn.Close()
+			}
+			dialed <- err
+		}()
+		conn, err := ranks[0].Connect(ctx, 1, 5)
+		require.NoError(t, err)
+		_, err = conn.Write([]byte("last"))
+		require.NoError(t, err)
+		require.NoError(t, ranks[0].Close())
+		require.Equal(t, "gone", ranks[1].ear.first(t, 0, 1)[0].what)
+		close(gone)
+		require.NoError(t, <-dialed)
+		require.NoError(t, conn.Close())
+	})
+}
+
+// slowEnd reads the end of a handshake late.
+type slowEnd struct {
+	net.Conn
+	said  int // the greeting, then the hello
+	until chan struct{}
+}
+
+func (c *slowEnd) Write(b []byte) (int, error) {
+	c.said++
+	return c.Conn.Write(b)
+}
+
+func (c *slowEnd) Read(b []byte) (int, error) {
+	if c.said == 2 {
+		<-c.until
+	}
+	return c.Conn.Read(b)
+}
+
+// TestForget has a rank close a channel on which another connects: what was opened before ends, and
+// what comes later is refused.
+func TestForget(t *testing.T) {
+	ranks := newJob(t, 2, nil).open(t)
+	ctx := timeout(t, patience)
+	conn, err := ranks[1].Connect(ctx, 0, 7)
+	require.NoError(t, err)
+	defer conn.Close()
+	ranks[0].Forget(7)
+	require.NoError(t, conn.SetReadDeadline(time.Now().Add(patience)))
+	_, err = conn.Read(make([]byte, 1))
+	require.Error(t, err)
+	require.NotErrorIs(t, err, os.ErrDeadlineExceeded)
+	_, err = ranks[1].Connect(ctx, 0, 7)
+	require.ErrorContains(t, err, "nobody asks for it any more")
+}

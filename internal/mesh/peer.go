@@ -16,6 +16,7 @@ import (
 // bytes.
 const (
 	maxUnsent = 1 << 20
+	maxPassed = 32 << 20 // the same in a mesh of many: news of all ranks may come at once
 	heldFile  = 4 << 10
 )
 
@@ -27,6 +28,7 @@ var (
 
 // filePasser is a control connection inside a host.
 type filePasser interface {
+	io.Reader
 	// hold returns a file of our own for what f is open on, so that the caller may close f.
 	hold(f *os.File) (*os.File, error)
 	// send writes a frame with the file attached to it.
@@ -53,8 +55,7 @@ type peer struct {
 	sealed bool  // nothing may be added to queue; the connection is half-closed after it
 	leaves bool  // this side does
 	fault  error // what broke the connection, if something else than its end
-	ended  error // why nothing more will come from the rank, once over is closed
-	over   chan struct{}
+	fate         // ended is why nothing more will come from the rank
 }
 
 // outgoing is an encoded frame.
@@ -71,7 +72,7 @@ func (o outgoing) size() int {
 }
 
 func newPeer(m *Mesh, rank int, who record, conn controlConn) *peer {
-	p := &peer{m: m, rank: rank, who: who, conn: conn, over: make(chan struct{})}
+	p := &peer{m: m, rank: rank, who: who, conn: conn, fate: fate{over: make(chan struct{})}}
 	p.files, _ = conn.(filePasser)
 	p.work.L = &p.mu
 	return p
@@ -97,7 +98,7 @@ func (p *peer) enqueue(kind frameKind, body []byte, file *os.File) error {
 		return fmt.Errorf("mesh: %v: %w", p, p.fault)
 	case p.sealed:
 		return fmt.Errorf("mesh: %w", ErrClosed)
-	case p.unsent+out.size() > maxUnsent && !kind.last():
+	case p.unsent+out.size() > kind.mostUnsent(p.m.sparse):
 		p.breakOff(errUnread, 0)
 		return fmt.Errorf("mesh: %v: %w", p, errUnread)
 	}
@@ -204,21 +205,21 @@ func (p *peer) read() error {
 		switch {
 		case err != nil:
 			return err
-		case p.ready == (kind == frameReady) && kind != frameAbort:
+		case p.ready == (kind == frameReady || kind == frameRoll) && kind != frameAbort:
 			return fmt.Errorf("protocol error: frame of kind %d out of turn", kind)
 		}
 		switch kind {
 		case frameReady:
 			p.ready = true
 			p.m.othersReady(p.rank)
+		case frameRoll:
+			err = p.m.hearRoll(p, body)
 		case frameMessage:
-			if p.m.open() {
-				p.m.cfg.Handler.Message(p.rank, body)
-			}
+			p.m.hearMessage(p, body)
+		case frameNews, frameRouted:
+			err = p.m.relayed(p, kind, body)
 		case frameFile:
-			if err := p.receive(binary.BigEndian.Uint64(body)); err != nil {
-				return err
-			}
+			err = p.m.receiveFile(p.rank, p.files, binary.BigEndian.Uint64(body))
 		case frameGoodbye:
 			return ErrGone
 		case frameAbort:
@@ -228,17 +229,20 @@ func (p *peer) read() error {
 			}
 			return &gaveUp
 		}
+		if err != nil {
+			return err
+		}
 	}
 }
 
-// receive keeps the file that came with a frame.
-func (p *peer) receive(tag uint64) error {
-	if p.files == nil {
+// receiveFile keeps the file that came with a frame.
+func (m *Mesh) receiveFile(rank int, conn filePasser, tag uint64) error {
+	if conn == nil {
 		return errors.New("protocol error: a file from another host")
 	}
-	files := p.files.arrived()
+	files := conn.arrived()
 	if len(files) == 1 {
-		err := p.m.files.put(label{p.rank, tag}, files[0])
+		err := m.files.put(label{rank, tag}, files[0])
 		if err == nil {
 			return nil
 		}

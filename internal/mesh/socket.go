@@ -18,6 +18,9 @@ const (
 
 // listen opens the listeners of m and notes their addresses in m.self.
 func (m *Mesh) listen() error {
+	if m.network != nil {
+		return m.listenModelled()
+	}
 	ip, err := resolve(m.cfg.Listen)
 	if err != nil {
 		return err
@@ -38,6 +41,18 @@ func (m *Mesh) listen() error {
 		m.listeners = append(m.listeners, local)
 		m.self.Unix = name
 	}
+	return nil
+}
+
+// listenModelled is listen on a network that is not this machine's, where [Config.Listen] is an
+// address.
+func (m *Mesh) listenModelled() error {
+	l, err := m.network.Listen(context.Background(), net.JoinHostPort(m.cfg.Listen, "0"))
+	if err != nil {
+		return err
+	}
+	m.listeners = append(m.listeners, l)
+	m.self.TCP = l.Addr().String()
 	return nil
 }
 
@@ -91,6 +106,9 @@ func interfaces() (names []string) {
 
 // tune prepares a new connection for its purpose.
 func tune(conn net.Conn, purpose string) {
+	if c, ok := conn.(interface{ Unanswered(time.Duration) }); ok && purpose == purposeControl {
+		c.Unanswered(unanswered)
+	}
 	tcp, ok := conn.(*net.TCPConn)
 	if !ok {
 		return
@@ -119,11 +137,11 @@ type controlConn interface {
 func asControl(conn net.Conn) controlConn {
 	switch conn := conn.(type) {
 	case *tls.Conn:
-		return encrypted{conn, conn.NetConn().(*net.TCPConn)}
+		return encrypted{conn, conn.NetConn().(controlConn)}
 	case *net.UnixConn:
 		return withFiles(conn)
 	default:
-		return conn.(*net.TCPConn) // there are no others
+		return conn.(controlConn) // TCP
 	}
 }
 
@@ -131,7 +149,7 @@ func asControl(conn net.Conn) controlConn {
 // end that nobody can forge is our frame.
 type encrypted struct {
 	*tls.Conn
-	tcp *net.TCPConn
+	tcp controlConn
 }
 
 func (e encrypted) CloseWrite() error { return e.tcp.CloseWrite() }

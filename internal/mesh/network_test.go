@@ -1,0 +1,121 @@
+package mesh
+
+import (
+	"context"
+	"net"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gofsdp/gofsdp/internal/store"
+)
+
+// counted is a network of connections that are no sockets as far as the mesh can see.
+type counted struct{ listens, dials, told atomic.Int64 }
+
+func (c *counted) Listen(_ context.Context, address string) (net.Listener, error) {
+	c.listens.Add(1)
+	l, err := net.Listen("tcp", address)
+	return modelled{l, c}, err
+}
+
+func (c *counted) Dial(ctx context.Context, address string) (net.Conn, error) {
+	c.dials.Add(1)
+	conn, err := new(net.Dialer).DialContext(ctx, "tcp", address)
+	if err != nil {
+		return nil, err
+	}
+	return end{conn.(*net.TCPConn), c}, nil
+}
+
+func (c *counted) Chance(...uint64) uint64 { return 1 }
+
+type modelled struct {
+	net.Listener
+	net *counted
+}
+
+func (m modelled) Accept() (net.Conn, error) {
+	conn, err := m.Listener.Accept()
+	if err != nil {
+		return nil, err
+	}
+	return end{conn.(*net.TCPConn), m.net}, nil
+}
+
+type tcp interface {
+	net.Conn
+	CloseWrite() error
+}
+
+type end struct {
+	tcp
+	net *counted
+}
+
+func (e end) Unanswered(time.Duration) { e.net.told.Add(1) }
+
+// TestNetworkOfContext has ranks of one host meet on a network that their contexts name, encrypted or not: no
+// connection takes another way, and those for control hear when a host is lost.
+func TestNetworkOfContext(t *testing.T) {
+	const size = 3
+	for _, encrypt := range []bool{false, true} {
+		n := new(counted)
+		ctx := store.WithNetwork(timeout(t, patience), n)
+		j := newJob(t, size, func(c *Config) { c.TLS, c.Listen = encrypt, "127.0.0.1" })
+		meshes := make(chan *Mesh, size)
+		for rank := range size {
+			go func() {
+				m, _, err := j.join(ctx, rank)
+				if err != nil {
+					t.Error(err)
+				}
+				meshes <- m
+			}()
+		}
+		byRank := make([]*Mesh, size)
+		for range size {
+			m := <-meshes
+			require.NotNil(t, m)
+			defer m.Close()
+			byRank[m.cfg.Rank] = m
+		}
+		require.False(t, byRank[0].SameHost(1), "no file passes such a network")
+		dialed := make(chan error, 1)
+		go func() {
+			conn, err := byRank[0].Connect(timeout(t, patience), 2, 9)
+			if err == nil {
+				err = conn.Close()
+			}
+			dialed <- err
+		}()
+		conn, err := byRank[2].Connect(timeout(t, patience), 0, 9)
+		require.NoError(t, err)
+		require.NoError(t, <-dialed)
+		require.NoError(t, conn.Close())
+		require.EqualValues(t, size, n.listens.Load())
+		require.EqualValues(t, 3+1, n.dials.Load(), "one for a pair, one for data")
+		require.EqualValues(t, 2*3, n.told.Load(), "both ends of control connections")
+	}
+}
+
+// TestLeaverIsWaitedFor has a rank say goodbye while a connection that it has accepted is still on its way
+// here: another connection, which may be slower.
+func TestLeaverIsWaitedFor(t *testing.T) {
+	for _, why := range []error{ErrGone, errDied} {
+		synctest.Test(t, func(t *testing.T) {
+			m := newMesh(Config{Size: 2})
+			end := &fate{over: make(chan struct{}), ended: why}
+			ctx, done := m.with(t.Context(), end)
+			defer done()
+			begin := time.Now()
+			close(end.over)
+			<-ctx.Done()
+			require.ErrorIs(t, context.Cause(ctx), why)
+			require.Equal(t, why == ErrGone, time.Since(begin) == linger)
+		})
+	}
+}
