@@ -35,6 +35,15 @@ type Backend interface {
 	Leave(last uint64) error
 }
 
+// A Beginner is a Backend that can begin a small collective without waiting.
+type Beginner interface {
+	Backend
+	// Begin does what it can of collective seq without waiting, which is then run as any other, and
+	// reports whether that is all that others wait for: then Run has only to receive, and may be left
+	// to whoever waits. It is called like Run, before it, and for some collectives only.
+	Begin(seq uint64, c *Call) bool
+}
+
 // DeviceBackend is a Backend that also moves device memory, see [OnDevice]. The
 // groups of other backends refuse it.
 type DeviceBackend interface {

@@ -19,9 +19,10 @@ const (
 	KindGather
 	KindBarrier
 	KindSplit
+	KindAllToAll
 )
 
-var kindNames = [...]string{"all-gather", "reduce-scatter", "all-reduce", "broadcast", "gather", "barrier", "split"}
+var kindNames = [...]string{"all-gather", "reduce-scatter", "all-reduce", "broadcast", "gather", "barrier", "split", "all-to-all"}
 
 // String returns the name with a hyphen, as in errors.
 func (k Kind) String() string {
@@ -100,13 +101,7 @@ func (c *Call) matches(o *Call) bool {
 func (c *Call) String() string { return c.Signature().String() }
 
 // numbered names c within its group: all-gather #12 "h.3".
-func (c *Call) numbered(seq uint64) string {
-	s := fmt.Sprintf("%v #%d", c.Kind, seq)
-	if l := c.Label(); l != "" {
-		s += fmt.Sprintf(" %q", l)
-	}
-	return s
-}
+func (c *Call) numbered(seq uint64) string { return c.Signature().numbered(seq) }
 
 // check validates the call of one rank out of n, in a group that takes host memory
 // only. The error wraps ErrInvalid.
@@ -152,6 +147,13 @@ func (c *Call) fault(rank, n int) string {
 		return shardFault("src", "dst", c.Src, c.Dst, rank, n)
 	case KindAllGather, KindSplit:
 		return shardFault("dst", "src", c.Dst, c.Src, rank, n)
+	case KindAllToAll:
+		switch {
+		case c.Dst.len != c.Src.len || c.Dst.len%n != 0:
+			return fmt.Sprintf("dst has %d elements and src %d, want as many, a multiple of %d ranks", c.Dst.len, c.Src.len, n)
+		case overlap(c.Dst, c.Src):
+			return "src overlaps dst"
+		}
 	}
 	return ""
 }

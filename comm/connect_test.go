@@ -172,7 +172,7 @@ func TestConnectFails(t *testing.T) {
 		}, []string{"rank 1 of group \"world\": group \"world\" spans several hosts", "spans several hosts"}},
 		"a rank that never comes": {func(c *comm.Config) {
 			c.Size = 3
-			c.JoinTimeout = time.Second
+			c.JoinTimeout = 3 * time.Second
 		}, []string{"[2]", "[2]"}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -210,7 +210,7 @@ func TestConnectSaysForWhomItWaits(t *testing.T) {
 // others, over every transport, with what they were waiting in.
 func TestTimeoutNamesTheMissing(t *testing.T) {
 	for _, transport := range []comm.Transport{comm.SharedMemory, comm.TCP} {
-		gs, errs := connect(t, 3, func(c *comm.Config) { c.Transport, c.Timeout = transport, 300*time.Millisecond })
+		gs, errs := connect(t, 3, func(c *comm.Config) { c.Transport, c.Timeout = transport, time.Second })
 		require.NoError(t, errors.Join(errs...))
 		for r, err := range each(gs[:2], func(g comm.Group) error {
 			x := comm.Of(make([]float32, 1000)).Named("h.3")

@@ -72,8 +72,8 @@ func (d *division) laneParts(i int) int {
 	case KindAllReduce:
 		lo, hi := d.stripe(i)
 		return chunks(hi - lo)
-	default: // KindAllGather, split
-		return len(d.calls) * chunks(c.Src.len)
+	default: // KindAllGather, KindAllToAll, split
+		return len(d.calls) * chunks(c.Dst.len/len(d.calls))
 	}
 }
 
@@ -111,12 +111,15 @@ func (d *division) run(i, part int, r *reducer) {
 	case KindGather:
 		lo, hi := d.bounds(part, 0, c.Dst.len)
 		d.collect(c, lo, hi)
-	default: // KindAllGather, split
+	default: // KindAllGather, KindAllToAll, split
 		n, chunks := len(d.calls), d.parts[i]/len(d.calls)
 		from := (i + part/chunks) % n // start at the own shard, so that ranks read different memory
-		src := d.calls[from].Src
-		lo, hi := d.bounds(part%chunks, 0, src.len)
-		move(c.Dst.slice(from*src.len+lo, from*src.len+hi), src.slice(lo, hi))
+		share, first := c.Dst.len/n, 0
+		if c.Kind == KindAllToAll {
+			first = i * share
+		}
+		lo, hi := d.bounds(part%chunks, 0, share)
+		move(c.Dst.slice(from*share+lo, from*share+hi), d.calls[from].Src.slice(first+lo, first+hi))
 	}
 }
 

@@ -24,9 +24,11 @@
 //	AllReduce      rank r: buf = a_r  [m]    buf = op over q of a_q [m] on every rank
 //	Broadcast      root:   buf = a    [m]    buf = a [m] on every rank
 //	Gather         rank r: src = s_r  [m_r]  dst = s_0 | s_1 | … | s_{N-1} [Σ m_r] on the root
+//	AllToAll       rank r: src = a_r  [N·m]  dst = a_0[r·m:(r+1)·m] | … | a_{N-1}[r·m:(r+1)·m] [N·m]
 //
 // Gather is for state that one rank writes to a file: shards may have different
-// lengths, and the ranks that only send do no more than that.
+// lengths, and the ranks that only send do no more than that. AllToAll is for sums that
+// the caller takes by itself, such as those of numbers in a format of its own.
 //
 // All-reduce is reduce-scatter followed by all-gather; ZeRO-3 keeps the two
 // halves separate and holds only a shard in between (Rajbhandari et al.,
@@ -67,11 +69,12 @@
 // # Groups of processes
 //
 // [Connect] makes every process one rank. The ranks meet at a small key-value
-// store that rank 0 serves (or in a directory they all see), prove to each other
-// that they know the job's secret, and keep one control connection per pair. Over
-// these travels what is news rather than data: that a group failed and why, that
-// a rank left, what a rank was doing last. The end of a control connection is how
-// the death of a process is known, at once.
+// store that rank 0 serves (or in a directory they all see), prove to each
+// other that they know the job's secret, and keep control connections: one per
+// pair of up to 16 ranks; of N ranks more, each to some 2 log2 N others. Over
+// these travels what is news rather than data: that a group failed and why,
+// that a rank left, what a rank was doing last. The end of a control connection
+// is how the death of a process is known, at once.
 //
 //	               ranks of one host                  ranks of several hosts
 //	control        unix socket                        TCP, optionally TLS
@@ -87,8 +90,11 @@
 // Between hosts every group has connections of its own. Frames carry the group,
 // the number of the collective and its [Signature], go straight from the caller's
 // buffer to the wire and from there into the destination, and are summed in the
-// canonical order by the rank that owns the result. Where each host has the same
-// number of ranks, collectives are hierarchical: a byte crosses to a host once.
+// canonical order by the rank that owns the result. Where hosts have several ranks,
+// which follow each other, collectives are hierarchical: a byte of a gather or of a
+// broadcast crosses to a host once. Of a sum a host sends one part for each largest
+// subtree of the canonical tree within it: one, if all hosts have the same power of two
+// of ranks. Of 16-bit floats they are float32, so two ranks send what they have.
 //
 // # Failures
 //

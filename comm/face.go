@@ -3,7 +3,6 @@ package comm
 import (
 	"context"
 	"errors"
-	"sync"
 )
 
 // face is the part of a [Group] that is the same over every transport: it makes
@@ -60,6 +59,11 @@ func (f *face) Gather(dst, src Buffer, counts []int, root int) Work {
 	return f.transport.start(gather(dst, src, counts, root, f.rank))
 }
 
+// AllToAll implements [Group].
+func (f *face) AllToAll(dst, src Buffer) Work {
+	return f.transport.start(Call{Kind: KindAllToAll, Dst: dst, Src: src})
+}
+
 // Barrier implements [Group].
 func (f *face) Barrier(ctx context.Context) error {
 	_, err := f.transport.perform(ctx, Call{Kind: KindBarrier})
@@ -109,17 +113,3 @@ type ticket struct {
 
 // Wait implements [Work].
 func (t *ticket) Wait(ctx context.Context) error { return t.of.await(ctx, t.seq) }
-
-// tickets makes tickets.
-type tickets struct {
-	mu    sync.Mutex
-	sheet sheet[ticket]
-}
-
-func (t *tickets) ticket(of awaiter, seq uint64) *ticket {
-	t.mu.Lock()
-	k := t.sheet.next()
-	t.mu.Unlock()
-	*k = ticket{of, seq}
-	return k
-}

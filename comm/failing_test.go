@@ -40,7 +40,17 @@ func TestFailing(t *testing.T) {
 	require.NoError(t, gs[0].Close())
 	require.False(t, closed(Failing(gs[1])), "a rank has left")
 	require.Nil(t, Failing(struct{ Group }{gs[0]}), "it cannot tell")
+	early := Failing(gs[1])
+	require.Equal(t, early, Failing(telling{Group: gs[0], ch: early}), "of another package")
 }
+
+// telling is a group that was made elsewhere.
+type telling struct {
+	Group
+	ch <-chan struct{}
+}
+
+func (g telling) Failing() <-chan struct{} { return g.ch }
 
 // counting is the backend of a group of one, which knows one address of a device.
 type counting struct{ Backend }

@@ -32,7 +32,7 @@ func (op Op) String() string {
 
 // Group is one rank's handle of a process group.
 //
-// The five collectives never block and report every problem, bad arguments
+// The six collectives never block and report every problem, bad arguments
 // included, through Wait. Buffers belong to the group from the call until Wait
 // returns, with or without an error: until then the caller neither reads dst nor
 // writes src. Buffers of different ranks must not overlap. A Work that is never
@@ -69,6 +69,11 @@ type Group interface {
 	// The other ranks send and receive nothing else, and need no memory but for what
 	// the transport copies of src.
 	Gather(dst, src Buffer, counts []int, root int) Work
+
+	// AllToAll sends part r of src to rank r, and leaves what rank r has for this rank
+	// in part r of dst. src and dst have as many elements, a multiple of Size, and do
+	// not overlap. src is left as it was.
+	AllToAll(dst, src Buffer) Work
 
 	// Barrier returns nil once every rank has called it. It is a collective and
 	// counts in the order; errors as for Wait.

@@ -15,6 +15,8 @@ const (
 	nextWord  = 30 * time.Second
 
 	defaultJoinTimeout = 5 * time.Minute
+
+	mostNamed = 32 // ranks in a word
 )
 
 // joining is a rank on its way into the job.
@@ -83,6 +85,10 @@ func (j *joining) say(waited time.Duration) {
 	if cause != nil {
 		details = append(details, "because", cause)
 	}
-	text := fmt.Sprintf("comm: rank %d of %d waits for ranks %v to %s", j.cfg.Rank, j.cfg.Size, whom, what)
+	more := ""
+	if n := len(whom); n > mostNamed {
+		whom, more = whom[:mostNamed], fmt.Sprintf(" and %d more", n-mostNamed)
+	}
+	text := fmt.Sprintf("comm: rank %d of %d waits for ranks %v%s to %s", j.cfg.Rank, j.cfg.Size, whom, more, what)
 	j.cfg.Logger.Warn(text, details...)
 }

@@ -139,11 +139,15 @@ func (l *link) failed() bool {
 
 // tell tells all other ranks of the group.
 func (l *link) tell(what byte, body []byte) {
-	for r, world := range l.ranks {
-		if r != l.rank {
-			_ = l.session.send(world, what, l.id, body)
-		}
+	l.session.mesh.Tell(l.sorted(), newsOf(what, l.id, body))
+}
+
+// sorted returns the world ranks of the group in ascending order.
+func (l *link) sorted() []int {
+	if slices.IsSorted(l.ranks) {
+		return l.ranks
 	}
+	return slices.Sorted(slices.Values(l.ranks))
 }
 
 // spread makes err the failure of this handle and of all below it that are not
@@ -193,7 +197,7 @@ func (l *link) leave(last uint64) error {
 	l.mu.Lock()
 	fault := l.fault
 	l.mu.Unlock()
-	if fault != nil { // so that nobody takes this rank's leaving for the reason
+	if fault != nil && !l.session.mesh.Relays() { // so that nobody takes this rank's leaving for the reason
 		l.tell(newsFailed, MarshalError(l.name, l.rank, fault))
 	}
 	l.tell(newsLeft, binary.LittleEndian.AppendUint64(nil, last))
@@ -264,7 +268,7 @@ func (l *link) ended(world int, err error) {
 	l.mu.Unlock()
 	switch blame := (&RankError{Group: l.name, Rank: rank, Err: err}); {
 	case left: // it was not needed any more, or this rank needs nobody
-	case errors.Is(err, ErrLost):
+	case errors.Is(err, ErrLost) && !l.session.mesh.Relays():
 		l.fail(blame) // others may not have seen it yet, behind a cut link
 	default:
 		l.spread(blame)

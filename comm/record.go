@@ -6,9 +6,10 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/gofsdp/gofsdp/internal/shm"
 )
 
 // Status is what one rank has been doing in a group: its flight record.
@@ -69,47 +70,45 @@ type reporter interface {
 // records is how many collectives a flight record holds.
 const records = 16
 
-// recorder keeps the flight record of one handle. The zero value is ready to
-// use. Its methods are safe for concurrent use; those that note something do not
-// allocate, and cost little next to the fastest operation.
+// recorder keeps the flight record of one handle, whose mutex guards it. The zero value is ready to
+// use. What notes something does not allocate, and costs little next to the fastest operation.
 type recorder struct {
-	running atomic.Uint64 // the latest collective that has begun to execute
-	done    atomic.Uint64 // collectives that are complete
-
-	mu     sync.Mutex
-	issued uint64
-	ring   [records]entry // collective seq is at seq % records
+	running atomic.Uint64 // the latest collective that has begun to execute, unless it was small; unguarded
+	issued  uint64
+	ring    [records]entry // collective seq is at seq % records
 }
 
 type entry struct {
 	seq  uint64
 	call Signature
-	at   time.Duration // since epoch
+	at   uint64 // ticks
 }
 
-// epoch is when the process began: the time since then is read faster than the time of day.
-var epoch = time.Now()
+// began is when the process began, as a time and in ticks. Whoever issues a collective reads ticks only.
+var began, beganTicks = time.Now(), shm.Ticks()
+
+// since returns the time since ticks were read.
+func since(ticks uint64) time.Duration {
+	now := shm.Ticks()
+	if ticks >= now { // on another processor, which is ahead
+		return 0
+	}
+	return time.Duration(float64(time.Since(began)) * float64(now-ticks) / float64(now-beganTicks))
+}
 
 // issue notes that the rank has issued collective seq.
-func (r *recorder) issue(seq uint64, c *Call) {
-	r.mu.Lock()
+func (r *recorder) issue(seq uint64, call *Signature) {
 	r.issued = seq
 	e := &r.ring[seq%records]
-	e.seq, e.call, e.at = seq, c.Signature(), time.Since(epoch)
-	r.mu.Unlock()
+	e.seq, e.call, e.at = seq, *call, shm.Ticks()
 }
 
 // start notes that collective seq is being executed.
 func (r *recorder) start(seq uint64) { r.running.Store(seq) }
 
-// complete notes that collectives up to seq are complete.
-func (r *recorder) complete(seq uint64) { r.done.Store(seq) }
-
-// status returns the flight record of the given rank.
-func (r *recorder) status(group string, rank int) Status {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	done, running := r.done.Load(), r.running.Load()
+// status returns the flight record of the given rank, on which so many collectives are complete.
+func (r *recorder) status(group string, rank int, done uint64) Status {
+	running := r.running.Load()
 	s := Status{Group: group, Rank: rank, Issued: r.issued, Completed: done}
 	for _, e := range r.ring {
 		if e.seq == 0 {
@@ -122,7 +121,7 @@ func (r *recorder) status(group string, rank int) Status {
 		case e.seq == running:
 			state = "running"
 		}
-		s.Recent = append(s.Recent, Record{e.seq, e.call.String(), state, time.Since(epoch) - e.at})
+		s.Recent = append(s.Recent, Record{e.seq, e.call.String(), state, since(e.at)})
 	}
 	slices.SortFunc(s.Recent, func(a, b Record) int { return cmp.Compare(a.Seq, b.Seq) })
 	return s

@@ -12,7 +12,7 @@ import (
 )
 
 // remote is the Backend of a group whose ranks talk through sockets, one
-// connection for every pair.
+// connection for every pair that has something to say to each other.
 //
 // It keeps three rules, which make every disagreement an error and keep a rank
 // that has completed a collective from having to come back to it:
@@ -30,6 +30,8 @@ type remote struct {
 	rank, size int
 	link       *link
 	broken     error // of the first collective that failed; the streams are in no known state
+	begun      bool  // Begin has queued the messages of the collective that comes next
+	failed     error // of Begin
 	reducer    reducer
 	stage      []byte       // for blocks that are received to be summed
 	hosts      *hosts       // nil if the group treats all ranks alike
@@ -76,15 +78,29 @@ func (r *remote) Run(ctx context.Context, seq uint64, c *Call) error {
 	if r.broken != nil {
 		return r.broken
 	}
-	r.frame.seq = seq
-	c.Signature().Put(r.frame.call[:])
-	err := r.collective(ctx, c)
+	var err error
+	switch {
+	case !r.begun:
+		r.head(seq, c)
+		err = r.collective(ctx, c)
+	case r.failed != nil:
+		err = r.failed
+	default:
+		err = r.finish(ctx, c)
+	}
+	r.begun = false
 	if err == nil {
 		return nil
 	}
 	r.pump.quit()
 	r.broken = r.broke(err)
 	return r.broken
+}
+
+// head makes the frames of the collective.
+func (r *remote) head(seq uint64, c *Call) {
+	r.frame.seq = seq
+	c.Signature().Put(r.frame.call[:])
 }
 
 // broke blames the other end if err is the end of a connection.
@@ -103,8 +119,10 @@ func (r *remote) broke(err error) error {
 
 // Missing implements [Backend].
 func (r *remote) Missing() (ranks []int) {
+	r.listing.Lock()
+	defer r.listing.Unlock()
 	for peer, p := range r.ports {
-		if p != nil && p.waits.Load() {
+		if p != nil && (p.waits.Load() || p.absent.Load()) {
 			ranks = append(ranks, peer)
 		}
 	}
@@ -144,7 +162,9 @@ func (r *remote) Leave(last uint64) error {
 	r.gone.Store(1)
 	deadline := time.Now().Add(grace)
 	err := r.link.leave(last)
-	if r.pump != nil { // else it has never been connected
+	r.wires.end()
+	r.link.session.mesh.Forget(r.link.id) // others may have connected for what has failed
+	if r.pump != nil {                    // else it has never been connected
 		r.pump.close(deadline)
 	}
 	return err

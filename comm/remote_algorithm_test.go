@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -150,26 +151,76 @@ func TestRingWorld(t *testing.T) {
 
 // TestHostsSameBits compares steps inside hosts and between them with a local group.
 func TestHostsSameBits(t *testing.T) {
-	for _, shape := range [][2]int{{4, 2}, {6, 2}, {6, 3}, {8, 4}} {
-		n, per := shape[0], shape[1]
-		gs, local := RemoteGroups(t, n, Wiring{PerHost: per}), Local(n)
-		suited := 0
-		for _, kind := range []Kind{KindAllGather, KindReduceScatter, KindAllReduce, KindBroadcast} {
-			for _, d := range []DType{Float32, BFloat16, Int64} {
-				for _, op := range []Op{Sum, Avg, Max} {
-					if op == Avg && !d.float() || op != Sum && kind != KindReduceScatter && kind != KindAllReduce {
-						continue
-					}
-					elements := n * (smallMessage/d.Size()/n + 16) // just large enough
-					suited += sameBits(t, gs, local, kind, d, op, elements)
-					if kind == KindAllReduce || kind == KindBroadcast {
-						sameBits(t, gs, local, kind, d, op, elements+7)
-					}
-				}
+	for _, hosts := range [][]int{{2, 2}, {3, 3}, {4, 1}, {5, 3}, {3, 1, 3}, {4, 4}} {
+		n := total(hosts)
+		gs, local := RemoteGroups(t, n, Wiring{Hosts: hosts}), Local(n)
+		for _, d := range []DType{Float32, Float64, BFloat16, Int64} {
+			elements := n * (smallMessage/d.Size()/n + 17) // just large enough, and odd
+			require.Equal(t, n, sameBits(t, gs, local, KindAllGather, d, Sum, elements))
+			require.Equal(t, n, sameBits(t, gs, local, KindAllReduce, d, Sum, elements+7))
+			require.Equal(t, n, sameBits(t, gs, local, KindReduceScatter, d, Max, elements))
+			require.Equal(t, n, sameBits(t, gs, local, KindBroadcast, d, Sum, elements+7))
+			op := Avg
+			if !d.float() {
+				op = Sum
 			}
+			by := sameBits(t, gs, local, KindReduceScatter, d, op, elements)
+			subtreesOfThree := n != 4 && n != 6
+			require.Equal(t, by > 0, d.Size() >= 4 || subtreesOfThree)
 		}
-		require.Positive(t, suited)
+		sameBits(t, gs, local, KindReduceScatter, Float16, Avg, n*(widened+5)) // in two blocks
 		closeRanks(t, gs)
+	}
+}
+
+func total(hosts []int) (n int) {
+	for _, ranks := range hosts {
+		n += ranks
+	}
+	return n
+}
+
+// TestHostsSendLess counts what crosses between hosts, in shards.
+func TestHostsSendLess(t *testing.T) {
+	for _, c := range []struct {
+		hosts             []int
+		gather, sum, half [2]int // flat, and by hosts
+	}{
+		{[]int{2, 2}, [2]int{8, 4}, [2]int{8, 4}, [2]int{8, 8}},
+		{[]int{3, 3}, [2]int{18, 6}, [2]int{18, 12}, [2]int{18, 18}},
+		{[]int{4, 4}, [2]int{32, 8}, [2]int{32, 8}, [2]int{32, 16}},
+		{[]int{5, 3}, [2]int{30, 8}, [2]int{30, 16}, [2]int{30, 24}},
+		{[]int{2, 2, 2}, [2]int{24, 12}, [2]int{24, 12}, [2]int{24, 24}},
+	} {
+		for flat, hosts := range [][]int{nil, c.hosts} {
+			host := func(r int) (host int) {
+				for ; r >= c.hosts[host]; host++ {
+					r -= c.hosts[host]
+				}
+				return host
+			}
+			var crossed atomic.Int64
+			n := total(c.hosts)
+			gs := RemoteGroups(t, n, Wiring{Portable: true, Hosts: hosts, Sent: func(from, to, bytes int) {
+				if host(from) != host(to) {
+					crossed.Add(int64(bytes))
+				}
+			}})
+			const shard = 192 << 10 // all headers together are less than a half
+			for i, d := range []DType{Float32, Float32, BFloat16} {
+				crossed.Store(0)
+				everyRank(t, gs, func(r *remote) error {
+					buffer := func(bytes int) Buffer { return bufferOf(make([]byte, bytes), Buffer{dtype: d}) }
+					if i == 0 {
+						return gs[r.rank].AllGather(buffer(n*shard), buffer(shard)).Wait(context.Background())
+					}
+					return gs[r.rank].ReduceScatter(buffer(shard), buffer(n*shard), Avg).Wait(context.Background())
+				})
+				want := [][2]int{c.gather, c.sum, c.half}[i][flat]
+				require.Equal(t, want, int(crossed.Load()+shard/2)/shard, "%v, %v, collective %d", c.hosts, d, i)
+			}
+			closeRanks(t, gs)
+		}
 	}
 }
 
@@ -187,8 +238,12 @@ func sameBits(t testing.TB, gs, local []Group, kind Kind, d DType, op Op, elemen
 				switch d {
 				case Float32:
 					view[float32](b)[i] = x
+				case Float64:
+					view[float64](b)[i] = rng.NormFloat64()
 				case BFloat16:
 					Narrow(view[BF16](b)[i:i+1], []float32{x})
+				case Float16:
+					Narrow(view[F16](b)[i:i+1], []float32{x})
 				default:
 					b.Bytes()[i*d.Size()] = byte(i * (g.Rank() + 3))
 				}
@@ -225,11 +280,12 @@ func sameBits(t testing.TB, gs, local []Group, kind Kind, d DType, op Op, elemen
 	return byHosts
 }
 
-func TestPerHost(t *testing.T) {
-	for names, want := range map[string]int{
-		"aabb": 2, "aaabbb": 3, "aabbcc": 2, "abab": 0, "aabbb": 0, "abcd": 0, "aaaa": 0, "aabbaa": 0, "a": 0,
+func TestHostsOf(t *testing.T) {
+	for names, want := range map[string][]span{
+		"aabb": {{0, 2}, {2, 4}}, "aaabbb": {{0, 3}, {3, 6}}, "aabbb": {{0, 2}, {2, 5}}, "abbc": {{0, 1}, {1, 3}, {3, 4}},
+		"abab": nil, "abcd": nil, "aaaa": nil, "aabbaa": nil, "a": nil,
 	} {
-		require.Equal(t, want, perHost(len(names), func(r int) string { return names[r : r+1] }), names)
+		require.Equal(t, want, hostsOf(len(names), func(r int) string { return names[r : r+1] }), names)
 	}
 }
 
@@ -258,25 +314,31 @@ func TestRemoteDoesNotAllocate(t *testing.T) {
 	closeRanks(t, gs)
 }
 
-// TestNoStalls looks for delayed acknowledgements, which cost 40 ms an operation.
+// TestNoStalls looks for delayed acknowledgements, which cost 40 ms an operation. On a busy machine the
+// scheduler costs more, but not every time.
 func TestNoStalls(t *testing.T) {
+	const stall = 20 * time.Millisecond
 	gs := RemoteGroups(t, 2, Wiring{})
-	took := make([]time.Duration, 400)
-	everyRank(t, gs, func(r *remote) error {
-		rng := rand.New(rand.NewPCG(1, 1)) // the same on both
-		for i := range took {
-			start := time.Now()
-			if err := gs[r.rank].AllReduce(Of(make([]float32, rng.IntN(1<<rng.IntN(19)))), Sum).Wait(context.Background()); err != nil {
-				return err
+	best := time.Minute
+	for attempt := 0; attempt < 20 && best >= stall; attempt++ {
+		took := make([]time.Duration, 400)
+		everyRank(t, gs, func(r *remote) error {
+			rng := rand.New(rand.NewPCG(1, 1)) // the same on both
+			for i := range took {
+				start := time.Now()
+				if err := gs[r.rank].AllReduce(Of(make([]float32, rng.IntN(1<<rng.IntN(19)))), Sum).Wait(context.Background()); err != nil {
+					return err
+				}
+				if r.rank == 0 {
+					took[i] = time.Since(start)
+				}
 			}
-			if r.rank == 0 {
-				took[i] = time.Since(start)
-			}
-		}
-		return nil
-	})
-	slices.Sort(took)
-	require.Less(t, took[len(took)*3/4], 20*time.Millisecond) // the rest is the scheduler's
+			return nil
+		})
+		slices.Sort(took)
+		best = min(best, took[len(took)*3/4])
+	}
+	require.Less(t, best, stall)
 	closeRanks(t, gs)
 }
 
@@ -285,9 +347,9 @@ func TestNoStalls(t *testing.T) {
 func TestStaging(t *testing.T) {
 	ctx := context.Background()
 	for _, n := range []int{1, 2, 3, 8} {
-		for _, per := range []int{1, 2} {
+		for _, hosts := range [][]int{nil, {2, 2, 2, 2}, {n - n/2, n / 2}} {
 			for _, elements := range []int{1, 3000, 200_000} {
-				gs := RemoteGroups(t, n, Wiring{PerHost: per})
+				gs := RemoteGroups(t, n, Wiring{Hosts: hosts})
 				everyRank(t, gs, func(r *remote) error {
 					src := make([]float32, n*elements)
 					if err := gs[r.rank].ReduceScatter(Of(make([]float32, elements)), Of(src), Sum).Wait(ctx); err != nil {

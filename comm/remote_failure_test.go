@@ -16,12 +16,15 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// sums all-reduces as the given ranks of gs and returns their errors.
+// sums all-reduces as the given ranks of gs and returns their errors. All have begun before any waits.
 func sums(gs []Group, ranks ...int) []error {
-	errs := make([]error, len(ranks))
-	var all sync.WaitGroup
+	errs, works := make([]error, len(ranks)), make([]Work, len(ranks))
 	for i, r := range ranks {
-		all.Go(func() { errs[i] = gs[r].AllReduce(Of([]float32{1}).Named("h.3"), Sum).Wait(context.Background()) })
+		works[i] = gs[r].AllReduce(Of([]float32{1}).Named("h.3"), Sum)
+	}
+	var all sync.WaitGroup
+	for i, w := range works {
+		all.Go(func() { errs[i] = w.Wait(context.Background()) })
 	}
 	all.Wait()
 	return errs
@@ -44,8 +47,8 @@ func TestConnectionEnds(t *testing.T) {
 
 // TestSilentRank has a rank that does not come.
 func TestSilentRank(t *testing.T) {
-	for _, w := range []Wiring{{}, {Portable: true}, {PerHost: 2}} {
-		w.Timeout = 50 * time.Millisecond
+	for _, w := range []Wiring{{}, {Portable: true}, {Hosts: []int{2, 2}}} {
+		w.Timeout = time.Second
 		gs := RemoteGroups(t, 4, w)
 		for _, err := range sums(gs, 0, 1, 3) {
 			require.ErrorIs(t, err, ErrTimeout)
@@ -57,7 +60,7 @@ func TestSilentRank(t *testing.T) {
 
 // TestSlowRank has one that comes late, but moves bytes all the time.
 func TestSlowRank(t *testing.T) {
-	const length, parts, timeout = 64 << 10, 20, 200 * time.Millisecond
+	const length, parts, timeout = 64 << 10, 20, time.Second
 	r, conn := rawPeer(t, timeout)
 	c := Call{Kind: KindAllGather, Dst: Of(make([]byte, 2*length)), Src: Of(make([]byte, length))}
 	message := message(r, &c, 1, length)
@@ -86,7 +89,10 @@ func rawPeer(t testing.TB, timeout time.Duration) (*remote, net.Conn) {
 	require.NoError(t, err)
 	r := newRank(worldName, worldID, 0, 2, timeout, true)
 	r.halt = r.interrupt
-	require.NoError(t, r.plug([]net.Conn{nil, a}))
+	r.wires.connect = func(int) (net.Conn, error) { return a, nil }
+	r.pump, err = newPump(true, 1)
+	require.NoError(t, err)
+	r.port(1)
 	return r, b
 }
 
@@ -280,7 +286,7 @@ func TestTimeoutWhileStopped(t *testing.T) {
 	for left, want := range map[int]error{naps - 1: nil, naps + 2: ErrTimeout} {
 		synctest.Test(t, func(t *testing.T) {
 			p := &port{peer: 1}
-			x := exchange{ports: []*port{nil, p}, pump: &drowsy{left: left, port: p}, timeout: 10 * time.Second}
+			x := exchange{ports: []*port{nil, p}, used: []*port{p}, pump: &drowsy{left: left, port: p}, timeout: 10 * time.Second}
 			x.receive(1, 0, 4, make([]byte, 4))
 			err := x.settle(t.Context())
 			require.ErrorIs(t, err, want)

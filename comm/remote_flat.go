@@ -21,13 +21,13 @@ const (
 	roundScatter uint16 = iota
 	roundGather
 	roundCast
-	roundRails
+	roundHosts
 	roundSteps = 1 << 9
 	roundAgree = 1 << 15
 
 	// What does not compile if two of them can be the same in a group of mostRanks.
 	mostRanks = 1 << 14
-	_         = roundAgree - roundSteps - roundRails - mostRanks
+	_         = roundAgree - roundSteps - roundHosts - mostRanks
 	_         = 1<<16 - 1 - roundAgree - mostRanks
 )
 
@@ -37,8 +37,12 @@ func (r *remote) collective(ctx context.Context, c *Call) error {
 		move(c.Dst, c.Src)
 		return nil
 	}
-	if r.hosts != nil && r.hosts.suits(c.Kind, c.Op, c.DType(), c.Bytes()) {
+	switch {
+	case r.hosted(c):
 		return r.hierarchical(ctx, c)
+	case r.pairwise(c):
+		r.queue(c)
+		return r.finish(ctx, c)
 	}
 	switch c.Kind {
 	case KindBarrier:
@@ -56,18 +60,21 @@ func (r *remote) collective(ctx context.Context, c *Call) error {
 	}
 }
 
+// hosted reports whether c goes by hosts.
+func (r *remote) hosted(c *Call) bool {
+	return r.hosts != nil && r.hosts.suits(c.Kind, c.Op, c.DType(), c.Bytes())
+}
+
 // right and left return the rank that is k places after this one, and before it.
 func (r *remote) right(k int) int { return (r.rank + k) % r.size }
 func (r *remote) left(k int) int  { return (r.rank + r.size - k) % r.size }
 
 // agree returns when all ranks are known to be in the same collective.
 func (r *remote) agree(ctx context.Context) error {
-	if plan(KindBarrier, r.size, 0) == direct {
-		for k := 1; k < r.size; k++ {
-			r.send(r.right(k), roundAgree, 0, nil)
-			r.receive(r.left(k), roundAgree, 0, nil)
-		}
-		return r.settle(ctx)
+	c := Call{Kind: KindBarrier}
+	if r.pairwise(&c) {
+		r.queue(&c)
+		return r.finish(ctx, &c)
 	}
 	return r.disseminate(ctx, 1)
 }
@@ -125,7 +132,7 @@ func (r *remote) give(ctx context.Context, dst, own []byte, round uint16) error 
 			sum = checksum.Update(sum, b)
 		}
 		for k := 1; k < r.size; k++ {
-			r.ports[r.right(k)].out.add(piece{framed: lo == 0, round: round, length: len(own), body: own[lo:hi], known: true, sum: sum})
+			r.port(r.right(k)).out.add(piece{framed: lo == 0, round: round, length: len(own), body: own[lo:hi], known: true, sum: sum})
 		}
 		if hi == len(own) {
 			return r.settle(ctx)
@@ -213,7 +220,7 @@ func (r *remote) Staging(d DType, n int) int {
 	bytes := d.Size() * n
 	staged := 2 * r.size * lines(min(bytes, block))
 	if h := r.hosts; h != nil && h.suits(KindReduceScatter, Sum, d, r.size*bytes) {
-		staged = 2 * h.count * lines(bytes)
+		staged = h.stagingOf(nil, summing(Sum, d), n, d).bytes
 	}
 	return max(staged, leastStage)
 }
@@ -354,26 +361,10 @@ func (r *remote) collect(ctx context.Context, c *Call) error {
 // all agree, the root included.
 func (r *remote) broadcast(ctx context.Context, buf Buffer, root int) error {
 	b := buf.Bytes()
-	switch plan(KindBroadcast, r.size, len(b)) {
-	case ring:
+	if plan(KindBroadcast, r.size, len(b)) == ring {
 		return r.broadcastChain(ctx, b, root)
-	case doubling:
-		return r.broadcastTree(ctx, b, root)
 	}
-	for k := 1; k < r.size; k++ {
-		to, from := r.right(k), r.left(k)
-		if r.rank == root {
-			r.send(to, roundCast, len(b), b)
-		} else {
-			r.send(to, roundCast, 0, nil)
-		}
-		if from == root {
-			r.receive(from, roundCast, len(b), b)
-		} else {
-			r.receive(from, roundCast, 0, nil)
-		}
-	}
-	return r.settle(ctx)
+	return r.broadcastTree(ctx, b, root)
 }
 
 // broadcastTree agrees first, then passes b on along a binomial tree: from a rank

@@ -4,38 +4,78 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/bits"
+	"slices"
+
+	"github.com/gofsdp/gofsdp/internal/half"
 )
 
-// hosts is how a group lies on several hosts, with the same number of ranks on
-// each, one host after the other. Ranks of a host share memory; the ranks with
-// the same index on all hosts form a rail. Then every byte crosses the network
-// once per host, not once per rank, on all rails at the same time:
+// hosts is how a group lies on several hosts, one after the other, of which one at
+// least has several ranks. Ranks of a host share memory, so every byte crosses the
+// network once per host, not once per rank, over the connections of all ranks:
 //
-//	all-gather      own host, rails, then every other host's part inside the host
-//	reduce-scatter  every host's part inside the host, rails, sum of the partial sums
-//	broadcast       the root's rail, from there inside each host, block by block
+//	all-gather      own host, from each rank to its mate on every other host, inside that
+//	reduce-scatter  sums inside the host, to the owners, sum of the partial sums
+//	broadcast       from the root along its mates, from these inside their hosts, block by block
 //
 // A gather takes no such steps: it sends no byte twice anyway.
 //
-// The sums have the bits of the canonical tree, of which the ranks of a host are
-// a subtree if their number is a power of two.
+// The sums have the bits of the canonical tree: what the ranks of a host sum are the
+// largest subtrees that lie within it. There is one if each host has the same power of
+// two of ranks, and at most 2 log2 of its ranks for any other number. Partial sums of
+// 16-bit floats travel as float32, which is twice the bytes of one contribution. So
+// subtrees of two ranks send their contributions as they are.
 type hosts struct {
-	local Group  // the ranks of this host
-	count int    // hosts
-	host  int    // this one
-	index int    // of this rank on the host
-	name  string // of local
+	local Group    // the ranks of this host
+	tree  Group    // those of them that are a subtree with this rank; nil if it is one by itself
+	all   []span   // the ranks of every host
+	host  int      // this one
+	rank  int      // this one, in the whole group
+	names []string // of local and tree, where they are not the same
+	sums  [3][]span
+}
+
+// Indices of hosts.sums: the spans that are summed before they travel, or sent as they are
+// if they are one rank.
+const (
+	byHost    = iota // where the order does not matter
+	bySubtree        // where it does
+	byHalf           // and contributions have half the bytes of a sum
+)
+
+// newHosts returns hosts without groups. There are two hosts or more.
+func newHosts(name string, rank int, all []span) *hosts {
+	h := &hosts{all: all, rank: rank, host: slices.IndexFunc(all, func(s span) bool { return rank < s.hi })}
+	h.sums[byHost] = all
+	h.sums[bySubtree] = subtrees(nil, span{0, all[len(all)-1].hi}, all)
+	for _, s := range h.sums[bySubtree] {
+		if s.ranks() > 2 {
+			h.sums[byHalf] = append(h.sums[byHalf], s)
+			continue
+		}
+		for r := s.lo; r < s.hi; r++ {
+			h.sums[byHalf] = append(h.sums[byHalf], span{r, r + 1})
+		}
+	}
+	h.names = []string{fmt.Sprintf("%s on host %d", name, h.host), fmt.Sprintf("%s, subtree of rank %d", name, h.mine(bySubtree).lo)}
+	return h
+}
+
+// mine returns the span that this rank is in.
+func (h *hosts) mine(sums int) span {
+	return h.sums[sums][slices.IndexFunc(h.sums[sums], func(s span) bool { return h.rank < s.hi })]
 }
 
 // findHosts returns how l lies on hosts, nil if it is better treated as flat. All
 // ranks come to the same result, and none before all are connected: a rank may
 // leave the group as soon as it is made.
 func (r *remote) findHosts(ctx context.Context, l *link) (*hosts, error) {
-	h, mates := hostsOf(l)
+	all := hostsOf(len(l.ranks), func(r int) string { return l.session.mesh.Host(l.ranks[r]) })
 	able := []int32{0}
-	if h != nil && l.session.shares(mates) {
-		able[0] = 1
+	var h *hosts
+	if all != nil {
+		if h = newHosts(l.name, l.rank, all); l.session.shares(l.ranks[all[h.host].lo:all[h.host].hi]) {
+			able[0] = 1
+		}
 	}
 	// A host may have no shared memory: what is done must not depend on it.
 	if err := r.Run(ctx, 0, &Call{Kind: KindAllReduce, Op: Min, Dst: Of(able), Src: Of(able)}); err != nil {
@@ -44,77 +84,114 @@ func (r *remote) findHosts(ctx context.Context, l *link) (*hosts, error) {
 	if able[0] == 0 {
 		return nil, nil
 	}
-	inside := l.derive(h.name, hashText(fmt.Sprintf("%x on %d", l.id, h.host)), mates)
+	form := func(name string, s span) (Group, error) {
+		inside := l.derive(name, hashText(fmt.Sprintf("%x %s", l.id, name)), l.ranks[s.lo:s.hi])
+		g, err := newShared(ctx, inside, l.session.domain)
+		return g, h.outside(r.name, err)
+	}
 	var err error
-	if h.local, err = newShared(ctx, inside, l.session.domain); err != nil {
-		return nil, h.outside(r.name, len(mates), err)
+	own, subtree := all[h.host], h.mine(bySubtree)
+	if h.local, err = form(h.names[0], own); err != nil {
+		return nil, err
 	}
-	return h, nil
+	switch {
+	case subtree == own:
+		h.tree = h.local
+	case subtree.ranks() > 1:
+		h.tree, err = form(h.names[1], subtree)
+	}
+	return h, err
 }
 
-// hostsOf returns where the ranks of l are, and the world ranks of those on this
-// host; nil if that is of no use.
-func hostsOf(l *link) (h *hosts, mates []int) {
-	per := perHost(len(l.ranks), func(r int) string { return l.session.mesh.Host(l.ranks[r]) })
-	if per == 0 {
-		return nil, nil
+// hostsOf returns the ranks of every host, of n in all. It returns nil if there is one
+// host, or one rank on each, or if ranks of a host are not in a row.
+func hostsOf(n int, host func(rank int) string) (all []span) {
+	seen := map[string]bool{}
+	for r := range n {
+		if r > 0 && host(r) == host(r-1) {
+			all[len(all)-1].hi++
+			continue
+		}
+		if seen[host(r)] {
+			return nil
+		}
+		seen[host(r)] = true
+		all = append(all, span{r, r + 1})
 	}
-	h = &hosts{count: len(l.ranks) / per, host: l.rank / per, index: l.rank % per}
-	h.name = fmt.Sprintf("%s on host %d", l.name, h.host)
-	return h, l.ranks[h.host*per:][:per]
+	if len(all) == 1 || len(all) == n {
+		return nil
+	}
+	return all
 }
 
-// outside turns the failure of the ranks of this host, of which there are per, into
-// one of the whole group.
-func (h *hosts) outside(group string, per int, err error) error {
+// outside turns a failure of some ranks of this host into one of the whole group.
+func (h *hosts) outside(group string, err error) error {
 	var blame *RankError
-	if errors.As(err, &blame) && blame.Group == h.name {
-		return &RankError{Group: group, Rank: h.host*per + blame.Rank, Err: blame.Err}
+	if !errors.As(err, &blame) {
+		return err
+	}
+	switch i := slices.Index(h.names, blame.Group); i {
+	case 0:
+		return &RankError{Group: group, Rank: h.all[h.host].lo + blame.Rank, Err: blame.Err}
+	case 1:
+		return &RankError{Group: group, Rank: h.mine(bySubtree).lo + blame.Rank, Err: blame.Err}
 	}
 	return err
 }
 
-// perHost returns the number of ranks on each host, 0 if it is not the same
-// everywhere, or one, or everything, or if ranks of a host are not in a row.
-func perHost(n int, host func(rank int) string) int {
-	per := 1
-	for per < n && host(per) == host(0) {
-		per++
-	}
-	if per == 1 || per == n || n%per != 0 {
-		return 0
-	}
-	seen := map[string]bool{}
-	for r := range n {
-		first := host(r / per * per)
-		if host(r) != first || r%per == 0 && seen[first] {
-			return 0
-		}
-		seen[first] = true
-	}
-	return per
-}
+// own returns the ranks of this host.
+func (h *hosts) own() span { return h.all[h.host] }
 
-func (h *hosts) per() int          { return h.local.Size() }
-func (h *hosts) rail(host int) int { return host*h.per() + h.index }
-func (h *hosts) after(k int) int   { return (h.host + k) % h.count }
-func (h *hosts) before(k int) int  { return (h.host + h.count - k) % h.count }
+// after and before return the host that is k places after this one, and before it.
+func (h *hosts) after(k int) int  { return (h.host + k) % len(h.all) }
+func (h *hosts) before(k int) int { return (h.host + len(h.all) - k) % len(h.all) }
+
+// mate returns the rank of another host that stands for a rank of host from. Between
+// hosts of the same size each rank has a mate of its own.
+func (h *hosts) mate(host, from, rank int) int {
+	there, here := h.all[host], h.all[from]
+	return there.lo + (rank-here.lo)*there.ranks()/here.ranks()
+}
 
 // stop ends what the ranks of this host do together. Why, the others will hear in
 // the whole group: for them it is as if a connection had ended.
-func (h *hosts) stop() { h.local.Abort(fmt.Errorf("%w: %w", errStopped, ErrLost)) }
+func (h *hosts) stop() {
+	for _, g := range []Group{h.local, h.tree} {
+		if g != nil {
+			g.Abort(fmt.Errorf("%w: %w", errStopped, ErrLost))
+		}
+	}
+}
 
 // suits reports whether a collective of so many bytes is large enough to pay for
-// the agreement that comes first, and keeps its bits.
+// the agreement that comes first, and sends fewer bytes between hosts.
 func (h *hosts) suits(kind Kind, op Op, d DType, bytes int) bool {
-	switch {
-	case kind == KindBarrier || kind == KindSplit || kind == KindGather || bytes <= smallMessage:
+	switch kind {
+	case KindBarrier, KindSplit, KindGather, KindAllToAll:
 		return false
-	case kind == KindAllGather || kind == KindBroadcast || !d.float() || op == Max || op == Min:
-		return true
+	case KindReduceScatter:
+		return bytes > smallMessage && h.sends(op, d)
+	default:
+		return bytes > smallMessage
 	}
-	// Partial sums of 16-bit floats would be rounded.
-	return d.Size() >= 4 && bits.OnesCount(uint(h.per())) == 1
+}
+
+// summing returns what to sum before it travels, an index of hosts.sums.
+func summing(op Op, d DType) int {
+	switch {
+	case op == Max || op == Min || !d.float():
+		return byHost
+	case d.Size() >= 4:
+		return bySubtree
+	default:
+		return byHalf
+	}
+}
+
+// sends reports whether reductions send fewer bytes between hosts.
+func (h *hosts) sends(op Op, d DType) bool {
+	sums := h.sums[summing(op, d)]
+	return len(sums) < sums[len(sums)-1].hi
 }
 
 // hierarchical carries out c in steps inside the hosts and between them. The
@@ -126,78 +203,177 @@ func (r *remote) hierarchical(ctx context.Context, c *Call) error {
 	var err error
 	switch c.Kind {
 	case KindAllGather:
-		err = r.railGather(ctx, c.Dst, c.Src)
+		err = r.hostGather(ctx, c.Dst, c.Src)
 	case KindReduceScatter:
-		err = r.railScatter(ctx, c.Dst, c.Src, c.Op)
+		err = r.hostScatter(ctx, c.Dst, c.Src, c.Op)
 	case KindAllReduce:
-		err = r.railReduce(ctx, c.Dst, c.Op)
+		err = r.hostReduce(ctx, c.Dst, c.Op)
 	default:
-		err = r.railBroadcast(ctx, c.Dst, c.Root)
+		err = r.hostBroadcast(ctx, c.Dst, c.Root)
 	}
-	if err != nil {
-		return r.hosts.outside(r.name, r.hosts.per(), err)
-	}
-	return nil
+	return r.hosts.outside(r.name, err)
 }
 
-// railGather is an all-gather of own to full.
-func (r *remote) railGather(ctx context.Context, full, own Buffer) error {
+// hostGather is an all-gather of own to full.
+func (r *remote) hostGather(ctx context.Context, full, own Buffer) error {
 	h := r.hosts
 	b := own.Bytes()
-	for k := 1; k < h.count; k++ {
-		to, from := h.rail(h.after(k)), h.rail(h.before(k))
-		r.send(to, roundRails, len(b), b)
-		r.receive(from, roundRails, len(b), part(full, from, own.len).Bytes())
+	for k := 1; k < len(h.all); k++ {
+		r.send(h.mate(h.after(k), h.host, r.rank), roundHosts, len(b), b)
+		from := h.before(k)
+		for q := h.all[from].lo; q < h.all[from].hi; q++ {
+			if h.mate(h.host, from, q) == r.rank {
+				r.receive(q, roundHosts, len(b), part(full, q, own.len).Bytes())
+			}
+		}
 	}
 	if err := r.await(ctx, 0); err != nil { // start the wires
 		return err
 	}
-	if err := h.local.AllGather(part(full, h.host, h.per()*own.len), own).Wait(ctx); err != nil {
+	of := func(s span) Buffer { return full.slice(s.lo*own.len, s.hi*own.len) }
+	if err := h.local.AllGather(of(h.own()), own).Wait(ctx); err != nil {
 		return err
 	}
 	if err := r.settle(ctx); err != nil {
 		return err
 	}
-	for k := 1; k < h.count; k++ {
+	for k := 1; k < len(h.all); k++ {
 		from := h.before(k)
-		mine := part(full, h.rail(from), own.len)
-		if err := h.local.AllGather(part(full, from, h.per()*own.len), mine).Wait(ctx); err != nil {
-			return err
+		s := h.all[from]
+		if s.ranks() == h.own().ranks() {
+			mine := part(full, h.mate(from, h.host, r.rank), own.len)
+			if err := h.local.AllGather(of(s), mine).Wait(ctx); err != nil {
+				return err
+			}
+			continue
+		}
+		for q := s.lo; q < s.hi; q++ {
+			root := h.mate(h.host, from, q) - h.own().lo
+			if err := h.local.Broadcast(part(full, q, own.len), root).Wait(ctx); err != nil {
+				return err
+			}
 		}
 	}
 	return nil
 }
 
-// railScatter is a reduce-scatter of src to dst. It stages two partial sums of
-// the length of dst for every host.
-func (r *remote) railScatter(ctx context.Context, dst, src Buffer, op Op) error {
-	h := r.hosts
-	inner := op
-	if op == Avg {
-		inner = Sum // the average is taken once, at the end
+// widened is how many elements of each contribution are widened at a time.
+const widened = block / 4
+
+// A partial is what one span sums of the elements that the ranks of a host own: each
+// rank of the span an equal part of them. Where they cannot be cut equally, the parts
+// begin or end with a few elements of other hosts, which go nowhere.
+type partial struct {
+	sum    span
+	lo, n  int // the first element, and the number of each part
+	shares int // elements of each owner
+}
+
+// partial returns what sum does for the owners on a host.
+func (h *hosts) partial(sum span, host, share int) partial {
+	s, all := h.all[host], h.all[len(h.all)-1].hi*share
+	n := (s.ranks()*share + sum.ranks() - 1) / sum.ranks()
+	return partial{sum, min(s.lo*share, all-n*sum.ranks()), n, share}
+}
+
+// window returns all elements that are summed.
+func (p partial) window() (lo, hi int) { return p.lo, p.lo + p.n*p.sum.ranks() }
+
+// between returns the elements that rank from sums and rank owner owns.
+func (p partial) between(from, owner int) (lo, hi int) {
+	first := p.lo + (from-p.sum.lo)*p.n
+	lo, hi = max(first, owner*p.shares), min(first+p.n, (owner+1)*p.shares)
+	return lo, max(lo, hi)
+}
+
+// partials is the memory of a reduce-scatter by hosts: a sum of every span for the elements
+// that this rank owns, the sums of this rank's span for every host, and a block of this
+// span's contributions, if these have to be widened.
+type partials struct {
+	in, out []Buffer // by span, by host
+	block   Buffer
+	bytes   int
+}
+
+// stagingOf divides memory for a share of n elements, which is nil to know how much. Nothing
+// is staged of a contribution of this rank by itself.
+func (h *hosts) stagingOf(memory []byte, sums, n int, d DType) (s partials) {
+	add := func(list []Buffer, n, ranks int) []Buffer {
+		like := Buffer{dtype: d}
+		if ranks > 1 && sums == byHalf {
+			like.dtype = Float32
+		}
+		size := n * like.dtype.Size()
+		var b Buffer
+		if memory != nil {
+			b = bufferOf(memory[s.bytes:][:size], like)
+		}
+		s.bytes += lines(size)
+		return append(list, b)
 	}
-	n := len(dst.Bytes())
-	line := lines(n)
-	stage := r.staging(2 * h.count * line)
-	slot := func(i int) []byte { return stage[i*line:][:n] }
-	for k := 1; k < h.count; k++ {
-		from := h.before(k)
-		r.receive(h.rail(from), roundRails, n, slot(from))
+	mine := h.mine(sums)
+	for _, sum := range h.sums[sums] {
+		if sum.ranks() == 1 && sum == mine {
+			s.in = append(s.in, Buffer{})
+			continue
+		}
+		s.in = add(s.in, n, sum.ranks())
 	}
-	for k := 1; k <= h.count; k++ {
+	if mine.ranks() == 1 {
+		return s
+	}
+	most := 0
+	for host := range h.all {
+		p := h.partial(mine, host, n)
+		s.out = add(s.out, p.n, mine.ranks())
+		most = max(most, p.n)
+	}
+	if sums == byHalf {
+		s.block = add(nil, mine.ranks()*min(most, widened), mine.ranks())[0]
+	}
+	return s
+}
+
+// hostScatter is a reduce-scatter of src to dst.
+func (r *remote) hostScatter(ctx context.Context, dst, src Buffer, op Op) error {
+	h, sums := r.hosts, summing(op, dst.dtype)
+	mine := h.mine(sums)
+	stage := h.stagingOf(r.staging(h.stagingOf(nil, sums, dst.len, dst.dtype).bytes), sums, dst.len, dst.dtype)
+	at := r.rank * dst.len
+	for i, sum := range h.sums[sums] {
+		p := h.partial(sum, h.host, dst.len)
+		for from := sum.lo; from < sum.hi; from++ {
+			if lo, hi := p.between(from, r.rank); from != r.rank && lo < hi {
+				b := stage.in[i].slice(lo-at, hi-at).Bytes()
+				r.receive(from, roundHosts, len(b), b)
+			}
+		}
+		if sum == mine && mine.ranks() == 1 {
+			stage.in[i] = part(src, r.rank, dst.len)
+		}
+	}
+	for k := 1; k <= len(h.all); k++ {
 		to := h.after(k)
-		sum := slot(to)
-		if to != h.host {
-			sum = slot(h.count + to)
+		p := h.partial(mine, to, dst.len)
+		lo, hi := p.window()
+		out := src.slice(lo, hi)
+		if mine.ranks() > 1 {
+			out = stage.out[to]
+			if err := h.sum(ctx, out, src.slice(lo, hi), stage.block, op); err != nil {
+				return err
+			}
 		}
-		err := h.local.ReduceScatter(bufferOf(sum, dst), part(src, to, h.per()*dst.len), inner).Wait(ctx)
-		if err != nil {
-			return err
+		first := p.lo + (r.rank-mine.lo)*p.n
+		for owner := h.all[to].lo; owner < h.all[to].hi; owner++ {
+			lo, hi := p.between(r.rank, owner)
+			switch b := out.slice(lo-first, hi-first); {
+			case lo == hi:
+			case owner != r.rank:
+				r.send(owner, roundHosts, len(b.Bytes()), b.Bytes())
+			case mine.ranks() > 1:
+				move(stage.in[slices.Index(h.sums[sums], mine)].slice(lo-at, hi-at), b)
+			}
 		}
-		if to == h.host {
-			break
-		}
-		r.send(h.rail(to), roundRails, n, sum)
 		if err := r.await(ctx, 0); err != nil {
 			return err
 		}
@@ -205,41 +381,80 @@ func (r *remote) railScatter(ctx context.Context, dst, src Buffer, op Op) error 
 	if err := r.settle(ctx); err != nil {
 		return err
 	}
-	r.reducer.srcs = r.reducer.srcs[:0]
-	for i := range h.count {
-		r.reducer.srcs = append(r.reducer.srcs, bufferOf(slot(i), dst))
-	}
-	r.reducer.reduceScaled(dst, op, r.size)
+	r.reducer.srcs = append(r.reducer.srcs[:0], stage.in...)
+	r.reducer.reduceSpans(dst, op, r.size, h.sums[sums])
 	clear(r.reducer.srcs)
 	return nil
 }
 
-// railReduce is an all-reduce of buf. What is left when every rank has taken the
+// sum leaves this rank's part of the sum of the subtree's sources in out, which may be of
+// a wider type. Then it widens them a block at a time.
+func (h *hosts) sum(ctx context.Context, out, src, wide Buffer, op Op) error {
+	if op == Avg {
+		op = Sum // the average is taken once, at the end
+	}
+	if out.dtype == src.dtype {
+		g := h.tree
+		if summing(op, src.dtype) == byHost {
+			g = h.local
+		}
+		return g.ReduceScatter(out, src, op).Wait(ctx)
+	}
+	for lo := 0; lo < out.len; lo += widened {
+		n := min(widened, out.len-lo)
+		for i := range src.len / out.len {
+			widen(view[float32](part(wide, i, n)), src.slice(i*out.len+lo, i*out.len+lo+n))
+		}
+		if err := h.tree.ReduceScatter(out.slice(lo, lo+n), wide.slice(0, src.len/out.len*n), op).Wait(ctx); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// widen sets dst to the values of 16-bit floats.
+func widen(dst []float32, src Buffer) {
+	if src.dtype == BFloat16 {
+		half.Widen(dst, view[BF16](src))
+		return
+	}
+	half.Widen(dst, view[F16](src))
+}
+
+// hostReduce is an all-reduce of buf. What is left when every rank has taken the
 // same number of cache lines is too little to travel in steps.
-func (r *remote) railReduce(ctx context.Context, buf Buffer, op Op) error {
+func (r *remote) hostReduce(ctx context.Context, buf Buffer, op Op) error {
 	line := 64 / buf.dtype.Size()
 	share := buf.len / r.size / line * line
 	full := buf.slice(0, r.size*share)
 	own := part(full, r.rank, share)
-	if err := r.railScatter(ctx, own, full, op); err != nil {
+	var err error
+	if r.hosts.sends(op, buf.dtype) {
+		err = r.hostScatter(ctx, own, full, op)
+	} else {
+		err = r.scatter(ctx, own, full, share, op, roundScatter)
+	}
+	if err != nil {
 		return err
 	}
-	if err := r.railGather(ctx, full, own); err != nil {
+	if err := r.hostGather(ctx, full, own); err != nil {
 		return err
 	}
 	return r.allReduce(ctx, buf.slice(full.len, buf.len), op)
 }
 
-// railBroadcast is a broadcast of buf: along the chain of the root's rail, and
-// from each of its ranks inside the host.
-func (r *remote) railBroadcast(ctx context.Context, buf Buffer, root int) error {
+// hostBroadcast is a broadcast of buf: along the chain of the root's mates, and
+// from each of them inside its host.
+func (r *remote) hostBroadcast(ctx context.Context, buf Buffer, root int) error {
 	h := r.hosts
-	size, index := buf.dtype.Size(), root%h.per()
+	home := slices.IndexFunc(h.all, func(s span) bool { return root < s.hi })
+	mate := func(host int) int { return h.mate(host, home, root) }
+	size := buf.dtype.Size()
 	inside := func(lo, hi int) error {
-		return h.local.Broadcast(buf.slice(lo/size, hi/size), index).Wait(ctx)
+		return h.local.Broadcast(buf.slice(lo/size, hi/size), mate(h.host)-h.own().lo).Wait(ctx)
 	}
 	b := buf.Bytes()
-	if h.index != index {
+	if r.rank != mate(h.host) {
 		for lo := 0; lo < len(b); lo += block {
 			if err := inside(lo, min(lo+block, len(b))); err != nil {
 				return err
@@ -247,7 +462,7 @@ func (r *remote) railBroadcast(ctx context.Context, buf Buffer, root int) error 
 		}
 		return nil
 	}
-	from, to := h.rail(h.before(1)), h.rail(h.after(1))
+	from, to := mate(h.before(1)), mate(h.after(1))
 	if r.rank == root {
 		from = nobody
 	}

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net"
 	"runtime"
-	"sync"
 	"time"
 )
 
@@ -20,6 +19,9 @@ func newRemote(ctx context.Context, l *link) (Group, error) {
 	joining, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	r.halt = func() { cancel(errStopped) }
+	dialing, stop := context.WithCancel(context.WithoutCancel(ctx))
+	r.wires.stop = stop
+	r.wires.connect = func(peer int) (net.Conn, error) { return l.session.mesh.Connect(dialing, l.ranks[peer], l.id) }
 	s := NewSerial(l.name, l.rank, len(l.ranks), r)
 	err := s.open(ctx, func() error {
 		l.attach(s)
@@ -40,89 +42,30 @@ func newRank(name string, id uint64, rank, size int, timeout time.Duration, summ
 	r.waiting.Eager = eager
 	r.frame.group, r.frame.summed = id, summed
 	r.arrived = r.check
-	for peer := range r.ports {
-		if peer != rank {
-			r.ports[peer] = &port{peer: peer, in: queue{summed: summed}, out: queue{summed: summed}}
-		}
-	}
 	return r
 }
 
-// join connects the rank to all others, and returns when all are connected.
-func (r *remote) join(ctx context.Context, l *link) error {
-	conns, err := r.connect(ctx, l)
+// join returns when all ranks are here.
+func (r *remote) join(ctx context.Context, l *link) (err error) {
+	if r.pump, err = newPump(l.session.mesh.Plain(ctx), r.size-1); err != nil {
+		r.pump = nil
+		return fmt.Errorf("connections of group %q: %w", r.name, err)
+	}
+	if l.session.mesh.Modelled() {
+		r.waiting.Eager = 0 // time may stand still while somebody looks
+	}
+	r.mu.Lock()
+	cancel := r.halt
+	r.halt = func() { cancel(); r.interrupt() }
+	r.mu.Unlock()
+	h, err := r.findHosts(ctx, l)
 	if err != nil {
-		return err
-	}
-	if err := r.plug(conns); err != nil {
-		return err
-	}
-	if r.hosts, err = r.findHosts(ctx, l); err != nil {
 		return err
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.halt = r.interrupt
-	if r.stopped.Load() {
+	if r.hosts = h; r.stopped.Load() {
 		r.halt()
-	}
-	return nil
-}
-
-// connect connects this rank to all others, by rank. It gives up when no connection
-// has come for as long as the group allows.
-func (r *remote) connect(ctx context.Context, l *link) ([]net.Conn, error) {
-	ctx, progress, done := withLimit(ctx, r.timeout)
-	defer done()
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	conns := make([]net.Conn, r.size)
-	var dials sync.WaitGroup
-	for _, p := range r.ports {
-		if p == nil {
-			continue
-		}
-		p.waits.Store(true)
-		dials.Go(func() {
-			c, err := l.session.mesh.Connect(ctx, l.ranks[p.peer], l.id)
-			if err != nil {
-				cancel(r.broke(p.lost(err))) // of no effect if that is because ctx has ended
-				return
-			}
-			conns[p.peer] = c
-			p.waits.Store(false)
-			progress.reset()
-		})
-	}
-	dials.Wait()
-	if ctx.Err() != nil {
-		closeConns(conns)
-		return nil, context.Cause(ctx)
-	}
-	return conns, nil
-}
-
-func closeConns(conns []net.Conn) {
-	for _, c := range conns {
-		if c != nil {
-			_ = c.Close() // nothing was sent
-		}
-	}
-}
-
-// plug makes the rank use one connection to each other one, which it owns from now on.
-func (r *remote) plug(conns []net.Conn) (err error) {
-	var ports []*port
-	var others []net.Conn
-	for peer, c := range conns {
-		if peer != r.rank {
-			ports, others = append(ports, r.ports[peer]), append(others, c)
-		}
-	}
-	if r.pump, err = newPump(others, ports); err != nil {
-		r.pump = nil
-		closeConns(others)
-		return fmt.Errorf("connections of group %q: %w", r.name, err)
 	}
 	return nil
 }

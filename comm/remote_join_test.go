@@ -78,7 +78,8 @@ func TestJoinFails(t *testing.T) {
 				if c.is != nil {
 					require.ErrorIs(t, err, c.is)
 				}
-				require.EqualError(t, gs[r].Barrier(t.Context()), err.Error())
+				require.ErrorAs(t, gs[r].Barrier(t.Context()), &blame, "for good")
+				require.Equal(t, c.blamed, blame.Rank)
 			}
 			closeRanks(t, gs)
 		})
@@ -87,7 +88,7 @@ func TestJoinFails(t *testing.T) {
 
 // TestJoinSilent has a rank of which nothing is heard while a group is being made.
 func TestJoinSilent(t *testing.T) {
-	gs, sessions := remoteGroups(t, 3, Wiring{Timeout: 50 * time.Millisecond})
+	gs, sessions := remoteGroups(t, 3, Wiring{Timeout: time.Second})
 	for r := range 2 {
 		sessions[r].mesh = deafTo{sessions[r].mesh, 2}
 	}
@@ -99,7 +100,7 @@ func TestJoinSilent(t *testing.T) {
 		require.ErrorIs(t, err, ErrTimeout)
 		require.Equal(t, 2, blame.Rank)
 		require.ErrorContains(t, err, "making group 0 of split #1: rank ")
-		require.ErrorContains(t, err, "no progress for 50ms (the limit is FSDP_TIMEOUT, or Config.Timeout); rank 0: does not answer")
+		require.ErrorContains(t, err, "no progress for 1s (the limit is FSDP_TIMEOUT, or Config.Timeout); rank 0: does not answer")
 	}
 	require.ErrorIs(t, errs[2], ErrTimeout)
 	closeRanks(t, gs)
@@ -224,4 +225,55 @@ func TestAttachToClosed(t *testing.T) {
 	require.Equal(t, []error{&RankError{worldName, 0, ErrClosed}}, h.errs)
 	require.Empty(t, world.session.links, "nobody would remove it")
 	require.NoError(t, child.leave(0))
+}
+
+// TestConnectsOnDemand counts the ranks that each rank of a large group is connected to.
+func TestConnectsOnDemand(t *testing.T) {
+	const n = 20
+	gs := RemoteGroups(t, n, Wiring{})
+	ctx := context.Background()
+	everyRank(t, gs, func(r *remote) error {
+		g, failed := gs[r.rank], []error{gs[r.rank].Barrier(ctx)}
+		for _, share := range []int{8, 8192} {
+			full := make([]float32, share*n)
+			failed = append(failed, g.AllGather(Of(full), Of(make([]float32, share))).Wait(ctx), g.Broadcast(Of(full), 3).Wait(ctx))
+		}
+		return errors.Join(failed...)
+	})
+	for _, g := range gs {
+		require.LessOrEqual(t, len(remoteOf(g).used), 2*5, "log2 of 20 is less than 5")
+	}
+	everyRank(t, gs, func(r *remote) error {
+		return gs[r.rank].ReduceScatter(Of(make([]float32, 4)), Of(make([]float32, 4*n)), Sum).Wait(ctx)
+	})
+	require.Len(t, remoteOf(gs[0]).used, n-1, "whoever sums hears everybody")
+	closeRanks(t, gs)
+}
+
+// TestConnectFailsLate has a connection fail that a group first needs after a while: that is an error
+// on all ranks.
+func TestConnectFailsLate(t *testing.T) {
+	const n = 6
+	gs, sessions := remoteGroups(t, n, Wiring{})
+	trying := new(sync.WaitGroup)
+	trying.Add(1)
+	sessions[2].mesh = blocked{sessions[2].mesh, trying, new(sync.Once), errDisk}
+	errs := make([]error, n)
+	var ranks sync.WaitGroup
+	for r, g := range gs {
+		ranks.Go(func() {
+			errs[r] = g.ReduceScatter(Of(make([]float32, 4)), Of(make([]float32, 4*n)), Sum).Wait(t.Context())
+			if errs[r] == nil { // it has all that it needs
+				errs[r] = g.Barrier(t.Context())
+			}
+		})
+	}
+	ranks.Wait()
+	for _, err := range errs {
+		require.ErrorIs(t, err, ErrLost)
+		require.ErrorContains(t, err, errDisk.Error())
+		require.ErrorContains(t, err, "connection to rank 2")
+		require.Equal(t, errs[0].Error(), err.Error())
+	}
+	closeRanks(t, gs)
 }

@@ -7,6 +7,7 @@ import (
 	"os"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -26,8 +27,10 @@ type poller struct {
 	drain  func(fd uintptr) bool
 	events [16]unix.EpollEvent
 
-	mu     sync.Mutex // of stop and close
-	closed bool
+	woken   atomic.Bool
+	mu      sync.Mutex // of lines, but for the driver, and of stop and close
+	stopped bool
+	closed  bool
 }
 
 // line is a port and the descriptor of its connection, which belongs to the poller.
@@ -40,13 +43,8 @@ type line struct {
 // burst bounds the bytes that one connection moves while others wait.
 const burst = 1 << 20
 
-func newPoller(conns []net.Conn, ports []*port) (_ pump, err error) {
+func newPoller(int) (pump, error) {
 	p := &poller{}
-	defer func() {
-		if err != nil {
-			p.close(time.Time{})
-		}
-	}()
 	fd, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
 	if err != nil {
 		return nil, fmt.Errorf("epoll: %w", err)
@@ -56,24 +54,33 @@ func newPoller(conns []net.Conn, ports []*port) (_ pump, err error) {
 	}
 	p.epoll = os.NewFile(uintptr(fd), "epoll")
 	if p.raw, err = p.epoll.SyscallConn(); err != nil {
-		return nil, err
+		return nil, errors.Join(err, p.epoll.Close())
 	}
 	p.drain = func(fd uintptr) bool {
 		n, err := unix.EpollWait(int(fd), p.events[:], 0)
 		return n > 0 || err != nil && err != unix.EINTR
 	}
-	for i, c := range conns {
-		own, err := takeDescriptor(c.(*net.TCPConn))
-		if err != nil {
-			return nil, err
-		}
-		p.lines = append(p.lines, line{port: ports[i], fd: own})
-		event := unix.EpollEvent{Events: unix.EPOLLIN | unix.EPOLLOUT | unix.EPOLLRDHUP | unix.EPOLLET, Fd: int32(own)}
-		if err := unix.EpollCtl(fd, unix.EPOLL_CTL_ADD, own, &event); err != nil {
-			return nil, fmt.Errorf("epoll: %w", err)
-		}
-	}
 	return p, nil
+}
+
+func (p *poller) add(conn net.Conn, of *port) error {
+	c, ok := conn.(*net.TCPConn)
+	if !ok {
+		return errors.Join(fmt.Errorf("%T is not plain TCP", conn), conn.Close())
+	}
+	fd, err := takeDescriptor(c)
+	if err != nil {
+		return err
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.lines = append(p.lines, line{port: of, fd: fd})
+	if p.stopped {
+		_ = unix.Shutdown(fd, unix.SHUT_WR)
+	}
+	event := unix.EpollEvent{Events: unix.EPOLLIN | unix.EPOLLOUT | unix.EPOLLRDHUP | unix.EPOLLET, Fd: int32(fd)}
+	closed := p.raw.Control(func(epoll uintptr) { err = unix.EpollCtl(int(epoll), unix.EPOLL_CTL_ADD, fd, &event) })
+	return errors.Join(closed, err)
 }
 
 // takeDescriptor takes the connection from Go's poller, which would wake a
@@ -189,7 +196,7 @@ func (l *line) write(f *frame) (moved bool, err error) {
 }
 
 func (p *poller) wait(d time.Duration) (moved bool, err error) {
-	if err := p.epoll.SetReadDeadline(time.Now().Add(d)); err != nil {
+	if err := p.epoll.SetReadDeadline(time.Now().Add(d)); err != nil || p.woken.Swap(false) {
 		return false, err
 	}
 	if err := p.raw.Read(p.drain); err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
@@ -198,14 +205,21 @@ func (p *poller) wait(d time.Duration) (moved bool, err error) {
 	return false, nil
 }
 
+func (p *poller) wake() {
+	p.woken.Store(true)
+	_ = p.epoll.SetReadDeadline(time.Unix(1, 0)) // it fails when the poller is closed
+}
+
 func (p *poller) stop() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.closed {
 		return
 	}
+	p.stopped = true
+	p.wake()
 	for i := range p.lines {
-		// This wakes wait. It fails if the other side has ended the connection.
+		// It fails if the other side has ended the connection.
 		_ = unix.Shutdown(p.lines[i].fd, unix.SHUT_WR)
 	}
 }
@@ -222,9 +236,7 @@ func (p *poller) close(deadline time.Time) {
 	for i := range p.lines {
 		_ = unix.Close(p.lines[i].fd) // nothing is left to flush
 	}
-	if p.epoll != nil {
-		_ = p.epoll.Close()
-	}
+	_ = p.epoll.Close()
 }
 
 // undelivered reports whether there is something that the other side's kernel

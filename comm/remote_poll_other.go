@@ -2,10 +2,8 @@
 
 package comm
 
-import "net"
-
 // newPoller makes the portable pump.
-func newPoller(conns []net.Conn, ports []*port) (pump, error) { return newStreams(conns, ports), nil }
+func newPoller(most int) (pump, error) { return newStreams(most), nil }
 
 // delivered reports whether the other side's kernel is known to have all that
 // was sent.

@@ -14,6 +14,7 @@ type port struct {
 	peer    int
 	in, out queue
 	waits   atomic.Bool // there are pieces to receive
+	absent  atomic.Bool // there is no connection yet
 
 	// Bytes read ahead: a header and what came with it cost one read.
 	ahead  [4 << 10]byte

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -20,6 +21,10 @@ type pump interface {
 	// wait returns when there may be something to move, or after d, and reports
 	// whether anything has moved meanwhile.
 	wait(d time.Duration) (moved bool, err error)
+	// add makes conn the connection of a port, and the pump's, also if that fails.
+	add(conn net.Conn, p *port) error
+	// wake lets wait return. Any goroutine may call it.
+	wake()
 	// stop lets nothing more be sent, and wait return.
 	stop()
 	// quit returns when no piece is being read or written any more, for ever.
@@ -29,15 +34,12 @@ type pump interface {
 	close(deadline time.Time)
 }
 
-// newPump makes the fastest pump for the connections, of which ports[i] is the
-// end of conns[i]. It owns them from now on.
-func newPump(conns []net.Conn, ports []*port) (pump, error) {
-	for _, c := range conns {
-		if _, ok := c.(*net.TCPConn); !ok {
-			return newStreams(conns, ports), nil
-		}
+// newPump makes the fastest pump for at most so many connections, which are plain TCP or not.
+func newPump(plain bool, most int) (pump, error) {
+	if plain {
+		return newPoller(most)
 	}
-	return newPoller(conns, ports)
+	return newStreams(most), nil
 }
 
 // lost says that the connection of p has failed.
@@ -58,16 +60,19 @@ var (
 )
 
 const (
-	// A rank yields this long before it sleeps: longer than a peer that is just as far
-	// takes to answer, shorter than falling asleep and waking up.
-	eager = 20 * time.Microsecond
+	// A rank looks and yields this long before it sleeps, which with waking up takes 50 µs: longer
+	// than a peer that is just as far takes to answer, also one that does something small before.
+	eager = 200 * time.Microsecond
 	// A sleeping rank looks up this often.
 	slice = 20 * time.Millisecond
 )
 
 // exchange drives the ports of one rank through the collectives.
 type exchange struct {
-	ports   []*port // by rank, nil for this one
+	listing sync.Mutex // ports and used change
+	ports   []*port    // by rank, nil for this one and for those it has not had to do with
+	used    []*port    // the others
+	wires   wiring
 	pump    pump
 	timeout time.Duration // without progress; 0 for none
 	waiting backoff.Policy
@@ -79,14 +84,14 @@ type exchange struct {
 // send queues a message to a rank: a header and the first part of the payload,
 // whose whole length is given. What follows is queued with sendMore.
 func (x *exchange) send(to int, round uint16, length int, part []byte) {
-	x.ports[to].out.add(piece{framed: true, round: round, length: length, body: part})
+	x.port(to).out.add(piece{framed: true, round: round, length: length, body: part})
 }
 
 func (x *exchange) sendMore(to int, part []byte) { x.ports[to].out.add(piece{body: part}) }
 
 // receive queues where to put a message from a rank, like send.
 func (x *exchange) receive(from int, round uint16, length int, part []byte) {
-	p := x.ports[from]
+	p := x.port(from)
 	p.in.add(piece{framed: true, round: round, length: length, body: part})
 	p.waits.Store(true)
 }
@@ -109,20 +114,17 @@ func (x *exchange) settle(ctx context.Context) error {
 	if err := x.run(ctx, 0, true); err != nil {
 		return err
 	}
-	for _, p := range x.ports {
-		if p != nil {
-			p.in.reset()
-			p.out.reset()
-		}
+	for _, p := range x.used {
+		p.in.reset()
+		p.out.reset()
 	}
 	return nil
 }
 
 // ready reports whether what await or settle wait for has come.
 func (x *exchange) ready(k int, all bool) bool {
-	for _, p := range x.ports {
+	for _, p := range x.used {
 		switch {
-		case p == nil:
 		case all && !(p.in.idle() && p.out.idle()):
 			return false
 		case !p.in.idle() && p.in.next < k:
@@ -136,6 +138,10 @@ func (x *exchange) ready(k int, all bool) bool {
 func (x *exchange) run(ctx context.Context, k int, all bool) error {
 	w := backoff.Waiter{Policy: &x.waiting}
 	for {
+		plugged, err := x.plug()
+		if err != nil {
+			return err
+		}
 		moved, err := x.pump.push(&x.frame, x.arrived)
 		switch {
 		case err != nil:
@@ -144,7 +150,7 @@ func (x *exchange) run(ctx context.Context, k int, all bool) error {
 			return nil
 		case x.stopped.Load():
 			return errStopped
-		case moved:
+		case moved || plugged:
 			w.Reset()
 			continue
 		case w.Rest():

@@ -15,7 +15,10 @@ import (
 // which get one order at a time from the goroutine that drives it. They see only
 // bytes; the ports stay with the driver.
 type streams struct {
+	mu      sync.Mutex // of list and stopped, but for the driver's looks
 	list    []*stream
+	stopped bool
+	bell    chan struct{} // has room for one: see wake
 	done    chan *job     // jobs finished; has room for all
 	moved   atomic.Uint64 // bytes, by all of them
 	seen    uint64        // of moved, at the last wait
@@ -44,17 +47,23 @@ type job struct {
 	err error
 }
 
-func newStreams(conns []net.Conn, ports []*port) *streams {
-	s := &streams{done: make(chan *job, 2*len(conns)), timer: time.NewTimer(0)}
-	for i, c := range conns {
-		t := &stream{port: ports[i], conn: c}
-		t.read = job{of: t, orders: make(chan struct{}, 1)}
-		t.write = job{of: t, orders: make(chan struct{}, 1)}
-		s.list = append(s.list, t)
-		s.running.Go(func() { s.serve(&t.read, t.fill) })
-		s.running.Go(func() { s.serve(&t.write, t.flush) })
+func newStreams(most int) *streams {
+	return &streams{bell: make(chan struct{}, 1), done: make(chan *job, 2*most), timer: time.NewTimer(0)}
+}
+
+func (s *streams) add(conn net.Conn, p *port) error {
+	t := &stream{port: p, conn: conn}
+	t.read = job{of: t, orders: make(chan struct{}, 1)}
+	t.write = job{of: t, orders: make(chan struct{}, 1)}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.list = append(s.list, t)
+	if s.stopped {
+		t.stop()
 	}
-	return s
+	s.running.Go(func() { s.serve(&t.read, t.fill) })
+	s.running.Go(func() { s.serve(&t.write, t.flush) })
+	return nil
 }
 
 // serve carries out orders until there are none any more.
@@ -170,6 +179,7 @@ func (s *streams) wait(d time.Duration) (moved bool, err error) {
 	select {
 	case j := <-s.done:
 		s.done <- j
+	case <-s.bell:
 	case <-s.timer.C:
 	}
 	s.timer.Stop()
@@ -179,13 +189,28 @@ func (s *streams) wait(d time.Duration) (moved bool, err error) {
 	return moved, nil
 }
 
-func (s *streams) stop() {
-	for _, t := range s.list {
-		if c, ok := plain(t.conn).(interface{ CloseWrite() error }); ok {
-			_ = c.CloseWrite() // the other side may have ended it
-		}
-		_ = t.conn.SetDeadline(time.Unix(1, 0)) // long ago: whoever reads or writes returns
+func (s *streams) wake() {
+	select {
+	case s.bell <- struct{}{}:
+	default:
 	}
+}
+
+func (s *streams) stop() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.stopped = true
+	for _, t := range s.list {
+		t.stop()
+	}
+	s.wake()
+}
+
+func (t *stream) stop() {
+	if c, ok := plain(t.conn).(interface{ CloseWrite() error }); ok {
+		_ = c.CloseWrite() // the other side may have ended it
+	}
+	_ = t.conn.SetDeadline(time.Unix(1, 0)) // long ago: whoever reads or writes returns
 }
 
 // plain returns the connection under TLS.

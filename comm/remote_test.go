@@ -17,10 +17,11 @@ import (
 // Wiring is how the ranks of a test are connected. The zero value is plain TCP.
 type Wiring struct {
 	TLS      bool
-	Portable bool // use the pump of other systems
-	PerHost  int  // pretend hosts of so many ranks, 0 for one
+	Portable bool  // use the pump of other systems
+	Hosts    []int // pretend hosts of so many ranks, one after the other
 	Timeout  time.Duration
-	Unsummed bool // payloads have no checksums
+	Unsummed bool                      // payloads have no checksums
+	Sent     func(from, to, bytes int) // is called by several goroutines, with Portable
 }
 
 // sockets is a network of sessions in this process, with data connections over
@@ -33,6 +34,8 @@ type sockets struct {
 func (s sockets) Connect(_ context.Context, rank int, channel uint64) (net.Conn, error) {
 	return s.plug(s.rank, rank, channel)
 }
+
+func (s sockets) Plain(context.Context) bool { return !s.TLS && !s.Portable }
 
 // switchboard makes connections in pairs, whose second end waits for its owner.
 type switchboard struct {
@@ -50,8 +53,26 @@ func (b *switchboard) plug(rank, peer int, channel uint64) (net.Conn, error) {
 		return c, nil
 	}
 	mine, theirs, err := b.pair()
+	if b.Sent != nil {
+		mine = counted{mine, func(n int) { b.Sent(rank, peer, n) }}
+		theirs = counted{theirs, func(n int) { b.Sent(peer, rank, n) }}
+	}
 	b.ready[fmt.Sprint(peer, rank, channel)] = theirs
 	return mine, err
+}
+
+// counted tells how many bytes are written.
+type counted struct {
+	net.Conn
+	sent func(n int)
+}
+
+func (c counted) NetConn() net.Conn { return plain(c.Conn) }
+
+func (c counted) Write(b []byte) (int, error) {
+	n, err := c.Conn.Write(b)
+	c.sent(n)
+	return n, err
 }
 
 // opaque hides that a connection is TCP.
@@ -113,14 +134,35 @@ func remoteGroups(t testing.TB, n int, w Wiring) ([]Group, []*session) {
 	for _, err := range errs {
 		require.NoError(t, err)
 	}
-	if per := w.PerHost; per > 1 && n%per == 0 && n > per {
-		for lo := 0; lo < n; lo += per {
-			for i, local := range Local(per) {
-				remoteOf(gs[lo+i]).hosts = &hosts{local: local, count: n / per, host: lo / per, index: i}
-			}
-		}
-	}
+	pretend(gs, w.Hosts)
 	return gs, sessions
 }
 
 func remoteOf(g Group) *remote { return g.(*Serial).backend.(*remote) }
+
+// pretend lets gs lie on hosts of so many ranks, if that is of any use.
+func pretend(gs []Group, ranks []int) {
+	all := hostsOf(len(gs), func(r int) string {
+		host := 0
+		for host < len(ranks) && r >= ranks[host] {
+			r -= ranks[host]
+			host++
+		}
+		return fmt.Sprint(host)
+	})
+	for _, s := range all {
+		for i, local := range Local(s.ranks()) {
+			h := newHosts("world", s.lo+i, all)
+			h.local = local
+			remoteOf(gs[s.lo+i]).hosts = h
+		}
+	}
+	if all == nil {
+		return
+	}
+	for _, s := range remoteOf(gs[0]).hosts.sums[bySubtree] {
+		for i, tree := range Local(s.ranks()) {
+			remoteOf(gs[s.lo+i]).hosts.tree = tree
+		}
+	}
+}

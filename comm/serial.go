@@ -17,7 +17,6 @@ type Serial struct {
 	backend    Backend
 	rec        recorder
 	watch      flights
-	tickets    tickets
 	background sync.WaitGroup
 	alarm      alarm         // rung when the group fails
 	wake       chan struct{} // has room for one: there may be something to run
@@ -26,7 +25,8 @@ type Serial struct {
 	ended      error
 
 	mu      sync.Mutex // see "The lock of a Serial"
-	tasks   []Call     // issued, not complete: collective s at s mod len (a power of two)
+	tickets sheet[ticket]
+	tasks   []Call // issued, not complete: collective s at s mod len (a power of two)
 	issued  uint64
 	done    uint64 // collectives complete on this rank
 	running bool   // some goroutine is in Run, or about to be
@@ -128,8 +128,12 @@ func (s *Serial) form(ctx context.Context, seq uint64, color int, ranks []int) (
 	case s.closed:
 		return nil, s.errClosed()
 	}
-	s.fail(failure{err: splitError(s.name, s.rank, seq, color, ranks, err)}, true)
-	return nil, s.fault(^uint64(0))
+	err = splitError(s.name, s.rank, seq, color, ranks, err)
+	s.fail(failure{err: err}, true)
+	if first := s.fault(seq); first != nil {
+		err = first
+	}
+	return nil, err // and not that another rank has left since, which has the group that it wanted
 }
 
 // whileOpen returns a context that also ends when the handle is closed. done releases it.
@@ -205,6 +209,7 @@ func (s *Serial) end() error {
 func (s *Serial) drain() {
 	ctx, cancel := context.WithTimeout(context.Background(), grace)
 	defer cancel()
+	s.call() // for what was only begun
 	for s.done < s.issued && s.fault(s.done+1) == nil && s.park(ctx, s.issued) {
 	}
 }
@@ -271,21 +276,48 @@ func (s *Serial) Watch(f func(Flight)) (stop func()) { return s.watch.add(f) }
 
 // start implements transport.
 func (s *Serial) start(c Call) Work {
-	seq, err := s.issue(c)
+	k, err := s.issue(c)
 	if err != nil {
 		return failed{err}
 	}
-	s.call()
-	return s.tickets.ticket(s, seq)
+	if !s.begin(k.seq) {
+		s.call()
+	}
+	return k
+}
+
+// begin lets a backend that can do so begin the collective at once, if it is the next, and reports
+// whether it can wait for its Wait.
+func (s *Serial) begin(seq uint64) (begun bool) {
+	b, ok := s.backend.(Beginner)
+	if !ok {
+		return false
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.running || s.closed || s.done+1 != seq || s.fault(seq) != nil {
+		return false
+	}
+	s.running = true
+	c := s.task(seq)
+	s.mu.Unlock()
+	begun = b.Begin(seq, c)
+	s.mu.Lock()
+	s.running = false
+	s.waiters.wakeAll()
+	if s.issued > seq { // meanwhile, by another goroutine
+		s.call()
+	}
+	return begun
 }
 
 // perform implements transport.
 func (s *Serial) perform(ctx context.Context, c Call) (uint64, error) {
-	seq, err := s.issue(c)
-	if err == nil {
-		err = s.await(ctx, seq)
+	k, err := s.issue(c)
+	if err != nil {
+		return 0, err
 	}
-	return seq, err
+	return k.seq, s.await(ctx, k.seq)
 }
 
 // Seq returns the number of a collective of the group, from 1. ok is false if w is
@@ -306,19 +338,19 @@ func (s *Serial) call() {
 	}
 }
 
-// issue records this rank's next collective and returns its number.
-func (s *Serial) issue(c Call) (uint64, error) {
+// issue records this rank's next collective and returns its ticket.
+func (s *Serial) issue(c Call) (*ticket, error) {
 	invalid := s.check(&c)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	switch err := s.fault(s.issued + 1); {
 	case s.closed:
-		return 0, s.errClosed()
+		return nil, s.errClosed()
 	case err != nil:
-		return 0, err
+		return nil, err
 	case invalid != nil:
 		s.fail(failure{err: s.blame(invalid)}, true)
-		return 0, s.fault(s.issued + 1)
+		return nil, s.fault(s.issued + 1)
 	}
 	if s.issued-s.done == uint64(len(s.tasks)) {
 		tasks := make([]Call, 2*len(s.tasks))
@@ -329,9 +361,12 @@ func (s *Serial) issue(c Call) (uint64, error) {
 	}
 	s.issued++
 	*s.task(s.issued) = c
-	s.rec.issue(s.issued, &c)
+	call := c.Signature()
+	s.rec.issue(s.issued, &call)
 	s.watch.issued(&s.face, s.issued, &c)
-	return s.issued, nil
+	k := s.tickets.next()
+	*k = ticket{s, s.issued}
+	return k, nil
 }
 
 // check validates a call of this rank.
@@ -400,7 +435,6 @@ func (s *Serial) drive(ctx context.Context, seq uint64) {
 		}
 		s.done = next
 		*s.task(next) = Call{}
-		s.rec.complete(next)
 		s.watch.done(next)
 		s.waiters.wake(next)
 	}
@@ -436,7 +470,12 @@ func (s *Serial) Staging(d DType, n int) int {
 }
 
 func (s *Serial) failing() <-chan struct{} { return s.alarm.bell() }
-func (s *Serial) status() Status           { return s.rec.status(s.name, s.rank) }
+
+func (s *Serial) status() Status {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.rec.status(s.name, s.rank, s.done)
+}
 
 func (s *Serial) report(ctx context.Context) ([]Status, error) {
 	if r, ok := s.backend.(reporter); ok {

@@ -31,8 +31,13 @@ func (s *Serial) explain(ctx context.Context, seq uint64, err error) error {
 	}
 	if other := errors.As(err, &blame) && blame.Rank != s.rank; other || errors.Is(err, ErrLost) {
 		// A rank that fails tells why, and then its connections end. Its news travels on
-		// another connection: give it time to come.
-		late, cancel := context.WithTimeout(ctx, grace)
+		// another connection: give it time to come. A rank that has ended its connections
+		// while it lives may itself wait for its reason before it tells that.
+		patience := grace
+		if errors.Is(err, errEnded) {
+			patience *= 2
+		}
+		late, cancel := context.WithTimeout(ctx, patience)
 		defer cancel()
 		for s.fault(seq) == nil && s.park(late, ^uint64(0)) {
 		}

@@ -108,12 +108,17 @@ func TestSerialLetsNewsOvertake(t *testing.T) {
 	for name, effect := range map[string]error{
 		"lost":           ErrLost,
 		"another blamed": &RankError{"g", 1, errors.New("stopped")},
+		"ended":          &RankError{"g", 1, errEnded},
 	} {
+		patience := grace
+		if errors.Is(effect, errEnded) { // by a rank that may wait itself before it tells why
+			patience *= 2
+		}
 		t.Run(name, func(t *testing.T) {
 			onStage(t, func(t *testing.T, s *Serial, b *stage) {
 				done := waiting(t.Context(), reduce(s))
 				b.results <- effect
-				time.Sleep(grace / 2)
+				time.Sleep(patience * 3 / 4)
 				s.Failed(reason)
 				require.Equal(t, error(reason), <-done)
 				require.Empty(t, b.told, "it was told already")
@@ -126,7 +131,7 @@ func TestSerialLetsNewsOvertake(t *testing.T) {
 				b.results <- effect
 				err := <-done
 				require.ErrorIs(t, err, effect)
-				require.Equal(t, grace, time.Since(begin))
+				require.Equal(t, patience, time.Since(begin))
 				require.Equal(t, []error{err}, b.told)
 			})
 		})
@@ -348,6 +353,25 @@ func TestSerialCloseEndsSplit(t *testing.T) {
 			require.ErrorIs(t, <-made, ErrClosed)
 			require.Equal(t, []uint64{0}, below.left)
 		})
+	})
+}
+
+// TestSerialSplitSaysWhy has a group not be made after another rank, which has its own by then, has
+// left: that is not the reason.
+func TestSerialSplitSaysWhy(t *testing.T) {
+	onStage(t, func(t *testing.T, s *Serial, b *stage) {
+		b.split = func(context.Context) (Group, error) {
+			s.Left(2, 1)
+			return nil, errDisk
+		}
+		made := make(chan error, 1)
+		go func() {
+			_, err := s.Split(t.Context(), 1, 0)
+			made <- err
+		}()
+		b.results <- nil
+		require.ErrorIs(t, <-made, errDisk)
+		require.ErrorIs(t, s.Barrier(t.Context()), ErrClosed)
 	})
 }
 

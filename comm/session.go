@@ -49,7 +49,12 @@ type network interface {
 	SameHost(rank int) bool
 	Host(rank int) string
 	Send(to int, msg []byte) error
+	Tell(ranks []int, msg []byte)
+	Relays() bool
 	Connect(ctx context.Context, rank int, channel uint64) (net.Conn, error)
+	Forget(channel uint64)
+	Plain(ctx context.Context) bool
+	Modelled() bool
 	SendFile(to int, tag uint64, f *os.File) error
 	File(ctx context.Context, from int, tag uint64) (*os.File, error)
 	Close() error
@@ -168,10 +173,15 @@ func (s *session) end(rank int, err error) {
 // send tells a world rank something about a group. Most callers do not mind if
 // the rank is gone: whoever needs it learns so by itself.
 func (s *session) send(to int, what byte, id uint64, body []byte) error {
+	return s.mesh.Send(to, newsOf(what, id, body))
+}
+
+// newsOf returns a control message about a group.
+func newsOf(what byte, id uint64, body []byte) []byte {
 	msg := make([]byte, newsHeader, newsHeader+len(body))
 	msg[0] = what
 	binary.LittleEndian.PutUint64(msg[1:], id)
-	return s.mesh.Send(to, append(msg, body...))
+	return append(msg, body...)
 }
 
 // register lets messages come to l directly, unless some have come before: these

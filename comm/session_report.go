@@ -86,20 +86,11 @@ func (l *link) ask() (number uint64, q *question) {
 		q.answer(world, Status{Err: fmt.Sprintf("does not answer: %v", err)})
 	}
 	s.mu.Unlock()
-	body := binary.LittleEndian.AppendUint64(nil, number)
-	for r, world := range l.ranks {
-		var status Status
-		if r == l.rank {
-			status = l.member.status()
-		} else if err := s.send(world, newsAsk, l.id, body); err != nil {
-			status.Err = fmt.Sprintf("cannot be asked: %v", err)
-		} else {
-			continue
-		}
-		s.mu.Lock()
-		q.answer(world, status)
-		s.mu.Unlock()
-	}
+	own := l.member.status()
+	s.mu.Lock()
+	q.answer(l.ranks[l.rank], own)
+	s.mu.Unlock()
+	l.tell(newsAsk, binary.LittleEndian.AppendUint64(nil, number))
 	return number, q
 }
 

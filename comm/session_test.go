@@ -38,9 +38,23 @@ func (w wires) Send(to int, msg []byte) error {
 	return nil
 }
 
+func (w wires) Tell(ranks []int, msg []byte) {
+	for _, r := range ranks {
+		if r != w.rank {
+			_ = w.sessions[w.rank].mesh.Send(r, msg) // through what a test has put before it
+		}
+	}
+}
+
+func (w wires) Relays() bool { return false }
+
 func (w wires) Connect(context.Context, int, uint64) (net.Conn, error) {
 	return nil, errors.New("no connections here")
 }
+
+func (w wires) Forget(uint64)              {}
+func (w wires) Plain(context.Context) bool { return true }
+func (w wires) Modelled() bool             { return false }
 
 func (w wires) SendFile(int, uint64, *os.File) error { return errors.New("no files here") }
 
@@ -446,5 +460,6 @@ func FuzzMessage(f *testing.F) {
 // silence is a network on which nobody hears.
 type silence struct{ wires }
 
+func (silence) Tell([]int, []byte)     {}
 func (silence) Send(int, []byte) error { return nil }
 func (silence) Close() error           { return nil }

@@ -19,7 +19,7 @@ import (
 // group, and once all ranks have arrived, whoever waits executes it, for every
 // rank. Ranks execute their collectives in order, one goroutine at a time: the turn.
 //
-//	issued ≥ published ≥ done        collectives of this rank, by number
+//	issued ≥ published ≥ done        collectives of this rank, by number; those not published are the backlog
 //	             published - 32 ≤    done of every other rank: the slots of the board
 //	             reclaimed      ≤    done of all ranks
 //
@@ -42,7 +42,6 @@ type shared struct {
 	timeout time.Duration
 	rec     recorder
 	watch   flights
-	tickets tickets
 	alarm   alarm // rung when the group fails
 
 	done  atomic.Uint64         // collectives complete on this rank
@@ -53,12 +52,14 @@ type shared struct {
 	issued    uint64
 	published uint64
 	reclaimed uint64 // collectives whose copies are freed
-	tasks     []task // those in (reclaimed, issued], by number mod len
+	tickets   sheet[ticket]
+	tasks     [boardSlots]task // those in (reclaimed, published], by number mod len; see step
+	backlog   []Call           // those in (published, issued]
 	closed    bool
-	detached  bool // the board is not ours any more
+	detached  bool // the board is not ours any more; changed with the turn
 	released  bool // and nobody reads our copies
 
-	turn chan struct{} // full while somebody executes
+	turn baton // of whoever executes
 	// Guarded by turn.
 	work    division
 	private []bool // ranks that only themselves can write the destination of
@@ -66,10 +67,9 @@ type shared struct {
 	reducer reducer
 }
 
-// task is what a rank knows about a collective that it has issued.
+// task is what a rank knows about a collective that it has published.
 type task struct {
 	call   Call
-	small  bool   // every rank computes its result by itself
 	copied bool   // the others do not read call.Src
 	staged []byte // the copy they read, nil if there is none
 	moved  []byte // the copy that it was moved to later
@@ -83,19 +83,16 @@ var (
 	_ Watcher   = (*shared)(nil)
 )
 
-// smallTensor is the size in bytes up to which every rank computes for itself.
-const smallTensor = 4 << 10
-
 // newShared makes the group of l, all of whose ranks are in d and call newShared.
 func newShared(ctx context.Context, l *link, d *domain) (Group, error) {
 	n := len(l.ranks)
 	s := &shared{
 		link: l, domain: d, timeout: cmp.Or(l.session.cfg.Timeout, defaultTimeout),
-		lost: make([]atomic.Bool, n), tasks: make([]task, boardSlots), turn: make(chan struct{}, 1),
+		lost: make([]atomic.Bool, n), turn: baton{handed: make(chan struct{}, 1)},
 		work: newDivision(n), private: make([]bool, n), need: make([]int, n), detached: true,
 	}
 	s.face = face{s, l.name, l.rank, n}
-	s.turn <- struct{}{} // Close waits until the ranks have met
+	s.turn.take() // Close waits until the ranks have met
 	l.attach(s)
 	d.sweep()
 	ctx, _, done := withLimit(ctx, s.timeout)
@@ -104,7 +101,7 @@ func newShared(ctx context.Context, l *link, d *domain) (Group, error) {
 	if err != nil {
 		err = s.notMade(fmt.Errorf("making the group: %w", err))
 	}
-	<-s.turn
+	s.turn.pass()
 	if err != nil {
 		return nil, errors.Join(err, s.Close())
 	}
@@ -221,6 +218,10 @@ func (s *shared) Free(b []byte) error { return s.domain.own.Free(b) }
 // Watch implements [Watcher].
 func (s *shared) Watch(f func(Flight)) (stop func()) { return s.watch.add(f) }
 
-func (s *shared) status() Status { return s.rec.status(s.name, s.rank) }
+func (s *shared) status() Status {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.rec.status(s.name, s.rank, s.done.Load())
+}
 
 func (s *shared) report(ctx context.Context) ([]Status, error) { return s.link.report(ctx) }

@@ -65,23 +65,23 @@ const inlineBytes = 32
 
 // Flags of a post.
 const (
-	postInline  = 1 << iota // the source is in inline or, if it is larger, in the page
+	postSmall   = 1 << iota // the source is in inline or, if it is larger, in the page
 	postPrivate             // nobody else can write the destination
 	postCopy                // the buffer of the all-reduce is a copy
 
 	postFlags = 1<<iota - 1 // all flags
 )
 
-// sign writes the signature of a call, and the flags.
-func (p *post) sign(s Signature, flags uint64) {
+// sign writes the signature of a call, and returns its hash with all flags 0.
+func (p *post) sign(s *Signature) (meta uint64) {
 	s.Put(p.sig[:])
 	words := (*[SignatureSize / 8]uint64)(unsafe.Pointer(&p.sig))
 	hash := uint64(0)
-	for _, w := range words {
+	for _, w := range words[:(labelAt+min(len(s.Label), maxLabel)+7)/8] { // the rest is 0
 		hash = (hash ^ w) * 0x9e3779b97f4a7c15
 		hash ^= hash >> 32
 	}
-	p.meta = hash&^postFlags | flags
+	return hash &^ postFlags
 }
 
 // alike reports whether two posts make the same call.

@@ -87,26 +87,20 @@ func (s *shared) Close() error {
 	s.closed = true
 	s.mu.Unlock()
 	s.enter(s.errClosed()) // what is not ready now never will be
-	s.turn <- struct{}{}
+	s.turn.take()
 	s.settle()
-	<-s.turn
+	s.turn.pass()
 	return s.link.leave(s.done.Load())
 }
 
 // settle completes what all ranks have issued and lets go of the board. Called
 // with the turn held.
 func (s *shared) settle() {
-	s.mu.Lock()
-	last, detached := s.published, s.detached
-	s.mu.Unlock()
-	if detached {
+	if s.detached {
 		return
 	}
-	for seq := s.done.Load() + 1; seq <= last; seq++ {
-		s.mu.Lock()
-		ready := s.ready(seq, s.task(seq))
-		s.mu.Unlock()
-		if !ready || s.step(context.Background(), seq) != nil {
+	for seq := s.done.Load() + 1; s.posted(seq); seq++ {
+		if !s.ready(seq) || s.step(context.Background(), seq) != nil {
 			break // or a rank has died, or they disagree: the others know
 		}
 	}
@@ -128,7 +122,7 @@ func (s *shared) release(anyway bool) (all bool) {
 		if !anyway && s.board.settled() < s.published {
 			return false
 		}
-		for ; s.reclaimed < s.issued; s.reclaimed++ {
+		for ; s.reclaimed < s.published; s.reclaimed++ {
 			s.drop(s.task(s.reclaimed + 1))
 		}
 		s.released = true

@@ -3,79 +3,69 @@ package comm
 import (
 	"context"
 	"fmt"
+	"slices"
 	"unsafe"
 )
 
 // start implements transport.
 func (s *shared) start(c Call) Work {
-	seq, err := s.issue(c)
+	k, err := s.issue(&c)
 	if err != nil {
 		return failed{err}
 	}
-	return s.tickets.ticket(s, seq)
+	return k
 }
 
 // perform implements transport.
 func (s *shared) perform(ctx context.Context, c Call) (uint64, error) {
-	seq, err := s.issue(c)
-	if err == nil {
-		err = s.await(ctx, seq)
+	k, err := s.issue(&c)
+	if err != nil {
+		return 0, err
 	}
-	return seq, err
+	return k.seq, s.await(ctx, k.seq)
 }
 
 // issue records this rank's next collective, publishes it if the board has room,
-// and returns its number.
-func (s *shared) issue(c Call) (uint64, error) {
+// and returns its ticket.
+func (s *shared) issue(c *Call) (*ticket, error) {
 	trouble := c.check(s.rank, s.size)
 	if trouble != nil && !s.isClosed() {
 		err := s.blame(trouble)
 		s.fail(err)
-		return 0, err
+		return nil, err
 	}
 	s.mu.Lock()
-	seq, err := s.enqueue(&c)
-	if err == nil {
+	err := s.failure()
+	if s.closed {
+		err = s.errClosed()
+	}
+	if err != nil {
+		s.mu.Unlock()
+		return nil, err
+	}
+	s.issued++
+	call := c.Signature()
+	s.rec.issue(s.issued, &call)
+	s.watch.issued(&s.face, s.issued, c)
+	k := s.tickets.next()
+	*k = ticket{s, s.issued}
+	if len(s.backlog) == 0 && s.room() {
+		trouble = s.post(c, &call)
+	}
+	if s.published < s.issued {
+		s.backlog = append(s.backlog, *c)
+	}
+	if trouble == nil {
 		trouble = s.publish()
 	}
 	s.mu.Unlock()
-	if trouble != nil && err == nil {
+	if trouble != nil {
 		s.fail(s.blame(trouble))
 	}
-	return seq, err
+	return k, nil
 }
 
-// enqueue makes c the next task. Called with mu held.
-func (s *shared) enqueue(c *Call) (uint64, error) {
-	if s.closed {
-		return 0, s.errClosed()
-	}
-	if err := s.failure(); err != nil {
-		return 0, err
-	}
-	s.issued++
-	if s.issued-s.reclaimed > uint64(len(s.tasks)) {
-		s.makeRoom()
-	}
-	*s.task(s.issued) = task{call: *c, small: small(c)}
-	s.rec.issue(s.issued, c)
-	s.watch.issued(&s.face, s.issued, c)
-	return s.issued, nil
-}
-
-func (s *shared) task(seq uint64) *task { return &s.tasks[seq%uint64(len(s.tasks))] }
-
-// makeRoom makes room for one more task. Called with mu held.
-func (s *shared) makeRoom() {
-	if s.reclaim(); s.issued-s.reclaimed <= uint64(len(s.tasks)) {
-		return
-	}
-	tasks := make([]task, 2*len(s.tasks))
-	for q := s.reclaimed + 1; q < s.issued; q++ {
-		tasks[q%uint64(len(tasks))] = *s.task(q)
-	}
-	s.tasks = tasks
-}
+func (s *shared) task(seq uint64) *task { return &s.tasks[seq%boardSlots] }
 
 // reclaim frees the copies that no rank reads any more. Called with mu held.
 func (s *shared) reclaim() {
@@ -95,92 +85,104 @@ func (s *shared) drop(t *task) {
 	*t = task{}
 }
 
-// publish posts what has been issued, as far as the board has room, and arrives
-// there. An error is one that this rank has to fail with. Called with mu held.
-func (s *shared) publish() error {
-	for s.published < s.issued && s.failure() == nil && !s.detached {
-		next := s.published + 1
-		if next > s.reclaimed+boardSlots {
-			if s.reclaim(); next > s.reclaimed+boardSlots {
-				return nil // for now: the other ranks have to come so far
-			}
-		}
-		if err := s.post(next, s.task(next)); err != nil {
-			return fmt.Errorf("%s: %w", s.task(next).call.numbered(next), err)
-		}
-		raceArrive()
-		s.board.post(next, s.rank).seq.Store(next)
-		if s.task(next).small {
-			s.board.ring()
-		} else {
-			s.board.arrive(next)
-		}
-		s.published = next
+// room reports whether the board has room for one more collective. Called with mu held.
+func (s *shared) room() bool {
+	if s.published == s.reclaimed+boardSlots {
+		s.reclaim()
 	}
+	return s.published < s.reclaimed+boardSlots // or the other ranks have to come so far
+}
+
+// publish posts what has been issued, as far as the board has room. An error is one that this rank
+// has to fail with. Called with mu held.
+func (s *shared) publish() (err error) {
+	posted := 0
+	for err == nil && posted < len(s.backlog) && s.failure() == nil && s.room() {
+		c := &s.backlog[posted]
+		call := c.Signature()
+		if err = s.post(c, &call); err == nil {
+			posted++
+		}
+	}
+	if posted > 0 {
+		s.backlog = slices.Delete(s.backlog, 0, posted)
+	}
+	return err
+}
+
+// post writes this rank's part of its next collective on the board and arrives there. Called with mu
+// held.
+func (s *shared) post(c *Call, call *Signature) error {
+	seq := s.published + 1
+	t := s.task(seq)
+	t.call = *c
+	if small(c) {
+		s.postSmall(seq, c, call)
+	} else if err := s.offer(seq, t, call); err != nil {
+		*t = task{}
+		return fmt.Errorf("%s: %w", call.numbered(seq), err)
+	} else {
+		raceArrive()
+		s.board.post(seq, s.rank).seq.Store(seq)
+		s.board.arrive(seq)
+	}
+	s.published = seq
 	return nil
 }
 
-// post writes this rank's part of collective seq on the board.
-func (s *shared) post(seq uint64, t *task) error {
+// offer writes this rank's part of collective seq, which is not small, on the board, but for its
+// number.
+func (s *shared) offer(seq uint64, t *task, call *Signature) error {
 	c, p := &t.call, s.board.post(seq, s.rank)
-	flags, err := s.postSource(seq, p, t)
-	if err != nil {
+	if err := s.postSource(p, t); err != nil {
 		return err
 	}
 	p.dst = 0
-	if !t.small {
-		switch off, ok := s.locate(c.Dst); {
-		case c.Kind == KindAllReduce && t.staged != nil:
-			p.dst = p.src.Load()
-			flags |= postCopy
-		case ok:
-			p.dst = uint64(off)
-		case c.Dst.len > 0:
-			flags |= postPrivate
-		}
-		lane := s.board.lane(seq, s.rank)
-		lane.claimed.Store(seq << tagShift)
-		lane.finished.Store(seq << tagShift)
+	flags := uint64(0)
+	switch off, ok := s.locate(c.Dst); {
+	case c.Kind == KindAllReduce && t.staged != nil:
+		p.dst = p.src.Load()
+		flags = postCopy
+	case ok:
+		p.dst = uint64(off)
+	case c.Dst.len > 0:
+		flags = postPrivate
 	}
-	p.sign(c.Signature(), flags)
+	lane := s.board.lane(seq, s.rank)
+	lane.claimed.Store(seq << tagShift)
+	lane.finished.Store(seq << tagShift)
+	p.meta = p.sign(call) | flags
 	return nil
 }
 
 // postSource says where the others find the source, and copies it if that has to
 // be elsewhere.
-func (s *shared) postSource(seq uint64, p *post, t *task) (flags uint64, err error) {
-	c := &t.call
-	if s.size == 1 || c.Src.len == 0 || s.keepsSource(t) {
-		p.src.Store(0)
+func (s *shared) postSource(p *post, t *task) (err error) {
+	c, off := &t.call, uint64(0)
+	at, ok := s.locate(c.Src)
+	switch {
+	case s.size == 1 || c.Src.len == 0 || s.keepsSource(c):
 		t.copied = true
-		return 0, nil
-	}
-	if t.small {
+	case ok:
+		off = uint64(at)
+	default:
+		s.reclaim() // so that the memory of a copy serves the next one, if all ranks are so far
+		off, err = s.copySource(&t.staged, c.Src)
 		t.copied = true
-		src := c.Src.Bytes()
-		copy(unsafe.Slice((*byte)(s.board.inline(seq, s.rank, len(src))), len(src)), src)
-		return postInline, nil
 	}
-	if off, ok := s.locate(c.Src); ok {
-		p.src.Store(uint64(off))
-		return 0, nil
-	}
-	s.reclaim() // so that the memory of a copy serves the next one, if all ranks are so far
-	off, err := s.copySource(&t.staged, c.Src)
-	t.copied = true
 	p.src.Store(off)
-	return 0, err
+	return err
 }
 
 // keepsSource reports whether no other rank reads the source of c: of a broadcast
 // that is not the root, and of a gather the root if nobody else can write there.
-func (s *shared) keepsSource(t *task) bool {
-	switch c := &t.call; c.Kind {
+func (s *shared) keepsSource(c *Call) bool {
+	switch c.Kind {
 	case KindBroadcast:
 		return c.Root != s.rank
 	case KindGather:
 		_, ok := s.locate(c.Dst)
-		return c.Root == s.rank && (t.small || !ok)
+		return c.Root == s.rank && !ok
 	}
 	return false
 }
@@ -203,49 +205,37 @@ func (s *shared) locate(b Buffer) (off int, ok bool) {
 	return s.domain.own.Locate(b.ptr, b.len*b.dtype.Size())
 }
 
-// small reports whether every rank computes the result of c by itself.
-func small(c *Call) bool {
-	return c.Bytes() <= smallTensor
-}
-
 // read makes work the division of collective seq, of which t is this rank's
 // part, from the posts of all ranks. An offset that no rank of this version can
 // have posted is an error.
 func (s *shared) read(seq uint64, t *task) error {
 	own := &t.call
 	for r := range s.size {
-		c := &s.work.calls[r]
+		c, p := &s.work.calls[r], s.board.post(seq, r)
 		*c = own.of(r, s.rank)
-		s.work.copies[r] = s.board.post(seq, r).meta&postCopy != 0
+		s.work.copies[r], s.private[r] = p.meta&postCopy != 0, p.meta&postPrivate != 0
 		if r == s.rank {
-			if own.Kind == KindAllReduce && t.staged != nil && !t.small {
+			if own.Kind == KindAllReduce && t.staged != nil {
 				c.Dst.ptr = unsafe.Pointer(unsafe.SliceData(t.staged))
 				c.Src.ptr = c.Dst.ptr
 			}
-			s.private[r] = s.board.post(seq, r).meta&postPrivate != 0
 			continue
 		}
-		p, peer := s.board.post(seq, r), s.domain.segments[s.link.ranks[r]]
-		s.private[r] = p.meta&postPrivate != 0
+		peer := s.domain.segments[s.link.ranks[r]]
 		c.Dst.ptr, c.Src.ptr = nil, nil
-		if p.meta&postInline != 0 {
-			n := c.Src.len * c.Src.dtype.Size()
-			if n > pageBytes {
-				return &RankError{s.name, r, fmt.Errorf("posted %d bytes of source inline", n)}
-			}
-			c.Src.ptr = s.board.inline(seq, r, n)
-		} else if b, ok := peer.Bytes(int(p.src.Load()), c.Src.len*c.Src.dtype.Size()); ok {
-			c.Src.ptr = unsafe.Pointer(unsafe.SliceData(b))
-		} else {
+		src, ok := peer.Bytes(int(p.src.Load()), c.Src.len*c.Src.dtype.Size())
+		if !ok {
 			return s.badOffset(r, own, seq)
 		}
-		if !s.private[r] && !t.small {
-			b, ok := peer.Bytes(int(p.dst), c.Dst.len*c.Dst.dtype.Size())
-			if !ok {
-				return s.badOffset(r, own, seq)
-			}
-			c.Dst.ptr = unsafe.Pointer(unsafe.SliceData(b))
+		c.Src.ptr = unsafe.Pointer(unsafe.SliceData(src))
+		if s.private[r] {
+			continue
 		}
+		dst, ok := peer.Bytes(int(p.dst), c.Dst.len*c.Dst.dtype.Size())
+		if !ok {
+			return s.badOffset(r, own, seq)
+		}
+		c.Dst.ptr = unsafe.Pointer(unsafe.SliceData(dst))
 	}
 	return nil
 }
@@ -258,7 +248,7 @@ func (s *shared) badOffset(rank int, c *Call, seq uint64) error {
 func (s *shared) reread(seq uint64) {
 	for r := range s.size {
 		p, c := s.board.post(seq, r), &s.work.calls[r]
-		if r == s.rank || p.meta&postInline != 0 {
+		if r == s.rank {
 			continue
 		}
 		if b, ok := s.domain.segments[s.link.ranks[r]].Bytes(int(p.src.Load()), c.Src.len*c.Src.dtype.Size()); ok {

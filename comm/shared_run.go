@@ -11,12 +11,10 @@ func (s *shared) await(ctx context.Context, seq uint64) error {
 	if s.done.Load() >= seq {
 		return nil
 	}
-	select {
-	case s.turn <- struct{}{}:
-	default:
+	if !s.turn.join() {
 		s.queue(ctx, seq)
 	}
-	defer func() { <-s.turn }()
+	defer s.turn.pass()
 	for next := s.done.Load() + 1; next <= seq; next++ {
 		if err := s.step(ctx, next); err != nil {
 			return err
@@ -29,77 +27,64 @@ func (s *shared) await(ctx context.Context, seq uint64) error {
 // is ready; the goroutine whose turn it is will then not be long.
 func (s *shared) queue(ctx context.Context, seq uint64) {
 	select {
-	case s.turn <- struct{}{}:
+	case <-s.turn.handed:
 		return
 	case <-ctx.Done():
 	}
 	s.mu.Lock()
-	t := *s.task(seq)
-	ready := s.done.Load() >= seq || !s.detached && s.published >= seq && s.ready(seq, &t)
+	ready, what := s.done.Load() >= seq, ""
+	if !ready && !s.detached {
+		ready, what = s.ready(seq), s.numbered(seq)
+	}
 	s.mu.Unlock()
 	if !ready {
-		s.fail(s.blame(fmt.Errorf("waiting for its turn in %s: %w", t.call.numbered(seq), context.Cause(ctx))))
+		s.fail(s.blame(fmt.Errorf("waiting for its turn in %s: %w", what, context.Cause(ctx))))
 	}
-	s.turn <- struct{}{}
+	<-s.turn.handed
 }
 
-// step completes collective seq, the next one of this rank.
+// numbered names collective seq, which this rank has issued and the board still has if it was
+// published. Called with mu held.
+func (s *shared) numbered(seq uint64) string {
+	if seq > s.published {
+		return s.backlog[seq-s.published-1].numbered(seq)
+	}
+	own, _ := ParseSignature(s.board.post(seq, s.rank).sig[:]) // this rank has put it there
+	return own.numbered(seq)
+}
+
+// step completes collective seq, the next one of this rank. What has been published and is not done
+// is at rest in tasks, for whoever has the turn.
 func (s *shared) step(ctx context.Context, seq uint64) error {
-	s.mu.Lock()
 	if s.detached {
-		s.mu.Unlock()
 		return s.failure()
 	}
-	t, published := *s.task(seq), s.published >= seq
-	s.mu.Unlock()
-	if err := s.arrival(ctx, seq, &t, published); err != nil {
+	if err := s.arrival(ctx, seq); err != nil {
 		return err
 	}
 	raceMeet()
 	s.watch.began(seq)
-	err := s.finish(seq, &t)
-	s.mu.Lock()
-	kept := s.task(seq)
-	kept.moved = t.moved // after a failure, too: release frees it
-	if err == nil {
-		kept.call = Call{} // the buffers are the rank's again
-	}
-	s.mu.Unlock()
-	if err != nil {
+	t := s.task(seq)
+	if s.small(seq) {
+		s.compute(seq, &t.call)
+	} else if err := s.finish(seq, t); err != nil {
 		s.fail(err)
 		return s.failure()
 	}
-	clear(s.work.calls)
+	t.call = Call{} // the buffers are the rank's again
 	s.watch.done(seq)
 	s.done.Store(seq)
 	s.board.line(s.rank).done.Store(seq)
 	s.board.ring()
-	s.rec.complete(seq)
 	return nil
 }
 
-// arrival returns when all ranks have arrived at collective seq and made the same
-// call, and puts this rank's part as published into t, unless it is that already.
-func (s *shared) arrival(ctx context.Context, seq uint64, t *task, published bool) error {
-	w := s.waiter()
-	defer w.end()
-	for !s.ready(seq, t) {
-		// What has been published before a failure is ready when the failure can
-		// be seen, or never will be. (If it is small, others may complete it yet.)
-		if err := s.failure(); err != nil && !s.ready(seq, t) {
+// arrival returns when all ranks have arrived at collective seq and made the same call.
+func (s *shared) arrival(ctx context.Context, seq uint64) error {
+	if !s.ready(seq) {
+		if err := s.attend(ctx, seq); err != nil {
 			return err
 		}
-		if !w.rest() {
-			continue
-		}
-		if err := s.overdue(ctx, seq, t, &w); err != nil {
-			s.fail(err)
-		}
-	}
-	if !published {
-		s.mu.Lock()
-		*t = *s.task(seq)
-		s.mu.Unlock()
 	}
 	if err := s.compare(seq, s.size); err != nil {
 		s.fail(err)
@@ -108,9 +93,35 @@ func (s *shared) arrival(ctx context.Context, seq uint64, t *task, published boo
 	return nil
 }
 
+// attend waits until all ranks have arrived at collective seq.
+func (s *shared) attend(ctx context.Context, seq uint64) error {
+	w := s.waiter()
+	defer w.end()
+	for !s.ready(seq) {
+		// What has been published before a failure is ready when the failure can
+		// be seen, or never will be. (If it is small, others may complete it yet.)
+		if err := s.failure(); err != nil && !s.ready(seq) {
+			return err
+		}
+		if !w.rest() {
+			continue
+		}
+		if err := s.overdue(ctx, seq, &w); err != nil {
+			s.fail(err)
+		}
+	}
+	return nil
+}
+
+// posted reports whether this rank has posted its part of collective seq.
+func (s *shared) posted(seq uint64) bool { return s.board.arrived(seq, s.rank) }
+
 // ready reports whether all ranks have arrived at collective seq.
-func (s *shared) ready(seq uint64, t *task) bool {
-	if t.small {
+func (s *shared) ready(seq uint64) bool {
+	if !s.posted(seq) {
+		return false
+	}
+	if s.small(seq) {
 		return s.board.met(seq)
 	}
 	return s.board.ready(seq)
@@ -118,9 +129,10 @@ func (s *shared) ready(seq uint64, t *task) bool {
 
 // overdue does what has to be done from time to time while collective seq is not
 // ready, and returns why the group has to fail, if it has to.
-func (s *shared) overdue(ctx context.Context, seq uint64, t *task, w *waiter) error {
+func (s *shared) overdue(ctx context.Context, seq uint64, w *waiter) error {
 	s.mu.Lock()
 	err := s.publish() // the board may have room now
+	what := s.numbered(seq)
 	s.mu.Unlock()
 	if err != nil {
 		return s.blame(err)
@@ -136,9 +148,9 @@ func (s *shared) overdue(ctx context.Context, seq uint64, t *task, w *waiter) er
 	}
 	switch {
 	case ctx.Err() != nil:
-		return s.blame(fmt.Errorf("waiting for ranks %v in %s: %w", s.missing(seq), t.call.numbered(seq), context.Cause(ctx)))
+		return s.blame(fmt.Errorf("waiting for ranks %v in %s: %w", s.missing(seq), what, context.Cause(ctx)))
 	case w.late(arrived):
-		return s.timedOut(s.missing(seq), seq, &t.call)
+		return s.timedOut(s.missing(seq), seq, what)
 	}
 	return nil
 }
@@ -185,19 +197,11 @@ func (p *post) call() string {
 // finish executes collective seq, which is ready: until this rank's destination
 // is complete and nobody needs its source.
 func (s *shared) finish(seq uint64, t *task) error {
-	if t.call.Kind == KindBarrier {
-		return nil
-	}
 	if err := s.read(seq, t); err != nil {
 		return err
 	}
-	parts := s.work.cut()
-	if t.small {
-		if parts > 0 {
-			s.compute()
-		}
-		return nil
-	}
+	defer clear(s.work.calls)
+	s.work.cut()
 	s.rec.start(seq)
 	for i := range s.need {
 		s.need[i] = s.work.parts[i]
@@ -213,18 +217,6 @@ func (s *shared) finish(seq uint64, t *task) error {
 		s.work.fetch(s.rank, t.call.Dst)
 	}
 	return err
-}
-
-// compute computes this rank's result, and nobody else's.
-func (s *shared) compute() {
-	c := &s.work.calls[s.rank]
-	if c.Kind == KindAllReduce {
-		s.work.reduce(c.Dst, 0, c.Dst.len, &s.reducer)
-		return
-	}
-	for part := range s.work.parts[s.rank] {
-		s.work.run(s.rank, part, &s.reducer)
-	}
 }
 
 // drain executes parts of collective seq until all that this rank needs are
@@ -252,7 +244,7 @@ func (s *shared) drain(seq uint64, t *task) error {
 			finished += uint64(s.board.finished(seq, i))
 		}
 		if w.late(finished) {
-			return s.timedOut(s.busy(seq), seq, &t.call)
+			return s.timedOut(s.busy(seq), seq, t.call.numbered(seq))
 		}
 	}
 	return nil

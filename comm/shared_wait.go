@@ -27,19 +27,22 @@ const (
 )
 
 // sharedWaiting returns how a waiter looks before it sleeps. Processors differ much in
-// the length of a pause, so it is measured.
+// the length of a pause, so it is measured: several times, as others may run meanwhile.
 func sharedWaiting(crowded bool) backoff.Policy {
 	p := backoff.Policy{Spins: crowdedSpins, Yields: crowdedYields, Processes: true}
 	if crowded {
 		return p
 	}
-	const sample = 256
-	begin := time.Now()
-	for range sample {
-		shm.Pause(1)
+	const samples, pauses = 16, 32
+	best := spinTime
+	for range samples {
+		begin := time.Now()
+		for range pauses {
+			shm.Pause(1)
+		}
+		best = min(best, time.Since(begin))
 	}
-	each := max(time.Since(begin)/sample, 1)
-	p.Spins, p.Yields = max(int(spinTime/each), crowdedSpins), sharedYields
+	p.Spins, p.Yields = int(spinTime*pauses/max(best, 1)), sharedYields
 	return p
 }
 
@@ -82,9 +85,9 @@ func (w *waiter) late(progress uint64) bool {
 
 // timedOut is the failure of a group in which this rank has waited too long for
 // the given others.
-func (s *shared) timedOut(ranks []int, seq uint64, c *Call) error {
+func (s *shared) timedOut(ranks []int, seq uint64, what string) error {
 	return s.blameStraggler(ranks, seq, fmt.Errorf("rank %d waited for ranks %v in %s: %w",
-		s.rank, ranks, c.numbered(seq), errNoProgress(s.timeout)))
+		s.rank, ranks, what, errNoProgress(s.timeout)))
 }
 
 // blameStraggler blames one of the given ranks for err, or this one if there are none.

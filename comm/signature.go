@@ -49,6 +49,15 @@ func (s Signature) String() string {
 	return text
 }
 
+// numbered names the call within its group: all-gather #12 "h.3".
+func (s Signature) numbered(seq uint64) string {
+	text := fmt.Sprintf("%v #%d", s.Kind, seq)
+	if s.Label != "" {
+		text += fmt.Sprintf(" %q", s.Label)
+	}
+	return text
+}
+
 // SignatureSize is the size in bytes of an encoded [Signature]: a cache line.
 const SignatureSize = 64
 

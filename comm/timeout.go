@@ -66,14 +66,6 @@ func (w *watch) run() {
 	}
 }
 
-// reset begins the wait anew.
-func (w *watch) reset() {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.waiter.Reset()
-	w.waiter.Idle()
-}
-
 // stop returns when look is not called any more.
 func (w *watch) stop() {
 	w.mu.Lock()

@@ -1,0 +1,82 @@
+package comm
+
+import (
+	"context"
+	"testing"
+	"testing/synctest"
+
+	"github.com/stretchr/testify/require"
+)
+
+// TestSmallIsBegun issues small collectives on one rank that does not wait for them: the others
+// complete, and nothing of the group's own is running.
+func TestSmallIsBegun(t *testing.T) {
+	for _, n := range []int{2, 3} {
+		gs := RemoteGroups(t, n, Wiring{})
+		ctx := context.Background()
+		var late []Work
+		issue := func(g Group) []Work {
+			x, all := make([]float32, 8), make([]float32, 8*n)
+			return []Work{g.AllGather(Of(all), Of(x))}
+		}
+		late = issue(gs[0])
+		s := gs[0].(*Serial)
+		require.True(t, remoteOf(gs[0]).begun)
+		require.Empty(t, s.wake, "nobody is to run it")
+		everyRank(t, gs[1:], func(r *remote) error { return issue(gs[r.rank])[0].Wait(ctx) })
+		require.NoError(t, late[0].Wait(ctx))
+
+		// What follows one that is begun is run by the group, which runs both.
+		late = append(issue(gs[0]), issue(gs[0])...)
+		everyRank(t, gs[1:], func(r *remote) error {
+			first, second := issue(gs[r.rank]), issue(gs[r.rank])
+			require.NoError(t, first[0].Wait(ctx))
+			return second[0].Wait(ctx)
+		})
+		require.NoError(t, late[1].Wait(ctx))
+
+		// Whoever differs is told, whether it has begun or not.
+		bad := gs[0].AllReduce(Of(make([]float32, 8)), Sum)
+		for _, g := range gs[1:] {
+			require.ErrorAs(t, g.AllReduce(Of(make([]float32, 9)), Sum).Wait(ctx), new(*MismatchError))
+		}
+		require.ErrorAs(t, bad.Wait(ctx), new(*MismatchError))
+		closeRanks(t, gs)
+
+		// Close completes what was begun.
+		gs = RemoteGroups(t, n, Wiring{})
+		for _, g := range gs {
+			issue(g)
+		}
+		closeRanks(t, gs)
+	}
+}
+
+// beginner is a stage whose Begin returns when the test says so.
+type beginner struct {
+	*stage
+	on chan struct{}
+}
+
+func (b *beginner) Begin(uint64, *Call) bool { <-b.on; return true }
+
+// TestIssuedWhileOneIsBegun issues a second collective while the first is being begun: the group runs
+// both, though nobody waits.
+func TestIssuedWhileOneIsBegun(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := &beginner{&stage{results: make(chan error), halt: make(chan struct{})}, make(chan struct{})}
+		s := NewSerial("g", 0, 2, b)
+		go reduce(s)
+		synctest.Wait()
+		reduce(s)
+		synctest.Wait() // the group has looked for something to run, in vain
+		close(b.on)
+		synctest.Wait()
+		b.mu.Lock()
+		require.Equal(t, []uint64{1}, b.runs)
+		b.mu.Unlock()
+		b.results <- nil
+		b.results <- nil
+		require.NoError(t, s.Close())
+	})
+}

@@ -1,0 +1,85 @@
+package comm
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"pgregory.net/rapid"
+)
+
+func TestSubtrees(t *testing.T) {
+	for _, c := range []struct{ hosts, want []span }{
+		{[]span{{0, 4}, {4, 8}}, []span{{0, 4}, {4, 8}}},
+		{[]span{{0, 3}, {3, 6}}, []span{{0, 2}, {2, 3}, {3, 4}, {4, 6}}},
+		{[]span{{0, 5}, {5, 8}}, []span{{0, 4}, {4, 5}, {5, 6}, {6, 8}}},
+		{[]span{{0, 4}, {4, 7}}, []span{{0, 4}, {4, 7}}},
+		{[]span{{0, 1}, {1, 4}}, []span{{0, 1}, {1, 2}, {2, 4}}},
+	} {
+		require.Equal(t, c.want, subtrees(nil, span{0, c.hosts[len(c.hosts)-1].hi}, c.hosts))
+	}
+}
+
+// TestSumsOfSubtrees sums inside random hosts first, and compares with the sum of all ranks.
+func TestSumsOfSubtrees(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		var all []span
+		n := 0
+		for _, ranks := range rapid.SliceOfN(rapid.IntRange(1, 11), 1, 5).Draw(t, "hosts") {
+			all = append(all, span{n, n + ranks})
+			n += ranks
+		}
+		d := rapid.SampledFrom([]DType{Float32, Float64, BFloat16, Float16}).Draw(t, "type")
+		op := rapid.SampledFrom([]Op{Sum, Avg}).Draw(t, "op")
+		elements := rapid.SampledFrom([]int{1, wideBlock, wideBlock + 3}).Draw(t, "elements")
+		var srcs []Buffer
+		for rank := range n {
+			b := bufferOf(make([]byte, elements*d.Size()), Buffer{dtype: d})
+			for i := range elements {
+				x := 1 / float32(1+(i*7919+rank*104729)%100003)
+				switch d {
+				case Float32:
+					view[float32](b)[i] = x
+				case Float64:
+					view[float64](b)[i] = 1 / (float64(x) + 3)
+				case BFloat16:
+					Narrow(view[BF16](b)[i:i+1], []float32{x})
+				default:
+					Narrow(view[F16](b)[i:i+1], []float32{x})
+				}
+			}
+			srcs = append(srcs, b)
+		}
+		var r reducer
+		want := bufferOf(make([]byte, elements*d.Size()), srcs[0])
+		r.srcs = append(r.srcs, srcs...)
+		r.reduce(want, op)
+
+		spans := newHosts("", 0, all).sums[summing(op, d)]
+		var partial []Buffer
+		for _, s := range spans {
+			r.srcs = append(r.srcs[:0], srcs[s.lo:s.hi]...)
+			sum := srcs[s.lo]
+			if s.ranks() > 1 {
+				like := sum
+				if d.Size() < 4 {
+					like.dtype = Float32
+					for i, src := range r.srcs {
+						wide := make([]float32, elements)
+						widen(wide, src)
+						r.srcs[i] = Of(wide)
+					}
+				}
+				sum = bufferOf(make([]byte, elements*like.dtype.Size()), like)
+				r.reduce(sum, Sum)
+			}
+			partial = append(partial, sum)
+		}
+		r.srcs = append(r.srcs[:0], partial...)
+		got := partial[0] // any source may be the destination
+		if got.dtype != d {
+			got = bufferOf(make([]byte, elements*d.Size()), want)
+		}
+		r.reduceSpans(got, op, n, spans)
+		require.Equal(t, want.Bytes(), got.Bytes())
+	})
+}
