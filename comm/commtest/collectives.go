@@ -23,6 +23,7 @@ func variants(n, size int, dtypes []comm.DType, ops []comm.Op) (steps []step) {
 		steps = append(steps, s)
 	}
 	for _, d := range dtypes {
+		add(step{kind: AllToAll, dtype: d, len: size})
 		for _, inPlace := range []bool{false, true} {
 			add(step{kind: AllGather, dtype: d, len: size, inPlace: inPlace})
 			for _, op := range ops {

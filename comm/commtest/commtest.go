@@ -35,7 +35,7 @@ import (
 
 // patience is how long the kit lets an operation wait. It is no part of the
 // contract: it turns a backend that hangs into one that fails.
-const patience = time.Minute
+const patience = 4 * time.Minute
 
 // Contract is what groups are to keep. The zero value is all of it.
 type Contract struct {

@@ -76,6 +76,10 @@ func (f *faulty) Gather(dst, src comm.Buffer, counts []int, root int) comm.Work 
 	return f.issue(comm.Call{Kind: comm.KindGather, Root: root, Dst: dst, Src: src, Counts: counts})
 }
 
+func (f *faulty) AllToAll(dst, src comm.Buffer) comm.Work {
+	return f.issue(comm.Call{Kind: comm.KindAllToAll, Dst: dst, Src: src})
+}
+
 func (f *faulty) Barrier(ctx context.Context) error {
 	return f.block(ctx, comm.KindBarrier, func(ctx context.Context) error { return f.Group.Barrier(ctx) })
 }
@@ -170,6 +174,8 @@ func call(g comm.Group, c comm.Call) comm.Work {
 		return g.Broadcast(c.Dst, c.Root)
 	case comm.KindGather:
 		return g.Gather(c.Dst, c.Src, c.Counts, c.Root)
+	case comm.KindAllToAll:
+		return g.AllToAll(c.Dst, c.Src)
 	default:
 		return waiter(g.Barrier)
 	}

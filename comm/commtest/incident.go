@@ -192,6 +192,8 @@ func resized(c comm.Call, rank, n int, d comm.DType, more int) comm.Call {
 		c.Dst, c.Src = fresh(c.Dst, n), fresh(c.Src, 1)
 	case comm.KindReduceScatter:
 		c.Dst, c.Src = fresh(c.Dst, 1), fresh(c.Src, n)
+	case comm.KindAllToAll:
+		c.Dst, c.Src = fresh(c.Dst, n), fresh(c.Src, n)
 	case comm.KindGather:
 		c.Counts = slices.Clone(c.Counts)
 		c.Counts[rank] += more

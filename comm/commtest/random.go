@@ -59,7 +59,7 @@ func (k kit) testRandom(t *testing.T) {
 func stepOf(n int) *rapid.Generator[step] {
 	return rapid.Custom(func(t *rapid.T) step {
 		s := step{
-			kind:    rapid.SampledFrom([]string{AllGather, ReduceScatter, AllReduce, Broadcast, Gather}).Draw(t, "kind"),
+			kind:    rapid.SampledFrom([]string{AllGather, ReduceScatter, AllReduce, Broadcast, Gather, AllToAll}).Draw(t, "kind"),
 			dtype:   rapid.SampledFrom(dtypes).Draw(t, "type"),
 			len:     rapid.IntRange(0, 300).Draw(t, "len"),
 			inPlace: rapid.Bool().Draw(t, "in place"),

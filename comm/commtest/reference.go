@@ -29,6 +29,12 @@ func (a arithmetic[T]) result(s step, rank, n int) []T {
 			all = append(all, a.input(s, r, 0, s.len)...)
 		}
 		return all
+	case AllToAll:
+		var all []T
+		for r := range n {
+			all = append(all, a.input(s, r, rank*s.len, (rank+1)*s.len)...)
+		}
+		return all
 	case Broadcast:
 		return a.input(s, s.root, 0, s.len)
 	case Gather:

@@ -34,6 +34,7 @@ import (
 // of N ranks, where the full tensor has B:
 //
 //	AllGather, ReduceScatter     (N-1)/N · B
+//	AllToAll                     (N-1)/N · B
 //	AllReduce                  2·(N-1)/N · B
 //	Broadcast                            B     handed on from rank to rank; 0 for N = 1
 //	Gather                               S     that the rank has; the root receives B - S
@@ -141,6 +142,10 @@ func (s *slow) Broadcast(buf comm.Buffer, root int) comm.Work {
 
 func (s *slow) Gather(dst, src comm.Buffer, counts []int, root int) comm.Work {
 	return s.issue(comm.Call{Kind: comm.KindGather, Root: root, Dst: dst, Src: src, Counts: counts})
+}
+
+func (s *slow) AllToAll(dst, src comm.Buffer) comm.Work {
+	return s.issue(comm.Call{Kind: comm.KindAllToAll, Dst: dst, Src: src})
 }
 
 func (s *slow) Barrier(ctx context.Context) error {

@@ -57,6 +57,8 @@ func TestSlowDurations(t *testing.T) {
 			func(n float64) float64 { return full * (n - 1) / n }},
 		{"reduce-scatter", func(g comm.Group) comm.Work { return g.ReduceScatter(kib(full/g.Size()), kib(full), comm.Max) },
 			func(n float64) float64 { return full * (n - 1) / n }},
+		{"all-to-all", func(g comm.Group) comm.Work { return g.AllToAll(kib(full), kib(full)) },
+			func(n float64) float64 { return full * (n - 1) / n }},
 		{"all-reduce", func(g comm.Group) comm.Work { return g.AllReduce(kib(full), comm.Max) },
 			func(n float64) float64 { return 2 * full * (n - 1) / n }},
 		{"broadcast", func(g comm.Group) comm.Work { return g.Broadcast(kib(full), 0) },

@@ -15,6 +15,7 @@ const (
 	Gather        = "gather"
 	Barrier       = "barrier"
 	Split         = "split"
+	AllToAll      = "all-to-all"
 )
 
 // step is one collective with made-up contents, which every rank can work out
@@ -24,7 +25,7 @@ type step struct {
 	dtype   comm.DType
 	op      comm.Op
 	root    int
-	len     int  // of a shard, or of the one buffer; in a gather shards have about as much
+	len     int  // of a shard or part, or of the one buffer; in a gather shards have about as much
 	inPlace bool // in a gather only the root is
 	seed    uint64
 	rounded bool // sums of floats are right within rounding
@@ -102,6 +103,9 @@ func issue[T comm.Elem](s step, g comm.Group, a arithmetic[T]) (comm.Work, func(
 			return w, func() error { return a.check(s, rank, n, own) }
 		}
 		w = g.ReduceScatter(named(dst.x), named(src.x), s.op)
+	case AllToAll:
+		dst, src = guard(make([]T, n*s.len)), guard(a.input(s, rank, 0, n*s.len))
+		w = g.AllToAll(named(dst.x), named(src.x))
 	case AllReduce:
 		dst = guard(a.input(s, rank, 0, s.len))
 		w = g.AllReduce(named(dst.x), s.op)

@@ -11,7 +11,7 @@ import (
 // every other one: its result is known on every rank, to the last bit, without
 // a word from the others.
 type Trial struct {
-	Kind    string // AllGather, ReduceScatter, AllReduce, Broadcast or Gather
+	Kind    string // AllGather, ReduceScatter, AllReduce, Broadcast, Gather or AllToAll
 	Type    comm.DType
 	Op      comm.Op
 	Root    int
@@ -35,7 +35,7 @@ func (t Trial) step() step {
 // buffer, small ones most often.
 func RandomTrial(rng *rand.Rand, n, maxLen int) Trial {
 	t := Trial{
-		Kind: []string{AllGather, ReduceScatter, AllReduce, Broadcast, Gather}[rng.IntN(5)],
+		Kind: []string{AllGather, ReduceScatter, AllReduce, Broadcast, Gather, AllToAll}[rng.IntN(6)],
 		Type: dtypes[rng.IntN(len(dtypes))], Op: comm.Sum, InPlace: rng.IntN(2) == 0, Seed: rng.Uint64(),
 	}
 	t.Len = rng.IntN(1 + rng.IntN(1+rng.IntN(maxLen+1)))
