@@ -262,7 +262,7 @@ func checkCancel(t *rank, g comm.Group) {
 			short, cancel := context.WithTimeout(ctx, late)
 			begin := time.Now()
 			blamed(t, sum(short, sub), 0, context.DeadlineExceeded)
-			require.Less(t, time.Since(begin), grace/2)
+			require.Less(t, time.Since(begin), comm.Timeout(sub)/2)
 			cancel()
 			gate{last}.open(t)
 		case last:

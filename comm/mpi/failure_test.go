@@ -25,10 +25,10 @@ func (m *memory) read() {
 
 // late has one rank not come: the others name it.
 func late(t *rank) {
-	t.join(500 * time.Millisecond)
+	t.join(2 * time.Second)
 	g, err := t.Split(t.ctx(), 0, 0)
 	require.NoError(t, err)
-	require.Equal(t, 500*time.Millisecond, comm.Timeout(g), "how often ranks that work for long have to be heard of")
+	require.Equal(t, 2*time.Second, comm.Timeout(g), "how often ranks that work for long have to be heard of")
 	last := t.Size() - 1
 	if t.Rank() == last {
 		gate{last}.wait(t)
@@ -37,7 +37,7 @@ func late(t *rank) {
 	err = sum(t.ctx(), g)
 	blamed(t, err, last, comm.ErrTimeout)
 	require.ErrorContains(t, err, "all-reduce #1")
-	require.Less(t, time.Since(begin), 2*grace)
+	require.Less(t, time.Since(begin), time.Minute)
 	if t.Rank() == 0 {
 		gate{last}.open(t)
 	}
@@ -47,7 +47,7 @@ func late(t *rank) {
 // stalled has a rank stop in the middle of a transfer: the other one gives it up
 // and keeps the memory, and no rank finalizes MPI.
 func stalled(t *rank) {
-	t.join(200 * time.Millisecond)
+	t.join(time.Second)
 	g, err := t.Split(t.ctx(), 0, 0)
 	require.NoError(t, err)
 	x := make([]float32, 1<<20)
@@ -74,7 +74,7 @@ func stalled(t *rank) {
 
 // alone has a rank close the world without the other one, which has failed it.
 func alone(t *rank) {
-	t.join(200 * time.Millisecond)
+	t.join(time.Second)
 	if t.Rank() == 1 {
 		gate{1}.wait(t)
 		os.Exit(0) // without closing
@@ -82,7 +82,7 @@ func alone(t *rank) {
 	begin := time.Now()
 	err := t.Close()
 	require.ErrorContains(t, err, "[1]")
-	require.Less(t, time.Since(begin), 2*grace)
+	require.Less(t, time.Since(begin), time.Minute)
 	t.through() // before mpirun ends the job
 	gate{1}.open(t)
 }

@@ -112,7 +112,7 @@ func mpirun(t *testing.T, n int, role string) (string, error) {
 	}
 	self, err := os.Executable()
 	require.NoError(t, err)
-	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), 8*time.Minute)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, launcher, append(append(launcherArgs, "-n", strconv.Itoa(n)), self)...)
 	cmd.Env = append(os.Environ(), roleEnv+"="+role, "RAPID_SEED=1", fifoEnv+"="+fifos)

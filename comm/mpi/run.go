@@ -25,7 +25,7 @@ func (g *group) Run(ctx context.Context, seq uint64, c *comm.Call) error {
 	if err := g.compare(seq); err != nil {
 		return err
 	}
-	if largest(c) <= inline || g.size == 1 {
+	if g.largest(c) <= inline || g.size == 1 {
 		return g.finish(seq, c)
 	}
 	return g.transfer(ctx, c)
@@ -33,10 +33,12 @@ func (g *group) Run(ctx context.Context, seq uint64, c *comm.Call) error {
 
 // share is how many bytes a rank has for each other one in a collective, or for
 // the root in a gather.
-func share(c *comm.Call, rank int) int {
+func (g *group) share(c *comm.Call, rank int) int {
 	switch c.Kind {
 	case comm.KindAllGather, comm.KindSplit:
 		return bytesOf(c.Src)
+	case comm.KindAllToAll:
+		return bytesOf(c.Src) / g.size
 	case comm.KindGather:
 		return c.Counts[rank] * c.DType().Size()
 	default:
@@ -45,11 +47,11 @@ func share(c *comm.Call, rank int) int {
 }
 
 // largest is the largest share, which decides for all ranks how the data travels.
-func largest(c *comm.Call) int {
+func (g *group) largest(c *comm.Call) int {
 	if c.Kind == comm.KindGather {
 		return slices.Max(c.Counts) * c.DType().Size()
 	}
-	return share(c, 0)
+	return g.share(c, 0)
 }
 
 // sends reports whether a rank has data for others in a collective.
@@ -98,11 +100,11 @@ func (g *group) write(seq uint64, c *comm.Call) (stride, size int) {
 	m := message{what: call, group: g.id, seq: seq}
 	m.put(g.letters)
 	c.Signature().Put(g.letters[bodyAt:])
-	n := share(c, g.rank)
-	if largest(c) > inline || !sends(c, g.rank) {
+	n := g.share(c, g.rank)
+	if g.largest(c) > inline || !sends(c, g.rank) {
 		return 0, dataAt
 	}
-	if c.Kind != comm.KindReduceScatter {
+	if c.Kind != comm.KindReduceScatter && c.Kind != comm.KindAllToAll {
 		if n > 0 {
 			copy(g.letters[dataAt:], c.Src.Bytes())
 		}

@@ -31,22 +31,25 @@ func (g *group) finish(seq uint64, c *comm.Call) error {
 		return g.bodies[i][comm.SignatureSize:g.sizes[i]]
 	}
 	for r := range g.size {
-		if n := share(c, r); r != g.rank && sends(c, r) && len(data(r)) != n {
+		if n := g.share(c, r); r != g.rank && sends(c, r) && len(data(r)) != n {
 			return &comm.RankError{Group: g.name, Rank: r, Err: fmt.Errorf("it sent %d bytes, %d were due", len(data(r)), n)}
 		}
 	}
-	if largest(c) == 0 {
+	if g.largest(c) == 0 {
 		return nil
 	}
-	switch n := share(c, g.rank); c.Kind {
-	case comm.KindAllGather, comm.KindSplit:
-		dst := c.Dst.Bytes()
+	switch n := g.share(c, g.rank); c.Kind {
+	case comm.KindAllGather, comm.KindSplit, comm.KindAllToAll:
+		dst, own := c.Dst.Bytes(), c.Src.Bytes()
 		for r := range g.size {
 			if r != g.rank {
 				copy(dst[r*n:], data(r))
 			}
 		}
-		copy(dst[g.rank*n:], c.Src.Bytes())
+		if c.Kind == comm.KindAllToAll {
+			own = own[g.rank*n : (g.rank+1)*n]
+		}
+		copy(dst[g.rank*n:], own)
 	case comm.KindBroadcast:
 		if c.Root != g.rank {
 			copy(c.Dst.Bytes(), data(c.Root))
@@ -136,6 +139,8 @@ func (g *group) transfer(ctx context.Context, c *comm.Call) (err error) {
 		return g.broadcast(ctx, dst, bytesOf(c.Dst), c.Root)
 	case comm.KindGather:
 		return g.collect(ctx, c)
+	case comm.KindAllToAll:
+		return g.allToAll(ctx, c)
 	case comm.KindReduceScatter:
 		return g.reduceScatter(ctx, c.Dst, c.Src, c.Dst.Len(), c.Op)
 	default:
@@ -204,6 +209,26 @@ func (g *group) gather(ctx context.Context, base unsafe.Pointer, chunk, total in
 	return nil
 }
 
+// allToAll exchanges a piece of every part at a time.
+func (g *group) allToAll(ctx context.Context, c *comm.Call) error {
+	n, total := g.share(c, g.rank), bytesOf(c.Dst)
+	for at := 0; at < n; at += piece {
+		p := parts{total: total, at: at, stride: n, size: min(piece, n-at)}
+		out, in := p, p
+		out.base, in.base = pointer(c.Src), pointer(c.Dst)
+		if err := g.exchange(out, in); err != nil {
+			return err
+		}
+		if at == 0 {
+			copy(c.Dst.Bytes()[g.rank*n:(g.rank+1)*n], c.Src.Bytes()[g.rank*n:])
+		}
+		if err := g.settle(ctx, g.moving); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 func (g *group) exchange(out, in parts) error {
 	return g.start(func() error { return exchange(out, in, g.size, g.rank, g.comm, g.moving) })
 }
@@ -242,7 +267,7 @@ func (g *group) collect(ctx context.Context, c *comm.Call) error {
 		}
 		return nil
 	}
-	for at, most := 0, largest(c); at < most; at += piece {
+	for at, most := 0, g.largest(c); at < most; at += piece {
 		if err := g.start(func() error { return g.receivePieces(c, at) }); err != nil {
 			return err
 		}
@@ -260,7 +285,7 @@ func (g *group) collect(ctx context.Context, c *comm.Call) error {
 func (g *group) receivePieces(c *comm.Call, at int) error {
 	dst, first, next := pointer(c.Dst), 0, 0
 	for r := range g.size {
-		n := share(c, r)
+		n := g.share(c, r)
 		if r != g.rank && at < n {
 			if err := receivePart(unsafe.Add(dst, first+at), min(piece, n-at), r, g.comm, &g.moving[next]); err != nil {
 				return err
