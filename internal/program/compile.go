@@ -99,11 +99,7 @@ type compiler struct {
 // places lists the forwards and backwards of the pass.
 func (c *compiler) places() {
 	m, o := c.p.Model, &c.p.Options
-	results := m.Results
-	if !o.Eval {
-		results = results[:1]
-	}
-	for i, need := range m.NeedsForward(results) {
+	for i, need := range m.NeedsForward(m.Ends(o.Eval)) {
 		if need {
 			c.list = append(c.list, place{call: i, reads: m.reads(i, false, nil)})
 		}

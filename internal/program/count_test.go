@@ -77,7 +77,7 @@ func requireTraffic(t *testing.T, p *Program) {
 	const params, grads = 2400, 1200 // bytes that travel
 	s := &Sizes{}
 	for range p.Model.Groups {
-		s.Group = append(s.Group, GroupSizes{Params: 4800, Grads: 4800, ParamsWire: params, GradsWire: grads})
+		s.Group = append(s.Group, GroupSizes{Params: 4800, Grads: 4800, ParamsWire: params, GradsWire: grads, SumsWire: grads})
 	}
 	for range p.Model.Calls {
 		s.Call = append(s.Call, CallSizes{Out: []int{8}, GradIn: []int{0}, KeepIn: []bool{false}, KeepOut: []bool{false}})
@@ -100,7 +100,7 @@ func TestRingTraffic(t *testing.T) {
 			s.Call[c] = CallSizes{Out: []int{8}, GradIn: []int{0}, KeepIn: []bool{false}, KeepOut: []bool{false}}
 		}
 		for range p.Model.Groups {
-			s.Group = append(s.Group, GroupSizes{400, 400, 400, 400})
+			s.Group = append(s.Group, GroupSizes{400, 400, 400, 400, 400})
 		}
 		plan, err := NewPlan(p, s)
 		require.NoError(t, err)
@@ -116,7 +116,7 @@ func TestRingTraffic(t *testing.T) {
 func TestZeroMesh(t *testing.T) {
 	p := compiled(t, chain(1).each(hold(Use, 0, 0)), Options{})
 	require.Zero(t, p.Counts())
-	plan, err := NewPlan(p, &Sizes{Group: []GroupSizes{{8, 8, 8, 8}}, Call: []CallSizes{{Out: []int{8}, GradIn: []int{0}, KeepIn: []bool{false}, KeepOut: []bool{false}}}})
+	plan, err := NewPlan(p, &Sizes{Group: []GroupSizes{{8, 8, 8, 8, 8}}, Call: []CallSizes{{Out: []int{8}, GradIn: []int{0}, KeepIn: []bool{false}, KeepOut: []bool{false}}}})
 	require.NoError(t, err)
 	require.Zero(t, plan.Traffic())
 }

@@ -12,6 +12,7 @@ type Model struct {
 	Params  []Param // of all calls, each once
 	Groups  []Group
 	Results []Ref // of the model; the first is the loss when training
+	Losses  int   // of the Results any of the first so many may be the loss of a pass; 0 is 1
 }
 
 // A Ref names a value: output Out of call Call, or batch tensor Out if Call is Batch.
@@ -19,6 +20,9 @@ type Ref struct{ Call, Out int }
 
 // Batch is the Call of a Ref to a batch tensor.
 const Batch = -1
+
+// None is the Call of a result that a pass does not have.
+const None = -2
 
 // A Call is one use of a module, the granule of computation.
 type Call struct {
@@ -45,6 +49,9 @@ type Group struct {
 
 	Shards   int // ranks that its parameters are cut over; 0 is 1
 	Replicas int // ranks that hold the same piece, over which gradients are summed once more; 0 is 1
+	// Second is the number of ranks over which a pass keeps what it has gathered cut, so that later
+	// gathers of the pass are over these ranks. 0 is none: all gathers are over the Shards.
+	Second int
 }
 
 // unit returns the name that the groups of a unit share.
@@ -145,11 +152,21 @@ func (m *Model) check() error {
 	return nil
 }
 
+// Ends returns the results that a pass computes: all in an evaluation, the loss in training.
+func (m *Model) Ends(eval bool) []Ref {
+	if eval {
+		return m.Results
+	}
+	return m.Results[:max(1, m.Losses)]
+}
+
 // NeedsForward tells which calls the given results depend on.
 func (m *Model) NeedsForward(results []Ref) []bool {
 	need := make([]bool, len(m.Calls))
 	for _, r := range results {
-		need[r.Call] = true
+		if r.Call != None {
+			need[r.Call] = true
+		}
 	}
 	for c := len(m.Calls) - 1; c >= 0; c-- {
 		if need[c] {
@@ -167,7 +184,7 @@ func (m *Model) NeedsForward(results []Ref) []bool {
 // parameters to train, or inputs that depend on such. A frozen prefix of the model is not among
 // them.
 func (m *Model) NeedsBackward() []bool {
-	need := m.NeedsForward(m.Results[:1])
+	need := m.NeedsForward(m.Ends(false))
 	trained := m.Trained()
 	for c := range need {
 		need[c] = need[c] && trained[c]

@@ -77,6 +77,7 @@ func randomModel(t *rapid.T) *Model {
 			Hold:   rapid.SampledFrom([]Hold{Use, Use, Keep, Always}).Draw(t, "hold"),
 			Frozen: rapid.IntRange(0, 2).Draw(t, "frozen") == 0, Bytes: rapid.IntRange(0, 20).Draw(t, "bytes"),
 			Shards: rapid.IntRange(0, 4).Draw(t, "shards"), Replicas: rapid.IntRange(0, 3).Draw(t, "replicas"),
+			Second: rapid.SampledFrom([]int{0, 0, 1, 2}).Draw(t, "second copy over"),
 		})
 	}
 	for p := range rapid.IntRange(0, 10).Draw(t, "params") {

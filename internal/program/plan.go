@@ -1,6 +1,7 @@
 package program
 
 import (
+	"cmp"
 	"fmt"
 	"unsafe"
 
@@ -18,6 +19,7 @@ type Sizes struct {
 type GroupSizes struct {
 	Params, Grads         int
 	ParamsWire, GradsWire int
+	SumsWire              int // of gradients over replicas
 }
 
 // CallSizes describe one call. They may be zero for a call that does not run.
@@ -45,6 +47,7 @@ const (
 	CallGradOut                   // gradient of that output
 	CallSaved                     // what call Index keeps for its backward
 	CallUpdate                    // new value Out of a buffer that call Index computes
+	GroupSecond                   // this rank's piece of what group Index has gathered, to gather it again
 )
 
 // A Buffer is memory that a pass allocates and frees, perhaps more than once.
@@ -61,6 +64,7 @@ type Step struct {
 	Op
 	Alloc, Free []int
 	Work        int
+	Second      int // ranks of a second copy that it gathers, or waits for; 0 if it is the first
 }
 
 // A Plan is a program with its buffers.
@@ -102,9 +106,18 @@ func (p *Plan) Bytes() int {
 	return n
 }
 
+// With returns the program with another model of the same calls and groups: that of a pass in which
+// some calls are absent. These have no inputs, and no sizes.
+func (p *Program) With(m *Model) *Program {
+	q := *p
+	q.Model = m
+	return &q
+}
+
 // NewPlan decides when every buffer of a pass is allocated and freed.
 //
 //	full parameters   from Gather to Free
+//	a second piece    from the first Wait of the group to the last, where it is gathered again
 //	full gradients    from the group's first Backward, or an earlier pass, to Drain or a later pass
 //	an output         from its Forward to its last reader; results of an evaluation beyond the end
 //	its gradient      from the first Backward that writes it to the Backward of its call
@@ -117,10 +130,16 @@ func NewPlan(p *Program, s *Sizes) (*Plan, error) {
 			len(s.Group), len(s.Call), len(p.Model.Groups), len(p.Model.Calls))
 	}
 	plan := &Plan{Program: p, Turn: len(p.Ops), sizes: s, index: make(map[key]int)}
-	b := &planner{plan: plan, sizes: s, last: make(map[int]int), loss: p.Model.Results[0]}
+	b := &planner{plan: plan, sizes: s, last: make(map[int]int), loss: p.Model.Results[0], gathers: make([]int, len(s.Group))}
 	b.pending()
+	for _, op := range p.Ops {
+		if op.Kind == Gather {
+			b.gathers[op.Group]++
+		}
+	}
+	second := p.seconds()
 	for i, op := range p.Ops {
-		b.plan.Steps = append(b.plan.Steps, Step{Op: op})
+		b.plan.Steps = append(b.plan.Steps, Step{Op: op, Second: second[i]})
 		b.visit(i, op)
 	}
 	b.freeAfterLast()
@@ -129,11 +148,12 @@ func NewPlan(p *Program, s *Sizes) (*Plan, error) {
 }
 
 type planner struct {
-	plan  *Plan
-	sizes *Sizes
-	last  map[int]int // buffer -> step after which it is free; only for values and their gradients
-	loss  Ref
-	ran   []bool // whether a call's backward is part of the pass
+	plan    *Plan
+	sizes   *Sizes
+	last    map[int]int // buffer -> step after which it is free; only for values and their gradients
+	loss    Ref
+	ran     []bool // whether a call's backward is part of the pass
+	gathers []int  // by group: those to come
 }
 
 // pending adds the gradients that an earlier pass has left: those that this pass would write too.
@@ -142,8 +162,8 @@ func (b *planner) pending() {
 	if !p.Options.Pending {
 		return
 	}
-	for c, back := range p.Model.NeedsBackward() {
-		if !back {
+	for c := range p.Model.Calls {
+		if !b.backward(c) {
 			continue
 		}
 		for _, g := range p.Model.trains(c) {
@@ -173,6 +193,9 @@ func (b *planner) visit(i int, op Op) {
 	switch op.Kind {
 	case Gather:
 		b.alloc(i, Buffer{GroupParams, g, 0, b.sizes.Group[g].Params, arena.Gathered})
+		b.gathers[g]--
+	case Wait:
+		b.second(i, g)
 	case Free:
 		b.free(i, b.plan.Lookup(GroupParams, g, 0))
 	case Drain:
@@ -188,6 +211,18 @@ func (b *planner) visit(i int, op Op) {
 		}
 	case Backward:
 		b.backwardOf(i, c)
+	}
+}
+
+// second adds the piece that the first Wait of a group keeps for later gathers. The last one frees it.
+func (b *planner) second(i, g int) {
+	ranks := b.plan.Program.Model.Groups[g].Second
+	id := b.plan.Lookup(GroupSecond, g, 0)
+	switch {
+	case b.gathers[g] == 0:
+		b.free(i, id)
+	case ranks > 0 && id < 0:
+		b.alloc(i, Buffer{GroupSecond, g, 0, b.sizes.Group[g].ParamsWire / ranks, arena.Gathered})
 	}
 }
 
@@ -329,12 +364,13 @@ func (b *planner) freeAfterLast() {
 }
 
 // Traffic returns the bytes that a rank sends in the pass. Of a group of B bytes that travel, cut
-// over S ranks with R replicas, a gather and a reduce-scatter send B·(S-1)/S each, and the
-// all-reduce of the piece over the replicas sends 2·B/S·(R-1)/R: what the algorithms that send
+// over S ranks with R replicas, a gather and a reduce-scatter send B·(S-1)/S each, a gather from the
+// second pieces over T ranks sends B·(T-1)/T, and the
+// all-reduce of the piece over the replicas, for which B may be another, sends 2·B/S·(R-1)/R: what the algorithms that send
 // least do (Chan et al., 2007).
 func (p *Plan) Traffic() int {
 	sent := 0
-	for _, op := range p.Program.Ops {
+	for i, op := range p.Program.Ops {
 		if op.Group < 0 {
 			continue
 		}
@@ -342,11 +378,12 @@ func (p *Plan) Traffic() int {
 		shards, replicas := max(g.Shards, 1), max(g.Replicas, 1)
 		switch {
 		case op.Kind == Gather:
-			sent += size.ParamsWire / shards * (shards - 1)
+			over := cmp.Or(p.Steps[i].Second, shards)
+			sent += size.ParamsWire / over * (over - 1)
 		case op.Kind == Reduce && shards > 1:
 			sent += size.GradsWire / shards * (shards - 1)
 		case op.Kind == Sync || op.Kind == Reduce:
-			sent += 2 * size.GradsWire / shards * (replicas - 1) / replicas
+			sent += 2 * size.SumsWire / shards * (replicas - 1) / replicas
 		}
 	}
 	return sent

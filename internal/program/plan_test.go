@@ -1,6 +1,7 @@
 package program
 
 import (
+	"fmt"
 	"maps"
 	"slices"
 	"testing"
@@ -25,6 +26,9 @@ func touched(p *Program, s *Sizes, op Op) []Buffer {
 	switch op.Kind {
 	case Gather, Wait, Free:
 		use(GroupParams, op.Group, 0)
+		if op.Kind == Wait && m.Groups[op.Group].Second > 0 && gathers(p, op.Group) > 1 {
+			use(GroupSecond, op.Group, 0)
+		}
 	case Reduce, Sync, Drain:
 		use(GroupGrads, op.Group, 0)
 	case Turn:
@@ -71,6 +75,14 @@ func touched(p *Program, s *Sizes, op Op) []Buffer {
 	return list
 }
 
+// gathers returns how often a pass gathers a group.
+func gathers(p *Program, g int) (n int) {
+	for _, op := range p.Ops {
+		n += count(op == Op{Gather, g, -1})
+	}
+	return n
+}
+
 // receives tells whether a value that depends on parameters gets a gradient: from a reader, or
 // because it is the loss.
 func receives(m *Model, back []bool, r Ref) bool {
@@ -92,6 +104,8 @@ func size(s *Sizes, b Buffer) int {
 		return s.Group[b.Index].Params
 	case GroupGrads:
 		return s.Group[b.Index].Grads
+	case GroupSecond:
+		return b.Bytes // see TestSecondCopy
 	case CallSaved:
 		return s.Call[b.Index].Saved
 	case CallUpdate:
@@ -288,7 +302,7 @@ func TestPlanTurn(t *testing.T) {
 // TestPlanOfAChain gives the numbers of a model that can be worked out by hand.
 func TestPlanOfAChain(t *testing.T) {
 	p := compiled(t, chain(3), Options{Prefetch: 1})
-	same := GroupSizes{100, 100, 100, 100}
+	same := GroupSizes{100, 100, 100, 100, 100}
 	s := &Sizes{Group: []GroupSizes{same, same, same}}
 	for c := range 3 {
 		s.Call = append(s.Call, CallSizes{
@@ -307,6 +321,33 @@ func TestPlanOfAChain(t *testing.T) {
 	// every one.
 	require.Equal(t, (4+3)*75, plan.Traffic())
 	require.Equal(t, -1, plan.Lookup(GroupParams, 3, 0), "there is no such group")
+}
+
+// TestSecondCopy plans a group that is gathered twice: the first wait keeps a piece of what has come,
+// the last one drops it, and the second gather is over fewer ranks.
+func TestSecondCopy(t *testing.T) {
+	p := compiled(t, chain(3).each(func(g *Group) { g.Second = 2 }), Options{Prefetch: 1})
+	same := GroupSizes{100, 100, 100, 100, 100}
+	plan, err := NewPlan(p, &Sizes{Group: []GroupSizes{same, same, same}})
+	require.NoError(t, err)
+	piece := plan.Lookup(GroupSecond, 0, 0)
+	require.Equal(t, Buffer{GroupSecond, 0, 0, 50, arena.Gathered}, plan.Buffers[piece])
+	var at []string
+	for _, s := range plan.Steps {
+		if slices.Contains(s.Alloc, piece) {
+			at = append(at, "from "+p.Text(s.Op))
+		}
+		if slices.Contains(s.Free, piece) {
+			at = append(at, "to "+p.Text(s.Op))
+		}
+		if s.Second > 0 {
+			at = append(at, fmt.Sprint(p.Text(s.Op), " over ", s.Second))
+		}
+	}
+	require.Equal(t, []string{"from wait h.0", "gather h.0 over 2", "to wait h.0", "wait h.0 over 2"}, at)
+	require.Negative(t, plan.Lookup(GroupSecond, 1, 0), "it is gathered once")
+	require.Equal(t, (3+3)*75+50, plan.Traffic())
+	require.Equal(t, p.Counts().Gathers, compiled(t, chain(3), Options{Prefetch: 1}).Counts().Gathers)
 }
 
 // TestPlanErrors refuses sizes of another model.

@@ -1,6 +1,7 @@
 package program
 
 import (
+	"cmp"
 	"fmt"
 	"hash/fnv"
 	"io"
@@ -77,7 +78,7 @@ func (p *Program) Hash() uint64 {
 		fmt.Fprintln(h, q.Name, q.Group)
 	}
 	for _, g := range p.Model.Groups {
-		fmt.Fprintln(h, g.Name, g.Unit, g.Hold, g.Frozen, g.Bytes, g.Shards, g.Replicas)
+		fmt.Fprintln(h, g.Name, g.Unit, g.Hold, g.Frozen, g.Bytes, g.Shards, g.Replicas, g.Second)
 	}
 	p.Describe(h)
 	return h.Sum64()
@@ -90,13 +91,29 @@ type Counts struct {
 	Syncs   int // all-reduces over more than one rank
 }
 
+// seconds returns for every operation that gathers, or waits for that, over how many ranks a second
+// copy is gathered. It is 0 for the first gather of a group, and for groups without such a copy.
+func (p *Program) seconds() []int {
+	list, gathers := make([]int, len(p.Ops)), make([]int, len(p.Model.Groups))
+	for i, op := range p.Ops {
+		if op.Kind == Gather {
+			gathers[op.Group]++
+		}
+		if (op.Kind == Gather || op.Kind == Wait) && gathers[op.Group] > 1 {
+			list[i] = p.Model.Groups[op.Group].Second
+		}
+	}
+	return list
+}
+
 // Counts counts the collectives that more than one rank takes part in.
 func (p *Program) Counts() Counts {
 	var n Counts
-	for _, op := range p.Ops {
+	second := p.seconds()
+	for i, op := range p.Ops {
 		switch op.Kind {
 		case Gather:
-			n.Gathers += count(p.Model.Groups[op.Group].Shards > 1)
+			n.Gathers += count(cmp.Or(second[i], p.Model.Groups[op.Group].Shards) > 1)
 		case Reduce:
 			g := p.Model.Groups[op.Group]
 			n.Reduces += count(g.Shards > 1)

@@ -240,11 +240,11 @@ func (v *verifier) computeBackward(c int) error {
 
 func (v *verifier) finish() error {
 	m := v.p.Model
-	results, back := m.Results, make([]bool, len(m.Calls))
+	back := make([]bool, len(m.Calls))
 	if !v.p.Options.Eval {
-		results, back = results[:1], v.needed
+		back = v.needed
 	}
-	for c, need := range m.NeedsForward(results) {
+	for c, need := range m.NeedsForward(m.Ends(v.p.Options.Eval)) {
 		if v.forward[c] != count(need) || v.backward[c] != count(back[c]) {
 			return fmt.Errorf("program: call %s runs %d times forward and %d times backward, want %d and %d",
 				m.Calls[c].Name, v.forward[c], v.backward[c], count(need), count(back[c]))
