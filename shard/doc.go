@@ -18,6 +18,11 @@
 // Rank 0 owns [Segment] w[0:8] at 0. Rank 1 owns w[8:9] at 0 and b[0:2] at 4. A cut may fall inside
 // a parameter, a parameter may span many ranks, and a rank may own nothing but padding.
 //
+// A [Cut] keeps parameters whole, or cuts them at multiples of rows or blocks, or gives each rank what
+// its weight says. Shards still have equal lengths, so a cut at stated places is made by padding
+// between parameters. With [Whole] the figure's w cannot lie in two shards, which grow to 12 elements:
+// rank 0 owns w, rank 1 owns b.
+//
 // # Names, not flat indices
 //
 // Flat positions depend on the world size, on the alignment and on which parameters were grouped
@@ -31,7 +36,7 @@
 //   - Every element of every parameter is owned by exactly one rank, at exactly one place.
 //   - World × ShardLen = Len, and ShardLen and every parameter offset are multiples of Align.
 //   - Padding is in no Segment: whatever it contains, it never reaches a parameter.
-//   - With one parameter and Align 1 the cut is PyTorch's: rank r holds [r·s, min(n, (r+1)·s)) with
+//   - With one parameter and Align 1 the equal cut is PyTorch's: rank r holds [r·s, min(n, (r+1)·s)) with
 //     s = ⌈n/World⌉.
 //   - The same arguments give the same layout on every rank, so ranks need not exchange it.
 //

@@ -54,7 +54,7 @@ func (p Param) validLen() (int, error) {
 }
 
 // Layout says where the parameters of one group lie in a flat buffer that is cut into equal shards,
-// one per rank. It is made by [New] and never changes; the zero Layout is empty and has no ranks.
+// one per rank. It is made by [New] or [Cut.New] and never changes; the zero Layout is empty and has no ranks.
 // All lengths and positions are in elements.
 type Layout struct {
 	params   []Param
@@ -63,6 +63,7 @@ type Layout struct {
 	world    int
 	align    int
 	shardLen int // multiple of align; world*shardLen >= ends[last]
+	excess   int // of shardLen, over what a Cut anywhere in equal parts has
 }
 
 // New lays params out in the given order over world ranks. It returns an error if world or align is
@@ -156,6 +157,10 @@ func (l *Layout) Len() int { return l.world * l.shardLen }
 
 // ShardLen returns the length of every rank's shard in elements, padding included.
 func (l *Layout) ShardLen() int { return l.shardLen }
+
+// Excess returns how many elements each shard is longer than if the group were cut anywhere, in equal
+// parts.
+func (l *Layout) Excess() int { return l.excess }
 
 // Offset returns the position of parameter i in the flat buffer: its elements are [Offset(i),
 // Offset(i)+Params()[i].Len()). Like a slice index, i must be a valid index of Params.
