@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/gofsdp/gofsdp/comm"
+	"github.com/gofsdp/gofsdp/internal/kernel/vec"
 	"github.com/gofsdp/gofsdp/internal/program"
 	"github.com/gofsdp/gofsdp/shard"
 )
@@ -18,6 +19,7 @@ type Layout struct {
 	Groups  []Group
 	Home    []Place                   // by parameter
 	Entries map[string]*program.Model // what the scheduler knows of each path; Forward is ""
+	Votes   Votes
 }
 
 // A Place is where a parameter lives: in which group, and which of its parameters it is.
@@ -29,8 +31,10 @@ type Unit struct {
 	Members []int  // parameters of the model
 	Kinds   []Kind // of the members
 	Cut     Cut
-	Keep    bool // once gathered, they stay whole until their last use in a pass
-	Own     *Own // the unit's own process group, or nil
+	At      shard.Cut // where the parameters may be cut
+	Keep    bool      // once gathered, they stay whole until their last use in a pass
+	Second  bool      // once gathered, they stay cut over Options.ShardRanks until their last use
+	Own     *Own      // the unit's own process group, or nil
 }
 
 // Cut says how many ranks the parameters of a unit are cut over.
@@ -55,16 +59,17 @@ type Group struct {
 
 	Compute comm.DType // of the shard, and of whole gradients
 	Read    comm.DType // of whole parameters, as calls read them
-	Gather  comm.DType // of parameters that travel
+	Gather  comm.DType // of parameters that travel; Uint8 stands for blocks of 8 bits, see package vec
 	Reduce  comm.DType // of gradients that travel
+	Round   comm.DType // to which they are rounded before their sum, and the sum: Reduce, or a narrower type
 }
 
 // Options are what a layout depends on beside the model and its units.
 type Options struct {
 	World, Rank int
-	ShardRanks  int // places of a unit whose Cut is Some
+	ShardRanks  int // places of a unit whose Cut is Some, or of its second copy
 
-	Compute, Read, Gather, Reduce comm.DType // of a Group that is not Full
+	Compute, Read, Gather, Reduce, Round comm.DType // of a Group that is not Full
 }
 
 // New lays units of m out in flat groups. Every parameter is a member of one unit.
@@ -89,6 +94,7 @@ func New(m *Model, units []Unit, o Options) (*Layout, error) {
 	for name, path := range m.Paths {
 		l.Entries[name] = path.schedule(like)
 	}
+	l.Votes = l.votes()
 	return l, nil
 }
 
@@ -97,13 +103,17 @@ func New(m *Model, units []Unit, o Options) (*Layout, error) {
 func (l *Layout) group(unit int, k Kind, several bool, o *Options) (*Group, error) {
 	u := &l.Units[unit]
 	g := &Group{
-		Name: u.Name, Unit: unit, Kind: k, Ranks: u.ranks(k, o), Compute: o.Compute, Read: o.Read, Gather: o.Gather, Reduce: o.Reduce,
+		Name: u.Name, Unit: unit, Kind: k, Ranks: u.ranks(k, o), Compute: o.Compute, Read: o.Read, Gather: o.Gather, Reduce: o.Reduce, Round: o.Round,
 	}
 	if several && k != (Kind{}) {
 		g.Name += " (" + k.String() + ")"
 	}
 	if k.Full {
-		g.Read, g.Gather, g.Reduce = g.Compute, g.Compute, g.Compute
+		g.Read, g.Gather, g.Reduce, g.Round = g.Compute, g.Compute, g.Compute, g.Compute
+	}
+	align := shard.DefaultAlign
+	if g.Gather == comm.Uint8 || g.Reduce == comm.Uint8 { // no block has elements of two parameters, or of two ranks
+		align = vec.Block8
 	}
 	var list []shard.Param
 	for i, p := range u.Members {
@@ -112,8 +122,12 @@ func (l *Layout) group(unit int, k Kind, several bool, o *Options) (*Group, erro
 			g.Params, list = append(g.Params, p), append(list, l.Model.Params[p].Param)
 		}
 	}
+	at := u.At
+	if g.Ranks.Shards == 1 {
+		at = shard.Cut{}
+	}
 	var err error
-	if g.Flat, err = shard.New(list, g.Ranks.Shards, shard.DefaultAlign); err != nil {
+	if g.Flat, err = at.New(list, g.Ranks.Shards, align); err != nil {
 		return nil, fmt.Errorf("group %s: %w", g.Name, err)
 	}
 	if g.Flat.Len() > math.MaxInt/8 {
@@ -161,6 +175,9 @@ func (u *Unit) ranks(k Kind, o *Options) Ranks {
 		places = o.ShardRanks
 	}
 	r := Ranks{World: o.World, Shards: places, Place: rank % places, Replicas: world / places, Replica: rank / places, Own: u.Own}
+	if u.Second && places > o.ShardRanks {
+		r.Second = o.ShardRanks
+	}
 	if k.Buffer { // every rank has its own
 		r.Replicas, r.Replica = 1, 0
 	}
@@ -169,12 +186,13 @@ func (u *Unit) ranks(k Kind, o *Options) Ranks {
 
 // schedule describes the group to the scheduler.
 func (g *Group) schedule(unit string) program.Group {
-	wire := g.Flat.Len() * g.Gather.Size()
+	wire := g.Wire(g.Gather)
 	if !g.Kind.Frozen {
-		wire = max(wire, g.Flat.Len()*g.Reduce.Size())
+		wire = max(wire, g.Wire(g.Reduce), g.Wire(g.Sum())/g.Ranks.Shards)
 	}
 	return program.Group{
 		Name: g.Name, Unit: unit, Hold: g.Hold, Frozen: g.Kind.Frozen, Bytes: wire, Shards: g.Ranks.Shards, Replicas: g.Ranks.Replicas,
+		Second: g.Ranks.Second,
 	}
 }
 
@@ -183,12 +201,19 @@ func (l *Layout) Sizes() []program.GroupSizes {
 	sizes := make([]program.GroupSizes, len(l.Groups))
 	for i := range l.Groups {
 		g := &l.Groups[i]
-		n := g.Flat.Len()
 		sizes[i] = program.GroupSizes{
-			Params: g.ParamBytes(), Grads: g.GradBytes(), ParamsWire: n * g.Gather.Size(), GradsWire: n * g.Reduce.Size(),
+			Params: g.ParamBytes(), Grads: g.GradBytes(), ParamsWire: g.Wire(g.Gather), GradsWire: g.Wire(g.Reduce), SumsWire: g.Wire(g.Sum()),
 		}
 	}
 	return sizes
+}
+
+// ErrorBytes returns the bytes of what one rank's gradients have lost in travelling.
+func (l *Layout) ErrorBytes() (n int) {
+	for i := range l.Groups {
+		n += l.Groups[i].ErrorBytes()
+	}
+	return n
 }
 
 // ShardBytes returns the bytes of one rank's parameters and gradients.
@@ -202,6 +227,31 @@ func (l *Layout) ShardBytes() (n int) {
 	return n
 }
 
+// Wire returns the bytes of all elements of the group as type t travels.
+func (g *Group) Wire(t comm.DType) int {
+	if t == comm.Uint8 {
+		return g.Flat.Len() / vec.Block8 * vec.Bytes8
+	}
+	return g.Flat.Len() * t.Size()
+}
+
+// Sum returns the type of sums of gradients: that in which they travel, but of blocks that of the shard.
+func (g *Group) Sum() comm.DType {
+	if g.Reduce == comm.Uint8 {
+		return g.Compute
+	}
+	return g.Reduce
+}
+
+// ErrorBytes returns the size of what this rank's gradients have lost in travelling as blocks, which
+// travels with the next: as blocks, too.
+func (g *Group) ErrorBytes() int {
+	if g.Reduce != comm.Uint8 || g.Kind.Frozen {
+		return 0
+	}
+	return g.Wire(g.Reduce)
+}
+
 // ParamBytes returns the size of the group's full buffer of parameters.
 func (g *Group) ParamBytes() int { return g.Flat.Len() * g.Read.Size() }
 
@@ -210,6 +260,16 @@ func (g *Group) GradBytes() int { return g.Flat.Len() * g.Compute.Size() }
 
 // ShardBytes returns the size of one rank's share.
 func (g *Group) ShardBytes() int { return g.Flat.ShardLen() * g.Compute.Size() }
+
+// Excess returns how many of the bytes of one rank's parameters and gradients there are because the
+// group is not cut in equal shards.
+func (g *Group) Excess() int {
+	n := g.Flat.Excess() * g.Compute.Size()
+	if !g.Kind.Frozen {
+		n *= 2
+	}
+	return n
+}
 
 // Segments returns what this rank owns.
 func (g *Group) Segments() []shard.Segment { return g.Flat.Segments(g.Ranks.Place) }

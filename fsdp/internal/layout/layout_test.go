@@ -166,7 +166,7 @@ func TestSizes(t *testing.T) {
 	g := &l.Groups[0]
 	n := g.Flat.Len()
 	require.Equal(t, []program.GroupSizes{
-		{Params: 2 * n, Grads: 4 * n, ParamsWire: 2 * n, GradsWire: 4 * n}, {Params: 128, Grads: 128, ParamsWire: 128, GradsWire: 128},
+		{Params: 2 * n, Grads: 4 * n, ParamsWire: 2 * n, GradsWire: 4 * n, SumsWire: 4 * n}, {Params: 128, Grads: 128, ParamsWire: 128, GradsWire: 128, SumsWire: 128},
 	}, l.Sizes())
 	require.Equal(t, []program.Hold{program.Use, program.Always}, []program.Hold{g.Hold, l.Groups[1].Hold}, "a copy that is rounded is another")
 	for size := 2; size <= 4; size += 2 {

@@ -26,6 +26,10 @@ type Path struct {
 	InputNames []string // nil if the model does not name them
 	Calls      []Call
 	Results    []program.Ref // the first is the loss in training
+
+	Optional   []int    // inputs that a batch may lack
+	Conditions int      // of batches
+	Choices    []Choice // values that may be absent, or have another in their place
 }
 
 // A Call is one use of a module.
@@ -42,13 +46,4 @@ func (p *Path) Input(i int) string {
 		return fmt.Sprintf("batch tensor %d (%s)", i, p.InputNames[i])
 	}
 	return fmt.Sprintf("batch tensor %d", i)
-}
-
-// schedule describes the path to the scheduler, with the parameters and groups of like.
-func (p *Path) schedule(like *program.Model) *program.Model {
-	m := &program.Model{Inputs: p.Inputs, Params: like.Params, Groups: like.Groups, Results: p.Results}
-	for _, c := range p.Calls {
-		m.Calls = append(m.Calls, program.Call{Name: c.Name, In: c.In, Params: c.Params})
-	}
-	return m
 }

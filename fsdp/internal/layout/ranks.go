@@ -20,6 +20,7 @@ type Ranks struct {
 	Place    int // of this rank
 	Replicas int // ranks that have the same piece, 1 if only this one has
 	Replica  int // this rank's index among them
+	Second   int // ranks that follow each other, over which a pass keeps a second copy cut; 0 for none
 	Own      *Own
 }
 
