@@ -17,15 +17,17 @@ type Answer struct {
 	Missing bool    // some rank is Absent
 	Known   bool    // all ranks have asked by the leader's schedule, Absent ones too
 	Largest float64 // Value
+	Had     []int64 // by word of Agreement.Votes: not 0 if any rank has it in Ask.Has; valid until the next Agree
 }
 
 // An Agreement is the exchange before a collective call: each rank says what it is about to do and
 // whether it can. If one cannot, all return its error; if they are about to do different things,
 // or have done so, all say so. It belongs to one goroutine.
 type Agreement struct {
+	Votes int // words more in each exchange, which have the same number on all ranks: see Ask.Has
 	group comm.Group
 	peer  func(rank int, message string) error
-	send  [words]int64
+	send  []int64
 }
 
 // These words are exchanged, and every rank gets the largest of each. Of two words for one number
@@ -63,13 +65,18 @@ func (e *LostError) Unwrap() error { return e.Err }
 // error on every rank: a LostError if the ranks could not talk.
 func (a *Agreement) Agree(ctx context.Context, q *Ask, err error) (Answer, error) {
 	n := a.group.Size()
-	if a.send = fill(q, a.group.Rank(), n, err != nil); n == 1 && err != nil {
+	own := fill(q, a.group.Rank(), n, err != nil)
+	if a.send = append(a.send[:0], own[:]...); n == 1 && err != nil {
 		return Answer{}, err
 	}
-	if werr := a.reduce(ctx, a.send[:]); werr != nil {
+	a.send = append(a.send, make([]int64, a.Votes)...)
+	for _, word := range q.Has {
+		a.send[words+word] = 1
+	}
+	if werr := a.reduce(ctx, a.send); werr != nil {
 		return Answer{}, &LostError{errors.Join(err, fmt.Errorf("agreeing with the other ranks: %w", werr))}
 	}
-	w := a.send // of all ranks now
+	w := [words]int64(a.send) // of all ranks now
 	if w[firstFailed] > 0 {
 		return Answer{}, a.failures(ctx, n-int(w[firstFailed]), int(w[lastFailed])-1, err)
 	}
@@ -86,6 +93,9 @@ func (a *Agreement) Agree(ctx context.Context, q *Ask, err error) (Answer, error
 			mine = none
 		}
 	default:
+		if a.Votes > 0 {
+			ans.Had = a.send[words:]
+		}
 		return ans, nil
 	}
 	return Answer{}, a.disagree(ctx, measure, mine, q)

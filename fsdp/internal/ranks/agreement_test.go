@@ -27,6 +27,36 @@ func (e *peerError) Error() string { return fmt.Sprintf("rank %d: %s", e.rank, e
 
 func newPeerError(rank int, message string) error { return &peerError{rank, message} }
 
+// TestWatchLaterGroups makes groups after a team is watched, as Freeze does: their collectives are told
+// of, too.
+func TestWatchLaterGroups(t *testing.T) {
+	require.NoError(t, comm.Run(t.Context(), 4, func(ctx context.Context, g comm.Group) error {
+		own, err := g.Split(ctx, g.Rank()%2, 0)
+		require.NoError(t, err)
+		team := NewTeam(g, newPeerError)
+		var mu sync.Mutex
+		told := make(map[string]int)
+		require.NoError(t, team.Watch(func(f comm.Flight) {
+			mu.Lock()
+			defer mu.Unlock()
+			told[f.Call]++
+		}))
+		mesh, err := team.Mesh(ctx, nil, 2, 2)
+		require.NoError(t, err)
+		_, err = team.Meet(ctx, own)
+		require.NoError(t, err)
+		labels := []string{"all", "shard", "replica", "own"}
+		for i, in := range []comm.Group{g, mesh.Shard, mesh.Replica, own} {
+			require.NoError(t, in.AllReduce(comm.Of([]int64{1}).Named(labels[i]), comm.Sum).Wait(ctx))
+		}
+		require.NoError(t, errors.Join(team.Close(), own.Close()))
+		for _, label := range labels {
+			require.Equal(t, 1, told[fmt.Sprintf("all-reduce int64[1] sum %q", label)], "%s: %v", label, told)
+		}
+		return nil
+	}))
+}
+
 // each runs f as every rank of n and returns their errors.
 func each(n int, f func(a *Agreement, rank int) error) []error {
 	errs := make([]error, n)

@@ -25,6 +25,7 @@ type Ask struct {
 	First    int     // rank that leads if it is not Absent, or else the next one that is not
 	Value    float64 // not negative; of this rank, others may have another
 	Past     Past    // or nil
+	Has      []int   // words of Agreement.Votes that this rank raises
 }
 
 // A Past is what a rank has done without asking the others, which must have done the same.
@@ -67,7 +68,7 @@ func (q *Ask) hash() int64 {
 // is such a rank.
 func (a *Agreement) disagree(ctx context.Context, measure int, mine int64, q *Ask) error {
 	wire, text := *q, bytes.Buffer{}
-	wire.Past = nil
+	wire.Past, wire.Has = nil, nil
 	if err := gob.NewEncoder(&text).Encode(&wire); err != nil {
 		return err
 	}

@@ -18,10 +18,12 @@ type Team struct {
 	group   comm.Group
 	alone   comm.Group // this rank
 	mixed   *Mesh      // of the hybrid strategies, once it is needed
+	near    comm.Group // the ranks that share shards of these, or a second copy, likewise
 	own     map[comm.Group]int
 	split   []comm.Group // made here
 	beside  []comm.Group // likewise, and left alone by Fail
-	watched []func()     // each ends a Watch
+	watch   func(comm.Flight)
+	watched []func() // each ends a Watch
 }
 
 // A Mesh is where the parameters of a flat group live: they are cut over the ranks of Shard, and
@@ -30,10 +32,13 @@ type Team struct {
 //	FullShard     Shard: all ranks      Replica: none
 //	HybridShard   Shard: one of R sets  Replica: the ranks that have the same place in the other sets
 //	NoShard       Shard: this rank      Replica: all ranks
+//
+// Those of SecondaryShard are as of FullShard, with a Second group.
 type Mesh struct {
 	Shard   comm.Group
 	Replica comm.Group // nil without replicas
 	Peers   comm.Group // all ranks that have these parameters, or buffers
+	Second  comm.Group // the ranks that a second copy is cut over, or nil
 }
 
 // Staging notes in most, by group, the bytes that groups keep for themselves to sum gradients of a
@@ -75,15 +80,33 @@ func (t *Team) Mesh(ctx context.Context, own comm.Group, shards, replicas int) (
 		return *t.mixed, nil
 	}
 	m := Mesh{Peers: all}
-	set, place := t.Rank()/shards, t.Rank()%shards
-	if m.Shard, err = t.part(ctx, set, set*shards, 1, shards); err != nil {
-		return m, fmt.Errorf("making the groups of %d ranks that share shards: %w", shards, err)
+	place := t.Rank() % shards
+	if m.Shard, err = t.Second(ctx, shards); err != nil {
+		return m, err
 	}
 	if m.Replica, err = t.part(ctx, replicas+place, place, shards, replicas); err != nil { // the color names the group
 		return m, fmt.Errorf("making the groups of replicas: %w", err)
 	}
 	t.mixed = &m
 	return m, nil
+}
+
+// Second returns the group of so many ranks that follow each other, this one among them: that over
+// which hybrid strategies cut, too, as groups of the same ranks and name could not be told apart in a
+// trace. It is a collective of all ranks, and always for the same number.
+func (t *Team) Second(ctx context.Context, n int) (comm.Group, error) {
+	if n == 1 {
+		return t.alone, nil
+	}
+	if t.near == nil {
+		set := t.Rank() / n
+		g, err := t.part(ctx, set, set*n, 1, n)
+		if err != nil {
+			return nil, fmt.Errorf("making the groups of %d ranks that share shards: %w", n, err)
+		}
+		t.near = g
+	}
+	return t.near, nil
 }
 
 // part splits off the group of color, whose n ranks are first, first+step, …
@@ -97,7 +120,7 @@ func (t *Team) part(ctx context.Context, color, first, step, n int) (comm.Group,
 		p.ranks = append(p.ranks, first+i*step)
 	}
 	t.split = append(t.split, p)
-	return p, nil
+	return p, t.watchOne(p)
 }
 
 // Meet returns the first rank, of the team, of a group of the user's. It is a collective of that
@@ -111,18 +134,34 @@ func (t *Team) Meet(ctx context.Context, own comm.Group) (leader int, err error)
 		return 0, fmt.Errorf("meeting the ranks of a group of GroupOf: %w", err)
 	}
 	t.own[own] = int(first[0])
-	return int(first[0]), nil
+	return int(first[0]), t.watchOne(own)
 }
 
-// Watch has f called for each collective on the groups that passes use, until Close.
+// Watch has f called for each collective on the groups that passes use, until Close: also on groups
+// that Mesh and Meet come to later, as in Freeze.
 func (t *Team) Watch(f func(comm.Flight)) error {
+	t.watch = f
 	for _, g := range slices.Concat([]comm.Group{t.group}, t.split, slices.Collect(maps.Keys(t.own))) {
-		w, ok := g.(comm.Watcher)
-		if !ok {
-			return fmt.Errorf("%T does not tell of its collectives: it is no comm.Watcher", g)
+		if err := t.watchOne(g); err != nil {
+			return err
 		}
-		t.watched = append(t.watched, w.Watch(f))
 	}
+	return nil
+}
+
+// watchOne begins to watch a group, if the team is watched.
+func (t *Team) watchOne(g comm.Group) error {
+	if t.watch == nil {
+		return nil
+	}
+	if p, ok := g.(*part); ok {
+		g = p.Group
+	}
+	w, ok := g.(comm.Watcher)
+	if !ok {
+		return fmt.Errorf("%T does not tell of its collectives: it is no comm.Watcher", g)
+	}
+	t.watched = append(t.watched, w.Watch(t.watch))
 	return nil
 }
 
@@ -192,15 +231,19 @@ type partWork struct {
 }
 
 // Wait implements comm.Work.
-func (w partWork) Wait(ctx context.Context) error {
-	if err := w.Work.Wait(ctx); err != nil {
-		return fmt.Errorf("among ranks %v: %w", w.part.ranks, err)
+func (w partWork) Wait(ctx context.Context) error { return Among(w.part, w.Work.Wait(ctx)) }
+
+// Among adds to an error of a group which ranks these are, if the group was split off here: it has
+// other numbers for them.
+func Among(g comm.Group, err error) error {
+	if p, ok := g.(*part); ok && err != nil {
+		return fmt.Errorf("among ranks %v: %w", p.ranks, err)
 	}
-	return nil
+	return err
 }
 
-// Watch implements comm.Watcher.
-func (p *part) Watch(f func(comm.Flight)) (stop func()) { return p.Group.(comm.Watcher).Watch(f) }
+// Failing makes the part tell of its failures: see [comm.Failing].
+func (p *part) Failing() <-chan struct{} { return comm.Failing(p.Group) }
 
 // AllGather implements comm.Group.
 func (p *part) AllGather(dst, src comm.Buffer) comm.Work {
