@@ -1,0 +1,92 @@
+package plan
+
+import (
+	"cmp"
+	"slices"
+)
+
+// A Buffer is memory that a pass holds for a group or a call.
+type Buffer struct {
+	Name        string // of the group or the call
+	First, Last int    // operations while it is held, indices into Pass.Ops
+	Held        Memory
+}
+
+// A Holder is a group or a call with what is held for it. One that has the name of a group is both.
+type Holder struct {
+	Name string
+	Memory
+}
+
+// Holders returns what is held while an operation runs, an index into Ops, by group and call, the
+// most first. Together they have what the operation's Live has. Of the optimizer's state only the
+// sum is known: groups have parts of it in proportion to what the optimizer updates of them.
+func (p *Pass) Holders(op int) (list []Holder) {
+	at := make(map[string]int)
+	add := func(name string, m *Memory) {
+		if m.Total() == 0 {
+			return
+		}
+		i, known := at[name]
+		if !known {
+			i = len(list)
+			at[name] = i
+			list = append(list, Holder{Name: name})
+		}
+		list[i].add(m, 1)
+	}
+	live, owned, given := &p.Ops[op].Live, 0, 0
+	for i := range p.Groups {
+		g := &p.Groups[i]
+		m := Memory{}
+		if live.Shard > 0 { // or it is in files
+			m.Shard = g.Stored
+			if g.Owned > 0 {
+				m.Shard += g.Stored
+			}
+		}
+		if owned += g.Owned; p.Owned > 0 {
+			m.State = int(float64(owned)/float64(p.Owned)*float64(live.State)) - given
+			given += m.State
+		}
+		add(g.Name, &m)
+	}
+	for i := range p.Buffers {
+		if b := &p.Buffers[i]; b.First <= op && op <= b.Last {
+			add(b.Name, &b.Held)
+		}
+	}
+	if call := p.Ops[op].Call; call >= 0 {
+		add(p.Calls[call].Name, &Memory{Work: live.Work})
+	}
+	slices.SortStableFunc(list, func(a, b Holder) int { return cmp.Compare(b.Total(), a.Total()) })
+	return list
+}
+
+// A Sample is what is held from a time on.
+type Sample struct {
+	At   float64 // seconds
+	Live Memory
+}
+
+// Samples returns what is held in the course of a step that Time has played, of its first two
+// passes, and what lasts when they are over. A pass without operations has none.
+func (p *Pass) Samples(t *Timeline) (list []Sample) {
+	if len(p.Ops) == 0 {
+		return nil
+	}
+	now, last := 0.0, p.Ops[len(p.Ops)-1].Live
+	events := t.Events
+	for pass := 0; len(events) > 0 && events[0].Op >= 0; pass++ {
+		for i, op := range p.Ops {
+			list = append(list, Sample{now, op.Live})
+			for len(events) > 0 && events[0].Pass == pass && events[0].Op == i {
+				if events[0].Stream == Computing {
+					now = events[0].End
+				}
+				events = events[1:]
+			}
+		}
+	}
+	return append(list, Sample{now, Memory{Shard: last.Shard, State: last.State}})
+}

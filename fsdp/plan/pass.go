@@ -1,0 +1,164 @@
+package plan
+
+import (
+	"cmp"
+	"fmt"
+)
+
+// A Pass is a training pass of one rank: forward, backward and the collectives, in the order in
+// which they are issued. It is immutable.
+type Pass struct {
+	Ops     []Op
+	Groups  []Group
+	Calls   []Call
+	Units   []Unit   // of which a Call is one: equal modules share one
+	Buffers []Buffer // that operations hold
+
+	Ranks    int // that train together
+	Owned    int // elements of trained parameters that this rank updates
+	PerOwned int // bytes that its optimizer reads and writes for each
+}
+
+// An Op is an operation of a pass, on a group or a call. The other is -1.
+type Op struct {
+	Kind        Kind
+	Group, Call int
+	Second      int    // of Gather and Wait: ranks that a second copy of the parameters is gathered from, or 0
+	Live        Memory // while it runs
+}
+
+// Kind says what an Op does.
+type Kind uint8
+
+// The operations, as package fsdp has them.
+const (
+	Gather   Kind = iota // begins to gather the parameters of a group
+	Wait                 // waits for that
+	Forward              // computes a call
+	Turn                 // the loss is known
+	Free                 // drops whole parameters
+	Backward             // computes the gradients of a call
+	Reduce               // begins to sum the gradients of a group over its ranks
+	Sync                 // waits for that, and begins to sum over the replicas
+	Drain                // waits for that, and adds to the gradients of the rank
+	Kinds
+)
+
+// String returns the kind in lower case.
+func (k Kind) String() string {
+	names := [Kinds]string{"gather", "wait", "forward", "turn", "free", "backward", "reduce", "sync", "drain"}
+	if k < Kinds {
+		return names[k]
+	}
+	return fmt.Sprintf("kind(%d)", uint8(k))
+}
+
+// A Group is a set of parameters that travel together.
+type Group struct {
+	Name             string
+	Shards, Replicas int // ranks that it is cut over, and that have the same piece
+	Params, Grads    int // bytes of the whole group as they travel
+	Sums             int // those of gradients on their way between replicas, 0 for as many as Grads
+	Stored           int // bytes of this rank's piece of the parameters, and as many of gradients if any is Owned
+	Owned            int // elements of that piece that the optimizer updates, padding included
+}
+
+// Wide tells whether the parameters travel in the type that the ranks keep them in.
+func (g *Group) Wide() bool { return g.Params >= g.Stored*g.Shards }
+
+// Work returns what a rank itself does for an operation on the group where cores move the bytes: Bytes
+// are those that it takes from other ranks, FLOPs the bytes that it has in the end, which it widens or
+// adds to its gradients. Without Shards or Replicas it is cut over one rank, and on no other.
+func (g *Group) Work(k Kind) Work {
+	shards, replicas := max(g.Shards, 1), max(g.Replicas, 1)
+	switch k {
+	case Gather, Wait:
+		return Work{Bytes: g.Params - g.Params/shards, FLOPs: g.Params, Wide: g.Wide()}
+	case Reduce, Sync, Drain:
+		own, sum := g.Grads/shards, g.sums()/shards
+		return Work{Bytes: g.Grads - own + 2*(sum-sum/replicas), FLOPs: own, Wide: g.Wide()}
+	default:
+		return Work{Wide: true}
+	}
+}
+
+// sums returns the bytes of the whole group's gradients between replicas.
+func (g *Group) sums() int { return cmp.Or(g.Sums, g.Grads) }
+
+// A Call is a module's place in the model.
+type Call struct {
+	Name string
+	Unit int // index in Pass.Units
+}
+
+// A Unit is what one module computes.
+type Unit struct{ Forward, Backward []Work }
+
+// Work is what operations that cost the same do, together.
+type Work struct {
+	Op    string // what they are, as the table of operations names it: what a [Rate] is of
+	Class Class
+	Count int // how many there are
+	// Of each: arithmetic, and bytes that it reads and writes at least.
+	FLOPs, Bytes int
+	// Of a product: rows and columns of the result, and the length of the sums. Of attention Depth is
+	// the size of a head.
+	Rows, Cols, Depth int
+	Scores, Products  int  // of attention: scores of all heads, hidden ones included, and products of a head
+	Wide              bool // it computes in float32 or float64, not in 16 bits
+}
+
+// Class says what bounds the speed of an operation.
+type Class uint8
+
+// The classes.
+const (
+	Product   Class = iota // of matrices
+	Attention              // scores and their sums in one kernel
+	Other                  // bytes
+)
+
+// Cost is what a pass takes in all.
+type Cost struct {
+	FLOPs   int // of products and attention included
+	Product int // FLOPs of products
+	Bytes   int // between operations and memory
+}
+
+// Cost sums the work of the pass. What backward computes again is counted again.
+func (p *Pass) Cost() (sum Cost) {
+	for _, op := range p.Ops {
+		for _, w := range p.work(op) {
+			sum.FLOPs += w.Count * w.FLOPs
+			sum.Bytes += w.Count * w.Bytes
+			if w.Class == Product {
+				sum.Product += w.Count * w.FLOPs
+			}
+		}
+	}
+	return sum
+}
+
+// work returns what an operation computes.
+func (p *Pass) work(op Op) []Work {
+	switch op.Kind {
+	case Forward:
+		return p.Units[p.Calls[op.Call].Unit].Forward
+	case Backward:
+		return p.Units[p.Calls[op.Call].Unit].Backward
+	default:
+		return nil
+	}
+}
+
+// Text returns an operation with the name of its group or call.
+func (p *Pass) Text(op Op) string {
+	switch {
+	case op.Group >= 0:
+		return op.Kind.String() + " " + p.Groups[op.Group].Name
+	case op.Call >= 0:
+		return op.Kind.String() + " " + p.Calls[op.Call].Name
+	default:
+		return op.Kind.String()
+	}
+}

@@ -1,0 +1,124 @@
+package plan
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"slices"
+)
+
+// A Setting is one way to train a model: what may be chosen without changing a bit of what a step
+// computes, and how its samples are cut into passes. The names are those of whoever makes passes of
+// settings.
+type Setting struct {
+	Wrap       string // how calls are put in units
+	Strategy   string
+	ShardRanks int // of the hybrid strategies
+	Prefetch   int
+	Checkpoint string // which calls keep their inputs alone
+	Micro      int    // samples of a pass
+	Passes     int    // of a step
+}
+
+// String lists what is set.
+func (s Setting) String() string {
+	text := fmt.Sprintf("%s by %s", s.Strategy, s.Wrap)
+	if s.ShardRanks > 0 {
+		text += fmt.Sprintf(" over %d ranks", s.ShardRanks)
+	}
+	return text + fmt.Sprintf(", checkpoint %s, prefetch %d, %d × %d samples", s.Checkpoint, s.Prefetch, s.Passes, s.Micro)
+}
+
+// A Space is the settings to search.
+type Space struct {
+	Wraps, Strategies, Checkpoints []string
+	ShardRanks                     []int // for the strategies that Hybrid names
+	Hybrid                         []string
+	Prefetch                       []int
+	Micro                          []int // each must divide Samples
+	Samples                        int   // of a step on one rank
+}
+
+// A Choice is a setting with what it takes.
+type Choice struct {
+	Setting
+	Memory int       // bytes at the peak
+	Time   *Timeline // nil if it does not fit
+	Misfit error     // why it does not
+}
+
+// Rate returns the samples a second on one rank.
+func (c *Choice) Rate() float64 { return float64(c.Micro*c.Passes) / c.Time.Total }
+
+// Search times every setting of a space and returns those that fit in so many bytes, the fastest
+// first, and behind them those that do not, the smallest first. Of equal ones the one that the space
+// names first comes first, so that the same question has the same answer everywhere. pass plans a
+// setting; it is asked once for settings that differ in the number of passes alone.
+func Search(space *Space, memory int, c *Cluster, pass func(Setting) (*Pass, error)) ([]Choice, error) {
+	list, err := space.settings()
+	if err != nil {
+		return nil, err
+	}
+	choices := make([]Choice, 0, len(list))
+	for _, s := range list {
+		p, err := pass(s)
+		if err != nil {
+			return nil, fmt.Errorf("plan: %v: %w", s, err)
+		}
+		choice := Choice{Setting: s, Memory: p.Ops[p.Peak()].Live.Total()}
+		if choice.Misfit = p.Fits(memory); choice.Misfit == nil {
+			choice.Time = p.Time(c, s.Passes)
+		}
+		choices = append(choices, choice)
+	}
+	slices.SortStableFunc(choices, better)
+	return choices, nil
+}
+
+// better compares choices: what fits is better than what does not.
+func better(a, b Choice) int {
+	switch {
+	case a.Time != nil && b.Time != nil:
+		return cmp.Compare(b.Rate(), a.Rate())
+	case a.Time != nil:
+		return -1
+	case b.Time != nil:
+		return 1
+	default:
+		return cmp.Compare(a.Memory, b.Memory)
+	}
+}
+
+// settings lists the settings of the space.
+func (s *Space) settings() (list []Setting, err error) {
+	for _, n := range []int{len(s.Wraps), len(s.Strategies), len(s.Checkpoints), len(s.Prefetch), len(s.Micro)} {
+		if n == 0 {
+			return nil, errors.New("plan: a space without a choice for one of wrap, strategy, checkpoint, prefetch and micro batch")
+		}
+	}
+	for _, micro := range s.Micro {
+		if micro < 1 || s.Samples%micro != 0 {
+			return nil, fmt.Errorf("plan: passes of %d samples do not make a step of %d", micro, s.Samples)
+		}
+		for _, strategy := range s.Strategies {
+			for _, shards := range s.shardRanks(strategy) {
+				for _, wrap := range s.Wraps {
+					for _, checkpoint := range s.Checkpoints {
+						for _, prefetch := range s.Prefetch {
+							list = append(list, Setting{wrap, strategy, shards, prefetch, checkpoint, micro, s.Samples / micro})
+						}
+					}
+				}
+			}
+		}
+	}
+	return list, nil
+}
+
+// shardRanks returns the choices of ShardRanks for a strategy: 0 alone if it has none.
+func (s *Space) shardRanks(strategy string) []int {
+	if slices.Contains(s.Hybrid, strategy) {
+		return s.ShardRanks
+	}
+	return []int{0}
+}

@@ -1,0 +1,279 @@
+package plan
+
+import "cmp"
+
+// A Timeline is a step as it would run on a cluster.
+type Timeline struct {
+	Events []Event // of the first two passes, by their beginning on each stream
+
+	// Seconds of the whole step.
+	Total         float64
+	Compute       float64 // that the device computes, without slowing down
+	Communication float64 // that collectives run
+	Exposed       float64 // that the device waits for collectives
+	Optimizer     float64
+
+	MFU float64 // share of the device's peak that forward, and twice as much for backward, are of it
+	HFU float64 // and what is computed, work done twice included
+}
+
+// Stream says where an event runs.
+type Stream uint8
+
+// The streams.
+const (
+	Computing Stream = iota
+	Communicating
+)
+
+// An Event is an operation in time.
+type Event struct {
+	Stream     Stream
+	Pass       int // of the step, from 0
+	Op         int // index in Pass.Ops, or -1 for the optimizer
+	Begin, End float64
+	Waiting    bool // the stream waits for what the operation needs
+}
+
+// Time plays a step of so many passes, whose gradients add up, and of an update.
+func (p *Pass) Time(c *Cluster, passes int) *Timeline {
+	r := &player{pass: p, c: c, t: new(Timeline)}
+	r.measure()
+	var first, second float64
+	for i := range min(passes, 2) { // a third takes as long as the second
+		r.play(i)
+		if i == 0 {
+			first = r.now
+		}
+		second = r.now - first
+	}
+	if passes > 2 {
+		more := float64(passes) / 2
+		r.t.Compute, r.t.Communication, r.t.Exposed = more*r.t.Compute, more*r.t.Communication, more*r.t.Exposed
+		r.now += float64(passes-2) * second
+	}
+	r.update()
+	r.t.Events = append(r.t.Events, Event{Op: -1, Begin: r.now, End: r.now + r.t.Optimizer})
+	r.t.Total = r.now + r.t.Optimizer
+	r.utilise(passes)
+	return r.t
+}
+
+// player plays a pass.
+type player struct {
+	pass *Pass
+	c    *Cluster
+	t    *Timeline
+
+	rates map[rateKey]Rate
+	ranks int          // of a host
+	units [][2]float64 // seconds of forward and backward
+	now   float64      // of the computing stream, which issues the collectives
+	owed  float64      // that ranks on the same core are behind
+	free  float64      // when the communicating stream is free
+	busy  []interval   // when it was not, lately
+	ready []float64    // by group, when its collective in flight ends
+	fresh []bool       // by group, whether no call has run since it was issued
+}
+
+type interval struct{ begin, end float64 }
+
+// measure finds out how long units take.
+func (r *player) measure() {
+	r.ranks = min(max(1, r.pass.Ranks), r.c.PerHost)
+	r.rates = r.c.rates(min(r.ranks, max(r.c.Cores, 1)))
+	for _, u := range r.pass.Units {
+		var s [2]float64
+		for i, list := range [...][]Work{u.Forward, u.Backward} {
+			for _, w := range list {
+				if rate, ok := r.rates[rateKey{w.Op, w.Wide}]; ok {
+					s[i] += float64(w.Count) * rate.seconds(w)
+				} else {
+					s[i] += r.c.seconds(w)
+				}
+			}
+			s[i] += r.own(Forward+Kind(i)*(Backward-Forward), false, Work{Wide: true})
+		}
+		r.units = append(r.units, s)
+	}
+	r.ready, r.fresh = make([]float64, len(r.pass.Groups)), make([]bool, len(r.pass.Groups))
+}
+
+// own returns how long a rank is busy with an operation of the pass itself.
+func (r *player) own(k Kind, atOnce bool, w Work) float64 {
+	rate := r.rates[rateKey{k.String(), w.Wide}]
+	if meeting, ok := r.rates[rateKey{k.String() + AtOnce, w.Wide}]; ok && atOnce {
+		rate = meeting
+	}
+	return rate.seconds(w)
+}
+
+// agreement returns how long a link takes on which all ranks exchange a few words, as they do before
+// each half of a pass and, to clip gradients, twice in an update. What they do for it themselves was
+// measured with passes and updates; where devices compute, Software.Step has all of it.
+func (r *player) agreement() float64 {
+	if r.c.Cores == 0 {
+		return 0
+	}
+	return r.c.gather(0, r.pass.Ranks)
+}
+
+// update plays the update of a step.
+func (r *player) update() {
+	bytes := r.pass.Owned * r.pass.PerOwned
+	r.t.Optimizer = float64(bytes) / (r.c.Device.Bandwidth * r.c.Software.Memory)
+	if rate, ok := r.rates[rateKey{"update", true}]; ok {
+		r.t.Optimizer = rate.seconds(Work{Bytes: bytes}) * r.sharing()
+	}
+	if seconds := r.agreement(); seconds > 0 {
+		r.t.Optimizer += 2 * (seconds + r.c.link(r.pass.Ranks).Late)
+	}
+	r.t.Optimizer += r.c.Software.Step
+}
+
+// sharing returns how many ranks share a core.
+func (r *player) sharing() float64 {
+	if r.c.Cores == 0 {
+		return 1
+	}
+	return max(1, float64(r.ranks)/float64(r.c.Cores))
+}
+
+// play plays the operations of a pass.
+func (r *player) play(pass int) {
+	rate := r.rates[rateKey{"pass", true}]
+	r.now += rate.seconds(Work{})
+	for i, op := range r.pass.Ops {
+		if seconds := r.agreement(); seconds > 0 && (op.Kind == Turn || i == 0) { // behind what is on its way
+			r.wait(pass, i, max(r.now, r.free)+seconds)
+		}
+		r.busyWith(pass, i, op)
+		switch op.Kind {
+		case Gather:
+			g := &r.pass.Groups[op.Group]
+			r.collect(pass, i, r.c.gather(g.Params, cmp.Or(op.Second, g.Shards)))
+		case Reduce:
+			g := &r.pass.Groups[op.Group]
+			if g.Shards > 1 {
+				r.collect(pass, i, r.c.gather(g.Grads, g.Shards))
+			} else {
+				r.collect(pass, i, r.c.reduce(g.sums(), 1, g.Replicas))
+			}
+		case Sync:
+			g := &r.pass.Groups[op.Group]
+			r.collect(pass, i, r.c.reduce(g.sums(), g.Shards, g.Replicas))
+		case Wait, Drain:
+			r.wait(pass, i, r.ready[op.Group])
+		case Forward, Backward:
+			r.compute(pass, i, r.units[r.pass.Calls[op.Call].Unit][half(op.Kind)])
+		}
+	}
+	r.wait(pass, len(r.pass.Ops)-1, r.free)
+}
+
+// busyWith plays what a rank does itself for a collective.
+func (r *player) busyWith(pass, i int, op Op) {
+	if op.Group < 0 {
+		return
+	}
+	g := &r.pass.Groups[op.Group]
+	w := g.Work(op.Kind)
+	if op.Second > 0 {
+		w.Bytes = g.Params - g.Params/op.Second
+	}
+	if s := r.own(op.Kind, r.fresh[op.Group], w); s > 0 {
+		r.t.Events = append(r.t.Events, Event{Computing, pass, i, r.now, r.now + s, true})
+		r.t.Exposed += s
+		r.now += s
+		r.owed += (r.sharing() - 1) * s
+	}
+}
+
+// collect issues a collective, which begins when those before it have ended.
+func (r *player) collect(pass, op int, seconds float64) {
+	group := r.pass.Ops[op].Group
+	r.fresh[group] = true
+	begin := max(r.now, r.free, r.ready[group])
+	end := begin + seconds
+	r.ready[group] = end
+	if seconds == 0 {
+		return
+	}
+	r.free = end
+	r.t.Communication += seconds
+	r.t.Events = append(r.t.Events, Event{Communicating, pass, op, begin, end, false})
+	for len(r.busy) > 0 && r.busy[0].end <= r.now {
+		r.busy = r.busy[1:]
+	}
+	r.busy = append(r.busy, interval{begin, end})
+}
+
+// wait lets the computing stream wait. Ranks that share the core go on meanwhile, each up to where this
+// one is, so that their work hides the link as its own does.
+func (r *player) wait(pass, op int, until float64) {
+	if until > r.now {
+		until += r.c.link(r.pass.Ranks).Late
+	}
+	until = max(until, r.now+r.owed)
+	r.owed = 0
+	if until <= r.now {
+		return
+	}
+	r.t.Events = append(r.t.Events, Event{Computing, pass, op, r.now, until, true})
+	r.t.Exposed += until - r.now
+	r.now = until
+}
+
+// compute runs a call, slower while a collective runs.
+func (r *player) compute(pass, op int, seconds float64) {
+	begin, left := r.now, seconds
+	slow := 1 + r.c.Software.Overlap
+	for _, b := range r.busy {
+		if b.end <= r.now {
+			continue
+		}
+		if alone := b.begin - r.now; alone > 0 {
+			if left <= alone {
+				break
+			}
+			left -= alone
+			r.now = b.begin
+		}
+		beside := (b.end - r.now) / slow
+		if left <= beside {
+			r.now += left * slow
+			left = 0
+			break
+		}
+		left -= beside
+		r.now = b.end
+	}
+	r.now += left
+	clear(r.fresh)
+	r.owed += (r.sharing() - 1) * seconds
+	r.t.Compute += seconds
+	r.t.Events = append(r.t.Events, Event{Computing, pass, op, begin, r.now, false})
+}
+
+// utilise sets the utilisations.
+func (r *player) utilise(passes int) {
+	var model, all float64
+	for _, op := range r.pass.Ops {
+		for _, w := range r.pass.work(op) {
+			all += float64(w.Count) * float64(w.FLOPs)
+			if op.Kind == Forward {
+				model += 3 * float64(w.Count) * float64(w.FLOPs)
+			}
+		}
+	}
+	r.t.MFU = float64(passes) * model / r.t.Total / r.c.Device.Peak
+	r.t.HFU = float64(passes) * all / r.t.Total / r.c.Device.Peak
+}
+
+// half returns 0 of a forward, 1 of a backward.
+func half(k Kind) int {
+	if k == Backward {
+		return 1
+	}
+	return 0
+}
