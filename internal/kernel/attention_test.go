@@ -105,7 +105,7 @@ func checkAttentionTwin[T Float](t *rapid.T) {
 	c.backward(&ctx)
 	dq, dk, dv := make([]float64, len(c.q)), make([]float64, len(c.k)), make([]float64, len(c.v))
 	dbias := make([]float64, a.Heads*a.QLen*a.KLen)
-	NaiveAttentionBackward(nil, a, dq, dk, dv, dbias, q, k, v, nil, nil, wide(c.dout), c.keyMask, bias, nil)
+	NaiveAttentionBackward(nil, a, dq, dk, dv, dbias, q, k, v, out, nil, wide(c.dout), c.keyMask, bias, nil)
 	requireHeads(t, "dq", attentionTolerance[T](), dq, c.dq, a.QStride, width)
 	requireHeads(t, "dk", attentionTolerance[T](), dk, c.dk, a.KStride, kv)
 	requireHeads(t, "dv", attentionTolerance[T](), dv, c.dv, a.VStride, kv)

@@ -26,7 +26,7 @@ func Transpose[T Element](c *Context, y, x []T, l Layout) {
 	m.y, m.x = y, x
 	size, longest := len(y), 0
 	for i := range l.Shape {
-		n, stride := l.axis(i)
+		n, stride := l.Axis(i)
 		size /= max(1, n)
 		last := m.axes - 1
 		switch {
@@ -113,7 +113,7 @@ func NaiveTranspose(_ *Context, y, x []float64, l Layout) {
 	for i := range y {
 		rest, from := i, 0
 		for axis := len(l.Shape) - 1; axis >= 0; axis-- {
-			n, stride := l.axis(axis)
+			n, stride := l.Axis(axis)
 			from += rest % n * stride
 			rest /= n
 		}

@@ -220,8 +220,8 @@ func NaiveAttentionForward(_ *Context, a Attention, out, lse, q, k, v []float64,
 	}
 }
 
-// NaiveAttentionBackward is the twin of [AttentionBackward]. It does not use out and lse.
-func NaiveAttentionBackward(_ *Context, a Attention, dq, dk, dv, dbias, q, k, v, _, _, dout []float64, keyMask []int,
+// NaiveAttentionBackward is the twin of [AttentionBackward]. It does not use lse.
+func NaiveAttentionBackward(_ *Context, a Attention, dq, dk, dv, dbias, q, k, v, out, _, dout []float64, keyMask []int,
 	bias, _ []float64) {
 	for r := range a.Batch * a.QLen {
 		clear(dq[r*a.QStride:][:a.Heads*a.HeadDim])
@@ -234,7 +234,7 @@ func NaiveAttentionBackward(_ *Context, a Attention, dq, dk, dv, dbias, q, k, v,
 	for r := range a.Batch * a.Heads * a.QLen {
 		b, h, i := r/a.QLen/a.Heads, r/a.QLen%a.Heads, r%a.QLen
 		p, _ := naiveProbabilities(a, q, k, keyMask, bias, b, h, i)
-		for j, ds := range naiveScoreGrad(a, dv, v, dout, p, b, h, i) {
+		for j, ds := range naiveScoreGrad(a, dv, v, out, dout, p, b, h, i) {
 			if dbias != nil {
 				dbias[(h*a.QLen+i)*a.KLen+j] += ds
 			}
@@ -249,16 +249,19 @@ func NaiveAttentionBackward(_ *Context, a Attention, dq, dk, dv, dbias, q, k, v,
 
 // naiveScoreGrad returns the gradient of row (b, h, i) of the scores, whose probabilities are p,
 // and adds the row's share to dv.
-func naiveScoreGrad(a Attention, dv, v, dout, p []float64, b, h, i int) []float64 {
+func naiveScoreGrad(a Attention, dv, v, out, dout, p []float64, b, h, i int) []float64 {
 	ds := make([]float64, a.KLen)
 	var delta float64
+	for c := range a.HeadDim {
+		at := (b*a.QLen+i)*a.OutStride + h*a.HeadDim + c
+		delta += out[at] * dout[at]
+	}
 	for j := range p {
 		at, to := (b*a.QLen+i)*a.OutStride+h*a.HeadDim, (b*a.KLen+j)*a.VStride+h/a.group()*a.HeadDim
 		for c := range a.HeadDim {
 			ds[j] += dout[at+c] * v[to+c]
 			dv[to+c] += dout[at+c] * p[j]
 		}
-		delta += p[j] * ds[j]
 	}
 	for j := range p {
 		ds[j] = p[j] * (ds[j] - delta)

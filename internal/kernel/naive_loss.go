@@ -48,7 +48,9 @@ func NaiveRowLosses(losses, lse, logits []float64, targets []int, n, classes int
 		}
 		lse[i] = math.Log(sum)
 		for j, v := range row { // the cross-entropy of softmax and the smoothed targets
-			losses[i] += naiveTarget(j, t, classes, l) * (lse[i] - v)
+			if q := naiveTarget(j, t, classes, l); q > 0 { // or else v may be -Inf
+				losses[i] += q * (lse[i] - v)
+			}
 		}
 		losses[i] += l.Z * lse[i] * lse[i]
 	}

@@ -23,8 +23,8 @@ type Layout struct {
 	Order Order
 }
 
-// axis returns the length of axis i of what is read, and the distance of its elements.
-func (l Layout) axis(i int) (n, stride int) {
+// Axis returns the length of axis i of what is read, and the distance of its elements.
+func (l Layout) Axis(i int) (n, stride int) {
 	at := l.Order.At(i)
 	stride = 1
 	for _, d := range l.Shape[at+1:] {
@@ -33,26 +33,27 @@ func (l Layout) axis(i int) (n, stride int) {
 	return l.Shape[at], stride
 }
 
-// matrix returns the matrix in the last two axes that begins at element 0.
-func (l Layout) matrix() (m matrix) {
+// Matrix returns the matrix in the last two axes that begins at element 0.
+func (l Layout) Matrix() (m Matrix) {
 	r := len(l.Shape)
-	m.rows, m.down = l.axis(r - 2)
-	m.columns, m.right = l.axis(r - 1)
+	m.Rows, m.down = l.Axis(r - 2)
+	m.Columns, m.right = l.Axis(r - 1)
 	return m
 }
 
-// matrix says where the elements of a matrix lie: one of the distances between rows and between
+// Matrix says where the elements of a matrix lie: one of the distances between rows and between
 // columns is 1.
-type matrix struct{ rows, columns, down, right int }
+type Matrix struct{ Rows, Columns, down, right int }
 
-func (m matrix) transposed() matrix { return matrix{m.columns, m.rows, m.right, m.down} }
+// Transposed returns the matrix with rows for columns.
+func (m Matrix) Transposed() Matrix { return Matrix{m.Columns, m.Rows, m.right, m.down} }
 
-// stored tells whether a matrix is stored transposed, and the leading dimension that it has there.
-func (m matrix) stored() (trans bool, ld int) {
-	if m.right == 1 && (m.down >= m.columns || m.rows == 1) {
-		return false, max(m.down, m.columns)
+// Stored tells whether a matrix is stored transposed, and the leading dimension that it has there.
+func (m Matrix) Stored() (trans bool, ld int) {
+	if m.right == 1 && (m.down >= m.Columns || m.Rows == 1) {
+		return false, max(m.down, m.Columns)
 	}
-	return true, max(m.right, m.rows)
+	return true, max(m.right, m.Rows)
 }
 
 // Product computes the products y = a·b of the matrices in the last two axes of what is read of a
@@ -62,8 +63,8 @@ func Product[T, Y Element](c *Context, y []Y, a, b []T, yl, al, bl Layout, acc b
 	check("Product", "y", len(y), numel(yl.Shape))
 	check("Product", "a", len(a), numel(al.Shape))
 	check("Product", "b", len(b), numel(bl.Shape))
-	ym, am, bm := yl.matrix(), al.matrix(), bl.matrix()
-	part, parts, count := c.part, max(1, c.parts), len(y)/(ym.rows*ym.columns)
+	ym, am, bm := yl.Matrix(), al.Matrix(), bl.Matrix()
+	part, parts, count := c.part, max(1, c.parts), len(y)/(ym.Rows*ym.Columns)
 	lo, hi := 0, count
 	if count >= parts {
 		lo, hi = c.Share(count, 1)
@@ -73,19 +74,19 @@ func Product[T, Y Element](c *Context, y []Y, a, b []T, yl, al, bl Layout, acc b
 	if acc {
 		beta = 1
 	}
-	if trans, _ := ym.stored(); trans { // yᵀ = bᵀ·aᵀ
+	if trans, _ := ym.Stored(); trans { // yᵀ = bᵀ·aᵀ
 		a, b, al, bl = b, a, bl, al
-		ym, am, bm = ym.transposed(), bm.transposed(), am.transposed()
+		ym, am, bm = ym.Transposed(), bm.Transposed(), am.Transposed()
 	}
-	i0, i1, j0, j1 := gemm.Split[T](ym.rows, ym.columns, part, parts)
+	i0, i1, j0, j1 := gemm.Split[T](ym.Rows, ym.Columns, part, parts)
 	if i0 == i1 || j0 == j1 {
 		return
 	}
-	transA, lda := am.stored()
-	transB, ldb := bm.stored()
-	_, ldy := ym.stored()
+	transA, lda := am.Stored()
+	transB, ldb := bm.Stored()
+	_, ldy := ym.Stored()
 	for i := lo; i < hi; i++ {
-		gemm.Gemm(&c.gemm, transA, transB, i1-i0, j1-j0, am.columns, 1, a[al.lead(i)+i0*am.down:], lda,
+		gemm.Gemm(&c.gemm, transA, transB, i1-i0, j1-j0, am.Columns, 1, a[al.lead(i)+i0*am.down:], lda,
 			b[bl.lead(i)+j0*bm.right:], ldb, beta, y[yl.lead(i)+i0*ym.down+j0*ym.right:], ldy)
 	}
 }
@@ -93,7 +94,7 @@ func Product[T, Y Element](c *Context, y []Y, a, b []T, yl, al, bl Layout, acc b
 // lead returns where the matrix of index i over the leading axes begins.
 func (l Layout) lead(i int) (at int) {
 	for axis := len(l.Shape) - 3; axis >= 0; axis-- {
-		n, stride := l.axis(axis)
+		n, stride := l.Axis(axis)
 		at += i % n * stride
 		i /= n
 	}
@@ -102,14 +103,14 @@ func (l Layout) lead(i int) (at int) {
 
 // NaiveProduct is the twin of [Product].
 func NaiveProduct(_ *Context, y, a, b []float64, yl, al, bl Layout, acc bool) {
-	ym, am, bm := yl.matrix(), al.matrix(), bl.matrix()
+	ym, am, bm := yl.Matrix(), al.Matrix(), bl.Matrix()
 	for i := range y {
-		batch, row, column := i/ym.columns/ym.rows, i/ym.columns%ym.rows, i%ym.columns
+		batch, row, column := i/ym.Columns/ym.Rows, i/ym.Columns%ym.Rows, i%ym.Columns
 		at := yl.lead(batch) + row*ym.down + column*ym.right
 		if !acc {
 			y[at] = 0
 		}
-		for k := range am.columns {
+		for k := range am.Columns {
 			y[at] += a[al.lead(batch)+row*am.down+k*am.right] * b[bl.lead(batch)+k*bm.down+column*bm.right]
 		}
 	}
