@@ -49,7 +49,7 @@ var convRow = &Row{
 	Kind: KindConv, Attr: Conv{}, Doc: "the sum of w·x over the channels of a group and the places of the kernel, plus bias",
 	Shapes: "x [B C H W], w [O I K L], bias? [O] -> y [B O P Q]", Fit: fitConv,
 	Kernels: Kernels{conv(kernel.ConvForward[float32]), conv(kernel.ConvForward[float64]), conv(kernel.NaiveConvForward)},
-	FLOPs:   convFLOPs, Split: ByKernel, Diff: 3, Grad: convGrads,
+	FLOPs:   convFLOPs, Product: convSizes, Split: ByKernel, Diff: 3, Grad: convGrads,
 	Scratch: convScratch(kernel.ConvScratch[float32], kernel.ConvScratch[float64]),
 }
 
@@ -87,6 +87,12 @@ func convScratch(f32, f64 func(kernel.Conv) int) func(*Op) int {
 
 func convFLOPs(o *Op) int { return geometry(o).FLOPs() }
 
+// convSizes are those of the product of patches and filters in a group.
+func convSizes(o *Op) (rows, cols, depth int) {
+	g := geometry(o)
+	return g.Batch * g.OutHeight() * g.OutWidth(), g.Out / g.Groups, g.In / g.Groups * g.KernelHeight * g.KernelWidth
+}
+
 func conv[T kernel.Float](run func(c *kernel.Context, g kernel.Conv, y, x, w, bias, scratch []T)) Kernel {
 	return func(f *Frame) error {
 		var bias []T
@@ -114,7 +120,7 @@ func convGrads(o *Op, in G.Nodes, _, dy *G.Node) (G.Nodes, error) {
 var convGradXRow = &Row{
 	Kind: KindConvGradX, Attr: Conv{}, Doc: "the gradient of a convolution with respect to x", Shapes: "dy, w -> dx [B C H W]",
 	Kernels: Kernels{convGradX(kernel.ConvGradX[float32]), convGradX(kernel.ConvGradX[float64]), convGradX(kernel.NaiveConvGradX)},
-	FLOPs:   convFLOPs, Split: ByKernel, Scratch: convScratch(kernel.ConvGradXScratch[float32], kernel.ConvGradXScratch[float64]),
+	FLOPs:   convFLOPs, Product: convSizes, Split: ByKernel, Scratch: convScratch(kernel.ConvGradXScratch[float32], kernel.ConvGradXScratch[float64]),
 }
 
 func convGradX[T kernel.Float](run func(c *kernel.Context, g kernel.Conv, dx, dy, w, scratch []T)) Kernel {
@@ -127,7 +133,7 @@ func convGradX[T kernel.Float](run func(c *kernel.Context, g kernel.Conv, dx, dy
 var convGradWRow = &Row{
 	Kind: KindConvGradW, Attr: Conv{}, Doc: "the gradient of a convolution with respect to w", Shapes: "dy, x -> dw f32 [O I K L]",
 	Kernels: Kernels{convGradW(kernel.ConvGradW[float32]), convGradW(kernel.ConvGradW[float64]), convGradW(kernel.NaiveConvGradW)},
-	FLOPs:   convFLOPs, Split: ByKernel, Accumulate: true, Scratch: convScratch(kernel.ConvGradWScratch[float32], kernel.ConvGradWScratch[float64]),
+	FLOPs:   convFLOPs, Product: convSizes, Split: ByKernel, Accumulate: true, Scratch: convScratch(kernel.ConvGradWScratch[float32], kernel.ConvGradWScratch[float64]),
 }
 
 func convGradW[T kernel.Float](run func(c *kernel.Context, g kernel.Conv, dw, dy, x, scratch []T, acc bool)) Kernel {

@@ -1,6 +1,10 @@
 package exec
 
-import "slices"
+import (
+	"slices"
+
+	"github.com/gofsdp/gofsdp/internal/arena"
+)
 
 // Fusion. Element-wise instructions on equally many elements that follow each other run together: the
 // elements are cut in blocks, and all instructions run on a block before the next begins. So what one
@@ -36,13 +40,13 @@ func (a *assembler) fuse() {
 		}
 		all = all[n:]
 	}
-	a.storages = slices.DeleteFunc(a.storages, func(s *storage) bool { return s.bytes == 0 })
+	a.storages = slices.DeleteFunc(a.storages, func(s *arena.Place) bool { return s.Bytes == 0 })
 }
 
 // worthwhile tells whether parts that run together need no more memory than they save: what they read
 // or write lives until the last of them.
-func worthwhile(parts []Instr, uses map[*storage]int) bool {
-	inside := make(map[*storage]int)
+func worthwhile(parts []Instr, uses map[*arena.Place]int) bool {
+	inside := make(map[*arena.Place]int)
 	for k := range parts {
 		for o := range parts[k].operands {
 			inside[o.work]++
@@ -52,17 +56,17 @@ func worthwhile(parts []Instr, uses map[*storage]int) bool {
 	saved, first, end := 0, parts[0].at, parts[len(parts)-1].at
 	for s, n := range inside {
 		if n == uses[s] {
-			saved += s.bytes
-		} else if s.first > first || s.last < end {
-			saved -= s.bytes
+			saved += s.Bytes
+		} else if s.First > first || s.Last < end {
+			saved -= s.Bytes
 		}
 	}
 	return saved >= 0
 }
 
 // uses counts the operands in each piece of work memory.
-func (a *assembler) uses() map[*storage]int {
-	uses := make(map[*storage]int)
+func (a *assembler) uses() map[*arena.Place]int {
+	uses := make(map[*arena.Place]int)
 	for i := range a.code.instrs {
 		for o := range a.code.instrs[i].operands {
 			uses[o.work]++
@@ -121,11 +125,11 @@ func (o *Operand) overlaps(p *Operand) bool {
 
 // join returns the instruction that runs parts together. Memory that they use is in use during all
 // of it.
-func (a *assembler) join(parts []Instr, uses map[*storage]int) Instr {
+func (a *assembler) join(parts []Instr, uses map[*arena.Place]int) Instr {
 	last, n := len(parts)-1, Numel(parts[0].Out.Shape)
 	joined := Instr{Op: parts[last].Op, Out: parts[last].Out, Update: parts[last].Update, parts: parts}
 	first, end := parts[0].at, parts[last].at
-	inside, until := make(map[*storage]int), make(map[*storage]int) // operands here, and the last part that has one
+	inside, until := make(map[*arena.Place]int), make(map[*arena.Place]int) // operands here, and the last part that has one
 	for k := range parts {
 		parts[k].In = slices.Clone(parts[k].In)
 		for o := range parts[k].operands {
@@ -138,24 +142,24 @@ func (a *assembler) join(parts []Instr, uses map[*storage]int) Instr {
 	}
 	slot := fusedBlock * int(joined.Out.DType.Size())
 	var busy []int // by slot: until which part
-	at := make(map[*storage]int)
+	at := make(map[*arena.Place]int)
 	scratch := 0
 	for k := range parts {
 		if s := parts[k].Scratch.work; s != nil {
-			scratch, s.bytes, parts[k].Scratch.work = max(scratch, parts[k].Scratch.Bytes), 0, nil
+			scratch, s.Bytes, parts[k].Scratch.work = max(scratch, parts[k].Scratch.Bytes), 0, nil
 		}
 		for o := range parts[k].operands {
 			switch s := o.work; {
 			case s == nil:
 			case inside[s] < uses[s]:
-				s.first, s.last = min(s.first, first), max(s.last, end)
+				s.First, s.Last = min(s.First, first), max(s.Last, end)
 			default:
 				if _, placed := at[s]; !placed {
 					i := slices.IndexFunc(busy, func(until int) bool { return until < k })
 					if i < 0 {
 						i, busy = len(busy), append(busy, 0)
 					}
-					at[s], busy[i], s.bytes = i, until[s], 0
+					at[s], busy[i], s.Bytes = i, until[s], 0
 				}
 				o.Space, o.Index, o.from, o.Offset, o.work = SpaceBlock, at[s], at[s]*slot, 0, nil
 			}
@@ -165,7 +169,7 @@ func (a *assembler) join(parts []Instr, uses map[*storage]int) Instr {
 		parts[k].Scratch.Offset = len(busy) * slot
 	}
 	if bytes := len(busy)*slot + scratch; bytes > 0 {
-		s := &storage{bytes: bytes + (a.threads-1)*align(bytes), first: first, last: end}
+		s := &arena.Place{Bytes: bytes + (a.threads-1)*align(bytes), First: first, Last: end}
 		a.storages = append(a.storages, s)
 		joined.Scratch = Operand{Space: SpaceWork, Bytes: bytes, work: s}
 	}

@@ -7,6 +7,8 @@ import (
 
 	G "gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
+
+	"github.com/gofsdp/gofsdp/internal/arena"
 )
 
 // A Space is one of the memories that operands lie in; the package comment says who fills each and
@@ -27,7 +29,6 @@ const (
 	SpaceConst
 	SpaceBlock // between instructions that run together; no memory is planned for the whole of such a value
 	SpaceHost  // Go values outside the plan, of stock operations: index into the run's list
-	spaces
 )
 
 // An Operand is the address, shape and type of a value.
@@ -40,7 +41,7 @@ type Operand struct {
 	DType  tensor.Dtype
 	Form   Form
 
-	work *storage // what Offset is relative to while the program is assembled
+	work *arena.Place // what Offset is relative to while the program is assembled
 	// Of an instruction that runs block by block: the bytes of an element, if these are as many as the
 	// results, and where in scratch memory the block is, in SpaceBlock.
 	step, from int
@@ -74,10 +75,14 @@ func (o Operand) view(off int, shape tensor.Shape) Operand {
 	return o.at(end, shape)
 }
 
+// Head returns how many elements of o are in bfloat16, those before all others, and how many bytes in
+// the others begin.
+func (o Operand) Head() (elements, end int) { return o.Form.head(Numel(o.Shape)) }
+
 // settle makes Offset what it is now that storages have places.
 func (o *Operand) settle() {
 	if o.work != nil {
-		o.Offset += o.work.offset
+		o.Offset += o.work.Offset
 		o.work = nil
 	}
 }
@@ -129,17 +134,21 @@ func (in *Instr) Cost() Cost {
 func (p *Program) All() iter.Seq[Instr] {
 	return func(yield func(Instr) bool) {
 		for i := range p.instrs {
-			list := p.instrs[i].parts
-			if list == nil {
-				list = p.instrs[i : i+1]
-			}
-			for _, in := range list {
+			for _, in := range p.singles(i) {
 				if !yield(in) {
 					return
 				}
 			}
 		}
 	}
+}
+
+// singles returns the instructions that run together as instruction i, or that one.
+func (p *Program) singles(i int) []Instr {
+	if parts := p.instrs[i].parts; parts != nil {
+		return parts
+	}
+	return p.instrs[i : i+1]
 }
 
 // Consts returns the memory behind SpaceConst, which nobody may change.

@@ -87,6 +87,11 @@ var productRow = &Row{
 		a := o.In[0]
 		return 2 * Numel(o.Shape) * a[o.Attrs.(Product).A.At(len(a)-1)]
 	},
+	Product: func(o *Op) (rows, cols, depth int) {
+		p, n := o.Attrs.(Product), len(o.Shape)
+		a, b := o.In[0], o.In[1]
+		return a[p.A.At(n-2)], b[p.B.At(n-1)], a[p.A.At(n-1)]
+	},
 	Accumulate: true, Split: ByKernel, Diff: 2, Grad: productGrads,
 }
 

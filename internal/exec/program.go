@@ -8,6 +8,8 @@ import (
 
 	G "gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
+
+	"github.com/gofsdp/gofsdp/internal/arena"
 )
 
 // A Program is a straight line of instructions.
@@ -30,10 +32,11 @@ type assembler struct {
 	// updating are the values that nothing but updates of buffers needs
 	updating map[*G.Node]bool
 	last     map[*G.Node]int // by base: index in nodes of the last use
-	storages []*storage      // in order of creation
+	storages []*arena.Place  // work memory: a value each, or several that are computed in place one after the other
 	at       int             // index in nodes of the one that instructions are for
 	update   bool            // it is one of updating
 	threads  int             // that have scratch memory each
+	apart    bool            // no instructions run together
 }
 
 // copyTo is a place that wants a copy of a value as well, or its sum with what is there.
@@ -42,9 +45,9 @@ type copyTo struct {
 	acc bool
 }
 
-func newAssembler(g *graph, threads int) *assembler {
+func newAssembler(g *graph, sig *Signature) *assembler {
 	return &assembler{
-		graph: g, threads: max(1, threads), code: new(Program), loc: make(map[*G.Node]Operand), dest: make(map[*G.Node]Operand), acc: make(map[*G.Node]bool),
+		graph: g, threads: max(1, sig.Threads), apart: sig.Apart, code: new(Program), loc: make(map[*G.Node]Operand), dest: make(map[*G.Node]Operand), acc: make(map[*G.Node]bool),
 		tail: make(map[*G.Node][]copyTo), last: make(map[*G.Node]int),
 	}
 }
@@ -83,8 +86,10 @@ func (a *assembler) assemble(nodes G.Nodes) (*Program, error) {
 			a.copy(n, t)
 		}
 	}
-	a.fuse()
-	a.code.Work = pack(a.storages)
+	if !a.apart {
+		a.fuse()
+	}
+	a.code.Work = arena.Pack(a.storages, arena.Align)
 	settle(a.code.instrs)
 	return a.code, nil
 }
@@ -198,8 +203,8 @@ func (a *assembler) result(n *G.Node, op *Op, in []Operand, f Form) Operand {
 func (a *assembler) work(op *Op, in []Operand, full Operand, last int) Operand {
 	full.Space = SpaceWork
 	if op.InPlace {
-		if s := in[0].work; s != nil && s.last == a.at && s.bytes == full.Bytes && in[0].Bytes == full.Bytes && onlyFirst(op, in) {
-			s.last, full.work = last, s
+		if s := in[0].work; s != nil && s.Last == a.at && s.Bytes == full.Bytes && in[0].Bytes == full.Bytes && onlyFirst(op, in) {
+			s.Last, full.work = last, s
 			return full
 		}
 	}
@@ -219,8 +224,8 @@ func onlyFirst(op *Op, in []Operand) bool {
 }
 
 // storage returns new work memory, from the node that is assembled to the last that uses it.
-func (a *assembler) storage(bytes, last int) *storage {
-	s := &storage{bytes: bytes, first: a.at, last: last}
+func (a *assembler) storage(bytes, last int) *arena.Place {
+	s := &arena.Place{Bytes: bytes, First: a.at, Last: last}
 	a.storages = append(a.storages, s)
 	return s
 }
@@ -300,3 +305,6 @@ func use(r *Row, shape tensor.Shape, args ...*G.Node) *Op {
 	}
 	return o
 }
+
+// align returns the smallest multiple of arena.Align that is not below n.
+func align(n int) int { return (n + arena.Align - 1) / arena.Align * arena.Align }

@@ -75,6 +75,13 @@ type Row struct {
 	// FLOPs counts the arithmetic: two for each multiply-add of a product, one for each other
 	// operation or elementary function on an element.
 	FLOPs func(o *Op) int
+	// Product returns the sizes of the matrix products that have the FLOPs: rows and columns of the
+	// result, and the length of the sums. Nil means that there are none.
+	Product func(o *Op) (rows, cols, depth int)
+	// Attention returns the size of a head of an operation whose FLOPs are those of attention, how many
+	// scores all heads have, hidden ones included, and how many products there are of each head. Nil
+	// means that they are not.
+	Attention func(o *Op) (headDim, scores, products int)
 	// Reads returns how many elements of an argument are read at most. Nil means all of them.
 	Reads func(o *Op, arg int) int
 	// Diff is the number of leading arguments that the result is differentiable with respect to.

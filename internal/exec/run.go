@@ -2,6 +2,7 @@ package exec
 
 import (
 	"fmt"
+	"time"
 
 	G "gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
@@ -11,21 +12,46 @@ import (
 	"github.com/gofsdp/gofsdp/internal/kernel"
 )
 
-// A Call is the memory that one run of a unit works on: the elements of each parameter, input and
-// output, in order. The caller owns it all. GradIn and GradParam may hold nil where no gradient was
-// asked for. In backward, Param, In and Out may hold nil where the Unit says that it does not read
-// them.
+// A Call is the memory that one run of a unit works on. The caller owns it all.
 type Call struct {
-	Param, In, Out             [][]byte
-	GradOut, GradIn, GradParam [][]byte
+	Memory[[]byte]
+	Saved []byte // Unit.Saved bytes, the same in forward and backward
+	Work  []byte // Program.Work bytes
+	Seed  uint64 // of the random numbers of this call, the same in forward and backward
+	Train bool
+}
+
+// Memory is where the elements of each parameter, input and output of a call lie, in order. GradIn and
+// GradParam may hold nothing where no gradient was asked for. In backward, Param, In and Out may hold
+// nothing where the Unit says that it does not read them.
+type Memory[T any] struct {
+	Param, In, Out             []T
+	GradOut, GradIn, GradParam []T
 	// Update is where a forward in training puts the new values of buffers, one for each of
 	// Unit.Updates. It must not be memory in Param, since forward and backward may still read the
 	// old values. In evaluation, and in backward, it may be nil.
-	Update [][]byte
-	Saved  []byte // Unit.Saved bytes, the same in forward and backward
-	Work   []byte // Program.Work bytes
-	Seed   uint64 // of the random numbers of this call, the same in forward and backward
-	Train  bool
+	Update []T
+}
+
+// Of returns what lies in a space.
+func (m *Memory[T]) Of(s Space) []T {
+	switch s {
+	case SpaceParam:
+		return m.Param
+	case SpaceIn:
+		return m.In
+	case SpaceOut:
+		return m.Out
+	case SpaceGradOut:
+		return m.GradOut
+	case SpaceGradIn:
+		return m.GradIn
+	case SpaceGradParam:
+		return m.GradParam
+	case SpaceUpdate:
+		return m.Update
+	}
+	return nil
 }
 
 // A Runner runs units. It belongs to one rank and is not safe for concurrent use. It has the threads
@@ -66,11 +92,6 @@ func (r *Runner) run(p *Program, c *Call) error {
 		r.host = make([]G.Value, p.hosts)
 	}
 	r.host = r.host[:p.hosts]
-	memory := [spaces][][]byte{
-		SpaceParam: c.Param, SpaceIn: c.In, SpaceOut: c.Out,
-		SpaceGradOut: c.GradOut, SpaceGradIn: c.GradIn, SpaceGradParam: c.GradParam,
-		SpaceUpdate: c.Update,
-	}
 	defer r.forget()
 	for i := range p.instrs {
 		in := &p.instrs[i]
@@ -78,16 +99,33 @@ func (r *Runner) run(p *Program, c *Call) error {
 			continue
 		}
 		var err error
+		begin := started()
 		if in.stock == nil {
-			err = r.native(p, c, &memory, in)
+			err = r.native(p, c, in)
 		} else {
-			err = r.stock(p, c, &memory, in)
+			err = r.stock(p, c, in)
+		}
+		if Watch != nil {
+			Watch(p.singles(i), time.Since(begin))
 		}
 		if err != nil {
 			return fmt.Errorf("%v: %w", in.Op, err)
 		}
 	}
 	return nil
+}
+
+// Watch, if it is not nil, is told what every Runner has just run, instructions that run together as
+// one, and how long it took. It is for programs that measure kernels: it is set while nothing runs.
+// Runners of several goroutines call it at the same time.
+var Watch func(list []Instr, took time.Duration)
+
+// started returns the time if somebody wants to know how long instructions take.
+func started() (now time.Time) {
+	if Watch != nil {
+		now = time.Now()
+	}
+	return now
 }
 
 // forget drops the references to the memory of a run.
@@ -110,19 +148,19 @@ func (f *Frame) forget() {
 	*f = Frame{In: f.In}
 }
 
-func (r *Runner) native(p *Program, c *Call, memory *[spaces][][]byte, in *Instr) error {
+func (r *Runner) native(p *Program, c *Call, in *Instr) error {
 	f := &r.frame
 	f.Op, f.Kernel, f.Seed, f.Train, f.Acc, f.First = in.Op, r.Team.Context(), c.Seed, c.Train, in.Acc, 0
 	f.In, r.operands = f.In[:0], r.operands[:0]
 	if in.parts == nil {
-		f.Out = resolve(p, c, memory, &in.Out)
+		f.Out = resolve(p, c, &in.Out)
 		for j := range in.In {
-			f.In = append(f.In, resolve(p, c, memory, &in.In[j]))
+			f.In = append(f.In, resolve(p, c, &in.In[j]))
 		}
 	}
 	for i := range in.parts {
 		for o := range in.parts[i].operands {
-			r.operands = append(r.operands, resolve(p, c, memory, o))
+			r.operands = append(r.operands, resolve(p, c, o))
 		}
 	}
 	f.Scratch = nil
@@ -211,17 +249,17 @@ func (r *Runner) runPart(c *kernel.Context) {
 	}
 }
 
-func (r *Runner) stock(p *Program, c *Call, memory *[spaces][][]byte, in *Instr) error {
+func (r *Runner) stock(p *Program, c *Call, in *Instr) error {
 	args := make([]G.Value, len(in.In))
 	for j := range in.In {
 		if in.In[j].Space == SpaceHost {
 			args[j] = r.host[in.In[j].Index]
 		} else {
-			args[j] = stockValue(resolve(p, c, memory, &in.In[j]))
+			args[j] = stockValue(resolve(p, c, &in.In[j]))
 		}
 	}
 	if in.Out.Space != SpaceHost {
-		_, err := runStock(in.stock, resolve(p, c, memory, &in.Out), args)
+		_, err := runStock(in.stock, resolve(p, c, &in.Out), args)
 		return err
 	}
 	v, err := runStock(in.stock, Value{}, args)
@@ -230,7 +268,7 @@ func (r *Runner) stock(p *Program, c *Call, memory *[spaces][][]byte, in *Instr)
 }
 
 // resolve returns the value that o addresses in this run.
-func resolve(p *Program, c *Call, memory *[spaces][][]byte, o *Operand) Value {
+func resolve(p *Program, c *Call, o *Operand) Value {
 	var b []byte
 	switch o.Space {
 	case SpaceWork:
@@ -242,7 +280,7 @@ func resolve(p *Program, c *Call, memory *[spaces][][]byte, o *Operand) Value {
 	case SpaceBlock:
 		return Value{Shape: o.Shape, DType: o.DType, Form: o.Form}
 	default:
-		b = memory[o.Space][o.Index]
+		b = c.Of(o.Space)[o.Index]
 	}
 	end := o.Offset + o.Bytes
 	return Value{Shape: o.Shape, DType: o.DType, Bytes: b[o.Offset:end:end], Form: o.Form}

@@ -31,6 +31,9 @@ type Signature struct {
 	Save      Policy
 	// Threads is how many a Runner of the unit has at most. 0 means 1.
 	Threads int
+	// Apart has every instruction run on its own, with planned memory for all values: nothing lies in
+	// SpaceBlock. Engines that run no blocks ask for it.
+	Apart bool
 }
 
 // Input describes one input.
@@ -76,40 +79,51 @@ type Update struct {
 	Shape tensor.Shape // that of the parameter
 }
 
-// inputCheck is what an operation demands of an input of integers.
+// inputCheck is what an operation demands of some of an input's integers.
 type inputCheck struct {
-	input int
-	op    *Op
+	of Operand
+	op *Op
 }
 
 // Check says what is wrong with the integers of input i, if anything. The forward would find it
-// too, in the middle of its run.
+// too, in the middle of its run, or, on a device that cannot say so, compute nonsense.
 func (u *Unit) Check(i int, v []int) error {
 	for _, c := range u.checks {
-		if c.input != i {
+		if c.of.Index != i {
 			continue
 		}
-		if err := c.op.Check(c.op, v); err != nil {
+		if err := c.op.Check(c.op, c.of.ints(Bytes(v))); err != nil {
 			return fmt.Errorf("%v: %w", c.op, err)
 		}
 	}
 	return nil
 }
 
-// inputChecks lists the demands of the operations that read inputs of the module directly.
-func (c *compiler) inputChecks() (checks []inputCheck) {
-	for _, n := range c.forward {
-		op, ok := n.Op().(*Op)
-		if !ok || op.Check == nil {
+// ints returns the integers that o has of some memory.
+func (o *Operand) ints(memory []byte) []int { return Data[int](memory[o.Offset:][:o.Bytes]) }
+
+// inputChecks lists the demands of the forward's operations on inputs of the module, or on views of
+// them. What they demand of constants is checked at once. Integers that are computed are checked where
+// that is done, on the host.
+func (u *Unit) inputChecks() error {
+	for i := range u.Forward.instrs {
+		in := &u.Forward.instrs[i]
+		if in.Op.Check == nil {
 			continue
 		}
-		for j, kid := range children(c.g, n) {
-			if i := slices.Index(c.in, kid); i >= 0 && op.ints[j] {
-				checks = append(checks, inputCheck{i, op})
+		for j, o := range in.In {
+			switch {
+			case !in.Op.ints[j]:
+			case o.Space == SpaceIn:
+				u.checks = append(u.checks, inputCheck{o, in.Op})
+			case o.Space == SpaceConst:
+				if err := in.Op.Check(in.Op, o.ints(u.Forward.consts[o.Index].Bytes)); err != nil {
+					return fmt.Errorf("%v: constant: %w", in.Op, err)
+				}
 			}
 		}
 	}
-	return checks
+	return nil
 }
 
 // tracing serialises the use of Gorgonia's graph functions: some write package-level constants.
@@ -156,7 +170,6 @@ func (c *compiler) compile() (*Unit, error) {
 		DType: c.sig.DType, KeepIn: make([]bool, len(c.in)), KeepOut: make([]bool, len(c.outs)),
 		ReadParam: make([]bool, len(c.params)), HasGrad: make([]bool, len(c.params)),
 	}
-	c.unit.checks = c.inputChecks()
 	for _, o := range c.outs {
 		c.unit.OutShape = append(c.unit.OutShape, o.Shape().Clone())
 	}
@@ -168,6 +181,9 @@ func (c *compiler) compile() (*Unit, error) {
 	if c.unit.Forward, err = c.compileForward(); err != nil {
 		return nil, err
 	}
+	if err = c.unit.inputChecks(); err != nil {
+		return nil, err
+	}
 	if c.sig.GradOut != nil {
 		if c.unit.Backward, err = c.compileBackward(); err != nil {
 			return nil, err
@@ -177,7 +193,7 @@ func (c *compiler) compile() (*Unit, error) {
 }
 
 func (c *compiler) compileForward() (*Program, error) {
-	a := newAssembler(c.graph, c.sig.Threads)
+	a := newAssembler(c.graph, c.sig)
 	c.bind(a, SpaceParam, c.params)
 	c.bind(a, SpaceIn, c.in)
 	for i, o := range c.outs {
@@ -223,7 +239,7 @@ func (c *compiler) update(a *assembler) {
 }
 
 func (c *compiler) compileBackward() (*Program, error) {
-	a := newAssembler(c.graph, c.sig.Threads)
+	a := newAssembler(c.graph, c.sig)
 	c.bind(a, SpaceParam, c.params)
 	c.bind(a, SpaceIn, c.in)
 	c.bind(a, SpaceGradOut, c.gradOut)

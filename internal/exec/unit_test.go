@@ -357,6 +357,32 @@ func TestIntegers(t *testing.T) {
 	require.EqualError(t, r.Forward(trial.Unit, trial.Call()), "embedding: index 5 at position 3 is outside the table of 5 rows")
 }
 
+// TestIntegersAreChecked: views of inputs are checked before a run, and constants when they are compiled.
+func TestIntegersAreChecked(t *testing.T) {
+	sig := exectest.Signature(tensor.Float64, []int{5, 3})
+	sig.Inputs = append(sig.Inputs, exec.Input{Shape: []int{3, 2}, DType: tensor.Int})
+	u, err := exec.Compile(&exec.Spec{Build: returning(func(_ *exec.Builder, x []*G.Node) (*G.Node, error) {
+		rows, err := G.Reshape(x[1], tensor.Shape{6})
+		if err != nil {
+			return nil, err
+		}
+		return ops.Embedding(x[0], rows)
+	})}, sig)
+	require.NoError(t, err)
+	require.NoError(t, u.Check(1, []int{4, 3, 0, 1, 2, 4}))
+	require.NoError(t, u.Check(0, nil))
+	require.EqualError(t, u.Check(1, []int{0, 0, 0, 1, 5, 4}), "embedding: index 5 at position 4 is outside the table of 5 rows")
+
+	_, err = exec.Compile(&exec.Spec{Build: returning(func(b *exec.Builder, x []*G.Node) (*G.Node, error) {
+		rows, err := b.ConstTensor(tensor.New(tensor.WithShape(2), tensor.WithBacking([]int{4, -1})))
+		if err != nil {
+			return nil, err
+		}
+		return ops.Embedding(x[0], rows)
+	})}, sig)
+	require.ErrorContains(t, err, "embedding: constant: index -1 at position 1 is outside the table of 5 rows")
+}
+
 // TestUnitForgetsGraph compiles modules of fused and of stock operations. Neither unit keeps the
 // graph that it was made from alive, which is several times its size.
 func TestUnitForgetsGraph(t *testing.T) {

@@ -21,6 +21,9 @@ type Value struct {
 	Form  Form   // of values of float32; zero but in programs that compute in bfloat16
 }
 
+// Absent stands in a batch for a tensor that is not there. Other tensors of batches have elements.
+var Absent = Value{Shape: tensor.Shape{0}, DType: tensor.Int}
+
 // Len returns the number of elements. A scalar, of shape (), has one.
 func (v Value) Len() int { return Numel(v.Shape) }
 

@@ -140,6 +140,14 @@ func (tr *Trial) On(t T, threads int) *Trial {
 	return &other
 }
 
+// Apart compiles the module of tr so that no instructions run together.
+func (tr *Trial) Apart(t T) *Trial {
+	t.Helper()
+	sig := *tr.sig
+	sig.Apart = true
+	return tr.With(t, &sig)
+}
+
 // Results are what a run computed. A gradient that was not asked for is nil.
 type Results struct{ Out, Update, GradIn, GradParam [][]float64 }
 
