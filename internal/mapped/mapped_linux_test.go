@@ -220,7 +220,7 @@ func TestWillNeed(t *testing.T) {
 	drop(t, whole)
 	require.LessOrEqual(t, resident(t, b), 5, "the kernel may be holding a page or two")
 	require.NoError(t, f.WillNeed(b))
-	require.Eventually(t, func() bool { return resident(t, b) >= 256 }, 10*time.Second, time.Millisecond, "read-ahead")
+	require.Eventually(t, func() bool { return resident(t, b) >= 256 }, time.Minute, time.Millisecond, "read-ahead")
 	verify(t, b, 7)
 
 	shared := alloc(t, f, 2*page)
