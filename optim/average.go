@@ -120,7 +120,8 @@ var ErrSwapped = errors.New("the averages are in the place of the values: Swap t
 
 // Swap exchanges the values and the averages of [EMA]: the model is then that of the averages, to
 // evaluate, generate and export. The next Swap brings the values back. In between, Step, Restore and
-// Adopt return [ErrSwapped], and so does what saves or loads a model with the optimizer. Every rank
+// Adopt return [ErrSwapped], and so does what saves or loads a model with the optimizer, and what
+// replaces or moves the values of a model without it. Every rank
 // must do it, between the same passes. A parameter that has had no update stays.
 //
 // It returns an error, and changes nothing, if the optimizer keeps no averages, or if a piece is not
@@ -153,6 +154,9 @@ func Swap(o Optimizer) error {
 			// Also of an empty piece, which a load leaves without steps: all ranks must tell the same.
 			if p.Updated != nil {
 				p.Updated(Update{settings: swapping, steps: own.steps})
+			}
+			if p.Swapped != nil {
+				p.Swapped(!part.swapped)
 			}
 		}
 		part.swapped = !part.swapped

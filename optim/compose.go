@@ -113,6 +113,11 @@ func (o *optimizer) Step(lr float64) error {
 			return fmt.Errorf("optim: %s: step %d: %w", p.kind, o.steps-1, err)
 		}
 	}
+	for _, p := range o.parts {
+		if err := p.flush(); err != nil {
+			return fmt.Errorf("optim: %s: step %d: %w", p.kind, o.steps-1, err)
+		}
+	}
 	return nil
 }
 

@@ -1,5 +1,5 @@
-// Package optim holds the optimizers that act element by element (SGD, Adam, AdamW), averages of
-// parameters, learning-rate schedules and loss scaling.
+// Package optim holds optimizers that act element by element (SGD, Adam, AdamW) and one that acts on
+// matrices ([Muon]), averages of parameters, learning-rate schedules and loss scaling.
 //
 // # Optimizers over shards
 //
@@ -58,12 +58,13 @@
 // exported files, as JSON with PyTorch's names:
 //
 //	optim.Settings                 torch.optim
-//	Kind                           name of the class: SGD, Adam, AdamW
+//	Kind                           name of the class: SGD, Adam, AdamW, Muon
 //	LR times LRScale               lr
 //	WeightDecay                    weight_decay
 //	Betas, Eps                     betas, eps, with amsgrad and maximize False
 //	Bits                           8 for AdamW8bit and Adam8bit of bitsandbytes, which have 8 bits
 //	Momentum, Nesterov             momentum, nesterov, with dampening 0 and maximize False
+//	Scale, NSSteps                 adjust_lr_fn, ns_steps of Muon
 //	FullState.Params[…].Steps      state[…]["step"]
 //	FullState.Params[…].Entries    state[…]["exp_avg"] and so on
 //
@@ -75,9 +76,15 @@
 // [Rule] gives parameters other learning rates. Where they need another kind of optimizer,
 // [Compose] makes one of several:
 //
-//	matrices, err := optim.AdamW{}.New(two)
-//	rest, err := optim.SGD{Momentum: 0.9}.New(one)
+//	matrices, err := optim.Muon{}.New(hidden)
+//	rest, err := optim.AdamW{}.New(others)
 //	opt, err := optim.Compose(matrices, rest)
+//
+// # Matrices
+//
+// [Muon] orthogonalises the update of a matrix, for which all of it must come together. A Param says
+// which ranks have the rest ([Peers]), so a Step of Muon communicates, alone among these optimizers. What
+// it takes is known before: [Muon.Plan].
 //
 // # Averages
 //
@@ -115,10 +122,12 @@
 // # What always holds
 //
 //   - Splitting a parameter into pieces, in any way, changes no bit of any result, as long as its
-//     pieces are absent together. With state in 8 bits that is so of cuts at multiples of 256.
-//   - Step allocates nothing and reads and writes every element once.
+//     pieces are absent together. With state in 8 bits that is so of cuts at multiples of 256, and of
+//     Muon by [Gram] within rounding.
+//   - Step allocates nothing and reads and writes every element once, but for Muon.
 //   - A Step, Restore or Adopt that returns an error has changed nothing, in no part of a composed
-//     optimizer. Only memory that fails ([Vec]) leaves values and state undefined.
+//     optimizer. Only memory that fails ([Vec]), and a group that fails under Muon, leave values and
+//     state undefined.
 //   - Restoring what State returned, into pieces cut alike, always works.
 //   - State that has had no update is zero.
 //   - A rank may own nothing: an optimizer over no parameters is legal and counts its steps.

@@ -282,3 +282,37 @@ func ExampleEMA() {
 	// optim: sgd: step 99: the averages are in the place of the values: Swap them back first
 	// value   -1.00
 }
+
+// A matrix belongs to Muon and its bias to AdamW. Each update of Muon has about the same length in all
+// directions, however long the gradient is in them.
+func ExampleMuon() {
+	matrix := optim.Param{
+		Name: "fc.weight", Shape: []int{2, 2},
+		Value: optim.Host{F32: make([]float32, 4)}, Grad: optim.Host{F32: []float32{400, 0, 0, 3}},
+	}
+	bias := optim.Param{
+		Name: "fc.bias", Shape: []int{2},
+		Value: optim.Host{F32: make([]float32, 2)}, Grad: optim.Host{F32: []float32{1, -1}},
+	}
+	muon, err := optim.Muon{Scale: optim.ByShape}.New([]optim.Param{matrix})
+	if err != nil {
+		log.Fatal(err)
+	}
+	adamw, err := optim.AdamW{}.New([]optim.Param{bias})
+	if err != nil {
+		log.Fatal(err)
+	}
+	opt, err := optim.Compose(muon, adamw)
+	if err != nil {
+		log.Fatal(err)
+	}
+	if err := opt.Step(0.1); err != nil {
+		log.Fatal(err)
+	}
+	w := matrix.Value.(optim.Host).F32
+	fmt.Println("alike:", w[0] < -0.05 && w[0] > -0.13 && w[3] < -0.05 && w[3] > -0.13)
+	fmt.Printf("%.1f\n", bias.Value.(optim.Host).F32)
+	// Output:
+	// alike: true
+	// [-0.1 0.1]
+}

@@ -17,16 +17,18 @@ type Group struct {
 // Settings are what an optimizer updates a parameter with, defaults resolved. JSON has PyTorch's
 // names, but for lr_scale: PyTorch's lr is LR times LRScale.
 type Settings struct {
-	Kind        string     `json:"kind"` // "SGD", "Adam" or "AdamW"
+	Kind        string     `json:"kind"` // "SGD", "Adam", "AdamW" or "Muon"
 	LR          float64    `json:"lr"`   // that Step was given last, 0 before the first time
 	LRScale     float64    `json:"lr_scale"`
 	WeightDecay float64    `json:"weight_decay"`
-	Betas       [2]float64 `json:"betas,omitzero"`    // of Adam and AdamW
-	Eps         float64    `json:"eps,omitzero"`      // likewise
-	Momentum    float64    `json:"momentum,omitzero"` // of SGD
-	Nesterov    bool       `json:"nesterov,omitzero"` // likewise
-	Bits        int        `json:"bits,omitzero"`     // of Adam and AdamW: 8 if the state is [Blockwise], or 0
-	EMA         float64    `json:"ema,omitzero"`      // decay of [EMA], or 0
+	Betas       [2]float64 `json:"betas,omitzero"`        // of Adam and AdamW
+	Eps         float64    `json:"eps,omitzero"`          // likewise, and of Muon
+	Momentum    float64    `json:"momentum,omitzero"`     // of SGD and Muon
+	Nesterov    bool       `json:"nesterov,omitzero"`     // likewise
+	Bits        int        `json:"bits,omitzero"`         // of Adam and AdamW: 8 if the state is [Blockwise], or 0
+	Scale       string     `json:"adjust_lr_fn,omitzero"` // of Muon: a [Scale]
+	NSSteps     int        `json:"ns_steps,omitzero"`     // of Muon
+	EMA         float64    `json:"ema,omitzero"`          // decay of [EMA], or 0
 }
 
 // Facts describes the settings: first the kind, such as "AdamW" or, with 8 bits, "AdamW8bit", then
@@ -37,9 +39,13 @@ func (s *Settings) Facts() []string {
 		kind += fmt.Sprintf("%dbit", s.Bits)
 	}
 	facts := []string{kind, fmt.Sprintf("weight decay %v", s.WeightDecay), fmt.Sprintf("LRScale %v", s.LRScale)}
-	if s.Kind == kindSGD {
+	switch s.Kind {
+	case kindSGD:
 		facts = append(facts, fmt.Sprintf("Momentum %v", s.Momentum), fmt.Sprintf("Nesterov %v", s.Nesterov))
-	} else {
+	case kindMuon:
+		facts = append(facts, fmt.Sprintf("Momentum %v", s.Momentum), fmt.Sprintf("Nesterov %v", s.Nesterov),
+			fmt.Sprintf("Eps %v", s.Eps), fmt.Sprintf("Scale %s", s.Scale), fmt.Sprintf("NSSteps %d", s.NSSteps))
+	default:
 		facts = append(facts, fmt.Sprintf("Beta1 %v", s.Betas[0]), fmt.Sprintf("Beta2 %v", s.Betas[1]), fmt.Sprintf("Eps %v", s.Eps))
 	}
 	if s.EMA != 0 {
@@ -67,6 +73,9 @@ func (s *Settings) check() error {
 		checkHyper("LR", s.LR, math.Inf(1)),
 		checkHyper("EMA", s.EMA, 1),
 		checkBits(s.Bits))
+	if err == nil && s.Kind == kindMuon && (s.NSSteps < 1 || s.Scale != MatchAdamW.String() && s.Scale != ByShape.String()) {
+		err = fmt.Errorf("Scale is %s and Steps is %d", s.Scale, s.NSSteps)
+	}
 	if err == nil && s.Nesterov && s.Momentum == 0 {
 		err = errors.New("no Momentum, which Nesterov needs")
 	}

@@ -40,6 +40,14 @@ type Param struct {
 	// rank, should be updated alike, also a piece that is empty: see [Update.Hash].
 	Updated func(Update)
 
+	// Swapped, if not nil, is told when [Swap] has put the average of the piece in the place of its
+	// value, in being true, or has brought the value back.
+	Swapped func(in bool)
+
+	// Peers, if not nil, are the ranks that have the other pieces of the parameter, for [Muon]. Without
+	// it the piece is the whole parameter there.
+	Peers *Peers
+
 	// Alloc, if not nil, is where the state of a piece that is not empty comes from, for example a
 	// file mapped into memory; nil means the Go heap, and is an error unless Value is a Host. New
 	// calls it once for each state entry and sets the memory to zero; n is the length of Value, or a

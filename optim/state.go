@@ -18,7 +18,8 @@ type part struct {
 	pieces   []piece
 	index    map[string][]int // positions in pieces, by parameter, ascending
 	updater  updater
-	swapped  bool // averages are in the place of the values
+	absent   []bool // pieces that have no gradient in the update under way
+	swapped  bool   // averages are in the place of the values
 }
 
 // updater does the updates of one kind.
@@ -27,6 +28,12 @@ type updater interface {
 	update(i int, p *piece, lr float64) error
 	// set changes what all updates are made with.
 	set(s *Settings)
+}
+
+// A preparer is an updater that has to see all pieces before it updates any. absent says which ones it
+// will not update.
+type preparer interface {
+	prepare(pieces []piece, absent []bool) error
 }
 
 // piece is a Param and what belongs to it.
@@ -61,7 +68,7 @@ func newOptimizer(s Settings, names []string, u updater, params []Param, rules [
 	}
 	for i, r := range rules {
 		err := r.check()
-		if r.Bits != nil && s.Kind == kindSGD {
+		if r.Bits != nil && s.Kind != kindAdam && s.Kind != kindAdamW {
 			err = errors.New("field Bits is of Adam and AdamW")
 		}
 		if err != nil {
@@ -80,6 +87,7 @@ func newOptimizer(s Settings, names []string, u updater, params []Param, rules [
 		a.index[p.Name] = append(a.index[p.Name], len(a.pieces))
 		a.pieces = append(a.pieces, piece)
 	}
+	a.absent = make([]bool, len(a.pieces))
 	return &optimizer{parts: []*part{a}}, nil
 }
 
@@ -120,8 +128,17 @@ func (a *part) ready() error {
 // optimizer.
 func (a *part) update(lr float64, steps int) error {
 	for i := range a.pieces {
+		absent := a.pieces[i].Absent
+		a.absent[i] = absent != nil && absent()
+	}
+	if u, ok := a.updater.(preparer); ok {
+		if err := u.prepare(a.pieces, a.absent); err != nil {
+			return err
+		}
+	}
+	for i := range a.pieces {
 		p := &a.pieces[i]
-		if p.Absent != nil && p.Absent() {
+		if a.absent[i] {
 			continue
 		}
 		p.steps++
@@ -137,6 +154,18 @@ func (a *part) update(lr float64, steps int) error {
 		}
 		if p.Updated != nil {
 			p.Updated(Update{settings: a.settings, hyper: p.hyper, lr: lr, steps: steps})
+		}
+	}
+	return nil
+}
+
+// flush begins the updates that vectors have put off.
+func (a *part) flush() error {
+	for i := range a.pieces {
+		if v, ok := a.pieces[i].Value.(interface{ Flush() error }); ok {
+			if err := v.Flush(); err != nil {
+				return err
+			}
 		}
 	}
 	return nil

@@ -20,7 +20,9 @@ import (
 //
 // Order: the methods of Vecs that share memory take effect in the order of the calls. Zero, Write
 // and the updates may return before they have taken effect. Read waits until everything before it
-// has, so it is the only method that waits for a device.
+// has, so it is the only method that waits for a device. A Vec may even put updates off, to do many at
+// once, until any other method of a Vec of its memory is called, or Flush() error if it has that: Step
+// calls it when all pieces are updated.
 //
 // Errors: a method that returns an error may also report a failure of any earlier one, as of a
 // device that is lost. Afterwards the contents are undefined.

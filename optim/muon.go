@@ -1,0 +1,301 @@
+package optim
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+
+	"github.com/gofsdp/gofsdp/comm"
+	"github.com/gofsdp/gofsdp/shard"
+)
+
+// Muon is the configuration of Muon (Keller Jordan, https://kellerjordan.github.io/posts/muon), for
+// the matrices within a network. Embeddings, heads, gains and biases belong to another optimizer:
+// [Compose] makes one of both. With gradient g of a matrix, in the form of torch.optim.Muon:
+//
+//	b = b + (1 - Momentum)·(g - b)
+//	u = g + Momentum·(b - g), or b if NoNesterov
+//	o = u·(uᵀu)^-½, roughly: Steps steps of the Newton-Schulz iteration, from u/(‖u‖ + Eps)
+//	p = p - lr·WeightDecay·p - lr·Scale·o
+//
+// b is the state entry "momentum_buffer", which begins at zero and lies where p does. A parameter of
+// more dimensions is the matrix of its first dimension by all others.
+//
+// # Over shards
+//
+// The iteration needs the whole matrix, of which a rank has some rows ([Param].Peers). So Step is
+// a collective of the ranks that have the matrices: each has to call it between the same passes. For
+// every matrix it takes the [Method] that Machine should do fastest, where bits may not depend on the number of
+// ranks (fsdp.Config.VirtualRanks) of Owner and Gather only. However a matrix is cut, and on
+// however many ranks, Owner and Gather give the bits of one rank; Gram is within rounding of them.
+//
+// Ranks compute on one core each. What surrounds the iteration takes as much memory again as the
+// rank's matrices do, twice, from the first Step on. A Step whose group fails has changed b.
+//
+// A zero Momentum, Steps or Eps means its default; [Zero] means zero.
+type Muon struct {
+	Momentum    float64 // in [0, 1); default 0.95
+	NoNesterov  bool
+	WeightDecay float64 // default 0, none
+	Steps       int     // of the iteration; default 5
+	Eps         float64 // default 1e-7
+	Scale       Scale
+	Rules       []Rule // exceptions for some parameters
+
+	// Blocks returns of how many matrices of as many rows a parameter consists, each of which is
+	// orthogonalised by itself: 3·heads for the weight of queries, keys and values by head. 0 and 1 are
+	// one matrix. Nil is one for every parameter.
+	Blocks func(p Param) int
+
+	Method  Method  // of all matrices; default Cheapest
+	Machine Machine // by which the cheapest is found; the same on all ranks
+}
+
+// Scale is how long the update of a matrix is, whose elements' root mean square is 1/√(its longer side)
+// without it.
+type Scale uint8
+
+// The scales, torch.optim.Muon's adjust_lr_fn.
+const (
+	// MatchAdamW is 0.2·√max(rows, columns), which makes updates as long as AdamW's usually are, so
+	// that both may have one learning rate and decay (https://arxiv.org/abs/2502.16982).
+	MatchAdamW Scale = iota
+	// ByShape is √max(1, rows/columns), Keller Jordan's.
+	ByShape
+)
+
+// String returns PyTorch's name.
+func (s Scale) String() string {
+	switch s {
+	case MatchAdamW:
+		return "match_rms_adamw"
+	case ByShape:
+		return "original"
+	}
+	return fmt.Sprintf("Scale(%d)", uint8(s))
+}
+
+// scaleOf returns the factor of a matrix.
+func scaleOf(name string, rows, cols int) float64 {
+	if name == ByShape.String() {
+		return math.Sqrt(max(1, float64(rows)/float64(cols)))
+	}
+	return 0.2 * math.Sqrt(float64(max(rows, cols)))
+}
+
+// Peers are the ranks that have a parameter between them.
+type Peers struct {
+	Group  comm.Group // all of these ranks, this one included
+	Places int        // that the parameter is cut over: rank r of Group has what is at place r mod Places
+	Span   func(place int) shard.Span
+	Exact  bool // bits may not depend on the number of ranks: Cheapest is not Gram
+}
+
+// MuonVec is a [Vec] whose elements [Muon] can reach.
+type MuonVec interface {
+	Vec
+	// Elements returns the memory that is the vector.
+	Elements() Host
+}
+
+// Elements implements [MuonVec].
+func (h Host) Elements() Host { return h }
+
+const kindMuon = "Muon"
+
+// New returns Muon over params, with its state at zero. It returns an error, naming the parameter, if
+// one has no rows and columns, if pieces overlap, are malformed or have no Peers where the rest is
+// missing, if a value is no [MuonVec], as on a device, if Blocks do not divide the rows, if Gram is asked for
+// where rows are cut, or if a hyper-parameter is out of range. It is no collective.
+func (c Muon) New(params []Param) (Optimizer, error) {
+	s := Settings{
+		Kind: kindMuon, LRScale: 1, WeightDecay: c.WeightDecay, Momentum: orDefault(c.Momentum, 0.95), Nesterov: !c.NoNesterov,
+		Eps: orDefault(c.Eps, 1e-7), Scale: c.Scale.String(), NSSteps: cmp.Or(c.Steps, 5),
+	}
+	if err := s.check(); err != nil {
+		return nil, fmt.Errorf("optim: muon: %w", err)
+	}
+	values, err := valuesAs[MuonVec]("muon", params)
+	if err != nil {
+		return nil, err
+	}
+	teams, err := c.teams(params)
+	if err != nil {
+		return nil, fmt.Errorf("optim: muon: %w", err)
+	}
+	return newOptimizer(s, []string{"momentum_buffer"}, &muon{values: values, teams: teams}, params, c.Rules)
+}
+
+// A MuonPlan says what a Step of [Muon] does.
+type MuonPlan struct {
+	Matrices []MuonMatrix
+	FLOPs    float64 // of all ranks together, those of float64 counted twice
+	Mine     float64 // of these, what this rank computes
+	Sent     int     // bytes that this rank sends
+}
+
+// A MuonMatrix is one of them: a parameter, or one of its Blocks.
+type MuonMatrix struct {
+	Param      string
+	First      int // row of the parameter
+	Rows, Cols int
+	Method     Method
+	Owner      int // the rank of Peers.Group that computes it, or its small part; -1 for Gather
+	FLOPs      float64
+}
+
+// Plan returns what Steps of an optimizer that New makes of params would do. It allocates and sends
+// nothing, so the groups may be of type [comm.World], and values anything: in the function that
+// fsdp.Dry asks for an optimizer it plans for ranks that are not there.
+func (c Muon) Plan(params []Param) (*MuonPlan, error) {
+	teams, err := c.teams(params)
+	if err != nil {
+		return nil, fmt.Errorf("optim: muon: %w", err)
+	}
+	p := &MuonPlan{}
+	for _, t := range teams {
+		for i := range t.jobs {
+			j := &t.jobs[i]
+			p.Matrices = append(p.Matrices, MuonMatrix{j.name, j.start / j.cols, j.rows, j.cols, j.method, j.owner, j.flops(t)})
+			p.FLOPs += j.flops(t)
+			p.Mine += j.flopsOf(t, t.rank)
+		}
+		p.Sent += t.sent()
+	}
+	return p, nil
+}
+
+// teams returns the matrices of params by the ranks that have them, in an order that is the same on all
+// of these.
+func (c Muon) teams(params []Param) (list []*muonTeam, err error) {
+	if c.Method > Gather {
+		return nil, fmt.Errorf("there is no %v", c.Method)
+	}
+	order := make([]int, len(params)) // Shards lists empty pieces last, on every rank others
+	for i := range order {
+		order[i] = i
+	}
+	slices.SortFunc(order, func(a, b int) int { return cmp.Compare(params[a].Name, params[b].Name) })
+	last := ""
+	for _, i := range order {
+		p := &params[i]
+		jobs, err := c.jobs(p, i)
+		if err == nil && p.Name == last {
+			err = errors.New("it has more than one piece here")
+		}
+		if err != nil {
+			return nil, fmt.Errorf("parameter %q: %w", p.Name, err)
+		}
+		last = p.Name
+		at := slices.IndexFunc(list, func(t *muonTeam) bool { return t.has(p.Peers) })
+		if at < 0 {
+			at, list = len(list), append(list, newMuonTeam(p.Peers, cmp.Or(c.Steps, 5), p.withVecs().Value.Float64()))
+		}
+		if list[at].float64s != p.withVecs().Value.Float64() && lenOf(p.Value) > 0 {
+			return nil, fmt.Errorf("parameter %q: its type is not that of the others", p.Name)
+		}
+		list[at].jobs = append(list[at].jobs, jobs...)
+	}
+	for _, t := range list {
+		if err := t.plan(c.Method, c.Machine.orDefault()); err != nil {
+			return nil, err
+		}
+	}
+	return list, nil
+}
+
+// jobs returns the matrices that parameter i of a list is, or why it is none.
+func (c Muon) jobs(p *Param, i int) (list []muonJob, err error) {
+	n, err := p.checkInterval()
+	if err != nil {
+		return nil, err
+	}
+	if len(p.Shape) < 2 {
+		return nil, fmt.Errorf("shape %v is no matrix", p.Shape)
+	}
+	blocks := 1
+	if c.Blocks != nil {
+		blocks = max(c.Blocks(*p), 1)
+	}
+	switch {
+	case p.Shape[0]%blocks != 0:
+		return nil, fmt.Errorf("%d blocks do not divide %d rows", blocks, p.Shape[0])
+	case p.Peers == nil && lenOf(p.Value) != n:
+		return nil, fmt.Errorf("elements [%d:%d] of %d are here, and no Peers have the others", p.Offset, p.end(), n)
+	case n == 0:
+		return nil, nil
+	}
+	span := func(int) shard.Span { return shard.Span{End: n} }
+	if p.Peers != nil {
+		span = p.Peers.Span
+	}
+	rows, cols := p.Shape[0]/blocks, n/p.Shape[0]
+	for b := range blocks {
+		list = append(list, muonJob{name: p.Name, piece: i, rows: rows, cols: cols, start: b * rows * cols, span: span})
+	}
+	return list, nil
+}
+
+// muon does the updates of Muon.
+type muon struct {
+	values []MuonVec // of the pieces
+	teams  []*muonTeam
+	s      Settings
+}
+
+func (u *muon) set(s *Settings) {
+	u.s = *s
+	for _, t := range u.teams {
+		t.steps = s.NSSteps
+	}
+}
+
+// prepare makes the directions of all pieces that have a gradient, for update to go.
+func (u *muon) prepare(pieces []piece, absent []bool) error {
+	for _, t := range u.teams {
+		if t.float64s {
+			if t.f64 == nil {
+				t.f64 = newMuonRun[float64](t)
+			}
+			if err := t.f64.directions(u, pieces, absent, func(v Vec) []float64 { return v.(MuonVec).Elements().F64 }); err != nil {
+				return err
+			}
+			continue
+		}
+		if t.f32 == nil {
+			t.f32 = newMuonRun[float32](t)
+		}
+		if err := t.f32.directions(u, pieces, absent, func(v Vec) []float32 { return v.(MuonVec).Elements().F32 }); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (u *muon) update(i int, p *piece, lr float64) error {
+	decay := 1 - lr*p.weightDecay
+	for _, t := range u.teams {
+		for k := range t.jobs {
+			if j := &t.jobs[k]; j.piece == i && j.here.Start < j.here.End {
+				from := j.start + j.here.Start - p.Offset
+				to := from + j.here.End - j.here.Start
+				if value := u.values[i].Elements(); t.float64s {
+					descend(value.F64[from:to], t.f64.mine[j.at:], decay, lr*scaleOf(u.s.Scale, j.rows, j.cols))
+				} else {
+					descend(value.F32[from:to], t.f32.mine[j.at:], float32(decay), float32(lr*scaleOf(u.s.Scale, j.rows, j.cols)))
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// descend makes one update of p in direction o.
+func descend[T float32 | float64](p, o []T, decay, rate T) {
+	o = o[:len(p)]
+	for i, x := range p {
+		p[i] = x*decay - o[i]*rate
+	}
+}
