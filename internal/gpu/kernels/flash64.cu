@@ -1,0 +1,4 @@
+// Heads of up to 64 columns.
+#include "flash.h"
+
+FLASH(64, 64)

@@ -1,0 +1,46 @@
+// What flat groups do before and after they travel: numbers are rounded to 16 bits and back, and sums
+// are added to the gradients. As in package half, NaN stays NaN, and what is too large is infinite.
+#include "device.h"
+
+struct f16 { u16 bits; };
+
+DEVICE float wide(f16 v) {
+  float f;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(f) : "h"(v.bits));
+  return f;
+}
+DEVICE void narrow(f16 &to, float v) { asm("cvt.rn.f16.f32 %0, %1;" : "=h"(to.bits) : "f"(v)); }
+
+#define EACH 16 // elements of a thread
+
+// A block reads its elements before it writes any. So y may be the first half of x, and x the second
+// half of y, if no block writes what one of the same launch reads: see transfer.go.
+#define HELD(read, write) \
+  u64 first = from + (u64)blockIdx.x * EACH * blockDim.x + threadIdx.x; \
+  float held[EACH]; \
+  _Pragma("unroll") for (int j = 0; j < EACH; j++) { u64 i = first + j * blockDim.x; if (i < to) held[j] = read; } \
+  __syncthreads(); \
+  _Pragma("unroll") for (int j = 0; j < EACH; j++) { u64 i = first + j * blockDim.x; if (i < to) { float v = held[j]; write; } }
+
+// y = c·x, for elements [from, to).
+template <class E> DEVICE void rounded(E *y, const float *x, u64 from, u64 to, float c) { HELD(x[i], narrow(y[i], __fmul_rn(c, v))) }
+// y = x.
+template <class E> DEVICE void widened(float *y, const E *x, u64 from, u64 to) { HELD(wide(x[i]), y[i] = v) }
+
+#define ROUND(T, E) \
+  KERNEL transfer_narrow_##T(E *y, const float *x, u64 from, u64 to, float c) { rounded(y, x, from, to, c); } \
+  KERNEL transfer_widen_##T(float *y, const E *x, u64 from, u64 to) { widened(y, x, from, to); }
+ROUND(bf16, bf16)
+ROUND(f16, f16)
+
+DEVICE float sum(float a, float c, float x) { return __fadd_rn(a, __fmul_rn(c, x)); }
+DEVICE double sum(double a, double c, double x) { return __dadd_rn(a, __dmul_rn(c, x)); }
+
+// grad += c·x, rounded twice as on the host.
+#define DRAIN(T, E) \
+  KERNEL transfer_drain_##T(W<E> *grad, const E *x, u64 n, W<E> c) { \
+    INDEX(n); \
+    grad[i] = sum(grad[i], c, wide(x[i])); \
+  }
+TYPES(DRAIN)
+DRAIN(f16, f16)
