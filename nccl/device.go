@@ -18,6 +18,16 @@ type (
 	Function   = device.Function
 )
 
+// Placed is what vectors of package optim are whose elements lie in the memory of a [Device]: those of
+// a model with fsdp.Config.Device. Place returns the address of the first one, and the stream in which
+// all that concerns them runs between passes. What it was given before has then been given to the
+// stream, and whatever is given to it before the next pass comes before that pass: kernels of the
+// user's may read and write there. The stream and the memory are the model's, and valid until it is
+// closed or frozen anew.
+type Placed interface {
+	Place() (addr uintptr, s *Stream, err error)
+}
+
 // CUDAError is a call of the CUDA driver that has failed.
 type CUDAError = device.Error
 

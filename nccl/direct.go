@@ -7,7 +7,7 @@ import (
 	"github.com/gofsdp/gofsdp/comm"
 )
 
-// NCCL's names for those of package comm. A gather is made of sends and receives.
+// NCCL's names for those of package comm. A gather and an all-to-all are made of sends and receives.
 var (
 	types = [...]DataType{
 		comm.Float32: Float32, comm.Float64: Float64, comm.Int32: Int32, comm.Int64: Int64, comm.Uint8: Uint8,
@@ -16,7 +16,7 @@ var (
 	operators   = [...]RedOp{comm.Sum: Sum, comm.Avg: Avg, comm.Max: Max, comm.Min: Min}
 	collectives = [...]Kind{
 		comm.KindAllGather: AllGather, comm.KindReduceScatter: ReduceScatter, comm.KindAllReduce: AllReduce,
-		comm.KindBroadcast: Broadcast, comm.KindGather: 0,
+		comm.KindBroadcast: Broadcast, comm.KindGather: 0, comm.KindAllToAll: 0,
 	}
 )
 
@@ -57,6 +57,8 @@ func (d *direct) plan(c *comm.Call) ([]Op, error) {
 	switch c.Kind {
 	case comm.KindGather:
 		return d.planGather(c, op)
+	case comm.KindAllToAll:
+		return d.planAllToAll(c, op)
 	case comm.KindReduceScatter:
 		op.Count = c.Dst.Len()
 	}
@@ -88,4 +90,30 @@ func (d *direct) planGather(c *comm.Call, op Op) ([]Op, error) {
 		op.Recv += uintptr(n) * size
 	}
 	return ops, nil
+}
+
+// planAllToAll is plan for an all-to-all, in which each rank copies its own part.
+func (d *direct) planAllToAll(c *comm.Call, op Op) ([]Op, error) {
+	n := c.Src.Len() / cap(d.ops)
+	part := n * c.DType().Size()
+	own := uintptr(d.rank * part)
+	if err := d.launcher.stream.CopyDevice(op.Recv+own, op.Send+own, part); err != nil || part == 0 {
+		return nil, err
+	}
+	return exchanges(nil, op, d.rank, cap(d.ops), n), nil
+}
+
+// exchanges adds to ops the sends of the parts at op.Send, of n elements each, to all other ranks, and the
+// receives of theirs at op.Recv.
+func exchanges(ops []Op, op Op, rank, ranks, n int) []Op {
+	send, recv := op, op
+	send.Kind, recv.Kind, send.Count, recv.Count = Send, Recv, n, n
+	for r := range ranks {
+		if send.Peer, recv.Peer = r, r; r != rank {
+			ops = append(ops, send, recv)
+		}
+		send.Send += uintptr(n * op.Type.Size())
+		recv.Recv += uintptr(n * op.Type.Size())
+	}
+	return ops
 }

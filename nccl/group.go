@@ -89,6 +89,9 @@ type Group struct {
 // names it.
 func New(ctx context.Context, boot comm.Group, dev *Device, cfg GroupConfig) (*Group, error) {
 	cfg, invalid := cfg.complete()
+	if over, ok := boot.(*Group); ok {
+		boot = over.backend.host // what is not data needs no NCCL
+	}
 	host, err := boot.Split(ctx, 0, boot.Rank())
 	if err != nil {
 		return nil, fmt.Errorf("nccl: group %q: %w", cfg.Communicator.Name, err)
@@ -99,6 +102,15 @@ func New(ctx context.Context, boot comm.Group, dev *Device, cfg GroupConfig) (*G
 	}
 	return b.open(ctx, invalid)
 }
+
+// Communicator returns the communicator of the group, for operations that the caller gives to a
+// stream of the device: in the same order on all ranks, and not while a collective of the group is
+// under way. It is closed with the group. Who waits for such a stream watches AsyncError and
+// [comm.Failing] of the group, and aborts the communicator when there is a reason to.
+func (g *Group) Communicator() *Communicator { return g.backend.launcher.communicator }
+
+// Failing makes the group tell of its failures: see [comm.Failing].
+func (g *Group) Failing() <-chan struct{} { return comm.Failing(g.Group) }
 
 // Watch implements [comm.Watcher].
 func (g *Group) Watch(f func(comm.Flight)) (stop func()) { return g.Group.(*comm.Serial).Watch(f) }

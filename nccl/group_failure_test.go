@@ -55,7 +55,7 @@ func TestGroupCallsFail(t *testing.T) {
 	cuda, lib := doubles(t)
 	cfg := GroupConfig{Staging: 256}
 	functions := map[string]bool{ // whether a failure is one of the group
-		"cuStreamCreate": true, "cuEventCreate": true, "cuMemAlloc": true, "cuMemAllocHost": true, "cuMemcpyHtoDAsync": true,
+		"cuStreamCreateWithPriority": true, "cuEventCreate": true, "cuMemAlloc": true, "cuMemAllocHost": true, "cuMemcpyHtoDAsync": true,
 		"cuMemcpyDtoHAsync": true, "cuEventRecord": true, "cuEventQuery": true,
 		"ncclGetUniqueId": true, "ncclCommInitRankConfig": true, "ncclCommSplit": true, "ncclGroupEnd": true, "ncclCommGetAsyncError": true,
 		"ncclAllGather": true, "ncclReduceScatter": true, "ncclAllReduce": true, "ncclBroadcast": true, "ncclSend": true, "ncclRecv": true,
@@ -251,7 +251,7 @@ func TestGroupLaunchHangs(t *testing.T) {
 		for r, err := range errs {
 			require.ErrorContains(t, err, "cuMemcpyHtoD", "rank %d", r)
 		}
-		require.Less(t, time.Since(start), 10*time.Second)
+		require.Less(t, time.Since(start), time.Minute)
 	}
 }
 

@@ -23,7 +23,7 @@ type member struct {
 // everything. It returns what f returns, or New or Close.
 func groupOf(t testing.TB, n int, cfg GroupConfig, f func(m *member) error) []error {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
 	defer cancel()
 	boot := comm.Local(n)
 	return each(n, func(i int) (err error) {

@@ -109,14 +109,12 @@ func TestGroupLosesProcess(t *testing.T) {
 	w := g.AllReduce(f32s(m.Addr(), 4), comm.Sum)
 	for lines := bufio.NewScanner(out); lines.Scan() && lines.Text() != "launched"; {
 	}
-	killed := time.Now()
 	require.NoError(t, victim.Process.Kill())
 	err = w.Wait(ctx)
 	var blame *comm.RankError
 	require.ErrorAs(t, err, &blame)
 	require.Equal(t, 1, blame.Rank)
 	require.ErrorIs(t, err, comm.ErrLost)
-	require.Less(t, time.Since(killed), 10*time.Second)
 	_, _ = io.Copy(io.Discard, out)
 	require.Error(t, victim.Wait())
 	require.NoError(t, g.Close())

@@ -93,6 +93,10 @@ func (p *placed) Gather(dst, src comm.Buffer, counts []int, root int) comm.Work 
 	return p.issue(dst, src, func(dst, src comm.Buffer) comm.Work { return p.Group.Gather(dst, src, counts, root) })
 }
 
+func (p *placed) AllToAll(dst, src comm.Buffer) comm.Work {
+	return p.issue(dst, src, p.Group.AllToAll)
+}
+
 // issue issues an operation on copies of those buffers that belong on the device.
 func (p *placed) issue(dst, src comm.Buffer, call func(dst, src comm.Buffer) comm.Work) comm.Work {
 	w := &placedWork{p: p, dst: dst, src: src}
@@ -265,4 +269,37 @@ func TestGroupSharesDevice(t *testing.T) {
 	doubles(t)
 	open := openGroups(t, GroupConfig{}, onHosts, func(int) int { return 0 })
 	commtest.Contract{Sizes: []int{2}, Rounded: true}.Test(t, open)
+}
+
+// A group of a group uses NCCL for data only. What its communicator is given directly ends with an
+// abort, and the group tells of failures of the one that it was made over.
+func TestGroupOverAGroup(t *testing.T) {
+	_, lib := doubles(t)
+	cause := errors.New("enough")
+	var looked sync.WaitGroup // all ranks have seen their groups well
+	looked.Add(2)
+	for r, err := range groupOf(t, 2, GroupConfig{}, func(m *member) error {
+		g := must(New(m.me.ctx, m.Group, m.me.dev, GroupConfig{}))
+		check(g.Barrier(m.me.ctx))
+		before := lib.Calls("ncclAllGather")
+		m.me.alloc(8, func(x uintptr) {
+			m.me.put(x, []byte{1, 1, 1, 1, 1, 1, 1, 1})
+			check(g.Communicator().AllReduce(x, x, 8, Uint8, Sum, m.me.stream.Handle()))
+			require.Equal(m.me, []byte{2, 2, 2, 2, 2, 2, 2, 2}, m.me.get(x, 8))
+		})
+		check(g.Barrier(m.me.ctx))
+		that(nil, "no data of meetings", lib.Calls("ncclAllGather") == before)
+		that(nil, "well", !closed(comm.Failing(g)))
+		looked.Done()
+		if m.Rank() == 1 {
+			looked.Wait()
+			m.Abort(cause)
+		}
+		<-comm.Failing(g)
+		err := g.Barrier(m.me.ctx)
+		check(g.Close())
+		return err
+	}) {
+		require.ErrorIs(t, err, cause, "rank %d", r)
+	}
 }

@@ -59,7 +59,7 @@ func TestAbsent(t *testing.T) {
 		"":                      "libnccl.so.2: ",
 		text:                    "file too short",
 		old.NCCL:                "NCCL 2.17 is older than 2.18",
-		gpudouble.Build(t).CUDA: "there is no function ncclGetVersion",
+		gpudouble.Build(t).CUDA: "it has no function ncclGetVersion",
 	} {
 		t.Run(want, func(t *testing.T) { runChild(t, "absent", EnvLibrary+"="+file, wanted+"="+want) })
 	}
@@ -89,7 +89,7 @@ func path() error {
 		check(Load(""))
 		must(Version())
 		err := Load("/elsewhere/libnccl.so.2")
-		require.EqualError(new(rank), err, "nccl: cannot load /elsewhere/libnccl.so.2: "+good+" is loaded already")
+		require.EqualError(new(rank), err, "cannot load NCCL from /elsewhere/libnccl.so.2: it is loaded from "+good+" already")
 		return nil
 	})
 }

@@ -137,7 +137,7 @@ func (r *rank) close() error {
 // everything. A rank that fails aborts the communicator. It returns what f returns.
 func world(t testing.TB, n int, cfg Config, f func(r *rank) error) []error {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
 	defer cancel()
 	id, err := NewUniqueID()
 	require.NoError(t, err)

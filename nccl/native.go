@@ -29,19 +29,17 @@ var (
 	_ = [1]struct{}{}[Recv-C.OP_RECV]
 )
 
-// builtIn tells whether this build can load NCCL at all.
-const builtIn = true
-
-// open loads the library at path. why is the reason if it does not.
-func open(path string) (v VersionCode, why string, ok bool) {
+// open loads the library at path, or says why it cannot.
+func open(path string) (why string, err error) {
 	name := C.CString(path)
 	defer C.free(unsafe.Pointer(name))
-	var version C.int
+	var v C.int
 	var text [512]C.char
-	if C.fsdp_nccl_open(name, C.int(Floor), &version, &text[0], C.size_t(len(text))) != 0 {
-		return 0, C.GoString(&text[0]), false
+	if C.fsdp_nccl_open(name, C.int(Floor), &v, &text[0], C.size_t(len(text))) != 0 {
+		return C.GoString(&text[0]), nil
 	}
-	return VersionCode(version), "", true
+	version = VersionCode(v)
+	return "", nil
 }
 
 // setDriver gives the shim the address of cuCtxSetCurrent.

@@ -4,11 +4,9 @@ package nccl
 
 // In this build NCCL cannot be loaded. Load says so, and nothing below is reached.
 
-const builtIn = false
-
 type slot struct{}
 
-func open(string) (v VersionCode, why string, ok bool) { return 0, "", false }
+func open(string) (why string, err error)              { return "", nil }
 func setDriver(uintptr)                                {}
 func uniqueID() (id UniqueID, r Result, detail string) { return id, SystemError, "" }
 func newSlot(uintptr, *Config) *slot                   { return &slot{} }

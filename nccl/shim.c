@@ -38,12 +38,11 @@ int fsdp_nccl_open(const char *path, int floor, int *version, char *why, size_t 
   const char *missing = find(&l);
   int r = l.ncclGetVersion ? l.ncclGetVersion(version) : NCCL_SUCCESS;
   if (r)
-    snprintf(why, n, "%s: ncclGetVersion: result %d", path, r);
+    snprintf(why, n, "ncclGetVersion: result %d", r);
   else if (l.ncclGetVersion && *version < floor)
-    snprintf(why, n, "%s: NCCL %d.%d is older than %d.%d", path, *version / 10000, *version / 100 % 100, floor / 10000,
-             floor / 100 % 100);
+    snprintf(why, n, "NCCL %d.%d is older than %d.%d", *version / 10000, *version / 100 % 100, floor / 10000, floor / 100 % 100);
   else if (missing)
-    snprintf(why, n, "%s: there is no function %s", path, missing);
+    snprintf(why, n, "it has no function %s", missing);
   else
     return lib = l, 0;
   dlclose(l.handle);

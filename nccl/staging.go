@@ -136,6 +136,8 @@ func (s *staging) extent(c *comm.Call) (parts, length int) {
 		return s.ranks, c.Dst.Len()
 	case comm.KindGather:
 		return s.ranks, slices.Max(c.Counts)
+	case comm.KindAllToAll: // what is sent, and what is received
+		return 2 * s.ranks, c.Dst.Len() / s.ranks
 	default:
 		return 1, c.Dst.Len()
 	}
@@ -232,6 +234,19 @@ func (s *staging) cut(c *comm.Call, p *piece, base uintptr, lo, hi int) {
 		}
 	case comm.KindGather:
 		s.cutGather(c, p, op, lo, hi)
+		return
+	case comm.KindAllToAll:
+		share := c.Dst.Len() / s.ranks
+		for r := range s.ranks {
+			at := (s.ranks + r) * part // its own comes back from where it was put
+			if r == rank {
+				at = r * part
+			}
+			p.in = append(p.in, span{r * part, c.Src.Slice(r*share+lo, r*share+hi)})
+			p.out = append(p.out, span{at, c.Dst.Slice(r*share+lo, r*share+hi)})
+		}
+		op.Recv += uintptr(s.ranks * part)
+		p.ops = exchanges(p.ops, op, rank, s.ranks, n)
 		return
 	}
 	p.ops = append(p.ops, op)

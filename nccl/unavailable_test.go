@@ -18,5 +18,5 @@ func TestUnavailable(t *testing.T) {
 	for _, err := range []error{Load(""), LoadCUDA(""), version, id, dev, n, c} {
 		require.ErrorIs(t, err, ErrUnavailable)
 	}
-	require.ErrorContains(t, Load(""), "built without cgo or not for Linux")
+	require.ErrorContains(t, Load(""), "built without cgo, or not for Linux")
 }

@@ -24,6 +24,7 @@ func TestNoAllocations(t *testing.T) {
 		"Set":          func() error { return s.Set(m.Addr(), 0, 64) },
 		"Launch":       func() error { n ^= 1; return scale.Launch(s, grid, block, 0, m.Addr(), factor, n) },
 		"Launch of":    func() error { return scale.Launch(s, grid, block, 0, m, factor, n) },
+		"LaunchArgs":   func() error { return scale.LaunchArgs(s, grid, block, 0, []uint64{uint64(m.Addr()), 0, 16}) },
 		"Record":       func() error { return e.Record(s) },
 		"Wait":         func() error { return s.Wait(e) },
 		"Query":        func() error { _, err := s.Query(); return err },

@@ -4,6 +4,7 @@ package device
 
 import (
 	"bytes"
+	"math"
 	"runtime/debug"
 	"testing"
 	"time"
@@ -257,6 +258,10 @@ func TestContractKernels(t *testing.T) {
 		require.Equal(t, want, v, i)
 	}
 
+	require.Equal(t, []int{8, 4, 4}, scale.Params())
+	require.NoError(t, scale.LaunchArgs(s, [3]int{1, 1, 1}, [3]int{2, 1, 1}, 0, []uint64{uint64(y.Addr()), uint64(math.Float32bits(-1)), n}))
+	require.Equal(t, []float32{0, -got[1], got[2]}, floats(get(t, d, s, y.Addr(), 12)))
+
 	_, err := m.Function("scale_f3")
 	var failed *Error
 	require.ErrorAs(t, err, &failed)
@@ -274,6 +279,9 @@ func TestContractKernels(t *testing.T) {
 		"grid [0 1 1]":                 scale.Launch(s, [3]int{0, 1, 1}, one, 0, x, float32(1), int32(1)),
 		"blocks [1 1 -1]":              scale.Launch(s, one, [3]int{1, 1, -1}, 0, x, float32(1), int32(1)),
 		"-1 bytes of shared":           scale.Launch(s, one, one, -1, x, float32(1), int32(1)),
+		"2 values for 3 parameters":    scale.LaunchArgs(s, one, one, 0, make([]uint64, 2)),
+		"bytes of shared memory, the":  scale.SetShared(d.SharedPerBlock() + 1),
+		"-1 bytes of shared memory":    scale.SetShared(-1),
 		"33 arguments, at most 32":     scale.Launch(s, one, one, 0, make([]any, 33)...),
 		"cuLaunchKernel":               scale.Launch(s, one, [3]int{4096, 1, 1}, 0, x, float32(1), int32(1)),
 	}
@@ -283,6 +291,39 @@ func TestContractKernels(t *testing.T) {
 		require.ErrorContains(t, err, "device 0")
 	}
 	require.NoError(t, s.Sync())
+}
+
+// TestContractShared checks that a block has more than 48 KiB of shared memory only if its kernel
+// asked for it.
+func TestContractShared(t *testing.T) {
+	d := gpu(t)
+	s := newStream(t, d)
+	scale := kernel(t, kernels(t, d), "scale_f32")
+	x := alloc(t, d, 4)
+	one, most := [3]int{1, 1, 1}, d.SharedPerBlock()
+	require.Greater(t, most, 48<<10)
+	launch := func(shared int) error { return scale.Launch(s, one, one, shared, x, float32(1), int32(1)) }
+	require.NoError(t, launch(48<<10))
+	var failed *Error
+	require.ErrorAs(t, launch(48<<10+1), &failed)
+	require.Equal(t, "cuLaunchKernel", failed.Op)
+	require.NoError(t, scale.SetShared(most))
+	require.NoError(t, launch(most))
+	require.NoError(t, s.Sync())
+}
+
+// TestContractAttributes checks what a device says of itself.
+func TestContractAttributes(t *testing.T) {
+	d := gpu(t)
+	require.Positive(t, d.Multiprocessors())
+	major, _ := d.Capability()
+	require.GreaterOrEqual(t, major, 7)
+	s, err := d.NewUrgentStream()
+	require.NoError(t, err)
+	m := alloc(t, d, 4)
+	require.NoError(t, s.Set(m.Addr(), 1, 4))
+	require.Equal(t, []byte{1, 1, 1, 1}, get(t, d, s, m.Addr(), 4))
+	require.NoError(t, s.Close())
 }
 
 func TestContractModules(t *testing.T) {

@@ -6,11 +6,13 @@ package device
 #include "driver.h"
 #cgo nocallback driver_device
 #cgo nocallback driver_name
+#cgo nocallback driver_attribute
 #cgo nocallback driver_retain
 #cgo nocallback driver_release
 #cgo nocallback driver_memory
 #cgo noescape driver_device
 #cgo noescape driver_name
+#cgo noescape driver_attribute
 #cgo noescape driver_retain
 #cgo noescape driver_memory
 */
@@ -29,6 +31,8 @@ type Device struct {
 	name    string
 	number  C.int
 	context C.driver_handle
+
+	multiprocessors, major, minor, shared int
 
 	mu     sync.Mutex
 	open   bool
@@ -56,10 +60,33 @@ func Open(ordinal int) (*Device, error) {
 		return nil, err
 	}
 	d.name = C.GoString(&name[0])
+	if err := d.measure(); err != nil {
+		return nil, err
+	}
 	if err := d.result("cuDevicePrimaryCtxRetain", C.driver_retain(d.number, &d.context)); err != nil {
 		return nil, err
 	}
 	return d, nil
+}
+
+// measure asks for the attributes of d.
+func (d *Device) measure() error {
+	for _, attribute := range []struct {
+		number C.int
+		value  *int
+	}{
+		{C.DRIVER_MULTIPROCESSORS, &d.multiprocessors},
+		{C.DRIVER_CAPABILITY_MAJOR, &d.major},
+		{C.DRIVER_CAPABILITY_MINOR, &d.minor},
+		{C.DRIVER_SHARED_PER_BLOCK, &d.shared},
+	} {
+		var value C.int
+		if err := d.result("cuDeviceGetAttribute", C.driver_attribute(d.number, attribute.number, &value)); err != nil {
+			return err
+		}
+		*attribute.value = int(value)
+	}
+	return nil
 }
 
 // result returns the error of what the driver's function op returned for d.
@@ -75,6 +102,16 @@ func (d *Device) Ordinal() int { return d.ordinal }
 
 // Name returns what the GPU is called, "NVIDIA H200".
 func (d *Device) Name() string { return d.name }
+
+// Multiprocessors returns how many there are.
+func (d *Device) Multiprocessors() int { return d.multiprocessors }
+
+// Capability returns the compute capability: 9, 0 of an H200.
+func (d *Device) Capability() (major, minor int) { return d.major, d.minor }
+
+// SharedPerBlock returns how many bytes of shared memory a block can have, if its kernel asks for
+// them by [Function.SetShared].
+func (d *Device) SharedPerBlock() int { return d.shared }
 
 // Context returns the CUcontext.
 func (d *Device) Context() uintptr { return uintptr(d.context) }

@@ -23,63 +23,36 @@ import "C"
 
 import (
 	"fmt"
-	"os"
-	"sync"
 	"unsafe"
 )
 
-// driver is the loaded library.
-var driver struct {
-	sync.Mutex
-	path string // empty: none yet
+// builtIn tells whether this build can load libraries at all.
+const builtIn = true
+
+var driver = Library{
+	What: "the CUDA driver", Names: []string{"libcuda.so.1"}, Variable: EnvCUDA,
+	Hint: "it comes with the NVIDIA driver, and " + EnvCUDA + " may name its file",
+	Open: load,
 }
 
 // textBytes is the room for what the loader or the driver has to say.
 const textBytes = 512
 
-// Load loads the CUDA driver from path. An empty path means what [EnvCUDA] says, or else the
-// system's libcuda.so.1.
-//
-// A process loads one driver, when it first needs it: Load is only for those who have a path to
-// give, and says so if another one is in use. After an error it may be tried again.
-func Load(path string) error {
-	driver.Lock()
-	defer driver.Unlock()
-	if driver.path != "" {
-		if path != "" && path != driver.path {
-			return fmt.Errorf("device: cannot load the CUDA driver from %s: it is loaded from %s already", path, driver.path)
-		}
-		return nil
-	}
-	if path == "" {
-		path = os.Getenv(EnvCUDA)
-	}
-	if path == "" {
-		path = "libcuda.so.1"
-	}
-	if err := load(path); err != nil {
-		return err
-	}
-	driver.path = path
-	return nil
-}
+// Load loads the CUDA driver, see [Library.Load]: it is only for those who have a path to give.
+func Load(path string) error { return driver.Load(path) }
 
 // load loads a library and initializes it.
-func load(path string) error {
+func load(path string) (why string, err error) {
 	name := C.CString(path)
 	defer C.free(unsafe.Pointer(name))
 	var text [textBytes]C.char
 	if C.driver_open(name, &text[0], textBytes) != 0 {
-		return &LoadError{
-			What:  "the CUDA driver",
-			Tried: []string{path + ": " + C.GoString(&text[0])},
-			Hint:  "it comes with the NVIDIA driver, and " + EnvCUDA + " may name its file",
-		}
+		return C.GoString(&text[0]), nil
 	}
 	if err := result("cuInit", C.driver_init()); err != nil { // no device, or another kernel module
-		return fmt.Errorf("the CUDA driver %s is %w: %w", path, ErrUnavailable, err)
+		return "", fmt.Errorf("the CUDA driver %s is %w: %w", path, ErrUnavailable, err)
 	}
-	return nil
+	return "", nil
 }
 
 // result returns the error of what the driver's function op returned.

@@ -21,6 +21,14 @@ enum {
   DRIVER_MAX_ARGUMENTS = 32,
 };
 
+// Attributes of a device.
+enum {
+  DRIVER_MULTIPROCESSORS = 16,
+  DRIVER_CAPABILITY_MAJOR = 75,
+  DRIVER_CAPABILITY_MINOR = 76,
+  DRIVER_SHARED_PER_BLOCK = 97,  // that a kernel may ask for
+};
+
 // driver_open loads a library and finds its functions. It returns 0, or -1 with the reason in
 // error.
 int driver_open(const char *path, char *error, size_t size);
@@ -35,6 +43,7 @@ void driver_describe(driver_result result, char *text, size_t size);
 
 driver_result driver_device(int ordinal, int *device);
 driver_result driver_name(int device, char *name, int size);
+driver_result driver_attribute(int device, int attribute, int *value);
 driver_result driver_retain(int device, driver_handle *context);
 driver_result driver_release(int device);
 
@@ -44,7 +53,9 @@ driver_result driver_free(driver_handle context, driver_address address);
 driver_result driver_alloc_host(driver_handle context, uintptr_t *address, size_t size);
 driver_result driver_free_host(driver_handle context, uintptr_t address);
 
-driver_result driver_stream(driver_handle context, driver_handle *stream);
+// Of two priorities the lower number runs first.
+driver_result driver_priorities(driver_handle context, int *least, int *greatest);
+driver_result driver_stream(driver_handle context, driver_handle *stream, int priority);
 driver_result driver_stream_destroy(driver_handle context, driver_handle stream);
 driver_result driver_stream_sync(driver_handle context, driver_handle stream);
 driver_result driver_stream_query(driver_handle context, driver_handle stream);
@@ -70,6 +81,9 @@ driver_result driver_function(driver_handle context, driver_handle *function, dr
 // driver_parameter finds the size of a kernel's parameter: INVALID_VALUE if it has no such,
 // NOT_SUPPORTED before CUDA 12.4.
 driver_result driver_parameter(driver_handle context, driver_handle function, size_t index, size_t *size);
+
+// driver_shared sets how much dynamic shared memory a kernel may have.
+driver_result driver_shared(driver_handle context, driver_handle function, int size);
 
 typedef struct { unsigned x, y, z; } driver_extent;
 

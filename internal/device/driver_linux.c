@@ -13,6 +13,7 @@
   F(cuDeviceGetCount, "", (int *count))                                                                        \
   F(cuDeviceGet, "", (int *device, int ordinal))                                                               \
   F(cuDeviceGetName, "", (char *name, int size, int device))                                                   \
+  F(cuDeviceGetAttribute, "", (int *value, int attribute, int device))                                         \
   F(cuDevicePrimaryCtxRetain, "", (driver_handle *context, int device))                                        \
   F(cuDevicePrimaryCtxRelease, "_v2", (int device))                                                            \
   F(cuCtxSetCurrent, "", (driver_handle context))                                                              \
@@ -25,7 +26,8 @@
   F(cuMemcpyDtoHAsync, "_v2", (void *to, driver_address from, size_t size, driver_handle stream))              \
   F(cuMemcpyDtoDAsync, "_v2", (driver_address to, driver_address from, size_t size, driver_handle stream))     \
   F(cuMemsetD8Async, "", (driver_address to, unsigned char value, size_t size, driver_handle stream))          \
-  F(cuStreamCreate, "", (driver_handle *stream, unsigned flags))                                               \
+  F(cuCtxGetStreamPriorityRange, "", (int *least, int *greatest))                                              \
+  F(cuStreamCreateWithPriority, "", (driver_handle *stream, unsigned flags, int priority))                     \
   F(cuStreamDestroy, "_v2", (driver_handle stream))                                                            \
   F(cuStreamSynchronize, "", (driver_handle stream))                                                           \
   F(cuStreamQuery, "", (driver_handle stream))                                                                 \
@@ -39,6 +41,7 @@
   F(cuModuleLoadDataEx, "", (driver_handle *module, const void *image, unsigned count, int *options, void **values)) \
   F(cuModuleUnload, "", (driver_handle module))                                                                \
   F(cuModuleGetFunction, "", (driver_handle *function, driver_handle module, const char *name))                \
+  F(cuFuncSetAttribute, "", (driver_handle function, int attribute, int value))                                \
   F(cuLaunchKernel, "", (driver_handle function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, \
                          unsigned bz, unsigned shared, driver_handle stream, void **arguments, void **extra))
 
@@ -50,6 +53,7 @@
 enum {
   STREAM_NON_BLOCKING = 1,  // not ordered with the legacy default stream
   EVENT_DISABLE_TIMING = 2,
+  FUNCTION_MAX_DYNAMIC_SHARED_SIZE_BYTES = 8,
   JIT_ERROR_LOG_BUFFER = 5,
   JIT_ERROR_LOG_BUFFER_SIZE_BYTES = 6,
 };
@@ -105,6 +109,7 @@ void driver_describe(driver_result result, char *text, size_t size) {
 
 driver_result driver_device(int ordinal, int *device) { return cu.cuDeviceGet(device, ordinal); }
 driver_result driver_name(int device, char *name, int size) { return cu.cuDeviceGetName(name, size, device); }
+driver_result driver_attribute(int device, int attribute, int *value) { return cu.cuDeviceGetAttribute(value, attribute, device); }
 driver_result driver_retain(int device, driver_handle *context) { return cu.cuDevicePrimaryCtxRetain(context, device); }
 driver_result driver_release(int device) { return cu.cuDevicePrimaryCtxRelease(device); }
 
@@ -153,9 +158,14 @@ driver_result driver_set(driver_handle context, driver_address to, unsigned char
   return cu.cuMemsetD8Async(to, value, size, stream);
 }
 
-driver_result driver_stream(driver_handle context, driver_handle *stream) {
+driver_result driver_priorities(driver_handle context, int *least, int *greatest) {
   IN(context);
-  return cu.cuStreamCreate(stream, STREAM_NON_BLOCKING);
+  return cu.cuCtxGetStreamPriorityRange(least, greatest);
+}
+
+driver_result driver_stream(driver_handle context, driver_handle *stream, int priority) {
+  IN(context);
+  return cu.cuStreamCreateWithPriority(stream, STREAM_NON_BLOCKING, priority);
 }
 
 driver_result driver_stream_destroy(driver_handle context, driver_handle stream) {
@@ -230,6 +240,11 @@ driver_result driver_parameter(driver_handle context, driver_handle function, si
   if (!cu.cuFuncGetParamInfo) return DRIVER_NOT_SUPPORTED;
   IN(context);
   return cu.cuFuncGetParamInfo(function, index, &offset, size);
+}
+
+driver_result driver_shared(driver_handle context, driver_handle function, int size) {
+  IN(context);
+  return cu.cuFuncSetAttribute(function, FUNCTION_MAX_DYNAMIC_SHARED_SIZE_BYTES, size);
 }
 
 driver_result driver_launch(driver_handle context, driver_handle function, driver_extent grid, driver_extent block,

@@ -44,4 +44,15 @@ type Error struct {
 	Text string // the driver's name and description of it
 }
 
+// Fault tells whether something has failed that a stream was given before, and with it the device: the call
+// that returned the error is not to blame.
+func (e *Error) Fault() bool {
+	const uncorrectable, illegalAddress, timeout, assert, stack, launchFailed = 214, 700, 702, 710, 714, 719
+	switch e.Code {
+	case uncorrectable, illegalAddress, timeout, assert:
+		return true
+	}
+	return e.Code >= stack && e.Code <= launchFailed
+}
+
 func (e *Error) Error() string { return fmt.Sprintf("%s: %s (CUresult %d)", e.Op, e.Text, e.Code) }

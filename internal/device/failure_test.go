@@ -38,6 +38,7 @@ func TestEveryFailureIsAnError(t *testing.T) {
 		{"cuDeviceGetCount", false, func() error { return closed(Open(0)) }},
 		{"cuDeviceGet", false, func() error { return closed(Open(0)) }},
 		{"cuDeviceGetName", false, func() error { return closed(Open(0)) }},
+		{"cuDeviceGetAttribute", false, func() error { return closed(Open(0)) }},
 		{"cuDevicePrimaryCtxRetain", false, func() error { return closed(Open(0)) }},
 		{"cuMemGetInfo", true, func() error { _, _, err := d.Memory(); return err }},
 		{"cuMemAlloc", true, func() error { return freed(d.Alloc(8)) }},
@@ -46,7 +47,9 @@ func TestEveryFailureIsAnError(t *testing.T) {
 		{"cuMemcpyDtoHAsync", true, func() error { return s.CopyToHost(h, 0, m.Addr(), 64) }},
 		{"cuMemcpyDtoDAsync", true, func() error { return s.CopyDevice(m.Addr(), other.Addr(), 64) }},
 		{"cuMemsetD8Async", true, func() error { return s.Set(m.Addr(), 0, 64) }},
-		{"cuStreamCreate", true, func() error { return closed(d.NewStream()) }},
+		{"cuStreamCreateWithPriority", true, func() error { return closed(d.NewStream()) }},
+		{"cuStreamCreateWithPriority", true, func() error { return closed(d.NewUrgentStream()) }},
+		{"cuCtxGetStreamPriorityRange", true, func() error { return closed(d.NewUrgentStream()) }},
 		{"cuStreamSynchronize", true, s.Sync},
 		{"cuStreamQuery", true, func() error { _, err := s.Query(); return err }},
 		{"cuStreamWaitEvent", true, func() error { return s.Wait(e) }},
@@ -65,11 +68,12 @@ func TestEveryFailureIsAnError(t *testing.T) {
 		}},
 		{"cuModuleGetFunction", true, func() error { _, err := mod.Function("add_f32"); return err }},
 		{"cuFuncGetParamInfo", false, func() error { _, err := mod.Function("add_f32"); return err }},
+		{"cuFuncSetAttribute", true, func() error { return f.SetShared(1 << 16) }},
 		{"cuLaunchKernel", true, func() error { return f.Launch(s, one, one, 0, m, float32(1), int32(1)) }},
 	}
 	fails := func(function string, call func() error) {
 		t.Helper()
-		const code = 719 // that no step has on its own, and the double does not describe
+		const code = 999 // that no step has on its own, and the double does not describe
 		c.Fail(function, 1, code)
 		err := call()
 		var failed *Error

@@ -86,7 +86,7 @@ func TestLoad(t *testing.T) {
 		"found 2: unavailable=false <nil>",
 		"again: unavailable=false <nil>",
 		"same: unavailable=false <nil>",
-		"other: unavailable=false device: cannot load the CUDA driver from /nowhere/explicit.so: it is loaded from " + path + " already",
+		"other: unavailable=false cannot load the CUDA driver from /nowhere/explicit.so: it is loaded from " + path + " already",
 		"device: unavailable=true device 2 is not available on this machine, which has 2",
 	}
 	require.Len(t, lines, len(want), lines)
@@ -100,7 +100,7 @@ func TestLoadBySoname(t *testing.T) {
 	path := gpudouble.Build(t).CUDA
 	lines := child(t, filepath.Dir(path), path)
 	require.Equal(t, "name: unavailable=false <nil>", lines[0])
-	require.Contains(t, lines, "other: unavailable=false device: cannot load the CUDA driver from /nowhere/explicit.so: "+
+	require.Contains(t, lines, "other: unavailable=false cannot load the CUDA driver from /nowhere/explicit.so: "+
 		"it is loaded from libcuda.so.1 already")
 }
 

@@ -10,6 +10,7 @@ package device
 #cgo nocallback driver_module_unload
 #cgo nocallback driver_function
 #cgo nocallback driver_parameter
+#cgo nocallback driver_shared
 #cgo nocallback driver_launch
 #cgo noescape driver_module
 #cgo noescape driver_function
@@ -20,7 +21,6 @@ import "C"
 
 import (
 	"bytes"
-	"errors"
 	"fmt"
 	"math"
 	"reflect"
@@ -104,6 +104,25 @@ func (f *Function) measure() error {
 	}
 }
 
+// Params returns the sizes of the kernel's parameters in bytes, or nil if the driver does not know
+// them, as those before CUDA 12.4. The slice is not to be changed.
+func (f *Function) Params() []int { return f.sizes }
+
+// SetShared lets a block of the kernel have up to n bytes of dynamic shared memory. Without it the
+// most is 48 KiB less what the kernel declares itself.
+func (f *Function) SetShared(n int) error {
+	if err := f.module.use(); err != nil {
+		return err
+	}
+	if most := f.module.device.shared; n < 0 || n > most {
+		return f.refuse("%d bytes of shared memory, the device has %d for a block", n, most)
+	}
+	if err := f.module.result("cuFuncSetAttribute", C.driver_shared(f.module.device.context, f.handle, C.int(n))); err != nil {
+		return fmt.Errorf("kernel %s: %w", f.name, err)
+	}
+	return nil
+}
+
 // Launch runs the kernel on a grid of blocks of threads, with shared bytes of dynamic shared
 // memory for each block.
 //
@@ -111,7 +130,33 @@ func (f *Function) measure() error {
 // an address in device memory. int is refused: kernels have no such type. Where the driver
 // knows the kernel's parameters, from CUDA 12.4 on, number and sizes are compared with them.
 func (f *Function) Launch(s *Stream, grid, block [3]int, shared int, args ...any) error {
-	if err := errors.Join(f.module.use(), s.use()); err != nil {
+	if most := C.DRIVER_MAX_ARGUMENTS; len(args) > most {
+		return f.refuse("%d arguments, at most %d can be", len(args), most)
+	}
+	if f.sizes != nil && len(args) != len(f.sizes) {
+		return f.refuse("%d arguments for %d parameters", len(args), len(f.sizes))
+	}
+	var values [C.DRIVER_MAX_ARGUMENTS]uint64
+	for i, a := range args {
+		value, size := argument(a)
+		if size == 0 {
+			return f.refuse("argument %d is a %v, which is closed or not of a kernel's types", i, reflect.TypeOf(a))
+		}
+		if f.sizes != nil && size != f.sizes[i] {
+			return f.refuse("argument %d is a %v of %d bytes, the parameter has %d", i, reflect.TypeOf(a), size, f.sizes[i])
+		}
+		values[i] = value
+	}
+	return f.LaunchArgs(s, grid, block, shared, values[:len(args)])
+}
+
+// LaunchArgs is Launch for those who have compared the arguments with Params: values are the bits of
+// the arguments, in the first bytes of each. It allocates nothing.
+func (f *Function) LaunchArgs(s *Stream, grid, block [3]int, shared int, values []uint64) error {
+	if err := f.module.use(); err != nil {
+		return err
+	}
+	if err := s.use(); err != nil {
 		return err
 	}
 	if s.device.context != f.module.device.context {
@@ -122,24 +167,11 @@ func (f *Function) Launch(s *Stream, grid, block [3]int, shared int, args ...any
 	if !ok1 || !ok2 || shared < 0 || shared > math.MaxInt32 {
 		return f.refuse("grid %v of blocks %v with %d bytes of shared memory", grid, block, shared)
 	}
-	if most := C.DRIVER_MAX_ARGUMENTS; len(args) > most {
-		return f.refuse("%d arguments, at most %d can be", len(args), most)
+	if n := len(values); n > C.DRIVER_MAX_ARGUMENTS || f.sizes != nil && n != len(f.sizes) {
+		return f.refuse("%d values for %d parameters, at most %d can be", n, len(f.sizes), C.DRIVER_MAX_ARGUMENTS)
 	}
-	if f.sizes != nil && len(args) != len(f.sizes) {
-		return f.refuse("%d arguments for %d parameters", len(args), len(f.sizes))
-	}
-	var values [C.DRIVER_MAX_ARGUMENTS]C.uint64_t
-	for i, a := range args {
-		value, size := argument(a)
-		if size == 0 {
-			return f.refuse("argument %d is a %v, which is closed or not of a kernel's types", i, reflect.TypeOf(a))
-		}
-		if f.sizes != nil && size != f.sizes[i] {
-			return f.refuse("argument %d is a %v of %d bytes, the parameter has %d", i, reflect.TypeOf(a), size, f.sizes[i])
-		}
-		values[i] = C.uint64_t(value)
-	}
-	r := C.driver_launch(f.module.device.context, f.handle, g, b, C.uint(shared), s.handle, &values[0], C.int(len(args)))
+	r := C.driver_launch(f.module.device.context, f.handle, g, b, C.uint(shared), s.handle,
+		(*C.uint64_t)(unsafe.SliceData(values)), C.int(len(values)))
 	if r != 0 {
 		return fmt.Errorf("kernel %s: %w", f.name, s.result("cuLaunchKernel", r))
 	}

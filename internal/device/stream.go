@@ -4,6 +4,7 @@ package device
 
 /*
 #include "driver.h"
+#cgo nocallback driver_priorities
 #cgo nocallback driver_stream
 #cgo nocallback driver_stream_destroy
 #cgo nocallback driver_stream_sync
@@ -13,6 +14,7 @@ package device
 #cgo nocallback driver_copy_to_host
 #cgo nocallback driver_copy_device
 #cgo nocallback driver_set
+#cgo noescape driver_priorities
 #cgo noescape driver_stream
 */
 import "C"
@@ -25,11 +27,27 @@ import "fmt"
 // What fails while it runs is found by a later call: Sync, Query, or any other.
 type Stream struct{ object }
 
-// NewStream makes a stream.
-func (d *Device) NewStream() (*Stream, error) {
+// NewStream makes a stream of the lowest priority.
+func (d *Device) NewStream() (*Stream, error) { return d.newStream(0) }
+
+// NewUrgentStream makes a stream of the highest priority: where blocks of several streams wait for
+// a multiprocessor, its blocks get it first.
+func (d *Device) NewUrgentStream() (*Stream, error) {
+	if err := d.enter(query, 0); err != nil {
+		return nil, err
+	}
+	defer d.leave(query, 0)
+	var least, greatest C.int
+	if err := d.result("cuCtxGetStreamPriorityRange", C.driver_priorities(d.context, &least, &greatest)); err != nil {
+		return nil, err
+	}
+	return d.newStream(greatest)
+}
+
+func (d *Device) newStream(priority C.int) (*Stream, error) {
 	s := new(Stream)
-	err := s.create(d, stream, 0, "cuStreamCreate", func(context C.driver_handle) C.driver_result {
-		return C.driver_stream(context, &s.handle)
+	err := s.create(d, stream, 0, "cuStreamCreateWithPriority", func(context C.driver_handle) C.driver_result {
+		return C.driver_stream(context, &s.handle, priority)
 	})
 	if err != nil {
 		return nil, err

@@ -4,14 +4,14 @@ package device
 
 import "time"
 
-// unavailable is the answer of everything in a program without cgo, or for another system than
-// Linux.
-func unavailable() error {
-	return &LoadError{What: "the CUDA driver", Hint: "this program was built without cgo, or not for Linux"}
-}
+// builtIn is false in a program without cgo, or for another system than Linux: no Library loads.
+const builtIn = false
+
+// unavailable is the answer of everything there.
+func unavailable() error { return Load("") }
 
 // Load returns an error: this program cannot load a driver.
-func Load(path string) error { return unavailable() }
+func Load(path string) error { return (&Library{What: "the CUDA driver"}).Load(path) }
 
 // Symbol returns 0: there is no driver.
 func Symbol(name string) uintptr { return 0 }
@@ -34,6 +34,15 @@ func (d *Device) Ordinal() int { return 0 }
 // Name returns nothing: there is no device.
 func (d *Device) Name() string { return "" }
 
+// Multiprocessors returns 0: there is no device.
+func (d *Device) Multiprocessors() int { return 0 }
+
+// Capability returns 0, 0: there is no device.
+func (d *Device) Capability() (major, minor int) { return 0, 0 }
+
+// SharedPerBlock returns 0: there is no device.
+func (d *Device) SharedPerBlock() int { return 0 }
+
 // Context returns 0: there is no device.
 func (d *Device) Context() uintptr { return 0 }
 
@@ -51,6 +60,9 @@ func (d *Device) AllocHost(n int) (*HostMemory, error) { return nil, unavailable
 
 // NewStream returns an error: there is no device.
 func (d *Device) NewStream() (*Stream, error) { return nil, unavailable() }
+
+// NewUrgentStream returns an error: there is no device.
+func (d *Device) NewUrgentStream() (*Stream, error) { return nil, unavailable() }
 
 // NewEvent returns an error: there is no device.
 func (d *Device) NewEvent() (*Event, error) { return nil, unavailable() }
@@ -153,6 +165,17 @@ func (m *Module) Unload() error { return unavailable() }
 
 // Function is a kernel. There is none.
 type Function struct{ _ int }
+
+// Params returns nil: there is no kernel.
+func (f *Function) Params() []int { return nil }
+
+// SetShared returns an error: there is no kernel.
+func (f *Function) SetShared(n int) error { return unavailable() }
+
+// LaunchArgs returns an error: there is no kernel.
+func (f *Function) LaunchArgs(s *Stream, grid, block [3]int, shared int, values []uint64) error {
+	return unavailable()
+}
 
 // Launch returns an error: there is no kernel.
 func (f *Function) Launch(s *Stream, grid, block [3]int, shared int, args ...any) error {

@@ -12,7 +12,7 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { NAME = 48, NAMES = 256, FAILURES = 32, REPORTS = 64, TEXT = 256 };
+enum { NAME = 48, NAMES = 256, FAILURES = 32, REPORTS = 64, TEXT = 512 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
@@ -37,9 +37,22 @@ static long *counter(struct counter *list, const char *name) {
   abort();
 }
 
+// literal is counter of a name that stays where it is, as it stands in the source of a double.
+static long *literal(struct counter *list, const char *name) {
+  static struct { const char *name; struct counter *list; long *n; } known[1024];
+  unsigned i = (unsigned)((uintptr_t)name >> 2) % 1024;
+  if (known[i].name != name || known[i].list != list) {
+    known[i].name = name, known[i].list = list;
+    known[i].n = counter(list, name);
+  }
+  return known[i].n;
+}
+
 void double_fail(const char *function, long nth, int code) {
   pthread_mutex_lock(&lock);
-  for (int i = 0; i < FAILURES; i++) {
+  for (int i = 0; i < FAILURES; i++)
+    if (nth == 0 && !strcmp(failures[i].name, function)) failures[i].nth = 0;
+  for (int i = 0; i < FAILURES && nth > 0; i++) {
     if (failures[i].nth > 0) continue;
     snprintf(failures[i].name, NAME, "%s", function);
     failures[i].nth = nth;
@@ -52,7 +65,7 @@ void double_fail(const char *function, long nth, int code) {
 int double_enter(const char *function) {
   int code = 0;
   pthread_mutex_lock(&lock);
-  ++*counter(calls, function);
+  ++*literal(calls, function);
   for (int i = 0; i < FAILURES; i++)
     if (failures[i].nth > 0 && !strcmp(failures[i].name, function) && --failures[i].nth == 0) code = failures[i].code;
   pthread_mutex_unlock(&lock);
@@ -68,7 +81,7 @@ long double_calls(const char *function) {
 
 void double_count(const char *what, long delta) {
   pthread_mutex_lock(&lock);
-  *counter(live, what) += delta;
+  *literal(live, what) += delta;
   pthread_mutex_unlock(&lock);
 }
 

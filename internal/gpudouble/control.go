@@ -13,6 +13,9 @@ typedef long (*number_function)(const char *);
 typedef int (*report_function)(char *, size_t);
 typedef void (*delay_function)(unsigned, unsigned);
 typedef int (*pause_function)(uintptr_t, int);
+typedef unsigned (*ptx_function)(unsigned);
+typedef void (*schedule_function)(int);
+typedef long (*omit_function)(int, int, long);
 
 static void *find(const char *path, const char *name) {
   void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD);
@@ -22,6 +25,9 @@ static void call_fail(void *f, const char *name, long nth, int code) { ((fail_fu
 static long call_number(void *f, const char *name) { return ((number_function)f)(name); }
 static int call_report(void *f, char *text, size_t size) { return ((report_function)f)(text, size); }
 static void call_delay(void *f, unsigned max, unsigned seed) { ((delay_function)f)(max, seed); }
+static unsigned call_ptx(void *f, unsigned checks) { return ((ptx_function)f)(checks); }
+static void call_schedule(void *f, int schedule) { ((schedule_function)f)(schedule); }
+static long call_omit(void *f, int device, int urgent, long nth) { return ((omit_function)f)(device, urgent, nth); }
 static int call_pause(void *f, uintptr_t stream, int paused) { return ((pause_function)f)(stream, paused); }
 */
 import "C"
@@ -62,7 +68,8 @@ func (c *Control) symbol(name string) unsafe.Pointer {
 }
 
 // Fail lets the nth call of a function from now on, counted from 1, return code. Functions have
-// the names that the documentation has: cuMemAlloc, not cuMemAlloc_v2.
+// the names that the documentation has: cuMemAlloc, not cuMemAlloc_v2. An nth of 0 forgets what has
+// not happened yet.
 func (c *Control) Fail(function string, nth, code int) {
 	s := C.CString(function)
 	defer C.free(unsafe.Pointer(s))
@@ -73,7 +80,8 @@ func (c *Control) Fail(function string, nth, code int) {
 func (c *Control) Calls(function string) int { return c.number(c.calls, function) }
 
 // Live returns how many there are of something: "memory", "bytes" of it, "host" (pinned memory),
-// "stream", "event", "module", "context" of the double of libcuda.
+// "stream", "event", "module", "context" of the double of libcuda. Its "instructions" are those
+// that kernels have executed, counted for each lane.
 func (c *Control) Live(what string) int { return c.number(c.live, what) }
 
 func (c *Control) number(f unsafe.Pointer, name string) int {
@@ -85,7 +93,7 @@ func (c *Control) number(f unsafe.Pointer, name string) int {
 // Reports returns, once, what was done wrong and the real library would have answered with an
 // error, with wrong data, or with a crash.
 func (c *Control) Reports() (list []string) {
-	var text [256]C.char
+	var text [512]C.char
 	for C.call_report(c.report, &text[0], C.size_t(len(text))) != 0 {
 		list = append(list, C.GoString(&text[0]))
 	}
@@ -108,6 +116,85 @@ func (c *Control) pause(t testing.TB, stream uintptr, paused int) {
 	if f := c.symbol("double_pause"); f == nil || C.call_pause(f, C.uintptr_t(stream), C.int(paused)) != 0 {
 		t.Fatalf("no stream %#x to pause in %s", stream, c.path)
 	}
+}
+
+// Schedule says which streams of a device run first where no event does.
+type Schedule int
+
+const (
+	// AtOnce is for streams that run at once.
+	AtOnce Schedule = iota
+	// UrgentLate runs one stream at a time, always in the same order: those of the highest priority no
+	// sooner than another stream or the host waits for them.
+	UrgentLate
+	// UrgentEarly runs those of the highest priority as soon as they can, and the others no sooner than
+	// somebody waits for them.
+	UrgentEarly
+)
+
+// Scheduled runs f with a schedule of the streams of the double of libcuda.
+func (c *Control) Scheduled(t testing.TB, s Schedule, f func()) {
+	t.Helper()
+	set := c.symbol("double_schedule")
+	if set == nil {
+		t.Fatalf("%s has no streams", c.path)
+	}
+	C.call_schedule(set, C.int(s))
+	defer C.call_schedule(set, 0)
+	f()
+}
+
+// Omit leaves out the nth wait for an event, counted from 1, that streams of a device are given from now on:
+// those of the highest priority, or the others. 0 leaves out none, and -1 changes nothing. It returns how many
+// they were given so far.
+func (c *Control) Omit(device int, urgent bool, nth int) int {
+	which := C.int(0)
+	if urgent {
+		which = 1
+	}
+	return int(C.call_omit(c.symbol("double_omit"), C.int(device), which, C.long(nth)))
+}
+
+// Check is what the machine that executes PTX checks besides addresses and alignment, or how it
+// runs.
+type Check uint
+
+const (
+	// Races finds two warps at the same shared memory, one of them writing, without a barrier
+	// between.
+	Races Check = 1 << iota
+	// Unset finds shared memory that is read before it is written.
+	Unset
+	// Reverse runs blocks, the warps of each and the lanes of a store in the opposite order.
+	// Results have to be the same bits.
+	Reverse
+)
+
+// Checks sets the checks of kernels that start from now on, until the end of the test. Nobody has
+// to: Races and Unset are on.
+func (c *Control) Checks(t testing.TB, checks Check) {
+	t.Helper()
+	before := c.checks(t, checks)
+	t.Cleanup(func() { c.checks(t, before) })
+}
+
+// Reversed runs f while kernels run reversed, with the checks that are on.
+func (c *Control) Reversed(t testing.TB, f func()) {
+	t.Helper()
+	before := c.checks(t, 0)
+	c.checks(t, before|Reverse)
+	defer c.checks(t, before)
+	f()
+}
+
+// checks sets the checks and returns those before.
+func (c *Control) checks(t testing.TB, checks Check) Check {
+	t.Helper()
+	set := c.symbol("double_ptx")
+	if set == nil {
+		t.Fatalf("%s executes no kernels", c.path)
+	}
+	return Check(C.call_ptx(set, C.uint(checks)))
 }
 
 // Clean lets the test fail if at its end something of what lives is left, or something was misused.

@@ -10,7 +10,8 @@
 
 #define EXPORT __attribute__((visibility("default")))
 
-// double_fail lets the nth call of a function from now on return code instead of doing anything.
+// double_fail lets the nth call of a function from now on return code instead of doing anything. An
+// nth of 0 forgets what has not happened yet.
 // Functions have the names of the documentation, without the version of their ABI: cuMemAlloc, not
 // cuMemAlloc_v2.
 EXPORT void double_fail(const char *function, long nth, int code);
@@ -28,7 +29,7 @@ EXPORT void double_delay(unsigned max, unsigned seed);
 // For the doubles themselves:
 
 // double_enter counts a call of a function and returns the code that a test wants it to fail with,
-// or 0.
+// or 0. Names are literals, here and of double_count.
 int double_enter(const char *function);
 // double_misuse reports a mistake of the caller that a real library would answer with an error,
 // wrong data, or a crash.
@@ -43,6 +44,16 @@ void double_wait(unsigned *state);
 // double_pause holds a stream back before its next operation until it is resumed. It returns 0, or
 // -1 for no stream.
 EXPORT int double_pause(uintptr_t stream, int paused);
+// double_schedule says which streams of a device run first where no event does: all at once for 0; for 1 those
+// of no priority, and urgent ones no sooner than somebody waits for them; for 2 the other way round. With 1
+// and 2 one runs at a time, and everything happens in one order. Looking at an event of an urgent stream is no
+// waiting for it.
+EXPORT void double_schedule(int schedule);
+// double_omit leaves out the nth wait for an event from now on that a device's urgent streams are given, or
+// its others, or none for 0; -1 changes nothing. It returns how many they were given so far.
+EXPORT long double_omit(int device, int urgent, long nth);
+// double_ptx lets kernels from now on run with these checks of ptx/ptx.h, and returns those before.
+EXPORT unsigned double_ptx(unsigned checks);
 // double_pin returns host memory that is the device memory [address, address+size), and the
 // device, or NULL if that is not inside one live allocation, which is reported. The memory cannot
 // be freed until double_unpin.

@@ -3,11 +3,7 @@
 package gpudouble
 
 import (
-	"bufio"
-	"fmt"
-	"io"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"testing"
 	"time"
@@ -16,47 +12,48 @@ import (
 	"go.uber.org/goleak"
 )
 
-// hold names what a child process does: it builds the doubles, says where, and waits.
-const hold = "FSDP_DOUBLE_TEST_HOLD"
-
-func TestMain(m *testing.M) {
-	if os.Getenv(hold) == "" {
-		goleak.VerifyTestMain(m)
-	}
-	os.Exit(m.Run())
-}
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 func TestBuild(t *testing.T) {
 	libs := Build(t)
-	if os.Getenv(hold) != "" {
-		fmt.Println(filepath.Dir(filepath.Dir(libs.CUDA)))
-		_, _ = io.Copy(io.Discard, os.Stdin)
-		return
-	}
 	require.Equal(t, "libcuda.so.1", filepath.Base(libs.CUDA))
 	require.Equal(t, "libnccl.so.2", filepath.Base(libs.NCCL))
 	require.FileExists(t, libs.CUDA)
 	require.FileExists(t, libs.NCCL)
+	require.FileExists(t, libs.CUBLASLT)
 	require.Equal(t, libs, Build(t), "built once")
-	require.NotEqual(t, libs, Build(t, "-DSOMETHING_ELSE"))
+	other := Build(t, "-DSOMETHING_ELSE")
+	require.NotEqual(t, libs.NCCL, other.NCCL)
+	require.Equal(t, libs.CUDA, other.CUDA)
 }
 
-// TestNothingIsLeftOnDisk checks that a process's libraries are removed even if it is killed.
-func TestNothingIsLeftOnDisk(t *testing.T) {
-	child := exec.Command(os.Args[0], "-test.run=^TestBuild$")
-	child.Env = append(os.Environ(), hold+"=1")
-	in, err := child.StdinPipe()
+// TestCache checks that a second process finds what a first one built, that what nobody uses is
+// removed by the next that builds, and that nothing is left of what cannot be built.
+func TestCache(t *testing.T) {
+	t.Setenv("XDG_CACHE_HOME", t.TempDir())
+	l := library{"libcuda.so.1", []string{"cuda", "ptx"}}
+	built := 0
+	make := func(_ library, dir string, _ []string) error {
+		built++
+		return os.Mkdir(dir, 0o755)
+	}
+	first, err := cached(l, nil, make)
 	require.NoError(t, err)
-	out, err := child.StdoutPipe()
+	again, err := cached(l, nil, make)
 	require.NoError(t, err)
-	require.NoError(t, child.Start())
-	dir, err := bufio.NewReader(out).ReadString('\n')
-	require.NoError(t, err)
-	dir = dir[:len(dir)-1]
-	require.DirExists(t, dir)
+	require.Equal(t, first, again)
+	require.Equal(t, 1, built)
 
-	require.NoError(t, child.Process.Kill())
-	require.Error(t, child.Wait())
-	_ = in.Close()
-	require.Eventually(t, func() bool { _, err := os.Stat(dir); return os.IsNotExist(err) }, 10*time.Second, 10*time.Millisecond)
+	long := time.Now().Add(-2 * unused)
+	require.NoError(t, os.Chtimes(filepath.Dir(first), long, long))
+	other, err := cached(l, []string{"-O0"}, make)
+	require.NoError(t, err)
+	require.DirExists(t, filepath.Dir(other))
+	require.NoDirExists(t, filepath.Dir(first))
+
+	_, err = cached(l, []string{"-no-such-option"}, build)
+	require.ErrorContains(t, err, "-no-such-option")
+	entries, err := os.ReadDir(filepath.Dir(filepath.Dir(other)))
+	require.NoError(t, err)
+	require.Len(t, entries, 2, "the lock and one directory")
 }

@@ -3,7 +3,7 @@
 #
 #   compiles  with NVIDIA's own cuda.h of CUDA 12 and of 13, from wheels of PyPI
 #   links     with a stub of libcuda that has every function of that header
-#   runs      with the doubles of libcuda and libnccl that this repository's tests use
+#   runs      with the doubles of libcuda, libnccl and libcublasLt that this repository's tests use
 #
 # Everything is made in a temporary directory. Nothing of NVIDIA's stays.
 # Needed: go, a C compiler, python3 with pip, and a network or a wheel in $PIP_FIND_LINKS.
@@ -15,12 +15,13 @@ trap 'rm -rf "$tmp"' EXIT
 
 # The doubles. Their names are those of the real libraries, so that the loader takes them for those.
 library() { # soname, sources
-	cc -shared -fPIC -O1 -w -fvisibility=hidden -pthread -Wl,-Bsymbolic -Wl,-soname,"$1" -o "$tmp/run/$1" \
+	cc -shared -fPIC -O1 -w -ffp-contract=off -fno-strict-aliasing -fvisibility=hidden -pthread -Wl,-Bsymbolic -Wl,-soname,"$1" -o "$tmp/run/$1" \
 		"${@:2}" "$double/control.c" -ldl -lm -lrt
 }
 mkdir "$tmp/run"
-library libcuda.so.1 "$double"/cuda/*.c
+library libcuda.so.1 "$double"/cuda/*.c "$double"/ptx/*.c
 library libnccl.so.2 "$double"/nccl/*.c
+library libcublasLt.so.13 "$double"/cublaslt/*.c
 
 check() { # a package of the index, with its version
 	local dir=$tmp/${1%%=*} include

@@ -11,6 +11,15 @@
 //	err = g.Fence(stream)                                           // collectives come after it
 //	w := g.AllReduce(cuadapter.Buffer[float32](ptr, n), comm.Sum)
 //
+// The same device is what package fsdp trains on, and kernels launched by cu may work on the shards
+// of a model between its passes, without a wait of the host:
+//
+//	model, err := fsdp.Wrap(m, fsdp.Config{Group: boot, Device: &gpu.Device{Device: dev}}) // of package fsdp/gpu
+//	for _, p := range model.Shards() {
+//		ptr, stream, err := cuadapter.Vec(p.Grad)
+//		err = kernel.Launch(…, stream, …)                           // on p.Grad.Len() elements
+//	}
+//
 // It is a module of its own, because cu is not for every program: it needs cuda.h to
 // compile and libcuda to link and start, and where there is no device it ends the
 // process as soon as it is imported.
@@ -32,6 +41,7 @@ import (
 
 	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/nccl"
+	"github.com/gofsdp/gofsdp/optim"
 )
 
 // Device opens the device that ctx is a context of. Only its primary context will do,
@@ -87,6 +97,20 @@ func Stream(s cu.Stream) uintptr { return uintptr(unsafe.Pointer(s.C())) }
 func CUStream(s *nccl.Stream) cu.Stream {
 	handle := s.Handle()
 	return *(*cu.Stream)(unsafe.Pointer(&handle)) // a CUstream, for which cu has no constructor
+}
+
+// Vec returns where the elements of a vector are, such as the value or the gradient of a piece of a
+// model with fsdp.Config.Device, and the stream in which it is to be used: see [nccl.Placed].
+func Vec(v optim.Vec) (cu.DevicePtr, cu.Stream, error) {
+	p, ok := v.(nccl.Placed)
+	if !ok {
+		return 0, cu.Stream{}, fmt.Errorf("cuadapter: a %T is not in the memory of a device", v)
+	}
+	addr, s, err := p.Place()
+	if err != nil {
+		return 0, cu.Stream{}, err
+	}
+	return cu.DevicePtr(addr), CUStream(s), nil
 }
 
 // A cu.Stream is as large as its handle.

@@ -9,9 +9,14 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"gorgonia.org/cu"
+	"gorgonia.org/tensor"
 
 	"github.com/gofsdp/gofsdp/comm"
+	"github.com/gofsdp/gofsdp/fsdp"
+	"github.com/gofsdp/gofsdp/fsdp/gpu"
+	"github.com/gofsdp/gofsdp/fsdp/nn"
 	"github.com/gofsdp/gofsdp/nccl"
+	"github.com/gofsdp/gofsdp/optim"
 )
 
 // primary makes the primary context of device 0 current.
@@ -63,6 +68,31 @@ func TestGroup(t *testing.T) {
 	require.NoError(t, boot.Close())
 	require.NoError(t, stream.Close())
 	require.Equal(t, bytes.Repeat([]byte{5}, size), read(t, dev, to))
+}
+
+// TestTraining has cu change the gradients of a model on its device.
+func TestTraining(t *testing.T) {
+	dev, err := Device(primary(t))
+	require.NoError(t, err)
+	defer func() { require.NoError(t, dev.Close()) }()
+	m, err := fsdp.Wrap(&nn.GPT{Vocab: 16, Context: 4, Layers: 1, Dim: 16, Heads: 2}, fsdp.Config{Device: &gpu.Device{Device: dev}})
+	require.NoError(t, err)
+	tokens := tensor.New(tensor.WithShape(1, 4), tensor.WithBacking([]int{1, 2, 3, 4}))
+	_, err = m.Forward(t.Context(), tokens, tokens)
+	require.NoError(t, err)
+	require.NoError(t, m.Backward(t.Context()))
+	for _, p := range m.Shards() {
+		ptr, stream, err := Vec(p.Grad)
+		require.NoError(t, err)
+		require.NoError(t, cu.MemsetD8Async(ptr, 0, int64(4*p.Grad.Len()), stream))
+	}
+	norm, err := m.ClipGradNorm(t.Context(), 1)
+	require.NoError(t, err)
+	require.Zero(t, norm)
+	require.NoError(t, m.Close())
+
+	_, _, err = Vec(optim.Host{})
+	require.ErrorContains(t, err, "a optim.Host is not in the memory of a device")
 }
 
 const size = 1000

@@ -7,8 +7,8 @@
 //   - handles are numbers that are never used again either, so that a wrong one is always found;
 //   - a stream is a thread, its operations happen when they run and not when they are given, and
 //     the host memory of a copy has to be pinned (stream.c);
-//   - modules are PTX text, of which the kernels that the double knows by name can be launched
-//     (module.c).
+//   - modules are PTX text, whose kernels a machine executes that checks what they do (module.c,
+//     ../ptx).
 //
 // Mistakes are reported, besides the error that the driver would answer. Where the driver has a
 // version of a function the double has that only.
@@ -92,6 +92,15 @@ CUresult leave(CUresult result) {
   return result;
 }
 
+long double_omit(int device, int urgent, long nth) {
+  pthread_mutex_lock(&lock);
+  struct context *c = &contexts[device];
+  long waits = c->waits[urgent];
+  if (nth >= 0) c->omitted[urgent] = nth ? waits + nth : 0;
+  pthread_mutex_unlock(&lock);
+  return waits;
+}
+
 EXPORT CUresult cuInit(unsigned flags) {
   CUresult injected = double_enter("cuInit");
   if (injected) return injected;
@@ -124,6 +133,8 @@ static const struct { CUresult result; const char *name, *text; } results[] = {
     {NOT_FOUND, "CUDA_ERROR_NOT_FOUND", "named symbol not found"},
     {NOT_READY, "CUDA_ERROR_NOT_READY", "device not ready"},
     {ILLEGAL_ADDRESS, "CUDA_ERROR_ILLEGAL_ADDRESS", "an illegal memory access was encountered"},
+    {MISALIGNED_ADDRESS, "CUDA_ERROR_MISALIGNED_ADDRESS", "misaligned address"},
+    {LAUNCH_FAILED, "CUDA_ERROR_LAUNCH_FAILED", "unspecified launch failure"},
     {NOT_PERMITTED, "CUDA_ERROR_NOT_PERMITTED", "operation not permitted"},
 };
 
@@ -162,6 +173,22 @@ EXPORT CUresult cuDeviceGetName(char *name, int size, CUdevice device) {
   CUresult result = enter_device("cuDeviceGetName", device);
   if (!result) snprintf(name, (size_t)size, "Double %d", device);
   return result;
+}
+
+// Attributes of every device: those of an H200.
+static const struct { int attribute, value; } attributes[] = {
+    {16, 132},         // MULTIPROCESSOR_COUNT
+    {75, 9},           // COMPUTE_CAPABILITY_MAJOR
+    {76, 0},           // COMPUTE_CAPABILITY_MINOR
+    {97, MOST_SHARED}, // MAX_SHARED_MEMORY_PER_BLOCK_OPTIN
+};
+
+EXPORT CUresult cuDeviceGetAttribute(int *value, int attribute, CUdevice device) {
+  CUresult result = enter_device("cuDeviceGetAttribute", device);
+  if (result) return result;
+  for (size_t i = 0; i < sizeof attributes / sizeof *attributes; i++)
+    if (attributes[i].attribute == attribute) return *value = attributes[i].value, SUCCESS;
+  return INVALID_VALUE;
 }
 
 EXPORT CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device) {

@@ -30,10 +30,12 @@ enum {
   NOT_FOUND = 500,
   NOT_READY = 600,
   ILLEGAL_ADDRESS = 700,
+  MISALIGNED_ADDRESS = 716,
+  LAUNCH_FAILED = 719,
   NOT_PERMITTED = 800,
 };
 
-enum { MAX_DEVICES = 16 };
+enum { MAX_DEVICES = 16, MOST_SHARED = 227 << 10 };
 
 // A context is the primary context of a device. It has a new handle whenever it is retained anew.
 struct context {
@@ -43,6 +45,9 @@ struct context {
   // is released.
   CUresult fault;
   long owned;     // objects and allocations that live
+  int busy;       // operations that run
+  // Of streams for events, the urgent ones second: how many were given, and which one is left out.
+  long waits[2], omitted[2];
 };
 
 // The one lock of the double, but for what control.c has, and its one condition: something has
@@ -75,9 +80,13 @@ CUresult leave(CUresult result);
 // region_check tells whether [address, address+size) is inside live memory, of the device or
 // pinned memory of the host, and reports if not. It is called with the lock held.
 int region_check(const char *function, uint64_t address, size_t size, int host);
+enum { ANY = -1 }; // memory of the host or of a device
 // region_pin returns where the bytes of a range are, or NULL as region_check, and keeps it from
 // being freed.
 char *region_pin(const char *function, uint64_t address, size_t size, int host, int *device);
+// region_find returns where the byte at an address that a device reaches is and the allocation that it is in,
+// [*first, *last), which it pins, or NULL.
+char *region_find(uint64_t address, int device, uint64_t *first, uint64_t *last);
 void region_unpin(uint64_t address, int host);
 
 // An operation is something that a stream does. It runs without the lock and is freed afterwards.
@@ -91,6 +100,8 @@ struct operation {
   int value;
   struct event *event; // and the place in it
   uint64_t place;
+  struct stream *source; // of a wait: where the event is recorded, as its operation of that number
+  uint64_t number;
   void (*function)(void *); // of the host
   void *data;
 };

@@ -8,6 +8,10 @@
 
 #include "cuda.h"
 
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23
+#endif
+
 enum { ALIGNMENT = 256, PAGE = 4096, FILLED = 1 << 20 };
 
 // A region is an allocation. Of device memory the addresses are one mapping, without access, and
@@ -21,6 +25,7 @@ struct region {
 };
 
 static struct region *live, *freed;
+static int freeing; // threads that wait for pins to go
 static size_t used[MAX_DEVICES];
 
 // capacity returns how much memory a device has: FSDP_DOUBLE_MEMORY, or 8 GiB.
@@ -37,11 +42,12 @@ static char *map(size_t size, int access) {
   return p == MAP_FAILED ? NULL : p;
 }
 
-// region_in returns the region of a list that [address, address+size) is in.
+// region_in returns the region of a list that [address, address+size) is in, of host memory, of device
+// memory, or with ANY of either.
 static struct region *region_in(struct region *list, uint64_t address, size_t size, int host) {
   for (struct region *r = list; r; r = r->next) {
     uint64_t first = (uint64_t)r->address;
-    if (r->host == host && address >= first && address - first <= r->size && size <= r->size - (address - first)) return r;
+    if ((host == ANY || r->host == host) && address >= first && address - first <= r->size && size <= r->size - (address - first)) return r;
   }
   return NULL;
 }
@@ -66,11 +72,24 @@ char *region_pin(const char *function, uint64_t address, size_t size, int host, 
   return bytes;
 }
 
+char *region_find(uint64_t address, int device, uint64_t *first, uint64_t *last) {
+  char *bytes = NULL;
+  pthread_mutex_lock(&lock);
+  struct region *r = region_in(live, address, 1, ANY);
+  if (r && (r->host || r->device == device)) { // all devices reach pinned memory, where it is
+    r->pins++;
+    *first = (uint64_t)r->address;
+    *last = *first + r->size;
+    bytes = r->bytes + (address - *first);
+  }
+  pthread_mutex_unlock(&lock);
+  return bytes;
+}
+
 void region_unpin(uint64_t address, int host) {
   pthread_mutex_lock(&lock);
   struct region *r = region_in(live, address, 0, host);
-  if (r) r->pins--;
-  pthread_cond_broadcast(&changed);
+  if (r && --r->pins == 0 && freeing) pthread_cond_broadcast(&changed);
   pthread_mutex_unlock(&lock);
 }
 
@@ -91,7 +110,9 @@ static CUresult region_free(const char *function, struct context *context, char 
     }
     if (!r->pins) break;
     if (!reported) double_misuse("%s: %p is in use", function, (void *)address);
+    freeing++;
     pthread_cond_wait(&changed, &lock);
+    freeing--;
   }
   *at = r->next;
   if (host) {
@@ -113,7 +134,10 @@ static void region_add(struct context *context, struct region region) {
   struct region *r = malloc(sizeof *r);
   region.device = context->device;
   *r = region;
-  memset(r->bytes, 0xCD, r->size < FILLED ? r->size : FILLED); // like a GPU, which zeroes nothing
+  size_t filled = r->size < FILLED ? r->size : FILLED;
+  char *page = (char *)((uintptr_t)r->bytes & ~(uintptr_t)(PAGE - 1));
+  madvise(page, (size_t)(r->bytes + filled - page), MADV_POPULATE_WRITE); // all at once, where Linux can
+  memset(r->bytes, 0xCD, filled); // like a GPU, which zeroes nothing
   r->next = live;
   live = r;
   context->owned++;

@@ -1,75 +1,70 @@
 //go:build ignore
 
-// Modules and kernels. A module is PTX text. A kernel runs if the text has an entry of its name
-// and the double has a function of the host for it, below.
+// Modules and kernels. A module is PTX text, and the machine of ../ptx executes its kernels.
 #define _GNU_SOURCE
 #include <ctype.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "../ptx/ptx.h"
 #include "cuda.h"
 
-enum { MAX_PARAMETERS = 8, MAX_THREADS = 1024, MAX_SHARED = 48 << 10 };
+enum { MAX_GRID = 0x7fffffff, MAX_THREADS = 1024, SHARED = 48 << 10, REPORT = 512 };
 
-// A launch is a kernel with its arguments, and how many threads it has along x, the only index
-// that these kernels use.
+struct module { struct ptx_module *code; };
+
+// A reading is a text that was loaded, and stays: modules of it share the code. They would share variables,
+// too: those that are visible are a module's own, and of others there are only constants.
+struct reading {
+  char *text;
+  struct ptx_module *code;
+  struct reading *next;
+};
+static struct reading *readings;
+
+// shared is how much dynamic shared memory a block may have.
+struct function { CUmodule module; struct ptx_kernel *kernel; unsigned shared; };
+
+// A launch of the machine, of a kernel of a module. While it runs it pins the memory that it meets.
 struct launch {
-  const struct kernel *kernel;
-  uint64_t threads;
-  uint64_t arguments[MAX_PARAMETERS];
+  struct ptx_launch machine;
+  int device, count;
+  uint64_t *pinned;
+  char arguments[];
 };
 
-// A kernel has parameters of these sizes, and runs for all threads at once.
-struct kernel {
-  const char *name;
-  CUresult (*run)(struct launch *);
-  int count;
-  size_t sizes[MAX_PARAMETERS];
-};
+// checks are what the machine checks in launches from now on.
+static _Atomic unsigned checks = PTX_RACES | PTX_UNSET;
 
-static float float_of(uint64_t argument) {
-  float f;
-  memcpy(&f, &argument, sizeof f);
-  return f;
+unsigned double_ptx(unsigned now) { return atomic_exchange(&checks, now); }
+
+// environment sets the checks of a process before it runs a line of a test.
+__attribute__((constructor)) static void environment(void) {
+  const char *said = getenv("FSDP_DOUBLE_PTX");
+  if (said) checks = (unsigned)atoi(said);
 }
 
-// elements returns how many of n elements a launch reaches, with a thread for each.
-static size_t elements(struct launch *l, uint64_t n) {
-  int count = (int)(uint32_t)n;
-  return count < 0 ? 0 : (uint64_t)count < l->threads ? (size_t)count : l->threads;
+// code returns the code of a text, or NULL with the reason in why.
+static struct ptx_module *code(const char *text, char *why, size_t size) {
+  for (struct reading *r = readings; r; r = r->next)
+    if (!strcmp(r->text, text)) return r->code;
+  struct ptx_module *code = ptx_load(text, why, size);
+  if (code && !strstr(text, ".visible .global")) {
+    struct reading *r = malloc(sizeof *r);
+    *r = (struct reading){strdup(text), code, readings};
+    readings = r;
+  }
+  return code;
 }
 
-// scale_f32(float *x, float factor, int n): x *= factor
-static CUresult scale_f32(struct launch *l) {
-  size_t n = elements(l, l->arguments[2]);
-  float *x = (float *)region_pin("scale_f32", l->arguments[0], n * sizeof *x, 0, NULL);
-  if (!x) return ILLEGAL_ADDRESS;
-  for (size_t i = 0; i < n; i++) x[i] *= float_of(l->arguments[1]);
-  region_unpin(l->arguments[0], 0);
-  return SUCCESS;
+// forget unloads what no reading has.
+static void forget(struct ptx_module *code) {
+  for (struct reading *r = readings; r; r = r->next)
+    if (r->code == code) return;
+  ptx_unload(code);
 }
-
-// add_f32(float *to, const float *a, const float *b, int n): to = a + b
-static CUresult add_f32(struct launch *l) {
-  size_t n = elements(l, l->arguments[3]);
-  float *x[3];
-  for (int i = 0; i < 3; i++) x[i] = (float *)region_pin("add_f32", l->arguments[i], n * sizeof **x, 0, NULL);
-  int found = x[0] && x[1] && x[2];
-  for (size_t i = 0; found && i < n; i++) x[0][i] = x[1][i] + x[2][i];
-  for (int i = 0; i < 3; i++)
-    if (x[i]) region_unpin(l->arguments[i], 0);
-  return found ? SUCCESS : ILLEGAL_ADDRESS;
-}
-
-static const struct kernel kernels[] = {
-    {"scale_f32", scale_f32, 3, {8, 4, 4}},
-    {"add_f32", add_f32, 4, {8, 8, 8, 4}},
-};
-
-struct module { char *text; };
-
-struct function { CUmodule module; const struct kernel *kernel; };
 
 enum { ERROR_LOG_BUFFER = 5, ERROR_LOG_BUFFER_SIZE_BYTES = 6 };
 
@@ -90,8 +85,14 @@ EXPORT CUresult cuModuleLoadDataEx(CUmodule *module, const void *image, unsigned
     if (log) snprintf(log, size, "ptxas fatal: Missing .version directive at start of file");
     return leave(INVALID_PTX);
   }
+  char why[REPORT];
+  struct ptx_module *read = code(text, why, sizeof why);
+  if (!read) {
+    if (log) snprintf(log, size, "ptxas fatal: %s", why);
+    return leave(INVALID_PTX);
+  }
   struct module *m = malloc(sizeof *m);
-  m->text = strdup(text);
+  m->code = read;
   *module = object_add(MODULE, m, context);
   return leave(SUCCESS);
 }
@@ -103,21 +104,9 @@ EXPORT CUresult cuModuleUnload(CUmodule module) {
   struct module *m = object_get("cuModuleUnload", MODULE, module);
   if (!m) return leave(INVALID_HANDLE);
   object_remove(module, context);
-  free(m->text);
+  forget(m->code);
   free(m);
   return leave(SUCCESS);
-}
-
-// has_entry tells whether PTX text has a kernel of a name.
-static int has_entry(const char *text, const char *name) {
-  static const char entry[] = ".entry";
-  for (const char *at = text; (at = strstr(at, entry));) {
-    at += strlen(entry);
-    while (isspace((unsigned char)*at)) at++;
-    size_t n = strlen(name);
-    if (!strncmp(at, name, n) && !isalnum((unsigned char)at[n]) && at[n] != '_') return 1;
-  }
-  return 0;
 }
 
 EXPORT CUresult cuModuleGetFunction(CUfunction *function, CUmodule module, const char *name) {
@@ -126,38 +115,70 @@ EXPORT CUresult cuModuleGetFunction(CUfunction *function, CUmodule module, const
   if (result) return result;
   struct module *m = object_get("cuModuleGetFunction", MODULE, module);
   if (!m) return leave(INVALID_HANDLE);
-  if (!has_entry(m->text, name)) return leave(NOT_FOUND);
-  for (size_t i = 0; i < sizeof kernels / sizeof *kernels; i++) {
-    if (strcmp(kernels[i].name, name)) continue;
-    struct function *f = malloc(sizeof *f);
-    *f = (struct function){module, &kernels[i]};
-    *function = object_add(FUNCTION, f, NULL);
-    return leave(SUCCESS);
-  }
-  double_misuse("cuModuleGetFunction: the double has no kernel %s", name);
-  return leave(NOT_FOUND);
+  struct ptx_kernel *kernel = ptx_find(m->code, name);
+  if (!kernel) return leave(NOT_FOUND);
+  struct function *f = malloc(sizeof *f);
+  *f = (struct function){module, kernel, SHARED - ptx_shared(kernel)};
+  *function = object_add(FUNCTION, f, NULL);
+  return leave(SUCCESS);
+}
+
+// function_get returns the function that a handle names, of a module that is loaded.
+static struct function *function_get(const char *name, CUfunction function) {
+  struct function *f = object_get(name, FUNCTION, function);
+  return f && object_get(name, MODULE, f->module) ? f : NULL;
+}
+
+enum { MAX_DYNAMIC_SHARED_SIZE_BYTES = 8 };
+
+EXPORT CUresult cuFuncSetAttribute(CUfunction function, int attribute, int value) {
+  struct context *context;
+  CUresult result = enter_context("cuFuncSetAttribute", &context);
+  if (result) return result;
+  struct function *f = function_get("cuFuncSetAttribute", function);
+  if (!f) return leave(INVALID_HANDLE);
+  if (attribute != MAX_DYNAMIC_SHARED_SIZE_BYTES || value < 0) return leave(INVALID_VALUE);
+  if ((unsigned)value + ptx_shared(f->kernel) > MOST_SHARED) return leave(INVALID_VALUE);
+  f->shared = (unsigned)value;
+  return leave(SUCCESS);
 }
 
 EXPORT CUresult cuFuncGetParamInfo(CUfunction function, size_t index, size_t *offset, size_t *size) {
   struct context *context;
   CUresult result = enter_context("cuFuncGetParamInfo", &context);
   if (result) return result;
-  struct function *f = object_get("cuFuncGetParamInfo", FUNCTION, function);
-  if (!f || !object_get("cuFuncGetParamInfo", MODULE, f->module)) return leave(INVALID_HANDLE);
-  if (index >= (size_t)f->kernel->count) return leave(INVALID_VALUE);
-  *offset = 0;
-  for (size_t i = 0; i <= index; i++) { // every parameter is aligned to its own size
-    *size = f->kernel->sizes[i];
-    *offset = (*offset + *size - 1) / *size * *size + (i < index ? *size : 0);
-  }
-  return leave(SUCCESS);
+  struct function *f = function_get("cuFuncGetParamInfo", function);
+  if (!f) return leave(INVALID_HANDLE);
+  return leave(ptx_parameter(f->kernel, index, offset, size) ? SUCCESS : INVALID_VALUE);
+}
+
+// find tells the machine of a launch where memory is. It stays there until the launch has ended.
+static char *find(void *of, uint64_t address, uint64_t *first, uint64_t *last) {
+  struct launch *l = of;
+  char *bytes = region_find(address, l->device, first, last);
+  for (int i = 0; bytes && i < l->count; i++)
+    if (l->pinned[i] == *first) return region_unpin(*first, ANY), bytes;
+  if (!bytes) return NULL;
+  l->pinned = realloc(l->pinned, (l->count + 1) * sizeof *l->pinned);
+  l->pinned[l->count++] = *first;
+  return bytes;
 }
 
 static CUresult run_launch(struct operation *o) {
+  static const CUresult results[] = {
+    [PTX_DONE] = SUCCESS, [PTX_ILLEGAL_ADDRESS] = ILLEGAL_ADDRESS, [PTX_MISALIGNED] = MISALIGNED_ADDRESS, [PTX_FAILED] = LAUNCH_FAILED,
+  };
   struct launch *l = o->data;
-  CUresult result = l->kernel->run(l);
+  char why[REPORT];
+  uint64_t executed;
+  l->machine.checks = checks;
+  int result = ptx_run(&l->machine, &(struct ptx_host){find, l}, why, sizeof why, &executed);
+  if (result) double_misuse("%s", why);
+  double_count("instructions", (long)executed);
+  for (int i = 0; i < l->count; i++) region_unpin(l->pinned[i], ANY);
+  free(l->pinned);
   free(l);
-  return result;
+  return results[result];
 }
 
 EXPORT CUresult cuLaunchKernel(CUfunction function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,
@@ -165,14 +186,18 @@ EXPORT CUresult cuLaunchKernel(CUfunction function, unsigned gx, unsigned gy, un
   struct context *context;
   CUresult result = enter_context("cuLaunchKernel", &context);
   if (result) return result;
-  struct function *f = object_get("cuLaunchKernel", FUNCTION, function);
-  if (!f || !object_get("cuLaunchKernel", MODULE, f->module)) return leave(INVALID_HANDLE);
+  struct function *f = function_get("cuLaunchKernel", function);
+  if (!f) return leave(INVALID_HANDLE);
   uint64_t grid = (uint64_t)gx * gy * gz, block = (uint64_t)bx * by * bz;
-  if (extra || grid == 0 || gy > 65535 || gz > 65535 || block == 0 || block > MAX_THREADS || bz > 64 || shared > MAX_SHARED)
+  if (extra || grid == 0 || gx > MAX_GRID || gy > 65535 || gz > 65535 || block == 0 || block > MAX_THREADS || bz > 64 || shared > f->shared)
     return leave(INVALID_VALUE);
-  struct launch *l = malloc(sizeof *l);
-  *l = (struct launch){.kernel = f->kernel, .threads = (uint64_t)gx * bx};
-  for (int i = 0; i < f->kernel->count; i++) memcpy(&l->arguments[i], arguments[i], f->kernel->sizes[i]);
+  struct launch *l = calloc(1, sizeof *l + ptx_parameter_bytes(f->kernel));
+  l->machine = (struct ptx_launch){
+    .kernel = f->kernel, .grid = {gx, gy, gz}, .block = {bx, by, bz}, .shared = shared, .parameters = l->arguments,
+  };
+  l->device = context->device;
+  size_t offset, size;
+  for (size_t i = 0; ptx_parameter(f->kernel, i, &offset, &size); i++) memcpy(l->arguments + offset, arguments[i], size);
   result = stream_push("cuLaunchKernel", context, stream, (struct operation){.run = run_launch, .data = l});
   if (result) free(l);
   return leave(result);

@@ -12,12 +12,15 @@
 // A stream is a thread that runs operations one after the other. It ends by itself when the stream
 // is destroyed and everything is done.
 struct stream {
+  pthread_cond_t wake; // it may have something to do, or end
   struct context *context;
   CUcontext life; // of the context: a stream may go on after it
   struct operation *first, **last;
   uint64_t given, done; // operations
-  int paused, destroyed;
+  uint64_t wanted;      // operations that somebody waits for
+  int paused, destroyed, urgent;
   unsigned seed;
+  struct stream *next; // of all
 };
 
 // An event counts how often it was recorded, and which of those places are reached. Operations
@@ -25,23 +28,73 @@ struct stream {
 struct event {
   struct context *context;
   uint64_t recorded, reached;
-  int timing, references;
+  int timing, references, waiting; // threads of the host that wait
   struct timespec at;
+  struct stream *stream; // that it was recorded in last, as its operation of that number
+  uint64_t number;
 };
 
-enum { NON_BLOCKING = 1, DISABLE_TIMING = 2 };
+enum { NON_BLOCKING = 1, DISABLE_TIMING = 2, GREATEST_PRIORITY = -5 };
+enum { PATIENCE = 100000 }; // ns
+
+static struct stream *streams;
+static enum { FREE, URGENT_LATE, URGENT_EARLY } schedule;
+
+static CUresult run_wait(struct operation *o);
+
+// blocked tells whether a stream has nothing to run, or waits for an event.
+static int blocked(const struct stream *s) {
+  const struct operation *o = s->first;
+  return !o || s->paused || (o->run == run_wait && o->event->reached < o->place);
+}
+
+// tell lets all streams look again whether they may run, and the host whether it may go on.
+static void tell(void) {
+  for (struct stream *s = streams; s; s = s->next) pthread_cond_signal(&s->wake);
+  pthread_cond_broadcast(&changed);
+}
+
+static void want(struct stream *s, uint64_t operations) {
+  if (s->wanted >= operations) return;
+  s->wanted = operations;
+  if (schedule != FREE) tell();
+}
+
+// may_run tells whether a stream runs its next operation now. If there is a schedule, one stream of a device
+// runs at a time, and the late ones only what is wanted, when no other can.
+static int may_run(struct stream *s) {
+  if (schedule == FREE) return !blocked(s);
+  int late = s->urgent == (schedule == URGENT_LATE);
+  if (late && s->done >= s->wanted) return 0;
+  if (blocked(s)) {
+    if (s->first && !s->paused) want(s->first->source, s->first->number);
+    return 0;
+  }
+  if (s->context->busy) return 0;
+  for (struct stream *t = streams; late && t; t = t->next)
+    if (t->context == s->context && t->urgent != s->urgent && !blocked(t)) return 0;
+  return 1;
+}
+
+void double_schedule(int to) {
+  pthread_mutex_lock(&lock);
+  schedule = to;
+  tell();
+  pthread_mutex_unlock(&lock);
+}
 
 static void *stream_main(void *argument) {
   struct stream *s = argument;
   running = 1;
   pthread_mutex_lock(&lock);
   for (;;) {
-    while ((!s->first || s->paused) && !(s->destroyed && !s->first)) pthread_cond_wait(&changed, &lock);
+    while (!may_run(s) && !(s->destroyed && !s->first)) pthread_cond_wait(&s->wake, &lock);
     struct operation *o = s->first;
     if (!o) break;
     s->first = o->next;
     if (!s->first) s->last = &s->first;
     int runs = o->always || !s->context->fault;
+    s->context->busy++;
     pthread_mutex_unlock(&lock);
     double_wait(&s->seed);
     CUresult result = runs ? o->run(o) : SUCCESS;
@@ -49,24 +102,41 @@ static void *stream_main(void *argument) {
     pthread_mutex_lock(&lock);
     if (result && !s->context->fault && s->life == s->context->handle) s->context->fault = result;
     s->done++;
-    pthread_cond_broadcast(&changed);
+    s->context->busy--;
+    if (schedule != FREE) tell();
+    else if (s->done <= s->wanted) pthread_cond_broadcast(&changed);
   }
+  struct stream **at = &streams;
+  while (*at != s) at = &(*at)->next;
+  *at = s->next;
   pthread_mutex_unlock(&lock);
+  pthread_cond_destroy(&s->wake);
   free(s);
   return NULL;
 }
 
-EXPORT CUresult cuStreamCreate(CUstream *stream, unsigned flags) {
+EXPORT CUresult cuCtxGetStreamPriorityRange(int *least, int *greatest) {
+  struct context *context;
+  CUresult result = enter_context("cuCtxGetStreamPriorityRange", &context);
+  if (result) return result;
+  *least = 0;
+  *greatest = GREATEST_PRIORITY;
+  return leave(SUCCESS);
+}
+
+static CUresult stream_create(const char *function, CUstream *stream, unsigned flags, int priority) {
   static unsigned seeds;
   struct context *context;
-  CUresult result = enter_context("cuStreamCreate", &context);
+  CUresult result = enter_context(function, &context);
   if (result) return result;
-  if (flags != NON_BLOCKING) double_misuse("cuStreamCreate: a stream that is ordered with the default stream");
+  if (flags != NON_BLOCKING) double_misuse("%s: a stream that is ordered with the default stream", function);
   struct stream *s = calloc(1, sizeof *s);
   s->context = context;
   s->life = context->handle;
+  pthread_cond_init(&s->wake, NULL);
   s->last = &s->first;
   s->seed = ++seeds;
+  s->urgent = priority < 0;
   // Signals are for the threads of the program.
   sigset_t all, before;
   sigfillset(&all);
@@ -79,8 +149,18 @@ EXPORT CUresult cuStreamCreate(CUstream *stream, unsigned flags) {
     return leave(OUT_OF_MEMORY);
   }
   pthread_detach(thread);
+  s->next = streams;
+  streams = s;
   *stream = object_add(STREAM, s, context);
   return leave(SUCCESS);
+}
+
+EXPORT CUresult cuStreamCreate(CUstream *stream, unsigned flags) { return stream_create("cuStreamCreate", stream, flags, 0); }
+
+// The priority changes nothing, without a schedule: streams of the double run at once anyway.
+EXPORT CUresult cuStreamCreateWithPriority(CUstream *stream, unsigned flags, int priority) {
+  if (priority > 0 || priority < GREATEST_PRIORITY) double_misuse("cuStreamCreateWithPriority: there is no priority %d", priority);
+  return stream_create("cuStreamCreateWithPriority", stream, flags, priority);
 }
 
 // stream_get returns a stream of the current context.
@@ -102,7 +182,7 @@ CUresult stream_push(const char *function, struct context *context, CUstream str
   *s->last = o;
   s->last = &o->next;
   s->given++;
-  pthread_cond_broadcast(&changed);
+  pthread_cond_signal(&s->wake);
   return SUCCESS;
 }
 
@@ -115,7 +195,8 @@ EXPORT CUresult cuStreamDestroy_v2(CUstream stream) {
   object_remove(stream, context);
   s->destroyed = 1;
   s->paused = 0;
-  pthread_cond_broadcast(&changed);
+  want(s, s->given);
+  tell(); // who waits for the stream, and itself
   return leave(SUCCESS);
 }
 
@@ -126,11 +207,22 @@ EXPORT CUresult cuStreamSynchronize(CUstream stream) {
   struct stream *s = stream_get("cuStreamSynchronize", context, stream);
   if (!s) return leave(INVALID_HANDLE);
   uint64_t given = s->given;
+  want(s, given);
   while (s->done < given) {
     pthread_cond_wait(&changed, &lock);
     if (!object_get("cuStreamSynchronize", STREAM, stream)) return leave(INVALID_HANDLE);
   }
   return leave(context->fault);
+}
+
+// soon is how long a query takes to say no, as a call of a driver may: programs ask in a loop, and streams
+// need the processor, too.
+static struct timespec soon(void) {
+  struct timespec until;
+  clock_gettime(CLOCK_REALTIME, &until);
+  until.tv_nsec += PATIENCE;
+  if (until.tv_nsec >= 1000000000) until.tv_sec++, until.tv_nsec -= 1000000000;
+  return until;
 }
 
 EXPORT CUresult cuStreamQuery(CUstream stream) {
@@ -139,7 +231,12 @@ EXPORT CUresult cuStreamQuery(CUstream stream) {
   if (result) return result;
   struct stream *s = stream_get("cuStreamQuery", context, stream);
   if (!s) return leave(INVALID_HANDLE);
-  return leave(s->done < s->given ? NOT_READY : SUCCESS);
+  want(s, s->given);
+  for (struct timespec until = soon(); s->done < s->given;) {
+    if (pthread_cond_timedwait(&changed, &lock, &until)) return leave(NOT_READY);
+    if (!object_get("cuStreamQuery", STREAM, stream)) return leave(INVALID_HANDLE);
+  }
+  return leave(context->fault);
 }
 
 EXPORT CUresult cuStreamGetCtx(CUstream stream, CUcontext *of) {
@@ -155,8 +252,10 @@ EXPORT CUresult cuStreamGetCtx(CUstream stream, CUcontext *of) {
 int double_pause(uintptr_t stream, int paused) {
   pthread_mutex_lock(&lock);
   struct stream *s = object_get("double_pause", STREAM, stream);
-  if (s) s->paused = paused;
-  pthread_cond_broadcast(&changed);
+  if (s) {
+    s->paused = paused;
+    tell(); // itself, and who may run if it does not
+  }
   pthread_mutex_unlock(&lock);
   return s ? 0 : -1;
 }
@@ -244,16 +343,17 @@ static CUresult run_record(struct operation *o) {
   pthread_mutex_lock(&lock);
   if (e->reached < o->place) e->reached = o->place;
   clock_gettime(CLOCK_MONOTONIC, &e->at);
-  pthread_cond_broadcast(&changed);
+  for (struct stream *s = streams; s; s = s->next)
+    if (s->first && s->first->event == e) pthread_cond_signal(&s->wake);
+  if (e->waiting) pthread_cond_broadcast(&changed);
   event_release(e);
   return leave(SUCCESS);
 }
 
+// run_wait runs when the place is reached.
 static CUresult run_wait(struct operation *o) {
-  struct event *e = o->event;
   pthread_mutex_lock(&lock);
-  while (e->reached < o->place) pthread_cond_wait(&changed, &lock);
-  event_release(e);
+  event_release(o->event);
   return leave(SUCCESS);
 }
 
@@ -295,6 +395,8 @@ EXPORT CUresult cuEventRecord(CUevent event, CUstream stream) {
   if (result) return leave(result);
   e->recorded++;
   e->references++;
+  e->stream = object_get("cuEventRecord", STREAM, stream);
+  e->number = e->stream->given;
   return leave(SUCCESS);
 }
 
@@ -304,7 +406,9 @@ EXPORT CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned flags
   if (result) return result;
   struct event *e = flags ? NULL : object_get("cuStreamWaitEvent", EVENT, event);
   if (!e) return leave(INVALID_HANDLE);
-  struct operation o = {.run = run_wait, .always = 1, .event = e, .place = e->recorded};
+  struct stream *s = stream_get("cuStreamWaitEvent", context, stream);
+  if (s && ++context->waits[s->urgent] == context->omitted[s->urgent]) return leave(SUCCESS);
+  struct operation o = {.run = run_wait, .always = 1, .event = e, .place = e->recorded, .source = e->stream, .number = e->number};
   result = stream_push("cuStreamWaitEvent", context, stream, o);
   if (!result) e->references++;
   return leave(result);
@@ -316,7 +420,14 @@ EXPORT CUresult cuEventQuery(CUevent event) {
   if (result) return result;
   struct event *e = object_get("cuEventQuery", EVENT, event);
   if (!e) return leave(INVALID_HANDLE);
-  return leave(e->reached < e->recorded ? NOT_READY : SUCCESS);
+  uint64_t place = e->recorded;
+  if (e->reached < place && !e->stream->urgent) want(e->stream, e->number);
+  int late = 0;
+  e->references++, e->waiting++;
+  for (struct timespec until = soon(); e->reached < place && !late;) late = pthread_cond_timedwait(&changed, &lock, &until);
+  e->waiting--;
+  event_release(e);
+  return leave(late ? NOT_READY : context->fault);
 }
 
 EXPORT CUresult cuEventSynchronize(CUevent event) {
@@ -326,8 +437,10 @@ EXPORT CUresult cuEventSynchronize(CUevent event) {
   struct event *e = object_get("cuEventSynchronize", EVENT, event);
   if (!e) return leave(INVALID_HANDLE);
   uint64_t place = e->recorded;
-  e->references++;
+  if (e->reached < place) want(e->stream, e->number);
+  e->references++, e->waiting++;
   while (e->reached < place) pthread_cond_wait(&changed, &lock);
+  e->waiting--;
   event_release(e);
   return leave(context->fault);
 }

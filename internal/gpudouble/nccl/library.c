@@ -9,9 +9,9 @@
 //
 // It knows NCCL_HOSTID and NCCL_MULTI_RANK_GPU_ENABLE, which let ranks share a device.
 // -DNCCL_DOUBLE_VERSION=21805 makes it an older one.
-// FSDP_DOUBLE_NCCL_TIMEOUT_MS is when it gives up where NCCL would wait for ever, 30 s if not set;
+// FSDP_DOUBLE_NCCL_TIMEOUT_MS is when it gives up where NCCL would wait for ever, 60 s if not set;
 // with FSDP_DOUBLE_NCCL_CONNECT every launch waits for all ranks, as NCCL's do that have to
-// connect them. It counts what lives as "communicator".
+// connect them. With FSDP_DOUBLE_NCCL_TREE sums have the bits of package comm. It counts what lives as "communicator".
 #define _GNU_SOURCE
 #include "library.h"
 

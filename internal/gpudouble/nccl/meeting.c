@@ -16,17 +16,13 @@
 
 #include "meeting.h"
 
-static double now(void) {
-  struct timespec t;
-  clock_gettime(CLOCK_MONOTONIC, &t);
-  return (double)t.tv_sec + (double)t.tv_nsec / 1e9;
-}
+enum { A_WAIT = 5 }; // ms
 
-// Where NCCL would wait for ever the double gives up, so that tests end: after
-// FSDP_DOUBLE_NCCL_TIMEOUT_MS or 30 s.
-double deadline(void) {
+// Where NCCL would wait for ever the double gives up, so that tests end: after waits in vain of
+// FSDP_DOUBLE_NCCL_TIMEOUT_MS or 60 s. The time in which the process was stopped is none.
+long patience(void) {
   const char *ms = getenv("FSDP_DOUBLE_NCCL_TIMEOUT_MS");
-  return now() + (ms ? atof(ms) / 1e3 : 30);
+  return (ms ? atol(ms) : 60000) / A_WAIT;
 }
 
 // path_of writes the path of the memory of a meeting: in the directory of this library, which tests
@@ -91,17 +87,11 @@ static int lost(struct meeting *m) {
   return -1;
 }
 
-result meeting_await(struct seat *s, double deadline) {
+result meeting_await(struct seat *s, long *patience) {
   struct meeting *m = s->meeting;
   if (__atomic_load_n(&s->aborted, __ATOMIC_SEQ_CST)) return fail(REMOTE_FAILED, "rank %d: aborted", s->rank);
   if (m->failed) return fail(m->failed, "rank %d: another rank has failed", s->rank);
-  int gone = lost(m);
-  if (gone >= 0) {
-    m->failed = REMOTE_FAILED;
-    meeting_changed(m);
-    return fail(REMOTE_FAILED, "rank %d: the process of rank %d is gone", s->rank, gone);
-  }
-  if (now() > deadline) {
+  if (*patience <= 0) {
     double_misuse("rank %d has waited for the others in vain", s->rank);
     m->failed = REMOTE_FAILED;
     meeting_changed(m);
@@ -109,16 +99,21 @@ result meeting_await(struct seat *s, double deadline) {
   }
   uint32_t seen = m->changes;
   meeting_unlock(m);
-  struct timespec t = {.tv_nsec = 5000000};
-  syscall(SYS_futex, &m->changes, FUTEX_WAIT, seen, &t, NULL, 0);
+  struct timespec t = {.tv_nsec = A_WAIT * 1000000};
+  int in_vain = syscall(SYS_futex, &m->changes, FUTEX_WAIT, seen, &t, NULL, 0) && errno == ETIMEDOUT;
   meeting_lock(m);
-  return SUCCESS;
+  *patience -= in_vain;
+  int gone = in_vain ? lost(m) : -1;
+  if (gone < 0) return SUCCESS;
+  m->failed = REMOTE_FAILED;
+  meeting_changed(m);
+  return fail(REMOTE_FAILED, "rank %d: the process of rank %d is gone", s->rank, gone);
 }
 
 result meeting_barrier(struct seat *s, enum barrier which) {
   struct meeting *m = s->meeting;
   result r = SUCCESS;
-  double end = deadline();
+  long left = patience();
   meeting_lock(m);
   uint64_t round = m->barriers[which].round;
   if (++m->barriers[which].waiting == m->size) {
@@ -126,7 +121,7 @@ result meeting_barrier(struct seat *s, enum barrier which) {
     m->barriers[which].round++;
     meeting_changed(m);
   }
-  while (!r && m->barriers[which].round == round) r = meeting_await(s, end);
+  while (!r && m->barriers[which].round == round) r = meeting_await(s, &left);
   meeting_unlock(m);
   return r;
 }
@@ -153,7 +148,7 @@ static result place(struct seat *s, int duplicates) {
 
 result meeting_join(struct seat *s, int duplicates) {
   struct meeting *m = s->meeting;
-  double end = deadline();
+  long left = patience();
   meeting_lock(m);
   result r = place(s, duplicates);
   if (r && !m->failed) m->failed = r;
@@ -163,7 +158,7 @@ result meeting_join(struct seat *s, int duplicates) {
     path_of(s->name, path, sizeof path);
     unlink(path);
   }
-  while (!r && m->joined < m->size) r = meeting_await(s, end);
+  while (!r && m->joined < m->size) r = meeting_await(s, &left);
   meeting_unlock(m);
   return r;
 }

@@ -70,12 +70,12 @@ void meeting_fail(struct meeting *m, result r);
 // meeting_barrier waits for all ranks.
 result meeting_barrier(struct seat *s, enum barrier which);
 // meeting_lock and meeting_unlock guard a meeting. meeting_await waits for a change and gives the
-// lock back meanwhile; meeting_changed makes one. Waiting is in vain after the deadline.
+// lock back meanwhile; meeting_changed makes one. It is in vain when there is no patience left.
 void meeting_lock(struct meeting *m);
 void meeting_unlock(struct meeting *m);
 void meeting_changed(struct meeting *m);
-result meeting_await(struct seat *s, double deadline);
-// deadline is when what begins to wait now gives up.
-double deadline(void);
+result meeting_await(struct seat *s, long *patience);
+// patience is that of what begins to wait now.
+long patience(void);
 
 #endif

@@ -1,8 +1,9 @@
 //go:build ignore
 
-// Element types and reductions. Floats of up to 32 bits are added in 32 bits, in the order of the
-// ranks, and rounded once.
+// Element types and reductions. Floats of up to 32 bits are added in 32 bits and rounded once, in the
+// order of the ranks, or with FSDP_DOUBLE_NCCL_TREE in that of package comm.
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "library.h"
@@ -121,9 +122,34 @@ static union value truncated(int type, union value v) {
   return load(element, type);
 }
 
+// tree_sum adds what ranks lo to hi-1 have at in, as package comm does: each half by itself, the first of
+// which is the largest power of two that leaves something.
+static union value tree_sum(const char *in, size_t stride, int lo, int hi, int type) {
+  if (hi - lo == 1) return load(in + (size_t)lo * stride, type);
+  int half = 1;
+  while (2 * half < hi - lo) half *= 2;
+  return combine(type, SUM, tree_sum(in, stride, lo, lo + half, type), tree_sum(in, stride, lo + half, hi, type));
+}
+
+// tree_scale multiplies a sum by 1/n, of which nothing is rounded before.
+static union value tree_scale(union value v, int type, int n) {
+  if (type == FLOAT64)
+    v.d *= 1.0 / n;
+  else
+    v.f *= 1.0f / (float)n;
+  return v;
+}
+
 void reduce_elements(char *out, char (*in)[], size_t stride, int ranks, size_t n, int type, int op) {
   size_t size = type_size(type);
   int is_float = type >= FLOAT16 && type <= BFLOAT16;
+  if (is_float && (op == SUM || op == AVG) && getenv("FSDP_DOUBLE_NCCL_TREE")) {
+    for (size_t i = 0; i < n; i++) {
+      union value sum = tree_sum((char *)in + i * size, stride, 0, ranks, type);
+      store(out + i * size, type, op == AVG ? tree_scale(sum, type, ranks) : sum);
+    }
+    return;
+  }
   int scale = op == AVG && is_float;
   union value factor = scale ? inverse(type, ranks) : (union value){.i = 0};
   for (size_t i = 0; i < n; i++) {

@@ -35,8 +35,7 @@ static result agree(struct seat *s, const struct post *mine) {
     if (s->rank == i || s->rank == 0) double_misuse("rank 0 calls %s, rank %d %s", one, i, other);
     r = fail(INVALID_USAGE, "rank 0 calls %s, rank %d %s", one, i, other);
   }
-  if (r) return r;
-  return meeting_barrier(s, STREAMS);
+  return r || mine->count ? r : meeting_barrier(s, STREAMS); // else the barriers of move come before the next posts
 }
 
 // pin returns the bytes behind device memory; of no bytes that is anything.
@@ -125,7 +124,7 @@ static int first(const struct transfer *list, int i) {
 // exchange runs the transfers of a group, all at once.
 static result exchange(struct seat *s, struct transfer *list, int n) {
   result r = SUCCESS;
-  double end = deadline();
+  long patient = patience();
   meeting_lock(s->meeting);
   for (int left = 1; left && !r;) {
     int moved = left = 0;
@@ -136,7 +135,7 @@ static result exchange(struct seat *s, struct transfer *list, int n) {
     if (moved)
       meeting_changed(s->meeting);
     else if (left && !r)
-      r = meeting_await(s, end);
+      r = meeting_await(s, &patient);
   }
   meeting_unlock(s->meeting);
   return r;
