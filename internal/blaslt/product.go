@@ -1,0 +1,122 @@
+package blaslt
+
+import "fmt"
+
+// EnvLibrary names the variable that holds the path of the library to load instead of the system's
+// libcublasLt.so.13, .12 or .11.
+const EnvLibrary = "FSDP_CUBLASLT_LIBRARY"
+
+// Type is a type of elements.
+type Type uint8
+
+// The types of elements.
+const (
+	F32 Type = iota
+	F64
+	BF16
+)
+
+// String names the type.
+func (t Type) String() string { return [...]string{"float32", "float64", "bfloat16"}[t] }
+
+// Size returns the bytes of an element.
+func (t Type) Size() int { return [...]int{4, 8, 2}[t] }
+
+// BiasAlign is what the address of a bias is a multiple of.
+const BiasAlign = 16
+
+// Product is the product D = op(A)·op(B), of batches of row-major matrices. It is comparable: plans
+// may be kept by it.
+type Product struct {
+	In, Out           Type // of A and B, and of D: the same, or BF16 and F32
+	Rows, Cols, Depth int  // D is [Rows, Cols], op(A) [Rows, Depth], op(B) [Depth, Cols]
+	TransA, TransB    bool // whether A lies as [Depth, Rows], and B as [Cols, Depth]
+	LDA, LDB, LDD     int  // elements from a row to the next as they lie, 0 for rows without gaps
+
+	Batch                     int // how many products, 0 for one
+	StrideA, StrideB, StrideD int // elements from a matrix of a batch to the next
+
+	Bias      bool // whether a vector [Cols] of the type of D is added to each row: of a single product, not of F64
+	Align     int  // bytes that the addresses of A, B and D are multiples of: a power of 2, 0 for 256
+	Workspace int  // bytes that a run may use beside its matrices
+}
+
+// normal returns x with the defaults in the place of zeros, or an error if there is no such product.
+func (x Product) normal() (Product, error) {
+	given := x
+	a, b := x.Depth, x.Cols
+	if x.TransA {
+		a = x.Rows
+	}
+	if x.TransB {
+		b = x.Depth
+	}
+	x.LDA, x.LDB, x.LDD = orElse(x.LDA, a), orElse(x.LDB, b), orElse(x.LDD, x.Cols)
+	x.Batch, x.Align = orElse(x.Batch, 1), orElse(x.Align, 256)
+	wrong := func(format string, args ...any) (Product, error) {
+		return x, fmt.Errorf("blaslt: %v: %s", given, fmt.Sprintf(format, args...))
+	}
+	switch {
+	case x.In > BF16 || x.Out > BF16 || x.In != x.Out && (x.In != BF16 || x.Out != F32):
+		return wrong("no product has these types")
+	case x.Rows < 1 || x.Cols < 1 || x.Depth < 1 || x.Batch < 1:
+		return wrong("an empty product")
+	case x.LDA < a || x.LDB < b || x.LDD < x.Cols:
+		return wrong("rows of %d, %d and %d elements that are %d, %d and %d apart", a, b, x.Cols, x.LDA, x.LDB, x.LDD)
+	case x.Bias && (x.Batch > 1 || x.In == F64):
+		return wrong("no bias is added to a batch or to float64")
+	case x.Align&(x.Align-1) != 0 || x.Align < x.In.Size() || x.Align > 256:
+		return wrong("matrices at multiples of %d bytes", x.Align)
+	case x.Workspace < 0:
+		return wrong("a workspace of %d bytes", x.Workspace)
+	}
+	return x, nil
+}
+
+func orElse(n, instead int) int {
+	if n == 0 {
+		return instead
+	}
+	return n
+}
+
+// String writes the product down with its shapes and types.
+func (x Product) String() string {
+	trans := func(name string, t bool) string {
+		if t {
+			return name + "ᵀ"
+		}
+		return name
+	}
+	return fmt.Sprintf("%d × [%d %d] %v = %s [%d %d] · %s [%d %d] %v", max(1, x.Batch), x.Rows, x.Cols, x.Out,
+		trans("A", x.TransA), x.Rows, x.Depth, trans("B", x.TransB), x.Depth, x.Cols, x.In)
+}
+
+// Operands are the addresses of what a run reads and writes. Nothing of them may overlap.
+type Operands struct {
+	A, B, D   uintptr
+	Bias      uintptr
+	Workspace uintptr // a multiple of 256, of [Plan.Workspace] bytes, for one stream at a time
+}
+
+// check returns an error if a run cannot take the operands.
+func (o Operands) check(x *Product, workspace int) error {
+	switch {
+	case o.A == 0 || o.B == 0 || o.D == 0 || (o.A|o.B|o.D)%uintptr(x.Align) != 0:
+		return fmt.Errorf("blaslt: %v: matrices at %#x, %#x and %#x, that are to be at multiples of %d", x, o.A, o.B, o.D, x.Align)
+	case x.Bias && (o.Bias == 0 || o.Bias%BiasAlign != 0):
+		return fmt.Errorf("blaslt: %v: a bias at %#x, that is to be at a multiple of %d", x, o.Bias, BiasAlign)
+	case workspace > 0 && (o.Workspace == 0 || o.Workspace%256 != 0):
+		return fmt.Errorf("blaslt: %v: a workspace at %#x, that is to be at a multiple of 256", x, o.Workspace)
+	}
+	return nil
+}
+
+// Error is an answer of cuBLASLt other than success.
+type Error struct {
+	Op   string // the function: "cublasLtMatmul"
+	Code int    // the cublasStatus_t; if Op is cuCtxSetCurrent, the CUresult
+	Text string // what the library says of it
+}
+
+func (e *Error) Error() string { return fmt.Sprintf("%s: %s (status %d)", e.Op, e.Text, e.Code) }
