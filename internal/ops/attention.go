@@ -128,6 +128,10 @@ func (p form) with(r exec.Row, flops int) *exec.Row {
 	r.Attr, r.Split = Attention{}, exec.ByKernel
 	r.Scratch = func(o *exec.Op) int { return kernel.AttentionScratch(p.geometry(o)) }
 	r.BF16Scratch = func(o *exec.Op) int { return kernel.AttentionBFloat16Scratch(p.geometry(o)) }
+	r.Attention = func(o *exec.Op) (headDim, scores, products int) {
+		a := p.geometry(o)
+		return a.HeadDim, a.Batch * a.Heads * a.QLen * a.KLen, flops / 2
+	}
 	r.FLOPs = func(o *exec.Op) int {
 		a := p.geometry(o)
 		return flops * a.Batch * a.Pairs() * a.Heads * a.HeadDim

@@ -21,7 +21,7 @@ var linear = &exec.Row{
 	Kind: KindLinear, Doc: "x·weightᵀ + bias", Shapes: "x [... in], weight [out in], bias? [out] -> y [... out]",
 	Kernels: kernels(runLinear(kernel.Linear[float32]), runLinear(kernel.Linear[float64]), runLinear(kernel.NaiveLinear)),
 	BF16:    runLinear(kernel.Linear[half.BFloat16]),
-	FLOPs:   product, Split: exec.ByKernel, Diff: 3, Grad: linearGrads,
+	FLOPs:   product, Product: linearSizes, Split: exec.ByKernel, Diff: 3, Grad: linearGrads,
 }
 
 func runLinear[T kernel.Element](run func(c *kernel.Context, y, x, w, b []T, n, in, out int)) exec.Kernel {
@@ -43,6 +43,12 @@ func product(o *exec.Op) int {
 	n, in, out := linearDims(o)
 	return 2 * n * in * out
 }
+
+// linearSizes are those of the products of a linear map, of its gradient with respect to x, and with
+// respect to the weight.
+func linearSizes(o *exec.Op) (rows, cols, depth int)  { n, in, out := linearDims(o); return n, out, in }
+func linearXSizes(o *exec.Op) (rows, cols, depth int) { n, in, out := linearDims(o); return n, in, out }
+func linearWSizes(o *exec.Op) (rows, cols, depth int) { n, in, out := linearDims(o); return out, in, n }
 
 // linearGrads returns the gradients of x, weight and bias, the arguments in.
 func linearGrads(o *exec.Op, in G.Nodes, _, dy *G.Node) (G.Nodes, error) {
@@ -66,7 +72,7 @@ var addLinear = &exec.Row{
 	Kernels: kernels(runProduct(kernel.LinearAdd[float32], 1), runProduct(kernel.LinearAdd[float64], 1),
 		runProduct(kernel.NaiveLinearAdd, 1)),
 	BF16:  runProduct(kernel.LinearAdd[half.BFloat16], 1),
-	FLOPs: product, InPlace: true, Diff: 3,
+	FLOPs: product, Product: linearSizes, InPlace: true, Diff: 3,
 	Grad: func(o *exec.Op, in G.Nodes, _, dy *G.Node) (G.Nodes, error) {
 		grads, err := linearGrads(o, in[1:], nil, dy)
 		return append(G.Nodes{dy}, grads...), err
@@ -87,7 +93,7 @@ func runProduct[T kernel.Element](run func(c *kernel.Context, y, a, b []T, n, in
 }
 
 var linearGradX = &exec.Row{
-	Kind: KindLinearGradX, Doc: "dy·weight", Shapes: "dy, weight -> dx [... in]", FLOPs: product,
+	Kind: KindLinearGradX, Doc: "dy·weight", Shapes: "dy, weight -> dx [... in]", FLOPs: product, Product: linearXSizes,
 	Split: exec.ByKernel,
 	Kernels: kernels(runProduct(kernel.LinearGradX[float32], 0), runProduct(kernel.LinearGradX[float64], 0),
 		runProduct(kernel.NaiveLinearGradX, 0)),
@@ -95,8 +101,9 @@ var linearGradX = &exec.Row{
 }
 
 var linearGradW = &exec.Row{
-	Kind: KindLinearGradW, Doc: "dyᵀ·x", Shapes: "dy, x -> dweight f32 [out in]", FLOPs: product, Accumulate: true,
-	Split: exec.ByKernel,
+	Kind: KindLinearGradW, Doc: "dyᵀ·x", Shapes: "dy, x -> dweight f32 [out in]", FLOPs: product, Product: linearWSizes,
+	Accumulate: true,
+	Split:      exec.ByKernel,
 	Kernels: kernels(runLinearGradW(kernel.LinearGradW[float32, float32]), runLinearGradW(kernel.LinearGradW[float64, float64]),
 		runLinearGradW(kernel.NaiveLinearGradW)),
 	BF16: runLinearGradW(kernel.LinearGradW[half.BFloat16, float32]),

@@ -71,7 +71,7 @@ var linearLoss = &exec.Row{
 	Kernels: kernels(runLinearLoss(kernel.LinearLoss[float32, float32]), runLinearLoss(kernel.LinearLoss[float64, float64]),
 		runLinearLoss(kernel.NaiveLinearLoss)),
 	BF16: linearLossHalf, BF16Scratch: linearLossHalfScratch, Scratch: linearLossScratch,
-	FLOPs: func(o *exec.Op) int { return 2 * lossProduct(o) }, Split: exec.ByKernel, Diff: 4, Check: checkTargets,
+	FLOPs: func(o *exec.Op) int { return 2 * lossProduct(o) }, Product: lossSizes, Split: exec.ByKernel, Diff: 4, Check: checkTargets,
 	Grad: linearLossGrads,
 }
 
@@ -90,6 +90,12 @@ func linearLossGrads(o *exec.Op, in G.Nodes, packed, dy *G.Node) (G.Nodes, error
 		return nil, err
 	}
 	return G.Nodes{dx[0], grads[0], nil, grads[1]}, nil
+}
+
+// lossSizes are those of a product of logits.
+func lossSizes(o *exec.Op) (rows, cols, depth int) {
+	_, n, classes := lossOf(o)
+	return n, classes, o.Dim("d")
 }
 
 // lossProduct returns the FLOPs of one product of logits.
@@ -162,7 +168,7 @@ var linearLossGradW = &exec.Row{
 	Kernels: kernels(runLinearLossGradW(kernel.LinearLossGradW[float32, float32]), runLinearLossGradW(kernel.LinearLossGradW[float64, float64]),
 		runLinearLossGradW(kernel.NaiveLinearLossGradW)),
 	BF16: linearLossGradWHalf, BF16Scratch: linearLossHalfScratch, Scratch: linearLossScratch,
-	FLOPs: func(o *exec.Op) int { return 2 * lossProduct(o) }, Split: exec.ByKernel, Accumulate: true,
+	FLOPs: func(o *exec.Op) int { return 2 * lossProduct(o) }, Product: lossSizes, Split: exec.ByKernel, Accumulate: true,
 }
 
 // linearLossGradWB is for a loss with a bias.
@@ -170,7 +176,7 @@ var linearLossGradWB = &exec.Row{
 	Kind: KindLinearLossGradWB, Attr: kernel.Loss{}, Doc: "the gradients of weight and bias, from logits computed again",
 	Shapes:  "x, weight, targets int, packed, dlosses f32, bias f32 -> dweight f32 [classes d] | dbias f32 [classes]",
 	Kernels: linearLossGradW.Kernels, BF16: linearLossGradWHalf, BF16Scratch: linearLossHalfScratch, Scratch: linearLossScratch,
-	FLOPs: linearLossGradW.FLOPs, Split: exec.ByKernel,
+	FLOPs: linearLossGradW.FLOPs, Product: lossSizes, Split: exec.ByKernel,
 }
 
 func runLinearLossGradW[T kernel.Float](run func(c *kernel.Context, dw, dbias, x, w, bias []T, targets []int, lse, dlosses []T, n, d, classes int,

@@ -1,0 +1,193 @@
+package gpu
+
+import (
+	"cmp"
+	"fmt"
+	"math"
+
+	"github.com/gofsdp/gofsdp/internal/exec"
+	"github.com/gofsdp/gofsdp/internal/ops"
+)
+
+// attentionKinds are softmax(scale·q·kᵀ + bias)·v, of q, k and v joined or each by itself.
+var attentionKinds = map[exec.Kind]lowering{
+	ops.KindAttention:         attentionForward(true, false),
+	ops.KindAttentionGrad:     attentionBackward(true, false),
+	ops.KindAttentionBias:     attentionForward(true, true),
+	ops.KindAttentionBiasGrad: attentionBackward(true, true),
+	ops.KindSDPA:              attentionForward(false, false),
+	ops.KindSDPAGrad:          attentionBackward(false, false),
+	ops.KindSDPABias:          attentionForward(false, true),
+	ops.KindSDPABiasGrad:      attentionBackward(false, true),
+}
+
+// attention is an instruction: its geometry, and where its arguments lie.
+type attention struct {
+	ops.Attention
+	joined           bool
+	batch, d, tq, tk int
+	qs, ks           int // elements between rows of q, and of k and v
+	size             int // bytes of an element
+	q, k, v          address
+	bias, mask       any            // an address, or null
+	rest             []exec.Operand // arguments of a gradient: packed, dy
+	columns          int            // of a head, for kernels with tensor cores; 0 for those of any size
+}
+
+func (b *builder) attention(in *exec.Instr, joined, biased bool, rest int) *attention {
+	o := in.Op
+	a := &attention{Attention: o.Attrs.(ops.Attention), joined: joined, size: b.size(), batch: o.Dim("B"), bias: null, mask: null}
+	a.d = o.Dim("H*Dh") / a.Heads
+	a.Scale = cmp.Or(a.Scale, 1/math.Sqrt(float64(a.d)))
+	args := in.In
+	if joined {
+		a.tq, a.qs = o.Dim("T"), o.Dim("(H+2*KV)*Dh")
+		a.tk, a.ks = a.tq, a.qs
+		a.q, a.k, a.v = a.split(args[0])
+		args = args[1:]
+	} else {
+		a.tq, a.qs, a.tk, a.ks = o.Dim("Tq"), o.Dim("H*Dh"), o.Dim("Tk"), o.Dim("KV*Dh")
+		a.q, a.k, a.v = at(args[0]), at(args[1]), at(args[2])
+		args = args[3:]
+	}
+	if a.Window = min(a.Window, a.tq+a.tk); a.Window == 0 {
+		a.Window = a.tq + a.tk // more than there is to hide
+	}
+	if biased {
+		a.bias, args = at(args[0]), args[1:]
+	}
+	if a.rest = args[:rest]; len(args) > rest {
+		a.mask = at(args[rest])
+	}
+	a.columns = a.padded(b.kind)
+	return a
+}
+
+// split returns where q, k and v, or their gradients, begin in one operand: as columns, or one after the
+// other.
+func (a *attention) split(o exec.Operand) (q, k, v address) {
+	atK, atV := a.Heads*a.d, (a.Heads+a.KVHeads)*a.d
+	if !a.joined {
+		atK, atV = a.batch*a.tq*a.qs, a.batch*(a.tq*a.qs+a.tk*a.ks)
+	}
+	return at(o), at(o).plus(atK * a.size), at(o).plus(atV * a.size)
+}
+
+// size returns the bytes of a value that the kernels read and write.
+func (b *builder) size() int { return map[string]int{"bf16": 2, "f32": 4, "f64": 8}[b.kind] }
+
+// padded returns of how many columns the kernels with tensor cores take heads of values of some type to be,
+// or 0 if they do not take them.
+func (a *attention) padded(kind string) int {
+	offsets := a.q.offset | a.k.offset | a.v.offset
+	for _, o := range a.rest {
+		offsets |= o.Offset
+	}
+	switch {
+	case kind != "bf16" || a.d%8 != 0 || offsets%16 != 0: // they copy 16 bytes at once
+		return 0
+	case a.Scale < 1e-30 || max(a.batch, a.Heads) > mostBlocks: // they are y and z of a grid
+		return 0
+	case a.d <= 64:
+		return 64
+	case a.d <= 128:
+		return 128
+	}
+	return 0
+}
+
+// stats counts the rows of scores.
+func (a *attention) stats() int { return a.batch * a.Heads * a.tq }
+
+// shape returns the arguments of a kernel that say what the geometry is.
+func (a *attention) shape() []any {
+	i := func(n int) int32 { return int32(n) }
+	return []any{i(a.Heads), i(a.Heads / a.KVHeads), i(a.d), i(a.tq), i(a.tk), i(a.qs), i(a.ks), a.Causal, i(a.Window), a.Scale}
+}
+
+// warps launches a kernel for any geometry, with a warp for each of n rows.
+func (b *builder) warps(kernel string, n int, args ...any) error {
+	return b.launch(kernel, [3]int{parts(n, 8), 1, 1}, [3]int{256, 1, 1}, 0, args...)
+}
+
+// flash launches a kernel with tensor cores. 128 rows of a head are a block.
+func (b *builder) flash(a *attention, operation string, grid [3]int, shared int, args ...any) error {
+	name := fmt.Sprintf("flash%d_%s", a.columns, operation)
+	f, err := b.engine.Function(name)
+	if err == nil {
+		err = f.SetShared(shared)
+	}
+	if err != nil {
+		return err
+	}
+	args = append(append(args, 1/a.Scale), a.shape()...)
+	return b.launch(name, grid, [3]int{256, 1, 1}, shared, args...)
+}
+
+func attentionForward(joined, biased bool) lowering {
+	return func(b *builder, in *exec.Instr) error {
+		a := b.attention(in, joined, biased, 0)
+		n := a.stats()
+		args := []any{in.Out, tail(in.Out, n), a.q, a.k, a.v, a.mask, a.bias}
+		if a.columns > 0 {
+			return b.flash(a, "forward", [3]int{parts(a.tq, 128), a.Heads, a.batch}, (128+4*64)*2*a.columns, args...)
+		}
+		return b.warps("attention_forward_"+b.kind, n, append(append(args, uint64(n)), a.shape()...)...)
+	}
+}
+
+func attentionBackward(joined, biased bool) lowering {
+	return func(b *builder, in *exec.Instr) error {
+		a := b.attention(in, joined, biased, 2)
+		n, delta := a.stats(), b.temp(a.stats()*max(4, a.size))
+		g := gradients{
+			read:  []any{a.q, a.k, a.v, a.rest[1], tail(a.rest[0], n), delta, a.mask, a.bias},
+			delta: []any{delta, a.rest[0], a.rest[1], int32(a.Heads), int32(a.d), int32(a.tq), uint64(n)},
+			bias:  tail(in.Out, a.Heads*a.tq*a.tk), biased: biased,
+		}
+		if g.q, g.k, g.v = a.split(in.Out); a.columns > 0 {
+			return b.flashGrad(a, g)
+		}
+		return b.attentionGrad(a, g)
+	}
+}
+
+// gradients are what the kernels of a backward read and write.
+type gradients struct {
+	q, k, v, bias address
+	biased        bool
+	delta, read   []any // arguments of the first kernel; and of the others, behind what they write
+}
+
+// arguments returns those of a kernel that writes some gradients.
+func (g gradients) arguments(of ...any) []any { return append(of, g.read...) }
+
+// attentionGrad adds the kernels of any size.
+func (b *builder) attentionGrad(a *attention, g gradients) error {
+	n, rows, pairs := a.stats(), a.batch*a.KVHeads*a.tk, a.Heads*a.tq*a.tk
+	err := cmp.Or(
+		b.warps("attention_delta_"+b.kind, n, g.delta...),
+		b.warps("attention_dq_"+b.kind, n, append(append(g.arguments(g.q), uint64(n)), a.shape()...)...),
+		b.warps("attention_dkv_"+b.kind, rows, append(append(g.arguments(g.k, g.v), uint64(rows)), a.shape()...)...),
+	)
+	if err != nil || !g.biased {
+		return err
+	}
+	return b.each("attention_dbias", pairs, append(append(g.arguments(g.bias), int32(a.batch), uint64(pairs)), a.shape()...)...)
+}
+
+// flashGrad adds the kernels with tensor cores.
+func (b *builder) flashGrad(a *attention, g gradients) error {
+	const shared = 32 << 10
+	queries := parts(a.tq, 128)
+	err := cmp.Or(
+		b.warps(fmt.Sprintf("flash%d_delta", a.columns), a.stats(), g.delta...),
+		b.flash(a, "dq", [3]int{queries, a.Heads, a.batch}, shared, g.arguments(g.q)...),
+		b.flash(a, "dkv", [3]int{parts(a.tk, 128), a.KVHeads, a.batch}, shared, g.arguments(g.k, g.v)...),
+	)
+	if err != nil || !g.biased {
+		return err
+	}
+	grid := [3]int{queries * parts(a.tk, 64), a.Heads, 1}
+	return b.flash(a, "dbias", grid, 2*(128+64)*2*a.columns, append(g.arguments(g.bias), int32(a.batch))...)
+}

@@ -1,0 +1,194 @@
+//go:build linux && cgo
+
+package gpu_test
+
+import (
+	"math"
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	G "gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
+	"pgregory.net/rapid"
+
+	"github.com/gofsdp/gofsdp/internal/exec"
+	"github.com/gofsdp/gofsdp/internal/gpu/gputest"
+	"github.com/gofsdp/gofsdp/internal/ops"
+)
+
+// attention is a call of ops.SelfAttention or ops.SDPA.
+type attention struct {
+	ops.Attention
+	batch, d, tq, tk       int
+	joined, biased, masked bool
+	extra                  float64 // of the bias, for a quarter of its elements
+}
+
+// drawAttention draws heads of d columns, with lengths around those in at.
+func drawAttention(rt *rapid.T, d int, at ...int) attention {
+	a := attention{d: d, batch: rapid.IntRange(1, 2).Draw(rt, "batch")}
+	flag := func(name string) bool { return rapid.Bool().Draw(rt, name) }
+	a.KVHeads = rapid.IntRange(1, 2).Draw(rt, "heads of keys")
+	a.Heads = a.KVHeads * rapid.IntRange(1, 2).Draw(rt, "group")
+	a.tq = extent(rt, "queries", at...)
+	a.joined, a.biased, a.masked, a.Causal = flag("joined"), flag("biased"), flag("masked"), flag("causal")
+	if a.tk = a.tq; !a.joined {
+		a.tk = extent(rt, "keys", at...)
+	}
+	if a.Causal {
+		a.Window = rapid.SampledFrom([]int{0, 0, 1, 7, 64, 100}).Draw(rt, "window")
+	}
+	a.Scale = rapid.SampledFrom([]float64{0, 0, 0.02}).Draw(rt, "scale")
+	a.extra = rapid.SampledFrom([]float64{0, math.Inf(-1)}).Draw(rt, "extra")
+	return a
+}
+
+// args returns the values of the arguments that take gradients, and of the mask.
+func (a attention) args(u *use) (in []exec.Value, mask []exec.Value) {
+	q, kv := a.Heads*a.d, a.KVHeads*a.d
+	if a.joined {
+		in = []exec.Value{u.value(u.low(), a.batch, a.tq, q+2*kv)}
+	} else {
+		in = []exec.Value{u.value(u.low(), a.batch, a.tq, q), u.value(u.low(), a.batch, a.tk, kv), u.value(u.low(), a.batch, a.tk, kv)}
+	}
+	if a.biased {
+		in = append(in, u.value(wide, a.Heads, a.tq, a.tk))
+		bias := in[len(in)-1]
+		for i := range exec.Numel(bias.Shape) {
+			switch {
+			case i%4 != 3 || a.extra == 0:
+			case u.dtype == tensor.Float64:
+				exec.Data[float64](bias.Bytes)[i] = a.extra
+			default:
+				exec.Data[float32](bias.Bytes)[i] = float32(a.extra)
+			}
+		}
+	}
+	if a.masked {
+		m := u.index(a.batch*a.tk, 3)
+		m.Shape = tensor.Shape{a.batch, a.tk}
+		mask = []exec.Value{m}
+	}
+	return in, mask
+}
+
+// apply returns the node for arguments.
+func (a attention) apply(u *use, in, mask []exec.Value) (y *G.Node, nodes []*G.Node) {
+	for _, v := range in {
+		nodes = append(nodes, u.node(v.Shape...))
+	}
+	var m, bias *G.Node
+	if a.masked {
+		m = u.ints(mask[0].Shape...)
+	}
+	if a.biased {
+		bias = nodes[len(nodes)-1]
+	}
+	var err error
+	if a.joined {
+		y, err = ops.SelfAttention(nodes[0], m, bias, a.Attention)
+	} else {
+		y, err = ops.SDPA(nodes[0], nodes[1], nodes[2], m, bias, a.Attention)
+	}
+	require.NoError(u, err)
+	if a.masked {
+		nodes = append(nodes, m)
+	}
+	return packed(u, y), nodes
+}
+
+// A runner returns the result of a node's operation on values, in some form.
+type runner = func(n *G.Node, out exec.Form, args ...exec.Value) exec.Value
+
+// forward runs the operation.
+func (a attention) forward(u *use, f runner, in, mask []exec.Value) (n *G.Node, nodes []*G.Node, y exec.Value) {
+	n, nodes = a.apply(u, in, mask)
+	return n, nodes, f(n, exec.Form{Half: u.half, Tail: a.batch * a.Heads * a.tq}, slices.Concat(in, mask)...)
+}
+
+// run runs forward and backward on random values.
+func (a attention) run(u *use, f runner) (y, grad exec.Value) {
+	in, mask := a.args(u)
+	n, nodes, y := a.forward(u, f, in, mask)
+	tail := 0
+	if a.biased {
+		tail = a.Heads * a.tq * a.tk
+	}
+	dy := u.value(u.low(), a.batch, a.tq, a.Heads*a.d)
+	dx := packed(u, gradient(u, n, 0, nodes...))
+	return y, f(dx, exec.Form{Half: u.half, Tail: tail}, slices.Concat(in, []exec.Value{y, dy}, mask)...)
+}
+
+// device runs operations on the device and checks them.
+func device(u *use) runner {
+	return func(n *G.Node, out exec.Form, args ...exec.Value) exec.Value { return u.check(n, nil, out, args...) }
+}
+
+// exact runs operations in float64.
+func exact(u *use) runner {
+	return func(n *G.Node, _ exec.Form, args ...exec.Value) exec.Value {
+		op := n.Op().(*exec.Op)
+		f := &exec.Frame{Op: op, In: args, Out: u.value(exec.Form{}, op.Shape...)}
+		f.Out.Bytes = exec.Bytes(gputest.Reference(u, exec.Instr{Op: op}, f))
+		return f.Out
+	}
+}
+
+// TestAttention checks attention of any size, in all ways to store values.
+func TestAttention(t *testing.T) {
+	property(t, func(rt *rapid.T, u *use) {
+		drawAttention(rt, rapid.SampledFrom([]int{1, 5, 31, 129}).Draw(rt, "d")).run(u, device(u))
+	})
+}
+
+// TestAttentionOfExtremes has scores beyond what exp can take in float32, and NaN in a query, which must
+// not reach other queries. Gradients and their errors are as large as the scale is.
+func TestAttentionOfExtremes(t *testing.T) {
+	property(t, func(rt *rapid.T, u *use) {
+		a := drawAttention(rt, rapid.SampledFrom([]int{5, 8}).Draw(rt, "d"))
+		a.Scale, u.tol = 20, min(2000*u.tol, 0.3)
+		a.run(u, device(u))
+		in, mask := a.args(u)
+		for i := range elementBytes(in[0]) {
+			in[0].Bytes[i] = math.MaxUint8
+		}
+		a.forward(u, device(u), in, mask)
+	})
+}
+
+// elementBytes returns the bytes of an element.
+func elementBytes(v exec.Value) int { return len(v.Bytes) / v.Len() }
+
+// TestFlashAttention checks the kernels with tensor cores: each on its own arguments, with twice the
+// tolerance because weights and the gradients of scores are rounded too, and all together against float64.
+func TestFlashAttention(t *testing.T) {
+	m := gputest.New(t)
+	draw := rapid.Custom(func(rt *rapid.T) attention {
+		return drawAttention(rt, rapid.SampledFrom([]int{8, 32, 64, 80, 128}).Draw(rt, "d"), 64, 128, 160)
+	})
+	for i := range 14 { // they take long
+		a := draw.Example(i)
+		of := func(m *gputest.Machine, dt tensor.Dtype) *use {
+			return &use{t, m, dt, m != nil, 1.0 / 64, G.NewGraph(), rand.New(rand.NewPCG(uint64(i), 1))}
+		}
+		u := of(m, tensor.Float32)
+		y, grad := a.run(u, device(u))
+		u = of(nil, tensor.Float64)
+		exactY, exactGrad := a.run(u, exact(u))
+		require.Less(t, distance(y, exactY), 3e-3, "%+v", a)
+		require.Less(t, distance(grad, exactGrad), 4e-3, "%+v", a)
+	}
+	require.Positive(t, m.CUDA.Calls("cuFuncSetAttribute"), "they need more shared memory than others")
+}
+
+// distance returns the length of the difference of what is in bfloat16 in v, relative to what it should be.
+func distance(v, want exec.Value) float64 {
+	low, _ := v.Parts()
+	var d, all float64
+	for i, w := range exec.Data[float64](want.Bytes)[:len(low)] {
+		d, all = d+(w-float64(low[i].Float32()))*(w-float64(low[i].Float32())), all+w*w
+	}
+	return math.Sqrt(d / max(all, 1e-6))
+}

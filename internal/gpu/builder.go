@@ -1,0 +1,246 @@
+package gpu
+
+import (
+	"errors"
+	"fmt"
+	"iter"
+	"math"
+
+	"gorgonia.org/tensor"
+
+	"github.com/gofsdp/gofsdp/internal/arena"
+	"github.com/gofsdp/gofsdp/internal/device"
+	"github.com/gofsdp/gofsdp/internal/exec"
+)
+
+// A lowering adds the steps of an instruction.
+type lowering func(b *builder, in *exec.Instr) error
+
+// families are the tables of lowerings, each beside its kernels.
+var families = []map[exec.Kind]lowering{
+	activationKinds,
+	attentionKinds,
+	elementKinds,
+	embeddingKinds,
+	imageKinds,
+	linearKinds,
+	lossKinds,
+	movementKinds,
+	normKinds,
+	planeKinds,
+	pointwiseKinds,
+	randomKinds,
+	reduceKinds,
+	relativeKinds,
+	ropeKinds,
+}
+
+// lower returns the lowering of a kind, or nil.
+func lower(k exec.Kind) lowering {
+	for _, f := range families {
+		if l := f[k]; l != nil {
+			return l
+		}
+	}
+	return nil
+}
+
+// Supports tells whether there are kernels for a kind of operation.
+func Supports(k exec.Kind) bool { return lower(k) != nil }
+
+// A builder puts a program together.
+type builder struct {
+	*Program
+	op      *exec.Op // of the instruction that is lowered
+	update  bool     // of its steps
+	scratch int      // that it has taken
+	kind    string   // how its values are stored: f32, f64, bf16
+}
+
+// Compile compiles a program, whose instructions do not run in blocks (exec.Signature.Apart). An
+// operation without kernels is an error that names it. The caller frees the program.
+func (e *Engine) Compile(p *exec.Program) (*Program, error) { return e.Assemble(p.All(), p.Consts()) }
+
+// Assemble is Compile for a list of instructions, and the values in exec.SpaceConst.
+func (e *Engine) Assemble(list iter.Seq[exec.Instr], consts []exec.Value) (_ *Program, err error) {
+	b := &builder{Program: &Program{engine: e}}
+	defer func() {
+		if err != nil {
+			_ = b.Free() // what there is of it; err says more
+		}
+	}()
+	for _, v := range consts {
+		m, err := e.constant(v.Bytes)
+		if err != nil {
+			return nil, err
+		}
+		b.consts = append(b.consts, m)
+	}
+	for in := range list {
+		if err := b.add(&in); err != nil {
+			return nil, fmt.Errorf("%v on the GPU: %w", in.Op, err)
+		}
+	}
+	return b.Program, nil
+}
+
+// add adds the steps of an instruction.
+func (b *builder) add(in *exec.Instr) error {
+	l := lower(in.Op.Kind)
+	if l == nil {
+		return errors.New("there are no kernels for it")
+	}
+	b.op, b.update, b.scratch, b.kind = in.Op, in.Update, 0, "f32"
+	switch {
+	case in.Half:
+		b.kind = "bf16"
+	case in.Out.DType == tensor.Float64:
+		b.kind = "f64"
+	}
+	return l(b, in)
+}
+
+// constant returns memory that holds bytes.
+func (e *Engine) constant(data []byte) (*device.Memory, error) {
+	m, err := e.dev.Alloc(len(data))
+	if err != nil {
+		return nil, err
+	}
+	if err := e.fill(m, data); err != nil {
+		return nil, errors.Join(err, m.Free())
+	}
+	return m, nil
+}
+
+// fill copies data to m, and waits.
+func (e *Engine) fill(m *device.Memory, data []byte) error {
+	h, err := e.dev.AllocHost(len(data))
+	if err != nil {
+		return err
+	}
+	copy(h.Bytes(), data)
+	err = e.upload.CopyToDevice(m.Addr(), h, 0, len(data))
+	return errors.Join(err, e.upload.Sync(), h.Free())
+}
+
+// temp returns n bytes of scratch memory, which the steps of the instruction have to themselves.
+func (b *builder) temp(n int) address {
+	a := address{space: spaceScratch, offset: b.scratch}
+	b.scratch += (n + arena.Align - 1) / arena.Align * arena.Align
+	b.Scratch = max(b.Scratch, b.scratch)
+	return a
+}
+
+// at returns where an operand lies.
+func at(o exec.Operand) address { return address{o.Space, o.Index, o.Offset} }
+
+// tail returns where the last n elements of an operand lie, those that Row.Shapes marks f32.
+func tail(o exec.Operand, n int) address {
+	return at(o).plus(o.Bytes - n*int(o.DType.Size()))
+}
+
+// Arguments of a kernel beside values and addresses.
+type (
+	seed  struct{} // u64
+	train struct{} // int: 1 in training, 0 in evaluation
+)
+
+// each launches a kernel with a thread for each of n elements. Of the family_operation names the
+// builder knows the type.
+func (b *builder) each(kernel string, n int, args ...any) error {
+	return b.threads(kernel+"_"+b.kind, n, args...)
+}
+
+// threads is each for a kernel of that very name.
+func (b *builder) threads(kernel string, n int, args ...any) error {
+	return b.launch(kernel, [3]int{(n + 255) / 256, 1, 1}, [3]int{256, 1, 1}, 0, args...)
+}
+
+// launch adds a kernel. Arguments are an address, an exec.Operand (its address), int32, uint32, int64,
+// uint64, float32, float64, bool (an int), seed or train. A float64 is given to kernels of f64 as it
+// is and to others as a float, as W<E> is: write float32(x) or double(x) for one or the other.
+func (b *builder) launch(kernel string, grid, block [3]int, shared int, args ...any) error {
+	if grid[0] > math.MaxInt32 || max(grid[1], grid[2]) > mostBlocks {
+		return fmt.Errorf("kernel %s: a grid of %v blocks, which no device takes", kernel, grid)
+	}
+	f, err := b.engine.Function(kernel)
+	if err != nil {
+		return err
+	}
+	l := &launch{function: f, grid: grid, block: block, shared: shared}
+	for _, a := range args {
+		v, size := b.argument(a)
+		if size == 0 {
+			return fmt.Errorf("kernel %s: argument %d is a %T", kernel, len(l.args), a)
+		}
+		if sizes := f.Params(); sizes != nil && (len(l.args) >= len(sizes) || sizes[len(l.args)] != size) {
+			return fmt.Errorf("kernel %s: argument %d is a %T of %d bytes, its parameters have %v", kernel, len(l.args), a, size, sizes)
+		}
+		l.args = append(l.args, v)
+	}
+	if sizes := f.Params(); sizes != nil && len(sizes) != len(l.args) {
+		return fmt.Errorf("kernel %s: %d arguments for %d parameters", kernel, len(l.args), len(sizes))
+	}
+	b.step(l)
+	return nil
+}
+
+// mostBlocks is how many blocks a grid has at most in y and in z.
+const mostBlocks = math.MaxUint16
+
+// double is a float64 that stays one.
+type double float64
+
+// argument returns an argument and its bytes, 0 for one that a kernel cannot take.
+func (b *builder) argument(a any) (v argument, size int) {
+	value := func(bits uint64, size int) (argument, int) { return argument{value: bits}, size }
+	switch a := a.(type) {
+	case address:
+		return argument{kind: isAddress, at: a}, 8
+	case exec.Operand:
+		return argument{kind: isAddress, at: at(a)}, 8
+	case seed:
+		return argument{kind: isSeed}, 8
+	case train:
+		return argument{kind: isTrain}, 4
+	case int32:
+		return value(uint64(uint32(a)), 4)
+	case uint32:
+		return value(uint64(a), 4)
+	case int64:
+		return value(uint64(a), 8)
+	case uint64:
+		return value(a, 8)
+	case bool:
+		if a {
+			return value(1, 4)
+		}
+		return value(0, 4)
+	case float32:
+		return value(uint64(math.Float32bits(a)), 4)
+	case double:
+		return value(math.Float64bits(float64(a)), 8)
+	case float64:
+		if b.kind == "f64" {
+			return value(math.Float64bits(a), 8)
+		}
+		return value(uint64(math.Float32bits(float32(a))), 4)
+	}
+	return v, 0
+}
+
+// null is the address of what was left out.
+const null = uint64(0)
+
+// step adds an action.
+func (b *builder) step(a action) { b.steps = append(b.steps, step{a, b.op, b.update}) }
+
+// move adds a copy of bytes.
+func (b *builder) move(to, from address, bytes int) {
+	if bytes > 0 {
+		b.step(&move{to, from, bytes})
+	}
+}
+
+// zero sets bytes to 0.
+func (b *builder) zero(to address, bytes int) { b.step(&zeroing{to, bytes}) }

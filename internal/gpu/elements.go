@@ -1,0 +1,51 @@
+package gpu
+
+import "github.com/gofsdp/gofsdp/internal/exec"
+
+// elementKinds are the element-wise operations that the compiler itself emits.
+var elementKinds = map[exec.Kind]lowering{
+	exec.KindAdd:        add,
+	exec.KindAccumulate: accumulate,
+	exec.KindCopy:       copyValue,
+	exec.KindOutput:     copyValue,
+	exec.KindZero:       zero,
+	exec.KindConvert:    convert,
+}
+
+func add(b *builder, in *exec.Instr) error {
+	n := exec.Numel(in.Out.Shape)
+	return b.each("elements_add", b.lots(n), in.Out, in.In[0], in.In[1], uint64(n))
+}
+
+func accumulate(b *builder, in *exec.Instr) error {
+	n := exec.Numel(in.Out.Shape)
+	return b.each("elements_accumulate", b.lots(n), in.Out, in.In[0], uint64(n))
+}
+
+func copyValue(b *builder, in *exec.Instr) error {
+	b.move(at(in.Out), at(in.In[0]), in.Out.Bytes)
+	return nil
+}
+
+func zero(b *builder, in *exec.Instr) error {
+	b.zero(at(in.Out), in.Out.Bytes)
+	return nil
+}
+
+// convert changes the form of a value: of each part that is in one type before and after.
+func convert(b *builder, in *exec.Instr) error {
+	x, y := in.In[0], in.Out
+	xn, xTail := x.Head()
+	yn, yTail := y.Head()
+	n := exec.Numel(y.Shape)
+	both := min(xn, yn)
+	b.move(at(y), at(x), 2*both)
+	b.move(at(y).plus(yTail+4*max(0, xn-yn)), at(x).plus(xTail+4*max(0, yn-xn)), 4*(n-max(xn, yn)))
+	switch {
+	case xn > both:
+		return b.threads("elements_widen", xn-both, at(y).plus(yTail), at(x).plus(2*both), uint64(xn-both))
+	case yn > both:
+		return b.threads("elements_narrow", yn-both, at(y).plus(2*both), at(x).plus(xTail), uint64(yn-both))
+	}
+	return nil
+}

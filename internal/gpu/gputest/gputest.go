@@ -1,0 +1,270 @@
+//go:build linux && cgo
+
+// Package gputest runs single instructions on the doubles of package gpudouble, in the least
+// forgiving way: every operand is an allocation of its own, so that an access beyond it is found; it
+// is aligned to 32 bytes and no more, as parameters are; memory that must be written starts out as
+// NaN, and so does scratch memory; and blocks and warps in reversed order must give the same bits.
+package gputest
+
+import (
+	"fmt"
+	"math"
+	"slices"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"gorgonia.org/tensor"
+
+	"github.com/gofsdp/gofsdp/internal/blaslt"
+	"github.com/gofsdp/gofsdp/internal/device"
+	"github.com/gofsdp/gofsdp/internal/exec"
+	"github.com/gofsdp/gofsdp/internal/gpu"
+	"github.com/gofsdp/gofsdp/internal/gpudouble"
+	"github.com/gofsdp/gofsdp/internal/half"
+	"github.com/gofsdp/gofsdp/internal/kernel"
+)
+
+// aligned is where an allocation is aligned to no more than parameters are.
+const aligned = 32
+
+// A Machine is an engine on a device of the doubles.
+type Machine struct {
+	Device         *device.Device
+	Engine         *gpu.Engine
+	Stream         *device.Stream
+	CUDA, CUBLASLT *gpudouble.Control
+	Offset         int // of operands in their allocations, which begin at multiples of 256: 32
+	Shift          int // of arguments that are floats: elements into memory that begins there, as views are
+	test           testing.TB
+}
+
+// New returns a machine that is closed at the end of the test. Nothing may be left then, and nothing
+// may have been misused.
+func New(t testing.TB) *Machine {
+	t.Helper()
+	libs := gpudouble.Build(t)
+	require.NoError(t, device.Load(libs.CUDA))
+	require.NoError(t, blaslt.Load(libs.CUBLASLT))
+	m := &Machine{CUDA: gpudouble.Open(t, libs.CUDA), CUBLASLT: gpudouble.Open(t, libs.CUBLASLT), Offset: aligned, test: t}
+	m.CUDA.Clean(t)
+	m.CUBLASLT.Clean(t, "cublasLt")
+	var err error
+	m.Device, err = device.Open(0)
+	require.NoError(t, err)
+	m.Engine, err = gpu.New(m.Device)
+	require.NoError(t, err)
+	m.Stream, err = m.Device.NewStream()
+	require.NoError(t, err)
+	t.Cleanup(func() {
+		require.NoError(t, m.Stream.Close())
+		require.NoError(t, m.Engine.Close())
+		require.NoError(t, m.Device.Close())
+	})
+	return m
+}
+
+// T is a test: a *testing.T or a *rapid.T.
+type T interface {
+	require.TestingT
+	Helper()
+}
+
+// Run runs an instruction on the values of f and returns its result, which begins as f.Out. If alias,
+// the result lies where argument 0 does.
+func (m *Machine) Run(t T, in exec.Instr, f *exec.Frame, alias bool) exec.Value {
+	t.Helper()
+	out, err := m.Try(t, in, f, alias)
+	require.NoError(t, err, "%v", in.Op)
+	return out
+}
+
+// Try is Run where the engine may fail.
+func (m *Machine) Try(t T, in exec.Instr, f *exec.Frame, alias bool) (exec.Value, error) {
+	t.Helper()
+	u := &upload{Machine: m, t: t}
+	defer u.free()
+	c := &gpu.Call{Seed: f.Seed, Train: f.Train}
+	in.In = slices.Clone(in.In)
+	for j, v := range f.In {
+		shift := m.shift(v)
+		in.In[j].Space, in.In[j].Index, in.In[j].Offset = exec.SpaceIn, j, shift
+		c.In = append(c.In, u.copy(v.Bytes, m.Offset+shift)-uintptr(shift))
+	}
+	in.Out.Space, in.Out.Index, in.Out.Offset = exec.SpaceOut, 0, 0
+	if alias {
+		c.Out, in.Out.Offset = []uintptr{c.In[0]}, in.In[0].Offset
+	} else {
+		c.Out = []uintptr{u.copy(f.Out.Bytes, m.Offset)}
+	}
+	out := f.Out
+	p, err := m.Engine.Assemble(func(yield func(exec.Instr) bool) { yield(in) }, nil)
+	if err != nil {
+		return out, err
+	}
+	defer func() { require.NoError(t, p.Free()) }()
+	c.Scratch = u.copy(nan(p.Scratch), aligned)
+	err = p.Run(m.Stream, c)
+	out.Bytes = u.read(c.Out[0]+uintptr(in.Out.Offset), len(out.Bytes), in.Op)
+	return out, err
+}
+
+// shift returns the offset of an argument. One that is several results begins where memory does.
+func (m *Machine) shift(v exec.Value) int {
+	if v.DType == tensor.Int || v.Form.Tail > 0 {
+		return 0
+	}
+	return m.Shift * len(v.Bytes) / exec.Numel(v.Shape)
+}
+
+// upload is the memory of a run.
+type upload struct {
+	*Machine
+	t      T
+	memory []*device.Memory
+}
+
+// copy returns the address of a copy of data in memory of its own, some bytes into it.
+func (u *upload) copy(data []byte, offset int) uintptr {
+	if len(data) == 0 {
+		return 0
+	}
+	d, err := u.Device.Alloc(offset + len(data))
+	require.NoError(u.t, err)
+	u.memory = append(u.memory, d)
+	h, err := u.Device.AllocHost(len(data))
+	require.NoError(u.t, err)
+	copy(h.Bytes(), data)
+	require.NoError(u.t, u.Stream.CopyToDevice(d.Addr()+uintptr(offset), h, 0, len(data)))
+	require.NoError(u.t, u.Stream.Sync())
+	require.NoError(u.t, h.Free())
+	return d.Addr() + uintptr(offset)
+}
+
+// read returns what n bytes of the device are when all is done.
+func (u *upload) read(from uintptr, n int, op *exec.Op) []byte {
+	h, err := u.Device.AllocHost(n)
+	require.NoError(u.t, err)
+	require.NoError(u.t, u.Stream.CopyToHost(h, 0, from, n), "%v", op)
+	require.NoError(u.t, u.Stream.Sync(), "%v", op)
+	data := slices.Clone(h.Bytes())
+	require.NoError(u.t, h.Free())
+	return data
+}
+
+func (u *upload) free() {
+	for _, d := range u.memory {
+		_ = d.Free()
+	}
+}
+
+// nan returns n bytes that read as NaN in all float types.
+func nan(n int) []byte { return slices.Repeat([]byte{0xFF}, n) }
+
+// Check runs an instruction in every way in which it may run: in order and reversed, in place, and
+// added to what is there. Each result must be that of the reference in float64 to within tol of 1
+// plus its size, and all must be the same bits. f is as it is before the instruction runs on the host.
+func (m *Machine) Check(t T, in exec.Instr, f *exec.Frame, tol float64) {
+	t.Helper()
+	accs := []bool{in.Acc}
+	if in.Op.Accumulate && in.Op.Kind != exec.KindAccumulate {
+		accs = []bool{false, true}
+	}
+	for _, acc := range accs {
+		in.Acc = acc
+		start := *f
+		start.Acc, start.Out.Bytes = acc, slices.Clone(f.Out.Bytes)
+		if acc || in.Op.Kind == exec.KindAccumulate {
+			fill(start.Out)
+		} else {
+			copy(start.Out.Bytes, nan(len(start.Out.Bytes)))
+		}
+		want := Reference(t, in, &start)
+		got := m.Run(t, in, &start, false)
+		compare(t, in, want, got, tol)
+		var again exec.Value
+		m.CUDA.Reversed(m.test, func() { again = m.Run(t, in, &start, false) })
+		require.Equal(t, bits(got), bits(again), "%v in reversed order", in.Op)
+		if in.Op.InPlace && len(f.In[0].Bytes) == len(f.Out.Bytes) && !acc {
+			require.Equal(t, bits(got), bits(m.Run(t, in, &start, true)), "%v in place", in.Op)
+		}
+	}
+}
+
+// bits returns the bits of the elements of v, of NaN those of one: which NaN comes out of two depends
+// on the order in which a compiler has them added, and says nothing.
+func bits(v exec.Value) []uint64 {
+	list := make([]uint64, 0, v.Len())
+	for _, x := range Floats(v) {
+		if x != x {
+			x = math.NaN()
+		}
+		list = append(list, math.Float64bits(x))
+	}
+	return list
+}
+
+// fill sets the floats of v to small numbers.
+func fill(v exec.Value) {
+	low, wide := v.Parts()
+	if v.DType == tensor.Float64 {
+		for i := range exec.Data[float64](v.Bytes) {
+			exec.Data[float64](v.Bytes)[i] = float64(i%7) - 3
+		}
+		return
+	}
+	for i := range low {
+		low[i] = half.ToBFloat16(float32(i%7) - 3)
+	}
+	for i := range wide {
+		wide[i] = float32(i%5) - 2
+	}
+}
+
+// Reference returns what the naive kernel computes of the values of f.
+func Reference(t T, in exec.Instr, f *exec.Frame) []float64 {
+	t.Helper()
+	ref := exec.Frame{Op: in.Op, Acc: f.Acc, Kernel: new(kernel.Context), Seed: f.Seed, Train: f.Train}
+	for _, v := range f.In {
+		ref.In = append(ref.In, double(v))
+	}
+	ref.Out = double(f.Out)
+	if in.Op.Scratch != nil {
+		ref.Scratch = make([]byte, 8*in.Op.Scratch(in.Op))
+	}
+	require.NoError(t, in.Op.Naive(&ref), "%v", in.Op)
+	return exec.Data[float64](ref.Out.Bytes)
+}
+
+// double returns v in float64, unless it holds integers.
+func double(v exec.Value) exec.Value {
+	if v.DType == tensor.Int {
+		return v
+	}
+	return exec.Value{Shape: v.Shape, DType: tensor.Float64, Bytes: exec.Bytes(Floats(v))}
+}
+
+// Floats returns the elements of v.
+func Floats(v exec.Value) []float64 {
+	if v.DType == tensor.Float64 {
+		return slices.Clone(exec.Data[float64](v.Bytes))
+	}
+	low, wide := v.Parts()
+	list := make([]float64, 0, len(low)+len(wide))
+	for _, x := range low {
+		list = append(list, float64(x.Float32()))
+	}
+	for _, x := range wide {
+		list = append(list, float64(x))
+	}
+	return list
+}
+
+// compare requires that a result is what the reference says.
+func compare(t T, in exec.Instr, want []float64, got exec.Value, tol float64) {
+	t.Helper()
+	for i, x := range Floats(got) {
+		if w := want[i]; !(math.Abs(x-w) <= tol*(1+math.Abs(w))) && x != w && !(x != x && w != w) {
+			require.Fail(t, fmt.Sprintf("%v of %v in %v, element %d: got %v, want %v", in.Op, in.Op.In, got.Form, i, x, w))
+		}
+	}
+}

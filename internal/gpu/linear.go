@@ -1,0 +1,189 @@
+package gpu
+
+import (
+	"github.com/gofsdp/gofsdp/internal/blaslt"
+	"github.com/gofsdp/gofsdp/internal/exec"
+	"github.com/gofsdp/gofsdp/internal/kernel"
+	"github.com/gofsdp/gofsdp/internal/ops"
+)
+
+// linearKinds are the products of matrices, and linear layers with their losses.
+var linearKinds = map[exec.Kind]lowering{
+	exec.KindProduct:         multiply,
+	ops.KindLinear:           linear,
+	ops.KindAddLinear:        addLinear,
+	ops.KindLinearGradX:      linearGradX,
+	ops.KindLinearGradW:      linearGradW,
+	ops.KindLinearGradB:      linearGradB,
+	ops.KindLinearLoss:       linearLoss,
+	ops.KindLinearLossGradX:  linearLossGradX,
+	ops.KindLinearLossGradW:  linearLossGradW,
+	ops.KindLinearLossGradWB: linearLossGradW,
+}
+
+// linearDims returns the rows of x, and the elements of a row of x and y.
+func linearDims(o *exec.Op) (n, in, out int) { return o.Dim("..."), o.Dim("in"), o.Dim("out") }
+
+// optional returns where argument i lies, or nil if it was left out.
+func optional(in *exec.Instr, i int) *address {
+	if i >= len(in.In) {
+		return nil
+	}
+	a := at(in.In[i])
+	return &a
+}
+
+func linear(b *builder, in *exec.Instr) error {
+	n, depth, out := linearDims(in.Op)
+	return b.product(blaslt.Product{Out: b.element(), Rows: n, Cols: out, Depth: depth, TransB: true},
+		factors{d: at(in.Out), a: at(in.In[0]), b: at(in.In[1]), bias: optional(in, 2)})
+}
+
+func addLinear(b *builder, in *exec.Instr) error {
+	n, depth, out := linearDims(in.Op)
+	b.move(at(in.Out), at(in.In[0]), in.Out.Bytes)
+	return b.product(blaslt.Product{Out: b.element(), Rows: n, Cols: out, Depth: depth, TransB: true},
+		factors{d: at(in.Out), a: at(in.In[1]), b: at(in.In[2]), add: true})
+}
+
+func linearGradX(b *builder, in *exec.Instr) error {
+	n, cols, out := linearDims(in.Op)
+	return b.product(blaslt.Product{Out: b.element(), Rows: n, Cols: cols, Depth: out}, factors{d: at(in.Out), a: at(in.In[0]), b: at(in.In[1])})
+}
+
+func linearGradW(b *builder, in *exec.Instr) error {
+	n, cols, out := linearDims(in.Op)
+	return b.product(blaslt.Product{Out: b.wide(), Rows: out, Cols: cols, Depth: n, TransA: true},
+		factors{d: at(in.Out), a: at(in.In[0]), b: at(in.In[1]), add: in.Acc})
+}
+
+func linearGradB(b *builder, in *exec.Instr) error {
+	n, _, out := linearDims(in.Op)
+	return b.columns(b.kind, at(in.Out), at(in.In[0]), n, out, out, in.Acc)
+}
+
+// columns writes or adds the sums of the columns of a matrix of a kind, whose rows are ld elements apart.
+// Those of many rows are sums of sums.
+func (b *builder) columns(kind string, to, from address, rows, cols, ld int, add bool) error {
+	kernel, each := "linear_columns_", 1
+	if kind != "f64" && cols%8 == 0 && ld%8 == 0 && from.offset%16 == 0 {
+		kernel, each = "linear_columns8_", 8
+	}
+	sum := func(kind string, to, from address, rows, ld, chunks int, add bool) error {
+		return b.launch(kernel+kind, [3]int{parts(cols, 32*each), chunks, 1}, [3]int{32, 8, 1}, 0,
+			to, from, uint64(rows), uint64(cols), uint64(ld), uint64(parts(rows, chunks)), add)
+	}
+	const chunkRows, mostChunks = 512, 64
+	chunks := min(parts(rows, chunkRows), mostChunks)
+	if chunks == 1 {
+		return sum(kind, to, from, rows, ld, 1, add)
+	}
+	sums := b.temp(chunks * cols * b.wide().Size())
+	if err := sum(kind, sums, from, rows, ld, chunks, false); err != nil {
+		return err
+	}
+	return sum(b.wideKind(), to, sums, chunks, cols, 1, add)
+}
+
+// head is a linear layer whose logits are computed some rows at a time, from rows of x [n, d], weight
+// [classes, d] and a bias, and then turned into their gradients where they are.
+type head struct {
+	*builder
+	kernel.Loss
+	n, d, classes      int
+	x, weight, targets address
+	bias               *address
+	logits             address // of the first row
+	stride             int     // from a row to the next, in wide elements
+	rows               int     // at once
+	element, wideSize  int     // bytes
+	first, count       int     // the rows that are computed now
+}
+
+func newHead(b *builder, in *exec.Instr, bias int) *head {
+	o := in.Op
+	h := &head{
+		builder: b, Loss: o.Attrs.(kernel.Loss), n: o.Dim("...") * o.Dim("n"), d: o.Dim("d"), classes: o.Dim("classes"),
+		x: at(in.In[0]), weight: at(in.In[1]), targets: at(in.In[2]), bias: optional(in, bias),
+		element: b.size(), wideSize: b.wide().Size(),
+	}
+	const tile = 128
+	h.stride = (h.classes + 7) / 8 * 8 // so that every row lies well
+	h.rows = max(1, b.engine.LossScratch/(h.stride*h.wideSize))
+	if h.rows > tile {
+		h.rows -= h.rows % tile
+	}
+	h.rows = min(h.rows, h.n)
+	h.logits = b.temp(h.rows * h.stride * h.wideSize)
+	return h
+}
+
+// each computes the logits of some rows after the other, and does something with each.
+func (h *head) each(do func() error) error {
+	for h.first = 0; h.first < h.n; h.first += h.count {
+		h.count = min(h.rows, h.n-h.first)
+		mark := h.scratch
+		err := h.product(blaslt.Product{Out: h.wide(), Rows: h.count, Cols: h.classes, Depth: h.d, TransB: true, LDD: h.stride},
+			factors{d: h.logits, a: h.row(h.x, h.d*h.element), b: h.weight, bias: h.bias})
+		if err == nil {
+			err = do()
+		}
+		if err != nil {
+			return err
+		}
+		h.scratch = mark
+	}
+	return nil
+}
+
+// row returns where the first of the rows is in a matrix with rows of some bytes.
+func (h *head) row(of address, bytes int) address { return of.plus(h.first * bytes) }
+
+// launch adds a kernel with a block for each of the rows.
+func (h *head) launch(kernel string, args ...any) error {
+	return h.builder.launch(kernel+"_"+h.kind, [3]int{h.count, 1, 1}, [3]int{256, 1, 1}, 0, args...)
+}
+
+// gradientStride is the stride of the rows of gradients, in elements.
+func (h *head) gradientStride() int { return h.stride * h.wideSize / h.element }
+
+func linearLoss(b *builder, in *exec.Instr) error {
+	h := newHead(b, in, 3)
+	losses, lse := tail(in.Out, 2*h.n), tail(in.Out, h.n)
+	b.zero(at(in.Out), h.n*h.d*h.element) // in evaluation
+	return h.each(func() error {
+		err := h.launch("linear_loss", h.logits, h.row(losses, h.wideSize), h.row(lse, h.wideSize), h.row(h.targets, 8),
+			uint32(h.classes), uint64(h.stride), h.Smoothing, h.Z, int64(h.Ignore), train{})
+		if err != nil {
+			return err
+		}
+		defer func(update bool) { b.update = update }(b.update)
+		b.update = true
+		return b.product(blaslt.Product{Out: b.element(), Rows: h.count, Cols: h.d, Depth: h.classes, LDA: h.gradientStride()},
+			factors{d: h.row(at(in.Out), h.d*h.element), a: h.logits, b: h.weight})
+	})
+}
+
+func linearLossGradX(b *builder, in *exec.Instr) error {
+	d := in.Op.Dim("d")
+	return b.launch("linear_scale_"+b.kind, [3]int{exec.Numel(in.Out.Shape) / d, 1, 1}, [3]int{256, 1, 1}, 0, in.Out, in.In[0], in.In[1], uint64(d))
+}
+
+func linearLossGradW(b *builder, in *exec.Instr) error {
+	h := newHead(b, in, 5)
+	lse, dlosses := tail(in.In[3], h.n), at(in.In[4])
+	dbias := at(in.Out).plus(h.classes * h.d * h.wideSize)
+	return h.each(func() error {
+		err := h.launch("linear_slopes", h.logits, h.row(h.targets, 8), h.row(lse, h.wideSize), h.row(dlosses, h.wideSize),
+			uint32(h.classes), uint64(h.stride), h.Smoothing, h.Z, int64(h.Ignore))
+		if err != nil {
+			return err
+		}
+		err = b.product(blaslt.Product{Out: b.wide(), Rows: h.classes, Cols: h.d, Depth: h.count, TransA: true, LDA: h.gradientStride()},
+			factors{d: at(in.Out), a: h.logits, b: h.row(h.x, h.d*h.element), add: in.Acc || h.first > 0})
+		if err != nil || h.bias == nil {
+			return err
+		}
+		return b.columns(b.kind, dbias, h.logits, h.count, h.classes, h.gradientStride(), h.first > 0)
+	})
+}

@@ -1,0 +1,269 @@
+//go:build linux && cgo
+
+package gpu_test
+
+import (
+	"errors"
+	"math"
+	"math/rand/v2"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	G "gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
+	"pgregory.net/rapid"
+
+	"github.com/gofsdp/gofsdp/internal/blaslt"
+	"github.com/gofsdp/gofsdp/internal/exec"
+	"github.com/gofsdp/gofsdp/internal/gpu"
+	"github.com/gofsdp/gofsdp/internal/gpu/gputest"
+	"github.com/gofsdp/gofsdp/internal/kernel"
+	"github.com/gofsdp/gofsdp/internal/ops"
+)
+
+// misplace draws where operands lie: as parameters do, or where no access of several elements is.
+func misplace(rt *rapid.T, u *use) { u.Offset = rapid.SampledFrom([]int{32, 8}).Draw(rt, "offset") }
+
+// TestLinear has more rows than a sum of columns has parts, and operands and biases that lie badly.
+func TestLinear(t *testing.T) {
+	property(t, func(rt *rapid.T, u *use) {
+		misplace(rt, u)
+		n, in, out := extent(rt, "n"), extent(rt, "in"), extent(rt, "out")
+		if rapid.IntRange(0, 9).Draw(rt, "many rows") == 0 {
+			n, in, out = extent(rt, "many", 512, 1026, 1<<15+600), 1, rapid.SampledFrom([]int{3, 8}).Draw(rt, "few")
+		}
+		x, w, bias, y := u.node(n, in), u.node(out, in), u.node(out), u.node(n, out)
+		xs, ws, dys := u.value(u.low(), n, in), u.value(u.low(), out, in), u.value(u.low(), n, out)
+		node, err := ops.Linear(x, w, bias)
+		u.check(node, err, u.low(), xs, ws, u.value(u.low(), out))
+		u.check(gradient(u, node, 0, x, w, bias), nil, u.low(), dys, ws)
+		u.check(gradient(u, node, 1, x, w, bias), nil, wide, dys, xs)
+		node, err = ops.Linear(x, w, nil)
+		u.check(node, err, u.low(), xs, ws)
+		node, err = ops.AddLinear(y, x, w)
+		u.check(node, err, u.low(), dys, xs, ws)
+		u.Offset = 32
+		node, err = ops.Linear(x, w, bias)
+		require.NoError(u, err)
+		u.check(gradient(u, node, 2, x, w, bias), nil, wide, dys)
+	})
+}
+
+// TestProduct has matrices in every order of axes that a product may have.
+func TestProduct(t *testing.T) {
+	row := lookUp(exec.KindProduct)
+	property(t, func(rt *rapid.T, u *use) {
+		misplace(rt, u)
+		rank := rapid.IntRange(2, 5).Draw(rt, "rank")
+		lead := rapid.SliceOfN(rapid.IntRange(1, 3), rank-2, rank-2).Draw(rt, "lead")
+		size := rapid.IntRange(1, 20)
+		m, k, n := size.Draw(rt, "m"), size.Draw(rt, "k"), size.Draw(rt, "n")
+		// place draws an order whose last axis in memory is one of a matrix, and returns the shape there.
+		place := func(name string, rows, columns int) (exec.Order, []int) {
+			read := append(append([]int{}, lead...), rows, columns)
+			order := rapid.Permutation(axes(rank)).Draw(rt, name)
+			for i, at := range order {
+				if last := rank - 1 - rapid.IntRange(0, 1).Draw(rt, name+" last"); at == rank-1 && i < rank-2 {
+					order[i], order[last] = order[last], order[i]
+				}
+			}
+			shape, text := make([]int, rank), make([]byte, rank)
+			for i, at := range order {
+				shape[at], text[i] = read[i], byte(at)
+			}
+			return exec.Order{Order: kernel.Order(text)}, shape
+		}
+		var p exec.Product
+		var a, b, y []int
+		p.A, a = place("a", m, k)
+		p.B, b = place("b", k, n)
+		p.Y, y = place("y", m, n)
+		op := &exec.Op{Row: row, Attrs: p, Shape: y, In: []tensor.Shape{a, b}}
+		out := u.low()
+		if rapid.Bool().Draw(rt, "wide") {
+			out = wide
+		}
+		u.checkInstruction(u.instruction(op, out, []exec.Value{u.value(u.low(), a...), u.value(u.low(), b...)}))
+	})
+}
+
+func axes(n int) []int {
+	list := make([]int, n)
+	for i := range list {
+		list[i] = i
+	}
+	return list
+}
+
+// TestLinearLoss has logits for some of the rows at a time, and targets that do not count.
+func TestLinearLoss(t *testing.T) {
+	property(t, func(rt *rapid.T, u *use) {
+		misplace(rt, u)
+		n, d, classes := extent(rt, "n"), extent(rt, "d"), extent(rt, "classes", 257, 600, 1030)
+		if classes > 100 {
+			n = min(n, 5)
+		}
+		l := kernel.Loss{Ignore: rapid.IntRange(-1, 0).Draw(rt, "ignore")}
+		if rapid.Bool().Draw(rt, "more") {
+			l.Smoothing, l.Z = 0.1, 0.01
+		}
+		u.Engine.LossScratch = rapid.SampledFrom([]int{1, 8 * 5 * classes, 256 << 20}).Draw(rt, "scratch")
+		args := G.Nodes{u.node(n, d), u.node(classes, d), u.ints(n)}
+		x, w, targets := u.value(u.low(), n, d), u.value(u.low(), classes, d), u.index(n, classes)
+		for _, v := range []exec.Value{x, w} { // small, so that what bfloat16 rounds is small beside 1
+			u.set(v, func(_ int, v float64) float64 { return v / 4 })
+		}
+		values := []exec.Value{x, w, targets}
+		var bias *G.Node
+		if rapid.Bool().Draw(rt, "bias") {
+			bias = u.node(classes)
+			args, values = append(args, bias), append(values, u.value(wide, classes))
+			if l.Smoothing == 0 && classes > 1 { // a class that is never right
+				u.set(values[3], func(i int, v float64) float64 { return v + math.Log(float64(min(i, 1))) })
+			}
+		}
+		row := lookUp(ops.KindLinearLoss)
+		node, err := row.Apply(l, args...)
+		require.NoError(u, err)
+		in, f := u.instruction(node.Op().(*exec.Op), u.tail(2*n), values)
+		u.checkInstruction(in, f) // in evaluation
+		f.Train = true
+		packed := u.checkInstruction(in, f)
+
+		dlosses := u.value(wide, n)
+		u.check(gradient(u, node, 0, args...), nil, u.low(), packed, dlosses)
+		u.check(gradient(u, node, 1, args...), nil, wide, append([]exec.Value{x, w, targets, packed, dlosses}, values[3:]...)...)
+	})
+}
+
+// TestLinearLossOfNoClass: a target that is no class, which nothing should let pass, has loss NaN.
+func TestLinearLossOfNoClass(t *testing.T) {
+	property(t, func(_ *rapid.T, u *use) {
+		const n, d, classes = 3, 2, 4
+		targets := exec.Value{Shape: tensor.Shape{n}, DType: tensor.Int, Bytes: exec.Bytes([]int{classes, 1, -2})}
+		node, err := lookUp(ops.KindLinearLoss).Apply(kernel.Loss{Ignore: -1}, u.node(n, d), u.node(classes, d), u.ints(n))
+		require.NoError(u, err)
+		in, f := u.instruction(node.Op().(*exec.Op), u.tail(2*n), []exec.Value{u.value(u.low(), n, d), u.value(u.low(), classes, d), targets})
+		losses := gputest.Floats(u.Run(u, in, f, false))[n*d:][:n]
+		require.True(u, math.IsNaN(losses[0]) && !math.IsNaN(losses[1]) && math.IsNaN(losses[2]), losses)
+	})
+}
+
+// lookUp returns a row of the table.
+func lookUp(kind exec.Kind) *exec.Row {
+	for _, r := range ops.Table() {
+		if r.Kind == kind {
+			return r
+		}
+	}
+	return nil
+}
+
+// trained returns a loss of a linear layer on values, in training, and a batch of products.
+func trained(u *use) (ins []exec.Instr, frames []*exec.Frame) {
+	add := func(op *exec.Op, out exec.Form, args ...exec.Value) {
+		in, f := u.instruction(op, out, args)
+		f.Train = true
+		ins, frames = append(ins, in), append(frames, f)
+	}
+	const n, d, classes = 3, 4, 5
+	node, err := lookUp(ops.KindLinearLoss).Apply(kernel.Loss{Ignore: -1}, u.node(n, d), u.node(classes, d), u.ints(n), u.node(classes))
+	require.NoError(u, err)
+	add(node.Op().(*exec.Op), wide, u.value(wide, n, d), u.value(wide, classes, d), u.index(n, classes), u.value(wide, classes))
+	shape := tensor.Shape{2, 3, 3}
+	add(&exec.Op{Row: lookUp(exec.KindProduct), Attrs: exec.Product{}, Shape: shape, In: []tensor.Shape{shape, shape}}, wide,
+		u.value(wide, shape...), u.value(wide, shape...))
+	return ins, frames
+}
+
+// TestProductFailures lets every call of cuBLASLt fail once, each time it is made, and what else
+// products need of the device. Programs are not compiled then, or not run, or the engine is not closed,
+// and nothing is left behind.
+func TestProductFailures(t *testing.T) {
+	m := gputest.New(t)
+	u := &use{T: t, Machine: m, dtype: tensor.Float32, graph: G.NewGraph(), rand: rand.New(rand.NewPCG(1, 2))}
+	ins, frames := trained(u)
+	work := func() (err error) {
+		e, err := gpu.New(m.Device)
+		if err != nil {
+			return err
+		}
+		defer func(before *gpu.Engine) { m.Engine = before }(m.Engine)
+		m.Engine = e
+		for i, in := range ins {
+			if _, err = m.Try(t, in, frames[i], false); err != nil {
+				break
+			}
+		}
+		if again := e.Close(); again != nil {
+			err = errors.Join(err, again)
+			require.NoError(t, e.Close())
+		}
+		return err
+	}
+	for _, function := range []string{
+		"cublasLtCreate", "cublasLtDestroy", "cublasLtMatmul", "cublasLtMatmulAlgoGetHeuristic",
+		"cublasLtMatmulDescCreate", "cublasLtMatmulDescDestroy", "cublasLtMatmulDescSetAttribute",
+		"cublasLtMatrixLayoutCreate", "cublasLtMatrixLayoutDestroy", "cublasLtMatrixLayoutSetAttribute",
+		"cublasLtMatmulPreferenceCreate", "cublasLtMatmulPreferenceDestroy", "cublasLtMatmulPreferenceSetAttribute",
+	} {
+		before := m.CUBLASLT.Calls(function)
+		require.NoError(t, work())
+		calls := m.CUBLASLT.Calls(function) - before
+		require.Positive(t, calls, function)
+		for nth := 1; nth <= calls; nth++ {
+			m.CUBLASLT.Fail(function, nth, 14)
+			var failed *blaslt.Error
+			require.ErrorAs(t, work(), &failed, "%s %d", function, nth)
+			require.Equal(t, function, failed.Op)
+			require.Zero(t, m.CUBLASLT.Live("cublasLt"), "%s %d", function, nth)
+		}
+	}
+}
+
+// TestProductAllocatesNothing counts what runs of a product allocate, once its plans are made, where
+// its operands and its bias lie well and where they do not.
+func TestProductAllocatesNothing(t *testing.T) {
+	m := gputest.New(t)
+	u := &use{T: t, Machine: m, dtype: tensor.Float32, graph: G.NewGraph(), rand: rand.New(rand.NewPCG(1, 2))}
+	ins, _ := trained(u)
+	in := ins[0]
+	for i := range in.In {
+		in.In[i].Space, in.In[i].Index = exec.SpaceIn, i
+	}
+	in.Out.Space = exec.SpaceOut
+	p, err := m.Engine.Assemble(func(yield func(exec.Instr) bool) { yield(in) }, nil)
+	require.NoError(t, err)
+	memory, err := m.Device.Alloc(6<<8 + p.Scratch)
+	require.NoError(t, err)
+	require.NoError(t, m.Stream.Set(memory.Addr(), 0, memory.Len()))
+	for _, offset := range []uintptr{0, 4} {
+		at := func(i int) uintptr { return memory.Addr() + uintptr(i<<8) + offset }
+		c := &gpu.Call{Scratch: memory.Addr() + 5<<8, Train: true}
+		c.In, c.Out = []uintptr{at(0), at(1), memory.Addr() + 2<<8, at(3)}, []uintptr{at(4)}
+		require.NoError(t, p.Run(m.Stream, c))
+		require.Zero(t, testing.AllocsPerRun(10, func() { err = errors.Join(err, p.Run(m.Stream, c)) }))
+		require.NoError(t, err)
+	}
+	require.NoError(t, m.Stream.Sync())
+	require.NoError(t, memory.Free())
+	require.NoError(t, p.Free())
+}
+
+// TestLinearLossScratch: the memory of logits does not grow with rows and classes.
+func TestLinearLossScratch(t *testing.T) {
+	m := gputest.New(t)
+	u := &use{T: t, Machine: m, dtype: tensor.Float32, graph: G.NewGraph()}
+	const n, d, classes = 5000, 1, 1000
+	node, err := lookUp(ops.KindLinearLoss).Apply(kernel.Loss{}, u.node(n, d), u.node(classes, d), u.ints(n))
+	require.NoError(t, err)
+	in := exec.Instr{Op: node.Op().(*exec.Op), In: make([]exec.Operand, 3), Out: exec.Operand{DType: tensor.Float32}}
+	for _, bytes := range []int{1 << 20, 4 << 20} {
+		m.Engine.LossScratch = bytes
+		p, err := m.Engine.Assemble(func(yield func(exec.Instr) bool) { yield(in) }, nil)
+		require.NoError(t, err)
+		require.LessOrEqual(t, p.Scratch, bytes)
+		require.Greater(t, p.Scratch, bytes/2)
+		require.NoError(t, p.Free())
+	}
+}

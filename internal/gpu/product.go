@@ -1,0 +1,227 @@
+package gpu
+
+import (
+	"errors"
+	"slices"
+
+	"github.com/gofsdp/gofsdp/internal/blaslt"
+	"github.com/gofsdp/gofsdp/internal/device"
+	"github.com/gofsdp/gofsdp/internal/exec"
+	"github.com/gofsdp/gofsdp/internal/kernel"
+)
+
+// products is what the products of an engine share. They are computed by cuBLASLt, in the memory of
+// the workspace: an engine's programs run on one stream at a time.
+type products struct {
+	handle    *blaslt.Handle
+	plans     map[blaslt.Product]*blaslt.Plan
+	workspace *device.Memory
+}
+
+// workspaceBytes is what NVIDIA recommends for Hopper.
+const workspaceBytes = 32 << 20
+
+// plan returns the plan of a product, a new one if it is the first of its kind.
+func (e *Engine) plan(x blaslt.Product) (_ *blaslt.Plan, err error) {
+	c := &e.products
+	x.Workspace = workspaceBytes
+	if p := c.plans[x]; p != nil {
+		return p, nil
+	}
+	if c.handle == nil {
+		if c.handle, err = blaslt.New(e.dev); err != nil {
+			return nil, err
+		}
+		c.plans = make(map[blaslt.Product]*blaslt.Plan)
+	}
+	if c.workspace == nil {
+		if c.workspace, err = e.dev.Alloc(workspaceBytes); err != nil {
+			return nil, err
+		}
+	}
+	p, err := c.handle.Plan(x)
+	if err == nil {
+		c.plans[x] = p
+	}
+	return p, err
+}
+
+// close closes what there is, and keeps what it cannot close.
+func (c *products) close() error {
+	var errs []error
+	for x, p := range c.plans {
+		if err := p.Close(); err != nil {
+			errs = append(errs, err)
+		} else {
+			delete(c.plans, x)
+		}
+	}
+	if c.workspace != nil {
+		if err := c.workspace.Free(); err != nil {
+			errs = append(errs, err)
+		} else {
+			c.workspace = nil
+		}
+	}
+	if c.handle != nil && len(c.plans) == 0 {
+		if err := c.handle.Close(); err != nil {
+			errs = append(errs, err)
+		} else {
+			c.handle = nil
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// A product is D = op(A)·op(B), or D += op(A)·op(B).
+type product struct {
+	engine  *Engine
+	shape   blaslt.Product // Align is what offsets allow
+	plan    *blaslt.Plan
+	d, a, b address
+	bias    address
+	spare   address // for a bias that lies badly
+	add     bool
+}
+
+func (p *product) issue(s *device.Stream, r *run) error {
+	at := blaslt.Operands{A: r.at(p.a), B: r.at(p.b), D: r.at(p.d), Workspace: p.engine.products.workspace.Addr()}
+	plan := p.plan
+	if n := alignment(int(at.A | at.B | at.D)); n < p.shape.Align { // the kernels for others do not take it
+		x, err := p.shape, error(nil)
+		x.Align = n
+		if plan, err = p.engine.plan(x); err != nil {
+			return err
+		}
+	}
+	if p.shape.Bias {
+		if at.Bias = r.at(p.bias); at.Bias%blaslt.BiasAlign != 0 {
+			from := at.Bias
+			at.Bias = r.at(p.spare)
+			if err := s.CopyDevice(at.Bias, from, p.shape.Cols*p.shape.Out.Size()); err != nil {
+				return err
+			}
+		}
+	}
+	return plan.Run(s, at, p.add)
+}
+
+// alignment returns the largest power of 2 that divides n, but no more than kernels make use of.
+func alignment(n int) int {
+	n |= productAlign
+	return n & -n
+}
+
+// productAlign is the alignment beyond which nothing gets faster: that of an access.
+const productAlign = 16
+
+// factors are the operands of a product.
+type factors struct {
+	d, a, b address
+	bias    *address // of the type of d, a row that is added to each
+	add     bool     // to d
+}
+
+// product adds the product of factors of the instruction's type.
+func (b *builder) product(x blaslt.Product, f factors) (err error) {
+	x.In = b.element()
+	p := &product{engine: b.engine, d: f.d, a: f.a, b: f.b, add: f.add}
+	switch {
+	case f.bias != nil && x.In == blaslt.F64:
+		n := x.Rows * x.Cols
+		if err := b.each("linear_fill", n, f.d, *f.bias, uint64(x.Cols), uint64(max(x.Cols, x.LDD)), uint64(n)); err != nil {
+			return err
+		}
+		p.add = true
+	case f.bias != nil:
+		x.Bias = true
+		p.bias, p.spare = *f.bias, b.temp(x.Cols*x.Out.Size())
+	}
+	x.Align = alignment(f.d.offset | f.a.offset | f.b.offset)
+	if p.plan, err = b.engine.plan(x); err != nil {
+		return err
+	}
+	p.shape = x
+	b.step(p)
+	return nil
+}
+
+// element returns the type of the instruction's values.
+func (b *builder) element() blaslt.Type {
+	return map[string]blaslt.Type{"f32": blaslt.F32, "f64": blaslt.F64, "bf16": blaslt.BF16}[b.kind]
+}
+
+// wide returns the type of what Row.Shapes marks f32.
+func (b *builder) wide() blaslt.Type {
+	if b.kind == "f64" {
+		return blaslt.F64
+	}
+	return blaslt.F32
+}
+
+// lead is a leading axis of the factors of products: its length, and the elements from a matrix to the
+// next.
+type lead struct{ n, d, a, b int }
+
+// multiply adds the products of exec.KindProduct: as one batch, or as several if no two distances
+// between matrices describe where they lie.
+func multiply(b *builder, in *exec.Instr) error {
+	p := in.Op.Attrs.(exec.Product)
+	layout := func(shape []int, o exec.Order) kernel.Layout { return kernel.Layout{Shape: shape, Order: o.Order} }
+	yl, al, bl := layout(in.Op.Shape, p.Y), layout(in.Op.In[0], p.A), layout(in.Op.In[1], p.B)
+	f := factors{d: at(in.Out), a: at(in.In[0]), b: at(in.In[1]), add: in.Acc}
+	ym, am, bm := yl.Matrix(), al.Matrix(), bl.Matrix()
+	if trans, _ := ym.Stored(); trans { // yᵀ = bᵀ·aᵀ
+		f.a, f.b, al, bl = f.b, f.a, bl, al
+		ym, am, bm = ym.Transposed(), bm.Transposed(), am.Transposed()
+	}
+	x := blaslt.Product{Rows: ym.Rows, Cols: ym.Columns, Depth: am.Columns, Out: b.element()}
+	if !in.Out.Form.Half {
+		x.Out = b.wide()
+	}
+	x.TransA, x.LDA = am.Stored()
+	x.TransB, x.LDB = bm.Stored()
+	_, x.LDD = ym.Stored()
+	leads := leading(yl, al, bl)
+	if len(leads) > 0 {
+		l := leads[0]
+		x.Batch, x.StrideD, x.StrideA, x.StrideB = l.n, l.d, l.a, l.b
+		leads = leads[1:]
+	}
+	return b.spread(x, f, leads)
+}
+
+// leading returns the leading axes, the longest first. Those that lie in all three as one axis are one.
+func leading(y, a, b kernel.Layout) (list []lead) {
+	for i := range len(y.Shape) - 2 {
+		n, d := y.Axis(i)
+		_, as := a.Axis(i)
+		_, bs := b.Axis(i)
+		if last := len(list) - 1; last >= 0 && list[last].joins(n, d, as, bs) {
+			list[last] = lead{list[last].n * n, d, as, bs}
+		} else if n > 1 {
+			list = append(list, lead{n, d, as, bs})
+		}
+	}
+	slices.SortStableFunc(list, func(x, y lead) int { return y.n - x.n })
+	return list
+}
+
+// joins tells whether l, and an axis of n in it, are one axis.
+func (l lead) joins(n, d, a, b int) bool { return l.d == n*d && l.a == n*a && l.b == n*b }
+
+// spread adds a product for each index of the leading axes.
+func (b *builder) spread(x blaslt.Product, f factors, leads []lead) error {
+	if len(leads) == 0 {
+		return b.product(x, f)
+	}
+	l, size := leads[0], b.size()
+	for i := range l.n {
+		g := f
+		g.d, g.a, g.b = f.d.plus(i*l.d*x.Out.Size()), f.a.plus(i*l.a*size), f.b.plus(i*l.b*size)
+		if err := b.spread(x, g, leads[1:]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
