@@ -52,39 +52,61 @@ type lane struct {
 // Open makes dir, and in it the file of this rank of g for the model of that number. It is a
 // collective.
 func Open(ctx context.Context, dir string, g comm.Group, model int) (*File, error) {
-	env, _, invalid := launch.Parse(os.Getenv)
 	o, err := offset(ctx, g, time.Now)
 	if err != nil {
 		return nil, fmt.Errorf("comparing clocks: %w", err)
 	}
-	if invalid != nil {
-		return nil, invalid
+	n, err := nameOf(g, model)
+	if err != nil {
+		return nil, err
 	}
 	if err := os.MkdirAll(dir, 0o777); err != nil {
 		return nil, err
 	}
-	place := g.Rank()
-	name, path := fmt.Sprintf("rank %d", place), fmt.Sprintf("rank-%d", place)
-	if env.Source != "" && (env.Rank != place || env.Size != g.Size()) { // a group of part of the job
-		place = env.Rank
-		name, path = fmt.Sprintf("%s, process %d", name, place), fmt.Sprintf("%s.process-%d", path, place)
-	}
-	if model > 1 {
-		name, path = fmt.Sprintf("%s, model %d", name, model), fmt.Sprintf("%s.model-%d", path, model)
-	}
-	if env.Restart > 0 {
-		name, path = fmt.Sprintf("%s, start %d", name, env.Restart+1), fmt.Sprintf("%s.start-%d", path, env.Restart+1)
-	}
-	file, err := os.Create(filepath.Join(dir, path+Suffix))
+	file, err := os.Create(filepath.Join(dir, n.path+Suffix))
 	if err != nil {
 		return nil, err
 	}
-	number := (env.Restart*models+int(opened.Add(1)))*places + place
-	f := &File{file: file, offset: o, w: perfetto.NewWriter(file, uint32(number)), lanes: make(map[string][]lane)}
-	f.rank = f.w.Process(number, name)
+	f := &File{file: file, offset: o, w: perfetto.NewWriter(file, n.number), lanes: make(map[string][]lane)}
+	f.rank = f.w.Process(int(n.number), n.name)
 	f.passes, f.calls, f.waits = f.w.Row(f.rank, "passes"), f.w.Row(f.rank, "calls"), f.w.Row(f.rank, "waits")
 	f.memory = f.w.Bytes(f.rank, "memory")
 	return f, nil
+}
+
+// Beside returns the name of a file in dir for what is predicted of the model, and its number among
+// the files of the trace.
+func Beside(dir string, g comm.Group, model int) (path string, number uint32, err error) {
+	n, err := nameOf(g, model)
+	return filepath.Join(dir, n.path+".predicted"+Suffix), n.number, err
+}
+
+// A naming tells the files of a job apart.
+type naming struct {
+	name, path string // for people, and of the file, without Suffix
+	number     uint32
+}
+
+// nameOf names another file of this rank.
+func nameOf(g comm.Group, model int) (n naming, err error) {
+	env, _, err := launch.Parse(os.Getenv)
+	if err != nil {
+		return n, err
+	}
+	place := g.Rank()
+	n.name, n.path = fmt.Sprintf("rank %d", place), fmt.Sprintf("rank-%d", place)
+	if env.Source != "" && (env.Rank != place || env.Size != g.Size()) { // a group of part of the job
+		place = env.Rank
+		n.name, n.path = fmt.Sprintf("%s, process %d", n.name, place), fmt.Sprintf("%s.process-%d", n.path, place)
+	}
+	if model > 1 {
+		n.name, n.path = fmt.Sprintf("%s, model %d", n.name, model), fmt.Sprintf("%s.model-%d", n.path, model)
+	}
+	if env.Restart > 0 {
+		n.name, n.path = fmt.Sprintf("%s, start %d", n.name, env.Restart+1), fmt.Sprintf("%s.start-%d", n.path, env.Restart+1)
+	}
+	n.number = uint32((env.Restart*models+int(opened.Add(1)))*places + place)
+	return n, nil
 }
 
 // Suffix is that of the files of ranks.

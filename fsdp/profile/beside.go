@@ -1,0 +1,120 @@
+package profile
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+
+	"github.com/gofsdp/gofsdp/fsdp/plan"
+	"github.com/gofsdp/gofsdp/internal/text"
+)
+
+// A Comparison is a training pass of a rank, the mean of those since the last Reset, beside the same
+// as it was predicted for a cluster.
+type Comparison struct {
+	Cluster   string
+	Passes    int
+	Pass      Pair    // seconds of its operations
+	Calls     Pair    // of these, of calls
+	Waits     Pair    // and of waiting for collectives
+	Between   float64 // seconds a pass between operations, measured
+	Optimizer float64 // predicted seconds of an update, which is a part of that
+	Memory    Pair    // most bytes, without what a call needs while it runs
+	Ops       []Deviation
+}
+
+// A Pair is what was predicted, and what was measured.
+type Pair struct{ Predicted, Measured float64 }
+
+// A Deviation is an operation with its seconds. A Comparison has those first that are furthest off.
+type Deviation struct {
+	Op    string
+	Index int // in plan.Pass.Ops
+	Pair
+}
+
+// off returns how far the prediction is off.
+func (p Pair) off() float64 { return math.Abs(p.Measured - p.Predicted) }
+
+func (p *Pair) add(q Pair) { p.Predicted, p.Measured = p.Predicted+q.Predicted, p.Measured+q.Measured }
+
+// Beside compares the passes of this rank with the plan of one, Plan.Pass of package fsdp for the same
+// batch, on a cluster. The plan is made once the optimizer is, or memory lacks its state. Operations
+// that have not run are an error: the plan is of other settings, or a pass begins inside NoSync.
+func (p *Profile) Beside(pass *plan.Pass, c *plan.Cluster) (*Comparison, error) {
+	t := p.Totals()
+	if t.Passes == 0 {
+		return nil, errNoPass
+	}
+	line := pass.Time(c, 1)
+	predicted := make([]float64, len(pass.Ops))
+	for _, e := range line.Events {
+		if e.Op >= 0 && e.Stream == plan.Computing {
+			predicted[e.Op] += e.End - e.Begin
+		}
+	}
+	b := &Comparison{Cluster: c.Name, Passes: t.Passes, Optimizer: line.Optimizer}
+	at, count := make(map[key]*Op), make(map[key]int)
+	for i := range t.Ops {
+		o := &t.Ops[i]
+		at[key{o.Kind, o.Name, o.Nth}] = o
+		b.Memory.Measured = max(b.Memory.Measured, float64(o.Live))
+	}
+	for i, op := range pass.Ops {
+		kind, name, _ := strings.Cut(pass.Text(op), " ")
+		k := key{kind: kind, name: name}
+		k.nth = count[k]
+		count[key{kind: kind, name: name}]++
+		o := at[k]
+		if o == nil || o.Count == 0 {
+			return nil, fmt.Errorf("profile: %q of the plan has not run: the plan is of another model, or of other settings", pass.Text(op))
+		}
+		d := Deviation{pass.Text(op), i, Pair{predicted[i], o.each()}}
+		b.Memory.Predicted = max(b.Memory.Predicted, float64(op.Live.Total()-op.Live.Work))
+		b.Pass.add(d.Pair)
+		switch {
+		case o.computes():
+			b.Calls.add(d.Pair)
+		case o.waits():
+			b.Waits.add(d.Pair)
+		}
+		b.Ops = append(b.Ops, d)
+	}
+	b.Between = max(0, t.Took.Seconds()/float64(t.Passes)-b.Pass.Measured)
+	slices.SortStableFunc(b.Ops, func(x, y Deviation) int { return cmp.Compare(y.off(), x.off()) })
+	return b, nil
+}
+
+// errNoPass is why there is nothing to say yet.
+var errNoPass = errors.New("profile: no pass has been counted: the first one of a model never is, nor are evaluations")
+
+// mostOff is how many operations a Comparison writes.
+const mostOff = 3
+
+// String writes time, memory and the operations that are furthest off.
+func (b *Comparison) String() string {
+	var w strings.Builder
+	say := func(format string, args ...any) {
+		w.WriteString(text.Fill(fmt.Sprintf(format, args...), columns, "") + "\n")
+	}
+	say("A pass takes %s, predicted for %s %s: calls %s, predicted %s, waits %s, predicted %s. Between operations it takes %s, for the optimizer %s were predicted.",
+		seconds(b.Pass.Measured), b.Cluster, b.Pass.text(), seconds(b.Calls.Measured), b.Calls.text(), seconds(b.Waits.Measured), b.Waits.text(),
+		seconds(b.Between), seconds(b.Optimizer))
+	say("Memory is %s at most, predicted %s.", plan.Bytes(int(b.Memory.Measured)), plan.Bytes(int(b.Memory.Predicted)))
+	w.WriteString("Furthest off:\n")
+	for _, d := range b.Ops[:min(mostOff, len(b.Ops))] {
+		fmt.Fprintf(&w, "  %-32s %9s, predicted %s\n", text.Cut(d.Op, 32), seconds(d.Measured), d.text())
+	}
+	return strings.TrimRight(w.String(), "\n")
+}
+
+// text writes what was predicted, and how much more was measured.
+func (p Pair) text() string {
+	if p.Predicted <= 0 {
+		return seconds(p.Predicted)
+	}
+	return fmt.Sprintf("%s (%+.0f %%)", seconds(p.Predicted), 100*(p.Measured/p.Predicted-1))
+}

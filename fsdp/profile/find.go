@@ -1,0 +1,371 @@
+package profile
+
+import (
+	"errors"
+	"math"
+	"slices"
+)
+
+// A Report says which rank holds the others up, and why.
+type Report struct {
+	Ranks  []Rank // in the order of their numbers
+	Passes int    // that each has run, at least
+
+	// Culprits are the ranks that the others wait for: one, or all of a host; none if ranks are even.
+	Culprits []int
+	Host     string // theirs, if they are all of it
+	Cause    Cause
+	Share    float64 // of the others' time in which they wait for the culprits
+	// What the culprits exceed the others in: of ThisCall and EveryCall the call that is slowest against
+	// theirs, of SlowLink the operation that waits. It takes them Seconds each time, and the median of
+	// the others Median.
+	Op              string
+	Seconds, Median float64
+
+	// Transfers is the share of time in which ranks wait for bytes and not for a rank, and Slowest the
+	// operation that does so longest.
+	Transfers float64
+	Slowest   string
+}
+
+// A Rank is where its time goes, in seconds a pass.
+type Rank struct {
+	Rank      int
+	Host      string
+	Total     float64
+	Calls     float64 // computing
+	Held      float64 // waiting for ranks that come later
+	Transfers float64 // waiting for bytes
+	Between   float64 // all else: batches, optimizers, other code
+	Late      float64 // that the others together wait for this one
+}
+
+// Cause is why a rank is slow.
+type Cause uint8
+
+// The causes.
+const (
+	Even      Cause = iota // no rank is
+	ThisCall               // one call, the others are not
+	EveryCall              // all calls alike: the processor is
+	SlowLink               // its transfers, not its calls
+	Elsewhere              // neither: what it does between operations
+)
+
+// String names the cause.
+func (c Cause) String() string {
+	names := [...]string{"even", "one call", "every call", "slow link", "between operations"}
+	if int(c) < len(names) {
+		return names[c]
+	}
+	return "unknown cause"
+}
+
+// A rank is a culprit if the others wait for it that share of their time and so many seconds a pass,
+// and twice as long as for any other, and if half of that is what it exceeds them in. What is less
+// changes from pass to pass.
+const (
+	muchHeld = 0.05
+	longHeld = 100e-6
+	twice    = 2
+	half     = 0.5
+)
+
+// Find compares the totals of all ranks of a model.
+func Find(all []*Totals) (*Report, error) {
+	if len(all) == 0 {
+		return nil, errors.New("profile: no totals")
+	}
+	if slices.ContainsFunc(all, func(t *Totals) bool { return t.Passes == 0 }) {
+		return nil, errNoPass
+	}
+	all = alike(all)
+	f := &finder{all: all, r: &Report{Passes: all[0].Passes}, at: make(map[key]int), late: make([][]float64, len(all))}
+	for i := range all[0].Ops {
+		o := &all[0].Ops[i]
+		f.at[key{o.Kind, o.Name, o.Nth}] = i
+	}
+	for r, t := range all {
+		f.late[r] = make([]float64, len(all))
+		f.r.Passes = min(f.r.Passes, t.Passes)
+		f.r.Ranks = append(f.r.Ranks, Rank{Rank: t.Rank, Host: t.Host, Total: t.Took.Seconds() / float64(t.Passes)})
+	}
+	f.transfers = make([][]float64, len(all))
+	for r := range all {
+		f.divide(r)
+	}
+	f.accuse()
+	f.links()
+	return f.r, nil
+}
+
+// A finder makes a report.
+type finder struct {
+	all       []*Totals
+	r         *Report
+	at        map[key]int
+	late      [][]float64 // by waiting rank and the rank that it waits for: seconds a pass
+	transfers [][]float64 // by rank and operation: likewise, for bytes
+}
+
+// divide divides the time of a rank.
+func (f *finder) divide(r int) {
+	t, rank := f.all[r], &f.r.Ranks[r]
+	passes := float64(t.Passes)
+	f.transfers[r] = make([]float64, len(t.Ops))
+	for i := range t.Ops {
+		o := &t.Ops[i]
+		took := o.Took.Seconds() / passes
+		switch {
+		case o.Count == 0:
+		case o.computes():
+			rank.Calls += took
+		case o.waits():
+			last, by := f.issued(r, i)
+			held := min(max(0, last-f.begin(r, i))*float64(o.Count)/passes, took)
+			f.late[r][by] += held
+			rank.Held += held
+			f.r.Ranks[by].Late += held
+			f.transfers[r][i] = took - held
+			rank.Transfers += took - held
+		}
+	}
+	rank.Between = max(0, rank.Total-rank.Calls-rank.Held-rank.Transfers)
+}
+
+// begin returns when an operation begins on a rank, on average, after the ranks agreed.
+func (f *finder) begin(r, i int) float64 {
+	o := &f.all[r].Ops[i]
+	return o.Begin.Seconds() / float64(max(1, o.Count))
+}
+
+// issued returns when the last rank issues what an operation of rank r waits for, and which one that
+// is. What was issued before the ranks agreed on a backward, all had issued by then.
+func (f *finder) issued(r, i int) (last float64, by int) {
+	o := &f.all[r].Ops[i]
+	issue, ended, strided := i, false, false
+	find := func(kind string) bool {
+		k, ok := f.at[key{kind, o.Name, o.Nth}]
+		if ok && f.all[r].Ops[k].Count > 0 {
+			issue = k
+		}
+		return ok && issue == k
+	}
+	switch o.Kind {
+	case "wait":
+		find("gather")
+	case "sync":
+		find("reduce")
+	case "drain":
+		if ended = find("sync"); ended { // which issues the sum over the replicas at its end
+			strided = true
+		} else {
+			find("reduce")
+		}
+	}
+	if f.all[r].Ops[issue].Backward != o.Backward {
+		return math.Inf(-1), r
+	}
+	last, by = math.Inf(-1), r
+	for p, t := range f.all {
+		if t.Ops[issue].Count == 0 || !peers(f.all[r].Rank, t.Rank, o.Shards, strided) {
+			continue
+		}
+		at := f.begin(p, issue)
+		if ended {
+			at += t.Ops[issue].Took.Seconds() / float64(t.Ops[issue].Count)
+		}
+		if at > last {
+			last, by = at, p
+		}
+	}
+	return last, by
+}
+
+// peers tells whether two ranks take part in the same collectives of a group that is cut over so many
+// ranks: those that follow each other share the shards, and those that have the same place among them
+// are replicas.
+func peers(a, b, shards int, strided bool) bool {
+	switch {
+	case shards <= 1:
+		return true
+	case strided:
+		return a%shards == b%shards
+	default:
+		return a/shards == b/shards
+	}
+}
+
+// accuse finds the culprits: the rank that the others wait for most, or all ranks of its host, if they
+// are as slow as it is.
+func (f *finder) accuse() {
+	ranks := f.r.Ranks
+	worst := 0
+	for r := range ranks {
+		if ranks[r].Late > ranks[worst].Late {
+			worst = r
+		}
+	}
+	accused := []int{worst}
+	if mates := f.mates(worst); len(mates) > 1 && len(mates) < len(ranks) {
+		rest := f.without(mates)
+		_, mine := f.cause([]int{worst}, rest)
+		_, theirs := f.cause(slices.DeleteFunc(slices.Clone(mates), func(r int) bool { return r == worst }), rest)
+		if theirs > mine/2 {
+			accused = mates
+			f.r.Host = ranks[worst].Host
+		}
+	}
+	rest := f.without(accused)
+	var held, total, late, next float64
+	for _, r := range rest {
+		for _, a := range accused {
+			held += f.late[r][a]
+		}
+		total += ranks[r].Total
+		next = max(next, ranks[r].Late)
+	}
+	for _, a := range accused {
+		late += ranks[a].Late
+	}
+	cause, excess := f.cause(accused, rest)
+	if n := float64(len(rest)); n == 0 || held < max(muchHeld*total, longHeld*n) || late < twice*next || excess < half*held/n {
+		f.r.Host = ""
+		return
+	}
+	f.r.Share = held / total
+	for _, a := range accused {
+		f.r.Culprits = append(f.r.Culprits, ranks[a].Rank)
+	}
+	f.r.Cause = cause
+	switch cause {
+	case ThisCall:
+		f.calls(accused, rest)
+	case SlowLink:
+		f.r.Op, f.r.Seconds, f.r.Median = f.link(accused, rest)
+	}
+}
+
+// mates returns the ranks on the host of r.
+func (f *finder) mates(r int) (list []int) {
+	for i := range f.r.Ranks {
+		if f.r.Ranks[i].Host == f.r.Ranks[r].Host {
+			list = append(list, i)
+		}
+	}
+	return list
+}
+
+// without returns the ranks that are not in a list.
+func (f *finder) without(list []int) (rest []int) {
+	for r := range f.all {
+		if !slices.Contains(list, r) {
+			rest = append(rest, r)
+		}
+	}
+	return rest
+}
+
+// cause returns what ranks exceed the median of the rest in most, and by how much. Of calls it does
+// not say yet whether one is slow, or all are.
+func (f *finder) cause(accused, rest []int) (c Cause, excess float64) {
+	excess = math.Inf(-1)
+	for _, by := range []struct {
+		cause Cause
+		of    func(r *Rank) float64
+	}{
+		{ThisCall, func(r *Rank) float64 { return r.Calls }},
+		{SlowLink, func(r *Rank) float64 { return r.Transfers }},
+		{Elsewhere, func(r *Rank) float64 { return r.Between }},
+	} {
+		of := func(i int) float64 { return by.of(&f.r.Ranks[i]) }
+		if x := median(accused, of) - median(rest, of); x > excess {
+			c, excess = by.cause, x
+		}
+	}
+	return c, excess
+}
+
+// calls names the call that is slowest against the others, and tells whether it is the only one.
+func (f *finder) calls(accused, rest []int) {
+	type call struct {
+		op           *Op
+		mine, theirs float64 // seconds each time
+	}
+	var list []call
+	var most, mine, theirs float64
+	worst := 0
+	for i := range f.all[0].Ops {
+		if o := &f.all[0].Ops[i]; o.computes() {
+			of := func(r int) float64 { return f.all[r].Ops[i].each() }
+			c := call{o, median(accused, of), median(rest, of)}
+			if mine, theirs = mine+c.mine, theirs+c.theirs; c.mine-c.theirs > most {
+				worst, most = len(list), c.mine-c.theirs
+			}
+			list = append(list, c)
+		}
+	}
+	if len(list) == 0 {
+		f.r.Cause = Elsewhere
+		return
+	}
+	c := list[worst]
+	f.r.Op, f.r.Seconds, f.r.Median = c.op.text(), c.mine, c.theirs
+	for _, o := range list { // a call that is slow is so forward and backward
+		if o.op.Name == c.op.Name {
+			mine, theirs = mine-o.mine, theirs-o.theirs
+		}
+	}
+	if mine-theirs > theirs*(c.mine-c.theirs)/c.theirs/3 {
+		f.r.Cause = EveryCall
+	}
+}
+
+// link names the operation that waits for bytes longest against the others.
+func (f *finder) link(accused, rest []int) (name string, mine, theirs float64) {
+	for i := range f.all[0].Ops {
+		of := func(r int) float64 { return f.transfers[r][i] }
+		if a, b := median(accused, of), median(rest, of); name == "" || a-b > mine-theirs {
+			name, mine, theirs = f.all[0].Ops[i].text(), a, b
+		}
+	}
+	return name, mine, theirs
+}
+
+// links says how long all wait for bytes, and for which most.
+func (f *finder) links() {
+	var waited, total, most float64
+	for i := range f.r.Ranks {
+		waited += f.r.Ranks[i].Transfers
+		total += f.r.Ranks[i].Total
+	}
+	if total > 0 {
+		f.r.Transfers = waited / total
+	}
+	for i := range f.all[0].Ops {
+		sum := 0.0
+		for r := range f.all {
+			sum += f.transfers[r][i]
+		}
+		if sum > most {
+			most, f.r.Slowest = sum, f.all[0].Ops[i].text()
+		}
+	}
+}
+
+// median returns the middle of what ranks have, 0 of none.
+func median(ranks []int, of func(r int) float64) float64 {
+	var list []float64
+	for _, r := range ranks {
+		list = append(list, of(r))
+	}
+	slices.Sort(list)
+	switch n := len(list); {
+	case n == 0:
+		return 0
+	case n%2 == 1:
+		return list[n/2]
+	default:
+		return (list[n/2-1] + list[n/2]) / 2
+	}
+}

@@ -1,0 +1,123 @@
+package profile
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/gofsdp/gofsdp/internal/text"
+)
+
+// columns is how wide reports are at most: 80 with what fsdprun puts before a line.
+const columns = 70
+
+// mostRows is how many ranks the table of a report has: those that the others wait for most.
+const mostRows = 16
+
+// fewPasses are those in which a single one may decide.
+const fewPasses = 10
+
+// String says who the culprit is and why, and has a row for each rank.
+func (r *Report) String() string {
+	var b strings.Builder
+	say := func(format string, args ...any) {
+		b.WriteString(text.Fill(fmt.Sprintf(format, args...), columns, "") + "\n")
+	}
+	if r.Cause == Even {
+		say("No rank holds the others up.")
+	} else {
+		say("%s up the others, which wait %.0f %% of their time for it. %s", r.who(), 100*r.Share, r.why())
+	}
+	slowest := ""
+	if r.Transfers >= 0.01 {
+		slowest = fmt.Sprintf(", most in %q", r.Slowest)
+	}
+	say("Waiting for transfers takes %.0f %% of all time%s.", 100*r.Transfers, slowest)
+	if r.Passes < fewPasses && len(r.Culprits) > 0 {
+		say("These are only %d passes: one that was disturbed may say this.", r.Passes)
+	}
+	r.table(&b)
+	return strings.TrimRight(b.String(), "\n")
+}
+
+// who names the culprits, as those who hold.
+func (r *Report) who() string {
+	if r.Host != "" {
+		return fmt.Sprintf("Host %s, %s, holds", r.Host, text.Numbered("rank", r.Culprits))
+	}
+	who := text.Numbered("rank", r.Culprits)
+	for _, rank := range r.Ranks {
+		if rank.Rank == r.Culprits[0] && rank.Host != "" && rank.Host != r.Ranks[0].Host {
+			who += " on " + rank.Host
+		}
+	}
+	return strings.ToUpper(who[:1]) + who[1:] + " holds"
+}
+
+// why says in what the culprits differ from the others.
+func (r *Report) why() string {
+	switch r.Cause {
+	case ThisCall:
+		return fmt.Sprintf("It computes %q in %s where the median of the others needs %s. That call alone is slow.", r.Op, seconds(r.Seconds), seconds(r.Median))
+	case EveryCall:
+		mine, theirs := r.medians(func(k *Rank) float64 { return k.Calls })
+		return fmt.Sprintf("All its calls are slow: they take %.2f times as long as those of the others, as on a slow processor, or a shared one. It computes %q in %s where the median of the others needs %s.",
+			mine/theirs, r.Op, seconds(r.Seconds), seconds(r.Median))
+	case SlowLink:
+		mine, theirs := r.medians(func(k *Rank) float64 { return k.Transfers })
+		return fmt.Sprintf("Its link is slow, its calls are not: it waits %s a pass for transfers where the median of the others needs %s, most in %q.",
+			seconds(mine), seconds(theirs), r.Op)
+	default:
+		mine, theirs := r.medians(func(k *Rank) float64 { return k.Between })
+		return fmt.Sprintf("Its calls and transfers are not slow: between operations it takes %s a pass where the median of the others needs %s, for batches, the optimizer or other code.",
+			seconds(mine), seconds(theirs))
+	}
+}
+
+// medians returns those of the culprits and of the others.
+func (r *Report) medians(of func(*Rank) float64) (mine, theirs float64) {
+	var a, b []int
+	for i := range r.Ranks {
+		if slices.Contains(r.Culprits, r.Ranks[i].Rank) {
+			a = append(a, i)
+		} else {
+			b = append(b, i)
+		}
+	}
+	at := func(i int) float64 { return of(&r.Ranks[i]) }
+	return median(a, at), median(b, at)
+}
+
+// table writes a row for each rank.
+func (r *Report) table(b *strings.Builder) {
+	rows := slices.Clone(r.Ranks)
+	if len(rows) > mostRows {
+		slices.SortStableFunc(rows, func(x, y Rank) int { return cmp.Compare(y.Late, x.Late) })
+		rows = rows[:mostRows]
+		slices.SortFunc(rows, func(x, y Rank) int { return cmp.Compare(x.Rank, y.Rank) })
+	}
+	fmt.Fprintf(b, "%5s %9s %9s %9s %9s %9s  %s\n", "rank", "ms a pass", "calls", "held", "transfers", "between", "host")
+	ms := func(s float64) string { return fmt.Sprintf("%.2f", 1e3*s) }
+	for i := range rows {
+		k := &rows[i]
+		fmt.Fprintf(b, "%5d %9s %9s %9s %9s %9s  %s\n", k.Rank, ms(k.Total), ms(k.Calls), ms(k.Held), ms(k.Transfers), ms(k.Between), text.Cut(k.Host, 14))
+	}
+	if more := len(r.Ranks) - len(rows); more > 0 {
+		fmt.Fprintf(b, "and %d ranks more that the others wait for less\n", more)
+	}
+}
+
+// seconds writes a time.
+func seconds(s float64) string {
+	switch {
+	case s >= 10:
+		return fmt.Sprintf("%.1f s", s)
+	case s >= 1:
+		return fmt.Sprintf("%.2f s", s)
+	case s >= 0.01:
+		return fmt.Sprintf("%.1f ms", 1e3*s)
+	default:
+		return fmt.Sprintf("%.2f ms", 1e3*s)
+	}
+}

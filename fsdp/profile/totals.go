@@ -1,0 +1,188 @@
+package profile
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"hash/fnv"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/gofsdp/gofsdp/comm"
+)
+
+// Totals are what the operations of a rank have taken. Their JSON is what "fsdprun -stragglers" reads.
+type Totals struct {
+	Rank, Size int
+	Host       string
+	Model      int           // its number
+	Passes     int           // of training
+	Took       time.Duration // from the beginning of the first operation to the end of the last
+	Ops        []Op          // in the order in which they came first
+}
+
+// An Op is an operation of a pass, and what it has taken in all.
+type Op struct {
+	Kind     string // that of a plan.Op, or "agree": what ranks exchange before a method
+	Name     string // of the group, call or method
+	Nth      int    // of those of this name in a pass
+	Shards   int    `json:",omitempty"` // ranks that the group is cut over
+	Backward bool   `json:",omitempty"`
+
+	Count  int
+	Absent int           `json:",omitempty"` // of these, without a batch
+	Begin  time.Duration // after the ranks agreed
+	Took   time.Duration
+	Live   int // most bytes
+}
+
+// agree is the kind of the exchange before a method.
+const agree = "agree"
+
+// computes tells whether it is a call.
+func (o *Op) computes() bool { return o.Kind == "forward" || o.Kind == "backward" }
+
+// waits tells whether it waits for other ranks.
+func (o *Op) waits() bool {
+	return o.Kind == agree || o.Kind == "wait" || o.Kind == "sync" || o.Kind == "drain"
+}
+
+// each returns how long it takes each time that it does something, in seconds.
+func (o *Op) each() float64 {
+	return o.Took.Seconds() / float64(max(1, o.Count-o.Absent))
+}
+
+// text returns the operation in words.
+func (o *Op) text() string { return strings.TrimSpace(o.Kind + " " + o.Name) }
+
+func (t *Totals) clone() *Totals {
+	c := *t
+	c.Ops = slices.Clone(t.Ops)
+	return &c
+}
+
+// hash returns a hash of which operations there are.
+func (t *Totals) hash() int64 {
+	h := fnv.New64a()
+	for _, o := range t.Ops {
+		fmt.Fprintf(h, "%s\x00%s\x00%d\n", o.Kind, o.Name, o.Nth)
+	}
+	return int64(h.Sum64())
+}
+
+// Words of a rank: passes, time and the name of its host, and then four for each operation.
+const (
+	hostWords = 8
+	headWords = 2 + hostWords
+	opWords   = 4
+)
+
+// words returns what the other ranks do not know of t.
+func (t *Totals) words() []int64 {
+	w := make([]int64, headWords, headWords+opWords*len(t.Ops))
+	w[0], w[1] = int64(t.Passes), int64(t.Took)
+	for i, c := range []byte(t.Host[:min(len(t.Host), 8*hostWords)]) {
+		w[2+i/8] |= int64(c) << (8 * (i % 8))
+	}
+	for _, o := range t.Ops {
+		w = append(w, int64(o.Count), int64(o.Absent), int64(o.Begin), int64(o.Took))
+	}
+	return w
+}
+
+// of returns the totals of another rank, of these words.
+func (t *Totals) of(rank int, w []int64) *Totals {
+	c := t.clone()
+	c.Rank, c.Passes, c.Took = rank, int(w[0]), time.Duration(w[1])
+	var host []byte
+	for i := range 8 * hostWords {
+		host = append(host, byte(w[2+i/8]>>(8*(i%8))))
+	}
+	c.Host = strings.TrimRight(string(host), "\x00")
+	for i := range c.Ops {
+		o, v := &c.Ops[i], w[headWords+opWords*i:]
+		o.Count, o.Absent, o.Begin, o.Took = int(v[0]), int(v[1]), time.Duration(v[2]), time.Duration(v[3])
+	}
+	return c
+}
+
+// Stragglers returns who holds up whom since the last Reset, the same on every rank. It is a
+// collective of Config.Group, as methods of the model are: never at the same time as one of them.
+func (p *Profile) Stragglers(ctx context.Context) (*Report, error) {
+	p.mu.Lock()
+	g := p.to.Group
+	p.mu.Unlock()
+	if g == nil {
+		return nil, errors.New("profile: Stragglers: no model was wrapped with the profile")
+	}
+	all, err := p.Totals().gather(ctx, g)
+	if err != nil {
+		return nil, fmt.Errorf("profile: Stragglers: rank %d: %w", g.Rank(), err)
+	}
+	return Find(all)
+}
+
+// gather returns the totals of all ranks. Where these have run the same operations, as nearly always,
+// their numbers are enough.
+func (t *Totals) gather(ctx context.Context, g comm.Group) ([]*Totals, error) {
+	text, err := json.Marshal(t)
+	if err != nil {
+		return nil, err
+	}
+	heads, err := exchange(ctx, g, []int64{t.hash(), int64(len(text))})
+	if err != nil {
+		return nil, err
+	}
+	same, longest := true, 0
+	for r := 0; r < len(heads); r += 2 {
+		same, longest = same && heads[r] == heads[0], max(longest, int(heads[r+1]))
+	}
+	list := make([]*Totals, g.Size())
+	if same {
+		mine := t.words()
+		words, err := exchange(ctx, g, mine)
+		for r := 0; r < len(list) && err == nil; r++ {
+			list[r] = t.of(r, words[r*len(mine):])
+		}
+		return list, err
+	}
+	texts, err := exchange(ctx, g, append(text, make([]byte, longest-len(text))...))
+	for r := 0; r < len(list) && err == nil; r++ {
+		list[r] = new(Totals)
+		err = json.Unmarshal(texts[r*longest:][:heads[2*r+1]], list[r])
+	}
+	return list, err
+}
+
+// exchange returns what all ranks have.
+func exchange[T byte | int64](ctx context.Context, g comm.Group, mine []T) ([]T, error) {
+	all := make([]T, len(mine)*g.Size())
+	return all, g.AllGather(comm.Of(all).Named("profile"), comm.Of(mine).Named("profile")).Wait(ctx)
+}
+
+// alike gives all ranks the operations that any of them has, in the same order: those that one has not
+// run count nothing there.
+func alike(all []*Totals) []*Totals {
+	at := make(map[key]int)
+	var union []Op
+	for _, t := range all {
+		for _, o := range t.Ops {
+			if k := (key{o.Kind, o.Name, o.Nth}); at[k] == 0 {
+				union = append(union, Op{Kind: o.Kind, Name: o.Name, Nth: o.Nth, Shards: o.Shards, Backward: o.Backward})
+				at[k] = len(union)
+			}
+		}
+	}
+	list := make([]*Totals, len(all))
+	for r, t := range all {
+		c := *t
+		c.Ops = slices.Clone(union)
+		for _, o := range t.Ops {
+			c.Ops[at[key{o.Kind, o.Name, o.Nth}]-1] = o
+		}
+		list[r] = &c
+	}
+	return list
+}
