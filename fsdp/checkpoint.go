@@ -66,6 +66,9 @@ func (s *Sharded) saving(ctx context.Context, opt optim.Optimizer) (*store, stat
 		err = s.mayWith("Save", opt)
 	}
 	about := state.Meta{Seed: s.cfg.Seed, Forwards: s.forwards}
+	if s.engine.MidStep() > 0 { // the step begins anew: gradients are not saved
+		about.Forwards--
+	}
 	if err == nil {
 		text := manifest(&s.cfg, s.trace, s.layout.Model, s.units)
 		about.Config = strings.Split(strings.TrimSpace(text), "\n")
@@ -109,7 +112,7 @@ func (s *Sharded) saving(ctx context.Context, opt optim.Optimizer) (*store, stat
 //
 // Options: Rename, AllowMissing, AllowExtra, AllowOlder, TakeSettings.
 func (s *Sharded) Load(ctx context.Context, dir string, opt optim.Optimizer, opts ...StateOption) (*Checkpoint, error) {
-	err := s.mayWith("Load", opt)
+	err := mayReplace(s, "Load", opt)
 	if err == nil {
 		err = s.saver.Await(ctx) // it may be about to become the latest
 	}
@@ -127,6 +130,7 @@ func (s *Sharded) Load(ctx context.Context, dir string, opt optim.Optimizer, opt
 		return nil, err
 	}
 	s.forwards = l.About.Forwards
+	s.files.hashes.At(l.Step)
 	return &Checkpoint{Path: l.Path, Step: l.Step, World: l.World, about: l.About}, nil
 }
 

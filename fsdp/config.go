@@ -9,19 +9,31 @@ import (
 	"strings"
 
 	"github.com/gofsdp/gofsdp/comm"
+	"github.com/gofsdp/gofsdp/fsdp/internal/engine"
 	"github.com/gofsdp/gofsdp/fsdp/internal/layout"
+	"github.com/gofsdp/gofsdp/fsdp/profile"
 	"github.com/gofsdp/gofsdp/internal/launch"
+	"github.com/gofsdp/gofsdp/shard"
 )
 
 // Config configures Wrap. The zero value shards fully (ZeRO-3) over one rank, in one unit, in
 // float32, with one unit gathered ahead. Every rank must use the same values, except for Group,
-// GroupOf's groups, Threads, OffloadDir, Spill, Poison, Trace and Logger; Wrap checks that. TraceDir
-// is set on all ranks or on none.
+// GroupOf's groups, Threads, OffloadDir, Offload, Spill, Poison, Trace, Profile and Logger; Wrap checks
+// that. TraceDir and HashDir are set on all ranks or on none.
 type Config struct {
 	// Group is the process group to train on; nil means one rank. Nobody else may use its
 	// collectives while a method of Sharded runs. If it is a [comm.Allocator], parameters and
 	// gradients live in its memory. Sharded does not close it: keep it open until [Sharded.Close].
 	Group comm.Group
+
+	// Device, if set, is the GPU that this rank computes on, see package fsdp/gpu: parameters, gradients, the optimizer's
+	// state and everything between live in its memory, and NCCL carries what ranks exchange in a pass.
+	// Group may be any group then: it carries what ranks agree on, and checkpoints. All ranks have a
+	// Device, or none; each its own. It stays the caller's, who closes it after [Sharded.Close]. Every
+	// operation of the model must have kernels: stock operations of Gorgonia have none, and the first
+	// pass says which. Threads and OffloadDir are for the processor. Sums over ranks are NCCL's: they
+	// are the same in every run over the same ranks, and within rounding what other groups compute.
+	Device Device
 
 	// Strategy says what of a unit is cut over the ranks, and when it is whole.
 	Strategy Strategy
@@ -29,9 +41,10 @@ type Config struct {
 	// without it. See KeepBelow.
 	StrategyOf func(u UnitInfo) Strategy
 	// ShardRanks is the number of consecutive ranks that HybridShard and HybridGradOp cut
-	// parameters over, such as those of one host; to cut over others, order the ranks of Group by
-	// Split. These strategies need it, and it must divide the number of ranks. Where it is a power
-	// of two, results have the bits of the other strategies.
+	// parameters over, and SecondaryShard their second copy, such as those of one host; to cut over
+	// others, order the ranks of Group by Split. These strategies need it, and it must divide the
+	// number of ranks. Where it is a power of two, hybrid strategies have the bits of the others;
+	// SecondaryShard always has.
 	ShardRanks int
 	// GroupOf, if set, may return a process group of its own for a unit, of which this rank is
 	// part, or nil. The unit is sharded over that group: ranks in different groups have different
@@ -40,6 +53,13 @@ type Config struct {
 	// same size. Gradients are summed over the group and still divided by all ranks of
 	// Config.Group: they are those of the mean loss of all.
 	GroupOf func(u UnitInfo) comm.Group
+	// CutOf, if set, says for each unit where its parameters may be cut, and how much of them each of
+	// the ranks that they are cut over gets: shard.Cut{Block: shard.Whole} leaves every parameter whole
+	// on one rank, shard.Cut{Block: shard.Rows(1)} cuts between rows, Weights suit machines of unequal
+	// memory. All shards of a group have the same length, so ranks that own less have padding:
+	// [Plan].CutBytes says how much. Nothing else depends on it: results have the same bits, and
+	// checkpoints load under any other cut.
+	CutOf func(u UnitInfo) shard.Cut
 
 	// Wrap groups the parameters into units; nil puts all of them into the root unit.
 	Wrap Policy
@@ -47,6 +67,11 @@ type Config struct {
 	Precision Precision
 	// Divide says what the sum of the ranks' gradients is divided by.
 	Divide Divide
+	// VirtualRanks, if set, makes a training the same, to the last bit, on any number of ranks that
+	// divides it: that of as many ranks. A step is then VirtualRanks/ranks micro-batches on each rank.
+	// See the package comment for which, and for what is covered. On as many ranks it costs nothing and
+	// changes nothing, but how ByWeights and ByActive round.
+	VirtualRanks int
 	// Prefetch is the number of units gathered ahead of the one that computes: 0 means 1,
 	// NoPrefetch none.
 	Prefetch int
@@ -90,26 +115,52 @@ type Config struct {
 	// OffloadDir. A full disk is an error of Wrap, of making an optimizer, or of the pass that
 	// spills. Linux and macOS only.
 	OffloadDir string
+	// Offload puts shards of parameters and gradients and the optimizer's state in pinned memory of
+	// the host in place of Device's. Device reads and writes them there whenever it gathers, reduces
+	// or updates, so each step takes the time of the bus, and the host needs the memory: it cannot be
+	// swapped. What every rank has whole stays on the device, and results are the same bits.
+	Offload bool
 
 	// Seed of the initial parameters, of dropout and of random nodes.
 	Seed uint64
 	// Poison fills freed buffers with NaN, so that a use after free shows. It costs a pass over
 	// that memory: for tests.
 	Poison bool
-	// Trace, if set, is called after every operation of a pass, on the rank's own goroutine.
+	// Trace, if set, is called after every operation of a pass, on the rank's own goroutine. On a GPU
+	// the host then waits for each operation, but for collectives, which go on.
 	Trace func(Event)
 	// TraceDir, if set, is a directory in which each rank writes rank-0.pftrace, …: what it does and
 	// waits for, which collectives are in flight, and its memory, on the clock of rank 0. Perfetto
 	// (https://ui.perfetto.dev) opens them, also joined to one file, as fsdprun -trace does. "" means
 	// what FSDP_TRACE says. A pass takes some 100 bytes for each operation, and is written when it
 	// is over; where that fails, the trace ends and Close returns the error. The groups in use are
-	// watched: see [comm.Watcher].
+	// watched: see [comm.Watcher]. On a GPU the device times the collectives, and calls are told as with
+	// Trace.
 	TraceDir string
+	// HashDir, if set, is a directory in which each rank writes rank-0.hashes, …: hashes of parameters,
+	// batches, results of calls and gradients in training passes. The command fsdpdiff says where two
+	// runs part: the first step, call and parameter. "" means what FSDP_HASHES says. What is there
+	// already is an error of Wrap, and what cannot be written one of Close. Later starts of a job, and
+	// further models of a process, write in directories of their own in it.
+	HashDir string
+	// Profile, if set, counts what the operations of this model take, so that it can say which rank
+	// holds the others up and what differs from the plan: see package profile. Each model and rank has
+	// one of its own, and those that compare ranks have one on all. Where a directory is named by
+	// FSDP_STRAGGLERS, as by fsdprun -stragglers, Wrap makes one that leaves its totals there. A step
+	// takes some microseconds longer; with Device each operation is waited for, as with Trace.
+	Profile *profile.Profile
 	// Logger, if set, gets what Wrap and Freeze have decided (units, strategies and memory), and
 	// warnings of what looks like a mistake: parameters that the loss does not depend on, fields
 	// that select nothing or less than they name, and damaged checkpoints that Load passes over.
 	// Without it, rank 0 gives the warnings to [slog.Default].
 	Logger *slog.Logger
+}
+
+// A Device is what a rank computes on in place of the processor. Package fsdp/gpu has the only one: so
+// programs that need no GPU have nothing of it.
+type Device interface {
+	// Engine returns what passes run on. It is for this library.
+	Engine(o engine.DeviceOptions) (engine.Device, error)
 }
 
 // String returns the fields that are set.
@@ -131,7 +182,7 @@ func setFields(s any) string {
 		text := "set"
 		if g, ok := f.Interface().(comm.Group); ok {
 			text = fmt.Sprintf("rank %d of %d", g.Rank(), g.Size())
-		} else if k := f.Kind(); k != reflect.Func && k != reflect.Pointer {
+		} else if k := f.Kind(); k != reflect.Func && k != reflect.Pointer && k != reflect.Interface {
 			text = fmt.Sprint(f)
 		}
 		set = append(set, v.Type().Field(i).Name+": "+text)
@@ -155,7 +206,8 @@ const (
 	// Backwards add up as they do otherwise.
 	ByWeights
 	// ByActive makes them means over the ranks that have a batch, see [Sharded.Join], or that run a
-	// Backward together, see [Sharded.JoinCalls]. Outside of both it is ByRanks.
+	// Backward together, see [Sharded.JoinCalls], and, of a parameter of calls that may be absent, see
+	// [Tape.Optional], over those among them that have used it. Without all that it is ByRanks.
 	ByActive
 	// ByOne leaves them sums.
 	ByOne
@@ -175,17 +227,20 @@ func (c *Config) factor() float64 {
 	if c.Divide == ByOne {
 		return 1
 	}
-	return 1 / float64(c.Group.Size())
+	return 1 / float64(c.virtualRanks())
 }
+
+// virtualRanks returns what the gradients of a step are the mean over.
+func (c *Config) virtualRanks() int { return max(c.VirtualRanks, c.Group.Size()) }
 
 // before returns what gradients of a group are multiplied by before they are summed. If they travel
 // as Float16 it is a power of two near 1/√N, so that neither they nor their sum easily leave its
 // range; otherwise it is 1.
 func (c *Config) before(g *layout.Group) float32 {
-	if g.Reduce != comm.Float16 || c.Divide == ByOne {
+	if g.Round != comm.Float16 || c.Divide == ByOne {
 		return 1
 	}
-	n, pre := c.Group.Size(), 1
+	n, pre := c.virtualRanks(), 1
 	for n%pre == 0 && n/pre > pre {
 		pre *= 2
 	}
@@ -215,6 +270,12 @@ func (c Config) withDefaults() (Config, error) {
 	if c.TraceDir == "" {
 		c.TraceDir = os.Getenv(launch.Trace)
 	}
+	if c.HashDir == "" {
+		c.HashDir = os.Getenv(launch.Hashes)
+	}
+	if c.Profile == nil && os.Getenv(launch.Stragglers) != "" {
+		c.Profile = profile.New()
+	}
 	switch {
 	case c.Threads < 0 || c.Threads > mostThreads:
 		return c, fmt.Errorf("Config.Threads is %d: want a number of cores, at most %d, or 0", c.Threads, mostThreads)
@@ -226,8 +287,16 @@ func (c Config) withDefaults() (Config, error) {
 		return c, fmt.Errorf("Config.InFlight is %d: want a number of bytes, or 0", c.InFlight)
 	case c.ShardRanks < 0 || c.ShardRanks > 0 && c.Group.Size()%c.ShardRanks != 0:
 		return c, fmt.Errorf("Config.ShardRanks is %d, which does not divide the %d ranks", c.ShardRanks, c.Group.Size())
+	case c.Device != nil && c.Threads > 1:
+		return c, fmt.Errorf("Config.Threads is %d, but Config.Device computes", c.Threads)
+	case c.Device != nil && c.OffloadDir != "":
+		return c, fmt.Errorf("Config.OffloadDir is %q, but memory of Config.Device cannot lie in files", c.OffloadDir)
+	case c.Device != nil && (c.Precision.Gather == Int8 || c.Precision.Reduce == Int8):
+		return c, fmt.Errorf("Config.Precision is %v, but Config.Device has no kernels of int8: want BFloat16, Float16 or the type of Compute", c.Precision)
+	case c.Offload && c.Device == nil:
+		return c, errors.New("Config.Offload is set, but there is no Config.Device that would be relieved")
 	case c.Spill != nil && c.OffloadDir == "":
 		return c, errors.New("Config.Spill selects calls, but Config.OffloadDir names no directory")
 	}
-	return c, nil
+	return c, c.checkVirtual()
 }

@@ -37,6 +37,9 @@ type strictBook struct {
 
 func newStrictGroup(g comm.Group) *strictGroup { return &strictGroup{g, &strictBook{}} }
 
+// Failing makes the group tell of its failures: see [comm.Failing].
+func (g *strictGroup) Failing() <-chan struct{} { return comm.Failing(g.Group) }
+
 // require requires that the contract was kept, and that no work is in flight.
 func (b *strictBook) require(t require.TestingT) {
 	require.Empty(t, b.wrong)

@@ -78,7 +78,7 @@ func cuts(world int) []cut {
 	list := []cut{{fsdp.FullShard, 0}, {fsdp.ShardGradOp, 0}, {fsdp.NoShard, 0}}
 	for ranks := 1; ranks <= world; ranks++ {
 		if world%ranks == 0 {
-			list = append(list, cut{fsdp.HybridShard, ranks}, cut{fsdp.HybridGradOp, ranks})
+			list = append(list, cut{fsdp.HybridShard, ranks}, cut{fsdp.HybridGradOp, ranks}, cut{fsdp.SecondaryShard, ranks})
 		}
 	}
 	return list
@@ -97,16 +97,27 @@ func (c cut) over(world int) (shards, replicas int) {
 	return world, 1
 }
 
-func (c cut) twice() bool { return c.strategy == fsdp.FullShard || c.strategy == fsdp.HybridShard }
+func (c cut) twice() bool {
+	return c.strategy == fsdp.FullShard || c.strategy == fsdp.HybridShard || c.strategy == fsdp.SecondaryShard
+}
+
+// again returns over how many ranks backward gathers.
+func (c cut) again(world int) int {
+	if shards, _ := c.over(world); c.strategy != fsdp.SecondaryShard {
+		return shards
+	}
+	return c.ranks
+}
 
 // pass returns what a pass over a chain of blocks between the calls of a root unit takes, by the
 // formulas in the documentation of Strategy. root and block are the bytes of a unit.
 func (c cut) pass(world, blocks, prefetch, root, block int) (forward, backward tally) {
 	shards, replicas := c.over(world)
+	again := 0
 	if shards > 1 {
 		forward.gathers = 1 + blocks
 		if c.twice() {
-			backward.gathers = max(0, blocks-1-(prefetch+1)/2)
+			again = max(0, blocks-1-(prefetch+1)/2)
 		}
 		backward.reduces = 1 + blocks
 	}
@@ -114,7 +125,10 @@ func (c cut) pass(world, blocks, prefetch, root, block int) (forward, backward t
 		backward.allReduces = 1 + blocks
 	}
 	forward.bytes = (root + blocks*block) / shards * (shards - 1)
-	backward.bytes = backward.gathers*block/shards*(shards-1) + c.sum(world, root) + blocks*c.sum(world, block)
+	if c.again(world) > 1 {
+		backward.gathers = again
+	}
+	backward.bytes = backward.gathers*block/c.again(world)*(c.again(world)-1) + c.sum(world, root) + blocks*c.sum(world, block)
 	return forward, backward
 }
 
@@ -216,7 +230,7 @@ func TestCountsOfAccumulation(t *testing.T) {
 // block that is trained, and only what is trained is reduced.
 func TestCountsOfFrozen(t *testing.T) {
 	const world, layers, prefetch = 4, 5, 1
-	for _, c := range []cut{{fsdp.FullShard, 0}, {fsdp.ShardGradOp, 0}, {fsdp.NoShard, 0}, {fsdp.HybridShard, 2}} {
+	for _, c := range []cut{{fsdp.FullShard, 0}, {fsdp.ShardGradOp, 0}, {fsdp.NoShard, 0}, {fsdp.HybridShard, 2}, {fsdp.SecondaryShard, 2}} {
 		for frozen := range layers {
 			t.Run(fmt.Sprintf("%v/%d blocks", c, frozen), func(t *testing.T) {
 				onRanks(t, world, func(ctx context.Context, g comm.Group) {

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+	"gorgonia.org/tensor"
 
 	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/fsdp"
@@ -133,6 +134,7 @@ func TestEMABeginsLate(t *testing.T) {
 // one that was given them. Meanwhile nothing loads or saves with the optimizer, and ranks must all
 // have swapped.
 func TestSwapEvaluates(t *testing.T) {
+	dir := t.TempDir()
 	onRanks(t, 3, func(ctx context.Context, g comm.Group) {
 		frozen := func(c *fsdp.Config) { c.Frozen = func(name string) bool { return name == "l1.w" } }
 		m, other := chain64(t, g, frozen), chain64(t, g)
@@ -164,13 +166,24 @@ func TestSwapEvaluates(t *testing.T) {
 		require.NoError(t, optim.Swap(opt))
 		require.Equal(t, evaluate(other), evaluate(m))
 		require.NotEqual(t, before, evaluate(m))
-		dir := t.TempDir()
 		for _, err := range []error{
 			m.Save(ctx, dir, opt), errorOf(m.Load(ctx, dir, opt)), errorOf(m.FullOptimState(ctx, opt)), m.SetFullOptim(ctx, 0, opt, full),
 			m.Export(ctx, filepath.Join(dir, "file"), fsdp.WithOptimizer(opt)), errorOf(m.Freeze(ctx, nil, opt)),
 		} {
 			require.ErrorIs(t, err, optim.ErrSwapped)
 		}
+		require.NoError(t, m.Export(ctx, filepath.Join(dir, "averages")))
+		require.NoError(t, m.Save(ctx, dir, nil))
+		swapped := evaluate(m)
+		for method, err := range map[string]error{
+			"Load": errorOf(m.Load(ctx, dir, nil)), "SetFull": m.SetFull(ctx, 0, values), "Freeze": errorOf(m.Freeze(ctx, nil, nil)),
+			"Import": m.Import(ctx, filepath.Join(dir, "averages")),
+			"Full":   m.Full(ctx, nil, func(map[string]*tensor.Dense) error { return nil }, fsdp.WriteBack(1)),
+		} {
+			require.ErrorIs(t, err, optim.ErrSwapped, method)
+			require.ErrorContains(t, err, method)
+		}
+		require.Equal(t, swapped, evaluate(m), "nothing has changed")
 		require.ErrorIs(t, opt.Step(0.1), optim.ErrSwapped)
 		require.NoError(t, optim.Swap(opt))
 		require.Equal(t, before, evaluate(m))

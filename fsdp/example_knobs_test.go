@@ -20,6 +20,54 @@ import (
 // counter is a GPT that can count to ten.
 func counter() *nn.GPT { return &nn.GPT{Vocab: 10, Context: 8, Layers: 2, Dim: 16, Heads: 2} }
 
+// Four virtual ranks train to the same bits on one rank, on two and on four. Micro-batch k of rank r is
+// that of virtual rank k·ranks + r.
+func ExampleConfig_virtualRanks() {
+	const virtual = 4
+	norms := make(map[float64]int) // after 3 steps
+	for _, ranks := range []int{1, 2, 4} {
+		err := comm.Run(context.Background(), ranks, func(ctx context.Context, g comm.Group) error {
+			m, err := fsdp.Wrap(counter(), fsdp.Config{Group: g, Wrap: fsdp.WrapTypes(&nn.Block{}), VirtualRanks: virtual})
+			if err != nil {
+				return err
+			}
+			defer m.Close()
+			opt, err := optim.AdamW{}.New(m.Shards())
+			if err != nil {
+				return err
+			}
+			norm := 0.0
+			for step := range 3 {
+				for k := range virtual / ranks {
+					tokens, targets := counting(step+k*ranks+g.Rank(), 2, 8)
+					if _, err := m.Forward(ctx, tokens, targets); err != nil {
+						return err
+					}
+					if err := m.Backward(ctx); err != nil {
+						return err
+					}
+				}
+				if norm, err = m.ClipGradNorm(ctx, 1); err != nil {
+					return err
+				}
+				if err := opt.Step(0.01); err != nil {
+					return err
+				}
+				m.ZeroGrad()
+			}
+			if g.Rank() == 0 {
+				norms[norm]++
+			}
+			return nil
+		})
+		if err != nil {
+			log.Fatal(err)
+		}
+	}
+	fmt.Println("different results:", len(norms))
+	// Output: different results: 1
+}
+
 // Four micro-batches make one step. The first three add up on each rank, and the last one sends the sum.
 func ExampleSharded_NoSync() {
 	err := comm.Run(context.Background(), 2, func(ctx context.Context, g comm.Group) error {

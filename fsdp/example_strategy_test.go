@@ -9,6 +9,7 @@ import (
 	"os/signal"
 	"path/filepath"
 	"slices"
+	"strings"
 
 	"gorgonia.org/tensor"
 
@@ -16,6 +17,7 @@ import (
 	"github.com/gofsdp/gofsdp/fsdp"
 	"github.com/gofsdp/gofsdp/fsdp/nn"
 	"github.com/gofsdp/gofsdp/optim"
+	"github.com/gofsdp/gofsdp/shard"
 )
 
 // What a rank keeps and sends under each strategy, on four ranks of which two share a host.
@@ -23,7 +25,7 @@ func ExampleStrategy() {
 	model := counter()
 	model.Layers = 4
 	err := comm.Run(context.Background(), 4, func(_ context.Context, g comm.Group) error {
-		for _, strategy := range []fsdp.Strategy{fsdp.FullShard, fsdp.ShardGradOp, fsdp.HybridShard, fsdp.NoShard} {
+		for _, strategy := range []fsdp.Strategy{fsdp.FullShard, fsdp.ShardGradOp, fsdp.HybridShard, fsdp.SecondaryShard, fsdp.NoShard} {
 			m, err := fsdp.Wrap(model, fsdp.Config{Group: g, Wrap: fsdp.WrapTypes(&nn.Block{}), Strategy: strategy, ShardRanks: 2})
 			if err != nil {
 				return err
@@ -33,7 +35,7 @@ func ExampleStrategy() {
 				return err
 			}
 			if g.Rank() == 0 {
-				fmt.Printf("%-11v keeps %5.1f kB, sends %5.1f kB in %d gathers, %d reduce-scatters, %d all-reduces\n", strategy,
+				fmt.Printf("%-14v keeps %5.1f kB, sends %5.1f kB in %d gathers, %d reduce-scatters, %d all-reduces\n", strategy,
 					float64(plan.ShardBytes)/1e3, float64(plan.Traffic)/1e3, plan.Gathers, plan.Reduces, plan.AllReduces)
 			}
 			if err := m.Close(); err != nil {
@@ -46,10 +48,11 @@ func ExampleStrategy() {
 		log.Fatal(err)
 	}
 	// Output:
-	// FullShard   keeps  27.6 kB, sends 102.9 kB in 7 gathers, 5 reduce-scatters, 0 all-reduces
-	// ShardGradOp keeps  27.6 kB, sends  82.9 kB in 5 gathers, 5 reduce-scatters, 0 all-reduces
-	// HybridShard keeps  54.7 kB, sends  95.2 kB in 7 gathers, 5 reduce-scatters, 5 all-reduces
-	// NoShard     keeps 108.8 kB, sends  81.6 kB in 0 gathers, 0 reduce-scatters, 5 all-reduces
+	// FullShard      keeps  27.6 kB, sends 102.9 kB in 7 gathers, 5 reduce-scatters, 0 all-reduces
+	// ShardGradOp    keeps  27.6 kB, sends  82.9 kB in 5 gathers, 5 reduce-scatters, 0 all-reduces
+	// HybridShard    keeps  54.7 kB, sends  95.2 kB in 7 gathers, 5 reduce-scatters, 5 all-reduces
+	// SecondaryShard keeps  27.6 kB, sends  96.3 kB in 7 gathers, 5 reduce-scatters, 0 all-reduces
+	// NoShard        keeps 108.8 kB, sends  81.6 kB in 0 gathers, 0 reduce-scatters, 5 all-reduces
 }
 
 // Rank 0 has one batch, rank 1 has three, and both leave the loop after the third pass. The gradients are means over the
@@ -293,4 +296,117 @@ func inOrder(ctx context.Context, g comm.Group, f func()) error {
 		}
 	}
 	return nil
+}
+
+// Where the pieces of a block's matrices begin under different cuts, and what they cost.
+func ExampleConfig_cutOf() {
+	err := comm.Run(context.Background(), 2, func(_ context.Context, g comm.Group) error {
+		for _, cut := range []shard.Cut{{}, {Block: shard.Rows(8)}, {Block: shard.Whole}, {Weights: []float64{2, 1}}} {
+			m, err := fsdp.Wrap(counter(), fsdp.Config{
+				Group: g, Wrap: fsdp.WrapTypes(&nn.Block{}), CutOf: func(fsdp.UnitInfo) shard.Cut { return cut },
+			})
+			if err != nil {
+				return err
+			}
+			plan, err := m.Plan(counting(0, 2, 8))
+			if err != nil {
+				return err
+			}
+			owned := 0
+			for _, p := range m.Shards() {
+				if p.Name == "blocks.0.fc.weight" && g.Rank() == 1 {
+					fmt.Printf("rank 1 has %4d elements of %s %v, from %4d on, ", p.Value.Len(), p.Name, p.Shape, p.Offset)
+				}
+				owned += p.Value.Len()
+			}
+			if g.Rank() == 1 {
+				fmt.Printf("%4d in all, and %d bytes of padding\n", owned, plan.CutBytes)
+			}
+			if err := m.Close(); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		log.Fatal(err)
+	}
+	// Output:
+	// rank 1 has  528 elements of blocks.0.fc.weight [64 16], from  496 on, 3504 in all, and 0 bytes of padding
+	// rank 1 has  512 elements of blocks.0.fc.weight [64 16], from  512 on, 3424 in all, and 640 bytes of padding
+	// rank 1 has 1024 elements of blocks.0.fc.weight [64 16], from    0 on, 4448 in all, and 8064 bytes of padding
+	// rank 1 has    0 elements of blocks.0.fc.weight [64 16], from    0 on, 2336 in all, and 9344 bytes of padding
+}
+
+// Muon for the matrices of the blocks, queries, keys and values by head, and AdamW for the rest.
+func Example_muon() {
+	muon := optim.Muon{WeightDecay: 0.1, Blocks: func(p optim.Param) int {
+		if strings.HasSuffix(p.Name, "qkv.weight") {
+			return 3 * 2
+		}
+		return 1
+	}}
+	err := comm.Run(context.Background(), 2, func(ctx context.Context, g comm.Group) error {
+		m, err := fsdp.Wrap(counter(), fsdp.Config{Group: g, Wrap: fsdp.WrapTypes(&nn.Block{})})
+		if err != nil {
+			return err
+		}
+		var hidden, others []optim.Param
+		for _, p := range m.Shards() {
+			if strings.HasPrefix(p.Name, "blocks.") && len(p.Shape) == 2 {
+				hidden = append(hidden, p)
+			} else {
+				others = append(others, p)
+			}
+		}
+		matrices, err := muon.New(hidden)
+		if err != nil {
+			return err
+		}
+		rest, err := optim.AdamW{WeightDecay: 0.1, Rules: []optim.Rule{optim.NoDecay()}}.New(others)
+		if err != nil {
+			return err
+		}
+		opt, err := optim.Compose(matrices, rest)
+		if err != nil {
+			return err
+		}
+		first, last := 0.0, 0.0
+		for step := range 30 {
+			tokens, targets := counting(2*step+g.Rank(), 2, 8)
+			if last, err = m.Forward(ctx, tokens, targets); err != nil {
+				return err
+			}
+			if step == 0 {
+				first = last
+			}
+			if err := m.Backward(ctx); err != nil {
+				return err
+			}
+			if err := opt.Step(0.02); err != nil {
+				return err
+			}
+			m.ZeroGrad()
+		}
+		plan, err := muon.Plan(hidden)
+		if err != nil {
+			return err
+		}
+		if g.Rank() == 0 {
+			for _, p := range plan.Matrices[:4] {
+				fmt.Printf("%s, %d × %d from row %d on: %v, rank %d\n", p.Param, p.Rows, p.Cols, p.First, p.Method, p.Owner)
+			}
+			fmt.Printf("loss from %.0f to %.0f\n", first, last)
+		}
+		return m.Close()
+	})
+	if err != nil {
+		log.Fatal(err)
+	}
+	// Output:
+	// blocks.0.fc.weight, 64 × 16 from row 0 on: gram, rank 1
+	// blocks.0.out.weight, 16 × 64 from row 0 on: owner, rank 1
+	// blocks.0.proj.weight, 16 × 16 from row 0 on: owner, rank 0
+	// blocks.0.qkv.weight, 8 × 16 from row 0 on: owner, rank 0
+	// loss from 2 to 0
 }

@@ -2,6 +2,7 @@ package fsdp_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log"
 	"regexp"
@@ -12,6 +13,7 @@ import (
 	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/fsdp"
 	"github.com/gofsdp/gofsdp/fsdp/nn"
+	"github.com/gofsdp/gofsdp/fsdp/plan"
 	"github.com/gofsdp/gofsdp/optim"
 )
 
@@ -146,4 +148,65 @@ func ExampleSharded_Plan() {
 	//   free blocks.0
 	//   gather blocks.2
 	//   wait blocks.1
+}
+
+// A plan needs neither ranks nor memory: here is what one of 128 ranks would take to train GPT-3.
+func ExampleDry() {
+	model := &nn.GPT{Vocab: 50304, Context: 2048, Layers: 96, Dim: 12288, Heads: 96, Tied: true}
+	blocks := fsdp.WrapTypes(&nn.Block{})
+	plan, err := fsdp.Dry(model, fsdp.Config{
+		Group: comm.World{Ranks: 128}, Wrap: blocks, Checkpoint: blocks, Precision: fsdp.Precision{Compute: fsdp.BFloat16},
+	}, optim.AdamW{}.New, fsdp.Ints(1, 2048), fsdp.Ints(1, 2048))
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Printf("%.1f billion parameters\n", float64(plan.Params)/1e9)
+	fmt.Printf("%.1f GB of parameters, gradients and optimizer state\n", float64(plan.ShardBytes+plan.StateBytes)/1e9)
+	fmt.Printf("%.1f GB during a pass\n", float64(plan.PassBytes)/1e9)
+	fmt.Printf("%d gathers, %.0f GB sent\n", plan.Gathers, float64(plan.Traffic)/1e9)
+	// Output:
+	// 174.6 billion parameters
+	// 21.8 GB of parameters, gradients and optimizer state
+	// 30.0 GB during a pass
+	// 384 gathers, 1381 GB sent
+}
+
+// Why does a model of 13 billion parameters not fit on 8 GPUs of 40 GB, and what would help?
+func ExampleFits() {
+	model := &nn.GPT{Vocab: 50304, Context: 2048, Layers: 40, Dim: 5120, Heads: 40}
+	err := fsdp.Fits(40e9, model, fsdp.Config{Group: comm.World{Ranks: 8}, Wrap: fsdp.WrapEach(), Precision: fsdp.BF16()},
+		optim.AdamW{}.New, fsdp.Ints(4, 2048), fsdp.Ints(4, 2048))
+	var misfit *plan.Misfit
+	if !errors.As(err, &misfit) {
+		log.Fatal(err)
+	}
+	fmt.Println(misfit.Op, plan.Bytes(misfit.Live.Total()))
+	for _, c := range misfit.Changes {
+		fmt.Printf("%s saves %s\n", c.Name, plan.Bytes(c.Saved))
+	}
+	// Output:
+	// backward blocks.38 63.8 GB
+	// Checkpoint: WrapEach() saves 29.1 GB
+	// OffloadDir (on a GPU Offload) saves 26.2 GB
+	// half the batch saves 16.9 GB
+	// training on 16 ranks saves 13.1 GB
+	// Prefetch: NoPrefetch saves 496.7 MB
+}
+
+// Which settings train Llama 3 70B fastest on 64 H100, and how fast is that?
+func ExampleTune() {
+	model := &nn.Llama{Vocab: 128256, Layers: 80, Dim: 8192, Heads: 64, KVHeads: 8, Hidden: 28672, FusedLoss: true}
+	c := plan.Clusters()["h100"]
+	cfg, choices, err := fsdp.Tune(model, fsdp.Config{
+		Group: comm.World{Ranks: 64}, Precision: fsdp.Precision{Compute: fsdp.BFloat16},
+	}, c, c.Device.Memory*85/100, optim.AdamW{}.New, fsdp.Ints(1, 8192), fsdp.Ints(1, 8192))
+	if err != nil {
+		log.Fatal(err)
+	}
+	best := choices[0]
+	fmt.Println(best.Setting)
+	fmt.Printf("%v, %.1f GB, %.0f tokens/s a GPU\n", cfg.Strategy, float64(best.Memory)/1e9, 8192*best.Rate())
+	// Output:
+	// FullShard by calls, checkpoint blocks, prefetch 3, 1 × 1 samples
+	// FullShard, 44.3 GB, 778 tokens/s a GPU
 }

@@ -29,7 +29,7 @@ func (s *Sharded) Freeze(ctx context.Context, frozen func(name string) bool, opt
 	cfg := s.cfg
 	cfg.Frozen = frozen
 	var units []*unit
-	err := s.mayWith("Freeze", opt)
+	err := mayReplace(s, "Freeze", opt)
 	if err == nil {
 		units, err = decideUnits(&cfg, s.trace)
 	}
@@ -56,7 +56,7 @@ func (s *Sharded) Freeze(ctx context.Context, frozen func(name string) bool, opt
 	var shards engine.Shards
 	programs, err := s.engine.Check(next.layout)
 	if err == nil {
-		shards, err = s.engine.Device().NewShards(next.layout, next.meshes)
+		shards, err = s.engine.Device().NewShards(ctx, next.layout, next.meshes)
 	}
 	if err := s.agree(ctx, ranks.Ask{Call: "Freeze"}, err); err != nil {
 		if shards != nil {

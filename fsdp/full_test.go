@@ -138,7 +138,7 @@ func stateLayouts(world int) map[string]func(t require.TestingT, ctx context.Con
 			return fsdp.Config{Group: g, Ignored: func(name string) bool { return name == "a.w" }}
 		},
 	}
-	for strategy := fsdp.FullShard; strategy <= fsdp.HybridGradOp; strategy++ {
+	for strategy := fsdp.FullShard; strategy <= lastStrategy; strategy++ {
 		hybrid := strategy >= fsdp.HybridShard
 		if hybrid && world%2 > 0 {
 			continue

@@ -27,6 +27,9 @@ func (s *Sharded) NoSync(f func() error) error {
 // It does nothing if there are none.
 func (s *Sharded) SyncGrads(ctx context.Context) error {
 	q, err := ranks.Ask{Call: "SyncGrads"}, s.may("SyncGrads")
+	if n := s.engine.MidStep(); err == nil && n > 0 {
+		err = fmt.Errorf("a step has %d micro-batches on each rank, and %d have run: their gradients are summed with those of the others", s.cfg.passes(), n)
+	}
 	if err == nil {
 		q.Argument = float64(s.engine.Pending())
 	}
@@ -45,11 +48,11 @@ type Pass struct {
 
 // Hold puts the last Forward aside, so that others may run before its Backward: for losses that
 // compare passes, or gradients in another order. It keeps its activations, and the parameters that
-// were gathered for its Backward. Parameters must not change in between. Without a Forward, the
-// Pass is one whose Backward says so.
+// were gathered for its Backward. Parameters must not change in between. Without a Forward, or
+// with Config.VirtualRanks, the Pass is one whose Backward says so.
 func (s *Sharded) Hold() *Pass {
 	p := &Pass{s: s}
-	if s.life.calls == nil {
+	if s.life.calls == nil && s.life.passes == 0 {
 		p.p = s.life.takeLast()
 	}
 	if p.p != nil {
@@ -70,6 +73,9 @@ func (p *Pass) Backward(ctx context.Context, opts ...BackwardOption) error {
 	defer leave(p.s)
 	if p.s.life.calls != nil {
 		return fmt.Errorf("fsdp: rank %d: Backward of a Pass: %w", p.s.team.Rank(), errCalls)
+	}
+	if p.s.life.passes > 0 {
+		return fmt.Errorf("fsdp: rank %d: Backward of a Pass: %w", p.s.team.Rank(), errVirtual)
 	}
 	q := p.p
 	p.p = nil

@@ -110,8 +110,18 @@ func (o *joinOptions) ask(ctx context.Context, s *Sharded, more bool, err error)
 	defer leave(s)
 	ans, err := s.ask(ctx, &ranks.Ask{Call: o.policy.call(), Absent: !more}, err)
 	switch {
-	case err != nil, ans.Leader < 0, ans.Missing && o.policy == stopAtShortest:
+	case err != nil:
 		return false, err
+	case ans.Missing && o.policy == stopAtShortest:
+		if s.engine.MidStep() > 0 { // which would not have begun on as many ranks
+			s.engine.DropWhole()
+		}
+		return false, nil
+	case ans.Leader < 0:
+		mid := s.engine.MidStep() // a step goes on to its end, if the loop body does
+		on := mid > 0 && mid != o.mid
+		o.mid = mid
+		return on, nil
 	case ans.Missing && o.policy == refuseUneven:
 		missing, err := s.team.Missing(ctx, !more)
 		if err != nil {
@@ -240,6 +250,9 @@ func (s *Sharded) JoinCalls(ctx context.Context, f func() error) (err error) {
 		leave(s)
 		return fmt.Errorf("fsdp: rank %d: JoinCalls: %w", s.team.Rank(), err)
 	}
+	if err == nil && s.life.passes > 0 {
+		err = errVirtual
+	}
 	err = errors.Join(err, s.discard(ctx, s.life.takeLast()))
 	s.life.calls = &calls{forwards: s.forwards}
 	leave(s)
@@ -348,7 +361,7 @@ func expected(s *Sharded) (*engine.Compiled, error) {
 
 // replay takes part in a pass of other ranks.
 func replay(ctx context.Context, s *Sharded, c *engine.Compiled) error {
-	p := s.engine.Start(c, nil)
+	p := begin(s, c, nil)
 	if c.Eval {
 		return p.Eval(ctx, nil)
 	}
@@ -365,6 +378,7 @@ type JoinOption func(*joinOptions)
 type joinOptions struct {
 	policy joinPolicy
 	dummy  []Tensor
+	mid    int // passes of the step when no rank has had a batch left
 }
 
 type joinPolicy uint8

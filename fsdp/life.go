@@ -36,6 +36,7 @@ type life struct {
 	last   *pass          // forward done, backward to come
 	held   map[*Pass]bool // likewise, put aside
 	calls  *calls         // a JoinCalls under way, or nil
+	passes int            // of a step on each rank, see Config.VirtualRanks; 0 if that does not say
 
 	// State is read straight to where it belongs, so a failure in the middle leaves a mixture.
 	// Nobody may continue with it without noticing: neither with parameters, nor with an optimizer
@@ -46,8 +47,9 @@ type life struct {
 		lists int   // calls of Shards until then: an optimizer made of a later one is whole
 	}
 
-	grads   gradients
-	updates updates
+	grads    gradients
+	updates  updates
+	averages int // pieces that have averages of an optimizer in the place of their values
 }
 
 var (
@@ -132,6 +134,9 @@ func (l *life) may(method string, unreduced int) error {
 		return fmt.Errorf("%d passes put aside by Hold are waiting for their Backward", len(l.held))
 	case (l.last != nil || len(l.held) > 0) && !t.last:
 		return errors.New("a Forward waits for its Backward: parameters must not change in between")
+	case unreduced > 0 && unreduced < l.passes && !t.unreduced:
+		return fmt.Errorf("of the %d micro-batches that Config.VirtualRanks makes of a step on each rank %d have run: run the others, or ZeroGrad",
+			l.passes, unreduced)
 	case unreduced > 0 && !t.unreduced:
 		return fmt.Errorf("the gradients of %d passes inside NoSync are not reduced: run a Backward outside, SyncGrads or ZeroGrad first", unreduced)
 	case l.calls != nil && !t.calls:
@@ -196,6 +201,22 @@ func (l *life) settledOpt() {
 		l.mixed = nil
 	}
 	l.mixedOpt.cause = nil
+}
+
+// swapped counts a piece whose average is now in the place of its value, or no longer.
+func (l *life) swapped(in bool) {
+	if l.averages--; in {
+		l.averages += 2
+	}
+}
+
+// mayReplace is mayWith of a method that replaces or moves the values of parameters. While averages are
+// in their place it must not: the next Swap would make values of averages.
+func mayReplace(s *Sharded, method string, opt optim.Optimizer) error {
+	if err := s.mayWith(method, opt); err != nil || s.life.averages == 0 {
+		return err
+	}
+	return optim.ErrSwapped
 }
 
 // takeLast returns the last Forward, or nil. The caller ends it.

@@ -23,8 +23,9 @@ func manifest(cfg *Config, tr *trace, m *layout.Model, units []*unit) string {
 		value any
 	}{
 		{"Precision.Compute", cfg.Precision.Compute}, {"Precision.Gather", cfg.Precision.Gather}, {"Precision.Reduce", cfg.Precision.Reduce},
-		{"Divide", cfg.Divide}, {"Prefetch", cfg.Prefetch}, {"InFlight", cfg.InFlight}, {"ShardRanks", cfg.ShardRanks}, {"Seed", cfg.Seed},
-		{"TraceDir is set:", cfg.TraceDir != ""},
+		{"Divide", cfg.Divide}, {"Prefetch", cfg.Prefetch}, {"InFlight", cfg.InFlight}, {"ShardRanks", cfg.ShardRanks}, {"Seed", cfg.Seed}, {"VirtualRanks", cfg.VirtualRanks},
+		{"TraceDir is set:", cfg.TraceDir != ""}, {"HashDir is set:", cfg.HashDir != ""},
+		{"Device is set:", cfg.Device != nil},
 	} {
 		fmt.Fprintf(&b, "Config.%s %v\n", field.name, field.value)
 	}
@@ -42,22 +43,34 @@ func manifest(cfg *Config, tr *trace, m *layout.Model, units []*unit) string {
 			c.name, tr.save[i] == exec.RecomputeAll, tr.save[i] == exec.SaveAll, tr.wide[i])
 		fmt.Fprintf(&b, "call %s %v of %s\n", c.name, c.in, describe(c.module))
 	}
-	fmt.Fprintf(&b, "results %v\n", tr.results)
+	fmt.Fprintf(&b, "results %v\n%s", tr.results, absences(m.Paths[""], ""))
 	for _, name := range programNames(m) {
 		path := m.Paths[name]
 		fmt.Fprintf(&b, "results %v of program %s\n", path.Results, name)
 		for _, c := range path.Calls {
 			fmt.Fprintf(&b, "call %s %v in program %s\n", c.Name, c.In, name)
 		}
+		b.WriteString(absences(path, " in program "+name))
 	}
 	for _, u := range units {
 		fmt.Fprintf(&b, "unit %s: %v", u.Name, u.strategy)
 		if u.group != nil {
 			fmt.Fprintf(&b, ", in a group of %d", u.group.Size())
 		}
+		if u.cut != "" {
+			fmt.Fprintf(&b, ", cut at %s", u.cut)
+		}
 		fmt.Fprintln(&b)
 	}
 	return b.String()
+}
+
+// absences says what of a path may be absent.
+func absences(p *layout.Path, of string) string {
+	if !p.Varies() && len(p.Choices) == 0 {
+		return ""
+	}
+	return fmt.Sprintf("Optional inputs %v, choices %v%s\n", p.Optional, p.Choices, of)
 }
 
 // programNames returns the names of the programs other than Forward.
@@ -78,7 +91,7 @@ func (a *arrangement) log(what string, tr *trace, rank int) {
 	default:
 		return
 	}
-	if !a.cfg.Precision.native() {
+	if a.cfg.Device == nil && !a.cfg.Precision.native() {
 		logger.Warn("fsdp: Config.Precision.Compute is bfloat16, which this processor does not multiply: " +
 			"products widen it, and take longer than in float32")
 	}
@@ -88,8 +101,8 @@ func (a *arrangement) log(what string, tr *trace, rank int) {
 	for _, f := range a.idleFields(tr) {
 		logger.Warn("fsdp: Config."+f.name+f.text, "among", some(f.of))
 	}
-	if a.cfg.ShardRanks > 0 && !slices.ContainsFunc(a.units, func(u *unit) bool { return u.strategy == HybridShard || u.strategy == HybridGradOp }) {
-		logger.Warn("fsdp: Config.ShardRanks is set, but no unit has a hybrid strategy")
+	if a.cfg.ShardRanks > 0 && !slices.ContainsFunc(a.units, func(u *unit) bool { return u.strategy.overSome() }) {
+		logger.Warn("fsdp: Config.ShardRanks is set, but no unit has a strategy that cuts over them")
 	}
 }
 

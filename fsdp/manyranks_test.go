@@ -36,6 +36,7 @@ func (c *crowd) Wait(context.Context) error { return nil }
 
 func (c *crowd) AllGather(dst, src comm.Buffer) comm.Work                { return c.done(dst, src) }
 func (c *crowd) ReduceScatter(dst, src comm.Buffer, _ comm.Op) comm.Work { return c.done(dst, src) }
+func (c *crowd) AllToAll(dst, src comm.Buffer) comm.Work                 { return c.done(dst, src) }
 func (c *crowd) AllReduce(buf comm.Buffer, _ comm.Op) comm.Work          { return c.done(buf) }
 func (c *crowd) Broadcast(buf comm.Buffer, _ int) comm.Work              { return c.done(buf) }
 func (c *crowd) Gather(dst, src comm.Buffer, counts []int, root int) comm.Work {
@@ -75,4 +76,48 @@ func TestManyRanks(t *testing.T) {
 		require.LessOrEqual(t, bytes, 256, method)
 	}
 	require.Equal(t, said(8), many)
+}
+
+// TestManyRanksOfOwnGroups bounds what a rank is told of groups of units: two words for each rank and
+// group, in whatever many units a group is.
+func TestManyRanksOfOwnGroups(t *testing.T) {
+	said := func(ranks, layers int) int {
+		g, own := &crowd{Group: comm.Local(1)[0], size: ranks}, &crowd{Group: comm.Local(1)[0], size: 8}
+		m, err := fsdp.Wrap(tinyGPT(layers), fsdp.Config{Group: g, Wrap: blocks, GroupOf: func(u fsdp.UnitInfo) comm.Group {
+			if u.Root {
+				return nil
+			}
+			return own
+		}})
+		require.NoError(t, err)
+		require.NoError(t, m.Close())
+		return g.bytes
+	}
+	few, many := said(16, 3), said(1<<14, 3)
+	require.Equal(t, 16*(1<<14-16), many-few)
+	require.Equal(t, many, said(1<<14, 1))
+}
+
+// TestGroupsThatSomeRanksShare gives two units the same group on two ranks, and on the two others a
+// group each, of the same ranks: nothing else changes.
+func TestGroupsThatSomeRanksShare(t *testing.T) {
+	run := func(apart bool) [][]map[string][]float64 {
+		result := make([][]map[string][]float64, 4)
+		onRanks(t, 4, func(ctx context.Context, g comm.Group) {
+			cfg := groupedBy(t, ctx, g, "l1", 2)
+			first := cfg.GroupOf(fsdp.UnitInfo{Name: "l1"})
+			second, err := g.Split(ctx, g.Rank()/2, g.Rank())
+			require.NoError(t, err)
+			if !apart || g.Rank() < 2 {
+				second = first
+			}
+			cfg.GroupOf = func(u fsdp.UnitInfo) comm.Group { return map[string]comm.Group{"l1": first, "l3": second}[u.Name] }
+			m := wrap(t, shapes["chain"], cfg)
+			forwardBackward(t, ctx, m, shapeBatch(g.Rank()))
+			result[g.Rank()] = []map[string][]float64{gradsOf(t, ctx, m)}
+			require.NoError(t, m.Close())
+		})
+		return result
+	}
+	require.Equal(t, run(false), run(true))
 }

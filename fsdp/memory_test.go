@@ -193,6 +193,7 @@ func TestReservedIsPlanned(t *testing.T) {
 		"kept":       {Strategy: fsdp.ShardGradOp, Keep: blocks},
 		"whole":      {Strategy: fsdp.NoShard},
 		"hybrid":     {Strategy: fsdp.HybridShard, ShardRanks: 2},
+		"secondary":  {Strategy: lastStrategy, ShardRanks: 2, Precision: fsdp.Precision{Gather: fsdp.BFloat16}},
 		"checkpoint": {Prefetch: 3, Checkpoint: blocks},
 		"frozen":     {Frozen: func(name string) bool { return strings.HasPrefix(name, "blocks.1.") }},
 		"narrow":     {Precision: fsdp.Precision{Reduce: fsdp.BFloat16, Gather: fsdp.BFloat16}},

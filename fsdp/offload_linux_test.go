@@ -263,7 +263,7 @@ func TestOffloadReadsAhead(t *testing.T) {
 	before := map[string]string{"blocks.1": "blocks.0", "blocks.2": "blocks.1"}
 	var seen []string
 	comes := func(what string, x []float32) {
-		require.Eventually(t, func() bool { in, of := inRAM(t, x); return in > of/2 }, 10*time.Second, time.Millisecond, what)
+		require.Eventually(t, func() bool { in, of := inRAM(t, x); return in > of/2 }, patience, time.Millisecond, what)
 		seen = append(seen, what)
 	}
 	cfg := fsdp.Config{Wrap: blocks, Prefetch: fsdp.NoPrefetch, OffloadDir: "/var/tmp"} // where /tmp is RAM, this is not

@@ -52,6 +52,9 @@ func placements() (list []placement) {
 		for ranks := 1; ranks <= world; ranks++ {
 			if world%ranks == 0 {
 				list = append(list, placement{world, fsdp.HybridShard, ranks}, placement{world, fsdp.HybridGradOp, ranks})
+				if lastStrategy == fsdp.SecondaryShard {
+					list = append(list, placement{world, fsdp.SecondaryShard, ranks})
+				}
 			}
 		}
 	}

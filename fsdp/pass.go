@@ -5,11 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 
 	"gorgonia.org/tensor"
 
 	"github.com/gofsdp/gofsdp/fsdp/internal/engine"
-	"github.com/gofsdp/gofsdp/fsdp/internal/layout"
 	"github.com/gofsdp/gofsdp/fsdp/internal/ranks"
 	"github.com/gofsdp/gofsdp/internal/exec"
 )
@@ -36,8 +36,10 @@ func (s *Sharded) Forward(ctx context.Context, batch ...Tensor) (loss float64, e
 	if err != nil || p == nil {
 		return 0, err
 	}
-	p.Key = s.forwards
-	s.forwards++
+	if p.Turn.At == 0 { // a step counts once, wherever it is given up
+		s.forwards++
+	}
+	p.Key = s.forwards - 1
 	if err := s.end(p.Forward(ctx)); err != nil {
 		return 0, err
 	}
@@ -84,6 +86,7 @@ func (s *Sharded) backward(ctx context.Context, p *pass, opts []BackwardOption) 
 	}
 	if p != nil {
 		q.Argument, q.Schedule, q.NoSync, q.Absent, q.Value = float64(p.Number), p.Hash, p.NoSync, p.declined, p.weight
+		q.Has = p.Has()
 	}
 	ans, err := s.ask(ctx, &q, err)
 	if err == nil && ans.Leader >= 0 {
@@ -93,7 +96,7 @@ func (s *Sharded) backward(ctx context.Context, p *pass, opts []BackwardOption) 
 		return errors.Join(err, s.discard(ctx, p))
 	}
 	s.life.grads.add()
-	return s.end(p.Pass.Backward(ctx))
+	return s.end(p.Pass.Backward(ctx, ans.Had))
 }
 
 // prepare applies the options to p, returns why its backward cannot run, and finds the
@@ -105,6 +108,9 @@ func (p *pass) prepare(s *Sharded, opts []BackwardOption) (err error) {
 		return errors.New("Backward without a Forward before it, or its Backward has run, or another pass has discarded it, see Hold")
 	case calls && !p.declined && p.NoSync != s.noSync:
 		return errors.New("inside JoinCalls a Forward and its Backward are both inside NoSync, or both outside: others may be replaying the Forward")
+	}
+	if err := p.MayTurn(s.noSync); err != nil {
+		return err
 	}
 	v := s.engine.Training(s.noSync)
 	if calls {
@@ -150,12 +156,24 @@ func (p *pass) apply(cfg *Config, opts []BackwardOption) error {
 
 // weigh multiplies p's loss by its weight relative to the mean of the weights of all ranks. The
 // mean over the ranks is then the weighted one, the gradients of all passes have the same divisor,
-// and none grows with the unit of the weights.
+// and none grows with the unit of the weights. Virtual ranks run one after the other: their losses are
+// multiplied by the weights, and the gradients of a step divided by their sum.
 func (p *pass) weigh(ctx context.Context, s *Sharded) error {
 	if s.cfg.Divide != ByWeights && s.cfg.Divide != ByActive {
 		return nil
 	}
+	if s.life.passes > 0 {
+		p.Scale *= p.weight
+		total, err := s.engine.Weigh(ctx, p.Turn, p.weight)
+		if err == nil && p.Turn.Last() && (total == 0 || math.IsInf(total, 0)) {
+			err = fmt.Errorf("Backward: the sum of the weights of the step is %v", total)
+		}
+		return s.end(err)
+	}
 	sum := []float64{p.weight}
+	if s.cfg.Divide == ByActive {
+		sum = append(sum, p.Tally(p.weight)...)
+	}
 	if err := s.team.Sum(ctx, sum); err != nil {
 		return s.end(s.team.Fail(fmt.Errorf("Backward: %w", err)))
 	}
@@ -168,12 +186,20 @@ func (p *pass) weigh(ctx context.Context, s *Sharded) error {
 		return s.end(fmt.Errorf("Backward: the mean of the ranks' weights is %v", mean))
 	}
 	p.Scale *= p.weight / mean
+	if n := len(sum) / 2; n > 0 {
+		p.Shares = sum[1 : 1+n]
+		for word, might := range sum[1+n:] {
+			if p.Shares[word] > 0 {
+				p.Shares[word] = might / p.Shares[word]
+			}
+		}
+	}
 	return nil
 }
 
 // Eval runs the forward pass in evaluation mode, without dropout, and returns the results of the
-// model. They belong to the caller; a result that is one number comes as a tensor of shape (1). The
-// batch is that of Forward, targets included: where only predictions are wanted, any valid targets
+// model. They belong to the caller; a result that is one number comes as a tensor of shape (1), and one
+// that is absent as nil, see [Tape.Optional]. The batch is that of Forward, targets included: where only predictions are wanted, any valid targets
 // will do, such as nn.IgnoreTarget.
 func (s *Sharded) Eval(ctx context.Context, batch ...Tensor) ([]Tensor, error) {
 	return s.EvalProgram(ctx, "", batch...)
@@ -195,14 +221,17 @@ func (s *Sharded) EvalProgram(ctx context.Context, name string, batch ...Tensor)
 	if err != nil || p == nil {
 		return nil, err
 	}
-	results := make([]Tensor, 0, len(p.Path.Results))
-	err = p.Eval(ctx, func(shape []int) []byte {
+	results := make([]Tensor, len(p.Path.Results))
+	err = p.Eval(ctx, func(i int, shape []int) []byte {
 		v := newValue(s.cfg.Precision.master(), shape)
-		results = append(results, v.Tensor())
+		results[i] = v.Tensor()
 		return v.Bytes
 	})
-	if err != nil {
+	switch {
+	case err != nil:
 		return nil, s.end(err)
+	case p.Absent:
+		return results[:0], nil
 	}
 	return results, nil
 }
@@ -220,7 +249,7 @@ func (s *Sharded) start(ctx context.Context, q ranks.Ask, v engine.Variant, batc
 		if err := takeTurns(ctx, s, q.Call, c, err); err != nil {
 			return nil, err
 		}
-		return s.engine.Start(c, values), nil
+		return begin(s, c, values), nil
 	}
 	if err == nil {
 		q.Schedule, q.Absent = c.Hash, c.Absent
@@ -234,7 +263,14 @@ func (s *Sharded) start(ctx context.Context, q ranks.Ask, v engine.Variant, batc
 	if err = errors.Join(err, s.discard(ctx, s.life.takeLast())); err != nil {
 		return nil, err
 	}
-	return s.engine.Start(c, values), nil
+	return begin(s, c, values), nil
+}
+
+// begin begins a pass that ranks have agreed on.
+func begin(s *Sharded, c *engine.Compiled, batch []exec.Value) *engine.Pass {
+	p := s.engine.Start(c, batch)
+	s.files.hashes.Begin(p, s.layout, s.engine.Shards())
+	return p
 }
 
 // prepareForward does what a pass needs before the ranks agree on it.
@@ -242,15 +278,19 @@ func prepareForward(s *Sharded, call string, v engine.Variant, batch []Tensor) (
 	if err := s.may(call); err != nil {
 		return nil, nil, err
 	}
-	path := s.layout.Model.Paths[v.Program]
-	if path == nil {
+	if !v.Eval {
+		if _, err := s.engine.Turn(v.NoSync); err != nil {
+			return nil, nil, err
+		}
+	}
+	if s.layout.Model.Paths[v.Program] == nil {
 		return nil, nil, fmt.Errorf("the model has no program %q", v.Program)
 	}
 	if s.turn.absent && len(batch) == 0 {
 		c, err := s.engine.Absent(v, nil)
 		return c, nil, err
 	}
-	values, err := batchValues(path, batch, s.cfg.Precision.Compute.tensor())
+	values, err := batchValues(s, v.Program, batch)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -261,13 +301,22 @@ func prepareForward(s *Sharded, call string, v engine.Variant, batch []Tensor) (
 	return c, values, c.CheckBatch(values)
 }
 
-// batchValues checks the number and kind of the batch's tensors.
-func batchValues(p *layout.Path, batch []Tensor, computed tensor.Dtype) ([]exec.Value, error) {
+// batchValues checks the number and kind of the tensors of a batch for a program, and returns them,
+// and a value for each condition that is there if the batch meets it.
+func batchValues(s *Sharded, program string, batch []Tensor) ([]exec.Value, error) {
+	p, computed := s.layout.Model.Paths[program], s.cfg.Precision.Compute.tensor()
 	if len(batch) != p.Inputs {
 		return nil, fmt.Errorf("the batch has %d tensors, the model takes %d", len(batch), p.Inputs)
 	}
-	values := make([]exec.Value, len(batch))
+	values := make([]exec.Value, len(batch), len(batch)+p.Conditions)
 	for i, t := range batch {
+		switch optional := slices.Contains(p.Optional, i); {
+		case isNil(t) && optional:
+			values[i] = exec.Absent
+			continue
+		case isNil(t):
+			return nil, fmt.Errorf("%s: the tensor is nil, and the model does not say by Tape.Optional that it may be", p.Input(i))
+		}
 		v, err := exec.FromBatch(t)
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", p.Input(i), err)
@@ -277,7 +326,13 @@ func batchValues(p *layout.Path, batch []Tensor, computed tensor.Dtype) ([]exec.
 		}
 		values[i] = v
 	}
-	return values, nil
+	return s.trace.programs[program].conditions(values, batch)
+}
+
+// isNil tells whether a batch has nothing in place of t.
+func isNil(t Tensor) bool {
+	d, dense := t.(*tensor.Dense)
+	return t == nil || dense && d == nil
 }
 
 // discard ends a forward that gets no backward. p may be nil.

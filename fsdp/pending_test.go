@@ -74,7 +74,7 @@ func drawHistory(t *rapid.T) history {
 
 func drawKnobs(t *rapid.T, world int) knobs {
 	k := knobs{
-		Strategy:   fsdp.Strategy(rapid.IntRange(0, 4).Draw(t, "strategy")),
+		Strategy:   fsdp.Strategy(rapid.IntRange(0, int(lastStrategy)).Draw(t, "strategy")),
 		Wrap:       rapid.SampledFrom([]string{"root", "each", "two"}).Draw(t, "wrap"),
 		Prefetch:   rapid.IntRange(-1, 3).Draw(t, "prefetch"),
 		Checkpoint: rapid.Bool().Draw(t, "checkpoint"),

@@ -1,8 +1,11 @@
 package fsdp
 
 import (
+	"cmp"
 	"fmt"
 	"io"
+	"os"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -10,9 +13,12 @@ import (
 
 	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/fsdp/internal/engine"
+	"github.com/gofsdp/gofsdp/fsdp/internal/timeline"
+	"github.com/gofsdp/gofsdp/fsdp/plan"
+	"github.com/gofsdp/gofsdp/fsdp/profile"
 	"github.com/gofsdp/gofsdp/internal/arena"
 	"github.com/gofsdp/gofsdp/internal/exec"
-	"github.com/gofsdp/gofsdp/internal/program"
+	"github.com/gofsdp/gofsdp/internal/launch"
 )
 
 // A Plan says what training on a batch will take, before anything runs. Bytes are those of one
@@ -24,8 +30,11 @@ type Plan struct {
 	Native        bool        // the processor multiplies that type; if not, products widen it and take longer than Float32
 	Groups        []GroupPlan // the root unit first, if it has parameters
 	ShardBytes    int         // this rank's parameters and gradients, padding included
+	CutBytes      int         // of ShardBytes: what Config.CutOf takes for padding, beyond equal shards
+	ErrorBytes    int         // of what gradients that travel as Int8 have lost, which every rank keeps whole
 	StateBytes    int         // of the optimizers that were made so far
 	SnapshotBytes int         // of what SaveAsync has copied, which is kept
+	VirtualBytes  int         // of sums between the micro-batches of a step, by Config.VirtualRanks, at most
 	PassBytes     int         // most at once: gathered parameters, gradients, activations, scratch
 
 	// The same bytes by where they lie. The two need not be largest at the same time.
@@ -37,13 +46,15 @@ type Plan struct {
 	BesideBytes   int // its programs, packed operands of products, and what the group copies through
 
 	Gathers    int      // all-gathers in a pass, over more than one rank
-	Reduces    int      // reduce-scatters
+	Reduces    int      // reduce-scatters, or exchanges of blocks to be summed
 	AllReduces int      // all-reduces
 	Traffic    int      // bytes of parameters and gradients that one rank sends in a pass
 	FLOPs      int      // arithmetic of a pass on this rank, work done twice included; of Stock one for each element of a result
 	Schedule   []string // the operations of a pass
 
 	Stock []StockOp // what runs slowly: first what moves most bytes
+
+	Pass *plan.Pass // the same as data: what each operation costs, and what is live meanwhile
 }
 
 // A StockOp is an operation on floats that this library has no kernel for. Gorgonia runs it, which
@@ -63,6 +74,7 @@ type GroupPlan struct {
 	Params   int      // parameters
 	Len      int      // their elements
 	Bytes    int      // of the whole group, padding included
+	Padding  int      // elements beside Len that are no parameter's, if Config.CutOf cuts its unit
 	Frozen   bool     // it has no gradients
 	Buffers  bool     // what it has are no parameters
 	Ranks    int      // that it is cut over
@@ -70,7 +82,9 @@ type GroupPlan struct {
 }
 
 // Peak returns the most bytes that will be counted at once, in files and elsewhere.
-func (p *Plan) Peak() int { return p.ShardBytes + p.StateBytes + p.SnapshotBytes + p.PassBytes }
+func (p *Plan) Peak() int {
+	return p.ShardBytes + p.ErrorBytes + p.StateBytes + p.SnapshotBytes + p.VirtualBytes + p.PassBytes
+}
 
 // Resident returns the bytes of RAM that training on such batches comes to take on this rank, to a
 // tenth. It counts buffers, freed ones included, compiled programs, packed operands of products,
@@ -85,22 +99,31 @@ func (p *Plan) Resident() int { return p.ReservedBytes + p.BesideBytes }
 // Plan plans a training pass on a batch of the shapes of these tensors, whose contents do not
 // matter: a pass that begins now, inside NoSync if the call is. It is not a collective.
 func (s *Sharded) Plan(batch ...Tensor) (*Plan, error) {
-	var c *engine.Compiled
 	err := s.may("Plan")
 	if err == nil {
 		var values []exec.Value
-		if values, err = batchValues(s.layout.Model.Paths[""], batch, s.cfg.Precision.Compute.tensor()); err == nil {
-			c, err = s.engine.Compiled(s.engine.Training(s.noSync), values)
+		if values, err = batchValues(s, "", batch); err == nil {
+			var p *Plan
+			if p, err = planOf(s, values); err == nil {
+				return p, nil
+			}
 		}
 	}
+	return nil, fmt.Errorf("fsdp: %w", err)
+}
+
+// planOf returns the plan of a pass on a batch of these shapes.
+func planOf(s *Sharded, batch []exec.Value) (*Plan, error) {
+	c, err := s.engine.Compiled(s.engine.Training(s.noSync), batch)
 	if err != nil {
-		return nil, fmt.Errorf("fsdp: %w", err)
+		return nil, err
 	}
 	d := s.engine.Device()
 	n, live := c.Plan.Program.Counts(), d.Stats().Live
 	p := &Plan{
-		Ranks: s.team.Size(), Compute: s.cfg.Precision.Compute, Native: s.cfg.Precision.native(), ShardBytes: s.layout.ShardBytes(), StateBytes: live[arena.State], SnapshotBytes: live[arena.Snapshot],
-		PassBytes: c.Plan.Peak, Gathers: n.Gathers, Reduces: n.Reduces, AllReduces: n.Syncs, Traffic: c.Plan.Traffic(),
+		Ranks: s.team.Size(), Compute: s.cfg.Precision.Compute, Native: s.cfg.Precision.native(), ShardBytes: s.layout.ShardBytes(), ErrorBytes: s.layout.ErrorBytes(), StateBytes: live[arena.State], SnapshotBytes: live[arena.Snapshot],
+		VirtualBytes: s.engine.TreeBytes(s.noSync),
+		PassBytes:    c.Plan.Peak, Gathers: n.Gathers, Reduces: n.Reduces, AllReduces: n.Syncs, Traffic: c.Plan.Traffic(),
 	}
 	for i := range s.layout.Groups {
 		g := &s.layout.Groups[i]
@@ -111,27 +134,39 @@ func (s *Sharded) Plan(batch ...Tensor) (*Plan, error) {
 		for _, q := range g.Flat.Params() {
 			gp.Len += q.Len()
 		}
+		if s.units[g.Unit].cut != "" {
+			gp.Padding = g.Flat.Len() - gp.Len
+			p.CutBytes += g.Excess()
+		}
 		p.Groups = append(p.Groups, gp)
 		if !gp.Buffers {
 			p.Params += gp.Len
 		}
 	}
-	p.divide(c.Plan, d)
+	p.divide(c, d, s.engine.TreeClass(s.noSync))
 	p.BesideBytes = s.engine.Beside(c) + s.staging()
 	for _, op := range c.Plan.Program.Ops {
 		p.Schedule = append(p.Schedule, c.Plan.Program.Text(op))
 	}
 	p.compute(c)
+	lasting := plan.Memory{Shard: p.ShardBytes + p.ErrorBytes + p.VirtualBytes, State: p.StateBytes}
+	if d.InFile(arena.Shard) {
+		lasting = plan.Memory{}
+	}
+	p.Pass = c.Pass(s.layout, p.Ranks, lasting, d.InFile)
+	if p.Pass.Owned > 0 { // an update reads and writes the value and the state, and reads the gradient
+		p.Pass.PerOwned = 3*p.ShardBytes/(2*p.Pass.Owned) + 2*p.StateBytes/p.Pass.Owned
+	}
 	return p, nil
 }
 
 // compute counts the arithmetic of a pass, and lists its stock operations.
-func (plan *Plan) compute(c *engine.Compiled) {
+func (p *Plan) compute(c *engine.Compiled) {
 	var list []StockOp
-	add := func(call string, p *exec.Program) {
-		for in := range p.All() {
+	add := func(call string, code *exec.Program) {
+		for in := range code.All() {
 			cost := in.Cost()
-			plan.FLOPs += cost.FLOPs
+			p.FLOPs += cost.FLOPs
 			if in.Op.Kind == exec.KindStock && in.Out.Space != exec.SpaceHost {
 				list = append(list, StockOp{in.Op.String(), call, 1, cost.Read + cost.Written})
 			}
@@ -145,8 +180,8 @@ func (plan *Plan) compute(c *engine.Compiled) {
 			add(c.Model.Calls[i].Name, call.Unit.Backward)
 		}
 	}
-	plan.Stock = merged(list)
-	slices.SortStableFunc(plan.Stock, func(a, b StockOp) int { return b.Bytes - a.Bytes })
+	p.Stock = merged(list)
+	slices.SortStableFunc(p.Stock, func(a, b StockOp) int { return b.Bytes - a.Bytes })
 }
 
 // merged adds up operations that are equal but for their counts.
@@ -167,24 +202,28 @@ func merged(list []StockOp) (sums []StockOp) {
 
 // divide says which of the bytes lie in files, and which in RAM. What was live before the pass
 // stays live during it.
-func (p *Plan) divide(pass *program.Plan, d engine.Device) {
+func (p *Plan) divide(c *engine.Compiled, d engine.Device, tree arena.Class) {
 	inRAM := func(c arena.Class) bool { return !d.InFile(c) }
-	p.MappedBytes = pass.MostLive(d.InFile)
-	p.RAMBytes, p.ReservedBytes = pass.MostLive(inRAM), d.Reserve(pass, inRAM)
-	if lasting := p.ShardBytes + p.StateBytes + p.SnapshotBytes; d.InFile(arena.Shard) {
-		p.MappedBytes += lasting
-	} else {
-		p.RAMBytes += lasting
-		p.ReservedBytes += lasting
+	p.MappedBytes = c.Plan.MostLive(d.InFile)
+	p.RAMBytes, p.ReservedBytes = c.Plan.MostLive(inRAM), d.Reserve(c, inRAM)
+	last := func(bytes int, class arena.Class) {
+		if d.InFile(class) {
+			p.MappedBytes += bytes
+		} else {
+			p.RAMBytes += bytes
+			p.ReservedBytes += bytes
+		}
 	}
+	last(p.ShardBytes+p.ErrorBytes+p.StateBytes+p.SnapshotBytes, arena.Shard)
+	last(p.VirtualBytes, tree)
 }
 
 // staging returns the bytes that groups keep for themselves to sum gradients.
 func (a *arrangement) staging() (bytes int) {
 	most := make(map[comm.Group]int)
 	for i := range a.layout.Groups {
-		if g := &a.layout.Groups[i]; !g.Kind.Frozen {
-			a.meshes[i].Staging(most, g.Reduce, g.Flat.ShardLen())
+		if g := &a.layout.Groups[i]; !g.Kind.Frozen && a.meshes != nil {
+			a.meshes[i].Staging(most, g.Sum(), g.Flat.ShardLen())
 		}
 	}
 	for _, n := range most {
@@ -210,8 +249,11 @@ func (p *Plan) String() string {
 		what  string
 	}{
 		{p.ShardBytes, "parameters and gradients"},
+		{p.CutBytes, "of these padding, as Config.CutOf cuts units"},
+		{p.ErrorBytes, "of gradients, lost in travelling and kept"},
 		{p.StateBytes, "optimizer state"},
 		{p.SnapshotBytes, "snapshot"},
+		{p.VirtualBytes, "sums between micro-batches, at most"},
 		{p.PassBytes, "buffers of a pass, at most: groups, gradients, activations"},
 		{p.Peak(), "together"},
 		{p.MappedBytes, "of these in files, at most, and " + bytesText(p.RAMBytes) + " elsewhere"},
@@ -349,7 +391,7 @@ type Event struct {
 	Call     string    // for forward and backward
 	Begin    time.Time // of the operation on this rank
 	Duration time.Duration
-	Absent   bool // the rank has no batch and takes part without computing
+	Absent   bool // the rank has no batch, or lacks the call, and takes part without computing
 	Live     int  // bytes counted when it ends, before it frees any, without scratch
 }
 
@@ -363,6 +405,59 @@ func (e Event) String() string {
 		text += " without a batch"
 	}
 	return fmt.Sprintf("%s, %v, %s live", text, e.Duration, bytesText(e.Live))
+}
+
+// newOperation returns a step as a profile counts it.
+func newOperation(s *engine.Step) profile.Operation {
+	o := profile.Operation{
+		Pass: s.Pass, Kind: s.Op.Kind.String(), Absent: s.Absent, Eval: s.Eval,
+		Begin: s.Begin, Took: time.Since(s.Begin), Live: s.Live,
+	}
+	if s.Op.Group >= 0 {
+		g := &s.Model.Groups[s.Op.Group]
+		o.Name, o.Shards = g.Name, cmp.Or(s.Second, g.Shards)
+	}
+	if s.Op.Call >= 0 {
+		o.Name = s.Model.Calls[s.Op.Call].Name
+	}
+	return o
+}
+
+// attach gives the profile, if there is one, its model.
+func attach(s *Sharded) error {
+	if s.cfg.Profile == nil {
+		return nil
+	}
+	to := profile.Target{Group: s.cfg.Group, Model: s.team.Model}
+	var err error
+	if s.cfg.TraceDir != "" {
+		to.Trace, to.Number, err = timeline.Beside(s.cfg.TraceDir, s.cfg.Group, s.team.Model)
+	}
+	if err != nil {
+		return err
+	}
+	if to.Host, err = os.Hostname(); err != nil {
+		return fmt.Errorf("Config.Profile: %w", err)
+	}
+	if dir := os.Getenv(launch.Stragglers); dir != "" {
+		env, _, err := launch.Parse(os.Getenv)
+		if err != nil {
+			return err
+		}
+		to.Path = filepath.Join(dir, fmt.Sprintf("rank-%d.%d.%d.json", env.Rank, to.Group.Rank(), to.Model))
+	}
+	if err := s.cfg.Profile.Attach(to); err != nil {
+		return fmt.Errorf("Config.Profile: %w", err)
+	}
+	return nil
+}
+
+// detach ends the profile's file.
+func detach(s *Sharded) error {
+	if s.arrangement == nil { // Wrap has failed
+		return nil
+	}
+	return s.cfg.Profile.Close()
 }
 
 // newEvent returns the event of a step on a rank.

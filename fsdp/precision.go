@@ -16,8 +16,8 @@ import (
 // the optimizer updates and what FullState and checkpoints hold, so a checkpoint loads whatever the
 // precision. Batches, results and losses are of that type, too.
 //
-// Where Compute is Float32, parameters that travel in 16 bits are widened when they arrive. That
-// halves the traffic, and neither makes the computation faster nor takes less memory.
+// Parameters that travel in fewer bits than Compute has are widened when they arrive. That saves
+// traffic, and neither makes the computation faster nor takes less memory.
 type Precision struct {
 	// Compute is the type of computation: Float32, BFloat16, or Float64 for tests.
 	//
@@ -28,17 +28,18 @@ type Precision struct {
 	// and costs time: see Plan.Native. Operations of Gorgonia's own widen and round, too.
 	Compute DType
 	// Gather is the type in which parameters travel to the ranks that need them: BFloat16, Float16,
-	// or Compute, which the zero value stands for. 16 bits other than Compute need Compute to be
-	// Float32.
+	// [Int8], or Compute, which the zero value stands for. 16 bits other than Compute need Compute to be
+	// Float32, and Int8 needs Float32 or BFloat16.
 	Gather DType
 	// Reduce is the type in which gradients travel, with the same choices; the zero value stands
-	// for the master type. Sums of BFloat16 and Float16 are taken in Float32 and rounded once, under
+	// for the master type. Sums of Int8 are taken in Float32 and not rounded, see there. Sums of BFloat16 and Float16 are taken in Float32 and rounded once, under
 	// HybridShard twice. With Float16, gradients are divided by a part of the divisor before the sum
 	// and by the rest after it, against overflow. A gradient that overflows all the same becomes
 	// infinite, which [Sharded.Unscale] and ClipGradNorm notice.
 	Reduce DType
 	// Full tells which parameters travel, and are read by calls, in the master type regardless. Nil
-	// means those whose Param.Full is set, as the norms of package nn do.
+	// means those whose Param.Full is set, as the norms of package nn do, and with Int8 also those of
+	// fewer than two dimensions, such as biases.
 	Full func(c CallInfo, p Param) bool
 	// Wide selects calls that compute in Float32 where Compute is BFloat16, with all calls of the
 	// same module by Tape.Again. The parameters that they own are Full. Nil selects none.
@@ -63,20 +64,38 @@ const (
 	Float64
 	BFloat16
 	Float16
+	// Int8 is for what travels only, over ranks that compute on processors. 256 consecutive elements of a
+	// parameter, counted from its first, are a block: a signed byte for each, and the float32 that these
+	// are multiples of, 1/127 of the largest magnitude (ZeRO++, https://arxiv.org/abs/2306.10209). That is
+	// 260 bytes, of a last block, too. An element is rounded to the nearest multiple, ties to even, so
+	// it is off by at most 1/254 of the largest in its block. Of a block with an element that is not
+	// finite all are NaN; one whose largest is below 2⁻¹⁰⁰ is zeros. Blocks are the same wherever parameters
+	// are cut, and so is what they are rounded to: under every strategy, number of ranks, transport and
+	// prefetch depth, and on every machine.
+	//
+	// Each rank sends the owners of gradients their blocks, which these sum in Float32, in the order of
+	// other sums. What a rank's gradients lose in rounding is added to those of its next Backward that
+	// reduces, before they are rounded. For that every rank keeps 260 bytes for each block of the whole
+	// model, [Plan].ErrorBytes: the losses, as blocks, which are so off by 1/254² at most. They are in no
+	// checkpoint. Load, Import and Freeze drop them, so a training that
+	// goes on from a checkpoint is not that which went on without one, to the bit. Between replicas (of
+	// the hybrid strategies, and under NoShard, which so saves nothing) sums travel in Float32. Where
+	// HybridShard has the bits of FullShard in Float32, it has them with Int8.
+	Int8
 )
 
 // String returns the type's name in lower case.
 func (d DType) String() string {
-	names := [...]string{"float32", "float64", "bfloat16", "float16"}
+	names := [...]string{"float32", "float64", "bfloat16", "float16", "int8"}
 	if int(d) < len(names) {
 		return names[d]
 	}
 	return fmt.Sprintf("DType(%d)", uint8(d))
 }
 
-// comm returns the type for collectives.
+// comm returns the type for collectives, in which blocks are bytes.
 func (d DType) comm() comm.DType {
-	return [...]comm.DType{Float32: comm.Float32, Float64: comm.Float64, BFloat16: comm.BFloat16, Float16: comm.Float16}[d]
+	return [...]comm.DType{Float32: comm.Float32, Float64: comm.Float64, BFloat16: comm.BFloat16, Float16: comm.Float16, Int8: comm.Uint8}[d]
 }
 
 // tensor returns the type for Gorgonia, which has none of 16 bits.
@@ -107,14 +126,15 @@ func (p Precision) withDefaults() (Precision, error) {
 		case *f.t == Float32:
 			*f.t = f.unset
 		case *f.t == p.Compute:
+		case *f.t == Int8 && p.master() == Float32:
 		case *f.t != BFloat16 && *f.t != Float16:
 			return p, fmt.Errorf("Config.Precision.%s is %v: want BFloat16, Float16 or the type of Compute", f.name, *f.t)
 		case p.Compute != Float32:
 			return p, fmt.Errorf("Config.Precision.%s is %v, which needs Compute to be Float32, not %v", f.name, *f.t, p.Compute)
 		}
 	}
-	if p.Full == nil {
-		p.Full = func(_ CallInfo, q Param) bool { return q.Full }
+	if blocks := p.Gather == Int8 || p.Reduce == Int8; p.Full == nil {
+		p.Full = func(_ CallInfo, q Param) bool { return q.Full || blocks && len(q.Shape) < 2 }
 	}
 	return p, nil
 }

@@ -91,7 +91,7 @@ func floats32(t fsdp.Tensor) []float32 { return t.Data().([]float32) }
 
 // everyStrategy runs f under every strategy over world ranks; the hybrid ones over half of them.
 func everyStrategy(t *testing.T, world int, f func(t *testing.T, cfg fsdp.Config)) {
-	for s := fsdp.FullShard; s <= fsdp.HybridGradOp; s++ {
+	for s := fsdp.FullShard; s <= lastStrategy; s++ {
 		if hybrid := s >= fsdp.HybridShard; !hybrid || world%2 == 0 {
 			t.Run(fmt.Sprintf("%v/%d ranks", s, world), func(t *testing.T) {
 				cfg := fsdp.Config{Strategy: s, Poison: true}
@@ -148,12 +148,16 @@ func TestForwardSeesRoundedParameters(t *testing.T) {
 func TestTrainingInHalfIsTheSameUnderEveryStrategy(t *testing.T) {
 	for _, p := range []fsdp.Precision{
 		{Gather: fsdp.BFloat16}, {Gather: fsdp.Float16}, {Gather: fsdp.BFloat16, Reduce: fsdp.BFloat16},
-		fsdp.BF16(), {Compute: fsdp.BFloat16, Reduce: fsdp.BFloat16},
+		fsdp.BF16(), {Compute: fsdp.BFloat16, Reduce: fsdp.BFloat16}, {Gather: fsdp.Int8}, {Compute: fsdp.BFloat16, Gather: fsdp.Int8},
+		{Gather: fsdp.Int8, Reduce: fsdp.Int8}, {Compute: fsdp.BFloat16, Reduce: fsdp.Int8},
 	} {
+		if (p.Gather == fsdp.Int8 || p.Reduce == fsdp.Int8) && !groupsCarryPasses {
+			continue // not on GPUs
+		}
 		var want bits
 		everyStrategy(t, 4, func(t *testing.T, cfg fsdp.Config) {
 			cfg.Precision, cfg.Wrap = p, blocks
-			if p.Reduce != fsdp.Float32 && cfg.ShardRanks > 0 {
+			if p.Reduce != fsdp.Float32 && p.Reduce != fsdp.Int8 && cfg.ShardRanks > 0 {
 				return // rounded twice
 			}
 			got := train(t, tinyGPT(2), 4, 3, 0.5, cfg)
@@ -402,6 +406,9 @@ func TestPrecisionErrors(t *testing.T) {
 		"Config.Precision.Compute is DType(9): want Float32, BFloat16 or Float64":                                        {Compute: 9},
 		"Config.Precision.Gather is float16, which needs Compute to be Float32, not bfloat16":                            {Compute: fsdp.BFloat16, Gather: fsdp.Float16},
 		"Config.Precision.Reduce is float16, which needs Compute to be Float32, not bfloat16":                            {Compute: fsdp.BFloat16, Reduce: fsdp.Float16},
+		"Config.Precision.Compute is int8: want Float32, BFloat16 or Float64":                                            {Compute: fsdp.Int8},
+		"Config.Precision.Gather is int8: want BFloat16, Float16 or the type of Compute":                                 {Compute: fsdp.Float64, Gather: fsdp.Int8},
+		"Config.Precision.Reduce is int8: want BFloat16, Float16 or the type of Compute":                                 {Compute: fsdp.Float64, Reduce: fsdp.Int8},
 		"Config.Precision.Gather is float64: want BFloat16, Float16 or":                                                  {Compute: fsdp.BFloat16, Gather: fsdp.Float64},
 		"Config.Precision.Wide selects calls that stay in Float32, but Compute is float32":                               {Gather: fsdp.BFloat16, Wide: fsdp.WrapEach()},
 		"policy Config.Precision.Wide returned 0 names for 5 calls":                                                      {Compute: fsdp.BFloat16, Wide: func([]fsdp.CallInfo) []string { return nil }},

@@ -15,7 +15,10 @@ import (
 
 	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/fsdp"
+	"github.com/gofsdp/gofsdp/fsdp/gpu"
+	"github.com/gofsdp/gofsdp/fsdp/profile"
 	"github.com/gofsdp/gofsdp/optim"
+	"github.com/gofsdp/gofsdp/shard"
 )
 
 // requirePrinted checks the text of v, by fmt and in logs.
@@ -46,16 +49,18 @@ func TestConfigAsText(t *testing.T) {
 			comm.Group
 			secret string
 		}{comm.Local(4)[1], "12345"},
+		Device:   new(gpu.Device),
 		Strategy: fsdp.HybridShard, StrategyOf: fsdp.KeepBelow(9), ShardRanks: 2, GroupOf: func(fsdp.UnitInfo) comm.Group { return nil },
+		CutOf:     func(fsdp.UnitInfo) shard.Cut { return shard.Cut{} },
 		Wrap:      fsdp.WrapAny(fsdp.WrapEach(), fsdp.WrapNames(regexp.MustCompile("."))),
 		Precision: fsdp.Precision{Gather: fsdp.BFloat16, Full: func(fsdp.CallInfo, fsdp.Param) bool { return true }},
-		Divide:    fsdp.ByWeights, Prefetch: fsdp.NoPrefetch, InFlight: 1 << 20, Threads: 2, Frozen: names, Ignored: names,
-		Checkpoint: fsdp.WrapEach(), Keep: fsdp.WrapEach(), Spill: fsdp.WrapEach(), OffloadDir: "/scratch/a b",
-		Seed: 7, Poison: true, Trace: func(fsdp.Event) {}, TraceDir: "traces", Logger: slog.Default(),
+		Divide:    fsdp.ByWeights, VirtualRanks: 8, Prefetch: fsdp.NoPrefetch, InFlight: 1 << 20, Threads: 2, Frozen: names, Ignored: names,
+		Checkpoint: fsdp.WrapEach(), Keep: fsdp.WrapEach(), Spill: fsdp.WrapEach(), OffloadDir: "/scratch/a b", Offload: true,
+		Seed: 7, Poison: true, Trace: func(fsdp.Event) {}, TraceDir: "traces", HashDir: "hashes", Profile: profile.New(), Logger: slog.Default(),
 	}
-	want := "Config{Group: rank 1 of 4, Strategy: HybridShard, StrategyOf: set, ShardRanks: 2, GroupOf: set, Wrap: set, " +
-		"Precision: {Gather: bfloat16, Full: set}, Divide: ByWeights, Prefetch: -1, InFlight: 1048576, Threads: 2, Frozen: set, Ignored: set, " +
-		"Checkpoint: set, Keep: set, Spill: set, OffloadDir: /scratch/a b, Seed: 7, Poison: true, Trace: set, TraceDir: traces, Logger: set}"
+	want := "Config{Group: rank 1 of 4, Device: set, Strategy: HybridShard, StrategyOf: set, ShardRanks: 2, GroupOf: set, CutOf: set, Wrap: set, " +
+		"Precision: {Gather: bfloat16, Full: set}, Divide: ByWeights, VirtualRanks: 8, Prefetch: -1, InFlight: 1048576, Threads: 2, Frozen: set, Ignored: set, " +
+		"Checkpoint: set, Keep: set, Spill: set, OffloadDir: /scratch/a b, Offload: true, Seed: 7, Poison: true, Trace: set, TraceDir: traces, HashDir: hashes, Profile: set, Logger: set}"
 	for i := range reflect.TypeFor[fsdp.Config]().NumField() {
 		require.Contains(t, want, reflect.TypeFor[fsdp.Config]().Field(i).Name+": ")
 	}

@@ -29,6 +29,7 @@ const residentVariable = "FSDP_TEST_RESIDENT"
 type residentJob struct {
 	Strategy  fsdp.Strategy
 	Ranks     int
+	Recompute bool // checkpoint blocks
 	Processes bool
 	Transport comm.Transport // of processes
 	Rank      int
@@ -45,6 +46,7 @@ type residentCount struct{ Planned, Grown int }
 func TestResident(t *testing.T) {
 	for name, j := range map[string]residentJob{
 		"1 rank":                 {Strategy: fsdp.FullShard, Ranks: 1},
+		"checkpoints":            {Strategy: fsdp.FullShard, Ranks: 1, Recompute: true},
 		"goroutines":             {Strategy: fsdp.ShardGradOp, Ranks: 2},
 		"TCP":                    {Strategy: fsdp.FullShard, Ranks: 4, Processes: true, Transport: comm.TCP},
 		"TCP, NoShard":           {Strategy: fsdp.NoShard, Ranks: 2, Processes: true, Transport: comm.TCP},
@@ -130,7 +132,11 @@ func TestResidentJob(t *testing.T) {
 // by how much the process has grown.
 func (j residentJob) train(t *testing.T, ctx context.Context, g comm.Group, grown func(comm.Group) int) {
 	model := &nn.GPT{Vocab: 256, Context: 32, Layers: 8, Dim: 256, Heads: 4}
-	m := wrap(t, model, fsdp.Config{Group: g, Wrap: blocks, Strategy: j.Strategy})
+	cfg := fsdp.Config{Group: g, Wrap: blocks, Strategy: j.Strategy}
+	if j.Recompute {
+		cfg.Checkpoint = blocks
+	}
+	m := wrap(t, model, cfg)
 	opt, err := optim.AdamW{}.New(m.Shards())
 	require.NoError(t, err)
 	batch := []fsdp.Tensor{tokens(g.Rank(), 256, 4, 32), tokens(g.Rank()+2, 256, 4, 32)}

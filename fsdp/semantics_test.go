@@ -283,6 +283,7 @@ func TestInits(t *testing.T) {
 	const n = 20000
 	values := func(init fsdp.Init) []float64 {
 		m := wrap(t, calls(call("a", having(fsdp.Param{Name: "w", Shape: []int{n}, Init: init}))), fsdp.Config{Precision: float64s, Seed: 1})
+		defer func() { require.NoError(t, m.Close()) }()
 		return numbers(t, m.Shards()[0].Value)
 	}
 	moments := func(x []float64) (mean, variance float64) {

@@ -20,20 +20,31 @@ import (
 	"github.com/gofsdp/gofsdp/optim"
 )
 
-// TestMain runs the tests on another device than the host's if FSDP_TEST_DEVICE is "far".
+// TestMain runs the tests on another device than the host's if FSDP_TEST_DEVICE is "far" or "gpu".
 func TestMain(m *testing.M) {
 	switch d := os.Getenv("FSDP_TEST_DEVICE"); d {
 	case "far":
 		fsdp.UseFarDevice()
+	case "gpu":
+		os.Setenv("FSDP_DOUBLE_NCCL_TREE", "1") // sums over ranks as the host adds: strategies have the same bits
+		fsdp.UseGPU()
+		os.Exit(m.Run()) // models that tests do not close have goroutines there
 	case "":
 	default:
-		panic("FSDP_TEST_DEVICE is " + d + ", want far")
+		panic("FSDP_TEST_DEVICE is " + d + ", want far or gpu")
 	}
 	goleak.VerifyTestMain(m)
 }
 
-// patience bounds every test with several ranks: what would hang becomes an error.
-const patience = time.Minute
+// groupsCarryPasses tells whether the collectives of passes go through Config.Group, where tests see
+// them: on GPUs they are NCCL's.
+var groupsCarryPasses = os.Getenv("FSDP_TEST_DEVICE") != "gpu"
+
+// lastStrategy is the last one that there is: a GPU keeps no second copy of parameters.
+var lastStrategy = map[bool]fsdp.Strategy{true: fsdp.SecondaryShard, false: fsdp.HybridGradOp}[groupsCarryPasses]
+
+// patience bounds every test with several ranks: what would hang becomes an error. Doubles take their time.
+var patience = map[bool]time.Duration{true: 4 * time.Minute, false: 20 * time.Minute}[groupsCarryPasses]
 
 // onRanks runs f on n ranks and requires that none fails.
 func onRanks(t require.TestingT, n int, f func(ctx context.Context, g comm.Group)) {

@@ -13,6 +13,7 @@ import (
 	"github.com/gofsdp/gofsdp/fsdp/internal/engine"
 	"github.com/gofsdp/gofsdp/fsdp/internal/layout"
 	"github.com/gofsdp/gofsdp/fsdp/internal/ranks"
+	"github.com/gofsdp/gofsdp/fsdp/internal/record"
 	"github.com/gofsdp/gofsdp/fsdp/internal/state"
 	"github.com/gofsdp/gofsdp/fsdp/internal/timeline"
 	"github.com/gofsdp/gofsdp/internal/arena"
@@ -36,10 +37,13 @@ type Sharded struct {
 	team   *ranks.Team
 	engine *engine.Engine
 	life   life
-	busy   sync.RWMutex   // held while a method is at work: see enter
-	saver  state.Saver    // Save and SaveAsync
-	copied *arena.Block   // by SaveAsync
-	file   *timeline.File // of Config.TraceDir, or nil
+	busy   sync.RWMutex // held while a method is at work: see enter
+	saver  state.Saver  // Save and SaveAsync
+	copied *arena.Block // by SaveAsync
+	files  struct {
+		trace  *timeline.File // of Config.TraceDir, or nil
+		hashes *record.File   // of Config.HashDir, or nil
+	}
 
 	noSync   bool  // inside NoSync
 	turn     turn  // in the loops of Join under way
@@ -76,41 +80,59 @@ func WrapContext(ctx context.Context, m Model, cfg Config) (*Sharded, error) {
 	return s, nil
 }
 
-// wraps counts the Wraps of this process. The largest count of its ranks numbers a model.
-var wraps atomic.Int64
+// wraps counts the Wraps of this process by rank. The largest count of a model's ranks numbers it.
+var wraps sync.Map
+
+// count notes that a rank wraps a model, and returns how many it has.
+func count(rank int) float64 {
+	n, _ := wraps.LoadOrStore(rank, new(atomic.Int64))
+	return float64(n.(*atomic.Int64).Add(1))
+}
 
 // wrap does what needs no other rank, compares it with the others, and then makes this rank's
 // share.
 func (s *Sharded) wrap(ctx context.Context, m Model) error {
-	model, err := prepare(s, m)
-	ans, err := s.team.Agree(ctx, &ranks.Ask{Call: "Wrap", Number: 1, Value: float64(wraps.Add(1))}, err)
+	model, err := prepare(s, m, newDevice)
+	ans, err := s.team.Agree(ctx, &ranks.Ask{Call: "Wrap", Number: 1, Value: count(s.team.Rank())}, err)
 	if s.team.Model = int(ans.Largest); err == nil {
 		err = s.team.Same(ctx, "model or configuration", manifest(&s.cfg, s.trace, model, s.units))
 	}
 	if err != nil {
 		return err
 	}
+	s.life.passes = s.cfg.passes()
 	s.life.updates = updates{model: model, last: make([]updated, len(model.Params))}
 	if s.arrangement, err = arrange(ctx, s.team, model, s.cfg, s.units); err == nil {
-		err = s.share(s.engine, s.trace)
+		err = s.share(ctx, s.engine, s.trace)
+	}
+	if err == nil {
+		err = attach(s)
 	}
 	if _, err := s.team.Agree(ctx, &ranks.Ask{Call: "Wrap", Number: 2}, err); err != nil {
 		return err
 	}
-	if s.cfg.TraceDir != "" {
-		if s.file, err = timeline.Open(ctx, s.cfg.TraceDir, s.cfg.Group, s.team.Model); err == nil {
-			err = s.team.Watch(s.file.Flight)
-		}
+	if s.cfg.HashDir != "" {
+		s.files.hashes, err = record.Open(s.cfg.HashDir, s.cfg.Group, s.team.Model)
 		if _, err := s.team.Agree(ctx, &ranks.Ask{Call: "Wrap", Number: 3}, err); err != nil {
+			return fmt.Errorf("Config.HashDir: %w", err)
+		}
+	}
+	if s.cfg.TraceDir != "" {
+		if s.files.trace, err = timeline.Open(ctx, s.cfg.TraceDir, s.cfg.Group, s.team.Model); err == nil {
+			s.engine.Device().Watch(s.files.trace.Flight)
+			err = s.team.Watch(s.files.trace.Flight)
+		}
+		if _, err := s.team.Agree(ctx, &ranks.Ask{Call: "Wrap", Number: 4}, err); err != nil {
 			return fmt.Errorf("Config.TraceDir: %w", err)
 		}
 	}
+	s.team.Votes = s.layout.Votes.Words
 	s.log("wrapped", s.trace, s.team.Rank())
 	return nil
 }
 
 // prepare does the part of Wrap that needs no other rank.
-func prepare(s *Sharded, m Model) (model *layout.Model, err error) {
+func prepare(s *Sharded, m Model, newDevice func(*Config) (engine.Device, error)) (model *layout.Model, err error) {
 	if s.cfg, err = s.cfg.withDefaults(); err != nil {
 		return nil, err
 	}
@@ -124,7 +146,13 @@ func prepare(s *Sharded, m Model) (model *layout.Model, err error) {
 	if err := callPolicies(&s.cfg, s.trace); err != nil {
 		return nil, err
 	}
+	if s.cfg.Device != nil && s.cfg.Divide == ByActive && s.trace.path().Varies() {
+		return nil, errors.New("calls of the model may be absent, see Tape.Optional: Config.Device cannot divide their gradients ByActive, as the processor does")
+	}
 	if s.units, err = decideUnits(&s.cfg, s.trace); err != nil {
+		return nil, err
+	}
+	if err := virtualModel(&s.cfg, s.trace, s.units); err != nil {
 		return nil, err
 	}
 	device, err := newDevice(&s.cfg)
@@ -136,31 +164,45 @@ func prepare(s *Sharded, m Model) (model *layout.Model, err error) {
 
 // newDevice returns the device that a model computes on. Tests put another in its place.
 var newDevice = func(cfg *Config) (engine.Device, error) {
-	o := engine.HostOptions{Dir: cfg.OffloadDir, Poison: cfg.Poison, Threads: cfg.Threads}
-	if shared, ok := cfg.Group.(comm.Allocator); ok {
-		o.Collective = shared
+	if cfg.Device != nil {
+		d, err := cfg.Device.Engine(engine.DeviceOptions{Poison: cfg.Poison, Offload: cfg.Offload})
+		if err != nil {
+			return nil, fmt.Errorf("Config.Device: %w", err)
+		}
+		return d, nil
 	}
-	h, err := engine.NewHost(o)
+	h, err := engine.NewHost(hostOptions(cfg))
 	if err != nil {
 		return nil, fmt.Errorf("Config.OffloadDir: %w", err)
 	}
 	return h, nil
 }
 
+// hostOptions returns what the configuration decides for memory and threads of the host.
+func hostOptions(cfg *Config) engine.HostOptions {
+	o := engine.HostOptions{Dir: cfg.OffloadDir, Poison: cfg.Poison, Threads: cfg.Threads}
+	if shared, ok := cfg.Group.(comm.Allocator); ok {
+		o.Collective = shared
+	}
+	return o
+}
+
 // engineOptions returns what the configuration decides for the passes.
 func engineOptions(s *Sharded) engine.Options {
 	cfg, tr := &s.cfg, s.trace
 	o := engine.Options{
-		DType: cfg.Precision.Compute.tensor(), Prefetch: cfg.Prefetch, InFlight: cfg.InFlight, Seed: cfg.Seed,
+		DType: cfg.Precision.Compute.tensor(), Prefetch: cfg.Prefetch, InFlight: cfg.InFlight, Seed: cfg.Seed, Passes: cfg.passes(),
 		Save: tr.save, Spill: tr.spill, Before: cfg.before, Factor: cfg.factor(),
 	}
 	for i, c := range tr.calls {
 		half := cfg.Precision.Compute == BFloat16 && !tr.wide[i]
 		o.Modules = append(o.Modules, engine.Module{Key: c.module, Spec: spec(c.module, c.local), Half: half})
 	}
-	if trace, dir := cfg.Trace, cfg.TraceDir; trace != nil || dir != "" {
+	if trace, prof := cfg.Trace, cfg.Profile; trace != nil || prof != nil || cfg.TraceDir != "" || cfg.HashDir != "" {
 		o.Trace = func(step *engine.Step) {
-			if s.file.Step(step); trace != nil {
+			prof.Record(newOperation(step))
+			s.files.hashes.Step(step, s.layout, s.engine.Shards())
+			if s.files.trace.Step(step); trace != nil {
 				trace(newEvent(s.team.Rank(), step))
 			}
 		}
@@ -168,21 +210,29 @@ func engineOptions(s *Sharded) engine.Options {
 	return o
 }
 
-// share makes this rank's share of the initial parameters.
-func (a *arrangement) share(e *engine.Engine, tr *trace) error {
+// adopt makes this rank's shards, all zero.
+func (a *arrangement) adopt(ctx context.Context, e *engine.Engine) error {
 	programs, err := e.Check(a.layout)
 	if err != nil {
 		return err
 	}
-	shards, err := e.Device().NewShards(a.layout, a.meshes)
+	shards, err := e.Device().NewShards(ctx, a.layout, a.meshes)
 	if err != nil {
 		return err
 	}
 	e.Adopt(a.layout, shards, programs)
-	if err := draw(a.layout, shards, tr.params, a.cfg.Seed); err != nil {
+	return nil
+}
+
+// share makes this rank's share of the initial parameters.
+func (a *arrangement) share(ctx context.Context, e *engine.Engine, tr *trace) error {
+	if err := a.adopt(ctx, e); err != nil {
 		return err
 	}
-	return e.Device().Finish() // what fails late fails Wrap, on all ranks
+	if err := draw(a.layout, e.Shards(), tr.params, a.cfg.Seed); err != nil {
+		return err
+	}
+	return e.Device().Wait() // what fails late fails Wrap, on all ranks
 }
 
 // String says whose handle it is, of what, and whether it can be used.
@@ -252,7 +302,7 @@ func piece(s *Sharded, i, p, offset, at, n int) optim.Param {
 	q := optim.Param{
 		Name: l.Model.Params[p].Name, Shape: l.Model.Params[p].Shape, Offset: offset,
 		Value: shards.Value(i).Slice(at, at+n), Grad: shards.Grad(i).Slice(at, at+n),
-		Absent: func() bool { return !present[p] },
+		Absent: func() bool { return !present[p] }, Peers: s.peers(p),
 		Ready: func() error {
 			if l != s.layout && s.life.health != closed {
 				return errFormer
@@ -271,9 +321,13 @@ func piece(s *Sharded, i, p, offset, at, n int) optim.Param {
 			return v, nil
 		},
 	}
-	if s.units[l.Groups[i].Unit].group == nil {
-		q.Updated = func(u optim.Update) { s.life.updates.add(p, u, s.life.grads) }
+	shared := s.units[l.Groups[i].Unit].group == nil
+	q.Updated = func(u optim.Update) {
+		if s.files.hashes.Updated(); shared {
+			s.life.updates.add(p, u, s.life.grads)
+		}
 	}
+	q.Swapped = s.life.swapped
 	return q
 }
 
@@ -330,15 +384,15 @@ func giveBack(s *Sharded) error {
 	if s.engine != nil {
 		err = s.engine.Close()
 	}
-	return errors.Join(err, s.saver.Close(), endTrace(s), s.team.Close())
+	return errors.Join(err, s.saver.Close(), endTrace(s), s.files.hashes.Close(), detach(s), s.team.Close())
 }
 
 // endTrace ends the file of TraceDir.
 func endTrace(s *Sharded) error {
-	if s.file == nil {
+	if s.files.trace == nil {
 		return nil
 	}
-	return s.file.Close()
+	return s.files.trace.Close()
 }
 
 // A PeerError is the failure of another rank before a pass, reported on this one, so that no rank
@@ -366,7 +420,9 @@ func (s *Sharded) ask(ctx context.Context, q *ranks.Ask, err error) (ranks.Answe
 	if err == nil {
 		err = context.Cause(ctx)
 	}
+	begin := s.cfg.Profile.Now()
 	ans, all := s.team.Agree(ctx, q, err)
+	s.cfg.Profile.Agreed(q.Call, begin, s.cfg.Profile.Now())
 	if all == nil {
 		return ans, nil
 	}
@@ -395,15 +451,6 @@ func withoutRank(s *Sharded, err error) error {
 	text := fmt.Sprintf("rank %d of group %q has ended%s, and this rank has not: %s", blame.Rank, blame.Group, when, advice)
 	return &rewordedError{text, err}
 }
-
-// rewordedError is an error in other words.
-type rewordedError struct {
-	text  string
-	cause error
-}
-
-func (e *rewordedError) Error() string { return e.text }
-func (e *rewordedError) Unwrap() error { return e.cause }
 
 // agree is ask where nothing but agreement matters, of a method that has not called enter.
 func (s *Sharded) agree(ctx context.Context, q ranks.Ask, err error) error {

@@ -160,7 +160,7 @@ func (s *Sharded) SetFull(ctx context.Context, root int, params map[string]*tens
 // set agrees to r and gives the model root's params.
 func (s *Sharded) set(ctx context.Context, r ranks.Ask, err error, root int, params map[string]*tensor.Dense) error {
 	if err == nil {
-		err = s.may("SetFull")
+		err = mayReplace(s, "SetFull", nil)
 	}
 	st := s.store(r, err)
 	plan, err := st.PlanSet(ctx, root, func(list []state.Tensor) error { return fits(s.layout, s.cfg.Precision.master(), list, params) }, func(name string) []byte {
@@ -278,7 +278,7 @@ func (s *Sharded) Export(ctx context.Context, path string, opts ...StateOption) 
 // waits for its Backward. It fails while Hold has put one aside.
 func (s *Sharded) Import(ctx context.Context, path string, opts ...StateOption) error {
 	o := state.NewOptions(opts, "Rename", "Transpose", "Join", "AllowMissing", "AllowExtra", "WithOptimizer", "TakeSettings")
-	st := s.store(ranks.Ask{Call: "Import"}, s.mayWith("Import", o.Optimizer))
+	st := s.store(ranks.Ask{Call: "Import"}, mayReplace(s, "Import", o.Optimizer))
 	f, err := st.PlanImport(ctx, path, o)
 	if err != nil {
 		return st.end(err)

@@ -68,7 +68,7 @@ func (st *store) Agree(ctx context.Context, hash uint64, err error) error {
 	s.requests++
 	q.Model, q.Number, q.Loops, q.Schedule = s.team.Model, s.requests, s.loops, hash
 	if err == nil {
-		err = s.engine.Device().Finish() // what was written may fail late
+		err = s.engine.Device().Wait() // what was written may fail late
 	}
 	if err == nil {
 		err = context.Cause(ctx)
@@ -107,6 +107,7 @@ func (st *store) replace(ctx context.Context, what string, f *state.Filling) err
 		return err
 	}
 	s.ZeroGrad()
+	s.engine.Forget()
 	s.life.updates.clear()
 	s.life.mixing(what, f.Optimizer(), s.lists)
 	if err := st.end(f.Run(ctx)); err != nil {
@@ -195,3 +196,12 @@ func with(option string, rank int) string {
 	}
 	return fmt.Sprintf(" with %s(%d)", option, rank)
 }
+
+// rewordedError is an error in other words.
+type rewordedError struct {
+	text  string
+	cause error
+}
+
+func (e *rewordedError) Error() string { return e.text }
+func (e *rewordedError) Unwrap() error { return e.cause }

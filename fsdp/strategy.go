@@ -10,33 +10,38 @@ import (
 // the same bits, the hybrid ones where ShardRanks is a power of two and gradients do not travel in
 // 16 bits. With N ranks, a unit of P bytes and AdamW, each rank holds and sends per step:
 //
-//	             parameters gradients state  whole         gathers            gradients are
-//	FullShard    P/N        P/N       2P/N   while in use  forward, backward  reduce-scattered
-//	ShardGradOp  P/N        P/N       2P/N   pass          forward            reduce-scattered
-//	NoShard      P          P         2P     always        none               all-reduced
-//	HybridShard  P/S        P/S       2P/S   while in use  over S ranks       both
+//	                parameters gradients state  whole         gathers            gradients are
+//	FullShard       P/N        P/N       2P/N   while in use  forward, backward  reduce-scattered
+//	ShardGradOp     P/N        P/N       2P/N   pass          forward            reduce-scattered
+//	NoShard         P          P         2P     always        none               all-reduced
+//	HybridShard     P/S        P/S       2P/S   while in use  over S ranks       both
+//	SecondaryShard  P/N, P/S   P/N       2P/N   while in use  over N, over S     reduce-scattered
 //
-//	             sends
-//	FullShard    3P(N-1)/N
-//	ShardGradOp  2P(N-1)/N
-//	NoShard      2P(N-1)/N
-//	HybridShard  3P(S-1)/S + 2P/S·(R-1)/R
+//	                sends
+//	FullShard       3P(N-1)/N
+//	ShardGradOp     2P(N-1)/N
+//	NoShard         2P(N-1)/N
+//	HybridShard     3P(S-1)/S + 2P/S·(R-1)/R
+//	SecondaryShard  2P(N-1)/N + P(S-1)/S
 //
 // HybridShard cuts over S = Config.ShardRanks ranks, such as those of a host, and has R = N/S
 // replicas. Most of the traffic stays among the S, and only a piece of P/S is summed over the
-// replicas. Under every strategy the gradients of a unit are whole from their first writer to the
-// end of their reduction.
+// replicas. SecondaryShard cuts over all N. What forward has gathered stays cut over the S ranks
+// too, as it has travelled, until backward gathers it among them: one gather less between hosts for
+// up to P/S of memory in a pass. Under every strategy the gradients of a unit are whole from their
+// first writer to the end of their reduction.
 //
 // A pass over a chain of n units between two calls of the root unit takes exactly these
 // collectives:
 //
-//	              all-gathers:                             reduce-scatters  all-reduces
-//	              forward  backward
-//	FullShard     1+n      max(0, n-1-⌈Prefetch/2⌉)        1+n              0
-//	ShardGradOp   1+n      0                               1+n              0
-//	NoShard       0        0                               0                1+n
-//	HybridShard   1+n      max(0, n-1-⌈Prefetch/2⌉)        1+n              1+n, of pieces
-//	HybridGradOp  1+n      0                               1+n              1+n, of pieces
+//	                all-gathers:                             reduce-scatters  all-reduces
+//	                forward  backward
+//	FullShard       1+n      max(0, n-1-⌈Prefetch/2⌉)        1+n              0
+//	ShardGradOp     1+n      0                               1+n              0
+//	NoShard         0        0                               0                1+n
+//	HybridShard     1+n      max(0, n-1-⌈Prefetch/2⌉)        1+n              1+n, of pieces
+//	HybridGradOp    1+n      0                               1+n              1+n, of pieces
+//	SecondaryShard  1+n      max(0, n-1-⌈Prefetch/2⌉)        1+n              0
 //
 // The last units are still whole when backward comes to them, so FullShard sends a little less than
 // the first table says. Its root unit is kept as under ShardGradOp: gathered once, and freed after
@@ -54,12 +59,15 @@ const (
 	// 2022, arXiv:2205.00119).
 	HybridShard
 	HybridGradOp // ShardGradOp over ShardRanks ranks, likewise
+	// SecondaryShard is FullShard whose backward gathers from a second copy of the parameters, cut over
+	// ShardRanks ranks (hpZ of ZeRO++: Wang et al., 2023, arXiv:2306.10209). Not with Config.Device.
+	SecondaryShard
 	strategies
 )
 
 // String returns the strategy's name.
 func (s Strategy) String() string {
-	names := [strategies]string{"FullShard", "ShardGradOp", "NoShard", "HybridShard", "HybridGradOp"}
+	names := [strategies]string{"FullShard", "ShardGradOp", "NoShard", "HybridShard", "HybridGradOp", "SecondaryShard"}
 	if s < strategies {
 		return names[s]
 	}
@@ -69,7 +77,7 @@ func (s Strategy) String() string {
 // kept returns the strategy that cuts as s does and keeps what it has gathered for the pass.
 func (s Strategy) kept() Strategy {
 	switch s {
-	case FullShard:
+	case FullShard, SecondaryShard:
 		return ShardGradOp
 	case HybridShard:
 		return HybridGradOp
@@ -89,6 +97,9 @@ func (s Strategy) cut() layout.Cut {
 		return layout.All
 	}
 }
+
+// overSome tells whether the strategy cuts something over Config.ShardRanks.
+func (s Strategy) overSome() bool { return s.cut() == layout.Some || s == SecondaryShard }
 
 // UnitInfo describes a unit to the functions of a Config.
 type UnitInfo struct {

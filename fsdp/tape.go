@@ -8,6 +8,9 @@ import (
 	"slices"
 	"strings"
 
+	"gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
+
 	"github.com/gofsdp/gofsdp/fsdp/internal/layout"
 	"github.com/gofsdp/gofsdp/internal/caught"
 	"github.com/gofsdp/gofsdp/internal/exec"
@@ -53,12 +56,21 @@ type Ref struct {
 // At returns output i of the call that r came from; the Ref that Call returns is output 0.
 func (r Ref) At(i int) Ref {
 	if r.tape != nil {
-		if r.ref.Call == program.Batch || i < 0 {
+		if r.ref.Call < 0 || i < 0 {
 			r.tape.fail(fmt.Errorf("At(%d) of a value that is not the output of a call", i))
 		}
 		r.ref.Out = i
 	}
 	return r
+}
+
+// Or returns r, and other in passes where r is absent: see [Tape.Optional].
+func (r Ref) Or(other Ref) Ref {
+	if r.tape == nil {
+		return r
+	}
+	r.tape.use("Or", r, other)
+	return r.tape.choose(layout.Choice{Of: r.ref, When: -1, Or: other.ref})
 }
 
 // A Tape records the calls that a model makes.
@@ -71,6 +83,10 @@ type Tape struct {
 	main   *Tape          // of Forward, if this one is of another program: all calls must be there
 	inputs int            // number of inputs used
 	err    error          // first
+
+	optional []int // inputs that a batch may lack
+	choices  []layout.Choice
+	when     []func(batch []Tensor) bool // conditions of choices
 }
 
 // tapeCall is a recorded call.
@@ -193,19 +209,111 @@ func (t *Tape) parameter(call string, p Param) (int, error) {
 
 // record appends the call.
 func (t *Tape) record(c tapeCall, in []Ref) Ref {
+	if !t.use(fmt.Sprintf("call %q", c.name), in...) {
+		return Ref{tape: t}
+	}
 	c.in = nil
-	for i, r := range in {
-		if r.tape != t {
-			t.fail(fmt.Errorf("call %q: input %d is not a value of this model", c.name, i))
-			return Ref{tape: t}
-		}
-		if r.ref.Call == program.Batch {
-			t.inputs = max(t.inputs, r.ref.Out+1)
-		}
+	for _, r := range in {
 		c.in = append(c.in, r.ref)
 	}
 	t.calls = append(t.calls, c)
 	return Ref{t, program.Ref{Call: len(t.calls) - 1}}
+}
+
+// use notes that values are read, and reports one that is not of this model.
+func (t *Tape) use(what string, in ...Ref) bool {
+	for i, r := range in {
+		if r.tape != t {
+			t.fail(fmt.Errorf("%s: input %d is not a value of this model", what, i))
+			return false
+		}
+		if r.ref.Call == program.Batch {
+			t.inputs = max(t.inputs, r.ref.Out+1)
+		}
+	}
+	return true
+}
+
+// Optional returns x as a value that may be absent from a pass on a rank. Without functions x is a
+// tensor of the batch, and absent where the batch has nil in its place. With functions it is any value,
+// and absent where one of them, which get this rank's batch, returns false. They must depend on it
+// alone.
+//
+// A call with an input that is absent is absent itself, and what depends on it, up to [Ref.Or]:
+//
+//	image := t.Optional(in[1])
+//	seen := t.Call("vision", &tower{…}, image)
+//	x := t.Call("splice", &splice{…}, text, seen).Or(text)
+//
+// A rank without an image computes nothing of "vision" and "splice", nor of what is for them alone,
+// and what it sends of them are zeros. It needs no memory for them but that of whole parameters and
+// gradients, since it takes part in their collectives: the schedule is that of ranks with an image.
+// So each rank's batch decides for itself, in every pass anew. The loss must not be absent; other
+// results may be, in place of which Eval returns nil. What [Tape.Zeros] returns may be added in place
+// of an absent value, such as the loss of a task.
+//
+// Gradients are divided as Config.Divide says. A parameter that no rank has used, in all Backwards
+// since ZeroGrad, has no gradient on any rank, and optimizers leave it alone. One that several calls
+// share is used where any of them is there. Parameters of a group of its own (Config.GroupOf) count
+// in that group alone. Ranks tell each other by a word of 8 bytes for each parameter that may be
+// absent, or each group of it, in the exchange before a Backward, and others: ranks that call two
+// models of one group in different orders may then fail the group, by a mismatch of sizes.
+func (t *Tape) Optional(x Ref, when ...func(batch []Tensor) bool) Ref {
+	if !t.use("Optional", x) {
+		return x
+	}
+	switch input := x.ref.Out; {
+	case len(when) > 0:
+	case x.ref.Call == program.Batch && !slices.Contains(t.optional, input):
+		t.optional = append(t.optional, input)
+	case x.ref.Call != program.Batch:
+		t.fail(errors.New("Optional of a value that is no tensor of the batch needs a function that says when it is there"))
+	}
+	for _, f := range when {
+		if f == nil {
+			t.fail(errors.New("Optional: a function is nil"))
+		}
+		t.when = append(t.when, f)
+		x = t.choose(layout.Choice{Of: x.ref, When: len(t.when) - 1, Or: program.Ref{Call: program.None}})
+	}
+	return x
+}
+
+// Zeros returns zeros of that shape, the output of a call of that name: for Or.
+func (t *Tape) Zeros(name string, shape ...int) Ref { return t.Call(name, &zeros{shape}) }
+
+// choose records a choice.
+func (t *Tape) choose(c layout.Choice) Ref {
+	t.choices = append(t.choices, c)
+	return Ref{t, layout.ChoiceRef(len(t.choices) - 1)}
+}
+
+// zeros is the module of Zeros.
+type zeros struct{ Shape []int }
+
+// Params implements Module.
+func (*zeros) Params() []Param { return nil }
+
+// Build implements Module.
+func (z *zeros) Build(b *Builder, _ ...*gorgonia.Node) (gorgonia.Nodes, error) {
+	n, err := b.ConstTensor(tensor.New(tensor.Of(b.DType()), tensor.WithShape(z.Shape...)))
+	return gorgonia.Nodes{n}, err
+}
+
+// met is what a batch has for a condition that it meets.
+var met = exec.Value{Shape: tensor.Shape{1}, DType: tensor.Int}
+
+// conditions appends to the values of a batch those of the conditions.
+func (t *Tape) conditions(values []exec.Value, batch []Tensor) (_ []exec.Value, err error) {
+	defer caught.Panic(&err, "a function of the model's Optional")
+	for _, is := range t.when {
+		if is(batch) {
+			values = append(values, met)
+		} else {
+			values = append(values, exec.Absent)
+		}
+	}
+	return values, nil
 }
 
 func (t *Tape) fail(err error) {
@@ -218,7 +326,8 @@ func (t *Tape) fail(err error) {
 type trace struct {
 	*Tape
 	results    []program.Ref
-	inputNames []string // nil if the model does not name its inputs
+	programs   map[string]*trace // of Forward, which is "", and of the others
+	inputNames []string          // nil if the model does not name its inputs
 
 	// Decided by the configuration, by call of Forward.
 	save  []exec.Policy // what the call keeps for backward
@@ -235,6 +344,7 @@ func traceModel(m Model) (tr *trace, err error) {
 	}
 	defer caught.Panic(&err, "the model's Forward")
 	tr = &trace{Tape: newTape(nil), notes: make(map[string][]string)}
+	tr.programs = map[string]*trace{"": tr}
 	if namer, ok := m.(inputNamer); ok {
 		tr.inputNames = namer.Inputs()
 	}
@@ -264,7 +374,7 @@ func tracePrograms(m Model, main *trace) (traces map[string]*trace, err error) {
 		if err := tr.run(programs[name]); err != nil {
 			return nil, fmt.Errorf("program %q: %w", name, err)
 		}
-		traces[name] = tr
+		traces[name], main.programs[name] = tr, tr
 	}
 	return traces, nil
 }
@@ -295,7 +405,10 @@ func layoutModel(forward *trace, programs map[string]*trace) *layout.Model {
 
 // path returns the calls of one program.
 func (tr *trace) path() *layout.Path {
-	p := &layout.Path{Inputs: tr.inputs, InputNames: tr.inputNames, Results: tr.results}
+	p := &layout.Path{
+		Inputs: tr.inputs, InputNames: tr.inputNames, Results: tr.results,
+		Optional: tr.optional, Conditions: len(tr.when), Choices: tr.choices,
+	}
 	for _, c := range tr.calls {
 		p.Calls = append(p.Calls, layout.Call{Name: c.name, Module: c.from, In: c.in, Params: c.params})
 	}
@@ -337,11 +450,15 @@ func (tr *trace) run(f Program) error {
 	if len(out) == 0 {
 		return errors.New("the model has no results")
 	}
+	p := tr.path()
 	for i, r := range out {
-		if r.tape != tr.Tape || r.ref.Call == program.Batch {
+		if r.tape != tr.Tape || slices.ContainsFunc(p.Alternatives(r.ref), func(r program.Ref) bool { return r.Call == program.Batch }) {
 			return fmt.Errorf("result %d is not the output of a call of this model", i)
 		}
 		tr.results = append(tr.results, r.ref)
+	}
+	if tr.main == nil && tr.path().Absent()[0] {
+		return errors.New("the loss may be absent, see Tape.Optional: say by Or what it is then")
 	}
 	return nil
 }

@@ -35,6 +35,13 @@ func memories(t *testing.T) []string {
 // kind of method find out. Close then waits for all of them.
 func TestCloseAfterTheGroup(t *testing.T) {
 	pulled := errors.New("cable pulled")
+	discard := func(ctx context.Context, m *fsdp.Sharded) error {
+		err := m.Hold().Discard(ctx)
+		if err == nil && !groupsCarryPasses { // it has not waited for the gathers
+			return m.SyncGrads(ctx)
+		}
+		return err
+	}
 	for name, find := range map[string]func(ctx context.Context, m *fsdp.Sharded, batch []fsdp.Tensor) error{
 		"Forward": func(ctx context.Context, m *fsdp.Sharded, b []fsdp.Tensor) error {
 			_, err := m.Forward(ctx, b...)
@@ -44,9 +51,9 @@ func TestCloseAfterTheGroup(t *testing.T) {
 		"Backward of a held pass": func(ctx context.Context, m *fsdp.Sharded, b []fsdp.Tensor) error {
 			return m.Hold().Backward(ctx)
 		},
-		"Discard": func(ctx context.Context, m *fsdp.Sharded, b []fsdp.Tensor) error { return m.Hold().Discard(ctx) },
+		"Discard": func(ctx context.Context, m *fsdp.Sharded, b []fsdp.Tensor) error { return discard(ctx, m) },
 		"Eval after Discard": func(ctx context.Context, m *fsdp.Sharded, b []fsdp.Tensor) error {
-			require.ErrorIs(t, m.Hold().Discard(ctx), pulled)
+			require.ErrorIs(t, discard(ctx, m), pulled)
 			_, err := m.Eval(ctx, b...)
 			return err
 		},
@@ -72,7 +79,9 @@ func TestCloseAfterTheGroup(t *testing.T) {
 					batch := tinyBatch(0, g.Rank(), 2, 5)
 					_, err := m.Forward(ctx, batch...)
 					require.NoError(t, err)
-					require.Greater(t, strict.book.open, 1, "gathers for the backward")
+					if groupsCarryPasses {
+						require.Greater(t, strict.book.open, 1, "gathers for the backward")
+					}
 					require.NoError(t, g.Barrier(ctx))
 					strict.book.fault = pulled // also of those that have arrived in time
 					g.Abort(pulled)
@@ -126,7 +135,9 @@ func TestCloseInsideAPass(t *testing.T) {
 			require.ErrorContains(t, err, "no more")
 		}
 	}
-	require.Positive(t, waited)
+	if groupsCarryPasses {
+		require.Positive(t, waited)
+	}
 }
 
 // TestCloseUnmapsAtLast closes the model of one rank, whose shards lie in files, while another has

@@ -10,7 +10,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 	"gorgonia.org/tensor"
@@ -101,7 +100,7 @@ type journey struct {
 func journeys(t *testing.T) (list []journey) {
 	narrow, half := fsdp.Precision{Gather: fsdp.BFloat16, Reduce: fsdp.BFloat16}, fsdp.BF16()
 	all, even := []int{2, 3, 4}, []int{4}
-	for s := fsdp.FullShard; s <= fsdp.HybridGradOp; s++ {
+	for s := fsdp.FullShard; s <= lastStrategy; s++ {
 		for _, p := range []fsdp.Precision{{}, narrow, half} {
 			j := journey{fmt.Sprintf("%v, %v", s, p), all, fsdp.Config{Strategy: s, Precision: p}, false}
 			if s >= fsdp.HybridShard {
@@ -242,6 +241,7 @@ type lookout struct {
 	changed *sync.Cond
 	issued  map[string][]int // operations by group and rank in it
 	waiting []*waited        // by rank of all: what it waits for, or nil
+	ended   bool             // a rank has given up: nobody will be stuck
 }
 
 // waited is an operation of a group, counted from 1.
@@ -271,7 +271,7 @@ func (w *lookout) stuck(but int) bool {
 func (w *lookout) awaitStuck(but int) (groups []string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	for !w.stuck(but) {
+	for !w.ended && !w.stuck(but) {
 		w.changed.Wait()
 	}
 	for _, on := range w.waiting {
@@ -411,9 +411,8 @@ func TestDeathInHybridStep(t *testing.T) {
 }
 
 const (
-	deathRanks    = 4
-	deathVictim   = 3
-	deathPatience = 10 * time.Second // far less than that of the groups
+	deathRanks  = 4
+	deathVictim = 3
 )
 
 // dieAt trains until the victim dies after an operation of the second pass. It returns the groups
@@ -423,8 +422,6 @@ func dieAt(t *testing.T, handles []comm.Group, kind string, die func(comm.Group)
 	errs = make([]error, deathRanks)
 	over.Add(deathRanks)
 	onGroups(t, handles, func(ctx context.Context, g comm.Group) {
-		ctx, cancel := context.WithTimeout(ctx, deathPatience)
-		defer cancel()
 		cfg := fsdp.Config{
 			Group: watch.watched(g, "all", g.Rank()), Strategy: fsdp.HybridShard, ShardRanks: 2,
 			Wrap: fsdp.WrapEach(), Precision: float64s,
@@ -446,6 +443,7 @@ func dieAt(t *testing.T, handles []comm.Group, kind string, die func(comm.Group)
 			}
 		}
 		errs[g.Rank()] = err
+		watch.note(func() { watch.ended = true })
 		over.Done()
 		over.Wait()   // closing would tell the others
 		_ = m.Close() // memory may have gone with the group

@@ -157,7 +157,7 @@ func TestUnitGroupErrors(t *testing.T) {
 			if g.Rank() == 2 {
 				cfg.GroupOf = func(fsdp.UnitInfo) comm.Group { panic("no groups today") }
 			}
-		}, "Config.StrategyOf or GroupOf panicked at "},
+		}, "Config.StrategyOf, GroupOf or CutOf panicked at "},
 	} {
 		t.Run(name, func(t *testing.T) {
 			for _, err := range errorsOf(t, 3, func(ctx context.Context, g comm.Group) error {

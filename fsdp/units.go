@@ -1,15 +1,21 @@
 package fsdp
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 
 	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/fsdp/internal/layout"
 	"github.com/gofsdp/gofsdp/fsdp/internal/ranks"
+	"github.com/gofsdp/gofsdp/fsdp/internal/state"
 	"github.com/gofsdp/gofsdp/internal/caught"
 	"github.com/gofsdp/gofsdp/internal/exec"
+	"github.com/gofsdp/gofsdp/optim"
+	"github.com/gofsdp/gofsdp/shard"
 )
 
 // rootName is what the root unit is called in events and messages.
@@ -22,6 +28,8 @@ type unit struct {
 	kinds    []layout.Kind // of the members
 	strategy Strategy
 	group    comm.Group // of its own, or nil
+	at       shard.Cut
+	cut      string // at as text, "" if it is anywhere
 }
 
 // decideUnits applies the policies of cfg to the model.
@@ -88,7 +96,7 @@ func paramKinds(cfg *Config, tr *trace) (kinds []layout.Kind, err error) {
 
 // decide asks the configuration for the unit's strategy and group.
 func (u *unit) decide(cfg *Config) (err error) {
-	defer caught.Panic(&err, "Config.StrategyOf or GroupOf")
+	defer caught.Panic(&err, "Config.StrategyOf, GroupOf or CutOf")
 	u.Strategy = cfg.Strategy
 	if u.Root {
 		u.Strategy = u.Strategy.kept()
@@ -102,9 +110,12 @@ func (u *unit) decide(cfg *Config) (err error) {
 	if named == cfg.Strategy.kept() { // which is what becomes of Config.Strategy in the root unit
 		named = cfg.Strategy
 	}
-	if u.strategy.cut() == layout.Some && cfg.ShardRanks == 0 {
+	if u.strategy.overSome() && cfg.ShardRanks == 0 {
 		return fmt.Errorf("%v needs Config.ShardRanks, the number of ranks that parameters are cut over: a divisor of %d, such as the ranks of a host",
 			named, cfg.Group.Size())
+	}
+	if u.strategy == SecondaryShard && cfg.Device != nil {
+		return errors.New("SecondaryShard is for the processor: Config.Device keeps no second copy of parameters")
 	}
 	if cfg.GroupOf != nil {
 		u.group = cfg.GroupOf(u.UnitInfo)
@@ -115,7 +126,28 @@ func (u *unit) decide(cfg *Config) (err error) {
 	if u.group != nil && u.strategy != FullShard && u.strategy != ShardGradOp {
 		return fmt.Errorf("Config.GroupOf gives a group of its own, over which %v is not possible: want FullShard or ShardGradOp", named)
 	}
+	if cfg.CutOf != nil {
+		u.cutAt(cfg.CutOf(u.UnitInfo))
+	}
 	return nil
+}
+
+// cutAt asks once for the blocks of all parameters, which every rank has to agree on.
+func (u *unit) cutAt(c shard.Cut) {
+	if c.Block == nil && c.Weights == nil {
+		return
+	}
+	u.at.Weights = slices.Clone(c.Weights)
+	list := make([]int, len(u.Params))
+	if c.Block != nil {
+		blocks := make(map[string]int)
+		for i, p := range u.Params {
+			list[i] = c.Block(shard.Param{Name: p.Name, Shape: p.Shape})
+			blocks[p.Name] = list[i]
+		}
+		u.at.Block = func(p shard.Param) int { return blocks[p.Name] }
+	}
+	u.cut = fmt.Sprintf("blocks of %v, weights %v", list, u.at.Weights)
 }
 
 // arrange lays the units out in flat groups and finds the ranks that share them. It is a
@@ -126,16 +158,7 @@ func arrange(ctx context.Context, team *ranks.Team, m *layout.Model, cfg Config,
 	if err != nil {
 		return a, err
 	}
-	list := make([]layout.Unit, len(units))
-	for i, u := range units {
-		list[i] = layout.Unit{Name: u.Name, Members: u.members, Kinds: u.kinds, Cut: u.strategy.cut(), Keep: u.strategy.kept() == u.strategy, Own: own[i]}
-	}
-	p := cfg.Precision
-	a.layout, err = layout.New(m, list, layout.Options{
-		World: team.Size(), Rank: team.Rank(), ShardRanks: cfg.ShardRanks,
-		Compute: p.master().comm(), Read: p.Compute.comm(), Gather: p.Gather.comm(), Reduce: p.Reduce.comm(),
-	})
-	if err != nil {
+	if err = a.lay(m, own); err != nil {
 		return a, err
 	}
 	a.meshes = make([]ranks.Mesh, len(a.layout.Groups))
@@ -144,15 +167,52 @@ func arrange(ctx context.Context, team *ranks.Team, m *layout.Model, cfg Config,
 		if a.meshes[i], err = team.Mesh(ctx, units[g.Unit].group, g.Ranks.Shards, g.Ranks.Replicas); err != nil {
 			return a, fmt.Errorf("unit %s: %w", units[g.Unit].Name, err)
 		}
+		if n := g.Ranks.Second; n > 0 {
+			if a.meshes[i].Second, err = team.Second(ctx, n); err != nil {
+				return a, fmt.Errorf("unit %s: %w", units[g.Unit].Name, err)
+			}
+		}
 	}
 	return a, nil
 }
 
+// lay lays the units out in flat groups. Those with groups of their own are over these ranks.
+func (a *arrangement) lay(m *layout.Model, own []*layout.Own) (err error) {
+	list := make([]layout.Unit, len(a.units))
+	for i, u := range a.units {
+		list[i] = layout.Unit{Name: u.Name, Members: u.members, Kinds: u.kinds, Cut: u.strategy.cut(), At: u.at, Keep: u.strategy.kept() == u.strategy,
+			Second: u.strategy == SecondaryShard, Own: own[i]}
+	}
+	p := a.cfg.Precision
+	reduce := p.Reduce
+	if a.cfg.passes() > 1 { // only a sum over all virtual ranks may be rounded
+		reduce = p.master()
+	}
+	a.layout, err = layout.New(m, list, layout.Options{
+		World: a.cfg.Group.Size(), Rank: a.cfg.Group.Rank(), ShardRanks: a.cfg.ShardRanks,
+		Compute: p.master().comm(), Read: p.Compute.comm(), Gather: p.Gather.comm(), Reduce: reduce.comm(), Round: p.Reduce.comm(),
+	})
+	return err
+}
+
+// peers returns the ranks that have the pieces of a parameter.
+func (a *arrangement) peers(p int) *optim.Peers {
+	home := a.layout.Home[p]
+	g := &a.layout.Groups[home.Group]
+	return &optim.Peers{
+		Group: cmp.Or(a.units[g.Unit].group, a.cfg.Group), Places: g.Ranks.Shards, Exact: a.cfg.VirtualRanks > 0,
+		Span: func(place int) shard.Span { return g.Span(place, home.Index) },
+	}
+}
+
 // meet returns the ranks of the units that have groups of their own, by unit. Every rank learns of
-// all those groups. It is a collective if there are any.
+// all those groups. It is a collective if there are any. Units that have the same group are told of
+// once, where that is so on every rank.
 func meet(ctx context.Context, team *ranks.Team, units []*unit) ([]*layout.Own, error) {
 	own := make([]*layout.Own, len(units))
-	var mine []int64 // leader and rank in every group of the user's
+	var each, once []*layout.Own // of units, and of groups as they first come
+	var alike []string           // of units, the place in once
+	at := make(map[comm.Group]int)
 	var err error
 	for i, u := range units {
 		if u.group == nil || err != nil {
@@ -163,32 +223,50 @@ func meet(ctx context.Context, team *ranks.Team, units []*unit) ([]*layout.Own, 
 			err = fmt.Errorf("unit %s: %w", u.Name, merr)
 		}
 		own[i] = &layout.Own{Ranks: u.group.Size(), Rank: u.group.Rank(), Leader: leader}
-		mine = append(mine, int64(leader), int64(u.group.Rank()))
+		if _, known := at[u.group]; !known {
+			at[u.group], once = len(once), append(once, own[i])
+		}
+		each, alike = append(each, own[i]), append(alike, strconv.Itoa(at[u.group]))
 	}
-	if mine == nil {
+	if each == nil {
 		return own, nil
 	}
 	if err != nil {
 		abortOwn(units, err)
 	}
-	if _, err := team.Agree(ctx, &ranks.Ask{Call: "the meeting of the ranks of a group of GroupOf"}, err); err != nil {
-		return nil, err
-	}
-	all, err := team.Each(ctx, "ranks of groups of GroupOf", mine)
+	ans, err := team.Agree(ctx, &ranks.Ask{Call: "the meeting of the ranks of a group of GroupOf", Round: true, Schedule: state.Hash(alike...)}, err)
 	if err != nil {
 		return nil, err
 	}
-	for at := 0; at < len(all); at += len(mine) {
-		words := all[at:]
-		for _, o := range own {
-			if o != nil {
-				leader := int(words[0])
-				o.Table = append(o.Table, layout.Member{Leader: leader, Set: leader, Place: int(words[1])})
-				words = words[2:]
-			}
+	if !ans.Known {
+		return own, tell(ctx, team, each)
+	}
+	for i, u := range units {
+		if u.group != nil {
+			own[i] = once[at[u.group]]
 		}
 	}
-	return own, nil
+	return own, tell(ctx, team, once)
+}
+
+// tell fills the tables of groups, as many on every rank.
+func tell(ctx context.Context, team *ranks.Team, own []*layout.Own) error {
+	var mine []int64
+	for _, o := range own {
+		mine = append(mine, int64(o.Leader), int64(o.Rank))
+	}
+	all, err := team.Each(ctx, "ranks of groups of GroupOf", mine)
+	if err != nil {
+		return err
+	}
+	for i, o := range own {
+		o.Table = make([]layout.Member, team.Size())
+		for rank := range o.Table {
+			words := all[rank*len(mine)+2*i:]
+			o.Table[rank] = layout.Member{Leader: int(words[0]), Set: int(words[0]), Place: int(words[1])}
+		}
+	}
+	return nil
 }
 
 // abortOwn fails the user's groups that this rank has met or was about to meet: their other ranks

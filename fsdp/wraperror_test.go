@@ -13,7 +13,9 @@ import (
 
 	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/fsdp"
+	"github.com/gofsdp/gofsdp/fsdp/gpu"
 	"github.com/gofsdp/gofsdp/fsdp/nn"
+	"github.com/gofsdp/gofsdp/shard"
 )
 
 // calls returns a model that makes the given calls with in[0] and returns the last.
@@ -94,10 +96,12 @@ var wrapErrors = map[string]struct {
 	"negative prefetch":  {tinyGPT(1), fsdp.Config{Prefetch: -2}, "Config.Prefetch is -2"},
 	"unknown strategy":   {tinyGPT(1), fsdp.Config{Strategy: 9}, "Config.Strategy is Strategy(9)"},
 	"strategy of a unit": {tinyGPT(1), fsdp.Config{StrategyOf: func(fsdp.UnitInfo) fsdp.Strategy { return 9 }}, "unit root: Config.StrategyOf returned Strategy(9)"},
-	"StrategyOf panics":  {tinyGPT(1), fsdp.Config{StrategyOf: func(fsdp.UnitInfo) fsdp.Strategy { panic("no opinion") }}, panickedHere("unit root: Config.StrategyOf or GroupOf", "no opinion")},
-	"GroupOf panics":     {tinyGPT(1), fsdp.Config{GroupOf: func(fsdp.UnitInfo) comm.Group { panic("no opinion") }}, panickedHere("unit root: Config.StrategyOf or GroupOf", "no opinion")},
+	"StrategyOf panics":  {tinyGPT(1), fsdp.Config{StrategyOf: func(fsdp.UnitInfo) fsdp.Strategy { panic("no opinion") }}, panickedHere("unit root: Config.StrategyOf, GroupOf or CutOf", "no opinion")},
+	"GroupOf panics":     {tinyGPT(1), fsdp.Config{GroupOf: func(fsdp.UnitInfo) comm.Group { panic("no opinion") }}, panickedHere("unit root: Config.StrategyOf, GroupOf or CutOf", "no opinion")},
+	"CutOf panics":       {tinyGPT(1), fsdp.Config{CutOf: func(fsdp.UnitInfo) shard.Cut { panic("no opinion") }}, panickedHere("unit root: Config.StrategyOf, GroupOf or CutOf", "no opinion")},
 	"hybrid over what":   {tinyGPT(1), fsdp.Config{Strategy: fsdp.HybridShard}, "unit root: HybridShard needs Config.ShardRanks"},
 	"hybrid over more":   {tinyGPT(1), fsdp.Config{Strategy: fsdp.HybridShard, ShardRanks: 5}, "Config.ShardRanks is 5, which does not divide"},
+	"second copy, GPU":   {tinyGPT(1), fsdp.Config{Strategy: fsdp.SecondaryShard, ShardRanks: 1, Wrap: blocks, Device: new(gpu.Device)}, "unit blocks.0: SecondaryShard is for the processor"},
 	"unknown divisor":    {tinyGPT(1), fsdp.Config{Divide: 9}, "Config.Divide is Divide(9)"},
 	"negative in flight": {tinyGPT(1), fsdp.Config{InFlight: -1}, "Config.InFlight is -1"},
 	"Frozen panics":      {tinyGPT(1), fsdp.Config{Frozen: func(string) bool { panic("no opinion") }}, panickedHere("parameter wte.weight: Config.Frozen, Ignored or Precision.Full", "no opinion")},

@@ -24,34 +24,39 @@ type Variant struct {
 type Compiled struct {
 	Variant
 	*Needs
-	Absent bool // it computes nothing: no call is bound
-	Path   *layout.Path
-	Model  *program.Model
-	Plan   *program.Plan
-	Calls  []Call
-	Params []int          // by group: buffer of the full parameters, or -1
-	Grads  []int          // by group: buffer of the full gradients, or -1
-	Zero   [][]shard.Span // by group: bytes of the full gradients that no call writes
-	Loss   int            // buffer of the loss
-	Seed   int            // buffer of its gradient, or -1
-	Hash   uint64         // of the variant, the program and which parameters get a gradient; 63 bits
+	Absent   bool // it computes nothing: no call is bound
+	Path     *layout.Path
+	Model    *program.Model // of this pass: where calls are absent, without them
+	Plan     *program.Plan
+	Calls    []Call
+	Params   []int          // by group: buffer of the full parameters, or -1
+	Grads    []int          // by group: buffer of the full gradients, or -1
+	Second   []int          // by group: buffer of this rank's piece of the second copy, or -1
+	Zero     [][]shard.Span // by group: bytes of the full gradients that no call writes
+	Wrote    []bool         // by parameter: whether a call writes its gradient; Grad says whether one of any rank may
+	Loss     int            // buffer of the loss
+	Seed     int            // buffer of its gradient, or -1
+	Home     []layout.Place // by parameter
+	Prepared any            // what Device.Prepare has returned
+	Inputs   []exec.Value   // shapes and types of the batch; Bytes is nil
+	Hash     uint64         // of the variant, the program and which parameters get a gradient; 63 bits
 
-	home   []layout.Place // by parameter
-	inputs []exec.Value   // shapes and types of the batch; Bytes is nil
-	bytes  int            // of memory that it takes, without its units
-	units  int            // that these take
+	votes []int // words of Layout.Votes whose parameters' gradients a call writes
+
+	bytes int // of memory that it takes, without its units
+	units int // that these take
 }
 
 // Needs are what a training pass turns out to need when its calls are compiled for a batch: the
 // part of its schedule that a rank without a batch cannot know.
 type Needs struct {
 	Reads [][]bool // by call: which of its parameters backward reads; nil for all
-	Grad  []bool   // by parameter: whether it gets a gradient
+	Grad  []bool   // by parameter: whether it gets a gradient; of Layout.Votes, whether it may
 }
 
 // A Call is a call with its program and the buffers of its operands.
 type Call struct {
-	Unit    *exec.Unit // nil if the pass does not run the call
+	Unit    *exec.Unit // nil if this rank's pass does not run the call
 	In, Out []int      // buffers; an input from the batch is ^i
 	GradOut []int      // buffers, or -1
 	GradIn  []int      // buffers, or -1
@@ -80,6 +85,7 @@ func (e *Engine) Compiled(v Variant, batch []exec.Value) (*Compiled, error) {
 	}
 	c.measure()
 	e.compiled = fitting(slices.Insert(e.compiled, 0, c), KeepBytes)
+	e.dev.Keep(e.compiled)
 	return c, nil
 }
 
@@ -98,7 +104,7 @@ func fitting(passes []*Compiled, limit int) []*Compiled {
 // measure sets the bytes that c takes.
 func (c *Compiled) measure() {
 	const word = int(unsafe.Sizeof(0))
-	c.bytes = int(unsafe.Sizeof(*c)) + c.Plan.Bytes() + len(c.Params)*(2*word+int(unsafe.Sizeof([]shard.Span{})))
+	c.bytes = int(unsafe.Sizeof(*c)) + c.Plan.Bytes() + len(c.Params)*(3*word+int(unsafe.Sizeof([]shard.Span{})))
 	for i := range c.Zero {
 		c.bytes += cap(c.Zero[i]) * int(unsafe.Sizeof(shard.Span{}))
 	}
@@ -138,7 +144,7 @@ func (e *Engine) ProgramBytes() int {
 
 func (c *Compiled) matches(batch []exec.Value) bool {
 	for i, v := range batch {
-		if v.DType != c.inputs[i].DType || !slices.Equal(v.Shape, c.inputs[i].Shape) {
+		if v.DType != c.Inputs[i].DType || !slices.Equal(v.Shape, c.Inputs[i].Shape) {
 			return false
 		}
 	}
@@ -156,17 +162,33 @@ func shapeless(batch []exec.Value) []exec.Value {
 
 // newCompiled returns an empty pass of a variant.
 func (e *Engine) newCompiled(v Variant) *Compiled {
+	grad := make([]bool, len(e.layout.Model.Params))
 	return &Compiled{
-		Variant: v, home: e.layout.Home, Path: e.layout.Model.Paths[v.Program], Model: e.layout.Entries[v.Program],
-		Needs: &Needs{Grad: make([]bool, len(e.layout.Model.Params))},
+		Variant: v, Home: e.layout.Home, Path: e.layout.Model.Paths[v.Program], Model: e.layout.Entries[v.Program],
+		Needs: &Needs{Grad: grad}, Wrote: grad,
 	}
+}
+
+// Computes tells whether a pass computes an operation on a call: it has a batch, and the call is there.
+func (c *Compiled) Computes(op program.Op) bool {
+	if c.Calls == nil || c.Calls[op.Call].Unit == nil {
+		return false
+	}
+	return op.Kind == program.Forward || c.Calls[op.Call].Unit.Backward != nil
 }
 
 // compile infers the shapes of all values, compiles every call, schedules the pass with what the
 // calls turn out to read in backward, and plans the buffers.
 func (e *Engine) compile(v Variant, batch []exec.Value) (*Compiled, error) {
 	c := e.newCompiled(v)
-	c.inputs, c.Calls = shapeless(batch), make([]Call, len(c.Model.Calls))
+	c.Inputs, c.Calls = shapeless(batch), make([]Call, len(c.Model.Calls))
+	if c.Path.Varies() {
+		given := make([]bool, len(batch))
+		for i := range batch {
+			given[i] = batch[i].Len() > 0
+		}
+		c.Model, c.Wrote = c.Path.At(c.Model, v.Eval, given), make([]bool, len(c.Wrote))
+	}
 	shapes, err := e.shapes(c)
 	if err != nil {
 		return nil, err
@@ -177,7 +199,11 @@ func (e *Engine) compile(v Variant, batch []exec.Value) (*Compiled, error) {
 		}
 		c.Needs = e.remember(c.Needs)
 	}
-	return c, e.schedule(c, e.sizes(c))
+	sizes, err := e.sizes(c)
+	if err != nil {
+		return nil, err
+	}
+	return c, e.schedule(c, sizes)
 }
 
 // schedule compiles and plans the pass and looks up its buffers.
@@ -186,14 +212,15 @@ func (e *Engine) schedule(c *Compiled, sizes *program.Sizes) error {
 	if err != nil {
 		return err
 	}
-	if c.Plan, err = program.NewPlan(prog, sizes); err != nil {
+	if c.Plan, err = program.NewPlan(prog.With(c.Model), sizes); err != nil {
 		return err
 	}
 	e.bind(c)
 	h := fnv.New64a()
 	fmt.Fprint(h, prog.Hash(), c.Variant, c.Grad)
 	c.Hash = h.Sum64() >> 1
-	return nil
+	c.Prepared, err = e.dev.Prepare(c)
+	return err
 }
 
 // verify checks every schedule before it runs. Tests put another in its place.

@@ -2,7 +2,9 @@ package engine
 
 import (
 	"context"
+	"fmt"
 
+	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/fsdp/internal/layout"
 	"github.com/gofsdp/gofsdp/fsdp/internal/ranks"
 	"github.com/gofsdp/gofsdp/internal/arena"
@@ -26,15 +28,32 @@ type Device interface {
 	// Threads returns how many threads of the host compute, at least 1. Each has scratch memory of its
 	// own in a pass.
 	Threads() int
+	// Apart tells whether every instruction runs on its own: see exec.Signature.
+	Apart() bool
+	// Work returns the bytes of scratch memory that a run of the program takes. An operation that the
+	// device cannot run is an error.
+	Work(p *exec.Program) (int, error)
+	// Prepare returns what the device wants to know of a pass when it opens it, as Compiled.Prepared.
+	// It is called once for a pass, when everything else of it is there.
+	Prepare(c *Compiled) (any, error)
+	// Keep says which passes may be opened from now on. What others need is given up, once those of
+	// them that are open have ended.
+	Keep(passes []*Compiled)
 	// NewShards allocates the shards of a layout whose groups lie on these meshes, all zero. What
-	// it has allocated before an error is freed again.
-	NewShards(l *layout.Layout, meshes []ranks.Mesh) (Shards, error)
-	// Open begins a pass on a batch that stays as it is until the pass ends. Nothing is allocated
-	// yet.
-	Open(c *Compiled, s Shards, batch []exec.Value) Frame
-	// Finish waits for everything. It is called at the end of Wrap, of a forward and of a backward:
-	// from then on their contexts may end, and ranks use the groups for something else.
+	// it has allocated before an error is freed again. It may be a collective of the meshes' ranks,
+	// whose waits end with ctx.
+	NewShards(ctx context.Context, l *layout.Layout, meshes []ranks.Mesh) (Shards, error)
+	// Open begins the pass of a number on a batch that stays as it is until the pass ends. Nothing is
+	// allocated yet.
+	Open(c *Compiled, number int, s Shards, batch []exec.Value) Frame
+	// Watch has f told of the collectives of passes that are not the groups': see comm.Watcher. It is
+	// called before the first pass, if ever.
+	Watch(f func(comm.Flight))
+	// Finish is called at the end of a forward and of a backward. It waits for what uses the groups of
+	// the ranks, which are for something else from then on, or the context of the pass.
 	Finish() error
+	// Wait waits for everything.
+	Wait() error
 
 	// MaxAbs returns the largest magnitude in each vector, which is not finite if an element is
 	// not. It waits once for all.
@@ -51,20 +70,26 @@ type Device interface {
 	Free(b *arena.Block)
 	// Begin says which kind of pass comes next.
 	Begin(p arena.Phase)
-	// EndStep waits for everything, and gives up memory that steps have stopped using. From then on
-	// a group may take back the memory that it has given.
+	// EndStep gives up memory that steps have stopped using. From then on a group may take back the
+	// memory that it has given: what is in use of that is waited for.
 	EndStep() error
 	// Stats returns the counts of memory when all that was issued is done.
 	Stats() arena.Stats
 	// ResetPeak makes Stats count the peak from here on.
 	ResetPeak()
-	// Reserve returns the most bytes that Stats will call reserved for the buffers of passes by a
-	// plan, of the classes that count, once the passes repeat.
-	Reserve(p *program.Plan, counts func(arena.Class) bool) int
+	// Reserve returns the most bytes that Stats will call reserved for the buffers of passes like c, of
+	// the classes that count, once the passes repeat.
+	Reserve(c *Compiled, counts func(arena.Class) bool) int
 	// InFile tells whether memory of a class lies in files.
 	InFile(class arena.Class) bool
 	// Close waits for everything, and gives all memory back.
 	Close() error
+}
+
+// DeviceOptions are what a configuration decides for a Device that is not the Host.
+type DeviceOptions struct {
+	Poison  bool // fill freed buffers with NaN
+	Offload bool // shards and the state of optimizers are in memory of the host
 }
 
 // Shards are this rank's part of the parameters of a layout, and of their gradients.
@@ -87,6 +112,8 @@ type Shards interface {
 	ReduceWhole(ctx context.Context, group int, before float32, after float64) error
 	// DropWhole frees the whole gradients of all groups.
 	DropWhole()
+	// Forget drops what gradients have lost in travelling, which would travel with the next.
+	Forget()
 
 	// Free gives the memory back.
 	Free()
@@ -114,9 +141,14 @@ type Frame interface {
 	// they travel in 16 bits. Sync continues over the replicas. Drain adds the sum, times after, to
 	// the shard.
 	Reduce(group int, before float32) error
+	// ScaleGrad multiplies the whole gradient of a parameter by c.
+	ScaleGrad(param int, c float64) error
 	Sync(ctx context.Context, group int) error
 	Drain(ctx context.Context, group int, after float64) error
 
+	// Follow waits until the step that was entered last is over, for whoever traces it. A collective
+	// that it has begun may go on.
+	Follow() error
 	// Number waits for a buffer of one number and returns it. Result waits for a buffer and copies
 	// it, to float32 if it is in bfloat16: then there is room for twice as many bytes.
 	Number(buffer int) (float64, error)
@@ -138,11 +170,20 @@ type Frame interface {
 	Free()
 }
 
-// An OpError is the failure of an operation that became known later.
+// A Place is an operation of a pass.
+type Place struct {
+	Pass    int // its number
+	Program *program.Program
+	Op      program.Op
+}
+
+// An OpError is the failure of an operation, which may have become known in a later one.
 type OpError struct {
-	Op  program.Op
+	Place
 	Err error
 }
 
-func (e *OpError) Error() string { return e.Err.Error() }
+func (e *OpError) Error() string {
+	return fmt.Sprintf("pass %d: %s: %v", e.Pass, e.Program.Text(e.Op), e.Err)
+}
 func (e *OpError) Unwrap() error { return e.Err }

@@ -26,6 +26,7 @@ type Options struct {
 	Prefetch int           // units gathered ahead
 	InFlight int           // bytes of collectives under way, 0 for any number
 	Seed     uint64        // of dropout
+	Passes   int           // of a step, whose gradients are summed in one tree; 0: each pass is added to the shards
 
 	Before func(group *layout.Group) float32 // what gradients are multiplied by before they are summed
 	Factor float64                           // what gradients are multiplied by in all
@@ -58,12 +59,17 @@ type Engine struct {
 	programs Programs
 	compiled []*Compiled // by batch shape, the last used first
 	needs    *Needs      // of the last training pass, or nil
+	nothing  *Needs      // of a pass that no rank has a batch for: all that a pass may need
 	absent   map[absentKey]*Compiled
 
-	passes  int     // so far: numbers them
-	pending int     // passes whose gradients are not reduced
-	present []bool  // by parameter: whether it has a gradient
-	failed  []*Pass // whose collectives may be in flight
+	passes  int       // so far: numbers them
+	pending int       // passes whose gradients are not in the shards
+	whole   bool      // these, of a step of Options.Passes, are inside NoSync
+	weights []float64 // of 2^k passes of the step by k, as gradients are kept: see Weigh
+	weight  float64   // of all passes of the last step, or 0
+	met     bool      // in the step of Options.Passes under way a rank has had a batch
+	present []bool    // by parameter: whether it has a gradient
+	failed  []*Pass   // whose collectives may be in flight
 }
 
 // New returns an engine without a layout.
@@ -81,6 +87,7 @@ func (e *Engine) Adopt(l *layout.Layout, s Shards, programs Programs) {
 	e.layout, e.shards, e.programs = l, s, programs
 	e.compiled, e.needs, e.pending = nil, nil, 0
 	clear(e.absent)
+	e.dev.Keep(nil)
 	e.trained, e.grads = nil, nil
 	for g := range l.Groups {
 		if v := s.Grad(g); v != nil {
@@ -88,6 +95,7 @@ func (e *Engine) Adopt(l *layout.Layout, s Shards, programs Programs) {
 		}
 	}
 	e.present = make([]bool, len(l.Model.Params))
+	e.nothing = &Needs{Grad: make([]bool, len(l.Model.Params))}
 }
 
 // Close drops the compiled passes and closes the device.
@@ -103,12 +111,13 @@ func (e *Engine) Device() Device { return e.dev }
 // Shards returns those of the present layout.
 func (e *Engine) Shards() Shards { return e.shards }
 
-// Pending returns the number of passes whose gradients are not reduced.
+// Pending returns the number of passes whose gradients are not in the shards: not reduced, or parts of
+// a step.
 func (e *Engine) Pending() int { return e.pending }
 
 // Training returns the variant of a training pass that begins now.
 func (e *Engine) Training(noSync bool) Variant {
-	return Variant{NoSync: noSync, Pending: e.pending > 0}
+	return Variant{NoSync: noSync, Pending: e.pending > 0 && e.o.Passes == 0}
 }
 
 // Present tells, by parameter, whether it has a gradient. It is the engine's.
@@ -131,8 +140,11 @@ func (e *Engine) ZeroGrad() error {
 // DropWhole drops the gradients that are not reduced.
 func (e *Engine) DropWhole() {
 	e.shards.DropWhole()
-	e.pending = 0
+	e.pending, e.met = 0, false
 }
+
+// Forget drops what gradients have lost in travelling, which would travel with the next.
+func (e *Engine) Forget() { e.shards.Forget() }
 
 // SyncGrads reduces the gradients that passes have left unreduced.
 func (e *Engine) SyncGrads(ctx context.Context) error {
@@ -142,7 +154,7 @@ func (e *Engine) SyncGrads(ctx context.Context) error {
 			continue
 		}
 		before := e.o.Before(g)
-		if err := e.shards.ReduceWhole(ctx, i, before, e.o.Factor/float64(before)); err != nil {
+		if err := e.shards.ReduceWhole(ctx, i, before, e.factor()/float64(before)); err != nil {
 			return e.team.Fail(fmt.Errorf("SyncGrads: group %s: %w", g.Name, err))
 		}
 	}
@@ -225,12 +237,19 @@ type told struct {
 
 // Agreed is for passes that some ranks run without a batch, or by other schedules. If one of these
 // does not know the pass of the leader, that rank tells it. It returns the pass that this rank runs:
-// c if it is by the same schedule, or one without computation.
+// c if it is by the same schedule, or one without computation. In a step of Options.Passes there may
+// be passes that no rank has a batch for, but not all.
 func (e *Engine) Agreed(ctx context.Context, c *Compiled, ans *ranks.Answer) (*Compiled, error) {
 	switch {
+	case ans.Leader < 0 && e.o.Passes > 1 && (c.Eval || e.met || e.pending+1 < e.o.Passes):
+		return e.Absent(c.Variant, e.nothing)
 	case ans.Leader < 0:
+		if !c.Eval && e.o.Passes > 1 { // a step of nothing has not begun
+			e.DropWhole()
+		}
 		return nil, errNoBatch
-	case ans.Known:
+	}
+	if ans.Known {
 		return c, nil
 	}
 	t := told{Variant: c.Variant, Hash: c.Hash}

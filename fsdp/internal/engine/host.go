@@ -4,11 +4,11 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/internal/arena"
 	"github.com/gofsdp/gofsdp/internal/exec"
 	"github.com/gofsdp/gofsdp/internal/kernel/vec"
 	"github.com/gofsdp/gofsdp/internal/mapped"
-	"github.com/gofsdp/gofsdp/internal/program"
 	"github.com/gofsdp/gofsdp/optim"
 )
 
@@ -53,8 +53,26 @@ func NewHost(o HostOptions) (*Host, error) {
 // Threads implements Device.
 func (h *Host) Threads() int { return h.runner.Team.Size() }
 
+// Apart implements Device.
+func (h *Host) Apart() bool { return false }
+
+// Work implements Device.
+func (h *Host) Work(p *exec.Program) (int, error) { return p.Work, nil }
+
+// Prepare implements Device.
+func (h *Host) Prepare(*Compiled) (any, error) { return nil, nil }
+
+// Keep implements Device.
+func (h *Host) Keep([]*Compiled) {}
+
+// Watch implements Device. The groups tell of all.
+func (h *Host) Watch(func(comm.Flight)) {}
+
 // Finish implements Device.
 func (h *Host) Finish() error { return nil }
+
+// Wait implements Device.
+func (h *Host) Wait() error { return nil }
 
 // MaxAbs implements Device.
 func (h *Host) MaxAbs(vs []optim.Vec) ([]float64, error) {
@@ -114,8 +132,8 @@ func (h *Host) ResetPeak() { h.arena.ResetPeak() }
 
 // Reserve implements Device. Buffers come and go as in a pass, in an arena without memory, until the
 // freed ones that no pass uses would have been given up.
-func (h *Host) Reserve(p *program.Plan, counts func(arena.Class) bool) int {
-	dry, most := h.arena.Dry(), 0
+func (h *Host) Reserve(c *Compiled, counts func(arena.Class) bool) int {
+	p, dry, most := c.Plan, h.arena.Dry(), 0
 	blocks := make([]*arena.Block, len(p.Buffers))
 	alloc := func(n int, class arena.Class) (b *arena.Block) {
 		if counts(class) {
@@ -150,8 +168,11 @@ func (h *Host) Reserve(p *program.Plan, counts func(arena.Class) bool) int {
 }
 
 // InFile implements Device.
-func (h *Host) InFile(c arena.Class) bool {
-	return h.files != nil && (c == arena.Shard || c == arena.State || c == arena.Spilled || c == arena.Snapshot)
+func (h *Host) InFile(c arena.Class) bool { return h.files != nil && inFile(c) }
+
+// inFile tells whether memory of a class lies in files, if any does.
+func inFile(c arena.Class) bool {
+	return c == arena.Shard || c == arena.State || c == arena.Spilled || c == arena.Snapshot
 }
 
 // Close implements Device.

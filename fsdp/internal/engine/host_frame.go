@@ -20,15 +20,16 @@ type hostFrame struct {
 	blocks []*arena.Block // by buffer of the plan
 	gather []comm.Work    // by group: in flight, or nil
 	reduce []comm.Work    // by group: in flight, or nil
+	again  []bool         // by group: the gather in flight is from the second copy
 }
 
 // Open implements Device.
-func (h *Host) Open(c *Compiled, s Shards, batch []exec.Value) Frame {
+func (h *Host) Open(c *Compiled, number int, s Shards, batch []exec.Value) Frame {
 	shards := s.(*hostShards)
 	n := len(shards.groups)
 	return &hostFrame{
 		Compiled: c, h: h, s: shards, batch: batch,
-		blocks: make([]*arena.Block, len(c.Plan.Buffers)), gather: make([]comm.Work, n), reduce: make([]comm.Work, n),
+		blocks: make([]*arena.Block, len(c.Plan.Buffers)), gather: make([]comm.Work, n), reduce: make([]comm.Work, n), again: make([]bool, n),
 	}
 }
 
@@ -87,7 +88,7 @@ func (f *hostFrame) readAhead(at int) {
 func (f *hostFrame) callNeeds(call int) {
 	last := -1
 	for _, param := range f.Model.Calls[call].Params {
-		if at := f.home[param].Group; at != last && f.s.groups[at].Hold == program.Always {
+		if at := f.Home[param].Group; at != last && f.s.groups[at].Hold == program.Always {
 			f.h.willNeed(f.s.groups[at].value)
 			last = at
 		}
@@ -170,7 +171,7 @@ func (f *hostFrame) release(work *arena.Block) {
 func (f *hostFrame) bindParams(step *program.Step, call *exec.Call) {
 	call.Param, call.GradParam = call.Param[:0], call.GradParam[:0]
 	for _, param := range f.Model.Calls[step.Call].Params {
-		at := f.home[param]
+		at := f.Home[param]
 		g := f.s.groups[at.Group]
 		full := f.data(f.Params[at.Group])
 		if g.Hold == program.Always {
@@ -226,7 +227,12 @@ func (f *hostFrame) Seed(scale float64) error {
 
 // Gather implements Frame.
 func (f *hostFrame) Gather(group int) error {
-	f.gather[group] = f.s.groups[group].startGather(f.data(f.Params[group]))
+	g, full, second := f.s.groups[group], f.data(f.Params[group]), f.data(f.Second[group])
+	if f.again[group] = second != nil; second != nil {
+		f.gather[group] = g.startAgain(full, second)
+	} else {
+		f.gather[group] = g.startGather(full)
+	}
 	return nil
 }
 
@@ -236,13 +242,33 @@ func (f *hostFrame) Wait(ctx context.Context, group int) error {
 		return err
 	}
 	f.gather[group] = nil
-	f.s.groups[group].finishGather(f.data(f.Params[group]))
+	g, full, second := f.s.groups[group], f.data(f.Params[group]), f.data(f.Second[group])
+	if second != nil && !f.again[group] {
+		g.keepSecond(second, full)
+	}
+	g.finishGather(full)
 	return nil
 }
 
 // Reduce implements Frame.
 func (f *hostFrame) Reduce(group int, before float32) error {
-	f.reduce[group] = f.s.groups[group].startReduce(f.data(f.Grads[group]), before)
+	g, grads := f.s.groups[group], f.data(f.Grads[group])
+	if g.round(grads, before); f.s.turn.Whole {
+		g.merge(grads, g.wholes, f.s.turn)
+	}
+	f.reduce[group] = g.startReduce(grads, before)
+	return nil
+}
+
+// ScaleGrad implements Frame.
+func (f *hostFrame) ScaleGrad(param int, c float64) error {
+	at := f.Home[param]
+	g := f.s.groups[at.Group]
+	if b := g.Param(f.data(f.Grads[at.Group]), at.Index); g.Compute == comm.Float64 {
+		vec.Scale(elements[float64](b), c)
+	} else {
+		vec.Scale(elements[float32](b), float32(c))
+	}
 	return nil
 }
 
@@ -263,9 +289,16 @@ func (f *hostFrame) Drain(ctx context.Context, group int, after float64) error {
 		}
 	}
 	f.reduce[group] = nil
-	f.s.groups[group].finishReduce(f.data(f.Grads[group]), after)
+	g, grads := f.s.groups[group], f.data(f.Grads[group])
+	if over, err := f.s.keep(g, g.own(g.traveling(grads))); err != nil || !over {
+		return err
+	}
+	g.finishReduce(grads, after)
 	return nil
 }
+
+// Follow implements Frame.
+func (f *hostFrame) Follow() error { return nil }
 
 // Number implements Frame.
 func (f *hostFrame) Number(buffer int) (float64, error) {
@@ -310,8 +343,11 @@ func (f *hostFrame) Inherit() {
 // Bequeath implements Frame.
 func (f *hostFrame) Bequeath() {
 	for _, id := range f.Plan.Left {
-		g := f.s.groups[f.Plan.Buffers[id].Index]
-		g.whole, f.blocks[id] = f.blocks[id], nil
+		f.s.leave(f.s.groups[f.Plan.Buffers[id].Index], f.blocks[id])
+		f.blocks[id] = nil
+	}
+	if f.s.turn.Whole {
+		f.s.shed()
 	}
 }
 

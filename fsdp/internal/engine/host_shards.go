@@ -15,6 +15,9 @@ type hostShards struct {
 	h      *Host
 	groups []*flatGroup
 	state  []*arena.Block // of optimizers
+
+	turn   Turn // of the backward under way
+	before func(*layout.Group) float32
 }
 
 // A flatGroup is a group of parameters with this rank's share of it.
@@ -31,19 +34,25 @@ type flatGroup struct {
 	*layout.Group
 	mesh        ranks.Mesh
 	value, grad *arena.Block // ShardLen elements each; padding is zero; grad is nil if frozen
+	lost        *arena.Block // what gradients have lost in travelling as blocks, or nil: see layout.Group.ErrorBytes
 	whole       *arena.Block // gradients that passes inside NoSync have left, or nil
+
+	sums, wholes []*arena.Block // of 2^k passes of a step by k, cut and whole: see the tree over the passes of a step
 
 	valueVec, gradVec optim.Vec // the same memory; gradVec is nil if frozen
 }
 
 // NewShards implements Device.
-func (h *Host) NewShards(l *layout.Layout, meshes []ranks.Mesh) (_ Shards, err error) {
+func (h *Host) NewShards(_ context.Context, l *layout.Layout, meshes []ranks.Mesh) (_ Shards, err error) {
 	s := &hostShards{h: h}
 	for i := range l.Groups {
 		f := &flatGroup{Group: &l.Groups[i], mesh: meshes[i]}
 		s.groups = append(s.groups, f)
 		if f.value, err = h.alloc(f.ShardBytes(), arena.Shard, f.Name); err == nil && !f.Kind.Frozen {
 			f.grad, err = h.alloc(f.ShardBytes(), arena.Shard, f.Name)
+		}
+		if err == nil && f.ErrorBytes() > 0 {
+			f.lost, err = h.alloc(f.ErrorBytes(), arena.Shard, f.Name)
 		}
 		if err != nil {
 			s.Free()
@@ -107,6 +116,24 @@ func (s *hostShards) DropWhole() {
 	for _, f := range s.groups {
 		s.h.Free(f.whole)
 		f.whole = nil
+		s.freeAll(f.wholes)
+		f.wholes = nil
+	}
+}
+
+// Forget implements Shards.
+func (s *hostShards) Forget() {
+	for _, f := range s.groups {
+		if f.lost != nil {
+			clear(f.lost.Data)
+		}
+	}
+}
+
+// freeAll frees blocks, some of which may be nil.
+func (s *hostShards) freeAll(list []*arena.Block) {
+	for _, b := range list {
+		s.h.Free(b)
 	}
 }
 
@@ -115,11 +142,11 @@ func (s *hostShards) Free() {
 	for _, f := range s.groups {
 		s.h.Free(f.value)
 		s.h.Free(f.grad)
-		f.value, f.grad = nil, nil
+		s.h.Free(f.lost)
+		s.freeAll(f.sums)
+		f.value, f.grad, f.lost, f.sums = nil, nil, nil, nil
 	}
-	for _, b := range s.state {
-		s.h.Free(b)
-	}
+	s.freeAll(s.state)
 	s.state = nil
 }
 

@@ -1,6 +1,8 @@
 package engine
 
 import (
+	"context"
+	"sync"
 	"unsafe"
 
 	"github.com/gofsdp/gofsdp/comm"
@@ -9,9 +11,9 @@ import (
 )
 
 // A full buffer of a group has the elements of all ranks in the type in which calls read or write
-// them. What travels in 16 bits does so inside of it, without memory of its own. Parameters that
-// calls read in float32 arrive in its second half and are widened from its start, which never
-// overtakes what is still to be read. Gradients are narrowed into its first half.
+// them. What travels in fewer bits does so inside of it, without memory of its own. Parameters arrive
+// at its end and are widened from its start, which never overtakes what is still to be read. Gradients
+// are narrowed into its beginning.
 
 // startGather issues the all-gather of the parameters into full.
 func (f *flatGroup) startGather(full []byte) comm.Work {
@@ -19,49 +21,134 @@ func (f *flatGroup) startGather(full []byte) comm.Work {
 	if f.Gather == f.Compute {
 		return g.AllGather(f.buffer(full, f.Compute), f.buffer(f.value.Data, f.Compute))
 	}
-	low := full[len(full)-f.Flat.Len()*f.Gather.Size():]
+	low := f.arriving(full)
 	own := f.own(low)
 	f.narrow(own, f.value.Data, f.Gather, 1)
 	return g.AllGather(f.buffer(low, f.Gather), f.buffer(own, f.Gather))
 }
 
+// keepSecond copies this rank's piece of the second copy out of what has arrived in full.
+func (f *flatGroup) keepSecond(second, full []byte) {
+	copy(second, f.arriving(full)[f.Ranks.Place%f.Ranks.Second*len(second):])
+}
+
+// startAgain issues the all-gather of the second copy, of which this rank has a piece, into full.
+func (f *flatGroup) startAgain(full, second []byte) comm.Work {
+	return f.mesh.Second.AllGather(f.buffer(f.arriving(full), f.Gather), f.buffer(second, f.Gather))
+}
+
 // finishGather makes what has arrived the parameters.
 func (f *flatGroup) finishGather(full []byte) {
-	if f.Gather != f.Read {
-		widen(elements[float32](full), full[len(full)/2:], f.Gather)
+	switch low := f.arriving(full); {
+	case f.Gather == f.Read:
+	case f.Read == comm.Float32:
+		widen(elements[float32](full), low, f.Gather)
+	default: // of blocks to bfloat16
+		var block [vec.Block8]float32
+		for to := elements[comm.BF16](full); len(to) > 0; to, low = to[len(block):], low[vec.Bytes8:] {
+			vec.Decode8(block[:], low[:vec.Bytes8])
+			half.Narrow(to, block[:])
+		}
 	}
 }
+
+// arriving returns the part of a full buffer of parameters that travels.
+func (f *flatGroup) arriving(full []byte) []byte { return full[len(full)-f.Wire(f.Gather):] }
 
 // startReduce issues the sum of the gradients in full over the ranks that share the parameters; if
 // every rank has all of them, over the replicas. Gradients that travel in 16 bits are multiplied by
 // c first.
 func (f *flatGroup) startReduce(full []byte, c float32) comm.Work {
-	if f.Reduce != f.Compute {
-		f.narrow(f.traveling(full), full, f.Reduce, c)
-	}
 	grads := f.traveling(full)
+	switch {
+	case f.Reduce == comm.Uint8 && f.mesh.Shard.Size() > 1:
+		return f.startBlocks(full)
+	case f.Reduce == comm.Uint8:
+		f.roundToBlocks(elements[float32](full))
+	case f.Reduce != f.Compute:
+		f.narrow(grads, full, f.Reduce, c)
+	}
 	switch {
 	case f.mesh.Shard.Size() > 1:
 		return f.mesh.Shard.ReduceScatter(f.buffer(f.own(grads), f.Reduce), f.buffer(grads, f.Reduce), comm.Sum)
 	case f.mesh.Replica != nil:
-		return f.mesh.Replica.AllReduce(f.buffer(grads, f.Reduce), comm.Sum)
+		return f.mesh.Replica.AllReduce(f.buffer(grads, f.Sum()), comm.Sum)
 	default:
 		return nil
 	}
 }
 
+// Gradients that travel as blocks lie at the beginning of the buffer when they are sent, and those of all
+// ranks for this one at its end. Their sum is where the first were.
+
+// blocks is the Work of their exchange.
+type blocks struct {
+	comm.Work
+	f    *flatGroup
+	full []byte
+}
+
+// startBlocks sends every rank its part of the gradients in full, and of what earlier ones have lost.
+func (f *flatGroup) startBlocks(full []byte) comm.Work {
+	n := f.Wire(comm.Uint8)
+	vec.EncodeError8(full[:n], elements[float32](full), f.lost.Data)
+	w := f.mesh.Shard.AllToAll(f.buffer(full[len(full)-n:], comm.Uint8), f.buffer(full[:n], comm.Uint8))
+	return blocks{w, f, full}
+}
+
+// Wait implements comm.Work: then the sum, in the order of package comm, is there.
+func (b blocks) Wait(ctx context.Context) error {
+	if err := b.Work.Wait(ctx); err != nil {
+		return err
+	}
+	r := rooms.Get().(*room)
+	defer rooms.Put(r)
+	n := b.f.Ranks.Shards
+	r.grow(n)
+	all, sum := b.full[len(b.full)-b.f.Wire(comm.Uint8):], elements[float32](b.f.sum(b.full))
+	for part := len(all) / n; len(sum) > 0; sum, all = sum[vec.Block8:], all[vec.Bytes8:] {
+		for rank, x := range r.list {
+			vec.Decode8(x, all[rank*part:][:vec.Bytes8])
+		}
+		vec.TreeSum(sum[:vec.Block8], r.list, 1)
+	}
+	return nil
+}
+
+// roundToBlocks rounds whole gradients to what they would be if they travelled.
+func (f *flatGroup) roundToBlocks(x []float32) {
+	var block [vec.Bytes8]byte
+	for lost := f.lost.Data; len(x) > 0; x, lost = x[vec.Block8:], lost[vec.Bytes8:] {
+		vec.EncodeError8(block[:], x[:vec.Block8], lost[:vec.Bytes8])
+		vec.Decode8(x[:vec.Block8], block[:])
+	}
+}
+
+// A room has memory for a block of every rank.
+type room struct{ list [][]float32 }
+
+var rooms = sync.Pool{New: func() any { return new(room) }}
+
+// grow makes it one for n ranks.
+func (r *room) grow(n int) {
+	for r.list = r.list[:min(n, len(r.list))]; len(r.list) < n; {
+		r.list = append(r.list, make([]float32, vec.Block8))
+	}
+}
+
 // startSync issues the sum of this rank's range of the gradients over the replicas.
 func (f *flatGroup) startSync(full []byte) comm.Work {
-	return f.mesh.Replica.AllReduce(f.buffer(f.own(f.traveling(full)), f.Reduce), comm.Sum)
+	return f.mesh.Replica.AllReduce(f.buffer(f.sum(full), f.Sum()), comm.Sum)
 }
 
 // finishReduce adds c times this rank's range of the sums in full to the gradient shard.
 func (f *flatGroup) finishReduce(full []byte, c float64) {
-	own := f.own(f.traveling(full))
+	own := f.sum(full)
+	f.round(own, 1)
 	switch {
 	case f.Compute == comm.Float64:
 		vec.AddScaled(elements[float64](f.grad.Data), elements[float64](own), c)
-	case f.Reduce == comm.Float32:
+	case f.Sum() == comm.Float32:
 		vec.AddScaled(elements[float32](f.grad.Data), elements[float32](own), float32(c))
 	default:
 		var chunk [1024]float32
@@ -75,7 +162,15 @@ func (f *flatGroup) finishReduce(full []byte, c float64) {
 }
 
 // traveling returns the part of a full gradient buffer that travels.
-func (f *flatGroup) traveling(full []byte) []byte { return full[:f.Flat.Len()*f.Reduce.Size()] }
+func (f *flatGroup) traveling(full []byte) []byte { return full[:f.Wire(f.Sum())] }
+
+// sum returns the part of a full gradient buffer where this rank's range of the sums is.
+func (f *flatGroup) sum(full []byte) []byte {
+	if f.Reduce == comm.Uint8 && f.Ranks.Shards > 1 {
+		return full[:f.ShardBytes()]
+	}
+	return f.own(f.traveling(full))
+}
 
 // own returns this rank's range of a full buffer of any type.
 func (f *flatGroup) own(full []byte) []byte {
@@ -93,26 +188,34 @@ func (f *flatGroup) buffer(b []byte, t comm.DType) comm.Buffer {
 		return comm.Of(elements[comm.BF16](b)).Named(f.Name)
 	case comm.Float16:
 		return comm.Of(elements[comm.F16](b)).Named(f.Name)
+	case comm.Uint8:
+		return comm.Of(b).Named(f.Name)
 	default:
 		return comm.Of(elements[float32](b)).Named(f.Name)
 	}
 }
 
-// narrow rounds c times the float32 elements of src to the 16-bit type t.
+// narrow rounds c times the float32 elements of src to type t, which has fewer bits. To blocks c is 1.
 func (f *flatGroup) narrow(dst, src []byte, t comm.DType, c float32) {
-	if t == comm.BFloat16 {
+	switch t {
+	case comm.BFloat16:
 		half.NarrowScaled(elements[comm.BF16](dst), elements[float32](src), c)
-	} else {
+	case comm.Float16:
 		half.NarrowScaled(elements[comm.F16](dst), elements[float32](src), c)
+	default:
+		vec.Encode8(dst, elements[float32](src))
 	}
 }
 
-// widen sets dst to the values of src, of the 16-bit type t.
+// widen sets dst to the values of src, of type t, which has fewer bits.
 func widen(dst []float32, src []byte, t comm.DType) {
-	if t == comm.BFloat16 {
+	switch t {
+	case comm.BFloat16:
 		half.Widen(dst, elements[comm.BF16](src))
-	} else {
+	case comm.Float16:
 		half.Widen(dst, elements[comm.F16](src))
+	default:
+		vec.Decode8(dst, src)
 	}
 }
 

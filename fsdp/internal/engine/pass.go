@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime/debug"
+	"slices"
 	"time"
 
 	"github.com/gofsdp/gofsdp/internal/arena"
@@ -17,9 +18,11 @@ type Pass struct {
 	*Compiled
 	Batch  []exec.Value
 	Number int
-	Key    int     // of its random numbers, the same in forward and backward
-	Scale  float64 // gradient of the loss
-	Loss   float64 // of this rank
+	Key    int       // of its random numbers, the same in forward and backward
+	Turn   Turn      // its place in a step
+	Scale  float64   // gradient of the loss
+	Loss   float64   // of this rank
+	Shares []float64 // by word of Layout.Votes: what gradients are multiplied by beside; nil is 1
 
 	e     *Engine
 	frame Frame
@@ -34,6 +37,36 @@ type Step struct {
 	Live   int // bytes of counted memory, with what is about to be freed
 	Absent bool
 	Eval   bool
+	Last   bool // of the pass
+	Second int  // see program.Step
+
+	pass *Pass
+}
+
+// Results calls f with each result of the call that was run, as it lies in memory: outputs of a
+// forward, and of a backward the gradients of its inputs, as far as they are summed up. The bytes
+// are in *scratch, until the next one.
+func (s *Step) Results(scratch *[]byte, f func(i int, b []byte)) error {
+	if s.Absent || s.Op.Call < 0 {
+		return nil
+	}
+	p := s.pass
+	ids := p.Calls[s.Op.Call].Out
+	if s.Op.Kind == program.Backward {
+		ids = p.Calls[s.Op.Call].GradIn
+	}
+	for i, id := range ids {
+		if id < 0 {
+			continue
+		}
+		n := p.Plan.Buffers[id].Bytes
+		*scratch = slices.Grow((*scratch)[:0], n)[:n]
+		if err := p.frame.Result(id, *scratch); err != nil {
+			return err
+		}
+		f(i, *scratch)
+	}
+	return nil
 }
 
 // Start begins a pass that ranks have agreed on. No buffer may be touched before that, because the
@@ -45,7 +78,12 @@ func (e *Engine) Start(c *Compiled, batch []exec.Value) *Pass {
 	}
 	e.dev.Begin(phase)
 	e.passes++
-	return &Pass{Compiled: c, Batch: batch, Number: e.passes, e: e, frame: e.dev.Open(c, e.shards, batch)}
+	p := &Pass{Compiled: c, Batch: batch, Number: e.passes, e: e, frame: e.dev.Open(c, e.passes, e.shards, batch)}
+	if !c.Eval {
+		p.Turn, _ = e.Turn(c.NoSync) // which has been asked before
+		e.whole = p.Turn.Whole
+	}
+	return p
 }
 
 // Forward runs the forward half of a training pass and sets its loss.
@@ -59,19 +97,33 @@ func (p *Pass) Forward(ctx context.Context) (err error) {
 	return nil
 }
 
-// Backward runs the other half. Switch may have changed its schedule since the forward.
-func (p *Pass) Backward(ctx context.Context) error {
+// Backward runs the other half. Switch may have changed its schedule since the forward. had tells, by
+// the words of Layout.Votes, whether any rank has had a call.
+func (p *Pass) Backward(ctx context.Context, had []int64) error {
 	e := p.e
 	e.dev.Begin(arena.Training)
+	if err := p.turn(); err != nil {
+		return e.team.Fail(err)
+	}
 	p.frame.Inherit()
+	if err := p.share(p.Plan.Inherited, true); err != nil {
+		return p.fail(p.Plan.Steps[p.Plan.Turn].Op, err)
+	}
 	if err := p.run(ctx, p.Plan.Turn, len(p.Plan.Steps)); err != nil {
 		return err
 	}
+	if err := p.share(p.Plan.Left, false); err != nil {
+		return p.fail(p.Plan.Steps[len(p.Plan.Steps)-1].Op, err)
+	}
 	p.frame.Bequeath()
-	if e.pending++; !p.NoSync {
+	if e.pending++; !p.NoSync && e.pending >= e.o.Passes {
 		e.pending = 0
 	}
+	e.met = !p.Turn.Last() && (e.met || p.Needs != e.nothing)
 	for i, has := range p.Grad {
+		if word := e.layout.Votes.Of[i]; word >= 0 {
+			has = has && had[word] != 0
+		}
 		e.present[i] = e.present[i] || has
 	}
 	return e.endStep()
@@ -85,16 +137,17 @@ func (p *Pass) Switch(c *Compiled) {
 	}
 }
 
-// Eval runs an evaluation, and copies each of its results to where room says. It ends the pass.
-func (p *Pass) Eval(ctx context.Context, room func(shape []int) []byte) error {
+// Eval runs an evaluation, and copies each of its results that is there to where room says. It ends
+// the pass.
+func (p *Pass) Eval(ctx context.Context, room func(result int, shape []int) []byte) error {
 	if err := p.run(ctx, 0, len(p.Plan.Steps)); err != nil {
 		return err
 	}
-	for _, r := range p.Path.Results {
-		if p.Absent {
-			break
+	for i, r := range p.Model.Results {
+		if p.Absent || r.Call == program.None {
+			continue
 		}
-		to := room(p.Calls[r.Call].Unit.OutShape[r.Out])
+		to := room(i, p.Calls[r.Call].Unit.OutShape[r.Out])
 		if err := p.frame.Result(p.Plan.Lookup(program.CallOut, r.Call, r.Out), to); err != nil {
 			return p.fail(p.Plan.Steps[len(p.Plan.Steps)-1].Op, err)
 		}
@@ -118,6 +171,60 @@ func (p *Pass) Discard(ctx context.Context, failed bool) error {
 	}
 	p.frame.Free()
 	return e.endStep()
+}
+
+// Has returns the words of Layout.Votes for what p writes.
+func (p *Pass) Has() []int { return p.votes }
+
+// Tally returns numbers whose sums over the ranks say who has what: by word of Layout.Votes the weights
+// of those that have it, and then of those that might.
+func (p *Pass) Tally(weight float64) []float64 {
+	v := &p.e.layout.Votes
+	sums := make([]float64, 2*v.Words)
+	for _, word := range p.votes {
+		sums[word] = weight
+	}
+	for _, word := range v.Of {
+		if word >= 0 {
+			sums[v.Words+word] = weight
+		}
+	}
+	return sums
+}
+
+// share multiplies gradients in buffers of the plan by their Shares. What is there before the pass
+// adds to it is divided by them: so it is left as it was.
+func (p *Pass) share(buffers []int, before bool) error {
+	if p.Shares == nil {
+		return nil
+	}
+	for _, id := range buffers {
+		if err := p.shareGroup(p.Plan.Buffers[id].Index, before); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// shareGroup is share of a group.
+func (p *Pass) shareGroup(group int, before bool) error {
+	if p.Shares == nil {
+		return nil
+	}
+	for _, param := range p.e.layout.Groups[group].Params {
+		word := p.e.layout.Votes.Of[param]
+		if word < 0 || !p.Wrote[param] || p.Shares[word] == 1 {
+			continue
+		}
+		c := p.Shares[word]
+		if before {
+			c = 1 / c
+		}
+		if err := p.frame.ScaleGrad(param, c); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // endStep gives up memory that steps have stopped using.
@@ -151,15 +258,14 @@ func (p *Pass) run(ctx context.Context, from, to int) error {
 	return nil
 }
 
-// fail ends the pass, and the model. Operations may fail after the device has accepted them: then
-// err says which.
+// fail ends the pass, and the model. Operations may fail after the device has accepted them, those of an
+// earlier pass included: then err says which.
 func (p *Pass) fail(op program.Op, err error) error {
-	var late *OpError
-	if errors.As(err, &late) {
-		op = late.Op
+	if late := (*OpError)(nil); !errors.As(err, &late) {
+		err = &OpError{Place{p.Number, p.Plan.Program, op}, err}
 	}
 	p.e.failed = append(p.e.failed, p)
-	return p.e.team.Fail(fmt.Errorf("pass %d: %s: %w", p.Number, p.Plan.Program.Text(op), err))
+	return p.e.team.Fail(err)
 }
 
 // execute runs a step. A kernel panics on what no forward would have let through, such as a batch
@@ -181,11 +287,14 @@ func (p *Pass) execute(ctx context.Context, i int, step *program.Step) (err erro
 	if err := p.operate(ctx, step); err != nil {
 		return err
 	}
-	if err := p.e.dev.Finish(); err != nil { // what is traced has been done
+	if err := p.frame.Follow(); err != nil {
 		return err
 	}
 	live := p.e.dev.Stats().Total
-	p.e.o.Trace(&Step{Pass: p.Number, Op: step.Op, Model: p.Model, Begin: begin, Live: live, Absent: p.Absent, Eval: p.Compiled.Eval})
+	p.e.o.Trace(&Step{
+		Pass: p.Number, Op: step.Op, Model: p.Model, Begin: begin, Live: live, Eval: p.Compiled.Eval,
+		Absent: p.Absent || step.Call >= 0 && !p.Computes(step.Op), Last: i == len(p.Plan.Steps)-1, Second: step.Second, pass: p,
+	})
 	return nil
 }
 
@@ -194,15 +303,15 @@ func (p *Pass) operate(ctx context.Context, step *program.Step) error {
 	e, f := p.e, p.frame
 	switch step.Kind {
 	case program.Forward:
-		if p.Absent {
+		if !p.Computes(step.Op) {
 			return nil
 		}
-		return f.Forward(step, e.callSeed(p.Key, step.Call))
+		return f.Forward(step, p.callSeed(step.Call))
 	case program.Backward:
-		if p.Absent {
+		if !p.Computes(step.Op) {
 			return nil
 		}
-		return f.Backward(step, e.callSeed(p.Key, step.Call))
+		return f.Backward(step, p.callSeed(step.Call))
 	case program.Turn:
 		return f.Seed(p.Scale)
 	case program.Gather:
@@ -210,21 +319,27 @@ func (p *Pass) operate(ctx context.Context, step *program.Step) error {
 	case program.Wait:
 		return f.Wait(ctx, step.Group)
 	case program.Reduce:
+		if err := p.shareGroup(step.Group, false); err != nil {
+			return err
+		}
 		return f.Reduce(step.Group, e.o.Before(&e.layout.Groups[step.Group]))
 	case program.Sync:
 		return f.Sync(ctx, step.Group)
 	case program.Drain:
-		return f.Drain(ctx, step.Group, e.o.Factor/float64(e.o.Before(&e.layout.Groups[step.Group])))
+		return f.Drain(ctx, step.Group, e.factor()/float64(e.o.Before(&e.layout.Groups[step.Group])))
 	}
 	return nil
 }
 
-// callSeed returns the seed of the random numbers of a call: another one for each rank, training
-// pass and call. Passes of other kinds do not count, so that an evaluation between two steps leaves
+// callSeed returns the seed of the random numbers of a call: another one for each rank, or virtual
+// rank, training pass and call. Passes of other kinds do not count, so that an evaluation between two steps leaves
 // the training as it is. The finaliser is that of SplitMix64 (Steele, Lea and Flood, 2014).
-func (e *Engine) callSeed(key, call int) uint64 {
-	x := e.o.Seed
-	for _, v := range [...]int{e.team.Rank(), key, call} {
+func (p *Pass) callSeed(call int) uint64 {
+	x, rank := p.e.o.Seed, p.e.team.Rank()
+	if p.Turn.Of > 0 {
+		rank = p.Turn.VirtualRank(rank, p.e.team.Size())
+	}
+	for _, v := range [...]int{rank, p.Key, call} {
 		x = (x ^ uint64(v)) + 0x9E3779B97F4A7C15
 		x = (x ^ x>>30) * 0xBF58476D1CE4E5B9
 		x = (x ^ x>>27) * 0x94D049BB133111EB

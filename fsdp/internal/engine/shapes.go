@@ -16,7 +16,7 @@ import (
 // outputs.
 func (e *Engine) shapes(c *Compiled) ([][]exec.Input, error) {
 	outs := make([][]exec.Input, len(c.Model.Calls))
-	for i, need := range c.Model.NeedsForward(c.results()) {
+	for i, need := range c.Model.NeedsForward(c.Model.Ends(c.Eval)) {
 		if !need {
 			continue
 		}
@@ -40,18 +40,9 @@ func (e *Engine) shapes(c *Compiled) ([][]exec.Input, error) {
 	return outs, c.checkResults(outs)
 }
 
-// results returns those of the model that a pass computes: all in an evaluation, the loss in
-// training.
-func (c *Compiled) results() []program.Ref {
-	if c.Eval {
-		return c.Model.Results
-	}
-	return c.Model.Results[:1]
-}
-
 // signature describes a call to the compiler, without its inputs.
 func (e *Engine) signature(c *Compiled, call int) *exec.Signature {
-	sig := &exec.Signature{DType: e.o.DType, Half: e.module(c, call).Half, Threads: e.dev.Threads()}
+	sig := &exec.Signature{DType: e.o.DType, Half: e.module(c, call).Half, Threads: e.dev.Threads(), Apart: e.dev.Apart()}
 	params := c.Model.Calls[call].Params
 	for j, p := range params {
 		if e.layout.Groups[e.layout.Home[p].Group].Read != comm.BFloat16 {
@@ -74,7 +65,7 @@ func (e *Engine) module(c *Compiled, call int) *Module {
 func (c *Compiled) input(outs [][]exec.Input, call, j int) (v exec.Input) {
 	in := c.Model.Calls[call].In
 	if r := in[j]; r.Call == program.Batch {
-		v.Shape, v.DType = c.inputs[r.Out].Shape, c.inputs[r.Out].DType
+		v.Shape, v.DType = c.Inputs[r.Out].Shape, c.Inputs[r.Out].DType
 	} else {
 		v = outs[r.Call][r.Out]
 	}
@@ -84,13 +75,16 @@ func (c *Compiled) input(outs [][]exec.Input, call, j int) (v exec.Input) {
 
 // checkResults checks that the results exist and that the loss is one number.
 func (c *Compiled) checkResults(outs [][]exec.Input) error {
-	results := c.results()
+	results := c.Model.Ends(c.Eval)
 	for i, r := range results {
-		if r.Out >= len(outs[r.Call]) {
+		if r.Call != program.None && r.Out >= len(outs[r.Call]) {
 			return fmt.Errorf("result %d is output %d of call %s, which has %d", i, r.Out, c.Model.Calls[r.Call].Name, len(outs[r.Call]))
 		}
 	}
-	if loss := outs[results[0].Call][results[0].Out]; !c.Eval && exec.Numel(loss.Shape) != 1 {
+	if c.Eval {
+		return nil
+	}
+	if loss := outs[results[0].Call][results[0].Out]; exec.Numel(loss.Shape) != 1 {
 		return fmt.Errorf("the loss, output %d of call %s, has shape %v: it must be one number to train on",
 			results[0].Out, c.Model.Calls[results[0].Call].Name, tensor.Shape(loss.Shape))
 	}
@@ -111,28 +105,15 @@ func (e *Engine) unit(c *Compiled, call int, sig *exec.Signature) (*exec.Unit, e
 // pass needs.
 func (e *Engine) compileTraining(c *Compiled, shapes [][]exec.Input) error {
 	c.Reads = make([][]bool, len(c.Model.Calls))
-	firsts := c.Model.First()
-	back, trained := c.Model.NeedsBackward(), c.Model.Trained()
-	gradOut := make([][]bool, len(c.Model.Calls)) // which outputs receive a gradient
-	for i := range gradOut {
-		gradOut[i] = make([]bool, len(shapes[i]))
-	}
-	loss := c.Model.Results[0]
-	gradOut[loss.Call][loss.Out] = true
-	for i, call := range c.Model.Calls {
-		for _, r := range call.In {
-			if back[i] && r.Call != program.Batch && trained[r.Call] {
-				gradOut[r.Call][r.Out] = true
-			}
-		}
-	}
+	firsts, back, trained := c.Model.First(), c.Model.NeedsBackward(), c.Model.Trained()
+	grads := gradients(c.Model, back, trained)
 	written := make(map[program.Ref]bool) // gradients that an earlier backward has written
 	for i := len(back) - 1; i >= 0; i-- {
 		if !back[i] {
 			continue
 		}
 		sig := e.signature(c, i)
-		sig.GradOut, sig.Save = gradOut[i], e.o.Save[i]
+		sig.GradOut, sig.Save = grads.of(i, len(shapes[i])), e.o.Save[i]
 		for j, r := range c.Model.Calls[i].In {
 			in := c.input(shapes, i, j)
 			if r.Call != program.Batch {
@@ -144,7 +125,7 @@ func (e *Engine) compileTraining(c *Compiled, shapes [][]exec.Input) error {
 		}
 		for j, p := range c.Model.Calls[i].Params {
 			sig.AccParam = append(sig.AccParam, c.Pending || !firsts[i][j])
-			sig.FrozenParam = append(sig.FrozenParam, e.layout.Groups[e.layout.Home[p].Group].Kind.Frozen)
+			sig.FrozenParam = append(sig.FrozenParam, e.frozen(p))
 		}
 		u, err := e.unit(c, i, sig)
 		if err != nil {
@@ -152,14 +133,96 @@ func (e *Engine) compileTraining(c *Compiled, shapes [][]exec.Input) error {
 		}
 		c.Calls[i].Unit, c.Reads[i] = u, u.ReadParam
 		for j, p := range c.Model.Calls[i].Params {
-			c.Grad[p] = c.Grad[p] || u.HasGrad[j]
+			c.Wrote[p] = c.Wrote[p] || u.HasGrad[j]
+		}
+	}
+	if c.Path.Varies() {
+		return e.varying(c, shapes)
+	}
+	return nil
+}
+
+// frozen tells whether a parameter is not trained.
+func (e *Engine) frozen(param int) bool {
+	return e.layout.Groups[e.layout.Home[param].Group].Kind.Frozen
+}
+
+// outputs are some outputs of calls.
+type outputs map[program.Ref]bool
+
+// gradients returns the outputs that receive a gradient.
+func gradients(m *program.Model, back, trained []bool) outputs {
+	grads := make(outputs)
+	for _, loss := range m.Ends(false) {
+		grads[loss] = true
+	}
+	for i, call := range m.Calls {
+		for _, r := range call.In {
+			if back[i] && r.Call != program.Batch && trained[r.Call] {
+				grads[r] = true
+			}
+		}
+	}
+	return grads
+}
+
+// of tells which of the n outputs of a call are among them.
+func (s outputs) of(call, n int) []bool {
+	is := make([]bool, n)
+	for o := range is {
+		is[o] = s[program.Ref{Call: call, Out: o}]
+	}
+	return is
+}
+
+// varying replaces what the pass needs by what all ranks need together, whatever is absent on which.
+// Of calls that every pass runs it is what they would need with a gradient for each input and of each
+// output that has one in some pass. Nothing is known of the others: they are taken to read all
+// their parameters, and to have gradients for all.
+func (e *Engine) varying(c *Compiled, shapes [][]exec.Input) error {
+	all := e.layout.Entries[c.Program]
+	certain, back, trained := c.Path.Certain(), all.NeedsBackward(), all.Trained()
+	grads := gradients(all, back, trained)
+	c.Reads = make([][]bool, len(all.Calls))
+	for i, call := range all.Calls {
+		if !back[i] {
+			continue
+		}
+		has := slices.Repeat([]bool{true}, len(call.Params))
+		if certain[i] {
+			sig := e.signature(c, i)
+			sig.GradOut, sig.Save = grads.of(i, len(shapes[i])), e.o.Save[i]
+			for j, r := range c.Path.Calls[i].In {
+				in, refs := c.input(shapes, i, j), c.Path.Calls[i].In
+				in.Same = slices.Index(refs[:j], r) + 1 // whatever they stand for here
+				in.Grad = in.Same == 0 && slices.ContainsFunc(c.Path.Alternatives(r), func(r program.Ref) bool {
+					return r.Call != program.Batch && trained[r.Call]
+				})
+				sig.Inputs = append(sig.Inputs, in)
+			}
+			for _, p := range call.Params {
+				sig.FrozenParam = append(sig.FrozenParam, e.frozen(p))
+			}
+			u, err := e.unit(c, i, sig)
+			if err != nil {
+				return err
+			}
+			c.Reads[i], has = u.ReadParam, u.HasGrad
+		}
+		for j, p := range call.Params {
+			c.Grad[p] = c.Grad[p] || has[j] && !e.frozen(p)
+		}
+	}
+	for p, word := range e.layout.Votes.Of {
+		if word >= 0 && c.Wrote[p] {
+			c.votes = append(c.votes, word)
 		}
 	}
 	return nil
 }
 
 // sizes returns the bytes that the planner needs.
-func (e *Engine) sizes(c *Compiled) *program.Sizes {
+func (e *Engine) sizes(c *Compiled) (*program.Sizes, error) {
 	z := &program.Sizes{Group: e.layout.Sizes()}
 	trained, es := c.Model.Trained(), int(e.o.DType.Size())
 	for i, call := range c.Model.Calls {
@@ -168,7 +231,10 @@ func (e *Engine) sizes(c *Compiled) *program.Sizes {
 			z.Call = append(z.Call, program.CallSizes{})
 			continue
 		}
-		cs := program.CallSizes{KeepIn: u.KeepIn, KeepOut: u.KeepOut, Saved: u.Saved, Spill: !c.Eval && e.o.Spill[i], Work: u.Forward.Work}
+		cs := program.CallSizes{KeepIn: u.KeepIn, KeepOut: u.KeepOut, Saved: u.Saved, Spill: !c.Eval && e.o.Spill[i]}
+		if err := e.work(c, i, &cs); err != nil {
+			return nil, err
+		}
 		for _, update := range u.Updates {
 			if !c.Eval {
 				cs.Update = append(cs.Update, exec.Numel(update.Shape)*es)
@@ -180,7 +246,6 @@ func (e *Engine) sizes(c *Compiled) *program.Sizes {
 		}
 		cs.GradIn = make([]int, len(call.In))
 		if u.Backward != nil {
-			cs.BackWork = u.Backward.Work
 			for j, r := range call.In {
 				if r.Call != program.Batch && trained[r.Call] {
 					cs.GradIn[j] = outBytes(c.Calls[r.Call].Unit, r.Out)
@@ -189,7 +254,19 @@ func (e *Engine) sizes(c *Compiled) *program.Sizes {
 		}
 		z.Call = append(z.Call, cs)
 	}
-	return z
+	return z, nil
+}
+
+// work sets the scratch memory of a call.
+func (e *Engine) work(c *Compiled, call int, cs *program.CallSizes) (err error) {
+	u := c.Calls[call].Unit
+	if cs.Work, err = e.dev.Work(u.Forward); err == nil && u.Backward != nil {
+		cs.BackWork, err = e.dev.Work(u.Backward)
+	}
+	if err != nil {
+		return fmt.Errorf("call %s (%T): %w", c.Path.Calls[call].Name, e.module(c, call).Key, err)
+	}
+	return nil
 }
 
 // outBytes returns the size of an output of a call, and of its gradient.
@@ -206,6 +283,7 @@ func (e *Engine) bind(c *Compiled) {
 	for g := range e.layout.Groups {
 		c.Params = append(c.Params, c.Plan.Lookup(program.GroupParams, g, 0))
 		c.Grads = append(c.Grads, c.Plan.Lookup(program.GroupGrads, g, 0))
+		c.Second = append(c.Second, c.Plan.Lookup(program.GroupSecond, g, 0))
 		c.Zero = append(c.Zero, e.unwritten(c, g))
 	}
 	loss := c.Model.Results[0]
@@ -248,7 +326,7 @@ func (e *Engine) unwritten(c *Compiled, g int) []shard.Span {
 		zero = append(zero, shard.Span{Start: p.Start * es, End: p.End * es})
 	}
 	for i, p := range f.Params {
-		if !c.Grad[p] {
+		if !c.Wrote[p] {
 			lo := f.Flat.Offset(i) * es
 			zero = append(zero, shard.Span{Start: lo, End: lo + f.Flat.Params()[i].Len()*es})
 		}

@@ -14,17 +14,18 @@
 package fardevice
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"runtime/debug"
 	"sync"
 
+	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/fsdp/internal/engine"
 	"github.com/gofsdp/gofsdp/fsdp/internal/layout"
 	"github.com/gofsdp/gofsdp/fsdp/internal/ranks"
 	"github.com/gofsdp/gofsdp/internal/arena"
 	"github.com/gofsdp/gofsdp/internal/exec"
-	"github.com/gofsdp/gofsdp/internal/program"
 	"github.com/gofsdp/gofsdp/optim"
 )
 
@@ -85,14 +86,14 @@ func (d *Device) issue(f func() error) error {
 }
 
 // issueOp queues an operation of a pass. It runs modules of the user, which may panic.
-func (d *Device) issueOp(op program.Op, f func() error) error {
+func (d *Device) issueOp(at engine.Place, f func() error) error {
 	return d.issue(func() (err error) {
 		defer func() {
 			if r := recover(); r != nil {
 				err = fmt.Errorf("panic: %v\n%s", r, debug.Stack())
 			}
 			if err != nil {
-				err = &engine.OpError{Op: op, Err: err}
+				err = &engine.OpError{Place: at, Err: err}
 			}
 		}()
 		return f()
@@ -123,10 +124,10 @@ func (d *Device) always(f func()) {
 }
 
 // NewShards implements engine.Device.
-func (d *Device) NewShards(l *layout.Layout, meshes []ranks.Mesh) (engine.Shards, error) {
+func (d *Device) NewShards(ctx context.Context, l *layout.Layout, meshes []ranks.Mesh) (engine.Shards, error) {
 	s := &shards{d: d}
 	err := d.call(func() (err error) {
-		s.host, err = d.host.NewShards(l, meshes)
+		s.host, err = d.host.NewShards(ctx, l, meshes)
 		return err
 	})
 	if err != nil {
@@ -136,12 +137,18 @@ func (d *Device) NewShards(l *layout.Layout, meshes []ranks.Mesh) (engine.Shards
 }
 
 // Open implements engine.Device.
-func (d *Device) Open(c *engine.Compiled, s engine.Shards, batch []exec.Value) engine.Frame {
-	return &frame{d: d, c: c, host: d.host.Open(c, s.(*shards).host, batch)}
+func (d *Device) Open(c *engine.Compiled, number int, s engine.Shards, batch []exec.Value) engine.Frame {
+	return &frame{d: d, c: c, at: engine.Place{Pass: number, Program: c.Plan.Program}, host: d.host.Open(c, number, s.(*shards).host, batch)}
 }
 
+// Watch implements engine.Device.
+func (d *Device) Watch(func(comm.Flight)) {}
+
 // Finish implements engine.Device.
-func (d *Device) Finish() error { return d.call(func() error { return nil }) }
+func (d *Device) Finish() error { return d.Wait() }
+
+// Wait implements engine.Device.
+func (d *Device) Wait() error { return d.call(func() error { return nil }) }
 
 // MaxAbs implements engine.Device.
 func (d *Device) MaxAbs(vs []optim.Vec) (list []float64, err error) {
@@ -188,6 +195,18 @@ func (d *Device) EndStep() error { return d.call(d.host.EndStep) }
 // Threads implements engine.Device.
 func (d *Device) Threads() int { return d.host.Threads() }
 
+// Apart implements engine.Device.
+func (d *Device) Apart() bool { return d.host.Apart() }
+
+// Work implements engine.Device.
+func (d *Device) Work(p *exec.Program) (int, error) { return d.host.Work(p) }
+
+// Prepare implements engine.Device.
+func (d *Device) Prepare(c *engine.Compiled) (any, error) { return d.host.Prepare(c) }
+
+// Keep implements engine.Device.
+func (d *Device) Keep(passes []*engine.Compiled) { d.host.Keep(passes) }
+
 // Stats implements engine.Device.
 func (d *Device) Stats() (s arena.Stats) {
 	d.always(func() { s = d.host.Stats() })
@@ -198,8 +217,8 @@ func (d *Device) Stats() (s arena.Stats) {
 func (d *Device) ResetPeak() { d.do(d.host.ResetPeak) }
 
 // Reserve implements engine.Device.
-func (d *Device) Reserve(p *program.Plan, counts func(arena.Class) bool) int {
-	return d.host.Reserve(p, counts)
+func (d *Device) Reserve(c *engine.Compiled, counts func(arena.Class) bool) int {
+	return d.host.Reserve(c, counts)
 }
 
 // InFile implements engine.Device.

@@ -12,15 +12,15 @@ type frame struct {
 	d    *Device
 	c    *engine.Compiled
 	host engine.Frame
-	op   program.Op // of the step that was entered last
+	at   engine.Place // of the step that was entered last
 }
 
 // issue queues an operation of the present step.
-func (f *frame) issue(do func() error) error { return f.d.issueOp(f.op, do) }
+func (f *frame) issue(do func() error) error { return f.d.issueOp(f.at, do) }
 
 // Enter implements engine.Frame.
 func (f *frame) Enter(step int) error {
-	f.op = f.c.Plan.Steps[step].Op
+	f.at.Op = f.c.Plan.Steps[step].Op
 	return f.issue(func() error { return f.host.Enter(step) })
 }
 
@@ -57,6 +57,11 @@ func (f *frame) Reduce(group int, before float32) error {
 	return f.issue(func() error { return f.host.Reduce(group, before) })
 }
 
+// ScaleGrad implements engine.Frame.
+func (f *frame) ScaleGrad(param int, c float64) error {
+	return f.issue(func() error { return f.host.ScaleGrad(param, c) })
+}
+
 // Sync implements engine.Frame.
 func (f *frame) Sync(ctx context.Context, group int) error {
 	return f.issue(func() error { return f.host.Sync(ctx, group) })
@@ -66,6 +71,9 @@ func (f *frame) Sync(ctx context.Context, group int) error {
 func (f *frame) Drain(ctx context.Context, group int, after float64) error {
 	return f.issue(func() error { return f.host.Drain(ctx, group, after) })
 }
+
+// Follow implements engine.Frame.
+func (f *frame) Follow() error { return f.d.Wait() }
 
 // Number implements engine.Frame.
 func (f *frame) Number(buffer int) (x float64, err error) {

@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"github.com/gofsdp/gofsdp/fsdp/internal/engine"
+	"github.com/gofsdp/gofsdp/fsdp/internal/layout"
 	"github.com/gofsdp/gofsdp/optim"
 )
 
@@ -48,8 +49,20 @@ func (s *shards) ReduceWhole(ctx context.Context, group int, before float32, aft
 	return s.d.call(func() error { return s.host.ReduceWhole(ctx, group, before, after) })
 }
 
+// Turn tells the host's shards the same.
+func (s *shards) Turn(t engine.Turn, before func(*layout.Group) float32) {
+	s.d.do(func() {
+		s.host.(interface {
+			Turn(engine.Turn, func(*layout.Group) float32)
+		}).Turn(t, before)
+	})
+}
+
 // DropWhole implements engine.Shards.
 func (s *shards) DropWhole() { s.d.do(s.host.DropWhole) }
+
+// Forget implements engine.Shards.
+func (s *shards) Forget() { s.d.do(s.host.Forget) }
 
 // Free implements engine.Shards.
 func (s *shards) Free() { s.d.do(s.host.Free) }

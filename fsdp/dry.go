@@ -1,0 +1,322 @@
+package fsdp
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"reflect"
+	"slices"
+
+	"gorgonia.org/tensor"
+
+	"github.com/gofsdp/gofsdp/comm"
+	"github.com/gofsdp/gofsdp/fsdp/internal/engine"
+	"github.com/gofsdp/gofsdp/fsdp/internal/layout"
+	"github.com/gofsdp/gofsdp/fsdp/internal/ranks"
+	"github.com/gofsdp/gofsdp/fsdp/plan"
+	"github.com/gofsdp/gofsdp/internal/exec"
+	"github.com/gofsdp/gofsdp/optim"
+)
+
+// A Shape is a tensor of a batch without its elements. Ints and Floats make one. With a dimension of 0 it
+// is a tensor that the batch lacks, see [Tape.Optional]; conditions there are met.
+type Shape struct {
+	dims []int
+	ints bool
+}
+
+// Ints returns the shape of a tensor of integers, such as tokens.
+func Ints(dims ...int) Shape { return Shape{dims, true} }
+
+// Floats returns the shape of a tensor of floats, of the type that the model computes in.
+func Floats(dims ...int) Shape { return Shape{dims, false} }
+
+// Dry returns the plan that [Sharded.Plan] would give once the model is wrapped and has the
+// optimizer that newOptimizer makes, such as the New of an [optim.AdamW]; nil is none. Nothing is
+// allocated, drawn or sent: cfg.Group may be a [comm.World], any number of ranks that are not there,
+// and so may be what cfg.GroupOf returns. A model of 175 billion parameters takes a tenth of a second
+// and some 30 MB.
+//
+//	p, err := fsdp.Dry(model, fsdp.Config{Group: comm.World{Ranks: 128}, Wrap: …}, optim.AdamW{}.New, fsdp.Ints(1, 2048), fsdp.Ints(1, 2048))
+//
+// Of what groups copy through it knows nothing: Plan.BesideBytes is without it. All other figures,
+// and the schedule, are those of Wrap on the processor. A Config.Device may take other scratch for
+// calls, and its memory is one piece for a pass: PassBytes and ReservedBytes differ by that.
+func Dry(m Model, cfg Config, newOptimizer func([]optim.Param) (optim.Optimizer, error), batch ...Shape) (*Plan, error) {
+	if cfg.Group == nil {
+		cfg.Group = comm.World{Ranks: 1}
+	}
+	p, err := dry(m, cfg, newOptimizer, batch)
+	if err != nil {
+		return nil, fmt.Errorf("fsdp: a plan for rank %d of %d: %w", cfg.Group.Rank(), cfg.Group.Size(), err)
+	}
+	return p, nil
+}
+
+func dry(m Model, cfg Config, newOptimizer func([]optim.Param) (optim.Optimizer, error), batch []Shape) (*Plan, error) {
+	if n, rank := cfg.Group.Size(), cfg.Group.Rank(); rank < 0 || rank >= n {
+		return nil, errors.New("Config.Group has no such rank")
+	}
+	s := &Sharded{arrangement: &arrangement{cfg: cfg}, team: ranks.NewTeam(cfg.Group, newPeerError)}
+	model, err := prepare(s, m, func(cfg *Config) (engine.Device, error) { return engine.NewDry(hostOptions(cfg)), nil })
+	if err != nil {
+		return nil, err
+	}
+	s.arrangement = &arrangement{cfg: s.cfg, units: s.units}
+	own := make([]*layout.Own, len(s.units))
+	for i, u := range s.units {
+		if u.group != nil {
+			own[i] = &layout.Own{Ranks: u.group.Size(), Rank: u.group.Rank()}
+		}
+	}
+	if err := s.lay(model, own); err != nil {
+		return nil, err
+	}
+	if err := s.adopt(context.Background(), s.engine); err != nil {
+		return nil, err
+	}
+	if newOptimizer != nil {
+		if _, err := newOptimizer(s.Shards()); err != nil {
+			return nil, err
+		}
+	}
+	values, err := shapeValues(model.Paths[""], batch, s.cfg.Precision.Compute.tensor())
+	if err != nil {
+		return nil, err
+	}
+	return planOf(s, values)
+}
+
+// Fits returns nil if a pass as Dry plans it holds no more than so many bytes in memory at once. If
+// not, the error is a [*plan.Misfit]: what is live at the peak by class and by unit, and which changes
+// of the configuration, of the ranks or of the batch would help, each planned by itself, that which
+// saves most first. BF16, another number of ranks and another batch round differently; the others
+// change no bit of what a step computes.
+func Fits(bytes int, m Model, cfg Config, newOptimizer func([]optim.Param) (optim.Optimizer, error), batch ...Shape) error {
+	if cfg.Group == nil {
+		cfg.Group = comm.World{Ranks: 1}
+	}
+	p, err := Dry(m, cfg, newOptimizer, batch...)
+	if err != nil {
+		return err
+	}
+	if err = advised(p.Pass.Fits(bytes), m, cfg, newOptimizer, batch); err != nil {
+		return fmt.Errorf("fsdp: rank %d of %d: %w", cfg.Group.Rank(), cfg.Group.Size(), err)
+	}
+	return nil
+}
+
+// advised adds to a Misfit of a configuration what would help. Other errors it leaves alone.
+func advised(err error, m Model, cfg Config, newOptimizer func([]optim.Param) (optim.Optimizer, error), batch []Shape) error {
+	var misfit *plan.Misfit
+	if !errors.As(err, &misfit) {
+		return err
+	}
+	for _, c := range changes(cfg, batch) {
+		p, err := dry(m, c.cfg, newOptimizer, c.batch)
+		if err != nil {
+			continue // such as a policy that knows this number of ranks alone: it helps nobody
+		}
+		most := p.Pass.Ops[p.Pass.Peak()].Live.Total()
+		if saved := misfit.Live.Total() - most; saved > 0 {
+			misfit.Changes = append(misfit.Changes, plan.Change{Name: c.name, Memory: most, Saved: saved})
+		}
+	}
+	slices.SortStableFunc(misfit.Changes, func(a, b plan.Change) int { return b.Saved - a.Saved })
+	return err
+}
+
+// A change is another way to train.
+type change struct {
+	name  string
+	cfg   Config
+	batch []Shape
+}
+
+// changes lists those that might need less memory.
+func changes(cfg Config, batch []Shape) (list []change) {
+	try := func(name string, set func(c *Config)) {
+		c := change{name, cfg, batch}
+		set(&c.cfg)
+		list = append(list, c)
+	}
+	if n := cfg.Group.Size(); cfg.GroupOf == nil {
+		try(fmt.Sprintf("training on %d ranks", 2*n), func(c *Config) {
+			c.Group = comm.World{Ranks: 2 * n, Place: cfg.Group.Rank()}
+			c.ShardRanks *= 2
+		})
+		if cfg.StrategyOf == nil && cfg.Strategy != FullShard {
+			try("Strategy: FullShard", func(c *Config) { c.Strategy, c.ShardRanks = FullShard, 0 })
+		}
+	}
+	try("Wrap: WrapEach()", func(c *Config) { c.Wrap = WrapEach() })
+	try("Checkpoint: WrapEach()", func(c *Config) { c.Checkpoint, c.Keep = WrapEach(), nil })
+	if cfg.Keep != nil {
+		try("no Keep", func(c *Config) { c.Keep = nil })
+	}
+	if cfg.Prefetch != NoPrefetch {
+		try("Prefetch: NoPrefetch", func(c *Config) { c.Prefetch = NoPrefetch })
+	}
+	if cfg.Precision.Compute == Float32 {
+		try("Precision: BF16()", func(c *Config) { c.Precision = BF16() })
+	}
+	if cfg.OffloadDir == "" && cfg.Device == nil {
+		try("OffloadDir (on a GPU Offload)", func(c *Config) { c.OffloadDir = "files" }) // of which a plan makes none
+	}
+	if half := halved(batch); half != nil {
+		list = append(list, change{"half the batch", cfg, half})
+	}
+	return list
+}
+
+// halved returns the shapes of half as many samples, or nil if there is no half.
+func halved(batch []Shape) (half []Shape) {
+	for _, b := range batch {
+		if len(b.dims) == 0 || b.dims[0]%2 != 0 || b.dims[0] != batch[0].dims[0] {
+			return nil
+		}
+		dims := slices.Clone(b.dims)
+		dims[0] /= 2
+		half = append(half, Shape{dims, b.ints})
+	}
+	return half
+}
+
+// shapeValues returns a batch without memory.
+func shapeValues(p *layout.Path, batch []Shape, computed tensor.Dtype) ([]exec.Value, error) {
+	if len(batch) != p.Inputs {
+		return nil, fmt.Errorf("the batch has %d shapes, the model takes %d tensors", len(batch), p.Inputs)
+	}
+	values := make([]exec.Value, len(batch))
+	for i, b := range batch {
+		if slices.Contains(p.Optional, i) && slices.Contains(b.dims, 0) {
+			values[i] = exec.Absent
+			continue
+		}
+		for _, d := range b.dims {
+			if d < 1 {
+				return nil, fmt.Errorf("%s: the shape %v is empty", p.Input(i), b.dims)
+			}
+		}
+		values[i] = exec.Value{Shape: b.dims, DType: computed}
+		if b.ints {
+			values[i].DType = tensor.Int
+		}
+	}
+	for range p.Conditions {
+		values = append(values, met)
+	}
+	return values, nil
+}
+
+// Tune returns cfg with the units, the strategy, Prefetch and Checkpoint by which a step is fastest on
+// a cluster, of those settings that fit in so many bytes, and all choices that it had. It plans each of
+// them by [Dry], which takes a tenth of a second or less. A field that cfg sets is left as it is. What
+// it chooses changes no bit of what a step computes, see [Strategy], only its time and memory. Every
+// rank that asks the same gets the same answer.
+//
+// If nothing fits, the error is that of the choice that needs least, a [*plan.Misfit] as of [Fits].
+func Tune(m Model, cfg Config, c *plan.Cluster, memory int, newOptimizer func([]optim.Param) (optim.Optimizer, error), batch ...Shape) (Config, []plan.Choice, error) {
+	if cfg.Group == nil {
+		cfg.Group = comm.World{Ranks: 1}
+	}
+	choices, err := plan.Search(space(&cfg, c), memory, c, func(s plan.Setting) (*plan.Pass, error) {
+		p, err := dry(m, chosen(cfg, s), newOptimizer, batch)
+		if err != nil {
+			return nil, err
+		}
+		return p.Pass, nil
+	})
+	if err == nil && choices[0].Time == nil {
+		err = advised(choices[0].Misfit, m, chosen(cfg, choices[0].Setting), newOptimizer, batch)
+	}
+	if err != nil {
+		return cfg, choices, fmt.Errorf("fsdp: tuning for %d ranks: %w", cfg.Group.Size(), err)
+	}
+	return chosen(cfg, choices[0].Setting), choices, nil
+}
+
+// tunedWraps, tunedCheckpoints and tunedStrategies are what Tune chooses from, by name. Blocks are calls
+// that follow each other and have modules of one type.
+var (
+	tunedWraps = map[string]Policy{
+		"one unit": nil, "calls": WrapEach(), "blocks": wrapLike(1), "2 blocks": wrapLike(2), "4 blocks": wrapLike(4),
+	}
+	tunedCheckpoints = map[string]Policy{"none": nil, "blocks": wrapLike(1)}
+	tunedStrategies  = map[string]Strategy{
+		"FullShard": FullShard, "ShardGradOp": ShardGradOp, "NoShard": NoShard, "HybridShard": HybridShard, "HybridGradOp": HybridGradOp,
+	}
+)
+
+// given is the name of what a field of the configuration already says.
+const given = "as given"
+
+// space returns the settings that a configuration leaves open.
+func space(cfg *Config, c *plan.Cluster) *plan.Space {
+	s := &plan.Space{
+		Wraps:      []string{"blocks", "2 blocks", "4 blocks", "calls", "one unit"},
+		Strategies: []string{"FullShard", "ShardGradOp", "NoShard"}, Hybrid: []string{"HybridShard", "HybridGradOp"},
+		Checkpoints: []string{"none", "blocks"}, Prefetch: []int{1, 2, 3, 0}, Micro: []int{1}, Samples: 1,
+	}
+	n := cfg.Group.Size()
+	r := cfg.Precision.Reduce
+	twice := cfg.VirtualRanks > 0 && (r == BFloat16 || r == Float16) // see virtualModel
+	if k := c.PerHost; k > 1 && k < n && n%k == 0 && k&(k-1) == 0 && !twice {
+		s.Strategies, s.ShardRanks = append(s.Strategies, s.Hybrid...), []int{k}
+	}
+	if cfg.Wrap != nil {
+		s.Wraps = []string{given}
+	}
+	if cfg.Checkpoint != nil || cfg.Keep != nil {
+		s.Checkpoints = []string{given}
+	}
+	if cfg.Strategy != FullShard || cfg.StrategyOf != nil || cfg.ShardRanks != 0 || cfg.GroupOf != nil || cfg.CutOf != nil {
+		s.Strategies, s.Hybrid = []string{given}, nil
+	}
+	if n == 1 {
+		s.Strategies = []string{given}
+	}
+	switch {
+	case cfg.Prefetch == NoPrefetch:
+		s.Prefetch = []int{0}
+	case cfg.Prefetch > 0:
+		s.Prefetch = []int{cfg.Prefetch}
+	}
+	return s
+}
+
+// chosen returns cfg with a setting.
+func chosen(cfg Config, s plan.Setting) Config {
+	if s.Wrap != given {
+		cfg.Wrap = tunedWraps[s.Wrap]
+	}
+	if s.Checkpoint != given {
+		cfg.Checkpoint = tunedCheckpoints[s.Checkpoint]
+	}
+	if s.Strategy != given {
+		cfg.Strategy, cfg.ShardRanks = tunedStrategies[s.Strategy], s.ShardRanks
+	}
+	if cfg.Prefetch = s.Prefetch; s.Prefetch == 0 {
+		cfg.Prefetch = NoPrefetch
+	}
+	return cfg
+}
+
+// wrapLike makes units of n calls each that follow each other and have modules of one type, such as
+// the blocks of a transformer. Types that a model calls once are left out.
+func wrapLike(n int) Policy {
+	return func(calls []CallInfo) []string {
+		names := make([]string, len(calls))
+		for first := 0; first < len(calls); {
+			end := first + 1
+			for end < len(calls) && reflect.TypeOf(calls[end].Module) == reflect.TypeOf(calls[first].Module) {
+				end++
+			}
+			for i := first; i < end && end-first > 1; i++ {
+				names[i] = calls[first+(i-first)/n*n].Name
+			}
+			first = end
+		}
+		return names
+	}
+}

@@ -1,0 +1,91 @@
+//go:build linux && cgo
+
+package fsdp
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"runtime"
+	"sync"
+	"testing"
+
+	"github.com/gofsdp/gofsdp/fsdp/internal/engine"
+	"github.com/gofsdp/gofsdp/fsdp/internal/engine/gpu"
+	"github.com/gofsdp/gofsdp/internal/blaslt"
+	"github.com/gofsdp/gofsdp/internal/gpudouble"
+	"github.com/gofsdp/gofsdp/nccl"
+)
+
+// gpus is how many devices the doubles have: a rank of a group takes that of its number.
+const gpus = 16
+
+// UseGPU has the models that are wrapped from here on compute on the doubles of GPUs, until restore.
+// Those that keep something in files compute on the host.
+func UseGPU() (restore func()) {
+	if err := loadDoubles(); err != nil {
+		panic(err)
+	}
+	near := newDevice
+	newDevice = func(cfg *Config) (engine.Device, error) {
+		if cfg.Device != nil || cfg.OffloadDir != "" {
+			return near(cfg)
+		}
+		dev, err := nccl.OpenDevice(cfg.Group.Rank() % gpus)
+		if err != nil {
+			return nil, err
+		}
+		d, err := gpu.New(dev, gpu.Options{Poison: cfg.Poison})
+		if err != nil {
+			return nil, errors.Join(err, dev.Close())
+		}
+		end := sync.OnceValue(func() error {
+			defer unclosed.Delete(dev)
+			return errors.Join(d.Close(), dev.Close())
+		})
+		unclosed.Store(dev, end)
+		o := &own{d, end}
+		runtime.AddCleanup(o, func(end func() error) { _ = end() }, end)
+		return o, nil
+	}
+	return func() { newDevice = near }
+}
+
+// own is a device with the GPU that was opened for it.
+type own struct {
+	engine.Device
+	end func() error // closes both, once
+}
+
+func (o *own) Close() error { return o.end() }
+
+// unclosed has the ends of devices whose models nobody has closed.
+var unclosed sync.Map // of func() error by *nccl.Device
+
+// loadDoubles builds and loads the doubles.
+func loadDoubles() (err error) {
+	os.Setenv("FSDP_DOUBLE_DEVICES", fmt.Sprint(gpus))
+	libs := gpudouble.Build(noTest{})
+	if err := nccl.LoadCUDA(libs.CUDA); err != nil {
+		return err
+	}
+	return errors.Join(nccl.Load(libs.NCCL), blaslt.Load(libs.CUBLASLT))
+}
+
+// CleanGPU lets the test fail if at its end something of the doubles is left, or was misused. It
+// first ends what earlier tests have left, which would else go at any time. No model that UseGPU has
+// given a device is open. It returns the side door of the driver.
+func CleanGPU(t testing.TB) *gpudouble.Control {
+	libs := gpudouble.Build(t)
+	unclosed.Range(func(_, end any) bool { _ = end.(func() error)(); return true })
+	cuda := gpudouble.Open(t, libs.CUDA)
+	cuda.Clean(t)
+	gpudouble.Open(t, libs.NCCL).Clean(t, "communicator")
+	return cuda
+}
+
+// noTest stands for a test before there is any.
+type noTest struct{ testing.TB }
+
+func (noTest) Helper()                      {}
+func (noTest) Fatalf(f string, args ...any) { panic(fmt.Sprintf(f, args...)) }

@@ -1,0 +1,244 @@
+package fsdp_test
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gofsdp/gofsdp/comm"
+	"github.com/gofsdp/gofsdp/fsdp"
+	"github.com/gofsdp/gofsdp/optim"
+)
+
+// inBlocks returns x after a journey as Int8, by its definition.
+func inBlocks(x []float32) []float32 {
+	const block = 256
+	y := make([]float32, len(x))
+	for at := 0; at < len(x); at += block {
+		most := float32(0)
+		for _, v := range x[at:min(at+block, len(x))] {
+			most = max(most, float32(math.Abs(float64(v))))
+		}
+		for i := at; i < min(at+block, len(x)); i++ {
+			y[i] = float32(math.RoundToEven(float64(x[i]*(127/most)))) * (most / 127)
+		}
+	}
+	return y
+}
+
+// bareBlocks is a model of a product with a parameter of n elements, and one with another that is Full.
+// The loss is the sum of theirs; the other results are the products.
+func bareBlocks(n int) model {
+	return func(t *fsdp.Tape, in []fsdp.Ref) ([]fsdp.Ref, error) {
+		a, exact := t.Call("a", &bare{n: n}, in[0]), t.Call("exact", &bare{n, true}, in[0])
+		return []fsdp.Ref{t.Call("both", sum, a, exact), a.At(1), exact.At(1)}, nil
+	}
+}
+
+// onlyFull selects what says so, vectors or not.
+func onlyFull(_ fsdp.CallInfo, p fsdp.Param) bool { return p.Full }
+
+// TestForwardSeesBlocks checks that what forward computes with is exactly what blocks of a parameter
+// are rounded to, under every strategy and number of ranks, and that the optimizer's stay as they are.
+func TestForwardSeesBlocks(t *testing.T) {
+	for _, world := range []int{1, 3, 4} {
+		everyStrategy(t, world, func(t *testing.T, cfg fsdp.Config) {
+			onRanks(t, world, func(ctx context.Context, g comm.Group) {
+				cfg := cfg
+				cfg.Group, cfg.Wrap = g, fsdp.WrapEach()
+				cfg.Precision = fsdp.Precision{Gather: fsdp.Int8, Full: onlyFull}
+				m := wrap(t, bareBlocks(640), cfg)
+				want, err := m.FullState(ctx)
+				require.NoError(t, err)
+				out, err := m.Eval(ctx, ones(640))
+				require.NoError(t, err)
+				require.Equal(t, inBlocks(floats32(want["a.w"])), floats32(out[1]))
+				require.NotEqual(t, floats32(want["a.w"]), floats32(out[1]))
+				require.Equal(t, floats32(want["exact.w"]), floats32(out[2]))
+				loss := forwardBackward(t, ctx, m, []fsdp.Tensor{ones(640)})
+				require.Equal(t, float32(loss), floats32(out[0])[0], "training sees the same")
+				requireSameBits(t, bitsOf(want), stateBits(t, ctx, m), "masters are not rounded")
+			})
+		})
+	}
+}
+
+// TestVectorsAreNoBlocks checks that parameters of one dimension are not rounded unless Full says so.
+func TestVectorsAreNoBlocks(t *testing.T) {
+	m := wrap(t, bareBlocks(640), fsdp.Config{Wrap: fsdp.WrapEach(), Precision: fsdp.Precision{Gather: fsdp.Int8}})
+	state, err := m.FullState(t.Context())
+	require.NoError(t, err)
+	out, err := m.Eval(t.Context(), ones(640))
+	require.NoError(t, err)
+	require.Equal(t, floats32(state["a.w"]), floats32(out[1]))
+}
+
+// TestSumsOfBlocks compares gradients with a sum in float32 of what the ranks' are rounded to, in two
+// backwards: with the second goes what the first has lost.
+func TestSumsOfBlocks(t *testing.T) {
+	const n = 512
+	x := func(rank int) func(int) float32 {
+		return func(i int) float32 { return float32(value(i, rank)) } // in [-1, 1)
+	}
+	for _, world := range []int{1, 2, 3, 4} {
+		everyStrategy(t, world, func(t *testing.T, cfg fsdp.Config) {
+			onRanks(t, world, func(ctx context.Context, g comm.Group) {
+				cfg := cfg
+				cfg.Group, cfg.Wrap, cfg.Precision = g, fsdp.WrapEach(), fsdp.Precision{Reduce: fsdp.Int8, Full: onlyFull}
+				m := wrap(t, bareBlocks(n), cfg)
+				lost := make([][]float32, world)
+				for pass := range 3 {
+					m.ZeroGrad()
+					forwardBackward(t, ctx, m, []fsdp.Tensor{filled(n, x(g.Rank()))})
+					grads, err := m.FullGrads(ctx)
+					require.NoError(t, err)
+					sent, exact := make([][]float32, world), make([][]float32, world)
+					for r := range sent {
+						exact[r] = floats32(filled(n, func(i int) float32 { return x(r)(i) / n }))
+						sum := slices.Clone(exact[r])
+						for i, e := range lost[r] {
+							sum[i] += e
+						}
+						sent[r] = inBlocks(sum)
+						for i := range sum {
+							sum[i] -= sent[r][i]
+						}
+						lost[r] = inBlocks(sum)
+					}
+					for name, ranks := range map[string][][]float32{"a.w": sent, "exact.w": exact} {
+						for i, got := range floats32(grads[name]) {
+							each := make([]float32, world)
+							for r := range each {
+								each[r] = ranks[r][i]
+							}
+							require.Equal(t, treeSum(each)*float32(1/float64(world)), got, "pass %d: %s[%d]", pass, name, i)
+						}
+					}
+				}
+			})
+		})
+	}
+}
+
+// TestInt8AfterLoad checks what a checkpoint leaves out: two trainings that go on from it are the same
+// to the bit, whatever one of them had lost before.
+func TestInt8AfterLoad(t *testing.T) {
+	const world = 2
+	dir := t.TempDir()
+	run := func(before int, save bool) bits {
+		states := make([]bits, world)
+		onRanks(t, world, func(ctx context.Context, g comm.Group) {
+			m := wrap(t, tinyGPT(1), fsdp.Config{Group: g, Wrap: blocks, Precision: fsdp.Precision{Gather: fsdp.Int8, Reduce: fsdp.Int8}})
+			opt, err := optim.AdamW{}.New(m.Shards())
+			require.NoError(t, err)
+			steps := func(first, n int) {
+				for step := first; step < first+n; step++ {
+					forwardBackward(t, ctx, m, tinyBatch(step, g.Rank(), 2, tinyContext))
+					require.NoError(t, opt.Step(0.01))
+					m.ZeroGrad()
+				}
+			}
+			steps(0, before)
+			if save {
+				require.NoError(t, m.Save(ctx, dir, opt))
+				steps(before, 1)
+			}
+			_, err = m.Load(ctx, dir, opt)
+			require.NoError(t, err)
+			steps(3, 2)
+			states[g.Rank()] = stateBits(t, ctx, m)
+		})
+		return states[0]
+	}
+	want := run(3, true)
+	requireSameBits(t, want, run(0, false))
+}
+
+// TestInt8Memory checks that a rank keeps what its gradients lose, and that the plan says so.
+func TestInt8Memory(t *testing.T) {
+	for _, c := range cuts(4) {
+		onRanks(t, 4, func(ctx context.Context, g comm.Group) {
+			m := wrap(t, tinyGPT(2), fsdp.Config{
+				Group: g, Wrap: blocks, Strategy: c.strategy, ShardRanks: c.ranks, Precision: fsdp.Precision{Gather: fsdp.Int8, Reduce: fsdp.Int8}, Poison: true,
+			})
+			plan, err := m.Plan(good(0)...)
+			require.NoError(t, err)
+			blocks := 0
+			for _, g := range plan.Groups {
+				if !strings.Contains(g.Name, "full") {
+					blocks += g.Bytes / 1024
+				}
+			}
+			require.Equal(t, 260*blocks, plan.ErrorBytes)
+			require.Equal(t, plan.ShardBytes+plan.ErrorBytes, m.Memory().Live)
+			requirePeaks(t, ctx, m, g.Rank())
+		})
+	}
+}
+
+// labeledGroup counts blocks, which travel as bytes under the name of their unit, as floats.
+type labeledGroup struct{ *countingGroup }
+
+func (g labeledGroup) AllGather(dst, src comm.Buffer) comm.Work {
+	if l := dst.Label(); g.Size() > 1 && dst.DType() == comm.Uint8 && (strings.HasPrefix(l, "root") || strings.HasPrefix(l, "blocks.")) {
+		g.gathers++
+		g.bytes += dst.Len() / g.Size() * (g.Size() - 1)
+	}
+	return g.countingGroup.AllGather(dst, src)
+}
+
+func (g labeledGroup) AllToAll(dst, src comm.Buffer) comm.Work {
+	g.reduces++
+	g.bytes += dst.Len() / g.Size() * (g.Size() - 1)
+	return g.countingGroup.AllToAll(dst, src)
+}
+
+func (g labeledGroup) Split(ctx context.Context, color, key int) (comm.Group, error) {
+	child, err := g.countingGroup.Split(ctx, color, key)
+	return labeledGroup{child.(*countingGroup)}, err
+}
+
+// TestTraffic8 compares the bytes of passes whose parameters, and then gradients, too, travel as Int8
+// with the plan and with the formulas: 65 bytes for the 256 of 64 float32. Between replicas sums are
+// float32.
+func TestTraffic8(t *testing.T) {
+	const world, layers, prefetch = 4, 3, 1
+	for _, c := range cuts(world) {
+		for _, reduce := range []fsdp.DType{fsdp.Float32, fsdp.Int8} {
+			t.Run(fmt.Sprintf("%v/%v", c, reduce), func(t *testing.T) {
+				onRanks(t, world, func(ctx context.Context, g comm.Group) {
+					counting := labeledGroup{&countingGroup{g, &tally{}}}
+					m := wrap(t, tinyGPT(layers), fsdp.Config{
+						Group: counting, Wrap: blocks, Strategy: c.strategy, ShardRanks: c.ranks, Prefetch: prefetch,
+						Precision: fsdp.Precision{Gather: fsdp.Int8, Reduce: reduce, Full: func(fsdp.CallInfo, fsdp.Param) bool { return false }},
+					})
+					batch := tinyBatch(0, g.Rank(), 1, 2)
+					plan, err := m.Plan(batch...)
+					require.NoError(t, err)
+					root, block := plan.Groups[0].Bytes, plan.Groups[1].Bytes
+					require.Zero(t, block%1024, "blocks of 256 float32")
+					root8, block8 := root/256*65, block/256*65
+					forward, backward := c.pass(world, layers, prefetch, root8, block8)
+					shards, _ := c.over(world)
+					if backward.bytes += c.sum(world, root) + layers*c.sum(world, block); reduce == fsdp.Int8 {
+						backward.bytes -= (root - root8 + layers*(block-block8)) / shards * (shards - 1)
+					}
+					backward.bytes -= c.sum(world, root8) + layers*c.sum(world, block8)
+					want := tally{forward.gathers + backward.gathers, backward.reduces, backward.allReduces, forward.bytes + backward.bytes}
+					require.Equal(t, want, tally{plan.Gathers, plan.Reduces, plan.AllReduces, plan.Traffic}, "plan")
+					counting.take()
+					forwardBackward(t, ctx, m, batch)
+					require.Equal(t, want, counting.take())
+					_, err = m.Eval(ctx, batch...)
+					require.NoError(t, err)
+					require.Equal(t, forward, counting.take())
+				})
+			})
+		}
+	}
+}

@@ -1,0 +1,123 @@
+package engine
+
+import (
+	"context"
+	"errors"
+
+	"github.com/gofsdp/gofsdp/comm"
+	"github.com/gofsdp/gofsdp/fsdp/internal/layout"
+	"github.com/gofsdp/gofsdp/fsdp/internal/ranks"
+	"github.com/gofsdp/gofsdp/internal/arena"
+	"github.com/gofsdp/gofsdp/internal/exec"
+	"github.com/gofsdp/gofsdp/optim"
+)
+
+// Dry is a Host without memory, for plans: it counts what a Host would allocate, and runs no pass.
+// Its vectors have a length alone.
+type Dry struct {
+	*host
+	threads int
+	files   bool
+}
+
+// host is embedded by another name, as Host is a method.
+type host = Host
+
+// errDry is the answer to whoever wants to use memory that is not there.
+var errDry = errors.New("engine: a plan has no memory")
+
+// NewDry returns a Dry that counts as a Host of these options does.
+func NewDry(o HostOptions) *Dry {
+	from := arena.Sources{Collective: o.Collective}
+	if o.Dir != "" {
+		files := new(nofiles)
+		from.Shard, from.Spill = files, files
+	}
+	return &Dry{host: &Host{arena: arena.New(from).Dry()}, threads: o.Threads, files: o.Dir != ""}
+}
+
+// Threads implements Device.
+func (d *Dry) Threads() int { return d.threads }
+
+// nofiles is the source of memory in files that nobody asks for any.
+type nofiles struct{ _ int }
+
+func (*nofiles) Alloc(int) ([]byte, error) { return nil, errDry }
+func (*nofiles) Free([]byte) error         { return errDry }
+
+// InFile implements Device.
+func (d *Dry) InFile(c arena.Class) bool { return d.files && inFile(c) }
+
+// Open panics: a Dry runs no pass.
+func (d *Dry) Open(*Compiled, int, Shards, []exec.Value) Frame { panic(errDry) }
+
+// NewShards implements Device. There are no meshes.
+func (d *Dry) NewShards(_ context.Context, l *layout.Layout, _ []ranks.Mesh) (Shards, error) {
+	s := &dryShards{d: d, hostShards: hostShards{h: d.host}, layout: l}
+	for i := range l.Groups {
+		f := &flatGroup{Group: &l.Groups[i]}
+		s.groups = append(s.groups, f)
+		f.value, _ = d.arena.Alloc(f.ShardBytes(), arena.Shard) // what has no memory cannot fail
+		if !f.Kind.Frozen {
+			f.grad, _ = d.arena.Alloc(f.ShardBytes(), arena.Shard)
+		}
+		if f.ErrorBytes() > 0 {
+			f.lost, _ = d.arena.Alloc(f.ErrorBytes(), arena.Shard)
+		}
+	}
+	return s, nil
+}
+
+// dryShards implements Shards.
+type dryShards struct {
+	hostShards
+	d      *Dry
+	layout *layout.Layout
+}
+
+// Value implements Shards.
+func (s *dryShards) Value(group int) optim.Vec {
+	g := &s.layout.Groups[group]
+	return dryVec{g.Flat.ShardLen(), g.Compute == comm.Float64}
+}
+
+// Grad implements Shards.
+func (s *dryShards) Grad(group int) optim.Vec {
+	if s.layout.Groups[group].Kind.Frozen {
+		return nil
+	}
+	return s.Value(group)
+}
+
+// Alloc implements Shards.
+func (s *dryShards) Alloc(group, n int) (optim.Vec, error) {
+	g := &s.layout.Groups[group]
+	b, _ := s.d.arena.Alloc(n*g.Compute.Size(), arena.State)
+	s.state = append(s.state, b)
+	return dryVec{n, g.Compute == comm.Float64}, nil
+}
+
+// A dryVec is a vector of which only the length is known.
+type dryVec struct {
+	n   int
+	f64 bool
+}
+
+var (
+	_ optim.AdamVec  = dryVec{}
+	_ optim.Adam8Vec = dryVec{}
+	_ optim.SGDVec   = dryVec{}
+	_ optim.MuonVec  = dryVec{}
+)
+
+func (v dryVec) Len() int                     { return v.n }
+func (v dryVec) Float64() bool                { return v.f64 }
+func (v dryVec) Slice(from, to int) optim.Vec { return dryVec{to - from, v.f64} }
+func (v dryVec) Zero() error                  { return nil }
+func (v dryVec) Read(optim.Host) error        { return errDry }
+func (v dryVec) Write(optim.Host) error       { return errDry }
+
+func (v dryVec) Elements() optim.Host                                   { return optim.Host{} }
+func (v dryVec) Adam(_, _, _ optim.Vec, _ optim.AdamStep) error         { return errDry }
+func (v dryVec) Adam8(_, _, _ optim.Vec, _ int, _ optim.AdamStep) error { return errDry }
+func (v dryVec) SGD(_, _ optim.Vec, _ optim.SGDStep) error              { return errDry }

@@ -1,0 +1,441 @@
+package gpu
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math"
+
+	"github.com/gofsdp/gofsdp/fsdp/internal/engine"
+	"github.com/gofsdp/gofsdp/internal/arena"
+	"github.com/gofsdp/gofsdp/internal/exec"
+	"github.com/gofsdp/gofsdp/internal/half"
+	"github.com/gofsdp/gofsdp/internal/program"
+	"github.com/gofsdp/gofsdp/nccl"
+)
+
+// A frame implements engine.Frame: a pass under way.
+type frame struct {
+	*engine.Compiled
+	script *script
+	number int // of the pass
+	d      *Device
+	s      *shards
+	batch  []exec.Value
+	slab   *slabOf        // nil before the first step, and when the pass is over
+	at     []uintptr      // by buffer: where it is, 0 if it is not live
+	counts []*arena.Block // by buffer in the slab
+	blocks []*block       // by buffer that outlives the pass
+	step   int            // that was entered last
+	issued []int          // steps of one kind whose collectives go in one launch
+}
+
+// Open implements engine.Device.
+func (d *Device) Open(c *engine.Compiled, number int, s engine.Shards, batch []exec.Value) engine.Frame {
+	f := &frame{number: number, d: d, s: s.(*shards), batch: batch}
+	f.follow(c)
+	d.frames[f] = true
+	return f
+}
+
+// follow makes the pass one by c, of whose buffers none is live.
+func (f *frame) follow(c *engine.Compiled) {
+	n := len(c.Plan.Buffers)
+	f.Compiled, f.script = c, c.Prepared.(*script)
+	f.at, f.counts, f.blocks = make([]uintptr, n), make([]*arena.Block, n), make([]*block, n)
+}
+
+// begin takes memory. What work is given comes after what used the memory before: see end.
+func (f *frame) begin() (err error) {
+	d := f.d
+	if f.slab, err = d.takeSlab(f.script.bytes); err != nil {
+		return err
+	}
+	for len(d.events) < f.script.events {
+		e, err := d.gpu.NewEvent()
+		if err != nil {
+			return d.fail(err)
+		}
+		d.events = append(d.events, e)
+	}
+	return nil
+}
+
+// upload copies the batch to the slab.
+func (f *frame) upload() error {
+	f.d.vectors.Lock()
+	defer f.d.vectors.Unlock()
+	for i, off := range f.script.batch {
+		if err := f.d.upload(f.slab.Addr()+uintptr(off), f.batch[i].Bytes); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// end gives the memory of the pass back. What comes next on work comes after all of it.
+func (f *frame) end() {
+	delete(f.d.frames, f)
+	_ = f.d.order(f.d.wire, f.d.work) // an error ends the device, and stays
+	if f.slab != nil {
+		f.slab.taken = false
+		f.slab = nil
+	}
+	for id := range f.at {
+		f.drop(id)
+	}
+}
+
+// drop forgets a buffer.
+func (f *frame) drop(id int) {
+	f.at[id] = 0
+	f.d.counts.Free(f.counts[id])
+	f.d.discard(f.blocks[id])
+	f.counts[id], f.blocks[id] = nil, nil
+}
+
+// issue gives an operation of the script to its stream: after what it waits for, and before what
+// waits for it.
+func (f *frame) issue(op int, do func(s *nccl.Stream) error) error {
+	if op < 0 {
+		return f.d.err()
+	}
+	if err := f.before(op); err != nil {
+		return err
+	}
+	if err := do(f.stream(op)); err != nil {
+		return f.fail(err)
+	}
+	return f.after(op)
+}
+
+// stream returns the one of an operation.
+func (f *frame) stream(op int) *nccl.Stream {
+	if f.script.ops[op].lane == onWire {
+		return f.d.wire
+	}
+	return f.d.work
+}
+
+// before lets the stream of an operation wait for what that needs. Passes that are open at once share
+// events: what waits behind the turn for something before it waits for a call of the forward, and these are
+// over, since the host has waited for the loss.
+func (f *frame) before(op int) error {
+	f.d.give(f.place())
+	if by := f.script.ops[op].after; by >= 0 {
+		return f.fail(f.stream(op).Wait(f.d.events[f.script.ops[by].event]))
+	}
+	return f.d.err()
+}
+
+// after marks the end of an operation, if another waits for it.
+func (f *frame) after(op int) error {
+	if e := f.script.ops[op].event; e >= 0 {
+		return f.fail(f.d.events[e].Record(f.stream(op)))
+	}
+	return f.d.err()
+}
+
+// fail ends the device if err is not nil, in the present step, and returns why it has ended.
+func (f *frame) fail(err error) error {
+	if err == nil {
+		return f.d.err()
+	}
+	return f.d.fail(&engine.OpError{Place: f.place(), Err: err})
+}
+
+// place returns the present step.
+func (f *frame) place() engine.Place {
+	return engine.Place{Pass: f.number, Program: f.Plan.Program, Op: f.Plan.Steps[f.step].Op}
+}
+
+// Enter implements engine.Frame.
+func (f *frame) Enter(at int) error {
+	if f.step = at; f.slab == nil {
+		if err := f.begin(); err != nil {
+			return err
+		}
+		if err := f.upload(); err != nil {
+			return err
+		}
+		if err := f.d.order(f.d.work, f.d.wire); err != nil {
+			return err
+		}
+	}
+	s := &f.script.steps[at]
+	for k, id := range f.Plan.Steps[at].Alloc {
+		if err := f.alloc(id, s.alloc[k]); err != nil {
+			return err
+		}
+	}
+	return f.issue(s.clear, func(w *nccl.Stream) error {
+		for _, id := range f.Plan.Steps[at].Alloc {
+			b := &f.Plan.Buffers[id]
+			if b.Kind != program.GroupGrads {
+				continue
+			}
+			for _, z := range f.Zero[b.Index] {
+				if err := w.Set(f.at[id]+uintptr(z.Start), 0, z.End-z.Start); err != nil {
+					return err
+				}
+			}
+		}
+		return nil
+	})
+}
+
+// alloc makes a buffer live: at an offset of the slab, unless it outlives the pass.
+func (f *frame) alloc(id, offset int) (err error) {
+	b := &f.Plan.Buffers[id]
+	if outlives(f.Plan, id) {
+		if f.blocks[id], err = f.d.alloc(b.Bytes, b.Class); err == nil {
+			f.at[id] = f.blocks[id].Addr()
+		}
+		return err
+	}
+	f.at[id] = f.slab.Addr() + uintptr(offset)
+	f.counts[id], err = f.d.counts.Alloc(b.Bytes, b.Class)
+	return err
+}
+
+// Leave implements engine.Frame.
+func (f *frame) Leave(at int) {
+	step := &f.Plan.Steps[at]
+	_ = f.issue(f.script.steps[at].poison, func(w *nccl.Stream) error { return f.poison(w, step, f.script.steps[at].work) })
+	for _, id := range step.Free {
+		f.drop(id)
+	}
+}
+
+// poison fills what a step frees with NaN.
+func (f *frame) poison(w *nccl.Stream, step *program.Step, work int) error {
+	for _, id := range step.Free {
+		if b := &f.Plan.Buffers[id]; f.at[id] != 0 && b.Bytes > 0 {
+			if err := w.Set(f.at[id], 0xFF, b.Bytes); err != nil {
+				return err
+			}
+		}
+	}
+	if step.Work == 0 {
+		return nil
+	}
+	return w.Set(f.slab.Addr()+uintptr(work), 0xFF, step.Work)
+}
+
+// Seed implements engine.Frame.
+func (f *frame) Seed(scale float64) error {
+	return f.issue(f.script.steps[f.step].run, func(w *nccl.Stream) error {
+		if f.Compiled.Seed < 0 {
+			return nil
+		}
+		kernel, bits := "pass_set_f32", uint64(math.Float32bits(float32(scale)))
+		if f.Plan.Buffers[f.Compiled.Seed].Bytes == 8 {
+			kernel, bits = "pass_set_f64", math.Float64bits(scale)
+		}
+		return f.d.launch(w, kernel, 1, uint64(f.at[f.Compiled.Seed]), bits)
+	})
+}
+
+// Gather implements engine.Frame.
+func (f *frame) Gather(group int) error {
+	g, full := f.s.groups[group], f.at[f.Params[group]]
+	return f.collective(func() (*link, nccl.Op, error) { return g.startGather(full) })
+}
+
+// Wait implements engine.Frame: what reads the parameters waits for their gather.
+func (f *frame) Wait(context.Context, int) error { return f.d.err() }
+
+// Reduce implements engine.Frame.
+func (f *frame) Reduce(group int, before float32) error {
+	g, full := f.s.groups[group], f.at[f.Grads[group]]
+	return f.collective(func() (*link, nccl.Op, error) { return g.startReduce(full, before) })
+}
+
+// Sync implements engine.Frame.
+func (f *frame) Sync(_ context.Context, group int) error {
+	g, full := f.s.groups[group], f.at[f.Grads[group]]
+	return f.collective(func() (*link, nccl.Op, error) {
+		k, op := g.startSync(full)
+		return k, op, nil
+	})
+}
+
+// ScaleGrad implements engine.Frame. Wrap refuses what would need it.
+func (f *frame) ScaleGrad(int, float64) error {
+	return f.fail(errors.New("gradients of absent calls cannot be weighed on this device"))
+}
+
+// collective gives the collective of the present step to the wire, or leaves it to the one that it joins.
+func (f *frame) collective(start func() (*link, nccl.Op, error)) error {
+	if err := f.before(f.script.steps[f.step].run); err != nil {
+		return err
+	}
+	op := f.Plan.Steps[f.step].Op
+	k, c, err := start()
+	if err == nil && k != nil {
+		err = f.d.links.enqueue(k, c, f.place(), f.s.groups[op.Group].Name)
+	}
+	if err != nil {
+		return f.fail(err)
+	}
+	f.issued = append(f.issued, f.step)
+	if joins(f.Plan.Steps, f.step) {
+		return nil
+	}
+	return f.launch()
+}
+
+// launch launches what collective has left, and marks the end.
+func (f *frame) launch() error {
+	if err := f.d.links.launch(); err != nil {
+		return f.fail(err)
+	}
+	for _, at := range f.issued {
+		if op := f.Plan.Steps[at].Op; op.Kind == program.Gather {
+			if err := f.s.groups[op.Group].finishGather(f.at[f.Params[op.Group]]); err != nil {
+				return f.fail(err)
+			}
+		}
+	}
+	f.issued = f.issued[:0]
+	return f.after(f.script.steps[f.step].run)
+}
+
+// Drain implements engine.Frame.
+func (f *frame) Drain(_ context.Context, group int, after float64) error {
+	return f.issue(f.script.steps[f.step].run, func(*nccl.Stream) error {
+		return f.s.groups[group].finishReduce(f.at[f.Grads[group]], after)
+	})
+}
+
+// Follow implements engine.Frame.
+func (f *frame) Follow() error {
+	switch f.Plan.Steps[f.step].Kind {
+	case program.Gather, program.Reduce, program.Sync:
+		return f.d.err()
+	case program.Drain:
+		return f.d.wait(f.d.wire)
+	}
+	return f.d.wait(f.d.work)
+}
+
+// Number implements engine.Frame.
+func (f *frame) Number(buffer int) (float64, error) {
+	var x [8]byte
+	b := x[:f.Plan.Buffers[buffer].Bytes]
+	if err := f.read(b, buffer); err != nil {
+		return 0, err
+	}
+	if len(b) == len(x) {
+		return math.Float64frombits(binary.NativeEndian.Uint64(b)), nil
+	}
+	return float64(math.Float32frombits(binary.NativeEndian.Uint32(b))), nil
+}
+
+// Result implements engine.Frame.
+func (f *frame) Result(buffer int, to []byte) error {
+	n := f.Plan.Buffers[buffer].Bytes
+	if n >= len(to) {
+		return f.read(to, buffer)
+	}
+	low := make([]half.BFloat16, n/2)
+	if err := f.read(exec.Bytes(low), buffer); err != nil {
+		return err
+	}
+	half.Widen(exec.Data[float32](to), low)
+	return nil
+}
+
+// read waits for a buffer and copies it.
+func (f *frame) read(to []byte, buffer int) error {
+	f.d.vectors.Lock()
+	defer f.d.vectors.Unlock()
+	return f.d.download(to, f.at[buffer])
+}
+
+// Switch implements engine.Frame. The new plan has other offsets: what is live moves to them.
+func (f *frame) Switch(c *engine.Compiled) {
+	if f.slab == nil { // nothing has begun
+		f.follow(c)
+		return
+	}
+	old := *f
+	f.follow(c)
+	f.slab = nil
+	if err := f.move(&old); err != nil {
+		_ = f.d.fail(fmt.Errorf("changing the plan of a pass: %w", err))
+	}
+}
+
+// move begins the pass anew, behind the steps up to the turn, and moves there what is live of old.
+func (f *frame) move(old *frame) (err error) {
+	d := f.d
+	if err := d.order(d.wire, d.work); err != nil { // which gathers to what is live
+		return err
+	}
+	if err := f.begin(); err != nil {
+		return err
+	}
+	for i, off := range f.script.batch {
+		from := old.slab.Addr() + uintptr(old.script.batch[i])
+		if err := d.work.CopyDevice(f.slab.Addr()+uintptr(off), from, len(f.batch[i].Bytes)); err != nil {
+			return err
+		}
+	}
+	for i := range f.Plan.Turn {
+		for k, id := range f.Plan.Steps[i].Alloc {
+			f.at[id] = f.slab.Addr() + uintptr(f.script.steps[i].alloc[k])
+		}
+	}
+	for id, b := range old.Plan.Buffers {
+		to := f.Plan.Lookup(b.Kind, b.Index, b.Out)
+		if to < 0 || old.at[id] == 0 {
+			old.drop(id)
+			continue
+		}
+		if err == nil && b.Bytes > 0 {
+			err = d.work.CopyDevice(f.at[to], old.at[id], b.Bytes)
+		}
+		f.counts[to], old.at[id], old.counts[id] = old.counts[id], 0, nil
+	}
+	for id := range f.at { // those that the forward has freed
+		if f.counts[id] == nil {
+			f.at[id] = 0
+		}
+	}
+	old.slab.taken = false
+	if err != nil {
+		return err
+	}
+	return d.order(d.work, d.wire)
+}
+
+// Inherit implements engine.Frame. What was done to gradients since the forward, such as zeroing them, comes
+// before the turn.
+func (f *frame) Inherit() {
+	_ = f.d.launchUpdates() // an error ends the device, and stays
+	for _, id := range f.Plan.Inherited {
+		g := f.s.groups[f.Plan.Buffers[id].Index]
+		f.blocks[id], g.whole = g.whole, nil
+		f.at[id] = f.blocks[id].Addr()
+	}
+}
+
+// Bequeath implements engine.Frame. It ends the pass.
+func (f *frame) Bequeath() {
+	for _, id := range f.Plan.Left {
+		g := f.s.groups[f.Plan.Buffers[id].Index]
+		g.whole, f.blocks[id] = f.blocks[id], nil
+	}
+	f.end()
+}
+
+// Await implements engine.Frame: end lets work wait for the gathers.
+func (f *frame) Await(context.Context) (int, error) { return 0, f.d.err() }
+
+// Settle implements engine.Frame.
+func (f *frame) Settle() { f.d.settle() }
+
+// Free implements engine.Frame.
+func (f *frame) Free() { f.end() }

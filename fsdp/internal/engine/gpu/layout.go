@@ -1,0 +1,244 @@
+package gpu
+
+import (
+	"fmt"
+	"math"
+	"slices"
+
+	"github.com/gofsdp/gofsdp/fsdp/internal/engine"
+	"github.com/gofsdp/gofsdp/internal/arena"
+	"github.com/gofsdp/gofsdp/internal/program"
+)
+
+// alignment is that of buffers in a slab, as of what the driver allocates.
+const alignment = 256
+
+// A script is a pass as the device runs it: where the buffers lie, in one slab, and what each stream
+// is given and waits for.
+type script struct {
+	bytes  int   // of the slab
+	batch  []int // offsets of the batch tensors
+	steps  []scriptStep
+	ops    []operation
+	events int
+}
+
+// A scriptStep belongs to a step of the plan.
+type scriptStep struct {
+	alloc              []int // by buffer in Step.Alloc: its offset in the slab
+	work               int   // offset of scratch memory
+	clear, run, poison int   // operations: gradients that no call writes, that of the step, NaN in what is freed; or -1
+}
+
+// newScript lays out a pass, and decides and proves the order of its operations.
+func newScript(c *engine.Compiled, poison bool) (*script, error) {
+	w := &scriptWriter{script: new(script), c: c, poison: poison, live: make([]*arena.Place, len(c.Plan.Buffers))}
+	w.place()
+	for i := range c.Plan.Steps {
+		w.step(i)
+	}
+	w.events = order(w.ops)
+	if err := check(w.ops, w.events); err != nil {
+		return nil, fmt.Errorf("order of the streams: %w", err)
+	}
+	for i := range w.ops { // what for is decided
+		w.ops[i].touches = nil
+	}
+	return w.script, nil
+}
+
+// outlives tells whether a buffer exists before or after the pass. It is not in the slab.
+func outlives(p *program.Plan, id int) bool {
+	return slices.Contains(p.Inherited, id) || slices.Contains(p.Left, id)
+}
+
+type scriptWriter struct {
+	*script
+	c      *engine.Compiled
+	poison bool
+	alloc  [][]*arena.Place // by step: of the buffers it allocates, nil for those that outlive the pass
+	work   []*arena.Place   // by step
+	live   []*arena.Place   // by buffer, now
+}
+
+// place decides where everything lies.
+func (w *scriptWriter) place() {
+	p := w.c.Plan
+	var all []*arena.Place
+	add := func(bytes, first, last int) *arena.Place {
+		at := &arena.Place{Bytes: bytes, First: first, Last: last}
+		all = append(all, at)
+		return at
+	}
+	end := len(p.Steps)
+	var batch []*arena.Place
+	for _, v := range w.c.Inputs {
+		batch = append(batch, add(v.Len()*int(v.DType.Size()), 0, end))
+	}
+	last := make([]*arena.Place, len(p.Buffers))
+	for i, step := range p.Steps {
+		places := make([]*arena.Place, len(step.Alloc))
+		for k, id := range step.Alloc {
+			if !outlives(p, id) {
+				places[k] = add(p.Buffers[id].Bytes, i, end)
+				last[id] = places[k]
+			}
+		}
+		w.alloc, w.work = append(w.alloc, places), append(w.work, add(step.Work, i, i))
+		for _, id := range step.Free {
+			if last[id] != nil {
+				last[id].Last = i
+			}
+		}
+	}
+	w.bytes = arena.Pack(all, alignment)
+	for _, at := range batch {
+		w.batch = append(w.batch, at.Offset)
+	}
+}
+
+// step writes the operations of a step.
+func (w *scriptWriter) step(i int) {
+	step := &w.c.Plan.Steps[i]
+	s := scriptStep{work: w.work[i].Offset, clear: -1, run: -1, poison: -1}
+	var cleared []touch
+	for k, id := range step.Alloc {
+		w.live[id] = w.alloc[i][k]
+		s.alloc = append(s.alloc, 0)
+		if at := w.live[id]; at != nil {
+			s.alloc[k] = at.Offset
+		}
+		if b := w.c.Plan.Buffers[id]; b.Kind == program.GroupGrads && len(w.c.Zero[b.Index]) > 0 {
+			cleared = w.buffer(cleared, id, true)
+		}
+	}
+	name := w.c.Plan.Program.Text(step.Op)
+	if cleared != nil {
+		s.clear = w.add(onWork, "clearing before "+name, cleared)
+	}
+	if l, touches := w.touches(i, step); touches != nil {
+		s.run = w.add(l, name, touches)
+		w.ops[s.run].joins = joins(w.c.Plan.Steps, i)
+	}
+	var freed []touch
+	for _, id := range step.Free {
+		freed = w.buffer(freed, id, true)
+	}
+	if at := w.work[i]; at.Bytes > 0 {
+		freed = append(freed, touch{slab, at.Offset, at.Offset + at.Bytes, true, "scratch memory"})
+	}
+	if w.poison && freed != nil {
+		s.poison = w.add(onWork, "poisoning after "+name, freed)
+	}
+	for _, id := range step.Free {
+		w.live[id] = nil
+	}
+	w.steps = append(w.steps, s)
+}
+
+// add appends an operation.
+func (w *scriptWriter) add(l lane, name string, touches []touch) int {
+	w.ops = append(w.ops, operation{lane: l, name: name, touches: touches})
+	return len(w.ops) - 1
+}
+
+// joins tells whether a step is a collective that goes in one launch with that of the next step: those of
+// one kind that follow each other do, as of the groups of a unit.
+func joins(steps []program.Step, i int) bool {
+	switch kind := steps[i].Kind; kind {
+	case program.Gather, program.Reduce, program.Sync:
+		return i+1 < len(steps) && steps[i+1].Kind == kind
+	}
+	return false
+}
+
+// touches returns what the operation of a step touches, and in which stream, or nil if it gives
+// nothing to a stream.
+func (w *scriptWriter) touches(i int, step *program.Step) (l lane, list []touch) {
+	g := step.Group
+	switch step.Kind {
+	case program.Gather:
+		return onWire, w.buffer(w.group(nil, values(g), g, false), w.c.Params[g], true)
+	case program.Reduce, program.Sync:
+		return onWire, w.buffer(nil, w.c.Grads[g], true)
+	case program.Drain:
+		return onWire, w.buffer(w.group(nil, grads(g), g, true), w.c.Grads[g], true)
+	case program.Turn: // behind what was done to gradients since the forward
+		for g := range w.c.Model.Groups {
+			list = w.group(list, grads(g), g, true)
+		}
+		return onWork, w.buffer(list, w.c.Seed, true)
+	case program.Forward, program.Backward:
+		if !w.c.Computes(step.Op) {
+			return onWork, nil
+		}
+		if at := w.work[i]; at.Bytes > 0 {
+			list = append(list, touch{slab, at.Offset, at.Offset + at.Bytes, true, "scratch memory"})
+		}
+		return onWork, w.call(list, step)
+	}
+	return onWork, nil
+}
+
+// call appends what a call touches.
+func (w *scriptWriter) call(list []touch, step *program.Step) []touch {
+	b, back := &w.c.Calls[step.Call], step.Kind == program.Backward
+	for k, ids := range [][]int{b.In, b.Out, {b.Saved}, b.GradOut, b.Update, b.GradIn} {
+		for _, id := range ids {
+			write := !back && k != 0 || back && k == 5
+			list = w.buffer(list, id, write)
+		}
+	}
+	m := w.c.Model
+	for _, param := range m.Calls[step.Call].Params {
+		g := w.c.Home[param].Group
+		list = w.params(list, g, false)
+		if back && !m.Groups[g].Frozen {
+			list = w.buffer(list, w.c.Grads[g], true)
+		}
+	}
+	if b.Unit != nil && !back {
+		for _, u := range b.Unit.Updates {
+			list = w.params(list, w.c.Home[m.Calls[step.Call].Params[u.Param]].Group, true)
+		}
+	}
+	return list
+}
+
+// params appends the parameters of a group where calls find them.
+func (w *scriptWriter) params(list []touch, g int, write bool) []touch {
+	if w.c.Model.Groups[g].Hold == program.Always {
+		return w.group(list, values(g), g, write)
+	}
+	return w.buffer(list, w.c.Params[g], write)
+}
+
+// group appends a block of a group.
+func (w *scriptWriter) group(list []touch, s space, g int, write bool) []touch {
+	return append(list, touch{s, 0, math.MaxInt, write, "the shard of group " + w.c.Model.Groups[g].Name})
+}
+
+// buffer appends a buffer of the pass, if it is there.
+func (w *scriptWriter) buffer(list []touch, id int, write bool) []touch {
+	if id < 0 {
+		return list
+	}
+	b := w.c.Plan.Buffers[id]
+	t := touch{slab, 0, b.Bytes, write, "a value of call "}
+	switch b.Kind {
+	case program.GroupParams, program.GroupGrads:
+		t.what = "whole parameters or gradients of group " + w.c.Model.Groups[b.Index].Name
+	default:
+		t.what += w.c.Model.Calls[b.Index].Name
+	}
+	if outlives(w.c.Plan, id) {
+		t.space = wholes(b.Index)
+		return append(list, t)
+	}
+	at := w.live[id]
+	if at == nil {
+		return list
+	}
+	t.from, t.to = at.Offset, at.Offset+at.Bytes
+	return append(list, t)
+}

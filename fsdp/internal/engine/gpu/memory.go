@@ -1,0 +1,266 @@
+package gpu
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/gofsdp/gofsdp/fsdp/internal/engine"
+	"github.com/gofsdp/gofsdp/internal/arena"
+	"github.com/gofsdp/gofsdp/internal/exec"
+	"github.com/gofsdp/gofsdp/nccl"
+)
+
+// A slabs is the memory of passes. A pass takes the smallest slab that holds it, and gives it back when
+// the last of its operations is given to work: whoever takes it next comes later.
+type slabs struct {
+	all   []*slabOf
+	phase arena.Phase
+	ended [2]int // steps, by phase
+}
+
+// A slabOf is the memory of one pass at a time.
+type slabOf struct {
+	*nccl.Memory
+	taken bool
+	phase arena.Phase // that needed all of it last, but for an eighth
+	step  int         // of that phase
+}
+
+// takeSlab returns a slab of n bytes at least. To make a larger one, those that nobody uses are given
+// up first.
+func (d *Device) takeSlab(n int) (*slabOf, error) {
+	var best *slabOf
+	for _, s := range d.slabs.all {
+		if !s.taken && s.Len() >= n && (best == nil || s.Len() < best.Len()) {
+			best = s
+		}
+	}
+	if best == nil {
+		if err := d.dropSlabs(func(*slabOf) bool { return true }); err != nil {
+			return nil, err
+		}
+		m, err := d.gpu.Alloc(n)
+		if err != nil {
+			return nil, fmt.Errorf("the buffers of a pass: %w", err)
+		}
+		d.held += n
+		best = &slabOf{Memory: m}
+		d.slabs.all = append(d.slabs.all, best)
+	}
+	best.taken = true
+	if best.Len() <= n+n/8 {
+		best.phase, best.step = d.slabs.phase, d.slabs.ended[d.slabs.phase]
+	}
+	return best, nil
+}
+
+// dropSlabs frees the slabs that nobody uses and for which old is true.
+func (d *Device) dropSlabs(old func(*slabOf) bool) error {
+	free := func(s *slabOf) bool { return !s.taken && old(s) }
+	if !slices.ContainsFunc(d.slabs.all, free) {
+		return nil
+	}
+	if err := d.idle(); err != nil {
+		return err
+	}
+	var errs []error
+	d.slabs.all = slices.DeleteFunc(d.slabs.all, func(s *slabOf) bool {
+		if !free(s) {
+			return false
+		}
+		d.held -= s.Len()
+		errs = append(errs, s.Free())
+		return true
+	})
+	return errors.Join(errs...)
+}
+
+// idle waits until both streams have done what they were given.
+func (d *Device) idle() error {
+	if err := d.wait(d.wire); err != nil {
+		return err
+	}
+	return d.wait(d.work)
+}
+
+// discard frees a block when both streams are through with it, at the end of a step. It does nothing
+// for nil.
+func (d *Device) discard(b *block) {
+	if b != nil {
+		d.counts.Free(b.counted)
+		b.counted = nil
+		d.garbage = append(d.garbage, b)
+	}
+}
+
+// sweep frees blocks that were discarded, and programs that no pass runs any more.
+func (d *Device) sweep() error {
+	if len(d.garbage)+len(d.old) == 0 {
+		return nil
+	}
+	if err := d.idle(); err != nil {
+		return err
+	}
+	var errs []error
+	for _, b := range d.garbage {
+		errs = append(errs, d.free(b))
+	}
+	for _, p := range d.old {
+		errs = append(errs, p.Free())
+	}
+	d.garbage, d.old = d.garbage[:0], nil
+	return errors.Join(errs...)
+}
+
+// Begin implements engine.Device.
+func (d *Device) Begin(p arena.Phase) {
+	d.slabs.phase = p
+	d.counts.Begin(p)
+}
+
+// EndStep implements engine.Device. A slab is given up when the last two steps of its kind have not
+// needed so large a one.
+func (d *Device) EndStep() error {
+	p := d.slabs.phase
+	d.slabs.ended[p]++
+	old := func(s *slabOf) bool { return s.phase == p && d.slabs.ended[p]-s.step > 2 }
+	if err := d.dropSlabs(old); err != nil {
+		return err
+	}
+	if err := d.sweep(); err != nil {
+		return err
+	}
+	return errors.Join(d.err(), d.host.EndStep(), d.counts.EndStep())
+}
+
+// Stats implements engine.Device.
+func (d *Device) Stats() arena.Stats {
+	s := d.counts.Stats()
+	s.Reserved = d.held - d.fixed + d.pinned + d.host.Stats().Reserved
+	return s
+}
+
+// ResetPeak implements engine.Device.
+func (d *Device) ResetPeak() { d.counts.ResetPeak() }
+
+// Host implements engine.Device.
+func (d *Device) Host(n int, class arena.Class) (*arena.Block, error) {
+	b, err := d.host.Alloc(n, class)
+	if err != nil {
+		return nil, err
+	}
+	if d.lent[b], err = d.counts.Alloc(n, class); err != nil {
+		d.host.Free(b)
+		return nil, err
+	}
+	return b, nil
+}
+
+// Free implements engine.Device.
+func (d *Device) Free(b *arena.Block) {
+	if b != nil {
+		d.counts.Free(d.lent[b])
+		delete(d.lent, b)
+		d.host.Free(b)
+	}
+}
+
+// InFile implements engine.Device.
+func (d *Device) InFile(arena.Class) bool { return false }
+
+// Threads implements engine.Device.
+func (d *Device) Threads() int { return 1 }
+
+// Apart implements engine.Device.
+func (d *Device) Apart() bool { return true }
+
+// Work implements engine.Device: the memory that the program plans, and behind it what kernels need.
+func (d *Device) Work(p *exec.Program) (int, error) {
+	if d.programs[p] == nil {
+		made, err := d.engine.Compile(p)
+		if err != nil {
+			return 0, err
+		}
+		d.programs[p] = made
+	}
+	if n := d.programs[p].Scratch; n > 0 {
+		return aligned(p.Work) + n, nil
+	}
+	return p.Work, nil
+}
+
+// aligned returns where in the memory of a call what kernels need begins, behind n bytes.
+func aligned(n int) int { return (n + alignment - 1) / alignment * alignment }
+
+// Prepare implements engine.Device.
+func (d *Device) Prepare(c *engine.Compiled) (any, error) { return newScript(c, d.o.Poison) }
+
+// Keep implements engine.Device.
+func (d *Device) Keep(passes []*engine.Compiled) {
+	used := make(map[*exec.Program]bool)
+	mark := func(c *engine.Compiled) {
+		for i := range c.Calls {
+			if u := c.Calls[i].Unit; u != nil {
+				used[u.Forward], used[u.Backward] = true, true
+			}
+		}
+	}
+	for _, c := range passes {
+		mark(c)
+	}
+	for f := range d.frames {
+		mark(f.Compiled)
+	}
+	for p, made := range d.programs {
+		if !used[p] {
+			delete(d.programs, p)
+			d.old = append(d.old, made) // EndStep frees them
+		}
+	}
+}
+
+// Reserve implements engine.Device.
+func (d *Device) Reserve(c *engine.Compiled, counts func(arena.Class) bool) int {
+	n := c.Prepared.(*script).bytes
+	for id, b := range c.Plan.Buffers {
+		if outlives(c.Plan, id) {
+			n += b.Bytes
+		}
+	}
+	return n
+}
+
+// Finish implements engine.Device. Nothing that this rank does to the groups of the ranks is under way.
+func (d *Device) Finish() error { return d.err() }
+
+// Wait implements engine.Device.
+func (d *Device) Wait() error {
+	if err := d.launchUpdates(); err != nil {
+		return err
+	}
+	return d.idle()
+}
+
+// Close implements engine.Device.
+func (d *Device) Close() error {
+	if err := d.settle(); err != nil {
+		return err
+	}
+	var errs []error
+	for b := range d.blocks {
+		errs = append(errs, b.Free())
+	}
+	for _, s := range d.slabs.all {
+		errs = append(errs, s.Free())
+	}
+	for _, p := range d.programs {
+		errs = append(errs, p.Free())
+	}
+	for _, p := range d.old {
+		errs = append(errs, p.Free())
+	}
+	return errors.Join(append(errs, d.host.Close(), d.counts.Close(), d.release())...)
+}
+
+var _ engine.Device = (*Device)(nil)

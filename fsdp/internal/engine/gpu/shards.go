@@ -1,0 +1,213 @@
+package gpu
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/gofsdp/gofsdp/fsdp/internal/engine"
+	"github.com/gofsdp/gofsdp/fsdp/internal/layout"
+	"github.com/gofsdp/gofsdp/fsdp/internal/ranks"
+	"github.com/gofsdp/gofsdp/internal/arena"
+	"github.com/gofsdp/gofsdp/internal/program"
+	"github.com/gofsdp/gofsdp/nccl"
+	"github.com/gofsdp/gofsdp/optim"
+)
+
+// shards implements engine.Shards in blocks of the device.
+type shards struct {
+	d      *Device
+	groups []*group
+	state  []*block // of optimizers
+}
+
+// A group is a flat group of parameters with this rank's share of it.
+type group struct {
+	*layout.Group
+	d              *Device
+	shard, replica *link  // of the ranks that the group is cut over, and that have the same piece; nil for this one alone
+	peers          *link  // of all that have it; nil for this one alone
+	value, grad    *block // ShardBytes each; padding is zero; grad is nil if frozen
+	whole          *block // gradients that passes inside NoSync have left, or nil
+	kernels        transfers
+
+	valueVec, gradVec optim.Vec // the same memory; gradVec is nil if frozen
+}
+
+// NewShards implements engine.Device.
+func (d *Device) NewShards(ctx context.Context, l *layout.Layout, meshes []ranks.Mesh) (engine.Shards, error) {
+	if err := d.links.connect(ctx, meshes); err != nil {
+		return nil, err
+	}
+	s := &shards{d: d}
+	for i := range l.Groups {
+		m := &meshes[i]
+		g := &group{Group: &l.Groups[i], d: d, shard: d.links.of(m.Shard), replica: d.links.of(m.Replica), peers: d.links.of(m.Peers)}
+		s.groups = append(s.groups, g)
+		if err := g.alloc(); err != nil {
+			s.Free()
+			return nil, fmt.Errorf("group %s: %w", g.Name, err)
+		}
+	}
+	return s, nil
+}
+
+// alloc allocates the share of g, all zero, and finds its kernels.
+func (g *group) alloc() (err error) {
+	if err = g.load(); err != nil {
+		return err
+	}
+	// Calls read what is always whole where it is, and NCCL sums buffers there.
+	near := g.Hold == program.Always || g.Kind.Buffer
+	if g.value, err = g.d.zeros(g.ShardBytes(), arena.Shard, g.d.o.Offload && !near); err == nil && !g.Kind.Frozen {
+		g.grad, err = g.d.zeros(g.ShardBytes(), arena.Shard, g.d.o.Offload)
+	}
+	if err != nil {
+		return err
+	}
+	g.valueVec, g.gradVec = g.d.vector(g.value, g.Compute.Size()), g.d.vector(g.grad, g.Compute.Size())
+	return nil
+}
+
+// zeros returns n bytes that are zero to what follows in work, of the host if they are pinned.
+func (d *Device) zeros(n int, class arena.Class, pinned bool) (*block, error) {
+	if pinned {
+		b, err := d.allocPinned(n, class)
+		if err == nil {
+			clear(b.pinned.Bytes())
+		}
+		return b, err
+	}
+	b, err := d.alloc(n, class)
+	if err != nil {
+		return nil, err
+	}
+	if err := d.fail(d.work.Set(b.Addr(), 0, n)); err != nil {
+		d.drop(b)
+		return nil, err
+	}
+	return b, nil
+}
+
+// drop frees blocks, which may be nil, when the streams are through with them. What cannot be freed is
+// lost with the device, which has ended then.
+func (d *Device) drop(blocks ...*block) {
+	_ = d.launchUpdates()
+	err := d.settle()
+	for _, b := range blocks {
+		if err == nil {
+			err = d.free(b)
+		}
+	}
+	_ = d.fail(err)
+}
+
+// Value implements engine.Shards.
+func (s *shards) Value(group int) optim.Vec { return s.groups[group].valueVec }
+
+// Grad implements engine.Shards.
+func (s *shards) Grad(group int) optim.Vec { return s.groups[group].gradVec }
+
+// Alloc implements engine.Shards.
+func (s *shards) Alloc(group, n int) (optim.Vec, error) {
+	size := s.groups[group].Compute.Size()
+	alloc := s.d.alloc
+	if s.d.o.Offload {
+		alloc = s.d.allocPinned
+	}
+	b, err := alloc(n*size, arena.State)
+	if err != nil {
+		return nil, err
+	}
+	s.state = append(s.state, b)
+	return s.d.vector(b, size), nil
+}
+
+// Average implements engine.Shards.
+func (s *shards) Average(ctx context.Context, group int) error {
+	g := s.groups[group]
+	if g.peers == nil {
+		return nil
+	}
+	return g.outside(ctx, func() error {
+		return g.send(g.peers, g.peers.allReduce(g.value.Addr(), g.Flat.ShardLen(), g.Compute, nccl.Avg))
+	})
+}
+
+// Whole implements engine.Shards.
+func (s *shards) Whole(group int) bool { return s.groups[group].whole != nil }
+
+// ReduceWhole implements engine.Shards.
+func (s *shards) ReduceWhole(ctx context.Context, group int, before float32, after float64) error {
+	g := s.groups[group]
+	full := g.whole.Addr()
+	err := g.outside(ctx, func() error {
+		k, op, err := g.startReduce(full, before)
+		if err == nil {
+			err = g.send(k, op)
+		}
+		if err == nil && g.Ranks.Twice() {
+			k, op = g.startSync(full)
+			err = g.send(k, op)
+		}
+		if err != nil {
+			return err
+		}
+		return g.finishReduce(full, after)
+	})
+	if err != nil {
+		return err
+	}
+	s.d.drop(g.whole)
+	g.whole = nil
+	return s.d.err()
+}
+
+// send gives the wire a collective outside of passes. It does nothing for a nil link.
+func (g *group) send(k *link, op nccl.Op) error {
+	if k == nil {
+		return nil
+	}
+	if err := g.d.links.enqueue(k, op, engine.Place{}, g.Name); err != nil {
+		return err
+	}
+	return g.d.links.launch()
+}
+
+// outside calls f, which gives the wire something outside of a pass, in the order of work, and waits
+// for it.
+func (g *group) outside(ctx context.Context, f func() error) error {
+	if err := g.d.order(g.d.work, g.d.wire); err != nil {
+		return err
+	}
+	if err := f(); err != nil {
+		return err
+	}
+	if err := g.d.order(g.d.wire, g.d.work); err != nil {
+		return err
+	}
+	return g.d.await(ctx, g.d.wire)
+}
+
+// Forget implements engine.Shards: nothing is lost, as nothing travels in blocks.
+func (s *shards) Forget() {}
+
+// DropWhole implements engine.Shards.
+func (s *shards) DropWhole() {
+	for _, g := range s.groups {
+		if g.whole != nil {
+			s.d.drop(g.whole)
+			g.whole = nil
+		}
+	}
+}
+
+// Free implements engine.Shards.
+func (s *shards) Free() {
+	list := s.state
+	for _, g := range s.groups {
+		list = append(list, g.value, g.grad)
+		g.value, g.grad = nil, nil
+	}
+	s.state = nil
+	s.d.drop(list...)
+}

@@ -1,0 +1,100 @@
+package gpu
+
+import (
+	"errors"
+
+	"github.com/gofsdp/gofsdp/nccl"
+)
+
+// stagingBytes is the size of the pinned memory through which the host reads and writes vectors.
+const stagingBytes = 8 << 20
+
+// A staging is two halves of pinned memory: while a stream copies one, the host fills or empties the
+// other.
+type staging struct {
+	half [2]*nccl.HostMemory
+	done [2]*nccl.Event // the stream is through with the half
+	next int
+}
+
+// newStaging returns one of n bytes in all.
+func newStaging(dev *nccl.Device, n int) (s staging, err error) {
+	for i := range s.half {
+		if s.half[i], err = dev.AllocHost(n / 2); err != nil {
+			return s, err
+		}
+		if s.done[i], err = dev.NewEvent(); err != nil {
+			return s, err
+		}
+	}
+	return s, nil
+}
+
+// free frees what newStaging has made. No stream uses it.
+func (s *staging) free() error {
+	var errs []error
+	for i := range s.half {
+		if s.half[i] != nil {
+			errs = append(errs, s.half[i].Free())
+		}
+		if s.done[i] != nil {
+			errs = append(errs, s.done[i].Close())
+		}
+	}
+	*s = staging{}
+	return errors.Join(errs...)
+}
+
+// take returns the next half, which nothing uses any more, and the event that says so from now on.
+func (d *Device) take(s *staging) (*nccl.HostMemory, *nccl.Event, error) {
+	h, done := s.half[s.next], s.done[s.next]
+	s.next ^= 1
+	return h, done, d.wait(done)
+}
+
+// upload copies from to the device, in the order of work. The caller may change from afterwards.
+func (d *Device) upload(to uintptr, from []byte) error {
+	for len(from) > 0 {
+		h, done, err := d.take(&d.stage)
+		if err != nil {
+			return err
+		}
+		n := copy(h.Bytes(), from)
+		if err := errors.Join(d.work.CopyToDevice(to, h, 0, n), done.Record(d.work)); err != nil {
+			return d.fail(err)
+		}
+		to, from = to+uintptr(n), from[n:]
+	}
+	return nil
+}
+
+// download copies from the device what is there when work has done all that it was given. The copy
+// of a part to the staging goes on while the one before is taken out of it.
+func (d *Device) download(to []byte, from uintptr) error {
+	var last []byte // what the half before is for
+	var half *nccl.HostMemory
+	var done *nccl.Event
+	for len(to) > 0 || last != nil {
+		var part []byte
+		before, arrived := half, done
+		if len(to) > 0 {
+			var err error
+			if half, done, err = d.take(&d.stage); err != nil {
+				return err
+			}
+			n := min(len(to), half.Len())
+			if err := errors.Join(d.work.CopyToHost(half, 0, from, n), done.Record(d.work)); err != nil {
+				return d.fail(err)
+			}
+			part, to, from = to[:n], to[n:], from+uintptr(n)
+		}
+		if last != nil {
+			if err := d.wait(arrived); err != nil {
+				return err
+			}
+			copy(last, before.Bytes())
+		}
+		last = part
+	}
+	return nil
+}

@@ -1,0 +1,59 @@
+//go:build linux && cgo
+
+package gpu
+
+import (
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gofsdp/gofsdp/comm"
+	"github.com/gofsdp/gofsdp/internal/program"
+	"github.com/gofsdp/gofsdp/nccl"
+)
+
+// TestWatch: who watches is told of all collectives, in their order. What is launched together has moved
+// together, and behind what was launched before, however late the host has seen that.
+func TestWatch(t *testing.T) {
+	cuda, _ := doubles(t)
+	cuda.Delay(3*time.Millisecond, 1)
+	defer cuda.Delay(0, 0)
+	const runs = 5
+	flights := make([][]comm.Flight, 2)
+	for r, err := range world(t, comm.Local(2), Options{}, func(m *member) error {
+		k := m.links.of(m.meshOf(2).Shard)
+		m.Watch(func(f comm.Flight) { flights[m.boot.Rank()] = append(flights[m.boot.Rank()], f) })
+		m.onDevice(m.fill(), func(at uintptr) {
+			for range runs {
+				ok(m.links.enqueue(k, k.allGather(at, 4, comm.Float32), opOf(program.Gather, 0), "a"))
+				ok(m.links.enqueue(k, k.reduceScatter(at, 4, comm.Float32), opOf(program.Reduce, 1), "b"))
+				ok(m.links.launch())
+				ok(m.links.enqueue(k, k.allReduce(at, 4, comm.Float32, nccl.Avg), outside, "c"))
+				ok(m.links.launch())
+			}
+			ok(m.await(m.ctx, m.wire))
+		})
+		return nil
+	}) {
+		require.NoError(t, err, "rank %d", r)
+	}
+	for r, list := range flights {
+		require.Len(t, list, 3*runs)
+		for i, f := range list {
+			call := []string{`all-gather float32[8] "a"`, `reduce-scatter float32[8] sum "b"`, `all-reduce float32[4] avg "c"`}[i%3]
+			want := comm.Flight{Group: "NCCL shards", Rank: r, Seq: uint64(i + 1), Call: call, Bytes: []int{32, 32, 16}[i%3]}
+			want.Issued, want.Began, want.Done = f.Issued, f.Began, f.Done
+			require.Equal(t, want, f)
+			require.False(t, f.Began.Before(f.Issued))
+			require.False(t, f.Done.Before(f.Began))
+			if i%3 == 1 {
+				require.Equal(t, list[i-1].Done, f.Done)
+			} else if i > 0 {
+				require.False(t, f.Began.Before(list[i-1].Done))
+			}
+		}
+		require.True(t, slices.IsSortedFunc(list, func(a, b comm.Flight) int { return a.Done.Compare(b.Done) }))
+	}
+}

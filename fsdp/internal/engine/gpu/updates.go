@@ -1,0 +1,198 @@
+package gpu
+
+import (
+	"errors"
+	"unsafe"
+
+	"github.com/gofsdp/gofsdp/internal/kernel/vec"
+	"github.com/gofsdp/gofsdp/nccl"
+)
+
+// A kernel works on a list of pieces: see kernels/optim.cu.
+type kernel int
+
+const (
+	adamKernel kernel = iota
+	adam8Kernel
+	sgdKernel
+	scaleKernel
+	fillKernel
+	largestKernel
+	squaresKernel
+	kernels
+)
+
+var kernelNames = [kernels]string{"adam", "adam8", "sgd", "scale", "fill", "largest", "squares"}
+
+// A piece is struct piece of kernels/optim.cu.
+type piece struct {
+	vec   [4]uint64  // addresses
+	n     uint64     // elements of each
+	block uint32     // of threads, the first that works on it
+	phase uint32     // of the first element in a block of 8 bits
+	c     [9]float64 // numbers of the update
+	_     uint64
+}
+
+const (
+	pieceBytes  = int(unsafe.Sizeof(piece{}))
+	maxPieces   = 1024 // of a list
+	span        = 4096 // elements for a block of threads: SPAN of kernels/optim.cu
+	resultBytes = 32   // of a piece: four words
+)
+
+// Updates are put off until there is a list of them, or something else is asked for: then they are
+// one launch, whatever the number of parameters.
+//
+// No order is among the pieces of a launch. So a piece joins a list only if each of its vectors lies
+// behind those that the list has of the same memory. An optimizer goes through parameters in the order
+// in which they lie, and so each of its steps is one list.
+type updates struct {
+	functions [kernels][2]*nccl.Function // for float32 and float64
+	memory    *nccl.Memory               // of the device: a list, results, and the lists of numbers in 8 bits
+	stage     staging                    // of lists
+	results   *nccl.HostMemory
+
+	function *nccl.Function // of the list, or nil if there is none
+	kernel   kernel
+	half     *nccl.HostMemory // where it is
+	done     *nccl.Event
+	n        int    // of its pieces
+	blocks   uint32 // of threads
+	number   uint64 // of the list: numbers them
+	answered int    // results of lists before
+}
+
+// A mark says how far the pieces of a list have come in a block.
+type mark struct {
+	list uint64
+	end  int // elements
+}
+
+// newUpdates makes what updates need.
+func (d *Device) newUpdates() (err error) {
+	u := &d.updates
+	for k, name := range kernelNames {
+		for i, t := range []string{"_f32", "_f64"} {
+			if kernel(k) == adam8Kernel && i > 0 {
+				continue
+			}
+			if u.functions[k][i], err = d.engine.Function("optim_" + name + t); err != nil {
+				return err
+			}
+		}
+	}
+	if u.stage, err = newStaging(d.gpu, 2*maxPieces*pieceBytes); err != nil {
+		return err
+	}
+	if u.results, err = d.gpu.AllocHost(maxPieces * resultBytes); err != nil {
+		return err
+	}
+	codes := vec.Codes8()
+	const codeBytes = int(unsafe.Sizeof(codes))
+	if u.memory, err = d.gpu.Alloc(maxPieces*(pieceBytes+resultBytes) + codeBytes); err != nil {
+		return err
+	}
+	d.held += u.memory.Len()
+	err = d.upload(u.codes(), unsafe.Slice((*byte)(unsafe.Pointer(&codes)), codeBytes))
+	return errors.Join(err, d.work.Sync())
+}
+
+// free frees what newUpdates has made. The streams are idle.
+func (u *updates) free() error {
+	err := u.stage.free()
+	if u.results != nil {
+		err = errors.Join(err, u.results.Free())
+	}
+	if u.memory != nil {
+		err = errors.Join(err, u.memory.Free())
+	}
+	return err
+}
+
+// answers and codes return where results are, and the lists of numbers in 8 bits.
+func (u *updates) answers() uintptr { return u.memory.Addr() + uintptr(maxPieces*pieceBytes) }
+func (u *updates) codes() uintptr   { return u.answers() + uintptr(maxPieces*resultBytes) }
+
+// add puts a piece at the end of the list: a kernel is to work on vs, of which the first says the
+// type. The lock is held.
+func (d *Device) add(k kernel, p piece, vs ...vector) error {
+	u := &d.updates
+	f := u.functions[k][vs[0].float64s()]
+	if u.function != nil && (u.function != f || u.n == maxPieces || !u.fits(vs)) {
+		if err := d.flush(); err != nil {
+			return err
+		}
+	}
+	if u.function == nil {
+		var err error
+		if u.half, u.done, err = d.take(&u.stage); err != nil {
+			return err
+		}
+		u.function, u.kernel, u.n, u.blocks = f, k, 0, 0
+		u.number++
+	}
+	for i, v := range vs {
+		p.vec[i] = uint64(v.addr())
+		if m := &v.b.mark; m.list != u.number || m.end < v.to {
+			*m = mark{u.number, v.to}
+		}
+	}
+	p.block = u.blocks
+	u.blocks += uint32(p.blocks(k))
+	*(*piece)(unsafe.Pointer(&u.half.Bytes()[u.n*pieceBytes])) = p
+	u.n++
+	return nil
+}
+
+// fits tells whether vectors lie behind those that the list has of the same memory.
+func (u *updates) fits(vs []vector) bool {
+	for _, v := range vs {
+		if v.b.mark.list == u.number && v.from < v.b.mark.end {
+			return false
+		}
+	}
+	return true
+}
+
+// blocks returns how many blocks of threads work on a piece.
+func (p *piece) blocks(k kernel) int {
+	if k == adam8Kernel {
+		return (int(p.phase) + int(p.n) + vec.Block8 - 1) / vec.Block8
+	}
+	return (int(p.n) + span - 1) / span
+}
+
+// flush launches the list. It returns why the device has ended, if it has. The lock is held.
+func (d *Device) flush() error {
+	u := &d.updates
+	f := u.function
+	u.function = nil
+	if err := d.err(); err != nil || f == nil {
+		return err
+	}
+	values := [3]uint64{uint64(u.memory.Addr()), uint64(u.n)}
+	args := 2
+	switch u.kernel {
+	case adam8Kernel:
+		values[2], args = uint64(u.codes()), 3
+	case largestKernel, squaresKernel:
+		values[2], args = uint64(u.answers())+uint64(u.answered*resultBytes), 3
+		u.answered += u.n
+	}
+	err := d.work.CopyToDevice(u.memory.Addr(), u.half, 0, u.n*pieceBytes)
+	if err == nil {
+		err = u.done.Record(d.work)
+	}
+	if err == nil && u.blocks > 0 {
+		err = f.LaunchArgs(d.work, [3]int{int(u.blocks), 1, 1}, [3]int{256, 1, 1}, 0, values[:args])
+	}
+	return d.fail(err)
+}
+
+// launchUpdates launches the list, if there is one.
+func (d *Device) launchUpdates() error {
+	d.vectors.Lock()
+	defer d.vectors.Unlock()
+	return d.flush()
+}

@@ -1,0 +1,181 @@
+package gpu
+
+import (
+	"fmt"
+	"unsafe"
+
+	"github.com/gofsdp/gofsdp/internal/kernel/vec"
+	"github.com/gofsdp/gofsdp/nccl"
+	"github.com/gofsdp/gofsdp/optim"
+)
+
+// A vector implements optim.Adam8Vec and optim.SGDVec with elements [from, to) of a block. Equal ones
+// are the same elements.
+type vector struct {
+	d        *Device
+	b        *block
+	size     int // of an element in bytes
+	from, to int
+}
+
+// vector returns the elements of a block, or nil if there is none.
+func (d *Device) vector(b *block, size int) optim.Vec {
+	if b == nil {
+		return nil
+	}
+	return vector{d, b, size, 0, b.Len() / size}
+}
+
+// Len implements optim.Vec.
+func (v vector) Len() int { return v.to - v.from }
+
+// Float64 implements optim.Vec.
+func (v vector) Float64() bool { return v.size == 8 }
+
+// float64s is Float64 as an index.
+func (v vector) float64s() int { return v.size/4 - 1 }
+
+// addr returns where the elements are.
+func (v vector) addr() uintptr { return v.b.Addr() + uintptr(v.from*v.size) }
+
+// Place implements nccl.Placed.
+func (v vector) Place() (addr uintptr, s *nccl.Stream, err error) {
+	return v.addr(), v.d.work, v.do(func() error { return nil })
+}
+
+// Slice implements optim.Vec.
+func (v vector) Slice(from, to int) optim.Vec {
+	if from < 0 || to < from || to > v.Len() {
+		panic(fmt.Sprintf("gpu: slice [%d:%d] of %d elements", from, to, v.Len()))
+	}
+	v.from, v.to = v.from+from, v.from+to
+	return v
+}
+
+// Zero implements optim.Vec.
+func (v vector) Zero() error {
+	if v.b.pinned != nil {
+		return v.update(fillKernel, piece{})
+	}
+	return v.do(func() error { return v.d.fail(v.d.work.Set(v.addr(), 0, v.Len()*v.size)) })
+}
+
+// Read implements optim.Vec.
+func (v vector) Read(to optim.Host) error {
+	b, err := v.like(to)
+	if err != nil {
+		return err
+	}
+	return v.do(func() error {
+		if near := v.pinned(); near != nil {
+			if err := v.d.wait(v.d.work); err != nil {
+				return err
+			}
+			copy(b, near)
+			return nil
+		}
+		return v.d.download(b, v.addr())
+	})
+}
+
+// Write implements optim.Vec.
+func (v vector) Write(from optim.Host) error {
+	b, err := v.like(from)
+	if err != nil {
+		return err
+	}
+	return v.do(func() error {
+		if near := v.pinned(); near != nil {
+			if err := v.d.wait(v.d.work); err != nil {
+				return err
+			}
+			copy(near, b)
+			return nil
+		}
+		return v.d.upload(v.addr(), b)
+	})
+}
+
+// pinned returns the bytes of v if they are in memory of the host.
+func (v vector) pinned() []byte {
+	if v.b.pinned == nil {
+		return nil
+	}
+	return v.b.pinned.Bytes()[v.from*v.size : v.to*v.size]
+}
+
+// do calls f after the updates before.
+func (v vector) do(f func() error) error {
+	v.d.vectors.Lock()
+	defer v.d.vectors.Unlock()
+	if err := v.d.flush(); err != nil {
+		return err
+	}
+	return f()
+}
+
+// like returns the bytes of h, which must have the length and type of v.
+func (v vector) like(h optim.Host) ([]byte, error) {
+	p, n := unsafe.Pointer(unsafe.SliceData(h.F32)), len(h.F32)
+	if v.Float64() {
+		p, n = unsafe.Pointer(unsafe.SliceData(h.F64)), len(h.F64)
+	}
+	if n != v.Len() || n != h.Len() {
+		return nil, fmt.Errorf("gpu: copy between %d elements of %d bytes and %d of float32, %d of float64", v.Len(), v.size, len(h.F32), len(h.F64))
+	}
+	return unsafe.Slice((*byte)(p), n*v.size), nil
+}
+
+// Flush begins the updates that were put off, of all vectors.
+func (v vector) Flush() error { return v.d.launchUpdates() }
+
+// update puts off an update of v with a piece's numbers. Without elements there is none.
+func (v vector) update(k kernel, p piece, others ...optim.Vec) error {
+	if v.Len() == 0 {
+		return v.d.err()
+	}
+	v.d.vectors.Lock()
+	defer v.d.vectors.Unlock()
+	all := [4]vector{v}
+	for i, o := range others {
+		all[1+i] = o.(vector)
+	}
+	p.n = uint64(v.Len())
+	return v.d.add(k, p, all[:1+len(others)]...)
+}
+
+// Adam implements optim.AdamVec.
+func (v vector) Adam(g, first, second optim.Vec, s optim.AdamStep) error {
+	return v.update(adamKernel, piece{c: adamNumbers(&s)}, g, first, second)
+}
+
+// Adam8 implements optim.Adam8Vec.
+func (v vector) Adam8(g, first, second optim.Vec, offset int, s optim.AdamStep) error {
+	return v.update(adam8Kernel, piece{phase: uint32(offset % vec.Block8), c: adamNumbers(&s)}, g, first, second)
+}
+
+// adamNumbers returns a step as the kernels have it, and package vec.
+func adamNumbers(s *optim.AdamStep) [9]float64 {
+	decay, l2 := 1.0, s.WeightDecay
+	if s.Decoupled {
+		decay, l2 = 1-s.LR*s.WeightDecay, 0
+	}
+	return [9]float64{
+		decay, l2, s.Beta1, 1 - s.Beta1, s.Beta2, 1 - s.Beta2, s.LR / s.BiasCorrection1, 1 / s.BiasCorrection2Sqrt, s.Eps,
+	}
+}
+
+// SGD implements optim.SGDVec.
+func (v vector) SGD(g, b optim.Vec, s optim.SGDStep) error {
+	p := piece{c: [9]float64{s.LR, s.Momentum, s.WeightDecay}}
+	if s.Momentum == 0 {
+		return v.update(sgdKernel, p, g)
+	}
+	if s.Nesterov {
+		p.c[3] = 1
+	}
+	if s.First {
+		p.c[4] = 1
+	}
+	return v.update(sgdKernel, p, g, b)
+}

@@ -1,0 +1,217 @@
+package gpu
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/gofsdp/gofsdp/comm"
+	"github.com/gofsdp/gofsdp/internal/backoff"
+	"github.com/gofsdp/gofsdp/nccl"
+)
+
+const (
+	// hearsay is how long a rank whose communicator has failed because of another one waits to hear from
+	// that what has happened.
+	hearsay = 5 * time.Second
+	// settling is how long streams may go on after the communicators were aborted.
+	settling = 10 * time.Second
+)
+
+// Policies of looking at what a device does: the host is kept waiting by what await waits for, and not
+// by what the watch sees.
+var (
+	waiting = backoff.Policy{
+		Spins: 2000, Eager: 200 * time.Microsecond, Fraction: 16, Shortest: 5 * time.Microsecond, Longest: time.Millisecond,
+	}
+	watching = backoff.Policy{Fraction: 16, Shortest: time.Millisecond, Longest: 20 * time.Millisecond}
+)
+
+// waiters are those of await.
+var waiters = sync.Pool{New: func() any { return &backoff.Waiter{Policy: &waiting} }}
+
+// A place is a stream, as far as it has been given something, or an event.
+type place interface{ Query() (done bool, err error) }
+
+// wait is await of what nobody cancels.
+func (d *Device) wait(p place) error { return d.await(context.Background(), p) }
+
+// await waits until a stream or event has come past what it was given, or the device has ended, or ctx
+// has. Only what is found to have failed ends the device.
+func (d *Device) await(ctx context.Context, p place) error {
+	w := waiters.Get().(*backoff.Waiter)
+	defer waiters.Put(w)
+	for w.Reset(); ; {
+		if err := d.err(); err != nil {
+			return err
+		}
+		done, err := p.Query()
+		if done && err == nil { // a stream also comes past collectives that have failed
+			err = d.links.check()
+		}
+		if done || err != nil {
+			return d.fail(err)
+		}
+		if w.Rest() {
+			continue
+		}
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		w.Sleep(ctx.Done(), d.down)
+	}
+}
+
+// settle waits until both streams, as far as New has made them, have come past all that they were given, also after a failure: then
+// they do because the communicators are aborted.
+func (d *Device) settle() error {
+	for _, s := range []*nccl.Stream{d.wire, d.work} {
+		w := backoff.Waiter{Policy: &watching}
+		for s != nil {
+			done, err := s.Query()
+			if err != nil {
+				_ = d.fail(err) // whoever comes next is told
+			}
+			if done || err != nil { // a device that has failed runs nothing any more
+				break
+			}
+			if d.err() == nil {
+				w.Reset()
+			} else if w.Idle() > settling {
+				return fmt.Errorf("a stream does not end %v after its communicators were aborted: its memory is not freed", settling)
+			}
+			w.Pause(nil, nil)
+		}
+	}
+	return nil
+}
+
+// look watches over the links until close or the end of the device, which aborts them even if close comes
+// at once: NCCL could wait for other ranks to close a communicator that has failed.
+func (l *links) look() {
+	for l.d.err() == nil && !closed(l.quit) {
+		select {
+		case <-l.wake:
+		case <-l.quit:
+		case <-l.d.down:
+		}
+		w := backoff.Waiter{Policy: l.policy()}
+		for w.Idle(); l.d.err() == nil && !closed(l.quit) && l.more(&w); {
+			w.Sleep(l.quit, l.d.down)
+		}
+	}
+	if err := l.d.err(); err != nil {
+		l.abort(err)
+	}
+}
+
+// more drops what is over, and reports whether anything is in flight. It ends the device when something
+// has failed or nothing is over for too long.
+func (l *links) more(w *backoff.Waiter) bool {
+	over, err := l.over()
+	if err == nil {
+		err = l.check() // the wire also comes past collectives that have failed
+	}
+	if err == nil && over == 0 && w.Idle() > l.d.o.Timeout {
+		err = l.overdue()
+	}
+	if err == nil {
+		err = l.report(over)
+	}
+	if err != nil {
+		_ = l.d.fail(err)
+		return false
+	}
+	if over > 0 {
+		w.Reset()
+	}
+	return l.drop(over) > 0
+}
+
+// over returns how many of those in flight are over.
+func (l *links) over() (n int, err error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for i, f := range l.flights {
+		if f.end == nil {
+			continue
+		}
+		done, err := f.end.Query()
+		if !done {
+			return n, err
+		}
+		n = i + 1
+	}
+	return n, nil
+}
+
+// drop forgets the first n in flight, and returns how many are left.
+func (l *links) drop(n int) int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, f := range l.flights[:n] {
+		for _, e := range []*nccl.Event{f.begin, f.end} {
+			if e != nil {
+				l.events = append(l.events, e)
+			}
+		}
+	}
+	l.flights = append(l.flights[:0], l.flights[n:]...)
+	return len(l.flights)
+}
+
+// check returns why a link has failed, or nil.
+func (l *links) check() error {
+	l.checks.Lock()
+	defer l.checks.Unlock()
+	l.mu.Lock()
+	list := l.list
+	l.mu.Unlock()
+	for _, k := range list {
+		if k.failed() {
+			return l.failure(k, k.reason())
+		}
+		if err := k.comm.AsyncError(); err != nil {
+			return l.blame(k, err)
+		}
+	}
+	return nil
+}
+
+// overdue is the failure of the wire to make progress.
+func (l *links) overdue() error {
+	l.mu.Lock()
+	k := l.flights[0].link
+	l.mu.Unlock()
+	err := fmt.Errorf("%w of NCCL for %v", comm.ErrTimeout, l.d.o.Timeout)
+	return l.failure(k, &comm.RankError{Group: k.role, Rank: k.comm.Rank(), Err: err})
+}
+
+// abort tells the other ranks why the device has ended, and aborts the communicators.
+func (l *links) abort(why error) {
+	l.mu.Lock()
+	list := l.list
+	l.mu.Unlock()
+	for _, k := range list {
+		k.over.Abort(why)
+	}
+	errs := make([]error, len(list))
+	var all sync.WaitGroup
+	for i, k := range list {
+		all.Go(func() { errs[i] = k.comm.Abort() })
+	}
+	all.Wait()
+	l.aborted = errors.Join(errs...)
+}
+
+// closed reports whether ch is closed. A nil channel is not.
+func closed(ch <-chan struct{}) bool {
+	select {
+	case <-ch:
+		return true
+	default:
+		return false
+	}
+}
