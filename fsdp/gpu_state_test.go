@@ -1,0 +1,184 @@
+//go:build linux && cgo
+
+package fsdp_test
+
+import (
+	"context"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gofsdp/gofsdp/comm"
+	"github.com/gofsdp/gofsdp/fsdp"
+	"github.com/gofsdp/gofsdp/fsdp/gpu"
+	"github.com/gofsdp/gofsdp/optim"
+)
+
+// onHost runs f where models compute on the host.
+func onHost(_ *testing.T, f func()) { f() }
+
+// onDoubles runs f where models compute on the doubles of GPUs, if they do anything.
+func onDoubles(t *testing.T, f func()) {
+	defer fsdp.UseGPU()()
+	fsdp.CleanGPU(t)
+	f()
+}
+
+// moving is the training of a GPT whose state moves between devices: AdamW, of which one parameter is
+// in 8 bits, and averages.
+func moving(t *testing.T, g comm.Group) (*fsdp.Sharded, optim.Optimizer) {
+	m := wrap(t, tinyGPT(2), fsdp.Config{Group: g, Wrap: blocks})
+	narrow := optim.Rule{Match: func(p optim.Param) bool { return strings.HasPrefix(p.Name, "wte") }, Bits: new(8)}
+	opt, err := optim.AdamW{WeightDecay: 0.1, Rules: []optim.Rule{optim.NoDecay(), narrow}}.New(m.Shards())
+	require.NoError(t, err)
+	require.NoError(t, optim.EMA(opt, 0.9))
+	return m, opt
+}
+
+// move loads what is in from, if that is a directory, trains for some steps, and saves and exports the
+// result to another. It returns the losses of rank 0.
+func move(t *testing.T, from, to string, steps int) (losses []float64) {
+	require.NoError(t, os.Mkdir(to, 0o755))
+	onRanks(t, 2, func(ctx context.Context, g comm.Group) {
+		m, opt := moving(t, g)
+		if from != "" {
+			_, err := m.Load(ctx, from, opt)
+			require.NoError(t, err)
+		}
+		for step := range steps {
+			loss := forwardBackward(t, ctx, m, tinyBatch(opt.Steps(), g.Rank(), 2, tinyContext))
+			if g.Rank() == 0 {
+				losses = append(losses, loss)
+			}
+			_, err := m.ClipGradNorm(ctx, 0.5)
+			require.NoError(t, err)
+			require.NoError(t, opt.Step(1e-2), "step %d", step)
+			m.ZeroGrad()
+		}
+		require.NoError(t, m.Save(ctx, to, opt))
+		require.NoError(t, m.Export(ctx, filepath.Join(to, "model.safetensors"), fsdp.WithOptimizer(opt)))
+		require.NoError(t, m.Close())
+	})
+	return losses
+}
+
+// files returns the contents of all files under a directory, by their path.
+func files(t *testing.T, dir string) map[string]string {
+	all := make(map[string]string)
+	require.NoError(t, filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			return err
+		}
+		data, err := os.ReadFile(path)
+		all[strings.TrimPrefix(path, dir)] = string(data)
+		return err
+	}))
+	return all
+}
+
+// TestGPUMoves saves on one device and loads on the other, both ways: what either writes of the same
+// state are the same bytes, and the training goes on as it would have.
+func TestGPUMoves(t *testing.T) {
+	type device func(t *testing.T, f func())
+	for _, v := range []struct {
+		name         string
+		begin, other device
+	}{{"from host", onHost, onDoubles}, {"from GPU", onDoubles, onHost}} {
+		t.Run(v.name, func(t *testing.T) {
+			dir := t.TempDir()
+			run := func(d device, from, to string, steps int) (losses []float64) {
+				if from != "" {
+					from = filepath.Join(dir, from)
+				}
+				d(t, func() { losses = move(t, from, filepath.Join(dir, to), steps) })
+				return losses
+			}
+			run(v.begin, "", "begun", 3)
+			run(v.begin, "begun", "same", 0)
+			run(v.other, "begun", "moved", 0)
+			want := files(t, filepath.Join(dir, "same"))
+			require.Greater(t, len(want), 3)
+			require.Equal(t, want, files(t, filepath.Join(dir, "moved")))
+			stayed, moved := run(v.begin, "begun", "stayed", 3), run(v.other, "begun", "gone on", 3)
+			require.InDeltaSlice(t, stayed, moved, 1e-5)
+		})
+	}
+}
+
+// TestGPUState sets, collects and freezes on the device: what was there comes back to the bit.
+func TestGPUState(t *testing.T) {
+	onGPU(t, func() {
+		onRanks(t, 2, func(ctx context.Context, g comm.Group) {
+			m, opt := moving(t, g)
+			for range 2 {
+				forwardBackward(t, ctx, m, tinyBatch(opt.Steps(), g.Rank(), 2, tinyContext))
+				require.NoError(t, opt.Step(1e-2))
+				m.ZeroGrad()
+			}
+			want, state := stateBits(t, ctx, m), stateOfAll(t, ctx, m, opt)
+			full, err := m.FullState(ctx)
+			require.NoError(t, err)
+			forwardBackward(t, ctx, m, tinyBatch(9, g.Rank(), 2, tinyContext))
+			require.NoError(t, opt.Step(1e-2))
+			require.NotEqual(t, want, stateBits(t, ctx, m))
+			if g.Rank() != 1 {
+				full = nil
+			}
+			require.NoError(t, m.SetFull(ctx, 1, full))
+			requireSameBits(t, want, stateBits(t, ctx, m))
+			require.NoError(t, m.Close())
+
+			m, opt = moving(t, g)
+			for range 2 {
+				forwardBackward(t, ctx, m, tinyBatch(opt.Steps(), g.Rank(), 2, tinyContext))
+				require.NoError(t, opt.Step(1e-2))
+				m.ZeroGrad()
+			}
+			requireSameBits(t, want, stateBits(t, ctx, m), "the same training again")
+			requireSameBits(t, state, stateOfAll(t, ctx, m, opt))
+			_, err = m.Freeze(ctx, func(name string) bool { return strings.HasPrefix(name, "blocks.0.") }, opt)
+			require.NoError(t, err)
+			requireSameBits(t, want, stateBits(t, ctx, m))
+			require.NoError(t, m.Close())
+		})
+	})
+}
+
+// TestGPUOffload: shards and state in memory of the host change no bit of a training, and the device
+// holds less.
+func TestGPUOffload(t *testing.T) {
+	fsdp.UseGPU()() // loads the doubles
+	cuda := fsdp.CleanGPU(t)
+	_, err := fsdp.Wrap(tinyGPT(1), fsdp.Config{Offload: true})
+	require.ErrorContains(t, err, "Config.Offload is set, but there is no Config.Device")
+	for _, precision := range []fsdp.Precision{{}, fsdp.BF16()} {
+		var want [2]bits
+		var bytes [2]int
+		for i, offload := range []bool{false, true} {
+			onRanks(t, 2, func(ctx context.Context, g comm.Group) {
+				dev, err := gpu.Open(g.Rank())
+				require.NoError(t, err)
+				m := wrap(t, tinyGPT(2), fsdp.Config{Group: g, Device: dev, Offload: offload, Wrap: blocks, Precision: precision})
+				update := updater(t, m, 0.5)
+				for step := range 3 {
+					forwardBackward(t, ctx, m, tinyBatch(step, g.Rank(), 2, tinyContext))
+					update(ctx)
+				}
+				got := stateBits(t, ctx, m)
+				require.NoError(t, g.Barrier(ctx))
+				if g.Rank() == 0 {
+					want[i], bytes[i] = got, cuda.Live("bytes")
+				}
+				require.NoError(t, g.Barrier(ctx))
+				require.NoError(t, m.Close())
+				require.NoError(t, dev.Close())
+			})
+		}
+		requireSameBits(t, want[0], want[1])
+		require.Less(t, bytes[1], bytes[0])
+	}
+}

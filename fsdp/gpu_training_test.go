@@ -1,0 +1,249 @@
+//go:build linux && cgo
+
+package fsdp_test
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gofsdp/gofsdp/comm"
+	"github.com/gofsdp/gofsdp/fsdp"
+	"github.com/gofsdp/gofsdp/fsdp/gpu"
+	"github.com/gofsdp/gofsdp/optim"
+	"github.com/gofsdp/gofsdp/shard"
+)
+
+// onGPU runs f where models compute on the doubles of GPUs, at the end of which nothing of them is left
+// and nothing was misused.
+func onGPU(t *testing.T, f func()) {
+	t.Helper()
+	restore := fsdp.UseGPU()
+	defer restore()
+	cuda := fsdp.CleanGPU(t)
+	before := cuda.Calls("cuLaunchKernel")
+	f()
+	require.Greater(t, cuda.Calls("cuLaunchKernel"), before, "nothing was computed there")
+}
+
+// trainedLosses trains a small GPT with AdamW and clipping, and returns the losses of all ranks.
+func trainedLosses(t *testing.T, ranks, steps int, cfg fsdp.Config) [][]float64 {
+	losses := make([][]float64, ranks)
+	onRanks(t, ranks, func(ctx context.Context, g comm.Group) {
+		c := cfg
+		c.Group = g
+		m := wrap(t, tinyGPT(2), c)
+		update := updater(t, m, 0.5)
+		for step := range steps {
+			losses[g.Rank()] = append(losses[g.Rank()], forwardBackward(t, ctx, m, tinyBatch(step, g.Rank(), 2, tinyContext)))
+			update(ctx)
+		}
+		require.NoError(t, m.Close())
+	})
+	return losses
+}
+
+// TestGPUTrains compares the losses of a training on the doubles of GPUs with those of the host: within
+// rounding they are the same, for one rank and several, whatever is cut and gathered ahead.
+func TestGPUTrains(t *testing.T) {
+	const steps = 3
+	for _, v := range []struct {
+		ranks int
+		cfg   fsdp.Config
+		tol   float64
+	}{
+		{1, fsdp.Config{Precision: fsdp.Precision{Compute: fsdp.Float64}}, 1e-12},
+		{1, fsdp.Config{}, 1e-5},
+		{2, fsdp.Config{Poison: true}, 1e-5},
+		{2, fsdp.Config{Strategy: fsdp.NoShard}, 1e-5},
+		{4, fsdp.Config{Strategy: fsdp.HybridShard, ShardRanks: 2, Prefetch: 2}, 1e-5},
+		{3, fsdp.Config{CutOf: cutAll(shard.Cut{Block: shard.Whole}), Poison: true}, 1e-5},
+	} {
+		v.cfg.Wrap = blocks
+		t.Run(fmt.Sprint(v.ranks, v.cfg), func(t *testing.T) {
+			want := trainedLosses(t, v.ranks, steps, v.cfg)
+			var got [][]float64
+			onGPU(t, func() { got = trainedLosses(t, v.ranks, steps, v.cfg) })
+			for r := range want {
+				for i, w := range want[r] {
+					require.False(t, math.IsNaN(got[r][i]))
+					require.InDelta(t, w, got[r][i], v.tol, "rank %d, step %d", r, i)
+				}
+			}
+		})
+	}
+}
+
+// TestGPURefusesMuon says for which parameter there is no Muon.
+func TestGPURefusesMuon(t *testing.T) {
+	onGPU(t, func() {
+		m := wrap(t, tinyGPT(1), fsdp.Config{})
+		forwardBackward(t, t.Context(), m, tinyBatch(0, 0, 2, tinyContext))
+		hidden, _ := hiddenMatrices(m.Shards())
+		_, err := optim.Muon{}.New(hidden)
+		require.ErrorContains(t, err, `optim: muon: parameter "blocks.0.`)
+		require.ErrorContains(t, err, "it is no optim.MuonVec")
+		require.NoError(t, m.Close())
+	})
+}
+
+// TestConfigDevice trains on devices of the caller, which stay open, and says what they are not for.
+func TestConfigDevice(t *testing.T) {
+	fsdp.UseGPU()() // loads the doubles
+	fsdp.CleanGPU(t)
+	onRanks(t, 2, func(ctx context.Context, g comm.Group) {
+		dev, err := gpu.Open(g.Rank())
+		require.NoError(t, err)
+		m := wrap(t, tinyGPT(1), fsdp.Config{Group: g, Device: dev, Wrap: blocks})
+		forwardBackward(t, ctx, m, tinyBatch(0, g.Rank(), 2, tinyContext))
+		require.NoError(t, m.Close())
+		require.NoError(t, dev.Close())
+	})
+	dev, err := gpu.Open(0)
+	require.NoError(t, err)
+	_, err = fsdp.Wrap(tinyGPT(1), fsdp.Config{Device: dev, Threads: 2})
+	require.ErrorContains(t, err, "Config.Threads is 2, but Config.Device computes")
+	_, err = fsdp.Wrap(tinyGPT(1), fsdp.Config{Device: dev, OffloadDir: "/tmp"})
+	require.ErrorContains(t, err, `Config.OffloadDir is "/tmp", but memory of Config.Device cannot lie in files`)
+	_, err = fsdp.Wrap(tinyGPT(1), fsdp.Config{Device: dev, Precision: fsdp.Precision{Gather: fsdp.Int8}})
+	require.ErrorContains(t, err, "Config.Precision is {Gather: int8")
+	require.ErrorContains(t, err, "but Config.Device has no kernels of int8")
+	for _, err := range errorsOf(t, 2, func(ctx context.Context, g comm.Group) error {
+		cfg := fsdp.Config{Group: g}
+		if g.Rank() == 0 {
+			cfg.Device = dev
+		}
+		_, err := fsdp.Wrap(tinyGPT(1), cfg)
+		return err
+	}) {
+		require.ErrorContains(t, err, "Config.Device is set: ")
+	}
+	require.NoError(t, dev.Close())
+}
+
+// TestGPUModelsInTurns trains two models in turns on one device of each rank: both get what they get alone.
+func TestGPUModelsInTurns(t *testing.T) {
+	fsdp.UseGPU()() // loads the doubles
+	cuda := fsdp.CleanGPU(t)
+	cuda.Delay(200*time.Microsecond, 7)
+	defer cuda.Delay(0, 0)
+	const models, steps = 2, 3
+	train := func(together bool) (states [models]bits) {
+		onRanks(t, 2, func(ctx context.Context, g comm.Group) {
+			dev, err := gpu.Open(g.Rank())
+			require.NoError(t, err)
+			var all [models]*fsdp.Sharded
+			begin := func(i int) { all[i] = wrap(t, tinyGPT(1+i), fsdp.Config{Group: g, Device: dev, Wrap: blocks}) }
+			forward := func(i, step int) {
+				_, err := all[i].Forward(ctx, tinyBatch(step, g.Rank(), 2, tinyContext)...)
+				require.NoError(t, err)
+			}
+			backward := func(i int) { require.NoError(t, all[i].Backward(ctx)) }
+			end := func(i int) {
+				if got := gradBits(t, ctx, all[i]); g.Rank() == 0 {
+					states[i] = got
+				}
+				require.NoError(t, all[i].Close())
+			}
+			if together {
+				begin(0)
+				begin(1)
+				for step := range steps {
+					forward(0, step)
+					forward(1, step)
+					backward(0)
+					backward(1)
+				}
+				end(0)
+				end(1)
+			}
+			for i := 0; i < models && !together; i++ {
+				begin(i)
+				for step := range steps {
+					forward(i, step)
+					backward(i)
+				}
+				end(i)
+			}
+			require.NoError(t, dev.Close())
+		})
+		return states
+	}
+	alone, together := train(false), train(true)
+	for i := range models {
+		requireSameBits(t, alone[i], together[i], i)
+	}
+}
+
+// TestGPUFaultsLater has the device fail in the backward of a pass, which is noticed afterwards: in another
+// method, or in the next pass. Both say when it was, as far as that is known.
+func TestGPUFaultsLater(t *testing.T) {
+	fsdp.UseGPU()() // loads the doubles
+	cuda := fsdp.CleanGPU(t)
+	for name, notice := range map[string]func(ctx context.Context, m *fsdp.Sharded) error{
+		"FullGrads": func(ctx context.Context, m *fsdp.Sharded) error { _, err := m.FullGrads(ctx); return err },
+		"Forward": func(ctx context.Context, m *fsdp.Sharded) error {
+			_, err := m.Forward(ctx, tinyBatch(1, 0, 2, tinyContext)...)
+			return err
+		},
+	} {
+		restore := fsdp.UseGPU()
+		ctx, m := t.Context(), wrap(t, tinyGPT(1), fsdp.Config{Wrap: blocks})
+		restore()
+		forwardBackward(t, ctx, m, tinyBatch(0, 0, 2, tinyContext))
+		const illegalAddress = 700
+		cuda.Fail("cuEventQuery", 1, illegalAddress)
+		require.ErrorContains(t, notice(ctx, m), "pass 1: drain root: there or before: device 0: cuEventQuery: ", name)
+		_ = m.Close() // which says it again
+	}
+}
+
+// TestGPUFails fails calls of the driver, one in each training: it returns the error, no rank hangs,
+// and Close leaves nothing.
+func TestGPUFails(t *testing.T) {
+	fsdp.UseGPU()() // loads the doubles
+	cuda := fsdp.CleanGPU(t)
+	training := func() error {
+		restore := fsdp.UseGPU()
+		defer restore()
+		m, err := fsdp.Wrap(tinyGPT(1), fsdp.Config{Wrap: blocks, Precision: fsdp.BF16()})
+		if err != nil {
+			return err
+		}
+		opt, err := optim.AdamW{}.New(m.Shards())
+		for step := 0; step < 2 && err == nil; step++ {
+			if _, err = m.Forward(context.Background(), tinyBatch(step, 0, 1, 2)...); err == nil {
+				err = m.Backward(context.Background())
+			}
+			if err == nil {
+				err = opt.Step(1e-3)
+			}
+		}
+		_ = m.Close() // which says again what has failed
+		return err
+	}
+	calls := []string{
+		"cuLaunchKernel", "cuMemAlloc", "cuMemAllocHost", "cuEventCreate", "cuEventRecord", "cuStreamWaitEvent", "cuMemcpyHtoDAsync",
+		"cuMemcpyDtoHAsync", "cuMemsetD8Async",
+	}
+	number := make(map[string]int)
+	for _, call := range calls {
+		number[call] -= cuda.Calls(call)
+	}
+	require.NoError(t, training())
+	for _, call := range calls {
+		number[call] += cuda.Calls(call)
+	}
+	for _, call := range calls {
+		n := number[call]
+		require.Positive(t, n, call)
+		for _, nth := range []int{1, n/2 + 1, n} {
+			cuda.Fail(call, nth, 2)
+			require.ErrorContains(t, training(), call, "number %d of %d", nth, n)
+		}
+	}
+}
