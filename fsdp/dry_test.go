@@ -1,0 +1,328 @@
+package fsdp_test
+
+import (
+	"context"
+	"log/slog"
+	"runtime"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"pgregory.net/rapid"
+
+	"github.com/gofsdp/gofsdp/comm"
+	"github.com/gofsdp/gofsdp/fsdp"
+	"github.com/gofsdp/gofsdp/fsdp/nn"
+	"github.com/gofsdp/gofsdp/fsdp/plan"
+	"github.com/gofsdp/gofsdp/optim"
+)
+
+// makers make makers with different state.
+var makers = map[string]func([]optim.Param) (optim.Optimizer, error){
+	"none":     nil,
+	"sgd":      optim.SGD{}.New,
+	"momentum": optim.SGD{Momentum: 0.9}.New,
+	"adamw":    optim.AdamW{}.New,
+	"8 bits":   optim.AdamW{Bits: 8}.New,
+}
+
+// drawnStrategy draws what decides how parameters and gradients lie and travel.
+func drawnStrategy(t *rapid.T, cfg fsdp.Config, world int) fsdp.Config {
+	cfg.Strategy = rapid.SampledFrom([]fsdp.Strategy{
+		fsdp.FullShard, fsdp.ShardGradOp, fsdp.NoShard, fsdp.HybridShard, fsdp.HybridGradOp, fsdp.SecondaryShard,
+	}).Draw(t, "strategy")
+	if cfg.Strategy >= fsdp.HybridShard {
+		cfg.ShardRanks = rapid.SampledFrom([]int{1, 2 - world%2, world}).Draw(t, "shard ranks")
+	}
+	if cfg.Precision.Compute == fsdp.Float32 {
+		types := rapid.SampledFrom([]fsdp.DType{fsdp.Float32, fsdp.BFloat16, fsdp.Float16})
+		cfg.Precision.Gather, cfg.Precision.Reduce = types.Draw(t, "gather"), types.Draw(t, "reduce")
+	}
+	frozen := rapid.SampledFrom([]string{"", "wte.weight", "blocks.0.fc.weight"}).Draw(t, "frozen")
+	cfg.Frozen = func(name string) bool { return name == frozen }
+	cfg.Logger = slog.New(slog.DiscardHandler) // it would warn that this selects nothing
+	return cfg
+}
+
+// drawnOptions draws what else decides what is held: what calls keep, what lies in files, and units with
+// groups of their own, of the ranks that share a color.
+func drawnOptions(t *rapid.T, cfg fsdp.Config, calls int, dir string) (_ fsdp.Config, colors int) {
+	if keep := rapid.Bool().Draw(t, "keep"); keep {
+		cfg.Keep, cfg.Checkpoint = drawnPolicy(t, "keep", calls), nil
+	}
+	if rapid.Bool().Draw(t, "files") {
+		cfg.OffloadDir, cfg.Spill = dir, drawnPolicy(t, "spill", calls)
+	}
+	if rapid.Bool().Draw(t, "ignored") {
+		cfg.Ignored = func(name string) bool { return name == "wpe.weight" || name == "blocks.0.fc.weight" }
+	}
+	if (cfg.Strategy == fsdp.FullShard || cfg.Strategy == fsdp.ShardGradOp) && rapid.Bool().Draw(t, "groups") {
+		colors = rapid.IntRange(1, 2).Draw(t, "colors")
+	}
+	return cfg, colors
+}
+
+// withGroups gives units with blocks groups of their own.
+func withGroups(cfg fsdp.Config, own comm.Group) fsdp.Config {
+	cfg.GroupOf = func(u fsdp.UnitInfo) comm.Group {
+		if u.Root {
+			return nil
+		}
+		return own
+	}
+	return cfg
+}
+
+// TestDryIsThePlanOfWrap compares a plan without ranks with that of wrapped models, and after a Freeze:
+// every figure, and the schedule.
+func TestDryIsThePlanOfWrap(t *testing.T) {
+	dir := t.TempDir()
+	rapid.Check(t, func(t *rapid.T) {
+		r := drawRun(t)
+		r.model.LoRA.Rank = rapid.SampledFrom([]int{0, 0, 3}).Draw(t, "adapter")
+		cfg := drawnKnobs(t, "knobs", r.model.Layers+4)
+		cfg.Precision.Compute = r.dtype
+		cfg = drawnStrategy(t, cfg, r.world)
+		cfg, colors := drawnOptions(t, cfg, r.model.Layers+4, dir)
+		if r.model.LoRA.Rank > 0 {
+			cfg.Frozen = func(name string) bool { return !nn.IsAdapter(name) }
+		}
+		freeze := rapid.Bool().Draw(t, "freeze") && cfg.Precision.Compute != fsdp.BFloat16
+		name := rapid.SampledFrom([]string{"none", "sgd", "momentum", "adamw", "8 bits"}).Draw(t, "optimizer")
+		if name == "8 bits" && r.dtype == fsdp.Float64 {
+			name = "adamw"
+		}
+		rows, cols := r.shapes[0][0][0], r.shapes[0][0][1]
+		onRanks(t, r.world, func(ctx context.Context, g comm.Group) {
+			cfg, there := cfg, cfg
+			cfg.Group, there.Group = comm.World{Ranks: g.Size(), Place: g.Rank()}, g
+			if colors > 0 && g.Size()%colors == 0 {
+				own, err := g.Split(ctx, g.Rank()%colors, g.Rank())
+				require.NoError(t, err)
+				defer own.Close()
+				cfg, there = withGroups(cfg, comm.World{Ranks: own.Size(), Place: own.Rank()}), withGroups(there, own)
+			}
+			dry, err := fsdp.Dry(r.model, cfg, makers[name], fsdp.Ints(rows, cols), fsdp.Ints(rows, cols))
+			require.NoError(t, err)
+			m := wrap(t, r.model, there)
+			if makers[name] != nil {
+				_, err = makers[name](m.Shards())
+				require.NoError(t, err)
+			}
+			plan, err := m.Plan(tinyBatch(0, g.Rank(), rows, cols)...)
+			require.NoError(t, err)
+			require.Equal(t, plan, dry)
+			if freeze {
+				cfg.Frozen = func(name string) bool { return strings.HasSuffix(name, "bias") }
+				dry, err = fsdp.Dry(r.model, cfg, nil, fsdp.Ints(rows, cols), fsdp.Ints(rows, cols))
+				require.NoError(t, err)
+				_, err = m.Freeze(ctx, cfg.Frozen, nil)
+				require.NoError(t, err)
+				plan, err = m.Plan(tinyBatch(0, g.Rank(), rows, cols)...)
+				require.NoError(t, err)
+				require.Equal(t, plan, dry, "after a Freeze")
+			}
+			require.NoError(t, m.Close())
+		})
+	})
+}
+
+// TestDryOfATrillion plans GPT-3 and a model of a trillion parameters, on more ranks than anybody
+// has, in the memory of a laptop.
+func TestDryOfATrillion(t *testing.T) {
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	for _, c := range []struct {
+		layers, dim, heads, ranks int
+		params                    float64
+	}{{96, 12288, 96, 128, 175e9}, {96, 12288, 96, 100_000, 175e9}, {128, 25600, 160, 1024, 1009e9}} {
+		model := &nn.GPT{Vocab: 50304, Context: 2048, Layers: c.layers, Dim: c.dim, Heads: c.heads, Tied: true}
+		p, err := fsdp.Dry(model, fsdp.Config{
+			Group: comm.World{Ranks: c.ranks}, Wrap: blocks, Checkpoint: blocks, Precision: fsdp.Precision{Compute: fsdp.BFloat16},
+		}, optim.AdamW{}.New, fsdp.Ints(1, 2048), fsdp.Ints(1, 2048))
+		require.NoError(t, err)
+		require.InEpsilon(t, c.params, p.Params, 0.01)
+		require.InEpsilon(t, 16*c.params/float64(c.ranks), p.ShardBytes+p.StateBytes, 0.02, "masters, gradients and moments in float32")
+	}
+	runtime.ReadMemStats(&after)
+	require.Less(t, after.TotalAlloc-before.TotalAlloc, uint64(100<<20))
+}
+
+// TestFits takes the advice that it gets, each by itself, and finds that it saves what was said.
+func TestFits(t *testing.T) {
+	model, shapes := tinyGPT(3), []fsdp.Shape{fsdp.Ints(4, tinyContext), fsdp.Ints(4, tinyContext)}
+	halves := []fsdp.Shape{fsdp.Ints(2, tinyContext), fsdp.Ints(2, tinyContext)}
+	take := map[string]func(c *fsdp.Config, batch *[]fsdp.Shape){
+		"training on 8 ranks": func(c *fsdp.Config, _ *[]fsdp.Shape) {
+			c.Group, c.ShardRanks = comm.World{Ranks: 8, Place: 1}, 2*c.ShardRanks
+		},
+		"Strategy: FullShard":           func(c *fsdp.Config, _ *[]fsdp.Shape) { c.Strategy, c.ShardRanks = fsdp.FullShard, 0 },
+		"Wrap: WrapEach()":              func(c *fsdp.Config, _ *[]fsdp.Shape) { c.Wrap = fsdp.WrapEach() },
+		"Checkpoint: WrapEach()":        func(c *fsdp.Config, _ *[]fsdp.Shape) { c.Checkpoint, c.Keep = fsdp.WrapEach(), nil },
+		"no Keep":                       func(c *fsdp.Config, _ *[]fsdp.Shape) { c.Keep = nil },
+		"Prefetch: NoPrefetch":          func(c *fsdp.Config, _ *[]fsdp.Shape) { c.Prefetch = fsdp.NoPrefetch },
+		"Precision: BF16()":             func(c *fsdp.Config, _ *[]fsdp.Shape) { c.Precision = fsdp.BF16() },
+		"OffloadDir (on a GPU Offload)": func(c *fsdp.Config, _ *[]fsdp.Shape) { c.OffloadDir = t.TempDir() },
+		"half the batch":                func(_ *fsdp.Config, batch *[]fsdp.Shape) { *batch = halves },
+	}
+	taken := make(map[string]bool)
+	for _, cfg := range []fsdp.Config{
+		{}, {Wrap: blocks, Prefetch: 2, Keep: blocks}, {Wrap: blocks, Strategy: fsdp.ShardGradOp}, {Wrap: blocks, Strategy: fsdp.HybridShard, ShardRanks: 2},
+		{Wrap: blocks, Checkpoint: blocks, Precision: fsdp.BF16(), Prefetch: fsdp.NoPrefetch},
+	} {
+		cfg.Group = comm.World{Ranks: 4, Place: 1}
+		base, err := fsdp.Dry(model, cfg, optim.AdamW{}.New, shapes...)
+		require.NoError(t, err)
+		peak := func(p *fsdp.Plan) int { return p.Pass.Ops[p.Pass.Peak()].Live.Total() }
+		require.NoError(t, fsdp.Fits(peak(base), model, cfg, optim.AdamW{}.New, shapes...))
+		err = fsdp.Fits(peak(base)-1, model, cfg, optim.AdamW{}.New, shapes...)
+		require.ErrorContains(t, err, "fsdp: rank 1 of 4: plan: ")
+		var misfit *plan.Misfit
+		require.ErrorAs(t, err, &misfit)
+		require.NotEmpty(t, misfit.Changes)
+		require.NotEmpty(t, misfit.Units)
+		before := peak(base)
+		for _, c := range misfit.Changes {
+			changed, batch := cfg, shapes
+			take[c.Name](&changed, &batch)
+			p, err := fsdp.Dry(model, changed, optim.AdamW{}.New, batch...)
+			require.NoError(t, err, c.Name)
+			require.Equal(t, p.RAMBytes, c.Memory, c.Name)
+			require.Equal(t, peak(base)-p.RAMBytes, c.Saved, c.Name)
+			require.Positive(t, c.Saved)
+			require.LessOrEqual(t, c.Saved, before, "the best first")
+			before, taken[c.Name] = c.Saved, true
+			require.NoError(t, fsdp.Fits(c.Memory, model, changed, optim.AdamW{}.New, batch...))
+		}
+	}
+	require.Len(t, taken, len(take), "every change helps somewhere")
+	require.ErrorContains(t, fsdp.Fits(1, model, fsdp.Config{}, nil), "the batch has 0 shapes")
+	require.ErrorContains(t, fsdp.Fits(1, model, fsdp.Config{}, nil, shapes...), "half the batch saves")
+}
+
+func TestDryMistakes(t *testing.T) {
+	shape := fsdp.Ints(2, tinyContext)
+	for want, run := range map[string]func() (*fsdp.Plan, error){
+		"fsdp: a plan for rank 3 of 2: Config.Group has no such rank": func() (*fsdp.Plan, error) {
+			return fsdp.Dry(tinyGPT(1), fsdp.Config{Group: comm.World{Ranks: 2, Place: 3}}, nil, shape, shape)
+		},
+		"fsdp: a plan for rank 0 of 1: the batch has 1 shapes, the model takes 2 tensors": func() (*fsdp.Plan, error) {
+			return fsdp.Dry(tinyGPT(1), fsdp.Config{}, nil, shape)
+		},
+		"the shape [2 0] is empty": func() (*fsdp.Plan, error) {
+			return fsdp.Dry(tinyGPT(1), fsdp.Config{}, nil, shape, fsdp.Ints(2, 0))
+		},
+		"index is float32, want int": func() (*fsdp.Plan, error) {
+			return fsdp.Dry(tinyGPT(1), fsdp.Config{}, nil, fsdp.Floats(2, tinyContext), shape)
+		},
+		"Config.Prefetch is -3": func() (*fsdp.Plan, error) {
+			return fsdp.Dry(tinyGPT(1), fsdp.Config{Prefetch: -3}, nil, shape, shape)
+		},
+	} {
+		_, err := run()
+		require.ErrorContains(t, err, want)
+	}
+	_, err := fsdp.Wrap(tinyGPT(1), fsdp.Config{Group: comm.World{Ranks: 2}})
+	require.ErrorIs(t, err, comm.ErrWorld)
+}
+
+// TestTuneOfATrillion searches the settings of a model of a trillion parameters on 1,024 GPUs.
+func TestTuneOfATrillion(t *testing.T) {
+	model := &nn.GPT{Vocab: 50304, Context: 2048, Layers: 128, Dim: 25600, Heads: 160, Tied: true}
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	c := plan.Clusters()["b200"]
+	cfg, choices, err := fsdp.Tune(model, fsdp.Config{Group: comm.World{Ranks: 1024}, Precision: fsdp.Precision{Compute: fsdp.BFloat16}},
+		c, c.Device.Memory, optim.AdamW{}.New, fsdp.Ints(1, 2048), fsdp.Ints(1, 2048))
+	require.NoError(t, err)
+	require.NotNil(t, cfg.Wrap)
+	require.Equal(t, fsdp.FullShard, cfg.Strategy, "nothing else fits")
+	best := choices[0]
+	for _, other := range choices[1:] {
+		if other.Time != nil {
+			require.LessOrEqual(t, best.Time.Total, other.Time.Total)
+			require.LessOrEqual(t, other.Memory, c.Device.Memory)
+		} else {
+			require.Greater(t, other.Memory, c.Device.Memory)
+		}
+	}
+	runtime.ReadMemStats(&after)
+	require.Less(t, int(after.HeapSys)-int(before.HeapSys), 400<<20)
+}
+
+// TestTuneChangesNoBit trains as Tune chooses for clusters with fast and with slow links, with much
+// memory and with little, and compares the bits with those of the settings that it replaces.
+func TestTuneChangesNoBit(t *testing.T) {
+	model := tinyGPT(4)
+	for world := 1; world <= 4; world++ {
+		want := train(t, model, world, 5, 0.5, fsdp.Config{})
+		chosen := make(map[string]bool)
+		for _, slow := range []float64{1, 1e3} {
+			c := plan.Clusters()["h100"]
+			c.PerHost = 2
+			c.Inside.Bandwidth, c.Between.Bandwidth, c.Software.Step = c.Inside.Bandwidth/slow, c.Between.Bandwidth/slow, 0
+			shape := fsdp.Ints(2, tinyContext)
+			_, all, err := fsdp.Tune(model, fsdp.Config{Group: comm.World{Ranks: world}}, c, 1<<40, optim.AdamW{}.New, shape, shape)
+			require.NoError(t, err)
+			_, again, err := fsdp.Tune(model, fsdp.Config{Group: comm.World{Ranks: world}}, c, 1<<40, optim.AdamW{}.New, shape, shape)
+			require.NoError(t, err)
+			require.Equal(t, all, again, "the same question has the same answer")
+			for _, memory := range []int{1 << 40, all[0].Memory - 1} {
+				cfg, choices, err := fsdp.Tune(model, fsdp.Config{Group: comm.World{Ranks: world}}, c, memory, optim.AdamW{}.New, shape, shape)
+				if err != nil { // the first choice needs least
+					var misfit *plan.Misfit
+					require.ErrorAs(t, err, &misfit)
+					continue
+				}
+				chosen[choices[0].Setting.String()] = true
+				cfg.Group = nil
+				requireSameBits(t, want, train(t, model, world, 5, 0.5, cfg), choices[0].Setting)
+			}
+		}
+		require.Greater(t, len(chosen), 1, "the question matters: %v", chosen)
+	}
+}
+
+// TestTuneKeepsWhatIsSet searches what a configuration leaves open, and nothing else.
+func TestTuneKeepsWhatIsSet(t *testing.T) {
+	shape := fsdp.Ints(2, tinyContext)
+	given := fsdp.Config{
+		Group: comm.World{Ranks: 4}, Wrap: fsdp.WrapEach(), Strategy: fsdp.ShardGradOp, Prefetch: 2, Checkpoint: blocks,
+	}
+	cfg, choices, err := fsdp.Tune(tinyGPT(2), given, plan.Clusters()["h100"], 1<<40, nil, shape, shape)
+	require.NoError(t, err)
+	require.Len(t, choices, 1)
+	require.Equal(t, fsdp.ShardGradOp, cfg.Strategy)
+	require.Equal(t, 2, cfg.Prefetch)
+	_, _, err = fsdp.Tune(tinyGPT(2), given, plan.Clusters()["h100"], 1000, nil, shape, shape)
+	require.ErrorContains(t, err, "fsdp: tuning for 4 ranks: plan: 1.0 kB do not hold what is live at")
+	require.ErrorContains(t, err, "What helps, each by itself: ")
+	_, _, err = fsdp.Tune(tinyGPT(2), given, plan.Clusters()["h100"], 1000, nil, shape)
+	require.ErrorContains(t, err, "the batch has 1 shapes, the model takes 2 tensors")
+}
+
+// TestTuneIsNeverWorse compares the choice for several models on hosts of two cores with the defaults
+// and with what else there was, by the clock of the cluster.
+func TestTuneIsNeverWorse(t *testing.T) {
+	for i := range 8 {
+		model := &nn.GPT{Vocab: 10 + 61*i, Context: 32, Layers: 1 + i%4, Dim: 16 * (8 - i), Heads: 2}
+		given := fsdp.Config{Group: comm.World{Ranks: 1 + i}} // on up to four hosts
+		if i%2 == 1 {
+			given.Precision = fsdp.BF16()
+		}
+		c, shape := plan.Clusters()["epyc-2"], fsdp.Ints(2, 32)
+		cfg, choices, err := fsdp.Tune(model, given, c, 1<<40, optim.AdamW{}.New, shape, shape)
+		require.NoError(t, err)
+		seconds := func(cfg fsdp.Config) float64 {
+			p, err := fsdp.Dry(model, cfg, optim.AdamW{}.New, shape, shape)
+			require.NoError(t, err)
+			return p.Pass.Time(c, 1).Total
+		}
+		best := seconds(cfg)
+		require.Equal(t, choices[0].Time.Total, best)
+		require.LessOrEqual(t, best, seconds(given))
+		for _, other := range choices {
+			require.LessOrEqual(t, best, other.Time.Total)
+		}
+	}
+}
