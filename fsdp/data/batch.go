@@ -2,6 +2,7 @@ package data
 
 import (
 	"fmt"
+	"math"
 	"slices"
 	"unsafe"
 
@@ -46,7 +47,8 @@ type Element interface {
 }
 
 // Tensor adds a tensor of the shape to the batch and returns its elements, row-major, for the
-// caller to fill in. They are 0.
+// caller to fill in. They are 0. It panics if the shape is negative or has more elements than an int
+// can count; a [Loader] makes that an error.
 func Tensor[E Element](b *Batch, shape ...int) []E {
 	data := add[E](b, shape)
 	clear(data)
@@ -57,6 +59,9 @@ func Tensor[E Element](b *Batch, shape ...int) []E {
 func add[E Element](b *Batch, shape []int) []E {
 	n := 1
 	for _, d := range shape {
+		if d < 0 || d > 0 && n > math.MaxInt/d {
+			panic(fmt.Sprintf("there is no tensor of shape %v", slices.Clone(shape)))
+		}
 		n *= d
 	}
 	if len(b.tensors) == len(b.places) {

@@ -2,8 +2,10 @@ package data
 
 import (
 	"cmp"
+	"encoding/binary"
 	"errors"
 	"fmt"
+	"hash/fnv"
 	"runtime"
 	"slices"
 	"sync"
@@ -34,7 +36,20 @@ func Measure[T any](src Source[T], f func(T) int) Source[int] {
 	default:
 		values, err = measure(src, f)
 	}
-	return newSource("Measure("+describe(src)+")", len(values), err, func(i int) (int, error) { return values[i], nil })
+	name := "Measure(" + describe(src) + ")"
+	if err == nil {
+		name += fmt.Sprintf(" with hash %08x", hashOf(values))
+	}
+	return newSource(name, len(values), err, func(i int) (int, error) { return values[i], nil })
+}
+
+// hashOf tells apart sources of samples in another order.
+func hashOf(lengths []int) uint32 {
+	h := fnv.New32a()
+	for _, n := range lengths {
+		h.Write(binary.LittleEndian.AppendUint64(nil, uint64(n)))
+	}
+	return h.Sum32()
 }
 
 func measure[T any](src Source[T], f func(T) int) ([]int, error) {
@@ -78,7 +93,8 @@ func one[T any](src Source[T], i int, use func(T)) (err error) {
 // so that [Pad] pads little. Chunks of so many samples are sorted by length, each for itself, and
 // cut into batches, which then change places at random. A chunk should have many batches, and the
 // chunks should not be sorted: shuffle src before. lengths[i] is the length of sample i of src, see
-// [Measure]. Two chunks at a time are in memory, 16 bytes a sample.
+// [Measure]. Two chunks at a time are in memory, 16 bytes a sample. The lengths of the first chunk are
+// read at once: with others the source describes itself otherwise, see [Position].
 func Bucket[T any](src Source[T], lengths Source[int], batch, chunk int, seed uint64) Source[T] {
 	if bad, ok := refusal[T](src); ok {
 		return bad
@@ -87,6 +103,7 @@ func Bucket[T any](src Source[T], lengths Source[int], batch, chunk int, seed ui
 		return bad
 	}
 	n, err := 0, error(nil)
+	name := fmt.Sprintf("Bucket(%s, lengths %s", describe(src), describe(lengths))
 	switch {
 	case src == nil || lengths == nil:
 		err = errNil
@@ -96,9 +113,15 @@ func Bucket[T any](src Source[T], lengths Source[int], batch, chunk int, seed ui
 		err = fmt.Errorf("a chunk of %d samples is no number of batches of %d", chunk, batch)
 	default:
 		n = src.Len()
+		var first []int
+		if first, err = measure(Range(lengths, 0, min(chunk, n)), func(length int) int { return length }); err != nil {
+			err = fmt.Errorf("the lengths: %w", err)
+			break
+		}
+		name += fmt.Sprintf(" from %08x on", hashOf(first))
 	}
 	b := &buckets{lengths: lengths, batch: batch, chunk: chunk, keys: rng.New(seed, "data.Bucket")}
-	return reorder(fmt.Sprintf("Bucket(%s, batch %d, chunk %d, seed %d)", describe(src), batch, chunk, seed), n, err, []Source[T]{src},
+	return reorder(name+fmt.Sprintf(", batch %d, chunk %d, seed %d)", batch, chunk, seed), n, err, []Source[T]{src},
 		func(i int) (s, k int, err error) {
 			k, err = b.number(i)
 			return 0, k, err

@@ -68,9 +68,12 @@
 //	2 ranks          0 0 0 0 1 1 1 1 │ 0 0  0  0  1  1  1  1 │ 0
 //	3 ranks          0 0 0 1 1 1 2 2 │ 0 0  0  1  1  1  2  2 │ 0
 //	2, Micro: 2      0 0 0'0'1 1 1'1'│ 0 0  0' 0' 1  1  1' 1'│ 0        a second batch in the step
+//	2, VirtualRanks: 4
+//	                 0 0 1 1 0'0'1'1'│ 0 0  1  1  0' 0' 1' 1'│ 0        or inside NoSync, as above
 //
 // So neither the order nor the batches of a training depend on the number of ranks or on how much
-// fits into memory. No sample is left out or comes twice: at the end of the source some ranks have
+// fits into memory. With Config.VirtualRanks the micro batches do not either, and with fsdp.Config's
+// the training is the same to the last bit. No sample is left out or comes twice: at the end of the source some ranks have
 // no batch, which is what [fsdp.Sharded.Join] is for. Where ranks have different numbers of
 // samples, [Loader.Share] weighs them. With Config.Micro a step is over when [Loader.StepEnds] says
 // so, on all ranks alike:

@@ -29,6 +29,13 @@ type Config struct {
 	// leave a rank more are several micro batches, the same number on every rank: see
 	// [Loader.StepEnds].
 	Micro int
+	// VirtualRanks, if set, is fsdp.Config's: a step is so many micro batches, each that of a virtual
+	// rank, of which a rank takes an equal part. It has them in the order in which the passes of a step
+	// stand for virtual ranks. They depend on Batch and VirtualRanks alone. Micro is 0 then.
+	VirtualRanks int
+	// NoSync says that all micro batches of a step but the last run inside NoSync, which decides that
+	// order.
+	NoSync bool
 	// DropPartial leaves out the samples at the end of the source that fill no step.
 	DropPartial bool
 	// Workers is the number of goroutines that read samples and collate batches: 0 means 1.
@@ -85,6 +92,9 @@ func NewLoader[T any](src Source[T], collate Collate[T], c Config) (*Loader[T], 
 		share := (c.Batch-1)/l.size + 1
 		l.micros = (share-1)/c.Micro + 1
 	}
+	if c.VirtualRanks > 0 {
+		l.micros = c.VirtualRanks / l.size
+	}
 	return l, nil
 }
 
@@ -98,6 +108,12 @@ func (l *Loader[T]) check() error {
 		return fmt.Errorf("the group has %d ranks", l.size)
 	case l.config.Batch < 1 || l.config.Batch > math.MaxInt32:
 		return fmt.Errorf("want a Batch of 1 to %d samples, it is %d", math.MaxInt32, l.config.Batch)
+	case l.config.VirtualRanks < 0 || l.config.VirtualRanks%l.size != 0:
+		return fmt.Errorf("VirtualRanks is %d: want a multiple of the %d ranks", l.config.VirtualRanks, l.size)
+	case l.config.VirtualRanks > 0 && l.config.Micro > 0:
+		return fmt.Errorf("VirtualRanks is %d, which makes the micro batches, and Micro %d: want one of them", l.config.VirtualRanks, l.config.Micro)
+	case l.config.NoSync && l.config.VirtualRanks == 0:
+		return errors.New("NoSync is set without VirtualRanks, whose order it is for")
 	case l.config.Micro < 0 || l.config.Workers < 0 || l.config.Prefetch < 0:
 		return fmt.Errorf("want nothing negative, Micro is %d, Workers %d, Prefetch %d", l.config.Micro, l.config.Workers, l.config.Prefetch)
 	}
@@ -123,7 +139,8 @@ func (l *Loader[T]) Steps() int {
 func (l *Loader[T]) MicroBatches() int { return l.micros }
 
 // StepEnds tells whether the batch that was yielded last is the last micro batch of its step. It
-// says the same on every rank. Without Config.Micro every batch is.
+// says the same on every rank. Without Config.Micro
+// and VirtualRanks every batch is.
 func (l *Loader[T]) StepEnds() bool { return l.stepEnds }
 
 // Share returns how much of its step's samples the batch is that was yielded last: 0 for none, and
@@ -213,15 +230,20 @@ func (l *Loader[T]) span(start, iteration int) (s span, ok bool) {
 	if left <= 0 || left < l.config.Batch && l.config.DropPartial {
 		return s, false
 	}
-	// Where rank 0 has nothing, no rank has: its parts are as large as any, and in front.
 	begin := func(k int) int { return part(l.config.Batch, k, parts) }
-	if begin(micro) >= left {
+	// Where rank 0 has nothing, no rank has: its parts are as large as any, and in front. But a step of
+	// virtual ranks has as many micro batches as any.
+	over := func(micro int) bool { return l.config.VirtualRanks == 0 && begin(micro) >= left }
+	if over(micro) {
 		return s, false
 	}
 	k := l.rank*l.micros + micro
+	if l.config.VirtualRanks > 0 && !l.config.NoSync {
+		k = micro*l.size + l.rank
+	}
 	return span{
 		first: first, end: first + left, lo: first + min(begin(k), left), hi: first + min(begin(k+1), left),
-		last: micro == l.micros-1 || begin(micro+1) >= left,
+		last: micro == l.micros-1 || over(micro+1),
 	}, true
 }
 

@@ -288,6 +288,10 @@ func TestErrors(t *testing.T) {
 			return Stack(b, s, func(i int) []int { return make([]int, 2+i/37) }, 2)
 		}, "^data: rank 1: sample 37: there are 3 elements, want 2 for shape \\[2\\]$"},
 		"none": {numbers(100), func(*Batch, []int) error { return nil }, "^data: rank 1: samples 5 to 9: the collate function has added no tensors$"},
+		"shape": {numbers(100), func(b *Batch, s []int) error { Tensor[int](b, 1<<32, 1<<32); return nil },
+			"^data: rank 1: samples 5 to 9: the collate function panicked at .*: there is no tensor of shape \\[4294967296 4294967296\\]$"},
+		"negative shape": {numbers(100), func(b *Batch, s []int) error { Tensor[int](b, -3, -1); return nil },
+			"^data: rank 1: samples 5 to 9: the collate function panicked at .*: there is no tensor of shape \\[-3 -1\\]$"},
 		"collate's panic": {numbers(100), func(*Batch, []int) error { panic(lost) },
 			"^data: rank 1: samples 5 to 9: the collate function panicked at .*loader_test.go:[0-9]+: lost$"},
 	} {
@@ -608,4 +612,48 @@ func TestRows(t *testing.T) {
 		rows = append(rows, Rows(batch))
 	}
 	require.Equal(t, []int{0, 3, 2}, rows)
+}
+
+// TestVirtualRanks: the micro batches of virtual ranks are the same on any number of ranks, in the order
+// that package fsdp runs them in, with as many in the last step as in any.
+func TestVirtualRanks(t *testing.T) {
+	const virtual, batch, samples = 6, 9, 22
+	src := Func(samples, func(i int) (int, error) { return i, nil })
+	for _, size := range []int{1, 2, 3, 6} {
+		for _, noSync := range []bool{false, true} {
+			passes := virtual / size
+			for rank := range size {
+				l, err := NewLoader(src, column, Config{Group: rankOf{rank, size}, Batch: batch, VirtualRanks: virtual, NoSync: noSync})
+				require.NoError(t, err)
+				require.Equal(t, passes, l.MicroBatches())
+				i := 0
+				for b, err := range l.Batches(t.Context()) {
+					require.NoError(t, err)
+					step, k := i/passes, i%passes
+					v := k*size + rank
+					if noSync {
+						v = rank*passes + k
+					}
+					var want []int
+					for s := part(batch, v, virtual); s < part(batch, v+1, virtual) && step*batch+s < samples; s++ {
+						want = append(want, step*batch+s)
+					}
+					require.Equal(t, want, values(b), "%d ranks, step %d, virtual rank %d", size, step, v)
+					require.Equal(t, k == passes-1, l.StepEnds())
+					i++
+				}
+				require.Equal(t, 3*passes, i)
+				require.Equal(t, samples, l.Position().Samples)
+			}
+		}
+	}
+	for want, c := range map[string]Config{
+		"VirtualRanks is 3: want a multiple of the 2 ranks":             {VirtualRanks: 3},
+		"VirtualRanks is 4, which makes the micro batches, and Micro 1": {VirtualRanks: 4, Micro: 1},
+		"NoSync is set without VirtualRanks":                            {NoSync: true},
+	} {
+		c.Group, c.Batch = rankOf{0, 2}, 1
+		_, err := NewLoader(src, column, c)
+		require.ErrorContains(t, err, want)
+	}
 }

@@ -202,6 +202,30 @@ func TestBucket(t *testing.T) {
 	require.False(t, slices.IsSorted(first))
 }
 
+// TestBucketOfOtherLengths does not resume where a source with other lengths has come to: its order is
+// another.
+func TestBucketOfOtherLengths(t *testing.T) {
+	src := numbers(100)
+	sources := []Source[int]{
+		Bucket(src, Of(slices.Repeat([]int{1, 2}, 50)), 2, 10, 1), Bucket(src, Of(slices.Repeat([]int{2, 1}, 50)), 2, 10, 1),
+		Bucket(src, Measure(src, func(i int) int { return i / 10 }), 2, 10, 1), Bucket(src, Measure(src, func(i int) int { return i / 10 * i }), 2, 10, 1),
+	}
+	for i, from := range sources {
+		l, err := NewLoader(from, column, Config{Batch: 2})
+		require.NoError(t, err)
+		position := l.Position()
+		for k, to := range sources {
+			l, err := NewLoader(to, column, Config{Batch: 2})
+			require.NoError(t, err)
+			if err := l.Resume(position); i == k {
+				require.NoError(t, err)
+			} else {
+				require.ErrorContains(t, err, "Bucket(")
+			}
+		}
+	}
+}
+
 // TestMeasure measures, and names the sample that cannot be read.
 func TestMeasure(t *testing.T) {
 	square := func(i int) int { return i * i }
@@ -232,7 +256,7 @@ func TestOrdersRefuse(t *testing.T) {
 		"part 1 with weight 1 has none of 65536 samples":            Mix(1, Part[int]{numbers(1), 1e6}, Part[int]{numbers(1), 1}),
 		"3 samples have 2 lengths":                                  Bucket(numbers(3), numbers(2), 1, 2, 1),
 		"a chunk of 5 samples is no number of batches of 2":         Bucket(numbers(3), numbers(3), 2, 5, 1),
-		"Bucket(Func(3 samples), batch 2, chunk 4, seed 1): the so": Bucket(numbers(3), nil, 2, 4, 1),
+		"Bucket(Func(3 samples), lengths nil, batch 2, chunk 4, se": Bucket(numbers(3), nil, 2, 4, 1),
 		"data.Measure(nil): the source is nil":                      Measure[int](nil, nil),
 		"the source has no end":                                     Measure(numbers(Endless), func(int) int { return 0 }),
 		"data.Range(Func(3 samples), 2, 4): from 2 to 4":            Bucket(numbers(1), Shuffle(Range(numbers(3), 2, 4), 1, 1), 1, 1, 1),
@@ -242,5 +266,13 @@ func TestOrdersRefuse(t *testing.T) {
 	}
 	bad := Map(numbers(9), func(int) (int, error) { return 0, errors.New("lost") })
 	_, err := Bucket(numbers(9), bad, 1, 3, 1).At(4)
+	require.EqualError(t, err, "data.Bucket(Func(9 samples), lengths Map(Func(9 samples)), batch 1, chunk 3, seed 1): the lengths: sample 0: lost")
+	later := Map(numbers(9), func(i int) (int, error) {
+		if i == 3 {
+			return 0, errors.New("lost")
+		}
+		return i, nil
+	})
+	_, err = Bucket(numbers(9), later, 1, 3, 1).At(4)
 	require.EqualError(t, err, "the length of sample 3: lost")
 }

@@ -37,7 +37,8 @@ type Packed[E any] struct {
 // A Packing is documents packed into samples of one length: see [Pack] and [PackWhole].
 type Packing[E any] struct {
 	*source[Packed[E]]
-	// Rest is the number of elements that are in no sample, as they do not fill one.
+	// Rest is the number of elements that are in no sample: at the end they do not fill one, and with
+	// a step longer than a window they lie between two.
 	Rest int
 	// Padding is the number of elements that the samples lack together.
 	Padding int
@@ -58,7 +59,7 @@ func Pack[E any](documents Source[[]E], lengths Source[int], length, step int) *
 	p := &Packing[E]{source: newSource(name, n, err, func(i int) (Packed[E], error) { return d.read(i*step, i*step+length) })}
 	if p.err == nil {
 		p.name += fmt.Sprintf(" of %d elements", d.len())
-		p.Rest = max(0, d.len()-(n-1)*step-length)
+		p.Rest = d.len() - (n-1)*min(step, length) - length
 	}
 	return p
 }

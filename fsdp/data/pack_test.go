@@ -58,7 +58,13 @@ func TestPack(t *testing.T) {
 			}
 			require.Equal(t, starts, sample.Starts)
 		}
-		require.Equal(t, max(0, total-(p.Len()-1)*step-length), p.Rest)
+		covered := make(map[int]bool)
+		for i := range p.Len() {
+			for k := range length {
+				covered[i*step+k] = true
+			}
+		}
+		require.Equal(t, total-len(covered), p.Rest)
 		require.Zero(t, p.Padding)
 	})
 }
