@@ -30,9 +30,9 @@
 //	Histogram   how many x lie in [edge[i-1], edge[i])
 //	Confusion   how many rows with target t have the largest logit at p; precision, recall, F1
 //
-// A mean of the ranks' means would count batches of unequal size unequally; these do not. What
-// counts is exact: Accuracy, Histogram and Confusion have the same bits for any number of ranks, up
-// to 2^53 rows. The sums of Mean and Perplexity are rounded to float64, in an order that depends on
-// the number of ranks: they agree to about 15 digits, and to the last bit where the sums are whole
-// numbers.
+// A mean of the ranks' means would count batches of unequal size unequally; these do not. All have the
+// same bits for any number of ranks. What counts is exact: Accuracy, Histogram and Confusion, up to
+// 2^53 rows. Mean and Perplexity round w·x and the result, and sum exactly, up to 2^29 numbers. What
+// is added may depend on the number of ranks, as the loss of a batch does that they share out: see
+// fsdp.Config.VirtualRanks.
 package metrics

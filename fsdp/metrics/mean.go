@@ -9,7 +9,8 @@ import (
 	"github.com/gofsdp/gofsdp/internal/exec"
 )
 
-// Mean is a weighted mean: of losses by their number of tokens, say.
+// Mean is a weighted mean: of losses by their number of tokens, say. Its sums are exact, so it has the
+// same bits however many ranks share out what is added.
 type Mean struct{ sums }
 
 // Add adds x with a weight, such as the number of tokens that x is a mean over. A weight of 0 adds
@@ -19,10 +20,10 @@ func (m *Mean) Add(x, weight float64) error {
 	if !(weight >= 0) || math.IsInf(weight, 0) {
 		return fmt.Errorf("metrics: the weight is %v: must be finite and not negative", weight)
 	}
-	s, err := m.of(2)
+	s, err := m.sized()
 	if err == nil && weight > 0 {
-		s.local[0] += weight * x
-		s.local[1] += weight
+		addExact(s.local[:words], weight*x)
+		addExact(s.local[words:], weight)
 	}
 	return err
 }
@@ -34,14 +35,13 @@ func (m *Mean) AddTensor(x tensor.Tensor, weight float64) error {
 
 // Value implements [Metric].
 func (m *Mean) Value() float64 {
-	t := m.totals(2)
-	return t[0] / t[1]
+	return exactSum(m.totals(2 * words)[:words]) / m.Weight()
 }
 
 // Weight returns the sum of all weights over all ranks, as of the last Reduce.
-func (m *Mean) Weight() float64 { return m.totals(2)[1] }
+func (m *Mean) Weight() float64 { return exactSum(m.totals(2 * words)[words:]) }
 
-func (m *Mean) sized() (*sums, error) { return m.of(2) }
+func (m *Mean) sized() (*sums, error) { return m.of(2 * words) }
 func (m *Mean) what() string          { return "mean" }
 
 // Perplexity is e to the power of a [Mean] of losses in nats, weighted by their numbers of tokens.

@@ -2,7 +2,9 @@ package metrics_test
 
 import (
 	"context"
+	"fmt"
 	"math"
+	"math/big"
 	"slices"
 	"testing"
 
@@ -238,6 +240,40 @@ func TestRanksHaveOtherMetrics(t *testing.T) {
 	}
 }
 
+// TestOneRankIsRefused changes a field after an Add, or drops a metric, on one rank: that rank says
+// why, and the other does not wait. If all ranks do it, the group is still of use.
+func TestOneRankIsRefused(t *testing.T) {
+	for want, spoil := range map[string]func(metrics.Set){
+		"metrics: h: fields have changed since the first Add": func(s metrics.Set) { s["h"].(*metrics.Histogram).Edges = []float64{0, 1, 2} },
+		"metrics: h is nil": func(s metrics.Set) { s["h"] = nil },
+	} {
+		for spoiled := 1; spoiled <= 2; spoiled++ {
+			errs := make([]error, 2)
+			_ = comm.Run(t.Context(), 2, func(ctx context.Context, g comm.Group) error {
+				h := &metrics.Histogram{Edges: []float64{0, 1}}
+				require.NoError(t, h.Add(0.5))
+				set := metrics.Set{"h": h}
+				if g.Rank() < spoiled {
+					spoil(set)
+				}
+				_, errs[g.Rank()] = set.Reduce(ctx, g)
+				if spoiled == 2 {
+					require.NoError(t, g.Barrier(ctx))
+				}
+				return nil
+			})
+			require.EqualError(t, errs[0], want)
+			if spoiled == 2 {
+				require.EqualError(t, errs[1], want)
+				continue
+			}
+			var mismatch *comm.MismatchError
+			require.ErrorAs(t, errs[1], &mismatch)
+			require.ErrorContains(t, errs[1], want)
+		}
+	}
+}
+
 // TestBadInput is refused by name and adds nothing.
 func TestBadInput(t *testing.T) {
 	logits, targets := of([]float32{1, 2, 3, 4, 5, 6}, 2, 3), of([]int{0, 2}, 2)
@@ -356,4 +392,37 @@ func TestReduceOfNone(t *testing.T) {
 		var mismatch *comm.MismatchError
 		require.ErrorAs(t, err, &mismatch)
 	}
+}
+
+// TestMeanIsExact compares sums of numbers of all magnitudes with those of big numbers, in any order
+// and over any number of ranks.
+func TestMeanIsExact(t *testing.T) {
+	rapid.Check(t, func(rt *rapid.T) {
+		list := rapid.SliceOfN(rapid.Custom(func(rt *rapid.T) float64 {
+			x := math.Ldexp(rapid.Float64Range(-2, 2).Draw(rt, "x"), rapid.IntRange(-1074, 1000).Draw(rt, "exponent"))
+			return rapid.SampledFrom([]float64{x, -x, 1, -1, 0x1p-1074, 1 + 0x1p-52}).Draw(rt, "of")
+		}), 1, 20).Draw(rt, "numbers")
+		sum := new(big.Float).SetPrec(4000)
+		ranks := make([]metrics.Mean, rapid.IntRange(1, 3).Draw(rt, "ranks"))
+		for i, x := range list {
+			sum.Add(sum, big.NewFloat(x))
+			require.NoError(rt, ranks[i%len(ranks)].Add(x, 1))
+		}
+		want, _ := sum.Float64()
+		require.NoError(rt, comm.Run(t.Context(), len(ranks), func(ctx context.Context, g comm.Group) error {
+			m := &ranks[g.Rank()]
+			_, err := metrics.Set{"m": m}.Reduce(ctx, g)
+			if err == nil && (m.Value() != want/float64(len(list)) || m.Weight() != float64(len(list))) {
+				err = fmt.Errorf("the mean is %v, want %v", m.Value(), want/float64(len(list)))
+			}
+			return err
+		}))
+	})
+	var m metrics.Mean
+	for _, x := range []float64{1, math.Inf(1)} {
+		require.NoError(t, m.Add(x, 1))
+	}
+	_, err := metrics.Set{"m": &m}.Reduce(t.Context(), nil)
+	require.NoError(t, err)
+	require.Equal(t, math.Inf(1), m.Value())
 }

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"strings"
 
 	"github.com/gofsdp/gofsdp/comm"
 )
@@ -57,30 +56,23 @@ type Set map[string]Metric
 // every rank; the metrics have the rest, such as the counts of a [Histogram]. It is a collective of
 // g, the group of the model, in which the model must not be in the middle of a call; nil is for one
 // process. Ranks whose sets have other names, or metrics with other fields, get a
-// [comm.MismatchError]. What ranks have added stays: a Reduce in the middle of an epoch is of all
+// [comm.MismatchError]. So do the others of a rank whose set is of no use, such as one with a field
+// that has changed since the first Add; that rank returns why. What ranks have added stays: a Reduce in the middle of an epoch is of all
 // that has been added since its beginning.
 func (s Set) Reduce(ctx context.Context, g comm.Group) (map[string]float64, error) {
 	names := slices.Sorted(maps.Keys(s))
-	var label strings.Builder
-	label.WriteString("metrics")
-	var all []float64
-	each := make([]*sums, len(names))
-	for i, name := range names {
-		m := s[name]
-		if m == nil {
-			return nil, fmt.Errorf("metrics: %s is nil", name)
-		}
-		var err error
-		if each[i], err = m.sized(); err != nil {
-			return nil, fmt.Errorf("metrics: %s: %w", name, err)
-		}
-		fmt.Fprintf(&label, " %s: %s", name, m.what())
-		all = append(all, each[i].local...)
+	each, all, label, refused := s.sums(names)
+	if refused != nil {
+		all, label = []float64{0}, refused.Error() // the others must not wait for this rank
 	}
 	if g != nil {
-		if err := g.AllReduce(comm.Of(all).Named(label.String()), comm.Sum).Wait(ctx); err != nil {
+		err := g.AllReduce(comm.Of(all).Named(label), comm.Sum).Wait(ctx)
+		if err != nil && refused == nil {
 			return nil, fmt.Errorf("metrics: rank %d: %w", g.Rank(), err)
 		}
+	}
+	if refused != nil {
+		return nil, refused
 	}
 	values := make(map[string]float64, len(s))
 	for i, name := range names {
@@ -89,6 +81,24 @@ func (s Set) Reduce(ctx context.Context, g comm.Group) (map[string]float64, erro
 		values[name] = s[name].Value()
 	}
 	return values, nil
+}
+
+// sums returns those of each name, all of them in a row, and what ranks compare.
+func (s Set) sums(names []string) (each []*sums, all []float64, label string, err error) {
+	label = "metrics"
+	for _, name := range names {
+		m := s[name]
+		if m == nil {
+			return nil, nil, "", fmt.Errorf("metrics: %s is nil", name)
+		}
+		sums, err := m.sized()
+		if err != nil {
+			return nil, nil, "", fmt.Errorf("metrics: %s: %w", name, err)
+		}
+		each, all = append(each, sums), append(all, sums.local...)
+		label += fmt.Sprintf(" %s: %s", name, m.what())
+	}
+	return each, all, label, nil
 }
 
 // Reset forgets what this rank has added to any metric. The results of the last Reduce stay.
