@@ -33,6 +33,9 @@
 // mean of so many steps. Values that are the same on all ranks anyway, such as a learning rate, stay
 // as they are; if all are, Config.Agreed saves the exchange.
 //
+// With Config.Profile it also shows, now and then, which rank or link the others wait for, and with
+// Config.Cluster what of time and memory differs from the plan: see package profile.
+//
 // # What is recorded
 //
 // A [Row] for each exchange goes to the writers of rank 0, to one file each for the whole job. Norms

@@ -12,6 +12,8 @@ import (
 
 	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/fsdp"
+	"github.com/gofsdp/gofsdp/fsdp/plan"
+	"github.com/gofsdp/gofsdp/fsdp/profile"
 )
 
 // Config says what a Monitor watches, and where that is seen. The zero value shows nothing and only
@@ -47,6 +49,13 @@ type Config struct {
 	// was foretold. Of both the most on any rank is shown.
 	Model *fsdp.Sharded
 	Plan  *fsdp.Plan
+	// Profile is that of the model. Ten times in a run, and every ten minutes, Step shows which rank or
+	// link the others waited for since the last time: another exchange of all ranks, unless Agreed. With
+	// Cluster it shows time and memory beside what they are predicted to be there, by Plan, and which
+	// operation is furthest off; where the model has a Config.TraceDir, the predicted pass goes there, to
+	// lie beside the real one. See package profile.
+	Profile *profile.Profile
+	Cluster *plan.Cluster
 
 	// Out is where rank 0 shows the run: a [Screen], or what NewScreen makes one of. Nil shows nothing.
 	Out io.Writer
@@ -81,6 +90,7 @@ type Monitor struct {
 	sum         totals
 	row         Row
 	saving      Saving
+	shown       profiled
 	failure     error // of a writer, not returned yet
 	closed      bool
 }
@@ -91,6 +101,9 @@ func New(cfg Config) (*Monitor, error) {
 	if cfg.Every < 0 || cfg.Steps < 0 || cfg.Budget < 0 || cfg.FLOPs < 0 || !(cfg.Peak >= 0) {
 		return nil, fmt.Errorf("monitor: Every %d, Steps %d, Budget %v, FLOPs %d or Peak %v is negative or NaN",
 			cfg.Every, cfg.Steps, cfg.Budget, cfg.FLOPs, cfg.Peak)
+	}
+	if cfg.Cluster != nil && (cfg.Profile == nil || cfg.Plan == nil) {
+		return nil, errors.New("monitor: Cluster is of no use without a Profile and a Plan")
 	}
 	cfg.Every = max(cfg.Every, 1)
 	if cfg.Unit == "" {
@@ -137,10 +150,10 @@ type Values map[string]float64
 // returns is dropped: a run does not end because nobody can watch it.
 func (m *Monitor) Step(ctx context.Context, units int, values Values) error {
 	if err := m.may("Step", units); err != nil {
-		return err
+		return m.refuse(ctx, err)
 	}
 	if err := m.train.add(values, float64(units)); err != nil {
-		return fmt.Errorf("monitor: Step: %w", err)
+		return m.refuse(ctx, fmt.Errorf("monitor: Step: %w", err))
 	}
 	now := time.Now()
 	m.took, m.mark = m.took+now.Sub(m.mark), now
@@ -157,6 +170,9 @@ func (m *Monitor) Step(ctx context.Context, units int, values Values) error {
 		m.screen.draw(m.progress())
 	}
 	m.describe()
+	if err := m.profile(ctx); err != nil {
+		return fmt.Errorf("monitor: step %d: %w", m.state.Step, err)
+	}
 	return m.write()
 }
 
@@ -166,10 +182,10 @@ func (m *Monitor) Step(ctx context.Context, units int, values Values) error {
 // is written. The time since the last step does not count as a part of the next one.
 func (m *Monitor) Eval(ctx context.Context, units int, values Values) error {
 	if err := m.may("Eval", units); err != nil {
-		return err
+		return m.refuse(ctx, err)
 	}
 	if err := m.eval.add(values, float64(units)); err != nil {
-		return fmt.Errorf("monitor: Eval: %w", err)
+		return m.refuse(ctx, fmt.Errorf("monitor: Eval: %w", err))
 	}
 	if err := m.exchange(ctx, &m.eval); err != nil {
 		return fmt.Errorf("monitor: validation after step %d: %w", m.state.Step, err)
@@ -217,6 +233,17 @@ func (m *Monitor) may(method string, units int) error {
 		return fmt.Errorf("monitor: %s: %d units", method, units)
 	}
 	return nil
+}
+
+// refuse returns err, why this rank takes no part in an exchange, and lets the others know, who may
+// be waiting for it: it says so in place of what they say, which is a [comm.MismatchError] for them
+// unless they refuse for the same reason. After Close they have left as well.
+func (m *Monitor) refuse(ctx context.Context, err error) error {
+	if m.ranks > 1 && !m.closed {
+		all := make([]float64, m.ranks)
+		_ = m.cfg.Group.AllGather(comm.Of(all).Named(err.Error()), comm.Of(all[:1:1]).Named(err.Error())).Wait(ctx)
+	}
+	return err
 }
 
 // advance takes what the ranks have exchanged after steps into the state.

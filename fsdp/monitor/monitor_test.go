@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -221,6 +222,36 @@ func TestRanksDisagree(t *testing.T) {
 	require.ErrorAs(t, err, &mismatch)
 	require.ErrorContains(t, err, `"monitor: loss lr"`)
 	require.ErrorContains(t, err, `"monitor: loss norm"`)
+}
+
+// TestOneRankIsRefused gives one rank what is an error: the other does not wait for it.
+func TestOneRankIsRefused(t *testing.T) {
+	for text, call := range map[string]func(ctx context.Context, mon *Monitor) error{
+		"monitor: Step: -1 units":                  func(ctx context.Context, mon *Monitor) error { return mon.Step(ctx, -1, nil) },
+		`monitor: Step: "" is no name of a value`:  func(ctx context.Context, mon *Monitor) error { return mon.Step(ctx, 1, Values{"": 1}) },
+		"monitor: Eval: -1 units":                  func(ctx context.Context, mon *Monitor) error { return mon.Eval(ctx, -1, nil) },
+		`monitor: Eval: "validation/a\nb" is no n`: func(ctx context.Context, mon *Monitor) error { return mon.Eval(ctx, 1, Values{"a\nb": 1}) },
+	} {
+		for refused := 1; refused <= 2; refused++ {
+			want, errs := text, make([]error, 2)
+			_ = onRanks(t, 2, Config{}, func(ctx context.Context, mon *Monitor, rank int) error {
+				if rank < refused {
+					errs[rank] = call(ctx, mon)
+				} else {
+					errs[rank] = mon.Step(ctx, 1, Values{"loss": 1})
+				}
+				return nil
+			})
+			require.ErrorContains(t, errs[0], want)
+			require.NotErrorIs(t, errs[0], comm.ErrClosed)
+			var mismatch *comm.MismatchError
+			require.Equal(t, refused == 1, errors.As(errs[1], &mismatch))
+			if refused == 1 { // it quotes
+				want = strings.Trim(strconv.Quote(want), `"`)
+			}
+			require.ErrorContains(t, errs[1], want)
+		}
+	}
 }
 
 func TestBadCalls(t *testing.T) {

@@ -1,0 +1,64 @@
+package monitor
+
+import (
+	"context"
+	"fmt"
+	"time"
+)
+
+// profiled is when the profile was last shown.
+type profiled struct {
+	share  float64       // of the run that was over then
+	at     time.Duration // that the run had taken
+	traced bool          // the predicted pass is in the trace
+}
+
+// profileTimes is how often the profile is shown in a run whose end is known.
+const profileTimes = 10
+
+// profile shows what there is to say of the operations since it did so last, if it is time: by the
+// share of the run and by rank 0's clock, which are the same on every rank.
+func (m *Monitor) profile(ctx context.Context) error {
+	p, now := m.cfg.Profile, m.state.Elapsed
+	if p == nil || !crossed(m.shown.share, m.Done(), profileTimes) && now-m.shown.at < logEvery {
+		return nil
+	}
+	m.shown.share, m.shown.at = m.Done(), now
+	if p.Totals().Passes == 0 {
+		return nil
+	}
+	if m.ranks > 1 {
+		r, err := p.Stragglers(ctx)
+		if err != nil {
+			return err
+		}
+		m.screen.Printf("%s\n%v\n", m.screen.Title(fmt.Sprintf("ranks, %d passes", r.Passes)), r)
+	}
+	if err := m.compare(); err != nil { // a run does not end for that
+		m.screen.Printf("%v\n", err)
+	}
+	p.Reset()
+	return nil
+}
+
+// compare shows, on rank 0, the passes beside predicted ones.
+func (m *Monitor) compare() error {
+	if m.cfg.Cluster == nil || m.rank != 0 {
+		return nil
+	}
+	p, pass := m.cfg.Profile, m.cfg.Plan.Pass
+	b, err := p.Beside(pass, m.cfg.Cluster)
+	if err != nil {
+		return err
+	}
+	m.screen.Printf("%s\n%v\n", m.screen.Title("beside the plan"), b)
+	if !p.Traced() || m.shown.traced {
+		return nil
+	}
+	path, err := p.AddTrace(pass, m.cfg.Cluster)
+	if err == nil {
+		m.shown.traced = true
+		m.screen.Printf("The predicted pass lies beside the real one in the trace\n%s\n", path)
+	}
+	return err
+}
