@@ -1,6 +1,7 @@
 package generate
 
 import (
+	"errors"
 	"slices"
 	"testing"
 
@@ -96,4 +97,16 @@ func TestCacheKeepsWhatItWasGiven(t *testing.T) {
 			}
 		}
 	})
+}
+
+// TestCallErrorNamesNoCalls leaves out the calls that users have not made, and nothing else.
+func TestCallErrorNamesNoCalls(t *testing.T) {
+	for text, want := range map[string]string{
+		"fsdp: rank 0: JoinCalls: rank 1: Eval: lost":                     "generate: rank 0: rank 1: lost",
+		"fsdp: rank 0: Eval: call Eval: x: JoinCalls: y":                  "generate: rank 0: call Eval: x: JoinCalls: y",
+		"rank 1: the file of Eval: lost":                                  "generate: rank 1: the file of Eval: lost",
+		"fsdp: rank 2: JoinCalls: Eval: lost\nfsdp: rank 2: Eval: Eval; ": "generate: rank 2: lost\nfsdp: rank 2: Eval; ",
+	} {
+		require.EqualError(t, &callError{errors.New(text)}, want)
+	}
 }

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"iter"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -176,15 +177,19 @@ func (g *Generator) checkTokens(tokens []int) error {
 // A callError says what a call of the model that nobody but this package has made has come to.
 type callError struct{ error }
 
-// Error leaves out the names of the calls.
+// Error leaves out the names of the calls, which stand at the beginnings of lines behind the ranks.
 func (e *callError) Error() string {
-	return "generate: " + calls.Replace(strings.TrimPrefix(e.error.Error(), "fsdp: "))
+	text := strings.TrimPrefix(e.error.Error(), "fsdp: ")
+	for calls.MatchString(text) {
+		text = calls.ReplaceAllString(text, "$1")
+	}
+	return "generate: " + text
 }
 
 // Unwrap returns the error of the call.
 func (e *callError) Unwrap() error { return e.error }
 
-var calls = strings.NewReplacer("JoinCalls: ", "", "Eval: ", "")
+var calls = regexp.MustCompile(`(?m)^((?:fsdp: )?(?:rank \d+: )*)(?:JoinCalls|Eval): `)
 
 // write writes after all prompts, some at a time, the longest first.
 func write[T float](ctx context.Context, g *Generator, prompts [][]int, o Options, emit func(Token) bool) error {
