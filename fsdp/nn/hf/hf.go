@@ -159,6 +159,16 @@ func (m *Model) parse(text []byte) error {
 	return nil
 }
 
+// ReadConfig returns the model that the text of a config.json describes. Its weights need not be
+// anywhere: for [fsdp.Dry], which plans it.
+func ReadConfig(text []byte) (fsdp.Model, error) {
+	m := new(Model)
+	if err := m.parse(text); err != nil {
+		return nil, fmt.Errorf("hf: %s: %w", configFile, err)
+	}
+	return m.Model, nil
+}
+
 // New returns a model that was made here, such as a *nn.GPT, for Save. It is an error if transformers
 // has no such model.
 func New(model fsdp.Model) (*Model, error) {

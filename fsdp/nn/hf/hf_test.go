@@ -625,3 +625,18 @@ func FuzzConfig(f *testing.F) {
 		}
 	})
 }
+
+// TestReadConfig reads a model without its weights, and one that is not supported.
+func TestReadConfig(t *testing.T) {
+	for _, name := range []string{"gpt2", "llama"} {
+		m, err := hf.Open("testdata/" + name)
+		require.NoError(t, err)
+		text, err := os.ReadFile("testdata/" + name + "/config.json")
+		require.NoError(t, err)
+		got, err := hf.ReadConfig(text)
+		require.NoError(t, err)
+		require.Equal(t, m.Model, got)
+	}
+	_, err := hf.ReadConfig([]byte(`{"model_type": "mamba"}`))
+	require.ErrorContains(t, err, "hf: config.json: ")
+}
