@@ -26,7 +26,7 @@ import (
 
 // onRanks runs f on n ranks and requires that none fails.
 func onRanks(t *testing.T, n int, f func(ctx context.Context, g comm.Group)) {
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), 4*time.Minute)
 	defer cancel()
 	require.NoError(t, comm.Run(ctx, n, func(ctx context.Context, g comm.Group) error {
 		f(ctx, g)

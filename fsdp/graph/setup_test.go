@@ -15,7 +15,7 @@ import (
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // patience bounds every test with several ranks: what would hang becomes an error.
-const patience = time.Minute
+const patience = 4 * time.Minute
 
 // onRanks runs f on n ranks and requires that none fails.
 func onRanks(t *testing.T, n int, f func(ctx context.Context, g comm.Group)) {

@@ -66,7 +66,7 @@
 // What a pass takes on one core of an AMD EPYC with AVX-512, and how many times as fast it is as
 // PyTorch 2.15, eager and at its best: MKL takes the way for Intel's processors, attention is
 // scaled_dot_product_attention, and images have channels last, each where that is faster (2026-11-23,
-// load 13 to 24, at real-time priority). Shapes are those of the first argument: 512 channels, 8
+// load 13 to 38, at real-time priority). Shapes are those of the first argument: 512 channels, 8
 // heads, 2048 hidden channels, 8192 classes. Each operation is a module alone here. So the result of
 // a norm and gradients of several arguments are copied out, which a layer need not do.
 //
@@ -88,9 +88,9 @@
 //	SelfAttention, causal [4 512 1536]             16.58    39.50   1.77  1.76  1.77    42.60  1.80
 //	LayerNorm [2048 512]                            0.94     2.00   0.76  0.58  0.63     2.34  0.83
 //	RMSNorm [2048 512]                              0.67     1.26   2.10  3.99  3.35     1.90  2.22
-//	GroupNorm, 32 groups [8 64 56 56]               1.34     2.73   0.78  0.65  0.69     7.10  0.24
-//	BatchNorm [8 64 56 56]                          1.87     2.93   0.78  0.70  0.72     5.84  0.38
-//	BatchNorm of rows [2048 512]                    0.76     1.24   0.77  0.88  0.84     3.49  0.46
+//	GroupNorm, 32 groups [8 64 56 56]               1.11     2.45   0.69  0.51  0.57     5.82  0.23
+//	BatchNorm [8 64 56 56]                          1.27     2.21   0.74  0.72  0.73     5.10  0.37
+//	BatchNorm of rows [2048 512]                    0.75     1.19   0.72  0.68  0.69     3.10  0.36
 //	Conv2D 3x3 to 64 [8 64 56 56]                  19.31    39.18   0.88  1.02  0.98    63.93  0.45
 //	Conv2D 3x3 to 256 [8 256 14 14]                20.14    42.80   0.82  0.87  0.87    63.10  0.42
 //	Conv2D 1x1 to 256 [8 64 56 56]                 14.07    25.37   0.98  0.83  0.91    45.19  0.38
