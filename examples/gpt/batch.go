@@ -30,5 +30,5 @@ func (c *corpus) heldBatches(g comm.Group, like config) (*loader, error) {
 }
 
 func (c *config) loader(g comm.Group, windows data.Source[[]int32]) (*loader, error) {
-	return data.NewLoader(windows, data.TokensAndTargets[int32](c.context), data.Config{Group: g, Batch: c.batch})
+	return data.NewLoader(windows, data.TokensAndTargets[int32](c.context), data.Config{Group: g, Batch: c.batch, VirtualRanks: c.virtual, NoSync: c.noSync})
 }

@@ -28,14 +28,18 @@ type config struct {
 	dropout                     float64
 
 	ranks    int
+	virtual  int  // ranks as whose training the run has the bits; 0 for those of ranks
+	noSync   bool // what comes before the last micro-batch of a step is not communicated
 	prefetch int  // groups gathered ahead
 	bf16     bool // compute in bfloat16
+	int8     bool // parameters and gradients travel in 8 bits
 	seed     uint64
 	check    bool // compare the gradients of N ranks with those of one
 
 	steps     int           // 0: as many as fit into budget
 	budget    time.Duration // 0: as long as the steps take
 	batch     int           // sequences in the global batch of a step
+	muon      bool          // the matrices of the blocks are stepped by Muon
 	lr        float64       // highest learning rate
 	warmup    float64       // share of the run until it is reached
 	evalEvery int           // steps between evaluations; 0: an eighth of the run
@@ -121,13 +125,17 @@ func (c *config) define(f *flag.FlagSet) (preset *string) {
 	f.IntVar(&c.context, "context", 0, "`tokens` that the model sees at once (default by size)")
 	f.Float64Var(&c.dropout, "dropout", 0, "dropout `rate`")
 	f.IntVar(&c.ranks, "ranks", 2, "`ranks` to shard over: goroutines, or what a launcher starts")
+	f.IntVar(&c.virtual, "virtual", 0, "train to the last bit as on this number of `ranks`, which is a\nmultiple of -ranks")
+	f.BoolVar(&c.noSync, "nosync", false, "with -virtual: add a rank's micro-batches up before ranks exchange\ngradients")
 	f.IntVar(&c.prefetch, "prefetch", 1, "`groups` of parameters gathered ahead")
 	f.BoolVar(&c.bf16, "bf16", false, "compute in bfloat16: fast on processors with AVX512_BF16")
+	f.BoolVar(&c.int8, "int8", false, "parameters and gradients travel in 8 bits: fast over slow networks")
 	f.Uint64Var(&c.seed, "seed", 1, "`seed` of the parameters, the batches and the sample")
 	f.BoolVar(&c.check, "check", true, "first compare the gradients of all ranks to those of one")
 	f.IntVar(&c.steps, "steps", 0, "training steps (default as many as -time allows)")
 	f.DurationVar(&c.budget, "time", 0, fmt.Sprintf("end training after this `duration`, such as 10m\n(default %v, or no limit with -steps)", defaultTime))
 	f.IntVar(&c.batch, "batch", 16, "`sequences` per step, over all ranks")
+	f.BoolVar(&c.muon, "muon", false, "step the matrices of the blocks by Muon, and by AdamW only the rest")
 	f.Float64Var(&c.lr, "lr", 2e-3, "highest learning `rate`")
 	f.Float64Var(&c.warmup, "warmup", 0.05, "`share` of the run in which the learning rate rises")
 	f.IntVar(&c.evalEvery, "eval-every", 0, "`steps` between evaluations (default an eighth of the run)")
@@ -204,6 +212,7 @@ func (c *config) validate() error {
 	if err := c.runs(c.ranks); c.ranks > 0 && err != nil {
 		errs = append(errs, err)
 	}
+	want(!c.noSync || c.virtual > 0, "-nosync: want -virtual too, which makes micro-batches")
 	want(c.prefetch >= 0, "-prefetch %d: want 0 or more", c.prefetch)
 	want(c.steps >= 0, "-steps %d: want 1 or more", c.steps)
 	want(c.budget >= 0, "-time %v: want a positive duration", c.budget)
@@ -229,8 +238,11 @@ func (c *config) validate() error {
 // runs sets the number of ranks to what it turned out to be: a launcher may have started another
 // number than -ranks says.
 func (c *config) runs(ranks int) error {
-	if c.batch < ranks {
-		return fmt.Errorf("-batch %d: want at least a sequence for each of %d ranks", c.batch, ranks)
+	if most := max(ranks, c.virtual); c.batch < most {
+		return fmt.Errorf("-batch %d: want at least a sequence for each of %d ranks", c.batch, most)
+	}
+	if c.virtual < 0 || ranks > 0 && c.virtual%ranks != 0 {
+		return fmt.Errorf("-virtual %d: want a multiple of the %d ranks", c.virtual, ranks)
 	}
 	c.ranks = ranks
 	return nil
@@ -247,12 +259,15 @@ func (c *config) model() *nn.GPT {
 // sharding returns how the model is sharded: each transformer block is gathered, and freed, by
 // itself.
 func (c *config) sharding() fsdp.Config {
-	s := fsdp.Config{Wrap: fsdp.WrapTypes(&nn.Block{}), Divide: fsdp.ByOne, Prefetch: c.prefetch, Seed: c.seed}
+	s := fsdp.Config{Wrap: fsdp.WrapTypes(&nn.Block{}), Divide: fsdp.ByOne, Prefetch: c.prefetch, Seed: c.seed, VirtualRanks: c.virtual}
 	if c.prefetch == 0 {
 		s.Prefetch = fsdp.NoPrefetch
 	}
 	if c.bf16 {
 		s.Precision = fsdp.BF16()
+	}
+	if c.int8 {
+		s.Precision.Gather, s.Precision.Reduce = fsdp.Int8, fsdp.Int8
 	}
 	return s
 }

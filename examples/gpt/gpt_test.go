@@ -95,6 +95,17 @@ func TestRun(t *testing.T) {
 	require.Less(t, losses[7], 3.0)
 }
 
+// TestMuon is below AdamW's losses all along, and reaches what it ends with in fewer steps.
+func TestMuon(t *testing.T) {
+	adamW := validations(t, output(t, smallJob(t)))
+	muon := validations(t, output(t, smallJob(t, "-muon")))
+	require.Len(t, muon, 8)
+	for i := range muon {
+		require.Less(t, muon[i], adamW[i], "AdamW %v, Muon %v", adamW, muon)
+	}
+	require.Less(t, muon[6], adamW[7])
+}
+
 // gpt2 is a little tokenizer: bytes and some pairs of them.
 const gpt2 = "../../fsdp/nn/hf/tokenizer/testdata/gpt2"
 
@@ -143,6 +154,21 @@ func TestRunInBFloat16(t *testing.T) {
 	half := validations(t, out)
 	require.NotEqual(t, wide, half)
 	require.InEpsilon(t, wide[7], half[7], 0.02)
+}
+
+// TestRunInInt8 trains as well as with what travels in float32, at a rate at which the end does not
+// hang on roundings: the losses differ by less than 0.5 %.
+func TestRunInInt8(t *testing.T) {
+	job := smallJob(t, "-lr", "0.001", "-steps", "200")
+	wide := validations(t, output(t, append(job, "-check=false")))
+	out := output(t, append(job, "-int8"))
+	require.Contains(t, out, "check: 2 ranks equal 1 rank: largest gradient difference ")
+	small := validations(t, out)
+	require.NotEqual(t, wide, small)
+	require.Len(t, small, len(wide))
+	for i := range wide {
+		require.InEpsilon(t, wide[i], small[i], 0.005)
+	}
 }
 
 // TestMemoryIsAsPlanned compares the bytes that the plan foretells with those that were counted.
@@ -273,12 +299,47 @@ func testSample(t *testing.T, job []string) {
 func learn(t *testing.T, ctx context.Context, tr *trainer, steps int) {
 	for batch, err := range tr.batches.Batches(ctx) {
 		require.NoError(t, err)
-		_, err := tr.step(ctx, batch, 0.01)
+		_, _, err := tr.step(ctx, batch, 0.01)
 		require.NoError(t, err)
 		if tr.opt.Steps() == steps {
 			return
 		}
 	}
+}
+
+// bitsOf returns the hash that a run with -virtual ends with.
+func bitsOf(t *testing.T, args []string) string {
+	m := regexp.MustCompile(`\n  bits of [0-9]+ virtual ranks: ([0-9a-f]{16})\n`).FindStringSubmatch(output(t, args))
+	require.NotNil(t, m)
+	return m[1]
+}
+
+// TestVirtualRanks: with -virtual a training ends with the same bits on any number of ranks, also where
+// that changes at a checkpoint.
+func TestVirtualRanks(t *testing.T) {
+	few := func(more ...string) []string {
+		return smallJob(t, append([]string{"-check=false", "-dropout", "0.1", "-steps", "8", "-sample-bytes", "0", "-batch", "15"}, more...)...)
+	}
+	for virtual, ways := range map[string][][]string{
+		"8": {{"-ranks", "1"}, {"-ranks", "2", "-nosync"}, {"-ranks", "4"}, {"-ranks", "8"}},
+		"6": {{"-ranks", "2"}, {"-ranks", "3", "-nosync"}, {"-ranks", "6"}},
+	} {
+		want := bitsOf(t, few("-virtual", virtual, "-ranks", virtual))
+		for _, way := range ways {
+			require.Equal(t, want, bitsOf(t, few(append(way, "-virtual", virtual)...)), "%s on %v", virtual, way)
+		}
+	}
+	dir := t.TempDir()
+	saved := func(ranks string) []string {
+		return few("-virtual", "8", "-ranks", ranks, "-save", dir, "-resume", "-save-every", "4", "-keep", "9")
+	}
+	want := bitsOf(t, saved("4"))
+	names, err := filepath.Glob(filepath.Join(dir, "*-step-8"))
+	require.NoError(t, err)
+	require.Len(t, names, 1)
+	require.NoError(t, os.RemoveAll(names[0]))
+	require.Equal(t, want, bitsOf(t, saved("2")), "4 ranks until step 4, then 2")
+	require.NotEqual(t, want, bitsOf(t, few("-virtual", "8", "-seed", "2")))
 }
 
 // likeliest returns the n bytes, and the rest of a token, that a model goes on with, each token by a

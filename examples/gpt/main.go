@@ -3,6 +3,7 @@
 //	go run ./examples/gpt                        # the Go standard library's source, two ranks, about two minutes
 //	go run ./examples/gpt -data ~/notes -size medium -time 10m
 //	go run ./examples/gpt -ranks 4 -layers 8 -dim 256 -heads 8 -context 256
+//	go run ./examples/gpt -virtual 8 -steps 200   # to the last bit as on 8 ranks, or on 1 or 4
 //
 // The ranks are goroutines of the one process. Under a launcher the same program is one rank of the
 // launcher's job:

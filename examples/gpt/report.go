@@ -2,14 +2,20 @@ package main
 
 import (
 	"context"
+	"encoding/binary"
+	"errors"
 	"fmt"
+	"hash/fnv"
+	"maps"
 	"math"
+	"slices"
 	"time"
 
 	"gorgonia.org/tensor"
 
 	"github.com/gofsdp/gofsdp/fsdp"
 	"github.com/gofsdp/gofsdp/fsdp/monitor"
+	"github.com/gofsdp/gofsdp/optim"
 )
 
 // watch begins to show the run, or goes on from where a checkpoint has left it.
@@ -25,9 +31,10 @@ func (t *trainer) watch(from monitor.State) error {
 	return err
 }
 
-// plan returns what a step takes on a rank with the most rows.
+// plan returns what a pass takes on a rank with the most rows.
 func (t *trainer) plan() (*fsdp.Plan, error) {
-	rows := (t.batch + t.ranks - 1) / t.ranks
+	parts := max(t.ranks, t.virtual)
+	rows := (t.batch + parts - 1) / parts
 	like := tensor.New(tensor.WithShape(rows, t.context), tensor.Of(tensor.Int)) // tokens, and targets
 	return t.model.Plan(like, like)
 }
@@ -42,10 +49,38 @@ func (t *trainer) printPlan() error {
 	if t.steps > 0 {
 		steps = monitor.Count(t.steps) + " steps"
 	}
+	if t.virtual > 0 {
+		steps += fmt.Sprintf("; as on %d ranks", t.virtual)
+	}
 	t.screen.Printf("%s\n%d layers of %d channels and %d heads, %d %ss of context\n", t.screen.Title("plan"), t.layers, t.dim, t.heads, t.context, t.vocab.unit())
 	t.screen.Printf("%d sequences a step, %s %ss of text; %s\n", t.batch, monitor.Count(t.batch*t.context), t.vocab.unit(), steps)
 	t.screen.Printf("%v\n\n", p)
 	return nil
+}
+
+// printBits prints a hash of all parameters, of the optimizer's state and of the last losses. It is the
+// same on all numbers of ranks that divide -virtual.
+func (t *trainer) printBits(ctx context.Context) error {
+	params, err := t.model.FullState(ctx)
+	if err != nil {
+		return err
+	}
+	state, err := t.model.FullOptimState(ctx, t.opt)
+	if err != nil || t.group.Rank() != 0 {
+		return err
+	}
+	h := fnv.New64a()
+	validation, _ := t.mon.Last("validation/loss")
+	write := func(v any) { err = errors.Join(err, binary.Write(h, binary.LittleEndian, v)) }
+	write([]float64{t.losses.Value(), validation})
+	for _, name := range slices.Sorted(maps.Keys(params)) {
+		write(params[name].Float32s())
+	}
+	for _, e := range state.Entries() {
+		write(e.Data.(optim.Host).F32)
+	}
+	t.screen.Printf("  bits of %d virtual ranks: %016x\n", t.virtual, h.Sum64())
+	return err
 }
 
 // printResult prints the loss curve and the summary.

@@ -40,6 +40,12 @@ func (c *config) flags(text *corpus) map[string]string {
 		"heads": c.heads, "dropout": c.dropout, "seed": c.seed, "steps": c.steps, "time": c.budget, "batch": c.batch, "lr": c.lr,
 		"warmup": c.warmup, "data": fmt.Sprintf("text of %d bytes and checksum %08x", text.train.bytes, text.train.sum), "tokenizer": c.vocab,
 	}
+	if c.muon {
+		flags["muon"] = true
+	}
+	if c.virtual > 0 {
+		flags["virtual"] = c.virtual
+	}
 	values := make(map[string]string)
 	for name, v := range flags {
 		values[name] = fmt.Sprint(v)

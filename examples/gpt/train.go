@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"strings"
 
 	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/fsdp"
@@ -27,7 +28,10 @@ type trainer struct {
 
 	mon *monitor.Monitor
 
-	batches, held *loader // to train and to evaluate on
+	batches, held *loader      // to train and to evaluate on
+	losses        metrics.Mean // of this rank in a step
+	tokens        int          // likewise
+	begun         int          // the step that these are of
 	saves         saves
 }
 
@@ -56,7 +60,7 @@ func newTrainer(ctx context.Context, c config, text *corpus, g comm.Group, scree
 	if err != nil {
 		return nil, err
 	}
-	opt, err := optim.AdamW{Beta2: 0.95, WeightDecay: 0.1, Rules: []optim.Rule{optim.NoDecay()}}.New(m.Shards())
+	opt, err := c.optimizer(m.Shards())
 	if err != nil {
 		return nil, err
 	}
@@ -68,6 +72,37 @@ func newTrainer(ctx context.Context, c config, text *corpus, g comm.Group, scree
 		return nil, err
 	}
 	return t, t.watch(monitor.State{})
+}
+
+// optimizer makes AdamW of all parameters, or with -muon of those outside of the blocks' matrices.
+// Queries, keys and values of each head are matrices of their own.
+func (c *config) optimizer(params []optim.Param) (optim.Optimizer, error) {
+	adamW := optim.AdamW{Beta2: 0.95, WeightDecay: 0.1, Rules: []optim.Rule{optim.NoDecay()}}
+	if !c.muon {
+		return adamW.New(params)
+	}
+	var matrices, rest []optim.Param
+	for _, p := range params {
+		if strings.HasPrefix(p.Name, "blocks.") && len(p.Shape) == 2 {
+			matrices = append(matrices, p)
+		} else {
+			rest = append(rest, p)
+		}
+	}
+	muon, err := optim.Muon{WeightDecay: 0.1, Blocks: func(p optim.Param) int {
+		if strings.HasSuffix(p.Name, ".qkv.weight") {
+			return 3 * c.heads
+		}
+		return 1
+	}}.New(matrices)
+	if err != nil {
+		return nil, err
+	}
+	others, err := adamW.New(rest)
+	if err != nil {
+		return nil, err
+	}
+	return optim.Compose(muon, others)
 }
 
 // run prints the plan, then trains until the run is over or interrupted, and saves what it has come
@@ -85,15 +120,18 @@ func (t *trainer) run(ctx, interrupt context.Context) (over bool, err error) {
 		if err != nil {
 			return false, err
 		}
-		loss, err := t.step(ctx, batch, lr(done))
+		loss, over, err := t.step(ctx, batch, lr(done))
 		if err != nil {
 			return false, fmt.Errorf("step %d: %w", t.opt.Steps()+1, err)
+		}
+		if !over {
+			continue
 		}
 		interrupted, err := t.model.Any(ctx, interrupt.Err() != nil)
 		if err != nil {
 			return false, err
 		}
-		if err := t.mon.Step(ctx, data.Rows(batch)*t.context, monitor.Values{"loss": loss, "lr": lr(done)}); err != nil {
+		if err := t.mon.Step(ctx, t.tokens, monitor.Values{"loss": loss, "lr": lr(done)}); err != nil {
 			return false, err
 		}
 		if interrupted {
@@ -126,23 +164,50 @@ func (t *trainer) pause(ctx context.Context, before, done float64) error {
 	return nil
 }
 
-// step makes one update on a batch and returns the loss of this rank's rows before it.
-func (t *trainer) step(ctx context.Context, batch []fsdp.Tensor, lr float64) (loss float64, err error) {
-	if loss, err = t.model.Forward(ctx, batch...); err != nil {
-		return 0, err
+// step makes one update with a batch, or with all micro-batches of a step. Then it is over, and loss is
+// that of this rank's rows before the update, or with -virtual of all rows.
+func (t *trainer) step(ctx context.Context, batch []fsdp.Tensor, lr float64) (loss float64, over bool, err error) {
+	over = t.batches.StepEnds()
+	pass := func() error { return t.pass(ctx, batch) }
+	if t.noSync && !over {
+		err = t.model.NoSync(pass)
+	} else {
+		err = pass()
 	}
-	// The share makes the gradient the mean over rows when some ranks have one more.
-	if err := t.model.Backward(ctx, fsdp.Scale(t.batches.Share())); err != nil {
-		return 0, err
+	if err != nil || !over {
+		return 0, false, err
 	}
 	if _, err := t.model.ClipGradNorm(ctx, clip); err != nil {
-		return 0, err
+		return 0, false, err
 	}
 	if err := t.opt.Step(lr); err != nil {
-		return 0, err
+		return 0, false, err
 	}
 	t.model.ZeroGrad()
-	return loss, nil
+	of := t.group
+	if t.virtual == 0 {
+		of = nil // the monitor asks the other ranks
+	}
+	_, err = metrics.Set{"loss": &t.losses}.Reduce(ctx, of)
+	return t.losses.Value(), true, err
+}
+
+// pass adds the gradients of a batch.
+func (t *trainer) pass(ctx context.Context, batch []fsdp.Tensor) error {
+	loss, err := t.model.Forward(ctx, batch...)
+	if err != nil {
+		return err
+	}
+	if t.begun != t.opt.Steps()+1 {
+		t.begun, t.tokens = t.opt.Steps()+1, 0
+		t.losses.Reset()
+	}
+	t.tokens += data.Rows(batch) * t.context
+	if err := t.losses.Add(loss, float64(data.Rows(batch))); err != nil {
+		return err
+	}
+	// The share makes the gradient the mean over rows when some ranks have one more.
+	return t.model.Backward(ctx, fsdp.Scale(t.batches.Share()))
 }
 
 // due says whether it is time for what is done every so many steps, or with 0 eight times in a run.
@@ -197,6 +262,11 @@ func (t *trainer) finish(ctx context.Context) error {
 	}
 	if err := t.printResult(); err != nil {
 		return err
+	}
+	if t.virtual > 0 {
+		if err := t.printBits(ctx); err != nil {
+			return err
+		}
 	}
 	if t.exportTo != "" {
 		if err := t.export(ctx); err != nil {
