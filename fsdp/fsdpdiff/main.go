@@ -1,0 +1,121 @@
+// Fsdpdiff says where two trainings part: the first step, and in it the first parameter, batch,
+// result of a call or gradient that is not the same, bit by bit.
+//
+//	fsdpdiff A B
+//
+// A and B are directories that ranks have filled, with fsdprun -hashes DIR, FSDP_HASHES=DIR or
+// fsdp.Config.HashDir. A second start of the job has a run of its own in start-2, the second model of
+// a process in model-2: each is compared with that of the same name. Runs may be on different numbers of ranks and by different strategies:
+//
+//   - Parameters and the sums of gradients are compared as a whole, whoever has what of them.
+//   - Passes are compared by virtual rank, with fsdp.Config.VirtualRanks; else rank by rank on the
+//     same number of ranks, and on another in the order of ranks, and of a rank's passes, if a step
+//     has the same number of passes in all.
+//   - A run that went on from a checkpoint is compared from its first step.
+//
+// It ends with the shorter run, or with the first step in which anything differs. Then all that
+// differs in this step is listed, in the order in which it was computed, so that the cause is mostly
+// what the first line says:
+//
+//	$ fsdpdiff ./a ./b
+//	the same: steps 0 to 11, 5640 hashes
+//	step 12 differs:
+//	  micro-batch 1: forward of blocks.3, output 0
+//	    a: rank 1 has 1f2e3d4c in 65536 bytes
+//	    b: rank 1 has 00112233 in 65536 bytes
+//
+// A parameter that differs before a step where nothing before it does was updated in different ways:
+// by the optimizer, its learning rate, or clipping.
+//
+// The exit status is 0 if nothing differs, 1 if something does, and 2 after an error.
+package main
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"github.com/gofsdp/gofsdp/internal/hashes"
+)
+
+func main() { os.Exit(run(os.Args[1:], os.Stdout, os.Stderr)) }
+
+const (
+	same = iota
+	different
+	failed
+)
+
+func run(args []string, out, errs io.Writer) int {
+	if len(args) != 2 {
+		fmt.Fprintln(errs, "usage: fsdpdiff A B, two directories of hashes; see go doc")
+		return failed
+	}
+	status := same
+	below, err := hashes.Runs(args[0])
+	other, oerr := hashes.Runs(args[1])
+	if below = append(below, other...); len(below) == 0 {
+		below = []string{"."} // whose error says what is missing
+	}
+	err = errors.Join(err, oerr)
+	slices.Sort(below)
+	below = slices.Compact(below)
+	for _, name := range below {
+		if len(below) > 1 {
+			fmt.Fprintf(out, "%s:\n", name)
+		}
+		a, b := filepath.Join(args[0], name), filepath.Join(args[1], name)
+		report, failure := compare(a, b)
+		if failure == nil {
+			failure = print(out, report, a, b)
+		}
+		if failure == nil && len(report.Differences) > 0 {
+			status = different
+		}
+		err = errors.Join(err, failure)
+	}
+	if err != nil {
+		fmt.Fprintln(errs, "fsdpdiff:", err)
+		return failed
+	}
+	return status
+}
+
+func compare(a, b string) (*hashes.Report, error) {
+	x, err := hashes.Open(a)
+	y, other := hashes.Open(b)
+	if err = errors.Join(err, other); err != nil {
+		return nil, errors.Join(err, x.Close(), y.Close())
+	}
+	report, err := hashes.Compare(x, y)
+	return report, errors.Join(err, x.Close(), y.Close())
+}
+
+// most is how many differences are listed.
+const most = 20
+
+func print(out io.Writer, r *hashes.Report, a, b string) error {
+	w := bufio.NewWriter(out)
+	if r.Steps > 0 {
+		fmt.Fprintf(w, "the same: steps %d to %d, %d hashes\n", r.First, r.First+r.Steps-1, r.Same)
+	}
+	if r.Unlike != "" {
+		fmt.Fprintf(w, "calls are not compared: %s\n", r.Unlike)
+	}
+	for i := range r.Differences {
+		d := &r.Differences[i]
+		if i == 0 {
+			fmt.Fprintf(w, "step %d differs:\n", d.Step)
+		}
+		if i == most {
+			fmt.Fprintf(w, "  … and %d others\n", len(r.Differences)-most)
+			break
+		}
+		fmt.Fprintf(w, "  %v\n    %s: %s\n    %s: %s\n", d, a, d.A, b, d.B)
+	}
+	return w.Flush()
+}

@@ -1,0 +1,69 @@
+package main
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gofsdp/gofsdp/internal/hashes"
+)
+
+// record writes the record of one rank, of three steps, each of which has one gradient for each sum.
+func record(t *testing.T, sums func(step int) []uint32) string {
+	dir := t.TempDir()
+	file, err := os.Create(filepath.Join(dir, "rank-0.hashes"))
+	require.NoError(t, err)
+	w := hashes.NewWriter(file, 0, 1)
+	for step := range 3 {
+		w.Pass(hashes.Head{Number: step + 1, Step: step})
+		for i, sum := range sums(step) {
+			w.Entry(hashes.Entry{Kind: hashes.Grad, Name: fmt.Sprintf("w%02d", i), To: 8, Bytes: 32, Sum: sum})
+		}
+		require.NoError(t, w.End())
+	}
+	require.NoError(t, file.Close())
+	return dir
+}
+
+func TestRun(t *testing.T) {
+	a := record(t, func(int) []uint32 { return make([]uint32, 30) })
+	b := record(t, func(step int) []uint32 {
+		sums := make([]uint32, 30)
+		for i := range sums {
+			sums[i] = uint32(step / 2 * (i % 25))
+		}
+		return sums
+	})
+	var out, errs bytes.Buffer
+	require.Equal(t, same, run([]string{a, a}, &out, &errs))
+	require.Equal(t, "the same: steps 0 to 2, 90 hashes\n", out.String())
+
+	out.Reset()
+	require.Equal(t, different, run([]string{a, b}, &out, &errs))
+	require.Contains(t, out.String(), fmt.Sprintf(`the same: steps 0 to 1, 62 hashes
+step 2 differs:
+  gradient of w01, summed over the ranks
+    %s: rank 0 has 00000000 of [0:8]
+    %s: rank 0 has 00000001 of [0:8]
+  gradient of w02, summed over the ranks
+`, a, b))
+	require.Contains(t, out.String(), "\n  … and 8 others\n")
+
+	require.Empty(t, errs.String())
+	require.Equal(t, failed, run([]string{a, t.TempDir()}, &out, &errs))
+	require.Contains(t, errs.String(), "has no records of hashes")
+	require.Equal(t, failed, run([]string{a}, &out, &errs))
+
+	again := t.TempDir() // whose job has started twice
+	require.NoError(t, os.CopyFS(again, os.DirFS(a)))
+	require.NoError(t, os.CopyFS(filepath.Join(again, "start-2"), os.DirFS(a)))
+	for _, args := range [][]string{{a, again}, {again, a}} {
+		errs.Reset()
+		require.Equal(t, failed, run(args, &out, &errs))
+		require.Contains(t, errs.String(), filepath.Join(a, "start-2"), "is missing")
+	}
+}
