@@ -1,0 +1,308 @@
+// Package calibrate measures what a step takes on the cores of this machine, as rates of a
+// plan.Cluster. It trains small models and notes how long every operation of the engine takes, with
+// the kernels, the transport and the caches that a real training has:
+//
+//	models, from 32 to 768 channels ──train──▶ samples ──fit──▶ a rate for each operation
+//	on one rank, and on all                    (FLOPs, bytes, scores; seconds)
+//
+// What is not measured is what lies between hosts.
+package calibrate
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"sync"
+	"time"
+
+	"gorgonia.org/tensor"
+
+	"github.com/gofsdp/gofsdp/comm"
+	"github.com/gofsdp/gofsdp/fsdp"
+	"github.com/gofsdp/gofsdp/fsdp/nn"
+	"github.com/gofsdp/gofsdp/fsdp/plan"
+	"github.com/gofsdp/gofsdp/internal/exec"
+	"github.com/gofsdp/gofsdp/optim"
+)
+
+// A Calibration gathers samples. It is for one goroutine, in a process that does nothing else.
+type Calibration struct {
+	Ranks      int    // of the host, at least 1
+	Transport  string // of them, one of Transports
+	Precisions []fsdp.Precision
+
+	subjects []subject
+	samples  map[sample][]float64 // seconds of each run
+	rounds   int
+}
+
+// New returns a calibration of so many ranks over a transport.
+func New(ranks int, transport string) *Calibration {
+	return &Calibration{
+		Ranks: ranks, Transport: transport, Precisions: []fsdp.Precision{{}, fsdp.BF16()},
+		subjects: subjects, samples: make(map[sample][]float64),
+	}
+}
+
+// A sample is what was measured: an operation of some size.
+type sample struct {
+	op                   string
+	wide                 bool
+	ranks                int
+	flops, bytes, scores int
+}
+
+// A subject is a model with the shape of its batch on a rank.
+type subject struct {
+	model       fsdp.Model
+	vocab       int
+	rows, width int
+}
+
+func gpt(layers, dim, heads, context, rows, vocab int) subject {
+	return subject{&nn.GPT{Vocab: vocab, Context: context, Layers: layers, Dim: dim, Heads: heads}, vocab, rows, context}
+}
+
+// blocks makes a unit of each block.
+func (s subject) blocks() fsdp.Policy {
+	if _, ok := s.model.(*nn.Llama); ok {
+		return fsdp.WrapTypes(&nn.Layer{})
+	}
+	return fsdp.WrapTypes(&nn.Block{})
+}
+
+// subjects are the models, from small to large: of different widths, lengths and sizes of heads, so
+// that no two of an operation's features grow together.
+var subjects = []subject{
+	gpt(2, 32, 2, 32, 2, 64), gpt(2, 64, 2, 64, 4, 128), gpt(2, 64, 4, 128, 1, 512), gpt(2, 96, 3, 96, 3, 96), gpt(2, 128, 2, 256, 2, 256),
+	gpt(2, 128, 4, 64, 8, 256), gpt(2, 256, 8, 64, 2, 1024), gpt(2, 256, 4, 256, 2, 512), gpt(2, 384, 6, 256, 4, 256), gpt(1, 512, 8, 128, 4, 512),
+	gpt(1, 768, 12, 256, 2, 256), gpt(1, 256, 2, 192, 2, 256),
+	{&nn.GPT{Vocab: 256, Context: 64, Layers: 1, Dim: 64, Heads: 2, Tied: true, FusedLoss: true, Dropout: 0.1}, 256, 4, 64},
+	{&nn.GPT{Vocab: 1024, Context: 128, Layers: 1, Dim: 256, Heads: 4, Tied: true, FusedLoss: true, Dropout: 0.1}, 1024, 2, 128},
+	{&nn.Llama{Vocab: 256, Layers: 1, Dim: 64, Heads: 4, KVHeads: 2, Hidden: 192}, 256, 4, 64},
+	{&nn.Llama{Vocab: 512, Layers: 1, Dim: 256, Heads: 4, KVHeads: 2, Hidden: 768}, 512, 2, 128},
+}
+
+// ways are those in which models are trained, each in another one in each round.
+var ways = []fsdp.Config{{}, {Prefetch: fsdp.NoPrefetch}, {Strategy: fsdp.NoShard}, {Strategy: fsdp.ShardGradOp}}
+
+// A round trains each model for some time, and for some steps at least.
+const (
+	enough   = 100 * time.Millisecond
+	minSteps = 3
+)
+
+// Round trains every model once in every way and takes samples. It takes some ten seconds on two
+// cores. More rounds make what disturbs one count less.
+func (c *Calibration) Round(ctx context.Context) error {
+	numbers := []int{1}
+	if c.Ranks > 1 {
+		numbers = append(numbers, c.Ranks)
+	}
+	defer func() { c.rounds++ }()
+	for _, n := range numbers {
+		for _, p := range c.Precisions {
+			for i, s := range c.subjects {
+				cfg := ways[(i+c.rounds)%len(ways)]
+				cfg.Precision = p
+				if err := c.train(ctx, n, cfg, s); err != nil {
+					return fmt.Errorf("calibrating %T on %d ranks: %w", s.model, n, err)
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// train trains a model on n ranks.
+func (c *Calibration) train(ctx context.Context, n int, cfg fsdp.Config, s subject) (err error) {
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(n))
+	groups, err := Groups(ctx, n, c.Transport)
+	if err != nil {
+		return err
+	}
+	rec := &recorder{calibration: c, ranks: n}
+	exec.Watch = rec.instruction
+	defer func() { exec.Watch = nil }()
+	return Each(n, func(i int) error {
+		err := rec.rank(ctx, groups[i], cfg, s)
+		if err != nil {
+			groups[i].Abort(err)
+		}
+		return errors.Join(err, groups[i].Close())
+	})
+}
+
+// Each runs f for 0 to n-1 at once and waits.
+func Each(n int, f func(i int) error) error {
+	errs := make([]error, n)
+	var wg sync.WaitGroup
+	for i := range n {
+		wg.Go(func() { errs[i] = f(i) })
+	}
+	wg.Wait()
+	return errors.Join(errs...)
+}
+
+// A recorder takes the samples of a training.
+type recorder struct {
+	calibration *Calibration
+	ranks       int
+
+	mu      sync.Mutex
+	on      bool
+	kernels time.Duration // since the last event, which says something if there is one rank
+}
+
+// take adds a sample.
+func (r *recorder) take(s sample, took time.Duration) {
+	s.ranks = r.ranks
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.on {
+		r.calibration.samples[s] = append(r.calibration.samples[s], took.Seconds())
+	}
+}
+
+// instruction is [exec.Watch]. Instructions that run together take as much of the time as they have
+// of the arithmetic.
+func (r *recorder) instruction(list []exec.Instr, took time.Duration) {
+	r.mu.Lock()
+	r.kernels += took
+	r.mu.Unlock()
+	all := 0
+	for i := range list {
+		all += 1 + list[i].Cost().FLOPs
+	}
+	for i := range list {
+		in := &list[i]
+		cost := in.Cost()
+		s := sample{op: string(in.Op.Kind), wide: !in.Half, bytes: cost.Read + cost.Written}
+		if in.Op.Product != nil || in.Op.Attention != nil || len(list) > 1 { // of others it grows with the bytes
+			s.flops = cost.FLOPs
+		}
+		if in.Op.Attention != nil {
+			_, s.scores, _ = in.Op.Attention(in.Op)
+		}
+		r.take(s, time.Duration(float64(took)*float64(1+cost.FLOPs)/float64(all)))
+	}
+}
+
+// rank trains on one rank.
+func (r *recorder) rank(ctx context.Context, g comm.Group, cfg fsdp.Config, s subject) error {
+	t := &tracer{recorder: r}
+	cfg.Group, cfg.Wrap, cfg.Trace = g, s.blocks(), t.event
+	m, err := fsdp.WrapContext(ctx, s.model, cfg)
+	if err != nil {
+		return err
+	}
+	opt, err := optim.AdamW{WeightDecay: 0.1}.New(m.Shards())
+	if err != nil {
+		return err
+	}
+	x := make([]int, s.rows*s.width)
+	for i := range x {
+		x[i] = (i + g.Rank()*len(x)) * 2654435761 >> 7 % s.vocab
+	}
+	tokens := tensor.New(tensor.WithShape(s.rows, s.width), tensor.WithBacking(x))
+	batch := []fsdp.Tensor{tokens, tokens}
+	dry, err := m.Plan(batch...)
+	if err != nil {
+		return err
+	}
+	t.plan(dry.Pass)
+	steps := minSteps
+	for i := 0; i <= steps; i++ {
+		begin := time.Now()
+		if err := t.step(ctx, m, opt, batch); err != nil {
+			return err
+		}
+		if i > 0 {
+			continue
+		}
+		// The first step fills caches, so it does not count. The first rank says how many follow.
+		count := []int64{int64(max(minSteps, enough/time.Since(begin)))}
+		if err := g.Broadcast(comm.Of(count), 0).Wait(ctx); err != nil {
+			return err
+		}
+		steps = int(count[0])
+		r.mu.Lock()
+		r.on = true
+		r.mu.Unlock()
+	}
+	return m.Close()
+}
+
+// A tracer takes the samples of a rank's passes.
+type tracer struct {
+	*recorder
+	pass   *plan.Pass
+	groups map[string]*plan.Group
+	events time.Duration   // of this pass
+	fresh  map[string]bool // groups without a call since their collective was issued
+}
+
+// plan says what the events will be of.
+func (t *tracer) plan(p *plan.Pass) {
+	t.pass, t.groups, t.fresh = p, make(map[string]*plan.Group), make(map[string]bool)
+	for i := range p.Groups {
+		t.groups[p.Groups[i].Name] = &p.Groups[i]
+	}
+}
+
+// step makes a step.
+func (t *tracer) step(ctx context.Context, m *fsdp.Sharded, opt optim.Optimizer, batch []fsdp.Tensor) error {
+	t.events = 0
+	begin := time.Now()
+	if _, err := m.Forward(ctx, batch...); err != nil {
+		return err
+	}
+	if err := m.Backward(ctx); err != nil {
+		return err
+	}
+	t.take(sample{op: "pass", wide: true}, time.Since(begin)-t.events)
+	begin = time.Now()
+	if _, err := m.ClipGradNorm(ctx, 1); err != nil {
+		return err
+	}
+	if err := opt.Step(1e-4); err != nil {
+		return err
+	}
+	m.ZeroGrad()
+	t.take(sample{op: "update", wide: true, bytes: t.pass.Owned * t.pass.PerOwned}, time.Since(begin))
+	return nil
+}
+
+// event is Config.Trace.
+func (t *tracer) event(e fsdp.Event) {
+	t.events += e.Duration
+	s := sample{op: e.Kind, wide: true}
+	if g := t.groups[e.Group]; g != nil {
+		kind := plan.Kind(0)
+		for kind.String() != e.Kind {
+			kind++
+		}
+		w := g.Work(kind)
+		s.wide, s.bytes, s.flops = w.Wide, w.Bytes, w.FLOPs
+	}
+	t.mu.Lock()
+	kernels := t.kernels
+	t.kernels = 0
+	t.mu.Unlock()
+	switch e.Kind {
+	case "forward", "backward":
+		clear(t.fresh)
+		if t.ranks == 1 { // of several the kernels are mixed up
+			t.take(s, e.Duration-kernels)
+		}
+	case "gather", "reduce", "sync":
+		t.take(s, e.Duration)
+		t.fresh[e.Group] = true
+	case "wait", "drain":
+		if t.fresh[e.Group] {
+			s.op += plan.AtOnce
+		}
+		t.take(s, e.Duration)
+	}
+}

@@ -1,0 +1,111 @@
+package calibrate
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"os"
+	"regexp"
+	"runtime"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/gofsdp/gofsdp/comm"
+	"github.com/gofsdp/gofsdp/fsdp/plan"
+	"github.com/gofsdp/gofsdp/internal/peak"
+)
+
+// Transports are the ways in which ranks of one host exchange data, by name: goroutines of a process, or
+// processes over shared memory or TCP. Ranks are measured in one process in any case.
+var Transports = map[string]comm.Transport{"goroutines": comm.Auto, "shm": comm.SharedMemory, "tcp": comm.TCP}
+
+// Groups returns the handles of n ranks in this process over a transport.
+func Groups(ctx context.Context, n int, transport string) (groups []comm.Group, err error) {
+	if transport == "goroutines" || n == 1 {
+		return comm.Local(n), nil
+	}
+	dir, err := os.MkdirTemp("", "calibrate")
+	if err != nil {
+		return nil, err
+	}
+	defer os.RemoveAll(dir) // ranks have met; files that stay do no harm
+	groups = make([]comm.Group, n)
+	err = Each(n, func(i int) (err error) {
+		groups[i], err = comm.Connect(ctx, comm.Config{
+			Rank: i, Size: n, Rendezvous: "file://" + dir, Job: "calibrate", Transport: Transports[transport], Secret: []byte("ranks of this process alone know"),
+		})
+		return err
+	})
+	return groups, err
+}
+
+// Cluster returns what the samples so far make of this machine. memory is what a rank has, in bytes.
+// Hosts have a network of 10 Gb/s between them, which is not measured.
+func (c *Calibration) Cluster(name string, memory int) *plan.Cluster {
+	list := rates(c.samples)
+	cpu := processor()
+	cluster := &plan.Cluster{
+		Name: name, PerHost: c.Ranks, Cores: runtime.NumCPU(), Rates: list,
+		Sources: []string{
+			fmt.Sprintf("Rates, Device.Bandwidth and Software: fsdpplan -calibrate on %s, %d cores, %d ranks over %s, %s",
+				cpu, runtime.NumCPU(), c.Ranks, c.Transport, time.Now().UTC().Format(time.DateOnly)),
+			"Device.Peak and PeakWide: of a core, multiply-adds of vectors in registers, measured then",
+			"Inside: no limit, as the cores move the bytes: see the rates of gather, wait, reduce and drain",
+			"Between: an assumption, 10 Gb/s with 50 microseconds a collective; not measured",
+		},
+		Device:   plan.Device{Name: "core of " + cpu, Memory: memory, Multiprocessors: 1, Bandwidth: 1 / find(list, "add", 'B')},
+		Inside:   plan.Link{Bandwidth: 1e15},
+		Between:  plan.Link{Bandwidth: 1.25e9, Latency: 50e-6},
+		Software: plan.Software{SmallHead: 1, Memory: 1, Traffic: 1, Link: 1},
+	}
+	d, s := &cluster.Device, &cluster.Software
+	product, attention := 1/find(list, "linear", 'F'), 1/find(list, "attention", 'F')
+	d.PeakWide, d.Peak = product, product // unless it is known better
+	if k, ok := peak.Kernels()[false]; ok {
+		d.PeakWide = max(product, k.Rate(1))
+	}
+	if k, ok := peak.Kernels()[true]; ok {
+		d.Peak = k.Rate(1)
+	}
+	s.Product, s.Attention = product/d.PeakWide, min(1, attention/d.PeakWide)
+	for _, x := range []*float64{&d.Peak, &d.PeakWide, &d.Bandwidth, &s.Product, &s.Attention} {
+		digits := math.Pow(10, 3-math.Floor(math.Log10(*x)))
+		*x = math.Round(*x*digits) / digits
+	}
+	return cluster
+}
+
+// find returns what an operation in float32 on one rank takes for each FLOP or byte.
+func find(list []plan.Rate, op string, of rune) float64 {
+	const least = 1e-15 // if it was not measured
+	i := slices.IndexFunc(list, func(r plan.Rate) bool { return r.Op == op && r.Wide && r.Ranks == 1 })
+	switch {
+	case i < 0:
+		return least
+	case of == 'F':
+		return max(least, list[i].FLOP)
+	default:
+		return max(least, list[i].Byte)
+	}
+}
+
+// processor returns what Linux calls the first processor.
+func processor() string {
+	text, _ := os.ReadFile("/proc/cpuinfo") // is only there on Linux
+	if m := regexp.MustCompile(`(?m)^model name\s*: (.*)$`).FindSubmatch(text); m != nil {
+		return strings.TrimSpace(string(m[1]))
+	}
+	return runtime.GOARCH
+}
+
+// Memory returns the bytes of RAM that this machine has for each of so many ranks, or 0 where nobody
+// says.
+func Memory(ranks int) int {
+	text, _ := os.ReadFile("/proc/meminfo") // is only there on Linux
+	var kb int
+	if m := regexp.MustCompile(`(?m)^MemTotal:\s*(.*) kB$`).FindSubmatch(text); m != nil {
+		fmt.Sscan(string(m[1]), &kb)
+	}
+	return kb << 10 / ranks
+}

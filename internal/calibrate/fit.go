@@ -1,0 +1,121 @@
+package calibrate
+
+import (
+	"cmp"
+	"maps"
+	"math"
+	"slices"
+	"strings"
+
+	"github.com/gofsdp/gofsdp/fsdp/plan"
+)
+
+// A point is a sample with what it takes usually, in seconds.
+type point struct {
+	sample
+	seconds float64
+}
+
+// middle returns the mean of the samples without a share at both ends: what disturbs a machine makes
+// some of them very slow.
+func middle(list []float64, share float64) float64 {
+	s := slices.Sorted(slices.Values(list))
+	cut := int(share * float64(len(s)))
+	s = s[cut : len(s)-cut]
+	sum := 0.0
+	for _, v := range s {
+		sum += v
+	}
+	return max(sum/float64(len(s)), 1e-9)
+}
+
+// meets tells whether ranks wait for each other in the sample.
+func (s *sample) meets() bool {
+	kind := strings.TrimSuffix(s.op, plan.AtOnce)
+	return s.ranks > 1 && slices.Contains([]string{"wait", "reduce", "sync", "drain", "pass", "update"}, kind)
+}
+
+// rates fits a rate for each operation, type and number of ranks.
+func rates(samples map[sample][]float64) (list []plan.Rate) {
+	points := make(map[sample][]point) // by what they are of
+	for s, seconds := range samples {
+		of := sample{op: s.op, wide: s.wide, ranks: s.ranks}
+		share := 0.25
+		if s.meets() { // what makes one rank slow now and then is part of every step of the others
+			share = 0.1
+		}
+		points[of] = append(points[of], point{s, middle(seconds, share)})
+	}
+	for _, of := range slices.SortedFunc(maps.Keys(points), compare) {
+		group := points[of]
+		slices.SortFunc(group, func(a, b point) int { return compare(a.sample, b.sample) })
+		x := fit(group)
+		list = append(list, plan.Rate{Op: of.op, Wide: of.wide, Ranks: of.ranks, Fixed: x[0], FLOP: x[1], Byte: x[2], Score: x[3]})
+	}
+	return list
+}
+
+// compare orders samples.
+func compare(a, b sample) int {
+	wide := func(s sample) int {
+		if s.wide {
+			return 1
+		}
+		return 0
+	}
+	return cmp.Or(cmp.Compare(a.op, b.op), cmp.Compare(wide(a), wide(b)), cmp.Compare(a.ranks, b.ranks),
+		cmp.Compare(a.flops, b.flops), cmp.Compare(a.bytes, b.bytes), cmp.Compare(a.scores, b.scores))
+}
+
+// terms are those of a [plan.Rate]: fixed, by FLOPs, by bytes and by scores.
+const terms = 4
+
+// fit returns the terms, none of which is negative, that explain the points with the least squares of
+// errors. An error counts by the time to the power of 3/4: relative errors of large operations count a
+// little more, as steps consist of them. One term after the other is minimised.
+func fit(points []point) (x [terms]float64) {
+	var a [terms][terms]float64
+	var b, scale [terms]float64
+	for _, p := range points {
+		for i, v := range p.features() {
+			scale[i] = max(scale[i], v)
+		}
+	}
+	for _, p := range points {
+		f, weight := p.features(), math.Pow(p.seconds, -1.5)
+		for i := range f {
+			if scale[i] > 0 {
+				f[i] /= scale[i]
+			}
+		}
+		for i := range f {
+			b[i] += weight * f[i] * p.seconds
+			for j := range f {
+				a[i][j] += weight * f[i] * f[j]
+			}
+		}
+	}
+	for range 20000 {
+		for i := range x {
+			if a[i][i] == 0 {
+				continue
+			}
+			left := b[i]
+			for j := range x {
+				left -= a[i][j] * x[j]
+			}
+			x[i] = max(0, x[i]+left/a[i][i])
+		}
+	}
+	for i := range x {
+		if scale[i] > 0 {
+			x[i] /= scale[i]
+		}
+	}
+	return x
+}
+
+// features returns what the terms are multiplied with.
+func (p *point) features() [terms]float64 {
+	return [terms]float64{1, float64(p.flops), float64(p.bytes), float64(p.scores)}
+}
