@@ -1,0 +1,216 @@
+package main
+
+import (
+	"bytes"
+	"encoding/xml"
+	"errors"
+	"flag"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"github.com/gofsdp/gofsdp/fsdp/plan"
+	"github.com/gofsdp/gofsdp/internal/perfetto/perfettotest"
+	"github.com/gofsdp/gofsdp/internal/text"
+)
+
+var update = flag.Bool("update", false, "write the golden outputs")
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// fsdpplan runs a command line and returns the exit status and what it printed.
+func fsdpplan(args string) (status int, out, errs string) {
+	var o, e bytes.Buffer
+	status = run(strings.Fields(args), &o, &e)
+	return status, o.String(), e.String()
+}
+
+// TestGolden compares whole outputs, but for the figures of published runs at their ends. The
+// clusters are copies, so that those of package plan may be fitted anew.
+func TestGolden(t *testing.T) {
+	for name, args := range map[string]string{
+		"gpt":   "-model gpt-175b -cluster testdata/a100-80.json -ranks 128,512 -batch 1",
+		"llama": "-model llama-8b -cluster testdata/slow.json -ranks 8..16 -batch 1 -seq 2048 -compare -top 1",
+		"t5":    "-model t5-11b -cluster testdata/a100-80.json -batch 1 -optimizer 8bit",
+		"one":   "-model gpt-1.3b -cluster testdata/slow.json -ranks 1 -batch 1 -precision fp32 -optimizer sgd -memory 40GiB",
+		"none":  "-model gpt-1t -cluster testdata/a100-80.json -memory 40GiB -ranks 128 -batch 1",
+		"live":  "-model gpt-2.7b -cluster testdata/a100-80.json -ranks 8 -batch 1 -live -top 1",
+		"hf":    "-hf ../nn/hf/testdata/llama -cluster testdata/slow.json -ranks 2 -batch 1 -seq 16",
+	} {
+		t.Run(name, func(t *testing.T) {
+			status, out, errs := fsdpplan(args)
+			require.Zero(t, status, errs)
+			require.Empty(t, errs)
+			require.Empty(t, text.Wider(out, columns))
+			out, rest, found := strings.Cut(out, plan.Published())
+			require.True(t, found, "the figures of published runs are at the end")
+			out = "$ fsdpplan " + args + "\n" + out + rest
+			path := filepath.Join("testdata", name+".txt")
+			if *update {
+				require.NoError(t, os.WriteFile(path, []byte(out), 0o666))
+			}
+			want, err := os.ReadFile(path)
+			require.NoError(t, err)
+			require.Equal(t, string(want), out, "go test ./fsdp/fsdpplan -update writes %s", path)
+		})
+	}
+}
+
+// TestErrors has command lines that make no sense, and what says so.
+func TestErrors(t *testing.T) {
+	for args, want := range map[string]string{
+		"":                                    "one of -model and -hf",
+		"-model gpt-175b -hf .":               "one of -model and -hf",
+		"-model gpt-4":                        `there is no model "gpt-4"; there are gpt-125m, gpt-350m, gpt-760m, gpt-1.3b`,
+		"-model gpt-125m -cluster tpu":        `there is no cluster and no file "tpu"; there are a100-40, a100-80, b200`,
+		"-model gpt-125m -precision fp8":      `-precision "fp8"; there are bf16, fp32`,
+		"-model gpt-125m -optimizer lion":     `-optimizer "lion"; there are 8bit, adamw, sgd`,
+		"-model gpt-125m -ranks 8..4":         `"8..4" is neither a number nor a range`,
+		"-model gpt-125m -ranks 8,x":          `"x" is neither a number nor a range`,
+		"-model gpt-125m -ranks 0":            `"0" is neither`,
+		"-model gpt-125m -memory 40":          `-memory "40" is not a number with a unit`,
+		"-model gpt-125m -memory -1GB":        `-memory "-1GB" is not a number`,
+		"-model gpt-125m -batch 0":            "-batch 0",
+		"-model gpt-125m -ranks 1,2 -svg x":   "of one number of ranks",
+		"-model gpt-125m -cluster a100 -what": "flag provided but not defined",
+		"-model gpt-125m more":                `"more" is no flag`,
+		"-calibrate x -model gpt-125m":        "-calibrate measures this machine, without -model",
+		"-calibrate x -transport pigeon":      `-transport "pigeon"; there are goroutines, shm, tcp`,
+		"-calibrate x -ranks 1,2":             "for one number of ranks, -ranks 1,2 has 2",
+		"-calibrate x -ranks 0":               `"0" is neither`,
+		"-calibrate x -memory 3":              `-memory "3" is not`,
+	} {
+		status, out, errs := fsdpplan(args)
+		require.Equal(t, exitUsage, status, args)
+		require.Empty(t, out, args)
+		require.Contains(t, errs, want, args)
+	}
+	for args, want := range map[string]string{
+		"-hf testdata": "config.json",
+		"-model gpt-125m -cluster command_test.go":                             "command_test.go: plan: a cluster: ",
+		"-model gpt-1t -ranks 8 -batch 1 -svg " + t.TempDir() + "/x":           "nothing fits: there is no step",
+		"-model gpt-125m -ranks 8 -batch 1 -svg " + t.TempDir() + "/missing/x": "missing/x",
+		"-hf ../nn/hf/testdata/llama -ranks 2 -batch 1 -trace " + t.TempDir():  "is a directory",
+		"-hf ../nn/hf/testdata/gpt2 -ranks 2 -batch 1 -seq 1000000":            "2 ranks: plan: ",
+	} {
+		status, _, errs := fsdpplan(args)
+		require.Equal(t, exitError, status, args)
+		require.Contains(t, errs, want, args)
+	}
+	status, out, _ := fsdpplan("-h")
+	require.Zero(t, status)
+	require.Contains(t, out, "-compare")
+	var e bytes.Buffer
+	require.Equal(t, exitError, run(strings.Fields("-model gpt-125m -ranks 1 -batch 1"), full{}, &e))
+	require.Contains(t, e.String(), errFull.Error())
+}
+
+type full struct{}
+
+var errFull = errors.New("full")
+
+func (full) Write([]byte) (int, error) { return 0, errFull }
+
+// TestNumbers reads lists and ranges.
+func TestNumbers(t *testing.T) {
+	for s, want := range map[string][]int{"8": {8}, "8,24": {8, 24}, "128..1024": {128, 256, 512, 1024}, "3..13,1": {3, 6, 12, 1}} {
+		got, err := numbers(s)
+		require.NoError(t, err)
+		require.Equal(t, want, got)
+	}
+	for s, want := range map[string]int{"40GB": 40e9, "64GiB": 64 << 30, "1.5TB": 15e11, "100MB": 1e8} {
+		got, err := bytesOf(s)
+		require.NoError(t, err)
+		require.Equal(t, want, got)
+	}
+}
+
+// TestCores asks about a host without GPUs, whose ranks share memory.
+func TestCores(t *testing.T) {
+	status, out, errs := fsdpplan("-model gpt-125m -cluster epyc-2 -seq 256 -batch 1 -precision fp32")
+	require.Zero(t, status, errs)
+	require.Contains(t, out, "epyc-2: core of AMD EPYC")
+	require.Contains(t, out, "memory between the 2 of a host")
+}
+
+// TestDraw writes a step of four passes, of which two are drawn, as a trace and as a picture, and
+// compares both with the plan.
+func TestDraw(t *testing.T) {
+	dir := t.TempDir()
+	trace, svg := filepath.Join(dir, "t.pftrace"), filepath.Join(dir, "t.svg")
+	args := "-model gpt-125m -ranks 16 -batch 4 -memory 1.2GB"
+	status, _, errs := fsdpplan(args + " -trace " + trace + " -svg " + svg)
+	require.Zero(t, status, errs)
+
+	m, err := named("gpt-125m", 0)
+	require.NoError(t, err)
+	c := plan.Clusters()["h100"]
+	q := &query{subject: m, cluster: c, memory: 1.2e9, batch: 4, seq: 2048, precision: "bf16", optimizer: "adamw"}
+	a, err := q.answer(16)
+	require.NoError(t, err)
+	require.Equal(t, 4, a.choices[0].Passes, "there is memory for one sample")
+	line := a.best.Pass.Time(c, 2)
+
+	rows := perfettotest.Read(t, trace)
+	require.Len(t, rows, 3)
+	events := 0
+	for i, name := range []string{"compute", "communication"} {
+		require.Equal(t, "rank 0, predicted", rows[i].Process)
+		require.Equal(t, name, rows[i].Name)
+		events += len(rows[i].Slices)
+		for j, s := range rows[i].Slices[1:] {
+			require.GreaterOrEqual(t, s.Begin, rows[i].Slices[j].End, "a stream does one thing at a time")
+		}
+	}
+	require.Len(t, line.Events, events)
+	last := rows[0].Slices[len(rows[0].Slices)-1]
+	require.Equal(t, "optimizer", last.Name)
+	require.InDelta(t, 1e9*line.Total, last.End, 10)
+	most := 0
+	for _, n := range rows[2].Counts {
+		most = max(most, n.N)
+	}
+	require.Equal(t, a.choices[0].Memory, most, "memory at the peak")
+	end := rows[2].Counts[len(rows[2].Counts)-1]
+	require.Equal(t, peak(a.best.Pass).Shard+peak(a.best.Pass).State, end.N, "what lasts")
+
+	text, err := os.ReadFile(svg)
+	require.NoError(t, err)
+	elements := 0
+	for d := xml.NewDecoder(bytes.NewReader(text)); ; elements++ {
+		if _, err = d.Token(); err != nil {
+			break
+		}
+	}
+	require.ErrorIs(t, err, io.EOF)
+	require.Greater(t, elements, len(line.Events))
+	for _, class := range classes {
+		require.Contains(t, string(text), class.name)
+	}
+	for _, a := range activities {
+		require.Contains(t, string(text), a.name)
+	}
+}
+
+// TestModels plans every model by name on as many GPUs as hold it, and counts its parameters.
+func TestModels(t *testing.T) {
+	billions := map[string]float64{
+		"gpt-125m": 0.1634, "gpt-350m": 0.41, "gpt-760m": 0.84, "gpt-1.3b": 1.42, "gpt-2.7b": 2.8, "gpt-6.7b": 6.9, "gpt-13b": 13.1, "gpt-175b": 175.2, "gpt-1t": 1009,
+		"llama-8b": 8.03, "llama-70b": 70.55, "llama-405b": 405.85, "t5-11b": 11.3,
+	}
+	require.Len(t, modelNames(), len(billions))
+	for _, name := range modelNames() {
+		m, err := named(name, 0)
+		require.NoError(t, err)
+		q := &query{subject: m, cluster: plan.Clusters()["b200"], seq: m.seq, precision: "bf16", optimizer: "adamw"}
+		p, err := q.plan(1024, plan.Setting{Wrap: "blocks", Strategy: "FullShard", Prefetch: 1, Checkpoint: "full", Micro: 1, Passes: 1})
+		require.NoError(t, err, name)
+		require.InEpsilon(t, billions[name]*1e9, p.Params, 0.02, name)
+		require.NoError(t, p.Pass.Fits(q.cluster.Device.Memory), name)
+	}
+}

@@ -1,0 +1,71 @@
+// Fsdpplan says how a model trains best on a cluster, before there is one: with which settings, how
+// fast, in how much memory, why other settings do not fit, and how far such predictions are from
+// published runs. It runs nothing: GPT-3 on 128, 256 and 512 GPUs takes some seconds of one core. With
+// -calibrate it measures the cores of the machine that it runs on, as a cluster to ask about.
+//
+//	fsdpplan -model NAME | -hf DIR | -calibrate FILE [flags]
+//
+//	-model NAME         gpt-125m to gpt-175b, gpt-1t, llama-8b, llama-70b, llama-405b, t5-11b
+//	-hf DIR             the model of a config.json of transformers; weights are not read
+//	-cluster NAME|FILE  such as a100-80 or h100, or a file that plan.Parse reads
+//	-ranks LIST         numbers of GPUs: 8,24 or 128..1024, which doubles
+//	-batch N -seq N     samples of a GPU in a step, and tokens of a sample
+//	-precision NAME     bf16 or fp32
+//	-optimizer NAME     adamw, 8bit or sgd
+//	-memory SIZE        of a GPU, in place of what the cluster says
+//	-top N              rows for each number of GPUs
+//	-compare            DDP, ZeRO-2, ZeRO-3, hybrid and ZeRO++ side by side
+//	-calibrate FILE     measure this machine, for -ranks N over -transport NAME (goroutines, shm, tcp)
+//	-trace FILE         the best step for https://ui.perfetto.dev
+//	-svg FILE           a picture of it: memory by class, and the two streams
+//
+// # A session
+//
+//	$ fsdpplan -model gpt-175b -cluster a100-80 -ranks 128,512 -batch 1
+//	gpt-175b: 175.2B parameters, bf16, optimizer adamw, 1 × 2048 tokens a GPU and
+//	step, on a100-80: NVIDIA A100 SXM 80 GB with 85.9 GB, 230.0 GB/s between the 8
+//	of a host, 200.0 GB/s between hosts
+//
+//	                             check- micro pre mem-   seconds tokens/s        ex-
+//	  GPUs strategy     unit     point  batch fet  ory    a step    a GPU  MFU posed
+//	   128 FullShard    calls    full     1×1   2  62%    15.306    133.8  46%    1%
+//	       FullShard    blocks   full     1×1   1  63%    15.306    133.8  46%    1%
+//	       FullShard    2 blocks full     1×1   1  88%    15.334    133.6  45%    1%
+//	   512 FullShard    blocks   some     1×1   1  94%    13.015    157.4  54%    1%
+//	       FullShard    calls    some     1×1   2  92%    13.019    157.3  54%    1%
+//	       FullShard    2 blocks full     1×1   1  69%    15.395    133.0  45%    1%
+//
+//	128 GPUs: 6 of 120 settings fit: FullShard.
+//	512 GPUs: 10 of 120 settings fit: FullShard.
+//
+// Then come the strategies that do not fit, with what is held at their peak and what would help most,
+// and the table of predictions and published runs, which plan.Published returns.
+//
+// # Calibration
+//
+//	$ fsdpplan -calibrate here.json -ranks 2
+//	$ fsdpplan -cluster here.json -model gpt-125m -seq 256 -precision fp32
+//
+// It trains small models on one rank and on all, for a minute, and fits what each operation takes, see
+// plan.Rate. Nothing else should run then, or have a lower priority (nice). What is between hosts is
+// not measured: the file has 10 Gb/s, to be edited. "make bench-plan" compares such predictions with
+// steps.
+//
+// # What is in the table
+//
+// The settings are those of fsdp.Config. A unit is a block of the model, several, each call, or all
+// of it. Checkpoint "full" keeps what goes into blocks alone, "some" keeps products and computes
+// activations again, "none" keeps all. The batch "2×4" is four passes of two samples, the next column
+// is Config.Prefetch. Memory is the peak as a share of the GPU's. MFU counts what the model needs,
+// not what checkpoints compute twice. Exposed is the share of the step that waits for collectives.
+//
+// Micro batches are chosen here too: another one rounds sums differently, as another number of GPUs
+// does. The other settings change no bit of what a step computes.
+//
+// The exit status is 0, also if nothing fits, 1 after a failure, and 2 for a command line that makes
+// no sense.
+package main
+
+import "os"
+
+func main() { os.Exit(run(os.Args[1:], os.Stdout, os.Stderr)) }

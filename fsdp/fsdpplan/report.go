@@ -1,0 +1,258 @@
+package main
+
+import (
+	"bytes"
+	"cmp"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/gofsdp/gofsdp/fsdp"
+	"github.com/gofsdp/gofsdp/fsdp/nn"
+	"github.com/gofsdp/gofsdp/fsdp/plan"
+	"github.com/gofsdp/gofsdp/internal/text"
+)
+
+// columns is how wide the output is at most.
+const columns = 80
+
+// A report is what fsdpplan prints.
+type report struct {
+	*query
+	top  int
+	text bytes.Buffer
+}
+
+// say adds a paragraph.
+func (r *report) say(format string, args ...any) {
+	line := fmt.Sprintf(format, args...)
+	indent := line[:len(line)-len(strings.TrimLeft(line, " "))]
+	fmt.Fprintln(&r.text, text.Fill(line, columns, indent))
+}
+
+// table prints the best settings of each number of ranks.
+func (r *report) table(answers []*answer) {
+	c := r.cluster
+	tokens := "tokens"
+	if _, ok := r.model.(*nn.T5); ok {
+		tokens += ", for encoder and decoder each,"
+	}
+	inside := plan.Bytes(int(c.Inside.Bandwidth)) + "/s"
+	if c.Cores > 0 {
+		inside = "memory"
+	}
+	r.say("%s: %s parameters, %s, optimizer %s, %d × %d %s a GPU and step, on %s: %s with %s, %s between %s, %s/s between hosts", r.name,
+		count(answers[0].best.Params), r.precision, r.optimizer, r.batch, r.seq, tokens, c.Name, c.Device.Name, plan.Bytes(r.memory),
+		inside, fmt.Sprintf("the %d of a host", c.PerHost), plan.Bytes(int(c.Between.Bandwidth)))
+	fmt.Fprintf(&r.text, "\n%6s %-12s %-8s %-6s %5s %3s %4s %9s %8s %4s %5s\n", "", "", "", "check-", "micro", "pre", "mem-", "seconds", "tokens/s", "", "ex-")
+	fmt.Fprintf(&r.text, "%6s %-12s %-8s %-6s %5s %3s %4s %9s %8s %4s %5s\n", "GPUs", "strategy", "unit", "point", "batch", "fet", "ory", "a step", "a GPU", "MFU", "posed")
+	for _, a := range answers {
+		if a.fits == 0 {
+			fmt.Fprintf(&r.text, "%6d nothing fits\n", a.ranks)
+		}
+		for i, c := range r.best(a) {
+			ranks := ""
+			if i == 0 {
+				ranks = strconv.Itoa(a.ranks)
+			}
+			fmt.Fprintf(&r.text, "%6s %-12s %-8s %-6s %5s %3d %3.0f%% %9.3f %8.1f %3.0f%% %4.0f%%\n", ranks, c.Strategy, c.Wrap, c.Checkpoint, cut(c.Setting), c.Prefetch,
+				100*float64(c.Memory)/float64(r.memory), c.Time.Total, c.Rate()*float64(r.seq), 100*c.Time.MFU, 100*exposed(c.Time))
+		}
+	}
+	fmt.Fprintln(&r.text)
+}
+
+// best returns the best choices that differ in more than what is gathered ahead.
+func (r *report) best(a *answer) (list []plan.Choice) {
+	for _, c := range a.choices[:a.fits] {
+		same := func(o plan.Choice) bool { o.Prefetch = c.Prefetch; return o.Setting == c.Setting }
+		if len(list) < r.top && !slices.ContainsFunc(list, same) {
+			list = append(list, c)
+		}
+	}
+	return list
+}
+
+// cut writes the micro batch and how often it is taken.
+func cut(s plan.Setting) string { return fmt.Sprintf("%d×%d", s.Micro, s.Passes) }
+
+// exposed is the share of a step that waits for collectives.
+func exposed(t *plan.Timeline) float64 { return t.Exposed / t.Total }
+
+func gpus(n int) string {
+	if n == 1 {
+		return "1 GPU"
+	}
+	return fmt.Sprintf("%d GPUs", n)
+}
+
+// count writes a large number.
+func count(n int) string {
+	switch {
+	case n < 1e6:
+		return strconv.Itoa(n)
+	case n < 1e9:
+		return fmt.Sprintf("%.1fM", float64(n)/1e6)
+	case n < 1e12:
+		return fmt.Sprintf("%.1fB", float64(n)/1e9)
+	default:
+		return fmt.Sprintf("%.3fT", float64(n)/1e12)
+	}
+}
+
+// explain says what fits, why other strategies do not, and what would make the best settings better.
+func (r *report) explain(answers []*answer) error {
+	misfits := make(map[string]string) // by strategy, on as many GPUs as possible
+	for _, a := range answers {
+		strategies := r.space(a.ranks).Strategies
+		var fit []string
+		for _, s := range strategies {
+			i := slices.IndexFunc(a.choices, func(c plan.Choice) bool { return c.Strategy == s })
+			if c := &a.choices[i]; c.Time != nil { // those that fit come first
+				fit = append(fit, s)
+			} else {
+				misfits[s] = misfit(a.ranks, c)
+			}
+		}
+		of := ""
+		if len(fit) > 0 && len(fit) < len(strategies) {
+			of = ": " + strings.Join(fit, ", ")
+		}
+		r.say("%s: %d of %d settings fit%s.", gpus(a.ranks), a.fits, len(a.choices), of)
+		if err := r.advise(a); err != nil {
+			return err
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(misfits)) {
+		r.say("%s", misfits[name])
+	}
+	return nil
+}
+
+// misfit says why the smallest choice of a strategy does not fit.
+func misfit(ranks int, c *plan.Choice) string {
+	var m *plan.Misfit
+	if !errors.As(c.Misfit, &m) { // all that Fits returns is one
+		panic(c.Misfit)
+	}
+	over := ""
+	if c.ShardRanks > 0 {
+		over = fmt.Sprintf(" over %d", c.ShardRanks)
+	}
+	largest := strings.SplitN(m.Live.String(), ", ", 3)
+	return fmt.Sprintf("%s%s does not fit on %s. During %s it has %s. What helps most: %s.", c.Strategy, over, gpus(ranks), m.Op,
+		strings.Join(largest[:min(2, len(largest))], ", "), m.Help)
+}
+
+// muchExposed is from which share of a step on waiting for collectives is worth a word.
+const muchExposed = 0.1
+
+// help says what would help where nothing fits.
+func (r *report) help(a *answer) error {
+	s := a.choices[0].Setting
+	err := fsdp.Fits(r.memory, r.model, r.config(a.ranks, s), newByName[r.optimizer], r.subject.batch(s.Micro, r.seq)...)
+	var m *plan.Misfit
+	if !errors.As(err, &m) {
+		return err
+	}
+	if len(m.Changes) > 0 {
+		r.say("  What helps the smallest, %s by %s with checkpoint %s and %s, each by itself: %s.", s.Strategy, s.Wrap, s.Checkpoint, plan.Bytes(m.Live.Total()), m.Advice())
+	}
+	return nil
+}
+
+// advise says what helps where nothing fits, and whether more samples hide collectives.
+func (r *report) advise(a *answer) error {
+	if a.fits == 0 {
+		return r.help(a)
+	}
+	if exposed(a.choices[0].Time) < muchExposed {
+		return nil
+	}
+	best := &a.choices[0]
+	r.say("  %.0f %% of the best step waits for collectives.", 100*exposed(best.Time))
+	for _, times := range []int{4, 16} {
+		more := *r.query
+		more.batch, more.from = times*r.batch, 2*best.Micro
+		b, err := more.answer(a.ranks)
+		if err != nil {
+			return err
+		}
+		other := &b.choices[0]
+		if other.Rate() < 1.05*best.Rate() {
+			break
+		}
+		r.say("  With -batch %d it is %.0f %%: %.1f tokens/s a GPU, in micro batches of %d.", more.batch, 100*exposed(other.Time), other.Rate()*float64(r.seq), other.Micro)
+		if best = other; exposed(best.Time) < muchExposed {
+			return nil
+		}
+	}
+	r.say("  Faster links between hosts would help, and so would longer sequences.")
+	return nil
+}
+
+// compare prints what strategies take with otherwise equal settings.
+func (r *report) compare(a *answer) error {
+	base := a.choices[0].Setting
+	fmt.Fprintf(&r.text, "\n%s, micro batch %s, checkpoint %s: bytes of a GPU when most is held\n", gpus(a.ranks), cut(base), base.Checkpoint)
+	fmt.Fprintf(&r.text, "%-19s %8s %8s %8s %8s %8s %4s %9s\n", "", "param,", "opti-", "whole", "activa-", "", "of", "seconds")
+	fmt.Fprintf(&r.text, "%-19s %8s %8s %8s %8s %8s %4s %9s\n", "", "gradient", "mizer", "units", "tions", "total", "GPU", "a step")
+	rows := []struct{ name, strategy, wrap string }{
+		{"DDP", "NoShard", "blocks"}, {"ZeRO-2", "ShardGradOp", "blocks"}, {"ZeRO-3 in one unit", "FullShard", "one unit"},
+		{"ZeRO-3 by blocks", "FullShard", "blocks"}, {"hybrid by blocks", "HybridShard", "blocks"},
+		{"ZeRO++ by blocks", "SecondaryShard", "blocks"},
+	}
+	if !r.hybrid(a.ranks) {
+		rows = rows[:len(rows)-2]
+	}
+	for _, row := range rows {
+		s := base
+		s.Strategy, s.Wrap, s.ShardRanks, s.Prefetch = row.strategy, row.wrap, 0, max(1, s.Prefetch)
+		if row.strategy == "HybridShard" || row.strategy == "SecondaryShard" {
+			s.ShardRanks = r.cluster.PerHost
+		}
+		p, err := r.plan(a.ranks, s)
+		if err != nil {
+			return err
+		}
+		m := peak(p.Pass)
+		seconds := "no room"
+		if m.Total() <= r.memory {
+			seconds = fmt.Sprintf("%.3f", p.Pass.Time(r.cluster, s.Passes).Total)
+		}
+		fmt.Fprintf(&r.text, "%-19s %8s %8s %8s %8s %8s %3.0f%% %9s\n", row.name, plan.Bytes(m.Shard), plan.Bytes(m.State), plan.Bytes(m.Gathered+m.Gradient),
+			plan.Bytes(m.Activation+m.Saved+m.Work), plan.Bytes(m.Total()), 100*float64(m.Total())/float64(r.memory), seconds)
+	}
+	return nil
+}
+
+// measured are the GPUs of published runs that plan.Published tells of.
+var measured = []string{"a100-40", "a100-80", "h100"}
+
+// roomy is the share of memory up to which predictions are good.
+const roomy = 0.85
+
+// band says how good all this is.
+func (r *report) band(answers []*answer) {
+	r.say("Another micro batch or another number of GPUs rounds sums differently. All else here changes no bit of what a step computes.")
+	r.say("\nHow far such predictions are from published runs (go test ./fsdp/plan -run Published):")
+	r.text.WriteString(plan.Published())
+	if !slices.Contains(measured, r.cluster.Name) {
+		r.say("None of these runs is on %s.", r.cluster.Name)
+	}
+	fullest := slices.MaxFunc(answers, func(a, b *answer) int { return cmp.Compare(r.full(a), r.full(b)) })
+	if r.full(fullest) > roomy {
+		r.say("At %.0f %% of memory allocators may cost time that no prediction has: -memory %.0fGB leaves room.", 100*r.full(fullest), roomy*float64(r.memory)/1e9)
+	}
+}
+
+// full is the share of memory that the best choice takes, or 0 if nothing fits.
+func (r *report) full(a *answer) float64 {
+	if a.fits == 0 {
+		return 0
+	}
+	return float64(a.choices[0].Memory) / float64(r.memory)
+}

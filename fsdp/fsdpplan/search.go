@@ -1,0 +1,141 @@
+package main
+
+import (
+	"fmt"
+
+	"github.com/gofsdp/gofsdp/comm"
+	"github.com/gofsdp/gofsdp/fsdp"
+	"github.com/gofsdp/gofsdp/fsdp/plan"
+	"github.com/gofsdp/gofsdp/optim"
+)
+
+// A query is a question to answer for any number of ranks.
+type query struct {
+	*subject
+	cluster   *plan.Cluster
+	memory    int // bytes of a device
+	batch     int // samples of a rank in a step
+	from      int // the first micro batch to try, a power of two; 0 means 1
+	seq       int
+	precision string
+	optimizer string
+}
+
+// What can be chosen, by name.
+var (
+	wraps       = map[string]fsdp.Policy{"blocks": blocks(1), "2 blocks": blocks(2), "4 blocks": blocks(4), "calls": fsdp.WrapEach(), "one unit": nil}
+	strategies  = map[string]fsdp.Strategy{}
+	precisions  = map[string]fsdp.Precision{"bf16": fsdp.BF16(), "fp32": {}}
+	newByName   = map[string]func([]optim.Param) (optim.Optimizer, error){"adamw": optim.AdamW{}.New, "8bit": optim.AdamW{Bits: 8}.New, "sgd": optim.SGD{}.New}
+	checkpoints = []string{"full", "some", "none"}
+)
+
+func init() {
+	for _, s := range []fsdp.Strategy{fsdp.FullShard, fsdp.ShardGradOp, fsdp.NoShard, fsdp.HybridShard, fsdp.HybridGradOp, fsdp.SecondaryShard} {
+		strategies[s.String()] = s
+	}
+}
+
+// space returns the settings to search.
+func (q *query) space(ranks int) *plan.Space {
+	s := &plan.Space{
+		Wraps: []string{"blocks", "2 blocks", "4 blocks", "calls"}, Strategies: []string{"FullShard", "ShardGradOp", "NoShard"},
+		Hybrid: []string{"HybridShard", "HybridGradOp"}, Checkpoints: checkpoints, Prefetch: []int{1, 2}, Samples: q.batch,
+	}
+	if q.hybrid(ranks) {
+		s.Strategies, s.ShardRanks = append(s.Strategies, s.Hybrid...), []int{q.cluster.PerHost}
+	}
+	if ranks == 1 {
+		s.Strategies, s.Wraps, s.Prefetch = []string{"NoShard"}, s.Wraps[:1], s.Prefetch[:1]
+	}
+	for micro := max(1, q.from); micro <= q.batch; micro *= 2 {
+		if q.batch%micro == 0 {
+			s.Micro = append(s.Micro, micro)
+		}
+	}
+	return s
+}
+
+// hybrid tells whether a strategy can cut over the ranks of a host, and keep its bits.
+func (q *query) hybrid(ranks int) bool {
+	k := q.cluster.PerHost
+	return k > 1 && k < ranks && ranks%k == 0 && k&(k-1) == 0
+}
+
+// config returns the configuration of a setting.
+func (q *query) config(ranks int, s plan.Setting) fsdp.Config {
+	cfg := fsdp.Config{
+		Group: comm.World{Ranks: ranks}, Wrap: wraps[s.Wrap], Strategy: strategies[s.Strategy], ShardRanks: s.ShardRanks,
+		Prefetch: s.Prefetch, Precision: precisions[q.precision],
+	}
+	switch s.Checkpoint {
+	case "full":
+		cfg.Checkpoint = blocks(1)
+	case "none":
+		cfg.Keep = blocks(1)
+	}
+	return cfg
+}
+
+// plan plans a setting.
+func (q *query) plan(ranks int, s plan.Setting) (*fsdp.Plan, error) {
+	return fsdp.Dry(q.model, q.config(ranks, s), newByName[q.optimizer], q.subject.batch(s.Micro, q.seq)...)
+}
+
+// search times all settings.
+//
+// What lasts from step to step does not depend on units, checkpoints and micro batches: if that is
+// too much with one setting, its plan stands for all of the strategy. A micro batch that is too much
+// stands for larger ones. So most settings of a large model need no plan of their own.
+func (q *query) search(ranks int) ([]plan.Choice, error) {
+	tooMuch := make(map[plan.Setting]*plan.Pass)
+	return plan.Search(q.space(ranks), q.memory, q.cluster, func(s plan.Setting) (*plan.Pass, error) {
+		strategy := plan.Setting{Strategy: s.Strategy}
+		any := s
+		any.Micro, any.Passes = 0, 0
+		for _, key := range []plan.Setting{strategy, any} {
+			if p := tooMuch[key]; p != nil {
+				return p, nil
+			}
+		}
+		p, err := q.plan(ranks, s)
+		if err != nil {
+			return nil, err
+		}
+		if live := peak(p.Pass); live.Shard+live.State > q.memory {
+			tooMuch[strategy] = p.Pass
+		} else if live.Total() > q.memory {
+			tooMuch[any] = p.Pass
+		}
+		return p.Pass, nil
+	})
+}
+
+// peak returns what is live when most is.
+func peak(p *plan.Pass) plan.Memory { return p.Ops[p.Peak()].Live }
+
+// An answer is what is best for a number of ranks, and what else there is.
+type answer struct {
+	ranks   int
+	choices []plan.Choice
+	fits    int // of the choices
+	best    *fsdp.Plan
+}
+
+// answer searches, and plans the best setting.
+func (q *query) answer(ranks int) (*answer, error) {
+	choices, err := q.search(ranks)
+	if err != nil {
+		return nil, fmt.Errorf("%d ranks: %w", ranks, err)
+	}
+	a := &answer{ranks: ranks, choices: choices}
+	for _, c := range choices {
+		if c.Time != nil {
+			a.fits++
+		}
+	}
+	if a.best, err = q.plan(ranks, choices[0].Setting); err != nil {
+		return nil, fmt.Errorf("%d ranks: %w", ranks, err)
+	}
+	return a, nil
+}
