@@ -52,6 +52,7 @@ func (l *launcher) attempt(s start) []ending {
 	l.input.detach()
 	for _, r := range a.ranks {
 		r.release()
+		l.readTotals(r)
 	}
 	var ended []ending
 	for _, e := range a.ended {

@@ -37,6 +37,8 @@ type config struct {
 	pin      bool
 	logDir   string
 	traceDir string
+	hashDir  string
+	compare  bool // ranks
 	show     func(rank int) bool
 }
 
@@ -68,7 +70,9 @@ func parse(args []string, cores int, usage io.Writer) (config, error) {
 	f.DurationVar(&c.grace, "grace", 10*time.Second, "between a signal that asks ranks to end and SIGKILL")
 	f.BoolVar(&c.pin, "pin", false, "give each rank its own share of the cores (Linux)")
 	f.StringVar(&c.logDir, "log-dir", "", "directory for rank-0.log, rank-1.log, …")
+	f.StringVar(&c.hashDir, "hashes", "", "directory for hashes of what the ranks compute, which fsdpdiff compares")
 	f.StringVar(&c.traceDir, "trace", "", "directory for traces of what the ranks do, and "+jobTrace+" of all")
+	f.BoolVar(&c.compare, "stragglers", false, "say in the end which rank or link the others waited for, and why")
 	show := f.String("show", "all", "whose output is printed: all, none, or such as 0,2-3")
 	if err := f.Parse(args); err != nil {
 		return c, err

@@ -82,12 +82,15 @@ func (c *config) settings(environ []string) ([]string, error) {
 		}
 	}
 	set("FSDP_COLUMNS", c.columns)
-	if c.traceDir != "" {
-		path, err := filepath.Abs(c.traceDir)
+	for name, dir := range map[string]string{launch.Trace: c.traceDir, launch.Hashes: c.hashDir} {
+		if dir == "" {
+			continue
+		}
+		path, err := filepath.Abs(dir)
 		if err != nil {
 			return nil, err
 		}
-		set(launch.Trace, path)
+		set(name, path)
 	}
 	if c.secretFile != "" {
 		path, err := filepath.Abs(c.secretFile)

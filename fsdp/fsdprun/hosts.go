@@ -5,8 +5,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"net"
 	"slices"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -85,7 +87,7 @@ type heard struct {
 func newHolder(c *config, cfg store.Config, hello auth.Hello, mine offer, after func(time.Duration) <-chan time.Time) (seat, error) {
 	h := &holder{
 		meeting: &meeting{
-			hosts: c.nodes, restarts: c.restarts, min: c.min, patience: c.patience, since: time.Now(),
+			hosts: c.nodes, restarts: c.restarts, compare: c.compare, min: c.min, patience: c.patience, since: time.Now(),
 			job: cmp.Or(c.job, "fsdprun-"+random(4)), members: make(map[int]*member),
 		},
 		after: after, hello: hello, host: "127.0.0.1",
@@ -256,15 +258,17 @@ func (h *holder) deliver() (mine []order) {
 	return mine
 }
 
-// freePort returns a port of this host that is free now; should another process take it before rank 0
-// does, rank 0 says so.
-func freePort(host string) (string, error) {
-	l, err := net.Listen("tcp", net.JoinHostPort(host, "0"))
-	if err != nil {
-		return "", fmt.Errorf("no free port: %w", err)
+// freePort returns a port of this host that is free now. It is none of those that systems hand out to
+// whoever names none, so hardly any other process takes it before rank 0 does, which would say so.
+func freePort(host string) (port string, err error) {
+	for range 100 {
+		port = strconv.Itoa(20000 + rand.IntN(12000))
+		var l net.Listener
+		if l, err = net.Listen("tcp", net.JoinHostPort(host, port)); err == nil {
+			return port, l.Close()
+		}
 	}
-	_, port, err := net.SplitHostPort(l.Addr().String())
-	return port, errors.Join(err, l.Close())
+	return "", fmt.Errorf("no free port: %w", err)
 }
 
 // guest takes part in the meeting of host 0.

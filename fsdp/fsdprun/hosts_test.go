@@ -62,6 +62,19 @@ func hostFlags(t *testing.T, hosts int, flags ...string) func(host int) []string
 	return func(host int) []string { return append(slices.Clone(common), "-node-rank", fmt.Sprint(host)) }
 }
 
+// TestStragglersOfHosts: ranks of several hosts are compared on each, without a directory in common.
+func TestStragglersOfHosts(t *testing.T) {
+	flags := hostFlags(t, 2, "-stragglers")
+	var hosts []*running
+	for host := range 2 {
+		hosts = append(hosts, begin(t, "straggle", strings.NewReader(""), flags(host)))
+	}
+	for _, r := range hosts {
+		require.Zero(t, <-r.status, &r.err)
+		require.Contains(t, r.err.String(), "stragglers: 10 passes of 2 ranks\nfsdprun: Rank 1 holds")
+	}
+}
+
 // TestHostLeaves: a signal for one host ends its part. The others go on with another one in its place,
 // which had to wait for that.
 func TestHostLeaves(t *testing.T) {

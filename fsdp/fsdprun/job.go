@@ -35,6 +35,7 @@ type launcher struct {
 	input   *input
 	thread  *thread
 	seat    seat
+	totals  string // a directory where ranks leave what their operations took, or ""
 }
 
 // Exit statuses of fsdprun itself.
@@ -67,6 +68,7 @@ func run(args []string, sys system) int {
 	if temporary != "" {
 		defer os.RemoveAll(temporary)
 	}
+	defer l.removeTotals()
 	if err != nil {
 		screen.say("%v", err)
 		return exitError
@@ -102,6 +104,9 @@ func (l *launcher) prepare(environ []string) (temporary string, err error) {
 		}
 	}
 	if err := l.prepareTrace(); err != nil {
+		return "", err
+	}
+	if err := l.prepareTotals(); err != nil {
 		return "", err
 	}
 	ctx, cancel := context.WithCancelCause(context.Background())

@@ -39,6 +39,8 @@
 //	FSDP_TIMEOUT FSDP_JOIN_TIMEOUT                from the flags
 //	FSDP_COLUMNS                                  width of a line, where output is a terminal and no -log-dir is given
 //	FSDP_TRACE                                    from -trace
+//	FSDP_HASHES                                   from -hashes
+//	FSDP_STRAGGLERS                               from -stragglers
 //	GOMAXPROCS                                    cores of the host / its ranks, unless set
 //
 // A rank is the leader of its own process group. Standard input goes to rank 0; what a failed
@@ -54,7 +56,13 @@
 //
 // With -trace DIR each rank writes there what it does in its passes: see fsdp's Config.TraceDir. In
 // the end host 0 joins what it finds in DIR to job.pftrace, which https://ui.perfetto.dev opens; of
-// hosts that do not share DIR the files can be joined by cat.
+// hosts that do not share DIR the files can be joined by cat. With -hashes DIR each rank writes there
+// hashes of what it computes, by which the command fsdpdiff finds where two runs part.
+//
+// With -stragglers each rank counts what its operations take, at the price of some microseconds a step,
+// see fsdp's Config.Profile. When the ranks have ended, and were not killed within their first ten
+// seconds, fsdprun says which of them the others waited for, and whether a call, the processor, the
+// network or something between the passes of that rank is slow. Programs need not know of it.
 //
 // # When something goes wrong
 //

@@ -124,6 +124,14 @@ var scripts = map[string]func(launch.Env) int{
 		}
 		return 0
 	},
+	// Ranks train a model whose call "slow" computes more on rank 1.
+	"straggle": func(launch.Env) int {
+		if err := straggle(); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			return 1
+		}
+		return 0
+	},
 	// The last rank fails, the others wait for the signal.
 	"fail": func(e launch.Env) int {
 		if e.Rank < e.Size-1 {

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/gofsdp/gofsdp/internal/launch"
+	"github.com/gofsdp/gofsdp/internal/text"
 )
 
 // The meeting is where the hosts of a job decide which ranks start when. Host 0 holds it, in its
@@ -41,6 +42,7 @@ import (
 // out.
 type meeting struct {
 	hosts, restarts int
+	compare         bool          // ranks, when a start has ended
 	min             int           // ranks; 0 for all that all hosts have
 	patience        time.Duration // with hosts that do not come
 	job             string        // begins the names of starts
@@ -299,6 +301,9 @@ func (m *meeting) conclude() {
 	why, lasted := m.asked, m.now.Sub(m.since)
 	m.running, m.asked, m.since = false, unasked, m.now
 	first := m.first()
+	if m.compare {
+		m.say(stragglers(m.ended))
+	}
 	switch {
 	case why == growth:
 		m.until = m.now
@@ -433,7 +438,7 @@ func (m *meeting) start(ranks map[int]int, total int) {
 			Count: m.count, Job: name, First: first, Ranks: h.ranks, Size: total, Node: node, Nodes: len(ranks),
 		}}
 		if m.hosts > 1 {
-			o.Say = fmt.Sprintf("start %d: %d ranks on %s", m.count, total, numbered("host", slices.Sorted(maps.Keys(ranks))))
+			o.Say = fmt.Sprintf("start %d: %d ranks on %s", m.count, total, text.Numbered("host", slices.Sorted(maps.Keys(ranks))))
 		}
 		m.tell(host, o)
 		first += h.ranks
@@ -450,7 +455,7 @@ func (m *meeting) absent() string {
 			absent = append(absent, host)
 		}
 	}
-	return numbered("host", absent)
+	return text.Numbered("host", absent)
 }
 
 // finish ends the job on all hosts.

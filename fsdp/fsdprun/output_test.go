@@ -69,11 +69,6 @@ func TestTail(t *testing.T) {
 	require.Equal(t, strings.Repeat("x", tailLength)+"…", l.last()[0])
 }
 
-func TestList(t *testing.T) {
-	require.Equal(t, "0-2,5,7-8", list([]int{0, 1, 2, 5, 7, 8}))
-	require.Equal(t, "3", list([]int{3}))
-}
-
 func FuzzSplitter(f *testing.F) {
 	f.Add("a\r\nb\rc\n\r\r\n", uint8(1))
 	f.Fuzz(func(t *testing.T, text string, n uint8) {

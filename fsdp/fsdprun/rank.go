@@ -10,6 +10,8 @@ import (
 	"sync"
 	"syscall"
 	"time"
+
+	"github.com/gofsdp/gofsdp/fsdp/profile"
 )
 
 // rank is one process.
@@ -30,12 +32,13 @@ type rank struct {
 // ending is how a rank ended.
 type ending struct {
 	Rank   int
-	After  time.Duration  // since the start
-	Code   int            // exit status, if no signal
-	Signal syscall.Signal // that killed it, or 0
-	Asked  bool           // fsdprun sent this signal
-	Early  bool           // it ended before the ranks of its host were asked to
-	Tail   []string       // of standard error, if it failed
+	After  time.Duration     // since the start
+	Code   int               // exit status, if no signal
+	Signal syscall.Signal    // that killed it, or 0
+	Asked  bool              // fsdprun sent this signal
+	Early  bool              // it ended before the ranks of its host were asked to
+	Tail   []string          // of standard error, if it failed
+	Totals []*profile.Totals `json:",omitempty"` // of its models, with -stragglers
 }
 
 func (e *ending) failed() bool { return e.Code != 0 || e.Signal != 0 }

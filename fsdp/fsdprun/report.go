@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/gofsdp/gofsdp/internal/launch"
+	"github.com/gofsdp/gofsdp/internal/text"
 )
 
 // String says how a rank ended.
@@ -55,7 +56,7 @@ func summary(first *ending, ended []*ending, gone []string) string {
 		groups[how] = append(groups[how], e.Rank)
 	}
 	for _, how := range order {
-		fmt.Fprintf(&b, "then: %s: %s\n", numbered("rank", groups[how]), how)
+		fmt.Fprintf(&b, "then: %s: %s\n", text.Numbered("rank", groups[how]), how)
 	}
 	return b.String()
 }
@@ -68,30 +69,4 @@ func hopeless(ended []*ending) *ending {
 		}
 	}
 	return nil
-}
-
-// numbered writes one thing, or several: "rank 3", "ranks 0-2,5".
-func numbered(what string, numbers []int) string {
-	if len(numbers) > 1 {
-		what += "s"
-	}
-	return what + " " + list(numbers)
-}
-
-// list writes ascending numbers as 0-2,5.
-func list(numbers []int) string {
-	var spans []string
-	for i := 0; i < len(numbers); {
-		j := i
-		for j+1 < len(numbers) && numbers[j+1] == numbers[j]+1 {
-			j++
-		}
-		span := strconv.Itoa(numbers[i])
-		if j > i {
-			span += "-" + strconv.Itoa(numbers[j])
-		}
-		spans = append(spans, span)
-		i = j + 1
-	}
-	return strings.Join(spans, ",")
 }

@@ -1,0 +1,99 @@
+package main
+
+import (
+	"cmp"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/gofsdp/gofsdp/fsdp/profile"
+	"github.com/gofsdp/gofsdp/internal/launch"
+)
+
+// prepareTotals makes the directory in which the ranks of this host leave their totals.
+func (l *launcher) prepareTotals() (err error) {
+	if !l.compare {
+		return nil
+	}
+	if l.totals, err = os.MkdirTemp("", "fsdprun-stragglers"); err != nil {
+		return fmt.Errorf("-stragglers: %w", err)
+	}
+	l.base = append(l.base, launch.Stragglers+"="+l.totals)
+	return nil
+}
+
+func (l *launcher) removeTotals() {
+	if l.totals != "" {
+		os.RemoveAll(l.totals)
+	}
+}
+
+// readTotals takes what a rank that has ended leaves behind.
+func (l *launcher) readTotals(r *rank) {
+	if l.totals == "" || r.end == nil {
+		return
+	}
+	files, err := filepath.Glob(filepath.Join(l.totals, fmt.Sprintf("rank-%d.*.json", r.number)))
+	for _, name := range files {
+		text, rerr := os.ReadFile(name)
+		t := new(profile.Totals)
+		if err = errors.Join(err, rerr, os.Remove(name)); rerr == nil {
+			err = errors.Join(err, json.Unmarshal(text, t))
+		}
+		r.end.Totals = append(r.end.Totals, t)
+	}
+	if err != nil {
+		l.screen.say("-stragglers: rank %d: %v", r.number, err)
+		r.end.Totals = nil
+	}
+}
+
+// stragglers says which ranks the others waited for, for each model that they had.
+func stragglers(ended []*ending) string {
+	models := make(map[int][]*profile.Totals)
+	var numbers []int
+	for _, e := range ended {
+		for _, t := range e.Totals {
+			if models[t.Model] == nil {
+				numbers = append(numbers, t.Model)
+			}
+			models[t.Model] = append(models[t.Model], t)
+		}
+	}
+	if len(numbers) == 0 {
+		return "-stragglers: no rank has told what its operations took: none has run two passes of a model of package fsdp, or they were killed within seconds"
+	}
+	var b strings.Builder
+	slices.Sort(numbers)
+	for _, n := range numbers {
+		of := ""
+		if len(numbers) > 1 {
+			of = fmt.Sprintf(" of model %d", n)
+		}
+		fmt.Fprintf(&b, "stragglers%s: %s\n", of, compared(models[n]))
+	}
+	return b.String()
+}
+
+// compared compares the ranks of a model.
+func compared(all []*profile.Totals) string {
+	slices.SortFunc(all, func(a, b *profile.Totals) int { return cmp.Compare(a.Rank, b.Rank) })
+	for i, t := range all {
+		if i > 0 && t.Rank == all[i-1].Rank {
+			return "several groups of ranks have a model of this number: they cannot be compared"
+		}
+	}
+	r, err := profile.Find(all)
+	if err != nil {
+		return err.Error()
+	}
+	missing := ""
+	if n := all[0].Size - len(all); n > 0 {
+		missing = fmt.Sprintf("\n%d of %d ranks have told nothing", n, all[0].Size)
+	}
+	return fmt.Sprintf("%d passes of %d ranks\n%v%s", all[0].Passes, len(all), r, missing)
+}
