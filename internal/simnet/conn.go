@@ -1,0 +1,351 @@
+package simnet
+
+import (
+	"io"
+	"net"
+	"os"
+	"sync"
+	"syscall"
+	"time"
+)
+
+// stream is what the two ends of a connection share.
+type stream struct{ mu sync.Mutex }
+
+// Conn is one end of a connection. One goroutine may read and one write, and any may do the rest.
+type Conn struct {
+	*stream
+	host, far     *Host
+	peer          *Conn
+	local, remote net.Addr
+	key           uint64 // of the bytes that leave here
+
+	// What follows is guarded by the stream's mu.
+	in         []segment // on the way to this end, or here and not read
+	held       int       // bytes in it
+	sent       uint64    // segments that have left here
+	free       time.Time // when the last of them has left
+	fault      error     // ends both directions
+	closed     bool      // by this end
+	ended      bool      // nothing more leaves here
+	unanswered time.Duration
+	read       side
+	write      side
+}
+
+// segment is what one Write has sent.
+type segment struct {
+	at   time.Time
+	data []byte
+	last bool // the other end has ended its direction
+	rude bool // and throws away what comes
+}
+
+// side is one direction as seen from an end.
+type side struct {
+	deadline time.Time
+	changed  chan struct{} // has room for one; nil until somebody waits
+}
+
+func (s *side) wake() {
+	if s.changed != nil {
+		signal(s.changed)
+	}
+}
+
+// wait gives mu up until the side is woken, or a time, if it is not zero.
+func (s *side) wait(mu *sync.Mutex, until time.Time) {
+	if s.changed == nil {
+		s.changed = make(chan struct{}, 1)
+	}
+	changed := s.changed
+	mu.Unlock()
+	defer mu.Lock()
+	if until.IsZero() {
+		<-changed
+		return
+	}
+	timer := time.NewTimer(time.Until(until))
+	select {
+	case <-changed:
+	case <-timer.C:
+	}
+	timer.Stop()
+}
+
+// apart is how far from what happens to other connections at the same time it happens to this one.
+func (c *Conn) apart() time.Duration { return c.host.net.delay(c.key, ^uint64(0)) }
+
+// earlier returns the earlier of two times, of which zero is never.
+func earlier(a, b time.Time) time.Time {
+	if a.IsZero() || !b.IsZero() && b.Before(a) {
+		return b
+	}
+	return a
+}
+
+// broken returns when to look again, if that is known, or why neither direction works.
+func (c *Conn) broken(s *side, now time.Time) (look time.Time, err error) {
+	switch {
+	case c.closed:
+		return look, net.ErrClosed
+	case c.fault != nil:
+		return look, c.fault
+	case c.host.dead.Load():
+		return look, os.NewSyscallError("read", syscall.ECONNRESET)
+	case !s.deadline.IsZero() && !now.Before(s.deadline):
+		return look, os.ErrDeadlineExceeded
+	}
+	look = s.deadline
+	if c.unanswered > 0 {
+		if since := silentSince(c.host, c.far, now); !since.IsZero() {
+			if lost := since.Add(c.unanswered + c.apart()); now.Before(lost) {
+				look = earlier(look, lost)
+			} else {
+				c.fault = os.NewSyscallError("read", syscall.ETIMEDOUT)
+				return look, c.fault
+			}
+		}
+	}
+	return look, nil
+}
+
+// Read implements [net.Conn].
+func (c *Conn) Read(b []byte) (int, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for {
+		now := time.Now()
+		look, err := c.broken(&c.read, now)
+		if err != nil {
+			return 0, c.failed("read", err)
+		}
+		if awake := c.host.awake().Add(c.apart()); now.Before(awake) {
+			c.read.wait(&c.mu, earlier(look, awake))
+			continue
+		}
+		if len(c.in) > 0 {
+			first := &c.in[0]
+			at := first.at
+			if later := through(c.far, c.host, at); later.After(at) {
+				at = later.Add(c.peer.apart())
+			}
+			switch {
+			case now.Before(at):
+				look = earlier(look, at)
+			case first.rude:
+				c.fault = os.NewSyscallError("read", syscall.ECONNRESET)
+				return 0, c.failed("read", c.fault)
+			case first.last:
+				return 0, io.EOF
+			default:
+				return c.take(b), nil
+			}
+		}
+		if len(b) == 0 {
+			return 0, nil
+		}
+		c.read.wait(&c.mu, look)
+	}
+}
+
+// take moves bytes of the first segment to b.
+func (c *Conn) take(b []byte) int {
+	first := &c.in[0]
+	n := copy(b, first.data)
+	first.data = first.data[n:]
+	if len(first.data) == 0 {
+		c.in[0] = segment{}
+		if c.in = c.in[1:]; len(c.in) == 0 {
+			c.in = nil
+		}
+	}
+	if c.held >= Window && c.held-n < Window {
+		c.peer.write.wake()
+	}
+	c.held -= n
+	return n
+}
+
+// Write implements [net.Conn].
+func (c *Conn) Write(b []byte) (n int, err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for {
+		now := time.Now()
+		look, err := c.broken(&c.write, now)
+		switch {
+		case err != nil:
+			return n, c.failed("write", err)
+		case c.ended:
+			return n, c.failed("write", syscall.EPIPE)
+		case n == len(b):
+			return n, nil
+		}
+		if room := Window - c.peer.held; room > 0 {
+			part := b[n:min(len(b), n+room)]
+			c.send(segment{data: append([]byte(nil), part...)})
+			n += len(part)
+			continue
+		}
+		c.write.wait(&c.mu, look)
+	}
+}
+
+// send puts a segment on its way.
+func (c *Conn) send(s segment) {
+	now, data := time.Now(), s.data
+	slow, flip := time.Duration(0), false
+	if len(data) > 0 {
+		slow, flip = c.host.net.troubles(c.host, c.far, now)
+	}
+	if flip {
+		where := mix(c.key, ^c.sent)
+		data[where/8%uint64(len(data))] ^= 1 << (where % 8)
+	}
+	if awake := c.host.awake().Add(c.apart()); now.Before(awake) {
+		now = awake
+	}
+	if now.After(c.free) {
+		c.free = now
+	}
+	if w := c.host.net.cfg.Bandwidth; w > 0 {
+		c.free = c.free.Add(time.Duration(float64(len(data)) / w * 1e9))
+	}
+	at := c.free.Add(slow + c.host.net.delay(c.key, c.sent))
+	c.sent++
+	if k := len(c.peer.in); k > 0 && at.Before(c.peer.in[k-1].at) {
+		at = c.peer.in[k-1].at
+	}
+	s.at = at
+	c.peer.in = append(c.peer.in, s)
+	c.peer.held += len(data)
+	c.peer.read.wake()
+	if gone := c.peer.closed || c.peer.fault != nil; gone && len(data) > 0 && silentSince(c.host, c.far, now).IsZero() {
+		// The kernel there says that nobody reads that.
+		c.fault = os.NewSyscallError("write", syscall.ECONNRESET)
+		c.wakeLocked()
+	}
+}
+
+// CloseWrite ends what leaves here.
+func (c *Conn) CloseWrite() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.closed || c.fault != nil {
+		return c.failed("close", net.ErrClosed)
+	}
+	c.finish(false)
+	return nil
+}
+
+func (c *Conn) finish(rude bool) {
+	if !c.ended || rude {
+		c.ended = true
+		c.send(segment{last: true, rude: rude})
+	}
+}
+
+// Close implements [net.Conn].
+func (c *Conn) Close() error {
+	c.mu.Lock()
+	if c.closed {
+		c.mu.Unlock()
+		return c.failed("close", net.ErrClosed)
+	}
+	c.shut()
+	c.closed = true
+	c.wakeLocked()
+	c.mu.Unlock()
+	c.host.drop(c)
+	return nil
+}
+
+// shut ends the connection for the other end, rudely where something has come that nobody will read.
+func (c *Conn) shut() {
+	if c.fault == nil {
+		c.finish(c.unread())
+	}
+	c.in, c.held = nil, 0
+}
+
+// unread reports whether bytes have come here.
+func (c *Conn) unread() bool {
+	return len(c.in) > 0 && !c.in[0].last && !time.Now().Before(c.in[0].at)
+}
+
+// die is Close by the kernel of a process that has ended.
+func (c *Conn) die() {
+	c.mu.Lock()
+	if !c.closed {
+		c.shut()
+		if c.fault == nil {
+			c.fault = os.NewSyscallError("read", syscall.ECONNRESET)
+		}
+		c.wakeLocked()
+	}
+	c.mu.Unlock()
+	c.host.drop(c)
+}
+
+// reset makes err the end of this end.
+func (c *Conn) reset(err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.fault == nil {
+		c.fault = os.NewSyscallError("read", err)
+	}
+	c.in, c.held = nil, 0
+	c.wakeLocked()
+}
+
+func (c *Conn) wakeLocked() {
+	c.read.wake()
+	c.write.wake()
+}
+
+func (c *Conn) wakeBoth() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.wakeLocked()
+}
+
+// Unanswered makes d the time after which a host that is cut off is taken for lost.
+func (c *Conn) Unanswered(d time.Duration) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.unanswered = d
+	c.wakeLocked()
+}
+
+// LocalAddr implements [net.Conn].
+func (c *Conn) LocalAddr() net.Addr { return c.local }
+
+// RemoteAddr implements [net.Conn].
+func (c *Conn) RemoteAddr() net.Addr { return c.remote }
+
+// SetDeadline implements [net.Conn].
+func (c *Conn) SetDeadline(t time.Time) error { return c.limit(t, &c.read, &c.write) }
+
+// SetReadDeadline implements [net.Conn].
+func (c *Conn) SetReadDeadline(t time.Time) error { return c.limit(t, &c.read) }
+
+// SetWriteDeadline implements [net.Conn].
+func (c *Conn) SetWriteDeadline(t time.Time) error { return c.limit(t, &c.write) }
+
+func (c *Conn) limit(t time.Time, sides ...*side) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.closed {
+		return c.failed("set", net.ErrClosed)
+	}
+	for _, s := range sides {
+		s.deadline = t
+		s.wake()
+	}
+	return nil
+}
+
+func (c *Conn) failed(op string, err error) error {
+	return &net.OpError{Op: op, Net: "tcp", Source: c.local, Addr: c.remote, Err: err}
+}

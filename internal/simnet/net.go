@@ -1,0 +1,438 @@
+package simnet
+
+import (
+	"context"
+	"net"
+	"net/netip"
+	"os"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+)
+
+// Window is the most bytes of a connection that have been written at one end and not been read at
+// the other.
+const Window = 4 << 20
+
+// Config describes a network.
+type Config struct {
+	Seed      uint64
+	Latency   time.Duration // one way
+	Jitter    time.Duration // at most so much more
+	Bandwidth float64       // of a connection each way, bytes/s; 0 for no limit
+}
+
+// Net is a network of hosts. Its methods may be called concurrently.
+type Net struct {
+	cfg    Config
+	faulty atomic.Bool // there have been faults between two hosts
+
+	mu    sync.Mutex
+	hosts map[string]*Host
+	pairs map[[2]*Host]*pair // faults of what the first sends to the second
+	conns int                // opened so far
+
+	struck atomic.Int64 // bits flipped
+}
+
+// pair is what is wrong from one host to another.
+type pair struct {
+	slow  time.Duration // more latency
+	until time.Time     // so long
+	flips int           // of writes to come
+}
+
+// New returns a network without hosts.
+func New(cfg Config) *Net {
+	return &Net{cfg: cfg, hosts: map[string]*Host{}, pairs: map[[2]*Host]*pair{}}
+}
+
+// Host returns the host at an IP address, on which one process runs.
+func (n *Net) Host(ip string) *Host {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	h := n.hosts[ip]
+	if h == nil {
+		h = &Host{net: n, ip: netip.MustParseAddr(ip), key: sum(n.cfg.Seed, ip), listeners: map[uint16]*listener{}, ends: map[*Conn]struct{}{}, dialed: map[*Host]uint64{}, port: 20000}
+		n.hosts[ip] = h
+	}
+	return h
+}
+
+// Conns returns how many connections have been opened.
+func (n *Net) Conns() int {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.conns
+}
+
+// Open returns how many connections are open at one end or both.
+func (n *Net) Open() (open int) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for _, h := range n.hosts {
+		h.mu.Lock()
+		open += len(h.ends)
+		h.mu.Unlock()
+	}
+	return (open + 1) / 2
+}
+
+// Flipped returns how many bits have been flipped.
+func (n *Net) Flipped() int { return int(n.struck.Load()) }
+
+// Cut resets all connections that are open between two hosts.
+func (n *Net) Cut(a, b *Host) (cut int) {
+	for _, c := range a.conns() {
+		if c.far == b {
+			c.reset(syscall.ECONNRESET)
+			c.peer.reset(syscall.ECONNRESET)
+			cut++
+		}
+	}
+	return cut
+}
+
+// Delay lets everything that two hosts send each other take longer, for a time.
+func (n *Net) Delay(a, b *Host, by, during time.Duration) {
+	n.change(a, b, func(p *pair) { p.slow, p.until = by, time.Now().Add(during) })
+	n.change(b, a, func(p *pair) { p.slow, p.until = by, time.Now().Add(during) })
+}
+
+// Flip flips a bit of what a next writes to b.
+func (n *Net) Flip(a, b *Host) { n.change(a, b, func(p *pair) { p.flips++ }) }
+
+func (n *Net) change(a, b *Host, f func(*pair)) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.faulty.Store(true)
+	p := n.pairs[[2]*Host{a, b}]
+	if p == nil {
+		p = new(pair)
+		n.pairs[[2]*Host{a, b}] = p
+	}
+	f(p)
+}
+
+// troubles returns how much longer what a writes to b takes, and whether a bit of it is flipped.
+func (n *Net) troubles(a, b *Host, now time.Time) (slow time.Duration, flip bool) {
+	if !n.faulty.Load() {
+		return 0, false
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	p := n.pairs[[2]*Host{a, b}]
+	if p == nil {
+		return 0, false
+	}
+	if now.Before(p.until) {
+		slow = p.slow
+	}
+	if flip = p.flips > 0; flip {
+		p.flips--
+		n.struck.Add(1)
+	}
+	return slow, flip
+}
+
+// delay is the latency of the i-th thing on the way that key stands for.
+func (n *Net) delay(key, i uint64) time.Duration {
+	d := n.cfg.Latency
+	if n.cfg.Jitter > 0 {
+		d += time.Duration(mix(key, i) % uint64(n.cfg.Jitter))
+	}
+	return d
+}
+
+// Host is a host with one process on it: a network as that process sees it.
+type Host struct {
+	net *Net
+	ip  netip.Addr
+	key uint64
+
+	mu        sync.Mutex
+	listeners map[uint16]*listener
+	ends      map[*Conn]struct{} // open here
+	dialed    map[*Host]uint64   // connections, by host
+	port      uint16             // the latest
+	dead      atomic.Bool        // set with mu held
+	stalled   time.Time          // until then
+	cutOff    []time.Time        // from, until, from, until, …
+}
+
+// Listen listens on address, the host of which is this one.
+func (h *Host) Listen(_ context.Context, address string) (net.Listener, error) {
+	at, err := netip.ParseAddrPort(address)
+	if err != nil {
+		return nil, err
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	port := at.Port()
+	if port == 0 {
+		port = h.nextPort()
+	}
+	switch {
+	case h.dead.Load():
+		return nil, h.failure("listen", syscall.ENETDOWN)
+	case at.Addr() != h.ip:
+		return nil, h.failure("listen", syscall.EADDRNOTAVAIL)
+	case h.listeners[port] != nil:
+		return nil, h.failure("listen", syscall.EADDRINUSE)
+	}
+	l := &listener{host: h, port: port, came: make(chan struct{}, 1), done: make(chan struct{})}
+	h.listeners[port] = l
+	return l, nil
+}
+
+// nextPort returns a port that nobody has had. The caller holds h.mu.
+func (h *Host) nextPort() uint16 {
+	if h.port++; h.port == 0 {
+		h.port = 20000
+	}
+	return h.port
+}
+
+// Dial connects to host:port.
+func (h *Host) Dial(ctx context.Context, address string) (net.Conn, error) {
+	host, port, err := net.SplitHostPort(address)
+	if err != nil {
+		return nil, err
+	}
+	number, err := strconv.ParseUint(port, 10, 16)
+	if err != nil {
+		return nil, &net.AddrError{Err: "no port", Addr: address}
+	}
+	if _, err := netip.ParseAddr(host); err != nil {
+		return nil, &net.AddrError{Err: "no IP address", Addr: address}
+	}
+	to := h.net.Host(host)
+	h.mu.Lock()
+	h.dialed[to]++
+	key := mix(mix(h.key, to.key), h.dialed[to])
+	h.mu.Unlock()
+	if err := h.travel(ctx, to, h.net.delay(key, 0)); err != nil {
+		return nil, err
+	}
+	c, err := to.meet(h, uint16(number), key)
+	if late := to.travel(ctx, h, h.net.delay(key, 1)); err == nil && late != nil {
+		err = late
+	}
+	if err == nil && h.dead.Load() {
+		err = h.failure("dial", syscall.ENETDOWN)
+	}
+	if err != nil {
+		if c != nil {
+			_ = c.Close() // nobody has used it
+		}
+		return nil, err
+	}
+	return c, nil
+}
+
+// travel waits until something has got from one host to another.
+func (h *Host) travel(ctx context.Context, to *Host, d time.Duration) error {
+	slow := h.net.slowness(h, to)
+	for at := time.Now().Add(d + slow); ; {
+		at = through(h, to, at)
+		wait := time.Until(at)
+		if wait <= 0 {
+			return nil
+		}
+		timer := time.NewTimer(min(wait, time.Second)) // one may be cut off meanwhile
+		select {
+		case <-timer.C:
+		case <-ctx.Done():
+			timer.Stop()
+			return ctx.Err()
+		}
+	}
+}
+
+// slowness is troubles for what has no bytes to flip.
+func (n *Net) slowness(a, b *Host) time.Duration {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if p := n.pairs[[2]*Host{a, b}]; p != nil && time.Now().Before(p.until) {
+		return p.slow
+	}
+	return 0
+}
+
+// meet makes the connection that from has dialed, and returns the end of that.
+func (h *Host) meet(from *Host, port uint16, key uint64) (*Conn, error) {
+	h.mu.Lock()
+	l := h.listeners[port]
+	h.mu.Unlock()
+	if l == nil {
+		return nil, &net.OpError{Op: "dial", Net: "tcp", Addr: h.at(port), Err: os.NewSyscallError("connect", syscall.ECONNREFUSED)}
+	}
+	from.mu.Lock()
+	near := from.at(from.nextPort())
+	from.mu.Unlock()
+	near2 := h.at(port)
+	shared := new(stream)
+	a := &Conn{stream: shared, host: from, far: h, local: near, remote: near2, key: mix(key, 2)}
+	b := &Conn{stream: shared, host: h, far: from, local: near2, remote: near, key: mix(key, 3)}
+	a.peer, b.peer = b, a
+	if !from.hold(a) || !h.hold(b) {
+		from.drop(a)
+		return nil, &net.OpError{Op: "dial", Net: "tcp", Addr: near2, Err: os.NewSyscallError("connect", syscall.ECONNRESET)}
+	}
+	h.net.mu.Lock()
+	h.net.conns++
+	h.net.mu.Unlock()
+	if !l.offer(b) {
+		b.reset(syscall.ECONNRESET)
+		h.drop(b)
+		a.reset(syscall.ECONNRESET)
+	}
+	return a, nil
+}
+
+func (h *Host) at(port uint16) *net.TCPAddr {
+	return net.TCPAddrFromAddrPort(netip.AddrPortFrom(h.ip, port))
+}
+
+func (h *Host) failure(op string, err error) error {
+	return &net.OpError{Op: op, Net: "tcp", Addr: h.at(0), Err: os.NewSyscallError(op, err)}
+}
+
+// hold notes an end that is open on h, and drop that it is not any more.
+func (h *Host) hold(c *Conn) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	alive := !h.dead.Load()
+	if alive {
+		h.ends[c] = struct{}{}
+	}
+	return alive
+}
+
+func (h *Host) drop(c *Conn) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	delete(h.ends, c)
+}
+
+// conns returns the connections that are open on h.
+func (h *Host) conns() []*Conn {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	list := make([]*Conn, 0, len(h.ends))
+	for c := range h.ends {
+		list = append(list, c)
+	}
+	return list
+}
+
+// Chance returns a number that looks random and depends on the seed, the host and of.
+func (h *Host) Chance(of ...uint64) uint64 {
+	c := mix(h.key, 0x6368616e6365)
+	for _, v := range of {
+		c = mix(c, v)
+	}
+	return c
+}
+
+// Kill ends the process on h: what it still does reaches nobody.
+func (h *Host) Kill() {
+	h.mu.Lock()
+	h.dead.Store(true) // from here on nothing is said, on whatever connection
+	listeners := h.listeners
+	h.listeners = map[uint16]*listener{}
+	h.mu.Unlock()
+	for _, l := range listeners {
+		_ = l.Close()
+	}
+	for _, c := range h.conns() {
+		c.die()
+	}
+}
+
+// Stall stops the process on h for a time: nothing that comes is read, and nothing that it says is
+// sent.
+func (h *Host) Stall(d time.Duration) {
+	h.mu.Lock()
+	if until := time.Now().Add(d); until.After(h.stalled) {
+		h.stalled = until
+	}
+	h.mu.Unlock()
+}
+
+// Isolate cuts h off for a time.
+func (h *Host) Isolate(d time.Duration) {
+	h.mu.Lock()
+	now := time.Now()
+	h.cutOff = append(h.cutOff, now, now.Add(d))
+	h.mu.Unlock()
+	for _, c := range h.conns() {
+		c.wakeBoth()
+		c.peer.wakeBoth()
+	}
+}
+
+// resend is when TCP tries again after a way is open.
+const resend = 200 * time.Millisecond
+
+// through returns when something arrives that would at a time, were neither host cut off.
+func through(a, b *Host, at time.Time) time.Time {
+	for _, h := range [...]*Host{a, b, a} {
+		h.mu.Lock()
+		for i := 0; i < len(h.cutOff); i += 2 {
+			if !at.Before(h.cutOff[i]) && at.Before(h.cutOff[i+1]) {
+				at = h.cutOff[i+1].Add(resend)
+			}
+		}
+		h.mu.Unlock()
+	}
+	return at
+}
+
+// silentSince returns since when nothing comes through between two hosts at a time, or will not
+// begin to; the zero time if something does.
+func silentSince(a, b *Host, now time.Time) (since time.Time) {
+	for _, h := range [...]*Host{a, b} {
+		h.mu.Lock()
+		for i := 0; i < len(h.cutOff); i += 2 {
+			if from := h.cutOff[i]; !now.Before(from) && now.Before(h.cutOff[i+1]) && (since.IsZero() || from.Before(since)) {
+				since = from
+			}
+		}
+		h.mu.Unlock()
+	}
+	return since
+}
+
+// awake returns until when the process on h is stopped; a time that has passed if it is not.
+func (h *Host) awake() time.Time {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.stalled
+}
+
+// signal wakes whoever waits on ch, which has room for one.
+func signal(ch chan struct{}) {
+	select {
+	case ch <- struct{}{}:
+	default:
+	}
+}
+
+// sum and mix hash.
+func sum(seed uint64, text string) uint64 {
+	for i := range len(text) {
+		seed = mix(seed, uint64(text[i]))
+	}
+	return seed
+}
+
+func mix(h, v uint64) uint64 {
+	h ^= v + 0x9e3779b97f4a7c15 + h<<6 + h>>2
+	h *= 0xbf58476d1ce4e5b9
+	h ^= h >> 31
+	h *= 0x94d049bb133111eb
+	return h ^ h>>29
+}
