@@ -5,10 +5,14 @@
 //	bench train     steps of a GPT on one and two cores, beside PyTorch and the processor's peak
 //	bench models    passes of whole models on one core, beside PyTorch
 //	bench overlap   how much communication over a slow link is hidden
+//	bench formats   steps over a slow link by the types in which parameters and gradients travel
+//	bench plan      steps of a GPT beside what package plan says of them
+//	bench search    what fsdp.Tune chooses beside the fastest of many settings, on random models
 //	bench join      what Join costs with even data, and what a rank without a batch takes
 //	bench memory    what a rank holds with DDP, in one unit, by blocks, and under each strategy
 //	bench state     optimizer state made whole, and checkpoints, beside PyTorch, plain copies and files
 //	bench comm      the collectives, beside Gloo, Open MPI, MPICH and memcpy
+//	bench growth    what a rank costs as their number grows: open files, goroutines, memory, time to join
 //	bench against   steps, collectives and checkpoints beside those of another commit
 //
 // Each has flags: see bench train -h and so on. The comments of the packages train, models, state and
@@ -42,7 +46,7 @@ func main() {
 // run runs a subcommand.
 func run(w io.Writer, args []string) error {
 	if len(args) == 0 {
-		return errors.New("want one of train, models, overlap, join, memory, state, comm, against")
+		return errors.New("want one of train, models, overlap, formats, plan, search, join, memory, state, comm, growth, against")
 	}
 	switch name, args := args[0], args[1:]; name {
 	case "train":
@@ -51,6 +55,12 @@ func run(w io.Writer, args []string) error {
 		return interruptible(models.Run, w, args)
 	case "overlap":
 		return train.Overlap(w, args)
+	case "formats":
+		return train.Formats(w, args)
+	case "plan":
+		return interruptible(train.Plan, w, args)
+	case "search":
+		return interruptible(train.Search, w, args)
 	case "join":
 		return train.Join(w, args)
 	case "memory":
@@ -59,6 +69,8 @@ func run(w io.Writer, args []string) error {
 		return interruptible(state.Run, w, args)
 	case "comm":
 		return interruptible(comm.Run, w, args)
+	case "growth":
+		return interruptible(comm.Growth, w, args)
 	case "against":
 		return interruptible(against, w, args)
 	case state.RankCommand:

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/gofsdp/gofsdp/internal/bench/process"
+	"github.com/gofsdp/gofsdp/internal/calibrate"
 )
 
 // A candidate that does not answer for patience is hung. One that is to end has grace.
@@ -65,7 +66,7 @@ func (c *candidate) run(steps int) (time.Duration, error) {
 	defer time.AfterFunc(patience, c.cancel).Stop()
 	var mu sync.Mutex
 	slowest, loss := 0.0, 0.0
-	err := parallel(len(c.processes), func(i int) error {
+	err := calibrate.Each(len(c.processes), func(i int) error {
 		var seconds, part float64
 		text, err := c.processes[i].Ask(fmt.Sprint(steps))
 		if err == nil {
@@ -88,7 +89,7 @@ func (c *candidate) run(steps int) (time.Duration, error) {
 func (c *candidate) close() {
 	defer c.cancel()
 	defer time.AfterFunc(grace, c.cancel).Stop()
-	parallel(len(c.processes), func(i int) error {
+	calibrate.Each(len(c.processes), func(i int) error {
 		c.processes[i].Stop()
 		return nil
 	})

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/gofsdp/gofsdp/internal/bench/stats"
+	"github.com/gofsdp/gofsdp/internal/calibrate"
 	"github.com/gofsdp/gofsdp/internal/peak"
 )
 
@@ -75,7 +76,7 @@ func (c *contest) start(ctx context.Context, ways []way, t *peer, dir string) er
 			return err
 		}
 	}
-	return parallel(len(slow), func(i int) error {
+	return calibrate.Each(len(slow), func(i int) error {
 		_, err := slow[i].run(0)
 		return err
 	})

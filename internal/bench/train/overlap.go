@@ -39,7 +39,7 @@ func overlap(w io.Writer, s size, bandwidth float64, rounds int, seconds float64
 			bandwidth float64
 			latency   time.Duration
 		}{{&slow, bandwidth, latency}, {&free, 0, 0}} {
-			l, err := newLane(s, prefetch, link.bandwidth, link.latency)
+			l, err := newLane(s, fsdp.Precision{}, prefetch, link.bandwidth, link.latency)
 			if err != nil {
 				return err
 			}
@@ -79,11 +79,11 @@ func (l *lane) run(seconds float64, first bool) error {
 }
 
 // newLane wraps a model on two goroutine ranks.
-func newLane(s size, prefetch int, bandwidth float64, latency time.Duration) (*lane, error) {
+func newLane(s size, precision fsdp.Precision, prefetch int, bandwidth float64, latency time.Duration) (*lane, error) {
 	l := &lane{}
 	var err error
 	l.contestant, err = newRanks(comm.Local(2), func(g comm.Group) (func() error, error) {
-		cfg := fsdp.Config{Group: commtest.Slow(g, bandwidth, latency), Wrap: fsdp.WrapTypes(&nn.Block{}), Prefetch: prefetch}
+		cfg := fsdp.Config{Group: commtest.Slow(g, bandwidth, latency), Wrap: fsdp.WrapTypes(&nn.Block{}), Precision: precision, Prefetch: prefetch}
 		if g.Rank() == 0 {
 			cfg.Trace = func(e fsdp.Event) {
 				if e.Kind == "wait" || e.Kind == "drain" || e.Kind == "sync" {

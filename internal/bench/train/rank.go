@@ -44,9 +44,13 @@ func Serve(ctx context.Context, in io.Reader, out io.Writer, text string) (err e
 	}
 	groups := comm.Local(j.Ranks)
 	if j.Processes > 1 {
+		transport, err := comm.ParseTransport(j.Transport)
+		if err != nil {
+			return err
+		}
 		g, err := comm.Connect(ctx, comm.Config{
 			Rank: j.Process, Size: j.Processes, Rendezvous: "file://" + j.Meet, Job: RankCommand,
-			Timeout: patience, // others may take turns meanwhile
+			Transport: transport, Timeout: patience, // others may take turns meanwhile
 		})
 		if err != nil {
 			return err

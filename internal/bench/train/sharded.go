@@ -2,9 +2,7 @@ package train
 
 import (
 	"context"
-	"errors"
 	"runtime"
-	"sync"
 	"time"
 
 	"gorgonia.org/tensor"
@@ -12,6 +10,7 @@ import (
 	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/fsdp"
 	"github.com/gofsdp/gofsdp/fsdp/nn"
+	"github.com/gofsdp/gofsdp/internal/calibrate"
 	"github.com/gofsdp/gofsdp/optim"
 )
 
@@ -36,14 +35,14 @@ type contestant struct {
 // returns for it.
 func newRanks(groups []comm.Group, start func(comm.Group) (step func() error, err error)) (*contestant, error) {
 	steps := make([]func() error, len(groups))
-	err := parallel(len(groups), func(i int) (err error) {
+	err := calibrate.Each(len(groups), func(i int) (err error) {
 		steps[i], err = start(groups[i])
 		return err
 	})
 	return &contestant{
 		cores: len(groups),
-		step:  func() error { return parallel(len(groups), func(i int) error { return steps[i]() }) },
-		close: func() error { return parallel(len(groups), func(i int) error { return groups[i].Close() }) },
+		step:  func() error { return calibrate.Each(len(groups), func(i int) error { return steps[i]() }) },
+		close: func() error { return calibrate.Each(len(groups), func(i int) error { return groups[i].Close() }) },
 	}, err
 }
 
@@ -67,17 +66,6 @@ func (c *contestant) race(seconds float64, first bool) error {
 	}
 }
 
-// parallel runs f for 0 to n-1 at once and waits.
-func parallel(n int, f func(i int) error) error {
-	errs := make([]error, n)
-	var wg sync.WaitGroup
-	for i := range n {
-		wg.Go(func() { errs[i] = f(i) })
-	}
-	wg.Wait()
-	return errors.Join(errs...)
-}
-
 // trainer is a model on one rank with its batch.
 type trainer struct {
 	model  *fsdp.Sharded
@@ -87,14 +75,21 @@ type trainer struct {
 	loss   float64 // of the last step
 }
 
+// model returns the model.
+func (s size) model() *nn.GPT {
+	return &nn.GPT{Vocab: s.Vocab, Context: s.Context, Layers: s.Layers, Dim: s.Dim, Heads: s.Heads, LoRA: nn.LoRA{Rank: s.adapters}}
+}
+
+// optimizer is what all train with.
+var optimizer = optim.AdamW{Beta2: 0.95, WeightDecay: 0.1}
+
 // newTrainer wraps the model on one rank, for a batch of some rows.
 func newTrainer(ctx context.Context, s size, cfg fsdp.Config, rows int) (*trainer, error) {
-	gpt := &nn.GPT{Vocab: s.Vocab, Context: s.Context, Layers: s.Layers, Dim: s.Dim, Heads: s.Heads, LoRA: nn.LoRA{Rank: s.adapters}}
-	m, err := fsdp.WrapContext(ctx, gpt, cfg)
+	m, err := fsdp.WrapContext(ctx, s.model(), cfg)
 	if err != nil {
 		return nil, err
 	}
-	opt, err := optim.AdamW{Beta2: 0.95, WeightDecay: 0.1}.New(m.Shards())
+	opt, err := optimizer.New(m.Shards())
 	if err != nil {
 		return nil, err
 	}

@@ -238,6 +238,28 @@ func Overlap(w io.Writer, args []string) error {
 	return nil
 }
 
+// Formats measures steps over a slow link by the types in which parameters and gradients travel, on two
+// goroutine ranks.
+func Formats(w io.Writer, args []string) error {
+	c := newCommand("bench formats")
+	bandwidth := c.flags.Float64("bandwidth", 100, "MB/s of the link")
+	batch := c.flags.Int("batch", 2, "sequences in a step: few take the processor less time than the link")
+	if err := c.flags.Parse(args); err != nil {
+		return err
+	}
+	list, err := sizesOf(c.names)
+	if err != nil {
+		return err
+	}
+	for _, s := range list {
+		s.Batch = *batch
+		if err := travel(w, s, *bandwidth*1e6, c.rounds, c.seconds); err != nil {
+			return fmt.Errorf("%s: %w", s.name, err)
+		}
+	}
+	return nil
+}
+
 // Memory prints what a rank holds under each sharding strategy, planned and counted. It measures no
 // time.
 func Memory(w io.Writer, args []string) error {

@@ -62,7 +62,7 @@ func TestBench(t *testing.T) {
 	require.Len(t, tables, 4)
 	require.Regexp(t, `^.*, \d+ cores, load [\d.]+\nPyTorch 0\.0: .*$`, tables[0])
 	require.Regexp(t, `^\d+s in all, load [\d.]+$`, tables[3])
-	ours := []string{"1 rank", "1 rank, 2 threads", "2 ranks, goroutines", "2 ranks, processes", "2 ranks, NoShard (DDP)"}
+	ours := []string{"1 rank", "1 rank, 2 threads", "2 ranks, goroutines", "2 ranks, processes", "2 ranks, over TCP", "2 ranks, NoShard (DDP)"}
 	for i, names := range [][]string{
 		append(slices.Clone(ours), "PyTorch", "PyTorch, compiled", "PyTorch, 2 threads", "PyTorch DDP", "PyTorch FSDP2"),
 		slices.Concat([]string{"1 rank, float32"}, ours, []string{"PyTorch, autocast", "PyTorch", "PyTorch, compiled, autocast",
@@ -116,6 +116,17 @@ func TestOverlap(t *testing.T) {
 	require.Contains(t, rows[0], "over a link of 1000 MB/s")
 	for i, prefetch := range []string{"0", "1", "2"} {
 		require.Regexp(t, `^  `+prefetch+`( +[\d.]+){6} +-?\d+%$`, rows[2+i])
+	}
+}
+
+// TestFormats prints the table for a round.
+func TestFormats(t *testing.T) {
+	var out strings.Builder
+	require.NoError(t, travel(&out, little, 1e9, 1, 0))
+	rows := strings.Split(strings.TrimRight(out.String(), "\n"), "\n")
+	require.Len(t, rows, 2+len(formats))
+	for i, f := range formats {
+		require.Regexp(t, `^  `+f.name+`( +[\d.]+){4}x$`, rows[2+i])
 	}
 }
 

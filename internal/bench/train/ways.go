@@ -35,7 +35,8 @@ type way struct {
 	name                      string
 	torch                     bool
 	Processes, Ranks, Threads int
-	NoShard                   bool // every rank has all parameters: DDP
+	Transport                 string // of processes, auto unless it is given
+	NoShard                   bool   // every rank has all parameters: DDP
 	Precision                 precision
 	Compile                   bool // by torch.compile
 }
@@ -63,6 +64,7 @@ var ours = []way{
 	{name: "1 rank, 2 threads", Processes: 1, Ranks: 1, Threads: 2},
 	{name: "2 ranks, goroutines", Processes: 1, Ranks: 2, Threads: 1},
 	{name: "2 ranks, processes", Processes: 2, Ranks: 1, Threads: 1},
+	{name: "2 ranks, over TCP", Processes: 2, Ranks: 1, Threads: 1, Transport: "tcp"},
 	{name: "2 ranks, NoShard (DDP)", Processes: 1, Ranks: 2, Threads: 1, NoShard: true},
 }
 
