@@ -160,8 +160,8 @@ func (p *flipper) run(ctx context.Context, f flip) (wrong, told string) {
 	w.arm()
 	began := time.Now()
 	told = f.strike(ctx, group, w, &wrong)
-	if took := time.Since(began); took > flipLimit && wrong == "" {
-		wrong = fmt.Sprintf("the last rank knew after %v, %v are allowed", took.Round(time.Millisecond), flipLimit)
+	if took := time.Since(began); took > flipLimit+spare && wrong == "" {
+		wrong = fmt.Sprintf("the last rank knew after %v, %v are allowed", took.Round(time.Millisecond), flipLimit+spare)
 	}
 	if err := onRanks(group, func(_ int, g comm.Group) error { return g.Close() }); err != nil && wrong == "" {
 		wrong = fmt.Sprintf("close: %v", err)
@@ -181,7 +181,7 @@ func (f flip) strike(ctx context.Context, group []comm.Group, w *wire, wrong *st
 				return fmt.Errorf("rank %d completed with wrong values: %w", r, err)
 			}
 		}
-		for began := time.Now(); errs[r] == nil && time.Since(began) < flipLimit; { // the others know before this rank
+		for began := time.Now(); errs[r] == nil && time.Since(began) < flipLimit+spare; { // the others know before this rank
 			errs[r] = g.AllReduce(comm.Of(make([]float32, 1)), comm.Sum).Wait(ctx)
 		}
 		return nil

@@ -42,10 +42,8 @@ var (
 	jamCalls  = []string{"latest", "list", "open", "hold", "read", "verify"} // all that a load does, and fsdpckpt
 )
 
-const (
-	jamWait  = 20 * time.Millisecond // until the context of a call ends that would wait for ever
-	jamLimit = 2 * time.Second       // for the end of a call, from there on or at once
-)
+// jamLimit is for a call: one that would wait for ever ends with its context, as soon as it waits.
+const jamLimit = 2 * time.Second
 
 var errWaited = errors.New("waited long enough")
 
@@ -124,11 +122,13 @@ func (j jam) save(ctx context.Context, dir string) (path string, err error) {
 type jammed struct {
 	checkpoint.FS
 	path string
+	met  func() // called first
 	back chan struct{}
 }
 
 func (s *jammed) wait(path string) {
 	if path == s.path {
+		s.met()
 		<-s.back
 	}
 }
@@ -197,16 +197,14 @@ func (j jam) run(ctx context.Context) (wrong, told string) {
 	if err := j.block(s, victim); err != nil {
 		return fmt.Sprintf("not run: %v", err), ""
 	}
-	given, cancel := context.WithTimeoutCause(ctx, jamWait, errWaited)
-	if j.obstacle != silence {
-		given, cancel = context.WithCancel(ctx) // nothing may wait for its end
-	}
-	defer cancel()
+	given, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	s.met = func() { cancel(errWaited) }
 	done, began := make(chan error, 1), time.Now()
 	go func() { done <- j.do(given, s, r, dir, path) }()
 	select {
 	case err = <-done:
-	case <-time.After(jamWait + jamLimit):
+	case <-time.After(jamLimit + spare):
 		return fmt.Sprintf("no answer within %v", time.Since(began).Round(time.Millisecond)), ""
 	}
 	return j.flaw(err, dir, victim), fmt.Sprint(err)

@@ -282,7 +282,7 @@ func (r *rank) afterwards(ctx context.Context, err error) {
 		r.later(ctx, err)
 	}
 	if whole := what == commtest.Delay || what == ""; whole || r.c.Sub && !endsProcess(what) {
-		given, cancel := context.WithTimeout(ctx, grace)
+		given, cancel := context.WithTimeout(ctx, grace+spare)
 		defer cancel()
 		if err := r.world.Barrier(given); err != nil {
 			r.complain("the world should still work: %v", err)
@@ -301,7 +301,7 @@ func (r *rank) later(ctx context.Context, first error) {
 	if r.c.Incident.What == commtest.Drop && r.id == r.c.culprit() {
 		return // it was told nothing
 	}
-	given, cancel := context.WithTimeout(ctx, grace)
+	given, cancel := context.WithTimeout(ctx, grace+spare)
 	defer cancel()
 	x := []float32{1}
 	for _, err := range []error{
@@ -317,7 +317,7 @@ func (r *rank) later(ctx context.Context, first error) {
 
 // checkReport requires an answer from every rank that is there.
 func (r *rank) checkReport(ctx context.Context) {
-	given, cancel := context.WithTimeout(ctx, grace)
+	given, cancel := context.WithTimeout(ctx, grace+spare)
 	defer cancel()
 	g := r.group
 	if g == nil {
@@ -335,7 +335,7 @@ func (r *rank) checkReport(ctx context.Context) {
 		}
 	}
 	if given.Err() != nil && !spoilt {
-		r.complain("report took %v", grace)
+		r.complain("report took %v", grace+spare)
 	}
 }
 
@@ -348,7 +348,7 @@ func (r *rank) leave() {
 	if err := r.world.Close(); err != nil {
 		r.complain("close: %v", err)
 	}
-	if took := time.Since(begin); took > 2*time.Second {
+	if took := time.Since(begin); took > 2*time.Second+spare {
 		r.complain("close took %v", took)
 	}
 }

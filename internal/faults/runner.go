@@ -132,7 +132,7 @@ func (t *trial) stages(ctx context.Context) error {
 	if err := t.suspend(ctx); err != nil {
 		return err
 	}
-	if err := t.await(ctx, "told", mute, grace+t.c.limit()); err != nil {
+	if err := t.await(ctx, "told", mute, grace+t.c.limit()+spare); err != nil {
 		return err
 	}
 	t.timing()

@@ -24,7 +24,7 @@ type soaker struct {
 	bytes                  int64
 	detect                 time.Duration // the worst of those that need not wait for a limit
 	first, most            usage         // of workers: after warming up, and ever
-	files                  []string      // in shared memory and of jobs, at the beginning
+	files                  []string      // of jobs, at the beginning
 }
 
 // warm is the number of rounds after which a process should hold all it will ever need.
@@ -110,14 +110,11 @@ func larger(a, b usage) usage {
 	}
 }
 
-// leftovers lists what dead processes may have left behind.
-func (s *soaker) leftovers() (files []string) {
-	for _, pattern := range []string{"/dev/shm/*", filepath.Join(s.run.pool.dir, "*")} {
-		found, err := filepath.Glob(pattern)
-		if err != nil {
-			panic(err) // the patterns are right
-		}
-		files = append(files, found...)
+// leftovers lists what dead processes may have left behind. Memory that they share has no files.
+func (s *soaker) leftovers() []string {
+	files, err := filepath.Glob(filepath.Join(s.run.pool.dir, "*"))
+	if err != nil {
+		panic(err) // the pattern is right
 	}
 	return files
 }

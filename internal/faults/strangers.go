@@ -142,8 +142,8 @@ func (s *scene) judge(took time.Duration, err error) error {
 	if err != nil {
 		return err
 	}
-	if took > entryTime {
-		return fmt.Errorf("the ranks joined after %v, %v are allowed", took.Round(time.Millisecond), entryTime)
+	if took > entryTime+spare {
+		return fmt.Errorf("the ranks joined after %v, %v are allowed", took.Round(time.Millisecond), entryTime+spare)
 	}
 	if s.joined != nil {
 		if err := s.joined(); err != nil {
@@ -274,7 +274,7 @@ func knock(sockets []string) string {
 		if err != nil {
 			return err.Error()
 		}
-		_ = conn.SetDeadline(time.Now().Add(time.Second)) // sooner than strangers of the same user are turned out
+		_ = conn.SetDeadline(time.Now().Add(4 * time.Second)) // sooner than strangers of the same user are turned out
 		if _, err := conn.Read(make([]byte, 1)); !errors.Is(err, io.EOF) {
 			return fmt.Sprintf("socket %s: %v", name, err)
 		}

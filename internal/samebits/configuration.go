@@ -47,6 +47,7 @@ var configurations = []configuration{
 	{"HybridShard over 2, 4 ranks, shm", 4, "shm", train, "-strategy HybridShard -shard-ranks 2"},
 	{"HybridGradOp over 2, 4 ranks, tcp", 4, "tcp", train, "-strategy HybridGradOp -shard-ranks 2"},
 	{"HybridGradOp over 1, 3 ranks", 3, "", train, "-strategy HybridGradOp -shard-ranks 1"},
+	{"SecondaryShard over 2, 4 ranks, shm", 4, "shm", train, "-strategy SecondaryShard -shard-ranks 2"},
 	{"small units whole", 3, "", train, "-keep-below 3000"},
 	{"no prefetch", 3, "", train, "-prefetch -1"},
 	{"prefetch 3, few bytes in flight", 2, "shm", train, "-prefetch 3 -in-flight 20000"},

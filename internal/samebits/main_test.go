@@ -30,7 +30,7 @@ func TestConfigurations(t *testing.T) {
 	}
 	for _, want := range []string{
 		gpt, train, "on ", "on shm", "on tcp", "1 ranks", "2 ranks", "3 ranks", "4 ranks",
-		"ShardGradOp", "NoShard", "HybridShard", "HybridGradOp", "-frozen", "-thaw", "-offload", "-spill", "-recompute", "-uneven",
+		"ShardGradOp", "NoShard", "HybridShard", "HybridGradOp", "SecondaryShard", "-frozen", "-thaw", "-offload", "-spill", "-recompute", "-uneven",
 		"-gather", "-accumulate", "-hold", "-experts", "-resume", "-reshape", "-lora", "-ignored", "-tied", "-sgd", "-by-rows",
 	} {
 		require.True(t, seen[want], want)

@@ -40,7 +40,7 @@ func (o *options) config(g, experts comm.Group) (c fsdp.Config, err error) {
 		Frozen: matching(o.frozen), Ignored: matching(o.ignored),
 		Checkpoint: calls(o.recompute), Keep: calls(o.keep), Spill: calls(o.spill),
 	}
-	if c.Strategy, err = named(o.strategy, fsdp.FullShard, fsdp.HybridGradOp); err != nil {
+	if c.Strategy, err = named(o.strategy, fsdp.FullShard, fsdp.SecondaryShard); err != nil {
 		return c, err
 	}
 	if o.wide {
