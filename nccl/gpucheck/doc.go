@@ -1,12 +1,20 @@
 // Package gpucheck checks on real GPUs what is otherwise tested with doubles of their
-// libraries: that process groups over NCCL keep the contract of [comm.Group], and how
-// fast they are. There are only tests here, behind a build tag, and a script that runs
-// them:
+// libraries: that process groups over NCCL keep the contract of [comm.Group], and how fast they and
+// kernels are. There are only tests here, behind a build tag, and a script that runs them, all or some:
 //
 //	make gpu-check
-//	nccl/gpucheck/run.sh -test.run Bandwidth -largest 64    # MiB
+//	nccl/gpucheck/run.sh -test.run 'Bandwidth|Rates' -largest 64    # MiB
 //
-// Ranks are processes, in these arrangements:
+//	Bandwidth   all-gathers and reduce-scatters beside copies in the GPU
+//	Contract    the contract of comm.Group
+//	Curve       the losses of a GPT of 124M, beside PyTorch's from the same weights, if it is there
+//	Parity      training of a GPT, a Llama and a T5 on the GPU beside the processor, in each arrangement
+//	Rates       kernels of every operation, in GB/s and TFLOP/s, at the sizes of a GPT of 1.5B
+//	Step        a step of training over device memory
+//	Training    steps of a GPT of 1.5B in turns with those of PyTorch's FSDP2, if it is there
+//
+// What they measure is printed once more at the end, as a table. With -scale=tiny all of it runs on
+// sizes of no use. Ranks are processes, in these arrangements:
 //
 //	one rank
 //	two ranks on one GPU, which NCCL takes for GPUs of two hosts (NCCL_HOSTID), over loopback

@@ -24,6 +24,10 @@ var largest = flag.Int("largest", 1024, "the largest buffer whose bandwidth is m
 
 func TestMain(m *testing.M) {
 	flag.Parse()
+	if _, ok := scales[*scaleName]; !ok {
+		fmt.Fprintf(os.Stderr, "gpucheck: there is no -scale %s\n", *scaleName)
+		os.Exit(1)
+	}
 	if !isRank() {
 		if err := survey(os.Stdout); err != nil {
 			fmt.Fprintln(os.Stderr, "gpucheck:", err)
@@ -33,7 +37,7 @@ func TestMain(m *testing.M) {
 			os.Exit(1)
 		}
 	}
-	goleak.VerifyTestMain(m)
+	goleak.VerifyTestMain(parts{m})
 }
 
 var errNoGPU = errors.New("there is no GPU on this machine")

@@ -108,7 +108,7 @@ func (a arrangement) start(ctx context.Context, rank int, test, meeting string) 
 	if err != nil {
 		return err
 	}
-	c := exec.CommandContext(ctx, self, "-test.run=^"+test+"$", "-test.timeout="+patience.String(), fmt.Sprint("-largest=", *largest))
+	c := exec.CommandContext(ctx, self, "-test.run=^"+test+"$", "-test.timeout="+patience.String(), fmt.Sprint("-largest=", *largest), "-scale="+*scaleName)
 	c.Env = append(os.Environ(), "RAPID_SEED=1", "RAPID_NOFAILFILE=true", "RAPID_SHRINKTIME=0s",
 		fmt.Sprint(envGPU, "=", a.gpus[rank]), fmt.Sprint("RANK=", rank), fmt.Sprint("WORLD_SIZE=", len(a.gpus)),
 		fmt.Sprint("LOCAL_RANK=", rank), fmt.Sprint("LOCAL_WORLD_SIZE=", len(a.gpus)), "FSDP_RENDEZVOUS=file://"+meeting,
@@ -120,6 +120,7 @@ func (a arrangement) start(ctx context.Context, rank int, test, meeting string) 
 	if err != nil {
 		return fmt.Errorf("rank %d of %d on GPU %d: %w\n%s", rank, len(a.gpus), a.gpus[rank], err, said)
 	}
+	collect(string(said))
 	_, err = os.Stdout.Write(bytes.TrimSuffix(said, []byte("PASS\n")))
 	return err
 }

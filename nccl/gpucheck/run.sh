@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# Checks process groups over NCCL on the GPUs of this machine. See doc.go.
+# Checks training on the GPUs of this machine, and measures it. See doc.go.
 #
 #   GPUCHECK_BIN        the test program, if it is not to be built here
 #   FSDP_CUDA_LIBRARY   the CUDA driver, if it is not the system's libcuda.so.1
-#   FSDP_NCCL_LIBRARY   NCCL, if it is to be another one than the script finds
+#   FSDP_NCCL_LIBRARY, FSDP_CUBLASLT_LIBRARY   others than the script finds
+#   GPUCHECK_PYTHON     a python with PyTorch to compare with, if it is not python3
 #   RAPID_CHECKS        random cases of each property of the contract, 100 if not set
 #
 # Arguments go to the test program. Exit status: 0 all is well, 3 there is no GPU, other: a failure.
@@ -17,29 +18,39 @@ if [ -z "$bin" ]; then
 	(cd "$(dirname "$0")" && CGO_ENABLED=1 "${GO:-go}" test -c -tags gpu -o "$bin" .)
 fi
 
-# wheel prints the NCCL that pip has installed somewhere below the given directories.
+# wheel prints a library that pip has installed somewhere below the given directories.
 wheel() {
-	find "$@" -maxdepth 8 -path '*/nvidia/nccl/lib/libnccl.so.2' -print -quit 2>/dev/null
+	find "${@:2}" -maxdepth 8 -path '*/nvidia/*' -name "$1" -print -quit 2>/dev/null
 }
 
-# loadable tells whether the dynamic loader finds NCCL by itself.
+# loadable tells whether the dynamic loader finds a library by itself.
 loadable() {
 	local dir dirs
 	IFS=: read -ra dirs <<<"${LD_LIBRARY_PATH:-}"
-	for dir in "${dirs[@]}"; do [ ! -e "$dir/libnccl.so.2" ] || return 0; done
-	PATH=$PATH:/sbin:/usr/sbin ldconfig -p 2>/dev/null | grep 'libnccl\.so\.2 ' >/dev/null
+	for dir in "${dirs[@]}"; do ! compgen -G "$dir/$1" >/dev/null || return 0; done
+	PATH=$PATH:/sbin:/usr/sbin ldconfig -p 2>/dev/null | while read -r name _; do
+		# shellcheck disable=SC2053 # a pattern
+		[[ $name != $1 ]] || echo "$name"
+	done | grep . >/dev/null
 }
 
-# An active Python environment was chosen by somebody, the system's NCCL was chosen by its
-# administrator, and what other Pythons carry is better than nothing.
-nccl=${FSDP_NCCL_LIBRARY:-}
-for python in "${VIRTUAL_ENV:-}" "${CONDA_PREFIX:-}"; do
-	if [ -z "$nccl" ] && [ -d "$python" ]; then nccl=$(wheel "$python/lib" || true); fi
-done
-if [ -z "$nccl" ] && ! loadable; then
-	nccl=$(python3 -c 'import nvidia.nccl as n; print(list(n.__path__)[0] + "/lib/libnccl.so.2")' 2>/dev/null ||
-		wheel /usr/lib /usr/local/lib /opt "${HOME:-/root}/.local/lib" || true)
-fi
+# find_library prints where a library is, or nothing if the loader knows. An active Python environment
+# was chosen by somebody, the system's library was chosen by its administrator, and what other Pythons
+# carry is better than nothing.
+find_library() {
+	local python found=
+	for python in "${VIRTUAL_ENV:-}" "${CONDA_PREFIX:-}"; do
+		if [ -z "$found" ] && [ -d "$python" ]; then found=$(wheel "$1" "$python/lib" || true); fi
+	done
+	if [ -z "$found" ] && ! loadable "$1"; then
+		found=$(python3 -c 'import nvidia; print("\n".join(nvidia.__path__))' 2>/dev/null | while read -r dir; do wheel "$1" "$dir/.."; done | head -1 || true)
+		[ -n "$found" ] || found=$(wheel "$1" /usr/lib /usr/local/lib /opt "${HOME:-/root}/.local/lib" || true)
+	fi
+	echo "$found"
+}
+nccl=${FSDP_NCCL_LIBRARY:-$(find_library libnccl.so.2)}
 if [ -n "$nccl" ]; then export FSDP_NCCL_LIBRARY=$nccl; fi
+blas=${FSDP_CUBLASLT_LIBRARY:-$(find_library 'libcublasLt.so.1[123]')}
+if [ -n "$blas" ]; then export FSDP_CUBLASLT_LIBRARY=$blas; fi
 
 "$bin" -test.count=1 -test.timeout=0 "$@" # every part of it has a limit of its own

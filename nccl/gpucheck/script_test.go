@@ -8,6 +8,8 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -15,11 +17,23 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
+	"github.com/gofsdp/gofsdp/internal/blaslt"
 	"github.com/gofsdp/gofsdp/internal/gpudouble"
 	"github.com/gofsdp/gofsdp/nccl"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { goleak.VerifyTestMain(built{m}) }
+
+// built removes the test program after the tests.
+type built struct{ *testing.M }
+
+func (b built) Run() int {
+	status := b.M.Run()
+	if program.path != "" {
+		_ = os.RemoveAll(filepath.Dir(program.path)) // it is only in the way
+	}
+	return status
+}
 
 // program builds the test program once.
 var program = struct {
@@ -33,7 +47,9 @@ func gpucheck(t *testing.T, variables []string, args ...string) (string, int) {
 	t.Helper()
 	libs := gpudouble.Build(t)
 	program.Do(func() {
-		program.path = filepath.Join(filepath.Dir(libs.CUDA), "gpucheck") // removed with them
+		dir, err := os.MkdirTemp("", "gpucheck")
+		require.NoError(t, err)
+		program.path = filepath.Join(dir, "gpucheck")
 		out, err := exec.Command("go", "test", "-c", "-tags", "gpu", "-o", program.path, ".").CombinedOutput()
 		require.NoError(t, err, "%s", out)
 	})
@@ -45,6 +61,7 @@ func gpucheck(t *testing.T, variables []string, args ...string) (string, int) {
 	c.Dir = t.TempDir() // nothing of the source is needed
 	c.WaitDelay = time.Second
 	c.Env = append(os.Environ(), "GPUCHECK_BIN="+program.path, nccl.EnvCUDA+"="+libs.CUDA, nccl.EnvLibrary+"="+libs.NCCL,
+		blaslt.EnvLibrary+"="+libs.CUBLASLT,
 		"FSDP_DOUBLE_DEVICES=2", "FSDP_DOUBLE_VERBOSE=1", "VIRTUAL_ENV=", "CONDA_PREFIX=")
 	c.Env = append(c.Env, variables...)
 	out, err := c.CombinedOutput()
@@ -58,7 +75,7 @@ func gpucheck(t *testing.T, variables []string, args ...string) (string, int) {
 
 // TestScript runs everything with the doubles.
 func TestScript(t *testing.T) {
-	out, status := gpucheck(t, []string{"RAPID_CHECKS=20"}, "-largest=4")
+	out, status := gpucheck(t, []string{"RAPID_CHECKS=20"}, "-largest=4", "-scale=tiny")
 	require.Zero(t, status, out)
 	require.NotContains(t, out, "double: ", "what was done wrong")
 	require.Regexp(t, `(?m)^driver  CUDA \d+\.\d`, out)
@@ -68,6 +85,13 @@ func TestScript(t *testing.T) {
 		require.Regexp(t, `(?m)^Contract, `+ranks+`\n  done in`, out)
 		require.Regexp(t, `(?m)^Step, `+ranks+`\n  done in`, out)
 		require.Regexp(t, `(?m)^Bandwidth, `+ranks+`\n.*all-gather.*\n +1( +[0-9.e+-]+){5}\n +4 .*\n  done in`, out)
+	}
+	_, table, _ := strings.Cut(out, "All figures\n")
+	require.Len(t, regexp.MustCompile(`(?m)^  parity +(GPT|Llama|T5) .* 2 ranks, 2 steps: losses differ by`).FindAllString(table, -1), 18)
+	require.Regexp(t, `(?m)^  curve +GPT of .* in 3 steps`, table)
+	require.Regexp(t, `(?m)^  training +GPT of .*gofsdp .* tokens/s, .* TFLOP/s`, table)
+	for _, kernel := range []string{"linear qkv: ", "attention, causal: ", "layer norm: ", "rms norm: ", "rope: ", "embedding: ", "gelu: ", "cross-entropy: "} {
+		require.Regexp(t, `(?m)^  rates +`+kernel+`.*( +[0-9.]+){3}$`, table)
 	}
 }
 

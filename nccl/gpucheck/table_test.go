@@ -1,0 +1,88 @@
+//go:build gpu && linux && cgo
+
+package gpucheck
+
+import (
+	"flag"
+	"fmt"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+)
+
+var scaleName = flag.String("scale", "full", "how large models and kernels are that are measured: full, or tiny to see that all of it runs")
+
+// A size is that of a model and its batch.
+type size struct{ Batch, Context, Layers, Dim, Heads, Vocab int }
+
+// sizing is what a scale means.
+type sizing struct {
+	rates, curve, training size
+	paritySteps            int
+	curveSteps             int
+	trainingSteps          int           // of a turn
+	turns                  int           // of each contestant
+	patience               time.Duration // with a kernel
+}
+
+var scales = map[string]sizing{
+	"full": {
+		rates:       size{Batch: 16, Context: 1024, Dim: 1600, Heads: 25, Vocab: 50304},
+		curve:       size{Batch: 8, Context: 1024, Layers: 12, Dim: 768, Heads: 12, Vocab: 50304},
+		training:    size{Batch: 16, Context: 1024, Layers: 48, Dim: 1600, Heads: 25, Vocab: 50304},
+		paritySteps: 5, curveSteps: 200, trainingSteps: 10, turns: 3, patience: 20 * time.Millisecond,
+	},
+	"tiny": {
+		rates:       size{Batch: 1, Context: 16, Dim: 32, Heads: 2, Vocab: 48},
+		curve:       size{Batch: 1, Context: 16, Layers: 1, Dim: 32, Heads: 2, Vocab: 520},
+		training:    size{Batch: 1, Context: 16, Layers: 1, Dim: 32, Heads: 2, Vocab: 520},
+		paritySteps: 2, curveSteps: 3, trainingSteps: 2, turns: 2,
+	},
+}
+
+func scale() sizing { return scales[*scaleName] }
+
+// table is what the parts have reported, printed again when all are over.
+var table struct {
+	sync.Mutex
+	lines []string
+}
+
+// mark begins a line of the table in what a rank prints.
+const mark = "  | "
+
+// report prints a line and keeps it for the table.
+func report(part, format string, args ...any) {
+	line := fmt.Sprintf("%-9s ", part) + fmt.Sprintf(format, args...)
+	fmt.Println(mark + line)
+	keep(line)
+}
+
+// keep puts a line into the table.
+func keep(line string) {
+	table.Lock()
+	defer table.Unlock()
+	table.lines = append(table.lines, line)
+}
+
+// collect keeps what a rank has reported.
+func collect(said string) {
+	for line := range strings.Lines(said) {
+		if line, ok := strings.CutPrefix(line, mark); ok {
+			keep(strings.TrimRight(line, "\n"))
+		}
+	}
+}
+
+// parts prints the table after the tests.
+type parts struct{ *testing.M }
+
+func (p parts) Run() int {
+	status := p.M.Run()
+	if table.lines != nil && !isRank() {
+		fmt.Fprintf(os.Stdout, "\nAll figures\n  %s\n", strings.Join(table.lines, "\n  "))
+	}
+	return status
+}
