@@ -6,7 +6,7 @@ export RAPID_SEED ?= 1
 export RAPID_NOFAILFILE ?= true
 
 .DEFAULT_GOAL := help
-.PHONY: help run test race race-slice far nocgo portable arm64 mpi mpich faults soak netns slurm kube-check nccl-abi gpu-check cu-check lint generate generated memory bench bench-models bench-ops bench-join bench-state bench-gemm bench-comm bench-against same-bits
+.PHONY: help run test race race-slice far gpu-doubles nocgo portable arm64 mpi mpich faults soak simulate netns slurm kube-check nccl-abi cublaslt-abi ptx-check gpu-check cu-check lint generate generated memory bench bench-models bench-ops bench-formats bench-plan bench-search bench-join bench-state bench-gemm bench-comm bench-growth bench-against same-bits
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -14,33 +14,54 @@ help: ## list the targets
 run: ## train a GPT on the Go standard library's source with 2 ranks
 	$(GO) run ./examples/gpt
 
+# A package of tests takes two minutes at most, but on a machine that has much else to do: ten are go's limit.
 test: ## run all tests
-	$(GO) test ./...
+	$(GO) test -timeout 30m ./...
 
 race: ## run all tests under the race detector
-	$(GO) test -race -timeout 20m ./...
+	$(GO) test -race -timeout 40m ./...
 
 # Whole, fsdp takes 5 minutes under the race detector.
 SLICE ?= 0
 race-slice: ## race detector on comm, optim, shard, internal, and every third test of fsdp: SLICE=0, 1 or 2
-	$(GO) test -race -timeout 20m ./comm/... ./optim/... ./shard ./internal/...
+	$(GO) test -race -timeout 40m ./comm/... ./optim/... ./shard ./internal/...
 	list=$$($(GO) test -race -list '^(Test|Example)' ./fsdp | awk '/^(Test|Example)/ && n++ % 3 == $(SLICE)' | paste -sd '|') && \
-		test -n "$$list" && $(GO) test -race -timeout 20m ./fsdp -run "^($$list)$$"
+		test -n "$$list" && $(GO) test -race -timeout 40m ./fsdp -run "^($$list)$$"
 
 # Left out, as they are about the memory of the host: what a step and a full state allocate, what is
 # in RAM, how little of it is enough, and who shares it.
 FAR ?= .
 far: ## all tests of fsdp on a device that is late and out of reach: FAR=Golden for some
-	FSDP_TEST_DEVICE=far $(GO) test ./fsdp -run '$(FAR)' \
-		-skip '^(TestStepAllocatesLittle|TestOffloadReadsAhead|TestLargerThanMemory|TestIntoAllocates|TestIntoOptimizersMemory)$$'
+	FSDP_TEST_DEVICE=far $(GO) test ./fsdp -timeout 30m -run '$(FAR)' \
+		-skip '^(TestStepAllocatesLittle|TestOffloadReadsAhead|TestLargerThanMemory|TestIntoAllocates|TestIntoOptimizersMemory|TestMuon(Knobs|Checkpoints|InOwnGroups|OnOneRank)|Example_muon)$$'
+
+# Left out, as it cannot hold there: collectives of a pass do not come to the group, where tests count, delay and check
+# them (Counts, Traffic, DiscardWaits, SetFullOwns, CollectivesOwn, CheckerIsStrict, ShardedAsText, RankLeaves, Group,
+# CloseWaitsForGathers) or see who waits where (DeathIn); operations of the test's own have no kernels (Custom, FarDevice,
+# ErrorInside, PlanLists); batches are copied (BatchModified); streams know no fake time (JoinFailures, JoinCallsFail,
+# JoinCallsNever); plans without a device are those of a host (DryIsThePlan); Muon works in ordinary memory; stragglers
+# are told by groups; only shards of the host sum passes in a tree (VirtualRanks), have a second copy (ExampleStrategy)
+# or travel in 8 bits (Blocks); and what is about threads, files or memory of the host. NCCL's double adds as the host
+# does, so that strategies have the same bits. GPU=. tries everything else, some 370 tests in a quarter of an hour of
+# processor. One by one, on a busy machine, each has passed but Parity, of which the first 350 of some 460 cells had when
+# its time was over. Most take less than a second of processor; those with more than 20 are Parity (175), GoldenTraining
+# (80), Transports (53), FrozenUnitsAreFreedInBackward (45), GoldenStrategies (43) and GoldenJoin (21). Properties are
+# drawn 20 times. All faults take 11 s, and all waits that are left out 6.
+GPU ?= ^Test(GPU|ConfigDevice|AllFrozen|Average|Buffers|Checkpoints|Clip|CloseInside|EightBits|EMA|Evaluation|Export|FreezeIs|FullGrads|Import|JoinGenerates|JoinLearns|JustInTime|KnobsAtRandom|LiveMemory|Norms(Of|Take)|OldShapes|OneRankGathers|ParamNorms|Refused|ReservedIs|ShardRanks|SumsInHalf|Swap|TraceDir|UnitGroupsOwn|Units)
+gpu-doubles: export RAPID_CHECKS ?= 20
+gpu-doubles: ## tests of fsdp on the doubles of GPUs (Linux, cgo, cc): GPU=Golden for some
+	FSDP_TEST_DEVICE=gpu $(GO) test ./fsdp -timeout 60m -run '$(GPU)' \
+		-skip '^Test(GPUFaults|Counts|Stragglers|Traffic(8|16)|ForwardSeesBlocks|VectorsAreNoBlocks|SumsOfBlocks|Int8|DiscardWaits|SetFullOwns|CollectivesOwn|CheckerIsStrict|Custom|FarDevice|JoinFailures|JoinCallsFail|DryIsThePlan|ShardedAsText|RankLeaves|Group|ErrorInside|PlanLists|CloseWaitsForGathers|DeathIn|Resident|BatchModified|JoinCallsNever|SetFullWithoutMemory|ProgramsAreCounted|Threads|Offload|JoinOffload|LargerThan|StepAllocates|IntoAllocates$$|IntoOptimizersMemory|Muon(Knobs|Checkpoints|InOwnGroups|OnOneRank)|Optional(AtRandom|Never|Many|Faults|Virtual|Precision)|VirtualRanks)|^Example(Config_virtualRanks|Strategy|_muon)$$'
+	FSDP_TEST_FAULTS=all $(GO) test ./fsdp -timeout 60m -run '^TestGPUFaults$$'
+	FSDP_TEST_FAULTS=all $(GO) test ./fsdp/internal/engine/gpu -run '^TestLeftOut$$'
 
 nocgo: ## build and test without cgo
 	CGO_ENABLED=0 $(GO) build ./...
-	CGO_ENABLED=0 $(GO) test ./...
+	CGO_ENABLED=0 $(GO) test -timeout 30m ./...
 
 portable: ## test the kernels without assembly, and build for arm64
-	$(GO) test -tags purego ./internal/kernel/... ./internal/ops
-	$(GO) test -tags purego ./fsdp -run TestGoldenGradients
+	$(GO) test -timeout 30m -tags purego ./internal/kernel/... ./internal/ops
+	$(GO) test -timeout 30m -tags purego ./fsdp -run TestGoldenGradients
 	GOARCH=arm64 $(GO) vet ./...
 
 # Left out for time, minutes each under emulation: the contracts of groups, the comparison of all transports, and
@@ -48,14 +69,14 @@ portable: ## test the kernels without assembly, and build for arm64
 # TestNoMemory, which maps 64 TiB, and TestAddressLimit, as the emulator ignores limits of addresses. Tests that start
 # themselves again run: see .ci/arm64.
 arm64: ## test kernels, shared memory and groups on an emulated arm64 (Debian: qemu-user)
-	GOARCH=arm64 CGO_ENABLED=0 $(GO) test -exec "$(CURDIR)/.ci/arm64" ./internal/kernel/... ./internal/half
-	GOARCH=arm64 CGO_ENABLED=0 $(GO) test -exec "$(CURDIR)/.ci/arm64" -skip '^TestNoMemory$$' ./internal/shm
-	GOARCH=arm64 CGO_ENABLED=0 $(GO) test -exec "$(CURDIR)/.ci/arm64" \
+	GOARCH=arm64 CGO_ENABLED=0 $(GO) test -timeout 30m -exec "$(CURDIR)/.ci/arm64" ./internal/kernel/... ./internal/half
+	GOARCH=arm64 CGO_ENABLED=0 $(GO) test -timeout 30m -exec "$(CURDIR)/.ci/arm64" -skip '^TestNoMemory$$' ./internal/shm
+	GOARCH=arm64 CGO_ENABLED=0 $(GO) test -timeout 30m -exec "$(CURDIR)/.ci/arm64" \
 		-skip 'Contract$$|^TestSameBitsEverywhere$$|^TestSharedGatherCopies$$|Timeout|^TestSilentRank$$|^TestAddressLimit$$' ./comm
 
 mpi: ## test the groups over Open MPI (Debian: openmpi-bin libopenmpi-dev pkg-config)
 	$(GO) vet -tags mpi ./comm/mpi
-	$(GO) test -tags mpi ./comm/mpi
+	$(GO) test -timeout 30m -tags mpi ./comm/mpi
 
 mpich: ## test the groups over MPICH (Debian: mpich libmpich-dev pkg-config)
 	$(GO) test -tags mpi,mpich ./comm/mpi
@@ -65,6 +86,11 @@ faults: ## every fault in every collective over every transport, bits that flip 
 
 soak: ## ten minutes of random collectives with random faults
 	$(GO) run ./internal/faults -soak 10m
+
+FAULTS ?= 100000
+SIMULATE_RANKS ?= 64,256
+simulate: ## 100,000 random faults in simulated jobs of 8 to 64 ranks, and what joining takes: FAULTS=number SIMULATE_RANKS=64,256 SIMULATE_SEED=1
+	SIMULATE_FAULTS=$(FAULTS) SIMULATE_RANKS=$(SIMULATE_RANKS) $(GO) test ./fsdp/internal/simulate -v -count 1 -timeout 10h
 
 netns: ## ranks, fsdprun and mpirun on hosts of their own, in network namespaces (root; Debian: iproute2 openmpi-bin)
 	$(GO) test -tags netns ./internal/netns
@@ -78,7 +104,15 @@ kube-check: ## the Kubernetes manifests against the API's and Kubeflow's own che
 nccl-abi: ## compare our declarations of NCCL with real releases from Python wheels, no GPU needed
 	nccl/abi/check.sh
 
-gpu-check: ## the process group over NCCL on this machine's GPUs: contract and bandwidths; fails without a GPU
+CUBLAS ?=
+cublaslt-abi: ## the same of cuBLASLt: CUBLAS=directory with its include and lib, else from wheels of 500 MB
+	internal/blaslt/abi/check.sh $(CUBLAS)
+
+PTXAS ?=
+ptx-check: ## registers and spills of all kernels on sm_80, sm_90 and sm_100: PTXAS=path of ptxas, else from a wheel of 40 MB
+	internal/gpu/kernels/ptxas.sh $(PTXAS)
+
+gpu-check: ## training on this machine's GPUs: contract, bandwidths, kernels, parity, PyTorch beside it; fails without a GPU
 	nccl/gpucheck/run.sh
 
 cu-check: ## the adapter for gorgonia.org/cu, with NVIDIA's headers from Python's wheels (network, pip)
@@ -113,6 +147,16 @@ bench-models: ## passes of whole models on one core, beside PyTorch: TORCH=pytho
 bench-ops: ## passes of single operations on one core, beside PyTorch: TORCH=python of a venv that has it
 	$(GO) run ./internal/bench models -run ^op/ -bfloat16 -seconds 3 -torch "$(TORCH)"
 
+bench-formats: ## steps over a slow link by the types in which parameters and gradients travel
+	$(GO) run ./internal/bench formats
+
+# Nothing else should run: nice -n -20 keeps most of it away.
+bench-plan: ## steps beside what package plan says of them after a calibration: 1 and 2 ranks, slow links, prefetch 0 to 2
+	$(GO) run ./internal/bench plan -size tiny,small,medium
+
+bench-search: ## what fsdp.Tune chooses beside the fastest of many settings, on 20 random models
+	$(GO) run ./internal/bench search -rounds 10 -seconds 1
+
 bench-join: ## what Join and JoinCalls cost with even data, and what a rank without a batch takes
 	$(GO) run ./internal/bench join -seconds 8
 
@@ -121,6 +165,9 @@ bench-state: ## optimizer state made whole against broadcasts, PyTorch's with TO
 
 bench-gemm: ## GFLOP/s of the matrix product
 	$(GO) test ./internal/kernel/gemm -run '^$$' -bench Gemm -benchtime 200ms
+
+bench-growth: ## open files, goroutines, memory and time to join of 2 to 256 ranks over TCP
+	$(GO) run ./internal/bench growth
 
 bench-comm: ## GB/s of the collectives, beside Gloo, Open MPI, MPICH and memcpy
 	$(GO) run ./internal/bench comm

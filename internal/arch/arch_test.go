@@ -103,8 +103,8 @@ func product(f *file) bool { return !f.test }
 // TestNoCgo checks that only the packages that load native libraries use cgo.
 func TestNoCgo(t *testing.T) {
 	for _, f := range sources(t, func(*file) bool { return true }) {
-		native := slices.ContainsFunc([]string{"nccl/", "internal/device/", "internal/gpudouble/", "comm/mpi/"},
-			func(p string) bool { return strings.HasPrefix(f.dir+"/", p) })
+		loaders := []string{"nccl/", "internal/blaslt/", "internal/device/", "internal/gpudouble/", "internal/gpu/kernels/nvrtc/", "comm/mpi/"}
+		native := slices.ContainsFunc(loaders, func(p string) bool { return strings.HasPrefix(f.dir+"/", p) })
 		if slices.Contains(f.imports(), "C") && !native {
 			t.Errorf("%s uses cgo", f.path)
 		}

@@ -26,6 +26,10 @@ var edges = map[string]string{
 	"internal/checksum":              "",
 	"internal/text":                  "",
 	"internal/device":                "",
+	"internal/gpu":                   "gorgonia internal/arena internal/blaslt internal/device internal/exec internal/gpu/kernels internal/kernel internal/kernel/vec internal/ops",
+	"internal/gpu/gputest":           "gorgonia internal/blaslt internal/device internal/exec internal/gpu internal/gpudouble internal/half internal/kernel",
+	"internal/gpu/kernels":           "",
+	"internal/gpu/kernels/nvrtc":     "",
 	"internal/gpudouble":             "",
 	"internal/half":                  "",
 	"internal/launch":                "",
@@ -50,39 +54,51 @@ var edges = map[string]string{
 	"internal/ops":             "gorgonia internal/exec internal/half internal/kernel internal/kernel/bf16 internal/kernel/vec",
 	"internal/program":         "internal/arena",
 
+	// Devices.
+	"internal/blaslt": "internal/device",
+
 	// Files.
 	"internal/checkpoint":         "internal/safetensors",
 	"internal/checkpoint/crashfs": "internal/checkpoint",
+	"internal/hashes":             "internal/checksum",
 	"internal/mapped":             "internal/arena",
 	"internal/safetensors":        "internal/half",
 
 	// Groups of ranks.
-	"comm":           "internal/auth internal/backoff internal/checksum internal/half internal/kernel/vec internal/launch internal/mesh internal/shm internal/store internal/text",
-	"comm/commtest":  "comm",
-	"comm/mpi":       "comm internal/backoff internal/launch",
-	"internal/mesh":  "internal/auth internal/checksum internal/store",
-	"internal/store": "internal/auth",
-	"nccl":           "comm internal/backoff internal/device",
-	"nccl/gpucheck":  "",
+	"comm":            "internal/auth internal/backoff internal/checksum internal/half internal/kernel/vec internal/launch internal/mesh internal/shm internal/store internal/text",
+	"comm/commtest":   "comm",
+	"comm/mpi":        "comm internal/backoff internal/launch",
+	"internal/mesh":   "internal/auth internal/checksum internal/store",
+	"internal/simnet": "",
+	"internal/store":  "internal/auth",
+	"nccl":            "comm internal/backoff internal/device",
+	"nccl/gpucheck":   "",
 
 	// The library.
-	"optim":           "internal/kernel/vec shard",
+	"optim":           "comm internal/kernel/gemm internal/kernel/vec shard",
 	"optim/optimtest": "optim",
-	"fsdp": "gorgonia comm fsdp/internal/engine fsdp/internal/layout fsdp/internal/ranks fsdp/internal/state fsdp/internal/timeline " +
+	"fsdp": "gorgonia comm fsdp/internal/engine fsdp/internal/layout fsdp/internal/ranks fsdp/internal/record fsdp/internal/state fsdp/internal/timeline fsdp/plan fsdp/profile " +
 		"internal/arena internal/caught internal/checkpoint internal/exec internal/kernel internal/kernel/vec internal/launch internal/program internal/rng optim shard",
-	"fsdp/internal/engine": "gorgonia comm fsdp/internal/layout fsdp/internal/ranks internal/arena internal/exec internal/half " +
+	"fsdp/gpu":     "fsdp fsdp/internal/engine fsdp/internal/engine/gpu nccl",
+	"fsdp/plan":    "",
+	"fsdp/profile": "comm fsdp/plan internal/perfetto internal/text",
+	"fsdp/internal/engine": "gorgonia comm fsdp/internal/layout fsdp/internal/ranks fsdp/plan internal/arena internal/exec internal/half " +
 		"internal/kernel/vec internal/mapped internal/program optim shard",
-	"fsdp/internal/engine/fardevice": "fsdp/internal/engine fsdp/internal/layout fsdp/internal/ranks internal/arena internal/exec " +
+	"fsdp/internal/engine/fardevice": "comm fsdp/internal/engine fsdp/internal/layout fsdp/internal/ranks internal/arena internal/exec " +
 		"internal/program optim",
+	"fsdp/internal/engine/gpu": "comm fsdp/internal/engine fsdp/internal/layout fsdp/internal/ranks internal/arena internal/backoff internal/exec " +
+		"internal/gpu internal/half internal/kernel/vec internal/program nccl optim",
 	"fsdp/internal/state":    "comm fsdp/internal/layout fsdp/internal/ranks internal/checkpoint internal/launch internal/safetensors optim shard",
-	"fsdp/internal/layout":   "comm internal/program shard",
+	"fsdp/internal/layout":   "comm internal/kernel/vec internal/program shard",
 	"fsdp/internal/ranks":    "comm internal/caught",
+	"fsdp/internal/record":   "comm fsdp/internal/engine fsdp/internal/layout internal/checksum internal/exec internal/hashes internal/launch internal/program optim",
+	"fsdp/internal/simulate": "",
 	"fsdp/internal/timeline": "comm fsdp/internal/engine internal/launch internal/perfetto internal/program",
 	"fsdp/data":              "gorgonia fsdp internal/caught internal/half internal/rng internal/safetensors",
 	"fsdp/graph":             "gorgonia fsdp internal/caught internal/exec",
 	"fsdp/generate":          "gorgonia fsdp",
 	"fsdp/metrics":           "gorgonia comm internal/exec",
-	"fsdp/monitor":           "comm fsdp internal/peak",
+	"fsdp/monitor":           "comm fsdp fsdp/plan fsdp/profile internal/peak",
 	"fsdp/nn":                "gorgonia fsdp fsdp/generate fsdp/op internal/kernel/vec",
 	"fsdp/nn/hf":             "gorgonia fsdp fsdp/internal/state fsdp/nn fsdp/op internal/safetensors",
 	"fsdp/nn/hf/tokenizer":   "",
@@ -90,7 +106,9 @@ var edges = map[string]string{
 
 	// Commands and examples.
 	"fsdp/fsdpckpt":          "internal/checkpoint internal/safetensors internal/text optim",
-	"fsdp/fsdprun":           "internal/auth internal/launch internal/perfetto internal/store",
+	"fsdp/fsdpdiff":          "internal/hashes",
+	"fsdp/fsdpplan":          "comm fsdp fsdp/nn fsdp/nn/hf fsdp/plan fsdp/profile internal/calibrate internal/text optim",
+	"fsdp/fsdprun":           "fsdp/profile internal/auth internal/launch internal/perfetto internal/store internal/text",
 	"examples/cluster":       "",
 	"examples/digits":        "comm fsdp fsdp/data fsdp/metrics fsdp/monitor fsdp/nn optim",
 	"examples/finetune":      "gorgonia comm fsdp fsdp/data fsdp/generate fsdp/metrics fsdp/nn fsdp/nn/hf fsdp/nn/hf/tokenizer optim",
@@ -99,6 +117,7 @@ var edges = map[string]string{
 	"examples/internal/text": "gorgonia fsdp",
 	"examples/lora":          "gorgonia comm examples/internal/text fsdp fsdp/nn optim",
 	"examples/moe":           "gorgonia comm examples/internal/text fsdp fsdp/nn optim",
+	"examples/multimodal":    "gorgonia comm fsdp fsdp/nn fsdp/op optim",
 	"examples/offload":       "gorgonia fsdp fsdp/nn optim",
 	"examples/t5":            "gorgonia comm fsdp fsdp/generate fsdp/metrics fsdp/nn optim",
 	"examples/uneven":        "gorgonia comm fsdp fsdp/metrics fsdp/nn optim",
@@ -112,7 +131,8 @@ var edges = map[string]string{
 	"internal/bench/state":    "gorgonia comm fsdp fsdp/nn internal/bench/stats optim",
 	"internal/bench/stats":    "",
 	"internal/bench/torch":    "",
-	"internal/bench/train":    "gorgonia comm comm/commtest fsdp fsdp/nn internal/peak internal/bench/process internal/bench/stats internal/bench/torch optim",
+	"internal/bench/train":    "gorgonia comm comm/commtest fsdp fsdp/nn fsdp/plan internal/calibrate internal/peak internal/bench/process internal/bench/stats internal/bench/torch optim",
+	"internal/calibrate":      "gorgonia comm fsdp fsdp/nn fsdp/plan internal/exec internal/peak optim",
 	"internal/faults":         "comm comm/commtest internal/checkpoint internal/mesh internal/safetensors",
 	"internal/netns":          "",
 	"internal/samebits":       "internal/revision internal/safetensors",
@@ -125,15 +145,15 @@ const gorgonia = "gorgonia"
 // overGorgonia lists the packages that may need Gorgonia, directly or through what they import.
 // Nothing else may, so that groups, optimizers, schedules and kernels can be used without it.
 var overGorgonia = strings.Fields(`
-	examples/digits examples/finetune examples/fromgraph examples/gpt examples/internal/text examples/lora examples/moe examples/offload examples/t5 examples/uneven
-	fsdp fsdp/data fsdp/generate fsdp/graph fsdp/internal/engine fsdp/internal/engine/fardevice fsdp/internal/timeline fsdp/metrics fsdp/monitor fsdp/nn fsdp/nn/hf fsdp/op internal/bench
+	examples/digits examples/finetune examples/fromgraph examples/gpt examples/internal/text examples/lora examples/moe examples/multimodal examples/offload examples/t5 examples/uneven
+	fsdp fsdp/data fsdp/fsdpplan fsdp/generate fsdp/gpu fsdp/graph fsdp/internal/engine fsdp/internal/engine/fardevice fsdp/internal/engine/gpu fsdp/internal/record fsdp/internal/timeline fsdp/metrics fsdp/monitor fsdp/nn fsdp/nn/hf fsdp/op internal/bench
 	internal/bench/models internal/bench/probe internal/bench/state
-	internal/bench/train internal/exec internal/exec/exectest internal/ops internal/samebits/train
+	internal/bench/train internal/calibrate internal/exec internal/exec/exectest internal/gpu internal/gpu/gputest internal/ops internal/samebits/train
 `)
 
 // pure lists the packages that only decide: they neither wait, nor start goroutines, nor read and
 // write anything.
-var pure = []string{"fsdp/internal/layout", "internal/program", "shard"}
+var pure = []string{"fsdp/internal/layout", "fsdp/plan", "internal/program", "shard"}
 
 // impure are the packages that those may not import.
 var impure = []string{"bufio", "context", "io/fs", "log", "net", "os", "sync", "syscall", "time"}
@@ -245,6 +265,15 @@ func TestWhoNeedsGorgonia(t *testing.T) {
 		if slices.Contains(f.imports(), "gorgonia.org/cu") {
 			t.Errorf("%s imports gorgonia.org/cu, which ends the process where there is no driver", f.path)
 		}
+	}
+}
+
+// TestHostNeedsNoDriver keeps the GPU engine out of programs that compute on processors alone.
+func TestHostNeedsNoDriver(t *testing.T) {
+	g := graph(t)
+	require.NotNil(t, reach(g, "fsdp/gpu", "internal/device"), "the way that users of GPUs take")
+	for _, from := range []string{"fsdp", "fsdp/nn", "fsdp/nn/hf", "fsdp/generate", "fsdp/monitor", "optim", "comm"} {
+		require.Nil(t, reach(g, from, "internal/device"), from)
 	}
 }
 
