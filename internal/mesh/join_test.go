@@ -7,11 +7,13 @@ import (
 	"io"
 	"net"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/gofsdp/gofsdp/internal/auth"
@@ -103,12 +105,30 @@ func TestLateRank(t *testing.T) {
 // TestTimeout leaves ranks out. All others name them, and so do those that come when the others
 // have given up.
 func TestTimeout(t *testing.T) {
-	t.Parallel()
+	present := []int{0, 1, 3}
+	met := make(chan bool, len(present)) // who lacks nobody but 2 and 4
 	j := newJob(t, 5, nil)
+	ctx, cancel := context.WithCancelCause(context.Background())
 	hasty := j
-	hasty.limit = 5 * time.Second
-	for _, l := range hasty.try(t, 0, 1, 3) {
-		require.ErrorContains(t, l.err, "ranks [2 4] of 5 have not joined: time is up")
+	hasty.change = func(c *Config) {
+		c.Joining = func(missing func() []int) {
+			go func() {
+				met <- assert.Eventually(t, func() bool { return slices.Equal(missing(), []int{2, 4}) }, patience, time.Millisecond)
+			}()
+		}
+	}
+	var all sync.WaitGroup
+	errs := make([]error, len(present))
+	for i, rank := range present {
+		all.Go(func() { _, _, errs[i] = hasty.join(ctx, rank) })
+	}
+	for range present {
+		require.True(t, <-met)
+	}
+	cancel(errLate)
+	all.Wait()
+	for _, err := range errs {
+		require.ErrorContains(t, err, "ranks [2 4] of 5 have not joined: time is up")
 	}
 	for _, l := range j.try(t, 2) {
 		require.ErrorContains(t, l.err, "ranks [2 4] of 5 have not joined: time is up")

@@ -179,20 +179,22 @@ func (m *Mesh) peer(rank int) (*peer, error) {
 }
 
 // Send queues a control message of at most MaxMessage bytes; it never blocks.
-// An error says that the message will not arrive; without one it arrives unless
-// the other process ends before.
+// An error says that the message will not arrive, as it does once the Handler has
+// heard of the end of the rank; without one it arrives unless the other process
+// ends before.
 func (m *Mesh) Send(to int, msg []byte) error {
 	if len(msg) > MaxMessage {
 		return fmt.Errorf("mesh: message of %d bytes to rank %d, the limit is %d", len(msg), to, MaxMessage)
 	}
-	if m.far(to) {
-		m.relay.mu.Lock()
-		defer m.relay.mu.Unlock()
-		if f := m.relay.fates[to]; f != nil && f.ended != nil {
-			return fmt.Errorf("mesh: %w", f.ended)
-		}
+	far := m.far(to)
+	m.relay.mu.Lock()
+	err := m.relay.ended(to) // news of a neighbour's end may come before that of its connection
+	if err == nil && far {
 		m.route(m.cfg.Rank, to, msg)
-		return nil
+	}
+	m.relay.mu.Unlock()
+	if err != nil || far {
+		return err
 	}
 	p, err := m.peer(to)
 	if err != nil {

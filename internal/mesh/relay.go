@@ -45,6 +45,14 @@ func (r *relay) fate(rank int) *fate {
 	return r.fates[rank]
 }
 
+// ended returns how a rank has ended, nil where nothing is known of that. The caller holds r.mu.
+func (r *relay) ended(rank int) error {
+	if f := r.fates[rank]; f != nil && f.ended != nil {
+		return fmt.Errorf("mesh: %w", f.ended)
+	}
+	return nil
+}
+
 // end notes that a rank has ended. It reports false if that was known. The caller holds r.mu.
 func (r *relay) end(rank int, err error) bool {
 	f := r.fate(rank)
