@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -77,11 +78,13 @@ func TestIncidents(t *testing.T) {
 					if when == commtest.Waiting {
 						lag.After = 200 * time.Millisecond
 					}
-					errs, happened := program(3, i, lag)
-					require.Contains(t, happened, i)
-					for r, err := range errs {
-						requireConsequence(t, i, r, err)
-					}
+					synctest.Test(t, func(t *testing.T) {
+						errs, happened := program(3, i, lag)
+						require.Contains(t, happened, i)
+						for r, err := range errs {
+							requireConsequence(t, i, r, err)
+						}
+					})
 				})
 			}
 		}
@@ -108,16 +111,18 @@ func requireConsequence(t *testing.T, i commtest.Incident, rank int, err error) 
 
 func TestIncidentCancels(t *testing.T) {
 	for _, at := range []uint64{1, 4} { // an all-reduce, and a barrier
-		errs, _ := program(3,
-			commtest.Incident{What: commtest.Cancel, When: commtest.Waiting, Rank: 1, At: commtest.Call{Seq: at}},
-			// Nobody waits for so long: rank 2 comes when rank 1 has given up.
-			commtest.Incident{What: commtest.Delay, When: commtest.Before, Rank: 2, At: commtest.Call{Seq: at}, After: 200 * time.Millisecond})
-		for r, err := range errs {
-			var blame *comm.RankError
-			require.ErrorAs(t, err, &blame, "rank %d", r)
-			require.Equal(t, 1, blame.Rank)
-			require.ErrorIs(t, err, context.Canceled, "rank %d", r)
-		}
+		synctest.Test(t, func(t *testing.T) {
+			errs, _ := program(3,
+				commtest.Incident{What: commtest.Cancel, When: commtest.Waiting, Rank: 1, At: commtest.Call{Seq: at}},
+				// Nobody waits for so long: rank 2 comes when rank 1 has given up.
+				commtest.Incident{What: commtest.Delay, When: commtest.Before, Rank: 2, At: commtest.Call{Seq: at}, After: 200 * time.Millisecond})
+			for r, err := range errs {
+				var blame *comm.RankError
+				require.ErrorAs(t, err, &blame, "rank %d", r)
+				require.Equal(t, 1, blame.Rank)
+				require.ErrorIs(t, err, context.Canceled, "rank %d", r)
+			}
+		})
 	}
 }
 
