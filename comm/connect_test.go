@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net"
 	"sync"
 	"testing"
 	"time"
@@ -19,18 +18,10 @@ import (
 
 var secret = []byte("known to all ranks and nobody else")
 
-// freeAddr returns a loopback address that nobody listens on.
-func freeAddr(t testing.TB) string {
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	defer ln.Close()
-	return ln.Addr().String()
-}
-
 // connect connects n ranks that live in this process, each with its own
 // configuration, and returns their handles and errors by rank.
 func connect(t testing.TB, n int, change func(*comm.Config)) ([]comm.Group, []error) {
-	addr := "tcp://" + freeAddr(t)
+	addr := "tcp://" + comm.FreeAddr(t)
 	gs, errs := make([]comm.Group, n), make([]error, n)
 	var ranks sync.WaitGroup
 	for r := range n {
@@ -172,10 +163,11 @@ func TestConnectFails(t *testing.T) {
 		}, []string{"rank 1 of group \"world\": group \"world\" spans several hosts", "spans several hosts"}},
 		"a rank that never comes": {func(c *comm.Config) {
 			c.Size = 3
-			c.JoinTimeout = 3 * time.Second
+			c.JoinTimeout = 6 * time.Second // in which the two have met
 		}, []string{"[2]", "[2]"}},
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			gs, errs := connect(t, 2, c.change)
 			for r, err := range errs {
 				require.Nil(t, gs[r])
@@ -192,7 +184,7 @@ func TestConnectSaysForWhomItWaits(t *testing.T) {
 	for rank, want := range map[int]string{0: "ranks [1 2] to join", 1: "ranks [0] to serve the rendezvous"} {
 		t.Run(fmt.Sprint(rank), func(t *testing.T) {
 			t.Parallel()
-			addr := "tcp://" + freeAddr(t)
+			addr := "tcp://" + comm.FreeAddr(t)
 			var told bytes.Buffer
 			_, err := comm.Connect(t.Context(), comm.Config{
 				Rank: rank, Size: 3, Rendezvous: addr, Job: t.Name(), Secret: secret,
@@ -210,7 +202,7 @@ func TestConnectSaysForWhomItWaits(t *testing.T) {
 // others, over every transport, with what they were waiting in.
 func TestTimeoutNamesTheMissing(t *testing.T) {
 	for _, transport := range []comm.Transport{comm.SharedMemory, comm.TCP} {
-		gs, errs := connect(t, 3, func(c *comm.Config) { c.Transport, c.Timeout = transport, time.Second })
+		gs, errs := connect(t, 3, func(c *comm.Config) { c.Transport, c.Timeout = transport, 2*time.Second })
 		require.NoError(t, errors.Join(errs...))
 		for r, err := range each(gs[:2], func(g comm.Group) error {
 			x := comm.Of(make([]float32, 1000)).Named("h.3")

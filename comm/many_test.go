@@ -82,7 +82,7 @@ func (s strand) Write(b []byte) (int, error) {
 // each of them fails, in all its groups, and names it. A group that does not depend on it goes on.
 func TestDeathOfOneOfMany(t *testing.T) {
 	const n, victim = 20, 9
-	addr := "tcp://" + freeAddr(t)
+	addr := "tcp://" + comm.FreeAddr(t)
 	cables := make([]cable, n)
 	worlds, halves, safe, errs := make([]comm.Group, n), make([]comm.Group, n), make([]comm.Group, n), make([]error, n)
 	all := func(f func(r int) error) {

@@ -88,7 +88,7 @@ func TestJoinFails(t *testing.T) {
 
 // TestJoinSilent has a rank of which nothing is heard while a group is being made.
 func TestJoinSilent(t *testing.T) {
-	gs, sessions := remoteGroups(t, 3, Wiring{Timeout: time.Second})
+	gs, sessions := remoteGroups(t, 3, Wiring{Timeout: 2 * time.Second})
 	for r := range 2 {
 		sessions[r].mesh = deafTo{sessions[r].mesh, 2}
 	}
@@ -100,7 +100,7 @@ func TestJoinSilent(t *testing.T) {
 		require.ErrorIs(t, err, ErrTimeout)
 		require.Equal(t, 2, blame.Rank)
 		require.ErrorContains(t, err, "making group 0 of split #1: rank ")
-		require.ErrorContains(t, err, "no progress for 1s (the limit is FSDP_TIMEOUT, or Config.Timeout); rank 0: does not answer")
+		require.ErrorContains(t, err, "no progress for 2s (the limit is FSDP_TIMEOUT, or Config.Timeout); rank 0: does not answer")
 	}
 	require.ErrorIs(t, errs[2], ErrTimeout)
 	closeRanks(t, gs)

@@ -30,7 +30,8 @@ func afterTimeout(t *testing.T, effect error, asked func(context.Context, *Seria
 		b.results <- nil
 		require.NoError(t, <-first)
 		b.results <- effect
-		err, told = <-second, b.told
+		err = <-second
+		told = b.told
 	})
 	return told, err
 }

@@ -427,7 +427,7 @@ func TestSharedMissing(t *testing.T) {
 	var ranks sync.WaitGroup
 	for r := range errs {
 		g := gs[r].(*shared)
-		g.link.session.cfg.Timeout = time.Second
+		g.link.session.cfg.Timeout = 2 * time.Second
 		ranks.Go(func() {
 			_, err := newShared(context.Background(), g.link.split(1, 0, []int{1, 2, 0}), g.domain)
 			errs[r] = splitError(worldName, r, 1, 0, []int{1, 2, 0}, err)
@@ -439,7 +439,7 @@ func TestSharedMissing(t *testing.T) {
 		require.ErrorAs(t, err, &blame)
 		require.Equal(t, 2, blame.Rank)
 		require.ErrorIs(t, err, ErrTimeout)
-		require.ErrorContains(t, err, "making the group: 2 of 3 ranks are here: no progress for 1s (the limit is FSDP_TIMEOUT, or Config.Timeout); rank 1: has still to make the group")
+		require.ErrorContains(t, err, "making the group: 2 of 3 ranks are here: no progress for 2s (the limit is FSDP_TIMEOUT, or Config.Timeout); rank 1: has still to make the group")
 	}
 	closeRanks(t, gs)
 }

@@ -5,7 +5,6 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
-	"net"
 	"os"
 	"os/exec"
 	"strings"
@@ -131,10 +130,7 @@ func TestNarrowChild(t *testing.T) {
 // TestAddressLimit: under a limit of addresses (ulimit -v) on one rank, all use sockets, and say so
 // once.
 func TestAddressLimit(t *testing.T) {
-	free, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	addr := free.Addr().String()
-	require.NoError(t, free.Close())
+	addr := FreeAddr(t)
 	child := exec.Command(os.Args[0], "-test.run=^TestNarrowChild$")
 	child.Env = append(os.Environ(), narrowVariable+"="+addr)
 	var said bytes.Buffer

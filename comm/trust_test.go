@@ -17,17 +17,29 @@ import (
 	"github.com/gofsdp/gofsdp/internal/auth"
 )
 
+// FreeAddr returns a loopback address where nobody listens but who is told of it: until the test
+// ends a connection keeps the kernel from giving the port to another process.
+func FreeAddr(t testing.TB) string {
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	there, err := net.Dial("tcp", ln.Addr().String())
+	require.NoError(t, err)
+	here, err := ln.Accept()
+	require.NoError(t, err)
+	require.NoError(t, ln.Close())
+	t.Cleanup(func() { require.NoError(t, errors.Join(there.Close(), here.Close())) })
+	return ln.Addr().String()
+}
+
 // meet connects two ranks, each with a configuration of its own, and leaves again. When one cannot
 // join, the other gives up as soon as refused has returned.
 func meet(t *testing.T, change func(*Config), refused ...func()) (errs [2]error) {
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	require.NoError(t, ln.Close())
+	addr := FreeAddr(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	var ranks sync.WaitGroup
 	for r := range errs {
-		cfg := Config{Rank: r, Size: 2, Rendezvous: "tcp://" + ln.Addr().String(), Job: t.Name()}
+		cfg := Config{Rank: r, Size: 2, Rendezvous: "tcp://" + addr, Job: t.Name()}
 		change(&cfg)
 		ranks.Go(func() {
 			g, err := Connect(ctx, cfg)
