@@ -3,6 +3,7 @@
 package nccl
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"sync"
@@ -99,12 +100,14 @@ func TestGroupCallsFail(t *testing.T) {
 }
 
 // stall runs f on two ranks that have launched a collective, w, that does not end: the
-// stream of rank 1 is held back until a rank has aborted its communicator.
-func stall(t *testing.T, cfg GroupConfig, f func(m *member, w comm.Work) error) []error {
+// stream of rank 1 is held back until a rank has aborted its communicator. A limit that is
+// not 0 is that of collectives, but not of making the group.
+func stall(t *testing.T, limit time.Duration, f func(m *member, w comm.Work) error) []error {
 	cuda, lib := doubles(t)
 	var launched sync.WaitGroup
 	launched.Add(2)
-	return groupOf(t, 2, cfg, func(m *member) (err error) {
+	return groupOf(t, 2, GroupConfig{}, func(m *member) (err error) {
+		m.backend.launcher.timeout = cmp.Or(limit, defaultTimeout)
 		m.me.alloc(16, func(x uintptr) {
 			if m.Rank() == 1 {
 				cuda.Pause(t, m.backend.launcher.stream.Handle())
@@ -132,7 +135,7 @@ func stall(t *testing.T, cfg GroupConfig, f func(m *member, w comm.Work) error) 
 }
 
 func TestGroupTimeout(t *testing.T) {
-	errs := stall(t, GroupConfig{Timeout: 50 * time.Millisecond}, func(m *member, w comm.Work) error {
+	errs := stall(t, 50*time.Millisecond, func(m *member, w comm.Work) error {
 		return w.Wait(m.me.ctx)
 	})
 	for r, err := range errs {
@@ -144,7 +147,7 @@ func TestGroupTimeout(t *testing.T) {
 func TestGroupAborts(t *testing.T) {
 	cause := errors.New("out of coffee")
 	for aborter := range 2 {
-		errs := stall(t, GroupConfig{}, func(m *member, w comm.Work) error {
+		errs := stall(t, 0, func(m *member, w comm.Work) error {
 			if m.Rank() == aborter {
 				m.Abort(cause)
 			}
@@ -162,7 +165,7 @@ func TestGroupAborts(t *testing.T) {
 
 func TestGroupCancelled(t *testing.T) {
 	cause := errors.New("deadline of the step")
-	errs := stall(t, GroupConfig{}, func(m *member, w comm.Work) error {
+	errs := stall(t, 0, func(m *member, w comm.Work) error {
 		ctx, cancel := context.WithCancelCause(m.me.ctx)
 		defer cancel(nil)
 		if m.Rank() == 0 {
@@ -181,7 +184,7 @@ func TestGroupCancelled(t *testing.T) {
 // A rank that closes the group in the middle of a collective does not leave the others
 // waiting for it.
 func TestGroupClosedInside(t *testing.T) {
-	errs := stall(t, GroupConfig{}, func(m *member, w comm.Work) error {
+	errs := stall(t, 0, func(m *member, w comm.Work) error {
 		if m.Rank() == 1 {
 			check(m.Close())
 		}
@@ -259,7 +262,8 @@ func TestGroupLaunchHangs(t *testing.T) {
 func TestGroupLaunchTimesOut(t *testing.T) {
 	t.Setenv("FSDP_DOUBLE_NCCL_CONNECT", "1")
 	doubles(t)
-	errs := groupOf(t, 2, GroupConfig{Timeout: 100 * time.Millisecond}, func(m *member) (err error) {
+	errs := groupOf(t, 2, GroupConfig{}, func(m *member) (err error) {
+		m.backend.launcher.timeout = 100 * time.Millisecond
 		m.me.alloc(16, func(x uintptr) {
 			if m.Rank() == 1 { // stays before the call
 				m.backend.launcher.communicator.mu.Lock()
