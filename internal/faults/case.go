@@ -112,7 +112,7 @@ func caseOf(seed uint64, number int) Case {
 // suspensionOf returns a case by its number in which all processes are stopped for a while, as those
 // of a laptop are that is closed.
 func suspensionOf(seed uint64, number int) Case {
-	c := Case{Seed: seed, Number: number, Transport: transports[1+number%3], Suspend: 3 * time.Second}
+	c := Case{Seed: seed, Number: number, Transport: transports[1+number%3], Suspend: 6 * time.Second}
 	rng := rand.New(rand.NewPCG(seed, uint64(number)))
 	c.Ranks, c.Sub = worlds[rng.IntN(len(worlds))], rng.IntN(3) == 0
 	c.Collective, c.Bytes = collectives[rng.IntN(len(collectives))], sizes[rng.IntN(len(sizes))]
@@ -219,8 +219,8 @@ func (c *Case) limit() time.Duration {
 	if c.Suspend > 0 {
 		return c.Suspend / 2
 	}
-	if silent(c.Incident.What) {
-		return 1500 * time.Millisecond
+	if silent(c.Incident.What) { // a rank that is just late must not be taken for silent
+		return 1500*time.Millisecond + min(spare, 1500*time.Millisecond)
 	}
 	return 20 * time.Second
 }

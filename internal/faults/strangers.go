@@ -90,12 +90,8 @@ func (a *alarm) Handle(context.Context, slog.Record) error {
 func (g siege) run(ctx context.Context) (took time.Duration, err error) {
 	ctx, cancel := context.WithTimeout(ctx, joinTime)
 	defer cancel()
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return 0, err
-	}
-	s := &scene{ctx: ctx, addr: ln.Addr().String(), shown: &alarm{slog.DiscardHandler, make(chan struct{}, 1)}}
-	if err := ln.Close(); err != nil { // rank 0 listens there
+	s := &scene{ctx: ctx, shown: &alarm{slog.DiscardHandler, make(chan struct{}, 1)}}
+	if err := s.findPort(); err != nil {
 		return 0, err
 	}
 	groups, errs := make([]comm.Group, besieged), make([]error, besieged)
@@ -135,6 +131,26 @@ func (g siege) run(ctx context.Context) (took time.Duration, err error) {
 		}
 	}
 	return took, err
+}
+
+// findPort finds a port for rank 0 to listen on. A connection, until the end, keeps the kernel from
+// giving it to another process.
+func (s *scene) findPort() error {
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return err
+	}
+	s.addr = ln.Addr().String()
+	there, err := net.Dial("tcp", s.addr)
+	if err != nil {
+		return errors.Join(err, ln.Close())
+	}
+	s.end = append(s.end, func() { _ = there.Close() }) // nobody has said anything on it
+	here, err := ln.Accept()
+	if err == nil {
+		s.end = append(s.end, func() { _ = here.Close() })
+	}
+	return errors.Join(err, ln.Close())
 }
 
 // judge returns what is wrong when the ranks have joined, or failed to.
