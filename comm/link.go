@@ -123,11 +123,22 @@ func (l *link) attach(m member) {
 	}
 }
 
-// fail tells all other ranks that the group has failed on this one, and lets
-// this rank's children fail.
+// fail tells all other ranks that the group has failed on this one, with err or with what it has
+// failed with before, and lets this rank's children fail.
 func (l *link) fail(err error) {
-	l.tell(newsFailed, MarshalError(l.name, l.rank, err))
+	l.tell(newsFailed, MarshalError(l.name, l.rank, l.blame(err)))
 	l.spread(err)
+}
+
+// blame makes err the failure of the group unless it has failed before, and returns its failure: a rank
+// says one thing to all that ask it. Others leave because of a failure, and their connections end.
+func (l *link) blame(err error) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.fault == nil {
+		l.fault = err
+	}
+	return l.fault
 }
 
 // failed reports whether the group has failed otherwise than by a rank's leaving.
@@ -154,10 +165,8 @@ func (l *link) sorted() []int {
 // detached, from below, so that whoever sees the group fail finds its children failed
 // as well.
 func (l *link) spread(err error) {
+	err = l.blame(err)
 	l.mu.Lock()
-	if l.fault == nil {
-		l.fault = err
-	}
 	m := l.member
 	children := make([]*link, 0, len(l.children))
 	for c := range l.children {

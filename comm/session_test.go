@@ -297,6 +297,20 @@ func TestNewsInOrder(t *testing.T) {
 	require.Zero(t, s.held)
 }
 
+// TestOneReason has a rank lose another one, which has left because of a failure: it tells the failure.
+func TestOneReason(t *testing.T) {
+	sessions := wired(4)
+	l, other := sessions[0].world(), sessions[1].world()
+	mine, theirs := &ear{link: l}, &ear{link: other}
+	l.attach(mine)
+	other.attach(theirs)
+	reason := &RankError{worldName, 3, errDisk}
+	require.NoError(t, sessions[3].send(0, newsFailed, worldID, MarshalError(worldName, 3, reason)))
+	sessions[0].Lost(2, errors.New("reset"))
+	require.Equal(t, []string{reason.Error()}, theirs.heard)
+	require.Equal(t, []string{reason.Error(), reason.Error()}, mine.heard)
+}
+
 // TestParentEndsDuringAttach closes the parent of a group that is being made: it
 // must not keep the session.
 func TestParentEndsDuringAttach(t *testing.T) {
