@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"slices"
 	"time"
+
+	"github.com/gofsdp/gofsdp/internal/mesh"
 )
 
 // Close waits this long for operations that this rank has issued and others may not
@@ -31,11 +33,10 @@ func (s *Serial) explain(ctx context.Context, seq uint64, err error) error {
 	}
 	if other := errors.As(err, &blame) && blame.Rank != s.rank; other || errors.Is(err, ErrLost) {
 		// A rank that fails tells why, and then its connections end. Its news travels on
-		// another connection: give it time to come. A rank that has ended its connections
-		// while it lives may itself wait for its reason before it tells that.
+		// another connection: give it time to come.
 		patience := grace
 		if errors.Is(err, errEnded) {
-			patience *= 2
+			patience = s.patience()
 		}
 		late, cancel := context.WithTimeout(ctx, patience)
 		defer cancel()
@@ -49,6 +50,19 @@ func (s *Serial) explain(ctx context.Context, seq uint64, err error) error {
 		return blame
 	}
 	return s.blame(err)
+}
+
+// patience is how long a rank waits for the reason why another one has ended a connection in good
+// order, which is none itself. That one has failed and may still wait for its own reason, and then it
+// tells; or its process has ended, which its control connections tell; or else this rank or that one
+// is cut off since, which is known when a silent host is taken for lost. The limit bounds it as any
+// other wait.
+func (s *Serial) patience() time.Duration {
+	most := mesh.Unanswered + grace
+	if limit := s.Timeout(); limit > 0 {
+		most = min(most, limit)
+	}
+	return max(most, 2*grace)
 }
 
 // gaveUp is the failure of a rank that stopped waiting in collective seq. Called

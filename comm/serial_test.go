@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/gofsdp/gofsdp/internal/mesh"
 )
 
 // stage is a Backend whose collectives end when the test says so.
@@ -111,8 +113,8 @@ func TestSerialLetsNewsOvertake(t *testing.T) {
 		"ended":          &RankError{"g", 1, errEnded},
 	} {
 		patience := grace
-		if errors.Is(effect, errEnded) { // by a rank that may wait itself before it tells why
-			patience *= 2
+		if errors.Is(effect, errEnded) { // which is no reason
+			patience = mesh.Unanswered + grace
 		}
 		t.Run(name, func(t *testing.T) {
 			onStage(t, func(t *testing.T, s *Serial, b *stage) {

@@ -227,7 +227,7 @@ func TestSockets(t *testing.T) {
 			option(below, func(fd int) {
 				n, err := unix.GetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT)
 				require.NoError(t, err)
-				require.EqualValues(t, unanswered.Milliseconds(), n)
+				require.EqualValues(t, Unanswered.Milliseconds(), n)
 				n, err = unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_KEEPALIVE)
 				require.NoError(t, err)
 				require.NotZero(t, n)

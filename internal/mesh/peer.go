@@ -22,7 +22,7 @@ const (
 
 var (
 	errDied   = errors.New("the connection ended without goodbye: has the process died?")
-	errCut    = fmt.Errorf("the host has not answered for %v: is it down, or the link?", unanswered)
+	errCut    = fmt.Errorf("the host has not answered for %v: is it down, or the link?", Unanswered)
 	errUnread = fmt.Errorf("it does not read: %d bytes wait for it", maxUnsent)
 )
 

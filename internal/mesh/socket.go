@@ -9,12 +9,10 @@ import (
 	"time"
 )
 
-const (
-	bufferSize = 4 << 20 // bytes on the way in each direction of a data connection
-	// unanswered is when a silent host is taken for lost. A stopped process is not: its kernel
-	// answers.
-	unanswered = 20 * time.Second
-)
+const bufferSize = 4 << 20 // bytes on the way in each direction of a data connection
+
+// Unanswered is when a silent host is taken for lost. A stopped process is not: its kernel answers.
+const Unanswered = 20 * time.Second
 
 // listen opens the listeners of m and notes their addresses in m.self.
 func (m *Mesh) listen() error {
@@ -107,7 +105,7 @@ func interfaces() (names []string) {
 // tune prepares a new connection for its purpose.
 func tune(conn net.Conn, purpose string) {
 	if c, ok := conn.(interface{ Unanswered(time.Duration) }); ok && purpose == purposeControl {
-		c.Unanswered(unanswered)
+		c.Unanswered(Unanswered)
 	}
 	tcp, ok := conn.(*net.TCPConn)
 	if !ok {

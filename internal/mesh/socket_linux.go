@@ -40,7 +40,7 @@ var buffers = sync.OnceValue(func() (options []int) {
 // (tcp(7)).
 func setUserTimeout(conn *net.TCPConn) {
 	control(conn, func(fd int) {
-		_ = unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, int(unanswered.Milliseconds())) // kept alive without, too
+		_ = unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, int(Unanswered.Milliseconds())) // kept alive without, too
 	})
 }
 
