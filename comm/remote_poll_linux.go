@@ -84,16 +84,16 @@ func (p *poller) add(conn net.Conn, of *port) error {
 }
 
 // takeDescriptor takes the connection from Go's poller, which would wake a
-// thread at every packet.
+// thread at every packet. The connection is closed, also if that fails.
 func takeDescriptor(c *net.TCPConn) (fd int, err error) {
 	raw, err := c.SyscallConn()
 	if err != nil {
-		return 0, err
+		return 0, errors.Join(err, c.Close())
 	}
 	var dup error
 	err = raw.Control(func(old uintptr) { fd, dup = unix.FcntlInt(old, unix.F_DUPFD_CLOEXEC, 0) })
 	if err = errors.Join(err, dup); err != nil {
-		return 0, err
+		return 0, errors.Join(err, c.Close())
 	}
 	if err := c.Close(); err != nil {
 		return 0, errors.Join(err, unix.Close(fd))
