@@ -271,7 +271,7 @@ func (c *Conn) shut() {
 
 // unread reports whether bytes have come here.
 func (c *Conn) unread() bool {
-	return len(c.in) > 0 && !c.in[0].last && !time.Now().Before(c.in[0].at)
+	return len(c.in) > 0 && !c.in[0].last && !time.Now().Before(through(c.far, c.host, c.in[0].at))
 }
 
 // die is Close by the kernel of a process that has ended.

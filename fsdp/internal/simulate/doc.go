@@ -14,14 +14,20 @@
 // is checked. Four fifths of the faults and more are such as a job has to survive; most jobs have one
 // that it has not.
 //
-//	kill      a process ends                                    known within 5 s
-//	freeze    a process is stopped for an hour                  the limit of 30 s, and 5 s
-//	cut off   a host is cut off for good                        20 s, and 5 s
-//	cut       the connections of two ranks are reset            5 s
-//	flip      a bit changes between two ranks                   the limit of 30 s, and 5 s
+//	kill      a process ends                                    known within 4.5 s
+//	freeze    a process is stopped for an hour                  the limit of 30 s, and 4.5 s
+//	cut off   a host is cut off for good                        20 s, and 4.5 s
+//	cut       the connections of two ranks are reset            4.5 s
+//	flip      a bit changes between two ranks                   the limit of 30 s, and 4.5 s
 //	stall     a process is stopped for up to 3 s                survived
 //	isolate   a host is cut off for up to 3 s                   survived
 //	slow      a link is slower by up to 100 ms, for 3 s         survived
+//
+// The 4.5 s are a sum, see slack: two steps that ranks compute, as of more than 16 ranks not every two
+// have a control connection, and a data connection is only looked at when a collective needs it; the
+// second in which the cause of a broken connection may become known; the half second in which ranks tell
+// what they are doing; and what slow links add. Time in which any rank is stalled or isolated does not
+// count: all wait for that one, and what it contributes then begins their limit anew.
 //
 // # What is counted
 //

@@ -12,9 +12,19 @@ import (
 const (
 	limit      = 30 * time.Second // comm.Config.Timeout
 	joinLimit  = time.Minute      // comm.Config.JoinTimeout
-	unanswered = 20 * time.Second // after which a host that is cut off is lost
-	slack      = 5 * time.Second  // for news to spread, and ranks to ask each other
+	unanswered = 20 * time.Second // after which a host that is cut off is lost: mesh.Unanswered
 	stuck      = 10 * time.Minute // a rank that is not back by then hangs
+)
+
+// What passes beside the times above until all ranks know of a fault: the times that comm states, and those of the
+// model. Time in which a harmless fault holds a rank up does not count, see undisturbed.
+const (
+	computing = 2 * time.Second        // two steps of a rank and its disk: it looks at a link when it needs it
+	reason    = time.Second            // a broken connection waits for its cause to become known: grace in comm
+	asking    = 500 * time.Millisecond // ranks tell what they are doing: patience in comm
+	slowed    = time.Second            // ten messages of a handshake or of a collective over slow links
+	slack     = computing + reason + asking + slowed
+	resent    = 200 * time.Millisecond // after an isolation, until TCP tries again
 )
 
 // What a job takes if nothing goes wrong, about.
@@ -57,6 +67,32 @@ func (k kind) within() time.Duration {
 		return unanswered + slack
 	}
 	return limit + slack
+}
+
+// undisturbed returns when so much time has passed since from in which no rank was stopped for a while, or cut off
+// for a while: all wait for such a rank, and the limit is for time without any progress.
+func (j *job) undisturbed(from, left time.Duration) time.Duration {
+	for at := from; ; {
+		end, held := at+left, false
+		for _, f := range j.struck {
+			switch until := f.at + f.how + resent; {
+			case f.kind != stall && f.kind != isolate || until <= at:
+			case f.at <= at:
+				end, held = until, true
+			case !held:
+				end = min(end, f.at)
+			}
+			if held {
+				break
+			}
+		}
+		if !held {
+			left -= end - at
+		}
+		if at = end; left == 0 {
+			return at
+		}
+	}
 }
 
 // fault is something that goes wrong with a rank, or between two.

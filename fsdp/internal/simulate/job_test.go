@@ -323,7 +323,7 @@ func (r *rank) judge(o *outcome) {
 		if f.link() {
 			at[f.ranks[1]] = true
 		}
-		due = max(due, f.at+f.within()) // a link may be cut, or a bit flip, where nobody looks until another fault
+		due = max(due, r.undisturbed(f.at, f.within())) // a link may be cut, or a bit flip, where nobody looks until another fault
 	}
 	switch {
 	case r.err == nil && r.at == len(r.steps):
