@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 
@@ -112,6 +113,8 @@ func TestSaveFaults(t *testing.T) {
 		for _, asynchronous := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s/asynchronous %t", name, asynchronous), func(t *testing.T) {
 				disk := crashfs.New()
+				var writing sync.WaitGroup
+				writing.Add(3)
 				onRanks(t, 3, func(ctx context.Context, g comm.Group) {
 					f := newFiller(t, ctx, g)
 					defer f.Close()
@@ -121,7 +124,12 @@ func TestSaveFaults(t *testing.T) {
 						disk.Inject(c.fault)
 					}
 					require.NoError(t, g.Barrier(ctx))
-					err := f.saveAs(ctx, asynchronous, ckpt, 2, fsdp.OnFS(disk))
+					err := f.saveAs(ctx, asynchronous, ckpt, 2, fsdp.OnFS(&hookedFS{disk, func(path string) {
+						if strings.HasPrefix(filepath.Base(path), "rank-") { // the first that fails stops who is not there yet
+							writing.Done()
+							writing.Wait()
+						}
+					}}))
 					for _, part := range c.want {
 						require.ErrorContains(t, err, part)
 					}
@@ -504,10 +512,11 @@ func TestSaveLeavesThePass(t *testing.T) {
 // TestSaveContext ends the context of one rank in the middle of a save: the others are told.
 func TestSaveContext(t *testing.T) {
 	gone := errors.New("time for lunch")
+	shared := crashfs.New()
 	for _, err := range errorsOf(t, 3, func(ctx context.Context, g comm.Group) error {
 		f := newFiller(t, ctx, g)
 		defer f.Close()
-		disk := checkpoint.FS(crashfs.New())
+		disk := checkpoint.FS(shared)
 		if g.Rank() == 0 {
 			var cancel context.CancelCauseFunc
 			ctx, cancel = context.WithCancelCause(ctx)

@@ -154,6 +154,7 @@ func TestSaveWaits(t *testing.T) {
 				ended, cancel := context.WithCancel(ctx)
 				cancel()
 				require.ErrorIs(t, v.Wait(ended), context.Canceled)
+				require.NoError(t, g.Barrier(ctx), "nobody waits in vain once the gate is open")
 				if g.Rank() == 0 {
 					disk.Inject(crashfs.Fault{Only: func(o crashfs.Op) bool { return o.Name == "write" && strings.Contains(o.Path, "rank-00001") }, Err: syscall.ENOSPC})
 					close(gate.open)
