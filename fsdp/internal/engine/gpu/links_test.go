@@ -254,7 +254,7 @@ func TestLaunchTogether(t *testing.T) {
 
 // TestLaunchAllocatesNothing once as much has been in flight before.
 func TestLaunchAllocatesNothing(t *testing.T) {
-	doubles(t)
+	cuda, _ := doubles(t)
 	errs := world(t, comm.Local(1), Options{}, func(m *member) error {
 		g := must(comm.Local(1)[0].Split(m.ctx, 0, 0))
 		k := &link{group: g, role: "alone"}
@@ -264,9 +264,11 @@ func TestLaunchAllocatesNothing(t *testing.T) {
 				ok(m.links.enqueue(k, k.allGather(at, 4, comm.Float32), opOf(program.Gather, 0), "g"))
 				ok(m.links.launch())
 			}
+			cuda.Pause(t, m.wire.Handle()) // all are in flight at once, and more than below
 			for range 100 {
 				launch()
 			}
+			cuda.Resume(t, m.wire.Handle())
 			for flying := 1; flying > 0; runtime.Gosched() { // until the watch has seen the end of all
 				m.links.mu.Lock()
 				flying = len(m.links.flights)
@@ -280,18 +282,25 @@ func TestLaunchAllocatesNothing(t *testing.T) {
 }
 
 // gathers has each rank gather three times, with an await behind the last.
-func gathers(m *member) (err error) {
+func gathers(m *member) error {
+	return gathersAround(m, func(launch func() error) error { return launch() })
+}
+
+// gathersAround is gathers, with something around the three launches.
+func gathersAround(m *member, around func(launch func() error) error) (err error) {
 	k := m.links.of(m.meshOf(m.team.Size()).Shard)
 	m.onDevice(m.fill(), func(at uintptr) {
-		for i := range 3 {
-			if err = m.links.enqueue(k, k.allGather(at, 4, comm.Float32), opOf(program.Gather, i), fmt.Sprint("unit ", i)); err == nil {
-				err = m.links.launch()
+		err = around(func() (err error) {
+			for i := 0; i < 3 && err == nil; i++ {
+				if err = m.links.enqueue(k, k.allGather(at, 4, comm.Float32), opOf(program.Gather, i), fmt.Sprint("unit ", i)); err == nil {
+					err = m.links.launch()
+				}
 			}
-			if err != nil {
-				return
-			}
+			return err
+		})
+		if err == nil {
+			err = m.await(m.ctx, m.wire)
 		}
-		err = m.await(m.ctx, m.wire)
 	})
 	return err
 }
@@ -300,6 +309,14 @@ func gathers(m *member) (err error) {
 // through, and leaves nothing.
 func TestEachCallFails(t *testing.T) {
 	cuda, lib := doubles(t)
+	// All launches are in flight at once. Else a late one takes the event of one that is over.
+	atOnce := func(m *member) error {
+		return gathersAround(m, func(launch func() error) error {
+			cuda.Pause(t, m.wire.Handle())
+			defer cuda.Resume(t, m.wire.Handle())
+			return launch()
+		})
+	}
 	for _, x := range []struct {
 		double     *gpudouble.Control
 		call       string
@@ -317,7 +334,7 @@ func TestEachCallFails(t *testing.T) {
 	} {
 		for _, nth := range x.nth {
 			x.double.Fail(x.call, nth, x.code)
-			errs := world(t, comm.Local(2), Options{}, gathers)
+			errs := world(t, comm.Local(2), Options{}, atOnce)
 			require.ErrorContains(t, errors.Join(errs...), x.call)
 			for r, err := range errs {
 				if err != nil || x.everywhere {
@@ -339,11 +356,13 @@ func TestHung(t *testing.T) {
 				t.Setenv("FSDP_DOUBLE_NCCL_CONNECT", connect)
 			}
 			doubles(t)
-			errs := world(t, comm.Local(4), Options{Timeout: 100 * time.Millisecond}, func(m *member) error {
+			errs := world(t, comm.Local(4), Options{}, func(m *member) error {
+				k := m.links.of(m.meshOf(4).Shard)
+				ok(m.boot.Barrier(m.ctx)) // all are connected, which may take longer
+				m.o.Timeout = 100 * time.Millisecond
 				if m.team.Rank() != 2 {
 					return gathers(m)
 				}
-				k := m.links.of(m.meshOf(4).Shard)
 				<-comm.Failing(k.over)
 				return k.reason()
 			})
