@@ -14,6 +14,10 @@ import (
 // have, and a broken connection this long for its cause to become known.
 const grace = time.Second
 
+// looks is how often a rank looks for that cause meanwhile. One that was suspended, or has had no
+// processor, finds its time over and has read nothing yet: between two looks it reads.
+const looks = 20
+
 // explain turns what Run returned for collective seq into the failure of the group.
 // Called with mu held; gives mu up.
 func (s *Serial) explain(ctx context.Context, seq uint64, err error) error {
@@ -38,12 +42,14 @@ func (s *Serial) explain(ctx context.Context, seq uint64, err error) error {
 		if errors.Is(err, errEnded) {
 			patience = s.patience()
 		}
-		late, cancel := context.WithTimeout(ctx, patience)
-		defer cancel()
-		for s.fault(seq) == nil && s.park(late, ^uint64(0)) {
-		}
-		if s.fault(seq) != nil {
-			return s.fault(seq)
+		for range looks {
+			late, cancel := context.WithTimeout(ctx, patience/looks)
+			for s.fault(seq) == nil && s.park(late, ^uint64(0)) {
+			}
+			cancel()
+			if s.fault(seq) != nil {
+				return s.fault(seq)
+			}
 		}
 	}
 	if errors.As(err, &blame) {
