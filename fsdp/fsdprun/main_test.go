@@ -342,6 +342,7 @@ func begin(t *testing.T, script string, in io.Reader, flags []string, args ...st
 	if slices.Contains(flags, "-nnodes") {
 		after = time.After
 	}
+	flags = append([]string{"-grace", "1h"}, flags...) // a busy machine takes its time, unless the test says less
 	go func() {
 		r.status <- run(append(append(flags, os.Args[0]), args...), system{
 			in: in, out: &r.out, err: &r.err, signals: r.signals, environ: env, after: after,
@@ -817,7 +818,7 @@ func TestRealSignal(t *testing.T) {
 // process starts a launcher as a process, and returns its lines of standard output until that is
 // closed.
 func process(t *testing.T, script string, args ...string) (*exec.Cmd, <-chan string) {
-	cmd := exec.Command(os.Args[0], args...)
+	cmd := exec.Command(os.Args[0], append([]string{"-grace", "1h"}, args...)...)
 	cmd.Env = append(os.Environ(), launcherVariable+"=1", scriptVariable+"="+script)
 	out, err := cmd.StdoutPipe()
 	require.NoError(t, err)
