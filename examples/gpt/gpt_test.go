@@ -3,10 +3,10 @@ package main
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"math"
+	"math/rand/v2"
 	"net"
 	"os"
 	"path/filepath"
@@ -237,10 +237,13 @@ func TestInterruptBeforeTraining(t *testing.T) {
 
 // TestInterruptWhileJoining: a rank that is alone need not be killed.
 func TestInterruptWhileJoining(t *testing.T) {
-	free, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	host, port, err := net.SplitHostPort(free.Addr().String())
-	require.NoError(t, errors.Join(err, free.Close()))
+	const host = "127.0.0.1"
+	port := ""
+	require.Eventually(t, func() bool { // below those that the system gives to whoever asks for any
+		port = strconv.Itoa(20000 + rand.IntN(12000))
+		free, err := net.Listen("tcp", net.JoinHostPort(host, port))
+		return err == nil && free.Close() == nil
+	}, time.Minute, time.Millisecond)
 	for name, value := range map[string]string{"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": host, "MASTER_PORT": port,
 		"FSDP_SECRET": "nobody else knows this"} {
 		t.Setenv(name, value)
