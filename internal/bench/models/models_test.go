@@ -54,7 +54,7 @@ func TestModels(t *testing.T) {
 	for _, row := range []string{"mlp", `MSE \[2048 512\]`} {
 		want.WriteString(row + strings.Repeat(number, 7) + `\n`)
 	}
-	want.WriteString(`\n\d+s in all, load [\d.]+\n$`)
+	want.WriteString(`\n(\d+m)?\d+s in all, load [\d.]+\n$`)
 	require.Regexp(t, want.String(), out.String())
 }
 

@@ -61,7 +61,7 @@ func TestBench(t *testing.T) {
 	tables := strings.Split(strings.TrimSpace(out.String()), "\n\n")
 	require.Len(t, tables, 4)
 	require.Regexp(t, `^.*, \d+ cores, load [\d.]+\nPyTorch 0\.0: .*$`, tables[0])
-	require.Regexp(t, `^\d+s in all, load [\d.]+$`, tables[3])
+	require.Regexp(t, `^(\d+m)?\d+s in all, load [\d.]+$`, tables[3])
 	ours := []string{"1 rank", "1 rank, 2 threads", "2 ranks, goroutines", "2 ranks, processes", "2 ranks, over TCP", "2 ranks, NoShard (DDP)"}
 	for i, names := range [][]string{
 		append(slices.Clone(ours), "PyTorch", "PyTorch, compiled", "PyTorch, 2 threads", "PyTorch DDP", "PyTorch FSDP2"),
