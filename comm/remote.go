@@ -35,6 +35,7 @@ type remote struct {
 	reducer    reducer
 	stage      []byte       // for blocks that are received to be summed
 	hosts      *hosts       // nil if the group treats all ranks alike
+	crowded    bool         // ranks of some host share its processors
 	gone       atomic.Int32 // 1 when Leave has begun
 
 	mu   sync.Mutex

@@ -21,14 +21,21 @@ func TestPlan(t *testing.T) {
 		kind     Kind
 		n, bytes int
 		want     algorithm
+		crowded  algorithm
 	}{
-		{KindBarrier, 2, 0, direct}, {KindBarrier, 4, 0, direct}, {KindBarrier, 5, 0, doubling},
-		{KindAllGather, 2, kib, direct}, {KindAllGather, 5, 16 * kib, doubling}, {KindAllGather, 5, 17 * kib, direct},
-		{KindAllGather, 15, 1024 * kib, direct}, {KindAllGather, 16, 1024 * kib, ring}, {KindSplit, 8, 16, doubling},
-		{KindBroadcast, 2, 64 * kib, direct}, {KindBroadcast, 3, 64 * kib, ring}, {KindBroadcast, 8, kib, direct},
-		{KindBroadcast, 9, kib, doubling}, {KindReduceScatter, 64, 1024 * kib, direct}, {KindAllReduce, 64, kib, direct},
+		{KindBarrier, 2, 0, direct, direct}, {KindBarrier, 4, 0, direct, doubling}, {KindBarrier, 5, 0, doubling, doubling},
+		{KindGather, 4, 0, direct, direct}, {KindGather, 5, 0, doubling, doubling},
+		{KindAllGather, 2, kib, direct, direct}, {KindAllGather, 3, kib, direct, doubling},
+		{KindAllGather, 5, 16 * kib, doubling, doubling}, {KindAllGather, 5, 17 * kib, direct, direct},
+		{KindAllGather, 15, 1024 * kib, direct, direct}, {KindAllGather, 16, 1024 * kib, ring, ring},
+		{KindSplit, 8, 16, doubling, doubling}, {KindBroadcast, 2, 64 * kib, direct, direct},
+		{KindBroadcast, 3, 64 * kib, ring, ring}, {KindBroadcast, 4, kib, direct, doubling},
+		{KindBroadcast, 5, kib, doubling, doubling}, {KindReduceScatter, 2, kib, direct, direct},
+		{KindReduceScatter, 4, 8 * kib, direct, doubling}, {KindReduceScatter, 4, 9 * kib, direct, direct},
+		{KindReduceScatter, 64, 1024 * kib, direct, direct}, {KindAllReduce, 64, kib, direct, direct},
 	} {
-		require.Equal(t, c.want, plan(c.kind, c.n, c.bytes), "%v of %d bytes on %d ranks", c.kind, c.bytes, c.n)
+		require.Equal(t, c.want, plan(c.kind, c.n, c.bytes, false), "%v of %d bytes on %d ranks", c.kind, c.bytes, c.n)
+		require.Equal(t, c.crowded, plan(c.kind, c.n, c.bytes, true), "%v of %d bytes on %d crowded ranks", c.kind, c.bytes, c.n)
 	}
 }
 
@@ -147,6 +154,26 @@ func TestRingWorld(t *testing.T) {
 	sameBits(t, gs, local, KindBroadcast, Uint8, Sum, 100)
 	sameBits(t, gs, local, KindAllReduce, BFloat16, Avg, 100)
 	closeRanks(t, gs)
+}
+
+// TestCrowdedSameBits runs what the plan has for ranks that share processors.
+func TestCrowdedSameBits(t *testing.T) {
+	for _, n := range []int{3, 4, 5} {
+		gs, local := RemoteGroups(t, n, Wiring{Crowded: true}), Local(n)
+		most := 2 * smallMessage / 4 / n / n * n // elements of a reduce-scatter that is an all-gather
+		for _, elements := range []int{0, n, most} {
+			sameBits(t, gs, local, KindReduceScatter, Float32, Avg, elements)
+			sameBits(t, gs, local, KindReduceScatter, BFloat16, Sum, elements)
+		}
+		for _, g := range gs {
+			require.LessOrEqual(t, len(remoteOf(g).stage), leastStage)
+		}
+		for _, kind := range []Kind{KindAllReduce, KindAllGather, KindBroadcast} {
+			sameBits(t, gs, local, kind, Float32, Sum, most)
+		}
+		everyRank(t, gs, func(r *remote) error { return gs[r.rank].Barrier(context.Background()) })
+		closeRanks(t, gs)
+	}
 }
 
 // TestHostsSameBits compares steps inside hosts and between them with a local group.

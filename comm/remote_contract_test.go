@@ -11,9 +11,9 @@ func TestRemoteContract(t *testing.T) {
 	t.Run("flat", func(t *testing.T) {
 		commtest.TestGroup(t, func(t testing.TB, n int) []comm.Group { return comm.RemoteGroups(t, n, comm.Wiring{}) })
 	})
-	t.Run("two hosts, portable", func(t *testing.T) {
+	t.Run("two hosts, portable, crowded", func(t *testing.T) {
 		commtest.TestGroup(t, func(t testing.TB, n int) []comm.Group {
-			return comm.RemoteGroups(t, n, comm.Wiring{Portable: true, Hosts: []int{n / 2, n - n/2}})
+			return comm.RemoteGroups(t, n, comm.Wiring{Portable: true, Crowded: true, Hosts: []int{n / 2, n - n/2}})
 		})
 	})
 }

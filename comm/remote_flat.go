@@ -48,6 +48,9 @@ func (r *remote) collective(ctx context.Context, c *Call) error {
 	case KindBarrier:
 		return r.agree(ctx)
 	case KindReduceScatter:
+		if r.plan(KindReduceScatter, len(c.Src.Bytes())) == doubling {
+			return r.reduceAll(ctx, c.Dst, c.Src, c.Op)
+		}
 		return r.scatter(ctx, c.Dst, c.Src, c.Dst.len, c.Op, roundScatter)
 	case KindAllReduce:
 		return r.allReduce(ctx, c.Dst, c.Op)
@@ -101,7 +104,7 @@ func part(b Buffer, i, share int) Buffer {
 // gather collects in full the part of every rank, of share elements; own is that
 // of this rank, in full or elsewhere.
 func (r *remote) gather(ctx context.Context, full, own Buffer, share int, round uint16) error {
-	switch plan(KindAllGather, r.size, own.dtype.Size()*share) {
+	switch r.plan(KindAllGather, own.dtype.Size()*share) {
 	case doubling:
 		if full.len == r.size*share {
 			return r.gatherDoubling(ctx, full, own, round)
@@ -293,17 +296,28 @@ func (r *remote) allReduce(ctx context.Context, buf Buffer, op Op) error {
 		}
 		return r.gather(ctx, buf, part(buf, r.rank, share), share, roundGather)
 	}
+	return r.reduceAll(ctx, buf, buf, op)
+}
+
+// reduceAll gathers what is small, the src of all ranks, and reduces it to dst: as much of it as
+// belongs to this rank, which is all if dst is as long.
+func (r *remote) reduceAll(ctx context.Context, dst, src Buffer, op Op) error {
+	bytes := len(src.Bytes())
 	line := lines(bytes)
 	all := r.staging(2 * r.size * line)[r.size*line:] // gatherDoubling uses the first half
-	full := bufferOf(all[:r.size*bytes], buf)
-	if err := r.gather(ctx, full, buf, buf.len, roundGather); err != nil {
+	full := bufferOf(all[:r.size*bytes], src)
+	if err := r.gather(ctx, full, src, src.len, roundGather); err != nil {
 		return err
 	}
 	r.reducer.srcs = r.reducer.srcs[:0]
 	for rank := range r.size {
-		r.reducer.srcs = append(r.reducer.srcs, part(full, rank, buf.len))
+		b := part(full, rank, src.len)
+		if dst.len < src.len {
+			b = part(b, r.rank, dst.len)
+		}
+		r.reducer.srcs = append(r.reducer.srcs, b)
 	}
-	r.reducer.reduce(buf, op)
+	r.reducer.reduce(dst, op)
 	clear(r.reducer.srcs)
 	return nil
 }
@@ -320,7 +334,7 @@ func stripeLen(b Buffer, n int) int {
 // where that belongs. Among few ranks the payload is in one of the messages by
 // which they agree; many agree first.
 func (r *remote) collect(ctx context.Context, c *Call) error {
-	alone := plan(KindGather, r.size, 0) == doubling // the payload travels alone
+	alone := r.plan(KindGather, 0) == doubling // the payload travels alone
 	if alone {
 		if err := r.agree(ctx); err != nil {
 			return err
@@ -361,36 +375,31 @@ func (r *remote) collect(ctx context.Context, c *Call) error {
 // all agree, the root included.
 func (r *remote) broadcast(ctx context.Context, buf Buffer, root int) error {
 	b := buf.Bytes()
-	if plan(KindBroadcast, r.size, len(b)) == ring {
+	if r.plan(KindBroadcast, len(b)) == ring {
 		return r.broadcastChain(ctx, b, root)
 	}
 	return r.broadcastTree(ctx, b, root)
 }
 
-// broadcastTree agrees first, then passes b on along a binomial tree: from a rank
-// at distance d from the root to those at d+1, d+2, d+4 … below the next power of
-// two of d's lowest set bit.
+// broadcastTree passes b on along a binomial tree, in the messages by which ranks agree as
+// in disseminate: those less than k places after the root have b before the step at
+// distance k, and pass it on in that one.
 func (r *remote) broadcastTree(ctx context.Context, b []byte, root int) error {
-	if err := r.agree(ctx); err != nil {
-		return err
+	passed := func(rank, k int) []byte {
+		if d := (rank + r.size - root) % r.size; d < k && d+k < r.size {
+			return b
+		}
+		return nil
 	}
-	d := (r.rank + r.size - root) % r.size
-	k := 1
-	for k < r.size && d&k == 0 {
-		k *= 2
-	}
-	if d != 0 {
-		r.receive(r.left(k), roundCast, len(b), b)
+	for k := 1; k < r.size; k *= 2 {
+		to, from := passed(r.rank, k), passed(r.left(k), k)
+		r.send(r.right(k), roundCast+roundSteps+uint16(k), len(to), to)
+		r.receive(r.left(k), roundCast+roundSteps+uint16(k), len(from), from)
 		if err := r.settle(ctx); err != nil {
 			return err
 		}
 	}
-	for k /= 2; k > 0; k /= 2 {
-		if d+k < r.size {
-			r.send(r.right(k), roundCast, len(b), b)
-		}
-	}
-	return r.settle(ctx)
+	return nil
 }
 
 // broadcastChain passes b on from the root to the right. The last rank closes the

@@ -70,17 +70,22 @@ func (h *hosts) mine(sums int) span {
 // leave the group as soon as it is made.
 func (r *remote) findHosts(ctx context.Context, l *link) (*hosts, error) {
 	all := hostsOf(len(l.ranks), func(r int) string { return l.session.mesh.Host(l.ranks[r]) })
-	able := []int32{0}
+	able := []int32{0, 1}
+	if r.waiting.Processes {
+		able[1] = 0
+	}
 	var h *hosts
 	if all != nil {
 		if h = newHosts(l.name, l.rank, all); l.session.shares(l.ranks[all[h.host].lo:all[h.host].hi]) {
 			able[0] = 1
 		}
 	}
-	// A host may have no shared memory: what is done must not depend on it.
+	// A host may have no shared memory, or fewer processors than ranks: what is done must not
+	// depend on which.
 	if err := r.Run(ctx, 0, &Call{Kind: KindAllReduce, Op: Min, Dst: Of(able), Src: Of(able)}); err != nil {
 		return nil, err
 	}
+	r.crowded = able[1] == 0
 	if able[0] == 0 {
 		return nil, nil
 	}

@@ -9,18 +9,18 @@ func (r *remote) pairwise(c *Call) bool {
 	own := len(c.Src.Bytes())
 	switch c.Kind {
 	case KindBarrier:
-		return plan(KindBarrier, r.size, 0) == direct
+		return r.plan(KindBarrier, 0) == direct
 	case KindAllToAll:
 		return true
 	case KindAllGather, KindSplit:
-		return own <= smallMessage && plan(KindAllGather, r.size, own) == direct
+		return own <= smallMessage && r.plan(KindAllGather, own) == direct
 	case KindAllReduce:
 		n := len(c.Dst.Bytes())
-		return n <= smallMessage && plan(KindAllGather, r.size, n) == direct
+		return n <= smallMessage && r.plan(KindAllGather, n) == direct
 	case KindReduceScatter:
-		return len(c.Dst.Bytes()) <= smallMessage && r.size < manyRanks
+		return len(c.Dst.Bytes()) <= smallMessage && r.size < manyRanks && r.plan(KindReduceScatter, own) == direct
 	case KindBroadcast:
-		return plan(KindBroadcast, r.size, len(c.Dst.Bytes())) == direct
+		return r.plan(KindBroadcast, len(c.Dst.Bytes())) == direct
 	default:
 		return false
 	}

@@ -10,7 +10,7 @@ const (
 	direct algorithm = iota
 	// In step k a rank passes on what it knows to the rank 2^k further: log2 N
 	// steps of one message. Barriers (dissemination), all-gathers (Bruck),
-	// broadcasts (a binomial tree), the agreement that comes before a gather.
+	// broadcasts (both), the agreement that comes before a gather.
 	doubling
 	// Ranks pass on to the right what comes from the left, in blocks: N-1 steps,
 	// but every rank talks to two others only.
@@ -27,29 +27,45 @@ const (
 	manyRanks = 16
 )
 
+// plan is the algorithm for a collective of this group.
+func (r *remote) plan(kind Kind, bytes int) algorithm { return plan(kind, r.size, bytes, r.crowded) }
+
 // plan chooses the algorithm for a collective of n ranks in which a rank has
-// bytes to give: a shard for all-gathers, the tensor for broadcasts. Reductions are
-// always direct, as only the owner of an element can sum it in the canonical order.
-func plan(kind Kind, n, bytes int) algorithm {
-	small := bytes <= smallMessage
+// bytes to give: a shard for all-gathers, the tensor for broadcasts and
+// reduce-scatters. Large reductions are always direct, as only the owner of an element
+// can sum it in the canonical order. Ranks that are crowded share processors: a message
+// costs them more than a step.
+func plan(kind Kind, n, bytes int, crowded bool) algorithm {
+	small, few := bytes <= smallMessage, fewRanks
+	if crowded {
+		few = 2
+	}
 	switch kind {
-	case KindBarrier, KindGather:
+	case KindGather:
 		if n > fewRanks {
+			return doubling
+		}
+	case KindBarrier:
+		if n > few {
 			return doubling
 		}
 	case KindAllGather, KindSplit:
 		switch {
-		case small && n > fewRanks:
+		case small && n > few:
 			return doubling
 		case !small && n >= manyRanks:
 			return ring
+		}
+	case KindReduceScatter: // doubling is an all-gather, whose last message has half of all
+		if crowded && n > few && n*lines(bytes)/2 <= smallMessage {
+			return doubling
 		}
 	case KindBroadcast:
 		switch {
 		case n == 2:
 		case !small:
 			return ring
-		case n > 2*fewRanks:
+		case n > few:
 			return doubling
 		}
 	}

@@ -19,6 +19,7 @@ type Wiring struct {
 	TLS      bool
 	Portable bool  // use the pump of other systems
 	Hosts    []int // pretend hosts of so many ranks, one after the other
+	Crowded  bool  // pretend that ranks share processors, whatever the machine
 	Timeout  time.Duration
 	Unsummed bool                      // payloads have no checksums
 	Sent     func(from, to, bytes int) // is called by several goroutines, with Portable
@@ -133,6 +134,9 @@ func remoteGroups(t testing.TB, n int, w Wiring) ([]Group, []*session) {
 	ranks.Wait()
 	for _, err := range errs {
 		require.NoError(t, err)
+	}
+	for _, g := range gs {
+		remoteOf(g).crowded = w.Crowded
 	}
 	pretend(gs, w.Hosts)
 	return gs, sessions
