@@ -237,6 +237,24 @@ func TestSharedRunAhead(t *testing.T) {
 	closeGroups(t, gs)
 }
 
+// TestSharedSmall compares collectives with those of a local group, of the sizes at which a source is
+// elsewhere: nowhere, in the post, in the page, or where all ranks execute parts.
+func TestSharedSmall(t *testing.T) {
+	for n := 1; n <= 4; n++ {
+		gs, local := SharedGroups(t, n), Local(n)
+		for _, bytes := range []int{0, 4, inlineBytes, inlineBytes + 4, smallTensor / n, smallTensor, smallTensor + 4} {
+			elements := bytes / 4
+			for _, op := range []Op{Sum, Avg, Max, Min} {
+				sameBits(t, gs, local, KindAllReduce, Float32, op, elements)
+				sameBits(t, gs, local, KindReduceScatter, Float32, op, n*elements)
+			}
+			sameBits(t, gs, local, KindBroadcast, Float32, Sum, elements)
+			sameBits(t, gs, local, KindAllGather, Float32, Sum, n*elements)
+		}
+		closeGroups(t, gs)
+	}
+}
+
 // A rank that waits gets its result and its source back although the other, whose
 // destination nobody else can reach, computes on; that one still reads what was
 // gathered when it comes.
