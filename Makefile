@@ -55,9 +55,12 @@ gpu-doubles: ## tests of fsdp on the doubles of GPUs (Linux, cgo, cc): GPU=Golde
 	FSDP_TEST_FAULTS=all $(GO) test ./fsdp -timeout 60m -run '^TestGPUFaults$$'
 	FSDP_TEST_FAULTS=all $(GO) test ./fsdp/internal/engine/gpu -run '^TestLeftOut$$'
 
-nocgo: ## build and test without cgo
-	CGO_ENABLED=0 $(GO) build ./...
-	CGO_ENABLED=0 $(GO) test -timeout 30m ./...
+nocgo: ## build without cgo, and test the packages that cgo changes
+	CGO_ENABLED=0 $(GO) vet ./...
+	cgo=$$($(GO) list -f '{{if .CgoFiles}}{{.ImportPath}}{{end}}' ./... | paste -sd '|') && \
+		list=$$($(GO) list -test -f '{{.ForTest}}| {{join .Deps " "}} ' ./... | \
+			awk -F '|' -v cgo=" ($$cgo) " '$$1 && $$2 ~ cgo {print $$1}' | sort -u) && \
+		test -n "$$list" && CGO_ENABLED=0 $(GO) test -timeout 30m $$list
 
 portable: ## test the kernels without assembly, and build for arm64
 	$(GO) test -timeout 30m -tags purego ./internal/kernel/... ./internal/ops
