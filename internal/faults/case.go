@@ -222,7 +222,7 @@ func (c *Case) limit() time.Duration {
 	if silent(c.Incident.What) { // a rank that is just late must not be taken for silent
 		return 1500*time.Millisecond + min(spare, 1500*time.Millisecond)
 	}
-	return 20 * time.Second
+	return 20*time.Second + spare
 }
 
 // deadline is how long after the incident every rank must know.

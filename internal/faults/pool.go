@@ -69,7 +69,7 @@ func (p *pool) close() error {
 	for _, w := range p.idle {
 		select {
 		case <-w.gone:
-		case <-time.After(5 * time.Second):
+		case <-time.After(5*time.Second + spare):
 			errs = append(errs, fmt.Errorf("worker %d does not end", w.cmd.Process.Pid))
 			w.kill()
 		}

@@ -132,7 +132,7 @@ func (t *trial) stages(ctx context.Context) error {
 	if err := t.suspend(ctx); err != nil {
 		return err
 	}
-	if err := t.await(ctx, "told", mute, grace+t.c.limit()+spare); err != nil {
+	if err := t.await(ctx, "told", mute, grace+t.c.limit()); err != nil {
 		return err
 	}
 	t.timing()
@@ -164,13 +164,13 @@ func (t *trial) suspend(ctx context.Context) error {
 	if t.c.Suspend == 0 {
 		return nil
 	}
-	late := time.After(joinTime)
+	late := time.After(joinTime + spare)
 	for !t.v.Struck {
 		select {
 		case e := <-t.events:
 			t.take(e)
 		case <-late:
-			return fmt.Errorf("the incident has not happened within %v", joinTime)
+			return fmt.Errorf("the incident has not happened within %v", joinTime+spare)
 		case <-ctx.Done():
 			return ctx.Err()
 		}
@@ -191,6 +191,7 @@ func (t *trial) suspend(ctx context.Context) error {
 
 // await returns when all ranks but one have said what.
 func (t *trial) await(ctx context.Context, what string, but int, limit time.Duration) error {
+	limit += spare
 	n := t.c.Ranks
 	if what == "ended" {
 		n = len(t.workers) // which is said once by each

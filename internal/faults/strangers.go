@@ -88,7 +88,7 @@ func (a *alarm) Handle(context.Context, slog.Record) error {
 
 // run returns after which time the ranks that came into the siege had joined.
 func (g siege) run(ctx context.Context) (took time.Duration, err error) {
-	ctx, cancel := context.WithTimeout(ctx, joinTime)
+	ctx, cancel := context.WithTimeout(ctx, joinTime+spare)
 	defer cancel()
 	s := &scene{ctx: ctx, shown: &alarm{slog.DiscardHandler, make(chan struct{}, 1)}}
 	if err := s.findPort(); err != nil {

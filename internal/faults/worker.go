@@ -101,7 +101,7 @@ func (r *rank) config() comm.Config {
 	cfg := comm.Config{
 		Rank: r.id, Size: r.c.Ranks, LocalRank: -1, Rendezvous: "file://" + r.dir,
 		Job: fmt.Sprintf("faults/%d/%d", r.c.Seed, r.c.Number), Secret: []byte("known to this program only"),
-		Timeout: r.c.limit(), JoinTimeout: 20 * time.Second,
+		Timeout: r.c.limit(), JoinTimeout: 20*time.Second + spare,
 	}
 	switch r.c.Transport {
 	case "shm":
