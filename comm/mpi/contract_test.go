@@ -28,7 +28,7 @@ const floats = 4 // of dtypes
 // split from the world.
 func contract(t *rank) {
 	piece = 64 << 10 // so that tensors of moderate size have several
-	t.join(20 * time.Second)
+	t.join(time.Minute)
 	require.Panics(t, func() { fmt.Println(*t.none) }, "MPI has not taken Go's signals")
 	for _, check := range []func(*rank, comm.Group){
 		checkCollectives, checkAllocations, checkCancel, checkConcurrent, checkMany,

@@ -47,7 +47,7 @@ func late(t *rank) {
 // stalled has a rank stop in the middle of a transfer: the other one gives it up
 // and keeps the memory, and no rank finalizes MPI.
 func stalled(t *rank) {
-	t.join(time.Second)
+	t.join(2 * time.Second) // more than counts of a stall of the machine
 	g, err := t.Split(t.ctx(), 0, 0)
 	require.NoError(t, err)
 	x := make([]float32, 1<<20)
@@ -74,7 +74,7 @@ func stalled(t *rank) {
 
 // alone has a rank close the world without the other one, which has failed it.
 func alone(t *rank) {
-	t.join(time.Second)
+	t.join(2 * time.Second) // more than counts of a stall of the machine
 	if t.Rank() == 1 {
 		gate{1}.wait(t)
 		os.Exit(0) // without closing
@@ -90,7 +90,7 @@ func alone(t *rank) {
 // abandons has a rank give up a call that the other one makes at the same time:
 // it happens on both or on neither, and nothing is left behind in MPI.
 func abandons(t *rank) {
-	t.join(10 * time.Second)
+	t.join(time.Minute)
 	for i := range 200 {
 		g, err := t.Split(t.ctx(), 0, 0)
 		require.NoError(t, err)
@@ -112,7 +112,7 @@ func abandons(t *rank) {
 
 // killed has a process die: mpirun ends the job.
 func killed(t *rank) {
-	t.join(20 * time.Second)
+	t.join(time.Minute)
 	require.NoError(t, t.Barrier(t.ctx()))
 	if t.Rank() == 1 {
 		_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)

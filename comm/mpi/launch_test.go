@@ -118,7 +118,7 @@ func mpirun(t *testing.T, n int, role string) (string, error) {
 	cmd.Env = append(os.Environ(), roleEnv+"="+role, "RAPID_SEED=1", fifoEnv+"="+fifos)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
-	cmd.WaitDelay = time.Second
+	cmd.WaitDelay = time.Minute // of which a job takes nothing
 	out, err := cmd.CombinedOutput()
 	require.NoErrorf(t, ctx.Err(), "the job hangs:\n%s", out)
 	return string(out), err
@@ -159,7 +159,7 @@ var world comm.Group
 
 // kit checks the contract of comm/commtest, in the test that started the job.
 func kit(t *rank) {
-	t.join(20 * time.Second)
+	t.join(time.Minute)
 	world = t.Group
 	require.NoError(t, errors.Join(flag.Set("test.run", "^TestContract$"), flag.Set("test.v", "false")))
 	require.Zero(t, t.tests.Run())
