@@ -238,6 +238,7 @@ func TestJoinDataFails(t *testing.T) {
 			m := chain64(t, g)
 			reading, cancel := context.WithCancelCause(ctx)
 			defer cancel(nil)
+			late := what == ends && g.Rank() != 1 && !groupsCarryPasses // its reason may meet the end of their pass
 			over := false
 			data := func(yield func([]fsdp.Tensor, error) bool) {
 				defer func() { over = true }()
@@ -257,13 +258,19 @@ func TestJoinDataFails(t *testing.T) {
 				require.NoError(t, last, "an error is the last thing")
 				if last = err; err == nil {
 					passes++
-					require.NoError(t, trainStep(ctx, m, batch))
+					last = trainStep(ctx, m, batch)
+					if late && last != nil {
+						break
+					}
+					require.NoError(t, last)
 				}
 			}
 			require.Equal(t, 1, passes)
 			require.True(t, over)
-			require.ErrorContains(t, last, fmt.Sprintf("fsdp: rank %d: Join: ", g.Rank()))
 			require.ErrorContains(t, last, errOops.Error())
+			if !late {
+				require.ErrorContains(t, last, fmt.Sprintf("fsdp: rank %d: Join: ", g.Rank()))
+			}
 			if what == ends { // a context that ends before an exchange may fail the group
 				require.ErrorContains(t, last, "rank 1")
 				return

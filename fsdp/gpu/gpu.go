@@ -24,6 +24,10 @@
 // every prefetch depth. Sums over ranks are NCCL's. Float64 is for checks: it is slow. Operations
 // without kernels, such as stock operations of Gorgonia without a native one, are an error of the
 // first pass that names them.
+//
+// A call returns before the GPU has done what it asked for, unless it returns numbers. So what fails
+// there is the error of a later call, and says in which pass it was. The failure of another rank may
+// end a pass that was over on that rank: its last sums are under way.
 package gpu
 
 import (
