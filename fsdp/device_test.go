@@ -9,8 +9,8 @@ import (
 // else reaches, until restore.
 func UseFarDevice() (restore func()) {
 	near := newDevice
-	newDevice = func(cfg *Config) (engine.Device, error) {
-		d, err := near(cfg)
+	newDevice = func(cfg *Config, dry bool) (engine.Device, error) {
+		d, err := near(cfg, dry)
 		if h, ok := d.(*engine.Host); ok && err == nil {
 			d = fardevice.New(h)
 		}
@@ -23,8 +23,8 @@ func UseFarDevice() (restore func()) {
 // restore.
 func WhileClosing(do func()) (restore func()) {
 	near := newDevice
-	newDevice = func(cfg *Config) (engine.Device, error) {
-		d, err := near(cfg)
+	newDevice = func(cfg *Config, dry bool) (engine.Device, error) {
+		d, err := near(cfg, dry)
 		return closing{d, do}, err
 	}
 	return func() { newDevice = near }

@@ -10,7 +10,6 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/gofsdp/gofsdp/comm"
-	"github.com/gofsdp/gofsdp/fsdp/internal/engine"
 	"github.com/gofsdp/gofsdp/fsdp/internal/layout"
 	"github.com/gofsdp/gofsdp/fsdp/internal/ranks"
 	"github.com/gofsdp/gofsdp/fsdp/plan"
@@ -40,8 +39,8 @@ func Floats(dims ...int) Shape { return Shape{dims, false} }
 //	p, err := fsdp.Dry(model, fsdp.Config{Group: comm.World{Ranks: 128}, Wrap: …}, optim.AdamW{}.New, fsdp.Ints(1, 2048), fsdp.Ints(1, 2048))
 //
 // Of what groups copy through it knows nothing: Plan.BesideBytes is without it. All other figures,
-// and the schedule, are those of Wrap on the processor. A Config.Device may take other scratch for
-// calls, and its memory is one piece for a pass: PassBytes and ReservedBytes differ by that.
+// and the schedule, are those of Wrap. With Config.Device they are those of a GPU, which need not be
+// there: it may be new(gpu.Device).
 func Dry(m Model, cfg Config, newOptimizer func([]optim.Param) (optim.Optimizer, error), batch ...Shape) (*Plan, error) {
 	if cfg.Group == nil {
 		cfg.Group = comm.World{Ranks: 1}
@@ -58,7 +57,7 @@ func dry(m Model, cfg Config, newOptimizer func([]optim.Param) (optim.Optimizer,
 		return nil, errors.New("Config.Group has no such rank")
 	}
 	s := &Sharded{arrangement: &arrangement{cfg: cfg}, team: ranks.NewTeam(cfg.Group, newPeerError)}
-	model, err := prepare(s, m, func(cfg *Config) (engine.Device, error) { return engine.NewDry(hostOptions(cfg)), nil })
+	model, err := prepare(s, m, true)
 	if err != nil {
 		return nil, err
 	}

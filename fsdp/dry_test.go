@@ -29,7 +29,7 @@ var makers = map[string]func([]optim.Param) (optim.Optimizer, error){
 // drawnStrategy draws what decides how parameters and gradients lie and travel.
 func drawnStrategy(t *rapid.T, cfg fsdp.Config, world int) fsdp.Config {
 	cfg.Strategy = rapid.SampledFrom([]fsdp.Strategy{
-		fsdp.FullShard, fsdp.ShardGradOp, fsdp.NoShard, fsdp.HybridShard, fsdp.HybridGradOp, fsdp.SecondaryShard,
+		fsdp.FullShard, fsdp.ShardGradOp, fsdp.NoShard, fsdp.HybridShard, fsdp.HybridGradOp, lastStrategy,
 	}).Draw(t, "strategy")
 	if cfg.Strategy >= fsdp.HybridShard {
 		cfg.ShardRanks = rapid.SampledFrom([]int{1, 2 - world%2, world}).Draw(t, "shard ranks")

@@ -27,9 +27,12 @@ func UseGPU() (restore func()) {
 		panic(err)
 	}
 	near := newDevice
-	newDevice = func(cfg *Config) (engine.Device, error) {
-		if cfg.Device != nil || cfg.OffloadDir != "" {
-			return near(cfg)
+	newDevice = func(cfg *Config, dry bool) (engine.Device, error) {
+		switch {
+		case cfg.Device != nil || cfg.OffloadDir != "":
+			return near(cfg, dry)
+		case dry:
+			return gpu.NewDry(), nil
 		}
 		dev, err := nccl.OpenDevice(cfg.Group.Rank() % gpus)
 		if err != nil {

@@ -87,8 +87,41 @@ func TestGPURefusesMuon(t *testing.T) {
 		_, err := optim.Muon{}.New(hidden)
 		require.ErrorContains(t, err, `optim: muon: parameter "blocks.0.`)
 		require.ErrorContains(t, err, "it is no optim.MuonVec")
+		_, err = fsdp.Dry(tinyGPT(1), fsdp.Config{Device: new(gpu.Device)}, func(params []optim.Param) (optim.Optimizer, error) {
+			hidden, _ := hiddenMatrices(params)
+			return optim.Muon{}.New(hidden)
+		}, fsdp.Ints(2, tinyContext), fsdp.Ints(2, tinyContext))
+		require.ErrorContains(t, err, "it is no optim.MuonVec")
 		require.NoError(t, m.Close())
 	})
+}
+
+// TestGPUDry compares plans that were made without a GPU with those of wrapped models.
+func TestGPUDry(t *testing.T) {
+	fsdp.UseGPU()() // loads the doubles
+	fsdp.CleanGPU(t)
+	rows, cols := 2, tinyContext
+	for _, cfg := range []fsdp.Config{
+		{}, {Wrap: blocks, Precision: fsdp.BF16(), Checkpoint: blocks}, {Wrap: blocks, Strategy: fsdp.ShardGradOp, Prefetch: 2, Offload: true},
+	} {
+		onRanks(t, 2, func(ctx context.Context, g comm.Group) {
+			dev, err := gpu.Open(g.Rank())
+			require.NoError(t, err)
+			cfg := cfg
+			cfg.Group, cfg.Device = comm.World{Ranks: 2, Place: g.Rank()}, new(gpu.Device)
+			dry, err := fsdp.Dry(tinyGPT(2), cfg, optim.AdamW{}.New, fsdp.Ints(rows, cols), fsdp.Ints(rows, cols))
+			require.NoError(t, err)
+			cfg.Group, cfg.Device = g, dev
+			m := wrap(t, tinyGPT(2), cfg)
+			_, err = optim.AdamW{}.New(m.Shards())
+			require.NoError(t, err)
+			plan, err := m.Plan(tinyBatch(0, g.Rank(), rows, cols)...)
+			require.NoError(t, err)
+			require.Equal(t, plan, dry)
+			require.NoError(t, m.Close())
+			require.NoError(t, dev.Close())
+		})
+	}
 }
 
 // TestConfigDevice trains on devices of the caller, which stay open, and says what they are not for.

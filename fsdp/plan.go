@@ -218,9 +218,12 @@ func (p *Plan) divide(c *engine.Compiled, d engine.Device, tree arena.Class) {
 	last(p.VirtualBytes, tree)
 }
 
-// staging returns the bytes that groups keep for themselves to sum gradients.
+// staging returns the bytes that groups keep for themselves to sum gradients. It is 0 for a plan without groups.
 func (a *arrangement) staging() (bytes int) {
 	most := make(map[comm.Group]int)
+	if a.cfg.Device != nil { // NCCL carries them
+		return 0
+	}
 	for i := range a.layout.Groups {
 		if g := &a.layout.Groups[i]; !g.Kind.Frozen && a.meshes != nil {
 			a.meshes[i].Staging(most, g.Sum(), g.Flat.ShardLen())

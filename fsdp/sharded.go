@@ -92,7 +92,7 @@ func count(rank int) float64 {
 // wrap does what needs no other rank, compares it with the others, and then makes this rank's
 // share.
 func (s *Sharded) wrap(ctx context.Context, m Model) error {
-	model, err := prepare(s, m, newDevice)
+	model, err := prepare(s, m, false)
 	ans, err := s.team.Agree(ctx, &ranks.Ask{Call: "Wrap", Number: 1, Value: count(s.team.Rank())}, err)
 	if s.team.Model = int(ans.Largest); err == nil {
 		err = s.team.Same(ctx, "model or configuration", manifest(&s.cfg, s.trace, model, s.units))
@@ -131,8 +131,8 @@ func (s *Sharded) wrap(ctx context.Context, m Model) error {
 	return nil
 }
 
-// prepare does the part of Wrap that needs no other rank.
-func prepare(s *Sharded, m Model, newDevice func(*Config) (engine.Device, error)) (model *layout.Model, err error) {
+// prepare does the part of Wrap that needs no other rank, or of Dry.
+func prepare(s *Sharded, m Model, dry bool) (model *layout.Model, err error) {
 	if s.cfg, err = s.cfg.withDefaults(); err != nil {
 		return nil, err
 	}
@@ -155,21 +155,25 @@ func prepare(s *Sharded, m Model, newDevice func(*Config) (engine.Device, error)
 	if err := virtualModel(&s.cfg, s.trace, s.units); err != nil {
 		return nil, err
 	}
-	device, err := newDevice(&s.cfg)
+	device, err := newDevice(&s.cfg, dry)
 	if err == nil {
 		s.engine = engine.New(device, s.team, engineOptions(s))
 	}
 	return layoutModel(s.trace, programs), err
 }
 
-// newDevice returns the device that a model computes on. Tests put another in its place.
-var newDevice = func(cfg *Config) (engine.Device, error) {
-	if cfg.Device != nil {
-		d, err := cfg.Device.Engine(engine.DeviceOptions{Poison: cfg.Poison, Offload: cfg.Offload})
+// newDevice returns the device that a model computes on, or for a plan one without memory. Tests put
+// another in its place.
+var newDevice = func(cfg *Config, dry bool) (engine.Device, error) {
+	switch {
+	case cfg.Device != nil:
+		d, err := cfg.Device.Engine(engine.DeviceOptions{Dry: dry, Poison: cfg.Poison, Offload: cfg.Offload})
 		if err != nil {
 			return nil, fmt.Errorf("Config.Device: %w", err)
 		}
 		return d, nil
+	case dry:
+		return engine.NewDry(hostOptions(cfg)), nil
 	}
 	h, err := engine.NewHost(hostOptions(cfg))
 	if err != nil {

@@ -42,6 +42,8 @@ import (
 
 // Device is a GPU that models compute on: one, or several of which one rank after the other calls methods,
 // on all ranks in the same order. What one sends comes after all that another has sent before.
+//
+// For [fsdp.Dry] it may be new(Device): plans need no GPU, nor a library of one.
 type Device struct {
 	*nccl.Device
 	// Timeout is how long collectives may make no progress once every rank has come to them. 0 means
@@ -65,6 +67,9 @@ func Open(ordinal int) (*Device, error) {
 
 // Engine implements fsdp.Device.
 func (d *Device) Engine(o engine.DeviceOptions) (engine.Device, error) {
+	if o.Dry {
+		return gpu.NewDry(), nil
+	}
 	if d == nil || d.Device == nil {
 		return nil, errors.New("gpu: the Device is not one that Open has returned")
 	}

@@ -114,7 +114,7 @@ func (b *builder) warps(kernel string, n int, args ...any) error {
 func (b *builder) flash(a *attention, operation string, grid [3]int, shared int, args ...any) error {
 	name := fmt.Sprintf("flash%d_%s", a.columns, operation)
 	f, err := b.engine.Function(name)
-	if err == nil {
+	if err == nil && f != nil {
 		err = f.SetShared(shared)
 	}
 	if err != nil {

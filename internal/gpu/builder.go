@@ -61,6 +61,15 @@ type builder struct {
 // operation without kernels is an error that names it. The caller frees the program.
 func (e *Engine) Compile(p *exec.Program) (*Program, error) { return e.Assemble(p.All(), p.Consts()) }
 
+// Scratch returns the Scratch that a program has on any device. It needs none.
+func Scratch(p *exec.Program) (int, error) {
+	made, err := (&Engine{LossScratch: lossScratch}).Compile(p)
+	if err != nil {
+		return 0, err
+	}
+	return made.Scratch, nil
+}
+
 // Assemble is Compile for a list of instructions, and the values in exec.SpaceConst.
 func (e *Engine) Assemble(list iter.Seq[exec.Instr], consts []exec.Value) (_ *Program, err error) {
 	b := &builder{Program: &Program{engine: e}}
@@ -100,8 +109,11 @@ func (b *builder) add(in *exec.Instr) error {
 	return l(b, in)
 }
 
-// constant returns memory that holds bytes.
+// constant returns memory that holds bytes, or nil without a device.
 func (e *Engine) constant(data []byte) (*device.Memory, error) {
+	if e.dev == nil {
+		return nil, nil
+	}
 	m, err := e.dev.Alloc(len(data))
 	if err != nil {
 		return nil, err
@@ -164,7 +176,7 @@ func (b *builder) launch(kernel string, grid, block [3]int, shared int, args ...
 		return fmt.Errorf("kernel %s: a grid of %v blocks, which no device takes", kernel, grid)
 	}
 	f, err := b.engine.Function(kernel)
-	if err != nil {
+	if err != nil || f == nil {
 		return err
 	}
 	l := &launch{function: f, grid: grid, block: block, shared: shared}

@@ -26,19 +26,22 @@ import (
 )
 
 // An Engine has what the programs of a device share: its kernels, and the plans of products. Its
-// programs run on one stream at a time.
+// programs run on one stream at a time. Without a device it compiles programs that cannot run.
 type Engine struct {
 	// LossScratch is how many bytes the logits may take of which a linear layer's loss is computed at
 	// once. Programs compiled from then on keep to it.
 	LossScratch int
 
-	dev       *device.Device
+	dev       *device.Device            // or nil
 	modules   map[string]*device.Module // by family
 	functions map[string]*device.Function
 	upload    *device.Stream // of constants
 	products  products
 	run       run // the one that is being given to a stream
 }
+
+// lossScratch is the LossScratch of those who do not set it.
+const lossScratch = 256 << 20
 
 // New returns an engine. Kernels are loaded when the first program needs them.
 func New(dev *device.Device) (*Engine, error) {
@@ -47,7 +50,7 @@ func New(dev *device.Device) (*Engine, error) {
 		return nil, err
 	}
 	return &Engine{
-		LossScratch: 256 << 20, dev: dev, modules: make(map[string]*device.Module), functions: make(map[string]*device.Function), upload: s,
+		LossScratch: lossScratch, dev: dev, modules: make(map[string]*device.Module), functions: make(map[string]*device.Function), upload: s,
 	}, nil
 }
 
@@ -73,9 +76,10 @@ func (e *Engine) Close() error {
 	return errors.Join(errs...)
 }
 
-// Function returns the kernel of a name, which begins with that of its family.
+// Function returns the kernel of a name, which begins with that of its family. It is nil without a
+// device.
 func (e *Engine) Function(name string) (*device.Function, error) {
-	if f := e.functions[name]; f != nil {
+	if f := e.functions[name]; f != nil || e.dev == nil {
 		return f, nil
 	}
 	family, _, _ := strings.Cut(name, "_")

@@ -21,8 +21,11 @@ type products struct {
 // workspaceBytes is what NVIDIA recommends for Hopper.
 const workspaceBytes = 32 << 20
 
-// plan returns the plan of a product, a new one if it is the first of its kind.
+// plan returns the plan of a product, a new one if it is the first of its kind, or nil without a device.
 func (e *Engine) plan(x blaslt.Product) (_ *blaslt.Plan, err error) {
+	if e.dev == nil {
+		return nil, nil
+	}
 	c := &e.products
 	x.Workspace = workspaceBytes
 	if p := c.plans[x]; p != nil {

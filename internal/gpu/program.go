@@ -69,7 +69,9 @@ func (p *Program) Run(s *device.Stream, c *Call) error {
 func (p *Program) Free() error {
 	var errs []error
 	for _, m := range p.consts {
-		errs = append(errs, m.Free())
+		if m != nil {
+			errs = append(errs, m.Free())
+		}
 	}
 	p.consts = nil
 	return errors.Join(errs...)

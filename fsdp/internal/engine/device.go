@@ -88,6 +88,7 @@ type Device interface {
 
 // DeviceOptions are what a configuration decides for a Device that is not the Host.
 type DeviceOptions struct {
+	Dry     bool // for a plan: it counts memory and has none, and runs no pass
 	Poison  bool // fill freed buffers with NaN
 	Offload bool // shards and the state of optimizers are in memory of the host
 }

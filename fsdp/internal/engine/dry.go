@@ -16,6 +16,7 @@ import (
 // Its vectors have a length alone.
 type Dry struct {
 	*host
+	Far     bool // nobody else reaches its vectors: none is an optim.MuonVec
 	threads int
 	files   bool
 }
@@ -77,8 +78,16 @@ type dryShards struct {
 
 // Value implements Shards.
 func (s *dryShards) Value(group int) optim.Vec {
-	g := &s.layout.Groups[group]
-	return dryVec{g.Flat.ShardLen(), g.Compute == comm.Float64}
+	return s.vec(group, s.layout.Groups[group].Flat.ShardLen())
+}
+
+// vec returns n elements in the type of a group.
+func (s *dryShards) vec(group, n int) optim.Vec {
+	v := dryVec{n, s.layout.Groups[group].Compute == comm.Float64}
+	if s.d.Far {
+		return v
+	}
+	return nearVec{v}
 }
 
 // Grad implements Shards.
@@ -94,7 +103,7 @@ func (s *dryShards) Alloc(group, n int) (optim.Vec, error) {
 	g := &s.layout.Groups[group]
 	b, _ := s.d.arena.Alloc(n*g.Compute.Size(), arena.State)
 	s.state = append(s.state, b)
-	return dryVec{n, g.Compute == comm.Float64}, nil
+	return s.vec(group, n), nil
 }
 
 // A dryVec is a vector of which only the length is known.
@@ -107,7 +116,7 @@ var (
 	_ optim.AdamVec  = dryVec{}
 	_ optim.Adam8Vec = dryVec{}
 	_ optim.SGDVec   = dryVec{}
-	_ optim.MuonVec  = dryVec{}
+	_ optim.MuonVec  = nearVec{}
 )
 
 func (v dryVec) Len() int                     { return v.n }
@@ -117,7 +126,12 @@ func (v dryVec) Zero() error                  { return nil }
 func (v dryVec) Read(optim.Host) error        { return errDry }
 func (v dryVec) Write(optim.Host) error       { return errDry }
 
-func (v dryVec) Elements() optim.Host                                   { return optim.Host{} }
 func (v dryVec) Adam(_, _, _ optim.Vec, _ optim.AdamStep) error         { return errDry }
 func (v dryVec) Adam8(_, _, _ optim.Vec, _ int, _ optim.AdamStep) error { return errDry }
 func (v dryVec) SGD(_, _ optim.Vec, _ optim.SGDStep) error              { return errDry }
+
+// A nearVec is a dryVec of a host.
+type nearVec struct{ dryVec }
+
+func (v nearVec) Slice(from, to int) optim.Vec { return nearVec{dryVec{to - from, v.f64}} }
+func (v nearVec) Elements() optim.Host         { return optim.Host{} }

@@ -32,8 +32,7 @@ type scriptStep struct {
 
 // newScript lays out a pass, and decides and proves the order of its operations.
 func newScript(c *engine.Compiled, poison bool) (*script, error) {
-	w := &scriptWriter{script: new(script), c: c, poison: poison, live: make([]*arena.Place, len(c.Plan.Buffers))}
-	w.place()
+	w := newWriter(c, poison)
 	for i := range c.Plan.Steps {
 		w.step(i)
 	}
@@ -52,6 +51,7 @@ func outlives(p *program.Plan, id int) bool {
 	return slices.Contains(p.Inherited, id) || slices.Contains(p.Left, id)
 }
 
+// A scriptWriter lays out a pass.
 type scriptWriter struct {
 	*script
 	c      *engine.Compiled
@@ -59,6 +59,13 @@ type scriptWriter struct {
 	alloc  [][]*arena.Place // by step: of the buffers it allocates, nil for those that outlive the pass
 	work   []*arena.Place   // by step
 	live   []*arena.Place   // by buffer, now
+}
+
+// newWriter returns one that has decided where everything lies.
+func newWriter(c *engine.Compiled, poison bool) *scriptWriter {
+	w := &scriptWriter{script: new(script), c: c, poison: poison, live: make([]*arena.Place, len(c.Plan.Buffers))}
+	w.place()
+	return w
 }
 
 // place decides where everything lies.

@@ -184,10 +184,15 @@ func (d *Device) Work(p *exec.Program) (int, error) {
 		}
 		d.programs[p] = made
 	}
-	if n := d.programs[p].Scratch; n > 0 {
-		return aligned(p.Work) + n, nil
+	return withScratch(p, d.programs[p].Scratch), nil
+}
+
+// withScratch returns the bytes that a run of a program takes with what kernels need.
+func withScratch(p *exec.Program, scratch int) int {
+	if scratch > 0 {
+		return aligned(p.Work) + scratch
 	}
-	return p.Work, nil
+	return p.Work
 }
 
 // aligned returns where in the memory of a call what kernels need begins, behind n bytes.
@@ -221,7 +226,10 @@ func (d *Device) Keep(passes []*engine.Compiled) {
 }
 
 // Reserve implements engine.Device.
-func (d *Device) Reserve(c *engine.Compiled, counts func(arena.Class) bool) int {
+func (d *Device) Reserve(c *engine.Compiled, _ func(arena.Class) bool) int { return reserve(c) }
+
+// reserve returns the bytes that a pass takes, all of them outside of files.
+func reserve(c *engine.Compiled) int {
 	n := c.Prepared.(*script).bytes
 	for id, b := range c.Plan.Buffers {
 		if outlives(c.Plan, id) {
