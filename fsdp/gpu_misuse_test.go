@@ -18,7 +18,6 @@ import (
 
 // TestGPUNotOpen: a device that is not open is an error on all ranks.
 func TestGPUNotOpen(t *testing.T) {
-	fsdp.UseGPU()() // loads the doubles
 	fsdp.CleanGPU(t)
 	closed, err := gpu.Open(0)
 	require.NoError(t, err)

@@ -151,7 +151,6 @@ func TestGPUState(t *testing.T) {
 // TestGPUOffload: shards and state in memory of the host change no bit of a training, and the device
 // holds less.
 func TestGPUOffload(t *testing.T) {
-	fsdp.UseGPU()() // loads the doubles
 	cuda := fsdp.CleanGPU(t)
 	_, err := fsdp.Wrap(tinyGPT(1), fsdp.Config{Offload: true})
 	require.ErrorContains(t, err, "Config.Offload is set, but there is no Config.Device")
@@ -159,9 +158,7 @@ func TestGPUOffload(t *testing.T) {
 		var want [2]bits
 		var bytes [2]int
 		for i, offload := range []bool{false, true} {
-			onRanks(t, 2, func(ctx context.Context, g comm.Group) {
-				dev, err := gpu.Open(g.Rank())
-				require.NoError(t, err)
+			onDevices(t, 2, func(ctx context.Context, g comm.Group, dev *gpu.Device) {
 				m := wrap(t, tinyGPT(2), fsdp.Config{Group: g, Device: dev, Offload: offload, Wrap: blocks, Precision: precision})
 				update := updater(t, m, 0.5)
 				for step := range 3 {
@@ -175,7 +172,6 @@ func TestGPUOffload(t *testing.T) {
 				}
 				require.NoError(t, g.Barrier(ctx))
 				require.NoError(t, m.Close())
-				require.NoError(t, dev.Close())
 			})
 		}
 		requireSameBits(t, want[0], want[1])

@@ -75,10 +75,13 @@ func loadDoubles() (err error) {
 	return errors.Join(nccl.Load(libs.NCCL), blaslt.Load(libs.CUBLASLT))
 }
 
-// CleanGPU lets the test fail if at its end something of the doubles is left, or was misused. It
-// first ends what earlier tests have left, which would else go at any time. No model that UseGPU has
+// CleanGPU loads the doubles, and lets the test fail if at its end something of them is left, or was
+// misused. It first ends what earlier tests have left, which would else go at any time. No model that UseGPU has
 // given a device is open. It returns the side door of the driver.
 func CleanGPU(t testing.TB) *gpudouble.Control {
+	if err := loadDoubles(); err != nil {
+		t.Fatal(err)
+	}
 	libs := gpudouble.Build(t)
 	unclosed.Range(func(_, end any) bool { _ = end.(func() error)(); return true })
 	cuda := gpudouble.Open(t, libs.CUDA)

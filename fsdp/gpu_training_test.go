@@ -30,6 +30,17 @@ func onGPU(t *testing.T, f func()) {
 	require.Greater(t, cuda.Calls("cuLaunchKernel"), before, "nothing was computed there")
 }
 
+// onDevices runs f on ranks with a device each of their own, which CleanGPU has loaded the doubles for.
+func onDevices(t *testing.T, ranks int, f func(ctx context.Context, g comm.Group, dev *gpu.Device)) {
+	t.Helper()
+	onRanks(t, ranks, func(ctx context.Context, g comm.Group) {
+		dev, err := gpu.Open(g.Rank())
+		require.NoError(t, err)
+		f(ctx, g, dev)
+		require.NoError(t, dev.Close())
+	})
+}
+
 // trainedLosses trains a small GPT with AdamW and clipping, and returns the losses of all ranks.
 func trainedLosses(t *testing.T, ranks, steps int, cfg fsdp.Config) [][]float64 {
 	losses := make([][]float64, ranks)
@@ -98,15 +109,12 @@ func TestGPURefusesMuon(t *testing.T) {
 
 // TestGPUDry compares plans that were made without a GPU with those of wrapped models.
 func TestGPUDry(t *testing.T) {
-	fsdp.UseGPU()() // loads the doubles
 	fsdp.CleanGPU(t)
 	rows, cols := 2, tinyContext
 	for _, cfg := range []fsdp.Config{
 		{}, {Wrap: blocks, Precision: fsdp.BF16(), Checkpoint: blocks}, {Wrap: blocks, Strategy: fsdp.ShardGradOp, Prefetch: 2, Offload: true},
 	} {
-		onRanks(t, 2, func(ctx context.Context, g comm.Group) {
-			dev, err := gpu.Open(g.Rank())
-			require.NoError(t, err)
+		onDevices(t, 2, func(ctx context.Context, g comm.Group, dev *gpu.Device) {
 			cfg := cfg
 			cfg.Group, cfg.Device = comm.World{Ranks: 2, Place: g.Rank()}, new(gpu.Device)
 			dry, err := fsdp.Dry(tinyGPT(2), cfg, optim.AdamW{}.New, fsdp.Ints(rows, cols), fsdp.Ints(rows, cols))
@@ -119,22 +127,17 @@ func TestGPUDry(t *testing.T) {
 			require.NoError(t, err)
 			require.Equal(t, plan, dry)
 			require.NoError(t, m.Close())
-			require.NoError(t, dev.Close())
 		})
 	}
 }
 
 // TestConfigDevice trains on devices of the caller, which stay open, and says what they are not for.
 func TestConfigDevice(t *testing.T) {
-	fsdp.UseGPU()() // loads the doubles
 	fsdp.CleanGPU(t)
-	onRanks(t, 2, func(ctx context.Context, g comm.Group) {
-		dev, err := gpu.Open(g.Rank())
-		require.NoError(t, err)
+	onDevices(t, 2, func(ctx context.Context, g comm.Group, dev *gpu.Device) {
 		m := wrap(t, tinyGPT(1), fsdp.Config{Group: g, Device: dev, Wrap: blocks})
 		forwardBackward(t, ctx, m, tinyBatch(0, g.Rank(), 2, tinyContext))
 		require.NoError(t, m.Close())
-		require.NoError(t, dev.Close())
 	})
 	dev, err := gpu.Open(0)
 	require.NoError(t, err)
@@ -160,15 +163,12 @@ func TestConfigDevice(t *testing.T) {
 
 // TestGPUModelsInTurns trains two models in turns on one device of each rank: both get what they get alone.
 func TestGPUModelsInTurns(t *testing.T) {
-	fsdp.UseGPU()() // loads the doubles
 	cuda := fsdp.CleanGPU(t)
 	cuda.Delay(200*time.Microsecond, 7)
 	defer cuda.Delay(0, 0)
 	const models, steps = 2, 3
 	train := func(together bool) (states [models]bits) {
-		onRanks(t, 2, func(ctx context.Context, g comm.Group) {
-			dev, err := gpu.Open(g.Rank())
-			require.NoError(t, err)
+		onDevices(t, 2, func(ctx context.Context, g comm.Group, dev *gpu.Device) {
 			var all [models]*fsdp.Sharded
 			begin := func(i int) { all[i] = wrap(t, tinyGPT(1+i), fsdp.Config{Group: g, Device: dev, Wrap: blocks}) }
 			forward := func(i, step int) {
@@ -202,7 +202,6 @@ func TestGPUModelsInTurns(t *testing.T) {
 				}
 				end(i)
 			}
-			require.NoError(t, dev.Close())
 		})
 		return states
 	}
@@ -215,7 +214,6 @@ func TestGPUModelsInTurns(t *testing.T) {
 // TestGPUFaultsLater has the device fail in the backward of a pass, which is noticed afterwards: in another
 // method, or in the next pass. Both say when it was, as far as that is known.
 func TestGPUFaultsLater(t *testing.T) {
-	fsdp.UseGPU()() // loads the doubles
 	cuda := fsdp.CleanGPU(t)
 	for name, notice := range map[string]func(ctx context.Context, m *fsdp.Sharded) error{
 		"FullGrads": func(ctx context.Context, m *fsdp.Sharded) error { _, err := m.FullGrads(ctx); return err },
@@ -238,7 +236,6 @@ func TestGPUFaultsLater(t *testing.T) {
 // TestGPUFails fails calls of the driver, one in each training: it returns the error, no rank hangs,
 // and Close leaves nothing.
 func TestGPUFails(t *testing.T) {
-	fsdp.UseGPU()() // loads the doubles
 	cuda := fsdp.CleanGPU(t)
 	training := func() error {
 		restore := fsdp.UseGPU()
@@ -279,4 +276,111 @@ func TestGPUFails(t *testing.T) {
 			require.ErrorContains(t, training(), call, "number %d of %d", nth, n)
 		}
 	}
+}
+
+// TestGPUZeroBetween drops the gradients between Forward and Backward: those of the pass are all that
+// is left, wherever shards lie.
+func TestGPUZeroBetween(t *testing.T) {
+	fsdp.CleanGPU(t)
+	for _, offload := range []bool{false, true} {
+		t.Run(fmt.Sprint("offload ", offload), func(t *testing.T) {
+			onDevices(t, 2, func(ctx context.Context, g comm.Group, dev *gpu.Device) {
+				m := wrap(t, tinyGPT(1), fsdp.Config{Group: g, Device: dev, Offload: offload, Wrap: blocks})
+				batch := tinyBatch(0, g.Rank(), 2, tinyContext)
+				forwardBackward(t, ctx, m, batch)
+				want := gradBits(t, ctx, m)
+				_, err := m.Forward(ctx, batch...)
+				require.NoError(t, err)
+				m.ZeroGrad()
+				require.NoError(t, m.Backward(ctx))
+				requireSameBits(t, want, gradBits(t, ctx, m))
+				require.NoError(t, m.Close())
+			})
+		})
+	}
+}
+
+// TestGPULeaves: what a rank has stays readable when others have closed their models.
+func TestGPULeaves(t *testing.T) {
+	fsdp.CleanGPU(t)
+	onDevices(t, 2, func(ctx context.Context, g comm.Group, dev *gpu.Device) {
+		m := wrap(t, tinyGPT(1), fsdp.Config{Group: g, Device: dev, Wrap: blocks})
+		forwardBackward(t, ctx, m, tinyBatch(0, g.Rank(), 2, tinyContext))
+		if g.Rank() == 1 {
+			require.NoError(t, m.Close())
+		}
+		require.NoError(t, g.Barrier(ctx))
+		if g.Rank() == 0 {
+			p := m.Shards()[0]
+			require.NoError(t, p.Value.Zero())
+			require.NoError(t, p.Value.Read(optim.Host{F32: make([]float32, p.Value.Len())}))
+			require.NoError(t, m.Close())
+		}
+	})
+}
+
+// crossed is a training whose passes cross each other: one is held while another changes its plan, some
+// add gradients that are not reduced, one rank has fewer batches, and state is swapped in between.
+func crossed(t *testing.T, cfg fsdp.Config) (losses [2][]float64, state bits) {
+	onRanks(t, 2, func(ctx context.Context, g comm.Group) {
+		cfg := cfg
+		cfg.Group = g
+		m := wrap(t, tinyGPT(2), cfg)
+		opt, err := optim.AdamW{WeightDecay: 0.1}.New(m.Shards())
+		require.NoError(t, err)
+		require.NoError(t, optim.EMA(opt, 0.9))
+		batch := func(i int) []fsdp.Tensor { return tinyBatch(i, g.Rank(), 2, tinyContext) }
+		for step := range 2 {
+			_, err := m.Forward(ctx, batch(10*step)...)
+			require.NoError(t, err)
+			first := m.Hold()
+			_, err = m.Eval(ctx, batch(10*step+1)...)
+			require.NoError(t, err)
+			require.NoError(t, m.NoSync(func() error { return trainStep(ctx, m, batch(10*step+2)) }))
+			require.NoError(t, m.NoSync(func() error { return first.Backward(ctx) }))
+			for b, err := range m.Join(ctx, batches(1+g.Rank(), func(i int) []fsdp.Tensor { return batch(10*step + 3 + i) })) {
+				require.NoError(t, err)
+				loss, err := m.Forward(ctx, b...)
+				require.NoError(t, err)
+				losses[g.Rank()] = append(losses[g.Rank()], loss)
+				require.NoError(t, m.Backward(ctx))
+			}
+			_, err = m.ClipGradNorm(ctx, 0.5)
+			require.NoError(t, err)
+			require.NoError(t, opt.Step(1e-2))
+			m.ZeroGrad()
+			require.NoError(t, optim.Swap(opt))
+			_, err = m.Eval(ctx, batch(10*step+7)...)
+			require.NoError(t, err)
+			require.NoError(t, optim.Swap(opt))
+		}
+		got := stateBits(t, ctx, m)
+		if g.Rank() == 0 {
+			state = got
+		}
+		require.NoError(t, m.Close())
+	})
+	return losses, state
+}
+
+// TestGPUDelays: no bit of a training depends on how late the streams are, on what is gathered ahead,
+// or on what freed memory holds.
+func TestGPUDelays(t *testing.T) {
+	var losses [2][]float64
+	var want bits
+	onGPU(t, func() { losses, want = crossed(t, fsdp.Config{Wrap: blocks}) })
+	onGPU(t, func() {
+		cuda := fsdp.CleanGPU(t)
+		cuda.Delay(100*time.Microsecond, 1)
+		defer cuda.Delay(0, 0)
+		late, got := crossed(t, fsdp.Config{Wrap: blocks, Prefetch: 3, Poison: true})
+		require.Equal(t, losses, late)
+		requireSameBits(t, want, got)
+	})
+}
+
+// TestGPUStepAllocatesLittle holds the memory that the host takes for a step to the bounds of the host's
+// own engine.
+func TestGPUStepAllocatesLittle(t *testing.T) {
+	onGPU(t, func() { stepAllocatesLittle(t, 1) })
 }

@@ -61,38 +61,32 @@ func (v vector) Zero() error {
 }
 
 // Read implements optim.Vec.
-func (v vector) Read(to optim.Host) error {
-	b, err := v.like(to)
-	if err != nil {
-		return err
-	}
-	return v.do(func() error {
-		if near := v.pinned(); near != nil {
-			if err := v.d.wait(v.d.work); err != nil {
-				return err
-			}
-			copy(b, near)
-			return nil
-		}
-		return v.d.download(b, v.addr())
-	})
-}
+func (v vector) Read(to optim.Host) error { return v.move(to, true) }
 
 // Write implements optim.Vec.
-func (v vector) Write(from optim.Host) error {
-	b, err := v.like(from)
+func (v vector) Write(from optim.Host) error { return v.move(from, false) }
+
+// move copies the elements to h, or those of h to v.
+func (v vector) move(h optim.Host, read bool) error {
+	b, err := v.like(h)
 	if err != nil {
 		return err
 	}
 	return v.do(func() error {
-		if near := v.pinned(); near != nil {
-			if err := v.d.wait(v.d.work); err != nil {
-				return err
-			}
-			copy(near, b)
-			return nil
+		to, from := v.pinned(), b
+		switch {
+		case to == nil && read:
+			return v.d.download(b, v.addr())
+		case to == nil:
+			return v.d.upload(v.addr(), b)
+		case read:
+			to, from = from, to
 		}
-		return v.d.upload(v.addr(), b)
+		if err := v.d.wait(v.d.work); err != nil {
+			return err
+		}
+		copy(to, from)
+		return nil
 	})
 }
 
