@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"os"
+	"sync"
 	"time"
 
 	"github.com/gofsdp/gofsdp/internal/auth"
@@ -188,8 +189,8 @@ func (m *Mesh) hello(h auth.Hello, v visit) auth.Hello {
 }
 
 // dial connects to a rank, again and again until it works, cannot work, or ctx ends. Then the error
-// is the latest failure, if there has been one.
-func (m *Mesh) dial(ctx context.Context, network, address string, rank int, h auth.Hello, v visit) (net.Conn, error) {
+// is the latest failure, if there has been one. ctx may end before the caller's, with the rank.
+func (m *Mesh) dial(caller, ctx context.Context, network, address string, rank int, h auth.Hello, v visit) (net.Conn, error) {
 	spread := rand.N[time.Duration] // so that not all come back at once
 	if m.network != nil {
 		tries := uint64(0)
@@ -200,12 +201,12 @@ func (m *Mesh) dial(ctx context.Context, network, address string, rank int, h au
 	}
 	var latest error
 	for pause := 20 * time.Millisecond; ; pause = min(2*pause, time.Second) {
-		conn, err := m.dialOnce(ctx, network, address, rank, h, v)
+		conn, err := m.dialOnce(caller, ctx, network, address, rank, h, v)
 		switch {
 		case err == nil:
 			return conn, nil
 		case ctx.Err() != nil && latest == nil:
-			return nil, context.Cause(ctx)
+			return nil, fmt.Errorf("dialing rank %d at %s had not ended: %w", rank, address, context.Cause(ctx))
 		case ctx.Err() != nil:
 			return nil, latest
 		}
@@ -223,7 +224,7 @@ func (m *Mesh) dial(ctx context.Context, network, address string, rank int, h au
 }
 
 // dialOnce connects to a rank and makes sure that it is the right one.
-func (m *Mesh) dialOnce(ctx context.Context, network, address string, rank int, h auth.Hello, v visit) (_ net.Conn, err error) {
+func (m *Mesh) dialOnce(caller, ctx context.Context, network, address string, rank int, h auth.Hello, v visit) (_ net.Conn, err error) {
 	conn, err := m.connect(ctx, network, address)
 	if err != nil {
 		return nil, err
@@ -236,18 +237,21 @@ func (m *Mesh) dialOnce(ctx context.Context, network, address string, rank int, 
 			_ = conn.Close() // the first error counts
 		}
 	}()
-	// Whoever has left may have accepted, and said all that it had to say. If not, it hangs up.
-	left := func() bool { return errors.Is(context.Cause(ctx), ErrGone) }
-	interrupt := context.AfterFunc(ctx, func() {
+	// Whoever has left may have accepted, and said all that it had to say. If not, it hangs up, unless
+	// it is cut off since: then the caller does not wait.
+	left := func() bool { return errors.Is(context.Cause(ctx), ErrGone) && caller.Err() == nil }
+	hangUp := func() {
 		if !left() {
 			_ = conn.Close()
 		}
-	})
+	}
+	interrupt := context.AfterFunc(ctx, hangUp)
+	defer context.AfterFunc(caller, hangUp)()
 	secure := conn
 	if network == "tcp" && m.client != nil {
 		secure = tls.Client(conn, m.client)
 	}
-	theirs, err := auth.Client(secure, m.cfg.Secret, m.hello(h, v), time.Now().Add(dialTime))
+	theirs, err := m.greet(conn, secure, m.hello(h, v))
 	switch {
 	case !interrupt() && !left():
 		return nil, context.Cause(ctx)
@@ -258,6 +262,33 @@ func (m *Mesh) dialOnce(ctx context.Context, network, address string, rank int, 
 	}
 	tune(conn, h.Purpose)
 	return secure, nil
+}
+
+// greet proves this rank to the one at the other end of conn, with TLS on top or not, within dialTime. Only
+// seconds count in which this process ran: one that was stopped meanwhile finds the answer, and the other
+// side, for which it has joined, would refuse it the next time.
+func (m *Mesh) greet(conn, secure net.Conn, hello auth.Hello) (theirs auth.Hello, err error) {
+	var clock sync.WaitGroup
+	answered := make(chan struct{})
+	clock.Go(func() {
+		second := time.NewTicker(time.Second) // drops those that nobody has waited for
+		defer second.Stop()
+		for range dialTime / time.Second {
+			select {
+			case <-second.C:
+			case <-answered:
+				return
+			}
+		}
+		_ = conn.SetDeadline(time.Unix(1, 0)) // long ago: whoever reads or writes returns
+	})
+	theirs, err = auth.Client(secure, m.cfg.Secret, hello, time.Now().Add(24*time.Hour))
+	close(answered)
+	clock.Wait()
+	if err == nil {
+		err = conn.SetDeadline(time.Time{})
+	}
+	return theirs, err
 }
 
 // connect opens a connection.

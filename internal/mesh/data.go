@@ -23,6 +23,7 @@ func (m *Mesh) Connect(ctx context.Context, rank int, channel uint64) (net.Conn,
 	if err != nil {
 		return nil, err
 	}
+	caller := ctx
 	ctx, done := m.with(ctx, end)
 	defer done()
 	var conn net.Conn
@@ -30,7 +31,7 @@ func (m *Mesh) Connect(ctx context.Context, rank int, channel uint64) (net.Conn,
 		conn, err = m.conns.take(ctx, label{rank, channel})
 	} else {
 		v := visit{process: m.self.process, Channel: channel}
-		conn, err = m.dial(ctx, "tcp", who.TCP, rank, auth.Hello{Purpose: purposeData}, v)
+		conn, err = m.dial(caller, ctx, "tcp", who.TCP, rank, auth.Hello{Purpose: purposeData}, v)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("mesh: data connection of rank %d to rank %d on channel %#x: %w", m.cfg.Rank, rank, channel, err)
@@ -87,7 +88,7 @@ func (m *Mesh) carryFile(to int, tag uint64, f *os.File) error {
 	}
 	ctx, done := m.with(context.Background(), end)
 	defer done()
-	conn, err := m.dial(ctx, "unix", who.Unix, to, auth.Hello{Purpose: purposeFile}, visit{process: m.self.process})
+	conn, err := m.dial(ctx, ctx, "unix", who.Unix, to, auth.Hello{Purpose: purposeFile}, visit{process: m.self.process})
 	if err == nil {
 		frame := appendFrame(nil, frameFile, binary.BigEndian.AppendUint64(nil, tag))
 		err = errors.Join(asControl(conn).(filePasser).send(frame, f), conn.Close())

@@ -244,7 +244,7 @@ func (m *Mesh) find(ctx context.Context, rank int) error {
 	if where.Host == m.self.Host && where.Unix != "" && m.self.Unix != "" {
 		network, address = "unix", where.Unix
 	}
-	conn, err := m.dial(ctx, network, address, rank, auth.Hello{Purpose: purposeControl}, visit{process: m.self.process})
+	conn, err := m.dial(ctx, ctx, network, address, rank, auth.Hello{Purpose: purposeControl}, visit{process: m.self.process})
 	if err != nil {
 		return fmt.Errorf("%w%s", err, m.hint(where))
 	}

@@ -1,7 +1,9 @@
 package mesh
 
 import (
+	"bytes"
 	"context"
+	"io"
 	"net"
 	"sync/atomic"
 	"testing"
@@ -10,6 +12,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/gofsdp/gofsdp/internal/auth"
 	"github.com/gofsdp/gofsdp/internal/store"
 )
 
@@ -116,6 +119,37 @@ func TestLeaverIsWaitedFor(t *testing.T) {
 			<-ctx.Done()
 			require.ErrorIs(t, context.Cause(ctx), why)
 			require.Equal(t, why == ErrGone, time.Since(begin) == linger)
+		})
+	}
+}
+
+// mute is a network on which everybody accepts and nobody says anything.
+type mute struct{ store.Network }
+
+func (mute) Dial(context.Context, string) (net.Conn, error) {
+	near, far := net.Pipe()
+	go func() { _, _ = io.Copy(io.Discard, far) }() // until the other end is closed
+	return near, nil
+}
+
+// TestGivesUpOnLeaver has a rank say goodbye and then nothing more, as on a host that is cut off: who
+// connects to it goes on for the time of a handshake, but not when the caller has given up.
+func TestGivesUpOnLeaver(t *testing.T) {
+	for _, asked := range []time.Duration{2 * time.Second, time.Hour} {
+		synctest.Test(t, func(t *testing.T) {
+			m := newMesh(Config{Size: 2, Rank: 1, Secret: bytes.Repeat([]byte{1}, auth.MinSecret)})
+			m.network = mute{}
+			caller, cancel := context.WithTimeout(t.Context(), asked)
+			defer cancel()
+			end := &fate{over: make(chan struct{}), ended: ErrGone}
+			close(end.over)
+			ctx, done := m.with(caller, end)
+			defer done()
+			begin := time.Now()
+			_, err := m.dial(caller, ctx, "tcp", "10.0.0.1:1", 0, auth.Hello{Purpose: purposeData}, visit{})
+			require.ErrorContains(t, err, "dialing rank 0 at 10.0.0.1:1 had not ended")
+			require.ErrorIs(t, err, ErrGone)
+			require.Equal(t, min(asked, dialTime), time.Since(begin))
 		})
 	}
 }
