@@ -2,6 +2,7 @@ package fsdp_test
 
 import (
 	"context"
+	"runtime"
 	"strings"
 	"testing"
 
@@ -9,6 +10,7 @@ import (
 
 	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/fsdp"
+	"github.com/gofsdp/gofsdp/fsdp/nn"
 )
 
 // crowd is a group of many ranks of which only one is there: its collectives end at once and leave
@@ -120,4 +122,36 @@ func TestGroupsThatSomeRanksShare(t *testing.T) {
 		return result
 	}
 	require.Equal(t, run(false), run(true))
+}
+
+// BenchmarkWrapOfManyRanks wraps GPTs on one of 16,384 ranks, and says what is in use then, with the rank's
+// share of the parameters, and how much the garbage was.
+func BenchmarkWrapOfManyRanks(b *testing.B) {
+	for name, model := range map[string]*nn.GPT{
+		"124M": {Vocab: 50257, Context: 1024, Layers: 12, Dim: 768, Heads: 12},
+		"175B": {Vocab: 50257, Context: 2048, Layers: 96, Dim: 12288, Heads: 96},
+	} {
+		b.Run(name, func(b *testing.B) {
+			g := &crowd{Group: comm.Local(1)[0], size: 1 << 14}
+			inUse := func() (m runtime.MemStats) {
+				runtime.GC()
+				runtime.ReadMemStats(&m)
+				return m
+			}
+			for b.Loop() {
+				b.StopTimer()
+				before := inUse()
+				b.StartTimer()
+				m, err := fsdp.Wrap(model, fsdp.Config{Group: g, Wrap: blocks})
+				b.StopTimer()
+				after := inUse()
+				require.NoError(b, err)
+				b.ReportMetric(float64(after.HeapAlloc-before.HeapAlloc)/1e6, "MB-in-use")
+				b.ReportMetric(float64(after.TotalAlloc-before.TotalAlloc)/1e6, "MB-allocated")
+				b.ReportMetric(float64(m.Memory().Live)/1e6, "MB-parameters")
+				require.NoError(b, m.Close())
+				b.StartTimer()
+			}
+		})
+	}
 }

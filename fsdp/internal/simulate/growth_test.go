@@ -23,28 +23,48 @@ type growth struct {
 	memory      int           // of a rank, bytes of heap and stacks
 	took        time.Duration // from the last rank's start, simulated
 	work        time.Duration // of the processor, about
+	stages      [len(stages)]time.Duration
 }
 
-// grow joins a job of size ranks, without faults, and looks what is there when all have joined.
+// stages are what a job does when all have joined, one after the other, each until every rank is through it.
+var stages = [...]step{
+	{"agreement", func(r *rank, k int) error { return r.agree(k, 0, false) }},
+	{"all-reduce", func(r *rank, k int) error { return r.allReduce(r.group, k, 10) }},
+	{"save", func(r *rank, k int) error { return r.save(k) }},
+	{"a death", func(r *rank, _ int) error {
+		dead := r.size / 2
+		if r.no == dead {
+			r.host.Kill()
+			r.cancel()
+		}
+		r.err = r.group.Barrier(r.ctx)
+		if r.no == dead || r.err != nil && r.names(map[int]bool{dead: true}) {
+			return nil
+		}
+		return fmt.Errorf("rank %d has died, and rank %d says: %v", dead, r.no, r.err)
+	}},
+}
+
+// grow joins a job of size ranks, without faults, looks what is there when all have joined, and then has them do
+// what stages lists.
 func grow(t *testing.T, size int) (g growth) {
 	before, idle := memory(), runtime.NumGoroutine()
 	begun := time.Now()
 	synctest.Test(t, func(t *testing.T) {
 		j, _ := newJob(uint64(size), size)
-		var joining, all sync.WaitGroup
-		leave := make(chan struct{})
-		joining.Add(size)
-		for _, r := range j.ranks {
-			all.Go(func() {
-				r.err = r.join()
-				joining.Done()
-				<-leave
-				if r.group != nil {
-					_ = r.group.Close()
-				}
-			})
+		together := func(do func(r *rank) error) (took time.Duration) {
+			var all sync.WaitGroup
+			begun := time.Now()
+			for _, r := range j.ranks {
+				all.Go(func() { r.err = do(r) })
+			}
+			all.Wait()
+			for _, r := range j.ranks {
+				require.NoError(t, r.err)
+			}
+			return time.Since(begun)
 		}
-		joining.Wait()
+		together((*rank).join)
 		g = growth{size: size, took: time.Since(j.begun), connections: 2 * j.net.Open() / size, dials: j.net.Conns() / size}
 		g.goroutines = (runtime.NumGoroutine() - idle) / size
 		g.memory = (memory() - before) / size
@@ -53,11 +73,17 @@ func grow(t *testing.T, size int) (g growth) {
 			last = max(last, r.late)
 		}
 		g.took -= last
-		close(leave)
-		all.Wait()
-		for _, r := range j.ranks {
-			require.NoError(t, r.err)
+		for i, s := range stages {
+			g.stages[i] = together(func(r *rank) error { return s.do(r, i) })
 		}
+		together(func(r *rank) error {
+			_ = r.group.Close() // one has died
+			return nil
+		})
+		o := outcome{}
+		j.checkDisk(&o)
+		require.Equal(t, 1, o.commits)
+		require.Empty(t, o.faulty)
 	})
 	g.work = time.Since(begun)
 	return g
@@ -77,11 +103,19 @@ func TestGrowth(t *testing.T) {
 	if list == "" {
 		list = "16"
 	}
-	fmt.Printf("%6s %12s %8s %12s %10s %12s %10s\n", "ranks", "connections", "dials", "goroutines", "memory", "join", "real time")
+	fmt.Printf("%6s %12s %8s %12s %11s %12s", "ranks", "connections", "dials", "goroutines", "memory", "join")
+	for _, s := range stages {
+		fmt.Printf(" %12s", s.name)
+	}
+	fmt.Printf(" %12s\n", "real time")
 	for _, text := range strings.Split(list, ",") {
 		size, err := strconv.Atoi(text)
 		require.NoError(t, err)
 		g := grow(t, size)
-		fmt.Printf("%6d %12d %8d %12d %7d KiB %12v %10v\n", g.size, g.connections, g.dials, g.goroutines, g.memory>>10, g.took.Round(100*time.Microsecond), g.work.Round(time.Millisecond))
+		fmt.Printf("%6d %12d %8d %12d %7d KiB %12v", g.size, g.connections, g.dials, g.goroutines, g.memory>>10, g.took.Round(100*time.Microsecond))
+		for _, took := range g.stages {
+			fmt.Printf(" %12v", took.Round(100*time.Microsecond))
+		}
+		fmt.Printf(" %12v\n", g.work.Round(time.Millisecond))
 	}
 }
