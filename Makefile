@@ -91,8 +91,8 @@ soak: ## ten minutes of random collectives with random faults
 	$(GO) run ./internal/faults -soak 10m
 
 FAULTS ?= 100000
-SIMULATE_RANKS ?= 64,256
-simulate: ## 100,000 random faults in simulated jobs of 8 to 64 ranks, and what joining takes: FAULTS=number SIMULATE_RANKS=64,256 SIMULATE_SEED=1
+SIMULATE_RANKS ?= 64,256,1000
+simulate: ## 100,000 random faults in simulated jobs of 8 to 64 ranks, and what joining and more takes: FAULTS=number SIMULATE_RANKS=64,256,1000 SIMULATE_SEED=1
 	SIMULATE_FAULTS=$(FAULTS) SIMULATE_RANKS=$(SIMULATE_RANKS) $(GO) test ./fsdp/internal/simulate -v -count 1 -timeout 10h
 
 netns: ## ranks, fsdprun and mpirun on hosts of their own, in network namespaces (root; Debian: iproute2 openmpi-bin)

@@ -1,6 +1,6 @@
 // Package simulate runs jobs of many ranks in one process, on a network in memory (internal/simnet)
 // and in fake time (testing/synctest), and breaks them. It consists of tests: `go test` runs 500
-// faults, `make simulate` 100,000, and what joining takes as ranks grow in number.
+// faults, `make simulate` 100,000, and what joining, a collective, a checkpoint and a death take as ranks grow in number.
 //
 // All code above the sockets is that of every job: rendezvous, joining, groups and their failures
 // (comm), agreements (fsdp/internal/ranks), saving (internal/checkpoint, on the disk of
