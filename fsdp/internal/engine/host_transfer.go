@@ -44,13 +44,20 @@ func (f *flatGroup) finishGather(full []byte) {
 	case f.Read == comm.Float32:
 		widen(elements[float32](full), low, f.Gather)
 	default: // of blocks to bfloat16
-		var block [vec.Block8]float32
-		for to := elements[comm.BF16](full); len(to) > 0; to, low = to[len(block):], low[vec.Bytes8:] {
-			vec.Decode8(block[:], low[:vec.Bytes8])
-			half.Narrow(to, block[:])
+		room := rooms.Get().(*[16 * vec.Block8]float32)
+		defer rooms.Put(room)
+		for to := elements[comm.BF16](full); len(to) > 0; {
+			n := min(len(to), len(room))
+			bytes := n / vec.Block8 * vec.Bytes8
+			vec.Decode8(room[:n], low[:bytes])
+			half.Narrow(to[:n], room[:n])
+			to, low = to[n:], low[bytes:]
 		}
 	}
 }
+
+// rooms has memory for numbers on their way from one type to another.
+var rooms = sync.Pool{New: func() any { return new([16 * vec.Block8]float32) }}
 
 // arriving returns the part of a full buffer of parameters that travels.
 func (f *flatGroup) arriving(full []byte) []byte { return full[len(full)-f.Wire(f.Gather):] }
@@ -64,7 +71,7 @@ func (f *flatGroup) startReduce(full []byte, c float32) comm.Work {
 	case f.Reduce == comm.Uint8 && f.mesh.Shard.Size() > 1:
 		return f.startBlocks(full)
 	case f.Reduce == comm.Uint8:
-		f.roundToBlocks(elements[float32](full))
+		f.roundToBlocks(full)
 	case f.Reduce != f.Compute:
 		f.narrow(grads, full, f.Reduce, c)
 	}
@@ -101,39 +108,18 @@ func (b blocks) Wait(ctx context.Context) error {
 	if err := b.Work.Wait(ctx); err != nil {
 		return err
 	}
-	r := rooms.Get().(*room)
-	defer rooms.Put(r)
-	n := b.f.Ranks.Shards
-	r.grow(n)
-	all, sum := b.full[len(b.full)-b.f.Wire(comm.Uint8):], elements[float32](b.f.sum(b.full))
-	for part := len(all) / n; len(sum) > 0; sum, all = sum[vec.Block8:], all[vec.Bytes8:] {
-		for rank, x := range r.list {
-			vec.Decode8(x, all[rank*part:][:vec.Bytes8])
-		}
-		vec.TreeSum(sum[:vec.Block8], r.list, 1)
-	}
+	f := b.f
+	vec.DecodeSum8(elements[float32](f.sum(b.full)), b.full[len(b.full)-f.Wire(comm.Uint8):], f.Ranks.Shards)
 	return nil
 }
 
 // roundToBlocks rounds whole gradients to what they would be if they travelled.
-func (f *flatGroup) roundToBlocks(x []float32) {
-	var block [vec.Bytes8]byte
-	for lost := f.lost.Data; len(x) > 0; x, lost = x[vec.Block8:], lost[vec.Bytes8:] {
-		vec.EncodeError8(block[:], x[:vec.Block8], lost[:vec.Bytes8])
-		vec.Decode8(x[:vec.Block8], block[:])
-	}
-}
-
-// A room has memory for a block of every rank.
-type room struct{ list [][]float32 }
-
-var rooms = sync.Pool{New: func() any { return new(room) }}
-
-// grow makes it one for n ranks.
-func (r *room) grow(n int) {
-	for r.list = r.list[:min(n, len(r.list))]; len(r.list) < n; {
-		r.list = append(r.list, make([]float32, vec.Block8))
-	}
+func (f *flatGroup) roundToBlocks(full []byte) {
+	x, n := elements[float32](full), f.Wire(comm.Uint8)
+	vec.EncodeError8(full[:n], x, f.lost.Data)
+	end := full[len(full)-n:]
+	copy(end, full[:n])
+	vec.Decode8(x, end)
 }
 
 // startSync issues the sum of this rank's range of the gradients over the replicas.
@@ -151,7 +137,8 @@ func (f *flatGroup) finishReduce(full []byte, c float64) {
 	case f.Sum() == comm.Float32:
 		vec.AddScaled(elements[float32](f.grad.Data), elements[float32](own), float32(c))
 	default:
-		var chunk [1024]float32
+		chunk := rooms.Get().(*[16 * vec.Block8]float32)
+		defer rooms.Put(chunk)
 		for grad := elements[float32](f.grad.Data); len(grad) > 0; {
 			n := min(len(grad), len(chunk))
 			widen(chunk[:n], own[:2*n], f.Reduce)

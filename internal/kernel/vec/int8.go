@@ -2,6 +2,7 @@ package vec
 
 import (
 	"math"
+	"math/bits"
 	"sync"
 	"unsafe"
 )
@@ -33,7 +34,97 @@ const (
 // Encode8 writes blocks of src to dst: [Bytes8] for each [Block8] elements, of which src has a multiple.
 // dst may begin where src does.
 func Encode8(dst []byte, src []float32) {
-	same("Encode8", len(dst)*Block8, len(src)*Bytes8)
+	each8("Encode8", table[float32]().encode8, dst, src)
+}
+
+// EncodeError8 is Encode8 of src plus the error that an earlier one has left, and leaves its own: what
+// was to be encoded less what was, in as many blocks as dst has. Zeroed memory is no error; nor is there
+// one of a block that is not finite.
+func EncodeError8(dst []byte, src []float32, left []byte) {
+	same("EncodeError8", len(dst), len(left))
+	k := table[float32]()
+	each8("EncodeError8", func(dst []byte, src []float32) {
+		k.encodeError8(dst, src, left[:len(dst)])
+		left = left[len(dst):]
+	}, dst, src)
+}
+
+// Decode8 sets dst to the numbers of the blocks in src. src may be the end of dst.
+func Decode8(dst []float32, src []byte) {
+	k := table[float32]()
+	each8("Decode8", func(src []byte, dst []float32) { k.decode8(dst, src) }, src, dst)
+}
+
+// DecodeSum8 sets dst to the sum, in the order of [TreeSum], of the numbers of n lists of blocks, which
+// lie in src one behind the other.
+func DecodeSum8(dst []float32, src []byte, n int) {
+	blocks := len(dst) / Block8
+	same("DecodeSum8", len(dst), blocks*Block8)
+	same("DecodeSum8", len(src), n*blocks*Bytes8)
+	s := sums8.Get().(*sum8)
+	defer sums8.Put(s)
+	s.table, s.part = table[float32](), blocks*Bytes8
+	if levels := bits.Len(uint(n)); len(s.room) < levels {
+		s.room = make([][room8]float32, levels)
+	}
+	for len(dst) > 0 {
+		m := min(len(dst), room8)
+		s.tree(dst[:m], src, n, s.room)
+		dst, src = dst[m:], src[m/Block8*Bytes8:]
+	}
+}
+
+// each8 calls f on consecutive pieces of blocks and of their numbers.
+func each8(op string, f func(wire []byte, x []float32), wire []byte, x []float32) {
+	n := len(x) / Block8
+	same(op, len(x), n*Block8)
+	same(op, len(wire), n*Bytes8)
+	const most = piece / Block8
+	for ; n > 0; n -= most {
+		m := min(n, most)
+		f(wire[:m*Bytes8], x[:m*Block8])
+		wire, x = wire[m*Bytes8:], x[m*Block8:]
+	}
+}
+
+// room8 is how many numbers of a sum are added up at a time, which the innermost cache holds.
+const room8 = 4 * Block8
+
+// A sum8 is a sum of lists of blocks.
+type sum8 struct {
+	table *kernels[float32]
+	part  int              // bytes of a list
+	room  [][room8]float32 // for a branch on each level of the tree
+}
+
+var sums8 = sync.Pool{New: func() any { return new(sum8) }}
+
+// tree sets dst to the sum of the beginnings of n lists.
+func (s *sum8) tree(dst []float32, src []byte, n int, room [][room8]float32) {
+	bytes := len(dst) / Block8 * Bytes8
+	if n == 1 {
+		s.table.decode8(dst, src[:bytes])
+		return
+	}
+	mid := 1 << (bits.Len(uint(n-1)) - 1)
+	s.tree(dst, src, mid, room)
+	if src = src[mid*s.part:]; n-mid == 1 {
+		s.table.decodeAdd8(dst, src[:bytes])
+		return
+	}
+	other := room[0][:len(dst)]
+	s.tree(other, src, n-mid, room[1:])
+	s.table.add(dst, dst, other)
+}
+
+// wire8 has memory for a block and its error, and for the codes as floats.
+type wire8 struct{ x, e, sum [Block8]float32 }
+
+var wires8 = sync.Pool{New: func() any { return new(wire8) }}
+
+// The portable kernels use others, which may be assembly.
+
+func encode8Go(dst []byte, src []float32) {
 	r := wires8.Get().(*wire8)
 	defer wires8.Put(r)
 	for ; len(src) > 0; src, dst = src[Block8:], dst[Bytes8:] {
@@ -42,20 +133,16 @@ func Encode8(dst []byte, src []float32) {
 	}
 }
 
-// EncodeError8 is Encode8 of src plus the error that an earlier one has left, and leaves its own: what
-// was to be encoded less what was, in as many blocks as dst has. Zeroed memory is no error; nor is there
-// one of a block that is not finite.
-func EncodeError8(dst []byte, src []float32, left []byte) {
-	same("EncodeError8", len(dst)*Block8, len(src)*Bytes8, len(left)*Block8)
+func encodeError8Go(dst []byte, src []float32, left []byte) {
 	k, r := table[float32](), wires8.Get().(*wire8)
 	defer wires8.Put(r)
 	x, e := &r.x, &r.e
 	for ; len(src) > 0; src, dst, left = src[Block8:], dst[Bytes8:], left[Bytes8:] {
 		block, was := (*[Bytes8]byte)(dst), (*[Bytes8]byte)(left)
-		decode8(e, was)
+		decodeBlock8(e, was)
 		k.add(x[:], src[:Block8], e[:])
 		r.encode(block, x)
-		if decode8(e, block); e[0] != e[0] {
+		if decodeBlock8(e, block); e[0] != e[0] {
 			clear(was[:])
 			continue
 		}
@@ -64,20 +151,22 @@ func EncodeError8(dst []byte, src []float32, left []byte) {
 	}
 }
 
-// Decode8 sets dst to the numbers of the blocks in src. src may be the end of dst.
-func Decode8(dst []float32, src []byte) {
-	same("Decode8", len(src)*Block8, len(dst)*Bytes8)
+func decode8Go(dst []float32, src []byte) {
 	var block [Bytes8]byte
 	for ; len(dst) > 0; dst, src = dst[Block8:], src[Bytes8:] {
 		copy(block[:], src)
-		decode8((*[Block8]float32)(dst), &block)
+		decodeBlock8((*[Block8]float32)(dst), &block)
 	}
 }
 
-// wire8 has memory for a block and its error, and for the codes as floats.
-type wire8 struct{ x, e, sum [Block8]float32 }
-
-var wires8 = sync.Pool{New: func() any { return new(wire8) }}
+func decodeAdd8Go(dst []float32, src []byte) {
+	k, r := table[float32](), wires8.Get().(*wire8)
+	defer wires8.Put(r)
+	for ; len(dst) > 0; dst, src = dst[Block8:], src[Bytes8:] {
+		decodeBlock8(&r.x, (*[Bytes8]byte)(src))
+		k.add(dst[:Block8], dst[:Block8], r.x[:])
+	}
+}
 
 // encode writes one block.
 func (r *wire8) encode(dst *[Bytes8]byte, x *[Block8]float32) {
@@ -101,8 +190,8 @@ func (r *wire8) encode(dst *[Bytes8]byte, x *[Block8]float32) {
 	}
 }
 
-// decode8 reads one block.
-func decode8(dst *[Block8]float32, src *[Bytes8]byte) {
+// decodeBlock8 reads one block.
+func decodeBlock8(dst *[Block8]float32, src *[Bytes8]byte) {
 	var scale float32
 	copy((*[4]byte)(unsafe.Pointer(&scale))[:], src[:4])
 	for i, c := range src[4:] {

@@ -27,35 +27,128 @@ func drawWire(t *rapid.T) []float32 {
 // rounding of its scale, and that blocks are coded where the numbers were and decoded from the end of
 // where they will be.
 func TestWire8RoundTrip(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
-		x := drawWire(t)
-		wire := make([]byte, len(x)/Block8*Bytes8)
-		Encode8(wire, x)
-		got := make([]float32, len(x))
-		Decode8(got, wire)
-		for at := 0; at < len(x); at += Block8 {
-			most := float64(MaxAbs(x[at : at+Block8]))
-			off := most/254*(1+1e-6) + 0x1p-149
-			if most < tiny8 {
-				off = most
-			}
-			for i := at; i < at+Block8; i++ {
-				require.InDelta(t, x[i], got[i], off, "of at most %v", most)
-			}
+	eachISA(t, func(t *testing.T) { rapid.Check(t, roundTrip8) })
+}
+
+func roundTrip8(t *rapid.T) {
+	x := drawWire(t)
+	wire := make([]byte, len(x)/Block8*Bytes8)
+	Encode8(wire, x)
+	got := make([]float32, len(x))
+	Decode8(got, wire)
+	for at := 0; at < len(x); at += Block8 {
+		most := float64(MaxAbs(x[at : at+Block8]))
+		off := most/254*(1+1e-6) + 0x1p-149
+		if most < tiny8 {
+			off = most
 		}
-		room := make([]float32, len(x))
-		copy(room, x)
-		bytes := unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(room))), 4*len(room))
-		Encode8(bytes[:len(wire)], room)
-		require.Equal(t, wire, bytes[:len(wire)], "in place")
-		copy(bytes[len(bytes)-len(wire):], wire)
-		Decode8(room, bytes[len(bytes)-len(wire):])
-		require.Equal(t, got, room, "in place")
+		for i := at; i < at+Block8; i++ {
+			require.InDelta(t, x[i], got[i], off, "of at most %v", most)
+		}
+	}
+	room := make([]float32, len(x))
+	copy(room, x)
+	bytes := unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(room))), 4*len(room))
+	Encode8(bytes[:len(wire)], room)
+	require.Equal(t, wire, bytes[:len(wire)], "in place")
+	copy(bytes[len(bytes)-len(wire):], wire)
+	Decode8(room, bytes[len(bytes)-len(wire):])
+	require.Equal(t, got, room, "in place")
+}
+
+// TestWire8Kernels compares what every instruction set makes of the same numbers with what the portable
+// kernels do, wherever they lie, and checks that nothing else is written.
+func TestWire8Kernels(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		x, old := drawWire(t), drawWire(t)
+		n := min(len(x), len(old)) / Block8
+		x, old = x[:n*Block8], old[:n*Block8]
+		if n > 0 && rapid.Bool().Draw(t, "spoil") {
+			x[rapid.IntRange(0, len(x)-1).Draw(t, "at")] = rapid.SampledFrom(bad).Draw(t, "bad")
+		}
+		offset := rapid.IntRange(0, 70).Draw(t, "offset")
+		want := kernels8(t, portable(), x, old, 0)
+		for _, set := range supported() {
+			require.Equal(t, want, kernels8(t, set, x, old, offset), set.name)
+		}
+	})
+}
+
+var bad = []float32{float32(math.NaN()), float32(math.Inf(1)), float32(math.Inf(-1)), math.MaxFloat32}
+
+// kernels8 returns the bits of all that the kernels of a set write.
+func kernels8(t *rapid.T, set isa, x, old []float32, offset int) (all []byte) {
+	before := active
+	active = set
+	defer func() { active = before }()
+	n := len(x) / Block8 * Bytes8
+	write := func(bytes int, f func(b []byte)) []byte {
+		buffer := slices.Repeat([]byte{0xA5}, offset+bytes+70)
+		f(buffer[offset : offset+bytes])
+		for i, v := range buffer {
+			require.True(t, v == 0xA5 || i >= offset && i < offset+bytes, "byte %d beside %d is written", i-offset, bytes)
+		}
+		all = append(all, buffer[offset:offset+bytes]...)
+		return buffer[offset : offset+bytes]
+	}
+	floats := func(f func(dst []float32)) {
+		write(4*len(x), func(b []byte) {
+			dst := make([]float32, len(x)+2*20)
+			f(dst[offset%20:][:len(x)])
+			for i, v := range dst {
+				require.True(t, v == 0 || i >= offset%20 && i < offset%20+len(x), "element %d", i)
+			}
+			for i, v := range dst[offset%20:][:len(x)] {
+				if v != v {
+					v = 0x1p-140 // all NaNs alike
+				}
+				copy(b[4*i:], (*[4]byte)(unsafe.Pointer(&v))[:])
+			}
+		})
+	}
+	wire := write(n, func(b []byte) { Encode8(b, x) })
+	left := slices.Clone(write(n, func(b []byte) { Encode8(b, old) }))
+	write(n, func(b []byte) { EncodeError8(b, x, left) })
+	write(n, func(b []byte) { copy(b, left) })
+	floats(func(dst []float32) { Decode8(dst, wire) })
+	floats(func(dst []float32) {
+		Decode8(dst, left)
+		DecodeSum8(dst, slices.Concat(wire, left, wire), 3)
+	})
+	return all
+}
+
+// TestWire8Sums compares sums of lists of blocks with those of their numbers.
+func TestWire8Sums(t *testing.T) {
+	eachISA(t, func(t *testing.T) {
+		r := rand.New(rand.NewPCG(5, 6))
+		for n := 1; n <= 9; n++ {
+			const length = 6 * Block8
+			var wires []byte
+			var lists [][]float32
+			for range n {
+				x, wire := make([]float32, length), make([]byte, length/Block8*Bytes8)
+				for i := range x {
+					x[i] = float32(r.NormFloat64())
+				}
+				Encode8(wire, x)
+				Decode8(x, wire)
+				wires, lists = append(wires, wire...), append(lists, x)
+			}
+			want, got := make([]float32, length), make([]float32, length)
+			TreeSum(want, lists, 1)
+			DecodeSum8(got, wires, n)
+			require.Equal(t, want, got, "%d lists", n)
+		}
+		require.Panics(t, func() { DecodeSum8(make([]float32, Block8), make([]byte, Bytes8), 2) })
+		require.Panics(t, func() { Encode8(make([]byte, Bytes8/4), make([]float32, Block8/4)) }, "less than a block")
 	})
 }
 
 // TestWire8SameBits checks the bytes of numbers that were drawn once: they are the same on every machine.
-func TestWire8SameBits(t *testing.T) {
+func TestWire8SameBits(t *testing.T) { eachISA(t, sameWire8) }
+
+func sameWire8(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
 	x := make([]float32, 64*Block8)
 	for i := range x {
@@ -136,8 +229,10 @@ func BenchmarkWire8(b *testing.B) {
 		x[i] = float32(i%977) - 488
 	}
 	wire, left := make([]byte, len(x)/Block8*Bytes8), make([]byte, len(x)/Block8*Bytes8)
+	two := append(wire, wire...)
 	for name, f := range map[string]func(){
 		"encode": func() { Encode8(wire, x) }, "errors": func() { EncodeError8(wire, x, left) }, "decode": func() { Decode8(x, wire) },
+		"sum": func() { DecodeSum8(x, two, 2) },
 	} {
 		b.Run(name, func(b *testing.B) {
 			b.SetBytes(int64(4 * len(x)))

@@ -50,6 +50,11 @@ type kernels[T Float] struct {
 	sgd                func(p, g []T, c sgdStep[T])
 	momentum, nesterov func(p, g, buf []T, c sgdStep[T])
 	dropout            func(y, x []T, from, key, threshold uint32, scale T)
+
+	// Whole blocks that travel in 8 bits, which the table of float64 has as well. The second adds.
+	encode8             func(dst []byte, src []float32)
+	encodeError8        func(dst []byte, src []float32, left []byte)
+	decode8, decodeAdd8 func(dst []float32, src []byte)
 }
 
 // isa is an instruction set: its name, and its kernels for each element type.
@@ -60,7 +65,9 @@ type isa struct {
 }
 
 // active is what everything runs on: the best that this machine has. Only tests change it.
-var active = supported()[0]
+var active isa
+
+func init() { active = supported()[0] } // not at the declaration, as some portable kernels use others
 
 func table[T Float]() *kernels[T] {
 	if k, ok := any(&active.f32).(*kernels[T]); ok {

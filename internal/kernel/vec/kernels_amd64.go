@@ -79,6 +79,10 @@ func avx512() isa {
 	k32.nesterov = nesterovF32AVX512
 	k32.maxPairs = maxPairsF32AVX512
 	k32.maxPairsGrad = maxPairsGradF32AVX512
+	k32.encode8 = encode8F32AVX512
+	k32.encodeError8 = encodeError8F32AVX512
+	k32.decode8 = decode8F32AVX512
+	k32.decodeAdd8 = decodeAdd8F32AVX512
 	k64.add = addF64AVX512
 	k64.sub = subF64AVX512
 	k64.mul = mulF64AVX512
@@ -229,6 +233,10 @@ func nesterovF32AVX512(p, g, buf []float32, c sgdStep[float32])
 func nesterovF64AVX512(p, g, buf []float64, c sgdStep[float64])
 func maxPairsF32AVX512(y, x []float32, cols, ld, rows int)
 func maxPairsGradF32AVX512(dx, x, dy []float32, cols, ld, rows int)
+func encode8F32AVX512(dst []byte, src []float32)
+func encodeError8F32AVX512(dst []byte, src []float32, left []byte)
+func decode8F32AVX512(dst []float32, src []byte)
+func decodeAdd8F32AVX512(dst []float32, src []byte)
 
 func avx2() isa {
 	k32, k64 := portableKernels[float32](), portableKernels[float64]()
@@ -305,6 +313,10 @@ func avx2() isa {
 	k32.nesterov = nesterovF32AVX2
 	k32.maxPairs = maxPairsF32AVX2
 	k32.maxPairsGrad = maxPairsGradF32AVX2
+	k32.encode8 = encode8F32AVX2
+	k32.encodeError8 = encodeError8F32AVX2
+	k32.decode8 = decode8F32AVX2
+	k32.decodeAdd8 = decodeAdd8F32AVX2
 	k64.add = addF64AVX2
 	k64.sub = subF64AVX2
 	k64.mul = mulF64AVX2
@@ -455,3 +467,7 @@ func nesterovF32AVX2(p, g, buf []float32, c sgdStep[float32])
 func nesterovF64AVX2(p, g, buf []float64, c sgdStep[float64])
 func maxPairsF32AVX2(y, x []float32, cols, ld, rows int)
 func maxPairsGradF32AVX2(dx, x, dy []float32, cols, ld, rows int)
+func encode8F32AVX2(dst []byte, src []float32)
+func encodeError8F32AVX2(dst []byte, src []float32, left []byte)
+func decode8F32AVX2(dst []float32, src []byte)
+func decodeAdd8F32AVX2(dst []float32, src []byte)

@@ -27,6 +27,7 @@ func portableKernels[T Float]() kernels[T] {
 		normPlane: normPlaneGo[T], normPlaneSums: normPlaneSumsGo[T], normPlaneGrad: normPlaneGradGo[T],
 		maxPairs: maxPairsGo[T], maxPairsGrad: maxPairsGradGo[T],
 		adam: adamGo[T], sgd: sgdGo[T], momentum: momentumGo[T], nesterov: nesterovGo[T], dropout: dropoutGo[T],
+		encode8: encode8Go, encodeError8: encodeError8Go, decode8: decode8Go, decodeAdd8: decodeAdd8Go,
 	}
 	for n := 2; n <= fanIn; n++ {
 		k.treeSum[n] = treeSumGo[T]

@@ -38,6 +38,7 @@ type kernel struct {
 	finish  func(f *function) // after the loop: stores the result
 	write   func(f *function) // all of it, in place of a loop over a body
 	x86     bool              // NEON is left to the portable kernel
+	locals  int               // bytes of its stack frame
 }
 
 // field is the expression of the kernel in a table.
@@ -186,7 +187,11 @@ func (f *function) text() string {
 
 // entry begins the function.
 func (f *function) entry() {
-	fmt.Fprintf(&f.out, "\n// %s\nTEXT ·%s(SB), NOSPLIT, $0-%d\n", f.declaration(), f.symbol(), f.frame())
+	flags := "NOSPLIT"
+	if f.locals > 0 {
+		flags = "0"
+	}
+	fmt.Fprintf(&f.out, "\n// %s\nTEXT ·%s(SB), %s, $%d-%d\n", f.declaration(), f.symbol(), flags, f.locals, f.frame())
 }
 
 // prologue loads the pointers and the number of elements.
@@ -268,6 +273,24 @@ func (f *function) args() []arg {
 	return list
 }
 
+// param returns a parameter.
+func (f *function) param(name string) arg {
+	for _, a := range f.args() {
+		if a.name == name {
+			return a
+		}
+	}
+	panic(name)
+}
+
+// String is the operand of a parameter, of a slice its pointer.
+func (a arg) String() string {
+	if strings.HasPrefix(a.kind, "[]") {
+		return fmt.Sprintf("%s_base+%d(FP)", a.name, a.offset)
+	}
+	return fmt.Sprintf("%s+%d(FP)", a.name, a.offset)
+}
+
 // end is the offset behind the last parameter.
 func (f *function) end() int {
 	args := f.args()
@@ -277,7 +300,7 @@ func (f *function) end() int {
 
 // size is that of a parameter in bytes.
 func (f *function) size(kind string) int {
-	return map[string]int{"T": f.bits / 8, "uint32": 4, "float64": 8, "int": 8, "[]T": 24, "[][]T": 24}[kind]
+	return map[string]int{"T": f.bits / 8, "uint32": 4, "float64": 8, "int": 8, "[]T": 24, "[]byte": 24, "[][]T": 24}[kind]
 }
 
 // results is the offset of the first result.
@@ -421,6 +444,11 @@ func (f *function) accumulator(name string, initial *value) *value {
 // fold combines the registers of an accumulator, then the halves of the one that remains, until its
 // lowest element holds all; it returns that register. The order is a balanced tree.
 func (f *function) fold(name, mnemonic string, bits int) int {
+	return f.foldTo(name, mnemonic, bits, 0)
+}
+
+// foldTo is fold with a register of its own to work in.
+func (f *function) foldTo(name, mnemonic string, bits, t int) int {
 	regs := f.pinned[name].regs
 	for n := len(regs); n > 1; n /= 2 {
 		for i := range n / 2 {
@@ -428,7 +456,7 @@ func (f *function) fold(name, mnemonic string, bits int) int {
 			f.instruction(mnemonic, []string{b, a, a})
 		}
 	}
-	r, t := regs[0], 0 // the registers of the body are free now
+	r := regs[0] // the registers of the body are free now
 	if f.isa.neon {
 		return f.neonFold(mnemonic, r, t, bits)
 	}

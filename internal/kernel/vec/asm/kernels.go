@@ -12,7 +12,7 @@ import (
 // all lists the kernels. Light loops work on four vectors at once, heavy ones on as many as the
 // registers allow.
 func all() []kernel {
-	return slices.Concat(arithmetic(), comparisons(), treeSums(), reductions(), activations(), functions(), rows(), optimizers(), pools())
+	return slices.Concat(arithmetic(), comparisons(), treeSums(), reductions(), activations(), functions(), rows(), optimizers(), pools(), wires())
 }
 
 func arithmetic() []kernel {

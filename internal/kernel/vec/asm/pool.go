@@ -19,23 +19,12 @@ func pools() []kernel {
 // pairRows prints the loop over rows of windows, and over the vectors of each. DI is the place of the
 // slice of windows, SI and DX those of the two rows of x, R11 and R12 of dx.
 func (f *function) pairRows(windows, order string, body func(masked bool)) {
-	at := func(name string) string {
-		for _, a := range f.args() {
-			if a.name == name {
-				if a.kind == "[]T" {
-					name += "_base"
-				}
-				return fmt.Sprintf("%s+%d(FP)", name, a.offset)
-			}
-		}
-		panic(name)
-	}
-	f.line("MOVQ %s, DI; MOVQ %s, SI", at(windows), at("x"))
-	f.line("MOVQ %s, R8; SHLQ $2, R8; LEAQ (SI)(R8*1), DX", at("ld"))
+	f.line("MOVQ %s, DI; MOVQ %s, SI", f.param(windows), f.param("x"))
+	f.line("MOVQ %s, R8; SHLQ $2, R8; LEAQ (SI)(R8*1), DX", f.param("ld"))
 	if windows == "dy" {
-		f.line("MOVQ %s, R11; LEAQ (R11)(R8*1), R12", at("dx"))
+		f.line("MOVQ %s, R11; LEAQ (R11)(R8*1), R12", f.param("dx"))
 	}
-	f.line("SHLQ $1, R8; MOVQ %s, R9; MOVQ %s, R10", at("cols"), at("rows"))
+	f.line("SHLQ $1, R8; MOVQ %s, R9; MOVQ %s, R10", f.param("cols"), f.param("rows"))
 	f.pairMasks(order)
 	f.out.WriteString("\nrow:\n")
 	f.line("XORL AX, AX; MOVQ R9, CX; SUBQ $%d, CX; JLT tail", f.lanes())
