@@ -168,7 +168,7 @@ func ExampleDry() {
 	// 174.6 billion parameters
 	// 21.8 GB of parameters, gradients and optimizer state
 	// 30.0 GB during a pass
-	// 384 gathers, 1381 GB sent
+	// 382 gathers, 1377 GB sent
 }
 
 // Why does a model of 13 billion parameters not fit on 8 GPUs of 40 GB, and what would help?

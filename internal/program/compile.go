@@ -117,7 +117,7 @@ func (c *compiler) places() {
 // stage after them: they run while its groups are on their way. Only the last stage may have no
 // units at all.
 func (c *compiler) stages() {
-	kept := make([]bool, len(c.state))
+	kept := make(map[string]bool)
 	var last []string
 	for i := range c.list {
 		units := c.units(&c.list[i], kept)
@@ -134,15 +134,17 @@ func (c *compiler) stages() {
 	}
 }
 
-// units returns the units of the groups that may have to be gathered for p, which are not those
-// kept since an earlier place. It notes those that are kept from now on.
-func (c *compiler) units(p *place, kept []bool) []string {
+// units returns the units of the groups that may have to be gathered for p. A unit that is kept counts
+// where it is first read: another group of it, of other types say, makes no stage of its own.
+func (c *compiler) units(p *place, kept map[string]bool) []string {
 	var units []string
 	for _, g := range p.reads {
-		if q := &c.p.Model.Groups[g]; !kept[g] {
-			units = append(units, q.unit())
-			kept[g] = q.Hold == Keep
+		q := &c.p.Model.Groups[g]
+		if q.Hold == Keep && kept[q.unit()] {
+			continue
 		}
+		units = append(units, q.unit())
+		kept[q.unit()] = kept[q.unit()] || q.Hold == Keep
 	}
 	slices.Sort(units)
 	return slices.Compact(units)
