@@ -150,8 +150,8 @@ bench-models: ## passes of whole models on one core, beside PyTorch: TORCH=pytho
 bench-ops: ## passes of single operations on one core, beside PyTorch: TORCH=python of a venv that has it
 	$(GO) run ./internal/bench models -run ^op/ -bfloat16 -seconds 3 -torch "$(TORCH)"
 
-bench-formats: ## steps over a slow link by the types in which parameters and gradients travel
-	$(GO) run ./internal/bench formats
+bench-formats: ## steps over a slow link, and the time to a loss, by the types in which parameters and gradients travel
+	$(GO) run ./internal/bench formats -context 128 -prefetch 2
 
 # Nothing else should run: nice -n -20 keeps most of it away.
 bench-plan: ## steps beside what package plan says of them after a calibration: 1 and 2 ranks, slow links, prefetch 0 to 2

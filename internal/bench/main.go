@@ -5,7 +5,7 @@
 //	bench train     steps of a GPT on one and two cores, beside PyTorch and the processor's peak
 //	bench models    passes of whole models on one core, beside PyTorch
 //	bench overlap   how much communication over a slow link is hidden
-//	bench formats   steps over a slow link by the types in which parameters and gradients travel
+//	bench formats   steps and the time to a loss over a slow link by the types in which parameters and gradients travel
 //	bench plan      steps of a GPT beside what package plan says of them
 //	bench search    what fsdp.Tune chooses beside the fastest of many settings, on random models
 //	bench join      what Join costs with even data, and what a rank without a batch takes

@@ -19,9 +19,14 @@ const latency = 50 * time.Microsecond
 // lane is a prefetch depth on a link.
 type lane struct {
 	*contestant
-	waiting time.Duration // of rank 0, in all steps
-	plan    *fsdp.Plan
+	waiting  time.Duration // of rank 0, in all steps
+	plan     *fsdp.Plan
+	trainers [2]*trainer
+	feed     func(t *trainer, rank, step int) // sets the batch of a step, or nil
 }
+
+// loss returns the mean of the ranks' last losses.
+func (l *lane) loss() float64 { return (l.trainers[0].loss + l.trainers[1].loss) / 2 }
 
 // wait returns the time of a step that rank 0 waits.
 func (l *lane) wait() time.Duration { return l.waiting / time.Duration(len(l.times)) }
@@ -98,7 +103,15 @@ func newLane(s size, precision fsdp.Precision, prefetch int, bandwidth float64, 
 		if g.Rank() == 0 {
 			l.plan, err = t.model.Plan(t.batch...)
 		}
-		return t.step, err
+		l.trainers[g.Rank()] = t
+		steps := 0
+		return func() error {
+			if l.feed != nil {
+				l.feed(t, g.Rank(), steps)
+			}
+			steps++
+			return t.step()
+		}, err
 	})
 	return l, err
 }

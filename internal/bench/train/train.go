@@ -238,22 +238,41 @@ func Overlap(w io.Writer, args []string) error {
 	return nil
 }
 
-// Formats measures steps over a slow link by the types in which parameters and gradients travel, on two
-// goroutine ranks.
+// Formats trains over a slow link by the types in which parameters and gradients travel, on two
+// goroutine ranks, and measures the time of a step and that to a loss.
 func Formats(w io.Writer, args []string) error {
-	c := newCommand("bench formats")
-	bandwidth := c.flags.Float64("bandwidth", 100, "MB/s of the link")
-	batch := c.flags.Int("batch", 2, "sequences in a step: few take the processor less time than the link")
-	if err := c.flags.Parse(args); err != nil {
+	f := flag.NewFlagSet("bench formats", flag.ContinueOnError)
+	names := f.String("size", "small", "comma-separated sizes")
+	only := f.String("run", "", "only formats whose names match this regular `expression`")
+	bandwidth := f.Float64("bandwidth", 100, "MB/s of the link")
+	batch := f.Int("batch", 2, "sequences in a step: few take the processor less time than the link")
+	context := f.Int("context", 0, "`tokens` in a sequence (default by size)")
+	j := journey{}
+	f.IntVar(&j.prefetch, "prefetch", 1, "units that are gathered ahead")
+	f.Float64Var(&j.loss, "loss", 3.2, "train until the mean `loss` of 20 steps is no larger")
+	f.IntVar(&j.most, "steps", 1000, "steps after which a format has failed")
+	dir := f.String("text", ".", "learn the Go files in this `directory`, byte by byte")
+	if err := f.Parse(args); err != nil {
 		return err
 	}
-	list, err := sizesOf(c.names)
+	match, err := regexp.Compile(*only)
 	if err != nil {
 		return err
 	}
+	list, err := sizesOf(*names)
+	if err != nil {
+		return err
+	}
+	if j.text, err = goSource(*dir, 4<<20); err != nil {
+		return err
+	}
+	j.bandwidth = *bandwidth * 1e6
 	for _, s := range list {
-		s.Batch = *batch
-		if err := travel(w, s, *bandwidth*1e6, c.rounds, c.seconds); err != nil {
+		j.size, j.Batch = s, *batch
+		if *context > 0 {
+			j.Context = *context
+		}
+		if err := travel(w, j, match); err != nil {
 			return fmt.Errorf("%s: %w", s.name, err)
 		}
 	}

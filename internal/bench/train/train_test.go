@@ -119,15 +119,24 @@ func TestOverlap(t *testing.T) {
 	}
 }
 
-// TestFormats prints the table for a round.
+// TestFormats prints the table of trainings that are over after a step, and ends those that do not learn.
 func TestFormats(t *testing.T) {
 	var out strings.Builder
-	require.NoError(t, travel(&out, little, 1e9, 1, 0))
+	text, err := goSource(".", 5000)
+	require.NoError(t, err)
+	require.Len(t, text, 5000)
+	j := journey{size: little, prefetch: 1, bandwidth: 1e9, text: text, loss: 100, most: 1}
+	j.Vocab = 256
+	require.NoError(t, travel(&out, j, regexp.MustCompile("bfloat16|int8$")))
 	rows := strings.Split(strings.TrimRight(out.String(), "\n"), "\n")
-	require.Len(t, rows, 2+len(formats))
-	for i, f := range formats {
-		require.Regexp(t, `^  `+f.name+`( +[\d.]+){4}x$`, rows[2+i])
+	require.Len(t, rows, 2+5)
+	for i, name := range []string{"bfloat16", "bfloat16, gradients float32", "int8", "bfloat16 computed, bfloat16", "bfloat16 computed, int8"} {
+		require.Regexp(t, `^  `+name+`( +[\d.]+){3} +1( +[\d.]+)( +[\d.]+x){2}$`, rows[2+i])
 	}
+	j.loss = 0
+	require.ErrorContains(t, travel(&out, j, regexp.MustCompile("^int8$")), "int8: a loss of ")
+	j.text = text[:j.Context]
+	require.ErrorContains(t, travel(&out, j, regexp.MustCompile("^int8$")), "want more than")
 }
 
 // TestMemory prints the table, which fails where the plan and the counts differ, and compares its
