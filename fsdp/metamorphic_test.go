@@ -56,11 +56,21 @@ var droppingGPT = parityModel{
 	"gpt with dropout", &nn.GPT{Vocab: 13, Context: 5, Layers: 3, Dim: 6, Heads: 2, Dropout: 0.2}, blocks, parityModels[1].batch,
 }
 
+// inBytes are precisions whose cells are left out of Parity, as rounding says nothing there.
+var inBytes = []parityPrecision{
+	{"int8", fsdp.Float32, fsdp.Int8, fsdp.Int8, 0},
+	{"int8 gradients, bfloat16 computation", fsdp.BFloat16, fsdp.BFloat16, fsdp.Int8, 0},
+}
+
 func drawWorkload(t *rapid.T) workload {
+	precisions := slices.Clone(parityPrecisions)
+	if groupsCarryPasses { // only over processors anything travels in 8 bits
+		precisions = append(precisions, inBytes...)
+	}
 	return workload{
 		parityModel: rapid.SampledFrom(append(slices.Clone(parityModels), droppingGPT)).Draw(t, "model"),
 		world:       rapid.SampledFrom([]int{1, 2, 3, 4, 6}).Draw(t, "world"),
-		precision:   rapid.SampledFrom(parityPrecisions).Draw(t, "precision"),
+		precision:   rapid.SampledFrom(precisions).Draw(t, "precision"),
 		backwards:   rapid.SampledFrom(parityBackwards).Draw(t, "backwards"),
 		divide:      rapid.SampledFrom([]fsdp.Divide{fsdp.ByRanks, fsdp.ByWeights, fsdp.ByOne}).Draw(t, "divide"),
 		frozen:      someNames(t, "frozen"),
@@ -70,7 +80,7 @@ func drawWorkload(t *rapid.T) workload {
 	}
 }
 
-// drawKnobs draws a configuration for w. dir is where files may go, or "". What travels in 16 bits
+// drawKnobs draws a configuration for w. dir is where files may go, or "". What travels in 16 bits or 8
 // is rounded twice by the hybrid strategies and not at all if it is ignored: those are no knobs
 // then.
 func (w workload) drawKnobs(t *rapid.T, label, dir string) knobSet {
