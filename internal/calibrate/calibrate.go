@@ -78,6 +78,7 @@ var subjects = []subject{
 	gpt(2, 32, 2, 32, 2, 64), gpt(2, 64, 2, 64, 4, 128), gpt(2, 64, 4, 128, 1, 512), gpt(2, 96, 3, 96, 3, 96), gpt(2, 128, 2, 256, 2, 256),
 	gpt(2, 128, 4, 64, 8, 256), gpt(2, 256, 8, 64, 2, 1024), gpt(2, 256, 4, 256, 2, 512), gpt(2, 384, 6, 256, 4, 256), gpt(1, 512, 8, 128, 4, 512),
 	gpt(1, 768, 12, 256, 2, 256), gpt(1, 256, 2, 192, 2, 256),
+	gpt(4, 768, 12, 64, 1, 256), // whose parameters no cache holds, as those of real ones
 	{&nn.GPT{Vocab: 256, Context: 64, Layers: 1, Dim: 64, Heads: 2, Tied: true, FusedLoss: true, Dropout: 0.1}, 256, 4, 64},
 	{&nn.GPT{Vocab: 1024, Context: 128, Layers: 1, Dim: 256, Heads: 4, Tied: true, FusedLoss: true, Dropout: 0.1}, 1024, 2, 128},
 	{&nn.Llama{Vocab: 256, Layers: 1, Dim: 64, Heads: 4, KVHeads: 2, Hidden: 192}, 256, 4, 64},

@@ -7,6 +7,8 @@ import (
 	"math"
 	"os"
 	"slices"
+	"strconv"
+	"strings"
 	"time"
 )
 
@@ -66,4 +68,42 @@ func Load() float64 {
 	var one float64
 	fmt.Sscan(string(text), &one)
 	return one
+}
+
+// Others returns a function that says which share of the cores' time other processes have had since,
+// or 0 if nobody says. Unlike the load it does not count what was stopped meanwhile.
+func Others() (share func() float64) {
+	before, mine := used()
+	return func() float64 {
+		now, own := used()
+		all, busy := 0.0, 0.0
+		for i := range now {
+			d := now[i] - before[i]
+			all += d
+			if i != idle && i != waiting {
+				busy += d
+			}
+		}
+		return max(0, busy-(own-mine)) / max(1, all)
+	}
+}
+
+// Places in the first line of /proc/stat.
+const idle, waiting = 3, 4
+
+// used returns what cores have done so far, as in the first line of /proc/stat, and what this process
+// had of it.
+func used() (cores [8]float64, own float64) {
+	text, _ := os.ReadFile("/proc/stat") // is only there on Linux
+	line, _, _ := strings.Cut(string(text), "\n")
+	fmt.Sscanf(line, "cpu %f %f %f %f %f %f %f %f", &cores[0], &cores[1], &cores[2], &cores[3], &cores[4], &cores[5], &cores[6], &cores[7])
+	text, _ = os.ReadFile("/proc/self/stat")
+	_, line, _ = strings.Cut(string(text), ") ")
+	if f := strings.Fields(line); len(f) > 12 {
+		for _, v := range f[11:13] { // user and system
+			ticks, _ := strconv.ParseFloat(v, 64) // of the kernel
+			own += ticks
+		}
+	}
+	return cores, own
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"os"
 	"runtime"
 	"slices"
 	"time"
@@ -18,10 +19,13 @@ import (
 	"github.com/gofsdp/gofsdp/internal/calibrate"
 )
 
-// Plan calibrates this machine, trains, and prints how long steps take beside what package plan says.
+// Plan calibrates this machine, or reads what a calibration wrote, trains, and prints how long steps
+// take beside what package plan says.
 func Plan(ctx context.Context, w io.Writer, args []string) error {
 	c := newCommand("bench plan")
 	low := c.flags.Bool("bfloat16", false, "compute in bfloat16")
+	file := c.flags.String("cluster", "", "file that fsdpplan -calibrate has written, instead of a calibration: to measure in pieces")
+	only := c.flags.Int("prefetch", 0, "measure this depth on two ranks alone; -1 for none")
 	if err := c.flags.Parse(args); err != nil {
 		return err
 	}
@@ -39,9 +43,19 @@ func Plan(ctx context.Context, w io.Writer, args []string) error {
 	p.probe = &setting{size{name: "probe", Layers: 3, Dim: 160, Heads: 5, Context: 96, Batch: 4, Vocab: 256}, 2, 1, rings(0, 200e6)}
 	p.calibration.Precisions = []fsdp.Precision{p.precision}
 	for _, s := range list {
-		p.add(s)
+		p.add(s, *only)
 	}
-	fmt.Fprintf(w, "%s, %d cores, load %.1f\n", processor(), runtime.NumCPU(), stats.Load())
+	if *file != "" {
+		text, err := os.ReadFile(*file)
+		if err != nil {
+			return err
+		}
+		if p.cluster, err = plan.Parse(text); err != nil {
+			return err
+		}
+	}
+	p.others = stats.Others()
+	fmt.Fprintf(w, "%s, %d cores\n", processor(), runtime.NumCPU())
 	for range c.rounds {
 		if err := p.round(ctx); err != nil {
 			return err
@@ -55,6 +69,8 @@ type prediction struct {
 	seconds     float64 // for each setting and round
 	precision   fsdp.Precision
 	calibration *calibrate.Calibration
+	cluster     *plan.Cluster  // instead of the calibration, if there is one
+	others      func() float64 // share of the cores that others have
 	settings    []*setting
 	probe       *setting // for what waiting for a slow link costs, see late
 }
@@ -93,10 +109,15 @@ func (r *ring) most(dry *fsdp.Plan, t *plan.Timeline) (kind string, off float64)
 	return kind, 1e3 * off
 }
 
-// add adds the settings of a size.
-func (p *prediction) add(s size) {
-	p.settings = append(p.settings, &setting{s, 1, 1, rings(0)})
+// add adds the settings of a size, or those of one depth of prefetching.
+func (p *prediction) add(s size, only int) {
+	if only == 0 {
+		p.settings = append(p.settings, &setting{s, 1, 1, rings(0)})
+	}
 	for _, prefetch := range []int{fsdp.NoPrefetch, 1, 2} {
+		if only != 0 && prefetch != only {
+			continue
+		}
 		p.settings = append(p.settings, &setting{s, 2, prefetch, rings(0, 400e6, 100e6)})
 	}
 }
@@ -110,8 +131,10 @@ func rings(bandwidths ...float64) (list []*ring) {
 
 // round calibrates, and makes some steps under each setting.
 func (p *prediction) round(ctx context.Context) error {
-	if err := p.calibration.Round(ctx); err != nil {
-		return err
+	if p.cluster == nil {
+		if err := p.calibration.Round(ctx); err != nil {
+			return err
+		}
 	}
 	for _, s := range append([]*setting{p.probe}, p.settings...) {
 		if err := p.train(ctx, s); err != nil {
@@ -220,7 +243,10 @@ func (p *prediction) predict(s *setting, r *ring, c *plan.Cluster, late float64)
 
 // report prints a row for each setting and link.
 func (p *prediction) report(w io.Writer) error {
-	c := p.calibration.Cluster("this", 1<<30)
+	c := p.cluster
+	if c == nil {
+		c = p.calibration.Cluster("this", 1<<30)
+	}
 	late, err := p.late(c)
 	if err != nil {
 		return err
@@ -247,6 +273,6 @@ func (p *prediction) report(w io.Writer) error {
 				stats.Ms(measured), stats.Ms(sorted[n/4]), stats.Ms(sorted[(3*n-1)/4]), n, 100*e, kind, off)
 		}
 	}
-	_, err = fmt.Fprintf(w, "errors: median %.1f %%, largest %.1f %%; load %.1f\n", 100*stats.Median(errs), 100*slices.Max(errs), stats.Load())
+	_, err = fmt.Fprintf(w, "errors: median %.1f %%, largest %.1f %%; others had %.1f %% of the cores\n", 100*stats.Median(errs), 100*slices.Max(errs), 100*p.others())
 	return err
 }
