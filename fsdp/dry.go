@@ -89,8 +89,8 @@ func dry(m Model, cfg Config, newOptimizer func([]optim.Param) (optim.Optimizer,
 // Fits returns nil if a pass as Dry plans it holds no more than so many bytes in memory at once. If
 // not, the error is a [*plan.Misfit]: what is live at the peak by class and by unit, and which changes
 // of the configuration, of the ranks or of the batch would help, each planned by itself, that which
-// saves most first. BF16, another number of ranks and another batch round differently; the others
-// change no bit of what a step computes.
+// saves most first. BF16, another number of ranks, another batch and AdamW with a state of 8 bits round
+// differently; the others change no bit of what a step computes.
 func Fits(bytes int, m Model, cfg Config, newOptimizer func([]optim.Param) (optim.Optimizer, error), batch ...Shape) error {
 	if cfg.Group == nil {
 		cfg.Group = comm.World{Ranks: 1}
@@ -111,8 +111,8 @@ func advised(err error, m Model, cfg Config, newOptimizer func([]optim.Param) (o
 	if !errors.As(err, &misfit) {
 		return err
 	}
-	for _, c := range changes(cfg, batch) {
-		p, err := dry(m, c.cfg, newOptimizer, c.batch)
+	for _, c := range changes(cfg, newOptimizer, batch) {
+		p, err := dry(m, c.cfg, c.optimizer, c.batch)
 		if err != nil {
 			continue // such as a policy that knows this number of ranks alone: it helps nobody
 		}
@@ -127,15 +127,16 @@ func advised(err error, m Model, cfg Config, newOptimizer func([]optim.Param) (o
 
 // A change is another way to train.
 type change struct {
-	name  string
-	cfg   Config
-	batch []Shape
+	name      string
+	cfg       Config
+	optimizer func([]optim.Param) (optim.Optimizer, error)
+	batch     []Shape
 }
 
 // changes lists those that might need less memory.
-func changes(cfg Config, batch []Shape) (list []change) {
+func changes(cfg Config, newOptimizer func([]optim.Param) (optim.Optimizer, error), batch []Shape) (list []change) {
 	try := func(name string, set func(c *Config)) {
-		c := change{name, cfg, batch}
+		c := change{name, cfg, newOptimizer, batch}
 		set(&c.cfg)
 		list = append(list, c)
 	}
@@ -162,8 +163,11 @@ func changes(cfg Config, batch []Shape) (list []change) {
 	if cfg.OffloadDir == "" && cfg.Device == nil {
 		try("OffloadDir (on a GPU Offload)", func(c *Config) { c.OffloadDir = "files" }) // of which a plan makes none
 	}
+	if newOptimizer != nil {
+		list = append(list, change{"optim.AdamW{Bits: 8} (rounds differently)", cfg, optim.AdamW{Bits: 8}.New, batch})
+	}
 	if half := halved(batch); half != nil {
-		list = append(list, change{"half the batch", cfg, half})
+		list = append(list, change{"half the batch", cfg, newOptimizer, half})
 	}
 	return list
 }
@@ -211,8 +215,8 @@ func shapeValues(p *layout.Path, batch []Shape, computed tensor.Dtype) ([]exec.V
 // Tune returns cfg with the units, the strategy, Prefetch and Checkpoint by which a step is fastest on
 // a cluster, of those settings that fit in so many bytes, and all choices that it had. It plans each of
 // them by [Dry], which takes a tenth of a second or less. A field that cfg sets is left as it is. What
-// it chooses changes no bit of what a step computes, see [Strategy], only its time and memory. Every
-// rank that asks the same gets the same answer.
+// it chooses changes no bit of what a step computes, see [Strategy], only its time and memory, so it
+// leaves Precision and the optimizer as they are. Every rank that asks the same gets the same answer.
 //
 // If nothing fits, the error is that of the choice that needs least, a [*plan.Misfit] as of [Fits].
 func Tune(m Model, cfg Config, c *plan.Cluster, memory int, newOptimizer func([]optim.Param) (optim.Optimizer, error), batch ...Shape) (Config, []plan.Choice, error) {
@@ -244,6 +248,7 @@ var (
 	tunedCheckpoints = map[string]Policy{"none": nil, "blocks": wrapLike(1)}
 	tunedStrategies  = map[string]Strategy{
 		"FullShard": FullShard, "ShardGradOp": ShardGradOp, "NoShard": NoShard, "HybridShard": HybridShard, "HybridGradOp": HybridGradOp,
+		"SecondaryShard": SecondaryShard,
 	}
 )
 
@@ -254,12 +259,15 @@ const given = "as given"
 func space(cfg *Config, c *plan.Cluster) *plan.Space {
 	s := &plan.Space{
 		Wraps:      []string{"blocks", "2 blocks", "4 blocks", "calls", "one unit"},
-		Strategies: []string{"FullShard", "ShardGradOp", "NoShard"}, Hybrid: []string{"HybridShard", "HybridGradOp"},
+		Strategies: []string{"FullShard", "ShardGradOp", "NoShard"}, Hybrid: []string{"HybridShard", "HybridGradOp", "SecondaryShard"},
 		Checkpoints: []string{"none", "blocks"}, Prefetch: []int{1, 2, 3, 0}, Micro: []int{1}, Samples: 1,
 	}
 	n := cfg.Group.Size()
 	r := cfg.Precision.Reduce
 	twice := cfg.VirtualRanks > 0 && (r == BFloat16 || r == Float16) // see virtualModel
+	if cfg.Device != nil || c.Cores == 0 {                           // GPUs keep no second copy
+		s.Hybrid = s.Hybrid[:2]
+	}
 	if k := c.PerHost; k > 1 && k < n && n%k == 0 && k&(k-1) == 0 && !twice {
 		s.Strategies, s.ShardRanks = append(s.Strategies, s.Hybrid...), []int{k}
 	}

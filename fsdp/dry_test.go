@@ -150,20 +150,23 @@ func TestDryOfATrillion(t *testing.T) {
 
 // TestFits takes the advice that it gets, each by itself, and finds that it saves what was said.
 func TestFits(t *testing.T) {
-	model, shapes := tinyGPT(3), []fsdp.Shape{fsdp.Ints(4, tinyContext), fsdp.Ints(4, tinyContext)}
+	model := &nn.GPT{Vocab: tinyVocab, Context: tinyContext, Layers: 3, Dim: 64, Heads: 2} // state of 8 bits is for 4,096 elements
+	shapes := []fsdp.Shape{fsdp.Ints(4, tinyContext), fsdp.Ints(4, tinyContext)}
 	halves := []fsdp.Shape{fsdp.Ints(2, tinyContext), fsdp.Ints(2, tinyContext)}
+	newOptimizer := optim.AdamW{}.New
 	take := map[string]func(c *fsdp.Config, batch *[]fsdp.Shape){
 		"training on 8 ranks": func(c *fsdp.Config, _ *[]fsdp.Shape) {
 			c.Group, c.ShardRanks = comm.World{Ranks: 8, Place: 1}, 2*c.ShardRanks
 		},
-		"Strategy: FullShard":           func(c *fsdp.Config, _ *[]fsdp.Shape) { c.Strategy, c.ShardRanks = fsdp.FullShard, 0 },
-		"Wrap: WrapEach()":              func(c *fsdp.Config, _ *[]fsdp.Shape) { c.Wrap = fsdp.WrapEach() },
-		"Checkpoint: WrapEach()":        func(c *fsdp.Config, _ *[]fsdp.Shape) { c.Checkpoint, c.Keep = fsdp.WrapEach(), nil },
-		"no Keep":                       func(c *fsdp.Config, _ *[]fsdp.Shape) { c.Keep = nil },
-		"Prefetch: NoPrefetch":          func(c *fsdp.Config, _ *[]fsdp.Shape) { c.Prefetch = fsdp.NoPrefetch },
-		"Precision: BF16()":             func(c *fsdp.Config, _ *[]fsdp.Shape) { c.Precision = fsdp.BF16() },
-		"OffloadDir (on a GPU Offload)": func(c *fsdp.Config, _ *[]fsdp.Shape) { c.OffloadDir = t.TempDir() },
-		"half the batch":                func(_ *fsdp.Config, batch *[]fsdp.Shape) { *batch = halves },
+		"Strategy: FullShard":                       func(c *fsdp.Config, _ *[]fsdp.Shape) { c.Strategy, c.ShardRanks = fsdp.FullShard, 0 },
+		"Wrap: WrapEach()":                          func(c *fsdp.Config, _ *[]fsdp.Shape) { c.Wrap = fsdp.WrapEach() },
+		"Checkpoint: WrapEach()":                    func(c *fsdp.Config, _ *[]fsdp.Shape) { c.Checkpoint, c.Keep = fsdp.WrapEach(), nil },
+		"no Keep":                                   func(c *fsdp.Config, _ *[]fsdp.Shape) { c.Keep = nil },
+		"Prefetch: NoPrefetch":                      func(c *fsdp.Config, _ *[]fsdp.Shape) { c.Prefetch = fsdp.NoPrefetch },
+		"Precision: BF16()":                         func(c *fsdp.Config, _ *[]fsdp.Shape) { c.Precision = fsdp.BF16() },
+		"OffloadDir (on a GPU Offload)":             func(c *fsdp.Config, _ *[]fsdp.Shape) { c.OffloadDir = t.TempDir() },
+		"optim.AdamW{Bits: 8} (rounds differently)": func(*fsdp.Config, *[]fsdp.Shape) { newOptimizer = optim.AdamW{Bits: 8}.New },
+		"half the batch":                            func(_ *fsdp.Config, batch *[]fsdp.Shape) { *batch = halves },
 	}
 	taken := make(map[string]bool)
 	for _, cfg := range []fsdp.Config{
@@ -184,15 +187,16 @@ func TestFits(t *testing.T) {
 		before := peak(base)
 		for _, c := range misfit.Changes {
 			changed, batch := cfg, shapes
+			newOptimizer = optim.AdamW{}.New
 			take[c.Name](&changed, &batch)
-			p, err := fsdp.Dry(model, changed, optim.AdamW{}.New, batch...)
+			p, err := fsdp.Dry(model, changed, newOptimizer, batch...)
 			require.NoError(t, err, c.Name)
 			require.Equal(t, p.RAMBytes, c.Memory, c.Name)
 			require.Equal(t, peak(base)-p.RAMBytes, c.Saved, c.Name)
 			require.Positive(t, c.Saved)
 			require.LessOrEqual(t, c.Saved, before, "the best first")
 			before, taken[c.Name] = c.Saved, true
-			require.NoError(t, fsdp.Fits(c.Memory, model, changed, optim.AdamW{}.New, batch...))
+			require.NoError(t, fsdp.Fits(c.Memory, model, changed, newOptimizer, batch...))
 		}
 	}
 	require.Len(t, taken, len(take), "every change helps somewhere")
@@ -299,6 +303,39 @@ func TestTuneKeepsWhatIsSet(t *testing.T) {
 	require.ErrorContains(t, err, "What helps, each by itself: ")
 	_, _, err = fsdp.Tune(tinyGPT(2), given, plan.Clusters()["h100"], 1000, nil, shape)
 	require.ErrorContains(t, err, "the batch has 1 shapes, the model takes 2 tensors")
+}
+
+// TestTuneFindsSecondCopies gives a model on two hosts less and less memory: the backward of one strategy
+// gathers within hosts alone without keeping all parameters that a host has. A GPU does not have it.
+func TestTuneFindsSecondCopies(t *testing.T) {
+	const world = 4
+	model, shape := tinyGPT(4), fsdp.Ints(2, tinyContext)
+	want := train(t, model, world, 2, 0.5, fsdp.Config{})
+	c := plan.Clusters()["epyc-2"]
+	c.Between.Bandwidth /= 1e3
+	given := fsdp.Config{Group: comm.World{Ranks: world}, Wrap: blocks, Prefetch: 1, Checkpoint: blocks}
+	found := make(map[fsdp.Strategy]bool)
+	for memory := 1 << 40; ; {
+		cfg, choices, err := fsdp.Tune(model, given, c, memory, optim.AdamW{}.New, shape, shape)
+		if err != nil {
+			var misfit *plan.Misfit
+			require.ErrorAs(t, err, &misfit)
+			break
+		}
+		found[cfg.Strategy], memory = true, choices[0].Memory-1
+		if cfg.Strategy == fsdp.SecondaryShard {
+			require.Equal(t, c.PerHost, cfg.ShardRanks)
+			cfg.Group = nil
+			requireSameBits(t, want, train(t, model, world, 2, 0.5, cfg), cfg.Strategy)
+		}
+	}
+	require.True(t, found[fsdp.SecondaryShard], "%v", found)
+	c.Cores = 0
+	_, choices, err := fsdp.Tune(model, given, c, 1<<40, optim.AdamW{}.New, shape, shape)
+	require.NoError(t, err)
+	for _, other := range choices {
+		require.NotEqual(t, "SecondaryShard", other.Strategy)
+	}
 }
 
 // TestTuneIsNeverWorse compares the choice for several models on hosts of two cores with the defaults
