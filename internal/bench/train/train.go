@@ -3,6 +3,7 @@
 //
 //	bench train [-size tiny,small,medium] [-run REGEXP] [-torch python [-compile]] [-seconds 30]
 //	bench overlap [-size tiny,small] [-rounds 3] [-seconds 4] [-bandwidth 400]
+//	bench formats [-size small] [-context 128] [-prefetch 2] [-bandwidth 100] [-loss 3.2] [-run REGEXP]
 //	bench join [-size tiny,small] [-rounds 3] [-seconds 4]
 //	bench memory
 //
