@@ -248,7 +248,7 @@ func requireIdle(t require.TestingT, ctx context.Context, m *fsdp.Sharded, batch
 	require.NoError(t, err)
 	plan, err := m.Plan(batch...)
 	require.NoError(t, err)
-	require.Equal(t, plan.ShardBytes+plan.StateBytes, m.Memory().Live, "bytes that nobody owns")
+	require.Equal(t, plan.ShardBytes+plan.ErrorBytes+plan.StateBytes, m.Memory().Live, "bytes that nobody owns")
 }
 
 // TestAnyInterleavingAddsUp draws histories of forwards and backwards in any order, inside and
