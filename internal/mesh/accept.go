@@ -239,14 +239,18 @@ func (m *Mesh) dialOnce(caller, ctx context.Context, network, address string, ra
 	}()
 	// Whoever has left may have accepted, and said all that it had to say. If not, it hangs up, unless
 	// it is cut off since: then the caller does not wait.
-	left := func() bool { return errors.Is(context.Cause(ctx), ErrGone) && caller.Err() == nil }
-	hangUp := func() {
+	gone := func() bool { return errors.Is(context.Cause(ctx), ErrGone) }
+	left := func() bool { return gone() && caller.Err() == nil }
+	interrupt := context.AfterFunc(ctx, func() {
 		if !left() {
 			_ = conn.Close()
 		}
-	}
-	interrupt := context.AfterFunc(ctx, hangUp)
-	defer context.AfterFunc(caller, hangUp)()
+	})
+	defer context.AfterFunc(caller, func() {
+		if gone() { // else ctx ends as well, and closes it: earlier, its end would pass for the reason
+			_ = conn.Close()
+		}
+	})()
 	secure := conn
 	if network == "tcp" && m.client != nil {
 		secure = tls.Client(conn, m.client)

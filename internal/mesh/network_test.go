@@ -5,6 +5,7 @@ import (
 	"context"
 	"io"
 	"net"
+	"slices"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -126,6 +127,8 @@ func TestLeaverIsWaitedFor(t *testing.T) {
 // mute is a network on which everybody accepts and nobody says anything.
 type mute struct{ store.Network }
 
+func (mute) Chance(...uint64) uint64 { return 0 }
+
 func (mute) Dial(context.Context, string) (net.Conn, error) {
 	near, far := net.Pipe()
 	go func() { _, _ = io.Copy(io.Discard, far) }() // until the other end is closed
@@ -152,4 +155,51 @@ func TestGivesUpOnLeaver(t *testing.T) {
 			require.Equal(t, min(asked, dialTime), time.Since(begin))
 		})
 	}
+}
+
+// backwards is a context that tells of its end whoever has asked last first, which a context may.
+type backwards struct {
+	context.Context
+	over  chan struct{}
+	asked []func()
+}
+
+func (b *backwards) Done() <-chan struct{} { return b.over }
+
+func (b *backwards) Err() error {
+	select {
+	case <-b.over:
+		return context.Canceled
+	default:
+		return nil
+	}
+}
+
+func (b *backwards) AfterFunc(f func()) (stop func() bool) {
+	b.asked = append(b.asked, f)
+	return func() bool { return true }
+}
+
+// TestSaysThatCallerGaveUp has a caller give up during a handshake: that is the error, and not the end of
+// the connection that it brings about.
+func TestSaysThatCallerGaveUp(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := newMesh(Config{Size: 2, Rank: 1, Secret: bytes.Repeat([]byte{1}, auth.MinSecret)})
+		m.network = mute{}
+		caller := &backwards{Context: t.Context(), over: make(chan struct{})}
+		ctx, done := m.with(caller, &fate{over: make(chan struct{})})
+		defer done()
+		failed := make(chan error, 1)
+		go func() {
+			_, err := m.dial(caller, ctx, "tcp", "10.0.0.1:1", 0, auth.Hello{Purpose: purposeData}, visit{})
+			failed <- err
+		}()
+		synctest.Wait()
+		close(caller.over)
+		for _, tell := range slices.Backward(slices.Clone(caller.asked)) {
+			tell()
+			synctest.Wait()
+		}
+		require.ErrorIs(t, <-failed, context.Canceled)
+	})
 }
