@@ -52,7 +52,8 @@ func (r *remote) join(ctx context.Context, l *link) (err error) {
 		return fmt.Errorf("connections of group %q: %w", r.name, err)
 	}
 	if l.session.mesh.Modelled() {
-		r.waiting.Eager = 0 // time may stand still while somebody looks
+		r.waiting.Eager = 0         // time may stand still while somebody looks
+		r.waiting.Processes = false // hosts that are not there share no processors
 	}
 	r.mu.Lock()
 	cancel := r.halt
