@@ -90,7 +90,8 @@ func dry(m Model, cfg Config, newOptimizer func([]optim.Param) (optim.Optimizer,
 // not, the error is a [*plan.Misfit]: what is live at the peak by class and by unit, and which changes
 // of the configuration, of the ranks or of the batch would help, each planned by itself, that which
 // saves most first. BF16, another number of ranks, another batch and AdamW with a state of 8 bits round
-// differently; the others change no bit of what a step computes.
+// differently; the others change no bit of what a step computes. The state of 8 bits is planned for every
+// model that has an optimizer: where that is not AdamW, but SGD or Muon, it is another rule.
 func Fits(bytes int, m Model, cfg Config, newOptimizer func([]optim.Param) (optim.Optimizer, error), batch ...Shape) error {
 	if cfg.Group == nil {
 		cfg.Group = comm.World{Ranks: 1}
