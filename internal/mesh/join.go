@@ -7,6 +7,7 @@ import (
 	"math"
 	"net"
 	"net/netip"
+	"slices"
 	"sync"
 	"time"
 
@@ -156,7 +157,12 @@ func (m *Mesh) lacking(cause error) error {
 	case len(missing) == 0 && m.sparse && m.cfg.Rank != 0:
 		return fmt.Errorf("this rank is connected, and rank 0 has not said that all of %d are: %w", m.cfg.Size, cause)
 	case len(missing) == 0:
-		return fmt.Errorf("ranks %v of %d have not reached all others: %w", m.unready(), m.cfg.Size, cause)
+		unready := m.unready()
+		if between := m.between(unready); len(between) > 0 {
+			return fmt.Errorf("ranks %v of %d have not reached all others, or ranks %v have not passed that on: %w",
+				unready, m.cfg.Size, between, cause)
+		}
+		return fmt.Errorf("ranks %v of %d have not reached all others: %w", unready, m.cfg.Size, cause)
 	}
 	err := fmt.Errorf("ranks %v of %d have not joined: %w", missing, m.cfg.Size, cause)
 	for _, r := range missing {
@@ -323,6 +329,21 @@ func (m *Mesh) unready() (ranks []int) {
 		}
 	}
 	return ranks
+}
+
+// between returns the ranks that the root knows on the way from some that it does not know: what those
+// say comes by them. The caller holds m.mu.
+func (m *Mesh) between(ranks []int) (known []int) {
+	if !m.sparse {
+		return nil
+	}
+	for _, r := range ranks {
+		if p := parent(r); p != 0 && m.who[p].TCP != "" {
+			known = append(known, p)
+		}
+	}
+	slices.Sort(known)
+	return slices.Compact(known)
 }
 
 // othersReady notes that a rank is connected to all others.

@@ -207,3 +207,20 @@ func TestManyMiss(t *testing.T) {
 		}
 	}
 }
+
+// TestBlamesWhoPassesOn has heard of all ranks but two, which say so by a third: it may be the one that
+// is stuck.
+func TestBlamesWhoPassesOn(t *testing.T) {
+	m := newMesh(Config{Rank: 0, Size: 32})
+	for _, r := range m.near {
+		m.peers[r] = new(peer)
+	}
+	for r := range 30 {
+		m.who[r] = record{Rank: r, Size: 32, TCP: "10.0.0.1:1"}
+	}
+	require.EqualError(t, m.lacking(errLate),
+		"ranks [30 31] of 32 have not reached all others, or ranks [28] have not passed that on: "+errLate.Error())
+	m.who[28] = record{}
+	require.EqualError(t, m.lacking(errLate),
+		"ranks [28 30 31] of 32 have not reached all others, or ranks [24] have not passed that on: "+errLate.Error())
+}
