@@ -224,6 +224,9 @@ func Tune(m Model, cfg Config, c *plan.Cluster, memory int, newOptimizer func([]
 	if cfg.Group == nil {
 		cfg.Group = comm.World{Ranks: 1}
 	}
+	if err := c.Check(); err != nil {
+		return cfg, nil, fmt.Errorf("fsdp: tuning: %w", err)
+	}
 	choices, err := plan.Search(space(&cfg, c), memory, c, func(s plan.Setting) (*plan.Pass, error) {
 		p, err := dry(m, chosen(cfg, s), newOptimizer, batch)
 		if err != nil {

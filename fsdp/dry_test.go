@@ -3,6 +3,7 @@ package fsdp_test
 import (
 	"context"
 	"log/slog"
+	"math"
 	"runtime"
 	"strings"
 	"testing"
@@ -303,6 +304,14 @@ func TestTuneKeepsWhatIsSet(t *testing.T) {
 	require.ErrorContains(t, err, "What helps, each by itself: ")
 	_, _, err = fsdp.Tune(tinyGPT(2), given, plan.Clusters()["h100"], 1000, nil, shape)
 	require.ErrorContains(t, err, "the batch has 1 shapes, the model takes 2 tensors")
+	_, _, err = fsdp.Tune(tinyGPT(2), given, nil, 1<<40, nil, shape, shape)
+	require.ErrorContains(t, err, "fsdp: tuning: plan: no cluster: want one of Clusters")
+	broken := *plan.Clusters()["h100"]
+	broken.Device.Peak = math.NaN()
+	_, _, err = fsdp.Tune(tinyGPT(2), given, &broken, 1<<40, nil, shape, shape)
+	require.ErrorContains(t, err, `plan: cluster "`+broken.Name+`": Device.Peak is NaN`)
+	_, err = plan.Search(new(plan.Space), 1<<40, nil, nil)
+	require.ErrorContains(t, err, "plan: no cluster")
 }
 
 // TestTuneFindsSecondCopies gives a model on two hosts less and less memory: the backward of one strategy

@@ -102,13 +102,25 @@ func Parse(file []byte) (*Cluster, error) {
 	if d.More() {
 		return nil, errors.New("plan: a cluster: something follows it")
 	}
-	if err := c.check(); err != nil {
-		return nil, fmt.Errorf("plan: cluster %q: %w", c.Name, err)
+	if err := c.Check(); err != nil {
+		return nil, err
 	}
 	return c, nil
 }
 
-// check returns what is wrong with c.
+// Check returns an error if there is no time on c: it is nil, or a field of it makes no sense. [Parse]
+// and [Search] check what they get.
+func (c *Cluster) Check() error {
+	if c == nil {
+		return errors.New("plan: no cluster: want one of Clusters, or what Parse read")
+	}
+	if err := c.check(); err != nil {
+		return fmt.Errorf("plan: cluster %q: %w", c.Name, err)
+	}
+	return nil
+}
+
+// check returns what is wrong with a field of c.
 func (c *Cluster) check() error {
 	d, s := &c.Device, &c.Software
 	for _, f := range []struct {

@@ -55,6 +55,9 @@ func (c *Choice) Rate() float64 { return float64(c.Micro*c.Passes) / c.Time.Tota
 // names first comes first, so that the same question has the same answer everywhere. pass plans a
 // setting; it is asked once for settings that differ in the number of passes alone.
 func Search(space *Space, memory int, c *Cluster, pass func(Setting) (*Pass, error)) ([]Choice, error) {
+	if err := c.Check(); err != nil {
+		return nil, err
+	}
 	list, err := space.settings()
 	if err != nil {
 		return nil, err

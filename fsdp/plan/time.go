@@ -35,7 +35,8 @@ type Event struct {
 	Waiting    bool // the stream waits for what the operation needs
 }
 
-// Time plays a step of so many passes, whose gradients add up, and of an update.
+// Time plays a step of so many passes, at least one, whose gradients add up, and of an update. c is one
+// with which [Cluster.Check] finds nothing wrong.
 func (p *Pass) Time(c *Cluster, passes int) *Timeline {
 	r := &player{pass: p, c: c, t: new(Timeline)}
 	r.measure()
