@@ -84,7 +84,7 @@ type Generator struct {
 }
 
 // New returns a Generator for m, a model with [Program], whose cache has the size given, such as that
-// of nn.GPT's method CacheSize.
+// of nn.GPT's method Cache.
 func New(m *fsdp.Sharded, size Size, c Config) (*Generator, error) {
 	c.Batch, c.Chunk = cmp.Or(c.Batch, 8), cmp.Or(c.Chunk, 256)
 	switch {
