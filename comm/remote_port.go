@@ -16,8 +16,8 @@ type port struct {
 	waits   atomic.Bool // there are pieces to receive
 	absent  atomic.Bool // there is no connection yet
 
-	// Bytes read ahead: a header and what came with it cost one read.
-	ahead  [4 << 10]byte
+	// Bytes read ahead: a header and what came with it, up to a page, cost one read.
+	ahead  [frameSize + 4<<10 + tailSize]byte
 	lo, hi int // of them, those not used yet
 }
 
