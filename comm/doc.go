@@ -102,9 +102,21 @@
 //
 //	process killed         [ErrLost], at once
 //	host down, cut off     [ErrLost], after 20 s without an answer
+//	connection reset       [ErrLost], at once or when it is used, see below
+//	bytes damaged          [ErrDamaged], when they are read, or [ErrTimeout]
 //	stopped, hangs         [ErrTimeout], after [Config].Timeout without progress
 //	different calls        [MismatchError], as soon as the calls meet
 //	Close, Abort, cancel   a [RankError] with the cause, at once
+//
+// That a rank is alive is what control connections say. Each of them is read all the time, and a
+// host that is silent is asked for an answer, whether collectives need the two ranks or not. So all
+// ranks hear of one that is dead or cut off, also those that have no connection to it. Data
+// connections say nothing of the kind: one that breaks between two ranks that live fails the
+// collective that next needs it, and nothing where none does.
+//
+// An operation that is called later fails then. On top of the times above come a second in which a
+// broken connection waits for its cause to become known, and half a second in which the ranks tell
+// what they are doing, for the report of a timeout.
 //
 // A group that has failed stays failed; the groups it was split from go on. What
 // to do is for the program to decide: usually to end, and have the launcher start

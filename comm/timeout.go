@@ -15,14 +15,9 @@ import (
 // group's limit: [Config].Timeout, FSDP_TIMEOUT. Only time counts in which this process
 // ran, see [backoff.Waiter.Idle]: a job that is stopped as a whole, or the machine of which
 // is suspended, goes on as if nothing had happened. A rank that computes cannot be told from
-// one that hangs, so the limit is minutes. It is the last resort; others are faster:
-//
-//	a process ends             its connections do, at once
-//	a host ends or is cut off  TCP gets no answer to what keeps a connection alive, 20 s
-//	a rank fails               it tells
-//	a rank hangs or is stopped the limit
-//
-// Goroutine ranks keep to the same limit, see team.look.
+// one that hangs, so the limit is minutes. It is the last resort: what is known earlier, and
+// from what, stands under Failures in the documentation of the package. Goroutine ranks keep to
+// the same limit, see team.look.
 
 // defaultTimeout is the limit that nobody has chosen.
 const defaultTimeout = 10 * time.Minute

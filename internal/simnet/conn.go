@@ -26,6 +26,7 @@ type Conn struct {
 	sent       uint64    // segments that have left here
 	free       time.Time // when the last of them has left
 	fault      error     // ends both directions
+	met        *Met      // by whoever reads or writes, if there is a fault that is to be met
 	closed     bool      // by this end
 	ended      bool      // nothing more leaves here
 	unanswered time.Duration
@@ -90,6 +91,9 @@ func (c *Conn) broken(s *side, now time.Time) (look time.Time, err error) {
 	case c.closed:
 		return look, net.ErrClosed
 	case c.fault != nil:
+		if c.met != nil {
+			c.met.note()
+		}
 		return look, c.fault
 	case c.host.dead.Load():
 		return look, os.NewSyscallError("read", syscall.ECONNRESET)
@@ -286,6 +290,18 @@ func (c *Conn) die() {
 	}
 	c.mu.Unlock()
 	c.host.drop(c)
+}
+
+// cut resets both ends.
+func (c *Conn) cut(met *Met) {
+	c.mu.Lock()
+	if c.unanswered > 0 || c.peer.unanswered > 0 {
+		met.note()
+	}
+	c.met, c.peer.met = met, met
+	c.mu.Unlock()
+	c.reset(syscall.ECONNRESET)
+	c.peer.reset(syscall.ECONNRESET)
 }
 
 // reset makes err the end of this end.

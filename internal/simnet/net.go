@@ -33,15 +33,34 @@ type Net struct {
 	hosts map[string]*Host
 	pairs map[[2]*Host]*pair // faults of what the first sends to the second
 	conns int                // opened so far
-
-	struck atomic.Int64 // bits flipped
 }
 
 // pair is what is wrong from one host to another.
 type pair struct {
 	slow  time.Duration // more latency
 	until time.Time     // so long
-	flips int           // of writes to come
+	flips []*Met        // of writes to come
+}
+
+// Met is when something that is wrong between two hosts has first been met. Its methods may be called concurrently.
+type Met struct {
+	mu sync.Mutex
+	at time.Time
+}
+
+// At returns that time, the zero time if it has not been met.
+func (m *Met) At() time.Time {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.at
+}
+
+func (m *Met) note() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.at.IsZero() {
+		m.at = time.Now()
+	}
 }
 
 // New returns a network without hosts.
@@ -80,19 +99,17 @@ func (n *Net) Open() (open int) {
 	return (open + 1) / 2
 }
 
-// Flipped returns how many bits have been flipped.
-func (n *Net) Flipped() int { return int(n.struck.Load()) }
-
-// Cut resets all connections that are open between two hosts.
-func (n *Net) Cut(a, b *Host) (cut int) {
+// Cut resets all connections that are open between two hosts. It is met at once where one of them has to be watched,
+// see [Conn.Unanswered], or else when one of them is next read or written.
+func (n *Net) Cut(a, b *Host) (cut int, met *Met) {
+	met = new(Met)
 	for _, c := range a.conns() {
 		if c.far == b {
-			c.reset(syscall.ECONNRESET)
-			c.peer.reset(syscall.ECONNRESET)
+			c.cut(met)
 			cut++
 		}
 	}
-	return cut
+	return cut, met
 }
 
 // Delay lets everything that two hosts send each other take longer, for a time.
@@ -101,8 +118,12 @@ func (n *Net) Delay(a, b *Host, by, during time.Duration) {
 	n.change(b, a, func(p *pair) { p.slow, p.until = by, time.Now().Add(during) })
 }
 
-// Flip flips a bit of what a next writes to b.
-func (n *Net) Flip(a, b *Host) { n.change(a, b, func(p *pair) { p.flips++ }) }
+// Flip flips a bit of what a next writes to b, by which it is met.
+func (n *Net) Flip(a, b *Host) (met *Met) {
+	met = new(Met)
+	n.change(a, b, func(p *pair) { p.flips = append(p.flips, met) })
+	return met
+}
 
 func (n *Net) change(a, b *Host, f func(*pair)) {
 	n.mu.Lock()
@@ -130,9 +151,9 @@ func (n *Net) troubles(a, b *Host, now time.Time) (slow time.Duration, flip bool
 	if now.Before(p.until) {
 		slow = p.slow
 	}
-	if flip = p.flips > 0; flip {
-		p.flips--
-		n.struck.Add(1)
+	if flip = len(p.flips) > 0; flip {
+		p.flips[0].note()
+		p.flips = p.flips[1:]
 	}
 	return slow, flip
 }

@@ -171,8 +171,9 @@ func TestStall(t *testing.T) {
 func TestCutDelayFlip(t *testing.T) {
 	between(t, func(t *testing.T, n *Net, a, b *Host, near, far *Conn) {
 		n.Delay(a, b, time.Second, time.Minute)
-		n.Flip(a, b)
+		flipped := n.Flip(a, b)
 		begin := time.Now()
+		require.Zero(t, flipped.At())
 		_, err := near.Write([]byte{0, 0, 0, 0})
 		require.NoError(t, err)
 		got, err := readAll(far, 4)
@@ -185,14 +186,22 @@ func TestCutDelayFlip(t *testing.T) {
 			}
 		}
 		require.Equal(t, 1, ones)
-		require.Equal(t, 1, n.Flipped())
-		require.Equal(t, 1, n.Cut(a, b))
+		require.Equal(t, begin, flipped.At())
+		count, met := n.Cut(a, b)
+		require.Equal(t, 1, count)
+		require.Zero(t, met.At())
 		for _, c := range []*Conn{near, far} {
 			_, err := c.Read(make([]byte, 1))
 			require.ErrorIs(t, err, syscall.ECONNRESET)
 			_, err = c.Write(make([]byte, 1))
 			require.ErrorIs(t, err, syscall.ECONNRESET)
 		}
+		require.Equal(t, time.Now(), met.At())
+	})
+	between(t, func(t *testing.T, n *Net, a, b *Host, near, _ *Conn) {
+		near.Unanswered(time.Second)
+		_, met := n.Cut(b, a)
+		require.Equal(t, time.Now(), met.At(), "it has to be watched")
 	})
 }
 

@@ -14,20 +14,22 @@
 // is checked. Four fifths of the faults and more are such as a job has to survive; most jobs have one
 // that it has not.
 //
-//	kill      a process ends                                    known within 4.5 s
-//	freeze    a process is stopped for an hour                  the limit of 30 s, and 4.5 s
-//	cut off   a host is cut off for good                        20 s, and 4.5 s
-//	cut       the connections of two ranks are reset            4.5 s
-//	flip      a bit changes between two ranks                   the limit of 30 s, and 4.5 s
+//	kill      a process ends                                    known within 3.6 s
+//	freeze    a process is stopped for an hour                  the limit of 30 s, and 3.6 s
+//	cut off   a host is cut off for good                        20 s, and 3.6 s
+//	cut       the connections of two ranks are reset            3.6 s, once met
+//	flip      a bit changes between two ranks                   the limit of 30 s, and 3.6 s, once met
 //	stall     a process is stopped for up to 3 s                survived
 //	isolate   a host is cut off for up to 3 s                   survived
 //	slow      a link is slower by up to 100 ms, for 3 s         survived
 //
-// The 4.5 s are a sum, see slack: two steps that ranks compute, as of more than 16 ranks not every two
-// have a control connection, and a data connection is only looked at when a collective needs it; the
-// second in which the cause of a broken connection may become known; the half second in which ranks tell
-// what they are doing; and what slow links add. Time in which any rank is stalled or isolated does not
-// count: all wait for that one, and what it contributes then begins their limit anew.
+// Each fault has to be known in its time, whatever others there are. The 3.6 s are a sum, see slack: what a
+// rank may compute until it calls a group again; the second in which the cause of a broken connection may
+// become known; the half second in which ranks tell what they are doing; and what slow links add. Time in
+// which any rank is stalled or isolated does not count: all wait for that one, and what it contributes then
+// begins their limit anew. A cut is met at once if one of the connections is for control; a data connection
+// that is cut, by whoever next uses it, as comm promises; a flip, by the write that it changes. What nobody
+// meets is no fault, and a rank that has ended owes nothing.
 //
 // # What is counted
 //

@@ -6,6 +6,8 @@ import (
 	"math/rand/v2"
 	"slices"
 	"time"
+
+	"github.com/gofsdp/gofsdp/internal/simnet"
 )
 
 // Limits of the simulated jobs.
@@ -19,10 +21,10 @@ const (
 // What passes beside the times above until all ranks know of a fault: the times that comm states, and those of the
 // model. Time in which a harmless fault holds a rank up does not count, see undisturbed.
 const (
-	computing = 2 * time.Second        // two steps of a rank and its disk: it looks at a link when it needs it
-	reason    = time.Second            // a broken connection waits for its cause to become known: grace in comm
-	asking    = 500 * time.Millisecond // ranks tell what they are doing: patience in comm
-	slowed    = time.Second            // ten messages of a handshake or of a collective over slow links
+	computing = 1100 * time.Millisecond // a step of a rank and its disk: it learns of it when it calls a group
+	reason    = time.Second             // a broken connection waits for its cause to become known: grace in comm
+	asking    = 500 * time.Millisecond  // ranks tell what they are doing: patience in comm
+	slowed    = time.Second             // ten messages of a handshake or of a collective over slow links
 	slack     = computing + reason + asking + slowed
 	resent    = 200 * time.Millisecond // after an isolation, until TCP tries again
 )
@@ -102,14 +104,30 @@ type fault struct {
 	at    time.Duration // since then, or since the job began; since the latter once it has struck
 	ranks [2]int        // the second for links
 	how   time.Duration // long, or slow
+	met   *simnet.Met   // of a cut or a flip, by whoever uses the link
 }
 
-func (f *fault) String() string {
+// since returns from when on all have to learn of a fault that has struck, on the clock of at: a link that is broken,
+// from when it is used. ok is false while that has not been.
+func (f *fault) since(begun time.Time) (from time.Duration, ok bool) {
+	if f.met == nil {
+		return f.at, true
+	}
+	at := f.met.At()
+	return at.Sub(begun), !at.IsZero()
+}
+
+func (f *fault) text(begun time.Time) string {
 	who := fmt.Sprintf("rank %d", f.ranks[0])
 	if f.link() {
 		who = fmt.Sprintf("ranks %v", f.ranks)
 	}
-	return fmt.Sprintf("%v: %v of %s (%v)", f.at, f.kind, who, f.how)
+	text := fmt.Sprintf("%v: %v of %s (%v)", f.at, f.kind, who, f.how)
+	if f.met != nil {
+		from, ok := f.since(begun)
+		text += fmt.Sprintf(", met %v at %v", ok, from)
+	}
+	return text
 }
 
 // drawFaults draws what goes wrong in a job of size ranks: some harmless things, and mostly one that is not.

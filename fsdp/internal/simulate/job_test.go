@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"math/rand/v2"
 	"regexp"
 	"runtime"
@@ -210,11 +211,12 @@ func (j *job) strike(faults []*fault, over <-chan struct{}) {
 		case cutOff, isolate:
 			a.host.Isolate(f.how)
 		case cut:
-			if j.net.Cut(a.host, b.host) == 0 {
+			n := 0
+			if n, f.met = j.net.Cut(a.host, b.host); n == 0 {
 				continue // nothing to cut
 			}
 		case flip:
-			j.net.Flip(a.host, b.host)
+			f.met = j.net.Flip(a.host, b.host)
 		case slow:
 			j.net.Delay(a.host, b.host, f.how, 3*time.Second)
 		}
@@ -310,11 +312,12 @@ func (r *rank) judge(o *outcome) {
 		blame(&o.wrong, "%v", r.err)
 		return
 	}
-	var due time.Duration // by then it has to know
+	due := time.Duration(math.MaxInt64) // by then it has to know
 	at := map[int]bool{}
 	for _, f := range r.struck {
+		from, ok := f.since(r.begun)
 		switch {
-		case f.harmless() || f.at > r.took:
+		case f.harmless() || !ok || from > r.took:
 			continue
 		case !f.link() && f.ranks[0] == r.no:
 			return // it cannot know
@@ -323,7 +326,9 @@ func (r *rank) judge(o *outcome) {
 		if f.link() {
 			at[f.ranks[1]] = true
 		}
-		due = max(due, r.undisturbed(f.at, f.within())) // a link may be cut, or a bit flip, where nobody looks until another fault
+		if f.link() || f.at <= r.ranks[f.ranks[0]].took { // else it had done its part
+			due = min(due, r.undisturbed(from, f.within()))
+		}
 	}
 	switch {
 	case r.err == nil && r.at == len(r.steps):
@@ -393,7 +398,7 @@ func simulate(t *testing.T, seed uint64, size int) (o *outcome) {
 		o = j.run(t, faults)
 		if len(o.faulty) > 0 {
 			for _, f := range j.struck {
-				o.faulty = append(o.faulty, f.String())
+				o.faulty = append(o.faulty, f.text(j.begun))
 			}
 			o.faulty = append(o.faulty, o.trace...)
 		}
