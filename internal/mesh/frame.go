@@ -24,7 +24,7 @@ const (
 	frameFile                         // a file, attached to this frame; the body is its tag
 	frameGoodbye                      // closed; nothing follows
 	frameAbort                        // cannot join; the body is a setback; nothing follows
-	frameRoll                         // a part of the list of ranks; before frameReady
+	frameRoll                         // a part of the list of ranks, or the wish for it
 	frameNews                         // to be passed on, see news
 	frameRouted                       // a message for somebody else, see route
 )

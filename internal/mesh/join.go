@@ -350,7 +350,9 @@ func (m *Mesh) between(ranks []int) (known []int) {
 func (m *Mesh) othersReady(rank int) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if !m.sparse { // else all are when the list of ranks is complete
+	if m.sparse { // all are when the list of ranks is complete
+		m.missRoll(rank)
+	} else {
 		m.noteReady(rank)
 	}
 }

@@ -106,6 +106,7 @@ type Mesh struct {
 	who      []record              // by rank, of a mesh of many; not changed any more when it is complete
 	known    int                   // of them, those that are not zero
 	upward   [][]byte              // parts of it for the parent
+	asked    bool                  // it may be had from a neighbour, see missRoll
 	closed   bool
 	running  sync.WaitGroup // everything that Close ends; grows only while !closed
 

@@ -205,7 +205,7 @@ func (p *peer) read() error {
 		switch {
 		case err != nil:
 			return err
-		case p.ready == (kind == frameReady || kind == frameRoll) && kind != frameAbort:
+		case kind != frameAbort && kind != frameRoll && p.ready == (kind == frameReady):
 			return fmt.Errorf("protocol error: frame of kind %d out of turn", kind)
 		}
 		switch kind {

@@ -7,9 +7,14 @@ import (
 	"slices"
 	"sync"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
+
+	"github.com/gofsdp/gofsdp/internal/simnet"
+	"github.com/gofsdp/gofsdp/internal/store"
 )
 
 // many is a size at which a rank has control connections to ten others.
@@ -206,6 +211,39 @@ func TestManyMiss(t *testing.T) {
 			require.ErrorContains(t, err, errLate.Error())
 		}
 	}
+}
+
+// TestRollByAnotherWay stops the process above another one in the tree when the root sends the list of
+// ranks: the other one has it from a neighbour, and only the one that is stopped is missing.
+func TestRollByAnotherWay(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		net := simnet.New(simnet.Config{Latency: time.Millisecond})
+		host := func(rank int) *simnet.Host { return net.Host(fmt.Sprint("10.0.0.", 1+rank)) }
+		j := newJob(t, many, func(c *Config) { apart(c); c.Listen = fmt.Sprint("10.0.0.", 1+c.Rank) })
+		j.limit = 5 * time.Second
+		list := make([]joined, many)
+		var all sync.WaitGroup
+		for r := range many {
+			all.Go(func() {
+				begin := time.Now()
+				m, _, err := j.join(store.WithNetwork(context.Background(), host(r)), r)
+				if list[r] = (joined{Mesh: m, err: err, took: time.Since(begin)}); r == 0 {
+					host(parent(3)).Stall(time.Minute)
+				}
+			})
+		}
+		all.Wait()
+		for r, m := range list {
+			if r == parent(3) {
+				require.ErrorIs(t, m.err, errLate)
+				continue
+			}
+			require.NoError(t, m.err)
+			require.Equal(t, r == 3, m.took > linger)
+			require.Equal(t, "host-13", m.Host(13))
+		}
+		closeAll(list)
+	})
 }
 
 // TestBlamesWhoPassesOn has heard of all ranks but two, which say so by a third: it may be the one that

@@ -4,14 +4,17 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"slices"
 )
 
 // The roll is the list of all ranks of a mesh of many, as records in lines. Each rank sends its
 // record up the tree when it is connected to all its neighbours, and passes on those that come from
 // below. When the root has all, so that all are connected, it sends them down in their order;
-// who has them all has joined.
+// who has them all has joined, and says to its neighbours that it is ready. Whoever hears that and
+// does not have the roll a second later asks that neighbour for it, by an empty part: the way down
+// may lead past a rank that is stopped, and that one alone should be missing.
 
-// hearRoll handles a part of the roll.
+// hearRoll handles a part of the roll, or the wish for it.
 func (m *Mesh) hearRoll(p *peer, body []byte) error {
 	if !m.sparse {
 		return errors.New("protocol error: a list of ranks")
@@ -20,7 +23,12 @@ func (m *Mesh) hearRoll(p *peer, body []byte) error {
 	defer m.mu.Unlock()
 	self := m.cfg.Rank
 	switch {
-	case self != 0 && p.rank == parent(self):
+	case m.joined():
+		if len(body) == 0 {
+			m.sendRoll(p.rank)
+		}
+		return nil
+	case self != 0 && (p.rank == parent(self) || p.ready):
 		for _, r := range m.near {
 			if r != 0 && parent(r) == self {
 				_ = m.peers[r].post(frameRoll, body, nil) // if it has ended, its run tells
@@ -74,11 +82,11 @@ func (m *Mesh) enter(lines []byte) error {
 		}
 		m.who[who.Rank] = who
 	}
-	if m.known < m.cfg.Size || m.joined() {
+	if m.known < m.cfg.Size {
 		return nil
 	}
 	if m.cfg.Rank == 0 {
-		m.sendRoll()
+		m.sendRoll(slices.DeleteFunc(slices.Clone(m.near), func(r int) bool { return parent(r) != 0 })...)
 	}
 	for _, r := range m.near {
 		_ = m.peers[r].post(frameReady, nil, nil) // if it has ended, its run tells
@@ -87,14 +95,25 @@ func (m *Mesh) enter(lines []byte) error {
 	return nil
 }
 
-// sendRoll sends the whole list to the children of the root. The caller holds m.mu.
-func (m *Mesh) sendRoll() {
+// missRoll asks a neighbour that is ready for the roll if that does not come. The caller holds m.mu.
+func (m *Mesh) missRoll(rank int) {
+	if m.asked || m.closed || m.joined() {
+		return
+	}
+	m.asked = true
+	m.running.Go(func() {
+		if m.wait(linger) && !m.joined() {
+			_ = m.peers[rank].post(frameRoll, nil, nil) // if it has ended, its run tells
+		}
+	})
+}
+
+// sendRoll sends the whole list to some neighbours. The caller holds m.mu.
+func (m *Mesh) sendRoll(ranks ...int) {
 	var part []byte
 	send := func() {
-		for _, r := range m.near {
-			if parent(r) == 0 {
-				_ = m.peers[r].post(frameRoll, part, nil) // if it has ended, its run tells
-			}
+		for _, r := range ranks {
+			_ = m.peers[r].post(frameRoll, part, nil) // if it has ended, its run tells
 		}
 		part = part[:0]
 	}
