@@ -291,12 +291,16 @@ func (c Config) withDefaults() (Config, error) {
 		return c, fmt.Errorf("Config.Threads is %d, but Config.Device computes", c.Threads)
 	case c.Device != nil && c.OffloadDir != "":
 		return c, fmt.Errorf("Config.OffloadDir is %q, but memory of Config.Device cannot lie in files", c.OffloadDir)
-	case c.Device != nil && (c.Precision.Gather == Int8 || c.Precision.Reduce == Int8):
-		return c, fmt.Errorf("Config.Precision is %v, but Config.Device has no kernels of int8: want BFloat16, Float16 or the type of Compute", c.Precision)
 	case c.Offload && c.Device == nil:
 		return c, errors.New("Config.Offload is set, but there is no Config.Device that would be relieved")
 	case c.Spill != nil && c.OffloadDir == "":
 		return c, errors.New("Config.Spill selects calls, but Config.OffloadDir names no directory")
 	}
-	return c, c.checkVirtual()
+	if err = c.checkVirtual(); err != nil {
+		return c, err
+	}
+	if err = c.checkTypes(c.Precision.Gather, c.Precision.Reduce); err != nil {
+		err = fmt.Errorf("Config.Precision is %v: %w", c.Precision, err)
+	}
+	return c, err
 }

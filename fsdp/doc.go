@@ -126,7 +126,7 @@
 // Computation is in float32, or float64 for tests. With [BF16] it is in bfloat16, up to 1.8 times
 // as fast where the processor multiplies that, and with half the memory for activations.
 // [Precision] also lets parameters and gradients only travel in 16 bits, which halves the traffic, or in
-// 8, see [Int8].
+// 8, see [Int8], each parameter in types of its own.
 // Whatever it says, shards, optimizer state and checkpoints are in float32, or float64.
 // [Sharded.Unscale] undoes a loss scale.
 //

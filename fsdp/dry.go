@@ -268,8 +268,8 @@ func space(cfg *Config, c *plan.Cluster) *plan.Space {
 	}
 	n := cfg.Group.Size()
 	r := cfg.Precision.Reduce
-	twice := cfg.VirtualRanks > 0 && (r == BFloat16 || r == Float16) // see virtualModel
-	if cfg.Device != nil || c.Cores == 0 {                           // GPUs keep no second copy
+	twice := cfg.VirtualRanks > 0 && (r == BFloat16 || r == Float16 || cfg.Precision.TypesOf != nil) // see virtualModel
+	if cfg.Device != nil || c.Cores == 0 {                                                           // GPUs keep no second copy
 		s.Hybrid = s.Hybrid[:2]
 	}
 	if k := c.PerHost; k > 1 && k < n && n%k == 0 && k&(k-1) == 0 && !twice {

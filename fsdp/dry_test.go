@@ -38,11 +38,31 @@ func drawnStrategy(t *rapid.T, cfg fsdp.Config, world int) fsdp.Config {
 	if cfg.Precision.Compute == fsdp.Float32 {
 		types := rapid.SampledFrom([]fsdp.DType{fsdp.Float32, fsdp.BFloat16, fsdp.Float16})
 		cfg.Precision.Gather, cfg.Precision.Reduce = types.Draw(t, "gather"), types.Draw(t, "reduce")
+		cfg.Precision.TypesOf = drawnTypes(t, cfg.Precision.Compute)
 	}
 	frozen := rapid.SampledFrom([]string{"", "wte.weight", "blocks.0.fc.weight"}).Draw(t, "frozen")
 	cfg.Frozen = func(name string) bool { return name == frozen }
 	cfg.Logger = slog.New(slog.DiscardHandler) // it would warn that this selects nothing
 	return cfg
+}
+
+// drawnTypes draws a Precision.TypesOf, or nil.
+func drawnTypes(t *rapid.T, compute fsdp.DType) func(fsdp.CallInfo, fsdp.Param) (gather, reduce fsdp.DType) {
+	if !rapid.Bool().Draw(t, "types") {
+		return nil
+	}
+	choice := []fsdp.DType{fsdp.Float32, fsdp.BFloat16}
+	if compute == fsdp.Float32 {
+		choice = append(choice, fsdp.Float16)
+	}
+	if groupsCarryPasses { // only over processors anything travels in 8 bits
+		choice = append(choice, fsdp.Int8)
+	}
+	list := rapid.SliceOfN(rapid.SampledFrom(choice), 8, 8).Draw(t, "types by length of the name")
+	return func(_ fsdp.CallInfo, p fsdp.Param) (gather, reduce fsdp.DType) {
+		i := len(p.Name) % 4
+		return list[i], list[4+i]
+	}
 }
 
 // drawnOptions draws what else decides what is held: what calls keep, what lies in files, and units with

@@ -147,7 +147,9 @@ func TestConfigDevice(t *testing.T) {
 	require.ErrorContains(t, err, `Config.OffloadDir is "/tmp", but memory of Config.Device cannot lie in files`)
 	_, err = fsdp.Wrap(tinyGPT(1), fsdp.Config{Device: dev, Precision: fsdp.Precision{Gather: fsdp.Int8}})
 	require.ErrorContains(t, err, "Config.Precision is {Gather: int8")
-	require.ErrorContains(t, err, "but Config.Device has no kernels of int8")
+	require.ErrorContains(t, err, "Config.Device has no kernels of int8")
+	_, err = fsdp.Wrap(tinyGPT(1), fsdp.Config{Device: dev, Precision: fsdp.Precision{TypesOf: named(fsdp.Int8, 0, nil)}})
+	require.ErrorContains(t, err, "parameter wte.weight: Config.Precision.TypesOf returned int8 and float32: Config.Device has no kernels of int8")
 	for _, err := range errorsOf(t, 2, func(ctx context.Context, g comm.Group) error {
 		cfg := fsdp.Config{Group: g}
 		if g.Rank() == 0 {

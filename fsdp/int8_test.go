@@ -242,3 +242,109 @@ func TestTraffic8(t *testing.T) {
 		}
 	}
 }
+
+// named returns a Precision.TypesOf: types by name of a parameter, those of all for the others.
+func named(gather, reduce fsdp.DType, names map[string][2]fsdp.DType) func(fsdp.CallInfo, fsdp.Param) (fsdp.DType, fsdp.DType) {
+	return func(_ fsdp.CallInfo, p fsdp.Param) (fsdp.DType, fsdp.DType) {
+		if t, ok := names[p.Name]; ok {
+			return t[0], t[1]
+		}
+		return gather, reduce
+	}
+}
+
+// TestInt8BesideOthers has three parameters of one unit travel in three ways: each as if it were alone,
+// so that no block has elements of another.
+func TestInt8BesideOthers(t *testing.T) {
+	types := named(0, 0, map[string][2]fsdp.DType{"a.w": {fsdp.Int8, fsdp.Int8}, "b.w": {fsdp.BFloat16, 0}})
+	for _, world := range []int{1, 3, 4} {
+		everyStrategy(t, world, func(t *testing.T, cfg fsdp.Config) {
+			onRanks(t, world, func(ctx context.Context, g comm.Group) {
+				cfg := cfg
+				cfg.Group, cfg.Precision = g, fsdp.Precision{TypesOf: types}
+				m := wrap(t, bares, cfg)
+				state, err := m.FullState(ctx)
+				require.NoError(t, err)
+				out, err := m.Eval(ctx, ones(bareLen))
+				require.NoError(t, err)
+				require.Equal(t, inBlocks(floats32(state["a.w"])), floats32(out[1]))
+				require.Equal(t, floats32(state["exact.w"]), floats32(out[2]))
+				for i, v := range floats32(state["b.w"]) {
+					require.Equal(t, rounded(v, fsdp.BFloat16), floats32(out[3])[i])
+				}
+				exact := func(rank int) []float32 {
+					return floats32(filled(bareLen, func(i int) float32 { return float32(value(i, rank)) / bareLen }))
+				}
+				forwardBackward(t, ctx, m, []fsdp.Tensor{filled(bareLen, func(i int) float32 { return float32(value(i, g.Rank())) })})
+				grads, err := m.FullGrads(ctx)
+				require.NoError(t, err)
+				for name, grad := range grads {
+					for i, got := range floats32(grad) {
+						sent := make([]float32, world)
+						for r := range sent {
+							if sent[r] = exact(r)[i]; name == "a.w" {
+								sent[r] = inBlocks(exact(r))[i]
+							}
+						}
+						require.Equal(t, treeSum(sent)*float32(1/float64(world)), got, "%s[%d]", name, i)
+					}
+				}
+				plan, err := m.Plan(ones(bareLen))
+				require.NoError(t, err)
+				var groups []string
+				for _, g := range plan.Groups {
+					groups = append(groups, g.Name)
+				}
+				require.Equal(t, []string{"root (full)", "root (gather bfloat16, reduce float32)", "root (gather int8, reduce int8)"}, groups)
+			})
+		})
+	}
+}
+
+// TestTraffic8BesideOthers compares bytes with the plan and with the formulas where the root unit travels
+// in float32, and all of a block as Int8 but for a matrix, which takes collectives of its own.
+func TestTraffic8BesideOthers(t *testing.T) {
+	const world, layers = 4, 3
+	types := func(c fsdp.CallInfo, p fsdp.Param) (gather, reduce fsdp.DType) {
+		switch {
+		case !strings.HasPrefix(c.Name, "blocks."):
+			return fsdp.Float32, fsdp.Float32
+		case strings.HasSuffix(p.Name, ".fc.weight"):
+			return fsdp.BFloat16, fsdp.Float16
+		}
+		return fsdp.Int8, fsdp.Int8
+	}
+	for _, c := range cuts(world) {
+		for _, prefetch := range []int{1, 2} {
+			t.Run(fmt.Sprintf("%v/prefetch %d", c, prefetch), func(t *testing.T) {
+				onRanks(t, world, func(ctx context.Context, g comm.Group) {
+					counting := labeledGroup{&countingGroup{g, &tally{}}}
+					m := wrap(t, tinyGPT(layers), fsdp.Config{
+						Group: counting, Wrap: blocks, Strategy: c.strategy, ShardRanks: c.ranks, Prefetch: prefetch,
+						Precision: fsdp.Precision{Gather: fsdp.Int8, Reduce: fsdp.Int8, TypesOf: types, Full: func(fsdp.CallInfo, fsdp.Param) bool { return false }},
+					})
+					batch := tinyBatch(0, g.Rank(), 1, 2)
+					plan, err := m.Plan(batch...)
+					require.NoError(t, err)
+					require.Equal(t, "blocks.0 (gather bfloat16, reduce float16)", plan.Groups[2].Name)
+					root, block, half := plan.Groups[0].Bytes, plan.Groups[1].Bytes, plan.Groups[2].Bytes/2
+					block8 := block / 1024 * 260
+					forward, backward := c.pass(world, layers, prefetch, root, block8)
+					forwardHalf, backwardHalf := c.pass(world, layers, prefetch, 0, half)
+					shards, _ := c.over(world)
+					backward.bytes += layers * (c.sum(world, block) - (block-block8)/shards*(shards-1) - c.sum(world, block8)) // between replicas float32
+					butRoot := func(n int) int { return max(0, n-1) }
+					want := tally{
+						forward.gathers + backward.gathers + butRoot(forwardHalf.gathers) + backwardHalf.gathers,
+						backward.reduces + butRoot(backwardHalf.reduces), backward.allReduces + butRoot(backwardHalf.allReduces),
+						forward.bytes + backward.bytes + forwardHalf.bytes + backwardHalf.bytes,
+					}
+					require.Equal(t, want, tally{plan.Gathers, plan.Reduces, plan.AllReduces, plan.Traffic}, "plan")
+					counting.take()
+					forwardBackward(t, ctx, m, batch)
+					require.Equal(t, want, counting.take())
+				})
+			})
+		}
+	}
+}

@@ -25,7 +25,8 @@ type workload struct {
 	parityModel
 	world     int
 	precision parityPrecision
-	backwards string // as in parityBackwards
+	types     func(fsdp.CallInfo, fsdp.Param) (gather, reduce fsdp.DType) // or nil
+	backwards string                                                      // as in parityBackwards
 	divide    fsdp.Divide
 	frozen    func(name string) bool
 	limit     float64 // of the gradient norm
@@ -67,7 +68,7 @@ func drawWorkload(t *rapid.T) workload {
 	if groupsCarryPasses { // only over processors anything travels in 8 bits
 		precisions = append(precisions, inBytes...)
 	}
-	return workload{
+	w := workload{
 		parityModel: rapid.SampledFrom(append(slices.Clone(parityModels), droppingGPT)).Draw(t, "model"),
 		world:       rapid.SampledFrom([]int{1, 2, 3, 4, 6}).Draw(t, "world"),
 		precision:   rapid.SampledFrom(precisions).Draw(t, "precision"),
@@ -78,6 +79,10 @@ func drawWorkload(t *rapid.T) workload {
 		clip:        rapid.SampledFrom([]fsdp.Norm{fsdp.L2Norm, fsdp.InfNorm}).Draw(t, "norm"),
 		seed:        rapid.IntRange(0, 9).Draw(t, "seed"),
 	}
+	if w.precision.tolerance == 0 {
+		w.types = drawnTypes(t, w.precision.compute)
+	}
+	return w
 }
 
 // drawKnobs draws a configuration for w. dir is where files may go, or "". What travels in 16 bits or 8
@@ -190,7 +195,7 @@ func (w workload) train(t require.TestingT, k knobSet) bits {
 			cfg.Group = newMemoryGroup(g)
 		}
 		p := w.precision
-		cfg.Precision = fsdp.Precision{Compute: p.compute, Gather: p.gather, Reduce: p.reduce, Full: travelsFull}
+		cfg.Precision = fsdp.Precision{Compute: p.compute, Gather: p.gather, Reduce: p.reduce, TypesOf: w.types, Full: travelsFull}
 		cfg.Divide, cfg.Frozen, cfg.Seed = w.divide, w.frozen, uint64(w.seed)
 		m := wrap(t, w.model, cfg)
 		records[g.Rank()] = w.steps(t, ctx, m, k, g.Rank())

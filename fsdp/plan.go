@@ -69,7 +69,7 @@ type StockOp struct {
 // GroupPlan describes a flat group: the parameters of a unit, or those of one kind if it has
 // several.
 type GroupPlan struct {
-	Name     string   // of the unit, and the kind: (frozen), (ignored), (full), (buffers)
+	Name     string   // of the unit, and the kind: (frozen), (ignored), (full), (buffers), (gather bfloat16, reduce float32)
 	Strategy Strategy // of its unit
 	Params   int      // parameters
 	Len      int      // their elements

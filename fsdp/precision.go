@@ -7,6 +7,7 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/gofsdp/gofsdp/comm"
+	"github.com/gofsdp/gofsdp/fsdp/internal/layout"
 	"github.com/gofsdp/gofsdp/internal/kernel"
 )
 
@@ -32,11 +33,18 @@ type Precision struct {
 	// Float32, and Int8 needs Float32 or BFloat16.
 	Gather DType
 	// Reduce is the type in which gradients travel, with the same choices; the zero value stands
-	// for the master type. Sums of Int8 are taken in Float32 and not rounded, see there. Sums of BFloat16 and Float16 are taken in Float32 and rounded once, under
-	// HybridShard twice. With Float16, gradients are divided by a part of the divisor before the sum
-	// and by the rest after it, against overflow. A gradient that overflows all the same becomes
-	// infinite, which [Sharded.Unscale] and ClipGradNorm notice.
+	// for the master type. Sums of Int8 are taken in Float32 and not rounded, see there. Sums of
+	// BFloat16 and Float16 are taken in Float32 and rounded once, under HybridShard twice. With
+	// Float16, gradients are divided by a part of the divisor before the sum and by the rest after it,
+	// against overflow. A gradient that overflows all the same becomes infinite, which
+	// [Sharded.Unscale] and ClipGradNorm notice.
 	Reduce DType
+	// TypesOf, if set, decides for each parameter that is not Full: it returns what stands in for
+	// Gather and Reduce, with their choices and zero values. So embeddings may travel as they are
+	// computed with, and all else as Int8. Parameters of a unit that travel in other types are a
+	// [GroupPlan] of their own, gathered and reduced by collectives of their own: whole units of one
+	// type cost none. It must be a pure function. Every rank applies it, and Wrap compares the results.
+	TypesOf func(c CallInfo, p Param) (gather, reduce DType)
 	// Full tells which parameters travel, and are read by calls, in the master type regardless. Nil
 	// means those whose Param.Full is set, as the norms of package nn do, and with Int8 also those of
 	// fewer than two dimensions, such as biases.
@@ -117,26 +125,74 @@ func (p Precision) withDefaults() (Precision, error) {
 	case p.Wide != nil && p.Compute != BFloat16:
 		return p, fmt.Errorf("Config.Precision.Wide selects calls that stay in Float32, but Compute is %v: want BFloat16", p.Compute)
 	}
-	for _, f := range []struct {
-		name  string
-		t     *DType
-		unset DType
-	}{{"Gather", &p.Gather, p.Compute}, {"Reduce", &p.Reduce, p.master()}} {
-		switch {
-		case *f.t == Float32:
-			*f.t = f.unset
-		case *f.t == p.Compute:
-		case *f.t == Int8 && p.master() == Float32:
-		case *f.t != BFloat16 && *f.t != Float16:
-			return p, fmt.Errorf("Config.Precision.%s is %v: want BFloat16, Float16 or the type of Compute", f.name, *f.t)
-		case p.Compute != Float32:
-			return p, fmt.Errorf("Config.Precision.%s is %v, which needs Compute to be Float32, not %v", f.name, *f.t, p.Compute)
-		}
+	var err error
+	if p.Gather, err = p.traveling("Config.Precision.Gather", p.Gather, p.Compute); err != nil {
+		return p, err
+	}
+	if p.Reduce, err = p.traveling("Config.Precision.Reduce", p.Reduce, p.master()); err != nil {
+		return p, err
 	}
 	if blocks := p.Gather == Int8 || p.Reduce == Int8; p.Full == nil {
 		p.Full = func(_ CallInfo, q Param) bool { return q.Full || blocks && len(q.Shape) < 2 }
 	}
 	return p, nil
+}
+
+// traveling returns the type that t, which the field or function named so gives, stands for, or what is
+// wrong with it.
+func (p Precision) traveling(name string, t, unset DType) (DType, error) {
+	switch {
+	case t == Float32:
+		return unset, nil
+	case t == p.Compute, t == Int8 && p.master() == Float32:
+		return t, nil
+	case t != BFloat16 && t != Float16:
+		return t, fmt.Errorf("%s is %v: want BFloat16, Float16 or the type of Compute", name, t)
+	case p.Compute != Float32:
+		return t, fmt.Errorf("%s is %v, which needs Compute to be Float32, not %v", name, t, p.Compute)
+	}
+	return t, nil
+}
+
+// typesOf asks Precision.TypesOf about a parameter of kind k. Types that are those of all leave k as it
+// is.
+func (c *Config) typesOf(k *layout.Kind, call CallInfo, param Param) error {
+	p, master := c.Precision, c.Precision.master()
+	gather, reduce := p.TypesOf(call, param)
+	gather, err := p.traveling("gather", gather, p.Compute)
+	if err == nil {
+		reduce, err = p.traveling("reduce", reduce, master)
+	}
+	if err == nil && k.Frozen { // nothing is reduced
+		reduce = master
+	}
+	if err == nil {
+		err = c.checkTypes(gather, reduce)
+	}
+	switch {
+	case err != nil:
+		return fmt.Errorf("Config.Precision.TypesOf returned %v and %v: %w", gather, reduce, err)
+	case gather == master && reduce == master && p.Compute == master:
+		k.Full = true
+	case gather == p.Gather && (reduce == p.Reduce || k.Frozen):
+	default:
+		k.Gather, k.Reduce = gather.comm(), reduce.comm()
+	}
+	return nil
+}
+
+// checkTypes returns why parameters and gradients cannot travel so in this configuration, or nil.
+func (c *Config) checkTypes(gather, reduce DType) error {
+	switch {
+	case c.Device != nil && (gather == Int8 || reduce == Int8):
+		return errors.New("Config.Device has no kernels of int8: want BFloat16, Float16 or the type of Compute")
+	case c.VirtualRanks != 0 && reduce == Int8:
+		return errors.New("Config.VirtualRanks: what gradients lose as int8 is that of a rank, not of a virtual rank: want another Config.Precision.Reduce")
+	case c.VirtualRanks != 0 && c.Divide == ByWeights && reduce == Float16:
+		return errors.New("Config.Divide is ByWeights: with Config.VirtualRanks gradients are divided after they have travelled, so as Float16 they may overflow: " +
+			"want another Config.Precision.Reduce")
+	}
+	return nil
 }
 
 // master returns the type of shards, of the state of optimizers, and of batches and results.
@@ -162,4 +218,6 @@ func (p Precision) finite(v float64) bool {
 }
 
 // narrow tells whether any parameter or gradient may travel in fewer bits than its master has.
-func (p Precision) narrow() bool { return p.Gather != p.master() || p.Reduce != p.master() }
+func (p Precision) narrow() bool {
+	return p.Gather != p.master() || p.Reduce != p.master() || p.TypesOf != nil
+}

@@ -150,6 +150,7 @@ func TestTrainingInHalfIsTheSameUnderEveryStrategy(t *testing.T) {
 		{Gather: fsdp.BFloat16}, {Gather: fsdp.Float16}, {Gather: fsdp.BFloat16, Reduce: fsdp.BFloat16},
 		fsdp.BF16(), {Compute: fsdp.BFloat16, Reduce: fsdp.BFloat16}, {Gather: fsdp.Int8}, {Compute: fsdp.BFloat16, Gather: fsdp.Int8},
 		{Gather: fsdp.Int8, Reduce: fsdp.Int8}, {Compute: fsdp.BFloat16, Reduce: fsdp.Int8},
+		{Gather: fsdp.Int8, Reduce: fsdp.Int8, TypesOf: named(fsdp.Int8, fsdp.Int8, map[string][2]fsdp.DType{"wte.weight": {}, "blocks.1.fc.weight": {fsdp.BFloat16, 0}})},
 	} {
 		if (p.Gather == fsdp.Int8 || p.Reduce == fsdp.Int8) && !groupsCarryPasses {
 			continue // not on GPUs
@@ -416,7 +417,9 @@ func TestPrecisionErrors(t *testing.T) {
 		"Config.Precision.Reduce is float16, which needs Compute to be Float32, not float64":                             {Compute: fsdp.Float64, Reduce: fsdp.Float16},
 		"Config.Precision.Gather is float64: want BFloat16, Float16 or the type of Compute":                              {Gather: fsdp.Float64},
 		"Config.Precision.Reduce is DType(77): want BFloat16, Float16 or the type of Compute":                            {Reduce: 77},
-		panickedHere("parameter a.w: Config.Frozen, Ignored or Precision.Full", "too full"):                              {Gather: fsdp.BFloat16, Full: func(fsdp.CallInfo, fsdp.Param) bool { panic("too full") }},
+		panickedHere("parameter a.w: Config.Frozen, Ignored, Precision.Full or TypesOf", "too full"):                     {Gather: fsdp.BFloat16, Full: func(fsdp.CallInfo, fsdp.Param) bool { panic("too full") }},
+		"parameter a.w: Config.Precision.TypesOf returned float64 and float32: gather is float64: want BFloat16,":        {TypesOf: named(fsdp.Float64, 0, nil)},
+		"parameter a.w: Config.Precision.TypesOf returned bfloat16 and float16: reduce is float16, which needs":          {Compute: fsdp.BFloat16, TypesOf: named(0, fsdp.Float16, nil)},
 	} {
 		_, err := fsdp.Wrap(bares, fsdp.Config{Precision: p})
 		require.ErrorContains(t, err, want)
@@ -431,6 +434,14 @@ func TestPrecisionErrors(t *testing.T) {
 	}) {
 		require.ErrorContains(t, err, "Config.Precision.Reduce float32")
 		require.ErrorContains(t, err, "Config.Precision.Reduce bfloat16")
+	}
+	for _, err := range errorsOf(t, 2, func(_ context.Context, g comm.Group) error {
+		types := [2]map[string][2]fsdp.DType{{}, {"b.w": {fsdp.BFloat16, 0}}}[g.Rank()]
+		_, err := fsdp.Wrap(bares, fsdp.Config{Group: g, Precision: fsdp.Precision{TypesOf: named(0, 0, types)}})
+		return err
+	}) {
+		require.ErrorContains(t, err, "parameter b.w [64]: full, in unit root")
+		require.ErrorContains(t, err, "parameter b.w [64]: gather bfloat16, reduce float32, in unit root")
 	}
 }
 

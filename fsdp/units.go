@@ -76,7 +76,7 @@ func paramKinds(cfg *Config, tr *trace) (kinds []layout.Kind, err error) {
 			err = fmt.Errorf("parameter %s: %w", name, err)
 		}
 	}()
-	defer caught.Panic(&err, "Config.Frozen, Ignored or Precision.Full")
+	defer caught.Panic(&err, "Config.Frozen, Ignored, Precision.Full or TypesOf")
 	narrow, infos := cfg.Precision.narrow(), tr.callInfos()
 	for _, p := range tr.params {
 		name = p.Name
@@ -88,6 +88,12 @@ func paramKinds(cfg *Config, tr *trace) (kinds []layout.Kind, err error) {
 			k.Frozen = cfg.Frozen != nil && cfg.Frozen(name)
 			k.Ignored = cfg.Ignored != nil && cfg.Ignored(name)
 			k.Full = narrow && (k.Ignored || tr.wide[p.call] || cfg.Precision.Full(infos[p.call], p.Param))
+			if cfg.Precision.TypesOf != nil && !k.Full {
+				err = cfg.typesOf(&k, infos[p.call], p.Param)
+			}
+		}
+		if err != nil {
+			return nil, err
 		}
 		kinds = append(kinds, k)
 	}
@@ -184,13 +190,10 @@ func (a *arrangement) lay(m *layout.Model, own []*layout.Own) (err error) {
 			Second: u.strategy == SecondaryShard, Own: own[i]}
 	}
 	p := a.cfg.Precision
-	reduce := p.Reduce
-	if a.cfg.passes() > 1 { // only a sum over all virtual ranks may be rounded
-		reduce = p.master()
-	}
 	a.layout, err = layout.New(m, list, layout.Options{
 		World: a.cfg.Group.Size(), Rank: a.cfg.Group.Rank(), ShardRanks: a.cfg.ShardRanks,
-		Compute: p.master().comm(), Read: p.Compute.comm(), Gather: p.Gather.comm(), Reduce: reduce.comm(), Round: p.Reduce.comm(),
+		Compute: p.master().comm(), Read: p.Compute.comm(), Gather: p.Gather.comm(), Reduce: p.Reduce.comm(),
+		Late: a.cfg.passes() > 1, // only a sum over all virtual ranks may be rounded
 	})
 	return err
 }

@@ -1,6 +1,7 @@
 package fsdp
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 
@@ -23,11 +24,6 @@ func (c *Config) checkVirtual() error {
 		return fmt.Errorf("Config.VirtualRanks is %d on %d ranks: want a power of two of ranks, or of micro-batches on each, which are %d", v, n, v/n)
 	case c.Device != nil:
 		return errors.New("Config.VirtualRanks needs sums in the canonical order, and those of Config.Device are NCCL's")
-	case c.Precision.Reduce == Int8:
-		return errors.New("Config.VirtualRanks: what gradients lose as int8 is that of a rank, not of a virtual rank: want another Config.Precision.Reduce")
-	case c.Divide == ByWeights && c.Precision.Reduce == Float16:
-		return errors.New("Config.Divide is ByWeights: with Config.VirtualRanks gradients are divided after they have travelled, so as Float16 they may overflow: " +
-			"want another Config.Precision.Reduce")
 	}
 	return nil
 }
@@ -53,9 +49,12 @@ func virtualModel(c *Config, tr *trace, units []*unit) error {
 			return fmt.Errorf("Config.VirtualRanks: unit %s has a group of its own by Config.GroupOf, whose parameters depend on the ranks", u.Name)
 		case hybrid && c.ShardRanks&(c.ShardRanks-1) != 0:
 			return fmt.Errorf("Config.VirtualRanks: %v over %d ranks sums in another order: want a power of two as Config.ShardRanks", u.strategy, c.ShardRanks)
-		case hybrid && c.Precision.Reduce != c.Precision.master():
-			return fmt.Errorf("Config.VirtualRanks: %v rounds gradients that travel as %v twice: want Config.Precision.Reduce to be %v, or another strategy",
-				u.strategy, c.Precision.Reduce, c.Precision.master())
+		}
+		for _, k := range u.kinds {
+			if reduce := cmp.Or(k.Reduce, c.Precision.Reduce.comm()); hybrid && !k.Full && !k.Frozen && reduce != c.Precision.master().comm() {
+				return fmt.Errorf("Config.VirtualRanks: %v rounds gradients that travel as %v twice: want Config.Precision.Reduce to be %v, or another strategy",
+					u.strategy, reduce, c.Precision.master())
+			}
 		}
 	}
 	return nil

@@ -299,6 +299,12 @@ func TestVirtualRanksRefused(t *testing.T) {
 			"over 3 ranks sums in another order: want a power of two as Config.ShardRanks"},
 		{4, tinyGPT(1), fsdp.Config{VirtualRanks: 4, Strategy: fsdp.HybridShard, ShardRanks: 2, Precision: fsdp.Precision{Reduce: fsdp.BFloat16}},
 			"rounds gradients that travel as bfloat16 twice: want Config.Precision.Reduce to be float32, or another strategy"},
+		{4, tinyGPT(1), fsdp.Config{VirtualRanks: 4, Strategy: fsdp.HybridShard, ShardRanks: 2, Precision: fsdp.Precision{TypesOf: named(0, fsdp.Float16, nil)}},
+			"rounds gradients that travel as float16 twice: want Config.Precision.Reduce to be float32, or another strategy"},
+		{1, tinyGPT(1), fsdp.Config{VirtualRanks: 2, Precision: fsdp.Precision{Reduce: fsdp.Int8}},
+			"Config.Precision is {Reduce: int8, Full: set}: Config.VirtualRanks: what gradients lose as int8 is that of a rank, not of a virtual rank"},
+		{1, tinyGPT(1), fsdp.Config{VirtualRanks: 2, Precision: fsdp.Precision{TypesOf: named(0, fsdp.Int8, nil)}},
+			"parameter wte.weight: Config.Precision.TypesOf returned float32 and int8: Config.VirtualRanks: what gradients lose as int8"},
 		{1, twice, fsdp.Config{VirtualRanks: 2}, "Config.VirtualRanks: the model has buffers, such as "},
 		{2, &sighted{}, fsdp.Config{VirtualRanks: 2, Divide: fsdp.ByActive}, "calls of the model may be absent, see Tape.Optional, and Config.Divide is ByActive"},
 	} {

@@ -104,7 +104,7 @@ var wrapErrors = map[string]struct {
 	"second copy, GPU":   {tinyGPT(1), fsdp.Config{Strategy: fsdp.SecondaryShard, ShardRanks: 1, Wrap: blocks, Device: new(gpu.Device)}, "unit blocks.0: SecondaryShard is for the processor"},
 	"unknown divisor":    {tinyGPT(1), fsdp.Config{Divide: 9}, "Config.Divide is Divide(9)"},
 	"negative in flight": {tinyGPT(1), fsdp.Config{InFlight: -1}, "Config.InFlight is -1"},
-	"Frozen panics":      {tinyGPT(1), fsdp.Config{Frozen: func(string) bool { panic("no opinion") }}, panickedHere("parameter wte.weight: Config.Frozen, Ignored or Precision.Full", "no opinion")},
+	"Frozen panics":      {tinyGPT(1), fsdp.Config{Frozen: func(string) bool { panic("no opinion") }}, panickedHere("parameter wte.weight: Config.Frozen, Ignored, Precision.Full or TypesOf", "no opinion")},
 	"spill to nowhere":   {tinyGPT(1), fsdp.Config{Spill: blocks}, "Config.OffloadDir names no directory"},
 	"policy too short":   {tinyGPT(1), fsdp.Config{Wrap: func([]fsdp.CallInfo) []string { return nil }}, "Config.Wrap returned 0 names for 5 calls"},
 	"policy panics":      {tinyGPT(1), fsdp.Config{Wrap: func(c []fsdp.CallInfo) []string { panic("no opinion") }}, panickedHere("Config.Wrap", "no opinion")},

@@ -1,6 +1,11 @@
 package layout
 
-import "strings"
+import (
+	"fmt"
+	"strings"
+
+	"github.com/gofsdp/gofsdp/comm"
+)
 
 // A Kind is what the parameters of one flat group have in common.
 type Kind struct {
@@ -8,6 +13,9 @@ type Kind struct {
 	Ignored bool // whole on every rank
 	Frozen  bool // not trained
 	Full    bool // never narrowed on the way
+
+	// What they travel in, and their gradients, in place of the types of Options; 0 for those.
+	Gather, Reduce comm.DType
 }
 
 // String names what is unusual about the kind.
@@ -21,10 +29,21 @@ func (k Kind) String() string {
 			words = append(words, w.name)
 		}
 	}
+	if k.Gather != 0 {
+		words = append(words, fmt.Sprintf("gather %s, reduce %s", traveling(k.Gather), traveling(k.Reduce)))
+	}
 	if words == nil {
 		return "trained"
 	}
 	return strings.Join(words, " ")
+}
+
+// traveling names a type in which elements travel.
+func traveling(t comm.DType) string {
+	if t == comm.Uint8 {
+		return "int8"
+	}
+	return t.String()
 }
 
 // label orders the kinds of a unit: the usual one comes first.

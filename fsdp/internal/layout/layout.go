@@ -69,7 +69,8 @@ type Options struct {
 	World, Rank int
 	ShardRanks  int // places of a unit whose Cut is Some, or of its second copy
 
-	Compute, Read, Gather, Reduce, Round comm.DType // of a Group that is not Full
+	Compute, Read, Gather, Reduce comm.DType // of a Group that is not Full and whose Kind has no types
+	Late                          bool       // gradients travel in Compute, and only their sum over virtual ranks is rounded to Reduce
 }
 
 // New lays units of m out in flat groups. Every parameter is a member of one unit.
@@ -103,7 +104,13 @@ func New(m *Model, units []Unit, o Options) (*Layout, error) {
 func (l *Layout) group(unit int, k Kind, several bool, o *Options) (*Group, error) {
 	u := &l.Units[unit]
 	g := &Group{
-		Name: u.Name, Unit: unit, Kind: k, Ranks: u.ranks(k, o), Compute: o.Compute, Read: o.Read, Gather: o.Gather, Reduce: o.Reduce, Round: o.Round,
+		Name: u.Name, Unit: unit, Kind: k, Ranks: u.ranks(k, o), Compute: o.Compute, Read: o.Read, Gather: o.Gather, Round: o.Reduce,
+	}
+	if k.Gather != 0 {
+		g.Gather, g.Round = k.Gather, k.Reduce
+	}
+	if g.Reduce = g.Round; o.Late {
+		g.Reduce = g.Compute
 	}
 	if several && k != (Kind{}) {
 		g.Name += " (" + k.String() + ")"
