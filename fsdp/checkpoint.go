@@ -29,7 +29,9 @@ import (
 // the earlier ones and nothing that Load would take for a checkpoint. An error of one rank is an
 // error on all, and the training may continue. So is what optimizers of ranks keep differently for a
 // parameter, such as moments in 8 bits on one of them, or another number of steps. From the first
-// Save until Close a lock keeps other jobs, and other models of this one, from saving in dir.
+// Save until Close a lock keeps other jobs, and other models of this one, from saving in dir. Save
+// changes nothing of the training, but where gradients travel as Int8 it drops what they have lost
+// until now, see there: then both the training and one that loads the checkpoint go on with the same bits.
 //
 // Options: AtStep, KeepLast, Extra, RankExtra.
 func (s *Sharded) Save(ctx context.Context, dir string, opt optim.Optimizer, opts ...StateOption) error {

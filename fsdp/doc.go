@@ -149,7 +149,8 @@
 //
 // A checkpoint has the parameters, the buffers of every rank, the state of the optimizer and its
 // counts, and the number of passes, which with Config.Seed keys dropout. It has no gradients, so
-// save after ZeroGrad and not between Forward and Backward. It has nothing that only the user
+// save after ZeroGrad and not between Forward and Backward. What they have lost as [Int8] a Save
+// drops. It has nothing that only the user
 // knows, such as the position in the data and the loss scale: [Extra] and [RankExtra] add that. It
 // has neither the model nor its Config, which the program has. Errors that can be found in advance
 // are found before anything changes. A model that is only partly loaded is never trained on. What

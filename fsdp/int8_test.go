@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -125,12 +126,13 @@ func TestSumsOfBlocks(t *testing.T) {
 	}
 }
 
-// TestInt8AfterLoad checks what a checkpoint leaves out: two trainings that go on from it are the same
-// to the bit, whatever one of them had lost before.
+// TestInt8AfterLoad checks that a training which goes on from a checkpoint has the bits of the one that
+// has saved it and gone on, although what gradients have lost is not there, whatever it had lost before
+// the Load.
 func TestInt8AfterLoad(t *testing.T) {
-	const world = 2
+	const world, saved = 2, 3
 	dir := t.TempDir()
-	run := func(before int, save bool) bits {
+	run := func(first, n int, then ...func(ctx context.Context, m *fsdp.Sharded, opt optim.Optimizer) error) bits {
 		states := make([]bits, world)
 		onRanks(t, world, func(ctx context.Context, g comm.Group) {
 			m := wrap(t, tinyGPT(1), fsdp.Config{Group: g, Wrap: blocks, Precision: fsdp.Precision{Gather: fsdp.Int8, Reduce: fsdp.Int8}})
@@ -143,20 +145,31 @@ func TestInt8AfterLoad(t *testing.T) {
 					m.ZeroGrad()
 				}
 			}
-			steps(0, before)
-			if save {
-				require.NoError(t, m.Save(ctx, dir, opt))
-				steps(before, 1)
+			steps(first, n)
+			for _, f := range then {
+				require.NoError(t, f(ctx, m, opt))
+				steps(saved, 2)
 			}
-			_, err = m.Load(ctx, dir, opt)
-			require.NoError(t, err)
-			steps(3, 2)
 			states[g.Rank()] = stateBits(t, ctx, m)
 		})
 		return states[0]
 	}
-	want := run(3, true)
-	requireSameBits(t, want, run(0, false))
+	save := func(ctx context.Context, m *fsdp.Sharded, opt optim.Optimizer) error { return m.Save(ctx, dir, opt) }
+	async := func(ctx context.Context, m *fsdp.Sharded, opt optim.Optimizer) error {
+		v, err := m.SaveAsync(ctx, filepath.Join(dir, "async"), opt)
+		if err == nil {
+			err = v.Wait(ctx)
+		}
+		return err
+	}
+	load := func(ctx context.Context, m *fsdp.Sharded, opt optim.Optimizer) error {
+		return errorOf(m.Load(ctx, dir, opt))
+	}
+	want := run(0, saved, save)
+	requireSameBits(t, want, run(0, saved, async))
+	requireSameBits(t, want, run(0, 0, load))
+	requireSameBits(t, want, run(7, 2, load), "what others have lost")
+	require.NotEqual(t, want, run(0, saved+2), "without a Save it is not lost")
 }
 
 // TestInt8Memory checks that a rank keeps what its gradients lose, and that the plan says so.

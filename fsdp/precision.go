@@ -85,10 +85,12 @@ const (
 	// other sums. What a rank's gradients lose in rounding is added to those of its next Backward that
 	// reduces, before they are rounded. For that every rank keeps 260 bytes for each block of the whole
 	// model, [Plan].ErrorBytes: the losses, as blocks, which are so off by 1/254² at most. They are in no
-	// checkpoint. Load, Import and Freeze drop them, so a training that
-	// goes on from a checkpoint is not that which went on without one, to the bit. Between replicas (of
-	// the hybrid strategies, and under NoShard, which so saves nothing) sums travel in Float32. Where
-	// HybridShard has the bits of FullShard in Float32, it has them with Int8.
+	// checkpoint, which would be as much for each rank. Save and SaveAsync drop them, like Load, Import
+	// and Freeze: so a training that goes on from a checkpoint has the bits of the one that went on
+	// after saving it, but one that saves at other steps has others. What is dropped is what one
+	// Backward has lost. Between replicas (of the hybrid strategies, and under NoShard, which so saves
+	// nothing) sums travel in Float32. Where HybridShard has the bits of FullShard in Float32, it has
+	// them with Int8.
 	Int8
 )
 

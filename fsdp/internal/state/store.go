@@ -33,6 +33,8 @@ type Memory interface {
 	// Snapshot returns n bytes for a copy that outlives the method, in place of what it returned
 	// before.
 	Snapshot(n int) ([]byte, error)
+	// Forget drops what gradients have lost in travelling, which no checkpoint has.
+	Forget()
 }
 
 // Team is this rank's word to the others.

@@ -51,6 +51,7 @@ func (m *memory) Scratch(n int) ([]byte, func(), error) {
 }
 
 func (m *memory) Snapshot(n int) ([]byte, error) { return make([]byte, n), nil }
+func (m *memory) Forget()                        {}
 
 // adam is an optimizer of what a store has.
 func adam(t *testing.T, s *Store) optim.Optimizer {
