@@ -41,13 +41,14 @@ type Precision struct {
 	Reduce DType
 	// TypesOf, if set, decides for each parameter that is not Full: it returns what stands in for
 	// Gather and Reduce, with their choices and zero values. So embeddings may travel as they are
-	// computed with, and all else as Int8. Parameters of a unit that travel in other types are a
-	// [GroupPlan] of their own, gathered and reduced by collectives of their own: whole units of one
-	// type cost none. It must be a pure function. Every rank applies it, and Wrap compares the results.
+	// computed with, and all else as Int8. Parameters of a unit that travel in other types than the rest
+	// of it are a [GroupPlan] of their own, gathered and reduced by collectives of their own; where all
+	// of a unit travel alike there are no more. It must be a pure function. Every rank applies it, and
+	// Wrap compares the results. Checkpoints do not depend on it.
 	TypesOf func(c CallInfo, p Param) (gather, reduce DType)
 	// Full tells which parameters travel, and are read by calls, in the master type regardless. Nil
-	// means those whose Param.Full is set, as the norms of package nn do, and with Int8 also those of
-	// fewer than two dimensions, such as biases.
+	// means those whose Param.Full is set, as the norms of package nn do, and where Gather or Reduce is
+	// Int8 also those of fewer than two dimensions, such as biases.
 	Full func(c CallInfo, p Param) bool
 	// Wide selects calls that compute in Float32 where Compute is BFloat16, with all calls of the
 	// same module by Tape.Again. The parameters that they own are Full. Nil selects none.

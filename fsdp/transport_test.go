@@ -111,6 +111,15 @@ func journeys(t *testing.T) (list []journey) {
 	}
 	frozen := func(name string) bool { return name == "l0.w" || name == "bn.weight" }
 	dirs := memories(t)
+	if groupsCarryPasses { // only over processors anything travels in 8 bits
+		blocks := fsdp.Precision{Gather: fsdp.Int8, Reduce: fsdp.Int8, TypesOf: named(fsdp.Int8, fsdp.Int8, map[string][2]fsdp.DType{
+			"l0.w": {fsdp.BFloat16, 0}, "l1.out.weight": {fsdp.Int8, fsdp.BFloat16},
+		})}
+		list = append(list,
+			journey{"int8 and others", all, fsdp.Config{Precision: blocks}, false},
+			journey{"int8 and others, HybridShard", even, fsdp.Config{Strategy: fsdp.HybridShard, ShardRanks: 2, Precision: blocks, Prefetch: 2}, false},
+		)
+	}
 	return append(list,
 		journey{"frozen", all, fsdp.Config{Frozen: frozen}, false},
 		journey{"frozen, HybridShard", even, fsdp.Config{Strategy: fsdp.HybridShard, ShardRanks: 2, Frozen: frozen}, false},
