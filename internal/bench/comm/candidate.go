@@ -137,12 +137,13 @@ func startGloo(s start) []*exec.Cmd {
 	return list
 }
 
-// glooVariants are the algorithms that Gloo has for a reduction to all. Its gather is not measured.
+// glooVariants are the algorithms that Gloo has for a reduction to all. Its gather is not measured,
+// nor is its broadcast from roots that change.
 func glooVariants(op string) []string {
 	switch op {
 	case "all-reduce", "flag":
 		return []string{op + "/ring", op + "/bcube", op + "/hd"}
-	case "gather":
+	case "gather", "gather" + inTurns, "broadcast" + inTurns:
 		return nil
 	}
 	return []string{op}

@@ -10,8 +10,14 @@ import (
 
 // The operations, and the sizes of their tensors: from smallest in factors of 16 up to the largest,
 // which counts too. A barrier has no tensor and a flag has one element; both are said to be of one
-// element.
-var operations = []string{"barrier", "flag", "all-gather", "reduce-scatter", "all-reduce", "broadcast", "gather"}
+// element. In turns every rank is the root of one broadcast or gather after the other, so none
+// begins before its root has the one before: a loop from one root tells how fast that sends.
+var operations = []string{
+	"barrier", "flag", "all-gather", "reduce-scatter", "all-reduce", "broadcast", "broadcast" + inTurns, "gather", "gather" + inTurns,
+}
+
+// inTurns is the end of the names of operations whose root changes.
+const inTurns = "-in-turns"
 
 const (
 	elementSize   = 4 // bytes of a float32

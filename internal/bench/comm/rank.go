@@ -7,6 +7,7 @@ import (
 	"net"
 	"os"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/gofsdp/gofsdp/comm"
@@ -79,6 +80,14 @@ func (r *rank) do(ctx context.Context, c command) (float64, error) {
 func (r *rank) operation(op string, n int) func(context.Context) error {
 	g, full, shard := r.group, comm.Of(r.full[:n]), comm.Of(r.shard[:n/r.group.Size()])
 	flag := comm.Of(r.full[:1])
+	next, turns := 0, strings.HasSuffix(op, inTurns)
+	root := func() (rank int) {
+		rank = next
+		if turns {
+			next = (next + 1) % g.Size()
+		}
+		return rank
+	}
 	switch op {
 	case "barrier":
 		return g.Barrier
@@ -90,11 +99,11 @@ func (r *rank) operation(op string, n int) func(context.Context) error {
 		return func(ctx context.Context) error { return g.ReduceScatter(shard, full, comm.Sum).Wait(ctx) }
 	case "all-reduce":
 		return func(ctx context.Context) error { return g.AllReduce(full, comm.Sum).Wait(ctx) }
-	case "broadcast":
-		return func(ctx context.Context) error { return g.Broadcast(full, 0).Wait(ctx) }
-	case "gather":
+	case "broadcast", "broadcast" + inTurns:
+		return func(ctx context.Context) error { return g.Broadcast(full, root()).Wait(ctx) }
+	case "gather", "gather" + inTurns:
 		counts := slices.Repeat([]int{shard.Len()}, g.Size())
-		return func(ctx context.Context) error { return g.Gather(full, shard, counts, 0).Wait(ctx) }
+		return func(ctx context.Context) error { return g.Gather(full, shard, counts, root()).Wait(ctx) }
 	}
 	return nil
 }
@@ -102,6 +111,7 @@ func (r *rank) operation(op string, n int) func(context.Context) error {
 // check runs one collective on the test pattern and looks at the result.
 func (r *rank) check(ctx context.Context, op string, n int, collective func(context.Context) error) error {
 	rank, size := r.group.Rank(), r.group.Size()
+	op = strings.TrimSuffix(op, inTurns) // it is the first turn
 	full, shard, first := r.full[:n], r.shard[:n/size], rank*(n/size)
 	fill(full, 0, float32(rank+1))
 	fill(shard, first, 1)

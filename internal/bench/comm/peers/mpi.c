@@ -10,9 +10,9 @@
 static int rank, size;
 static float *full, *shard;
 
-// operation runs one collective; 0 if there is no such.
-static int operation(const char *op, size_t count) {
-  int n = (int)count, m = (int)(count / (size_t)size);
+// operation runs call number i of one collective; 0 if there is no such. In turns the root is rank i.
+static int operation(const char *op, size_t count, long i) {
+  int n = (int)count, m = (int)(count / (size_t)size), turn = (int)(i % size);
   if (!strcmp(op, "barrier"))
     MPI_Barrier(MPI_COMM_WORLD);
   else if (!strcmp(op, "flag"))
@@ -25,8 +25,12 @@ static int operation(const char *op, size_t count) {
     MPI_Allreduce(MPI_IN_PLACE, full, n, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
   else if (!strcmp(op, "broadcast"))
     MPI_Bcast(full, n, MPI_FLOAT, 0, MPI_COMM_WORLD);
+  else if (!strcmp(op, "broadcast-in-turns"))
+    MPI_Bcast(full, n, MPI_FLOAT, turn, MPI_COMM_WORLD);
   else if (!strcmp(op, "gather"))
     MPI_Gather(shard, m, MPI_FLOAT, full, m, MPI_FLOAT, 0, MPI_COMM_WORLD);
+  else if (!strcmp(op, "gather-in-turns"))
+    MPI_Gather(shard, m, MPI_FLOAT, full, m, MPI_FLOAT, turn, MPI_COMM_WORLD);
   else
     return 0;
   return 1;
@@ -38,15 +42,15 @@ static void check(const struct command *c) {
   float mine = (float)(rank + 1), sum = (float)(size * (size + 1) / 2);
   peer_fill(full, 0, c->count, mine);
   peer_fill(shard, m * (size_t)rank, m, 1);
-  if (!strcmp(c->op, "gather")) memset(full, 0, c->count * sizeof *full); // or it would look right on the root
-  if (!operation(c->op, c->count)) {
+  if (!strncmp(c->op, "gather", 6)) memset(full, 0, c->count * sizeof *full); // or it would look right on the root
+  if (!operation(c->op, c->count, 0)) {
     peer_error("no such operation");
     return;
   }
   int right = 1;
   if (!strcmp(c->op, "flag"))
     right = peer_verify(full, 0, 1, (float)size);
-  else if (!strcmp(c->op, "all-gather") || !strcmp(c->op, "broadcast") || (!strcmp(c->op, "gather") && !rank))
+  else if (!strcmp(c->op, "all-gather") || !strncmp(c->op, "broadcast", 9) || (!strncmp(c->op, "gather", 6) && !rank))
     right = peer_verify(full, 0, c->count, 1);
   else if (!strcmp(c->op, "all-reduce"))
     right = peer_verify(full, 0, c->count, sum);
@@ -56,13 +60,13 @@ static void check(const struct command *c) {
 }
 
 static void run(const struct command *c) {
-  if (!operation(c->op, c->count)) {
+  if (!operation(c->op, c->count, 0)) {
     peer_error("no such operation");
     return;
   }
   MPI_Barrier(MPI_COMM_WORLD);
   double start = peer_now();
-  for (long i = 0; i < c->iterations; i++) operation(c->op, c->count);
+  for (long i = 0; i < c->iterations; i++) operation(c->op, c->count, i);
   peer_ok(peer_now() - start);
 }
 
