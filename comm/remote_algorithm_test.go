@@ -24,7 +24,8 @@ func TestPlan(t *testing.T) {
 		crowded  algorithm
 	}{
 		{KindBarrier, 2, 0, direct, direct}, {KindBarrier, 4, 0, direct, doubling}, {KindBarrier, 5, 0, doubling, doubling},
-		{KindGather, 4, 0, direct, direct}, {KindGather, 5, 0, doubling, doubling},
+		{KindGather, 4, kib, direct, doubling}, {KindGather, 5, kib, doubling, doubling},
+		{KindGather, 2, kib, direct, direct}, {KindGather, 5, 17 * kib, direct, direct},
 		{KindAllGather, 2, kib, direct, direct}, {KindAllGather, 3, kib, direct, doubling},
 		{KindAllGather, 5, 16 * kib, doubling, doubling}, {KindAllGather, 5, 17 * kib, direct, direct},
 		{KindAllGather, 15, 1024 * kib, direct, direct}, {KindAllGather, 16, 1024 * kib, ring, ring},
@@ -91,6 +92,21 @@ func TestEveryAlgorithm(t *testing.T) {
 						return err
 					}
 					return fmt.Errorf("%s gather of %d bytes on rank %d of %d differs", name, size, r.rank, n)
+				})
+			}
+			for _, root := range []int{0, n - 1, n / 2} {
+				counts, want := make([]int, n), []byte(nil)
+				for rank := range counts {
+					counts[rank] = (rank + root) % 3 * (size / 3)
+					want = append(want, noise(rank, counts[rank])...)
+				}
+				everyRank(t, gs, func(r *remote) error {
+					full := make([]byte, len(want))
+					call := gather(Of(full), Of(noise(r.rank, counts[r.rank])), counts, root, r.rank)
+					if err := r.collectTree(ctx, &call); err != nil || r.rank != root || bytes.Equal(full, want) {
+						return err
+					}
+					return fmt.Errorf("gather of %v bytes to %d of %d by a tree differs", counts, root, n)
 				})
 			}
 			casts := map[string]func(r *remote, b []byte, root int) error{

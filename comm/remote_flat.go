@@ -330,47 +330,6 @@ func stripeLen(b Buffer, n int) int {
 	return (share + line - 1) / line * line
 }
 
-// collect is a gather: every rank sends to the root, straight from its source to
-// where that belongs. Among few ranks the payload is in one of the messages by
-// which they agree; many agree first.
-func (r *remote) collect(ctx context.Context, c *Call) error {
-	alone := r.plan(KindGather, 0) == doubling // the payload travels alone
-	if alone {
-		if err := r.agree(ctx); err != nil {
-			return err
-		}
-	}
-	own := c.Src.Bytes()
-	var mine Buffer // of the root: its own range
-	at := 0
-	for rank, count := range c.Counts {
-		var into Buffer
-		if r.rank == c.Root {
-			into = c.Dst.slice(at, at+count)
-		}
-		at += count
-		switch {
-		case rank == r.rank:
-			mine = into
-			continue
-		case rank == c.Root:
-			r.send(rank, roundGather, len(own), own)
-		case !alone:
-			r.send(rank, roundGather, 0, nil)
-		}
-		if b := into.Bytes(); r.rank == c.Root || !alone {
-			r.receive(rank, roundGather, len(b), b)
-		}
-	}
-	if err := r.await(ctx, 0); err != nil { // start the wires
-		return err
-	}
-	if r.rank == c.Root {
-		move(mine, c.Src)
-	}
-	return r.settle(ctx)
-}
-
 // broadcast sends the root's buf to all. No rank returns before it knows that
 // all agree, the root included.
 func (r *remote) broadcast(ctx context.Context, buf Buffer, root int) error {

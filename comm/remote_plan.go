@@ -10,7 +10,7 @@ const (
 	direct algorithm = iota
 	// In step k a rank passes on what it knows to the rank 2^k further: log2 N
 	// steps of one message. Barriers (dissemination), all-gathers (Bruck),
-	// broadcasts (both), the agreement that comes before a gather.
+	// broadcasts and gathers (both).
 	doubling
 	// Ranks pass on to the right what comes from the left, in blocks: N-1 steps,
 	// but every rank talks to two others only.
@@ -31,7 +31,7 @@ const (
 func (r *remote) plan(kind Kind, bytes int) algorithm { return plan(kind, r.size, bytes, r.crowded) }
 
 // plan chooses the algorithm for a collective of n ranks in which a rank has
-// bytes to give: a shard for all-gathers, the tensor for broadcasts and
+// bytes to give: a shard for all-gathers, the tensor for broadcasts, gathers and
 // reduce-scatters. Large reductions are always direct, as only the owner of an element
 // can sum it in the canonical order. Ranks that are crowded share processors: a message
 // costs them more than a step.
@@ -42,7 +42,7 @@ func plan(kind Kind, n, bytes int, crowded bool) algorithm {
 	}
 	switch kind {
 	case KindGather:
-		if n > fewRanks {
+		if small && n > few {
 			return doubling
 		}
 	case KindBarrier:
