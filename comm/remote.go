@@ -34,6 +34,7 @@ type remote struct {
 	failed     error // of Begin
 	reducer    reducer
 	stage      []byte       // for blocks that are received to be summed
+	sums       [3]subsums   // in it, see "Sums in steps"
 	hosts      *hosts       // nil if the group treats all ranks alike
 	crowded    bool         // ranks of some host share its processors
 	gone       atomic.Int32 // 1 when Leave has begun

@@ -222,14 +222,20 @@ func (r *remote) Staging(d DType, n int) int {
 	}
 	bytes := d.Size() * n
 	staged := 2 * r.size * lines(min(bytes, block))
-	if h := r.hosts; h != nil && h.suits(KindReduceScatter, Sum, d, r.size*bytes) {
+	switch h := r.hosts; {
+	case h != nil && h.suits(KindReduceScatter, Sum, d, r.size*bytes):
 		staged = h.stagingOf(nil, summing(Sum, d), n, d).bytes
+	case r.plan(KindReduceScatter, r.size*bytes) == direct:
+	case r.size >= manyRanks:
+		staged = stepSums(r.size) * r.size * n * max(d.Size(), 4)
+	default:
+		staged = 2 * r.size * lines(r.size*bytes)
 	}
 	return max(staged, leastStage)
 }
 
 // leastStage is the size of the first stage, which small collectives share.
-const leastStage = 64 << 10
+const leastStage = 4 << 10
 
 // lines rounds bytes up to whole cache lines.
 func lines(bytes int) int { return (bytes + 63) / 64 * 64 }
@@ -299,9 +305,12 @@ func (r *remote) allReduce(ctx context.Context, buf Buffer, op Op) error {
 	return r.reduceAll(ctx, buf, buf, op)
 }
 
-// reduceAll gathers what is small, the src of all ranks, and reduces it to dst: as much of it as
-// belongs to this rank, which is all if dst is as long.
+// reduceAll reduces what is small, the src of all ranks, to dst: as much of it as belongs to this
+// rank, which is all if dst is as long. Fewer than manyRanks gather it.
 func (r *remote) reduceAll(ctx context.Context, dst, src Buffer, op Op) error {
+	if r.size >= manyRanks {
+		return r.reduceSteps(ctx, dst, src, op)
+	}
 	bytes := len(src.Bytes())
 	line := lines(bytes)
 	all := r.staging(2 * r.size * line)[r.size*line:] // gatherDoubling uses the first half

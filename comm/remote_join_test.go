@@ -238,15 +238,16 @@ func TestConnectsOnDemand(t *testing.T) {
 			full := make([]float32, share*n)
 			failed = append(failed, g.AllGather(Of(full), Of(make([]float32, share))).Wait(ctx), g.Broadcast(Of(full), 3).Wait(ctx))
 		}
+		failed = append(failed, g.ReduceScatter(Of(make([]float32, 4)), Of(make([]float32, 4*n)), Sum).Wait(ctx))
 		return errors.Join(failed...)
 	})
 	for _, g := range gs {
 		require.LessOrEqual(t, len(remoteOf(g).used), 2*5, "log2 of 20 is less than 5")
 	}
 	everyRank(t, gs, func(r *remote) error {
-		return gs[r.rank].ReduceScatter(Of(make([]float32, 4)), Of(make([]float32, 4*n)), Sum).Wait(ctx)
+		return gs[r.rank].ReduceScatter(Of(make([]float32, smallMessage)), Of(make([]float32, smallMessage*n)), Sum).Wait(ctx)
 	})
-	require.Len(t, remoteOf(gs[0]).used, n-1, "whoever sums hears everybody")
+	require.Len(t, remoteOf(gs[0]).used, n-1, "whoever sums much hears everybody")
 	closeRanks(t, gs)
 }
 

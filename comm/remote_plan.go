@@ -23,7 +23,7 @@ const (
 	// Ranks up to which N-1 small messages are cheaper than log2 N steps.
 	fewRanks = 4
 	// Ranks from which on a rank should not talk to all others at once: as many
-	// streams into one port lose packets.
+	// streams into one port lose packets. Small sums are then no slower in steps.
 	manyRanks = 16
 )
 
@@ -32,9 +32,8 @@ func (r *remote) plan(kind Kind, bytes int) algorithm { return plan(kind, r.size
 
 // plan chooses the algorithm for a collective of n ranks in which a rank has
 // bytes to give: a shard for all-gathers, the tensor for broadcasts, gathers and
-// reduce-scatters. Large reductions are always direct, as only the owner of an element
-// can sum it in the canonical order. Ranks that are crowded share processors: a message
-// costs them more than a step.
+// reduce-scatters. Large reductions are always direct: sums in steps take many times the
+// bytes. Ranks that are crowded share processors: a message costs them more than a step.
 func plan(kind Kind, n, bytes int, crowded bool) algorithm {
 	small, few := bytes <= smallMessage, fewRanks
 	if crowded {
@@ -56,8 +55,8 @@ func plan(kind Kind, n, bytes int, crowded bool) algorithm {
 		case !small && n >= manyRanks:
 			return ring
 		}
-	case KindReduceScatter: // doubling is an all-gather, whose last message has half of all
-		if crowded && n > few && n*lines(bytes)/2 <= smallMessage {
+	case KindReduceScatter: // doubling is an all-reduce
+		if small && n >= manyRanks || crowded && n > few && n*lines(bytes)/2 <= smallMessage {
 			return doubling
 		}
 	case KindBroadcast:

@@ -28,6 +28,18 @@ func subtrees(list []span, s span, hosts []span) []span {
 	return append(list, s)
 }
 
+// within appends to list the largest subtrees of s whose ranks are all in of.
+func (s span) within(list []span, of span) []span {
+	switch {
+	case of.lo <= s.lo && s.hi <= of.hi:
+		return append(list, s)
+	case s.hi <= of.lo || of.hi <= s.lo:
+		return list
+	}
+	mid := s.middle()
+	return span{mid, s.hi}.within(span{s.lo, mid}.within(list, of), of)
+}
+
 // even reports whether the tree over spans has the shape of that over as many ranks.
 func even(spans []span) bool {
 	n, last := spans[0].ranks(), len(spans)-1

@@ -1,6 +1,8 @@
 package comm
 
 import (
+	"math/bits"
+	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -17,6 +19,39 @@ func TestSubtrees(t *testing.T) {
 	} {
 		require.Equal(t, c.want, subtrees(nil, span{0, c.hosts[len(c.hosts)-1].hi}, c.hosts))
 	}
+}
+
+// TestWindow looks whether what a rank knows after each step is enough for the next: its own
+// window of ranks and that of the rank which sends to it are as many subtrees as there is room for,
+// and those of both together can be made of them.
+func TestWindow(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		n := rapid.OneOf(rapid.IntRange(2, 40), rapid.IntRange(2, mostRanks)).Draw(t, "ranks")
+		rank := rapid.IntRange(0, n-1).Draw(t, "rank")
+		levels := bits.Len(uint(n - 1))
+		var build func(s span, of []span) (free int) // sums of one level each
+		build = func(s span, of []span) int {
+			if slices.Contains(of, s) {
+				return 0
+			}
+			require.Greater(t, s.ranks(), 1)
+			return max(build(span{s.lo, s.middle()}, of), 1+build(span{s.middle(), s.hi}, of))
+		}
+		for k := 1; k < n; k *= 2 {
+			own, other := window(nil, n, rank, k), window(nil, n, (rank+n-k)%n, k)
+			require.LessOrEqual(t, max(len(own), len(other)), 2*levels)
+			for _, s := range window(nil, n, rank, 2*k) {
+				require.LessOrEqual(t, build(s, slices.Concat(own, other)), levels)
+			}
+			ranks := 0
+			for i, s := range own {
+				ranks += s.ranks()
+				require.True(t, i == 0 || own[i-1].hi <= s.lo)
+			}
+			require.Equal(t, k, ranks)
+		}
+		require.Equal(t, []span{{0, n}}, window(nil, n, rank, n))
+	})
 }
 
 // TestSumsOfSubtrees sums inside random hosts first, and compares with the sum of all ranks.

@@ -1,0 +1,109 @@
+package comm
+
+import (
+	"context"
+	"math/bits"
+	"slices"
+)
+
+// Sums in steps
+//
+// A small reduction of manyRanks takes the steps of disseminate. To pass on what every rank gives
+// would take as much memory as there are ranks. So ranks pass on sums: of the largest subtrees of
+// the canonical tree that lie within the ranks whose contributions they have. In the step at
+// distance k these are the k ranks up to the sender, so both sides know which sums travel: at most
+// 2 log2 N. In the last step the ranks of both sides may overlap. Their sums are enough all the
+// same: a subtree that lies in neither side divides into two.
+//
+// Partial sums of 16-bit floats are float32, as only the last one is rounded.
+
+// subsums is the sums of some subtrees, ascending, one after the other in memory.
+type subsums struct {
+	spans  []span
+	memory Buffer
+	each   int // elements
+}
+
+// at returns the sum of the i-th subtree, and all those of the subtrees together.
+func (s *subsums) at(i int) Buffer { return s.memory.slice(i*s.each, (i+1)*s.each) }
+func (s *subsums) all() []byte     { return s.memory.slice(0, len(s.spans)*s.each).Bytes() }
+
+// stepSums returns how many sums a rank of n holds at a time: what it has, what comes and what it
+// makes of both, and one for every level of the tree.
+func stepSums(n int) int { return 7 * bits.Len(uint(n-1)) }
+
+// window appends to list the largest subtrees of all n ranks whose ranks are among the k up to rank.
+func window(list []span, n, rank, k int) []span {
+	all, lo := span{0, n}, rank+1-k
+	switch {
+	case k >= n:
+		return append(list, all)
+	case lo >= 0:
+		return all.within(list, span{lo, rank + 1})
+	}
+	return all.within(all.within(list, span{0, rank + 1}), span{n + lo, n})
+}
+
+// reduceSteps reduces the src of all ranks to dst: as much of it as belongs to this rank, which is
+// all if dst is as long.
+func (r *remote) reduceSteps(ctx context.Context, dst, src Buffer, op Op) error {
+	like := Buffer{dtype: src.dtype}
+	if src.dtype.float() && src.dtype.Size() < 4 {
+		like.dtype = Float32
+	}
+	n, levels := src.len, bits.Len(uint(r.size-1))
+	free := bufferOf(r.staging(stepSums(r.size)*n*like.dtype.Size()), like)
+	have, got, next := &r.sums[0], &r.sums[1], &r.sums[2]
+	for _, s := range []*subsums{have, got, next} {
+		s.each, s.memory, free = n, free.slice(0, 2*levels*n), free.slice(2*levels*n, free.len)
+	}
+	have.spans = append(have.spans[:0], span{r.rank, r.rank + 1})
+	if own := have.at(0); own.dtype == src.dtype {
+		move(own, src)
+	} else {
+		widen(view[float32](own), src)
+	}
+	partial := op
+	if op == Avg {
+		partial = Sum // the average is taken once, at the end
+	}
+	for k := 1; k < r.size; k *= 2 {
+		got.spans = window(got.spans[:0], r.size, r.left(k), k)
+		step, ours, theirs := roundGather+roundSteps+uint16(k), have.all(), got.all()
+		r.send(r.right(k), step, len(ours), ours)
+		r.receive(r.left(k), step, len(theirs), theirs)
+		if err := r.settle(ctx); err != nil {
+			return err
+		}
+		next.spans = window(next.spans[:0], r.size, r.rank, 2*k)
+		for i, s := range next.spans {
+			move(next.at(i), r.subtree(s, [...]*subsums{have, got}, next.at(i), free, partial))
+		}
+		have, next = next, have
+	}
+	total := have.at(0)
+	if dst.len < src.len {
+		total = part(total, r.rank, dst.len)
+	}
+	r.reducer.srcs = append(r.reducer.srcs[:0], total)
+	r.reducer.reduceScaled(dst, op, r.size)
+	clear(r.reducer.srcs)
+	return nil
+}
+
+// subtree returns the sum of s: one that is known, or else one that it puts together in to. free is
+// memory for one sum of every level below.
+func (r *remote) subtree(s span, known [2]*subsums, to, free Buffer, op Op) Buffer {
+	for _, k := range known {
+		if i := slices.Index(k.spans, s); i >= 0 {
+			return k.at(i)
+		}
+	}
+	mid, n := s.middle(), to.len
+	left := r.subtree(span{s.lo, mid}, known, to, free, op)
+	right := r.subtree(span{mid, s.hi}, known, free.slice(0, n), free.slice(n, free.len), op)
+	r.reducer.srcs = append(r.reducer.srcs[:0], left, right)
+	r.reducer.reduce(to, op)
+	clear(r.reducer.srcs)
+	return to
+}
