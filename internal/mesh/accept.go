@@ -163,7 +163,7 @@ func (m *Mesh) admit(theirs auth.Hello) (visit, error) {
 // knows reports whether a rank that has joined is a certain process.
 func (m *Mesh) knows(rank int, nonce string) bool {
 	if m.sparse {
-		return m.who[rank].Nonce == nonce
+		return m.roll.field(rank, fieldNonce) == nonce
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -142,7 +142,7 @@ func (m *Mesh) other(rank int) (record, *fate, error) {
 	if m.far(rank) {
 		m.relay.mu.Lock()
 		defer m.relay.mu.Unlock()
-		return m.who[rank], m.relay.fate(rank), nil
+		return m.roll.record(rank), m.relay.fate(rank), nil
 	}
 	p, err := m.peer(rank)
 	if err != nil {

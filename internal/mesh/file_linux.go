@@ -14,7 +14,7 @@ import (
 // listenUnix opens an abstract socket: a name that no file system knows, so none that a crash could
 // leave behind.
 func listenUnix() (net.Listener, string, error) {
-	name := "@gofsdp-" + rand.Text()
+	name := "@gofsdp-" + rand.Text()[:16]
 	l, err := net.Listen("unix", name)
 	return l, name, err
 }

@@ -320,11 +320,15 @@ func (m *Mesh) absent() []int {
 // unready returns the ranks that have not said that they are connected to all: of many, the root
 // knows it, and the others wait for the root. The caller holds m.mu.
 func (m *Mesh) unready() (ranks []int) {
-	if m.sparse && m.cfg.Rank != 0 {
+	switch {
+	case m.joined():
+		return nil
+	case m.sparse && m.cfg.Rank != 0:
 		return []int{0}
 	}
 	for r := range m.cfg.Size {
-		if _, ok := m.ready[r]; !ok && (!m.sparse || m.who[r].TCP == "") {
+		_, ready := m.ready[r]
+		if _, heard := m.heard[r]; !ready && !heard {
 			ranks = append(ranks, r)
 		}
 	}
@@ -338,7 +342,8 @@ func (m *Mesh) between(ranks []int) (known []int) {
 		return nil
 	}
 	for _, r := range ranks {
-		if p := parent(r); p != 0 && m.who[p].TCP != "" {
+		p := parent(r)
+		if _, heard := m.heard[p]; heard && p != 0 {
 			known = append(known, p)
 		}
 	}

@@ -98,14 +98,14 @@ type Mesh struct {
 	closing  chan struct{} // closed when Close begins
 
 	mu       sync.Mutex
-	peers    []*peer               // by rank; nil for this one, for those not near, and for those that have not joined yet
+	peers    map[int]*peer         // by rank, those near that have joined; not changed any more when all have
 	ready    map[int]struct{}      // ranks that are connected to all others
 	trouble  map[int]error         // why a rank could not be reached when time was up
 	checking map[net.Conn]struct{} // connections that are being checked
 	linked   bool                  // all near ones are connected
-	who      []record              // by rank, of a mesh of many; not changed any more when it is complete
-	known    int                   // of them, those that are not zero
-	upward   [][]byte              // parts of it for the parent
+	roll     roll                  // of a mesh of many; not changed any more when it is complete
+	heard    map[int]record        // by rank, at the root, until all are there
+	upward   [][]byte              // records for the parent
 	asked    bool                  // it may be had from a neighbour, see missRoll
 	closed   bool
 	running  sync.WaitGroup // everything that Close ends; grows only while !closed
@@ -124,13 +124,13 @@ func newMesh(cfg Config) *Mesh {
 		broken:   make(chan error, 1),
 		complete: make(chan struct{}),
 		closing:  make(chan struct{}),
-		peers:    make([]*peer, cfg.Size),
+		peers:    map[int]*peer{},
 		ready:    map[int]struct{}{},
 		trouble:  map[int]error{},
 		checking: map[net.Conn]struct{}{},
 	}
-	if m.sparse {
-		m.who = make([]record, cfg.Size)
+	if m.sparse && cfg.Rank == 0 {
+		m.heard = map[int]record{}
 	}
 	return m
 }
@@ -138,8 +138,7 @@ func newMesh(cfg Config) *Mesh {
 // SameHost reports whether rank runs on this host, so that files can be passed.
 func (m *Mesh) SameHost(rank int) bool {
 	if m.far(rank) {
-		who := m.who[rank]
-		return who.Host == m.self.Host && who.Unix != "" && m.self.Unix != ""
+		return m.roll.field(rank, fieldHost) == m.self.Host && m.roll.field(rank, fieldUnix) != "" && m.self.Unix != ""
 	}
 	p, err := m.peer(rank)
 	return rank == m.cfg.Rank || err == nil && p.files != nil
@@ -151,7 +150,7 @@ func (m *Mesh) Host(rank int) string {
 	case rank == m.cfg.Rank:
 		return m.self.Host
 	case m.sparse && rank >= 0 && rank < m.cfg.Size:
-		return m.who[rank].Host
+		return m.roll.field(rank, fieldHost)
 	}
 	p, err := m.peer(rank)
 	if err != nil {

@@ -57,7 +57,7 @@ func thisProcess(host string) (process, error) {
 	if host == "" {
 		host = hostIdentity(name)
 	}
-	return process{Host: host, Name: name, PID: os.Getpid(), Start: start, Nonce: rand.Text()}, nil
+	return process{Host: host, Name: name, PID: os.Getpid(), Start: start, Nonce: rand.Text()[:16]}, nil
 }
 
 // encode returns the bytes of a record, visit or setback. They are few and rare, and may be read by

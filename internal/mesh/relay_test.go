@@ -254,11 +254,11 @@ func TestBlamesWhoPassesOn(t *testing.T) {
 		m.peers[r] = new(peer)
 	}
 	for r := range 30 {
-		m.who[r] = record{Rank: r, Size: 32, TCP: "10.0.0.1:1"}
+		m.heard[r] = record{Rank: r, Size: 32, TCP: "10.0.0.1:1"}
 	}
 	require.EqualError(t, m.lacking(errLate),
 		"ranks [30 31] of 32 have not reached all others, or ranks [28] have not passed that on: "+errLate.Error())
-	m.who[28] = record{}
+	delete(m.heard, 28)
 	require.EqualError(t, m.lacking(errLate),
 		"ranks [28 30 31] of 32 have not reached all others, or ranks [24] have not passed that on: "+errLate.Error())
 }

@@ -5,14 +5,56 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
+	"unique"
 )
 
-// The roll is the list of all ranks of a mesh of many, as records in lines. Each rank sends its
-// record up the tree when it is connected to all its neighbours, and passes on those that come from
-// below. When the root has all, so that all are connected, it sends them down in their order;
+// The roll is the list of all ranks of a mesh of many. Each rank sends its record up the tree when
+// it is connected to all its neighbours, and passes on those that come from below. When the root
+// has all, so that all are connected, it sends them down as pages, in their order;
 // who has them all has joined, and says to its neighbours that it is ready. Whoever hears that and
 // does not have the roll a second later asks that neighbour for it, by an empty part: the way down
 // may lead past a rank that is stopped, and that one alone should be missing.
+//
+// A rank keeps the pages as they are, and looks up in them what it needs. Ranks that are goroutines
+// of one process share them.
+type roll struct {
+	pages []unique.Handle[page] // by their first rank
+	known int                   // ranks in them
+}
+
+// add adds a page, unless it is there.
+func (r *roll) add(p page) {
+	i, found := r.find(p.first())
+	if !found {
+		r.pages = slices.Insert(r.pages, i, unique.Make(p))
+		r.known += p.count()
+	}
+}
+
+// find returns where the page is, or would be, that begins with a rank.
+func (r *roll) find(first int) (i int, found bool) {
+	return slices.BinarySearchFunc(r.pages, first, func(h unique.Handle[page], first int) int { return h.Value().first() - first })
+}
+
+// field returns a field of the record of a rank, see fields. The roll is complete.
+func (r *roll) field(rank, field int) string {
+	i, found := r.find(rank)
+	if !found {
+		i--
+	}
+	p := r.pages[i].Value()
+	return p.field(rank-p.first(), field)
+}
+
+// record returns that of a rank, as far as pages tell. The roll is complete.
+func (r *roll) record(rank int) record {
+	pid, _ := strconv.Atoi(r.field(rank, fieldPID)) // for people
+	return record{
+		process: process{Host: r.field(rank, fieldHost), Name: r.field(rank, fieldName), PID: pid, Nonce: r.field(rank, fieldNonce)},
+		Rank:    rank, TCP: r.field(rank, fieldTCP), Unix: r.field(rank, fieldUnix),
+	}
+}
 
 // hearRoll handles a part of the roll, or the wish for it.
 func (m *Mesh) hearRoll(p *peer, body []byte) error {
@@ -41,7 +83,15 @@ func (m *Mesh) hearRoll(p *peer, body []byte) error {
 		m.sendUp()
 		return nil
 	}
-	return m.enter(body)
+	if self == 0 {
+		return m.enter(body)
+	}
+	part, err := readPage(body, m.cfg.Size)
+	if err == nil {
+		m.roll.add(part)
+		m.turnPage()
+	}
+	return err
 }
 
 // sendUp sends what has come from below to the parent once all neighbours are connected. The caller
@@ -67,32 +117,41 @@ func (m *Mesh) allLinked() {
 	m.sendUp()
 }
 
-// enter puts records in the list, and ends joining with the last. The caller holds m.mu.
-func (m *Mesh) enter(lines []byte) error {
-	for line := range bytes.SplitSeq(lines, []byte{'\n'}) {
-		who, err := decode[record](line)
-		if err != nil {
-			return err
-		}
-		if who.Size != m.cfg.Size {
-			return fmt.Errorf("protocol error: a rank of a job of %d", who.Size)
-		}
-		if m.who[who.Rank].TCP == "" {
-			m.known++
-		}
-		m.who[who.Rank] = who
+// enter notes a record at the root. The caller holds m.mu.
+func (m *Mesh) enter(body []byte) error {
+	who, err := decode[record](body)
+	if err != nil {
+		return err
 	}
-	if m.known < m.cfg.Size {
+	if who.Size != m.cfg.Size {
+		return fmt.Errorf("protocol error: a rank of a job of %d", who.Size)
+	}
+	m.heard[who.Rank] = who
+	if len(m.heard) < m.cfg.Size {
 		return nil
 	}
-	if m.cfg.Rank == 0 {
-		m.sendRoll(slices.DeleteFunc(slices.Clone(m.near), func(r int) bool { return parent(r) != 0 })...)
+	list := make([]record, m.cfg.Size)
+	for r, who := range m.heard {
+		list[r] = who
+	}
+	for _, p := range pagesOf(list, 0) {
+		m.roll.add(p)
+	}
+	m.heard = nil
+	m.sendRoll(slices.DeleteFunc(slices.Clone(m.near), func(r int) bool { return parent(r) != 0 })...)
+	m.turnPage()
+	return nil
+}
+
+// turnPage ends joining with the last page. The caller holds m.mu.
+func (m *Mesh) turnPage() {
+	if m.roll.known < m.cfg.Size {
+		return
 	}
 	for _, r := range m.near {
 		_ = m.peers[r].post(frameReady, nil, nil) // if it has ended, its run tells
 	}
 	close(m.complete)
-	return nil
 }
 
 // missRoll asks a neighbour that is ready for the roll if that does not come. The caller holds m.mu.
@@ -110,24 +169,11 @@ func (m *Mesh) missRoll(rank int) {
 
 // sendRoll sends the whole list to some neighbours. The caller holds m.mu.
 func (m *Mesh) sendRoll(ranks ...int) {
-	var part []byte
-	send := func() {
+	for _, p := range m.roll.pages {
 		for _, r := range ranks {
-			_ = m.peers[r].post(frameRoll, part, nil) // if it has ended, its run tells
+			_ = m.peers[r].post(frameRoll, []byte(p.Value()), nil) // if it has ended, its run tells
 		}
-		part = part[:0]
 	}
-	for _, who := range m.who {
-		line := encode(who)
-		if len(part)+1+len(line) > MaxMessage {
-			send()
-		}
-		if len(part) > 0 {
-			part = append(part, '\n')
-		}
-		part = append(part, line...)
-	}
-	send()
 }
 
 // joined reports whether all ranks have joined.
