@@ -82,10 +82,15 @@ func frameSum(head, body []byte) uint32 {
 // frameReader takes a stream apart.
 type frameReader struct {
 	in   *bufio.Reader
-	body []byte // of the latest frame, reused
+	body []byte // of the latest frame that was not large, reused
 }
 
-func newFrameReader(r io.Reader) *frameReader { return &frameReader{in: bufio.NewReader(r)} }
+// keptBody is how many bytes of memory a connection keeps that has nothing to say, twice.
+const keptBody = 512
+
+func newFrameReader(r io.Reader) *frameReader {
+	return &frameReader{in: bufio.NewReaderSize(r, keptBody)}
+}
 
 // next returns the next frame; body is valid until the call after. At the end of the stream the
 // error is io.EOF, or io.ErrUnexpectedEOF in the middle of a frame.
@@ -98,18 +103,21 @@ func (f *frameReader) next() (kind frameKind, body []byte, err error) {
 	if !kind.fits(n) {
 		return 0, nil, fmt.Errorf("protocol error: frame of kind %d with %d bytes", kind, n)
 	}
-	if int(n) > cap(f.body) {
-		f.body = make([]byte, n)
+	body = f.body[:min(int(n), len(f.body))]
+	if len(body) < int(n) {
+		body = make([]byte, n)
+		if n <= keptBody {
+			f.body = body
+		}
 	}
-	f.body = f.body[:n]
-	if _, err := io.ReadFull(f.in, f.body); err != nil {
+	if _, err := io.ReadFull(f.in, body); err != nil {
 		if err == io.EOF {
 			err = io.ErrUnexpectedEOF
 		}
 		return 0, nil, err
 	}
-	if frameSum(header[:], f.body) != binary.BigEndian.Uint32(header[checkedHead:]) {
+	if frameSum(header[:], body) != binary.BigEndian.Uint32(header[checkedHead:]) {
 		return 0, nil, fmt.Errorf("protocol error: frame of kind %d with %d bytes was damaged on the way", kind, n)
 	}
-	return kind, f.body, nil
+	return kind, body, nil
 }

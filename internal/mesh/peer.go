@@ -39,7 +39,7 @@ type filePasser interface {
 }
 
 // peer is the control connection to one other rank: a goroutine that reads (run), and one that
-// writes.
+// writes while there is something to write.
 type peer struct {
 	m     *Mesh
 	rank  int
@@ -48,14 +48,15 @@ type peer struct {
 	files filePasser // conn, if files can be passed; else nil
 	ready bool       // the frame has come; only run uses it
 
-	mu     sync.Mutex
-	work   sync.Cond // queue or sealed has changed
-	queue  []outgoing
-	unsent int   // bytes in queue and being written
-	sealed bool  // nothing may be added to queue; the connection is half-closed after it
-	leaves bool  // this side does
-	fault  error // what broke the connection, if something else than its end
-	fate         // ended is why nothing more will come from the rank
+	mu      sync.Mutex
+	queue   []outgoing
+	unsent  int           // bytes in queue and being written
+	writing bool          // there is a goroutine that writes
+	sealed  bool          // nothing may be added to queue; the connection is half-closed after it
+	written chan struct{} // closed when nothing more will be written
+	leaves  bool          // this side does
+	fault   error         // what broke the connection, if something else than its end
+	fate                  // ended is why nothing more will come from the rank
 }
 
 // outgoing is an encoded frame.
@@ -72,9 +73,8 @@ func (o outgoing) size() int {
 }
 
 func newPeer(m *Mesh, rank int, who record, conn controlConn) *peer {
-	p := &peer{m: m, rank: rank, who: who, conn: conn, fate: fate{over: make(chan struct{})}}
+	p := &peer{m: m, rank: rank, who: who, conn: conn, fate: fate{over: make(chan struct{})}, written: make(chan struct{})}
 	p.files, _ = conn.(filePasser)
-	p.work.L = &p.mu
 	return p
 }
 
@@ -104,8 +104,16 @@ func (p *peer) enqueue(kind frameKind, body []byte, file *os.File) error {
 	}
 	p.queue = append(p.queue, out)
 	p.unsent += out.size()
-	p.work.Signal()
+	p.startWriting()
 	return nil
+}
+
+// startWriting lets a goroutine write what there is. The caller holds p.mu.
+func (p *peer) startWriting() {
+	if !p.writing {
+		p.writing = true
+		go p.write()
+	}
 }
 
 // farewell queues the last frame and limits the time that is left to the connection.
@@ -122,8 +130,10 @@ func (p *peer) farewell(kind frameKind, body []byte) {
 
 // seal lets nothing more be queued. The caller holds p.mu.
 func (p *peer) seal() {
-	p.sealed = true
-	p.work.Signal()
+	if !p.sealed {
+		p.sealed = true
+		p.startWriting()
+	}
 }
 
 // breakOff makes err the reason why the connection ends, and lets the reader see for another while
@@ -138,8 +148,6 @@ func (p *peer) breakOff(err error, while time.Duration) {
 
 // run reads until the rank has ended, and tells the mesh what it hears.
 func (p *peer) run() {
-	var writer sync.WaitGroup
-	writer.Go(p.write)
 	last := p.read()
 	err := p.finish(last)
 	p.mu.Lock()
@@ -151,7 +159,7 @@ func (p *peer) run() {
 	}
 	p.mu.Unlock()
 	p.m.ended(p, err)
-	writer.Wait()
+	<-p.written
 	_ = p.conn.Close() // both directions have ended
 	for _, o := range p.queue {
 		o.drop()
@@ -258,19 +266,14 @@ func (m *Mesh) receiveFile(rank int, conn filePasser, tag uint64) error {
 // write sends what is queued, and half-closes the connection at the end.
 func (p *peer) write() {
 	for {
-		batch := p.collect()
-		if batch == nil {
-			if err := p.conn.CloseWrite(); err != nil {
-				p.broken(err)
-			}
-			return
-		}
+		batch, last := p.collect()
 		for i, o := range batch {
 			if err := p.transmit(o); err != nil {
 				for _, rest := range batch[i:] {
 					rest.drop()
 				}
 				p.broken(err)
+				close(p.written)
 				return
 			}
 			o.drop()
@@ -278,19 +281,29 @@ func (p *peer) write() {
 			p.unsent -= o.size()
 			p.mu.Unlock()
 		}
+		switch {
+		case last:
+			if err := p.conn.CloseWrite(); err != nil {
+				p.broken(err)
+			}
+			close(p.written)
+			return
+		case len(batch) == 0:
+			return
+		}
 	}
 }
 
-// collect waits for frames to send; nil means that there will be none.
-func (p *peer) collect() []outgoing {
+// collect takes the frames to send. Where there are none this is the end of the goroutine, and of
+// all writing if nothing may be added.
+func (p *peer) collect() (batch []outgoing, last bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for len(p.queue) == 0 && !p.sealed {
-		p.work.Wait()
+	batch, p.queue = p.queue, nil
+	if len(batch) == 0 {
+		p.writing, last = p.sealed, p.sealed // no other begins after the last
 	}
-	batch := p.queue
-	p.queue = nil
-	return batch
+	return batch, last
 }
 
 func (p *peer) transmit(o outgoing) error {
