@@ -154,6 +154,7 @@ func planOf(s *Sharded, batch []exec.Value) (*Plan, error) {
 		lasting = plan.Memory{}
 	}
 	p.Pass = c.Pass(s.layout, p.Ranks, lasting, d.InFile)
+	p.Pass.Threads = d.Threads()
 	if p.Pass.Owned > 0 { // an update reads and writes the value and the state, and reads the gradient
 		p.Pass.PerOwned = 3*p.ShardBytes/(2*p.Pass.Owned) + 2*p.StateBytes/p.Pass.Owned
 	}

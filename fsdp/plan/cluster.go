@@ -30,6 +30,7 @@ type Device struct {
 	PeakWide        float64 // and of float32
 	Bandwidth       float64 // bytes/s of its memory, as its maker says
 	Multiprocessors int     // that tiles of a product are dealt out to; 1 for a processor core
+	Cache           *Cache  `json:",omitempty"` // the last one before memory, where Rates depend on it
 }
 
 // A Link carries collectives.
@@ -144,6 +145,9 @@ func (c *Cluster) check() error {
 	}
 	if c.Cores < 0 {
 		return fmt.Errorf("number of Cores is %d", c.Cores)
+	}
+	if cache := d.Cache; cache != nil && (cache.Bytes < 1 || cache.Cores < 1) {
+		return fmt.Errorf("Device.Cache has %d bytes for %d cores", cache.Bytes, cache.Cores)
 	}
 	for i := range c.Rates {
 		if err := c.Rates[i].check(); err != nil {

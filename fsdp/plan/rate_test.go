@@ -1,6 +1,7 @@
 package plan_test
 
 import (
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -46,6 +47,23 @@ func TestRatesOfAHost(t *testing.T) {
 			c.Inside.Bandwidth = 1e9
 			c.Rates = append(c.Rates, plan.Rate{Op: "wait", Wide: true, Ranks: 2, Byte: 1}, plan.Rate{Op: "wait" + plan.AtOnce, Wide: true, Ranks: 2, Byte: 1, FLOP: 0.5})
 		}, 42, 30},
+		{"two threads", 1, 0, func(c *plan.Cluster) {
+			c.Rates = append(c.Rates, plan.Rate{Op: "work", Ranks: 1, Threads: 2, Byte: 0.6})
+		}, 9, 9},
+		{"between measured threads", 1, 0, func(c *plan.Cluster) { // a fifth of the time is the same for all
+			c.Cores, c.Rates = 4, append(c.Rates, plan.Rate{Op: "work", Ranks: 1, Threads: 4, Byte: 0.4})
+		}, 9, 9},
+		{"ranks of two threads gain what one does", 2, 0, func(c *plan.Cluster) {
+			c.Cores, c.Rates = 4, append(c.Rates, plan.Rate{Op: "work", Ranks: 1, Threads: 2, Byte: 0.6})
+		}, 18, 18},
+		{"half of a step stays in the cache", 2, 0, func(c *plan.Cluster) {
+			c.Device.Cache = &plan.Cache{Bytes: 40, Cores: 2}
+			c.Rates = append(c.Rates, plan.Rate{Op: "work", Ranks: 2, Byte: 1, Cached: true})
+		}, 22.5, 22.5},
+		{"all of it does where each has a cache", 2, 0, func(c *plan.Cluster) {
+			c.Device.Cache = &plan.Cache{Bytes: 40, Cores: 1}
+			c.Rates = append(c.Rates, plan.Rate{Op: "work", Ranks: 2, Byte: 1, Cached: true})
+		}, 15, 15},
 		{"calls, passes and updates", 1, 0, func(c *plan.Cluster) {
 			c.Rates = append(c.Rates, plan.Rate{Op: "forward", Wide: true, Ranks: 1, Fixed: 1}, plan.Rate{Op: "pass", Wide: true, Ranks: 1, Fixed: 10},
 				plan.Rate{Op: "update", Wide: true, Ranks: 1, Fixed: 0.5})
@@ -56,7 +74,13 @@ func TestRatesOfAHost(t *testing.T) {
 			if c.change != nil {
 				c.change(cluster)
 			}
-			got := working(3, c.gather, 5, c.ranks).Time(cluster, 1)
+			p := working(3, c.gather, 5, c.ranks)
+			p.Ops[0].Live.Work = 40
+			p.Threads = 1
+			if strings.Contains(c.name, "threads") {
+				p.Threads = 2
+			}
+			got := p.Time(cluster, 1)
 			require.InDelta(t, c.total, got.Total, 1e-6)
 			require.InDelta(t, c.compute, got.Compute, 1e-6)
 		})
@@ -88,6 +112,8 @@ func TestFileOfRates(t *testing.T) {
 	for want, r := range map[string]plan.Rate{
 		`a rate of "" on 1 ranks`:             {Ranks: 1},
 		`a rate of "add" on 0 ranks`:          {Op: "add"},
+		`on 1 ranks of -1 threads`:            {Op: "add", Ranks: 1, Threads: -1},
+		`of 2 threads on 2 ranks`:             {Op: "add", Ranks: 2, Threads: 2},
 		`the rate of "add" on 1 ranks has -1`: {Op: "add", Ranks: 1, Byte: -1},
 	} {
 		c := host()
@@ -96,7 +122,15 @@ func TestFileOfRates(t *testing.T) {
 		require.ErrorContains(t, err, want)
 	}
 	c := host()
-	c.Cores = -1
+	c.Device.Cache = new(plan.Cache)
 	_, err := plan.Parse(c.JSON())
+	require.ErrorContains(t, err, "Device.Cache has 0 bytes for 0 cores")
+	c.Device.Cache = &plan.Cache{Bytes: 1, Cores: 1}
+	c.Rates[0].Cached, c.Rates[1].Threads = true, 2
+	read, err := plan.Parse(c.JSON())
+	require.NoError(t, err)
+	require.Equal(t, c, read)
+	c.Cores = -1
+	_, err = plan.Parse(c.JSON())
 	require.ErrorContains(t, err, "Cores is -1")
 }

@@ -66,7 +66,7 @@ type player struct {
 	c    *Cluster
 	t    *Timeline
 
-	rates map[rateKey]Rate
+	clock clock        // of the cores of a host
 	ranks int          // of a host
 	units [][2]float64 // seconds of forward and backward
 	now   float64      // of the computing stream, which issues the collectives
@@ -82,13 +82,17 @@ type interval struct{ begin, end float64 }
 // measure finds out how long units take.
 func (r *player) measure() {
 	r.ranks = min(max(1, r.pass.Ranks), r.c.PerHost)
-	r.rates = r.c.rates(min(r.ranks, max(r.c.Cores, 1)))
+	touched := 0
+	if len(r.pass.Ops) > 0 {
+		touched = r.pass.Ops[r.pass.Peak()].Live.Total()
+	}
+	r.clock = r.c.clock(r.ranks, r.pass.Threads, touched)
 	for _, u := range r.pass.Units {
 		var s [2]float64
 		for i, list := range [...][]Work{u.Forward, u.Backward} {
 			for _, w := range list {
-				if rate, ok := r.rates[rateKey{w.Op, w.Wide}]; ok {
-					s[i] += float64(w.Count) * rate.seconds(w)
+				if t, ok := r.clock.seconds(rateKey{w.Op, w.Wide}, w); ok {
+					s[i] += float64(w.Count) * t
 				} else {
 					s[i] += r.c.seconds(w)
 				}
@@ -102,11 +106,11 @@ func (r *player) measure() {
 
 // own returns how long a rank is busy with an operation of the pass itself.
 func (r *player) own(k Kind, atOnce bool, w Work) float64 {
-	rate := r.rates[rateKey{k.String(), w.Wide}]
-	if meeting, ok := r.rates[rateKey{k.String() + AtOnce, w.Wide}]; ok && atOnce {
-		rate = meeting
+	if t, ok := r.clock.seconds(rateKey{k.String() + AtOnce, w.Wide}, w); ok && atOnce {
+		return t
 	}
-	return rate.seconds(w)
+	t, _ := r.clock.seconds(rateKey{k.String(), w.Wide}, w)
+	return t
 }
 
 // agreement returns how long a link takes on which all ranks exchange a few words, as they do before
@@ -123,8 +127,8 @@ func (r *player) agreement() float64 {
 func (r *player) update() {
 	bytes := r.pass.Owned * r.pass.PerOwned
 	r.t.Optimizer = float64(bytes) / (r.c.Device.Bandwidth * r.c.Software.Memory)
-	if rate, ok := r.rates[rateKey{"update", true}]; ok {
-		r.t.Optimizer = rate.seconds(Work{Bytes: bytes}) * r.sharing()
+	if t, ok := r.clock.seconds(rateKey{"update", true}, Work{Bytes: bytes}); ok {
+		r.t.Optimizer = t * r.sharing()
 	}
 	if seconds := r.agreement(); seconds > 0 {
 		r.t.Optimizer += 2 * (seconds + r.c.link(r.pass.Ranks).Late)
@@ -132,18 +136,18 @@ func (r *player) update() {
 	r.t.Optimizer += r.c.Software.Step
 }
 
-// sharing returns how many ranks share a core.
+// sharing returns how many threads of ranks share a core.
 func (r *player) sharing() float64 {
 	if r.c.Cores == 0 {
 		return 1
 	}
-	return max(1, float64(r.ranks)/float64(r.c.Cores))
+	return max(1, float64(r.ranks*max(r.pass.Threads, 1))/float64(r.c.Cores))
 }
 
 // play plays the operations of a pass.
 func (r *player) play(pass int) {
-	rate := r.rates[rateKey{"pass", true}]
-	r.now += rate.seconds(Work{})
+	beside, _ := r.clock.seconds(rateKey{"pass", true}, Work{})
+	r.now += beside
 	for i, op := range r.pass.Ops {
 		if seconds := r.agreement(); seconds > 0 && (op.Kind == Turn || i == 0) { // behind what is on its way
 			r.wait(pass, i, max(r.now, r.free)+seconds)

@@ -3,7 +3,8 @@
 // the kernels, the transport and the caches that a real training has:
 //
 //	models, from 32 to 768 channels ──train──▶ samples ──fit──▶ a rate for each operation
-//	on one rank, and on all                    (FLOPs, bytes, scores; seconds)
+//	on one rank, on all, and on one            (FLOPs, bytes, scores; seconds)
+//	of as many threads as there are cores
 //
 // What is not measured is what lies between hosts.
 package calibrate
@@ -29,6 +30,7 @@ import (
 // A Calibration gathers samples. It is for one goroutine, in a process that does nothing else.
 type Calibration struct {
 	Ranks      int    // of the host, at least 1
+	Threads    int    // of one rank, measured beside one; those that there are cores for
 	Transport  string // of them, one of Transports
 	Precisions []fsdp.Precision
 
@@ -40,7 +42,7 @@ type Calibration struct {
 // New returns a calibration of so many ranks over a transport.
 func New(ranks int, transport string) *Calibration {
 	return &Calibration{
-		Ranks: ranks, Transport: transport, Precisions: []fsdp.Precision{{}, fsdp.BF16()},
+		Ranks: ranks, Threads: runtime.NumCPU(), Transport: transport, Precisions: []fsdp.Precision{{}, fsdp.BF16()},
 		subjects: subjects, samples: make(map[sample][]float64),
 	}
 }
@@ -49,8 +51,9 @@ func New(ranks int, transport string) *Calibration {
 type sample struct {
 	op                   string
 	wide                 bool
-	ranks                int
+	ranks, threads       int
 	flops, bytes, scores int
+	touched              int // bytes that a rank touches in a step, of what no kernel does
 }
 
 // A subject is a model with the shape of its batch on a rank.
@@ -97,18 +100,21 @@ const (
 // Round trains every model once in every way and takes samples. It takes some ten seconds on two
 // cores. More rounds make what disturbs one count less.
 func (c *Calibration) Round(ctx context.Context) error {
-	numbers := []int{1}
+	crews := []struct{ ranks, threads int }{{1, 1}}
 	if c.Ranks > 1 {
-		numbers = append(numbers, c.Ranks)
+		crews = append(crews, struct{ ranks, threads int }{c.Ranks, 1})
+	}
+	if c.Threads > 1 {
+		crews = append(crews, struct{ ranks, threads int }{1, c.Threads})
 	}
 	defer func() { c.rounds++ }()
-	for _, n := range numbers {
+	for _, crew := range crews {
 		for _, p := range c.Precisions {
 			for i, s := range c.subjects {
 				cfg := ways[(i+c.rounds)%len(ways)]
-				cfg.Precision = p
-				if err := c.train(ctx, n, cfg, s); err != nil {
-					return fmt.Errorf("calibrating %T on %d ranks: %w", s.model, n, err)
+				cfg.Precision, cfg.Threads = p, crew.threads
+				if err := c.train(ctx, crew.ranks, cfg, s); err != nil {
+					return fmt.Errorf("calibrating %T on %d ranks of %d threads: %w", s.model, crew.ranks, crew.threads, err)
 				}
 			}
 		}
@@ -118,12 +124,12 @@ func (c *Calibration) Round(ctx context.Context) error {
 
 // train trains a model on n ranks.
 func (c *Calibration) train(ctx context.Context, n int, cfg fsdp.Config, s subject) (err error) {
-	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(n))
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(n * cfg.Threads))
 	groups, err := Groups(ctx, n, c.Transport)
 	if err != nil {
 		return err
 	}
-	rec := &recorder{calibration: c, ranks: n}
+	rec := &recorder{calibration: c, ranks: n, threads: cfg.Threads}
 	exec.Watch = rec.instruction
 	defer func() { exec.Watch = nil }()
 	return Each(n, func(i int) error {
@@ -148,8 +154,8 @@ func Each(n int, f func(i int) error) error {
 
 // A recorder takes the samples of a training.
 type recorder struct {
-	calibration *Calibration
-	ranks       int
+	calibration    *Calibration
+	ranks, threads int
 
 	mu      sync.Mutex
 	on      bool
@@ -158,7 +164,7 @@ type recorder struct {
 
 // take adds a sample.
 func (r *recorder) take(s sample, took time.Duration) {
-	s.ranks = r.ranks
+	s.ranks, s.threads = r.ranks, r.threads
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.on {
@@ -177,17 +183,22 @@ func (r *recorder) instruction(list []exec.Instr, took time.Duration) {
 		all += 1 + list[i].Cost().FLOPs
 	}
 	for i := range list {
-		in := &list[i]
-		cost := in.Cost()
-		s := sample{op: string(in.Op.Kind), wide: !in.Half, bytes: cost.Read + cost.Written}
-		if in.Op.Product != nil || in.Op.Attention != nil || len(list) > 1 { // of others it grows with the bytes
-			s.flops = cost.FLOPs
-		}
-		if in.Op.Attention != nil {
-			_, s.scores, _ = in.Op.Attention(in.Op)
-		}
+		s, cost := sampleOf(&list[i], len(list) > 1), list[i].Cost()
 		r.take(s, time.Duration(float64(took)*float64(1+cost.FLOPs)/float64(all)))
 	}
+}
+
+// sampleOf returns a sample of an instruction, which may run together with others.
+func sampleOf(in *exec.Instr, together bool) sample {
+	cost := in.Cost()
+	s := sample{op: string(in.Op.Kind), wide: !in.Half, bytes: cost.Read + cost.Written}
+	if in.Op.Product != nil || in.Op.Attention != nil || together { // of others it grows with the bytes
+		s.flops = cost.FLOPs
+	}
+	if in.Op.Attention != nil {
+		_, s.scores, _ = in.Op.Attention(in.Op)
+	}
+	return s
 }
 
 // rank trains on one rank.
@@ -242,11 +253,14 @@ type tracer struct {
 	groups map[string]*plan.Group
 	events time.Duration   // of this pass
 	fresh  map[string]bool // groups without a call since their collective was issued
+
+	touched int // bytes in a step
 }
 
 // plan says what the events will be of.
 func (t *tracer) plan(p *plan.Pass) {
 	t.pass, t.groups, t.fresh = p, make(map[string]*plan.Group), make(map[string]bool)
+	t.touched = p.Ops[p.Peak()].Live.Total()
 	for i := range p.Groups {
 		t.groups[p.Groups[i].Name] = &p.Groups[i]
 	}
@@ -271,7 +285,7 @@ func (t *tracer) step(ctx context.Context, m *fsdp.Sharded, opt optim.Optimizer,
 		return err
 	}
 	m.ZeroGrad()
-	t.take(sample{op: "update", wide: true, bytes: t.pass.Owned * t.pass.PerOwned}, time.Since(begin))
+	t.take(sample{op: "update", wide: true, bytes: t.pass.Owned * t.pass.PerOwned, touched: t.touched}, time.Since(begin))
 	return nil
 }
 
@@ -285,7 +299,7 @@ func (t *tracer) event(e fsdp.Event) {
 			kind++
 		}
 		w := g.Work(kind)
-		s.wide, s.bytes, s.flops = w.Wide, w.Bytes, w.FLOPs
+		s.wide, s.bytes, s.flops, s.touched = w.Wide, w.Bytes, w.FLOPs, t.touched
 	}
 	t.mu.Lock()
 	kernels := t.kernels

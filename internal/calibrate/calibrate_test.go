@@ -16,14 +16,16 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // TestFitFindsTheTerms fits times that follow a rate, and finds it.
 func TestFitFindsTheTerms(t *testing.T) {
-	want := [terms]float64{2e-6, 1e-11, 3e-10, 0}
+	want := [terms]float64{2e-6, 1e-11, 3e-10, 0, 1e-6, 5e-12, 1e-10, 0}
 	var points []point
-	for _, s := range []sample{{flops: 1e6, bytes: 1e5}, {flops: 1e8, bytes: 1e6}, {flops: 1e9, bytes: 2e6}, {flops: 1e7, bytes: 4e6}, {flops: 2e4, bytes: 1e4}} {
-		p := point{sample: s}
-		for i, f := range p.features() {
-			p.seconds += want[i] * f
+	for _, kept := range []float64{0, 0.3, 1} {
+		for _, s := range []sample{{flops: 1e6, bytes: 1e5}, {flops: 1e8, bytes: 1e6}, {flops: 1e9, bytes: 2e6}, {flops: 1e7, bytes: 4e6}, {flops: 2e4, bytes: 1e4}} {
+			p := point{sample: s, kept: kept}
+			for i, f := range p.features() {
+				p.seconds += want[i] * f
+			}
+			points = append(points, p)
 		}
-		points = append(points, p)
 	}
 	for i, v := range fit(points) {
 		require.InDelta(t, want[i], v, 1e-3*want[i]+1e-20)
@@ -35,6 +37,26 @@ func TestFitFindsTheTerms(t *testing.T) {
 		require.GreaterOrEqual(t, v, 0.0)
 	}
 	require.InDelta(t, 2.5, middle([]float64{100, 1, 2, 3}, 0.25), 0)
+}
+
+// TestRatesOfCaches finds the rate in a cache and that beyond it, and one for all where nothing tells
+// them apart.
+func TestRatesOfCaches(t *testing.T) {
+	c := &plan.Cluster{Cores: 2, Device: plan.Device{Cache: &plan.Cache{Bytes: 100, Cores: 2}}}
+	samples := make(map[sample][]float64)
+	for bytes := 10; bytes <= 1e4; bytes *= 10 {
+		kept := min(1, 50/float64(bytes)) // on each of two ranks
+		samples[sample{op: "update", ranks: 2, threads: 1, bytes: bytes, touched: bytes}] = []float64{float64(bytes) * (1 + 2*(1-kept))}
+		samples[sample{op: "add", ranks: 1, threads: 2, bytes: bytes}] = []float64{float64(bytes)}
+	}
+	got := rates(samples, c)
+	require.Len(t, got, 3)
+	for i, want := range []plan.Rate{{Op: "add", Ranks: 1, Threads: 2, Byte: 1}, {Op: "update", Ranks: 2, Byte: 3}, {Op: "update", Ranks: 2, Cached: true, Byte: 1}} {
+		require.InDelta(t, want.Byte, got[i].Byte, 1e-3)
+		require.InDelta(t, 0, got[i].Fixed, 1e-1)
+		want.Byte, want.Fixed = got[i].Byte, got[i].Fixed
+		require.Equal(t, want, got[i])
+	}
 }
 
 // TestCalibrate trains small models over every transport, and times a step on the cluster that it

@@ -4,10 +4,12 @@ import (
 	"context"
 	"fmt"
 	"math"
+	"math/bits"
 	"os"
 	"regexp"
 	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -43,23 +45,24 @@ func Groups(ctx context.Context, n int, transport string) (groups []comm.Group, 
 // Cluster returns what the samples so far make of this machine. memory is what a rank has, in bytes.
 // Hosts have a network of 10 Gb/s between them, which is not measured.
 func (c *Calibration) Cluster(name string, memory int) *plan.Cluster {
-	list := rates(c.samples)
 	cpu := processor()
 	cluster := &plan.Cluster{
-		Name: name, PerHost: c.Ranks, Cores: runtime.NumCPU(), Rates: list,
+		Name: name, PerHost: c.Ranks, Cores: runtime.NumCPU(),
 		Sources: []string{
-			fmt.Sprintf("Rates, Device.Bandwidth and Software: fsdpplan -calibrate on %s, %d cores, %d ranks over %s, %s",
-				cpu, runtime.NumCPU(), c.Ranks, c.Transport, time.Now().UTC().Format(time.DateOnly)),
+			fmt.Sprintf("Rates, Device.Bandwidth and Software: fsdpplan -calibrate on %s, %d cores, %d ranks over %s, and one of %d threads, %s",
+				cpu, runtime.NumCPU(), c.Ranks, c.Transport, c.Threads, time.Now().UTC().Format(time.DateOnly)),
 			"Device.Peak and PeakWide: of a core, multiply-adds of vectors in registers, measured then",
 			"Inside: no limit, as the cores move the bytes: see the rates of gather, wait, reduce and drain",
 			"Between: an assumption, 10 Gb/s with 50 microseconds a collective; not measured",
 		},
-		Device:   plan.Device{Name: "core of " + cpu, Memory: memory, Multiprocessors: 1, Bandwidth: 1 / find(list, "add", 'B')},
+		Device:   plan.Device{Name: "core of " + cpu, Memory: memory, Multiprocessors: 1, Cache: lastCache()},
 		Inside:   plan.Link{Bandwidth: 1e15},
 		Between:  plan.Link{Bandwidth: 1.25e9, Latency: 50e-6},
 		Software: plan.Software{SmallHead: 1, Memory: 1, Traffic: 1, Link: 1},
 	}
+	list := rates(c.samples, cluster)
 	d, s := &cluster.Device, &cluster.Software
+	cluster.Rates, d.Bandwidth = list, 1/find(list, "add", 'B')
 	product, attention := 1/find(list, "linear", 'F'), 1/find(list, "attention", 'F')
 	d.PeakWide, d.Peak = product, product // unless it is known better
 	if k, ok := peak.Kernels()[false]; ok {
@@ -79,7 +82,7 @@ func (c *Calibration) Cluster(name string, memory int) *plan.Cluster {
 // find returns what an operation in float32 on one rank takes for each FLOP or byte.
 func find(list []plan.Rate, op string, of rune) float64 {
 	const least = 1e-15 // if it was not measured
-	i := slices.IndexFunc(list, func(r plan.Rate) bool { return r.Op == op && r.Wide && r.Ranks == 1 })
+	i := slices.IndexFunc(list, func(r plan.Rate) bool { return r.Op == op && r.Wide && r.Ranks == 1 && r.Threads <= 1 })
 	switch {
 	case i < 0:
 		return least
@@ -97,6 +100,27 @@ func processor() string {
 		return strings.TrimSpace(string(m[1]))
 	}
 	return runtime.GOARCH
+}
+
+// lastCache returns the last cache before memory that the first processor has, or nil where nobody
+// says.
+func lastCache() (last *plan.Cache) {
+	const dir = "/sys/devices/system/cpu/cpu0/cache/index%d/%s" // is only there on Linux
+	for i := 0; ; i++ {                                         // from the first level to the last
+		size, err := os.ReadFile(fmt.Sprintf(dir, i, "size"))
+		if err != nil {
+			return last
+		}
+		cores, _ := os.ReadFile(fmt.Sprintf(dir, i, "shared_cpu_map")) // a bit for each
+		kb, sharing := 0, 0
+		for _, r := range string(cores) {
+			digit, _ := strconv.ParseUint(string(r), 16, 64) // 0 for commas
+			sharing += bits.OnesCount64(digit)
+		}
+		if _, err := fmt.Sscanf(string(size), "%dK", &kb); err == nil && kb > 0 && sharing > 0 {
+			last = &plan.Cache{Bytes: kb << 10, Cores: sharing}
+		}
+	}
 }
 
 // Memory returns the bytes of RAM that this machine has for each of so many ranks, or 0 where nobody

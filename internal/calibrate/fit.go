@@ -14,6 +14,7 @@ import (
 type point struct {
 	sample
 	seconds float64
+	kept    float64 // see plan.Cluster.Kept
 }
 
 // middle returns the mean of the samples without a share at both ends: what disturbs a machine makes
@@ -35,24 +36,45 @@ func (s *sample) meets() bool {
 	return s.ranks > 1 && slices.Contains([]string{"wait", "reduce", "sync", "drain", "pass", "update"}, kind)
 }
 
-// rates fits a rate for each operation, type and number of ranks.
-func rates(samples map[sample][]float64) (list []plan.Rate) {
+// rates fits a rate for each operation, type, and number of ranks and threads, and two of those that
+// were measured in the cache and beyond it.
+func rates(samples map[sample][]float64, c *plan.Cluster) (list []plan.Rate) {
 	points := make(map[sample][]point) // by what they are of
 	for s, seconds := range samples {
-		of := sample{op: s.op, wide: s.wide, ranks: s.ranks}
+		of := sample{op: s.op, wide: s.wide, ranks: s.ranks, threads: s.threads}
 		share := 0.25
 		if s.meets() { // what makes one rank slow now and then is part of every step of the others
 			share = 0.1
 		}
-		points[of] = append(points[of], point{s, middle(seconds, share)})
+		points[of] = append(points[of], point{s, middle(seconds, share), c.Kept(s.ranks, s.touched)})
 	}
 	for _, of := range slices.SortedFunc(maps.Keys(points), compare) {
 		group := points[of]
 		slices.SortFunc(group, func(a, b point) int { return compare(a.sample, b.sample) })
+		two := apart(group)
+		if !two {
+			for i := range group {
+				group[i].kept = 0
+			}
+		}
 		x := fit(group)
-		list = append(list, plan.Rate{Op: of.op, Wide: of.wide, Ranks: of.ranks, Fixed: x[0], FLOP: x[1], Byte: x[2], Score: x[3]})
+		r := plan.Rate{Op: of.op, Wide: of.wide, Ranks: of.ranks, Fixed: x[0], FLOP: x[1], Byte: x[2], Score: x[3]}
+		if of.threads > 1 {
+			r.Threads = of.threads
+		}
+		list = append(list, r)
+		if two {
+			r.Cached, r.Fixed, r.FLOP, r.Byte, r.Score = true, x[4], x[5], x[6], x[7]
+			list = append(list, r)
+		}
 	}
 	return list
+}
+
+// apart tells whether some points are in the cache, and some mostly beyond it.
+func apart(points []point) bool {
+	in := slices.ContainsFunc(points, func(p point) bool { return p.kept == 1 })
+	return in && slices.ContainsFunc(points, func(p point) bool { return p.kept < 0.5 })
 }
 
 // compare orders samples.
@@ -63,12 +85,13 @@ func compare(a, b sample) int {
 		}
 		return 0
 	}
-	return cmp.Or(cmp.Compare(a.op, b.op), cmp.Compare(wide(a), wide(b)), cmp.Compare(a.ranks, b.ranks),
-		cmp.Compare(a.flops, b.flops), cmp.Compare(a.bytes, b.bytes), cmp.Compare(a.scores, b.scores))
+	return cmp.Or(cmp.Compare(a.op, b.op), cmp.Compare(wide(a), wide(b)), cmp.Compare(a.ranks, b.ranks), cmp.Compare(a.threads, b.threads),
+		cmp.Compare(a.flops, b.flops), cmp.Compare(a.bytes, b.bytes), cmp.Compare(a.scores, b.scores), cmp.Compare(a.touched, b.touched))
 }
 
-// terms are those of a [plan.Rate]: fixed, by FLOPs, by bytes and by scores.
-const terms = 4
+// terms are those of a [plan.Rate] beyond the cache, and those of one in it: fixed, by FLOPs, by bytes
+// and by scores.
+const terms = 8
 
 // fit returns the terms, none of which is negative, that explain the points with the least squares of
 // errors. An error counts by the time to the power of 3/4: relative errors of large operations count a
@@ -116,6 +139,9 @@ func fit(points []point) (x [terms]float64) {
 }
 
 // features returns what the terms are multiplied with.
-func (p *point) features() [terms]float64 {
-	return [terms]float64{1, float64(p.flops), float64(p.bytes), float64(p.scores)}
+func (p *point) features() (f [terms]float64) {
+	for i, v := range [...]float64{1, float64(p.flops), float64(p.bytes), float64(p.scores)} {
+		f[i], f[i+terms/2] = (1-p.kept)*v, p.kept*v
+	}
+	return f
 }
