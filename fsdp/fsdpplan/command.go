@@ -27,7 +27,7 @@ type usageError struct{ error }
 // flags are those of the command line.
 type flags struct {
 	model, hf, cluster, ranks, memory string
-	seq, batch, top                   int
+	seq, batch, top, threads          int
 	precision, optimizer              string
 	compare, live                     bool
 	calibrate, transport              string
@@ -42,6 +42,7 @@ func (o *flags) define(f *flag.FlagSet) {
 	f.StringVar(&o.ranks, "ranks", "", "numbers of GPUs: a `list` such as 8,24, or a range that doubles, 128..1024; those of a host without it")
 	f.IntVar(&o.seq, "seq", 0, "`tokens` of a sequence; those that the model is usually trained with without it")
 	f.IntVar(&o.batch, "batch", 4, "`samples` of a GPU in a step; micro batches of 1, 2, 4, … that divide it are tried")
+	f.IntVar(&o.threads, "threads", 1, "`cores` that a rank computes on, of a cluster whose cores are the devices")
 	f.StringVar(&o.precision, "precision", "bf16", "bf16 or fp32")
 	f.StringVar(&o.optimizer, "optimizer", "adamw", "adamw, 8bit (AdamW with state in 8 bits) or sgd (without momentum)")
 	f.StringVar(&o.memory, "memory", "", "`bytes` of a GPU in place of the cluster's, such as 40GB or 64GiB")
@@ -146,7 +147,7 @@ func write(name string, to func(io.Writer) error) error {
 
 // query returns what the flags ask, and for which numbers of ranks.
 func (o *flags) query() (*query, []int, error) {
-	q := &query{batch: o.batch, seq: o.seq, precision: o.precision, optimizer: o.optimizer}
+	q := &query{batch: o.batch, seq: o.seq, threads: o.threads, precision: o.precision, optimizer: o.optimizer}
 	if (o.model == "") == (o.hf == "") {
 		return nil, nil, usageError{errors.New("one of -model and -hf has to be given")}
 	}
@@ -162,6 +163,10 @@ func (o *flags) query() (*query, []int, error) {
 	var err error
 	if q.cluster, err = cluster(o.cluster); err != nil {
 		return nil, nil, err
+	}
+	measured := slices.ContainsFunc(q.cluster.Rates, func(r plan.Rate) bool { return r.Threads > 1 })
+	if o.threads < 1 || o.threads > 1 && !measured {
+		return nil, nil, usageError{fmt.Errorf("-threads %d: on %s ranks of one thread were measured", o.threads, q.cluster.Name)}
 	}
 	if q.memory = q.cluster.Device.Memory; o.memory != "" {
 		if q.memory, err = bytesOf(o.memory); err != nil {

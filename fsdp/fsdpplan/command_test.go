@@ -76,6 +76,7 @@ func TestErrors(t *testing.T) {
 		"-model gpt-125m -memory 40":          `-memory "40" is not a number with a unit`,
 		"-model gpt-125m -memory -1GB":        `-memory "-1GB" is not a number`,
 		"-model gpt-125m -batch 0":            "-batch 0",
+		"-model gpt-125m -threads 2":          "-threads 2: on h100 ranks of one thread were measured",
 		"-model gpt-125m -ranks 1,2 -svg x":   "of one number of ranks",
 		"-model gpt-125m -cluster a100 -what": "flag provided but not defined",
 		"-model gpt-125m more":                `"more" is no flag`,

@@ -10,6 +10,7 @@
 //	-cluster NAME|FILE  such as a100-80 or h100, or a file that plan.Parse reads
 //	-ranks LIST         numbers of GPUs: 8,24 or 128..1024, which doubles
 //	-batch N -seq N     samples of a GPU in a step, and tokens of a sample
+//	-threads N          cores of a rank, where cores compute
 //	-precision NAME     bf16 or fp32
 //	-optimizer NAME     adamw, 8bit or sgd
 //	-memory SIZE        of a GPU, in place of what the cluster says
@@ -46,10 +47,13 @@
 //	$ fsdpplan -calibrate here.json -ranks 2
 //	$ fsdpplan -cluster here.json -model gpt-125m -seq 256 -precision fp32
 //
-// It trains small models on one rank and on all, for a minute, and fits what each operation takes, see
-// plan.Rate. Nothing else should run then, or have a lower priority (nice). What is between hosts is
-// not measured: the file has 10 Gb/s, to be edited. "make bench-plan" compares such predictions with
-// steps.
+// It trains small models on one rank, on all, and on one of as many threads as there are cores, for a
+// minute or two, and fits what each operation takes, see plan.Rate. Nothing else should run then, or
+// have a lower priority (nice). "make bench-plan" compares such predictions with steps.
+//
+// Not measured, but assumed: that several ranks gain by threads what one does; that times between
+// measured numbers of ranks lie on a line, and between numbers of threads, that a part of the work is
+// divided by them; and what is between hosts, for which the file has 10 Gb/s, to be edited.
 //
 // # What is in the table
 //

@@ -17,6 +17,7 @@ type query struct {
 	batch     int // samples of a rank in a step
 	from      int // the first micro batch to try, a power of two; 0 means 1
 	seq       int
+	threads   int // of a rank
 	precision string
 	optimizer string
 }
@@ -66,7 +67,7 @@ func (q *query) hybrid(ranks int) bool {
 func (q *query) config(ranks int, s plan.Setting) fsdp.Config {
 	cfg := fsdp.Config{
 		Group: comm.World{Ranks: ranks}, Wrap: wraps[s.Wrap], Strategy: strategies[s.Strategy], ShardRanks: s.ShardRanks,
-		Prefetch: s.Prefetch, Precision: precisions[q.precision],
+		Prefetch: s.Prefetch, Precision: precisions[q.precision], Threads: q.threads,
 	}
 	switch s.Checkpoint {
 	case "full":

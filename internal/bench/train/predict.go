@@ -40,7 +40,7 @@ func Plan(ctx context.Context, w io.Writer, args []string) error {
 	if *low {
 		p.precision = fsdp.BF16()
 	}
-	p.probe = &setting{size{name: "probe", Layers: 3, Dim: 160, Heads: 5, Context: 96, Batch: 4, Vocab: 256}, 2, 1, rings(0, 200e6)}
+	p.probe = &setting{size{name: "probe", Layers: 3, Dim: 160, Heads: 5, Context: 96, Batch: 4, Vocab: 256}, 2, 1, 1, rings(0, 200e6)}
 	p.calibration.Precisions = []fsdp.Precision{p.precision}
 	for _, s := range list {
 		p.add(s, *only)
@@ -79,6 +79,7 @@ type prediction struct {
 type setting struct {
 	size
 	ranks, prefetch int
+	threads         int // of each rank
 	links           []*ring
 }
 
@@ -112,13 +113,13 @@ func (r *ring) most(dry *fsdp.Plan, t *plan.Timeline) (kind string, off float64)
 // add adds the settings of a size, or those of one depth of prefetching.
 func (p *prediction) add(s size, only int) {
 	if only == 0 {
-		p.settings = append(p.settings, &setting{s, 1, 1, rings(0)})
+		p.settings = append(p.settings, &setting{s, 1, 1, 1, rings(0)}, &setting{s, 1, 1, 2, rings(0)})
 	}
 	for _, prefetch := range []int{fsdp.NoPrefetch, 1, 2} {
 		if only != 0 && prefetch != only {
 			continue
 		}
-		p.settings = append(p.settings, &setting{s, 2, prefetch, rings(0, 400e6, 100e6)})
+		p.settings = append(p.settings, &setting{s, 2, prefetch, 1, rings(0, 400e6, 100e6)})
 	}
 }
 
@@ -146,7 +147,7 @@ func (p *prediction) round(ctx context.Context) error {
 
 // config is that of a setting, but for the group.
 func (p *prediction) config(s *setting) fsdp.Config {
-	return fsdp.Config{Wrap: fsdp.WrapTypes(&nn.Block{}), Prefetch: s.prefetch, Precision: p.precision}
+	return fsdp.Config{Wrap: fsdp.WrapTypes(&nn.Block{}), Prefetch: s.prefetch, Threads: s.threads, Precision: p.precision}
 }
 
 // link is a group whose speed changes between steps. Nothing that a step needs is split from it.
@@ -154,7 +155,7 @@ type link struct{ comm.Group }
 
 // train makes steps under a setting, over each of its links.
 func (p *prediction) train(ctx context.Context, s *setting) error {
-	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(s.ranks))
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(s.ranks * s.threads))
 	local := comm.Local(s.ranks)
 	links := make([]*link, s.ranks)
 	var now *ring // whose steps are made
@@ -179,6 +180,7 @@ func (p *prediction) train(ctx context.Context, s *setting) error {
 	if err != nil {
 		return err
 	}
+	c.cores = s.ranks * s.threads
 	for i, r := range s.links {
 		for k, l := range links {
 			if l.Group = local[k]; r.bandwidth > 0 {
@@ -252,7 +254,7 @@ func (p *prediction) report(w io.Writer) error {
 		return err
 	}
 	fmt.Fprintf(w, "who waits for the slow link goes on %.2f ms late\n", 1e3*late)
-	fmt.Fprintf(w, "%-8s %5s %9s %10s %13s %24s %7s\n", "", "ranks", "prefetch", "MB/s", "predicted ms", "measured ms (quartiles)", "error")
+	fmt.Fprintf(w, "%-8s %5s %7s %9s %10s %13s %24s %7s\n", "", "ranks", "threads", "prefetch", "MB/s", "predicted ms", "measured ms (quartiles)", "error")
 	var errs []float64
 	for _, s := range p.settings {
 		for _, r := range s.links {
@@ -269,7 +271,7 @@ func (p *prediction) report(w io.Writer) error {
 			e := t.Total/measured.Seconds() - 1
 			errs = append(errs, math.Abs(e))
 			kind, off := r.most(dry, t)
-			fmt.Fprintf(w, "%-8s %5d %9d %10s %13.1f %9.1f (%.1f..%.1f) n %d %+6.1f%%  %s %+.1f\n", s.name, s.ranks, max(0, s.prefetch), speed, 1e3*t.Total,
+			fmt.Fprintf(w, "%-8s %5d %7d %9d %10s %13.1f %9.1f (%.1f..%.1f) n %d %+6.1f%%  %s %+.1f\n", s.name, s.ranks, s.threads, max(0, s.prefetch), speed, 1e3*t.Total,
 				stats.Ms(measured), stats.Ms(sorted[n/4]), stats.Ms(sorted[(3*n-1)/4]), n, 100*e, kind, off)
 		}
 	}
