@@ -13,6 +13,9 @@
 //	Step        a step of training over device memory
 //	Training    steps of a GPT of 1.5B in turns with those of PyTorch's FSDP2, if it is there
 //
+// "-test.run Rates -cluster h200.json -like h200" also writes what kernels take to a file that
+// fsdpplan reads: "fsdpplan -cluster h200.json". What is not measured is as in the cluster named.
+//
 // What they measure is printed once more at the end, as a table. With -scale=tiny all of it runs on
 // sizes of no use. Ranks are processes, in these arrangements:
 //

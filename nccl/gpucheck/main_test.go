@@ -8,11 +8,15 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"maps"
 	"os"
+	"slices"
+	"strings"
 	"testing"
 
 	"go.uber.org/goleak"
 
+	"github.com/gofsdp/gofsdp/fsdp/plan"
 	"github.com/gofsdp/gofsdp/internal/device"
 	"github.com/gofsdp/gofsdp/nccl"
 )
@@ -22,8 +26,17 @@ const noGPU = 3
 
 var largest = flag.Int("largest", 1024, "the largest buffer whose bandwidth is measured, in MiB")
 
+var (
+	cluster = flag.String("cluster", "", "write what Rates measures to a `file`, as a cluster for fsdpplan")
+	like    = flag.String("like", "", "`name` of the cluster that it is like in all that is not measured: "+strings.Join(slices.Sorted(maps.Keys(plan.Clusters())), ", "))
+)
+
 func TestMain(m *testing.M) {
 	flag.Parse()
+	if *cluster != "" && plan.Clusters()[*like] == nil {
+		fmt.Fprintf(os.Stderr, "gpucheck: -cluster needs -like: there is no cluster %q\n", *like)
+		os.Exit(1)
+	}
 	if _, ok := scales[*scaleName]; !ok {
 		fmt.Fprintf(os.Stderr, "gpucheck: there is no -scale %s\n", *scaleName)
 		os.Exit(1)

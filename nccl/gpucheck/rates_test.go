@@ -5,7 +5,10 @@ package gpucheck
 import (
 	"fmt"
 	"math/rand/v2"
+	"os"
+	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -14,6 +17,8 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/gofsdp/gofsdp/fsdp/op"
+	"github.com/gofsdp/gofsdp/fsdp/plan"
+	"github.com/gofsdp/gofsdp/internal/calibrate"
 	"github.com/gofsdp/gofsdp/internal/exec"
 	"github.com/gofsdp/gofsdp/internal/gpu"
 	"github.com/gofsdp/gofsdp/internal/half"
@@ -22,7 +27,9 @@ import (
 
 // TestRates measures, in bfloat16, what the kernels of operations and of their gradients take at the
 // sizes of a model, and what that makes of the device: bytes that must be read and written, and
-// operations of arithmetic, by the time between two events around some runs. Inputs are random.
+// operations of arithmetic, by the time between two events around some runs. Inputs are random. With
+// -cluster it also measures shorter sequences, so that what a kernel takes at least can be told from
+// what it takes for each byte, and writes a file that fsdpplan reads.
 func TestRates(t *testing.T) {
 	dev, err := nccl.OpenDevice(0)
 	require.NoError(t, err)
@@ -31,9 +38,27 @@ func TestRates(t *testing.T) {
 	s.open()
 	defer s.close()
 	fmt.Printf("\nRates, bfloat16\n  %-90s %9s %8s %8s\n", "", "ms", "GB/s", "TFLOP/s")
-	for _, f := range figures(scale().rates) {
+	s.all(figures(scale().rates))
+	if *cluster == "" {
+		return
+	}
+	short := scale().rates
+	short.Context /= 4
+	s.quiet = true
+	s.all(figures(short))
+	_, memory, err := dev.Memory()
+	require.NoError(t, err)
+	name := strings.TrimSuffix(filepath.Base(*cluster), ".json")
+	made := s.kernels.Cluster(name, dev.Name(), memory, plan.Clusters()[*like])
+	require.NoError(t, os.WriteFile(*cluster, made.JSON(), 0o644))
+	fmt.Printf("%s: %d rates\n", *cluster, len(made.Rates))
+}
+
+// all measures what figures have.
+func (s *rates) all(list []figure) {
+	for _, f := range list {
 		u, err := f.compile()
-		require.NoError(t, err, f.name)
+		require.NoError(s, err, f.name)
 		for _, p := range []*exec.Program{u.Forward, u.Backward} {
 			for in := range p.All() {
 				s.measure(f.name, in)
@@ -156,6 +181,8 @@ type rates struct {
 	from, to *nccl.Event
 	random   [2]*nccl.Memory // of floats, and of indices
 	seen     map[string]bool
+	kernels  calibrate.Kernels
+	quiet    bool // print nothing
 }
 
 // pool is how many bytes of random numbers there are, to copy from.
@@ -213,11 +240,15 @@ func (s *rates) measure(name string, in exec.Instr) {
 	}
 	s.seen[line] = true
 	if !gpu.Supports(in.Op.Kind) {
+		if s.quiet {
+			return
+		}
 		report("rates", "%s: %s: there are no kernels for it", name, line)
 		return
 	}
 	cost := in.Cost()
 	line = name + ": " + line
+	measured := in // which bind changes
 	call, free := s.bind(&in)
 	defer free()
 	p, err := s.engine.Assemble(slices.Values([]exec.Instr{in}), nil)
@@ -227,7 +258,12 @@ func (s *rates) measure(name string, in exec.Instr) {
 	require.NoError(s, err, line)
 	defer func() { require.NoError(s, scratch.Free()) }()
 	call.Scratch = scratch.Addr()
-	d := s.time(line, func() error { return p.Run(s.stream, call) }).Seconds()
+	took := s.time(line, func() error { return p.Run(s.stream, call) })
+	s.kernels.Add(&measured, took)
+	if s.quiet {
+		return
+	}
+	d := took.Seconds()
 	report("rates", "%-90.90s %9.4f %8.0f %8.1f", line, d*1e3, float64(cost.Read+cost.Written)/d/1e9, float64(cost.FLOPs)/d/1e12)
 }
 

@@ -17,6 +17,9 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
+	"github.com/gofsdp/gofsdp/fsdp"
+	"github.com/gofsdp/gofsdp/fsdp/nn"
+	"github.com/gofsdp/gofsdp/fsdp/plan"
 	"github.com/gofsdp/gofsdp/internal/blaslt"
 	"github.com/gofsdp/gofsdp/internal/gpudouble"
 	"github.com/gofsdp/gofsdp/nccl"
@@ -75,7 +78,8 @@ func gpucheck(t *testing.T, variables []string, args ...string) (string, int) {
 
 // TestScript runs everything with the doubles.
 func TestScript(t *testing.T) {
-	out, status := gpucheck(t, []string{"RAPID_CHECKS=20"}, "-largest=4", "-scale=tiny")
+	file := filepath.Join(t.TempDir(), "here.json")
+	out, status := gpucheck(t, []string{"RAPID_CHECKS=20"}, "-largest=4", "-scale=tiny", "-cluster="+file, "-like=h200")
 	require.Zero(t, status, out)
 	require.NotContains(t, out, "double: ", "what was done wrong")
 	require.Regexp(t, `(?m)^driver  CUDA \d+\.\d`, out)
@@ -86,6 +90,7 @@ func TestScript(t *testing.T) {
 		require.Regexp(t, `(?m)^Step, `+ranks+`\n  done in`, out)
 		require.Regexp(t, `(?m)^Bandwidth, `+ranks+`\n.*all-gather.*\n +1( +[0-9.e+-]+){5}\n +4 .*\n  done in`, out)
 	}
+	requireCluster(t, file)
 	_, table, _ := strings.Cut(out, "All figures\n")
 	require.Len(t, regexp.MustCompile(`(?m)^  parity +(GPT|Llama|T5) .* 2 ranks, 2 steps: losses differ by`).FindAllString(table, -1), 18)
 	require.Regexp(t, `(?m)^  curve +GPT of .* in 3 steps`, table)
@@ -93,6 +98,29 @@ func TestScript(t *testing.T) {
 	for _, kernel := range []string{"linear qkv: ", "attention, causal: ", "layer norm: ", "rms norm: ", "rope: ", "embedding: ", "gelu: ", "cross-entropy: "} {
 		require.Regexp(t, `(?m)^  rates +`+kernel+`.*( +[0-9.]+){3}$`, table)
 	}
+}
+
+// requireCluster reads the file of a cluster, and has a step in bfloat16 take as long as its rates say.
+func requireCluster(t *testing.T, file string) {
+	t.Helper()
+	text, err := os.ReadFile(file)
+	require.NoError(t, err)
+	c, err := plan.Parse(text)
+	require.NoError(t, err)
+	require.Equal(t, "here", c.Name)
+	require.Zero(t, c.Cores)
+	require.Equal(t, plan.Clusters()["h200"].Inside, c.Inside)
+	require.Contains(t, c.Sources[0], c.Device.Name)
+	model := &nn.GPT{Vocab: 64, Context: 16, Layers: 1, Dim: 32, Heads: 2}
+	p, err := fsdp.Dry(model, fsdp.Config{Precision: fsdp.BF16()}, nil, fsdp.Ints(1, 16), fsdp.Ints(1, 16))
+	require.NoError(t, err)
+	was := p.Pass.Time(c, 1).Compute
+	for i := range c.Rates {
+		r := &c.Rates[i]
+		require.Positive(t, r.Fixed+r.FLOP+r.Byte+r.Score, r.Op)
+		r.Fixed, r.FLOP, r.Byte, r.Score = 1000*r.Fixed, 1000*r.FLOP, 1000*r.Byte, 1000*r.Score
+	}
+	require.Greater(t, p.Pass.Time(c, 1).Compute, 100*was)
 }
 
 // TestWithoutGPU also lets the script build the program.
