@@ -38,8 +38,9 @@ type Conn struct {
 type segment struct {
 	at   time.Time
 	data []byte
-	last bool // the other end has ended its direction
-	rude bool // and throws away what comes
+	last bool      // the other end has ended its direction
+	rude bool      // and throws away what comes
+	said time.Time // when its process says that, which is stopped until then; zero if it was not
 }
 
 // side is one direction as seen from an end.
@@ -208,7 +209,7 @@ func (c *Conn) send(s segment) {
 		data[where/8%uint64(len(data))] ^= 1 << (where % 8)
 	}
 	if awake := c.host.awake().Add(c.apart()); now.Before(awake) {
-		now = awake
+		now, s.said = awake, awake
 	}
 	if now.After(c.free) {
 		c.free = now
@@ -282,6 +283,7 @@ func (c *Conn) unread() bool {
 func (c *Conn) die() {
 	c.mu.Lock()
 	if !c.closed {
+		c.unsay()
 		c.shut()
 		if c.fault == nil {
 			c.fault = os.NewSyscallError("read", syscall.ECONNRESET)
@@ -302,6 +304,15 @@ func (c *Conn) cut(met *Met) {
 	c.mu.Unlock()
 	c.reset(syscall.ECONNRESET)
 	c.peer.reset(syscall.ECONNRESET)
+}
+
+// unsay forgets what the process has still to say: it was stopped, and has ended.
+func (c *Conn) unsay() {
+	now, in := time.Now(), c.peer.in
+	for k := len(in) - 1; k >= 0 && in[k].said.After(now); k-- {
+		c.peer.held -= len(in[k].data)
+		c.peer.in, c.free, c.ended = in[:k], now, false
+	}
 }
 
 // reset makes err the end of this end.

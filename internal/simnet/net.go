@@ -362,6 +362,7 @@ func (h *Host) Chance(of ...uint64) uint64 {
 func (h *Host) Kill() {
 	h.mu.Lock()
 	h.dead.Store(true) // from here on nothing is said, on whatever connection
+	h.stalled = time.Time{}
 	listeners := h.listeners
 	h.listeners = map[uint16]*listener{}
 	h.mu.Unlock()

@@ -166,6 +166,20 @@ func TestStall(t *testing.T) {
 		require.NoError(t, err)
 		require.InDelta(t, time.Minute, time.Since(begin), float64(2*latency))
 	})
+	between(t, func(t *testing.T, _ *Net, _, b *Host, near, far *Conn) { // that is killed: it never says that
+		_, err := io.WriteString(far, "before")
+		require.NoError(t, err)
+		b.Stall(time.Minute)
+		_, err = io.WriteString(far, "meanwhile")
+		require.NoError(t, err)
+		require.NoError(t, far.CloseWrite())
+		begin := time.Now()
+		b.Kill()
+		got, err := io.ReadAll(near)
+		require.NoError(t, err)
+		require.Equal(t, "before", string(got))
+		require.Less(t, time.Since(begin), time.Second)
+	})
 }
 
 func TestCutDelayFlip(t *testing.T) {
