@@ -115,8 +115,9 @@
 // collective that next needs it, and nothing where none does.
 //
 // An operation that is called later fails then. On top of the times above come a second in which a
-// broken connection waits for its cause to become known, and half a second in which the ranks tell
-// what they are doing, for the report of a timeout.
+// broken connection waits for its cause to become known, and half a second in which a rank that has
+// run out of time asks all others what they are doing. One asks, and the error of all says what it
+// has found.
 //
 // A group that has failed stays failed; the groups it was split from go on. What
 // to do is for the program to decide: usually to end, and have the launcher start

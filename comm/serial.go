@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"time"
 )
 
 // Serial is a [Group] whose collectives a [Backend] executes one after another.
@@ -34,6 +35,7 @@ type Serial struct {
 	busy    int    // other calls that Close waits for, see unlocked
 	faults  []failure
 	closed  bool
+	asked   time.Time // when a rank last asked what this one does
 	waiters parking
 }
 
@@ -474,6 +476,7 @@ func (s *Serial) failing() <-chan struct{} { return s.alarm.bell() }
 func (s *Serial) status() Status {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.asked = time.Now()
 	return s.rec.status(s.name, s.rank, s.done)
 }
 

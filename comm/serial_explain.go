@@ -31,7 +31,7 @@ func (s *Serial) explain(ctx context.Context, seq uint64, err error) error {
 	case ctx.Err() != nil:
 		return s.gaveUp(seq, context.Cause(ctx))
 	case errors.Is(err, ErrTimeout):
-		return s.timedOut(seq, err)
+		return s.timedOut(ctx, seq, err)
 	case errors.Is(err, ErrDamaged) && errors.As(err, &blame): // nothing else can be the cause
 		return blame
 	}
@@ -42,20 +42,29 @@ func (s *Serial) explain(ctx context.Context, seq uint64, err error) error {
 		if errors.Is(err, errEnded) {
 			patience = s.patience()
 		}
-		for range looks {
-			late, cancel := context.WithTimeout(ctx, patience/looks)
-			for s.fault(seq) == nil && s.park(late, ^uint64(0)) {
-			}
-			cancel()
-			if s.fault(seq) != nil {
-				return s.fault(seq)
-			}
+		if why := s.hear(ctx, seq, patience); why != nil {
+			return why
 		}
 	}
 	if errors.As(err, &blame) {
 		return blame
 	}
 	return s.blame(err)
+}
+
+// hear waits for news of why collective seq has failed, and returns that, or nil. Called with mu held;
+// gives mu up.
+func (s *Serial) hear(ctx context.Context, seq uint64, patience time.Duration) error {
+	for range looks {
+		late, cancel := context.WithTimeout(ctx, patience/looks)
+		for s.fault(seq) == nil && s.park(late, ^uint64(0)) {
+		}
+		cancel()
+		if s.fault(seq) != nil {
+			break
+		}
+	}
+	return s.fault(seq)
 }
 
 // patience is how long a rank waits for the reason why another one has ended a connection in good
@@ -86,10 +95,15 @@ func (s *Serial) doing(seq uint64) string {
 }
 
 // timedOut is the failure of a group that has made no progress in collective seq,
-// unless another rank tells of one while this rank asks what the others do. Those
-// that it waits for may wait themselves, so it asks all of them. Called with mu held;
-// gives mu up.
-func (s *Serial) timedOut(seq uint64, err error) error {
+// unless another rank tells of one. Those that this rank waits for may wait themselves,
+// so all have to be asked what they do. One rank does that: whoever was asked just now
+// waits for what comes of it. Called with mu held; gives mu up.
+func (s *Serial) timedOut(ctx context.Context, seq uint64, err error) error {
+	if time.Since(s.asked) < patience {
+		if why := s.hear(ctx, seq, 2*patience); why != nil {
+			return why
+		}
+	}
 	waited := s.backend.Missing()
 	var blame *RankError
 	if errors.As(err, &blame) { // of a part of the group

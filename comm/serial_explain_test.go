@@ -97,6 +97,35 @@ func TestSerialTakesReasonOfOthers(t *testing.T) {
 	require.Empty(t, told)
 }
 
+// TestSerialLeavesAskingToOne has a rank run out of time that has just been asked what it does: it takes
+// what comes of that, and asks only where nothing does.
+func TestSerialLeavesAskingToOne(t *testing.T) {
+	verdict := &RankError{"g", 2, ErrTimeout}
+	for _, comes := range []bool{true, false} {
+		synctest.Test(t, func(t *testing.T) {
+			s, b := staged()
+			defer s.Close()
+			asked, begin := time.Duration(0), time.Now()
+			s.backend = questioned{b, func(context.Context) ([]Status, error) {
+				asked = time.Since(begin)
+				return nil, errors.New("no news")
+			}}
+			done := waiting(t.Context(), reduce(s))
+			s.status()
+			b.results <- ErrTimeout
+			if comes {
+				time.Sleep(patience)
+				s.Failed(verdict)
+				require.Equal(t, error(verdict), <-done)
+				require.Zero(t, asked)
+				return
+			}
+			require.ErrorContains(t, <-done, "rank 0 waited for ranks [1]")
+			require.Equal(t, 2*patience, asked)
+		})
+	}
+}
+
 func TestSplitError(t *testing.T) {
 	for name, c := range map[string]struct {
 		err  error
