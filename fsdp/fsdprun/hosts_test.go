@@ -4,12 +4,15 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"testing/synctest"
@@ -173,5 +176,33 @@ func TestSilence(t *testing.T) {
 		far.raw.Close()
 		require.Error(t, near.read(&order{}))
 		<-done
+	})
+}
+
+// stopped is a connection whose process is stopped before it first reads.
+type stopped struct {
+	net.Conn
+	goesOn func()
+}
+
+func (s *stopped) Read(b []byte) (int, error) {
+	s.goesOn()
+	s.goesOn = func() {}
+	return s.Conn.Read(b)
+}
+
+// TestSilenceWhileStopped: what an end has said while the other one was stopped is heard.
+func TestSilenceWhileStopped(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a, b := net.Pipe()
+		near := newWire(&stopped{a, func() { time.Sleep(silence + time.Second) }}, a)
+		var far sync.WaitGroup
+		far.Go(func() { _, _ = io.Copy(io.Discard, b) })
+		far.Go(func() { _ = json.NewEncoder(b).Encode(order{Say: "hello"}) })
+		var o order
+		require.NoError(t, near.read(&o))
+		require.Equal(t, "hello", o.Say)
+		near.close()
+		far.Wait()
 	})
 }

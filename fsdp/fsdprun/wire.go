@@ -13,7 +13,8 @@ import (
 
 // wire carries messages between two hosts, as JSON. An end that has nothing to say sends an empty one
 // every quarter of silence. So one that hears nothing for as long as silence knows that the other is
-// gone.
+// gone. Of the time in which a process is stopped, one look counts: what has come meanwhile, or comes
+// once the other end is no longer stopped either, is read.
 type wire struct {
 	conn    net.Conn
 	raw     net.Conn // below TLS: closing it does not wait for the other end
@@ -28,11 +29,25 @@ const (
 	silence    = 20 * time.Second // as between ranks
 	maxMessage = 64 << 20         // bytes; the endings of many ranks have the ends of their output
 	maxUnsent  = 64               // messages
+	looks      = 20               // as often silence is cut
 )
+
+// patient is a connection whose reader gives up after silence.
+type patient struct{ net.Conn }
+
+func (p patient) Read(b []byte) (n int, err error) {
+	for range looks {
+		p.SetReadDeadline(time.Now().Add(silence / looks))
+		if n, err = p.Conn.Read(b); n > 0 || !errors.Is(err, os.ErrDeadlineExceeded) {
+			break
+		}
+	}
+	return n, err
+}
 
 func newWire(conn, raw net.Conn) *wire {
 	w := &wire{
-		conn: conn, raw: raw, limit: &io.LimitedReader{R: conn},
+		conn: conn, raw: raw, limit: &io.LimitedReader{R: patient{conn}},
 		out: make(chan any, maxUnsent), closed: make(chan struct{}),
 	}
 	w.decoder = json.NewDecoder(w.limit)
@@ -71,7 +86,6 @@ func (w *wire) write() {
 
 // read waits for a message, which may be empty, into what is zero.
 func (w *wire) read(message any) error {
-	w.conn.SetReadDeadline(time.Now().Add(silence))
 	w.limit.N = maxMessage
 	err := w.decoder.Decode(message)
 	switch {
