@@ -124,7 +124,7 @@ var scripts = map[string]func(launch.Env) int{
 		}
 		return 0
 	},
-	// Ranks train a model whose call "slow" computes more on rank 1.
+	// Ranks train.
 	"straggle": func(launch.Env) int {
 		if err := straggle(); err != nil {
 			fmt.Fprintln(os.Stderr, err)
