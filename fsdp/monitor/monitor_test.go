@@ -469,16 +469,19 @@ func (s saving) Progress() (int64, int64) { return 6e6, 12e6 }
 
 // TestSaving: the progress of a save is the most important number until it is complete.
 func TestSaving(t *testing.T) {
-	var shown bytes.Buffer
-	mon, err := New(Config{Steps: 3, Out: &shown})
-	require.NoError(t, err)
-	s := make(saving)
-	mon.Saving(s)
-	require.NoError(t, mon.Step(t.Context(), 1, nil))
-	require.Contains(t, shown.String(), "step 1/3  left 0s  saving 6.00 MB of 12.0 MB  ")
-	close(s)
-	require.NoError(t, mon.Step(t.Context(), 1, nil))
-	require.Equal(t, 1, strings.Count(shown.String(), "saving"))
+	synctest.Test(t, func(t *testing.T) {
+		var shown bytes.Buffer
+		mon, err := New(Config{Steps: 3, Out: &shown})
+		require.NoError(t, err)
+		s := make(saving)
+		mon.Saving(s)
+		time.Sleep(time.Second)
+		require.NoError(t, mon.Step(t.Context(), 1, nil))
+		require.Contains(t, shown.String(), "step 1/3  left 2s  saving 6.00 MB of 12.0 MB  ")
+		close(s)
+		require.NoError(t, mon.Step(t.Context(), 1, nil))
+		require.Equal(t, 1, strings.Count(shown.String(), "saving"))
+	})
 }
 
 // TestManyEvals has more evaluations before the first step than a curve has points.
