@@ -5,19 +5,36 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync"
 	"time"
 )
 
 // patience is how long ranks may take to tell what they are doing. Those that take
-// longer count as dead: a goroutine that waits for nothing else answers.
+// longer count as dead: a goroutine that waits for nothing else answers. It is
+// counted in looks, of which one counts while this process is stopped or has no
+// processor: answers that came meanwhile are read.
 const patience = 500 * time.Millisecond
 
 // straggler asks all ranks of a group what they are doing and returns which of the
 // given ones keeps the others waiting in collective seq; where that is open it is the
 // first of them. What the rank is doing is added to err.
 func straggler(report func(context.Context) ([]Status, error), ranks []int, seq uint64, err error) (int, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithCancel(context.Background())
+	var clock sync.WaitGroup
+	defer clock.Wait()
 	defer cancel()
+	clock.Go(func() {
+		look := time.NewTicker(patience / looks) // drops those that nobody has waited for
+		defer look.Stop()
+		for range looks {
+			select {
+			case <-look.C:
+			case <-ctx.Done():
+				return
+			}
+		}
+		cancel()
+	})
 	last := ranks[0]
 	all, failed := report(ctx)
 	if failed != nil {
