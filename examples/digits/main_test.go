@@ -5,25 +5,46 @@ package main
 import (
 	"bufio"
 	"bytes"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strconv"
 	"strings"
+	"sync"
+	"syscall"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 )
 
-// TestMain is the program in the processes that TestResume starts.
+// interruptVariable makes the test binary the program, which gets a signal when it shows a line that begins so.
+const interruptVariable = "DIGITS_INTERRUPT"
+
 func TestMain(m *testing.M) {
-	if os.Getenv("DIGITS") != "" {
-		main()
+	line, program := os.LookupEnv(interruptVariable)
+	if !program {
+		goleak.VerifyTestMain(m)
 		return
 	}
-	goleak.VerifyTestMain(m)
+	shown, out, err := os.Pipe()
+	check(err)
+	real := os.Stdout
+	os.Stdout = out
+	var watch sync.WaitGroup
+	watch.Go(func() {
+		for lines := bufio.NewScanner(shown); lines.Scan(); {
+			must(fmt.Fprintln(real, lines.Text()))
+			if line != "" && strings.HasPrefix(lines.Text(), line) {
+				check(syscall.Kill(os.Getpid(), syscall.SIGINT))
+			}
+		}
+	})
+	main()
+	check(out.Close())
+	watch.Wait()
 }
 
 // steps returns the numbers of the steps that the program shows.
@@ -40,39 +61,27 @@ func steps(t *testing.T, out string) (list []int) {
 func TestResume(t *testing.T) {
 	dir := t.TempDir()
 	require.NoError(t, os.CopyFS(filepath.Join(dir, "examples/digits/testdata"), os.DirFS("testdata")))
-	run := func(ranks string, watch func(p *os.Process, line string)) string {
+	run := func(ranks, interrupt string) string {
 		cmd := exec.CommandContext(t.Context(), os.Args[0], "-ranks", ranks)
-		cmd.Dir, cmd.Env = dir, append(os.Environ(), "DIGITS=1")
+		cmd.Dir, cmd.Env = dir, append(os.Environ(), interruptVariable+"="+interrupt)
 		var problem bytes.Buffer
 		cmd.Stderr = &problem
-		out, err := cmd.StdoutPipe()
-		require.NoError(t, err)
-		require.NoError(t, cmd.Start())
-		var text strings.Builder
-		for lines := bufio.NewScanner(out); lines.Scan(); {
-			text.WriteString(lines.Text() + "\n")
-			watch(cmd.Process, lines.Text())
-		}
-		require.NoError(t, cmd.Wait(), problem.String())
-		return text.String()
+		out, err := cmd.Output()
+		require.NoError(t, err, problem.String())
+		return string(out)
 	}
-	first := run("2", func(p *os.Process, line string) {
-		if strings.HasPrefix(line, "step  45/") {
-			require.NoError(t, p.Signal(os.Interrupt))
-		}
-	})
+	first := run("2", "step  45/")
 	begun := steps(t, first)
 	require.Equal(t, 1, begun[0])
 	require.Less(t, begun[len(begun)-1], 450)
 
-	watch := func(*os.Process, string) {}
-	rest := run("3", watch)
+	rest := run("3", "")
 	went := steps(t, rest)
 	require.Greater(t, went[0], begun[len(begun)-1])
 	require.Equal(t, 450, went[len(went)-1])
 	require.Contains(t, rest, "450 steps over 28 740 img") // each once
 
-	over := run("1", watch)
+	over := run("1", "")
 	require.Empty(t, steps(t, over))
 	for _, out := range []string{rest, over} {
 		match := regexp.MustCompile(`accuracy (0\.\d+|1)`).FindStringSubmatch(out)
