@@ -108,7 +108,7 @@ func TestMoreThanTheAllowance(t *testing.T) {
 	out, err = start(t, "heap", dir)
 	require.Error(t, err, "without files the allowance holds")
 	require.NotContains(t, out, "held")
-	require.Regexp(t, "out of memory|failed to allocate", out, "the runtime's words, or the race detector's")
+	require.Regexp(t, "out of memory|pthread_create failed|failed to allocate", out, "an array, the stack of a thread, or the race detector's words")
 
 	left, err := filepath.Glob(filepath.Join(dir, "*", "*"))
 	require.NoError(t, err)
@@ -213,12 +213,14 @@ func TestWillNeed(t *testing.T) {
 	page := os.Getpagesize()
 	b := alloc(t, f, 512*page-100)
 	fillWith(b, 7)
-	require.Equal(t, 512, resident(t, b))
+	require.Greater(t, resident(t, b), 256)
 
 	whole, err := f.pages(b)
 	require.NoError(t, err)
-	drop(t, whole)
-	require.LessOrEqual(t, resident(t, b), 5, "the kernel may be holding a page or two")
+	require.Eventually(t, func() bool { // the kernel need not do it at once, nor with all pages
+		drop(t, whole)
+		return resident(t, b) < 128
+	}, time.Minute, time.Millisecond)
 	require.NoError(t, f.WillNeed(b))
 	require.Eventually(t, func() bool { return resident(t, b) >= 256 }, time.Minute, time.Millisecond, "read-ahead")
 	verify(t, b, 7)
