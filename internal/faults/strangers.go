@@ -92,6 +92,7 @@ func (g siege) run(ctx context.Context) (took time.Duration, err error) {
 	defer cancel()
 	s := &scene{ctx: ctx, shown: &alarm{slog.DiscardHandler, make(chan struct{}, 1)}}
 	if err := s.findPort(); err != nil {
+		s.over()
 		return 0, err
 	}
 	groups, errs := make([]comm.Group, besieged), make([]error, besieged)
@@ -121,16 +122,21 @@ func (g siege) run(ctx context.Context) (took time.Duration, err error) {
 		err = s.judge(took, errors.Join(errs...))
 	}
 	cancel()
-	for _, f := range s.end {
-		f()
-	}
-	s.crowd.Wait()
+	s.over()
 	for _, group := range groups {
 		if group != nil {
 			err = errors.Join(err, group.Close())
 		}
 	}
 	return took, err
+}
+
+// over ends what the strangers do.
+func (s *scene) over() {
+	for _, f := range s.end {
+		f()
+	}
+	s.crowd.Wait()
 }
 
 // findPort finds a port for rank 0 to listen on. A connection, until the end, keeps the kernel from
