@@ -3,7 +3,7 @@ package comm_test
 import (
 	"context"
 	"fmt"
-	"net"
+	"os"
 	"sync"
 
 	"github.com/gofsdp/gofsdp/comm"
@@ -70,19 +70,20 @@ func ExampleGroup_allGather() {
 	// <nil>
 }
 
-// Two ranks find each other at an address. Here they are goroutines; usually
-// each is a process, and FromEnv fills in the configuration.
+// Two ranks find each other in a directory; it can also be the address of one,
+// "tcp://host:port". Here they are goroutines; usually each is a process, and
+// FromEnv fills in the configuration.
 func ExampleConnect() {
-	ln, err := net.Listen("tcp", "127.0.0.1:0") // a free port
+	dir, err := os.MkdirTemp("", "rendezvous")
 	if err != nil {
 		panic(err)
 	}
-	ln.Close()
+	defer os.RemoveAll(dir)
 	var ranks sync.WaitGroup
 	for rank := range 2 {
 		ranks.Go(func() {
 			g, err := comm.Connect(context.Background(), comm.Config{
-				Rank: rank, Size: 2, Rendezvous: "tcp://" + ln.Addr().String(),
+				Rank: rank, Size: 2, Rendezvous: "file://" + dir,
 				Job: "example", Secret: []byte("of at least 16 bytes"), Transport: comm.TCP,
 			})
 			if err != nil {

@@ -93,16 +93,24 @@ func few(ctx context.Context, g comm.Group) error {
 	return errors.Join(failed...)
 }
 
-// joinAll returns the handles of n ranks.
+// joinAll returns the handles of n ranks. A connection until then keeps the kernel from giving the port on which they
+// meet to another process.
 func joinAll(ctx context.Context, n int) ([]comm.Group, error) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		return nil, err
 	}
 	address := l.Addr().String()
-	if err := l.Close(); err != nil {
+	there, err := net.Dial("tcp", address)
+	if err != nil {
+		return nil, errors.Join(err, l.Close())
+	}
+	defer there.Close() // nobody says anything on it
+	here, err := l.Accept()
+	if err = errors.Join(err, l.Close()); err != nil {
 		return nil, err
 	}
+	defer here.Close()
 	groups, errs := make([]comm.Group, n), make([]error, n)
 	secret := []byte(rand.Text())
 	var ranks sync.WaitGroup
