@@ -11,7 +11,6 @@ import (
 	"strconv"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -27,7 +26,7 @@ func TestBitsOfMPI(t *testing.T) {
 	require.NoError(t, err, string(out))
 	for _, n := range []int{2, 4} {
 		for _, count := range []int{1, 1000} {
-			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			ctx, cancel := context.WithTimeout(t.Context(), hangs)
 			args := append(append([]string(nil), launcherArgs...), "-n", strconv.Itoa(n), program, strconv.Itoa(count))
 			out, err := exec.CommandContext(ctx, launcher, args...).Output()
 			cancel()

@@ -33,11 +33,10 @@ func late(t *rank) {
 	if t.Rank() == last {
 		gate{last}.wait(t)
 	}
-	begin := time.Now()
 	err = sum(t.ctx(), g)
 	blamed(t, err, last, comm.ErrTimeout)
 	require.ErrorContains(t, err, "all-reduce #1")
-	require.Less(t, time.Since(begin), time.Minute)
+	require.ErrorContains(t, err, "no progress for 2s")
 	if t.Rank() == 0 {
 		gate{last}.open(t)
 	}

@@ -102,6 +102,9 @@ func (t *rank) join(timeout time.Duration) {
 	t.world, t.Group = g, g.serial
 }
 
+// hangs is when a job is taken to hang: of a machine that has much else to do, or stops it, it takes minutes.
+const hangs = 20 * time.Minute
+
 // mpirun runs this test program with n ranks in a role and returns what it
 // printed, and how it ended.
 func mpirun(t *testing.T, n int, role string) (string, error) {
@@ -112,7 +115,7 @@ func mpirun(t *testing.T, n int, role string) (string, error) {
 	}
 	self, err := os.Executable()
 	require.NoError(t, err)
-	ctx, cancel := context.WithTimeout(context.Background(), 8*time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), hangs)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, launcher, append(append(launcherArgs, "-n", strconv.Itoa(n)), self)...)
 	cmd.Env = append(os.Environ(), roleEnv+"="+role, "RAPID_SEED=1", fifoEnv+"="+fifos)
