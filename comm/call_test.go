@@ -74,3 +74,17 @@ func TestCountsAreCompared(t *testing.T) {
 		require.Equal(t, slices.Equal(a, b), sa.String() == sb.String())
 	})
 }
+
+// TestTickets checks that a ticket knows its collective for ever, whatever has been issued since.
+func TestTickets(t *testing.T) {
+	owner := &Serial{}
+	var from tickets
+	var kept []*ticket
+	for seq := uint64(1); seq <= 1000; seq++ {
+		kept = append(kept, from.take(owner, seq))
+	}
+	for i, k := range kept {
+		require.Equal(t, uint64(i+1), k.seq())
+		require.Same(t, owner, k.book().of)
+	}
+}

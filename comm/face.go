@@ -3,6 +3,7 @@ package comm
 import (
 	"context"
 	"errors"
+	"unsafe"
 )
 
 // face is the part of a [Group] that is the same over every transport: it makes
@@ -105,11 +106,39 @@ type awaiter interface {
 	await(ctx context.Context, seq uint64) error
 }
 
-// ticket is the Work of collective seq.
-type ticket struct {
-	of  awaiter
-	seq uint64
+// ticket is the Work of a collective. A caller may keep it for ever, so it cannot be used again. But it
+// is one byte, beside the tickets before and behind it: operations of 200 ns would leave much garbage.
+type ticket uint8 // its place in the book
+
+// book is the tickets of collectives that follow each other.
+type book struct {
+	of      awaiter
+	first   uint64 // the collective of the first of them
+	tickets [232]ticket
 }
 
+// tickets gives a handle the tickets of its collectives. The zero value is ready to use.
+type tickets struct{ book *book }
+
+// take returns the ticket of collective seq of a handle. Numbers come in order, without gaps. It is not
+// safe for concurrent use.
+func (s *tickets) take(of awaiter, seq uint64) *ticket {
+	if s.book == nil || seq == s.book.first+uint64(len(s.book.tickets)) {
+		s.book = &book{of: of, first: seq}
+	}
+	i := seq - s.book.first
+	t := &s.book.tickets[i]
+	*t = ticket(i)
+	return t
+}
+
+// book returns the book that t is in.
+func (t *ticket) book() (b *book) {
+	return (*book)(unsafe.Add(unsafe.Pointer(t), -int(*t)-int(unsafe.Offsetof(b.tickets))))
+}
+
+// seq returns the collective.
+func (t *ticket) seq() uint64 { return t.book().first + uint64(*t) }
+
 // Wait implements [Work].
-func (t *ticket) Wait(ctx context.Context) error { return t.of.await(ctx, t.seq) }
+func (t *ticket) Wait(ctx context.Context) error { return t.book().of.await(ctx, t.seq()) }

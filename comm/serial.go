@@ -26,7 +26,7 @@ type Serial struct {
 	ended      error
 
 	mu      sync.Mutex // see "The lock of a Serial"
-	tickets sheet[ticket]
+	tickets tickets
 	tasks   []Call // issued, not complete: collective s at s mod len (a power of two)
 	issued  uint64
 	done    uint64 // collectives complete on this rank
@@ -282,7 +282,7 @@ func (s *Serial) start(c Call) Work {
 	if err != nil {
 		return failed{err}
 	}
-	if !s.begin(k.seq) {
+	if !s.begin(k.seq()) {
 		s.call()
 	}
 	return k
@@ -319,17 +319,17 @@ func (s *Serial) perform(ctx context.Context, c Call) (uint64, error) {
 	if err != nil {
 		return 0, err
 	}
-	return k.seq, s.await(ctx, k.seq)
+	return k.seq(), s.await(ctx, k.seq())
 }
 
 // Seq returns the number of a collective of the group, from 1. ok is false if w is
 // none, but one of another group or one that could not be issued.
 func (s *Serial) Seq(w Work) (seq uint64, ok bool) {
 	t, ok := w.(*ticket)
-	if !ok || t.of != awaiter(s) {
+	if !ok || t.book().of != awaiter(s) {
 		return 0, false
 	}
-	return t.seq, true
+	return t.seq(), true
 }
 
 // call makes the goroutine of the group look for something to run.
@@ -366,9 +366,7 @@ func (s *Serial) issue(c Call) (*ticket, error) {
 	call := c.Signature()
 	s.rec.issue(s.issued, &call)
 	s.watch.issued(&s.face, s.issued, &c)
-	k := s.tickets.next()
-	*k = ticket{s, s.issued}
-	return k, nil
+	return s.tickets.take(s, s.issued), nil
 }
 
 // check validates a call of this rank.

@@ -52,7 +52,7 @@ type shared struct {
 	issued    uint64
 	published uint64
 	reclaimed uint64 // collectives whose copies are freed
-	tickets   sheet[ticket]
+	tickets   tickets
 	tasks     [boardSlots]task // those in (reclaimed, published], by number mod len; see step
 	backlog   []Call           // those in (published, issued]
 	closed    bool

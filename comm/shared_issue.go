@@ -22,7 +22,7 @@ func (s *shared) perform(ctx context.Context, c Call) (uint64, error) {
 	if err != nil {
 		return 0, err
 	}
-	return k.seq, s.await(ctx, k.seq)
+	return k.seq(), s.await(ctx, k.seq())
 }
 
 // issue records this rank's next collective, publishes it if the board has room,
@@ -47,8 +47,7 @@ func (s *shared) issue(c *Call) (*ticket, error) {
 	call := c.Signature()
 	s.rec.issue(s.issued, &call)
 	s.watch.issued(&s.face, s.issued, c)
-	k := s.tickets.next()
-	*k = ticket{s, s.issued}
+	k := s.tickets.take(s, s.issued)
 	if len(s.backlog) == 0 && s.room() {
 		trouble = s.post(c, &call)
 	}
