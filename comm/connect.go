@@ -112,8 +112,15 @@ type Config struct {
 	// Secret, with which the ranks prove inside that they are its two ends. It
 	// costs more than half of the bandwidth.
 	TLS bool
-	// Listen is the interface, by name or address, on which ranks of other hosts
-	// reach this one. With "" ranks listen on loopback only.
+	// Listen is the interface on which ranks of other hosts reach this one: its name,
+	// its address, or a network in which it has one (eth0, 10.0.0.7, 10.0.0.0/24). With ""
+	// ranks listen on loopback only.
+	//
+	// Several with commas between, at most 16, share the data between two ranks: the first of
+	// one and the first of the other carry a connection, and so on, around where one rank
+	// has fewer, IPv4 with IPv4 and IPv6 with IPv6. All carry as much, at the pace of the
+	// slowest. News and the rendezvous use the first alone. An interface that is not answered
+	// for 20 s fails the group with an error that names it; the others do not take over.
 	Listen string
 	// Transport chooses how data travels. With Auto ranks of a host that cannot share
 	// memory use sockets, and tell Logger why; with SharedMemory that is an error.

@@ -87,7 +87,8 @@
 // file system, so nothing is left of it when a process is killed. If one rank of a
 // host cannot map it, as under ulimit -v, all ranks of the host use sockets instead.
 //
-// Between hosts every group has connections of its own. Frames carry the group,
+// Between hosts every group has connections of its own: between two ranks one, or one over each
+// interface in [Config.Listen]. Frames carry the group,
 // the number of the collective and its [Signature], go straight from the caller's
 // buffer to the wire and from there into the destination, and are summed in the
 // canonical order by the rank that owns the result. Where hosts have several ranks,

@@ -39,7 +39,8 @@ func FromEnv(ctx context.Context) (Group, error) {
 //	FSDP_TRUST_NETWORK 1: ranks of several hosts need no secret, whoever can reach them may join
 //	FSDP_TLS           1: TCP connections are encrypted
 //	FSDP_JOB           a name of the job, beside the launcher's: jobs with different ones never mix
-//	FSDP_LISTEN        interface on which ranks of other hosts reach this one: eth0, 10.0.0.7
+//	FSDP_LISTEN        interface on which ranks of other hosts reach this one: eth0, 10.0.0.7, 10.0.0.0/24,
+//	                   or several with commas between, see [Config.Listen]
 //	FSDP_TRANSPORT     auto, shm or tcp
 //	FSDP_CHECKSUMS     auto, off or on, the same on all ranks: see [Checksums]
 //	FSDP_TIMEOUT       how long an operation may make no progress: 90s

@@ -12,7 +12,7 @@ import (
 )
 
 // remote is the Backend of a group whose ranks talk through sockets, one
-// connection for every pair that has something to say to each other.
+// connection, of one lane or several, for every pair that has something to say to each other.
 //
 // It keeps three rules, which make every disagreement an error and keep a rank
 // that has completed a collective from having to come back to it:

@@ -13,7 +13,7 @@ func TestRemoteContract(t *testing.T) {
 	})
 	t.Run("two hosts, portable, crowded", func(t *testing.T) {
 		commtest.TestGroup(t, func(t testing.TB, n int) []comm.Group {
-			return comm.RemoteGroups(t, n, comm.Wiring{Portable: true, Crowded: true, Hosts: []int{n / 2, n - n/2}})
+			return comm.RemoteGroups(t, n, comm.Wiring{Portable: true, Crowded: true, Lanes: 2, Hosts: []int{n / 2, n - n/2}})
 		})
 	})
 }

@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/gofsdp/gofsdp/internal/mesh"
 )
 
 // sums all-reduces as the given ranks of gs and returns their errors. All have begun before any waits.
@@ -89,7 +91,7 @@ func rawPeer(t testing.TB, timeout time.Duration) (*remote, net.Conn) {
 	require.NoError(t, err)
 	r := newRank(worldName, worldID, 0, 2, timeout, true)
 	r.halt = r.interrupt
-	r.wires.connect = func(int) (net.Conn, error) { return a, nil }
+	r.wires.connect = func(int) ([]mesh.Lane, error) { return []mesh.Lane{{Conn: a}}, nil }
 	r.pump, err = newPump(true, 1)
 	require.NoError(t, err)
 	r.port(1)

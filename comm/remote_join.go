@@ -4,9 +4,10 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"net"
 	"runtime"
 	"time"
+
+	"github.com/gofsdp/gofsdp/internal/mesh"
 )
 
 // newRemote makes the group of l over TCP. All its ranks call it. It hears of
@@ -21,7 +22,7 @@ func newRemote(ctx context.Context, l *link) (Group, error) {
 	r.halt = func() { cancel(errStopped) }
 	dialing, stop := context.WithCancel(context.WithoutCancel(ctx))
 	r.wires.stop = stop
-	r.wires.connect = func(peer int) (net.Conn, error) { return l.session.mesh.Connect(dialing, l.ranks[peer], l.id) }
+	r.wires.connect = func(peer int) ([]mesh.Lane, error) { return l.session.mesh.Connect(dialing, l.ranks[peer], l.id) }
 	s := NewSerial(l.name, l.rank, len(l.ranks), r)
 	err := s.open(ctx, func() error {
 		l.attach(s)

@@ -3,12 +3,13 @@ package comm
 import (
 	"context"
 	"errors"
-	"net"
 	"sync"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/gofsdp/gofsdp/internal/mesh"
 )
 
 // blocked is a network that makes no data connections, or fails to.
@@ -19,7 +20,7 @@ type blocked struct {
 	err    error
 }
 
-func (b blocked) Connect(ctx context.Context, _ int, _ uint64) (net.Conn, error) {
+func (b blocked) Connect(ctx context.Context, _ int, _ uint64) ([]mesh.Lane, error) {
 	b.once.Do(b.trying.Done)
 	if b.err != nil {
 		return nil, b.err

@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/gofsdp/gofsdp/internal/mesh"
 )
 
 // poller is the pump of Linux for plain TCP: the goroutine that drives it reads
@@ -33,11 +35,13 @@ type poller struct {
 	closed  bool
 }
 
-// line is a port and the descriptor of its connection, which belongs to the poller.
+// line is a port and the descriptors of its lanes, which belong to the poller.
 type line struct {
 	*port
-	fd  int
-	iov [3][]byte
+	fds          []int
+	over         []string // see mesh.Lane
+	reads, sends turn
+	iov          [3][]byte
 }
 
 // burst bounds the bytes that one connection moves while others wait.
@@ -63,29 +67,39 @@ func newPoller(int) (pump, error) {
 	return p, nil
 }
 
-func (p *poller) add(conn net.Conn, of *port) error {
-	c, ok := conn.(*net.TCPConn)
-	if !ok {
-		return errors.Join(fmt.Errorf("%T is not plain TCP", conn), conn.Close())
-	}
-	fd, err := takeDescriptor(c)
-	if err != nil {
-		return err
+func (p *poller) add(lanes []mesh.Lane, of *port) error {
+	l := line{port: of}
+	var errs []error
+	for _, lane := range lanes {
+		fd, err := takeDescriptor(lane.Conn)
+		if err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		l.fds, l.over = append(l.fds, fd), append(l.over, lane.Over)
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.lines = append(p.lines, line{port: of, fd: fd})
-	if p.stopped {
-		_ = unix.Shutdown(fd, unix.SHUT_WR)
+	p.lines = append(p.lines, l)
+	for _, fd := range l.fds {
+		if p.stopped {
+			_ = unix.Shutdown(fd, unix.SHUT_WR)
+		}
+		event := unix.EpollEvent{Events: unix.EPOLLIN | unix.EPOLLOUT | unix.EPOLLRDHUP | unix.EPOLLET, Fd: int32(fd)}
+		var err error
+		closed := p.raw.Control(func(epoll uintptr) { err = unix.EpollCtl(int(epoll), unix.EPOLL_CTL_ADD, fd, &event) })
+		errs = append(errs, closed, err)
 	}
-	event := unix.EpollEvent{Events: unix.EPOLLIN | unix.EPOLLOUT | unix.EPOLLRDHUP | unix.EPOLLET, Fd: int32(fd)}
-	closed := p.raw.Control(func(epoll uintptr) { err = unix.EpollCtl(int(epoll), unix.EPOLL_CTL_ADD, fd, &event) })
-	return errors.Join(closed, err)
+	return errors.Join(errs...)
 }
 
 // takeDescriptor takes the connection from Go's poller, which would wake a
 // thread at every packet. The connection is closed, also if that fails.
-func takeDescriptor(c *net.TCPConn) (fd int, err error) {
+func takeDescriptor(conn net.Conn) (fd int, err error) {
+	c, ok := conn.(*net.TCPConn)
+	if !ok {
+		return 0, errors.Join(fmt.Errorf("%T is not plain TCP", conn), conn.Close())
+	}
 	raw, err := c.SyscallConn()
 	if err != nil {
 		return 0, errors.Join(err, c.Close())
@@ -133,15 +147,18 @@ func (l *line) read(arrived func(*port) error) (moved bool, err error) {
 		if len(b) == 0 {
 			break
 		}
-		b = b[:min(len(b), block)] // its sum is computed in the inner caches
+		room := l.reads.room(block+len(l.ahead), len(l.fds))
+		b = b[:min(len(b), block, room)] // its sum is computed in the inner caches
+		fd := l.fds[l.reads.lane]
 		var n int
 		var err error
-		if l.in.trails(len(b)) {
-			l.iov = [3][]byte{b, l.readAhead()}
-			n, err = unix.Readv(l.fd, l.iov[:2])
+		if l.in.trails(len(b)) && room > len(b) {
+			ahead := l.readAhead()
+			l.iov = [3][]byte{b, ahead[:min(len(ahead), room-len(b))]}
+			n, err = unix.Readv(fd, l.iov[:2])
 			l.iov = [3][]byte{}
 		} else {
-			n, err = unix.Read(l.fd, b)
+			n, err = unix.Read(fd, b)
 		}
 		switch {
 		case err == unix.EAGAIN:
@@ -149,12 +166,13 @@ func (l *line) read(arrived func(*port) error) (moved bool, err error) {
 		case err == unix.EINTR:
 			continue
 		case err != nil:
-			return moved, l.lost(err)
+			return moved, l.lost(over(l.over[l.reads.lane], err))
 		case n == 0:
 			return moved, l.lost(errEnded)
 		}
 		moved = true
 		total += n
+		l.reads.pass(n, len(l.fds))
 		if err := l.received(n, arrived); err != nil {
 			return true, err
 		}
@@ -168,16 +186,23 @@ func (l *line) read(arrived func(*port) error) (moved bool, err error) {
 // write sends what the connection takes, for at most a burst.
 func (l *line) write(f *frame) (moved bool, err error) {
 	for total := 0; total < burst; {
-		head, body, tail := l.outgoing(f, burst)
+		room := l.sends.room(burst, len(l.fds))
+		head, body, tail := l.outgoing(f, room)
 		if len(head)+len(body)+len(tail) == 0 {
 			break
 		}
+		if len(l.fds) > 1 {
+			head = head[:min(len(head), room)]
+			body = body[:min(len(body), room-len(head))]
+			tail = tail[:min(len(tail), room-len(head)-len(body))]
+		}
+		fd := l.fds[l.sends.lane]
 		var n int
 		if len(head)+len(tail) == 0 {
-			n, err = unix.Write(l.fd, body)
+			n, err = unix.Write(fd, body)
 		} else {
 			l.iov = [3][]byte{head, body, tail}
-			n, err = unix.Writev(l.fd, l.iov[:])
+			n, err = unix.Writev(fd, l.iov[:])
 			l.iov = [3][]byte{}
 		}
 		switch {
@@ -186,10 +211,11 @@ func (l *line) write(f *frame) (moved bool, err error) {
 		case err == unix.EINTR:
 			continue
 		case err != nil:
-			return moved, l.lost(err)
+			return moved, l.lost(over(l.over[l.sends.lane], err))
 		}
 		moved = true
 		total += n
+		l.sends.pass(n, len(l.fds))
 		l.sent(n)
 	}
 	return moved, nil
@@ -219,8 +245,9 @@ func (p *poller) stop() {
 	p.stopped = true
 	p.wake()
 	for i := range p.lines {
-		// It fails if the other side has ended the connection.
-		_ = unix.Shutdown(p.lines[i].fd, unix.SHUT_WR)
+		for _, fd := range p.lines[i].fds {
+			_ = unix.Shutdown(fd, unix.SHUT_WR) // it fails if the other side has ended the connection
+		}
 	}
 }
 
@@ -234,7 +261,9 @@ func (p *poller) close(deadline time.Time) {
 	defer p.mu.Unlock()
 	p.closed = true
 	for i := range p.lines {
-		_ = unix.Close(p.lines[i].fd) // nothing is left to flush
+		for _, fd := range p.lines[i].fds {
+			_ = unix.Close(fd) // nothing is left to flush
+		}
 	}
 	_ = p.epoll.Close()
 }
@@ -243,7 +272,26 @@ func (p *poller) close(deadline time.Time) {
 // has not acknowledged. Closing a connection on which unread bytes have come
 // would throw it away.
 func (p *poller) undelivered() bool {
-	return slices.ContainsFunc(p.lines, func(l line) bool { return !delivered(l.fd) })
+	return slices.ContainsFunc(p.lines, func(l line) bool {
+		return slices.ContainsFunc(l.fds, func(fd int) bool { return !delivered(fd) })
+	})
+}
+
+func (p *poller) silent() error {
+	for i := range p.lines {
+		l := &p.lines[i]
+		if k := slices.IndexFunc(l.fds, unanswered); k >= 0 && len(l.fds) > 1 {
+			return l.lost(over(l.over[k], errSilent))
+		}
+	}
+	return nil
+}
+
+// unanswered reports whether the other side's kernel has not answered for [mesh.Unanswered] although
+// something was sent to it, and sent again. One whose process does not read answers.
+func unanswered(fd int) bool {
+	info, err := unix.GetsockoptTCPInfo(fd, unix.IPPROTO_TCP, unix.TCP_INFO)
+	return err == nil && info.Unacked > 0 && info.Retransmits > 0 && int64(info.Last_ack_recv) >= mesh.Unanswered.Milliseconds()
 }
 
 // delivered reports whether the other side's kernel has all that was sent.

@@ -8,3 +8,6 @@ func newPoller(most int) (pump, error) { return newStreams(most), nil }
 // delivered reports whether the other side's kernel is known to have all that
 // was sent.
 func delivered(int) bool { return false }
+
+// unanswered reports whether the other side's kernel is known not to answer.
+func unanswered(int) bool { return false }

@@ -4,12 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/gofsdp/gofsdp/internal/backoff"
+	"github.com/gofsdp/gofsdp/internal/mesh"
 )
 
 // pump moves bytes between the ports of a rank and their connections. One
@@ -21,8 +21,11 @@ type pump interface {
 	// wait returns when there may be something to move, or after d, and reports
 	// whether anything has moved meanwhile.
 	wait(d time.Duration) (moved bool, err error)
-	// add makes conn the connection of a port, and the pump's, also if that fails.
-	add(conn net.Conn, p *port) error
+	// add makes lanes the connection of a port, and the pump's, also if that fails.
+	add(lanes []mesh.Lane, p *port) error
+	// silent returns the error of one of several lanes whose other end has not answered for
+	// [mesh.Unanswered], as far as the system knows.
+	silent() error
 	// wake lets wait return. Any goroutine may call it.
 	wake()
 	// stop lets nothing more be sent, and wait return.
@@ -159,6 +162,11 @@ func (x *exchange) run(ctx context.Context, k int, all bool) error {
 			return context.Cause(ctx)
 		}
 		quiet, nap := w.Idle(), slice
+		if quiet >= mesh.Unanswered {
+			if err := x.pump.silent(); err != nil {
+				return err
+			}
+		}
 		if x.timeout > 0 {
 			if quiet >= x.timeout {
 				return errNoProgress(x.timeout)

@@ -9,9 +9,11 @@ import (
 	"sync/atomic"
 	"syscall"
 	"time"
+
+	"github.com/gofsdp/gofsdp/internal/mesh"
 )
 
-// streams is the portable pump: a reader and a writer goroutine per connection,
+// streams is the portable pump: a reader and a writer goroutine per port,
 // which get one order at a time from the goroutine that drives it. They see only
 // bytes; the ports stay with the driver.
 type streams struct {
@@ -29,8 +31,9 @@ type streams struct {
 // stream is a port and its connection.
 type stream struct {
 	*port
-	conn        net.Conn
-	read, write job
+	lanes        []mesh.Lane
+	reads, sends turn // of the goroutines
+	read, write  job
 }
 
 // job is one direction of a stream.
@@ -51,8 +54,8 @@ func newStreams(most int) *streams {
 	return &streams{bell: make(chan struct{}, 1), done: make(chan *job, 2*most), timer: time.NewTimer(0)}
 }
 
-func (s *streams) add(conn net.Conn, p *port) error {
-	t := &stream{port: p, conn: conn}
+func (s *streams) add(lanes []mesh.Lane, p *port) error {
+	t := &stream{port: p, lanes: lanes}
 	t.read = job{of: t, orders: make(chan struct{}, 1)}
 	t.write = job{of: t, orders: make(chan struct{}, 1)}
 	s.mu.Lock()
@@ -78,8 +81,10 @@ func (s *streams) serve(j *job, do func(count *atomic.Uint64)) {
 func (t *stream) fill(count *atomic.Uint64) {
 	j := &t.read
 	for j.n, j.err = 0, nil; j.n < j.least && j.err == nil; {
-		var n int
-		n, j.err = t.conn.Read(j.bufs[0][j.n:])
+		l, b := &t.lanes[t.reads.lane], j.bufs[0][j.n:]
+		n, err := l.Read(b[:t.reads.room(len(b), len(t.lanes))])
+		t.reads.pass(n, len(t.lanes))
+		j.err = over(l.Over, err)
 		j.n += n
 		count.Add(uint64(n))
 	}
@@ -94,8 +99,10 @@ func (t *stream) flush(count *atomic.Uint64) {
 	j.n, j.err = 0, nil
 	for _, b := range j.bufs {
 		for len(b) > 0 && j.err == nil {
-			var n int
-			n, j.err = t.conn.Write(b[:min(len(b), 64<<10)])
+			l := &t.lanes[t.sends.lane]
+			n, err := l.Write(b[:t.sends.room(min(len(b), 64<<10), len(t.lanes))])
+			t.sends.pass(n, len(t.lanes))
+			j.err = over(l.Over, err)
 			b = b[n:]
 			j.n += n
 			count.Add(uint64(n))
@@ -139,7 +146,7 @@ func (j *job) finish(arrived func(*port) error) error {
 		}
 	}
 	switch {
-	case j.err == io.EOF:
+	case errors.Is(j.err, io.EOF):
 		return t.lost(errEnded)
 	case j.err != nil:
 		return t.lost(j.err)
@@ -207,10 +214,23 @@ func (s *streams) stop() {
 }
 
 func (t *stream) stop() {
-	if c, ok := plain(t.conn).(interface{ CloseWrite() error }); ok {
-		_ = c.CloseWrite() // the other side may have ended it
+	for _, l := range t.lanes {
+		if c, ok := plain(l.Conn).(interface{ CloseWrite() error }); ok {
+			_ = c.CloseWrite() // the other side may have ended it
+		}
+		_ = l.SetDeadline(time.Unix(1, 0)) // long ago: whoever reads or writes returns
 	}
-	_ = t.conn.SetDeadline(time.Unix(1, 0)) // long ago: whoever reads or writes returns
+}
+
+func (s *streams) silent() error {
+	for _, t := range s.list {
+		for _, l := range t.lanes {
+			if dead := false; len(t.lanes) > 1 && control(plain(l.Conn), func(fd int) { dead = unanswered(fd) }) && dead {
+				return t.lost(over(l.Over, errSilent))
+			}
+		}
+	}
+	return nil
 }
 
 // plain returns the connection under TLS.
@@ -238,18 +258,19 @@ func (s *streams) close(deadline time.Time) {
 	for _, t := range s.list {
 		close(t.read.orders)
 		close(t.write.orders)
-		ended.Go(func() { t.end(deadline) })
+		for _, l := range t.lanes {
+			ended.Go(func() { end(plain(l.Conn), deadline) })
+		}
 	}
 	ended.Wait()
 	s.running.Wait()
 	s.timer.Stop()
 }
 
-// end closes the connection when what was sent has arrived. Closing one on which
+// end closes a connection when what was sent has arrived. Closing one on which
 // unread bytes have come would throw that away, so where there is no other way to
 // know, it reads on until the other side ends as well.
-func (t *stream) end(deadline time.Time) {
-	c := plain(t.conn)
+func end(c net.Conn, deadline time.Time) {
 	var rest [4 << 10]byte
 	for err := error(nil); !arrived(c) && (err == nil || errors.Is(err, os.ErrDeadlineExceeded)) && time.Now().Before(deadline); {
 		_ = c.SetReadDeadline(time.Now().Add(time.Millisecond)) // if it fails Read does
@@ -260,10 +281,6 @@ func (t *stream) end(deadline time.Time) {
 
 // arrived reports whether the other side is known to have all that was sent.
 func arrived(c net.Conn) (yes bool) {
-	s, ok := c.(syscall.Conn)
-	if !ok {
-		return false
-	}
-	raw, err := s.SyscallConn()
-	return err != nil || raw.Control(func(fd uintptr) { yes = delivered(int(fd)) }) != nil || yes
+	_, ok := c.(syscall.Conn)
+	return ok && (!control(c, func(fd int) { yes = delivered(fd) }) || yes)
 }

@@ -12,12 +12,14 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/gofsdp/gofsdp/internal/auth"
+	"github.com/gofsdp/gofsdp/internal/mesh"
 )
 
 // Wiring is how the ranks of a test are connected. The zero value is plain TCP.
 type Wiring struct {
 	TLS      bool
 	Portable bool  // use the pump of other systems
+	Lanes    int   // between two ranks; 0 for 1
 	Hosts    []int // pretend hosts of so many ranks, one after the other
 	Crowded  bool  // pretend that ranks share processors, whatever the machine
 	Timeout  time.Duration
@@ -32,8 +34,15 @@ type sockets struct {
 	*switchboard
 }
 
-func (s sockets) Connect(_ context.Context, rank int, channel uint64) (net.Conn, error) {
-	return s.plug(s.rank, rank, channel)
+func (s sockets) Connect(_ context.Context, rank int, channel uint64) (lanes []mesh.Lane, err error) {
+	for k := range max(1, s.Lanes) {
+		conn, err := s.plug(s.rank, rank, channel, k)
+		lanes = append(lanes, mesh.Lane{Conn: conn})
+		if err != nil {
+			return lanes, err
+		}
+	}
+	return lanes, nil
 }
 
 func (s sockets) Plain(context.Context) bool { return !s.TLS && !s.Portable }
@@ -45,10 +54,10 @@ type switchboard struct {
 	ready map[string]net.Conn
 }
 
-func (b *switchboard) plug(rank, peer int, channel uint64) (net.Conn, error) {
+func (b *switchboard) plug(rank, peer int, channel uint64, lane int) (net.Conn, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	key := fmt.Sprint(rank, peer, channel)
+	key := fmt.Sprint(rank, peer, channel, lane)
 	if c := b.ready[key]; c != nil {
 		delete(b.ready, key)
 		return c, nil
@@ -58,7 +67,7 @@ func (b *switchboard) plug(rank, peer int, channel uint64) (net.Conn, error) {
 		mine = counted{mine, func(n int) { b.Sent(rank, peer, n) }}
 		theirs = counted{theirs, func(n int) { b.Sent(peer, rank, n) }}
 	}
-	b.ready[fmt.Sprint(peer, rank, channel)] = theirs
+	b.ready[fmt.Sprint(peer, rank, channel, lane)] = theirs
 	return mine, err
 }
 

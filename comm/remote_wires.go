@@ -1,9 +1,10 @@
 package comm
 
 import (
-	"net"
 	"sync"
 	"sync/atomic"
+
+	"github.com/gofsdp/gofsdp/internal/mesh"
 )
 
 // Connections on demand
@@ -17,7 +18,7 @@ import (
 
 // wiring makes the connections of one rank.
 type wiring struct {
-	connect func(peer int) (net.Conn, error) // until stop
+	connect func(peer int) ([]mesh.Lane, error) // until stop
 	stop    func()
 	dials   sync.WaitGroup
 	open    int // dials whose outcome has not been taken; of who drives the exchange
@@ -30,8 +31,8 @@ type wiring struct {
 // wire is the outcome of a dial.
 type wire struct {
 	*port
-	conn net.Conn
-	err  error
+	lanes []mesh.Lane
+	err   error
 }
 
 // port returns the end of the connection to a rank, which is made if there is none.
@@ -48,9 +49,9 @@ func (x *exchange) port(rank int) *port {
 	w := &x.wires
 	w.open++
 	w.dials.Go(func() {
-		conn, err := w.connect(rank)
+		lanes, err := w.connect(rank)
 		w.mu.Lock()
-		w.made = append(w.made, wire{p, conn, err})
+		w.made = append(w.made, wire{p, lanes, err})
 		w.some.Store(true)
 		w.mu.Unlock()
 		x.pump.wake()
@@ -67,7 +68,7 @@ func (x *exchange) plug() (some bool, err error) {
 	for _, made := range w.take() {
 		w.open--
 		if made.err == nil {
-			made.err = x.pump.add(made.conn, made.port)
+			made.err = x.pump.add(made.lanes, made.port)
 		}
 		if made.err != nil && err == nil {
 			err = made.lost(made.err)
@@ -91,8 +92,6 @@ func (w *wiring) end() {
 	w.stop()
 	w.dials.Wait()
 	for _, made := range w.take() {
-		if made.conn != nil {
-			_ = made.conn.Close() // nothing was sent
-		}
+		mesh.CloseLanes(made.lanes)
 	}
 }

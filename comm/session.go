@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"net"
 	"os"
 	"slices"
 	"sync"
@@ -51,7 +50,7 @@ type network interface {
 	Send(to int, msg []byte) error
 	Tell(ranks []int, msg []byte)
 	Relays() bool
-	Connect(ctx context.Context, rank int, channel uint64) (net.Conn, error)
+	Connect(ctx context.Context, rank int, channel uint64) ([]mesh.Lane, error)
 	Forget(channel uint64)
 	Plain(ctx context.Context) bool
 	Modelled() bool

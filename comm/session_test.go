@@ -6,7 +6,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"net"
 	"os"
 	"slices"
 	"strings"
@@ -48,7 +47,7 @@ func (w wires) Tell(ranks []int, msg []byte) {
 
 func (w wires) Relays() bool { return false }
 
-func (w wires) Connect(context.Context, int, uint64) (net.Conn, error) {
+func (w wires) Connect(context.Context, int, uint64) ([]mesh.Lane, error) {
 	return nil, errors.New("no connections here")
 }
 

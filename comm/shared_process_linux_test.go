@@ -17,6 +17,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/gofsdp/gofsdp/internal/mesh"
 )
 
 // pair is a network of two processes over a socket that passes files: the one
@@ -33,7 +35,7 @@ type pair struct {
 func (p *pair) SameHost(int) bool { return true }
 func (p *pair) Host(int) string   { return "here" }
 
-func (p *pair) Connect(context.Context, int, uint64) (net.Conn, error) {
+func (p *pair) Connect(context.Context, int, uint64) ([]mesh.Lane, error) {
 	return nil, errors.New("no connections here")
 }
 func (p *pair) Relays() bool               { return false }

@@ -36,7 +36,7 @@
 //	FSDP_JOB          a name that tells the job from others, beside that of the launcher
 //	FSDP_TLS          1 to encrypt connections
 //	FSDP_TRUST_NETWORK 1 to need no secret between hosts
-//	FSDP_LISTEN       the network interface or address on which ranks listen
+//	FSDP_LISTEN       the network interfaces or addresses on which ranks listen
 //	FSDP_TIMEOUT      for how long an operation may make no progress: a duration such as 90s
 //	FSDP_JOIN_TIMEOUT for how long a rank waits for the others to join
 //	FSDP_TRANSPORT    auto, shm or tcp

@@ -138,7 +138,6 @@ func TestErrorsNameVariables(t *testing.T) {
 		{"RANK=0 WORLD_SIZE=1 FSDP_RENDEZVOUS=file://host/dir", "is not tcp://host:port or file:///dir"},
 		{"FSDP_SECRET=short", "FSDP_SECRET: a secret has at least 16 bytes"},
 		{"FSDP_SECRET=0123456789abcdef0123456789abcdef FSDP_SECRET_FILE=/f", "both set"},
-		{"FSDP_LISTEN=10.0.0.0/8", "FSDP_LISTEN="},
 		{"FSDP_TLS=yes", `FSDP_TLS="yes" is neither 1 nor 0`},
 		{"FSDP_TRUST_NETWORK=lan", `FSDP_TRUST_NETWORK="lan" is neither 1 nor 0`},
 		{"FSDP_TIMEOUT=5", `FSDP_TIMEOUT="5" is not a duration such as 90s`},

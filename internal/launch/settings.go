@@ -62,9 +62,6 @@ func settings(v *vars, e *Env) error {
 		}
 	}
 	e.Listen = v.get("FSDP_LISTEN")
-	if strings.ContainsAny(e.Listen, " \t\n/") {
-		return fmt.Errorf("FSDP_LISTEN=%q is not a network interface or address", e.Listen)
-	}
 	var err error
 	if e.Timeout, err = Timeout(v.get); err != nil {
 		return err

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net"
+	"net/netip"
 	"os"
 	"sync"
 	"time"
@@ -88,7 +89,7 @@ func (m *Mesh) check(conn net.Conn) {
 	var place *label // kept for a data connection
 	theirs, err := auth.Server(secure, m.cfg.Secret, func(theirs auth.Hello) (mine auth.Hello, err error) {
 		if guest, err = m.admit(theirs); err == nil && theirs.Purpose == purposeData {
-			place = &label{theirs.Rank, guest.Channel}
+			place = &label{theirs.Rank, guest.Channel, guest.Lane}
 			if err = m.conns.reserve(*place); err != nil {
 				place = nil
 				err = fmt.Errorf("rank %d, channel %#x: %w", m.cfg.Rank, guest.Channel, err)
@@ -101,7 +102,7 @@ func (m *Mesh) check(conn net.Conn) {
 	m.mu.Unlock()
 	err = m.places.Leave(conn, err)
 	if err == nil {
-		tune(conn, theirs.Purpose)
+		tune(conn, theirs.Purpose, guest.Lanes)
 		err = m.receive(theirs, guest, secure)
 	}
 	if err != nil {
@@ -175,7 +176,7 @@ func (m *Mesh) knows(rank int, nonce string) bool {
 func (m *Mesh) receive(theirs auth.Hello, guest visit, conn net.Conn) error {
 	switch theirs.Purpose {
 	case purposeData:
-		return m.conns.put(label{theirs.Rank, guest.Channel}, conn)
+		return m.conns.put(label{theirs.Rank, guest.Channel, guest.Lane}, Lane{conn, guest.Over, guest.Lanes})
 	case purposeFile:
 		return m.takeFile(theirs.Rank, conn)
 	}
@@ -189,8 +190,9 @@ func (m *Mesh) hello(h auth.Hello, v visit) auth.Hello {
 }
 
 // dial connects to a rank, again and again until it works, cannot work, or ctx ends. Then the error
-// is the latest failure, if there has been one. ctx may end before the caller's, with the rank.
-func (m *Mesh) dial(caller, ctx context.Context, network, address string, rank int, h auth.Hello, v visit) (net.Conn, error) {
+// is the latest failure, if there has been one. ctx may end before the caller's, with the rank. An
+// interface that does not answer is given up, as one by which the other rank is known to live is another.
+func (m *Mesh) dial(caller, ctx context.Context, to way, rank int, h auth.Hello, v visit) (net.Conn, error) {
 	spread := rand.N[time.Duration] // so that not all come back at once
 	if m.network != nil {
 		tries := uint64(0)
@@ -200,18 +202,24 @@ func (m *Mesh) dial(caller, ctx context.Context, network, address string, rank i
 		}
 	}
 	var latest error
+	over := ""
+	if v.Over != "" {
+		over = " over " + v.Over
+	}
+	begin := time.Now()
 	for pause := 20 * time.Millisecond; ; pause = min(2*pause, time.Second) {
-		conn, err := m.dialOnce(caller, ctx, network, address, rank, h, v)
+		conn, err := m.dialOnce(caller, ctx, to, rank, h, v)
 		switch {
 		case err == nil:
 			return conn, nil
 		case ctx.Err() != nil && latest == nil:
-			return nil, fmt.Errorf("dialing rank %d at %s had not ended: %w", rank, address, context.Cause(ctx))
+			return nil, fmt.Errorf("dialing rank %d at %s had not ended: %w", rank, to.address, context.Cause(ctx))
 		case ctx.Err() != nil:
 			return nil, latest
 		}
-		latest = fmt.Errorf("dialing rank %d: %w", rank, err)
-		if auth.Final(err) || errors.Is(err, errImpostor) {
+		latest = fmt.Errorf("dialing rank %d%s: %w", rank, over, err)
+		var silent unreached
+		if auth.Final(err) || errors.Is(err, errImpostor) || over != "" && errors.As(err, &silent) && time.Since(begin) >= Unanswered {
 			return nil, latest
 		}
 		timer := time.NewTimer(pause/2 + spread(pause/2))
@@ -223,13 +231,18 @@ func (m *Mesh) dial(caller, ctx context.Context, network, address string, rank i
 	}
 }
 
+// unreached is the error of a dial that nobody has answered.
+type unreached struct{ error }
+
+func (u unreached) Unwrap() error { return u.error }
+
 // dialOnce connects to a rank and makes sure that it is the right one.
-func (m *Mesh) dialOnce(caller, ctx context.Context, network, address string, rank int, h auth.Hello, v visit) (_ net.Conn, err error) {
-	conn, err := m.connect(ctx, network, address)
+func (m *Mesh) dialOnce(caller, ctx context.Context, to way, rank int, h auth.Hello, v visit) (_ net.Conn, err error) {
+	conn, err := m.connect(ctx, to)
 	if err != nil {
-		return nil, err
+		return nil, unreached{err}
 	}
-	if middle, ok := ctx.Value(middleKey{}).(Middle); ok && network == "tcp" {
+	if middle, ok := ctx.Value(middleKey{}).(Middle); ok && to.network == "tcp" {
 		conn = middle(m.cfg.Rank, rank, conn)
 	}
 	defer func() {
@@ -252,7 +265,7 @@ func (m *Mesh) dialOnce(caller, ctx context.Context, network, address string, ra
 		}
 	})()
 	secure := conn
-	if network == "tcp" && m.client != nil {
+	if to.network == "tcp" && m.client != nil {
 		secure = tls.Client(conn, m.client)
 	}
 	theirs, err := m.greet(conn, secure, m.hello(h, v))
@@ -264,7 +277,7 @@ func (m *Mesh) dialOnce(caller, ctx context.Context, network, address string, ra
 	case theirs.Rank != rank:
 		return nil, fmt.Errorf("%w: rank %d", errImpostor, theirs.Rank)
 	}
-	tune(conn, h.Purpose)
+	tune(conn, h.Purpose, v.Lanes)
 	return secure, nil
 }
 
@@ -296,15 +309,18 @@ func (m *Mesh) greet(conn, secure net.Conn, hello auth.Hello) (theirs auth.Hello
 }
 
 // connect opens a connection.
-func (m *Mesh) connect(ctx context.Context, network, address string) (net.Conn, error) {
+func (m *Mesh) connect(ctx context.Context, to way) (net.Conn, error) {
 	if m.network != nil {
 		ctx, cancel := context.WithTimeout(ctx, checkTime)
 		defer cancel()
-		return m.network.Dial(ctx, address)
+		return m.network.Dial(ctx, to.address)
 	}
 	dialer := net.Dialer{Timeout: checkTime}
-	if network == "tcp" {
+	if to.network == "tcp" {
 		dialer.Control = enlarge
 	}
-	return dialer.DialContext(ctx, network, address)
+	if to.local != "" {
+		dialer.LocalAddr = net.TCPAddrFromAddrPort(netip.AddrPortFrom(netip.MustParseAddr(to.local), 0))
+	}
+	return dialer.DialContext(ctx, to.network, to.address)
 }

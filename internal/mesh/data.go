@@ -14,11 +14,12 @@ import (
 
 // Connect opens a data connection to another rank, which calls Connect with the
 // same channel. Both get one end of a new TCP connection: a *net.TCPConn, or with
-// TLS a *tls.Conn, for the caller to close.
+// TLS a *tls.Conn, for the caller to close. If one of them listens on several
+// interfaces they get as many, in the same order.
 //
 // The higher rank dials. Its Connect may return before the other's is called,
 // for a connection waits, one on each channel, until it is asked for.
-func (m *Mesh) Connect(ctx context.Context, rank int, channel uint64) (net.Conn, error) {
+func (m *Mesh) Connect(ctx context.Context, rank int, channel uint64) ([]Lane, error) {
 	who, end, err := m.other(rank)
 	if err != nil {
 		return nil, err
@@ -26,17 +27,16 @@ func (m *Mesh) Connect(ctx context.Context, rank int, channel uint64) (net.Conn,
 	caller := ctx
 	ctx, done := m.with(ctx, end)
 	defer done()
-	var conn net.Conn
+	var lanes []Lane
 	if rank > m.cfg.Rank {
-		conn, err = m.conns.take(ctx, label{rank, channel})
+		lanes, err = m.takeLanes(ctx, rank, channel)
 	} else {
-		v := visit{process: m.self.process, Channel: channel}
-		conn, err = m.dial(caller, ctx, "tcp", who.TCP, rank, auth.Hello{Purpose: purposeData}, v)
+		lanes, err = m.dialLanes(caller, ctx, who, channel)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("mesh: data connection of rank %d to rank %d on channel %#x: %w", m.cfg.Rank, rank, channel, err)
 	}
-	return conn, nil
+	return lanes, nil
 }
 
 // Forget says that Connect will not be called with a channel any more: connections that others have
@@ -88,7 +88,7 @@ func (m *Mesh) carryFile(to int, tag uint64, f *os.File) error {
 	}
 	ctx, done := m.with(context.Background(), end)
 	defer done()
-	conn, err := m.dial(ctx, ctx, "unix", who.Unix, to, auth.Hello{Purpose: purposeFile}, visit{process: m.self.process})
+	conn, err := m.dial(ctx, ctx, way{network: "unix", address: who.Unix}, to, auth.Hello{Purpose: purposeFile}, visit{process: m.self.process})
 	if err == nil {
 		frame := appendFrame(nil, frameFile, binary.BigEndian.AppendUint64(nil, tag))
 		err = errors.Join(asControl(conn).(filePasser).send(frame, f), conn.Close())
@@ -130,7 +130,7 @@ func (m *Mesh) File(ctx context.Context, from int, tag uint64) (*os.File, error)
 	}
 	ctx, done := m.with(ctx, end)
 	defer done()
-	f, err := m.files.take(ctx, label{from, tag})
+	f, err := m.files.take(ctx, label{rank: from, id: tag})
 	if err != nil {
 		return nil, fmt.Errorf("mesh: file %#x from rank %d: %w", tag, from, err)
 	}

@@ -93,9 +93,12 @@ func FuzzFrames(f *testing.F) {
 
 // FuzzDecode reads anything as what ranks write to the store and say in hellos.
 func FuzzDecode(f *testing.F) {
-	r := record{process{"h", "n", 1, "now", "x"}, 1, 2, "127.0.0.1:1", "@u"}
+	r := record{process: process{"h", "n", 1, "now", "x"}, Rank: 1, Size: 2, TCP: "127.0.0.1:1", Unix: "@u"}
 	f.Add(encode(r))
-	f.Add(encode(visit{r.process, 1 << 63}))
+	r.TCP = "eth0 127.0.0.1:1,eth1 127.0.0.2:1"
+	f.Add(encode(r))
+	f.Add(encode(visit{process: r.process, Channel: 1 << 63}))
+	f.Add(encode(visit{process: r.process, Lane: 1, Lanes: 2, Over: "eth1"}))
 	f.Add(encode(setback{1, "reason"}))
 	f.Add([]byte(`{"Rank":-1}`))
 	f.Fuzz(func(t *testing.T, b []byte) {
@@ -125,42 +128,42 @@ func TestMailbox(t *testing.T) {
 	var b mailbox[*thing]
 	ended, cancel := context.WithCancelCause(context.Background())
 	cancel(errors.New("ended"))
-	_, err := b.take(ended, label{1, 1})
+	_, err := b.take(ended, label{rank: 1, id: 1})
 	require.EqualError(t, err, "ended")
 
-	b.release(label{1, 1}) // nobody waits now
+	b.release(label{rank: 1, id: 1}) // nobody waits now
 	got := make(chan *thing)
-	go func() { c, _ := b.take(context.Background(), label{1, 1}); got <- c }()
+	go func() { c, _ := b.take(context.Background(), label{rank: 1, id: 1}); got <- c }()
 	require.Eventually(t, func() bool { b.mu.Lock(); defer b.mu.Unlock(); return b.changed != nil }, patience, 1e6)
 	other, mine := new(thing), new(thing)
-	require.NoError(t, b.put(label{2, 1}, other))
-	require.NoError(t, b.put(label{1, 1}, mine))
+	require.NoError(t, b.put(label{rank: 2, id: 1}, other))
+	require.NoError(t, b.put(label{rank: 1, id: 1}, mine))
 	require.Same(t, mine, <-got)
 
 	for range maxWaiting {
-		require.NoError(t, b.put(label{1, 7}, new(thing)))
+		require.NoError(t, b.put(label{rank: 1, id: 7}, new(thing)))
 	}
-	require.EqualError(t, b.put(label{1, 8}, mine), "256 from rank 1 have not been asked for yet")
-	require.EqualError(t, b.reserve(label{1, 8}), "256 from rank 1 have not been asked for yet")
-	require.ErrorIs(t, b.reserve(label{1, 7}), errTaken)
+	require.EqualError(t, b.put(label{rank: 1, id: 8}, mine), "256 from rank 1 have not been asked for yet")
+	require.EqualError(t, b.reserve(label{rank: 1, id: 8}), "256 from rank 1 have not been asked for yet")
+	require.ErrorIs(t, b.reserve(label{rank: 1, id: 7}), errTaken)
 
-	require.NoError(t, b.reserve(label{2, 7}))
-	require.ErrorIs(t, b.reserve(label{2, 7}), errTaken)
-	b.release(label{2, 7})
-	b.release(label{2, 7})
-	require.NoError(t, b.reserve(label{2, 7}))
+	require.NoError(t, b.reserve(label{rank: 2, id: 7}))
+	require.ErrorIs(t, b.reserve(label{rank: 2, id: 7}), errTaken)
+	b.release(label{rank: 2, id: 7})
+	b.release(label{rank: 2, id: 7})
+	require.NoError(t, b.reserve(label{rank: 2, id: 7}))
 	require.Equal(t, 2, b.count[2], "one waits, one has a place")
-	require.NoError(t, b.put(label{2, 7}, other))
+	require.NoError(t, b.put(label{rank: 2, id: 7}, other))
 	require.Equal(t, 2, b.count[2])
-	require.ErrorIs(t, b.reserve(label{2, 7}), errTaken)
+	require.ErrorIs(t, b.reserve(label{rank: 2, id: 7}), errTaken)
 
-	_, err = b.take(ended, label{1, 7})
+	_, err = b.take(ended, label{rank: 1, id: 7})
 	require.NoError(t, err, "it is there")
-	require.NoError(t, b.put(label{1, 8}, mine), "there is room again")
+	require.NoError(t, b.put(label{rank: 1, id: 8}, mine), "there is room again")
 
 	b.close()
 	require.EqualValues(t, 1, *mine)
 	require.EqualValues(t, 2, *other, "it was there twice")
-	require.ErrorIs(t, b.put(label{1, 1}, mine), ErrClosed)
-	require.ErrorIs(t, b.reserve(label{1, 1}), ErrClosed)
+	require.ErrorIs(t, b.put(label{rank: 1, id: 1}, mine), ErrClosed)
+	require.ErrorIs(t, b.reserve(label{rank: 1, id: 1}), ErrClosed)
 }

@@ -246,11 +246,11 @@ func (m *Mesh) find(ctx context.Context, rank int) error {
 	if err != nil {
 		return err
 	}
-	network, address := "tcp", where.TCP
+	to := way{network: "tcp", address: where.faces()[0].TCP}
 	if where.Host == m.self.Host && where.Unix != "" && m.self.Unix != "" {
-		network, address = "unix", where.Unix
+		to = way{network: "unix", address: where.Unix}
 	}
-	conn, err := m.dial(ctx, ctx, network, address, rank, auth.Hello{Purpose: purposeControl}, visit{process: m.self.process})
+	conn, err := m.dial(ctx, ctx, to, rank, auth.Hello{Purpose: purposeControl}, visit{process: m.self.process})
 	if err != nil {
 		return fmt.Errorf("%w%s", err, m.hint(where))
 	}
@@ -259,7 +259,7 @@ func (m *Mesh) find(ctx context.Context, rank int) error {
 
 // hint says what is wrong if where is an address that cannot be reached from here.
 func (m *Mesh) hint(where record) string {
-	addr, err := netip.ParseAddrPort(where.TCP)
+	addr, err := netip.ParseAddrPort(where.faces()[0].TCP)
 	if err != nil || !addr.Addr().IsLoopback() || where.Host == m.self.Host {
 		return ""
 	}

@@ -68,8 +68,8 @@ func TestListen(t *testing.T) {
 			require.Equal(t, ip, host)
 			var low net.Conn
 			var other sync.WaitGroup
-			other.Go(func() { low, _ = ranks[0].Connect(timeout(t, patience), 1, 1) })
-			high, err := ranks[1].Connect(timeout(t, patience), 0, 1)
+			other.Go(func() { low, _ = ranks[0].one(timeout(t, patience), 1, 1) })
+			high, err := ranks[1].one(timeout(t, patience), 0, 1)
 			other.Wait()
 			require.NoError(t, err)
 			require.NotNil(t, low)
@@ -143,7 +143,7 @@ func TestTimeoutSaysWhy(t *testing.T) {
 	j := newJob(t, 2, nil)
 	j.limit = 5 * time.Second
 	nobody := "127.0.0.1:1"
-	far := record{process{"far", "far", 1, "", "x"}, 0, 2, nobody, ""}
+	far := record{process: process{"far", "far", 1, "", "x"}, Size: 2, TCP: nobody}
 	require.NoError(t, j.folder.Set(context.Background(), "mesh/test/1/rank-0", encode(far)))
 	_, _, err := j.join(context.Background(), 1)
 	require.ErrorContains(t, err, "ranks [0] of 2 have not joined: time is up; dialing rank 0: dial tcp "+nobody)

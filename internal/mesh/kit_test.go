@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
+	"net"
 	"net/url"
 	"os"
 	"path/filepath"
@@ -260,4 +261,13 @@ func timeout(t testing.TB, d time.Duration) context.Context {
 	ctx, cancel := context.WithTimeout(context.Background(), d)
 	t.Cleanup(cancel)
 	return ctx
+}
+
+// one is Connect to a rank that listens on one interface, as this one does.
+func (m *Mesh) one(ctx context.Context, rank int, channel uint64) (net.Conn, error) {
+	lanes, err := m.Connect(ctx, rank, channel)
+	if err != nil {
+		return nil, err
+	}
+	return lanes[0].Conn, nil
 }

@@ -134,7 +134,7 @@ func TestFilesEnd(t *testing.T) {
 	require.Equal(t, "kept", content(t, got))
 	require.NoError(t, got.Close())
 
-	left := ranks[0].files.things[label{1, 1}][0]
+	left := ranks[0].files.things[label{rank: 1, id: 1}][0]
 	require.NoError(t, ranks[0].Close())
 	require.ErrorIs(t, left.Close(), os.ErrClosed)
 	_, err = ranks[0].File(timeout(t, patience), 1, 1)
@@ -199,7 +199,7 @@ func TestSockets(t *testing.T) {
 		for r, l := range ranks {
 			all.Go(func() {
 				var err error
-				if conns[r], err = l.Connect(timeout(t, patience), 1-r, 1); err != nil {
+				if conns[r], err = l.one(timeout(t, patience), 1-r, 1); err != nil {
 					t.Error(err)
 				}
 			})

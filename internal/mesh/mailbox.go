@@ -12,6 +12,7 @@ import (
 type label struct {
 	rank int
 	id   uint64 // channel of a connection, tag of a file
+	lane int    // on the channel
 }
 
 // errTaken is the error of reserving a place where something waits already.

@@ -38,7 +38,7 @@ type Config struct {
 	Job        string       // names the job and its attempt: processes of another are refused, and no name serves twice in a store
 	Secret     []byte       // shared by all ranks, at least auth.MinSecret bytes
 	TLS        bool         // encrypt every TCP connection, see auth.TLS
-	Listen     string       // name or address of the interface to listen on, "" for loopback
+	Listen     string       // name, address or network of the interface to listen on, several with commas between; "" for loopback
 	Host       string       // identity of this host, "" to detect it: ranks with the same one pass files to each other
 	Log        *slog.Logger // strangers and refusals; nil for none
 	Handler    Handler
@@ -110,7 +110,7 @@ type Mesh struct {
 	closed   bool
 	running  sync.WaitGroup // everything that Close ends; grows only while !closed
 
-	conns mailbox[net.Conn] // accepted data connections, by rank and channel
+	conns mailbox[Lane]     // accepted data connections, by rank, channel and lane
 	files mailbox[*os.File] // received files, by rank and tag
 	relay relay
 }

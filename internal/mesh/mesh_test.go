@@ -154,7 +154,7 @@ func TestLost(t *testing.T) {
 			require.NotErrorIs(t, ranks[r].Send(other, nil), ErrGone)
 		}
 		ranks[2].ear.none(t)
-		_, err := ranks[0].Connect(context.Background(), 1, 1)
+		_, err := ranks[0].one(context.Background(), 1, 1)
 		require.ErrorContains(t, err, "without goodbye")
 	})
 }
@@ -282,7 +282,7 @@ func TestConnect(t *testing.T) {
 						continue
 					}
 					all.Go(func() {
-						conn, err := l.Connect(timeout(t, patience), q, c)
+						conn, err := l.one(timeout(t, patience), q, c)
 						if err != nil {
 							t.Error(err)
 							return
@@ -318,9 +318,9 @@ func TestConnect(t *testing.T) {
 // live.
 func TestConnectionsOutlive(t *testing.T) {
 	ranks := newJob(t, 2, nil).open(t)
-	high, err := ranks[1].Connect(timeout(t, patience), 0, 1)
+	high, err := ranks[1].one(timeout(t, patience), 0, 1)
 	require.NoError(t, err, "nobody has asked for the other end yet")
-	low, err := ranks[0].Connect(timeout(t, patience), 1, 1)
+	low, err := ranks[0].one(timeout(t, patience), 1, 1)
 	require.NoError(t, err)
 	closeAll(ranks)
 	_, err = high.Write([]byte("still open"))
@@ -334,7 +334,7 @@ func TestConnectionsOutlive(t *testing.T) {
 
 // TestConnectEnds ends Connect while nobody answers, in every way there is.
 func TestConnectEnds(t *testing.T) {
-	_, err := newJob(t, 1, nil).open(t)[0].Connect(context.Background(), 0, 1)
+	_, err := newJob(t, 1, nil).open(t)[0].one(context.Background(), 0, 1)
 	require.ErrorContains(t, err, "no other rank 0 of 1")
 
 	why := fmt.Errorf("enough")
@@ -353,7 +353,7 @@ func TestConnectEnds(t *testing.T) {
 			defer cancel(nil)
 			failed := make(chan error)
 			go func() {
-				_, err := ranks[0].Connect(ctx, 1, 0xabc)
+				_, err := ranks[0].one(ctx, 1, 0xabc)
 				failed <- err
 			}()
 			c.end(ranks, cancel)
@@ -368,23 +368,23 @@ func TestConnectEnds(t *testing.T) {
 // altogether.
 func TestConnectTwice(t *testing.T) {
 	ranks := newJob(t, 2, nil).open(t)
-	first, err := ranks[1].Connect(timeout(t, patience), 0, 5)
+	first, err := ranks[1].one(timeout(t, patience), 0, 5)
 	require.NoError(t, err)
 	defer first.Close()
-	_, err = ranks[1].Connect(timeout(t, patience), 0, 5)
+	_, err = ranks[1].one(timeout(t, patience), 0, 5)
 	require.ErrorContains(t, err, "refused by the other side: rank 0, channel 0x5: the one before has not been asked for yet")
 
-	low, err := ranks[0].Connect(timeout(t, patience), 1, 5)
+	low, err := ranks[0].one(timeout(t, patience), 1, 5)
 	require.NoError(t, err)
 	defer low.Close()
-	again, err := ranks[1].Connect(timeout(t, patience), 0, 5)
+	again, err := ranks[1].one(timeout(t, patience), 0, 5)
 	require.NoError(t, err, "the first has been asked for")
 	defer again.Close()
 
 	for c := range uint64(maxWaiting - 1) {
-		require.NoError(t, ranks[0].conns.put(label{1, 100 + c}, nopConn{}))
+		require.NoError(t, ranks[0].conns.put(label{rank: 1, id: 100 + c}, Lane{Conn: nopConn{}}))
 	}
-	_, err = ranks[1].Connect(timeout(t, patience), 0, 6)
+	_, err = ranks[1].one(timeout(t, patience), 0, 6)
 	require.ErrorContains(t, err, "rank 0, channel 0x6: 256 from rank 1 have not been asked for yet")
 }
 
@@ -399,18 +399,18 @@ func TestLeftBehind(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			for _, arrives := range []bool{true, false} {
 				var b mailbox[net.Conn]
-				require.NoError(t, b.reserve(label{1, 5}))
+				require.NoError(t, b.reserve(label{rank: 1, id: 5}))
 				ctx, cancel := context.WithCancelCause(t.Context())
 				taken := make(chan error, 1)
-				go func() { _, err := b.take(ctx, label{1, 5}); taken <- err }()
+				go func() { _, err := b.take(ctx, label{rank: 1, id: 5}); taken <- err }()
 				cancel(fmt.Errorf("rank 1 %w", ErrGone))
 				synctest.Wait()
 				require.Empty(t, taken)
 				if arrives {
-					require.NoError(t, b.put(label{1, 5}, nopConn{}))
+					require.NoError(t, b.put(label{rank: 1, id: 5}, Lane{Conn: nopConn{}}))
 					require.NoError(t, <-taken)
 				} else {
-					b.release(label{1, 5})
+					b.release(label{rank: 1, id: 5})
 					require.ErrorIs(t, <-taken, ErrGone)
 				}
 			}
@@ -422,14 +422,14 @@ func TestLeftBehind(t *testing.T) {
 		ctx := WithMiddle(timeout(t, patience), func(_, _ int, conn net.Conn) net.Conn { return &slowEnd{Conn: conn, until: gone} })
 		dialed := make(chan error, 1)
 		go func() {
-			conn, err := ranks[1].Connect(ctx, 0, 5)
+			conn, err := ranks[1].one(ctx, 0, 5)
 			if err == nil {
 				_, err = io.ReadFull(conn, make([]byte, 4))
 				_ = conn.Close()
 			}
 			dialed <- err
 		}()
-		conn, err := ranks[0].Connect(ctx, 1, 5)
+		conn, err := ranks[0].one(ctx, 1, 5)
 		require.NoError(t, err)
 		_, err = conn.Write([]byte("last"))
 		require.NoError(t, err)
@@ -465,7 +465,7 @@ func (c *slowEnd) Read(b []byte) (int, error) {
 func TestForget(t *testing.T) {
 	ranks := newJob(t, 2, nil).open(t)
 	ctx := timeout(t, patience)
-	conn, err := ranks[1].Connect(ctx, 0, 7)
+	conn, err := ranks[1].one(ctx, 0, 7)
 	require.NoError(t, err)
 	defer conn.Close()
 	ranks[0].Forget(7)
@@ -473,6 +473,6 @@ func TestForget(t *testing.T) {
 	_, err = conn.Read(make([]byte, 1))
 	require.Error(t, err)
 	require.NotErrorIs(t, err, os.ErrDeadlineExceeded)
-	_, err = ranks[1].Connect(ctx, 0, 7)
+	_, err = ranks[1].one(ctx, 0, 7)
 	require.ErrorContains(t, err, "nobody asks for it any more")
 }

@@ -90,13 +90,13 @@ func TestNetworkOfContext(t *testing.T) {
 		require.False(t, byRank[0].SameHost(1), "no file passes such a network")
 		dialed := make(chan error, 1)
 		go func() {
-			conn, err := byRank[0].Connect(timeout(t, patience), 2, 9)
+			conn, err := byRank[0].one(timeout(t, patience), 2, 9)
 			if err == nil {
 				err = conn.Close()
 			}
 			dialed <- err
 		}()
-		conn, err := byRank[2].Connect(timeout(t, patience), 0, 9)
+		conn, err := byRank[2].one(timeout(t, patience), 0, 9)
 		require.NoError(t, err)
 		require.NoError(t, <-dialed)
 		require.NoError(t, conn.Close())
@@ -149,7 +149,7 @@ func TestGivesUpOnLeaver(t *testing.T) {
 			ctx, done := m.with(caller, end)
 			defer done()
 			begin := time.Now()
-			_, err := m.dial(caller, ctx, "tcp", "10.0.0.1:1", 0, auth.Hello{Purpose: purposeData}, visit{})
+			_, err := m.dial(caller, ctx, way{network: "tcp", address: "10.0.0.1:1"}, 0, auth.Hello{Purpose: purposeData}, visit{})
 			require.ErrorContains(t, err, "dialing rank 0 at 10.0.0.1:1 had not ended")
 			require.ErrorIs(t, err, ErrGone)
 			require.Equal(t, min(asked, dialTime), time.Since(begin))
@@ -191,7 +191,7 @@ func TestSaysThatCallerGaveUp(t *testing.T) {
 		defer done()
 		failed := make(chan error, 1)
 		go func() {
-			_, err := m.dial(caller, ctx, "tcp", "10.0.0.1:1", 0, auth.Hello{Purpose: purposeData}, visit{})
+			_, err := m.dial(caller, ctx, way{network: "tcp", address: "10.0.0.1:1"}, 0, auth.Hello{Purpose: purposeData}, visit{})
 			failed <- err
 		}()
 		synctest.Wait()

@@ -250,7 +250,7 @@ func (m *Mesh) receiveFile(rank int, conn filePasser, tag uint64) error {
 	}
 	files := conn.arrived()
 	if len(files) == 1 {
-		err := m.files.put(label{rank, tag}, files[0])
+		err := m.files.put(label{rank: rank, id: tag}, files[0])
 		if err == nil {
 			return nil
 		}

@@ -30,7 +30,7 @@ type record struct {
 	process
 	Rank int
 	Size int    // of the job, as this rank was told
-	TCP  string // address of the listener, host:port
+	TCP  string // address of the listener, host:port; of several "eth0 host:port,eth1 host:port"
 	Unix string // name of the abstract socket, "" where there is none
 }
 
@@ -38,6 +38,10 @@ type record struct {
 type visit struct {
 	process
 	Channel uint64 // of a data connection
+
+	// Of a data connection between ranks that have several.
+	Lane, Lanes int    `json:",omitempty"`
+	Over        string `json:",omitempty"`
 }
 
 // setback is the error of a rank that has given up joining, as the other ranks get it.
@@ -75,8 +79,11 @@ func decode[T record | visit | setback](b []byte) (v T, err error) {
 	if err := json.Unmarshal(b, &v); err != nil {
 		return v, fmt.Errorf("malformed %T: %w", v, err)
 	}
-	if r, ok := any(v).(record); ok && (r.Size < 1 || r.Rank < 0 || r.Rank >= r.Size || r.TCP == "") {
+	if r, ok := any(v).(record); ok && (r.Size < 1 || r.Rank < 0 || r.Rank >= r.Size || r.TCP == "" || len(r.faces()) > maxLanes) {
 		return v, errors.New("malformed record of a rank")
+	}
+	if g, ok := any(v).(visit); ok && (g.Lane < 0 || g.Lanes < 0 || g.Lanes > maxLanes || g.Lane > max(0, g.Lanes-1)) {
+		return v, fmt.Errorf("malformed visit: lane %d of %d", g.Lane, g.Lanes)
 	}
 	return v, nil
 }

@@ -116,7 +116,7 @@ func TestMany(t *testing.T) {
 			var ends sync.WaitGroup
 			for _, end := range [][2]int{{0, 7}, {7, 0}} {
 				ends.Go(func() {
-					conn, err := ranks[end[0]].Connect(ctx, end[1], 5)
+					conn, err := ranks[end[0]].one(ctx, end[1], 5)
 					if err == nil {
 						err = conn.Close()
 					}
@@ -167,7 +167,7 @@ func TestManyEnd(t *testing.T) {
 		require.Regexp(t, `^rank 8 on host \S+ pid \d+: `, lost.text)
 		require.ErrorIs(t, ranks[r].Send(4, nil), ErrGone)
 		require.Error(t, ranks[r].Send(8, nil))
-		_, err := ranks[r].Connect(context.Background(), 4, 9)
+		_, err := ranks[r].one(context.Background(), 4, 9)
 		require.ErrorIs(t, err, ErrGone)
 	}
 	for _, r := range left {

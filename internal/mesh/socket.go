@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"strings"
 	"time"
 )
 
@@ -19,18 +20,18 @@ func (m *Mesh) listen() error {
 	if m.network != nil {
 		return m.listenModelled()
 	}
-	ip, err := resolve(m.cfg.Listen)
-	if err != nil {
-		return err
-	}
 	config := net.ListenConfig{Control: enlarge}
 	config.SetMultipathTCP(false) // its sockets know none of our options
-	tcp, err := config.Listen(context.Background(), "tcp", net.JoinHostPort(ip, "0"))
+	err := m.listenEach(resolve, func(ctx context.Context, address string) (net.Listener, error) {
+		l, err := config.Listen(ctx, "tcp", address)
+		if err != nil {
+			err = fmt.Errorf("%w; this host has %v", err, interfaces())
+		}
+		return l, err
+	})
 	if err != nil {
 		return err
 	}
-	m.listeners = append(m.listeners, tcp)
-	m.self.TCP = tcp.Addr().String()
 	local, name, err := listenUnix()
 	if err != nil {
 		return err
@@ -45,16 +46,40 @@ func (m *Mesh) listen() error {
 // listenModelled is listen on a network that is not this machine's, where [Config.Listen] is an
 // address.
 func (m *Mesh) listenModelled() error {
-	l, err := m.network.Listen(context.Background(), net.JoinHostPort(m.cfg.Listen, "0"))
-	if err != nil {
-		return err
+	return m.listenEach(func(address string) (string, error) { return address, nil }, m.network.Listen)
+}
+
+// listenEach listens on everything that [Config.Listen] names.
+func (m *Mesh) listenEach(resolve func(string) (string, error), listen func(context.Context, string) (net.Listener, error)) error {
+	names := strings.Split(m.cfg.Listen, ",")
+	if len(names) > maxLanes {
+		return fmt.Errorf("listen on %q: %d interfaces, at most %d are possible", m.cfg.Listen, len(names), maxLanes)
 	}
-	m.listeners = append(m.listeners, l)
-	m.self.TCP = l.Addr().String()
+	var faces []string
+	for _, name := range names {
+		if name == "" && len(names) > 1 {
+			return fmt.Errorf("listen on %q: an empty name; this host has %v", m.cfg.Listen, interfaces())
+		}
+		ip, err := resolve(name)
+		if err != nil {
+			return err
+		}
+		l, err := listen(context.Background(), net.JoinHostPort(ip, "0"))
+		if err != nil {
+			return err
+		}
+		m.listeners = append(m.listeners, l)
+		f := face{name, l.Addr().String()}
+		if name == ip || len(names) == 1 {
+			f.Name = ""
+		}
+		faces = append(faces, f.String())
+	}
+	m.self.TCP = strings.Join(faces, ",")
 	return nil
 }
 
-// resolve returns the IP address that Config.Listen names.
+// resolve returns the IP address that a name in Config.Listen stands for.
 func resolve(listen string) (string, error) {
 	if listen == "" {
 		return "127.0.0.1", nil
@@ -65,9 +90,12 @@ func resolve(listen string) (string, error) {
 		}
 		return listen, nil
 	}
+	if network, err := netip.ParsePrefix(listen); err == nil {
+		return within(network)
+	}
 	face, err := net.InterfaceByName(listen)
 	if err != nil {
-		return "", fmt.Errorf("listen on %q: neither an address nor an interface of this host, which are %v", listen, interfaces())
+		return "", fmt.Errorf("listen on %q: neither an address nor an interface of this host, which has %v", listen, interfaces())
 	}
 	addrs, err := face.Addrs()
 	if err != nil {
@@ -85,37 +113,56 @@ func resolve(listen string) (string, error) {
 		}
 	}
 	if best == "" {
-		return "", fmt.Errorf("listen on %s: the interface has no address", listen)
+		return "", fmt.Errorf("listen on %s: the interface has no address; this host has %v", listen, interfaces())
 	}
 	return best, nil
 }
 
-// interfaces returns the names of this host's network interfaces, for an error.
+// within returns the first address of this host in a network.
+func within(network netip.Prefix) (string, error) {
+	addrs, err := net.InterfaceAddrs()
+	if err != nil {
+		return "", fmt.Errorf("listen in %v: %w", network, err)
+	}
+	for _, a := range addrs {
+		if p, err := netip.ParsePrefix(a.String()); err == nil && network.Contains(p.Addr()) {
+			return p.Addr().String(), nil
+		}
+	}
+	return "", fmt.Errorf("listen in %v: no address of this host, which has %v, is in that network", network, interfaces())
+}
+
+// interfaces returns this host's network interfaces and their addresses, for an error.
 func interfaces() (names []string) {
 	list, err := net.Interfaces()
 	if err != nil {
 		return nil
 	}
 	for _, i := range list {
-		names = append(names, i.Name)
+		addrs, _ := i.Addrs() // none is as good to know
+		names = append(names, fmt.Sprint(i.Name, addrs))
 	}
 	return names
 }
 
-// tune prepares a new connection for its purpose.
-func tune(conn net.Conn, purpose string) {
-	if c, ok := conn.(interface{ Unanswered(time.Duration) }); ok && purpose == purposeControl {
+// tune prepares a new connection for its purpose. Of several lanes each says when the other end is silent:
+// that the control connection lives is no sign of another interface.
+func tune(conn net.Conn, purpose string, lanes int) {
+	watched := purpose == purposeControl || lanes > 1
+	if c, ok := conn.(interface{ Unanswered(time.Duration) }); ok && watched {
 		c.Unanswered(Unanswered)
 	}
 	tcp, ok := conn.(*net.TCPConn)
 	if !ok {
 		return
 	}
-	if purpose == purposeControl {
+	if watched {
 		// A host that dies or is cut off says nothing. Where this cannot be set, the system's own
 		// pace must do.
 		_ = tcp.SetKeepAliveConfig(net.KeepAliveConfig{Enable: true, Idle: 5 * time.Second, Interval: 5 * time.Second, Count: 3})
-		setUserTimeout(tcp)
+	}
+	if purpose == purposeControl {
+		setUserTimeout(tcp) // on a data connection it would end one that is not read for as long
 		return
 	}
 	here, _ := tcp.LocalAddr().(*net.TCPAddr)

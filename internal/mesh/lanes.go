@@ -1,0 +1,133 @@
+package mesh
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"strings"
+	"sync"
+
+	"github.com/gofsdp/gofsdp/internal/auth"
+)
+
+// maxLanes is how many interfaces a rank may listen on.
+const maxLanes = 16
+
+// Lane is one of the connections between two ranks on a channel. If one of them listens on several
+// interfaces there are as many lanes, each between two interfaces of its own.
+type Lane struct {
+	net.Conn
+	Over string // the two interfaces, from that of who has dialed; "" if each rank has one
+	of   int    // lanes on the channel, 0 for 1
+}
+
+// face is one of several interfaces that a rank listens on.
+type face struct {
+	Name string // as [Config.Listen] has it
+	TCP  string // address of the listener, host:port
+}
+
+// ip returns the address of f.
+func (f face) ip() netip.Addr {
+	addr, _ := netip.ParseAddrPort(f.TCP) // the zero address is of no family
+	return addr.Addr().Unmap()
+}
+
+func (f face) String() string { return strings.TrimSpace(f.Name + " " + f.TCP) }
+
+// way is where to dial, and from which address of this host; "" leaves that to the system.
+type way struct{ network, address, local string }
+
+// pair is the interface of who dials and that of who listens.
+type pair struct{ near, far face }
+
+// pairs returns the interfaces of each lane between two ranks: the first of one with the first of the
+// other and so on, around where one has fewer, those with an IPv4 address first. They are one pair of
+// which only the address to dial is known if neither rank listens on several.
+func pairs(from, to record) (list []pair, err error) {
+	if len(from.faces()) == 1 && len(to.faces()) == 1 {
+		return []pair{{far: face{TCP: to.TCP}}}, nil
+	}
+	for _, v4 := range []bool{true, false} {
+		near, far := from.family(v4), to.family(v4)
+		if (len(near) == 0) != (len(far) == 0) {
+			return nil, fmt.Errorf("rank %d listens on %v, rank %d on %v: both need interfaces with IPv4 addresses, or both with IPv6, or both with each",
+				from.Rank, from.faces(), to.Rank, to.faces())
+		}
+		for k := range max(len(near), len(far)) {
+			list = append(list, pair{near[k%len(near)], far[k%len(far)]})
+		}
+	}
+	return list, nil
+}
+
+// faces returns where a rank listens.
+func (r record) faces() (list []face) {
+	for f := range strings.SplitSeq(r.TCP, ",") {
+		at := strings.LastIndexByte(f, ' ') + 1
+		list = append(list, face{strings.TrimSpace(f[:at]), f[at:]})
+	}
+	return list
+}
+
+// family returns the interfaces of a rank that have IPv4 addresses, or the others.
+func (r record) family(v4 bool) (list []face) {
+	for _, f := range r.faces() {
+		if f.ip().Is4() == v4 {
+			list = append(list, f)
+		}
+	}
+	return list
+}
+
+// dialLanes opens all lanes to a lower rank.
+func (m *Mesh) dialLanes(caller, ctx context.Context, who record, channel uint64) ([]Lane, error) {
+	list, err := pairs(m.self, who)
+	if err != nil {
+		return nil, err
+	}
+	lanes, errs := make([]Lane, len(list)), make([]error, len(list))
+	var all sync.WaitGroup
+	for k, p := range list {
+		v := visit{process: m.self.process, Channel: channel}
+		to := way{network: "tcp", address: p.far.TCP}
+		if len(list) > 1 {
+			to.local = p.near.ip().String()
+			v.Lane, v.Lanes, v.Over = k, len(list), fmt.Sprintf("%v to %v", face{p.near.Name, to.local}, p.far)
+		}
+		all.Go(func() {
+			lanes[k] = Lane{Over: v.Over}
+			lanes[k].Conn, errs[k] = m.dial(caller, ctx, to, who.Rank, auth.Hello{Purpose: purposeData}, v)
+		})
+	}
+	all.Wait()
+	if err := errors.Join(errs...); err != nil {
+		CloseLanes(lanes)
+		return nil, err
+	}
+	return lanes, nil
+}
+
+// takeLanes waits for all lanes from a higher rank. The first says how many there are.
+func (m *Mesh) takeLanes(ctx context.Context, rank int, channel uint64) (lanes []Lane, err error) {
+	for k := 0; k == 0 || k < lanes[0].of; k++ {
+		l, err := m.conns.take(ctx, label{rank, channel, k})
+		if err != nil {
+			CloseLanes(lanes)
+			return nil, err
+		}
+		lanes = append(lanes, l)
+	}
+	return lanes, nil
+}
+
+// CloseLanes closes connections that nobody has used.
+func CloseLanes(lanes []Lane) {
+	for _, l := range lanes {
+		if l.Conn != nil {
+			_ = l.Close() // nothing was sent
+		}
+	}
+}
