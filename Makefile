@@ -21,12 +21,15 @@ test: ## run all tests
 race: ## run all tests under the race detector
 	$(GO) test -race -timeout 40m ./...
 
-# Whole, fsdp takes 5 minutes under the race detector.
+# Whole, fsdp takes 5 minutes under the race detector. Of its tests each slice has every third, and of nccl, the packages
+# below fsdp and the examples every third package.
 SLICE ?= 0
-race-slice: ## race detector on comm, optim, shard, internal, and every third test of fsdp: SLICE=0, 1 or 2
+race-slice: ## race detector on comm, optim, shard, internal, and a third of the rest: SLICE=0, 1 or 2
 	$(GO) test -race -timeout 40m ./comm/... ./optim/... ./shard ./internal/...
 	list=$$($(GO) test -race -list '^(Test|Example)' ./fsdp | awk '/^(Test|Example)/ && n++ % 3 == $(SLICE)' | paste -sd '|') && \
 		test -n "$$list" && $(GO) test -race -timeout 40m ./fsdp -run "^($$list)$$"
+	list=$$($(GO) list ./nccl ./fsdp/... ./examples/... | awk '!/\/fsdp$$/ && n++ % 3 == $(SLICE)') && \
+		test -n "$$list" && $(GO) test -race -timeout 40m $$list
 
 # Left out, as they are about the memory of the host: what a step and a full state allocate, what is
 # in RAM, how little of it is enough, and who shares it.
