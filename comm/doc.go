@@ -27,7 +27,7 @@
 //	AllToAll       rank r: src = a_r  [N·m]  dst = a_0[r·m:(r+1)·m] | … | a_{N-1}[r·m:(r+1)·m] [N·m]
 //
 // Gather is for state that one rank writes to a file: shards may have different
-// lengths, and the ranks that only send do no more than that. AllToAll is for sums that
+// lengths, and ranks that only send need no memory for it. AllToAll is for sums that
 // the caller takes by itself, such as those of numbers in a format of its own.
 //
 // All-reduce is reduce-scatter followed by all-gather; ZeRO-3 keeps the two
