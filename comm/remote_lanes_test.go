@@ -93,9 +93,10 @@ func TestLanes(t *testing.T) {
 	sameBits(t, gs, local, KindAllReduce, Float32, Sum, 1<<18+3)
 	sameBits(t, gs, local, KindReduceScatter, BFloat16, Avg, 1<<18)
 	var ways []string
-	for _, m := range meters[1:] { // the first is for control
+	meters = slices.DeleteFunc(meters, func(m *meter) bool { return m.written.Load() < chunk }) // for control, or given up
+	for _, m := range meters {
 		ways = append(ways, ipOf(m.LocalAddr())+" "+ipOf(m.RemoteAddr()))
-		for _, c := range []struct{ one, other int64 }{{m.read.Load(), meters[1].read.Load()}, {m.written.Load(), meters[1].written.Load()}} {
+		for _, c := range []struct{ one, other int64 }{{m.read.Load(), meters[0].read.Load()}, {m.written.Load(), meters[0].written.Load()}} {
 			require.Greater(t, c.one, int64(2*chunk))
 			require.InDelta(t, c.other, c.one, chunk+1<<10) // their handshakes differ
 		}
@@ -105,7 +106,7 @@ func TestLanes(t *testing.T) {
 	closeRanks(t, gs)
 }
 
-// TestNoSuchInterface has a rank name what is not there: all hear what its host has.
+// TestNoSuchInterface has a rank name what is not there: it says what its host has.
 func TestNoSuchInterface(t *testing.T) {
 	for listen, want := range map[string]string{
 		"127.0.0.1,nosuch0":            `"nosuch0": neither an address nor an interface of this host, which has [`,
@@ -113,11 +114,9 @@ func TestNoSuchInterface(t *testing.T) {
 		"127.0.0.1,192.0.2.1":          "this host has [",
 		"127.0.0.1,":                   `"127.0.0.1,": an empty name; this host has [`,
 	} {
-		_, errs := listening(t, t.Context(), "127.0.0.1", listen)
-		for _, err := range errs {
-			require.ErrorContains(t, err, want)
-			require.ErrorContains(t, err, "127.0.0.1/8")
-		}
+		_, errs := listening(t, t.Context(), listen)
+		require.ErrorContains(t, errs[0], want)
+		require.ErrorContains(t, errs[0], "127.0.0.1/8")
 	}
 }
 
