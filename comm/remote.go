@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -123,11 +124,12 @@ func (r *remote) broke(err error) error {
 func (r *remote) Missing() (ranks []int) {
 	r.listing.Lock()
 	defer r.listing.Unlock()
-	for peer, p := range r.ports {
-		if p != nil && (p.waits.Load() || p.absent.Load()) {
-			ranks = append(ranks, peer)
+	for _, p := range r.used {
+		if p.waits.Load() || p.absent.Load() {
+			ranks = append(ranks, p.peer)
 		}
 	}
+	slices.Sort(ranks)
 	return ranks
 }
 

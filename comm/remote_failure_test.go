@@ -92,7 +92,7 @@ func rawPeer(t testing.TB, timeout time.Duration) (*remote, net.Conn) {
 	r := newRank(worldName, worldID, 0, 2, timeout, true)
 	r.halt = r.interrupt
 	r.wires.connect = func(int) ([]mesh.Lane, error) { return []mesh.Lane{{Conn: a}}, nil }
-	r.pump, err = newPump(true, 1)
+	r.pump, err = newPump(true)
 	require.NoError(t, err)
 	r.port(1)
 	return r, b
@@ -288,7 +288,7 @@ func TestTimeoutWhileStopped(t *testing.T) {
 	for left, want := range map[int]error{naps - 1: nil, naps + 2: ErrTimeout} {
 		synctest.Test(t, func(t *testing.T) {
 			p := &port{peer: 1}
-			x := exchange{ports: []*port{nil, p}, used: []*port{p}, pump: &drowsy{left: left, port: p}, timeout: 10 * time.Second}
+			x := exchange{ports: []*[portsPage]*port{{1: p}}, used: []*port{p}, pump: &drowsy{left: left, port: p}, timeout: 10 * time.Second}
 			x.receive(1, 0, 4, make([]byte, 4))
 			err := x.settle(t.Context())
 			require.ErrorIs(t, err, want)

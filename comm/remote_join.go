@@ -38,7 +38,7 @@ func newRemote(ctx context.Context, l *link) (Group, error) {
 // it is connected to the others. Payloads are followed by checksums if they are summed.
 func newRank(name string, id uint64, rank, size int, timeout time.Duration, summed bool) *remote {
 	r := &remote{name: name, rank: rank, size: size}
-	r.ports = make([]*port, size)
+	r.ports = make([]*[portsPage]*port, (size+portsPage-1)/portsPage)
 	r.timeout = timeout
 	r.waiting.Eager = eager
 	r.frame.group, r.frame.summed = id, summed
@@ -48,7 +48,7 @@ func newRank(name string, id uint64, rank, size int, timeout time.Duration, summ
 
 // join returns when all ranks are here.
 func (r *remote) join(ctx context.Context, l *link) (err error) {
-	if r.pump, err = newPump(l.session.mesh.Plain(ctx), r.size-1); err != nil {
+	if r.pump, err = newPump(l.session.mesh.Plain(ctx)); err != nil {
 		r.pump = nil
 		return fmt.Errorf("connections of group %q: %w", r.name, err)
 	}

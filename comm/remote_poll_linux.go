@@ -47,7 +47,7 @@ type line struct {
 // burst bounds the bytes that one connection moves while others wait.
 const burst = 1 << 20
 
-func newPoller(int) (pump, error) {
+func newPoller() (pump, error) {
 	p := &poller{}
 	fd, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
 	if err != nil {

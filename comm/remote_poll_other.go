@@ -3,7 +3,7 @@
 package comm
 
 // newPoller makes the portable pump.
-func newPoller(most int) (pump, error) { return newStreams(most), nil }
+func newPoller() (pump, error) { return newStreams(), nil }
 
 // delivered reports whether the other side's kernel is known to have all that
 // was sent.

@@ -16,9 +16,11 @@ type port struct {
 	waits   atomic.Bool // there are pieces to receive
 	absent  atomic.Bool // there is no connection yet
 
-	// Bytes read ahead: a header and what came with it, up to a page, cost one read.
-	ahead  [frameSize + 4<<10 + tailSize]byte
+	// Bytes read ahead: a header and what came with it, up to a page, cost one read. Nil while there
+	// are none and nothing is expected: then the memory is spare.
+	ahead  []byte
 	lo, hi int // of them, those not used yet
+	spare  *[][]byte
 }
 
 // queue is what a collective moves over a connection in one direction.
@@ -176,7 +178,20 @@ func (q *queue) trails(n int) bool {
 // readAhead returns memory for bytes that may follow those that are due.
 func (p *port) readAhead() []byte {
 	p.lo, p.hi = 0, 0
-	return p.ahead[:]
+	if free := *p.spare; p.ahead == nil && len(free) > 0 {
+		p.ahead, *p.spare = free[len(free)-1], free[:len(free)-1]
+	} else if p.ahead == nil {
+		p.ahead = make([]byte, frameSize+4<<10+tailSize)
+	}
+	return p.ahead
+}
+
+// rest gives up memory when nothing is expected.
+func (p *port) rest() {
+	if p.lo == p.hi && p.ahead != nil {
+		*p.spare = append(*p.spare, p.ahead)
+		p.ahead = nil
+	}
 }
 
 // received notes that n bytes have been put to incoming, and what is more than

@@ -37,12 +37,12 @@ type pump interface {
 	close(deadline time.Time)
 }
 
-// newPump makes the fastest pump for at most so many connections, which are plain TCP or not.
-func newPump(plain bool, most int) (pump, error) {
+// newPump makes the fastest pump for connections that are plain TCP or not.
+func newPump(plain bool) (pump, error) {
 	if plain {
-		return newPoller(most)
+		return newPoller()
 	}
-	return newStreams(most), nil
+	return newStreams(), nil
 }
 
 // lost says that the connection of p has failed.
@@ -72,9 +72,10 @@ const (
 
 // exchange drives the ports of one rank through the collectives.
 type exchange struct {
-	listing sync.Mutex // ports and used change
-	ports   []*port    // by rank, nil for this one and for those it has not had to do with
-	used    []*port    // the others
+	listing sync.Mutex          // used changes
+	ports   []*[portsPage]*port // by rank, nil for this one and for those it has not had to do with
+	used    []*port             // the others
+	spare   [][]byte            // memory to read ahead that no port uses
 	wires   wiring
 	pump    pump
 	timeout time.Duration // without progress; 0 for none
@@ -84,13 +85,16 @@ type exchange struct {
 	stopped atomic.Bool
 }
 
+// portsPage is how many ports are listed together: most ranks of many are not.
+const portsPage = 64
+
 // send queues a message to a rank: a header and the first part of the payload,
 // whose whole length is given. What follows is queued with sendMore.
 func (x *exchange) send(to int, round uint16, length int, part []byte) {
 	x.port(to).out.add(piece{framed: true, round: round, length: length, body: part})
 }
 
-func (x *exchange) sendMore(to int, part []byte) { x.ports[to].out.add(piece{body: part}) }
+func (x *exchange) sendMore(to int, part []byte) { x.port(to).out.add(piece{body: part}) }
 
 // receive queues where to put a message from a rank, like send.
 func (x *exchange) receive(from int, round uint16, length int, part []byte) {
@@ -100,7 +104,7 @@ func (x *exchange) receive(from int, round uint16, length int, part []byte) {
 }
 
 func (x *exchange) receiveMore(from int, part []byte) {
-	p := x.ports[from]
+	p := x.port(from)
 	p.in.add(piece{body: part})
 	if !p.in.idle() {
 		p.waits.Store(true)
@@ -120,6 +124,7 @@ func (x *exchange) settle(ctx context.Context) error {
 	for _, p := range x.used {
 		p.in.reset()
 		p.out.reset()
+		p.rest()
 	}
 	return nil
 }

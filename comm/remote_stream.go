@@ -13,15 +13,14 @@ import (
 	"github.com/gofsdp/gofsdp/internal/mesh"
 )
 
-// streams is the portable pump: a reader and a writer goroutine per port,
-// which get one order at a time from the goroutine that drives it. They see only
-// bytes; the ports stay with the driver.
+// streams is the portable pump: goroutines that read once, or write once, for the one
+// that drives it. They see only bytes; the ports stay with the driver.
 type streams struct {
-	mu      sync.Mutex // of list and stopped, but for the driver's looks
+	mu      sync.Mutex // of list, but for the driver's looks, stopped and done
 	list    []*stream
 	stopped bool
-	bell    chan struct{} // has room for one: see wake
-	done    chan *job     // jobs finished; has room for all
+	done    []*job        // finished, and not taken
+	bell    chan struct{} // has room for one: see wake, and there are jobs in done
 	moved   atomic.Uint64 // bytes, by all of them
 	seen    uint64        // of moved, at the last wait
 	timer   *time.Timer
@@ -38,9 +37,9 @@ type stream struct {
 
 // job is one direction of a stream.
 type job struct {
-	of     *stream
-	orders chan struct{} // has room for one
-	busy   bool          // an order is being carried out
+	of   *stream
+	do   func(count *atomic.Uint64)
+	busy bool // a goroutine carries it out
 
 	// Written with the order.
 	bufs  [3][]byte // memory to send, or to fill
@@ -50,31 +49,40 @@ type job struct {
 	err error
 }
 
-func newStreams(most int) *streams {
-	return &streams{bell: make(chan struct{}, 1), done: make(chan *job, 2*most), timer: time.NewTimer(0)}
-}
+func newStreams() *streams { return &streams{bell: make(chan struct{}, 1), timer: time.NewTimer(0)} }
 
 func (s *streams) add(lanes []mesh.Lane, p *port) error {
 	t := &stream{port: p, lanes: lanes}
-	t.read = job{of: t, orders: make(chan struct{}, 1)}
-	t.write = job{of: t, orders: make(chan struct{}, 1)}
+	t.read = job{of: t, do: t.fill}
+	t.write = job{of: t, do: t.flush}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.list = append(s.list, t)
 	if s.stopped {
 		t.stop()
 	}
-	s.running.Go(func() { s.serve(&t.read, t.fill) })
-	s.running.Go(func() { s.serve(&t.write, t.flush) })
 	return nil
 }
 
-// serve carries out orders until there are none any more.
-func (s *streams) serve(j *job, do func(count *atomic.Uint64)) {
-	for range j.orders {
-		do(&s.moved)
-		s.done <- j
-	}
+// start lets a goroutine carry out a job.
+func (s *streams) start(j *job) {
+	j.busy = true
+	s.running.Go(func() {
+		j.do(&s.moved)
+		s.mu.Lock()
+		s.done = append(s.done, j)
+		s.mu.Unlock()
+		s.wake()
+	})
+}
+
+// finished takes the jobs that are.
+func (s *streams) finished() []*job {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	done := s.done
+	s.done = nil
+	return done
 }
 
 // fill reads at least as many bytes as are due.
@@ -114,19 +122,17 @@ func (t *stream) flush(count *atomic.Uint64) {
 const portion = 256 << 10
 
 func (s *streams) push(f *frame, arrived func(*port) error) (moved bool, err error) {
-	for done := false; !done; {
-		select {
-		case j := <-s.done:
-			moved = true
-			if err := j.finish(arrived); err != nil {
-				return true, err
-			}
-		default:
-			done = true
+	for _, j := range s.finished() {
+		moved = true
+		if failed := j.finish(arrived); err == nil {
+			err = failed
 		}
 	}
+	if err != nil {
+		return true, err
+	}
 	for _, t := range s.list {
-		if err := t.order(f, arrived); err != nil {
+		if err := s.order(t, f, arrived); err != nil {
 			return moved, err
 		}
 	}
@@ -154,12 +160,12 @@ func (j *job) finish(arrived func(*port) error) error {
 	return nil
 }
 
-// order sets the goroutines of t to work that have none.
-func (t *stream) order(f *frame, arrived func(*port) error) error {
+// order begins what can be moved over a stream.
+func (s *streams) order(t *stream, f *frame, arrived func(*port) error) error {
 	if !t.write.busy {
 		if head, body, tail := t.outgoing(f, portion); len(head)+len(body)+len(tail) > 0 {
 			t.write.bufs = [3][]byte{head, body, tail}
-			t.write.give()
+			s.start(&t.write)
 		}
 	}
 	if !t.read.busy && !t.in.idle() {
@@ -168,24 +174,16 @@ func (t *stream) order(f *frame, arrived func(*port) error) error {
 		}
 		if b, least := t.incoming(); len(b) > 0 {
 			t.read.bufs[0], t.read.least = b[:min(len(b), portion)], min(least, portion)
-			t.read.give()
+			s.start(&t.read)
 		}
 	}
 	return nil
 }
 
-func (j *job) give() {
-	j.busy = true
-	j.orders <- struct{}{}
-}
-
-// wait waits for a job to be finished. The driver alone receives, so it can put
-// what it has seen back into the room it came from.
+// wait waits for a job to be finished.
 func (s *streams) wait(d time.Duration) (moved bool, err error) {
 	s.timer.Reset(d)
 	select {
-	case j := <-s.done:
-		s.done <- j
 	case <-s.bell:
 	case <-s.timer.C:
 	}
@@ -245,9 +243,11 @@ func (s *streams) quit() {
 	s.stop()
 	for _, t := range s.list {
 		for t.read.busy || t.write.busy {
-			j := <-s.done
-			j.busy = false
-			j.bufs = [3][]byte{}
+			<-s.bell
+			for _, j := range s.finished() {
+				j.busy = false
+				j.bufs = [3][]byte{}
+			}
 		}
 	}
 }
@@ -256,8 +256,6 @@ func (s *streams) close(deadline time.Time) {
 	s.quit()
 	var ended sync.WaitGroup
 	for _, t := range s.list {
-		close(t.read.orders)
-		close(t.write.orders)
 		for _, l := range t.lanes {
 			ended.Go(func() { end(plain(l.Conn), deadline) })
 		}

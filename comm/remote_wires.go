@@ -37,13 +37,18 @@ type wire struct {
 
 // port returns the end of the connection to a rank, which is made if there is none.
 func (x *exchange) port(rank int) *port {
-	if p := x.ports[rank]; p != nil {
+	page := x.ports[rank/portsPage]
+	if page == nil {
+		page = new([portsPage]*port)
+		x.ports[rank/portsPage] = page
+	}
+	if p := page[rank%portsPage]; p != nil {
 		return p
 	}
-	p := &port{peer: rank, in: queue{summed: x.frame.summed}, out: queue{summed: x.frame.summed}}
+	p := &port{peer: rank, spare: &x.spare, in: queue{summed: x.frame.summed}, out: queue{summed: x.frame.summed}}
 	p.absent.Store(true)
 	x.listing.Lock()
-	x.ports[rank] = p
+	page[rank%portsPage] = p
 	x.used = append(x.used, p)
 	x.listing.Unlock()
 	w := &x.wires
