@@ -2,9 +2,11 @@ package simnet
 
 import (
 	"context"
+	"maps"
 	"net"
 	"net/netip"
 	"os"
+	"slices"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -371,6 +373,21 @@ func (h *Host) Kill() {
 	}
 	for _, c := range h.conns() {
 		c.die()
+	}
+}
+
+// Kill ends the processes on all hosts at once: none hears of the end of another.
+func (n *Net) Kill() {
+	n.mu.Lock()
+	hosts := slices.Collect(maps.Values(n.hosts))
+	n.mu.Unlock()
+	for _, h := range hosts {
+		h.mu.Lock()
+		h.dead.Store(true)
+		h.mu.Unlock()
+	}
+	for _, h := range hosts {
+		h.Kill()
 	}
 }
 

@@ -28,6 +28,8 @@ type growth struct {
 
 // stages are what a job does when all have joined, one after the other, each until every rank is through it.
 var stages = [...]step{
+	{"barrier", func(r *rank, _ int) error { return r.group.Barrier(r.ctx) }},
+	{"flag", func(r *rank, k int) error { return r.allReduce(r.group, k, 1) }},
 	{"agreement", func(r *rank, k int) error { return r.agree(k, 0, false) }},
 	{"all-reduce", func(r *rank, k int) error { return r.allReduce(r.group, k, 10) }},
 	{"save", func(r *rank, k int) error { return r.save(k) }},
@@ -76,8 +78,9 @@ func grow(t *testing.T, size int) (g growth) {
 		for i, s := range stages {
 			g.stages[i] = together(func(r *rank) error { return s.do(r, i) })
 		}
+		j.net.Kill() // each would tell all others that it leaves
 		together(func(r *rank) error {
-			_ = r.group.Close() // one has died
+			_ = r.group.Close() // it has died
 			return nil
 		})
 		o := outcome{}
