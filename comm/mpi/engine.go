@@ -25,8 +25,9 @@ const (
 	eager = time.Millisecond
 	// burst is how many tests are made without letting go of the library.
 	burst = 128
-	// grace is how long a failed group waits for what should come at once.
-	grace = time.Second
+	// grace is how long a failed group waits for what should come at once. Of a time
+	// in which this process is stopped, or has no processor, a second counts at most.
+	grace = 3 * time.Second
 )
 
 // waiting is how polls follow each other while nothing comes.

@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"time"
 
 	"github.com/gofsdp/gofsdp/comm"
 )
@@ -125,7 +124,6 @@ func (g *group) write(seq uint64, c *comm.Call) (stride, size int) {
 // It may be too late then: the collective happens, and the group fails after it.
 func (g *group) agree(ctx context.Context, seq uint64) error {
 	var giveUp error
-	var limit time.Time
 	halt := g.halt
 	g.wait.Reset()
 	for arrived := 0; ; {
@@ -147,7 +145,7 @@ func (g *group) agree(ctx context.Context, seq uint64) error {
 		switch {
 		case refused && giveUp == nil:
 			return g.reason(ctx)
-		case refused, giveUp != nil && time.Now().After(limit):
+		case refused, giveUp != nil && g.wait.Idle() > grace:
 			if !refused {
 				g.abandon() // what the others decide is not known
 			}
@@ -155,7 +153,7 @@ func (g *group) agree(ctx context.Context, seq uint64) error {
 		case giveUp == nil:
 			if giveUp = g.impatient(ctx); giveUp != nil {
 				g.fallSilent()
-				limit = time.Now().Add(grace)
+				g.wait.Reset()
 				ctx, halt = context.Background(), nil // they have done their part
 			}
 		}
