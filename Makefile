@@ -94,6 +94,7 @@ soak: ## ten minutes of random collectives with random faults
 
 FAULTS ?= 100000
 SIMULATE_RANKS ?= 64,256,1000
+# It fails if one rank hangs, one commit is lost, or one error is late, without a fault, or names nobody who was at fault.
 simulate: ## 100,000 random faults in simulated jobs of 8 to 64 ranks, and what joining and more takes: FAULTS=number SIMULATE_RANKS=64,256,1000 SIMULATE_SEED=1
 	SIMULATE_FAULTS=$(FAULTS) SIMULATE_RANKS=$(SIMULATE_RANKS) $(GO) test ./fsdp/internal/simulate -v -count 1 -timeout 10h
 
