@@ -147,7 +147,7 @@ func (l *line) read(arrived func(*port) error) (moved bool, err error) {
 		if len(b) == 0 {
 			break
 		}
-		room := l.reads.room(block+len(l.ahead), len(l.fds))
+		room := l.reads.room(2*block, len(l.fds))
 		b = b[:min(len(b), block, room)] // its sum is computed in the inner caches
 		fd := l.fds[l.reads.lane]
 		var n int
