@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"slices"
 
 	"golang.org/x/sys/unix"
 )
@@ -76,8 +77,10 @@ func (s *unixStream) Read(b []byte) (int, error) {
 	return n, nil
 }
 
-// keep takes the files out of control data. The kernel has made them close-on-exec.
+// keep takes the file out of control data, which is that of one frame: the kernel never returns more
+// at once. It has made the file close-on-exec.
 func (s *unixStream) keep(oob []byte) error {
+	before := len(s.came)
 	messages, err := unix.ParseSocketControlMessage(oob)
 	if err != nil {
 		return fmt.Errorf("control data: %w", err)
@@ -91,13 +94,19 @@ func (s *unixStream) keep(oob []byte) error {
 			s.came = append(s.came, os.NewFile(uintptr(fd), "passed by another process"))
 		}
 	}
+	if n := len(s.came) - before; n != 1 {
+		return fmt.Errorf("protocol error: %d files where one is due", n)
+	}
 	return nil
 }
 
-func (s *unixStream) arrived() []*os.File {
-	came := s.came
-	s.came = nil
-	return came
+func (s *unixStream) arrived() *os.File {
+	if len(s.came) == 0 {
+		return nil
+	}
+	f := s.came[0]
+	s.came = slices.Delete(s.came, 0, 1)
+	return f
 }
 
 func (s *unixStream) hold(f *os.File) (*os.File, error) {

@@ -5,6 +5,7 @@ package mesh
 import (
 	"context"
 	"crypto/tls"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
@@ -182,6 +183,44 @@ func TestSeveralFilesAtOnce(t *testing.T) {
 		require.Equal(t, "lost", lost.what)
 		require.Contains(t, lost.text, "file")
 	}
+}
+
+// TestFileAfterFile has two files come at once, the frame of the first in two reads: the second of these
+// brings the other file.
+func TestFileAfterFile(t *testing.T) {
+	l, name, err := listenUnix()
+	require.NoError(t, err)
+	defer l.Close()
+	there, err := net.Dial("unix", name)
+	require.NoError(t, err)
+	defer there.Close()
+	here, err := l.Accept()
+	require.NoError(t, err)
+	defer here.Close()
+	to, from := there.(*net.UnixConn), withFiles(here.(*net.UnixConn)).(*unixStream)
+	first := appendFrame(nil, frameMessage, make([]byte, keptBody-frameHeader-5))
+	_, err = to.Write(first)
+	require.NoError(t, err)
+	sender := &unixStream{UnixConn: to}
+	for i := range uint64(2) {
+		f := file(t, fmt.Sprint(i))
+		require.NoError(t, sender.send(appendFrame(nil, frameFile, binary.BigEndian.AppendUint64(nil, i)), f))
+		require.NoError(t, f.Close())
+	}
+	m, in := newMesh(Config{Size: 2}), newFrameReader(from)
+	kind, _, err := in.next()
+	require.NoError(t, err)
+	require.Equal(t, frameMessage, kind)
+	for i := range uint64(2) {
+		_, body, err := in.next()
+		require.NoError(t, err)
+		require.NoError(t, m.receiveFile(1, from, binary.BigEndian.Uint64(body)))
+		got, err := m.files.take(t.Context(), label{rank: 1, id: i})
+		require.NoError(t, err)
+		require.Equal(t, fmt.Sprint(i), content(t, got))
+		require.NoError(t, got.Close())
+	}
+	require.Nil(t, from.arrived())
 }
 
 // TestSockets checks the options of connections.

@@ -33,9 +33,9 @@ type filePasser interface {
 	hold(f *os.File) (*os.File, error)
 	// send writes a frame with the file attached to it.
 	send(frame []byte, f *os.File) error
-	// arrived returns the files that have come with the bytes read so far, in order, and forgets
-	// them.
-	arrived() []*os.File
+	// arrived returns the first file that has come with the bytes read so far, and forgets it; nil
+	// if there is none. That of the next frame may have come as well.
+	arrived() *os.File
 }
 
 // peer is the control connection to one other rank: a goroutine that reads (run), and one that
@@ -165,7 +165,7 @@ func (p *peer) run() {
 		o.drop()
 	}
 	if p.files != nil {
-		for _, f := range p.files.arrived() {
+		for f := p.files.arrived(); f != nil; f = p.files.arrived() {
 			_ = f.Close() // it came without its frame
 		}
 	}
@@ -248,19 +248,15 @@ func (m *Mesh) receiveFile(rank int, conn filePasser, tag uint64) error {
 	if conn == nil {
 		return errors.New("protocol error: a file from another host")
 	}
-	files := conn.arrived()
-	if len(files) == 1 {
-		err := m.files.put(label{rank: rank, id: tag}, files[0])
-		if err == nil {
-			return nil
-		}
-		_ = files[0].Close()
+	f := conn.arrived()
+	if f == nil {
+		return errors.New("protocol error: no file where one is due")
+	}
+	if err := m.files.put(label{rank: rank, id: tag}, f); err != nil {
+		_ = f.Close() // the first error counts
 		return fmt.Errorf("file %d: %w", tag, err)
 	}
-	for _, f := range files {
-		_ = f.Close() // nobody knows what it is
-	}
-	return fmt.Errorf("protocol error: %d files where one is due", len(files))
+	return nil
 }
 
 // write sends what is queued, and half-closes the connection at the end.
