@@ -161,7 +161,10 @@ func changes(cfg Config, newOptimizer func([]optim.Param) (optim.Optimizer, erro
 	if cfg.Precision.Compute == Float32 {
 		try("Precision: BF16()", func(c *Config) { c.Precision = BF16() })
 	}
-	if cfg.OffloadDir == "" && cfg.Device == nil {
+	switch {
+	case cfg.Device != nil && !cfg.Offload:
+		try("Offload", func(c *Config) { c.Offload = true })
+	case cfg.Device == nil && cfg.OffloadDir == "":
 		try("OffloadDir (on a GPU Offload)", func(c *Config) { c.OffloadDir = "files" }) // of which a plan makes none
 	}
 	if newOptimizer != nil {

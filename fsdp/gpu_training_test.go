@@ -14,6 +14,7 @@ import (
 	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/fsdp"
 	"github.com/gofsdp/gofsdp/fsdp/gpu"
+	"github.com/gofsdp/gofsdp/fsdp/plan"
 	"github.com/gofsdp/gofsdp/optim"
 	"github.com/gofsdp/gofsdp/shard"
 )
@@ -126,9 +127,29 @@ func TestGPUDry(t *testing.T) {
 			plan, err := m.Plan(tinyBatch(0, g.Rank(), rows, cols)...)
 			require.NoError(t, err)
 			require.Equal(t, plan, dry)
+			if first := plan.Pass.Ops[0].Live; cfg.Offload {
+				require.Zero(t, first.Shard+first.State, "it is in memory of the host")
+			} else {
+				require.Equal(t, plan.ShardBytes, first.Shard)
+			}
 			require.NoError(t, m.Close())
 		})
 	}
+}
+
+// TestGPUFits advises Offload, which takes what lasts from the GPU but what its calls read in place.
+func TestGPUFits(t *testing.T) {
+	cfg, shape := fsdp.Config{Device: new(gpu.Device), Group: comm.World{Ranks: 2}, Wrap: blocks}, fsdp.Ints(2, tinyContext)
+	err := fsdp.Fits(1000, tinyGPT(2), cfg, optim.AdamW{}.New, shape, shape)
+	require.ErrorContains(t, err, ": Offload saves ")
+	cfg.Offload = true
+	err = fsdp.Fits(1000, tinyGPT(2), cfg, optim.AdamW{}.New, shape, shape)
+	require.NotContains(t, err.Error(), "Offload")
+	require.NotContains(t, err.Error(), "of this rank")
+	cfg.Strategy = fsdp.NoShard
+	whole, err := fsdp.Dry(tinyGPT(2), cfg, optim.AdamW{}.New, shape, shape)
+	require.NoError(t, err)
+	require.Equal(t, plan.Memory{Shard: whole.ShardBytes / 2}, plan.Memory{Shard: whole.Pass.Ops[0].Live.Shard, State: whole.Pass.Ops[0].Live.State})
 }
 
 // TestConfigDevice trains on devices of the caller, which stay open, and says what they are not for.

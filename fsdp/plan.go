@@ -149,11 +149,29 @@ func planOf(s *Sharded, batch []exec.Value) (*Plan, error) {
 		p.Schedule = append(p.Schedule, c.Plan.Program.Text(op))
 	}
 	p.compute(c)
-	lasting := plan.Memory{Shard: p.ShardBytes + p.ErrorBytes + p.VirtualBytes, State: p.StateBytes}
+	lasting := plan.Memory{Shard: p.ErrorBytes + p.VirtualBytes, State: p.StateBytes}
+	if s.cfg.Offload {
+		lasting.State = 0
+	}
+	held := make([]int, len(s.layout.Groups))
+	for i := range held {
+		g := &s.layout.Groups[i]
+		switch {
+		case !s.cfg.Offload && !g.Kind.Frozen:
+			held[i] = 2 * g.ShardBytes()
+		case !s.cfg.Offload || g.Near():
+			held[i] = g.ShardBytes()
+		}
+		lasting.Shard += held[i]
+	}
 	if d.InFile(arena.Shard) {
 		lasting = plan.Memory{}
+		clear(held)
 	}
 	p.Pass = c.Pass(s.layout, p.Ranks, lasting, d.InFile)
+	for i, n := range held {
+		p.Pass.Groups[i].Held = n
+	}
 	p.Pass.Threads = d.Threads()
 	if p.Pass.Owned > 0 { // an update reads and writes the value and the state, and reads the gradient
 		p.Pass.PerOwned = 3*p.ShardBytes/(2*p.Pass.Owned) + 2*p.StateBytes/p.Pass.Owned

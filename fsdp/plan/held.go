@@ -38,13 +38,7 @@ func (p *Pass) Holders(op int) (list []Holder) {
 	live, owned, given := &p.Ops[op].Live, 0, 0
 	for i := range p.Groups {
 		g := &p.Groups[i]
-		m := Memory{}
-		if live.Shard > 0 { // or it is in files
-			m.Shard = g.Stored
-			if g.Owned > 0 {
-				m.Shard += g.Stored
-			}
-		}
+		m := Memory{Shard: g.Held}
 		if owned += g.Owned; p.Owned > 0 {
 			m.State = int(float64(owned)/float64(p.Owned)*float64(live.State)) - given
 			given += m.State

@@ -7,7 +7,8 @@ import (
 )
 
 // Memory is what a rank holds at a time, in bytes, by what it is. What lies in files
-// (fsdp.Config.OffloadDir) is not in it.
+// (fsdp.Config.OffloadDir) is not in it, nor on a GPU what lies in memory of the host
+// (fsdp.Config.Offload).
 type Memory struct {
 	Shard      int // its parameters and gradients
 	State      int // of the optimizer

@@ -61,6 +61,7 @@ type Group struct {
 	Params, Grads    int // bytes of the whole group as they travel
 	Sums             int // those of gradients on their way between replicas, 0 for as many as Grads
 	Stored           int // bytes of this rank's piece of the parameters, and as many of gradients if any is Owned
+	Held             int // of both, those that count as live: see Memory
 	Owned            int // elements of that piece that the optimizer updates, padding included
 }
 

@@ -234,6 +234,10 @@ func (l *Layout) ShardBytes() (n int) {
 	return n
 }
 
+// Near tells whether a device keeps the shard of the parameters in its own memory in any case: calls read
+// what is always whole where it is, and NCCL sums buffers there.
+func (g *Group) Near() bool { return g.Hold == program.Always || g.Kind.Buffer }
+
 // Wire returns the bytes of all elements of the group as type t travels.
 func (g *Group) Wire(t comm.DType) int {
 	if t == comm.Uint8 {

@@ -8,7 +8,6 @@ import (
 	"github.com/gofsdp/gofsdp/fsdp/internal/layout"
 	"github.com/gofsdp/gofsdp/fsdp/internal/ranks"
 	"github.com/gofsdp/gofsdp/internal/arena"
-	"github.com/gofsdp/gofsdp/internal/program"
 	"github.com/gofsdp/gofsdp/nccl"
 	"github.com/gofsdp/gofsdp/optim"
 )
@@ -56,9 +55,7 @@ func (g *group) alloc() (err error) {
 	if err = g.load(); err != nil {
 		return err
 	}
-	// Calls read what is always whole where it is, and NCCL sums buffers there.
-	near := g.Hold == program.Always || g.Kind.Buffer
-	if g.value, err = g.d.zeros(g.ShardBytes(), arena.Shard, g.d.o.Offload && !near); err == nil && !g.Kind.Frozen {
+	if g.value, err = g.d.zeros(g.ShardBytes(), arena.Shard, g.d.o.Offload && !g.Near()); err == nil && !g.Kind.Frozen {
 		g.grad, err = g.d.zeros(g.ShardBytes(), arena.Shard, g.d.o.Offload)
 	}
 	if err != nil {
