@@ -14,18 +14,6 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// growth is what joining takes at a number of ranks.
-type growth struct {
-	size        int
-	connections int           // of a rank, at most at a time counted at the end
-	dials       int           // of a rank on average
-	goroutines  int           // of a rank
-	memory      int           // of a rank, bytes of heap and stacks
-	took        time.Duration // from the last rank's start, simulated
-	work        time.Duration // of the processor, about
-	stages      [len(stages)]time.Duration
-}
-
 // stages are what a job does when all have joined, one after the other, each until every rank is through it.
 var stages = [...]step{
 	{"barrier", func(r *rank, _ int) error { return r.group.Barrier(r.ctx) }},
@@ -48,8 +36,10 @@ var stages = [...]step{
 }
 
 // grow joins a job of size ranks, without faults, looks what is there when all have joined, and then has them do
-// what stages lists.
-func grow(t *testing.T, size int) (g growth) {
+// what stages lists. It writes a line of a table meanwhile: of a rank the connections that are open and that were
+// dialed, the goroutines, and the bytes of heap and stacks; the simulated time from the last rank's start until all
+// had joined, and that of each stage; and how long it all took.
+func grow(t *testing.T, size int) {
 	before, idle := memory(), runtime.NumGoroutine()
 	begun := time.Now()
 	synctest.Test(t, func(t *testing.T) {
@@ -67,16 +57,14 @@ func grow(t *testing.T, size int) (g growth) {
 			return time.Since(begun)
 		}
 		together((*rank).join)
-		g = growth{size: size, took: time.Since(j.begun), connections: 2 * j.net.Open() / size, dials: j.net.Conns() / size}
-		g.goroutines = (runtime.NumGoroutine() - idle) / size
-		g.memory = (memory() - before) / size
-		last := time.Duration(0)
+		took, last := time.Since(j.begun), time.Duration(0)
 		for _, r := range j.ranks {
 			last = max(last, r.late)
 		}
-		g.took -= last
+		fmt.Printf("%6d %12d %8d %12d %7d KiB %12v", size, 2*j.net.Open()/size, j.net.Conns()/size, (runtime.NumGoroutine()-idle)/size,
+			(memory()-before)/size>>10, (took - last).Round(100*time.Microsecond))
 		for i, s := range stages {
-			g.stages[i] = together(func(r *rank) error { return s.do(r, i) })
+			fmt.Printf(" %12v", together(func(r *rank) error { return s.do(r, i) }).Round(100*time.Microsecond))
 		}
 		j.net.Kill() // each would tell all others that it leaves
 		together(func(r *rank) error {
@@ -88,8 +76,7 @@ func grow(t *testing.T, size int) (g growth) {
 		require.Equal(t, 1, o.commits)
 		require.Empty(t, o.faulty)
 	})
-	g.work = time.Since(begun)
-	return g
+	fmt.Printf(" %12v\n", time.Since(begun).Round(time.Millisecond))
 }
 
 // memory returns what is in use of the heap and of stacks.
@@ -114,11 +101,6 @@ func TestGrowth(t *testing.T) {
 	for _, text := range strings.Split(list, ",") {
 		size, err := strconv.Atoi(text)
 		require.NoError(t, err)
-		g := grow(t, size)
-		fmt.Printf("%6d %12d %8d %12d %7d KiB %12v", g.size, g.connections, g.dials, g.goroutines, g.memory>>10, g.took.Round(100*time.Microsecond))
-		for _, took := range g.stages {
-			fmt.Printf(" %12v", took.Round(100*time.Microsecond))
-		}
-		fmt.Printf(" %12v\n", g.work.Round(time.Millisecond))
+		grow(t, size)
 	}
 }
