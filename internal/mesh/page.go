@@ -91,6 +91,7 @@ func readPage(b []byte, size int) (page, error) {
 func (p page) number(at int) int { return int(p[at])<<8 | int(p[at+1]) }
 func (p page) first() int        { return p.number(0)<<16 | p.number(2) }
 func (p page) count() int        { return p.number(4) }
+func (p page) end() int          { return p.first() + p.count() }
 func (p page) texts() int        { return p.number(6) }
 func (p page) endsAt() int       { return pageHeader + 2*pageFields*p.count() }
 func (p page) textsAt() int      { return p.endsAt() + 2*p.texts() }

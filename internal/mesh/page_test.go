@@ -18,8 +18,8 @@ func rollOf(t require.TestingT, list []record, last int) *roll {
 		require.LessOrEqual(t, len(p), MaxMessage)
 		p, err := readPage([]byte(p), len(list))
 		require.NoError(t, err)
-		r.add(p)
-		r.add(p) // by another way
+		require.NoError(t, r.add(p))
+		require.NoError(t, r.add(p)) // by another way
 	}
 	require.Equal(t, len(list), r.known)
 	return &r
@@ -53,6 +53,26 @@ func TestPageIsSmall(t *testing.T) {
 		bytes += len(h.Value())
 	}
 	require.Less(t, bytes, 120*len(list))
+}
+
+// TestPagesOverlap has pages come that leave out a rank, and have as many as there are all the same.
+func TestPagesOverlap(t *testing.T) {
+	list := make([]record, 4)
+	for _, order := range [][2]int{{1, 2}, {2, 1}} {
+		var r roll
+		require.NoError(t, r.add(pagesOf(list[:2], order[0])[0]))
+		require.ErrorIs(t, r.add(pagesOf(list[:2], order[1])[0]), errPage)
+		require.Equal(t, 2, r.known)
+	}
+}
+
+// TestEarlyPage has the parent of a rank send a page before the rank is connected to its children: the
+// connection ends.
+func TestEarlyPage(t *testing.T) {
+	m := newMesh(Config{Rank: 4, Size: many})
+	p := &peer{m: m, rank: parent(4)}
+	require.ErrorIs(t, m.hearRoll(p, []byte(pagesOf(make([]record, many), 0)[0])), errPage)
+	require.Zero(t, m.roll.known)
 }
 
 // TestMalformedPage reads pages with some bytes changed: they are refused, or every field can be read.

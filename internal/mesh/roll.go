@@ -23,13 +23,18 @@ type roll struct {
 	known int                   // ranks in them
 }
 
-// add adds a page, unless it is there.
-func (r *roll) add(p page) {
+// add adds a page, unless it is there. Another one with some of its ranks is an error.
+func (r *roll) add(p page) error {
 	i, found := r.find(p.first())
-	if !found {
-		r.pages = slices.Insert(r.pages, i, unique.Make(p))
-		r.known += p.count()
+	switch {
+	case found:
+		return nil
+	case i > 0 && r.pages[i-1].Value().end() > p.first(), i < len(r.pages) && p.end() > r.pages[i].Value().first():
+		return errPage
 	}
+	r.pages = slices.Insert(r.pages, i, unique.Make(p))
+	r.known += p.count()
+	return nil
 }
 
 // find returns where the page is, or would be, that begins with a rank.
@@ -63,35 +68,44 @@ func (m *Mesh) hearRoll(p *peer, body []byte) error {
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	self := m.cfg.Rank
-	switch {
+	switch self := m.cfg.Rank; {
 	case m.joined():
 		if len(body) == 0 {
 			m.sendRoll(p.rank)
 		}
-		return nil
 	case self != 0 && (p.rank == parent(self) || p.ready):
-		for _, r := range m.near {
-			if r != 0 && parent(r) == self {
-				_ = m.peers[r].post(frameRoll, body, nil) // if it has ended, its run tells
-			}
-		}
+		return m.hearPage(body)
 	case parent(p.rank) != self || p.rank == 0:
 		return fmt.Errorf("protocol error: a list of ranks from rank %d", p.rank)
-	case self != 0:
+	case self == 0:
+		return m.enter(body)
+	default:
 		m.upward = append(m.upward, bytes.Clone(body))
 		m.sendUp()
-		return nil
 	}
-	if self == 0 {
-		return m.enter(body)
+	return nil
+}
+
+// hearPage keeps a page and passes it down. It comes when the root has heard of all ranks, so this one
+// is connected to its neighbours. The caller holds m.mu.
+func (m *Mesh) hearPage(body []byte) error {
+	p, err := readPage(body, m.cfg.Size)
+	if err == nil && !m.linked {
+		err = errPage
 	}
-	part, err := readPage(body, m.cfg.Size)
 	if err == nil {
-		m.roll.add(part)
-		m.turnPage()
+		err = m.roll.add(p)
 	}
-	return err
+	if err != nil {
+		return err
+	}
+	for _, r := range m.near {
+		if r != 0 && parent(r) == m.cfg.Rank {
+			_ = m.peers[r].post(frameRoll, body, nil) // if it has ended, its run tells
+		}
+	}
+	m.turnPage()
+	return nil
 }
 
 // sendUp sends what has come from below to the parent once all neighbours are connected. The caller
@@ -135,7 +149,7 @@ func (m *Mesh) enter(body []byte) error {
 		list[r] = who
 	}
 	for _, p := range pagesOf(list, 0) {
-		m.roll.add(p)
+		_ = m.roll.add(p) // they are of one list
 	}
 	m.heard = nil
 	m.sendRoll(slices.DeleteFunc(slices.Clone(m.near), func(r int) bool { return parent(r) != 0 })...)
