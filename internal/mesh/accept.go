@@ -206,7 +206,7 @@ func (m *Mesh) dial(caller, ctx context.Context, to way, rank int, h auth.Hello,
 	if v.Over != "" {
 		over = " over " + v.Over
 	}
-	begin := time.Now()
+	begin, unheard := time.Now(), 0
 	for pause := 20 * time.Millisecond; ; pause = min(2*pause, time.Second) {
 		conn, err := m.dialOnce(caller, ctx, to, rank, h, v)
 		switch {
@@ -219,7 +219,11 @@ func (m *Mesh) dial(caller, ctx context.Context, to way, rank int, h auth.Hello,
 		}
 		latest = fmt.Errorf("dialing rank %d%s: %w", rank, over, err)
 		var silent unreached
-		if auth.Final(err) || errors.Is(err, errImpostor) || over != "" && errors.As(err, &silent) && time.Since(begin) >= Unanswered {
+		if errors.As(err, &silent) {
+			unheard++ // once while this process is stopped
+		}
+		dead := unheard >= int(Unanswered/checkTime) && time.Since(begin) >= Unanswered
+		if auth.Final(err) || errors.Is(err, errImpostor) || over != "" && dead {
 			return nil, latest
 		}
 		timer := time.NewTimer(pause/2 + spread(pause/2))

@@ -12,7 +12,8 @@ import (
 	"github.com/gofsdp/gofsdp/internal/auth"
 )
 
-// maxLanes is how many interfaces a rank may listen on.
+// maxLanes is how many interfaces a rank may listen on. Two ranks have up to twice as many lanes: one may
+// have many of IPv4, and the other of IPv6.
 const maxLanes = 16
 
 // Lane is one of the connections between two ranks on a channel. If one of them listens on several

@@ -53,7 +53,7 @@ func TestRecordOfOne(t *testing.T) {
 	var visited map[string]any
 	require.NoError(t, json.Unmarshal(encode(visit{Channel: 7}), &visited))
 	require.Len(t, visited, 6)
-	for _, bad := range []string{`{"Lane":-1}`, `{"Lane":1}`, `{"Lanes":17}`, `{"Lane":2,"Lanes":2}`} {
+	for _, bad := range []string{`{"Lane":-1}`, `{"Lane":1}`, `{"Lanes":33}`, `{"Lane":2,"Lanes":2}`} {
 		_, err := decode[visit]([]byte(bad))
 		require.ErrorContains(t, err, "malformed")
 	}

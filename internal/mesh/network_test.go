@@ -203,3 +203,33 @@ func TestSaysThatCallerGaveUp(t *testing.T) {
 		require.ErrorIs(t, <-failed, context.Canceled)
 	})
 }
+
+// deaf is a network on which nobody answers. In the first dial the process is stopped for a time.
+type deaf struct {
+	counted
+	stopped time.Duration
+}
+
+func (d *deaf) Dial(ctx context.Context, _ string) (net.Conn, error) {
+	if d.dials.Add(1) == 1 {
+		<-time.After(d.stopped)
+	}
+	<-ctx.Done()
+	return nil, ctx.Err()
+}
+
+// TestGivesUpInterface dials an interface that does not answer: that is over soon, but not because the
+// dialing process was stopped.
+func TestGivesUpInterface(t *testing.T) {
+	for _, stopped := range []time.Duration{0, time.Hour} {
+		synctest.Test(t, func(t *testing.T) {
+			m, n, begin := newMesh(Config{Rank: 1, Size: 2}), &deaf{stopped: stopped}, time.Now()
+			m.network = n
+			_, err := m.dial(t.Context(), t.Context(), way{network: "tcp", address: "10.0.1.1:1"}, 0, auth.Hello{}, visit{Over: "eth1"})
+			require.ErrorContains(t, err, "dialing rank 0 over eth1: ")
+			require.EqualValues(t, Unanswered/checkTime, n.dials.Load())
+			require.GreaterOrEqual(t, time.Since(begin), Unanswered)
+			require.Less(t, time.Since(begin), stopped+Unanswered+time.Second)
+		})
+	}
+}

@@ -82,7 +82,7 @@ func decode[T record | visit | setback](b []byte) (v T, err error) {
 	if r, ok := any(v).(record); ok && (r.Size < 1 || r.Rank < 0 || r.Rank >= r.Size || r.TCP == "" || len(r.faces()) > maxLanes) {
 		return v, errors.New("malformed record of a rank")
 	}
-	if g, ok := any(v).(visit); ok && (g.Lane < 0 || g.Lanes < 0 || g.Lanes > maxLanes || g.Lane > max(0, g.Lanes-1)) {
+	if g, ok := any(v).(visit); ok && (g.Lane < 0 || g.Lanes < 0 || g.Lanes > 2*maxLanes || g.Lane > max(0, g.Lanes-1)) {
 		return v, fmt.Errorf("malformed visit: lane %d of %d", g.Lane, g.Lanes)
 	}
 	return v, nil
