@@ -18,8 +18,11 @@ func rollOf(t require.TestingT, list []record, last int) *roll {
 		require.LessOrEqual(t, len(p), MaxMessage)
 		p, err := readPage([]byte(p), len(list))
 		require.NoError(t, err)
-		require.NoError(t, r.add(p))
-		require.NoError(t, r.add(p)) // by another way
+		for _, first := range []bool{true, false} { // then by another way
+			added, err := r.add(p)
+			require.NoError(t, err)
+			require.Equal(t, first, added)
+		}
 	}
 	require.Equal(t, len(list), r.known)
 	return &r
@@ -60,8 +63,10 @@ func TestPagesOverlap(t *testing.T) {
 	list := make([]record, 4)
 	for _, order := range [][2]int{{1, 2}, {2, 1}} {
 		var r roll
-		require.NoError(t, r.add(pagesOf(list[:2], order[0])[0]))
-		require.ErrorIs(t, r.add(pagesOf(list[:2], order[1])[0]), errPage)
+		_, err := r.add(pagesOf(list[:2], order[0])[0])
+		require.NoError(t, err)
+		_, err = r.add(pagesOf(list[:2], order[1])[0])
+		require.ErrorIs(t, err, errPage)
 		require.Equal(t, 2, r.known)
 	}
 }

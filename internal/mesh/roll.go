@@ -24,17 +24,17 @@ type roll struct {
 }
 
 // add adds a page, unless it is there. Another one with some of its ranks is an error.
-func (r *roll) add(p page) error {
+func (r *roll) add(p page) (added bool, err error) {
 	i, found := r.find(p.first())
 	switch {
 	case found:
-		return nil
+		return false, nil
 	case i > 0 && r.pages[i-1].Value().end() > p.first(), i < len(r.pages) && p.end() > r.pages[i].Value().first():
-		return errPage
+		return false, errPage
 	}
 	r.pages = slices.Insert(r.pages, i, unique.Make(p))
 	r.known += p.count()
-	return nil
+	return true, nil
 }
 
 // find returns where the page is, or would be, that begins with a rank.
@@ -90,13 +90,11 @@ func (m *Mesh) hearRoll(p *peer, body []byte) error {
 // is connected to its neighbours. The caller holds m.mu.
 func (m *Mesh) hearPage(body []byte) error {
 	p, err := readPage(body, m.cfg.Size)
-	if err == nil && !m.linked {
-		err = errPage
+	if err != nil || !m.linked {
+		return errPage
 	}
-	if err == nil {
-		err = m.roll.add(p)
-	}
-	if err != nil {
+	added, err := m.roll.add(p)
+	if !added { // it has been passed down, or is none
 		return err
 	}
 	for _, r := range m.near {
@@ -149,7 +147,7 @@ func (m *Mesh) enter(body []byte) error {
 		list[r] = who
 	}
 	for _, p := range pagesOf(list, 0) {
-		_ = m.roll.add(p) // they are of one list
+		_, _ = m.roll.add(p) // they are of one list
 	}
 	m.heard = nil
 	m.sendRoll(slices.DeleteFunc(slices.Clone(m.near), func(r int) bool { return parent(r) != 0 })...)
