@@ -33,6 +33,9 @@ func (s *Sharded) Freeze(ctx context.Context, frozen func(name string) bool, opt
 	if err == nil {
 		units, err = decideUnits(&cfg, s.trace)
 	}
+	if err == nil {
+		err = virtualModel(&cfg, s.trace, units)
+	}
 	q := ranks.Ask{Call: "Freeze"}
 	if opt != nil {
 		q.Detail = " with an optimizer" // else pieces of the others would be zero

@@ -319,6 +319,18 @@ func TestVirtualRanksRefused(t *testing.T) {
 	}
 }
 
+// TestVirtualRanksThawed: what goes with virtual ranks while it is frozen is refused when it would be trained.
+func TestVirtualRanksThawed(t *testing.T) {
+	half := func(name string) bool { return name == "wte.weight" }
+	types := named(0, 0, map[string][2]fsdp.DType{"wte.weight": {0, fsdp.BFloat16}})
+	for _, err := range errorsOf(t, 4, func(ctx context.Context, g comm.Group) error {
+		cfg := fsdp.Config{Group: g, VirtualRanks: 4, Strategy: fsdp.HybridShard, ShardRanks: 2, Frozen: half, Precision: fsdp.Precision{TypesOf: types}}
+		return errorOf(wrap(t, tinyGPT(1), cfg).Freeze(ctx, nil, nil))
+	}) {
+		require.ErrorContains(t, err, "rounds gradients that travel as bfloat16 twice")
+	}
+}
+
 // TestVirtualRanksOutOfTurn: what cannot come in the middle of a step says so, and changes nothing.
 func TestVirtualRanksOutOfTurn(t *testing.T) {
 	v := &virtual{ranks: 4, cfg: fsdp.Config{Wrap: blocks}}
