@@ -276,3 +276,15 @@ func writeList(w io.Writer, v reflect.Value, depth int) {
 	}
 	io.WriteString(w, "]")
 }
+
+// bytesText returns n in a unit that suits it.
+func bytesText(n int) string {
+	switch {
+	case n < 1e6:
+		return fmt.Sprintf("%.1f kB", float64(n)/1e3)
+	case n < 1e9:
+		return fmt.Sprintf("%.1f MB", float64(n)/1e6)
+	default:
+		return fmt.Sprintf("%.2f GB", float64(n)/1e9)
+	}
+}

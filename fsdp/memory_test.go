@@ -47,14 +47,25 @@ func TestPlanAsText(t *testing.T) {
 		}
 	}
 	group("layers.7.experts.9", fsdp.HybridGradOp, 32, 2)
+	for layer := range 2 {
+		group(fmt.Sprintf("layers.%d.mlp (gather bfloat16, reduce float16)", layer), fsdp.FullShard, 64, 1)
+		group(fmt.Sprintf("layers.%d.mlp (gather bfloat16, reduce float32)", layer), fsdp.FullShard, 64, 1)
+	}
+	group("layers.1.mlp (frozen gather float16, reduce float32)", fsdp.FullShard, 64, 1)
 	group("a name that has more runes than the column – by far", fsdp.NoShard, 1, 64)
 	plan.Groups = append(plan.Groups, fsdp.GroupPlan{Name: "norm (buffers)", Len: 99_999_999_999, Bytes: 399_999_999_996, Buffers: true, Ranks: 1, Replicas: 64})
-	want := `parameters 100000000000, groups 1507, ranks 64
+	want := `parameters 100000000000, groups 1512, ranks 64
   group                        parameters     whole  strategy     ranks
   root                               1000    4.1 kB  ShardGradOp  64
   3 × layers.*.…ion (frozen)         1000    4.1 kB  FullShard    64
   1500 × layers.*.experts.*          1000    4.1 kB  HybridGradOp 16 × 1024
   layers.7.experts.9                 1000    4.1 kB  HybridGradOp 32 × 2
+  2 × layers.*.mlp                   1000    4.1 kB  FullShard    64
+    (gather bfloat16, reduce float16)
+  2 × layers.*.mlp                   1000    4.1 kB  FullShard    64
+    (gather bfloat16, reduce float32)
+  layers.1.mlp                       1000    4.1 kB  FullShard    64
+    (frozen gather float16, reduce float32)
   a name that h…umn – by far         1000    4.1 kB  NoShard      1 × 64
   norm (buffers)              99999999999 400.00 GB  whole        each
 each rank

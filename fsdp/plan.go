@@ -320,13 +320,17 @@ func shortened(s string, n int) string {
 // digits are what the names of groups that share a line differ in.
 var digits = regexp.MustCompile(`[0-9]+`)
 
+// traveling is what ends the names of groups that travel in types of their own, which have a line for it.
+var traveling = regexp.MustCompile(` \((frozen )?gather \w+, reduce \w+\)$`)
+
 // writeGroups writes a line for each kind of groups, up to a number of lines.
 func writeGroups(w io.Writer, groups []GroupPlan) {
 	const lines, columns = 24, 26 // at most, and of a name
 	var kinds []GroupPlan         // the first of each
 	count := make(map[GroupPlan]int)
 	alike := func(g GroupPlan) GroupPlan {
-		g.Name = digits.ReplaceAllString(g.Name, "*")
+		types := traveling.FindString(g.Name)
+		g.Name = digits.ReplaceAllString(strings.TrimSuffix(g.Name, types), "*") + types
 		return g
 	}
 	for _, g := range groups {
@@ -347,22 +351,15 @@ func writeGroups(w io.Writer, groups []GroupPlan) {
 		if g.Buffers {
 			strategy, ranks = "whole", "each"
 		}
-		fmt.Fprintf(w, "  %-*s %12d %9s  %-12s %s\n", columns, shortened(name, columns), g.Len, bytesText(g.Bytes), strategy, ranks)
+		types := traveling.FindString(name)
+		name = shortened(strings.TrimSuffix(name, types), columns)
+		fmt.Fprintf(w, "  %-*s %12d %9s  %-12s %s\n", columns, name, g.Len, bytesText(g.Bytes), strategy, ranks)
+		if types != "" {
+			fmt.Fprintf(w, "   %s\n", types)
+		}
 	}
 	if len(kinds) > lines {
 		fmt.Fprintf(w, "  … and %d more kinds of groups\n", len(kinds)-lines)
-	}
-}
-
-// bytesText returns n in a unit that suits it.
-func bytesText(n int) string {
-	switch {
-	case n < 1e6:
-		return fmt.Sprintf("%.1f kB", float64(n)/1e3)
-	case n < 1e9:
-		return fmt.Sprintf("%.1f MB", float64(n)/1e6)
-	default:
-		return fmt.Sprintf("%.2f GB", float64(n)/1e9)
 	}
 }
 
