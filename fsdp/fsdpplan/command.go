@@ -164,9 +164,12 @@ func (o *flags) query() (*query, []int, error) {
 	if q.cluster, err = cluster(o.cluster); err != nil {
 		return nil, nil, err
 	}
-	measured := slices.ContainsFunc(q.cluster.Rates, func(r plan.Rate) bool { return r.Threads > 1 })
-	if o.threads < 1 || o.threads > 1 && !measured {
-		return nil, nil, usageError{fmt.Errorf("-threads %d: on %s ranks of one thread were measured", o.threads, q.cluster.Name)}
+	most := 1
+	for _, r := range q.cluster.Rates {
+		most = max(most, r.Threads)
+	}
+	if o.threads < 1 || o.threads > most {
+		return nil, nil, usageError{fmt.Errorf("-threads %d: on %s ranks of 1 to %d threads were measured", o.threads, q.cluster.Name, most)}
 	}
 	if q.memory = q.cluster.Device.Memory; o.memory != "" {
 		if q.memory, err = bytesOf(o.memory); err != nil {

@@ -15,7 +15,7 @@ type Pass struct {
 	Buffers []Buffer // that operations hold
 
 	Ranks    int // that train together
-	Threads  int // of each, fsdp.Config.Threads; 0 is 1
+	Threads  int // of each, fsdp.Config.Threads; 0 is 1, and more than a host's cores are as many
 	Owned    int // elements of trained parameters that this rank updates
 	PerOwned int // bytes that its optimizer reads and writes for each
 }

@@ -132,7 +132,7 @@ func (c *Cluster) clock(ranks, threads, touched int) clock {
 		r.Ranks = 1
 		return at
 	})
-	many = along(many, -1/float64(max(threads, 1)), func(r *Rate) float64 {
+	many = along(many, -1/float64(threads), func(r *Rate) float64 {
 		at := -1 / float64(max(r.Threads, 1))
 		r.Threads = 0
 		return at

@@ -56,6 +56,9 @@ func TestRatesOfAHost(t *testing.T) {
 		{"ranks of two threads gain what one does", 2, 0, func(c *plan.Cluster) {
 			c.Cores, c.Rates = 4, append(c.Rates, plan.Rate{Op: "work", Ranks: 1, Threads: 2, Byte: 0.6})
 		}, 18, 18},
+		{"threads beyond the cores", 1, 0, func(c *plan.Cluster) {
+			c.Cores, c.Rates = 1, append(c.Rates, plan.Rate{Op: "work", Ranks: 1, Threads: 2, Byte: 0.6})
+		}, 15, 15},
 		{"half of a step stays in the cache", 2, 0, func(c *plan.Cluster) {
 			c.Device.Cache = &plan.Cache{Bytes: 40, Cores: 2}
 			c.Rates = append(c.Rates, plan.Rate{Op: "work", Ranks: 2, Byte: 1, Cached: true})

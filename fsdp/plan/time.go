@@ -66,15 +66,16 @@ type player struct {
 	c    *Cluster
 	t    *Timeline
 
-	clock clock        // of the cores of a host
-	ranks int          // of a host
-	units [][2]float64 // seconds of forward and backward
-	now   float64      // of the computing stream, which issues the collectives
-	owed  float64      // that ranks on the same core are behind
-	free  float64      // when the communicating stream is free
-	busy  []interval   // when it was not, lately
-	ready []float64    // by group, when its collective in flight ends
-	fresh []bool       // by group, whether no call has run since it was issued
+	clock   clock        // of the cores of a host
+	ranks   int          // of a host
+	threads int          // of a rank
+	units   [][2]float64 // seconds of forward and backward
+	now     float64      // of the computing stream, which issues the collectives
+	owed    float64      // that ranks on the same core are behind
+	free    float64      // when the communicating stream is free
+	busy    []interval   // when it was not, lately
+	ready   []float64    // by group, when its collective in flight ends
+	fresh   []bool       // by group, whether no call has run since it was issued
 }
 
 type interval struct{ begin, end float64 }
@@ -86,7 +87,8 @@ func (r *player) measure() {
 	if len(r.pass.Ops) > 0 {
 		touched = r.pass.Ops[r.pass.Peak()].Live.Total()
 	}
-	r.clock = r.c.clock(r.ranks, r.pass.Threads, touched)
+	r.threads = min(max(1, r.pass.Threads), max(1, r.c.Cores)) // more have no core to run on
+	r.clock = r.c.clock(r.ranks, r.threads, touched)
 	for _, u := range r.pass.Units {
 		var s [2]float64
 		for i, list := range [...][]Work{u.Forward, u.Backward} {
@@ -141,7 +143,7 @@ func (r *player) sharing() float64 {
 	if r.c.Cores == 0 {
 		return 1
 	}
-	return max(1, float64(r.ranks*max(r.pass.Threads, 1))/float64(r.c.Cores))
+	return max(1, float64(r.ranks*r.threads)/float64(r.c.Cores))
 }
 
 // play plays the operations of a pass.
