@@ -62,7 +62,7 @@ func parse(args []string, cores int, usage io.Writer) (config, error) {
 	f.BoolVar(&c.trustNetwork, "trust-network", false, "several hosts need no key: whoever can reach a rank may join")
 	f.BoolVar(&c.tls, "tls", false, "encrypt TCP connections of ranks and hosts")
 	f.StringVar(&c.transport, "transport", "", "auto, shm or tcp")
-	f.StringVar(&c.listen, "listen", "", "network interface or address on which ranks listen, or several with commas between")
+	f.StringVar(&c.listen, "listen", "", "network interfaces or addresses on which ranks listen: a,b")
 	f.StringVar(&c.timeout, "timeout", "", "for how long an operation may make no progress, such as 90s")
 	f.StringVar(&c.joinTimeout, "join-timeout", "", "for how long ranks and hosts wait for each other, such as 90s")
 	f.IntVar(&c.restarts, "restarts", 0, "how many times to start again after a failure")
