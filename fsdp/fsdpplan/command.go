@@ -49,7 +49,7 @@ func (o *flags) define(f *flag.FlagSet) {
 	f.IntVar(&o.top, "top", 3, "`rows` for each number of GPUs")
 	f.BoolVar(&o.compare, "compare", false, "compare DDP, ZeRO-2, ZeRO-3 in one unit, ZeRO-3 by blocks, hybrid and hpZ of ZeRO++, which GPUs do not have yet")
 	f.BoolVar(&o.live, "live", false, "tell what the best step holds in memory: at the peak by unit, and over time")
-	f.StringVar(&o.calibrate, "calibrate", "", "measure this machine's cores for -ranks ranks, or one for each core, and write a `file` for -cluster; takes a minute")
+	f.StringVar(&o.calibrate, "calibrate", "", "measure this machine's cores for -ranks ranks, or one for each core, and write a `file` for -cluster; takes a minute or two")
 	f.StringVar(&o.transport, "transport", "goroutines", "of the ranks that -calibrate measures: goroutines, shm or tcp")
 	f.StringVar(&o.trace, "trace", "", "write the best step as a trace to a `file` for https://ui.perfetto.dev")
 	f.StringVar(&o.svg, "svg", "", "write a picture of the best step to a `file`")
@@ -176,7 +176,7 @@ func (o *flags) query() (*query, []int, error) {
 			return nil, nil, err
 		}
 	}
-	ranks := []int{q.cluster.PerHost}
+	ranks := []int{max(1, q.cluster.PerHost/q.threads)}
 	if o.ranks != "" {
 		if ranks, err = numbers(o.ranks); err != nil {
 			return nil, nil, err

@@ -138,6 +138,11 @@ func TestCores(t *testing.T) {
 	require.Zero(t, status, errs)
 	require.Contains(t, out, "epyc-2: core of AMD EPYC")
 	require.Contains(t, out, "memory between the 2 of a host")
+
+	status, out, errs = fsdpplan("-hf ../nn/hf/testdata/gpt2 -cluster epyc-2 -batch 1 -precision fp32 -threads 2")
+	require.Zero(t, status, errs)
+	require.Contains(t, strings.Join(strings.Fields(out), " "), "core of AMD EPYC, 2 for each rank, with", "and so one rank on two cores")
+	require.Contains(t, out, "\n1 GPU: ")
 }
 
 // TestDraw writes a step of four passes, of which two are drawn, as a trace and as a picture, and

@@ -44,8 +44,12 @@ func (r *report) table(answers []*answer) {
 	if c.Cores > 0 {
 		inside = "memory"
 	}
+	device := c.Device.Name
+	if r.threads > 1 {
+		device += fmt.Sprintf(", %d for each rank,", r.threads)
+	}
 	r.say("%s: %s parameters, %s, optimizer %s, %d × %d %s a GPU and step, on %s: %s with %s, %s between %s, %s/s between hosts", r.name,
-		count(answers[0].best.Params), r.precision, r.optimizer, r.batch, r.seq, tokens, c.Name, c.Device.Name, plan.Bytes(r.memory),
+		count(answers[0].best.Params), r.precision, r.optimizer, r.batch, r.seq, tokens, c.Name, device, plan.Bytes(r.memory),
 		inside, fmt.Sprintf("the %d of a host", c.PerHost), plan.Bytes(int(c.Between.Bandwidth)))
 	fmt.Fprintf(&r.text, "\n%6s %-12s %-8s %-6s %5s %3s %4s %9s %8s %4s %5s\n", "", "", "", "check-", "micro", "pre", "mem-", "seconds", "tokens/s", "", "ex-")
 	fmt.Fprintf(&r.text, "%6s %-12s %-8s %-6s %5s %3s %4s %9s %8s %4s %5s\n", "GPUs", "strategy", "unit", "point", "batch", "fet", "ory", "a step", "a GPU", "MFU", "posed")
