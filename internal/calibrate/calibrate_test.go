@@ -1,6 +1,7 @@
 package calibrate
 
 import (
+	"math"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -35,6 +36,9 @@ func TestFitFindsTheTerms(t *testing.T) {
 	}
 	for _, v := range fit(points) {
 		require.GreaterOrEqual(t, v, 0.0)
+	}
+	for _, v := range fit([]point{{sample: sample{bytes: 1}}, {sample: sample{bytes: 9}, seconds: 1e-6}}) {
+		require.False(t, math.IsNaN(v) || math.IsInf(v, 0), "%v", v)
 	}
 	require.InDelta(t, 2.5, middle([]float64{100, 1, 2, 3}, 0.25), 0)
 }

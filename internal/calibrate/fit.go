@@ -105,7 +105,7 @@ func fit(points []point) (x [terms]float64) {
 		}
 	}
 	for _, p := range points {
-		f, weight := p.features(), math.Pow(p.seconds, -1.5)
+		f, weight := p.features(), math.Pow(max(p.seconds, 1e-9), -1.5) // a share of a run may be less than the clock shows
 		for i := range f {
 			if scale[i] > 0 {
 				f[i] /= scale[i]
