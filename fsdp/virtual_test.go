@@ -150,6 +150,7 @@ func TestVirtualRanks(t *testing.T) {
 func TestVirtualRanksWithEverything(t *testing.T) {
 	wire := func(d fsdp.DType) fsdp.Precision { return fsdp.Precision{Gather: d, Reduce: d} }
 	some := func(step, v int) bool { return u24(step, v)%3 == 0 }
+	types := named(fsdp.Int8, fsdp.BFloat16, map[string][2]fsdp.DType{"wte.weight": {}, "blocks.1.fc.weight": {fsdp.BFloat16, fsdp.Float16}})
 	for name, v := range map[string]*virtual{
 		"no shard":         {cfg: fsdp.Config{Wrap: blocks, Strategy: fsdp.NoShard}},
 		"ignored":          {cfg: fsdp.Config{Wrap: blocks, Ignored: func(name string) bool { return name == "lnf.weight" }}},
@@ -160,6 +161,7 @@ func TestVirtualRanksWithEverything(t *testing.T) {
 		"bfloat16":         {cfg: fsdp.Config{Wrap: blocks, Precision: fsdp.BF16()}},
 		"bfloat16 on wire": {cfg: fsdp.Config{Wrap: blocks, Precision: wire(fsdp.BFloat16)}},
 		"float16 on wire":  {cfg: fsdp.Config{Wrap: blocks, Precision: wire(fsdp.Float16)}},
+		"types of each":    {cfg: fsdp.Config{Wrap: blocks, Precision: fsdp.Precision{TypesOf: types}}},
 		"float64":          {cfg: fsdp.Config{Wrap: blocks, Precision: fsdp.Precision{Compute: fsdp.Float64}}},
 		"uneven":           {cfg: fsdp.Config{Wrap: blocks}, none: some},
 		"uneven bfloat16":  {cfg: fsdp.Config{Precision: wire(fsdp.BFloat16)}, none: some},
