@@ -33,8 +33,8 @@ var (
 
 func TestMain(m *testing.M) {
 	flag.Parse()
-	if *cluster != "" && plan.Clusters()[*like] == nil {
-		fmt.Fprintf(os.Stderr, "gpucheck: -cluster needs -like: there is no cluster %q\n", *like)
+	if c := plan.Clusters()[*like]; *cluster != "" && (c == nil || c.Cores > 0) {
+		fmt.Fprintf(os.Stderr, "gpucheck: -cluster needs -like: there is no cluster of GPUs %q\n", *like)
 		os.Exit(1)
 	}
 	if _, ok := scales[*scaleName]; !ok {

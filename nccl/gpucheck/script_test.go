@@ -56,7 +56,7 @@ func gpucheck(t *testing.T, variables []string, args ...string) (string, int) {
 		out, err := exec.Command("go", "test", "-c", "-tags", "gpu", "-o", program.path, ".").CombinedOutput()
 		require.NoError(t, err, "%s", out)
 	})
-	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Minute)
 	defer cancel()
 	script, err := filepath.Abs("run.sh")
 	require.NoError(t, err)
@@ -139,6 +139,13 @@ func TestWithoutNCCL(t *testing.T) {
 	out, status := gpucheck(t, []string{nccl.EnvLibrary + "=/nowhere/libnccl.so.2"})
 	require.Equal(t, 1, status, out)
 	require.Contains(t, out, "/nowhere/libnccl.so.2")
+}
+
+// TestClusterLikeNoGPU: a cluster of GPUs is not like one whose cores compute.
+func TestClusterLikeNoGPU(t *testing.T) {
+	out, status := gpucheck(t, nil, "-cluster=x.json", "-like=epyc-2")
+	require.Equal(t, 1, status, out)
+	require.Contains(t, out, `-cluster needs -like: there is no cluster of GPUs "epyc-2"`)
 }
 
 // TestFailure checks that what fails in a rank fails the script.
