@@ -106,8 +106,9 @@ type awaiter interface {
 	await(ctx context.Context, seq uint64) error
 }
 
-// ticket is the Work of a collective. A caller may keep it for ever, so it cannot be used again. But it
-// is one byte, beside the tickets before and behind it: operations of 200 ns would leave much garbage.
+// ticket is the Work of a collective. A caller may keep it for ever, so it cannot be used again.
+// But it is one byte, beside the tickets before and behind it: operations of 200 ns would leave
+// much garbage.
 type ticket uint8 // its place in the book
 
 // book is the tickets of collectives that follow each other.
@@ -120,8 +121,8 @@ type book struct {
 // tickets gives a handle the tickets of its collectives. The zero value is ready to use.
 type tickets struct{ book *book }
 
-// take returns the ticket of collective seq of a handle. Numbers come in order, without gaps. It is not
-// safe for concurrent use.
+// take returns the ticket of collective seq of a handle. Numbers come in order, without gaps. It is
+// not safe for concurrent use.
 func (s *tickets) take(of awaiter, seq uint64) *ticket {
 	if s.book == nil || seq == s.book.first+uint64(len(s.book.tickets)) {
 		s.book = &book{of: of, first: seq}

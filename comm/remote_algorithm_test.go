@@ -384,8 +384,8 @@ func TestRemoteDoesNotAllocate(t *testing.T) {
 	closeRanks(t, gs)
 }
 
-// TestNoStalls looks for delayed acknowledgements, which cost 40 ms an operation. On a busy machine the
-// scheduler costs more, but not every time.
+// TestNoStalls looks for delayed acknowledgements, which cost 40 ms an operation. On a busy machine
+// the scheduler costs more, but not every time.
 func TestNoStalls(t *testing.T) {
 	const stall = 20 * time.Millisecond
 	gs := RemoteGroups(t, 2, Wiring{})

@@ -10,8 +10,9 @@ func (r *remote) collect(ctx context.Context, c *Call) error {
 	return r.collectStraight(ctx, c)
 }
 
-// collectStraight sends from every rank to the root, straight from the source to where that belongs.
-// Among few ranks the payload is in one of the messages by which they agree; many agree first.
+// collectStraight sends from every rank to the root, straight from the source to where that
+// belongs. Among few ranks the payload is in one of the messages by which they agree; many agree
+// first.
 func (r *remote) collectStraight(ctx context.Context, c *Call) error {
 	alone := r.size > fewRanks // the payload travels alone
 	if alone {
@@ -50,10 +51,10 @@ func (r *remote) collectStraight(ctx context.Context, c *Call) error {
 	return r.settle(ctx)
 }
 
-// collectTree passes what the ranks give on along a binomial tree, in the messages by which they agree
-// as in disseminate. In the step at distance k those ranks pass on what they have whose distance to
-// the root is an odd multiple of k: what they give themselves and, before it in the stage, what the
-// k-1 ranks to their left do, as far as there are any.
+// collectTree passes what the ranks give on along a binomial tree, in the messages by which they
+// agree as in disseminate. In the step at distance k those ranks pass on what they have whose
+// distance to the root is an odd multiple of k: what they give themselves and, before it in the
+// stage, what the k-1 ranks to their left do, as far as there are any.
 func (r *remote) collectTree(ctx context.Context, c *Call) error {
 	size, stage := c.Src.dtype.Size(), r.staging(c.Bytes())
 	at := len(stage) - len(c.Src.Bytes())

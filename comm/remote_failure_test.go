@@ -18,7 +18,8 @@ import (
 	"github.com/gofsdp/gofsdp/internal/mesh"
 )
 
-// sums all-reduces as the given ranks of gs and returns their errors. All have begun before any waits.
+// sums all-reduces as the given ranks of gs and returns their errors. All have begun before any
+// waits.
 func sums(gs []Group, ranks ...int) []error {
 	errs, works := make([]error, len(ranks)), make([]Work, len(ranks))
 	for i, r := range ranks {
@@ -299,8 +300,8 @@ func TestTimeoutWhileStopped(t *testing.T) {
 	}
 }
 
-// TestManyMismatch has one of many ranks call something else than a sum that goes in steps: all hear
-// which two ranks differ, and how.
+// TestManyMismatch has one of many ranks call something else than a sum that goes in steps: all
+// hear which two ranks differ, and how.
 func TestManyMismatch(t *testing.T) {
 	const n, other = manyRanks + 1, 5
 	ctx := context.Background()

@@ -252,8 +252,8 @@ func TestConnectsOnDemand(t *testing.T) {
 	closeRanks(t, gs)
 }
 
-// TestConnectFailsLate has a connection fail that a group first needs after a while: that is an error
-// on all ranks.
+// TestConnectFailsLate has a connection fail that a group first needs after a while: that is an
+// error on all ranks.
 func TestConnectFailsLate(t *testing.T) {
 	const n = 6
 	gs, sessions := remoteGroups(t, n, Wiring{})

@@ -10,11 +10,12 @@ import (
 
 // Lanes
 //
-// Two ranks have one connection or, if one of them listens on several network interfaces, one over each
-// pair of these: lanes. What they say is one stream, of which a chunk goes over the first lane, the next
-// over the second, and so on, around. The kernel keeps many chunks of every lane on the way while one end
-// writes and the other reads in this order, so all carry bytes at the same time. A slower one slows down
-// all, and one that carries nothing any more ends the stream with an error that says which.
+// Two ranks have one connection or, if one of them listens on several network interfaces, one over
+// each pair of these: lanes. What they say is one stream, of which a chunk goes over the first
+// lane, the next over the second, and so on, around. The kernel keeps many chunks of every lane on
+// the way while one end writes and the other reads in this order, so all carry bytes at the same
+// time. A slower one slows down all, and one that carries nothing any more ends the stream with an
+// error that says which.
 
 // chunk is how many bytes go over one of several lanes before the next one's turn.
 const chunk = 64 << 10

@@ -74,8 +74,8 @@ func (m *meter) Write(b []byte) (int, error) {
 
 func ipOf(a net.Addr) string { return netip.MustParseAddrPort(a.String()).Addr().String() }
 
-// TestLanes has one rank on two interfaces and one on three: their connections go from each to each in
-// turn, all carry as much, and results have the bits of every group.
+// TestLanes has one rank on two interfaces and one on three: their connections go from each to each
+// in turn, all carry as much, and results have the bits of every group.
 func TestLanes(t *testing.T) {
 	ips := loopback(3)
 	var mu sync.Mutex
@@ -137,8 +137,8 @@ func (h homed) Dial(ctx context.Context, address string) (net.Conn, error) {
 
 func (h homed) Chance(of ...uint64) uint64 { return h[0].Chance(of...) }
 
-// TestDeadInterface has the second interface of rank 1 die before the ranks have joined, or later: all
-// ranks fail soon, and say which it is.
+// TestDeadInterface has the second interface of rank 1 die before the ranks have joined, or later:
+// all ranks fail soon, and say which it is.
 func TestDeadInterface(t *testing.T) {
 	for _, early := range []bool{true, false} {
 		synctest.Test(t, func(t *testing.T) {

@@ -287,8 +287,8 @@ func (p *poller) silent() error {
 	return nil
 }
 
-// unanswered reports whether the other side's kernel has not answered for [mesh.Unanswered] although
-// something was sent to it, and sent again. One whose process does not read answers.
+// unanswered reports whether the other side's kernel has not answered for [mesh.Unanswered]
+// although something was sent to it, and sent again. One whose process does not read answers.
 func unanswered(fd int) bool {
 	info, err := unix.GetsockoptTCPInfo(fd, unix.IPPROTO_TCP, unix.TCP_INFO)
 	return err == nil && info.Unacked > 0 && info.Retransmits > 0 && int64(info.Last_ack_recv) >= mesh.Unanswered.Milliseconds()

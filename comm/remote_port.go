@@ -16,8 +16,8 @@ type port struct {
 	waits   atomic.Bool // there are pieces to receive
 	absent  atomic.Bool // there is no connection yet
 
-	// Bytes read ahead: a header and what came with it, up to a page, cost one read. Nil while there
-	// are none and nothing is expected: then the memory is spare.
+	// Bytes read ahead: a header and what came with it, up to a page, cost one read. Nil while
+	// there are none and nothing is expected: then the memory is spare.
 	ahead  []byte
 	lo, hi int // of them, those not used yet
 	spare  *[][]byte
@@ -81,7 +81,8 @@ func (q *queue) idle() bool { return q.next == len(q.pieces) }
 // heading reports whether the next bytes are those of a header.
 func (q *queue) heading() bool { return q.pieces[q.next].framed && q.moved < frameSize }
 
-// bodyMoved returns how many bytes of the body of the next piece have moved, or more in its trailer.
+// bodyMoved returns how many bytes of the body of the next piece have moved, or more in its
+// trailer.
 func (q *queue) bodyMoved() int {
 	if q.pieces[q.next].framed {
 		return q.moved - frameSize

@@ -32,7 +32,8 @@ func (s *subsums) all() []byte     { return s.memory.slice(0, len(s.spans)*s.eac
 // makes of both, and one for every level of the tree.
 func stepSums(n int) int { return 7 * bits.Len(uint(n-1)) }
 
-// window appends to list the largest subtrees of all n ranks whose ranks are among the k up to rank.
+// window appends to list the largest subtrees of all n ranks whose ranks are among the k up to
+// rank.
 func window(list []span, n, rank, k int) []span {
 	all, lo := span{0, n}, rank+1-k
 	switch {

@@ -52,8 +52,8 @@ func (s *Serial) explain(ctx context.Context, seq uint64, err error) error {
 	return s.blame(err)
 }
 
-// hear waits for news of why collective seq has failed, and returns that, or nil. Called with mu held;
-// gives mu up.
+// hear waits for news of why collective seq has failed, and returns that, or nil. Called with mu
+// held; gives mu up.
 func (s *Serial) hear(ctx context.Context, seq uint64, patience time.Duration) error {
 	for range looks {
 		late, cancel := context.WithTimeout(ctx, patience/looks)
@@ -68,10 +68,10 @@ func (s *Serial) hear(ctx context.Context, seq uint64, patience time.Duration) e
 }
 
 // patience is how long a rank waits for the reason why another one has ended a connection in good
-// order, which is none itself. That one has failed and may still wait for its own reason, and then it
-// tells; or its process has ended, which its control connections tell; or else this rank or that one
-// is cut off since, which is known when a silent host is taken for lost. The limit bounds it as any
-// other wait.
+// order, which is none itself. That one has failed and may still wait for its own reason, and then
+// it tells; or its process has ended, which its control connections tell; or else this rank or that
+// one is cut off since, which is known when a silent host is taken for lost. The limit bounds it as
+// any other wait.
 func (s *Serial) patience() time.Duration {
 	most := mesh.Unanswered + grace
 	if limit := s.Timeout(); limit > 0 {

@@ -97,8 +97,8 @@ func TestSerialTakesReasonOfOthers(t *testing.T) {
 	require.Empty(t, told)
 }
 
-// TestSerialLeavesAskingToOne has a rank run out of time that has just been asked what it does: it takes
-// what comes of that, and asks only where nothing does.
+// TestSerialLeavesAskingToOne has a rank run out of time that has just been asked what it does: it
+// takes what comes of that, and asks only where nothing does.
 func TestSerialLeavesAskingToOne(t *testing.T) {
 	verdict := &RankError{"g", 2, ErrTimeout}
 	for _, comes := range []bool{true, false} {

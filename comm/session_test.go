@@ -296,7 +296,8 @@ func TestNewsInOrder(t *testing.T) {
 	require.Zero(t, s.held)
 }
 
-// TestOneReason has a rank lose another one, which has left because of a failure: it tells the failure.
+// TestOneReason has a rank lose another one, which has left because of a failure: it tells the
+// failure.
 func TestOneReason(t *testing.T) {
 	sessions := wired(4)
 	l, other := sessions[0].world(), sessions[1].world()

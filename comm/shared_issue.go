@@ -109,8 +109,8 @@ func (s *shared) publish() (err error) {
 	return err
 }
 
-// post writes this rank's part of its next collective on the board and arrives there. Called with mu
-// held.
+// post writes this rank's part of its next collective on the board and arrives there. Called with
+// mu held.
 func (s *shared) post(c *Call, call *Signature) error {
 	seq := s.published + 1
 	t := s.task(seq)

@@ -102,7 +102,8 @@ func (t *rank) join(timeout time.Duration) {
 	t.world, t.Group = g, g.serial
 }
 
-// hangs is when a job is taken to hang: of a machine that has much else to do, or stops it, it takes minutes.
+// hangs is when a job is taken to hang: of a machine that has much else to do, or stops it, it
+// takes minutes.
 const hangs = 20 * time.Minute
 
 // mpirun runs this test program with n ranks in a role and returns what it

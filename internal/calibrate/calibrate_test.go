@@ -43,8 +43,8 @@ func TestFitFindsTheTerms(t *testing.T) {
 	require.InDelta(t, 2.5, middle([]float64{100, 1, 2, 3}, 0.25), 0)
 }
 
-// TestRatesOfCaches finds the rate in a cache and that beyond it, and one for all where nothing tells
-// them apart.
+// TestRatesOfCaches finds the rate in a cache and that beyond it, and one for all where nothing
+// tells them apart.
 func TestRatesOfCaches(t *testing.T) {
 	c := &plan.Cluster{Cores: 2, Device: plan.Device{Cache: &plan.Cache{Bytes: 100, Cores: 2}}}
 	samples := make(map[sample][]float64)

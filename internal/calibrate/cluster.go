@@ -18,8 +18,8 @@ import (
 	"github.com/gofsdp/gofsdp/internal/peak"
 )
 
-// Transports are the ways in which ranks of one host exchange data, by name: goroutines of a process, or
-// processes over shared memory or TCP. Ranks are measured in one process in any case.
+// Transports are the ways in which ranks of one host exchange data, by name: goroutines of a
+// process, or processes over shared memory or TCP. Ranks are measured in one process in any case.
 var Transports = map[string]comm.Transport{"goroutines": comm.Auto, "shm": comm.SharedMemory, "tcp": comm.TCP}
 
 // Groups returns the handles of n ranks in this process over a transport.
@@ -42,8 +42,8 @@ func Groups(ctx context.Context, n int, transport string) (groups []comm.Group, 
 	return groups, err
 }
 
-// Cluster returns what the samples so far make of this machine. memory is what a rank has, in bytes.
-// Hosts have a network of 10 Gb/s between them, which is not measured.
+// Cluster returns what the samples so far make of this machine. memory is what a rank has, in
+// bytes. Hosts have a network of 10 Gb/s between them, which is not measured.
 func (c *Calibration) Cluster(name string, memory int) *plan.Cluster {
 	cpu := processor()
 	cluster := &plan.Cluster{
@@ -123,8 +123,8 @@ func lastCache() (last *plan.Cache) {
 	}
 }
 
-// Memory returns the bytes of RAM that this machine has for each of so many ranks, or 0 where nobody
-// says.
+// Memory returns the bytes of RAM that this machine has for each of so many ranks, or 0 where
+// nobody says.
 func Memory(ranks int) int {
 	text, _ := os.ReadFile("/proc/meminfo") // is only there on Linux
 	var kb int

@@ -8,8 +8,8 @@ import (
 	"github.com/gofsdp/gofsdp/internal/exec"
 )
 
-// Kernels gathers what instructions take on a device that nothing else uses, one at a time. The zero
-// value has none.
+// Kernels gathers what instructions take on a device that nothing else uses, one at a time. The
+// zero value has none.
 type Kernels struct{ samples map[sample][]float64 }
 
 // Add adds a run of an instruction.
@@ -22,8 +22,8 @@ func (k *Kernels) Add(in *exec.Instr, took time.Duration) {
 	k.samples[s] = append(k.samples[s], took.Seconds())
 }
 
-// Cluster returns a cluster of such devices: with a rate for each operation that was added, and with
-// all else as another one has it, which the sources say.
+// Cluster returns a cluster of such devices: with a rate for each operation that was added, and
+// with all else as another one has it, which the sources say.
 func (k *Kernels) Cluster(name, device string, memory int, like *plan.Cluster) *plan.Cluster {
 	c := *like
 	c.Name, c.Device.Name, c.Device.Memory = name, device, memory

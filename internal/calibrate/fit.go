@@ -17,8 +17,8 @@ type point struct {
 	kept    float64 // see plan.Cluster.Kept
 }
 
-// middle returns the mean of the samples without a share at both ends: what disturbs a machine makes
-// some of them very slow.
+// middle returns the mean of the samples without a share at both ends: what disturbs a machine
+// makes some of them very slow.
 func middle(list []float64, share float64) float64 {
 	s := slices.Sorted(slices.Values(list))
 	cut := int(share * float64(len(s)))
@@ -36,8 +36,8 @@ func (s *sample) meets() bool {
 	return s.ranks > 1 && slices.Contains([]string{"wait", "reduce", "sync", "drain", "pass", "update"}, kind)
 }
 
-// rates fits a rate for each operation, type, and number of ranks and threads, and two of those that
-// were measured in the cache and beyond it.
+// rates fits a rate for each operation, type, and number of ranks and threads, and two of those
+// that were measured in the cache and beyond it.
 func rates(samples map[sample][]float64, c *plan.Cluster) (list []plan.Rate) {
 	points := make(map[sample][]point) // by what they are of
 	for s, seconds := range samples {
@@ -89,13 +89,13 @@ func compare(a, b sample) int {
 		cmp.Compare(a.flops, b.flops), cmp.Compare(a.bytes, b.bytes), cmp.Compare(a.scores, b.scores), cmp.Compare(a.touched, b.touched))
 }
 
-// terms are those of a [plan.Rate] beyond the cache, and those of one in it: fixed, by FLOPs, by bytes
-// and by scores.
+// terms are those of a [plan.Rate] beyond the cache, and those of one in it: fixed, by FLOPs, by
+// bytes and by scores.
 const terms = 8
 
-// fit returns the terms, none of which is negative, that explain the points with the least squares of
-// errors. An error counts by the time to the power of 3/4: relative errors of large operations count a
-// little more, as steps consist of them. One term after the other is minimised.
+// fit returns the terms, none of which is negative, that explain the points with the least squares
+// of errors. An error counts by the time to the power of 3/4: relative errors of large operations
+// count a little more, as steps consist of them. One term after the other is minimised.
 func fit(points []point) (x [terms]float64) {
 	var a [terms][terms]float64
 	var b, scale [terms]float64

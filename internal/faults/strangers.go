@@ -272,8 +272,8 @@ func (s *scene) otherUser() error {
 	return expect("refused")
 }
 
-// attack is what a process of another user does: it tries to join as a rank, and when the real ranks
-// have joined, to connect to the sockets between them. It says how that went.
+// attack is what a process of another user does: it tries to join as a rank, and when the real
+// ranks have joined, to connect to the sockets between them. It says how that went.
 func attack(addr string) {
 	_, err := comm.Connect(context.Background(), comm.Config{
 		Rank: 1, Size: besieged, Rendezvous: "tcp://" + addr, Job: "besieged", JoinTimeout: joinTime, Logger: slog.New(slog.DiscardHandler),

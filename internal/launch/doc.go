@@ -13,8 +13,8 @@
 //	Slurm (srun)               SLURM_PROCID           SLURM_STEP_NUM_TASKS   first host of the step
 //	Kubernetes Indexed Job     JOB_COMPLETION_INDEX   WORLD_SIZE             pod 0 of FSDP_SERVICE
 //
-// The place on the host is LOCAL_RANK, OMPI_COMM_WORLD_LOCAL_RANK, MPI_LOCALRANKID or SLURM_LOCALID,
-// and 0 in a pod of Kubernetes, which is one rank.
+// The place on the host is LOCAL_RANK, OMPI_COMM_WORLD_LOCAL_RANK, MPI_LOCALRANKID or
+// SLURM_LOCALID, and 0 in a pod of Kubernetes, which is one rank.
 //
 // Where the launcher says that all ranks are on one host, rank 0 is on loopback.
 // MASTER_ADDR and MASTER_PORT override the last column for all of them, and

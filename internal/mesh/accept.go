@@ -191,7 +191,8 @@ func (m *Mesh) hello(h auth.Hello, v visit) auth.Hello {
 
 // dial connects to a rank, again and again until it works, cannot work, or ctx ends. Then the error
 // is the latest failure, if there has been one. ctx may end before the caller's, with the rank. An
-// interface that does not answer is given up, as one by which the other rank is known to live is another.
+// interface that does not answer is given up, as one by which the other rank is known to live is
+// another.
 func (m *Mesh) dial(caller, ctx context.Context, to way, rank int, h auth.Hello, v visit) (net.Conn, error) {
 	spread := rand.N[time.Duration] // so that not all come back at once
 	if m.network != nil {
@@ -254,8 +255,8 @@ func (m *Mesh) dialOnce(caller, ctx context.Context, to way, rank int, h auth.He
 			_ = conn.Close() // the first error counts
 		}
 	}()
-	// Whoever has left may have accepted, and said all that it had to say. If not, it hangs up, unless
-	// it is cut off since: then the caller does not wait.
+	// Whoever has left may have accepted, and said all that it had to say. If not, it hangs up,
+	// unless it is cut off since: then the caller does not wait.
 	gone := func() bool { return errors.Is(context.Cause(ctx), ErrGone) }
 	left := func() bool { return gone() && caller.Err() == nil }
 	interrupt := context.AfterFunc(ctx, func() {
@@ -285,9 +286,9 @@ func (m *Mesh) dialOnce(caller, ctx context.Context, to way, rank int, h auth.He
 	return secure, nil
 }
 
-// greet proves this rank to the one at the other end of conn, with TLS on top or not, within dialTime. Only
-// seconds count in which this process ran: one that was stopped meanwhile finds the answer, and the other
-// side, for which it has joined, would refuse it the next time.
+// greet proves this rank to the one at the other end of conn, with TLS on top or not, within
+// dialTime. Only seconds count in which this process ran: one that was stopped meanwhile finds the
+// answer, and the other side, for which it has joined, would refuse it the next time.
 func (m *Mesh) greet(conn, secure net.Conn, hello auth.Hello) (theirs auth.Hello, err error) {
 	var clock sync.WaitGroup
 	answered := make(chan struct{})

@@ -151,9 +151,9 @@ func (m *Mesh) other(rank int) (record, *fate, error) {
 	return p.who, &p.fate, nil
 }
 
-// with returns a context that also ends with a rank and with the mesh. done releases it. Where the rank says
-// goodbye meanwhile it ends some time after: a connection that the rank has accepted, and what it has sent there
-// before it left, may still be on the way.
+// with returns a context that also ends with a rank and with the mesh. done releases it. Where the
+// rank says goodbye meanwhile it ends some time after: a connection that the rank has accepted, and
+// what it has sent there before it left, may still be on the way.
 func (m *Mesh) with(ctx context.Context, rank *fate) (_ context.Context, done func()) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	select {

@@ -77,8 +77,8 @@ func (s *unixStream) Read(b []byte) (int, error) {
 	return n, nil
 }
 
-// keep takes the file out of control data, which is that of one frame: the kernel never returns more
-// at once. It has made the file close-on-exec.
+// keep takes the file out of control data, which is that of one frame: the kernel never returns
+// more at once. It has made the file close-on-exec.
 func (s *unixStream) keep(oob []byte) error {
 	before := len(s.came)
 	messages, err := unix.ParseSocketControlMessage(oob)

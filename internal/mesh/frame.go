@@ -54,7 +54,8 @@ func (k frameKind) fits(n uint32) bool {
 // last tells whether nothing follows such a frame.
 func (k frameKind) last() bool { return k == frameGoodbye || k == frameAbort }
 
-// mostUnsent returns how many bytes may wait for a peer, with such a frame, in a mesh of many or not.
+// mostUnsent returns how many bytes may wait for a peer, with such a frame, in a mesh of many or
+// not.
 func (k frameKind) mostUnsent(sparse bool) int {
 	switch {
 	case k.last():

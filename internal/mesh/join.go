@@ -110,7 +110,8 @@ func (m *Mesh) join(ctx context.Context) error {
 }
 
 // reason waits for the reason why joining has not ended in time, where that is not known here: one
-// of many ranks that is connected to all its neighbours hears it from others, whose time is up, too.
+// of many ranks that is connected to all its neighbours hears it from others, whose time is up,
+// too.
 func (m *Mesh) reason() error {
 	m.mu.Lock()
 	linked := m.linked
@@ -136,8 +137,8 @@ func (m *Mesh) fail(err error) {
 	}
 }
 
-// late explains why joining has not ended when it had to. Where the store does not answer either, other
-// ranks may not have been able to.
+// late explains why joining has not ended when it had to. Where the store does not answer either,
+// other ranks may not have been able to.
 func (m *Mesh) late(cause error) error {
 	err := m.lacking(cause)
 	ctx, cancel := context.WithTimeout(context.Background(), linger)
@@ -335,8 +336,8 @@ func (m *Mesh) unready() (ranks []int) {
 	return ranks
 }
 
-// between returns the ranks that the root knows on the way from some that it does not know: what those
-// say comes by them. The caller holds m.mu.
+// between returns the ranks that the root knows on the way from some that it does not know: what
+// those say comes by them. The caller holds m.mu.
 func (m *Mesh) between(ranks []int) (known []int) {
 	if !m.sparse {
 		return nil

@@ -12,8 +12,8 @@ import (
 	"github.com/gofsdp/gofsdp/internal/auth"
 )
 
-// maxLanes is how many interfaces a rank may listen on. Two ranks have up to twice as many lanes: one may
-// have many of IPv4, and the other of IPv6.
+// maxLanes is how many interfaces a rank may listen on. Two ranks have up to twice as many lanes:
+// one may have many of IPv4, and the other of IPv6.
 const maxLanes = 16
 
 // Lane is one of the connections between two ranks on a channel. If one of them listens on several
@@ -44,9 +44,9 @@ type way struct{ network, address, local string }
 // pair is the interface of who dials and that of who listens.
 type pair struct{ near, far face }
 
-// pairs returns the interfaces of each lane between two ranks: the first of one with the first of the
-// other and so on, around where one has fewer, those with an IPv4 address first. They are one pair of
-// which only the address to dial is known if neither rank listens on several.
+// pairs returns the interfaces of each lane between two ranks: the first of one with the first of
+// the other and so on, around where one has fewer, those with an IPv4 address first. They are one
+// pair of which only the address to dial is known if neither rank listens on several.
 func pairs(from, to record) (list []pair, err error) {
 	if len(from.faces()) == 1 && len(to.faces()) == 1 {
 		return []pair{{far: face{TCP: to.TCP}}}, nil

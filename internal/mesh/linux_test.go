@@ -185,8 +185,8 @@ func TestSeveralFilesAtOnce(t *testing.T) {
 	}
 }
 
-// TestFileAfterFile has two files come at once, the frame of the first in two reads: the second of these
-// brings the other file.
+// TestFileAfterFile has two files come at once, the frame of the first in two reads: the second of
+// these brings the other file.
 func TestFileAfterFile(t *testing.T) {
 	l, name, err := listenUnix()
 	require.NoError(t, err)

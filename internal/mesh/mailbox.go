@@ -104,7 +104,8 @@ func (b *mailbox[T]) put(l label, thing T) error {
 }
 
 // take waits for a thing. What has arrived is returned even if ctx has ended. If it has because the
-// rank has left, so is what is about to arrive: the rank may have said all that it had to say on it.
+// rank has left, so is what is about to arrive: the rank may have said all that it had to say on
+// it.
 func (b *mailbox[T]) take(ctx context.Context, l label) (T, error) {
 	ended, over := ctx.Done(), false
 	for {

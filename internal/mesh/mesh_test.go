@@ -392,8 +392,8 @@ type nopConn struct{ net.Conn }
 
 func (nopConn) Close() error { return nil }
 
-// TestLeftBehind: a connection of a rank that has left since is had all the same, though the goodbye
-// is heard before the end of the handshake. The rank may have said all that it had to say.
+// TestLeftBehind: a connection of a rank that has left since is had all the same, though the
+// goodbye is heard before the end of the handshake. The rank may have said all that it had to say.
 func TestLeftBehind(t *testing.T) {
 	t.Run("accepted", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {

@@ -62,8 +62,8 @@ type end struct {
 
 func (e end) Unanswered(time.Duration) { e.net.told.Add(1) }
 
-// TestNetworkOfContext has ranks of one host meet on a network that their contexts name, encrypted or not: no
-// connection takes another way, and those for control hear when a host is lost.
+// TestNetworkOfContext has ranks of one host meet on a network that their contexts name, encrypted
+// or not: no connection takes another way, and those for control hear when a host is lost.
 func TestNetworkOfContext(t *testing.T) {
 	const size = 3
 	for _, encrypt := range []bool{false, true} {
@@ -106,8 +106,8 @@ func TestNetworkOfContext(t *testing.T) {
 	}
 }
 
-// TestLeaverIsWaitedFor has a rank say goodbye while a connection that it has accepted is still on its way
-// here: another connection, which may be slower.
+// TestLeaverIsWaitedFor has a rank say goodbye while a connection that it has accepted is still on
+// its way here: another connection, which may be slower.
 func TestLeaverIsWaitedFor(t *testing.T) {
 	for _, why := range []error{ErrGone, errDied} {
 		synctest.Test(t, func(t *testing.T) {
@@ -135,8 +135,8 @@ func (mute) Dial(context.Context, string) (net.Conn, error) {
 	return near, nil
 }
 
-// TestGivesUpOnLeaver has a rank say goodbye and then nothing more, as on a host that is cut off: who
-// connects to it goes on for the time of a handshake, but not when the caller has given up.
+// TestGivesUpOnLeaver has a rank say goodbye and then nothing more, as on a host that is cut off:
+// who connects to it goes on for the time of a handshake, but not when the caller has given up.
 func TestGivesUpOnLeaver(t *testing.T) {
 	for _, asked := range []time.Duration{2 * time.Second, time.Hour} {
 		synctest.Test(t, func(t *testing.T) {
@@ -180,8 +180,8 @@ func (b *backwards) AfterFunc(f func()) (stop func() bool) {
 	return func() bool { return true }
 }
 
-// TestSaysThatCallerGaveUp has a caller give up during a handshake: that is the error, and not the end of
-// the connection that it brings about.
+// TestSaysThatCallerGaveUp has a caller give up during a handshake: that is the error, and not the
+// end of the connection that it brings about.
 func TestSaysThatCallerGaveUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMesh(Config{Size: 2, Rank: 1, Secret: bytes.Repeat([]byte{1}, auth.MinSecret)})
@@ -218,8 +218,8 @@ func (d *deaf) Dial(ctx context.Context, _ string) (net.Conn, error) {
 	return nil, ctx.Err()
 }
 
-// TestGivesUpInterface dials an interface that does not answer: that is over soon, but not because the
-// dialing process was stopped.
+// TestGivesUpInterface dials an interface that does not answer: that is over soon, but not because
+// the dialing process was stopped.
 func TestGivesUpInterface(t *testing.T) {
 	for _, stopped := range []time.Duration{0, time.Hour} {
 		synctest.Test(t, func(t *testing.T) {

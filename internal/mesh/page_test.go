@@ -58,7 +58,8 @@ func TestPageIsSmall(t *testing.T) {
 	require.Less(t, bytes, 120*len(list))
 }
 
-// TestPagesOverlap has pages come that leave out a rank, and have as many as there are all the same.
+// TestPagesOverlap has pages come that leave out a rank, and have as many as there are all the
+// same.
 func TestPagesOverlap(t *testing.T) {
 	list := make([]record, 4)
 	for _, order := range [][2]int{{1, 2}, {2, 1}} {
@@ -71,8 +72,8 @@ func TestPagesOverlap(t *testing.T) {
 	}
 }
 
-// TestEarlyPage has the parent of a rank send a page before the rank is connected to its children: the
-// connection ends.
+// TestEarlyPage has the parent of a rank send a page before the rank is connected to its children:
+// the connection ends.
 func TestEarlyPage(t *testing.T) {
 	m := newMesh(Config{Rank: 4, Size: many})
 	p := &peer{m: m, rank: parent(4)}
@@ -80,7 +81,8 @@ func TestEarlyPage(t *testing.T) {
 	require.Zero(t, m.roll.known)
 }
 
-// TestMalformedPage reads pages with some bytes changed: they are refused, or every field can be read.
+// TestMalformedPage reads pages with some bytes changed: they are refused, or every field can be
+// read.
 func TestMalformedPage(t *testing.T) {
 	good := []byte(pagesOf([]record{{TCP: "10.0.0.1:1"}, {TCP: "10.0.0.2:1"}}, 3)[0])
 	rapid.Check(t, func(t *rapid.T) {

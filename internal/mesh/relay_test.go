@@ -20,8 +20,8 @@ import (
 // many is a size at which a rank has control connections to ten others.
 const many = 20
 
-// TestNeighbours checks the overlay of every size: both ends know of a connection, there are at most
-// 2 log2 N of them, parents are among them, and every route gets nearer.
+// TestNeighbours checks the overlay of every size: both ends know of a connection, there are at
+// most 2 log2 N of them, parents are among them, and every route gets nearer.
 func TestNeighbours(t *testing.T) {
 	for size := 1; size <= 130; size++ {
 		most := size - 1
@@ -71,8 +71,8 @@ func TestNews(t *testing.T) {
 	})
 }
 
-// TestMany has more ranks join than are all connected: they know of each other, and reach each other
-// by messages, files and connections.
+// TestMany has more ranks join than are all connected: they know of each other, and reach each
+// other by messages, files and connections.
 func TestMany(t *testing.T) {
 	for name, change := range map[string]func(*Config){"host": nil, "tls": encryptedApart} {
 		t.Run(name, func(t *testing.T) {
@@ -141,8 +141,8 @@ func TestMany(t *testing.T) {
 	}
 }
 
-// TestManyEnd lets ranks of many leave and die, also such that others talk through: all that are left
-// hear of each end once, after what the rank had said, and still reach each other.
+// TestManyEnd lets ranks of many leave and die, also such that others talk through: all that are
+// left hear of each end once, after what the rank had said, and still reach each other.
 func TestManyEnd(t *testing.T) {
 	ranks := newJob(t, many, nil).open(t)
 	all := make([]int, many)
@@ -213,8 +213,8 @@ func TestManyMiss(t *testing.T) {
 	}
 }
 
-// TestRollByAnotherWay stops the process above another one in the tree when the root sends the list of
-// ranks: the other one has it from a neighbour, and only the one that is stopped is missing.
+// TestRollByAnotherWay stops the process above another one in the tree when the root sends the list
+// of ranks: the other one has it from a neighbour, and only the one that is stopped is missing.
 func TestRollByAnotherWay(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		net := simnet.New(simnet.Config{Latency: time.Millisecond})
@@ -246,8 +246,8 @@ func TestRollByAnotherWay(t *testing.T) {
 	})
 }
 
-// TestBlamesWhoPassesOn has heard of all ranks but two, which say so by a third: it may be the one that
-// is stuck.
+// TestBlamesWhoPassesOn has heard of all ranks but two, which say so by a third: it may be the one
+// that is stuck.
 func TestBlamesWhoPassesOn(t *testing.T) {
 	m := newMesh(Config{Rank: 0, Size: 32})
 	for _, r := range m.near {

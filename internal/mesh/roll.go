@@ -86,8 +86,8 @@ func (m *Mesh) hearRoll(p *peer, body []byte) error {
 	return nil
 }
 
-// hearPage keeps a page and passes it down. It comes when the root has heard of all ranks, so this one
-// is connected to its neighbours. The caller holds m.mu.
+// hearPage keeps a page and passes it down. It comes when the root has heard of all ranks, so this
+// one is connected to its neighbours. The caller holds m.mu.
 func (m *Mesh) hearPage(body []byte) error {
 	p, err := readPage(body, m.cfg.Size)
 	if err != nil || !m.linked {
@@ -166,7 +166,8 @@ func (m *Mesh) turnPage() {
 	close(m.complete)
 }
 
-// missRoll asks a neighbour that is ready for the roll if that does not come. The caller holds m.mu.
+// missRoll asks a neighbour that is ready for the roll if that does not come. The caller holds
+// m.mu.
 func (m *Mesh) missRoll(rank int) {
 	if m.asked || m.closed || m.joined() {
 		return

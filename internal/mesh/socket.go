@@ -145,8 +145,8 @@ func interfaces() (names []string) {
 	return names
 }
 
-// tune prepares a new connection for its purpose. Of several lanes each says when the other end is silent:
-// that the control connection lives is no sign of another interface.
+// tune prepares a new connection for its purpose. Of several lanes each says when the other end is
+// silent: that the control connection lives is no sign of another interface.
 func tune(conn net.Conn, purpose string, lanes int) {
 	watched := purpose == purposeControl || lanes > 1
 	if c, ok := conn.(interface{ Unanswered(time.Duration) }); ok && watched {

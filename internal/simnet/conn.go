@@ -266,7 +266,8 @@ func (c *Conn) Close() error {
 	return nil
 }
 
-// shut ends the connection for the other end, rudely where something has come that nobody will read.
+// shut ends the connection for the other end, rudely where something has come that nobody will
+// read.
 func (c *Conn) shut() {
 	if c.fault == nil {
 		c.finish(c.unread())

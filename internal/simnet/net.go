@@ -44,7 +44,8 @@ type pair struct {
 	flips []*Met        // of writes to come
 }
 
-// Met is when something that is wrong between two hosts has first been met. Its methods may be called concurrently.
+// Met is when something that is wrong between two hosts has first been met. Its methods may be
+// called concurrently.
 type Met struct {
 	mu sync.Mutex
 	at time.Time
@@ -101,8 +102,8 @@ func (n *Net) Open() (open int) {
 	return (open + 1) / 2
 }
 
-// Cut resets all connections that are open between two hosts. It is met at once where one of them has to be watched,
-// see [Conn.Unanswered], or else when one of them is next read or written.
+// Cut resets all connections that are open between two hosts. It is met at once where one of them
+// has to be watched, see [Conn.Unanswered], or else when one of them is next read or written.
 func (n *Net) Cut(a, b *Host) (cut int, met *Met) {
 	met = new(Met)
 	for _, c := range a.conns() {

@@ -48,7 +48,8 @@ func readAll(c net.Conn, size int) ([]byte, error) {
 	return b[:n], err
 }
 
-// TestTimes has bytes arrive when the bandwidth and the latency say so, in order, and the end after them.
+// TestTimes has bytes arrive when the bandwidth and the latency say so, in order, and the end after
+// them.
 func TestTimes(t *testing.T) {
 	between(t, func(t *testing.T, _ *Net, _, _ *Host, near, far *Conn) {
 		begin := time.Now()
@@ -107,8 +108,8 @@ func TestDeadline(t *testing.T) {
 	})
 }
 
-// TestKill has a process end: what it has said arrives, then its end; what it still says does not; and
-// nobody listens.
+// TestKill has a process end: what it has said arrives, then its end; what it still says does not;
+// and nobody listens.
 func TestKill(t *testing.T) {
 	between(t, func(t *testing.T, _ *Net, a, b *Host, near, far *Conn) {
 		_, err := io.WriteString(far, "last words")
@@ -130,8 +131,8 @@ func TestKill(t *testing.T) {
 	})
 }
 
-// TestIsolate cuts a host off: what is sent comes when the way is open again, and a connection that is told to
-// ends before.
+// TestIsolate cuts a host off: what is sent comes when the way is open again, and a connection that
+// is told to ends before.
 func TestIsolate(t *testing.T) {
 	between(t, func(t *testing.T, n *Net, a, b *Host, near, far *Conn) {
 		begin := time.Now()

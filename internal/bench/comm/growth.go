@@ -93,8 +93,8 @@ func few(ctx context.Context, g comm.Group) error {
 	return errors.Join(failed...)
 }
 
-// joinAll returns the handles of n ranks. A connection until then keeps the kernel from giving the port on which they
-// meet to another process.
+// joinAll returns the handles of n ranks. A connection until then keeps the kernel from giving the
+// port on which they meet to another process.
 func joinAll(ctx context.Context, n int) ([]comm.Group, error) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

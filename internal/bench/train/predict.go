@@ -19,8 +19,8 @@ import (
 	"github.com/gofsdp/gofsdp/internal/calibrate"
 )
 
-// Plan calibrates this machine, or reads what a calibration wrote, trains, and prints how long steps
-// take beside what package plan says.
+// Plan calibrates this machine, or reads what a calibration wrote, trains, and prints how long
+// steps take beside what package plan says.
 func Plan(ctx context.Context, w io.Writer, args []string) error {
 	c := newCommand("bench plan")
 	low := c.flags.Bool("bfloat16", false, "compute in bfloat16")
@@ -91,7 +91,8 @@ type ring struct {
 	steps     int
 }
 
-// most names the kind of operations for which a prediction is off most, and by how many milliseconds.
+// most names the kind of operations for which a prediction is off most, and by how many
+// milliseconds.
 func (r *ring) most(dry *fsdp.Plan, t *plan.Timeline) (kind string, off float64) {
 	kinds := make(map[string]float64)
 	for k, d := range r.kinds {
@@ -202,9 +203,9 @@ func (p *prediction) train(ctx context.Context, s *setting) error {
 	return c.close()
 }
 
-// late returns by how many seconds a rank that waits for the slow link goes on late: its timer is late,
-// and while it waited others had the core and its caches. It is what makes the probe over the link as
-// slow as it is, when all else is predicted.
+// late returns by how many seconds a rank that waits for the slow link goes on late: its timer is
+// late, and while it waited others had the core and its caches. It is what makes the probe over the
+// link as slow as it is, when all else is predicted.
 func (p *prediction) late(c *plan.Cluster) (late float64, err error) {
 	free, slow := p.probe.links[0], p.probe.links[1]
 	want := (stats.Median(slow.times) - stats.Median(free.times)).Seconds()
