@@ -27,11 +27,12 @@ import (
 //
 // A checkpoint gets its name once all of it is on disk. A crash at any time, or a full disk, leaves
 // the earlier ones and nothing that Load would take for a checkpoint. An error of one rank is an
-// error on all, and the training may continue. So is what optimizers of ranks keep differently for a
-// parameter, such as moments in 8 bits on one of them, or another number of steps. From the first
+// error on all, and the training may continue. So is what optimizers of ranks keep differently for
+// a parameter, such as moments in 8 bits on one of them, or another number of steps. From the first
 // Save until Close a lock keeps other jobs, and other models of this one, from saving in dir. Save
 // changes nothing of the training, but where gradients travel as Int8 it drops what they have lost
-// until now, see there: then both the training and one that loads the checkpoint go on with the same bits.
+// until now, see there: then both the training and one that loads the checkpoint go on with the
+// same bits.
 //
 // Options: AtStep, KeepLast, Extra, RankExtra.
 func (s *Sharded) Save(ctx context.Context, dir string, opt optim.Optimizer, opts ...StateOption) error {
@@ -95,13 +96,14 @@ func (s *Sharded) saving(ctx context.Context, opt optim.Optimizer) (*store, stat
 // saved: load it again, or make a new one.
 //
 // An optimizer of another kind than the one that was saved does not fit, unless AllowMissing and
-// AllowExtra accept that no entry passes between them. Where other settings differ, such as betas or
-// weight decay, the optimizer keeps those that it was made with, and rank 0 says so in a warning, to
-// Config.Logger or [slog.Default]; TakeSettings takes the saved ones. Checkpoints of earlier versions
-// do not have them, and nothing is compared. The learning rate is an argument of every Step: the
-// schedule goes on with Steps, and the checkpoint has the last one, see [optim.Settings]. State in 8
-// bits is saved as the float32 numbers that it stands for. It goes into an optimizer of 32 bits, and
-// the other way, with the same warning; on as many ranks as saved it comes back to the bit.
+// AllowExtra accept that no entry passes between them. Where other settings differ, such as betas
+// or weight decay, the optimizer keeps those that it was made with, and rank 0 says so in a
+// warning, to Config.Logger or [slog.Default]; TakeSettings takes the saved ones. Checkpoints of
+// earlier versions do not have them, and nothing is compared. The learning rate is an argument of
+// every Step: the schedule goes on with Steps, and the checkpoint has the last one, see
+// [optim.Settings]. State in 8 bits is saved as the float32 numbers that it stands for. It goes
+// into an optimizer of 32 bits, and the other way, with the same warning; on as many ranks as saved
+// it comes back to the bit.
 //
 // A checkpoint of which the manifest or a file is damaged, cut short or missing is passed over for
 // an older one. Rank 0 says so in a warning, to Config.Logger or [slog.Default], with the reason

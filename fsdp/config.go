@@ -18,21 +18,22 @@ import (
 
 // Config configures Wrap. The zero value shards fully (ZeRO-3) over one rank, in one unit, in
 // float32, with one unit gathered ahead. Every rank must use the same values, except for Group,
-// GroupOf's groups, Threads, OffloadDir, Offload, Spill, Poison, Trace, Profile and Logger; Wrap checks
-// that. TraceDir and HashDir are set on all ranks or on none.
+// GroupOf's groups, Threads, OffloadDir, Offload, Spill, Poison, Trace, Profile and Logger; Wrap
+// checks that. TraceDir and HashDir are set on all ranks or on none.
 type Config struct {
 	// Group is the process group to train on; nil means one rank. Nobody else may use its
 	// collectives while a method of Sharded runs. If it is a [comm.Allocator], parameters and
 	// gradients live in its memory. Sharded does not close it: keep it open until [Sharded.Close].
 	Group comm.Group
 
-	// Device, if set, is the GPU that this rank computes on, see package fsdp/gpu: parameters, gradients, the optimizer's
-	// state and everything between live in its memory, and NCCL carries what ranks exchange in a pass.
-	// Group may be any group then: it carries what ranks agree on, and checkpoints. All ranks have a
-	// Device, or none; each its own. It stays the caller's, who closes it after [Sharded.Close]. Every
-	// operation of the model must have kernels: stock operations of Gorgonia have none, and the first
-	// pass says which. Threads and OffloadDir are for the processor. Sums over ranks are NCCL's: they
-	// are the same in every run over the same ranks, and within rounding what other groups compute.
+	// Device, if set, is the GPU that this rank computes on, see package fsdp/gpu: parameters,
+	// gradients, the optimizer's state and everything between live in its memory, and NCCL carries
+	// what ranks exchange in a pass. Group may be any group then: it carries what ranks agree on,
+	// and checkpoints. All ranks have a Device, or none; each its own. It stays the caller's, who
+	// closes it after [Sharded.Close]. Every operation of the model must have kernels: stock
+	// operations of Gorgonia have none, and the first pass says which. Threads and OffloadDir are
+	// for the processor. Sums over ranks are NCCL's: they are the same in every run over the same
+	// ranks, and within rounding what other groups compute.
 	Device Device
 
 	// Strategy says what of a unit is cut over the ranks, and when it is whole.
@@ -53,12 +54,12 @@ type Config struct {
 	// same size. Gradients are summed over the group and still divided by all ranks of
 	// Config.Group: they are those of the mean loss of all.
 	GroupOf func(u UnitInfo) comm.Group
-	// CutOf, if set, says for each unit where its parameters may be cut, and how much of them each of
-	// the ranks that they are cut over gets: shard.Cut{Block: shard.Whole} leaves every parameter whole
-	// on one rank, shard.Cut{Block: shard.Rows(1)} cuts between rows, Weights suit machines of unequal
-	// memory. All shards of a group have the same length, so ranks that own less have padding:
-	// [Plan].CutBytes says how much. Nothing else depends on it: results have the same bits, and
-	// checkpoints load under any other cut.
+	// CutOf, if set, says for each unit where its parameters may be cut, and how much of them each
+	// of the ranks that they are cut over gets: shard.Cut{Block: shard.Whole} leaves every
+	// parameter whole on one rank, shard.Cut{Block: shard.Rows(1)} cuts between rows, Weights suit
+	// machines of unequal memory. All shards of a group have the same length, so ranks that own
+	// less have padding: [Plan].CutBytes says how much. Nothing else depends on it: results have
+	// the same bits, and checkpoints load under any other cut.
 	CutOf func(u UnitInfo) shard.Cut
 
 	// Wrap groups the parameters into units; nil puts all of them into the root unit.
@@ -68,9 +69,9 @@ type Config struct {
 	// Divide says what the sum of the ranks' gradients is divided by.
 	Divide Divide
 	// VirtualRanks, if set, makes a training the same, to the last bit, on any number of ranks that
-	// divides it: that of as many ranks. A step is then VirtualRanks/ranks micro-batches on each rank.
-	// See the package comment for which, and for what is covered. On as many ranks it costs nothing and
-	// changes nothing, but how ByWeights and ByActive round.
+	// divides it: that of as many ranks. A step is then VirtualRanks/ranks micro-batches on each
+	// rank. See the package comment for which, and for what is covered. On as many ranks it costs
+	// nothing and changes nothing, but how ByWeights and ByActive round.
 	VirtualRanks int
 	// Prefetch is the number of units gathered ahead of the one that computes: 0 means 1,
 	// NoPrefetch none.
@@ -79,12 +80,13 @@ type Config struct {
 	// ahead only within it.
 	InFlight int
 
-	// Threads is the number of cores that this rank computes on: the goroutine that calls its methods
-	// and Threads-1 others, which [Sharded.Close] ends. 0 means 1. Results have the same bits for any
-	// number. Ranks scale better than threads, as each computes by itself between exchanges; threads
-	// take no memory for a second copy of what a rank holds whole, and need no larger batch. Keep
-	// the threads of all ranks of a process within GOMAXPROCS, and those of all processes of a host
-	// within its cores: a thread spins for some microseconds between two operations.
+	// Threads is the number of cores that this rank computes on: the goroutine that calls its
+	// methods and Threads-1 others, which [Sharded.Close] ends. 0 means 1. Results have the same
+	// bits for any number. Ranks scale better than threads, as each computes by itself between
+	// exchanges; threads take no memory for a second copy of what a rank holds whole, and need no
+	// larger batch. Keep the threads of all ranks of a process within GOMAXPROCS, and those of all
+	// processes of a host within its cores: a thread spins for some microseconds between two
+	// operations.
 	Threads int
 
 	// Frozen selects parameters that are not trained, by full name. They have no gradient and no
@@ -116,9 +118,10 @@ type Config struct {
 	// spills. Linux and macOS only.
 	OffloadDir string
 	// Offload puts shards of parameters and gradients and the optimizer's state in pinned memory of
-	// the host in place of Device's. Device reads and writes them there whenever it gathers, reduces
-	// or updates, so each step takes the time of the bus, and the host needs the memory: it cannot be
-	// swapped. What every rank has whole stays on the device, and results are the same bits.
+	// the host in place of Device's. Device reads and writes them there whenever it gathers,
+	// reduces or updates, so each step takes the time of the bus, and the host needs the memory: it
+	// cannot be swapped. What every rank has whole stays on the device, and results are the same
+	// bits.
 	Offload bool
 
 	// Seed of the initial parameters, of dropout and of random nodes.
@@ -126,28 +129,28 @@ type Config struct {
 	// Poison fills freed buffers with NaN, so that a use after free shows. It costs a pass over
 	// that memory: for tests.
 	Poison bool
-	// Trace, if set, is called after every operation of a pass, on the rank's own goroutine. On a GPU
-	// the host then waits for each operation, but for collectives, which go on.
+	// Trace, if set, is called after every operation of a pass, on the rank's own goroutine. On a
+	// GPU the host then waits for each operation, but for collectives, which go on.
 	Trace func(Event)
-	// TraceDir, if set, is a directory in which each rank writes rank-0.pftrace, …: what it does and
-	// waits for, which collectives are in flight, and its memory, on the clock of rank 0. Perfetto
-	// (https://ui.perfetto.dev) opens them, also joined to one file, as fsdprun -trace does. "" means
-	// what FSDP_TRACE says. A pass takes some 100 bytes for each operation, and is written when it
-	// is over; where that fails, the trace ends and Close returns the error. The groups in use are
-	// watched: see [comm.Watcher]. On a GPU the device times the collectives, and calls are told as with
-	// Trace.
+	// TraceDir, if set, is a directory in which each rank writes rank-0.pftrace, …: what it does
+	// and waits for, which collectives are in flight, and its memory, on the clock of rank 0.
+	// Perfetto (https://ui.perfetto.dev) opens them, also joined to one file, as fsdprun -trace
+	// does. "" means what FSDP_TRACE says. A pass takes some 100 bytes for each operation, and is
+	// written when it is over; where that fails, the trace ends and Close returns the error. The
+	// groups in use are watched: see [comm.Watcher]. On a GPU the device times the collectives, and
+	// calls are told as with Trace.
 	TraceDir string
-	// HashDir, if set, is a directory in which each rank writes rank-0.hashes, …: hashes of parameters,
-	// batches, results of calls and gradients in training passes. The command fsdpdiff says where two
-	// runs part: the first step, call and parameter. "" means what FSDP_HASHES says. What is there
-	// already is an error of Wrap, and what cannot be written one of Close. Later starts of a job, and
-	// further models of a process, write in directories of their own in it.
+	// HashDir, if set, is a directory in which each rank writes rank-0.hashes, …: hashes of
+	// parameters, batches, results of calls and gradients in training passes. The command fsdpdiff
+	// says where two runs part: the first step, call and parameter. "" means what FSDP_HASHES says.
+	// What is there already is an error of Wrap, and what cannot be written one of Close. Later
+	// starts of a job, and further models of a process, write in directories of their own in it.
 	HashDir string
 	// Profile, if set, counts what the operations of this model take, so that it can say which rank
-	// holds the others up and what differs from the plan: see package profile. Each model and rank has
-	// one of its own, and those that compare ranks have one on all. Where a directory is named by
-	// FSDP_STRAGGLERS, as by fsdprun -stragglers, Wrap makes one that leaves its totals there. A step
-	// takes some microseconds longer; with Device each operation is waited for, as with Trace.
+	// holds the others up and what differs from the plan: see package profile. Each model and rank
+	// has one of its own, and those that compare ranks have one on all. Where a directory is named
+	// by FSDP_STRAGGLERS, as by fsdprun -stragglers, Wrap makes one that leaves its totals there. A
+	// step takes some microseconds longer; with Device each operation is waited for, as with Trace.
 	Profile *profile.Profile
 	// Logger, if set, gets what Wrap and Freeze have decided (units, strategies and memory), and
 	// warnings of what looks like a mistake: parameters that the loss does not depend on, fields
@@ -156,8 +159,8 @@ type Config struct {
 	Logger *slog.Logger
 }
 
-// A Device is what a rank computes on in place of the processor. Package fsdp/gpu has the only one: so
-// programs that need no GPU have nothing of it.
+// A Device is what a rank computes on in place of the processor. Package fsdp/gpu has the only one:
+// so programs that need no GPU have nothing of it.
 type Device interface {
 	// Engine returns what passes run on. It is for this library.
 	Engine(o engine.DeviceOptions) (engine.Device, error)
@@ -206,8 +209,8 @@ const (
 	// Backwards add up as they do otherwise.
 	ByWeights
 	// ByActive makes them means over the ranks that have a batch, see [Sharded.Join], or that run a
-	// Backward together, see [Sharded.JoinCalls], and, of a parameter of calls that may be absent, see
-	// [Tape.Optional], over those among them that have used it. Without all that it is ByRanks.
+	// Backward together, see [Sharded.JoinCalls], and, of a parameter of calls that may be absent,
+	// see [Tape.Optional], over those among them that have used it. Without all that it is ByRanks.
 	ByActive
 	// ByOne leaves them sums.
 	ByOne

@@ -40,11 +40,11 @@
 // A [Strategy] says what is cut over the ranks and what is whole when. FullShard cuts everything,
 // ShardGradOp keeps parameters whole during a pass, NoShard copies everything to every rank (DDP).
 // The hybrid strategies cut over the ranks of a host, say, and copy from host to host;
-// SecondaryShard gathers twice and only once from other hosts (hpZ of ZeRO++).
-// Config.StrategyOf chooses for each unit; Config.GroupOf gives a unit, such as an expert, a
-// process group of its own. Config.CutOf says where a unit may be cut: between rows, or nowhere within
-// a tensor; and how much each of unequal machines gets.
-// Optimizers step what a rank owns; that of matrices, [optim.Muon], brings them together as it plans.
+// SecondaryShard gathers twice and only once from other hosts (hpZ of ZeRO++). Config.StrategyOf
+// chooses for each unit; Config.GroupOf gives a unit, such as an expert, a process group of its
+// own. Config.CutOf says where a unit may be cut: between rows, or nowhere within a tensor; and how
+// much each of unequal machines gets. Optimizers step what a rank owns; that of matrices,
+// [optim.Muon], brings them together as it plans.
 //
 // # The step is data
 //
@@ -77,33 +77,33 @@
 // place. [Sharded.EvalProgram] runs other ways through the model than its Forward, such as an
 // encoder or one step of a decoder. Ranks may need different numbers of these. Inside
 // [Sharded.JoinCalls] each rank makes calls of its own, whatever the others do: the others replay
-// them.
-// What a rank without a batch has accumulated inside NoSync is handed in, and its part of the model
-// goes on learning. Without Join an uneven loop is an error on every rank that says who does what.
-// A rank may lack a part of a batch, such as an image, and with it the calls that need it: see
-// [Tape.Optional]. Their units are gathered and reduced all the same, and nothing is computed for them.
-// All ranks must decide alike, such as to stop: [Sharded.Any] tells each what one of them knows, and
-// [Sharded.Mean] is the mean of a number over those that have a batch. Package metrics adds up what
-// each rank has seen.
+// them. What a rank without a batch has accumulated inside NoSync is handed in, and its part of the
+// model goes on learning. Without Join an uneven loop is an error on every rank that says who does
+// what. A rank may lack a part of a batch, such as an image, and with it the calls that need it:
+// see [Tape.Optional]. Their units are gathered and reduced all the same, and nothing is computed
+// for them. All ranks must decide alike, such as to stop: [Sharded.Any] tells each what one of them
+// knows, and [Sharded.Mean] is the mean of a number over those that have a batch. Package metrics
+// adds up what each rank has seen.
 //
 // # Virtual ranks
 //
-// With Config.VirtualRanks = V a training has the same bits on all numbers N of ranks that divide V:
-// parameters, gradients, norms, clipping, dropout, what [Sharded.Forward] returns for a batch, and the
-// state of the optimizer. They are those of a training on V ranks. A step is then V/N micro-batches on
-// each rank, and no method that needs gradients may be called in the middle of one. So a step of 64
-// ranks can be repeated on one, and a checkpoint goes on on another number of ranks as if it had not
-// changed. The k-th micro-batch of a step on rank r, both from 0, is that of virtual rank
+// With Config.VirtualRanks = V a training has the same bits on all numbers N of ranks that divide
+// V: parameters, gradients, norms, clipping, dropout, what [Sharded.Forward] returns for a batch,
+// and the state of the optimizer. They are those of a training on V ranks. A step is then V/N
+// micro-batches on each rank, and no method that needs gradients may be called in the middle of
+// one. So a step of 64 ranks can be repeated on one, and a checkpoint goes on on another number of
+// ranks as if it had not changed. The k-th micro-batch of a step on rank r, both from 0, is that of
+// virtual rank
 //
 //	k·N + r        if every Backward is outside of NoSync      N is a power of two
 //	r·V/N + k      if all but the last are inside of it        V/N is a power of two, or N is 1
 //
-// A Forward without a Backward, repeated in the middle of a step, draws other dropout on fewer ranks.
-// Package data deals batches in this order. Either way is for any N where V is a power of two, or three
-// times one: at V = 12 on 1, 2 and 4 ranks the first, on 1, 3 and 6 the second, on 12 both. The
-// last micro-batch may be inside NoSync, too, with SyncGrads after it. What a rank keeps between the
-// micro-batches is ⌈log2(V/N)⌉ pieces of the size of its gradients, or inside NoSync ⌊log2(V/N)⌋ of
-// those of the whole model: Plan.VirtualBytes.
+// A Forward without a Backward, repeated in the middle of a step, draws other dropout on fewer
+// ranks. Package data deals batches in this order. Either way is for any N where V is a power of
+// two, or three times one: at V = 12 on 1, 2 and 4 ranks the first, on 1, 3 and 6 the second, on 12
+// both. The last micro-batch may be inside NoSync, too, with SyncGrads after it. What a rank keeps
+// between the micro-batches is ⌈log2(V/N)⌉ pieces of the size of its gradients, or inside NoSync
+// ⌊log2(V/N)⌋ of those of the whole model: Plan.VirtualBytes.
 //
 //	the same bits                              not, and what is said
 //	all strategies, wrapping, prefetch         hybrid over a number that is no power of two: refused
@@ -125,10 +125,9 @@
 //
 // Computation is in float32, or float64 for tests. With [BF16] it is in bfloat16, up to 1.8 times
 // as fast where the processor multiplies that, and with half the memory for activations.
-// [Precision] also lets parameters and gradients only travel in 16 bits, which halves the traffic, or in
-// 8, see [Int8], each parameter in types of its own.
-// Whatever it says, shards, optimizer state and checkpoints are in float32, or float64.
-// [Sharded.Unscale] undoes a loss scale.
+// [Precision] also lets parameters and gradients only travel in 16 bits, which halves the traffic,
+// or in 8, see [Int8], each parameter in types of its own. Whatever it says, shards, optimizer
+// state and checkpoints are in float32, or float64. [Sharded.Unscale] undoes a loss scale.
 //
 // # State
 //
@@ -191,13 +190,13 @@
 // With Config.Device all of it lives in the memory of a GPU, or with Config.Offload what lasts in
 // pinned memory of the host: see package fsdp/gpu.
 //
-// [Dry] says what a training will take without ranks, memory or random numbers, on a [comm.World] of
-// any size; package fsdp/plan tells from it how long a step takes on a cluster, and what is held for
-// which unit meanwhile. [Fits] says what is in the way where memory is short, and which changes save how
-// much, and [Tune] which settings are fastest.
+// [Dry] says what a training will take without ranks, memory or random numbers, on a [comm.World]
+// of any size; package fsdp/plan tells from it how long a step takes on a cluster, and what is held
+// for which unit meanwhile. [Fits] says what is in the way where memory is short, and which changes
+// save how much, and [Tune] which settings are fastest.
 //
-// Config.Profile counts what operations take while a training runs: package fsdp/profile tells from it
-// which rank or link the others wait for, and what differs from the plan.
+// Config.Profile counts what operations take while a training runs: package fsdp/profile tells from
+// it which rank or link the others wait for, and what differs from the plan.
 //
 // [Plan] says how much that will be and [Sharded.Memory] how much it is, both to the byte.
 // [Plan.Resident] adds what a process needs beside buffers, and says what it leaves out. Compiled

@@ -17,8 +17,8 @@ import (
 	"github.com/gofsdp/gofsdp/optim"
 )
 
-// A Shape is a tensor of a batch without its elements. Ints and Floats make one. With a dimension of 0 it
-// is a tensor that the batch lacks, see [Tape.Optional]; conditions there are met.
+// A Shape is a tensor of a batch without its elements. Ints and Floats make one. With a dimension
+// of 0 it is a tensor that the batch lacks, see [Tape.Optional]; conditions there are met.
 type Shape struct {
 	dims []int
 	ints bool
@@ -32,15 +32,15 @@ func Floats(dims ...int) Shape { return Shape{dims, false} }
 
 // Dry returns the plan that [Sharded.Plan] would give once the model is wrapped and has the
 // optimizer that newOptimizer makes, such as the New of an [optim.AdamW]; nil is none. Nothing is
-// allocated, drawn or sent: cfg.Group may be a [comm.World], any number of ranks that are not there,
-// and so may be what cfg.GroupOf returns. A model of 175 billion parameters takes a tenth of a second
-// and some 30 MB.
+// allocated, drawn or sent: cfg.Group may be a [comm.World], any number of ranks that are not
+// there, and so may be what cfg.GroupOf returns. A model of 175 billion parameters takes a tenth of
+// a second and some 30 MB.
 //
 //	p, err := fsdp.Dry(model, fsdp.Config{Group: comm.World{Ranks: 128}, Wrap: …}, optim.AdamW{}.New, fsdp.Ints(1, 2048), fsdp.Ints(1, 2048))
 //
 // Of what groups copy through it knows nothing: Plan.BesideBytes is without it. All other figures,
-// and the schedule, are those of Wrap. With Config.Device they are those of a GPU, which need not be
-// there: it may be new(gpu.Device).
+// and the schedule, are those of Wrap. With Config.Device they are those of a GPU, which need not
+// be there: it may be new(gpu.Device).
 func Dry(m Model, cfg Config, newOptimizer func([]optim.Param) (optim.Optimizer, error), batch ...Shape) (*Plan, error) {
 	if cfg.Group == nil {
 		cfg.Group = comm.World{Ranks: 1}
@@ -87,11 +87,12 @@ func dry(m Model, cfg Config, newOptimizer func([]optim.Param) (optim.Optimizer,
 }
 
 // Fits returns nil if a pass as Dry plans it holds no more than so many bytes in memory at once. If
-// not, the error is a [*plan.Misfit]: what is live at the peak by class and by unit, and which changes
-// of the configuration, of the ranks or of the batch would help, each planned by itself, that which
-// saves most first. BF16, another number of ranks, another batch and AdamW with a state of 8 bits round
-// differently; the others change no bit of what a step computes. The state of 8 bits is planned for every
-// model that has an optimizer: where that is not AdamW, but SGD or Muon, it is another rule.
+// not, the error is a [*plan.Misfit]: what is live at the peak by class and by unit, and which
+// changes of the configuration, of the ranks or of the batch would help, each planned by itself,
+// that which saves most first. BF16, another number of ranks, another batch and AdamW with a state
+// of 8 bits round differently; the others change no bit of what a step computes. The state of 8
+// bits is planned for every model that has an optimizer: where that is not AdamW, but SGD or Muon,
+// it is another rule.
 func Fits(bytes int, m Model, cfg Config, newOptimizer func([]optim.Param) (optim.Optimizer, error), batch ...Shape) error {
 	if cfg.Group == nil {
 		cfg.Group = comm.World{Ranks: 1}
@@ -216,12 +217,12 @@ func shapeValues(p *layout.Path, batch []Shape, computed tensor.Dtype) ([]exec.V
 	return values, nil
 }
 
-// Tune returns cfg with the units, the strategy, Prefetch and Checkpoint by which a step is fastest on
-// a cluster, of those settings that fit in so many bytes, and all choices that it had. It plans each of
-// them by [Dry], which takes a tenth of a second or less. A field that cfg sets is left as it is. What
-// it chooses changes no bit of what a step computes, but where gradients travel in 16 bits and it takes
-// a hybrid strategy, see [Strategy]. It leaves Precision and the optimizer as they are. Every rank that
-// asks the same gets the same answer.
+// Tune returns cfg with the units, the strategy, Prefetch and Checkpoint by which a step is fastest
+// on a cluster, of those settings that fit in so many bytes, and all choices that it had. It plans
+// each of them by [Dry], which takes a tenth of a second or less. A field that cfg sets is left as
+// it is. What it chooses changes no bit of what a step computes, but where gradients travel in 16
+// bits and it takes a hybrid strategy, see [Strategy]. It leaves Precision and the optimizer as
+// they are. Every rank that asks the same gets the same answer.
 //
 // If nothing fits, the error is that of the choice that needs least, a [*plan.Misfit] as of [Fits].
 func Tune(m Model, cfg Config, c *plan.Cluster, memory int, newOptimizer func([]optim.Param) (optim.Optimizer, error), batch ...Shape) (Config, []plan.Choice, error) {
@@ -247,8 +248,8 @@ func Tune(m Model, cfg Config, c *plan.Cluster, memory int, newOptimizer func([]
 	return chosen(cfg, choices[0].Setting), choices, nil
 }
 
-// tunedWraps, tunedCheckpoints and tunedStrategies are what Tune chooses from, by name. Blocks are calls
-// that follow each other and have modules of one type.
+// tunedWraps, tunedCheckpoints and tunedStrategies are what Tune chooses from, by name. Blocks are
+// calls that follow each other and have modules of one type.
 var (
 	tunedWraps = map[string]Policy{
 		"one unit": nil, "calls": WrapEach(), "blocks": wrapLike(1), "2 blocks": wrapLike(2), "4 blocks": wrapLike(4),

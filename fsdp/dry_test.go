@@ -65,8 +65,8 @@ func drawnTypes(t *rapid.T, compute fsdp.DType) func(fsdp.CallInfo, fsdp.Param) 
 	}
 }
 
-// drawnOptions draws what else decides what is held: what calls keep, what lies in files, and units with
-// groups of their own, of the ranks that share a color.
+// drawnOptions draws what else decides what is held: what calls keep, what lies in files, and units
+// with groups of their own, of the ranks that share a color.
 func drawnOptions(t *rapid.T, cfg fsdp.Config, calls int, dir string) (_ fsdp.Config, colors int) {
 	if keep := rapid.Bool().Draw(t, "keep"); keep {
 		cfg.Keep, cfg.Checkpoint = drawnPolicy(t, "keep", calls), nil
@@ -94,8 +94,8 @@ func withGroups(cfg fsdp.Config, own comm.Group) fsdp.Config {
 	return cfg
 }
 
-// TestDryIsThePlanOfWrap compares a plan without ranks with that of wrapped models, and after a Freeze:
-// every figure, and the schedule.
+// TestDryIsThePlanOfWrap compares a plan without ranks with that of wrapped models, and after a
+// Freeze: every figure, and the schedule.
 func TestDryIsThePlanOfWrap(t *testing.T) {
 	dir := t.TempDir()
 	rapid.Check(t, func(t *rapid.T) {
@@ -334,8 +334,9 @@ func TestTuneKeepsWhatIsSet(t *testing.T) {
 	require.ErrorContains(t, err, "plan: no cluster")
 }
 
-// TestTuneFindsSecondCopies gives a model on two hosts less and less memory: the backward of one strategy
-// gathers within hosts alone without keeping all parameters that a host has. A GPU does not have it.
+// TestTuneFindsSecondCopies gives a model on two hosts less and less memory: the backward of one
+// strategy gathers within hosts alone without keeping all parameters that a host has. A GPU does
+// not have it.
 func TestTuneFindsSecondCopies(t *testing.T) {
 	const world = 4
 	model, shape := tinyGPT(4), fsdp.Ints(2, tinyContext)
@@ -367,8 +368,8 @@ func TestTuneFindsSecondCopies(t *testing.T) {
 	}
 }
 
-// TestTuneIsNeverWorse compares the choice for several models on hosts of two cores with the defaults
-// and with what else there was, by the clock of the cluster.
+// TestTuneIsNeverWorse compares the choice for several models on hosts of two cores with the
+// defaults and with what else there was, by the clock of the cluster.
 func TestTuneIsNeverWorse(t *testing.T) {
 	for i := range 8 {
 		model := &nn.GPT{Vocab: 10 + 61*i, Context: 32, Layers: 1 + i%4, Dim: 16 * (8 - i), Heads: 2}

@@ -20,8 +20,8 @@ import (
 // counter is a GPT that can count to ten.
 func counter() *nn.GPT { return &nn.GPT{Vocab: 10, Context: 8, Layers: 2, Dim: 16, Heads: 2} }
 
-// Four virtual ranks train to the same bits on one rank, on two and on four. Micro-batch k of rank r is
-// that of virtual rank k·ranks + r.
+// Four virtual ranks train to the same bits on one rank, on two and on four. Micro-batch k of rank
+// r is that of virtual rank k·ranks + r.
 func ExampleConfig_virtualRanks() {
 	const virtual = 4
 	norms := make(map[float64]int) // after 3 steps
@@ -68,7 +68,8 @@ func ExampleConfig_virtualRanks() {
 	// Output: different results: 1
 }
 
-// Four micro-batches make one step. The first three add up on each rank, and the last one sends the sum.
+// Four micro-batches make one step. The first three add up on each rank, and the last one sends the
+// sum.
 func ExampleSharded_NoSync() {
 	err := comm.Run(context.Background(), 2, func(ctx context.Context, g comm.Group) error {
 		m, err := fsdp.Wrap(counter(), fsdp.Config{Group: g, Wrap: fsdp.WrapTypes(&nn.Block{})})
@@ -113,8 +114,8 @@ func ExampleSharded_NoSync() {
 	// micro-batch 3: 3 reductions
 }
 
-// GPT-2 travels in 8 bits, but its embeddings, which are also the head, in bfloat16, and their gradients
-// in float32. They are all of the unit "root", so there are no more collectives.
+// GPT-2 travels in 8 bits, but its embeddings, which are also the head, in bfloat16, and their
+// gradients in float32. They are all of the unit "root", so there are no more collectives.
 func ExamplePrecision() {
 	model := &nn.GPT{Vocab: 50257, Context: 1024, Layers: 12, Dim: 768, Heads: 12, Tied: true}
 	int8 := fsdp.Precision{Compute: fsdp.BFloat16, Gather: fsdp.Int8, Reduce: fsdp.Int8}
@@ -139,8 +140,8 @@ func ExamplePrecision() {
 	// 46 gathers, 421 MB sent
 }
 
-// Gradients travel as float16. The scale keeps small ones above zero, and comes down where it makes large ones infinite:
-// such a step is left out.
+// Gradients travel as float16. The scale keeps small ones above zero, and comes down where it makes
+// large ones infinite: such a step is left out.
 func ExampleSharded_Unscale() {
 	ctx := context.Background()
 	m, err := fsdp.Wrap(counter(), fsdp.Config{Precision: fsdp.Precision{Gather: fsdp.BFloat16, Reduce: fsdp.Float16}})

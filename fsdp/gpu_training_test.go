@@ -19,8 +19,8 @@ import (
 	"github.com/gofsdp/gofsdp/shard"
 )
 
-// onGPU runs f where models compute on the doubles of GPUs, at the end of which nothing of them is left
-// and nothing was misused.
+// onGPU runs f where models compute on the doubles of GPUs, at the end of which nothing of them is
+// left and nothing was misused.
 func onGPU(t *testing.T, f func()) {
 	t.Helper()
 	restore := fsdp.UseGPU()
@@ -31,7 +31,8 @@ func onGPU(t *testing.T, f func()) {
 	require.Greater(t, cuda.Calls("cuLaunchKernel"), before, "nothing was computed there")
 }
 
-// onDevices runs f on ranks with a device each of their own, which CleanGPU has loaded the doubles for.
+// onDevices runs f on ranks with a device each of their own, which CleanGPU has loaded the doubles
+// for.
 func onDevices(t *testing.T, ranks int, f func(ctx context.Context, g comm.Group, dev *gpu.Device)) {
 	t.Helper()
 	onRanks(t, ranks, func(ctx context.Context, g comm.Group) {
@@ -59,8 +60,8 @@ func trainedLosses(t *testing.T, ranks, steps int, cfg fsdp.Config) [][]float64 
 	return losses
 }
 
-// TestGPUTrains compares the losses of a training on the doubles of GPUs with those of the host: within
-// rounding they are the same, for one rank and several, whatever is cut and gathered ahead.
+// TestGPUTrains compares the losses of a training on the doubles of GPUs with those of the host:
+// within rounding they are the same, for one rank and several, whatever is cut and gathered ahead.
 func TestGPUTrains(t *testing.T) {
 	const steps = 3
 	for _, v := range []struct {
@@ -137,7 +138,8 @@ func TestGPUDry(t *testing.T) {
 	}
 }
 
-// TestGPUFits advises Offload, which takes what lasts from the GPU but what its calls read in place.
+// TestGPUFits advises Offload, which takes what lasts from the GPU but what its calls read in
+// place.
 func TestGPUFits(t *testing.T) {
 	cfg, shape := fsdp.Config{Device: new(gpu.Device), Group: comm.World{Ranks: 2}, Wrap: blocks}, fsdp.Ints(2, tinyContext)
 	err := fsdp.Fits(1000, tinyGPT(2), cfg, optim.AdamW{}.New, shape, shape)
@@ -152,7 +154,8 @@ func TestGPUFits(t *testing.T) {
 	require.Equal(t, plan.Memory{Shard: whole.ShardBytes / 2}, plan.Memory{Shard: whole.Pass.Ops[0].Live.Shard, State: whole.Pass.Ops[0].Live.State})
 }
 
-// TestConfigDevice trains on devices of the caller, which stay open, and says what they are not for.
+// TestConfigDevice trains on devices of the caller, which stay open, and says what they are not
+// for.
 func TestConfigDevice(t *testing.T) {
 	fsdp.CleanGPU(t)
 	onDevices(t, 2, func(ctx context.Context, g comm.Group, dev *gpu.Device) {
@@ -184,7 +187,8 @@ func TestConfigDevice(t *testing.T) {
 	require.NoError(t, dev.Close())
 }
 
-// TestGPUModelsInTurns trains two models in turns on one device of each rank: both get what they get alone.
+// TestGPUModelsInTurns trains two models in turns on one device of each rank: both get what they
+// get alone.
 func TestGPUModelsInTurns(t *testing.T) {
 	cuda := fsdp.CleanGPU(t)
 	cuda.Delay(200*time.Microsecond, 7)
@@ -234,8 +238,8 @@ func TestGPUModelsInTurns(t *testing.T) {
 	}
 }
 
-// TestGPUFaultsLater has the device fail in the backward of a pass, which is noticed afterwards: in another
-// method, or in the next pass. Both say when it was, as far as that is known.
+// TestGPUFaultsLater has the device fail in the backward of a pass, which is noticed afterwards: in
+// another method, or in the next pass. Both say when it was, as far as that is known.
 func TestGPUFaultsLater(t *testing.T) {
 	cuda := fsdp.CleanGPU(t)
 	for name, notice := range map[string]func(ctx context.Context, m *fsdp.Sharded) error{
@@ -256,8 +260,8 @@ func TestGPUFaultsLater(t *testing.T) {
 	}
 }
 
-// TestGPUFails fails calls of the driver, one in each training: it returns the error, no rank hangs,
-// and Close leaves nothing.
+// TestGPUFails fails calls of the driver, one in each training: it returns the error, no rank
+// hangs, and Close leaves nothing.
 func TestGPUFails(t *testing.T) {
 	cuda := fsdp.CleanGPU(t)
 	training := func() error {
@@ -301,8 +305,8 @@ func TestGPUFails(t *testing.T) {
 	}
 }
 
-// TestGPUZeroBetween drops the gradients between Forward and Backward: those of the pass are all that
-// is left, wherever shards lie.
+// TestGPUZeroBetween drops the gradients between Forward and Backward: those of the pass are all
+// that is left, wherever shards lie.
 func TestGPUZeroBetween(t *testing.T) {
 	fsdp.CleanGPU(t)
 	for _, offload := range []bool{false, true} {
@@ -342,8 +346,9 @@ func TestGPULeaves(t *testing.T) {
 	})
 }
 
-// crossed is a training whose passes cross each other: one is held while another changes its plan, some
-// add gradients that are not reduced, one rank has fewer batches, and state is swapped in between.
+// crossed is a training whose passes cross each other: one is held while another changes its plan,
+// some add gradients that are not reduced, one rank has fewer batches, and state is swapped in
+// between.
 func crossed(t *testing.T, cfg fsdp.Config) (losses [2][]float64, state bits) {
 	onRanks(t, 2, func(ctx context.Context, g comm.Group) {
 		cfg := cfg
@@ -386,8 +391,8 @@ func crossed(t *testing.T, cfg fsdp.Config) (losses [2][]float64, state bits) {
 	return losses, state
 }
 
-// TestGPUDelays: no bit of a training depends on how late the streams are, on what is gathered ahead,
-// or on what freed memory holds.
+// TestGPUDelays: no bit of a training depends on how late the streams are, on what is gathered
+// ahead, or on what freed memory holds.
 func TestGPUDelays(t *testing.T) {
 	var losses [2][]float64
 	var want bits
@@ -402,8 +407,8 @@ func TestGPUDelays(t *testing.T) {
 	})
 }
 
-// TestGPUStepAllocatesLittle holds the memory that the host takes for a step to the bounds of the host's
-// own engine.
+// TestGPUStepAllocatesLittle holds the memory that the host takes for a step to the bounds of the
+// host's own engine.
 func TestGPUStepAllocatesLittle(t *testing.T) {
 	onGPU(t, func() { stepAllocatesLittle(t, 1) })
 }

@@ -32,8 +32,8 @@ func inBlocks(x []float32) []float32 {
 	return y
 }
 
-// bareBlocks is a model of a product with a parameter of n elements, and one with another that is Full.
-// The loss is the sum of theirs; the other results are the products.
+// bareBlocks is a model of a product with a parameter of n elements, and one with another that is
+// Full. The loss is the sum of theirs; the other results are the products.
 func bareBlocks(n int) model {
 	return func(t *fsdp.Tape, in []fsdp.Ref) ([]fsdp.Ref, error) {
 		a, exact := t.Call("a", &bare{n: n}, in[0]), t.Call("exact", &bare{n, true}, in[0])
@@ -44,8 +44,9 @@ func bareBlocks(n int) model {
 // onlyFull selects what says so, vectors or not.
 func onlyFull(_ fsdp.CallInfo, p fsdp.Param) bool { return p.Full }
 
-// TestForwardSeesBlocks checks that what forward computes with is exactly what blocks of a parameter
-// are rounded to, under every strategy and number of ranks, and that the optimizer's stay as they are.
+// TestForwardSeesBlocks checks that what forward computes with is exactly what blocks of a
+// parameter are rounded to, under every strategy and number of ranks, and that the optimizer's stay
+// as they are.
 func TestForwardSeesBlocks(t *testing.T) {
 	for _, world := range []int{1, 3, 4} {
 		everyStrategy(t, world, func(t *testing.T, cfg fsdp.Config) {
@@ -69,7 +70,8 @@ func TestForwardSeesBlocks(t *testing.T) {
 	}
 }
 
-// TestVectorsAreNoBlocks checks that parameters of one dimension are not rounded unless Full says so.
+// TestVectorsAreNoBlocks checks that parameters of one dimension are not rounded unless Full says
+// so.
 func TestVectorsAreNoBlocks(t *testing.T) {
 	m := wrap(t, bareBlocks(640), fsdp.Config{Wrap: fsdp.WrapEach(), Precision: fsdp.Precision{Gather: fsdp.Int8}})
 	state, err := m.FullState(t.Context())
@@ -79,8 +81,8 @@ func TestVectorsAreNoBlocks(t *testing.T) {
 	require.Equal(t, floats32(state["a.w"]), floats32(out[1]))
 }
 
-// TestSumsOfBlocks compares gradients with a sum in float32 of what the ranks' are rounded to, in two
-// backwards: with the second goes what the first has lost.
+// TestSumsOfBlocks compares gradients with a sum in float32 of what the ranks' are rounded to, in
+// two backwards: with the second goes what the first has lost.
 func TestSumsOfBlocks(t *testing.T) {
 	const n = 512
 	x := func(rank int) func(int) float32 {
@@ -126,9 +128,9 @@ func TestSumsOfBlocks(t *testing.T) {
 	}
 }
 
-// TestInt8AfterLoad checks that a training which goes on from a checkpoint has the bits of the one that
-// has saved it and gone on, although what gradients have lost is not there, whatever it had lost before
-// the Load.
+// TestInt8AfterLoad checks that a training which goes on from a checkpoint has the bits of the one
+// that has saved it and gone on, although what gradients have lost is not there, whatever it had
+// lost before the Load.
 func TestInt8AfterLoad(t *testing.T) {
 	const world, saved = 2, 3
 	dir := t.TempDir()
@@ -172,8 +174,8 @@ func TestInt8AfterLoad(t *testing.T) {
 	require.NotEqual(t, want, run(0, saved+2), "without a Save it is not lost")
 }
 
-// TestInt8Memory checks that a rank keeps what its gradients lose, and that the plan says so, also where
-// some of them travel in other types.
+// TestInt8Memory checks that a rank keeps what its gradients lose, and that the plan says so, also
+// where some of them travel in other types.
 func TestInt8Memory(t *testing.T) {
 	others := named(fsdp.Int8, fsdp.Int8, map[string][2]fsdp.DType{"wte.weight": {}, "blocks.1.fc.weight": {fsdp.Int8, fsdp.Float16}})
 	for i, c := range cuts(4) {
@@ -220,9 +222,9 @@ func (g labeledGroup) Split(ctx context.Context, color, key int) (comm.Group, er
 	return labeledGroup{child.(*countingGroup)}, err
 }
 
-// TestTraffic8 compares the bytes of passes whose parameters, and then gradients, too, travel as Int8
-// with the plan and with the formulas: 65 bytes for the 256 of 64 float32. Between replicas sums are
-// float32.
+// TestTraffic8 compares the bytes of passes whose parameters, and then gradients, too, travel as
+// Int8 with the plan and with the formulas: 65 bytes for the 256 of 64 float32. Between replicas
+// sums are float32.
 func TestTraffic8(t *testing.T) {
 	const world, layers, prefetch = 4, 3, 1
 	for _, c := range cuts(world) {
@@ -270,8 +272,8 @@ func named(gather, reduce fsdp.DType, names map[string][2]fsdp.DType) func(fsdp.
 	}
 }
 
-// TestInt8BesideOthers has three parameters of one unit travel in three ways: each as if it were alone,
-// so that no block has elements of another.
+// TestInt8BesideOthers has three parameters of one unit travel in three ways: each as if it were
+// alone, so that no block has elements of another.
 func TestInt8BesideOthers(t *testing.T) {
 	types := named(0, 0, map[string][2]fsdp.DType{"a.w": {fsdp.Int8, fsdp.Int8}, "b.w": {fsdp.BFloat16, 0}})
 	for _, world := range []int{1, 3, 4} {
@@ -318,8 +320,9 @@ func TestInt8BesideOthers(t *testing.T) {
 	}
 }
 
-// TestTraffic8BesideOthers compares bytes with the plan and with the formulas where the root unit travels
-// in float32, and all of a block as Int8 but for a matrix, which takes collectives of its own.
+// TestTraffic8BesideOthers compares bytes with the plan and with the formulas where the root unit
+// travels in float32, and all of a block as Int8 but for a matrix, which takes collectives of its
+// own.
 func TestTraffic8BesideOthers(t *testing.T) {
 	const world, layers = 4, 3
 	types := func(c fsdp.CallInfo, p fsdp.Param) (gather, reduce fsdp.DType) {

@@ -123,8 +123,8 @@ func (a *arrangement) logUnits(logger *slog.Logger, what string) {
 		"frozen", frozen, "shard bytes", a.layout.ShardBytes(), "compute", a.cfg.Precision.Compute.String(), "native", a.cfg.Precision.native())
 }
 
-// An idleField is one of the configuration that selects something and finds nothing, or less than it
-// names.
+// An idleField is one of the configuration that selects something and finds nothing, or less than
+// it names.
 type idleField struct {
 	name string
 	text string   // what to say

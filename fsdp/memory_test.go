@@ -271,8 +271,8 @@ func TestProgramsAreCounted(t *testing.T) {
 	}
 }
 
-// TestDroppedPassesChangeNoBit trains on batches of three shapes, while no rank keeps a pass but the
-// last, and rank 1 compiles others between a Forward and its Backward.
+// TestDroppedPassesChangeNoBit trains on batches of three shapes, while no rank keeps a pass but
+// the last, and rank 1 compiles others between a Forward and its Backward.
 func TestDroppedPassesChangeNoBit(t *testing.T) {
 	run := func(crowded bool) (states [2]bits) {
 		onRanks(t, 2, func(ctx context.Context, g comm.Group) {

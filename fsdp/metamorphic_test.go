@@ -85,9 +85,9 @@ func drawWorkload(t *rapid.T) workload {
 	return w
 }
 
-// drawKnobs draws a configuration for w. dir is where files may go, or "". What travels in 16 bits or 8
-// is rounded twice by the hybrid strategies and not at all if it is ignored: those are no knobs
-// then.
+// drawKnobs draws a configuration for w. dir is where files may go, or "". What travels in 16 bits
+// or 8 is rounded twice by the hybrid strategies and not at all if it is ignored: those are no
+// knobs then.
 func (w workload) drawKnobs(t *rapid.T, label, dir string) knobSet {
 	label += " "
 	narrow := w.precision.tolerance == 0
@@ -141,7 +141,8 @@ func (w workload) drawKnobs(t *rapid.T, label, dir string) knobSet {
 	return k
 }
 
-// cutAtRandom returns a Config.CutOf that cuts some units at rows, others at odd blocks, others nowhere.
+// cutAtRandom returns a Config.CutOf that cuts some units at rows, others at odd blocks, others
+// nowhere.
 func cutAtRandom(seed int) func(fsdp.UnitInfo) shard.Cut {
 	return func(u fsdp.UnitInfo) shard.Cut {
 		switch u24(u.Len(), seed) % 4 {

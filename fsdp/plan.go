@@ -237,7 +237,8 @@ func (p *Plan) divide(c *engine.Compiled, d engine.Device, tree arena.Class) {
 	last(p.VirtualBytes, tree)
 }
 
-// staging returns the bytes that groups keep for themselves to sum gradients. It is 0 for a plan without groups.
+// staging returns the bytes that groups keep for themselves to sum gradients. It is 0 for a plan
+// without groups.
 func (a *arrangement) staging() (bytes int) {
 	most := make(map[comm.Group]int)
 	if a.cfg.Device != nil { // NCCL carries them
@@ -320,7 +321,8 @@ func shortened(s string, n int) string {
 // digits are what the names of groups that share a line differ in.
 var digits = regexp.MustCompile(`[0-9]+`)
 
-// traveling is what ends the names of groups that travel in types of their own, which have a line for it.
+// traveling is what ends the names of groups that travel in types of their own, which have a line
+// for it.
 var traveling = regexp.MustCompile(` \((frozen )?gather \w+, reduce \w+\)$`)
 
 // writeGroups writes a line for each kind of groups, up to a number of lines.

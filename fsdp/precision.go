@@ -29,26 +29,26 @@ type Precision struct {
 	// and costs time: see Plan.Native. Operations of Gorgonia's own widen and round, too.
 	Compute DType
 	// Gather is the type in which parameters travel to the ranks that need them: BFloat16, Float16,
-	// [Int8], or Compute, which the zero value stands for. 16 bits other than Compute need Compute to be
-	// Float32, and Int8 needs Float32 or BFloat16.
+	// [Int8], or Compute, which the zero value stands for. 16 bits other than Compute need Compute
+	// to be Float32, and Int8 needs Float32 or BFloat16.
 	Gather DType
 	// Reduce is the type in which gradients travel, with the same choices; the zero value stands
 	// for the master type. Sums of Int8 are taken in Float32 and not rounded, see there. Sums of
 	// BFloat16 and Float16 are taken in Float32 and rounded once, under HybridShard twice. With
-	// Float16, gradients are divided by a part of the divisor before the sum and by the rest after it,
-	// against overflow. A gradient that overflows all the same becomes infinite, which
+	// Float16, gradients are divided by a part of the divisor before the sum and by the rest after
+	// it, against overflow. A gradient that overflows all the same becomes infinite, which
 	// [Sharded.Unscale] and ClipGradNorm notice.
 	Reduce DType
 	// TypesOf, if set, decides for each parameter that is not Full: it returns what stands in for
 	// Gather and Reduce, with their choices and zero values. So embeddings may travel as they are
-	// computed with, and all else as Int8. Parameters of a unit that travel in other types than the rest
-	// of it are a [GroupPlan] of their own, gathered and reduced by collectives of their own; where all
-	// of a unit travel alike there are no more. It must be a pure function. Every rank applies it, and
-	// Wrap compares the results. Checkpoints do not depend on it.
+	// computed with, and all else as Int8. Parameters of a unit that travel in other types than the
+	// rest of it are a [GroupPlan] of their own, gathered and reduced by collectives of their own;
+	// where all of a unit travel alike there are no more. It must be a pure function. Every rank
+	// applies it, and Wrap compares the results. Checkpoints do not depend on it.
 	TypesOf func(c CallInfo, p Param) (gather, reduce DType)
 	// Full tells which parameters travel, and are read by calls, in the master type regardless. Nil
-	// means those whose Param.Full is set, as the norms of package nn do, and where Gather or Reduce is
-	// Int8 also those of fewer than two dimensions, such as biases.
+	// means those whose Param.Full is set, as the norms of package nn do, and where Gather or
+	// Reduce is Int8 also those of fewer than two dimensions, such as biases.
 	Full func(c CallInfo, p Param) bool
 	// Wide selects calls that compute in Float32 where Compute is BFloat16, with all calls of the
 	// same module by Tape.Again. The parameters that they own are Full. Nil selects none.
@@ -73,25 +73,26 @@ const (
 	Float64
 	BFloat16
 	Float16
-	// Int8 is for what travels only, over ranks that compute on processors. 256 consecutive elements of a
-	// parameter, counted from its first, are a block: a signed byte for each, and the float32 that these
-	// are multiples of, 1/127 of the largest magnitude (ZeRO++, https://arxiv.org/abs/2306.10209). That is
-	// 260 bytes, of a last block, too. An element is rounded to the nearest multiple, ties to even, so
-	// it is off by at most 1/254 of the largest in its block. Of a block with an element that is not
-	// finite all are NaN; one whose largest is below 2⁻¹⁰⁰ is zeros. Blocks are the same wherever parameters
-	// are cut, and so is what they are rounded to: under every strategy, number of ranks, transport and
-	// prefetch depth, and on every machine.
+	// Int8 is for what travels only, over ranks that compute on processors. 256 consecutive
+	// elements of a parameter, counted from its first, are a block: a signed byte for each, and the
+	// float32 that these are multiples of, 1/127 of the largest magnitude (ZeRO++,
+	// https://arxiv.org/abs/2306.10209). That is 260 bytes, of a last block, too. An element is
+	// rounded to the nearest multiple, ties to even, so it is off by at most 1/254 of the largest
+	// in its block. Of a block with an element that is not finite all are NaN; one whose largest is
+	// below 2⁻¹⁰⁰ is zeros. Blocks are the same wherever parameters are cut, and so is what they
+	// are rounded to: under every strategy, number of ranks, transport and prefetch depth, and on
+	// every machine.
 	//
-	// Each rank sends the owners of gradients their blocks, which these sum in Float32, in the order of
-	// other sums. What a rank's gradients lose in rounding is added to those of its next Backward that
-	// reduces, before they are rounded. For that every rank keeps 260 bytes for each block of the whole
-	// model, [Plan].ErrorBytes: the losses, as blocks, which are so off by 1/254² at most. They are in no
-	// checkpoint, which would be as much for each rank. Save and SaveAsync drop them, like Load, Import
-	// and Freeze: so a training that goes on from a checkpoint has the bits of the one that went on
-	// after saving it, but one that saves at other steps has others. What is dropped is what one
-	// Backward has lost. Between replicas (of the hybrid strategies, and under NoShard, which so saves
-	// nothing) sums travel in Float32. Where HybridShard has the bits of FullShard in Float32, it has
-	// them with Int8.
+	// Each rank sends the owners of gradients their blocks, which these sum in Float32, in the
+	// order of other sums. What a rank's gradients lose in rounding is added to those of its next
+	// Backward that reduces, before they are rounded. For that every rank keeps 260 bytes for each
+	// block of the whole model, [Plan].ErrorBytes: the losses, as blocks, which are so off by
+	// 1/254² at most. They are in no checkpoint, which would be as much for each rank. Save and
+	// SaveAsync drop them, like Load, Import and Freeze: so a training that goes on from a
+	// checkpoint has the bits of the one that went on after saving it, but one that saves at other
+	// steps has others. What is dropped is what one Backward has lost. Between replicas (of the
+	// hybrid strategies, and under NoShard, which so saves nothing) sums travel in Float32. Where
+	// HybridShard has the bits of FullShard in Float32, it has them with Int8.
 	Int8
 )
 
@@ -141,8 +142,8 @@ func (p Precision) withDefaults() (Precision, error) {
 	return p, nil
 }
 
-// traveling returns the type that t, which the field or function named so gives, stands for, or what is
-// wrong with it.
+// traveling returns the type that t, which the field or function named so gives, stands for, or
+// what is wrong with it.
 func (p Precision) traveling(name string, t, unset DType) (DType, error) {
 	switch {
 	case t == Float32:
@@ -157,8 +158,8 @@ func (p Precision) traveling(name string, t, unset DType) (DType, error) {
 	return t, nil
 }
 
-// typesOf asks Precision.TypesOf about a parameter of kind k. Types that are those of all leave k as it
-// is.
+// typesOf asks Precision.TypesOf about a parameter of kind k. Types that are those of all leave k
+// as it is.
 func (c *Config) typesOf(k *layout.Kind, call CallInfo, param Param) error {
 	p, master := c.Precision, c.Precision.master()
 	gather, reduce := p.TypesOf(call, param)

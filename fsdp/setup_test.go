@@ -36,15 +36,15 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-// groupsCarryPasses tells whether the collectives of passes go through Config.Group, where tests see
-// them: on GPUs they are NCCL's.
+// groupsCarryPasses tells whether the collectives of passes go through Config.Group, where tests
+// see them: on GPUs they are NCCL's.
 var groupsCarryPasses = os.Getenv("FSDP_TEST_DEVICE") != "gpu"
 
 // lastStrategy is the last one that there is: a GPU keeps no second copy of parameters.
 var lastStrategy = map[bool]fsdp.Strategy{true: fsdp.SecondaryShard, false: fsdp.HybridGradOp}[groupsCarryPasses]
 
-// patience bounds every test with several ranks: what would hang becomes an error. A loaded machine, the race detector
-// and doubles take their time.
+// patience bounds every test with several ranks: what would hang becomes an error. A loaded
+// machine, the race detector and doubles take their time.
 const patience = 20 * time.Minute
 
 // onRanks runs f on n ranks and requires that none fails.

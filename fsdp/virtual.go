@@ -11,8 +11,8 @@ import (
 // passes returns how many passes of each rank a step is, 0 if the configuration does not say.
 func (c *Config) passes() int { return c.VirtualRanks / c.Group.Size() }
 
-// checkVirtual returns why Config.VirtualRanks does not go with the rest, or nil. What it says of the
-// model is in virtualModel.
+// checkVirtual returns why Config.VirtualRanks does not go with the rest, or nil. What it says of
+// the model is in virtualModel.
 func (c *Config) checkVirtual() error {
 	v, n := c.VirtualRanks, c.Group.Size()
 	switch {

@@ -134,8 +134,8 @@ func (v *virtual) on(t require.TestingT, w way, steps int) (all bits) {
 	return all
 }
 
-// TestVirtualRanks: a training on virtual ranks has the same bits on all numbers of ranks that divide
-// them, however they accumulate.
+// TestVirtualRanks: a training on virtual ranks has the same bits on all numbers of ranks that
+// divide them, however they accumulate.
 func TestVirtualRanks(t *testing.T) {
 	for _, n := range []int{6, 8, 12} {
 		v := &virtual{ranks: n, cfg: fsdp.Config{Wrap: blocks}}
@@ -223,7 +223,8 @@ func TestVirtualRanksChangeNothing(t *testing.T) {
 	})
 }
 
-// TestVirtualRanksGoOnElsewhere: a checkpoint of 4 ranks goes on on 2, and on 1, with the bits of 4.
+// TestVirtualRanksGoOnElsewhere: a checkpoint of 4 ranks goes on on 2, and on 1, with the bits of
+// 4.
 func TestVirtualRanksGoOnElsewhere(t *testing.T) {
 	v := &virtual{ranks: 8, cfg: fsdp.Config{Wrap: blocks}}
 	dir := t.TempDir()
@@ -321,7 +322,8 @@ func TestVirtualRanksRefused(t *testing.T) {
 	}
 }
 
-// TestVirtualRanksThawed: what goes with virtual ranks while it is frozen is refused when it would be trained.
+// TestVirtualRanksThawed: what goes with virtual ranks while it is frozen is refused when it would
+// be trained.
 func TestVirtualRanksThawed(t *testing.T) {
 	half := func(name string) bool { return name == "wte.weight" }
 	types := named(0, 0, map[string][2]fsdp.DType{"wte.weight": {0, fsdp.BFloat16}})
@@ -405,8 +407,8 @@ func TestVirtualRanksOutOfTurn(t *testing.T) {
 	})
 }
 
-// TestVirtualRanksDropped: a step that is given up, because a micro-batch has a loss that is not finite,
-// counts once for dropout, wherever in the step it was.
+// TestVirtualRanksDropped: a step that is given up, because a micro-batch has a loss that is not
+// finite, counts once for dropout, wherever in the step it was.
 func TestVirtualRanksDropped(t *testing.T) {
 	for bad := range 4 {
 		var want bits
@@ -443,8 +445,8 @@ func TestVirtualRanksDropped(t *testing.T) {
 	}
 }
 
-// TestVirtualRanksSavedMidStep: a model that was saved in the middle of a step begins it anew, to the bits of one
-// that was saved before it.
+// TestVirtualRanksSavedMidStep: a model that was saved in the middle of a step begins it anew, to
+// the bits of one that was saved before it.
 func TestVirtualRanksSavedMidStep(t *testing.T) {
 	losses := func(before int) (list []float64) {
 		fsys, cfg := crashfs.New(), fsdp.Config{Precision: float64s, VirtualRanks: 2, Seed: 3}
@@ -466,8 +468,8 @@ func TestVirtualRanksSavedMidStep(t *testing.T) {
 	require.Equal(t, losses(0), losses(1))
 }
 
-// TestVirtualRanksWithoutBatches: a step that no rank has a batch for is an error, on any number of ranks, also
-// after one that was given up.
+// TestVirtualRanksWithoutBatches: a step that no rank has a batch for is an error, on any number of
+// ranks, also after one that was given up.
 func TestVirtualRanksWithoutBatches(t *testing.T) {
 	for _, ranks := range []int{4, 2} {
 		for _, err := range errorsOf(t, ranks, func(ctx context.Context, g comm.Group) error {
@@ -488,8 +490,8 @@ func TestVirtualRanksWithoutBatches(t *testing.T) {
 	}
 }
 
-// TestVirtualRanksWeighted compares gradients of weighted means, and those of ranks that have a batch, with
-// those of as many ranks.
+// TestVirtualRanksWeighted compares gradients of weighted means, and those of ranks that have a
+// batch, with those of as many ranks.
 func TestVirtualRanksWeighted(t *testing.T) {
 	const n = 4
 	none := func(_, v int) bool { return v == 2 }

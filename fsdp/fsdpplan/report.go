@@ -107,7 +107,8 @@ func count(n int) string {
 	}
 }
 
-// explain says what fits, why other strategies do not, and what would make the best settings better.
+// explain says what fits, why other strategies do not, and what would make the best settings
+// better.
 func (r *report) explain(answers []*answer) error {
 	misfits := make(map[string]string) // by strategy, on as many GPUs as possible
 	for _, a := range answers {

@@ -86,8 +86,8 @@ func (q *query) plan(ranks int, s plan.Setting) (*fsdp.Plan, error) {
 // search times all settings.
 //
 // What lasts from step to step does not depend on units, checkpoints and micro batches: if that is
-// too much with one setting, its plan stands for all of the strategy. A micro batch that is too much
-// stands for larger ones. So most settings of a large model need no plan of their own.
+// too much with one setting, its plan stands for all of the strategy. A micro batch that is too
+// much stands for larger ones. So most settings of a large model need no plan of their own.
 func (q *query) search(ranks int) ([]plan.Choice, error) {
 	tooMuch := make(map[plan.Setting]*plan.Pass)
 	return plan.Search(q.space(ranks), q.memory, q.cluster, func(s plan.Setting) (*plan.Pass, error) {

@@ -65,7 +65,8 @@ func hostFlags(t *testing.T, hosts int, flags ...string) func(host int) []string
 	return func(host int) []string { return append(slices.Clone(common), "-node-rank", fmt.Sprint(host)) }
 }
 
-// TestStragglersOfHosts: ranks of several hosts are compared on each, without a directory in common.
+// TestStragglersOfHosts: ranks of several hosts are compared on each, without a directory in
+// common.
 func TestStragglersOfHosts(t *testing.T) {
 	flags := hostFlags(t, 2, "-stragglers")
 	var hosts []*running
@@ -78,8 +79,8 @@ func TestStragglersOfHosts(t *testing.T) {
 	}
 }
 
-// TestHostLeaves: a signal for one host ends its part. The others go on with another one in its place,
-// which had to wait for that.
+// TestHostLeaves: a signal for one host ends its part. The others go on with another one in its
+// place, which had to wait for that.
 func TestHostLeaves(t *testing.T) {
 	flags := hostFlags(t, 2, "-restarts", "1")
 	var hosts []*running

@@ -317,8 +317,8 @@ func (o *output) await(text string) {
 // sorted returns the lines in order.
 func (o *output) sorted() []string { return slices.Sorted(strings.Lines(o.String())) }
 
-// running is an fsdprun inside this process. Its clock is fast, unless there are several hosts: no rest
-// takes time.
+// running is an fsdprun inside this process. Its clock is fast, unless there are several hosts: no
+// rest takes time.
 type running struct {
 	out, err output
 	signals  chan os.Signal
@@ -597,7 +597,8 @@ func TestSignalsArePassedOn(t *testing.T) {
 	require.NotContains(t, r.err.String(), "restart")
 }
 
-// TestSignalWhileEnding: ranks that were asked to end get no second signal, which kills many programs.
+// TestSignalWhileEnding: ranks that were asked to end get no second signal, which kills many
+// programs.
 func TestSignalWhileEnding(t *testing.T) {
 	dir := t.TempDir()
 	saved := fifo(t, dir, "saved")
@@ -674,7 +675,8 @@ func TestNoRestart(t *testing.T) {
 	require.Empty(t, r.rests)
 }
 
-// TestRestartAfterOtherFailures restarts where a rank has gone on after such an error, or was killed.
+// TestRestartAfterOtherFailures restarts where a rank has gone on after such an error, or was
+// killed.
 func TestRestartAfterOtherFailures(t *testing.T) {
 	for _, args := range [][]string{{}, {"killed"}} {
 		r := begin(t, "damaged before", strings.NewReader(""), []string{"-n", "1", "-restarts", "1"}, args...)
@@ -683,8 +685,8 @@ func TestRestartAfterOtherFailures(t *testing.T) {
 	}
 }
 
-// TestTrace joins what ranks have written, but for the end that one of them did not come to. Another
-// job gets another directory.
+// TestTrace joins what ranks have written, but for the end that one of them did not come to.
+// Another job gets another directory.
 func TestTrace(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "traces [1]") // no pattern
 	status, r := finish(t, "trace", "-n", "2", "-trace", dir)

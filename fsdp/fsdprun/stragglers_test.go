@@ -41,8 +41,8 @@ func straggle() (err error) {
 	return nil
 }
 
-// TestStragglers starts processes that train; which of them is slow depends on the machine. With a failure, and
-// with ranks that train nothing, fsdprun says what there is to say.
+// TestStragglers starts processes that train; which of them is slow depends on the machine. With a
+// failure, and with ranks that train nothing, fsdprun says what there is to say.
 func TestStragglers(t *testing.T) {
 	status, r := finish(t, "straggle", "-n", "3", "-stragglers")
 	require.Zero(t, status, &r.err)

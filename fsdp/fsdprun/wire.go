@@ -11,10 +11,10 @@ import (
 	"time"
 )
 
-// wire carries messages between two hosts, as JSON. An end that has nothing to say sends an empty one
-// every quarter of silence. So one that hears nothing for as long as silence knows that the other is
-// gone. Of the time in which a process is stopped, one look counts: what has come meanwhile, or comes
-// once the other end is no longer stopped either, is read.
+// wire carries messages between two hosts, as JSON. An end that has nothing to say sends an empty
+// one every quarter of silence. So one that hears nothing for as long as silence knows that the
+// other is gone. Of the time in which a process is stopped, one look counts: what has come
+// meanwhile, or comes once the other end is no longer stopped either, is read.
 type wire struct {
 	conn    net.Conn
 	raw     net.Conn // below TLS: closing it does not wait for the other end

@@ -22,16 +22,17 @@ import (
 //	targets    ints [B]       all -1, which is no target: for heads that compute a loss too
 //
 // and, for each layer, the keys and the values of the cache, floats [B, P, Width]. A token sees the
-// whole cache and the new tokens up to itself, as far as mask and window let it. Its results are the
-// logits [B, Vocab] and, for each layer, the keys and the values of the new tokens, [B, T, Width].
+// whole cache and the new tokens up to itself, as far as mask and window let it. Its results are
+// the logits [B, Vocab] and, for each layer, the keys and the values of the new tokens, [B, T,
+// Width].
 //
-// A model with an encoder takes more, in the end: a mask of what the encoder read, ints [B, S], and for
-// each layer the keys and the values of that, floats [B, S, Width].
+// A model with an encoder takes more, in the end: a mask of what the encoder read, ints [B, S], and
+// for each layer the keys and the values of that, floats [B, S, Width].
 const Program = "decode"
 
-// EncodeProgram is the name of the program by which an encoder reads. Its inputs are tokens, ints [B,
-// S], and a mask, ints [B, S], which is 0 where there is no token. Its results are, for each layer of
-// the decoder, the keys and the values of what it read, [B, S, Width].
+// EncodeProgram is the name of the program by which an encoder reads. Its inputs are tokens, ints
+// [B, S], and a mask, ints [B, S], which is 0 where there is no token. Its results are, for each
+// layer of the decoder, the keys and the values of what it read, [B, S, Width].
 const EncodeProgram = "encode"
 
 // A Size is that of a model's cache.
@@ -40,8 +41,9 @@ type Size struct {
 	Width   int // elements of the keys of a token in one layer, and of the values
 	Context int // tokens of the longest row
 	Vocab   int // of tokens; 0 leaves it to the model to say which are none
-	// Window is how many of the last keys a token sees, its own included. 0 means all. With a window
-	// the cache is filled from its end, so that the distance of two keys is that of their tokens.
+	// Window is how many of the last keys a token sees, its own included. 0 means all. With a
+	// window the cache is filled from its end, so that the distance of two keys is that of their
+	// tokens.
 	Window int
 	// Encoder says that prompts are read by [EncodeProgram], and texts begin with Options.Start.
 	Encoder bool
@@ -83,8 +85,8 @@ type Generator struct {
 	c    Config
 }
 
-// New returns a Generator for m, a model with [Program], whose cache has the size given, such as that
-// of nn.GPT's method Cache.
+// New returns a Generator for m, a model with [Program], whose cache has the size given, such as
+// that of nn.GPT's method Cache.
 func New(m *fsdp.Sharded, size Size, c Config) (*Generator, error) {
 	c.Batch, c.Chunk = cmp.Or(c.Batch, 8), cmp.Or(c.Chunk, 256)
 	switch {

@@ -112,8 +112,8 @@ func TestStep(t *testing.T) {
 	}
 }
 
-// TestEvery: one row and one exchange stand for several steps, of which none is lost where Steps says
-// the end.
+// TestEvery: one row and one exchange stand for several steps, of which none is lost where Steps
+// says the end.
 func TestEvery(t *testing.T) {
 	var k keeper
 	require.NoError(t, onRanks(t, 2, Config{Every: 4, Steps: 10, Writers: []Writer{&k}}, func(ctx context.Context, mon *Monitor, rank int) error {
@@ -289,8 +289,8 @@ func TestOpenFails(t *testing.T) {
 	require.Equal(t, 1, k.closed, "what was opened is closed")
 }
 
-// TestClock runs by time: every rank knows the same share, of rank 0's clock, and evaluations do not
-// slow the steps down.
+// TestClock runs by time: every rank knows the same share, of rank 0's clock, and evaluations do
+// not slow the steps down.
 func TestClock(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var k keeper

@@ -59,9 +59,9 @@ type Software struct {
 //go:embed clusters/*.json
 var files embed.FS
 
-// Clusters returns the clusters that come with the package, by name: a100-40, a100-80, h100, h200 and
-// b200, each with eight devices a host and the network that such hosts usually have, and epyc-2, a
-// virtual machine with two cores, as "fsdpplan -calibrate" measures them.
+// Clusters returns the clusters that come with the package, by name: a100-40, a100-80, h100, h200
+// and b200, each with eight devices a host and the network that such hosts usually have, and
+// epyc-2, a virtual machine with two cores, as "fsdpplan -calibrate" measures them.
 func Clusters() map[string]*Cluster {
 	list := make(map[string]*Cluster)
 	entries, _ := files.ReadDir("clusters") // which is there, or this would not compile
@@ -83,7 +83,8 @@ func Clusters() map[string]*Cluster {
 var published string
 
 // Published says how far predictions are from published runs, in a table of at most 80 columns. The
-// constants of the clusters were fitted on some of them. TestPublished compares it with what it finds.
+// constants of the clusters were fitted on some of them. TestPublished compares it with what it
+// finds.
 func Published() string { return published }
 
 // tile is what a multiprocessor computes of a product at a time.
@@ -109,8 +110,8 @@ func Parse(file []byte) (*Cluster, error) {
 	return c, nil
 }
 
-// Check returns an error if there is no time on c: it is nil, or a field of it makes no sense. [Parse]
-// and [Search] check what they get.
+// Check returns an error if there is no time on c: it is nil, or a field of it makes no sense.
+// [Parse] and [Search] check what they get.
 func (c *Cluster) Check() error {
 	if c == nil {
 		return errors.New("plan: no cluster: want one of Clusters, or what Parse read")
@@ -227,8 +228,8 @@ func (c *Cluster) gather(bytes, ranks int) float64 {
 	return link.Latency + float64(ranks-1)*link.Hop + float64(bytes)*float64(ranks-1)/float64(ranks)/(bandwidth*c.Software.Link)
 }
 
-// reduce returns how long it takes to sum pieces of bytes/shards over replicas, which all ranks that
-// have a piece do at the same time: those of a host share its network cards.
+// reduce returns how long it takes to sum pieces of bytes/shards over replicas, which all ranks
+// that have a piece do at the same time: those of a host share its network cards.
 func (c *Cluster) reduce(bytes, shards, replicas int) float64 {
 	if replicas <= 1 {
 		return 0

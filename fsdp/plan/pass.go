@@ -68,9 +68,10 @@ type Group struct {
 // Wide tells whether the parameters travel in the type that the ranks keep them in.
 func (g *Group) Wide() bool { return g.Params >= g.Stored*g.Shards }
 
-// Work returns what a rank itself does for an operation on the group where cores move the bytes: Bytes
-// are those that it takes from other ranks, FLOPs the bytes that it has in the end, which it widens or
-// adds to its gradients. Without Shards or Replicas it is cut over one rank, and on no other.
+// Work returns what a rank itself does for an operation on the group where cores move the bytes:
+// Bytes are those that it takes from other ranks, FLOPs the bytes that it has in the end, which it
+// widens or adds to its gradients. Without Shards or Replicas it is cut over one rank, and on no
+// other.
 func (g *Group) Work(k Kind) Work {
 	shards, replicas := max(g.Shards, 1), max(g.Replicas, 1)
 	switch k {
@@ -103,8 +104,8 @@ type Work struct {
 	Count int // how many there are
 	// Of each: arithmetic, and bytes that it reads and writes at least.
 	FLOPs, Bytes int
-	// Of a product: rows and columns of the result, and the length of the sums. Of attention Depth is
-	// the size of a head.
+	// Of a product: rows and columns of the result, and the length of the sums. Of attention Depth
+	// is the size of a head.
 	Rows, Cols, Depth int
 	Scores, Products  int  // of attention: scores of all heads, hidden ones included, and products of a head
 	Wide              bool // it computes in float32 or float64, not in 16 bits

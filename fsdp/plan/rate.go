@@ -15,22 +15,23 @@ import (
 //	Fixed + FLOP·FLOPs + Byte·Bytes + Score·Scores     seconds
 //
 // for the FLOPs, Bytes and Scores of a [Work]. Where a Cluster has one it counts, in place of what
-// Device and Software say. Between numbers of ranks that were measured the times are interpolated, and
-// beyond them they are those of the nearest.
+// Device and Software say. Between numbers of ranks that were measured the times are interpolated,
+// and beyond them they are those of the nearest.
 //
-// Besides the operations of a Work there are those of a Pass, by [Kind.String], which are what a rank
-// itself does for them, and which nothing else runs beside: "gather", "wait", "reduce", "sync" and
-// "drain", of the work that [Group.Work] says, and "forward" and "backward" of a call beside its Work.
-// "wait at once" and "drain at once" are those where no call has run since the gather or reduce, so
-// that each rank waits until the slowest is there. "pass" is of a pass beside its operations, and
-// "update" of the update, with as many bytes as Pass.Owned times Pass.PerOwned.
+// Besides the operations of a Work there are those of a Pass, by [Kind.String], which are what a
+// rank itself does for them, and which nothing else runs beside: "gather", "wait", "reduce", "sync"
+// and "drain", of the work that [Group.Work] says, and "forward" and "backward" of a call beside
+// its Work. "wait at once" and "drain at once" are those where no call has run since the gather or
+// reduce, so that each rank waits until the slowest is there. "pass" is of a pass beside its
+// operations, and "update" of the update, with as many bytes as Pass.Owned times Pass.PerOwned.
 //
-// An operation may have two rates: one while all that a rank touches in a step stays in Device.Cache,
-// and one while next to nothing does. In between times are interpolated by [Cluster.Kept].
+// An operation may have two rates: one while all that a rank touches in a step stays in
+// Device.Cache, and one while next to nothing does. In between times are interpolated by
+// [Cluster.Kept].
 //
-// Ranks of several threads take the times of one thread, times what threads change for a rank that is
-// alone. Between measured numbers of threads a part of the time is the same for all, and the rest is
-// divided by the number.
+// Ranks of several threads take the times of one thread, times what threads change for a rank that
+// is alone. Between measured numbers of threads a part of the time is the same for all, and the
+// rest is divided by the number.
 type Rate struct {
 	Op      string
 	Wide    bool // in float32 or float64, as Work.Wide; of a group, whether its parameters travel so
@@ -77,8 +78,8 @@ type Cache struct {
 	Cores int // that share it, of those of a host
 }
 
-// Kept returns which share of the bytes that a rank touches in a step stays in Device.Cache. Ranks are
-// spread over all cores, and those that share a cache have equal parts of it.
+// Kept returns which share of the bytes that a rank touches in a step stays in Device.Cache. Ranks
+// are spread over all cores, and those that share a cache have equal parts of it.
 func (c *Cluster) Kept(ranks, touched int) float64 {
 	cache := c.Device.Cache
 	if cache == nil {
@@ -140,8 +141,9 @@ func (c *Cluster) clock(ranks, threads, touched int) clock {
 	return clock{byKey(usual), byKey(alone), byKey(many)}
 }
 
-// along returns a rate for each set of those that differ in where they are alone: what is interpolated
-// at a place between the nearest, or the nearest. lift says where a rate is and takes that from it.
+// along returns a rate for each set of those that differ in where they are alone: what is
+// interpolated at a place between the nearest, or the nearest. lift says where a rate is and takes
+// that from it.
 func along(list []Rate, place float64, lift func(*Rate) float64) (made []Rate) {
 	type point struct {
 		Rate

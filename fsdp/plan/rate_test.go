@@ -90,8 +90,8 @@ func TestRatesOfAHost(t *testing.T) {
 	}
 }
 
-// TestWorkOfGroups counts what ranks do for the collectives of a group that is cut over four ranks, and
-// of one that two of four have pieces of, and of one that each has.
+// TestWorkOfGroups counts what ranks do for the collectives of a group that is cut over four ranks,
+// and of one that two of four have pieces of, and of one that each has.
 func TestWorkOfGroups(t *testing.T) {
 	for _, c := range []struct {
 		shards, replicas       int

@@ -51,9 +51,9 @@ type Choice struct {
 func (c *Choice) Rate() float64 { return float64(c.Micro*c.Passes) / c.Time.Total }
 
 // Search times every setting of a space and returns those that fit in so many bytes, the fastest
-// first, and behind them those that do not, the smallest first. Of equal ones the one that the space
-// names first comes first, so that the same question has the same answer everywhere. pass plans a
-// setting; it is asked once for settings that differ in the number of passes alone.
+// first, and behind them those that do not, the smallest first. Of equal ones the one that the
+// space names first comes first, so that the same question has the same answer everywhere. pass
+// plans a setting; it is asked once for settings that differ in the number of passes alone.
 func Search(space *Space, memory int, c *Cluster, pass func(Setting) (*Pass, error)) ([]Choice, error) {
 	if err := c.Check(); err != nil {
 		return nil, err

@@ -35,8 +35,8 @@ type Event struct {
 	Waiting    bool // the stream waits for what the operation needs
 }
 
-// Time plays a step of so many passes, at least one, whose gradients add up, and of an update. c is one
-// with which [Cluster.Check] finds nothing wrong.
+// Time plays a step of so many passes, at least one, whose gradients add up, and of an update. c is
+// one with which [Cluster.Check] finds nothing wrong.
 func (p *Pass) Time(c *Cluster, passes int) *Timeline {
 	r := &player{pass: p, c: c, t: new(Timeline)}
 	r.measure()
@@ -115,9 +115,10 @@ func (r *player) own(k Kind, atOnce bool, w Work) float64 {
 	return t
 }
 
-// agreement returns how long a link takes on which all ranks exchange a few words, as they do before
-// each half of a pass and, to clip gradients, twice in an update. What they do for it themselves was
-// measured with passes and updates; where devices compute, Software.Step has all of it.
+// agreement returns how long a link takes on which all ranks exchange a few words, as they do
+// before each half of a pass and, to clip gradients, twice in an update. What they do for it
+// themselves was measured with passes and updates; where devices compute, Software.Step has all of
+// it.
 func (r *player) agreement() float64 {
 	if r.c.Cores == 0 {
 		return 0
@@ -215,8 +216,8 @@ func (r *player) collect(pass, op int, seconds float64) {
 	r.busy = append(r.busy, interval{begin, end})
 }
 
-// wait lets the computing stream wait. Ranks that share the core go on meanwhile, each up to where this
-// one is, so that their work hides the link as its own does.
+// wait lets the computing stream wait. Ranks that share the core go on meanwhile, each up to where
+// this one is, so that their work hides the link as its own does.
 func (r *player) wait(pass, op int, until float64) {
 	if until > r.now {
 		until += r.c.link(r.pass.Ranks).Late

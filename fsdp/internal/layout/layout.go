@@ -156,8 +156,8 @@ func (u *Unit) ordered() []Kind {
 	return list
 }
 
-// hold returns how long parameters that are cut over some places stay whole in a pass. If a rank has
-// all of them, calls can use its copy as it is, unless it has to be rounded on the way.
+// hold returns how long parameters that are cut over some places stay whole in a pass. If a rank
+// has all of them, calls can use its copy as it is, unless it has to be rounded on the way.
 func (u *Unit) hold(places int, exact bool) program.Hold {
 	switch {
 	case places == 1 && exact:
@@ -234,8 +234,8 @@ func (l *Layout) ShardBytes() (n int) {
 	return n
 }
 
-// Near tells whether a device keeps the shard of the parameters in its own memory in any case: calls read
-// what is always whole where it is, and NCCL sums buffers there.
+// Near tells whether a device keeps the shard of the parameters in its own memory in any case:
+// calls read what is always whole where it is, and NCCL sums buffers there.
 func (g *Group) Near() bool { return g.Hold == program.Always || g.Kind.Buffer }
 
 // Wire returns the bytes of all elements of the group as type t travels.
@@ -246,7 +246,8 @@ func (g *Group) Wire(t comm.DType) int {
 	return g.Flat.Len() * t.Size()
 }
 
-// Sum returns the type of sums of gradients: that in which they travel, but of blocks that of the shard.
+// Sum returns the type of sums of gradients: that in which they travel, but of blocks that of the
+// shard.
 func (g *Group) Sum() comm.DType {
 	if g.Reduce == comm.Uint8 {
 		return g.Compute
@@ -254,8 +255,8 @@ func (g *Group) Sum() comm.DType {
 	return g.Reduce
 }
 
-// ErrorBytes returns the size of what this rank's gradients have lost in travelling as blocks, which
-// travels with the next: as blocks, too.
+// ErrorBytes returns the size of what this rank's gradients have lost in travelling as blocks,
+// which travels with the next: as blocks, too.
 func (g *Group) ErrorBytes() int {
 	if g.Reduce != comm.Uint8 || g.Kind.Frozen {
 		return 0

@@ -18,8 +18,9 @@ const (
 	stuck      = 10 * time.Minute // a rank that is not back by then hangs
 )
 
-// What passes beside the times above until all ranks know of a fault: the times that comm states, and those of the
-// model. Time in which a harmless fault holds a rank up does not count, see undisturbed.
+// What passes beside the times above until all ranks know of a fault: the times that comm states,
+// and those of the model. Time in which a harmless fault holds a rank up does not count, see
+// undisturbed.
 const (
 	computing = 1100 * time.Millisecond // a step of a rank and its disk: it learns of it when it calls a group
 	reason    = time.Second             // a broken connection waits for its cause to become known: grace in comm
@@ -71,8 +72,9 @@ func (k kind) within() time.Duration {
 	return limit + slack
 }
 
-// undisturbed returns when so much time has passed since from in which no rank was stopped for a while, or cut off
-// for a while: all wait for such a rank, and the limit is for time without any progress.
+// undisturbed returns when so much time has passed since from in which no rank was stopped for a
+// while, or cut off for a while: all wait for such a rank, and the limit is for time without any
+// progress.
 func (j *job) undisturbed(from, left time.Duration) time.Duration {
 	for at := from; ; {
 		end, held := at+left, false
@@ -107,8 +109,8 @@ type fault struct {
 	met   *simnet.Met   // of a cut or a flip, by whoever uses the link
 }
 
-// since returns from when on all have to learn of a fault that has struck, on the clock of at: a link that is broken,
-// from when it is used. ok is false while that has not been.
+// since returns from when on all have to learn of a fault that has struck, on the clock of at: a
+// link that is broken, from when it is used. ok is false while that has not been.
 func (f *fault) since(begun time.Time) (from time.Duration, ok bool) {
 	if f.met == nil {
 		return f.at, true
@@ -130,7 +132,8 @@ func (f *fault) text(begun time.Time) string {
 	return text
 }
 
-// drawFaults draws what goes wrong in a job of size ranks: some harmless things, and mostly one that is not.
+// drawFaults draws what goes wrong in a job of size ranks: some harmless things, and mostly one
+// that is not.
 func drawFaults(rng *rand.Rand, size int) (list []*fault) {
 	add := func(k kind) {
 		f := &fault{kind: k, at: time.Duration(rng.Int64N(int64(begins)))}

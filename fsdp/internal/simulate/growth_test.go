@@ -14,7 +14,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// stages are what a job does when all have joined, one after the other, each until every rank is through it.
+// stages are what a job does when all have joined, one after the other, each until every rank is
+// through it.
 var stages = [...]step{
 	{"barrier", func(r *rank, _ int) error { return r.group.Barrier(r.ctx) }},
 	{"flag", func(r *rank, k int) error { return r.allReduce(r.group, k, 1) }},
@@ -35,10 +36,11 @@ var stages = [...]step{
 	}},
 }
 
-// grow joins a job of size ranks, without faults, looks what is there when all have joined, and then has them do
-// what stages lists. It writes a line of a table meanwhile: of a rank the connections that are open and that were
-// dialed, the goroutines, and the bytes of heap and stacks; the simulated time from the last rank's start until all
-// had joined, and that of each stage; and how long it all took.
+// grow joins a job of size ranks, without faults, looks what is there when all have joined, and
+// then has them do what stages lists. It writes a line of a table meanwhile: of a rank the
+// connections that are open and that were dialed, the goroutines, and the bytes of heap and stacks;
+// the simulated time from the last rank's start until all had joined, and that of each stage; and
+// how long it all took.
 func grow(t *testing.T, size int) {
 	before, idle := memory(), runtime.NumGoroutine()
 	begun := time.Now()

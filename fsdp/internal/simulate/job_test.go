@@ -326,7 +326,8 @@ func (r *rank) judge(o *outcome) {
 		if f.link() {
 			at[f.ranks[1]] = true
 		}
-		// A rank may have done its part, and whoever is cut off already can do nothing that others see.
+		// A rank may have done its part, and whoever is cut off already can do nothing that others
+		// see.
 		if f.link() || f.at <= r.ranks[f.ranks[0]].took && !silent[f.ranks[0]] {
 			due = min(due, r.undisturbed(from, f.within()))
 		}
@@ -350,8 +351,8 @@ func (r *rank) judge(o *outcome) {
 // named finds the ranks that errors of groups name.
 var named = regexp.MustCompile(`rank (\d+) of group "world(?:/([01]))?"`)
 
-// names reports whether the error of a rank names one of the given ones: the last of those that it names,
-// as a rank that hands on why its group has failed is named before.
+// names reports whether the error of a rank names one of the given ones: the last of those that it
+// names, as a rank that hands on why its group has failed is named before.
 func (r *rank) names(at map[int]bool) bool {
 	text := r.err.Error()
 	if list := named.FindAllStringSubmatch(text, -1); list != nil {

@@ -46,9 +46,9 @@ type writing struct {
 	fault      error           // why this rank cannot write
 }
 
-// plan agrees on what to save, and lists what this rank writes. Nothing is copied. What no checkpoint has
-// is dropped, so that the training goes on as one that loads this. reserve, unless it is nil, makes
-// room for a copy of so many bytes.
+// plan agrees on what to save, and lists what this rank writes. Nothing is copied. What no
+// checkpoint has is dropped, so that the training goes on as one that loads this. reserve, unless
+// it is nil, makes room for a copy of so many bytes.
 func (v *Saver) plan(ctx context.Context, s *Store, call, dir string, opt optim.Optimizer, o *Options, about Meta, reserve func(n int) error) (*writing, error) {
 	var w *writing
 	err := s.prepare(ctx, 0, func() (err error) {

@@ -85,8 +85,8 @@ func (d *Device) zeros(n int, class arena.Class, pinned bool) (*block, error) {
 	return b, nil
 }
 
-// drop frees blocks, which may be nil, when the streams are through with them. What cannot be freed is
-// lost with the device, which has ended then.
+// drop frees blocks, which may be nil, when the streams are through with them. What cannot be freed
+// is lost with the device, which has ended then.
 func (d *Device) drop(blocks ...*block) {
 	_ = d.launchUpdates()
 	err := d.settle()
@@ -170,8 +170,8 @@ func (g *group) send(k *link, op nccl.Op) error {
 	return g.d.links.launch()
 }
 
-// outside calls f, which gives the wire something outside of a pass, in the order of work, and waits
-// for it.
+// outside calls f, which gives the wire something outside of a pass, in the order of work, and
+// waits for it.
 func (g *group) outside(ctx context.Context, f func() error) error {
 	if err := g.d.order(g.d.work, g.d.wire); err != nil {
 		return err
