@@ -20,7 +20,8 @@ import (
 	"go.uber.org/goleak"
 )
 
-// interruptVariable makes the test binary the program, which gets a signal when it shows a line that begins so.
+// interruptVariable makes the test binary the program, which gets a signal when it shows a line
+// that begins so.
 const interruptVariable = "DIGITS_INTERRUPT"
 
 func TestMain(m *testing.M) {

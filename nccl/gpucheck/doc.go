@@ -1,6 +1,6 @@
-// Package gpucheck checks on real GPUs what is otherwise tested with doubles of their
-// libraries: that process groups over NCCL keep the contract of [comm.Group], and how fast they and
-// kernels are. There are only tests here, behind a build tag, and a script that runs them, all or some:
+// Package gpucheck checks on real GPUs what is otherwise tested with doubles of their libraries:
+// that process groups over NCCL keep the contract of [comm.Group], and how fast they and kernels
+// are. There are only tests here, behind a build tag, and a script that runs them, all or some:
 //
 //	make gpu-check
 //	nccl/gpucheck/run.sh -test.run 'Bandwidth|Rates' -largest 64    # MiB

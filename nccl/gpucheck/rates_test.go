@@ -25,11 +25,11 @@ import (
 	"github.com/gofsdp/gofsdp/nccl"
 )
 
-// TestRates measures, in bfloat16, what the kernels of operations and of their gradients take at the
-// sizes of a model, and what that makes of the device: bytes that must be read and written, and
-// operations of arithmetic, by the time between two events around some runs. Inputs are random. With
-// -cluster it also measures shorter sequences, so that what a kernel takes at least can be told from
-// what it takes for each byte, and writes a file that fsdpplan reads.
+// TestRates measures, in bfloat16, what the kernels of operations and of their gradients take at
+// the sizes of a model, and what that makes of the device: bytes that must be read and written, and
+// operations of arithmetic, by the time between two events around some runs. Inputs are random.
+// With -cluster it also measures shorter sequences, so that what a kernel takes at least can be
+// told from what it takes for each byte, and writes a file that fsdpplan reads.
 func TestRates(t *testing.T) {
 	dev, err := nccl.OpenDevice(0)
 	require.NoError(t, err)
@@ -74,7 +74,8 @@ type figure struct {
 	build func(in G.Nodes) (*G.Node, error)
 }
 
-// An argument of an operation is a value that takes a gradient, integers, or a parameter in float32.
+// An argument of an operation is a value that takes a gradient, integers, or a parameter in
+// float32.
 type argument struct {
 	shape []int
 	ints  bool
@@ -267,8 +268,8 @@ func (s *rates) measure(name string, in exec.Instr) {
 	report("rates", "%-90.90s %9.4f %8.0f %8.1f", line, d*1e3, float64(cost.Read+cost.Written)/d/1e9, float64(cost.FLOPs)/d/1e12)
 }
 
-// bind gives the operands of an instruction memory, as inputs and as the result of a call. Those that
-// are in one place stay so.
+// bind gives the operands of an instruction memory, as inputs and as the result of a call. Those
+// that are in one place stay so.
 func (s *rates) bind(in *exec.Instr) (call *gpu.Call, free func()) {
 	type place struct {
 		space         exec.Space

@@ -100,7 +100,8 @@ func TestScript(t *testing.T) {
 	}
 }
 
-// requireCluster reads the file of a cluster, and has a step in bfloat16 take as long as its rates say.
+// requireCluster reads the file of a cluster, and has a step in bfloat16 take as long as its rates
+// say.
 func requireCluster(t *testing.T, file string) {
 	t.Helper()
 	text, err := os.ReadFile(file)
