@@ -44,6 +44,20 @@ type Beginner interface {
 	Begin(seq uint64, c *Call) bool
 }
 
+// A Confirmer is a Backend that completes some collectives before it knows of every rank that it has
+// made the same call, and before every rank knows it of this one. Its methods are called like Run,
+// between collectives.
+type Confirmer interface {
+	Backend
+	// Owes reports whether some rank has still to be told of complete collectives.
+	Owes() bool
+	// Answer tells it, without waiting.
+	Answer()
+	// Confirm returns when all ranks are known to agree in what is complete, with a *MismatchError
+	// if they do not, or when ctx ends. It is called before Leave.
+	Confirm(ctx context.Context) error
+}
+
 // DeviceBackend is a Backend that also moves device memory, see [OnDevice]. The
 // groups of other backends refuse it.
 type DeviceBackend interface {

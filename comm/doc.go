@@ -41,7 +41,9 @@
 //     Every rank must issue the same kind, element type, length, operator, root,
 //     label and list of counts; a difference is a [MismatchError] on every rank,
 //     never wrong numbers and never a hang. Labels are compared so that two layers
-//     of equal size cannot be swapped silently.
+//     of equal size cannot be swapped silently. Broadcasts and gathers need not wait
+//     for all ranks: of these it may be the error of a later collective, one of the
+//     next 32 or so, or of Close.
 //   - One sum. Reductions follow the balanced binary tree over the rank index,
 //     sum(lo,hi) = sum(lo,mid) + sum(mid,hi) with mid-lo the largest power of
 //     two below hi-lo, and Avg multiplies that sum by 1/N. Results therefore do

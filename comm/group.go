@@ -57,7 +57,8 @@ type Group interface {
 	ReduceScatter(dst, src Buffer, op Op) Work
 	// AllReduce replaces buf on every rank by the reduction over all ranks.
 	AllReduce(buf Buffer, op Op) Work
-	// Broadcast copies the root's buf to all others.
+	// Broadcast copies the root's buf to all others. The root may be done before
+	// others have called it, and another rank before all have.
 	Broadcast(buf Buffer, root int) Work
 	// Gather concatenates the src of all ranks, in rank order, in the root's dst.
 	// counts[r] is the number of elements of rank r, the same list on every rank:
@@ -67,7 +68,7 @@ type Group interface {
 	// the root's src may be its own range of dst; no other overlap is legal.
 	//
 	// The other ranks send and receive nothing else, and need no memory but for what
-	// the transport copies of src.
+	// the transport copies of src. They may be done before others have called it.
 	Gather(dst, src Buffer, counts []int, root int) Work
 
 	// AllToAll sends part r of src to rank r, and leaves what rank r has for this rank
@@ -91,8 +92,8 @@ type Group interface {
 	// Close makes this rank leave. Operations already issued by every rank
 	// complete before it returns; all others fail with a *RankError that names
 	// this rank and wraps ErrClosed, on every rank (where ranks are processes, but
-	// for those that they can complete with what this rank has contributed). It is
-	// idempotent.
+	// for those that they can complete with what this rank has contributed). It
+	// returns a *MismatchError that no operation has returned. It is idempotent.
 	Close() error
 }
 

@@ -25,6 +25,8 @@ import (
 //     first or second hand, that it has made the same call.
 //   - When a rank completes a collective it has sent all that it has to send in it.
 //     It receives exactly what it expects.
+//
+// Small broadcasts and gathers keep the first and the second rule later, see "Late answers".
 type remote struct {
 	exchange
 	name       string
@@ -68,7 +70,7 @@ func (r *remote) damaged(peer int, what string, err error) error {
 // checkFrame checks the header that has come to p.
 func (r *remote) checkFrame(p *port) error {
 	next := &p.in.pieces[p.in.next]
-	want, got := r.frame, frame{}
+	want, got := *next.of, frame{}
 	want.round, want.length = next.round, next.length
 	if err := got.parse(&p.in.head); err != nil {
 		return &RankError{Group: r.name, Rank: p.peer, Err: fmt.Errorf("broken stream to rank %d: %w", r.rank, err)}
@@ -100,10 +102,13 @@ func (r *remote) Run(ctx context.Context, seq uint64, c *Call) error {
 	return r.broken
 }
 
-// head makes the frames of the collective.
+// head makes the frame of the collective.
 func (r *remote) head(seq uint64, c *Call) {
-	r.frame.seq = seq
+	group, summed := r.frame.group, r.frame.summed
+	r.frame = &r.frames[seq%keptFrames]
+	*r.frame = frame{group: group, seq: seq, summed: summed}
 	c.Signature().Put(r.frame.call[:])
+	r.age(seq)
 }
 
 // broke blames the other end if err is the end of a connection.

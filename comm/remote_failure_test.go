@@ -155,7 +155,7 @@ func TestFrames(t *testing.T) {
 }
 
 func FuzzFrame(f *testing.F) {
-	r := &remote{}
+	r := &remote{exchange: exchange{frame: new(frame)}}
 	f.Add(message(r, gatherOf("h.3"), 1, 8))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		var head, again [frameSize]byte
@@ -196,7 +196,7 @@ func TestOlderVersion(t *testing.T) {
 // FuzzStream has a peer that sends anything and ends.
 func FuzzStream(f *testing.F) {
 	call := gatherOf("h.3")
-	good := message(&remote{exchange: exchange{frame: frame{group: worldID}}}, call, 1, 8)
+	good := message(&remote{exchange: exchange{frame: &frame{group: worldID}}}, call, 1, 8)
 	f.Add(good)
 	f.Add(good[:len(good)-1])
 	f.Add(append(good, good...))
@@ -266,7 +266,7 @@ type drowsy struct {
 	port        *port
 }
 
-func (d *drowsy) push(*frame, func(*port) error) (bool, error) {
+func (d *drowsy) push(func(*port) error) (bool, error) {
 	if d.left == 0 && !d.port.in.idle() {
 		d.port.in.next = len(d.port.in.pieces)
 		return true, nil

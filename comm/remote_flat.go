@@ -134,8 +134,12 @@ func (r *remote) give(ctx context.Context, dst, own []byte, round uint16) error 
 		case r.frame.summed:
 			sum = checksum.Update(sum, b)
 		}
+		next := piece{round: round, length: len(own), body: own[lo:hi], known: true, sum: sum}
+		if lo == 0 {
+			next.of = r.frame
+		}
 		for k := 1; k < r.size; k++ {
-			r.port(r.right(k)).out.add(piece{framed: lo == 0, round: round, length: len(own), body: own[lo:hi], known: true, sum: sum})
+			r.port(r.right(k)).out.add(next)
 		}
 		if hi == len(own) {
 			return r.settle(ctx)
@@ -339,8 +343,7 @@ func stripeLen(b Buffer, n int) int {
 	return (share + line - 1) / line * line
 }
 
-// broadcast sends the root's buf to all. No rank returns before it knows that
-// all agree, the root included.
+// broadcast sends the root's buf to all.
 func (r *remote) broadcast(ctx context.Context, buf Buffer, root int) error {
 	b := buf.Bytes()
 	if r.plan(KindBroadcast, len(b)) == ring {
@@ -349,20 +352,18 @@ func (r *remote) broadcast(ctx context.Context, buf Buffer, root int) error {
 	return r.broadcastTree(ctx, b, root)
 }
 
-// broadcastTree passes b on along a binomial tree, in the messages by which ranks agree as
-// in disseminate: those less than k places after the root have b before the step at
-// distance k, and pass it on in that one.
+// broadcastTree passes b on along a binomial tree: those less than k places after the root have b
+// before the step at distance k, and pass it on in that one. In the messages by which ranks would
+// agree as in disseminate the others answer late.
 func (r *remote) broadcastTree(ctx context.Context, b []byte, root int) error {
-	passed := func(rank, k int) []byte {
-		if d := (rank + r.size - root) % r.size; d < k && d+k < r.size {
-			return b
-		}
-		return nil
+	passes := func(rank, k int) bool {
+		d := (rank + r.size - root) % r.size
+		return d < k && d+k < r.size
 	}
 	for k := 1; k < r.size; k *= 2 {
-		to, from := passed(r.rank, k), passed(r.left(k), k)
-		r.send(r.right(k), roundCast+roundSteps+uint16(k), len(to), to)
-		r.receive(r.left(k), roundCast+roundSteps+uint16(k), len(from), from)
+		step := roundCast + roundSteps + uint16(k)
+		r.sendIf(passes(r.rank, k), r.right(k), step, b)
+		r.receiveIf(passes(r.left(k), k), r.left(k), step, b)
 		if err := r.settle(ctx); err != nil {
 			return err
 		}
@@ -371,7 +372,8 @@ func (r *remote) broadcastTree(ctx context.Context, b []byte, root int) error {
 }
 
 // broadcastChain passes b on from the root to the right. The last rank closes the
-// ring with an empty message, so that this is the first step of the agreement.
+// ring with an empty message, so that this is the first step of the agreement. No rank
+// returns before it knows that all agree, the root included.
 func (r *remote) broadcastChain(ctx context.Context, b []byte, root int) error {
 	to, from := r.right(1), r.left(1)
 	if r.rank == root {

@@ -41,6 +41,7 @@ func newRank(name string, id uint64, rank, size int, timeout time.Duration, summ
 	r.ports = make([]*[portsPage]*port, (size+portsPage-1)/portsPage)
 	r.timeout = timeout
 	r.waiting.Eager = eager
+	r.frame = &r.frames[0]
 	r.frame.group, r.frame.summed = id, summed
 	r.arrived = r.check
 	return r

@@ -21,6 +21,8 @@ func (r *remote) pairwise(c *Call) bool {
 		return len(c.Dst.Bytes()) <= smallMessage && r.size < manyRanks && r.plan(KindReduceScatter, own) == direct
 	case KindBroadcast:
 		return r.plan(KindBroadcast, len(c.Dst.Bytes())) == direct
+	case KindGather:
+		return r.size <= fewRanks && r.plan(KindGather, c.Bytes()) == direct
 	default:
 		return false
 	}
@@ -30,14 +32,24 @@ func (r *remote) pairwise(c *Call) bool {
 func (r *remote) queue(c *Call) {
 	round := [...]uint16{
 		KindBarrier: roundAgree, KindAllGather: roundGather, KindSplit: roundGather, KindAllReduce: roundGather,
-		KindReduceScatter: roundScatter, KindBroadcast: roundCast, KindAllToAll: roundScatter,
+		KindReduceScatter: roundScatter, KindBroadcast: roundCast, KindAllToAll: roundScatter, KindGather: roundGather,
 	}[c.Kind]
 	for k := 1; k < r.size; k++ {
 		to, from := r.right(k), r.left(k)
-		b, into := r.gives(c, to), r.takes(c, from)
-		r.send(to, round, len(b), b)
-		r.receive(from, round, len(into), into)
+		r.sendIf(c.needs(r.rank, to), to, round, r.gives(c, to))
+		r.receiveIf(c.needs(from, r.rank), from, round, r.takes(c, from))
 	}
+}
+
+// needs reports whether one rank needs what another one gives in c, or need not wait for its answer.
+func (c *Call) needs(from, to int) bool {
+	switch c.Kind {
+	case KindBroadcast:
+		return from == c.Root
+	case KindGather:
+		return to == c.Root
+	}
+	return true
 }
 
 // gives returns what this rank sends to another.
@@ -45,6 +57,10 @@ func (r *remote) gives(c *Call, to int) []byte {
 	switch c.Kind {
 	case KindAllGather, KindSplit:
 		return c.Src.Bytes()
+	case KindGather:
+		if to == c.Root {
+			return c.Src.Bytes()
+		}
 	case KindAllReduce:
 		return c.Dst.Bytes()
 	case KindReduceScatter:
@@ -72,8 +88,21 @@ func (r *remote) takes(c *Call, from int) []byte {
 		if from == c.Root {
 			return c.Dst.Bytes()
 		}
+	case KindGather:
+		if r.rank == c.Root {
+			return c.given(from).Bytes()
+		}
 	}
 	return nil
+}
+
+// given returns where what a rank gives belongs on the root of a gather.
+func (c *Call) given(rank int) Buffer {
+	at := 0
+	for _, count := range c.Counts[:rank] {
+		at += count
+	}
+	return c.Dst.slice(at, at+c.Counts[rank])
 }
 
 // finish waits for what was queued, and does what is left of a pairwise collective.
@@ -89,6 +118,11 @@ func (r *remote) finish(ctx context.Context, c *Call) error {
 	case KindAllToAll:
 		share := c.Dst.len / r.size
 		move(part(c.Dst, r.rank, share), part(c.Src, r.rank, share))
+		return nil
+	case KindGather:
+		if r.rank == c.Root {
+			move(c.given(r.rank), c.Src)
+		}
 		return nil
 	case KindReduceScatter:
 		own = part(c.Src, r.rank, c.Dst.len)
@@ -123,17 +157,17 @@ func (r *remote) Begin(seq uint64, c *Call) bool {
 	r.head(seq, c)
 	r.queue(c)
 	r.begun = true
-	if _, err := r.pump.push(&r.frame, r.arrived); err != nil {
+	if _, err := r.pump.push(r.arrived); err != nil {
 		r.failed = err
 		return false // whoever runs it says so at once
 	}
 	return r.sent()
 }
 
-// sent reports whether all that is queued has been sent.
+// sent reports whether all that is queued has been sent, but for late answers.
 func (r *remote) sent() bool {
 	for _, p := range r.used {
-		if !p.out.idle() {
+		if !p.out.done() {
 			return false
 		}
 	}

@@ -115,10 +115,10 @@ func takeDescriptor(conn net.Conn) (fd int, err error) {
 	return fd, nil
 }
 
-func (p *poller) push(f *frame, arrived func(*port) error) (moved bool, err error) {
+func (p *poller) push(arrived func(*port) error) (moved bool, err error) {
 	for i := range p.lines {
 		l := &p.lines[i]
-		sent, err := l.write(f)
+		sent, err := l.write()
 		if err != nil {
 			return moved, err
 		}
@@ -133,7 +133,7 @@ func (p *poller) push(f *frame, arrived func(*port) error) (moved bool, err erro
 
 // read receives what has come, for at most a burst.
 func (l *line) read(arrived func(*port) error) (moved bool, err error) {
-	if l.in.idle() {
+	if l.in.done() {
 		return false, nil
 	}
 	if l.lo < l.hi {
@@ -142,11 +142,8 @@ func (l *line) read(arrived func(*port) error) (moved bool, err error) {
 			return true, err
 		}
 	}
-	for total := 0; total < burst; {
+	for total := 0; total < burst && !l.in.done(); {
 		b, _ := l.incoming()
-		if len(b) == 0 {
-			break
-		}
 		room := l.reads.room(2*block, len(l.fds))
 		b = b[:min(len(b), block, room)] // its sum is computed in the inner caches
 		fd := l.fds[l.reads.lane]
@@ -184,10 +181,10 @@ func (l *line) read(arrived func(*port) error) (moved bool, err error) {
 }
 
 // write sends what the connection takes, for at most a burst.
-func (l *line) write(f *frame) (moved bool, err error) {
+func (l *line) write() (moved bool, err error) {
 	for total := 0; total < burst; {
 		room := l.sends.room(burst, len(l.fds))
-		head, body, tail := l.outgoing(f, room)
+		head, body, tail := l.outgoing(room)
 		if len(head)+len(body)+len(tail) == 0 {
 			break
 		}
@@ -210,6 +207,8 @@ func (l *line) write(f *frame) (moved bool, err error) {
 			return moved, nil
 		case err == unix.EINTR:
 			continue
+		case err != nil && l.unheard():
+			return moved, nil
 		case err != nil:
 			return moved, l.lost(over(l.over[l.sends.lane], err))
 		}

@@ -13,7 +13,7 @@ import (
 type port struct {
 	peer    int
 	in, out queue
-	waits   atomic.Bool // there are pieces to receive
+	waits   atomic.Bool // there are pieces that have to be received
 	absent  atomic.Bool // there is no connection yet
 
 	// Bytes read ahead: a header and what came with it, up to a page, cost one read. Nil while
@@ -29,9 +29,12 @@ type queue struct {
 	pieces []piece
 	left   int // bytes of the latest message that are in no piece yet
 	next   int // pieces moved
+	must   int // pieces up to the last one that has to move now, see "Late answers"
+	old    int // pieces of earlier collectives, all of them late
 	moved  int // bytes of the next one, header and trailer included
 
-	head     [frameSize]byte // header under way
+	head     [frameSize]byte // header that is received
+	heads    []byte          // headers that are sent together
 	sum      uint32          // of the payload under way
 	summedTo int             // of the body of the next piece
 	tail     [tailSize]byte  // trailer under way
@@ -44,7 +47,8 @@ const tailSize = 4
 // the trailer, if it is the last part and has one. It has moved when all of that has, so nobody
 // passes the last part of a payload on that has been damaged.
 type piece struct {
-	framed bool
+	of     *frame // of its collective, for the header; nil if it is not the first part
+	late   bool   // a message without payload that nobody waits for
 	tailed bool
 	round  uint16
 	length int // bytes of the whole message, for the header
@@ -56,7 +60,7 @@ type piece struct {
 // size returns the bytes of p on the wire.
 func (p *piece) size() int {
 	n := len(p.body)
-	if p.framed {
+	if p.of != nil {
 		n += frameSize
 	}
 	if p.tailed {
@@ -66,25 +70,31 @@ func (p *piece) size() int {
 }
 
 func (q *queue) add(p piece) {
-	if p.framed {
+	if p.of != nil {
 		q.left = p.length
 	}
 	q.left -= len(p.body)
 	p.tailed = q.summed && q.left == 0 && len(p.body) > 0
-	if p.framed || len(p.body) > 0 {
-		q.pieces = append(q.pieces, p)
+	if p.of == nil && len(p.body) == 0 {
+		return
+	}
+	q.pieces = append(q.pieces, p)
+	if !p.late {
+		q.must = len(q.pieces)
 	}
 }
 
+// idle reports whether all pieces have moved, and done whether all have that have to.
 func (q *queue) idle() bool { return q.next == len(q.pieces) }
+func (q *queue) done() bool { return q.next >= q.must }
 
 // heading reports whether the next bytes are those of a header.
-func (q *queue) heading() bool { return q.pieces[q.next].framed && q.moved < frameSize }
+func (q *queue) heading() bool { return q.pieces[q.next].of != nil && q.moved < frameSize }
 
 // bodyMoved returns how many bytes of the body of the next piece have moved, or more in its
 // trailer.
 func (q *queue) bodyMoved() int {
-	if q.pieces[q.next].framed {
+	if q.pieces[q.next].of != nil {
 		return q.moved - frameSize
 	}
 	return q.moved
@@ -110,34 +120,51 @@ func (q *queue) advance(n int) {
 		if p.tailed {
 			q.sum = 0
 		}
+		if len(p.body) > 0 {
+			q.summedTo = 0
+		}
 		q.next++
-		q.moved, q.summedTo = 0, 0
+		q.moved = 0
 	}
 }
 
-// reset forgets all pieces.
+// reset forgets the pieces that have moved. The others are late.
 func (q *queue) reset() {
-	clear(q.pieces) // the memory is the caller's, do not keep it alive
-	q.pieces, q.next, q.moved = q.pieces[:0], 0, 0
+	q.old = copy(q.pieces, q.pieces[q.next:])
+	clear(q.pieces[q.old:]) // the memory is the caller's, do not keep it alive
+	q.pieces, q.next, q.must = q.pieces[:q.old], 0, 0
+}
+
+// headers returns the headers of the next piece and of those behind it, up to the first that a
+// payload follows, and which piece the last of them is of.
+func (q *queue) headers() (b []byte, last int) {
+	b, last = q.heads[:0], q.next
+	for i := q.next; i < len(q.pieces) && q.pieces[i].of != nil; i++ {
+		p := &q.pieces[i]
+		f := *p.of
+		f.round, f.length = p.round, p.length
+		b = append(b, make([]byte, frameSize)...)
+		f.put((*[frameSize]byte)(b[len(b)-frameSize:]))
+		if last = i; len(p.body) > 0 {
+			break
+		}
+	}
+	q.heads = b
+	return b[q.moved:], last
 }
 
 // outgoing returns the memory to send next, in three parts, of which body has at
-// most so many bytes; all are empty if there is nothing to send. f is the frame of
-// the collective.
-func (p *port) outgoing(f *frame, most int) (head, body, tail []byte) {
+// most so many bytes; all are empty if nothing has to be sent.
+func (p *port) outgoing(most int) (head, body, tail []byte) {
 	q := &p.out
-	if q.idle() {
+	if q.done() {
 		return nil, nil, nil
 	}
-	next := &q.pieces[q.next]
+	at, last := max(0, q.bodyMoved()), q.next
 	if q.heading() {
-		if q.moved == 0 {
-			f.round, f.length = next.round, next.length
-			f.put(&q.head)
-		}
-		head = q.head[q.moved:]
+		head, last = q.headers()
 	}
-	at := max(0, q.bodyMoved())
+	next := &q.pieces[last]
 	lo := min(at, len(next.body))
 	hi := min(lo+most, len(next.body))
 	switch {
@@ -155,14 +182,17 @@ func (p *port) outgoing(f *frame, most int) (head, body, tail []byte) {
 }
 
 // sent notes that n bytes of outgoing have been sent.
-func (p *port) sent(n int) { p.out.advance(n) }
+func (p *port) sent(n int) {
+	for q := &p.out; n > 0; {
+		some := min(n, q.pieces[q.next].size()-q.moved)
+		q.advance(some)
+		n -= some
+	}
+}
 
 // incoming returns where to put bytes from the connection, of which at least
-// least are due; nothing if no piece is. Everything read ahead is used up.
+// least are due. There is a piece to receive, and everything read ahead is used up.
 func (p *port) incoming() (b []byte, least int) {
-	if p.in.idle() {
-		return nil, 0
-	}
 	b, body := p.in.due()
 	if !body {
 		return p.readAhead(), len(b)
@@ -235,7 +265,7 @@ func (p *port) take(n int, arrived func(*port) error) error {
 		}
 	}
 	q.advance(n)
-	if q.idle() {
+	if q.done() {
 		p.waits.Store(false)
 	}
 	return nil

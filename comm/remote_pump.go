@@ -17,7 +17,7 @@ import (
 type pump interface {
 	// push moves what can be moved without waiting, and reports whether that was
 	// anything. It calls arrived with every header and trailer, see port.received.
-	push(f *frame, arrived func(*port) error) (moved bool, err error)
+	push(arrived func(*port) error) (moved bool, err error)
 	// wait returns when there may be something to move, or after d, and reports
 	// whether anything has moved meanwhile.
 	wait(d time.Duration) (moved bool, err error)
@@ -80,7 +80,8 @@ type exchange struct {
 	pump    pump
 	timeout time.Duration // without progress; 0 for none
 	waiting backoff.Policy
-	frame   frame // of the collective under way
+	frame   *frame // of the collective under way; that of collective s is frames[s mod len]
+	frames  [keptFrames]frame
 	arrived func(*port) error
 	stopped atomic.Bool
 }
@@ -91,7 +92,7 @@ const portsPage = 64
 // send queues a message to a rank: a header and the first part of the payload,
 // whose whole length is given. What follows is queued with sendMore.
 func (x *exchange) send(to int, round uint16, length int, part []byte) {
-	x.port(to).out.add(piece{framed: true, round: round, length: length, body: part})
+	x.port(to).out.add(piece{of: x.frame, round: round, length: length, body: part})
 }
 
 func (x *exchange) sendMore(to int, part []byte) { x.port(to).out.add(piece{body: part}) }
@@ -99,14 +100,14 @@ func (x *exchange) sendMore(to int, part []byte) { x.port(to).out.add(piece{body
 // receive queues where to put a message from a rank, like send.
 func (x *exchange) receive(from int, round uint16, length int, part []byte) {
 	p := x.port(from)
-	p.in.add(piece{framed: true, round: round, length: length, body: part})
+	p.in.add(piece{of: x.frame, round: round, length: length, body: part})
 	p.waits.Store(true)
 }
 
 func (x *exchange) receiveMore(from int, part []byte) {
 	p := x.port(from)
 	p.in.add(piece{body: part})
-	if !p.in.idle() {
+	if !p.in.done() {
 		p.waits.Store(true)
 	}
 }
@@ -115,8 +116,8 @@ func (x *exchange) receiveMore(from int, part []byte) {
 // settle, or all of them.
 func (x *exchange) await(ctx context.Context, k int) error { return x.run(ctx, k, false) }
 
-// settle returns when all that was queued has been received and sent. It is the
-// end of every collective.
+// settle returns when all that was queued has been received and sent, but for late answers. It is
+// the end of every collective.
 func (x *exchange) settle(ctx context.Context) error {
 	if err := x.run(ctx, 0, true); err != nil {
 		return err
@@ -133,9 +134,9 @@ func (x *exchange) settle(ctx context.Context) error {
 func (x *exchange) ready(k int, all bool) bool {
 	for _, p := range x.used {
 		switch {
-		case all && !(p.in.idle() && p.out.idle()):
+		case all && !(p.in.done() && p.out.done()):
 			return false
-		case !p.in.idle() && p.in.next < k:
+		case !p.in.done() && p.in.next-p.in.old < k:
 			return false
 		}
 	}
@@ -150,7 +151,7 @@ func (x *exchange) run(ctx context.Context, k int, all bool) error {
 		if err != nil {
 			return err
 		}
-		moved, err := x.pump.push(&x.frame, x.arrived)
+		moved, err := x.pump.push(x.arrived)
 		switch {
 		case err != nil:
 			return err
@@ -163,6 +164,8 @@ func (x *exchange) run(ctx context.Context, k int, all bool) error {
 			continue
 		case w.Rest():
 			continue
+		case x.answer(noSeq):
+			continue // whoever is waited for may wait for that
 		case ctx.Err() != nil:
 			return context.Cause(ctx)
 		}

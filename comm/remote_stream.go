@@ -121,7 +121,7 @@ func (t *stream) flush(count *atomic.Uint64) {
 // portion bounds one order, so that received blocks are used while others come.
 const portion = 256 << 10
 
-func (s *streams) push(f *frame, arrived func(*port) error) (moved bool, err error) {
+func (s *streams) push(arrived func(*port) error) (moved bool, err error) {
 	for _, j := range s.finished() {
 		moved = true
 		if failed := j.finish(arrived); err == nil {
@@ -132,7 +132,7 @@ func (s *streams) push(f *frame, arrived func(*port) error) (moved bool, err err
 		return true, err
 	}
 	for _, t := range s.list {
-		if err := s.order(t, f, arrived); err != nil {
+		if err := s.order(t, arrived); err != nil {
 			return moved, err
 		}
 	}
@@ -154,28 +154,30 @@ func (j *job) finish(arrived func(*port) error) error {
 	switch {
 	case errors.Is(j.err, io.EOF):
 		return t.lost(errEnded)
-	case j.err != nil:
+	case j.err != nil && (j == &t.read || !t.unheard()):
 		return t.lost(j.err)
 	}
 	return nil
 }
 
 // order begins what can be moved over a stream.
-func (s *streams) order(t *stream, f *frame, arrived func(*port) error) error {
+func (s *streams) order(t *stream, arrived func(*port) error) error {
 	if !t.write.busy {
-		if head, body, tail := t.outgoing(f, portion); len(head)+len(body)+len(tail) > 0 {
+		if head, body, tail := t.outgoing(portion); len(head)+len(body)+len(tail) > 0 {
 			t.write.bufs = [3][]byte{head, body, tail}
 			s.start(&t.write)
 		}
 	}
-	if !t.read.busy && !t.in.idle() {
+	if !t.read.busy && !t.in.done() {
 		if err := t.absorb(arrived); err != nil {
 			return err
 		}
-		if b, least := t.incoming(); len(b) > 0 {
-			t.read.bufs[0], t.read.least = b[:min(len(b), portion)], min(least, portion)
-			s.start(&t.read)
+		if t.in.done() {
+			return nil
 		}
+		b, least := t.incoming()
+		t.read.bufs[0], t.read.least = b[:min(len(b), portion)], min(least, portion)
+		s.start(&t.read)
 	}
 	return nil
 }

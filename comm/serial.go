@@ -34,8 +34,11 @@ type Serial struct {
 	opening bool   // it is in open, with what counts as collective #0
 	busy    int    // other calls that Close waits for, see unlocked
 	faults  []failure
+	said    bool // that the group has failed, by an operation
 	closed  bool
-	asked   time.Time // when a rank last asked what this one does
+	owing   *time.Timer // calls the goroutine of the group when something is owed, see Confirmer
+	owed    bool        // it will
+	asked   time.Time   // when a rank last asked what this one does
 	waiters parking
 }
 
@@ -174,48 +177,6 @@ func (s *Serial) Left(rank int, last uint64) {
 	s.fail(failure{err: &RankError{Group: s.name, Rank: rank, Err: ErrClosed}, spare: last + 1}, false)
 }
 
-// Close implements [Group]. What every rank has issued completes if that takes no
-// longer than a second or so.
-func (s *Serial) Close() error {
-	s.mu.Lock()
-	again := s.closed
-	s.closed = true
-	s.mu.Unlock()
-	if !again {
-		s.ended = s.end()
-		close(s.over)
-	}
-	<-s.over
-	return s.ended
-}
-
-// end ends the handle, which is closed to operations.
-func (s *Serial) end() error {
-	s.mu.Lock()
-	s.drain()
-	s.fail(failure{err: s.errClosed()}, false) // the others hear it from Leave
-	close(s.quit)
-	for s.running || s.busy > 0 {
-		s.park(context.Background(), 0)
-	}
-	last := s.done
-	clear(s.tasks)
-	s.mu.Unlock()
-	s.background.Wait()
-	return s.backend.Leave(last)
-}
-
-// drain waits until what every rank has issued is complete. Only time tells that from
-// what some rank has not issued, so that closing takes no agreement. Called with mu
-// held; gives mu up.
-func (s *Serial) drain() {
-	ctx, cancel := context.WithTimeout(context.Background(), grace)
-	defer cancel()
-	s.call() // for what was only begun
-	for s.done < s.issued && s.fault(s.done+1) == nil && s.park(ctx, s.issued) {
-	}
-}
-
 // fail makes f a failure of the group, if it stops a collective that no failure before
 // it does, and tells the other ranks, if they have to hear it. After Close it does
 // nothing. Called with mu held; gives mu up.
@@ -349,6 +310,7 @@ func (s *Serial) issue(c Call) (*ticket, error) {
 	case s.closed:
 		return nil, s.errClosed()
 	case err != nil:
+		s.said = true
 		return nil, err
 	case invalid != nil:
 		s.fail(failure{err: s.blame(invalid)}, true)
@@ -397,6 +359,7 @@ func (s *Serial) await(ctx context.Context, seq uint64) error {
 		err, inRun := s.fault(seq), s.running && s.done+1 == seq
 		switch {
 		case err != nil && !inRun:
+			s.said = true
 			return err
 		case err != nil: // the backend may still be in its buffers
 			s.park(context.Background(), seq)
@@ -443,9 +406,10 @@ func (s *Serial) drive(ctx context.Context, seq uint64) {
 	if s.done < s.issued && s.fault(s.done+1) == nil {
 		s.call()
 	}
+	s.owe()
 }
 
-// serve runs what nobody waits for yet.
+// serve runs what nobody waits for yet, and tells others what they have waited for long enough.
 func (s *Serial) serve() {
 	for {
 		select {
@@ -454,8 +418,18 @@ func (s *Serial) serve() {
 		case <-s.wake:
 		}
 		s.mu.Lock()
-		if !s.running && s.done < s.issued {
+		owed := s.owed
+		s.owed = false
+		switch {
+		case s.running: // and will see to it
+		case s.done < s.issued:
 			s.drive(context.Background(), s.issued)
+		case owed && len(s.faults) == 0:
+			s.running = true
+			s.unlocked(s.backend.(Confirmer).Answer)
+			s.running = false
+			s.waiters.wakeAll()
+			s.owe() // what could not be sent yet
 		}
 		s.mu.Unlock()
 	}

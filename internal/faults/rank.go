@@ -221,7 +221,7 @@ func (r *rank) issue(ctx context.Context, g comm.Group, kind string, seq int) (w
 			child, err = g.Split(ctx, 0, -g.Rank())
 			return err
 		})
-		if err == nil && (child == nil || child.Size() != g.Size() || child.Rank() != g.Size()-1-g.Rank()) {
+		if err == nil && !r.differs() && (child == nil || child.Size() != g.Size() || child.Rank() != g.Size()-1-g.Rank()) {
 			r.complain("split #%d gave %v", seq, child)
 		}
 	default:
@@ -240,7 +240,7 @@ func (r *rank) trial(ctx context.Context, g comm.Group, t commtest.Trial) (wait 
 		if err := r.wait(func() error { return w.Wait(ctx) }); err != nil {
 			return err
 		}
-		if err := check(); err != nil {
+		if err := check(); err != nil && !r.differs() {
 			r.complain("%v", err)
 		}
 		r.ops++
@@ -248,6 +248,10 @@ func (r *rank) trial(ctx context.Context, g comm.Group, t commtest.Trial) (wait 
 		return nil
 	}
 }
+
+// differs reports whether this rank makes a call that is not the program's, which may be complete
+// here before it fails.
+func (r *rank) differs() bool { return r.c.Incident.What.Mismatch() && r.id == r.c.culprit() }
 
 // ramble runs random collectives, of which up to six are in flight, and then
 // waits for every rank: as in program, until the news of a broken connection is here.

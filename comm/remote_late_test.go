@@ -1,0 +1,175 @@
+package comm
+
+import (
+	"context"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"pgregory.net/rapid"
+)
+
+// TestGiversAreAhead has ranks give in broadcasts and gathers before any other rank has called them:
+// they are done, as far as they may be ahead, and the others get what they gave.
+func TestGiversAreAhead(t *testing.T) {
+	for _, w := range []Wiring{{}, {Portable: true}, {Crowded: true}} {
+		for _, n := range []int{2, 3, 4, 6} {
+			gs := RemoteGroups(t, n, w)
+			ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+			for range latestAnswer / 2 {
+				require.NoError(t, gs[0].Broadcast(Of([]int32{7}), 0).Wait(ctx))
+			}
+			counts := slices.Repeat([]int{1}, n)
+			giver := 1 % n
+			if n > fewRanks || w.Crowded { // in a tree others give through it
+				giver = n - 1
+			}
+			everyRank(t, gs[1:], func(r *remote) error {
+				for range latestAnswer / 2 {
+					x := []int32{0}
+					if err := gs[r.rank].Broadcast(Of(x), 0).Wait(ctx); err != nil {
+						return err
+					}
+					require.Equal(t, int32(7), x[0])
+				}
+				return nil
+			})
+			require.NoError(t, gs[giver].Gather(Buffer{}, Of([]int32{int32(giver)}), counts, 0).Wait(ctx))
+			all := make([]int32, n)
+			everyRank(t, gs, func(r *remote) error {
+				if r.rank == giver {
+					return nil
+				}
+				return gs[r.rank].Gather(Of(all[:n*max(0, 1-r.rank)]), Of([]int32{int32(r.rank)}), counts, 0).Wait(ctx)
+			})
+			for rank, x := range all {
+				require.Equal(t, int32(rank), x)
+			}
+			closeRanks(t, gs)
+			cancel()
+		}
+	}
+}
+
+// TestNobodyIsFarAhead: a root waits for the answers to what was latestAnswer broadcasts ago.
+func TestNobodyIsFarAhead(t *testing.T) {
+	gs := RemoteGroups(t, 2, Wiring{})
+	ctx := context.Background()
+	x := Of([]int32{7})
+	for range latestAnswer {
+		require.NoError(t, gs[0].Broadcast(x, 0).Wait(ctx))
+	}
+	over, cancel := context.WithCancel(ctx)
+	cancel()
+	err := gs[0].Broadcast(x, 0).Wait(over)
+	require.ErrorIs(t, err, context.Canceled)
+	require.ErrorContains(t, err, "waiting for ranks [1] in broadcast #33")
+	closeRanks(t, gs)
+
+	gs = RemoteGroups(t, 2, Wiring{})
+	everyRank(t, gs, func(r *remote) error {
+		for range 5 * latestAnswer {
+			if err := gs[r.rank].Broadcast(Of([]int32{7}), 0).Wait(ctx); err != nil {
+				return err
+			}
+			require.Less(t, len(remoteOf(gs[r.rank]).port(1-r.rank).out.pieces), lateAnswer+1)
+			require.Less(t, len(remoteOf(gs[r.rank]).port(1-r.rank).in.pieces), latestAnswer+1)
+		}
+		return nil
+	})
+	closeRanks(t, gs)
+}
+
+// TestLateMismatch has ranks differ in a call that is complete on one of them or on both.
+func TestLateMismatch(t *testing.T) {
+	ctx := context.Background()
+	differs := func(err error) {
+		t.Helper()
+		var mismatch *MismatchError
+		require.ErrorAs(t, err, &mismatch)
+		require.EqualValues(t, 1, mismatch.Seq)
+		require.Equal(t, [2]int{0, 1}, mismatch.Ranks)
+	}
+	for _, w := range []Wiring{{}, {Portable: true}} {
+		broadcast := func(g Group, root int) Work { return g.Broadcast(Of([]int32{7}).Named("x"), root) }
+		// Two roots, which are both done: the next call of each of them knows.
+		gs := RemoteGroups(t, 2, w)
+		for r, g := range gs {
+			require.NoError(t, broadcast(g, r).Wait(ctx))
+		}
+		for _, err := range sums(gs, 0, 1) {
+			differs(err)
+		}
+		closeRanks(t, gs)
+
+		// Where none follows, Close does.
+		gs = RemoteGroups(t, 2, w)
+		for r, g := range gs {
+			require.NoError(t, broadcast(g, r).Wait(ctx))
+		}
+		closed := make(chan error)
+		for _, g := range gs {
+			go func() { closed <- g.Close() }()
+		}
+		differs(<-closed)
+		differs(<-closed)
+
+		// Two that wait for each other.
+		gs = RemoteGroups(t, 2, w)
+		other := broadcast(gs[1], 0)
+		go func() { closed <- broadcast(gs[0], 1).Wait(ctx) }()
+		differs(other.Wait(ctx))
+		differs(<-closed)
+		closeRanks(t, gs)
+
+		// One that waits for a rank that waits for nobody.
+		gs = RemoteGroups(t, 2, w)
+		require.NoError(t, gs[0].Gather(Buffer{}, Of([]int32{7}), []int{1, 1}, 1).Wait(ctx))
+		differs(broadcast(gs[1], 0).Wait(ctx))
+		differs(gs[0].Close()) // which says what no call has
+		require.NoError(t, gs[1].Close())
+	}
+}
+
+// TestQueue sends random pieces in random portions: what is late goes with what follows, and the
+// bytes are those of all pieces in their order.
+func TestQueue(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		p := &port{out: queue{summed: rapid.Bool().Draw(t, "summed")}}
+		frames := make([]frame, 40)
+		var want, got []byte
+		for i := range frames {
+			frames[i] = frame{group: worldID, seq: uint64(i), round: uint16(i), summed: p.out.summed}
+			f := &frames[i]
+			late := rapid.Bool().Draw(t, "late")
+			body := rapid.SliceOfN(rapid.Byte(), 0, 20).Draw(t, "body")
+			if late {
+				body = nil
+			}
+			p.out.add(piece{of: f, late: late, round: f.round, length: len(body), body: body})
+			f.length = len(body)
+			var head [frameSize]byte
+			f.put(&head)
+			want = append(want, head[:]...)
+			if p.out.summed && len(body) > 0 {
+				want = summed(want, body)
+			} else {
+				want = append(want, body...)
+			}
+			for !p.out.done() {
+				head, body, tail := p.outgoing(rapid.IntRange(1, 30).Draw(t, "most"))
+				all := slices.Concat(head, body, tail)
+				n := rapid.IntRange(1, len(all)).Draw(t, "sent")
+				got = append(got, all[:n]...)
+				p.sent(n)
+			}
+			if !late {
+				require.Equal(t, want, got)
+			}
+			if rapid.Bool().Draw(t, "settled") {
+				p.out.reset()
+			}
+		}
+	})
+}

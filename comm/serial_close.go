@@ -1,0 +1,91 @@
+package comm
+
+import (
+	"context"
+	"errors"
+	"time"
+)
+
+// Close implements [Group]. What every rank has issued completes if that takes no
+// longer than a second or so.
+func (s *Serial) Close() error {
+	s.mu.Lock()
+	again := s.closed
+	s.closed = true
+	s.mu.Unlock()
+	if !again {
+		s.ended = s.end()
+		close(s.over)
+	}
+	<-s.over
+	return s.ended
+}
+
+// end ends the handle, which is closed to operations.
+func (s *Serial) end() error {
+	s.mu.Lock()
+	s.drain()
+	differs := s.unsaid()
+	s.fail(failure{err: s.errClosed()}, false) // the others hear it from Leave
+	close(s.quit)
+	for s.running || s.busy > 0 {
+		s.park(context.Background(), 0)
+	}
+	if s.owing != nil {
+		s.owing.Stop()
+	}
+	last := s.done
+	clear(s.tasks)
+	s.mu.Unlock()
+	s.background.Wait()
+	return errors.Join(differs, s.backend.Leave(last))
+}
+
+// drain waits until what every rank has issued is complete, and confirmed. Only time tells that
+// from what some rank has not issued, so that closing takes no agreement. Called with mu held;
+// gives mu up.
+func (s *Serial) drain() {
+	ctx, cancel := context.WithTimeout(context.Background(), grace)
+	defer cancel()
+	s.call() // for what was only begun
+	for (s.done < s.issued || s.running) && s.fault(s.done+1) == nil && s.park(ctx, s.issued) {
+	}
+	b, ok := s.backend.(Confirmer)
+	if !ok || s.done < s.issued || s.running || len(s.faults) > 0 {
+		return
+	}
+	var err error
+	s.running = true
+	s.unlocked(func() { err = b.Confirm(ctx) })
+	s.running = false
+	if err != nil && len(s.faults) == 0 {
+		s.fail(failure{err: err}, true)
+	}
+}
+
+// unsaid returns that ranks have made different calls if no operation has said so.
+func (s *Serial) unsaid() error {
+	var differs *MismatchError
+	if !s.said && errors.As(s.fault(s.done+1), &differs) {
+		return differs
+	}
+	return nil
+}
+
+// owingFor is how long others wait for what this rank owes them if it issues nothing more.
+const owingFor = 10 * time.Millisecond
+
+// owe lets the goroutine of the group look after what the backend owes others. Called with mu held,
+// when nobody drives.
+func (s *Serial) owe() {
+	b, ok := s.backend.(Confirmer)
+	switch {
+	case !ok || s.owed || len(s.faults) > 0 || !b.Owes():
+		return
+	case s.owing == nil:
+		s.owing = time.AfterFunc(owingFor, s.call)
+	default:
+		s.owing.Reset(owingFor)
+	}
+	s.owed = true
+}
