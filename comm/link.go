@@ -16,6 +16,7 @@ type member interface {
 	Failed(err error)           // another rank says that the group has failed
 	Left(rank int, last uint64) // a rank has left after completing collective last
 	status() Status
+	failure() error // why the next collective fails: also that a rank has left, or this one; or nil
 	Close() error
 }
 
@@ -31,8 +32,8 @@ type link struct {
 	member   member // nil until attached
 	parent   *link
 	children map[*link]struct{}
-	fault    error // of the group, if it has failed
-	leavers  map[int]struct{}
+	fault    error         // of the group, if it has failed
+	leavers  map[int]error // and why they have left, see leave
 	closed   bool
 	detached bool // it does not fail with its parent
 }
@@ -48,7 +49,7 @@ func (s *session) world() *link {
 	}
 	return &link{
 		session: s, id: worldID, name: worldName, rank: s.cfg.Rank, ranks: ranks,
-		children: map[*link]struct{}{}, leavers: map[int]struct{}{},
+		children: map[*link]struct{}{}, leavers: map[int]error{},
 	}
 }
 
@@ -74,7 +75,7 @@ func (l *link) form(ctx context.Context, seq uint64, color int, ranks []int) (Gr
 func (l *link) derive(name string, id uint64, world []int) *link {
 	return &link{
 		session: l.session, id: id, name: name, ranks: world, rank: slices.Index(world, l.ranks[l.rank]),
-		parent: l, children: map[*link]struct{}{}, leavers: map[int]struct{}{},
+		parent: l, children: map[*link]struct{}{}, leavers: map[int]error{},
 	}
 }
 
@@ -115,10 +116,10 @@ func (l *link) attach(m member) {
 	}
 	if p := l.parent; p != nil {
 		p.mu.Lock()
-		leavers := slices.Collect(maps.Keys(p.leavers))
+		leavers := maps.Clone(p.leavers)
 		p.mu.Unlock()
-		for _, r := range leavers {
-			l.peerLeftParent(p.ranks[r])
+		for r, why := range leavers {
+			l.peerLeftParent(p.ranks[r], why)
 		}
 	}
 }
@@ -183,8 +184,9 @@ func (l *link) spread(err error) {
 	}
 }
 
-// leave tells all other ranks that this one has left after collective last, and
-// closes this rank's children.
+// leave tells all other ranks that this one has left after collective last, and closes this rank's
+// children. It says why in the same message: whoever hears of the leaving first, or has heard that
+// the rank to blame left in good order, must not take this one for the reason.
 func (l *link) leave(last uint64) error {
 	l.mu.Lock()
 	if l.closed {
@@ -192,6 +194,7 @@ func (l *link) leave(last uint64) error {
 		return nil
 	}
 	l.closed = true
+	own := l.member
 	var members []member
 	for c := range l.children {
 		members = append(members, c.member)
@@ -203,13 +206,11 @@ func (l *link) leave(last uint64) error {
 		closing.Go(func() { errs[i] = m.Close() }) // each may take its time
 	}
 	closing.Wait()
-	l.mu.Lock()
-	fault := l.fault
-	l.mu.Unlock()
-	if fault != nil && !l.session.mesh.Relays() { // so that nobody takes this rank's leaving for the reason
-		l.tell(newsFailed, MarshalError(l.name, l.rank, fault))
+	body := binary.LittleEndian.AppendUint64(nil, last)
+	if why := own.failure(); why != nil {
+		body = append(body, MarshalError(l.name, l.rank, why)...)
 	}
-	l.tell(newsLeft, binary.LittleEndian.AppendUint64(nil, last))
+	l.tell(newsLeft, body)
 	if p := l.parent; p != nil {
 		p.mu.Lock()
 		delete(p.children, l)
@@ -232,11 +233,15 @@ func (l *link) hear(n news) {
 			l.spread(&RankError{Group: l.name, Rank: rank, Err: err})
 		}
 	case newsLeft:
-		if len(n.body) != 8 {
+		if len(n.body) < 8 {
 			return
 		}
+		why, err := UnmarshalError(n.body[8:])
+		if err != nil { // it does not say
+			why = &RankError{Group: l.name, Rank: rank, Err: ErrClosed}
+		}
 		l.mu.Lock()
-		l.leavers[rank] = struct{}{}
+		l.leavers[rank] = why
 		closed := l.closed
 		children := slices.Collect(maps.Keys(l.children))
 		l.mu.Unlock()
@@ -244,24 +249,37 @@ func (l *link) hear(n news) {
 			l.session.peerLeft(l.id, n.from)
 		}
 		for _, c := range children {
-			c.peerLeftParent(n.from)
+			c.peerLeftParent(n.from, why)
 		}
-		l.member.Left(rank, binary.LittleEndian.Uint64(n.body))
+		if first, left := whoLeft(l.name, why); left {
+			l.member.Left(first, binary.LittleEndian.Uint64(n.body))
+		} else {
+			l.spread(why)
+		}
 	case newsAsk:
 		l.session.reply(l.id, n, l.member.status())
 	}
 }
 
+// whoLeft returns the rank that has left group name, if err is that one has.
+func whoLeft(name string, err error) (rank int, left bool) {
+	var blame *RankError
+	if errors.As(err, &blame) && blame.Group == name && errors.Is(blame.Err, ErrClosed) {
+		return blame.Rank, true
+	}
+	return 0, false
+}
+
 // peerLeftParent fails the group if a world rank has left its parent, but not the
 // group. A rank leaves the groups that it has split from a group first, so it has not
 // made this one and never will.
-func (l *link) peerLeftParent(world int) {
+func (l *link) peerLeftParent(world int, why error) {
 	rank := slices.Index(l.ranks, world)
 	l.mu.Lock()
 	_, left := l.leavers[rank]
 	l.mu.Unlock()
 	if rank >= 0 && !left {
-		l.spread(&RankError{Group: l.parent.name, Rank: slices.Index(l.parent.ranks, world), Err: ErrClosed})
+		l.spread(why)
 	}
 }
 

@@ -173,6 +173,7 @@ func (h *hearer) Failed(err error) {
 
 func (h *hearer) Left(int, uint64) {}
 func (h *hearer) status() Status   { return Status{} }
+func (h *hearer) failure() error   { return errors.Join(h.errs...) }
 func (h *hearer) Close() error     { return nil }
 
 // TestLeaverMisses has a rank leave a group of which another one makes children: those
@@ -198,22 +199,51 @@ func TestLeaverMisses(t *testing.T) {
 	require.Empty(t, without.errs)
 }
 
-// TestLeaverTellsWhy has a rank leave a group that has failed, before another one has
-// heard of that: the failure is what that one is told.
+// TestLeaverTellsWhy has rank 1 leave a group because of rank 2, before rank 0 hears of that, or
+// when it has heard that rank 2 left in good order: rank 0 names rank 2, and why.
 func TestLeaverTellsWhy(t *testing.T) {
-	sessions := wired(3)
-	var worlds [3]*link
-	var ears [3]hearer
-	for r, s := range sessions {
-		worlds[r] = s.world()
-		worlds[r].attach(&ears[r])
+	for name, c := range map[string]struct {
+		relays bool
+		strike func(gs []Group, sessions []*session)
+		why    string
+	}{
+		"failure": {false, func(gs []Group, _ []*session) { gs[2].Abort(errDisk) }, "disk full"},
+		"leaving": {false, func(gs []Group, _ []*session) { _ = gs[2].Close() }, "group closed"},
+		"loss":    {true, func(_ []Group, sessions []*session) { sessions[1].Lost(2, errDisk) }, "process lost: disk full"},
+		"loss of one that left": {true, func(_ []Group, sessions []*session) {
+			_ = sessions[2].send(0, newsLeft, worldID, leftAfter(1))
+			sessions[1].Lost(2, errDisk)
+		}, "process lost: disk full"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			gs := SerialGroups(3)
+			sessions := make([]*session, 3)
+			for r, g := range gs {
+				sessions[r] = g.(*Serial).backend.(*lent).session
+				if c.relays {
+					sessions[r].mesh = relaying{sessions[r].mesh}
+				}
+			}
+			detached := gs[0].(*Serial).backend.(*lent).link.split(1, Detached, []int{0, 1})
+			var beside hearer
+			detached.attach(&beside) // rank 1 never makes it
+			sessions[2].mesh = deafTo{sessions[2].mesh, 0}
+			w := gs[0].AllReduce(Of([]float32{1}), Sum)
+			c.strike(gs, sessions)
+			want := `comm: rank 2 of group "world": ` + c.why
+			require.EqualError(t, gs[1].Barrier(t.Context()), want)
+			require.NoError(t, gs[1].Close())
+			require.EqualError(t, w.Wait(t.Context()), want)
+			require.EqualError(t, errors.Join(beside.errs...), want)
+			require.NoError(t, errors.Join(gs[0].Close(), gs[2].Close()))
+		})
 	}
-	failure := &RankError{worldName, 2, ErrTimeout}
-	sessions[2].mesh = deafTo{sessions[2].mesh, 0}
-	worlds[2].fail(failure)
-	require.NoError(t, worlds[1].leave(7))
-	require.EqualError(t, errors.Join(ears[0].errs...), failure.Error())
 }
+
+// relaying is a network that passes on how ranks end.
+type relaying struct{ network }
+
+func (relaying) Relays() bool { return true }
 
 // TestAttachToClosed makes a child of a handle that is being closed.
 func TestAttachToClosed(t *testing.T) {

@@ -191,7 +191,7 @@ func (s *Serial) fail(f failure, tell bool) {
 	if n := len(s.faults); n > 0 && s.faults[n-1].spare <= max(f.spare, next) {
 		// The ranks of the groups split from this one need not know that a rank has left:
 		// they have still to hear of an abort.
-		if news := f.abort && !s.closed && s.rankLeft(s.faults[n-1].err); !news {
+		if _, left := whoLeft(s.name, s.faults[n-1].err); !left || !f.abort || s.closed {
 			return
 		}
 	}
@@ -217,10 +217,11 @@ func (s *Serial) unlocked(f func()) {
 	s.waiters.wakeAll()
 }
 
-// rankLeft reports whether err is that a rank has left the group.
-func (s *Serial) rankLeft(err error) bool {
-	var blame *RankError
-	return errors.As(err, &blame) && blame.Group == s.name && errors.Is(blame.Err, ErrClosed)
+// failure implements member.
+func (s *Serial) failure() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.fault(s.done + 1)
 }
 
 // fault returns why collective seq can no longer complete, or nil: the first

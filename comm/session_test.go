@@ -260,6 +260,7 @@ func (e *ear) note(what string) {
 func (e *ear) Failed(err error)           { e.note(err.Error()) }
 func (e *ear) Left(rank int, last uint64) { e.note(fmt.Sprintf("%d left after %d", rank, last)) }
 func (e *ear) status() Status             { return Status{} }
+func (e *ear) failure() error             { return nil }
 
 func (e *ear) Close() error {
 	if e.close != nil {
@@ -433,6 +434,7 @@ func FuzzMessage(f *testing.F) {
 	}
 	failure := MarshalError(worldName, 1, ErrLost)
 	f.Add(slices.Concat(say(1, newsFailed, 1, failure), say(2, newsLeft, 1, leftAfter(3))))
+	f.Add(slices.Concat(say(2, newsLeft, 1, append(leftAfter(3), failure...)), say(1, newsLeft, 2, append(leftAfter(3), failure...))))
 	f.Add(slices.Concat(say(1, newsAsk, 1, leftAfter(1)), say(2, newsAnswer, 1, append(leftAfter(1), `{"Err":"x"}`...))))
 	f.Add(slices.Concat(say(1, newsLeft, 2, leftAfter(3)), say(2, newsFailed, 2, failure), say(1, newsAsk, 2, nil)))
 	f.Add(slices.Concat(say(1, newsLeft, 3, leftAfter(3)), say(1, newsAsk, 3, leftAfter(9)), say(9, newsFailed, 3, failure)))
