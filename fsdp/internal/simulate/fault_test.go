@@ -61,15 +61,27 @@ func (k kind) harmless() bool { return k >= stall }
 // link tells whether it is between two ranks, both of which may be named for it.
 func (k kind) link() bool { return k == cut || k == flip || k == slow }
 
-// within is how long after it every rank has to know.
-func (k kind) within() time.Duration {
-	switch k {
-	case kill, cut:
-		return slack
-	case cutOff:
+// within is how long after a fault every rank has to know.
+func (j *job) within(f *fault) time.Duration {
+	switch {
+	case f.kind == cutOff, f.kind == kill && j.unheard(f.ranks[0], f.at):
 		return unanswered + slack
+	case f.kind == kill, f.kind == cut:
+		return slack
 	}
 	return limit + slack
+}
+
+// unheard reports whether what a rank says at a time, such as that its process has ended, never
+// comes through: a host that is cut off for a while says it when TCP tries again. If it is cut off
+// for good before then, only its silence tells.
+func (j *job) unheard(rank int, at time.Duration) bool {
+	for _, f := range j.struck { // in the order of time
+		if (f.kind == isolate || f.kind == cutOff) && f.ranks[0] == rank && f.at <= at && at < f.at+f.how {
+			at = f.at + f.how + resent
+		}
+	}
+	return at > stuck
 }
 
 // undisturbed returns when so much time has passed since from in which no rank was stopped for a

@@ -313,7 +313,7 @@ func (r *rank) judge(o *outcome) {
 		return
 	}
 	due := time.Duration(math.MaxInt64) // by then it has to know
-	at, silent := map[int]bool{}, map[int]bool{}
+	at := map[int]bool{}
 	for _, f := range r.struck {
 		from, ok := f.since(r.begun)
 		switch {
@@ -326,12 +326,9 @@ func (r *rank) judge(o *outcome) {
 		if f.link() {
 			at[f.ranks[1]] = true
 		}
-		// A rank may have done its part, and whoever is cut off already can do nothing that others
-		// see.
-		if f.link() || f.at <= r.ranks[f.ranks[0]].took && !silent[f.ranks[0]] {
-			due = min(due, r.undisturbed(from, f.within()))
+		if f.link() || f.at <= r.ranks[f.ranks[0]].took { // else it may have done its part
+			due = min(due, r.undisturbed(from, r.within(f)))
 		}
-		silent[f.ranks[0]] = silent[f.ranks[0]] || f.kind == cutOff
 	}
 	switch {
 	case r.err == nil && r.at == len(r.steps):

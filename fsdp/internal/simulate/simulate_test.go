@@ -78,3 +78,15 @@ func TestSeed(t *testing.T) {
 		require.Equal(t, a.ends, b.ends, "seed %d", seed)
 	}
 }
+
+// TestKilledWhileIsolated: others hear of it when the host is back, or else see its silence.
+func TestKilledWhileIsolated(t *testing.T) {
+	dead := &fault{kind: kill, at: 1500 * time.Millisecond}
+	for at, want := range map[time.Duration]time.Duration{
+		2*time.Second + resent:     unanswered + slack,
+		2*time.Second + resent + 1: slack,
+	} {
+		j := &job{struck: []*fault{{kind: isolate, at: time.Second, how: time.Second}, dead, {kind: cutOff, at: at, how: time.Hour}}}
+		require.Equal(t, want, j.within(dead), "%v", at)
+	}
+}
