@@ -63,10 +63,10 @@ func (s *Serial) drain() {
 	}
 }
 
-// unsaid returns that ranks have made different calls if no operation has said so.
+// unsaid returns that ranks have made different calls in this group if no operation has said so.
 func (s *Serial) unsaid() error {
 	var differs *MismatchError
-	if !s.said && errors.As(s.fault(s.done+1), &differs) {
+	if !s.said && errors.As(s.fault(s.done+1), &differs) && differs.Group == s.name {
 		return differs
 	}
 	return nil
