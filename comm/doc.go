@@ -93,7 +93,9 @@
 // interface in [Config.Listen]. Frames carry the group,
 // the number of the collective and its [Signature], go straight from the caller's
 // buffer to the wire and from there into the destination, and are summed in the
-// canonical order by the rank that owns the result. Where hosts have several ranks,
+// canonical order by the rank that owns the result. Of 64 ranks or more, large sums are taken along
+// the tree: a rank connects to 15 + log2(N/16) others, more in short last subtrees, and what it
+// stages does not grow with N. Where hosts have several ranks,
 // which follow each other, collectives are hierarchical: a byte of a gather or of a
 // broadcast crosses to a host once. Of a sum a host sends one part for each largest
 // subtree of the canonical tree within it: one, if all hosts have the same power of two

@@ -56,11 +56,19 @@ func (r *reducer) reduceScaled(dst Buffer, op Op, n int) {
 
 // reduceSpans is reduceScaled for sources that are sums of spans, of n ranks all
 // together. Where dst is of 16-bit floats, sources may be of float32: sums of several
-// ranks have to be, as only the last one is rounded.
+// ranks have to be, as only the last one is rounded. Such a sum is a dst of float32 whose
+// sources are 16-bit floats; it is not scaled.
 func (r *reducer) reduceSpans(dst Buffer, op Op, n int, spans []span) {
 	switch dst.dtype {
 	case Float32:
-		reduceFloat(&r.f32, view[float32](dst), r.srcs, op, n, spans)
+		switch r.srcs[0].dtype {
+		case BFloat16:
+			sumHalves[BF16](r, view[float32](dst), op, spans)
+		case Float16:
+			sumHalves[F16](r, view[float32](dst), op, spans)
+		default:
+			reduceFloat(&r.f32, view[float32](dst), r.srcs, op, n, spans)
+		}
 	case Float64:
 		reduceFloat(&r.f64, view[float64](dst), r.srcs, op, n, spans)
 	case Int32:
@@ -144,25 +152,39 @@ func reduceHalf[T half.Float](r *reducer, dst Buffer, op Op, n int, spans []span
 	for lo := 0; lo < dst.len; lo += wideBlock {
 		hi := min(lo+wideBlock, dst.len)
 		acc := r.f32.block(0, hi-lo)
-		load := func(src Buffer, block int) []float32 {
-			if src.dtype == Float32 {
-				return view[float32](src)[lo:hi]
-			}
-			x := r.f32.block(block, hi-lo)
-			half.Widen(x, view[T](src)[lo:])
-			return x
-		}
-		if op == Max || op == Min {
-			copy(acc, load(r.srcs[0], 1))
-			for _, src := range r.srcs[1:] {
-				combine(acc, load(src, 1), op)
-			}
-		} else {
-			r.f32.sum(acc, r.srcs, spans, 1, load)
-		}
+		reduceWidened[T](r, acc, lo, op, spans)
 		if op == Avg {
 			vec.Scale(acc, 1/float32(n))
 		}
 		half.Narrow(view[T](dst)[lo:hi], acc)
 	}
+}
+
+// sumHalves reduces sources of 16-bit floats and does not round. It does not scale either.
+func sumHalves[T half.Float](r *reducer, dst []float32, op Op, spans []span) {
+	for lo := 0; lo < len(dst); lo += wideBlock {
+		reduceWidened[T](r, dst[lo:min(lo+wideBlock, len(dst))], lo, op, spans)
+	}
+}
+
+// reduceWidened sets acc, which has wideBlock elements or fewer, to op over those of the sources
+// from number lo on.
+func reduceWidened[T half.Float](r *reducer, acc []float32, lo int, op Op, spans []span) {
+	hi := lo + len(acc)
+	load := func(src Buffer, block int) []float32 {
+		if src.dtype == Float32 {
+			return view[float32](src)[lo:hi]
+		}
+		x := r.f32.block(block, hi-lo)
+		half.Widen(x, view[T](src)[lo:])
+		return x
+	}
+	if op == Max || op == Min {
+		copy(acc, load(r.srcs[0], 1))
+		for _, src := range r.srcs[1:] {
+			combine(acc, load(src, 1), op)
+		}
+		return
+	}
+	r.f32.sum(acc, r.srcs, spans, 1, load)
 }

@@ -38,6 +38,8 @@ type remote struct {
 	reducer    reducer
 	stage      []byte       // for blocks that are received to be summed
 	sums       [3]subsums   // in it, see "Sums in steps"
+	route      route        // see "Sums by halving"
+	stripe     int          // bytes that are halved at a time
 	hosts      *hosts       // nil if the group treats all ranks alike
 	crowded    bool         // ranks of some host share its processors
 	gone       atomic.Int32 // 1 when Leave has begun

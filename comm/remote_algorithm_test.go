@@ -33,7 +33,8 @@ func TestPlan(t *testing.T) {
 		{KindBroadcast, 3, 64 * kib, ring, ring}, {KindBroadcast, 4, kib, direct, doubling},
 		{KindBroadcast, 5, kib, doubling, doubling}, {KindReduceScatter, 2, kib, direct, direct},
 		{KindReduceScatter, 4, 8 * kib, direct, doubling}, {KindReduceScatter, 4, 9 * kib, direct, direct},
-		{KindReduceScatter, 64, 1024 * kib, direct, direct}, {KindAllReduce, 64, kib, direct, direct},
+		{KindReduceScatter, 64, 17 * kib, halving, halving}, {KindReduceScatter, 64, 16 * kib, doubling, doubling},
+		{KindReduceScatter, 63, 1024 * kib, direct, direct}, {KindAllReduce, 64, kib, direct, direct},
 		{KindReduceScatter, 15, 16 * kib, direct, direct}, {KindReduceScatter, 16, 16 * kib, doubling, doubling},
 	} {
 		require.Equal(t, c.want, plan(c.kind, c.n, c.bytes, false), "%v of %d bytes on %d ranks", c.kind, c.bytes, c.n)
@@ -80,7 +81,7 @@ func TestEveryAlgorithm(t *testing.T) {
 				all = append(all, noise(r, size)...)
 			}
 			gathers := map[string]func(r *remote, full, own Buffer) error{
-				"doubling": func(r *remote, full, own Buffer) error { return r.gatherDoubling(ctx, full, own, roundGather) },
+				"doubling": func(r *remote, full, own Buffer) error { return r.gatherDoubling(ctx, full, own, size, roundGather) },
 				"ring": func(r *remote, full, own Buffer) error {
 					return r.gatherRing(ctx, full, own, size, roundGather)
 				},

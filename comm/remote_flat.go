@@ -21,6 +21,7 @@ const (
 	roundScatter uint16 = iota
 	roundGather
 	roundCast
+	roundHalve
 	roundHosts
 	roundSteps = 1 << 9
 	roundAgree = 1 << 15
@@ -51,7 +52,7 @@ func (r *remote) collective(ctx context.Context, c *Call) error {
 		if r.plan(KindReduceScatter, len(c.Src.Bytes())) == doubling {
 			return r.reduceAll(ctx, c.Dst, c.Src, c.Op)
 		}
-		return r.scatter(ctx, c.Dst, c.Src, c.Dst.len, c.Op, roundScatter)
+		return r.reduceLarge(ctx, c.Dst, c.Src, c.Dst.len, c.Op)
 	case KindAllReduce:
 		return r.allReduce(ctx, c.Dst, c.Op)
 	case KindBroadcast:
@@ -107,7 +108,7 @@ func (r *remote) gather(ctx context.Context, full, own Buffer, share int, round 
 	switch r.plan(KindAllGather, own.dtype.Size()*share) {
 	case doubling:
 		if full.len == r.size*share {
-			return r.gatherDoubling(ctx, full, own, round)
+			return r.gatherDoubling(ctx, full, own, share, round)
 		}
 	case ring:
 		return r.gatherRing(ctx, full, own, share, round)
@@ -152,9 +153,9 @@ func (r *remote) give(ctx context.Context, dst, own []byte, round uint16) error 
 
 // gatherDoubling is gather after Bruck: at distance k a rank passes on the parts
 // of itself and the k-1 ranks to its left. They lie in the stage in that order,
-// its own first.
-func (r *remote) gatherDoubling(ctx context.Context, full, own Buffer, round uint16) error {
-	n := len(own.Bytes())
+// its own first, each as long as share.
+func (r *remote) gatherDoubling(ctx context.Context, full, own Buffer, share int, round uint16) error {
+	n := share * own.dtype.Size()
 	stage := r.staging(r.size * n)
 	copy(stage, own.Bytes())
 	for k := 1; k < r.size; k *= 2 {
@@ -166,9 +167,8 @@ func (r *remote) gatherDoubling(ctx context.Context, full, own Buffer, round uin
 			return err
 		}
 	}
-	all := full.Bytes()
 	for k := range r.size {
-		copy(all[r.left(k)*n:], stage[k*n:(k+1)*n])
+		copy(part(full, r.left(k), share).Bytes(), stage[k*n:])
 	}
 	return nil
 }
@@ -230,6 +230,8 @@ func (r *remote) Staging(d DType, n int) int {
 	case h != nil && h.suits(KindReduceScatter, Sum, d, r.size*bytes):
 		staged = h.stagingOf(nil, summing(Sum, d), n, d).bytes
 	case r.plan(KindReduceScatter, r.size*bytes) == direct:
+	case r.plan(KindReduceScatter, r.size*bytes) == halving:
+		staged = r.routed().memory(nil, d, n, r.stripe).bytes
 	case r.size >= manyRanks:
 		staged = stepSums(r.size) * r.size * n * max(d.Size(), 4)
 	default:
@@ -250,8 +252,16 @@ func bufferOf(b []byte, like Buffer) Buffer {
 	return Buffer{ptr: raw.ptr, len: len(b) / like.dtype.Size(), dtype: like.dtype}
 }
 
-// scatter reduces the parts of src, of share elements each, and leaves that of
-// this rank in dst, which may be that part of src. Each rank sends to every owner
+// reduceLarge reduces the parts of src, of share elements each, and leaves that of
+// this rank in dst, which may be that part of src.
+func (r *remote) reduceLarge(ctx context.Context, dst, src Buffer, share int, op Op) error {
+	if r.plan(KindReduceScatter, len(src.Bytes())) == halving {
+		return r.halve(ctx, dst, src, share, op)
+	}
+	return r.scatter(ctx, dst, src, share, op, roundScatter)
+}
+
+// scatter is reduceLarge between few ranks. Each rank sends to every owner
 // its part; the owner sums one block of all ranks while the next one comes.
 func (r *remote) scatter(ctx context.Context, dst, src Buffer, share int, op Op, round uint16) error {
 	size := dst.dtype.Size()
@@ -301,12 +311,26 @@ func (r *remote) allReduce(ctx context.Context, buf Buffer, op Op) error {
 	bytes := len(buf.Bytes())
 	if bytes > smallMessage {
 		share := stripeLen(buf, r.size)
-		if err := r.scatter(ctx, part(buf, r.rank, share), buf, share, op, roundScatter); err != nil {
+		if err := r.reduceLarge(ctx, part(buf, r.rank, share), buf, share, op); err != nil {
 			return err
 		}
-		return r.gather(ctx, buf, part(buf, r.rank, share), share, roundGather)
+		return r.gatherSums(ctx, buf, share)
 	}
 	return r.reduceAll(ctx, buf, buf, op)
+}
+
+// gatherSums collects in buf the part of every rank, of share elements; the last ranks may have
+// fewer or none. After halve it stages no more than that, and connects to as few.
+func (r *remote) gatherSums(ctx context.Context, buf Buffer, share int) error {
+	own := part(buf, r.rank, share)
+	if r.plan(KindReduceScatter, len(buf.Bytes())) != halving {
+		return r.gather(ctx, buf, own, share, roundGather)
+	}
+	bytes := share * buf.dtype.Size()
+	if r.plan(KindAllGather, bytes) == doubling && r.size*bytes <= r.stripe {
+		return r.gatherDoubling(ctx, buf, own, share, roundGather)
+	}
+	return r.gatherRing(ctx, buf, own, share, roundGather)
 }
 
 // reduceAll reduces what is small, the src of all ranks, to dst: as much of it as belongs to this

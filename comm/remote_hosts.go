@@ -437,7 +437,7 @@ func (r *remote) hostReduce(ctx context.Context, buf Buffer, op Op) error {
 	if r.hosts.sends(op, buf.dtype) {
 		err = r.hostScatter(ctx, own, full, op)
 	} else {
-		err = r.scatter(ctx, own, full, share, op, roundScatter)
+		err = r.reduceLarge(ctx, own, full, share, op)
 	}
 	if err != nil {
 		return err

@@ -37,7 +37,7 @@ func newRemote(ctx context.Context, l *link) (Group, error) {
 // newRank returns rank rank of size of the group of the given name and id, before
 // it is connected to the others. Payloads are followed by checksums if they are summed.
 func newRank(name string, id uint64, rank, size int, timeout time.Duration, summed bool) *remote {
-	r := &remote{name: name, rank: rank, size: size}
+	r := &remote{name: name, rank: rank, size: size, stripe: stripeBytes}
 	r.ports = make([]*[portsPage]*port, (size+portsPage-1)/portsPage)
 	r.timeout = timeout
 	r.waiting.Eager = eager

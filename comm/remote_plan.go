@@ -15,6 +15,10 @@ const (
 	// Ranks pass on to the right what comes from the left, in blocks: N-1 steps,
 	// but every rank talks to two others only.
 	ring
+	// Large reductions: ranks in blocks of radix exchange contributions, pairs of blocks halves
+	// of their sums, then pairs of these and so on: 1 + log2 N/radix steps of one message each,
+	// but radix-1 in the first.
+	halving
 )
 
 const (
@@ -25,6 +29,8 @@ const (
 	// Ranks from which on a rank should not talk to all others at once: as many
 	// streams into one port lose packets. Small sums are then no slower in steps.
 	manyRanks = 16
+	// Ranks from which on halving large sums takes no longer than direct ones.
+	halvingRanks = 64
 )
 
 // plan is the algorithm for a collective of this group.
@@ -32,8 +38,7 @@ func (r *remote) plan(kind Kind, bytes int) algorithm { return plan(kind, r.size
 
 // plan chooses the algorithm for a collective of n ranks in which a rank has
 // bytes to give: a shard for all-gathers, the tensor for broadcasts, gathers and
-// reduce-scatters. Large reductions are always direct: sums in steps take many times the
-// bytes. Ranks that are crowded share processors: a message costs them more than a step.
+// reduce-scatters. Ranks that are crowded share processors: a message costs them more than a step.
 func plan(kind Kind, n, bytes int, crowded bool) algorithm {
 	small, few := bytes <= smallMessage, fewRanks
 	if crowded {
@@ -56,8 +61,11 @@ func plan(kind Kind, n, bytes int, crowded bool) algorithm {
 			return ring
 		}
 	case KindReduceScatter: // doubling is an all-reduce
-		if small && n >= manyRanks || crowded && n > few && n*lines(bytes)/2 <= smallMessage {
+		switch {
+		case small && n >= manyRanks || crowded && n > few && n*lines(bytes)/2 <= smallMessage:
 			return doubling
+		case n >= halvingRanks:
+			return halving
 		}
 	case KindBroadcast:
 		switch {

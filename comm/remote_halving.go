@@ -1,0 +1,414 @@
+package comm
+
+import (
+	"cmp"
+	"context"
+	"slices"
+	"sync"
+
+	"github.com/gofsdp/gofsdp/internal/checksum"
+)
+
+// Sums by halving
+//
+// A large reduction of many ranks goes along the canonical tree. A shard is what one rank has in
+// the end; its number is that of the rank.
+//
+//	blocks   A block is radix ranks in a row, or what is left at the end: a subtree. Each of its b
+//	         ranks gets from the others their contributions to N/b shards, and sums them.
+//	merges   Two subtrees side by side become one. Each rank keeps some of the shards that it
+//	         holds, and passes the sums of the rest on to the ranks of the other side that hold
+//	         them from then on.
+//
+// [span.holder] says which rank of a subtree holds a shard. Between sides of 2^k ranks each that is
+// the same rank, or the one at distance 2^k, and both give away half of what they hold (recursive
+// halving, see Thakur et al., Optimization of Collective Communication Operations in MPICH, 2005).
+// All ranks together send N-1 tensors, as if each sent to all. But a rank connects to radix-1 +
+// log2(N/radix) others, and its neighbours. Ranks of a last subtree that is shorter than the one
+// beside it hold more shards each, and so have several partners there: in the worst case, of
+// N = 2^k+1, the last rank has all the others, and each of these one more.
+//
+// Of 16-bit floats contributions travel in blocks and sums, of float32, between them: a
+// sixteenth of the elements.
+//
+// Stripes. A reduction is cut into stripes, the same elements of every shard, of stripeBytes in
+// all. So what is staged does not grow with N. Contributions to the next stripe are on their way
+// while this one is merged.
+//
+// Two ranks that exchange anything do so at one level only: one message in each direction for
+// every stripe, even if it is empty. So the message of a rank for the next stripe tells that it has
+// received what was sent to it for this one, and [exchange.await] counts stripes. What messages are
+// sent from is there twice, for stripes in turn.
+
+const (
+	// Ranks that exchange contributions. Half as many would send twice as many sums, which are
+	// larger than contributions of 16 bits; twice as many would have twice the connections.
+	radix = 16
+	// Bytes of a stripe. Messages in a block of ranks are a sixteenth of it, and those of merges
+	// half, a quarter and so on of that: 16 KiB in the last one of 1,024 ranks. A quarter of it
+	// takes a fifth longer where there are many stripes. What is staged is less than for direct
+	// sums of 64 ranks.
+	stripeBytes = 16 << 20
+	// Bytes of a shard in a stripe that are not worth a system call: they are put together.
+	straight = 8 << 10
+)
+
+// holder returns which rank of s holds the sum over s of shard j: j itself if it is in s, and the
+// holder of one of both halves in any case.
+func (s span) holder(j int) int {
+	for s.ranks() > 1 {
+		mid := s.middle()
+		if at := (j - s.lo) % s.ranks(); (at+s.ranks())%s.ranks() < mid-s.lo {
+			s.hi = mid
+		} else {
+			s.lo = mid
+		}
+	}
+	return s.lo
+}
+
+// route is what a rank does for every stripe.
+type route struct {
+	once   sync.Once
+	block  span     // the ranks that exchange contributions with this one
+	order  []uint16 // all shards, by who holds them in the block, see set
+	first  []int    // where those of each rank of the block begin in order, and the end
+	mine   []uint16 // those of this rank, in order
+	merges []merge
+	at     []int // where mine begin in the stripe under way, in elements, and the end
+}
+
+// merge is one level of the tree, for a rank.
+type merge struct {
+	left     bool // this rank is in the left one of both subtrees
+	kept     int  // how many of mine stay: the first ones
+	partners []partner
+}
+
+// partner is a rank of the other side. Numbers are indices of mine.
+type partner struct {
+	rank   int
+	lo, hi int      // whose sums it gets
+	gets   [][2]int // from which on, and up to which, it has sums for this one
+}
+
+// set sets rt for rank of n. The shards of a rank are in such an order that those come first
+// that stay in the first merge, of these those that stay in the second and so on. Then those
+// follow that it gives away, by who gets them, in the order of that rank. So whatever a merge
+// keeps, or gives to one rank, is in one piece.
+func (rt *route) set(n, rank int) {
+	lo := rank / radix * radix
+	rt.block = span{lo, min(lo+radix, n)}
+	levels := levelsOf(span{0, n}, rt.block)
+	rt.order = make([]uint16, n)
+	for j := range rt.order {
+		rt.order[j] = uint16(j)
+	}
+	slices.SortFunc(rt.order, func(a, b uint16) int { return compareShards(levels, int(a), int(b)) })
+	for i, j := range rt.order {
+		if len(rt.first) <= rt.block.holder(int(j))-lo {
+			rt.first = append(rt.first, i)
+		}
+	}
+	rt.first = append(rt.first, n)
+	rt.mine = rt.order[rt.first[rank-lo]:rt.first[rank-lo+1]]
+	rt.at = make([]int, len(rt.mine)+1)
+	held := len(rt.mine)
+	for i, whole := range levels[1:] {
+		rt.merges = append(rt.merges, newMerge(levels[i], whole, rank, rt.mine[:held]))
+		held = rt.merges[i].kept
+	}
+}
+
+// levelsOf returns the subtrees of all that contain block, from block on.
+func levelsOf(all, block span) (levels []span) {
+	for s := all; ; {
+		levels = append(levels, s)
+		if s == block {
+			slices.Reverse(levels)
+			return levels
+		}
+		if mid := s.middle(); block.lo < mid {
+			s.hi = mid
+		} else {
+			s.lo = mid
+		}
+	}
+}
+
+// compareShards orders shards by who holds them at each level, from the lowest on. Those come first
+// that stay where they are.
+func compareShards(levels []span, a, b int) int {
+	with := -1 // no rank: all have come to where they are
+	for _, s := range levels {
+		switch p, q := s.holder(a), s.holder(b); {
+		case p == q:
+			with = p
+		case p == with:
+			return -1
+		case q == with:
+			return 1
+		default:
+			return cmp.Compare(p, q)
+		}
+	}
+	return 0
+}
+
+// newMerge returns what rank does when side, which it is in, becomes a part of whole. held are the
+// shards that it holds in side.
+func newMerge(side, whole span, rank int, held []uint16) merge {
+	mid := whole.middle()
+	m := merge{left: side.lo == whole.lo, kept: len(held)}
+	other := span{whole.lo, mid}
+	if m.left {
+		other = span{mid, whole.hi}
+	}
+	of := func(rank int) *partner {
+		i := slices.IndexFunc(m.partners, func(p partner) bool { return p.rank == rank })
+		if i < 0 {
+			i = len(m.partners)
+			m.partners = append(m.partners, partner{rank: rank})
+		}
+		return &m.partners[i]
+	}
+	for i, j := range held {
+		if to := whole.holder(int(j)); to != rank {
+			p := of(to)
+			if m.kept = min(m.kept, i); p.hi == 0 {
+				p.lo = i
+			}
+			p.hi = i + 1
+			continue
+		}
+		p := of(other.holder(int(j)))
+		if last := len(p.gets) - 1; last >= 0 && p.gets[last][1] == i {
+			p.gets[last][1]++
+		} else {
+			p.gets = append(p.gets, [2]int{i, i + 1})
+		}
+	}
+	return m
+}
+
+// stripe is some elements of every shard of a tensor, whose shards have share elements each.
+type stripe struct {
+	src    Buffer
+	share  int
+	lo, hi int
+}
+
+// of returns those of a shard; there are fewer, or none, at the end of the tensor.
+func (s stripe) of(shard int) Buffer {
+	b := part(s.src, shard, s.share)
+	return b.slice(min(s.lo, b.len), min(s.hi, b.len))
+}
+
+// bytes returns how many some shards have in s.
+func (s stripe) bytes(shards []uint16) (n int) {
+	for _, j := range shards {
+		n += len(s.of(int(j)).Bytes())
+	}
+	return n
+}
+
+// next returns the stripe of up to step elements that follows s.
+func (s stripe) next(step int) stripe {
+	return stripe{s.src, s.share, s.hi, min(s.hi+step, s.share)}
+}
+
+// routeStage is the memory of a reduction by halving.
+type routeStage struct {
+	step  int       // elements of each shard in a stripe
+	packs [2][]byte // contributions for others, if they are put together, for stripes in turn
+	got   []byte    // those of the others of the block
+	sums  [2]Buffer // of the shards that this rank holds, for stripes in turn
+	room  Buffer    // sums of another subtree
+	bytes int
+}
+
+// memory divides memory, which is nil to know how much, for shards of share elements.
+func (rt *route) memory(memory []byte, d DType, share, stripeBytes int) (m routeStage) {
+	like := Buffer{dtype: d}
+	if d.float() && d.Size() < 4 {
+		like.dtype = Float32
+	}
+	most := lines(max(1, share*d.Size()))
+	wide := max(64, min(stripeBytes/len(rt.order)/64*64, most)) // bytes of each shard
+	m.step = wide / d.Size()
+	take := func(n int) (b []byte) {
+		if memory != nil {
+			b = memory[m.bytes:][:n]
+		}
+		m.bytes += n
+		return b
+	}
+	sum := m.step * like.dtype.Size()
+	for i := range m.packs {
+		if i > 0 && wide == most { // there is one stripe
+			break
+		}
+		if wide < straight {
+			m.packs[i] = take((len(rt.order) - len(rt.mine)) * wide)
+		}
+		m.sums[i] = bufferOf(take(len(rt.mine)*sum), like)
+	}
+	m.got = take((rt.block.ranks() - 1) * len(rt.mine) * wide)
+	if len(rt.merges) > 0 {
+		m.room = bufferOf(take(rt.merges[0].kept*sum), like)
+	}
+	if wide == most {
+		m.bytes = max(m.bytes, len(rt.order)*wide) // gatherSums takes that
+	}
+	return m
+}
+
+// routed returns how this rank takes part in reductions by halving.
+func (r *remote) routed() *route {
+	r.route.once.Do(func() { r.route.set(r.size, r.rank) })
+	return &r.route
+}
+
+// halve is reduceLarge between many ranks. The first frame is for the rule of neighbours, see
+// [remote].
+func (r *remote) halve(ctx context.Context, dst, src Buffer, share int, op Op) error {
+	r.send(r.right(1), roundHalve, 0, nil)
+	r.receive(r.left(1), roundHalve, 0, nil)
+	if err := r.settle(ctx); err != nil {
+		return err
+	}
+	rt, partial := r.routed(), op
+	if op == Avg {
+		partial = Sum // the average is taken once, at the end
+	}
+	m := rt.memory(nil, src.dtype, share, r.stripe)
+	m = rt.memory(r.staging(m.bytes), src.dtype, share, r.stripe)
+	s := stripe{src: src, share: share}.next(m.step)
+	r.contribute(rt, s, m.packs[0], m.got)
+	for i := 0; ; i++ {
+		if err := r.await(ctx, i+1); err != nil {
+			return err
+		}
+		for k, j := range rt.mine {
+			rt.at[k+1] = rt.at[k] + s.of(int(j)).len
+		}
+		sums := m.sums[i%2]
+		r.sumBlock(rt, s, sums, m.got, partial)
+		after := s.next(m.step)
+		if s.hi < share {
+			r.contribute(rt, after, m.packs[(i+1)%2], m.got)
+		}
+		for k := range rt.merges {
+			if err := r.merge(ctx, rt, &rt.merges[k], sums, m.room, partial, i+1); err != nil {
+				return err
+			}
+		}
+		r.reducer.srcs = append(r.reducer.srcs[:0], sums.slice(0, rt.at[1]))
+		r.reducer.reduceScaled(dst.slice(min(s.lo, dst.len), min(s.hi, dst.len)), op, r.size)
+		clear(r.reducer.srcs)
+		if s.hi == share {
+			return r.settle(ctx)
+		}
+		s = after
+	}
+}
+
+// contribute queues the messages of a stripe in the block. What is for one rank is put together in
+// pack, if there is one; what comes from others goes to got, in the order of ranks.
+func (r *remote) contribute(rt *route, s stripe, pack, got []byte) {
+	b, i, n := rt.block.ranks(), r.rank-rt.block.lo, s.bytes(rt.mine)
+	for k := 1; k < b; k++ {
+		to, from := (i+k)%b, (i+b-k)%b
+		if list := rt.order[rt.first[to]:rt.first[to+1]]; pack != nil {
+			pack = r.sendPacked(rt.block.lo+to, s, list, pack)
+		} else {
+			r.send(rt.block.lo+to, roundScatter, s.bytes(list), nil)
+			for _, j := range list {
+				r.sendMore(rt.block.lo+to, s.of(int(j)).Bytes())
+			}
+		}
+		r.receive(rt.block.lo+from, roundScatter, n, rt.from(from, i, got, n))
+	}
+}
+
+// sendPacked queues a message with a stripe of some shards, which it copies to pack, and returns
+// the rest of pack.
+func (r *remote) sendPacked(to int, s stripe, list []uint16, pack []byte) (rest []byte) {
+	n, sum := 0, uint32(0)
+	for _, j := range list {
+		x := s.of(int(j)).Bytes()
+		if r.frame.summed {
+			sum = checksum.Copy(sum, pack[n:n+len(x)], x)
+		} else {
+			copy(pack[n:], x)
+		}
+		n += len(x)
+	}
+	message := piece{of: r.frame, round: roundScatter, length: n, body: pack[:n], known: true, sum: sum}
+	r.port(to).out.add(message)
+	return pack[n:]
+}
+
+// from returns where the n bytes are that rank i of the block gets from another one.
+func (rt *route) from(other, i int, got []byte, n int) []byte {
+	if other > i {
+		other--
+	}
+	return got[other*n : (other+1)*n]
+}
+
+// sumBlock sets sums to those of the block, of the shards that this rank holds.
+func (r *remote) sumBlock(rt *route, s stripe, sums Buffer, got []byte, op Op) {
+	i, n := r.rank-rt.block.lo, s.bytes(rt.mine)
+	for k, j := range rt.mine {
+		lo, hi := rt.at[k], rt.at[k+1]
+		r.reducer.srcs = r.reducer.srcs[:0]
+		for q := range rt.block.ranks() {
+			x := s.of(int(j))
+			if q != i {
+				x = bufferOf(rt.from(q, i, got, n), s.src).slice(lo, hi)
+			}
+			r.reducer.srcs = append(r.reducer.srcs, x)
+		}
+		r.reducer.reduce(sums.slice(lo, hi), op)
+	}
+	clear(r.reducer.srcs)
+}
+
+// merge sends the sums of a stripe that others hold from now on, and adds those of the other
+// subtree to the rest. k messages of every rank have come then.
+func (r *remote) merge(
+	ctx context.Context, rt *route, m *merge, sums, room Buffer, op Op, k int,
+) error {
+	taken := 0
+	for i := range m.partners {
+		p := &m.partners[i]
+		give := sums.slice(rt.at[p.lo], rt.at[p.hi]).Bytes()
+		r.send(p.rank, roundScatter, len(give), give)
+		n := 0
+		for _, g := range p.gets {
+			n += rt.at[g[1]] - rt.at[g[0]]
+		}
+		into := room.slice(taken, taken+n).Bytes()
+		r.receive(p.rank, roundScatter, len(into), into)
+		taken += n
+	}
+	if err := r.await(ctx, k); err != nil {
+		return err
+	}
+	taken = 0
+	for i := range m.partners {
+		for _, g := range m.partners[i].gets {
+			own := sums.slice(rt.at[g[0]], rt.at[g[1]])
+			left, right := own, room.slice(taken, taken+own.len)
+			if !m.left {
+				left, right = right, left
+			}
+			r.reducer.srcs = append(r.reducer.srcs[:0], left, right)
+			r.reducer.reduce(own, op)
+			taken += own.len
+		}
+	}
+	clear(r.reducer.srcs)
+	return nil
+}
