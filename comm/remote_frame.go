@@ -31,7 +31,7 @@ type frame struct {
 
 const (
 	frameSize  = 32 + SignatureSize
-	frameMagic = 0x34504f43 // "COP4", the last byte is the version of the protocol
+	frameMagic = 0x35504f43 // "COP5", the last byte is the version of the protocol
 	lengthBits = 47
 	summedBit  = 1 << lengthBits
 	roundShift = 48

@@ -22,7 +22,7 @@ const Timeout = 5 * time.Second
 
 const (
 	magic   = "GoFSDP\n"
-	version = 2
+	version = 3
 	// maxReason is where the reason of a refusal is cut.
 	maxReason = 1 << 10
 	// maxBody is the most bytes a message carries.

@@ -103,7 +103,7 @@ func abort(c net.Conn) {
 
 // The frames of comm, see comm/remote_frame.go, and the records of TLS.
 const (
-	frameMagic  = "COP4"
+	frameMagic  = "COP5"
 	frameBytes  = 96
 	tailBytes   = 4
 	recordBytes = 5
