@@ -179,7 +179,7 @@ func FuzzFrame(f *testing.F) {
 // TestOlderVersion has a peer whose frames are those of another version.
 func TestOlderVersion(t *testing.T) {
 	for magic, want := range map[string]string{
-		"COP2": "broken stream to rank 0: version 2 of the protocol, want 4: all ranks need the same version of this library",
+		"COP2": "broken stream to rank 0: version 2 of the protocol, want 5: all ranks need the same version of this library",
 		"COPY": "broken stream to rank 0: no frame of this protocol",
 	} {
 		r, conn := rawPeer(t, 0)

@@ -28,7 +28,7 @@ import (
 const (
 	lateAnswer   = 16
 	latestAnswer = 32
-	keptFrames   = 2 * latestAnswer // of the collective under way, and of those of late answers
+	keptFrames   = latestAnswer + 2 // of the collective under way, and of those of late answers
 	noSeq        = math.MaxUint64   // later than all collectives
 )
 
