@@ -20,6 +20,7 @@ const (
 	KindBarrier
 	KindSplit
 	KindAllToAll
+	kinds = iota
 )
 
 var kindNames = [...]string{"all-gather", "reduce-scatter", "all-reduce", "broadcast", "gather", "barrier", "split", "all-to-all"}

@@ -55,6 +55,7 @@ type shared struct {
 	tickets   tickets
 	tasks     [boardSlots]task // those in (reclaimed, published], by number mod len; see step
 	backlog   []Call           // those in (published, issued]
+	signed    [kinds]signed    // the latest call of each kind
 	closed    bool
 	detached  bool // the board is not ours any more; changed with the turn
 	released  bool // and nobody reads our copies

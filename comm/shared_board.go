@@ -72,16 +72,23 @@ const (
 	postFlags = 1<<iota - 1 // all flags
 )
 
-// sign writes the signature of a call, and returns its hash with all flags 0.
-func (p *post) sign(s *Signature) (meta uint64) {
-	s.Put(p.sig[:])
-	words := (*[SignatureSize / 8]uint64)(unsafe.Pointer(&p.sig))
+// signed is a call, its signature as in a post, and the hash of that with all flags 0.
+type signed struct {
+	call Signature
+	sig  [SignatureSize]byte
+	meta uint64
+}
+
+func (d *signed) set(s *Signature) {
+	d.call = *s
+	s.Put(d.sig[:])
+	words := (*[SignatureSize / 8]uint64)(unsafe.Pointer(&d.sig))
 	hash := uint64(0)
 	for _, w := range words[:(labelAt+min(len(s.Label), maxLabel)+7)/8] { // the rest is 0
 		hash = (hash ^ w) * 0x9e3779b97f4a7c15
 		hash ^= hash >> 32
 	}
-	return hash &^ postFlags
+	d.meta = hash &^ postFlags
 }
 
 // alike reports whether two posts make the same call.

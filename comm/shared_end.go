@@ -125,6 +125,7 @@ func (s *shared) release(anyway bool) (all bool) {
 		for ; s.reclaimed < s.published; s.reclaimed++ {
 			s.drop(s.task(s.reclaimed + 1))
 		}
+		clear(s.tasks[:])
 		s.released = true
 		s.board.head().released.Add(1)
 	}

@@ -81,7 +81,7 @@ func (s *shared) drop(t *task) {
 			_ = s.domain.own.Free(b) // fails only if a user has freed what is not his
 		}
 	}
-	*t = task{}
+	t.copied, t.staged, t.moved = false, nil, nil // step has forgotten the call
 }
 
 // room reports whether the board has room for one more collective. Called with mu held.
@@ -150,8 +150,19 @@ func (s *shared) offer(seq uint64, t *task, call *Signature) error {
 	lane := s.board.lane(seq, s.rank)
 	lane.claimed.Store(seq << tagShift)
 	lane.finished.Store(seq << tagShift)
-	p.meta = p.sign(call) | flags
+	p.meta = s.sign(p, call) | flags
 	return nil
+}
+
+// sign writes the signature of a call in a post, and returns the first of its meta. Most calls are
+// the same as the latest of their kind, so that one is kept. Called with mu held.
+func (s *shared) sign(p *post, call *Signature) (meta uint64) {
+	d := &s.signed[call.Kind]
+	if d.call != *call {
+		d.set(call)
+	}
+	p.sig = d.sig
+	return d.meta
 }
 
 // postSource says where the others find the source, and copies it if that has to

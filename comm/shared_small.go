@@ -20,7 +20,7 @@ func (s *shared) small(seq uint64) bool { return s.board.post(seq, s.rank).meta&
 // postSmall writes this rank's part of collective seq on the board. Called with mu held.
 func (s *shared) postSmall(seq uint64, c *Call, call *Signature) {
 	p := s.board.post(seq, s.rank)
-	meta := p.sign(call) | postSmall
+	meta := s.sign(p, call) | postSmall
 	if src := c.Src.Bytes(); s.sends(c) {
 		to := unsafe.Slice((*byte)(s.board.inline(seq, s.rank, len(src))), len(src))
 		lo, hi := 0, 0

@@ -22,9 +22,17 @@ type Signature struct {
 
 // Signature returns the signature of c.
 func (c *Call) Signature() Signature {
-	s := Signature{c.Kind, c.Op, c.DType(), c.Root, c.Len(), c.Label(), 0}
-	if c.Kind == KindGather {
-		s.Counts = hashCounts(c.Counts)
+	s := Signature{c.Kind, c.Op, c.Dst.dtype, c.Root, c.Dst.len, c.Dst.label, 0}
+	switch c.Kind {
+	case KindGather:
+		s.DType, s.Len, s.Label, s.Counts = c.DType(), c.Len(), c.Label(), hashCounts(c.Counts)
+	case KindReduceScatter:
+		s.Len = c.Src.len
+		fallthrough
+	default:
+		if s.Label == "" {
+			s.Label = c.Src.label
+		}
 	}
 	return s
 }
