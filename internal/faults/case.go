@@ -105,8 +105,9 @@ func caseOf(seed uint64, number int) Case {
 	if c.Moment == momentFlight && what == commtest.WrongOrder {
 		c.Collective = collectives[rng.IntN(5)] // the others cannot be held back
 	}
-	if c.Moment == momentWaiting && (c.Collective == commtest.Broadcast || c.Collective == commtest.Gather) {
-		c.Collective = collectives[rng.IntN(3)] // no rank waits for all others in those
+	given := c.Collective == commtest.Broadcast || c.Collective == commtest.Gather
+	if given && (c.Moment == momentWaiting || what == commtest.Cancel) {
+		c.Collective = collectives[rng.IntN(3)] // who only gives does not wait, so there is nothing to catch
 	}
 	c.arrange(what, rng.IntN(c.members()))
 	return c
