@@ -44,9 +44,9 @@ type Beginner interface {
 	Begin(seq uint64, c *Call) bool
 }
 
-// A Confirmer is a Backend that completes some collectives before it knows of every rank that it has
-// made the same call, and before every rank knows it of this one. Its methods are called like Run,
-// between collectives.
+// A Confirmer is a Backend that completes some collectives before it knows of every rank that it
+// has made the same call, and before every rank knows it of this one. Its methods are called like
+// Run, between collectives.
 type Confirmer interface {
 	Backend
 	// Owes reports whether some rank has still to be told of complete collectives.

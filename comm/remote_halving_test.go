@@ -93,8 +93,8 @@ func TestHalvingSameBits(t *testing.T) {
 	}
 }
 
-// TestHalvingFew compares sums of few ranks with direct ones: with short blocks, of nothing, of what
-// is put together for others or not, and in place.
+// TestHalvingFew compares sums of few ranks with direct ones: with short blocks, of nothing,
+// of what is put together for others or not, and in place.
 func TestHalvingFew(t *testing.T) {
 	ctx := context.Background()
 	for _, n := range []int{2, 17, 33, 37} {

@@ -8,13 +8,13 @@ import (
 
 // Late answers
 //
-// Of the messages of a small broadcast or gather most are empty. They say that a rank makes the same
-// call, and to write one of them costs as much as the one with the payload. So whoever has one to
-// send, an answer, sends it with what goes to that rank next, and whoever has one to receive does not
-// wait for it: a root returns from a broadcast, and the others from a gather, when they have sent
-// their payload. The stream between two ranks has the same messages in the same order as if nobody
-// were late, and each header is compared with the call that it belongs to. So calls that differ are
-// an error all the same, of a later collective where this one was complete on a rank.
+// Of the messages of a small broadcast or gather most are empty. They say that a rank makes the
+// same call, and to write one of them costs as much as the one with the payload. So whoever has one
+// to send, an answer, sends it with what goes to that rank next, and whoever has one to receive
+// does not wait for it: a root returns from a broadcast, and the others from a gather, when they
+// have sent their payload. The stream between two ranks has the same messages in the same order as
+// if nobody were late, and each header is compared with the call that it belongs to. So calls that
+// differ are an error all the same, of a later collective where this one was complete on a rank.
 //
 // An answer is sent, at the latest,
 //
@@ -23,8 +23,8 @@ import (
 //   - when the rank has issued nothing more for a while, see Confirmer, or closes the group.
 //
 // A rank waits for one that is latestAnswer collectives ago. So no rank is further ahead of another
-// one, and a difference is known at most so many calls later. A rank that closes the group waits for
-// all of them for a while, as it does for what it has issued.
+// one, and a difference is known at most so many calls later. A rank that closes the group waits
+// for all of them for a while, as it does for what it has issued.
 const (
 	lateAnswer   = 16
 	latestAnswer = 32
@@ -50,8 +50,8 @@ func (x *exchange) receiveIf(needed bool, from int, round uint16, b []byte) {
 	x.port(from).in.add(piece{of: x.frame, round: round, late: true})
 }
 
-// answer lets late answers be sent, to those ranks to which one of a collective up to seq is due. It
-// reports whether there are any.
+// answer lets late answers be sent, to those ranks to which one of a collective up to seq is due.
+// It reports whether there are any.
 func (x *exchange) answer(seq uint64) (some bool) {
 	for _, p := range x.used {
 		q := &p.out
@@ -86,8 +86,8 @@ func (x *exchange) age(seq uint64) {
 	}
 }
 
-// unheard forgets the answers to a rank that takes nothing more, as it has left, and reports whether
-// that is all there is to send.
+// unheard forgets the answers to a rank that takes nothing more, as it has left, and reports
+// whether that is all there is to send.
 func (p *port) unheard() bool {
 	q := &p.out
 	for _, left := range q.pieces[q.next:] {

@@ -10,8 +10,8 @@ import (
 	"pgregory.net/rapid"
 )
 
-// TestGiversAreAhead has ranks give in broadcasts and gathers before any other rank has called them:
-// they are done, as far as they may be ahead, and the others get what they gave.
+// TestGiversAreAhead has ranks give in broadcasts and gathers before any other rank has called
+// them: they are done, as far as they may be ahead, and the others get what they gave.
 func TestGiversAreAhead(t *testing.T) {
 	for _, w := range []Wiring{{}, {Portable: true}, {Crowded: true}} {
 		for _, n := range []int{2, 3, 4, 6} {

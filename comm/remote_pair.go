@@ -41,7 +41,7 @@ func (r *remote) queue(c *Call) {
 	}
 }
 
-// needs reports whether one rank needs what another one gives in c, or need not wait for its answer.
+// needs reports whether one rank needs what another one gives in c, or only an answer.
 func (c *Call) needs(from, to int) bool {
 	switch c.Kind {
 	case KindBroadcast:

@@ -21,7 +21,7 @@ import (
 //	byte  0      what
 //	bytes 1..9   id of the group, little-endian
 //	bytes 9..    newsFailed: the error, see MarshalError
-//	             newsLeft:   number of the last completed collective, 8 bytes, then why, as newsFailed
+//	             newsLeft:   number of the last completed collective, 8 bytes; then why, as before
 //	             newsAsk:    number of the question, 8 bytes
 //	             newsAnswer: number of the question, then the Status as JSON
 //	             newsMemory: with a step as the id, why the sender cannot take it, see vote

@@ -29,8 +29,8 @@ var sizes = []int{8, 8, 8, 8, 8, 16, 8, 8, 8, 8, 32, 8, 8, 8, 8, 8, 16, 16, 8, 8
 
 func sizeOf(seed uint64) int { return sizes[seed%uint64(len(sizes))] }
 
-// TestFaults runs jobs with random faults until SIMULATE_FAULTS have been injected, from SIMULATE_SEED on. A seed
-// that fails is repeated by SIMULATE_SEED=n SIMULATE_FAULTS=1.
+// TestFaults runs jobs with random faults until SIMULATE_FAULTS have been injected, from
+// SIMULATE_SEED on. A seed that fails is repeated by SIMULATE_SEED=n SIMULATE_FAULTS=1.
 func TestFaults(t *testing.T) {
 	want, seed := number("SIMULATE_FAULTS", 500), uint64(number("SIMULATE_SEED", 1))
 	var mu sync.Mutex
