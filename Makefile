@@ -172,8 +172,8 @@ bench-state: ## optimizer state made whole against broadcasts, PyTorch's with TO
 bench-gemm: ## GFLOP/s of the matrix product
 	$(GO) test ./internal/kernel/gemm -run '^$$' -bench Gemm -benchtime 200ms
 
-bench-growth: ## open files, goroutines, memory and time to join of 2 to 256 ranks over TCP
-	$(GO) run ./internal/bench growth
+bench-growth: ## open files, goroutines, memory and time to join of 2 to 256 ranks over TCP, also after a reduction
+	$(GO) run ./internal/bench growth -reduce
 
 bench-comm: ## GB/s of the collectives, beside Gloo, Open MPI, MPICH and memcpy
 	$(GO) run ./internal/bench comm
