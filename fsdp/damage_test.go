@@ -59,9 +59,9 @@ var damages = map[string]damage{
 	"swapped names": {swapNames, []string{"000002-step-2", spoilt + ": header: damaged: it has exp_avg"}, opened},
 	"a newer format": {func(t *testing.T, path string) {
 		change(t, filepath.Join(path, "manifest.json"), func(b []byte) []byte {
-			return []byte(strings.Replace(string(b), `"format":1`, `"format":2`, 1))
+			return []byte(strings.Replace(string(b), `"format":2`, `"format":3`, 1))
 		})
-	}, []string{"another format", "version is 2", "reads 1"}, noDamage},
+	}, []string{"another format", "version is 3", "reads 1 to 2"}, noDamage},
 }
 
 // swapNames swaps the names of the optimizer's two tensors of each parameter in a file, and makes the
@@ -73,7 +73,7 @@ func swapNames(t *testing.T, path string) {
 		require.Equal(t, spoilt, m.Files[1].Name)
 		start := m.Files[1].Size
 		for _, tensor := range m.Tensors {
-			for _, p := range tensor.Pieces {
+			for p := range tensor.All() {
 				if p.File == 1 {
 					start = min(start, p.At)
 				}

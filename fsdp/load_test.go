@@ -3,6 +3,7 @@ package fsdp_test
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"hash/crc32"
 	"io/fs"
@@ -585,7 +586,7 @@ func reheader(t *testing.T, path string, m *checkpoint.Manifest, i int) {
 	at := make(map[string]int64)
 	var list []safetensors.Tensor
 	for _, tensor := range m.Tensors {
-		for _, p := range tensor.Pieces {
+		for p := range tensor.All() {
 			if p.File == i {
 				name := fmt.Sprintf("%s[%d:%d]", tensor.Name(), p.Offset, p.Offset+p.Len)
 				at[name] = p.At
@@ -655,6 +656,19 @@ func TestLoadStrangeManifests(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestLoadFormat1 loads what three ranks have saved with a version before format 2, every byte of which
+// is still sound.
+func TestLoadFormat1(t *testing.T) {
+	const dir = "testdata/format1"
+	text, err := os.ReadFile(filepath.Join(dir, checkpoint.ManifestName))
+	require.NoError(t, err)
+	require.True(t, strings.HasPrefix(string(text), `{"format":1,`))
+	r, err := checkpoint.OpenReader(t.Context(), checkpoint.OS(), dir)
+	require.NoError(t, err)
+	require.NoError(t, errors.Join(r.Verify(t.Context(), nil), r.Close()))
+	require.Equal(t, 1, requireLatest(t, dir))
 }
 
 // TestLoadArguments gives ranks arguments that do not agree, and disks with other checkpoints.

@@ -423,7 +423,7 @@ func TestReplicasSaveOnce(t *testing.T) {
 		require.NoError(t, err)
 		elements := 0
 		for _, tensor := range r.Manifest().Tensors {
-			for _, p := range tensor.Pieces {
+			for p := range tensor.All() {
 				elements += p.Len
 			}
 		}

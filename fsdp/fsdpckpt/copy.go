@@ -27,7 +27,7 @@ func newCopier(r *checkpoint.Reader, p *progress) *copier {
 // chunks of the pieces: none is read twice, but where an interval begins or ends.
 func (c *copier) copy(ctx context.Context, w io.Writer, t *checkpoint.Tensor, from, to int, as safetensors.DType) error {
 	chunk := checkpoint.ChunkBytes / t.DType.Size() // elements
-	for _, p := range t.Pieces {
+	for p := range t.All() {
 		for at := max(from, p.Offset); at < min(to, p.Offset+p.Len); {
 			end := min(to, p.Offset+p.Len, p.Offset+((at-p.Offset)/chunk+1)*chunk)
 			part := c.buffer[:(end-at)*as.Size()] // no type is more than 4 times another

@@ -148,7 +148,7 @@ func excerpt(text json.RawMessage) string {
 func fileRows(m *checkpoint.Manifest) []string {
 	pieces := make([]int, len(m.Files))
 	for _, t := range m.Tensors {
-		for _, p := range t.Pieces {
+		for p := range t.All() {
 			pieces[p.File]++
 		}
 	}
@@ -168,9 +168,9 @@ func tensorRows(m *checkpoint.Manifest) []string {
 		if t.Entry != "" {
 			updates = countText(t.Steps)
 		}
-		pieces := make([]string, len(t.Pieces))
-		for j, p := range t.Pieces {
-			pieces[j] = fmt.Sprintf("%d[%d:%d]", p.File, p.Offset, p.Offset+p.Len)
+		var pieces []string
+		for p := range t.All() {
+			pieces = append(pieces, fmt.Sprintf("%d[%d:%d]", p.File, p.Offset, p.Offset+p.Len))
 		}
 		rows = append(rows, fmt.Sprintf("%s\t%s\t%v\t%s\t%s\t%s",
 			t.Name(), t.DType, t.Shape, sizeText(tensorBytes(t)), updates, cmp.Or(strings.Join(pieces, " "), "-")))

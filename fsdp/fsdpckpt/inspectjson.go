@@ -75,7 +75,7 @@ func describe(m *checkpoint.Manifest, t *checkpoint.Tensor, a *about) tensorJSON
 	if t.Owner != checkpoint.Shared {
 		d.Owner = &t.Owner
 	}
-	for _, p := range t.Pieces {
+	for p := range t.All() {
 		d.Pieces = append(d.Pieces, pieceJSON{m.Files[p.File].Name, p.Offset, p.Len})
 	}
 	return d

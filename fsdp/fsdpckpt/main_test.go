@@ -454,7 +454,7 @@ func requireSame(t require.TestingT, fsys checkpoint.FS, old, new string, n int)
 	bytes := make([]int, len(b.Files))
 	for i, x := range a.Tensors {
 		y := b.Tensors[i]
-		for _, p := range y.Pieces {
+		for p := range y.All() {
 			bytes[p.File] += p.Len * y.DType.Size()
 		}
 		want, got := make([]byte, tensorBytes(&x)), make([]byte, tensorBytes(&y))

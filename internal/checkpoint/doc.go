@@ -20,7 +20,7 @@
 //	ckpt/
 //	  000006-step-1100/                     whole
 //	  000007-step-1200/                     whole, and the latest
-//	    manifest.json                       {"format":1,"crc32c":"8f2a6c01","manifest":{…}}
+//	    manifest.json                       {"format":2,"crc32c":"8f2a6c01","manifest":{…}}
 //	    rank-00000-of-00002.safetensors     tensors of one dimension, named as above
 //	    rank-00001-of-00002.safetensors
 //	  000008-step-1300.tmp-5be1a37c/        being written, or left by a crash
@@ -31,14 +31,19 @@
 //
 //	{"step":1200,"world":2,"meta":{…},
 //	 "files":[{"name":"rank-00000-of-00002.safetensors","size":288,"header":845694699},…],
-//	 "tensors":[{"param":"w","owner":-1,"dtype":"F32","shape":[6,4],"pieces":[
-//	   {"offset":0,"len":12,"file":0,"at":192,"sums":"+ICufw=="},
-//	   {"offset":12,"len":12,"file":1,"at":192,"sums":"Dta6sQ=="}]},…]}
+//	 "tensors":[{"param":"w","owner":-1,"dtype":"F32","shape":[6,4],
+//	   "pieces":"ABgAgAP4gK5/AAACAA7WurE="},…]}
 //
-// Offsets and lengths are elements, "at" and sizes are bytes. A piece has a CRC-32C for each
-// [ChunkBytes] of it, in base64 of little-endian words; "header" is that of what is before a file's
-// data. The "crc32c" of the manifest is about the bytes of its value as they stand there. Elements
-// are little-endian, and a machine that has others is refused.
+// Sizes are bytes, and "header" is the CRC-32C of what is before a file's data. A checkpoint of
+// many ranks has millions of pieces, and a dozen bytes for each: they are varints and CRC-32Cs, one
+// for each [ChunkBytes], in base64. [Pieces] says how. Here they are
+//
+//	offset  0, len 12, file 0, at 192, sum 7fae80f8    00 18 00 80 03  f8 80 ae 7f
+//	offset 12, len 12, file 1, at 192, sum b1bad60e    00 00 02 00     0e d6 ba b1
+//
+// In format 1, which is still read, they were JSON objects of these fields. The "crc32c" of the
+// manifest is about the bytes of its value as they stand there. Elements are little-endian, and a
+// machine that has others is refused.
 //
 // # Saving
 //

@@ -2,8 +2,6 @@ package checkpoint
 
 import (
 	"bytes"
-	"encoding/base64"
-	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -21,34 +19,6 @@ var (
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// Sums are checksums. As text they are the base64 of their little-endian bytes.
-type Sums []uint32
-
-// MarshalText implements [encoding.TextMarshaler].
-func (s Sums) MarshalText() ([]byte, error) {
-	raw := make([]byte, 0, 4*len(s))
-	for _, sum := range s {
-		raw = binary.LittleEndian.AppendUint32(raw, sum)
-	}
-	return base64.StdEncoding.AppendEncode(nil, raw), nil
-}
-
-// UnmarshalText implements [encoding.TextUnmarshaler].
-func (s *Sums) UnmarshalText(text []byte) error {
-	raw, err := base64.StdEncoding.AppendDecode(nil, text)
-	if err != nil {
-		return fmt.Errorf("checksums: %w", err)
-	}
-	if len(raw)%4 != 0 {
-		return fmt.Errorf("checksums: %d bytes are no whole number of them", len(raw))
-	}
-	*s = make(Sums, len(raw)/4)
-	for i := range *s {
-		(*s)[i] = binary.LittleEndian.Uint32(raw[4*i:])
-	}
-	return nil
-}
-
 // Encode returns the bytes of m's file, always the same for the same manifest. It fails if m breaks
 // a rule of Decode, or would have more than 128 MiB.
 func (m *Manifest) Encode() ([]byte, error) {
@@ -59,7 +29,7 @@ func (m *Manifest) Encode() ([]byte, error) {
 	if err != nil {
 		return nil, fmt.Errorf("manifest: %w", err)
 	}
-	b := seal(body)
+	b := seal(Format, body)
 	if int64(len(b)) > maxManifest {
 		meta := 0
 		for _, text := range m.Meta {
@@ -71,8 +41,8 @@ func (m *Manifest) Encode() ([]byte, error) {
 }
 
 // seal puts the version of the format and a checksum around the JSON of a manifest.
-func seal(body []byte) []byte {
-	b := fmt.Appendf(nil, `{"format":%d,"crc32c":"%08x","manifest":`, Format, crc32.Checksum(body, castagnoli))
+func seal(format int, body []byte) []byte {
+	b := fmt.Appendf(nil, `{"format":%d,"crc32c":"%08x","manifest":`, format, crc32.Checksum(body, castagnoli))
 	return append(append(b, body...), "}\n"...)
 }
 
@@ -91,21 +61,63 @@ func Decode(b []byte) (*Manifest, error) {
 	if envelope.Format == nil {
 		return nil, fmt.Errorf("manifest: %w: it has no version of its format", ErrDamaged)
 	}
-	if *envelope.Format != Format {
-		return nil, fmt.Errorf("manifest: %w: its version is %d, this program reads %d", ErrFormat, *envelope.Format, Format)
+	format := *envelope.Format
+	if format < 1 || format > Format {
+		return nil, fmt.Errorf("manifest: %w: its version is %d, this program reads 1 to %d", ErrFormat, format, Format)
 	}
 	// Comparing all of the file, and not only the checksum, leaves no byte of it out.
-	if !bytes.Equal(b, seal(envelope.Manifest)) {
+	if !bytes.Equal(b, seal(format, envelope.Manifest)) {
 		return nil, fmt.Errorf("manifest: %w: it is not what its checksum was made of", ErrDamaged)
 	}
 	m := new(Manifest)
-	if err := strict(envelope.Manifest, m); err != nil {
-		return nil, fmt.Errorf("manifest: %w", err)
+	var err error
+	if format == 1 {
+		m, err = decode1(envelope.Manifest)
+	} else {
+		err = strict(envelope.Manifest, m)
 	}
-	if err := m.validate(); err != nil {
+	if err == nil {
+		err = m.validate()
+	}
+	if err != nil {
 		return nil, fmt.Errorf("manifest: %w", err)
 	}
 	return m, nil
+}
+
+// A manifest1 is a Manifest as it is in format 1, in which pieces are JSON.
+type manifest1 struct {
+	Manifest
+	Tensors []tensor1 `json:"tensors,omitempty"`
+}
+
+type tensor1 struct {
+	Tensor
+	Pieces []Piece `json:"pieces,omitempty"`
+}
+
+// decode1 parses a manifest of format 1. Of its rules it checks those about sums, of which others
+// have as many as they need.
+func decode1(body []byte) (*Manifest, error) {
+	old := new(manifest1)
+	if err := strict(body, old); err != nil {
+		return nil, err
+	}
+	m := old.Manifest
+	for _, t := range old.Tensors {
+		size := t.DType.Size()
+		for _, p := range t.Pieces {
+			if size < 1 || p.Len < 1 { // which validate refuses
+				break
+			}
+			if want := sumBytes * chunks(p.Len, size); len(p.Sums) != want {
+				return nil, fmt.Errorf("%s: piece [%d:%d] has %d bytes of checksums, not %d", t.Name(), p.Offset, p.end(), len(p.Sums), want)
+			}
+		}
+		t.Tensor.Pieces = pack(t.Pieces)
+		m.Tensors = append(m.Tensors, t.Tensor)
+	}
+	return &m, nil
 }
 
 // compact returns the JSON of v without white space, the bytes of what v has as JSON left as they

@@ -1,36 +1,74 @@
 package checkpoint
 
 import (
+	"encoding/binary"
 	"encoding/json"
 	"fmt"
 	"math"
 	"math/rand/v2"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
 	"github.com/gofsdp/gofsdp/internal/safetensors"
 	"github.com/stretchr/testify/require"
+	"pgregory.net/rapid"
 )
 
-// sample returns a manifest with something of everything.
-func sample() *Manifest {
-	return &Manifest{
+// sumsOf returns sums as they are in memory.
+func sumsOf(list ...uint32) (s Sums) {
+	for _, sum := range list {
+		s = binary.LittleEndian.AppendUint32(s, sum)
+	}
+	return s
+}
+
+// sample returns a manifest with something of everything, as it is now.
+func sample() *Manifest { return sample1().packed() }
+
+// packed returns m with its pieces packed, whatever they are.
+func (m *manifest1) packed() *Manifest {
+	now := m.Manifest
+	for _, t := range m.Tensors {
+		t.Tensor.Pieces = pack(t.Pieces)
+		now.Tensors = append(now.Tensors, t.Tensor)
+	}
+	return &now
+}
+
+// sample1 is sample in format 1.
+func sample1() *manifest1 {
+	return &manifest1{Manifest: Manifest{
 		Step: 1200, World: 2,
 		Meta:  map[string]json.RawMessage{"seed": json.RawMessage("42"), "config": json.RawMessage(`{"a<b": "é\u2028"}`)},
 		Files: []File{{"rank-00000-of-00002.safetensors", 288, 0xdeadbeef}, {"rank-00001-of-00002.safetensors", 64 + 3<<20, 7}},
-		Tensors: []Tensor{
-			{Key: Key{"b&\"", "", 1}, DType: safetensors.BF16, Shape: []int{3, 0}},
-			{Key: Key{"s", "", Shared}, DType: safetensors.F64, Pieces: []Piece{{0, 1, 0, 280, Sums{math.MaxUint32}}}},
-			{Key: Key{"w", "exp_avg", Shared}, DType: safetensors.F32, Shape: []int{6, 1 << 17}, Steps: 9, Pieces: []Piece{
-				{0, 5, 0, 192, Sums{1}}, {5, 6<<17 - 5, 1, 64, Sums{2, 3, 0x01020304}},
-			}},
-		},
-	}
+	}, Tensors: []tensor1{
+		{Tensor: Tensor{Key: Key{"b&\"", "", 1}, DType: safetensors.BF16, Shape: []int{3, 0}}},
+		{Tensor: Tensor{Key: Key{"s", "", Shared}, DType: safetensors.F64}, Pieces: []Piece{{0, 1, 0, 280, sumsOf(math.MaxUint32)}}},
+		{Tensor: Tensor{Key: Key{"w", "exp_avg", Shared}, DType: safetensors.F32, Shape: []int{6, 1 << 17}, Steps: 9}, Pieces: []Piece{
+			{0, 5, 0, 192, sumsOf(1)}, {5, 6<<17 - 5, 1, 64, sumsOf(2, 3, 0x01020304)},
+		}},
+	}}
 }
 
-// TestEncode has the bytes of a manifest: they are the format. The checksum is by another program.
+// TestEncode has the bytes of a manifest: they are the format. The checksum, and the pieces, are by
+// another program.
 func TestEncode(t *testing.T) {
+	const body = `{"step":1200,"world":2,"meta":{"config":{"a<b":"é\u2028"},"seed":42},` +
+		`"files":[{"name":"rank-00000-of-00002.safetensors","size":288,"header":3735928559},` +
+		`{"name":"rank-00001-of-00002.safetensors","size":3145792,"header":7}],"tensors":[` +
+		`{"param":"b&\"","owner":1,"dtype":"BF16","shape":[3,0]},` +
+		`{"param":"s","owner":-1,"dtype":"F64","pieces":"AAIAsAT/////"},` +
+		`{"param":"w","entry":"exp_avg","owner":-1,"dtype":"F32","shape":[6,131072],"steps":9,"pieces":"AAoAgAMBAAAAAOz/XwL/AQIAAAADAAAABAMCAQ=="}]}`
+	b, err := sample().Encode()
+	require.NoError(t, err)
+	require.Equal(t, `{"format":2,"crc32c":"4bb6deda","manifest":`+body+"}\n", string(b))
+	requireSample(t, b)
+}
+
+// TestDecodeFormat1 has the bytes of the same manifest as earlier versions have written it.
+func TestDecodeFormat1(t *testing.T) {
 	const body = `{"step":1200,"world":2,"meta":{"config":{"a<b":"é\u2028"},"seed":42},` +
 		`"files":[{"name":"rank-00000-of-00002.safetensors","size":288,"header":3735928559},` +
 		`{"name":"rank-00001-of-00002.safetensors","size":3145792,"header":7}],"tensors":[` +
@@ -39,78 +77,90 @@ func TestEncode(t *testing.T) {
 		`{"param":"w","entry":"exp_avg","owner":-1,"dtype":"F32","shape":[6,131072],"steps":9,"pieces":[` +
 		`{"offset":0,"len":5,"file":0,"at":192,"sums":"AQAAAA=="},` +
 		`{"offset":5,"len":786427,"file":1,"at":64,"sums":"AgAAAAMAAAAEAwIB"}]}]}`
-	b, err := sample().Encode()
-	require.NoError(t, err)
-	require.Equal(t, `{"format":1,"crc32c":"a8a6f4c9","manifest":`+body+"}\n", string(b))
+	requireSample(t, []byte(`{"format":1,"crc32c":"a8a6f4c9","manifest":`+body+"}\n"))
+	for format, other := range map[int]string{1: string(must(compact(sample()))), 2: body} {
+		_, err := Decode(seal(format, []byte(other)))
+		require.ErrorContains(t, err, "cannot unmarshal")
+	}
+}
+
+func requireSample(t *testing.T, b []byte) {
 	m, err := Decode(b)
 	require.NoError(t, err)
 	want := sample()
 	want.Meta["config"] = json.RawMessage(`{"a<b":"é\u2028"}`)
 	require.Equal(t, want, m)
+	var pieces []Piece
+	for p := range m.Tensors[2].All() {
+		pieces = append(pieces, p)
+	}
+	require.Equal(t, sample1().Tensors[2].Pieces, pieces)
 }
 
 // TestDecodeRefuses changes a manifest in every way that its rules forbid.
 func TestDecodeRefuses(t *testing.T) {
 	for _, c := range []struct {
 		want   string
-		change func(m *Manifest)
+		change func(m *manifest1)
 	}{
-		{"step -1 of 2 ranks", func(m *Manifest) { m.Step = -1 }},
-		{"step 1200 of 0 ranks", func(m *Manifest) { m.World = 0 }},
-		{`"../a" is no name for a file`, func(m *Manifest) { m.Files[0].Name = "../a" }},
-		{`"a/b" is no name for a file`, func(m *Manifest) { m.Files[0].Name = "a/b" }},
-		{`"a\\b" is no name for a file`, func(m *Manifest) { m.Files[0].Name = `a\b` }},
-		{`"C:x" is no name for a file`, func(m *Manifest) { m.Files[0].Name = "C:x" }},
-		{`".." is no name for a file`, func(m *Manifest) { m.Files[0].Name = ".." }},
-		{`"" is no name for a file`, func(m *Manifest) { m.Files[0].Name = "" }},
-		{`"Manifest.json" is no name for a file`, func(m *Manifest) { m.Files[0].Name = "Manifest.json" }},
-		{"listed twice", func(m *Manifest) { m.Files[1].Name = strings.ToUpper(m.Files[0].Name) }},
-		{"has -1 bytes", func(m *Manifest) { m.Files[0].Size = -1 }},
-		{`"" of parameter "" is no name`, func(m *Manifest) { m.Tensors[1].Param = "" }},
-		{"s@-2: owner -2", func(m *Manifest) { m.Tensors[1].Owner = -2 }},
-		{"belongs to rank 2 of 2", func(m *Manifest) { m.Tensors[0].Owner = 2 }},
-		{"-1 steps", func(m *Manifest) { m.Tensors[0].Steps = -1 }},
-		{`s: elements of type "" are unknown`, func(m *Manifest) { m.Tensors[1].DType = "" }},
-		{"there is no F64 tensor of shape [-1]", func(m *Manifest) { m.Tensors[1].Shape = []int{-1} }},
-		{"there is no F64 tensor of shape", func(m *Manifest) { m.Tensors[1].Shape = []int{math.MaxInt / 8, 1 << 30} }},
-		{"there is no F64 tensor of shape", func(m *Manifest) { m.Tensors[1].Shape = []int{math.MaxInt} }},
-		{"s is listed behind s", func(m *Manifest) { m.Tensors = append(m.Tensors[:2], m.Tensors[1:]...) }},
-		{"s is listed behind exp_avg:w", func(m *Manifest) { m.Tensors = append(m.Tensors, m.Tensors[1]) }},
-		{"are both called e:s", func(m *Manifest) {
+		{"step -1 of 2 ranks", func(m *manifest1) { m.Step = -1 }},
+		{"step 1200 of 0 ranks", func(m *manifest1) { m.World = 0 }},
+		{`"../a" is no name for a file`, func(m *manifest1) { m.Files[0].Name = "../a" }},
+		{`"a/b" is no name for a file`, func(m *manifest1) { m.Files[0].Name = "a/b" }},
+		{`"a\\b" is no name for a file`, func(m *manifest1) { m.Files[0].Name = `a\b` }},
+		{`"C:x" is no name for a file`, func(m *manifest1) { m.Files[0].Name = "C:x" }},
+		{`".." is no name for a file`, func(m *manifest1) { m.Files[0].Name = ".." }},
+		{`"" is no name for a file`, func(m *manifest1) { m.Files[0].Name = "" }},
+		{`"Manifest.json" is no name for a file`, func(m *manifest1) { m.Files[0].Name = "Manifest.json" }},
+		{"listed twice", func(m *manifest1) { m.Files[1].Name = strings.ToUpper(m.Files[0].Name) }},
+		{"has -1 bytes", func(m *manifest1) { m.Files[0].Size = -1 }},
+		{`"" of parameter "" is no name`, func(m *manifest1) { m.Tensors[1].Param = "" }},
+		{"s@-2: owner -2", func(m *manifest1) { m.Tensors[1].Owner = -2 }},
+		{"belongs to rank 2 of 2", func(m *manifest1) { m.Tensors[0].Owner = 2 }},
+		{"-1 steps", func(m *manifest1) { m.Tensors[0].Steps = -1 }},
+		{`s: elements of type "" are unknown`, func(m *manifest1) { m.Tensors[1].DType = "" }},
+		{"there is no F64 tensor of shape [-1]", func(m *manifest1) { m.Tensors[1].Shape = []int{-1} }},
+		{"there is no F64 tensor of shape", func(m *manifest1) { m.Tensors[1].Shape = []int{math.MaxInt / 8, 1 << 30} }},
+		{"there is no F64 tensor of shape", func(m *manifest1) { m.Tensors[1].Shape = []int{math.MaxInt} }},
+		{"s is listed behind s", func(m *manifest1) { m.Tensors = append(m.Tensors[:2], m.Tensors[1:]...) }},
+		{"s is listed behind exp_avg:w", func(m *manifest1) { m.Tensors = append(m.Tensors, m.Tensors[1]) }},
+		{"are both called e:s", func(m *manifest1) {
 			m.Tensors[1].Param = "e:s"
 			s := m.Tensors[1]
 			s.Key = Key{"s", "e", Shared}
-			m.Tensors = []Tensor{m.Tensors[1], s}
+			m.Tensors = []tensor1{m.Tensors[1], s}
 		}},
-		{"exp_avg:w[0:5] is missing, up to what is in rank-00001", func(m *Manifest) { m.Tensors[2].Pieces = m.Tensors[2].Pieces[1:] }},
-		{"exp_avg:w[5:786432] of 786432 elements is missing", func(m *Manifest) { m.Tensors[2].Pieces = m.Tensors[2].Pieces[:1] }},
-		{"s[0:1] of 1 elements is missing", func(m *Manifest) { m.Tensors[1].Pieces = nil }},
-		{"exp_avg:w[5:6] is twice: in rank-00000", func(m *Manifest) { m.Tensors[2].Pieces[0].Len = 6 }},
-		{"exp_avg:w[4:5] is missing, up to", func(m *Manifest) { m.Tensors[2].Pieces[0].Len = 4 }},
-		{"exp_avg:w[0:5] is missing", func(m *Manifest) { p := m.Tensors[2].Pieces; p[0], p[1] = p[1], p[0] }},
-		{"a piece has 0 elements at 0 of 1", func(m *Manifest) { m.Tensors[1].Pieces[0].Len = 0 }},
-		{"a piece has 1 elements at -1 of 1", func(m *Manifest) { m.Tensors[1].Pieces[0].Offset = -1 }},
-		{"a piece has 2 elements at 0 of 1", func(m *Manifest) { m.Tensors[1].Pieces[0].Len = 2 }},
-		{"of 1", func(m *Manifest) {
-			m.Tensors[1].Pieces[0].Offset, m.Tensors[1].Pieces[0].Len = math.MaxInt, math.MaxInt
-		}},
-		{"a piece has 1 elements at 0 of 0", func(m *Manifest) { m.Tensors[0].Pieces = m.Tensors[1].Pieces }},
-		{"is in file 2 of 2", func(m *Manifest) { m.Tensors[1].Pieces[0].File = 2 }},
-		{"is in file -1 of 2", func(m *Manifest) { m.Tensors[1].Pieces[0].File = -1 }},
+		{"exp_avg:w[0:5] is missing, up to what is in rank-00001", func(m *manifest1) { m.Tensors[2].Pieces = m.Tensors[2].Pieces[1:] }},
+		{"exp_avg:w[5:786432] of 786432 elements is missing", func(m *manifest1) { m.Tensors[2].Pieces = m.Tensors[2].Pieces[:1] }},
+		{"s[0:1] of 1 elements is missing", func(m *manifest1) { m.Tensors[1].Pieces = nil }},
+		{"exp_avg:w[5:6] is twice: in rank-00000", func(m *manifest1) { m.Tensors[2].Pieces[0].Len = 6 }},
+		{"exp_avg:w[4:5] is missing, up to", func(m *manifest1) { m.Tensors[2].Pieces[0].Len = 4 }},
+		{"exp_avg:w[0:5] is missing", func(m *manifest1) { p := m.Tensors[2].Pieces; p[0], p[1] = p[1], p[0] }},
+		{"a piece has 0 elements at 0 of 1", func(m *manifest1) { m.Tensors[1].Pieces[0].Len = 0 }},
+		{"a piece has 1 elements at -1 of 1", func(m *manifest1) { m.Tensors[1].Pieces[0].Offset = -1 }},
+		{"a piece has 2 elements at 0 of 1", func(m *manifest1) { m.Tensors[1].Pieces[0].Len = 2 }},
+		{"s: ", func(m *manifest1) { m.Tensors[1].Pieces[0].Len = math.MaxInt }},
+		{"s: ", func(m *manifest1) { m.Tensors[1].Pieces[0].Len = math.MinInt }},
+		{"of 1", func(m *manifest1) { m.Tensors[1].Pieces[0].Offset = math.MaxInt }},
+		{"a piece has 1 elements at 0 of 0", func(m *manifest1) { m.Tensors[0].Pieces = m.Tensors[1].Pieces }},
+		{"is in file 2 of 2", func(m *manifest1) { m.Tensors[1].Pieces[0].File = 2 }},
+		{"is in file -1 of 2", func(m *manifest1) { m.Tensors[1].Pieces[0].File = -1 }},
 		{"piece [0:1] is 8 bytes at 281 of file rank-00000-of-00002.safetensors, which has 288",
-			func(m *Manifest) { m.Tensors[1].Pieces[0].At++ }},
-		{"at -8 of file", func(m *Manifest) { m.Tensors[1].Pieces[0].At = -8 }},
-		{"at 9223372036854775807 of file", func(m *Manifest) { m.Tensors[1].Pieces[0].At = math.MaxInt64 }},
-		{"has 0 checksums, not 1", func(m *Manifest) { m.Tensors[1].Pieces[0].Sums = nil }},
-		{"has 2 checksums, not 3", func(m *Manifest) { m.Tensors[2].Pieces[1].Sums = Sums{1, 2} }},
+			func(m *manifest1) { m.Tensors[1].Pieces[0].At++ }},
+		{"at -8 of file", func(m *manifest1) { m.Tensors[1].Pieces[0].At = -8 }},
+		{"at 9223372036854775807 of file", func(m *manifest1) { m.Tensors[1].Pieces[0].At = math.MaxInt64 }},
+		{"s: ", func(m *manifest1) { m.Tensors[1].Pieces[0].Sums = nil }},
+		{"exp_avg:w: ", func(m *manifest1) { m.Tensors[2].Pieces[1].Sums = sumsOf(1, 2) }},
+		{"exp_avg:w: ", func(m *manifest1) { m.Tensors[2].Pieces[0].Sums = sumsOf(1, 2) }},
 	} {
-		m := sample()
+		m := sample1()
 		c.change(m)
-		_, err := m.Encode()
+		_, err := m.packed().Encode()
 		require.ErrorContains(t, err, c.want)
-		body, err := compact(m)
-		require.NoError(t, err)
-		_, err = Decode(seal(body))
+		_, err = Decode(seal(1, must(compact(m))))
+		require.ErrorContains(t, err, c.want)
+		require.NotErrorIs(t, err, ErrFormat)
+		_, err = Decode(seal(2, must(compact(m.packed()))))
 		require.ErrorContains(t, err, c.want)
 		require.NotErrorIs(t, err, ErrFormat)
 	}
@@ -127,12 +177,12 @@ func TestDecodeRefuses(t *testing.T) {
 // TestDecodeText has texts that are no manifest of this version.
 func TestDecodeText(t *testing.T) {
 	good := string(must(sample().Encode()))
-	for _, version := range []string{"0", "2", "-1"} {
-		_, err := Decode([]byte(strings.Replace(good, `"format":1`, `"format":`+version, 1)))
+	for _, version := range []string{"0", "3", "-1"} {
+		_, err := Decode([]byte(strings.Replace(good, `"format":2`, `"format":`+version, 1)))
 		require.ErrorIs(t, err, ErrFormat)
-		require.ErrorContains(t, err, "its version is "+version+", this program reads 1")
+		require.ErrorContains(t, err, "its version is "+version+", this program reads 1 to 2")
 	}
-	_, err := Decode([]byte(`{"format":2,"new":{"shape":"of things"}}`))
+	_, err := Decode([]byte(`{"format":3,"new":{"shape":"of things"}}`))
 	require.ErrorIs(t, err, ErrFormat)
 	for _, text := range []string{
 		"", "{}", "[]", "null", "\x00", `{"format":1}`, `{"format":"1"}`, good[:len(good)-1], good[:len(good)/2], good + " ", " " + good,
@@ -146,20 +196,24 @@ func TestDecodeText(t *testing.T) {
 		`{"world":1,"files":[{"name":"a","size":1}],"tensors":[{"param":"p","dtype":"I8","pieces":[{"len":1,"sums":"AAAAAAA="}]}]}`,
 		`{"world":1,"files":[{"name":"a","size":1}],"tensors":[{"param":"p","dtype":"I8","pieces":[{"len":1,"sums":"A"}]}]}`,
 	} {
-		_, err := Decode(seal([]byte(body)))
-		require.ErrorContains(t, err, "manifest: ", body)
+		for format := 1; format <= Format; format++ {
+			_, err := Decode(seal(format, []byte(body)))
+			require.ErrorContains(t, err, "manifest: ", body)
+		}
 	}
 }
 
 // FuzzDecode looks for bytes that make Decode panic, or that it takes for a manifest which Encode
-// does not. The input is the text inside its checksum, which no fuzzer would find.
+// does not, or whose pieces do not cover its tensors. The input is the text inside its checksum,
+// which no fuzzer would find, of a format, or 0 for all of a file.
 func FuzzDecode(f *testing.F) {
-	f.Add(must(compact(sample())), true)
-	f.Add(must(sample().Encode()), false)
-	f.Add([]byte(`{"world":1,"tensors":[{"param":"p","dtype":"F32","shape":[0]}]}`), true)
-	f.Fuzz(func(t *testing.T, b []byte, sealed bool) {
-		if sealed {
-			b = seal(b)
+	f.Add(must(compact(sample1())), 1)
+	f.Add(must(compact(sample())), 2)
+	f.Add(must(sample().Encode()), 0)
+	f.Add([]byte(`{"world":1,"tensors":[{"param":"p","dtype":"F32","shape":[0]}]}`), 2)
+	f.Fuzz(func(t *testing.T, b []byte, format int) {
+		if format != 0 {
+			b = seal(format, b)
 		}
 		m, err := Decode(b)
 		if err != nil {
@@ -173,7 +227,67 @@ func FuzzDecode(f *testing.F) {
 		for _, tensor := range m.Tensors {
 			_, ok := m.Lookup(tensor.Key)
 			require.True(t, ok)
+			requireCovered(t, &tensor)
 		}
+	})
+}
+
+// requireCovered looks at the pieces of a tensor that Decode has returned, and packs them again.
+func requireCovered(t require.TestingT, tensor *Tensor) {
+	var list []Piece
+	at := 0
+	for p := range tensor.All() {
+		require.Equal(t, at, p.Offset)
+		require.Len(t, p.Sums, (p.Len*tensor.DType.Size()+ChunkBytes-1)/ChunkBytes*sumBytes)
+		at = p.end()
+		list = append(list, p)
+	}
+	require.Equal(t, tensor.Len(), at)
+	again := *tensor
+	again.Pieces = pack(list)
+	require.Equal(t, list, slices.Collect(again.All()))
+}
+
+// FuzzPieces has bytes that are the pieces of a tensor, or are none: which no fuzzer would write in
+// base64.
+func FuzzPieces(f *testing.F) {
+	for _, t := range sample().Tensors {
+		f.Add([]byte(t.Pieces), t.Len())
+	}
+	f.Add([]byte{0, 2, 0, 0, 1, 2, 3, 4, 0, 2, 0, 0, 1, 2, 3, 4}, 3)
+	f.Fuzz(func(t *testing.T, b []byte, n int) {
+		m := &Manifest{World: 1, Files: []File{{"a", math.MaxInt64, 0}, {"b", 1 << 30, 0}},
+			Tensors: []Tensor{{Key: Key{"p", "", Shared}, DType: safetensors.F32, Shape: []int{n}, Pieces: b}}}
+		if m.validate() == nil {
+			requireCovered(t, &m.Tensors[0])
+		}
+		s := &Shard{File: m.Files[0], Tensors: m.Tensors}
+		if s.validate() == nil {
+			_, _, _ = Merge([]*Shard{s, s})
+		}
+	})
+}
+
+// TestWithin looks for the pieces that intervals meet, and compares with all pieces.
+func TestWithin(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		tensor := Tensor{DType: safetensors.F32}
+		var list []Piece
+		n := 0
+		for i := range rapid.IntRange(0, 5).Draw(t, "pieces") {
+			p := Piece{n, rapid.IntRange(1, 4).Draw(t, "len"), rapid.IntRange(0, 9).Draw(t, "file"), rapid.Int64Min(0).Draw(t, "at"), sumsOf(uint32(i))}
+			n += p.Len
+			list = append(list, p)
+		}
+		tensor.Shape, tensor.Pieces = []int{n}, pack(list)
+		require.Equal(t, list, slices.Collect(tensor.All()))
+		from := rapid.IntRange(0, n).Draw(t, "from")
+		to := rapid.IntRange(from, n).Draw(t, "to")
+		list = slices.DeleteFunc(list, func(p Piece) bool { return p.end() <= from || p.Offset >= to })
+		if len(list) == 0 {
+			list = nil
+		}
+		require.Equal(t, list, slices.Collect(tensor.within(from, to-from)))
 	})
 }
 
@@ -192,7 +306,8 @@ func TestMerge(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, []string{"f0", "f2"}, []string{files[0].Name, files[1].Name})
 	require.Len(t, tensors, 1)
-	require.Equal(t, []int{1, 0}, []int{tensors[0].Pieces[0].File, tensors[0].Pieces[1].File})
+	pieces := slices.Collect(tensors[0].All())
+	require.Equal(t, []int{1, 0}, []int{pieces[0].File, pieces[1].File})
 
 	other := shards([2]int{0, 4}, [2]int{0, 0}, [2]int{4, 10})
 	other[2].Tensors[0].Shape = []int{5, 2}

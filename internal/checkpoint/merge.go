@@ -5,45 +5,77 @@ import (
 	"slices"
 )
 
-// Merge joins what the ranks have written: shards[r] is that of rank r, nil or zero if it wrote
-// nothing. Tensors are in the order of their keys, files in that of the ranks. Ranks that disagree
-// about a tensor are an error, as are elements of it that no rank has written, or more than one.
-func Merge(shards []*Shard) (files []File, tensors []Tensor, err error) {
-	var writers []int // rank of each file
-	joined := make(map[Key]*Tensor)
-	first := make(map[Key]int) // rank
-	for rank, s := range shards {
-		if s == nil {
-			continue
+// A Merger joins what the ranks have written, one after the other. The zero Merger has nothing.
+type Merger struct {
+	files   []File
+	writers []int          // rank of each file
+	named   map[string]int // the writer, by name
+	tensors map[Key]*joining
+}
+
+// Add adds what a rank has written, nil or zero if that is nothing. Ranks that disagree about a
+// tensor are an error.
+func (m *Merger) Add(rank int, s *Shard) error {
+	if s == nil {
+		return nil
+	}
+	if m.tensors == nil {
+		m.named, m.tensors = make(map[string]int), make(map[Key]*joining)
+	}
+	for i := range s.Tensors {
+		t := &s.Tensors[i]
+		all, ok := m.tensors[t.Key]
+		if !ok {
+			all = &joining{Tensor: Tensor{Key: t.Key, DType: t.DType, Shape: t.Shape, Steps: t.Steps}, rank: rank}
+			m.tensors[t.Key] = all
+		} else if !all.like(t) {
+			return fmt.Errorf("%s is %s on rank %d and %s on rank %d", t.Name(), all.kind(), all.rank, t.kind(), rank)
 		}
-		for i := range s.Tensors {
-			t := &s.Tensors[i]
-			all, ok := joined[t.Key]
-			if !ok {
-				all = &Tensor{Key: t.Key, DType: t.DType, Shape: t.Shape, Steps: t.Steps}
-				joined[t.Key], first[t.Key] = all, rank
-			} else if !all.like(t) {
-				return nil, nil, fmt.Errorf("%s is %s on rank %d and %s on rank %d",
-					t.Name(), all.kind(), first[t.Key], t.kind(), rank)
-			}
-			for _, p := range t.Pieces {
-				p.File = len(files)
-				all.Pieces = append(all.Pieces, p)
-			}
-		}
-		if list := s.files(); list != nil {
-			if i := slices.IndexFunc(files, func(f File) bool { return f.Name == s.File.Name }); i >= 0 {
-				return nil, nil, fmt.Errorf("ranks %d and %d have both written %s", writers[i], rank, s.File.Name)
-			}
-			files, writers = append(files, list...), append(writers, rank)
+		for p := range t.All() {
+			p.File = len(m.files)
+			all.add(p)
 		}
 	}
-	tensors = sorted(joined)
+	if list := s.files(); list != nil {
+		if first, ok := m.named[s.File.Name]; ok {
+			return fmt.Errorf("ranks %d and %d have both written %s", first, rank, s.File.Name)
+		}
+		m.named[s.File.Name] = rank
+		m.files, m.writers = append(m.files, list...), append(m.writers, rank)
+	}
+	return nil
+}
+
+// Merged returns the files in the order in which they were added and the tensors in that of their
+// keys. Elements that no rank has written, or more than one, are an error.
+func (m *Merger) Merged() ([]File, []Tensor, error) {
+	tensors := sorted(m.tensors)
 	for i := range tensors {
-		err := tensors[i].covered(func(file int) string { return fmt.Sprintf("the file of rank %d", writers[file]) })
+		err := tensors[i].covered(func(file int) string { return fmt.Sprintf("the file of rank %d", m.writers[file]) })
 		if err != nil {
 			return nil, nil, err
 		}
 	}
-	return files, tensors, nil
+	return m.files, tensors, nil
+}
+
+// Merge joins what the ranks have written: shards[r] is that of rank r. It fails as a Merger does.
+func Merge(shards []*Shard) ([]File, []Tensor, error) {
+	var m Merger
+	for rank, s := range shards {
+		if err := m.Add(rank, s); err != nil {
+			return nil, nil, err
+		}
+	}
+	return m.Merged()
+}
+
+// sorted returns tensors in the order of their keys, with their pieces by Offset.
+func sorted(tensors map[Key]*joining) []Tensor {
+	list := make([]Tensor, 0, len(tensors))
+	for _, t := range tensors {
+		list = append(list, t.tensor())
+	}
+	slices.SortFunc(list, func(t, u Tensor) int { return t.Compare(u.Key) })
+	return list
 }

@@ -7,7 +7,6 @@ import (
 	"hash/crc32"
 	"io/fs"
 	"path/filepath"
-	"sort"
 	"sync"
 
 	"github.com/gofsdp/gofsdp/internal/safetensors"
@@ -20,11 +19,11 @@ type Reader struct {
 	manifest *Manifest
 	sum      uint32
 
-	contents func() [][]held // by file; made once
-
 	mu    sync.Mutex
 	files map[int]Handle // of manifest.Files, at most maxOpen, opened when they are first needed; nil after Close
 	sound map[int]bool   // files whose headers say what the manifest does
+	held  [][]held       // what files have from the first on: see contents
+	first int
 }
 
 // maxOpen is how many files a Reader keeps open. There are as many as ranks have saved, and a
@@ -61,7 +60,7 @@ func open(ctx context.Context, fsys FS, dir string) (*Reader, error) {
 		return nil, err
 	}
 	r := &Reader{
-		fsys: fsys, dir: dir, manifest: m, sum: crc32.Checksum(b, castagnoli), contents: sync.OnceValue(m.contents),
+		fsys: fsys, dir: dir, manifest: m, sum: crc32.Checksum(b, castagnoli),
 		files: make(map[int]Handle), sound: make(map[int]bool),
 	}
 	for i := range m.Files {
@@ -171,7 +170,7 @@ func (r *Reader) Lookup(k Key) (Tensor, bool) { return r.manifest.Lookup(k) }
 // where the file system is one that keeps what is open.
 func (r *Reader) Hold(ctx context.Context, k Key, offset, n int) error {
 	t, _ := r.Lookup(k)
-	for _, p := range t.within(offset, n) {
+	for p := range t.within(offset, n) {
 		if err := r.checkHeader(ctx, p.File); err != nil {
 			return err
 		}
@@ -188,7 +187,7 @@ func (r *Reader) Check(ctx context.Context, k Key, offset, n int) error {
 	buffer := scratch.Get().(*[ChunkBytes]byte)
 	defer scratch.Put(buffer)
 	t, _ := r.Lookup(k)
-	for _, p := range t.within(offset, n) {
+	for p := range t.within(offset, n) {
 		per := ChunkBytes / t.DType.Size()
 		from, to := max(0, offset-p.Offset), min(p.Len, offset+n-p.Offset)
 		for c := from / per; c*per < to; c++ {
@@ -227,7 +226,7 @@ func (r *Reader) Read(ctx context.Context, k Key, offset int, dst []byte, as saf
 	if size == 0 || len(dst)%size != 0 || offset < 0 || len(dst)/size > t.Len()-offset {
 		return fmt.Errorf("%d bytes of type %q at element %d are no part of %s %v", len(dst), as, offset, k.Name(), t.Shape)
 	}
-	for _, p := range t.within(offset, len(dst)/size) {
+	for p := range t.within(offset, len(dst)/size) {
 		if err := r.checkHeader(ctx, p.File); err != nil {
 			return err
 		}
@@ -238,13 +237,6 @@ func (r *Reader) Read(ctx context.Context, k Key, offset int, dst []byte, as saf
 		dst, offset = dst[len(part):], p.end()
 	}
 	return nil
-}
-
-// within returns the pieces of t in which n elements from offset on lie.
-func (t *Tensor) within(offset, n int) []Piece {
-	begin := sort.Search(len(t.Pieces), func(i int) bool { return t.Pieces[i].end() > offset })
-	end := sort.Search(len(t.Pieces), func(i int) bool { return t.Pieces[i].Offset >= offset+n })
-	return t.Pieces[begin:max(begin, end)]
 }
 
 // readPiece is Read inside a piece: from is an element of it.
@@ -289,8 +281,8 @@ func (r *Reader) readChunk(ctx context.Context, t *Tensor, p *Piece, c int, chun
 	at := p.At + int64(c)*ChunkBytes
 	err := r.with(ctx, p.File, func(f Handle) error { return safetensors.ReadFull(f, chunk, at) })
 	if err == nil {
-		if sum := crc32.Checksum(chunk, castagnoli); sum != p.Sums[c] {
-			err = fmt.Errorf("%w: their CRC-32C is %08x, %08x was written", ErrDamaged, sum, p.Sums[c])
+		if sum := crc32.Checksum(chunk, castagnoli); sum != p.Sums.chunk(c) {
+			err = fmt.Errorf("%w: their CRC-32C is %08x, %08x was written", ErrDamaged, sum, p.Sums.chunk(c))
 		}
 	}
 	if err == nil {

@@ -237,11 +237,23 @@ func TestHeadersAgree(t *testing.T) {
 		file := append(header, w.data...)
 		fsys.files[filepath.Join("c", fileOf(0, 1))] = file
 		m.Files[0].Size, m.Files[0].Header = int64(len(file)), crc32.Checksum(header, castagnoli)
-		m.Tensors[0].Pieces[0].At = int64(len(header))
+		edit(&m.Tensors[0], func(p *Piece) { p.At = int64(len(header)) })
 		fsys.files[filepath.Join("c", ManifestName)] = must(m.Encode())
 		requireUnreadable(t, fsys, w, want)
 	}
 }
+
+// edit changes the pieces of a tensor.
+func edit(t *Tensor, change func(p *Piece)) {
+	list := slices.Collect(t.All())
+	for i := range list {
+		change(&list[i])
+	}
+	t.Pieces = pack(list)
+}
+
+// first returns the first piece of a tensor.
+func first(t *Tensor) Piece { return slices.Collect(t.All())[0] }
 
 // requireUnreadable checks that a tensor can be neither verified, held nor read.
 func requireUnreadable(t *testing.T, fsys FS, w *whole, want string) {
@@ -258,13 +270,14 @@ func requireUnreadable(t *testing.T, fsys FS, w *whole, want string) {
 	require.NoError(t, r.Close())
 }
 
-// TestSwappedNames swaps the names of two tensors of one shape, in the file and in the manifest, and
-// makes all checksums right again.
+// TestSwappedNames swaps the names of two tensors of one shape, in the file and in the manifest,
+// and makes all checksums right again.
 func TestSwappedNames(t *testing.T) {
 	for name, swap := range map[string]func(fsys *memory, m *Manifest){
 		"file": func(fsys *memory, m *Manifest) {
 			file := fsys.files[filepath.Join("c", fileOf(0, 1))]
-			for i := range m.Tensors[0].Pieces[0].At {
+			at := first(&m.Tensors[0]).At
+			for i := range at {
 				switch string(file[i : i+2]) {
 				case `"a`:
 					file[i+1] = 'b'
@@ -272,7 +285,7 @@ func TestSwappedNames(t *testing.T) {
 					file[i+1] = 'a'
 				}
 			}
-			m.Files[0].Header = crc32.Checksum(file[:m.Tensors[0].Pieces[0].At], castagnoli)
+			m.Files[0].Header = crc32.Checksum(file[:at], castagnoli)
 		},
 		"manifest": func(_ *memory, m *Manifest) {
 			m.Tensors[0].Pieces, m.Tensors[1].Pieces = m.Tensors[1].Pieces, m.Tensors[0].Pieces

@@ -42,13 +42,19 @@ type Shard struct {
 // File is zero. What a call that failed has left at path is of no use.
 func WriteShard(ctx context.Context, fsys FS, path string, parts []Part, wrote func(bytes int)) (*Shard, error) {
 	name := filepath.Base(path)
-	s, header, blocks, err := plan(name, parts)
+	tensors, header, blocks, err := plan(parts)
 	if err == nil && len(blocks) > 0 {
 		err = writeFile(ctx, fsys, path, header, blocks, wrote)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", name, err)
 	}
+	s := new(Shard)
+	for _, b := range blocks {
+		tensors[b.Key].add(b.piece)
+		s.File = File{Name: name, Size: b.piece.At + int64(b.bytes()), Header: crc32.Checksum(header, castagnoli)}
+	}
+	s.Tensors = sorted(tensors)
 	return s, nil
 }
 
@@ -91,18 +97,17 @@ func (s *Shard) validate() error {
 // A block is a part in its place in a file.
 type block struct {
 	Part
-	name string // in messages
-	sums Sums   // of the chunks, to be filled in
+	name  string // in messages
+	piece Piece  // its Sums are to be filled in
 }
 
 // plan lays parts out in a file: a header and, behind it, the blocks. There are none if there is no
-// data. The sums of the blocks are those of the Shard.
-func plan(name string, parts []Part) (s *Shard, header []byte, blocks []block, err error) {
+// data. The tensors have no pieces yet.
+func plan(parts []Part) (tensors map[Key]*joining, header []byte, blocks []block, err error) {
 	if err := littleEndian(); err != nil {
 		return nil, nil, nil, err
 	}
-	tensors, err := byKey(parts)
-	if err != nil {
+	if tensors, err = byKey(parts); err != nil {
 		return nil, nil, nil, err
 	}
 	data := slices.DeleteFunc(slices.Clone(parts), func(p Part) bool { return p.len() == 0 })
@@ -113,51 +118,30 @@ func plan(name string, parts []Part) (s *Shard, header []byte, blocks []block, e
 		return nil, nil, nil, err
 	}
 
-	s, header = new(Shard), list.Encode()
 	for i, p := range data {
 		h := list.Tensors[i]
-		sums := make(Sums, chunks(p.bytes()))
-		blocks = append(blocks, block{p, h.Name, sums})
-		t := tensors[p.Key]
-		t.Pieces = append(t.Pieces, Piece{Offset: p.Offset, Len: p.len(), At: h.Offset, Sums: sums})
-		s.File.Size = h.Offset + h.Size
+		sums := make(Sums, sumBytes*chunks(p.len(), p.DType.Size()))
+		blocks = append(blocks, block{p, h.Name, Piece{Offset: p.Offset, Len: p.len(), At: h.Offset, Sums: sums}})
 	}
-	if len(data) > 0 {
-		s.File.Name, s.File.Header = name, crc32.Checksum(header, castagnoli)
-	}
-	s.Tensors = sorted(tensors)
-	return s, header, blocks, nil
+	return tensors, list.Encode(), blocks, nil
 }
 
 // byKey returns the tensors that parts are of, without their pieces.
-func byKey(parts []Part) (map[Key]*Tensor, error) {
-	tensors := make(map[Key]*Tensor)
+func byKey(parts []Part) (map[Key]*joining, error) {
+	tensors := make(map[Key]*joining)
 	for i := range parts {
 		p := &parts[i]
 		if err := p.validate(); err != nil {
 			return nil, fmt.Errorf("%s: %w", p.Name(), err)
 		}
-		t := &Tensor{Key: p.Key, DType: p.DType, Shape: p.Shape, Steps: p.Steps}
+		t := &joining{Tensor: Tensor{Key: p.Key, DType: p.DType, Shape: p.Shape, Steps: p.Steps}}
 		if first, ok := tensors[p.Key]; !ok {
 			tensors[p.Key] = t
-		} else if !first.like(t) {
+		} else if !first.like(&t.Tensor) {
 			return nil, fmt.Errorf("%s is both %s and %s", p.Name(), first.kind(), t.kind())
 		}
 	}
 	return tensors, nil
-}
-
-// sorted returns tensors in the order of their keys, with their pieces by Offset.
-func sorted(tensors map[Key]*Tensor) []Tensor {
-	list := make([]Tensor, 0, len(tensors))
-	for _, t := range tensors {
-		slices.SortFunc(t.Pieces, func(p, q Piece) int {
-			return cmp.Or(cmp.Compare(p.Offset, q.Offset), cmp.Compare(p.File, q.File), cmp.Compare(p.At, q.At))
-		})
-		list = append(list, *t)
-	}
-	slices.SortFunc(list, func(t, u Tensor) int { return t.Compare(u.Key) })
-	return list
 }
 
 // headerOf returns the header of a file with the data of parts one behind the other.
@@ -223,7 +207,7 @@ func writeFile(ctx context.Context, fsys FS, path string, header []byte, blocks 
 	}
 	for i := range blocks {
 		b := &blocks[i]
-		w := &summer{file: f, sums: b.sums, room: b.bytes(), wrote: wrote}
+		w := &summer{file: f, sums: b.piece.Sums, room: b.bytes(), wrote: wrote}
 		err := b.write(ctx, w)
 		if err == nil && w.room > 0 {
 			err = fmt.Errorf("%d of %d bytes are missing", w.room, b.bytes())
@@ -252,8 +236,8 @@ func (s *summer) Write(p []byte) (n int, err error) {
 	}
 	for n < len(p) {
 		part := p[n:min(len(p), n+ChunkBytes-s.at%ChunkBytes)]
-		sum := &s.sums[s.at/ChunkBytes]
-		*sum = crc32.Update(*sum, castagnoli, part)
+		c := s.at / ChunkBytes
+		s.sums.set(c, crc32.Update(s.sums.chunk(c), castagnoli, part))
 		if err := writeFull(s.file, part); err != nil {
 			return n, err
 		}

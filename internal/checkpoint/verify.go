@@ -33,15 +33,15 @@ func (r *Reader) Verify(ctx context.Context, read func(bytes int)) error {
 	}
 	buffer := scratch.Get().(*[ChunkBytes]byte)
 	defer scratch.Put(buffer)
-	for i, held := range r.contents() {
+	for i := range r.manifest.Files {
 		fault(r.with(ctx, i, func(f Handle) error { return r.verifyHeader(f, i) }))
-		for _, h := range held {
-			for c := range h.piece.Sums {
+		for _, h := range r.contents(i) {
+			for c := range h.piece.Sums.count() {
 				if ctx.Err() != nil {
 					return errors.Join(append(faults, context.Cause(ctx))...)
 				}
-				chunk := buffer[:chunkLen(h.tensor, h.piece, c)]
-				fault(r.readChunk(ctx, h.tensor, h.piece, c, chunk))
+				chunk := buffer[:chunkLen(h.tensor, &h.piece, c)]
+				fault(r.readChunk(ctx, h.tensor, &h.piece, c, chunk))
 				if read != nil {
 					read(len(chunk))
 				}
@@ -57,17 +57,30 @@ func (r *Reader) Verify(ctx context.Context, read func(bytes int)) error {
 // held is a piece that a file holds.
 type held struct {
 	tensor *Tensor
-	piece  *Piece
+	piece  Piece
 }
 
-// contents lists the pieces of each file in the order in which they lie there.
-func (m *Manifest) contents() [][]held {
-	files := make([][]held, len(m.Files))
+// contents lists the pieces of file i in the order in which they lie there. Who asks for one file
+// asks for the next ones soon, and there may be millions of pieces to look through, so a Reader
+// looks for those of some files at once.
+func (r *Reader) contents(i int) []held {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if first := i - i%maxOpen; r.held == nil || r.first != first {
+		r.held, r.first = r.manifest.contents(first, min(first+maxOpen, len(r.manifest.Files))), first
+	}
+	return r.held[i-r.first]
+}
+
+// contents lists the pieces of files [from, to), each in the order in which they lie there.
+func (m *Manifest) contents(from, to int) [][]held {
+	files := make([][]held, to-from)
 	for i := range m.Tensors {
 		t := &m.Tensors[i]
-		for j := range t.Pieces {
-			p := &t.Pieces[j]
-			files[p.File] = append(files[p.File], held{t, p})
+		for p := range t.All() {
+			if p.File >= from && p.File < to {
+				files[p.File-from] = append(files[p.File-from], held{t, p})
+			}
 		}
 	}
 	for _, list := range files {
@@ -79,7 +92,7 @@ func (m *Manifest) contents() [][]held {
 // verifyHeader checks that the header of a file is the one that was written and says of the file
 // what the manifest does.
 func (r *Reader) verifyHeader(f Handle, i int) error {
-	file, pieces := &r.manifest.Files[i], r.contents()[i]
+	file, pieces := &r.manifest.Files[i], r.contents(i)
 	if err := matchHeader(f, file, pieces); err != nil {
 		return fmt.Errorf("%s: header: %w", file.Name, err)
 	}

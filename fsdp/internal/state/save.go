@@ -307,19 +307,22 @@ func (w *writing) commit(shards, extra [][]byte) error {
 // manifest describes the checkpoint.
 func (w *writing) manifest(shards, extra [][]byte) (*checkpoint.Manifest, error) {
 	m := &checkpoint.Manifest{Step: w.step, World: len(shards)}
-	list := make([]*checkpoint.Shard, len(shards))
+	var all checkpoint.Merger
 	w.about.RankExtra = make([]Extras, len(extra))
 	for rank := range shards {
-		var err error
-		if list[rank], err = checkpoint.DecodeShard(shards[rank]); err == nil {
+		shard, err := checkpoint.DecodeShard(shards[rank])
+		if err == nil {
 			err = json.Unmarshal(extra[rank], &w.about.RankExtra[rank])
 		}
 		if err != nil {
 			return nil, fmt.Errorf("what rank %d says that it has written: %w", rank, err)
 		}
+		if err := all.Add(rank, shard); err != nil {
+			return nil, err
+		}
 	}
 	var err error
-	if m.Files, m.Tensors, err = checkpoint.Merge(list); err != nil {
+	if m.Files, m.Tensors, err = all.Merged(); err != nil {
 		return nil, err
 	}
 	m.Meta, err = w.about.fields()
