@@ -658,8 +658,8 @@ func TestLoadStrangeManifests(t *testing.T) {
 	}
 }
 
-// TestLoadFormat1 loads what three ranks have saved with a version before format 2, every byte of which
-// is still sound.
+// TestLoadFormat1 loads what three ranks have saved with a version before format 2, every byte of
+// which is still sound.
 func TestLoadFormat1(t *testing.T) {
 	const dir = "testdata/format1"
 	text, err := os.ReadFile(filepath.Join(dir, checkpoint.ManifestName))

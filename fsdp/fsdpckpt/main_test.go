@@ -70,8 +70,8 @@ func save(t require.TestingT, fsys checkpoint.FS, dir string, step int, meta str
 	require.NoError(t, err)
 	shards := make([]*checkpoint.Shard, len(parts))
 	for r, list := range parts {
-		name := fmt.Sprintf("rank-%05d-of-%05d.safetensors", r, len(parts))
-		shards[r], err = checkpoint.WriteShard(context.Background(), fsys, filepath.Join(draft.Dir(), name), list, nil)
+		name := checkpoint.FileName("rank", r, len(parts))
+		shards[r], err = checkpoint.WriteShard(context.Background(), fsys, draft.Dir(), name, list, nil)
 		require.NoError(t, err)
 	}
 	m := &checkpoint.Manifest{Step: step, World: len(parts)}
@@ -481,6 +481,22 @@ func TestReshardInPlace(t *testing.T) {
 	require.Equal(t, path+": 2 files, 1.2 KiB, of "+old+"\n", succeed(t, fsys, "reshard", "ckpt", "ckpt", "-ranks=2"))
 	requireSame(t, fsys, old, path, 2)
 	require.Regexp(t, `000001-step-20 +20 +3 +3 (.*\n)000002-step-20 +20 +3 +2 .*\n$`, succeed(t, fsys, "list", "ckpt"))
+}
+
+// TestReshardIntoDirectories makes more files than a directory takes, and fewer again of them.
+func TestReshardIntoDirectories(t *testing.T) {
+	fsys := crashfs.New()
+	whole := []checkpoint.Part{{Key: checkpoint.Key{Param: "w", Owner: checkpoint.Shared}, DType: "F32", Shape: []int{1002}, Data: make([]byte, 4*1002)}}
+	old := save(t, fsys, "ckpt", 20, smallMeta, scatter(whole, 3))
+	succeed(t, fsys, "reshard", "ckpt", "many", "-ranks=1001")
+	many := filepath.Join("many", "000001-step-20")
+	requireSame(t, fsys, old, many, 1001)
+	succeed(t, fsys, "verify", "many")
+	out := succeed(t, fsys, "inspect", "many")
+	require.Contains(t, out, "\n999   00000/shard-00999-of-01001.safetensors  1 ")
+	require.Contains(t, out, "\n1000  00001/shard-01000-of-01001.safetensors  1 ")
+	succeed(t, fsys, "reshard", "many", "few", "-ranks=2")
+	requireSame(t, fsys, many, filepath.Join("few", "000001-step-20"), 2)
 }
 
 // writing are the commands that write, with what they leave when they fail.

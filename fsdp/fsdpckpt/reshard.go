@@ -85,8 +85,7 @@ func rewrite(ctx context.Context, fsys checkpoint.FS, c *copier, dir string, n i
 		for j, u := range cuts {
 			parts[j] = u.part(c)
 		}
-		name := fmt.Sprintf("shard-%05d-of-%05d.safetensors", i, n)
-		s, err := checkpoint.WriteShard(ctx, fsys, filepath.Join(dir, name), parts, nil)
+		s, err := checkpoint.WriteShard(ctx, fsys, dir, checkpoint.FileName("shard", i, n), parts, nil)
 		if err != nil {
 			return nil, err
 		}

@@ -63,7 +63,18 @@ func twoSaves(fsys checkpoint.FS) (committed int) {
 // TestCrashAnywhere has the process die before every operation of two saves, and the machine with
 // it or not. What was committed is there, what comes next may be, and the next save works and
 // leaves nothing but itself.
-func TestCrashAnywhere(t *testing.T) {
+func TestCrashAnywhere(t *testing.T) { inDirs(t, testCrashAnywhere) }
+
+// inDirs runs a test with all files of a checkpoint in one directory, and with each in its own.
+func inDirs(t *testing.T, test func(t *testing.T)) {
+	t.Run("one directory", test)
+	t.Run("a directory each", func(t *testing.T) {
+		checkpoint.SetFilesPerDir(t, 1)
+		test(t)
+	})
+}
+
+func testCrashAnywhere(t *testing.T) {
 	whole := crashfs.New()
 	require.Equal(t, 2, twoSaves(whole))
 	ops := whole.Ops()
@@ -88,7 +99,9 @@ func TestCrashAnywhere(t *testing.T) {
 
 // TestCrashAgainAndAgain is a job that never gets far: it dies, goes on or loses power, and meets
 // what all of that has left.
-func TestCrashAgainAndAgain(t *testing.T) {
+func TestCrashAgainAndAgain(t *testing.T) { inDirs(t, testCrashAgainAndAgain) }
+
+func testCrashAgainAndAgain(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		f := crashfs.New()
 		committed := 0
@@ -115,7 +128,9 @@ func TestCrashAgainAndAgain(t *testing.T) {
 // TestFaultAnywhere has every operation of a save fail in every way, once or for good. The error
 // says whether the new checkpoint may be visible, names a path, and leaves the old one whole; when
 // the fault is gone, so is every trace of it.
-func TestFaultAnywhere(t *testing.T) {
+func TestFaultAnywhere(t *testing.T) { inDirs(t, testFaultAnywhere) }
+
+func testFaultAnywhere(t *testing.T) {
 	faults := map[string]crashfs.Fault{
 		"full":             {Err: errFull},
 		"halfway full":     {Err: errFull, Done: true},

@@ -26,6 +26,9 @@
 //	  000008-step-1300.tmp-5be1a37c/        being written, or left by a crash
 //	  lock                                  held by the job that saves here
 //
+// Of more than 1,000 ranks, the files of each 1,000 lie in a directory beside the manifest, such as
+// 00012/rank-12345-of-20000.safetensors.
+//
 // The files of ranks are those of package safetensors, for every program that reads these. The
 // manifest says what is in them:
 //
@@ -49,7 +52,7 @@
 //
 //	every rank  WriteShard   its pieces, to a file that is then on disk
 //	rank 0      Merge        what the ranks have written, to one list of tensors
-//	rank 0      Commit       manifest, sync, rename to the name without .tmp, sync
+//	rank 0      Commit       manifest, sync of its directories, rename to the name without .tmp, sync
 //
 // The rename is the commit. Until then the directory has a name that nobody reads. Everything in it
 // is on disk before the rename, so a crash at any point leaves the earlier checkpoints, and the new

@@ -106,7 +106,13 @@ func TestDecodeRefuses(t *testing.T) {
 		{"step -1 of 2 ranks", func(m *manifest1) { m.Step = -1 }},
 		{"step 1200 of 0 ranks", func(m *manifest1) { m.World = 0 }},
 		{`"../a" is no name for a file`, func(m *manifest1) { m.Files[0].Name = "../a" }},
-		{`"a/b" is no name for a file`, func(m *manifest1) { m.Files[0].Name = "a/b" }},
+		{`"a/b/c" is no name for a file`, func(m *manifest1) { m.Files[0].Name = "a/b/c" }},
+		{`"/b" is no name for a file`, func(m *manifest1) { m.Files[0].Name = "/b" }},
+		{`"a/" is no name for a file`, func(m *manifest1) { m.Files[0].Name = "a/" }},
+		{`"../b" is no name for a file`, func(m *manifest1) { m.Files[0].Name = "../b" }},
+		{`"a/.." is no name for a file`, func(m *manifest1) { m.Files[0].Name = "a/.." }},
+		{`"./b" is no name for a file`, func(m *manifest1) { m.Files[0].Name = "./b" }},
+		{`"manifest.json/b" is no name for a file`, func(m *manifest1) { m.Files[0].Name = "manifest.json/b" }},
 		{`"a\\b" is no name for a file`, func(m *manifest1) { m.Files[0].Name = `a\b` }},
 		{`"C:x" is no name for a file`, func(m *manifest1) { m.Files[0].Name = "C:x" }},
 		{`".." is no name for a file`, func(m *manifest1) { m.Files[0].Name = ".." }},
@@ -298,7 +304,7 @@ func TestMerge(t *testing.T) {
 	shards := func(cuts ...[2]int) []*Shard {
 		var list []*Shard
 		for i, c := range cuts {
-			list = append(list, must(WriteShard(t.Context(), newMemory(), fmt.Sprint("f", i), []Part{w.part(c[0], c[1])}, nil)))
+			list = append(list, must(WriteShard(t.Context(), newMemory(), "", fmt.Sprint("f", i), []Part{w.part(c[0], c[1])}, nil)))
 		}
 		return list
 	}
@@ -333,6 +339,13 @@ func TestMerge(t *testing.T) {
 		_, _, err := Merge(list)
 		require.ErrorContains(t, err, want)
 	}
+}
+
+// TestFileNames has the names of files, few and many.
+func TestFileNames(t *testing.T) {
+	require.Equal(t, "rank-00999-of-01000.safetensors", FileName("rank", 999, 1000))
+	require.Equal(t, "00000/rank-00999-of-01001.safetensors", FileName("rank", 999, 1001))
+	require.Equal(t, "00012/rank-12345-of-20000.safetensors", FileName("rank", 12345, 20000))
 }
 
 // TestManifestSize makes manifests larger, and smaller, than they may be: what is too large is

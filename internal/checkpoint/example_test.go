@@ -34,8 +34,8 @@ func Example() {
 		for i := range 12 {
 			part.Data = binary.LittleEndian.AppendUint32(part.Data, math.Float32bits(float32(12*rank+i)))
 		}
-		path := filepath.Join(draft.Dir(), fmt.Sprintf("rank-%05d-of-00002.safetensors", rank))
-		shards[rank], err = checkpoint.WriteShard(ctx, fsys, path, []checkpoint.Part{part}, nil)
+		name := checkpoint.FileName("rank", rank, len(shards))
+		shards[rank], err = checkpoint.WriteShard(ctx, fsys, draft.Dir(), name, []checkpoint.Part{part}, nil)
 		check(err)
 	}
 

@@ -22,6 +22,21 @@ const ChunkBytes = 1 << 20
 // 40,000 ranks save of a GPT of 175e9 parameters with Adam. Tests have a smaller one.
 var maxManifest int64 = 128 << 20
 
+// filesPerDir is how many files of ranks lie in one directory at most: those of many thousands are
+// slow on file systems that hosts share. Tests have a smaller one.
+var filesPerDir = 1000
+
+// FileName returns the name of file i of n in the directory of a checkpoint, for [WriteShard]. The
+// kind is that of all n: "rank-00001-of-00002.safetensors" is of kind "rank". Of more than 1,000
+// files, each 1,000 have a directory: "00012/rank-12345-of-20000.safetensors".
+func FileName(kind string, i, n int) string {
+	name := fmt.Sprintf("%s-%05d-of-%05d.safetensors", kind, i, n)
+	if n > filesPerDir {
+		name = fmt.Sprintf("%05d/%s", i/filesPerDir, name)
+	}
+	return name
+}
+
 // A Manifest lists what is in a checkpoint. Its file is the last to be written: a checkpoint
 // without one does not count.
 type Manifest struct {
@@ -32,9 +47,9 @@ type Manifest struct {
 	Tensors []Tensor                   `json:"tensors,omitempty"` // in the order of their keys
 }
 
-// File is a file of a checkpoint, in its directory.
+// File is a file of a checkpoint, in its directory or in one there.
 type File struct {
-	Name   string `json:"name"`
+	Name   string `json:"name"`   // with a slash behind that of a directory: see [FileName]
 	Size   int64  `json:"size"`   // bytes
 	Header uint32 `json:"header"` // CRC-32C of what is before the data of the first tensor
 }

@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"sync"
 	"sync/atomic"
+	"testing"
 )
 
 // memory is an FS of files in memory, by path. Only Create and Open are there.
@@ -70,6 +71,13 @@ func (f *memoryFile) ReadAt(p []byte, at int64) (int, error) {
 func (f *memoryFile) Size() (int64, error) { return int64(len(f.content())), nil }
 func (f *memoryFile) Sync() error          { return f.m.syncErr }
 func (f *memoryFile) Close() error         { return f.m.endErr }
+
+// SetFilesPerDir has a test put n files in a directory at most.
+func SetFilesPerDir(t *testing.T, n int) {
+	before := filesPerDir
+	filesPerDir = n
+	t.Cleanup(func() { filesPerDir = before })
+}
 
 // must returns v of a call that cannot fail, outside of a test's own goroutine too.
 func must[T any](v T, err error) T {

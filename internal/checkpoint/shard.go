@@ -8,6 +8,8 @@ import (
 	"fmt"
 	"hash/crc32"
 	"io"
+	"io/fs"
+	"path"
 	"path/filepath"
 	"slices"
 
@@ -36,15 +38,20 @@ type Shard struct {
 	Tensors []Tensor `json:"tensors,omitempty"` // in the order of their keys, pieces by Offset; File is 0
 }
 
-// WriteShard writes parts to a new file and returns once it is on disk. It goes through the data
+// WriteShard writes parts to a new file and returns once its content is on disk. The name is one of
+// [FileName]: what directory it has in dir is made if need be. WriteShard goes through the data
 // once, chunk by chunk, tells wrote, which may be nil, how many bytes of data each chunk had, and
 // stops between two of them when ctx ends. If there is no data it makes no file, and the Shard's
-// File is zero. What a call that failed has left at path is of no use.
-func WriteShard(ctx context.Context, fsys FS, path string, parts []Part, wrote func(bytes int)) (*Shard, error) {
-	name := filepath.Base(path)
+// File is zero. What a call that failed has left is of no use.
+func WriteShard(ctx context.Context, fsys FS, dir, name string, parts []Part, wrote func(bytes int)) (*Shard, error) {
 	tensors, header, blocks, err := plan(parts)
 	if err == nil && len(blocks) > 0 {
-		err = writeFile(ctx, fsys, path, header, blocks, wrote)
+		if in := path.Dir(name); in != "." {
+			err = fsys.Mkdir(filepath.Join(dir, in))
+		}
+		if err == nil || errors.Is(err, fs.ErrExist) { // another rank was first
+			err = writeFile(ctx, fsys, filepath.Join(dir, name), header, blocks, wrote)
+		}
 	}
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", name, err)

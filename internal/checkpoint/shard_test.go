@@ -57,13 +57,13 @@ func newWhole(r *rand.Rand, k Key, dtype safetensors.DType, shape ...int) *whole
 }
 
 // fileOf is the name of a rank's file.
-func fileOf(rank, world int) string { return fmt.Sprintf("rank-%05d-of-%05d.safetensors", rank, world) }
+func fileOf(rank, world int) string { return FileName("rank", rank, world) }
 
 // save writes what each rank has to dir, as a save does, and returns the manifest.
 func save(fsys FS, dir string, ranks [][]Part) (*Manifest, error) {
 	shards := make([]*Shard, len(ranks))
 	for rank, parts := range ranks {
-		s, err := WriteShard(context.Background(), fsys, filepath.Join(dir, fileOf(rank, len(ranks))), parts, nil)
+		s, err := WriteShard(context.Background(), fsys, dir, fileOf(rank, len(ranks)), parts, nil)
 		if err != nil {
 			return nil, err
 		}
@@ -172,7 +172,7 @@ func TestWriteShard(t *testing.T) {
 	none := newWhole(r, Key{"none", "", Shared}, safetensors.F32, 3, 0)
 
 	var told []int
-	s, err := WriteShard(t.Context(), OS(), filepath.Join(dir, "a.safetensors"),
+	s, err := WriteShard(t.Context(), OS(), dir, "a.safetensors",
 		[]Part{w.part(1000, w.len()), half.part(0, 3), none.part(0, 0), w.part(5, 1000)}, func(n int) { told = append(told, n) })
 	require.NoError(t, err)
 	require.Equal(t, []int{ChunkBytes, ChunkBytes + 8 - 4000, 995 * 4, 6}, told)
@@ -198,9 +198,9 @@ func TestWriteShard(t *testing.T) {
 	require.Equal(t, []string{"exp_avg:w@2[1000:524290]", "exp_avg:w@2[5:1000]", "h[0:3]"}, names)
 	require.Equal(t, h.DataStart, pieces[1].At)
 
-	_, err = WriteShard(t.Context(), OS(), filepath.Join(dir, "a.safetensors"), []Part{half.part(0, 3)}, nil)
+	_, err = WriteShard(t.Context(), OS(), dir, "a.safetensors", []Part{half.part(0, 3)}, nil)
 	require.ErrorIs(t, err, os.ErrExist)
-	_, err = WriteShard(t.Context(), OS(), filepath.Join(dir, "no", "b.safetensors"), []Part{half.part(0, 3)}, nil)
+	_, err = WriteShard(t.Context(), OS(), filepath.Join(dir, "no"), "b.safetensors", []Part{half.part(0, 3)}, nil)
 	require.ErrorIs(t, err, os.ErrNotExist)
 	require.ErrorContains(t, err, "b.safetensors: ")
 }
@@ -209,7 +209,7 @@ func TestWriteShard(t *testing.T) {
 func TestWriteNothing(t *testing.T) {
 	none := newWhole(rand.New(rand.NewPCG(1, 2)), Key{"none", "", Shared}, safetensors.F32, 3, 0)
 	fsys := newMemory()
-	s, err := WriteShard(t.Context(), fsys, "a", []Part{none.part(0, 0)}, nil)
+	s, err := WriteShard(t.Context(), fsys, "", "a", []Part{none.part(0, 0)}, nil)
 	require.NoError(t, err)
 	require.Empty(t, fsys.files)
 	require.Zero(t, s.File)
@@ -245,7 +245,7 @@ func TestWriteShardRefuses(t *testing.T) {
 		"w[1:4]": append(with(func(*Part) {}), w.part(1, 4)),
 	} {
 		fsys := newMemory()
-		_, err := WriteShard(t.Context(), fsys, "dir/a.safetensors", parts, nil)
+		_, err := WriteShard(t.Context(), fsys, "dir", "a.safetensors", parts, nil)
 		require.ErrorContains(t, err, want)
 		require.ErrorContains(t, err, "a.safetensors: ")
 		require.Empty(t, fsys.files)
@@ -259,7 +259,7 @@ func TestWriteShardFails(t *testing.T) {
 	write := func(ctx context.Context, change func(*memory), wrote func(int)) error {
 		fsys := newMemory()
 		change(fsys)
-		s, err := WriteShard(ctx, fsys, "dir/a.safetensors", []Part{w.part(0, w.len())}, wrote)
+		s, err := WriteShard(ctx, fsys, "dir", "a.safetensors", []Part{w.part(0, w.len())}, wrote)
 		require.Nil(t, s)
 		require.ErrorContains(t, err, "a.safetensors: ")
 		return err
@@ -307,7 +307,7 @@ func TestWriteShardCopiesNothing(t *testing.T) {
 	fsys.write = func(_ int, p []byte) (int, error) { return len(p), nil }
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
-	_, err := WriteShard(t.Context(), fsys, "a", []Part{part}, nil)
+	_, err := WriteShard(t.Context(), fsys, "", "a", []Part{part}, nil)
 	runtime.ReadMemStats(&after)
 	require.NoError(t, err)
 	require.Less(t, after.TotalAlloc-before.TotalAlloc, uint64(ChunkBytes/4))
@@ -317,7 +317,7 @@ func TestWriteShardCopiesNothing(t *testing.T) {
 func TestBigEndian(t *testing.T) {
 	defer func(was binary.ByteOrder) { native = was }(native)
 	native = binary.BigEndian
-	_, err := WriteShard(t.Context(), newMemory(), "a", nil, nil)
+	_, err := WriteShard(t.Context(), newMemory(), "", "a", nil, nil)
 	require.ErrorContains(t, err, "little-endian")
 	_, err = OpenReader(context.Background(), newMemory(), "a")
 	require.ErrorContains(t, err, "little-endian")
@@ -327,7 +327,7 @@ func TestBigEndian(t *testing.T) {
 // say again.
 func FuzzDecodeShard(f *testing.F) {
 	w := newWhole(rand.New(rand.NewPCG(1, 2)), Key{"w", "exp_avg", 1}, safetensors.F32, 2, 3)
-	s := must(WriteShard(context.Background(), newMemory(), "a", []Part{w.part(0, 2), w.part(2, 6)}, nil))
+	s := must(WriteShard(context.Background(), newMemory(), "", "a", []Part{w.part(0, 2), w.part(2, 6)}, nil))
 	f.Add(must(s.Encode()))
 	f.Add([]byte("{}"))
 	f.Add([]byte(`{"file":{"name":"x","size":9223372036854775807},"tensors":[{"param":"p","dtype":"F64","shape":[1,0]}]}`))
@@ -366,10 +366,10 @@ func TestWriteShardStreams(t *testing.T) {
 			parts, streamed = append(parts, p), append(streamed, q)
 		}
 		fsys := newMemory()
-		want, err := WriteShard(context.Background(), fsys, "a/x", parts, nil)
+		want, err := WriteShard(context.Background(), fsys, "a", "x", parts, nil)
 		require.NoError(t, err)
 		told, total := 0, 0
-		got, err := WriteShard(context.Background(), fsys, "b/x", streamed, func(n int) { told += n })
+		got, err := WriteShard(context.Background(), fsys, "b", "x", streamed, func(n int) { told += n })
 		require.NoError(t, err)
 		require.Equal(t, want, got)
 		require.Equal(t, fsys.files["a/x"], fsys.files["b/x"])
@@ -393,7 +393,7 @@ func TestWriteShardStreamsThatFail(t *testing.T) {
 		"w: 5 elements at 0 do not fit F32 [4]":                     {5, 20, nil},
 		"w: -1 elements at 0 do not fit F32 [4]":                    {-1, 0, nil},
 	} {
-		_, err := WriteShard(t.Context(), newMemory(), "a", []Part{{
+		_, err := WriteShard(t.Context(), newMemory(), "", "a", []Part{{
 			Key: Key{"w", "", Shared}, DType: safetensors.F32, Shape: []int{4}, Len: c.len,
 			Write: func(_ context.Context, w io.Writer) error {
 				_, err := w.Write(make([]byte, c.bytes))

@@ -6,9 +6,12 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"math"
 	"math/rand/v2"
+	"path"
 	"path/filepath"
+	"slices"
 )
 
 // lockName is the file in a job's directory that stands for the right to save there.
@@ -211,7 +214,7 @@ func (s *Store) sweep() error {
 // Commit makes a draft a checkpoint and returns its path. The files that m lists are in its
 // directory and on disk. Up to the rename nobody looks at the draft, so the order in which names
 // appear in it does not matter, and the manifest needs no name of its own before it is complete:
-// one sync of the directory covers them all. The rename is the commit.
+// one sync of each directory covers them all. The rename is the commit.
 //
 // If it fails, with a [SaveError], the draft remains to be discarded.
 func (s *Store) Commit(d *Draft, m *Manifest) (path string, err error) {
@@ -246,8 +249,14 @@ func (s *Store) complete(d *Draft, m *Manifest) error {
 	if err := s.put(filepath.Join(d.dir, ManifestName), text); err != nil {
 		return err
 	}
-	if err := s.fsys.SyncDir(d.dir); err != nil {
-		return err
+	dirs := map[string]bool{".": true}
+	for _, f := range m.Files {
+		dirs[path.Dir(f.Name)] = true
+	}
+	for _, dir := range slices.Sorted(maps.Keys(dirs)) {
+		if err := s.fsys.SyncDir(filepath.Join(d.dir, dir)); err != nil {
+			return err
+		}
 	}
 	return checkWhole(context.Background(), s.fsys, d.dir)
 }

@@ -40,9 +40,8 @@ func write(fsys checkpoint.FS, in string, step int) (*checkpoint.Manifest, error
 	for r := range shards {
 		from, to := r*size/world, (r+1)*size/world
 		part := checkpoint.Part{Key: weight, DType: safetensors.F32, Shape: []int{size}, Offset: from, Data: values(step)[4*from : 4*to]}
-		path := filepath.Join(in, fmt.Sprintf("rank-%05d-of-%05d.safetensors", r, world))
 		var err error
-		if shards[r], err = checkpoint.WriteShard(ctx, fsys, path, []checkpoint.Part{part}, nil); err != nil {
+		if shards[r], err = checkpoint.WriteShard(ctx, fsys, in, checkpoint.FileName("rank", r, world), []checkpoint.Part{part}, nil); err != nil {
 			return nil, err
 		}
 	}

@@ -3,6 +3,7 @@ package checkpoint
 import (
 	"fmt"
 	"math"
+	"slices"
 	"strings"
 	"unicode/utf8"
 
@@ -42,15 +43,15 @@ func (m *Manifest) validate() error {
 	return nil
 }
 
-// validateFiles checks that files have names of their own that stay in the checkpoint's directory
-// on every system.
+// validateFiles checks that files have names of their own that stay in the checkpoint's directory,
+// or in a directory there, on every system.
 func validateFiles(files []File) error {
 	seen := make(map[string]bool, len(files))
 	for _, f := range files {
 		// Names that differ only by case are one file to some file systems.
 		name := strings.ToLower(f.Name)
 		switch {
-		case name == "" || name == ManifestName || name[0] == '.' || strings.ContainsFunc(name, notInNames):
+		case !isName(name):
 			return fmt.Errorf("%q is no name for a file of a checkpoint", f.Name)
 		case seen[name]:
 			return fmt.Errorf("file %s is listed twice", f.Name)
@@ -60,6 +61,15 @@ func validateFiles(files []File) error {
 		seen[name] = true
 	}
 	return nil
+}
+
+// isName reports whether a file may have the lower-case name: that of a file, or of a directory and
+// a file in it.
+func isName(name string) bool {
+	parts := strings.Split(name, "/")
+	return len(parts) <= 2 && !slices.ContainsFunc(parts, func(part string) bool {
+		return part == "" || part == ManifestName || part[0] == '.' || strings.ContainsFunc(part, notInNames)
+	})
 }
 
 // notInNames reports whether r may not be in the lower-case name of a file.

@@ -54,7 +54,7 @@ func jamOf(seed uint64, number int) jam {
 		obstacle: obstacles[number%len(obstacles)], call: jamCalls[number/len(obstacles)%len(jamCalls)],
 		ranks: 1 + rng.IntN(8), saves: 1 + rng.IntN(3),
 	}
-	j.file = shardName(rng.IntN(j.ranks), j.ranks)
+	j.file = checkpoint.FileName("rank", rng.IntN(j.ranks), j.ranks)
 	switch {
 	case j.opened(): // the manifest has been read
 	case rng.IntN(3) == 0:
@@ -70,10 +70,6 @@ func (j jam) opened() bool { return j.call == "hold" || j.call == "read" || j.ca
 
 func (j jam) String() string {
 	return fmt.Sprintf("%s in the way of %s: %q of the last of %d checkpoints of %d ranks", j.obstacle, j.call, j.file, j.saves, j.ranks)
-}
-
-func shardName(rank, ranks int) string {
-	return fmt.Sprintf("rank-%05d-of-%05d.safetensors", rank, ranks)
 }
 
 // jamKey is the tensor that checkpoints hold, of jamLen elements of each rank.
@@ -102,8 +98,8 @@ func (j jam) save(ctx context.Context, dir string) (path string, err error) {
 				Key: jamKey, DType: safetensors.F32, Shape: []int{j.ranks * jamLen}, Offset: r * jamLen,
 				Data: bytes.Repeat([]byte{0, 0, byte(step), 64}, jamLen),
 			}
-			path := filepath.Join(draft.Dir(), shardName(r, j.ranks))
-			if shards[r], err = checkpoint.WriteShard(ctx, checkpoint.OS(), path, []checkpoint.Part{part}, nil); err != nil {
+			name := checkpoint.FileName("rank", r, j.ranks)
+			if shards[r], err = checkpoint.WriteShard(ctx, checkpoint.OS(), draft.Dir(), name, []checkpoint.Part{part}, nil); err != nil {
 				return "", err
 			}
 		}

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"path/filepath"
 
 	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/fsdp/internal/ranks"
@@ -196,7 +195,7 @@ func (r *rank) save(step int) error {
 		return err
 	}
 	dir := string(name[:indexZero(name)])
-	shard, err := checkpoint.WriteShard(r.ctx, d, filepath.Join(dir, fmt.Sprintf("rank-%05d-of-%05d.safetensors", r.no, r.size)), []checkpoint.Part{{
+	shard, err := checkpoint.WriteShard(r.ctx, d, dir, checkpoint.FileName("rank", r.no, r.size), []checkpoint.Part{{
 		Key: tensor, DType: safetensors.F32, Shape: []int{share * r.size}, Offset: share * r.no, Data: content(step, r.no),
 	}}, nil)
 	if err != nil {

@@ -272,8 +272,8 @@ func (w *writing) write(ctx context.Context, dir string) (record []byte, err err
 		host, _ := os.Hostname() // the error says enough without
 		return nil, fmt.Errorf("checkpoints need a file system that all ranks share: host %q does not see what rank 0 has made: %w", host, err)
 	}
-	name := fmt.Sprintf("rank-%05d-of-%05d.safetensors", w.team.Group().Rank(), w.team.Group().Size())
-	shard, err := checkpoint.WriteShard(ctx, w.fs, filepath.Join(dir, name), w.parts, w.wrote)
+	name := checkpoint.FileName("rank", w.team.Group().Rank(), w.team.Group().Size())
+	shard, err := checkpoint.WriteShard(ctx, w.fs, dir, name, w.parts, w.wrote)
 	if err != nil {
 		return nil, err
 	}
