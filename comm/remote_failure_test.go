@@ -303,31 +303,37 @@ func TestTimeoutWhileStopped(t *testing.T) {
 // TestManyMismatch has one of many ranks call something else than a sum that goes in steps: all
 // hear which two ranks differ, and how.
 func TestManyMismatch(t *testing.T) {
-	const n, other = manyRanks + 1, 5
 	ctx := context.Background()
 	for name, call := range map[string]func(g Group) error{
 		"barrier":    func(g Group) error { return g.Barrier(ctx) },
 		"all-reduce": func(g Group) error { return g.AllReduce(Of(make([]int32, 3)), Sum).Wait(ctx) },
 	} {
-		gs := RemoteGroups(t, n, Wiring{})
-		errs := make([]error, n)
-		var ranks sync.WaitGroup
-		for r, g := range gs {
-			ranks.Go(func() {
-				if r == other {
-					errs[r] = call(g)
-				} else {
-					errs[r] = g.AllReduce(Of(make([]int32, 2)), Sum).Wait(ctx)
-				}
-			})
+		for _, err := range differ(t, manyRanks+1, 2, 5, call) {
+			require.ErrorContains(t, err, name)
 		}
-		ranks.Wait()
-		for _, err := range errs {
-			var mismatch *MismatchError
-			require.ErrorAs(t, err, &mismatch, name)
-			require.Contains(t, mismatch.Ranks, other, name)
-			require.Contains(t, err.Error(), name)
-		}
-		closeRanks(t, gs)
 	}
+}
+
+// differ has one of n ranks make a call and the others sum so many elements, and returns the errors,
+// all of which are about that rank.
+func differ(t *testing.T, n, elements, other int, call func(g Group) error) []error {
+	gs, errs := RemoteGroups(t, n, Wiring{}), make([]error, n)
+	var ranks sync.WaitGroup
+	for r, g := range gs {
+		ranks.Go(func() {
+			if r == other {
+				errs[r] = call(g)
+			} else {
+				errs[r] = g.AllReduce(Of(make([]int32, elements)), Sum).Wait(context.Background())
+			}
+		})
+	}
+	ranks.Wait()
+	for _, err := range errs {
+		var mismatch *MismatchError
+		require.ErrorAs(t, err, &mismatch)
+		require.Contains(t, mismatch.Ranks, other)
+	}
+	closeRanks(t, gs)
+	return errs
 }

@@ -5,7 +5,6 @@ import (
 	"context"
 	"fmt"
 	"slices"
-	"sync"
 	"sync/atomic"
 	"testing"
 
@@ -191,24 +190,6 @@ func TestHalvingMismatch(t *testing.T) {
 		15:    func(g Group) error { return g.AllReduce(Of(make([]int32, elements+1)), Sum).Wait(ctx) },
 		n - 1: func(g Group) error { return g.Broadcast(Of(make([]int32, elements)), 0).Wait(ctx) },
 	} {
-		gs := RemoteGroups(t, n, Wiring{})
-		errs := make([]error, n)
-		var ranks sync.WaitGroup
-		for r, g := range gs {
-			ranks.Go(func() {
-				if r == other {
-					errs[r] = call(g)
-				} else {
-					errs[r] = g.AllReduce(Of(make([]int32, elements)), Sum).Wait(ctx)
-				}
-			})
-		}
-		ranks.Wait()
-		for _, err := range errs {
-			var mismatch *MismatchError
-			require.ErrorAs(t, err, &mismatch)
-			require.Contains(t, mismatch.Ranks, other)
-		}
-		closeRanks(t, gs)
+		differ(t, n, elements, other, call)
 	}
 }

@@ -13,7 +13,8 @@ import (
 	"github.com/gofsdp/gofsdp/internal/safetensors"
 )
 
-// Two ranks save a matrix of which each has half. Who loads it later reads any part of it, and need not know of the ranks.
+// Two ranks save a matrix of which each has half. Who loads it later reads any part of it, and need
+// not know of the ranks.
 func Example() {
 	root, err := os.MkdirTemp("", "example")
 	check(err)
