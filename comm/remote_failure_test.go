@@ -36,7 +36,7 @@ func sums(gs []Group, ranks ...int) []error {
 // TestConnectionEnds ends the connections of a rank of which nothing else is heard.
 func TestConnectionEnds(t *testing.T) {
 	for _, portable := range []bool{false, true} {
-		gs := RemoteGroups(t, 3, Wiring{Portable: portable})
+		gs := RemoteGroups(t, 3, Wiring{Portable: portable, Timeout: 4 * time.Second}) // see patience
 		remoteOf(gs[1]).pump.stop()
 		for _, err := range sums(gs, 0, 2) {
 			var blame *RankError
