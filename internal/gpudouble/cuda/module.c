@@ -80,10 +80,9 @@ EXPORT CUresult cuModuleLoadDataEx(CUmodule *module, const void *image, unsigned
   }
   const char *text = image;
   while (isspace((unsigned char)*text)) text++;
-  if (strncmp(text, "//", 2) && *text != '.') return leave(INVALID_IMAGE);
-  if (!strstr(text, ".version")) {
-    if (log) snprintf(log, size, "ptxas fatal: Missing .version directive at start of file");
-    return leave(INVALID_PTX);
+  if (strncmp(text, "//", 2) && strncmp(text, ".version", 8)) { // what is no PTX is taken for a binary
+    if (log) snprintf(log, size, "error   : Binary format for key='0', ident='' is not recognized");
+    return leave(INVALID_IMAGE);
   }
   char why[REPORT];
   struct ptx_module *read = code(text, why, sizeof why);
