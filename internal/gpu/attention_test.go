@@ -180,7 +180,9 @@ func TestFlashAttention(t *testing.T) {
 		require.Less(t, distance(y, exactY), 3e-3, "%+v", a)
 		require.Less(t, distance(grad, exactGrad), 4e-3, "%+v", a)
 	}
-	require.Positive(t, m.CUDA.Calls("cuFuncSetAttribute"), "they need more shared memory than others")
+	if m.CUDA != nil {
+		require.Positive(t, m.CUDA.Calls("cuFuncSetAttribute"), "they need more shared memory than others")
+	}
 }
 
 // distance returns the length of the difference of what is in bfloat16 in v, relative to what it should be.

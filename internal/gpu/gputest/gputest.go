@@ -4,11 +4,15 @@
 // forgiving way: every operand is an allocation of its own, so that an access beyond it is found; it
 // is aligned to 32 bytes and no more, as parameters are; memory that must be written starts out as
 // NaN, and so does scratch memory; and blocks and warps in reversed order must give the same bits.
+//
+// Where [device.EnvCUDA] names a driver they run on its GPU, without what only doubles see, and a
+// second run must give the same bits.
 package gputest
 
 import (
 	"fmt"
 	"math"
+	"os"
 	"slices"
 	"testing"
 
@@ -27,14 +31,14 @@ import (
 // aligned is where an allocation is aligned to no more than parameters are.
 const aligned = 32
 
-// A Machine is an engine on a device of the doubles.
+// A Machine is an engine on device 0.
 type Machine struct {
 	Device         *device.Device
 	Engine         *gpu.Engine
 	Stream         *device.Stream
-	CUDA, CUBLASLT *gpudouble.Control
-	Offset         int // of operands in their allocations, which begin at multiples of 256: 32
-	Shift          int // of arguments that are floats: elements into memory that begins there, as views are
+	CUDA, CUBLASLT *gpudouble.Control // nil on a GPU
+	Offset         int                // of operands in their allocations, which begin at multiples of 256: 32
+	Shift          int                // of arguments that are floats: elements into memory that begins there, as views are
 	test           testing.TB
 }
 
@@ -42,12 +46,15 @@ type Machine struct {
 // may have been misused.
 func New(t testing.TB) *Machine {
 	t.Helper()
-	libs := gpudouble.Build(t)
-	require.NoError(t, device.Load(libs.CUDA))
-	require.NoError(t, blaslt.Load(libs.CUBLASLT))
-	m := &Machine{CUDA: gpudouble.Open(t, libs.CUDA), CUBLASLT: gpudouble.Open(t, libs.CUBLASLT), Offset: aligned, test: t}
-	m.CUDA.Clean(t)
-	m.CUBLASLT.Clean(t, "cublasLt")
+	m := &Machine{Offset: aligned, test: t}
+	if os.Getenv(device.EnvCUDA) == "" {
+		libs := gpudouble.Build(t)
+		require.NoError(t, device.Load(libs.CUDA))
+		require.NoError(t, blaslt.Load(libs.CUBLASLT))
+		m.CUDA, m.CUBLASLT = gpudouble.Open(t, libs.CUDA), gpudouble.Open(t, libs.CUBLASLT)
+		m.CUDA.Clean(t)
+		m.CUBLASLT.Clean(t, "cublasLt")
+	}
 	var err error
 	m.Device, err = device.Open(0)
 	require.NoError(t, err)
@@ -182,12 +189,21 @@ func (m *Machine) Check(t T, in exec.Instr, f *exec.Frame, tol float64) {
 		got := m.Run(t, in, &start, false)
 		compare(t, in, want, got, tol)
 		var again exec.Value
-		m.CUDA.Reversed(m.test, func() { again = m.Run(t, in, &start, false) })
+		m.reversed(func() { again = m.Run(t, in, &start, false) })
 		require.Equal(t, bits(got), bits(again), "%v in reversed order", in.Op)
 		if in.Op.InPlace && len(f.In[0].Bytes) == len(f.Out.Bytes) && !acc {
 			require.Equal(t, bits(got), bits(m.Run(t, in, &start, true)), "%v in place", in.Op)
 		}
 	}
+}
+
+// reversed runs f with blocks and warps in reversed order, where they are executed one by one.
+func (m *Machine) reversed(f func()) {
+	if m.CUDA == nil {
+		f()
+		return
+	}
+	m.CUDA.Reversed(m.test, f)
 }
 
 // bits returns the bits of the elements of v, of NaN those of one: which NaN comes out of two depends
