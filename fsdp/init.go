@@ -2,6 +2,8 @@ package fsdp
 
 import (
 	"fmt"
+	"runtime"
+	"sync"
 
 	"github.com/gofsdp/gofsdp/fsdp/internal/engine"
 	"github.com/gofsdp/gofsdp/fsdp/internal/layout"
@@ -40,7 +42,9 @@ func Constant(v float64) Init {
 
 // Normal draws from a normal distribution with mean 0 and the given standard deviation.
 func Normal(std float64) Init {
-	return func(r Stream, first int, dst []float64) { rng.FillNormal(dst, r.s, uint64(first), 0, std) }
+	return func(r Stream, first int, dst []float64) {
+		onAllCores(len(dst), func(from, to int) { rng.FillNormal(dst[from:to], r.s, uint64(first+from), 0, std) })
+	}
 }
 
 // Uniform draws from [lo, hi).
@@ -52,6 +56,18 @@ func Uniform(lo, hi float64) Init {
 	}
 }
 
+// onAllCores calls f for parts of [0, n) at once. Parts that would take less than a tenth of a millisecond
+// stay whole.
+func onAllCores(n int, f func(from, to int)) {
+	part := max((n-1)/runtime.GOMAXPROCS(0)+1, 2048)
+	var rest sync.WaitGroup
+	for from := part; from < n; from += part {
+		rest.Go(func() { f(from, min(from+part, n)) })
+	}
+	f(0, min(part, n))
+	rest.Wait()
+}
+
 // draw sets this rank's part of every parameter to its initial value.
 func draw(l *layout.Layout, shards engine.Shards, params []tapeParam, seed uint64) (err error) {
 	name := ""
@@ -61,8 +77,8 @@ func draw(l *layout.Layout, shards engine.Shards, params []tapeParam, seed uint6
 		}
 	}()
 	defer caught.Panic(&err, "Init")
-	var wide [4096]float64
-	var narrow [len(wide)]float32
+	wide := make([]float64, 1<<16)
+	narrow := make([]float32, len(wide))
 	for i := range l.Groups {
 		g, value := &l.Groups[i], shards.Value(i)
 		for _, s := range g.Segments() {

@@ -237,7 +237,7 @@ func TestRanksWithoutParameters(t *testing.T) {
 // TestInitAsksForWhatIsOwned records the intervals that Init is asked for: on every rank exactly
 // those it owns, in pieces, and over all ranks every element once.
 func TestInitAsksForWhatIsOwned(t *testing.T) {
-	const rows, cols = 101, 97
+	const rows, cols = 101, 1009 // more than a piece
 	type interval struct{ first, n int }
 	for world := 1; world <= 5; world++ {
 		asked := make([][]interval, world)
