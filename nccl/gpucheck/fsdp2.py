@@ -102,6 +102,8 @@ def main():
             rows = batch(job, step).to(device)
             wait()
             begin = time.perf_counter()
+            for group in opt.param_groups:
+                group["lr"] = settings["lr"] * min(1, (step + 1) / max(job["Warmup"], 1))
             loss = model(rows[:, :-1], rows[:, 1:])
             loss.backward()
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)

@@ -8,6 +8,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"strconv"
@@ -116,12 +117,17 @@ func (a arrangement) start(ctx context.Context, rank int, test, meeting string) 
 	if a.variables != nil {
 		c.Env = append(c.Env, a.variables(rank)...)
 	}
-	said, err := c.CombinedOutput()
-	if err != nil {
-		return fmt.Errorf("rank %d of %d on GPU %d: %w\n%s", rank, len(a.gpus), a.gpus[rank], err, said)
+	var said bytes.Buffer
+	c.Stdout, c.Stderr = &said, &said
+	if testing.Verbose() { // at once too, for those who wait
+		c.Args = append(c.Args, "-test.v")
+		c.Stdout = io.MultiWriter(&said, os.Stderr)
 	}
-	collect(string(said))
-	_, err = os.Stdout.Write(bytes.TrimSuffix(said, []byte("PASS\n")))
+	if err := c.Run(); err != nil {
+		return fmt.Errorf("rank %d of %d on GPU %d: %w\n%s", rank, len(a.gpus), a.gpus[rank], err, &said)
+	}
+	collect(said.String())
+	_, err = os.Stdout.Write(bytes.TrimSuffix(said.Bytes(), []byte("PASS\n")))
 	return err
 }
 

@@ -2,20 +2,29 @@
 # Checks training on the GPUs of this machine, and measures it. See doc.go.
 #
 #   GPUCHECK_BIN        the test program, if it is not to be built here
+#   GPUCHECK_KERNELS    a directory with the test programs of the kernels, then: see the end
 #   FSDP_CUDA_LIBRARY   the CUDA driver, if it is not the system's libcuda.so.1
 #   FSDP_NCCL_LIBRARY, FSDP_CUBLASLT_LIBRARY   others than the script finds
 #   GPUCHECK_PYTHON     a python with PyTorch to compare with, if it is not python3
 #   RAPID_CHECKS        random cases of each property of the contract, 100 if not set
 #
-# Arguments go to the test program. Exit status: 0 all is well, 3 there is no GPU, other: a failure.
+# Arguments go to the test program, and kernels are tested without any. Exit status: 0 all is well, 3 there is no GPU, other: a failure.
 set -euo pipefail
 
 bin=${GPUCHECK_BIN:-}
+kernels=${GPUCHECK_KERNELS:-}
 if [ -z "$bin" ]; then
 	tmp=$(mktemp -d)
 	trap 'rm -rf "$tmp"' EXIT
 	bin=$tmp/gpucheck
-	(cd "$(dirname "$0")" && CGO_ENABLED=1 "${GO:-go}" test -c -tags gpu -o "$bin" .)
+	cd "$(dirname "$0")"
+	CGO_ENABLED=1 "${GO:-go}" test -c -tags gpu -o "$bin" .
+	if [ $# = 0 ]; then
+		kernels=$tmp
+		for name in device blaslt gpu ops; do
+			CGO_ENABLED=1 "${GO:-go}" test -c -o "$kernels/$name.test" "../../internal/$name"
+		done
+	fi
 fi
 
 # wheel prints a library that pip has installed somewhere below the given directories.
@@ -53,4 +62,18 @@ if [ -n "$nccl" ]; then export FSDP_NCCL_LIBRARY=$nccl; fi
 blas=${FSDP_CUBLASLT_LIBRARY:-$(find_library 'libcublasLt.so.1[123]')}
 if [ -n "$blas" ]; then export FSDP_CUBLASLT_LIBRARY=$blas; fi
 
-"$bin" -test.count=1 -test.timeout=0 "$@" # every part of it has a limit of its own
+status=0
+"$bin" -test.count=1 -test.timeout=0 "$@" || status=$? # every part of it has a limit of its own
+[ "$status" != 3 ] && [ -n "$kernels" ] || exit "$status"
+
+# kernel runs tests of a package that are about a GPU as well as about the doubles.
+kernel() {
+	FSDP_CUDA_LIBRARY=${FSDP_CUDA_LIBRARY:-libcuda.so.1} FSDP_CUBLASLT_LIBRARY=${FSDP_CUBLASLT_LIBRARY:-libcublasLt.so.13} \
+		"$kernels/$1.test" -test.count=1 -test.timeout=10m "${@:2}" || status=$?
+}
+printf '\nKernels\n'
+kernel device -test.run='^TestContract'
+kernel blaslt -test.run='^Test(Products|RunAllocatesNothing|PlanIsShared)$'
+kernel gpu -test.skip='^TestProductFailures$' # which lets calls fail
+kernel ops -test.run='^TestGPU$'
+exit "$status"

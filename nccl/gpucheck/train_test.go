@@ -30,75 +30,109 @@ import (
 )
 
 // TestCurve trains a GPT of 124M parameters in bfloat16, and PyTorch the same from the same weights and
-// batches. The losses of all steps are the same within 1e-2.
+// batches, with and without its compiler. Where the loss falls fast, roundings grow: so losses of all steps
+// are at most twice as far from PyTorch's as those of its own two ways are from each other, or within 1e-2.
 func TestCurve(t *testing.T) {
 	z := scale().curve
 	weights := filepath.Join(t.TempDir(), "weights.safetensors")
 	g := newTrainer(t, z)
 	defer g.close()
+	g.warmup = scale().curveSteps / 5
 	require.NoError(t, g.model.Export(t.Context(), weights))
-	p := startTorch(t, job{size: z, Weights: weights})
-	ours := g.run(scale().curveSteps)
-	first, last := ours.Losses[0], ours.Losses[len(ours.Losses)-1]
-	if p == nil {
-		report("curve", "%v: loss %.4f to %.4f in %d steps. No PyTorch to compare with", g, first, last, len(ours.Losses))
-		return
+	begin := time.Now()
+	ours := g.run(scale().curveSteps).Losses
+	fmt.Printf("  %v: %v\n", g, time.Since(begin).Round(time.Millisecond))
+	first, last := ours[0], ours[len(ours)-1]
+	var theirs [2][]float64
+	for i := range theirs {
+		p := startTorch(t, job{size: z, Weights: weights, Compile: i > 0, Warmup: g.warmup})
+		if p == nil {
+			report("curve", "%v: loss %.4f to %.4f in %d steps. No PyTorch to compare with", g, first, last, len(ours))
+			return
+		}
+		theirs[i] = p.run(scale().curveSteps).Losses
+		p.end()
 	}
-	theirs := p.run(scale().curveSteps)
-	p.end()
-	most := 0.0
-	for i, l := range ours.Losses {
-		most = max(most, math.Abs(l-theirs.Losses[i]))
-		if i%20 == 0 {
-			fmt.Printf("  step %3d: loss %.4f, PyTorch %.4f\n", i, l, theirs.Losses[i])
+	eager, compiled := theirs[0], theirs[1]
+	for i, l := range ours {
+		if i < 30 || i%20 == 0 {
+			fmt.Printf("  step %3d: loss %.4f, PyTorch %.4f, compiled %.4f\n", i, l, eager[i], compiled[i])
 		}
 	}
-	report("curve", "%v: loss %.4f to %.4f in %d steps, PyTorch's %.4f to %.4f: at most %.4f apart", g, first, last,
-		len(ours.Losses), theirs.Losses[0], theirs.Losses[len(theirs.Losses)-1], most)
-	require.LessOrEqual(t, most, 1e-2, "losses of a step apart")
+	most, at := apart(ours, eager)
+	own, ownAt := apart(compiled, eager)
+	report("curve", "%v: loss %.4f to %.4f in %d steps, PyTorch's %.4f to %.4f: at most %.4f apart (step %d), PyTorch's own two ways %.4f (step %d)",
+		g, first, last, len(ours), eager[0], eager[len(eager)-1], most, at, own, ownAt)
+	require.LessOrEqual(t, most, max(1e-2, 2*own), "losses of a step apart")
+}
+
+// apart returns the largest distance between losses of a step, and which step that is.
+func apart(a, b []float64) (most float64, step int) {
+	for i, l := range a {
+		if d := math.Abs(l - b[i]); !(d <= most) {
+			most, step = d, i
+		}
+	}
+	return most, step
 }
 
 // TestTraining measures steps of a GPT of 1.5B parameters in bfloat16, beside PyTorch's FSDP2 with and
-// without its compiler if it is there. They take turns in one run.
+// without its compiler if it is there. They run one after another, as the GPU has memory for one.
 func TestTraining(t *testing.T) {
 	z := scale().training
-	ours := newTrainer(t, z)
-	defer ours.close()
+	z.Batch = cmp.Or(*batch, z.Batch)
 	type contestant struct {
 		name  string
-		run   func(steps int) reply
+		start func() (run func(steps int) reply, end func()) // run is nil if it is not there
 		times []float64
 		last  reply
 	}
-	list := []*contestant{{name: "gofsdp", run: ours.run}}
-	for _, compile := range []bool{true, false} {
-		if p := startTorch(t, job{size: z, Compile: compile}); p != nil {
-			defer p.end()
-			name := "FSDP2"
-			if compile {
-				name += ", compiled"
-			}
-			list = append(list, &contestant{name: name, run: p.run})
+	var what string
+	parameters := 0
+	ours := &contestant{name: "gofsdp", start: func() (func(int) reply, func()) {
+		g := newTrainer(t, z)
+		what, parameters = g.String(), g.parameters()
+		return g.run, func() {
+			report("training", "%v, gofsdp, ms of phases that are waited for: %s", what, g.split(scale().trainingSteps))
+			g.close()
 		}
+	}}
+	torch := func(name string, compile bool) *contestant {
+		return &contestant{name: name, start: func() (func(int) reply, func()) {
+			p := startTorch(t, job{size: z, Compile: compile})
+			if p == nil {
+				return nil, nil
+			}
+			return p.run, p.end
+		}}
 	}
-	for turn := range scale().turns + 1 {
-		for _, c := range list {
-			c.last = c.run(scale().trainingSteps)
-			if turn > 0 { // the first warms up
-				c.times = append(c.times, c.last.Seconds...)
-			}
+	list := []*contestant{ours, torch("FSDP2", false), torch("FSDP2, compiled", true)}
+	for _, c := range list {
+		begin := time.Now()
+		run, end := c.start()
+		if run == nil {
+			continue
 		}
+		run(scale().trainingSteps) // warms up
+		fmt.Printf("  %s: %v until it was warm\n", c.name, time.Since(begin).Round(time.Millisecond))
+		for range scale().turns {
+			c.last = run(scale().trainingSteps)
+			c.times = append(c.times, c.last.Seconds...)
+		}
+		end()
+		fmt.Printf("  %s: %.1f ms a step\n", c.name, slices.Min(c.times)*1e3)
 	}
 	tokens := float64(z.Batch * z.Context)
-	flops := tokens * (6*float64(ours.parameters()) + 12*float64(z.Layers*z.Context*z.Dim))
+	flops := tokens * (6*float64(parameters) + 12*float64(z.Layers*z.Context*z.Dim))
 	for _, c := range list {
+		if c.times == nil {
+			report("training", "no PyTorch to compare with: %s", c.name)
+			continue
+		}
 		slices.Sort(c.times)
 		s := c.times[len(c.times)/2]
-		report("training", "%v, %-15s %8.1f ms a step (%.1f to %.1f), %7.0f tokens/s, %5.1f %% of 989 TFLOP/s, %5.1f GiB, loss %.4f", ours, c.name,
+		report("training", "%v, %-15s %8.1f ms a step (%.1f to %.1f), %7.0f tokens/s, %5.1f %% of 989 TFLOP/s, %5.1f GiB, loss %.4f", what, c.name,
 			s*1e3, c.times[0]*1e3, c.times[len(c.times)-1]*1e3, tokens/s, flops/s/989e12*100, gib(c.last.Peak), c.last.Losses[len(c.last.Losses)-1])
-	}
-	if len(list) == 1 {
-		report("training", "no PyTorch to compare with")
 	}
 }
 
@@ -110,6 +144,9 @@ type trainer struct {
 	model *fsdp.Sharded
 	opt   optim.Optimizer
 	step  int
+
+	warmup int                  // steps in which the learning rate grows to what it is
+	apart  map[string][]float64 // of phases that are waited for, when they were over
 }
 
 func newTrainer(t *testing.T, z size) *trainer {
@@ -153,23 +190,63 @@ type reply struct {
 
 // run runs some steps. Each ends when the GPU has done all of it.
 func (g *trainer) run(steps int) (r reply) {
-	ctx := g.t.Context()
 	for range steps {
 		tokens, targets := g.z.batch(g.step)
 		begin := time.Now()
-		loss, err := g.model.Forward(ctx, tokens, targets)
-		require.NoError(g.t, err)
-		require.NoError(g.t, g.model.Backward(ctx))
-		_, err = g.model.ClipGradNorm(ctx, 1)
-		require.NoError(g.t, err)
-		require.NoError(g.t, g.opt.Step(3e-4))
-		g.model.ZeroGrad()
-		require.NoError(g.t, g.model.Shards()[0].Value.Slice(0, 1).Read(optim.Host{F32: make([]float32, 1)}))
-		r.Seconds, r.Losses = append(r.Seconds, time.Since(begin).Seconds()), append(r.Losses, loss)
+		for _, p := range phases {
+			loss, err := p.do(g, tokens, targets)
+			require.NoError(g.t, err, p.name)
+			if p.name == "forward" {
+				r.Losses = append(r.Losses, loss)
+			}
+			if g.apart != nil {
+				g.wait()
+				g.apart[p.name] = append(g.apart[p.name], time.Since(begin).Seconds())
+			}
+		}
+		g.wait()
+		r.Seconds = append(r.Seconds, time.Since(begin).Seconds())
 		g.step++
 	}
 	r.Peak = g.model.Memory().Peak
 	return r
+}
+
+// phases are those of a step.
+var phases = []struct {
+	name string
+	do   func(g *trainer, tokens, targets fsdp.Tensor) (loss float64, err error)
+}{
+	{"forward", func(g *trainer, tokens, targets fsdp.Tensor) (float64, error) {
+		return g.model.Forward(g.t.Context(), tokens, targets)
+	}},
+	{"backward", func(g *trainer, _, _ fsdp.Tensor) (float64, error) { return 0, g.model.Backward(g.t.Context()) }},
+	{"clip", func(g *trainer, _, _ fsdp.Tensor) (float64, error) { return g.model.ClipGradNorm(g.t.Context(), 1) }},
+	{"update", func(g *trainer, _, _ fsdp.Tensor) (float64, error) {
+		defer g.model.ZeroGrad()
+		return 0, g.opt.Step(3e-4 * min(1, float64(g.step+1)/float64(max(g.warmup, 1))))
+	}},
+}
+
+// wait waits until the GPU has done all that it was given.
+func (g *trainer) wait() {
+	require.NoError(g.t, g.model.Shards()[0].Value.Slice(0, 1).Read(optim.Host{F32: make([]float32, 1)}))
+}
+
+// split says how long the phases of steps take that wait for the GPU after each.
+func (g *trainer) split(steps int) (text string) {
+	g.apart = make(map[string][]float64)
+	defer func() { g.apart = nil }()
+	g.run(steps)
+	before := 0.0
+	for _, p := range phases {
+		times := g.apart[p.name]
+		slices.Sort(times)
+		until := times[len(times)/2]
+		text += fmt.Sprintf(", %s %.1f", p.name, (until-before)*1e3)
+		before = until
+	}
+	return text[2:]
 }
 
 // batch returns the tokens and targets of a step: sequences in which the next token is one of four.
@@ -199,6 +276,7 @@ type job struct {
 	size
 	Weights string // the file with the initial weights, or ""
 	Compile bool
+	Warmup  int
 	Meet    string
 }
 
