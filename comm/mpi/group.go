@@ -62,7 +62,7 @@ type group struct {
 	abandoned          bool            // a transfer was abandoned here
 	abandonedElsewhere bool            // or on a rank that has left since
 	early              []news          // that came before serial
-	cause              error           // of the first bad news, if there was any
+	leaver             int             // the first rank that left, -1 if none did before a fault
 	fault              error           // of the group, but not that a rank has closed
 	children           map[*group]struct{}
 }
@@ -75,7 +75,7 @@ func newGroup(e *engine, parent *group, id uint64, name string, rank int, world 
 		letters: allocate(n * maxCall), calls: requests(n - 1), moving: requests(2 * (n - 1)),
 		wait: backoff.Waiter{Policy: &waiting}, halt: make(chan struct{}), pins: new(runtime.Pinner),
 		heard: make([]atomic.Uint64, n), bodies: make([][]byte, 2*n), sizes: make([]int, 2*n),
-		silent: make([]bool, n), closed: make([]bool, n), children: map[*group]struct{}{},
+		silent: make([]bool, n), closed: make([]bool, n), leaver: -1, children: map[*group]struct{}{},
 	}
 	memory := make([]byte, 2*n*maxBody)
 	for i := range g.bodies {
@@ -146,38 +146,30 @@ func (g *group) ended(rank int, m message) {
 
 // hear tells the handle what another rank has said.
 func (g *group) hear(n news) {
-	var cause error
 	if len(n.body) > 0 {
-		var err error
-		if cause, err = comm.UnmarshalError(n.body); err != nil {
+		cause, err := comm.UnmarshalError(n.body)
+		if err != nil {
 			cause = &comm.RankError{Group: g.name, Rank: n.from, Err: err}
 		}
-	}
-	switch {
-	case n.what == failed || n.flags&faulty != 0:
 		g.spread(cause)
-	case cause != nil: // a rank has closed before this one
-		g.noteCause(cause)
-		g.serial.Failed(cause)
 	}
 	if n.what == left {
-		g.noteCause(&comm.RankError{Group: g.name, Rank: n.from, Err: comm.ErrClosed})
-		g.serial.Left(n.from, n.seq)
+		g.noteLeaver(n.first)
+		g.serial.Left(n.first, n.seq)
 	}
 }
 
-// noteCause notes what may be the first bad news.
-func (g *group) noteCause(err error) {
+// noteLeaver notes that a rank has left, if that is the first bad news.
+func (g *group) noteLeaver(rank int) {
 	g.engine.mu.Lock()
 	defer g.engine.mu.Unlock()
-	if g.cause == nil {
-		g.cause = err
+	if g.leaver < 0 && g.fault == nil {
+		g.leaver = rank
 	}
 }
 
 // spread makes err the failure of this handle and of those split from it.
 func (g *group) spread(err error) {
-	g.noteCause(err)
 	g.engine.mu.Lock()
 	if g.fault == nil {
 		g.fault = err
@@ -217,11 +209,12 @@ func (g *group) fallSilent() {
 	}
 }
 
-// Tell implements [comm.Backend].
+// Tell implements [comm.Backend]. The children fail before others hear of it: the news comes back
+// from them, and by then the children of this rank must have its own error.
 func (g *group) Tell(err error) {
 	g.over.Store(true)
-	g.say(message{what: failed, body: comm.MarshalError(g.name, g.rank, err)})
 	g.spread(err)
+	g.say(message{what: failed, body: comm.MarshalError(g.name, g.rank, err)})
 }
 
 // Stop implements [comm.Backend].
@@ -319,8 +312,9 @@ func (g *group) Split(ctx context.Context, seq uint64, color int, ranks []int) (
 // errHalted is what Run returns when Stop was called; the handle knows why.
 var errHalted = errors.New("the group has failed")
 
-// Leave implements [comm.Backend]. That this rank closes the group because of
-// another one must not be what a third hears first: so it says what it knows.
+// Leave implements [comm.Backend]. That this rank closes the group because of another one must not
+// be what a third hears first: so it says which rank left before, or what the group failed with,
+// whichever came first. Of a failure that came later whoever has told this rank tells the others.
 func (g *group) Leave(last uint64) error {
 	e := g.engine
 	e.mu.Lock()
@@ -331,15 +325,14 @@ func (g *group) Leave(last uint64) error {
 		errs = append(errs, c.serial.Close())
 	}
 	e.mu.Lock()
-	m := message{what: left, seq: last}
+	m := message{what: left, first: g.rank, seq: last}
 	if g.abandoned || g.id == worldID && e.abandoned {
 		m.flags |= abandoned
 	}
-	if g.fault != nil {
-		m.flags |= faulty
-	}
-	if g.cause != nil {
-		m.body = comm.MarshalError(g.name, g.rank, g.cause)
+	if g.leaver >= 0 {
+		m.first = g.leaver
+	} else if g.fault != nil {
+		m.body = comm.MarshalError(g.name, g.rank, g.fault)
 	}
 	e.mu.Unlock()
 	g.over.Store(true)

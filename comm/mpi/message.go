@@ -13,13 +13,14 @@ import (
 // All messages of two ranks, of whatever group, arrive in the order in which they
 // were sent. Encoded, little-endian:
 //
-//	0 what | 1 flags | 2 zero | 8 group | 16 seq | 24 body
+//	0 what | 1 flags | 2 zero | 4 first | 8 group | 16 seq | 24 body
 type message struct {
 	what  what
 	flags byte
+	first int    // left: the rank that left first, by what the sender knows
 	group uint64 // id
 	seq   uint64 // call: number of the collective; left: of the last that is complete
-	body  []byte // call: signature and data; failed, left: see comm.MarshalError
+	body  []byte // call: signature and data; failed, left: the failure, as comm.MarshalError has it
 }
 
 // what is the kind of a message.
@@ -28,15 +29,12 @@ type what uint8
 const (
 	call   what = iota + 1 // the rank has issued a collective
 	stop                   // the rank will send no more calls
-	failed                 // so will it, as the group has failed; the cause is in the body
-	left                   // so will it, as it has closed its handle; with the first cause
+	failed                 // so will it, as the group has failed
+	left                   // so will it, as it has closed its handle
 )
 
-// Flags of left.
-const (
-	abandoned = 1 << iota // the rank has abandoned a transfer
-	faulty                // the cause is a failure, which the children of the group share
-)
+// abandoned is the flag of left: the rank has abandoned a transfer.
+const abandoned = 1
 
 const (
 	bodyAt    = 24
@@ -50,6 +48,7 @@ const (
 func (m message) put(b []byte) {
 	clear(b[:bodyAt])
 	b[0], b[1] = byte(m.what), m.flags
+	binary.LittleEndian.PutUint32(b[4:], uint32(m.first))
 	binary.LittleEndian.PutUint64(b[8:], m.group)
 	binary.LittleEndian.PutUint64(b[16:], m.seq)
 }
@@ -66,8 +65,10 @@ func parse(b []byte) (message, error) {
 	if len(b) < bodyAt {
 		return message{}, fmt.Errorf("message of %d bytes", len(b))
 	}
-	m := message{what: what(b[0]), flags: b[1], body: b[bodyAt:],
-		group: binary.LittleEndian.Uint64(b[8:]), seq: binary.LittleEndian.Uint64(b[16:])}
+	m := message{
+		what: what(b[0]), flags: b[1], first: int(binary.LittleEndian.Uint32(b[4:])),
+		group: binary.LittleEndian.Uint64(b[8:]), seq: binary.LittleEndian.Uint64(b[16:]), body: b[bodyAt:],
+	}
 	ok := false
 	switch n := len(m.body); m.what {
 	case call:
@@ -79,7 +80,8 @@ func parse(b []byte) (message, error) {
 	case failed:
 		ok = n > 0
 	}
-	if !ok || b[1] > abandoned|faulty || m.what != left && b[1] != 0 || [6]byte(b[2:]) != [6]byte{} {
+	if !ok || m.flags > abandoned || m.what != left && (m.flags != 0 || m.first != 0) ||
+		[2]byte(b[2:]) != [2]byte{} {
 		return message{}, fmt.Errorf("unintelligible message % x of %d bytes", b[:bodyAt], len(b))
 	}
 	return m, nil

@@ -17,7 +17,7 @@ func TestMessage(t *testing.T) {
 		{what: call, group: 1, seq: 1 << 40, body: make([]byte, comm.SignatureSize+3)},
 		{what: stop, group: 1<<64 - 1, body: []byte{}},
 		{what: failed, group: 7, body: []byte("{}")},
-		{what: left, group: 7, seq: 3, flags: abandoned, body: []byte{}},
+		{what: left, group: 7, seq: 3, flags: abandoned, first: 1 << 20, body: []byte{}},
 	} {
 		got, err := parse(m.encode())
 		require.NoError(t, err)
@@ -28,7 +28,7 @@ func TestMessage(t *testing.T) {
 }
 
 func FuzzParse(f *testing.F) {
-	for _, m := range []message{{what: call, body: make([]byte, maxBody)}, {what: stop}, {what: left, flags: abandoned | faulty}, {what: failed, body: []byte("x")}} {
+	for _, m := range []message{{what: call, body: make([]byte, maxBody)}, {what: stop}, {what: left, flags: abandoned, first: 3}, {what: failed, body: []byte("x")}} {
 		f.Add(m.encode())
 	}
 	f.Add([]byte{})
