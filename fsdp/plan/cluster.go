@@ -60,8 +60,9 @@ type Software struct {
 var files embed.FS
 
 // Clusters returns the clusters that come with the package, by name: a100-40, a100-80, h100, h200
-// and b200, each with eight devices a host and the network that such hosts usually have, and
-// epyc-2, a virtual machine with two cores, as "fsdpplan -calibrate" measures them.
+// and b200, each with eight devices a host and the network that such hosts usually have;
+// h100-measured, an h100 on which our own kernels were measured one by one; and epyc-2, a virtual
+// machine with two cores, as "fsdpplan -calibrate" measures them.
 func Clusters() map[string]*Cluster {
 	list := make(map[string]*Cluster)
 	entries, _ := files.ReadDir("clusters") // which is there, or this would not compile

@@ -203,7 +203,7 @@ func TestClusters(t *testing.T) {
 		require.Equal(t, name, c.Name)
 		require.NotEmpty(t, c.Sources)
 	}
-	require.Len(t, plan.Clusters(), 6)
+	require.Len(t, plan.Clusters(), 7)
 	for want, file := range map[string]string{
 		"unknown field":             `{"Memory": 3}`,
 		"something follows":         `{} {}`,
