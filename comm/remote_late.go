@@ -63,8 +63,8 @@ func (x *exchange) answer(seq uint64) (some bool) {
 	return some
 }
 
-// hear makes the answers of all collectives up to seq something to wait for.
-func (x *exchange) hear(seq uint64) {
+// expect makes the answers of all collectives up to seq something to wait for.
+func (x *exchange) expect(seq uint64) {
 	for _, p := range x.used {
 		q := &p.in
 		for q.must < len(q.pieces) && q.pieces[q.must].of.seq <= seq {
@@ -82,7 +82,7 @@ func (x *exchange) age(seq uint64) {
 		x.answer(seq - lateAnswer)
 	}
 	if seq > latestAnswer {
-		x.hear(seq - latestAnswer)
+		x.expect(seq - latestAnswer)
 	}
 }
 
@@ -131,7 +131,7 @@ func (r *remote) Confirm(ctx context.Context) error {
 		return nil
 	}
 	r.answer(noSeq)
-	r.hear(noSeq)
+	r.expect(noSeq)
 	err := r.settle(ctx)
 	var differs *MismatchError
 	var blame *RankError

@@ -206,13 +206,14 @@ func (q *queue) trails(n int) bool {
 	return next.tailed && !q.heading() && q.bodyMoved()+n == len(next.body)
 }
 
-// readAhead returns memory for bytes that may follow those that are due.
+// readAhead returns memory for bytes that may follow those that are due: some small messages, which others
+// have sent since this rank looked.
 func (p *port) readAhead() []byte {
 	p.lo, p.hi = 0, 0
 	if free := *p.spare; p.ahead == nil && len(free) > 0 {
 		p.ahead, *p.spare = free[len(free)-1], free[:len(free)-1]
 	} else if p.ahead == nil {
-		p.ahead = make([]byte, frameSize+4<<10+tailSize)
+		p.ahead = make([]byte, 4*(frameSize+4<<10+tailSize))
 	}
 	return p.ahead
 }
