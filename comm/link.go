@@ -131,8 +131,9 @@ func (l *link) fail(err error) {
 	l.spread(err)
 }
 
-// blame makes err the failure of the group unless it has failed before, and returns its failure: a rank
-// says one thing to all that ask it. Others leave because of a failure, and their connections end.
+// blame makes err the failure of the group unless it has failed before, and returns its failure: a
+// rank says one thing to all that ask it. Others leave because of a failure, and their connections
+// end.
 func (l *link) blame(err error) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()

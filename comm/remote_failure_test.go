@@ -314,8 +314,8 @@ func TestManyMismatch(t *testing.T) {
 	}
 }
 
-// differ has one of n ranks make a call and the others sum so many elements, and returns the errors,
-// all of which are about that rank.
+// differ has one of n ranks make a call and the others sum so many elements, and returns the
+// errors, all of which are about that rank.
 func differ(t *testing.T, n, elements, other int, call func(g Group) error) []error {
 	gs, errs := RemoteGroups(t, n, Wiring{}), make([]error, n)
 	var ranks sync.WaitGroup

@@ -144,9 +144,9 @@ func (r *remote) finish(ctx context.Context, c *Call) error {
 }
 
 // Begin implements [Beginner]: what sockets take of small messages without waiting is sent by
-// whoever issues the collective, and a reader finds the rest in its socket. Where a second goroutine
-// would have to be woken for that, it would cost more than all the rest. Streams have goroutines of
-// their own, which may be in the caller's memory until Run has ended them.
+// whoever issues the collective, and a reader finds the rest in its socket. Where a second
+// goroutine would have to be woken for that, it would cost more than all the rest. Streams have
+// goroutines of their own, which may be in the caller's memory until Run has ended them.
 func (r *remote) Begin(seq uint64, c *Call) bool {
 	if _, own := r.pump.(*streams); own {
 		return false

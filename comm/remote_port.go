@@ -206,8 +206,8 @@ func (q *queue) trails(n int) bool {
 	return next.tailed && !q.heading() && q.bodyMoved()+n == len(next.body)
 }
 
-// readAhead returns memory for bytes that may follow those that are due: some small messages, which others
-// have sent since this rank looked.
+// readAhead returns memory for bytes that may follow those that are due: some small messages, which
+// others have sent since this rank looked.
 func (p *port) readAhead() []byte {
 	p.lo, p.hi = 0, 0
 	if free := *p.spare; p.ahead == nil && len(free) > 0 {

@@ -4,10 +4,11 @@ import "unsafe"
 
 // Small collectives
 //
-// Of a small collective every rank copies its source onto the board and computes its own result from
-// there: it arrives once, and nobody waits twice. What the others wait for is the line that its number
-// is in. Each of them looks there all the time, so the line is written at once, when all that goes
-// there is known: between two writes it would have to come back from the core of who looks.
+// Of a small collective every rank copies its source onto the board and computes its own result
+// from there: it arrives once, and nobody waits twice. What the others wait for is the line that
+// its number is in. Each of them looks there all the time, so the line is written at once, when all
+// that goes there is known: between two writes it would have to come back from the core of who
+// looks.
 
 // smallTensor is the size in bytes up to which a collective is small.
 const smallTensor = 4 << 10

@@ -64,8 +64,8 @@ var damages = map[string]damage{
 	}, []string{"another format", "version is 3", "reads 1 to 2"}, noDamage},
 }
 
-// swapNames swaps the names of the optimizer's two tensors of each parameter in a file, and makes the
-// checksums right again.
+// swapNames swaps the names of the optimizer's two tensors of each parameter in a file, and makes
+// the checksums right again.
 func swapNames(t *testing.T, path string) {
 	change(t, filepath.Join(path, checkpoint.ManifestName), func(text []byte) []byte {
 		m, err := checkpoint.Decode(text)

@@ -56,8 +56,8 @@ func Uniform(lo, hi float64) Init {
 	}
 }
 
-// onAllCores calls f for parts of [0, n) at once. Parts that would take less than a tenth of a millisecond
-// stay whole.
+// onAllCores calls f for parts of [0, n) at once. Parts that would take less than a tenth of a
+// millisecond stay whole.
 func onAllCores(n int, f func(from, to int)) {
 	part := max((n-1)/runtime.GOMAXPROCS(0)+1, 2048)
 	var rest sync.WaitGroup

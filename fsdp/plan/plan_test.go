@@ -14,8 +14,8 @@ import (
 	"github.com/gofsdp/gofsdp/optim"
 )
 
-// simple is a cluster whose times can be told by hand: 1 byte or FLOP takes a second, and a collective
-// over two ranks as long as half its bytes.
+// simple is a cluster whose times can be told by hand: 1 byte or FLOP takes a second, and a
+// collective over two ranks as long as half its bytes.
 func simple() *plan.Cluster {
 	return &plan.Cluster{
 		PerHost: 2, Device: plan.Device{Memory: 1, Peak: 1, PeakWide: 1, Bandwidth: 1, Multiprocessors: 1},
@@ -24,8 +24,8 @@ func simple() *plan.Cluster {
 	}
 }
 
-// chain is a pass of n calls, each in a group of its own that takes gather seconds to gather and that
-// is gathered ahead by one. A call takes seconds forward.
+// chain is a pass of n calls, each in a group of its own that takes gather seconds to gather and
+// that is gathered ahead by one. A call takes seconds forward.
 func chain(n, gather, seconds int) *plan.Pass {
 	p := &plan.Pass{Units: []plan.Unit{{Forward: []plan.Work{{Class: plan.Other, Count: 1, Bytes: seconds}}}}}
 	op := func(k plan.Kind, i int) {
@@ -77,8 +77,8 @@ func TestTime(t *testing.T) {
 	require.InDelta(t, 3*once.Exposed, thrice.Exposed, 1e-9)
 }
 
-// TestStreamsDoNotOverlapThemselves plays random passes: what one stream does follows each other, the
-// whole takes at least as long as either, and no longer than both one after the other.
+// TestStreamsDoNotOverlapThemselves plays random passes: what one stream does follows each other,
+// the whole takes at least as long as either, and no longer than both one after the other.
 func TestStreamsDoNotOverlapThemselves(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		p := chain(rapid.IntRange(1, 9).Draw(t, "calls"), rapid.IntRange(0, 20).Draw(t, "gather"), rapid.IntRange(1, 20).Draw(t, "compute"))
@@ -137,7 +137,8 @@ func TestFits(t *testing.T) {
 		`What helps, each by itself: BF16() saves 3.0 GB, which is enough; no Keep saves 500.0 MB`)
 }
 
-// TestHolders adds up what groups and calls hold during every operation: it is what is live by class.
+// TestHolders adds up what groups and calls hold during every operation: it is what is live by
+// class.
 func TestHolders(t *testing.T) {
 	for _, wrap := range []fsdp.Policy{nil, fsdp.WrapTypes(&nn.Block{}), fsdp.WrapEach()} {
 		p := dry(t, 4, wrap).Pass
@@ -181,7 +182,8 @@ func TestSamples(t *testing.T) {
 	require.Less(t, before, line.Total)
 }
 
-// TestPassByHand asks passes that no engine compiled: the least that can be said of one, and an empty one.
+// TestPassByHand asks passes that no engine compiled: the least that can be said of one, and an
+// empty one.
 func TestPassByHand(t *testing.T) {
 	for _, p := range []*plan.Pass{{}, {Ops: []plan.Op{{Kind: plan.Gather}, {Kind: plan.Wait}, {Kind: plan.Reduce}, {Kind: plan.Drain}}, Groups: []plan.Group{{Params: 8, Grads: 8}}}} {
 		for _, c := range plan.Clusters() {

@@ -113,8 +113,8 @@ func caseOf(seed uint64, number int) Case {
 	return c
 }
 
-// suspensionOf returns a case by its number in which all processes are stopped for a while, as those
-// of a laptop are that is closed.
+// suspensionOf returns a case by its number in which all processes are stopped for a while, as
+// those of a laptop are that is closed.
 func suspensionOf(seed uint64, number int) Case {
 	c := Case{Seed: seed, Number: number, Transport: transports[1+number%3], Suspend: 6 * time.Second}
 	rng := rand.New(rand.NewPCG(seed, uint64(number)))
@@ -237,7 +237,8 @@ func (c *Case) deadline() time.Duration {
 	return 2*time.Second + spare
 }
 
-// spare is added to all limits, which are for a machine that does nothing else. Tests run beside others.
+// spare is added to all limits, which are for a machine that does nothing else. Tests run beside
+// others.
 var spare time.Duration
 
 // command runs c again.

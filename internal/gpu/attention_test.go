@@ -143,8 +143,8 @@ func TestAttention(t *testing.T) {
 	})
 }
 
-// TestAttentionOfExtremes has scores beyond what exp can take in float32, and NaN in a query, which must
-// not reach other queries. Gradients and their errors are as large as the scale is.
+// TestAttentionOfExtremes has scores beyond what exp can take in float32, and NaN in a query, which
+// must not reach other queries. Gradients and their errors are as large as the scale is.
 func TestAttentionOfExtremes(t *testing.T) {
 	property(t, func(rt *rapid.T, u *use) {
 		a := drawAttention(rt, rapid.SampledFrom([]int{5, 8}).Draw(rt, "d"))
@@ -161,8 +161,9 @@ func TestAttentionOfExtremes(t *testing.T) {
 // elementBytes returns the bytes of an element.
 func elementBytes(v exec.Value) int { return len(v.Bytes) / v.Len() }
 
-// TestFlashAttention checks the kernels with tensor cores: each on its own arguments, with twice the
-// tolerance because weights and the gradients of scores are rounded too, and all together against float64.
+// TestFlashAttention checks the kernels with tensor cores: each on its own arguments, with twice
+// the tolerance because weights and the gradients of scores are rounded too, and all together
+// against float64.
 func TestFlashAttention(t *testing.T) {
 	m := gputest.New(t)
 	draw := rapid.Custom(func(rt *rapid.T) attention {
@@ -185,7 +186,8 @@ func TestFlashAttention(t *testing.T) {
 	}
 }
 
-// distance returns the length of the difference of what is in bfloat16 in v, relative to what it should be.
+// distance returns the length of the difference of what is in bfloat16 in v, relative to what it
+// should be.
 func distance(v, want exec.Value) float64 {
 	low, _ := v.Parts()
 	var d, all float64

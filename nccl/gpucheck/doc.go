@@ -24,13 +24,12 @@
 //	two ranks on one GPU, with NCCL 2.30 or later (NCCL_MULTI_RANK_GPU_ENABLE)
 //	a rank on each GPU, if there are several
 //
-// Without arguments the script also runs the tests of internal/device, blaslt, gpu and ops that compare
-// every kernel with the host: they take a GPU where FSDP_CUDA_LIBRARY is set.
+// Without arguments the script also runs the tests of internal/device, blaslt, gpu and ops that
+// compare every kernel with the host: they take a GPU where FSDP_CUDA_LIBRARY is set.
 //
-// The script builds the test programs, or takes those that GPUCHECK_BIN and GPUCHECK_KERNELS name, which
-// need neither Go nor this source; it finds NCCL, also in a Python environment. Its exit
-// status is 0 if all is well, 3 if the machine has no GPU, and another one after any
-// failure.
+// The script builds the test programs, or takes those that GPUCHECK_BIN and GPUCHECK_KERNELS name,
+// which need neither Go nor this source; it finds NCCL, also in a Python environment. Its exit
+// status is 0 if all is well, 3 if the machine has no GPU, and another one after any failure.
 //
 //	CGO_ENABLED=1 go test -c -tags gpu -o gpucheck ./nccl/gpucheck
 //	GPUCHECK_BIN=./gpucheck ./run.sh      # elsewhere, with both files copied

@@ -29,9 +29,10 @@ import (
 	"github.com/gofsdp/gofsdp/optim"
 )
 
-// TestCurve trains a GPT of 124M parameters in bfloat16, and PyTorch the same from the same weights and
-// batches, with and without its compiler. Where the loss falls fast, roundings grow: so losses of all steps
-// are at most twice as far from PyTorch's as those of its own two ways are from each other, or within 1e-2.
+// TestCurve trains a GPT of 124M parameters in bfloat16, and PyTorch the same from the same weights
+// and batches, with and without its compiler. Where the loss falls fast, roundings grow: so losses
+// of all steps are at most twice as far from PyTorch's as those of its own two ways are from each
+// other, or within 1e-2.
 func TestCurve(t *testing.T) {
 	z := scale().curve
 	weights := filepath.Join(t.TempDir(), "weights.safetensors")
@@ -76,8 +77,9 @@ func apart(a, b []float64) (most float64, step int) {
 	return most, step
 }
 
-// TestTraining measures steps of a GPT of 1.5B parameters in bfloat16, beside PyTorch's FSDP2 with and
-// without its compiler if it is there. They run one after another, as the GPU has memory for one.
+// TestTraining measures steps of a GPT of 1.5B parameters in bfloat16, beside PyTorch's FSDP2 with
+// and without its compiler if it is there. They run one after another, as the GPU has memory for
+// one.
 func TestTraining(t *testing.T) {
 	z := scale().training
 	z.Batch = cmp.Or(*batch, z.Batch)

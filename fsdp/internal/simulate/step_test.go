@@ -82,7 +82,8 @@ func (r *rank) reduceScatter(step, n int) error {
 	})
 }
 
-// allReduce is about a group of the ranks that have the same rest by the world's size over the group's.
+// allReduce is about a group of the ranks that have the same rest by the world's size over the
+// group's.
 func (r *rank) allReduce(g comm.Group, step, n int) error {
 	buf := values(step, r.no, n)
 	if err := g.AllReduce(comm.Of(buf), comm.Max).Wait(r.ctx); err != nil {

@@ -1,9 +1,10 @@
 //go:build linux && cgo
 
 // Package gputest runs single instructions on the doubles of package gpudouble, in the least
-// forgiving way: every operand is an allocation of its own, so that an access beyond it is found; it
-// is aligned to 32 bytes and no more, as parameters are; memory that must be written starts out as
-// NaN, and so does scratch memory; and blocks and warps in reversed order must give the same bits.
+// forgiving way: every operand is an allocation of its own, so that an access beyond it is found;
+// it is aligned to 32 bytes and no more, as parameters are; memory that must be written starts out
+// as NaN, and so does scratch memory; and blocks and warps in reversed order must give the same
+// bits.
 //
 // Where [device.EnvCUDA] names a driver they run on its GPU, without what only doubles see, and a
 // second run must give the same bits.
@@ -42,8 +43,8 @@ type Machine struct {
 	test           testing.TB
 }
 
-// New returns a machine that is closed at the end of the test. Nothing may be left then, and nothing
-// may have been misused.
+// New returns a machine that is closed at the end of the test. Nothing may be left then, and
+// nothing may have been misused.
 func New(t testing.TB) *Machine {
 	t.Helper()
 	m := &Machine{Offset: aligned, test: t}
@@ -76,8 +77,8 @@ type T interface {
 	Helper()
 }
 
-// Run runs an instruction on the values of f and returns its result, which begins as f.Out. If alias,
-// the result lies where argument 0 does.
+// Run runs an instruction on the values of f and returns its result, which begins as f.Out. If
+// alias, the result lies where argument 0 does.
 func (m *Machine) Run(t T, in exec.Instr, f *exec.Frame, alias bool) exec.Value {
 	t.Helper()
 	out, err := m.Try(t, in, f, alias)
@@ -169,7 +170,8 @@ func nan(n int) []byte { return slices.Repeat([]byte{0xFF}, n) }
 
 // Check runs an instruction in every way in which it may run: in order and reversed, in place, and
 // added to what is there. Each result must be that of the reference in float64 to within tol of 1
-// plus its size, and all must be the same bits. f is as it is before the instruction runs on the host.
+// plus its size, and all must be the same bits. f is as it is before the instruction runs on the
+// host.
 func (m *Machine) Check(t T, in exec.Instr, f *exec.Frame, tol float64) {
 	t.Helper()
 	accs := []bool{in.Acc}
@@ -206,8 +208,8 @@ func (m *Machine) reversed(f func()) {
 	m.CUDA.Reversed(m.test, f)
 }
 
-// bits returns the bits of the elements of v, of NaN those of one: which NaN comes out of two depends
-// on the order in which a compiler has them added, and says nothing.
+// bits returns the bits of the elements of v, of NaN those of one: which NaN comes out of two
+// depends on the order in which a compiler has them added, and says nothing.
 func bits(v exec.Value) []uint64 {
 	list := make([]uint64, 0, v.Len())
 	for _, x := range Floats(v) {
