@@ -113,6 +113,8 @@ template <class T> DEVICE T warp_largest(T x) {
   return x;
 }
 
+#define WARPS 8 // of a block. It changes a word of a result once: each atomic operation on it waits for the others.
+
 // largest gives the first word of a piece's result the bits of its largest magnitude, as a double.
 // Results are of four words, zero before.
 template <class T> DEVICE void largest(const piece *list, u32 count, u64 *results) {
@@ -123,8 +125,14 @@ template <class T> DEVICE void largest(const piece *list, u32 count, u64 *result
     auto m = magnitude(x[i]);
     most = most > m ? most : m;
   }
+  __shared__ decltype(most) warps[WARPS];
   most = warp_largest(most);
-  if (threadIdx.x % 32 == 0) atomicMax(results + 4 * (a - list), as_double(most));
+  if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = most;
+  __syncthreads();
+  if (threadIdx.x) return;
+#pragma unroll
+  for (int w = 1; w < WARPS; w++) most = most > warps[w] ? most : warps[w];
+  atomicMax(results + 4 * (a - list), as_double(most));
 }
 
 // squares adds the words of package vec's Squares: c is the scale. They are not carried.
@@ -139,13 +147,19 @@ template <class T> DEVICE void squares(const piece *list, u32 count, u64 *result
     hi += __double_as_longlong(t) - __double_as_longlong(on_hi);
     lo += __double_as_longlong(__fma_rn(s, s, (on_hi + on_lo) - t)) - __double_as_longlong(on_lo);
   }
+  __shared__ u64 warps[WARPS][4];
   hi = warp_sum(hi), lo = warp_sum(lo);
-  if (threadIdx.x % 32) return;
-  u64 *to = results + 4 * (a - list), digit = (1ull << 36) - 1;
-  atomicAdd(to, (u64)(hi >> 36));
-  atomicAdd(to + 1, hi & digit);
-  atomicAdd(to + 2, (u64)(lo >> 36));
-  atomicAdd(to + 3, lo & digit);
+  if (threadIdx.x % 32 == 0) {
+    u64 *words = warps[threadIdx.x / 32], digit = (1ull << 36) - 1;
+    words[0] = (u64)(hi >> 36), words[1] = hi & digit;
+    words[2] = (u64)(lo >> 36), words[3] = lo & digit;
+  }
+  __syncthreads();
+  if (threadIdx.x >= 4) return;
+  u64 sum = 0;
+#pragma unroll
+  for (int w = 0; w < WARPS; w++) sum += warps[w][threadIdx.x];
+  atomicAdd(results + 4 * (a - list) + threadIdx.x, sum);
 }
 
 #define OPTIM(T, E) \
