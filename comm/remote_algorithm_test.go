@@ -419,7 +419,7 @@ func TestStaging(t *testing.T) {
 	ctx := context.Background()
 	for _, n := range []int{1, 2, 3, 8} {
 		for _, hosts := range [][]int{nil, {2, 2, 2, 2}, {n - n/2, n / 2}} {
-			for _, elements := range []int{1, 3000, 200_000} {
+			for _, elements := range []int{1, 400, 3000, 200_000} {
 				gs := RemoteGroups(t, n, Wiring{Hosts: hosts})
 				everyRank(t, gs, func(r *remote) error {
 					src := make([]float32, n*elements)

@@ -237,6 +237,9 @@ func (r *remote) Staging(d DType, n int) int {
 	default:
 		staged = 2 * r.size * lines(r.size*bytes)
 	}
+	if whole := r.size * bytes; whole <= r.wholeSums() && r.size < manyRanks {
+		staged = max(staged, 2*r.size*lines(whole)) // what small AllReduces gather
+	}
 	return max(staged, leastStage)
 }
 
@@ -309,7 +312,7 @@ func (r *remote) scatter(ctx context.Context, dst, src Buffer, share int, op Op,
 // rank sums a part, in whole cache lines.
 func (r *remote) allReduce(ctx context.Context, buf Buffer, op Op) error {
 	bytes := len(buf.Bytes())
-	if bytes > smallMessage {
+	if bytes > r.wholeSums() {
 		share := stripeLen(buf, r.size)
 		if err := r.reduceLarge(ctx, part(buf, r.rank, share), buf, share, op); err != nil {
 			return err

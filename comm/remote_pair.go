@@ -16,7 +16,7 @@ func (r *remote) pairwise(c *Call) bool {
 		return own <= smallMessage && r.plan(KindAllGather, own) == direct
 	case KindAllReduce:
 		n := len(c.Dst.Bytes())
-		return n <= smallMessage && r.plan(KindAllGather, n) == direct
+		return n <= r.wholeSums() && r.plan(KindAllGather, n) == direct
 	case KindReduceScatter:
 		return len(c.Dst.Bytes()) <= smallMessage && r.size < manyRanks && r.plan(KindReduceScatter, own) == direct
 	case KindBroadcast:

@@ -78,3 +78,12 @@ func plan(kind Kind, n, bytes int, crowded bool) algorithm {
 	}
 	return direct
 }
+
+// wholeSums is how large tensors may be that ranks send whole and sum everywhere. Of two ranks each
+// sends as much in two steps.
+func (r *remote) wholeSums() int {
+	if r.size == 2 {
+		return block
+	}
+	return smallMessage
+}
