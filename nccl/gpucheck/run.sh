@@ -17,12 +17,12 @@ if [ -z "$bin" ]; then
 	tmp=$(mktemp -d)
 	trap 'rm -rf "$tmp"' EXIT
 	bin=$tmp/gpucheck
-	cd "$(dirname "$0")"
-	CGO_ENABLED=1 "${GO:-go}" test -c -tags gpu -o "$bin" .
+	here=$(dirname "$0") # paths in arguments are of the directory that this is called in
+	(cd "$here" && CGO_ENABLED=1 "${GO:-go}" test -c -tags gpu -o "$bin" .)
 	if [ $# = 0 ]; then
 		kernels=$tmp
 		for name in device blaslt gpu ops; do
-			CGO_ENABLED=1 "${GO:-go}" test -c -o "$kernels/$name.test" "../../internal/$name"
+			(cd "$here/../../internal/$name" && CGO_ENABLED=1 "${GO:-go}" test -c -o "$kernels/$name.test" .)
 		done
 	fi
 fi
