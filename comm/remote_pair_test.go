@@ -80,3 +80,16 @@ func TestIssuedWhileOneIsBegun(t *testing.T) {
 		require.NoError(t, s.Close())
 	})
 }
+
+// TestWholeSums tells which all-reduces take one step: small ones of few ranks, and of two ranks
+// larger ones too.
+func TestWholeSums(t *testing.T) {
+	for _, c := range []struct {
+		ranks, bytes int
+		one          bool
+	}{{2, smallMessage + 4, true}, {2, block, true}, {2, block + 4, false}, {3, smallMessage, true}, {3, smallMessage + 4, false}} {
+		sum := Of(make([]float32, c.bytes/4))
+		r := &remote{size: c.ranks}
+		require.Equal(t, c.one, r.pairwise(&Call{Kind: KindAllReduce, Dst: sum, Src: sum}), "%+v", c)
+	}
+}
