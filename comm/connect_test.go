@@ -202,24 +202,27 @@ func TestConnectSaysForWhomItWaits(t *testing.T) {
 // others, over every transport, with what they were waiting in.
 func TestTimeoutNamesTheMissing(t *testing.T) {
 	for _, transport := range []comm.Transport{comm.SharedMemory, comm.TCP} {
-		gs, errs := connect(t, 3, func(c *comm.Config) { c.Transport, c.Timeout = transport, 2*time.Second })
-		require.NoError(t, errors.Join(errs...))
-		for r, err := range each(gs[:2], func(g comm.Group) error {
-			x := comm.Of(make([]float32, 1000)).Named("h.3")
-			return g.AllReduce(x, comm.Sum).Wait(context.Background())
-		}) {
-			var blame *comm.RankError
-			require.ErrorAs(t, err, &blame)
-			require.Equalf(t, 2, blame.Rank, "rank %d over %v: %v", r, transport, err)
-			require.ErrorIs(t, err, comm.ErrTimeout)
-			require.ErrorContains(t, err, `all-reduce #`)
-			require.ErrorContains(t, err, `"h.3"`)
-		}
-		status, err := comm.Report(t.Context(), gs[2])
-		require.NoError(t, err)
-		require.EqualValues(t, status[2].Issued+1, status[0].Issued)
-		for _, err := range each(gs, func(g comm.Group) error { return g.Close() }) {
+		t.Run(fmt.Sprint(transport), func(t *testing.T) {
+			t.Parallel()
+			gs, errs := connect(t, 3, func(c *comm.Config) { c.Transport, c.Timeout = transport, 2*time.Second })
+			require.NoError(t, errors.Join(errs...))
+			for r, err := range each(gs[:2], func(g comm.Group) error {
+				x := comm.Of(make([]float32, 1000)).Named("h.3")
+				return g.AllReduce(x, comm.Sum).Wait(context.Background())
+			}) {
+				var blame *comm.RankError
+				require.ErrorAs(t, err, &blame)
+				require.Equalf(t, 2, blame.Rank, "rank %d over %v: %v", r, transport, err)
+				require.ErrorIs(t, err, comm.ErrTimeout)
+				require.ErrorContains(t, err, `all-reduce #`)
+				require.ErrorContains(t, err, `"h.3"`)
+			}
+			status, err := comm.Report(t.Context(), gs[2])
 			require.NoError(t, err)
-		}
+			require.EqualValues(t, status[2].Issued+1, status[0].Issued)
+			for _, err := range each(gs, func(g comm.Group) error { return g.Close() }) {
+				require.NoError(t, err)
+			}
+		})
 	}
 }

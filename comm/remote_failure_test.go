@@ -36,33 +36,40 @@ func sums(gs []Group, ranks ...int) []error {
 // TestConnectionEnds ends the connections of a rank of which nothing else is heard.
 func TestConnectionEnds(t *testing.T) {
 	for _, portable := range []bool{false, true} {
-		gs := RemoteGroups(t, 3, Wiring{Portable: portable, Timeout: 4 * time.Second}) // see patience
-		remoteOf(gs[1]).pump.stop()
-		for _, err := range sums(gs, 0, 2) {
-			var blame *RankError
-			require.ErrorAs(t, err, &blame)
-			require.ErrorIs(t, err, ErrLost)
-			require.Equal(t, 1, blame.Rank)
-		}
-		closeRanks(t, gs)
+		t.Run(fmt.Sprint("portable ", portable), func(t *testing.T) {
+			t.Parallel()
+			gs := RemoteGroups(t, 3, Wiring{Portable: portable, Timeout: 4 * time.Second}) // see patience
+			remoteOf(gs[1]).pump.stop()
+			for _, err := range sums(gs, 0, 2) {
+				var blame *RankError
+				require.ErrorAs(t, err, &blame)
+				require.ErrorIs(t, err, ErrLost)
+				require.Equal(t, 1, blame.Rank)
+			}
+			closeRanks(t, gs)
+		})
 	}
 }
 
 // TestSilentRank has a rank that does not come.
 func TestSilentRank(t *testing.T) {
-	for _, w := range []Wiring{{}, {Portable: true}, {Hosts: []int{2, 2}}} {
-		w.Timeout = 2 * time.Second // a second may pass for a machine that is busy with something else
-		gs := RemoteGroups(t, 4, w)
-		for _, err := range sums(gs, 0, 1, 3) {
-			require.ErrorIs(t, err, ErrTimeout)
-			require.ErrorContains(t, err, "waited for ranks [2] in all-reduce #1")
-		}
-		closeRanks(t, gs)
+	for name, w := range map[string]Wiring{"plain": {}, "portable": {Portable: true}, "two hosts": {Hosts: []int{2, 2}}} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w.Timeout = 2 * time.Second // a second may pass for a machine that is busy with something else
+			gs := RemoteGroups(t, 4, w)
+			for _, err := range sums(gs, 0, 1, 3) {
+				require.ErrorIs(t, err, ErrTimeout)
+				require.ErrorContains(t, err, "waited for ranks [2] in all-reduce #1")
+			}
+			closeRanks(t, gs)
+		})
 	}
 }
 
 // TestSlowRank has one that comes late, but moves bytes all the time.
 func TestSlowRank(t *testing.T) {
+	t.Parallel()
 	const length, parts, timeout = 64 << 10, 30, 2 * time.Second
 	r, conn := rawPeer(t, timeout)
 	c := Call{Kind: KindAllGather, Dst: Of(make([]byte, 2*length)), Src: Of(make([]byte, length))}

@@ -89,6 +89,7 @@ func TestJoinFails(t *testing.T) {
 
 // TestJoinSilent has a rank of which nothing is heard while a group is being made.
 func TestJoinSilent(t *testing.T) {
+	t.Parallel()
 	gs, sessions := remoteGroups(t, 3, Wiring{Timeout: 2 * time.Second})
 	for r := range 2 {
 		sessions[r].mesh = deafTo{sessions[r].mesh, 2}

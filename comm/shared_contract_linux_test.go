@@ -9,6 +9,6 @@ import (
 
 func TestSharedContract(t *testing.T) { commtest.TestGroup(t, comm.SharedGroups) }
 
-func TestAllocatedContract(t *testing.T) { commtest.TestGroup(t, comm.AllocatedGroups) }
+func TestAllocatedContract(t *testing.T) { someSizes.Test(t, comm.AllocatedGroups) }
 
-func TestMixedContract(t *testing.T) { commtest.TestGroup(t, comm.MixedGroups) }
+func TestMixedContract(t *testing.T) { someSizes.Test(t, comm.MixedGroups) }

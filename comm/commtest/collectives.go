@@ -16,13 +16,14 @@ var (
 	ops    = []comm.Op{comm.Sum, comm.Avg, comm.Max, comm.Min}
 )
 
-// variants lists every form of every collective with n ranks and shards of size elements.
+// variants lists every form of every collective with n ranks and shards of size elements. Roots
+// take turns: seven types in five sizes are more than there are ranks.
 func variants(n, size int, dtypes []comm.DType, ops []comm.Op) (steps []step) {
 	add := func(s step) {
 		s.seed = uint64(len(steps)) + uint64(size)<<16
 		steps = append(steps, s)
 	}
-	for _, d := range dtypes {
+	for i, d := range dtypes {
 		add(step{kind: AllToAll, dtype: d, len: size})
 		for _, inPlace := range []bool{false, true} {
 			add(step{kind: AllGather, dtype: d, len: size, inPlace: inPlace})
@@ -36,9 +37,10 @@ func variants(n, size int, dtypes []comm.DType, ops []comm.Op) (steps []step) {
 				}
 			}
 		}
-		for root := range n {
-			add(step{kind: Broadcast, dtype: d, root: root, len: size})
-			add(step{kind: Gather, dtype: d, root: root, len: size, inPlace: (root+size)%2 == 0})
+		root := (i + size) % n
+		add(step{kind: Broadcast, dtype: d, root: root, len: size})
+		for _, inPlace := range []bool{false, true} {
+			add(step{kind: Gather, dtype: d, root: root, len: size, inPlace: inPlace})
 		}
 	}
 	return steps
