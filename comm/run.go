@@ -5,9 +5,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"runtime/debug"
+	"slices"
 	"strings"
-	"sync"
+	"time"
+
+	"github.com/gofsdp/gofsdp/internal/launch"
 )
 
 // Run calls f on n ranks of a new in-process group, one goroutine each, and
@@ -17,7 +21,8 @@ import (
 // fails: returns an error, panics, or exits its goroutine. The group is aborted
 // with it, so that no rank waits for one that is gone. Run then returns the
 // failure that came first, "rank 2: …", not the ones it led to; a panic carries
-// its stack. A rank's handle is closed when its f returns.
+// its stack. A rank's handle is closed when its f returns. If some rank has not returned 5 s after
+// a failure, Run says so on [slog.Default].
 //
 // In a process that a launcher has started Run calls f once instead, on the rank
 // of the environment, see [FromEnv]. The launcher's number of ranks counts then,
@@ -37,6 +42,9 @@ func Run(ctx context.Context, n int, f func(context.Context, Group) error) error
 			return err
 		}
 		groups = []Group{g}
+	} else {
+		launch.Goroutines.Add(int64(n))
+		defer launch.Goroutines.Add(-int64(n))
 	}
 	return run(ctx, groups, f)
 }
@@ -45,10 +53,9 @@ func Run(ctx context.Context, n int, f func(context.Context, Group) error) error
 func run(ctx context.Context, groups []Group, f func(context.Context, Group) error) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	failures := make(chan rankFailure, len(groups))
-	var ranks sync.WaitGroup
+	ends := make(chan rankEnd, 2*len(groups)) // a failure and the return of each
 	for _, g := range groups {
-		ranks.Go(func() {
+		go func() {
 			err := errExited // what remains if f ends the goroutine
 			defer func() {
 				if v := recover(); v != nil {
@@ -56,25 +63,62 @@ func run(ctx context.Context, groups []Group, f func(context.Context, Group) err
 				}
 				if err != nil {
 					fail := rankFailure{g.Rank(), err}
-					failures <- fail // first, so that it precedes what it leads to
+					ends <- rankEnd{rankFailure: fail} // first, so that it precedes what it leads to
 					cancel(fail.error())
 					g.Abort(err)
 				}
 				// Frees peers that count on a rank which is done.
-				if cerr := g.Close(); err == nil && cerr != nil {
-					failures <- rankFailure{g.Rank(), cerr}
+				cerr := g.Close()
+				if err != nil {
+					cerr = nil
 				}
+				ends <- rankEnd{rankFailure{g.Rank(), cerr}, true}
 			}()
 			err = f(ctx, g)
-		})
+		}()
 	}
-	ranks.Wait()
-	close(failures)
-	var inOrder []rankFailure
-	for f := range failures {
-		inOrder = append(inOrder, f)
+	return rootCause(failures(ends, groups))
+}
+
+// failures returns those of a run in order when all ranks have returned. Meanwhile it warns of ranks
+// that go on though another one has failed.
+func failures(ends <-chan rankEnd, groups []Group) (list []rankFailure) {
+	var left []int
+	for _, g := range groups {
+		left = append(left, g.Rank())
 	}
-	return rootCause(inOrder)
+	late := time.NewTimer(0)
+	late.Stop()
+	defer late.Stop()
+	for len(left) > 0 {
+		select {
+		case e := <-ends:
+			if e.err != nil {
+				list = append(list, e.rankFailure)
+			}
+			if e.returned {
+				left = slices.DeleteFunc(left, func(rank int) bool { return rank == e.rank })
+			} else {
+				late.Reset(lateAfter)
+			}
+		case <-late.C:
+			late.Reset(lateAgain)
+			slog.Warn("comm: a rank has failed, and Run waits for others to return", "failure", list[0].error(), "waits for ranks", left)
+		}
+	}
+	return list
+}
+
+// How long after a failure Run says that it waits for other ranks, and how often again.
+const (
+	lateAfter = 5 * time.Second
+	lateAgain = time.Minute
+)
+
+// rankEnd is that f has failed on a rank, or that the rank has returned.
+type rankEnd struct {
+	rankFailure
+	returned bool
 }
 
 // rankFailure is how f ended on a rank.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -44,6 +45,24 @@ func TestRunTimeout(t *testing.T) {
 	require.Equal(t, [2]time.Duration{10 * time.Minute, 10 * time.Minute}, limits())
 	t.Setenv("FSDP_TIMEOUT", "90s")
 	require.Equal(t, [2]time.Duration{90 * time.Second, 90 * time.Second}, limits())
+}
+
+// TestRunSaysForWhomItWaits: of a failure that Run cannot return yet, as a rank goes on, it tells.
+func TestRunSaysForWhomItWaits(t *testing.T) {
+	log := captureDefault(t)
+	synctest.Test(t, func(t *testing.T) {
+		err := run(t.Context(), Local(3), func(_ context.Context, g Group) error {
+			switch g.Rank() {
+			case 0:
+				return errDisk
+			case 1:
+				time.Sleep(lateAfter + lateAgain + time.Second)
+			}
+			return nil
+		})
+		require.ErrorIs(t, err, errDisk)
+	})
+	require.Equal(t, 2, strings.Count(log(), `failure="rank 0: disk full" "waits for ranks"=[1]`), log())
 }
 
 // The failure that started it is reported, whatever the others make of it.

@@ -21,9 +21,10 @@ import (
 // GroupOf's groups, Threads, OffloadDir, Offload, Spill, Poison, Trace, Profile and Logger; Wrap
 // checks that. TraceDir and HashDir are set on all ranks or on none.
 type Config struct {
-	// Group is the process group to train on; nil means one rank. Nobody else may use its
-	// collectives while a method of Sharded runs. If it is a [comm.Allocator], parameters and
-	// gradients live in its memory. Sharded does not close it: keep it open until [Sharded.Close].
+	// Group is the process group to train on. nil means one rank, and is a warning where a launcher
+	// or comm.Run has started several. Nobody else may use its collectives while a method of Sharded
+	// runs. If it is a [comm.Allocator], parameters and gradients live in its memory. Sharded does not
+	// close it: keep it open until [Sharded.Close].
 	Group comm.Group
 
 	// Device, if set, is the GPU that this rank computes on, see package fsdp/gpu: parameters,

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"hash/crc32"
-	"io"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -305,10 +304,7 @@ func TestLoadEndsWithItsContext(t *testing.T) {
 
 // TestWarningWithoutLogger warns of a damaged checkpoint where no Logger is set: to slog.Default.
 func TestWarningWithoutLogger(t *testing.T) {
-	before := slog.Default()
-	defer slog.SetDefault(before)
-	var log bytes.Buffer
-	slog.SetDefault(slog.New(slog.NewTextHandler(io.Writer(&log), nil)))
+	log := captureDefault(t)
 	dir := t.TempDir()
 	paths := twoSaved(t, dir)
 	damages["missing"].do(t, paths[1])
@@ -316,5 +312,5 @@ func TestWarningWithoutLogger(t *testing.T) {
 	defer f.Close()
 	_, err := f.Load(t.Context(), dir, f.opt)
 	require.NoError(t, err)
-	require.Equal(t, 1, strings.Count(log.String(), "Load passes over a damaged checkpoint"))
+	require.Equal(t, 1, strings.Count(log(), "Load passes over a damaged checkpoint"))
 }

@@ -407,6 +407,9 @@ func TestFullStateErrors(t *testing.T) {
 		"no optimizer on one rank": {only(wrong, func(ctx context.Context, m *fsdp.Sharded, _ optim.Optimizer, _ int) error {
 			return state(ctx, m, nil)
 		}), "the optimizer is nil"},
+		"two roots": {func(ctx context.Context, m *fsdp.Sharded, opt optim.Optimizer, _ int) error {
+			return state(ctx, m, opt, fsdp.OnlyOn(1), fsdp.OnEveryRank())
+		}, "options OnlyOn and OnEveryRank contradict each other"},
 		"another method on one rank": {only(wrong, func(ctx context.Context, m *fsdp.Sharded, _ optim.Optimizer, _ int) error {
 			_, err := m.FullState(ctx)
 			return err

@@ -52,7 +52,7 @@ func (s *Sharded) Join(ctx context.Context, data iter.Seq2[[]Tensor, error], opt
 				opt(&o)
 			}
 		}
-		next, stop := iter.Pull2(data)
+		next, stop := iter.Pull2(guarded(data))
 		defer stop()
 		outer, depth := s.turn, len(s.loops)
 		defer func() { s.turn, s.loops = outer, s.loops[:depth] }()
@@ -65,7 +65,7 @@ func (s *Sharded) Join(ctx context.Context, data iter.Seq2[[]Tensor, error], opt
 				err = errors.New("the data is nil")
 			}
 			if err == nil && more {
-				err = ranks.Guarded("the data", func() (err error) { batch, err, more = next(); return err })
+				batch, err, more = next()
 			}
 			another, err := o.ask(ctx, s, more, err)
 			if err != nil {
@@ -80,6 +80,24 @@ func (s *Sharded) Join(ctx context.Context, data iter.Seq2[[]Tensor, error], opt
 			if !another || !yield(batch, nil) {
 				return
 			}
+		}
+	}
+}
+
+// guarded makes an error of a panic of data, where it still has the line that panicked.
+func guarded(data iter.Seq2[[]Tensor, error]) iter.Seq2[[]Tensor, error] {
+	return func(yield func([]Tensor, error) bool) {
+		ended := false // by Join
+		err := ranks.Guarded("the data", func() error {
+			data(func(batch []Tensor, err error) bool { ended = !yield(batch, err); return !ended })
+			return nil
+		})
+		switch {
+		case err == nil:
+		case ended: // nobody takes anything any more
+			panic(err)
+		default:
+			yield(nil, err)
 		}
 	}
 }

@@ -1,17 +1,20 @@
 package fsdp
 
 import (
+	"cmp"
 	"fmt"
 	"hash/fnv"
 	"io"
 	"log/slog"
 	"maps"
+	"os"
 	"reflect"
 	"slices"
 	"strings"
 
 	"github.com/gofsdp/gofsdp/fsdp/internal/layout"
 	"github.com/gofsdp/gofsdp/internal/exec"
+	"github.com/gofsdp/gofsdp/internal/launch"
 )
 
 // manifest is what all ranks must agree on, as text, so that a difference can be shown: one fact a
@@ -81,15 +84,12 @@ func programNames(m *layout.Model) []string {
 // log tells the logger how the model lies, and what looks like a mistake. Mistakes are told without
 // a logger, too: by rank 0, as they are the same on all ranks.
 func (a *arrangement) log(what string, tr *trace, rank int) {
-	logger := a.cfg.Logger
-	switch {
-	case logger != nil:
-		logger = logger.With("rank", rank)
-		a.logUnits(logger, what)
-	case rank == 0:
-		logger = slog.Default()
-	default:
+	logger := a.cfg.warner(rank)
+	if logger == nil {
 		return
+	}
+	if a.cfg.Logger != nil {
+		a.logUnits(logger, what)
 	}
 	if a.cfg.Device == nil && !a.cfg.Precision.native() {
 		logger.Warn("fsdp: Config.Precision.Compute is bfloat16, which this processor does not multiply: " +
@@ -104,6 +104,26 @@ func (a *arrangement) log(what string, tr *trace, rank int) {
 	if a.cfg.ShardRanks > 0 && !slices.ContainsFunc(a.units, func(u *unit) bool { return u.strategy.overSome() }) {
 		logger.Warn("fsdp: Config.ShardRanks is set, but no unit has a strategy that cuts over them")
 	}
+}
+
+// warnOfOthers is for a rank without a group.
+func (c *Config) warnOfOthers() {
+	if others := launch.Others(os.Getenv); others != "" {
+		cmp.Or(c.Logger, slog.Default()).Warn("fsdp: Config.Group is nil, so this rank trains a whole model by itself: "+
+			"give it the group of the ranks, or comm.Local(1)[0] if that is meant", "but", others)
+	}
+}
+
+// warner returns where a rank tells of what is the same on all: to its Logger, rank 0 without one to
+// [slog.Default], the others nowhere.
+func (c *Config) warner(rank int) *slog.Logger {
+	switch {
+	case c.Logger != nil:
+		return c.Logger.With("rank", rank)
+	case rank == 0:
+		return slog.Default()
+	}
+	return nil
 }
 
 // logUnits tells how the model lies.

@@ -303,6 +303,21 @@ func TestSaveArguments(t *testing.T) {
 		}, "which is not what this rank has of it: make it of Sharded.Shards as they are"},
 		"another model's": {func(ctx context.Context, f *filler, rank int) error { return f.Save(ctx, dir, foreign) },
 			`the optimizer has momentum_buffer of "x", which is no parameter of the model`},
+		"another model's, without state": {func(ctx context.Context, f *filler, rank int) error {
+			p := optim.Param{Name: "x", Shape: []int{2}, Value: optim.Host{F32: make([]float32, 2)}, Grad: optim.Host{F32: make([]float32, 2)}}
+			opt, err := optim.SGD{}.New([]optim.Param{p})
+			require.NoError(t, err)
+			return f.Save(ctx, dir, opt)
+		}, `the optimizer updates "x", which is no parameter of the model`},
+		"of equal shards": {func(ctx context.Context, f *filler, rank int) error {
+			pieces := f.Shards()
+			for i := range pieces {
+				pieces[i].Value = optim.Host{F64: make([]float64, pieces[i].Value.Len())}
+			}
+			opt, err := optim.AdamW{}.New(pieces)
+			require.NoError(t, err)
+			return f.Save(ctx, dir, opt)
+		}, "somewhere else, such as in another Sharded of the model: make it of this one's Shards"},
 		"one waits": {func(ctx context.Context, f *filler, rank int) error {
 			if rank == 0 {
 				return f.Save(ctx, dir, f.opt)

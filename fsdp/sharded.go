@@ -72,6 +72,7 @@ func Wrap(m Model, cfg Config) (*Sharded, error) { return WrapContext(context.Ba
 func WrapContext(ctx context.Context, m Model, cfg Config) (*Sharded, error) {
 	if cfg.Group == nil {
 		cfg.Group = comm.Local(1)[0]
+		cfg.warnOfOthers()
 	}
 	s := &Sharded{arrangement: &arrangement{cfg: cfg}, team: ranks.NewTeam(cfg.Group, newPeerError), life: life{held: make(map[*Pass]bool)}}
 	if err := s.wrap(ctx, m); err != nil {
@@ -269,7 +270,7 @@ func (s *Sharded) LogValue() slog.Value { return slog.StringValue(fmt.Sprint(s))
 // in kind, numbers, learning rate or steps get an error from the next pass.
 //
 // A parameter that no Backward since ZeroGrad has reached has no gradient, and an optimizer leaves
-// it alone. Gradients of passes inside NoSync are not in the shards until they are reduced. An
+// it alone. If there was none at all, the first such step is a warning. Gradients of passes inside NoSync are not in the shards until they are reduced. An
 // optimizer refuses to step while there are any, between a Forward and its Backward, and after
 // Freeze and Close.
 //
@@ -306,7 +307,7 @@ func piece(s *Sharded, i, p, offset, at, n int) optim.Param {
 	q := optim.Param{
 		Name: l.Model.Params[p].Name, Shape: l.Model.Params[p].Shape, Offset: offset,
 		Value: shards.Value(i).Slice(at, at+n), Grad: shards.Grad(i).Slice(at, at+n),
-		Absent: func() bool { return !present[p] }, Peers: s.peers(p),
+		Absent: func() bool { return !present[p] && lacks(s) }, Peers: s.peers(p),
 		Ready: func() error {
 			if l != s.layout && s.life.health != closed {
 				return errFormer

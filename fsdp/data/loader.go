@@ -5,18 +5,22 @@ import (
 	"errors"
 	"fmt"
 	"iter"
+	"log/slog"
 	"math"
+	"os"
 	"sync/atomic"
 	"time"
 
 	"github.com/gofsdp/gofsdp/fsdp"
+	"github.com/gofsdp/gofsdp/internal/launch"
 )
 
 // Config says how ranks share out samples, and how far ahead they are read. It is the same on all
 // ranks but for Group.
 type Config struct {
 	// Group is that of the ranks, such as a comm.Group; what counts is this rank's number and how
-	// many there are. nil means one rank.
+	// many there are. nil means one rank, with a warning where a launcher or comm.Run has started
+	// several.
 	Group interface {
 		Rank() int
 		Size() int
@@ -77,6 +81,9 @@ func NewLoader[T any](src Source[T], collate Collate[T], c Config) (*Loader[T], 
 	l := &Loader[T]{config: c, src: src, collate: collate, size: 1}
 	if c.Group != nil {
 		l.rank, l.size = c.Group.Rank(), c.Group.Size()
+	} else if others := launch.Others(os.Getenv); others != "" {
+		slog.Warn("data: Config.Group is nil, so this rank reads all samples: give it the group of the ranks, "+
+			"or comm.Local(1)[0] if that is meant", "but", others)
 	}
 	if err := l.check(); err != nil {
 		return nil, fmt.Errorf("data: rank %d: NewLoader: %w", l.rank, err)

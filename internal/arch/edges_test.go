@@ -94,7 +94,7 @@ var edges = map[string]string{
 	"fsdp/internal/record":   "comm fsdp/internal/engine fsdp/internal/layout internal/checksum internal/exec internal/hashes internal/launch internal/program optim",
 	"fsdp/internal/simulate": "",
 	"fsdp/internal/timeline": "comm fsdp/internal/engine internal/launch internal/perfetto internal/program",
-	"fsdp/data":              "gorgonia fsdp internal/caught internal/half internal/rng internal/safetensors",
+	"fsdp/data":              "gorgonia fsdp internal/caught internal/half internal/launch internal/rng internal/safetensors",
 	"fsdp/graph":             "gorgonia fsdp internal/caught internal/exec",
 	"fsdp/generate":          "gorgonia fsdp",
 	"fsdp/metrics":           "gorgonia comm internal/exec",

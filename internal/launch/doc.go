@@ -47,6 +47,6 @@
 //	FSDP_STRAGGLERS   a directory for totals of what ranks do: fsdp's Config.Profile
 //	FSDP_SERVICE      the headless service of a Kubernetes job
 //
-// The package reads variables through the function that it is given and does
-// nothing else: no files, no network, no state.
+// The package reads variables through the function that it is given. Its one piece of state is the
+// number of ranks that this process runs as goroutines, see [Goroutines].
 package launch

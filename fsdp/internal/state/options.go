@@ -59,6 +59,9 @@ func NewOptions[F ~func(*Options)](opts []F, takes ...string) *Options {
 			opt(o)
 		}
 	}
+	if o.given("OnlyOn") && o.given("OnEveryRank") {
+		o.Err = errors.New("options OnlyOn and OnEveryRank contradict each other")
+	}
 	for _, name := range o.Given {
 		if !slices.Contains(takes, name) {
 			o.Err = fmt.Errorf("option %s is not for this method, which takes %v", name, takes)

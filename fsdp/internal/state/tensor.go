@@ -3,6 +3,7 @@ package state
 import (
 	"fmt"
 	"slices"
+	"unsafe"
 
 	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/fsdp/internal/layout"
@@ -125,8 +126,30 @@ func (s *Store) pieces(opt optim.Optimizer) ([]Piece, error) {
 		piece.Entry, piece.Steps = e.Name, e.Steps
 		list = append(list, piece)
 	}
-	return list, nil
+	return list, s.own(opt, list, owned)
 }
+
+// own returns an error if opt updates something that is not this model's, whose values are the first
+// of list; owned is by parameter. State does not tell: it may have none, or be made of equal shards.
+func (s *Store) own(opt optim.Optimizer, list []Piece, owned []int) error {
+	for _, p := range optim.Params(opt) {
+		i, ok := s.Layout.Model.Index[p.Name]
+		if !ok {
+			return fmt.Errorf("the optimizer updates %q, which is no parameter of the model", p.Name)
+		}
+		theirs, onHost := p.Value.(optim.Host)
+		if !onHost || theirs.Len() == 0 || owned[i] == 0 {
+			continue // pieces that do not fit are noticed by their state
+		}
+		if mine, ok := list[owned[i]-1].Vec.(optim.Host); !ok || !same(theirs.F32, mine.F32) || !same(theirs.F64, mine.F64) {
+			return fmt.Errorf("the optimizer updates %s somewhere else, such as in another Sharded of the model: make it of this one's Shards", p.Name)
+		}
+	}
+	return nil
+}
+
+// same reports whether two slices begin at the same address.
+func same[T any](a, b []T) bool { return unsafe.SliceData(a) == unsafe.SliceData(b) }
 
 // shares lists what this rank has of the parameters and buffers, in vectors of the size of its
 // shards: of all groups for which there is one.
