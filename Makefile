@@ -65,10 +65,11 @@ nocgo: ## build without cgo, and test the packages that cgo changes
 			awk -F '|' -v cgo=" ($$cgo) " '$$1 && $$2 ~ cgo {print $$1}' | sort -u) && \
 		test -n "$$list" && CGO_ENABLED=0 $(GO) test -timeout 30m $$list
 
-portable: ## test the kernels without assembly, and build for arm64
+portable: ## test the kernels without assembly, and build for arm64 and for 32 bits
 	$(GO) test -timeout 30m -tags purego ./internal/kernel/... ./internal/ops
 	$(GO) test -timeout 30m -tags purego ./fsdp -run TestGoldenGradients
 	GOARCH=arm64 $(GO) vet ./...
+	GOARCH=386 $(GO) build ./comm/... ./fsdp ./fsdp/nn ./optim ./shard
 
 # Left out for time, minutes each under emulation: the contracts of groups, the comparison of all transports, and
 # TestSharedGatherCopies. Left out as they cannot pass there: tests of deadlines so short that emulated ranks miss them,

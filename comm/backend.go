@@ -53,8 +53,9 @@ type Confirmer interface {
 	Owes() bool
 	// Answer tells it, without waiting.
 	Answer()
-	// Confirm returns when all ranks are known to agree in what is complete, with a *MismatchError
-	// if they do not, or when ctx ends. It is called before Leave.
+	// Confirm returns when the ranks that this one exchanges messages with are known to agree in what
+	// is complete, with a *MismatchError if they do not, or when ctx ends. It returns errEnded if a rank has ended its connections, which
+	// says elsewhere why. It is called before Leave.
 	Confirm(ctx context.Context) error
 }
 

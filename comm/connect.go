@@ -165,6 +165,8 @@ func (c Config) withDefaults() (Config, error) {
 	switch {
 	case c.Size < 1 || c.Rank < 0 || c.Rank >= c.Size:
 		return c, fmt.Errorf("comm: no rank %d in a job of %d", c.Rank, c.Size)
+	case c.Size > mostRanks:
+		return c, fmt.Errorf("comm: a job of %d ranks, at most %d are allowed", c.Size, mostRanks)
 	case len(c.Job) > mesh.MaxJob:
 		return c, fmt.Errorf("comm: the name of the job, with FSDP_JOB in it, has %d bytes, at most %d are allowed", len(c.Job), mesh.MaxJob)
 	case c.Timeout < 0 || c.JoinTimeout < 0:

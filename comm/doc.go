@@ -43,7 +43,8 @@
 //     never wrong numbers and never a hang. Labels are compared so that two layers
 //     of equal size cannot be swapped silently. Broadcasts and gathers need not wait
 //     for all ranks: of these it may be the error of a later collective, one of the
-//     next 32 or so, or of Close.
+//     next 32 log2 N or so, or of Close. Ranks that close the group before another one
+//     has noticed do not hear of it.
 //   - One sum. Reductions follow the balanced binary tree over the rank index,
 //     sum(lo,hi) = sum(lo,mid) + sum(mid,hi) with mid-lo the largest power of
 //     two below hi-lo, and Avg multiplies that sum by 1/N. Results therefore do

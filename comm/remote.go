@@ -178,5 +178,8 @@ func (r *remote) Leave(last uint64) error {
 	if r.pump != nil {                    // else it has never been connected
 		r.pump.close(deadline)
 	}
+	for _, p := range r.used { // what has failed may still refer to the caller's memory
+		p.in, p.out = queue{}, queue{}
+	}
 	return err
 }

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"math"
+	"slices"
+	"time"
 )
 
 // Late answers
@@ -22,9 +24,10 @@ import (
 //   - when its collective is lateAnswer collectives ago;
 //   - when the rank has issued nothing more for a while, see Confirmer, or closes the group.
 //
-// A rank waits for one that is latestAnswer collectives ago. So no rank is further ahead of another
-// one, and a difference is known at most so many calls later. A rank that closes the group waits
-// for all of them for a while, as it does for what it has issued.
+// A rank waits for one that is latestAnswer collectives ago, or for all if it cannot send for a second,
+// see stuck. So no rank is further ahead of those that it exchanges messages with, of all others in a
+// tree at most log2 N times as far, and a difference is known at most so many calls later. A rank that
+// closes the group waits for the answers to itself for a while, as it does for what it has issued.
 const (
 	lateAnswer   = 16
 	latestAnswer = 32
@@ -63,18 +66,32 @@ func (x *exchange) answer(seq uint64) (some bool) {
 	return some
 }
 
-// expect makes the answers of all collectives up to seq something to wait for.
-func (x *exchange) expect(seq uint64) {
+// expect makes the answers of all collectives up to seq something to wait for. It reports whether
+// there are any.
+func (x *exchange) expect(seq uint64) (some bool) {
 	for _, p := range x.used {
 		q := &p.in
 		for q.must < len(q.pieces) && q.pieces[q.must].of.seq <= seq {
 			q.must++
+			some = true
 		}
 		if !q.done() {
 			p.waits.Store(true)
 		}
 	}
+	return some
 }
+
+// stuck is for a rank that has long waited in vain. If it cannot send, as a rank does not read, that one
+// may be the same: both give, as they have made different calls, and only the headers that they do not
+// wait for say so. Now it waits for them, and stuck reports whether there are any.
+func (x *exchange) stuck() bool {
+	full := slices.ContainsFunc(x.used, func(p *port) bool { return !p.out.done() && !p.absent.Load() })
+	return full && x.expect(noSeq)
+}
+
+// stuckAfter is longer than most ranks do something else, as answers may take owingFor to come.
+const stuckAfter = time.Second
 
 // age is called when collective seq begins.
 func (x *exchange) age(seq uint64) {
@@ -135,9 +152,13 @@ func (r *remote) Confirm(ctx context.Context) error {
 	err := r.settle(ctx)
 	var differs *MismatchError
 	var blame *RankError
-	if errors.As(err, &differs) || errors.As(err, &blame) {
+	var lost *lostError
+	switch {
+	case errors.As(err, &differs), errors.As(err, &blame):
 		r.broken = err
 		return err
+	case errors.As(err, &lost):
+		return errEnded
 	}
-	return nil // whoever has not answered has ended, which others say, or comes too late
+	return nil // whoever has not answered comes too late
 }

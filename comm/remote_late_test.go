@@ -2,6 +2,8 @@ package comm
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"slices"
 	"testing"
 	"time"
@@ -129,6 +131,67 @@ func TestLateMismatch(t *testing.T) {
 		differs(broadcast(gs[1], 0).Wait(ctx))
 		differs(gs[0].Close()) // which says what no call has
 		require.NoError(t, gs[1].Close())
+	}
+}
+
+// TestTwoGivers has ranks that both give, and neither of which would read, as it needs nothing: more
+// than connections take.
+func TestTwoGivers(t *testing.T) {
+	const length = 32 << 20
+	for _, w := range []Wiring{{Timeout: time.Minute}, {Portable: true, Timeout: time.Minute}} {
+		for name, call := range map[string]func(g Group, b Buffer) Work{
+			"broadcast": func(g Group, b Buffer) Work { return g.Broadcast(b, g.Rank()) },
+			"gather":    func(g Group, b Buffer) Work { return g.Gather(Buffer{}, b, []int{length, length}, 1-g.Rank()) },
+		} {
+			t.Run(fmt.Sprint(name, " portable ", w.Portable), func(t *testing.T) {
+				t.Parallel()
+				gs := RemoteGroups(t, 2, w)
+				works := make([]Work, 2)
+				for r, g := range gs {
+					works[r] = call(g, Of(make([]byte, length)))
+				}
+				everyRank(t, gs, func(r *remote) error {
+					var differs *MismatchError
+					err := works[r.rank].Wait(t.Context())
+					if !errors.As(err, &differs) {
+						return fmt.Errorf("rank %d: %v", r.rank, err)
+					}
+					return nil
+				})
+				closeRanks(t, gs)
+			})
+		}
+	}
+}
+
+// TestBegunOnly has a rank begin a call, and do nothing else: the others learn all the same that it is
+// another one.
+func TestBegunOnly(t *testing.T) {
+	for _, w := range []Wiring{{}, {Portable: true}} {
+		gs := RemoteGroups(t, 2, w)
+		begun := gs[1].Broadcast(Of(make([]byte, 20)), 0)
+		err := gs[0].Broadcast(Of(make([]byte, 10)), 0).Wait(t.Context())
+		var differs *MismatchError
+		require.ErrorAs(t, errors.Join(err, gs[0].Close()), &differs)
+		require.ErrorAs(t, begun.Wait(t.Context()), &differs)
+		require.NoError(t, gs[1].Close())
+	}
+}
+
+// TestBothHear: of two ranks that differ in their last call, which one of them can complete, both say
+// so, though the first to know ends its connections.
+func TestBothHear(t *testing.T) {
+	for i := range 200 {
+		gs := RemoteGroups(t, 2, Wiring{Portable: i%2 == 0})
+		everyRank(t, gs, func(r *remote) error {
+			g := gs[r.rank]
+			err := errors.Join(g.Broadcast(Of(make([]byte, 100+r.rank)), i/2%2).Wait(t.Context()), g.Close())
+			var differs *MismatchError
+			if !errors.As(err, &differs) {
+				return fmt.Errorf("job %d, rank %d: %v", i, r.rank, err)
+			}
+			return nil
+		})
 	}
 }
 

@@ -170,6 +170,9 @@ func (x *exchange) run(ctx context.Context, k int, all bool) error {
 			return context.Cause(ctx)
 		}
 		quiet, nap := w.Idle(), slice
+		if quiet >= stuckAfter && x.stuck() {
+			continue
+		}
 		if quiet >= mesh.Unanswered {
 			if err := x.pump.silent(); err != nil {
 				return err

@@ -36,7 +36,7 @@ type Serial struct {
 	faults  []failure
 	said    bool // that the group has failed, by an operation
 	closed  bool
-	owing   *time.Timer // calls the goroutine of the group when something is owed, see Confirmer
+	owing   *time.Timer // calls the goroutine of the group, see later
 	owed    bool        // it will
 	asked   time.Time   // when a rank last asked what this one does
 	waiters parking
@@ -44,13 +44,14 @@ type Serial struct {
 
 // The lock of a Serial
 //
-// mu is never held while the backend is called or something is waited for: both may
-// take long, and the backend may come back with bad news. So a method that is called
+// mu is never held while something is waited for or the backend is called, but for Missing and Owes:
+// both may take long, and the backend may come back with bad news. So a method that is called
 // with mu held may give it up on the way and take it again, as Wait of a [sync.Cond]
-// does. There are three places where that happens, and every method that "gives mu
+// does. There are four places where that happens, and every method that "gives mu
 // up" gets to one of them:
 //
 //	drive     around Backend.Run, by the one goroutine that has set running
+//	begin     around Beginner.Begin, likewise
 //	unlocked  around any other call, counted in busy
 //	park      to wait
 //
@@ -272,6 +273,9 @@ func (s *Serial) begin(seq uint64) (begun bool) {
 	if s.issued > seq { // meanwhile, by another goroutine
 		s.call()
 	}
+	if begun {
+		s.later()
+	}
 	return begun
 }
 
@@ -419,15 +423,16 @@ func (s *Serial) serve() {
 		case <-s.wake:
 		}
 		s.mu.Lock()
-		owed := s.owed
+		b, owes := s.backend.(Confirmer)
+		owes = owes && s.owed
 		s.owed = false
 		switch {
 		case s.running: // and will see to it
 		case s.done < s.issued:
 			s.drive(context.Background(), s.issued)
-		case owed && len(s.faults) == 0:
+		case owes && len(s.faults) == 0:
 			s.running = true
-			s.unlocked(s.backend.(Confirmer).Answer)
+			s.unlocked(b.Answer)
 			s.running = false
 			s.waiters.wakeAll()
 			s.owe() // what could not be sent yet

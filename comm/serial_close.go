@@ -58,7 +58,11 @@ func (s *Serial) drain() {
 	s.running = true
 	s.unlocked(func() { err = b.Confirm(ctx) })
 	s.running = false
-	if err != nil && len(s.faults) == 0 {
+	switch {
+	case err == nil:
+	case errors.Is(err, errEnded):
+		_ = s.hear(ctx, s.done+1, grace) // unsaid looks at it
+	case len(s.faults) == 0:
 		s.fail(failure{err: err}, true)
 	}
 }
@@ -72,15 +76,22 @@ func (s *Serial) unsaid() error {
 	return nil
 }
 
-// owingFor is how long others wait for what this rank owes them if it issues nothing more.
+// owingFor is how long others wait for what this rank owes them if it issues nothing more, and for what
+// it has begun and not waited for.
 const owingFor = 10 * time.Millisecond
 
 // owe lets the goroutine of the group look after what the backend owes others. Called with mu held,
 // when nobody drives.
 func (s *Serial) owe() {
-	b, ok := s.backend.(Confirmer)
+	if b, ok := s.backend.(Confirmer); ok && len(s.faults) == 0 && b.Owes() {
+		s.later()
+	}
+}
+
+// later calls the goroutine of the group in a while. Called with mu held.
+func (s *Serial) later() {
 	switch {
-	case !ok || s.owed || len(s.faults) > 0 || !b.Owes():
+	case s.owed:
 		return
 	case s.owing == nil:
 		s.owing = time.AfterFunc(owingFor, s.call)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"runtime"
 	"sync"
 
@@ -23,8 +24,9 @@ type domain struct {
 }
 
 const (
-	segmentTag = 1        // of the file in which a rank passes its segment
-	maxDomain  = 16 << 40 // addresses for all segments: an eighth of the least a process has
+	segmentTag = 1 // of the file in which a rank passes its segment
+	// Addresses for all segments: an eighth of the least a process has.
+	maxDomain = min(16<<40, math.MaxInt/8)
 )
 
 // newDomain creates this process's segment and exchanges it with the other ranks

@@ -149,7 +149,7 @@ func Bytes(n int) string {
 		return fmt.Sprintf("%.1f kB", float64(n)/1e3)
 	case n < 1e9:
 		return fmt.Sprintf("%.1f MB", float64(n)/1e6)
-	case n < 1e12:
+	case int64(n) < 1e12:
 		return fmt.Sprintf("%.1f GB", float64(n)/1e9)
 	default:
 		return fmt.Sprintf("%.2f TB", float64(n)/1e12)

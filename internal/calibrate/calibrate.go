@@ -215,7 +215,7 @@ func (r *recorder) rank(ctx context.Context, g comm.Group, cfg fsdp.Config, s su
 	}
 	x := make([]int, s.rows*s.width)
 	for i := range x {
-		x[i] = (i + g.Rank()*len(x)) * 2654435761 >> 7 % s.vocab
+		x[i] = int(int64(i+g.Rank()*len(x)) * 2654435761 >> 7 % int64(s.vocab))
 	}
 	tokens := tensor.New(tensor.WithShape(s.rows, s.width), tensor.WithBacking(x))
 	batch := []fsdp.Tensor{tokens, tokens}

@@ -48,8 +48,8 @@ func newTrainer(ctx context.Context, s size, g comm.Group) (*trainer, error) {
 	n := s.batch * s.context
 	x, y := make([]int, n), make([]int, n)
 	for i := range n {
-		at := i + n*g.Rank()
-		x[i], y[i] = at*2654435761>>7%vocab, (at+1)*2654435761>>7%vocab
+		at := int64(i + n*g.Rank())
+		x[i], y[i] = int(at*2654435761>>7%vocab), int((at+1)*2654435761>>7%vocab)
 	}
 	shape := tensor.WithShape(s.batch, s.context)
 	batch := []fsdp.Tensor{tensor.New(shape, tensor.WithBacking(x)), tensor.New(shape, tensor.WithBacking(y))}
