@@ -55,7 +55,7 @@ func main() {
 
 // run is one of the ranks. The first of them has the tape machine, too, and prints.
 func run(ctx context.Context, g comm.Group, w io.Writer) error {
-	for _, m := range []*net{mlp(), convnet(), elman()} {
+	for _, m := range nets() {
 		model, err := graph.Model(m.cost, m.inputs, m.learn, graph.Constants(m.constants...))
 		if err != nil {
 			return err

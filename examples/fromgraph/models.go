@@ -2,6 +2,7 @@ package main
 
 import (
 	"math/rand/v2"
+	"sync"
 
 	G "gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
@@ -49,6 +50,16 @@ func (m *net) linear(name string, x *G.Node, in, out int) *G.Node {
 func (m *net) squaredError(prediction *G.Node) *net {
 	m.cost = G.Must(G.Mean(G.Must(G.Square(G.Must(G.Sub(prediction, m.inputs[1]))))))
 	return m
+}
+
+// building is held while a graph is made: Gorgonia counts in global variables, and ranks may be
+// goroutines.
+var building sync.Mutex
+
+func nets() []*net {
+	building.Lock()
+	defer building.Unlock()
+	return []*net{mlp(), convnet(), elman()}
 }
 
 // mlp is three dense layers.

@@ -46,6 +46,8 @@
 //
 // # Limits
 //
+//   - Gorgonia counts in global variables while a graph is made, without a lock. Ranks that are
+//     goroutines of one process make their graphs one after the other.
 //   - The graph must have its shapes, and a batch must have those of the inputs.
 //   - [fsdp.Precision].Compute must be the float type of the graph, or BFloat16 for one of float32.
 //     The first pass checks it.
