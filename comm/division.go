@@ -81,9 +81,7 @@ func (d *division) laneParts(i int) int {
 // rounded up to cache lines, so later lanes may get less or nothing.
 func (d *division) stripe(i int) (lo, hi int) {
 	b := d.calls[0].Dst
-	line := 64 / b.dtype.Size()
-	share := (b.len + len(d.calls) - 1) / len(d.calls)
-	share = (share + line - 1) / line * line
+	share := stripeLen(b, len(d.calls))
 	return min(i*share, b.len), min((i+1)*share, b.len)
 }
 

@@ -81,11 +81,11 @@ func TestEveryAlgorithm(t *testing.T) {
 				all = append(all, noise(r, size)...)
 			}
 			gathers := map[string]func(r *remote, full, own Buffer) error{
-				"doubling": func(r *remote, full, own Buffer) error { return r.gatherDoubling(ctx, full, own, size, roundGather) },
+				"doubling": func(r *remote, full, own Buffer) error { return r.gatherDoubling(ctx, full, own, size) },
 				"ring": func(r *remote, full, own Buffer) error {
-					return r.gatherRing(ctx, full, own, size, roundGather)
+					return r.gatherRing(ctx, full, own, size)
 				},
-				"planned": func(r *remote, full, own Buffer) error { return r.gather(ctx, full, own, size, roundGather) },
+				"planned": func(r *remote, full, own Buffer) error { return r.gather(ctx, full, own, size) },
 			}
 			for name, gather := range gathers {
 				everyRank(t, gs, func(r *remote) error {

@@ -60,7 +60,7 @@ func (r *remote) collective(ctx context.Context, c *Call) error {
 	case KindGather:
 		return r.collect(ctx, c)
 	default: // KindAllGather, KindSplit
-		return r.gather(ctx, c.Dst, c.Src, c.Src.len, roundGather)
+		return r.gather(ctx, c.Dst, c.Src, c.Src.len)
 	}
 }
 
@@ -104,26 +104,26 @@ func part(b Buffer, i, share int) Buffer {
 
 // gather collects in full the part of every rank, of share elements; own is that
 // of this rank, in full or elsewhere.
-func (r *remote) gather(ctx context.Context, full, own Buffer, share int, round uint16) error {
+func (r *remote) gather(ctx context.Context, full, own Buffer, share int) error {
 	switch r.plan(KindAllGather, own.dtype.Size()*share) {
 	case doubling:
 		if full.len == r.size*share {
-			return r.gatherDoubling(ctx, full, own, share, round)
+			return r.gatherDoubling(ctx, full, own, share)
 		}
 	case ring:
-		return r.gatherRing(ctx, full, own, share, round)
+		return r.gatherRing(ctx, full, own, share)
 	}
 	for k := 1; k < r.size; k++ {
 		from := r.left(k)
 		into := part(full, from, share).Bytes()
-		r.receive(from, round, len(into), into)
+		r.receive(from, roundGather, len(into), into)
 	}
-	return r.give(ctx, part(full, r.rank, share).Bytes(), own.Bytes(), round)
+	return r.give(ctx, part(full, r.rank, share).Bytes(), own.Bytes())
 }
 
 // give copies own to dst, unless it is there, and sends it to all others, block by block: it comes
 // from memory once, and is summed once for all.
-func (r *remote) give(ctx context.Context, dst, own []byte, round uint16) error {
+func (r *remote) give(ctx context.Context, dst, own []byte) error {
 	sum, there := uint32(0), unsafe.SliceData(dst) == unsafe.SliceData(own)
 	for lo := 0; ; lo += stretch {
 		hi := min(lo+stretch, len(own))
@@ -135,7 +135,7 @@ func (r *remote) give(ctx context.Context, dst, own []byte, round uint16) error 
 		case r.frame.summed:
 			sum = checksum.Update(sum, b)
 		}
-		next := piece{round: round, length: len(own), body: own[lo:hi], known: true, sum: sum}
+		next := piece{round: roundGather, length: len(own), body: own[lo:hi], known: true, sum: sum}
 		if lo == 0 {
 			next.of = r.frame
 		}
@@ -154,13 +154,13 @@ func (r *remote) give(ctx context.Context, dst, own []byte, round uint16) error 
 // gatherDoubling is gather after Bruck: at distance k a rank passes on the parts
 // of itself and the k-1 ranks to its left. They lie in the stage in that order,
 // its own first, each as long as share.
-func (r *remote) gatherDoubling(ctx context.Context, full, own Buffer, share int, round uint16) error {
+func (r *remote) gatherDoubling(ctx context.Context, full, own Buffer, share int) error {
 	n := share * own.dtype.Size()
 	stage := r.staging(r.size * n)
 	copy(stage, own.Bytes())
 	for k := 1; k < r.size; k *= 2 {
 		count := min(k, r.size-k) * n
-		step := round + roundSteps + uint16(k)
+		step := roundGather + roundSteps + uint16(k)
 		r.send(r.right(k), step, count, stage[:count])
 		r.receive(r.left(k), step, count, stage[k*n:k*n+count])
 		if err := r.settle(ctx); err != nil {
@@ -174,17 +174,17 @@ func (r *remote) gatherDoubling(ctx context.Context, full, own Buffer, share int
 }
 
 // gatherRing is gather in which every part travels around the ring, in blocks.
-func (r *remote) gatherRing(ctx context.Context, full, own Buffer, share int, round uint16) error {
+func (r *remote) gatherRing(ctx context.Context, full, own Buffer, share int) error {
 	to, from := r.right(1), r.left(1)
 	move(part(full, r.rank, share), own)
 	mine := part(full, r.rank, share).Bytes()
-	r.send(to, round, len(mine), mine)
+	r.send(to, roundGather, len(mine), mine)
 	pieces := 0
 	for k := 1; k < r.size; k++ {
 		b := part(full, r.left(k), share).Bytes()
-		step := round + roundSteps + uint16(k)
+		step := roundGather + roundSteps + uint16(k)
 		if k == 1 {
-			step = round
+			step = roundGather
 		}
 		r.receive(from, step, len(b), b[:min(block, len(b))])
 		for lo := 0; ; lo += block {
@@ -199,7 +199,7 @@ func (r *remote) gatherRing(ctx context.Context, full, own Buffer, share int, ro
 			switch {
 			case k == r.size-1: // it has been around
 			case lo == 0:
-				r.send(to, round+roundSteps+uint16(k+1), len(b), b[:hi])
+				r.send(to, roundGather+roundSteps+uint16(k+1), len(b), b[:hi])
 			default:
 				r.sendMore(to, b[lo:hi])
 			}
@@ -261,12 +261,12 @@ func (r *remote) reduceLarge(ctx context.Context, dst, src Buffer, share int, op
 	if r.plan(KindReduceScatter, len(src.Bytes())) == halving {
 		return r.halve(ctx, dst, src, share, op)
 	}
-	return r.scatter(ctx, dst, src, share, op, roundScatter)
+	return r.scatter(ctx, dst, src, share, op)
 }
 
 // scatter is reduceLarge between few ranks. Each rank sends to every owner
 // its part; the owner sums one block of all ranks while the next one comes.
-func (r *remote) scatter(ctx context.Context, dst, src Buffer, share int, op Op, round uint16) error {
+func (r *remote) scatter(ctx context.Context, dst, src Buffer, share int, op Op) error {
 	size := dst.dtype.Size()
 	step := min(block/size, max(dst.len, 1))
 	line := lines(step * size) // bytes from one rank's block to the next
@@ -278,8 +278,8 @@ func (r *remote) scatter(ctx context.Context, dst, src Buffer, share int, op Op,
 	for k := 1; k < r.size; k++ {
 		to, from := r.right(k), r.left(k)
 		b := part(src, to, share).Bytes()
-		r.send(to, round, len(b), b)
-		r.receive(from, round, dst.len*size, at(0, from, min(step, dst.len)))
+		r.send(to, roundScatter, len(b), b)
+		r.receive(from, roundScatter, dst.len*size, at(0, from, min(step, dst.len)))
 	}
 	mine := part(src, r.rank, share)
 	for lo, i := 0, 1; ; i++ {
@@ -327,13 +327,13 @@ func (r *remote) allReduce(ctx context.Context, buf Buffer, op Op) error {
 func (r *remote) gatherSums(ctx context.Context, buf Buffer, share int) error {
 	own := part(buf, r.rank, share)
 	if r.plan(KindReduceScatter, len(buf.Bytes())) != halving {
-		return r.gather(ctx, buf, own, share, roundGather)
+		return r.gather(ctx, buf, own, share)
 	}
 	bytes := share * buf.dtype.Size()
 	if r.plan(KindAllGather, bytes) == doubling && r.size*bytes <= r.stripe {
-		return r.gatherDoubling(ctx, buf, own, share, roundGather)
+		return r.gatherDoubling(ctx, buf, own, share)
 	}
-	return r.gatherRing(ctx, buf, own, share, roundGather)
+	return r.gatherRing(ctx, buf, own, share)
 }
 
 // reduceAll reduces what is small, the src of all ranks, to dst: as much of it as belongs to this
@@ -346,7 +346,7 @@ func (r *remote) reduceAll(ctx context.Context, dst, src Buffer, op Op) error {
 	line := lines(bytes)
 	all := r.staging(2 * r.size * line)[r.size*line:] // gatherDoubling uses the first half
 	full := bufferOf(all[:r.size*bytes], src)
-	if err := r.gather(ctx, full, src, src.len, roundGather); err != nil {
+	if err := r.gather(ctx, full, src, src.len); err != nil {
 		return err
 	}
 	r.reducer.srcs = r.reducer.srcs[:0]

@@ -112,7 +112,7 @@ func TestHalvingFew(t *testing.T) {
 				src := bufferOf(noise(r.rank, n*share*d.Size()), like)
 				finite(src)
 				want := bufferOf(make([]byte, share*d.Size()), like)
-				if err := r.scatter(ctx, want, src, share, op, roundScatter); err != nil {
+				if err := r.scatter(ctx, want, src, share, op); err != nil {
 					return err
 				}
 				own := part(src, r.rank, share)

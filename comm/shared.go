@@ -96,7 +96,7 @@ func newShared(ctx context.Context, l *link, d *domain) (Group, error) {
 	s.turn.take() // Close waits until the ranks have met
 	l.attach(s)
 	d.sweep()
-	ctx, _, done := withLimit(ctx, s.timeout)
+	ctx, done := withLimit(ctx, s.timeout)
 	defer done()
 	err := s.meet(ctx)
 	if err != nil {

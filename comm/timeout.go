@@ -30,8 +30,7 @@ func errNoProgress(limit time.Duration) error {
 // tick is how often those look who wait for nothing but the limit.
 const tick = time.Second
 
-// watch calls look with the time that has been waited since it began, or since reset, again
-// and again until stop.
+// watch calls look with the time that has been waited since it began, again and again until stop.
 type watch struct {
 	look  func(waited time.Duration) // must not come back to the watch
 	often time.Duration
@@ -69,16 +68,15 @@ func (w *watch) stop() {
 	w.timer.Stop()
 }
 
-// withLimit returns a context that ends with ErrTimeout after limit without progress, which
-// is told to the watch. done releases it.
-func withLimit(ctx context.Context, limit time.Duration) (_ context.Context, progress *watch, done func()) {
+// withLimit returns a context that ends with ErrTimeout after limit. done releases it.
+func withLimit(ctx context.Context, limit time.Duration) (_ context.Context, done func()) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	w := startWatch(limit, func(waited time.Duration) {
 		if waited >= limit {
 			cancel(errNoProgress(limit))
 		}
 	})
-	return ctx, w, func() { w.stop(); cancel(nil) }
+	return ctx, func() { w.stop(); cancel(nil) }
 }
 
 // limited is implemented by groups, and by backends, that fail an operation which
