@@ -24,10 +24,11 @@ import (
 //   - when its collective is lateAnswer collectives ago;
 //   - when the rank has issued nothing more for a while, see Confirmer, or closes the group.
 //
-// A rank waits for one that is latestAnswer collectives ago, or for all if it cannot send for a second,
-// see stuck. So no rank is further ahead of those that it exchanges messages with, of all others in a
-// tree at most log2 N times as far, and a difference is known at most so many calls later. A rank that
-// closes the group waits for the answers to itself for a while, as it does for what it has issued.
+// A rank waits for one that is latestAnswer collectives ago, or for all if it cannot send for a
+// second, see stuck. So no rank is further ahead of those that it exchanges messages with, of all
+// others in a tree at most log2 N times as far, and a difference is known at most so many calls
+// later. A rank that closes the group waits for the answers to itself for a while, as it does for
+// what it has issued.
 const (
 	lateAnswer   = 16
 	latestAnswer = 32
@@ -82,9 +83,9 @@ func (x *exchange) expect(seq uint64) (some bool) {
 	return some
 }
 
-// stuck is for a rank that has long waited in vain. If it cannot send, as a rank does not read, that one
-// may be the same: both give, as they have made different calls, and only the headers that they do not
-// wait for say so. Now it waits for them, and stuck reports whether there are any.
+// stuck is for a rank that has long waited in vain. If it cannot send, as a rank does not read, that
+// one may be the same: both give, as they have made different calls, and only the headers that they
+// do not wait for say so. Now it waits for them, and stuck reports whether there are any.
 func (x *exchange) stuck() bool {
 	full := slices.ContainsFunc(x.used, func(p *port) bool { return !p.out.done() && !p.absent.Load() })
 	return full && x.expect(noSeq)

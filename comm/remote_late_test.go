@@ -134,8 +134,8 @@ func TestLateMismatch(t *testing.T) {
 	}
 }
 
-// TestTwoGivers has ranks that both give, and neither of which would read, as it needs nothing: more
-// than connections take.
+// TestTwoGivers has ranks that both give, and neither of which would read, as it needs nothing:
+// more than connections take.
 func TestTwoGivers(t *testing.T) {
 	const length = 32 << 20
 	for _, w := range []Wiring{{Timeout: time.Minute}, {Portable: true, Timeout: time.Minute}} {
@@ -164,8 +164,8 @@ func TestTwoGivers(t *testing.T) {
 	}
 }
 
-// TestBegunOnly has a rank begin a call, and do nothing else: the others learn all the same that it is
-// another one.
+// TestBegunOnly has a rank begin a call, and do nothing else: the others learn all the same that it
+// is another one.
 func TestBegunOnly(t *testing.T) {
 	for _, w := range []Wiring{{}, {Portable: true}} {
 		gs := RemoteGroups(t, 2, w)
@@ -178,8 +178,8 @@ func TestBegunOnly(t *testing.T) {
 	}
 }
 
-// TestBothHear: of two ranks that differ in their last call, which one of them can complete, both say
-// so, though the first to know ends its connections.
+// TestBothHear: of two ranks that differ in their last call, which one of them can complete, both
+// say so, though the first to know ends its connections.
 func TestBothHear(t *testing.T) {
 	for i := range 200 {
 		gs := RemoteGroups(t, 2, Wiring{Portable: i%2 == 0})

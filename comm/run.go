@@ -80,8 +80,8 @@ func run(ctx context.Context, groups []Group, f func(context.Context, Group) err
 	return rootCause(failures(ends, groups))
 }
 
-// failures returns those of a run in order when all ranks have returned. Meanwhile it warns of ranks
-// that go on though another one has failed.
+// failures returns those of a run in order when all ranks have returned. Meanwhile it warns of
+// ranks that go on though another one has failed.
 func failures(ends <-chan rankEnd, groups []Group) (list []rankFailure) {
 	var left []int
 	for _, g := range groups {

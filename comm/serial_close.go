@@ -76,8 +76,8 @@ func (s *Serial) unsaid() error {
 	return nil
 }
 
-// owingFor is how long others wait for what this rank owes them if it issues nothing more, and for what
-// it has begun and not waited for.
+// owingFor is how long others wait for what this rank owes them if it issues nothing more, and for
+// what it has begun and not waited for.
 const owingFor = 10 * time.Millisecond
 
 // owe lets the goroutine of the group look after what the backend owes others. Called with mu held,
