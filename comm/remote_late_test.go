@@ -159,6 +159,11 @@ func TestTwoGivers(t *testing.T) {
 					return nil
 				})
 				closeRanks(t, gs)
+				for r, g := range gs { // which keep nothing of the caller's memory
+					p := remoteOf(g).port(1 - r)
+					require.Empty(t, p.in.pieces)
+					require.Empty(t, p.out.pieces)
+				}
 			})
 		}
 	}

@@ -319,8 +319,8 @@ type updated struct {
 	by   gradients
 }
 
-// lacks is called when an optimizer steps and a parameter has no gradient. It returns true, and warns
-// once if none can have one.
+// lacks is called when an optimizer steps and a parameter has no gradient. It returns true, and
+// warns once if none can have one.
 func lacks(s *Sharded) bool {
 	if logger := s.cfg.warner(s.team.Rank()); s.life.grads.passes == 0 && !s.life.idled && logger != nil {
 		s.life.idled = true

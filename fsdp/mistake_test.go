@@ -5,7 +5,6 @@ import (
 	"context"
 	"log/slog"
 	"strings"
-	"sync"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -16,31 +15,14 @@ import (
 	"github.com/gofsdp/gofsdp/optim"
 )
 
-// captureDefault makes slog.Default write to a buffer until the test ends.
+// captureDefault makes slog.Default write to a buffer until the test ends. It is read when the ranks
+// have returned: handlers write one after the other, but nothing guards reading.
 func captureDefault(t *testing.T) (written func() string) {
-	var log lockedBuffer
+	var log bytes.Buffer
 	before := slog.Default()
 	slog.SetDefault(slog.New(slog.NewTextHandler(&log, nil)))
 	t.Cleanup(func() { slog.SetDefault(before) })
 	return log.String
-}
-
-// lockedBuffer is written to by several ranks.
-type lockedBuffer struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (l *lockedBuffer) Write(b []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.Write(b)
-}
-
-func (l *lockedBuffer) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.String()
 }
 
 // TestWithoutGroup: ranks that forget to say so each train, and read, everything.

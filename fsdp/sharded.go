@@ -270,9 +270,9 @@ func (s *Sharded) LogValue() slog.Value { return slog.StringValue(fmt.Sprint(s))
 // in kind, numbers, learning rate or steps get an error from the next pass.
 //
 // A parameter that no Backward since ZeroGrad has reached has no gradient, and an optimizer leaves
-// it alone. If there was none at all, the first such step is a warning. Gradients of passes inside NoSync are not in the shards until they are reduced. An
-// optimizer refuses to step while there are any, between a Forward and its Backward, and after
-// Freeze and Close.
+// it alone. If there was none at all, the first such step is a warning. Gradients of passes inside
+// NoSync are not in the shards until they are reduced. An optimizer refuses to step while there are
+// any, between a Forward and its Backward, and after Freeze and Close.
 //
 // The state of an optimizer made of these pieces lies where the shards do, and is counted with them
 // until Freeze or Close, even when the optimizer is no longer in use.
