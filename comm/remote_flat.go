@@ -12,7 +12,7 @@ import (
 const block = 256 << 10
 
 // stretch is how much of its own part a rank copies and sums before it sends it.
-const stretch = 1 << 20
+const stretch = 512 << 10
 
 // Rounds tell apart the messages of one collective. An algorithm of several steps
 // numbers them from its own round plus roundSteps, the agreement from roundAgree;

@@ -2,5 +2,7 @@
 
 package comm
 
+const raceDetector = false
+
 func raceArrive() {}
 func raceMeet()   {}

@@ -4,6 +4,8 @@ package comm
 
 import "sync/atomic"
 
+const raceDetector = true
+
 // The race detector does not see synchronization through mapped memory. For
 // ranks that are goroutines of one process these two make up for it: what a rank
 // did before it arrived happens before what any rank does after they have met.
