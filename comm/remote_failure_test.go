@@ -93,6 +93,37 @@ func TestSlowRank(t *testing.T) {
 	peer.Wait()
 }
 
+// TestDamagedInARelay changes a byte in the memory of a rank before it passes it on: checksums are
+// those of the root, so the next one notices.
+func TestDamagedInARelay(t *testing.T) {
+	t.Parallel()
+	gs := RemoteGroups(t, 3, Wiring{})
+	errs := make([]error, len(gs))
+	var ranks sync.WaitGroup
+	for rank, g := range gs {
+		ranks.Go(func() {
+			b, from, to := noise(0, 2*block+5), rank-1, rank+1
+			switch rank {
+			case 0:
+				from = nobody
+			case 2:
+				to = nobody
+			}
+			errs[rank] = remoteOf(g).relay(context.Background(), b, from, to, func(lo, hi int) error {
+				if rank == 1 && lo == block {
+					b[hi-1] ^= 1
+				}
+				return nil
+			})
+		})
+	}
+	ranks.Wait()
+	require.NoError(t, errs[0])
+	require.NoError(t, errs[1])
+	require.ErrorContains(t, errs[2], "was damaged")
+	closeRanks(t, gs)
+}
+
 // rawPeer returns rank 0 of two, and the other end of its connection.
 func rawPeer(t testing.TB, timeout time.Duration) (*remote, net.Conn) {
 	a, b, err := Wiring{}.pair()

@@ -199,9 +199,9 @@ func (r *remote) gatherRing(ctx context.Context, full, own Buffer, share int) er
 			switch {
 			case k == r.size-1: // it has been around
 			case lo == 0:
-				r.send(to, roundGather+roundSteps+uint16(k+1), len(b), b[:hi])
+				r.pass(from, pieces, to, piece{of: r.frame, round: roundGather + roundSteps + uint16(k+1), length: len(b), body: b[:hi]})
 			default:
-				r.sendMore(to, b[lo:hi])
+				r.pass(from, pieces, to, piece{body: b[lo:hi]})
 			}
 			if hi == len(b) {
 				break
@@ -443,7 +443,7 @@ func (r *remote) relay(ctx context.Context, b []byte, from, to int, each func(lo
 			return err
 		}
 		if from != nobody && to != nobody {
-			r.sendMore(to, b[lo:hi])
+			r.pass(from, i, to, piece{body: b[lo:hi]})
 		}
 		if each != nil {
 			if err := each(lo, hi); err != nil {

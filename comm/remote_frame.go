@@ -19,7 +19,8 @@ import (
 // against its own call and never allocates by it. Then comes its checksum, 4 bytes,
 // if payloads are summed and this one is not empty. It is a trailer because a rank
 // that passes blocks on sends the header before it has the payload, and because each
-// block is summed when it is sent, so that it is read from memory once.
+// block is summed when it is sent, so that it is read from memory once. A block that is passed on
+// keeps the sum it came with.
 type frame struct {
 	group  uint64
 	seq    uint64

@@ -260,6 +260,10 @@ func (p *port) take(n int, arrived func(*port) error) error {
 	switch b, body := q.due(); {
 	case body && q.summed:
 		q.sum = checksum.Update(q.sum, b[:n])
+		if n == len(b) {
+			next := &q.pieces[q.next]
+			next.known, next.sum = true, q.sum // whoever passes it on need not compute it again
+		}
 	case !body && n == len(b):
 		if err := arrived(p); err != nil {
 			return err

@@ -97,6 +97,15 @@ func (x *exchange) send(to int, round uint16, length int, part []byte) {
 
 func (x *exchange) sendMore(to int, part []byte) { x.port(to).out.add(piece{body: part}) }
 
+// pass queues next, whose body is what the k-th piece of a message from a rank has brought, with the
+// checksum it came with: what is damaged in the memory of this rank is noticed by the next one.
+func (x *exchange) pass(from, k, to int, next piece) {
+	in := &x.port(from).in
+	got := &in.pieces[in.old+k-1]
+	next.known, next.sum = got.known, got.sum
+	x.port(to).out.add(next)
+}
+
 // receive queues where to put a message from a rank, like send.
 func (x *exchange) receive(from int, round uint16, length int, part []byte) {
 	p := x.port(from)
