@@ -71,7 +71,7 @@ func (h *hosts) mine(sums int) span {
 func (r *remote) findHosts(ctx context.Context, l *link) (*hosts, error) {
 	all := hostsOf(len(l.ranks), func(r int) string { return l.session.mesh.Host(l.ranks[r]) })
 	able := []int32{0, 1}
-	if r.waiting.Processes {
+	if l.crowded() {
 		able[1] = 0
 	}
 	var h *hosts

@@ -7,6 +7,7 @@ import (
 	"runtime"
 	"time"
 
+	"github.com/gofsdp/gofsdp/internal/backoff"
 	"github.com/gofsdp/gofsdp/internal/mesh"
 )
 
@@ -16,7 +17,12 @@ func newRemote(ctx context.Context, l *link) (Group, error) {
 	cfg := &l.session.cfg
 	r := newRank(l.name, l.id, l.rank, len(l.ranks), cmp.Or(cfg.Timeout, defaultTimeout), cfg.sumsWire())
 	r.link = l
-	r.waiting.Processes = l.neighbours() > runtime.NumCPU() // they share processors
+	switch {
+	case l.session.mesh.Modelled():
+		r.waiting = backoff.Policy{} // time may stand still while somebody looks
+	case l.crowded():
+		r.waiting.Alone = 0
+	}
 	joining, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	r.halt = func() { cancel(errStopped) }
@@ -40,7 +46,7 @@ func newRank(name string, id uint64, rank, size int, timeout time.Duration, summ
 	r := &remote{name: name, rank: rank, size: size, stripe: stripeBytes}
 	r.ports = make([]*[portsPage]*port, (size+portsPage-1)/portsPage)
 	r.timeout = timeout
-	r.waiting.Eager = eager
+	r.waiting = backoff.Policy{Eager: eager, Processes: true, Alone: alone}
 	r.frame = &r.frames[0]
 	r.frame.group, r.frame.summed = id, summed
 	r.arrived = r.check
@@ -52,10 +58,6 @@ func (r *remote) join(ctx context.Context, l *link) (err error) {
 	if r.pump, err = newPump(l.session.mesh.Plain(ctx)); err != nil {
 		r.pump = nil
 		return fmt.Errorf("connections of group %q: %w", r.name, err)
-	}
-	if l.session.mesh.Modelled() {
-		r.waiting.Eager = 0         // time may stand still while somebody looks
-		r.waiting.Processes = false // hosts that are not there share no processors
 	}
 	r.mu.Lock()
 	cancel := r.halt
@@ -73,12 +75,13 @@ func (r *remote) join(ctx context.Context, l *link) (err error) {
 	return nil
 }
 
-// neighbours returns how many ranks of the group are on this host.
-func (l *link) neighbours() (n int) {
+// crowded reports whether ranks of the group share processors of this host.
+func (l *link) crowded() bool {
+	neighbours := 0
 	for _, world := range l.ranks {
 		if l.session.mesh.Host(world) == l.session.mesh.Host(l.ranks[l.rank]) {
-			n++
+			neighbours++
 		}
 	}
-	return n
+	return neighbours > runtime.NumCPU() && !l.session.mesh.Modelled() // whose hosts are not there
 }

@@ -66,6 +66,9 @@ const (
 	// A rank looks and yields this long before it sleeps, which with waking up takes 50 µs: longer
 	// than a peer that is just as far takes to answer, also one that does something small before.
 	eager = 200 * time.Microsecond
+	// That it lets other processes run begins then. Where one processor is idle a peer may still be
+	// on this one, and would wait until this rank sleeps, again and again.
+	alone = 20 * time.Microsecond
 	// A sleeping rank looks up this often.
 	slice = 20 * time.Millisecond
 )

@@ -26,6 +26,7 @@ type Policy struct {
 	Yields    int           // looks
 	Eager     time.Duration // yields on until this has passed since the first of them
 	Processes bool          // yields to threads of other processes as well
+	Alone     time.Duration // of the time that it is eager, what passes before it does
 
 	// A sleep by timer lasts a fraction of the time waited so far, 1/Fraction, but no
 	// less than Shortest and no more than Longest: the looks get rarer, and what is
@@ -79,8 +80,11 @@ func (w *Waiter) Rest() bool {
 	return true
 }
 
+// shares reports whether it is time to yield to other processes as well.
+func (w *Waiter) shares() bool { return w.Policy.Processes && w.idle >= w.Policy.Alone }
+
 func (w *Waiter) yield() {
-	if !w.Policy.Processes {
+	if !w.shares() {
 		runtime.Gosched()
 		return
 	}

@@ -40,6 +40,23 @@ func TestYieldsToProcesses(t *testing.T) {
 	require.Zero(t, looks(&w))
 }
 
+// TestAlone: for some time at first it yields to no other process.
+func TestAlone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := Waiter{Policy: &Policy{Eager: time.Hour, Processes: true, Alone: time.Minute}}
+		for range 2 {
+			for range 60 {
+				require.True(t, w.Rest())
+				require.False(t, w.shares())
+				time.Sleep(time.Second)
+			}
+			require.True(t, w.Rest())
+			require.True(t, w.shares())
+			w.Reset()
+		}
+	})
+}
+
 func TestRestIsEagerForSomeTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := Waiter{Policy: &Policy{Eager: time.Millisecond}}
