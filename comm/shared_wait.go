@@ -21,17 +21,15 @@ type waiter struct {
 const (
 	spinTime      = 20 * time.Microsecond // longer than a peer that is just as far takes
 	sharedYields  = 200
-	crowdedSpins  = 10 // where ranks share processors
-	crowdedYields = 50
+	crowdedYields = 1000                  // where ranks share processors: one that sleeps is late
 	nap           = 10 * time.Millisecond // the longest that a waiter does not look
 )
 
 // sharedWaiting returns how a waiter looks before it sleeps. Processors differ much in
 // the length of a pause, so it is measured: several times, as others may run meanwhile.
 func sharedWaiting(crowded bool) backoff.Policy {
-	p := backoff.Policy{Spins: crowdedSpins, Yields: crowdedYields, Processes: true}
 	if crowded {
-		return p
+		return backoff.Policy{Yields: crowdedYields, Processes: true}
 	}
 	const samples, pauses = 16, 32
 	best := spinTime
@@ -42,8 +40,7 @@ func sharedWaiting(crowded bool) backoff.Policy {
 		}
 		best = min(best, time.Since(begin))
 	}
-	p.Spins, p.Yields = int(spinTime*pauses/max(best, 1)), sharedYields
-	return p
+	return backoff.Policy{Spins: int(spinTime * pauses / max(best, 1)), Yields: sharedYields, Processes: true}
 }
 
 func (s *shared) waiter() waiter {
