@@ -52,11 +52,16 @@ func FromEnv(ctx context.Context) (Group, error) {
 // them apart.
 //
 // Variables that contradict each other are an error that names them. A secret file that other users
-// can read is a warning on slog.Default().
+// can read is a warning on slog.Default(), and so is a name that is nearly one of these.
 func ConfigFromEnv() (cfg Config, launched bool, err error) {
 	env, launched, err := launch.Parse(os.Getenv)
 	if err != nil {
 		return Config{}, launched, fmt.Errorf("comm: %w", err)
+	}
+	if env.LocalRank <= 0 { // once for a host
+		for _, text := range launch.Misspelled(os.Environ()) {
+			slog.Warn(text)
+		}
 	}
 	cfg = Config{
 		Rank: env.Rank, Size: env.Size, LocalRank: env.LocalRank, LocalSize: env.LocalSize,

@@ -120,6 +120,23 @@ func TestProgramName(t *testing.T) {
 	require.Less(t, len(name(true, strings.Repeat("x", 500))), 100, "it fits a hello")
 }
 
+// TestMisspelledVariable warns once for each host.
+func TestMisspelledVariable(t *testing.T) {
+	bare(t)
+	log := captureDefault(t)
+	t.Setenv("FSDP_TRANSPROT", "tcp")
+	const want = "FSDP_TRANSPROT is not read: is FSDP_TRANSPORT meant?"
+	for _, local := range []string{"0", "1"} {
+		for name, value := range map[string]string{"RANK": local, "WORLD_SIZE": "2", "LOCAL_RANK": local, "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "h"} {
+			t.Setenv(name, value)
+		}
+		cfg, _, err := ConfigFromEnv()
+		require.NoError(t, err)
+		require.Equal(t, Auto, cfg.Transport)
+		require.Equal(t, 1, strings.Count(log(), want), "after rank %s", local)
+	}
+}
+
 func TestFromEnvAlone(t *testing.T) {
 	bare(t)
 	g, err := FromEnv(context.Background())
