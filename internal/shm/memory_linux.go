@@ -79,7 +79,7 @@ func unmap(mem []byte) error { return os.NewSyscallError("munmap", unix.Munmap(m
 func reserve(file *os.File, mem []byte, lo, hi int) error {
 	// The kernel would rather end processes than refuse. What others take at the
 	// same time it cannot be asked about, so this is no guarantee.
-	if spare := available(); hi-lo > spare {
+	if spare := available(); int64(hi-lo) > spare {
 		return fmt.Errorf("%w: the machine has %d bytes left", unix.ENOMEM, spare)
 	}
 	raw, err := file.SyscallConn()
@@ -105,15 +105,15 @@ func reserve(file *os.File, mem []byte, lo, hi int) error {
 }
 
 // available returns the bytes that the machine can give without swapping.
-func available() int {
+func available() int64 {
 	text, err := os.ReadFile("/proc/meminfo")
 	if err != nil {
-		return math.MaxInt // no /proc here: ask for it and see
+		return math.MaxInt64 // no /proc here: ask for it and see
 	}
 	_, line, _ := strings.Cut(string(text), "MemAvailable:")
-	var kib int
+	var kib int64
 	if _, err := fmt.Sscan(line, &kib); err != nil {
-		return math.MaxInt
+		return math.MaxInt64
 	}
 	return kib << 10
 }
@@ -140,7 +140,7 @@ func Installed() int {
 	if err := unix.Sysinfo(&info); err != nil {
 		return 1 << 30 // never, on Linux
 	}
-	return int(uint64(info.Totalram) * uint64(info.Unit))
+	return int(min(uint64(info.Totalram)*uint64(info.Unit), math.MaxInt))
 }
 
 // Spare returns the bytes of addresses that this process may still map, as far as

@@ -122,7 +122,7 @@ func TestLimits(t *testing.T) {
 // would end processes to find 32 TiB.
 func TestNoMemory(t *testing.T) {
 	s := segment(t, 1<<46)
-	require.Less(t, available(), 1<<45)
+	require.Less(t, available(), int64(1<<45))
 	_, err := s.Alloc(1 << 45)
 	require.ErrorIs(t, err, unix.ENOMEM)
 	b, err := s.Alloc(100)
