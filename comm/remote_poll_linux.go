@@ -47,7 +47,7 @@ type line struct {
 
 const (
 	burst   = 1 << 20   // bytes that one connection moves while others wait, about
-	longest = 512 << 10 // bytes of one system call, see call; of 256 KiB twice as many cost a tenth
+	longest = 512 << 10 // bytes of a payload that one write sends; twice as many of half cost a tenth
 )
 
 func newPoller() (pump, error) {
@@ -108,7 +108,11 @@ func takeDescriptor(conn net.Conn) (fd int, err error) {
 		return 0, errors.Join(err, c.Close())
 	}
 	var dup error
-	err = raw.Control(func(old uintptr) { fd, dup = unix.FcntlInt(old, unix.F_DUPFD_CLOEXEC, 0) })
+	err = raw.Control(func(old uintptr) {
+		if dup = unix.SetNonblock(int(old), true); dup == nil { // as it is; see call
+			fd, dup = unix.FcntlInt(old, unix.F_DUPFD_CLOEXEC, 0)
+		}
+	})
 	if err = errors.Join(err, dup); err != nil {
 		return 0, errors.Join(err, c.Close())
 	}
@@ -213,8 +217,9 @@ func (l *line) write() (moved bool, err error) {
 // call has the kernel fill bufs from a socket, SYS_READV, or send them, SYS_WRITEV. The scheduler is
 // not told: it would take the processor away from a goroutine whose call takes more than 20 µs, as
 // one that copies half a megabyte does, and to have it back costs up to a third of all time. But
-// the socket never blocks, so a call takes no longer than copying, some 60 µs at most, and that is
-// how long a collection of garbage may have to wait for it.
+// the socket never blocks, so a call takes no longer than copying, some 60 µs, and that is how long
+// a collection of garbage may have to wait for it. Memory that is not there yet, or in a file, takes
+// longer to touch, here as in any other code.
 func (l *line) call(trap uintptr, fd int, bufs ...[]byte) (n int, err error) {
 	if raceDetector { // which sees what goes through package unix
 		if trap == unix.SYS_READV {

@@ -21,7 +21,7 @@ type waiter struct {
 const (
 	spinTime      = 20 * time.Microsecond // longer than a peer that is just as far takes
 	sharedYields  = 200
-	crowdedYields = 1000                  // where ranks share processors: one that sleeps is late
+	crowdedYields = time.Millisecond      // where ranks share processors: one that sleeps is late
 	nap           = 10 * time.Millisecond // the longest that a waiter does not look
 )
 
@@ -29,7 +29,7 @@ const (
 // the length of a pause, so it is measured: several times, as others may run meanwhile.
 func sharedWaiting(crowded bool) backoff.Policy {
 	if crowded {
-		return backoff.Policy{Yields: crowdedYields, Processes: true}
+		return backoff.Policy{Eager: crowdedYields, Processes: true}
 	}
 	const samples, pauses = 16, 32
 	best := spinTime

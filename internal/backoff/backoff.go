@@ -26,7 +26,7 @@ type Policy struct {
 	Yields    int           // looks
 	Eager     time.Duration // yields on until this has passed since the first of them
 	Processes bool          // yields to threads of other processes as well
-	Alone     time.Duration // of the time that it is eager, what passes before it does
+	Alone     time.Duration // how long it is eager before it does; see shares
 
 	// A sleep by timer lasts a fraction of the time waited so far, 1/Fraction, but no
 	// less than Shortest and no more than Longest: the looks get rarer, and what is
@@ -41,6 +41,8 @@ const (
 	spinsPerYield = 256
 	// A yield that took longer shows how much others need the processor: sleep.
 	longYield = time.Millisecond
+	// For so long after that, a waiter that has a time Alone yields to no other process.
+	shyness = 100 * time.Millisecond
 )
 
 // Waiter is one wait after another by a policy. It is used by one goroutine at a
@@ -51,6 +53,7 @@ type Waiter struct {
 	looks int
 	idle  time.Duration
 	asked time.Time   // for idle; zero until somebody asks
+	shy   time.Time   // until then it yields to no other process
 	timer *time.Timer // nil until the first sleep
 }
 
@@ -59,7 +62,7 @@ type Waiter struct {
 const longestLook = time.Second
 
 // Reset says that what was waited for has come, or a part of it.
-func (w *Waiter) Reset() { w.looks, w.asked = 0, time.Time{} }
+func (w *Waiter) Reset() { w.looks, w.idle, w.asked = 0, 0, time.Time{} }
 
 // Rest is called after a look in vain. It spins or yields and returns true, for
 // another look, or returns false at once if it is time to sleep.
@@ -80,8 +83,14 @@ func (w *Waiter) Rest() bool {
 	return true
 }
 
-// shares reports whether it is time to yield to other processes as well.
-func (w *Waiter) shares() bool { return w.Policy.Processes && w.idle >= w.Policy.Alone }
+// shares reports whether it is time to yield to other processes as well. With a time Alone what is
+// waited for has a processor of its own, most likely, and others on this one are strangers: whoever
+// yields to one that computes is back after milliseconds, where a sleeper would be woken at once. So
+// it tries now and then. To two that wait for each other on one processor yields are short.
+func (w *Waiter) shares() bool {
+	p := w.Policy
+	return p.Processes && (p.Alone == 0 || w.idle >= p.Alone && w.asked.After(w.shy))
+}
 
 func (w *Waiter) yield() {
 	if !w.shares() {
@@ -91,8 +100,14 @@ func (w *Waiter) yield() {
 	begin := time.Now()
 	runtime.Gosched()
 	shm.Yield()
-	if time.Since(begin) > longYield {
+	w.yielded(begin, time.Now())
+}
+
+// yielded notes how long a yield to other processes took.
+func (w *Waiter) yielded(begin, end time.Time) {
+	if end.Sub(begin) > longYield {
 		w.looks = max(w.looks, w.Policy.Spins+w.Policy.Yields)
+		w.shy = end.Add(shyness)
 	}
 }
 

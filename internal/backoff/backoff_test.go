@@ -40,20 +40,33 @@ func TestYieldsToProcesses(t *testing.T) {
 	require.Zero(t, looks(&w))
 }
 
-// TestAlone: for some time at first it yields to no other process.
+// TestAlone: for some time at first it yields to no other process, and for longer after one that
+// has kept the processor.
 func TestAlone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := Waiter{Policy: &Policy{Eager: time.Hour, Processes: true, Alone: time.Minute}}
-		for range 2 {
-			for range 60 {
+		w := Waiter{Policy: &Policy{Yields: 1, Eager: 10 * time.Millisecond, Processes: true, Alone: time.Millisecond}}
+		wait := func(kept bool) {
+			w.Reset()
+			require.False(t, w.shares())
+			for range 2 { // one is of those that are counted
 				require.True(t, w.Rest())
 				require.False(t, w.shares())
-				time.Sleep(time.Second)
 			}
+			time.Sleep(time.Millisecond)
 			require.True(t, w.Rest())
-			require.True(t, w.shares())
-			w.Reset()
+			require.Equal(t, !kept, w.shares())
 		}
+		wait(false)
+		wait(false)
+		begin := time.Now()
+		w.yielded(begin, begin.Add(longYield))
+		wait(false)
+		w.yielded(time.Now(), time.Now().Add(2*longYield))
+		wait(true)
+		time.Sleep(shyness)
+		wait(true)
+		time.Sleep(2 * longYield)
+		wait(false)
 	})
 }
 
