@@ -50,9 +50,10 @@ func ParseTransport(name string) (Transport, error) {
 // A payload that is damaged on its way fails the group with a [RankError] that wraps ErrDamaged and
 // names the rank that sent it, the one that got it, and the collective. Any flips within 32 bits in
 // a row are found, and all but one in 2³² of others, also in the memory of ranks that pass data on:
-// it keeps its sum. That is no protection against somebody who changes data on purpose: TLS is. Headers and control messages are always protected. Ranks that
-// share memory read each other's in place: there is no wire, memory has checks of its own, and sums
-// would cost a second pass over all data.
+// it keeps its sum. That is no protection against somebody who changes data on purpose: TLS is.
+// Headers and control messages are always protected. Ranks that share memory read each other's in
+// place: there is no wire, memory has checks of its own, and sums would cost a second pass over all
+// data.
 type Checksums uint8
 
 // The choices of checksums. All ranks have to make the same one.

@@ -99,14 +99,17 @@ func (w *Waiter) yield() {
 	}
 	begin := time.Now()
 	runtime.Gosched()
+	middle := time.Now()
 	shm.Yield()
-	w.yielded(begin, time.Now())
+	w.yielded(begin, middle, time.Now())
 }
 
-// yielded notes how long a yield to other processes took.
-func (w *Waiter) yielded(begin, end time.Time) {
+// yielded notes how long goroutines of this process, and then other processes, have run.
+func (w *Waiter) yielded(begin, middle, end time.Time) {
 	if end.Sub(begin) > longYield {
 		w.looks = max(w.looks, w.Policy.Spins+w.Policy.Yields)
+	}
+	if end.Sub(middle) > longYield {
 		w.shy = end.Add(shyness)
 	}
 }

@@ -59,9 +59,11 @@ func TestAlone(t *testing.T) {
 		wait(false)
 		wait(false)
 		begin := time.Now()
-		w.yielded(begin, begin.Add(longYield))
+		w.yielded(begin, begin, begin.Add(longYield))
 		wait(false)
-		w.yielded(time.Now(), time.Now().Add(2*longYield))
+		w.yielded(begin, begin.Add(9*longYield), begin.Add(10*longYield)) // most of it was our own
+		wait(false)
+		w.yielded(time.Now(), time.Now(), time.Now().Add(2*longYield))
 		wait(true)
 		time.Sleep(shyness)
 		wait(true)
