@@ -5,6 +5,7 @@ import (
 	"unsafe"
 
 	"github.com/gofsdp/gofsdp/internal/checksum"
+	"github.com/gofsdp/gofsdp/internal/launch"
 )
 
 // block is how much of a payload is summed or passed on while the next part
@@ -27,7 +28,7 @@ const (
 	roundAgree = 1 << 15
 
 	// What does not compile if two of them can be the same in a group of mostRanks.
-	mostRanks = 1 << 14
+	mostRanks = launch.MaxSize
 	_         = roundAgree - roundSteps - roundHosts - mostRanks
 	_         = 1<<16 - 1 - roundAgree - mostRanks
 )

@@ -39,8 +39,8 @@ type Env struct {
 	TrustNetwork bool // need no secret between hosts
 }
 
-// MaxSize bounds the number of ranks that Parse believes.
-const MaxSize = 1 << 20
+// MaxSize is the most ranks that a job may have: rounds of a collective are numbered by them.
+const MaxSize = 1 << 14
 
 // Parse reads the environment. It returns false, with the settings only, where no
 // launcher left a trace. An error names the variables it is about.
