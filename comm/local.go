@@ -273,13 +273,15 @@ func (h handle) help() (worked bool) {
 
 // park blocks until the operation changes phase or the group fails; it returns
 // nil if it may have. While the operation is pending the end of ctx is an error,
-// with which the group fails too.
+// with which the group fails too. It does not block while there is work that nobody
+// has claimed: the others may never come to wait for it.
 func (h handle) park(ctx context.Context) error {
 	t := h.l.team
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	phase := h.o.phase(h.seq)
-	if phase == done || phase == pending && t.failure() != nil {
+	switch {
+	case phase == done, phase == pending && t.failure() != nil, phase == ready && h.o.claimable(h.seq):
 		return nil
 	}
 	quit := ctx.Done()

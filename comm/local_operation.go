@@ -100,6 +100,16 @@ func (o *operation) claim(i int, seq uint64) (part int, ok bool) {
 	}
 }
 
+// claimable reports whether there is a part left of collective seq.
+func (o *operation) claimable(seq uint64) bool {
+	for i := range o.lanes {
+		if w := o.lanes[i].word.Load(); w>>tagShift == seq && w&valueMask > 0 {
+			return true
+		}
+	}
+	return false
+}
+
 // execute executes a claimed part.
 func (o *operation) execute(i, part int, r *reducer) {
 	if !o.single {

@@ -319,3 +319,23 @@ func TestAllocations(t *testing.T) {
 		require.Zerof(t, allocs, "%d ranks", n)
 	}
 }
+
+// TestLocalOtherNeverWaits: the last rank issues its part between another's look and the moment
+// that one goes to sleep, and never waits, as one does not whose pass has failed. Whoever wanted
+// to sleep executes the collective.
+func TestLocalOtherNeverWaits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		gs := Local(2)
+		issue := func(rank int) handle {
+			h, err := gs[rank].(*local).issue(Call{Kind: KindAllGather, Dst: floats(2), Src: floats(1)})
+			require.NoError(t, err)
+			return h
+		}
+		waits := issue(1)
+		require.Equal(t, pending, waits.o.phase(waits.seq))
+		issue(0)
+		require.NoError(t, waits.park(t.Context()))
+		require.NoError(t, waits.Wait(t.Context()))
+		closeRanks(t, gs)
+	})
+}
