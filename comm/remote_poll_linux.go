@@ -47,7 +47,7 @@ type line struct {
 
 const (
 	burst   = 1 << 20   // bytes that one connection moves while others wait, about
-	longest = 512 << 10 // bytes of a payload that one write sends; twice as many of half cost a tenth
+	longest = 512 << 10 // bytes of a payload that one write sends; of half of it they are dearer
 )
 
 func newPoller() (pump, error) {
@@ -214,12 +214,12 @@ func (l *line) write() (moved bool, err error) {
 	return moved, nil
 }
 
-// call has the kernel fill bufs from a socket, SYS_READV, or send them, SYS_WRITEV. The scheduler is
-// not told: it would take the processor away from a goroutine whose call takes more than 20 µs, as
-// one that copies half a megabyte does, and to have it back costs up to a third of all time. But
+// call has the kernel fill bufs from a socket, SYS_READV, or send them, SYS_WRITEV. The scheduler
+// is not told: it would take the processor away from a goroutine whose call takes more than 20 µs,
+// as one that copies half a megabyte does, and to have it back costs up to a third of all time. But
 // the socket never blocks, so a call takes no longer than copying, some 60 µs, and that is how long
-// a collection of garbage may have to wait for it. Memory that is not there yet, or in a file, takes
-// longer to touch, here as in any other code.
+// a collection of garbage may have to wait for it. Memory that is not there yet, or in a file,
+// takes longer to touch, here as in any other code.
 func (l *line) call(trap uintptr, fd int, bufs ...[]byte) (n int, err error) {
 	if raceDetector { // which sees what goes through package unix
 		if trap == unix.SYS_READV {

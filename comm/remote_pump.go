@@ -66,8 +66,8 @@ const (
 	// A rank looks and yields this long before it sleeps, which with waking up takes 50 µs: longer
 	// than a peer that is just as far takes to answer, also one that does something small before.
 	eager = 200 * time.Microsecond
-	// Only after this long does it let other processes run as well. Where one processor is idle a peer
-	// may still be on this one, and would wait until this rank sleeps, again and again.
+	// Only after this long does it let other processes run as well. Where one processor is idle a
+	// peer may still be on this one, and would wait until this rank sleeps, again and again.
 	alone = 20 * time.Microsecond
 	// A sleeping rank looks up this often.
 	slice = 20 * time.Millisecond
@@ -101,9 +101,9 @@ func (x *exchange) send(to int, round uint16, length int, part []byte) {
 
 func (x *exchange) sendMore(to int, part []byte) { x.port(to).out.add(piece{body: part}) }
 
-// pass queues next, whose body is what the k-th piece from a rank since the last settle has brought,
-// counted as await does, with the checksum it came with: what is damaged in the memory of this rank
-// is noticed by the next one.
+// pass queues next, whose body is what the k-th piece from a rank since the last settle has
+// brought, counted as await does, with the checksum it came with: what is damaged in the memory of
+// this rank is noticed by the next one.
 func (x *exchange) pass(from, k, to int, next piece) {
 	in := &x.port(from).in
 	got := &in.pieces[in.old+k-1]

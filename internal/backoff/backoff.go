@@ -85,8 +85,8 @@ func (w *Waiter) Rest() bool {
 
 // shares reports whether it is time to yield to other processes as well. With a time Alone what is
 // waited for has a processor of its own, most likely, and others on this one are strangers: whoever
-// yields to one that computes is back after milliseconds, where a sleeper would be woken at once. So
-// it tries now and then. To two that wait for each other on one processor yields are short.
+// yields to one that computes is back after milliseconds, where a sleeper would be woken at once.
+// So it tries now and then. To two that wait for each other on one processor yields are short.
 func (w *Waiter) shares() bool {
 	p := w.Policy
 	return p.Processes && (p.Alone == 0 || w.idle >= p.Alone && w.asked.After(w.shy))
