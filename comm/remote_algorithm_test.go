@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"runtime"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -13,6 +14,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/gofsdp/gofsdp/internal/backoff"
 )
 
 func TestPlan(t *testing.T) {
@@ -39,6 +42,22 @@ func TestPlan(t *testing.T) {
 	} {
 		require.Equal(t, c.want, plan(c.kind, c.n, c.bytes, false), "%v of %d bytes on %d ranks", c.kind, c.bytes, c.n)
 		require.Equal(t, c.crowded, plan(c.kind, c.n, c.bytes, true), "%v of %d bytes on %d crowded ranks", c.kind, c.bytes, c.n)
+	}
+}
+
+// TestWaitsForOthers: ranks let other processes run while they wait, those that share processors at
+// once and others after some time, in which their peer most likely answers.
+func TestWaitsForOthers(t *testing.T) {
+	for _, n := range []int{2, runtime.NumCPU() + 1} {
+		gs := RemoteGroups(t, n, Wiring{})
+		want := backoff.Policy{Eager: eager, Processes: true, Alone: alone}
+		if n > runtime.NumCPU() {
+			want.Alone = 0
+		}
+		for _, g := range gs {
+			require.Equal(t, want, remoteOf(g).waiting, "of %d ranks", n)
+		}
+		closeRanks(t, gs)
 	}
 }
 

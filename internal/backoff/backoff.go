@@ -42,7 +42,7 @@ const (
 	// A yield that took longer shows how much others need the processor: sleep.
 	longYield = time.Millisecond
 	// For so long after that, a waiter that has a time Alone yields to no other process.
-	shyness = 100 * time.Millisecond
+	cooldown = 100 * time.Millisecond
 )
 
 // Waiter is one wait after another by a policy. It is used by one goroutine at a
@@ -50,11 +50,11 @@ const (
 type Waiter struct {
 	Policy *Policy
 
-	looks int
-	idle  time.Duration
-	asked time.Time   // for idle; zero until somebody asks
-	shy   time.Time   // until then it yields to no other process
-	timer *time.Timer // nil until the first sleep
+	looks  int
+	idle   time.Duration
+	asked  time.Time   // for idle; zero until somebody asks
+	cooled time.Time   // until then it yields to no other process
+	timer  *time.Timer // nil until the first sleep
 }
 
 // longestLook is the most that counts of the time between two looks. A waiter looks more often
@@ -89,7 +89,7 @@ func (w *Waiter) Rest() bool {
 // So it tries now and then. To two that wait for each other on one processor yields are short.
 func (w *Waiter) shares() bool {
 	p := w.Policy
-	return p.Processes && (p.Alone == 0 || w.idle >= p.Alone && w.asked.After(w.shy))
+	return p.Processes && (p.Alone == 0 || w.idle >= p.Alone && w.asked.After(w.cooled))
 }
 
 func (w *Waiter) yield() {
@@ -110,7 +110,7 @@ func (w *Waiter) yielded(begin, middle, end time.Time) {
 		w.looks = max(w.looks, w.Policy.Spins+w.Policy.Yields)
 	}
 	if end.Sub(middle) > longYield {
-		w.shy = end.Add(shyness)
+		w.cooled = end.Add(cooldown)
 	}
 }
 

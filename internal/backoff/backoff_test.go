@@ -65,7 +65,7 @@ func TestAlone(t *testing.T) {
 		wait(false)
 		w.yielded(time.Now(), time.Now(), time.Now().Add(2*longYield))
 		wait(true)
-		time.Sleep(shyness)
+		time.Sleep(cooldown)
 		wait(true)
 		time.Sleep(2 * longYield)
 		wait(false)
