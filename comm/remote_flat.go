@@ -399,23 +399,20 @@ func (r *remote) broadcastTree(ctx context.Context, b []byte, root int) error {
 	return nil
 }
 
-// broadcastChain passes b on from the root to the right. The last rank closes the
-// ring with an empty message, so that this is the first step of the agreement. No rank
-// returns before it knows that all agree, the root included.
+// broadcastChain passes b on from the root to the right. The last rank closes the ring with an
+// answer, which is late: with that of a collective the root knows that all have made the call, and
+// no other rank is ahead of the root.
 func (r *remote) broadcastChain(ctx context.Context, b []byte, root int) error {
 	to, from := r.right(1), r.left(1)
 	if r.rank == root {
-		r.receive(from, roundCast, 0, nil)
+		r.receiveIf(false, from, roundCast, nil)
 		from = nobody
 	}
 	if to == root {
-		r.send(to, roundCast, 0, nil)
+		r.sendIf(false, to, roundCast, nil)
 		to = nobody
 	}
-	if err := r.relay(ctx, b, from, to, nil); err != nil {
-		return err
-	}
-	return r.disseminate(ctx, 2)
+	return r.relay(ctx, b, from, to, nil)
 }
 
 // nobody is the rank before the first of a chain, and after the last.

@@ -56,20 +56,22 @@ func TestGiversAreAhead(t *testing.T) {
 
 // TestNobodyIsFarAhead: a root waits for the answers to what was latestAnswer broadcasts ago.
 func TestNobodyIsFarAhead(t *testing.T) {
-	gs := RemoteGroups(t, 2, Wiring{})
 	ctx := context.Background()
-	x := Of([]int32{7})
-	for range latestAnswer {
-		require.NoError(t, gs[0].Broadcast(x, 0).Wait(ctx))
+	for _, job := range []struct{ ranks, length, last int }{{2, 1, 1}, {4, smallMessage, 3}} { // a pair, a chain
+		gs := RemoteGroups(t, job.ranks, Wiring{})
+		x := Of(make([]int32, job.length))
+		for range latestAnswer {
+			require.NoError(t, gs[0].Broadcast(x, 0).Wait(ctx))
+		}
+		over, cancel := context.WithCancel(ctx)
+		cancel()
+		err := gs[0].Broadcast(x, 0).Wait(over)
+		require.ErrorIs(t, err, context.Canceled)
+		require.ErrorContains(t, err, fmt.Sprintf("waiting for ranks [%d] in broadcast #33", job.last))
+		closeRanks(t, gs)
 	}
-	over, cancel := context.WithCancel(ctx)
-	cancel()
-	err := gs[0].Broadcast(x, 0).Wait(over)
-	require.ErrorIs(t, err, context.Canceled)
-	require.ErrorContains(t, err, "waiting for ranks [1] in broadcast #33")
-	closeRanks(t, gs)
 
-	gs = RemoteGroups(t, 2, Wiring{})
+	gs := RemoteGroups(t, 2, Wiring{})
 	everyRank(t, gs, func(r *remote) error {
 		for range 5 * latestAnswer {
 			if err := gs[r.rank].Broadcast(Of([]int32{7}), 0).Wait(ctx); err != nil {
@@ -131,6 +133,40 @@ func TestLateMismatch(t *testing.T) {
 		differs(broadcast(gs[1], 0).Wait(ctx))
 		differs(gs[0].Close()) // which says what no call has
 		require.NoError(t, gs[1].Close())
+	}
+}
+
+// TestLateMismatchInAChain has one of four ranks take another root, or another length, for a tensor
+// that goes along a chain. All hear of it, at the latest from the next call, or where the others do
+// not get as far: a chain is as long as connections take, and longer.
+func TestLateMismatchInAChain(t *testing.T) {
+	const n = 4
+	for odd := range n {
+		for name, other := range map[string]struct{ length, root, more int }{
+			"length": {1 << 18, 0, 1}, "root": {1 << 18, 2, 0}, "root, longer": {32 << 20, 2, 0},
+		} {
+			t.Run(fmt.Sprint(name, " of rank ", odd), func(t *testing.T) {
+				t.Parallel()
+				gs := RemoteGroups(t, n, Wiring{Timeout: time.Minute})
+				everyRank(t, gs, func(r *remote) error {
+					length, root := other.length, 0
+					if r.rank == odd {
+						length, root = length+other.more, other.root
+					}
+					g := gs[r.rank]
+					err := g.Broadcast(Of(make([]byte, length)), root).Wait(t.Context())
+					if err == nil {
+						err = g.Barrier(t.Context())
+					}
+					var differs *MismatchError
+					if !errors.As(err, &differs) || differs.Seq != 1 || !slices.Contains(differs.Ranks[:], odd) {
+						return fmt.Errorf("rank %d: %v", r.rank, err)
+					}
+					return nil
+				})
+				closeRanks(t, gs)
+			})
+		}
 	}
 }
 
