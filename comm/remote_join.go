@@ -17,12 +17,6 @@ func newRemote(ctx context.Context, l *link) (Group, error) {
 	cfg := &l.session.cfg
 	r := newRank(l.name, l.id, l.rank, len(l.ranks), cmp.Or(cfg.Timeout, defaultTimeout), cfg.sumsWire())
 	r.link = l
-	switch {
-	case l.session.mesh.Modelled():
-		r.waiting = backoff.Policy{} // time may stand still while somebody looks
-	case l.crowded():
-		r.waiting.Alone = 0
-	}
 	joining, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	r.halt = func() { cancel(errStopped) }
@@ -46,7 +40,6 @@ func newRank(name string, id uint64, rank, size int, timeout time.Duration, summ
 	r := &remote{name: name, rank: rank, size: size, stripe: stripeBytes}
 	r.ports = make([]*[portsPage]*port, (size+portsPage-1)/portsPage)
 	r.timeout = timeout
-	r.waiting = backoff.Policy{Eager: eager, Processes: true, Alone: alone}
 	r.frame = &r.frames[0]
 	r.frame.group, r.frame.summed = id, summed
 	r.arrived = r.check
@@ -59,6 +52,7 @@ func (r *remote) join(ctx context.Context, l *link) (err error) {
 		r.pump = nil
 		return fmt.Errorf("connections of group %q: %w", r.name, err)
 	}
+	r.waiting = l.waiting(r.pump)
 	r.mu.Lock()
 	cancel := r.halt
 	r.halt = func() { cancel(); r.interrupt() }
@@ -73,6 +67,21 @@ func (r *remote) join(ctx context.Context, l *link) (err error) {
 		r.halt()
 	}
 	return nil
+}
+
+// waiting is how a rank of l looks for what a pump moves before it sleeps.
+func (l *link) waiting(p pump) backoff.Policy {
+	if l.session.mesh.Modelled() {
+		return backoff.Policy{} // time may stand still while somebody looks
+	}
+	w := backoff.Policy{Eager: eager, Processes: true, Alone: alone}
+	if l.crowded() {
+		w.Alone = 0
+	}
+	if _, own := p.(*streams); own {
+		w.Eager = eagerStreams
+	}
+	return w
 }
 
 // crowded reports whether ranks of the group share processors of this host.

@@ -63,9 +63,12 @@ var (
 )
 
 const (
-	// A rank looks and yields this long before it sleeps, which with waking up takes 50 µs: longer
-	// than a peer that is just as far takes to answer, also one that does something small before.
-	eager = 200 * time.Microsecond
+	// A rank looks and yields this long before it sleeps: longer than most waits in training. To
+	// wake up takes 50 µs, and once all goroutines of a process have slept, the scheduler's monitor
+	// looks every 20 µs for a millisecond, which takes a twentieth of a processor from computation.
+	eager = time.Millisecond
+	// The goroutines of streams are not found to have something to do while others look.
+	eagerStreams = 200 * time.Microsecond
 	// Only after this long does it let other processes run as well. Where one processor is idle a
 	// peer may still be on this one, and would wait until this rank sleeps, again and again.
 	alone = 20 * time.Microsecond

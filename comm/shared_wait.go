@@ -19,17 +19,16 @@ type waiter struct {
 }
 
 const (
-	spinTime      = 20 * time.Microsecond // longer than a peer that is just as far takes
-	sharedYields  = 200
-	crowdedYields = time.Millisecond      // where ranks share processors: one that sleeps is late
-	nap           = 10 * time.Millisecond // the longest that a waiter does not look
+	spinTime     = 20 * time.Microsecond // longer than a peer that is just as far takes
+	sharedYields = 200
+	nap          = 10 * time.Millisecond // the longest that a waiter does not look
 )
 
 // sharedWaiting returns how a waiter looks before it sleeps. Processors differ much in
 // the length of a pause, so it is measured: several times, as others may run meanwhile.
 func sharedWaiting(crowded bool) backoff.Policy {
 	if crowded {
-		return backoff.Policy{Eager: crowdedYields, Processes: true}
+		return backoff.Policy{Eager: eager, Processes: true}
 	}
 	const samples, pauses = 16, 32
 	best := spinTime
