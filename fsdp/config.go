@@ -284,7 +284,7 @@ func (c Config) withDefaults() (Config, error) {
 	case c.Threads < 0 || c.Threads > mostThreads:
 		return c, fmt.Errorf("Config.Threads is %d: want a number of cores, at most %d, or 0", c.Threads, mostThreads)
 	case c.Strategy >= strategies:
-		return c, fmt.Errorf("Config.Strategy is %v", c.Strategy)
+		return c, fmt.Errorf("Config.Strategy is %v: want one of %v to %v", c.Strategy, FullShard, strategies-1)
 	case c.Divide > ByOne:
 		return c, fmt.Errorf("Config.Divide is %v: want ByRanks, ByWeights, ByActive or ByOne", c.Divide)
 	case c.InFlight < 0:

@@ -169,7 +169,7 @@ func TestJoinRefusals(t *testing.T) {
 		"a program that there is not": {2, func(ctx context.Context, m *fsdp.Sharded, batch []fsdp.Tensor) error {
 			_, err := m.EvalProgram(ctx, "decode", batch...)
 			return err
-		}, `the model has no program "decode"`},
+		}, `the model has no program "decode": its programs are []`},
 		"Backward before Forward": {2, func(ctx context.Context, m *fsdp.Sharded, _ []fsdp.Tensor) error { return m.Backward(ctx) },
 			"Backward without a Forward before it"},
 	} {

@@ -228,10 +228,10 @@ func TestPartsErrors(t *testing.T) {
 			"options Join and LeaveOut cannot be given with WithOptimizer"},
 		"parts missing": {whole, func(optim.Optimizer) []fsdp.StateOption {
 			return []fsdp.StateOption{join(fsdp.Part{Name: "q", Rows: 30}, fsdp.Part{Name: "k", Rows: 1})}
-		}, "does not fit the model: missing q, k; extra a.w"},
+		}, "does not fit the model: missing q, k, see AllowMissing; extra a.w"},
 		"part reshaped": {whole, func(optim.Optimizer) []fsdp.StateOption {
 			return []fsdp.StateOption{join(fsdp.Part{Name: "a.w", Rows: 30}, fsdp.Part{Name: "k", Rows: 1})}
-		}, "does not fit the model: missing k; reshaped a.w [31 3] -> [30 3]"},
+		}, "does not fit the model: missing k, see AllowMissing; reshaped a.w [31 3] -> [30 3]"},
 		"no JSON":      {`{"weight_map": `, nil, "model.safetensors.index.json: unexpected EOF"},
 		"no map":       {`{"metadata": {}}`, nil, "model.safetensors.index.json: there is no weight_map"},
 		"elsewhere":    {`{"weight_map": {"a.w": "../m"}}`, nil, `tensor "a.w" is in "../m", which is no file beside the index`},

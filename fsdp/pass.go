@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"math"
 	"slices"
 
@@ -284,7 +285,8 @@ func prepareForward(s *Sharded, call string, v engine.Variant, batch []Tensor) (
 		}
 	}
 	if s.layout.Model.Paths[v.Program] == nil {
-		return nil, nil, fmt.Errorf("the model has no program %q", v.Program)
+		others := slices.DeleteFunc(slices.Sorted(maps.Keys(s.layout.Model.Paths)), func(p string) bool { return p == "" })
+		return nil, nil, fmt.Errorf("the model has no program %q: its programs are %q", v.Program, others)
 	}
 	if s.turn.absent && len(batch) == 0 {
 		c, err := s.engine.Absent(v, nil)

@@ -69,7 +69,7 @@ func TestSettings(t *testing.T) {
 		"another kind":  {to: optim.Adam{}.New, kinds: []string{"AdamW -> Adam of a.w, a.b, b.w"}, err: "does not fit the model: another optimizer: AdamW -> Adam of a.w, a.b, b.w"},
 		"not to be had": {to: optim.Adam{}.New, options: []fsdp.StateOption{fsdp.TakeSettings()}, kinds: []string{"AdamW -> Adam of a.w, a.b, b.w"}, err: "another optimizer"},
 		"other entries": {to: optim.SGD{Momentum: 0.5}.New, kinds: []string{"AdamW -> SGD of a.w, a.b, b.w"},
-			err: "does not fit the model: another optimizer: AdamW -> SGD of a.w, a.b, b.w; missing momentum_buffer:a.w, momentum_buffer:a.b, momentum_buffer:b.w; extra exp_avg:"},
+			err: "does not fit the model: another optimizer: AdamW -> SGD of a.w, a.b, b.w; missing momentum_buffer:a.w, momentum_buffer:a.b, momentum_buffer:b.w, see AllowMissing; extra exp_avg:"},
 		"begins anew": {to: optim.SGD{Momentum: 0.5}.New, options: []fsdp.StateOption{fsdp.AllowMissing(all), fsdp.AllowExtra(all)}},
 		"somebody else's": {to: func(list []optim.Param) (optim.Optimizer, error) {
 			opt, err := optim.Adam{}.New(list)

@@ -206,7 +206,7 @@ func fits(l *layout.Layout, dtype DType, list []state.Tensor, params map[string]
 	if _, ok := l.Model.Index[name]; ok {
 		return fmt.Errorf("parameter %s belongs to a unit with a process group of its own: its values differ from rank to rank, and have the names of FullState", name)
 	}
-	return fmt.Errorf("the model has no parameter %q", name)
+	return unknown(l, name)
 }
 
 // SetFullOptim gives the optimizers of all ranks the full state that rank root has; it ignores full
@@ -290,10 +290,16 @@ func (s *Sharded) Import(ctx context.Context, path string, opts ...StateOption) 
 func known(l *layout.Layout, names []string) error {
 	for _, name := range names {
 		if _, ok := l.Model.Index[name]; !ok {
-			return fmt.Errorf("the model has no parameter %q", name)
+			return unknown(l, name)
 		}
 	}
 	return nil
+}
+
+// unknown is the error of a name that the model does not have: those that it has show what they
+// look like.
+func unknown(l *layout.Layout, name string) error {
+	return fmt.Errorf("the model has no parameter %q: its parameters are %q", name, some(slices.Sorted(maps.Keys(l.Model.Index))))
 }
 
 // AverageBuffers gives every buffer the mean of its values on all ranks. Call it before evaluating

@@ -432,7 +432,7 @@ func TestErrorTexts(t *testing.T) {
 		generate.Size{Layers: 1, Width: 4, Context: 8, Encoder: true}, generate.Config{Float64: true})
 	require.NoError(t, err)
 	_, err = w.Generate(t.Context(), [][]int{{1}}, generate.Options{MaxTokens: 1, Start: []int{0}})
-	require.EqualError(t, err, `generate: rank 0: the model has no program "encode"`)
+	require.EqualError(t, err, `generate: rank 0: the model has no program "encode": its programs are ["decode"]`)
 }
 
 // TestMaxTokens: any number of tokens ends where the context does.

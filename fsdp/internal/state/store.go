@@ -101,7 +101,7 @@ func (m *Mismatch) any() bool {
 }
 
 // Error implements error. It lists a few names of each kind: a model has thousands, and one wrong
-// prefix renames them all.
+// prefix renames them all. It says which option would accept them.
 func (m *Mismatch) Error() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s does not fit the model", m.Where)
@@ -109,7 +109,8 @@ func (m *Mismatch) Error() string {
 	for _, kind := range []struct {
 		label string
 		names []string
-	}{{"another optimizer:", m.Kinds}, {"missing", m.Missing}, {"extra", m.Extra}, {"reshaped", m.Reshaped}} {
+		see   string
+	}{{"another optimizer:", m.Kinds, ""}, {"missing", m.Missing, "AllowMissing"}, {"extra", m.Extra, "AllowExtra"}, {"reshaped", m.Reshaped, ""}} {
 		if len(kind.names) == 0 {
 			continue
 		}
@@ -117,6 +118,9 @@ func (m *Mismatch) Error() string {
 		fmt.Fprintf(&b, "%s%s %s", sep, kind.label, strings.Join(kind.names[:min(most, len(kind.names))], ", "))
 		if more := len(kind.names) - most; more > 0 {
 			fmt.Fprintf(&b, " and %d more", more)
+		}
+		if kind.see != "" {
+			fmt.Fprintf(&b, ", see %s", kind.see)
 		}
 		sep = "; "
 	}
