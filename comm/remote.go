@@ -26,7 +26,7 @@ import (
 //   - When a rank completes a collective it has sent all that it has to send in it.
 //     It receives exactly what it expects.
 //
-// Small broadcasts and gathers keep the first and the second rule later, see "Late answers".
+// Broadcasts and small gathers keep the first and the second rule later, see "Late answers".
 type remote struct {
 	exchange
 	name       string
