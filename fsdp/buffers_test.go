@@ -280,6 +280,6 @@ func TestAverageBuffers(t *testing.T) {
 		} else {
 			err = m.SyncGrads(ctx)
 		}
-		require.ErrorContains(t, err, "ranks disagree: rank 0 runs AverageBuffers number 2, rank 1 runs SyncGrads number 2")
+		require.ErrorContains(t, err, "ranks disagree: rank 0 runs AverageBuffers as call 2, rank 1 runs SyncGrads as call 2")
 	})
 }

@@ -400,7 +400,7 @@ func TestFullStateErrors(t *testing.T) {
 		}, "FullOptimState: OnlyOn(-1): there are 3 ranks"},
 		"roots differ": {func(ctx context.Context, m *fsdp.Sharded, opt optim.Optimizer, rank int) error {
 			return state(ctx, m, opt, fsdp.OnlyOn(rank/2))
-		}, "rank 2 runs FullOptimState number 1 with OnlyOn(1)"},
+		}, "rank 2 runs FullOptimState as call 1 with OnlyOn(1)"},
 		"option of another method": {only(wrong, func(ctx context.Context, m *fsdp.Sharded, opt optim.Optimizer, _ int) error {
 			return state(ctx, m, opt, fsdp.As(fsdp.BFloat16))
 		}), "option As is not for this method, which takes [OnlyOn OnEveryRank Extra Into]"},

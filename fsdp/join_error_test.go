@@ -327,25 +327,25 @@ func TestJoinBodiesDiffer(t *testing.T) {
 	}{
 		"leaves": {forward, func(context.Context, *fsdp.Sharded, []fsdp.Tensor) error { return leaves }, func(ctx context.Context, m *fsdp.Sharded) error {
 			return errorOf(m.FullState(ctx))
-		}, left, "and runs FullState number"},
+		}, left, "and runs FullState as call"},
 		"leaves for a Forward": {forward, func(context.Context, *fsdp.Sharded, []fsdp.Tensor) error { return leaves }, func(ctx context.Context, m *fsdp.Sharded) error {
 			return forward(ctx, m, shapeBatch(0))
 		}, left, "leave the loop in the same iteration on every rank"},
 		"leaves for another loop": {forward, func(context.Context, *fsdp.Sharded, []fsdp.Tensor) error { return leaves }, func(ctx context.Context, m *fsdp.Sharded) error {
 			return unevenly(ctx, m, 0, 1, nil)
-		}, left, "and runs Join number"},
+		}, left, "and runs Join as call"},
 		"evaluates": {forward, func(ctx context.Context, m *fsdp.Sharded, batch []fsdp.Tensor) error {
 			_, err := m.Eval(ctx, batch...)
 			return err
-		}, nil, "rank %d runs Eval number", "Forward number"},
+		}, nil, "rank %d runs Eval as call", "Forward as call"},
 		"does not sync": {forward, func(ctx context.Context, m *fsdp.Sharded, batch []fsdp.Tensor) error {
 			return m.NoSync(func() error { return forward(ctx, m, batch) })
-		}, nil, "rank %d runs Forward number", "inside NoSync"},
+		}, nil, "rank %d runs Forward as call", "inside NoSync"},
 		"does nothing": {forward, func(ctx context.Context, m *fsdp.Sharded, batch []fsdp.Tensor) error { return nil }, nil,
 			"and rank %d has gone on to the next iteration of Join without it", "call Forward with the empty batch, too"},
 		"decides": {forward, func(ctx context.Context, m *fsdp.Sharded, batch []fsdp.Tensor) error {
 			return errorOf(m.Any(ctx, true))
-		}, nil, "rank %d runs Any number", "Forward number"},
+		}, nil, "rank %d runs Any as call", "Forward as call"},
 		"does not decide": {func(ctx context.Context, m *fsdp.Sharded, batch []fsdp.Tensor) error {
 			return errorOf(m.Any(ctx, true))
 		}, func(ctx context.Context, m *fsdp.Sharded, batch []fsdp.Tensor) error { return nil }, nil,
@@ -354,15 +354,15 @@ func TestJoinBodiesDiffer(t *testing.T) {
 			return errorOf(m.Any(ctx, true))
 		}, func(ctx context.Context, m *fsdp.Sharded, batch []fsdp.Tensor) error {
 			return errorOf(m.Mean(ctx, 1))
-		}, nil, "rank %d runs Mean number", "Any number"},
+		}, nil, "rank %d runs Mean as call", "Any as call"},
 		"begins a loop": {forward, func(ctx context.Context, m *fsdp.Sharded, batch []fsdp.Tensor) error {
 			return unevenly(ctx, m, 0, 1, nil)
-		}, nil, "rank %d runs Join number", "Forward number"},
+		}, nil, "rank %d runs Join as call", "Forward as call"},
 		"has another policy": {func(ctx context.Context, m *fsdp.Sharded, _ []fsdp.Tensor) error {
 			return unevenly(ctx, m, 0, 1, nil, fsdp.RefuseUneven())
 		}, func(ctx context.Context, m *fsdp.Sharded, _ []fsdp.Tensor) error {
 			return unevenly(ctx, m, 0, 1, nil, fsdp.StopAtShortest())
-		}, nil, "rank %d runs Join with StopAtShortest number", "Join with RefuseUneven number"},
+		}, nil, "rank %d runs Join with StopAtShortest as call", "Join with RefuseUneven as call"},
 	} {
 		for odd := range 3 {
 			t.Run(fmt.Sprintf("%s/rank %d", name, odd), func(t *testing.T) {

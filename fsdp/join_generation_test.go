@@ -219,7 +219,7 @@ func TestJoinProgramsDiffer(t *testing.T) {
 					if name != "" {
 						require.ErrorContains(t, err, "of program "+name)
 					}
-					require.ErrorContains(t, err, fmt.Sprintf("rank %d runs Eval number", odd))
+					require.ErrorContains(t, err, fmt.Sprintf("rank %d runs Eval as call", odd))
 				}
 			})
 		}

@@ -257,8 +257,8 @@ func TestJoinCallsMistakes(t *testing.T) {
 	}{
 		"does something else": {func(ctx context.Context, m *fsdp.Sharded) error { return m.SyncGrads(ctx) },
 			[]string{
-				"fsdp: rank 0: JoinCalls: ranks disagree: rank 0 runs JoinCalls number 3, rank 1 runs SyncGrads number 3",
-				"fsdp: rank 1: SyncGrads: ranks disagree: rank 0 runs JoinCalls number 3, rank 1 runs SyncGrads number 3",
+				"fsdp: rank 0: JoinCalls: ranks disagree: rank 0 runs JoinCalls as call 3, rank 1 runs SyncGrads as call 3",
+				"fsdp: rank 1: SyncGrads: ranks disagree: rank 0 runs JoinCalls as call 3, rank 1 runs SyncGrads as call 3",
 			}},
 		"ends": {func(context.Context, *fsdp.Sharded) error { return nil },
 			[]string{`fsdp: rank 0: JoinCalls: rank 1 of group "world" has ended, and this rank has not: call JoinCalls on every rank`}},
@@ -335,7 +335,7 @@ func TestJoinCallsBesideJoin(t *testing.T) {
 			}
 			return m.JoinCalls(ctx, func() error { return trainStep(ctx, m, batch) })
 		})
-		require.ErrorContains(t, err, "rank 0 runs JoinCalls number 2, and rank 1 has gone on to the next iteration of Join without it")
+		require.ErrorContains(t, err, "rank 0 runs JoinCalls as call 2, and rank 1 has gone on to the next iteration of Join without it")
 		require.ErrorContains(t, err, "call JoinCalls there, too")
 		requireIdle(t, ctx, m, shapeBatch(0))
 	})
@@ -349,7 +349,7 @@ func TestJoinCallsTwoModels(t *testing.T) {
 		err := m[0].JoinCalls(ctx, func() error {
 			return m[1].JoinCalls(ctx, func() error { return errorOf(m[g.Rank()].Eval(ctx, shapeBatch(0)...)) })
 		})
-		require.ErrorContains(t, err, "rank 0 runs JoinCalls number 1, rank 1 runs JoinCalls number 1 of another model")
+		require.ErrorContains(t, err, "rank 0 runs JoinCalls as call 1, rank 1 runs JoinCalls as call 1 of another model")
 	})
 }
 

@@ -522,14 +522,14 @@ func TestRanksAccumulateDifferently(t *testing.T) {
 				return r.m.NoSync(func() error { return forward(r) })
 			}
 			return forward(r)
-		}, []string{"Forward number", "inside NoSync"}},
+		}, []string{"Forward as call", "inside NoSync"}},
 		"backward inside NoSync": {func(t *testing.T, r rank) error {
 			require.NoError(t, forward(r))
 			if r.odd {
 				return r.m.NoSync(func() error { return r.m.Backward(r.ctx) })
 			}
 			return r.m.Backward(r.ctx)
-		}, []string{"Backward number", "inside NoSync"}},
+		}, []string{"Backward as call", "inside NoSync"}},
 		"another pass": {func(t *testing.T, r rank) error {
 			require.NoError(t, forward(r))
 			p := r.m.Hold()
@@ -540,7 +540,7 @@ func TestRanksAccumulateDifferently(t *testing.T) {
 			}
 			defer p.Discard(r.ctx)
 			return r.m.Backward(r.ctx)
-		}, []string{"Backward number 3 with 1", "Backward number 3 with 2"}},
+		}, []string{"Backward as call 3 with 1", "Backward as call 3 with 2"}},
 		"only one holds": {func(t *testing.T, r rank) error {
 			require.NoError(t, forward(r))
 			p := &fsdp.Pass{}
@@ -553,7 +553,7 @@ func TestRanksAccumulateDifferently(t *testing.T) {
 				return p.Backward(r.ctx)
 			}
 			return r.m.Backward(r.ctx)
-		}, []string{"Backward number 3 with 1", "Backward number 3 with 2"}},
+		}, []string{"Backward as call 3 with 1", "Backward as call 3 with 2"}},
 		"only one discards": {func(t *testing.T, r rank) error {
 			require.NoError(t, forward(r))
 			p := r.m.Hold()
@@ -569,14 +569,14 @@ func TestRanksAccumulateDifferently(t *testing.T) {
 			}
 			defer r.m.ZeroGrad()
 			return r.m.SyncGrads(r.ctx)
-		}, []string{"SyncGrads number 3 with 1", "runs SyncGrads number 3"}},
+		}, []string{"SyncGrads as call 3 with 1", "runs SyncGrads as call 3"}},
 		"only one reduces": {func(t *testing.T, r rank) error {
 			require.NoError(t, forward(r))
 			if r.odd {
 				return r.m.SyncGrads(r.ctx)
 			}
 			return r.m.Backward(r.ctx)
-		}, []string{"SyncGrads number 2", "Backward number 2"}},
+		}, []string{"SyncGrads as call 2", "Backward as call 2"}},
 	} {
 		for world := 2; world <= 3; world++ {
 			t.Run(fmt.Sprintf("%s/%d ranks", name, world), func(t *testing.T) {

@@ -37,7 +37,7 @@
 // one is printed:
 //
 //	$ go run ./examples/uneven -join=false
-//	fsdp: rank 2: Forward: ranks disagree: rank 0 runs Forward number 19, rank 3 runs Eval number 19
+//	fsdp: rank 2: Forward: ranks disagree: rank 0 runs Forward as call 19, rank 3 runs Eval as call 19
 package main
 
 import (

@@ -188,33 +188,33 @@ func TestExplain(t *testing.T) {
 		asks [2]Ask
 		want string
 	}{
-		{[2]Ask{ask("Forward"), backward}, "rank 0 runs Forward number 8, rank 1 runs Backward number 8 with 3 inside NoSync"},
-		{[2]Ask{backward, other}, "rank 0 runs Backward number 8 with 3 inside NoSync by schedule 0000000000000007, " +
-			"rank 1 runs Backward number 8 with 3 inside NoSync by schedule 0000000000000008"},
-		{[2]Ask{ask("Join", 1), ask("Forward")}, "rank 0 runs Join number 8, rank 1 runs Forward number 8"},
-		{[2]Ask{ask("Join", 1), ask("Join with RefuseUneven", 1)}, "rank 0 runs Join number 8, rank 1 runs Join with RefuseUneven number 8"},
-		{[2]Ask{ask("Forward", 4), ask("Join", 5)}, "rank 0 runs Forward number 8, and rank 1 has gone on to the next iteration of Join without it: " +
+		{[2]Ask{ask("Forward"), backward}, "rank 0 runs Forward as call 8, rank 1 runs Backward as call 8 with 3 inside NoSync"},
+		{[2]Ask{backward, other}, "rank 0 runs Backward as call 8 with 3 inside NoSync by schedule 0000000000000007, " +
+			"rank 1 runs Backward as call 8 with 3 inside NoSync by schedule 0000000000000008"},
+		{[2]Ask{ask("Join", 1), ask("Forward")}, "rank 0 runs Join as call 8, rank 1 runs Forward as call 8"},
+		{[2]Ask{ask("Join", 1), ask("Join with RefuseUneven", 1)}, "rank 0 runs Join as call 8, rank 1 runs Join with RefuseUneven as call 8"},
+		{[2]Ask{ask("Forward", 4), ask("Join", 5)}, "rank 0 runs Forward as call 8, and rank 1 has gone on to the next iteration of Join without it: " +
 			"the loop body must make the same calls on every rank: call Forward with the empty batch, too"},
-		{[2]Ask{ask("Join", 5), ask("Backward", 4)}, "rank 1 runs Backward number 8, and rank 0 has gone on to the next iteration of Join without it: " +
+		{[2]Ask{ask("Join", 5), ask("Backward", 4)}, "rank 1 runs Backward as call 8, and rank 0 has gone on to the next iteration of Join without it: " +
 			"the loop body must make the same calls on every rank: call Backward there, too"},
-		{[2]Ask{ask("Join", 5), ask("Join", 4, 1)}, "rank 1 runs Join number 8, and rank 0 has gone on to the next iteration of Join without it: " +
+		{[2]Ask{ask("Join", 5), ask("Join", 4, 1)}, "rank 1 runs Join as call 8, and rank 0 has gone on to the next iteration of Join without it: " +
 			"the loop body must make the same calls on every rank: call Join there, too"},
-		{[2]Ask{ask("Join", 5, 3), ask("Eval", 5, 2)}, "rank 1 runs Eval number 8, and rank 0 has gone on to the next iteration of Join without it: " +
+		{[2]Ask{ask("Join", 5, 3), ask("Eval", 5, 2)}, "rank 1 runs Eval as call 8, and rank 0 has gone on to the next iteration of Join without it: " +
 			"the loop body must make the same calls on every rank: call Eval with the empty batch, too"},
-		{[2]Ask{ask("Join", 5), round(4)}, "rank 1 runs JoinCalls number 8, and rank 0 has gone on to the next iteration of Join without it: " +
+		{[2]Ask{ask("Join", 5), round(4)}, "rank 1 runs JoinCalls as call 8, and rank 0 has gone on to the next iteration of Join without it: " +
 			"the loop body must make the same calls on every rank: call JoinCalls there, too"},
-		{[2]Ask{round(), ask("Save")}, "rank 0 runs JoinCalls number 8, rank 1 runs Save number 8"},
-		{[2]Ask{ask("Forward", 4), ask("Forward")}, "rank 1 has left the loop of Join in whose iteration 4 rank 0 runs Forward number 8, " +
-			"and runs Forward number 8: leave the loop in the same iteration on every rank"},
-		{[2]Ask{ask("Save"), ask("Join", 2)}, "rank 0 has left the loop of Join in whose iteration 2 rank 1 runs Join number 8, " +
-			"and runs Save number 8: leave the loop in the same iteration on every rank"},
-		{[2]Ask{ask("Save"), ask("Join", 4, 1)}, "rank 0 has left the loop of Join in whose iteration 4 rank 1 runs Join number 8, " +
-			"and runs Save number 8: leave the loop in the same iteration on every rank"},
-		{[2]Ask{ask("Join", 1), ask("Eval", 3, 6)}, "rank 0 has left the loop of Join in whose iteration 3 rank 1 runs Eval number 8, " +
-			"and runs Join number 8: leave the loop in the same iteration on every rank"},
-		{[2]Ask{ask("Eval", 3), ask("Eval", 3, 6)}, "rank 0 has left the loop of Join in whose iteration 6 rank 1 runs Eval number 8, " +
-			"and runs Eval number 8: leave the loop in the same iteration on every rank"},
-		{[2]Ask{ask("Eval", 3), ask("Eval", 5)}, "rank 0 runs Eval number 8 in iteration [3] of Join, rank 1 runs Eval number 8 in iteration [5] of Join"},
+		{[2]Ask{round(), ask("Save")}, "rank 0 runs JoinCalls as call 8, rank 1 runs Save as call 8"},
+		{[2]Ask{ask("Forward", 4), ask("Forward")}, "rank 1 has left the loop of Join in whose iteration 4 rank 0 runs Forward as call 8, " +
+			"and runs Forward as call 8: leave the loop in the same iteration on every rank"},
+		{[2]Ask{ask("Save"), ask("Join", 2)}, "rank 0 has left the loop of Join in whose iteration 2 rank 1 runs Join as call 8, " +
+			"and runs Save as call 8: leave the loop in the same iteration on every rank"},
+		{[2]Ask{ask("Save"), ask("Join", 4, 1)}, "rank 0 has left the loop of Join in whose iteration 4 rank 1 runs Join as call 8, " +
+			"and runs Save as call 8: leave the loop in the same iteration on every rank"},
+		{[2]Ask{ask("Join", 1), ask("Eval", 3, 6)}, "rank 0 has left the loop of Join in whose iteration 3 rank 1 runs Eval as call 8, " +
+			"and runs Join as call 8: leave the loop in the same iteration on every rank"},
+		{[2]Ask{ask("Eval", 3), ask("Eval", 3, 6)}, "rank 0 has left the loop of Join in whose iteration 6 rank 1 runs Eval as call 8, " +
+			"and runs Eval as call 8: leave the loop in the same iteration on every rank"},
+		{[2]Ask{ask("Eval", 3), ask("Eval", 5)}, "rank 0 runs Eval as call 8 in iteration [3] of Join, rank 1 runs Eval as call 8 in iteration [5] of Join"},
 	} {
 		for _, err := range each(2, func(a *Agreement, r int) error {
 			_, err := a.Agree(context.Background(), &c.asks[r], nil)

@@ -40,9 +40,9 @@ type Past interface {
 // it is for may follow the name.
 const Join = "Join"
 
-// String describes what is asked for as in "Backward number 7 inside NoSync".
+// String describes what is asked for as in "Backward as call 7 inside NoSync".
 func (q *Ask) String() string {
-	text := fmt.Sprintf("%s number %d%s", q.Call, q.Number, q.Detail)
+	text := fmt.Sprintf("%s as call %d%s", q.Call, q.Number, q.Detail)
 	if q.Argument != 0 {
 		text += fmt.Sprintf(" with %v", q.Argument)
 	}
