@@ -26,7 +26,8 @@ import (
 //   - When a rank completes a collective it has sent all that it has to send in it.
 //     It receives exactly what it expects.
 //
-// Broadcasts and small gathers keep the first and the second rule later, see "Late answers".
+// Small broadcasts and gathers keep the first and the second rule later, and large broadcasts the
+// second, see "Late answers".
 type remote struct {
 	exchange
 	name       string

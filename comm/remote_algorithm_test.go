@@ -48,20 +48,21 @@ func TestPlan(t *testing.T) {
 // TestWaitsForOthers: ranks let other processes run while they wait, those that share processors at
 // once and others after some time, in which their peer most likely answers.
 func TestWaitsForOthers(t *testing.T) {
-	for _, job := range []struct {
-		ranks    int
-		portable bool
-		want     backoff.Policy
-	}{
-		{2, false, backoff.Policy{Eager: eager, Processes: true, Alone: alone}},
-		{2, true, backoff.Policy{Eager: eagerStreams, Processes: true, Alone: alone}},
-		{runtime.NumCPU() + 1, false, backoff.Policy{Eager: eager, Processes: true}},
-	} {
-		gs := RemoteGroups(t, job.ranks, Wiring{Portable: job.portable})
-		for _, g := range gs {
-			require.Equal(t, job.want, remoteOf(g).waiting, "%d ranks, portable %v", job.ranks, job.portable)
+	for _, n := range []int{2, runtime.NumCPU() + 1} {
+		for _, portable := range []bool{false, true} {
+			want := backoff.Policy{Eager: eager, Processes: true, Alone: alone}
+			if n > runtime.NumCPU() {
+				want.Alone = 0
+			}
+			if portable {
+				want.Eager = eagerStreams
+			}
+			gs := RemoteGroups(t, n, Wiring{Portable: portable})
+			for _, g := range gs {
+				require.Equal(t, want, remoteOf(g).waiting, "%d ranks, portable %v", n, portable)
+			}
+			closeRanks(t, gs)
 		}
-		closeRanks(t, gs)
 	}
 }
 

@@ -400,27 +400,35 @@ func (r *remote) broadcastTree(ctx context.Context, b []byte, root int) error {
 }
 
 // broadcastChain passes b on from the root to the right. The last rank closes the ring with an
-// answer, which is late: with that of a collective the root knows that all have made the call, and
-// no other rank is ahead of the root.
+// empty message before it waits for anything, so that all neighbours compare their calls, and
+// answers when it has b: then all have made the call. That is late, and until then the root is one
+// broadcast ahead at most.
 func (r *remote) broadcastChain(ctx context.Context, b []byte, root int) error {
 	to, from := r.right(1), r.left(1)
-	if r.rank == root {
-		r.receiveIf(false, from, roundCast, nil)
+	first, last := r.rank == root, to == root
+	if first {
+		r.receive(from, roundCast, 0, nil)
+		r.receiveIf(false, from, roundAgree, nil)
 		from = nobody
 	}
-	if to == root {
-		r.sendIf(false, to, roundCast, nil)
+	if last {
+		r.send(to, roundCast, 0, nil)
 		to = nobody
 	}
-	return r.relay(ctx, b, from, to, nil)
+	if err := r.relay(ctx, b, from, to, nil); err != nil {
+		return err
+	}
+	if last {
+		r.sendIf(false, root, roundAgree, nil)
+	}
+	return r.settle(ctx)
 }
 
 // nobody is the rank before the first of a chain, and after the last.
 const nobody = -1
 
-// relay receives b and passes it on in blocks, and calls each, if there is one,
-// with the bounds of every block that is here. The header does not wait for
-// payload.
+// relay receives b and passes it on in blocks, and calls each, if there is one, with the bounds of
+// every block that is here. The header does not wait for payload. To settle is left to the caller.
 func (r *remote) relay(ctx context.Context, b []byte, from, to int, each func(lo, hi int) error) error {
 	switch {
 	case to == nobody:
@@ -450,5 +458,5 @@ func (r *remote) relay(ctx context.Context, b []byte, from, to int, each func(lo
 		}
 		lo = hi
 	}
-	return r.settle(ctx)
+	return nil
 }

@@ -474,5 +474,8 @@ func (r *remote) hostBroadcast(ctx context.Context, buf Buffer, root int) error 
 	if to == root {
 		to = nobody
 	}
-	return r.relay(ctx, b, from, to, inside)
+	if err := r.relay(ctx, b, from, to, inside); err != nil {
+		return err
+	}
+	return r.settle(ctx)
 }

@@ -10,7 +10,7 @@ import (
 
 // Late answers
 //
-// Of the messages of a broadcast or a small gather most are empty. They say that a rank makes the
+// Of the messages of a small broadcast or gather most are empty. They say that a rank makes the
 // same call, and to write one of them costs as much as the one with the payload. So whoever has one
 // to send, an answer, sends it with what goes to that rank next, and whoever has one to receive
 // does not wait for it: a root returns from a broadcast, and the others from a gather, when they
@@ -27,9 +27,13 @@ import (
 // A rank waits for one that is latestAnswer collectives ago, or for all if it cannot send for a
 // second, see stuck. So no rank is further ahead of those that it exchanges messages with, of all
 // others in a tree at most log2 N times as far, and a difference is known at most so many calls
-// later. A chain has one answer, from the last rank to the root, and nobody is ahead of the root. A
-// rank that closes the group waits for the answers to itself for a while, as it does for what it
-// has issued.
+// later. A rank that closes the group waits for the answers to itself for a while, as it does for
+// what it has issued.
+//
+// Connections take small payloads whether the other end reads them or not. What is larger has more
+// than answers: two that both give see it when they are stuck, and in a chain, whose root might be
+// done while somebody sends to it, neighbours exchange headers as in every collective. The last
+// rank of a chain answers its root late.
 const (
 	lateAnswer   = 16
 	latestAnswer = 32

@@ -56,22 +56,20 @@ func TestGiversAreAhead(t *testing.T) {
 
 // TestNobodyIsFarAhead: a root waits for the answers to what was latestAnswer broadcasts ago.
 func TestNobodyIsFarAhead(t *testing.T) {
-	ctx := context.Background()
-	for _, job := range []struct{ ranks, length, last int }{{2, 1, 1}, {4, smallMessage, 3}} { // a pair, a chain
-		gs := RemoteGroups(t, job.ranks, Wiring{})
-		x := Of(make([]int32, job.length))
-		for range latestAnswer {
-			require.NoError(t, gs[0].Broadcast(x, 0).Wait(ctx))
-		}
-		over, cancel := context.WithCancel(ctx)
-		cancel()
-		err := gs[0].Broadcast(x, 0).Wait(over)
-		require.ErrorIs(t, err, context.Canceled)
-		require.ErrorContains(t, err, fmt.Sprintf("waiting for ranks [%d] in broadcast #33", job.last))
-		closeRanks(t, gs)
-	}
-
 	gs := RemoteGroups(t, 2, Wiring{})
+	ctx := context.Background()
+	x := Of([]int32{7})
+	for range latestAnswer {
+		require.NoError(t, gs[0].Broadcast(x, 0).Wait(ctx))
+	}
+	over, cancel := context.WithCancel(ctx)
+	cancel()
+	err := gs[0].Broadcast(x, 0).Wait(over)
+	require.ErrorIs(t, err, context.Canceled)
+	require.ErrorContains(t, err, "waiting for ranks [1] in broadcast #33")
+	closeRanks(t, gs)
+
+	gs = RemoteGroups(t, 2, Wiring{})
 	everyRank(t, gs, func(r *remote) error {
 		for range 5 * latestAnswer {
 			if err := gs[r.rank].Broadcast(Of([]int32{7}), 0).Wait(ctx); err != nil {
@@ -136,10 +134,10 @@ func TestLateMismatch(t *testing.T) {
 	}
 }
 
-// TestLateMismatchInAChain has one of four ranks take another root, or another length, for a tensor
-// that goes along a chain. All hear of it, at the latest from the next call, or where the others do
-// not get as far: a chain is as long as connections take, and longer.
-func TestLateMismatchInAChain(t *testing.T) {
+// TestMismatchInAChain has one of four ranks take another root, or another length, for a tensor
+// that goes along a chain, as long as connections take and longer. All hear of it, at the latest
+// from the next call.
+func TestMismatchInAChain(t *testing.T) {
 	const n = 4
 	for odd := range n {
 		for name, other := range map[string]struct{ length, root, more int }{
@@ -167,6 +165,70 @@ func TestLateMismatchInAChain(t *testing.T) {
 				closeRanks(t, gs)
 			})
 		}
+	}
+}
+
+// TestTwoRootsInAChain has halves of a group take a root each for more than connections take. Each
+// last rank sends to the root of the other half, which must not be done with the call, and wait for
+// its own half elsewhere: in another group, or in the next calls.
+func TestTwoRootsInAChain(t *testing.T) {
+	const n = 6
+	for _, portable := range []bool{false, true} {
+		for name, next := range map[string]func(ctx context.Context, g, half Group) error{
+			"another group": func(ctx context.Context, _, half Group) error { return half.Barrier(ctx) },
+			"next calls": func(ctx context.Context, g, _ Group) error {
+				if err := g.Broadcast(Of(make([]byte, 100)), 1).Wait(ctx); err != nil {
+					return err
+				}
+				return g.Broadcast(Of(make([]byte, 100)), 0).Wait(ctx)
+			},
+		} {
+			t.Run(fmt.Sprint(name, ", portable ", portable), func(t *testing.T) {
+				t.Parallel()
+				gs, halves := RemoteGroups(t, n, Wiring{Timeout: time.Minute, Portable: portable}), make([]Group, n)
+				everyRank(t, gs, func(r *remote) (err error) {
+					halves[r.rank], err = gs[r.rank].Split(t.Context(), r.rank/3, r.rank)
+					return err
+				})
+				everyRank(t, gs, func(r *remote) error {
+					g := gs[r.rank]
+					err := g.Broadcast(Of(make([]byte, 32<<20)), r.rank/3*3).Wait(t.Context())
+					if err == nil {
+						err = next(t.Context(), g, halves[r.rank])
+					}
+					var differs *MismatchError
+					if !errors.As(err, &differs) {
+						return fmt.Errorf("rank %d: %v", r.rank, err)
+					}
+					return nil
+				})
+				for _, g := range gs { // of which those say so that no call has told
+					var differs *MismatchError
+					if err := g.Close(); err != nil && !errors.As(err, &differs) {
+						require.NoError(t, err)
+					}
+				}
+			})
+		}
+	}
+}
+
+// TestRootOfAChainHears: a root may be done while a rank has not called, and hears when it closes
+// the group that this one calls something else.
+func TestRootOfAChainHears(t *testing.T) {
+	for _, w := range []Wiring{{}, {Portable: true}} {
+		gs := RemoteGroups(t, 3, w)
+		x := make([]byte, 2*smallMessage)
+		last := gs[2].Broadcast(Of(x), 0)
+		require.NoError(t, gs[0].Broadcast(Of(slices.Clone(x)), 0).Wait(t.Context()))
+		closed := make(chan error)
+		go func() { closed <- gs[0].Close() }()
+		for _, err := range []error{gs[1].Barrier(t.Context()), last.Wait(t.Context()), <-closed} {
+			var differs *MismatchError
+			require.ErrorAs(t, err, &differs)
+			require.EqualValues(t, 1, differs.Seq)
+		}
+		closeRanks(t, gs[1:])
 	}
 }
 

@@ -126,7 +126,7 @@ func TestFullErrors(t *testing.T) {
 		want string
 	}{
 		"unknown name":    {func(a *attempt) { a.names = []string{"l0.w", "l9.w"} }, true, `the model has no parameter "l9.w"`},
-		"of one rank":     {func(a *attempt) { a.names = []string{"l9.w"} }, false, `the model has no parameter "l9.w": its parameters are ["l0.w"`},
+		"of one rank":     {func(a *attempt) { a.names = []string{"l9.w"} }, false, `the model has no parameter "l9.w": its parameters are [l0.w`},
 		"other names":     {func(a *attempt) { a.names = []string{"l0.w"} }, false, "ranks disagree"},
 		"other root":      {func(a *attempt) { a.opts[0] = fsdp.WriteBack(1) }, false, "ranks disagree"},
 		"no root":         {func(a *attempt) { a.opts = nil }, false, "ranks disagree"},

@@ -299,7 +299,7 @@ func known(l *layout.Layout, names []string) error {
 // unknown is the error of a name that the model does not have: those that it has show what they
 // look like.
 func unknown(l *layout.Layout, name string) error {
-	return fmt.Errorf("the model has no parameter %q: its parameters are %q", name, some(slices.Sorted(maps.Keys(l.Model.Index))))
+	return fmt.Errorf("the model has no parameter %q: its parameters are %v", name, some(slices.Sorted(maps.Keys(l.Model.Index))))
 }
 
 // AverageBuffers gives every buffer the mean of its values on all ranks. Call it before evaluating
