@@ -331,6 +331,9 @@ func TestSaveArguments(t *testing.T) {
 		"extra of one rank": {func(ctx context.Context, f *filler, rank int) error {
 			return f.Save(ctx, dir, f.opt, fsdp.RankExtra("c", map[bool]any{true: 1, false: make(chan int)}[rank == 0]))
 		}, `RankExtra("c"): json: unsupported type: chan int`},
+		"extra twice": {func(ctx context.Context, f *filler, rank int) error {
+			return f.Save(ctx, dir, f.opt, fsdp.Extra("a", 1), fsdp.RankExtra("a", 1), fsdp.Extra("a", 2))
+		}, `Extra("a") is given twice`},
 		"option": {func(ctx context.Context, f *filler, rank int) error {
 			return f.Save(ctx, dir, f.opt, fsdp.As(fsdp.BFloat16))
 		}, "option As is not for this method, which takes [AtStep KeepLast Extra RankExtra]"},

@@ -164,14 +164,15 @@ func KeepLast(k int) StateOption {
 }
 
 // Extra saves v beside the model under a name of the user's choice: the state of a loss scaler, the
-// position in the data, a configuration. It is encoded as JSON; what rank 0 gives is saved.
+// position in the data, a configuration. It is encoded as JSON; what rank 0 gives is saved. A name
+// given twice is an error.
 func Extra(name string, v any) StateOption {
-	return stateOption("Extra", func(o *state.Options) { set(&o.Extra, name, v) })
+	return stateOption("Extra", func(o *state.Options) { set(o, "Extra", &o.Extra, name, v) })
 }
 
 // RankExtra is Extra for what differs from rank to rank: every rank's v is saved.
 func RankExtra(name string, v any) StateOption {
-	return stateOption("RankExtra", func(o *state.Options) { set(&o.RankExtra, name, v) })
+	return stateOption("RankExtra", func(o *state.Options) { set(o, "RankExtra", &o.RankExtra, name, v) })
 }
 
 func stateOption(name string, apply func(*state.Options)) StateOption {
@@ -181,11 +182,15 @@ func stateOption(name string, apply func(*state.Options)) StateOption {
 	}
 }
 
-func set[V any](m *map[string]V, key string, v V) {
+// set puts into m what an option gives. One of two values of a name would be lost.
+func set(o *state.Options, option string, m *map[string]any, name string, v any) {
 	if *m == nil {
-		*m = make(map[string]V)
+		*m = make(map[string]any)
 	}
-	(*m)[key] = v
+	if _, twice := (*m)[name]; twice {
+		o.Err = fmt.Errorf("%s(%q) is given twice", option, name)
+	}
+	(*m)[name] = v
 }
 
 // A StateError says that a file or state does not fit the model or its optimizer. Nothing has been
