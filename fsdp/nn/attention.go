@@ -156,13 +156,21 @@ func (m *Attention) attend(b *fsdp.Builder, x *gorgonia.Node, y, cache []*gorgon
 	return out, kept, err
 }
 
-// check says what is wrong with the sizes or the number of inputs, if anything.
-func (m *Attention) check(inputs int) error {
+// divides says what is wrong with the heads, if anything.
+func (m *Attention) divides() error {
 	if m.HeadDim == 0 && (m.Heads < 1 || m.Dim%m.Heads != 0) {
 		return fmt.Errorf("%d channels do not divide into %d heads", m.Dim, m.Heads)
 	}
 	if m.Heads < 1 || m.kvHeads() < 1 || m.Heads%m.kvHeads() != 0 {
 		return fmt.Errorf("%d heads of queries do not divide into %d heads of keys", m.Heads, m.kvHeads())
+	}
+	return nil
+}
+
+// check says what is wrong with the sizes or the number of inputs, if anything.
+func (m *Attention) check(inputs int) error {
+	if err := m.divides(); err != nil {
+		return err
 	}
 	want := m.inputs()
 	switch {

@@ -63,6 +63,9 @@ func (m *Llama) Forward(t *fsdp.Tape, in ...fsdp.Ref) ([]fsdp.Ref, error) {
 	if m.Layers < 0 || min(m.Vocab, m.Dim, m.Heads, m.Hidden) < 1 {
 		return nil, fmt.Errorf("nn: Llama %+v has sizes that are not positive", *m)
 	}
+	if err := (&Attention{Dim: m.Dim, Heads: m.Heads, KVHeads: m.KVHeads, HeadDim: m.HeadDim}).divides(); err != nil {
+		return nil, fmt.Errorf("nn: Llama: %w", err)
+	}
 	x := t.Call("embed", m.embedding(), in[0])
 	x = layers(t, "", m.Layers, m.layer(), x)
 	x = t.Call("norm", m.norm(), x)

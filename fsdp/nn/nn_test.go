@@ -280,4 +280,14 @@ func TestSizesOfModels(t *testing.T) {
 	}
 	_, err := fsdp.Wrap(&nn.ViT{Height: 4, Width: 5, Patch: 2, Classes: 3, Dim: 4, Heads: 2, Hidden: 8}, fsdp.Config{})
 	require.ErrorContains(t, err, "nn: 4·5 pixels do not divide into patches of 2·2")
+	for _, m := range []fsdp.Model{
+		&nn.GPT{Vocab: 5, Context: 5, Layers: 1, Dim: 16, Heads: 3}, &nn.Llama{Vocab: 5, Layers: 1, Dim: 16, Heads: 3, Hidden: 8},
+		&nn.BERT{Vocab: 5, Context: 5, Layers: 1, Dim: 16, Heads: 3, Hidden: 8}, &nn.T5{Vocab: 5, Encoder: 1, Decoder: 1, Dim: 16, Heads: 3, Hidden: 8},
+		&nn.ViT{Height: 4, Width: 4, Patch: 2, Classes: 3, Layers: 1, Dim: 16, Heads: 3, Hidden: 8},
+	} {
+		_, err := fsdp.Wrap(m, fsdp.Config{})
+		require.ErrorContains(t, err, "16 channels do not divide into 3 heads", "%T", m)
+	}
+	_, err = fsdp.Wrap(&nn.Llama{Vocab: 5, Layers: 1, Dim: 16, Heads: 4, KVHeads: 3, Hidden: 8}, fsdp.Config{})
+	require.ErrorContains(t, err, "nn: Llama: 4 heads of queries do not divide into 3 heads of keys")
 }

@@ -79,6 +79,9 @@ func (m *T5) Forward(t *fsdp.Tape, in ...fsdp.Ref) ([]fsdp.Ref, error) {
 	if min(m.Encoder, m.Decoder) < 0 || min(m.Vocab, m.Dim, m.Heads, m.Hidden) < 1 {
 		return nil, fmt.Errorf("nn: T5 %+v has sizes that are not positive", *m)
 	}
+	if err := (&Attention{Dim: m.Dim, Heads: m.Heads, HeadDim: m.HeadDim}).divides(); err != nil {
+		return nil, fmt.Errorf("nn: T5: %w", err)
+	}
 	y := t.Call("embed", m.embedding(), in[0])
 	y = m.stack(t, "encoder.", m.Encoder, y, in[0], in[1])
 	x := m.stack(t, "decoder.", m.Decoder, t.Again("embed", in[2]), in[2], y, in[1])
