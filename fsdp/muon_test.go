@@ -172,14 +172,20 @@ func TestMuonOnOneRank(t *testing.T) {
 		},
 		"gone": func(context.Context, *fsdp.Sharded) error { return fmt.Errorf("gone") },
 	} {
+		passed := make(chan struct{}) // rank 0, whose pass the loss of rank 1 would end
 		err := comm.Run(context.Background(), 2, func(ctx context.Context, g comm.Group) error {
 			m := wrap(t, tinyGPT(1), fsdp.Config{Group: g, Wrap: blocks})
 			opt, err := muonFor(optim.Muon{Method: optim.Owner}, m.Shards())
 			require.NoError(t, err)
 			forwardBackward(t, ctx, m, tinyBatch(0, g.Rank(), 2, tinyContext))
 			if g.Rank() == 1 {
+				select {
+				case <-passed:
+				case <-ctx.Done():
+				}
 				return other(ctx, m)
 			}
+			close(passed)
 			err = opt.Step(0.1)
 			require.ErrorContains(t, err, "exchange of matrices", name)
 			require.ErrorContains(t, err, "rank 1", name)
