@@ -75,12 +75,21 @@ func (w *Waiter) Rest() bool {
 		if w.looks%spinsPerYield == 0 {
 			runtime.Gosched()
 		}
-	case w.looks <= p.Spins+p.Yields || p.Eager > 0 && w.Idle() < p.Eager:
+	case w.looks <= p.Spins+p.Yields || p.Eager > 0 && w.Idle() < w.eager():
 		w.yield()
 	default:
 		return false
 	}
 	return true
+}
+
+// eager returns how long the waiter yields. With a stranger on its processor, see shares, it sleeps
+// early: by its looks it would use up its part of that processor.
+func (w *Waiter) eager() time.Duration {
+	if p := w.Policy; p.Alone == 0 || w.asked.After(w.cooled) {
+		return p.Eager
+	}
+	return w.Policy.Alone
 }
 
 // shares reports whether it is time to yield to other processes as well. With a time Alone what is

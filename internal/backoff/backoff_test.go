@@ -40,8 +40,8 @@ func TestYieldsToProcesses(t *testing.T) {
 	require.Zero(t, looks(&w))
 }
 
-// TestAlone: for some time at first it yields to no other process, and for longer after one that
-// has kept the processor.
+// TestAlone: for some time at first it yields to no other process, and after one that has kept the
+// processor it sleeps instead.
 func TestAlone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := Waiter{Policy: &Policy{Yields: 1, Eager: 10 * time.Millisecond, Processes: true, Alone: time.Millisecond}}
@@ -53,7 +53,7 @@ func TestAlone(t *testing.T) {
 				require.False(t, w.shares())
 			}
 			time.Sleep(time.Millisecond)
-			require.True(t, w.Rest())
+			require.Equal(t, !kept, w.Rest()) // it sleeps
 			require.Equal(t, !kept, w.shares())
 		}
 		wait(false)
