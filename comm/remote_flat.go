@@ -405,8 +405,8 @@ func (r *remote) broadcastTree(ctx context.Context, b []byte, root int) error {
 // broadcast ahead at most.
 func (r *remote) broadcastChain(ctx context.Context, b []byte, root int) error {
 	to, from := r.right(1), r.left(1)
-	first, last := r.rank == root, to == root
-	if first {
+	last := to == root
+	if r.rank == root {
 		r.receive(from, roundCast, 0, nil)
 		r.receiveIf(false, from, roundAgree, nil)
 		from = nobody

@@ -221,6 +221,7 @@ func TestRootOfAChainHears(t *testing.T) {
 		x := make([]byte, 2*smallMessage)
 		last := gs[2].Broadcast(Of(x), 0)
 		require.NoError(t, gs[0].Broadcast(Of(slices.Clone(x)), 0).Wait(t.Context()))
+		require.Len(t, remoteOf(gs[0]).port(2).in.pieces, 1, "the answer")
 		closed := make(chan error)
 		go func() { closed <- gs[0].Close() }()
 		for _, err := range []error{gs[1].Barrier(t.Context()), last.Wait(t.Context()), <-closed} {

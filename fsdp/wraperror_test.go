@@ -94,7 +94,7 @@ var wrapErrors = map[string]struct {
 	"At below zero":      {calls(call("a", having(weight("w", 1))), func(_ *fsdp.Tape, x fsdp.Ref) fsdp.Ref { return x.At(-1) }), fsdp.Config{}, "At(-1)"},
 	"unknown type":       {tinyGPT(1), fsdp.Config{Precision: fsdp.Precision{Compute: 9}}, "DType(9)"},
 	"negative prefetch":  {tinyGPT(1), fsdp.Config{Prefetch: -2}, "Config.Prefetch is -2"},
-	"unknown strategy":   {tinyGPT(1), fsdp.Config{Strategy: 9}, "Config.Strategy is Strategy(9)"},
+	"unknown strategy":   {tinyGPT(1), fsdp.Config{Strategy: 9}, "Config.Strategy is Strategy(9): want one of FullShard to SecondaryShard"},
 	"strategy of a unit": {tinyGPT(1), fsdp.Config{StrategyOf: func(fsdp.UnitInfo) fsdp.Strategy { return 9 }}, "unit root: Config.StrategyOf returned Strategy(9)"},
 	"StrategyOf panics":  {tinyGPT(1), fsdp.Config{StrategyOf: func(fsdp.UnitInfo) fsdp.Strategy { panic("no opinion") }}, panickedHere("unit root: Config.StrategyOf, GroupOf or CutOf", "no opinion")},
 	"GroupOf panics":     {tinyGPT(1), fsdp.Config{GroupOf: func(fsdp.UnitInfo) comm.Group { panic("no opinion") }}, panickedHere("unit root: Config.StrategyOf, GroupOf or CutOf", "no opinion")},

@@ -156,8 +156,8 @@ func (m *Attention) attend(b *fsdp.Builder, x *gorgonia.Node, y, cache []*gorgon
 	return out, kept, err
 }
 
-// divides says what is wrong with the heads, if anything.
-func (m *Attention) divides() error {
+// checkHeads says what is wrong with the heads, if anything.
+func (m *Attention) checkHeads() error {
 	if m.HeadDim == 0 && (m.Heads < 1 || m.Dim%m.Heads != 0) {
 		return fmt.Errorf("%d channels do not divide into %d heads", m.Dim, m.Heads)
 	}
@@ -169,7 +169,7 @@ func (m *Attention) divides() error {
 
 // check says what is wrong with the sizes or the number of inputs, if anything.
 func (m *Attention) check(inputs int) error {
-	if err := m.divides(); err != nil {
+	if err := m.checkHeads(); err != nil {
 		return err
 	}
 	want := m.inputs()

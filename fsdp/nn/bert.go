@@ -35,7 +35,7 @@ func (m *BERT) Forward(t *fsdp.Tape, in ...fsdp.Ref) ([]fsdp.Ref, error) {
 	if m.Layers < 0 || m.Kinds < 0 || min(m.Vocab, m.Context, m.Dim, m.Heads, m.Hidden) < 1 {
 		return nil, fmt.Errorf("nn: BERT %+v has sizes that are not positive", *m)
 	}
-	if err := (&Attention{Dim: m.Dim, Heads: m.Heads}).divides(); err != nil {
+	if err := (&Attention{Dim: m.Dim, Heads: m.Heads}).checkHeads(); err != nil {
 		return nil, fmt.Errorf("nn: BERT: %w", err)
 	}
 	x := t.Call("add_kinds", &Add{}, t.Call("embed", m.embedding(m.Vocab), in[0]), t.Call("kinds", m.kinds(), in[1]))

@@ -63,7 +63,7 @@ func (m *Llama) Forward(t *fsdp.Tape, in ...fsdp.Ref) ([]fsdp.Ref, error) {
 	if m.Layers < 0 || min(m.Vocab, m.Dim, m.Heads, m.Hidden) < 1 {
 		return nil, fmt.Errorf("nn: Llama %+v has sizes that are not positive", *m)
 	}
-	if err := (&Attention{Dim: m.Dim, Heads: m.Heads, KVHeads: m.KVHeads, HeadDim: m.HeadDim}).divides(); err != nil {
+	if err := (&Attention{Dim: m.Dim, Heads: m.Heads, KVHeads: m.KVHeads, HeadDim: m.HeadDim}).checkHeads(); err != nil {
 		return nil, fmt.Errorf("nn: Llama: %w", err)
 	}
 	x := t.Call("embed", m.embedding(), in[0])

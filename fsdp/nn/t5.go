@@ -79,7 +79,7 @@ func (m *T5) Forward(t *fsdp.Tape, in ...fsdp.Ref) ([]fsdp.Ref, error) {
 	if min(m.Encoder, m.Decoder) < 0 || min(m.Vocab, m.Dim, m.Heads, m.Hidden) < 1 {
 		return nil, fmt.Errorf("nn: T5 %+v has sizes that are not positive", *m)
 	}
-	if err := (&Attention{Dim: m.Dim, Heads: m.Heads, HeadDim: m.HeadDim}).divides(); err != nil {
+	if err := (&Attention{Dim: m.Dim, Heads: m.Heads, HeadDim: m.HeadDim}).checkHeads(); err != nil {
 		return nil, fmt.Errorf("nn: T5: %w", err)
 	}
 	y := t.Call("embed", m.embedding(), in[0])

@@ -319,7 +319,7 @@ func (m *GPT) Forward(t *fsdp.Tape, in ...fsdp.Ref) ([]fsdp.Ref, error) {
 	if m.Layers < 0 || m.Dim < 1 || m.Heads < 1 || m.Vocab < 1 || m.Context < 1 {
 		return nil, fmt.Errorf("nn: GPT %+v has sizes that are not positive", *m)
 	}
-	if err := (&Attention{Dim: m.Dim, Heads: m.Heads}).divides(); err != nil {
+	if err := (&Attention{Dim: m.Dim, Heads: m.Heads}).checkHeads(); err != nil {
 		return nil, fmt.Errorf("nn: GPT: %w", err)
 	}
 	x := t.Call("wte", m.embedding(), in[0])

@@ -114,7 +114,7 @@ func (m *ViT) Forward(t *fsdp.Tape, in ...fsdp.Ref) ([]fsdp.Ref, error) {
 	if m.Layers < 0 || m.Channels < 0 || min(m.Height, m.Width, m.Patch, m.Classes, m.Dim, m.Heads, m.Hidden) < 1 {
 		return nil, fmt.Errorf("nn: ViT %+v has sizes that are not positive", *m)
 	}
-	if err := (&Attention{Dim: m.Dim, Heads: m.Heads}).divides(); err != nil {
+	if err := (&Attention{Dim: m.Dim, Heads: m.Heads}).checkHeads(); err != nil {
 		return nil, fmt.Errorf("nn: ViT: %w", err)
 	}
 	if m.Height%m.Patch != 0 || m.Width%m.Patch != 0 {

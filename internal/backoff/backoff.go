@@ -26,7 +26,7 @@ type Policy struct {
 	Yields    int           // looks
 	Eager     time.Duration // yields on until this has passed since the first of them
 	Processes bool          // yields to threads of other processes as well
-	Alone     time.Duration // how long it is eager before it does; see shares
+	Alone     time.Duration // how long it is eager before it does; see eager
 
 	// A sleep by timer lasts a fraction of the time waited so far, 1/Fraction, but no
 	// less than Shortest and no more than Longest: the looks get rarer, and what is
@@ -41,7 +41,7 @@ const (
 	spinsPerYield = 256
 	// A yield that took longer shows how much others need the processor: sleep.
 	longYield = time.Millisecond
-	// For so long after that, a waiter that has a time Alone yields to no other process.
+	// For so long after that, a waiter that has a time Alone sleeps after it.
 	cooldown = 100 * time.Millisecond
 )
 
@@ -53,7 +53,7 @@ type Waiter struct {
 	looks  int
 	idle   time.Duration
 	asked  time.Time   // for idle; zero until somebody asks
-	cooled time.Time   // until then it yields to no other process
+	cooled time.Time   // until then it sleeps early
 	timer  *time.Timer // nil until the first sleep
 }
 
@@ -83,23 +83,21 @@ func (w *Waiter) Rest() bool {
 	return true
 }
 
-// eager returns how long the waiter yields. With a stranger on its processor, see shares, it sleeps
-// early: by its looks it would use up its part of that processor.
+// eager returns how long the waiter yields. With a time Alone what is waited for has a processor of
+// its own, most likely, and others on this one are strangers: whoever yields to one that computes
+// is back after milliseconds, where a sleeper would be woken at once, and looks use up its part of
+// the processor. So it tries now and then. To two that wait for each other on one processor yields
+// are short.
 func (w *Waiter) eager() time.Duration {
-	if p := w.Policy; p.Alone == 0 || w.asked.After(w.cooled) {
+	p := w.Policy
+	if p.Alone == 0 || w.asked.After(w.cooled) {
 		return p.Eager
 	}
-	return w.Policy.Alone
+	return p.Alone
 }
 
-// shares reports whether it is time to yield to other processes as well. With a time Alone what is
-// waited for has a processor of its own, most likely, and others on this one are strangers: whoever
-// yields to one that computes is back after milliseconds, where a sleeper would be woken at once.
-// So it tries now and then. To two that wait for each other on one processor yields are short.
-func (w *Waiter) shares() bool {
-	p := w.Policy
-	return p.Processes && (p.Alone == 0 || w.idle >= p.Alone && w.asked.After(w.cooled))
-}
+// shares reports whether it is time to yield to other processes as well.
+func (w *Waiter) shares() bool { return w.Policy.Processes && w.idle >= w.Policy.Alone }
 
 func (w *Waiter) yield() {
 	if !w.shares() {

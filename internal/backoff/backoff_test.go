@@ -54,7 +54,7 @@ func TestAlone(t *testing.T) {
 			}
 			time.Sleep(time.Millisecond)
 			require.Equal(t, !kept, w.Rest()) // it sleeps
-			require.Equal(t, !kept, w.shares())
+			require.True(t, w.shares())
 		}
 		wait(false)
 		wait(false)
